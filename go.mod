@@ -1,0 +1,3 @@
+module github.com/canaryd/canaryd
+
+go 1.26

@@ -1,0 +1,50 @@
+package iptables
+
+import (
+	"errors"
+	"fmt"
+)
+
+// The errors that callers tell apart; everything else is "unknown".
+var (
+	// ErrLocked: somebody else holds the xtables lock.
+	ErrLocked = errors.New("the xtables lock is held by another program")
+	// ErrStale: somebody wrote since the session's read; nothing was written.
+	ErrStale = errors.New("the tables changed after they were read")
+	// ErrPermission: the kernel refuses, most likely for want of CAP_NET_ADMIN.
+	ErrPermission = errors.New("the kernel refuses access to its tables (CAP_NET_ADMIN is needed)")
+	// ErrNoFamily: the kernel or the tools lack this IP family.
+	ErrNoFamily = errors.New("this IP family is not available")
+)
+
+// A Reason classifies a refused restore; it is the label of
+// canaryd_restore_failures_total.
+type Reason string
+
+// The reasons for which a restore is refused.
+const (
+	ReasonLock         Reason = "lock"
+	ReasonMissingChain Reason = "missing_chain"
+	ReasonMissingSet   Reason = "missing_set"
+	ReasonParse        Reason = "parse"
+	ReasonIncompatible Reason = "incompatible"
+	ReasonOther        Reason = "other"
+)
+
+// Reasons returns every Reason.
+func Reasons() []Reason {
+	return []Reason{ReasonLock, ReasonMissingChain, ReasonMissingSet, ReasonParse, ReasonIncompatible, ReasonOther}
+}
+
+// A RestoreError is a restore that iptables refused or that did not finish.
+type RestoreError struct {
+	Reason  Reason
+	Program string // such as "ip6tables-nft-restore"
+	Exit    int    // its exit code; -1 if it was killed
+	Line    int    // of the payload, where iptables names one; else 0
+	Stderr  string // its first lines, bounded
+}
+
+func (e *RestoreError) Error() string {
+	return fmt.Sprintf("%s refused the rules (%s, exit %d): %s", e.Program, e.Reason, e.Exit, e.Stderr)
+}

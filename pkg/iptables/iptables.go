@@ -1,0 +1,108 @@
+// Package iptables is the only place that executes iptables or asks the kernel
+// about its tables: which backend, what a table holds, one guarded restore.
+//
+// Kernel is the real one, Fake the one for tests; both offer the same methods
+// and their users declare the two or three that they need.
+package iptables
+
+import (
+	"context"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Backend is one of the kernel's two implementations of iptables.
+type Backend string
+
+// The backends.
+const (
+	NFT    Backend = "nft"
+	Legacy Backend = "legacy"
+)
+
+// Info says what a Kernel works with; it does not change while it is open.
+type Info struct {
+	Backend     Backend
+	Version     string // of the iptables program, such as "1.8.9"
+	Reason      string // why this backend was chosen, for people
+	Mixed       bool   // both backends hold rules of somebody's
+	RandomFully bool   // MASQUERADE --random-fully is known (1.6.2)
+	ExecProbe   bool   // the kernel may not be read; probes execute iptables
+}
+
+// A Place is a chain in a table.
+type Place struct {
+	Table rules.TableName
+	Chain string
+}
+
+// Presence says how much of a Place exists.
+type Presence uint8
+
+// The answers to "is it there".
+const (
+	NoTable Presence = iota
+	NoChain
+	Present
+)
+
+// A Holding is what a probe sees of one Place.
+type Holding struct {
+	Presence Presence
+	Rules    int      // how many rules the chain holds
+	Comments []string // comments of the rules that have a comment and no target, in order
+}
+
+// A Stamp is a cheap fingerprint of everything that one family's tables hold.
+// Different stamps mean that something was written. Equal ones mean that
+// nothing was, if Exact; else only that no count of chains or rules moved (the
+// legacy backend's GET_INFO does not see a rule that replaces another).
+type Stamp struct {
+	Value uint64
+	Exact bool
+}
+
+// A Sighting is the result of one probe: a Holding for every Place asked for,
+// and a digest of the whole family's content, counters left out, that is equal
+// only if nothing was written in between. On nft the digest is the genid.
+type Sighting struct {
+	Holdings map[Place]Holding
+	Digest   uint64
+}
+
+// A Snapshot is one full read of a family's tables, each table consistent in
+// itself. A table in neither Tables nor Unreadable does not exist.
+type Snapshot struct {
+	Family     rules.Family
+	Tables     rules.Ruleset
+	Unreadable map[rules.TableName]error
+	// Digest is the Sighting's digest from before the read: if a later
+	// probe still shows it, the snapshot is current.
+	Digest uint64
+}
+
+// A Session is one guarded read-and-write: what Restore writes is based on
+// what Read returned, or the Session says that it was not.
+//
+// On the legacy backend it holds the xtables lock from Begin to Close, for
+// both families; on nft it compares the genid. It is not for concurrent use.
+type Session interface {
+	// Read reads one family in full.
+	Read(ctx context.Context, family rules.Family) (Snapshot, error)
+	// Restore feeds payload to one "iptables-restore --noflush". It returns
+	// ErrStale, and has written nothing, if somebody else wrote since the
+	// family's last Read. raced reports that somebody else wrote between
+	// that check and the end of the restore. A refusal is a *RestoreError;
+	// tables before the refused one may have been written.
+	Restore(ctx context.Context, family rules.Family, payload []byte) (raced bool, err error)
+	// Close lets go of the lock.
+	Close() error
+}
+
+// A Commit is one transaction that somebody, perhaps we, committed to
+// nf_tables in this network namespace.
+type Commit struct {
+	Genid uint32
+	PID   uint32 // in the initial pid namespace; 0 if the kernel did not say
+	Comm  string // at most 15 bytes
+}

@@ -1,0 +1,164 @@
+package rules
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// A ParseError says which text could not be read and why.
+type ParseError struct {
+	Line   int // 1 for the first line; 0 where there are no lines
+	Text   string
+	Reason string
+}
+
+func (e *ParseError) Error() string {
+	text := e.Text
+	if len(text) > 120 {
+		text = text[:120] + "..."
+	}
+	if e.Line == 0 {
+		return fmt.Sprintf("%q %s", text, e.Reason)
+	}
+	return fmt.Sprintf("line %d: %q %s", e.Line, text, e.Reason)
+}
+
+// maxLine bounds one line of a save file. A rule may be long (a multiport
+// list, a 256-byte comment) but never near this.
+const maxLine = 64 << 10
+
+// Parse reads what iptables-save prints, for one family.
+//
+// A table that iptables could not print ("is incompatible, use 'nft' tool")
+// is returned in unreadable with the reason and is not in the ruleset: such a
+// table is unknown, not empty. A line that is no part of the format is an
+// error of type *ParseError and nothing is returned.
+func Parse(r io.Reader) (set Ruleset, unreadable map[TableName]error, err error) {
+	p := parser{set: Ruleset{}, unreadable: map[TableName]error{}}
+	scan := bufio.NewScanner(r)
+	scan.Buffer(make([]byte, 0, 4096), maxLine)
+	line := 0
+	for scan.Scan() {
+		line++
+		if err := p.line(scan.Text()); err != nil {
+			err.Line = line
+			return nil, nil, err
+		}
+	}
+	if err := scan.Err(); err != nil {
+		return nil, nil, fmt.Errorf("reading line %d: %w", line+1, err)
+	}
+	if p.table != nil {
+		return nil, nil, &ParseError{Line: line, Text: "*" + string(p.table.Name), Reason: "is not closed by COMMIT"}
+	}
+	return p.set, p.unreadable, nil
+}
+
+type parser struct {
+	set        Ruleset
+	unreadable map[TableName]error
+	table      *Table
+}
+
+func (p *parser) line(text string) *ParseError {
+	switch {
+	case strings.TrimSpace(text) == "":
+		return nil
+	case text[0] == '#':
+		p.comment(text)
+		return nil
+	case text[0] == '*':
+		if p.table != nil {
+			return &ParseError{Text: text, Reason: "opens a table inside another one"}
+		}
+		p.table = NewTable(TableName(strings.TrimSpace(text[1:])))
+		return nil
+	case p.table == nil:
+		return &ParseError{Text: text, Reason: "stands outside a table"}
+	case text == "COMMIT":
+		p.set[p.table.Name] = p.table
+		p.table = nil
+		return nil
+	case text[0] == ':':
+		return p.declaration(text)
+	case text[0] == '[' || strings.HasPrefix(text, "-A "):
+		return p.rule(text)
+	default:
+		return &ParseError{Text: text, Reason: "is neither a chain, a rule nor COMMIT"}
+	}
+}
+
+// comment notes the tables that iptables-nft-save says it cannot print:
+//
+//	# Table `nat' is incompatible, use 'nft' tool.
+func (p *parser) comment(text string) {
+	rest, found := strings.CutPrefix(text, "# Table `")
+	if !found || !strings.Contains(text, "is incompatible") {
+		return
+	}
+	name, _, _ := strings.Cut(rest, "'")
+	p.unreadable[TableName(name)] = &ParseError{Text: text, Reason: "holds rules that iptables cannot print"}
+}
+
+// declaration reads ":NAME POLICY [packets:bytes]".
+func (p *parser) declaration(text string) *ParseError {
+	fields := strings.Fields(text[1:])
+	if len(fields) < 2 {
+		return &ParseError{Text: text, Reason: "declares no chain and policy"}
+	}
+	c := Chain{Name: fields[0]}
+	if Builtin(p.table.Name, c.Name) && fields[1] != "-" {
+		c.Policy = fields[1]
+	}
+	p.table.Add(c)
+	return nil
+}
+
+func (p *parser) rule(text string) *ParseError {
+	line := text
+	if line[0] == '[' {
+		_, after, found := strings.Cut(line, "] ")
+		if !found {
+			return &ParseError{Text: text, Reason: "has counters that are not closed"}
+		}
+		line = after
+	}
+	rest, found := strings.CutPrefix(line, "-A ")
+	if !found {
+		return &ParseError{Text: text, Reason: "is not a rule"}
+	}
+	name, spec, _ := strings.Cut(rest, " ")
+	chain := p.table.Chain(name)
+	if chain == nil {
+		return &ParseError{Text: text, Reason: "adds to a chain that is not declared"}
+	}
+	rule, err := ParseRule(spec)
+	if err != nil {
+		return &ParseError{Text: text, Reason: err.Reason}
+	}
+	chain.Rules = append(chain.Rules, rule)
+	return nil
+}
+
+// ParseRule reads one rule's text: what stands behind "-A CHAIN ".
+func ParseRule(spec string) (Rule, *ParseError) {
+	if strings.Contains(spec, "[unsupported revision]") {
+		return Rule{}, &ParseError{Text: spec, Reason: "has a match that this iptables cannot print"}
+	}
+	words, err := Split(spec)
+	if err != nil {
+		return Rule{}, &ParseError{Text: spec, Reason: "has a quote that is not closed"}
+	}
+	r := Rule{Spec: spec}
+	for i := 0; i+1 < len(words); i++ {
+		switch words[i] {
+		case "--comment", "--log-prefix", "--nflog-prefix", "--string":
+			i++ // the next word is somebody's text, not an option
+		case "-j", "-g":
+			r.Target = words[i+1]
+		}
+	}
+	return r, nil
+}

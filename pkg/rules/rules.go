@@ -1,0 +1,165 @@
+// Package rules holds a complete set of firewall rules as a value: it parses
+// what iptables-save prints, compares, renders and digests it. It does no I/O
+// and reads no clock.
+package rules
+
+import "slices"
+
+// A Family is an IP family. Every family has tables of its own.
+type Family uint8
+
+// The IP families, in the order in which they are always worked through.
+const (
+	IPv4 Family = 4
+	IPv6 Family = 6
+)
+
+// Families returns both families in their fixed order.
+func Families() []Family { return []Family{IPv4, IPv6} }
+
+// String returns "ipv4" or "ipv6", the spelling of flags, labels and JSON.
+func (f Family) String() string {
+	if f == IPv6 {
+		return "ipv6"
+	}
+	return "ipv4"
+}
+
+// MarshalText lets a Family be a JSON object's key.
+func (f Family) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
+
+// UnmarshalText reads what MarshalText wrote.
+func (f *Family) UnmarshalText(text []byte) error {
+	switch string(text) {
+	case "ipv4":
+		*f = IPv4
+	case "ipv6":
+		*f = IPv6
+	default:
+		return &ParseError{Text: string(text), Reason: "is neither ipv4 nor ipv6"}
+	}
+	return nil
+}
+
+// A TableName names one of the five tables that iptables knows.
+type TableName string
+
+// The tables of iptables.
+const (
+	Mangle   TableName = "mangle"
+	Nat      TableName = "nat"
+	Filter   TableName = "filter"
+	Raw      TableName = "raw"
+	Security TableName = "security"
+)
+
+// Guarded returns the tables that canaryd protects, in the order in which a
+// replay writes them.
+func Guarded() []TableName { return []TableName{Mangle, Nat, Filter} }
+
+// AllTables returns the five tables of iptables.
+func AllTables() []TableName { return []TableName{Raw, Mangle, Nat, Filter, Security} }
+
+// The built-in chains of each table. INPUT in nat exists since Linux 2.6.36.
+var builtin = map[TableName][]string{
+	Raw:      {"PREROUTING", "OUTPUT"},
+	Mangle:   {"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"},
+	Nat:      {"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"},
+	Filter:   {"INPUT", "FORWARD", "OUTPUT"},
+	Security: {"INPUT", "FORWARD", "OUTPUT"},
+}
+
+// Builtin reports whether chain is one of table's built-in chains.
+func Builtin(table TableName, chain string) bool {
+	return slices.Contains(builtin[table], chain)
+}
+
+// BuiltinChains returns table's built-in chains in the kernel's hook order.
+func BuiltinChains(table TableName) []string { return slices.Clone(builtin[table]) }
+
+// A Rule is one rule without its chain: the text that stands behind
+// "-A CHAIN " in what iptables-save prints, counters left out.
+type Rule struct {
+	// Spec is the rule's text in iptables' own quoting.
+	Spec string
+	// Target is what -j or -g names: an extension, a verdict or a chain;
+	// empty for a rule that only counts.
+	Target string
+}
+
+// Equal reports whether two rules mean the same. Both must have been read
+// from the same iptables version, which spells one meaning in one way.
+func (r Rule) Equal(o Rule) bool { return r.Spec == o.Spec }
+
+// A Chain is a named list of rules. Policy is empty for a chain of the user's.
+type Chain struct {
+	Name   string
+	Policy string
+	Rules  []Rule
+}
+
+// A Table holds chains in the order in which they were read.
+type Table struct {
+	Name   TableName
+	Chains []Chain
+	index  map[string]int
+}
+
+// NewTable returns an empty table.
+func NewTable(name TableName) *Table {
+	return &Table{Name: name, index: map[string]int{}}
+}
+
+// Chain returns the chain of that name, or nil. The pointer is valid until the
+// next Add.
+func (t *Table) Chain(name string) *Chain {
+	if t == nil {
+		return nil
+	}
+	i, ok := t.index[name]
+	if !ok {
+		return nil
+	}
+	return &t.Chains[i]
+}
+
+// Add appends chain c, or replaces the chain of that name, and returns it.
+func (t *Table) Add(c Chain) *Chain {
+	if i, ok := t.index[c.Name]; ok {
+		t.Chains[i] = c
+		return &t.Chains[i]
+	}
+	t.index[c.Name] = len(t.Chains)
+	t.Chains = append(t.Chains, c)
+	return &t.Chains[len(t.Chains)-1]
+}
+
+// Delete removes the chain of that name if there is one.
+func (t *Table) Delete(name string) {
+	i, ok := t.index[name]
+	if !ok {
+		return
+	}
+	t.Chains = slices.Delete(t.Chains, i, i+1)
+	delete(t.index, name)
+	for n, at := range t.index {
+		if at > i {
+			t.index[n] = at - 1
+		}
+	}
+}
+
+// RuleCount returns how many rules the table holds.
+func (t *Table) RuleCount() int {
+	n := 0
+	if t != nil {
+		for i := range t.Chains {
+			n += len(t.Chains[i].Rules)
+		}
+	}
+	return n
+}
+
+// A Ruleset is what one family's tables hold, by name. A table that does not
+// exist is not in it.
+type Ruleset map[TableName]*Table
