@@ -1,0 +1,319 @@
+package canary
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Verdict says what became of one table.
+type Verdict string
+
+// The verdicts. Unknown, Intact and Changed are no loss.
+const (
+	Unknown      Verdict = "unknown"       // it could not be read, or nothing was planted yet
+	Intact       Verdict = "intact"        // the generation is in force
+	Changed      Verdict = "changed"       // marks stand, content moved: its owner decided so
+	HooksMissing Verdict = "hooks_missing" // a built-in chain was flushed, or hooks deleted by name
+	Emptied      Verdict = "emptied"       // rules flushed, chains left (iptables -F)
+	ChainDeleted Verdict = "chain_deleted" // the canary's chain is gone (iptables -X, a full restore)
+	TableDeleted Verdict = "table_deleted" // the table is gone (nft flush ruleset, nft delete table)
+	Replaced     Verdict = "replaced"      // a canary of another planting: saved rules were restored
+	Drifted      Verdict = "drifted"       // a declared source's rules were changed by a stranger
+)
+
+// Loss reports whether the verdict is one that a replay answers.
+func (v Verdict) Loss() bool {
+	switch v {
+	case Unknown, Intact, Changed:
+		return false
+	default:
+		return true
+	}
+}
+
+// LossKinds returns every verdict that shows loss.
+func LossKinds() []Verdict {
+	return []Verdict{HooksMissing, Emptied, ChainDeleted, TableDeleted, Replaced, Drifted}
+}
+
+// Wanted is what ought to be in force in one table.
+type Wanted struct {
+	CanaryChain string
+	Mark        Mark
+	Section     rules.Section
+}
+
+// Seen is what a full read showed of one table.
+type Seen struct {
+	Table *rules.Table // nil: the table does not exist
+	Err   error        // not nil: the table could not be read
+	// Section is what rules.Extract learned from Table.
+	Section rules.Section
+	// Quiet says that nothing protected in this family changed for the hook
+	// grace, so that a hook that was deleted by name will not be followed by
+	// its chain.
+	Quiet bool
+}
+
+// A Finding is a verdict and what it rests on.
+type Finding struct {
+	Verdict Verdict
+	// MarkLost: the canary is missing, emptied, deleted or another's. The
+	// table's content is then judged by nothing older than this planting.
+	MarkLost bool
+	// Witnesses are the built-in chains whose witness is gone.
+	Witnesses []string
+	// Hooks are the hooks that are lost, those to put back.
+	Hooks []rules.Hook
+	// Waiting are hooks that are missing while their witness stands and the
+	// grace runs: perhaps their owner is at work.
+	Waiting []rules.Hook
+	// Emptied and Missing are protected chains that hold nothing or are gone
+	// and ought not to be; in a table that lost its mark, all such chains.
+	Emptied []string
+	Missing []string
+	// Err is why the verdict is unknown.
+	Err error
+}
+
+// Rules that their owners never leave empty (kube-proxy and kubelet): one that
+// is empty was flushed.
+func neverEmpty(table rules.TableName, chain string) bool {
+	switch table {
+	case rules.Nat:
+		return chain == "KUBE-SERVICES" || chain == "KUBE-MARK-MASQ" || chain == "KUBE-POSTROUTING"
+	case rules.Filter:
+		return chain == "KUBE-FORWARD" || chain == "KUBE-FIREWALL"
+	default:
+		return false
+	}
+}
+
+// Judge decides what became of one table, from state alone. It is a pure
+// function. Its rules, in order:
+//
+//   - what could not be read, or never had a canary, is unknown;
+//   - a canary that is missing, empty or another planting's: the table was
+//     deleted, flushed or replaced;
+//   - a witness gone from a built-in chain: that chain was flushed;
+//   - an emptied chain is lost if its owner never empties it, or if chains that
+//     only it referenced still hold rules;
+//   - a hook missing beside a standing witness was deleted by name: lost only
+//     if its target still has rules, no other hook took its place, and the
+//     family has been quiet for the grace;
+//   - every other difference is a decision of the rules' owner.
+func Judge(want Wanted, seen Seen) Finding {
+	if seen.Err != nil {
+		return Finding{Verdict: Unknown, Err: seen.Err}
+	}
+	if want.Mark.Nonce == "" {
+		return Finding{Verdict: Unknown}
+	}
+	if v := judgeCanary(want, seen.Table); v != Intact {
+		f := Finding{Verdict: v, MarkLost: true}
+		f.Witnesses = missingWitnesses(want, seen.Table)
+		f.Hooks = missingHooks(want.Section, seen.Table)
+		emptied, missing := lostChains(want.Section, seen.Table)
+		f.Emptied, f.Missing = names(emptied), missing
+		return f
+	}
+	return judgeContent(want, seen)
+}
+
+// judgeCanary returns Intact or what became of the canary.
+func judgeCanary(want Wanted, t *rules.Table) Verdict {
+	if t == nil {
+		return TableDeleted
+	}
+	c := t.Chain(want.CanaryChain)
+	switch {
+	case c == nil:
+		return ChainDeleted
+	case len(c.Rules) == 0:
+		return Emptied
+	case len(c.Rules) == 1 && isComment(c.Rules[0], want.Mark.Nonce.Comment()):
+		return Intact
+	default:
+		return Replaced
+	}
+}
+
+func judgeContent(want Wanted, seen Seen) Finding {
+	f := Finding{Verdict: Intact, Witnesses: missingWitnesses(want, seen.Table)}
+	for _, h := range missingHooks(want.Section, seen.Table) {
+		switch {
+		case slices.Contains(f.Witnesses, h.Chain):
+			f.Hooks = append(f.Hooks, h)
+		case !hasRules(seen.Table, h.Rule.Target) || superseded(want.Section, seen.Table, h):
+			// Its owner let go of it.
+		case seen.Quiet:
+			f.Hooks = append(f.Hooks, h)
+		default:
+			f.Waiting = append(f.Waiting, h)
+		}
+	}
+	emptied, missing := lostChains(want.Section, seen.Table)
+	for _, c := range emptied {
+		if neverEmpty(seen.Table.Name, c.Name) || orphaned(want.Section, seen.Table, c) {
+			f.Emptied = append(f.Emptied, c.Name)
+		}
+	}
+	switch {
+	case len(f.Emptied) > 0:
+		f.Verdict = Emptied
+		// What hung below an emptied chain and is gone was lost with it.
+		f.Missing = missing
+	case len(f.Hooks) > 0 || len(f.Witnesses) > 0:
+		f.Verdict = HooksMissing
+	case !sameContent(want.Section, seen.Section):
+		f.Verdict = Changed
+	}
+	return f
+}
+
+func isComment(r rules.Rule, comment string) bool {
+	c, ok := markComment(r)
+	return ok && c == comment
+}
+
+func hasWitness(t *rules.Table, chain string, n Nonce) bool {
+	c := t.Chain(chain)
+	return c != nil && slices.ContainsFunc(c.Rules, func(r rules.Rule) bool {
+		return isComment(r, n.WitnessComment())
+	})
+}
+
+func missingWitnesses(want Wanted, t *rules.Table) []string {
+	var gone []string
+	for _, chain := range want.Mark.Witnessed {
+		if !hasWitness(t, chain, want.Mark.Nonce) {
+			gone = append(gone, chain)
+		}
+	}
+	return gone
+}
+
+// missingHooks counts: a hook that is wanted twice and stands once is missing
+// once.
+func missingHooks(s rules.Section, t *rules.Table) []rules.Hook {
+	var missing []rules.Hook
+	for i, h := range s.Hooks {
+		nth := 1
+		for _, before := range s.Hooks[:i] {
+			if before.Same(h) {
+				nth++
+			}
+		}
+		if countRule(t, h) < nth {
+			missing = append(missing, h)
+		}
+	}
+	return missing
+}
+
+func countRule(t *rules.Table, h rules.Hook) int {
+	n := 0
+	if c := t.Chain(h.Chain); c != nil {
+		for _, r := range c.Rules {
+			if r.Equal(h.Rule) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// superseded reports whether the built-in chain now holds a hook to the same
+// target that was not there before: its owner rewrote the hook, as kube-proxy
+// does when an upgrade changes a match.
+func superseded(s rules.Section, t *rules.Table, h rules.Hook) bool {
+	c := t.Chain(h.Chain)
+	return c != nil && slices.ContainsFunc(c.Rules, func(r rules.Rule) bool {
+		return r.Target == h.Rule.Target && !slices.ContainsFunc(s.Hooks, func(k rules.Hook) bool {
+			return k.Chain == h.Chain && k.Rule.Equal(r)
+		})
+	})
+}
+
+func hasRules(t *rules.Table, chain string) bool {
+	c := t.Chain(chain)
+	return c != nil && len(c.Rules) > 0
+}
+
+// lostChains returns the wanted chains that are there without the rules that
+// they ought to have, and those that are not there.
+func lostChains(s rules.Section, t *rules.Table) (emptied []rules.Chain, missing []string) {
+	for _, wanted := range s.Chains {
+		c := t.Chain(wanted.Name)
+		switch {
+		case c == nil:
+			missing = append(missing, wanted.Name)
+		case len(c.Rules) == 0 && len(wanted.Rules) > 0:
+			emptied = append(emptied, wanted)
+		}
+	}
+	return emptied, missing
+}
+
+func names(chains []rules.Chain) []string {
+	var list []string
+	for _, c := range chains {
+		list = append(list, c.Name)
+	}
+	return list
+}
+
+// orphaned reports whether the emptied chain leaves behind a chain that only
+// it referenced and that still holds rules: an owner that empties a chain on
+// purpose removes what hung below it in the same transaction.
+func orphaned(s rules.Section, t *rules.Table, emptied rules.Chain) bool {
+	return slices.ContainsFunc(emptied.Rules, func(r rules.Rule) bool {
+		return hasRules(t, r.Target) && !referenced(t, r.Target) && onlyReferrer(s, emptied.Name, r.Target)
+	})
+}
+
+func referenced(t *rules.Table, chain string) bool {
+	for i := range t.Chains {
+		if slices.ContainsFunc(t.Chains[i].Rules, func(r rules.Rule) bool { return r.Target == chain }) {
+			return true
+		}
+	}
+	return false
+}
+
+func onlyReferrer(s rules.Section, from, chain string) bool {
+	for i := range s.Chains {
+		if s.Chains[i].Name != from &&
+			slices.ContainsFunc(s.Chains[i].Rules, func(r rules.Rule) bool { return r.Target == chain }) {
+			return false
+		}
+	}
+	return !slices.ContainsFunc(s.Hooks, func(h rules.Hook) bool { return h.Rule.Target == chain })
+}
+
+// sameContent reports whether two sections hold the same chains, rules and
+// hooks. Where hooks stand does not matter: positions are never corrected.
+func sameContent(want, seen rules.Section) bool {
+	if len(want.Chains) != len(seen.Chains) || len(want.Hooks) != len(seen.Hooks) {
+		return false
+	}
+	at := make(map[string][]rules.Rule, len(seen.Chains))
+	for _, c := range seen.Chains {
+		at[c.Name] = c.Rules
+	}
+	for _, c := range want.Chains {
+		rs, ok := at[c.Name]
+		if !ok || !rules.EqualRules(c.Rules, rs) {
+			return false
+		}
+	}
+	return slices.EqualFunc(sortedHooks(want), sortedHooks(seen), rules.Hook.Same)
+}
+
+func sortedHooks(s rules.Section) []rules.Hook {
+	return slices.SortedFunc(slices.Values(s.Hooks), func(a, b rules.Hook) int {
+		return strings.Compare(a.String(), b.String())
+	})
+}

@@ -1,0 +1,152 @@
+// Package canary answers one question: is the generation still in force? It
+// plants marks, probes them for next to nothing, and judges what a full read
+// shows.
+package canary
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"slices"
+	"strings"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// DefaultChain is the name of canaryd's canary chain.
+const DefaultChain = "KUBE-CANARYD-CANARY"
+
+// MaxChainName is the longest name that iptables takes for a chain
+// (XT_EXTENSION_MAXNAMELEN 29 with its closing zero).
+const MaxChainName = 28
+
+const (
+	canaryPrefix  = "canaryd-canary:"
+	witnessPrefix = "canaryd-witness:"
+)
+
+// A Nonce is what makes a canary this planting's and no other's: 64 random
+// bits. A saved file that is restored later brings back an old one.
+type Nonce string
+
+// NewNonce returns a nonce that was never used before.
+func NewNonce() Nonce {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails since Go 1.24
+	return Nonce(hex.EncodeToString(b[:]))
+}
+
+// Comment returns the comment of the canary's one rule.
+func (n Nonce) Comment() string { return canaryPrefix + string(n) }
+
+// WitnessComment returns the comment of every witness.
+func (n Nonce) WitnessComment() string { return witnessPrefix + string(n) }
+
+// Rule returns the canary's one rule.
+func (n Nonce) Rule() rules.Rule { return commentRule(n.Comment()) }
+
+// Witness returns the witness rule.
+func (n Nonce) Witness() rules.Rule { return commentRule(n.WitnessComment()) }
+
+// commentRule spells the rule as iptables-save does: it quotes every string
+// that holds more than letters, digits and underscores.
+func commentRule(comment string) rules.Rule {
+	return rules.Rule{Spec: `-m comment --comment "` + comment + `"`}
+}
+
+// IsMark reports whether r is a canary's rule or a witness of any nonce.
+func IsMark(r rules.Rule) bool {
+	_, ok := markComment(r)
+	return ok
+}
+
+// IsWitness reports whether r is a witness of any nonce.
+func IsWitness(r rules.Rule) bool {
+	c, ok := markComment(r)
+	return ok && strings.HasPrefix(c, witnessPrefix)
+}
+
+// markComment returns the comment of a rule that consists of nothing but a
+// comment of ours.
+func markComment(r rules.Rule) (string, bool) {
+	if r.Target != "" || !strings.Contains(r.Spec, "canaryd-") {
+		return "", false
+	}
+	words, err := rules.Split(r.Spec)
+	if err != nil || len(words) != 4 || words[0] != "-m" || words[1] != "comment" || words[2] != "--comment" {
+		return "", false
+	}
+	ours := strings.HasPrefix(words[3], canaryPrefix) || strings.HasPrefix(words[3], witnessPrefix)
+	return words[3], ours
+}
+
+// A Mark is what was last planted in one table: the nonce, and the built-in
+// chains that got a witness. The zero Mark was never planted.
+type Mark struct {
+	Nonce     Nonce    `json:"nonce"`
+	Witnessed []string `json:"witnessed,omitempty"`
+}
+
+// Marks are the marks of every family and table.
+type Marks map[rules.Family]map[rules.TableName]Mark
+
+// With returns m with one mark replaced.
+func (m Marks) With(f rules.Family, t rules.TableName, mark Mark) Marks {
+	c := make(Marks, len(m)+1)
+	for family, tables := range m {
+		c[family] = make(map[rules.TableName]Mark, len(tables))
+		for table, old := range tables {
+			c[family][table] = old
+		}
+	}
+	if c[f] == nil {
+		c[f] = map[rules.TableName]Mark{}
+	}
+	c[f][t] = mark
+	return c
+}
+
+// Places returns the places that a probe of one family looks at.
+func (m Marks) Places(f rules.Family, chain string) []iptables.Place {
+	var places []iptables.Place
+	for _, t := range rules.Guarded() {
+		mark, planted := m[f][t]
+		if !planted {
+			continue
+		}
+		places = append(places, iptables.Place{Table: t, Chain: chain})
+		for _, w := range mark.Witnessed {
+			places = append(places, iptables.Place{Table: t, Chain: w})
+		}
+	}
+	return places
+}
+
+// CanaryPresent reports whether a probe saw table's canary exactly as planted.
+func (m Marks) CanaryPresent(f rules.Family, t rules.TableName, chain string, seen iptables.Sighting) bool {
+	mark, planted := m[f][t]
+	h := seen.Holdings[iptables.Place{Table: t, Chain: chain}]
+	return planted && h.Presence == iptables.Present && h.Rules == 1 &&
+		slices.Equal(h.Comments, []string{mark.Nonce.Comment()})
+}
+
+// Standing reports whether a probe saw every mark of the family exactly as it
+// was planted. Standing marks do not prove that nothing changed; see Judge.
+func (m Marks) Standing(f rules.Family, chain string, seen iptables.Sighting) bool {
+	for _, t := range rules.Guarded() {
+		mark, planted := m[f][t]
+		if !planted {
+			continue
+		}
+		if !m.CanaryPresent(f, t, chain, seen) {
+			return false
+		}
+		for _, w := range mark.Witnessed {
+			h := seen.Holdings[iptables.Place{Table: t, Chain: w}]
+			if !slices.Contains(h.Comments, mark.Nonce.WitnessComment()) {
+				return false
+			}
+		}
+	}
+	return true
+}

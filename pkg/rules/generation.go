@@ -1,0 +1,193 @@
+package rules
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"hash"
+	"io"
+	"slices"
+	"strings"
+)
+
+// A Generation is the complete set of rules that ought to be in force: for
+// each family and table the protected chains and the hooks into them.
+//
+// It is a value: who changes one makes a Clone first.
+type Generation map[Family]map[TableName]Section
+
+// A Section is one table's part of a generation.
+type Section struct {
+	// Chains are the protected chains, in the order in which they were read.
+	Chains []Chain `json:"chains,omitempty"`
+	// Hooks are the rules in built-in chains that jump into protected
+	// chains, in the order in which they stand.
+	Hooks []Hook `json:"hooks,omitempty"`
+	// Leans are chains of others that protected rules jump to. They are not
+	// replayed, and a rule that needs a missing one cannot be.
+	Leans []string `json:"leans,omitempty"`
+	// Policies are the built-in chains' policies when the section was read.
+	// A replay never sets them; a change of one is told.
+	Policies map[string]string `json:"policies,omitempty"`
+}
+
+// A Hook is a rule in a built-in chain, and where it stood.
+type Hook struct {
+	Chain  string `json:"chain"`
+	Rule   Rule   `json:"rule"`
+	Anchor Anchor `json:"anchor"`
+}
+
+// Same reports whether two hooks are the same rule in the same chain,
+// wherever they stand.
+func (h Hook) Same(o Hook) bool { return h.Chain == o.Chain && h.Rule.Equal(o.Rule) }
+
+// String returns the hook as a command that would append it.
+func (h Hook) String() string { return "-A " + h.Chain + " " + h.Rule.Spec }
+
+// A Position tells where among the foreign rules of its chain a hook stood.
+type Position string
+
+// The positions, told by what foreign rules stood around the hook.
+const (
+	Top    Position = "top"    // none before it
+	Bottom Position = "bottom" // some before it, none after it
+	Behind Position = "behind" // behind the anchor's neighbour
+)
+
+// An Anchor is a hook's position, with the nearest foreign rule before it.
+type Anchor struct {
+	Position  Position `json:"position"`
+	Neighbour Rule     `json:"neighbour"`
+}
+
+// MarshalText writes a rule as its text; the target is read from it again.
+func (r Rule) MarshalText() ([]byte, error) { return []byte(r.Spec), nil }
+
+// UnmarshalText reads what MarshalText wrote.
+func (r *Rule) UnmarshalText(text []byte) error {
+	rule, err := ParseRule(string(text))
+	if err != nil {
+		return err
+	}
+	*r = rule
+	return nil
+}
+
+// Chain returns the protected chain of that name.
+func (s Section) Chain(name string) (Chain, bool) {
+	i := slices.IndexFunc(s.Chains, func(c Chain) bool { return c.Name == name })
+	if i < 0 {
+		return Chain{}, false
+	}
+	return s.Chains[i], true
+}
+
+// HookedChains returns the built-in chains that hold hooks, in kernel order.
+func (s Section) HookedChains(table TableName) []string {
+	var names []string
+	for _, name := range builtin[table] {
+		if slices.ContainsFunc(s.Hooks, func(h Hook) bool { return h.Chain == name }) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// RuleCount returns the number of rules, hooks included.
+func (s Section) RuleCount() int {
+	n := len(s.Hooks)
+	for i := range s.Chains {
+		n += len(s.Chains[i].Rules)
+	}
+	return n
+}
+
+// Counts returns how many rules (hooks included) and chains g holds.
+func (g Generation) Counts() (rules, chains int) {
+	for _, tables := range g {
+		for _, s := range tables {
+			rules += s.RuleCount()
+			chains += len(s.Chains)
+		}
+	}
+	return rules, chains
+}
+
+// Clone returns a generation whose maps can be changed without changing g.
+// Chains and rules are shared; they are never changed in place.
+func (g Generation) Clone() Generation {
+	c := make(Generation, len(g))
+	for f, tables := range g {
+		c[f] = make(map[TableName]Section, len(tables))
+		for t, s := range tables {
+			c[f][t] = s
+		}
+	}
+	return c
+}
+
+// With returns g with one section replaced.
+func (g Generation) With(f Family, t TableName, s Section) Generation {
+	c := g.Clone()
+	if c[f] == nil {
+		c[f] = map[TableName]Section{}
+	}
+	c[f][t] = s
+	return c
+}
+
+// ID returns the digest by which people name g: 12 hexadecimal digits that
+// depend on chains, rules, hooks and anchors and on no order that has no
+// meaning (that of the chains).
+func (g Generation) ID() string {
+	h := sha256.New()
+	for _, f := range Families() {
+		for _, t := range AllTables() {
+			s, ok := g[f][t]
+			if !ok {
+				continue
+			}
+			_, _ = fmt.Fprintf(h, "%s %s\n", f, t)
+			s.digest(h)
+		}
+	}
+	return hex.EncodeToString(h.Sum(nil))[:12]
+}
+
+func (s Section) digest(h hash.Hash) {
+	order := make([]int, len(s.Chains))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return strings.Compare(s.Chains[a].Name, s.Chains[b].Name) })
+	line := func(words ...string) {
+		for _, w := range words {
+			_, _ = io.WriteString(h, w)
+			_, _ = io.WriteString(h, "\x00")
+		}
+	}
+	for _, i := range order {
+		line("chain", s.Chains[i].Name)
+		for _, r := range s.Chains[i].Rules {
+			line(r.Spec)
+		}
+	}
+	for _, k := range s.Hooks {
+		line("hook", k.Chain, k.Rule.Spec, string(k.Anchor.Position), k.Anchor.Neighbour.Spec)
+	}
+}
+
+// Equal reports whether two sections hold the same chains, rules and hooks in
+// the same order and places.
+func (s Section) Equal(o Section) bool {
+	a, b := sha256.New(), sha256.New()
+	s.digest(a)
+	o.digest(b)
+	return slices.Equal(a.Sum(nil), b.Sum(nil))
+}
+
+// EqualRules reports whether two chains hold the same rules in the same order.
+func EqualRules(a, b []Rule) bool {
+	return slices.EqualFunc(a, b, Rule.Equal)
+}
