@@ -145,7 +145,7 @@ func TestOutcomes(t *testing.T) {
 		t.Run(c.test+strings.Join(c.env, ","), func(t *testing.T) {
 			t.Parallel()
 			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.run=^"+c.test+"$")
-			cmd.Env = append(append(os.Environ(), helper+"=1"), c.env...)
+			cmd.Env = append(append(os.Environ(), helper+"=1", "GORACE=atexit_sleep_ms=0"), c.env...)
 			// Its exit code says what its output says, and a skip only there.
 			output, _ := cmd.CombinedOutput()
 			for _, want := range c.want {

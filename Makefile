@@ -1,0 +1,37 @@
+# canaryd: `make help` lists what there is.
+
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## build bin/canaryd
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/canaryd ./cmd/canaryd
+
+.PHONY: deps
+deps: ## install the programs that test and demo need, where they are missing
+	@hack/install-deps.sh
+
+.PHONY: test
+test: deps ## run all tests, against the kernel too, in network namespaces of their own
+	@hack/test.sh
+
+.PHONY: lint
+lint: ## gofmt, go vet, staticcheck, and the rules of the house
+	@hack/lint.sh
+
+.PHONY: demo
+demo: deps build ## flush a real kube-proxy rule set in every way and watch it come back
+	@go run ./test/demo -canaryd bin/canaryd
+
+.PHONY: ci
+ci: ## what continuous integration runs
+	@.ci/run
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf bin

@@ -1,0 +1,125 @@
+// Importcheck reports imports that break the rules of the house: imports run
+// one way, one package executes programs, one package sees Prometheus.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path"
+	"slices"
+	"strings"
+)
+
+const module = "github.com/canaryd/canaryd/"
+
+// layers lists the house from the roof to the ground. A package imports only
+// what stands behind it in this list.
+var layers = []string{"cmd", "internal/daemon", "pkg/reload", "pkg/canary", "pkg/iptables", "pkg/rules/kube", "pkg/rules"}
+
+// A Package is what "go list -json" says about one.
+type Package struct {
+	ImportPath string
+	Imports    []string // test files left out
+}
+
+func main() {
+	os.Exit(run())
+}
+
+func run() int {
+	list := exec.Command("go", "list", "-json=ImportPath,Imports", "./...")
+	list.Stderr = os.Stderr
+	out, err := list.Output()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "importcheck: go list:", err)
+		return 2
+	}
+	packages, err := read(strings.NewReader(string(out)))
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "importcheck:", err)
+		return 2
+	}
+	broken := check(packages)
+	for _, line := range broken {
+		fmt.Println(line)
+	}
+	if len(broken) > 0 {
+		return 1
+	}
+	return 0
+}
+
+func read(r io.Reader) ([]Package, error) {
+	var all []Package
+	for dec := json.NewDecoder(r); ; {
+		var p Package
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return all, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("reading go list's output: %w", err)
+		}
+		all = append(all, p)
+	}
+}
+
+// check returns a line for every import that breaks a rule.
+func check(packages []Package) []string {
+	var broken []string
+	for _, p := range packages {
+		name := strings.TrimPrefix(p.ImportPath, module)
+		for _, imported := range p.Imports {
+			for _, reason := range judge(name, imported) {
+				broken = append(broken, fmt.Sprintf("%s imports %s: %s", name, imported, reason))
+			}
+		}
+	}
+	return broken
+}
+
+// judge returns the rules that are broken when the package name imports that.
+func judge(name, imported string) []string {
+	ours, isOurs := strings.CutPrefix(imported, module)
+	here := layer(name)
+	if here < 0 {
+		return nil // hack, test and test helpers are not the house
+	}
+	var reasons []string
+	rule := func(broken bool, reason string) {
+		if broken {
+			reasons = append(reasons, reason)
+		}
+	}
+	if isOurs {
+		there := layer(ours)
+		rule(there < 0, "test helpers are imported by tests only")
+		rule(there >= 0 && there < here, "imports run one way, "+strings.Join(layers, " -> "))
+	}
+	outside := !isOurs && strings.Contains(strings.Split(imported, "/")[0], ".")
+	switch layers[here] {
+	case "pkg/rules":
+		rule(outside, "pkg/rules imports the standard library only")
+		rule(slices.Contains([]string{"os", "net", "time", "syscall"}, imported) || path.Dir(imported) == "os",
+			"pkg/rules does no I/O and reads no clock")
+	case "pkg/rules/kube":
+		rule(outside && !within(imported, "k8s.io/api") && !within(imported, "k8s.io/apimachinery") && imported != "sigs.k8s.io/yaml",
+			"pkg/rules/kube imports k8s.io/api and sigs.k8s.io/yaml and nothing else from outside")
+	case "internal/daemon", "cmd":
+	default:
+		rule(within(imported, "github.com/prometheus"), "only internal/daemon sees Prometheus")
+	}
+	rule(imported == "os/exec" && layers[here] != "pkg/iptables", "only pkg/iptables executes programs")
+	return reasons
+}
+
+// layer returns the index of the layer that the package is in, or -1.
+func layer(name string) int {
+	return slices.IndexFunc(layers, func(l string) bool { return within(name, l) })
+}
+
+func within(name, folder string) bool {
+	return name == folder || strings.HasPrefix(name, folder+"/")
+}

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestJudge(t *testing.T) {
+	for _, c := range []struct {
+		name, imported string
+		want           string // part of the reason; empty for allowed
+	}{
+		{"cmd/canaryd", module + "internal/daemon", ""},
+		{"cmd/canaryd", module + "pkg/rules", ""},
+		{"internal/daemon", module + "pkg/reload", ""},
+		{"pkg/canary", module + "pkg/iptables", ""},
+		{"pkg/rules/kube", module + "pkg/rules", ""},
+		{"pkg/reload", module + "pkg/rules/kube", ""},
+		{"pkg/canary", module + "pkg/reload", "imports run one way"},
+		{"pkg/rules", module + "pkg/iptables", "imports run one way"},
+		{"pkg/rules", module + "pkg/rules/kube", "imports run one way"},
+		{"internal/daemon", module + "cmd/canaryd", "imports run one way"},
+		{"pkg/canary", module + "internal/nstest", "test helpers"},
+		{"test/demo", module + "internal/netns", ""},
+		{"internal/scenario", module + "pkg/iptables", ""},
+		{"pkg/rules", "strings", ""},
+		{"pkg/rules", "net/netip", ""},
+		{"pkg/rules", "os", "no I/O"},
+		{"pkg/rules", "os/exec", "no I/O"},
+		{"pkg/rules", "net", "no I/O"},
+		{"pkg/rules", "time", "reads no clock"},
+		{"pkg/rules", "golang.org/x/sys/unix", "standard library only"},
+		{"pkg/rules/kube", "k8s.io/api/core/v1", ""},
+		{"pkg/rules/kube", "k8s.io/apimachinery/pkg/util/intstr", ""},
+		{"pkg/rules/kube", "sigs.k8s.io/yaml", ""},
+		{"pkg/rules/kube", "k8s.io/client-go/kubernetes", "nothing else from outside"},
+		{"internal/daemon", "github.com/prometheus/client_golang/prometheus", ""},
+		{"pkg/reload", "github.com/prometheus/client_golang/prometheus", "sees Prometheus"},
+		{"pkg/iptables", "os/exec", ""},
+		{"pkg/reload", "os/exec", "executes programs"},
+		{"internal/daemon", "os/exec", "executes programs"},
+		{"cmd/canaryd", "os/exec", "executes programs"},
+		{"hack/importcheck", "os/exec", ""},
+		{"internal/nstest", "os/exec", ""},
+	} {
+		got := strings.Join(judge(c.name, c.imported), "; ")
+		if c.want == "" && got != "" || !strings.Contains(got, c.want) {
+			t.Errorf("%s imports %s: reasons %q, want %q", c.name, c.imported, got, c.want)
+		}
+	}
+}
+
+func TestCheck(t *testing.T) {
+	packages, err := read(strings.NewReader(`
+		{"ImportPath": "github.com/canaryd/canaryd/pkg/rules", "Imports": ["os", "fmt"]}
+		{"ImportPath": "github.com/canaryd/canaryd/pkg/canary", "Imports": ["fmt"]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"pkg/rules imports os: pkg/rules does no I/O and reads no clock"}
+	if got := check(packages); !slices.Equal(got, want) {
+		t.Errorf("check says %q, want %q", got, want)
+	}
+	if _, err := read(strings.NewReader("{")); err == nil {
+		t.Error("half an object was read without an error")
+	}
+}

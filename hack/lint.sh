@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Everything that can be said about the sources without running them.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+failed=0
+step() { # NAME COMMAND...: the command fails or prints something: a finding
+	local name=$1 output
+	shift
+	# A fresh machine downloads modules first, and go says so.
+	if ! output=$("$@" 2>&1 | sed '/^go: downloading /d') || [ -n "$output" ]; then
+		printf -- '--- %s\n%s\n' "$name" "$output"
+		failed=1
+	fi
+}
+
+longest=450 # lines of a Go file that is no test
+
+too_long() {
+	find . -name '*.go' ! -name '*_test.go' -print0 | xargs -0 wc -l |
+		awk -v max=$longest '$2 != "total" && $1 > max { printf "%s has %d lines, more than %d: split it by what its parts do\n", $2, $1, max }'
+}
+
+scripts() {
+	local all
+	mapfile -t all < <(git ls-files | while read -r file; do
+		head -c 40 "$file" 2>/dev/null | grep -aq '^#!.*sh$' && echo "$file"
+	done)
+	if command -v shellcheck >/dev/null; then
+		shellcheck "${all[@]}"
+	else
+		local file
+		for file in "${all[@]}"; do bash -n "$file" || return 1; done
+	fi
+}
+
+step gofmt gofmt -l .
+step 'go vet' go vet ./...
+step staticcheck go tool -modfile=hack/tools/go.mod staticcheck ./...
+step 'imports run one way' go run ./hack/importcheck
+step 'long files' too_long
+step 'shell scripts' scripts
+
+[ $failed -eq 0 ] && echo 'lint: nothing found'
+exit $failed
