@@ -114,7 +114,12 @@ func Judge(want Wanted, seen Seen) Finding {
 	if v := judgeCanary(want, seen.Table); v != Intact {
 		f := Finding{Verdict: v, MarkLost: true}
 		f.Witnesses = missingWitnesses(want, seen.Table)
-		f.Hooks = missingHooks(want.Section, seen.Table)
+		for _, h := range missingHooks(want.Section, seen.Table) {
+			// An owner that already re-hooked in other words has the last one.
+			if v == Replaced || !superseded(want.Section, seen.Table, h) {
+				f.Hooks = append(f.Hooks, h)
+			}
+		}
 		emptied, missing := lostChains(want.Section, seen.Table)
 		f.Emptied, f.Missing = names(emptied), missing
 		return f

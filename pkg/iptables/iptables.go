@@ -79,6 +79,10 @@ type Snapshot struct {
 	// Digest is the Sighting's digest from before the read: if a later
 	// probe still shows it, the snapshot is current.
 	Digest uint64
+	// Moved is told by a Session's Read only: somebody else wrote since the
+	// session's last Read or Restore, or while this Read went on. Always
+	// false on legacy, where the session holds the lock.
+	Moved bool
 }
 
 // A Session is one guarded read-and-write: what Restore writes is based on

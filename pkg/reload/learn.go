@@ -1,0 +1,127 @@
+package reload
+
+import (
+	"slices"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// ShrinkDelay is how long a change that empties or removes chains, or takes
+// half a table, must stand before it is adopted: a flush that comes one table
+// or one command at a time begins exactly like such a change.
+const ShrinkDelay = 2 * time.Second
+
+// Learned is the generation as the live kernel teaches it. It is a value:
+// Learn returns the next one.
+type Learned struct {
+	Generation rules.Generation
+	// shrunk tells since when a chain ("" for half the table) has been seen
+	// with less than the generation still holds.
+	shrunk map[shrinkKey]time.Time
+}
+
+type shrinkKey struct {
+	family rules.Family
+	table  rules.TableName
+	chain  string
+}
+
+// Knows reports whether anything was ever learned of the table.
+func (l Learned) Knows(f rules.Family, t rules.TableName) bool {
+	_, ok := l.Generation[f][t]
+	return ok
+}
+
+// Learn adopts what a read under standing marks showed of one table. Growth
+// and changed rules count at once; what shrank is adopted once it has stood
+// for ShrinkDelay, and until then the former content is kept. Hooks in
+// finding.Waiting are kept as well.
+//
+// The zero time means that nothing waits; else Learn must be called again with
+// a fresh read at that time.
+func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, finding canary.Finding, now time.Time) (Learned, time.Time) {
+	old, known := l.Generation[f][t]
+	next := Learned{Generation: l.Generation, shrunk: make(map[shrinkKey]time.Time)}
+	for k, since := range l.shrunk {
+		if k.family != f || k.table != t {
+			next.shrunk[k] = since
+		}
+	}
+	if !known {
+		next.Generation = l.Generation.With(f, t, seen)
+		return next, time.Time{}
+	}
+	var due time.Time
+	stands := func(chain string) bool {
+		k := shrinkKey{f, t, chain}
+		since, before := l.shrunk[k]
+		if !before {
+			since = now
+		}
+		if now.Sub(since) >= ShrinkDelay {
+			return true
+		}
+		next.shrunk[k] = since
+		if at := since.Add(ShrinkDelay); due.IsZero() || at.Before(due) {
+			due = at
+		}
+		return false
+	}
+	if old.RuleCount() >= 2 && 2*seen.RuleCount() < old.RuleCount() && !stands("") {
+		return next, due
+	}
+	merged := seen
+	merged.Chains = slices.Clone(seen.Chains)
+	kept := map[string]bool{}
+	at := make(map[string]int, len(merged.Chains))
+	for i, c := range merged.Chains {
+		at[c.Name] = i
+	}
+	for _, c := range old.Chains {
+		i, there := at[c.Name]
+		if len(c.Rules) == 0 || there && len(merged.Chains[i].Rules) > 0 || stands(c.Name) {
+			continue
+		}
+		kept[c.Name] = true
+		if there {
+			merged.Chains[i] = c
+		} else {
+			merged.Chains = append(merged.Chains, c)
+		}
+	}
+	merged.Hooks = keepHooks(old.Hooks, seen.Hooks, func(h rules.Hook) bool {
+		return kept[h.Rule.Target] || slices.ContainsFunc(finding.Waiting, h.Same)
+	})
+	if len(kept) > 0 {
+		merged.Leans = union(old.Leans, seen.Leans)
+	}
+	if !merged.Equal(old) {
+		next.Generation = l.Generation.With(f, t, merged)
+	}
+	return next, due
+}
+
+// keepHooks returns seen with those of old's missing hooks that keep wants,
+// each behind the hook that it stood behind before.
+func keepHooks(old, seen []rules.Hook, keep func(rules.Hook) bool) []rules.Hook {
+	merged := slices.Clone(seen)
+	for i, h := range old {
+		if !keep(h) || slices.ContainsFunc(merged, h.Same) {
+			continue
+		}
+		to := 0
+		if i > 0 {
+			to = slices.IndexFunc(merged, old[i-1].Same) + 1
+		}
+		merged = slices.Insert(merged, to, h)
+	}
+	return merged
+}
+
+func union(a, b []string) []string {
+	all := append(slices.Clone(a), b...)
+	slices.Sort(all)
+	return slices.Compact(all)
+}

@@ -1,0 +1,117 @@
+package reload
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A slot is one rule of a built-in chain as it will be after a replay.
+type slot struct {
+	rule  rules.Rule
+	fresh bool // the replay puts it there
+}
+
+// placeHooks returns the commands that put the missing ones of a built-in
+// chain's wanted hooks where they belong among the rules that stand there,
+// and the hooks that it puts.
+//
+// A missing hook goes next to a neighbour of its own kind where one stands, so
+// that hooks keep their order among themselves; else to its anchor. A foreign
+// neighbour that is gone means top. Indexes appear only beside standing rules:
+// "-I CHAIN 3" into an emptied chain would fail the whole table.
+func placeHooks(chain string, standing []rules.Rule, wanted []rules.Hook) (commands []string, placed []rules.Hook) {
+	slots := make([]slot, len(standing))
+	for i, r := range standing {
+		slots[i] = slot{rule: r}
+	}
+	at := matchHooks(standing, wanted)
+	for i, h := range wanted {
+		if at[i] >= 0 {
+			continue
+		}
+		to := position(slots, wanted, at, i)
+		slots = slices.Insert(slots, to, slot{rule: h.Rule, fresh: true})
+		for j := range at {
+			if at[j] >= to {
+				at[j]++
+			}
+		}
+		at[i] = to
+		placed = append(placed, h)
+	}
+	return commandsFor(chain, slots), placed
+}
+
+// matchHooks returns for each wanted hook the index of the standing rule that
+// is it, or -1. Each standing rule is matched once.
+func matchHooks(standing []rules.Rule, wanted []rules.Hook) []int {
+	at := make([]int, len(wanted))
+	used := make([]bool, len(standing))
+	for i, h := range wanted {
+		at[i] = -1
+		for j, r := range standing {
+			if !used[j] && r.Equal(h.Rule) {
+				at[i], used[j] = j, true
+				break
+			}
+		}
+	}
+	return at
+}
+
+// position returns the index at which wanted[i] goes.
+func position(slots []slot, wanted []rules.Hook, at []int, i int) int {
+	anchor := wanted[i].Anchor
+	for j := i - 1; j >= 0; j-- {
+		if at[j] >= 0 && wanted[j].Anchor == anchor {
+			return at[j] + 1
+		}
+	}
+	for j := i + 1; j < len(wanted); j++ {
+		if at[j] >= 0 && wanted[j].Anchor == anchor {
+			return at[j]
+		}
+	}
+	switch anchor.Position {
+	case rules.Bottom:
+		return len(slots)
+	case rules.Behind:
+		n := slices.IndexFunc(slots, func(s slot) bool { return s.rule.Equal(anchor.Neighbour) })
+		if n >= 0 {
+			return n + 1
+		}
+		for j := i - 1; j >= 0; j-- {
+			if at[j] >= 0 {
+				return at[j] + 1
+			}
+		}
+	}
+	return 0
+}
+
+// commandsFor writes the fresh slots as commands: those at the top with plain
+// -I in reverse order, those at the end with -A, and others by index.
+func commandsFor(chain string, slots []slot) []string {
+	var top, middle, bottom []string
+	head := 0
+	for head < len(slots) && slots[head].fresh {
+		top = append(top, fmt.Sprintf("-I %s %s", chain, slots[head].rule.Spec))
+		head++
+	}
+	slices.Reverse(top)
+	tail := len(slots)
+	for tail > head && slots[tail-1].fresh {
+		tail--
+	}
+	for i := head; i < tail; i++ {
+		if slots[i].fresh {
+			middle = append(middle, fmt.Sprintf("-I %s %d %s", chain, i+1, slots[i].rule.Spec))
+		}
+	}
+	for _, s := range slots[tail:] {
+		bottom = append(bottom, fmt.Sprintf("-A %s %s", chain, s.rule.Spec))
+	}
+	return slices.Concat(top, middle, bottom)
+}
