@@ -1,0 +1,59 @@
+package canary
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+// procFolder is where the kernel shows its processes.
+const procFolder = "/proc"
+
+// A watch that broke is set up anew at once-ish: the poll covers the gap, and a
+// kernel that refuses for good is asked twelve times a minute.
+const (
+	firstRetry = 100 * time.Millisecond
+	lastRetry  = 5 * time.Second
+)
+
+// watchAgain runs watch again and again until ctx ends, because a watcher must
+// never fall silent: each end of a watch is a hint (something was missed) and
+// is followed by a pause, doubling from firstRetry to lastRetry.
+//
+// watch reports whether it got to work before it ended; then the next pause is
+// short again. Only the first of several failures in a row is logged.
+func watchAgain(ctx context.Context, name string, hints *Hints, watch func(context.Context) (worked bool, err error)) {
+	log := klog.FromContext(ctx)
+	pause, failing := firstRetry, false
+	for {
+		worked, err := watch(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		hints.Give(SourceOverflow)
+		if worked {
+			pause, failing = firstRetry, false
+		}
+		if !failing {
+			log.Error(err, "A watch ended and is set up again; until then only the poll looks", "watch", name)
+			failing = true
+		}
+		if !sleep(ctx, pause) {
+			return
+		}
+		pause = min(2*pause, lastRetry)
+	}
+}
+
+// sleep waits for d and reports whether ctx is still alive then.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}

@@ -1,0 +1,84 @@
+package canary
+
+import (
+	"context"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+)
+
+// A CommitSource tells of every commit to nf_tables in this network namespace.
+type CommitSource interface {
+	// Receive waits for the next commit. After an error, an overflow
+	// included, the source is of no more use.
+	Receive() (iptables.Commit, error)
+	// Close ends a Receive that waits.
+	Close() error
+}
+
+// A CommitWatcher turns nf_tables commits into hints, and notes at once who
+// committed: a process that lives for 3 ms cannot be asked about later.
+type CommitWatcher struct {
+	// Subscribe opens a new source: a (*iptables.Kernel).Subscribe.
+	Subscribe func() (CommitSource, error)
+	Hints     *Hints
+	Writers   *Writers
+
+	proc string // procFolder unless a test says otherwise
+}
+
+// Run watches until ctx ends and then returns nil. A source that fails or
+// overflows is replaced by a fresh one, after 100 ms at first and 5 s at last;
+// both the end and the new beginning are hints, because commits in between
+// were not seen.
+func (w *CommitWatcher) Run(ctx context.Context) error {
+	watchAgain(ctx, "nft commits", w.Hints, w.watch)
+	return nil
+}
+
+// watch follows one subscription until it fails or ctx ends. It worked if it
+// told of a commit.
+func (w *CommitWatcher) watch(ctx context.Context) (worked bool, err error) {
+	source, err := w.Subscribe()
+	if err != nil {
+		return false, err
+	}
+	closed := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(closed)
+		source.Close()
+	})
+	defer func() {
+		if stop() {
+			source.Close()
+			return
+		}
+		<-closed
+	}()
+
+	w.Hints.Give(SourceNFT)
+	for {
+		commit, err := source.Receive()
+		if err != nil {
+			return worked, err
+		}
+		worked = true
+		w.note(commit)
+		w.Hints.Give(SourceNFT)
+	}
+}
+
+// note comes before the hint, so that whoever follows the hint finds the writer.
+func (w *CommitWatcher) note(c iptables.Commit) {
+	proc := w.proc
+	if proc == "" {
+		proc = procFolder
+	}
+	w.Writers.Note(Writer{
+		Time:    time.Now(),
+		Genid:   c.Genid,
+		PID:     c.PID,
+		Comm:    printable([]byte(c.Comm), maxCommand),
+		Command: processCommand(proc, c.PID, c.Comm),
+	})
+}

@@ -1,0 +1,181 @@
+package canary
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// hintWithin is how long a hint may take; it comes within microseconds unless
+// the machine is busy.
+const hintWithin = 10 * time.Second
+
+// holdLock uses the lock as iptables-legacy does, and returns how to let go.
+func holdLock(t *testing.T, path string) (release func()) {
+	t.Helper()
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Flock(fd, unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	return func() { unix.Close(fd) }
+}
+
+// watchLock watches path until the test ends and returns once it is watched.
+func watchLock(t *testing.T, path string) *LockWatcher {
+	t.Helper()
+	w := &LockWatcher{Path: path, Hints: NewHints(), Writers: new(Writers)}
+	t.Cleanup(start(w.Run))
+	waitHint(t, w.Hints)
+	drain(w.Hints)
+	return w
+}
+
+// waitHint fails the test if nobody is told to look.
+func waitHint(t *testing.T, h *Hints) {
+	t.Helper()
+	select {
+	case <-h.C():
+	case <-time.After(hintWithin):
+		t.Fatal("no hint")
+	}
+}
+
+// drain takes hints until none came for a while.
+func drain(h *Hints) {
+	for {
+		select {
+		case <-h.C():
+		case <-time.After(50 * time.Millisecond):
+			return
+		}
+	}
+}
+
+// mustHint holds the lock and expects a hint for its release, not before.
+func mustHint(t *testing.T, w *LockWatcher) {
+	t.Helper()
+	release := holdLock(t, w.Path)
+	drain(w.Hints) // the lock may be new, which is a hint of its own
+	before := w.Hints.Counts()[SourceLock]
+	release()
+	waitHint(t, w.Hints)
+	if after := w.Hints.Counts()[SourceLock]; after == before {
+		t.Errorf("the release was not counted as a hint of the lock")
+	}
+}
+
+func TestLockRelease(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "xtables.lock")
+	holdLock(t, path)()
+	w := watchLock(t, path)
+	mustHint(t, w)
+	mustHint(t, w)
+	if n := w.Hints.Counts()[SourceOverflow]; n != 0 {
+		t.Errorf("%d overflows, want none", n)
+	}
+}
+
+func TestLockAppearsLater(t *testing.T) {
+	w := watchLock(t, filepath.Join(t.TempDir(), "xtables.lock"))
+	holdLock(t, w.Path)()
+	waitHint(t, w.Hints)
+	drain(w.Hints)
+	mustHint(t, w)
+}
+
+func TestLockDeletedAndMadeAgain(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "xtables.lock")
+	holdLock(t, path)()
+	w := watchLock(t, path)
+	for range 3 {
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		mustHint(t, w)
+		mustHint(t, w)
+	}
+}
+
+func TestLockDeletedWhileHeld(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "xtables.lock")
+	w := watchLock(t, path)
+	release := holdLock(t, path)
+	drain(w.Hints)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	holdLock(t, path)()
+	drain(w.Hints)
+	// Whoever holds the deleted one may still write to the tables.
+	release()
+	waitHint(t, w.Hints)
+	mustHint(t, w)
+}
+
+func TestLockReplacedByRename(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "xtables.lock")
+	holdLock(t, path)()
+	w := watchLock(t, path)
+	other := filepath.Join(dir, "new")
+	holdLock(t, other)()
+	if err := os.Rename(other, path); err != nil {
+		t.Fatal(err)
+	}
+	waitHint(t, w.Hints)
+	mustHint(t, w)
+}
+
+func TestLockMovedAway(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "xtables.lock")
+	holdLock(t, path)()
+	w := watchLock(t, path)
+	away := filepath.Join(dir, "away")
+	if err := os.Rename(path, away); err != nil {
+		t.Fatal(err)
+	}
+	drain(w.Hints)
+	holdLock(t, away)()
+	drain(w.Hints)
+	before := w.Hints.Counts()[SourceLock]
+	holdLock(t, away)()
+	time.Sleep(50 * time.Millisecond)
+	if after := w.Hints.Counts()[SourceLock]; after != before {
+		t.Error("a file that is the lock no longer still gives hints")
+	}
+	mustHint(t, w)
+}
+
+func TestLockFolderAppearsLater(t *testing.T) {
+	t.Parallel() // it waits for rearmEvery
+	folder := filepath.Join(t.TempDir(), "run")
+	w := watchLock(t, filepath.Join(folder, "xtables.lock"))
+	if err := os.Mkdir(folder, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	holdLock(t, w.Path)()
+	waitHint(t, w.Hints) // within rearmEvery
+	drain(w.Hints)
+	mustHint(t, w)
+	if err := os.Remove(w.Path); err != nil {
+		t.Fatal(err)
+	}
+	mustHint(t, w)
+}
+
+func TestOtherFilesOfTheFolderGiveNoHint(t *testing.T) {
+	dir := t.TempDir()
+	w := watchLock(t, filepath.Join(dir, "xtables.lock"))
+	holdLock(t, filepath.Join(dir, "other"))()
+	time.Sleep(50 * time.Millisecond)
+	if looked(w.Hints) {
+		t.Error("a hint for a file that is not the lock")
+	}
+}
