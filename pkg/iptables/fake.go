@@ -1,0 +1,378 @@
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Fake is one network namespace's iptables in memory, for tests that want no
+// root: it has Kernel's methods, other programs' ways to write (FakeWriter,
+// which it embeds), and faults on demand.
+//
+// It behaves as the kernel and the tools of its backend were measured to. On
+// nft a table and its built-in chains come into being when something is written
+// to them and can be deleted, each commit that changes something moves the genid
+// that both families share, and listeners hear of it. On legacy a table is
+// complete from the moment it is first named and stays, nothing announces a
+// write but the release of the xtables lock, and a Stamp is blind to a rule that
+// replaces another.
+//
+// All methods may be called from several goroutines. Listeners and hooks run in
+// the goroutine that writes, without any lock of the Fake's held (a legacy
+// session still has the xtables lock), so they may call the Fake. It does no
+// I/O and waits only for channels and timers, so it works in a synctest bubble.
+type Fake struct {
+	// FakeWriter is the program that writes if no other is named.
+	FakeWriter
+
+	families []rules.Family
+	lock     chan struct{} // the xtables lock: full while somebody holds it
+
+	mu         sync.Mutex
+	info       Info
+	tables     map[rules.Family]map[rules.TableName]*rules.Table // never changed in place
+	writes     map[rules.Family]uint64
+	genid      uint32
+	unreadable map[rules.Family]map[rules.TableName]error
+	onCommit   []func(Commit)
+	onUnlock   []func()
+	faults     fakeFaults
+	counts     fakeCounts
+	payloads   map[rules.Family][]string
+}
+
+// NewFake returns a namespace of backend in which nobody has written yet. No
+// families means both. In a test that uses synctest, call it inside the bubble.
+func NewFake(backend Backend, families ...rules.Family) *Fake {
+	if len(families) == 0 {
+		families = rules.Families()
+	}
+	f := &Fake{
+		families:   slices.Clone(families),
+		lock:       make(chan struct{}, 1),
+		info:       Info{Backend: backend, Version: "1.8.9", Reason: "a fake", RandomFully: true},
+		tables:     map[rules.Family]map[rules.TableName]*rules.Table{},
+		writes:     map[rules.Family]uint64{},
+		genid:      1,
+		unreadable: map[rules.Family]map[rules.TableName]error{},
+		payloads:   map[rules.Family][]string{},
+	}
+	for _, family := range families {
+		f.tables[family] = map[rules.TableName]*rules.Table{}
+		f.unreadable[family] = map[rules.TableName]error{}
+	}
+	f.FakeWriter = FakeWriter{fake: f, pid: 4242, comm: "iptables"}
+	return f
+}
+
+// Info returns what SetInfo set, or a plain 1.8.9 of the Fake's backend.
+func (f *Fake) Info() Info {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.info
+}
+
+// SetInfo changes what Info says. The backend stays what it was.
+func (f *Fake) SetInfo(info Info) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	info.Backend = f.info.Backend
+	f.info = info
+}
+
+// Families returns the families that NewFake was given.
+func (f *Fake) Families() []rules.Family { return slices.Clone(f.families) }
+
+// backend is the Fake's backend, which never changes.
+func (f *Fake) backend() Backend { return f.info.Backend }
+
+// Stamp returns the genid on nft, and a hash of the numbers of chains and rules
+// on legacy. It fails like Probe.
+func (f *Fake) Stamp(ctx context.Context, family rules.Family) (Stamp, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.counts.stamps++
+	if err := f.mayRead(ctx, family, f.faults.probes); err != nil {
+		return Stamp{}, err
+	}
+	if f.backend() == NFT {
+		return Stamp{Value: uint64(f.genid), Exact: true}, nil
+	}
+	h := fnv.New64a()
+	for _, t := range f.ordered(family) {
+		fmt.Fprintln(h, t.Name, len(t.Chains), t.RuleCount())
+	}
+	return Stamp{Value: h.Sum64()}, nil
+}
+
+// Probe returns what each of the places holds. It sees tables that
+// DropTableFromReads hides, as the kernel's own answer does. It fails with
+// ErrNoFamily, with FailProbes' error, with ErrLocked after ReadsNeedLock, and
+// when ctx is done.
+func (f *Fake) Probe(ctx context.Context, family rules.Family, places []Place) (Sighting, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.counts.probes++
+	if err := f.mayRead(ctx, family, f.faults.probes); err != nil {
+		return Sighting{}, err
+	}
+	s := Sighting{Holdings: make(map[Place]Holding, len(places)), Digest: f.digest(family)}
+	for _, p := range places {
+		s.Holdings[p] = f.holding(family, p)
+	}
+	return s, nil
+}
+
+func (f *Fake) holding(family rules.Family, p Place) Holding {
+	t := f.tables[family][p.Table]
+	if t == nil {
+		return Holding{Presence: NoTable}
+	}
+	c := t.Chain(p.Chain)
+	if c == nil {
+		return Holding{Presence: NoChain}
+	}
+	h := Holding{Presence: Present, Rules: len(c.Rules)}
+	for _, r := range c.Rules {
+		if text, found := fakeComment(r); found && r.Target == "" {
+			h.Comments = append(h.Comments, text)
+		}
+	}
+	return h
+}
+
+// fakeComment returns the first comment of a rule.
+func fakeComment(r rules.Rule) (string, bool) {
+	words, err := rules.Split(r.Spec)
+	if err != nil {
+		return "", false
+	}
+	i := slices.Index(words, "--comment")
+	if i < 0 || i+1 >= len(words) {
+		return "", false
+	}
+	return words[i+1], true
+}
+
+// Read returns everything that family's tables hold, as iptables-save prints it:
+// with all built-in chains of a table, even if nf_tables, and so Probe, does not
+// know them yet. The caller owns the result.
+// It fails with ErrNoFamily, with FailReads' error, with ErrLocked after
+// ReadsNeedLock, and when ctx is done.
+func (f *Fake) Read(ctx context.Context, family rules.Family) (Snapshot, error) {
+	snap, _, err := f.read(ctx, family, false)
+	return snap, err
+}
+
+// read also returns the mark by which a session notices foreign writes.
+func (f *Fake) read(ctx context.Context, family rules.Family, holder bool) (Snapshot, uint64, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.counts.reads++
+	if err := f.mayReadAs(ctx, family, f.faults.reads, holder); err != nil {
+		return Snapshot{}, 0, err
+	}
+	snap := Snapshot{
+		Family:     family,
+		Tables:     rules.Ruleset{},
+		Unreadable: map[rules.TableName]error{},
+		Digest:     f.digest(family),
+	}
+	for _, t := range f.ordered(family) {
+		if err := f.unreadable[family][t.Name]; err != nil {
+			snap.Unreadable[t.Name] = err
+			continue
+		}
+		snap.Tables[t.Name] = fakePrinted(t)
+	}
+	return snap, f.mark(family), nil
+}
+
+// mayRead says why a read that is not the lock holder's must fail now.
+func (f *Fake) mayRead(ctx context.Context, family rules.Family, fault error) error {
+	return f.mayReadAs(ctx, family, fault, false)
+}
+
+func (f *Fake) mayReadAs(ctx context.Context, family rules.Family, fault error, holder bool) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if !f.has(family) {
+		return ErrNoFamily
+	}
+	if fault != nil {
+		return fault
+	}
+	if f.faults.readsNeedLock && !holder && f.backend() == Legacy && len(f.lock) > 0 {
+		return ErrLocked
+	}
+	return nil
+}
+
+func (f *Fake) has(family rules.Family) bool { return slices.Contains(f.families, family) }
+
+// mark changes with every write that a session of this backend would notice:
+// nf_tables counts the whole namespace, x_tables keeps families apart.
+func (f *Fake) mark(family rules.Family) uint64 {
+	if f.backend() == NFT {
+		return uint64(f.genid)
+	}
+	return f.writes[family]
+}
+
+// digest is the genid on nft, a hash of the content on legacy.
+func (f *Fake) digest(family rules.Family) uint64 {
+	if f.backend() == NFT {
+		return uint64(f.genid)
+	}
+	h := fnv.New64a()
+	for _, t := range f.ordered(family) {
+		_, _ = h.Write([]byte(fakeSaved(t)))
+	}
+	return h.Sum64()
+}
+
+// ordered returns family's tables in the fixed order of rules.AllTables.
+func (f *Fake) ordered(family rules.Family) []*rules.Table {
+	var tables []*rules.Table
+	for _, name := range rules.AllTables() {
+		if t := f.tables[family][name]; t != nil {
+			tables = append(tables, t)
+		}
+	}
+	return tables
+}
+
+// Save returns what iptables-save prints for family, its comments with program
+// and date left out. A table that DropTableFromReads hides leaves the remark
+// that iptables-nft-save makes.
+func (f *Fake) Save(family rules.Family) string {
+	return f.save(family, func(rules.TableName) bool { return true })
+}
+
+// SaveTable returns what iptables-save -t prints: nothing if the table does not
+// exist.
+func (f *Fake) SaveTable(family rules.Family, table rules.TableName) string {
+	return f.save(family, func(name rules.TableName) bool { return name == table })
+}
+
+func (f *Fake) save(family rules.Family, wanted func(rules.TableName) bool) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var b strings.Builder
+	for _, t := range f.ordered(family) {
+		switch {
+		case !wanted(t.Name):
+		case f.unreadable[family][t.Name] != nil:
+			fmt.Fprintf(&b, "# Table `%s' is incompatible, use 'nft' tool.\n", t.Name)
+		default:
+			b.WriteString(fakeSaved(t))
+		}
+	}
+	return b.String()
+}
+
+// fakePrinted returns a copy with every built-in chain: iptables-save prints
+// even those that nf_tables does not have yet.
+func fakePrinted(t *rules.Table) *rules.Table {
+	full := rules.NewTable(t.Name)
+	for _, name := range rules.BuiltinChains(t.Name) {
+		full.Add(rules.Chain{Name: name, Policy: "ACCEPT"})
+	}
+	for _, c := range fakeSorted(t).Chains {
+		full.Add(c)
+	}
+	return full
+}
+
+// fakeSaved is iptables-save's text of one table.
+func fakeSaved(t *rules.Table) string {
+	full := fakePrinted(t)
+	var b strings.Builder
+	fmt.Fprintf(&b, "*%s\n", full.Name)
+	for _, c := range full.Chains {
+		policy := c.Policy
+		if policy == "" {
+			policy = "-"
+		}
+		fmt.Fprintf(&b, ":%s %s [0:0]\n", c.Name, policy)
+	}
+	for _, c := range full.Chains {
+		for _, r := range c.Rules {
+			fmt.Fprintln(&b, strings.TrimRight("-A "+c.Name+" "+r.Spec, " "))
+		}
+	}
+	b.WriteString("COMMIT\n")
+	return b.String()
+}
+
+// fakeSorted returns a copy in which the built-in chains come first, in the kernel's
+// order, and the others by name, as both backends print them.
+func fakeSorted(t *rules.Table) *rules.Table {
+	chains := slices.Clone(t.Chains)
+	order := rules.BuiltinChains(t.Name)
+	rank := func(c rules.Chain) int {
+		if i := slices.Index(order, c.Name); i >= 0 {
+			return i
+		}
+		return len(order)
+	}
+	slices.SortFunc(chains, func(a, b rules.Chain) int {
+		if d := rank(a) - rank(b); d != 0 {
+			return d
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	c := rules.NewTable(t.Name)
+	for _, chain := range chains {
+		chain.Rules = slices.Clone(chain.Rules)
+		c.Add(chain)
+	}
+	return c
+}
+
+// takeLock waits for the xtables lock as long as wait says; negative is for
+// ever.
+func (f *Fake) takeLock(ctx context.Context, wait time.Duration) error {
+	select {
+	case f.lock <- struct{}{}:
+		return nil
+	default:
+	}
+	if wait == 0 {
+		return ErrLocked
+	}
+	var timeout <-chan time.Time
+	if wait > 0 {
+		t := time.NewTimer(wait)
+		defer t.Stop()
+		timeout = t.C
+	}
+	select {
+	case f.lock <- struct{}{}:
+		return nil
+	case <-timeout:
+		return ErrLocked
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// releaseLock frees the xtables lock and tells the listeners, as the kernel
+// tells of a lock file that is closed.
+func (f *Fake) releaseLock() {
+	<-f.lock
+	f.mu.Lock()
+	listeners := slices.Clone(f.onUnlock)
+	f.mu.Unlock()
+	for _, fn := range listeners {
+		fn()
+	}
+}

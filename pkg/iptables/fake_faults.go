@@ -1,0 +1,136 @@
+package iptables
+
+import (
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// fakeFaults is what a test asked to go wrong.
+type fakeFaults struct {
+	reads, probes error
+	readsNeedLock bool
+	lockWait      time.Duration
+	restores      int // how many more fail; negative is all
+	reason        Reason
+	partial       int // the table, counted from 1, at which the next restore fails
+	lies          int
+	takes         time.Duration
+	before        func()
+}
+
+// fakeCounts is what the Fake was asked to do.
+type fakeCounts struct {
+	stamps, probes, reads, begins, restores int
+}
+
+// HoldLock takes the xtables lock on behalf of another program, waiting until
+// it is free. Until release is called (once), Begin returns ErrLocked and
+// FakeWriters wait. On nft nobody looks at the lock.
+func (f *Fake) HoldLock() (release func()) {
+	f.lock <- struct{}{}
+	return f.releaseLock
+}
+
+// LockWait makes Begin wait that long for a held lock, as the real one does. At
+// first it does not wait at all.
+func (f *Fake) LockWait(d time.Duration) { f.change(func(t *fakeFaults) { t.lockWait = d }) }
+
+// ReadsNeedLock makes Read, Probe and Stamp return ErrLocked on legacy while
+// another program holds the lock, as "iptables-legacy -S" fails then.
+func (f *Fake) ReadsNeedLock(yes bool) { f.change(func(t *fakeFaults) { t.readsNeedLock = yes }) }
+
+// FailReads makes Read, a session's too, return err until FailReads(nil).
+func (f *Fake) FailReads(err error) { f.change(func(t *fakeFaults) { t.reads = err }) }
+
+// FailProbes makes Probe and Stamp return err until FailProbes(nil).
+func (f *Fake) FailProbes(err error) { f.change(func(t *fakeFaults) { t.probes = err }) }
+
+// FailRestores makes the next n restores of sessions write nothing and return a
+// *RestoreError with this reason; a negative n means all, 0 none any more.
+func (f *Fake) FailRestores(n int, reason Reason) {
+	f.change(func(t *fakeFaults) { t.restores, t.reason = n, reason })
+}
+
+// PartialCommit makes a session's next restore fail at the k-th table of its
+// payload, counted from 1, with ReasonOther: the tables before it are written.
+func (f *Fake) PartialCommit(k int) { f.change(func(t *fakeFaults) { t.partial = k }) }
+
+// Lie makes the next n restores of sessions write nothing and report success.
+func (f *Fake) Lie(n int) { f.change(func(t *fakeFaults) { t.lies = n }) }
+
+// RestoreTakes makes every restore of a session last that long. If the context
+// ends sooner, the restore is killed: it writes nothing and its *RestoreError has
+// Exit -1.
+func (f *Fake) RestoreTakes(d time.Duration) { f.change(func(t *fakeFaults) { t.takes = d }) }
+
+// BeforeRestore registers fn to run in every restore of a session between the
+// check that nobody wrote since the read and the write itself; nil removes it.
+// What fn writes makes the restore raced. On legacy the session holds the lock
+// meanwhile, so only Bypassing writers can write in it.
+func (f *Fake) BeforeRestore(fn func()) { f.change(func(t *fakeFaults) { t.before = fn }) }
+
+func (f *Fake) change(set func(*fakeFaults)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	set(&f.faults)
+}
+
+// DropTableFromReads puts a table, if it exists, into every Snapshot's
+// Unreadable with err, as a native nft rule does; a nil err gives it back.
+func (f *Fake) DropTableFromReads(family rules.Family, table rules.TableName, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.has(family) {
+		return
+	}
+	f.unreadable[family][table] = err
+}
+
+// OnCommit registers fn to be called after every commit to nf_tables, a
+// session's own too. On legacy nothing announces a commit. Writers that run at
+// the same time may call it in either order.
+func (f *Fake) OnCommit(fn func(Commit)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.onCommit = append(f.onCommit, fn)
+}
+
+// OnUnlock registers fn to be called whenever somebody lets go of the xtables
+// lock: a FakeWriter after each table, HoldLock's release, a session's Close. It
+// says nothing about whether anything was written, and is silent on nft but for
+// HoldLock.
+func (f *Fake) OnUnlock(fn func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.onUnlock = append(f.onUnlock, fn)
+}
+
+// Stamps returns how often Stamp was called.
+func (f *Fake) Stamps() int { return f.count().stamps }
+
+// Probes returns how often Probe was called.
+func (f *Fake) Probes() int { return f.count().probes }
+
+// Reads returns how often a full read was asked for, by sessions too.
+func (f *Fake) Reads() int { return f.count().reads }
+
+// Begins returns how often Begin was called.
+func (f *Fake) Begins() int { return f.count().begins }
+
+// Restores returns how often a session handed a payload to iptables-restore,
+// successfully or not; a restore given up as stale is not counted.
+func (f *Fake) Restores() int { return f.count().restores }
+
+func (f *Fake) count() fakeCounts {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.counts
+}
+
+// Payloads returns the payloads that Restores counted, for one family, in order.
+func (f *Fake) Payloads(family rules.Family) []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return append([]string(nil), f.payloads[family]...)
+}

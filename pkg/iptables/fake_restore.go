@@ -1,0 +1,238 @@
+package iptables
+
+import (
+	"bufio"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A fakeRun is one run of iptables-restore.
+type fakeRun struct {
+	f       *Fake
+	family  rules.Family
+	noflush bool
+	by      Commit        // without Genid
+	lock    func() func() // takes the xtables lock for one table; returns its release
+	failAt  int           // the table, counted from 1, that is refused; 0 is none
+	commits int           // how many tables were changed
+}
+
+// run works through text table by table, as the program does: a table is
+// written when its COMMIT is reached, and the first error ends everything.
+func (r *fakeRun) run(text string) error {
+	if !r.f.has(r.family) {
+		return ErrNoFamily
+	}
+	scan := bufio.NewScanner(strings.NewReader(text))
+	scan.Buffer(nil, len(text)+1)
+	var body []fakeCommand
+	var table rules.TableName
+	var unlock func()
+	defer func() {
+		if unlock != nil {
+			unlock()
+		}
+	}()
+	line, tables := 0, 0
+	for scan.Scan() {
+		line++
+		raw := scan.Text()
+		switch {
+		case strings.TrimSpace(raw) == "" || raw[0] == '#':
+		case raw[0] == '*' && unlock == nil:
+			table = rules.TableName(strings.TrimSpace(raw[1:]))
+			if !slices.Contains(rules.AllTables(), table) {
+				return r.badLine(line, fmt.Sprintf("table name '%s' invalid", table))
+			}
+			unlock, body = r.lock(), nil
+			r.f.touch(r.family, table)
+			tables++
+		case unlock == nil:
+			return r.failed(line, "")
+		case raw == "COMMIT":
+			if err := r.commit(table, body, line, tables); err != nil {
+				return err
+			}
+			unlock()
+			unlock = nil
+		default:
+			c := fakeCommand{line: line}
+			var err error
+			if c.words, err = fakeWords(raw); err != nil {
+				return r.badLine(line, err.Error())
+			}
+			body = append(body, c)
+		}
+	}
+	if unlock != nil {
+		return &RestoreError{
+			Reason: ReasonParse, Program: r.program(), Exit: 1, Line: line + 1,
+			Stderr: fmt.Sprintf("%s: COMMIT expected at line %d", r.speaker(), line+1),
+		}
+	}
+	return nil
+}
+
+// fakeWords splits a line; ":X ..." and counters become words of their own.
+func fakeWords(raw string) ([]string, error) {
+	if rest, found := strings.CutPrefix(raw, ":"); found {
+		return append([]string{":"}, strings.Fields(rest)...), nil
+	}
+	if raw[0] == '[' {
+		_, raw, _ = strings.Cut(raw, "]")
+	}
+	words, err := rules.Split(raw)
+	if err == nil && (len(words) == 0 || !strings.HasPrefix(words[0], "-")) {
+		err = fmt.Errorf("Bad argument `%s'", strings.TrimSpace(raw))
+	}
+	return words, err
+}
+
+// commit applies one table's commands to a copy and publishes it.
+func (r *fakeRun) commit(table rules.TableName, body []fakeCommand, line, nth int) error {
+	f := r.f
+	f.mu.Lock()
+	old := f.tables[r.family][table]
+	s := &fakeSection{fakeRun: r, table: fakeSorted(fakeOrEmpty(old, table)), end: line, fresh: map[string][]bool{}}
+	if !r.noflush {
+		s.clear(old != nil)
+	}
+	err := s.run(body)
+	if err == nil && nth == r.failAt {
+		err = r.kernel(line, "RULE_APPEND failed (Device or resource sayBusy): injected fault")
+	}
+	if err != nil || !s.wrote && !s.cleared {
+		f.mu.Unlock()
+		return err
+	}
+	if !s.wrote && f.backend() == NFT {
+		s.table = nil // deleted, and nothing put in its place
+	}
+	announce := f.publish(r.family, map[rules.TableName]*rules.Table{table: s.table}, r.by)
+	r.commits++
+	f.mu.Unlock()
+	announce()
+	return nil
+}
+
+func fakeOrEmpty(t *rules.Table, name rules.TableName) *rules.Table {
+	if t == nil {
+		return rules.NewTable(name)
+	}
+	return t
+}
+
+// touch makes a legacy table exist, as naming it does.
+func (f *Fake) touch(family rules.Family, table rules.TableName) {
+	if f.backend() != Legacy {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.tables[family][table] != nil {
+		return
+	}
+	t := rules.NewTable(table)
+	for _, name := range rules.BuiltinChains(table) {
+		t.Add(rules.Chain{Name: name, Policy: "ACCEPT"})
+	}
+	f.tables[family][table] = t
+}
+
+// publish makes tables (nil ones vanish) the content of family in one commit
+// and returns what tells the listeners. Call with the Fake locked.
+func (f *Fake) publish(family rules.Family, tables map[rules.TableName]*rules.Table, by Commit) (announce func()) {
+	for name, t := range tables {
+		if t == nil {
+			delete(f.tables[family], name)
+			continue
+		}
+		f.tables[family][name] = t
+	}
+	f.writes[family]++
+	if f.backend() == Legacy {
+		return func() {}
+	}
+	f.genid++
+	by.Genid = f.genid
+	listeners := slices.Clone(f.onCommit)
+	return func() {
+		for _, fn := range listeners {
+			fn(by)
+		}
+	}
+}
+
+// program is the restore program's name, speaker what it calls itself.
+func (r *fakeRun) program() string {
+	return fmt.Sprintf("%s-%s-restore", fakeTool(r.family), r.f.backend())
+}
+
+func (r *fakeRun) speaker() string {
+	if r.f.backend() == NFT {
+		return r.program()
+	}
+	return fakeTool(r.family) + "-restore"
+}
+
+func (r *fakeRun) versioned() string {
+	kind := "legacy"
+	if r.f.backend() == NFT {
+		kind = "nf_tables"
+	}
+	return fmt.Sprintf("%s v1.8.9 (%s):", r.speaker(), kind)
+}
+
+func fakeTool(family rules.Family) string {
+	if family == rules.IPv6 {
+		return "ip6tables"
+	}
+	return "iptables"
+}
+
+// badLine is a line that the program itself refuses.
+func (r *fakeRun) badLine(line int, text string) *RestoreError {
+	return &RestoreError{
+		Reason: ReasonParse, Program: r.program(), Exit: 2, Line: line,
+		Stderr: fmt.Sprintf("%s %s\nError occurred at line: %d", r.versioned(), text, line),
+	}
+}
+
+// failed is a command that cannot be done; only nft says why.
+func (r *fakeRun) failed(line int, why string) *RestoreError {
+	e := &RestoreError{
+		Reason: ReasonOther, Program: r.program(), Exit: 1, Line: line,
+		Stderr: fmt.Sprintf("%s: line %d failed", r.speaker(), line),
+	}
+	if r.f.backend() == NFT && why != "" {
+		e.Stderr += ": " + why
+		if why == sayNoChain {
+			e.Reason = ReasonMissingChain
+		}
+	}
+	return e
+}
+
+// kernel is a refusal by the kernel at COMMIT.
+func (r *fakeRun) kernel(line int, why string) *RestoreError {
+	if r.f.backend() == Legacy {
+		return r.failed(line, "")
+	}
+	return &RestoreError{
+		Reason: ReasonOther, Program: r.program(), Exit: 4, Line: line,
+		Stderr: fmt.Sprintf("%s\nline %d: %s", r.versioned(), line, why),
+	}
+}
+
+// noTarget is a jump to a chain that does not exist.
+func (r *fakeRun) noTarget(line, end int, target string) *RestoreError {
+	e := r.badLine(line, fmt.Sprintf("Couldn't load target `%s':No such file or directory\n", target))
+	if r.f.backend() == NFT {
+		e = r.badLine(end, fmt.Sprintf("Chain '%s' does not exist", target))
+	}
+	e.Reason = ReasonMissingChain
+	return e
+}

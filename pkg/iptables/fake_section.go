@@ -1,0 +1,309 @@
+package iptables
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A fakeCommand is one line between "*TABLE" and COMMIT.
+type fakeCommand struct {
+	line  int
+	words []string // ":" first for a declaration
+}
+
+// What the tools print for the commands that fail.
+const (
+	sayNoChain   = "No chain/target/match by that name."
+	sayNoRule    = "Bad rule (does a matching rule exist in that chain?)."
+	sayExists    = "Chain already exists."
+	sayBadPolicy = "Bad policy name."
+	sayNotBase   = "Bad built-in chain name."
+	sayInsertBig = "Index of insertion too big."
+	sayDeleteBig = "Index of deletion too big."
+	sayBusy      = "CHAIN_DEL failed (Device or resource busy): chain "
+)
+
+// A fakeSection applies the commands of one table to a copy of it.
+type fakeSection struct {
+	*fakeRun
+	table   *rules.Table
+	end     int  // the line of COMMIT
+	cleared bool // the table's former content is gone
+	wrote   bool // a command wrote something
+	// fresh marks, per chain, the rules that this section added:
+	// iptables-nft cannot insert before one of them by number.
+	fresh map[string][]bool
+}
+
+// clear does what a restore without --noflush does first: nft deletes the
+// table, legacy empties it and keeps its policies.
+func (s *fakeSection) clear(existed bool) {
+	kept := rules.NewTable(s.table.Name)
+	if s.f.backend() == Legacy {
+		for _, c := range s.table.Chains {
+			if rules.Builtin(s.table.Name, c.Name) {
+				c.Rules = nil
+				kept.Add(c)
+			}
+		}
+	}
+	s.table, s.cleared = kept, existed
+}
+
+func (s *fakeSection) run(body []fakeCommand) error {
+	for _, c := range body {
+		if err := s.command(c.line, c.words[0], c.words[1:]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// command does one line. It returns error so that a nil stays a nil.
+func (s *fakeSection) command(line int, what string, args []string) error {
+	var e *RestoreError
+	name := ""
+	if len(args) > 0 {
+		name = args[0]
+	}
+	switch {
+	case what == "-Z":
+	case what == "-F" && name == "":
+		for i := range s.table.Chains {
+			s.flush(&s.table.Chains[i])
+		}
+	case what == "-X" && name == "":
+		e = s.deleteAll(line)
+	case len(args) == 0:
+		e = s.badLine(line, fmt.Sprintf("option %q requires an argument", what))
+	case what == ":" && len(args) > 1:
+		e = s.declare(line, name, args[1])
+	case what == "-N":
+		e = s.newChain(line, name)
+	case what == "-F":
+		e = s.onChain(line, name, s.flush)
+	case what == "-X":
+		e = s.deleteChain(line, name)
+	case what == "-P" && len(args) == 2:
+		e = s.policy(line, name, args[1])
+	case slices.Contains([]string{"-A", "-I", "-R", "-D", "-C"}, what):
+		e = s.rule(line, what, name, args[1:])
+	default:
+		e = s.badLine(line, fmt.Sprintf("unknown command %q", what))
+	}
+	if e != nil {
+		return e
+	}
+	return nil
+}
+
+// chain returns a chain, bringing a built-in one into being.
+func (s *fakeSection) chain(name string) *rules.Chain {
+	if c := s.table.Chain(name); c != nil || !rules.Builtin(s.table.Name, name) {
+		return c
+	}
+	s.wrote = true
+	return s.table.Add(rules.Chain{Name: name, Policy: "ACCEPT"})
+}
+
+func (s *fakeSection) onChain(line int, name string, do func(*rules.Chain)) *RestoreError {
+	c := s.chain(name)
+	if c == nil {
+		return s.failed(line, sayNoChain)
+	}
+	do(c)
+	return nil
+}
+
+func (s *fakeSection) flush(c *rules.Chain) {
+	if len(c.Rules) > 0 {
+		s.wrote = true
+	}
+	c.Rules = nil
+	delete(s.fresh, c.Name)
+}
+
+// declare does ":NAME POLICY".
+func (s *fakeSection) declare(line int, name, policy string) *RestoreError {
+	if !rules.Builtin(s.table.Name, name) {
+		if policy != "-" && s.f.backend() == Legacy {
+			e := s.failed(line, "")
+			e.Stderr = fmt.Sprintf("%s Can't set policy `%s' on `%s' line %d: Bad built-in chain name", s.versioned(), policy, name, line)
+			return e
+		}
+		if c := s.table.Chain(name); c != nil {
+			s.flush(c)
+			return nil
+		}
+		return s.newChain(line, name)
+	}
+	c := s.chain(name)
+	s.wrote = true
+	if policy == "-" {
+		return nil
+	}
+	if policy != "ACCEPT" && policy != "DROP" {
+		return s.failed(line, sayBadPolicy)
+	}
+	c.Policy = policy
+	return nil
+}
+
+func (s *fakeSection) newChain(line int, name string) *RestoreError {
+	if s.table.Chain(name) != nil || rules.Builtin(s.table.Name, name) {
+		return s.failed(line, sayExists)
+	}
+	s.table.Add(rules.Chain{Name: name})
+	s.wrote = true
+	return nil
+}
+
+func (s *fakeSection) policy(line int, name, policy string) *RestoreError {
+	switch {
+	case s.table.Name == rules.Nat && policy == "DROP":
+		return s.natDrop(line)
+	case !rules.Builtin(s.table.Name, name):
+		return s.failed(line, sayNotBase)
+	case policy != "ACCEPT" && policy != "DROP":
+		return s.failed(line, sayBadPolicy)
+	}
+	s.chain(name).Policy = policy
+	s.wrote = true
+	return nil
+}
+
+func (s *fakeSection) natDrop(line int) *RestoreError {
+	return s.badLine(line, "\nThe \"nat\" table is not intended for filtering, the use of DROP is therefore inhibited.\n\n")
+}
+
+func (s *fakeSection) deleteChain(line int, name string) *RestoreError {
+	c := s.table.Chain(name)
+	switch {
+	case c == nil || s.f.backend() == Legacy && rules.Builtin(s.table.Name, name):
+		return s.failed(line, sayNoChain)
+	case len(c.Rules) > 0 || s.referenced(name):
+		return s.kernel(line, sayBusy+name)
+	}
+	s.table.Delete(name)
+	s.wrote = true
+	return nil
+}
+
+// deleteAll does "-X": all chains of users', or none if one of them is in use;
+// on nft also the empty built-in chains whose policy is ACCEPT.
+func (s *fakeSection) deleteAll(line int) *RestoreError {
+	for _, c := range slices.Clone(s.table.Chains) {
+		if rules.Builtin(s.table.Name, c.Name) {
+			if s.f.backend() == NFT && len(c.Rules) == 0 && c.Policy == "ACCEPT" {
+				s.table.Delete(c.Name)
+				s.wrote = true
+			}
+			continue
+		}
+		if e := s.deleteChain(line, c.Name); e != nil {
+			return e
+		}
+	}
+	return nil
+}
+
+func (s *fakeSection) referenced(name string) bool {
+	for _, c := range s.table.Chains {
+		if slices.ContainsFunc(c.Rules, func(r rules.Rule) bool { return r.Target == name }) {
+			return true
+		}
+	}
+	return false
+}
+
+// rule does -A, -I, -R, -D and -C.
+func (s *fakeSection) rule(line int, what, name string, spec []string) *RestoreError {
+	at := 0 // counted from 1; 0 is none given
+	if what != "-A" && what != "-C" && len(spec) > 0 {
+		if n, err := strconv.Atoi(spec[0]); err == nil {
+			if at, spec = n, spec[1:]; n < 1 {
+				return s.badLine(line, fmt.Sprintf("Invalid rule number `%d'", n))
+			}
+		}
+	}
+	rule, err := fakeNormalize(s.family, spec)
+	if err != nil {
+		return s.badLine(line, err.Error())
+	}
+	if e := s.target(line, rule); e != nil {
+		return e
+	}
+	if what == "-D" || what == "-C" {
+		return s.find(line, what, name, at, rule)
+	}
+	c := s.chain(name)
+	if c == nil {
+		return s.failed(line, sayNoChain)
+	}
+	fresh := s.freshIn(c)
+	s.wrote = true
+	switch {
+	case what == "-A":
+		at = len(c.Rules) + 1
+	case what == "-I" && at == 0:
+		at = 1
+	case what == "-R" && (at < 1 || at > len(c.Rules)):
+		return s.failed(line, "Index of replacement too big.")
+	case what == "-R":
+		c.Rules[at-1], fresh[at-1] = rule, true
+		return nil
+	case at > len(c.Rules)+1:
+		return s.failed(line, sayInsertBig)
+	case at > 1 && at <= len(c.Rules) && fresh[at-1] && s.f.backend() == NFT:
+		return s.kernel(line, "RULE_INSERT failed (No such file or directory): rule in chain "+name)
+	}
+	c.Rules = slices.Insert(c.Rules, at-1, rule)
+	s.fresh[name] = slices.Insert(fresh, at-1, true)
+	return nil
+}
+
+// freshIn returns which rules of c this section added.
+func (s *fakeSection) freshIn(c *rules.Chain) []bool {
+	if s.fresh[c.Name] == nil {
+		s.fresh[c.Name] = make([]bool, len(c.Rules))
+	}
+	return s.fresh[c.Name]
+}
+
+// target refuses a rule whose target does not exist or cannot stand here.
+func (s *fakeSection) target(line int, r rules.Rule) *RestoreError {
+	switch {
+	case r.Target == "DROP" && s.table.Name == rules.Nat:
+		return s.natDrop(line)
+	case rules.Builtin(s.table.Name, r.Target):
+		return s.kernel(line, "RULE_APPEND failed (No such file or directory)")
+	case r.Target == "" || s.table.Chain(r.Target) != nil || fakeIsExtension(r.Target):
+		return nil
+	}
+	return s.noTarget(line, s.end, r.Target)
+}
+
+// find does -D and -C.
+func (s *fakeSection) find(line int, what, name string, at int, rule rules.Rule) *RestoreError {
+	c := s.table.Chain(name)
+	if c == nil {
+		return s.failed(line, sayNoRule)
+	}
+	if at == 0 {
+		at = slices.IndexFunc(c.Rules, rule.Equal) + 1
+	} else if at > len(c.Rules) {
+		return s.failed(line, sayDeleteBig)
+	}
+	if at == 0 {
+		return s.failed(line, sayNoRule)
+	}
+	if what == "-D" {
+		s.fresh[name] = slices.Delete(s.freshIn(c), at-1, at)
+		c.Rules = slices.Delete(c.Rules, at-1, at)
+		s.wrote = true
+	}
+	return nil
+}

@@ -1,0 +1,348 @@
+package iptables
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A fakeSpelling collects one rule's words in the order in which iptables prints them:
+// addresses, interfaces, protocol, matches, target.
+type fakeSpelling struct {
+	family  rules.Family
+	base    [6]string // in the order of fakeBaseOptions
+	matches []*fakeExtension
+	target  *fakeExtension
+	jump    string // -j or -g
+	last    *fakeExtension
+}
+
+// A fakeExtension is a match or a target with its options.
+type fakeExtension struct {
+	name  string
+	words []string
+}
+
+// fakeBaseOptions are the options that belong to no extension, in printing order.
+var fakeBaseOptions = []string{"-s", "-d", "-i", "-o", "-p", "-f"}
+
+// fakeShortForm maps every option that is not an extension's to its short name.
+var fakeShortForm = map[string]string{
+	"-s": "-s", "--source": "-s", "--src": "-s",
+	"-d": "-d", "--destination": "-d", "--dst": "-d",
+	"-i": "-i", "--in-interface": "-i",
+	"-o": "-o", "--out-interface": "-o",
+	"-p": "-p", "--protocol": "-p", "--proto": "-p",
+	"-f": "-f", "--fragment": "-f",
+	"-m": "-m", "--match": "-m",
+	"-j": "-j", "--jump": "-j",
+	"-g": "-g", "--goto": "-g",
+	"-c": "-c", "--set-counters": "-c",
+}
+
+// fakeProtocolOptions load the match named like the rule's protocol.
+var fakeProtocolOptions = []string{
+	"--dport", "--sport", "--destination-port", "--source-port", "--tcp-flags", "--syn", "--icmp-type", "--icmpv6-type",
+}
+
+// fakeFreeText are the options whose value is somebody's text.
+var fakeFreeText = []string{"--comment", "--log-prefix", "--nflog-prefix", "--string"}
+
+// fakeNormalize turns the words behind "-A CHAIN" into the rule that iptables-save
+// would print for them, as far as the Fake knows: order and short names of
+// options, prefix lengths, implied protocol matches, marks, quoting. It knows no
+// service, host or ICMP names and passes on what it does not know. The error is
+// a sentence such as iptables prints.
+func fakeNormalize(family rules.Family, words []string) (rules.Rule, error) {
+	s := fakeSpelling{family: family}
+	not := ""
+	for i := 0; i < len(words); {
+		if words[i] == "!" {
+			not = "! "
+			i++
+			continue
+		}
+		n, err := s.option(not, words[i:])
+		if err != nil {
+			return rules.Rule{}, err
+		}
+		not = ""
+		i += n
+	}
+	spec := s.String()
+	r := rules.Rule{Spec: spec}
+	if s.target != nil {
+		r.Target = s.target.name
+	}
+	return r, nil
+}
+
+// option takes one option with its values from the front of words and returns
+// how many words that were.
+func (s *fakeSpelling) option(not string, words []string) (int, error) {
+	name := words[0]
+	short, base := fakeShortForm[name]
+	switch {
+	case !strings.HasPrefix(name, "-"):
+		return 0, fmt.Errorf("Bad argument `%s'", name)
+	case !base:
+		return s.extensionOption(not, words)
+	case short == "-f":
+		s.base[5] = not + short
+		return 1, nil
+	case len(words) < 2:
+		return 0, fmt.Errorf("option %q requires an argument", name)
+	}
+	value := words[1]
+	switch short {
+	case "-c":
+		return 3, nil
+	case "-m":
+		s.last = &fakeExtension{name: value}
+		s.matches = append(s.matches, s.last)
+	case "-j", "-g":
+		if s.target != nil {
+			return 0, fmt.Errorf("multiple -j flags not allowed")
+		}
+		s.jump, s.target = short, &fakeExtension{name: value}
+		s.last = s.target
+	case "-s", "-d":
+		text, err := s.address(value)
+		if err != nil {
+			return 0, err
+		}
+		if text == "" {
+			return 2, nil
+		}
+		s.base[slices.Index(fakeBaseOptions, short)] = not + short + " " + text
+	case "-p":
+		if text := fakeProtocol(value); text != "all" {
+			s.base[4] = not + short + " " + text
+		}
+	default:
+		s.base[slices.Index(fakeBaseOptions, short)] = not + short + " " + value
+	}
+	return 2, nil
+}
+
+func (s *fakeSpelling) extensionOption(not string, words []string) (int, error) {
+	name := words[0]
+	owner := s.last
+	if slices.Contains(fakeProtocolOptions, name) {
+		owner = s.protocolMatch()
+	}
+	if owner == nil {
+		return 0, fmt.Errorf("unknown option %q", name)
+	}
+	n := 1
+	for n < len(words) && words[n] != "!" && !fakeIsOption(words[n]) {
+		n++
+	}
+	if slices.Contains(fakeFreeText, name) {
+		if len(words) < 2 {
+			return 0, fmt.Errorf("option %q requires an argument", name)
+		}
+		owner.words = append(owner.words, not+name, fakeQuote(words[1]))
+		return 2, nil
+	}
+	for _, w := range fakeValue(owner.name, name, words[1:n]) {
+		owner.words = append(owner.words, not+w)
+		not = ""
+	}
+	return n, nil
+}
+
+func fakeIsOption(word string) bool {
+	return len(word) > 1 && word[0] == '-' && (word[1] < '0' || word[1] > '9')
+}
+
+// protocolMatch returns the match that -p implies, adding it if needed.
+func (s *fakeSpelling) protocolMatch() *fakeExtension {
+	name := strings.TrimPrefix(strings.TrimPrefix(s.base[4], "! "), "-p ")
+	switch name {
+	case "":
+		return s.last
+	case "ipv6-icmp":
+		name = "icmp6"
+	}
+	for _, m := range s.matches {
+		if m.name == name {
+			return m
+		}
+	}
+	m := &fakeExtension{name: name}
+	s.matches = append(s.matches, m)
+	return m
+}
+
+// fakeValue returns an extension's option with its values as iptables prints them.
+func fakeValue(extension, option string, values []string) []string {
+	one := ""
+	if len(values) == 1 {
+		one = values[0]
+	}
+	switch extension + " " + option {
+	case "MARK --set-mark":
+		return []string{"--set-xmark", fakeHex(one, 0xffffffff)}
+	case "MARK --or-mark":
+		m := fakeMark(one)
+		return []string{"--set-xmark", fmt.Sprintf("%#x/%#x", m, m)}
+	case "MARK --and-mark":
+		return []string{"--set-xmark", fmt.Sprintf("0x0/%#x", ^fakeMark(one))}
+	case "MARK --xor-mark":
+		return []string{"--set-xmark", fmt.Sprintf("%#x/0x0", fakeMark(one))}
+	case "mark --mark", "connmark --mark":
+		if text, found := strings.CutSuffix(fakeHex(one, 0xffffffff), "/0xffffffff"); found {
+			return []string{option, text}
+		}
+		return []string{option, fakeHex(one, 0xffffffff)}
+	case "tcp --syn":
+		return []string{"--tcp-flags", "FIN,SYN,RST,ACK", "SYN"}
+	case "tcp --destination-port", "udp --destination-port":
+		option = "--dport"
+	case "tcp --source-port", "udp --source-port":
+		option = "--sport"
+	case "statistic --probability":
+		if p, err := strconv.ParseFloat(one, 64); err == nil {
+			const steps = 1 << 31
+			return []string{option, fmt.Sprintf("%.11f", math.Round(p*steps)/steps)}
+		}
+	case "conntrack --ctstate":
+		return []string{option, fakeStates(one)}
+	}
+	quoted := []string{option}
+	for _, v := range values {
+		quoted = append(quoted, rules.Quote(v))
+	}
+	return quoted
+}
+
+func fakeMark(text string) uint32 {
+	n, _ := strconv.ParseUint(text, 0, 32)
+	return uint32(n)
+}
+
+// fakeHex writes VALUE or VALUE/MASK as "0x1/0xff".
+func fakeHex(text string, mask uint32) string {
+	v, m, found := strings.Cut(text, "/")
+	if found {
+		mask = fakeMark(m)
+	}
+	return fmt.Sprintf("%#x/%#x", fakeMark(v), mask)
+}
+
+// fakeStates puts connection states into the order in which iptables prints them.
+func fakeStates(list string) string {
+	order := []string{"INVALID", "NEW", "RELATED", "ESTABLISHED", "UNTRACKED", "SNAT", "DNAT"}
+	words := strings.Split(list, ",")
+	slices.SortStableFunc(words, func(a, b string) int { return slices.Index(order, a) - slices.Index(order, b) })
+	return strings.Join(words, ",")
+}
+
+// address writes an address as iptables prints it; nothing for "any".
+func (s *fakeSpelling) address(text string) (string, error) {
+	bad := fmt.Errorf("host/network `%s' not found", text)
+	host, mask, masked := strings.Cut(text, "/")
+	addr, err := netip.ParseAddr(host)
+	if err != nil || addr.Is6() != (s.family == rules.IPv6) {
+		return "", bad
+	}
+	bits := addr.BitLen()
+	if masked {
+		if bits, err = fakeMaskBits(mask, addr.BitLen()); err != nil {
+			return "", bad
+		}
+	}
+	if bits == 0 {
+		return "", nil
+	}
+	p, err := addr.Prefix(bits)
+	if err != nil {
+		return "", bad
+	}
+	return p.String(), nil
+}
+
+// fakeMaskBits reads "24" or "255.255.255.0".
+func fakeMaskBits(mask string, most int) (int, error) {
+	m, err := netip.ParseAddr(mask)
+	if err != nil {
+		bits, err := strconv.Atoi(mask)
+		if err == nil && (bits < 0 || bits > most) {
+			err = strconv.ErrRange
+		}
+		return bits, err
+	}
+	bits := 0
+	for _, b := range m.AsSlice() {
+		for ; b&0x80 != 0; b <<= 1 {
+			bits++
+		}
+	}
+	return bits, nil
+}
+
+// fakeProtocol returns a protocol's name for its number.
+func fakeProtocol(text string) string {
+	names := map[string]string{
+		"0": "all", "1": "icmp", "6": "tcp", "17": "udp", "58": "ipv6-icmp", "132": "sctp",
+		"icmpv6": "ipv6-icmp", "icmp6": "ipv6-icmp",
+	}
+	text = strings.ToLower(text)
+	if name, ok := names[text]; ok {
+		return name
+	}
+	return text
+}
+
+// fakeQuote quotes as xtables_save_string does: everything that holds a
+// character outside [-_0-9A-Za-z], and the empty string.
+func fakeQuote(text string) string {
+	plain := func(c rune) bool {
+		return c == '-' || c == '_' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
+	}
+	if text != "" && strings.IndexFunc(text, func(c rune) bool { return !plain(c) }) < 0 {
+		return text
+	}
+	return `"` + strings.NewReplacer(`"`, `\"`, `\`, `\\`, `'`, `\'`).Replace(text) + `"`
+}
+
+// String puts the words together.
+func (s *fakeSpelling) String() string {
+	var words []string
+	for _, b := range s.base {
+		if b != "" {
+			words = append(words, b)
+		}
+	}
+	for _, m := range s.matches {
+		words = append(words, "-m", m.name)
+		words = append(words, m.words...)
+	}
+	if t := s.target; t != nil {
+		words = append(words, s.jump, t.name)
+		if t.name == "REJECT" && len(t.words) == 0 {
+			t.words = []string{"--reject-with", map[rules.Family]string{
+				rules.IPv4: "icmp-port-unreachable",
+				rules.IPv6: "icmp6-port-unreachable",
+			}[s.family]}
+		}
+		words = append(words, t.words...)
+	}
+	return strings.Join(words, " ")
+}
+
+// fakeIsExtension reports whether a target is one of iptables' own.
+func fakeIsExtension(target string) bool {
+	return slices.Contains([]string{
+		"ACCEPT", "DROP", "RETURN", "QUEUE", "AUDIT", "CHECKSUM", "CLASSIFY", "CLUSTERIP", "CONNMARK", "CONNSECMARK",
+		"CT", "DNAT", "DNPT", "DSCP", "ECN", "HL", "HMARK", "IDLETIMER", "LED", "LOG", "MARK", "MASQUERADE", "NETMAP",
+		"NFLOG", "NFQUEUE", "NOTRACK", "RATEEST", "REDIRECT", "REJECT", "SECMARK", "SET", "SNAT", "SNPT", "SYNPROXY",
+		"TCPMSS", "TCPOPTSTRIP", "TEE", "TOS", "TPROXY", "TRACE", "TTL", "ULOG",
+	}, target)
+}
