@@ -85,6 +85,30 @@ func markComment(r rules.Rule) (string, bool) {
 type Mark struct {
 	Nonce     Nonce    `json:"nonce"`
 	Witnessed []string `json:"witnessed,omitempty"`
+	// Tried is a mark that a write whose end is not known may have planted.
+	// The section that plants it is atomic: if its canary stands, so does
+	// everything else that was written with it.
+	Tried *Mark `json:"tried,omitempty"`
+}
+
+// Trying returns m with a note that next may have been planted.
+func (m Mark) Trying(next Mark) Mark {
+	next.Tried = nil
+	m.Tried = &next
+	return m
+}
+
+// Resolve returns the mark that a read shows to stand: the tried one if its
+// canary is there, else m.
+func (m Mark) Resolve(chain string, t *rules.Table) Mark {
+	if m.Tried == nil {
+		return m
+	}
+	c := t.Chain(chain)
+	if c != nil && len(c.Rules) == 1 && isComment(c.Rules[0], m.Tried.Nonce.Comment()) {
+		return *m.Tried
+	}
+	return m
 }
 
 // Marks are the marks of every family and table.

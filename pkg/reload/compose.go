@@ -24,6 +24,7 @@ type tableTask struct {
 type tablePlan struct {
 	table       rules.TableName
 	mark        canary.Mark   // in force if it succeeds
+	section     rules.Section // what the proof judges by; empty for marks alone
 	wrote       []rules.Chain // with exactly these rules
 	removed     []string
 	hooks       []rules.Hook // put back
@@ -70,7 +71,7 @@ func (s *section) text(table rules.TableName) []byte {
 // word is newer. If the table was replaced by saved rules, nothing in it is
 // newer than the generation, and what is protected becomes exactly that.
 func composeReplay(task tableTask, nonce canary.Nonce) tablePlan {
-	plan := tablePlan{table: task.table, mark: task.want.Mark}
+	plan := tablePlan{table: task.table, mark: task.want.Mark, section: task.want.Section}
 	var s section
 	planChains(task, &plan, &s)
 	if task.finding.Verdict == canary.Replaced {

@@ -1,0 +1,108 @@
+package reload
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// kubeProxyCanary is the chain by whose absence from mangle kube-proxy learns
+// of a flush; it then writes everything anew (k8s.io/kubernetes
+// pkg/util/iptables Monitor, since 1.17).
+const kubeProxyCanary = "KUBE-PROXY-CANARY"
+
+// nudge makes kube-proxy do its own full sync, by deleting its canary where a
+// flush left it standing: what was replayed bridges the gap, and the owner has
+// the last word. One restore per table, mangle last, because its absence there
+// is what kube-proxy looks for. It is not retried.
+func nudge(ctx context.Context, s iptables.Session, f rules.Family, result FamilyResult) error {
+	wrote := slices.ContainsFunc(rules.Guarded(), func(t rules.TableName) bool { return result.Tables[t].Wrote > 0 })
+	if !wrote && result.Outcome != Raced {
+		return nil
+	}
+	for _, table := range []rules.TableName{rules.Nat, rules.Filter, rules.Mangle} {
+		if !slices.Contains(result.proxyCanary, table) {
+			continue
+		}
+		// Declaring first makes -X safe if kube-proxy deletes it meanwhile.
+		text := fmt.Sprintf("*%s\n:%s - [0:0]\n-X %s\nCOMMIT\n", table, kubeProxyCanary, kubeProxyCanary)
+		if _, err := s.Restore(ctx, f, []byte(text)); err != nil {
+			return fmt.Errorf("deleting %s from %s %s, so that kube-proxy syncs: %w", kubeProxyCanary, f, table, err)
+		}
+	}
+	return nil
+}
+
+func tablesWith(snapshot iptables.Snapshot, chain string) []rules.TableName {
+	var found []rules.TableName
+	for _, table := range rules.Guarded() {
+		if snapshot.Tables[table].Chain(chain) != nil {
+			found = append(found, table)
+		}
+	}
+	return found
+}
+
+// dropDoubles removes hooks that stand more often than the generation has
+// them, because their owner put them back at the moment in which we did. The
+// first copy stays: owners insert at the top, so it is theirs.
+func (r Replayer) dropDoubles(ctx context.Context, s iptables.Session, f rules.Family, job Job) error {
+	tasks, _, err := r.examine(ctx, s, f, job)
+	if err != nil {
+		return fmt.Errorf("looking for doubled hooks: %w", err)
+	}
+	var plans []tablePlan
+	for _, task := range tasks {
+		if text := composeUndouble(task); text != nil {
+			plans = append(plans, tablePlan{table: task.table, text: text})
+		}
+	}
+	if len(plans) == 0 {
+		return nil
+	}
+	if _, err := s.Restore(ctx, f, payload(plans)); err != nil {
+		return fmt.Errorf("removing doubled hooks from %s: %w", f, err)
+	}
+	return nil
+}
+
+// composeUndouble deletes by index, the last one first so that the indexes
+// before it stay true.
+func composeUndouble(task tableTask) []byte {
+	if task.seen.Err != nil || task.seen.Table == nil {
+		return nil
+	}
+	var s section
+	for _, chain := range task.want.Section.HookedChains(task.table) {
+		left := map[string]int{}
+		for _, h := range task.want.Section.Hooks {
+			if h.Chain == chain {
+				left[h.Rule.Spec]++
+			}
+		}
+		c := task.seen.Table.Chain(chain)
+		if c == nil {
+			continue
+		}
+		var extra []string
+		for i, rule := range c.Rules {
+			n, wanted := left[rule.Spec]
+			switch {
+			case !wanted:
+			case n > 0:
+				left[rule.Spec]--
+			default:
+				extra = append(extra, fmt.Sprintf("-D %s %d", chain, i+1))
+			}
+		}
+		slices.Reverse(extra)
+		s.remove = append(s.remove, extra...)
+	}
+	if s.empty() {
+		return nil
+	}
+	return s.text(task.table)
+}

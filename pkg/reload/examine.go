@@ -1,0 +1,61 @@
+package reload
+
+import (
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// An Examiner judges full reads. It keeps no state.
+type Examiner struct {
+	Canary   string                  // the canary chain's name
+	Protects func(chain string) bool // which chains are protected
+}
+
+// An Examined table is one table's finding and what the read showed of it.
+type Examined struct {
+	Finding canary.Finding
+	Section rules.Section // empty if it could not be read
+	Mark    canary.Mark   // the mark judged by, with tries resolved
+	Lost    Lost
+}
+
+// Examine judges a snapshot against what job wants of its family.
+func (e Examiner) Examine(snapshot iptables.Snapshot, job Job) map[rules.TableName]Examined {
+	found := map[rules.TableName]Examined{}
+	for _, task := range e.tasks(snapshot, job) {
+		x := Examined{Finding: task.finding, Section: task.seen.Section, Mark: task.want.Mark}
+		if task.finding.Verdict.Loss() {
+			x.Lost = countLost(task)
+		}
+		found[task.table] = x
+	}
+	return found
+}
+
+func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
+	f := snapshot.Family
+	var tasks []tableTask
+	for _, table := range rules.Guarded() {
+		seen := see(snapshot, table, e.Protects)
+		seen.Quiet = job.Quiet[f]
+		want := canary.Wanted{
+			CanaryChain: e.Canary,
+			Mark:        job.Marks[f][table],
+			Section:     job.Generation[f][table],
+		}
+		if seen.Err == nil {
+			want.Mark = want.Mark.Resolve(e.Canary, seen.Table)
+		}
+		tasks = append(tasks, tableTask{table: table, want: want, seen: seen, finding: canary.Judge(want, seen)})
+	}
+	return tasks
+}
+
+func see(snapshot iptables.Snapshot, table rules.TableName, protects func(string) bool) canary.Seen {
+	if err := snapshot.Unreadable[table]; err != nil {
+		return canary.Seen{Err: err}
+	}
+	t := snapshot.Tables[table]
+	return canary.Seen{Table: t, Section: rules.Extract(t, protects, canary.IsMark)}
+}

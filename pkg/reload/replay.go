@@ -1,0 +1,454 @@
+// Package reload puts a generation back and proves it: it learns generations
+// from the live kernel, composes restores, runs them guarded, and keeps
+// generations on disk.
+//
+// What is guaranteed: a rule is written only on the base of a read that nobody
+// else's write came after (legacy: the xtables lock is held from read to
+// proof; nft: the genid is compared before the restore, and a commit that
+// slips in during it is reported as raced). A replay counts as done only when
+// a read after it shows every table as intended. What is not guaranteed: a
+// writer that bypasses the xtables lock is not seen on legacy, and on nft the
+// few milliseconds of iptables-nft-restore itself can overwrite a chain that
+// its owner writes in just that time; then the owner is nudged.
+package reload
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// An Outcome says how a replay of one family ended. It is the label of
+// canaryd_replays_total.
+type Outcome string
+
+// The outcomes.
+const (
+	Proved  Outcome = "proved"  // everything is in force, and a read showed it
+	Raced   Outcome = "raced"   // the same, but somebody else wrote meanwhile
+	Partial Outcome = "partial" // some tables or rules are still missing
+	Failed  Outcome = "failed"  // nothing could be put back
+	Skipped Outcome = "skipped" // nothing was lost any more when it was looked at under guard
+)
+
+// Outcomes returns every outcome.
+func Outcomes() []Outcome { return []Outcome{Proved, Raced, Partial, Failed, Skipped} }
+
+// Done reports whether nothing is left to put back.
+func (o Outcome) Done() bool { return o == Proved || o == Raced || o == Skipped }
+
+// staleReads is how often a family is read again because somebody wrote
+// between read and restore (design, fact 12).
+const staleReads = 5
+
+// A Beginner begins guarded sessions.
+type Beginner interface {
+	Begin(context.Context) (iptables.Session, error)
+}
+
+// A Replayer replays generations through one kernel. It keeps no state and may
+// be copied; one replay at a time may run.
+type Replayer struct {
+	Kernel   Beginner
+	Canary   string                  // the canary chain's name
+	Protects func(chain string) bool // which chains are protected
+}
+
+// A Job is what a replay, planting or rotation starts from.
+type Job struct {
+	Families   []rules.Family
+	Generation rules.Generation
+	Marks      canary.Marks
+	// Quiet says of which families nothing protected changed for the hook
+	// grace.
+	Quiet map[rules.Family]bool
+}
+
+// A Result is what became of a job, by family.
+type Result map[rules.Family]FamilyResult
+
+// A FamilyResult is what became of one family.
+type FamilyResult struct {
+	Outcome Outcome
+	Tables  map[rules.TableName]TableResult
+	Took    time.Duration // from the first read to the proof
+	// Err is the first thing that went wrong; nil if Outcome.Done.
+	Err error
+	// Aftercare is why kube-proxy could not be asked for a full sync, or
+	// doubled hooks not be removed; the rules are in force all the same.
+	Aftercare error
+	// Digest identifies the content of the last read, as a Sighting's does;
+	// 0 if nothing could be read.
+	Digest uint64
+
+	foreign     bool              // somebody else wrote between the guarded read and the proof
+	proxyCanary []rules.TableName // where the proof saw kube-proxy's canary
+}
+
+// A TableResult is what became of one table.
+type TableResult struct {
+	Finding canary.Finding // of the guarded read that was acted on
+	Mark    canary.Mark    // what is planted there now, as far as is known
+	Section rules.Section  // what the last read showed; nil maps if unread
+	Read    bool           // whether Section and Mark come from a read
+	Lost    Lost
+	Proved  bool
+	Skipped []string // chains that their owner had restored
+	// Quarantined are rules that were left out because what they jump to is
+	// missing.
+	Quarantined []rules.Rule
+	Policies    []string // built-in policies that differ from the generation's
+	Wrote       int      // chains whose content was written
+}
+
+// Lost counts what a table lost.
+type Lost struct {
+	Chains []string
+	Rules  int
+	Hooks  []rules.Hook
+}
+
+// Heal puts back what the generation has and the kernel has not, one restore
+// per family, and proves it. Tables that lost nothing are not touched; a table
+// that cannot be read is unknown and is not touched either.
+//
+// The error is ErrLocked or another reason for which no session could begin;
+// then nothing was read or written.
+func (r Replayer) Heal(ctx context.Context, job Job) (Result, error) {
+	return r.each(ctx, job, func(s iptables.Session, f rules.Family) FamilyResult {
+		result := r.run(ctx, s, f, job, heal)
+		if result.foreign && result.Outcome.Done() {
+			result.Aftercare = r.dropDoubles(ctx, s, f, job)
+		}
+		if result.Outcome == Proved || result.Outcome == Raced {
+			result.Aftercare = errors.Join(result.Aftercare, nudge(ctx, s, f, result))
+		}
+		return result
+	})
+}
+
+// Plant writes a new canary and new witnesses into every table that never had
+// them or lost them, and touches nothing else.
+func (r Replayer) Plant(ctx context.Context, job Job) (Result, error) {
+	return r.each(ctx, job, func(s iptables.Session, f rules.Family) FamilyResult {
+		return r.run(ctx, s, f, job, plant)
+	})
+}
+
+// Rotate gives intact tables a new nonce and their hooked chains a witness
+// each. It is due after the generation moved: a file that was saved before
+// carries the nonce of then, and restoring it is told from the present only
+// if the nonce has changed since.
+func (r Replayer) Rotate(ctx context.Context, job Job) (Result, error) {
+	return r.each(ctx, job, func(s iptables.Session, f rules.Family) FamilyResult {
+		return r.run(ctx, s, f, job, rotate)
+	})
+}
+
+// Force makes the protected part of every table exactly what the generation
+// says, whatever stands there: an operator asked for this generation by name.
+func (r Replayer) Force(ctx context.Context, job Job) (Result, error) {
+	return r.each(ctx, job, func(s iptables.Session, f rules.Family) FamilyResult {
+		return r.run(ctx, s, f, job, force)
+	})
+}
+
+// Remove takes every canary and witness out of the tables; with everything,
+// the protected chains and their hooks too.
+func (r Replayer) Remove(ctx context.Context, job Job, everything bool) (Result, error) {
+	return r.each(ctx, job, func(s iptables.Session, f rules.Family) FamilyResult {
+		return r.run(ctx, s, f, job, func(task tableTask, _ canary.Nonce) *tablePlan {
+			if task.seen.Err != nil || task.seen.Table == nil {
+				return nil
+			}
+			plan := composeRemoval(task, everything)
+			return &plan
+		})
+	})
+}
+
+func (r Replayer) each(ctx context.Context, job Job, do func(iptables.Session, rules.Family) FamilyResult) (Result, error) {
+	s, err := r.Kernel.Begin(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("beginning a guarded write: %w", err)
+	}
+	result := Result{}
+	for _, f := range job.Families {
+		start := time.Now()
+		fr := do(s, f)
+		fr.Took = time.Since(start)
+		result[f] = fr
+	}
+	if err := s.Close(); err != nil {
+		return result, fmt.Errorf("ending a guarded write: %w", err)
+	}
+	return result, nil
+}
+
+// An action picks what to write to a table; nil means nothing.
+type action func(task tableTask, nonce canary.Nonce) *tablePlan
+
+func heal(task tableTask, nonce canary.Nonce) *tablePlan {
+	if !task.finding.Verdict.Loss() {
+		return nil
+	}
+	plan := composeReplay(task, nonce)
+	return &plan
+}
+
+func force(task tableTask, nonce canary.Nonce) *tablePlan {
+	if task.seen.Err != nil {
+		return nil
+	}
+	task.finding = canary.Finding{
+		Verdict: canary.Replaced, MarkLost: true,
+		Hooks: task.want.Section.Hooks,
+	}
+	plan := composeReplay(task, nonce)
+	return &plan
+}
+
+func plant(task tableTask, nonce canary.Nonce) *tablePlan {
+	unplanted := task.seen.Err == nil && task.want.Mark.Nonce == ""
+	if !unplanted && !task.finding.MarkLost && len(task.finding.Witnesses) == 0 {
+		return nil
+	}
+	// Witnesses go where hooks stand now.
+	task.want.Section.Hooks = task.seen.Section.Hooks
+	plan := composePlant(task, nonce)
+	return &plan
+}
+
+func rotate(task tableTask, nonce canary.Nonce) *tablePlan {
+	if v := task.finding.Verdict; v != canary.Intact && v != canary.Changed {
+		return nil
+	}
+	task.want.Section.Hooks = task.seen.Section.Hooks
+	plan := composeRotation(task, nonce)
+	return &plan
+}
+
+// run reads, plans, restores and proves one family, again if somebody else
+// wrote between read and restore.
+func (r Replayer) run(ctx context.Context, s iptables.Session, f rules.Family, job Job, act action) FamilyResult {
+	for range staleReads {
+		tasks, digest, err := r.examine(ctx, s, f, job)
+		if err != nil {
+			return FamilyResult{Outcome: Failed, Err: err}
+		}
+		result := newResult(tasks)
+		result.Digest = digest
+		plans := planAll(tasks, act)
+		if len(plans) == 0 {
+			result.Outcome = Skipped
+			return result
+		}
+		raced, err := s.Restore(ctx, f, payload(plans))
+		if errors.Is(err, iptables.ErrStale) {
+			continue
+		}
+		r.prove(ctx, s, f, plans, raced, err, &result)
+		return result
+	}
+	return FamilyResult{Outcome: Failed, Err: fmt.Errorf("%s: %w, %d times in a row", f, iptables.ErrStale, staleReads)}
+}
+
+// examine reads one family under guard and judges its tables.
+func (r Replayer) examine(ctx context.Context, s iptables.Session, f rules.Family, job Job) ([]tableTask, uint64, error) {
+	snapshot, err := s.Read(ctx, f)
+	if err != nil {
+		return nil, 0, fmt.Errorf("reading %s: %w", f, err)
+	}
+	examiner := Examiner{Canary: r.Canary, Protects: r.Protects}
+	return examiner.tasks(snapshot, job), snapshot.Digest, nil
+}
+
+func planAll(tasks []tableTask, act action) []tablePlan {
+	nonce := canary.NewNonce()
+	var plans []tablePlan
+	for _, task := range tasks {
+		if plan := act(task, nonce); plan != nil && plan.text != nil {
+			plans = append(plans, *plan)
+		}
+	}
+	return plans
+}
+
+func payload(plans []tablePlan) []byte {
+	var b bytes.Buffer
+	for _, p := range plans {
+		b.Write(p.text)
+	}
+	return b.Bytes()
+}
+
+func newResult(tasks []tableTask) FamilyResult {
+	result := FamilyResult{Tables: map[rules.TableName]TableResult{}}
+	for _, task := range tasks {
+		tr := TableResult{
+			Finding: task.finding, Mark: task.want.Mark,
+			Section: task.seen.Section, Read: task.seen.Err == nil,
+		}
+		if task.finding.Verdict.Loss() {
+			tr.Lost = countLost(task)
+			tr.Policies = changedPolicies(task)
+		}
+		result.Tables[task.table] = tr
+	}
+	return result
+}
+
+// countLost counts what the finding says is lost.
+func countLost(task tableTask) Lost {
+	lost := Lost{Hooks: task.finding.Hooks, Rules: len(task.finding.Hooks)}
+	for _, c := range task.want.Section.Chains {
+		standing := task.seen.Table.Chain(c.Name)
+		gone := slices.Contains(task.finding.Missing, c.Name) || slices.Contains(task.finding.Emptied, c.Name)
+		if task.finding.Verdict == canary.Replaced && !gone {
+			gone = standing == nil || !rules.EqualRules(standing.Rules, c.Rules)
+		}
+		if gone {
+			lost.Chains = append(lost.Chains, c.Name)
+			lost.Rules += len(c.Rules)
+		}
+	}
+	return lost
+}
+
+func changedPolicies(task tableTask) []string {
+	var changed []string
+	for _, chain := range rules.BuiltinChains(task.table) {
+		was, is := task.want.Section.Policies[chain], task.seen.Section.Policies[chain]
+		if was != "" && is != "" && was != is {
+			changed = append(changed, fmt.Sprintf("%s %s: %s, was %s", task.table, chain, is, was))
+		}
+	}
+	return changed
+}
+
+// prove reads the family again and decides table by table whether what was
+// planned is in force.
+func (r Replayer) prove(ctx context.Context, s iptables.Session, f rules.Family, plans []tablePlan, raced bool, restoreErr error, result *FamilyResult) {
+	result.Err, result.foreign = restoreErr, raced
+	after, err := s.Read(ctx, f)
+	if err != nil {
+		result.Outcome, result.Err = Failed, errors.Join(restoreErr, fmt.Errorf("reading %s for the proof: %w", f, err))
+		r.rememberTries(plans, result)
+		return
+	}
+	result.foreign, result.Digest = raced || after.Moved, after.Digest
+	result.proxyCanary = tablesWith(after, kubeProxyCanary)
+	proved := 0
+	for _, plan := range plans {
+		tr := result.Tables[plan.table]
+		tr.Skipped, tr.Quarantined, tr.Wrote = plan.skipped, plan.quarantined, len(plan.wrote)
+		seen := see(after, plan.table, r.Protects)
+		if seen.Err == nil {
+			tr.Section, tr.Read = seen.Section, true
+		}
+		err := proveTable(r.Canary, plan, seen, result.foreign)
+		switch {
+		case err == nil:
+			tr.Proved, tr.Mark = true, plan.mark
+			proved++
+		case seen.Err == nil && seen.Table.Chain(r.Canary) != nil:
+			tr.Mark = tr.Mark.Trying(plan.mark).Resolve(r.Canary, seen.Table)
+		}
+		if err != nil && result.Err == nil {
+			result.Err = fmt.Errorf("%s %s is not as it was written: %w", f, plan.table, err)
+		}
+		if len(plan.quarantined) > 0 && result.Err == nil {
+			result.Err = fmt.Errorf("%s %s: %d rules were left out because the chains that they jump to are missing (%s)",
+				f, plan.table, len(plan.quarantined), targets(plan.quarantined))
+		}
+		result.Tables[plan.table] = tr
+	}
+	switch {
+	case proved == len(plans) && result.Err == nil && raced:
+		result.Outcome = Raced
+	case proved == len(plans) && result.Err == nil:
+		result.Outcome = Proved
+	case proved > 0:
+		result.Outcome = Partial
+	default:
+		result.Outcome = Failed
+	}
+}
+
+// rememberTries notes in the marks which nonces may have been written.
+func (r Replayer) rememberTries(plans []tablePlan, result *FamilyResult) {
+	for _, plan := range plans {
+		tr := result.Tables[plan.table]
+		tr.Mark = tr.Mark.Trying(plan.mark)
+		result.Tables[plan.table] = tr
+	}
+}
+
+func targets(list []rules.Rule) string {
+	var found []string
+	for _, r := range list {
+		if !slices.Contains(found, r.Target) {
+			found = append(found, r.Target)
+		}
+	}
+	return strings.Join(found, ", ")
+}
+
+// proveTable returns nil if the table is as planned. Where somebody else
+// wrote since the guarded read, what differs in a chain that still holds rules
+// is theirs; the marks, the hooks and the non-emptiness must hold all the same.
+func proveTable(chain string, plan tablePlan, seen canary.Seen, foreign bool) error {
+	if plan.mark.Nonce == "" {
+		return proveRemoved(chain, plan, seen)
+	}
+	finding := canary.Judge(canary.Wanted{CanaryChain: chain, Mark: plan.mark, Section: plan.section}, seen)
+	if finding.Verdict == canary.Unknown {
+		return fmt.Errorf("it could not be read: %w", finding.Err)
+	}
+	if finding.Verdict.Loss() {
+		return fmt.Errorf("it is %s", finding.Verdict)
+	}
+	for _, c := range plan.wrote {
+		standing := seen.Table.Chain(c.Name)
+		switch {
+		case standing != nil && rules.EqualRules(standing.Rules, c.Rules):
+		case foreign && (standing == nil || len(standing.Rules) > 0):
+		case standing == nil:
+			return fmt.Errorf("chain %s is missing", c.Name)
+		default:
+			return fmt.Errorf("chain %s holds %d rules other than the %d written", c.Name, len(standing.Rules), len(c.Rules))
+		}
+	}
+	for _, h := range plan.hooks {
+		if !stands(seen.Table, h) && !foreign {
+			return fmt.Errorf("hook %s is missing", h)
+		}
+	}
+	for _, name := range plan.removed {
+		if seen.Table.Chain(name) != nil && !foreign {
+			return fmt.Errorf("chain %s is still there", name)
+		}
+	}
+	return nil
+}
+
+// proveRemoved returns nil if marks and removed chains are gone.
+func proveRemoved(chain string, plan tablePlan, seen canary.Seen) error {
+	if seen.Err != nil {
+		return fmt.Errorf("it could not be read: %w", seen.Err)
+	}
+	for _, name := range append([]string{chain}, plan.removed...) {
+		if seen.Table.Chain(name) != nil {
+			return fmt.Errorf("chain %s is still there", name)
+		}
+	}
+	return nil
+}

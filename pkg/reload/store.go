@@ -1,0 +1,216 @@
+package reload
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/renameio/v2"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// Errors of a Store that callers tell apart.
+var (
+	// ErrNothingStored: no generation was ever stored, or not that one.
+	ErrNothingStored = errors.New("no such generation is stored")
+	// ErrForeign: what is stored belongs to another boot, network namespace,
+	// backend or iptables version, and must not be replayed here.
+	ErrForeign = errors.New("the stored generation was made elsewhere")
+)
+
+const (
+	keptGenerations = 5
+	// maxStored bounds what is read from disk: 5,000 services need 10 MB.
+	maxStored = 256 << 20
+)
+
+// An Identity is what a stored generation is bound to. Rules of another boot
+// are out of date; of another version, iptables may misread them (1.8.7 reads
+// some of 1.8.8's rules back without their match).
+type Identity struct {
+	BootID  string `json:"bootID"`
+	NetNS   string `json:"netns"`
+	Backend string `json:"backend"`
+	Version string `json:"iptables"`
+}
+
+// Stored is a generation on disk, with what was known when it was written.
+type Stored struct {
+	Identity   Identity         `json:"identity"`
+	ID         string           `json:"id"`
+	Source     string           `json:"source"`
+	Captured   time.Time        `json:"captured"` // when the generation was learned
+	Generation rules.Generation `json:"generation,omitempty"`
+}
+
+// State is what canaryd knew last: which generation was in force, and the
+// marks that it planted.
+type State struct {
+	Identity  Identity     `json:"identity"`
+	ID        string       `json:"id"`
+	Confirmed time.Time    `json:"confirmed"` // when it was last seen in force
+	Marks     canary.Marks `json:"marks"`
+}
+
+// A Store keeps the last five generations and the marks in one folder, files
+// 0600, written atomically. It is for one goroutine.
+type Store struct {
+	dir      string
+	identity Identity
+	written  string // ID of the generation written last
+}
+
+// OpenStore opens the folder, which it makes if it is missing.
+func OpenStore(dir string, identity Identity) (*Store, error) {
+	generations := filepath.Join(dir, "generations")
+	if err := os.MkdirAll(generations, 0o700); err != nil {
+		return nil, fmt.Errorf("state folder %s: %w", dir, err)
+	}
+	probe, err := os.CreateTemp(generations, ".probe-*")
+	if err != nil {
+		return nil, fmt.Errorf("state folder %s is not writable: %w", dir, err)
+	}
+	if err := errors.Join(probe.Close(), os.Remove(probe.Name())); err != nil {
+		return nil, fmt.Errorf("state folder %s: %w", dir, err)
+	}
+	if _, err := os.ReadDir(generations); err != nil {
+		return nil, fmt.Errorf("state folder %s is not readable: %w", dir, err)
+	}
+	return &Store{dir: dir, identity: identity}, nil
+}
+
+// Save writes the generation, if it is not the one written last, and then the
+// state that names it.
+func (s *Store) Save(g rules.Generation, source string, captured time.Time, state State) error {
+	state.Identity = s.identity
+	if state.ID != s.written {
+		stored := Stored{Identity: s.identity, ID: state.ID, Source: source, Captured: captured, Generation: g}
+		if err := s.write(s.path(state.ID), stored); err != nil {
+			return fmt.Errorf("keeping generation %s: %w", state.ID, err)
+		}
+		s.written = state.ID
+		if err := s.prune(); err != nil {
+			return fmt.Errorf("removing old generations: %w", err)
+		}
+	}
+	if err := s.write(filepath.Join(s.dir, "state.json"), state); err != nil {
+		return fmt.Errorf("keeping the state: %w", err)
+	}
+	return nil
+}
+
+// LoadState returns the last state with its generation. The error is
+// ErrNothingStored, ErrForeign with the difference, or says what is broken.
+func (s *Store) LoadState() (State, Stored, error) {
+	var state State
+	if err := s.read(filepath.Join(s.dir, "state.json"), &state); err != nil {
+		return State{}, Stored{}, err
+	}
+	if err := s.bound(state.Identity); err != nil {
+		return State{}, Stored{}, err
+	}
+	stored, err := s.Load(state.ID)
+	return state, stored, err
+}
+
+// Load returns the generation of that ID.
+func (s *Store) Load(id string) (Stored, error) {
+	if !regexp.MustCompile(`^[0-9a-f]{12}$`).MatchString(id) {
+		return Stored{}, fmt.Errorf("%q is not a generation's ID (12 hexadecimal digits): %w", id, ErrNothingStored)
+	}
+	var stored Stored
+	if err := s.read(s.path(id), &stored); err != nil {
+		return Stored{}, err
+	}
+	if err := s.bound(stored.Identity); err != nil {
+		return Stored{}, err
+	}
+	if err := rules.Validate(stored.Generation); err != nil {
+		return Stored{}, fmt.Errorf("stored generation %s: %w", id, err)
+	}
+	if got := stored.Generation.ID(); got != id {
+		return Stored{}, fmt.Errorf("stored generation %s is corrupt: its content has ID %s", id, got)
+	}
+	return stored, nil
+}
+
+// bound returns ErrForeign with the first difference.
+func (s *Store) bound(o Identity) error {
+	for _, c := range []struct{ what, stored, now string }{
+		{"boot", o.BootID, s.identity.BootID},
+		{"network namespace", o.NetNS, s.identity.NetNS},
+		{"backend", o.Backend, s.identity.Backend},
+		{"iptables version", o.Version, s.identity.Version},
+	} {
+		if c.stored != c.now {
+			return fmt.Errorf("%w: %s %q, here %q", ErrForeign, c.what, c.stored, c.now)
+		}
+	}
+	return nil
+}
+
+func (s *Store) path(id string) string {
+	return filepath.Join(s.dir, "generations", id+".json")
+}
+
+func (s *Store) write(path string, value any) error {
+	data, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	return renameio.WriteFile(path, data, 0o600)
+}
+
+func (s *Store) read(path string, value any) error {
+	file, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return ErrNothingStored
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Close() }() // read only
+	decoder := json.NewDecoder(io.LimitReader(file, maxStored))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(value); err != nil {
+		return fmt.Errorf("%s is corrupt: %w", path, err)
+	}
+	return nil
+}
+
+// prune keeps the newest generations.
+func (s *Store) prune() error {
+	dir := filepath.Join(s.dir, "generations")
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	type aged struct {
+		name string
+		time time.Time
+	}
+	var files []aged
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil || !strings.HasSuffix(e.Name(), ".json") {
+			continue
+		}
+		files = append(files, aged{e.Name(), info.ModTime()})
+	}
+	slices.SortFunc(files, func(a, b aged) int { return b.time.Compare(a.time) })
+	var errs []error
+	for i := keptGenerations; i < len(files); i++ {
+		errs = append(errs, os.Remove(filepath.Join(dir, files[i].name)))
+	}
+	return errors.Join(errs...)
+}

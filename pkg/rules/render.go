@@ -1,0 +1,40 @@
+package rules
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Render writes one family's part of a generation as input for
+// iptables-restore that loads into empty tables.
+//
+// Built-in chains are not declared, so that no policy is set. A rule that
+// jumps to a chain of somebody else's cannot be loaded without it and is
+// written as a comment.
+func Render(g Generation, f Family) string {
+	var b strings.Builder
+	for _, t := range AllTables() {
+		s, ok := g[f][t]
+		if !ok || len(s.Chains) == 0 && len(s.Hooks) == 0 {
+			continue
+		}
+		fmt.Fprintf(&b, "*%s\n", t)
+		for _, c := range s.Chains {
+			fmt.Fprintf(&b, ":%s - [0:0]\n", c.Name)
+		}
+		for _, h := range s.Hooks {
+			b.WriteString(h.String() + "\n")
+		}
+		for _, c := range s.Chains {
+			for _, r := range c.Rules {
+				if slices.Contains(s.Leans, r.Target) {
+					fmt.Fprintf(&b, "# needs chain %s: ", r.Target)
+				}
+				fmt.Fprintf(&b, "-A %s %s\n", c.Name, r.Spec)
+			}
+		}
+		b.WriteString("COMMIT\n")
+	}
+	return b.String()
+}

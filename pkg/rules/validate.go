@@ -1,0 +1,64 @@
+package rules
+
+import (
+	"fmt"
+	"strings"
+)
+
+// maxName is the longest chain name that iptables takes.
+const maxName = 28
+
+// Validate reports whether g may be turned into a restore: families, tables
+// and chain names are such as iptables knows, and no text can end a line or a
+// table. What comes from disk is checked by it.
+func Validate(g Generation) error {
+	for f, tables := range g {
+		if f != IPv4 && f != IPv6 {
+			return fmt.Errorf("family %d is neither IPv4 nor IPv6", f)
+		}
+		for t, s := range tables {
+			if len(builtin[t]) == 0 {
+				return fmt.Errorf("%s: there is no table %q", f, t)
+			}
+			if err := s.validate(t); err != nil {
+				return fmt.Errorf("%s %s: %w", f, t, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (s Section) validate(t TableName) error {
+	for _, c := range s.Chains {
+		if !validName(c.Name) || Builtin(t, c.Name) {
+			return fmt.Errorf("%q cannot be a protected chain", c.Name)
+		}
+		for _, r := range c.Rules {
+			if err := r.validate(); err != nil {
+				return err
+			}
+		}
+	}
+	for _, h := range s.Hooks {
+		if !Builtin(t, h.Chain) {
+			return fmt.Errorf("%q is not a built-in chain", h.Chain)
+		}
+		if err := h.Rule.validate(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r Rule) validate() error {
+	if strings.ContainsFunc(r.Spec, func(c rune) bool { return c < ' ' || c == 0x7f }) {
+		return fmt.Errorf("rule %q holds a control character", r.Spec)
+	}
+	return nil
+}
+
+// validName reports whether iptables and its restore format take the name.
+func validName(name string) bool {
+	return name != "" && len(name) <= maxName && name[0] != '-' && name[0] != '!' && name[0] != ':' &&
+		!strings.ContainsFunc(name, func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '"' })
+}
