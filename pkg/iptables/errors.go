@@ -15,6 +15,9 @@ var (
 	ErrPermission = errors.New("the kernel refuses access to its tables (CAP_NET_ADMIN is needed)")
 	// ErrNoFamily: the kernel or the tools lack this IP family.
 	ErrNoFamily = errors.New("this IP family is not available")
+	// ErrOverflow: the kernel dropped commits that we were too slow to read.
+	// The subscription goes on.
+	ErrOverflow = errors.New("the kernel dropped notifications of commits")
 )
 
 // A Reason classifies a refused restore; it is the label of

@@ -1,0 +1,110 @@
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+const (
+	// maxStdout bounds what a child may print. 62,590 rules are 9 MB.
+	maxStdout = 256 << 20
+	// maxStderr is how much of a child's complaints is kept; the rest is
+	// read and dropped, so that the child does not block.
+	maxStderr = 8 << 10
+	// killGrace is how long we wait for the pipes of a killed child.
+	killGrace = 2 * time.Second
+)
+
+var errTooMuch = errors.New("printed more than 256 MiB")
+
+// A command is one program to execute, never through a shell.
+type command struct {
+	path    string
+	args    []string
+	stdin   []byte
+	timeout time.Duration
+	env     []string // added to our own environment
+}
+
+// A result is what a child that ran to its end left behind.
+type result struct {
+	stdout, stderr []byte
+	exit           int // -1 if it was killed
+}
+
+// run executes c and waits for it. A child that ends with another exit code
+// than 0 is no error here. A child that could not be started, that outlived
+// its deadline or the context, or that printed more than maxStdout is one;
+// its process group is killed then.
+//
+// LC_ALL=C because the texts of errors are read by classify.
+func (c command) run(ctx context.Context) (result, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	// Not CommandContext's own kill: restores may have children (modprobe).
+	cmd := exec.CommandContext(ctx, c.path, c.args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = killGrace
+	cmd.Env = append(append(os.Environ(), "LC_ALL=C"), c.env...)
+	if c.stdin != nil {
+		cmd.Stdin = bytes.NewReader(c.stdin)
+	}
+	stdout := &boundedBuffer{limit: maxStdout, onFull: errTooMuch}
+	stderr := &boundedBuffer{limit: maxStderr}
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	err := cmd.Run()
+	res := result{stdout: stdout.buf.Bytes(), stderr: stderr.buf.Bytes(), exit: -1}
+	if cmd.ProcessState != nil {
+		res.exit = cmd.ProcessState.ExitCode()
+	}
+	return res, c.failure(ctx, err, res)
+}
+
+// failure turns what Run returned into the error that run promises.
+func (c command) failure(ctx context.Context, err error, res result) error {
+	name := filepath.Base(c.path)
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return nil
+	case context.Cause(ctx) == context.DeadlineExceeded && res.exit == -1:
+		return fmt.Errorf("%s was killed: it did not end within %v: %w", name, c.timeout, context.DeadlineExceeded)
+	case ctx.Err() != nil && res.exit == -1:
+		return fmt.Errorf("%s was killed: %w", name, ctx.Err())
+	case errors.As(err, &exit) && res.exit >= 0:
+		return nil
+	default:
+		return fmt.Errorf("%s: %w", name, err)
+	}
+}
+
+// A boundedBuffer keeps the first limit bytes. What is beyond is dropped, or
+// fails the writer with onFull if that is set.
+type boundedBuffer struct {
+	buf    bytes.Buffer
+	limit  int
+	onFull error
+}
+
+func (b *boundedBuffer) Write(p []byte) (int, error) {
+	room := b.limit - b.buf.Len()
+	if len(p) <= room {
+		return b.buf.Write(p)
+	}
+	b.buf.Write(p[:room])
+	if b.onFull != nil {
+		return room, b.onFull
+	}
+	return len(p), nil
+}
+
+var _ io.Writer = (*boundedBuffer)(nil)

@@ -1,0 +1,241 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Kernel reads and writes the iptables tables of the network namespace in
+// which it was opened, through one backend. All its methods may be called
+// concurrently; a Session may not be shared.
+//
+// Goal: never to mistake "cannot tell" for "nothing there", and never to
+// create a table by looking at it. How: what is looked at often is asked from
+// the kernel directly (netlink, socket options); full reads and restores
+// execute iptables, each child with a deadline and with a private
+// XTABLES_LOCKFILE, so that it neither waits for the lock that a Session
+// holds nor wakes those who watch the lock.
+type Kernel struct {
+	cfg      Config
+	info     Info
+	evidence Evidence
+	tools    map[rules.Family]tools
+	disabled map[rules.Family]error
+	reader   reader
+	save     saver
+	private  string // a folder of our own, for the children's lock file
+}
+
+// Open chooses a backend unless cfg forces one, finds its programs and opens
+// the kernel. It creates no table. Its errors are one line that says what to
+// do; a family that the kernel or the tools lack is disabled instead, unless
+// none is left.
+func Open(ctx context.Context, cfg Config) (*Kernel, error) {
+	cfg = cfg.withDefaults()
+	evidence, err := choose(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	k := &Kernel{cfg: cfg, evidence: evidence, disabled: map[rules.Family]error{}}
+	if k.tools, err = k.findTools(ctx, evidence.Backend); err != nil {
+		return nil, err
+	}
+	if err := k.inspect(); err != nil {
+		return nil, err
+	}
+	if err := k.open(ctx); err != nil {
+		return nil, errors.Join(err, k.Close())
+	}
+	return k, nil
+}
+
+// choose gathers evidence. A forced backend stands even where the evidence
+// cannot be read, except for want of privileges, without which nothing works.
+func choose(ctx context.Context, cfg Config) (Evidence, error) {
+	switch cfg.Backend {
+	case "", NFT, Legacy:
+	default:
+		return Evidence{}, fmt.Errorf("the backend is %q: want %q or %q, or nothing to choose by evidence", cfg.Backend, NFT, Legacy)
+	}
+	evidence, err := Choose(ctx, ChooseConfig{Families: cfg.Families, Canary: cfg.Canary})
+	if cfg.Backend == "" {
+		return evidence, err
+	}
+	if errors.Is(err, ErrPermission) {
+		return Evidence{}, err
+	}
+	evidence.Backend = cfg.Backend
+	evidence.Reason = "it was asked for"
+	return evidence, nil
+}
+
+// Info says what the Kernel works with.
+func (k *Kernel) Info() Info { return k.info }
+
+// Evidence says what was found when the backend was chosen.
+func (k *Kernel) Evidence() Evidence { return k.evidence }
+
+// Families returns the families that are open, in their fixed order.
+func (k *Kernel) Families() []rules.Family { return slices.Sorted(maps.Keys(k.tools)) }
+
+// Disabled says why wanted families are not open.
+func (k *Kernel) Disabled() map[rules.Family]error { return maps.Clone(k.disabled) }
+
+// Close ends the Kernel. Sessions and Subscriptions must be closed before.
+func (k *Kernel) Close() error {
+	var errs []error
+	if k.reader != nil {
+		errs = append(errs, k.reader.close())
+	}
+	if k.private != "" {
+		errs = append(errs, os.RemoveAll(k.private))
+	}
+	return errors.Join(errs...)
+}
+
+func (k *Kernel) noFamily(family rules.Family) error {
+	if err := k.disabled[family]; err != nil {
+		return err
+	}
+	return fmt.Errorf("%w: %v was not asked for", ErrNoFamily, family)
+}
+
+// findTools finds each family's programs and disables the families without.
+func (k *Kernel) findTools(ctx context.Context, backend Backend) (map[rules.Family]tools, error) {
+	found := map[rules.Family]tools{}
+	var errs []error
+	for _, family := range k.cfg.Families {
+		t, err := findTools(ctx, backend, family)
+		if family == rules.IPv6 && err == nil {
+			err = haveIPv6()
+		}
+		if err == nil {
+			found[family] = t
+			continue
+		}
+		k.disabled[family] = fmt.Errorf("%w: %v: %w", ErrNoFamily, family, err)
+		errs = append(errs, err)
+	}
+	if len(found) == 0 {
+		return nil, fmt.Errorf("cannot use the %s backend: %w", backend, oneLine(errs))
+	}
+	// Without IPv4's programs nothing of Kubernetes works: not a variant of
+	// the node but a mistake in the image.
+	if err := k.disabled[rules.IPv4]; err != nil && slices.Contains(k.cfg.Families, rules.IPv4) {
+		return nil, fmt.Errorf("cannot use the %s backend: %w", backend, errs[0])
+	}
+	return found, nil
+}
+
+// haveIPv6 reports why the kernel has no IPv6 (ipv6.disable=1 keeps sockets
+// from being opened), or nil.
+func haveIPv6() error {
+	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("the kernel has no IPv6: %w", err)
+	}
+	return unix.Close(fd)
+}
+
+// inspect learns the version, from the first family's program.
+func (k *Kernel) inspect() error {
+	family := k.Families()[0]
+	v, randomFully, err := inspect(k.tools[family].iptables, family)
+	if err != nil {
+		return err
+	}
+	k.info = Info{
+		Backend:     k.evidence.Backend,
+		Version:     v.String(),
+		Reason:      k.evidence.Reason,
+		Mixed:       k.evidence.Mixed,
+		RandomFully: randomFully,
+	}
+	return checkVersion(k.info.Backend, v)
+}
+
+// open opens what must be closed again.
+func (k *Kernel) open(ctx context.Context) error {
+	private, err := os.MkdirTemp("", "canaryd-")
+	if err != nil {
+		return fmt.Errorf("a private folder for the children's lock file: %w", err)
+	}
+	k.private = private
+	k.save = saver{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv()}
+	k.reader, err = k.openReader()
+	if err == nil || errors.Is(err, ErrPermission) {
+		return err
+	}
+	// The kernel does not answer us. If it answers iptables, go through that.
+	for family := range k.tools {
+		if _, _, err2 := k.save.read(ctx, family); err2 != nil {
+			return fmt.Errorf("%w (and %w)", err, err2)
+		}
+	}
+	k.reader = execReader{save: k.save}
+	k.info.ExecProbe = true
+	return nil
+}
+
+func (k *Kernel) openReader() (reader, error) {
+	if k.info.Backend == NFT {
+		return openNFTReader()
+	}
+	return openXTReader(k.Families())
+}
+
+func openNFTReader() (reader, error) {
+	conn, err := dialNFT()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := conn.genid(); err != nil {
+		conn.close()
+		return nil, err
+	}
+	return nftReader{conn}, nil
+}
+
+func openXTReader(families []rules.Family) (reader, error) {
+	if runtime.GOARCH == "386" {
+		return nil, errors.New("struct ipt_entry is laid out in another way on i386")
+	}
+	r := xtReader{sockets: map[rules.Family]*xtSocket{}}
+	for _, family := range families {
+		s, err := openXT(family)
+		if err != nil {
+			r.close()
+			return nil, err
+		}
+		r.sockets[family] = s
+	}
+	return r, nil
+}
+
+// childEnv gives every child a lock of its own. nft's programs ignore it.
+func (k *Kernel) childEnv() []string {
+	return []string{"XTABLES_LOCKFILE=" + filepath.Join(k.private, "lock")}
+}
+
+// oneLine joins errors with "; " instead of line breaks.
+func oneLine(errs []error) error {
+	var all error
+	for _, err := range errs {
+		if all == nil {
+			all = err
+		} else {
+			all = fmt.Errorf("%w; %w", all, err)
+		}
+	}
+	return all
+}

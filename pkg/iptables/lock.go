@@ -1,0 +1,63 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// lockPoll is how often a lock held by somebody else is tried again. A kernel
+// wait (LOCK_EX without LOCK_NB) could not be ended by a deadline.
+const lockPoll = 10 * time.Millisecond
+
+// takeLock takes the xtables lock as iptables-legacy does: open, flock. It
+// waits for at most wait, then returns ErrLocked. The lock is let go of when
+// the descriptor is closed; children do not inherit it.
+func takeLock(ctx context.Context, path string, wait time.Duration) (fd int, err error) {
+	deadline := time.Now().Add(wait)
+	for {
+		fd, err := tryLock(path)
+		if err == nil {
+			return fd, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, errMoved) && !errors.Is(err, unix.EINTR) {
+			return -1, fmt.Errorf("taking the xtables lock %s: %w", path, err)
+		}
+		if !time.Now().Before(deadline) {
+			return -1, fmt.Errorf("%w: %s, waited %v", ErrLocked, path, wait)
+		}
+		select {
+		case <-ctx.Done():
+			return -1, ctx.Err()
+		case <-time.After(lockPoll):
+		}
+	}
+}
+
+var errMoved = errors.New("the file was replaced")
+
+// tryLock locks the file or fails at once. A file that was replaced while we
+// locked it is the wrong one: whoever opens the path now locks another inode.
+func tryLock(path string) (int, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return -1, err
+	}
+	if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	var locked, named unix.Stat_t
+	if err := unix.Fstat(fd, &locked); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	if err := unix.Stat(path, &named); err != nil || locked.Ino != named.Ino || locked.Dev != named.Dev {
+		unix.Close(fd)
+		return -1, errMoved
+	}
+	return fd, nil
+}

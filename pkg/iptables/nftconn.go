@@ -1,0 +1,158 @@
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"syscall"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// errNoNFT: the kernel has no nf_tables.
+var errNoNFT = errors.New("the kernel has no nf_tables (load the module nf_tables)")
+
+// An nftConn asks nf_tables through one lasting netlink connection. Nothing
+// that it asks creates anything. It may be used concurrently.
+type nftConn struct {
+	mu   sync.Mutex // one request and its answers at a time
+	conn *netlink.Conn
+}
+
+func dialNFT() (*nftConn, error) {
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return nil, nftError("opening a netlink socket", err)
+	}
+	return &nftConn{conn: conn}, nil
+}
+
+func (c *nftConn) close() error { return c.conn.Close() }
+
+// genid returns the ruleset counter of this network namespace, which both
+// families share. It also is the cheapest question to learn whether nf_tables
+// exists and may be asked.
+func (c *nftConn) genid() (uint32, error) {
+	var id uint32
+	err := c.each(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, nil, func(m netlink.Message) error {
+		commit, err := parseCommit(m.Data)
+		id = commit.Genid
+		return err
+	})
+	// EINVAL is nfnetlink's answer for a subsystem that does not exist.
+	if errors.Is(err, unix.EINVAL) {
+		return 0, errNoNFT
+	}
+	return id, nftError("asking for the ruleset's counter", err)
+}
+
+// eachRule calls f for every rule of one chain, in order. A chain or table
+// that does not exist has none.
+func (c *nftConn) eachRule(family rules.Family, place Place, f func(nftRule)) error {
+	attrs := encodeStrings(
+		attr{unix.NFTA_RULE_TABLE, string(place.Table)},
+		attr{unix.NFTA_RULE_CHAIN, place.Chain})
+	err := c.each(unix.NFT_MSG_GETRULE, netlink.Dump, nfproto(family), attrs, func(m netlink.Message) error {
+		r, err := parseRule(m.Data)
+		// Kernels before 4.3 ignore the chain that is asked for.
+		if err == nil && r.place == place {
+			f(r)
+		}
+		return err
+	})
+	return nftError(fmt.Sprintf("reading chain %s of table %s", place.Chain, place.Table), err)
+}
+
+// eachChain calls f for every chain of the family.
+func (c *nftConn) eachChain(family rules.Family, f func(nftChain)) error {
+	err := c.each(unix.NFT_MSG_GETCHAIN, netlink.Dump, nfproto(family), nil, func(m netlink.Message) error {
+		ch, err := parseChain(m.Data)
+		if err == nil {
+			f(ch)
+		}
+		return err
+	})
+	return nftError("listing the chains", err)
+}
+
+// hasChain reports whether a chain exists; a chain of a missing table does not.
+func (c *nftConn) hasChain(family rules.Family, place Place) (bool, error) {
+	return c.exists(unix.NFT_MSG_GETCHAIN, family,
+		attr{unix.NFTA_CHAIN_TABLE, string(place.Table)},
+		attr{unix.NFTA_CHAIN_NAME, place.Chain})
+}
+
+// hasTable reports whether a table exists.
+func (c *nftConn) hasTable(family rules.Family, table rules.TableName) (bool, error) {
+	return c.exists(unix.NFT_MSG_GETTABLE, family, attr{unix.NFTA_TABLE_NAME, string(table)})
+}
+
+// tables returns those of iptables' five tables that exist.
+func (c *nftConn) tables(family rules.Family) ([]rules.TableName, error) {
+	var found []rules.TableName
+	for _, table := range rules.AllTables() {
+		ok, err := c.hasTable(family, table)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			found = append(found, table)
+		}
+	}
+	return found, nil
+}
+
+func (c *nftConn) exists(message uint16, family rules.Family, attrs ...attr) (bool, error) {
+	err := c.each(message, 0, nfproto(family), encodeStrings(attrs...), func(netlink.Message) error { return nil })
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	if err != nil {
+		return false, nftError(fmt.Sprintf("asking for %q", attrs[len(attrs)-1].value), err)
+	}
+	return true, nil
+}
+
+// each sends one request and calls f for every answer. Answers are streamed:
+// 60,000 rules in one slice would be more memory than all of canaryd.
+func (c *nftConn) each(message uint16, flags netlink.HeaderFlags, family uint8, attrs []byte, f func(netlink.Message) error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	sent, err := c.conn.Send(netlink.Message{
+		Header: netlink.Header{Type: nftType(message), Flags: netlink.Request | flags},
+		Data:   append([]byte{family, unix.NFNETLINK_V0, 0, 0}, attrs...),
+	})
+	if err != nil {
+		return err
+	}
+	for m, err := range c.conn.ReceiveIter() {
+		if err != nil {
+			return err
+		}
+		if m.Header.Sequence != sent.Header.Sequence {
+			return fmt.Errorf("netlink answered request %d, not %d", m.Header.Sequence, sent.Header.Sequence)
+		}
+		if err := f(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// nftError says what failed, and whether it was for want of privileges or of
+// nf_tables itself.
+func nftError(doing string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, syscall.EPERM), errors.Is(err, syscall.EACCES):
+		return fmt.Errorf("%w: %s: %w", ErrPermission, doing, err)
+	case errors.Is(err, syscall.EPROTONOSUPPORT), errors.Is(err, syscall.EAFNOSUPPORT):
+		return fmt.Errorf("%w: %s: %w", errNoNFT, doing, err)
+	default:
+		return fmt.Errorf("%s: %w", doing, err)
+	}
+}

@@ -1,0 +1,152 @@
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	goiptables "github.com/coreos/go-iptables/iptables"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// versionTimeout bounds "iptables --version", which takes about 1 ms.
+const versionTimeout = 10 * time.Second
+
+// A version is the version of the iptables programs.
+type version struct{ major, minor, patch int }
+
+func (v version) String() string { return fmt.Sprintf("%d.%d.%d", v.major, v.minor, v.patch) }
+
+func (v version) before(o version) bool {
+	if v.major != o.major {
+		return v.major < o.major
+	}
+	if v.minor != o.minor {
+		return v.minor < o.minor
+	}
+	return v.patch < o.patch
+}
+
+// movableLock is the first version that honours XTABLES_LOCKFILE. Before it
+// our own restore would wait for the lock that we hold.
+var movableLock = version{1, 8, 6}
+
+// Tools are the absolute paths of one family's programs on one backend.
+type tools struct {
+	iptables, save, restore string
+}
+
+// familyPrefix is how the family's programs and proc files begin.
+func familyPrefix(family rules.Family) string {
+	if family == rules.IPv6 {
+		return "ip6"
+	}
+	return "ip"
+}
+
+// findTools looks for the programs of family on backend, first under the
+// names that say the backend ("iptables-nft-save"), then under the plain ones
+// if their version text says the backend. The error names what is missing.
+func findTools(ctx context.Context, backend Backend, family rules.Family) (tools, error) {
+	var t tools
+	base := familyPrefix(family) + "tables"
+	for _, want := range []struct {
+		path   *string
+		suffix string
+	}{{&t.iptables, ""}, {&t.save, "-save"}, {&t.restore, "-restore"}} {
+		exact := base + "-" + string(backend) + want.suffix
+		path := lookUp(exact)
+		if path == "" {
+			path = lookUp(base + want.suffix)
+			if path == "" || backendOf(ctx, path) != backend {
+				return tools{}, fmt.Errorf("%s is not installed: install the package \"iptables\" (%s)", exact, packageHint(backend))
+			}
+		}
+		*want.path = path
+	}
+	return t, nil
+}
+
+func packageHint(backend Backend) string {
+	if backend == NFT {
+		return "Fedora, RHEL: \"iptables-nft\""
+	}
+	return "Fedora: \"iptables-legacy\""
+}
+
+// lookUp returns the program's absolute path, or "". Root's folders are
+// searched too: a service manager or an unprivileged shell may leave them out.
+func lookUp(name string) string {
+	dirs := append(filepath.SplitList(os.Getenv("PATH")), "/usr/sbin", "/sbin")
+	for _, dir := range dirs {
+		if !filepath.IsAbs(dir) {
+			continue
+		}
+		if path, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
+			return path
+		}
+	}
+	return ""
+}
+
+// backendOf asks a plainly named program which backend it serves. Versions
+// before 1.8 do not say and are legacy.
+func backendOf(ctx context.Context, path string) Backend {
+	res, err := command{path: path, args: []string{"--version"}, timeout: versionTimeout}.run(ctx)
+	if err != nil || res.exit != 0 {
+		return ""
+	}
+	if bytes.Contains(res.stdout, []byte("(nf_tables)")) {
+		return NFT
+	}
+	return Legacy
+}
+
+// inspect asks go-iptables for the version and for --random-fully.
+func inspect(path string, family rules.Family) (v version, randomFully bool, err error) {
+	proto := goiptables.ProtocolIPv4
+	if family == rules.IPv6 {
+		proto = goiptables.ProtocolIPv6
+	}
+	t, err := goiptables.New(goiptables.Path(path), goiptables.IPFamily(proto))
+	if err != nil {
+		return version{}, false, fmt.Errorf("%s does not tell its version: %w", path, err)
+	}
+	v.major, v.minor, v.patch = t.GetIptablesVersion()
+	return v, t.HasRandomFully(), nil
+}
+
+// checkVersion refuses what we cannot work with safely.
+func checkVersion(backend Backend, v version) error {
+	if backend == Legacy && v.before(movableLock) {
+		return fmt.Errorf("iptables-legacy %v cannot move its lock (XTABLES_LOCKFILE): upgrade iptables to %v or later", v, movableLock)
+	}
+	return nil
+}
+
+// isPermissionText reports whether a program's complaint is about privileges.
+func isPermissionText(stderr string) bool {
+	return strings.Contains(stderr, "Permission denied") ||
+		strings.Contains(stderr, "Operation not permitted") ||
+		strings.Contains(stderr, "you must be root")
+}
+
+// exitError describes a child that ended with another exit code than 0.
+func exitError(path string, res result) error {
+	text := strings.TrimSpace(string(res.stderr))
+	err := errors.New(strings.Join(strings.Fields(text), " "))
+	if text == "" {
+		err = errors.New("no message")
+	}
+	if isPermissionText(text) {
+		return fmt.Errorf("%w: %s, exit %d: %w", ErrPermission, filepath.Base(path), res.exit, err)
+	}
+	return fmt.Errorf("%s, exit %d: %w", filepath.Base(path), res.exit, err)
+}

@@ -1,0 +1,209 @@
+package iptables
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// The x_tables socket options, from linux/netfilter_ipv4/ip_tables.h and
+// linux/netfilter_ipv6/ip6_tables.h, where they have the same numbers.
+const (
+	soGetInfo    = 64 // IPT_SO_GET_INFO
+	soGetEntries = 65 // IPT_SO_GET_ENTRIES
+
+	xtTableNameLen   = 32 // XT_TABLE_MAXNAMELEN
+	xtInfoLen        = 84 // sizeof(struct ipt_getinfo)
+	xtEntriesHeadLen = 40 // offsetof(struct ipt_get_entries, entrytable), 64-bit or aligned u64
+
+	// maxEntriesSize bounds what the kernel may make us allocate; 20,000
+	// rules are 8.4 MB.
+	maxEntriesSize = 1 << 30
+	// entriesTries is how often GET_ENTRIES is asked while the size moves.
+	entriesTries = 20
+)
+
+// errNoLegacy: the kernel has no x_tables for a family.
+var errNoLegacy = errors.New("the kernel has no legacy iptables (load the module ip_tables, ip6_tables)")
+
+// An xtInfo is struct ipt_getinfo: the shape of one table.
+type xtInfo struct {
+	raw        [xtInfoLen]byte
+	validHooks uint32
+	hookEntry  [5]uint32 // offset of each built-in chain's first entry
+	entries    uint32
+	size       uint32 // of the entries, in bytes
+}
+
+// An xtSocket asks one family's legacy tables. It may be used concurrently.
+type xtSocket struct {
+	family rules.Family
+	fd     int
+	mu     sync.Mutex // guards buf
+	buf    []byte     // reused: megabytes for each walk
+}
+
+// openXT opens the socket whose options carry x_tables; any datagram socket
+// of the family will do. It creates no table. That the module is not loaded
+// is no error: then no table is listed, and iptables-legacy loads the module
+// when it first writes.
+func openXT(family rules.Family) (*xtSocket, error) {
+	domain := unix.AF_INET
+	if family == rules.IPv6 {
+		domain = unix.AF_INET6
+	}
+	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%w: opening an %v socket: %w", ErrNoFamily, family, err)
+	}
+	s := &xtSocket{family: family, fd: fd}
+	err = s.check()
+	if errors.Is(err, errNoLegacy) {
+		if tables, err2 := s.tables(); err2 == nil && len(tables) == 0 {
+			err = nil
+		}
+	}
+	if err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *xtSocket) close() error { return unix.Close(s.fd) }
+
+// check asks GET_INFO with a wrong length. The kernel looks at privileges
+// first and at the length before the table's name, so EINVAL means "may be
+// asked" and nothing is created.
+func (s *xtSocket) check() error {
+	var one [1]byte
+	_, err := s.getsockopt(soGetInfo, one[:])
+	if errors.Is(err, unix.EINVAL) {
+		return nil
+	}
+	if err == nil {
+		err = errors.New("answered a question that is malformed")
+	}
+	return s.wrap("asking for the legacy tables", err)
+}
+
+// tables lists the legacy tables that exist, sorted. To ask GET_INFO for one
+// that is not listed would create it.
+func (s *xtSocket) tables() ([]rules.TableName, error) {
+	// thread-self, not self: the socket was opened in this thread's network
+	// namespace, which in a test may not be the process's.
+	text, err := os.ReadFile("/proc/thread-self/net/" + familyPrefix(s.family) + "_tables_names")
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil // x_tables is not loaded for the family
+	}
+	if err != nil {
+		return nil, s.wrap("listing the legacy tables", err)
+	}
+	var names []rules.TableName
+	for _, name := range strings.Fields(string(text)) {
+		names = append(names, rules.TableName(name))
+	}
+	return sortedTables(names), nil
+}
+
+// info returns the shape of a table that is listed.
+func (s *xtSocket) info(table rules.TableName) (xtInfo, error) {
+	var info xtInfo
+	copy(info.raw[:xtTableNameLen-1], table)
+	n, err := s.getsockopt(soGetInfo, info.raw[:])
+	if err == nil && n != xtInfoLen {
+		err = fmt.Errorf("the kernel answered with %d bytes, not %d", n, xtInfoLen)
+	}
+	if err != nil {
+		return xtInfo{}, s.wrap(fmt.Sprintf("asking for table %s", table), err)
+	}
+	u32 := func(at int) uint32 { return binary.NativeEndian.Uint32(info.raw[at:]) }
+	info.validHooks = u32(32)
+	for i := range info.hookEntry {
+		info.hookEntry[i] = u32(36 + 4*i)
+	}
+	info.entries, info.size = u32(76), u32(80)
+	return info, nil
+}
+
+// entries calls f with all entries of a table that is listed, and with the
+// table's shape. The bytes are valid, and may be written to, until f returns.
+func (s *xtSocket) entries(table rules.TableName, f func(xtInfo, []byte) error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var last error
+	for range entriesTries {
+		info, err := s.info(table)
+		if err != nil {
+			return err
+		}
+		data, err := s.readEntries(table, info.size)
+		if err == nil {
+			return f(info, data)
+		}
+		// EAGAIN: the size moved between the two questions.
+		if !errors.Is(err, unix.EAGAIN) {
+			return s.wrap(fmt.Sprintf("reading table %s", table), err)
+		}
+		last = err
+	}
+	return s.wrap(fmt.Sprintf("reading table %s, which does not stand still", table), last)
+}
+
+// readEntries asks GET_ENTRIES. s.mu is held.
+func (s *xtSocket) readEntries(table rules.TableName, size uint32) ([]byte, error) {
+	if size > maxEntriesSize {
+		return nil, fmt.Errorf("table of %d bytes is too large", size)
+	}
+	need := xtEntriesHeadLen + int(size)
+	if cap(s.buf) < need || cap(s.buf) > 4*need+64<<10 {
+		s.buf = make([]byte, need+need/8)
+	}
+	buf := s.buf[:need]
+	clear(buf[:xtEntriesHeadLen])
+	copy(buf[:xtTableNameLen-1], table)
+	binary.NativeEndian.PutUint32(buf[xtTableNameLen:], size)
+	n, err := s.getsockopt(soGetEntries, buf)
+	if err != nil {
+		return nil, err
+	}
+	if n != need {
+		return nil, fmt.Errorf("the kernel answered with %d bytes, not %d", n, need)
+	}
+	return buf[xtEntriesHeadLen:], nil
+}
+
+// getsockopt is the plain system call: package unix has none that fills a
+// byte slice.
+func (s *xtSocket) getsockopt(option uintptr, buf []byte) (int, error) {
+	level := uintptr(unix.IPPROTO_IP)
+	if s.family == rules.IPv6 {
+		level = unix.IPPROTO_IPV6
+	}
+	size := uint32(len(buf))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(s.fd), level, option,
+		uintptr(unsafe.Pointer(unsafe.SliceData(buf))), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(size), nil
+}
+
+func (s *xtSocket) wrap(doing string, err error) error {
+	switch {
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		return fmt.Errorf("%w: %s of %v: %w", ErrPermission, doing, s.family, err)
+	case errors.Is(err, unix.ENOPROTOOPT):
+		return fmt.Errorf("%w: %s of %v: %w", errNoLegacy, doing, s.family, err)
+	default:
+		return fmt.Errorf("%s of %v: %w", doing, s.family, err)
+	}
+}

@@ -1,0 +1,127 @@
+package iptables
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"hash"
+	"hash/fnv"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// An xtReader reads legacy x_tables through one socket for each open family.
+type xtReader struct{ sockets map[rules.Family]*xtSocket }
+
+func (r xtReader) close() error {
+	var first error
+	for _, s := range r.sockets {
+		if err := s.close(); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+func (r xtReader) tables(_ context.Context, family rules.Family) ([]rules.TableName, error) {
+	return r.sockets[family].tables()
+}
+
+// stamp hashes GET_INFO of each listed table: counts, size and hooks.
+func (r xtReader) stamp(_ context.Context, family rules.Family) (Stamp, error) {
+	s := r.sockets[family]
+	tables, err := s.tables()
+	if err != nil {
+		return Stamp{}, err
+	}
+	sum := fnv.New64a()
+	for _, table := range tables {
+		info, err := s.info(table)
+		if err != nil {
+			return Stamp{}, err
+		}
+		sum.Write(info.raw[:])
+	}
+	return Stamp{Value: sum.Sum64()}, nil
+}
+
+func (r xtReader) digest(ctx context.Context, family rules.Family) (uint64, error) {
+	sighting, err := r.probe(ctx, family, nil)
+	return sighting.Digest, err
+}
+
+// probe walks every listed table: for the digest all of them must be read.
+func (r xtReader) probe(ctx context.Context, family rules.Family, places []Place) (Sighting, error) {
+	s := r.sockets[family]
+	tables, err := s.tables()
+	if err != nil {
+		return Sighting{}, err
+	}
+	look := newXTLook(family, places)
+	for _, table := range tables {
+		if err := ctx.Err(); err != nil {
+			return Sighting{}, err
+		}
+		err := s.entries(table, func(info xtInfo, data []byte) error { return look.table(table, info, data) })
+		if err != nil {
+			return Sighting{}, err
+		}
+	}
+	return look.sighting(), nil
+}
+
+// An xtLook gathers one probe's answers while tables are walked.
+type xtLook struct {
+	family   rules.Family
+	holdings map[Place]Holding
+	sum      hash.Hash
+}
+
+func newXTLook(family rules.Family, places []Place) *xtLook {
+	look := &xtLook{family: family, holdings: make(map[Place]Holding, len(places)), sum: sha256.New()}
+	for _, place := range places {
+		look.holdings[place] = Holding{}
+	}
+	return look
+}
+
+// table walks one table, which also masks what is not content, and adds the
+// rest to the digest. SHA-256 has instructions of its own on the processors
+// that matter and costs less than the kernel's copying.
+func (l *xtLook) table(table rules.TableName, info xtInfo, data []byte) error {
+	for place, holding := range l.holdings {
+		if place.Table == table {
+			holding.Presence = NoChain
+			l.holdings[place] = holding
+		}
+	}
+	var here Place
+	var holding Holding
+	wanted := false
+	err := walkEntries(l.family, info, data, xtVisitor{
+		chain: func(name string) {
+			if wanted {
+				l.holdings[here] = holding
+			}
+			here, holding = Place{table, name}, Holding{Presence: Present}
+			_, wanted = l.holdings[here]
+		},
+		rule: func(r xtRule) {
+			holding.Rules++
+			if wanted && r.hasComment && !r.target {
+				holding.Comments = append(holding.Comments, r.comment)
+			}
+		},
+	})
+	if wanted {
+		l.holdings[here] = holding
+	}
+	l.sum.Write(info.raw[:xtTableNameLen])
+	l.sum.Write(binary.NativeEndian.AppendUint32(nil, uint32(len(data))))
+	l.sum.Write(data)
+	return err
+}
+
+func (l *xtLook) sighting() Sighting {
+	return Sighting{Holdings: l.holdings, Digest: binary.BigEndian.Uint64(l.sum.Sum(nil))}
+}

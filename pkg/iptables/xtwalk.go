@@ -1,0 +1,161 @@
+package iptables
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// This file walks over what GET_ENTRIES returns. The bytes are treated as
+// hostile: none may make these functions panic or loop.
+
+// An xtLayout says where in struct ipt_entry or ip6t_entry things are, for
+// C compilers that align a u64 at 8 bytes (all but i386).
+type xtLayout struct {
+	targetOffset int // u16: where the target begins, from the entry
+	nextOffset   int // u16: where the next entry begins
+	comefrom     int // u32: scratch space of the kernel's loop check
+	counters     int // two u64
+	size         int // of the struct; matches follow
+}
+
+func xtLayoutOf(family rules.Family) xtLayout {
+	if family == rules.IPv6 {
+		return xtLayout{targetOffset: 140, nextOffset: 142, comefrom: 144, counters: 152, size: 168}
+	}
+	return xtLayout{targetOffset: 88, nextOffset: 90, comefrom: 92, counters: 96, size: 112}
+}
+
+const (
+	// struct xt_entry_match and xt_entry_target begin with a u16 size, a
+	// name of 29 bytes and a u8 revision; their data follow.
+	xtExtNameAt  = 2
+	xtExtNameLen = 29
+	xtExtDataAt  = 32
+	// xtError is the target that heads each user chain, with the chain's
+	// name as data, and that ends the table, with the name "ERROR".
+	xtError = "ERROR"
+)
+
+// The built-in chains by the number of their hook (NF_INET_PRE_ROUTING...).
+var xtHooks = [5]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}
+
+var errWalk = errors.New("the kernel's table entries are malformed")
+
+// An xtRule is what is needed to know of one rule.
+type xtRule struct {
+	comment    string
+	hasComment bool
+	target     bool // it does something other than to fall through
+}
+
+// An xtVisitor is told of each chain's head and then of its rules. The last
+// entry of a chain is its policy or its RETURN and no rule.
+type xtVisitor struct {
+	chain func(name string)
+	rule  func(xtRule)
+}
+
+// walkEntries walks all entries of one table, masks counters and comefrom in
+// place, and tells v of chains and rules.
+func walkEntries(family rules.Family, info xtInfo, data []byte, v xtVisitor) error {
+	layout := xtLayoutOf(family)
+	var pending *xtRule // becomes a rule when another entry of the chain follows
+	for at := 0; at < len(data); {
+		e, err := layout.entry(data, at)
+		if err != nil {
+			return err
+		}
+		layout.mask(data[at:])
+		if name, ok := chainHead(e, info, at); ok {
+			pending = nil
+			if name != xtError || at+e.next < len(data) {
+				v.chain(name)
+			}
+			if e.name == xtError {
+				at += e.next
+				continue
+			}
+		}
+		if pending != nil {
+			v.rule(*pending)
+		}
+		r := e.rule(at)
+		pending = &r
+		at += e.next
+	}
+	return nil
+}
+
+// chainHead reports whether the entry begins a chain: a built-in one by its
+// offset, another one by its target.
+func chainHead(e xtEntry, info xtInfo, at int) (string, bool) {
+	if e.name == xtError {
+		return cString(e.target[xtExtDataAt:]), true
+	}
+	for hook, offset := range info.hookEntry {
+		if info.validHooks&(1<<hook) != 0 && int(offset) == at {
+			return xtHooks[hook], true
+		}
+	}
+	return "", false
+}
+
+// An xtEntry is one entry, cut up. Its slices point into the walked bytes.
+type xtEntry struct {
+	matches []byte
+	target  []byte // at least xtExtDataAt+4 bytes
+	name    string // of the target; "" is the standard target
+	next    int    // the entry's size
+}
+
+// entry cuts up the entry that begins at at, and checks every offset.
+func (l xtLayout) entry(data []byte, at int) (xtEntry, error) {
+	rest := data[at:]
+	if len(rest) < l.size {
+		return xtEntry{}, fmt.Errorf("%w: an entry at %d is cut off", errWalk, at)
+	}
+	target := int(binary.NativeEndian.Uint16(rest[l.targetOffset:]))
+	next := int(binary.NativeEndian.Uint16(rest[l.nextOffset:]))
+	if target < l.size || next < target+xtExtDataAt+4 || next > len(rest) {
+		return xtEntry{}, fmt.Errorf("%w: the entry at %d has its target at %d and its end at %d", errWalk, at, target, next)
+	}
+	e := xtEntry{matches: rest[l.size:target], target: rest[target:next], next: next}
+	e.name = extName(e.target)
+	return e, nil
+}
+
+// mask removes what changes without anybody writing rules.
+func (l xtLayout) mask(entry []byte) {
+	clear(entry[l.comefrom : l.comefrom+4])
+	clear(entry[l.counters : l.counters+16])
+}
+
+// rule reads the entry's comment and whether its target does something.
+// iptables writes "no target" as a standard verdict that jumps to the next
+// entry; a jump to a chain never ends there, since a chain begins behind its
+// head.
+func (e xtEntry) rule(at int) xtRule {
+	r := xtRule{target: true}
+	if e.name == "" {
+		verdict := int(int32(binary.NativeEndian.Uint32(e.target[xtExtDataAt:])))
+		r.target = verdict != at+e.next
+	}
+	for m := e.matches; len(m) >= xtExtDataAt; {
+		size := int(binary.NativeEndian.Uint16(m))
+		if size < xtExtDataAt || size > len(m) {
+			break // a match that is cut off names nothing
+		}
+		if extName(m) == "comment" {
+			r.comment, r.hasComment = cString(m[xtExtDataAt:size]), true
+		}
+		m = m[size:]
+	}
+	return r
+}
+
+func extName(ext []byte) string {
+	return cString(ext[xtExtNameAt : xtExtNameAt+xtExtNameLen])
+}
