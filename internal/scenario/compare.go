@@ -1,0 +1,189 @@
+package scenario
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// Tables saves and parses what one family's tables hold.
+func Tables(ctx context.Context, f Flusher, family rules.Family) (rules.Ruleset, error) {
+	text, err := f.Save(ctx, family)
+	if err != nil {
+		return nil, err
+	}
+	set, unreadable, err := rules.Parse(strings.NewReader(text))
+	if err != nil {
+		return nil, err
+	}
+	for table, err := range unreadable {
+		return nil, fmt.Errorf("the %s table %s cannot be saved: %w", family, table, err)
+	}
+	return set, nil
+}
+
+// Want is what one family's tables ought to hold after a flush was repaired.
+type Want struct {
+	// Protected is what the tables held before the flush: the protected
+	// chains and hooks must be as in it.
+	Protected rules.Ruleset
+	// Foreign is what the same flush leaves where no canaryd runs: all rules
+	// of others must be as in it.
+	Foreign rules.Ruleset
+	// Protects tells the protected chains.
+	Protects func(chain string) bool
+}
+
+// Compare returns a line for everything in which got is not as wanted, nothing
+// if all is well. Counters, canaryd's own marks and the canaries of others are
+// not compared. In a built-in chain that lost no foreign rule, hooks and
+// foreign rules must stand in the old order; else each kind in its own.
+func Compare(want Want, got rules.Ruleset) []string {
+	var c comparison
+	c.want = want
+	names := slices.Collect(maps.Keys(want.Protected))
+	names = append(slices.AppendSeq(names, maps.Keys(want.Foreign)), slices.Collect(maps.Keys(got))...)
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		c.name = name
+		c.before, c.control, c.got = want.Protected[name], want.Foreign[name], got[name]
+		c.table()
+	}
+	return c.lines
+}
+
+type comparison struct {
+	want                 Want
+	name                 rules.TableName
+	before, control, got *rules.Table
+	lines                []string
+}
+
+func (c *comparison) say(format string, args ...any) {
+	c.lines = append(c.lines, string(c.name)+": "+fmt.Sprintf(format, args...))
+}
+
+func (c *comparison) table() {
+	for _, name := range rules.BuiltinChains(c.name) {
+		c.builtin(name)
+	}
+	for _, name := range chainNames(c.before, c.control, c.got) {
+		switch {
+		case rules.Builtin(c.name, name), strings.HasSuffix(name, "-CANARY"):
+		case c.want.Protects(name):
+			c.user("protected", name, c.before)
+		default:
+			c.user("foreign", name, c.control)
+		}
+	}
+}
+
+func (c *comparison) user(kind, name string, want *rules.Table) {
+	wanted, got := want.Chain(name), c.got.Chain(name)
+	switch {
+	case wanted == nil && got != nil:
+		c.say("%s chain %s is there and should not be", kind, name)
+	case wanted != nil && got == nil:
+		c.say("%s chain %s is missing", kind, name)
+	case wanted != nil:
+		c.sequence(kind, name, specs(wanted, all), specs(got, all))
+	}
+}
+
+func (c *comparison) builtin(name string) {
+	hook := func(r rules.Rule) bool { return c.want.Protects(r.Target) }
+	foreign := func(r rules.Rule) bool { return !hook(r) }
+	before, control, got := c.before.Chain(name), c.control.Chain(name), c.got.Chain(name)
+	wrong := len(c.lines)
+	c.sequence("hook", name, specs(before, hook), specs(got, hook))
+	c.sequence("foreign", name, specs(control, foreign), specs(got, foreign))
+	if want, is := policy(control), policy(got); want != is {
+		c.say("the policy of %s is %s and should be %s", name, is, want)
+	}
+	if len(c.lines) == wrong && slices.Equal(specs(before, foreign), specs(control, foreign)) &&
+		!slices.Equal(specs(before, all), specs(got, all)) {
+		c.say("hooks of %s stand elsewhere among the foreign rules:\n  was %s\n  is  %s",
+			name, strings.Join(specs(before, all), "\n      "), strings.Join(specs(got, all), "\n      "))
+	}
+}
+
+// sequence compares two lists of rules.
+func (c *comparison) sequence(kind, chain string, want, got []string) {
+	wrong := len(c.lines)
+	wanted, there := counts(want), counts(got)
+	for _, spec := range slices.Compact(slices.Sorted(slices.Values(slices.Concat(want, got)))) {
+		switch w, g := wanted[spec], there[spec]; {
+		case g == 0:
+			c.say("%s rule of %s is missing: %s", kind, chain, spec)
+		case w == 0:
+			c.say("%s rule of %s is there and should not be: %s", kind, chain, spec)
+		case w != g:
+			c.say("%s rule of %s stands there %d times and should %d times: %s", kind, chain, g, w, spec)
+		}
+	}
+	if len(c.lines) == wrong && !slices.Equal(want, got) {
+		c.say("%s rules of %s are in another order", kind, chain)
+	}
+}
+
+func all(rules.Rule) bool { return true }
+
+// specs returns the rules of a chain that keep picks, canaryd's marks left out.
+func specs(chain *rules.Chain, keep func(rules.Rule) bool) []string {
+	if chain == nil {
+		return nil
+	}
+	var list []string
+	for _, r := range chain.Rules {
+		if keep(r) && !mark(r) {
+			list = append(list, r.Spec)
+		}
+	}
+	return list
+}
+
+// mark reports whether the rule is canaryd's own: its comment says so. It does
+// not ask pkg/canary, whose idea of it may be what is wrong.
+func mark(r rules.Rule) bool {
+	words, err := rules.Split(r.Spec)
+	if err != nil || r.Target != "" {
+		return false
+	}
+	i := slices.Index(words, "--comment")
+	return i >= 0 && i+1 < len(words) && strings.HasPrefix(words[i+1], "canaryd-")
+}
+
+// policy returns a built-in chain's policy. One that does not exist, on nft,
+// lets everything pass.
+func policy(chain *rules.Chain) string {
+	if chain == nil || chain.Policy == "" {
+		return "ACCEPT"
+	}
+	return chain.Policy
+}
+
+func counts(list []string) map[string]int {
+	n := map[string]int{}
+	for _, s := range list {
+		n[s]++
+	}
+	return n
+}
+
+func chainNames(tables ...*rules.Table) []string {
+	var names []string
+	for _, t := range tables {
+		if t == nil {
+			continue
+		}
+		for i := range t.Chains {
+			names = append(names, t.Chains[i].Name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}

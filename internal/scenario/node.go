@@ -1,0 +1,97 @@
+// Package scenario holds the flushes that canaryd must survive, the rules that
+// they are tried on, and the comparison of what was there with what came back.
+// Tests and the demo use the same ones.
+package scenario
+
+import (
+	"context"
+	"embed"
+	"fmt"
+	"io/fs"
+	"path"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+//go:embed testdata
+var testdata embed.FS
+
+// A Part is one owner's rules of one family, as iptables-restore --noflush
+// takes them.
+type Part struct {
+	Name string
+	Text string
+}
+
+// Protect is what canaryd is told to protect on the node.
+var Protect = []string{"kube", "cni"}
+
+// Cases returns the names of the kube-proxy rule sets of one family.
+func Cases(family rules.Family) []string {
+	if family == rules.IPv6 {
+		return []string{"v6-small", "v6-medium"}
+	}
+	return []string{"v4-small", "v4-medium", "v4-affinity"}
+}
+
+// KubeProxy returns what kube-proxy wrote in that case.
+func KubeProxy(name string) string { return read("kube-proxy", name, "expected.rules") }
+
+// CaseFiles returns the folder of a case: objects.yaml, options.json and
+// expected.rules.
+func CaseFiles(name string) (fs.FS, error) {
+	return fs.Sub(testdata, path.Join("testdata/kube-proxy", name))
+}
+
+// Node returns the rules of a node that runs Kubernetes, two containers with
+// host ports and a firewall of its owner's, in the order in which they are
+// loaded. The kube-proxy rules are those of the named case.
+func Node(family rules.Family, kubeProxy string) []Part {
+	return []Part{
+		node(family, "foreign-first"),
+		node(family, "kubelet"),
+		{Name: "kube-proxy", Text: KubeProxy(kubeProxy)},
+		node(family, "cni"),
+		node(family, "foreign-last"),
+	}
+}
+
+// Load writes a Node of each family: the medium cases.
+func Load(ctx context.Context, f Flusher, families ...rules.Family) error {
+	for _, family := range families {
+		name := "v4-medium"
+		if family == rules.IPv6 {
+			name = "v6-medium"
+		}
+		if err := LoadParts(ctx, f, family, Node(family, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// LoadParts writes parts in their order.
+func LoadParts(ctx context.Context, f Flusher, family rules.Family, parts []Part) error {
+	for _, part := range parts {
+		if err := f.RestoreNoflush(ctx, family, part.Text); err != nil {
+			return fmt.Errorf("loading the %s rules of %s: %w", family, part.Name, err)
+		}
+	}
+	return nil
+}
+
+// SavedFilter returns an administrator's saved file that holds only filter.
+func SavedFilter(family rules.Family) string { return node(family, "saved-filter").Text }
+
+func node(family rules.Family, name string) Part {
+	return Part{Name: name, Text: read("node", fmt.Sprintf("%s.v%d.rules", name, family))}
+}
+
+func read(elem ...string) string {
+	name := path.Join(append([]string{"testdata"}, elem...)...)
+	text, err := testdata.ReadFile(name)
+	if err != nil {
+		panic("scenario: no such rules: " + err.Error()) // embedded, so a mistake in the caller's source
+	}
+	return string(text)
+}

@@ -1,0 +1,86 @@
+package scenario
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os/exec"
+	"strings"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// Programs is a Flusher that runs the real programs in the network namespace
+// that this process is in.
+type Programs struct {
+	With iptables.Backend
+}
+
+var _ Flusher = Programs{}
+
+// Backend returns the backend whose programs are run.
+func (p Programs) Backend() iptables.Backend { return p.With }
+
+// Flush runs iptables -F.
+func (p Programs) Flush(ctx context.Context, family rules.Family, table rules.TableName, chain string) error {
+	args := []string{"-w", "5", "-t", string(table), "-F"}
+	if chain != "" {
+		args = append(args, chain)
+	}
+	return p.run(ctx, p.name(family, ""), args...)
+}
+
+// DeleteChains runs iptables -X.
+func (p Programs) DeleteChains(ctx context.Context, family rules.Family, table rules.TableName) error {
+	return p.run(ctx, p.name(family, ""), "-w", "5", "-t", string(table), "-X")
+}
+
+// Restore runs iptables-restore.
+func (p Programs) Restore(ctx context.Context, family rules.Family, text string) error {
+	_, err := execute(ctx, text, p.name(family, "-restore"), "-w", "5")
+	return err
+}
+
+// RestoreNoflush runs iptables-restore --noflush.
+func (p Programs) RestoreNoflush(ctx context.Context, family rules.Family, text string) error {
+	_, err := execute(ctx, text, p.name(family, "-restore"), "-w", "5", "--noflush")
+	return err
+}
+
+// Save runs iptables-save.
+func (p Programs) Save(ctx context.Context, family rules.Family) (string, error) {
+	return execute(ctx, "", p.name(family, "-save"))
+}
+
+// NFT runs nft.
+func (p Programs) NFT(ctx context.Context, words ...string) error {
+	if p.With != iptables.NFT {
+		return fmt.Errorf("nft has nothing to do with the %s backend", p.With)
+	}
+	return p.run(ctx, "nft", words...)
+}
+
+// name returns such as "ip6tables-legacy-restore".
+func (p Programs) name(family rules.Family, suffix string) string {
+	base := "iptables"
+	if family == rules.IPv6 {
+		base = "ip6tables"
+	}
+	return base + "-" + string(p.With) + suffix
+}
+
+func (p Programs) run(ctx context.Context, name string, args ...string) error {
+	_, err := execute(ctx, "", name, args...)
+	return err
+}
+
+func execute(ctx context.Context, input, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return stdout.String(), nil
+}

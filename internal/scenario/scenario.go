@@ -1,0 +1,231 @@
+package scenario
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Flusher does to a namespace's tables what firewall tools do. An empty
+// chain means all of them.
+type Flusher interface {
+	Backend() iptables.Backend
+	// Flush is iptables -t TABLE -F [CHAIN].
+	Flush(ctx context.Context, family rules.Family, table rules.TableName, chain string) error
+	// DeleteChains is iptables -t TABLE -X.
+	DeleteChains(ctx context.Context, family rules.Family, table rules.TableName) error
+	// Restore is iptables-restore, RestoreNoflush iptables-restore --noflush.
+	Restore(ctx context.Context, family rules.Family, text string) error
+	RestoreNoflush(ctx context.Context, family rules.Family, text string) error
+	// Save is iptables-save.
+	Save(ctx context.Context, family rules.Family) (string, error)
+	// NFT is nft with these words, such as "flush", "ruleset"; only for the
+	// nft backend.
+	NFT(ctx context.Context, words ...string) error
+}
+
+// Lost tells, per family and table, which verdict a flush ought to get. Tables
+// that are not in it lose nothing.
+type Lost map[rules.Family]map[rules.TableName]string
+
+// The verdicts, as status and metrics spell them.
+const (
+	Emptied      = "emptied"
+	ChainDeleted = "chain_deleted"
+	TableDeleted = "table_deleted"
+	Replaced     = "replaced"
+	HooksMissing = "hooks_missing"
+)
+
+// A Scenario is one way to lose rules. Its functions may share what they saw,
+// so a Scenario is used for one namespace at a time.
+type Scenario struct {
+	Name string
+	// Command is what an administrator would have typed.
+	Command  string
+	Backends []iptables.Backend
+	Lost     Lost
+	// Prepare, if there is one, runs while canaryd watches. It takes nothing
+	// away; wait until canaryd has captured what it added before Do.
+	Prepare func(ctx context.Context, f Flusher) error
+	Do      func(ctx context.Context, f Flusher) error
+}
+
+// On reports whether the scenario can happen on that backend.
+func (s Scenario) On(b iptables.Backend) bool { return slices.Contains(s.Backends, b) }
+
+var (
+	bothBackends = []iptables.Backend{iptables.NFT, iptables.Legacy}
+	bothFamilies = rules.Families()
+)
+
+// All returns every scenario, anew for each call.
+func All() []Scenario {
+	return append([]Scenario{
+		{
+			Name: "flush-all", Command: "iptables -F, every table", Backends: bothBackends,
+			Lost: everywhere(Emptied, bothFamilies...),
+			Do: func(ctx context.Context, f Flusher) error {
+				return flush(ctx, f, false, bothFamilies, rules.Guarded()...)
+			},
+		},
+		{
+			Name: "flush-delete-all", Command: "iptables -F; iptables -X, every table", Backends: bothBackends,
+			Lost: everywhere(ChainDeleted, bothFamilies...),
+			Do: func(ctx context.Context, f Flusher) error {
+				return flush(ctx, f, true, bothFamilies, rules.Guarded()...)
+			},
+		},
+		{
+			Name: "flush-nat", Command: "iptables -t nat -F", Backends: bothBackends,
+			Lost: only(rules.IPv4, rules.Nat, Emptied),
+			Do: func(ctx context.Context, f Flusher) error {
+				return flush(ctx, f, false, []rules.Family{rules.IPv4}, rules.Nat)
+			},
+		},
+		{
+			Name: "flush-delete-nat", Command: "iptables -t nat -F; iptables -t nat -X", Backends: bothBackends,
+			Lost: only(rules.IPv4, rules.Nat, ChainDeleted),
+			Do: func(ctx context.Context, f Flusher) error {
+				return flush(ctx, f, true, []rules.Family{rules.IPv4}, rules.Nat)
+			},
+		},
+		{
+			Name: "flush-forward", Command: "iptables -F FORWARD", Backends: bothBackends,
+			Lost: only(rules.IPv4, rules.Filter, HooksMissing),
+			Do: func(ctx context.Context, f Flusher) error {
+				return f.Flush(ctx, rules.IPv4, rules.Filter, "FORWARD")
+			},
+		},
+		{
+			Name: "flush-prerouting", Command: "iptables -t nat -F PREROUTING", Backends: bothBackends,
+			Lost: only(rules.IPv4, rules.Nat, HooksMissing),
+			Do: func(ctx context.Context, f Flusher) error {
+				return f.Flush(ctx, rules.IPv4, rules.Nat, "PREROUTING")
+			},
+		},
+		{
+			Name: "restore-filter", Command: "iptables-restore < filter-only.rules", Backends: bothBackends,
+			Lost: only(rules.IPv4, rules.Filter, ChainDeleted),
+			Do: func(ctx context.Context, f Flusher) error {
+				return f.Restore(ctx, rules.IPv4, SavedFilter(rules.IPv4))
+			},
+		},
+		restoreOld(),
+		{
+			Name: "flush-ipv6", Command: "ip6tables -F, every table", Backends: bothBackends,
+			Lost: everywhere(Emptied, rules.IPv6),
+			Do: func(ctx context.Context, f Flusher) error {
+				return flush(ctx, f, false, []rules.Family{rules.IPv6}, rules.Guarded()...)
+			},
+		},
+	}, nftOnly()...)
+}
+
+// nftOnly returns what only nft can do.
+func nftOnly() []Scenario {
+	nft := func(name string, lost Lost, words ...string) Scenario {
+		command := "nft"
+		for _, word := range words {
+			command += " " + word
+		}
+		return Scenario{
+			Name: name, Command: command, Backends: []iptables.Backend{iptables.NFT}, Lost: lost,
+			Do: func(ctx context.Context, f Flusher) error { return f.NFT(ctx, words...) },
+		}
+	}
+	return []Scenario{
+		nft("nft-flush-ruleset", everywhere(TableDeleted, bothFamilies...), "flush", "ruleset"),
+		nft("nft-delete-nat", only(rules.IPv4, rules.Nat, TableDeleted), "delete", "table", "ip", "nat"),
+		nft("nft-flush-nat", only(rules.IPv4, rules.Nat, Emptied), "flush", "table", "ip", "nat"),
+	}
+}
+
+// restoreOld restores a file that was saved while canaryd watched: it holds
+// our own canary, and it lacks the service that was added since.
+func restoreOld() Scenario {
+	var saved string
+	return Scenario{
+		Name: "restore-old", Command: "iptables-restore < saved-before-a-new-service.rules", Backends: bothBackends,
+		Lost: only(rules.IPv4, rules.Nat, Replaced),
+		Prepare: func(ctx context.Context, f Flusher) error {
+			var err error
+			if saved, err = f.Save(ctx, rules.IPv4); err != nil {
+				return err
+			}
+			return f.RestoreNoflush(ctx, rules.IPv4, NewService)
+		},
+		Do: func(ctx context.Context, f Flusher) error {
+			if saved == "" {
+				return fmt.Errorf("nothing was saved before the restore")
+			}
+			return f.Restore(ctx, rules.IPv4, saved)
+		},
+	}
+}
+
+// NewService is what kube-proxy writes when a service with one endpoint comes
+// up: chains of its own, and a rule in KUBE-SERVICES.
+const NewService = `*nat
+:KUBE-SVC-LATECOMER2345672 - [0:0]
+:KUBE-SEP-LATECOMER2345673 - [0:0]
+-A KUBE-SVC-LATECOMER2345672 -m comment --comment "demo/latecomer cluster IP" -m tcp -p tcp -d 10.96.77.1 --dport 80 ! -s 10.0.0.0/8 -j KUBE-MARK-MASQ
+-A KUBE-SVC-LATECOMER2345672 -m comment --comment "demo/latecomer -> 10.1.7.7:8080" -j KUBE-SEP-LATECOMER2345673
+-A KUBE-SEP-LATECOMER2345673 -m comment --comment "demo/latecomer" -s 10.1.7.7 -j KUBE-MARK-MASQ
+-A KUBE-SEP-LATECOMER2345673 -m comment --comment "demo/latecomer" -m tcp -p tcp -j DNAT --to-destination 10.1.7.7:8080
+-I KUBE-SERVICES -m comment --comment "demo/latecomer cluster IP" -m tcp -p tcp -d 10.96.77.1 --dport 80 -j KUBE-SVC-LATECOMER2345672
+COMMIT
+`
+
+// Wipe makes every guarded table as empty as in a new namespace.
+func Wipe(ctx context.Context, f Flusher, families ...rules.Family) error {
+	var text string
+	for _, table := range rules.Guarded() {
+		text += "*" + string(table) + "\n"
+		for _, chain := range rules.BuiltinChains(table) {
+			text += ":" + chain + " ACCEPT [0:0]\n"
+		}
+		text += "COMMIT\n"
+	}
+	for _, family := range families {
+		if err := f.Restore(ctx, family, text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func flush(ctx context.Context, f Flusher, chainsToo bool, families []rules.Family, tables ...rules.TableName) error {
+	for _, family := range families {
+		for _, table := range tables {
+			if err := f.Flush(ctx, family, table, ""); err != nil {
+				return err
+			}
+			if !chainsToo {
+				continue
+			}
+			if err := f.DeleteChains(ctx, family, table); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func everywhere(verdict string, families ...rules.Family) Lost {
+	lost := Lost{}
+	for _, family := range families {
+		lost[family] = map[rules.TableName]string{}
+		for _, table := range rules.Guarded() {
+			lost[family][table] = verdict
+		}
+	}
+	return lost
+}
+
+func only(family rules.Family, table rules.TableName, verdict string) Lost {
+	return Lost{family: {table: verdict}}
+}
