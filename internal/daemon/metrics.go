@@ -1,0 +1,248 @@
+package daemon
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// MetricsOptions is what Metrics must know beforehand, so that every label
+// value is there from the first scrape on.
+type MetricsOptions struct {
+	Families []rules.Family // the enabled ones
+	Sources  []string       // names of the sources of generations in use
+	// Hints returns how many hints each source has given; it is called at
+	// each scrape. Nil means none.
+	Hints           func() map[canary.Source]uint64
+	Version, Commit string
+	GoVersion       string
+}
+
+// A ProbeResult is the label result of canaryd_probes_total.
+type ProbeResult string
+
+// The results of a probe.
+const (
+	ProbeIntact  ProbeResult = "intact"
+	ProbeLoss    ProbeResult = "loss"
+	ProbeUnknown ProbeResult = "unknown"
+)
+
+// ProbeResults returns every ProbeResult.
+func ProbeResults() []ProbeResult { return []ProbeResult{ProbeIntact, ProbeLoss, ProbeUnknown} }
+
+// Metrics counts and times what the loop does: one method per event, however
+// many series the event moves. The methods may be called by any goroutine.
+type Metrics struct {
+	flushes, replays, restoreFailures *prometheus.CounterVec
+	probes, sourceErrors              *prometheus.CounterVec
+	flushEvents                       prometheus.Counter
+
+	canaryPresent, hooksMissing  *prometheus.GaugeVec
+	generationRules, quarantined *prometheus.GaugeVec
+	backend                      *prometheus.GaugeVec
+	lossSince, capturePending    prometheus.Gauge
+	lastFlush, lastExamination   prometheus.Gauge
+	generationTime               prometheus.Gauge
+	execProbe, mixed             prometheus.Gauge
+	paused, contended            prometheus.Gauge
+	rulesAbsent, probeDuration   prometheus.Histogram
+	replayDuration               *prometheus.HistogramVec
+	families                     []rules.Family
+}
+
+// NewMetrics registers every metric of the contract with reg, each label value
+// at 0: a counter that first appears at 1 has no increase, so the first flush
+// would never alert. It panics if reg holds one of them already.
+func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
+	// Buckets, in seconds. A probe is one or two system calls; a replay lies
+	// between one small batch and iptables-nft-restore's minute; an absence
+	// between a replay at its best and an owner's own slow sync.
+	probeBuckets := []float64{10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3, 0.1, 0.25, 1}
+	replayBuckets := []float64{5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60}
+	absentBuckets := []float64{5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120}
+
+	b := builder{reg}
+	m := &Metrics{
+		families: o.Families,
+
+		flushes:         b.counters("flushes_total", "Losses found, by the table that was hit.", "family", "table", "kind"),
+		flushEvents:     b.counter("flush_events_total", "Flush records written, one however many tables a flush hit."),
+		replays:         b.counters("replays_total", "Replays by what became of them.", "family", "result"),
+		restoreFailures: b.counters("restore_failures_total", "Restores that iptables or the kernel refused, by reason.", "family", "reason"),
+		probes:          b.counters("probes_total", "Probes by what they showed.", "family", "result"),
+		sourceErrors:    b.counters("source_errors_total", "Errors of a source of generations; the last good generation stays in force.", "source"),
+
+		canaryPresent:   b.gauges("canary_present", "Whether the canary stood with its nonce at the last probe.", "family", "table"),
+		hooksMissing:    b.gauges("hooks_missing", "Hooks that were missing at the last examination.", "family", "table"),
+		generationRules: b.gauges("generation_rules", "Rules of the generation that ought to be in force.", "family", "table"),
+		quarantined:     b.gauges("quarantined_rules", "Rules left out of replays because the kernel refuses them.", "family", "table"),
+		backend:         b.gauges("backend_info", "The iptables backend in use; always 1.", "family", "backend", "version"),
+
+		lossSince:       b.gauge("loss_since_timestamp_seconds", "When the loss that stands now was first seen; 0 while nothing is lost."),
+		capturePending:  b.gauge("capture_pending_since_timestamp_seconds", "Since when the generation lags behind what the owners wrote; 0 while it is current."),
+		lastFlush:       b.gauge("last_flush_timestamp_seconds", "When the last flush was first seen; 0 if there was none."),
+		lastExamination: b.gauge("last_examination_timestamp_seconds", "When the tables were last read in full and judged."),
+		generationTime:  b.gauge("generation_timestamp_seconds", "When the generation was captured or loaded; 0 while there is none."),
+		execProbe:       b.gauge("exec_probe_mode", "Whether probes execute iptables because the kernel may not be read."),
+		mixed:           b.gauge("mixed_backends", "Whether both iptables backends hold rules."),
+		paused:          b.gauge("paused", "Whether replays are held."),
+		contended:       b.gauge("contended", "Whether somebody keeps undoing what is replayed."),
+
+		rulesAbsent:    b.histogram("rules_absent_seconds", "From the first evidence of a loss to the proof that everything is back.", absentBuckets),
+		probeDuration:  b.histogram("probe_duration_seconds", "How long a probe of one family took.", probeBuckets),
+		replayDuration: b.histograms("replay_duration_seconds", "How long a replay of one family took, its proof included.", replayBuckets, "family"),
+	}
+	build := b.gauges("build_info", "The running program; always 1.", "version", "commit", "goversion")
+	build.WithLabelValues(o.Version, o.Commit, o.GoVersion).Set(1)
+	reg.MustRegister(
+		hintCollector{counts: o.Hints, desc: prometheus.NewDesc("canaryd_hints_total", "Reasons to look, by where they came from.", []string{"source"}, nil)},
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
+	m.zero(o.Sources)
+	return m
+}
+
+// zero touches every series, which makes it exist.
+func (m *Metrics) zero(sources []string) {
+	for _, source := range sources {
+		m.sourceErrors.WithLabelValues(source)
+	}
+	for _, family := range m.families {
+		f := family.String()
+		for _, table := range rules.Guarded() {
+			t := string(table)
+			for _, kind := range canary.LossKinds() {
+				m.flushes.WithLabelValues(f, t, string(kind))
+			}
+			for _, gauge := range []*prometheus.GaugeVec{m.canaryPresent, m.hooksMissing, m.generationRules, m.quarantined} {
+				gauge.WithLabelValues(f, t)
+			}
+		}
+		for _, result := range Outcomes() {
+			m.replays.WithLabelValues(f, string(result))
+		}
+		for _, reason := range iptables.Reasons() {
+			m.restoreFailures.WithLabelValues(f, string(reason))
+		}
+		for _, result := range ProbeResults() {
+			m.probes.WithLabelValues(f, string(result))
+		}
+		m.replayDuration.WithLabelValues(f)
+	}
+}
+
+// ObserveProbe counts and times one probe of one family.
+func (m *Metrics) ObserveProbe(family rules.Family, result ProbeResult, took time.Duration) {
+	m.probes.WithLabelValues(family.String(), string(result)).Inc()
+	m.probeDuration.Observe(took.Seconds())
+}
+
+// SetCanaryPresent says whether a probe found table's canary with its nonce.
+func (m *Metrics) SetCanaryPresent(family rules.Family, table rules.TableName, present bool) {
+	m.canaryPresent.WithLabelValues(family.String(), string(table)).Set(truth(present))
+}
+
+// ObserveExamination notes a full read of one family and how many hooks each
+// of its tables lacked; tables not named are left as they were.
+func (m *Metrics) ObserveExamination(at time.Time, family rules.Family, hooksMissing map[rules.TableName]int) {
+	m.lastExamination.Set(seconds(at))
+	for table, n := range hooksMissing {
+		m.hooksMissing.WithLabelValues(family.String(), string(table)).Set(float64(n))
+	}
+}
+
+// ObserveFlush counts one flush record, first seen at the given time, and
+// every table that it hit; verdicts that are no loss are passed over.
+func (m *Metrics) ObserveFlush(at time.Time, hit map[rules.Family]Verdicts) {
+	m.flushEvents.Inc()
+	m.lastFlush.Set(seconds(at))
+	for family, verdicts := range hit {
+		for table, kind := range verdicts {
+			if kind.Loss() {
+				m.flushes.WithLabelValues(family.String(), string(table), string(kind)).Inc()
+			}
+		}
+	}
+}
+
+// ObserveRecovery notes that everything is proved to be back, absent after the
+// first evidence of its loss.
+func (m *Metrics) ObserveRecovery(absent time.Duration) {
+	m.rulesAbsent.Observe(absent.Seconds())
+}
+
+// ObserveReplay counts and times one replay of one family; a skipped one took
+// no time and is not timed.
+func (m *Metrics) ObserveReplay(family rules.Family, result Outcome, took time.Duration) {
+	m.replays.WithLabelValues(family.String(), string(result)).Inc()
+	if result != Skipped {
+		m.replayDuration.WithLabelValues(family.String()).Observe(took.Seconds())
+	}
+}
+
+// ObserveRestoreFailure counts one refused restore.
+func (m *Metrics) ObserveRestoreFailure(family rules.Family, reason iptables.Reason) {
+	m.restoreFailures.WithLabelValues(family.String(), string(reason)).Inc()
+}
+
+// SetGeneration says what ought to be in force and since when; tables not
+// named hold no rules of it.
+func (m *Metrics) SetGeneration(captured time.Time, count map[rules.Family]map[rules.TableName]int) {
+	m.generationTime.Set(seconds(captured))
+	for _, family := range m.families {
+		for _, table := range rules.Guarded() {
+			m.generationRules.WithLabelValues(family.String(), string(table)).Set(float64(count[family][table]))
+		}
+	}
+}
+
+// SetStatus follows what a new Status says: since when something is lost or the
+// generation lags behind, and whether replays are held.
+func (m *Metrics) SetStatus(s Status) {
+	m.lossSince.Set(seconds(s.LossSince))
+	m.capturePending.Set(seconds(s.CapturePendingSince))
+	m.paused.Set(truth(s.Paused))
+}
+
+// SetBackend says what the kernel is asked with.
+func (m *Metrics) SetBackend(info iptables.Info) {
+	m.backend.Reset()
+	for _, family := range m.families {
+		m.backend.WithLabelValues(family.String(), string(info.Backend), info.Version).Set(1)
+	}
+	m.mixed.Set(truth(info.Mixed))
+	m.execProbe.Set(truth(info.ExecProbe))
+}
+
+// SetContended says whether somebody keeps undoing what is replayed.
+func (m *Metrics) SetContended(contended bool) { m.contended.Set(truth(contended)) }
+
+// ObserveSourceError counts an error of a source of generations.
+func (m *Metrics) ObserveSourceError(source string) { m.sourceErrors.WithLabelValues(source).Inc() }
+
+// SetQuarantined says how many of table's rules are left out of replays.
+func (m *Metrics) SetQuarantined(family rules.Family, table rules.TableName, n int) {
+	m.quarantined.WithLabelValues(family.String(), string(table)).Set(float64(n))
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// seconds returns t as Prometheus has timestamps, and 0 for the zero time.
+func seconds(t time.Time) float64 {
+	if t.IsZero() {
+		return 0
+	}
+	return float64(t.UnixMicro()) / 1e6
+}

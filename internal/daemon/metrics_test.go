@@ -1,0 +1,143 @@
+package daemon
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// golden compares got with a file in testdata.
+func golden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("%s differs (-want +got); -update writes it anew:\n%s", path, diff)
+	}
+}
+
+// exposition returns canaryd's own metrics as they are scraped.
+func exposition(t *testing.T, reg prometheus.Gatherer) []byte {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text bytes.Buffer
+	for _, family := range families {
+		if strings.HasPrefix(family.GetName(), namespace+"_") {
+			if _, err := expfmt.MetricFamilyToText(&text, family); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return text.Bytes()
+}
+
+func newTestMetrics(families ...rules.Family) (*prometheus.Registry, *Metrics, *canary.Hints) {
+	reg, hints := prometheus.NewRegistry(), canary.NewHints()
+	return reg, NewMetrics(reg, MetricsOptions{
+		Families: families, Sources: []string{"snapshot"}, Hints: hints.Counts,
+		Version: "v1.2.3", Commit: "abcdef0", GoVersion: "go1.26",
+	}), hints
+}
+
+func TestMetricsAreAllThereFromTheStart(t *testing.T) {
+	reg, _, _ := newTestMetrics(rules.IPv4)
+	golden(t, "metrics_start.txt", exposition(t, reg))
+}
+
+func TestMetricsAfterAFlush(t *testing.T) {
+	reg, m, hints := newTestMetrics(rules.Families()...)
+	at := time.UnixMilli(1_700_000_000_250)
+
+	m.SetBackend(iptables.Info{Backend: iptables.Legacy, Version: "1.8.7"})
+	m.SetBackend(iptables.Info{Backend: iptables.NFT, Version: "1.8.9", Mixed: true, ExecProbe: true})
+	m.SetGeneration(at.Add(-time.Hour), map[rules.Family]map[rules.TableName]int{
+		rules.IPv4: {rules.Nat: 40, rules.Filter: 12}, rules.IPv6: {rules.Nat: 4},
+	})
+	for _, family := range rules.Families() {
+		for _, table := range rules.Guarded() {
+			m.SetCanaryPresent(family, table, family == rules.IPv6)
+		}
+	}
+	hints.Give(canary.SourceNFT)
+	hints.Give(canary.SourceNFT)
+	m.ObserveProbe(rules.IPv4, ProbeLoss, 30*time.Microsecond)
+	m.ObserveProbe(rules.IPv6, ProbeIntact, 20*time.Microsecond)
+	m.ObserveExamination(at, rules.IPv4, map[rules.TableName]int{rules.Nat: 3, rules.Filter: 0})
+	m.ObserveFlush(at, map[rules.Family]Verdicts{
+		rules.IPv4: {rules.Nat: canary.Emptied, rules.Filter: canary.ChainDeleted, rules.Mangle: canary.Intact},
+		rules.IPv6: {rules.Nat: canary.Unknown},
+	})
+	m.SetStatus(Status{LossSince: at, CapturePendingSince: at.Add(time.Second), Paused: true})
+	m.ObserveRestoreFailure(rules.IPv4, iptables.ReasonMissingSet)
+	m.ObserveReplay(rules.IPv4, Proved, 80*time.Millisecond)
+	m.ObserveReplay(rules.IPv6, Skipped, 0)
+	m.ObserveRecovery(120 * time.Millisecond)
+	m.SetContended(true)
+	m.SetQuarantined(rules.IPv4, rules.Filter, 2)
+	m.ObserveSourceError("snapshot")
+	golden(t, "metrics_flush.txt", exposition(t, reg))
+
+	m.SetStatus(Status{})
+	for _, name := range []string{"canaryd_loss_since_timestamp_seconds", "canaryd_paused"} {
+		want := "# HELP " + name
+		text := string(exposition(t, reg))
+		if !strings.Contains(text, want) || !strings.Contains(text, "\n"+name+" 0\n") {
+			t.Errorf("%s is not 0 once nothing is wrong", name)
+		}
+	}
+}
+
+func TestMetricsLint(t *testing.T) {
+	reg, _, _ := newTestMetrics(rules.Families()...)
+	problems, err := testutil.GatherAndLint(reg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+}
+
+func TestMetricsHoldRuntimeToo(t *testing.T) {
+	reg, _, _ := newTestMetrics()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	byName := map[string]*dto.MetricFamily{}
+	for _, f := range families {
+		byName[f.GetName()] = f
+	}
+	for _, name := range []string{"go_goroutines", "process_cpu_seconds_total", "canaryd_build_info"} {
+		if byName[name] == nil {
+			t.Errorf("%s is missing", name)
+		}
+	}
+}

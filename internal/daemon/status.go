@@ -1,0 +1,203 @@
+package daemon
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Mode says what follows a loss.
+type Mode string
+
+// The modes.
+const (
+	Heal    Mode = "heal"    // replay
+	Observe Mode = "observe" // count and tell, write nothing
+)
+
+// A Status is all that canaryd knows, at one moment. The loop makes a new one
+// and never changes one that it has handed out; neither may whoever reads it.
+//
+// Its JSON is part of the contract: status -o json and /api/v1/status.
+type Status struct {
+	// Healthy: the last look at every table of every enabled family showed
+	// it intact or changed by its owner.
+	Healthy bool    `json:"healthy"`
+	Mode    Mode    `json:"mode"`
+	Paused  bool    `json:"paused"`
+	Backend Backend `json:"backend"`
+	// Families holds the enabled families only.
+	Families map[rules.Family]Verdicts `json:"families"`
+	// DisabledFamilies says why a family is not watched.
+	DisabledFamilies map[rules.Family]string `json:"disabledFamilies,omitempty"`
+	CanaryChain      string                  `json:"canaryChain"`
+	Generation       Generation              `json:"generation"`
+	// LossSince is when the loss that stands now was first seen.
+	LossSince time.Time `json:"lossSince,omitzero"`
+	// CapturePendingSince is when an owner first changed what the generation
+	// does not hold yet.
+	CapturePendingSince time.Time `json:"capturePendingSince,omitzero"`
+	// Flushes are the last flush records, newest first.
+	Flushes []Flush `json:"flushes"`
+}
+
+// Verdicts is a family's verdict for each guarded table.
+type Verdicts map[rules.TableName]canary.Verdict
+
+// A Backend is the choice of backend, in a Status.
+type Backend struct {
+	Name    iptables.Backend `json:"name"`
+	Version string           `json:"version"`
+	Reason  string           `json:"reason"`
+	Mixed   bool             `json:"mixed"`
+}
+
+// A Generation is a generation without its rules, in a Status. ID is empty
+// while there is none.
+type Generation struct {
+	ID       string    `json:"id"`
+	Source   string    `json:"source"`
+	Captured time.Time `json:"captured,omitzero"`
+	Rules    int       `json:"rules"`  // in all families and tables, hooks included
+	Chains   int       `json:"chains"` // protected chains in all families and tables
+}
+
+// A Flush is the record of one flush, however many tables it hit.
+type Flush struct {
+	ID   string    `json:"id"`
+	Time time.Time `json:"time"` // of the first evidence
+	// Kind is the gravest verdict among the tables that were hit.
+	Kind     canary.Verdict    `json:"kind"`
+	Families []rules.Family    `json:"families"`
+	Tables   []rules.TableName `json:"tables"`
+	// Culprit is the most likely writer; its PID is 0 if nobody is known.
+	Culprit Culprit `json:"culprit"`
+	// Writers are all who wrote between the last intact look and the first
+	// loss, oldest first, the culprit among them.
+	Writers []Culprit `json:"writers,omitempty"`
+	Lost    Lost      `json:"lost"`
+	// NoticedSeconds is from the first evidence to the verdict,
+	// AbsentSeconds from there to the proof that all is back; 0 while it lasts.
+	NoticedSeconds float64 `json:"noticedSeconds"`
+	AbsentSeconds  float64 `json:"absentSeconds"`
+	Outcome        Outcome `json:"outcome"`
+	// Detail explains the outcome to people. It may quote rules.
+	Detail string `json:"detail,omitempty"`
+}
+
+// A Culprit is a process that wrote to the tables.
+type Culprit struct {
+	Time    time.Time `json:"time,omitzero"`
+	PID     uint32    `json:"pid"` // in the initial pid namespace
+	Comm    string    `json:"comm"`
+	Command string    `json:"command,omitempty"` // its command line, if it could be read
+}
+
+// CulpritOf returns a writer as flush records have it.
+func CulpritOf(w canary.Writer) Culprit {
+	return Culprit{Time: w.Time, PID: w.PID, Comm: w.Comm, Command: w.Command}
+}
+
+// Lost counts what a flush took away.
+type Lost struct {
+	Chains int `json:"chains"`
+	Rules  int `json:"rules"`
+	Hooks  int `json:"hooks"`
+	// ChainNames are the chains as "family/table/chain"; the loop bounds
+	// their number.
+	ChainNames []string `json:"chainNames,omitempty"`
+}
+
+// An Outcome is what became of a replay or a flush; the final ones are the
+// label result of canaryd_replays_total.
+type Outcome string
+
+// The outcomes.
+const (
+	Pending Outcome = "pending" // not known yet; never in a metric
+	Proved  Outcome = "proved"  // everything is in force, and was read back
+	Raced   Outcome = "raced"   // in force, but somebody wrote meanwhile
+	Partial Outcome = "partial" // some tables are in force, some are not
+	Failed  Outcome = "failed"  // nothing was written, or it is not in force
+	Skipped Outcome = "skipped" // not replayed: observe mode, paused, or its owner was quicker
+)
+
+// Outcomes returns the final outcomes.
+func Outcomes() []Outcome { return []Outcome{Proved, Raced, Partial, Failed, Skipped} }
+
+// MarshalJSON writes no null where the contract has a list or an object.
+func (s Status) MarshalJSON() ([]byte, error) {
+	type plain Status
+	p := plain(s)
+	if p.Families == nil {
+		p.Families = map[rules.Family]Verdicts{}
+	}
+	if p.Flushes == nil {
+		p.Flushes = []Flush{}
+	}
+	return json.Marshal(p)
+}
+
+// MarshalJSON writes no null where the contract has a list.
+func (f Flush) MarshalJSON() ([]byte, error) {
+	type plain Flush
+	p := plain(f)
+	if p.Families == nil {
+		p.Families = []rules.Family{}
+	}
+	if p.Tables == nil {
+		p.Tables = []rules.TableName{}
+	}
+	return json.Marshal(p)
+}
+
+// Public returns the status without what reading rules needs root for
+// elsewhere too: command lines, and details that may quote rules. Only this
+// may leave through TCP. s stays as it is.
+func (s Status) Public() Status {
+	s.Flushes = slices.Clone(s.Flushes)
+	for i := range s.Flushes {
+		f := &s.Flushes[i]
+		f.Detail = ""
+		f.Culprit.Command = ""
+		f.Writers = slices.Clone(f.Writers)
+		for j := range f.Writers {
+			f.Writers[j].Command = ""
+		}
+	}
+	return s
+}
+
+// Ready returns nil if the rules that ought to be in force are, and canaryd
+// would put them back: every guarded table of every enabled family is intact
+// or changed by its owner, and canaryd is not paused. Otherwise the error
+// names the first table, or the reason, in one line.
+func (s Status) Ready() error {
+	if s.Paused {
+		return fmt.Errorf("paused")
+	}
+	if len(s.Families) == 0 {
+		return fmt.Errorf("no family has been looked at yet")
+	}
+	for _, family := range rules.Families() {
+		verdicts, enabled := s.Families[family]
+		if !enabled {
+			continue
+		}
+		for _, table := range rules.Guarded() {
+			switch v := verdicts[table]; v {
+			case canary.Intact, canary.Changed:
+			case "":
+				return fmt.Errorf("%s %s is %s", family, table, canary.Unknown)
+			default:
+				return fmt.Errorf("%s %s is %s", family, table, v)
+			}
+		}
+	}
+	return nil
+}
