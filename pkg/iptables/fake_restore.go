@@ -45,7 +45,7 @@ func (r *fakeRun) run(text string) error {
 		case raw[0] == '*' && unlock == nil:
 			table = rules.TableName(strings.TrimSpace(raw[1:]))
 			if !slices.Contains(rules.AllTables(), table) {
-				return r.badLine(line, fmt.Sprintf("table name '%s' invalid", table))
+				return r.noTable(line, table)
 			}
 			unlock, body = r.lock(), nil
 			r.f.touch(r.family, table)
@@ -96,13 +96,13 @@ func (r *fakeRun) commit(table rules.TableName, body []fakeCommand, line, nth in
 	f := r.f
 	f.mu.Lock()
 	old := f.tables[r.family][table]
-	s := &fakeSection{fakeRun: r, table: fakeSorted(fakeOrEmpty(old, table)), end: line, fresh: map[string][]bool{}}
+	s := &fakeSection{fakeRun: r, table: fakeSorted(fakeOrEmpty(old, table)), end: line}
 	if !r.noflush {
 		s.clear(old != nil)
 	}
 	err := s.run(body)
 	if err == nil && nth == r.failAt {
-		err = r.kernel(line, "RULE_APPEND failed (Device or resource sayBusy): injected fault")
+		err = r.kernel(line, "line 1: RULE_APPEND failed (Device or resource sayBusy): injected fault")
 	}
 	if err != nil || !s.wrote && !s.cleared {
 		f.mu.Unlock()
@@ -195,10 +195,20 @@ func fakeTool(family rules.Family) string {
 
 // badLine is a line that the program itself refuses.
 func (r *fakeRun) badLine(line int, text string) *RestoreError {
+	if !strings.HasPrefix(text, "Bad argument") { // the only one said without a name
+		text = r.versioned() + " " + text
+	}
 	return &RestoreError{
 		Reason: ReasonParse, Program: r.program(), Exit: 2, Line: line,
-		Stderr: fmt.Sprintf("%s %s\nError occurred at line: %d", r.versioned(), text, line),
+		Stderr: fmt.Sprintf("%s\nError occurred at line: %d", text, line),
 	}
+}
+
+func (r *fakeRun) noTable(line int, table rules.TableName) *RestoreError {
+	if r.f.backend() == NFT {
+		return r.badLine(line, fmt.Sprintf("%s: line %d table name '%s' invalid", r.speaker(), line, table))
+	}
+	return r.badLine(line, fmt.Sprintf("%s: unable to initialize table '%s'", r.speaker(), table))
 }
 
 // failed is a command that cannot be done; only nft says why.
@@ -217,21 +227,24 @@ func (r *fakeRun) failed(line int, why string) *RestoreError {
 }
 
 // kernel is a refusal by the kernel at COMMIT.
-func (r *fakeRun) kernel(line int, why string) *RestoreError {
+func (r *fakeRun) kernel(line int, why ...string) *RestoreError {
 	if r.f.backend() == Legacy {
 		return r.failed(line, "")
 	}
 	return &RestoreError{
 		Reason: ReasonOther, Program: r.program(), Exit: 4, Line: line,
-		Stderr: fmt.Sprintf("%s\nline %d: %s", r.versioned(), line, why),
+		Stderr: r.versioned() + " \n" + strings.Join(why, "\n"),
 	}
 }
 
 // noTarget is a jump to a chain that does not exist.
-func (r *fakeRun) noTarget(line, end int, target string) *RestoreError {
-	e := r.badLine(line, fmt.Sprintf("Couldn't load target `%s':No such file or directory\n", target))
-	if r.f.backend() == NFT {
-		e = r.badLine(end, fmt.Sprintf("Chain '%s' does not exist", target))
+func (r *fakeRun) noTarget(line, end int, rule rules.Rule) *RestoreError {
+	e := r.badLine(line, fmt.Sprintf("Couldn't load target `%s':No such file or directory\n", rule.Target))
+	switch {
+	case r.f.backend() == NFT:
+		e = r.badLine(end, fmt.Sprintf("Chain '%s' does not exist", rule.Target))
+	case strings.HasSuffix(" "+rule.Spec, " -g "+rule.Target):
+		e = r.badLine(line, fmt.Sprintf("goto '%s' is not a chain", rule.Target))
 	}
 	e.Reason = ReasonMissingChain
 	return e

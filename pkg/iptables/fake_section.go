@@ -33,9 +33,11 @@ type fakeSection struct {
 	end     int  // the line of COMMIT
 	cleared bool // the table's former content is gone
 	wrote   bool // a command wrote something
-	// fresh marks, per chain, the rules that this section added:
-	// iptables-nft cannot insert before one of them by number.
-	fresh map[string][]bool
+	// iptables-nft sends everything to the kernel at COMMIT, so what only the
+	// kernel refuses is told after everything that the program itself does.
+	refused []string      // why, a line each
+	at      int           // the line of the first
+	undead  []rules.Chain // the chains that the kernel will refuse to delete
 }
 
 // clear does what a restore without --noflush does first: nft deletes the
@@ -59,6 +61,22 @@ func (s *fakeSection) run(body []fakeCommand) error {
 			return err
 		}
 	}
+	if len(s.refused) > 0 {
+		return s.kernel(s.at, s.refused...)
+	}
+	return nil
+}
+
+// refuse notes, on nft, that the kernel will not do a command; on legacy the
+// program fails at once.
+func (s *fakeSection) refuse(line int, why string) *RestoreError {
+	if s.f.backend() == Legacy {
+		return s.failed(line, "")
+	}
+	if s.at == 0 {
+		s.at = line
+	}
+	s.refused = append(s.refused, fmt.Sprintf("line %d: %s", line, why))
 	return nil
 }
 
@@ -123,16 +141,13 @@ func (s *fakeSection) flush(c *rules.Chain) {
 		s.wrote = true
 	}
 	c.Rules = nil
-	delete(s.fresh, c.Name)
 }
 
 // declare does ":NAME POLICY".
 func (s *fakeSection) declare(line int, name, policy string) *RestoreError {
 	if !rules.Builtin(s.table.Name, name) {
 		if policy != "-" && s.f.backend() == Legacy {
-			e := s.failed(line, "")
-			e.Stderr = fmt.Sprintf("%s Can't set policy `%s' on `%s' line %d: Bad built-in chain name", s.versioned(), policy, name, line)
-			return e
+			return s.badDeclaration(line, name, policy, "Bad built-in chain name")
 		}
 		if c := s.table.Chain(name); c != nil {
 			s.flush(c)
@@ -146,10 +161,19 @@ func (s *fakeSection) declare(line int, name, policy string) *RestoreError {
 		return nil
 	}
 	if policy != "ACCEPT" && policy != "DROP" {
-		return s.failed(line, sayBadPolicy)
+		return s.badDeclaration(line, name, policy, "Bad policy name")
 	}
 	c.Policy = policy
 	return nil
+}
+
+// badDeclaration is the one failure of which legacy gives the reason.
+func (s *fakeSection) badDeclaration(line int, name, policy, why string) *RestoreError {
+	e := s.failed(line, why+".")
+	if s.f.backend() == Legacy {
+		e.Stderr = fmt.Sprintf("%s Can't set policy `%s' on `%s' line %d: %s", s.versioned(), policy, name, line, why)
+	}
+	return e
 }
 
 func (s *fakeSection) newChain(line int, name string) *RestoreError {
@@ -185,7 +209,10 @@ func (s *fakeSection) deleteChain(line int, name string) *RestoreError {
 	case c == nil || s.f.backend() == Legacy && rules.Builtin(s.table.Name, name):
 		return s.failed(line, sayNoChain)
 	case len(c.Rules) > 0 || s.referenced(name):
-		return s.kernel(line, sayBusy+name)
+		if e := s.refuse(line, sayBusy+name); e != nil {
+			return e
+		}
+		s.undead = append(s.undead, *c)
 	}
 	s.table.Delete(name)
 	s.wrote = true
@@ -211,7 +238,7 @@ func (s *fakeSection) deleteAll(line int) *RestoreError {
 }
 
 func (s *fakeSection) referenced(name string) bool {
-	for _, c := range s.table.Chains {
+	for _, c := range slices.Concat(s.table.Chains, s.undead) {
 		if slices.ContainsFunc(c.Rules, func(r rules.Rule) bool { return r.Target == name }) {
 			return true
 		}
@@ -233,7 +260,7 @@ func (s *fakeSection) rule(line int, what, name string, spec []string) *RestoreE
 	if err != nil {
 		return s.badLine(line, err.Error())
 	}
-	if e := s.target(line, rule); e != nil {
+	if e := s.target(line, name, rule); e != nil {
 		return e
 	}
 	if what == "-D" || what == "-C" {
@@ -243,7 +270,6 @@ func (s *fakeSection) rule(line int, what, name string, spec []string) *RestoreE
 	if c == nil {
 		return s.failed(line, sayNoChain)
 	}
-	fresh := s.freshIn(c)
 	s.wrote = true
 	switch {
 	case what == "-A":
@@ -253,37 +279,26 @@ func (s *fakeSection) rule(line int, what, name string, spec []string) *RestoreE
 	case what == "-R" && (at < 1 || at > len(c.Rules)):
 		return s.failed(line, "Index of replacement too big.")
 	case what == "-R":
-		c.Rules[at-1], fresh[at-1] = rule, true
+		c.Rules[at-1] = rule
 		return nil
 	case at > len(c.Rules)+1:
 		return s.failed(line, sayInsertBig)
-	case at > 1 && at <= len(c.Rules) && fresh[at-1] && s.f.backend() == NFT:
-		return s.kernel(line, "RULE_INSERT failed (No such file or directory): rule in chain "+name)
 	}
 	c.Rules = slices.Insert(c.Rules, at-1, rule)
-	s.fresh[name] = slices.Insert(fresh, at-1, true)
 	return nil
 }
 
-// freshIn returns which rules of c this section added.
-func (s *fakeSection) freshIn(c *rules.Chain) []bool {
-	if s.fresh[c.Name] == nil {
-		s.fresh[c.Name] = make([]bool, len(c.Rules))
-	}
-	return s.fresh[c.Name]
-}
-
 // target refuses a rule whose target does not exist or cannot stand here.
-func (s *fakeSection) target(line int, r rules.Rule) *RestoreError {
+func (s *fakeSection) target(line int, chain string, r rules.Rule) *RestoreError {
 	switch {
 	case r.Target == "DROP" && s.table.Name == rules.Nat:
 		return s.natDrop(line)
 	case rules.Builtin(s.table.Name, r.Target):
-		return s.kernel(line, "RULE_APPEND failed (No such file or directory)")
+		return s.refuse(line, "RULE_APPEND failed (No such file or directory): rule in chain "+chain)
 	case r.Target == "" || s.table.Chain(r.Target) != nil || fakeIsExtension(r.Target):
 		return nil
 	}
-	return s.noTarget(line, s.end, r.Target)
+	return s.noTarget(line, s.end, r)
 }
 
 // find does -D and -C.
@@ -301,7 +316,6 @@ func (s *fakeSection) find(line int, what, name string, at int, rule rules.Rule)
 		return s.failed(line, sayNoRule)
 	}
 	if what == "-D" {
-		s.fresh[name] = slices.Delete(s.freshIn(c), at-1, at)
 		c.Rules = slices.Delete(c.Rules, at-1, at)
 		s.wrote = true
 	}

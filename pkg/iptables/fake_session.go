@@ -87,7 +87,7 @@ func (s *fakeSession) Restore(ctx context.Context, family rules.Family, payload 
 		fault.before()
 	}
 	if err := fakeWait(ctx, fault.takes); err != nil {
-		e := r.kernel(0, "")
+		e := r.kernel(0)
 		e.Exit, e.Stderr = -1, "killed: "+err.Error()
 		return s.settle(family, was, 0), e
 	}
@@ -145,7 +145,7 @@ func (s *fakeSession) settle(family rules.Family, was uint64, commits int) (race
 
 // refused is what FailRestores asked for.
 func (r *fakeRun) refused(reason Reason) *RestoreError {
-	e := r.kernel(0, "")
+	e := r.kernel(0)
 	e.Reason = reason
 	e.Exit = map[Reason]int{ReasonMissingChain: 2, ReasonMissingSet: 2, ReasonParse: 2, ReasonLock: 4, ReasonOther: 4, ReasonIncompatible: 1}[reason]
 	e.Stderr = fmt.Sprintf("%s injected fault: %s", r.versioned(), reason)
