@@ -53,12 +53,31 @@ func (p Programs) Save(ctx context.Context, family rules.Family) (string, error)
 	return execute(ctx, "", p.name(family, "-save"))
 }
 
-// NFT runs nft.
-func (p Programs) NFT(ctx context.Context, words ...string) error {
+// DeleteTable runs nft delete table.
+func (p Programs) DeleteTable(ctx context.Context, family rules.Family, table rules.TableName) error {
+	return p.nft(ctx, "delete", "table", nftFamily(family), string(table))
+}
+
+// FlushTable runs nft flush table.
+func (p Programs) FlushTable(ctx context.Context, family rules.Family, table rules.TableName) error {
+	return p.nft(ctx, "flush", "table", nftFamily(family), string(table))
+}
+
+// FlushRuleset runs nft flush ruleset.
+func (p Programs) FlushRuleset(ctx context.Context) error { return p.nft(ctx, "flush", "ruleset") }
+
+func (p Programs) nft(ctx context.Context, words ...string) error {
 	if p.With != iptables.NFT {
 		return fmt.Errorf("nft has nothing to do with the %s backend", p.With)
 	}
 	return p.run(ctx, "nft", words...)
+}
+
+func nftFamily(family rules.Family) string {
+	if family == rules.IPv6 {
+		return "ip6"
+	}
+	return "ip"
 }
 
 // name returns such as "ip6tables-legacy-restore".

@@ -11,7 +11,7 @@ import (
 )
 
 func TestCasesLoad(t *testing.T) {
-	onEach(t, func(t *testing.T, p Programs) {
+	onEach(t, func(t *testing.T, p Flusher) {
 		for _, family := range rules.Families() {
 			for _, name := range Cases(family) {
 				must(t, Wipe(t.Context(), p, family))
@@ -39,9 +39,9 @@ func TestCasesLoad(t *testing.T) {
 
 // TestScenariosTakeWhatTheySay runs every scenario where no canaryd is.
 func TestScenariosTakeWhatTheySay(t *testing.T) {
-	onEach(t, func(t *testing.T, p Programs) {
+	onEach(t, func(t *testing.T, p Flusher) {
 		for _, s := range All() {
-			if !s.On(p.With) {
+			if !s.On(p.Backend()) {
 				continue
 			}
 			t.Run(s.Name, func(t *testing.T) {
@@ -109,8 +109,12 @@ func shows(t *testing.T, before, after *rules.Table) []string {
 	}
 }
 
-func onEach(t *testing.T, body func(t *testing.T, p Programs)) {
+// onEach runs body on the Fake and on the kernel, for both backends.
+func onEach(t *testing.T, body func(t *testing.T, f Flusher)) {
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
+		t.Run(string(backend)+" fake", func(t *testing.T) {
+			body(t, FakePrograms{iptables.NewFake(backend)})
+		})
 		t.Run(string(backend), func(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
 				nstest.NeedProgram(t, "iptables-"+string(backend), "ip6tables-"+string(backend), "nft")
