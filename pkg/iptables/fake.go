@@ -38,7 +38,6 @@ type Fake struct {
 	mu         sync.Mutex
 	info       Info
 	tables     map[rules.Family]map[rules.TableName]*rules.Table // never changed in place
-	writes     map[rules.Family]uint64
 	genid      uint32
 	unreadable map[rules.Family]map[rules.TableName]error
 	onCommit   []func(Commit)
@@ -59,7 +58,6 @@ func NewFake(backend Backend, families ...rules.Family) *Fake {
 		lock:       make(chan struct{}, 1),
 		info:       Info{Backend: backend, Version: "1.8.9", Reason: "a fake", RandomFully: true},
 		tables:     map[rules.Family]map[rules.TableName]*rules.Table{},
-		writes:     map[rules.Family]uint64{},
 		genid:      1,
 		unreadable: map[rules.Family]map[rules.TableName]error{},
 		payloads:   map[rules.Family][]string{},
@@ -167,17 +165,16 @@ func fakeComment(r rules.Rule) (string, bool) {
 // It fails with ErrNoFamily, with FailReads' error, with ErrLocked after
 // ReadsNeedLock, and when ctx is done.
 func (f *Fake) Read(ctx context.Context, family rules.Family) (Snapshot, error) {
-	snap, _, err := f.read(ctx, family, false)
-	return snap, err
+	return f.read(ctx, family, false)
 }
 
-// read also returns the mark by which a session notices foreign writes.
-func (f *Fake) read(ctx context.Context, family rules.Family, holder bool) (Snapshot, uint64, error) {
+// read is Read; holder says that the caller has the xtables lock.
+func (f *Fake) read(ctx context.Context, family rules.Family, holder bool) (Snapshot, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.counts.reads++
 	if err := f.mayReadAs(ctx, family, f.faults.reads, holder); err != nil {
-		return Snapshot{}, 0, err
+		return Snapshot{}, err
 	}
 	snap := Snapshot{
 		Family:     family,
@@ -192,7 +189,7 @@ func (f *Fake) read(ctx context.Context, family rules.Family, holder bool) (Snap
 		}
 		snap.Tables[t.Name] = fakePrinted(t)
 	}
-	return snap, f.mark(family), nil
+	return snap, nil
 }
 
 // mayRead says why a read that is not the lock holder's must fail now.
@@ -217,15 +214,6 @@ func (f *Fake) mayReadAs(ctx context.Context, family rules.Family, fault error, 
 }
 
 func (f *Fake) has(family rules.Family) bool { return slices.Contains(f.families, family) }
-
-// mark changes with every write that a session of this backend would notice:
-// nf_tables counts the whole namespace, x_tables keeps families apart.
-func (f *Fake) mark(family rules.Family) uint64 {
-	if f.backend() == NFT {
-		return uint64(f.genid)
-	}
-	return f.writes[family]
-}
 
 // digest is the genid on nft, a hash of the content on legacy.
 func (f *Fake) digest(family rules.Family) uint64 {

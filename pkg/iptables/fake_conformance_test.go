@@ -206,7 +206,7 @@ func conform(t *testing.T, backend iptables.Backend) {
 		want := real(t, backend, op)
 		err := op.fake(fake, op.family)
 		if refused := (*iptables.RestoreError)(nil); errors.As(err, &refused) {
-			got := refusal{refused.Exit, sortLines(refused.Stderr)}
+			got := refusal{refused.Exit, sortWords(refused.Stderr)}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("%s: how it was refused (-want +got):\n%s", op.name, diff)
 			}
@@ -256,15 +256,15 @@ func real(t *testing.T, backend iptables.Backend, op operation) refusal {
 	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
 		t.Fatal(err)
 	}
-	text := noise.ReplaceAllString(stderr.String(), "")
-	return refusal{cmd.ProcessState.ExitCode(), sortLines(strings.TrimRight(text, "\n"))}
+	return refusal{cmd.ProcessState.ExitCode(), sortWords(noise.ReplaceAllString(stderr.String(), ""))}
 }
 
-// sortLines makes the order of the kernel's complaints, which is a hash's, ours.
-func sortLines(text string) string {
-	lines := strings.Split(text, "\n")
-	slices.Sort(lines)
-	return strings.Join(lines, "\n")
+// sortWords makes a text comparable whose line breaks became semicolons and in
+// which the kernel's complaints stand in the order of a hash.
+func sortWords(text string) string {
+	words := strings.Fields(strings.ReplaceAll(text, "; ", " "))
+	slices.Sort(words)
+	return strings.Join(words, " ")
 }
 
 func tool(backend iptables.Backend, family rules.Family, what string) string {

@@ -59,15 +59,14 @@ func (f *Fake) PartialCommit(k int) { f.change(func(t *fakeFaults) { t.partial =
 // Lie makes the next n restores of sessions write nothing and report success.
 func (f *Fake) Lie(n int) { f.change(func(t *fakeFaults) { t.lies = n }) }
 
-// RestoreTakes makes every restore of a session last that long. If the context
-// ends sooner, the restore is killed: it writes nothing and its *RestoreError has
-// Exit -1.
+// RestoreTakes makes every restore of a session last that long before it writes.
+// As with the real Kernel, the end of the context does not cut it short.
 func (f *Fake) RestoreTakes(d time.Duration) { f.change(func(t *fakeFaults) { t.takes = d }) }
 
 // BeforeRestore registers fn to run in every restore of a session between the
 // check that nobody wrote since the read and the write itself; nil removes it.
-// What fn writes makes the restore raced. On legacy the session holds the lock
-// meanwhile, so only Bypassing writers can write in it.
+// On nft what fn writes makes the restore raced. On legacy the session holds the
+// lock meanwhile, so only Bypassing writers can write in fn, and nobody notices.
 func (f *Fake) BeforeRestore(fn func()) { f.change(func(t *fakeFaults) { t.before = fn }) }
 
 func (f *Fake) change(set func(*fakeFaults)) {

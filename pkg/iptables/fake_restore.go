@@ -68,10 +68,7 @@ func (r *fakeRun) run(text string) error {
 		}
 	}
 	if unlock != nil {
-		return &RestoreError{
-			Reason: ReasonParse, Program: r.program(), Exit: 1, Line: line + 1,
-			Stderr: fmt.Sprintf("%s: COMMIT expected at line %d", r.speaker(), line+1),
-		}
+		return r.refusal(1, fmt.Sprintf("%s: COMMIT expected at line %d", r.speaker(), line+1))
 	}
 	return nil
 }
@@ -152,7 +149,6 @@ func (f *Fake) publish(family rules.Family, tables map[rules.TableName]*rules.Ta
 		}
 		f.tables[family][name] = t
 	}
-	f.writes[family]++
 	if f.backend() == Legacy {
 		return func() {}
 	}
@@ -193,15 +189,19 @@ func fakeTool(family rules.Family) string {
 	return "iptables"
 }
 
+// refusal is what the real Kernel makes of a program's last words.
+func (r *fakeRun) refusal(exit int, stderr string) *RestoreError {
+	reason, line := classify(stderr)
+	return &RestoreError{Reason: reason, Program: r.program(), Exit: exit, Line: line, Stderr: firstLines([]byte(stderr))}
+}
+
 // badLine is a line that the program itself refuses.
 func (r *fakeRun) badLine(line int, text string) *RestoreError {
 	if !strings.HasPrefix(text, "Bad argument") { // the only one said without a name
 		text = r.versioned() + " " + text
 	}
-	return &RestoreError{
-		Reason: ReasonParse, Program: r.program(), Exit: 2, Line: line,
-		Stderr: fmt.Sprintf("%s\nError occurred at line: %d", text, line),
-	}
+	who := r.speaker()
+	return r.refusal(2, fmt.Sprintf("%s\nError occurred at line: %d\nTry `%s -h' or '%s --help' for more information.\n", text, line, who, who))
 }
 
 func (r *fakeRun) noTable(line int, table rules.TableName) *RestoreError {
@@ -213,17 +213,11 @@ func (r *fakeRun) noTable(line int, table rules.TableName) *RestoreError {
 
 // failed is a command that cannot be done; only nft says why.
 func (r *fakeRun) failed(line int, why string) *RestoreError {
-	e := &RestoreError{
-		Reason: ReasonOther, Program: r.program(), Exit: 1, Line: line,
-		Stderr: fmt.Sprintf("%s: line %d failed", r.speaker(), line),
-	}
+	text := fmt.Sprintf("%s: line %d failed", r.speaker(), line)
 	if r.f.backend() == NFT && why != "" {
-		e.Stderr += ": " + why
-		if why == sayNoChain {
-			e.Reason = ReasonMissingChain
-		}
+		text += ": " + why
 	}
-	return e
+	return r.refusal(1, text)
 }
 
 // kernel is a refusal by the kernel at COMMIT.
@@ -231,21 +225,16 @@ func (r *fakeRun) kernel(line int, why ...string) *RestoreError {
 	if r.f.backend() == Legacy {
 		return r.failed(line, "")
 	}
-	return &RestoreError{
-		Reason: ReasonOther, Program: r.program(), Exit: 4, Line: line,
-		Stderr: r.versioned() + " \n" + strings.Join(why, "\n"),
-	}
+	return r.refusal(4, r.versioned()+" \n"+strings.Join(why, "\n"))
 }
 
 // noTarget is a jump to a chain that does not exist.
 func (r *fakeRun) noTarget(line, end int, rule rules.Rule) *RestoreError {
-	e := r.badLine(line, fmt.Sprintf("Couldn't load target `%s':No such file or directory\n", rule.Target))
 	switch {
 	case r.f.backend() == NFT:
-		e = r.badLine(end, fmt.Sprintf("Chain '%s' does not exist", rule.Target))
+		return r.badLine(end, fmt.Sprintf("Chain '%s' does not exist", rule.Target))
 	case strings.HasSuffix(" "+rule.Spec, " -g "+rule.Target):
-		e = r.badLine(line, fmt.Sprintf("goto '%s' is not a chain", rule.Target))
+		return r.badLine(line, fmt.Sprintf("goto '%s' is not a chain", rule.Target))
 	}
-	e.Reason = ReasonMissingChain
-	return e
+	return r.badLine(line, fmt.Sprintf("Couldn't load target `%s':No such file or directory\n", rule.Target))
 }

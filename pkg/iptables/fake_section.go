@@ -169,11 +169,10 @@ func (s *fakeSection) declare(line int, name, policy string) *RestoreError {
 
 // badDeclaration is the one failure of which legacy gives the reason.
 func (s *fakeSection) badDeclaration(line int, name, policy, why string) *RestoreError {
-	e := s.failed(line, why+".")
-	if s.f.backend() == Legacy {
-		e.Stderr = fmt.Sprintf("%s Can't set policy `%s' on `%s' line %d: %s", s.versioned(), policy, name, line, why)
+	if s.f.backend() == NFT {
+		return s.failed(line, why+".")
 	}
-	return e
+	return s.refusal(1, fmt.Sprintf("%s Can't set policy `%s' on `%s' line %d: %s", s.versioned(), policy, name, line, why))
 }
 
 func (s *fakeSection) newChain(line int, name string) *RestoreError {

@@ -2,23 +2,17 @@ package iptables
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"os"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// errFakeClosed is returned by a session after Close.
-var errFakeClosed = errors.New("the session is closed")
-
 // A fakeSession is the Fake's Session.
 type fakeSession struct {
 	f     *Fake
-	seen  map[rules.Family]uint64 // the mark of each family's last read
+	seen  map[rules.Family]uint64 // the digest that a family's Restore must find
 	close func() error
 	done  bool
 }
@@ -52,44 +46,35 @@ func (f *Fake) Begin(ctx context.Context) (Session, error) {
 // Read reads one family.
 func (s *fakeSession) Read(ctx context.Context, family rules.Family) (Snapshot, error) {
 	if s.done {
-		return Snapshot{}, errFakeClosed
+		return Snapshot{}, errClosed
 	}
-	snap, mark, err := s.f.read(ctx, family, true)
-	if err != nil {
-		return Snapshot{}, err
+	delete(s.seen, family)
+	snap, err := s.f.read(ctx, family, true)
+	if err == nil {
+		s.seen[family] = snap.Digest
 	}
-	s.seen[family] = mark
-	return snap, nil
+	return snap, err
 }
 
 // Restore writes payload as "iptables-restore --noflush" would, faults
-// permitting.
+// permitting. As with the kernel, a family must be read before its first
+// restore and after every restore that failed or was raced, and on legacy raced
+// is never set.
 func (s *fakeSession) Restore(ctx context.Context, family rules.Family, payload []byte) (raced bool, err error) {
 	if s.done {
-		return false, errFakeClosed
+		return false, errClosed
 	}
-	if err := ctx.Err(); err != nil {
-		return false, err
-	}
-	f := s.f
-	r := &fakeRun{
-		f: f, family: family, noflush: true, lock: func() func() { return func() {} },
-		by: Commit{PID: uint32(os.Getpid()), Comm: "iptables-nft-re"},
-	}
-	if family == rules.IPv6 {
-		r.by.Comm = "ip6tables-nft-r"
-	}
-	was, fault, err := s.admit(family, payload)
+	before, fault, err := s.admit(ctx, family, payload)
 	if err != nil {
 		return false, err
 	}
 	if fault.before != nil {
 		fault.before()
 	}
-	if err := fakeWait(ctx, fault.takes); err != nil {
-		e := r.kernel(0)
-		e.Exit, e.Stderr = -1, "killed: "+err.Error()
-		return s.settle(family, was, 0), e
+	time.Sleep(fault.takes)
+	r := &fakeRun{
+		f: s.f, family: family, noflush: true, lock: func() func() { return func() {} },
+		by: Commit{PID: uint32(os.Getpid()), Comm: fakeComm(fakeTool(family) + "-nft-restore")},
 	}
 	switch {
 	case fault.restores != 0:
@@ -99,24 +84,27 @@ func (s *fakeSession) Restore(ctx context.Context, family rules.Family, payload 
 		r.failAt = fault.partial
 		err = r.run(string(payload))
 	}
-	return s.settle(family, was, r.commits), err
+	return s.settle(family, before, r.commits, err), err
 }
 
 // admit checks that nobody wrote since the read, counts the restore and uses up
 // the faults that count restores.
-func (s *fakeSession) admit(family rules.Family, payload []byte) (was uint64, now fakeFaults, err error) {
+func (s *fakeSession) admit(ctx context.Context, family rules.Family, payload []byte) (before uint64, now fakeFaults, err error) {
 	f := s.f
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.has(family) {
 		return 0, fakeFaults{}, ErrNoFamily
 	}
-	was = f.mark(family)
-	if seen, read := s.seen[family]; read && seen != was {
+	if err := ctx.Err(); err != nil {
+		return 0, fakeFaults{}, err
+	}
+	before = f.digest(family)
+	if seen, read := s.seen[family]; !read || seen != before {
 		return 0, fakeFaults{}, ErrStale
 	}
 	f.counts.restores++
-	f.payloads[family] = append(f.payloads[family], strings.Clone(string(payload)))
+	f.payloads[family] = append(f.payloads[family], string(payload))
 	now = f.faults
 	f.faults.partial = 0
 	if f.faults.restores > 0 {
@@ -125,44 +113,37 @@ func (s *fakeSession) admit(family rules.Family, payload []byte) (was uint64, no
 	if now.restores == 0 && f.faults.lies > 0 {
 		f.faults.lies--
 	}
-	return was, now, nil
+	return before, now, nil
 }
 
-// settle reports whether anybody else wrote since mark was, and takes our own
+// settle reports whether anybody else wrote since before, and takes our own
 // commits into account so that they make no later restore stale.
-func (s *fakeSession) settle(family rules.Family, was uint64, commits int) (raced bool) {
+func (s *fakeSession) settle(family rules.Family, before uint64, commits int, err error) (raced bool) {
 	s.f.mu.Lock()
 	defer s.f.mu.Unlock()
-	ours := was + uint64(commits)
-	raced = s.f.mark(family) != ours
-	for other, seen := range s.seen {
-		if seen == was && (other == family || s.f.backend() == NFT) {
-			s.seen[other] = ours
+	now := s.f.digest(family)
+	switch {
+	case s.f.backend() == Legacy && err != nil:
+		delete(s.seen, family)
+	case s.f.backend() == Legacy:
+		s.seen[family] = now
+	case err != nil || now != before+uint64(commits):
+		clear(s.seen)
+		return err == nil
+	default:
+		for other := range s.seen {
+			s.seen[other] += uint64(commits)
 		}
 	}
-	return raced
+	return false
 }
 
 // refused is what FailRestores asked for.
 func (r *fakeRun) refused(reason Reason) *RestoreError {
-	e := r.kernel(0)
-	e.Reason = reason
-	e.Exit = map[Reason]int{ReasonMissingChain: 2, ReasonMissingSet: 2, ReasonParse: 2, ReasonLock: 4, ReasonOther: 4, ReasonIncompatible: 1}[reason]
-	e.Stderr = fmt.Sprintf("%s injected fault: %s", r.versioned(), reason)
-	return e
-}
-
-func fakeWait(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
-		return nil
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+	exit := map[Reason]int{ReasonMissingChain: 2, ReasonMissingSet: 2, ReasonParse: 2, ReasonIncompatible: 1, ReasonLock: 4, ReasonOther: 4}
+	return &RestoreError{
+		Reason: reason, Program: r.program(), Exit: exit[reason],
+		Stderr: r.versioned() + " injected fault: " + string(reason),
 	}
 }
 

@@ -25,9 +25,12 @@ var errFakeNFTOnly = errors.New("only nft can do this")
 
 // As returns a writer whose commits carry this process ID and name.
 func (w FakeWriter) As(pid uint32, comm string) FakeWriter {
-	w.pid, w.comm = pid, comm[:min(len(comm), 15)]
+	w.pid, w.comm = pid, fakeComm(comm)
 	return w
 }
+
+// fakeComm cuts a program's name as the kernel does.
+func fakeComm(name string) string { return name[:min(len(name), 15)] }
 
 // Bypassing returns a writer that pays no heed to the xtables lock, like one
 // with another XTABLES_LOCKFILE; OnUnlock does not hear of it.
@@ -158,7 +161,6 @@ func (w FakeWriter) FlushRuleset() error {
 	for _, family := range f.families {
 		if len(f.tables[family]) > 0 {
 			found = true
-			f.writes[family]++
 			clear(f.tables[family])
 		}
 	}
