@@ -108,6 +108,7 @@ func (l *Live) Run(ctx context.Context, s Scenario) (result Result, err error) {
 		return result, err
 	}
 	defer func() {
+		result.Lost = describe(result.Records)
 		if stopped := stop(); stopped != nil {
 			result.Problems = append(result.Problems, "canaryd run ended with "+stopped.Error())
 		}
@@ -124,7 +125,6 @@ func (l *Live) Run(ctx context.Context, s Scenario) (result Result, err error) {
 		}
 	}
 	result.Problems = append(result.Problems, judge(s, result.Records)...)
-	result.Lost = describe(result.Records)
 	return result, nil
 }
 
@@ -332,6 +332,9 @@ func agrees(kind, want string) bool {
 }
 
 func describe(records []Record) string {
+	if len(records) == 0 {
+		return "nothing was noticed"
+	}
 	var kinds []string
 	rules, chains, hooks := 0, 0, 0
 	for _, r := range records {

@@ -111,7 +111,7 @@ func All() []Scenario {
 			},
 		},
 		{
-			Name: "restore-filter", Command: "iptables-restore < filter-only.rules", Backends: bothBackends,
+			Name: "restore-filter", Command: "iptables-restore < saved-filter-only.rules", Backends: bothBackends,
 			Lost: only(rules.IPv4, rules.Filter, ChainDeleted),
 			Do: func(ctx context.Context, f Flusher) error {
 				return f.Restore(ctx, rules.IPv4, SavedFilter(rules.IPv4))
@@ -162,7 +162,7 @@ func nftOnly() []Scenario {
 func restoreOld() Scenario {
 	var saved string
 	return Scenario{
-		Name: "restore-old", Command: "iptables-restore < saved-before-a-new-service.rules", Backends: bothBackends,
+		Name: "restore-old", Command: "iptables-restore < saved-before-a-change.rules", Backends: bothBackends,
 		Lost: only(rules.IPv4, rules.Nat, Replaced),
 		Prepare: func(ctx context.Context, f Flusher) error {
 			var err error

@@ -29,6 +29,9 @@ const marker = "CANARYD_DEMO"
 // oneRow is how long one row may take; the scenario's own limits are shorter.
 const oneRow = 2 * time.Minute
 
+// enough is how many problems of one row are printed.
+const enough = 8
+
 func main() {
 	os.Exit(run())
 }
@@ -147,7 +150,11 @@ func explain(result scenario.Result, err error, verbose bool) {
 	if err != nil {
 		fmt.Println(indent(err.Error()))
 	}
-	for _, problem := range result.Problems {
+	for i, problem := range result.Problems {
+		if i == enough && !verbose {
+			fmt.Println(indent(fmt.Sprintf("and %d more (-v lists them)", len(result.Problems)-enough)))
+			break
+		}
 		fmt.Println(indent(problem))
 	}
 	if result.Log != "" {
