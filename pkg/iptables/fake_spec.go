@@ -2,7 +2,6 @@ package iptables
 
 import (
 	"fmt"
-	"math"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -180,70 +179,6 @@ func (s *fakeSpelling) protocolMatch() *fakeExtension {
 	return m
 }
 
-// fakeValue returns an extension's option with its values as iptables prints them.
-func fakeValue(extension, option string, values []string) []string {
-	one := ""
-	if len(values) == 1 {
-		one = values[0]
-	}
-	switch extension + " " + option {
-	case "MARK --set-mark":
-		return []string{"--set-xmark", fakeHex(one, 0xffffffff)}
-	case "MARK --or-mark":
-		m := fakeMark(one)
-		return []string{"--set-xmark", fmt.Sprintf("%#x/%#x", m, m)}
-	case "MARK --and-mark":
-		return []string{"--set-xmark", fmt.Sprintf("0x0/%#x", ^fakeMark(one))}
-	case "MARK --xor-mark":
-		return []string{"--set-xmark", fmt.Sprintf("%#x/0x0", fakeMark(one))}
-	case "mark --mark", "connmark --mark":
-		if text, found := strings.CutSuffix(fakeHex(one, 0xffffffff), "/0xffffffff"); found {
-			return []string{option, text}
-		}
-		return []string{option, fakeHex(one, 0xffffffff)}
-	case "tcp --syn":
-		return []string{"--tcp-flags", "FIN,SYN,RST,ACK", "SYN"}
-	case "tcp --destination-port", "udp --destination-port":
-		option = "--dport"
-	case "tcp --source-port", "udp --source-port":
-		option = "--sport"
-	case "statistic --probability":
-		if p, err := strconv.ParseFloat(one, 64); err == nil {
-			const steps = 1 << 31
-			return []string{option, fmt.Sprintf("%.11f", math.Round(p*steps)/steps)}
-		}
-	case "conntrack --ctstate":
-		return []string{option, fakeStates(one)}
-	}
-	quoted := []string{option}
-	for _, v := range values {
-		quoted = append(quoted, rules.Quote(v))
-	}
-	return quoted
-}
-
-func fakeMark(text string) uint32 {
-	n, _ := strconv.ParseUint(text, 0, 32)
-	return uint32(n)
-}
-
-// fakeHex writes VALUE or VALUE/MASK as "0x1/0xff".
-func fakeHex(text string, mask uint32) string {
-	v, m, found := strings.Cut(text, "/")
-	if found {
-		mask = fakeMark(m)
-	}
-	return fmt.Sprintf("%#x/%#x", fakeMark(v), mask)
-}
-
-// fakeStates puts connection states into the order in which iptables prints them.
-func fakeStates(list string) string {
-	order := []string{"INVALID", "NEW", "RELATED", "ESTABLISHED", "UNTRACKED", "SNAT", "DNAT"}
-	words := strings.Split(list, ",")
-	slices.SortStableFunc(words, func(a, b string) int { return slices.Index(order, a) - slices.Index(order, b) })
-	return strings.Join(words, ",")
-}
-
 // address writes an address as iptables prints it; nothing for "any".
 func (s *fakeSpelling) address(text string) (string, error) {
 	bad := fmt.Errorf("host/network `%s' not found", text)
@@ -322,27 +257,11 @@ func (s *fakeSpelling) String() string {
 	}
 	for _, m := range s.matches {
 		words = append(words, "-m", m.name)
-		words = append(words, m.words...)
+		words = append(words, m.printed(s.family)...)
 	}
 	if t := s.target; t != nil {
 		words = append(words, s.jump, t.name)
-		if t.name == "REJECT" && len(t.words) == 0 {
-			t.words = []string{"--reject-with", map[rules.Family]string{
-				rules.IPv4: "icmp-port-unreachable",
-				rules.IPv6: "icmp6-port-unreachable",
-			}[s.family]}
-		}
-		words = append(words, t.words...)
+		words = append(words, t.printed(s.family)...)
 	}
 	return strings.Join(words, " ")
-}
-
-// fakeIsExtension reports whether a target is one of iptables' own.
-func fakeIsExtension(target string) bool {
-	return slices.Contains([]string{
-		"ACCEPT", "DROP", "RETURN", "QUEUE", "AUDIT", "CHECKSUM", "CLASSIFY", "CLUSTERIP", "CONNMARK", "CONNSECMARK",
-		"CT", "DNAT", "DNPT", "DSCP", "ECN", "HL", "HMARK", "IDLETIMER", "LED", "LOG", "MARK", "MASQUERADE", "NETMAP",
-		"NFLOG", "NFQUEUE", "NOTRACK", "RATEEST", "REDIRECT", "REJECT", "SECMARK", "SET", "SNAT", "SNPT", "SYNPROXY",
-		"TCPMSS", "TCPOPTSTRIP", "TEE", "TOS", "TPROXY", "TRACE", "TTL", "ULOG",
-	}, target)
 }

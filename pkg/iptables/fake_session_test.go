@@ -1,0 +1,221 @@
+package iptables_test
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// filterText is a payload of one table, mangleText of another.
+const (
+	filterText = "*filter\n:OURS - [0:0]\n-A OURS -j RETURN\nCOMMIT\n"
+	mangleText = "*mangle\n:OURS - [0:0]\n-A OURS -j RETURN\nCOMMIT\n"
+)
+
+func restore(t *testing.T, s iptables.Session, family rules.Family, text string) bool {
+	t.Helper()
+	raced, err := s.Restore(t.Context(), family, []byte(text))
+	must(t, err)
+	return raced
+}
+
+func TestFakeSession(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		steps func(t *testing.T, f *iptables.Fake, s iptables.Session) error
+		want  map[iptables.Backend]error
+	}{
+		{"read and restore", func(t *testing.T, _ *iptables.Fake, s iptables.Session) error {
+			read(t, s, v4)
+			_, err := s.Restore(t.Context(), v4, []byte(filterText))
+			return err
+		}, nil},
+		{"without a read", func(t *testing.T, _ *iptables.Fake, s iptables.Session) error {
+			_, err := s.Restore(t.Context(), v4, []byte(filterText))
+			return err
+		}, map[iptables.Backend]error{iptables.NFT: iptables.ErrStale, iptables.Legacy: iptables.ErrStale}},
+		{"our own commits make nothing stale", func(t *testing.T, _ *iptables.Fake, s iptables.Session) error {
+			read(t, s, v4)
+			read(t, s, v6)
+			restore(t, s, v4, filterText+mangleText)
+			restore(t, s, v6, filterText)
+			_, err := s.Restore(t.Context(), v4, []byte(filterText))
+			return err
+		}, nil},
+		{"somebody wrote this family", func(t *testing.T, f *iptables.Fake, s iptables.Session) error {
+			read(t, s, v4)
+			must(t, f.Bypassing().Flush(v4, rules.Nat, ""))
+			_, err := s.Restore(t.Context(), v4, []byte(filterText))
+			return err
+		}, map[iptables.Backend]error{iptables.NFT: iptables.ErrStale, iptables.Legacy: iptables.ErrStale}},
+		{"somebody wrote the other family", func(t *testing.T, f *iptables.Fake, s iptables.Session) error {
+			read(t, s, v4)
+			must(t, f.Bypassing().RestoreNoflush(v6, filterText))
+			_, err := s.Restore(t.Context(), v4, []byte(filterText))
+			return err
+		}, map[iptables.Backend]error{iptables.NFT: iptables.ErrStale}},
+		{"after a failure", func(t *testing.T, f *iptables.Fake, s iptables.Session) error {
+			read(t, s, v4)
+			f.FailRestores(1, iptables.ReasonOther)
+			if _, err := s.Restore(t.Context(), v4, []byte(filterText)); err == nil {
+				t.Error("FailRestores did not fail a restore")
+			}
+			_, err := s.Restore(t.Context(), v4, []byte(filterText))
+			return err
+		}, map[iptables.Backend]error{iptables.NFT: iptables.ErrStale, iptables.Legacy: iptables.ErrStale}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			onBoth(t, func(t *testing.T, f *iptables.Fake) {
+				before := f.SaveTable(v4, rules.Filter)
+				err := tt.steps(t, f, begin(t, f))
+				wantErr(t, "Restore", err, tt.want[f.Info().Backend])
+				if wrote := before != f.SaveTable(v4, rules.Filter); wrote != (err == nil) {
+					t.Errorf("written: %v, though the error is %v", wrote, err)
+				}
+			})
+		})
+	}
+}
+
+func TestFakeRaced(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *iptables.Fake) {
+		nft := f.Info().Backend == iptables.NFT
+		f.BeforeRestore(func() { must(t, f.Bypassing().Flush(v4, rules.Nat, "")) })
+		s := begin(t, f)
+		read(t, s, v4)
+		if raced := restore(t, s, v4, filterText); raced != nft {
+			t.Errorf("raced is %v, want %v", raced, nft)
+		}
+		f.BeforeRestore(nil)
+		if !nft {
+			return
+		}
+		_, err := s.Restore(t.Context(), v4, []byte(filterText))
+		wantErr(t, "after a race", err, iptables.ErrStale)
+		read(t, s, v4)
+		if restore(t, s, v4, filterText) {
+			t.Error("raced, though nobody else wrote")
+		}
+	})
+}
+
+// TestFakeFaults holds what each fault does to a restore of two tables.
+func TestFakeFaults(t *testing.T) {
+	type outcome struct {
+		Reason         iptables.Reason
+		Mangle, Filter bool // written
+	}
+	for _, tt := range []struct {
+		name  string
+		fault func(*iptables.Fake)
+		want  []outcome // of one restore after the other
+	}{
+		{"none", func(*iptables.Fake) {}, []outcome{{"", true, true}}},
+		{"FailRestores", func(f *iptables.Fake) { f.FailRestores(2, iptables.ReasonMissingSet) }, []outcome{
+			{iptables.ReasonMissingSet, false, false}, {iptables.ReasonMissingSet, false, false}, {"", true, true},
+		}},
+		{"FailRestores for ever", func(f *iptables.Fake) { f.FailRestores(-1, iptables.ReasonLock) }, []outcome{
+			{iptables.ReasonLock, false, false}, {iptables.ReasonLock, false, false},
+		}},
+		{"PartialCommit", func(f *iptables.Fake) { f.PartialCommit(2) }, []outcome{
+			{iptables.ReasonOther, true, false}, {"", true, true},
+		}},
+		{"Lie", func(f *iptables.Fake) { f.Lie(1) }, []outcome{{"", false, false}, {"", true, true}}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			onBoth(t, func(t *testing.T, f *iptables.Fake) {
+				tt.fault(f)
+				s := begin(t, f)
+				var got []outcome
+				for range tt.want {
+					read(t, s, v4)
+					_, err := s.Restore(t.Context(), v4, []byte(mangleText+filterText))
+					var o outcome
+					if refused := (*iptables.RestoreError)(nil); errors.As(err, &refused) {
+						o.Reason = refused.Reason
+					} else if err != nil {
+						t.Error(err)
+					}
+					tables := read(t, f, v4).Tables
+					o.Mangle = tables[rules.Mangle].Chain("OURS") != nil
+					o.Filter = tables[rules.Filter].Chain("OURS") != nil
+					got = append(got, o)
+				}
+				if diff := cmp.Diff(tt.want, got); diff != "" {
+					t.Errorf("outcomes (-want +got):\n%s", diff)
+				}
+				if f.Restores() != len(tt.want) || len(f.Payloads(v4)) != len(tt.want) {
+					t.Errorf("%d restores, %d payloads, want %d", f.Restores(), len(f.Payloads(v4)), len(tt.want))
+				}
+			})
+		})
+	}
+}
+
+func TestFakeReadFaults(t *testing.T) {
+	fault := errors.New("a fault")
+	onBoth(t, func(t *testing.T, f *iptables.Fake) {
+		f.FailReads(fault)
+		_, err := f.Read(t.Context(), v4)
+		wantErr(t, "Read", err, fault)
+		_, err = begin(t, f).Read(t.Context(), v4)
+		wantErr(t, "a session's Read", err, fault)
+		_, err = f.Probe(t.Context(), v4, nil)
+		wantErr(t, "Probe", err, nil)
+		f.FailReads(nil)
+
+		f.FailProbes(fault)
+		_, err = f.Probe(t.Context(), v4, nil)
+		wantErr(t, "Probe", err, fault)
+		_, err = f.Stamp(t.Context(), v4)
+		wantErr(t, "Stamp", err, fault)
+		f.FailProbes(nil)
+
+		f.DropTableFromReads(v4, rules.Nat, fault)
+		f.DropTableFromReads(v4, rules.Raw, fault) // does not exist
+		snap := read(t, f, v4)
+		if diff := cmp.Diff(map[rules.TableName]error{rules.Nat: fault}, snap.Unreadable, cmp.Comparer(errors.Is)); diff != "" {
+			t.Errorf("unreadable (-want +got):\n%s", diff)
+		}
+		if len(snap.Tables) != 0 {
+			t.Errorf("tables are %v, want none", snap.Tables)
+		}
+		if want, got := "# Table `nat' is incompatible, use 'nft' tool.\n", f.Save(v4); got != want {
+			t.Errorf("Save returns %q, want %q", got, want)
+		}
+		if got := [3]int{f.Reads(), f.Probes(), f.Stamps()}; got != [3]int{3, 2, 1} {
+			t.Errorf("reads, probes, stamps are %v", got)
+		}
+	})
+}
+
+func TestFakeRestoreTakes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := iptables.NewFake(iptables.NFT)
+		f.RestoreTakes(7 * time.Second)
+		go func() {
+			time.Sleep(3 * time.Second)
+			must(t, f.RestoreNoflush(v6, filterText))
+		}()
+		s, err := f.Begin(t.Context())
+		must(t, err)
+		read(t, s, v4)
+		start := time.Now()
+		if !restore(t, s, v4, filterText) {
+			t.Error("not raced, though somebody wrote meanwhile")
+		}
+		if took := time.Since(start); took != 7*time.Second {
+			t.Errorf("took %v, want 7s", took)
+		}
+		must(t, s.Close())
+		if _, err := s.Read(t.Context(), v4); err == nil {
+			t.Error("a closed session reads")
+		}
+	})
+}

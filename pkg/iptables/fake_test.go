@@ -1,0 +1,354 @@
+package iptables_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+const (
+	v4 = rules.IPv4
+	v6 = rules.IPv6
+)
+
+// canaryText plants a canary and hooks a chain.
+const canaryText = `*nat
+:CANARY - [0:0]
+:SVC - [0:0]
+-A SVC -s 10.0.0.1 -j RETURN
+-A OUTPUT -j SVC
+-A CANARY -m comment --comment canaryd-canary:1
+COMMIT
+`
+
+var backends = []iptables.Backend{iptables.NFT, iptables.Legacy}
+
+// onBoth runs a test with a Fake of each backend in which canaryText stands.
+func onBoth(t *testing.T, test func(t *testing.T, f *iptables.Fake)) {
+	for _, backend := range backends {
+		t.Run(string(backend), func(t *testing.T) {
+			f := iptables.NewFake(backend)
+			must(t, f.RestoreNoflush(v4, canaryText))
+			test(t, f)
+		})
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantErr(t *testing.T, what string, got, want error) {
+	t.Helper()
+	if !errors.Is(got, want) {
+		t.Errorf("%s: error is %v, want %v", what, got, want)
+	}
+}
+
+func read(t *testing.T, s interface {
+	Read(context.Context, rules.Family) (iptables.Snapshot, error)
+}, family rules.Family,
+) iptables.Snapshot {
+	t.Helper()
+	snap, err := s.Read(t.Context(), family)
+	must(t, err)
+	return snap
+}
+
+func begin(t *testing.T, f *iptables.Fake) iptables.Session {
+	t.Helper()
+	s, err := f.Begin(t.Context())
+	must(t, err)
+	t.Cleanup(func() { must(t, s.Close()) })
+	return s
+}
+
+func TestFakeProbe(t *testing.T) {
+	canary := iptables.Place{Table: rules.Nat, Chain: "CANARY"}
+	onBoth(t, func(t *testing.T, f *iptables.Fake) {
+		legacy := f.Info().Backend == iptables.Legacy
+		absent := iptables.NoChain // nft has only those built-in chains that were written to
+		if legacy {
+			absent = iptables.Present
+		}
+		want := map[iptables.Place]iptables.Holding{
+			canary:                             {Presence: iptables.Present, Rules: 1, Comments: []string{"canaryd-canary:1"}},
+			{Table: rules.Nat, Chain: "SVC"}:   {Presence: iptables.Present, Rules: 1},
+			{Table: rules.Nat, Chain: "NOPE"}:  {Presence: iptables.NoChain},
+			{Table: rules.Nat, Chain: "INPUT"}: {Presence: absent},
+			{Table: rules.Filter, Chain: "X"}:  {Presence: iptables.NoTable},
+		}
+		var places []iptables.Place
+		for place := range want {
+			places = append(places, place)
+		}
+		got, err := f.Probe(t.Context(), v4, places)
+		must(t, err)
+		if diff := cmp.Diff(want, got.Holdings); diff != "" {
+			t.Errorf("holdings (-want +got):\n%s", diff)
+		}
+		if snap := read(t, f, v4); snap.Digest != got.Digest {
+			t.Errorf("read's digest is %d, the probe's %d", snap.Digest, got.Digest)
+		}
+	})
+}
+
+// TestFakeStampAndDigest says, for each way to write, whether it is noticed.
+func TestFakeStampAndDigest(t *testing.T) {
+	type noticed struct{ Stamp, Digest bool }
+	both, neither := noticed{true, true}, noticed{}
+	for _, tt := range []struct {
+		name        string
+		write       func(f *iptables.Fake) error
+		nft, legacy noticed
+	}{
+		{"add a rule", func(f *iptables.Fake) error {
+			return f.RestoreNoflush(v4, "*nat\n-A SVC -j RETURN\nCOMMIT\n")
+		}, both, both},
+		{"replace a rule", func(f *iptables.Fake) error {
+			return f.RestoreNoflush(v4, "*nat\n:SVC - [0:0]\n-A SVC -s 10.0.0.2 -j RETURN\nCOMMIT\n")
+		}, both, noticed{false, true}},
+		{"replace a rule by itself", func(f *iptables.Fake) error {
+			return f.RestoreNoflush(v4, "*nat\n:SVC - [0:0]\n-A SVC -s 10.0.0.1 -j RETURN\nCOMMIT\n")
+		}, both, neither},
+		{"flush", func(f *iptables.Fake) error { return f.Flush(v4, rules.Nat, "") }, both, both},
+		{"flush nothing", func(f *iptables.Fake) error { return f.Flush(v4, rules.Nat, "INPUT") }, both, neither},
+		{"check", func(f *iptables.Fake) error { return f.RestoreNoflush(v4, "*nat\n-C OUTPUT -j SVC\nCOMMIT\n") }, neither, neither},
+		{"the other family", func(f *iptables.Fake) error {
+			return f.RestoreNoflush(v6, canaryText[:strings.Index(canaryText, "-A SVC")]+"COMMIT\n")
+		}, both, neither},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			onBoth(t, func(t *testing.T, f *iptables.Fake) {
+				look := func() (iptables.Stamp, uint64) {
+					stamp, err := f.Stamp(t.Context(), v4)
+					must(t, err)
+					return stamp, read(t, f, v4).Digest
+				}
+				stamp, digest := look()
+				must(t, tt.write(f))
+				stamp2, digest2 := look()
+				want := tt.nft
+				if f.Info().Backend == iptables.Legacy {
+					want = tt.legacy
+				}
+				if diff := cmp.Diff(want, noticed{stamp != stamp2, digest != digest2}); diff != "" {
+					t.Errorf("noticed (-want +got):\n%s", diff)
+				}
+				if stamp.Exact != (f.Info().Backend == iptables.NFT) {
+					t.Errorf("Exact is %v", stamp.Exact)
+				}
+			})
+		})
+	}
+}
+
+func TestFakeSnapshotIsTheCallers(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *iptables.Fake) {
+		before := f.Save(v4)
+		snap := read(t, f, v4)
+		snap.Tables[rules.Nat].Chain("SVC").Rules[0] = rules.Rule{Spec: "-j DROP"}
+		snap.Tables[rules.Nat].Delete("CANARY")
+		if diff := cmp.Diff(before, f.Save(v4)); diff != "" {
+			t.Errorf("after the snapshot was changed (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestFakeReasons holds the refusals that callers tell apart; their texts are
+// compared with the programs' own by TestFakeConformance.
+func TestFakeReasons(t *testing.T) {
+	for _, tt := range []struct {
+		name, line  string
+		nft, legacy iptables.Reason
+	}{
+		{"jump to a missing chain", "-A SVC -j NOPE", iptables.ReasonMissingChain, iptables.ReasonMissingChain},
+		{"rule for a missing chain", "-A NOPE -j SVC", iptables.ReasonMissingChain, iptables.ReasonOther},
+		{"no such option", "-A SVC --nonsense", iptables.ReasonParse, iptables.ReasonParse},
+		{"missing rule", "-C SVC -j ACCEPT", iptables.ReasonOther, iptables.ReasonOther},
+		{"insert too far", "-I SVC 9 -j ACCEPT", iptables.ReasonOther, iptables.ReasonOther},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			onBoth(t, func(t *testing.T, f *iptables.Fake) {
+				before := f.Save(v4)
+				s := begin(t, f)
+				read(t, s, v4)
+				_, err := s.Restore(t.Context(), v4, []byte("*nat\n:NEW - [0:0]\n"+tt.line+"\nCOMMIT\n"))
+				var refused *iptables.RestoreError
+				if !errors.As(err, &refused) {
+					t.Fatalf("error is %v, want a *RestoreError", err)
+				}
+				want := tt.nft
+				if f.Info().Backend == iptables.Legacy {
+					want = tt.legacy
+				}
+				if refused.Reason != want {
+					t.Errorf("reason is %s, want %s (%v)", refused.Reason, want, err)
+				}
+				if diff := cmp.Diff(before, f.Save(v4)); diff != "" {
+					t.Errorf("what was written (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+func TestFakeNoFamily(t *testing.T) {
+	f := iptables.NewFake(iptables.NFT, v4)
+	ctx := t.Context()
+	_, err := f.Stamp(ctx, v6)
+	wantErr(t, "Stamp", err, iptables.ErrNoFamily)
+	_, err = f.Probe(ctx, v6, nil)
+	wantErr(t, "Probe", err, iptables.ErrNoFamily)
+	_, err = f.Read(ctx, v6)
+	wantErr(t, "Read", err, iptables.ErrNoFamily)
+	wantErr(t, "Restore", f.Restore(v6, canaryText), iptables.ErrNoFamily)
+	wantErr(t, "DeleteTable", f.DeleteTable(v6, rules.Nat), iptables.ErrNoFamily)
+	_, err = begin(t, f).Restore(ctx, v6, nil)
+	wantErr(t, "a session's Restore", err, iptables.ErrNoFamily)
+	if diff := cmp.Diff([]rules.Family{v4}, f.Families()); diff != "" {
+		t.Errorf("families (-want +got):\n%s", diff)
+	}
+}
+
+// TestFakeCommits watches a namespace: who committed, and how often.
+func TestFakeCommits(t *testing.T) {
+	for _, backend := range backends {
+		t.Run(string(backend), func(t *testing.T) {
+			f := iptables.NewFake(backend)
+			var got []iptables.Commit
+			f.OnCommit(func(c iptables.Commit) { got = append(got, c) })
+			who := f.As(77, "a-name-that-is-too-long")
+			must(t, f.Restore(v4, canaryText))
+			must(t, f.Flush(v4, rules.Filter, ""))
+			must(t, who.RestoreNoflush(v4, canaryText+"*mangle\n:X - [0:0]\nCOMMIT\n"))
+			want := []iptables.Commit{
+				{Genid: 2, PID: 4242, Comm: "iptables"},
+				{Genid: 3, PID: 77, Comm: "a-name-that-is-"},
+				{Genid: 4, PID: 77, Comm: "a-name-that-is-"},
+				{Genid: 5, PID: 77, Comm: "a-name-that-is-"},
+			}
+			err := who.FlushRuleset()
+			if backend == iptables.Legacy {
+				want = nil
+				if err == nil {
+					t.Error("FlushRuleset works on legacy")
+				}
+			}
+			must(t, who.SetPolicy(v4, rules.Filter, "FORWARD", "DROP"))
+			if backend == iptables.NFT {
+				want = append(want, iptables.Commit{Genid: 6, PID: 77, Comm: "a-name-that-is-"})
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("commits (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestFakeConcurrent is for the race detector.
+func TestFakeConcurrent(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *iptables.Fake) {
+		f.OnCommit(func(iptables.Commit) { f.Save(v4) })
+		f.OnUnlock(func() { f.Save(v6) })
+		f.LockWait(time.Minute)
+		var all sync.WaitGroup
+		for i := range 4 {
+			all.Go(func() {
+				for range 20 {
+					if err := f.RestoreNoflush(v4, canaryText); err != nil {
+						t.Error(err)
+					}
+					if _, err := f.Probe(t.Context(), v4, []iptables.Place{{Table: rules.Nat, Chain: "SVC"}}); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+			all.Go(func() {
+				for range 20 {
+					s, err := f.Begin(t.Context())
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if _, err := s.Read(t.Context(), v6); err != nil {
+						t.Error(err)
+					}
+					text := fmt.Sprintf("*nat\n:C%d - [0:0]\nCOMMIT\n", i)
+					if _, err := s.Restore(t.Context(), v6, []byte(text)); err != nil && !errors.Is(err, iptables.ErrStale) {
+						t.Error(err)
+					}
+					if err := s.Close(); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		all.Wait()
+	})
+}
+
+// TestFakeLock holds what the xtables lock does and whom it keeps waiting.
+func TestFakeLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := iptables.NewFake(iptables.Legacy)
+		var unlocks atomic.Int32
+		f.OnUnlock(func() { unlocks.Add(1) })
+		release := f.HoldLock()
+		_, err := f.Begin(t.Context())
+		wantErr(t, "Begin", err, iptables.ErrLocked)
+		f.ReadsNeedLock(true)
+		_, err = f.Read(t.Context(), v4)
+		wantErr(t, "Read", err, iptables.ErrLocked)
+		f.ReadsNeedLock(false)
+		read(t, f, v4)
+
+		f.LockWait(5 * time.Second)
+		start := time.Now()
+		_, err = f.Begin(t.Context())
+		wantErr(t, "Begin", err, iptables.ErrLocked)
+		if waited := time.Since(start); waited != 5*time.Second {
+			t.Errorf("Begin waited %v, want 5s", waited)
+		}
+
+		written := make(chan error, 1)
+		go func() { written <- f.RestoreNoflush(v4, canaryText) }()
+		synctest.Wait()
+		if text := f.SaveTable(v4, rules.Nat); text != "" {
+			t.Errorf("written through a held lock:\n%s", text)
+		}
+		must(t, f.Bypassing().RestoreNoflush(v4, "*mangle\n:X - [0:0]\nCOMMIT\n"))
+		if f.SaveTable(v4, rules.Mangle) == "" {
+			t.Error("a bypassing writer wrote nothing")
+		}
+		if unlocks.Load() != 0 {
+			t.Errorf("%d unlocks while the lock is held", unlocks.Load())
+		}
+		release()
+		must(t, <-written)
+
+		s, err := f.Begin(t.Context())
+		must(t, err)
+		f.ReadsNeedLock(true)
+		read(t, s, v4) // a session's own read needs no second lock
+		must(t, s.Close())
+		must(t, s.Close())
+		if unlocks.Load() != 3 { // HoldLock, the writer's one table, the session
+			t.Errorf("%d unlocks, want 3", unlocks.Load())
+		}
+	})
+}

@@ -1,0 +1,127 @@
+package iptables
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// fakeValue returns an extension's option with its values as iptables prints them.
+func fakeValue(extension, option string, values []string) []string {
+	one := ""
+	if len(values) == 1 {
+		one = values[0]
+	}
+	switch extension + " " + option {
+	case "MARK --set-mark":
+		return []string{"--set-xmark", fakeHex(one, 0xffffffff)}
+	case "MARK --or-mark":
+		m := fakeMark(one)
+		return []string{"--set-xmark", fmt.Sprintf("%#x/%#x", m, m)}
+	case "MARK --and-mark":
+		return []string{"--set-xmark", fmt.Sprintf("0x0/%#x", ^fakeMark(one))}
+	case "MARK --xor-mark":
+		return []string{"--set-xmark", fmt.Sprintf("%#x/0x0", fakeMark(one))}
+	case "mark --mark", "connmark --mark":
+		if text, found := strings.CutSuffix(fakeHex(one, 0xffffffff), "/0xffffffff"); found {
+			return []string{option, text}
+		}
+		return []string{option, fakeHex(one, 0xffffffff)}
+	case "tcp --syn":
+		return []string{"--tcp-flags", "FIN,SYN,RST,ACK", "SYN"}
+	case "tcp --destination-port", "udp --destination-port":
+		option = "--dport"
+	case "tcp --source-port", "udp --source-port":
+		option = "--sport"
+	case "statistic --probability":
+		if p, err := strconv.ParseFloat(one, 64); err == nil {
+			const steps = 1 << 31
+			return []string{option, fmt.Sprintf("%.11f", math.Round(p*steps)/steps)}
+		}
+	case "conntrack --ctstate":
+		return []string{option, fakeStates(one)}
+	}
+	quoted := []string{option}
+	for _, v := range values {
+		quoted = append(quoted, rules.Quote(v))
+	}
+	return quoted
+}
+
+func fakeMark(text string) uint32 {
+	n, _ := strconv.ParseUint(text, 0, 32)
+	return uint32(n)
+}
+
+// fakeHex writes VALUE or VALUE/MASK as "0x1/0xff".
+func fakeHex(text string, mask uint32) string {
+	v, m, found := strings.Cut(text, "/")
+	if found {
+		mask = fakeMark(m)
+	}
+	return fmt.Sprintf("%#x/%#x", fakeMark(v), mask)
+}
+
+// fakeStates puts connection states into the order in which iptables prints them.
+func fakeStates(list string) string {
+	order := []string{"INVALID", "NEW", "RELATED", "ESTABLISHED", "UNTRACKED", "SNAT", "DNAT"}
+	words := strings.Split(list, ",")
+	slices.SortStableFunc(words, func(a, b string) int { return slices.Index(order, a) - slices.Index(order, b) })
+	return strings.Join(words, ",")
+}
+
+// printed returns an extension's options with what iptables adds to them.
+func (e *fakeExtension) printed(family rules.Family) []string {
+	switch {
+	case e.name == "REJECT" && len(e.words) == 0 && family == rules.IPv6:
+		return []string{"--reject-with", "icmp6-port-unreachable"}
+	case e.name == "REJECT" && len(e.words) == 0:
+		return []string{"--reject-with", "icmp-port-unreachable"}
+	case e.name == "recent":
+		return e.recent(family)
+	}
+	return e.words
+}
+
+// recent puts the options of -m recent in order and adds what it implies.
+func (e *fakeExtension) recent(family rules.Family) []string {
+	given := map[string][]string{
+		"--name": {"--name", "DEFAULT"},
+		"--mask": {"--mask", "255.255.255.255"},
+	}
+	if family == rules.IPv6 {
+		given["--mask"][1] = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
+	}
+	var name string
+	for _, w := range e.words {
+		if option := strings.TrimPrefix(w, "! "); strings.HasPrefix(option, "--") {
+			name = option
+			given[name] = nil
+		}
+		given[name] = append(given[name], w)
+	}
+	if given["--rdest"] == nil {
+		given["--rsource"] = []string{"--rsource"}
+	}
+	var words []string
+	for _, option := range []string{
+		"--set", "--rcheck", "--update", "--remove", "--seconds", "--reap", "--hitcount", "--rttl", "--name", "--mask", "--rsource", "--rdest",
+	} {
+		words = append(words, given[option]...)
+	}
+	return words
+}
+
+// fakeIsExtension reports whether a target is one of iptables' own.
+func fakeIsExtension(target string) bool {
+	return slices.Contains([]string{
+		"ACCEPT", "DROP", "RETURN", "QUEUE", "AUDIT", "CHECKSUM", "CLASSIFY", "CLUSTERIP", "CONNMARK", "CONNSECMARK",
+		"CT", "DNAT", "DNPT", "DSCP", "ECN", "HL", "HMARK", "IDLETIMER", "LED", "LOG", "MARK", "MASQUERADE", "NETMAP",
+		"NFLOG", "NFQUEUE", "NOTRACK", "RATEEST", "REDIRECT", "REJECT", "SECMARK", "SET", "SNAT", "SNPT", "SYNPROXY",
+		"TCPMSS", "TCPOPTSTRIP", "TEE", "TOS", "TPROXY", "TRACE", "TTL", "ULOG",
+	}, target)
+}
