@@ -8,6 +8,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -125,7 +126,7 @@ func (m *Metrics) zero(sources []string) {
 				gauge.WithLabelValues(f, t)
 			}
 		}
-		for _, result := range Outcomes() {
+		for _, result := range reload.Outcomes() {
 			m.replays.WithLabelValues(f, string(result))
 		}
 		for _, reason := range iptables.Reasons() {
@@ -163,6 +164,12 @@ func (m *Metrics) ObserveExamination(at time.Time, family rules.Family, hooksMis
 func (m *Metrics) ObserveFlush(at time.Time, hit map[rules.Family]Verdicts) {
 	m.flushEvents.Inc()
 	m.lastFlush.Set(seconds(at))
+	m.ObserveFurtherLoss(hit)
+}
+
+// ObserveFurtherLoss counts tables that turned out to be hit while their
+// record was open already; verdicts that are no loss are passed over.
+func (m *Metrics) ObserveFurtherLoss(hit map[rules.Family]Verdicts) {
 	for family, verdicts := range hit {
 		for table, kind := range verdicts {
 			if kind.Loss() {
@@ -182,7 +189,7 @@ func (m *Metrics) ObserveRecovery(absent time.Duration) {
 // no time and is not timed.
 func (m *Metrics) ObserveReplay(family rules.Family, result Outcome, took time.Duration) {
 	m.replays.WithLabelValues(family.String(), string(result)).Inc()
-	if result != Skipped {
+	if result != reload.Skipped {
 		m.replayDuration.WithLabelValues(family.String()).Observe(took.Seconds())
 	}
 }

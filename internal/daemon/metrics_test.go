@@ -17,6 +17,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -96,8 +97,8 @@ func TestMetricsAfterAFlush(t *testing.T) {
 	})
 	m.SetStatus(Status{LossSince: at, CapturePendingSince: at.Add(time.Second), Paused: true})
 	m.ObserveRestoreFailure(rules.IPv4, iptables.ReasonMissingSet)
-	m.ObserveReplay(rules.IPv4, Proved, 80*time.Millisecond)
-	m.ObserveReplay(rules.IPv6, Skipped, 0)
+	m.ObserveReplay(rules.IPv4, reload.Proved, 80*time.Millisecond)
+	m.ObserveReplay(rules.IPv6, reload.Skipped, 0)
 	m.ObserveRecovery(120 * time.Millisecond)
 	m.SetContended(true)
 	m.SetQuarantined(rules.IPv4, rules.Filter, 2)

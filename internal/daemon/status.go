@@ -8,6 +8,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -36,7 +37,9 @@ type Status struct {
 	// DisabledFamilies says why a family is not watched.
 	DisabledFamilies map[rules.Family]string `json:"disabledFamilies,omitempty"`
 	CanaryChain      string                  `json:"canaryChain"`
-	Generation       Generation              `json:"generation"`
+	// Stopped: a cleanup removed the marks, and nothing is done any more.
+	Stopped    bool       `json:"stopped,omitempty"`
+	Generation Generation `json:"generation"`
 	// LossSince is when the loss that stands now was first seen.
 	LossSince time.Time `json:"lossSince,omitzero"`
 	// CapturePendingSince is when an owner first changed what the generation
@@ -86,6 +89,8 @@ type Flush struct {
 	NoticedSeconds float64 `json:"noticedSeconds"`
 	AbsentSeconds  float64 `json:"absentSeconds"`
 	Outcome        Outcome `json:"outcome"`
+	// Policies are built-in chains' policies that differ from before.
+	Policies []string `json:"policies,omitempty"`
 	// Detail explains the outcome to people. It may quote rules.
 	Detail string `json:"detail,omitempty"`
 }
@@ -113,22 +118,13 @@ type Lost struct {
 	ChainNames []string `json:"chainNames,omitempty"`
 }
 
-// An Outcome is what became of a replay or a flush; the final ones are the
-// label result of canaryd_replays_total.
-type Outcome string
+// An Outcome is what became of a replay or a flush. Skipped also means that
+// nothing was replayed because of observe mode.
+type Outcome = reload.Outcome
 
-// The outcomes.
-const (
-	Pending Outcome = "pending" // not known yet; never in a metric
-	Proved  Outcome = "proved"  // everything is in force, and was read back
-	Raced   Outcome = "raced"   // in force, but somebody wrote meanwhile
-	Partial Outcome = "partial" // some tables are in force, some are not
-	Failed  Outcome = "failed"  // nothing was written, or it is not in force
-	Skipped Outcome = "skipped" // not replayed: observe mode, paused, or its owner was quicker
-)
-
-// Outcomes returns the final outcomes.
-func Outcomes() []Outcome { return []Outcome{Proved, Raced, Partial, Failed, Skipped} }
+// Pending is the outcome of a flush that is not answered yet; it is in no
+// metric.
+const Pending Outcome = "pending"
 
 // MarshalJSON writes no null where the contract has a list or an object.
 func (s Status) MarshalJSON() ([]byte, error) {
@@ -180,6 +176,9 @@ func (s Status) Public() Status {
 func (s Status) Ready() error {
 	if s.Paused {
 		return fmt.Errorf("paused")
+	}
+	if s.Stopped {
+		return fmt.Errorf("stopped by a cleanup")
 	}
 	if len(s.Families) == 0 {
 		return fmt.Errorf("no family has been looked at yet")

@@ -10,6 +10,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -32,7 +33,7 @@ func sampleStatus() Status {
 			Families: []rules.Family{rules.IPv4}, Tables: []rules.TableName{rules.Nat},
 			Culprit: writer, Writers: []Culprit{writer},
 			Lost:           Lost{Chains: 2, Rules: 30, Hooks: 4, ChainNames: []string{"ipv4/nat/KUBE-SERVICES"}},
-			NoticedSeconds: 0.004, AbsentSeconds: 0.12, Outcome: Proved, Detail: "-A SECRET",
+			NoticedSeconds: 0.004, AbsentSeconds: 0.12, Outcome: reload.Proved, Detail: "-A SECRET",
 		}},
 	}
 }

@@ -40,12 +40,17 @@ func NewHints() *Hints {
 // Give asks for a look. It never blocks: if a look is pending already, it only
 // counts. A source that Sources does not list is not counted.
 func (h *Hints) Give(s Source) {
-	if n := h.counts[s]; n != nil {
-		n.Add(1)
-	}
+	h.Count(s)
 	select {
 	case h.look <- struct{}{}:
 	default:
+	}
+}
+
+// Count counts a look that needs no asking, such as the daemon's own tick.
+func (h *Hints) Count(s Source) {
+	if n := h.counts[s]; n != nil {
+		n.Add(1)
 	}
 }
 

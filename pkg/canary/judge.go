@@ -322,3 +322,20 @@ func sortedHooks(s rules.Section) []rules.Hook {
 		return strings.Compare(a.String(), b.String())
 	})
 }
+
+// Covers reports whether, after a loss, an owner has put its rules back: every
+// hook stands and jumps to a chain with rules. It asks less than Judge, because
+// what an owner writes anew need not be what it wrote before.
+func Covers(want rules.Section, t *rules.Table) bool {
+	for _, h := range missingHooks(want, t) {
+		if !superseded(want, t, h) {
+			return false
+		}
+	}
+	for _, h := range want.Hooks {
+		if c, ok := want.Chain(h.Rule.Target); ok && len(c.Rules) > 0 && !hasRules(t, c.Name) {
+			return false
+		}
+	}
+	return true
+}

@@ -16,10 +16,6 @@ import (
 // DefaultChain is the name of canaryd's canary chain.
 const DefaultChain = "KUBE-CANARYD-CANARY"
 
-// MaxChainName is the longest name that iptables takes for a chain
-// (XT_EXTENSION_MAXNAMELEN 29 with its closing zero).
-const MaxChainName = 28
-
 const (
 	canaryPrefix  = "canaryd-canary:"
 	witnessPrefix = "canaryd-witness:"
@@ -157,20 +153,42 @@ func (m Marks) CanaryPresent(f rules.Family, t rules.TableName, chain string, se
 // Standing reports whether a probe saw every mark of the family exactly as it
 // was planted. Standing marks do not prove that nothing changed; see Judge.
 func (m Marks) Standing(f rules.Family, chain string, seen iptables.Sighting) bool {
+	for _, v := range m.Glance(f, chain, seen) {
+		if v != Intact {
+			return false
+		}
+	}
+	return true
+}
+
+// Glance returns for every table of the family what a probe alone tells: the
+// state of its marks. Intact means no more than that they stand.
+func (m Marks) Glance(f rules.Family, chain string, seen iptables.Sighting) map[rules.TableName]Verdict {
+	verdicts := map[rules.TableName]Verdict{}
 	for _, t := range rules.Guarded() {
 		mark, planted := m[f][t]
 		if !planted {
 			continue
 		}
-		if !m.CanaryPresent(f, t, chain, seen) {
-			return false
-		}
-		for _, w := range mark.Witnessed {
-			h := seen.Holdings[iptables.Place{Table: t, Chain: w}]
-			if !slices.Contains(h.Comments, mark.Nonce.WitnessComment()) {
-				return false
+		h := seen.Holdings[iptables.Place{Table: t, Chain: chain}]
+		switch {
+		case h.Presence == iptables.NoTable:
+			verdicts[t] = TableDeleted
+		case h.Presence == iptables.NoChain:
+			verdicts[t] = ChainDeleted
+		case h.Rules == 0:
+			verdicts[t] = Emptied
+		case !m.CanaryPresent(f, t, chain, seen):
+			verdicts[t] = Replaced
+		default:
+			verdicts[t] = Intact
+			for _, w := range mark.Witnessed {
+				place := seen.Holdings[iptables.Place{Table: t, Chain: w}]
+				if !slices.Contains(place.Comments, mark.Nonce.WitnessComment()) {
+					verdicts[t] = HooksMissing
+				}
 			}
 		}
 	}
-	return true
+	return verdicts
 }

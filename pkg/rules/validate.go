@@ -57,6 +57,21 @@ func (r Rule) validate() error {
 	return nil
 }
 
+// CheckChainName returns an error that says why name cannot be the name of a
+// user's chain, or nil.
+func CheckChainName(name string) error {
+	switch {
+	case len(name) > maxName:
+		return fmt.Errorf("%q is longer than %d characters", name, maxName)
+	case !validName(name):
+		return fmt.Errorf("%q is not a chain name", name)
+	case isBuiltinName(name):
+		return fmt.Errorf("%q is a built-in chain", name)
+	default:
+		return nil
+	}
+}
+
 // validName reports whether iptables and its restore format take the name.
 func validName(name string) bool {
 	return name != "" && len(name) <= maxName && name[0] != '-' && name[0] != '!' && name[0] != ':' &&

@@ -1,0 +1,126 @@
+// Canaryd notices when somebody flushes iptables rules, puts them back, and
+// proves it.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
+
+	"github.com/spf13/pflag"
+)
+
+// Set by the linker.
+var (
+	version = "unknown"
+	commit  = "unknown"
+)
+
+// Exit codes, as the commands' descriptions have them.
+const (
+	exitOK    = 0
+	exitNo    = 1 // the answer is no: loss, not proved, not healthy
+	exitError = 2 // wrong usage, or trouble
+)
+
+// A command is one of canaryd's subcommands.
+type command struct {
+	name    string
+	summary string
+	flags   []string // of options, by name; see options.flagSet
+	run     func(context.Context, *options, streams) (int, error)
+}
+
+// streams are where a command writes to.
+type streams struct{ out, err io.Writer }
+
+func commands() []command {
+	return []command{
+		{"run", "watch, and put back what is flushed (the default)", runFlags(), runDaemon},
+		{"check", "look once: exit 0 intact, 1 loss, 2 unknown", lookFlags(), runCheck},
+		{"restore", "replay the generation now: exit 0 proved, 1 not proved", append(lookFlags(), "generation", "hook-grace"), runRestore},
+		{"render", "print the generation as iptables-restore input", append(lookFlags(), "generation"), runRender},
+		{"status", "what the running daemon knows: exit 0 healthy, 1 not, 2 no daemon", []string{"socket", "output"}, runStatus},
+		{"cleanup", "remove the canaries; with --rules the protected rules too", append(lookFlags(), "rules"), runCleanup},
+		{"version", "print the version", nil, runVersion},
+	}
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, os.Args[1:], streams{os.Stdout, os.Stderr})
+	stop()
+	os.Exit(code)
+}
+
+// run runs one command line and returns its exit code. Whatever goes wrong is
+// one line on the error stream.
+func run(ctx context.Context, args []string, to streams) int {
+	cmd, rest, err := choose(args)
+	if err != nil {
+		return fail(to, err)
+	}
+	o := newOptions()
+	flags := o.flagSet(cmd)
+	flags.SetOutput(io.Discard)
+	flags.Usage = func() {}
+	switch err := flags.Parse(rest); {
+	case errors.Is(err, pflag.ErrHelp):
+		help(to.out, cmd, flags)
+		return exitOK
+	case err != nil:
+		return fail(to, fmt.Errorf("%w (see canaryd %s --help)", err, cmd.name))
+	case flags.NArg() > 0:
+		return fail(to, fmt.Errorf("%q is one word too many (see canaryd %s --help)", flags.Arg(0), cmd.name))
+	}
+	if err := o.complete(); err != nil {
+		return fail(to, err)
+	}
+	code, err := cmd.run(ctx, o, to)
+	if err != nil {
+		fail(to, err)
+	}
+	return code
+}
+
+// choose splits a command line into its command and the flags behind it.
+// Without a command it is "run".
+func choose(args []string) (command, []string, error) {
+	name, rest := "run", args
+	if len(args) > 0 && args[0] != "" && args[0][0] != '-' {
+		name, rest = args[0], args[1:]
+	}
+	if name == "help" {
+		name, rest = "run", []string{"--help"}
+	}
+	all := commands()
+	if i := slices.IndexFunc(all, func(c command) bool { return c.name == name }); i >= 0 {
+		return all[i], rest, nil
+	}
+	return command{}, nil, fmt.Errorf("there is no command %q (see canaryd --help)", name)
+}
+
+func fail(to streams, err error) int {
+	_, _ = fmt.Fprintln(to.err, "canaryd:", err)
+	return exitError
+}
+
+// help prints a command's description. That of run, the default, lists the
+// other commands.
+func help(w io.Writer, cmd command, flags *pflag.FlagSet) {
+	if cmd.name == "run" {
+		_, _ = fmt.Fprint(w, "canaryd notices when somebody flushes iptables rules, puts them back, and proves it.\n\nUsage: canaryd [COMMAND] [FLAGS]\n\n")
+		for _, c := range commands() {
+			_, _ = fmt.Fprintf(w, "  %-8s %s\n", c.name, c.summary)
+		}
+		_, _ = fmt.Fprint(w, "\ncanaryd COMMAND --help describes a command. Flags of run:\n\n")
+	} else {
+		_, _ = fmt.Fprintf(w, "canaryd %s: %s\n\n", cmd.name, cmd.summary)
+	}
+	_, _ = fmt.Fprint(w, flags.FlagUsages())
+}

@@ -1,0 +1,245 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A bench is what a command works at when no daemon runs: the kernel, and what
+// the last daemon stored.
+type bench struct {
+	o      *options
+	kernel *iptables.Kernel
+	store  *reload.Store
+}
+
+// withBench runs do without a daemon, and with none able to start meanwhile.
+func withBench(ctx context.Context, o *options, do func(bench) (int, error)) (code int, err error) {
+	release, err := daemon.Exclude()
+	if err != nil {
+		return exitError, fmt.Errorf("%w, but not at --socket %s", err, o.socket)
+	}
+	defer release()
+	kernel, store, err := open(ctx, o)
+	if err != nil {
+		return exitError, err
+	}
+	code, err = do(bench{o, kernel, store})
+	if closeErr := kernel.Close(); closeErr != nil && err == nil {
+		return exitError, closeErr
+	}
+	return code, err
+}
+
+func (b bench) replayer() reload.Replayer {
+	return reload.Replayer{Kernel: b.kernel, Canary: b.o.canaryChain, Protects: b.o.selector.Protects}
+}
+
+// job returns a job on what was stored. Nothing is at work on the hooks when
+// somebody asks for a replay, so no grace is waited for.
+func (b bench) job(g rules.Generation, marks canary.Marks) reload.Job {
+	j := reload.Job{Families: b.kernel.Families(), Generation: g, Marks: marks, Quiet: map[rules.Family]bool{}}
+	for _, f := range j.Families {
+		j.Quiet[f] = true
+	}
+	return j
+}
+
+// runCheck looks once.
+func runCheck(ctx context.Context, o *options, to streams) (int, error) {
+	status, err := o.client().Look(ctx)
+	if err == nil {
+		return report(o, to, status.Families, verdictsOf(status.Families))
+	}
+	if !errors.Is(err, daemon.ErrNoDaemon) {
+		return exitError, err
+	}
+	return withBench(ctx, o, func(b bench) (int, error) {
+		state, stored, err := b.store.LoadState()
+		if err != nil {
+			return exitError, fmt.Errorf("there is nothing to compare with, and no daemon is running: %w", err)
+		}
+		families := map[rules.Family]daemon.Verdicts{}
+		for _, f := range b.kernel.Families() {
+			snapshot, err := b.kernel.Read(ctx, f)
+			if err != nil {
+				return exitError, err
+			}
+			examiner := reload.Examiner{Canary: o.canaryChain, Protects: o.selector.Protects}
+			families[f] = daemon.Verdicts{}
+			for t, x := range examiner.Examine(snapshot, b.job(stored.Generation, state.Marks)) {
+				families[f][t] = x.Finding.Verdict
+			}
+		}
+		return report(o, to, families, verdictsOf(families))
+	})
+}
+
+// report prints a row per family and table and returns the exit code.
+func report(o *options, to streams, families map[rules.Family]daemon.Verdicts, verdicts []canary.Verdict) (int, error) {
+	if err := printVerdicts(to.out, o.output, families); err != nil {
+		return exitError, err
+	}
+	code := exitOK
+	for _, v := range verdicts {
+		switch {
+		case v.Loss():
+			return exitNo, nil
+		case v == canary.Unknown:
+			code = exitError
+		}
+	}
+	return code, nil
+}
+
+// runRestore replays now, through the daemon if there is one.
+func runRestore(ctx context.Context, o *options, to streams) (int, error) {
+	reply, err := o.client().Restore(ctx, daemon.RestoreRequest{Generation: o.generation})
+	if err == nil {
+		return printReply(to.out, o.output, reply)
+	}
+	if !errors.Is(err, daemon.ErrNoDaemon) {
+		return exitError, err
+	}
+	return withBench(ctx, o, func(b bench) (int, error) { return b.restore(ctx, to) })
+}
+
+// restore replays a stored generation and keeps what it planted.
+func (b bench) restore(ctx context.Context, to streams) (int, error) {
+	state, stored, err := b.store.LoadState()
+	replay := b.replayer().Heal
+	if b.o.generation != "" {
+		stored, err = b.store.Load(b.o.generation)
+		replay = b.replayer().Force
+	}
+	if err != nil {
+		return exitError, fmt.Errorf("there is nothing to replay, and no daemon is running: %w", err)
+	}
+	result, err := replay(ctx, b.job(stored.Generation, state.Marks))
+	if err != nil {
+		return exitError, err
+	}
+	reply := daemon.RestoreReply{Generation: stored.ID, Outcomes: map[rules.Family]daemon.Outcome{}}
+	marks := state.Marks
+	for f, fr := range result {
+		reply.Outcomes[f] = fr.Outcome
+		if fr.Err != nil {
+			reply.Detail = fr.Err.Error()
+		}
+		for t, tr := range fr.Tables {
+			marks = marks.With(f, t, tr.Mark)
+		}
+	}
+	next := reload.State{ID: stored.ID, Confirmed: time.Now(), Marks: marks}
+	if err := b.store.Save(stored.Generation, stored.Source, stored.Captured, next); err != nil {
+		return exitError, err
+	}
+	return printReply(to.out, b.o.output, reply)
+}
+
+// runRender prints the generation: the daemon's, else the stored one, else
+// what the kernel holds now.
+func runRender(ctx context.Context, o *options, to streams) (int, error) {
+	family := o.families[0]
+	if len(o.families) > 1 {
+		_, _ = fmt.Fprintln(to.err, "canaryd: printing ipv4; --ip-family=ipv6 prints the other family")
+	}
+	text, err := o.client().Render(ctx, daemon.RenderRequest{Generation: o.generation, Family: family})
+	switch {
+	case err == nil:
+		_, err = fmt.Fprint(to.out, text)
+	case errors.Is(err, daemon.ErrNoDaemon):
+		return withBench(ctx, o, func(b bench) (int, error) {
+			g, err := b.generation(ctx, to)
+			if err != nil {
+				return exitError, err
+			}
+			_, err = fmt.Fprint(to.out, rules.Render(g, family))
+			return exitOK, err
+		})
+	}
+	if err != nil {
+		return exitError, err
+	}
+	return exitOK, nil
+}
+
+func (b bench) generation(ctx context.Context, to streams) (rules.Generation, error) {
+	if b.o.generation != "" {
+		stored, err := b.store.Load(b.o.generation)
+		return stored.Generation, err
+	}
+	_, stored, err := b.store.LoadState()
+	if err == nil {
+		return stored.Generation, nil
+	}
+	_, _ = fmt.Fprintf(to.err, "canaryd: %v; printing what the kernel holds now\n", err)
+	g := rules.Generation{}
+	for _, f := range b.kernel.Families() {
+		snapshot, err := b.kernel.Read(ctx, f)
+		if err != nil {
+			return nil, err
+		}
+		for _, t := range rules.Guarded() {
+			if err := snapshot.Unreadable[t]; err != nil {
+				return nil, fmt.Errorf("%s %s: %w", f, t, err)
+			}
+			g = g.With(f, t, rules.Extract(snapshot.Tables[t], b.o.selector.Protects, canary.IsMark))
+		}
+	}
+	return g, nil
+}
+
+// runStatus asks the daemon what it knows.
+func runStatus(ctx context.Context, o *options, to streams) (int, error) {
+	status, err := o.client().Status(ctx)
+	if err != nil {
+		return exitError, err
+	}
+	if err := printStatus(to.out, o.output, status); err != nil {
+		return exitError, err
+	}
+	if !status.Healthy {
+		return exitNo, nil
+	}
+	return exitOK, nil
+}
+
+// runCleanup removes the marks, through the daemon if there is one.
+func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
+	err := o.client().Cleanup(ctx, daemon.CleanupRequest{Rules: o.rules})
+	if err != nil && !errors.Is(err, daemon.ErrNoDaemon) {
+		return exitError, err
+	}
+	if err != nil {
+		code, err := withBench(ctx, o, func(b bench) (int, error) {
+			if err := daemon.RemoveAll(ctx, b.replayer(), b.job(nil, nil), o.rules); err != nil {
+				return exitError, err
+			}
+			return exitOK, nil
+		})
+		if err != nil {
+			return code, err
+		}
+	}
+	what := "canaries and witnesses are removed"
+	if o.rules {
+		what = "canaries, witnesses, protected chains and their hooks are removed"
+	}
+	_, err = fmt.Fprintln(to.out, what)
+	return exitOK, err
+}
+
+func runVersion(_ context.Context, _ *options, to streams) (int, error) {
+	_, err := fmt.Fprintf(to.out, "canaryd %s, commit %s, %s\n", version, commit, runtime.Version())
+	return exitOK, err
+}

@@ -1,0 +1,161 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// options are all flags of all commands, as they were given.
+type options struct {
+	source, protect                  []string
+	mode, replay, backend, ipFamily  string
+	canaryChain                      string
+	poll, settle, hookGrace          time.Duration
+	lockFile                         string
+	lockWait, maxStoredAge           time.Duration
+	stateDir, socket, metricsAddress string
+	output, generation               string
+	rules                            bool
+
+	selector rules.Selector // of protect
+	families []rules.Family // of ipFamily
+}
+
+func newOptions() *options { return &options{} }
+
+// lookFlags are the flags that say which tables are meant and how they are read.
+func lookFlags() []string {
+	return []string{"protect", "backend", "ip-family", "canary-chain", "lock-file", "lock-wait", "state-dir", "socket", "output"}
+}
+
+// runFlags are the flags of the daemon.
+func runFlags() []string {
+	return []string{
+		"source", "protect", "mode", "replay", "backend", "ip-family", "canary-chain", "poll-interval", "settle",
+		"hook-grace", "lock-file", "lock-wait", "max-stored-age", "state-dir", "socket", "metrics-bind-address",
+	}
+}
+
+// flagSet returns cmd's flags, and klog's for all. Of klog's, help shows the
+// verbosity only.
+func (o *options) flagSet(cmd command) *pflag.FlagSet {
+	all := pflag.NewFlagSet("canaryd", pflag.ContinueOnError)
+	all.StringSliceVar(&o.source, "source", []string{"snapshot"}, "where the generation comes from: snapshot (learned from the kernel)")
+	all.StringSliceVar(&o.protect, "protect", []string{"kube", "cni"}, "presets (kube, cni) and globs of chain names to protect")
+	all.StringVar(&o.mode, "mode", "heal", "heal, or observe: write nothing but canaries")
+	all.StringVar(&o.replay, "replay", "auto", "how rules are put back: auto or text (iptables-restore)")
+	all.StringVar(&o.backend, "backend", "auto", "auto (by what the kernel holds), nft or legacy")
+	all.StringVar(&o.ipFamily, "ip-family", "auto", "auto (all that there are), ipv4, ipv6 or dual")
+	all.StringVar(&o.canaryChain, "canary-chain", canary.DefaultChain, "name of the canary chain, at most 28 characters")
+	all.DurationVar(&o.poll, "poll-interval", time.Second, "look at least this often")
+	all.DurationVar(&o.settle, "settle", 20*time.Millisecond, "begin a replay when the flusher was quiet this long")
+	all.DurationVar(&o.hookGrace, "hook-grace", 15*time.Second, "leave hooks that were deleted by name to their owner this long")
+	all.StringVar(&o.lockFile, "lock-file", "/run/xtables.lock", "the xtables lock")
+	all.DurationVar(&o.lockWait, "lock-wait", 5*time.Second, "wait this long for the xtables lock, then try again later")
+	all.DurationVar(&o.maxStoredAge, "max-stored-age", 10*time.Minute, "at start, replay a stored generation only if it is younger")
+	all.StringVar(&o.stateDir, "state-dir", "/var/lib/canaryd", "folder of the stored generations")
+	all.StringVar(&o.socket, "socket", "/run/canaryd/canaryd.sock", "control socket of the daemon")
+	all.StringVar(&o.metricsAddress, "metrics-bind-address", "127.0.0.1:9475", "address of metrics, health and status; empty turns it off")
+	all.StringVarP(&o.output, "output", "o", "table", "table or json")
+	all.StringVar(&o.generation, "generation", "", "ID of a stored generation; default the one that ought to be in force")
+	all.BoolVar(&o.rules, "rules", false, "remove the protected chains and their hooks as well")
+
+	flags := pflag.NewFlagSet(cmd.name, pflag.ContinueOnError)
+	flags.SortFlags = false
+	for _, name := range cmd.flags {
+		flags.AddFlag(all.Lookup(name))
+	}
+	logging := flag.NewFlagSet("klog", flag.ContinueOnError)
+	klog.InitFlags(logging)
+	logging.VisitAll(func(f *flag.Flag) {
+		flags.AddGoFlag(f)
+		flags.Lookup(f.Name).Hidden = f.Name != "v"
+	})
+	return flags
+}
+
+// complete checks the values and derives what others need of them. Its error
+// names every bad flag, in one line.
+func (o *options) complete() error {
+	errs := []error{
+		oneOf("mode", o.mode, "heal", "observe"),
+		oneOf("replay", o.replay, "auto", "text"),
+		oneOf("backend", o.backend, "auto", "nft", "legacy"),
+		oneOf("ip-family", o.ipFamily, "auto", "ipv4", "ipv6", "dual"),
+		oneOf("output", o.output, "table", "json"),
+		atLeast("poll-interval", o.poll, 10*time.Millisecond),
+		atLeast("settle", o.settle, 0),
+		atLeast("hook-grace", o.hookGrace, 0),
+		atLeast("lock-wait", o.lockWait, time.Millisecond),
+		atLeast("max-stored-age", o.maxStoredAge, 0),
+	}
+	for _, s := range o.source {
+		errs = append(errs, oneOf("source", s, "snapshot"))
+	}
+	var err error
+	if o.selector, err = rules.NewSelector(o.protect); err != nil {
+		errs = append(errs, fmt.Errorf("--protect: %w", err))
+	}
+	if err := rules.CheckChainName(o.canaryChain); err != nil {
+		errs = append(errs, fmt.Errorf("--canary-chain: %w", err))
+	} else if o.selector.Protects(o.canaryChain) {
+		errs = append(errs, fmt.Errorf("--canary-chain: %s is a chain that --protect names", o.canaryChain))
+	}
+	if o.metricsAddress != "" {
+		if _, _, err := net.SplitHostPort(o.metricsAddress); err != nil {
+			errs = append(errs, fmt.Errorf("--metrics-bind-address: %w", err))
+		}
+	}
+	switch o.ipFamily {
+	case "ipv4":
+		o.families = []rules.Family{rules.IPv4}
+	case "ipv6":
+		o.families = []rules.Family{rules.IPv6}
+	default:
+		o.families = rules.Families()
+	}
+	if err := errors.Join(errs...); err != nil {
+		return errors.New(strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	return nil
+}
+
+func oneOf(name, value string, allowed ...string) error {
+	if slices.Contains(allowed, value) {
+		return nil
+	}
+	return fmt.Errorf("--%s is %q: want %s", name, value, strings.Join(allowed, " or "))
+}
+
+func atLeast(name string, value, least time.Duration) error {
+	if value >= least {
+		return nil
+	}
+	return fmt.Errorf("--%s is %s: want at least %s", name, value, least)
+}
+
+// kernelConfig returns how the kernel is opened.
+func (o *options) kernelConfig() iptables.Config {
+	c := iptables.Config{
+		Families: o.families, Canary: o.canaryChain, LockFile: o.lockFile, LockWait: o.lockWait,
+	}
+	if o.backend != "auto" {
+		c.Backend = iptables.Backend(o.backend)
+	}
+	return c
+}
+
+func (o *options) client() daemon.Client { return daemon.Client{Socket: o.socket} }

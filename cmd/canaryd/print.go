@@ -1,0 +1,168 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// shownFlushes is how many flush records the table of status shows.
+const shownFlushes = 10
+
+func printJSON(w io.Writer, value any) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(value)
+}
+
+func verdictsOf(families map[rules.Family]daemon.Verdicts) []canary.Verdict {
+	var list []canary.Verdict
+	for _, f := range rules.Families() {
+		if verdicts, ok := families[f]; ok {
+			for _, t := range rules.Guarded() {
+				list = append(list, verdicts[t])
+			}
+		}
+	}
+	return list
+}
+
+func printVerdicts(w io.Writer, output string, families map[rules.Family]daemon.Verdicts) error {
+	if output == "json" {
+		return printJSON(w, struct {
+			Families map[rules.Family]daemon.Verdicts `json:"families"`
+		}{families})
+	}
+	rows := [][]string{{"FAMILY", "TABLE", "VERDICT"}}
+	for _, f := range rules.Families() {
+		if verdicts, ok := families[f]; ok {
+			for _, t := range rules.Guarded() {
+				rows = append(rows, []string{f.String(), string(t), string(verdicts[t])})
+			}
+		}
+	}
+	return printTable(w, rows)
+}
+
+func printReply(w io.Writer, output string, reply daemon.RestoreReply) (int, error) {
+	var err error
+	if output == "json" {
+		err = printJSON(w, reply)
+	} else {
+		rows := [][]string{{"FAMILY", "GENERATION", "OUTCOME"}}
+		for _, f := range rules.Families() {
+			if outcome, ok := reply.Outcomes[f]; ok {
+				rows = append(rows, []string{f.String(), reply.Generation, string(outcome)})
+			}
+		}
+		if err = printTable(w, rows); err == nil && reply.Detail != "" {
+			_, err = fmt.Fprintln(w, reply.Detail)
+		}
+	}
+	switch {
+	case err != nil:
+		return exitError, err
+	case !reply.Proved():
+		return exitNo, nil
+	default:
+		return exitOK, nil
+	}
+}
+
+func printStatus(w io.Writer, output string, s daemon.Status) error {
+	if output == "json" {
+		return printJSON(w, s)
+	}
+	health := "healthy"
+	if err := s.Ready(); err != nil {
+		health = "NOT healthy: " + err.Error()
+	}
+	_, err := fmt.Fprintf(w, "%s\nmode %s, backend %s %s (%s)\ngeneration %s from %s: %d rules in %d chains, captured %s\n\n",
+		health, s.Mode, s.Backend.Name, s.Backend.Version, s.Backend.Reason,
+		s.Generation.ID, s.Generation.Source, s.Generation.Rules, s.Generation.Chains, ago(s.Generation.Captured))
+	if err != nil {
+		return err
+	}
+	for _, f := range rules.Families() {
+		if why, ok := s.DisabledFamilies[f]; ok {
+			if _, err := fmt.Fprintf(w, "%s is not watched: %s\n", f, why); err != nil {
+				return err
+			}
+		}
+	}
+	if err := printVerdicts(w, output, s.Families); err != nil {
+		return err
+	}
+	return printFlushes(w, s.Flushes)
+}
+
+func printFlushes(w io.Writer, flushes []daemon.Flush) error {
+	if len(flushes) == 0 {
+		_, err := fmt.Fprintln(w, "\nno flush was seen")
+		return err
+	}
+	rows := [][]string{{"FLUSH", "KIND", "TABLES", "LOST", "BY", "ABSENT", "OUTCOME"}}
+	for i, f := range flushes {
+		if i == shownFlushes {
+			break
+		}
+		rows = append(rows, []string{
+			ago(f.Time), string(f.Kind), scope(f),
+			fmt.Sprintf("%d rules, %d chains, %d hooks", f.Lost.Rules, f.Lost.Chains, f.Lost.Hooks),
+			by(f.Culprit), fmt.Sprintf("%.3fs", f.AbsentSeconds), string(f.Outcome),
+		})
+	}
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	return printTable(w, rows)
+}
+
+func scope(f daemon.Flush) string {
+	var words []string
+	for _, family := range f.Families {
+		words = append(words, family.String())
+	}
+	for _, table := range f.Tables {
+		words = append(words, string(table))
+	}
+	return strings.Join(words, " ")
+}
+
+func by(c daemon.Culprit) string {
+	if c.PID == 0 {
+		return "unknown"
+	}
+	return fmt.Sprintf("%s (pid %d)", c.Comm, c.PID)
+}
+
+// ago returns how long ago t was, in the largest unit that tells something.
+func ago(t time.Time) string {
+	if t.IsZero() {
+		return "never"
+	}
+	d := time.Since(t)
+	unit := time.Second
+	if d > time.Hour {
+		unit = time.Minute
+	}
+	return d.Round(unit).String() + " ago"
+}
+
+// printTable prints rows in columns; the first row is the heading.
+func printTable(w io.Writer, rows [][]string) error {
+	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	for _, row := range rows {
+		if _, err := fmt.Fprintln(table, strings.Join(row, "\t")); err != nil {
+			return err
+		}
+	}
+	return table.Flush()
+}

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// runDaemon runs the daemon until ctx ends.
+func runDaemon(ctx context.Context, o *options, _ streams) (code int, err error) {
+	release, err := daemon.Exclude()
+	if err != nil {
+		return exitError, err
+	}
+	defer release()
+	kernel, store, err := open(ctx, o)
+	if err != nil {
+		return exitError, err
+	}
+	defer func() {
+		if closeErr := kernel.Close(); closeErr != nil && err == nil {
+			code, err = exitError, closeErr
+		}
+	}()
+	if err := serve(ctx, o, kernel, store); err != nil {
+		return exitError, err
+	}
+	return exitOK, nil
+}
+
+// open opens the kernel and the state folder.
+func open(ctx context.Context, o *options) (*iptables.Kernel, *reload.Store, error) {
+	kernel, err := iptables.Open(ctx, o.kernelConfig())
+	if err != nil {
+		return nil, nil, err
+	}
+	identity, err := daemon.Identify(kernel.Info())
+	if err == nil {
+		var store *reload.Store
+		if store, err = reload.OpenStore(o.stateDir, identity); err == nil {
+			return kernel, store, nil
+		}
+		err = fmt.Errorf("%w (choose another with --state-dir)", err)
+	}
+	_ = kernel.Close() // the first error is the one to tell
+	return nil, nil, err
+}
+
+// serve runs the loop, its watchers and its faces, and joins them all.
+func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *reload.Store) error {
+	log := klog.FromContext(ctx)
+	info := kernel.Info()
+	log.Info("Starting", "version", version, "mode", o.mode, "backend", info.Backend, "iptables", info.Version,
+		"reason", info.Reason, "families", kernel.Families(), "protect", o.protect)
+	disabled := map[rules.Family]string{}
+	for f, why := range kernel.Disabled() {
+		disabled[f] = why.Error()
+		log.Info("A family is not watched", "family", f, "reason", why)
+	}
+	if info.ExecProbe {
+		log.Info("The kernel may not be read; every look executes iptables, which is some hundred times dearer")
+	}
+
+	hints, writers := canary.NewHints(), &canary.Writers{}
+	registry := prometheus.NewRegistry()
+	metrics := daemon.NewMetrics(registry, daemon.MetricsOptions{
+		Families: kernel.Families(), Sources: o.source, Hints: hints.Counts,
+		Version: version, Commit: commit, GoVersion: runtime.Version(),
+	})
+	d := daemon.New(daemon.Config{
+		Kernel: kernel, Hints: hints, Writers: writers, Metrics: metrics,
+		Mode: daemon.Mode(o.mode), Source: o.source[0], Protects: o.selector.Protects, Canary: o.canaryChain,
+		PollInterval: o.poll, Settle: o.settle, HookGrace: o.hookGrace, MaxStoredAge: o.maxStoredAge,
+		Store: store, Disabled: disabled,
+	})
+	control, err := daemon.ListenControl(ctx, o.socket)
+	if err != nil {
+		return fmt.Errorf("the control socket: %w (choose another with --socket)", err)
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return daemon.ServeControl(ctx, control, daemon.NewControlHandler(d)) })
+	if o.metricsAddress != "" {
+		listener, err := daemon.ListenHTTP(o.metricsAddress)
+		if err != nil {
+			_ = control.Close()
+			return fmt.Errorf("%w (choose another with --metrics-bind-address, empty for none)", err)
+		}
+		group.Go(func() error {
+			return daemon.ServeHTTP(ctx, listener, daemon.NewHTTPHandler(d.Status, d.Alive, registry))
+		})
+	}
+	watch(ctx, group, o, kernel, hints, writers)
+	group.Go(func() error { return d.Run(ctx) })
+	return group.Wait()
+}
+
+// watch starts the watcher that the backend has.
+func watch(ctx context.Context, group *errgroup.Group, o *options, kernel *iptables.Kernel, hints *canary.Hints, writers *canary.Writers) {
+	if kernel.Info().Backend == iptables.NFT {
+		w := &canary.CommitWatcher{Hints: hints, Writers: writers,
+			Subscribe: func() (canary.CommitSource, error) { return kernel.Subscribe() }}
+		group.Go(func() error { return w.Run(ctx) })
+		return
+	}
+	w := &canary.LockWatcher{Path: o.lockFile, Hints: hints, Writers: writers}
+	group.Go(func() error { return w.Run(ctx) })
+}

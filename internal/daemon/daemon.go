@@ -1,0 +1,293 @@
+// Package daemon is canaryd without its flags: the one loop from hint to proof,
+// and its faces: metrics, HTTP, control socket, journal.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Prober looks at a family for next to nothing.
+type Prober interface {
+	Stamp(context.Context, rules.Family) (iptables.Stamp, error)
+	Probe(context.Context, rules.Family, []iptables.Place) (iptables.Sighting, error)
+}
+
+// A Reader reads a family in full.
+type Reader interface {
+	Read(context.Context, rules.Family) (iptables.Snapshot, error)
+}
+
+// A Kernel is what the daemon watches and writes: *iptables.Kernel or
+// *iptables.Fake.
+type Kernel interface {
+	Prober
+	Reader
+	reload.Beginner
+	Info() iptables.Info
+	Families() []rules.Family
+}
+
+// A Config is everything that the daemon is told. All of it must be set, but
+// for what says otherwise.
+type Config struct {
+	Kernel   Kernel
+	Hints    *canary.Hints
+	Writers  *canary.Writers
+	Metrics  *Metrics
+	Mode     Mode
+	Source   string // the label of the generation's source
+	Protects func(chain string) bool
+	Canary   string // the canary chain's name
+
+	PollInterval time.Duration
+	Settle       time.Duration // how long a loss must be quiet before it is judged
+	HookGrace    time.Duration
+	MaxStoredAge time.Duration
+
+	Store    *reload.Store           // nil: nothing is kept
+	Disabled map[rules.Family]string // families that are not there, with the reason
+}
+
+// A Daemon is the one loop. Run it once; every other method may be called from
+// any goroutine.
+type Daemon struct {
+	cfg      Config
+	examiner reload.Examiner
+	replayer reload.Replayer
+	requests chan request
+	status   atomic.Pointer[Status]
+	turned   atomic.Int64 // when the loop last turned, in Unix nanoseconds
+}
+
+// A request is something that the control socket asks of the loop.
+type request struct {
+	do   step
+	done chan struct{}
+}
+
+// New returns a Daemon that has not looked at anything yet.
+func New(cfg Config) *Daemon {
+	d := &Daemon{
+		cfg:      cfg,
+		examiner: reload.Examiner{Canary: cfg.Canary, Protects: cfg.Protects},
+		replayer: reload.Replayer{Kernel: cfg.Kernel, Canary: cfg.Canary, Protects: cfg.Protects},
+		requests: make(chan request),
+	}
+	d.turned.Store(time.Now().UnixNano())
+	d.publish(newState(cfg.Kernel.Families(), time.Now()))
+	return d
+}
+
+// Status returns what is known now.
+func (d *Daemon) Status() Status { return *d.status.Load() }
+
+// Alive returns nil if the loop turns. It knows nothing of losses: a restart
+// in the middle of an outage helps nobody.
+func (d *Daemon) Alive() error {
+	idle := time.Since(time.Unix(0, d.turned.Load()))
+	if limit := 5*d.cfg.PollInterval + 10*time.Second; idle > limit {
+		return fmt.Errorf("the loop has not turned for %s", idle.Round(time.Second))
+	}
+	return nil
+}
+
+// Run looks, heals and learns until ctx ends. It leaves canaries, witnesses
+// and rules in place, and what it knows on disk.
+func (d *Daemon) Run(ctx context.Context) error {
+	log := klog.FromContext(ctx)
+	st := newState(d.cfg.Kernel.Families(), time.Now())
+	d.recall(ctx, st)
+	d.cfg.Metrics.SetBackend(d.cfg.Kernel.Info())
+	worker := newWorker(d.beat)
+	defer worker.stop()
+
+	tick := time.NewTicker(d.cfg.PollInterval)
+	defer tick.Stop()
+	wake := time.NewTimer(0)
+	defer wake.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			worker.run(func() { d.save(context.WithoutCancel(ctx), st, true) })
+			log.Info("Stopped; canaries and rules stay in place")
+			return nil
+		case <-d.cfg.Hints.C():
+			st.evidence, st.woken, st.lookAt = time.Now(), true, time.Now()
+		case <-tick.C:
+			d.cfg.Hints.Count(canary.SourcePoll)
+			d.poll(st)
+		case <-wake.C:
+		case r := <-d.requests:
+			worker.run(func() { r.do(ctx, st) })
+			close(r.done)
+		}
+		for step := d.next(st); step != nil && ctx.Err() == nil; step = d.next(st) {
+			worker.run(func() { step(ctx, st) })
+			d.publish(st)
+		}
+		d.publish(st)
+		wake.Reset(until(d.wakeAt(st), d.cfg.PollInterval))
+		d.beat()
+	}
+}
+
+// poll asks for a look because time went by.
+func (d *Daemon) poll(st *state) {
+	now := time.Now()
+	if st.lookAt.IsZero() || st.lookAt.After(now) {
+		st.lookAt = now
+		if !st.woken {
+			st.evidence = now
+		}
+	}
+}
+
+// A step is one stretch of work. It leaves in the state what comes next.
+type step func(context.Context, *state)
+
+// next returns the step that is due first, or nil. The order is the path from
+// hint to proof: look, heal what is lost, examine what moved; planting, new
+// nonces and the disk come after.
+func (d *Daemon) next(st *state) step {
+	now := time.Now()
+	switch {
+	case st.removed:
+		return nil
+	case due(st.lookAt, now):
+		return d.look
+	case st.loss != nil && due(st.loss.tryAt, now):
+		return d.heal
+	case d.anyFamily(st, func(fs *familyState) bool { return due(fs.examineAt, now) }):
+		return d.examine
+	case !d.allPlanted(st) && due(st.plantAt, now):
+		return d.plant
+	case st.loss == nil && d.anyFamily(st, func(fs *familyState) bool { return rotationDue(fs, now) }):
+		return d.rotate
+	case due(st.saveAt, now):
+		return func(ctx context.Context, st *state) { d.save(ctx, st, false) }
+	default:
+		return nil
+	}
+}
+
+// wakeAt returns when the next step is due without a hint.
+func (d *Daemon) wakeAt(st *state) time.Time {
+	if st.removed {
+		return time.Time{}
+	}
+	at := earliest(st.lookAt, st.saveAt)
+	if st.loss != nil {
+		at = earliest(at, st.loss.tryAt)
+	}
+	if !d.allPlanted(st) {
+		at = earliest(at, st.plantAt)
+	}
+	for _, fs := range st.families {
+		at = earliest(at, fs.examineAt)
+		if st.loss == nil {
+			at = earliest(at, fs.rotateAt)
+		}
+	}
+	return at
+}
+
+func until(at time.Time, most time.Duration) time.Duration {
+	if at.IsZero() {
+		return most
+	}
+	return min(max(time.Until(at), 0), most)
+}
+
+func (d *Daemon) anyFamily(st *state, is func(*familyState) bool) bool {
+	for _, fs := range st.families {
+		if is(fs) {
+			return true
+		}
+	}
+	return false
+}
+
+func (d *Daemon) allPlanted(st *state) bool {
+	for f := range st.families {
+		if !st.planted(f) {
+			return false
+		}
+	}
+	return true
+}
+
+func (d *Daemon) beat() { d.turned.Store(time.Now().UnixNano()) }
+
+// job returns what a replay starts from now.
+func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
+	j := reload.Job{
+		Families: families, Generation: st.learned.Generation, Marks: st.marks,
+		Quiet: map[rules.Family]bool{},
+	}
+	for f, fs := range st.families {
+		j.Quiet[f] = time.Since(fs.moved) >= d.cfg.HookGrace
+	}
+	return j
+}
+
+// ask runs do between the loop's steps and waits for it.
+func (d *Daemon) ask(ctx context.Context, do step) error {
+	r := request{do: do, done: make(chan struct{})}
+	select {
+	case d.requests <- r:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	<-r.done
+	return nil
+}
+
+// recall takes up what the last run knew, if it is of this boot, namespace,
+// backend and version. Whether it is still in force is for the first look to
+// say; if it is not and is too old, it is left to "canaryd restore".
+func (d *Daemon) recall(ctx context.Context, st *state) {
+	st.lookAt, st.plantAt = time.Now(), time.Now()
+	if d.cfg.Store == nil {
+		return
+	}
+	log := klog.FromContext(ctx)
+	known, stored, err := d.cfg.Store.LoadState()
+	switch {
+	case errors.Is(err, reload.ErrNothingStored):
+		return
+	case err != nil:
+		log.Error(err, "The stored generation is not used; canaryd begins with what the kernel holds now")
+		return
+	}
+	age := time.Since(known.Confirmed)
+	if age > d.cfg.MaxStoredAge && !d.marksStand(ctx, st, known.Marks) {
+		log.Info("Rules were lost while canaryd was not running, too long ago to replay them unasked; `canaryd restore --generation` does it",
+			"generation", stored.ID, "age", age.Round(time.Second), "maxStoredAge", d.cfg.MaxStoredAge)
+		return
+	}
+	st.learned.Generation, st.captured, st.marks = stored.Generation, stored.Captured, known.Marks
+	log.Info("Took up the stored generation", "generation", stored.ID, "age", age.Round(time.Second))
+}
+
+// marksStand reports whether all marks of an earlier run stand; false also if
+// it cannot be told.
+func (d *Daemon) marksStand(ctx context.Context, st *state, marks canary.Marks) bool {
+	for f := range st.families {
+		seen, err := d.cfg.Kernel.Probe(ctx, f, marks.Places(f, d.cfg.Canary))
+		if err != nil || !marks.Standing(f, d.cfg.Canary, seen) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,197 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A replay that failed is tried again for as long as the loss lasts, after
+// 100 ms at first and every 30 s at last: the lock comes free within moments, a
+// rule that the kernel refuses does not.
+const (
+	firstTry = 100 * time.Millisecond
+	lastTry  = 30 * time.Second
+)
+
+// firstLookAfter is the distance of the first look after a replay.
+const firstLookAfter = 50 * time.Millisecond
+
+// heal answers a loss: it waits until the flusher is done, replays what is
+// lost, and proves it. In observe mode it only tells.
+func (d *Daemon) heal(ctx context.Context, st *state) {
+	d.settle(ctx, st)
+	if d.cfg.Mode == Observe {
+		d.observe(ctx, st)
+		return
+	}
+	result, err := d.replayer.Heal(ctx, d.job(st, d.cfg.Kernel.Families()...))
+	d.concludeHeal(ctx, st, result, err)
+}
+
+// concludeHeal takes a replay's result into the state and ends or prolongs
+// the loss.
+func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Result, err error) {
+	d.tell(ctx, st, hits(result))
+	done := err == nil
+	for _, f := range rules.Families() {
+		fr, ok := result[f]
+		if !ok {
+			continue
+		}
+		d.absorb(st, f, fr)
+		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
+		d.countRefusal(f, fr.Err)
+		done = done && fr.Outcome.Done()
+		err = errors.Join(err, fr.Err)
+	}
+	if errors.Is(err, iptables.ErrLocked) && result == nil {
+		for f := range st.families {
+			d.cfg.Metrics.ObserveRestoreFailure(f, iptables.ReasonLock)
+		}
+	}
+	if !done {
+		d.retry(ctx, st, err)
+		return
+	}
+	d.recovered(ctx, st, result)
+}
+
+// hits returns what a replay found lost under guard.
+func hits(result reload.Result) map[rules.Family]map[rules.TableName]hit {
+	found := map[rules.Family]map[rules.TableName]hit{}
+	for f, fr := range result {
+		found[f] = map[rules.TableName]hit{}
+		for t, tr := range fr.Tables {
+			found[f][t] = hit{tr.Finding.Verdict, tr.Lost, tr.Policies}
+		}
+	}
+	return found
+}
+
+// absorb takes what a write and its proof showed of one family into the state.
+func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
+	fs := st.families[f]
+	now := time.Now()
+	for _, t := range rules.Guarded() {
+		tr, ok := fr.Tables[t]
+		if !ok {
+			continue
+		}
+		st.marks = st.marks.With(f, t, tr.Mark)
+		ts := fs.tables[t]
+		ts.verdict = tr.Finding.Verdict
+		d.cfg.Metrics.SetQuarantined(f, t, len(tr.Quarantined))
+		if tr.Proved {
+			ts.verdict = canary.Intact
+			d.cfg.Metrics.SetCanaryPresent(f, t, true)
+		}
+		if tr.Read && !ts.verdict.Loss() && ts.verdict != canary.Unknown {
+			d.learn(st, f, t, tr.Section, tr.Finding, now)
+		}
+	}
+	if fr.Digest != 0 {
+		fs.digest, fs.examined = fr.Digest, now
+	}
+	d.cfg.Metrics.ObserveExamination(now, f, nil)
+	st.saveAt = earliest(st.saveAt, now)
+}
+
+func (d *Daemon) countRefusal(f rules.Family, err error) {
+	var refused *iptables.RestoreError
+	switch {
+	case errors.As(err, &refused):
+		d.cfg.Metrics.ObserveRestoreFailure(f, refused.Reason)
+	case errors.Is(err, iptables.ErrLocked):
+		d.cfg.Metrics.ObserveRestoreFailure(f, iptables.ReasonLock)
+	}
+}
+
+// retry plans the next try and says why there is one.
+func (d *Daemon) retry(ctx context.Context, st *state, err error) {
+	l := st.loss
+	l.attempts++
+	l.wait = min(max(2*l.wait, firstTry), lastTry)
+	l.tryAt = time.Now().Add(l.wait)
+	l.record.Outcome = reload.Failed
+	if err != nil {
+		l.record.Detail = err.Error()
+	}
+	d.logRetry(ctx, l, err)
+}
+
+// recovered ends the loss: everything is proved to be in force.
+func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result) {
+	l := st.loss
+	st.loss = nil
+	st.lookAt, st.followUp = time.Now().Add(firstLookAfter), 2*firstLookAfter
+	if !l.told {
+		return // nothing was lost any more when it was looked at under guard
+	}
+	l.record.Outcome = worst(result)
+	l.record.Detail = ""
+	absent := time.Since(l.record.Time)
+	l.record.AbsentSeconds = absent.Seconds()
+	d.cfg.Metrics.ObserveRecovery(absent)
+	d.journal(st, l.record)
+	d.logRecovery(ctx, l, result)
+}
+
+// worst returns the outcome that the flush record gets: that of the family
+// that went least well.
+func worst(result reload.Result) Outcome {
+	outcome := reload.Skipped
+	for _, o := range []Outcome{reload.Proved, reload.Raced, reload.Partial, reload.Failed} {
+		for _, fr := range result {
+			if fr.Outcome == o {
+				outcome = o
+			}
+		}
+	}
+	return outcome
+}
+
+// observe reads what is lost and tells it, replants what a flush took of the
+// marks, so that the next flush is noticed too, and freezes the generation
+// until the owner has put its rules back.
+func (d *Daemon) observe(ctx context.Context, st *state) {
+	found := map[rules.Family]map[rules.TableName]hit{}
+	for f := range st.families {
+		snapshot, err := d.cfg.Kernel.Read(ctx, f)
+		if err != nil {
+			d.retry(ctx, st, err)
+			return
+		}
+		found[f] = map[rules.TableName]hit{}
+		for t, x := range d.examiner.Examine(snapshot, d.job(st, f)) {
+			ts := st.families[f].tables[t]
+			if x.Finding.Verdict.Loss() {
+				ts.verdict, ts.frozen = x.Finding.Verdict, true
+			}
+			found[f][t] = hit{x.Finding.Verdict, x.Lost, nil}
+		}
+	}
+	d.tell(ctx, st, found)
+	result, err := d.replayer.Plant(ctx, d.job(st, d.cfg.Kernel.Families()...))
+	if err != nil {
+		d.retry(ctx, st, err)
+		return
+	}
+	for f, fr := range result {
+		for t, tr := range fr.Tables {
+			st.marks = st.marks.With(f, t, tr.Mark)
+		}
+		if !fr.Outcome.Done() {
+			d.retry(ctx, st, fr.Err)
+			return
+		}
+		st.families[f].examineAt = time.Now().Add(captureQuiet)
+	}
+	st.loss.tryAt = time.Time{} // the owner's turn; examine ends the loss
+	st.saveAt = earliest(st.saveAt, time.Now())
+}

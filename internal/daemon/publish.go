@@ -1,0 +1,81 @@
+package daemon
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// publish makes a Status of the state, for everybody else to read, and moves
+// the gauges that follow it.
+func (d *Daemon) publish(st *state) {
+	info := d.cfg.Kernel.Info()
+	s := Status{
+		Mode:             d.cfg.Mode,
+		Backend:          Backend{Name: info.Backend, Version: info.Version, Reason: info.Reason, Mixed: info.Mixed},
+		Families:         map[rules.Family]Verdicts{},
+		DisabledFamilies: maps.Clone(d.cfg.Disabled),
+		CanaryChain:      d.cfg.Canary,
+		Generation:       d.generation(st),
+		Flushes:          slices.Clone(st.journal),
+		Stopped:          st.removed,
+	}
+	for f, fs := range st.families {
+		s.Families[f] = Verdicts{}
+		for t, ts := range fs.tables {
+			s.Families[f][t] = ts.verdict
+			if st.removed {
+				s.Families[f][t] = canary.Unknown
+			}
+		}
+	}
+	if st.loss != nil {
+		s.LossSince = st.loss.record.Time
+		if st.loss.told {
+			s.Flushes = slices.Insert(s.Flushes, 0, st.loss.record)
+		}
+	}
+	s.CapturePendingSince = pendingSince(st)
+	s.Healthy = s.Ready() == nil
+	d.cfg.Metrics.SetStatus(s)
+	d.status.Store(&s)
+}
+
+// generation describes the generation. Its counts and ID are taken anew only
+// when it changed: a digest of 60,000 rules on every tick would be felt.
+func (d *Daemon) generation(st *state) Generation {
+	if last := d.status.Load(); last != nil && last.Generation.Captured.Equal(st.captured) {
+		return last.Generation
+	}
+	count, chains := st.learned.Generation.Counts()
+	perTable := map[rules.Family]map[rules.TableName]int{}
+	for f, tables := range st.learned.Generation {
+		perTable[f] = map[rules.TableName]int{}
+		for t, section := range tables {
+			perTable[f][t] = section.RuleCount()
+		}
+	}
+	d.cfg.Metrics.SetGeneration(st.captured, perTable)
+	g := Generation{Source: d.cfg.Source, Captured: st.captured, Rules: count, Chains: chains}
+	if !st.captured.IsZero() {
+		g.ID = st.learned.Generation.ID()
+	}
+	return g
+}
+
+// pendingSince returns since when the owners are ahead of the generation.
+func pendingSince(st *state) time.Time {
+	var since time.Time
+	for _, fs := range st.families {
+		since = earliest(since, fs.dirty)
+		for _, ts := range fs.tables {
+			if ts.pending {
+				since = earliest(since, fs.moved)
+			}
+		}
+	}
+	return since
+}

@@ -1,0 +1,157 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+const (
+	journalKept = 100 // flush records in memory
+	namesKept   = 20  // chain names in one record
+)
+
+// A hit is what one table lost.
+type hit struct {
+	verdict  canary.Verdict
+	lost     reload.Lost
+	policies []string
+}
+
+// gravity orders the kinds of loss; a record gets the gravest.
+var gravity = []canary.Verdict{
+	canary.Drifted, canary.HooksMissing, canary.Emptied, canary.Replaced, canary.ChainDeleted, canary.TableDeleted,
+}
+
+// tell puts what a read under guard showed into the open record, counts it
+// and logs it. Tables that the record has already are passed over, so that a
+// replay that is tried again counts nothing twice.
+func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.Family]map[rules.TableName]hit) {
+	l := st.loss
+	fresh := map[rules.Family]Verdicts{}
+	for _, f := range rules.Families() {
+		for _, t := range rules.Guarded() {
+			h := found[f][t]
+			if !h.verdict.Loss() || l.hit[f][t] != "" {
+				continue
+			}
+			for _, verdicts := range []map[rules.Family]Verdicts{fresh, l.hit} {
+				if verdicts[f] == nil {
+					verdicts[f] = Verdicts{}
+				}
+				verdicts[f][t] = h.verdict
+			}
+			l.record.add(f, t, h)
+		}
+	}
+	if len(fresh) == 0 {
+		return
+	}
+	if l.told {
+		d.cfg.Metrics.ObserveFurtherLoss(fresh)
+	} else {
+		d.blame(l)
+		l.record.NoticedSeconds = l.noticed.Sub(l.record.Time).Seconds()
+		d.cfg.Metrics.ObserveFlush(l.record.Time, fresh)
+		l.told = true
+	}
+	d.logLoss(ctx, st, fresh)
+}
+
+// add puts one table's loss into the record.
+func (r *Flush) add(f rules.Family, t rules.TableName, h hit) {
+	if !slices.Contains(r.Families, f) {
+		r.Families = append(r.Families, f)
+	}
+	if !slices.Contains(r.Tables, t) {
+		r.Tables = append(r.Tables, t)
+	}
+	if slices.Index(gravity, h.verdict) > slices.Index(gravity, r.Kind) {
+		r.Kind = h.verdict
+	}
+	r.Lost.Chains += len(h.lost.Chains)
+	r.Lost.Rules += h.lost.Rules
+	r.Lost.Hooks += len(h.lost.Hooks)
+	for _, name := range h.lost.Chains {
+		if len(r.Lost.ChainNames) < namesKept {
+			r.Lost.ChainNames = append(r.Lost.ChainNames, fmt.Sprintf("%s/%s/%s", f, t, name))
+		}
+	}
+	r.Policies = append(r.Policies, h.policies...)
+}
+
+// journal keeps a finished record, newest first.
+func (d *Daemon) journal(st *state, record Flush) {
+	st.journal = slices.Insert(st.journal, 0, record)
+	if len(st.journal) > journalKept {
+		st.journal = st.journal[:journalKept]
+	}
+}
+
+func (d *Daemon) logLoss(ctx context.Context, st *state, fresh map[rules.Family]Verdicts) {
+	l := st.loss
+	klog.FromContext(ctx).Info("Rules were flushed",
+		"flush", l.record.ID, "tables", tablesText(fresh), "by", culpritText(l.record.Culprit),
+		"lostChains", l.record.Lost.Chains, "lostRules", l.record.Lost.Rules, "lostHooks", l.record.Lost.Hooks,
+		"noticedAfter", l.noticed.Sub(l.record.Time).Round(10*time.Microsecond),
+		"next", map[bool]string{true: "replaying the generation", false: "observe mode: the owner has to put them back"}[d.cfg.Mode == Heal])
+	for _, p := range l.record.Policies {
+		klog.FromContext(ctx).Info("A built-in policy is another than before; canaryd never sets policies", "flush", l.record.ID, "policy", p)
+	}
+}
+
+func (d *Daemon) logRetry(ctx context.Context, l *loss, err error) {
+	advice := "canaryd keeps trying"
+	if lockReason(err) {
+		advice = "see which process holds the xtables lock: fuser -v /run/xtables.lock"
+	}
+	klog.FromContext(ctx).Error(err, "Rules are still missing",
+		"flush", l.record.ID, "attempt", l.attempts, "retryIn", l.wait, "missingFor", time.Since(l.record.Time).Round(time.Millisecond), "advice", advice)
+}
+
+func (d *Daemon) logRecovery(ctx context.Context, l *loss, result reload.Result) {
+	log := klog.FromContext(ctx)
+	if d.cfg.Mode == Observe {
+		log.Info("The owner has put the rules back", "flush", l.record.ID, "absent", time.Since(l.record.Time).Round(time.Millisecond))
+		return
+	}
+	log.Info("The rules are back and proved", "flush", l.record.ID, "tables", tablesText(l.hit), "outcome", l.record.Outcome,
+		"absent", time.Since(l.record.Time).Round(10*time.Microsecond), "attempts", l.attempts+1)
+	for f, fr := range result {
+		if fr.Aftercare != nil {
+			log.Error(fr.Aftercare, "The rules are back, but not all that follows worked", "flush", l.record.ID, "family", f)
+		}
+	}
+}
+
+// tablesText returns "ipv4 nat emptied, ipv6 nat emptied".
+func tablesText(verdicts map[rules.Family]Verdicts) string {
+	var words []string
+	for _, f := range rules.Families() {
+		for _, t := range rules.Guarded() {
+			if v := verdicts[f][t]; v != "" {
+				words = append(words, fmt.Sprintf("%s %s %s", f, t, v))
+			}
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+func culpritText(c Culprit) string {
+	switch {
+	case c.PID == 0:
+		return "unknown"
+	case c.Command != "":
+		return fmt.Sprintf("pid %d (%s)", c.PID, c.Command)
+	default:
+		return fmt.Sprintf("pid %d (%s)", c.PID, c.Comm)
+	}
+}

@@ -1,0 +1,148 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+var _ Controller = (*Daemon)(nil)
+
+// errStopped answers requests after a cleanup.
+var errStopped = errors.New("canaryd's marks were removed by `canaryd cleanup`, and it stands still; restart it to begin again")
+
+// Look looks now, examines everything, and returns the Status of then.
+func (d *Daemon) Look(ctx context.Context) (Status, error) {
+	err := d.ask(ctx, func(ctx context.Context, st *state) {
+		now := time.Now()
+		st.woken, st.lookAt, st.evidence = true, now, now
+		if st.removed {
+			return
+		}
+		d.look(ctx, st)
+		if st.loss == nil {
+			for _, fs := range st.families {
+				if fs.trouble == "" {
+					fs.examineAt = now
+				}
+			}
+			d.examine(ctx, st)
+		}
+		d.publish(st)
+	})
+	return d.Status(), err
+}
+
+// Restore replays what ought to be in force, or the stored generation of the
+// ID that is asked for, without waiting for any grace.
+func (d *Daemon) Restore(ctx context.Context, r RestoreRequest) (RestoreReply, error) {
+	var reply RestoreReply
+	var failed error
+	err := d.ask(ctx, func(ctx context.Context, st *state) {
+		reply, failed = d.restoreNow(ctx, st, r)
+		d.publish(st)
+	})
+	return reply, errors.Join(err, failed)
+}
+
+func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (RestoreReply, error) {
+	if st.removed {
+		return RestoreReply{}, errStopped
+	}
+	job := d.job(st, d.cfg.Kernel.Families()...)
+	replay := d.replayer.Heal
+	if r.Generation != "" && r.Generation != st.learned.Generation.ID() {
+		if d.cfg.Store == nil {
+			return RestoreReply{}, fmt.Errorf("%w: %s, no state folder is in use", ErrNoGeneration, r.Generation)
+		}
+		stored, err := d.cfg.Store.Load(r.Generation)
+		if errors.Is(err, reload.ErrNothingStored) {
+			return RestoreReply{}, fmt.Errorf("%w: %s", ErrNoGeneration, r.Generation)
+		}
+		if err != nil {
+			return RestoreReply{}, err
+		}
+		job.Generation, replay = stored.Generation, d.replayer.Force
+	}
+	for f := range st.families {
+		job.Quiet[f] = true
+	}
+	result, err := replay(ctx, job)
+	if err != nil {
+		return RestoreReply{}, err
+	}
+	return d.takeReplay(ctx, st, job, result), nil
+}
+
+// takeReplay takes an asked-for replay into the state.
+func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, result reload.Result) RestoreReply {
+	reply := RestoreReply{Generation: job.Generation.ID(), Outcomes: map[rules.Family]Outcome{}}
+	for f, fr := range result {
+		reply.Outcomes[f] = fr.Outcome
+		if fr.Err != nil {
+			reply.Detail = fr.Err.Error()
+		}
+	}
+	if reply.Proved() {
+		st.learned.Generation, st.captured = job.Generation, time.Now()
+	}
+	if st.loss != nil {
+		d.concludeHeal(ctx, st, result, nil)
+		return reply
+	}
+	for f, fr := range result {
+		d.absorb(st, f, fr)
+		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
+		d.countRefusal(f, fr.Err)
+	}
+	klog.FromContext(ctx).Info("Replayed on request", "generation", reply.Generation, "outcomes", reply.Outcomes)
+	return reply
+}
+
+// Cleanup removes canaries and witnesses, with r.Rules also the protected
+// chains and hooks, and stops the loop's work for good.
+func (d *Daemon) Cleanup(ctx context.Context, r CleanupRequest) error {
+	var failed error
+	err := d.ask(ctx, func(ctx context.Context, st *state) {
+		st.removed = true
+		failed = RemoveAll(ctx, d.replayer, d.job(st, d.cfg.Kernel.Families()...), r.Rules)
+		klog.FromContext(ctx).Info("Cleaned up on request; nothing is watched any more", "rules", r.Rules, "error", failed)
+		d.publish(st)
+	})
+	return errors.Join(err, failed)
+}
+
+// RemoveAll removes canaryd's marks, and with everything what it protects, and
+// returns nil only if a read shows that they are gone.
+func RemoveAll(ctx context.Context, replayer reload.Replayer, job reload.Job, everything bool) error {
+	result, err := replayer.Remove(ctx, job, everything)
+	for _, fr := range result {
+		err = errors.Join(err, fr.Err)
+	}
+	return err
+}
+
+// Render returns a generation as iptables-restore input for one family.
+func (d *Daemon) Render(ctx context.Context, r RenderRequest) (string, error) {
+	var text string
+	var failed error
+	err := d.ask(ctx, func(_ context.Context, st *state) {
+		g := st.learned.Generation
+		if r.Generation != "" && r.Generation != g.ID() {
+			failed = fmt.Errorf("%w: %s is not in force", ErrNoGeneration, r.Generation)
+			return
+		}
+		for _, f := range rules.Families() {
+			if f == r.Family || r.Family == 0 {
+				text += rules.Render(g, f)
+			}
+		}
+	})
+	return text, errors.Join(err, failed)
+}

@@ -1,0 +1,121 @@
+package daemon
+
+import (
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// state is all that the loop knows. One goroutine has it at a time: the loop,
+// or the worker while it runs a step for the loop.
+type state struct {
+	learned  reload.Learned
+	captured time.Time // when learned last changed
+	marks    canary.Marks
+	families map[rules.Family]*familyState
+	loss     *loss // nil while nothing is lost
+	journal  []Flush
+
+	evidence  time.Time     // when the hint came that is being answered
+	woken     bool          // by a hint, not by the poll: look closely
+	lookAt    time.Time     // next look without a hint
+	followUp  time.Duration // distance of the looks that follow a replay
+	plantAt   time.Time     // not before this
+	plantWait time.Duration
+	saveAt    time.Time // zero: nothing to save
+	savedAt   time.Time
+	saveCost  time.Duration
+	removed   bool // cleanup took everything out; nothing is done any more
+}
+
+// familyState is what the loop knows of one family.
+type familyState struct {
+	tables map[rules.TableName]*tableState
+
+	stamp    iptables.Stamp // of the last probe
+	probed   time.Time      // zero: never
+	probeEnd time.Time
+	cost     time.Duration // of the last probe
+	intact   uint64        // digest of the last probe that saw all marks standing
+	digest   uint64        // of what was examined last
+	examined time.Time     // zero: never
+	trouble  string        // why the family is unknown; empty if it is not
+
+	dirty     time.Time // since when something is unexamined; zero: nothing is
+	examineAt time.Time // not before this; zero: no examination is due
+	readEnd   time.Time
+	readCost  time.Duration
+	moved     time.Time // when something protected changed last
+
+	rotateAt time.Time // zero: the marks are as new as the generation
+}
+
+// tableState is what the loop knows of one table.
+type tableState struct {
+	verdict canary.Verdict
+	seen    rules.Section // of the last read
+	known   bool          // whether seen holds anything
+	pending bool          // the generation does not hold yet what was seen
+	// frozen: a loss was seen in observe mode and lasts until the owner has
+	// put its rules back; nothing is learned meanwhile.
+	frozen bool
+}
+
+// loss is a flush record in the making.
+type loss struct {
+	record   Flush
+	noticed  time.Time
+	intact   uint64 // digest of the last intact look, and of the first loss
+	digest   uint64
+	hit      map[rules.Family]Verdicts // tables counted so far
+	told     bool                      // whether metrics and log have it
+	attempts int
+	tryAt    time.Time
+	wait     time.Duration
+}
+
+func newState(families []rules.Family, now time.Time) *state {
+	st := &state{marks: canary.Marks{}, families: map[rules.Family]*familyState{}, evidence: now}
+	for _, f := range families {
+		fs := &familyState{tables: map[rules.TableName]*tableState{}, moved: now}
+		for _, t := range rules.Guarded() {
+			fs.tables[t] = &tableState{verdict: canary.Unknown}
+		}
+		st.families[f] = fs
+	}
+	return st
+}
+
+// planted reports whether every table of the family has a mark.
+func (st *state) planted(f rules.Family) bool {
+	for _, t := range rules.Guarded() {
+		if st.marks[f][t].Nonce == "" {
+			return false
+		}
+	}
+	return true
+}
+
+// earliest returns the earliest of the times that are not zero.
+func earliest(times ...time.Time) time.Time {
+	var first time.Time
+	for _, t := range times {
+		if !t.IsZero() && (first.IsZero() || t.Before(first)) {
+			first = t
+		}
+	}
+	return first
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// due reports whether a time that may be zero, for never, has come.
+func due(at, now time.Time) bool { return !at.IsZero() && !now.Before(at) }

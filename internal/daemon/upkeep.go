@@ -1,0 +1,124 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+const (
+	// The marks get a new nonce once a changed generation has been quiet for
+	// rotateQuiet; on legacy that rewrites the whole table, so it may take no
+	// more than 2 % of a core.
+	rotateQuiet = 200 * time.Millisecond
+	rotateShare = 49
+	// The disk gets a changed generation a moment later, and the news that
+	// it is still in force every minute.
+	saveQuiet    = time.Second
+	saveShare    = 49
+	confirmEvery = time.Minute
+)
+
+// plant writes the first canaries and witnesses. Whatever is there when that
+// is proved is the generation.
+func (d *Daemon) plant(ctx context.Context, st *state) {
+	log := klog.FromContext(ctx)
+	result, err := d.replayer.Plant(ctx, d.job(st, d.cfg.Kernel.Families()...))
+	for f, fr := range result {
+		d.absorb(st, f, fr)
+		d.countRefusal(f, fr.Err)
+		err = errors.Join(err, fr.Err)
+	}
+	if err != nil {
+		st.plantWait = min(max(2*st.plantWait, firstTry), lastTry)
+		st.plantAt = time.Now().Add(st.plantWait)
+		log.Error(err, "The canaries could not be planted; until they are, no flush is noticed", "retryIn", st.plantWait)
+		return
+	}
+	st.lookAt = time.Now()
+	count, chains := st.learned.Generation.Counts()
+	log.Info("Canaries are planted and the generation is captured",
+		"chain", d.cfg.Canary, "generation", st.learned.Generation.ID(), "rules", count, "chains", chains)
+}
+
+// planRotation asks for a new nonce when the owners have been quiet.
+func (fs *familyState) planRotation(now time.Time) {
+	fs.rotateAt = latest(now.Add(rotateQuiet), fs.rotateAt)
+}
+
+// rotationDue reports whether the family's marks are to be renewed now: not
+// while something is unexamined, and not while it waits for an owner.
+func rotationDue(fs *familyState, now time.Time) bool {
+	if !due(fs.rotateAt, now) || !fs.dirty.IsZero() || fs.trouble != "" {
+		return false
+	}
+	for _, ts := range fs.tables {
+		if ts.pending || ts.frozen {
+			return false
+		}
+	}
+	return true
+}
+
+// rotate renews the nonce of families whose generation changed, so that a file
+// that was saved before the change is known when somebody restores it.
+func (d *Daemon) rotate(ctx context.Context, st *state) {
+	var families []rules.Family
+	for _, f := range rules.Families() {
+		if fs := st.families[f]; fs != nil && rotationDue(fs, time.Now()) {
+			families = append(families, f)
+		}
+	}
+	start := time.Now()
+	result, err := d.replayer.Rotate(ctx, d.job(st, families...))
+	cost := time.Since(start)
+	for _, f := range families {
+		fs := st.families[f]
+		fs.rotateAt = time.Time{}
+		fr, ok := result[f]
+		if ok {
+			d.absorb(st, f, fr)
+		}
+		if ferr := errors.Join(err, fr.Err); ferr != nil {
+			// A flush came in between, or the lock is held: look, then again.
+			klog.FromContext(ctx).V(1).Info("The marks could not be renewed yet", "family", f, "reason", ferr)
+			fs.rotateAt = time.Now().Add(max(d.cfg.PollInterval, rotateShare*cost))
+			st.lookAt = time.Now()
+			continue
+		}
+		if !fs.rotateAt.IsZero() {
+			fs.rotateAt = latest(fs.rotateAt, time.Now().Add(rotateShare*cost))
+		}
+	}
+}
+
+// save writes the generation and the marks to disk, and plans the next
+// confirmation. At the end it writes whatever is due.
+func (d *Daemon) save(ctx context.Context, st *state, last bool) {
+	st.saveAt = time.Time{}
+	if d.cfg.Store == nil || st.removed || !d.allPlanted(st) {
+		return
+	}
+	if st.loss != nil {
+		if !last {
+			st.saveAt = time.Now().Add(confirmEvery)
+		}
+		return // what is lost is not confirmed
+	}
+	start := time.Now()
+	state := reload.State{ID: st.learned.Generation.ID(), Confirmed: start, Marks: st.marks}
+	if err := d.cfg.Store.Save(st.learned.Generation, d.cfg.Source, st.captured, state); err != nil {
+		klog.FromContext(ctx).Error(err, "The generation is not on disk; after a restart canaryd would begin anew")
+	}
+	st.savedAt, st.saveCost = time.Now(), time.Since(start)
+	st.saveAt = st.savedAt.Add(confirmEvery)
+}
+
+// lockReason tells the lock from other reasons for which nothing was written.
+func lockReason(err error) bool { return errors.Is(err, iptables.ErrLocked) }
