@@ -32,6 +32,7 @@ type Fake struct {
 	// FakeWriter is the program that writes if no other is named.
 	FakeWriter
 
+	kind     Backend // never changes
 	families []rules.Family
 	lock     chan struct{} // the xtables lock: full while somebody holds it
 
@@ -54,6 +55,7 @@ func NewFake(backend Backend, families ...rules.Family) *Fake {
 		families = rules.Families()
 	}
 	f := &Fake{
+		kind:       backend,
 		families:   slices.Clone(families),
 		lock:       make(chan struct{}, 1),
 		info:       Info{Backend: backend, Version: "1.8.9", Reason: "a fake", RandomFully: true},
@@ -81,15 +83,14 @@ func (f *Fake) Info() Info {
 func (f *Fake) SetInfo(info Info) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	info.Backend = f.info.Backend
+	info.Backend = f.kind
 	f.info = info
 }
 
 // Families returns the families that NewFake was given.
 func (f *Fake) Families() []rules.Family { return slices.Clone(f.families) }
 
-// backend is the Fake's backend, which never changes.
-func (f *Fake) backend() Backend { return f.info.Backend }
+func (f *Fake) backend() Backend { return f.kind }
 
 // Stamp returns the genid on nft, and a hash of the numbers of chains and rules
 // on legacy. It fails like Probe.
