@@ -142,15 +142,10 @@ func NewControlHandler(c Controller) http.Handler {
 	return mux
 }
 
-// handle turns a function of a request and a reply into a handler. The body
-// gets bodyTimeout, the function as long as it needs: a server-wide read
-// timeout would end its context.
+// handle turns a function of a request and a reply into a handler.
 func handle[Request, Reply any](do func(context.Context, Request) (Reply, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		connection := http.NewResponseController(w)
-		_ = connection.SetReadDeadline(time.Now().Add(bodyTimeout))
 		request, err := decode[Request](http.MaxBytesReader(w, r.Body, maxRequest))
-		_ = connection.SetReadDeadline(time.Time{})
 		if err != nil {
 			writeJSON(w, http.StatusBadRequest, failure{Error: err.Error()})
 			return

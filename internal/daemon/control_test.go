@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
@@ -189,22 +188,6 @@ func TestControlEndsWithTheDaemon(t *testing.T) {
 	<-began
 	cancel()
 	both.Wait()
-}
-
-// A request may take longer than its body may.
-func TestControlWaitsForALongRequest(t *testing.T) {
-	t.Parallel()
-	f := &fakeController{do: func(ctx context.Context) error {
-		select {
-		case <-time.After(bodyTimeout + time.Second):
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}}
-	if _, err := control(t, f).Restore(t.Context(), RestoreRequest{}); err != nil {
-		t.Errorf("got %v", err)
-	}
 }
 
 func TestNoDaemon(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 // Limits of both servers, the TCP one and the control socket.
 const (
 	headerTimeout = 5 * time.Second
-	bodyTimeout   = 10 * time.Second
+	bodyTimeout   = 10 * time.Second // header and body; a handler may take longer
 	idleTimeout   = 60 * time.Second
 	// shutdownTimeout is what requests under way get when the daemon ends;
 	// they are cut off after it.
@@ -101,11 +101,7 @@ func ServeHTTP(ctx context.Context, l net.Listener, handler http.Handler) error 
 	if l == nil {
 		return nil
 	}
-	return serve(ctx, l, &http.Server{
-		Handler:      handler,
-		ReadTimeout:  bodyTimeout,
-		WriteTimeout: answerTimeout,
-	})
+	return serve(ctx, l, &http.Server{Handler: handler, WriteTimeout: answerTimeout})
 }
 
 // serve runs server on l until ctx ends, then lets requests under way finish
@@ -113,6 +109,7 @@ func ServeHTTP(ctx context.Context, l net.Listener, handler http.Handler) error 
 // one learns of it.
 func serve(ctx context.Context, l net.Listener, server *http.Server) error {
 	server.ReadHeaderTimeout = headerTimeout
+	server.ReadTimeout = bodyTimeout
 	server.IdleTimeout = idleTimeout
 	server.MaxHeaderBytes = maxHeader
 	server.BaseContext = func(net.Listener) context.Context { return ctx }
