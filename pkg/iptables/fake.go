@@ -56,7 +56,7 @@ func NewFake(backend Backend, families ...rules.Family) *Fake {
 	}
 	f := &Fake{
 		kind:       backend,
-		families:   slices.Clone(families),
+		families:   slices.Sorted(slices.Values(families)),
 		lock:       make(chan struct{}, 1),
 		info:       Info{Backend: backend, Version: "1.8.9", Reason: "a fake", RandomFully: true},
 		tables:     map[rules.Family]map[rules.TableName]*rules.Table{},
@@ -87,7 +87,7 @@ func (f *Fake) SetInfo(info Info) {
 	f.info = info
 }
 
-// Families returns the families that NewFake was given.
+// Families returns the families that NewFake was given, in their fixed order.
 func (f *Fake) Families() []rules.Family { return slices.Clone(f.families) }
 
 func (f *Fake) backend() Backend { return f.kind }

@@ -1,0 +1,72 @@
+package iptables_test
+
+import (
+	"context"
+	"net"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// What the real Kernel and the Fake must both offer.
+var (
+	_ = []interface {
+		Info() iptables.Info
+		Families() []rules.Family
+		Stamp(context.Context, rules.Family) (iptables.Stamp, error)
+		Probe(context.Context, rules.Family, []iptables.Place) (iptables.Sighting, error)
+		Read(context.Context, rules.Family) (iptables.Snapshot, error)
+		Begin(context.Context) (iptables.Session, error)
+	}{(*iptables.Kernel)(nil), (*iptables.Fake)(nil)}
+	_ = []interface {
+		Receive() (iptables.Commit, error)
+		Close() error
+	}{(*iptables.Subscription)(nil), (*iptables.FakeSubscription)(nil)}
+)
+
+func TestFakeSubscription(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := iptables.NewFake(iptables.NFT)
+		must(t, f.Restore(v4, canaryText)) // from before: not seen
+		s := f.Subscribe()
+		must(t, f.As(7, "nft").FlushTable(v4, rules.Nat))
+		got, err := s.Receive()
+		must(t, err)
+		if diff := cmp.Diff(iptables.Commit{Genid: 3, PID: 7, Comm: "nft"}, got); diff != "" {
+			t.Errorf("commit (-want +got):\n%s", diff)
+		}
+		s.Overflow()
+		_, err = s.Receive()
+		wantErr(t, "Receive", err, iptables.ErrOverflow)
+
+		for range 300 { // more than it holds
+			must(t, f.Restore(v4, canaryText))
+		}
+		overflows := 0
+		for n := 0; n < 256+1; n++ {
+			if _, err = s.Receive(); err != nil {
+				wantErr(t, "Receive", err, iptables.ErrOverflow)
+				overflows++
+			}
+		}
+		if overflows != 1 {
+			t.Errorf("%d overflows, want 1", overflows)
+		}
+
+		ended := make(chan error)
+		go func() {
+			_, err := s.Receive()
+			ended <- err
+		}()
+		synctest.Wait()
+		must(t, s.Close())
+		wantErr(t, "Receive", <-ended, net.ErrClosed)
+		must(t, s.Close())
+		_, err = s.Receive()
+		wantErr(t, "Receive", err, net.ErrClosed)
+	})
+}
