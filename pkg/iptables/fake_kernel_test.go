@@ -1,0 +1,119 @@
+package iptables_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// TestFakeLikeKernel lets a Fake and the real Kernel live through the same
+// reads and sessions and compares everything that they answer.
+func TestFakeLikeKernel(t *testing.T) {
+	for _, backend := range backends {
+		t.Run(string(backend), func(t *testing.T) {
+			nstest.NeedProgram(t, "iptables-"+string(backend))
+			nstest.Run(t, func(t *testing.T) {
+				k, err := iptables.Open(t.Context(), iptables.Config{Backend: backend})
+				must(t, err)
+				defer func() { must(t, k.Close()) }()
+				// A real foreign writer with another lock file, as Bypassing.
+				foreign := func(text string) {
+					nstest.CommandInput(t, text, "env", "XTABLES_LOCKFILE=/run/other.lock", tool(backend, v4, "restore"), "--noflush")
+				}
+				f := iptables.NewFake(backend)
+				want := answers(t, k, foreign)
+				got := answers(t, f, func(text string) { must(t, f.Bypassing().RestoreNoflush(v4, text)) })
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("answers (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// kernel is what answers asks.
+type kernel interface {
+	Stamp(context.Context, rules.Family) (iptables.Stamp, error)
+	Probe(context.Context, rules.Family, []iptables.Place) (iptables.Sighting, error)
+	Read(context.Context, rules.Family) (iptables.Snapshot, error)
+	Begin(context.Context) (iptables.Session, error)
+}
+
+// answers runs one script and returns what was said at each step.
+func answers(t *testing.T, k kernel, foreign func(text string)) []string {
+	t.Helper()
+	var log []string
+	say := func(format string, args ...any) { log = append(log, fmt.Sprintf(format, args...)) }
+	var last iptables.Stamp
+	var digest uint64
+	look := func(after string) {
+		stamp, err := k.Stamp(t.Context(), v4)
+		must(t, err)
+		sighting, err := k.Probe(t.Context(), v4, []iptables.Place{
+			{Table: rules.Nat, Chain: "CANARY"}, {Table: rules.Nat, Chain: "SVC"}, {Table: rules.Nat, Chain: "INPUT"},
+			{Table: rules.Nat, Chain: "OUTPUT"}, {Table: rules.Filter, Chain: "OURS"}, {Table: rules.Filter, Chain: "INPUT"},
+		})
+		must(t, err)
+		snap, err := k.Read(t.Context(), v4)
+		must(t, err)
+		say("%s: stamp moved %v, exact %v; digest moved %v, agrees %v", after,
+			stamp != last, stamp.Exact, sighting.Digest != digest, snap.Digest == sighting.Digest)
+		last, digest = stamp, sighting.Digest
+		say("%v", sighting.Holdings)
+		for _, name := range rules.AllTables() {
+			if table := snap.Tables[name]; table != nil {
+				say("%s: %v", name, table.Chains)
+			}
+		}
+	}
+	look("at first")
+	foreign(canaryText)
+	look("planted")
+	foreign("*nat\n:SVC - [0:0]\n-A SVC -s 10.0.0.2 -j RETURN\nCOMMIT\n")
+	look("rule replaced")
+	foreign("*nat\n-C OUTPUT -j SVC\nCOMMIT\n")
+	look("checked")
+
+	session, err := k.Begin(t.Context())
+	must(t, err)
+	restore := func(family rules.Family, text string) {
+		raced, err := session.Restore(t.Context(), family, []byte(text))
+		var refused *iptables.RestoreError
+		switch {
+		case errors.As(err, &refused):
+			say("refused %v: %s %s exit %d line %d", raced, refused.Reason, refused.Program, refused.Exit, refused.Line)
+		default:
+			say("raced %v, stale %v, other error %v", raced, errors.Is(err, iptables.ErrStale), err != nil && !errors.Is(err, iptables.ErrStale))
+		}
+	}
+	restore(v4, filterText) // not read
+	read(t, session, v4)
+	read(t, session, v6)
+	restore(v4, filterText+mangleText)
+	restore(v6, filterText)
+	restore(v4, filterText)
+	look("three restores")
+	foreign("*raw\n:FOREIGN - [0:0]\nCOMMIT\n")
+	restore(v4, filterText)
+	restore(v6, filterText)
+	read(t, session, v4)
+	for _, line := range []string{"-A OURS -j NOPE", "-A NOPE -j OURS", "-C OURS -j ACCEPT", "-A OURS --nonsense", "-X OURS", "-A OURS -g NOPE", "garbage"} {
+		restore(v4, mangleText+"*filter\n"+line+"\nCOMMIT\n")
+		restore(v4, filterText) // after a failure
+		read(t, session, v4)
+	}
+	restore(v4, "*filter\n-A OURS -s 10.1.1.1 -j RETURN\n")
+	must(t, session.Close())
+	must(t, session.Close())
+	_, err = session.Read(t.Context(), v4)
+	say("closed: %v", err)
+	look("at last")
+	return log
+}
