@@ -26,7 +26,7 @@ const (
 	lookEvery = 20 * time.Millisecond
 	// quietFor is how long nothing may happen before a repair counts as the
 	// end: a flush of many commands is several flush records.
-	quietFor = 300 * time.Millisecond
+	quietFor = time.Second
 )
 
 // A Record is a flush record as status -o json has it. It is spelled out here
