@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"sync/atomic"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/net/bpf"
@@ -84,6 +85,9 @@ func (s *Subscription) Receive() (Commit, error) {
 			return Commit{}, net.ErrClosed
 		}
 		messages, err := s.conn.Receive()
+		if errors.Is(err, unix.ENOBUFS) {
+			return Commit{}, s.drain()
+		}
 		if err != nil {
 			return Commit{}, s.receiveError(err)
 		}
@@ -97,12 +101,39 @@ func (s *Subscription) Receive() (Commit, error) {
 	return parseCommit(m.Data)
 }
 
+const (
+	drainIdle = time.Millisecond       // the buffer counts as empty after this
+	drainMost = 100 * time.Millisecond // so that Receive returns beside a busy writer
+)
+
+// drain empties the buffer before an overflow is reported. Until it is empty
+// the kernel drops every further message without another ENOBUFS
+// (NETLINK_S_CONGESTED, af_netlink.c): who looked at the tables earlier could
+// miss a commit that nobody tells of any more.
+func (s *Subscription) drain() error {
+	for end := time.Now().Add(drainMost); time.Now().Before(end); {
+		if err := s.conn.SetReadDeadline(time.Now().Add(drainIdle)); err != nil {
+			return s.receiveError(err)
+		}
+		messages, err := s.conn.Receive()
+		s.pending = append(s.pending, messages...)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			break
+		}
+		if err != nil && !errors.Is(err, unix.ENOBUFS) {
+			return s.receiveError(err)
+		}
+	}
+	if err := s.conn.SetReadDeadline(time.Time{}); err != nil {
+		return s.receiveError(err)
+	}
+	return ErrOverflow
+}
+
 func (s *Subscription) receiveError(err error) error {
 	switch {
 	case s.closed.Load() || errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrClosed):
 		return net.ErrClosed
-	case errors.Is(err, unix.ENOBUFS):
-		return ErrOverflow
 	default:
 		return fmt.Errorf("receiving commits: %w", err)
 	}

@@ -168,7 +168,9 @@ func (s *xtSocket) readEntries(table rules.TableName, size uint32) ([]byte, erro
 		s.buf = make([]byte, need+need/8)
 	}
 	buf := s.buf[:need]
-	clear(buf[:xtEntriesHeadLen])
+	// The kernel leaves gaps as they are (behind the names of targets, for
+	// one); what an earlier table left there would enter the digest.
+	clear(buf)
 	copy(buf[:xtTableNameLen-1], table)
 	binary.NativeEndian.PutUint32(buf[xtTableNameLen:], size)
 	n, err := s.getsockopt(soGetEntries, buf)

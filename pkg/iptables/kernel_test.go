@@ -1,0 +1,340 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+const canary = "KUBE-CANARYD-CANARY"
+
+func TestProbePresence(t *testing.T) {
+	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
+		k := openKernel(t, Config{Backend: backend})
+		places := []Place{{rules.Mangle, canary}, {rules.Nat, canary}, {rules.Filter, canary}, {rules.Filter, "INPUT"}, {rules.Filter, "MIXED"}}
+		want := map[Place]Holding{}
+		check := func(step string) {
+			t.Helper()
+			if diff := cmp.Diff(want, mustProbe(t, k, family, places...).Holdings); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", step, diff)
+			}
+		}
+		before := tablesOf(t, backend)
+		for _, place := range places {
+			want[place] = Holding{Presence: NoTable}
+		}
+		check("nothing there")
+		mustStamp(t, k, family)
+		mustRead(t, k, family)
+		if diff := cmp.Diff(before, tablesOf(t, backend)); diff != "" {
+			t.Errorf("looking created tables (-before +after):\n%s", diff)
+		}
+
+		iptablesCommand(t, backend, family, "-t nat -N "+canary)
+		iptablesCommand(t, backend, family, "-t filter -A INPUT -p tcp -m comment --comment canaryd-witness")
+		iptablesCommand(t, backend, family, "-t filter -A INPUT -m comment --comment foreign -j ACCEPT")
+		want[places[1]] = Holding{Presence: Present}
+		want[places[2]] = Holding{Presence: NoChain}
+		want[places[3]] = Holding{Presence: Present, Rules: 2, Comments: []string{"canaryd-witness"}}
+		want[places[4]] = Holding{Presence: NoChain}
+		check("an empty chain, a missing one, a built-in one")
+
+		iptablesCommand(t, backend, family, "-t nat -A "+canary+" -m comment --comment canaryd-1234")
+		iptablesCommand(t, backend, family, "-N MIXED")
+		for _, target := range []string{"-j LOG", "-j MARK --set-mark 3", "-j REJECT", "-j RETURN", "-g OTHER", "-j OTHER"} {
+			if strings.HasSuffix(target, "-g OTHER") {
+				iptablesCommand(t, backend, family, "-N OTHER")
+			}
+			iptablesCommand(t, backend, family, "-t filter -A MIXED -m comment --comment no "+strings.Replace(target, "MARK --set-mark 3", "NFLOG", 1))
+		}
+		iptablesCommand(t, backend, family, "-A MIXED -p tcp")
+		iptablesCommand(t, backend, family, "-A MIXED -m limit --limit 5/s -m comment --comment last")
+		want[places[1]] = Holding{Presence: Present, Rules: 1, Comments: []string{"canaryd-1234"}}
+		want[places[4]] = Holding{Presence: Present, Rules: 8, Comments: []string{"last"}}
+		check("comments")
+
+		iptablesCommand(t, backend, family, "-t nat -F")
+		want[places[1]] = Holding{Presence: Present}
+		check("flushed")
+	})
+}
+
+func TestDigestSeesWhatTheStampMisses(t *testing.T) {
+	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
+		k := openKernel(t, Config{Backend: backend})
+		iptablesCommand(t, backend, family, "-t filter -N X")
+		iptablesCommand(t, backend, family, "-t filter -A X -p tcp --dport 80 -j ACCEPT")
+		iptablesCommand(t, backend, family, "-t filter -A OUTPUT -j X")
+		stamp, sighting := mustStamp(t, k, family), mustProbe(t, k, family)
+
+		// Traffic moves counters and nothing else.
+		if again := mustProbe(t, k, family); again.Digest != sighting.Digest {
+			t.Errorf("the digest moved from %#x to %#x though nobody wrote", sighting.Digest, again.Digest)
+		}
+		sendTraffic(t, family)
+		if again := mustProbe(t, k, family); again.Digest != sighting.Digest {
+			t.Errorf("the digest moved from %#x to %#x though only packets were counted", sighting.Digest, again.Digest)
+		}
+
+		iptablesCommand(t, backend, family, "-t filter -R X 1 -p tcp --dport 81 -j ACCEPT")
+		replaced := mustStamp(t, k, family)
+		if moved := replaced != stamp; moved != stamp.Exact {
+			t.Errorf("a replaced rule moved the stamp: %t, want %t", moved, stamp.Exact)
+		}
+		if stamp.Exact != (backend == NFT) {
+			t.Errorf("Exact is %t", stamp.Exact)
+		}
+		if got := mustProbe(t, k, family); got.Digest == sighting.Digest {
+			t.Error("a replaced rule did not move the digest")
+		}
+		iptablesCommand(t, backend, family, "-t filter -A X -j ACCEPT")
+		if mustStamp(t, k, family) == replaced {
+			t.Error("a new rule did not move the stamp")
+		}
+	})
+}
+
+func sendTraffic(t *testing.T, family rules.Family) {
+	t.Helper()
+	target := "127.0.0.1"
+	if family == rules.IPv6 {
+		target = "::1"
+	}
+	nstest.Command(t, "bash", "-c", "for i in 1 2 3; do echo x > /dev/udp/"+target+"/9 || true; done")
+}
+
+func TestRead(t *testing.T) {
+	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
+		k := openKernel(t, Config{Backend: backend})
+		empty := mustRead(t, k, family)
+		if len(empty.Tables) != 0 || len(empty.Unreadable) != 0 {
+			t.Errorf("an empty namespace reads as %v, %v", empty.Tables, empty.Unreadable)
+		}
+		iptablesCommand(t, backend, family, "-t nat -N X")
+		iptablesCommand(t, backend, family, "-t nat -A X -p tcp --dport 80 -j ACCEPT")
+		got := mustRead(t, k, family)
+		want := []rules.Rule{{Spec: "-p tcp -m tcp --dport 80 -j ACCEPT", Target: "ACCEPT"}}
+		if diff := cmp.Diff(want, got.Tables[rules.Nat].Chain("X").Rules); diff != "" {
+			t.Errorf("rules (-want +got):\n%s", diff)
+		}
+		if now := mustProbe(t, k, family); now.Digest != got.Digest {
+			t.Errorf("the snapshot's digest is %#x, a probe's right after it %#x", got.Digest, now.Digest)
+		}
+	})
+}
+
+// One native rule makes iptables-nft-save leave out the whole table.
+func TestReadNativeRuleIsUnreadable(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "iptables-nft", "nft")
+		k := openKernel(t, Config{Backend: NFT})
+		iptablesCommand(t, NFT, rules.IPv4, "-t nat -N X")
+		iptablesCommand(t, NFT, rules.IPv4, "-t filter -N Y")
+		nstest.Command(t, "nft", "add", "rule", "ip", "nat", "X", "ct", "state", "vmap", "{ new : accept }")
+		got := mustRead(t, k, rules.IPv4)
+		if got.Unreadable[rules.Nat] == nil || len(got.Unreadable) != 1 || got.Tables[rules.Nat] != nil {
+			t.Errorf("nat is not unreadable: tables %v, unreadable %v", got.Tables, got.Unreadable)
+		}
+		if got.Tables[rules.Filter].Chain("Y") == nil {
+			t.Error("filter is lost with nat")
+		}
+		// The probe does not need iptables to understand the table.
+		probe := mustProbe(t, k, rules.IPv4, Place{rules.Nat, "X"})
+		if diff := cmp.Diff(Holding{Presence: Present, Rules: 1}, probe.Holdings[Place{rules.Nat, "X"}]); diff != "" {
+			t.Errorf("probe (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// A save that is silent about a table that exists: a stand-in prints nothing.
+func TestReadSilentSaveIsUnreadable(t *testing.T) {
+	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
+		k := openKernel(t, Config{Backend: backend})
+		iptablesCommand(t, backend, family, "-t nat -N X")
+		standIn(t, k, family, "exit 0")
+		got := mustRead(t, k, family)
+		if !errors.Is(got.Unreadable[rules.Nat], errNotPrinted) || len(got.Tables) != 0 {
+			t.Errorf("tables %v, unreadable %v", got.Tables, got.Unreadable)
+		}
+	})
+}
+
+func TestReadFailures(t *testing.T) {
+	for _, c := range []struct{ name, script, want string }{
+		{"exit code", "echo oh dear >&2; exit 3", "stand-in, exit 3: oh dear"},
+		{"privileges", "echo 'Could not fetch rule set generation id: Permission denied (you must be root)' >&2; exit 4",
+			ErrPermission.Error() + ": stand-in, exit 4: Could not fetch rule set generation id: Permission denied (you must be root)"},
+		{"cut off", `printf '*nat\n:X - [0:0]\n'`, `stand-in printed what cannot be read: line 2: "*nat" is not closed by COMMIT`},
+		{"hangs", "sleep 60 & sleep 60", "stand-in was killed: it did not end within 200ms: context deadline exceeded"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				k := openKernel(t, Config{Backend: NFT})
+				k.save.timeout = 200 * time.Millisecond
+				standIn(t, k, rules.IPv4, c.script)
+				_, err := k.Read(t.Context(), rules.IPv4)
+				if diff := cmp.Diff(c.want, fmt.Sprint(err)); diff != "" {
+					t.Errorf("error (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// standIn replaces the family's iptables-save.
+func standIn(t *testing.T, k *Kernel, family rules.Family, script string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "stand-in")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	tools := k.tools[family]
+	tools.save = path
+	k.tools[family] = tools
+}
+
+func TestExecReader(t *testing.T) {
+	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
+		k := openKernel(t, Config{Backend: backend})
+		r := execReader{k.save}
+		iptablesCommand(t, backend, family, "-t nat -N X")
+		iptablesCommand(t, backend, family, "-t nat -A X -m comment --comment nonce")
+		iptablesCommand(t, backend, family, "-t nat -A X -m comment --comment other -j ACCEPT")
+		places := []Place{{rules.Nat, "X"}, {rules.Nat, "Y"}, {rules.Mangle, "X"}}
+		before := tablesOf(t, backend)
+		got, err := r.probe(t.Context(), family, places)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(mustProbe(t, k, family, places...).Holdings, got.Holdings); diff != "" {
+			t.Errorf("by asking the kernel and by executing iptables-save (-kernel +exec):\n%s", diff)
+		}
+		if diff := cmp.Diff(before, tablesOf(t, backend)); diff != "" {
+			t.Errorf("looking created tables (-before +after):\n%s", diff)
+		}
+		iptablesCommand(t, backend, family, "-t nat -R X 1 -m comment --comment nonc3")
+		stamp, err := r.stamp(t.Context(), family)
+		if err != nil || stamp.Value == got.Digest {
+			t.Errorf("a replaced rule did not move the stamp %#x: %v", stamp.Value, err)
+		}
+		tables, err := r.tables(t.Context(), family)
+		if diff := cmp.Diff([]rules.TableName{rules.Nat}, tables); diff != "" || err != nil {
+			t.Errorf("tables (-want +got):\n%s%v", diff, err)
+		}
+	})
+}
+
+func TestSubscription(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "iptables-nft", "nft")
+		k := openKernel(t, Config{Backend: NFT})
+		s, err := k.Subscribe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := mustStamp(t, k, rules.IPv4).Value
+		script := "exec iptables-nft-restore --noflush -w 5"
+		payload := "*filter\n:A - [0:0]\n-A A -j ACCEPT\n-A A -j DROP\nCOMMIT\n*nat\n:B - [0:0]\nCOMMIT\n"
+		nstest.CommandInput(t, payload, "sh", "-c", script)
+		iptablesCommand(t, NFT, rules.IPv6, "-F") // nothing to flush: no commit
+		nstest.Command(t, "nft", "flush", "ruleset")
+		var comms []string
+		for i := range 3 {
+			c, err := s.Receive()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := uint32(before) + uint32(i) + 1; c.Genid != want {
+				t.Errorf("commit %d has genid %d, want %d", i, c.Genid, want)
+			}
+			if c.PID == 0 {
+				t.Errorf("commit %d has no pid", i)
+			}
+			comms = append(comms, c.Comm)
+		}
+		if diff := cmp.Diff([]string{"iptables-nft-re", "iptables-nft-re", "nft"}, comms); diff != "" {
+			t.Errorf("writers (-want +got):\n%s", diff)
+		}
+		if now := mustStamp(t, k, rules.IPv4).Value; now != before+3 {
+			t.Errorf("the genid moved by %d, want 3", now-before)
+		}
+		done := make(chan error)
+		go func() { _, err := s.Receive(); done <- err }()
+		time.Sleep(20 * time.Millisecond)
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-done; err == nil || !strings.Contains(err.Error(), "use of closed") {
+			t.Errorf("Receive after Close returns %v", err)
+		}
+	})
+}
+
+func TestSubscriptionOverflow(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		k := openKernel(t, Config{Backend: NFT})
+		s, err := k.Subscribe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		if err := s.conn.SetReadBuffer(1); err != nil { // the kernel's least: a few messages
+			t.Fatal(err)
+		}
+		var script strings.Builder
+		for i := range 60 {
+			fmt.Fprintf(&script, "nft add table ip t%d\n", i)
+		}
+		nstest.Command(t, "sh", "-ec", script.String())
+		for err = nil; !errors.Is(err, ErrOverflow); {
+			if _, err = s.Receive(); err != nil && !errors.Is(err, ErrOverflow) {
+				t.Fatal(err)
+			}
+		}
+		// Nothing is dropped any more, although what was in the buffer was
+		// not fetched yet.
+		nstest.Command(t, "nft", "add", "table", "ip", "last")
+		for {
+			c, err := s.Receive()
+			if err != nil {
+				t.Fatalf("after the overflow: %v", err)
+			}
+			if uint64(c.Genid) == mustStamp(t, k, rules.IPv4).Value {
+				break
+			}
+		}
+	})
+}
+
+func TestOpen(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		k := openKernel(t, Config{Backend: Legacy, Families: []rules.Family{rules.IPv6}})
+		if diff := cmp.Diff([]rules.Family{rules.IPv6}, k.Families()); diff != "" {
+			t.Errorf("families (-want +got):\n%s", diff)
+		}
+		if info := k.Info(); info.Backend != Legacy || info.Version == "" || !info.RandomFully || info.ExecProbe {
+			t.Errorf("info is %+v", info)
+		}
+		if _, err := k.Stamp(t.Context(), rules.IPv4); !errors.Is(err, ErrNoFamily) {
+			t.Errorf("a family that was not asked for: %v", err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := k.Probe(ctx, rules.IPv6, nil); !errors.Is(err, context.Canceled) {
+			t.Errorf("a context that ended: %v", err)
+		}
+		if _, err := Open(t.Context(), Config{Backend: "xtables"}); err == nil {
+			t.Error("an unknown backend is accepted")
+		}
+	})
+}

@@ -1,0 +1,96 @@
+package iptables
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// onBoth runs body in a namespace of its own for each backend and family.
+func onBoth(t *testing.T, body func(t *testing.T, backend Backend, family rules.Family)) {
+	for _, backend := range []Backend{NFT, Legacy} {
+		for _, family := range rules.Families() {
+			t.Run(string(backend)+"/"+family.String(), func(t *testing.T) {
+				nstest.Run(t, func(t *testing.T) {
+					nstest.NeedProgram(t, program(backend, family, ""))
+					body(t, backend, family)
+				})
+			})
+		}
+	}
+}
+
+func program(backend Backend, family rules.Family, suffix string) string {
+	return familyPrefix(family) + "tables-" + string(backend) + suffix
+}
+
+// command line, such as "-t nat -N X", by another program than the Kernel.
+func iptablesCommand(t *testing.T, backend Backend, family rules.Family, line string) {
+	t.Helper()
+	nstest.Command(t, program(backend, family, ""), append([]string{"-w", "5"}, strings.Fields(line)...)...)
+}
+
+func openKernel(t *testing.T, cfg Config) *Kernel {
+	t.Helper()
+	k, err := Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := k.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return k
+}
+
+func begin(t *testing.T, k *Kernel) Session {
+	t.Helper()
+	s, err := k.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+func mustRead(t *testing.T, s interface {
+	Read(ctx context.Context, family rules.Family) (Snapshot, error)
+}, family rules.Family) Snapshot {
+	t.Helper()
+	snapshot, err := s.Read(t.Context(), family)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return snapshot
+}
+
+func mustProbe(t *testing.T, k *Kernel, family rules.Family, places ...Place) Sighting {
+	t.Helper()
+	sighting, err := k.Probe(t.Context(), family, places)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sighting
+}
+
+func mustStamp(t *testing.T, k *Kernel, family rules.Family) Stamp {
+	t.Helper()
+	stamp, err := k.Stamp(t.Context(), family)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stamp
+}
+
+// tablesOf lists, as an administrator would, the tables that exist.
+func tablesOf(t *testing.T, backend Backend) string {
+	t.Helper()
+	if backend == NFT {
+		return nstest.Command(t, "nft", "list", "tables")
+	}
+	return nstest.Command(t, "cat", "/proc/net/ip_tables_names", "/proc/net/ip6_tables_names")
+}

@@ -1,0 +1,303 @@
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+const payload = "*mangle\n:X - [0:0]\n-A X -m comment --comment one\nCOMMIT\n*nat\n:X - [0:0]\n-A X -j ACCEPT\nCOMMIT\n"
+
+func otherFamily(family rules.Family) rules.Family {
+	if family == rules.IPv4 {
+		return rules.IPv6
+	}
+	return rules.IPv4
+}
+
+func wantRestore(t *testing.T, s Session, family rules.Family, payload string, wantRaced bool, wantErr error) {
+	t.Helper()
+	raced, err := s.Restore(t.Context(), family, []byte(payload))
+	if raced != wantRaced || !errors.Is(err, wantErr) {
+		t.Errorf("Restore returns %t, %v; want %t, %v", raced, err, wantRaced, wantErr)
+	}
+}
+
+func TestSessionOwnWritesAreNotStale(t *testing.T) {
+	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
+		k := openKernel(t, Config{Backend: backend})
+		s := begin(t, k)
+		wantRestore(t, s, family, payload, false, ErrStale) // never read
+		mustRead(t, s, family)
+		mustRead(t, s, otherFamily(family))
+		wantRestore(t, s, family, payload, false, nil)
+		wantRestore(t, s, otherFamily(family), payload, false, nil)
+		wantRestore(t, s, family, payload, false, nil)
+		place := Place{rules.Mangle, "X"}
+		want := map[Place]Holding{place: {Presence: Present, Rules: 1, Comments: []string{"one"}}}
+		if diff := cmp.Diff(want, mustProbe(t, k, family, place).Holdings); diff != "" {
+			t.Errorf("after the restore (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestSessionStale(t *testing.T) {
+	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
+		k := openKernel(t, Config{Backend: backend})
+		iptablesCommand(t, backend, family, "-N FOREIGN")
+		iptablesCommand(t, backend, family, "-A FOREIGN -p tcp --dport 1")
+		s := begin(t, k)
+		mustRead(t, s, family)
+		// Whoever moves the lock gets past a legacy session.
+		t.Setenv("XTABLES_LOCKFILE", "/run/another.lock")
+		iptablesCommand(t, backend, family, "-R FOREIGN 1 -p tcp --dport 2")
+		wantRestore(t, s, family, payload, false, ErrStale)
+		if got := mustProbe(t, k, family, Place{rules.Mangle, "X"}).Holdings[Place{rules.Mangle, "X"}]; got.Presence == Present {
+			t.Error("a stale restore wrote")
+		}
+		mustRead(t, s, family)
+		wantRestore(t, s, family, payload, false, nil)
+	})
+}
+
+// standInRestore replaces iptables-restore by a script in which $RESTORE is
+// the real one.
+func standInRestore(t *testing.T, k *Kernel, family rules.Family, script string) {
+	t.Helper()
+	path := t.TempDir() + "/restore"
+	tools := k.tools[family]
+	script = "#!/bin/bash\nRESTORE=" + tools.restore + "\n" + script + "\n"
+	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	tools.restore = path
+	k.tools[family] = tools
+}
+
+func TestSessionRaced(t *testing.T) {
+	for _, c := range []struct{ name, script string }{
+		{"before", "nft add table ip foreign && exec $RESTORE \"$@\""},
+		{"after", "$RESTORE \"$@\" && nft add table ip6 foreign"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				nstest.NeedProgram(t, "iptables-nft", "nft")
+				k := openKernel(t, Config{Backend: NFT})
+				standInRestore(t, k, rules.IPv4, c.script)
+				s := begin(t, k)
+				mustRead(t, s, rules.IPv4)
+				mustRead(t, s, rules.IPv6)
+				wantRestore(t, s, rules.IPv4, payload, true, nil)
+				wantRestore(t, s, rules.IPv4, payload, false, ErrStale)
+				wantRestore(t, s, rules.IPv6, payload, false, ErrStale)
+			})
+		})
+	}
+}
+
+// The first section is committed before the second is refused.
+func TestSessionAfterRefusal(t *testing.T) {
+	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
+		k := openKernel(t, Config{Backend: backend})
+		s := begin(t, k)
+		mustRead(t, s, family)
+		_, err := s.Restore(t.Context(), family, []byte("*nat\n:X - [0:0]\n-A X\nCOMMIT\n*filter\n-A INPUT -j NOPE\nCOMMIT\n"))
+		var refused *RestoreError
+		if !errors.As(err, &refused) || refused.Reason != ReasonMissingChain {
+			t.Fatalf("error is %v", err)
+		}
+		wantRestore(t, s, family, payload, false, ErrStale)
+		mustRead(t, s, family)
+		wantRestore(t, s, family, payload, false, nil)
+	})
+}
+
+func TestSessionRestoreOutlivesContext(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		k := openKernel(t, Config{Backend: NFT})
+		k.cfg.RestoreTimeout = 300 * time.Millisecond
+		standInRestore(t, k, rules.IPv4, "sleep 60 & sleep 60")
+		s := begin(t, k)
+		mustRead(t, s, rules.IPv4)
+		start := time.Now()
+		_, err := s.Restore(t.Context(), rules.IPv4, []byte(payload))
+		want := &RestoreError{Reason: ReasonOther, Program: "restore", Exit: -1,
+			Stderr: "restore was killed: it did not end within 300ms: context deadline exceeded"}
+		var got *RestoreError
+		errors.As(err, &got)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("error (-want +got):\n%s", diff)
+		}
+		if took := time.Since(start); took > 2*time.Second {
+			t.Errorf("a restore of 300 ms took %v: its children were not killed", took)
+		}
+	})
+}
+
+func TestSessionLock(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		k := openKernel(t, Config{Backend: Legacy, LockWait: 100 * time.Millisecond})
+		s := begin(t, k)
+		if _, err := k.Begin(t.Context()); !errors.Is(err, ErrLocked) {
+			t.Errorf("a second session begins with %v, want ErrLocked", err)
+		}
+		// Others are kept out; our own child is not, although it locks too.
+		out := nstest.Command(t, "sh", "-c", "iptables-legacy -w 1 -N FOREIGN 2>&1; echo exit $?")
+		if !strings.Contains(out, "exit 4") {
+			t.Errorf("another iptables beside a session: %s", out)
+		}
+		mustRead(t, s, rules.IPv4)
+		wantRestore(t, s, rules.IPv4, payload, false, nil)
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		if _, err := s.Read(t.Context(), rules.IPv4); !errors.Is(err, errClosed) {
+			t.Errorf("Read after Close returns %v", err)
+		}
+		iptablesCommand(t, Legacy, rules.IPv4, "-N FOREIGN")
+		begin(t, k)
+	})
+}
+
+func TestTakeLockOfReplacedFile(t *testing.T) {
+	path := t.TempDir() + "/lock"
+	old, err := takeLock(t.Context(), path, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	fresh, err := takeLock(t.Context(), path, 0)
+	if err != nil {
+		t.Fatalf("the lock's file was replaced: %v", err)
+	}
+	if _, err := takeLock(t.Context(), path, 0); !errors.Is(err, ErrLocked) {
+		t.Errorf("taken twice: %v", err)
+	}
+	unix.Close(old)
+	unix.Close(fresh)
+	if _, err := takeLock(t.Context(), t.TempDir()+"/no/lock", time.Minute); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a missing folder: %v", err)
+	}
+}
+
+func TestRestoreErrorsOfTheRealPrograms(t *testing.T) {
+	nft, legacy := map[string]bool{"nft": true}, map[string]bool{"legacy": true}
+	both := map[string]bool{"nft": true, "legacy": true}
+	cases := []struct {
+		name, payload string
+		on            map[string]bool
+		reason        Reason
+		line          int
+	}{
+		{"missing target", "*filter\n-A INPUT -j NOPE\nCOMMIT\n", legacy, ReasonMissingChain, 2},
+		{"missing target", "*filter\n-A INPUT -j NOPE\nCOMMIT\n", nft, ReasonMissingChain, 3},
+		{"missing chain", "*filter\n-A NOPE -j ACCEPT\nCOMMIT\n", nft, ReasonMissingChain, 2},
+		{"missing chain", "*filter\n-A NOPE -j ACCEPT\nCOMMIT\n", legacy, ReasonOther, 2},
+		{"missing set", "*filter\n-A INPUT -m set --match-set nosuch src -j ACCEPT\nCOMMIT\n", both, ReasonMissingSet, 2},
+		{"option", "*filter\n-A INPUT --bogus 3\nCOMMIT\n", both, ReasonParse, 2},
+		{"match", "*filter\n-A INPUT -m nosuch\nCOMMIT\n", both, ReasonParse, 2},
+		{"rubbish", "*filter\nrubbish\nCOMMIT\n", both, ReasonParse, 2},
+		{"no commit", "*filter\n-A INPUT\n", both, ReasonParse, 3},
+		{"port", "*filter\n-A INPUT -p tcp --dport 99999\nCOMMIT\n", both, ReasonParse, 2},
+		{"refused", "*filter\n-A INPUT -j MASQUERADE\nCOMMIT\n", nft, ReasonOther, 2},
+		{"refused", "*filter\n-A INPUT -j MASQUERADE\nCOMMIT\n", legacy, ReasonOther, 3},
+	}
+	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
+		k := openKernel(t, Config{Backend: backend})
+		s := begin(t, k)
+		for _, c := range cases {
+			if !c.on[string(backend)] {
+				continue
+			}
+			mustRead(t, s, family)
+			_, err := s.Restore(t.Context(), family, []byte(c.payload))
+			var got *RestoreError
+			if !errors.As(err, &got) {
+				t.Errorf("%s: %v", c.name, err)
+				continue
+			}
+			if got.Reason != c.reason || got.Line != c.line || got.Exit <= 0 || got.Stderr == "" {
+				t.Errorf("%s: %+v, want %s, line %d", c.name, got, c.reason, c.line)
+			}
+		}
+	})
+}
+
+func TestClassify(t *testing.T) {
+	for _, c := range []struct {
+		stderr string
+		reason Reason
+		line   int
+	}{
+		{"Another app is currently holding the xtables lock. Stopped waiting after 1s.\n", ReasonLock, 0},
+		{"iptables-nft-restore v1.8.9 (nf_tables): \nline 2: RULE_APPEND failed (No such file or directory): rule in chain INPUT\n", ReasonOther, 2},
+		{"iptables-nft-restore v1.8.9 (nf_tables): Could not fetch rule set generation id: Permission denied (you must be root)\n", ReasonOther, 0},
+		{"iptables v1.8.9 (nf_tables): table `filter' is incompatible, use 'nft' tool.\n", ReasonIncompatible, 0},
+		{"iptables-restore v1.8.9 (legacy): iptables-restore: unable to initialize table 'filter'\nError occurred at line: 1\nTry `iptables-restore -h' or 'iptables-restore --help' for more information.\n", ReasonOther, 1},
+		{"iptables-nft-restore: line 2 failed: Index of insertion too big.\n", ReasonOther, 2},
+		{"line 99999999999999999999 failed", ReasonOther, 1<<63 - 1},
+		{"", ReasonOther, 0},
+	} {
+		reason, line := classify(c.stderr)
+		if reason != c.reason || line != c.line {
+			t.Errorf("classify(%q) = %s, %d; want %s, %d", c.stderr, reason, line, c.reason, c.line)
+		}
+	}
+}
+
+func TestSections(t *testing.T) {
+	for _, c := range []struct {
+		payload string
+		want    uint32
+	}{
+		{"", 0},
+		{"*nat\nCOMMIT\n", 0},
+		{"*nat\n# a remark\n\nCOMMIT\n", 0},
+		{payload, 2},
+		{"*nat\nCOMMIT\n*filter\n-A X\nCOMMIT", 1},
+		{"*nat\n-A X\n", 0},
+	} {
+		if got := sections([]byte(c.payload)); got != c.want {
+			t.Errorf("sections(%q) = %d, want %d", c.payload, got, c.want)
+		}
+	}
+}
+
+func TestFirstLines(t *testing.T) {
+	got := firstLines([]byte("# Warning: iptables-legacy tables present\nBad argument `x'\nError occurred at line: 2\nTry `iptables-restore -h'\n"))
+	if want := "Bad argument `x'; Error occurred at line: 2"; got != want {
+		t.Errorf("firstLines = %q, want %q", got, want)
+	}
+	if got := firstLines([]byte(strings.Repeat("x", 5000))); len(got) > maxErrorText+3 {
+		t.Errorf("firstLines keeps %d bytes", len(got))
+	}
+}
+
+func TestCommandBounds(t *testing.T) {
+	sh := lookUp("sh")
+	res, err := command{path: sh, args: []string{"-c", "head -c 100000 /dev/zero >&2; echo $LC_ALL $X"}, timeout: time.Minute, env: []string{"X=y"}}.run(t.Context())
+	if err != nil || len(res.stderr) != maxStderr || string(res.stdout) != "C y\n" {
+		t.Errorf("stderr has %d bytes, stdout is %q, %v", len(res.stderr), res.stdout, err)
+	}
+	if _, err := (command{path: "/no/such", timeout: time.Minute}).run(t.Context()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a missing program: %v", err)
+	}
+	b := boundedBuffer{limit: 3, onFull: errTooMuch}
+	if n, err := b.Write([]byte("abcd")); n != 3 || !errors.Is(err, errTooMuch) {
+		t.Errorf("a full buffer takes %d, %v", n, err)
+	}
+	if got := fmt.Sprint(b.buf.String()); got != "abc" {
+		t.Errorf("it holds %q", got)
+	}
+}
