@@ -139,8 +139,11 @@ func (b bench) restore(ctx context.Context, to streams) (int, error) {
 			marks = marks.With(f, t, tr.Mark)
 		}
 	}
-	next := reload.State{ID: stored.ID, Confirmed: time.Now(), Marks: marks}
-	if err := b.store.Save(stored.Generation, stored.Source, stored.Captured, next); err != nil {
+	err = b.store.SaveGeneration(stored.Generation, stored.Source, stored.Captured)
+	if err == nil {
+		err = b.store.SaveState(reload.State{Confirmed: time.Now(), Marks: marks})
+	}
+	if err != nil {
 		return exitError, err
 	}
 	return printReply(to.out, b.o.output, reply)

@@ -174,7 +174,7 @@ func (d *Daemon) next(st *state) step {
 		return d.plant
 	case st.loss == nil && d.anyFamily(st, func(fs *familyState) bool { return rotationDue(fs, now) }):
 		return d.rotate
-	case due(st.saveAt, now):
+	case due(st.markedAt, now) || due(st.saveAt, now):
 		return func(ctx context.Context, st *state) { d.save(ctx, st, false) }
 	default:
 		return nil
@@ -186,7 +186,7 @@ func (d *Daemon) wakeAt(st *state) time.Time {
 	if st.removed {
 		return time.Time{}
 	}
-	at := earliest(st.lookAt, st.saveAt)
+	at := earliest(st.lookAt, st.saveAt, st.markedAt)
 	if st.loss != nil {
 		at = earliest(at, st.loss.tryAt)
 	}
@@ -236,7 +236,7 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 		Quiet: map[rules.Family]bool{},
 	}
 	for f, fs := range st.families {
-		j.Quiet[f] = time.Since(fs.moved) >= d.cfg.HookGrace
+		j.Quiet[f] = fs.quiet
 	}
 	return j
 }

@@ -7,6 +7,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -33,8 +34,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		return
 	}
 	fs.digest, fs.examined, fs.dirty = snapshot.Digest, start, time.Time{}
-	found := d.examiner.Examine(snapshot, d.job(st, f))
-	d.noteMoves(fs, found, start)
+	found := d.judge(st, f, snapshot, start)
 	missing := map[rules.TableName]int{}
 	for _, t := range rules.Guarded() {
 		x, ts := found[t], fs.tables[t]
@@ -54,8 +54,9 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		case ts.verdict.Loss():
 			d.lost(st, f, snapshot.Digest)
 		case ts.verdict == canary.Unknown:
-			klog.FromContext(ctx).V(1).Info("A table could not be examined", "family", f, "table", t, "reason", x.Finding.Err)
+			d.logUnreadable(ctx, f, t, ts, x.Finding.Err)
 		default:
+			ts.trouble = ""
 			d.learn(st, f, t, x.Section, x.Finding, start)
 		}
 		if len(x.Finding.Waiting) > 0 {
@@ -65,6 +66,24 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	d.cfg.Metrics.ObserveExamination(start, f, missing)
 }
 
+// judge examines a snapshot. Hooks that were deleted by name are judged as
+// lost only if this very read shows that nothing has moved for the grace.
+func (d *Daemon) judge(st *state, f rules.Family, snapshot iptables.Snapshot, now time.Time) map[rules.TableName]reload.Examined {
+	fs := st.families[f]
+	fs.quiet = false
+	found := d.examiner.Examine(snapshot, d.job(st, f))
+	d.noteMoves(fs, found, now)
+	for _, x := range found {
+		if len(x.Finding.Waiting) > 0 && now.Sub(fs.moved) >= d.cfg.HookGrace {
+			fs.quiet = true
+		}
+	}
+	if fs.quiet {
+		found = d.examiner.Examine(snapshot, d.job(st, f))
+	}
+	return found
+}
+
 // noteMoves remembers when something protected in the family changed last.
 func (d *Daemon) noteMoves(fs *familyState, found map[rules.TableName]reload.Examined, now time.Time) {
 	for t, x := range found {
@@ -72,11 +91,16 @@ func (d *Daemon) noteMoves(fs *familyState, found map[rules.TableName]reload.Exa
 		if x.Finding.Verdict == canary.Unknown {
 			continue
 		}
-		if ts.known && !ts.seen.Equal(x.Section) {
-			fs.moved = now
-		}
+		fs.moved = movedAt(fs.moved, ts, x.Section, now)
 		ts.seen, ts.known = x.Section, true
 	}
+}
+
+func movedAt(last time.Time, ts *tableState, seen rules.Section, now time.Time) time.Time {
+	if ts.known && !ts.seen.Equal(seen) {
+		return now
+	}
+	return last
 }
 
 // learn takes one table's section into the generation and plans what follows:
@@ -87,6 +111,7 @@ func (d *Daemon) learn(st *state, f rules.Family, t rules.TableName, seen rules.
 	first := !st.learned.Knows(f, t)
 	next, again := st.learned.Learn(f, t, seen, finding, now)
 	st.learned = next
+	fs.moved = movedAt(fs.moved, ts, seen, now)
 	ts.seen, ts.known = seen, true
 	ts.pending = !again.IsZero() || len(finding.Waiting) > 0
 	if ts.pending {
@@ -104,9 +129,9 @@ func (d *Daemon) learn(st *state, f rules.Family, t rules.TableName, seen rules.
 	}
 }
 
-// thaw ends a loss of observe mode once nothing is frozen any more.
+// thaw ends what observe mode only watches, once nothing is frozen any more.
 func (d *Daemon) thaw(ctx context.Context, st *state) {
-	if d.cfg.Mode != Observe || st.loss == nil || !st.loss.told || !st.loss.tryAt.IsZero() {
+	if st.frozenSince.IsZero() {
 		return
 	}
 	for _, fs := range st.families {
@@ -116,5 +141,14 @@ func (d *Daemon) thaw(ctx context.Context, st *state) {
 			}
 		}
 	}
-	d.recovered(ctx, st, nil)
+	now := time.Now()
+	absent := now.Sub(st.frozenSince)
+	d.cfg.Metrics.ObserveRecovery(absent)
+	for i := range st.journal {
+		if r := &st.journal[i]; r.Outcome == reload.Skipped && r.AbsentSeconds == 0 {
+			r.AbsentSeconds = now.Sub(r.Time).Seconds()
+		}
+	}
+	st.frozenSince = time.Time{}
+	klog.FromContext(ctx).Info("The owners have put their rules back", "absent", absent.Round(time.Millisecond))
 }

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -38,7 +39,9 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 // the loss.
 func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Result, err error) {
 	d.tell(ctx, st, hits(result))
-	done := err == nil
+	unread := d.lostButUnread(st, result)
+	done := err == nil && unread == nil
+	err = errors.Join(err, unread)
 	for _, f := range rules.Families() {
 		fr, ok := result[f]
 		if !ok {
@@ -60,6 +63,20 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 		return
 	}
 	d.recovered(ctx, st, result)
+}
+
+// lostButUnread returns why a table whose canary is lost could not be judged:
+// the loss stays open until it can be.
+func (d *Daemon) lostButUnread(st *state, result reload.Result) error {
+	var errs []error
+	for f, fr := range result {
+		for t, tr := range fr.Tables {
+			if tr.Finding.Verdict == canary.Unknown && st.families[f].tables[t].verdict.Loss() {
+				errs = append(errs, fmt.Errorf("%s %s lost its canary and cannot be read: %w", f, t, tr.Finding.Err))
+			}
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // hits returns what a replay found lost under guard.
@@ -85,7 +102,9 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 		}
 		st.marks = st.marks.With(f, t, tr.Mark)
 		ts := fs.tables[t]
-		ts.verdict = tr.Finding.Verdict
+		if tr.Finding.Verdict != canary.Unknown || !ts.verdict.Loss() {
+			ts.verdict = tr.Finding.Verdict
+		}
 		d.cfg.Metrics.SetQuarantined(f, t, len(tr.Quarantined))
 		if tr.Proved {
 			ts.verdict = canary.Intact
@@ -99,7 +118,8 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 		fs.digest, fs.examined = fr.Digest, now
 	}
 	d.cfg.Metrics.ObserveExamination(now, f, nil)
-	st.saveAt = earliest(st.saveAt, now)
+	fs.quiet = false
+	st.markedAt = earliest(st.markedAt, now)
 }
 
 func (d *Daemon) countRefusal(f rules.Family, err error) {
@@ -170,9 +190,11 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 		found[f] = map[rules.TableName]hit{}
 		for t, x := range d.examiner.Examine(snapshot, d.job(st, f)) {
 			ts := st.families[f].tables[t]
-			if x.Finding.Verdict.Loss() {
-				ts.verdict, ts.frozen = x.Finding.Verdict, true
+			again := x.Finding.MarkLost || len(x.Finding.Witnesses) > 0
+			if ts.frozen && !again || !x.Finding.Verdict.Loss() {
+				continue // told already, or nothing to tell
 			}
+			ts.verdict, ts.frozen = x.Finding.Verdict, true
 			found[f][t] = hit{x.Finding.Verdict, x.Lost, nil}
 		}
 	}
@@ -192,6 +214,12 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 		}
 		st.families[f].examineAt = time.Now().Add(captureQuiet)
 	}
-	st.loss.tryAt = time.Time{} // the owner's turn; examine ends the loss
-	st.saveAt = earliest(st.saveAt, time.Now())
+	l := st.loss
+	st.loss = nil
+	st.markedAt = earliest(st.markedAt, time.Now())
+	if l.told {
+		st.frozenSince = earliest(st.frozenSince, l.record.Time)
+		l.record.Outcome = reload.Skipped
+		d.journal(st, l.record)
+	}
 }

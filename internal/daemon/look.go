@@ -161,9 +161,10 @@ func (d *Daemon) blame(l *loss) {
 		writers = d.cfg.Writers.Between(uint32(l.intact), uint32(l.digest))
 	} else {
 		writers = d.cfg.Writers.Since(l.record.Time.Add(-holderWindow))
+		writers = slices.DeleteFunc(writers, func(w canary.Writer) bool { return w.Time.After(l.noticed) })
 	}
 	for _, w := range writers {
-		if w.PID != uint32(os.Getpid()) && !w.Time.After(l.noticed) {
+		if w.PID != uint32(os.Getpid()) {
 			l.record.Writers = append(l.record.Writers, CulpritOf(w))
 		}
 	}

@@ -32,8 +32,9 @@ func (d *Daemon) publish(st *state) {
 			}
 		}
 	}
+	s.LossSince = st.frozenSince
 	if st.loss != nil {
-		s.LossSince = st.loss.record.Time
+		s.LossSince = earliest(s.LossSince, st.loss.record.Time)
 		if st.loss.told {
 			s.Flushes = slices.Insert(s.Flushes, 0, st.loss.record)
 		}

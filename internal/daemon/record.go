@@ -113,22 +113,30 @@ func (d *Daemon) logRetry(ctx context.Context, l *loss, err error) {
 	if lockReason(err) {
 		advice = "see which process holds the xtables lock: fuser -v /run/xtables.lock"
 	}
-	klog.FromContext(ctx).Error(err, "Rules are still missing",
+	what := "Rules are still missing"
+	if !l.told {
+		what = "Rules may be missing"
+	}
+	klog.FromContext(ctx).Error(err, what,
 		"flush", l.record.ID, "attempt", l.attempts, "retryIn", l.wait, "missingFor", time.Since(l.record.Time).Round(time.Millisecond), "advice", advice)
 }
 
 func (d *Daemon) logRecovery(ctx context.Context, l *loss, result reload.Result) {
 	log := klog.FromContext(ctx)
-	if d.cfg.Mode == Observe {
-		log.Info("The owner has put the rules back", "flush", l.record.ID, "absent", time.Since(l.record.Time).Round(time.Millisecond))
-		return
-	}
 	log.Info("The rules are back and proved", "flush", l.record.ID, "tables", tablesText(l.hit), "outcome", l.record.Outcome,
 		"absent", time.Since(l.record.Time).Round(10*time.Microsecond), "attempts", l.attempts+1)
 	for f, fr := range result {
 		if fr.Aftercare != nil {
 			log.Error(fr.Aftercare, "The rules are back, but not all that follows worked", "flush", l.record.ID, "family", f)
 		}
+	}
+}
+
+// logUnreadable says once why a table is unknown.
+func (d *Daemon) logUnreadable(ctx context.Context, f rules.Family, t rules.TableName, ts *tableState, err error) {
+	if ts.trouble != err.Error() {
+		klog.FromContext(ctx).Error(err, "A table could not be examined; whether it lost rules is unknown", "family", f, "table", t)
+		ts.trouble = err.Error()
 	}
 }
 

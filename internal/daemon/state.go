@@ -18,6 +18,9 @@ type state struct {
 	families map[rules.Family]*familyState
 	loss     *loss // nil while nothing is lost
 	journal  []Flush
+	// frozenSince is since when, in observe mode, rules are missing that
+	// their owner has not put back.
+	frozenSince time.Time
 
 	evidence  time.Time     // when the hint came that is being answered
 	woken     bool          // by a hint, not by the poll: look closely
@@ -25,7 +28,8 @@ type state struct {
 	followUp  time.Duration // distance of the looks that follow a replay
 	plantAt   time.Time     // not before this
 	plantWait time.Duration
-	saveAt    time.Time // zero: nothing to save
+	markedAt  time.Time // marks that are not on disk: since when; zero: none
+	saveAt    time.Time // when the generation is written; zero: nothing to write
 	savedAt   time.Time
 	saveCost  time.Duration
 	removed   bool // cleanup took everything out; nothing is done any more
@@ -49,6 +53,7 @@ type familyState struct {
 	readEnd   time.Time
 	readCost  time.Duration
 	moved     time.Time // when something protected changed last
+	quiet     bool      // the last examination found the hook grace over
 
 	rotateAt time.Time // zero: the marks are as new as the generation
 }
@@ -59,6 +64,7 @@ type tableState struct {
 	seen    rules.Section // of the last read
 	known   bool          // whether seen holds anything
 	pending bool          // the generation does not hold yet what was seen
+	trouble string        // why the table could not be read; empty if it could
 	// frozen: a loss was seen in observe mode and lasts until the owner has
 	// put its rules back; nothing is learned meanwhile.
 	frozen bool

@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -98,26 +99,42 @@ func (d *Daemon) rotate(ctx context.Context, st *state) {
 	}
 }
 
-// save writes the generation and the marks to disk, and plans the next
-// confirmation. At the end it writes whatever is due.
+// save writes marks at once and a changed generation when its time has come,
+// and plans the next confirmation. What is lost or unknown is not confirmed.
 func (d *Daemon) save(ctx context.Context, st *state, last bool) {
-	st.saveAt = time.Time{}
-	if d.cfg.Store == nil || st.removed || !d.allPlanted(st) {
+	if d.cfg.Store == nil || st.removed || !d.allPlanted(st) || !d.sound(st) {
+		st.markedAt, st.saveAt = time.Time{}, time.Now().Add(confirmEvery)
 		return
 	}
-	if st.loss != nil {
-		if !last {
-			st.saveAt = time.Now().Add(confirmEvery)
-		}
-		return // what is lost is not confirmed
-	}
 	start := time.Now()
-	state := reload.State{ID: st.learned.Generation.ID(), Confirmed: start, Marks: st.marks}
-	if err := d.cfg.Store.Save(st.learned.Generation, d.cfg.Source, st.captured, state); err != nil {
+	var err error
+	if last || due(st.saveAt, start) || !d.cfg.Store.Holds() {
+		err = d.cfg.Store.SaveGeneration(st.learned.Generation, d.cfg.Source, st.captured)
+		st.savedAt, st.saveCost = time.Now(), time.Since(start)
+		st.saveAt = st.savedAt.Add(confirmEvery)
+	}
+	if err == nil {
+		err = d.cfg.Store.SaveState(reload.State{Confirmed: start, Marks: st.marks})
+	}
+	st.markedAt = time.Time{}
+	if err != nil {
 		klog.FromContext(ctx).Error(err, "The generation is not on disk; after a restart canaryd would begin anew")
 	}
-	st.savedAt, st.saveCost = time.Now(), time.Since(start)
-	st.saveAt = st.savedAt.Add(confirmEvery)
+}
+
+// sound reports whether the last look showed everything in force.
+func (d *Daemon) sound(st *state) bool {
+	if st.loss != nil || !st.frozenSince.IsZero() {
+		return false
+	}
+	return !d.anyFamily(st, func(fs *familyState) bool {
+		for _, ts := range fs.tables {
+			if ts.verdict.Loss() || ts.verdict == canary.Unknown {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // lockReason tells the lock from other reasons for which nothing was written.

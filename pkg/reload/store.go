@@ -89,20 +89,31 @@ func OpenStore(dir string, identity Identity) (*Store, error) {
 	return &Store{dir: dir, identity: identity}, nil
 }
 
-// Save writes the generation, if it is not the one written last, and then the
-// state that names it.
-func (s *Store) Save(g rules.Generation, source string, captured time.Time, state State) error {
-	state.Identity = s.identity
-	if state.ID != s.written {
-		stored := Stored{Identity: s.identity, ID: state.ID, Source: source, Captured: captured, Generation: g}
-		if err := s.write(s.path(state.ID), stored); err != nil {
-			return fmt.Errorf("keeping generation %s: %w", state.ID, err)
-		}
-		s.written = state.ID
-		if err := s.prune(); err != nil {
-			return fmt.Errorf("removing old generations: %w", err)
-		}
+// Holds reports whether a generation was written since the store was opened.
+func (s *Store) Holds() bool { return s.written != "" }
+
+// SaveGeneration writes a generation, unless it is the one written last.
+func (s *Store) SaveGeneration(g rules.Generation, source string, captured time.Time) error {
+	id := g.ID()
+	if id == s.written {
+		return nil
 	}
+	stored := Stored{Identity: s.identity, ID: id, Source: source, Captured: captured, Generation: g}
+	if err := s.write(s.path(id), stored); err != nil {
+		return fmt.Errorf("keeping generation %s: %w", id, err)
+	}
+	s.written = id
+	if err := s.prune(); err != nil {
+		return fmt.Errorf("removing old generations: %w", err)
+	}
+	return nil
+}
+
+// SaveState writes the state, which from then on names the generation that was
+// written last. It is small; marks must be on disk soon after they are planted,
+// or the next start would take them for somebody else's.
+func (s *Store) SaveState(state State) error {
+	state.Identity, state.ID = s.identity, s.written
 	if err := s.write(filepath.Join(s.dir, "state.json"), state); err != nil {
 		return fmt.Errorf("keeping the state: %w", err)
 	}

@@ -1,0 +1,368 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// eachBackend runs body for both backends, each in a bubble of virtual time.
+func eachBackend(t *testing.T, body func(t *testing.T, backend iptables.Backend)) {
+	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
+		t.Run(string(backend), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { body(t, backend) })
+		})
+	}
+}
+
+// A setup is what differs from a daemon as `canaryd run` would start it.
+type setup struct {
+	mode  Mode
+	deaf  bool // no hint is ever given; only the poll looks
+	store *reload.Store
+}
+
+// A rig is a running Daemon on a Fake.
+type rig struct {
+	t       *testing.T
+	fake    *iptables.Fake
+	d       *Daemon
+	hints   *canary.Hints
+	writers *canary.Writers
+	reg     *prometheus.Registry
+	log     *logText
+	cancel  context.CancelFunc
+	ended   chan error
+}
+
+// loadedFake returns a Fake that holds the scenarios' node.
+func loadedFake(t *testing.T, backend iptables.Backend) *iptables.Fake {
+	t.Helper()
+	fake := iptables.NewFake(backend)
+	must(t, scenario.Load(t.Context(), scenario.FakePrograms{Fake: fake}, rules.Families()...))
+	return fake
+}
+
+// start runs a Daemon on a loaded Fake until the bubble ends, and returns when
+// it has captured what is there.
+func start(t *testing.T, backend iptables.Backend, s setup) *rig {
+	t.Helper()
+	r := run(t, loadedFake(t, backend), s)
+	r.settled()
+	if err := r.d.Status().Ready(); err != nil {
+		t.Fatalf("not ready after the start: %v\n%s", err, r.log)
+	}
+	return r
+}
+
+// run runs a Daemon on fake and waits for nothing.
+func run(t *testing.T, fake *iptables.Fake, s setup) *rig {
+	t.Helper()
+	selector, err := rules.NewSelector(scenario.Protect)
+	must(t, err)
+	if s.mode == "" {
+		s.mode = Heal
+	}
+	r := &rig{
+		t: t, fake: fake, hints: canary.NewHints(), writers: &canary.Writers{},
+		reg: prometheus.NewRegistry(), log: &logText{}, ended: make(chan error, 1),
+	}
+	metrics := NewMetrics(r.reg, MetricsOptions{Families: fake.Families(), Sources: []string{"snapshot"}, Hints: r.hints.Counts})
+	r.d = New(Config{
+		Kernel: fake, Hints: r.hints, Writers: r.writers, Metrics: metrics,
+		Mode: s.mode, Source: "snapshot", Protects: selector.Protects, Canary: canary.DefaultChain,
+		PollInterval: time.Second, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second,
+		MaxStoredAge: 10 * time.Minute, Store: s.store,
+	})
+	if !s.deaf {
+		fake.OnUnlock(func() { r.hints.Give(canary.SourceLock) })
+		fake.OnCommit(func(c iptables.Commit) {
+			r.writers.Note(canary.Writer{Time: time.Now(), Genid: c.Genid, PID: c.PID, Comm: c.Comm, Command: c.Comm + " -F"})
+			r.hints.Give(canary.SourceNFT)
+		})
+	}
+	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(r.log), textlogger.Verbosity(1)))
+	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
+	r.cancel = sync.OnceFunc(func() {
+		cancel()
+		if err := <-r.ended; err != nil {
+			t.Errorf("Run ended with %v", err)
+		}
+	})
+	go func() { r.ended <- r.d.Run(ctx) }()
+	t.Cleanup(func() {
+		r.cancel()
+		if t.Failed() {
+			t.Logf("canaryd's log:\n%s", r.log)
+		}
+	})
+	return r
+}
+
+// stop is SIGTERM.
+func (r *rig) stop() { r.cancel() }
+
+// after lets time go by and what is due in it be done.
+func (r *rig) after(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// settled waits until the daemon has dealt with everything that happened, new
+// nonces and follow-up looks included, but for graces of 2 s and more.
+func (r *rig) settled() { r.after(1900 * time.Millisecond) }
+
+// programs are other people's programs.
+func (r *rig) programs() scenario.FakePrograms { return scenario.FakePrograms{Fake: r.fake} }
+
+// tables returns everything that the Fake holds.
+func (r *rig) tables() map[rules.Family]rules.Ruleset {
+	r.t.Helper()
+	all := map[rules.Family]rules.Ruleset{}
+	for _, f := range r.fake.Families() {
+		set, err := scenario.Tables(context.Background(), r.programs(), f)
+		must(r.t, err)
+		all[f] = set
+	}
+	return all
+}
+
+// wantBack fails unless everything protected is as in before and everything
+// foreign as in foreign.
+func (r *rig) wantBack(before, foreign map[rules.Family]rules.Ruleset) {
+	r.t.Helper()
+	now := r.tables()
+	for _, f := range r.fake.Families() {
+		want := scenario.Want{Protected: before[f], Foreign: foreign[f], Protects: r.d.cfg.Protects}
+		for _, line := range scenario.Compare(want, now[f]) {
+			r.t.Errorf("%s %s", f, line)
+		}
+	}
+	r.wantReady()
+}
+
+func (r *rig) wantReady() {
+	r.t.Helper()
+	s := r.d.Status()
+	if err := s.Ready(); err != nil || !s.Healthy || !s.LossSince.IsZero() {
+		r.t.Errorf("ready: %v, healthy: %t, loss since %v", err, s.Healthy, s.LossSince)
+	}
+}
+
+// wantLost fails unless the daemon says that something is wrong.
+func (r *rig) wantNotReady(why string) {
+	r.t.Helper()
+	s := r.d.Status()
+	if err := s.Ready(); err == nil || s.Healthy || !strings.Contains(err.Error(), why) {
+		r.t.Errorf("ready: %v, healthy: %t; want not ready because of %q", err, s.Healthy, why)
+	}
+}
+
+// chain returns one chain's rules without canaryd's own, nil if it is missing.
+func (r *rig) chain(f rules.Family, table rules.TableName, name string) []string {
+	r.t.Helper()
+	c := r.tables()[f][table].Chain(name)
+	if c == nil {
+		return nil
+	}
+	specs := []string{}
+	for _, rule := range c.Rules {
+		if !canary.IsMark(rule) {
+			specs = append(specs, rule.Spec)
+		}
+	}
+	return specs
+}
+
+// write is iptables-restore --noflush of one IPv4 table's lines.
+func (r *rig) write(table rules.TableName, lines ...string) {
+	r.t.Helper()
+	must(r.t, r.fake.RestoreNoflush(rules.IPv4, section(table, lines...)))
+}
+
+func section(table rules.TableName, lines ...string) string {
+	return fmt.Sprintf("*%s\n%s\nCOMMIT\n", table, strings.Join(lines, "\n"))
+}
+
+// Series are the metrics that are not 0, such as
+// "replays_total{family=ipv4,result=proved}".
+type series map[string]float64
+
+// metrics returns those whose names begin with one of the prefixes; a
+// histogram is its count.
+func (r *rig) metrics(prefixes ...string) series {
+	r.t.Helper()
+	families, err := r.reg.Gather()
+	must(r.t, err)
+	found := series{}
+	for _, family := range families {
+		name := strings.TrimPrefix(family.GetName(), "canaryd_")
+		if !slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(name, p) }) {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			var labels []string
+			for _, l := range m.GetLabel() {
+				labels = append(labels, l.GetName()+"="+l.GetValue())
+			}
+			key := name
+			if len(labels) > 0 {
+				key += "{" + strings.Join(labels, ",") + "}"
+			}
+			v := m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+			if v != 0 {
+				found[key] = v
+			}
+		}
+	}
+	return found
+}
+
+// moved returns by how much the metrics that begin with one of the prefixes
+// moved while do ran.
+func (r *rig) moved(do func(), prefixes ...string) series {
+	r.t.Helper()
+	before := r.metrics(prefixes...)
+	do()
+	after := r.metrics(prefixes...)
+	delta := series{}
+	for key := range after {
+		delta[key] = 0
+	}
+	for key := range before {
+		delta[key] = 0
+	}
+	for key := range delta {
+		if delta[key] = after[key] - before[key]; delta[key] == 0 {
+			delete(delta, key)
+		}
+	}
+	return delta
+}
+
+// lossMetrics are the prefixes of all that a flush may move.
+var lossMetrics = []string{"flush", "replays_total", "restore_failures_total", "rules_absent_seconds", "loss_since"}
+
+// wantMoved fails unless exactly these metrics moved by that much.
+func wantMoved(t *testing.T, got, want series) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("metrics moved otherwise (-want +got):\n%s", diff)
+	}
+}
+
+// healed is what one flush of the given tables moves, once it is healed.
+func healed(lost scenario.Lost, times float64) series {
+	want := series{"flush_events_total": times, "rules_absent_seconds": times}
+	for _, f := range rules.Families() {
+		result := reload.Proved
+		if len(lost[f]) == 0 {
+			result = reload.Skipped
+		}
+		want[fmt.Sprintf("replays_total{family=%s,result=%s}", f, result)] = times
+		for table, kind := range lost[f] {
+			want[fmt.Sprintf("flushes_total{family=%s,kind=%s,table=%s}", f, kind, table)] = times
+		}
+	}
+	return want
+}
+
+// records returns the flush records that came after the first n, oldest first.
+func (r *rig) records(n int) []Flush {
+	flushes := slices.Clone(r.d.Status().Flushes)
+	slices.Reverse(flushes)
+	return flushes[min(n, len(flushes)):]
+}
+
+// oneRecord returns the only flush record.
+func (r *rig) oneRecord() Flush {
+	r.t.Helper()
+	records := r.records(0)
+	if len(records) != 1 {
+		r.t.Fatalf("%d flush records, want one: %+v", len(records), records)
+	}
+	return records[0]
+}
+
+// wantLog fails unless the log has a line with that text.
+func (r *rig) wantLog(text string) {
+	r.t.Helper()
+	if !strings.Contains(r.log.String(), text) {
+		r.t.Errorf("the log does not say %q", text)
+	}
+}
+
+// statusJSON is what status -o json prints.
+func (r *rig) statusJSON() map[string]any {
+	r.t.Helper()
+	text, err := json.Marshal(r.d.Status())
+	must(r.t, err)
+	var object map[string]any
+	must(r.t, json.Unmarshal(text, &object))
+	return object
+}
+
+// without returns tables without canaryd's own marks, as text that compares.
+func without(tables map[rules.Family]rules.Ruleset) string {
+	var b strings.Builder
+	for _, f := range rules.Families() {
+		for _, name := range slices.Sorted(maps.Keys(tables[f])) {
+			for _, c := range tables[f][name].Chains {
+				if c.Name == canary.DefaultChain {
+					continue
+				}
+				fmt.Fprintln(&b, f, name, c.Name, c.Policy)
+				for _, rule := range c.Rules {
+					if !canary.IsMark(rule) {
+						fmt.Fprintln(&b, "  ", rule.Spec)
+					}
+				}
+			}
+		}
+	}
+	return b.String()
+}
+
+// A logText is a log that can be read while it is written.
+type logText struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logText) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logText) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

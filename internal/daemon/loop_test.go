@@ -1,0 +1,175 @@
+package daemon
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// eachScenario runs body for every scenario on every backend that it is on.
+func eachScenario(t *testing.T, body func(t *testing.T, backend iptables.Backend, s scenario.Scenario)) {
+	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
+		for _, s := range scenario.All() {
+			if s.On(backend) {
+				t.Run(string(backend)+"/"+s.Name, func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) { body(t, backend, s) })
+				})
+			}
+		}
+	}
+}
+
+// leftBy returns what a scenario leaves where no canaryd runs.
+func leftBy(t *testing.T, backend iptables.Backend, name string) map[rules.Family]rules.Ruleset {
+	t.Helper()
+	control := &rig{t: t, fake: loadedFake(t, backend)}
+	for _, s := range scenario.All() {
+		if s.Name != name {
+			continue
+		}
+		if s.Prepare != nil {
+			must(t, s.Prepare(t.Context(), control.programs()))
+		}
+		must(t, s.Do(t.Context(), control.programs()))
+	}
+	return control.tables()
+}
+
+// TestScenarios: every flush is noticed for what it is, and everything is back.
+func TestScenarios(t *testing.T) {
+	eachScenario(t, func(t *testing.T, backend iptables.Backend, s scenario.Scenario) {
+		foreign := leftBy(t, backend, s.Name)
+		r := start(t, backend, setup{})
+		if s.Prepare != nil {
+			must(t, s.Prepare(t.Context(), r.programs()))
+			r.settled()
+		}
+		before := r.tables()
+		generation := r.d.Status().Generation.ID
+		times := max(s.Times, 1)
+		for range times {
+			moved := r.moved(func() {
+				must(t, s.Do(t.Context(), r.programs()))
+				r.settled()
+			}, lossMetrics...)
+			delete(moved, "flush_events_total"+"")
+			want := healed(s.Lost, 1)
+			delete(want, "flush_events_total")
+			delete(moved, "last_flush_timestamp_seconds")
+			wantMoved(t, moved, want)
+			r.wantBack(before, foreign)
+		}
+		records := r.records(0)
+		if len(records) != times || r.metrics("flush_events_total")["flush_events_total"] != float64(times) {
+			t.Fatalf("%d flush records for %d flushes", len(records), times)
+		}
+		for _, record := range records {
+			wantRecord(t, record, s.Lost)
+			if backend == iptables.NFT && (record.Culprit.PID != 4242 || record.Culprit.Comm != "iptables") {
+				t.Errorf("the culprit is %+v", record.Culprit)
+			}
+		}
+		for key, v := range r.metrics("canary_present", "loss_since", "capture_pending") {
+			if v != 1 {
+				t.Errorf("%s is %v", key, v)
+			}
+		}
+		if n := len(r.metrics("canary_present")); n != 6 {
+			t.Errorf("%d canaries are present, want 6", n)
+		}
+		if now := r.d.Status().Generation.ID; now != generation {
+			t.Errorf("the generation is %s, was %s", now, generation)
+		}
+	})
+}
+
+// wantRecord fails unless a flush record says what the scenario says.
+func wantRecord(t *testing.T, record Flush, lost scenario.Lost) {
+	t.Helper()
+	var families []rules.Family
+	for _, f := range rules.Families() {
+		for _, table := range rules.Guarded() {
+			if kind := lost[f][table]; kind != "" && kind != string(record.Kind) {
+				t.Errorf("the record says %s, want %s", record.Kind, kind)
+			}
+		}
+		if len(lost[f]) > 0 {
+			families = append(families, f)
+		}
+	}
+	if len(record.Families) != len(families) || record.Families[0] != families[0] {
+		t.Errorf("the record names %v, want %v", record.Families, families)
+	}
+	if record.Outcome != reload.Proved || record.Lost.Rules == 0 || record.Detail != "" {
+		t.Errorf("the record says %+v", record)
+	}
+	if absent := time.Duration(record.AbsentSeconds * float64(time.Second)); absent < 20*time.Millisecond || absent > 50*time.Millisecond {
+		t.Errorf("the rules were absent for %s, want the 20 ms of settling and little more", absent)
+	}
+	if record.NoticedSeconds != 0 {
+		t.Errorf("noticed after %v s of virtual time", record.NoticedSeconds)
+	}
+}
+
+// TestPollIsTheFloor: no hint at all, and still everything is healed within
+// the poll interval; a legacy rule that replaces another is seen by the walk.
+func TestPollIsTheFloor(t *testing.T) {
+	eachScenario(t, func(t *testing.T, backend iptables.Backend, s scenario.Scenario) {
+		foreign := leftBy(t, backend, s.Name)
+		r := start(t, backend, setup{deaf: true})
+		if s.Prepare != nil {
+			must(t, s.Prepare(t.Context(), r.programs()))
+			r.after(3 * time.Second)
+		}
+		before := r.tables()
+		for range max(s.Times, 1) {
+			must(t, s.Do(t.Context(), r.programs()))
+			r.after(r.d.cfg.PollInterval + 100*time.Millisecond)
+			r.wantBack(before, foreign)
+		}
+		if hints := r.hints.Counts(); hints["nft"]+hints["lock"]+hints["overflow"] != 0 || hints["poll"] == 0 {
+			t.Errorf("hints were given: %v", hints)
+		}
+	})
+}
+
+// TestNoFeedback: after a flush is healed and nothing else happens, nothing
+// but ticks is left: our own writes are no reason to look for ever.
+func TestNoFeedback(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		must(t, r.programs().Flush(t.Context(), rules.IPv4, rules.Nat, ""))
+		r.settled()
+		r.wantReady()
+		r.after(time.Second)
+		reads, restores, begins, probes, stamps := r.fake.Reads(), r.fake.Restores(), r.fake.Begins(), r.fake.Probes(), r.fake.Stamps()
+		hints := r.hints.Counts()
+		const quiet = 10 * time.Minute
+		r.after(quiet)
+		if n := r.fake.Reads() - reads; n != 0 {
+			t.Errorf("%d reads in %s of quiet", n, quiet)
+		}
+		if n := r.fake.Restores() - restores + r.fake.Begins() - begins; n != 0 {
+			t.Errorf("%d restores and sessions in %s of quiet", n, quiet)
+		}
+		walks := 0
+		if backend == iptables.Legacy {
+			walks = 2 * int(quiet/(30*time.Second))
+		}
+		if n := r.fake.Probes() - probes; n > walks {
+			t.Errorf("%d probes in %s of quiet, want at most %d", n, quiet, walks)
+		}
+		if n := r.fake.Stamps() - stamps; n > 2*int(quiet/time.Second)+2 {
+			t.Errorf("%d stamps in %s of quiet, want one per family and tick", n, quiet)
+		}
+		now := r.hints.Counts()
+		if now["nft"] != hints["nft"] || now["lock"] != hints["lock"] {
+			t.Errorf("hints in a quiet time: %v, before %v", now, hints)
+		}
+	})
+}
