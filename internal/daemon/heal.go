@@ -155,11 +155,20 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 	}
 	l.record.Outcome = worst(result)
 	l.record.Detail = ""
-	absent := time.Since(l.record.Time)
+	absent := provedAt(result).Sub(l.record.Time)
 	l.record.AbsentSeconds = absent.Seconds()
 	d.cfg.Metrics.ObserveRecovery(absent)
 	d.journal(st, l.record)
 	d.logRecovery(ctx, l, result)
+}
+
+// provedAt returns when the last family was proved.
+func provedAt(result reload.Result) time.Time {
+	var last time.Time
+	for _, fr := range result {
+		last = latest(last, fr.Done)
+	}
+	return last
 }
 
 // worst returns the outcome that the flush record gets: that of the family

@@ -124,7 +124,7 @@ func (d *Daemon) logRetry(ctx context.Context, l *loss, err error) {
 func (d *Daemon) logRecovery(ctx context.Context, l *loss, result reload.Result) {
 	log := klog.FromContext(ctx)
 	log.Info("The rules are back and proved", "flush", l.record.ID, "tables", tablesText(l.hit), "outcome", l.record.Outcome,
-		"absent", time.Since(l.record.Time).Round(10*time.Microsecond), "attempts", l.attempts+1)
+		"absent", time.Duration(l.record.AbsentSeconds*float64(time.Second)).Round(10*time.Microsecond), "attempts", l.attempts+1)
 	for f, fr := range result {
 		if fr.Aftercare != nil {
 			log.Error(fr.Aftercare, "The rules are back, but not all that follows worked", "flush", l.record.ID, "family", f)

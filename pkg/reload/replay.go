@@ -17,8 +17,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -80,6 +78,7 @@ type FamilyResult struct {
 	Outcome Outcome
 	Tables  map[rules.TableName]TableResult
 	Took    time.Duration // from the first read to the proof
+	Done    time.Time     // when the proof was had
 	// Err is the first thing that went wrong; nil if Outcome.Done.
 	Err error
 	// Aftercare is why kube-proxy could not be asked for a full sync, or
@@ -109,13 +108,6 @@ type TableResult struct {
 	Wrote       int      // chains whose content was written
 }
 
-// Lost counts what a table lost.
-type Lost struct {
-	Chains []string
-	Rules  int
-	Hooks  []rules.Hook
-}
-
 // Heal puts back what the generation has and the kernel has not, one restore
 // per family, and proves it. Tables that lost nothing are not touched; a table
 // that cannot be read is unknown and is not touched either.
@@ -123,24 +115,20 @@ type Lost struct {
 // The error is ErrLocked or another reason for which no session could begin;
 // then nothing was read or written.
 func (r Replayer) Heal(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, func(s iptables.Session, f rules.Family) FamilyResult {
-		result := r.run(ctx, s, f, job, heal)
+	return r.each(ctx, job, heal, func(s iptables.Session, f rules.Family, result *FamilyResult) {
 		if result.foreign && result.Outcome.Done() {
 			result.Aftercare = r.dropDoubles(ctx, s, f, job)
 		}
 		if result.Outcome == Proved || result.Outcome == Raced {
-			result.Aftercare = errors.Join(result.Aftercare, nudge(ctx, s, f, result))
+			result.Aftercare = errors.Join(result.Aftercare, nudge(ctx, s, f, *result))
 		}
-		return result
 	})
 }
 
 // Plant writes a new canary and new witnesses into every table that never had
 // them or lost them, and touches nothing else.
 func (r Replayer) Plant(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, func(s iptables.Session, f rules.Family) FamilyResult {
-		return r.run(ctx, s, f, job, plant)
-	})
+	return r.each(ctx, job, plant, nil)
 }
 
 // Rotate gives intact tables a new nonce and their hooked chains a witness
@@ -148,34 +136,30 @@ func (r Replayer) Plant(ctx context.Context, job Job) (Result, error) {
 // carries the nonce of then, and restoring it is told from the present only
 // if the nonce has changed since.
 func (r Replayer) Rotate(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, func(s iptables.Session, f rules.Family) FamilyResult {
-		return r.run(ctx, s, f, job, rotate)
-	})
+	return r.each(ctx, job, rotate, nil)
 }
 
 // Force makes the protected part of every table exactly what the generation
 // says, whatever stands there: an operator asked for this generation by name.
 func (r Replayer) Force(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, func(s iptables.Session, f rules.Family) FamilyResult {
-		return r.run(ctx, s, f, job, force)
-	})
+	return r.each(ctx, job, force, nil)
 }
 
 // Remove takes every canary and witness out of the tables; with everything,
 // the protected chains and their hooks too.
 func (r Replayer) Remove(ctx context.Context, job Job, everything bool) (Result, error) {
-	return r.each(ctx, job, func(s iptables.Session, f rules.Family) FamilyResult {
-		return r.run(ctx, s, f, job, func(task tableTask, _ canary.Nonce) *tablePlan {
-			if task.seen.Err != nil || task.seen.Table == nil {
-				return nil
-			}
-			plan := composeRemoval(task, everything)
-			return &plan
-		})
-	})
+	return r.each(ctx, job, func(task tableTask, _ canary.Nonce) *tablePlan {
+		if task.seen.Err != nil || task.seen.Table == nil {
+			return nil
+		}
+		plan := composeRemoval(task, everything)
+		return &plan
+	}, nil)
 }
 
-func (r Replayer) each(ctx context.Context, job Job, do func(iptables.Session, rules.Family) FamilyResult) (Result, error) {
+// each does act to every family of the job in one session, and then what comes
+// after, when all families have had their turn.
+func (r Replayer) each(ctx context.Context, job Job, act action, after func(iptables.Session, rules.Family, *FamilyResult)) (Result, error) {
 	s, err := r.Kernel.Begin(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("beginning a guarded write: %w", err)
@@ -183,9 +167,16 @@ func (r Replayer) each(ctx context.Context, job Job, do func(iptables.Session, r
 	result := Result{}
 	for _, f := range job.Families {
 		start := time.Now()
-		fr := do(s, f)
-		fr.Took = time.Since(start)
+		fr := r.run(ctx, s, f, job, act)
+		fr.Took, fr.Done = time.Since(start), time.Now()
 		result[f] = fr
+	}
+	if after != nil {
+		for _, f := range job.Families {
+			fr := result[f]
+			after(s, f, &fr)
+			result[f] = fr
+		}
 	}
 	if err := s.Close(); err != nil {
 		return result, fmt.Errorf("ending a guarded write: %w", err)
@@ -304,151 +295,4 @@ func newResult(tasks []tableTask) FamilyResult {
 		result.Tables[task.table] = tr
 	}
 	return result
-}
-
-// countLost counts what the finding says is lost.
-func countLost(task tableTask) Lost {
-	lost := Lost{Hooks: task.finding.Hooks, Rules: len(task.finding.Hooks)}
-	for _, c := range task.want.Section.Chains {
-		standing := task.seen.Table.Chain(c.Name)
-		gone := slices.Contains(task.finding.Missing, c.Name) || slices.Contains(task.finding.Emptied, c.Name)
-		if task.finding.Verdict == canary.Replaced && !gone {
-			gone = standing == nil || !rules.EqualRules(standing.Rules, c.Rules)
-		}
-		if gone {
-			lost.Chains = append(lost.Chains, c.Name)
-			lost.Rules += len(c.Rules)
-		}
-	}
-	return lost
-}
-
-func changedPolicies(task tableTask) []string {
-	var changed []string
-	for _, chain := range rules.BuiltinChains(task.table) {
-		was, is := task.want.Section.Policies[chain], task.seen.Section.Policies[chain]
-		if was != "" && is != "" && was != is {
-			changed = append(changed, fmt.Sprintf("%s %s: %s, was %s", task.table, chain, is, was))
-		}
-	}
-	return changed
-}
-
-// prove reads the family again and decides table by table whether what was
-// planned is in force.
-func (r Replayer) prove(ctx context.Context, s iptables.Session, f rules.Family, plans []tablePlan, raced bool, restoreErr error, result *FamilyResult) {
-	result.Err, result.foreign = restoreErr, raced
-	after, err := s.Read(ctx, f)
-	if err != nil {
-		result.Outcome, result.Err = Failed, errors.Join(restoreErr, fmt.Errorf("reading %s for the proof: %w", f, err))
-		r.rememberTries(plans, result)
-		return
-	}
-	result.foreign, result.Digest = raced || after.Moved, after.Digest
-	result.proxyCanary = tablesWith(after, kubeProxyCanary)
-	proved := 0
-	for _, plan := range plans {
-		tr := result.Tables[plan.table]
-		tr.Skipped, tr.Quarantined, tr.Wrote = plan.skipped, plan.quarantined, len(plan.wrote)
-		seen := see(after, plan.table, r.Protects)
-		if seen.Err == nil {
-			tr.Section, tr.Read = seen.Section, true
-		}
-		err := proveTable(r.Canary, plan, seen, result.foreign)
-		switch {
-		case err == nil:
-			tr.Proved, tr.Mark = true, plan.mark
-			proved++
-		case seen.Err == nil && seen.Table.Chain(r.Canary) != nil:
-			tr.Mark = tr.Mark.Trying(plan.mark).Resolve(r.Canary, seen.Table)
-		}
-		if err != nil && result.Err == nil {
-			result.Err = fmt.Errorf("%s %s is not as it was written: %w", f, plan.table, err)
-		}
-		if len(plan.quarantined) > 0 && result.Err == nil {
-			result.Err = fmt.Errorf("%s %s: %d rules were left out because the chains that they jump to are missing (%s)",
-				f, plan.table, len(plan.quarantined), targets(plan.quarantined))
-		}
-		result.Tables[plan.table] = tr
-	}
-	switch {
-	case proved == len(plans) && result.Err == nil && raced:
-		result.Outcome = Raced
-	case proved == len(plans) && result.Err == nil:
-		result.Outcome = Proved
-	case proved > 0:
-		result.Outcome = Partial
-	default:
-		result.Outcome = Failed
-	}
-}
-
-// rememberTries notes in the marks which nonces may have been written.
-func (r Replayer) rememberTries(plans []tablePlan, result *FamilyResult) {
-	for _, plan := range plans {
-		tr := result.Tables[plan.table]
-		tr.Mark = tr.Mark.Trying(plan.mark)
-		result.Tables[plan.table] = tr
-	}
-}
-
-func targets(list []rules.Rule) string {
-	var found []string
-	for _, r := range list {
-		if !slices.Contains(found, r.Target) {
-			found = append(found, r.Target)
-		}
-	}
-	return strings.Join(found, ", ")
-}
-
-// proveTable returns nil if the table is as planned. Where somebody else
-// wrote since the guarded read, what differs in a chain that still holds rules
-// is theirs; the marks, the hooks and the non-emptiness must hold all the same.
-func proveTable(chain string, plan tablePlan, seen canary.Seen, foreign bool) error {
-	if plan.mark.Nonce == "" {
-		return proveRemoved(chain, plan, seen)
-	}
-	finding := canary.Judge(canary.Wanted{CanaryChain: chain, Mark: plan.mark, Section: plan.section}, seen)
-	if finding.Verdict == canary.Unknown {
-		return fmt.Errorf("it could not be read: %w", finding.Err)
-	}
-	if finding.Verdict.Loss() {
-		return fmt.Errorf("it is %s", finding.Verdict)
-	}
-	for _, c := range plan.wrote {
-		standing := seen.Table.Chain(c.Name)
-		switch {
-		case standing != nil && rules.EqualRules(standing.Rules, c.Rules):
-		case foreign && (standing == nil || len(standing.Rules) > 0):
-		case standing == nil:
-			return fmt.Errorf("chain %s is missing", c.Name)
-		default:
-			return fmt.Errorf("chain %s holds %d rules other than the %d written", c.Name, len(standing.Rules), len(c.Rules))
-		}
-	}
-	for _, h := range plan.hooks {
-		if !stands(seen.Table, h) && !foreign {
-			return fmt.Errorf("hook %s is missing", h)
-		}
-	}
-	for _, name := range plan.removed {
-		if seen.Table.Chain(name) != nil && !foreign {
-			return fmt.Errorf("chain %s is still there", name)
-		}
-	}
-	return nil
-}
-
-// proveRemoved returns nil if marks and removed chains are gone.
-func proveRemoved(chain string, plan tablePlan, seen canary.Seen) error {
-	if seen.Err != nil {
-		return fmt.Errorf("it could not be read: %w", seen.Err)
-	}
-	for _, name := range append([]string{chain}, plan.removed...) {
-		if seen.Table.Chain(name) != nil {
-			return fmt.Errorf("chain %s is still there", name)
-		}
-	}
-	return nil
 }

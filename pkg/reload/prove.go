@@ -1,0 +1,132 @@
+package reload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// prove reads the family again and decides table by table whether what was
+// planned is in force.
+func (r Replayer) prove(ctx context.Context, s iptables.Session, f rules.Family, plans []tablePlan, raced bool, restoreErr error, result *FamilyResult) {
+	result.Err, result.foreign = restoreErr, raced
+	after, err := s.Read(ctx, f)
+	if err != nil {
+		result.Outcome, result.Err = Failed, errors.Join(restoreErr, fmt.Errorf("reading %s for the proof: %w", f, err))
+		r.rememberTries(plans, result)
+		return
+	}
+	result.foreign, result.Digest = raced || after.Moved, after.Digest
+	result.proxyCanary = tablesWith(after, kubeProxyCanary)
+	proved := 0
+	for _, plan := range plans {
+		tr := result.Tables[plan.table]
+		tr.Skipped, tr.Quarantined, tr.Wrote = plan.skipped, plan.quarantined, len(plan.wrote)
+		seen := see(after, plan.table, r.Protects)
+		if seen.Err == nil {
+			tr.Section, tr.Read = seen.Section, true
+		}
+		err := proveTable(r.Canary, plan, seen, result.foreign)
+		switch {
+		case err == nil:
+			tr.Proved, tr.Mark = true, plan.mark
+			proved++
+		case seen.Err == nil && seen.Table.Chain(r.Canary) != nil:
+			tr.Mark = tr.Mark.Trying(plan.mark).Resolve(r.Canary, seen.Table)
+		}
+		if err != nil && result.Err == nil {
+			result.Err = fmt.Errorf("%s %s is not as it was written: %w", f, plan.table, err)
+		}
+		if len(plan.quarantined) > 0 && result.Err == nil {
+			result.Err = fmt.Errorf("%s %s: %d rules were left out because the chains that they jump to are missing (%s)",
+				f, plan.table, len(plan.quarantined), targets(plan.quarantined))
+		}
+		result.Tables[plan.table] = tr
+	}
+	switch {
+	case proved == len(plans) && result.Err == nil && raced:
+		result.Outcome = Raced
+	case proved == len(plans) && result.Err == nil:
+		result.Outcome = Proved
+	case proved > 0:
+		result.Outcome = Partial
+	default:
+		result.Outcome = Failed
+	}
+}
+
+// rememberTries notes in the marks which nonces may have been written.
+func (r Replayer) rememberTries(plans []tablePlan, result *FamilyResult) {
+	for _, plan := range plans {
+		tr := result.Tables[plan.table]
+		tr.Mark = tr.Mark.Trying(plan.mark)
+		result.Tables[plan.table] = tr
+	}
+}
+
+func targets(list []rules.Rule) string {
+	var found []string
+	for _, r := range list {
+		if !slices.Contains(found, r.Target) {
+			found = append(found, r.Target)
+		}
+	}
+	return strings.Join(found, ", ")
+}
+
+// proveTable returns nil if the table is as planned. Where somebody else
+// wrote since the guarded read, what differs in a chain that still holds rules
+// is theirs; the marks, the hooks and the non-emptiness must hold all the same.
+func proveTable(chain string, plan tablePlan, seen canary.Seen, foreign bool) error {
+	if plan.mark.Nonce == "" {
+		return proveRemoved(chain, plan, seen)
+	}
+	finding := canary.Judge(canary.Wanted{CanaryChain: chain, Mark: plan.mark, Section: plan.section}, seen)
+	if finding.Verdict == canary.Unknown {
+		return fmt.Errorf("it could not be read: %w", finding.Err)
+	}
+	if finding.Verdict.Loss() {
+		return fmt.Errorf("it is %s", finding.Verdict)
+	}
+	for _, c := range plan.wrote {
+		standing := seen.Table.Chain(c.Name)
+		switch {
+		case standing != nil && rules.EqualRules(standing.Rules, c.Rules):
+		case foreign && (standing == nil || len(standing.Rules) > 0):
+		case standing == nil:
+			return fmt.Errorf("chain %s is missing", c.Name)
+		default:
+			return fmt.Errorf("chain %s holds %d rules other than the %d written", c.Name, len(standing.Rules), len(c.Rules))
+		}
+	}
+	for _, h := range plan.hooks {
+		if !stands(seen.Table, h) && !foreign {
+			return fmt.Errorf("hook %s is missing", h)
+		}
+	}
+	for _, name := range plan.removed {
+		if seen.Table.Chain(name) != nil && !foreign {
+			return fmt.Errorf("chain %s is still there", name)
+		}
+	}
+	return nil
+}
+
+// proveRemoved returns nil if marks and removed chains are gone.
+func proveRemoved(chain string, plan tablePlan, seen canary.Seen) error {
+	if seen.Err != nil {
+		return fmt.Errorf("it could not be read: %w", seen.Err)
+	}
+	for _, name := range append([]string{chain}, plan.removed...) {
+		if seen.Table.Chain(name) != nil {
+			return fmt.Errorf("chain %s is still there", name)
+		}
+	}
+	return nil
+}
