@@ -123,10 +123,10 @@ func (d *Daemon) Run(ctx context.Context) error {
 			log.Info("Stopped; canaries and rules stay in place")
 			return nil
 		case <-d.cfg.Hints.C():
-			st.evidence, st.woken, st.lookAt = time.Now(), true, time.Now()
+			st.hint(time.Now())
 		case <-tick.C:
 			d.cfg.Hints.Count(canary.SourcePoll)
-			d.poll(st)
+			st.lookAt = earliest(st.lookAt, time.Now())
 		case <-wake.C:
 		case r := <-d.requests:
 			worker.run(func() { r.do(ctx, st) })
@@ -139,17 +139,6 @@ func (d *Daemon) Run(ctx context.Context) error {
 		d.publish(st)
 		wake.Reset(until(d.wakeAt(st), d.cfg.PollInterval))
 		d.beat()
-	}
-}
-
-// poll asks for a look because time went by.
-func (d *Daemon) poll(st *state) {
-	now := time.Now()
-	if st.lookAt.IsZero() || st.lookAt.After(now) {
-		st.lookAt = now
-		if !st.woken {
-			st.evidence = now
-		}
 	}
 }
 

@@ -34,7 +34,10 @@ const (
 // look probes every family. It answers all hints given before it.
 func (d *Daemon) look(ctx context.Context, st *state) {
 	woken := st.woken
-	st.woken, st.lookAt = false, time.Time{}
+	if st.evidence = st.hinted; st.evidence.IsZero() {
+		st.evidence = time.Now()
+	}
+	st.woken, st.lookAt, st.hinted = false, time.Time{}, time.Time{}
 	for _, f := range rules.Families() {
 		if fs := st.families[f]; fs != nil && st.planted(f) {
 			d.lookAt(ctx, st, f, fs, woken)

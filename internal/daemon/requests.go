@@ -20,11 +20,11 @@ var errStopped = errors.New("canaryd's marks were removed by `canaryd cleanup`, 
 // Look looks now, examines everything, and returns the Status of then.
 func (d *Daemon) Look(ctx context.Context) (Status, error) {
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
-		now := time.Now()
-		st.woken, st.lookAt, st.evidence = true, now, now
 		if st.removed {
 			return
 		}
+		now := time.Now()
+		st.hint(now)
 		d.look(ctx, st)
 		if st.loss == nil {
 			for _, fs := range st.families {

@@ -22,7 +22,8 @@ type state struct {
 	// their owner has not put back.
 	frozenSince time.Time
 
-	evidence  time.Time     // when the hint came that is being answered
+	hinted    time.Time     // when the hint came that asks for the next look; zero: none did
+	evidence  time.Time     // since when what the present look finds may be so
 	woken     bool          // by a hint, not by the poll: look closely
 	lookAt    time.Time     // next look without a hint
 	followUp  time.Duration // distance of the looks that follow a replay
@@ -84,7 +85,7 @@ type loss struct {
 }
 
 func newState(families []rules.Family, now time.Time) *state {
-	st := &state{marks: canary.Marks{}, families: map[rules.Family]*familyState{}, evidence: now}
+	st := &state{marks: canary.Marks{}, families: map[rules.Family]*familyState{}}
 	for _, f := range families {
 		fs := &familyState{tables: map[rules.TableName]*tableState{}, moved: now}
 		for _, t := range rules.Guarded() {
@@ -93,6 +94,11 @@ func newState(families []rules.Family, now time.Time) *state {
 		st.families[f] = fs
 	}
 	return st
+}
+
+// hint asks for a close look because of something that happened just now.
+func (st *state) hint(now time.Time) {
+	st.hinted, st.woken, st.lookAt = earliest(st.hinted, now), true, now
 }
 
 // planted reports whether every table of the family has a mark.
