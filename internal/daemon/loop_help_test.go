@@ -260,7 +260,7 @@ func (r *rig) moved(do func(), prefixes ...string) series {
 }
 
 // lossMetrics are the prefixes of all that a flush may move.
-var lossMetrics = []string{"flush", "replays_total", "restore_failures_total", "rules_absent_seconds", "loss_since"}
+var lossMetrics = []string{"flush_events", "flushes", "replays_total", "restore_failures_total", "rules_absent_seconds", "loss_since"}
 
 // wantMoved fails unless exactly these metrics moved by that much.
 func wantMoved(t *testing.T, got, want series) {
