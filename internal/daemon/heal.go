@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -27,6 +29,11 @@ const firstLookAfter = 50 * time.Millisecond
 // lost, and proves it. In observe mode it only tells.
 func (d *Daemon) heal(ctx context.Context, st *state) {
 	d.settle(ctx, st)
+	if l := st.loss; !l.noted {
+		l.noted = true
+		d.blame(l)
+		d.logNotice(ctx, st)
+	}
 	if d.cfg.Mode == Observe {
 		d.observe(ctx, st)
 		return
@@ -151,7 +158,8 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 	st.loss = nil
 	st.lookAt, st.followUp = time.Now().Add(firstLookAfter), 2*firstLookAfter
 	if !l.told {
-		return // nothing was lost any more when it was looked at under guard
+		klog.FromContext(ctx).Info("Nothing was lost any more when it was looked at under guard", "flush", l.record.ID)
+		return
 	}
 	l.record.Outcome = worst(result)
 	l.record.Detail = ""

@@ -58,12 +58,11 @@ func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.Family]map
 	if l.told {
 		d.cfg.Metrics.ObserveFurtherLoss(fresh)
 	} else {
-		d.blame(l)
 		l.record.NoticedSeconds = l.noticed.Sub(l.record.Time).Seconds()
 		d.cfg.Metrics.ObserveFlush(l.record.Time, fresh)
 		l.told = true
 	}
-	d.logLoss(ctx, st, fresh)
+	d.logLost(ctx, l, fresh)
 }
 
 // add puts one table's loss into the record.
@@ -96,13 +95,35 @@ func (d *Daemon) journal(st *state, record Flush) {
 	}
 }
 
-func (d *Daemon) logLoss(ctx context.Context, st *state, fresh map[rules.Family]Verdicts) {
-	l := st.loss
-	klog.FromContext(ctx).Info("Rules were flushed",
-		"flush", l.record.ID, "tables", tablesText(fresh), "by", culpritText(l.record.Culprit),
-		"lostChains", l.record.Lost.Chains, "lostRules", l.record.Lost.Rules, "lostHooks", l.record.Lost.Hooks,
-		"noticedAfter", l.noticed.Sub(l.record.Time).Round(10*time.Microsecond),
-		"next", map[bool]string{true: "replaying the generation", false: "observe mode: the owner has to put them back"}[d.cfg.Mode == Heal])
+// logNotice says that a flush was noticed, before anything is done about it.
+func (d *Daemon) logNotice(ctx context.Context, st *state) {
+	next := "replaying the generation"
+	if d.cfg.Mode == Observe {
+		next = "observe mode: the rules' owner has to put them back"
+	}
+	klog.FromContext(ctx).Info("Rules are being flushed", "flush", st.loss.record.ID, "tables", tablesText(st.losses()),
+		"by", culpritText(st.loss.record.Culprit), "noticedAfter", st.loss.noticed.Sub(st.loss.record.Time).Round(10*time.Microsecond), "next", next)
+}
+
+// losses returns the tables that are lost as far as is known.
+func (st *state) losses() map[rules.Family]Verdicts {
+	lost := map[rules.Family]Verdicts{}
+	for f, fs := range st.families {
+		lost[f] = Verdicts{}
+		for t, ts := range fs.tables {
+			if ts.verdict.Loss() {
+				lost[f][t] = ts.verdict
+			}
+		}
+	}
+	return lost
+}
+
+// logLost says what exactly is lost.
+func (d *Daemon) logLost(ctx context.Context, l *loss, fresh map[rules.Family]Verdicts) {
+	lost := l.record.Lost
+	klog.FromContext(ctx).Info("Rules were lost", "flush", l.record.ID, "tables", tablesText(fresh),
+		"rules", lost.Rules, "chains", lost.Chains, "hooks", lost.Hooks, "by", culpritText(l.record.Culprit))
 	for _, p := range l.record.Policies {
 		klog.FromContext(ctx).Info("A built-in policy is another than before; canaryd never sets policies", "flush", l.record.ID, "policy", p)
 	}

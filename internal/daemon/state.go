@@ -78,7 +78,8 @@ type loss struct {
 	intact   uint64 // digest of the last intact look, and of the first loss
 	digest   uint64
 	hit      map[rules.Family]Verdicts // tables counted so far
-	told     bool                      // whether metrics and log have it
+	noted    bool                      // whether the log has that it was noticed
+	told     bool                      // whether metrics and log have what was lost
 	attempts int
 	tryAt    time.Time
 	wait     time.Duration
