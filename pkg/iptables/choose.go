@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -210,7 +211,7 @@ func (c *Count) walk(family rules.Family, table rules.TableName, canary string, 
 			c.Hint = c.Hint || isHint(Place{table, name})
 		},
 		rule: func(r xtRule) {
-			if !own && !strings.HasPrefix(r.comment, ownComment) {
+			if !own && !bytes.HasPrefix(r.comment, []byte(ownComment)) {
 				c.Rules++
 			}
 		},

@@ -47,7 +47,10 @@ func Open(ctx context.Context, cfg Config) (*Kernel, error) {
 		return nil, err
 	}
 	k := &Kernel{cfg: cfg, evidence: evidence, disabled: map[rules.Family]error{}}
-	if k.tools, err = k.findTools(ctx, evidence.Backend); err != nil {
+	if k.tools, err = k.findTools(ctx, evidence.Backend); err != nil && cfg.Backend == "" && evidence.Empty() {
+		err = k.useWhatIsInstalled(ctx, err)
+	}
+	if err != nil {
 		return nil, err
 	}
 	if err := k.inspect(); err != nil {
@@ -135,6 +138,24 @@ func (k *Kernel) findTools(ctx context.Context, backend Backend) (map[rules.Fami
 		return nil, fmt.Errorf("cannot use the %s backend: %w", backend, errs[0])
 	}
 	return found, nil
+}
+
+// useWhatIsInstalled takes the other backend where there is no evidence for
+// either and the programs of the first are missing; missing is the error then.
+func (k *Kernel) useWhatIsInstalled(ctx context.Context, missing error) error {
+	other := Legacy
+	if k.evidence.Backend == Legacy {
+		other = NFT
+	}
+	clear(k.disabled)
+	found, err := k.findTools(ctx, other)
+	if err != nil {
+		return missing
+	}
+	k.tools = found
+	k.evidence.Backend = other
+	k.evidence.Reason = fmt.Sprintf("neither backend holds rules, and only %s is installed", other)
+	return nil
 }
 
 // haveIPv6 reports why the kernel has no IPv6 (ipv6.disable=1 keeps sockets

@@ -2,8 +2,11 @@ package iptables
 
 import (
 	"context"
+	"runtime"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/nstest"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -93,4 +96,20 @@ func tablesOf(t *testing.T, backend Backend) string {
 		return nstest.Command(t, "nft", "list", "tables")
 	}
 	return nstest.Command(t, "cat", "/proc/net/ip_tables_names", "/proc/net/ip6_tables_names")
+}
+
+// dropNetAdmin takes CAP_NET_ADMIN from this goroutine's thread, which ends
+// with the goroutine.
+func dropNetAdmin(t *testing.T) {
+	t.Helper()
+	runtime.LockOSThread()
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&head, &data[0]); err != nil {
+		t.Fatal(err)
+	}
+	data[0].Effective &^= 1 << unix.CAP_NET_ADMIN
+	if err := unix.Capset(&head, &data[0]); err != nil {
+		t.Fatal(err)
+	}
 }

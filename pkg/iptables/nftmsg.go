@@ -271,13 +271,15 @@ func userdataComment(data []byte) (string, bool) {
 	return "", false
 }
 
-// cString returns the bytes before the first NUL, or all.
-func cString(b []byte) string {
+// untilNUL returns the bytes before the first NUL, or all.
+func untilNUL(b []byte) []byte {
 	if i := bytes.IndexByte(b, 0); i >= 0 {
-		b = b[:i]
+		return b[:i]
 	}
-	return string(b)
+	return b
 }
+
+func cString(b []byte) string { return string(untilNUL(b)) }
 
 // sortedTables returns names sorted and without doubles.
 func sortedTables(names []rules.TableName) []rules.TableName {

@@ -164,7 +164,7 @@ func (s *xtSocket) readEntries(table rules.TableName, size uint32) ([]byte, erro
 		return nil, fmt.Errorf("table of %d bytes is too large", size)
 	}
 	need := xtEntriesHeadLen + int(size)
-	if cap(s.buf) < need || cap(s.buf) > 4*need+64<<10 {
+	if cap(s.buf) < need {
 		s.buf = make([]byte, need+need/8)
 	}
 	buf := s.buf[:need]

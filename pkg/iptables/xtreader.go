@@ -2,9 +2,8 @@ package iptables
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/binary"
-	"hash"
+	"hash/crc32"
 	"hash/fnv"
 
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -74,11 +73,25 @@ func (r xtReader) probe(ctx context.Context, family rules.Family, places []Place
 type xtLook struct {
 	family   rules.Family
 	holdings map[Place]Holding
-	sum      hash.Hash
+	sum      checksum
 }
 
+// A checksum is two CRCs of different polynomials, which together are one of
+// 64 bits. Processors have instructions for both: 8 MB take 1 ms, SHA-256
+// 7 ms, as much as all the rest of a walk. Nobody gains by forging one: who
+// may write tables may stop us. It begins at {1, 1}, so that no tables at all
+// do not look like a digest that nobody has taken yet.
+type checksum struct{ high, low uint32 }
+
+func (c *checksum) add(data []byte) {
+	c.high = crc32.Update(c.high, crc32.MakeTable(crc32.Castagnoli), data)
+	c.low = crc32.Update(c.low, crc32.IEEETable, data)
+}
+
+func (c *checksum) value() uint64 { return uint64(c.high)<<32 | uint64(c.low) }
+
 func newXTLook(family rules.Family, places []Place) *xtLook {
-	look := &xtLook{family: family, holdings: make(map[Place]Holding, len(places)), sum: sha256.New()}
+	look := &xtLook{family: family, holdings: make(map[Place]Holding, len(places)), sum: checksum{1, 1}}
 	for _, place := range places {
 		look.holdings[place] = Holding{}
 	}
@@ -86,8 +99,7 @@ func newXTLook(family rules.Family, places []Place) *xtLook {
 }
 
 // table walks one table, which also masks what is not content, and adds the
-// rest to the digest. SHA-256 has instructions of its own on the processors
-// that matter and costs less than the kernel's copying.
+// rest to the digest.
 func (l *xtLook) table(table rules.TableName, info xtInfo, data []byte) error {
 	for place, holding := range l.holdings {
 		if place.Table == table {
@@ -109,19 +121,19 @@ func (l *xtLook) table(table rules.TableName, info xtInfo, data []byte) error {
 		rule: func(r xtRule) {
 			holding.Rules++
 			if wanted && r.hasComment && !r.target {
-				holding.Comments = append(holding.Comments, r.comment)
+				holding.Comments = append(holding.Comments, string(r.comment))
 			}
 		},
 	})
 	if wanted {
 		l.holdings[here] = holding
 	}
-	l.sum.Write(info.raw[:xtTableNameLen])
-	l.sum.Write(binary.NativeEndian.AppendUint32(nil, uint32(len(data))))
-	l.sum.Write(data)
+	l.sum.add(info.raw[:xtTableNameLen])
+	l.sum.add(binary.NativeEndian.AppendUint32(nil, uint32(len(data))))
+	l.sum.add(data)
 	return err
 }
 
 func (l *xtLook) sighting() Sighting {
-	return Sighting{Holdings: l.holdings, Digest: binary.BigEndian.Uint64(l.sum.Sum(nil))}
+	return Sighting{Holdings: l.holdings, Digest: l.sum.value()}
 }

@@ -46,7 +46,7 @@ var errWalk = errors.New("the kernel's table entries are malformed")
 
 // An xtRule is what is needed to know of one rule.
 type xtRule struct {
-	comment    string
+	comment    []byte // points into the walked bytes
 	hasComment bool
 	target     bool // it does something other than to fall through
 }
@@ -62,7 +62,8 @@ type xtVisitor struct {
 // place, and tells v of chains and rules.
 func walkEntries(family rules.Family, info xtInfo, data []byte, v xtVisitor) error {
 	layout := xtLayoutOf(family)
-	var pending *xtRule // becomes a rule when another entry of the chain follows
+	var last xtRule
+	pending := false // last becomes a rule when another entry of the chain follows
 	for at := 0; at < len(data); {
 		e, err := layout.entry(data, at)
 		if err != nil {
@@ -70,20 +71,19 @@ func walkEntries(family rules.Family, info xtInfo, data []byte, v xtVisitor) err
 		}
 		layout.mask(data[at:])
 		if name, ok := chainHead(e, info, at); ok {
-			pending = nil
+			pending = false
 			if name != xtError || at+e.next < len(data) {
 				v.chain(name)
 			}
-			if e.name == xtError {
+			if e.isHead {
 				at += e.next
 				continue
 			}
 		}
-		if pending != nil {
-			v.rule(*pending)
+		if pending {
+			v.rule(last)
 		}
-		r := e.rule(at)
-		pending = &r
+		last, pending = e.rule(at), true
 		at += e.next
 	}
 	return nil
@@ -92,7 +92,7 @@ func walkEntries(family rules.Family, info xtInfo, data []byte, v xtVisitor) err
 // chainHead reports whether the entry begins a chain: a built-in one by its
 // offset, another one by its target.
 func chainHead(e xtEntry, info xtInfo, at int) (string, bool) {
-	if e.name == xtError {
+	if e.isHead {
 		return cString(e.target[xtExtDataAt:]), true
 	}
 	for hook, offset := range info.hookEntry {
@@ -105,10 +105,11 @@ func chainHead(e xtEntry, info xtInfo, at int) (string, bool) {
 
 // An xtEntry is one entry, cut up. Its slices point into the walked bytes.
 type xtEntry struct {
-	matches []byte
-	target  []byte // at least xtExtDataAt+4 bytes
-	name    string // of the target; "" is the standard target
-	next    int    // the entry's size
+	matches    []byte
+	target     []byte // at least xtExtDataAt+4 bytes
+	isStandard bool   // the target is a verdict or a jump: it has no name
+	isHead     bool   // the target is xtError
+	next       int    // the entry's size
 }
 
 // entry cuts up the entry that begins at at, and checks every offset.
@@ -123,7 +124,8 @@ func (l xtLayout) entry(data []byte, at int) (xtEntry, error) {
 		return xtEntry{}, fmt.Errorf("%w: the entry at %d has its target at %d and its end at %d", errWalk, at, target, next)
 	}
 	e := xtEntry{matches: rest[l.size:target], target: rest[target:next], next: next}
-	e.name = extName(e.target)
+	name := extName(e.target)
+	e.isStandard, e.isHead = len(name) == 0, string(name) == xtError
 	return e, nil
 }
 
@@ -139,7 +141,7 @@ func (l xtLayout) mask(entry []byte) {
 // head.
 func (e xtEntry) rule(at int) xtRule {
 	r := xtRule{target: true}
-	if e.name == "" {
+	if e.isStandard {
 		verdict := int(int32(binary.NativeEndian.Uint32(e.target[xtExtDataAt:])))
 		r.target = verdict != at+e.next
 	}
@@ -148,14 +150,14 @@ func (e xtEntry) rule(at int) xtRule {
 		if size < xtExtDataAt || size > len(m) {
 			break // a match that is cut off names nothing
 		}
-		if extName(m) == "comment" {
-			r.comment, r.hasComment = cString(m[xtExtDataAt:size]), true
+		if string(extName(m)) == "comment" {
+			r.comment, r.hasComment = untilNUL(m[xtExtDataAt:size]), true
 		}
 		m = m[size:]
 	}
 	return r
 }
 
-func extName(ext []byte) string {
-	return cString(ext[xtExtNameAt : xtExtNameAt+xtExtNameLen])
+func extName(ext []byte) []byte {
+	return untilNUL(ext[xtExtNameAt : xtExtNameAt+xtExtNameLen])
 }
