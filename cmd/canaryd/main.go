@@ -31,7 +31,8 @@ const (
 // A command is one of canaryd's subcommands.
 type command struct {
 	name    string
-	summary string
+	summary string   // half a line, in the list of commands
+	about   string   // some lines, in its own help
 	flags   []string // of options, by name; see options.flagSet
 	run     func(context.Context, *options, streams) (int, error)
 }
@@ -41,15 +42,33 @@ type streams struct{ out, err io.Writer }
 
 func commands() []command {
 	return []command{
-		{"run", "watch, and put back what is flushed (the default)", runFlags(), runDaemon},
-		{"check", "look once: exit 0 intact, 1 loss, 2 unknown", lookFlags(), runCheck},
-		{"restore", "replay the generation now: exit 0 proved, 1 not proved", append(lookFlags(), "generation", "hook-grace"), runRestore},
-		{"render", "print the generation as iptables-restore input", append(lookFlags(), "generation"), runRender},
-		{"status", "what the running daemon knows: exit 0 healthy, 1 not, 2 no daemon", []string{"socket", "output"}, runStatus},
-		{"cleanup", "remove the canaries; with --rules the protected rules too", append(lookFlags(), "rules"), runCleanup},
-		{"version", "print the version", nil, runVersion},
+		{"run", "watch, and put back what is flushed (the default)", "", runFlags(), runDaemon},
+		{"check", "look once: exit 0 intact, 1 loss, 2 unknown", aboutCheck, lookFlags(), runCheck},
+		{"restore", "replay the generation now: exit 0 proved, 1 not proved", aboutRestore, append(lookFlags(), "generation"), runRestore},
+		{"render", "print the generation as iptables-restore input", aboutRender, append(lookFlags(), "generation"), runRender},
+		{"status", "what the running daemon knows: exit 0 healthy, 1 not, 2 no daemon", aboutStatus, []string{"socket", "output"}, runStatus},
+		{"cleanup", "remove the canaries; with --rules the protected rules too", aboutCleanup, append(lookFlags(), "rules"), runCleanup},
+		{"version", "print the version", "", nil, runVersion},
 	}
 }
+
+const (
+	aboutCheck = `Asks the running daemon to look now. Without one it reads the kernel and compares with what the
+last daemon stored. Prints a row per family and table, and writes nothing.
+Exit code: 0 intact or changed by its owner, 1 loss, 2 unknown or trouble.
+`
+	aboutRestore = `Puts the generation back: through the running daemon, or without one from what the last daemon
+stored. Exit code: 0 proved to be in force, 1 not proved, 2 trouble.
+`
+	aboutRender = `Prints the running daemon's generation, without one the stored one, without that what the kernel
+holds now. It loads into empty tables: canaryd render | iptables-restore.
+`
+	aboutStatus = `Exit code: 0 healthy, 1 not healthy, 2 no daemon or trouble.
+`
+	aboutCleanup = `Removes canaries and witnesses; with --rules the protected chains and the hooks into them too. A
+running daemon does it itself and watches nothing any more until it is started again.
+`
+)
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -110,6 +129,9 @@ func fail(to streams, err error) int {
 	return exitError
 }
 
+// helpWidth is how long a line of help may be.
+const helpWidth = 100
+
 // help prints a command's description. That of run, the default, lists the
 // other commands.
 func help(w io.Writer, cmd command, flags *pflag.FlagSet) {
@@ -120,7 +142,7 @@ func help(w io.Writer, cmd command, flags *pflag.FlagSet) {
 		}
 		_, _ = fmt.Fprint(w, "\ncanaryd COMMAND --help describes a command. Flags of run:\n\n")
 	} else {
-		_, _ = fmt.Fprintf(w, "canaryd %s: %s\n\n", cmd.name, cmd.summary)
+		_, _ = fmt.Fprintf(w, "canaryd %s: %s\n%s\n", cmd.name, cmd.summary, cmd.about)
 	}
-	_, _ = fmt.Fprint(w, flags.FlagUsages())
+	_, _ = fmt.Fprint(w, flags.FlagUsagesWrapped(helpWidth))
 }

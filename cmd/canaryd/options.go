@@ -53,24 +53,24 @@ func runFlags() []string {
 // verbosity only.
 func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all := pflag.NewFlagSet("canaryd", pflag.ContinueOnError)
-	all.StringSliceVar(&o.source, "source", []string{"snapshot"}, "where the generation comes from: snapshot (learned from the kernel)")
-	all.StringSliceVar(&o.protect, "protect", []string{"kube", "cni"}, "presets (kube, cni) and globs of chain names to protect")
+	all.StringSliceVar(&o.source, "source", []string{"snapshot"}, "snapshot: learn from the kernel")
+	all.StringSliceVar(&o.protect, "protect", []string{"kube", "cni"}, "presets and globs of chain names")
 	all.StringVar(&o.mode, "mode", "heal", "heal, or observe: write nothing but canaries")
-	all.StringVar(&o.replay, "replay", "auto", "how rules are put back: auto or text (iptables-restore)")
-	all.StringVar(&o.backend, "backend", "auto", "auto (by what the kernel holds), nft or legacy")
-	all.StringVar(&o.ipFamily, "ip-family", "auto", "auto (all that there are), ipv4, ipv6 or dual")
-	all.StringVar(&o.canaryChain, "canary-chain", canary.DefaultChain, "name of the canary chain, at most 28 characters")
+	all.StringVar(&o.replay, "replay", "auto", "auto or text: by iptables-restore")
+	all.StringVar(&o.backend, "backend", "auto", "auto (by evidence), nft or legacy")
+	all.StringVar(&o.ipFamily, "ip-family", "auto", "auto (all there are), ipv4, ipv6, dual")
+	all.StringVar(&o.canaryChain, "canary-chain", canary.DefaultChain, "name of our own chain")
 	all.DurationVar(&o.poll, "poll-interval", time.Second, "look at least this often")
-	all.DurationVar(&o.settle, "settle", 20*time.Millisecond, "begin a replay when the flusher was quiet this long")
-	all.DurationVar(&o.hookGrace, "hook-grace", 15*time.Second, "leave hooks that were deleted by name to their owner this long")
+	all.DurationVar(&o.settle, "settle", 20*time.Millisecond, "replay once the flusher was quiet this long")
+	all.DurationVar(&o.hookGrace, "hook-grace", 15*time.Second, "leave deleted hooks to their owner this long")
 	all.StringVar(&o.lockFile, "lock-file", "/run/xtables.lock", "the xtables lock")
-	all.DurationVar(&o.lockWait, "lock-wait", 5*time.Second, "wait this long for the xtables lock, then try again later")
-	all.DurationVar(&o.maxStoredAge, "max-stored-age", 10*time.Minute, "at start, replay a stored generation only if it is younger")
+	all.DurationVar(&o.lockWait, "lock-wait", 5*time.Second, "wait this long for the lock, then again later")
+	all.DurationVar(&o.maxStoredAge, "max-stored-age", 10*time.Minute, "replay at start only what is younger")
 	all.StringVar(&o.stateDir, "state-dir", "/var/lib/canaryd", "folder of the stored generations")
-	all.StringVar(&o.socket, "socket", "/run/canaryd/canaryd.sock", "control socket of the daemon")
-	all.StringVar(&o.metricsAddress, "metrics-bind-address", "127.0.0.1:9475", "address of metrics, health and status; empty turns it off")
+	all.StringVar(&o.socket, "socket", "/run/canaryd/canaryd.sock", "the control socket")
+	all.StringVar(&o.metricsAddress, "metrics-bind-address", "127.0.0.1:9475", "HTTP address; empty: none")
 	all.StringVarP(&o.output, "output", "o", "table", "table or json")
-	all.StringVar(&o.generation, "generation", "", "ID of a stored generation; default the one that ought to be in force")
+	all.StringVar(&o.generation, "generation", "", "`ID` of a stored generation; default what ought to be in force")
 	all.BoolVar(&o.rules, "rules", false, "remove the protected chains and their hooks as well")
 
 	flags := pflag.NewFlagSet(cmd.name, pflag.ContinueOnError)
@@ -84,6 +84,7 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 		flags.AddGoFlag(f)
 		flags.Lookup(f.Name).Hidden = f.Name != "v"
 	})
+	flags.Lookup("v").Usage = "`number` for the log's verbosity"
 	return flags
 }
 
@@ -102,6 +103,12 @@ func (o *options) complete() error {
 		atLeast("lock-wait", o.lockWait, time.Millisecond),
 		atLeast("max-stored-age", o.maxStoredAge, 0),
 	}
+	if len(o.source) == 0 {
+		errs = append(errs, errors.New("--source is empty: want snapshot"))
+	}
+	if len(o.protect) == 0 {
+		errs = append(errs, errors.New("--protect is empty: want presets (kube, cni) or globs of chain names"))
+	}
 	for _, s := range o.source {
 		errs = append(errs, oneOf("source", s, "snapshot"))
 	}
@@ -116,7 +123,7 @@ func (o *options) complete() error {
 	}
 	if o.metricsAddress != "" {
 		if _, _, err := net.SplitHostPort(o.metricsAddress); err != nil {
-			errs = append(errs, fmt.Errorf("--metrics-bind-address: %w", err))
+			errs = append(errs, fmt.Errorf("--metrics-bind-address is %q: want HOST:PORT, or nothing to turn it off", o.metricsAddress))
 		}
 	}
 	switch o.ipFamily {

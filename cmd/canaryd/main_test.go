@@ -1,0 +1,278 @@
+package main
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+var update = flag.Bool("update", false, "write testdata/*.golden anew")
+
+// golden compares got with testdata/name.golden.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name+".golden")
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-want +got; go test ./cmd/canaryd -update writes it anew):\n%s", path, diff)
+	}
+}
+
+// call runs one command line that ends by itself.
+func call(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, err bytes.Buffer
+	code = run(t.Context(), args, streams{&out, &err})
+	return code, out.String(), err.String()
+}
+
+func TestHelp(t *testing.T) {
+	for _, c := range commands() {
+		t.Run(c.name, func(t *testing.T) {
+			code, stdout, stderr := call(t, c.name, "--help")
+			if code != exitOK || stderr != "" {
+				t.Errorf("exit code %d and %q, want 0 and nothing on stderr", code, stderr)
+			}
+			golden(t, "help-"+c.name, stdout)
+			// It fits a terminal: 24 lines, and 40 for run, which lists the commands too.
+			most := 24
+			if c.name == "run" {
+				most = 40
+			}
+			lines := strings.Split(strings.TrimRight(stdout, "\n"), "\n")
+			if len(lines) > most {
+				t.Errorf("%d lines, want at most %d", len(lines), most)
+			}
+			for _, line := range lines {
+				if len(line) > helpWidth {
+					t.Errorf("%d columns, want at most %d: %s", len(line), helpWidth, line)
+				}
+				if strings.TrimRight(line, " ") != line {
+					t.Errorf("%q ends in blanks", line)
+				}
+			}
+		})
+	}
+}
+
+func TestHelpWithoutCommand(t *testing.T) {
+	_, want, _ := call(t, "run", "--help")
+	for _, args := range [][]string{{"--help"}, {"-h"}, {"help"}} {
+		if code, got, _ := call(t, args...); code != exitOK || got != want {
+			t.Errorf("canaryd %s: exit code %d, or another help than that of run", args, code)
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	defer func(v, c string) { version, commit = v, c }(version, commit)
+	version, commit = "v1.2.3", "0123456789ab"
+	code, stdout, stderr := call(t, "version")
+	if want := regexp.MustCompile(`^canaryd v1\.2\.3, commit 0123456789ab, go1\.\S+\n$`); code != exitOK || stderr != "" || !want.MatchString(stdout) {
+		t.Errorf("exit code %d, %q, %q", code, stdout, stderr)
+	}
+}
+
+// TestBadCommandLines: one line that names what is wrong and what is wanted.
+func TestBadCommandLines(t *testing.T) {
+	for _, test := range []struct{ args, want string }{
+		{"--mode=x", `--mode is "x": want heal or observe`},
+		{"--backend=x", `--backend is "x": want auto or nft or legacy`},
+		{"--ip-family=x", `--ip-family is "x": want auto or ipv4 or ipv6 or dual`},
+		{"--replay=direct", `--replay is "direct": want auto or text`},
+		{"--source=manifest", `--source is "manifest": want snapshot`},
+		{"--source=", `--source is empty: want snapshot`},
+		{"--poll-interval=0", `--poll-interval is 0s: want at least 10ms`},
+		{"--poll-interval=-1s", `--poll-interval is -1s: want at least 10ms`},
+		{"--poll-interval=soon", `invalid argument "soon" for "--poll-interval" flag: time: invalid duration "soon" (see canaryd run --help)`},
+		{"--settle=-1ms", `--settle is -1ms: want at least 0s`},
+		{"--hook-grace=-1ms", `--hook-grace is -1ms: want at least 0s`},
+		{"--lock-wait=0", `--lock-wait is 0s: want at least 1ms`},
+		{"--max-stored-age=-1h", `--max-stored-age is -1h0m0s: want at least 0s`},
+		{"--canary-chain=KUBE-CANARYD-CANARY-TOO-LONG-", `--canary-chain: "KUBE-CANARYD-CANARY-TOO-LONG-" is longer than 28 characters`},
+		{"--canary-chain=", `--canary-chain: "" is not a chain name`},
+		{"--canary-chain=INPUT", `--canary-chain: "INPUT" is a built-in chain`},
+		{"--canary-chain=KUBE-SERVICES", `--canary-chain: KUBE-SERVICES is a chain that --protect names`},
+		{"--protect=typo", `--protect: "typo" is neither a preset (kube, cni) nor a chain name or glob`},
+		{"--protect=[", `--protect: "[" is not a glob of chain names: syntax error in pattern`},
+		{"--protect=", `--protect is empty: want presets (kube, cni) or globs of chain names`},
+		{"--metrics-bind-address=nonsense", `--metrics-bind-address is "nonsense": want HOST:PORT, or nothing to turn it off`},
+		{"--mode=x --backend=y", `--mode is "x": want heal or observe; --backend is "y": want auto or nft or legacy`},
+		{"--nosuch", `unknown flag: --nosuch (see canaryd run --help)`},
+		{"--mode", `flag needs an argument: --mode (see canaryd run --help)`},
+		{"status --mode=heal", `unknown flag: --mode (see canaryd status --help)`},
+		{"status -o xml", `--output is "xml": want table or json`},
+		{"cleanup --rules=perhaps", `invalid argument "perhaps" for "--rules" flag: strconv.ParseBool: parsing "perhaps": invalid syntax (see canaryd cleanup --help)`},
+		{"nosuch", `there is no command "nosuch" (see canaryd --help)`},
+		{"check twice", `"twice" is one word too many (see canaryd check --help)`},
+		{"run check", `"check" is one word too many (see canaryd run --help)`},
+		{"--mode=observe check", `"check" is one word too many (see canaryd run --help)`},
+	} {
+		t.Run(test.args, func(t *testing.T) {
+			code, stdout, stderr := call(t, strings.Fields(test.args)...)
+			if code != exitError || stdout != "" {
+				t.Errorf("exit code %d and %q, want 2 and nothing on stdout", code, stdout)
+			}
+			if want := "canaryd: " + test.want + "\n"; stderr != want {
+				t.Errorf("got  %swant %s", stderr, want)
+			}
+		})
+	}
+}
+
+// TestNoDaemon: what needs a daemon says so.
+func TestNoDaemon(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	code, stdout, stderr := call(t, "status", "--socket="+socket)
+	if want := "canaryd: no canaryd is running: nobody listens at " + socket + "\n"; code != exitError || stdout != "" || stderr != want {
+		t.Errorf("exit code %d, %q, %q; want 2 and %q", code, stdout, stderr, want)
+	}
+}
+
+func verdicts(mangle, nat, filter canary.Verdict) daemon.Verdicts {
+	return daemon.Verdicts{rules.Mangle: mangle, rules.Nat: nat, rules.Filter: filter}
+}
+
+// status returns a Status whose table is always the same: its times are that
+// long ago, and round.
+func status() daemon.Status {
+	ago := func(d time.Duration) time.Time { return time.Now().Add(-d) }
+	return daemon.Status{
+		Mode:    daemon.Heal,
+		Backend: daemon.Backend{Name: iptables.NFT, Version: "1.8.9", Reason: "kubelet's hint chain is in nft only"},
+		Families: map[rules.Family]daemon.Verdicts{
+			rules.IPv4: verdicts(canary.Intact, canary.Emptied, canary.Changed),
+		},
+		DisabledFamilies: map[rules.Family]string{rules.IPv6: "the kernel has no IPv6"},
+		Generation:       daemon.Generation{ID: "0123456789ab", Source: "snapshot", Captured: ago(3 * time.Hour), Rules: 112, Chains: 31},
+		Flushes: []daemon.Flush{
+			{
+				Time: ago(90 * time.Minute), Kind: canary.Emptied, Families: []rules.Family{rules.IPv4}, Tables: []rules.TableName{rules.Nat},
+				Culprit:        daemon.Culprit{PID: 4711, Comm: "iptables", Command: "iptables -t nat -F"},
+				Lost:           daemon.Lost{Chains: 31, Rules: 112, Hooks: 3},
+				NoticedSeconds: 0.0021, AbsentSeconds: 0.0484, Outcome: reload.Proved,
+			},
+			{
+				Time: ago(26 * time.Hour), Kind: canary.TableDeleted, Families: rules.Families(), Tables: rules.Guarded(),
+				Lost: daemon.Lost{Chains: 60, Rules: 240, Hooks: 9}, Outcome: daemon.Pending,
+			},
+		},
+	}
+}
+
+func TestStatusTable(t *testing.T) {
+	for name, change := range map[string]func(*daemon.Status){
+		"status":          func(*daemon.Status) {},
+		"status-no-flush": func(s *daemon.Status) { s.Flushes = nil },
+		"status-both-fine": func(s *daemon.Status) {
+			s.Families = map[rules.Family]daemon.Verdicts{}
+			for _, f := range rules.Families() {
+				s.Families[f] = verdicts(canary.Intact, canary.Intact, canary.Intact)
+			}
+			s.DisabledFamilies, s.Flushes, s.Generation.Captured, s.Mode = nil, nil, time.Time{}, daemon.Observe
+		},
+		"status-many-flushes": func(s *daemon.Status) {
+			for range 20 {
+				s.Flushes = append(s.Flushes, s.Flushes[0])
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := status()
+			change(&s)
+			var out bytes.Buffer
+			if err := printStatus(&out, "table", s); err != nil {
+				t.Fatal(err)
+			}
+			golden(t, name, out.String())
+		})
+	}
+}
+
+func TestCheckTable(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		families map[rules.Family]daemon.Verdicts
+		code     int
+	}{
+		{"intact", map[rules.Family]daemon.Verdicts{
+			rules.IPv4: verdicts(canary.Intact, canary.Intact, canary.Changed), rules.IPv6: verdicts(canary.Intact, canary.Intact, canary.Intact),
+		}, exitOK},
+		{"loss", map[rules.Family]daemon.Verdicts{
+			rules.IPv4: verdicts(canary.Unknown, canary.Intact, canary.Intact), rules.IPv6: verdicts(canary.Intact, canary.ChainDeleted, canary.Intact),
+		}, exitNo},
+		{"unknown", map[rules.Family]daemon.Verdicts{rules.IPv4: verdicts(canary.Intact, canary.Unknown, canary.Intact)}, exitError},
+	} {
+		for _, output := range []string{"table", "json"} {
+			t.Run(test.name+" "+output, func(t *testing.T) {
+				var out bytes.Buffer
+				code, err := report(&options{output: output}, streams{out: &out}, test.families, verdictsOf(test.families))
+				if err != nil || code != test.code {
+					t.Errorf("exit code %d, %v; want %d", code, err, test.code)
+				}
+				golden(t, "check-"+test.name+"-"+output, out.String())
+			})
+		}
+	}
+}
+
+func TestRestoreTable(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		reply daemon.RestoreReply
+		code  int
+	}{
+		{"proved", daemon.RestoreReply{Generation: "0123456789ab", Outcomes: map[rules.Family]daemon.Outcome{
+			rules.IPv4: reload.Proved, rules.IPv6: reload.Skipped,
+		}}, exitOK},
+		{"failed", daemon.RestoreReply{Generation: "0123456789ab", Outcomes: map[rules.Family]daemon.Outcome{
+			rules.IPv4: reload.Partial, rules.IPv6: reload.Proved,
+		}, Detail: "iptables-nft-restore refused the rules (missing_set, exit 2): set NOSUCH does not exist"}, exitNo},
+		{"nothing", daemon.RestoreReply{Generation: "0123456789ab"}, exitNo},
+	} {
+		for _, output := range []string{"table", "json"} {
+			t.Run(test.name+" "+output, func(t *testing.T) {
+				var out bytes.Buffer
+				code, err := printReply(&out, output, test.reply)
+				if err != nil || code != test.code {
+					t.Errorf("exit code %d, %v; want %d", code, err, test.code)
+				}
+				golden(t, "restore-"+test.name+"-"+output, out.String())
+			})
+		}
+	}
+}
+
+// TestDefaultsAreGood: complete refuses none of the defaults.
+func TestDefaultsAreGood(t *testing.T) {
+	for _, c := range commands() {
+		o := newOptions()
+		if err := o.flagSet(c).Parse(nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := o.complete(); err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
