@@ -3,6 +3,7 @@ package iptables
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"strings"
 	"testing"
@@ -246,7 +247,7 @@ func TestClassify(t *testing.T) {
 		{"iptables v1.8.9 (nf_tables): table `filter' is incompatible, use 'nft' tool.\n", ReasonIncompatible, 0},
 		{"iptables-restore v1.8.9 (legacy): iptables-restore: unable to initialize table 'filter'\nError occurred at line: 1\nTry `iptables-restore -h' or 'iptables-restore --help' for more information.\n", ReasonOther, 1},
 		{"iptables-nft-restore: line 2 failed: Index of insertion too big.\n", ReasonOther, 2},
-		{"line 99999999999999999999 failed", ReasonOther, 1<<63 - 1},
+		{"line 99999999999999999999 failed", ReasonOther, math.MaxInt},
 		{"", ReasonOther, 0},
 	} {
 		reason, line := classify(c.stderr)
