@@ -42,7 +42,7 @@ func Parse(r io.Reader) (set Ruleset, unreadable map[TableName]error, err error)
 	line := 0
 	for scan.Scan() {
 		line++
-		if err := p.line(scan.Text()); err != nil {
+		if err := p.line(strings.TrimRight(scan.Text(), "\r")); err != nil {
 			err.Line = line
 			return nil, nil, err
 		}
