@@ -1,0 +1,165 @@
+package rules_test
+
+import (
+	"encoding/json"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+func r(spec string) rules.Rule {
+	rule, _ := rules.ParseRule(spec)
+	return rule
+}
+
+func small() rules.Generation {
+	return rules.Generation{rules.IPv4: {rules.Nat: {
+		Chains: []rules.Chain{
+			{Name: "KUBE-SERVICES", Rules: []rules.Rule{r(`-d 10.96.0.1/32 -m comment --comment "it\'s \"x\"" -j KUBE-A`), r("-j corp")}},
+			{Name: "KUBE-A", Rules: []rules.Rule{r("-j MASQUERADE")}},
+			{Name: "KUBE-EMPTY"},
+		},
+		Hooks: []rules.Hook{
+			{Chain: "PREROUTING", Rule: r("-j KUBE-SERVICES"), Anchor: rules.Anchor{Position: rules.Behind, Neighbour: r("-i lo -j ACCEPT")}},
+			{Chain: "OUTPUT", Rule: r("-j KUBE-SERVICES"), Anchor: rules.Anchor{Position: rules.Top}},
+		},
+		Leans:    []string{"corp"},
+		Policies: map[string]string{"OUTPUT": "ACCEPT"},
+	}}}
+}
+
+// changed returns small() with its nat section changed.
+func changed(change func(*rules.Section)) rules.Generation {
+	g := small()
+	s := g[rules.IPv4][rules.Nat]
+	change(&s)
+	return g.With(rules.IPv4, rules.Nat, s)
+}
+
+func TestIDDoesNotDependOnTheOrderOfChainsNorOnWhatIsNotReplayed(t *testing.T) {
+	want := small().ID()
+	if !regexp.MustCompile(`^[0-9a-f]{12}$`).MatchString(want) {
+		t.Fatalf("ID is %q, want 12 hexadecimal digits", want)
+	}
+	for name, g := range map[string]rules.Generation{
+		"the same again":  small(),
+		"chains reversed": changed(func(s *rules.Section) { slices.Reverse(s.Chains) }),
+		"another policy":  changed(func(s *rules.Section) { s.Policies = map[string]string{"OUTPUT": "DROP"} }),
+		"no leans":        changed(func(s *rules.Section) { s.Leans = nil }),
+	} {
+		if got := g.ID(); got != want {
+			t.Errorf("%s: ID %s, want %s", name, got, want)
+		}
+		if !g[rules.IPv4][rules.Nat].Equal(small()[rules.IPv4][rules.Nat]) {
+			t.Errorf("%s: the sections are not Equal", name)
+		}
+	}
+}
+
+func TestIDDependsOnEverythingElse(t *testing.T) {
+	ids := map[string]string{small().ID(): "unchanged"}
+	for name, g := range map[string]rules.Generation{
+		"nothing":           {},
+		"the other family":  {rules.IPv6: small()[rules.IPv4]},
+		"the other table":   {rules.IPv4: {rules.Filter: small()[rules.IPv4][rules.Nat]}},
+		"one chain less":    changed(func(s *rules.Section) { s.Chains = s.Chains[:2] }),
+		"a chain renamed":   changed(func(s *rules.Section) { s.Chains[1].Name = "KUBE-B" }),
+		"one rule less":     changed(func(s *rules.Section) { s.Chains[0].Rules = s.Chains[0].Rules[:1] }),
+		"a rule changed":    changed(func(s *rules.Section) { s.Chains[1].Rules[0] = r("-j MASQUERADE --random-fully") }),
+		"rules reversed":    changed(func(s *rules.Section) { slices.Reverse(s.Chains[0].Rules) }),
+		"rules moved":       changed(func(s *rules.Section) { s.Chains[1].Rules, s.Chains[2].Rules = nil, s.Chains[1].Rules }),
+		"one hook less":     changed(func(s *rules.Section) { s.Hooks = s.Hooks[:1] }),
+		"a hook changed":    changed(func(s *rules.Section) { s.Hooks[0].Rule = r("-p tcp -j KUBE-SERVICES") }),
+		"a hook moved":      changed(func(s *rules.Section) { s.Hooks[1].Chain = "POSTROUTING" }),
+		"hooks reversed":    changed(func(s *rules.Section) { slices.Reverse(s.Hooks) }),
+		"another position":  changed(func(s *rules.Section) { s.Hooks[1].Anchor.Position = rules.Bottom }),
+		"another neighbour": changed(func(s *rules.Section) { s.Hooks[0].Anchor.Neighbour = r("-j DROP") }),
+	} {
+		id := g.ID()
+		if other, taken := ids[id]; taken {
+			t.Errorf("%q has the ID of %q", name, other)
+		}
+		ids[id] = name
+	}
+}
+
+func TestAGenerationSurvivesJSON(t *testing.T) {
+	data, err := json.Marshal(small())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got rules.Generation
+	if err := json.Unmarshal(data, &got); err != nil {
+		t.Fatalf("%v\n%s", err, data)
+	}
+	if d := cmp.Diff(small(), got); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+	if got.ID() != small().ID() {
+		t.Errorf("ID %s, was %s", got.ID(), small().ID())
+	}
+	if !strings.Contains(string(data), `"ipv4":{"nat":`) {
+		t.Errorf("families and tables are not spelled as in flags: %s", data)
+	}
+}
+
+func TestJSONOfSomethingElseIsRefused(t *testing.T) {
+	for name, data := range map[string]string{
+		"a family that is none":                `{"ipv5":{}}`,
+		"an open quote":                        `{"ipv4":{"nat":{"chains":[{"Name":"A","Rules":["-m comment --comment \"x"]}]}}}`,
+		"a rule that iptables could not print": `{"ipv4":{"nat":{"hooks":[{"chain":"OUTPUT","rule":"-m x [unsupported revision] -j A"}]}}}`,
+	} {
+		var g rules.Generation
+		if err := json.Unmarshal([]byte(data), &g); err == nil {
+			t.Errorf("%s: read as %v", name, g)
+		}
+	}
+}
+
+func TestAChangedCloneLeavesTheGenerationAlone(t *testing.T) {
+	g := small()
+	c := g.Clone()
+	c[rules.IPv4][rules.Nat] = rules.Section{}
+	c[rules.IPv6] = nil
+	with := g.With(rules.IPv6, rules.Filter, small()[rules.IPv4][rules.Nat])
+	if d := cmp.Diff(small(), g); d != "" {
+		t.Errorf("the original changed (-want +got):\n%s", d)
+	}
+	if n, chains := with.Counts(); n != 10 || chains != 6 {
+		t.Errorf("two sections hold %d rules and %d chains, want 10 and 6", n, chains)
+	}
+}
+
+func TestRenderWritesWhatLoadsIntoEmptyTables(t *testing.T) {
+	set := parse(t, testdata(t, "node.nft.save"))
+	g := rules.Generation{rules.IPv4: {}, rules.IPv6: small()[rules.IPv4]}
+	for name, table := range set {
+		g[rules.IPv4][name] = rules.Extract(table, selector(t, "kube", "cni").Protects, isMark)
+	}
+	g[rules.IPv4][rules.Raw] = rules.Section{Policies: map[string]string{"OUTPUT": "DROP"}}
+	for f, file := range map[rules.Family]string{rules.IPv4: "render.v4.golden", rules.IPv6: "render.v6.golden"} {
+		got := rules.Render(g, f)
+		if os.Getenv("UPDATE_GOLDEN") != "" {
+			if err := os.WriteFile("testdata/"+file, []byte(got), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if d := cmp.Diff(testdata(t, file), got); d != "" {
+			t.Errorf("%s, which UPDATE_GOLDEN=1 writes anew (-want +got):\n%s", file, d)
+		}
+		for _, chain := range rules.BuiltinChains(rules.Mangle) {
+			if strings.Contains(got, ":"+chain) {
+				t.Errorf("%s declares %s and so sets its policy", f, chain)
+			}
+		}
+	}
+	if got := rules.Render(rules.Generation{}, rules.IPv4); got != "" {
+		t.Errorf("nothing is rendered as %q", got)
+	}
+}

@@ -1,0 +1,137 @@
+package rules_test
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+const (
+	hash16 = "XPGD46QRK7WJZT7O"         // 16 digits of base32, as kube-proxy's
+	hash24 = "46d5e6e569f30aa7e18e02f1" // 24 hex digits, as the bridge plugin's
+)
+
+func selector(t *testing.T, list ...string) rules.Selector {
+	t.Helper()
+	s, err := rules.NewSelector(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestSelectorProtectsExactlyWhatWasNamed(t *testing.T) {
+	tests := []struct {
+		name    string
+		list    []string
+		yes, no []string
+	}{
+		{
+			name: "kube is kube-proxy and kubelet, and not kube-router",
+			list: []string{"kube"},
+			yes: []string{
+				"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-MARK-MASQ", "KUBE-MARK-DROP",
+				"KUBE-FORWARD", "KUBE-PROXY-FIREWALL", "KUBE-FIREWALL", "KUBE-IPTABLES-HINT", "KUBE-LOAD-BALANCER", "KUBE-NODE-PORT",
+				"KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER",
+				"KUBE-SVC-" + hash16, "KUBE-SVL-" + hash16, "KUBE-SEP-" + hash16, "KUBE-EXT-" + hash16, "KUBE-FW-" + hash16, "KUBE-XLB-" + hash16,
+			},
+			no: []string{
+				"KUBE-ROUTER-INPUT", "KUBE-ROUTER-FORWARD", "KUBE-ROUTER-OUTPUT", "KUBE-ROUTER-SERVICES", "KUBE-POD-FW-" + hash16,
+				"KUBE-NWPLCY-" + hash16, "KUBE-NWPLCY-DEFAULT", "KUBE-SRC-" + hash16, "KUBE-DST-" + hash16,
+				"KUBE-PROXY-CANARY", "KUBE-KUBELET-CANARY", "KUBE-CANARYD-CANARY",
+				"KUBE-SVC-", "KUBE-SVC-" + hash16[1:], "KUBE-SVC-" + hash16 + "A", "KUBE-SVC-" + hash16[1:] + "1", "KUBE-SVC-" + strings.ToLower(hash16),
+				"XKUBE-SERVICES", "KUBE-SERVICES2", "kube-services", "CNI-FORWARD", "DOCKER", "cali-FORWARD", "INPUT", "",
+			},
+		},
+		{
+			name: "cni is portmap, bridge and firewall",
+			list: []string{"cni"},
+			yes: []string{
+				"CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ", "CNI-HOSTPORT-SNAT", "CNI-FORWARD", "CNI-ADMIN",
+				"CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-2", "CNI-" + hash24, "CNI-DN-46d5e6e569f30aa7e18e0", "CNI-SN-46d5",
+			},
+			no: []string{
+				"CNI-", "CNI-DN-", "CNI-DN-xyz", "CNI-DN-46D5", "CNI-" + hash24[1:], "CNI-" + hash24 + "0", "CNI-OTHER", "CNI-CANARY",
+				"KUBE-SERVICES", "POSTROUTING",
+			},
+		},
+		{
+			name: "presets and globs add up",
+			list: []string{"cni", " DOCKER ", "ts-*", `NETAVARK[\-_]*`},
+			yes:  []string{"CNI-ADMIN", "DOCKER", "ts-input", "NETAVARK-ABC", "NETAVARK_FORWARD"},
+			no:   []string{"DOCKER-USER", "KUBE-SERVICES", "tsx", "NETAVARK"},
+		},
+		{
+			name: "a glob for everything still spares canaries and built-in chains",
+			list: []string{"*"},
+			yes:  []string{"A", "KUBE-ROUTER-INPUT", "INPUT2"},
+			no: []string{
+				"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING",
+				"KUBE-PROXY-CANARY", "KUBE-KUBELET-CANARY", "KUBE-CANARYD-CANARY", "ANY-CANARY", "",
+			},
+		},
+		{name: "nothing", list: nil, no: []string{"KUBE-SERVICES", "CNI-ADMIN", "A"}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			s := selector(t, test.list...)
+			for _, chain := range test.yes {
+				if !s.Protects(chain) {
+					t.Errorf("%s is not protected", chain)
+				}
+			}
+			for _, chain := range test.no {
+				if s.Protects(chain) {
+					t.Errorf("%q is protected", chain)
+				}
+			}
+		})
+	}
+}
+
+func TestTheZeroSelectorProtectsNothing(t *testing.T) {
+	if (rules.Selector{}).Protects("KUBE-SERVICES") {
+		t.Error("it protects KUBE-SERVICES")
+	}
+}
+
+func TestSelectorNamesTheBadWord(t *testing.T) {
+	for _, word := range []string{"kubee", "docker", "", "  ", "KUBE-[", "KUBE-[a-", `A\`} {
+		_, err := rules.NewSelector([]string{"kube", word})
+		if err == nil || !strings.Contains(err.Error(), strings.Trim(strings.TrimSpace(word), `\`)) {
+			t.Errorf("%q: error is %v, want one that names it", word, err)
+		}
+	}
+}
+
+// A node's dump from iptables-save: everything of kube-proxy's, kubelet's and
+// the CNI plugins' is protected, everything else is not.
+func TestPresetsTakeTheirOwnersChainsFromANode(t *testing.T) {
+	file, err := os.Open("testdata/node.nft.save")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	set, _, err := rules.Parse(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := selector(t, "kube", "cni")
+	var left []string
+	for _, table := range set {
+		for _, c := range table.Chains {
+			if !rules.Builtin(table.Name, c.Name) && !s.Protects(c.Name) && !slices.Contains(left, c.Name) {
+				left = append(left, c.Name)
+			}
+		}
+	}
+	slices.Sort(left)
+	if d := cmp.Diff([]string{"KUBE-KUBELET-CANARY", "KUBE-PROXY-CANARY", "corp-input"}, left); d != "" {
+		t.Errorf("chains that are not protected (-want +got):\n%s", d)
+	}
+}
