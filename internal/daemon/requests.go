@@ -57,6 +57,11 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 	}
 	job := d.job(st, d.cfg.Kernel.Families()...)
 	replay := d.replayer.Heal
+	if r.Generation != "" || d.anyTable(st, func(ts *tableState) bool { return ts.frozen }) {
+		// Observe mode has replanted the marks above what is lost; Heal
+		// would take it for its owner's decision.
+		replay = d.replayer.Force
+	}
 	if r.Generation != "" && r.Generation != st.learned.Generation.ID() {
 		if d.cfg.Store == nil {
 			return RestoreReply{}, fmt.Errorf("%w: %s, no state folder is in use", ErrNoGeneration, r.Generation)
@@ -68,7 +73,7 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 		if err != nil {
 			return RestoreReply{}, err
 		}
-		job.Generation, replay = stored.Generation, d.replayer.Force
+		job.Generation = stored.Generation
 	}
 	for f := range st.families {
 		job.Quiet[f] = true
@@ -78,6 +83,17 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 		return RestoreReply{}, err
 	}
 	return d.takeReplay(ctx, st, job, result), nil
+}
+
+func (d *Daemon) anyTable(st *state, is func(*tableState) bool) bool {
+	return d.anyFamily(st, func(fs *familyState) bool {
+		for _, ts := range fs.tables {
+			if is(ts) {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // takeReplay takes an asked-for replay into the state.
