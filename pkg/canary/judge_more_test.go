@@ -1,0 +1,215 @@
+package canary
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+func TestJudgeOfATableThatIsGone(t *testing.T) {
+	got := summarize(Judge(wantedOf(t, node), Seen{}))
+	want := summary{TableDeleted, true, hooked, hooks3, nil, nil, chains}
+	if d := cmp.Diff(want, got, cmpopts.EquateEmpty()); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+}
+
+func TestWhatCannotBeReadIsUnknownAndNeverLoss(t *testing.T) {
+	broken := errors.New("permission denied")
+	for name, seen := range map[string]Seen{
+		"nothing was read":           {Err: broken},
+		"a flushed table beside it":  {Err: broken, Table: tableOf(t, flushed()(node))},
+		"an untouched one beside it": {Err: broken, Table: tableOf(t, node), Quiet: true},
+	} {
+		got := Judge(wantedOf(t, node), seen)
+		if d := cmp.Diff(Finding{Verdict: Unknown, Err: broken}, got, cmpopts.EquateErrors()); d != "" {
+			t.Errorf("%s (-want +got):\n%s", name, d)
+		}
+		if got.Verdict.Loss() {
+			t.Errorf("%s: it counts as loss", name)
+		}
+	}
+}
+
+func TestWhatWasNeverPlantedIsUnknown(t *testing.T) {
+	want := wantedOf(t, node)
+	want.Mark = Mark{}
+	for name, seen := range map[string]Seen{
+		"no table": {}, "a table": seenTable(tableOf(t, node)), "a flushed one": seenTable(tableOf(t, flushed()(node))),
+	} {
+		if d := cmp.Diff(Finding{Verdict: Unknown}, Judge(want, seen)); d != "" {
+			t.Errorf("%s (-want +got):\n%s", name, d)
+		}
+	}
+}
+
+func TestFilterHasItsOwnChainsThatAreNeverEmpty(t *testing.T) {
+	text := `*filter
+:INPUT ACCEPT [0:0]
+:KUBE-CANARYD-CANARY - [0:0]
+:KUBE-FORWARD - [0:0]
+:KUBE-FIREWALL - [0:0]
+:KUBE-SERVICES - [0:0]
+-A KUBE-CANARYD-CANARY -m comment --comment "canaryd-canary:0123456789abcdef"
+-A KUBE-FORWARD -j DROP
+-A KUBE-FIREWALL -j DROP
+-A KUBE-SERVICES -j REJECT --reject-with icmp-port-unreachable
+COMMIT
+`
+	for chain, want := range map[string]Verdict{"KUBE-FORWARD": Emptied, "KUBE-FIREWALL": Emptied, "KUBE-SERVICES": Changed} {
+		if got := Judge(wantedOf(t, text), seenTable(tableOf(t, flushed(chain)(text)))).Verdict; got != want {
+			t.Errorf("%s emptied: %s, want %s", chain, got, want)
+		}
+		// In mangle nobody says what these names stand for.
+		mangle := strings.Replace(text, "*filter", "*mangle", 1)
+		if got := Judge(wantedOf(t, mangle), seenTable(tableOf(t, flushed(chain)(mangle)))).Verdict; got != Changed {
+			t.Errorf("%s emptied in mangle: %s, want %s", chain, got, Changed)
+		}
+	}
+}
+
+func TestAHookThatIsWantedTwiceAndStandsOnceIsMissingOnce(t *testing.T) {
+	twice := with(hookOut)(node)
+	seen := seenTable(tableOf(t, node))
+	seen.Quiet = true
+	got := summarize(Judge(wantedOf(t, twice), seen))
+	want := summary{Verdict: HooksMissing, Hooks: []string{hookOut}}
+	if d := cmp.Diff(want, got, cmpopts.EquateEmpty()); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+}
+
+func TestAHookIntoAnEmptyChainIsNotPutBack(t *testing.T) {
+	before := with("-A INPUT -j KUBE-NODEPORTS", "-A INPUT "+nonce.Witness().Spec)(node)
+	after := flushed("KUBE-NODEPORTS")(without("-A INPUT -j KUBE-NODEPORTS")(before))
+	seen := seenTable(tableOf(t, after))
+	seen.Quiet = true
+	if d := cmp.Diff(summary{Verdict: Changed}, summarize(Judge(wantedOf(t, before), seen))); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+}
+
+func TestOnlyUnknownIntactAndChangedAreNoLoss(t *testing.T) {
+	for _, v := range []Verdict{Unknown, Intact, Changed} {
+		if v.Loss() || slices.Contains(LossKinds(), v) {
+			t.Errorf("%s counts as loss", v)
+		}
+	}
+	for _, v := range []Verdict{HooksMissing, Emptied, ChainDeleted, TableDeleted, Replaced, Drifted} {
+		if !v.Loss() || !slices.Contains(LossKinds(), v) {
+			t.Errorf("%s does not count as loss", v)
+		}
+	}
+}
+
+func TestCoversWhenTheOwnerHasPutItsRulesBack(t *testing.T) {
+	want := wantedOf(t, node).Section
+	tests := []struct {
+		name  string
+		edits []edit
+		want  bool
+	}{
+		{"everything stands", nil, true},
+		{"canary and witnesses are gone, the rules are back", []edit{deleted(DefaultChain), replaced("canaryd-witness:", "was-")}, true},
+		{"the owner writes something else than before", []edit{replaced("10.1.0.1:80", "10.1.0.2:80"), deleted("KUBE-NODEPORTS")}, true},
+		{"a hook is missing", []edit{without(hookPre)}, false},
+		{"a hook is written in other words", []edit{replaced(hookOut, "-A OUTPUT -p tcp -j KUBE-SERVICES")}, true},
+		{"hooks stand before an empty chain", []edit{flushed("KUBE-SERVICES")}, false},
+		{"everything is empty", []edit{flushed()}, false},
+	}
+	for _, test := range tests {
+		text := node
+		for _, e := range test.edits {
+			text = e(text)
+		}
+		if got := Covers(want, tableOf(t, text)); got != test.want {
+			t.Errorf("%s: Covers is %v", test.name, got)
+		}
+	}
+	if Covers(want, nil) {
+		t.Error("a table that does not exist covers something")
+	}
+}
+
+// FuzzJudge drops and doubles lines of a table as the bytes say and checks the
+// promises of Judge that no mix of damage may break.
+func FuzzJudge(f *testing.F) {
+	lines := slices.Collect(strings.Lines(node))
+	f.Add([]byte{}, false)
+	for i := range lines {
+		f.Add(slices.Concat(make([]byte, i), []byte{1}), i%2 == 0)
+	}
+	f.Add(slices.Repeat([]byte{1}, len(lines)), true)
+	f.Fuzz(func(t *testing.T, fate []byte, quiet bool) {
+		var b strings.Builder
+		for i, line := range lines {
+			switch {
+			case line[0] == '*' || line == "COMMIT\n" || i >= len(fate):
+				b.WriteString(line)
+			case line[0] == '-' && fate[i]%4 == 2:
+				b.WriteString(line + line)
+			case line[0] == '-' && fate[i]%4 == 3:
+				b.WriteString(strings.ReplaceAll(line, "0", "1"))
+			case fate[i]%4 == 1:
+			default:
+				b.WriteString(line)
+			}
+		}
+		set, _, err := rules.Parse(strings.NewReader(b.String()))
+		if err != nil {
+			return // rules without their chain
+		}
+		table, want := set[rules.Nat], wantedOf(t, node)
+		seen := seenTable(table)
+		seen.Quiet = quiet
+		got := Judge(want, seen)
+		text := "\n" + b.String()
+		stands := func(line string) bool { return strings.Contains(text, "\n"+line+"\n") }
+		holds := func(chain string) bool { c := table.Chain(chain); return c != nil && len(c.Rules) > 0 }
+
+		if (got.Verdict == Unknown) != (got.Err != nil) {
+			t.Errorf("%s with error %v", got.Verdict, got.Err)
+		}
+		canaryRule := "-A " + DefaultChain + " " + nonce.Rule().Spec
+		if c := table.Chain(DefaultChain); !stands(canaryRule) || len(c.Rules) != 1 {
+			if !got.Verdict.Loss() || !got.MarkLost {
+				t.Errorf("the canary is lost, and it is %s", got.Verdict)
+			}
+		}
+		for _, chain := range hooked {
+			if !stands("-A "+chain+" "+nonce.Witness().Spec) && !(got.Verdict.Loss() && slices.Contains(got.Witnesses, chain)) {
+				t.Errorf("the witness of %s is lost, and it is %s with witnesses %v", chain, got.Verdict, got.Witnesses)
+			}
+		}
+		for _, h := range want.Section.Hooks {
+			if stands(h.String()) {
+				continue
+			}
+			if got.Verdict == Intact {
+				t.Errorf("%s is missing, and the table is intact", h)
+			}
+			rewritten := superseded(want.Section, table, h)
+			if quiet && holds(h.Rule.Target) && !rewritten && !slices.ContainsFunc(got.Hooks, h.Same) {
+				t.Errorf("%s is lost, and the table is %s with hooks %v", h, got.Verdict, got.Hooks)
+			}
+		}
+		for _, chain := range []string{"KUBE-SERVICES", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"} {
+			if table.Chain(chain) != nil && !holds(chain) && !(got.Verdict.Loss() && slices.Contains(got.Emptied, chain)) {
+				t.Errorf("%s was emptied, and it is %s with emptied %v", chain, got.Verdict, got.Emptied)
+			}
+		}
+		if got.Verdict == Intact && !rules.EqualRules(seen.Section.Chains[0].Rules, want.Section.Chains[0].Rules) {
+			t.Errorf("%s changed, and it is intact", want.Section.Chains[0].Name)
+		}
+		seen.Err = errors.New("no")
+		if v := Judge(want, seen).Verdict; v != Unknown {
+			t.Errorf("unreadable, and it is %s", v)
+		}
+	})
+}
