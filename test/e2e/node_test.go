@@ -37,6 +37,7 @@ const (
 type node struct {
 	*testing.T
 	programs scenario.Programs
+	families []rules.Family // that can be saved
 	protects func(string) bool
 	logs     int
 }
@@ -58,7 +59,7 @@ func on(t *testing.T, backend iptables.Backend, body func(n *node)) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		body(&node{T: t, programs: scenario.Programs{With: backend}, protects: selector.Protects})
+		body(&node{T: t, programs: scenario.Programs{With: backend}, families: rules.Families(), protects: selector.Protects})
 	})
 }
 
@@ -103,7 +104,7 @@ func (n *node) flushUnlocked() {
 func (n *node) save() map[rules.Family]rules.Ruleset {
 	n.Helper()
 	all := map[rules.Family]rules.Ruleset{}
-	for _, f := range rules.Families() {
+	for _, f := range n.families {
 		set, err := scenario.Tables(n.Context(), n.programs, f)
 		n.must(err)
 		all[f] = set
