@@ -1,6 +1,7 @@
 package reload
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -60,18 +61,16 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 		if !before {
 			since = now
 		}
+		next.shrunk[k] = since // also once it stood: what waits beside it must not set it back
 		if now.Sub(since) >= ShrinkDelay {
 			return true
 		}
-		next.shrunk[k] = since
 		if at := since.Add(ShrinkDelay); due.IsZero() || at.Before(due) {
 			due = at
 		}
 		return false
 	}
-	if old.RuleCount() >= 2 && 2*seen.RuleCount() < old.RuleCount() && !stands("") {
-		return next, due
-	}
+	half := old.RuleCount() >= 2 && 2*seen.RuleCount() < old.RuleCount() && !stands("")
 	merged := seen
 	merged.Chains = slices.Clone(seen.Chains)
 	kept := map[string]bool{}
@@ -91,20 +90,23 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 			merged.Chains = append(merged.Chains, c)
 		}
 	}
+	if half {
+		return next, due // the clocks of its chains run all the same
+	}
 	merged.Hooks = keepHooks(old.Hooks, seen.Hooks, func(h rules.Hook) bool {
 		return kept[h.Rule.Target] || slices.ContainsFunc(finding.Waiting, h.Same)
 	})
 	if len(kept) > 0 {
 		merged.Leans = union(old.Leans, seen.Leans)
 	}
-	if !merged.Equal(old) {
+	if !merged.Equal(old) || !maps.Equal(merged.Policies, old.Policies) {
 		next.Generation = l.Generation.With(f, t, merged)
 	}
 	return next, due
 }
 
 // keepHooks returns seen with those of old's missing hooks that keep wants,
-// each behind the hook that it stood behind before.
+// each behind the nearest hook that it stood behind before.
 func keepHooks(old, seen []rules.Hook, keep func(rules.Hook) bool) []rules.Hook {
 	merged := slices.Clone(seen)
 	for i, h := range old {
@@ -112,8 +114,8 @@ func keepHooks(old, seen []rules.Hook, keep func(rules.Hook) bool) []rules.Hook 
 			continue
 		}
 		to := 0
-		if i > 0 {
-			to = slices.IndexFunc(merged, old[i-1].Same) + 1
+		for j := i - 1; j >= 0 && to == 0; j-- {
+			to = slices.IndexFunc(merged, old[j].Same) + 1
 		}
 		merged = slices.Insert(merged, to, h)
 	}
