@@ -1,0 +1,155 @@
+package reload
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// applied runs commands on a FORWARD chain that holds standing, through each
+// backend's restore, and returns what it holds then.
+func applied(t *testing.T, standing, commands []string) []string {
+	t.Helper()
+	var results [][]string
+	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
+		fake := iptables.NewFake(backend, v4)
+		text := "*filter\n:KUBE-A - [0:0]\n:KUBE-B - [0:0]\n:KUBE-C - [0:0]\n"
+		for _, s := range standing {
+			text += "-A FORWARD " + s + "\n"
+		}
+		must(t, fake.RestoreNoflush(v4, text+"COMMIT\n"))
+		must(t, fake.RestoreNoflush(v4, "*filter\n"+strings.Join(append(slices.Clone(commands), "COMMIT\n"), "\n")))
+		snapshot, err := fake.Read(t.Context(), v4)
+		must(t, err)
+		got := []string{}
+		for _, r := range snapshot.Tables[rules.Filter].Chain("FORWARD").Rules {
+			got = append(got, r.Spec)
+		}
+		results = append(results, got)
+	}
+	if d := cmp.Diff(results[0], results[1]); d != "" {
+		t.Fatalf("the backends differ (-nft +legacy):\n%s", d)
+	}
+	return results[0]
+}
+
+// hooksOf learns the hooks of a FORWARD chain that holds these rules.
+func hooksOf(t *testing.T, specs ...string) []rules.Hook {
+	t.Helper()
+	lines := []string{":KUBE-A", ":KUBE-B", ":KUBE-C"}
+	for _, s := range specs {
+		lines = append(lines, "-A FORWARD "+s)
+	}
+	return sectionOf(t, rules.Filter, lines...).Hooks
+}
+
+const (
+	a, b, c = "-j KUBE-A", "-j KUBE-B", "-j KUBE-C"
+	x, y, z = "-i lo -j ACCEPT", "-i eth0 -j ACCEPT", "-i tun0 -j DROP"
+)
+
+func TestPlaceHooks(t *testing.T) {
+	tests := []struct {
+		name                   string
+		before, standing, want []string
+		commands               []string // nil: any that lead there
+	}{
+		{
+			name: "nothing is missing", before: []string{a, x, b}, standing: []string{a, x, b},
+			want: []string{a, x, b}, commands: []string{},
+		},
+		{
+			name: "hooks at the top come back with plain -I in reverse order", before: []string{a, b, c, x}, standing: []string{x},
+			want: []string{a, b, c, x}, commands: []string{"-I FORWARD " + c, "-I FORWARD " + b, "-I FORWARD " + a},
+		},
+		{
+			name: "hooks at the bottom come back with -A", before: []string{x, a, b}, standing: []string{x},
+			want: []string{x, a, b}, commands: []string{"-A FORWARD " + a, "-A FORWARD " + b},
+		},
+		{
+			name: "into an emptied chain no index is used", before: []string{a, x, b, y, c}, standing: nil,
+			want: []string{a, b, c}, commands: []string{"-I FORWARD " + c, "-I FORWARD " + b, "-I FORWARD " + a},
+		},
+		{
+			name: "a hook goes behind its neighbour", before: []string{x, y, a, z}, standing: []string{x, y, z},
+			want: []string{x, y, a, z}, commands: []string{"-I FORWARD 3 " + a},
+		},
+		{
+			name: "two hooks go behind one neighbour in their order", before: []string{x, a, b, z}, standing: []string{x, z},
+			want: []string{x, a, b, z}, commands: []string{"-I FORWARD 2 " + a, "-I FORWARD 3 " + b},
+		},
+		{
+			name: "hooks behind two neighbours", before: []string{x, a, y, b, z}, standing: []string{x, y, z},
+			want: []string{x, a, y, b, z}, commands: []string{"-I FORWARD 2 " + a, "-I FORWARD 4 " + b},
+		},
+		{
+			name: "a neighbour that moved is followed", before: []string{x, a, y}, standing: []string{y, x, z},
+			want: []string{y, x, a, z},
+		},
+		{
+			name: "a neighbour that is gone means top", before: []string{x, a, z}, standing: []string{z},
+			want: []string{a, z}, commands: []string{"-I FORWARD " + a},
+		},
+		{
+			name: "a neighbour that is gone, and a hook that stood before", before: []string{b, x, a, z}, standing: []string{b, z},
+			want: []string{b, a, z},
+		},
+		{
+			name: "top, middle and bottom at once", before: []string{a, x, b, y, c}, standing: []string{x, y},
+			want:     []string{a, x, b, y, c},
+			commands: []string{"-I FORWARD " + a, "-I FORWARD 3 " + b, "-A FORWARD " + c},
+		},
+		{
+			name: "the first of its kind is missing", before: []string{a, b, c, x}, standing: []string{b, c, x},
+			want: []string{a, b, c, x}, commands: []string{"-I FORWARD " + a},
+		},
+		{
+			name: "the middle one of its kind is missing", before: []string{a, b, c, x}, standing: []string{a, c, x},
+			want: []string{a, b, c, x}, commands: []string{"-I FORWARD 2 " + b},
+		},
+		{
+			name: "the last one of its kind is missing", before: []string{a, b, c, x}, standing: []string{a, b, x},
+			want: []string{a, b, c, x}, commands: []string{"-I FORWARD 3 " + c},
+		},
+		{
+			name: "a stranger put a rule on top: what stands is where the top is", before: []string{a, b, x}, standing: []string{y, a, x},
+			want: []string{y, a, b, x},
+		},
+		{
+			name: "positions of what stands are not corrected", before: []string{a, b, x}, standing: []string{x, b, a},
+			want: []string{x, b, a}, commands: []string{},
+		},
+		{
+			name: "a hook that stood twice and stands once comes back once", before: []string{a, a, x}, standing: []string{a, x},
+			want: []string{a, a, x},
+		},
+		{
+			name: "bottom hooks in a chain that a stranger lengthened", before: []string{x, a, b}, standing: []string{x, a, y},
+			want: []string{x, a, b, y},
+		},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			wanted := hooksOf(t, test.before...)
+			commands, placed := placeHooks("FORWARD", ruleList(test.standing...), wanted)
+			if d := cmp.Diff(test.want, applied(t, test.standing, commands)); d != "" {
+				t.Errorf("by %q the chain becomes (-want +got):\n%s", commands, d)
+			}
+			if d := cmp.Diff(test.commands, append([]string{}, commands...)); test.commands != nil && d != "" {
+				t.Errorf("commands (-want +got):\n%s", d)
+			}
+			if len(placed) != len(commands) || len(placed) != len(test.want)-len(test.standing) {
+				t.Errorf("%d hooks are said to be placed by %d commands", len(placed), len(commands))
+			}
+			again, _ := placeHooks("FORWARD", ruleList(test.want...), wanted)
+			if len(again) > 0 {
+				t.Errorf("a second replay would write %q", again)
+			}
+		})
+	}
+}
