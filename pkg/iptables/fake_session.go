@@ -13,6 +13,7 @@ import (
 type fakeSession struct {
 	f     *Fake
 	seen  map[rules.Family]uint64 // the digest that a family's Restore must find
+	read  map[rules.Family]bool   // which families were read before
 	close func() error
 	done  bool
 }
@@ -28,7 +29,7 @@ func (f *Fake) Begin(ctx context.Context) (Session, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	s := &fakeSession{f: f, seen: map[rules.Family]uint64{}}
+	s := &fakeSession{f: f, seen: map[rules.Family]uint64{}, read: map[rules.Family]bool{}}
 	if f.backend() == Legacy {
 		if err := f.takeLock(ctx, wait); err != nil {
 			return nil, err
@@ -48,12 +49,25 @@ func (s *fakeSession) Read(ctx context.Context, family rules.Family) (Snapshot, 
 	if s.done {
 		return Snapshot{}, errClosed
 	}
+	want, noted := s.seen[family]
 	delete(s.seen, family)
 	snap, err := s.f.read(ctx, family, true)
 	if err == nil {
-		s.seen[family] = snap.Digest
+		snap.Moved = s.read[family] && (!noted || snap.Digest != want)
+		s.seen[family], s.read[family] = snap.Digest, true
 	}
 	return snap, err
+}
+
+// RestoreAnyway writes whatever somebody else wrote since the read.
+func (s *fakeSession) RestoreAnyway(ctx context.Context, family rules.Family, payload []byte) error {
+	s.f.mu.Lock()
+	if s.f.has(family) {
+		s.seen[family] = s.f.digest(family)
+	}
+	s.f.mu.Unlock()
+	_, err := s.Restore(ctx, family, payload)
+	return err
 }
 
 // Restore writes payload as "iptables-restore --noflush" would, faults

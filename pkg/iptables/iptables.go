@@ -99,6 +99,10 @@ type Session interface {
 	// that check and the end of the restore. A refusal is a *RestoreError;
 	// tables before the refused one may have been written.
 	Restore(ctx context.Context, family rules.Family, payload []byte) (raced bool, err error)
+	// RestoreAnyway is Restore without the check: for what is safe whatever
+	// was written since, or better than to wait for ever beside a busy
+	// writer. It counts as raced.
+	RestoreAnyway(ctx context.Context, family rules.Family, payload []byte) error
 	// Close lets go of the lock.
 	Close() error
 }

@@ -17,7 +17,7 @@ func (k *Kernel) Begin(ctx context.Context) (Session, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	base := session{kernel: k, noted: map[rules.Family]uint64{}, lock: -1}
+	base := session{kernel: k, noted: map[rules.Family]uint64{}, read: map[rules.Family]bool{}, lock: -1}
 	if k.info.Backend == NFT && !k.info.ExecProbe {
 		return &genidSession{base}, nil
 	}
@@ -39,7 +39,8 @@ type session struct {
 	// noted is, for each family, the digest that its next Restore must find.
 	// A family that is not in it must be read first.
 	noted  map[rules.Family]uint64
-	lock   int // -1 if none is held
+	read   map[rules.Family]bool // which families were read before
+	lock   int                   // -1 if none is held
 	closed bool
 }
 
@@ -47,12 +48,30 @@ func (s *session) Read(ctx context.Context, family rules.Family) (Snapshot, erro
 	if s.closed {
 		return Snapshot{}, errClosed
 	}
+	want, noted := s.noted[family]
 	delete(s.noted, family)
 	snapshot, err := s.kernel.Read(ctx, family)
-	if err == nil {
-		s.noted[family] = snapshot.Digest
+	if err != nil {
+		return Snapshot{}, err
 	}
-	return snapshot, err
+	snapshot.Moved = s.read[family] && (!noted || snapshot.Digest != want)
+	s.noted[family], s.read[family] = snapshot.Digest, true
+	return snapshot, nil
+}
+
+// renew notes what is there now, so that the next Restore finds it.
+func (s *session) renew(ctx context.Context, family rules.Family) error {
+	if s.closed {
+		return errClosed
+	}
+	if err := s.kernel.ready(ctx, family); err != nil {
+		return err
+	}
+	digest, err := s.kernel.reader.digest(ctx, family)
+	if err == nil {
+		s.noted[family] = digest
+	}
+	return err
 }
 
 func (s *session) Close() error {
@@ -91,6 +110,30 @@ func (s *session) guard(ctx context.Context, family rules.Family) (uint64, error
 // A genidSession is guarded by nf_tables' genid, which counts every commit of
 // the network namespace, whichever family it is for.
 type genidSession struct{ session }
+
+// Read implements Session. The genid costs nothing to ask for once more, so
+// what was written while the read went on is noticed too.
+func (s *genidSession) Read(ctx context.Context, family rules.Family) (Snapshot, error) {
+	snapshot, err := s.session.Read(ctx, family)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	after, err := s.kernel.reader.digest(ctx, family)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	snapshot.Moved = snapshot.Moved || after != snapshot.Digest
+	return snapshot, nil
+}
+
+// RestoreAnyway implements Session.
+func (s *genidSession) RestoreAnyway(ctx context.Context, family rules.Family, payload []byte) error {
+	if err := s.renew(ctx, family); err != nil {
+		return err
+	}
+	_, err := s.Restore(ctx, family, payload)
+	return err
+}
 
 // Restore implements Session. Our own commits are counted: one for each
 // section of the payload that writes anything. More than those were somebody
@@ -144,4 +187,13 @@ func (s *contentSession) Restore(ctx context.Context, family rules.Family, paylo
 	}
 	s.noted[family] = after
 	return false, nil
+}
+
+// RestoreAnyway implements Session.
+func (s *contentSession) RestoreAnyway(ctx context.Context, family rules.Family, payload []byte) error {
+	if err := s.renew(ctx, family); err != nil {
+		return err
+	}
+	_, err := s.Restore(ctx, family, payload)
+	return err
 }

@@ -29,7 +29,7 @@ func nudge(ctx context.Context, s iptables.Session, f rules.Family, result Famil
 		}
 		// Declaring first makes -X safe if kube-proxy deletes it meanwhile.
 		text := fmt.Sprintf("*%s\n:%s - [0:0]\n-X %s\nCOMMIT\n", table, kubeProxyCanary, kubeProxyCanary)
-		if _, err := s.Restore(ctx, f, []byte(text)); err != nil {
+		if err := s.RestoreAnyway(ctx, f, []byte(text)); err != nil {
 			return fmt.Errorf("deleting %s from %s %s, so that kube-proxy syncs: %w", kubeProxyCanary, f, table, err)
 		}
 	}

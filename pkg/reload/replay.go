@@ -43,8 +43,10 @@ func Outcomes() []Outcome { return []Outcome{Proved, Raced, Partial, Failed, Ski
 // Done reports whether nothing is left to put back.
 func (o Outcome) Done() bool { return o == Proved || o == Raced || o == Skipped }
 
-// staleReads is how often a family is read again because somebody wrote
-// between read and restore (design, fact 12).
+// staleReads is how often a family is read because somebody wrote between
+// read and restore (design, fact 12). A writer that commits more often than
+// iptables-save can read would put a replay off for ever; then a loss is
+// answered all the same, and counts as raced.
 const staleReads = 5
 
 // A Beginner begins guarded sessions.
@@ -115,7 +117,7 @@ type TableResult struct {
 // The error is ErrLocked or another reason for which no session could begin;
 // then nothing was read or written.
 func (r Replayer) Heal(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, heal, func(s iptables.Session, f rules.Family, result *FamilyResult) {
+	return r.each(ctx, job, action{heal, true}, func(s iptables.Session, f rules.Family, result *FamilyResult) {
 		if result.foreign && result.Outcome.Done() {
 			result.Aftercare = r.dropDoubles(ctx, s, f, job)
 		}
@@ -128,7 +130,7 @@ func (r Replayer) Heal(ctx context.Context, job Job) (Result, error) {
 // Plant writes a new canary and new witnesses into every table that never had
 // them or lost them, and touches nothing else.
 func (r Replayer) Plant(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, plant, nil)
+	return r.each(ctx, job, action{plant, true}, nil)
 }
 
 // Rotate gives intact tables a new nonce and their hooked chains a witness
@@ -136,25 +138,26 @@ func (r Replayer) Plant(ctx context.Context, job Job) (Result, error) {
 // carries the nonce of then, and restoring it is told from the present only
 // if the nonce has changed since.
 func (r Replayer) Rotate(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, rotate, nil)
+	return r.each(ctx, job, action{rotate, false}, nil)
 }
 
 // Force makes the protected part of every table exactly what the generation
 // says, whatever stands there: an operator asked for this generation by name.
 func (r Replayer) Force(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, force, nil)
+	return r.each(ctx, job, action{force, true}, nil)
 }
 
 // Remove takes every canary and witness out of the tables; with everything,
 // the protected chains and their hooks too.
 func (r Replayer) Remove(ctx context.Context, job Job, everything bool) (Result, error) {
-	return r.each(ctx, job, func(task tableTask, _ canary.Nonce) *tablePlan {
+	remove := func(task tableTask, _ canary.Nonce) *tablePlan {
 		if task.seen.Err != nil || task.seen.Table == nil {
 			return nil
 		}
 		plan := composeRemoval(task, everything)
 		return &plan
-	}, nil)
+	}
+	return r.each(ctx, job, action{remove, true}, nil)
 }
 
 // each does act to every family of the job in one session, and then what comes
@@ -184,8 +187,13 @@ func (r Replayer) each(ctx context.Context, job Job, act action, after func(ipta
 	return result, nil
 }
 
-// An action picks what to write to a table; nil means nothing.
-type action func(task tableTask, nonce canary.Nonce) *tablePlan
+// An action is what is done to a family's tables.
+type action struct {
+	// plan picks what to write to a table; nil means nothing.
+	plan func(task tableTask, nonce canary.Nonce) *tablePlan
+	// insists: rather write beside a busy writer than not at all.
+	insists bool
+}
 
 func heal(task tableTask, nonce canary.Nonce) *tablePlan {
 	if !task.finding.Verdict.Loss() {
@@ -230,26 +238,31 @@ func rotate(task tableTask, nonce canary.Nonce) *tablePlan {
 // run reads, plans, restores and proves one family, again if somebody else
 // wrote between read and restore.
 func (r Replayer) run(ctx context.Context, s iptables.Session, f rules.Family, job Job, act action) FamilyResult {
-	for range staleReads {
+	for try := 1; ; try++ {
 		tasks, digest, err := r.examine(ctx, s, f, job)
 		if err != nil {
 			return FamilyResult{Outcome: Failed, Err: err}
 		}
 		result := newResult(tasks)
 		result.Digest = digest
-		plans := planAll(tasks, act)
+		plans := planAll(tasks, act.plan)
 		if len(plans) == 0 {
 			result.Outcome = Skipped
 			return result
 		}
 		raced, err := s.Restore(ctx, f, payload(plans))
 		if errors.Is(err, iptables.ErrStale) {
-			continue
+			switch {
+			case try < staleReads:
+				continue
+			case !act.insists:
+				return FamilyResult{Outcome: Failed, Err: fmt.Errorf("%s: %w, %d times in a row", f, err, try)}
+			}
+			raced, err = true, s.RestoreAnyway(ctx, f, payload(plans))
 		}
 		r.prove(ctx, s, f, plans, raced, err, &result)
 		return result
 	}
-	return FamilyResult{Outcome: Failed, Err: fmt.Errorf("%s: %w, %d times in a row", f, iptables.ErrStale, staleReads)}
 }
 
 // examine reads one family under guard and judges its tables.
@@ -262,11 +275,11 @@ func (r Replayer) examine(ctx context.Context, s iptables.Session, f rules.Famil
 	return examiner.tasks(snapshot, job), snapshot.Digest, nil
 }
 
-func planAll(tasks []tableTask, act action) []tablePlan {
+func planAll(tasks []tableTask, pick func(tableTask, canary.Nonce) *tablePlan) []tablePlan {
 	nonce := canary.NewNonce()
 	var plans []tablePlan
 	for _, task := range tasks {
-		if plan := act(task, nonce); plan != nil && plan.text != nil {
+		if plan := pick(task, nonce); plan != nil && plan.text != nil {
 			plans = append(plans, *plan)
 		}
 	}
