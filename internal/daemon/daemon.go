@@ -184,7 +184,7 @@ func (d *Daemon) wakeAt(st *state) time.Time {
 	}
 	for _, fs := range st.families {
 		at = earliest(at, fs.examineAt)
-		if st.loss == nil {
+		if st.loss == nil && mayRotate(fs) {
 			at = earliest(at, fs.rotateAt)
 		}
 	}

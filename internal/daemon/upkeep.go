@@ -53,10 +53,15 @@ func (fs *familyState) planRotation(now time.Time) {
 	fs.rotateAt = latest(now.Add(rotateQuiet), fs.rotateAt)
 }
 
-// rotationDue reports whether the family's marks are to be renewed now: not
-// while something is unexamined, and not while it waits for an owner.
+// rotationDue reports whether the family's marks are to be renewed now.
 func rotationDue(fs *familyState, now time.Time) bool {
-	if !due(fs.rotateAt, now) || !fs.dirty.IsZero() || fs.trouble != "" {
+	return due(fs.rotateAt, now) && mayRotate(fs)
+}
+
+// mayRotate reports whether the family's marks may be renewed: not while
+// something is unexamined, and not while it waits for an owner.
+func mayRotate(fs *familyState) bool {
+	if !fs.dirty.IsZero() || fs.trouble != "" {
 		return false
 	}
 	for _, ts := range fs.tables {
