@@ -210,9 +210,24 @@ func extraHook(task tableTask, i int) bool {
 }
 
 // dropChains empties and deletes chains, but for those that a foreign rule
-// still jumps to.
+// still jumps to, and those that can be reached from them.
 func dropChains(task tableTask, stale []string, plan *tablePlan, s *section) {
+	if len(stale) == 0 {
+		return
+	}
 	held := foreignTargets(task)
+	for grown := true; grown; {
+		grown = false
+		for _, name := range stale {
+			if !held[name] {
+				continue
+			}
+			for _, r := range task.seen.Table.Chain(name).Rules {
+				grown = grown || !held[r.Target]
+				held[r.Target] = true
+			}
+		}
+	}
 	for _, name := range stale {
 		if !held[name] {
 			plan.removed = append(plan.removed, name)
@@ -251,7 +266,7 @@ func planHooks(task tableTask, plan *tablePlan, s *section) {
 			if h.Chain != chain {
 				continue
 			}
-			lost := slices.ContainsFunc(task.finding.Hooks, h.Same)
+			lost := slices.ContainsFunc(task.finding.Hooks, h.Same) && targetWillStand(task, *plan, h)
 			if lost || stands(task.seen.Table, h) {
 				wanted = append(wanted, h)
 			}
@@ -260,6 +275,14 @@ func planHooks(task tableTask, plan *tablePlan, s *section) {
 		s.hook = append(s.hook, commands...)
 		plan.hooks = append(plan.hooks, placed...)
 	}
+}
+
+// targetWillStand reports whether a hook has where to jump to. Its owner may
+// have removed the chain just before somebody flushed the hook's; one jump to a
+// missing chain would fail the whole table.
+func targetWillStand(task tableTask, plan tablePlan, h rules.Hook) bool {
+	return task.seen.Table.Chain(h.Rule.Target) != nil ||
+		slices.ContainsFunc(plan.wrote, func(c rules.Chain) bool { return c.Name == h.Rule.Target })
 }
 
 func stands(t *rules.Table, h rules.Hook) bool {
