@@ -102,10 +102,14 @@ func hits(result reload.Result) map[rules.Family]map[rules.TableName]hit {
 func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 	fs := st.families[f]
 	now := time.Now()
+	missing := map[rules.TableName]int{}
 	for _, t := range rules.Guarded() {
 		tr, ok := fr.Tables[t]
 		if !ok {
 			continue
+		}
+		if tr.Read {
+			missing[t] = len(tr.Finding.Hooks) + len(tr.Finding.Waiting)
 		}
 		st.marks = st.marks.With(f, t, tr.Mark)
 		ts := fs.tables[t]
@@ -114,7 +118,7 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 		}
 		d.cfg.Metrics.SetQuarantined(f, t, len(tr.Quarantined))
 		if tr.Proved {
-			ts.verdict = canary.Intact
+			ts.verdict, missing[t] = canary.Intact, 0
 			d.cfg.Metrics.SetCanaryPresent(f, t, true)
 		}
 		if tr.Read && !ts.verdict.Loss() && ts.verdict != canary.Unknown {
@@ -124,7 +128,7 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 	if fr.Digest != 0 {
 		fs.digest, fs.examined = fr.Digest, now
 	}
-	d.cfg.Metrics.ObserveExamination(now, f, nil)
+	d.cfg.Metrics.ObserveExamination(now, f, missing)
 	fs.quiet = false
 	st.markedAt = earliest(st.markedAt, now)
 }

@@ -1,0 +1,309 @@
+package daemon
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+const (
+	portals  = `-m comment --comment "kubernetes service portals" -j KUBE-SERVICES`
+	hostport = `-m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT`
+	latecome = "KUBE-SVC-LATECOMER2345672"
+)
+
+// removeService undoes scenario.NewService as kube-proxy does: one restore
+// that takes the rule out and deletes the chains.
+var removeService = section(rules.Nat,
+	":KUBE-SVC-LATECOMER2345672 - [0:0]",
+	":KUBE-SEP-LATECOMER2345673 - [0:0]",
+	`-D KUBE-SERVICES -m comment --comment "demo/latecomer cluster IP" -m tcp -p tcp -d 10.96.77.1 --dport 80 -j KUBE-SVC-LATECOMER2345672`,
+	"-X KUBE-SVC-LATECOMER2345672",
+	"-X KUBE-SEP-LATECOMER2345673")
+
+// wantNoLoss fails if canaryd took what an owner did for a loss, or wrote
+// rules of the owner's.
+func (r *rig) wantNoLoss(moved series) {
+	r.t.Helper()
+	wantMoved(r.t, moved, series{})
+	if n := len(r.records(0)); n != 0 {
+		r.t.Errorf("%d flush records: %+v", n, r.records(0))
+	}
+}
+
+// TestGrowthIsCapturedAtOnce: after 50 ms of quiet, at the latest after 250 ms.
+func TestGrowthIsCapturedAtOnce(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		before := r.d.Status().Generation
+		moved := r.moved(func() {
+			must(t, r.fake.RestoreNoflush(rules.IPv4, scenario.NewService))
+			r.after(10 * time.Millisecond)
+			if s := r.d.Status(); s.Generation.ID != before.ID || s.CapturePendingSince.IsZero() {
+				t.Errorf("before the quiet time: %+v, capture pending since %v", s.Generation, s.CapturePendingSince)
+			}
+			r.after(45 * time.Millisecond)
+			if s := r.d.Status(); s.Generation.Rules != before.Rules+5 || s.Generation.Chains != before.Chains+2 || !s.CapturePendingSince.IsZero() {
+				t.Errorf("after the quiet time: %+v, was %+v, capture pending since %v", s.Generation, before, s.CapturePendingSince)
+			}
+			r.settled()
+		}, lossMetrics...)
+		r.wantNoLoss(moved)
+		r.wantReady()
+	})
+}
+
+// TestBusyOwnerIsCaptured: changes that never pause for 50 ms are captured
+// every 250 ms all the same.
+func TestBusyOwnerIsCaptured(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		before, reads := r.d.Status().Generation, r.fake.Reads()
+		for i := range 50 {
+			r.write(rules.Nat, fmt.Sprintf("-A CNI-HOSTPORT-DNAT -p tcp -m tcp --dport %d -j CNI-HOSTPORT-SETMARK", 20000+i))
+			r.after(20 * time.Millisecond)
+		}
+		if now := r.d.Status().Generation; now.Rules < before.Rules+36 {
+			t.Errorf("%d of 50 rules captured after a busy second", now.Rules-before.Rules)
+		}
+		if n := r.fake.Reads() - reads; n > 10 {
+			t.Errorf("%d reads in a busy second, want about 4", n)
+		}
+		r.settled()
+		if now := r.d.Status().Generation; now.Rules != before.Rules+50 {
+			t.Errorf("%d of 50 rules captured at last", now.Rules-before.Rules)
+		}
+	})
+}
+
+// TestRemovalIsAdoptedAfterTwoSeconds: until then it may be the beginning of
+// a flush, and the flush brings the former content back.
+func TestRemovalIsAdoptedAfterTwoSeconds(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		small := r.d.Status().Generation
+		must(t, r.fake.RestoreNoflush(rules.IPv4, scenario.NewService))
+		r.settled()
+		moved := r.moved(func() {
+			must(t, r.fake.RestoreNoflush(rules.IPv4, removeService))
+			r.after(1500 * time.Millisecond)
+			if s := r.d.Status(); s.Generation.Chains != small.Chains+2 || s.CapturePendingSince.IsZero() {
+				t.Errorf("within 2 s: %+v, capture pending since %v", s.Generation, s.CapturePendingSince)
+			}
+			r.wantReady()
+			r.after(time.Second)
+			if s := r.d.Status(); s.Generation.ID != small.ID || !s.CapturePendingSince.IsZero() {
+				t.Errorf("after 2 s: %+v, want %+v; capture pending since %v", s.Generation, small, s.CapturePendingSince)
+			}
+		}, lossMetrics...)
+		r.wantNoLoss(moved)
+		r.settled()
+		must(t, r.fake.Flush(rules.IPv4, rules.Nat, ""))
+		r.settled()
+		if r.chain(rules.IPv4, rules.Nat, latecome) != nil {
+			t.Error("a service that was removed long ago came back")
+		}
+	})
+}
+
+func TestFlushWithinTwoSecondsBringsTheFormerContentBack(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		must(t, r.fake.RestoreNoflush(rules.IPv4, scenario.NewService))
+		r.settled()
+		must(t, r.fake.RestoreNoflush(rules.IPv4, removeService))
+		r.after(time.Second)
+		must(t, r.fake.Flush(rules.IPv4, rules.Nat, ""))
+		must(t, r.fake.DeleteChains(rules.IPv4, rules.Nat))
+		r.settled()
+		r.wantReady()
+		if rs := r.chain(rules.IPv4, rules.Nat, latecome); len(rs) != 2 {
+			t.Errorf("the chain that was gone for 1 s before the flush holds %d rules, want 2", len(rs))
+		}
+	})
+}
+
+// TestCleanupOfKubeProxy does what kube-proxy --cleanup does: it unhooks, jump
+// by jump, then flushes and deletes its chains, one restore per table. Nobody
+// is to re-hook meanwhile, and nothing is to come back.
+func TestCleanupOfKubeProxy(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		ofKubeProxy := func(name string) bool { return strings.HasPrefix(name, "KUBE-") && !strings.Contains(name, "CANARYD") }
+		moved := r.moved(func() {
+			r.after(20 * time.Second) // the node has long been quiet
+			for _, f := range rules.Families() {
+				for _, table := range []rules.TableName{rules.Filter, rules.Nat} {
+					for _, c := range r.tables()[f][table].Chains {
+						for _, rule := range c.Rules {
+							if rules.Builtin(table, c.Name) && ofKubeProxy(rule.Target) {
+								must(t, r.fake.RestoreNoflush(f, section(table, "-D "+c.Name+" "+rule.Spec)))
+								r.after(100 * time.Millisecond)
+							}
+						}
+					}
+				}
+			}
+			for _, f := range rules.Families() {
+				for _, table := range []rules.TableName{rules.Nat, rules.Filter} {
+					var declare, remove []string
+					for _, c := range r.tables()[f][table].Chains {
+						if ofKubeProxy(c.Name) {
+							declare = append(declare, ":"+c.Name+" - [0:0]")
+							remove = append(remove, "-X "+c.Name)
+						}
+					}
+					must(t, r.fake.RestoreNoflush(f, section(table, append(declare, remove...)...)))
+					r.after(1500 * time.Millisecond)
+				}
+			}
+			r.after(time.Minute)
+		}, lossMetrics...)
+		r.wantNoLoss(moved)
+		r.wantReady()
+		for _, f := range rules.Families() {
+			for table, set := range r.tables()[f] {
+				for _, c := range set.Chains {
+					if table != rules.Mangle && ofKubeProxy(c.Name) {
+						t.Errorf("%s %s %s is back", f, table, c.Name)
+					}
+				}
+			}
+		}
+		if s := r.d.Status(); !s.CapturePendingSince.IsZero() {
+			t.Errorf("capture is pending since %v", s.CapturePendingSince)
+		}
+		if r.chain(rules.IPv4, rules.Nat, "CNI-HOSTPORT-DNAT") == nil {
+			t.Error("the chains of CNI are gone")
+		}
+	})
+}
+
+// TestHookReinserted: Docker deletes a hook and inserts it again.
+func TestHookReinserted(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		r.after(20 * time.Second)
+		moved := r.moved(func() {
+			for range 3 {
+				r.write(rules.Nat, "-D OUTPUT "+hostport)
+				r.after(5 * time.Second)
+				if s := r.d.Status(); s.CapturePendingSince.IsZero() {
+					t.Error("a hook that waits is not pending")
+				}
+				r.write(rules.Nat, "-I OUTPUT "+hostport)
+				r.after(time.Second)
+			}
+			r.after(time.Minute)
+		}, lossMetrics...)
+		r.wantNoLoss(moved)
+		r.wantReady()
+		if s := r.d.Status(); !s.CapturePendingSince.IsZero() {
+			t.Errorf("capture is pending since %v", s.CapturePendingSince)
+		}
+		if rs := r.chain(rules.IPv4, rules.Nat, "OUTPUT"); len(rs) != 2 || !strings.Contains(rs[0], "CNI-HOSTPORT-DNAT") {
+			t.Errorf("OUTPUT holds %q", rs)
+		}
+	})
+}
+
+// TestHookDeletedByName: a hook that was deleted and left so is put back after
+// the grace, because what it jumps to still works.
+func TestHookDeletedByName(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		r.after(20 * time.Second)
+		before := r.tables()
+		moved := r.moved(func() {
+			r.write(rules.Nat, "-D PREROUTING "+portals)
+			r.after(14 * time.Second)
+			if n := len(r.records(0)); n != 0 {
+				t.Errorf("%d flush records within the grace", n)
+			}
+			if got := r.metrics("hooks_missing"); got["hooks_missing{family=ipv4,table=nat}"] != 1 || len(got) != 1 {
+				t.Errorf("hooks missing: %v", got)
+			}
+			r.after(2 * time.Second)
+			r.settled()
+		}, lossMetrics...)
+		wantMoved(t, moved, healed(scenario.Lost{rules.IPv4: {rules.Nat: scenario.HooksMissing}}, 1))
+		r.wantBack(before, before)
+		if got := r.metrics("hooks_missing", "capture_pending"); len(got) != 0 {
+			t.Errorf("in the end: %v", got)
+		}
+	})
+}
+
+// TestHookReworded: kube-proxy replaces its hook by one with another match, in
+// one commit or in two. The old one is not resurrected, not by a flush either.
+func TestHookReworded(t *testing.T) {
+	for _, gap := range []time.Duration{0, 20 * time.Millisecond} {
+		eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+			r := start(t, backend, setup{})
+			r.after(20 * time.Second)
+			moved := r.moved(func() {
+				r.write(rules.Nat, "-I PREROUTING -m conntrack --ctstate NEW "+portals)
+				r.after(gap)
+				r.write(rules.Nat, "-D PREROUTING "+portals)
+				r.after(time.Minute)
+			}, lossMetrics...)
+			r.wantNoLoss(moved)
+			must(t, r.fake.Flush(rules.IPv4, rules.Nat, ""))
+			r.settled()
+			r.wantReady()
+			hooks := slices.DeleteFunc(r.chain(rules.IPv4, rules.Nat, "PREROUTING"), func(spec string) bool { return !strings.Contains(spec, "KUBE-SERVICES") })
+			if len(hooks) != 1 || !strings.Contains(hooks[0], "ctstate NEW") {
+				t.Errorf("PREROUTING jumps to KUBE-SERVICES by %q", hooks)
+			}
+		})
+	}
+}
+
+// TestWitnessDeleted: somebody who deletes our witness by name has flushed
+// nothing, but without it the next flush of the chain would look like a
+// decision; it is put back.
+func TestWitnessDeleted(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		before := r.tables()
+		for _, rule := range before[rules.IPv4][rules.Filter].Chain("FORWARD").Rules {
+			if canary.IsWitness(rule) {
+				r.write(rules.Filter, "-D FORWARD "+rule.Spec)
+			}
+		}
+		r.settled()
+		r.wantBack(before, before)
+		record := r.oneRecord()
+		if record.Kind != canary.HooksMissing || record.Lost.Hooks != 0 {
+			t.Errorf("the record says %s and %d hooks", record.Kind, record.Lost.Hooks)
+		}
+	})
+}
+
+// TestOwnerEmptiesAndRefills: an owner that rewrites a chain in two commits is
+// left alone, and its last word is what comes back.
+func TestOwnerEmptiesAndRefills(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		moved := r.moved(func() {
+			must(t, r.fake.Flush(rules.IPv4, rules.Filter, "CNI-ADMIN"))
+			must(t, r.fake.Flush(rules.IPv4, rules.Nat, "CNI-HOSTPORT-SETMARK"))
+			r.after(time.Second)
+			r.write(rules.Nat, "-A CNI-HOSTPORT-SETMARK -j MARK --set-xmark 0x1000/0x1000")
+			r.after(10 * time.Second)
+		}, lossMetrics...)
+		r.wantNoLoss(moved)
+		must(t, r.fake.Flush(rules.IPv4, rules.Nat, ""))
+		r.settled()
+		if got := r.chain(rules.IPv4, rules.Nat, "CNI-HOSTPORT-SETMARK"); len(got) != 1 || !strings.Contains(got[0], "0x1000") {
+			t.Errorf("CNI-HOSTPORT-SETMARK holds %q", got)
+		}
+	})
+}
