@@ -83,7 +83,7 @@ func fakeWords(raw string) ([]string, error) {
 	}
 	words, err := rules.Split(raw)
 	if err == nil && (len(words) == 0 || !strings.HasPrefix(words[0], "-")) {
-		err = fmt.Errorf("Bad argument `%s'", strings.TrimSpace(raw))
+		err = badArgument(strings.TrimSpace(raw))
 	}
 	return words, err
 }

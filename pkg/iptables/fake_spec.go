@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -88,7 +89,7 @@ func (s *fakeSpelling) option(not string, words []string) (int, error) {
 	short, base := fakeShortForm[name]
 	switch {
 	case !strings.HasPrefix(name, "-"):
-		return 0, fmt.Errorf("Bad argument `%s'", name)
+		return 0, badArgument(name)
 	case !base:
 		return s.extensionOption(not, words)
 	case short == "-f":
@@ -265,3 +266,8 @@ func (s *fakeSpelling) String() string {
 	}
 	return strings.Join(words, " ")
 }
+
+// badArgument complains in xtables' own words, which begin with a capital.
+func badArgument(word string) error { return errors.New(xtablesBadArgument + " `" + word + "'") }
+
+const xtablesBadArgument = "Bad argument"
