@@ -15,6 +15,7 @@ import (
 type tableTask struct {
 	table   rules.TableName
 	want    canary.Wanted
+	known   bool // whether the generation says anything of the table
 	seen    canary.Seen
 	finding canary.Finding
 }
@@ -69,12 +70,13 @@ func (s *section) text(table rules.TableName) []byte {
 // A table that lost its canary gets a new nonce and the complete generation,
 // without the chains that hold rules already: their owner was faster, and its
 // word is newer. If the table was replaced by saved rules, nothing in it is
-// newer than the generation, and what is protected becomes exactly that.
+// newer than the generation, and what is protected becomes exactly that;
+// but a generation that never knew the table has nothing to say of it.
 func composeReplay(task tableTask, nonce canary.Nonce) tablePlan {
 	plan := tablePlan{table: task.table, mark: task.want.Mark, section: task.want.Section}
 	var s section
 	planChains(task, &plan, &s)
-	if task.finding.Verdict == canary.Replaced {
+	if task.finding.Verdict == canary.Replaced && task.known {
 		planRemovals(task, &plan, &s)
 	}
 	planHooks(task, &plan, &s)
@@ -298,7 +300,7 @@ func standingRules(task tableTask, chain string) []rules.Rule {
 		return nil
 	}
 	extra := map[string]int{}
-	if task.finding.Verdict == canary.Replaced {
+	if task.finding.Verdict == canary.Replaced && task.known {
 		for i, h := range task.seen.Section.Hooks {
 			if h.Chain == chain && extraHook(task, i) {
 				extra[h.Rule.Spec]++

@@ -39,15 +39,16 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 	for _, table := range rules.Guarded() {
 		seen := see(snapshot, table, e.Protects)
 		seen.Quiet = job.Quiet[f]
+		section, known := job.Generation[f][table]
 		want := canary.Wanted{
 			CanaryChain: e.Canary,
 			Mark:        job.Marks[f][table],
-			Section:     job.Generation[f][table],
+			Section:     section,
 		}
 		if seen.Err == nil {
 			want.Mark = want.Mark.Resolve(e.Canary, seen.Table)
 		}
-		tasks = append(tasks, tableTask{table: table, want: want, seen: seen, finding: canary.Judge(want, seen)})
+		tasks = append(tasks, tableTask{table: table, want: want, known: known, seen: seen, finding: canary.Judge(want, seen)})
 	}
 	return tasks
 }

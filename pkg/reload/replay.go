@@ -143,6 +143,8 @@ func (r Replayer) Rotate(ctx context.Context, job Job) (Result, error) {
 
 // Force makes the protected part of every table exactly what the generation
 // says, whatever stands there: an operator asked for this generation by name.
+// Tables of which it says nothing, because they could not be read when it was
+// learned, are left alone.
 func (r Replayer) Force(ctx context.Context, job Job) (Result, error) {
 	return r.each(ctx, job, action{force, true}, nil)
 }
@@ -204,7 +206,7 @@ func heal(task tableTask, nonce canary.Nonce) *tablePlan {
 }
 
 func force(task tableTask, nonce canary.Nonce) *tablePlan {
-	if task.seen.Err != nil {
+	if task.seen.Err != nil || !task.known {
 		return nil
 	}
 	task.finding = canary.Finding{

@@ -1,0 +1,277 @@
+package reload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A meddler is a Beginner whose sessions let somebody write right after each
+// read, so that the read is stale before it can be used.
+type meddler struct {
+	Beginner
+	afterRead func()
+}
+
+type meddled struct {
+	iptables.Session
+	afterRead func()
+}
+
+func (m meddler) Begin(ctx context.Context) (iptables.Session, error) {
+	s, err := m.Beginner.Begin(ctx)
+	return meddled{s, m.afterRead}, err
+}
+
+func (m meddled) Read(ctx context.Context, f rules.Family) (iptables.Snapshot, error) {
+	snapshot, err := m.Session.Read(ctx, f)
+	m.afterRead()
+	return snapshot, err
+}
+
+// meddle lets write happen after each of the next n reads.
+func (n *testNode) meddle(times int, write func()) {
+	n.replayer.Kernel = meddler{n.Fake, func() {
+		if times > 0 {
+			times--
+			write()
+		}
+	}}
+}
+
+const newEndpoint = "*nat\n:KUBE-SVC-A - [0:0]\n-A KUBE-SVC-A -j RETURN\nCOMMIT\n"
+
+func TestAReadThatSomebodyOvertookIsReadAgain(t *testing.T) {
+	n := newNode(t, iptables.NFT, nodeText, v4)
+	must(t, n.Flush(v4, rules.Nat, ""))
+	reads := 0
+	n.meddle(4, func() {
+		reads++
+		must(t, n.RestoreNoflush(v4, newEndpoint))
+	})
+	result := n.heal()
+	n.outcome(result, v4, Proved)
+	if reads != 4 {
+		t.Errorf("%d reads were overtaken, want 4", reads)
+	}
+	// The owner's word, which came after the first read, stands.
+	if d := cmp.Diff([]string{"KUBE-SVC-A"}, result[v4].Tables[rules.Nat].Skipped); d != "" {
+		t.Errorf("skipped (-want +got):\n%s", d)
+	}
+	if got := n.SaveTable(v4, rules.Nat); !strings.Contains(got, "-A KUBE-SVC-A -j RETURN\n") || strings.Contains(got, "-A KUBE-SVC-A -j KUBE-MARK-MASQ") {
+		t.Errorf("the owner's newer rule was overwritten:\n%s", got)
+	}
+}
+
+func TestARotationGivesUpAfterFiveStaleReads(t *testing.T) {
+	n := newNode(t, iptables.NFT, nodeText, v4)
+	restores := n.Restores()
+	n.meddle(1000, func() { must(t, n.RestoreNoflush(v4, newEndpoint)) })
+	reads := n.Reads()
+	result, err := n.replayer.Rotate(t.Context(), n.job)
+	must(t, err)
+	n.outcome(result, v4, Failed)
+	if !errors.Is(result[v4].Err, iptables.ErrStale) {
+		t.Errorf("error is %v, want ErrStale", result[v4].Err)
+	}
+	if got := n.Reads() - reads; got != 5 {
+		t.Errorf("%d reads, want 5", got)
+	}
+	if n.Restores() != restores {
+		t.Error("something was written on the base of a stale read")
+	}
+	n.marked(v4)
+}
+
+func TestALossIsAnsweredEvenBesideAWriterThatNeverRests(t *testing.T) {
+	n := newNode(t, iptables.NFT, nodeText, v4)
+	n.flushAll(v4)
+	n.meddle(1000, func() { must(t, n.RestoreNoflush(v4, "*nat\n-A corp -j RETURN\nCOMMIT\n")) })
+	n.outcome(n.heal(), v4, Raced)
+	n.marked(v4)
+}
+
+func TestACommitDuringTheRestoreMakesItRacedAndItsDoubledHookGoes(t *testing.T) {
+	n := newNode(t, iptables.NFT, nodeText, v4, v6)
+	n.flushAll(v4)
+	wrote := false
+	n.BeforeRestore(func() {
+		if !wrote {
+			wrote = true
+			must(t, n.RestoreNoflush(v4, "*nat\n:KUBE-SERVICES - [0:0]\n-I PREROUTING -j KUBE-SERVICES\nCOMMIT\n"))
+		}
+	})
+	result := n.heal()
+	n.outcome(result, v4, Raced)
+	n.marked(v4)
+	if err := result[v4].Aftercare; err != nil {
+		t.Errorf("aftercare: %v", err)
+	}
+	if got := strings.Count(n.SaveTable(v4, rules.Nat), "-A PREROUTING -j KUBE-SERVICES\n"); got != 1 {
+		t.Errorf("the hook stands %d times:\n%s", got, n.SaveTable(v4, rules.Nat))
+	}
+	n.nudged(v4)
+}
+
+func TestAFlushDuringTheRestoreIsNoProof(t *testing.T) {
+	n := newNode(t, iptables.NFT, nodeText, v4)
+	must(t, n.Flush(v4, rules.Nat, ""))
+	n.OnCommit(func(c iptables.Commit) {
+		if c.PID != 7 && c.PID != 4242 && strings.Contains(n.SaveTable(v4, rules.Nat), ":KUBE-SVC-A") {
+			must(t, n.As(7, "flusher").Flush(v4, rules.Nat, "")) // right behind our own commit
+		}
+	})
+	result := n.heal()
+	n.outcome(result, v4, Failed)
+	if tr := result[v4].Tables[rules.Nat]; tr.Proved {
+		t.Error("an empty table is called proved")
+	}
+}
+
+func TestARestoreThatLiesIsNeverProved(t *testing.T) {
+	onBoth(t, func(t *testing.T, n *testNode) {
+		n.flushAll(v4)
+		n.Lie(1)
+		result := n.heal()
+		n.outcome(result, v4, Failed)
+		for table, tr := range result[v4].Tables {
+			if tr.Proved {
+				t.Errorf("%s is called proved", table)
+			}
+		}
+		n.outcome(n.heal(), v4, Proved)
+		n.marked(v4)
+	})
+}
+
+func TestARefusedRestoreFailsAndTheNextOneHeals(t *testing.T) {
+	onBoth(t, func(t *testing.T, n *testNode) {
+		n.flushAll(v4)
+		n.FailRestores(1, iptables.ReasonMissingSet)
+		result := n.heal()
+		n.outcome(result, v4, Failed)
+		n.outcome(result, v6, Skipped)
+		var refused *iptables.RestoreError
+		if !errors.As(result[v4].Err, &refused) || refused.Reason != iptables.ReasonMissingSet {
+			t.Errorf("error is %v, want a *RestoreError for a missing set", result[v4].Err)
+		}
+		n.outcome(n.heal(), v4, Proved)
+		n.marked(v4)
+	})
+}
+
+func TestARestoreThatStopsHalfwayIsPartial(t *testing.T) {
+	onBoth(t, func(t *testing.T, n *testNode) {
+		n.flushAll(v4)
+		n.PartialCommit(3)
+		result := n.heal()
+		n.outcome(result, v4, Partial)
+		got := map[rules.TableName]bool{}
+		for table, tr := range result[v4].Tables {
+			got[table] = tr.Proved
+		}
+		if d := cmp.Diff(map[rules.TableName]bool{rules.Mangle: true, rules.Nat: true, rules.Filter: false}, got); d != "" {
+			t.Errorf("proved (-want +got):\n%s", d)
+		}
+		second := n.heal()
+		n.outcome(second, v4, Proved)
+		if v := verdicts(second[v4]); v[rules.Nat] != canary.Intact || v[rules.Filter] != canary.Emptied {
+			t.Errorf("the second try found %v", v)
+		}
+		n.marked(v4)
+	})
+}
+
+func TestAHeldLockPutsTheReplayOff(t *testing.T) {
+	n := newNode(t, iptables.Legacy, nodeText, v4)
+	n.flushAll(v4)
+	release := n.HoldLock()
+	reads := n.Reads()
+	result, err := n.replayer.Heal(t.Context(), n.job)
+	if !errors.Is(err, iptables.ErrLocked) || result != nil || n.Reads() != reads {
+		t.Errorf("result %v, error %v and %d reads; want ErrLocked alone", result, err, n.Reads()-reads)
+	}
+	release()
+	n.outcome(n.heal(), v4, Proved)
+}
+
+func TestWhatCannotBeReadIsNotTouched(t *testing.T) {
+	onBoth(t, func(t *testing.T, n *testNode) {
+		n.flushAll(v4)
+		restores := n.Restores()
+		n.FailReads(iptables.ErrPermission)
+		result := n.heal()
+		n.outcome(result, v4, Failed)
+		if !errors.Is(result[v4].Err, iptables.ErrPermission) || n.Restores() != restores {
+			t.Errorf("error %v, %d restores", result[v4].Err, n.Restores()-restores)
+		}
+		n.FailReads(nil)
+		n.DropTableFromReads(v4, rules.Nat, errors.New("a native rule"))
+		for _, f := range []func(context.Context, Job) (Result, error){n.replayer.Heal, n.replayer.Plant, n.replayer.Rotate, n.replayer.Force} {
+			nat := n.natSection()
+			result, err := f(t.Context(), n.job)
+			must(t, err)
+			n.job.Marks = n.job.Marks.With(v4, rules.Nat, result[v4].Tables[rules.Nat].Mark)
+			if tr := result[v4].Tables[rules.Nat]; tr.Finding.Verdict != canary.Unknown || tr.Proved || tr.Read {
+				t.Errorf("nat is %s, proved %v, read %v", tr.Finding.Verdict, tr.Proved, tr.Read)
+			}
+			if n.natSection() != nat {
+				t.Error("a table that could not be read was written")
+			}
+		}
+	})
+}
+
+// natSection is nat even when it cannot be read.
+func (n *testNode) natSection() string {
+	places := []iptables.Place{{Table: rules.Nat, Chain: canary.DefaultChain}, {Table: rules.Nat, Chain: "KUBE-SERVICES"}}
+	sighting, err := n.Probe(n.t.Context(), v4, places)
+	must(n.t, err)
+	return fmt.Sprint(sighting.Holdings)
+}
+
+func TestATriedNonceIsRecognizedOnceItCanBeRead(t *testing.T) {
+	tests := []struct {
+		name  string
+		fault func(n *testNode)
+		want  canary.Verdict // of nat, at the next look
+	}{
+		{"the restore landed", func(*testNode) {}, canary.Intact},
+		{"the restore did not land", func(n *testNode) { n.Lie(1) }, canary.Emptied},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			onBoth(t, func(t *testing.T, n *testNode) {
+				must(t, n.Flush(v4, rules.Nat, ""))
+				test.fault(n)
+				// The proof's read fails.
+				n.BeforeRestore(func() { n.FailReads(errors.New("out of memory")) })
+				result := n.heal()
+				n.outcome(result, v4, Failed)
+				n.BeforeRestore(nil)
+				n.FailReads(nil)
+				mark := result[v4].Tables[rules.Nat].Mark
+				if mark.Tried == nil {
+					t.Fatal("the mark that was tried is forgotten")
+				}
+				again := n.heal()
+				tr := again[v4].Tables[rules.Nat]
+				if tr.Finding.Verdict != test.want {
+					t.Errorf("nat is %s, want %s", tr.Finding.Verdict, test.want)
+				}
+				if landed := tr.Mark.Nonce == mark.Tried.Nonce; landed != (test.want == canary.Intact) || tr.Mark.Tried != nil {
+					t.Errorf("the mark became %+v, tried was %s", tr.Mark, mark.Tried.Nonce)
+				}
+				n.marked(v4)
+			})
+		})
+	}
+}
