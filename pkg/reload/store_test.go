@@ -1,0 +1,249 @@
+package reload
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+var here = Identity{BootID: "boot-1", NetNS: "4026531840", Backend: "nft", Version: "1.8.9"}
+
+func openStore(t *testing.T, dir string, identity Identity) *Store {
+	t.Helper()
+	s, err := OpenStore(dir, identity)
+	must(t, err)
+	return s
+}
+
+// generation returns one that differs for every n.
+func generation(t *testing.T, n int) rules.Generation {
+	t.Helper()
+	return rules.Generation{v4: {rules.Nat: sectionOf(t, rules.Nat, append(slices.Clone(whole), fmt.Sprintf("-A KUBE-SVC-A -d 10.0.0.%d/32 -j RETURN", n))...)}}
+}
+
+func testState() State {
+	return State{
+		Confirmed: noon.Add(time.Minute),
+		Marks: canary.Marks{
+			v4: {rules.Nat: canary.Mark{Nonce: "1", Witnessed: []string{"OUTPUT"}}.Trying(canary.Mark{Nonce: "2"})},
+			v6: {rules.Filter: {Nonce: "3"}},
+		},
+	}
+}
+
+func TestWhatIsStoredComesBack(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir, here)
+	g, state := generation(t, 1), testState()
+	if s.Holds() {
+		t.Error("a new store holds something")
+	}
+	must(t, s.SaveGeneration(g, "snapshot", noon))
+	must(t, s.SaveState(state))
+	if !s.Holds() {
+		t.Error("the store does not hold what was saved")
+	}
+
+	gotState, gotStored, err := openStore(t, dir, here).LoadState()
+	must(t, err)
+	state.Identity, state.ID = here, g.ID()
+	if d := cmp.Diff(state, gotState); d != "" {
+		t.Errorf("state (-want +got):\n%s", d)
+	}
+	stored := Stored{Identity: here, ID: g.ID(), Source: "snapshot", Captured: noon, Generation: g}
+	if d := cmp.Diff(stored, gotStored); d != "" {
+		t.Errorf("generation (-want +got):\n%s", d)
+	}
+}
+
+func TestAnEmptyStoreHoldsNothing(t *testing.T) {
+	s := openStore(t, t.TempDir(), here)
+	if _, _, err := s.LoadState(); !errors.Is(err, ErrNothingStored) {
+		t.Errorf("LoadState: %v, want ErrNothingStored", err)
+	}
+	for _, id := range []string{"0123456789ab", "", "../state", "0123456789AB", "0123456789abc"} {
+		if _, err := s.Load(id); !errors.Is(err, ErrNothingStored) {
+			t.Errorf("Load(%q): %v, want ErrNothingStored", id, err)
+		}
+	}
+}
+
+func TestAGenerationFromElsewhereIsRefusedWithTheDifference(t *testing.T) {
+	tests := []struct {
+		name   string
+		change func(*Identity)
+		want   []string
+	}{
+		{"another boot", func(i *Identity) { i.BootID = "boot-2" }, []string{"boot", "boot-1", "boot-2"}},
+		{"another network namespace", func(i *Identity) { i.NetNS = "7" }, []string{"network namespace", "4026531840", "7"}},
+		{"another backend", func(i *Identity) { i.Backend = "legacy" }, []string{"backend", "nft", "legacy"}},
+		{"another iptables", func(i *Identity) { i.Version = "1.8.7" }, []string{"iptables version", "1.8.9", "1.8.7"}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			dir, g := t.TempDir(), generation(t, 1)
+			s := openStore(t, dir, here)
+			must(t, s.SaveGeneration(g, "snapshot", noon))
+			must(t, s.SaveState(testState()))
+			there := here
+			test.change(&there)
+			elsewhere := openStore(t, dir, there)
+			_, _, stateErr := elsewhere.LoadState()
+			_, loadErr := elsewhere.Load(g.ID())
+			for _, err := range []error{stateErr, loadErr} {
+				if !errors.Is(err, ErrForeign) {
+					t.Fatalf("error is %v, want ErrForeign", err)
+				}
+				for _, word := range test.want {
+					if !strings.Contains(err.Error(), word) {
+						t.Errorf("error %q does not say %q", err, word)
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestWhatWasTamperedWithIsRefused(t *testing.T) {
+	tests := []struct {
+		name   string
+		damage func(string) string
+		want   string
+	}{
+		{"cut off", func(s string) string { return s[:len(s)/2] }, "corrupt"},
+		{"empty", func(string) string { return "" }, "corrupt"},
+		{"no JSON", func(string) string { return "*nat\nCOMMIT\n" }, "corrupt"},
+		{"a field of another program's", func(s string) string { return strings.Replace(s, `{`, `{"x":1,`, 1) }, "corrupt"},
+		{"a rule changed", func(s string) string { return strings.Replace(s, "10.96.0.1/32", "10.96.0.3/32", 1) }, "corrupt"},
+		{"a rule removed", func(s string) string { return strings.Replace(s, `"-j RETURN",`, "", 1) }, "corrupt"},
+		{"a line smuggled in", func(s string) string { return strings.Replace(s, "-j RETURN", `-j RETURN\nCOMMIT`, 1) }, "control character"},
+		{"a chain renamed to a built-in one", func(s string) string { return strings.ReplaceAll(s, `"KUBE-SVC-A"`, `"OUTPUT"`) }, "protected chain"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			dir, g := t.TempDir(), generation(t, 1)
+			s := openStore(t, dir, here)
+			must(t, s.SaveGeneration(g, "snapshot", noon))
+			must(t, s.SaveState(testState()))
+			path := filepath.Join(dir, "generations", g.ID()+".json")
+			text, err := os.ReadFile(path)
+			must(t, err)
+			damaged := test.damage(string(text))
+			if damaged == string(text) {
+				t.Fatalf("nothing was damaged:\n%s", text)
+			}
+			must(t, os.WriteFile(path, []byte(damaged), 0o600))
+			_, _, err = openStore(t, dir, here).LoadState()
+			if err == nil || errors.Is(err, ErrNothingStored) || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error is %v, want one that says %q", err, test.want)
+			}
+		})
+	}
+}
+
+func TestATruncatedStateIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir, here)
+	must(t, s.SaveGeneration(generation(t, 1), "snapshot", noon))
+	must(t, s.SaveState(testState()))
+	must(t, os.Truncate(filepath.Join(dir, "state.json"), 20))
+	if _, _, err := s.LoadState(); err == nil || !strings.Contains(err.Error(), "state.json is corrupt") {
+		t.Errorf("error is %v", err)
+	}
+}
+
+func TestTheLastFiveGenerationsAreKept(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir, here)
+	var ids []string
+	for n := range 7 {
+		g := generation(t, n)
+		ids = append(ids, g.ID())
+		must(t, s.SaveGeneration(g, "snapshot", noon))
+		// The clock of a file system may be coarse.
+		age := time.Now().Add(time.Duration(n-10) * time.Second)
+		must(t, os.Chtimes(filepath.Join(dir, "generations", g.ID()+".json"), age, age))
+	}
+	for n, id := range ids {
+		_, err := s.Load(id)
+		if kept := err == nil; kept != (n >= 2) {
+			t.Errorf("generation %d is kept: %v (%v)", n, kept, err)
+		}
+	}
+}
+
+func TestTheSameGenerationIsNotWrittenTwice(t *testing.T) {
+	dir, g := t.TempDir(), generation(t, 1)
+	s := openStore(t, dir, here)
+	must(t, s.SaveGeneration(g, "snapshot", noon))
+	path := filepath.Join(dir, "generations", g.ID()+".json")
+	must(t, os.Remove(path))
+	must(t, s.SaveGeneration(g, "snapshot", noon))
+	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("it was written again: %v", err)
+	}
+	must(t, s.SaveGeneration(generation(t, 2), "snapshot", noon))
+	must(t, s.SaveGeneration(g, "snapshot", noon))
+	if _, err := s.Load(g.ID()); err != nil {
+		t.Errorf("a generation that returns is not there: %v", err)
+	}
+}
+
+func TestOnlyTheirOwnerReadsFilesAndFolders(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "var", "canaryd")
+	s := openStore(t, dir, here)
+	must(t, s.SaveGeneration(generation(t, 1), "snapshot", noon))
+	must(t, s.SaveState(testState()))
+	files := 0
+	must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		must(t, err)
+		info, err := d.Info()
+		must(t, err)
+		want := fs.FileMode(0o600)
+		if d.IsDir() {
+			want = 0o700
+		} else {
+			files++
+		}
+		if got := info.Mode().Perm(); got != want {
+			t.Errorf("%s has mode %o, want %o", path, got, want)
+		}
+		return nil
+	}))
+	if files != 2 {
+		t.Errorf("%d files are left, want the state and a generation", files)
+	}
+}
+
+func TestAFolderThatCannotBeUsedIsToldAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	must(t, os.WriteFile(file, nil, 0o600))
+	must(t, os.Mkdir(filepath.Join(dir, "sub"), 0o700))
+	must(t, os.WriteFile(filepath.Join(dir, "sub", "generations"), nil, 0o600))
+	for _, path := range []string{file, filepath.Join(file, "below"), filepath.Join(dir, "sub"), "/proc/self"} {
+		if _, err := OpenStore(path, here); err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: error is %v, want one that names it", path, err)
+		}
+	}
+}
+
+func TestWhatCannotBeReadIsNotNothing(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir, here)
+	must(t, os.Mkdir(filepath.Join(dir, "state.json"), 0o700))
+	if _, _, err := s.LoadState(); err == nil || errors.Is(err, ErrNothingStored) {
+		t.Errorf("error is %v, want one that is not ErrNothingStored", err)
+	}
+}
