@@ -225,7 +225,8 @@ func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
 	}
 	if err != nil {
 		code, err := withBench(ctx, o, func(b bench) (int, error) {
-			if err := daemon.RemoveAll(ctx, b.replayer(), b.job(nil, nil), o.rules); err != nil {
+			err := daemon.RemoveAll(ctx, b.replayer(), b.job(nil, nil), o.rules)
+			if err = errors.Join(err, b.store.Forget()); err != nil {
 				return exitError, err
 			}
 			return exitOK, nil

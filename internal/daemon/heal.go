@@ -15,8 +15,8 @@ import (
 )
 
 // A replay that failed is tried again for as long as the loss lasts, after
-// 100 ms at first and every 30 s at last: the lock comes free within moments, a
-// rule that the kernel refuses does not.
+// 100 ms at first and every 30 s at last. For the lock it is always 100 ms: it
+// comes free at any moment, while a rule that the kernel refuses stays refused.
 const (
 	firstTry = 100 * time.Millisecond
 	lastTry  = 30 * time.Second
@@ -28,6 +28,8 @@ const firstLookAfter = 50 * time.Millisecond
 // heal answers a loss: it waits until the flusher is done, replays what is
 // lost, and proves it. In observe mode it only tells.
 func (d *Daemon) heal(ctx context.Context, st *state) {
+	ctx, done := finishing(ctx)
+	defer done()
 	d.settle(ctx, st)
 	if l := st.loss; !l.noted {
 		l.noted = true
@@ -42,9 +44,32 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 	d.concludeHeal(ctx, st, result, err)
 }
 
+// stopGrace is what a replay under way gets when the daemon is told to stop:
+// one family back and the other gone would be the worst of ends. systemd kills
+// after 90 s, Kubernetes after 30 s.
+const stopGrace = 20 * time.Second
+
+// finishing returns a context that outlives ctx by stopGrace.
+func finishing(ctx context.Context) (context.Context, context.CancelFunc) {
+	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		select {
+		case <-time.After(stopGrace):
+			cancel()
+		case <-longer.Done():
+		}
+	})
+	return longer, func() { stop(); cancel() }
+}
+
 // concludeHeal takes a replay's result into the state and ends or prolongs
 // the loss.
 func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Result, err error) {
+	if l := st.loss; len(l.record.Writers) == 0 {
+		// The commit of a flush of 40,000 rules is visible to a probe nearly a
+		// second before the kernel tells who made it (nft, Linux 6.18).
+		d.blame(l)
+	}
 	d.tell(ctx, st, hits(result))
 	unread := d.lostButUnread(st, result)
 	done := err == nil && unread == nil
@@ -148,6 +173,10 @@ func (d *Daemon) retry(ctx context.Context, st *state, err error) {
 	l := st.loss
 	l.attempts++
 	l.wait = min(max(2*l.wait, firstTry), lastTry)
+	if lockReason(err) {
+		// It was waited for already, and is let go of at any moment.
+		l.wait = firstTry
+	}
 	l.tryAt = time.Now().Add(l.wait)
 	l.record.Outcome = reload.Failed
 	if err != nil {
@@ -220,7 +249,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 		}
 	}
 	d.tell(ctx, st, found)
-	result, err := d.replayer.Plant(ctx, d.job(st, d.cfg.Kernel.Families()...))
+	result, err := d.replayer.Replant(ctx, d.job(st, d.cfg.Kernel.Families()...))
 	if err != nil {
 		d.retry(ctx, st, err)
 		return

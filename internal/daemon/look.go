@@ -39,7 +39,7 @@ func (d *Daemon) look(ctx context.Context, st *state) {
 	}
 	st.woken, st.lookAt, st.hinted = false, time.Time{}, time.Time{}
 	for _, f := range rules.Families() {
-		if fs := st.families[f]; fs != nil && st.planted(f) {
+		if fs := st.families[f]; fs != nil && st.anyPlanted(f) {
 			d.lookAt(ctx, st, f, fs, woken)
 		}
 	}

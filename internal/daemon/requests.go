@@ -128,6 +128,9 @@ func (d *Daemon) Cleanup(ctx context.Context, r CleanupRequest) error {
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
 		st.removed = true
 		failed = RemoveAll(ctx, d.replayer, d.job(st, d.cfg.Kernel.Families()...), r.Rules)
+		if d.cfg.Store != nil {
+			failed = errors.Join(failed, d.cfg.Store.Forget())
+		}
 		klog.FromContext(ctx).Info("Cleaned up on request; nothing is watched any more", "rules", r.Rules, "error", failed)
 		d.publish(st)
 	})

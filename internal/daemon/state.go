@@ -112,6 +112,16 @@ func (st *state) planted(f rules.Family) bool {
 	return true
 }
 
+// anyPlanted reports whether a table of the family has a mark.
+func (st *state) anyPlanted(f rules.Family) bool {
+	for _, mark := range st.marks[f] {
+		if mark.Nonce != "" {
+			return true
+		}
+	}
+	return false
+}
+
 // earliest returns the earliest of the times that are not zero.
 func earliest(times ...time.Time) time.Time {
 	var first time.Time

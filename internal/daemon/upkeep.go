@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -36,16 +37,35 @@ func (d *Daemon) plant(ctx context.Context, st *state) {
 		d.countRefusal(f, fr.Err)
 		err = errors.Join(err, fr.Err)
 	}
+	if err == nil && !d.allPlanted(st) {
+		err = unplanted(result)
+	}
 	if err != nil {
+		st.lookAt = time.Now()
 		st.plantWait = min(max(2*st.plantWait, firstTry), lastTry)
 		st.plantAt = time.Now().Add(st.plantWait)
 		log.Error(err, "The canaries could not be planted; until they are, no flush is noticed", "retryIn", st.plantWait)
 		return
 	}
+	st.plantWait = 0
 	st.lookAt = time.Now()
 	count, chains := st.learned.Generation.Counts()
 	log.Info("Canaries are planted and the generation is captured",
 		"chain", d.cfg.Canary, "generation", st.learned.Generation.ID(), "rules", count, "chains", chains)
+}
+
+// unplanted says which tables got no canary although nothing failed: those
+// that could not be read.
+func unplanted(result reload.Result) error {
+	var errs []error
+	for _, f := range rules.Families() {
+		for _, t := range rules.Guarded() {
+			if tr, ok := result[f].Tables[t]; ok && tr.Mark.Nonce == "" {
+				errs = append(errs, fmt.Errorf("%s %s: %w", f, t, tr.Finding.Err))
+			}
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // planRotation asks for a new nonce when the owners have been quiet.
@@ -107,7 +127,7 @@ func (d *Daemon) rotate(ctx context.Context, st *state) {
 // save writes marks at once and a changed generation when its time has come,
 // and plans the next confirmation. What is lost or unknown is not confirmed.
 func (d *Daemon) save(ctx context.Context, st *state, last bool) {
-	if d.cfg.Store == nil || st.removed || !d.allPlanted(st) || !d.sound(st) {
+	if d.cfg.Store == nil || st.removed || !d.sound(st) {
 		st.markedAt, st.saveAt = time.Time{}, time.Now().Add(confirmEvery)
 		return
 	}

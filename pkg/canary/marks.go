@@ -130,8 +130,8 @@ func (m Marks) With(f rules.Family, t rules.TableName, mark Mark) Marks {
 func (m Marks) Places(f rules.Family, chain string) []iptables.Place {
 	var places []iptables.Place
 	for _, t := range rules.Guarded() {
-		mark, planted := m[f][t]
-		if !planted {
+		mark := m[f][t]
+		if mark.Nonce == "" {
 			continue
 		}
 		places = append(places, iptables.Place{Table: t, Chain: chain})
@@ -144,9 +144,9 @@ func (m Marks) Places(f rules.Family, chain string) []iptables.Place {
 
 // CanaryPresent reports whether a probe saw table's canary exactly as planted.
 func (m Marks) CanaryPresent(f rules.Family, t rules.TableName, chain string, seen iptables.Sighting) bool {
-	mark, planted := m[f][t]
+	mark := m[f][t]
 	h := seen.Holdings[iptables.Place{Table: t, Chain: chain}]
-	return planted && h.Presence == iptables.Present && h.Rules == 1 &&
+	return mark.Nonce != "" && h.Presence == iptables.Present && h.Rules == 1 &&
 		slices.Equal(h.Comments, []string{mark.Nonce.Comment()})
 }
 
@@ -166,8 +166,8 @@ func (m Marks) Standing(f rules.Family, chain string, seen iptables.Sighting) bo
 func (m Marks) Glance(f rules.Family, chain string, seen iptables.Sighting) map[rules.TableName]Verdict {
 	verdicts := map[rules.TableName]Verdict{}
 	for _, t := range rules.Guarded() {
-		mark, planted := m[f][t]
-		if !planted {
+		mark := m[f][t]
+		if mark.Nonce == "" {
 			continue
 		}
 		h := seen.Holdings[iptables.Place{Table: t, Chain: chain}]

@@ -127,9 +127,16 @@ func (r Replayer) Heal(ctx context.Context, job Job) (Result, error) {
 	})
 }
 
-// Plant writes a new canary and new witnesses into every table that never had
-// them or lost them, and touches nothing else.
+// Plant writes a canary and witnesses into every table that never had them,
+// and touches nothing else. Marks that were lost stay lost: they are the
+// evidence of a flush.
 func (r Replayer) Plant(ctx context.Context, job Job) (Result, error) {
+	return r.each(ctx, job, action{plantFirst, true}, nil)
+}
+
+// Replant does that for tables that lost their marks, too: where nothing is
+// replayed, the next flush must be noticed all the same.
+func (r Replayer) Replant(ctx context.Context, job Job) (Result, error) {
 	return r.each(ctx, job, action{plant, true}, nil)
 }
 
@@ -226,6 +233,13 @@ func plant(task tableTask, nonce canary.Nonce) *tablePlan {
 	task.want.Section.Hooks = task.seen.Section.Hooks
 	plan := composePlant(task, nonce)
 	return &plan
+}
+
+func plantFirst(task tableTask, nonce canary.Nonce) *tablePlan {
+	if task.want.Mark.Nonce != "" {
+		return nil
+	}
+	return plant(task, nonce)
 }
 
 func rotate(task tableTask, nonce canary.Nonce) *tablePlan {

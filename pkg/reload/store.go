@@ -120,6 +120,15 @@ func (s *Store) SaveState(state State) error {
 	return nil
 }
 
+// Forget removes the state, so that the next start does not take marks that
+// were removed on purpose for lost ones. Generations stay, for restore.
+func (s *Store) Forget() error {
+	if err := os.Remove(filepath.Join(s.dir, "state.json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("forgetting the state: %w", err)
+	}
+	return nil
+}
+
 // LoadState returns the last state with its generation. The error is
 // ErrNothingStored, ErrForeign with the difference, or says what is broken.
 func (s *Store) LoadState() (State, Stored, error) {
