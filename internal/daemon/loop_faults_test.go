@@ -1,0 +1,346 @@
+package daemon
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+var errInjected = errors.New("injected: the kernel does not answer")
+
+// flushNat is the flush of most tests here.
+func (r *rig) flushNat() {
+	r.t.Helper()
+	must(r.t, r.fake.Flush(rules.IPv4, rules.Nat, ""))
+}
+
+var lostNat = scenario.Lost{rules.IPv4: {rules.Nat: scenario.Emptied}}
+
+// TestProbesFail: while nothing can be seen nothing is replayed and nothing is
+// healthy; a flush that came meanwhile is healed when the fault ends.
+func TestProbesFail(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		before := r.tables()
+		left := leftBy(t, backend, "flush-nat")
+		begins := r.fake.Begins()
+		unknown := r.moved(func() {
+			r.fake.FailProbes(errInjected)
+			r.flushNat()
+			r.after(10500 * time.Millisecond)
+			r.wantNotReady("unknown")
+			if n := r.fake.Begins() - begins; n != 0 {
+				t.Errorf("%d sessions begun while nothing could be seen", n)
+			}
+		}, "flush", "replays", "probes_total{family=ipv4,result=loss}")
+		wantMoved(t, unknown, series{})
+		got := r.metrics("probes_total")
+		if got["probes_total{family=ipv4,result=unknown}"] < 10 || got["probes_total{family=ipv4,result=loss}"] != 0 {
+			t.Errorf("probes: %v", got)
+		}
+		if n := strings.Count(r.log.String(), errInjected.Error()); n > 2 {
+			t.Errorf("the same trouble was logged %d times, want once per family", n)
+		}
+		r.fake.FailProbes(nil)
+		r.after(1100 * time.Millisecond)
+		r.wantBack(before, left)
+		if got := r.oneRecord(); got.Outcome != reload.Proved {
+			t.Errorf("the record says %+v", got)
+		}
+	})
+}
+
+// TestReadsFail: the probe shows a loss, but what it takes to judge it cannot
+// be read.
+func TestReadsFail(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		before, left := r.tables(), leftBy(t, backend, "flush-nat")
+		restores := r.fake.Restores()
+		r.fake.FailReads(errInjected)
+		r.flushNat()
+		r.after(5 * time.Second)
+		if s := r.d.Status(); s.Healthy || s.LossSince.IsZero() {
+			t.Errorf("healthy: %t, loss since %v", s.Healthy, s.LossSince)
+		}
+		if n := r.fake.Restores() - restores; n != 0 {
+			t.Errorf("%d restores without a read", n)
+		}
+		r.fake.FailReads(nil)
+		r.after(30 * time.Second)
+		r.wantBack(before, left)
+		if got := r.metrics("flush_events_total", "rules_absent"); got["flush_events_total"] != 1 || got["rules_absent_seconds"] != 1 {
+			t.Errorf("metrics: %v", got)
+		}
+	})
+}
+
+// TestLockHeld: somebody flushes and keeps the xtables lock. What cannot be
+// had is unknown or still lost, and the release is the hint.
+func TestLockHeld(t *testing.T) {
+	for _, readsToo := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			r := start(t, iptables.Legacy, setup{})
+			before, left := r.tables(), leftBy(t, iptables.Legacy, "flush-nat")
+			r.fake.ReadsNeedLock(readsToo)
+			restores := r.fake.Restores()
+			release := r.fake.HoldLock()
+			must(t, r.fake.Bypassing().Flush(rules.IPv4, rules.Nat, ""))
+			r.after(8 * time.Second)
+			if readsToo {
+				r.wantNotReady("unknown")
+			} else {
+				r.wantNotReady("emptied")
+				if n := r.metrics("restore_failures_total")["restore_failures_total{family=ipv4,reason=lock}"]; n == 0 {
+					t.Error("the held lock is not counted")
+				}
+				r.wantLog("fuser")
+			}
+			if n := r.fake.Restores() - restores; n != 0 {
+				t.Errorf("%d restores without the lock", n)
+			}
+			if len(r.metrics("rules_absent", "replays_total{family=ipv4,result=proved}")) != 0 {
+				t.Error("something counts as done")
+			}
+			r.after(300 * time.Millisecond)
+			release()
+			r.after(300 * time.Millisecond)
+			r.wantBack(before, left)
+			if got := r.oneRecord(); got.Outcome != reload.Proved || got.Kind != canary.Emptied {
+				t.Errorf("the record says %+v", got)
+			}
+		})
+	}
+}
+
+// TestLockHeldWithoutFlush: a held lock is no flush.
+func TestLockHeldWithoutFlush(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, iptables.Legacy, setup{})
+		r.fake.ReadsNeedLock(true)
+		moved := r.moved(func() {
+			release := r.fake.HoldLock()
+			r.after(time.Minute)
+			r.wantNotReady("unknown")
+			release()
+			r.after(100 * time.Millisecond)
+		}, lossMetrics...)
+		wantMoved(t, moved, series{})
+		r.wantReady()
+	})
+}
+
+// TestUnreadableTable: one table that cannot be read is unknown; the others are
+// healed all the same, and nobody runs in circles about it.
+func TestUnreadableTable(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		before := r.tables()
+		planted := len(r.fake.Payloads(rules.IPv4))
+		r.fake.DropTableFromReads(rules.IPv4, rules.Filter, errInjected)
+		must(t, scenario.All()[0].Do(t.Context(), r.programs()))
+		r.settled()
+		if got := r.d.Status().Families[rules.IPv4]; got[rules.Nat] != canary.Intact || got[rules.Mangle] != canary.Intact || got[rules.Filter] == canary.Intact {
+			t.Errorf("verdicts: %v", got)
+		}
+		for _, payload := range r.fake.Payloads(rules.IPv4)[planted:] {
+			if strings.Contains(payload, "*filter") {
+				t.Error("a table that could not be read was written")
+			}
+		}
+		r.after(time.Minute)
+		reads := r.fake.Reads()
+		r.after(time.Minute)
+		if n := r.fake.Reads() - reads; n > 4*60 {
+			t.Errorf("%d reads in a minute", n)
+		}
+		r.fake.DropTableFromReads(rules.IPv4, rules.Filter, nil)
+		r.after(time.Minute)
+		r.wantReady()
+		for _, chain := range []string{"KUBE-FORWARD", "CNI-FORWARD", "KUBE-FIREWALL"} {
+			if want := before[rules.IPv4][rules.Filter].Chain(chain); want != nil && len(r.chain(rules.IPv4, rules.Filter, chain)) != len(want.Rules) {
+				t.Errorf("%s is not back", chain)
+			}
+		}
+	})
+}
+
+// TestUnreadableAtStart: a table with a native rule must not keep canaryd from
+// planting the others, nor from resting.
+func TestUnreadableAtStart(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		fake := loadedFake(t, backend)
+		fake.DropTableFromReads(rules.IPv4, rules.Filter, errInjected)
+		r := run(t, fake, setup{})
+		r.after(time.Minute)
+		r.wantNotReady("ipv4 filter is unknown")
+		if n := len(r.metrics("canary_present")); n != 5 {
+			t.Errorf("%d canaries, want 5", n)
+		}
+		r.flushNat()
+		r.settled()
+		if got := r.d.Status().Families[rules.IPv4]; got[rules.Nat] != canary.Intact || got[rules.Filter] != canary.Unknown {
+			t.Errorf("after a flush of nat: %v", got)
+		}
+		if n := r.fake.Begins(); n > 20 {
+			t.Errorf("%d sessions in a minute", n)
+		}
+		r.fake.DropTableFromReads(rules.IPv4, rules.Filter, nil)
+		r.after(time.Minute)
+		r.wantReady()
+	})
+}
+
+// TestRestoresFail: tried again after 100 ms, doubling to 30 s, for as long as
+// the loss lasts; lost all the while; one flush event.
+func TestRestoresFail(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		before, left := r.tables(), leftBy(t, backend, "flush-nat")
+		var tries []time.Time
+		r.fake.BeforeRestore(func() { tries = append(tries, time.Now()) })
+		const refusals = 13
+		r.fake.FailRestores(refusals, iptables.ReasonMissingSet)
+		moved := r.moved(func() {
+			r.flushNat()
+			r.after(2 * time.Minute)
+			r.wantNotReady("ipv4 nat is emptied")
+			if s := r.d.Status(); s.LossSince.IsZero() || s.Flushes[0].Outcome != reload.Failed || s.Flushes[0].Detail == "" {
+				t.Errorf("loss since %v, record %+v", s.LossSince, s.Flushes[0])
+			}
+			if len(r.metrics("rules_absent")) != 0 || len(r.metrics("loss_since")) != 1 {
+				t.Error("the loss is not open any more")
+			}
+			r.after(4 * time.Minute)
+		}, lossMetrics...)
+		want := healed(lostNat, 1)
+		want["replays_total{family=ipv4,result=failed}"] = refusals
+		want["replays_total{family=ipv6,result=skipped}"] += refusals
+		want["restore_failures_total{family=ipv4,reason=missing_set}"] = refusals
+		wantMoved(t, moved, want)
+		var waits []time.Duration
+		for i := range refusals {
+			waits = append(waits, tries[i+1].Sub(tries[i]).Round(50*time.Millisecond))
+		}
+		wait, backOff := 100*time.Millisecond, []time.Duration{}
+		for range refusals {
+			backOff, wait = append(backOff, wait), min(2*wait, 30*time.Second)
+		}
+		if diff := cmp.Diff(backOff, waits); diff != "" {
+			t.Errorf("waits between tries (-want +got):\n%s", diff)
+		}
+		r.wantBack(before, left)
+		if record := r.oneRecord(); record.Outcome != reload.Proved || record.AbsentSeconds < 120 {
+			t.Errorf("the record says %+v", record)
+		}
+	})
+}
+
+// TestHalfReplays: what fails in the middle or only claims to have written is
+// found out by the proof, and completed.
+func TestHalfReplays(t *testing.T) {
+	faults := map[string]func(*iptables.Fake){
+		"partial": func(f *iptables.Fake) { f.PartialCommit(2) },
+		"lie":     func(f *iptables.Fake) { f.Lie(3) },
+	}
+	for name, fault := range faults {
+		t.Run(name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				r := start(t, backend, setup{})
+				before, left := r.tables(), leftBy(t, backend, "flush-all")
+				fault(r.fake)
+				must(t, scenario.All()[0].Do(t.Context(), r.programs()))
+				r.after(70 * time.Millisecond)
+				r.wantNotReady("emptied")
+				if s := r.d.Status(); s.LossSince.IsZero() || len(r.metrics("rules_absent")) != 0 {
+					t.Error("half a replay counts as done")
+				}
+				r.settled()
+				r.wantBack(before, left)
+				got := r.metrics("flush_events", "flushes", "rules_absent", "replays_total{")
+				if got["flush_events_total"] != 1 || got["rules_absent_seconds"] != 1 {
+					t.Errorf("metrics: %v", got)
+				}
+				for key, v := range got {
+					if strings.HasPrefix(key, "flushes") && v != 1 {
+						t.Errorf("%s is %v", key, v)
+					}
+				}
+				if record := r.oneRecord(); record.Outcome != reload.Proved && record.Outcome != reload.Skipped {
+					t.Errorf("the record says %+v", record)
+				}
+			})
+		})
+	}
+}
+
+// TestOwnerIsFaster: kube-proxy writes a chain anew between our read and our
+// restore, which overwrites it. That is told apart as raced, and kube-proxy is
+// made to sync, so that it has the last word.
+func TestOwnerIsFaster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, iptables.NFT, setup{})
+		const newer = "-p tcp -m tcp --dport 9999 -j KUBE-MARK-MASQ"
+		sync := section(rules.Nat, ":KUBE-NODEPORTS - [0:0]", ":KUBE-MARK-MASQ - [0:0]",
+			"-A KUBE-NODEPORTS "+newer, "-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000")
+		written, synced := false, 0
+		r.fake.BeforeRestore(func() {
+			if !written {
+				written = true
+				must(t, r.fake.As(77, "kube-proxy").RestoreNoflush(rules.IPv4, sync))
+			}
+		})
+		r.flushNat()
+		for range 60 { // kube-proxy's monitor, every second
+			r.after(time.Second)
+			if r.chain(rules.IPv4, rules.Mangle, "KUBE-PROXY-CANARY") == nil {
+				synced++
+				r.write(rules.Mangle, ":KUBE-PROXY-CANARY - [0:0]")
+				must(t, r.fake.As(77, "kube-proxy").RestoreNoflush(rules.IPv4, sync))
+			}
+		}
+		r.wantReady()
+		if record := r.oneRecord(); record.Outcome != reload.Raced {
+			t.Errorf("the outcome is %s, want raced", record.Outcome)
+		}
+		if got := r.chain(rules.IPv4, rules.Nat, "KUBE-NODEPORTS"); synced != 1 || !slices.Equal(got, []string{newer}) {
+			t.Errorf("after %d syncs kube-proxy's chain holds %q", synced, got)
+		}
+		r.flushNat()
+		r.settled()
+		if got := r.chain(rules.IPv4, rules.Nat, "KUBE-NODEPORTS"); !slices.Equal(got, []string{newer}) {
+			t.Errorf("after another flush kube-proxy's chain holds %q", got)
+		}
+	})
+}
+
+// TestOwnerComesFirst: what the owner put back while we settled is not
+// overwritten with what it was before.
+func TestOwnerComesFirst(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		const newer = "-p tcp -m tcp --dport 9999 -j CNI-HOSTPORT-SETMARK"
+		r.flushNat()
+		r.after(10 * time.Millisecond)
+		r.write(rules.Nat, "-A CNI-HOSTPORT-DNAT "+newer)
+		r.after(5 * time.Second)
+		r.wantReady()
+		if got := r.chain(rules.IPv4, rules.Nat, "CNI-HOSTPORT-DNAT"); !slices.Equal(got, []string{newer}) {
+			t.Errorf("the owner's chain holds %q", got)
+		}
+		if len(r.chain(rules.IPv4, rules.Nat, "KUBE-SERVICES")) == 0 {
+			t.Error("the rest is not back")
+		}
+	})
+}
