@@ -293,6 +293,15 @@ func TestJudgeTellsLossFromDecision(t *testing.T) {
 			want: changed,
 		},
 		{
+			name:  "an emptied chain whose target moved under another one was emptied on purpose",
+			edits: []edit{flushed(svc), with("-A KUBE-NODEPORTS -j " + sep)}, want: changed,
+		},
+		{
+			name:  "an orphan that two chains had let go of was nobody's loss",
+			edits: []edit{flushed("KUBE-NODEPORTS"), without("-A KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j " + svc)},
+			want:  changed,
+		},
+		{
 			name: "an endpoint went: its chain with it", edits: []edit{flushed(svc), deleted(sep)},
 			want: changed,
 		},

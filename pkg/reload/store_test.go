@@ -152,6 +152,20 @@ func TestWhatWasTamperedWithIsRefused(t *testing.T) {
 	}
 }
 
+func TestAForgottenStateIsGoneAndItsGenerationStays(t *testing.T) {
+	g, s := generation(t, 1), openStore(t, t.TempDir(), here)
+	must(t, s.Forget())
+	must(t, s.SaveGeneration(g, "snapshot", noon))
+	must(t, s.SaveState(testState()))
+	must(t, s.Forget())
+	if _, _, err := s.LoadState(); !errors.Is(err, ErrNothingStored) {
+		t.Errorf("LoadState: %v, want ErrNothingStored", err)
+	}
+	if _, err := s.Load(g.ID()); err != nil {
+		t.Errorf("Load: %v", err)
+	}
+}
+
 func TestATruncatedStateIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, here)
