@@ -39,6 +39,7 @@ type node struct {
 	programs scenario.Programs
 	families []rules.Family // that can be saved
 	protects func(string) bool
+	env      []string // of the daemon, besides our own
 	logs     int
 }
 
@@ -194,6 +195,7 @@ func (n *node) launch(flags ...string) *process {
 	defer file.Close()
 	p.cmd = exec.CommandContext(n.Context(), os.Getenv(program), append(n.flags("run"), flags...)...)
 	p.cmd.Stdout, p.cmd.Stderr = file, file
+	p.cmd.Env = append(os.Environ(), n.env...)
 	n.must(p.cmd.Start())
 	go func() { p.err = p.cmd.Wait(); close(p.ended) }()
 	n.Cleanup(func() {
