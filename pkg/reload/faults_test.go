@@ -99,14 +99,14 @@ func TestALossIsAnsweredEvenBesideAWriterThatNeverRests(t *testing.T) {
 	n.marked(v4)
 }
 
-func TestACommitDuringTheRestoreMakesItRacedAndItsDoubledHookGoes(t *testing.T) {
+func TestACommitDuringTheRestoreMakesItRacedAndItsDoubledHooksGo(t *testing.T) {
 	n := newNode(t, iptables.NFT, nodeText, v4, v6)
 	n.flushAll(v4)
 	wrote := false
 	n.BeforeRestore(func() {
 		if !wrote {
 			wrote = true
-			must(t, n.RestoreNoflush(v4, "*nat\n:KUBE-SERVICES - [0:0]\n-I PREROUTING -j KUBE-SERVICES\nCOMMIT\n"))
+			must(t, n.RestoreNoflush(v4, "*nat\n:KUBE-SERVICES - [0:0]\n-I PREROUTING -j KUBE-SERVICES\n-I PREROUTING -j KUBE-SERVICES\nCOMMIT\n"))
 		}
 	})
 	result := n.heal()

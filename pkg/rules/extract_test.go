@@ -61,7 +61,7 @@ func TestExtractAnchorsAHookByTheForeignRulesAroundIt(t *testing.T) {
 				}
 				got = append(got, h.Anchor)
 			}
-			if d := cmp.Diff(test.want, got); d != "" {
+			if d := cmp.Diff(test.want, got, exactly); d != "" {
 				t.Errorf("anchors (-want +got):\n%s", d)
 			}
 		})
@@ -104,7 +104,7 @@ func TestExtractTakesWhatIsProtectedAndNothingElse(t *testing.T) {
 		Leans:    []string{"corp"},
 		Policies: map[string]string{"PREROUTING": "ACCEPT", "OUTPUT": "DROP", "POSTROUTING": "ACCEPT"},
 	}
-	if d := cmp.Diff(want, got); d != "" {
+	if d := cmp.Diff(want, got, exactly); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 	if d := cmp.Diff([]string{"PREROUTING", "POSTROUTING"}, got.HookedChains(rules.Nat)); d != "" {
@@ -116,7 +116,7 @@ func TestExtractTakesWhatIsProtectedAndNothingElse(t *testing.T) {
 }
 
 func TestExtractOfNoTableIsNothing(t *testing.T) {
-	if d := cmp.Diff(rules.Section{}, rules.Extract(nil, func(string) bool { return true }, isMark)); d != "" {
+	if d := cmp.Diff(rules.Section{}, rules.Extract(nil, func(string) bool { return true }, isMark), exactly); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 }

@@ -98,7 +98,7 @@ func TestAGenerationSurvivesJSON(t *testing.T) {
 	if err := json.Unmarshal(data, &got); err != nil {
 		t.Fatalf("%v\n%s", err, data)
 	}
-	if d := cmp.Diff(small(), got); d != "" {
+	if d := cmp.Diff(small(), got, exactly); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 	if got.ID() != small().ID() {
@@ -128,7 +128,7 @@ func TestAChangedCloneLeavesTheGenerationAlone(t *testing.T) {
 	c[rules.IPv4][rules.Nat] = rules.Section{}
 	c[rules.IPv6] = nil
 	with := g.With(rules.IPv6, rules.Filter, small()[rules.IPv4][rules.Nat])
-	if d := cmp.Diff(small(), g); d != "" {
+	if d := cmp.Diff(small(), g, exactly); d != "" {
 		t.Errorf("the original changed (-want +got):\n%s", d)
 	}
 	if n, chains := with.Counts(); n != 10 || chains != 6 {

@@ -67,7 +67,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil || len(unreadable) > 0 {
 			t.Fatalf("what was read cannot be read again: %v %v\n%s", err, unreadable, saved(set))
 		}
-		if d := cmp.Diff(set, again, ignoreIndex); d != "" {
+		if d := cmp.Diff(set, again, exactly); d != "" {
 			t.Errorf("what was read reads differently (-first +second):\n%s", d)
 		}
 	})
