@@ -23,10 +23,11 @@ const (
 	Drifted      Verdict = "drifted"       // a declared source's rules were changed by a stranger
 )
 
-// Loss reports whether the verdict is one that a replay answers.
+// Loss reports whether the verdict is one that a replay answers. No verdict at
+// all, of a table that was not read, is none.
 func (v Verdict) Loss() bool {
 	switch v {
-	case Unknown, Intact, Changed:
+	case "", Unknown, Intact, Changed:
 		return false
 	default:
 		return true
