@@ -168,7 +168,7 @@ func (r *rig) wantReady() {
 	}
 }
 
-// wantLost fails unless the daemon says that something is wrong.
+// wantNotReady fails unless the daemon says that something is wrong.
 func (r *rig) wantNotReady(why string) {
 	r.t.Helper()
 	s := r.d.Status()
@@ -203,7 +203,7 @@ func section(table rules.TableName, lines ...string) string {
 	return fmt.Sprintf("*%s\n%s\nCOMMIT\n", table, strings.Join(lines, "\n"))
 }
 
-// Series are the metrics that are not 0, such as
+// A series are the metrics that are not 0, such as
 // "replays_total{family=ipv4,result=proved}".
 type series map[string]float64
 
