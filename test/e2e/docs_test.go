@@ -1,0 +1,188 @@
+package e2e
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+func document(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile("../../" + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+var commandNames = []string{"run", "check", "restore", "render", "status", "cleanup", "version"}
+
+// TestReadmeNames: each command, flag and make target that the README names is
+// there, and so is each file that it links to.
+func TestReadmeNames(t *testing.T) {
+	t.Parallel()
+	readme := document(t, "README.md")
+	help := ""
+	for _, name := range commandNames {
+		out, err := exec.Command(os.Getenv(program), name, "--help").Output()
+		if err != nil {
+			t.Fatalf("canaryd %s --help: %v", name, err)
+		}
+		help += string(out)
+		if !strings.Contains(readme, "`canaryd "+name+"`") {
+			t.Errorf("README does not name canaryd %s", name)
+		}
+	}
+	for _, flag := range regexp.MustCompile("--[a-z][a-z-]+").FindAllString(readme, -1) {
+		if flag != "--help" && !strings.Contains(help, flag+" ") {
+			t.Errorf("README names %s, which no command has", flag)
+		}
+	}
+	makefile := document(t, "Makefile")
+	for _, target := range regexp.MustCompile("(?m)(?:^    |`)make ([a-z]+)").FindAllStringSubmatch(readme, -1) {
+		if !strings.Contains(makefile, "\n"+target[1]+": ") {
+			t.Errorf("README names make %s, which the Makefile lacks", target[1])
+		}
+	}
+	for _, link := range regexp.MustCompile(`\]\(([^):]+)\)`).FindAllStringSubmatch(readme, -1) {
+		if _, err := os.Stat("../../" + link[1]); err != nil {
+			t.Errorf("README links to what is not there: %v", err)
+		}
+	}
+}
+
+// TestReadmeCommands runs the commands that the README names, and compares its
+// log lines and its status with those of the flush that it tells of.
+func TestReadmeCommands(t *testing.T) {
+	readme := document(t, "README.md")
+	on(t, iptables.NFT, func(n *node) {
+		n.load()
+		d := n.start("--max-stored-age=10m", "--mode=heal")
+		n.must(n.programs.Flush(n.Context(), rules.IPv4, rules.Nat, ""))
+		n.healed(1)
+		n.within(healsIn, "the log", func() error {
+			if !strings.Contains(d.log(), "The rules are back") {
+				return os.ErrNotExist
+			}
+			return nil
+		})
+		log := d.log()
+		lines := regexp.MustCompile(`(?m)^    ("[A-Z].*)$`).FindAllStringSubmatch(readme, -1)
+		if len(lines) == 0 {
+			n.Error("README shows no log line")
+		}
+		for _, line := range lines {
+			if !slices.Contains(shapes(log), shape(line[1])) {
+				n.Errorf("README shows a line of the log that is now another:\n%s\n%s", line[1], log)
+			}
+		}
+		table, _ := n.want(0, "status")
+		for _, heading := range regexp.MustCompile(`(?m)^    (F[A-Z]+  .*)$`).FindAllStringSubmatch(readme, -1) {
+			if !strings.Contains(squeeze(table), squeeze(heading[1])) {
+				n.Errorf("README shows the heading %q, status prints:\n%s", heading[1], table)
+			}
+		}
+
+		time.Sleep(1500 * time.Millisecond) // a changed generation reaches the disk within a second
+		id := n.status().Generation.ID
+		var words [][]string
+		for _, c := range regexp.MustCompile("(?:`|\\$ )canaryd ([^`\n]+)").FindAllStringSubmatch(readme, -1) {
+			words = append(words, strings.Fields(strings.ReplaceAll(c[1], "ID", id)))
+		}
+		slices.SortStableFunc(words, func(a, b []string) int { // cleanup comes last
+			return strings.Compare(map[bool]string{true: "1"}[a[0] == "cleanup"], map[bool]string{true: "1"}[b[0] == "cleanup"])
+		})
+		ran := map[string]bool{}
+		for _, w := range words {
+			switch {
+			case w[0] == "run":
+			case w[0] == "COMMAND":
+				for _, name := range commandNames {
+					n.want(0, name, w[1:]...)
+				}
+			default:
+				n.want(0, w[0], w[1:]...)
+				ran[w[0]] = true
+			}
+		}
+		if len(ran) != len(commandNames)-1 {
+			n.Errorf("README names %d commands, want all but run: %v", len(ran), ran)
+		}
+		d.stop()
+	})
+}
+
+// shape returns a log line's message and the names of its values.
+func shape(line string) string {
+	if i := strings.Index(line, `"`); i > 0 {
+		line = line[i:] // klog's own heading
+	}
+	message, values, _ := strings.Cut(strings.TrimPrefix(line, `"`), `"`)
+	return message + ":" + strings.Join(regexp.MustCompile(` [a-zA-Z]+=`).FindAllString(quoted.ReplaceAllString(values, ""), -1), "")
+}
+
+var quoted = regexp.MustCompile(`"[^"]*"`)
+
+func shapes(log string) []string {
+	var all []string
+	for line := range strings.Lines(log) {
+		all = append(all, shape(line))
+	}
+	return all
+}
+
+func squeeze(text string) string { return regexp.MustCompile(` +`).ReplaceAllString(text, " ") }
+
+// TestDependencies: docs/dependencies.md lists the direct dependencies of
+// go.mod, and no others.
+func TestDependencies(t *testing.T) {
+	t.Parallel()
+	for file, title := range map[string]string{"go.mod": "", "hack/tools/go.mod": "hack/tools/go.mod"} {
+		var want, got []string
+		edit := exec.Command("go", "mod", "edit", "-json", "../../"+file)
+		out, err := edit.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var mod struct {
+			Require []struct {
+				Path     string
+				Indirect bool
+			}
+			Tool []struct{ Path string }
+		}
+		if err := json.Unmarshal(out, &mod); err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range mod.Require {
+			// A tool's module is marked indirect: nothing imports it.
+			tool := slices.ContainsFunc(mod.Tool, func(t struct{ Path string }) bool { return strings.HasPrefix(t.Path, r.Path+"/") || t.Path == r.Path })
+			if !r.Indirect || tool {
+				want = append(want, r.Path)
+			}
+		}
+		for _, section := range strings.Split(document(t, "docs/dependencies.md"), "\n## ") {
+			if strings.Contains(strings.SplitN(section, "\n", 2)[0], "hack/tools") != (title != "") {
+				continue
+			}
+			for _, row := range regexp.MustCompile(`(?m)^\| ([a-z][a-z0-9.]*\.[a-z]+/\S+) \|`).FindAllStringSubmatch(section, -1) {
+				got = append(got, row[1])
+			}
+		}
+		slices.Sort(want)
+		slices.Sort(got)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("docs/dependencies.md lists other modules than %s (-go.mod +docs):\n%s", file, diff)
+		}
+	}
+}
