@@ -151,8 +151,10 @@ func judgeContent(want Wanted, seen Seen) Finding {
 	for _, h := range missingHooks(want.Section, seen.Table) {
 		switch {
 		case slices.Contains(f.Witnesses, h.Chain):
-			f.Hooks = append(f.Hooks, h)
-		case !hasRules(seen.Table, h.Rule.Target) || superseded(want.Section, seen.Table, h):
+			if !superseded(want.Section, seen.Table, h) {
+				f.Hooks = append(f.Hooks, h)
+			}
+		case !hasRules(seen.Table, h.Rule.Target) || reworded(seen.Table, h):
 			// Its owner let go of it.
 		case seen.Quiet:
 			f.Hooks = append(f.Hooks, h)
@@ -229,6 +231,16 @@ func countRule(t *rules.Table, h rules.Hook) int {
 		}
 	}
 	return n
+}
+
+// reworded reports whether another rule of the built-in chain jumps to the
+// hook's target: an owner that rewrites a hook inserts the new one first and
+// deletes the old one by name, however long after.
+func reworded(t *rules.Table, h rules.Hook) bool {
+	c := t.Chain(h.Chain)
+	return c != nil && slices.ContainsFunc(c.Rules, func(r rules.Rule) bool {
+		return r.Target == h.Rule.Target && !r.Equal(h.Rule)
+	})
 }
 
 // superseded reports whether the built-in chain now holds a hook to the same

@@ -213,3 +213,17 @@ func FuzzJudge(f *testing.F) {
 		}
 	})
 }
+
+// An owner that is upgraded inserts its hook in other words, and deletes the
+// old one when it comes to it: by then both are part of the generation.
+func TestJudgeLetsAReplacedHookGoHoweverLate(t *testing.T) {
+	reworded := "-A OUTPUT -p tcp -j KUBE-SERVICES"
+	both := strings.Replace(node, hookOut, hookOut+"\n"+reworded, 1)
+	table := tableOf(t, without(hookOut)(both))
+	seen := seenTable(table)
+	seen.Quiet = true
+	got := Judge(wantedOf(t, both), seen)
+	if got.Verdict != Changed || len(got.Hooks) > 0 {
+		t.Errorf("verdict %s with hooks %v: want changed, and nothing put back", got.Verdict, got.Hooks)
+	}
+}
