@@ -17,6 +17,8 @@ import (
 const (
 	journalKept = 100 // flush records in memory
 	namesKept   = 20  // chain names in one record
+	// complainEvery is how often the log says the same of a loss that lasts.
+	complainEvery = 30 * time.Second
 )
 
 // A hit is what one table lost.
@@ -138,7 +140,17 @@ func (d *Daemon) logRetry(ctx context.Context, l *loss, err error) {
 	if !l.told {
 		what = "Rules may be missing"
 	}
-	klog.FromContext(ctx).Error(err, what,
+	log := klog.FromContext(ctx)
+	now := time.Now()
+	if err != nil && err.Error() == l.complaint && now.Sub(l.complained) < complainEvery {
+		log = log.V(2) // not a line for each try
+	} else if err != nil {
+		l.complaint, l.complained = err.Error(), now
+	}
+	if !log.Enabled() {
+		return
+	}
+	log.Error(err, what,
 		"flush", l.record.ID, "attempt", l.attempts, "retryIn", l.wait, "missingFor", time.Since(l.record.Time).Round(time.Millisecond), "advice", advice)
 }
 

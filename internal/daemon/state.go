@@ -83,6 +83,9 @@ type loss struct {
 	attempts int
 	tryAt    time.Time
 	wait     time.Duration
+
+	complaint  string // what the log said last of why it lasts
+	complained time.Time
 }
 
 func newState(families []rules.Family, now time.Time) *state {
