@@ -1,0 +1,74 @@
+package kube
+
+import (
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+func familyOf(ip netip.Addr) rules.Family {
+	if ip.Is4() {
+		return rules.IPv4
+	}
+	return rules.IPv6
+}
+
+// parseIP reads an address as kube-proxy does (k8s.io/utils/net's
+// ParseIPSloppy): octets may have leading zeros and are decimal all the same,
+// an IPv4-mapped address is IPv4, a zone is not allowed.
+func parseIP(text string) (netip.Addr, bool) {
+	ip, err := netip.ParseAddr(text)
+	if err != nil {
+		plain := withoutLeadingZeros(text)
+		if plain == text {
+			return netip.Addr{}, false
+		}
+		if ip, err = netip.ParseAddr(plain); err != nil {
+			return netip.Addr{}, false
+		}
+	}
+	return ip.Unmap(), ip.Zone() == ""
+}
+
+// parseCIDR reads a prefix as ParseCIDRSloppy does; bits behind it are cut off.
+func parseCIDR(text string) (netip.Prefix, bool) {
+	address, length, found := strings.Cut(text, "/")
+	bits, err := strconv.ParseUint(length, 10, 8)
+	if !found || err != nil {
+		return netip.Prefix{}, false
+	}
+	ip, ok := parseIP(address)
+	if !ok {
+		return netip.Prefix{}, false
+	}
+	if ip.Is4() && strings.Contains(address, ":") { // IPv4-mapped
+		if bits < 96 {
+			return netip.Prefix{}, false
+		}
+		bits -= 96
+	}
+	cidr, err := ip.Prefix(int(bits))
+	return cidr, err == nil
+}
+
+// withoutLeadingZeros strips them from the octets of an IPv4 address, or of
+// the one at the end of an IPv6 address.
+func withoutLeadingZeros(text string) string {
+	head, tail := "", text
+	if i := strings.LastIndexByte(text, ':'); i >= 0 {
+		head, tail = text[:i+1], text[i+1:]
+	}
+	octets := strings.Split(tail, ".")
+	if len(octets) != 4 {
+		return text
+	}
+	for i, octet := range octets {
+		for len(octet) > 1 && octet[0] == '0' {
+			octet = octet[1:]
+		}
+		octets[i] = octet
+	}
+	return head + strings.Join(octets, ".")
+}

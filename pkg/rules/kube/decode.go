@@ -1,0 +1,233 @@
+package kube
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// Load reads a file, or the *.yaml, *.yml and *.json files of a folder (not
+// those below it). Names that begin with a dot are left out: a mounted
+// ConfigMap keeps its ..data there.
+func Load(path string) (Objects, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return Objects{}, err
+	}
+	if !info.IsDir() {
+		return read(path)
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return Objects{}, err
+	}
+	var all Objects
+	var bad []error
+	for _, e := range entries { // sorted by name
+		name := e.Name()
+		if strings.HasPrefix(name, ".") || !slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name)) {
+			continue
+		}
+		o, err := read(filepath.Join(path, name))
+		if err != nil {
+			bad = append(bad, err)
+			continue
+		}
+		all.Add(o)
+	}
+	if len(bad) > 0 {
+		return Objects{}, errors.Join(bad...)
+	}
+	return all, nil
+}
+
+func read(path string) (Objects, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return Objects{}, err
+	}
+	return Decode(path, data)
+}
+
+// Decode reads the YAML or JSON documents of one file. It is strict: a field
+// that does not exist, or stands there twice, is an error. Either all of the
+// file is returned or nothing; name is for the errors.
+func Decode(name string, data []byte) (Objects, error) {
+	d := decoder{file: name}
+	for _, doc := range documents(data) {
+		d.line = doc.line
+		if err := d.document(doc.text); err != nil {
+			return Objects{}, err
+		}
+	}
+	return d.objects, nil
+}
+
+// A document is one document of a YAML file and the line on which it starts.
+type document struct {
+	line int
+	text []byte
+}
+
+// documents cuts a YAML file at the lines that begin with "---" and stand for
+// themselves or before a space.
+func documents(data []byte) []document {
+	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
+	var all []document
+	start, first, line := 0, 1, 0
+	for at := 0; at < len(data); {
+		line++
+		next := len(data)
+		if i := bytes.IndexByte(data[at:], '\n'); i >= 0 {
+			next = at + i + 1
+		}
+		if rest, found := bytes.CutPrefix(data[at:next], []byte("---")); found && (len(rest) == 0 || bytes.IndexByte([]byte(" \t\r\n"), rest[0]) >= 0) {
+			all = append(all, document{first, data[start:at]})
+			start, first = at+len("---"), line
+		}
+		at = next
+	}
+	return append(all, document{first, data[start:]})
+}
+
+type decoder struct {
+	file    string
+	line    int
+	objects Objects
+}
+
+func (d *decoder) where() string { return d.file + ":" + strconv.Itoa(d.line) }
+
+func (d *decoder) document(text []byte) error {
+	data, err := yaml.YAMLToJSONStrict(text)
+	if err != nil {
+		return d.yamlError(err)
+	}
+	if string(data) == "null" {
+		return nil // nothing but comments
+	}
+	return d.object(data, "")
+}
+
+var yamlLine = regexp.MustCompile(`line (\d+): `)
+
+// yamlError turns the line within the document into the line of the file.
+func (d *decoder) yamlError(err error) error {
+	text := strings.TrimPrefix(err.Error(), "error converting YAML to JSON: ")
+	text = strings.Join(strings.Fields(strings.TrimPrefix(text, "yaml: ")), " ")
+	line := d.line
+	if found := yamlLine.FindStringSubmatch(text); found != nil {
+		if n, err := strconv.Atoi(found[1]); err == nil {
+			line += n - 1
+		}
+		text = strings.Replace(text, found[0], "", 1)
+	}
+	return fmt.Errorf("%s:%d: %s", d.file, line, strings.TrimPrefix(text, "unmarshal errors: "))
+}
+
+// object reads one object, or a list of them. The members of a typed list may
+// leave out their own type.
+func (d *decoder) object(data []byte, memberOf string) error {
+	var head struct {
+		metav1.TypeMeta
+		Items []json.RawMessage `json:"items"`
+	}
+	if err := json.Unmarshal(data, &head); err != nil {
+		return &ObjectError{Where: d.where(), Object: "object", Field: badField(err), Reason: reason(err)}
+	}
+	kind := head.APIVersion + " " + head.Kind
+	if kind == " " {
+		kind = memberOf
+	}
+	switch kind {
+	case "v1 Service":
+		return member(d, data, &d.objects.Services, kind)
+	case "v1 Node":
+		return member(d, data, &d.objects.Nodes, kind)
+	case "discovery.k8s.io/v1 EndpointSlice":
+		return member(d, data, &d.objects.Slices, kind)
+	case "v1 List", "v1 ServiceList", "v1 NodeList", "discovery.k8s.io/v1 EndpointSliceList":
+		for i, item := range head.Items {
+			of := strings.TrimSuffix(kind, "List")
+			if err := d.object(item, of); err != nil {
+				return fmt.Errorf("%w (items[%d])", err, i)
+			}
+		}
+		return nil
+	}
+	if head.Kind == "" || head.APIVersion == "" {
+		return fmt.Errorf("%s: apiVersion and kind are missing", d.where())
+	}
+	if slices.Contains([]string{"Service", "EndpointSlice", "Node"}, head.Kind) && strings.HasSuffix(strings.Split(head.APIVersion, "/")[0], "k8s.io") {
+		return fmt.Errorf("%s: apiVersion %s of %s is not supported", d.where(), head.APIVersion, head.Kind)
+	}
+	d.objects.Skipped = append(d.objects.Skipped, Skip{
+		Where: d.where(), Object: head.Kind + nameIn(data),
+		Reason: "is of a kind (" + kind + ") that kube-proxy does not read",
+	})
+	return nil
+}
+
+// member decodes one object and appends it to its kind's list.
+func member[T any, P interface {
+	*T
+	metav1.Object
+}](d *decoder, data []byte, list *[]P, kind string) error {
+	object := P(new(T))
+	strict := json.NewDecoder(bytes.NewReader(data))
+	strict.DisallowUnknownFields()
+	if err := strict.Decode(object); err != nil {
+		_, short, _ := strings.Cut(kind, " ")
+		return &ObjectError{Where: d.where(), Object: short + nameIn(data), Field: badField(err), Reason: reason(err)}
+	}
+	*list = append(*list, object)
+	d.objects.from(object, d.where())
+	return nil
+}
+
+// nameIn returns " NAMESPACE/NAME" of an object, as far as it can be read.
+func nameIn(data []byte) string {
+	var o struct {
+		Metadata struct{ Namespace, Name any } `json:"metadata"`
+	}
+	_ = json.Unmarshal(data, &o)
+	var all string
+	for _, part := range []any{o.Metadata.Namespace, o.Metadata.Name} {
+		if text, ok := part.(string); ok && text != "" {
+			all += "/" + text
+		}
+	}
+	return strings.Replace(all, "/", " ", 1)
+}
+
+// badField returns the field that a decoding error is about.
+func badField(err error) string {
+	if wrong := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrong) {
+		return wrong.Field
+	}
+	if _, field, found := strings.Cut(err.Error(), "unknown field "); found {
+		return strings.Trim(field, `"`)
+	}
+	return ""
+}
+
+// reason says what encoding/json found without naming Go types.
+func reason(err error) string {
+	if wrong := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrong) {
+		return "a " + wrong.Value + " does not belong here"
+	}
+	if strings.Contains(err.Error(), "unknown field ") {
+		return "there is no such field"
+	}
+	return strings.TrimPrefix(err.Error(), "json: ")
+}

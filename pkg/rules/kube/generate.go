@@ -1,0 +1,98 @@
+// Package kube makes the rules that kube-proxy, in iptables mode, and kubelet
+// write from Services, EndpointSlices and a Node.
+//
+// It follows Kubernetes 1.36: pkg/proxy/iptables/proxier.go for the rules,
+// pkg/proxy/serviceport.go, endpointslicecache.go and topology.go for what they
+// are made of, cmd/kube-proxy/app for the options. The rules are spelled as
+// iptables-save prints them.
+package kube
+
+import (
+	"cmp"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// largeCluster is the number of endpoints above which kube-proxy leaves out
+// the comments in the chains of endpoints.
+const largeCluster = 1000
+
+// Generate returns the rules that a full sync leaves in nat and filter, and
+// what objects and fields have no part in them. The same objects give the same
+// rules whatever their order. An error joins every *ObjectError there is.
+//
+// Not written: the canaries of kube-proxy and kubelet and KUBE-IPTABLES-HINT,
+// which stay their owners', and rules that only count (nfacct).
+func Generate(objects Objects, options Options) (rules.Generation, []Skip, error) {
+	nodes, err := options.nodes(objects)
+	if err != nil {
+		return nil, nil, err
+	}
+	r := &report{objects: &objects, skips: slices.Clone(objects.Skipped)}
+	services := objects.sorted(r)
+	g := rules.Generation{}
+	for _, n := range nodes {
+		g[n.family] = n.sections(n.ports(services, objects.index(n, r), r))
+	}
+	if err := r.err(); err != nil {
+		return nil, r.skipped(), err
+	}
+	return g, r.skipped(), nil
+}
+
+// sorted returns the services that are proxied, by namespace and name.
+func (all *Objects) sorted(r *report) []*corev1.Service {
+	services := slices.Clone(all.Services)
+	slices.SortStableFunc(services, func(a, b *corev1.Service) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	for i, s := range services {
+		if i > 0 && serviceKey(s) == serviceKey(services[i-1]) {
+			r.on(s, "Service", s.Namespace, s.Name).refuse("metadata.name", "stands there twice%s", r.at(services[i-1]))
+		}
+	}
+	byName := slices.Clone(all.Nodes)
+	slices.SortFunc(byName, func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
+	for i, n := range byName {
+		if i > 0 && n.Name == byName[i-1].Name {
+			r.on(n, "Node", "", n.Name).refuse("metadata.name", "stands there twice%s", r.at(byName[i-1]))
+		}
+	}
+	return slices.DeleteFunc(services, func(s *corev1.Service) bool {
+		return !proxied(s, r.on(s, "Service", s.Namespace, s.Name))
+	})
+}
+
+// ports returns the ports of all services that have an address in the family.
+func (n node) ports(services []*corev1.Service, slicesOf index, r *report) []servicePort {
+	all := make([]servicePort, 0, len(services))
+	for _, s := range services {
+		list := slicesOf[serviceKey(s)]
+		first := len(all)
+		all = append(all, servicePorts(s, n.family, r.on(s, "Service", s.Namespace, s.Name))...)
+		for i := range all[first:] {
+			p := &all[first+i]
+			p.endpoints = n.endpoints(list, p.from, r)
+		}
+	}
+	return all
+}
+
+// sections writes both tables.
+func (n node) sections(ports []servicePort) map[rules.TableName]rules.Section {
+	endpoints := 0
+	for i := range ports {
+		endpoints += len(ports[i].endpoints)
+	}
+	w := newWriter(n, endpoints > largeCluster, len(ports), endpoints)
+	for i := range ports {
+		w.servicePort(&ports[i])
+	}
+	return map[rules.TableName]rules.Section{
+		rules.Nat:    {Chains: w.natChains(), Hooks: w.hooks(natHooks)},
+		rules.Filter: {Chains: w.filterChains(), Hooks: w.hooks(filterHooks)},
+	}
+}

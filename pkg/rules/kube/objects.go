@@ -1,0 +1,120 @@
+package kube
+
+import (
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Objects are what rules are generated from. They are only read.
+type Objects struct {
+	Services []*corev1.Service
+	Slices   []*discoveryv1.EndpointSlice
+	Nodes    []*corev1.Node
+	// Skipped are the objects of other kinds that were read with these.
+	Skipped []Skip
+
+	origin map[any]string // by pointer to the object: file and line
+}
+
+// Add appends the objects of o.
+func (all *Objects) Add(o Objects) {
+	all.Services = append(all.Services, o.Services...)
+	all.Slices = append(all.Slices, o.Slices...)
+	all.Nodes = append(all.Nodes, o.Nodes...)
+	all.Skipped = append(all.Skipped, o.Skipped...)
+	for object, where := range o.origin {
+		all.from(object, where)
+	}
+}
+
+func (all *Objects) from(object any, where string) {
+	if all.origin == nil {
+		all.origin = map[any]string{}
+	}
+	all.origin[object] = where
+}
+
+// A Skip tells of an object, or a field of one, that has no part in the rules.
+type Skip struct {
+	Where  string // file and line; empty when the object was not read from a file
+	Object string // kind, namespace and name
+	Field  string // empty for the whole object
+	Reason string
+	// Broken tells that the object is at fault. Else it is none of
+	// kube-proxy's business: headless, for another proxy, and the like.
+	Broken bool
+}
+
+func (s Skip) String() string { return describe(s.Where, s.Object, s.Field, s.Reason) }
+
+// An ObjectError says which field of which object no rules can be made from.
+type ObjectError struct {
+	Where, Object, Field, Reason string
+}
+
+func (e *ObjectError) Error() string { return describe(e.Where, e.Object, e.Field, e.Reason) }
+
+func describe(where, object, field, reason string) string {
+	text := object
+	if where != "" {
+		text = where + ": " + text
+	}
+	if field != "" {
+		text += ": " + field
+	}
+	return text + ": " + reason
+}
+
+// node returns the Node object of that name, or nil.
+func (all *Objects) node(name string) *corev1.Node {
+	for _, n := range all.Nodes {
+		if n.Name == name && name != "" {
+			return n
+		}
+	}
+	return nil
+}
+
+// podCIDRs returns the pod CIDRs of n. The older field counts where the API
+// server has not copied it into the newer one.
+func podCIDRs(n *corev1.Node) []string {
+	switch {
+	case n == nil:
+		return nil
+	case len(n.Spec.PodCIDRs) == 0 && n.Spec.PodCIDR != "":
+		return []string{n.Spec.PodCIDR}
+	default:
+		return n.Spec.PodCIDRs
+	}
+}
+
+// hostIPs returns the addresses of n, at most one of each family: the first
+// internal one, else the first external one (kube-proxy's GetNodeHostIPs).
+func hostIPs(n *corev1.Node) []netip.Addr {
+	if n == nil {
+		return nil
+	}
+	var found []netip.Addr
+	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
+		for _, a := range n.Status.Addresses {
+			ip, ok := parseIP(a.Address)
+			if a.Type != kind || !ok || len(found) == 2 || len(found) == 1 && familyOf(found[0]) == familyOf(ip) {
+				continue
+			}
+			found = append(found, ip)
+		}
+	}
+	return found
+}
+
+func serviceKey(s *corev1.Service) types.NamespacedName {
+	return types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
+}
+
+// sliceKey names the service that a slice belongs to.
+func sliceKey(s *discoveryv1.EndpointSlice) types.NamespacedName {
+	return types.NamespacedName{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}
+}

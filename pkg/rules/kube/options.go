@@ -1,0 +1,278 @@
+package kube
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A LocalMode says how traffic of pods on this node is told from other
+// traffic; the values are those of kube-proxy's --detect-local-mode.
+type LocalMode string
+
+// The modes of kube-proxy 1.36.
+const (
+	ClusterCIDR         LocalMode = "ClusterCIDR"
+	NodeCIDR            LocalMode = "NodeCIDR"
+	BridgeInterface     LocalMode = "BridgeInterface"
+	InterfaceNamePrefix LocalMode = "InterfaceNamePrefix"
+)
+
+// Primary is the value of --nodeport-addresses that stands for the node's own
+// addresses.
+const Primary = "primary"
+
+// Options say for which node, and how, rules are written. The names are those
+// of the flags of kube-proxy and kubelet.
+type Options struct {
+	// Families are the IP families to write; none means both.
+	Families []rules.Family
+	// HostnameOverride is the name of this node: its Node object's, and the
+	// one that endpoints bear which are local.
+	HostnameOverride string
+	// NodeIPs are the node's addresses, at most one of each family. One that
+	// is missing is taken from the Node object.
+	NodeIPs []netip.Addr
+
+	MasqueradeAll         bool
+	IPTablesMasqueradeBit int
+	// ConntrackTCPBeLiberal tells that nf_conntrack_tcp_be_liberal is set.
+	// kube-proxy then does not drop INVALID packets.
+	ConntrackTCPBeLiberal bool
+	// RandomFully tells that the installed iptables has MASQUERADE
+	// --random-fully, which is 1.6.2 and later.
+	RandomFully bool
+
+	// DetectLocalMode chooses which of the fields below it counts.
+	DetectLocalMode        LocalMode
+	ClusterCIDRs           []string // none: no local detection
+	PodBridgeInterface     string
+	PodInterfaceNamePrefix string
+
+	// NodePortAddresses are CIDRs, or Primary alone; none means all.
+	NodePortAddresses []string
+	// InterfaceAddrs are the addresses of this machine's interfaces, of which
+	// NodePortAddresses chooses.
+	InterfaceAddrs []netip.Addr
+	// IPTablesLocalhostNodePorts counts for IPv4 only, like kube-proxy's.
+	IPTablesLocalhostNodePorts bool
+
+	// MakeIPTablesUtilChains adds what kubelets before 1.28 wrote.
+	MakeIPTablesUtilChains bool
+	IPTablesDropBit        int
+}
+
+// DefaultOptions returns the defaults of kube-proxy and kubelet, but for
+// MakeIPTablesUtilChains, which means nothing since kubelet 1.28 and is off.
+func DefaultOptions() Options {
+	return Options{
+		IPTablesMasqueradeBit:      14,
+		RandomFully:                true,
+		DetectLocalMode:            ClusterCIDR,
+		IPTablesLocalhostNodePorts: true,
+		IPTablesDropBit:            15,
+	}
+}
+
+// A node is what the rules of one family depend on besides the objects.
+type node struct {
+	Options
+	family     rules.Family
+	name       string
+	zone       string
+	ip         netip.Addr
+	local      detector
+	everywhere bool         // node ports are open on every address
+	nodePorts  []netip.Addr // else on these
+	localhost  bool         // node ports are open on 127.0.0.0/8
+}
+
+// A detector holds the matches that tell the traffic of local pods. All are
+// empty when local detection is off.
+type detector struct {
+	local        string
+	notSource    string // stands before the destination in what iptables prints
+	notInterface string // stands behind it
+}
+
+func (d detector) implemented() bool { return d.local != "" }
+
+// nodes reads the options and the Node object into one node for each family.
+func (o Options) nodes(objects Objects) ([]node, error) {
+	var bad []error
+	refuse := func(flag, format string, args ...any) {
+		bad = append(bad, fmt.Errorf("--"+flag+": "+format, args...))
+	}
+	if o.IPTablesMasqueradeBit < 0 || o.IPTablesMasqueradeBit > 31 {
+		refuse("iptables-masquerade-bit", "%d is not within 0 and 31", o.IPTablesMasqueradeBit)
+	}
+	if o.MakeIPTablesUtilChains {
+		switch {
+		case o.IPTablesDropBit < 0 || o.IPTablesDropBit > 31:
+			refuse("iptables-drop-bit", "%d is not within 0 and 31", o.IPTablesDropBit)
+		case o.IPTablesDropBit == o.IPTablesMasqueradeBit:
+			refuse("iptables-drop-bit", "%d is the masquerade bit already", o.IPTablesDropBit)
+		}
+	}
+
+	// component-helpers' GetHostname, which kube-proxy and kubelet share.
+	name := strings.ToLower(strings.TrimSpace(o.HostnameOverride))
+	self := objects.node(name)
+	ips, found := o.nodeIPs(self)
+	if !found {
+		refuse("node-ip", "%v are not one address of each family", o.NodeIPs)
+	}
+	addresses, err := o.nodePortPrefixes(ips)
+	if err != nil {
+		refuse("nodeport-addresses", "%w", err)
+	}
+	detectors, err := o.detectors(self)
+	if err != nil {
+		bad = append(bad, err)
+	}
+
+	families := slices.Clone(o.Families)
+	if len(families) == 0 {
+		families = rules.Families()
+	}
+	slices.Sort(families)
+	var all []node
+	for _, f := range slices.Compact(families) {
+		n := node{Options: o, family: f, name: name, ip: ips[f], local: detectors[f]}
+		if self != nil {
+			n.zone = self.Labels[corev1.LabelTopologyZone]
+		}
+		n.openNodePorts(addresses)
+		all = append(all, n)
+	}
+	return all, errors.Join(bad...)
+}
+
+// detectors returns the local detection of both families, as kube-proxy's
+// getLocalDetectors does: of several CIDRs the first one of a family counts.
+func (o Options) detectors(self *corev1.Node) (map[rules.Family]detector, error) {
+	byCIDR := func(flag string, cidrs []string) (map[rules.Family]detector, error) {
+		found := map[rules.Family]detector{}
+		for _, text := range cidrs {
+			cidr, ok := parseCIDR(text)
+			if !ok {
+				return nil, fmt.Errorf("%s: %q is not a CIDR", flag, text)
+			}
+			if _, done := found[familyOf(cidr.Addr())]; done {
+				continue
+			}
+			d := detector{local: " -s " + cidr.String(), notSource: " ! -s " + cidr.String()}
+			found[familyOf(cidr.Addr())] = d
+		}
+		return found, nil
+	}
+	byInterface := func(flag, name, suffix string) (map[rules.Family]detector, error) {
+		if err := checkInterface(name + suffix); err != nil || name == "" {
+			return nil, fmt.Errorf("--%s: %q is not an interface's name", flag, name)
+		}
+		d := detector{local: " -i " + name + suffix, notInterface: " ! -i " + name + suffix}
+		return map[rules.Family]detector{rules.IPv4: d, rules.IPv6: d}, nil
+	}
+	switch o.DetectLocalMode {
+	case ClusterCIDR, "":
+		return byCIDR("--cluster-cidr", o.ClusterCIDRs)
+	case NodeCIDR:
+		// kube-proxy waits for the node's pod CIDRs and gives up without.
+		if len(podCIDRs(self)) == 0 {
+			return nil, fmt.Errorf("--detect-local-mode: NodeCIDR needs a Node object %q with spec.podCIDRs", o.HostnameOverride)
+		}
+		return byCIDR("Node "+self.Name+": spec.podCIDRs", podCIDRs(self))
+	case BridgeInterface:
+		return byInterface("pod-bridge-interface", o.PodBridgeInterface, "")
+	case InterfaceNamePrefix:
+		return byInterface("pod-interface-name-prefix", o.PodInterfaceNamePrefix, "+")
+	default:
+		return nil, fmt.Errorf("--detect-local-mode: %q is none of ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix", o.DetectLocalMode)
+	}
+}
+
+// nodeIPs returns the node's address in each family: the options', else the
+// Node object's, else loopback (kube-proxy's detectNodeIPs).
+func (o Options) nodeIPs(self *corev1.Node) (map[rules.Family]netip.Addr, bool) {
+	ips := map[rules.Family]netip.Addr{
+		rules.IPv4: netip.AddrFrom4([4]byte{127, 0, 0, 1}),
+		rules.IPv6: netip.IPv6Loopback(),
+	}
+	for _, ip := range hostIPs(self) {
+		ips[familyOf(ip)] = ip
+	}
+	set := map[rules.Family]bool{}
+	for _, ip := range o.NodeIPs {
+		ip = ip.Unmap()
+		if !ip.IsValid() || set[familyOf(ip)] {
+			return ips, false
+		}
+		ips[familyOf(ip)] = ip
+		set[familyOf(ip)] = true
+	}
+	return ips, true
+}
+
+// nodePortPrefixes reads NodePortAddresses.
+func (o Options) nodePortPrefixes(ips map[rules.Family]netip.Addr) ([]netip.Prefix, error) {
+	var all []netip.Prefix
+	if slices.Equal(o.NodePortAddresses, []string{Primary}) {
+		for _, f := range rules.Families() {
+			if !ips[f].IsLoopback() {
+				all = append(all, netip.PrefixFrom(ips[f], ips[f].BitLen()))
+			}
+		}
+		return all, nil
+	}
+	for _, text := range o.NodePortAddresses {
+		cidr, ok := parseCIDR(text)
+		if !ok {
+			return nil, fmt.Errorf("%q is not a CIDR", text)
+		}
+		all = append(all, cidr)
+	}
+	return all, nil
+}
+
+// openNodePorts says on which addresses node ports are open, as kube-proxy's
+// NodePortAddresses does: a family that has no CIDR has all its addresses.
+func (n *node) openNodePorts(cidrs []netip.Prefix) {
+	var mine []netip.Prefix
+	for _, cidr := range cidrs {
+		if familyOf(cidr.Addr()) == n.family {
+			mine = append(mine, cidr)
+		}
+	}
+	n.everywhere = len(mine) == 0 || slices.ContainsFunc(mine, func(c netip.Prefix) bool { return c.Bits() == 0 })
+	if n.family == rules.IPv4 && n.IPTablesLocalhostNodePorts {
+		n.localhost = n.everywhere || slices.ContainsFunc(mine, func(c netip.Prefix) bool {
+			return c.Addr().IsLoopback() || c.Contains(netip.AddrFrom4([4]byte{127, 0, 0, 0}))
+		})
+	}
+	if n.everywhere {
+		return
+	}
+	for _, ip := range n.InterfaceAddrs {
+		ip = ip.Unmap().WithZone("")
+		chosen := slices.ContainsFunc(mine, func(c netip.Prefix) bool { return c.Contains(ip) })
+		if chosen && (!ip.IsLoopback() || n.localhost) {
+			n.nodePorts = append(n.nodePorts, ip)
+		}
+	}
+	slices.SortFunc(n.nodePorts, netip.Addr.Compare)
+	n.nodePorts = slices.Compact(n.nodePorts)
+}
+
+// checkInterface returns an error when iptables would not take the name.
+func checkInterface(name string) error {
+	if len(name) > 15 || strings.ContainsAny(name, " \t\n\"/!") || strings.HasPrefix(name, "-") {
+		return fmt.Errorf("%q is not an interface's name", name)
+	}
+	return nil
+}

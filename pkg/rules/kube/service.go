@@ -1,0 +1,304 @@
+package kube
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// The labels that take an object out of kube-proxy's sight.
+const (
+	labelProxyName = "service.kubernetes.io/service-proxy-name"
+	labelHeadless  = corev1.IsHeadlessService
+)
+
+// A servicePort is one port of a service in one family, with what its rules
+// say of it. It follows kube-proxy's newBaseServiceInfo.
+type servicePort struct {
+	name     string // NAMESPACE/SERVICE or NAMESPACE/SERVICE:PORT
+	protocol string // in small letters
+	port     string
+	nodePort string // empty when there is none
+
+	clusterIP   string
+	externalIPs []string
+	lbIPs       []string
+	ranges      []netip.Prefix // who may come to lbIPs; none: everybody
+
+	affinity   string // seconds; empty without affinity
+	healthPort string // empty when there is none
+
+	externalLocal, internalLocal bool
+
+	from      *corev1.ServicePort
+	endpoints []endpoint
+}
+
+// external reports whether there are destinations besides the cluster IP.
+func (p *servicePort) external() bool {
+	return p.nodePort != "" || len(p.lbIPs) > 0 || len(p.externalIPs) > 0
+}
+
+// usesCluster reports whether traffic ever goes by policy Cluster. It does for
+// external destinations of policy Local too: traffic from the node itself and
+// from its pods takes that short cut.
+func (p *servicePort) usesCluster() bool { return !p.internalLocal || p.external() }
+
+// usesLocal reports whether traffic ever goes by policy Local.
+func (p *servicePort) usesLocal() bool {
+	return p.internalLocal || p.externalLocal && p.external()
+}
+
+// proxied reports whether kube-proxy takes notice of the service at all.
+func proxied(s *corev1.Service, r reporter) bool {
+	_, foreign := s.Labels[labelProxyName]
+	switch {
+	case foreign:
+		r.skip("", "is left to another proxy by its label "+labelProxyName)
+	case s.Spec.ClusterIP == corev1.ClusterIPNone:
+		r.skip("", "is headless")
+	case s.Spec.Type == corev1.ServiceTypeExternalName:
+		r.skip("", "is an ExternalName")
+	case s.Spec.ClusterIP == "":
+		r.skip("", "has no cluster IP")
+	default:
+		return true
+	}
+	return false
+}
+
+// servicePorts returns what the service's ports have in common, with one entry
+// for each port; none when the service has no address in the family.
+func servicePorts(s *corev1.Service, f rules.Family, r reporter) []servicePort {
+	field, address := clusterIP(s, f)
+	if address == "" {
+		return nil
+	}
+	if !dnsLabel(s.Namespace) {
+		r.refuse("metadata.namespace", "%q is not a namespace", s.Namespace)
+	}
+	if !dnsLabel(s.Name) {
+		r.refuse("metadata.name", "%q is not a service's name", s.Name)
+	}
+	ip, ok := parseIP(address)
+	if !ok || familyOf(ip) != f {
+		r.refuse(field, "%q is not an %s address", address, familyName(f))
+		return nil
+	}
+	common := servicePort{
+		clusterIP:     ip.String(),
+		externalIPs:   externalIPs(s, f, r),
+		lbIPs:         loadBalancerIPs(s, f, r),
+		ranges:        sourceRanges(s, f, r),
+		affinity:      affinity(s, r),
+		externalLocal: externalLocal(s),
+		internalLocal: s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal,
+	}
+	if s.Spec.Type == corev1.ServiceTypeLoadBalancer && common.externalLocal {
+		switch port := s.Spec.HealthCheckNodePort; {
+		case port == 0:
+			r.broken("spec.healthCheckNodePort", "is missing")
+		case !validPort(port):
+			r.refuse("spec.healthCheckNodePort", "%d is not a port", port)
+		default:
+			common.healthPort = strconv.Itoa(int(port))
+		}
+	}
+	all := make([]servicePort, 0, len(s.Spec.Ports))
+	for i := range s.Spec.Ports {
+		p := common
+		if p.read(s, i, r) {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// read fills in what belongs to the port of that number.
+func (p *servicePort) read(s *corev1.Service, number int, r reporter) bool {
+	from := &s.Spec.Ports[number]
+	p.from = from
+	ok := true
+	refuse := func(field, format string, args ...any) {
+		r.refuse("spec.ports["+strconv.Itoa(number)+"]."+field, format, args...)
+		ok = false
+	}
+	p.name = s.Namespace + "/" + s.Name
+	if from.Name != "" {
+		p.name += ":" + from.Name
+		if !dnsLabel(from.Name) {
+			refuse("name", "%q is not a port's name", from.Name)
+		}
+	}
+	var known bool
+	if p.protocol, known = protocol(from.Protocol); !known {
+		refuse("protocol", "%q is none of TCP, UDP, SCTP", from.Protocol)
+	}
+	if !validPort(from.Port) {
+		refuse("port", "%d is not a port", from.Port)
+	}
+	p.port = strconv.Itoa(int(from.Port))
+	if from.NodePort != 0 {
+		p.nodePort = strconv.Itoa(int(from.NodePort))
+		if !validPort(from.NodePort) {
+			refuse("nodePort", "%d is not a port", from.NodePort)
+		}
+	}
+	for i := range s.Spec.Ports[:number] {
+		other, _ := protocol(s.Spec.Ports[i].Protocol)
+		if s.Spec.Ports[i].Name == from.Name && other == p.protocol {
+			refuse("name", "%q stands there twice", from.Name)
+		}
+	}
+	return ok
+}
+
+// clusterIP returns the service's address in a family, and the field that
+// holds it. Objects older than dual stack have no list of families.
+func clusterIP(s *corev1.Service, f rules.Family) (field, address string) {
+	if len(s.Spec.IPFamilies) == 0 {
+		ip, ok := parseIP(s.Spec.ClusterIP)
+		if isIPv6 := ok && familyOf(ip) == rules.IPv6; isIPv6 != (f == rules.IPv6) {
+			return "", ""
+		}
+		return "spec.clusterIP", s.Spec.ClusterIP
+	}
+	for i, family := range s.Spec.IPFamilies {
+		if string(family) == familyName(f) && i < len(s.Spec.ClusterIPs) {
+			return "spec.clusterIPs[" + strconv.Itoa(i) + "]", s.Spec.ClusterIPs[i]
+		}
+	}
+	return "", ""
+}
+
+func externalIPs(s *corev1.Service, f rules.Family, r reporter) []string {
+	var all []string
+	for i, text := range s.Spec.ExternalIPs {
+		switch ip, ok := parseIP(text); {
+		case ok && familyOf(ip) == f:
+			all = append(all, ip.String())
+		case !ok && strings.TrimSpace(text) != "":
+			r.broken("spec.externalIPs["+strconv.Itoa(i)+"]", "%q is not an address", text)
+		}
+	}
+	return all
+}
+
+// loadBalancerIPs returns the ingress addresses that traffic for the service
+// arrives with; not those of a load balancer that is a proxy itself.
+func loadBalancerIPs(s *corev1.Service, f rules.Family, r reporter) []string {
+	var all []string
+	for i, ingress := range s.Status.LoadBalancer.Ingress {
+		if ingress.IP == "" || ingress.IPMode != nil && *ingress.IPMode != corev1.LoadBalancerIPModeVIP {
+			continue
+		}
+		switch ip, ok := parseIP(ingress.IP); {
+		case !ok:
+			r.broken("status.loadBalancer.ingress["+strconv.Itoa(i)+"].ip", "%q is not an address", ingress.IP)
+		case familyOf(ip) == f:
+			all = append(all, ip.String())
+		}
+	}
+	return all
+}
+
+// sourceRanges returns who may come to the load balancer's addresses. One
+// range that takes in everybody undoes the others, and so does having none
+// that can be read.
+func sourceRanges(s *corev1.Service, f rules.Family, r reporter) []netip.Prefix {
+	var all []netip.Prefix
+	for i, text := range s.Spec.LoadBalancerSourceRanges {
+		text = strings.TrimSpace(text)
+		switch cidr, ok := parseCIDR(text); {
+		case ok && familyOf(cidr.Addr()) == f:
+			all = append(all, cidr)
+		case !ok && text != "":
+			r.broken("spec.loadBalancerSourceRanges["+strconv.Itoa(i)+"]", "%q is not a CIDR", text)
+		}
+	}
+	if slices.ContainsFunc(all, func(c netip.Prefix) bool { return c.Bits() == 0 }) {
+		return nil
+	}
+	return all
+}
+
+// maxAffinity is the longest affinity that the API server takes: a day.
+const maxAffinity = 86400
+
+// affinity returns for how many seconds a client keeps its endpoint.
+func affinity(s *corev1.Service, r reporter) string {
+	switch s.Spec.SessionAffinity {
+	case corev1.ServiceAffinityClientIP:
+	case corev1.ServiceAffinityNone, "":
+		return ""
+	default:
+		r.refuse("spec.sessionAffinity", "%q is neither ClientIP nor None", s.Spec.SessionAffinity)
+		return ""
+	}
+	seconds := corev1.DefaultClientIPServiceAffinitySeconds
+	if c := s.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+		seconds = *c.ClientIP.TimeoutSeconds
+	}
+	if seconds < 1 || seconds > maxAffinity {
+		r.refuse("spec.sessionAffinityConfig.clientIP.timeoutSeconds", "%d is not within 1 and %d",
+			seconds, maxAffinity)
+	}
+	return strconv.Itoa(int(seconds))
+}
+
+// externalLocal reports whether external traffic goes by policy Local. The
+// field counts only for types that have external destinations.
+func externalLocal(s *corev1.Service) bool {
+	switch s.Spec.Type {
+	case corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort:
+	case corev1.ServiceTypeClusterIP, "":
+		if len(s.Spec.ExternalIPs) == 0 {
+			return false
+		}
+	default:
+		return false
+	}
+	return s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+}
+
+// protocol returns what iptables calls a protocol; TCP is the API's default.
+func protocol(p corev1.Protocol) (string, bool) {
+	switch p {
+	case corev1.ProtocolTCP, "":
+		return "tcp", true
+	case corev1.ProtocolUDP:
+		return "udp", true
+	case corev1.ProtocolSCTP:
+		return "sctp", true
+	default:
+		return "", false
+	}
+}
+
+func validPort(p int32) bool { return p > 0 && p <= 65535 }
+
+func familyName(f rules.Family) string {
+	if f == rules.IPv6 {
+		return string(corev1.IPv6Protocol)
+	}
+	return string(corev1.IPv4Protocol)
+}
+
+// dnsLabel reports whether name is one (RFC 1123). The API server takes no
+// other names, and others could end a comment or be too long for it.
+func dnsLabel(name string) bool {
+	if name == "" || len(name) > 63 || name[0] == '-' || name[len(name)-1] == '-' {
+		return false
+	}
+	for i := 0; i < len(name); i++ {
+		if c := name[i]; (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' {
+			return false
+		}
+	}
+	return true
+}

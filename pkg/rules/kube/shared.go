@@ -1,0 +1,140 @@
+package kube
+
+import "github.com/canaryd/canaryd/pkg/rules"
+
+// The chains that every node has.
+const (
+	servicesChain         = "KUBE-SERVICES"
+	externalServicesChain = "KUBE-EXTERNAL-SERVICES"
+	nodePortsChain        = "KUBE-NODEPORTS"
+	postrouting           = "KUBE-POSTROUTING"
+	markMasq              = "KUBE-MARK-MASQ"
+	markDrop              = "KUBE-MARK-DROP"
+	forward               = "KUBE-FORWARD"
+	proxyFirewall         = "KUBE-PROXY-FIREWALL"
+	kubeletFirewall       = "KUBE-FIREWALL"
+)
+
+// A hook is a jump from a built-in chain.
+type hook struct{ chain, target, match string }
+
+const newOnly = " -m conntrack --ctstate NEW"
+
+// The hooks in the order in which they stand: kube-proxy prepends one after
+// the other, so the reverse of iptablesJumpChains, kubelet's before them all.
+var (
+	natHooks = []hook{
+		{"PREROUTING", servicesChain, comment + `kubernetes service portals"`},
+		{"OUTPUT", servicesChain, comment + `kubernetes service portals"`},
+		{"POSTROUTING", postrouting, comment + `kubernetes postrouting rules"`},
+	}
+	filterHooks = []hook{
+		{"INPUT", kubeletFirewall, ""},
+		{"INPUT", proxyFirewall, newOnly + comment + `kubernetes load balancer firewall"`},
+		{"INPUT", nodePortsChain, comment + `kubernetes health check service ports"`},
+		{"INPUT", externalServicesChain, newOnly + comment + `kubernetes externally-visible service portals"`},
+		{"FORWARD", proxyFirewall, newOnly + comment + `kubernetes load balancer firewall"`},
+		{"FORWARD", forward, comment + `kubernetes forwarding rules"`},
+		{"FORWARD", servicesChain, newOnly + comment + `kubernetes service portals"`},
+		{"FORWARD", externalServicesChain, newOnly + comment + `kubernetes externally-visible service portals"`},
+		{"OUTPUT", kubeletFirewall, ""},
+		{"OUTPUT", proxyFirewall, newOnly + comment + `kubernetes load balancer firewall"`},
+		{"OUTPUT", servicesChain, newOnly + comment + `kubernetes service portals"`},
+	}
+)
+
+func (w *writer) hooks(all []hook) []rules.Hook {
+	made := make([]rules.Hook, len(all))
+	for i, h := range all {
+		made[i] = rules.Hook{Chain: h.chain, Rule: w.jump(h.target, h.match), Anchor: rules.Anchor{Position: rules.Top}}
+	}
+	return made
+}
+
+// natChains returns the shared chains of nat, then those of the services.
+func (w *writer) natChains() []rules.Chain {
+	bit := mark(w.IPTablesMasqueradeBit)
+	masquerade := []string{comment, `kubernetes service traffic requiring SNAT" -j MASQUERADE`}
+	if w.RandomFully {
+		masquerade = append(masquerade, " --random-fully")
+	}
+	all := []rules.Chain{
+		{Name: servicesChain, Rules: append(w.services, w.toNodePorts()...)},
+		{Name: postrouting, Rules: []rules.Rule{
+			w.jump("RETURN", " -m mark ! --mark ", bit, "/", bit),
+			// The bit goes, lest the packet be masqueraded when it comes by again.
+			w.rule("MARK", " -j MARK --set-xmark ", bit, "/0x0"),
+			w.rule("MASQUERADE", masquerade...),
+		}},
+		{Name: nodePortsChain, Rules: w.nodePorts},
+		{Name: markMasq, Rules: []rules.Rule{w.setMark(w.IPTablesMasqueradeBit)}},
+	}
+	if w.MakeIPTablesUtilChains {
+		all = append(all, rules.Chain{Name: markDrop, Rules: []rules.Rule{w.setMark(w.IPTablesDropBit)}})
+	}
+	return append(all, w.own...)
+}
+
+func (w *writer) setMark(bit int) rules.Rule {
+	return w.rule("MARK", " -j MARK --set-xmark ", mark(bit), "/", mark(bit))
+}
+
+// toNodePorts returns the last rules of KUBE-SERVICES.
+func (w *writer) toNodePorts() []rules.Rule {
+	const last = comment + `kubernetes service nodeports; NOTE: this must be the last rule in this chain"`
+	if w.everywhere {
+		// Node ports never work on ::1, and on 127.0.0.0/8 only with the
+		// sysctl route_localnet, which kube-proxy sets.
+		not := ""
+		switch {
+		case w.family == rules.IPv6:
+			not = " ! -d ::1/128"
+		case !w.localhost:
+			not = " ! -d 127.0.0.0/8"
+		}
+		return []rules.Rule{w.jump(nodePortsChain, not, last, " -m addrtype --dst-type LOCAL")}
+	}
+	var all []rules.Rule
+	for _, ip := range w.node.nodePorts {
+		all = append(all, w.jump(nodePortsChain, " -d ", ip.String(), w.hostBits, last))
+	}
+	return all
+}
+
+// filterChains returns the chains of filter.
+func (w *writer) filterChains() []rules.Chain {
+	bit := mark(w.IPTablesMasqueradeBit)
+	var forwarded []rules.Rule
+	if !w.ConntrackTCPBeLiberal {
+		// Else the kernel resets connections: kubernetes issue 74839.
+		forwarded = append(forwarded, w.jump("DROP", " -m conntrack --ctstate INVALID"))
+	}
+	forwarded = append(forwarded,
+		w.jump("ACCEPT", comment, `kubernetes forwarding rules" -m mark --mark `, bit, "/", bit),
+		w.jump("ACCEPT", comment, `kubernetes forwarding conntrack rule" -m conntrack --ctstate RELATED,ESTABLISHED`))
+	return []rules.Chain{
+		{Name: externalServicesChain, Rules: w.refusedOutside},
+		{Name: nodePortsChain, Rules: w.healthPorts},
+		{Name: servicesChain, Rules: w.refused},
+		{Name: forward, Rules: forwarded},
+		{Name: proxyFirewall, Rules: w.notFromRanges},
+		{Name: kubeletFirewall, Rules: w.localnet()},
+	}
+}
+
+// localnet returns the rules of KUBE-FIREWALL, which kube-proxy shares with
+// kubelet. The first makes up for route_localnet (kubernetes issue 90259);
+// the second drops what KUBE-MARK-DROP has marked, in the order of kubelets
+// 1.25 to 1.27.
+func (w *writer) localnet() []rules.Rule {
+	var all []rules.Rule
+	if w.family == rules.IPv4 && (w.localhost || w.MakeIPTablesUtilChains) {
+		all = append(all, w.jump("DROP", " ! -s 127.0.0.0/8 -d 127.0.0.0/8",
+			comment, `block incoming localnet connections" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT`))
+	}
+	if w.MakeIPTablesUtilChains {
+		bit := mark(w.IPTablesDropBit)
+		all = append(all, w.jump("DROP", comment, `kubernetes firewall for dropping marked packets" -m mark --mark `, bit, "/", bit))
+	}
+	return all
+}

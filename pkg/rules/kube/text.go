@@ -1,0 +1,74 @@
+package kube
+
+import (
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// comment opens a comment. What iptables-save prints of ours is always quoted,
+// for every comment has a space or a slash.
+const comment = ` -m comment --comment "`
+
+// A text holds the words of all rules in a few large pieces of memory: one
+// allocation for each of 60,000 rules would take as long as writing them.
+type text struct {
+	b       *strings.Builder
+	scratch []byte
+}
+
+const piece = 64 << 10
+
+// join returns the parts as one string.
+func (t *text) join(parts ...string) string {
+	length := 0
+	for _, p := range parts {
+		length += len(p)
+	}
+	if t.b == nil || t.b.Cap()-t.b.Len() < length {
+		t.b = &strings.Builder{}
+		t.b.Grow(max(piece, length))
+	}
+	start := t.b.Len()
+	for _, p := range parts {
+		t.b.WriteString(p)
+	}
+	return t.b.String()[start:]
+}
+
+// rule returns the rule that the parts spell. Every part that is a word
+// begins with a space, so the first one is cut off.
+func (t *text) rule(target string, parts ...string) rules.Rule {
+	return rules.Rule{Spec: t.join(parts...)[1:], Target: target}
+}
+
+// jump returns the rule that goes to target when the parts match.
+func (t *text) jump(target string, parts ...string) rules.Rule {
+	var all [16]string
+	words := append(append(all[:0], parts...), " -j ", target)
+	return rules.Rule{Spec: t.join(words...)[1:], Target: target}
+}
+
+// chain returns the name of a chain: prefix and hash of what it is for.
+func (t *text) chain(prefix string, of ...string) string {
+	var name [hashLength]byte
+	name, t.scratch = hash(t.scratch, of...)
+	var whole [len(endpointPrefix) + hashLength]byte
+	n := copy(whole[:], prefix)
+	n += copy(whole[n:], name[:])
+	return string(whole[:n])
+}
+
+// probability returns the match that holds once in n times, as iptables-save
+// prints it. kube-proxy writes ten digits, the kernel keeps 31 bits of them
+// (xt_statistic), and iptables prints those with eleven digits.
+func probability(n int) string {
+	written := math.Round(1e10/float64(n)) / 1e10
+	kept := math.Round(written * (1 << 31))
+	return " -m statistic --mode random --probability " + strconv.FormatFloat(kept/(1<<31), 'f', 11, 64)
+}
+
+// mark returns the mark that a bit stands for, as iptables prints it.
+func mark(bit int) string { return "0x" + strconv.FormatUint(1<<uint(bit), 16) }

@@ -1,0 +1,283 @@
+package kube
+
+import (
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A writer writes the rules of one family.
+type writer struct {
+	node
+	text
+	large bool // leave out the comments in the chains of endpoints
+
+	hostBits string // behind an address that stands for itself
+	refusal  string // what REJECT answers with
+	mask     string // what recent makes of a client's address
+	odds     []string
+
+	// The chains that all services share.
+	services, nodePorts                                 []rules.Rule // nat
+	refused, refusedOutside, healthPorts, notFromRanges []rules.Rule // filter
+
+	own []rules.Chain // those of single services, in nat
+}
+
+func newWriter(n node, large bool, ports, endpoints int) *writer {
+	w := &writer{node: n, large: large, hostBits: "/32",
+		refusal: " --reject-with icmp-port-unreachable", mask: "255.255.255.255"}
+	if n.family == rules.IPv6 {
+		w.hostBits, w.refusal = "/128", " --reject-with icmp6-port-unreachable"
+		w.mask = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
+	}
+	w.services = make([]rules.Rule, 0, ports+1)
+	w.own = make([]rules.Chain, 0, ports+endpoints)
+	return w
+}
+
+// servicePort writes what kube-proxy's syncProxyRules writes for one port of
+// one service.
+func (w *writer) servicePort(p *servicePort) {
+	c := w.choose(p)
+	o := outcome{
+		servicePort: p, choice: c,
+		internal:     c.any && (!p.internalLocal || len(c.local) > 0),
+		outside:      c.any && (!p.externalLocal || len(c.local) > 0),
+		firewall:     c.any && len(p.lbIPs) > 0 && len(p.ranges) > 0,
+		clusterChain: w.chain(clusterPrefix, p.name, p.protocol),
+	}
+	// One hash serves all of a port's chains.
+	id := o.clusterChain[len(clusterPrefix):]
+	o.localChain = w.join(localPrefix, id)
+	o.externalChain = w.join(externalPrefix, id)
+	o.firewallChain = w.join(firewallPrefix, id)
+
+	w.capture(&o)
+	w.refuse(&o)
+	if p.healthPort != "" {
+		w.healthPorts = append(w.healthPorts, w.jump("ACCEPT",
+			" -p tcp", comment, p.name, ` health check node port" -m tcp --dport `, p.healthPort))
+	}
+	if !c.any {
+		return // no chains in nat
+	}
+	for i := range c.reachable {
+		c.reachable[i].chain = w.chain(endpointPrefix, p.name, p.protocol, c.reachable[i].address)
+	}
+	if p.external() {
+		w.add(o.externalChain, w.external(&o))
+	}
+	if o.firewall {
+		w.add(o.firewallChain, w.firewall(&o))
+	}
+	if p.usesCluster() && len(c.cluster) > 0 {
+		w.add(o.clusterChain, w.policy(&o, !p.internalLocal, c.cluster))
+	}
+	if p.usesLocal() && len(c.local) > 0 {
+		w.add(o.localChain, w.policy(&o, p.internalLocal, c.local))
+	}
+	for i := range c.reachable {
+		w.add(c.reachable[i].chain, w.endpoint(&o, &c.reachable[i]))
+	}
+}
+
+// An outcome is what follows for one port of a service on this node.
+type outcome struct {
+	*servicePort
+	choice
+	internal bool // the cluster IP leads somewhere
+	outside  bool // external destinations lead somewhere, for all clients
+	firewall bool // load-balancer addresses are only for the source ranges
+
+	clusterChain, localChain, externalChain, firewallChain string // the names of its chains
+}
+
+func (w *writer) add(name string, all []rules.Rule) {
+	w.own = append(w.own, rules.Chain{Name: name, Rules: all})
+}
+
+// capture writes the rules by which traffic for the service finds its chains.
+func (w *writer) capture(o *outcome) {
+	to := func(target, address, what string) {
+		w.services = append(w.services, w.jump(target, " -d ", address, w.hostBits, " -p ", o.protocol,
+			comment, o.name, what, `" -m `, o.protocol, " --dport ", o.port))
+	}
+	if o.internal {
+		to(o.internalChain(), o.clusterIP, " cluster IP")
+	}
+	if !o.any {
+		return
+	}
+	for _, ip := range o.externalIPs {
+		to(o.externalChain, ip, " external IP")
+	}
+	for _, ip := range o.lbIPs {
+		if !o.firewall {
+			to(o.externalChain, ip, " loadbalancer IP")
+			continue
+		}
+		to(o.firewallChain, ip, " loadbalancer IP")
+		w.notFromRanges = append(w.notFromRanges, w.jump("DROP", " -d ", ip, w.hostBits, " -p ", o.protocol,
+			comment, o.name, " traffic not accepted by ", o.firewallChain, `" -m `, o.protocol, " --dport ", o.port))
+	}
+	if o.nodePort != "" {
+		w.nodePorts = append(w.nodePorts, w.jump(o.externalChain,
+			" -p ", o.protocol, comment, o.name, `" -m `, o.protocol, " --dport ", o.nodePort))
+	}
+}
+
+func (o *outcome) internalChain() string {
+	if o.internalLocal {
+		return o.localChain
+	}
+	return o.clusterChain
+}
+
+// refuse writes the rules for what leads nowhere: REJECT where there is no
+// endpoint at all, DROP where there is none on this node and policy is Local.
+func (w *writer) refuse(o *outcome) {
+	target, options, why := "REJECT", w.refusal, " has no endpoints"
+	if o.any {
+		target, options, why = "DROP", "", " has no local endpoints"
+	}
+	to := func(address string) rules.Rule {
+		return w.rule(target, " -d ", address, w.hostBits, " -p ", o.protocol, comment, o.name, why,
+			`" -m `, o.protocol, " --dport ", o.port, " -j ", target, options)
+	}
+	if !o.internal {
+		w.refused = append(w.refused, to(o.clusterIP))
+	}
+	if o.outside {
+		return
+	}
+	for _, ip := range o.externalIPs {
+		w.refusedOutside = append(w.refusedOutside, to(ip))
+	}
+	for _, ip := range o.lbIPs {
+		w.refusedOutside = append(w.refusedOutside, to(ip))
+	}
+	if o.nodePort != "" {
+		w.refusedOutside = append(w.refusedOutside, w.rule(target, " -p ", o.protocol, comment, o.name, why,
+			`" -m addrtype --dst-type LOCAL -m `, o.protocol, " --dport ", o.nodePort, " -j ", target, options))
+	}
+}
+
+// external writes the way of traffic for external destinations. With
+// policy Local the source address is kept, and traffic from this node and its
+// pods goes by policy Cluster all the same.
+func (w *writer) external(o *outcome) []rules.Rule {
+	all := make([]rules.Rule, 0, 4)
+	if !o.externalLocal {
+		all = append(all, w.jump(markMasq, comment, "masquerade traffic for ", o.name, ` external destinations"`))
+	} else {
+		if w.local.implemented() {
+			all = append(all, w.jump(o.clusterChain, w.local.local, comment, "pod traffic for ", o.name, ` external destinations"`))
+		}
+		all = append(all,
+			w.jump(markMasq, comment, "masquerade LOCAL traffic for ", o.name, ` external destinations" -m addrtype --src-type LOCAL`),
+			w.jump(o.clusterChain, comment, "route LOCAL traffic for ", o.name, ` external destinations" -m addrtype --src-type LOCAL`))
+	}
+	switch {
+	case !o.outside:
+	case o.externalLocal:
+		all = append(all, w.jump(o.localChain))
+	default:
+		all = append(all, w.jump(o.clusterChain))
+	}
+	return all
+}
+
+// firewall lets the source ranges in. Where this node is in one of them,
+// so are the load balancer's addresses: traffic from here to them loops back
+// with such an address as its source.
+func (w *writer) firewall(o *outcome) []rules.Rule {
+	all := make([]rules.Rule, 0, len(o.ranges)+len(o.lbIPs)+1)
+	fromHere := false
+	for _, cidr := range o.ranges {
+		all = append(all, w.jump(o.externalChain, " -s ", cidr.String(), comment, o.name, ` loadbalancer IP"`))
+		fromHere = fromHere || cidr.Contains(w.ip)
+	}
+	if fromHere {
+		for _, ip := range o.lbIPs {
+			all = append(all, w.jump(o.externalChain, " -s ", ip, w.hostBits, comment, o.name, ` loadbalancer IP"`))
+		}
+	}
+	return append(all, w.rule("", comment, "other traffic to ", o.name, ` will be dropped by KUBE-PROXY-FIREWALL"`))
+}
+
+// policy spreads traffic over endpoints. The one that the cluster IP
+// leads to masquerades what comes from outside the cluster.
+func (w *writer) policy(o *outcome, internal bool, endpoints []endpoint) []rules.Rule {
+	all := make([]rules.Rule, 0, 1+2*len(endpoints))
+	if internal && o.internal && (w.MasqueradeAll || w.local.implemented()) {
+		notSource, notInterface := w.local.notSource, w.local.notInterface
+		if w.MasqueradeAll {
+			notSource, notInterface = "", ""
+		}
+		all = append(all, w.jump(markMasq, notSource, " -d ", o.clusterIP, w.hostBits, notInterface, " -p ", o.protocol,
+			comment, o.name, ` cluster IP" -m `, o.protocol, " --dport ", o.port))
+	}
+	if o.affinity != "" {
+		for i := range endpoints {
+			e := &endpoints[i]
+			chain := o.chainOf(e)
+			all = append(all, w.jump(chain, w.note(o, " -> ", e.address), " -m recent --rcheck --seconds ", o.affinity,
+				" --reap --name ", chain, " --mask ", w.mask, " --rsource"))
+		}
+	}
+	for i := range endpoints {
+		odds := ""
+		if left := len(endpoints) - i; left > 1 {
+			odds = w.probability(left)
+		}
+		all = append(all, w.jump(o.chainOf(&endpoints[i]), w.note(o, " -> ", endpoints[i].address), odds))
+	}
+	return all
+}
+
+// endpoint rewrites the destination. An endpoint that calls its own
+// service must see another source address than its own.
+func (w *writer) endpoint(o *outcome, e *endpoint) []rules.Rule {
+	note := w.note(o)
+	recent := ""
+	if o.affinity != "" {
+		recent = w.join(" -m recent --set --name ", e.chain, " --mask ", w.mask, " --rsource")
+	}
+	return []rules.Rule{
+		w.jump(markMasq, " -s ", e.ip, w.hostBits, note),
+		w.rule("DNAT", " -p ", o.protocol, note, recent, " -m ", o.protocol, " -j DNAT --to-destination ", e.address),
+	}
+}
+
+// note returns the comment of a rule in the chains of endpoints, with more
+// behind the service's name.
+func (w *writer) note(o *outcome, more ...string) string {
+	if w.large {
+		return ""
+	}
+	var all [6]string
+	words := append(append(all[:0], comment, o.name), more...)
+	return w.join(append(words, `"`)...)
+}
+
+// chainOf returns the name of an endpoint's chain, wherever the endpoint was
+// copied from.
+func (o *outcome) chainOf(e *endpoint) string {
+	if e.chain != "" {
+		return e.chain
+	}
+	for i := range o.reachable {
+		if o.reachable[i].address == e.address {
+			e.chain = o.reachable[i].chain
+			break
+		}
+	}
+	return e.chain
+}
+
+// probability returns the match that holds once in n times.
+func (w *writer) probability(n int) string {
+	for len(w.odds) <= n {
+		w.odds = append(w.odds, probability(max(len(w.odds), 1)))
+	}
+	return w.odds[n]
+}
