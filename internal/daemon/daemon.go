@@ -41,14 +41,20 @@ type Kernel interface {
 // A Config is everything that the daemon is told. All of it must be set, but
 // for what says otherwise.
 type Config struct {
-	Kernel   Kernel
-	Hints    *canary.Hints
-	Writers  *canary.Writers
-	Metrics  *Metrics
-	Mode     Mode
-	Source   string // the label of the generation's source
-	Protects func(chain string) bool
-	Canary   string // the canary chain's name
+	Kernel  Kernel
+	Hints   *canary.Hints
+	Writers *canary.Writers
+	Metrics *Metrics
+	Mode    Mode
+	Source  string // the label of the generation's source
+	// Declared is the generation of the declared sources, nil if there are
+	// none, and Declarations tells of newer ones; Claims tells which chains
+	// are theirs.
+	Declared     rules.Generation
+	Declarations <-chan rules.Generation
+	Claims       func(chain string) bool
+	Protects     func(chain string) bool
+	Canary       string // the canary chain's name
 
 	PollInterval time.Duration
 	Settle       time.Duration // how long a loss must be quiet before it is judged
@@ -107,7 +113,11 @@ func (d *Daemon) Alive() error {
 func (d *Daemon) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	st := newState(d.cfg.Kernel.Families(), time.Now())
+	st.mode = d.cfg.Mode
 	d.recall(ctx, st)
+	if d.cfg.Declared != nil {
+		st.declare(d.cfg.Declared, time.Now())
+	}
 	d.cfg.Metrics.SetBackend(d.cfg.Kernel.Info())
 	worker := newWorker(d.beat)
 	defer worker.stop()
@@ -127,6 +137,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 		case <-tick.C:
 			d.cfg.Hints.Count(canary.SourcePoll)
 			st.lookAt = earliest(st.lookAt, time.Now())
+		case g := <-d.cfg.Declarations:
+			st.declare(g, time.Now())
 		case <-wake.C:
 		case r := <-d.requests:
 			worker.run(func() { r.do(ctx, st) })
@@ -161,6 +173,8 @@ func (d *Daemon) next(st *state) step {
 		return d.examine
 	case !d.allPlanted(st) && due(st.plantAt, now):
 		return d.plant
+	case st.loss == nil && st.mode == Heal && due(st.applyAt, now):
+		return d.apply
 	case st.loss == nil && d.anyFamily(st, func(fs *familyState) bool { return rotationDue(fs, now) }):
 		return d.rotate
 	case due(st.markedAt, now) || due(st.saveAt, now):
@@ -181,6 +195,9 @@ func (d *Daemon) wakeAt(st *state) time.Time {
 	}
 	if !d.allPlanted(st) {
 		at = earliest(at, st.plantAt)
+	}
+	if st.loss == nil && st.mode == Heal {
+		at = earliest(at, st.applyAt)
 	}
 	for _, fs := range st.families {
 		at = earliest(at, fs.examineAt)
@@ -221,8 +238,8 @@ func (d *Daemon) beat() { d.turned.Store(time.Now().UnixNano()) }
 // job returns what a replay starts from now.
 func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 	j := reload.Job{
-		Families: families, Generation: st.learned.Generation, Marks: st.marks,
-		Quiet: map[rules.Family]bool{},
+		Families: families, Generation: st.want(), Marks: st.marks,
+		Quiet: map[rules.Family]bool{}, Claimed: d.cfg.Claims,
 	}
 	for f, fs := range st.families {
 		j.Quiet[f] = fs.quiet
@@ -265,7 +282,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 			"generation", stored.ID, "age", age.Round(time.Second), "maxStoredAge", d.cfg.MaxStoredAge)
 		return
 	}
-	st.learned.Generation, st.captured, st.marks = stored.Generation, stored.Captured, known.Marks
+	st.learned.Generation, st.captured, st.marks = d.unclaimed(stored.Generation), stored.Captured, known.Marks
 	log.Info("Took up the stored generation", "generation", stored.ID, "age", age.Round(time.Second))
 }
 

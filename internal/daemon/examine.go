@@ -34,6 +34,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		return
 	}
 	fs.digest, fs.examined, fs.dirty = snapshot.Digest, start, time.Time{}
+	d.noteOwner(ctx, st, snapshot)
 	found := d.judge(st, f, snapshot, start)
 	missing := map[rules.TableName]int{}
 	for _, t := range rules.Guarded() {
@@ -42,16 +43,19 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		st.marks = st.marks.With(f, t, x.Mark)
 		switch {
 		case ts.frozen && !x.Finding.MarkLost:
-			ts.frozen = !canary.Covers(st.learned.Generation[f][t], snapshot.Tables[t])
+			ts.frozen = !canary.Covers(st.want()[f][t], snapshot.Tables[t])
 			if ts.frozen {
 				continue
 			}
 			ts.verdict = canary.Intact
+		case x.Finding.Verdict == canary.Drifted && !st.applyAt.IsZero():
+			ts.verdict = canary.Changed // the declaration is not written yet
 		default:
 			ts.verdict = x.Finding.Verdict
 		}
 		switch {
 		case ts.verdict.Loss():
+			d.noteDrift(ctx, st, x.Finding)
 			d.lost(st, f, snapshot.Digest)
 		case ts.verdict == canary.Unknown:
 			d.logUnreadable(ctx, f, t, ts, x.Finding.Err)
@@ -107,12 +111,13 @@ func movedAt(last time.Time, ts *tableState, seen rules.Section, now time.Time) 
 // another examination while something shrunk waits, and a new nonce.
 func (d *Daemon) learn(st *state, f rules.Family, t rules.TableName, seen rules.Section, finding canary.Finding, now time.Time) {
 	fs, ts := st.families[f], st.families[f].tables[t]
+	fs.moved = movedAt(fs.moved, ts, seen, now)
+	ts.seen, ts.known = seen, true
+	_, seen = seen.Split(d.cfg.Claims) // what is declared is not learned
 	before := st.learned.Generation[f][t]
 	first := !st.learned.Knows(f, t)
 	next, again := st.learned.Learn(f, t, seen, finding, now)
 	st.learned = next
-	fs.moved = movedAt(fs.moved, ts, seen, now)
-	ts.seen, ts.known = seen, true
 	ts.pending = !again.IsZero() || len(finding.Waiting) > 0
 	if ts.pending {
 		ts.verdict = canary.Changed

@@ -36,7 +36,7 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 		d.blame(l)
 		d.logNotice(ctx, st)
 	}
-	if d.cfg.Mode == Observe {
+	if st.mode == Observe {
 		d.observe(ctx, st)
 		return
 	}
@@ -70,7 +70,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 		// second before the kernel tells who made it (nft, Linux 6.18).
 		d.blame(l)
 	}
-	d.tell(ctx, st, hits(result))
+	d.tell(ctx, st, d.hits(st, result))
 	unread := d.lostButUnread(st, result)
 	done := err == nil && unread == nil
 	err = errors.Join(err, unread)
@@ -111,13 +111,16 @@ func (d *Daemon) lostButUnread(st *state, result reload.Result) error {
 	return errors.Join(errs...)
 }
 
-// hits returns what a replay found lost under guard.
-func hits(result reload.Result) map[rules.Family]map[rules.TableName]hit {
+// hits returns what a replay found lost under guard. What differs only because
+// a new declaration has not been written yet is no loss.
+func (d *Daemon) hits(st *state, result reload.Result) map[rules.Family]map[rules.TableName]hit {
 	found := map[rules.Family]map[rules.TableName]hit{}
 	for f, fr := range result {
 		found[f] = map[rules.TableName]hit{}
 		for t, tr := range fr.Tables {
-			found[f][t] = hit{tr.Finding.Verdict, tr.Lost, tr.Policies}
+			if tr.Finding.Verdict != canary.Drifted || st.applyAt.IsZero() {
+				found[f][t] = hit{tr.Finding.Verdict, tr.Lost, tr.Policies}
+			}
 		}
 	}
 	return found

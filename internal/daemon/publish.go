@@ -14,7 +14,7 @@ import (
 func (d *Daemon) publish(st *state) {
 	info := d.cfg.Kernel.Info()
 	s := Status{
-		Mode:             d.cfg.Mode,
+		Mode:             st.mode,
 		Backend:          Backend{Name: info.Backend, Version: info.Version, Reason: info.Reason, Mixed: info.Mixed},
 		Families:         map[rules.Family]Verdicts{},
 		DisabledFamilies: maps.Clone(d.cfg.Disabled),
@@ -51,9 +51,10 @@ func (d *Daemon) generation(st *state) Generation {
 	if last := d.status.Load(); last != nil && last.Generation.Captured.Equal(st.captured) {
 		return last.Generation
 	}
-	count, chains := st.learned.Generation.Counts()
+	want := st.want()
+	count, chains := want.Counts()
 	perTable := map[rules.Family]map[rules.TableName]int{}
-	for f, tables := range st.learned.Generation {
+	for f, tables := range want {
 		perTable[f] = map[rules.TableName]int{}
 		for t, section := range tables {
 			perTable[f][t] = section.RuleCount()
@@ -62,7 +63,7 @@ func (d *Daemon) generation(st *state) Generation {
 	d.cfg.Metrics.SetGeneration(st.captured, perTable)
 	g := Generation{Source: d.cfg.Source, Captured: st.captured, Rules: count, Chains: chains}
 	if !st.captured.IsZero() {
-		g.ID = st.learned.Generation.ID()
+		g.ID = want.ID()
 	}
 	return g
 }

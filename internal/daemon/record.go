@@ -100,7 +100,7 @@ func (d *Daemon) journal(st *state, record Flush) {
 // logNotice says that a flush was noticed, before anything is done about it.
 func (d *Daemon) logNotice(ctx context.Context, st *state) {
 	next := "replaying the generation"
-	if d.cfg.Mode == Observe {
+	if st.mode == Observe {
 		next = "observe mode: the rules' owner has to put them back"
 	}
 	klog.FromContext(ctx).Info("Rules are being flushed", "flush", st.loss.record.ID, "tables", tablesText(st.losses()),

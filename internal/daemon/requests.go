@@ -17,6 +17,10 @@ var _ Controller = (*Daemon)(nil)
 // errStopped answers requests after a cleanup.
 var errStopped = errors.New("canaryd's marks were removed by `canaryd cleanup`, and it stands still; restart it to begin again")
 
+// errDeclared answers a request for a generation that a declared source would
+// undo as drift at once.
+var errDeclared = errors.New("a declared source is in use: change what it declares instead of restoring an older generation")
+
 // Look looks now, examines everything, and returns the Status of then.
 func (d *Daemon) Look(ctx context.Context) (Status, error) {
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
@@ -62,7 +66,10 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 		// would take it for its owner's decision.
 		replay = d.replayer.Force
 	}
-	if r.Generation != "" && r.Generation != st.learned.Generation.ID() {
+	if r.Generation != "" && r.Generation != st.want().ID() {
+		if st.declared != nil {
+			return RestoreReply{}, errDeclared
+		}
 		if d.cfg.Store == nil {
 			return RestoreReply{}, fmt.Errorf("%w: %s, no state folder is in use", ErrNoGeneration, r.Generation)
 		}
@@ -106,7 +113,7 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 		}
 	}
 	if reply.Proved() {
-		st.learned.Generation, st.captured = job.Generation, time.Now()
+		st.learned.Generation, st.captured = d.unclaimed(job.Generation), time.Now()
 	}
 	if st.loss != nil {
 		d.concludeHeal(ctx, st, result, nil)
@@ -152,7 +159,7 @@ func (d *Daemon) Render(ctx context.Context, r RenderRequest) (string, error) {
 	var text string
 	var failed error
 	err := d.ask(ctx, func(_ context.Context, st *state) {
-		g := st.learned.Generation
+		g := st.want()
 		if r.Generation != "" && r.Generation != g.ID() {
 			failed = fmt.Errorf("%w: %s is not in force", ErrNoGeneration, r.Generation)
 			return

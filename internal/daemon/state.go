@@ -12,12 +12,17 @@ import (
 // state is all that the loop knows. One goroutine has it at a time: the loop,
 // or the worker while it runs a step for the loop.
 type state struct {
-	learned  reload.Learned
-	captured time.Time // when learned last changed
-	marks    canary.Marks
-	families map[rules.Family]*familyState
-	loss     *loss // nil while nothing is lost
-	journal  []Flush
+	learned   reload.Learned
+	captured  time.Time // when learned last changed
+	marks     canary.Marks
+	families  map[rules.Family]*familyState
+	loss      *loss            // nil while nothing is lost
+	declared  rules.Generation // of the declared sources; nil if there are none
+	applyAt   time.Time        // when declared is written; zero: it is in force
+	mode      Mode             // as configured, or observe once somebody else owns what is claimed
+	applyWait time.Duration
+	drifts    []time.Time // of the last minute
+	journal   []Flush
 	// frozenSince is since when, in observe mode, rules are missing that
 	// their owner has not put back.
 	frozenSince time.Time
@@ -98,6 +103,22 @@ func newState(families []rules.Family, now time.Time) *state {
 		st.families[f] = fs
 	}
 	return st
+}
+
+// want returns the generation that ought to be in force.
+func (st *state) want() rules.Generation {
+	if st.declared == nil {
+		return st.learned.Generation
+	}
+	return st.declared.Join(st.learned.Generation)
+}
+
+// declare takes up what the declared sources say now.
+func (st *state) declare(g rules.Generation, now time.Time) {
+	st.declared, st.captured = g, now
+	if st.mode == Heal {
+		st.applyAt = now
+	}
 }
 
 // hint asks for a close look because of something that happened just now.

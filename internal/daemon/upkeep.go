@@ -49,9 +49,10 @@ func (d *Daemon) plant(ctx context.Context, st *state) {
 	}
 	st.plantWait = 0
 	st.lookAt = time.Now()
-	count, chains := st.learned.Generation.Counts()
+	want := st.want()
+	count, chains := want.Counts()
 	log.Info("Canaries are planted and the generation is captured",
-		"chain", d.cfg.Canary, "generation", st.learned.Generation.ID(), "rules", count, "chains", chains)
+		"chain", d.cfg.Canary, "generation", want.ID(), "rules", count, "chains", chains)
 }
 
 // unplanted says which tables got no canary although nothing failed: those
@@ -134,7 +135,7 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 	start := time.Now()
 	var err error
 	if last || due(st.saveAt, start) || !d.cfg.Store.Holds() {
-		err = d.cfg.Store.SaveGeneration(st.learned.Generation, d.cfg.Source, st.captured)
+		err = d.cfg.Store.SaveGeneration(st.want(), d.cfg.Source, st.captured)
 		st.savedAt, st.saveCost = time.Now(), time.Since(start)
 		st.saveAt = st.savedAt.Add(confirmEvery)
 	}

@@ -44,6 +44,9 @@ type Wanted struct {
 	CanaryChain string
 	Mark        Mark
 	Section     rules.Section
+	// Claimed tells the chains that a declared source owns: whatever else
+	// somebody makes of them is drift. Nil means none.
+	Claimed func(chain string) bool
 }
 
 // Seen is what a full read showed of one table.
@@ -75,6 +78,8 @@ type Finding struct {
 	// and ought not to be; in a table that lost its mark, all such chains.
 	Emptied []string
 	Missing []string
+	// Drift is, for claimed chains, what differs, as people read it.
+	Drift []string
 	// Err is why the verdict is unknown.
 	Err error
 }
@@ -104,6 +109,8 @@ func neverEmpty(table rules.TableName, chain string) bool {
 //   - a hook missing beside a standing witness was deleted by name: lost only
 //     if its target still has rules, no other hook took its place, and the
 //     family has been quiet for the grace;
+//   - claimed chains and the hooks into them that are not exactly as declared
+//     have drifted;
 //   - every other difference is a decision of the rules' owner.
 func Judge(want Wanted, seen Seen) Finding {
 	if seen.Err != nil {
@@ -125,7 +132,48 @@ func Judge(want Wanted, seen Seen) Finding {
 		f.Emptied, f.Missing = names(emptied), missing
 		return f
 	}
-	return judgeContent(want, seen)
+	if want.Claimed == nil {
+		return judgeContent(want, seen)
+	}
+	declared, others := want.Section.Split(want.Claimed)
+	standing, rest := seen.Section.Split(want.Claimed)
+	want.Section, seen.Section = others, rest
+	f := judgeContent(want, seen)
+	if !sameContent(declared, standing) {
+		f.Drift = differences(declared, standing)
+		if !f.Verdict.Loss() {
+			f.Verdict = Drifted
+		}
+	}
+	return f
+}
+
+// differences names the claimed chains that are not as declared.
+func differences(want, seen rules.Section) []string {
+	var list []string
+	at := make(map[string][]rules.Rule, len(seen.Chains))
+	for _, c := range seen.Chains {
+		at[c.Name] = c.Rules
+	}
+	for _, c := range want.Chains {
+		rs, ok := at[c.Name]
+		switch {
+		case !ok:
+			list = append(list, c.Name+" is missing")
+		case !rules.EqualRules(c.Rules, rs):
+			list = append(list, c.Name+" holds other rules")
+		}
+		delete(at, c.Name)
+	}
+	for _, c := range seen.Chains {
+		if _, extra := at[c.Name]; extra {
+			list = append(list, c.Name+" is not declared")
+		}
+	}
+	if !slices.EqualFunc(sortedHooks(want), sortedHooks(seen), rules.Hook.Same) {
+		list = append(list, "hooks differ")
+	}
+	return list
 }
 
 // judgeCanary returns Intact or what became of the canary.

@@ -14,6 +14,20 @@ import (
 // pkg/util/iptables Monitor, since 1.17).
 const kubeProxyCanary = "KUBE-PROXY-CANARY"
 
+// OtherOwner returns why chains that a declared source claims are somebody
+// else's, or nothing: kube-proxy keeps its canary in every table that it writes.
+func OtherOwner(snapshot iptables.Snapshot, claims func(chain string) bool) string {
+	if claims == nil || !claims("KUBE-SERVICES") {
+		return ""
+	}
+	for _, table := range rules.Guarded() {
+		if snapshot.Tables[table].Chain(kubeProxyCanary) != nil {
+			return fmt.Sprintf("kube-proxy writes the chains that the manifest claims: its %s stands in %s %s", kubeProxyCanary, snapshot.Family, table)
+		}
+	}
+	return ""
+}
+
 // nudge makes kube-proxy do its own full sync, by deleting its canary where a
 // flush left it standing: what was replayed bridges the gap, and the owner has
 // the last word. One restore per table, mangle last, because its absence there

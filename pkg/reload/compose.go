@@ -26,6 +26,7 @@ type tablePlan struct {
 	table       rules.TableName
 	mark        canary.Mark   // in force if it succeeds
 	section     rules.Section // what the proof judges by; empty for marks alone
+	claimed     func(chain string) bool
 	wrote       []rules.Chain // with exactly these rules
 	removed     []string
 	hooks       []rules.Hook // put back
@@ -73,12 +74,10 @@ func (s *section) text(table rules.TableName) []byte {
 // newer than the generation, and what is protected becomes exactly that;
 // but a generation that never knew the table has nothing to say of it.
 func composeReplay(task tableTask, nonce canary.Nonce) tablePlan {
-	plan := tablePlan{table: task.table, mark: task.want.Mark, section: task.want.Section}
+	plan := tablePlan{table: task.table, mark: task.want.Mark, section: task.want.Section, claimed: task.want.Claimed}
 	var s section
 	planChains(task, &plan, &s)
-	if task.finding.Verdict == canary.Replaced && task.known {
-		planRemovals(task, &plan, &s)
-	}
+	planRemovals(task, &plan, &s)
 	planHooks(task, &plan, &s)
 	if task.finding.MarkLost {
 		planMarks(task, &plan, &s, nonce)
@@ -147,7 +146,7 @@ func planChains(task tableTask, plan *tablePlan, s *section) {
 		switch {
 		case standing != nil && rules.EqualRules(standing.Rules, c.Rules):
 			continue
-		case task.finding.Verdict == canary.Replaced:
+		case task.finding.Verdict == canary.Replaced || task.claimed(c.Name):
 		case standing != nil && len(standing.Rules) > 0:
 			if task.finding.MarkLost {
 				plan.skipped = append(plan.skipped, c.Name)
@@ -174,8 +173,20 @@ func writeChain(task tableTask, c rules.Chain, plan *tablePlan, s *section) {
 	plan.wrote = append(plan.wrote, written)
 }
 
-// planRemovals takes out of a replaced table the protected chains and hooks
-// that the saved rules brought back from the past.
+// claimed reports whether a declared source owns the chain.
+func (t tableTask) claimed(chain string) bool {
+	return t.want.Claimed != nil && t.want.Claimed(chain)
+}
+
+// exact reports whether nothing about the chain is right but what the
+// generation says: its table was replaced by saved rules, which are older, or
+// the chain is a declared source's.
+func (t tableTask) exact(chain string) bool {
+	return t.finding.Verdict == canary.Replaced && t.known || t.claimed(chain)
+}
+
+// planRemovals takes out the protected chains and hooks that saved rules
+// brought back from the past, or that nobody declared.
 func planRemovals(task tableTask, plan *tablePlan, s *section) {
 	for i, h := range task.seen.Section.Hooks {
 		if extraHook(task, i) {
@@ -188,16 +199,20 @@ func planRemovals(task tableTask, plan *tablePlan, s *section) {
 	}
 	var stale []string
 	for _, c := range task.seen.Section.Chains {
-		if !wanted[c.Name] {
+		if !wanted[c.Name] && task.exact(c.Name) {
 			stale = append(stale, c.Name)
 		}
 	}
 	dropChains(task, stale, plan, s)
 }
 
-// extraHook reports whether the i-th hook that was seen is more than is wanted.
+// extraHook reports whether the i-th hook that was seen is to go: there are
+// more of it than are wanted.
 func extraHook(task tableTask, i int) bool {
 	h, nth, wanted := task.seen.Section.Hooks[i], 0, 0
+	if !task.exact(h.Rule.Target) {
+		return false
+	}
 	for _, k := range task.seen.Section.Hooks[:i+1] {
 		if k.Same(h) {
 			nth++
@@ -268,7 +283,8 @@ func planHooks(task tableTask, plan *tablePlan, s *section) {
 			if h.Chain != chain {
 				continue
 			}
-			lost := slices.ContainsFunc(task.finding.Hooks, h.Same) && targetWillStand(task, *plan, h)
+			lost := slices.ContainsFunc(task.finding.Hooks, h.Same) || task.claimed(h.Rule.Target)
+			lost = lost && targetWillStand(task, *plan, h)
 			if lost || stands(task.seen.Table, h) {
 				wanted = append(wanted, h)
 			}
@@ -300,11 +316,9 @@ func standingRules(task tableTask, chain string) []rules.Rule {
 		return nil
 	}
 	extra := map[string]int{}
-	if task.finding.Verdict == canary.Replaced && task.known {
-		for i, h := range task.seen.Section.Hooks {
-			if h.Chain == chain && extraHook(task, i) {
-				extra[h.Rule.Spec]++
-			}
+	for i, h := range task.seen.Section.Hooks {
+		if h.Chain == chain && extraHook(task, i) {
+			extra[h.Rule.Spec]++
 		}
 	}
 	var standing []rules.Rule

@@ -44,6 +44,7 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 			CanaryChain: e.Canary,
 			Mark:        job.Marks[f][table],
 			Section:     section,
+			Claimed:     job.Claimed,
 		}
 		if seen.Err == nil {
 			want.Mark = want.Mark.Resolve(e.Canary, seen.Table)

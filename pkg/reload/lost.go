@@ -21,7 +21,7 @@ func countLost(task tableTask) Lost {
 	for _, c := range task.want.Section.Chains {
 		standing := task.seen.Table.Chain(c.Name)
 		gone := slices.Contains(task.finding.Missing, c.Name) || slices.Contains(task.finding.Emptied, c.Name)
-		if task.finding.Verdict == canary.Replaced && !gone {
+		if (task.finding.Verdict == canary.Replaced || task.claimed(c.Name)) && !gone {
 			gone = standing == nil || !rules.EqualRules(standing.Rules, c.Rules)
 		}
 		if gone {

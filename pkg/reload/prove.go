@@ -87,7 +87,7 @@ func proveTable(chain string, plan tablePlan, seen canary.Seen, foreign bool) er
 	if plan.mark.Nonce == "" {
 		return proveRemoved(chain, plan, seen)
 	}
-	finding := canary.Judge(canary.Wanted{CanaryChain: chain, Mark: plan.mark, Section: plan.section}, seen)
+	finding := canary.Judge(canary.Wanted{CanaryChain: chain, Mark: plan.mark, Section: plan.section, Claimed: plan.claimed}, seen)
 	if finding.Verdict == canary.Unknown {
 		return fmt.Errorf("it could not be read: %w", finding.Err)
 	}

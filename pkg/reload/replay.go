@@ -70,6 +70,8 @@ type Job struct {
 	// Quiet says of which families nothing protected changed for the hook
 	// grace.
 	Quiet map[rules.Family]bool
+	// Claimed tells the chains of a declared source; nil means none.
+	Claimed func(chain string) bool
 }
 
 // A Result is what became of a job, by family.

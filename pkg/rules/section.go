@@ -1,0 +1,54 @@
+package rules
+
+import "slices"
+
+// Split parts a section into what concerns the claimed chains, those chains
+// and the hooks into them, and the rest.
+func (s Section) Split(claimed func(chain string) bool) (own, rest Section) {
+	if claimed == nil {
+		return Section{}, s
+	}
+	own, rest = Section{Leans: s.Leans, Policies: s.Policies}, Section{Leans: s.Leans, Policies: s.Policies}
+	for _, c := range s.Chains {
+		part := &rest
+		if claimed(c.Name) {
+			part = &own
+		}
+		part.Chains = append(part.Chains, c)
+	}
+	for _, h := range s.Hooks {
+		part := &rest
+		if claimed(h.Rule.Target) {
+			part = &own
+		}
+		part.Hooks = append(part.Hooks, h)
+	}
+	return own, rest
+}
+
+// Join returns a section that holds both, first's hooks before second's.
+func (s Section) Join(second Section) Section {
+	joined := Section{
+		Chains:   slices.Concat(s.Chains, second.Chains),
+		Hooks:    slices.Concat(s.Hooks, second.Hooks),
+		Leans:    slices.Concat(s.Leans, second.Leans),
+		Policies: second.Policies,
+	}
+	if joined.Policies == nil {
+		joined.Policies = s.Policies
+	}
+	slices.Sort(joined.Leans)
+	joined.Leans = slices.Compact(joined.Leans)
+	return joined
+}
+
+// Join returns a generation that holds both.
+func (g Generation) Join(second Generation) Generation {
+	joined := g.Clone()
+	for f, tables := range second {
+		for t, s := range tables {
+			joined = joined.With(f, t, joined[f][t].Join(s))
+		}
+	}
+	return joined
+}
