@@ -32,6 +32,16 @@ func parseIP(text string) (netip.Addr, bool) {
 	return ip.Unmap(), ip.Zone() == ""
 }
 
+// spelled returns the usual spelling of an address, which is text itself most
+// of the time: then there is nothing to allocate.
+func spelled(ip netip.Addr, text string) string {
+	var usual [64]byte
+	if string(ip.AppendTo(usual[:0])) == text {
+		return text
+	}
+	return ip.String()
+}
+
 // parseCIDR reads a prefix as ParseCIDRSloppy does; bits behind it are cut off.
 func parseCIDR(text string) (netip.Prefix, bool) {
 	address, length, found := strings.Cut(text, "/")

@@ -2,7 +2,6 @@ package kube
 
 import (
 	"cmp"
-	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -10,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // An endpoint is one address and port behind a port of a service.
@@ -32,7 +33,7 @@ func (all *Objects) index(n node, r *report) index {
 	for _, s := range all.Slices {
 		if string(s.AddressType) != familyName(n.family) {
 			if s.AddressType != discoveryv1.AddressTypeIPv4 && s.AddressType != discoveryv1.AddressTypeIPv6 {
-				r.on(s, "EndpointSlice", s.Namespace, s.Name).skip("addressType", "is "+strconv.Quote(string(s.AddressType))+", of which kube-proxy knows nothing")
+				r.slice(s).skip("addressType", "is "+strconv.Quote(string(s.AddressType))+", of which kube-proxy knows nothing")
 			}
 			continue
 		}
@@ -40,20 +41,23 @@ func (all *Objects) index(n node, r *report) index {
 		key := sliceKey(s)
 		switch {
 		case headless:
-			r.on(s, "EndpointSlice", s.Namespace, s.Name).skip("", "belongs to a headless service")
+			r.slice(s).skip("", "belongs to a headless service")
 		case key.Name == "":
-			r.on(s, "EndpointSlice", s.Namespace, s.Name).broken("metadata.labels", "has no label %s", discoveryv1.LabelServiceName)
+			r.slice(s).broken("metadata.labels", "has no label %s", discoveryv1.LabelServiceName)
 		case s.Namespace == "" || s.Name == "":
-			r.on(s, "EndpointSlice", s.Namespace, s.Name).broken("metadata", "has no name or no namespace")
+			r.slice(s).broken("metadata", "has no name or no namespace")
 		default:
 			found[key] = append(found[key], s)
 		}
 	}
 	for _, list := range found {
+		if len(list) == 1 {
+			continue
+		}
 		slices.SortFunc(list, func(a, b *discoveryv1.EndpointSlice) int { return strings.Compare(a.Name, b.Name) })
 		for i, s := range list[1:] {
 			if s.Name == list[i].Name {
-				r.on(s, "EndpointSlice", s.Namespace, s.Name).refuse("metadata.name", "stands there twice")
+				r.slice(s).refuse("metadata.name", "stands there twice")
 			}
 		}
 	}
@@ -64,23 +68,24 @@ func (all *Objects) index(n node, r *report) index {
 // text as kube-proxy sorts them. Of several with the same address one that is
 // not terminating counts, of several such the one in the last slice (kube-proxy
 // leaves it to chance).
-func (n node) endpoints(list []*discoveryv1.EndpointSlice, port *corev1.ServicePort, r *report) []endpoint {
+func (read *reader) endpoints(list []*discoveryv1.EndpointSlice, port *corev1.ServicePort) []endpoint {
+	r := read.report
 	var all []endpoint
 	for _, s := range list {
 		for i := range s.Ports {
 			p := &s.Ports[i]
 			if p.Name == nil || p.Port == nil || *p.Port == 0 {
-				r.on(s, "EndpointSlice", s.Namespace, s.Name).broken("ports["+strconv.Itoa(i)+"]", "has no name or no port")
+				r.slice(s).broken("ports["+strconv.Itoa(i)+"]", "has no name or no port")
 				continue
 			}
 			if *p.Name != port.Name || !sameProtocol(p.Protocol, port.Protocol) {
 				continue
 			}
 			if !validPort(*p.Port) {
-				r.on(s, "EndpointSlice", s.Namespace, s.Name).refuse("ports["+strconv.Itoa(i)+"].port", "%d is not a port", *p.Port)
+				r.slice(s).refuse("ports["+strconv.Itoa(i)+"].port", "%d is not a port", *p.Port)
 				continue
 			}
-			all = n.addEndpoints(all, s, strconv.Itoa(int(*p.Port)), r)
+			all = read.addEndpoints(all, s, strconv.Itoa(int(*p.Port)))
 		}
 	}
 	slices.SortStableFunc(all, func(a, b endpoint) int { return cmp.Compare(a.address, b.address) })
@@ -96,29 +101,34 @@ func (n node) endpoints(list []*discoveryv1.EndpointSlice, port *corev1.ServiceP
 	return kept
 }
 
-func (n node) addEndpoints(all []endpoint, s *discoveryv1.EndpointSlice, port string, r *report) []endpoint {
+func (read *reader) addEndpoints(all []endpoint, s *discoveryv1.EndpointSlice, port string) []endpoint {
+	n, r := &read.node, read.report
 	all = slices.Grow(all, len(s.Endpoints))
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
 		if len(e.Addresses) == 0 {
-			r.on(s, "EndpointSlice", s.Namespace, s.Name).broken("endpoints["+strconv.Itoa(i)+"].addresses", "is empty")
+			r.slice(s).broken("endpoints["+strconv.Itoa(i)+"].addresses", "is empty")
 			continue
 		}
 		ip, ok := parseIP(e.Addresses[0]) // the API allows more, which nobody uses
 		if !ok || familyOf(ip) != n.family {
-			r.on(s, "EndpointSlice", s.Namespace, s.Name).refuse("endpoints["+strconv.Itoa(i)+"].addresses[0]",
+			r.slice(s).refuse("endpoints["+strconv.Itoa(i)+"].addresses[0]",
 				"%q is not an %s address", e.Addresses[0], familyName(n.family))
 			continue
 		}
 		made := endpoint{
-			ip:          ip.String(),
+			ip:          spelled(ip, e.Addresses[0]),
 			local:       e.NodeName != nil && n.name != "" && *e.NodeName == n.name,
 			ready:       isTrue(e.Conditions.Ready, true),
 			serving:     isTrue(e.Conditions.Serving, true),
 			terminating: isTrue(e.Conditions.Terminating, false),
 			hints:       e.Hints,
 		}
-		made.address = net.JoinHostPort(made.ip, port)
+		if n.family == rules.IPv6 {
+			made.address = read.join("[", made.ip, "]:", port)
+		} else {
+			made.address = read.join(made.ip, ":", port)
+		}
 		all = append(all, made)
 	}
 	return all
@@ -141,27 +151,31 @@ func sameProtocol(have *corev1.Protocol, want corev1.Protocol) bool {
 // A choice says which endpoints the rules of one port of a service use. It
 // follows kube-proxy's CategorizeEndpoints.
 type choice struct {
-	cluster, local []endpoint // by traffic policy
-	reachable      []endpoint // those of both
-	any            bool       // some endpoint anywhere takes traffic
+	cluster, local []*endpoint // by traffic policy
+	reachable      []*endpoint // those of both
+	any            bool        // some endpoint anywhere takes traffic
 }
 
-func (n node) choose(p *servicePort) choice {
+func (n *node) choose(p *servicePort) choice {
 	var c choice
-	by := func(keep func(*endpoint) bool) []endpoint {
-		var kept []endpoint
+	if len(p.endpoints) == 0 {
+		return c
+	}
+	by := func(keep func(*endpoint) bool) []*endpoint {
+		kept := make([]*endpoint, 0, len(p.endpoints))
 		for i := range p.endpoints {
 			if keep(&p.endpoints[i]) {
-				kept = append(kept, p.endpoints[i])
+				kept = append(kept, &p.endpoints[i])
 			}
 		}
 		return kept
 	}
-	hinted := func(*endpoint) bool { return true }
-	topology := false
+	topology := anywhere
 	if p.usesCluster() {
-		hinted, topology = n.topology(p.endpoints)
-		c.cluster = by(func(e *endpoint) bool { return e.ready && hinted(e) })
+		topology = n.topology(p.endpoints)
+		c.cluster = by(func(e *endpoint) bool {
+			return e.ready && (topology == anywhere || topology == sameNode && n.hinted(e) || topology == sameZone && n.zoneHinted(e))
+		})
 		if len(c.cluster) == 0 {
 			c.cluster = by((*endpoint).leaving)
 		}
@@ -171,7 +185,9 @@ func (n node) choose(p *servicePort) choice {
 		c.reachable = c.cluster
 		return c
 	}
-	c.any = c.any || slices.ContainsFunc(p.endpoints, func(e endpoint) bool { return e.ready || e.leaving() })
+	for i := range p.endpoints {
+		c.any = c.any || p.endpoints[i].ready || p.endpoints[i].leaving()
+	}
 	c.local = by(func(e *endpoint) bool { return e.local && e.ready })
 	leaving := false
 	if len(c.local) == 0 {
@@ -181,10 +197,10 @@ func (n node) choose(p *servicePort) choice {
 	switch {
 	case !p.usesCluster():
 		c.reachable = c.local
-	case !topology && !leaving:
+	case topology == anywhere && !leaving:
 		c.reachable = c.cluster // which holds every local one
 	default:
-		c.reachable = union(c.cluster, c.local)
+		c.reachable = by(func(e *endpoint) bool { return slices.Contains(c.cluster, e) || slices.Contains(c.local, e) })
 	}
 	return c
 }
@@ -192,19 +208,19 @@ func (n node) choose(p *servicePort) choice {
 // leaving reports whether the endpoint may be used when nothing better is left.
 func (e *endpoint) leaving() bool { return e.serving && e.terminating }
 
-// union merges two sorted lists.
-func union(a, b []endpoint) []endpoint {
-	all := slices.Concat(a, b)
-	slices.SortStableFunc(all, func(x, y endpoint) int { return cmp.Compare(x.address, y.address) })
-	return slices.CompactFunc(all, func(x, y endpoint) bool { return x.address == y.address })
-}
+// A topology says which endpoints' hints count on this node.
+type topology int
 
-// topology returns which endpoints the hints leave for this node, and whether
-// they say anything: every ready endpoint must have a hint and one must be
-// meant for this node, else for its zone (topologyModeFromHints).
-func (n node) topology(all []endpoint) (func(*endpoint) bool, bool) {
-	forNode := func(e *endpoint) bool { return e.hints != nil && hasNode(e.hints.ForNodes, n.name) }
-	forZone := func(e *endpoint) bool { return e.hints != nil && hasZone(e.hints.ForZones, n.zone) }
+const (
+	anywhere topology = iota // none
+	sameNode
+	sameZone
+)
+
+// topology returns what the hints ask for. They count when every ready
+// endpoint has one and one is meant for this node, else for its zone
+// (topologyModeFromHints).
+func (n *node) topology(all []endpoint) topology {
 	nodes, zones := true, true
 	nodeHit, zoneHit := false, false
 	for i := range all {
@@ -214,23 +230,25 @@ func (n node) topology(all []endpoint) (func(*endpoint) bool, bool) {
 		}
 		nodes = nodes && e.hints != nil && len(e.hints.ForNodes) > 0
 		zones = zones && e.hints != nil && len(e.hints.ForZones) > 0
-		nodeHit = nodeHit || forNode(e)
-		zoneHit = zoneHit || forZone(e)
+		nodeHit = nodeHit || n.hinted(e)
+		zoneHit = zoneHit || n.zoneHinted(e)
 	}
 	switch {
 	case nodes && nodeHit:
-		return forNode, true
+		return sameNode
 	case zones && zoneHit:
-		return forZone, true
+		return sameZone
 	default:
-		return func(*endpoint) bool { return true }, false
+		return anywhere
 	}
 }
 
-func hasNode(hints []discoveryv1.ForNode, name string) bool {
-	return slices.ContainsFunc(hints, func(h discoveryv1.ForNode) bool { return h.Name == name })
+// hinted reports whether the endpoint is meant for this node.
+func (n *node) hinted(e *endpoint) bool {
+	return e.hints != nil && slices.ContainsFunc(e.hints.ForNodes, func(h discoveryv1.ForNode) bool { return h.Name == n.name })
 }
 
-func hasZone(hints []discoveryv1.ForZone, name string) bool {
-	return slices.ContainsFunc(hints, func(h discoveryv1.ForZone) bool { return h.Name == name })
+// zoneHinted reports whether the endpoint is meant for this node's zone.
+func (n *node) zoneHinted(e *endpoint) bool {
+	return e.hints != nil && slices.ContainsFunc(e.hints.ForZones, func(h discoveryv1.ForZone) bool { return h.Name == n.zone })
 }

@@ -10,6 +10,7 @@ package kube
 import (
 	"cmp"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -47,38 +48,51 @@ func Generate(objects Objects, options Options) (rules.Generation, []Skip, error
 func (all *Objects) sorted(r *report) []*corev1.Service {
 	services := slices.Clone(all.Services)
 	slices.SortStableFunc(services, func(a, b *corev1.Service) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+		if a.Namespace != b.Namespace {
+			return strings.Compare(a.Namespace, b.Namespace)
+		}
+		return strings.Compare(a.Name, b.Name)
 	})
 	for i, s := range services {
 		if i > 0 && serviceKey(s) == serviceKey(services[i-1]) {
-			r.on(s, "Service", s.Namespace, s.Name).refuse("metadata.name", "stands there twice%s", r.at(services[i-1]))
+			r.service(s).refuse("metadata.name", "stands there twice%s", r.at(services[i-1]))
 		}
 	}
 	byName := slices.Clone(all.Nodes)
 	slices.SortFunc(byName, func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
 	for i, n := range byName {
 		if i > 0 && n.Name == byName[i-1].Name {
-			r.on(n, "Node", "", n.Name).refuse("metadata.name", "stands there twice%s", r.at(byName[i-1]))
+			r.node(n).refuse("metadata.name", "stands there twice%s", r.at(byName[i-1]))
 		}
 	}
 	return slices.DeleteFunc(services, func(s *corev1.Service) bool {
-		return !proxied(s, r.on(s, "Service", s.Namespace, s.Name))
+		return !proxied(s, r.service(s))
 	})
 }
 
 // ports returns the ports of all services that have an address in the family.
 func (n node) ports(services []*corev1.Service, slicesOf index, r *report) []servicePort {
-	all := make([]servicePort, 0, len(services))
+	count := 0
 	for _, s := range services {
-		list := slicesOf[serviceKey(s)]
+		count += len(s.Spec.Ports)
+	}
+	read := reader{node: n, report: r}
+	all := make([]servicePort, 0, count)
+	for _, s := range services {
 		first := len(all)
-		all = append(all, servicePorts(s, n.family, r.on(s, "Service", s.Namespace, s.Name))...)
-		for i := range all[first:] {
-			p := &all[first+i]
-			p.endpoints = n.endpoints(list, p.from, r)
+		all = read.service(all, s)
+		for i := first; i < len(all); i++ {
+			all[i].endpoints = read.endpoints(slicesOf[serviceKey(s)], all[i].from)
 		}
 	}
 	return all
+}
+
+// A reader reads objects with the eyes of a node.
+type reader struct {
+	node
+	*report
+	text
 }
 
 // sections writes both tables.

@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
 // A report gathers what is wrong with objects while they are read.
@@ -17,21 +20,26 @@ type report struct {
 // A reporter reports on one object.
 type reporter struct {
 	*report
-	object any
-	name   string
+	object                any
+	kind, namespace, name string
 }
 
-// on returns a reporter for the object. Its name is spelled only when there is
-// something to tell.
-func (r *report) on(object any, kind, namespace, name string) reporter {
-	rep := reporter{report: r, object: object}
-	switch {
-	case namespace == "":
-		rep.name = kind + " " + name
-	default:
-		rep.name = kind + " " + namespace + "/" + name
+func (r *report) service(s *corev1.Service) reporter {
+	return reporter{r, s, "Service", s.Namespace, s.Name}
+}
+
+func (r *report) slice(s *discoveryv1.EndpointSlice) reporter {
+	return reporter{r, s, "EndpointSlice", s.Namespace, s.Name}
+}
+
+func (r *report) node(n *corev1.Node) reporter { return reporter{r, n, "Node", "", n.Name} }
+
+// title names the object. It is spelled only when there is something to tell.
+func (r reporter) title() string {
+	if r.namespace == "" {
+		return r.kind + " " + r.name
 	}
-	return rep
+	return r.kind + " " + r.namespace + "/" + r.name
 }
 
 // at returns " (also in FILE:LINE)", or nothing for an object from no file.
@@ -45,18 +53,18 @@ func (r *report) at(object any) string {
 // skip tells that the object, or a field of it, is none of kube-proxy's
 // business.
 func (r reporter) skip(field, reason string) {
-	r.skips = append(r.skips, Skip{r.objects.origin[r.object], r.name, field, reason, false})
+	r.skips = append(r.skips, Skip{r.objects.origin[r.object], r.title(), field, reason, false})
 }
 
 // broken tells that the object, or a field of it, is left out as kube-proxy
 // leaves it out.
 func (r reporter) broken(field, format string, args ...any) {
-	r.skips = append(r.skips, Skip{r.objects.origin[r.object], r.name, field, fmt.Sprintf(format, args...), true})
+	r.skips = append(r.skips, Skip{r.objects.origin[r.object], r.title(), field, fmt.Sprintf(format, args...), true})
 }
 
 // refuse tells that no rules can be made of the field.
 func (r reporter) refuse(field, format string, args ...any) {
-	r.errs = append(r.errs, &ObjectError{r.objects.origin[r.object], r.name, field, fmt.Sprintf(format, args...)})
+	r.errs = append(r.errs, &ObjectError{r.objects.origin[r.object], r.title(), field, fmt.Sprintf(format, args...)})
 }
 
 // skipped returns the skips in an order that does not depend on that of the

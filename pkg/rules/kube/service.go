@@ -72,12 +72,13 @@ func proxied(s *corev1.Service, r reporter) bool {
 	return false
 }
 
-// servicePorts returns what the service's ports have in common, with one entry
-// for each port; none when the service has no address in the family.
-func servicePorts(s *corev1.Service, f rules.Family, r reporter) []servicePort {
-	field, address := clusterIP(s, f)
+// service appends the ports of s, of which there are none when it has no
+// address in the node's family.
+func (read *reader) service(all []servicePort, s *corev1.Service) []servicePort {
+	f, r := read.family, read.report.service(s)
+	field, number, address := clusterIP(s, f)
 	if address == "" {
-		return nil
+		return all
 	}
 	if !dnsLabel(s.Namespace) {
 		r.refuse("metadata.namespace", "%q is not a namespace", s.Namespace)
@@ -87,11 +88,14 @@ func servicePorts(s *corev1.Service, f rules.Family, r reporter) []servicePort {
 	}
 	ip, ok := parseIP(address)
 	if !ok || familyOf(ip) != f {
+		if number >= 0 {
+			field += "[" + strconv.Itoa(number) + "]"
+		}
 		r.refuse(field, "%q is not an %s address", address, familyName(f))
-		return nil
+		return all
 	}
 	common := servicePort{
-		clusterIP:     ip.String(),
+		clusterIP:     spelled(ip, address),
 		externalIPs:   externalIPs(s, f, r),
 		lbIPs:         loadBalancerIPs(s, f, r),
 		ranges:        sourceRanges(s, f, r),
@@ -109,18 +113,17 @@ func servicePorts(s *corev1.Service, f rules.Family, r reporter) []servicePort {
 			common.healthPort = strconv.Itoa(int(port))
 		}
 	}
-	all := make([]servicePort, 0, len(s.Spec.Ports))
 	for i := range s.Spec.Ports {
-		p := common
-		if p.read(s, i, r) {
-			all = append(all, p)
+		all = append(all, common)
+		if !read.port(&all[len(all)-1], s, i, r) {
+			all = all[:len(all)-1]
 		}
 	}
 	return all
 }
 
-// read fills in what belongs to the port of that number.
-func (p *servicePort) read(s *corev1.Service, number int, r reporter) bool {
+// port fills in what belongs to the port of that number.
+func (read *reader) port(p *servicePort, s *corev1.Service, number int, r reporter) bool {
 	from := &s.Spec.Ports[number]
 	p.from = from
 	ok := true
@@ -128,9 +131,10 @@ func (p *servicePort) read(s *corev1.Service, number int, r reporter) bool {
 		r.refuse("spec.ports["+strconv.Itoa(number)+"]."+field, format, args...)
 		ok = false
 	}
-	p.name = s.Namespace + "/" + s.Name
-	if from.Name != "" {
-		p.name += ":" + from.Name
+	if from.Name == "" {
+		p.name = read.join(s.Namespace, "/", s.Name)
+	} else {
+		p.name = read.join(s.Namespace, "/", s.Name, ":", from.Name)
 		if !dnsLabel(from.Name) {
 			refuse("name", "%q is not a port's name", from.Name)
 		}
@@ -159,21 +163,22 @@ func (p *servicePort) read(s *corev1.Service, number int, r reporter) bool {
 }
 
 // clusterIP returns the service's address in a family, and the field that
-// holds it. Objects older than dual stack have no list of families.
-func clusterIP(s *corev1.Service, f rules.Family) (field, address string) {
+// holds it, with the number in it or -1. Objects older than dual stack have no
+// list of families.
+func clusterIP(s *corev1.Service, f rules.Family) (field string, number int, address string) {
 	if len(s.Spec.IPFamilies) == 0 {
 		ip, ok := parseIP(s.Spec.ClusterIP)
 		if isIPv6 := ok && familyOf(ip) == rules.IPv6; isIPv6 != (f == rules.IPv6) {
-			return "", ""
+			return "", -1, ""
 		}
-		return "spec.clusterIP", s.Spec.ClusterIP
+		return "spec.clusterIP", -1, s.Spec.ClusterIP
 	}
 	for i, family := range s.Spec.IPFamilies {
 		if string(family) == familyName(f) && i < len(s.Spec.ClusterIPs) {
-			return "spec.clusterIPs[" + strconv.Itoa(i) + "]", s.Spec.ClusterIPs[i]
+			return "spec.clusterIPs", i, s.Spec.ClusterIPs[i]
 		}
 	}
-	return "", ""
+	return "", -1, ""
 }
 
 func externalIPs(s *corev1.Service, f rules.Family, r reporter) []string {
@@ -181,7 +186,7 @@ func externalIPs(s *corev1.Service, f rules.Family, r reporter) []string {
 	for i, text := range s.Spec.ExternalIPs {
 		switch ip, ok := parseIP(text); {
 		case ok && familyOf(ip) == f:
-			all = append(all, ip.String())
+			all = append(all, spelled(ip, text))
 		case !ok && strings.TrimSpace(text) != "":
 			r.broken("spec.externalIPs["+strconv.Itoa(i)+"]", "%q is not an address", text)
 		}
@@ -201,7 +206,7 @@ func loadBalancerIPs(s *corev1.Service, f rules.Family, r reporter) []string {
 		case !ok:
 			r.broken("status.loadBalancer.ingress["+strconv.Itoa(i)+"].ip", "%q is not an address", ingress.IP)
 		case familyOf(ip) == f:
-			all = append(all, ip.String())
+			all = append(all, spelled(ip, ingress.IP))
 		}
 	}
 	return all

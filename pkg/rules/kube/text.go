@@ -12,10 +12,12 @@ import (
 // for every comment has a space or a slash.
 const comment = ` -m comment --comment "`
 
-// A text holds the words of all rules in a few large pieces of memory: one
-// allocation for each of 60,000 rules would take as long as writing them.
+// A text holds the words of all rules, and the lists of them, in a few large
+// pieces of memory: one allocation for each of 60,000 rules would take as long
+// as writing them.
 type text struct {
 	b       *strings.Builder
+	rules   []rules.Rule // not yet given out
 	scratch []byte
 }
 
@@ -27,15 +29,21 @@ func (t *text) join(parts ...string) string {
 	for _, p := range parts {
 		length += len(p)
 	}
-	if t.b == nil || t.b.Cap()-t.b.Len() < length {
-		t.b = &strings.Builder{}
-		t.b.Grow(max(piece, length))
-	}
+	t.room(length)
 	start := t.b.Len()
 	for _, p := range parts {
 		t.b.WriteString(p)
 	}
 	return t.b.String()[start:]
+}
+
+// room makes room for that many bytes: behind what is written, which never
+// moves, or in a new piece.
+func (t *text) room(length int) {
+	if t.b == nil || t.b.Cap()-t.b.Len() < length {
+		t.b = &strings.Builder{}
+		t.b.Grow(max(piece, length))
+	}
 }
 
 // rule returns the rule that the parts spell. Every part that is a word
@@ -55,10 +63,21 @@ func (t *text) jump(target string, parts ...string) rules.Rule {
 func (t *text) chain(prefix string, of ...string) string {
 	var name [hashLength]byte
 	name, t.scratch = hash(t.scratch, of...)
-	var whole [len(endpointPrefix) + hashLength]byte
-	n := copy(whole[:], prefix)
-	n += copy(whole[n:], name[:])
-	return string(whole[:n])
+	t.room(len(prefix) + hashLength)
+	start := t.b.Len()
+	t.b.WriteString(prefix)
+	t.b.Write(name[:])
+	return t.b.String()[start:]
+}
+
+// list returns an empty list with room for n rules.
+func (t *text) list(n int) []rules.Rule {
+	if len(t.rules) < n {
+		t.rules = make([]rules.Rule, max(n, 1024))
+	}
+	list := t.rules[:0:n]
+	t.rules = t.rules[n:]
+	return list
 }
 
 // probability returns the match that holds once in n times, as iptables-save

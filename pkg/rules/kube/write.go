@@ -60,8 +60,8 @@ func (w *writer) servicePort(p *servicePort) {
 	if !c.any {
 		return // no chains in nat
 	}
-	for i := range c.reachable {
-		c.reachable[i].chain = w.chain(endpointPrefix, p.name, p.protocol, c.reachable[i].address)
+	for _, e := range c.reachable {
+		e.chain = w.chain(endpointPrefix, p.name, p.protocol, e.address)
 	}
 	if p.external() {
 		w.add(o.externalChain, w.external(&o))
@@ -75,8 +75,8 @@ func (w *writer) servicePort(p *servicePort) {
 	if p.usesLocal() && len(c.local) > 0 {
 		w.add(o.localChain, w.policy(&o, p.internalLocal, c.local))
 	}
-	for i := range c.reachable {
-		w.add(c.reachable[i].chain, w.endpoint(&o, &c.reachable[i]))
+	for _, e := range c.reachable {
+		w.add(e.chain, w.endpoint(&o, e))
 	}
 }
 
@@ -165,7 +165,7 @@ func (w *writer) refuse(o *outcome) {
 // policy Local the source address is kept, and traffic from this node and its
 // pods goes by policy Cluster all the same.
 func (w *writer) external(o *outcome) []rules.Rule {
-	all := make([]rules.Rule, 0, 4)
+	all := w.list(4)
 	if !o.externalLocal {
 		all = append(all, w.jump(markMasq, comment, "masquerade traffic for ", o.name, ` external destinations"`))
 	} else {
@@ -190,7 +190,7 @@ func (w *writer) external(o *outcome) []rules.Rule {
 // so are the load balancer's addresses: traffic from here to them loops back
 // with such an address as its source.
 func (w *writer) firewall(o *outcome) []rules.Rule {
-	all := make([]rules.Rule, 0, len(o.ranges)+len(o.lbIPs)+1)
+	all := w.list(len(o.ranges) + len(o.lbIPs) + 1)
 	fromHere := false
 	for _, cidr := range o.ranges {
 		all = append(all, w.jump(o.externalChain, " -s ", cidr.String(), comment, o.name, ` loadbalancer IP"`))
@@ -206,8 +206,12 @@ func (w *writer) firewall(o *outcome) []rules.Rule {
 
 // policy spreads traffic over endpoints. The one that the cluster IP
 // leads to masquerades what comes from outside the cluster.
-func (w *writer) policy(o *outcome, internal bool, endpoints []endpoint) []rules.Rule {
-	all := make([]rules.Rule, 0, 1+2*len(endpoints))
+func (w *writer) policy(o *outcome, internal bool, endpoints []*endpoint) []rules.Rule {
+	length := 1 + len(endpoints)
+	if o.affinity != "" {
+		length += len(endpoints)
+	}
+	all := w.list(length)
 	if internal && o.internal && (w.MasqueradeAll || w.local.implemented()) {
 		notSource, notInterface := w.local.notSource, w.local.notInterface
 		if w.MasqueradeAll {
@@ -217,19 +221,17 @@ func (w *writer) policy(o *outcome, internal bool, endpoints []endpoint) []rules
 			comment, o.name, ` cluster IP" -m `, o.protocol, " --dport ", o.port))
 	}
 	if o.affinity != "" {
-		for i := range endpoints {
-			e := &endpoints[i]
-			chain := o.chainOf(e)
-			all = append(all, w.jump(chain, w.note(o, " -> ", e.address), " -m recent --rcheck --seconds ", o.affinity,
-				" --reap --name ", chain, " --mask ", w.mask, " --rsource"))
+		for _, e := range endpoints {
+			all = append(all, w.jump(e.chain, w.note(o, " -> ", e.address), " -m recent --rcheck --seconds ", o.affinity,
+				" --reap --name ", e.chain, " --mask ", w.mask, " --rsource"))
 		}
 	}
-	for i := range endpoints {
+	for i, e := range endpoints {
 		odds := ""
 		if left := len(endpoints) - i; left > 1 {
 			odds = w.probability(left)
 		}
-		all = append(all, w.jump(o.chainOf(&endpoints[i]), w.note(o, " -> ", endpoints[i].address), odds))
+		all = append(all, w.jump(e.chain, w.note(o, " -> ", e.address), odds))
 	}
 	return all
 }
@@ -242,10 +244,9 @@ func (w *writer) endpoint(o *outcome, e *endpoint) []rules.Rule {
 	if o.affinity != "" {
 		recent = w.join(" -m recent --set --name ", e.chain, " --mask ", w.mask, " --rsource")
 	}
-	return []rules.Rule{
+	return append(w.list(2),
 		w.jump(markMasq, " -s ", e.ip, w.hostBits, note),
-		w.rule("DNAT", " -p ", o.protocol, note, recent, " -m ", o.protocol, " -j DNAT --to-destination ", e.address),
-	}
+		w.rule("DNAT", " -p ", o.protocol, note, recent, " -m ", o.protocol, " -j DNAT --to-destination ", e.address))
 }
 
 // note returns the comment of a rule in the chains of endpoints, with more
@@ -257,21 +258,6 @@ func (w *writer) note(o *outcome, more ...string) string {
 	var all [6]string
 	words := append(append(all[:0], comment, o.name), more...)
 	return w.join(append(words, `"`)...)
-}
-
-// chainOf returns the name of an endpoint's chain, wherever the endpoint was
-// copied from.
-func (o *outcome) chainOf(e *endpoint) string {
-	if e.chain != "" {
-		return e.chain
-	}
-	for i := range o.reachable {
-		if o.reachable[i].address == e.address {
-			e.chain = o.reachable[i].chain
-			break
-		}
-	}
-	return e.chain
 }
 
 // probability returns the match that holds once in n times.

@@ -1,0 +1,94 @@
+package kube
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+func ptr[T any](v T) *T { return &v }
+
+func newNode(name, zone string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelTopologyZone: zone}}}
+}
+
+// newService returns a service without ports whose addresses, one or two, also
+// say which families it has.
+func newService(namespace, name string, addresses ...string) *corev1.Service {
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+	s.Spec.Type = corev1.ServiceTypeClusterIP
+	s.Spec.ClusterIP = addresses[0]
+	s.Spec.ClusterIPs = addresses
+	for _, a := range addresses {
+		family := corev1.IPv4Protocol
+		if strings.Contains(a, ":") {
+			family = corev1.IPv6Protocol
+		}
+		s.Spec.IPFamilies = append(s.Spec.IPFamilies, family)
+	}
+	return s
+}
+
+// newSlice returns a slice of the service, in the family of its endpoints.
+func newSlice(namespace, service, suffix string, port corev1.EndpointPort, endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
+	protocol := port.Protocol
+	if protocol == "" {
+		protocol = corev1.ProtocolTCP
+	}
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: service + "-" + suffix,
+			Labels: map[string]string{discoveryv1.LabelServiceName: service},
+		},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: &port.Name, Port: &port.Port, Protocol: &protocol}},
+		Endpoints:   endpoints,
+	}
+	if len(endpoints) > 0 && len(endpoints[0].Addresses) > 0 && strings.Contains(endpoints[0].Addresses[0], ":") {
+		s.AddressType = discoveryv1.AddressTypeIPv6
+	}
+	return s
+}
+
+// generate returns what one family's table holds, hooks and chains in iptables'
+// own words; names of chains that belong to one service end in its number of
+// appearance, so that tests can be read.
+func generate(t *testing.T, o Objects, options Options, f rules.Family, table rules.TableName) []string {
+	t.Helper()
+	g, _, err := Generate(o, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := rules.Validate(g); err != nil {
+		t.Error(err)
+	}
+	var lines []string
+	for _, h := range g[f][table].Hooks {
+		lines = append(lines, h.String())
+	}
+	for _, c := range g[f][table].Chains {
+		for _, r := range c.Rules {
+			lines = append(lines, "-A "+c.Name+" "+r.Spec)
+		}
+	}
+	return lines
+}
+
+// about returns the lines that hold one of the words.
+func about(lines []string, words ...string) []string {
+	var found []string
+	for _, l := range lines {
+		for _, w := range words {
+			if strings.Contains(l, w) {
+				found = append(found, l)
+				break
+			}
+		}
+	}
+	return found
+}
