@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -144,21 +145,31 @@ func (p *parser) rule(text string) *ParseError {
 
 // ParseRule reads one rule's text: what stands behind "-A CHAIN ".
 func ParseRule(spec string) (Rule, *ParseError) {
-	if strings.Contains(spec, "[unsupported revision]") {
-		return Rule{}, &ParseError{Text: spec, Reason: "has a match that this iptables cannot print"}
-	}
 	words, err := Split(spec)
 	if err != nil {
 		return Rule{}, &ParseError{Text: spec, Reason: "has a quote that is not closed"}
 	}
-	r := Rule{Spec: spec}
+	// iptables prints this without quotes; a comment may hold the same words.
+	if i := slices.Index(words, "[unsupported"); i >= 0 && i+1 < len(words) && words[i+1] == "revision]" {
+		return Rule{}, &ParseError{Text: spec, Reason: "has a match that this iptables cannot print"}
+	}
+	return Rule{Spec: spec, Target: target(words)}, nil
+}
+
+// target finds what a rule jumps to.
+func target(words []string) string {
+	var parts reading
+	if parts.read(words) {
+		return parts.targetName()
+	}
+	name := ""
 	for i := 0; i+1 < len(words); i++ {
 		switch words[i] {
 		case "--comment", "--log-prefix", "--nflog-prefix", "--string":
 			i++ // the next word is somebody's text, not an option
-		case "-j", "-g":
-			r.Target = words[i+1]
+		case "-j", "-g", "--jump", "--goto":
+			name = words[i+1]
 		}
 	}
-	return r, nil
+	return name
 }

@@ -87,10 +87,6 @@ type Rule struct {
 	Target string
 }
 
-// Equal reports whether two rules mean the same. Both must have been read
-// from the same iptables version, which spells one meaning in one way.
-func (r Rule) Equal(o Rule) bool { return r.Spec == o.Spec }
-
 // A Chain is a named list of rules. Policy is empty for a chain of the user's.
 type Chain struct {
 	Name   string

@@ -1,0 +1,219 @@
+package rules
+
+import (
+	"slices"
+	"strings"
+)
+
+// A form is one rule taken apart into its options: what belongs to no
+// extension, the extensions in the order in which iptables loads them, and
+// their options. Values are still as somebody wrote them.
+type form struct {
+	base   [len(baseOrder)]setting // in baseOrder
+	exts   []extension
+	opts   []setting
+	jump   string // -j or -g
+	target int    // index in exts; -1 for none
+}
+
+// A setting is one option with its values.
+type setting struct {
+	owner int // index in form.exts
+	given bool
+	not   bool
+	name  string
+	words []string
+}
+
+// An extension is one match or the target of a rule.
+type extension struct {
+	name string
+	// known is what we know of it; nil for one that is compared by its
+	// exact arguments.
+	known *vocabulary
+	// bare says that it has no options at all: a chain or a verdict.
+	bare bool
+}
+
+// baseOrder are the options of no extension, in the order in which
+// iptables-save prints them.
+var baseOrder = [...]string{"-s", "-d", "-i", "-o", "-p", "-f"}
+
+// baseOptions are their spellings, from iptables' own option table.
+var baseOptions = map[string]string{
+	"-s": "-s", "--source": "-s", "--src": "-s",
+	"-d": "-d", "--destination": "-d", "--dst": "-d",
+	"-i": "-i", "--in-interface": "-i",
+	"-o": "-o", "--out-interface": "-o",
+	"-p": "-p", "--protocol": "-p", "--proto": "-p",
+	"-f": "-f", "--fragment": "-f", "--fragments": "-f",
+	"-m": "-m", "--match": "-m",
+	"-j": "-j", "--jump": "-j",
+	"-g": "-g", "--goto": "-g",
+	"-c": "-c", "--set-counters": "-c",
+}
+
+const protocolAt = 4 // -p in baseOrder
+
+// A reading is a form with room for the rules of every day, so that reading
+// one allocates little.
+type reading struct {
+	form
+	exts [6]extension
+	opts [10]setting
+}
+
+// read takes a rule's words apart. It is false for a rule of which it is not
+// sure that it reads it as iptables does: a word where an option is due, an
+// option that no extension of the rule is known to have, a value that is missing.
+func (r *reading) read(words []string) bool {
+	f := &r.form
+	f.exts, f.opts, f.target = r.exts[:0], r.opts[:0], -1
+	not := false
+	for i := 0; i < len(words); {
+		if words[i] == "!" {
+			if not {
+				return false
+			}
+			not = true
+			i++
+			continue
+		}
+		n := f.option(not, words[i:])
+		if n == 0 {
+			return false
+		}
+		not = false
+		i += n
+	}
+	return !not
+}
+
+// option takes one option with its values from the front of words and returns
+// how many words that were; 0 if it cannot.
+func (f *form) option(not bool, words []string) int {
+	name := words[0]
+	short, base := "", false
+	if strings.HasPrefix(name, "-") {
+		short, base = baseOptions[name]
+	}
+	switch {
+	case !base:
+		return f.extensionOption(not, words)
+	case short == "-f":
+		return f.setBase(short, not, words[:1])
+	case len(words) < 2 || words[1] == "!": // "-s ! 10.0.0.1": iptables stopped taking that
+		return 0
+	}
+	switch short {
+	case "-c":
+		if not || len(words) < 3 {
+			return 0
+		}
+		return 3
+	case "-m":
+		if not {
+			return 0
+		}
+		f.load(words[1], matches)
+	case "-j", "-g":
+		if not || f.target >= 0 {
+			return 0
+		}
+		f.jump, f.target = short, len(f.exts)
+		f.load(words[1], targets)
+		t := &f.exts[f.target]
+		t.bare = short == "-g" || t.known == nil && !slices.Contains(exactTargets, t.name)
+		if t.bare {
+			t.known = nil
+		}
+	default:
+		return f.setBase(short, not, words[:2])
+	}
+	return 2
+}
+
+func (f *form) setBase(short string, not bool, words []string) int {
+	b := &f.base[slices.Index(baseOrder[:], short)]
+	if b.given {
+		return 0
+	}
+	*b = setting{given: true, not: not, name: short, words: words[1:]}
+	return len(words)
+}
+
+func (f *form) load(name string, from map[string]*vocabulary) {
+	known := from[name]
+	if known != nil {
+		name = known.name
+	}
+	f.exts = append(f.exts, extension{name: name, known: known})
+}
+
+// extensionOption takes an option of a match or target. iptables looks the
+// name up in the extensions that are loaded, the latest first; if none has it,
+// it loads the match named like the rule's protocol; getopt then takes a
+// beginning of a name for the name.
+func (f *form) extensionOption(not bool, words []string) int {
+	last := len(f.exts) - 1
+	if last >= 0 && f.exts[last].known == nil && !f.exts[last].bare {
+		return f.exact(last, not, words)
+	}
+	name := words[0]
+	for i := last; i >= 0; i-- {
+		if k := f.exts[i].known; k != nil {
+			if o, ok := k.options[name]; ok {
+				return f.add(i, o, not, words)
+			}
+		}
+	}
+	for i := last; i >= 0; i-- {
+		if k := f.exts[i].known; k != nil {
+			if full, ok := k.short[name]; ok {
+				return f.add(i, k.options[full], not, words)
+			}
+		}
+	}
+	p := &f.base[protocolAt]
+	if !p.given || p.not {
+		return 0
+	}
+	number, _ := protocol(p.words[0])
+	k := matches[protocolMatch[number]]
+	if k == nil {
+		return 0
+	}
+	o, ok := k.options[name]
+	if !ok {
+		return 0
+	}
+	f.exts = append(f.exts, extension{name: k.name, known: k})
+	// The target keeps its place: matches may be written behind it.
+	return f.add(last+1, o, not, words)
+}
+
+func (f *form) add(owner int, o option, not bool, words []string) int {
+	if len(words) <= o.args {
+		return 0
+	}
+	name := words[0]
+	if o.name != "" {
+		name = o.name
+	}
+	f.opts = append(f.opts, setting{owner: owner, given: true, not: not, name: name, words: words[1 : 1+o.args]})
+	return 1 + o.args
+}
+
+// exact takes one word of an extension of which nothing is known.
+func (f *form) exact(owner int, not bool, words []string) int {
+	f.opts = append(f.opts, setting{owner: owner, given: true, not: not, name: words[0]})
+	return 1
+}
+
+// targetName returns what the rule jumps to.
+func (f *form) targetName() string {
+	if f.target < 0 {
+		return ""
+	}
+	return f.exts[f.target].name
+}

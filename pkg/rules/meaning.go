@@ -1,0 +1,274 @@
+package rules
+
+import (
+	"slices"
+	"strings"
+)
+
+// Equal reports whether two rules mean the same to the kernel of one family,
+// however they are spelled: whether their Meanings are the same text.
+//
+// It never takes two rules that mean different things for one. It may take two
+// spellings of one meaning for two, where pkg/rules does not know the match,
+// the option or the name that somebody used.
+func (r Rule) Equal(o Rule) bool {
+	if r.Spec == o.Spec {
+		return true
+	}
+	if r.Target != o.Target && r.Target != "" && o.Target != "" {
+		return false
+	}
+	return r.Meaning() == o.Meaning()
+}
+
+// Meaning returns the one spelling that all rules of r's meaning share. It is
+// a rule's text too, and its own Meaning; but it is made for comparing, and
+// iptables-save prints other text.
+//
+// What it makes the same is what iptables 1.8.9 and the kernel make the same,
+// measured on both backends: the order of options within a match, spellings of
+// options, addresses, ports, protocols and marks, matches that -p implies,
+// defaults, the place of comments. It keeps the order of matches where a match
+// counts, remembers or may drop (xt_limit, xt_recent, xt_tcp's hotdrop).
+// Extensions that it does not know keep their exact words, and a rule that it
+// cannot read keeps all of them.
+//
+// The family is nowhere needed: addresses tell theirs, and each family's
+// defaults mean nothing else in the other one.
+func (r Rule) Meaning() string {
+	words, err := Split(r.Spec)
+	if err != nil {
+		return r.Spec
+	}
+	var parts reading
+	if !parts.read(words) {
+		return quoteAll(words)
+	}
+	w := writer{form: &parts.form, text: make([]byte, 0, len(r.Spec)+16)}
+	w.rule()
+	return string(w.text)
+}
+
+func quoteAll(words []string) string {
+	quoted := make([]string, len(words))
+	for i := range words {
+		quoted[i] = Quote(words[i])
+	}
+	return strings.Join(quoted, " ")
+}
+
+// A writer writes a form's canonical text.
+type writer struct {
+	*form
+	text []byte
+	said []said
+}
+
+// A said is one option in its canonical spelling.
+type said struct {
+	not         bool
+	name, value string // value is quoted, and empty if there is none
+}
+
+func (w *writer) word(text string) {
+	if len(w.text) > 0 {
+		w.text = append(w.text, ' ')
+	}
+	w.text = append(w.text, text...)
+}
+
+func (w *writer) rule() {
+	for i := range w.base {
+		w.baseOption(&w.base[i])
+	}
+	order := w.order()
+	for i := 0; i < len(order); {
+		n := i + 1
+		if w.pure(order[i]) {
+			for n < len(order) && w.pure(order[n]) {
+				n++
+			}
+		}
+		w.run(order[i:n])
+		i = n
+	}
+	for i := range w.exts {
+		if w.comment(i) {
+			w.extension("-m", i)
+		}
+	}
+	if w.target >= 0 {
+		w.extension(w.jump, w.target)
+	}
+}
+
+// order returns the matches but comments in their order, repetitions of a match
+// that merges taken together.
+func (w *writer) order() []int {
+	order := make([]int, 0, len(w.form.exts))
+	for i, e := range w.exts {
+		if i == w.target || w.comment(i) {
+			continue
+		}
+		if n := len(order) - 1; n >= 0 && e.known != nil && e.known.merges && w.exts[order[n]].known == e.known && w.disjoint(order[n], i) {
+			for j := range w.opts {
+				if w.opts[j].owner == i {
+					w.opts[j].owner = order[n]
+				}
+			}
+			continue
+		}
+		order = append(order, i)
+	}
+	return order
+}
+
+// disjoint reports whether two extensions of one kind share no option.
+func (w *writer) disjoint(a, b int) bool {
+	w.gather(a)
+	first := slices.Clone(w.said)
+	w.gather(b)
+	for _, s := range first {
+		if slices.ContainsFunc(w.said, func(o said) bool { return o.name == s.name }) {
+			return false
+		}
+	}
+	return true
+}
+
+func (w *writer) comment(i int) bool { return i != w.target && w.exts[i].name == "comment" }
+
+func (w *writer) pure(i int) bool { return w.exts[i].known != nil && w.exts[i].known.pure }
+
+// run writes matches of which the order means nothing, or a single one.
+func (w *writer) run(matches []int) {
+	if len(matches) == 1 {
+		w.extension("-m", matches[0])
+		return
+	}
+	before := w.text
+	texts := make([]string, len(matches))
+	for i, m := range matches {
+		w.text = nil
+		w.extension("-m", m)
+		texts[i] = string(w.text)
+	}
+	w.text = before
+	slices.Sort(texts)
+	for _, t := range texts {
+		w.word(t)
+	}
+}
+
+func (w *writer) baseOption(s *setting) {
+	if !s.given {
+		return
+	}
+	if s.name == "-f" {
+		w.not(s.not)
+		w.word("-f")
+		return
+	}
+	text, ok := s.words[0], true
+	any := false
+	switch s.name {
+	case "-s", "-d":
+		text, ok = address(text)
+		any = ok && strings.HasSuffix(text, "/0")
+	case "-p":
+		text, ok = protocol(text)
+		any = text == "0"
+	default:
+		any = text == "+"
+	}
+	if !ok {
+		text = s.words[0]
+	}
+	if any && !s.not { // every packet has an address, a protocol and an interface
+		return
+	}
+	w.not(s.not)
+	w.word(s.name)
+	w.word(Quote(text))
+}
+
+func (w *writer) not(not bool) {
+	if not {
+		w.word("!")
+	}
+}
+
+func (w *writer) extension(flag string, i int) {
+	w.word(flag)
+	w.word(Quote(w.exts[i].name))
+	w.gather(i)
+	for _, s := range w.said {
+		w.not(s.not)
+		w.word(s.name)
+		if s.value != "" {
+			w.word(s.value)
+		}
+	}
+}
+
+// gather collects what an extension's options say: sorted if it is known.
+func (w *writer) gather(i int) {
+	w.said = w.said[:0]
+	known := w.exts[i].known
+	for j := range w.opts {
+		if s := &w.opts[j]; s.owner == i {
+			if known == nil {
+				w.said = append(w.said, said{not: s.not, name: Quote(s.name)})
+			} else {
+				w.say(known, s)
+			}
+		}
+	}
+	if known != nil && len(w.said) > 1 {
+		slices.SortStableFunc(w.said, func(a, b said) int { return strings.Compare(a.name, b.name) })
+	}
+}
+
+// say translates one option of a known extension.
+func (w *writer) say(known *vocabulary, s *setting) {
+	o := known.options[s.name]
+	values, ok := "", true
+	for i, word := range s.words {
+		v, known := o.values[i](word)
+		if !known {
+			ok = false
+			break
+		}
+		if i > 0 {
+			values += " "
+		}
+		values += Quote(v)
+	}
+	if !ok {
+		w.said = append(w.said, said{s.not, s.name, quoteAll(s.words)})
+		return
+	}
+	not := s.not
+	if not && o.opposite != nil {
+		if v, ok := o.opposite(values); ok {
+			not, values = false, v
+		}
+	}
+	if o.means == nil {
+		w.unlessSilent(known, said{not, s.name, values})
+		return
+	}
+	for _, m := range o.means {
+		name, fixed, given := strings.Cut(m, " ")
+		if !given {
+			fixed = values
+		}
+		w.unlessSilent(known, said{not, name, fixed})
+	}
+}
+
+func (w *writer) unlessSilent(known *vocabulary, s said) {
+	if s.not || !slices.Contains(known.silent[s.name], s.value) {
+		w.said = append(w.said, s)
+	}
+}

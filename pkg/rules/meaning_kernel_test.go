@@ -1,0 +1,105 @@
+package rules_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// seed is what the random rules are drawn from; CANARYD_SEED gives another.
+func seed(t *testing.T) uint64 {
+	t.Helper()
+	text := os.Getenv("CANARYD_SEED")
+	if text == "" {
+		return 1
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatalf("CANARYD_SEED: %v", err)
+	}
+	return n
+}
+
+// What a program writes and what the kernel reports back mean the same, and
+// two rules mean the same exactly if the kernel reports the same text.
+func TestTheKernelAgreesOnMeaning(t *testing.T) {
+	for _, backend := range []string{"nft", "legacy"} {
+		for family, prefix := range map[rules.Family]string{rules.IPv4: "iptables", rules.IPv6: "ip6tables"} {
+			t.Run(backend+"/"+family.String(), func(t *testing.T) {
+				t.Parallel()
+				nstest.Run(t, func(t *testing.T) {
+					tool := prefix + "-" + backend
+					nstest.NeedProgram(t, tool+"-restore", tool+"-save")
+					n := seed(t)
+					t.Logf("CANARYD_SEED=%d", n)
+					for i, table := range append(rules.Guarded(), rules.Raw) {
+						r := rand.New(rand.NewPCG(n, uint64(family)<<8|uint64(i)))
+						for range 4 {
+							agree(t, r, tool, family, table)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+const rulesEach = 250 // of three spellings each, in one restore
+
+func agree(t *testing.T, r *rand.Rand, tool string, f rules.Family, table rules.TableName) {
+	t.Helper()
+	var specs []string
+	for range rulesEach {
+		w := write(r, f, table)
+		specs = append(specs, w.spell(r), w.spell(r), w.mutate(r).spell(r))
+	}
+	saved := throughKernel(t, tool, table, specs)
+	text, meant := map[string]string{}, map[string]string{} // meaning to text and text to meaning
+	wrong := 0
+	for i, spec := range specs {
+		a, b := rule(t, spec), saved[i]
+		switch {
+		case !a.Equal(b) || !b.Equal(a):
+			t.Errorf("written %s\nsaved   %s\nare not Equal:\n  %s\n  %s", spec, b.Spec, a.Meaning(), b.Meaning())
+		case i%3 == 1 && !a.Equal(rule(t, specs[i-1])):
+			t.Errorf("two spellings of one rule are not Equal:\n  %s\n  %s", spec, specs[i-1])
+		default:
+			m := a.Meaning()
+			if other, ok := text[m]; ok && other != b.Spec {
+				t.Errorf("one meaning, two texts of the kernel:\n  %s\n  %s", other, b.Spec)
+			} else if other, ok := meant[b.Spec]; ok && other != m {
+				t.Errorf("one text of the kernel, %s, two meanings:\n  %s\n  %s", b.Spec, other, m)
+			} else {
+				text[m], meant[b.Spec] = b.Spec, m
+				continue
+			}
+		}
+		if wrong++; wrong > 20 {
+			t.Fatal("and more")
+		}
+	}
+	t.Logf("%s: %d rules written, %d meanings", table, len(specs), len(text))
+}
+
+// throughKernel writes rules into a chain and returns what is saved of it.
+func throughKernel(t *testing.T, tool string, table rules.TableName, specs []string) []rules.Rule {
+	t.Helper()
+	var b strings.Builder
+	fmt.Fprintf(&b, "*%s\n:X - [0:0]\n:Y - [0:0]\n:Z - [0:0]\n", table)
+	for _, s := range specs {
+		fmt.Fprintf(&b, "-A X %s\n", s)
+	}
+	nstest.CommandInput(t, b.String()+"COMMIT\n", tool+"-restore")
+	set := parse(t, nstest.Command(t, tool+"-save", "-t", string(table)))
+	saved := set[table].Chain("X").Rules
+	if len(saved) != len(specs) {
+		t.Fatalf("%d rules were written and %d saved", len(specs), len(saved))
+	}
+	return saved
+}

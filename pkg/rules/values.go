@@ -1,0 +1,242 @@
+package rules
+
+import (
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Every function here turns one value into the spelling by which values of
+// the same meaning are the same. ok is false for what it cannot read; such a
+// value is compared as it was written.
+
+// number reads an unsigned number as strtoul does with base 0: hexadecimal
+// behind 0x, octal behind 0 (xtables_strtoui of iptables 1.8.9).
+func number(text string, size int) (n uint64, ok bool) {
+	base := 10
+	if len(text) > 1 && text[0] == '0' {
+		base, text = 8, text[1:]
+		if text[0] == 'x' || text[0] == 'X' {
+			base, text = 16, text[1:]
+		}
+	}
+	n, err := strconv.ParseUint(text, base, size)
+	return n, err == nil
+}
+
+func decimal(text string) (string, bool) {
+	n, ok := number(text, 32)
+	return strconv.FormatUint(n, 10), ok
+}
+
+func hexadecimal(n uint32) string { return "0x" + strconv.FormatUint(uint64(n), 16) }
+
+// markMask reads VALUE or VALUE/MASK; without a mask every bit counts.
+func markMask(text string) (value, mask uint32, ok bool) {
+	v, m, masked := strings.Cut(text, "/")
+	n, ok := number(v, 32)
+	if !ok {
+		return 0, 0, false
+	}
+	k := uint64(math.MaxUint32)
+	if masked {
+		if k, ok = number(m, 32); !ok {
+			return 0, 0, false
+		}
+	}
+	return uint32(n), uint32(k), true
+}
+
+func markText(value, mask uint32) string {
+	if mask == math.MaxUint32 {
+		return hexadecimal(value)
+	}
+	return hexadecimal(value) + "/" + hexadecimal(mask)
+}
+
+func mark(text string) (string, bool) {
+	v, m, ok := markMask(text)
+	return markText(v, m), ok
+}
+
+// The targets MARK and CONNMARK do (mark AND NOT mask) XOR value, which
+// iptables calls --set-xmark; the kernel knows nothing else (xt_mark.h,
+// struct xt_mark_tginfo2). How the other options become that is from
+// libxt_MARK.c and libxt_CONNMARK.c, measured on both backends.
+func setMark(text string) (string, bool) {
+	v, m, ok := markMask(text)
+	return markText(v, v|m), ok
+}
+
+func andMark(text string) (string, bool) {
+	n, ok := number(text, 32)
+	return markText(0, ^uint32(n)), ok
+}
+
+func orMark(text string) (string, bool) {
+	n, ok := number(text, 32)
+	return markText(uint32(n), uint32(n)), ok
+}
+
+func xorMark(text string) (string, bool) {
+	n, ok := number(text, 32)
+	return markText(uint32(n), 0), ok
+}
+
+func bitMask(text string) (string, bool) {
+	n, ok := number(text, 32)
+	return hexadecimal(uint32(n)), ok
+}
+
+func idRange(text string) (string, bool) {
+	if text == "root" { // of all names the one that every machine gives the same number
+		return "0", true
+	}
+	if strings.HasPrefix(text, "-") || strings.HasSuffix(text, "-") {
+		return "", false
+	}
+	return span(text, "-", "", decimal)
+}
+
+func lengthRange(text string) (string, bool) { return span(text, ":", "65535", decimal) }
+
+func timeRange(text string) (string, bool) { return span(text, ":", "4294967295", decimal) }
+
+// span reads ONE or FIRST sep LAST, where an open end means 0 or most.
+func span(text, sep, most string, one func(string) (string, bool)) (string, bool) {
+	first, last, ranged := strings.Cut(text, sep)
+	if !ranged {
+		return one(text)
+	}
+	if first == "" {
+		first = "0"
+	}
+	if last == "" {
+		last = most
+	}
+	a, ok := one(first)
+	b, okToo := one(last)
+	if !ok || !okToo {
+		return "", false
+	}
+	if a == b {
+		return a, true
+	}
+	return a + sep + b, true
+}
+
+// wordList reads a list of names of which neither order nor repetition nor
+// case means anything.
+func wordList(text string) (string, bool) {
+	upper := strings.ToUpper(text)
+	if !strings.Contains(upper, ",") {
+		return upper, true
+	}
+	list := strings.Split(upper, ",")
+	slices.Sort(list)
+	return strings.Join(slices.Compact(list), ","), true
+}
+
+func upper(text string) (string, bool) { return strings.ToUpper(text), true }
+
+// tcpFlags reads one of the two lists of --tcp-flags.
+func tcpFlags(text string) (string, bool) {
+	all := [...]string{"FIN", "SYN", "RST", "PSH", "ACK", "URG"}
+	given := strings.Split(strings.ToUpper(text), ",")
+	var set []string
+	for _, flag := range given {
+		switch flag {
+		case "ALL":
+			set = append(set, all[:]...)
+		case "NONE":
+		default:
+			if !slices.Contains(all[:], flag) {
+				return "", false
+			}
+			set = append(set, flag)
+		}
+	}
+	var list []string
+	for _, flag := range all {
+		if slices.Contains(set, flag) {
+			list = append(list, flag)
+		}
+	}
+	if list == nil {
+		return "NONE", true
+	}
+	return strings.Join(list, ","), true
+}
+
+// probability rounds as the kernel keeps it, in steps of 1/2^31, and prints
+// eleven digits as iptables does (libxt_statistic.c).
+func probability(text string) (string, bool) {
+	p, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(p >= 0 && p <= 1) {
+		return "", false
+	}
+	const steps = 1 << 31
+	return strconv.FormatFloat(math.Round(p*steps)/steps, 'f', 11, 64), true
+}
+
+// rate reads limit's COUNT/UNIT. The kernel keeps ten-thousandths of a second
+// per packet and iptables prints the largest unit that loses nothing by it
+// (parse_rate and print_rate of libxt_limit.c); so 60/min is 1/sec, and
+// 7000/hour becomes 7001/hour.
+func rate(text string) (string, bool) {
+	units := [...]struct {
+		name  string
+		every uint64
+	}{{"day", 864000000}, {"hour", 36000000}, {"min", 600000}, {"sec", 10000}}
+	count, unit, given := strings.Cut(text, "/")
+	n, err := strconv.ParseUint(count, 10, 32)
+	if err != nil || n == 0 {
+		return "", false
+	}
+	every := uint64(10000)
+	if given {
+		i := slices.Index([]string{"d", "h", "m", "s"}, firstOf(unit))
+		if i < 0 || !strings.HasPrefix([]string{"day", "hour", "minute", "second"}[i], strings.ToLower(unit)) {
+			return "", false
+		}
+		every = units[i].every
+	}
+	// What is printed may be read as another rate once more: 9999/sec, 10000/sec.
+	printed := ""
+	for range 8 {
+		wait := every / n
+		if wait == 0 {
+			return "", false
+		}
+		i := 1
+		for ; i < len(units); i++ {
+			u := units[i].every
+			if wait > u || u/wait < u%wait {
+				break
+			}
+		}
+		n, every = units[i-1].every/wait, units[i-1].every
+		now := strconv.FormatUint(n, 10) + "/" + units[i-1].name
+		if now == printed {
+			return now, true
+		}
+		printed = now
+	}
+	return "", false
+}
+
+func firstOf(text string) string {
+	if text == "" {
+		return ""
+	}
+	return strings.ToLower(text[:1])
+}
+
+// named returns a function that knows names and takes the rest as it stands.
+func named(names map[string]string) func(string) (string, bool) {
+	return func(text string) (string, bool) {
+		n, ok := names[strings.ToLower(text)]
+		return n, ok
+	}
+}
