@@ -1,0 +1,306 @@
+package rules
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// A Fragment is what an operator declares in one file, for one family: chains
+// of his own with their rules, and the hooks into them.
+type Fragment struct {
+	Sections map[TableName]Section
+	// Lines are the lines on which the chains are declared.
+	Lines map[TableName]map[string]int
+}
+
+// ParseFragment reads a fragment. It is written as input of iptables-restore,
+// of which these parts are taken:
+//
+//	*filter
+//	:SITE-DROP - [0:0]              a chain of the fragment; every one must be declared
+//	-A SITE-DROP -s 192.0.2.0/24 -j DROP
+//	-A FORWARD -j SITE-DROP         a hook, behind all other rules of FORWARD
+//	-I INPUT -j SITE-DROP           a hook, before all other rules of INPUT;
+//	                                of several the last comes first, as always
+//	COMMIT
+//
+// Built-in chains need not be declared, and rules in them must be hooks: a jump
+// to a chain of the same table of the same fragment. Everything else would be
+// a rule in a chain that is not the fragment's. What canaryd could not compare
+// with what the kernel prints is refused too: host names, and lists of
+// addresses, of which iptables makes several rules.
+//
+// The error is of type *ParseError, or one of reading.
+func ParseFragment(r io.Reader, family Family) (Fragment, error) {
+	p := fragmentParser{family: family, all: Fragment{Sections: map[TableName]Section{}, Lines: map[TableName]map[string]int{}}}
+	scan := bufio.NewScanner(r)
+	scan.Buffer(make([]byte, 0, 4096), maxLine)
+	for scan.Scan() {
+		p.number++
+		if err := p.line(strings.TrimRight(scan.Text(), " \t\r")); err != nil {
+			if err.Line == 0 {
+				err.Line = p.number
+			}
+			return Fragment{}, err
+		}
+	}
+	if err := scan.Err(); err != nil {
+		return Fragment{}, fmt.Errorf("reading line %d: %w", p.number+1, err)
+	}
+	if p.table != nil {
+		return Fragment{}, &ParseError{Line: p.opened, Text: "*" + string(p.table.Name), Reason: "is not closed by COMMIT: is the file cut off?"}
+	}
+	return p.all, nil
+}
+
+type fragmentParser struct {
+	family Family
+	all    Fragment
+	number int
+
+	table  *Table // the one that is open
+	opened int    // its line
+	lines  map[string]int
+	hooks  []numberedHook
+}
+
+type numberedHook struct {
+	Hook
+	line int
+	text string
+}
+
+func (p *fragmentParser) line(text string) *ParseError {
+	wrong := func(reason string) *ParseError { return &ParseError{Text: text, Reason: reason} }
+	switch {
+	case text == "" || text[0] == '#':
+		return nil
+	case text[0] == '*':
+		return p.open(text)
+	case p.table == nil:
+		return wrong("stands outside a table: begin one with a line such as *filter")
+	case text == "COMMIT":
+		return p.close()
+	case text[0] == ':':
+		return p.declaration(text)
+	}
+	command := text
+	if command[0] == '[' {
+		_, after, found := strings.Cut(command, "] ")
+		if !found {
+			return wrong("has counters that are not closed")
+		}
+		command = after
+	}
+	verb, rest, _ := strings.Cut(command, " ")
+	if verb != "-A" && verb != "-I" {
+		return wrong("is no rule: a fragment holds *TABLE, :CHAIN -, -A, -I and COMMIT")
+	}
+	chain, spec, _ := strings.Cut(strings.TrimLeft(rest, " "), " ")
+	return p.rule(text, verb, chain, strings.TrimLeft(spec, " "))
+}
+
+func (p *fragmentParser) open(text string) *ParseError {
+	name := TableName(strings.TrimSpace(text[1:]))
+	switch _, again := p.all.Sections[name]; {
+	case p.table != nil:
+		return &ParseError{Text: text, Reason: "opens a table inside another one: end that with COMMIT"}
+	case !slices.Contains(Guarded(), name):
+		return &ParseError{Text: text, Reason: "is none of the tables that canaryd guards: mangle, nat, filter"}
+	case again:
+		return &ParseError{Text: text, Reason: "stands there twice: write all of a table into one section"}
+	}
+	p.table, p.opened, p.lines, p.hooks = NewTable(name), p.number, map[string]int{}, nil
+	return nil
+}
+
+// declaration reads ":CHAIN - [packets:bytes]".
+func (p *fragmentParser) declaration(text string) *ParseError {
+	wrong := func(reason string) *ParseError { return &ParseError{Text: text, Reason: reason} }
+	fields := strings.Fields(text[1:])
+	if len(fields) == 0 {
+		return wrong("declares no chain")
+	}
+	name, policy := fields[0], "-"
+	if len(fields) > 1 {
+		policy = fields[1]
+	}
+	if Builtin(p.table.Name, name) {
+		if policy != "-" {
+			return wrong("sets a policy, which canaryd never does: leave the line out")
+		}
+		return nil
+	}
+	if err := CheckChainName(name); err != nil {
+		return wrong("cannot be: " + err.Error())
+	}
+	switch {
+	case strings.HasSuffix(name, "-CANARY"):
+		return wrong("is a canary's name, by which its owner notices a flush: choose another")
+	case slices.Contains([]string{"ACCEPT", "DROP", "RETURN", "QUEUE"}, name):
+		return wrong("has a verdict's name: choose another")
+	case policy != "-":
+		return wrong("gives a policy to a chain that has none: write - in its place")
+	case p.lines[name] != 0:
+		return wrong(fmt.Sprintf("is declared on line %d already", p.lines[name]))
+	}
+	p.table.Add(Chain{Name: name})
+	p.lines[name] = p.number
+	return nil
+}
+
+func (p *fragmentParser) rule(text, verb, name, spec string) *ParseError {
+	wrong := func(reason string) *ParseError { return &ParseError{Text: text, Reason: reason} }
+	rule, err := ParseRule(spec)
+	if err != nil {
+		return wrong(err.Reason)
+	}
+	if err := rule.validate(); err != nil {
+		return wrong("holds a control character")
+	}
+	if reason := p.checkWords(spec); reason != "" {
+		return wrong(reason)
+	}
+	if Builtin(p.table.Name, name) {
+		position := Bottom
+		if verb == "-I" {
+			position = Top
+		}
+		// Whether it is a hook is known at the end of the table.
+		p.hooks = append(p.hooks, numberedHook{Hook{Chain: name, Rule: rule, Anchor: Anchor{Position: position}}, p.number, text})
+		return nil
+	}
+	chain := p.table.Chain(name)
+	switch {
+	case chain == nil && isBuiltinName(name):
+		return wrong("adds to a chain that table " + string(p.table.Name) + " does not have")
+	case chain == nil:
+		return wrong("adds to a chain that is not declared above: write :" + name + " - [0:0] if it is yours; chains of others stay theirs")
+	case verb == "-I":
+		return wrong("inserts into a chain of the fragment: write its rules with -A in their order")
+	}
+	chain.Rules = append(chain.Rules, rule)
+	return nil
+}
+
+// checkWords returns why a rule cannot stand in a fragment, or nothing.
+func (p *fragmentParser) checkWords(spec string) string {
+	words, _ := Split(spec) // ParseRule did it without an error
+	if len(words) > 0 && words[0] != "!" && words[0][0] != '-' {
+		return "has a rule's number or a word without an option: -I takes none here"
+	}
+	for i := 0; i < len(words); i++ {
+		switch words[i] {
+		case "-t", "--table":
+			return "names a table: the line *TABLE above does"
+		case "-s", "--src", "--source", "-d", "--dst", "--destination":
+		case "--comment", "--log-prefix", "--nflog-prefix", "--string":
+			i++ // what follows may be anybody's text
+			continue
+		default:
+			continue
+		}
+		if i+1 == len(words) {
+			return "has no value behind " + words[i]
+		}
+		if reason := checkAddress(words[i+1], p.family); reason != "" {
+			return reason
+		}
+	}
+	return ""
+}
+
+// checkAddress returns why text, an address with or without a mask, cannot
+// stand in a rule of that family, or nothing.
+func checkAddress(text string, family Family) string {
+	if strings.Contains(text, ",") {
+		return fmt.Sprintf("lists addresses (%s), of which iptables makes several rules: write one rule for each", text)
+	}
+	address, _, _ := strings.Cut(text, "/")
+	ip, err := netip.ParseAddr(address)
+	switch {
+	case err != nil && strings.Trim(address, "0123456789.") == "":
+		return "" // iptables knows short forms such as 10/8
+	case err != nil:
+		return fmt.Sprintf("has %q where an address is due: names are not looked up", address)
+	case ip.Is4() != (family == IPv4):
+		return fmt.Sprintf("has the address %s in a file of rules for %s", address, family)
+	default:
+		return ""
+	}
+}
+
+// close ends a table: its hooks must lead to its chains.
+func (p *fragmentParser) close() *ParseError {
+	s := Section{Chains: p.table.Chains}
+	for i, h := range p.hooks {
+		wrong := func(reason string) *ParseError { return &ParseError{Line: h.line, Text: h.text, Reason: reason} }
+		if p.table.Chain(h.Rule.Target) == nil {
+			return wrong("is a rule in a built-in chain that jumps to no chain of this table of this file: " +
+				"declare a chain, put the rule there, and jump to it from " + h.Chain)
+		}
+		for _, o := range p.hooks[:i] {
+			if o.Same(h.Hook) {
+				return wrong(fmt.Sprintf("stands on line %d already", o.line))
+			}
+		}
+		s = s.Then(Section{Hooks: []Hook{h.Hook}})
+	}
+	slices.SortStableFunc(s.Hooks, func(a, b Hook) int {
+		return slices.Index(builtin[p.table.Name], a.Chain) - slices.Index(builtin[p.table.Name], b.Chain)
+	})
+	s.Leans = chainsOfOthers(p.table)
+	p.all.Sections[p.table.Name] = s
+	p.all.Lines[p.table.Name] = p.lines
+	p.table = nil
+	return nil
+}
+
+// Then returns what stands when later is loaded after s: its hooks at the top
+// stand before those of s, its hooks at the bottom behind them.
+func (s Section) Then(later Section) Section {
+	joined := s.Join(later)
+	joined.Hooks = nil
+	for _, h := range later.Hooks {
+		if h.Anchor.Position == Top {
+			joined.Hooks = append(joined.Hooks, h)
+		}
+	}
+	joined.Hooks = append(joined.Hooks, s.Hooks...)
+	for _, h := range later.Hooks {
+		if h.Anchor.Position != Top {
+			joined.Hooks = append(joined.Hooks, h)
+		}
+	}
+	// Either may have leaned on what the other has.
+	joined.Leans = slices.DeleteFunc(joined.Leans, func(chain string) bool {
+		_, found := joined.Chain(chain)
+		return found
+	})
+	return joined
+}
+
+// chainsOfOthers returns the targets of t's rules that must be chains of
+// somebody else's: what -g names, and names that no extension has, which are
+// of capitals and digits alone. DOCKER may be either and is not returned.
+func chainsOfOthers(t *Table) []string {
+	var found []string
+	for i := range t.Chains {
+		for _, r := range t.Chains[i].Rules {
+			if r.Target == "" || t.Chain(r.Target) != nil || slices.Contains(found, r.Target) {
+				continue
+			}
+			words, _ := Split(r.Spec)
+			goes := slices.Contains(words, "-g") || slices.Contains(words, "--goto")
+			if goes || strings.Trim(r.Target, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789") != "" {
+				found = append(found, r.Target)
+			}
+		}
+	}
+	slices.Sort(found)
+	return found
+}
