@@ -55,20 +55,18 @@ var baseOptions = map[string]string{
 
 const protocolAt = 4 // -p in baseOrder
 
-// A reading is a form with room for the rules of every day, so that reading
-// one allocates little.
-type reading struct {
-	form
-	exts [6]extension
-	opts [10]setting
-}
+// Room for the rules of every day. Whoever reads a rule gives the form this
+// much on its own stack, so that nothing is allocated.
+type (
+	roomForExtensions [6]extension
+	roomForOptions    [10]setting
+)
 
 // read takes a rule's words apart. It is false for a rule of which it is not
 // sure that it reads it as iptables does: a word where an option is due, an
 // option that no extension of the rule is known to have, a value that is missing.
-func (r *reading) read(words []string) bool {
-	f := &r.form
-	f.exts, f.opts, f.target = r.exts[:0], r.opts[:0], -1
+func (f *form) read(words []string) bool {
+	f.target = -1
 	not := false
 	for i := 0; i < len(words); {
 		if words[i] == "!" {
@@ -163,14 +161,14 @@ func (f *form) extensionOption(not bool, words []string) int {
 	for i := last; i >= 0; i-- {
 		if k := f.exts[i].known; k != nil {
 			if o, ok := k.options[name]; ok {
-				return f.add(i, o, not, words)
+				return f.add(i, name, o, not, words)
 			}
 		}
 	}
 	for i := last; i >= 0; i-- {
 		if k := f.exts[i].known; k != nil {
 			if full, ok := k.short[name]; ok {
-				return f.add(i, k.options[full], not, words)
+				return f.add(i, full, k.options[full], not, words)
 			}
 		}
 	}
@@ -189,14 +187,13 @@ func (f *form) extensionOption(not bool, words []string) int {
 	}
 	f.exts = append(f.exts, extension{name: k.name, known: k})
 	// The target keeps its place: matches may be written behind it.
-	return f.add(last+1, o, not, words)
+	return f.add(last+1, name, o, not, words)
 }
 
-func (f *form) add(owner int, o option, not bool, words []string) int {
+func (f *form) add(owner int, name string, o option, not bool, words []string) int {
 	if len(words) <= o.args {
 		return 0
 	}
-	name := words[0]
 	if o.name != "" {
 		name = o.name
 	}

@@ -40,11 +40,13 @@ func (r Rule) Meaning() string {
 	if err != nil {
 		return r.Spec
 	}
-	var parts reading
-	if !parts.read(words) {
+	var exts roomForExtensions
+	var opts roomForOptions
+	f := form{exts: exts[:0], opts: opts[:0]}
+	if !f.read(words) {
 		return quoteAll(words)
 	}
-	w := writer{form: &parts.form, text: make([]byte, 0, len(r.Spec)+16)}
+	w := writer{form: &f, text: make([]byte, 0, len(r.Spec)+16)}
 	w.rule()
 	return string(w.text)
 }

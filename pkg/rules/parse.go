@@ -158,9 +158,11 @@ func ParseRule(spec string) (Rule, *ParseError) {
 
 // target finds what a rule jumps to.
 func target(words []string) string {
-	var parts reading
-	if parts.read(words) {
-		return parts.targetName()
+	var exts roomForExtensions
+	var opts roomForOptions
+	f := form{exts: exts[:0], opts: opts[:0]}
+	if f.read(words) {
+		return f.targetName()
 	}
 	name := ""
 	for i := 0; i+1 < len(words); i++ {

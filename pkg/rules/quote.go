@@ -9,40 +9,62 @@ import "strings"
 // other character stands for itself.
 func Split(line string) ([]string, error) {
 	var words []string
-	var word strings.Builder
-	started, quoted, escaped := false, false, false
-	for i := 0; i < len(line); i++ {
-		c := line[i]
+	for i := 0; i < len(line); {
+		if line[i] == ' ' || line[i] == '\t' {
+			i++
+			continue
+		}
+		word, n := splitWord(line[i:])
+		if n == 0 {
+			return nil, &ParseError{Text: line, Reason: "has a quote that is not closed"}
+		}
+		if words == nil {
+			words = make([]string, 0, 1+strings.Count(line, " "))
+		}
+		words = append(words, word)
+		i += n
+	}
+	return words, nil
+}
+
+// splitWord reads the word at the beginning of text and tells how long its
+// spelling is; 0 if a quote is not closed.
+func splitWord(text string) (word string, length int) {
+	end := strings.IndexAny(text, " \t\"")
+	switch {
+	case end < 0:
+		return text, len(text)
+	case text[end] != '"':
+		return text[:end], end
+	}
+	if end == 0 {
+		// Nearly all quoted words have no escape in them and end with the quote.
+		if n := strings.IndexAny(text[1:], `"\\`) + 1; n > 0 && text[n] == '"' && (n+1 == len(text) || text[n+1] == ' ') {
+			return text[1:n], n + 1
+		}
+	}
+	var b strings.Builder
+	quoted, escaped := false, false
+	for i := range len(text) {
+		c := text[i]
 		switch {
 		case escaped:
-			word.WriteByte(c)
+			b.WriteByte(c)
 			escaped = false
 		case quoted && c == '\\':
 			escaped = true
-		case quoted && c == '"':
-			quoted = false
-		case quoted:
-			word.WriteByte(c)
 		case c == '"':
-			quoted, started = true, true
-		case c == ' ' || c == '\t':
-			if started {
-				words = append(words, word.String())
-				word.Reset()
-				started = false
-			}
+			quoted = !quoted
+		case !quoted && (c == ' ' || c == '\t'):
+			return b.String(), i
 		default:
-			word.WriteByte(c)
-			started = true
+			b.WriteByte(c)
 		}
 	}
 	if quoted {
-		return nil, &ParseError{Text: line, Reason: "has a quote that is not closed"}
+		return "", 0
 	}
-	if started {
-		words = append(words, word.String())
-	}
-	return words, nil
+	return b.String(), len(text)
 }
 
 // Quote writes one word so that Split and iptables read it back unchanged.
