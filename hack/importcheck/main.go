@@ -18,7 +18,7 @@ const module = "github.com/canaryd/canaryd/"
 
 // layers lists the house from the roof to the ground. A package imports only
 // what stands behind it in this list.
-var layers = []string{"cmd", "internal/daemon", "pkg/reload", "pkg/canary", "pkg/iptables", "pkg/rules/kube", "pkg/rules"}
+var layers = []string{"cmd", "internal/daemon", "pkg/reload", "pkg/canary", "pkg/iptables", "internal/source", "pkg/rules/kube", "pkg/rules"}
 
 // A Package is what "go list -json" says about one.
 type Package struct {
@@ -97,6 +97,8 @@ func judge(name, imported string) []string {
 		there := layer(ours)
 		rule(there < 0, "test helpers are imported by tests only")
 		rule(there >= 0 && there < here, "imports run one way, "+strings.Join(layers, " -> "))
+		rule(within(ours, "internal/source") && !slices.Contains([]string{"cmd", "internal/source"}, layers[here]),
+			"declared rules are loaded by cmd, which hands them on as values")
 	}
 	outside := !isOurs && strings.Contains(strings.Split(imported, "/")[0], ".")
 	switch layers[here] {

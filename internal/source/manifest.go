@@ -1,0 +1,107 @@
+package source
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/rules/kube"
+)
+
+// A Manifest declares what kube-proxy and kubelet would write for the
+// Services, EndpointSlices and the Node in a file, or in the *.yaml, *.yml and
+// *.json files of a folder.
+type Manifest struct {
+	Path    string
+	Options kube.Options
+}
+
+// Name returns "manifest".
+func (m Manifest) Name() string { return "manifest" }
+
+func (m Manifest) look() sight { return lookAt(m.Path, inManifest) }
+
+func inManifest(name string) bool {
+	return !strings.HasPrefix(name, ".") && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
+}
+
+func (m Manifest) load() (Declared, error) {
+	names, err := list(m.Path, inManifest, "*.yaml, *.yml or *.json")
+	if err != nil {
+		return Declared{}, err
+	}
+	var objects kube.Objects
+	var bad []error
+	for _, name := range names {
+		found, err := readObjects(name)
+		if err != nil {
+			bad = append(bad, err)
+			continue
+		}
+		objects.Add(found)
+	}
+	if len(bad) > 0 {
+		return Declared{}, errors.Join(bad...)
+	}
+	generation, skips, err := kube.Generate(objects, m.Options)
+	if err != nil {
+		return Declared{}, err
+	}
+	return Declared{Generation: generation, Skips: skips, owners: []owner{{
+		claims: ownedByKube,
+		where:  func(rules.Family, rules.TableName, string) string { return "the manifest " + m.Path },
+	}}}, nil
+}
+
+func readObjects(name string) (kube.Objects, error) {
+	data, err := read(name)
+	if err != nil {
+		return kube.Objects{}, err
+	}
+	if !saysSomething(data) {
+		return kube.Objects{}, fmt.Errorf("%s: holds no object: delete the file, or write an empty List if no services are meant", name)
+	}
+	return kube.Decode(name, data)
+}
+
+// saysSomething reports whether YAML holds more than comments and marks of
+// documents.
+func saysSomething(data []byte) bool {
+	for line := range bytes.Lines(bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))) {
+		line = bytes.TrimSpace(line)
+		if len(line) > 0 && line[0] != '#' && !bytes.Equal(line, []byte("---")) && !bytes.Equal(line, []byte("...")) {
+			return true
+		}
+	}
+	return false
+}
+
+// The chains that a manifest claims, wanted or not: that is how those of a
+// service that is gone are known. Canaries and KUBE-IPTABLES-HINT stay with
+// kube-proxy and kubelet.
+var (
+	kubeChains = []string{
+		"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-MARK-MASQ",
+		"KUBE-MARK-DROP", "KUBE-FORWARD", "KUBE-PROXY-FIREWALL", "KUBE-FIREWALL",
+	}
+	kubeHashed = []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-"}
+)
+
+const (
+	base32     = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+	hashLength = 16
+)
+
+func ownedByKube(chain string) bool {
+	if !strings.HasPrefix(chain, "KUBE-") {
+		return false
+	}
+	return slices.Contains(kubeChains, chain) || slices.ContainsFunc(kubeHashed, func(prefix string) bool {
+		hash, found := strings.CutPrefix(chain, prefix)
+		return found && len(hash) == hashLength && strings.Trim(hash, base32) == ""
+	})
+}

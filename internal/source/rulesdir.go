@@ -1,0 +1,165 @@
+package source
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A RulesDir declares the operator's own fragments: the files *.v4 and *.v6 of
+// a folder, in the order of their names. rules.ParseFragment says what may
+// stand there.
+type RulesDir struct {
+	Dir string
+	// Families are the families whose files count; none means both. The
+	// others are checked all the same.
+	Families []rules.Family
+	// Canary is the name of canaryd's own chain, which no file may declare.
+	Canary string
+}
+
+// Name returns "rules-dir".
+func (d RulesDir) Name() string { return "rules-dir" }
+
+func (d RulesDir) look() sight { return lookAt(d.Dir, inRulesDir) }
+
+var fragmentFamilies = map[string]rules.Family{".v4": rules.IPv4, ".v6": rules.IPv6}
+
+func inRulesDir(name string) bool {
+	return !strings.HasPrefix(name, ".") && fragmentFamilies[filepath.Ext(name)] != 0
+}
+
+// A chainKey says where in the rules a chain stands.
+type chainKey struct {
+	family rules.Family
+	table  rules.TableName
+	chain  string
+}
+
+func (d RulesDir) load() (Declared, error) {
+	names, err := list(d.Dir, inRulesDir, "*.v4 or *.v6")
+	if err != nil {
+		return Declared{}, err
+	}
+	all := Declared{Generation: rules.Generation{}}
+	declared := map[chainKey]string{} // file and line
+	var bad []error
+	for _, name := range names {
+		family := fragmentFamilies[filepath.Ext(name)]
+		fragment, err := d.read(name, family)
+		if err != nil {
+			bad = append(bad, err)
+			continue
+		}
+		if err := note(declared, name, family, fragment); err != nil {
+			bad = append(bad, err)
+			continue
+		}
+		if len(d.Families) > 0 && !slices.Contains(d.Families, family) {
+			continue
+		}
+		for t, s := range fragment.Sections {
+			all.Generation = all.Generation.With(family, t, all.Generation[family][t].Then(s))
+		}
+	}
+	if len(bad) > 0 {
+		return Declared{}, errors.Join(bad...)
+	}
+	if err := circles(all.Generation, declared); err != nil {
+		return Declared{}, err
+	}
+	own := map[string]bool{}
+	for key := range declared {
+		own[key.chain] = true
+	}
+	all.owners = []owner{{
+		claims: func(chain string) bool { return own[chain] },
+		where: func(f rules.Family, t rules.TableName, chain string) string {
+			if where := declared[chainKey{f, t, chain}]; where != "" {
+				return where
+			}
+			return "the fragments in " + d.Dir
+		},
+	}}
+	return all, nil
+}
+
+func (d RulesDir) read(name string, family rules.Family) (rules.Fragment, error) {
+	data, err := read(name)
+	if err != nil {
+		return rules.Fragment{}, err
+	}
+	fragment, err := rules.ParseFragment(bytes.NewReader(data), family)
+	if wrong := (*rules.ParseError)(nil); errors.As(err, &wrong) {
+		return rules.Fragment{}, fmt.Errorf("%s:%d: %w", name, wrong.Line, &rules.ParseError{Text: wrong.Text, Reason: wrong.Reason})
+	}
+	if err != nil {
+		return rules.Fragment{}, fmt.Errorf("%s: %w", name, err)
+	}
+	if len(fragment.Sections) == 0 {
+		return rules.Fragment{}, fmt.Errorf("%s: holds no table: delete the file if no rules are meant", name)
+	}
+	for t, lines := range fragment.Lines {
+		if line := lines[d.Canary]; line != 0 {
+			return rules.Fragment{}, fmt.Errorf("%s:%d: %s in %s is canaryd's own chain: choose another name", name, line, d.Canary, t)
+		}
+	}
+	return fragment, nil
+}
+
+// note writes down where the fragment's chains are declared. A chain that
+// another file declares is an error.
+func note(declared map[chainKey]string, name string, family rules.Family, fragment rules.Fragment) error {
+	var bad []error
+	for _, t := range rules.Guarded() {
+		for _, c := range fragment.Sections[t].Chains {
+			key, here := chainKey{family, t, c.Name}, fmt.Sprintf("%s:%d", name, fragment.Lines[t][c.Name])
+			if there := declared[key]; there != "" {
+				bad = append(bad, fmt.Errorf("%s: chain %s of %s is declared in %s too: give one of them another name", here, c.Name, t, there))
+				continue
+			}
+			declared[key] = here
+		}
+	}
+	return errors.Join(bad...)
+}
+
+// circles returns an error when chains jump to each other in a circle: the
+// kernel refuses a table that has one, and with it everybody's rules.
+func circles(g rules.Generation, declared map[chainKey]string) error {
+	for _, f := range rules.Families() {
+		for _, t := range rules.Guarded() {
+			section := g[f][t]
+			done := map[string]bool{}
+			var visit func(name string, way []string) []string
+			visit = func(name string, way []string) []string {
+				if i := slices.Index(way, name); i >= 0 {
+					return append(way[i:], name)
+				}
+				chain, found := section.Chain(name)
+				if !found || done[name] {
+					return nil
+				}
+				way = append(way, name)
+				for _, r := range chain.Rules {
+					if circle := visit(r.Target, way); circle != nil {
+						return circle
+					}
+				}
+				done[name] = true
+				return nil
+			}
+			for _, c := range section.Chains {
+				if circle := visit(c.Name, nil); circle != nil {
+					return fmt.Errorf("%s: chains of %s jump in a circle: %s", declared[chainKey{f, t, circle[0]}], t, strings.Join(circle, " -> "))
+				}
+			}
+		}
+	}
+	return nil
+}

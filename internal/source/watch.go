@@ -1,0 +1,291 @@
+package source
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/rules/kube"
+)
+
+// timing is how patient a Watcher is.
+type timing struct {
+	quiet time.Duration // files are read once nothing happened to them this long,
+	most  time.Duration // but after this long all the same
+	again time.Duration // broken files are read again, and missed events found
+}
+
+var patience = timing{quiet: 200 * time.Millisecond, most: 2 * time.Second, again: 10 * time.Second}
+
+// A Watcher loads sources and loads them again when their files change.
+//
+// Every source stands for itself: while the files of one are broken, its last
+// good rules stay and those of the others follow their files.
+type Watcher struct {
+	timing
+	changes chan Declared
+	failed  func(source string)
+	states  []*state
+	id      string // of the generation that was returned or sent last; empty before Load
+}
+
+// A state is what a Watcher knows about one source.
+type state struct {
+	Source
+	good   Declared // what was read last without an error
+	stamp  string   // of the files when they were read last
+	broken string   // why they could not be used; empty if they could
+	busy   int      // how often in a row somebody was writing them
+	skips  string   // what was logged of them
+}
+
+// NewWatcher returns a Watcher of the sources. failed is told the name of a
+// source each time its files could not be used, and may be nil.
+func NewWatcher(failed func(source string), sources ...Source) *Watcher {
+	w := &Watcher{timing: patience, changes: make(chan Declared, 1), failed: failed}
+	for _, s := range sources {
+		w.states = append(w.states, &state{Source: s})
+	}
+	return w
+}
+
+// Load loads sources once.
+func Load(ctx context.Context, sources ...Source) (Declared, error) {
+	return NewWatcher(nil, sources...).Load(ctx)
+}
+
+// Changes delivers what is declared now, each time that it is something else.
+// Who reads late gets the newest only.
+func (w *Watcher) Changes() <-chan Declared { return w.changes }
+
+// Load loads all sources. An error says on one line what is wrong where. It
+// must have succeeded before Run.
+func (w *Watcher) Load(ctx context.Context) (Declared, error) {
+	deadline := time.Now().Add(w.most)
+	for _, s := range w.states {
+		declared, stamp, err := load(s)
+		for isBusy(err) && time.Now().Before(deadline) && sleep(ctx, w.quiet) {
+			declared, stamp, err = load(s)
+		}
+		if err != nil {
+			return Declared{}, &sourceError{s.Name(), err}
+		}
+		s.good, s.stamp = declared, stamp
+	}
+	all, err := w.combine(nil, Declared{})
+	if err != nil {
+		return Declared{}, &sourceError{"sources", err}
+	}
+	for _, s := range w.states {
+		s.tellSkips(ctx)
+	}
+	w.id = all.Generation.ID()
+	return all, nil
+}
+
+// load reads a source's files, and says what they looked like.
+func load(s Source) (Declared, string, error) {
+	before := s.look().stamp
+	declared, err := s.load()
+	if s.look().stamp != before {
+		err = &busyError{s.Name(), "files changed while they were read"}
+	}
+	return declared, before, err
+}
+
+func isBusy(err error) bool {
+	busy := (*busyError)(nil)
+	return errors.As(err, &busy)
+}
+
+// combine combines the last good parts, with part in the place of changed's.
+func (w *Watcher) combine(changed *state, part Declared) (Declared, error) {
+	parts := make([]Declared, len(w.states))
+	for i, s := range w.states {
+		parts[i] = s.good
+		if s == changed {
+			parts[i] = part
+		}
+	}
+	return Combine(parts...)
+}
+
+// Run watches the files until ctx ends, and then returns nil.
+func (w *Watcher) Run(ctx context.Context) error {
+	if w.id == "" {
+		return errors.New("the sources were not loaded")
+	}
+	eye := newEye(ctx)
+	defer eye.close()
+	again := time.NewTicker(w.again)
+	defer again.Stop()
+	due := time.NewTimer(w.quiet) // something may have happened since Load
+	defer due.Stop()
+	since := time.Now() // the first event that is not answered; zero if all are
+	touch := func() {
+		if since.IsZero() {
+			since = time.Now()
+		}
+		due.Reset(max(0, min(w.quiet, w.most-time.Since(since))))
+	}
+	eye.aim(w.places())
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case event, open := <-eye.events():
+			switch {
+			case !open:
+				eye.close() // opened again by the next aim
+			case !eye.concerned(event.Name):
+				continue
+			case eye.leads(event.Name):
+				eye.aim(w.places())
+			}
+			for _, s := range w.states {
+				s.busy = 0
+			}
+			touch()
+		case err := <-eye.errors():
+			eye.failed(err)
+			touch()
+		case <-again.C:
+			eye.aim(w.places())
+			touch()
+		case <-due.C:
+			// A folder that came into sight was not watched while it was filled.
+			if eye.aim(w.places()) && time.Since(since) < w.most {
+				touch()
+				continue
+			}
+			since = time.Time{}
+			if w.reload(ctx) {
+				touch()
+			}
+		}
+	}
+}
+
+func (w *Watcher) places() []place {
+	var all []place
+	for _, s := range w.states {
+		all = append(all, s.look().places...)
+	}
+	return all
+}
+
+// reload loads the sources whose files changed or are broken, and sends what
+// has become of it. It is true when somebody is writing files, which are to be
+// read soon.
+func (w *Watcher) reload(ctx context.Context) (soon bool) {
+	for _, s := range w.states {
+		if s.broken == "" && s.busy == 0 && s.look().stamp == s.stamp {
+			continue
+		}
+		declared, stamp, err := load(s)
+		if isBusy(err) && s.busy < int(w.most/w.quiet) {
+			s.busy++
+			soon = true
+			continue
+		}
+		s.stamp = stamp
+		if !isBusy(err) {
+			s.busy = 0
+		}
+		all := Declared{}
+		if err == nil {
+			all, err = w.combine(s, declared)
+		}
+		if err != nil {
+			w.fail(ctx, s, err)
+			continue
+		}
+		s.good = declared
+		s.mended(ctx)
+		s.tellSkips(ctx)
+		w.send(all)
+	}
+	return soon
+}
+
+// fail counts an error, and logs it if it is another one than before.
+func (w *Watcher) fail(ctx context.Context, s *state, err error) {
+	if w.failed != nil {
+		w.failed(s.Name())
+	}
+	text := oneLine(err)
+	if text != s.broken {
+		klog.FromContext(ctx).Error(nil, "Declared rules cannot be used; the last good ones stay", "source", s.Name(), "reason", text)
+	}
+	s.broken = text
+}
+
+func (s *state) mended(ctx context.Context) {
+	if s.broken != "" {
+		klog.FromContext(ctx).Info("Declared rules can be used again", "source", s.Name())
+	}
+	s.broken = ""
+}
+
+// send offers what is declared now, in the place of what was not yet taken.
+func (w *Watcher) send(d Declared) {
+	id := d.Generation.ID()
+	if id == w.id {
+		return
+	}
+	w.id = id
+	select {
+	case <-w.changes:
+	default:
+	}
+	w.changes <- d // nobody else sends
+}
+
+// shownSkips is how many objects one change logs.
+const shownSkips = 20
+
+// tellSkips logs the objects that have no part in the rules, if they are
+// others than before. Those that are none of kube-proxy's business are told to
+// who asks for more.
+func (s *state) tellSkips(ctx context.Context) {
+	log := klog.FromContext(ctx)
+	var all strings.Builder
+	var broken, others []kube.Skip
+	for _, skip := range s.good.Skips {
+		all.WriteString(skip.String() + "\n")
+		if skip.Broken {
+			broken = append(broken, skip)
+		} else {
+			others = append(others, skip)
+		}
+	}
+	if all.String() == s.skips {
+		return
+	}
+	s.skips = all.String()
+	for i, skip := range broken {
+		if i == shownSkips {
+			log.Info("More objects are left out", "source", s.Name(), "count", len(broken)-i)
+			break
+		}
+		log.Info("An object is left out, as kube-proxy would", "source", s.Name(), "reason", skip.String())
+	}
+	for _, skip := range others {
+		log.V(2).Info("An object has no part in the rules", "source", s.Name(), "reason", skip.String())
+	}
+}
+
+// sleep waits for d and reports whether ctx is still alive then.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
