@@ -139,8 +139,9 @@ func (d *decoder) yamlError(err error) error {
 // leave out their own type.
 func (d *decoder) object(data []byte, memberOf string) error {
 	var head struct {
-		metav1.TypeMeta
-		Items []json.RawMessage `json:"items"`
+		APIVersion string            `json:"apiVersion"`
+		Kind       string            `json:"kind"`
+		Items      []json.RawMessage `json:"items"`
 	}
 	if err := json.Unmarshal(data, &head); err != nil {
 		return &ObjectError{Where: d.where(), Object: "object", Field: badField(err), Reason: reason(err)}
@@ -224,7 +225,7 @@ func badField(err error) string {
 // reason says what encoding/json found without naming Go types.
 func reason(err error) string {
 	if wrong := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrong) {
-		return "a " + wrong.Value + " does not belong here"
+		return "is of the wrong type: " + wrong.Value
 	}
 	if strings.Contains(err.Error(), "unknown field ") {
 		return "there is no such field"

@@ -155,7 +155,8 @@ func (o Options) nodes(objects Objects) ([]node, error) {
 }
 
 // detectors returns the local detection of both families, as kube-proxy's
-// getLocalDetectors does: of several CIDRs the first one of a family counts.
+// getLocalDetectors does. Of a node's CIDRs the first one of a family counts;
+// of a cluster's there may be only one.
 func (o Options) detectors(self *corev1.Node) (map[rules.Family]detector, error) {
 	byCIDR := func(flag string, cidrs []string) (map[rules.Family]detector, error) {
 		found := map[rules.Family]detector{}
@@ -165,6 +166,9 @@ func (o Options) detectors(self *corev1.Node) (map[rules.Family]detector, error)
 				return nil, fmt.Errorf("%s: %q is not a CIDR", flag, text)
 			}
 			if _, done := found[familyOf(cidr.Addr())]; done {
+				if o.DetectLocalMode != NodeCIDR {
+					return nil, fmt.Errorf("%s: %v are not one CIDR of each family", flag, cidrs)
+				}
 				continue
 			}
 			d := detector{local: " -s " + cidr.String(), notSource: " ! -s " + cidr.String()}

@@ -1,0 +1,182 @@
+package kube
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// names returns what was read, in order, with where it was read.
+func names(o Objects) []string {
+	var all []string
+	for _, s := range o.Services {
+		all = append(all, o.origin[s]+" "+s.Namespace+"/"+s.Name)
+	}
+	for _, s := range o.Slices {
+		all = append(all, o.origin[s]+" "+s.Namespace+"/"+s.Name)
+	}
+	for _, n := range o.Nodes {
+		all = append(all, o.origin[n]+" "+n.Name)
+	}
+	for _, s := range o.Skipped {
+		all = append(all, s.String())
+	}
+	return all
+}
+
+func TestDecode(t *testing.T) {
+	const svc = "apiVersion: v1\nkind: Service\nmetadata: {namespace: a, name: b}\n"
+	for _, c := range []struct {
+		name, text string
+		want       []string
+		err        string
+	}{
+		{name: "nothing"},
+		{name: "nothing but comments", text: "# a\n---\n# b\n---\n"},
+		{name: "documents", text: "# first\n---\n" + svc + "--- # second\r\n" + strings.ReplaceAll(svc, "\n", "\r\n"),
+			want: []string{"f:2 a/b", "f:6 a/b"}},
+		{name: "byte order mark", text: "\xef\xbb\xbf" + svc, want: []string{"f:1 a/b"}},
+		{name: "three dashes in a text", text: svc + "spec:\n  externalName: |\n    a\n    ---\n  type: ExternalName\n", want: []string{"f:1 a/b"}},
+		{name: "JSON", text: `{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}`, want: []string{"f:1 n1"}},
+		{name: "typed list", text: "apiVersion: discovery.k8s.io/v1\nkind: EndpointSliceList\nitems:\n- {metadata: {namespace: a, name: b}, addressType: IPv4, endpoints: []}",
+			want: []string{"f:1 a/b"}},
+		{name: "list", text: "apiVersion: v1\nkind: List\nmetadata: {resourceVersion: ''}\nitems:\n- {apiVersion: v1, kind: Node, metadata: {name: n1}}\n- {apiVersion: v1, kind: Pod, metadata: {name: p}}",
+			want: []string{"f:1 n1", "f:1: Pod p: is of a kind (v1 Pod) that kube-proxy does not read"}},
+		{name: "bare items in a list of anything", text: "apiVersion: v1\nkind: List\nitems: [{metadata: {name: n1}}]",
+			err: "f:1: apiVersion and kind are missing (items[0])"},
+		{name: "no kind", text: "metadata: {name: n1}", err: "f:1: apiVersion and kind are missing"},
+		{name: "an older version", text: "apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice", err: "f:1: apiVersion discovery.k8s.io/v1beta1 of EndpointSlice is not supported"},
+		{name: "not an object", text: "- 1", err: "f:1: object: is of the wrong type: array"},
+		{name: "not YAML", text: svc + "---\na: [", err: "f:5: did not find expected node content"},
+		{name: "a tab", text: svc + "spec:\n\tports: []\n", err: "f:5: found character that cannot start any token"},
+		{name: "a field twice", text: svc + "spec: {}\nspec: {}\n", err: `f:5: key "spec" already set in map`},
+		{name: "no such field", text: svc + "spec:\n  clusterIp2: 1.2.3.4\n", err: "f:1: Service a/b: clusterIp2: there is no such field"},
+		{name: "a text for a number", text: svc + "spec:\n  ports:\n  - port: http\n", err: "f:1: Service a/b: spec.ports.port: is of the wrong type: string"},
+		{name: "a number for a name", text: "---\napiVersion: v1\nkind: Service\nmetadata: {namespace: a, name: 5}", err: "f:1: Service a: metadata.name: is of the wrong type: number"},
+		{name: "the second is broken", text: svc + "---\nkind: [Service]\n", err: "f:4: object: kind: is of the wrong type: array"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			o, err := Decode("f", []byte(c.text))
+			got := ""
+			if err != nil {
+				got = err.Error()
+			}
+			if diff := cmp.Diff(c.err, got); diff != "" {
+				t.Errorf("error (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(c.want, names(o)); diff != "" {
+				t.Errorf("objects (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestLoadFolder reads a folder as Kubernetes mounts a ConfigMap.
+func TestLoadFolder(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		name = filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("..2026/b.yaml", "apiVersion: v1\nkind: Node\nmetadata: {name: b}\n")
+	write("a.json", `{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a"}}`)
+	write("notes.txt", "not YAML: [")
+	write("below/c.yml", "not read: [")
+	for link, to := range map[string]string{"..data": "..2026", "b.yaml": "..data/b.yaml"} {
+		if err := os.Symlink(to, filepath.Join(dir, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o, err := Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{filepath.Join(dir, "a.json") + ":1 a", filepath.Join(dir, "b.yaml") + ":1 b"}
+	if diff := cmp.Diff(want, names(o)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+
+	// An error about an object names its file, and the other one's.
+	write("c.yml", "\n\n---\napiVersion: v1\nkind: Node\nmetadata: {name: b}\n")
+	if o, err = Load(dir); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = Generate(o, onNodeA(nil))
+	want = []string{filepath.Join(dir, "c.yml") + ":3: Node b: metadata.name: stands there twice (also in " + filepath.Join(dir, "b.yaml") + ":1)"}
+	if err == nil || cmp.Diff(want[0], err.Error()) != "" {
+		t.Errorf("%v, want %s", err, want[0])
+	}
+
+	// One broken file spoils the folder, and all are named.
+	write("c.yml", "a: [")
+	write("d.yaml", "b: [")
+	_, err = Load(dir)
+	for _, name := range []string{"c.yml:1: ", "d.yaml:1: "} {
+		if err == nil || !strings.Contains(err.Error(), filepath.Join(dir, name)) {
+			t.Errorf("%v does not name %s", err, name)
+		}
+	}
+	if _, err := Load(filepath.Join(dir, "missing")); !os.IsNotExist(err) {
+		t.Errorf("a missing folder: %v", err)
+	}
+}
+
+// FuzzDecode gives any text and wants rules that iptables-restore can read, or
+// an error.
+func FuzzDecode(f *testing.F) {
+	text, err := os.ReadFile("testdata/everything.yaml")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(text)
+	for _, doc := range documents(text) {
+		f.Add(doc.text)
+	}
+	f.Add([]byte(`{"apiVersion":"v1","kind":"List","items":[{"apiVersion":"v1","kind":"ServiceList","items":[{"spec":{"clusterIP":"1.1.1.1"}}]}]}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		o, err := Decode("f", text)
+		if err != nil {
+			return
+		}
+		g, _, err := Generate(o, onNodeA(func(o *Options) { o.MakeIPTablesUtilChains, o.ClusterCIDRs = true, []string{"10.0.0.0/8"} }))
+		if err != nil {
+			return
+		}
+		if err := rules.Validate(g); err != nil {
+			t.Fatal(err)
+		}
+		for _, family := range rules.Families() {
+			for table, s := range g[family] {
+				chains := map[string]bool{}
+				for _, c := range s.Chains {
+					if chains[c.Name] {
+						t.Errorf("%s is there twice", c.Name)
+					}
+					chains[c.Name] = true
+				}
+				for _, c := range s.Chains {
+					for _, r := range c.Rules {
+						read, err := rules.ParseRule(r.Spec)
+						if err != nil || read.Target != r.Target {
+							t.Errorf("%q: read as target %q: %v", r.Spec, read.Target, err)
+						}
+						if strings.HasPrefix(r.Target, "KUBE-") && !chains[r.Target] {
+							t.Errorf("%s %s %s jumps to a chain that is missing", family, table, r.Spec)
+						}
+					}
+				}
+			}
+		}
+	})
+}

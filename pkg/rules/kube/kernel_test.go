@@ -1,0 +1,91 @@
+package kube
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// TestSpelling loads the corpus into both backends and wants iptables-save to
+// print our rules in our own words, and kube-proxy's as ours.
+func TestSpelling(t *testing.T) {
+	for _, backend := range []string{"nft", "legacy"} {
+		t.Run(backend, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				nstest.NeedProgram(t, "iptables-"+backend, "ip6tables-"+backend)
+				for name, c := range corpus(t) {
+					program := map[rules.Family]string{rules.IPv4: "iptables-", rules.IPv6: "ip6tables-"}[c.family] + backend
+					load := func(text string) rules.Ruleset {
+						nstest.CommandInput(t, text, program+"-restore", "-w")
+						set, _, err := rules.Parse(strings.NewReader(nstest.Command(t, program+"-save")))
+						if err != nil {
+							t.Fatal(err)
+						}
+						return set
+					}
+					objects, err := Decode(name, c.objects)
+					if err != nil {
+						t.Fatal(err)
+					}
+					g, _, err := Generate(objects, c.options)
+					if err != nil {
+						t.Fatal(err)
+					}
+					ours, theirs := load(rules.Render(g, c.family)), load(string(c.text))
+					for _, table := range []rules.TableName{rules.Nat, rules.Filter} {
+						want := words(tableOf(t, g[c.family][table], table))
+						if diff := cmp.Diff(want, words(ours[table])); diff != "" {
+							t.Errorf("%s %s: ours (- written, + saved):\n%s", name, table, diff)
+						}
+						if diff := cmp.Diff(want, words(theirs[table])); diff != "" {
+							t.Errorf("%s %s: (- ours, + kube-proxy's, both saved):\n%s", name, table, diff)
+						}
+					}
+				}
+			})
+		})
+	}
+}
+
+// words returns the text of every chain's rules.
+func words(table *rules.Table) map[string][]string {
+	all := map[string][]string{}
+	for _, c := range table.Chains {
+		specs := []string{}
+		for _, r := range inOrder(c) {
+			specs = append(specs, r.Spec)
+		}
+		all[c.Name] = specs
+	}
+	return all
+}
+
+// inOrder returns a chain's rules. Where kube-proxy leaves the order to chance,
+// the rules of a port of a service keep theirs and the ports are sorted.
+func inOrder(c rules.Chain) []rules.Rule {
+	all := slices.Clone(c.Rules)
+	switch c.Name {
+	case servicesChain, nodePortsChain, externalServicesChain, proxyFirewall:
+		slices.SortStableFunc(all, func(a, b rules.Rule) int { return strings.Compare(subject(a.Spec), subject(b.Spec)) })
+	}
+	return all
+}
+
+// subject returns the first word of a rule's comment and its protocol: the
+// port of a service that the rule is about.
+func subject(spec string) string {
+	all, _ := rules.Split(spec)
+	return strings.Fields(option(all, "--comment") + " -")[0] + " " + option(all, "-p")
+}
+
+func option(words []string, name string) string {
+	if i := slices.Index(words, name); i >= 0 && i+1 < len(words) {
+		return words[i+1]
+	}
+	return ""
+}
