@@ -74,6 +74,7 @@ type Daemon struct {
 	requests chan request
 	status   atomic.Pointer[Status]
 	turned   atomic.Int64 // when the loop last turned, in Unix nanoseconds
+	edition  int          // of the generation that status describes
 }
 
 // A request is something that the control socket asks of the loop.
@@ -282,7 +283,8 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 			"generation", stored.ID, "age", age.Round(time.Second), "maxStoredAge", d.cfg.MaxStoredAge)
 		return
 	}
-	st.learned.Generation, st.captured, st.marks = d.unclaimed(stored.Generation), stored.Captured, known.Marks
+	st.learned.Generation, st.marks = d.unclaimed(stored.Generation), known.Marks
+	st.capture(stored.Captured)
 	log.Info("Took up the stored generation", "generation", stored.ID, "age", age.Round(time.Second))
 }
 

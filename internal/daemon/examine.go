@@ -126,7 +126,7 @@ func (d *Daemon) learn(st *state, f rules.Family, t rules.TableName, seen rules.
 		ts.verdict = canary.Intact
 	}
 	if first || !before.Equal(next.Generation[f][t]) {
-		st.captured = now
+		st.capture(now)
 		st.saveAt = earliest(st.saveAt, latest(now.Add(saveQuiet), st.savedAt.Add(saveShare*st.saveCost)))
 		if !first {
 			fs.planRotation(now)

@@ -48,9 +48,10 @@ func (d *Daemon) publish(st *state) {
 // generation describes the generation. Its counts and ID are taken anew only
 // when it changed: a digest of 60,000 rules on every tick would be felt.
 func (d *Daemon) generation(st *state) Generation {
-	if last := d.status.Load(); last != nil && last.Generation.Captured.Equal(st.captured) {
+	if last := d.status.Load(); last != nil && d.edition == st.edition {
 		return last.Generation
 	}
+	d.edition = st.edition
 	want := st.want()
 	count, chains := want.Counts()
 	perTable := map[rules.Family]map[rules.TableName]int{}

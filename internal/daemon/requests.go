@@ -113,7 +113,8 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 		}
 	}
 	if reply.Proved() {
-		st.learned.Generation, st.captured = d.unclaimed(job.Generation), time.Now()
+		st.learned.Generation = d.unclaimed(job.Generation)
+		st.capture(time.Now())
 	}
 	if st.loss != nil {
 		d.concludeHeal(ctx, st, result, nil)

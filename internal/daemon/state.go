@@ -13,7 +13,8 @@ import (
 // or the worker while it runs a step for the loop.
 type state struct {
 	learned   reload.Learned
-	captured  time.Time // when learned last changed
+	captured  time.Time // when learned or declared last changed
+	edition   int       // how often they did
 	marks     canary.Marks
 	families  map[rules.Family]*familyState
 	loss      *loss            // nil while nothing is lost
@@ -115,10 +116,17 @@ func (st *state) want() rules.Generation {
 
 // declare takes up what the declared sources say now.
 func (st *state) declare(g rules.Generation, now time.Time) {
-	st.declared, st.captured = g, now
+	st.declared = g
+	st.capture(now)
 	if st.mode == Heal {
 		st.applyAt = now
 	}
+}
+
+// capture notes that what want returns is another than before.
+func (st *state) capture(at time.Time) {
+	st.captured = at
+	st.edition++
 }
 
 // hint asks for a close look because of something that happened just now.
