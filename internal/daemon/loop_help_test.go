@@ -39,6 +39,8 @@ type setup struct {
 	mode  Mode
 	deaf  bool // no hint is ever given; only the poll looks
 	store *reload.Store
+	// declared is what a manifest declares at the start; nil is no manifest.
+	declared rules.Generation
 }
 
 // A rig is a running Daemon on a Fake.
@@ -50,6 +52,7 @@ type rig struct {
 	writers *canary.Writers
 	reg     *prometheus.Registry
 	log     *logText
+	declare chan rules.Generation // nil without a manifest
 	cancel  context.CancelFunc
 	ended   chan error
 }
@@ -87,12 +90,17 @@ func run(t *testing.T, fake *iptables.Fake, s setup) *rig {
 		reg: prometheus.NewRegistry(), log: &logText{}, ended: make(chan error, 1),
 	}
 	metrics := NewMetrics(r.reg, MetricsOptions{Families: fake.Families(), Sources: []string{"snapshot"}, Hints: r.hints.Counts})
-	r.d = New(Config{
+	cfg := Config{
 		Kernel: fake, Hints: r.hints, Writers: r.writers, Metrics: metrics,
 		Mode: s.mode, Source: "snapshot", Protects: selector.Protects, Canary: canary.DefaultChain,
 		PollInterval: time.Second, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second,
 		MaxStoredAge: 10 * time.Minute, Store: s.store,
-	})
+	}
+	if s.declared != nil {
+		r.declare = make(chan rules.Generation)
+		cfg.Declared, cfg.Declarations, cfg.Claims = s.declared, r.declare, claims
+	}
+	r.d = New(cfg)
 	if !s.deaf {
 		fake.OnUnlock(func() { r.hints.Give(canary.SourceLock) })
 		fake.OnCommit(func(c iptables.Commit) {

@@ -1,0 +1,257 @@
+package daemon
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// claims tells the chains that a manifest owns: kube-proxy's and kubelet's,
+// but for kubelet's hint.
+func claims(chain string) bool {
+	kube, err := rules.NewSelector([]string{"kube"})
+	return err == nil && kube.Protects(chain) && chain != "KUBE-IPTABLES-HINT"
+}
+
+// manifest returns what a manifest of these kube-proxy cases declares.
+func manifest(t *testing.T, v4, v6 string) rules.Generation {
+	t.Helper()
+	fake := iptables.NewFake(iptables.NFT)
+	g := rules.Generation{}
+	for f, name := range map[rules.Family]string{rules.IPv4: v4, rules.IPv6: v6} {
+		must(t, fake.RestoreNoflush(f, scenario.KubeProxy(name)))
+		snapshot, err := fake.Read(t.Context(), f)
+		must(t, err)
+		for table, seen := range snapshot.Tables {
+			s := rules.Extract(seen, claims, canary.IsMark)
+			for i := range s.Hooks {
+				s.Hooks[i].Anchor = rules.Anchor{Position: rules.Top}
+			}
+			s.Policies = nil
+			if len(s.Chains) > 0 {
+				g = g.With(f, table, s)
+			}
+		}
+	}
+	return g
+}
+
+func medium(t *testing.T) rules.Generation { return manifest(t, "v4-medium", "v6-medium") }
+func small(t *testing.T) rules.Generation  { return manifest(t, "v4-small", "v6-small") }
+
+// bareNode returns the scenarios' node without kube-proxy.
+func bareNode(t *testing.T, backend iptables.Backend) *iptables.Fake {
+	t.Helper()
+	fake := iptables.NewFake(backend)
+	for _, f := range rules.Families() {
+		parts := scenario.Node(f, scenario.Cases(f)[0])
+		parts = slices.Delete(parts, 2, 3)
+		parts[1].Text = "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\n:KUBE-KUBELET-CANARY - [0:0]\nCOMMIT\n"
+		must(t, scenario.LoadParts(t.Context(), scenario.FakePrograms{Fake: fake}, f, parts))
+	}
+	return fake
+}
+
+// startDeclared runs a Daemon with a manifest on a node without kube-proxy.
+func startDeclared(t *testing.T, backend iptables.Backend, s setup) *rig {
+	t.Helper()
+	if s.declared == nil {
+		s.declared = medium(t)
+	}
+	r := run(t, bareNode(t, backend), s)
+	r.settled()
+	return r
+}
+
+// wantDeclared fails unless the claimed chains and hooks are as declared, in
+// every table.
+func (r *rig) wantDeclared(g rules.Generation) {
+	r.t.Helper()
+	tables := r.tables()
+	for _, f := range r.fake.Families() {
+		for _, name := range rules.Guarded() {
+			got, want := rules.Extract(tables[f][name], claims, canary.IsMark), g[f][name]
+			text := func(s rules.Section) string {
+				slices.SortFunc(s.Chains, func(a, b rules.Chain) int { return strings.Compare(a.Name, b.Name) })
+				var b strings.Builder
+				for _, c := range s.Chains {
+					b.WriteString(":" + c.Name + "\n")
+					for _, rule := range c.Rules {
+						b.WriteString("  " + rule.Spec + "\n")
+					}
+				}
+				for _, chain := range rules.BuiltinChains(name) {
+					for _, h := range s.Hooks {
+						if h.Chain == chain {
+							b.WriteString(h.String() + "\n")
+						}
+					}
+				}
+				return b.String()
+			}
+			want.Chains, got.Chains = slices.Clone(want.Chains), slices.Clone(got.Chains)
+			if diff := cmp.Diff(text(want), text(got)); diff != "" {
+				r.t.Errorf("%s %s is not as declared (-want +got):\n%s", f, name, diff)
+			}
+		}
+	}
+}
+
+// wantNoFlush fails if anything was taken for a loss.
+func (r *rig) wantNoFlush() {
+	r.t.Helper()
+	if got := r.metrics("flush_events", "flushes", "rules_absent", "loss_since", "contended"); len(got) > 0 || len(r.records(0)) > 0 {
+		r.t.Errorf("losses were told: %v, %+v", got, r.records(0))
+	}
+}
+
+// joined returns how many rules and chains there are with that declaration.
+func (r *rig) joined(g rules.Generation) (n, chains int) {
+	r.t.Helper()
+	n, chains = g.Counts()
+	for _, tables := range r.tables() {
+		for _, name := range rules.Guarded() {
+			_, rest := rules.Extract(tables[name], r.d.cfg.Protects, canary.IsMark).Split(claims)
+			n += rest.RuleCount()
+			chains += len(rest.Chains)
+		}
+	}
+	return n, chains
+}
+
+// TestDeclaredAtStart: what is declared is written into tables that have
+// nothing of it, even into none at all, and that is no loss. What others own
+// beside it is learned and protected as ever.
+func TestDeclaredAtStart(t *testing.T) {
+	for _, empty := range []bool{true, false} {
+		eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+			fake := iptables.NewFake(backend)
+			if !empty {
+				fake = bareNode(t, backend)
+			}
+			want := medium(t)
+			r := run(t, fake, setup{declared: want})
+			foreign := without(map[rules.Family]rules.Ruleset{})
+			if !empty {
+				foreign = without((&rig{t: t, fake: bareNode(t, backend)}).tables())
+			}
+			r.after(100 * time.Millisecond)
+			r.wantDeclared(want)
+			r.wantReady()
+			r.settled()
+			r.wantDeclared(want)
+			r.wantReady()
+			r.wantNoFlush()
+			if rest := r.unclaimedText(); !empty && rest != foreign {
+				t.Errorf("what is not declared was touched (-before +now):\n%s", cmp.Diff(foreign, rest))
+			}
+			if got := r.metrics("replays"); got["replays_total{family=ipv4,result=proved}"] != 1 || got["replays_total{family=ipv6,result=proved}"] != 1 {
+				t.Errorf("replays: %v", got)
+			}
+			n, chains := r.joined(want)
+			if g := r.d.Status().Generation; g.Rules != n || g.Chains != chains || g.ID == "" {
+				t.Errorf("the status shows %+v, want %d rules in %d chains", g, n, chains)
+			}
+			if empty {
+				return
+			}
+			// The learned chains come back, too, and no later than the others.
+			before := r.tables()
+			must(t, r.programs().Flush(t.Context(), rules.IPv4, rules.Nat, ""))
+			r.settled()
+			r.wantBack(before, leftBy(t, backend, "flush-nat"))
+			if r.chain(rules.IPv4, rules.Nat, "CNI-HOSTPORT-DNAT") == nil {
+				t.Error("what CNI wrote is gone")
+			}
+		})
+	}
+}
+
+// unclaimedText is everything but what the manifest claims.
+func (r *rig) unclaimedText() string {
+	r.t.Helper()
+	tables := r.tables()
+	for _, set := range tables {
+		for _, table := range set {
+			table.Chains = slices.DeleteFunc(table.Chains, func(c rules.Chain) bool { return claims(c.Name) })
+			for i, c := range table.Chains {
+				if rules.Builtin(table.Name, c.Name) {
+					table.Chains[i].Rules = slices.DeleteFunc(slices.Clone(c.Rules), func(r rules.Rule) bool { return claims(r.Target) })
+				}
+			}
+		}
+	}
+	return without(tables)
+}
+
+// TestDeclarationChanges: a new one is written, with what it no longer wants
+// taken out, and the old one back again; neither is a loss.
+func TestDeclarationChanges(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := startDeclared(t, backend, setup{})
+		rest := r.unclaimedText()
+		first := r.d.Status().Generation
+		for _, g := range []rules.Generation{small(t), {}, medium(t)} {
+			r.declare <- g
+			r.after(50 * time.Millisecond)
+			r.wantDeclared(g)
+			r.settled()
+			r.wantDeclared(g)
+			r.wantReady()
+			n, chains := r.joined(g)
+			if got := r.d.Status().Generation; got.Rules != n || got.Chains != chains {
+				t.Errorf("the status shows %+v, want %d rules in %d chains", got, n, chains)
+			}
+			if now := r.unclaimedText(); now != rest {
+				t.Errorf("what is not declared was touched (-before +now):\n%s", cmp.Diff(rest, now))
+			}
+		}
+		r.wantNoFlush()
+		if now := r.d.Status().Generation; now.ID != first.ID {
+			t.Errorf("the generation is %s, was %s when the same was declared", now.ID, first.ID)
+		}
+	})
+}
+
+// TestDeclaredScenarios: every flush on top of a declared generation heals to
+// what is declared and learned.
+func TestDeclaredScenarios(t *testing.T) {
+	eachScenario(t, func(t *testing.T, backend iptables.Backend, s scenario.Scenario) {
+		want := medium(t)
+		r := startDeclared(t, backend, setup{declared: want})
+		foreign := leftBy(t, backend, s.Name)
+		if s.Prepare != nil {
+			// Its new service would be drift; here a new manifest brings one.
+			saved := r.fake.Save(rules.IPv4)
+			want = small(t)
+			r.declare <- want
+			r.settled()
+			s.Do = func(ctx context.Context, f scenario.Flusher) error { return f.Restore(ctx, rules.IPv4, saved) }
+		}
+		before := r.tables()
+		for range max(s.Times, 1) {
+			moved := r.moved(func() {
+				must(t, s.Do(t.Context(), r.programs()))
+				r.settled()
+			}, lossMetrics...)
+			wantMoved(t, moved, healed(judged(s), 1))
+			r.wantBack(before, foreign)
+			r.wantDeclared(want)
+		}
+		if n := len(r.records(0)); n != max(s.Times, 1) {
+			t.Errorf("%d flush records", n)
+		}
+		for _, record := range r.records(0) {
+			wantRecord(t, record, judged(s))
+		}
+	})
+}
