@@ -55,11 +55,11 @@ var baseOptions = map[string]string{
 
 const protocolAt = 4 // -p in baseOrder
 
-// Room for the rules of every day. Whoever reads a rule gives the form this
-// much on its own stack, so that nothing is allocated.
+// Room for the rules of every day, so that reading one allocates once for all
+// its extensions and once for all its options.
 type (
-	roomForExtensions [6]extension
-	roomForOptions    [10]setting
+	roomForExtensions [4]extension
+	roomForOptions    [6]setting
 )
 
 // read takes a rule's words apart. It is false for a rule of which it is not

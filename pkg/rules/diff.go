@@ -1,0 +1,282 @@
+package rules
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// A Difference is all in which one table differs from what was wanted of it,
+// the gravest first. It is empty if nothing does.
+type Difference []Deviation
+
+// A Deviation is one thing in which a table differs from what was wanted.
+type Deviation struct {
+	Kind  Kind
+	Chain string
+	// Rules are the rule in question; for a chain, all rules that are lost
+	// with it or that it should not have.
+	Rules []Rule
+	// Wanted and Found are the rule's places in its chain, counted from 1,
+	// or, if it is doubled, how often it stands there. Hooks are counted
+	// among hooks.
+	Wanted, Found int
+	// Anchor is where a missing hook stood, or where among the wanted rules
+	// a misplaced one belongs.
+	Anchor Anchor
+}
+
+// A Kind says what a Deviation is.
+type Kind uint8
+
+// The kinds of deviations, the gravest first.
+const (
+	ChainGone Kind = iota
+	ChainEmptied
+	HookMissing
+	RuleMissing
+	HookMisplaced
+	RuleMisplaced
+	HookDoubled
+	RuleDoubled
+	HookUnwanted
+	RuleUnwanted
+	ChainUnwanted
+)
+
+// Diff returns in which got differs from want. Rules are compared by their
+// meaning, hooks by chain and rule and by their order among themselves: what
+// others put between them is theirs. It looks at no policy.
+func Diff(want, got Section) Difference {
+	var d Difference
+	found := make(map[string][]Rule, len(got.Chains))
+	for _, c := range got.Chains {
+		found[c.Name] = c.Rules
+	}
+	for _, c := range want.Chains {
+		rs, ok := found[c.Name]
+		delete(found, c.Name)
+		switch {
+		case !ok:
+			d = append(d, Deviation{Kind: ChainGone, Chain: c.Name, Rules: c.Rules})
+		case len(rs) == 0 && len(c.Rules) > 0:
+			d = append(d, Deviation{Kind: ChainEmptied, Chain: c.Name, Rules: c.Rules})
+		default:
+			d = append(d, sequence(c.Name, c.Rules, rs)...)
+		}
+	}
+	for _, c := range got.Chains {
+		if rs, ok := found[c.Name]; ok {
+			d = append(d, Deviation{Kind: ChainUnwanted, Chain: c.Name, Rules: rs})
+		}
+	}
+	d = append(d, diffHooks(want.Hooks, got.Hooks)...)
+	slices.SortStableFunc(d, func(a, b Deviation) int { return int(a.Kind) - int(b.Kind) })
+	return d
+}
+
+func diffHooks(want, got []Hook) Difference {
+	var chains []string
+	wanted, found := map[string][]Rule{}, map[string][]Rule{}
+	anchors := map[string][]Anchor{}
+	for _, h := range want {
+		chains = append(chains, h.Chain)
+		wanted[h.Chain] = append(wanted[h.Chain], h.Rule)
+		anchors[h.Chain] = append(anchors[h.Chain], h.Anchor)
+	}
+	for _, h := range got {
+		chains = append(chains, h.Chain)
+		found[h.Chain] = append(found[h.Chain], h.Rule)
+	}
+	hook := map[Kind]Kind{
+		RuleMissing: HookMissing, RuleMisplaced: HookMisplaced, RuleDoubled: HookDoubled, RuleUnwanted: HookUnwanted,
+	}
+	var d Difference
+	for i, name := range chains {
+		if slices.Index(chains, name) < i {
+			continue
+		}
+		for _, v := range sequence(name, wanted[name], found[name]) {
+			v.Kind = hook[v.Kind]
+			if v.Kind == HookMissing {
+				v.Anchor = anchors[name][v.Wanted-1]
+			}
+			d = append(d, v)
+		}
+	}
+	return d
+}
+
+// sequence compares the rules of one chain.
+func sequence(chain string, want, got []Rule) Difference {
+	if EqualRules(want, got) {
+		return nil
+	}
+	places := map[string][]int{} // of a meaning in got, not yet taken
+	count := map[string]int{}
+	for i, r := range got {
+		m := r.Meaning()
+		places[m] = append(places[m], i)
+		count[m]++
+	}
+	var d Difference
+	wanted := map[string]int{} // how often each meaning is wanted
+	from := map[int]int{}      // place in got to place in want
+	for i, r := range want {
+		m := r.Meaning()
+		wanted[m]++
+		if len(places[m]) == 0 {
+			d = append(d, Deviation{Kind: RuleMissing, Chain: chain, Rules: []Rule{r}, Wanted: i + 1})
+			continue
+		}
+		from[places[m][0]] = i
+		places[m] = places[m][1:]
+	}
+	told := map[string]bool{}
+	order := make([]int, 0, len(from)) // places in want, as they stand in got
+	for i, r := range got {
+		m := r.Meaning()
+		j, ok := from[i]
+		switch n := wanted[m]; {
+		case ok && n == count[m]:
+			order = append(order, j)
+		case n == 0:
+			d = append(d, Deviation{Kind: RuleUnwanted, Chain: chain, Rules: []Rule{r}, Found: i + 1})
+		case n < count[m] && !told[m]:
+			// Which of them is one too many nobody can tell.
+			told[m] = true
+			d = append(d, Deviation{Kind: RuleDoubled, Chain: chain, Rules: []Rule{r}, Wanted: n, Found: count[m]})
+		}
+	}
+	return append(d, misplaced(chain, want, order, from)...)
+}
+
+// misplaced tells the fewest rules that have to move to bring order into order.
+func misplaced(chain string, want []Rule, order []int, from map[int]int) Difference {
+	stay := longestRise(order)
+	found := make(map[int]int, len(from))
+	for g, w := range from {
+		found[w] = g
+	}
+	var d Difference
+	for i, w := range order {
+		if !stay[i] {
+			belongs := Anchor{Position: Top}
+			if w > 0 {
+				belongs = Anchor{Position: Behind, Neighbour: want[w-1]}
+			}
+			d = append(d, Deviation{
+				Kind: RuleMisplaced, Chain: chain, Rules: []Rule{want[w]}, Wanted: w + 1, Found: found[w] + 1, Anchor: belongs,
+			})
+		}
+	}
+	return d
+}
+
+// longestRise marks the elements of a longest rising subsequence of distinct
+// numbers (patience sorting).
+func longestRise(list []int) []bool {
+	var piles []int // index of each pile's top
+	before := make([]int, len(list))
+	for i, n := range list {
+		p, _ := slices.BinarySearchFunc(piles, n, func(top, n int) int { return list[top] - n })
+		before[i] = -1
+		if p > 0 {
+			before[i] = piles[p-1]
+		}
+		if p == len(piles) {
+			piles = append(piles, i)
+		} else {
+			piles[p] = i
+		}
+	}
+	rises := make([]bool, len(list))
+	if len(piles) > 0 {
+		for i := piles[len(piles)-1]; i >= 0; i = before[i] {
+			rises[i] = true
+		}
+	}
+	return rises
+}
+
+// String returns the lines of d, one below the other.
+func (d Difference) String() string { return strings.Join(d.Lines(), "\n") }
+
+// Lines says d for people, a line for each deviation and for each rule of a
+// chain that is gone or empty.
+func (d Difference) Lines() []string {
+	var lines []string
+	for _, v := range d {
+		lines = append(lines, v.lines()...)
+	}
+	return lines
+}
+
+func (v Deviation) lines() []string {
+	rule := ""
+	if len(v.Rules) == 1 {
+		rule = Hook{Chain: v.Chain, Rule: v.Rules[0]}.String()
+	}
+	switch v.Kind {
+	case ChainGone:
+		return v.withRules("chain %s is gone", "with")
+	case ChainEmptied:
+		return v.withRules("chain %s is empty", "without")
+	case ChainUnwanted:
+		return v.withRules("chain %s is not wanted", "with")
+	case HookMissing:
+		return []string{"hook is missing: " + rule + v.Anchor.suffix("")}
+	case RuleMissing:
+		return []string{fmt.Sprintf("rule %d is missing: %s", v.Wanted, rule)}
+	case HookMisplaced:
+		return []string{fmt.Sprintf("hook %d is out of order: %s%s", v.Found, rule, v.Anchor.suffix("belongs "))}
+	case RuleMisplaced:
+		return []string{fmt.Sprintf("rule %d is out of order: %s%s", v.Found, rule, v.Anchor.suffix("belongs "))}
+	case HookDoubled:
+		return []string{fmt.Sprintf("hook is there %s instead of %s: %s", times(v.Found), times(v.Wanted), rule)}
+	case RuleDoubled:
+		return []string{fmt.Sprintf("rule is there %s instead of %s: %s", times(v.Found), times(v.Wanted), rule)}
+	case HookUnwanted:
+		return []string{"hook is not wanted: " + rule}
+	default:
+		return []string{fmt.Sprintf("rule %d is not wanted: %s", v.Found, rule)}
+	}
+}
+
+func (v Deviation) withRules(format, with string) []string {
+	what := fmt.Sprintf("%s its %d rules:", with, len(v.Rules))
+	switch len(v.Rules) {
+	case 0:
+		return []string{fmt.Sprintf(format, v.Chain)}
+	case 1:
+		what = with + " its rule:"
+	}
+	lines := []string{fmt.Sprintf(format, v.Chain) + " " + what}
+	for _, r := range v.Rules {
+		lines = append(lines, "  "+Hook{Chain: v.Chain, Rule: r}.String())
+	}
+	return lines
+}
+
+// suffix says in words where a rule stood or belongs.
+func (a Anchor) suffix(verb string) string {
+	switch a.Position {
+	case Top, Bottom:
+		return fmt.Sprintf(" (%sat the %s)", verb, a.Position)
+	case Behind:
+		return fmt.Sprintf(" (%sbehind %s)", verb, a.Neighbour.Spec)
+	default:
+		return ""
+	}
+}
+
+func times(n int) string {
+	switch n {
+	case 1:
+		return "once"
+	case 2:
+		return "twice"
+	default:
+		return fmt.Sprintf("%d times", n)
+	}
+}
