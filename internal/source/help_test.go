@@ -1,0 +1,197 @@
+package source
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/rules/kube"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// service returns a Service without endpoints: one REJECT rule in filter.
+func service(name string, number int) string {
+	return fmt.Sprintf(`apiVersion: v1
+kind: Service
+metadata:
+  name: %s
+  namespace: shop
+spec:
+  clusterIP: 10.96.0.%d
+  clusterIPs: [10.96.0.%[2]d]
+  ipFamilies: [IPv4]
+  ports:
+  - port: 80
+    protocol: TCP
+    targetPort: 8080
+  type: ClusterIP
+`, name, number)
+}
+
+func manifest(path string) Manifest {
+	options := kube.DefaultOptions()
+	options.Families = []rules.Family{rules.IPv4}
+	return Manifest{Path: path, Options: options}
+}
+
+// services returns the names of the services that have rules in d.
+func services(d Declared) []string {
+	var names []string
+	chain, _ := d.Generation[rules.IPv4][rules.Filter].Chain("KUBE-SERVICES")
+	for _, r := range chain.Rules {
+		_, rest, _ := strings.Cut(r.Spec, "shop/")
+		name, _, _ := strings.Cut(rest, " ")
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// own returns "family table CHAIN" of every chain that is not kube's.
+func own(d Declared) []string {
+	var names []string
+	for f, tables := range d.Generation {
+		for t, s := range tables {
+			for _, c := range s.Chains {
+				if !ownedByKube(c.Name) {
+					names = append(names, fmt.Sprintf("%s %s %s", f, t, c.Name))
+				}
+			}
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// write writes files as a program does that renames over.
+func write(t *testing.T, dir string, files map[string]string) {
+	t.Helper()
+	for name, text := range files {
+		path := filepath.Join(dir, name)
+		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must(t, os.WriteFile(path+".new", []byte(text), 0o644))
+		must(t, os.Rename(path+".new", path))
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A story is a Watcher at work.
+type story struct {
+	*testing.T
+	dir string
+	*Watcher
+	log    *record
+	counts chan string
+}
+
+// A record is a log that others may read.
+type record struct {
+	lock sync.Mutex
+	text bytes.Buffer
+}
+
+func (r *record) Write(p []byte) (int, error) {
+	r.lock.Lock()
+	defer r.lock.Unlock()
+	return r.text.Write(p)
+}
+
+func (r *record) String() string {
+	r.lock.Lock()
+	defer r.lock.Unlock()
+	return r.text.String()
+}
+
+// soon is how long anything may take that happens at all.
+const soon = 10 * time.Second
+
+// tell starts a Watcher that trusts in events alone, unless again is short.
+func tell(t *testing.T, dir string, again time.Duration, sources ...Source) *story {
+	t.Helper()
+	s := &story{T: t, dir: dir, log: &record{}, counts: make(chan string, 1000)}
+	s.Watcher = NewWatcher(func(source string) { s.counts <- source }, sources...)
+	s.timing = timing{quiet: 30 * time.Millisecond, most: 300 * time.Millisecond, again: again}
+	ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(s.log))))
+	_, err := s.Load(ctx)
+	must(t, err)
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := s.Watcher.Run(ctx); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	t.Cleanup(running.Wait)
+	t.Cleanup(cancel)
+	// The first look at files is over once a broken one would be told.
+	time.Sleep(2 * s.quiet)
+	return s
+}
+
+func (s *story) next() Declared {
+	s.Helper()
+	select {
+	case d := <-s.Changes():
+		return d
+	case <-time.After(soon):
+		s.Fatalf("nothing was sent; the log:\n%s", s.log)
+		return Declared{}
+	}
+}
+
+// becomes expects these services, at once or after changes on the way there.
+func (s *story) becomes(want ...string) {
+	s.Helper()
+	if got := services(s.next()); !slices.Equal(got, want) {
+		s.Fatalf("services %q, want %q", got, want)
+	}
+}
+
+// stays expects that nothing is sent.
+func (s *story) stays() {
+	s.Helper()
+	select {
+	case d := <-s.Changes():
+		s.Fatalf("sent services %q and chains %q, want nothing", services(d), own(d))
+	case <-time.After(8 * s.quiet):
+	}
+}
+
+// breaks expects one failure that is logged with these texts, and no change.
+func (s *story) breaks(source string, texts ...string) {
+	s.Helper()
+	select {
+	case got := <-s.counts:
+		if got != source {
+			s.Errorf("source %s failed, want %s", got, source)
+		}
+	case <-time.After(soon):
+		s.Fatal("nothing failed")
+	}
+	s.stays()
+	log := s.log.String()
+	for _, text := range texts {
+		if !strings.Contains(log, text) {
+			s.Errorf("the log does not say %q:\n%s", text, log)
+		}
+	}
+}
