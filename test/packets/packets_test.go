@@ -1,0 +1,268 @@
+package packets
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// An attempt is one way of asking for a service, and what must come of it.
+type attempt struct {
+	proof   string
+	from    string
+	number  int // which of the client's addresses
+	service string
+	by      way
+
+	end  string
+	pods string // who may answer
+	seen string // whose address they see
+	// The target that must have counted packets: a refusal could come from a
+	// closed port, and silence from anywhere.
+	target string
+}
+
+const (
+	bothPods = near + " " + far
+
+	// many connections are spread over two endpoints, and each must get
+	// enough. P(one of them gets less than 10 of 60) = 2 * sum(C(60, k), k < 10)
+	// / 2^60 = 3e-8; a run of the test takes sixteen such samples.
+	many   = 60
+	enough = 10
+)
+
+func attempts() []attempt {
+	ok := func(proof, from, service string, by way, pods, seen string) attempt {
+		return attempt{proof: proof, from: from, service: service, by: by, end: answered, pods: pods, seen: seen}
+	}
+	no := func(end, proof, from, service string, by way) attempt {
+		target := map[string]string{refused: "REJECT", silent: "DROP"}[end]
+		return attempt{proof: proof, from: from, service: service, by: by, end: end, target: target}
+	}
+	second := func(a attempt) attempt { a.number = 1; return a }
+	return []attempt{
+		ok("cluster IP from a pod keeps the source", near, "plain", clusterIP, bothPods, own),
+		ok("cluster IP from the other pod keeps the source", far, "plain", clusterIP, bothPods, own),
+		ok("cluster IP from the node", here, "plain", clusterIP, bothPods, here),
+		ok("cluster IP from outside is masqueraded", client, "plain", clusterIP, bothPods, here),
+		ok("node port from outside is masqueraded", client, "plain", nodePort, bothPods, here),
+		ok("node port from a pod", far, "plain", nodePort, bothPods, here),
+		ok("node port from the node", here, "plain", nodePort, bothPods, here),
+		ok("external IP from outside is masqueraded", client, "plain", externalIP, bothPods, here),
+		ok("external IP from a pod", near, "plain", externalIP, bothPods, here),
+		ok("external IP from the node", here, "plain", externalIP, bothPods, here),
+		ok("load balancer from outside is masqueraded", client, "plain", loadBalancer, bothPods, here),
+		ok("load balancer from a pod", near, "plain", loadBalancer, bothPods, here),
+		ok("load balancer from the node", here, "plain", loadBalancer, bothPods, here),
+
+		ok("source ranges let their own in", client, "ranges", loadBalancer, bothPods, here),
+		second(no(silent, "source ranges drop others", client, "ranges", loadBalancer)),
+		no(silent, "source ranges drop pods that are not in them", near, "ranges", loadBalancer),
+		no(silent, "source ranges drop the node that is not in them", here, "ranges", loadBalancer),
+		second(ok("source ranges say nothing of the node port", client, "ranges", nodePort, bothPods, here)),
+		ok("source ranges say nothing of the cluster IP", near, "ranges", clusterIP, bothPods, own),
+		ok("a node in the ranges reaches the address that it has itself", here, "own-range", loadBalancer, bothPods, here),
+		no(silent, "a node in the ranges lets nobody else in", client, "own-range", loadBalancer),
+
+		ok("a pod that asks itself is masqueraded", near, "alone", clusterIP, near, here),
+		ok("the other pod is not", far, "alone", clusterIP, near, own),
+
+		ok("policy Local keeps the source at the node port", client, "local", nodePort, near, own),
+		ok("policy Local keeps the source at the external IP", client, "local", externalIP, near, own),
+		ok("policy Local keeps the source at the load balancer", client, "local", loadBalancer, near, own),
+		ok("policy Local takes the node to all endpoints", here, "local", nodePort, bothPods, here),
+		ok("policy Local takes pods to all endpoints", near, "local", loadBalancer, bothPods, own),
+		ok("policy Local says nothing of the cluster IP", far, "local", clusterIP, bothPods, own),
+
+		no(silent, "policy Local without local endpoint drops at the node port", client, "elsewhere", nodePort),
+		no(silent, "policy Local without local endpoint drops at the external IP", client, "elsewhere", externalIP),
+		no(silent, "policy Local without local endpoint drops at the load balancer", client, "elsewhere", loadBalancer),
+		ok("policy Local without local endpoint takes pods there", near, "elsewhere", loadBalancer, far, own),
+		ok("policy Local without local endpoint takes the node there", here, "elsewhere", externalIP, far, here),
+		ok("policy Local without local endpoint leaves the cluster IP", near, "elsewhere", clusterIP, far, own),
+
+		ok("internal policy Local stays on the node", far, "inside", clusterIP, near, own),
+		no(silent, "internal policy Local without local endpoint drops", near, "inside-elsewhere", clusterIP),
+		no(silent, "internal policy Local without local endpoint drops the node's", here, "inside-elsewhere", clusterIP),
+
+		no(refused, "no endpoints: cluster IP refuses pods", near, "nobody", clusterIP),
+		no(refused, "no endpoints: cluster IP refuses the node", here, "nobody", clusterIP),
+		no(refused, "no endpoints: node port refuses", client, "nobody", nodePort),
+		no(refused, "no endpoints: external IP refuses", client, "nobody", externalIP),
+		no(refused, "no endpoints: load balancer refuses", client, "nobody", loadBalancer),
+
+		ok("an endpoint that is not ready gets nothing", near, "unready", clusterIP, far, own),
+		ok("an endpoint that terminates serves when it is the last", far, "draining", clusterIP, near, own),
+	}
+}
+
+func TestPackets(t *testing.T) {
+	on(t, func(n *node) {
+		n.perFamily("without rules", n.nothingYet)
+		n.load(options())
+		n.perFamily("with rules", func(t *testing.T, f rules.Family) {
+			var proved table
+			defer func() { proved.log(t) }()
+			for _, protocol := range protocols {
+				for _, a := range attempts() {
+					n.prove(t, f, protocol, a, &proved)
+				}
+				for _, by := range []way{clusterIP, nodePort} {
+					n.spreads(t, f, protocol, by, &proved)
+					n.keepsAffinity(t, f, protocol, by, &proved)
+				}
+				n.remembersEveryClient(t, f, protocol, &proved)
+			}
+		})
+	})
+}
+
+// nothingYet: the network carries packets, and what the rules are to make of
+// services is not there.
+func (n *node) nothingYet(t *testing.T, f rules.Family) {
+	for _, protocol := range protocols {
+		for _, pod := range []string{near, far} {
+			got, err := n.ask(client, 0, protocol, netip.AddrPortFrom(address(pod, f), 8080), patience)
+			if diff := cmp.Diff(outcome{answered, pod, own}, got); diff != "" || err != nil {
+				t.Fatalf("%s to %s itself: %v\n%s", protocol, pod, err, diff)
+			}
+		}
+		for _, by := range []way{clusterIP, nodePort, externalIP, loadBalancer} {
+			if got, err := n.ask(client, 0, protocol, n.destination(t, f, "plain", by, protocol), silence); err != nil || got.End == answered {
+				t.Errorf("%s to the %s: %v, %v", protocol, by, got, err)
+			}
+		}
+	}
+}
+
+// asks is how often an attempt that must be answered is made: most have two
+// endpoints.
+const asks = 4
+
+// prove makes an attempt.
+func (n *node) prove(t *testing.T, f rules.Family, protocol string, a attempt, proved *table) {
+	t.Run(a.proof+"/"+protocol, func(t *testing.T) {
+		to := n.destination(t, f, a.service, a.by, protocol)
+		comment := fmt.Sprintf("packets/%s:%s ", a.service, protocol)
+		wait, times := patience, asks
+		before := 0
+		switch a.end {
+		case silent:
+			wait, times = silence, 1
+		case refused:
+			wait, times = atOnce, 1
+			if f == rules.IPv6 && protocol == "tcp" {
+				wait = atOnceByTCP6
+			}
+		}
+		if a.target != "" {
+			before = n.hits(t, f, comment, a.target)
+		}
+		result := a.end
+		start := time.Now()
+		for range times {
+			got, err := n.ask(a.from, a.number, protocol, to, wait)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := outcome{End: a.end}
+			if a.end == answered {
+				want.Seen = a.seen
+				if want.By = got.By; !slices.Contains(strings.Fields(a.pods), got.By) {
+					want.By = "one of " + a.pods
+				}
+				if got.By == a.from { // it would take the answer for its own
+					want.Seen = here
+				}
+				result = fmt.Sprintf("%s by %s, which sees the source %s", a.end, strings.ReplaceAll(a.pods, " ", " or "), a.seen)
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Fatalf("%s from %s to %s, the %s of %s (-want +got):\n%s", protocol, a.from, to, a.by, a.service, diff)
+			}
+		}
+		took := time.Since(start) / time.Duration(times)
+		if a.target != "" {
+			if after := n.hits(t, f, comment, a.target); after <= before {
+				t.Errorf("%s, but no rule of %s with %s has counted a packet", a.end, a.service, a.target)
+			}
+			result += " by the service's " + a.target
+		}
+		if !t.Failed() {
+			proved.add(a.proof, protocol, a.from, to, result, took)
+		}
+	})
+}
+
+// by asks the same again and again and counts who answers.
+func (n *node) answers(t *testing.T, protocol string, to netip.AddrPort, clientNumbers ...int) map[string]int {
+	t.Helper()
+	count := map[string]int{}
+	for _, number := range clientNumbers {
+		got, err := n.ask(client, number, protocol, to, patience)
+		if err != nil || got.End != answered {
+			t.Fatalf("%s from client %d to %s: %v, %v", protocol, number, to, got, err)
+		}
+		count[got.By]++
+	}
+	return count
+}
+
+func (n *node) spreads(t *testing.T, f rules.Family, protocol string, by way, proved *table) {
+	proof := string(by) + " without affinity spreads connections"
+	t.Run(proof+"/"+protocol, func(t *testing.T) {
+		to := n.destination(t, f, "plain", by, protocol)
+		start := time.Now()
+		count := n.answers(t, protocol, to, make([]int, many)...)
+		if count[near] < enough || count[far] < enough {
+			t.Fatalf("of %d connections went %v; want at least %d to each", many, count, enough)
+		}
+		proved.add(proof, protocol, client, to, fmt.Sprintf("%d near, %d far", count[near], count[far]), time.Since(start)/many)
+	})
+}
+
+func (n *node) keepsAffinity(t *testing.T, f rules.Family, protocol string, by way, proved *table) {
+	const times = 20
+	proof := string(by) + " with affinity keeps the endpoint"
+	t.Run(proof+"/"+protocol, func(t *testing.T) {
+		to := n.destination(t, f, "sticky", by, protocol)
+		start := time.Now()
+		count := n.answers(t, protocol, to, make([]int, times)...)
+		if len(count) != 1 {
+			t.Fatalf("of %d connections went %v; want all to one", times, count)
+		}
+		proved.add(proof, protocol, client, to, fmt.Sprintf("%d of %d to one endpoint", times, times), time.Since(start)/times)
+	})
+}
+
+// remembersEveryClient: affinity is each client's own. P(all clients happen to
+// get the same endpoint) = 2 / 2^24 = 1e-7; a run of the test takes eight such
+// samples.
+func (n *node) remembersEveryClient(t *testing.T, f rules.Family, protocol string, proved *table) {
+	const proof = "affinity is each client's own"
+	t.Run(proof+"/"+protocol, func(t *testing.T) {
+		to := n.destination(t, f, "sticky", clusterIP, protocol)
+		start := time.Now()
+		total := map[string]int{}
+		for number := range clients {
+			count := n.answers(t, protocol, to, number, number, number)
+			if len(count) != 1 {
+				t.Fatalf("client %d got %v", number, count)
+			}
+			for pod := range count {
+				total[pod]++
+			}
+		}
+		if len(total) != 2 {
+			t.Fatalf("of %d clients went %v; want some to each", clients, total)
+		}
+		proved.add(proof, protocol, client, to, fmt.Sprintf("%d clients near, %d far", total[near], total[far]), time.Since(start)/(3*clients))
+	})
+}
