@@ -108,14 +108,14 @@ func (w *writer) rule() {
 // that merges taken together.
 func (w *writer) order() []int {
 	order := make([]int, 0, len(w.form.exts))
-	for i, e := range w.exts {
+	for i := range w.exts {
 		if i == w.target || w.comment(i) {
 			continue
 		}
-		if n := len(order) - 1; n >= 0 && e.known != nil && e.known.merges && w.exts[order[n]].known == e.known && w.disjoint(order[n], i) {
+		if first := w.mergesInto(order, i); first >= 0 {
 			for j := range w.opts {
 				if w.opts[j].owner == i {
-					w.opts[j].owner = order[n]
+					w.opts[j].owner = first
 				}
 			}
 			continue
@@ -123,6 +123,23 @@ func (w *writer) order() []int {
 		order = append(order, i)
 	}
 	return order
+}
+
+// mergesInto returns the match before it that takes match i's options, or -1.
+// Only pure matches may stand between the two.
+func (w *writer) mergesInto(before []int, i int) int {
+	known := w.exts[i].known
+	if known == nil || !known.merges {
+		return -1
+	}
+	n := len(before) - 1
+	for n >= 0 && w.pure(before[n]) {
+		n--
+	}
+	if n < 0 || w.exts[before[n]].known != known || !w.disjoint(before[n], i) {
+		return -1
+	}
+	return before[n]
 }
 
 // disjoint reports whether two extensions of one kind share no option.

@@ -42,7 +42,7 @@ func (p *part) clone() *part {
 }
 
 func (p *part) unknown() bool {
-	return slices.Contains([]string{"-m u32", "-m string", "-m helper"}, p.leads[0])
+	return slices.Contains([]string{"-m u32", "-m string"}, p.leads[0])
 }
 
 func (p *part) spell(r *rand.Rand) string {
@@ -294,10 +294,10 @@ func matchOf(r *rand.Rand, f rules.Family, t rules.TableName) *part {
 		{leads: g("-m iprange"), choices: []choice{same(1, true, each("--src-range", range1)...), same(0.3, true, g("--dst-range "+one, "--dst-range "+range2), g("--dst-range "+range1))}},
 		{leads: g("-m length"), choices: []choice{same(1, true, g("--length 10:65535", "--length 10:"), g("--length 8", "--length 010", "--length 8:8"), g("--length 0:65535"))}},
 		{leads: g("-m " + hop[0]), choices: []choice{same(1, false, g(hop[1]+"eq 3", hop[1]+"eq 0x3"), g("! "+hop[1]+"eq 3"), g(hop[1]+"lt 3"))}},
+		{leads: g("-m helper"), choices: []choice{same(1, true, each("--helper", "ftp", "sip")...)}},
 		// Extensions of which nothing is known: one spelling each.
 		{leads: g("-m u32"), choices: []choice{same(1, false, each("--u32", `"0x0&0xff=0x1"`, `"0x0&0xff=0x2"`)...)}},
 		{leads: g("-m string"), choices: []choice{same(1, false, g(`--string "-j X" --algo bm`), g(`--string "-j Y" --algo bm`))}},
-		{leads: g("-m helper"), choices: []choice{same(1, true, each("--helper", "ftp", "sip")...)}},
 	}
 	if t == rules.Mangle && f == rules.IPv4 {
 		choices = append(choices, &part{leads: g("-m socket"), choices: []choice{flagOf(0.5, false, "--transparent"), flagOf(0.5, false, "--nowildcard")}})

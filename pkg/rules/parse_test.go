@@ -130,6 +130,10 @@ func TestParseRuleFindsTheTargetAndNotSomebodysText(t *testing.T) {
 		{"a string to look for", `-m string --string -j --algo bm -j X`, "X"},
 		{"a target that is quoted", `-j "X"`, "X"},
 		{"-j at the end names nothing", "-p tcp -j", ""},
+		{"a list's name", "-m recent --name -j --set -j X", "X"},
+		{"a long option", "--protocol tcp --jump X", "X"},
+		{"a long goto before a match", "--goto X -m comment --comment y", "X"},
+		{"a comment on what iptables cannot print", `-m comment --comment "an [unsupported revision] of it" -j X`, "X"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

@@ -113,6 +113,18 @@ var matchList = []vocabulary{
 			"--uid-owner": one(idRange), "--gid-owner": one(idRange), "--socket-exists": flag(), "--suppl-groups": flag(),
 		},
 	},
+	// Sets are compared by name. A set's counters may count, so this is not pure.
+	{
+		name: "set",
+		options: map[string]option{
+			"--match-set": two(asIs, asIs), "--set": alias("--match-set"), "--return-nomatch": flag(),
+			"--update-counters": flag(), "--update-subcounters": flag(),
+			"--packets-eq": one(decimal), "--packets-lt": one(decimal), "--packets-gt": one(decimal),
+			"--bytes-eq": one(asIs), "--bytes-lt": one(asIs), "--bytes-gt": one(asIs),
+		},
+	},
+	{name: "nfacct", options: map[string]option{"--nfacct-name": one(asIs)}},
+	{name: "helper", options: map[string]option{"--helper": one(asIs)}},
 	{name: "socket", options: map[string]option{"--transparent": flag(), "--nowildcard": flag(), "--restore-skmark": flag()}},
 	{
 		name:    "rpfilter",
