@@ -221,7 +221,7 @@ func (n *node) load(o kube.Options) {
 	if err != nil || len(skips) > 0 {
 		n.Fatalf("generated with %v, skipped %v", err, skips)
 	}
-	for _, f := range rules.Families() {
+	for f := range g {
 		nstest.CommandInput(n.T, rules.Render(g, f), n.program(f)+"-restore", "-w", "5")
 	}
 }

@@ -158,10 +158,7 @@ func (n *node) prove(t *testing.T, f rules.Family, protocol string, a attempt, p
 		case silent:
 			wait, times = silence, 1
 		case refused:
-			wait, times = atOnce, 1
-			if f == rules.IPv6 && protocol == "tcp" {
-				wait = atOnceByTCP6
-			}
+			times = 1
 		}
 		if a.target != "" {
 			before = n.hits(t, f, comment, a.target)
@@ -190,8 +187,9 @@ func (n *node) prove(t *testing.T, f rules.Family, protocol string, a attempt, p
 		}
 		took := time.Since(start) / time.Duration(times)
 		if a.target != "" {
-			if after := n.hits(t, f, comment, a.target); after <= before {
-				t.Errorf("%s, but no rule of %s with %s has counted a packet", a.end, a.service, a.target)
+			packets := n.hits(t, f, comment, a.target) - before
+			if packets < 1 || a.end == refused && packets > firstRefused(f, protocol) {
+				t.Errorf("%s, but the rules of %s with %s have counted %d packets", a.end, a.service, a.target, packets)
 			}
 			result += " by the service's " + a.target
 		}
@@ -201,7 +199,19 @@ func (n *node) prove(t *testing.T, f rules.Family, protocol string, a attempt, p
 	})
 }
 
-// by asks the same again and again and counts who answers.
+// firstRefused returns with how many packets a client has learned that it is
+// refused: at once, with the first. But Linux 6.18 takes no notice of an ICMPv6
+// error that comes while connect still holds the socket, and between namespaces
+// it comes that soon: TCP over IPv6 fails with its second SYN, a second later.
+// It does so with nothing but a REJECT rule, too.
+func firstRefused(f rules.Family, protocol string) int {
+	if f == rules.IPv6 && protocol == "tcp" {
+		return 2
+	}
+	return 1
+}
+
+// answers asks the same again and again and counts who answers.
 func (n *node) answers(t *testing.T, protocol string, to netip.AddrPort, clientNumbers ...int) map[string]int {
 	t.Helper()
 	count := map[string]int{}

@@ -24,12 +24,6 @@ const (
 	// silence is how long nothing must come. That the packet came by is told
 	// by the counter of the rule that dropped it.
 	silence = 300 * time.Millisecond
-	// atOnce is how soon a refusal comes. Linux 6.18 takes no notice of the
-	// ICMPv6 error that comes while connect still holds the socket, and here
-	// it always does: TCP over IPv6 fails when it has sent its second SYN,
-	// a second later, with a bare REJECT rule too.
-	atOnce       = 900 * time.Millisecond
-	atOnceByTCP6 = 2500 * time.Millisecond
 )
 
 var protocols = []string{"tcp", "udp"}
