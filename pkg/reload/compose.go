@@ -207,15 +207,17 @@ func planRemovals(task tableTask, plan *tablePlan, s *section) {
 }
 
 // extraHook reports whether the i-th hook that was seen is to go: there are
-// more of it than are wanted.
+// more of it than are wanted. Then all of them go, and those that are wanted
+// are put back in their place: "-D" by value takes the first, and by index,
+// where somebody slips in, perhaps a stranger's.
 func extraHook(task tableTask, i int) bool {
-	h, nth, wanted := task.seen.Section.Hooks[i], 0, 0
+	h, standing, wanted := task.seen.Section.Hooks[i], 0, 0
 	if !task.exact(h.Rule.Target) {
 		return false
 	}
-	for _, k := range task.seen.Section.Hooks[:i+1] {
+	for _, k := range task.seen.Section.Hooks {
 		if k.Same(h) {
-			nth++
+			standing++
 		}
 	}
 	for _, k := range task.want.Section.Hooks {
@@ -223,7 +225,7 @@ func extraHook(task tableTask, i int) bool {
 			wanted++
 		}
 	}
-	return nth > wanted
+	return standing > wanted
 }
 
 // dropChains empties and deletes chains, but for those that a foreign rule
