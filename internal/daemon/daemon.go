@@ -47,12 +47,10 @@ type Config struct {
 	Metrics *Metrics
 	Mode    Mode
 	Source  string // the label of the generation's source
-	// Declared is the generation of the declared sources, nil if there are
-	// none, and Declarations tells of newer ones; Claims tells which chains
-	// are theirs.
-	Declared     rules.Generation
-	Declarations <-chan rules.Generation
-	Claims       func(chain string) bool
+	// Declared is what the declared sources say at the start, nil if there
+	// are none, and Declarations tells what they say later.
+	Declared     *Declaration
+	Declarations <-chan Declaration
 	Protects     func(chain string) bool
 	Canary       string // the canary chain's name
 
@@ -69,8 +67,6 @@ type Config struct {
 // any goroutine.
 type Daemon struct {
 	cfg      Config
-	examiner reload.Examiner
-	replayer reload.Replayer
 	requests chan request
 	status   atomic.Pointer[Status]
 	turned   atomic.Int64 // when the loop last turned, in Unix nanoseconds
@@ -87,8 +83,6 @@ type request struct {
 func New(cfg Config) *Daemon {
 	d := &Daemon{
 		cfg:      cfg,
-		examiner: reload.Examiner{Canary: cfg.Canary, Protects: cfg.Protects},
-		replayer: reload.Replayer{Kernel: cfg.Kernel, Canary: cfg.Canary, Protects: cfg.Protects},
 		requests: make(chan request),
 	}
 	d.turned.Store(time.Now().UnixNano())
@@ -115,10 +109,10 @@ func (d *Daemon) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	st := newState(d.cfg.Kernel.Families(), time.Now())
 	st.mode = d.cfg.Mode
-	d.recall(ctx, st)
 	if d.cfg.Declared != nil {
-		st.declare(d.cfg.Declared, time.Now())
+		st.declare(*d.cfg.Declared, time.Now())
 	}
+	d.recall(ctx, st)
 	d.cfg.Metrics.SetBackend(d.cfg.Kernel.Info())
 	worker := newWorker(d.beat)
 	defer worker.stop()
@@ -138,8 +132,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 		case <-tick.C:
 			d.cfg.Hints.Count(canary.SourcePoll)
 			st.lookAt = earliest(st.lookAt, time.Now())
-		case g := <-d.cfg.Declarations:
-			st.declare(g, time.Now())
+		case next := <-d.cfg.Declarations:
+			st.declare(next, time.Now())
 		case <-wake.C:
 		case r := <-d.requests:
 			worker.run(func() { r.do(ctx, st) })
@@ -240,7 +234,7 @@ func (d *Daemon) beat() { d.turned.Store(time.Now().UnixNano()) }
 func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 	j := reload.Job{
 		Families: families, Generation: st.want(), Marks: st.marks,
-		Quiet: map[rules.Family]bool{}, Claimed: d.cfg.Claims,
+		Quiet: map[rules.Family]bool{}, Claimed: st.own().Claims,
 	}
 	for f, fs := range st.families {
 		j.Quiet[f] = fs.quiet
@@ -283,7 +277,10 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 			"generation", stored.ID, "age", age.Round(time.Second), "maxStoredAge", d.cfg.MaxStoredAge)
 		return
 	}
-	st.learned.Generation, st.marks = d.unclaimed(stored.Generation), known.Marks
+	st.learned.Generation, st.marks = st.unclaimed(stored.Generation), known.Marks
+	if st.declared != nil {
+		st.inForce = &Declaration{st.claimed(stored.Generation), st.claims}
+	}
 	st.capture(stored.Captured)
 	log.Info("Took up the stored generation", "generation", stored.ID, "age", age.Round(time.Second))
 }

@@ -14,6 +14,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
+// A Declaration is what the declared sources say at one moment.
+type Declaration struct {
+	Generation rules.Generation
+	// Claims tells which chains the sources own, wanted or not. It must
+	// always give the same answer.
+	Claims func(chain string) bool
+}
+
 // Two programs that both think that they own a chain undo each other for ever.
 // Claimed chains that drift more than driftsKept times within driftWindow are
 // somebody else's, and canaryd only observes from then on.
@@ -28,30 +36,87 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
 	log := klog.FromContext(ctx)
-	result, err := d.replayer.Heal(ctx, d.job(st, d.cfg.Kernel.Families()...))
+	if d.lookForOwner(ctx, st); st.mode != Heal {
+		return
+	}
+	job := d.job(st, d.cfg.Kernel.Families()...)
+	job.Generation, job.Claimed = st.declared.Join(st.learned.Generation), st.claims
+	result, err := d.replayer(st).Heal(ctx, job)
 	for f, fr := range result {
 		d.absorb(st, f, fr)
+		st.noteApplied(f, fr)
 		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
 		d.countRefusal(f, fr.Err)
 		if !fr.Outcome.Done() {
 			err = errors.Join(err, fr.Err)
 		}
 	}
+	if lockReason(err) && result == nil {
+		for f := range st.families {
+			d.cfg.Metrics.ObserveRestoreFailure(f, iptables.ReasonLock)
+		}
+	}
 	st.lookAt = time.Now()
 	if err != nil {
 		st.applyWait = min(max(2*st.applyWait, firstTry), lastTry)
+		if lockReason(err) {
+			st.applyWait = firstTry // as when healing: it comes free at any moment
+		}
 		st.applyAt = time.Now().Add(st.applyWait)
+		st.noteUnapplied()
+		for f := range result {
+			st.families[f].examineAt = st.lookAt // by what is in force
+		}
 		log.Error(err, "The declared generation could not be written; what was in force stays", "retryIn", st.applyWait)
 		return
 	}
+	st.inForce, st.unapplied = &Declaration{st.declared, st.claims}, nil
 	st.applyAt, st.applyWait = time.Time{}, 0
+	st.capture(time.Now())
 	st.saveAt = earliest(st.saveAt, time.Now().Add(saveQuiet))
-	for f := range result {
-		st.families[f].planRotation(time.Now())
+	for f, fr := range result {
+		if fr.Outcome != reload.Skipped {
+			st.families[f].planRotation(time.Now())
+		}
 	}
 	want := st.want()
 	count, chains := want.Counts()
 	log.Info("The declared generation is in force and proved", "generation", want.ID(), "rules", count, "chains", chains)
+}
+
+// noteApplied takes up what of the declaration a write brought into force. The
+// first one counts only as a whole: it is no measure for tables without it.
+func (st *state) noteApplied(f rules.Family, fr reload.FamilyResult) {
+	if st.inForce == nil {
+		return
+	}
+	for t, tr := range fr.Tables {
+		if tr.Proved || tr.Read && !tr.Finding.Verdict.Loss() {
+			st.inForce = &Declaration{st.inForce.Generation.With(f, t, st.declared[f][t]), st.inForce.Claims}
+		}
+	}
+	st.capture(time.Now())
+}
+
+// noteUnapplied takes up in which tables the declaration is not in force.
+func (st *state) noteUnapplied() {
+	st.unapplied = map[rules.Family]map[rules.TableName]bool{}
+	for f := range st.families {
+		st.unapplied[f] = map[rules.TableName]bool{}
+		for _, t := range rules.Guarded() {
+			st.unapplied[f][t] = st.inForce == nil || !st.declared[f][t].Equal(st.inForce.Generation[f][t])
+		}
+	}
+}
+
+// lookForOwner gives the claimed chains up if their real owner is at work.
+// What cannot be read now is for the write to complain of.
+func (d *Daemon) lookForOwner(ctx context.Context, st *state) {
+	for _, f := range d.cfg.Kernel.Families() {
+		if snapshot, err := d.cfg.Kernel.Read(ctx, f); err == nil {
+			d.noteOwner(ctx, st, snapshot)
+		}
+	}
 }
 
 // noteDrift counts drifts and gives the claimed chains up if somebody else
@@ -76,25 +141,18 @@ func (d *Daemon) noteOwner(ctx context.Context, st *state, snapshot iptables.Sna
 	if st.declared == nil || st.mode != Heal {
 		return
 	}
-	if owner := reload.OtherOwner(snapshot, d.cfg.Claims); owner != "" {
+	if owner := reload.OtherOwner(snapshot, st.claims); owner != "" {
 		d.giveUp(ctx, st, owner)
 	}
 }
 
 // giveUp drops to observe mode for the rest of this run.
 func (d *Daemon) giveUp(ctx context.Context, st *state, reason string) {
-	st.mode, st.applyAt = Observe, time.Time{}
+	st.mode, st.applyAt, st.unapplied = Observe, time.Time{}, nil
+	st.capture(time.Now())
+	if st.loss == nil {
+		st.compare(time.Now())
+	}
 	d.cfg.Metrics.SetContended(true)
 	klog.FromContext(ctx).Error(errors.New(reason), "canaryd only observes from now on; stop the other writer or use --source=snapshot, and restart canaryd")
-}
-
-// unclaimed returns the generation without what declared sources own.
-func (d *Daemon) unclaimed(g rules.Generation) rules.Generation {
-	for f, tables := range g {
-		for t, s := range tables {
-			_, rest := s.Split(d.cfg.Claims)
-			g = g.With(f, t, rest)
-		}
-	}
-	return g
 }

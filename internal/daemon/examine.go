@@ -43,13 +43,11 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		st.marks = st.marks.With(f, t, x.Mark)
 		switch {
 		case ts.frozen && !x.Finding.MarkLost:
-			ts.frozen = !canary.Covers(st.want()[f][t], snapshot.Tables[t])
+			ts.frozen = x.Finding.Verdict == canary.Drifted || !canary.Covers(st.want()[f][t], snapshot.Tables[t])
 			if ts.frozen {
 				continue
 			}
 			ts.verdict = canary.Intact
-		case x.Finding.Verdict == canary.Drifted && !st.applyAt.IsZero():
-			ts.verdict = canary.Changed // the declaration is not written yet
 		default:
 			ts.verdict = x.Finding.Verdict
 		}
@@ -75,7 +73,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 func (d *Daemon) judge(st *state, f rules.Family, snapshot iptables.Snapshot, now time.Time) map[rules.TableName]reload.Examined {
 	fs := st.families[f]
 	fs.quiet = false
-	found := d.examiner.Examine(snapshot, d.job(st, f))
+	found := d.examiner(st).Examine(snapshot, d.job(st, f))
 	d.noteMoves(fs, found, now)
 	for _, x := range found {
 		if len(x.Finding.Waiting) > 0 && now.Sub(fs.moved) >= d.cfg.HookGrace {
@@ -83,7 +81,7 @@ func (d *Daemon) judge(st *state, f rules.Family, snapshot iptables.Snapshot, no
 		}
 	}
 	if fs.quiet {
-		found = d.examiner.Examine(snapshot, d.job(st, f))
+		found = d.examiner(st).Examine(snapshot, d.job(st, f))
 	}
 	return found
 }
@@ -113,7 +111,7 @@ func (d *Daemon) learn(st *state, f rules.Family, t rules.TableName, seen rules.
 	fs, ts := st.families[f], st.families[f].tables[t]
 	fs.moved = movedAt(fs.moved, ts, seen, now)
 	ts.seen, ts.known = seen, true
-	_, seen = seen.Split(d.cfg.Claims) // what is declared is not learned
+	_, seen = seen.Split(st.claims) // what is declared is not learned
 	before := st.learned.Generation[f][t]
 	first := !st.learned.Knows(f, t)
 	next, again := st.learned.Learn(f, t, seen, finding, now)

@@ -40,8 +40,26 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 		d.observe(ctx, st)
 		return
 	}
-	result, err := d.replayer.Heal(ctx, d.job(st, d.cfg.Kernel.Families()...))
+	result, err := d.replayer(st).Heal(ctx, d.job(st, d.cfg.Kernel.Families()...))
 	d.concludeHeal(ctx, st, result, err)
+}
+
+// protects returns which chains are protected: those that are claimed, and those
+// that are learned.
+func (d *Daemon) protects(st *state) func(chain string) bool {
+	claims := st.claims
+	if claims == nil {
+		return d.cfg.Protects
+	}
+	return func(chain string) bool { return claims(chain) || d.cfg.Protects(chain) }
+}
+
+func (d *Daemon) examiner(st *state) reload.Examiner {
+	return reload.Examiner{Canary: d.cfg.Canary, Protects: d.protects(st)}
+}
+
+func (d *Daemon) replayer(st *state) reload.Replayer {
+	return reload.Replayer{Kernel: d.cfg.Kernel, Canary: d.cfg.Canary, Protects: d.protects(st)}
 }
 
 // stopGrace is what a replay under way gets when the daemon is told to stop:
@@ -70,7 +88,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 		// second before the kernel tells who made it (nft, Linux 6.18).
 		d.blame(l)
 	}
-	d.tell(ctx, st, d.hits(st, result))
+	d.tell(ctx, st, hits(result))
 	unread := d.lostButUnread(st, result)
 	done := err == nil && unread == nil
 	err = errors.Join(err, unread)
@@ -111,16 +129,13 @@ func (d *Daemon) lostButUnread(st *state, result reload.Result) error {
 	return errors.Join(errs...)
 }
 
-// hits returns what a replay found lost under guard. What differs only because
-// a new declaration has not been written yet is no loss.
-func (d *Daemon) hits(st *state, result reload.Result) map[rules.Family]map[rules.TableName]hit {
+// hits returns what a replay found lost under guard.
+func hits(result reload.Result) map[rules.Family]map[rules.TableName]hit {
 	found := map[rules.Family]map[rules.TableName]hit{}
 	for f, fr := range result {
 		found[f] = map[rules.TableName]hit{}
 		for t, tr := range fr.Tables {
-			if tr.Finding.Verdict != canary.Drifted || st.applyAt.IsZero() {
-				found[f][t] = hit{tr.Finding.Verdict, tr.Lost, tr.Policies}
-			}
+			found[f][t] = hit{tr.Finding.Verdict, tr.Lost, tr.Policies}
 		}
 	}
 	return found
@@ -241,7 +256,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 			return
 		}
 		found[f] = map[rules.TableName]hit{}
-		for t, x := range d.examiner.Examine(snapshot, d.job(st, f)) {
+		for t, x := range d.examiner(st).Examine(snapshot, d.job(st, f)) {
 			ts := st.families[f].tables[t]
 			again := x.Finding.MarkLost || len(x.Finding.Witnesses) > 0
 			if ts.frozen && !again || !x.Finding.Verdict.Loss() {
@@ -252,7 +267,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 		}
 	}
 	d.tell(ctx, st, found)
-	result, err := d.replayer.Replant(ctx, d.job(st, d.cfg.Kernel.Families()...))
+	result, err := d.replayer(st).Replant(ctx, d.job(st, d.cfg.Kernel.Families()...))
 	if err != nil {
 		d.retry(ctx, st, err)
 		return

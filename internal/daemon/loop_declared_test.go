@@ -201,7 +201,7 @@ func TestDeclarationChanges(t *testing.T) {
 		rest := r.unclaimedText()
 		first := r.d.Status().Generation
 		for _, g := range []rules.Generation{small(t), {}, medium(t)} {
-			r.declare <- g
+			r.declare <- Declaration{Generation: g, Claims: claims}
 			r.after(50 * time.Millisecond)
 			r.wantDeclared(g)
 			r.settled()
@@ -233,7 +233,7 @@ func TestDeclaredScenarios(t *testing.T) {
 			// Its new service would be drift; here a new manifest brings one.
 			saved := r.fake.Save(rules.IPv4)
 			want = small(t)
-			r.declare <- want
+			r.declare <- Declaration{Generation: want, Claims: claims}
 			r.settled()
 			s.Do = func(ctx context.Context, f scenario.Flusher) error { return f.Restore(ctx, rules.IPv4, saved) }
 		}

@@ -52,7 +52,7 @@ type rig struct {
 	writers *canary.Writers
 	reg     *prometheus.Registry
 	log     *logText
-	declare chan rules.Generation // nil without a manifest
+	declare chan Declaration // nil without a manifest
 	cancel  context.CancelFunc
 	ended   chan error
 }
@@ -97,8 +97,8 @@ func run(t *testing.T, fake *iptables.Fake, s setup) *rig {
 		MaxStoredAge: 10 * time.Minute, Store: s.store,
 	}
 	if s.declared != nil {
-		r.declare = make(chan rules.Generation)
-		cfg.Declared, cfg.Declarations, cfg.Claims = s.declared, r.declare, claims
+		r.declare = make(chan Declaration)
+		cfg.Declared, cfg.Declarations = &Declaration{Generation: s.declared, Claims: claims}, r.declare
 	}
 	r.d = New(cfg)
 	if !s.deaf {
@@ -158,6 +158,13 @@ func (r *rig) tables() map[rules.Family]rules.Ruleset {
 // foreign as in foreign.
 func (r *rig) wantBack(before, foreign map[rules.Family]rules.Ruleset) {
 	r.t.Helper()
+	r.wantTables(before, foreign)
+	r.wantReady()
+}
+
+// wantTables is wantBack of a daemon that need not be ready.
+func (r *rig) wantTables(before, foreign map[rules.Family]rules.Ruleset) {
+	r.t.Helper()
 	now := r.tables()
 	for _, f := range r.fake.Families() {
 		want := scenario.Want{Protected: before[f], Foreign: foreign[f], Protects: r.d.cfg.Protects}
@@ -165,7 +172,6 @@ func (r *rig) wantBack(before, foreign map[rules.Family]rules.Ruleset) {
 			r.t.Errorf("%s %s", f, line)
 		}
 	}
-	r.wantReady()
 }
 
 func (r *rig) wantReady() {

@@ -27,6 +27,9 @@ func (d *Daemon) publish(st *state) {
 		s.Families[f] = Verdicts{}
 		for t, ts := range fs.tables {
 			s.Families[f][t] = ts.verdict
+			if st.unapplied[f][t] && (ts.verdict == canary.Intact || ts.verdict == canary.Changed) {
+				s.Families[f][t] = canary.Drifted
+			}
 			if st.removed {
 				s.Families[f][t] = canary.Unknown
 			}

@@ -60,11 +60,11 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 		return RestoreReply{}, errStopped
 	}
 	job := d.job(st, d.cfg.Kernel.Families()...)
-	replay := d.replayer.Heal
+	replay := d.replayer(st).Heal
 	if r.Generation != "" || d.anyTable(st, func(ts *tableState) bool { return ts.frozen }) {
 		// Observe mode has replanted the marks above what is lost; Heal
 		// would take it for its owner's decision.
-		replay = d.replayer.Force
+		replay = d.replayer(st).Force
 	}
 	if r.Generation != "" && r.Generation != st.want().ID() {
 		if st.declared != nil {
@@ -113,7 +113,7 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 		}
 	}
 	if reply.Proved() {
-		st.learned.Generation = d.unclaimed(job.Generation)
+		st.learned.Generation = st.unclaimed(job.Generation)
 		st.capture(time.Now())
 	}
 	if st.loss != nil {
@@ -135,7 +135,7 @@ func (d *Daemon) Cleanup(ctx context.Context, r CleanupRequest) error {
 	var failed error
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
 		st.removed = true
-		failed = RemoveAll(ctx, d.replayer, d.job(st, d.cfg.Kernel.Families()...), r.Rules)
+		failed = RemoveAll(ctx, d.replayer(st), d.job(st, d.cfg.Kernel.Families()...), r.Rules)
 		if d.cfg.Store != nil {
 			failed = errors.Join(failed, d.cfg.Store.Forget())
 		}

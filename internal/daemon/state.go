@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"maps"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -17,11 +18,16 @@ type state struct {
 	edition   int       // how often they did
 	marks     canary.Marks
 	families  map[rules.Family]*familyState
-	loss      *loss            // nil while nothing is lost
-	declared  rules.Generation // of the declared sources; nil if there are none
-	applyAt   time.Time        // when declared is written; zero: it is in force
-	mode      Mode             // as configured, or observe once somebody else owns what is claimed
+	loss      *loss                   // nil while nothing is lost
+	declared  rules.Generation        // of the declared sources; nil if there are none
+	retired   map[string]bool         // chains that were declared once and are claimed no more
+	claims    func(chain string) bool // which chains are theirs; nil if there are none
+	inForce   *Declaration            // what was written and proved last; nil: nothing yet
+	applyAt   time.Time               // when declared is written; zero: it is in force
+	mode      Mode                    // as configured, or observe once somebody else owns what is claimed
 	applyWait time.Duration
+	// unapplied are the tables whose declaration could not be written.
+	unapplied map[rules.Family]map[rules.TableName]bool
 	drifts    []time.Time // of the last minute
 	journal   []Flush
 	// frozenSince is since when, in observe mode, rules are missing that
@@ -106,21 +112,88 @@ func newState(families []rules.Family, now time.Time) *state {
 	return st
 }
 
-// want returns the generation that ought to be in force.
-func (st *state) want() rules.Generation {
-	if st.declared == nil {
-		return st.learned.Generation
+// own returns what the claimed chains are held to; without Claims they are held
+// to nothing. A declaration is no measure before it was written: the kernel may
+// refuse it, and what a flush takes meanwhile must come back all the same.
+func (st *state) own() Declaration {
+	switch {
+	case st.mode == Observe:
+		return Declaration{st.declared, st.claims}
+	case st.inForce != nil:
+		return *st.inForce
+	default:
+		return Declaration{}
 	}
-	return st.declared.Join(st.learned.Generation)
 }
 
-// declare takes up what the declared sources say now.
-func (st *state) declare(g rules.Generation, now time.Time) {
-	st.declared = g
+// want returns the generation that ought to be in force.
+func (st *state) want() rules.Generation {
+	own := st.own()
+	if own.Claims == nil {
+		return st.learned.Generation
+	}
+	return own.Generation.Join(st.learned.Generation)
+}
+
+// declare takes up what the declared sources say now. A chain that they no
+// longer claim stays claimed for the rest of the run: it would else be taken
+// for somebody else's and stay.
+func (st *state) declare(next Declaration, now time.Time) {
+	retired := maps.Clone(st.retired)
+	if retired == nil {
+		retired = map[string]bool{}
+	}
+	for _, tables := range st.declared {
+		for _, s := range tables {
+			for _, c := range s.Chains {
+				if !next.Claims(c.Name) {
+					retired[c.Name] = true
+				}
+			}
+		}
+	}
+	st.retired = retired
+	st.claims = func(chain string) bool { return next.Claims(chain) || retired[chain] }
+	st.declared = next.Generation
+	st.learned.Generation = st.unclaimed(st.learned.Generation)
 	st.capture(now)
 	if st.mode == Heal {
 		st.applyAt = now
+		return
 	}
+	st.compare(now)
+}
+
+// compare asks for an examination of how far the claimed chains are from what
+// is declared.
+func (st *state) compare(now time.Time) {
+	for f, fs := range st.families {
+		if st.planted(f) {
+			fs.examineAt = now
+		}
+	}
+}
+
+// claimed returns what declared sources own of the generation.
+func (st *state) claimed(g rules.Generation) rules.Generation {
+	for f, tables := range g {
+		for t, s := range tables {
+			own, _ := s.Split(st.claims)
+			g = g.With(f, t, own)
+		}
+	}
+	return g
+}
+
+// unclaimed returns the generation without what declared sources own.
+func (st *state) unclaimed(g rules.Generation) rules.Generation {
+	for f, tables := range g {
+		for t, s := range tables {
+			_, rest := s.Split(st.claims)
+			g = g.With(f, t, rest)
+		}
+	}
+	return g
 }
 
 // capture notes that what want returns is another than before.

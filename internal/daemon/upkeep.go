@@ -31,7 +31,7 @@ const (
 // is proved is the generation.
 func (d *Daemon) plant(ctx context.Context, st *state) {
 	log := klog.FromContext(ctx)
-	result, err := d.replayer.Plant(ctx, d.job(st, d.cfg.Kernel.Families()...))
+	result, err := d.replayer(st).Plant(ctx, d.job(st, d.cfg.Kernel.Families()...))
 	for f, fr := range result {
 		d.absorb(st, f, fr)
 		d.countRefusal(f, fr.Err)
@@ -49,6 +49,9 @@ func (d *Daemon) plant(ctx context.Context, st *state) {
 	}
 	st.plantWait = 0
 	st.lookAt = time.Now()
+	if st.mode == Observe && st.declared != nil {
+		st.compare(st.lookAt)
+	}
 	want := st.want()
 	count, chains := want.Counts()
 	log.Info("Canaries are planted and the generation is captured",
@@ -103,7 +106,7 @@ func (d *Daemon) rotate(ctx context.Context, st *state) {
 		}
 	}
 	start := time.Now()
-	result, err := d.replayer.Rotate(ctx, d.job(st, families...))
+	result, err := d.replayer(st).Rotate(ctx, d.job(st, families...))
 	cost := time.Since(start)
 	for _, f := range families {
 		fs := st.families[f]
