@@ -71,6 +71,27 @@ func openForWriting(file *os.File) bool {
 	return errors.Is(err, unix.EAGAIN)
 }
 
+// A file is what was read from one.
+type file struct {
+	name string
+	data []byte
+}
+
+// readAll reads a file, or the wanted files of a folder. kinds are those, for
+// people.
+func readAll(path string, wanted func(name string) bool, kinds string) ([]file, error) {
+	names, err := list(path, wanted, kinds)
+	if err != nil {
+		return nil, err
+	}
+	files, bad := make([]file, len(names)), make([]error, len(names))
+	for i, name := range names {
+		files[i].name = name
+		files[i].data, bad[i] = read(name)
+	}
+	return files, errors.Join(bad...)
+}
+
 // list returns path, or the wanted files of the folder that path is, sorted.
 func list(path string, wanted func(name string) bool, kinds string) ([]string, error) {
 	info, err := os.Stat(path)

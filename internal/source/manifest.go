@@ -29,15 +29,15 @@ func inManifest(name string) bool {
 	return !strings.HasPrefix(name, ".") && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
 }
 
-func (m Manifest) load() (Declared, error) {
-	names, err := list(m.Path, inManifest, "*.yaml, *.yml or *.json")
-	if err != nil {
-		return Declared{}, err
-	}
+func (m Manifest) read() ([]file, error) {
+	return readAll(m.Path, inManifest, "*.yaml, *.yml or *.json")
+}
+
+func (m Manifest) declare(files []file) (Declared, error) {
 	var objects kube.Objects
 	var bad []error
-	for _, name := range names {
-		found, err := readObjects(name)
+	for _, f := range files {
+		found, err := decode(f)
 		if err != nil {
 			bad = append(bad, err)
 			continue
@@ -57,15 +57,11 @@ func (m Manifest) load() (Declared, error) {
 	}}}, nil
 }
 
-func readObjects(name string) (kube.Objects, error) {
-	data, err := read(name)
-	if err != nil {
-		return kube.Objects{}, err
+func decode(f file) (kube.Objects, error) {
+	if !saysSomething(f.data) {
+		return kube.Objects{}, fmt.Errorf("%s: holds no object: delete the file, or write an empty List if no services are meant", f.name)
 	}
-	if !saysSomething(data) {
-		return kube.Objects{}, fmt.Errorf("%s: holds no object: delete the file, or write an empty List if no services are meant", name)
-	}
-	return kube.Decode(name, data)
+	return kube.Decode(f.name, f.data)
 }
 
 // saysSomething reports whether YAML holds more than comments and marks of

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -41,22 +42,25 @@ type chainKey struct {
 	chain  string
 }
 
-func (d RulesDir) load() (Declared, error) {
-	names, err := list(d.Dir, inRulesDir, "*.v4 or *.v6")
-	if err != nil {
-		return Declared{}, err
+func (d RulesDir) read() ([]file, error) {
+	if info, err := os.Stat(d.Dir); err == nil && !info.IsDir() {
+		return nil, fmt.Errorf("%s: is no folder", d.Dir)
 	}
+	return readAll(d.Dir, inRulesDir, "*.v4 or *.v6")
+}
+
+func (d RulesDir) declare(files []file) (Declared, error) {
 	all := Declared{Generation: rules.Generation{}}
 	declared := map[chainKey]string{} // file and line
 	var bad []error
-	for _, name := range names {
-		family := fragmentFamilies[filepath.Ext(name)]
-		fragment, err := d.read(name, family)
+	for _, file := range files {
+		family := fragmentFamilies[filepath.Ext(file.name)]
+		fragment, err := d.parse(file, family)
 		if err != nil {
 			bad = append(bad, err)
 			continue
 		}
-		if err := note(declared, name, family, fragment); err != nil {
+		if err := note(declared, file.name, family, fragment); err != nil {
 			bad = append(bad, err)
 			continue
 		}
@@ -89,24 +93,20 @@ func (d RulesDir) load() (Declared, error) {
 	return all, nil
 }
 
-func (d RulesDir) read(name string, family rules.Family) (rules.Fragment, error) {
-	data, err := read(name)
-	if err != nil {
-		return rules.Fragment{}, err
-	}
-	fragment, err := rules.ParseFragment(bytes.NewReader(data), family)
+func (d RulesDir) parse(f file, family rules.Family) (rules.Fragment, error) {
+	fragment, err := rules.ParseFragment(bytes.NewReader(f.data), family)
 	if wrong := (*rules.ParseError)(nil); errors.As(err, &wrong) {
-		return rules.Fragment{}, fmt.Errorf("%s:%d: %w", name, wrong.Line, &rules.ParseError{Text: wrong.Text, Reason: wrong.Reason})
+		return rules.Fragment{}, fmt.Errorf("%s:%d: %w", f.name, wrong.Line, &rules.ParseError{Text: wrong.Text, Reason: wrong.Reason})
 	}
 	if err != nil {
-		return rules.Fragment{}, fmt.Errorf("%s: %w", name, err)
+		return rules.Fragment{}, fmt.Errorf("%s: %w", f.name, err)
 	}
 	if len(fragment.Sections) == 0 {
-		return rules.Fragment{}, fmt.Errorf("%s: holds no table: delete the file if no rules are meant", name)
+		return rules.Fragment{}, fmt.Errorf("%s: holds no table: delete the file if no rules are meant", f.name)
 	}
 	for t, lines := range fragment.Lines {
 		if line := lines[d.Canary]; line != 0 {
-			return rules.Fragment{}, fmt.Errorf("%s:%d: %s in %s is canaryd's own chain: choose another name", name, line, d.Canary, t)
+			return rules.Fragment{}, fmt.Errorf("%s:%d: %s in %s is canaryd's own chain: choose another name", f.name, line, d.Canary, t)
 		}
 	}
 	return fragment, nil

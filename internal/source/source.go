@@ -21,8 +21,9 @@ import (
 type Source interface {
 	// Name is what metrics and logs call it.
 	Name() string
-	load() (Declared, error)
 	look() sight
+	read() ([]file, error)
+	declare([]file) (Declared, error)
 }
 
 // Declared is what one source, or several together, declare. It is a value.

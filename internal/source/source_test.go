@@ -24,6 +24,7 @@ func TestLoadErrors(t *testing.T) {
 		"an empty file":     {map[string]string{"m/a.yaml": a, "m/b.yaml": "", "r/site.v4": site}, "manifest: DIR/m/b.yaml: holds no object: delete the file, or write an empty List if no services are meant"},
 		"an unknown field":  {map[string]string{"m/a.yaml": "---\n" + strings.Replace(a, "clusterIP:", "clusterAddress:", 1), "r/site.v4": site}, "manifest: DIR/m/a.yaml:1: Service shop/a: clusterAddress: there is no such field"},
 		"no rules":          {map[string]string{"m/a.yaml": a, "r/readme": ""}, "rules-dir: DIR/r: the folder holds no file *.v4 or *.v6"},
+		"a file of rules":   {map[string]string{"m/a.yaml": a, "r": site}, "rules-dir: DIR/r: is no folder"},
 		"an empty fragment": {map[string]string{"m/a.yaml": a, "r/site.v4": "# later\n"}, "rules-dir: DIR/r/site.v4: holds no table: delete the file if no rules are meant"},
 		"a wrong line":      {map[string]string{"m/a.yaml": a, "r/site.v6": site}, `rules-dir: DIR/r/site.v6:3: "-A SITE -s 192.0.2.0/24 -j DROP" has the address 192.0.2.0 in a file of rules for ipv6`},
 		"canaryd's own":     {map[string]string{"m/a.yaml": a, "r/site.v4": strings.ReplaceAll(site, "SITE", "TWEETY")}, "rules-dir: DIR/r/site.v4:2: TWEETY in filter is canaryd's own chain: choose another name"},

@@ -86,13 +86,18 @@ func (w *Watcher) Load(ctx context.Context) (Declared, error) {
 	return all, nil
 }
 
-// load reads a source's files, and says what they looked like.
+// load loads a source, and says what its files looked like. They are read in
+// one go, before anything is made of them, so that they belong together.
 func load(s Source) (Declared, string, error) {
 	before := s.look().stamp
-	declared, err := s.load()
+	files, err := s.read()
 	if s.look().stamp != before {
-		err = &busyError{s.Name(), "files changed while they were read"}
+		err = &busyError{"the files", "they changed while they were read"}
 	}
+	if err != nil {
+		return Declared{}, before, err
+	}
+	declared, err := s.declare(files)
 	return declared, before, err
 }
 

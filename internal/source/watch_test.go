@@ -325,14 +325,14 @@ func TestRunNeedsLoad(t *testing.T) {
 // A fake is a source without files.
 type fake struct {
 	sight
-	declared Declared
-	err      error
-	loads    int
+	err   error
+	loads int
 }
 
-func (f *fake) Name() string            { return "fake" }
-func (f *fake) look() sight             { return f.sight }
-func (f *fake) load() (Declared, error) { f.loads++; return f.declared, f.err }
+func (f *fake) Name() string                     { return "fake" }
+func (f *fake) look() sight                      { return f.sight }
+func (f *fake) read() ([]file, error)            { f.loads++; return nil, f.err }
+func (f *fake) declare([]file) (Declared, error) { return Declared{}, nil }
 
 func TestBusyFilesAreReadAgainUntilItIsAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
