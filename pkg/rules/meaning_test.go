@@ -127,8 +127,16 @@ func TestMeaning(t *testing.T) {
 		"a name":                    {"-s example.org"},
 		"an odd mask":               {"-s 10.9.3.9/255.0.255.0", "-s 10.0.3.0/255.0.255.0"},
 		"a short time":              {"-m physdev --physdev-is-bridged ! --physdev-in eth0", "-m physdev ! --physdev-in eth0 --physdev-is-bridged"},
-		"a hardware address":        {"-m mac --mac-source aa:bb:cc:dd:ee:f", "-m mac --mac-source AA:BB:CC:DD:EE:0F"},
-		"a log":                     {"-j LOG --log-level warning --log-prefix x", "-j LOG --log-prefix x --log-level 4", `-j LOG --log-prefix "x"`},
+		// Measured: eight to most, ten to some.
+		"an octal port":      {"-p tcp --dport 010", `-p tcp -m tcp --dport "010"`},
+		"port 8":             {"-p tcp --dport 8", "-p tcp --dport 0x8"},
+		"port 10":            {"-p tcp --dport 10"},
+		"an octal limit":     {"-m limit --limit 010/sec --limit-burst 010", "-m limit --limit 10/sec --limit-burst 8"},
+		"an octal mask":      {"-s 10.200.2.3/010 -p 06", "-s 10.0.0.0/8 -p tcp"},
+		"an octal mark":      {"-m mark --mark 010/0x10", "-m mark --mark 8/16"},
+		"octal numbers":      {"-m owner --uid-owner 010-0x10 -m length --length 010:0x20", "-m length --length 8:32 -m owner --uid-owner 8-16"},
+		"a hardware address": {"-m mac --mac-source aa:bb:cc:dd:ee:f", "-m mac --mac-source AA:BB:CC:DD:EE:0F"},
+		"a log":              {"-j LOG --log-level warning --log-prefix x", "-j LOG --log-prefix x --log-level 4", `-j LOG --log-prefix "x"`},
 	}
 	meant := map[string]string{}
 	for name, specs := range groups {

@@ -85,8 +85,13 @@ func addressRange(text string) (string, bool) {
 	return first + "-" + last, true
 }
 
-// port reads a number or a service's name.
+// port reads a number or a service's name. Measured: 010 is port 8 to the
+// matches tcp, udp, sctp and multiport and to NAT, and port 10 to dccp, conntrack
+// and TPROXY; so nothing is said of it.
 func port(text string) (string, bool) {
+	if len(text) > 1 && text[0] == '0' && text[1] != 'x' && text[1] != 'X' {
+		return "", false
+	}
 	if n, ok := number(text, 16); ok {
 		return strconv.FormatUint(n, 10), true
 	}

@@ -70,7 +70,7 @@ var matchList = []vocabulary{
 	},
 	{
 		name:    "limit",
-		options: map[string]option{"--limit": one(rate), "--limit-burst": one(plainDecimal)},
+		options: map[string]option{"--limit": one(rate), "--limit-burst": one(decimal)},
 		// XT_LIMIT_AVG and XT_LIMIT_BURST of libxt_limit.c.
 		silent: map[string][]string{"--limit": {"3/hour"}, "--limit-burst": {"5"}},
 	},
@@ -240,17 +240,4 @@ func logLevel(text string) (string, bool) {
 		return n, true
 	}
 	return decimal(text)
-}
-
-// plainDecimal reads what atoi reads: no octal.
-func plainDecimal(text string) (string, bool) {
-	for len(text) > 1 && text[0] == '0' {
-		text = text[1:]
-	}
-	for _, c := range text {
-		if c < '0' || c > '9' {
-			return "", false
-		}
-	}
-	return text, text != ""
 }
