@@ -190,7 +190,7 @@ func (p *fragmentParser) rule(text, verb, name, spec string) *ParseError {
 // checkWords returns why a rule cannot stand in a fragment, or nothing.
 func (p *fragmentParser) checkWords(spec string) string {
 	words, _ := Split(spec) // ParseRule did it without an error
-	if len(words) > 0 && words[0] != "!" && words[0][0] != '-' {
+	if len(words) > 0 && words[0] != "!" && !strings.HasPrefix(words[0], "-") {
 		return "has a rule's number or a word without an option: -I takes none here"
 	}
 	for i := 0; i < len(words); i++ {
