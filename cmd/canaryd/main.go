@@ -45,7 +45,7 @@ func commands() []command {
 		{"run", "watch, and put back what is flushed (the default)", "", runFlags(), runDaemon},
 		{"check", "look once: exit 0 intact, 1 loss, 2 unknown", aboutCheck, lookFlags(), runCheck},
 		{"restore", "replay the generation now: exit 0 proved, 1 not proved", aboutRestore, append(lookFlags(), "generation"), runRestore},
-		{"render", "print the generation as iptables-restore input", aboutRender, append(lookFlags(), "generation"), runRender},
+		{"render", "print the generation as iptables-restore input", aboutRender, renderFlags(), runRender},
 		{"status", "what the running daemon knows: exit 0 healthy, 1 not, 2 no daemon", aboutStatus, []string{"socket", "output"}, runStatus},
 		{"cleanup", "remove the canaries; with --rules the protected rules too", aboutCleanup, append(lookFlags(), "rules"), runCleanup},
 		{"version", "print the version", "", nil, runVersion},
@@ -61,7 +61,8 @@ Exit code: 0 intact or changed by its owner, 1 loss, 2 unknown or trouble.
 stored. Exit code: 0 proved to be in force, 1 not proved, 2 trouble.
 `
 	aboutRender = `Prints the running daemon's generation, without one the stored one, without that what the kernel
-holds now. It loads into empty tables: canaryd render | iptables-restore.
+holds now; with --source=manifest what the generator makes of --manifest, which needs no kernel.
+It loads into empty tables: canaryd render | iptables-restore.
 `
 	aboutStatus = `Exit code: 0 healthy, 1 not healthy, 2 no daemon or trouble.
 `
@@ -140,7 +141,7 @@ func help(w io.Writer, cmd command, flags *pflag.FlagSet) {
 		for _, c := range commands() {
 			_, _ = fmt.Fprintf(w, "  %-8s %s\n", c.name, c.summary)
 		}
-		_, _ = fmt.Fprint(w, "\ncanaryd COMMAND --help describes a command. Flags of run:\n\n")
+		_, _ = fmt.Fprint(w, "\ncanaryd COMMAND --help describes a command. With --source=manifest run takes the generator's\nflags, which render --help lists, too. Flags of run:\n\n")
 	} else {
 		_, _ = fmt.Fprintf(w, "canaryd %s: %s\n%s\n", cmd.name, cmd.summary, cmd.about)
 	}

@@ -55,9 +55,10 @@ func TestHelp(t *testing.T) {
 				t.Errorf("exit code %d and %q, want 0 and nothing on stderr", code, stderr)
 			}
 			golden(t, "help-"+c.name, stdout)
-			// It fits a terminal: 24 lines, and 40 for run, which lists the commands too.
+			// It fits a terminal: 24 lines, and 40 for run, which lists the
+			// commands too, and for render, which lists the generator's flags.
 			most := 24
-			if c.name == "run" {
+			if c.name == "run" || c.name == "render" {
 				most = 40
 			}
 			lines := strings.Split(strings.TrimRight(stdout, "\n"), "\n")
@@ -101,8 +102,12 @@ func TestBadCommandLines(t *testing.T) {
 		{"--backend=x", `--backend is "x": want auto or nft or legacy`},
 		{"--ip-family=x", `--ip-family is "x": want auto or ipv4 or ipv6 or dual`},
 		{"--replay=direct", `--replay is "direct": want auto or text`},
-		{"--source=manifest", `--source is "manifest": want snapshot`},
-		{"--source=", `--source is empty: want snapshot`},
+		{"--source=file", `--source is "file": want snapshot or manifest`},
+		{"--source=manifest", `--source=manifest needs --manifest, a YAML file or a folder of them`},
+		{"--manifest=x.yaml", `--manifest is of use with --source=manifest only`},
+		{"--source=", `--source is empty: want snapshot or manifest`},
+		{"--random-fully=maybe", `--random-fully is "maybe": want auto or true or false`},
+		{"--detect-local-mode=Guess", `--detect-local-mode is "Guess": want ClusterCIDR or NodeCIDR or BridgeInterface or InterfaceNamePrefix`},
 		{"--poll-interval=0", `--poll-interval is 0s: want at least 10ms`},
 		{"--poll-interval=-1s", `--poll-interval is -1s: want at least 10ms`},
 		{"--poll-interval=soon", `invalid argument "soon" for "--poll-interval" flag: time: invalid duration "soon" (see canaryd run --help)`},

@@ -153,6 +153,9 @@ func (b bench) restore(ctx context.Context, to streams) (int, error) {
 // what the kernel holds now.
 func runRender(ctx context.Context, o *options, to streams) (int, error) {
 	family := o.families[0]
+	if !o.uses("snapshot") || o.rulesDir != "" {
+		return renderDeclared(ctx, o, to, family)
+	}
 	if len(o.families) > 1 {
 		_, _ = fmt.Fprintln(to.err, "canaryd: printing ipv4; --ip-family=ipv6 prints the other family")
 	}

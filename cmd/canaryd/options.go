@@ -28,6 +28,8 @@ type options struct {
 	lockWait, maxStoredAge           time.Duration
 	stateDir, socket, metricsAddress string
 	output, generation               string
+	manifest, rulesDir               string
+	generator                        generator
 	rules                            bool
 
 	selector rules.Selector // of protect
@@ -41,10 +43,15 @@ func lookFlags() []string {
 	return []string{"protect", "backend", "ip-family", "canary-chain", "lock-file", "lock-wait", "state-dir", "socket", "output"}
 }
 
+// renderFlags are the flags of render: the generator's in the first place.
+func renderFlags() []string {
+	return append([]string{"source", "manifest", "rules-dir", "ip-family", "generation", "backend", "protect", "state-dir", "socket"}, generatorFlags()...)
+}
+
 // runFlags are the flags of the daemon.
 func runFlags() []string {
 	return []string{
-		"source", "protect", "mode", "replay", "backend", "ip-family", "canary-chain", "poll-interval", "settle",
+		"source", "manifest", "rules-dir", "protect", "mode", "replay", "backend", "ip-family", "canary-chain", "poll-interval", "settle",
 		"hook-grace", "lock-file", "lock-wait", "max-stored-age", "state-dir", "socket", "metrics-bind-address",
 	}
 }
@@ -53,7 +60,9 @@ func runFlags() []string {
 // verbosity only.
 func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all := pflag.NewFlagSet("canaryd", pflag.ContinueOnError)
-	all.StringSliceVar(&o.source, "source", []string{"snapshot"}, "snapshot: learn from the kernel")
+	all.StringSliceVar(&o.source, "source", []string{"snapshot"}, "snapshot (learn from the kernel), manifest")
+	all.StringVar(&o.manifest, "manifest", "", "Kubernetes objects: YAML `file` or folder")
+	all.StringVar(&o.rulesDir, "rules-dir", "", "`folder` of your own rules: *.v4, *.v6")
 	all.StringSliceVar(&o.protect, "protect", []string{"kube", "cni"}, "presets and globs of chain names")
 	all.StringVar(&o.mode, "mode", "heal", "heal, or observe: write nothing but canaries")
 	all.StringVar(&o.replay, "replay", "auto", "auto or text: by iptables-restore")
@@ -73,10 +82,18 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.StringVar(&o.generation, "generation", "", "`ID` of a stored generation; default what ought to be in force")
 	all.BoolVar(&o.rules, "rules", false, "remove the protected chains and their hooks as well")
 
+	o.generator.addTo(all)
+
 	flags := pflag.NewFlagSet(cmd.name, pflag.ContinueOnError)
 	flags.SortFlags = false
 	for _, name := range cmd.flags {
 		flags.AddFlag(all.Lookup(name))
+	}
+	if cmd.name == "run" {
+		for _, name := range generatorFlags() { // render shows them
+			flags.AddFlag(all.Lookup(name))
+			flags.Lookup(name).Hidden = true
+		}
 	}
 	logging := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(logging)
@@ -104,14 +121,15 @@ func (o *options) complete() error {
 		atLeast("max-stored-age", o.maxStoredAge, 0),
 	}
 	if len(o.source) == 0 {
-		errs = append(errs, errors.New("--source is empty: want snapshot"))
+		errs = append(errs, errors.New("--source is empty: want snapshot or manifest"))
 	}
 	if len(o.protect) == 0 {
 		errs = append(errs, errors.New("--protect is empty: want presets (kube, cni) or globs of chain names"))
 	}
 	for _, s := range o.source {
-		errs = append(errs, oneOf("source", s, "snapshot"))
+		errs = append(errs, oneOf("source", s, "snapshot", "manifest"))
 	}
+	errs = append(errs, o.generator.check(), o.checkSources())
 	var err error
 	if o.selector, err = rules.NewSelector(o.protect); err != nil {
 		errs = append(errs, fmt.Errorf("--protect: %w", err))
@@ -138,6 +156,20 @@ func (o *options) complete() error {
 		return errors.New(strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	return nil
+}
+
+// uses reports whether the source is asked for.
+func (o *options) uses(source string) bool { return slices.Contains(o.source, source) }
+
+func (o *options) checkSources() error {
+	switch {
+	case o.uses("manifest") && o.manifest == "":
+		return errors.New("--source=manifest needs --manifest, a YAML file or a folder of them")
+	case !o.uses("manifest") && o.manifest != "":
+		return errors.New("--manifest is of use with --source=manifest only")
+	default:
+		return nil
+	}
 }
 
 func oneOf(name, value string, allowed ...string) error {

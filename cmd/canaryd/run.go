@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
@@ -74,12 +75,17 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	hints, writers := canary.NewHints(), &canary.Writers{}
 	registry := prometheus.NewRegistry()
 	metrics := daemon.NewMetrics(registry, daemon.MetricsOptions{
-		Families: kernel.Families(), Sources: o.source, Hints: hints.Counts,
+		Families: kernel.Families(), Sources: o.sourceNames(), Hints: hints.Counts,
 		Version: version, Commit: commit, GoVersion: runtime.Version(),
 	})
+	files, err := o.declare(ctx, kernel, metrics.ObserveSourceError)
+	if err != nil {
+		return err
+	}
 	d := daemon.New(daemon.Config{
 		Kernel: kernel, Hints: hints, Writers: writers, Metrics: metrics,
-		Mode: daemon.Mode(o.mode), Source: o.source[0], Protects: o.selector.Protects, Canary: o.canaryChain,
+		Mode: daemon.Mode(o.mode), Source: strings.Join(o.sourceNames(), "+"),
+		Protects: o.learns, Declared: files.declaration(), Declarations: files.changes, Canary: o.canaryChain,
 		PollInterval: o.poll, Settle: o.settle, HookGrace: o.hookGrace, MaxStoredAge: o.maxStoredAge,
 		Store: store, Disabled: disabled,
 	})
@@ -100,6 +106,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		})
 	}
 	watch(ctx, group, o, kernel, hints, writers)
+	files.run(ctx, group)
 	group.Go(func() error { return d.Run(ctx) })
 	return group.Wait()
 }

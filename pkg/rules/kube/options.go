@@ -34,7 +34,8 @@ type Options struct {
 	// Families are the IP families to write; none means both.
 	Families []rules.Family
 	// HostnameOverride is the name of this node: its Node object's, and the
-	// one that endpoints bear which are local.
+	// one that endpoints bear which are local. Empty means the only Node
+	// object's.
 	HostnameOverride string
 	// NodeIPs are the node's addresses, at most one of each family. One that
 	// is missing is taken from the Node object.
@@ -123,6 +124,12 @@ func (o Options) nodes(objects Objects) ([]node, error) {
 
 	// component-helpers' GetHostname, which kube-proxy and kubelet share.
 	name := strings.ToLower(strings.TrimSpace(o.HostnameOverride))
+	if name == "" && len(objects.Nodes) == 1 {
+		name = objects.Nodes[0].Name
+	}
+	if name == "" && len(objects.Nodes) > 1 {
+		refuse("hostname-override", "there are %d Node objects: say which of them is this node", len(objects.Nodes))
+	}
 	self := objects.node(name)
 	ips, found := o.nodeIPs(self)
 	if !found {

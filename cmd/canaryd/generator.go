@@ -1,0 +1,87 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/spf13/pflag"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/rules/kube"
+)
+
+// generator are the flags of the generator of Kubernetes rules. Their names and
+// defaults are kube-proxy's and kubelet's.
+type generator struct {
+	kube        kube.Options
+	localMode   string
+	nodeIPs     []string
+	randomFully string
+}
+
+// generatorFlags are the generator's flags, by name.
+func generatorFlags() []string {
+	return []string{
+		"hostname-override", "node-ip", "masquerade-all", "iptables-masquerade-bit", "iptables-drop-bit",
+		"make-iptables-util-chains", "detect-local-mode", "cluster-cidr", "pod-bridge-interface",
+		"pod-interface-name-prefix", "nodeport-addresses", "iptables-localhost-nodeports",
+		"conntrack-tcp-be-liberal", "random-fully",
+	}
+}
+
+func (g *generator) addTo(flags *pflag.FlagSet) {
+	g.kube = kube.DefaultOptions()
+	k := &g.kube
+	flags.StringVar(&k.HostnameOverride, "hostname-override", "", "this node's name; default the only Node object's")
+	flags.StringSliceVar(&g.nodeIPs, "node-ip", nil, "this node's addresses; default the Node object's")
+	flags.BoolVar(&k.MasqueradeAll, "masquerade-all", false, "masquerade all traffic to services")
+	flags.IntVar(&k.IPTablesMasqueradeBit, "iptables-masquerade-bit", k.IPTablesMasqueradeBit, "bit of the mark to masquerade")
+	flags.IntVar(&k.IPTablesDropBit, "iptables-drop-bit", k.IPTablesDropBit, "bit of the mark to drop")
+	flags.BoolVar(&k.MakeIPTablesUtilChains, "make-iptables-util-chains", false, "write what kubelets before 1.28 wrote")
+	flags.StringVar(&g.localMode, "detect-local-mode", string(k.DetectLocalMode), "ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix")
+	flags.StringSliceVar(&k.ClusterCIDRs, "cluster-cidr", nil, "CIDRs of the cluster's pods")
+	flags.StringVar(&k.PodBridgeInterface, "pod-bridge-interface", "", "the bridge of this node's pods")
+	flags.StringVar(&k.PodInterfaceNamePrefix, "pod-interface-name-prefix", "", "prefix of the names of pods' interfaces")
+	flags.StringSliceVar(&k.NodePortAddresses, "nodeport-addresses", nil, "CIDRs, or primary, that take node ports")
+	flags.BoolVar(&k.IPTablesLocalhostNodePorts, "iptables-localhost-nodeports", k.IPTablesLocalhostNodePorts, "node ports on 127.0.0.1 (IPv4)")
+	flags.BoolVar(&k.ConntrackTCPBeLiberal, "conntrack-tcp-be-liberal", false, "do not drop INVALID packets")
+	flags.StringVar(&g.randomFully, "random-fully", "auto", "MASQUERADE --random-fully: auto, true, false")
+}
+
+// options returns what the generator is told for these families. randomFully
+// says whether the installed iptables has --random-fully.
+func (g *generator) options(families []rules.Family, randomFully bool) (kube.Options, error) {
+	k := g.kube
+	k.Families = families
+	k.DetectLocalMode = kube.LocalMode(g.localMode)
+	for _, text := range g.nodeIPs {
+		ip, err := netip.ParseAddr(text)
+		if err != nil {
+			return kube.Options{}, fmt.Errorf("--node-ip is %q: want IP addresses", text)
+		}
+		k.NodeIPs = append(k.NodeIPs, ip)
+	}
+	k.RandomFully = g.randomFully == "true" || g.randomFully == "auto" && randomFully
+	addresses, err := net.InterfaceAddrs()
+	if err != nil {
+		return kube.Options{}, fmt.Errorf("reading the addresses of this machine's interfaces: %w", err)
+	}
+	for _, a := range addresses {
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+			k.InterfaceAddrs = append(k.InterfaceAddrs, prefix.Addr())
+		}
+	}
+	return k, nil
+}
+
+// check returns what is wrong with the flags that need nothing else to be
+// checked.
+func (g *generator) check() error {
+	return errors.Join(
+		oneOf("random-fully", g.randomFully, "auto", "true", "false"),
+		oneOf("detect-local-mode", g.localMode, string(kube.ClusterCIDR), string(kube.NodeCIDR),
+			string(kube.BridgeInterface), string(kube.InterfaceNamePrefix)),
+	)
+}

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/source"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// declaredSources returns the sources that declare rules, none of which is the
+// snapshot.
+func (o *options) declaredSources(families []rules.Family, randomFully bool) ([]source.Source, error) {
+	var sources []source.Source
+	if o.uses("manifest") {
+		k, err := o.generator.options(families, randomFully)
+		if err != nil {
+			return nil, err
+		}
+		sources = append(sources, source.Manifest{Path: o.manifest, Options: k})
+	}
+	if o.rulesDir != "" {
+		sources = append(sources, source.RulesDir{Dir: o.rulesDir, Families: families, Canary: o.canaryChain})
+	}
+	return sources, nil
+}
+
+// sourceNames are the sources in use, as metrics and status name them.
+func (o *options) sourceNames() []string {
+	names := slices.Clone(o.source)
+	if o.rulesDir != "" {
+		names = append(names, "rules-dir")
+	}
+	return names
+}
+
+// learns reports whether the snapshot source learns the chain from the kernel.
+func (o *options) learns(chain string) bool {
+	return o.uses("snapshot") && o.selector.Protects(chain)
+}
+
+// declared is what files have to do with a running daemon. The zero value is
+// that they have nothing.
+type declared struct {
+	watcher *source.Watcher
+	first   source.Declared
+	changes chan daemon.Declaration
+}
+
+// declare loads the declared sources, if there are any, and refuses if the
+// chains that they claim have another owner. failed is told of a source whose
+// files turn out to be broken later.
+func (o *options) declare(ctx context.Context, kernel *iptables.Kernel, failed func(string)) (declared, error) {
+	sources, err := o.declaredSources(kernel.Families(), kernel.Info().RandomFully)
+	if err != nil || len(sources) == 0 {
+		return declared{}, err
+	}
+	d := declared{watcher: source.NewWatcher(failed, sources...), changes: make(chan daemon.Declaration)}
+	if d.first, err = d.watcher.Load(ctx); err != nil {
+		return declared{}, err
+	}
+	for _, f := range kernel.Families() {
+		snapshot, err := kernel.Read(ctx, f)
+		if err != nil {
+			return declared{}, err
+		}
+		if owner := reload.OtherOwner(snapshot, d.first.Claims); owner != "" {
+			return declared{}, fmt.Errorf("%s; stop it and delete that chain, or use --source=snapshot", owner)
+		}
+	}
+	return d, nil
+}
+
+// declaration returns what the files say at the start, or nil.
+func (d declared) declaration() *daemon.Declaration {
+	if d.watcher == nil {
+		return nil
+	}
+	return &daemon.Declaration{Generation: d.first.Generation, Claims: d.first.Claims}
+}
+
+// run watches the files and hands what they declare to the daemon.
+func (d declared) run(ctx context.Context, group *errgroup.Group) {
+	if d.watcher == nil {
+		return
+	}
+	group.Go(func() error { return d.watcher.Run(ctx) })
+	group.Go(func() error {
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case next := <-d.watcher.Changes():
+				select {
+				case d.changes <- daemon.Declaration{Generation: next.Generation, Claims: next.Claims}:
+				case <-ctx.Done():
+					return nil
+				}
+			}
+		}
+	})
+}
+
+// renderDeclared prints what the declared sources make of their files, without
+// a daemon and without the kernel.
+func renderDeclared(ctx context.Context, o *options, to streams, family rules.Family) (int, error) {
+	if o.generation != "" {
+		return exitError, errors.New("--generation names a stored generation; with --source=manifest the files say what is printed")
+	}
+	// Every iptables that canaryd works with has --random-fully (1.6.2).
+	sources, err := o.declaredSources([]rules.Family{family}, true)
+	if err != nil {
+		return exitError, err
+	}
+	all, err := source.Load(ctx, sources...)
+	if err != nil {
+		return exitError, err
+	}
+	for _, skip := range all.Skips {
+		_, _ = fmt.Fprintln(to.err, "canaryd: skipped:", skip)
+	}
+	if _, err := fmt.Fprint(to.out, rules.Render(all.Generation, family)); err != nil {
+		return exitError, err
+	}
+	return exitOK, nil
+}
