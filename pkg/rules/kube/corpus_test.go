@@ -18,7 +18,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A corpusCase is one cluster of testdata/kube-proxy-1.36.3.tar.gz.
+// The clusters that testdata/README.md describes, and how many they are.
+var archives = map[string]int{"kube-proxy-1.36.3": 40, "random-1.36.3": 100}
+
+// A corpusCase is one cluster of an archive.
 type corpusCase struct {
 	family   rules.Family
 	options  Options
@@ -27,10 +30,10 @@ type corpusCase struct {
 	expected rules.Ruleset
 }
 
-// corpus reads all cases, by name.
-func corpus(t testing.TB) map[string]corpusCase {
+// corpus reads an archive's cases, by name.
+func corpus(t testing.TB, archive string) map[string]corpusCase {
 	t.Helper()
-	f, err := os.Open("testdata/kube-proxy-1.36.3.tar.gz")
+	f, err := os.Open("testdata/" + archive + ".tar.gz")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,6 +70,9 @@ func corpus(t testing.TB) map[string]corpusCase {
 		}
 		cases[name] = c
 	}
+	if len(cases) != archives[archive] {
+		t.Fatalf("%s has %d cases, not %d", archive, len(cases), archives[archive])
+	}
 	return cases
 }
 
@@ -80,6 +86,7 @@ func corpusOptions(t testing.TB, data []byte) (rules.Family, Options) {
 		RandomFully, ConntrackTCPBeLiberal bool
 		MasqueradeBit                      int
 		NodePortAddresses                  []string
+		InterfaceAddrs                     []netip.Addr
 	}
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
@@ -94,12 +101,12 @@ func corpusOptions(t testing.TB, data []byte) (rules.Family, Options) {
 		Families: []rules.Family{f}, HostnameOverride: c.NodeName, NodeIPs: []netip.Addr{c.NodeIP},
 		MasqueradeAll: c.MasqueradeAll, IPTablesMasqueradeBit: c.MasqueradeBit, RandomFully: c.RandomFully,
 		ConntrackTCPBeLiberal: c.ConntrackTCPBeLiberal, IPTablesLocalhostNodePorts: c.LocalhostNodePorts,
-		NodePortAddresses: c.NodePortAddresses,
+		NodePortAddresses: c.NodePortAddresses, InterfaceAddrs: c.InterfaceAddrs,
 	}
 	switch mode, value, _ := strings.Cut(c.LocalDetection, ":"); mode {
 	case "none":
 	case "cidr":
-		o.ClusterCIDRs = []string{value}
+		o.ClusterCIDRs = strings.Split(value, ",")
 	case "bridge":
 		o.DetectLocalMode, o.PodBridgeInterface = BridgeInterface, value
 	case "prefix":
@@ -113,27 +120,27 @@ func corpusOptions(t testing.TB, data []byte) (rules.Family, Options) {
 // TestCorpus compares with what kube-proxy 1.36.3 wrote, rule for rule, in
 // meaning and order.
 func TestCorpus(t *testing.T) {
-	cases := corpus(t)
-	if len(cases) != 40 {
-		t.Fatalf("%d cases, not 40", len(cases))
+	for archive := range archives {
+		for name, c := range corpus(t, archive) {
+			t.Run(name, c.match)
+		}
 	}
-	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			objects, err := Decode(name, c.objects)
-			if err != nil {
-				t.Fatal(err)
-			}
-			g, _, err := Generate(objects, c.options)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := rules.Validate(g); err != nil {
-				t.Error(err)
-			}
-			for _, table := range []rules.TableName{rules.Nat, rules.Filter} {
-				compare(t, c.expected[table], tableOf(t, g[c.family][table], table))
-			}
-		})
+}
+
+func (c corpusCase) match(t *testing.T) {
+	objects, err := Decode("objects.yaml", c.objects)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, _, err := Generate(objects, c.options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := rules.Validate(g); err != nil {
+		t.Error(err)
+	}
+	for _, table := range []rules.TableName{rules.Nat, rules.Filter} {
+		compare(t, c.expected[table], tableOf(t, g[c.family][table], table))
 	}
 }
 

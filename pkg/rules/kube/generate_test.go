@@ -87,7 +87,7 @@ func TestOrder(t *testing.T) {
 	}
 	o, options := everything(t)
 	check("everything", o, options)
-	for name, c := range corpus(t) {
+	for name, c := range corpus(t, "kube-proxy-1.36.3") {
 		o, err := Decode(name, c.objects)
 		if err != nil {
 			t.Fatal(err)

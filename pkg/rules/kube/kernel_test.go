@@ -18,7 +18,7 @@ func TestSpelling(t *testing.T) {
 		t.Run(backend, func(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
 				nstest.NeedProgram(t, "iptables-"+backend, "ip6tables-"+backend)
-				for name, c := range corpus(t) {
+				for name, c := range corpus(t, "kube-proxy-1.36.3") {
 					program := map[rules.Family]string{rules.IPv4: "iptables-", rules.IPv6: "ip6tables-"}[c.family] + backend
 					load := func(text string) rules.Ruleset {
 						nstest.CommandInput(t, text, program+"-restore", "-w")
@@ -66,21 +66,34 @@ func words(table *rules.Table) map[string][]string {
 }
 
 // inOrder returns a chain's rules. Where kube-proxy leaves the order to chance,
-// the rules of a port of a service keep theirs and the ports are sorted.
+// the rules of a port of a service keep theirs and the ports are sorted; and so
+// are the rules for addresses that have node ports, which end KUBE-SERVICES.
 func inOrder(c rules.Chain) []rules.Rule {
 	all := slices.Clone(c.Rules)
 	switch c.Name {
 	case servicesChain, nodePortsChain, externalServicesChain, proxyFirewall:
-		slices.SortStableFunc(all, func(a, b rules.Rule) int { return strings.Compare(subject(a.Spec), subject(b.Spec)) })
+		end := len(all)
+		for end > 0 && strings.Contains(all[end-1].Spec, "this must be the last rule") {
+			end--
+		}
+		sortBy(all[:end], subject)
+		sortBy(all[end:], func(words []string) string { return strings.TrimSuffix(option(words, "-d"), "/32") })
 	}
 	return all
 }
 
+func sortBy(all []rules.Rule, key func(words []string) string) {
+	slices.SortStableFunc(all, func(a, b rules.Rule) int {
+		x, _ := rules.Split(a.Spec)
+		y, _ := rules.Split(b.Spec)
+		return strings.Compare(key(x), key(y))
+	})
+}
+
 // subject returns the first word of a rule's comment and its protocol: the
 // port of a service that the rule is about.
-func subject(spec string) string {
-	all, _ := rules.Split(spec)
-	return strings.Fields(option(all, "--comment") + " -")[0] + " " + option(all, "-p")
+func subject(words []string) string {
+	return strings.Fields(option(words, "--comment") + " -")[0] + " " + option(words, "-p")
 }
 
 func option(words []string, name string) string {
