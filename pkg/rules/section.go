@@ -39,6 +39,15 @@ func (s Section) Join(second Section) Section {
 	}
 	slices.Sort(joined.Leans)
 	joined.Leans = slices.Compact(joined.Leans)
+	// What one part leans on the other may bring.
+	brought := make(map[string]bool, len(joined.Chains))
+	for _, c := range joined.Chains {
+		brought[c.Name] = true
+	}
+	joined.Leans = slices.DeleteFunc(joined.Leans, func(name string) bool { return brought[name] })
+	if len(joined.Leans) == 0 {
+		joined.Leans = nil
+	}
 	return joined
 }
 
