@@ -110,7 +110,7 @@ func neverEmpty(table rules.TableName, chain string) bool {
 //     if its target still has rules, no other hook took its place, and the
 //     family has been quiet for the grace;
 //   - claimed chains and the hooks into them that are not exactly as declared
-//     have drifted;
+//     have drifted, but for chains too many that rules of others lead to;
 //   - every other difference is a decision of the rules' owner.
 func Judge(want Wanted, seen Seen) Finding {
 	if seen.Err != nil {
@@ -138,6 +138,7 @@ func Judge(want Wanted, seen Seen) Finding {
 	declared, others := want.Section.Split(want.Claimed)
 	standing, rest := seen.Section.Split(want.Claimed)
 	want.Section, seen.Section = others, rest
+	standing.Chains = withoutHeld(declared, standing.Chains, seen.Table, want.Claimed)
 	f := judgeContent(want, seen)
 	if !sameContent(declared, standing) {
 		f.Drift = differences(declared, standing)
@@ -146,6 +147,38 @@ func Judge(want Wanted, seen Seen) Finding {
 		}
 	}
 	return f
+}
+
+// withoutHeld leaves out the chains that nobody declared but that rules of others
+// lead to: the kernel lets nobody delete them, and they take no packet from what
+// is declared.
+func withoutHeld(declared rules.Section, standing []rules.Chain, t *rules.Table, claimed func(string) bool) []rules.Chain {
+	extra := map[string][]rules.Rule{}
+	for _, c := range standing {
+		extra[c.Name] = c.Rules
+	}
+	for _, c := range declared.Chains {
+		delete(extra, c.Name)
+	}
+	if len(extra) == 0 {
+		return standing
+	}
+	held := map[string]bool{}
+	var hold func(list []rules.Rule)
+	hold = func(list []rules.Rule) {
+		for _, r := range list {
+			if inner, ok := extra[r.Target]; ok && !held[r.Target] {
+				held[r.Target] = true
+				hold(inner)
+			}
+		}
+	}
+	for _, c := range t.Chains {
+		if !claimed(c.Name) && !rules.Builtin(t.Name, c.Name) {
+			hold(c.Rules)
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(standing), func(c rules.Chain) bool { return held[c.Name] })
 }
 
 // differences names the claimed chains that are not as declared.

@@ -228,13 +228,13 @@ func extraHook(task tableTask, i int) bool {
 	return standing > wanted
 }
 
-// dropChains empties and deletes chains, but for those that a foreign rule
-// still jumps to, and those that can be reached from them.
+// dropChains empties and deletes chains, but for those that a rule which stays
+// jumps to, and those that can be reached from them.
 func dropChains(task tableTask, stale []string, plan *tablePlan, s *section) {
 	if len(stale) == 0 {
 		return
 	}
-	held := foreignTargets(task)
+	held := heldTargets(task, stale)
 	for grown := true; grown; {
 		grown = false
 		for _, name := range stale {
@@ -260,11 +260,16 @@ func dropChains(task tableTask, stale []string, plan *tablePlan, s *section) {
 	}
 }
 
-// foreignTargets returns what rules outside protected chains and hooks jump to.
-func foreignTargets(task tableTask) map[string]bool {
+// heldTargets returns what rules jump to that stay as they are: those outside of
+// protected chains and hooks, and those of learned chains where only claimed
+// ones are put right.
+func heldTargets(task tableTask, stale []string) map[string]bool {
 	ours := map[string]bool{}
+	for _, name := range stale {
+		ours[name] = true
+	}
 	for _, c := range task.seen.Section.Chains {
-		ours[c.Name] = true
+		ours[c.Name] = ours[c.Name] || task.exact(c.Name)
 	}
 	held := map[string]bool{}
 	for _, c := range task.seen.Table.Chains {
