@@ -51,7 +51,16 @@ func (w *writer) hooks(all []hook) []rules.Hook {
 	return made
 }
 
-// natChains returns the shared chains of nat, then those of the services.
+// natShared is the number of nat's chains that all services share.
+func (n *node) natShared() int {
+	if n.MakeIPTablesUtilChains {
+		return 5
+	}
+	return 4
+}
+
+// natChains returns the shared chains of nat, then those of the services,
+// which were written behind the room for them.
 func (w *writer) natChains() []rules.Chain {
 	bit := mark(w.IPTablesMasqueradeBit)
 	masquerade := []string{comment, `kubernetes service traffic requiring SNAT" -j MASQUERADE`}
@@ -72,7 +81,8 @@ func (w *writer) natChains() []rules.Chain {
 	if w.MakeIPTablesUtilChains {
 		all = append(all, rules.Chain{Name: markDrop, Rules: []rules.Rule{w.setMark(w.IPTablesDropBit)}})
 	}
-	return append(all, w.own...)
+	copy(w.own[:w.natShared()], all)
+	return w.own
 }
 
 func (w *writer) setMark(bit int) rules.Rule {

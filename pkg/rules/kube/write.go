@@ -19,7 +19,7 @@ type writer struct {
 	services, nodePorts                                 []rules.Rule // nat
 	refused, refusedOutside, healthPorts, notFromRanges []rules.Rule // filter
 
-	own []rules.Chain // those of single services, in nat
+	own []rules.Chain // nat's: room for the shared ones, then those of single services
 }
 
 func newWriter(n node, large bool, ports, endpoints int) *writer {
@@ -30,7 +30,7 @@ func newWriter(n node, large bool, ports, endpoints int) *writer {
 		w.mask = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
 	}
 	w.services = make([]rules.Rule, 0, ports+1)
-	w.own = make([]rules.Chain, 0, ports+endpoints)
+	w.own = make([]rules.Chain, n.natShared(), n.natShared()+2*ports+endpoints)
 	return w
 }
 
