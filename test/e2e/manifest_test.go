@@ -139,7 +139,7 @@ func TestManifestRefuses(t *testing.T) {
 			n.Errorf("the refusal does not say why: %s", stderr)
 		}
 		n.must(os.WriteFile("/run/manifest/more.yaml", []byte(manifest("10.1.0.5", "fd00:10::5")), 0o600))
-		_, stderr = n.want(2, "run", flags...)
+		_, stderr = n.want(2, "run", append(flags, "--hostname-override=node-a")...)
 		if !strings.Contains(stderr, "more.yaml") || !strings.Contains(stderr, "shop/web") {
 			n.Errorf("a service that stands there twice is refused with: %s", stderr)
 		}

@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -15,49 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 )
-
-// Load reads a file, or the *.yaml, *.yml and *.json files of a folder (not
-// those below it). Names that begin with a dot are left out: a mounted
-// ConfigMap keeps its ..data there.
-func Load(path string) (Objects, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return Objects{}, err
-	}
-	if !info.IsDir() {
-		return read(path)
-	}
-	entries, err := os.ReadDir(path)
-	if err != nil {
-		return Objects{}, err
-	}
-	var all Objects
-	var bad []error
-	for _, e := range entries { // sorted by name
-		name := e.Name()
-		if strings.HasPrefix(name, ".") || !slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name)) {
-			continue
-		}
-		o, err := read(filepath.Join(path, name))
-		if err != nil {
-			bad = append(bad, err)
-			continue
-		}
-		all.Add(o)
-	}
-	if len(bad) > 0 {
-		return Objects{}, errors.Join(bad...)
-	}
-	return all, nil
-}
-
-func read(path string) (Objects, error) {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return Objects{}, err
-	}
-	return Decode(path, data)
-}
 
 // Decode reads the YAML or JSON documents of one file. It is strict: a field
 // that does not exist, or stands there twice, is an error. Either all of the

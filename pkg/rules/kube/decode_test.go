@@ -2,7 +2,6 @@ package kube
 
 import (
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -76,59 +75,22 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// TestLoadFolder reads a folder as Kubernetes mounts a ConfigMap.
-func TestLoadFolder(t *testing.T) {
-	dir := t.TempDir()
-	write := func(name, text string) {
-		t.Helper()
-		name = filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+// An error about an object names its file, and the other one's.
+func TestErrorsNameBothFiles(t *testing.T) {
+	var all Objects
+	for name, text := range map[string]string{
+		"b.yaml": "apiVersion: v1\nkind: Node\nmetadata: {name: b}\n",
+		"c.yml":  "\n\n---\napiVersion: v1\nkind: Node\nmetadata: {name: b}\n",
+	} {
+		o, err := Decode(name, []byte(text))
+		if err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		all.Add(o)
 	}
-	write("..2026/b.yaml", "apiVersion: v1\nkind: Node\nmetadata: {name: b}\n")
-	write("a.json", `{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a"}}`)
-	write("notes.txt", "not YAML: [")
-	write("below/c.yml", "not read: [")
-	for link, to := range map[string]string{"..data": "..2026", "b.yaml": "..data/b.yaml"} {
-		if err := os.Symlink(to, filepath.Join(dir, link)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	o, err := Load(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []string{filepath.Join(dir, "a.json") + ":1 a", filepath.Join(dir, "b.yaml") + ":1 b"}
-	if diff := cmp.Diff(want, names(o)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-
-	// An error about an object names its file, and the other one's.
-	write("c.yml", "\n\n---\napiVersion: v1\nkind: Node\nmetadata: {name: b}\n")
-	if o, err = Load(dir); err != nil {
-		t.Fatal(err)
-	}
-	_, _, err = Generate(o, onNodeA(nil))
-	want = []string{filepath.Join(dir, "c.yml") + ":3: Node b: metadata.name: stands there twice (also in " + filepath.Join(dir, "b.yaml") + ":1)"}
-	if err == nil || cmp.Diff(want[0], err.Error()) != "" {
-		t.Errorf("%v, want %s", err, want[0])
-	}
-
-	// One broken file spoils the folder, and all are named.
-	write("c.yml", "a: [")
-	write("d.yaml", "b: [")
-	_, err = Load(dir)
-	for _, name := range []string{"c.yml:1: ", "d.yaml:1: "} {
-		if err == nil || !strings.Contains(err.Error(), filepath.Join(dir, name)) {
-			t.Errorf("%v does not name %s", err, name)
-		}
-	}
-	if _, err := Load(filepath.Join(dir, "missing")); !os.IsNotExist(err) {
-		t.Errorf("a missing folder: %v", err)
+	_, _, err := Generate(all, onNodeA(nil))
+	if err == nil || !strings.Contains(err.Error(), "b.yaml:1") || !strings.Contains(err.Error(), "c.yml:3") {
+		t.Errorf("%v does not name both places", err)
 	}
 }
 

@@ -22,7 +22,11 @@ var update = flag.Bool("update", false, "write the golden files anew")
 // everything reads testdata/everything.yaml and options that go with it.
 func everything(t testing.TB) (Objects, Options) {
 	t.Helper()
-	objects, err := Load("testdata/everything.yaml")
+	text, err := os.ReadFile("testdata/everything.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := Decode("testdata/everything.yaml", text)
 	if err != nil {
 		t.Fatal(err)
 	}
