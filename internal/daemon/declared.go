@@ -129,7 +129,8 @@ func (d *Daemon) noteDrift(ctx context.Context, st *state, finding canary.Findin
 	st.drifts = append(st.drifts, now)
 	st.drifts = slices.DeleteFunc(st.drifts, func(t time.Time) bool { return now.Sub(t) > driftWindow })
 	log := klog.FromContext(ctx)
-	log.Info("Claimed chains are not as declared", "differences", finding.Drift[:min(namesKept, len(finding.Drift))])
+	differences := finding.Drift.Lines()
+	log.Info("Claimed chains are not as declared", "differences", differences[:min(namesKept, len(differences))])
 	if len(st.drifts) > driftsKept {
 		d.giveUp(ctx, st, "somebody keeps changing the chains that the declared source claims")
 	}

@@ -78,8 +78,8 @@ type Finding struct {
 	// and ought not to be; in a table that lost its mark, all such chains.
 	Emptied []string
 	Missing []string
-	// Drift is, for claimed chains, what differs, as people read it.
-	Drift []string
+	// Drift is in which claimed chains and hooks are not as declared.
+	Drift rules.Difference
 	// Err is why the verdict is unknown.
 	Err error
 }
@@ -141,7 +141,7 @@ func Judge(want Wanted, seen Seen) Finding {
 	standing.Chains = withoutHeld(declared, standing.Chains, seen.Table, want.Claimed)
 	f := judgeContent(want, seen)
 	if !sameContent(declared, standing) {
-		f.Drift = differences(declared, standing)
+		f.Drift = rules.Diff(declared, standing)
 		if !f.Verdict.Loss() {
 			f.Verdict = Drifted
 		}
@@ -179,34 +179,6 @@ func withoutHeld(declared rules.Section, standing []rules.Chain, t *rules.Table,
 		}
 	}
 	return slices.DeleteFunc(slices.Clone(standing), func(c rules.Chain) bool { return held[c.Name] })
-}
-
-// differences names the claimed chains that are not as declared.
-func differences(want, seen rules.Section) []string {
-	var list []string
-	at := make(map[string][]rules.Rule, len(seen.Chains))
-	for _, c := range seen.Chains {
-		at[c.Name] = c.Rules
-	}
-	for _, c := range want.Chains {
-		rs, ok := at[c.Name]
-		switch {
-		case !ok:
-			list = append(list, c.Name+" is missing")
-		case !rules.EqualRules(c.Rules, rs):
-			list = append(list, c.Name+" holds other rules")
-		}
-		delete(at, c.Name)
-	}
-	for _, c := range seen.Chains {
-		if _, extra := at[c.Name]; extra {
-			list = append(list, c.Name+" is not declared")
-		}
-	}
-	if !slices.EqualFunc(sortedHooks(want), sortedHooks(seen), rules.Hook.Same) {
-		list = append(list, "hooks differ")
-	}
-	return list
 }
 
 // judgeCanary returns Intact or what became of the canary.
