@@ -40,6 +40,7 @@ type node struct {
 	families []rules.Family // that can be saved
 	protects func(string) bool
 	env      []string // of the daemon, besides our own
+	under    []string // the command that the daemon is started with; empty: none
 	logs     int
 }
 
@@ -193,7 +194,8 @@ func (n *node) launch(flags ...string) *process {
 	file, err := os.Create(p.path)
 	n.must(err)
 	defer file.Close()
-	p.cmd = exec.CommandContext(n.Context(), os.Getenv(program), append(n.flags("run"), flags...)...)
+	line := slices.Concat(n.under, []string{os.Getenv(program)}, n.flags("run"), flags)
+	p.cmd = exec.CommandContext(n.Context(), line[0], line[1:]...)
 	p.cmd.Stdout, p.cmd.Stderr = file, file
 	p.cmd.Env = append(os.Environ(), n.env...)
 	n.must(p.cmd.Start())

@@ -1,0 +1,50 @@
+package e2e
+
+import (
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/nstest"
+)
+
+// TestLeastCapabilities: canaryd heals with the capabilities that its unit
+// leaves it, and with no other.
+func TestLeastCapabilities(t *testing.T) {
+	unit := document(t, "deploy/systemd/canaryd.service")
+	found := regexp.MustCompile(`(?m)^CapabilityBoundingSet=(.*)$`).FindStringSubmatch(unit)
+	if found == nil {
+		t.Fatal("the unit bounds no capabilities")
+	}
+	bounds := "-all"
+	for _, name := range strings.Fields(found[1]) {
+		bounds += ",+" + strings.ToLower(strings.TrimPrefix(name, "CAP_"))
+	}
+	onBoth(t, func(n *node) {
+		nstest.NeedProgram(n.T, "setpriv")
+		n.load()
+		before := n.protected()
+		n.under = []string{"setpriv", "--bounding-set=" + bounds, "--inh-caps=-all", "--no-new-privs"}
+		d := n.start()
+		n.flush()
+		n.healed(1)
+		n.same("protected rules", before, n.protected())
+		d.stop()
+	})
+}
+
+// TestUnitCommand: the unit starts canaryd with a command line that there is.
+func TestUnitCommand(t *testing.T) {
+	t.Parallel()
+	unit := document(t, "deploy/systemd/canaryd.service")
+	line := regexp.MustCompile(`(?m)^ExecStart=/usr/local/bin/canaryd (.*)$`).FindStringSubmatch(unit)
+	if line == nil {
+		t.Fatal("the unit starts no canaryd")
+	}
+	out, err := exec.Command(os.Getenv(program), append(strings.Fields(line[1]), "--help")...).CombinedOutput()
+	if err != nil {
+		t.Errorf("canaryd %s --help: %v: %s", line[1], err, out)
+	}
+}
