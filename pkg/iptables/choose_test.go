@@ -11,7 +11,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// The scenes of the table in design section 6, and their neighbours. Each line
+// The scenes that nodes are found in, and their neighbours. Each line
 // is a shell command.
 func TestChooseScenes(t *testing.T) {
 	manyRules := func(program string, n int) string {

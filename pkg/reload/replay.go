@@ -44,7 +44,7 @@ func Outcomes() []Outcome { return []Outcome{Proved, Raced, Partial, Failed, Ski
 func (o Outcome) Done() bool { return o == Proved || o == Raced || o == Skipped }
 
 // staleReads is how often a family is read because somebody wrote between
-// read and restore (design, fact 12). A writer that commits more often than
+// read and restore. A writer that commits more often than
 // iptables-save can read would put a replay off for ever; then a loss is
 // answered all the same, and counts as raced.
 const staleReads = 5
