@@ -125,24 +125,22 @@ func (b bench) restore(ctx context.Context, to streams) (int, error) {
 		return exitError, fmt.Errorf("there is nothing to replay, and no daemon is running: %w", err)
 	}
 	result, err := replay(ctx, b.job(stored.Generation, state.Marks))
-	if err != nil {
+	if result == nil {
 		return exitError, err
 	}
-	reply := daemon.RestoreReply{Generation: stored.ID, Outcomes: map[rules.Family]daemon.Outcome{}}
+	reply := daemon.ReplyOf(stored.ID, result)
 	marks := state.Marks
 	for f, fr := range result {
-		reply.Outcomes[f] = fr.Outcome
-		if fr.Err != nil {
-			reply.Detail = fr.Err.Error()
-		}
 		for t, tr := range fr.Tables {
 			marks = marks.With(f, t, tr.Mark)
 		}
 	}
-	err = b.store.SaveGeneration(stored.Generation, stored.Source, stored.Captured)
-	if err == nil {
-		err = b.store.SaveState(reload.State{Confirmed: time.Now(), Marks: marks})
+	confirmed := state.Confirmed
+	if reply.Proved() {
+		confirmed = time.Now()
 	}
+	err = errors.Join(err, b.store.SaveGeneration(stored.Generation, stored.Source, stored.Captured),
+		b.store.SaveState(reload.State{Confirmed: confirmed, Marks: marks}))
 	if err != nil {
 		return exitError, err
 	}

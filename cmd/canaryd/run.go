@@ -93,14 +93,14 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	if err != nil {
 		return fmt.Errorf("the control socket: %w (choose another with --socket)", err)
 	}
+	listener, err := daemon.ListenHTTP(o.metricsAddress)
+	if err != nil {
+		_ = control.Close() // the first error is the one to tell
+		return fmt.Errorf("%w (choose another with --metrics-bind-address, empty for none)", err)
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return daemon.ServeControl(ctx, control, daemon.NewControlHandler(d)) })
-	if o.metricsAddress != "" {
-		listener, err := daemon.ListenHTTP(o.metricsAddress)
-		if err != nil {
-			_ = control.Close()
-			return fmt.Errorf("%w (choose another with --metrics-bind-address, empty for none)", err)
-		}
+	if listener != nil {
 		group.Go(func() error {
 			return daemon.ServeHTTP(ctx, listener, daemon.NewHTTPHandler(d.Status, d.Alive, registry))
 		})

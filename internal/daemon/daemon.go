@@ -273,7 +273,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	}
 	age := time.Since(known.Confirmed)
 	if age > d.cfg.MaxStoredAge && !d.marksStand(ctx, st, known.Marks) {
-		log.Info("Rules were lost while canaryd was not running, too long ago to replay them unasked; `canaryd restore --generation` does it",
+		log.Info("The marks of the last run do not stand, and what it knew is too old to be replayed unasked; `canaryd restore --generation` does it",
 			"generation", stored.ID, "age", age.Round(time.Second), "maxStoredAge", d.cfg.MaxStoredAge)
 		return
 	}
@@ -282,6 +282,8 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 		st.inForce = &Declaration{st.claimed(stored.Generation), st.claims}
 	}
 	st.capture(stored.Captured)
+	st.confirmed = known.Confirmed
+	d.cfg.Store.Resume(stored.ID)
 	log.Info("Took up the stored generation", "generation", stored.ID, "age", age.Round(time.Second))
 }
 

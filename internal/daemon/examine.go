@@ -29,9 +29,20 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	snapshot, err := d.cfg.Kernel.Read(ctx, f)
 	fs.readEnd, fs.readCost = time.Now(), time.Since(start)
 	if err != nil {
-		d.unknown(ctx, fs, f, err, fs.readCost)
-		fs.examineAt = fs.readEnd.Add(max(d.cfg.PollInterval, readShare*fs.readCost))
+		for _, ts := range fs.tables {
+			ts.verdict = canary.Unknown
+		}
+		if fs.unread != err.Error() {
+			klog.FromContext(ctx).Error(err, "The tables could not be read; whether rules were lost is unknown until they can", "family", f)
+			fs.unread = err.Error()
+		}
+		fs.readAt = fs.readEnd.Add(max(d.cfg.PollInterval, readShare*fs.readCost))
+		fs.examineAt = fs.readAt
 		return
+	}
+	if fs.unread != "" {
+		klog.FromContext(ctx).Info("The tables can be read again", "family", f)
+		fs.unread, fs.readAt = "", time.Time{}
 	}
 	fs.digest, fs.examined, fs.dirty = snapshot.Digest, start, time.Time{}
 	d.noteOwner(ctx, st, snapshot)
@@ -43,7 +54,8 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		st.marks = st.marks.With(f, t, x.Mark)
 		switch {
 		case ts.frozen && !x.Finding.MarkLost:
-			ts.frozen = x.Finding.Verdict == canary.Drifted || !canary.Covers(st.want()[f][t], snapshot.Tables[t])
+			v := x.Finding.Verdict
+			ts.frozen = v.Loss() || v == canary.Unknown || !canary.Covers(st.want()[f][t], snapshot.Tables[t])
 			if ts.frozen {
 				continue
 			}

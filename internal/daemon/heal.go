@@ -100,7 +100,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 		d.absorb(st, f, fr)
 		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
 		d.countRefusal(f, fr.Err)
-		done = done && fr.Outcome.Done()
+		done = done && (fr.Outcome.Done() || fr.AllBut())
 		err = errors.Join(err, fr.Err)
 	}
 	if errors.Is(err, iptables.ErrLocked) && result == nil {
@@ -159,9 +159,11 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 		if tr.Finding.Verdict != canary.Unknown || !ts.verdict.Loss() {
 			ts.verdict = tr.Finding.Verdict
 		}
-		d.cfg.Metrics.SetQuarantined(f, t, len(tr.Quarantined))
+		if tr.Wrote > 0 {
+			d.cfg.Metrics.SetQuarantined(f, t, len(tr.Quarantined))
+		}
 		if tr.Proved {
-			ts.verdict, missing[t] = canary.Intact, 0
+			ts.verdict, ts.frozen, missing[t] = canary.Intact, false, 0
 			d.cfg.Metrics.SetCanaryPresent(f, t, true)
 		}
 		if tr.Read && !ts.verdict.Loss() && ts.verdict != canary.Unknown {
@@ -170,6 +172,8 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 	}
 	if fr.Digest != 0 {
 		fs.digest, fs.examined = fr.Digest, now
+	} else {
+		fs.markDirty(now)
 	}
 	d.cfg.Metrics.ObserveExamination(now, f, missing)
 	fs.quiet = false
@@ -214,6 +218,12 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 	}
 	l.record.Outcome = worst(result)
 	l.record.Detail = ""
+	for _, fr := range result {
+		if fr.Err != nil { // rules that had to be left out
+			l.record.Detail = fr.Err.Error()
+			klog.FromContext(ctx).Error(fr.Err, "Not all of the rules could be put back", "flush", l.record.ID)
+		}
+	}
 	absent := provedAt(result).Sub(l.record.Time)
 	l.record.AbsentSeconds = absent.Seconds()
 	d.cfg.Metrics.ObserveRecovery(absent)
@@ -248,15 +258,29 @@ func worst(result reload.Result) Outcome {
 // marks, so that the next flush is noticed too, and freezes the generation
 // until the owner has put its rules back.
 func (d *Daemon) observe(ctx context.Context, st *state) {
-	found := map[rules.Family]map[rules.TableName]hit{}
-	for f := range st.families {
+	examined := map[rules.Family]map[rules.TableName]reload.Examined{}
+	var unread []error
+	for f, fs := range st.families {
 		snapshot, err := d.cfg.Kernel.Read(ctx, f)
 		if err != nil {
-			d.retry(ctx, st, err)
-			return
+			unread = append(unread, err)
+			continue
 		}
+		examined[f] = d.examiner(st).Examine(snapshot, d.job(st, f))
+		for t, x := range examined[f] {
+			if x.Finding.Verdict == canary.Unknown && fs.tables[t].verdict.Loss() {
+				unread = append(unread, fmt.Errorf("%s %s lost its canary and cannot be read: %w", f, t, x.Finding.Err))
+			}
+		}
+	}
+	if err := errors.Join(unread...); err != nil {
+		d.retry(ctx, st, err)
+		return
+	}
+	found := map[rules.Family]map[rules.TableName]hit{}
+	for f, tables := range examined {
 		found[f] = map[rules.TableName]hit{}
-		for t, x := range d.examiner(st).Examine(snapshot, d.job(st, f)) {
+		for t, x := range tables {
 			ts := st.families[f].tables[t]
 			again := x.Finding.MarkLost || len(x.Finding.Witnesses) > 0
 			if ts.frozen && !again || !x.Finding.Verdict.Loss() {

@@ -83,8 +83,8 @@ func (d *Daemon) lookAt(ctx context.Context, st *state, f rules.Family, fs *fami
 	}
 	fs.stamp, fs.probed, fs.probeEnd, fs.cost = stamp, start, time.Now(), time.Since(start)
 	if fs.trouble != "" {
-		klog.FromContext(ctx).Info("The tables can be read again", "family", f)
-		fs.trouble, fs.examineAt = "", start
+		klog.FromContext(ctx).Info("The tables can be looked at again", "family", f)
+		fs.trouble, fs.examineAt = "", latest(start, fs.readAt)
 	}
 	d.judgeSighting(st, f, fs, sighting)
 	d.cfg.Metrics.ObserveProbe(f, d.lastResult(fs), time.Since(start))
@@ -116,17 +116,21 @@ func (fs *familyState) markDirty(now time.Time) {
 		fs.dirty = now
 	}
 	at := earliest(now.Add(captureQuiet), fs.dirty.Add(captureMost))
-	fs.examineAt = latest(at, fs.readEnd.Add(readShare*fs.readCost))
+	fs.examineAt = latest(latest(at, fs.readEnd.Add(readShare*fs.readCost)), fs.readAt)
 }
 
 // lastResult is the probe's label: what is known of the family now.
 func (d *Daemon) lastResult(fs *familyState) ProbeResult {
+	result := ProbeIntact
 	for _, ts := range fs.tables {
-		if ts.verdict.Loss() {
+		switch {
+		case ts.verdict.Loss():
 			return ProbeLoss
+		case ts.verdict == canary.Unknown:
+			result = ProbeUnknown
 		}
 	}
-	return ProbeIntact
+	return result
 }
 
 // unknown notes that a family could not be read. It restores nothing and is

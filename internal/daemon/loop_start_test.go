@@ -42,7 +42,7 @@ func TestRestart(t *testing.T) {
 		{name: "intact", down: time.Minute, back: true, log: "Took up the stored generation"},
 		{name: "intact for long", down: time.Hour, back: true, log: "Took up the stored generation"},
 		{name: "flushed", down: time.Minute, flush: true, back: true, log: "The rules are back and proved"},
-		{name: "flushed long ago", down: time.Hour, flush: true, log: "too long ago to replay them unasked"},
+		{name: "flushed long ago", down: time.Hour, flush: true, log: "too old to be replayed unasked"},
 		{name: "another boot", down: time.Minute, flush: true, change: func(id *reload.Identity) { id.BootID = "later" }, log: "The stored generation is not used"},
 		{name: "another version", down: time.Minute, flush: true, change: func(id *reload.Identity) { id.Version = "1.8.10" }, log: "The stored generation is not used"},
 	}

@@ -156,7 +156,14 @@ func (d *Daemon) logRetry(ctx context.Context, l *loss, err error) {
 
 func (d *Daemon) logRecovery(ctx context.Context, l *loss, result reload.Result) {
 	log := klog.FromContext(ctx)
-	log.Info("The rules are back and proved", "flush", l.record.ID, "tables", tablesText(l.hit), "outcome", l.record.Outcome,
+	what := "The rules are back and proved"
+	switch l.record.Outcome {
+	case reload.Skipped:
+		what = "The rules are back: their owner was faster"
+	case reload.Partial:
+		what = "The rules are back, but for those that were left out"
+	}
+	log.Info(what, "flush", l.record.ID, "tables", tablesText(l.hit), "outcome", l.record.Outcome,
 		"absent", time.Duration(l.record.AbsentSeconds*float64(time.Second)).Round(10*time.Microsecond), "attempts", l.attempts+1)
 	for f, fr := range result {
 		if fr.Aftercare != nil {

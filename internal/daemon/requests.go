@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -85,11 +86,13 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 	for f := range st.families {
 		job.Quiet[f] = true
 	}
+	ctx, done := finishing(ctx)
+	defer done()
 	result, err := replay(ctx, job)
-	if err != nil {
+	if result == nil {
 		return RestoreReply{}, err
 	}
-	return d.takeReplay(ctx, st, job, result), nil
+	return d.takeReplay(ctx, st, job, result), err
 }
 
 func (d *Daemon) anyTable(st *state, is func(*tableState) bool) bool {
@@ -103,21 +106,36 @@ func (d *Daemon) anyTable(st *state, is func(*tableState) bool) bool {
 	})
 }
 
-// takeReplay takes an asked-for replay into the state.
-func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, result reload.Result) RestoreReply {
-	reply := RestoreReply{Generation: job.Generation.ID(), Outcomes: map[rules.Family]Outcome{}}
+// ReplyOf tells a replay's result. A table that could not be read is not
+// proved, whatever became of the others.
+func ReplyOf(generation string, result reload.Result) RestoreReply {
+	reply := RestoreReply{Generation: generation, Outcomes: map[rules.Family]Outcome{}}
 	for f, fr := range result {
 		reply.Outcomes[f] = fr.Outcome
 		if fr.Err != nil {
 			reply.Detail = fr.Err.Error()
 		}
+		for t, tr := range fr.Tables {
+			if tr.Finding.Verdict == canary.Unknown && tr.Finding.Err != nil && fr.Outcome.Done() {
+				reply.Outcomes[f] = reload.Partial
+				reply.Detail = fmt.Sprintf("%s %s could not be read: %v", f, t, tr.Finding.Err)
+			}
+		}
 	}
+	return reply
+}
+
+// takeReplay takes an asked-for replay into the state.
+func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, result reload.Result) RestoreReply {
+	reply := ReplyOf(job.Generation.ID(), result)
 	if reply.Proved() {
 		st.learned.Generation = st.unclaimed(job.Generation)
 		st.capture(time.Now())
 	}
+	st.lookAt = time.Now()
 	if st.loss != nil {
 		d.concludeHeal(ctx, st, result, nil)
+		d.thaw(ctx, st)
 		return reply
 	}
 	for f, fr := range result {
@@ -125,6 +143,7 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
 		d.countRefusal(f, fr.Err)
 	}
+	d.thaw(ctx, st)
 	klog.FromContext(ctx).Info("Replayed on request", "generation", reply.Generation, "outcomes", reply.Outcomes)
 	return reply
 }

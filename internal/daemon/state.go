@@ -44,6 +44,7 @@ type state struct {
 	markedAt  time.Time // marks that are not on disk: since when; zero: none
 	saveAt    time.Time // when the generation is written; zero: nothing to write
 	savedAt   time.Time
+	confirmed time.Time // when everything was last in force, as the disk has it
 	saveCost  time.Duration
 	removed   bool // cleanup took everything out; nothing is done any more
 }
@@ -59,7 +60,9 @@ type familyState struct {
 	intact   uint64        // digest of the last probe that saw all marks standing
 	digest   uint64        // of what was examined last
 	examined time.Time     // zero: never
-	trouble  string        // why the family is unknown; empty if it is not
+	trouble  string        // why the last probe failed; empty if it did not
+	unread   string        // why the last full read failed; empty if it did not
+	readAt   time.Time     // after a read that failed: no other one before this
 
 	dirty     time.Time // since when something is unexamined; zero: nothing is
 	examineAt time.Time // not before this; zero: no examination is due

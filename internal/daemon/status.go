@@ -18,7 +18,7 @@ type Mode string
 // The modes.
 const (
 	Heal    Mode = "heal"    // replay
-	Observe Mode = "observe" // count and tell, write nothing
+	Observe Mode = "observe" // count and tell, write nothing but marks
 )
 
 // A Status is all that canaryd knows, at one moment. The loop makes a new one

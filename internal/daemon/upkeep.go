@@ -44,7 +44,7 @@ func (d *Daemon) plant(ctx context.Context, st *state) {
 		st.lookAt = time.Now()
 		st.plantWait = min(max(2*st.plantWait, firstTry), lastTry)
 		st.plantAt = time.Now().Add(st.plantWait)
-		log.Error(err, "The canaries could not be planted; until they are, no flush is noticed", "retryIn", st.plantWait)
+		log.Error(err, "Not every table has a canary; a flush of those without one is not noticed", "retryIn", st.plantWait)
 		return
 	}
 	st.plantWait = 0
@@ -85,7 +85,7 @@ func rotationDue(fs *familyState, now time.Time) bool {
 // mayRotate reports whether the family's marks may be renewed: not while
 // something is unexamined, and not while it waits for an owner.
 func mayRotate(fs *familyState) bool {
-	if !fs.dirty.IsZero() || fs.trouble != "" {
+	if !fs.dirty.IsZero() || fs.trouble != "" || fs.unread != "" {
 		return false
 	}
 	for _, ts := range fs.tables {
@@ -129,23 +129,31 @@ func (d *Daemon) rotate(ctx context.Context, st *state) {
 }
 
 // save writes marks at once and a changed generation when its time has come,
-// and plans the next confirmation. What is lost or unknown is not confirmed.
+// and plans the next confirmation. While something is lost or unknown, nothing
+// is confirmed and no generation is written; the marks are all the same, or
+// the next start would take those of a renewal for somebody else's.
 func (d *Daemon) save(ctx context.Context, st *state, last bool) {
-	if d.cfg.Store == nil || st.removed || !d.sound(st) {
-		st.markedAt, st.saveAt = time.Time{}, time.Now().Add(confirmEvery)
+	st.markedAt = time.Time{}
+	if d.cfg.Store == nil || st.removed {
+		st.saveAt = time.Now().Add(confirmEvery)
 		return
 	}
 	start := time.Now()
 	var err error
-	if last || due(st.saveAt, start) || !d.cfg.Store.Holds() {
+	switch sound := d.sound(st); {
+	case !sound:
+		st.saveAt = start.Add(confirmEvery)
+	case last || due(st.saveAt, start) || !d.cfg.Store.Holds():
 		err = d.cfg.Store.SaveGeneration(st.want(), d.cfg.Source, st.captured)
 		st.savedAt, st.saveCost = time.Now(), time.Since(start)
 		st.saveAt = st.savedAt.Add(confirmEvery)
+		st.confirmed = start
+	default:
+		st.confirmed = start
 	}
-	if err == nil {
-		err = d.cfg.Store.SaveState(reload.State{Confirmed: start, Marks: st.marks})
+	if err == nil && d.cfg.Store.Holds() {
+		err = d.cfg.Store.SaveState(reload.State{Confirmed: st.confirmed, Marks: st.marks})
 	}
-	st.markedAt = time.Time{}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "The generation is not on disk; after a restart canaryd would begin anew")
 	}

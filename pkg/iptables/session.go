@@ -138,8 +138,8 @@ func (s *genidSession) RestoreAnyway(ctx context.Context, family rules.Family, p
 // Restore implements Session. Our own commits are counted: one for each
 // section of the payload that writes anything. More than those were somebody
 // else's. A section that changes nothing makes no commit, so a foreign commit
-// at that moment can go unseen; a replay never has such a section, since each
-// ends with the canary's rule.
+// at that moment can go unseen. A section that renews marks always writes; one
+// that only puts back hooks or chains does, unless somebody else did so first.
 func (s *genidSession) Restore(ctx context.Context, family rules.Family, payload []byte) (raced bool, err error) {
 	before, err := s.guard(ctx, family)
 	if err != nil {

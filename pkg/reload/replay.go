@@ -89,11 +89,24 @@ type FamilyResult struct {
 	// doubled hooks not be removed; the rules are in force all the same.
 	Aftercare error
 	// Digest identifies the content of the last read, as a Sighting's does;
-	// 0 if nothing could be read.
+	// 0 if nothing could be read, or somebody else wrote meanwhile.
 	Digest uint64
 
 	foreign     bool              // somebody else wrote between the guarded read and the proof
 	proxyCanary []rules.TableName // where the proof saw kube-proxy's canary
+}
+
+// AllBut reports whether everything that was written is proved, and rules were
+// left out because what they jump to is missing. Trying again changes nothing.
+func (r FamilyResult) AllBut() bool {
+	left := 0
+	for _, tr := range r.Tables {
+		if tr.Finding.Verdict.Loss() && !tr.Proved {
+			return false
+		}
+		left += len(tr.Quarantined)
+	}
+	return r.Outcome == Partial && left > 0
 }
 
 // A TableResult is what became of one table.

@@ -67,7 +67,7 @@ type State struct {
 type Store struct {
 	dir      string
 	identity Identity
-	written  string // ID of the generation written last
+	written  string // ID of the generation that the state names
 }
 
 // OpenStore opens the folder, which it makes if it is missing.
@@ -89,7 +89,8 @@ func OpenStore(dir string, identity Identity) (*Store, error) {
 	return &Store{dir: dir, identity: identity}, nil
 }
 
-// Holds reports whether a generation was written since the store was opened.
+// Holds reports whether there is a generation that the state can name: one that
+// was written since the store was opened, or resumed from.
 func (s *Store) Holds() bool { return s.written != "" }
 
 // SaveGeneration writes a generation, unless it is the one written last.
@@ -142,6 +143,9 @@ func (s *Store) LoadState() (State, Stored, error) {
 	stored, err := s.Load(state.ID)
 	return state, stored, err
 }
+
+// Resume says that the state goes on from the stored generation of that ID.
+func (s *Store) Resume(id string) { s.written = id }
 
 // Load returns the generation of that ID.
 func (s *Store) Load(id string) (Stored, error) {

@@ -48,7 +48,7 @@ func TestRestart(t *testing.T) {
 
 		n.flush()
 		old := n.start("--max-stored-age=1ms")
-		told := regexp.MustCompile(`too long ago .*canaryd restore --generation.* generation="([0-9a-f]{12})"`).FindStringSubmatch(old.log())
+		told := regexp.MustCompile(`too old .*canaryd restore --generation.* generation="([0-9a-f]{12})"`).FindStringSubmatch(old.log())
 		if told == nil {
 			n.Fatalf("the log does not say what to do about a generation that is too old:\n%s", old.log())
 		}
