@@ -282,7 +282,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 		st.inForce = &Declaration{st.claimed(stored.Generation), st.claims}
 	}
 	st.capture(stored.Captured)
-	st.confirmed = known.Confirmed
+	st.confirmed, st.kept = known.Confirmed, known.Marks
 	d.cfg.Store.Resume(stored.ID)
 	log.Info("Took up the stored generation", "generation", stored.ID, "age", age.Round(time.Second))
 }

@@ -44,7 +44,8 @@ type state struct {
 	markedAt  time.Time // marks that are not on disk: since when; zero: none
 	saveAt    time.Time // when the generation is written; zero: nothing to write
 	savedAt   time.Time
-	confirmed time.Time // when everything was last in force, as the disk has it
+	confirmed time.Time    // when everything was last in force, as the disk has it
+	kept      canary.Marks // as the disk has them
 	saveCost  time.Duration
 	removed   bool // cleanup took everything out; nothing is done any more
 }
@@ -203,6 +204,21 @@ func (st *state) unclaimed(g rules.Generation) rules.Generation {
 func (st *state) capture(at time.Time) {
 	st.captured = at
 	st.edition++
+}
+
+// keep returns the marks that belong on disk. Where observe mode replanted
+// marks above a loss, those that were lost stay: who restores, or starts to
+// heal, later must still find the loss.
+func (st *state) keep() canary.Marks {
+	marks := st.marks
+	for f, fs := range st.families {
+		for t, ts := range fs.tables {
+			if ts.frozen {
+				marks = marks.With(f, t, st.kept[f][t])
+			}
+		}
+	}
+	return marks
 }
 
 // hint asks for a close look because of something that happened just now.

@@ -152,7 +152,8 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 		st.confirmed = start
 	}
 	if err == nil && d.cfg.Store.Holds() {
-		err = d.cfg.Store.SaveState(reload.State{Confirmed: st.confirmed, Marks: st.marks})
+		st.kept = st.keep()
+		err = d.cfg.Store.SaveState(reload.State{Confirmed: st.confirmed, Marks: st.kept})
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "The generation is not on disk; after a restart canaryd would begin anew")
