@@ -51,14 +51,10 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 			err = errors.Join(err, fr.Err)
 		}
 	}
-	if lockReason(err) && result == nil {
-		for f := range st.families {
-			d.cfg.Metrics.ObserveRestoreFailure(f, iptables.ReasonLock)
-		}
-	}
+	d.countLocked(st, result, err)
 	st.lookAt = time.Now()
 	if err != nil {
-		st.applyWait = min(max(2*st.applyWait, firstTry), lastTry)
+		st.applyWait = longer(st.applyWait)
 		if lockReason(err) {
 			st.applyWait = firstTry // as when healing: it comes free at any moment
 		}

@@ -103,11 +103,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 		done = done && (fr.Outcome.Done() || fr.AllBut())
 		err = errors.Join(err, fr.Err)
 	}
-	if errors.Is(err, iptables.ErrLocked) && result == nil {
-		for f := range st.families {
-			d.cfg.Metrics.ObserveRestoreFailure(f, iptables.ReasonLock)
-		}
-	}
+	d.countLocked(st, result, err)
 	if !done {
 		d.retry(ctx, st, err)
 		return
@@ -122,11 +118,15 @@ func (d *Daemon) lostButUnread(st *state, result reload.Result) error {
 	for f, fr := range result {
 		for t, tr := range fr.Tables {
 			if tr.Finding.Verdict == canary.Unknown && st.families[f].tables[t].verdict.Loss() {
-				errs = append(errs, fmt.Errorf("%s %s lost its canary and cannot be read: %w", f, t, tr.Finding.Err))
+				errs = append(errs, lostUnread(f, t, tr.Finding))
 			}
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func lostUnread(f rules.Family, t rules.TableName, finding canary.Finding) error {
+	return fmt.Errorf("%s %s lost its canary and cannot be read: %w", f, t, finding.Err)
 }
 
 // hits returns what a replay found lost under guard.
@@ -190,11 +190,26 @@ func (d *Daemon) countRefusal(f rules.Family, err error) {
 	}
 }
 
+// countLocked counts a session that could not begin because somebody holds the
+// lock: then no family has a result of its own.
+func (d *Daemon) countLocked(st *state, result reload.Result, err error) {
+	if result != nil || !lockReason(err) {
+		return
+	}
+	for f := range st.families {
+		d.cfg.Metrics.ObserveRestoreFailure(f, iptables.ReasonLock)
+	}
+}
+
+// longer returns the pause that follows one of wait: twice as long, between
+// firstTry and lastTry.
+func longer(wait time.Duration) time.Duration { return min(max(2*wait, firstTry), lastTry) }
+
 // retry plans the next try and says why there is one.
 func (d *Daemon) retry(ctx context.Context, st *state, err error) {
 	l := st.loss
 	l.attempts++
-	l.wait = min(max(2*l.wait, firstTry), lastTry)
+	l.wait = longer(l.wait)
 	if lockReason(err) {
 		// It was waited for already, and is let go of at any moment.
 		l.wait = firstTry
@@ -269,7 +284,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 		examined[f] = d.examiner(st).Examine(snapshot, d.job(st, f))
 		for t, x := range examined[f] {
 			if x.Finding.Verdict == canary.Unknown && fs.tables[t].verdict.Loss() {
-				unread = append(unread, fmt.Errorf("%s %s lost its canary and cannot be read: %w", f, t, x.Finding.Err))
+				unread = append(unread, lostUnread(f, t, x.Finding))
 			}
 		}
 	}

@@ -134,7 +134,7 @@ func (d *Daemon) logLost(ctx context.Context, l *loss, fresh map[rules.Family]Ve
 func (d *Daemon) logRetry(ctx context.Context, l *loss, err error) {
 	advice := "canaryd keeps trying"
 	if lockReason(err) {
-		advice = "see which process holds the xtables lock: fuser -v /run/xtables.lock"
+		advice = "see which process holds the lock file that the error names: fuser -v FILE"
 	}
 	what := "Rules are still missing"
 	if !l.told {
@@ -166,6 +166,12 @@ func (d *Daemon) logRecovery(ctx context.Context, l *loss, result reload.Result)
 	log.Info(what, "flush", l.record.ID, "tables", tablesText(l.hit), "outcome", l.record.Outcome,
 		"absent", time.Duration(l.record.AbsentSeconds*float64(time.Second)).Round(10*time.Microsecond), "attempts", l.attempts+1)
 	for f, fr := range result {
+		for t, tr := range fr.Tables {
+			if n := len(tr.Skipped); n > 0 {
+				log.Info("Chains were left as their owner had written them meanwhile", "flush", l.record.ID,
+					"family", f, "table", t, "count", n, "chains", tr.Skipped[:min(n, namesKept)])
+			}
+		}
 		if fr.Aftercare != nil {
 			log.Error(fr.Aftercare, "The rules are back, but not all that follows worked", "flush", l.record.ID, "family", f)
 		}

@@ -42,7 +42,7 @@ func (d *Daemon) plant(ctx context.Context, st *state) {
 	}
 	if err != nil {
 		st.lookAt = time.Now()
-		st.plantWait = min(max(2*st.plantWait, firstTry), lastTry)
+		st.plantWait = longer(st.plantWait)
 		st.plantAt = time.Now().Add(st.plantWait)
 		log.Error(err, "Not every table has a canary; a flush of those without one is not noticed", "retryIn", st.plantWait)
 		return
