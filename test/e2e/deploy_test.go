@@ -1,12 +1,12 @@
 package e2e
 
 import (
-	"os"
 	"os/exec"
 	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/canaryd/canaryd/internal/nodetest"
 	"github.com/canaryd/canaryd/internal/nstest"
 )
 
@@ -22,16 +22,16 @@ func TestLeastCapabilities(t *testing.T) {
 	for _, name := range strings.Fields(found[1]) {
 		bounds += ",+" + strings.ToLower(strings.TrimPrefix(name, "CAP_"))
 	}
-	onBoth(t, func(n *node) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		nstest.NeedProgram(n.T, "setpriv")
-		n.load()
-		before := n.protected()
-		n.under = []string{"setpriv", "--bounding-set=" + bounds, "--inh-caps=-all", "--no-new-privs"}
-		d := n.start()
-		n.flush()
-		n.healed(1)
-		n.same("protected rules", before, n.protected())
-		d.stop()
+		n.Load()
+		before := n.Protected()
+		n.Under = []string{"setpriv", "--bounding-set=" + bounds, "--inh-caps=-all", "--no-new-privs"}
+		d := n.Start()
+		n.Flush()
+		n.Healed(1)
+		n.Same("protected rules", before, n.Protected())
+		d.Stop()
 	})
 }
 
@@ -43,7 +43,7 @@ func TestUnitCommand(t *testing.T) {
 	if line == nil {
 		t.Fatal("the unit starts no canaryd")
 	}
-	out, err := exec.Command(os.Getenv(program), append(strings.Fields(line[1]), "--help")...).CombinedOutput()
+	out, err := exec.Command(nodetest.Canaryd(), append(strings.Fields(line[1]), "--help")...).CombinedOutput()
 	if err != nil {
 		t.Errorf("canaryd %s --help: %v: %s", line[1], err, out)
 	}

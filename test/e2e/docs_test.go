@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/nodetest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -34,7 +35,7 @@ func TestReadmeNames(t *testing.T) {
 	readme := document(t, "README.md")
 	help := ""
 	for _, name := range commandNames {
-		out, err := exec.Command(os.Getenv(program), name, "--help").Output()
+		out, err := exec.Command(nodetest.Canaryd(), name, "--help").Output()
 		if err != nil {
 			t.Fatalf("canaryd %s --help: %v", name, err)
 		}
@@ -65,18 +66,18 @@ func TestReadmeNames(t *testing.T) {
 // log lines and its status with those of the flush that it tells of.
 func TestReadmeCommands(t *testing.T) {
 	readme := document(t, "README.md")
-	on(t, iptables.NFT, func(n *node) {
-		n.load()
-		d := n.start("--max-stored-age=10m", "--mode=heal")
-		n.must(n.programs.Flush(n.Context(), rules.IPv4, rules.Nat, ""))
-		n.healed(1)
-		n.within(healsIn, "the log", func() error {
-			if !strings.Contains(d.log(), "The rules are back") {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		n.Load()
+		d := n.Start("--max-stored-age=10m", "--mode=heal")
+		n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Nat, ""))
+		n.Healed(1)
+		n.Within(nodetest.HealsIn, "the log", func() error {
+			if !strings.Contains(d.Log(), "The rules are back") {
 				return os.ErrNotExist
 			}
 			return nil
 		})
-		log := d.log()
+		log := d.Log()
 		lines := regexp.MustCompile(`(?m)^    ("[A-Z].*)$`).FindAllStringSubmatch(readme, -1)
 		if len(lines) == 0 {
 			n.Error("README shows no log line")
@@ -86,7 +87,7 @@ func TestReadmeCommands(t *testing.T) {
 				n.Errorf("README shows a line of the log that is now another:\n%s\n%s", line[1], log)
 			}
 		}
-		table, _ := n.want(0, "status")
+		table, _ := n.Want(0, "status")
 		for _, heading := range regexp.MustCompile(`(?m)^    (F[A-Z]+  .*)$`).FindAllStringSubmatch(readme, -1) {
 			if !strings.Contains(squeeze(table), squeeze(heading[1])) {
 				n.Errorf("README shows the heading %q, status prints:\n%s", heading[1], table)
@@ -94,7 +95,7 @@ func TestReadmeCommands(t *testing.T) {
 		}
 
 		time.Sleep(1500 * time.Millisecond) // a changed generation reaches the disk within a second
-		id := n.status().Generation.ID
+		id := n.Status().Generation.ID
 		var words [][]string
 		for _, c := range regexp.MustCompile("(?:`|\\$ )canaryd ([^`\n]+)").FindAllStringSubmatch(readme, -1) {
 			words = append(words, strings.Fields(strings.ReplaceAll(c[1], "ID", id)))
@@ -108,17 +109,17 @@ func TestReadmeCommands(t *testing.T) {
 			case w[0] == "run":
 			case w[0] == "COMMAND":
 				for _, name := range commandNames {
-					n.want(0, name, w[1:]...)
+					n.Want(0, name, w[1:]...)
 				}
 			default:
-				n.want(0, w[0], w[1:]...)
+				n.Want(0, w[0], w[1:]...)
 				ran[w[0]] = true
 			}
 		}
 		if len(ran) != len(commandNames)-1 {
 			n.Errorf("README names %d commands, want all but run: %v", len(ran), ran)
 		}
-		d.stop()
+		d.Stop()
 	})
 }
 

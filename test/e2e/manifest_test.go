@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/canaryd/canaryd/internal/nodetest"
 	"github.com/canaryd/canaryd/internal/nstest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -46,28 +47,28 @@ endpoints: [{addresses: [%q], nodeName: node-a}]
 }
 
 // declare writes the manifest as editors do: a new file, renamed into place.
-func (n *node) declare(text string) {
+func declare(n *nodetest.Node, text string) {
 	n.Helper()
-	n.must(os.MkdirAll("/run/manifest", 0o755))
+	n.Must(os.MkdirAll("/run/manifest", 0o755))
 	next := filepath.Join("/run/manifest", ".next")
-	n.must(os.WriteFile(next, []byte(text), 0o600))
-	n.must(os.Rename(next, "/run/manifest/cluster.yaml"))
+	n.Must(os.WriteFile(next, []byte(text), 0o600))
+	n.Must(os.Rename(next, "/run/manifest/cluster.yaml"))
 }
 
 // holds reports whether a protected rule holds text.
-func (n *node) holds(text string) bool {
+func holds(n *nodetest.Node, text string) bool {
 	n.Helper()
-	return slices.ContainsFunc(n.protected(), func(l string) bool { return strings.Contains(l, text) })
+	return slices.ContainsFunc(n.Protected(), func(l string) bool { return strings.Contains(l, text) })
 }
 
 // shows waits until a protected rule holds text, or none does.
-func (n *node) shows(text string, want bool) {
+func shows(n *nodetest.Node, text string, want bool) {
 	n.Helper()
-	n.within(healsIn, fmt.Sprintf("%q in the rules: %t", text, want), func() error {
-		if got := n.holds(text); got != want {
+	n.Within(nodetest.HealsIn, fmt.Sprintf("%q in the rules: %t", text, want), func() error {
+		if got := holds(n, text); got != want {
 			return fmt.Errorf("it is %t", got)
 		}
-		return ready()
+		return nodetest.Ready()
 	})
 }
 
@@ -75,71 +76,71 @@ func (n *node) shows(text string, want bool) {
 // rules into empty tables, follows the files, keeps the last good ones when a
 // file is broken, and repairs flushes and drift alike.
 func TestManifest(t *testing.T) {
-	onBoth(t, func(n *node) {
-		n.declare(manifest("10.1.0.5", "fd00:10::5"))
-		n.must(os.MkdirAll("/run/rules.d", 0o755))
-		n.must(os.WriteFile("/run/rules.d/corp.v4", []byte("*filter\n:CORP-GUARD - [0:0]\n-A FORWARD -j CORP-GUARD\n-A CORP-GUARD -s 192.0.2.0/24 -j DROP\nCOMMIT\n"), 0o600))
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		declare(n, manifest("10.1.0.5", "fd00:10::5"))
+		n.Must(os.MkdirAll("/run/rules.d", 0o755))
+		n.Must(os.WriteFile("/run/rules.d/corp.v4", []byte("*filter\n:CORP-GUARD - [0:0]\n-A FORWARD -j CORP-GUARD\n-A CORP-GUARD -s 192.0.2.0/24 -j DROP\nCOMMIT\n"), 0o600))
 		flags := []string{"--source=manifest", "--manifest=/run/manifest", "--rules-dir=/run/rules.d"}
-		d := n.start(flags...)
-		n.shows("--to-destination 10.1.0.5:8080", true)
-		n.shows("--to-destination [fd00:10::5]:8080", true)
+		d := n.Start(flags...)
+		shows(n, "--to-destination 10.1.0.5:8080", true)
+		shows(n, "--to-destination [fd00:10::5]:8080", true)
 		corp := func() bool {
-			return slices.ContainsFunc(n.foreign(), func(l string) bool { return strings.HasSuffix(l, "CORP-GUARD 0000 -s 192.0.2.0/24 -j DROP") })
+			return slices.ContainsFunc(n.Foreign(), func(l string) bool { return strings.HasSuffix(l, "CORP-GUARD 0000 -s 192.0.2.0/24 -j DROP") })
 		}
 		if !corp() {
 			n.Error("the operator's own rules are not there")
 		}
-		if flushes := n.status().Flushes; len(flushes) > 0 {
+		if flushes := n.Status().Flushes; len(flushes) > 0 {
 			n.Errorf("writing what is declared is told as %d flushes", len(flushes))
 		}
 
-		n.declare(manifest("10.1.0.6", "fd00:10::6"))
-		n.shows("--to-destination 10.1.0.6:8080", true)
-		n.shows("--to-destination [fd00:10::6]:8080", true)
-		n.shows("10.1.0.5", false)
+		declare(n, manifest("10.1.0.6", "fd00:10::6"))
+		shows(n, "--to-destination 10.1.0.6:8080", true)
+		shows(n, "--to-destination [fd00:10::6]:8080", true)
+		shows(n, "10.1.0.5", false)
 
-		before := n.protected()
-		n.declare("apiVersion: v1\nkind: Service\nmetadata: {name: [\n")
-		n.within(healsIn, "the broken manifest to be counted", func() error {
-			if !strings.Contains(n.get("/metrics"), `canaryd_source_errors_total{source="manifest"} 1`) {
+		before := n.Protected()
+		declare(n, "apiVersion: v1\nkind: Service\nmetadata: {name: [\n")
+		n.Within(nodetest.HealsIn, "the broken manifest to be counted", func() error {
+			if !strings.Contains(n.Get("/metrics"), `canaryd_source_errors_total{source="manifest"} 1`) {
 				return errors.New("it is not")
 			}
 			return nil
 		})
-		d.wantLog("cluster.yaml")
-		n.same("rules beside a broken manifest", before, n.protected())
-		n.declare(manifest("10.1.0.6", "fd00:10::6"))
+		d.WantLog("cluster.yaml")
+		n.Same("rules beside a broken manifest", before, n.Protected())
+		declare(n, manifest("10.1.0.6", "fd00:10::6"))
 
-		n.flush()
-		n.healed(1)
-		n.same("rules after a flush", before, n.protected())
+		n.Flush()
+		n.Healed(1)
+		n.Same("rules after a flush", before, n.Protected())
 		if !corp() {
 			n.Error("the operator's own rules did not come back")
 		}
 
-		records := len(n.status().Flushes)
-		n.must(n.programs.RestoreNoflush(n.Context(), rules.IPv4, "*nat\n-I KUBE-SERVICES -j RETURN\nCOMMIT\n"))
-		if r := n.healed(records + 1); r.Kind != "drifted" {
+		records := len(n.Status().Flushes)
+		n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, "*nat\n-I KUBE-SERVICES -j RETURN\nCOMMIT\n"))
+		if r := n.Healed(records + 1); r.Kind != "drifted" {
 			n.Errorf("a stranger's rule inside a claimed chain is %s, want drifted", r.Kind)
 		}
-		n.same("rules after drift", before, n.protected())
-		d.stop()
-		n.same("rules after SIGTERM", before, n.protected())
+		n.Same("rules after drift", before, n.Protected())
+		d.Stop()
+		n.Same("rules after SIGTERM", before, n.Protected())
 	})
 }
 
 // TestManifestRefuses: two owners of one chain undo each other for ever.
 func TestManifestRefuses(t *testing.T) {
-	onBoth(t, func(n *node) {
-		n.load() // kube-proxy is at work here
-		n.declare(manifest("10.1.0.5", "fd00:10::5"))
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load() // kube-proxy is at work here
+		declare(n, manifest("10.1.0.5", "fd00:10::5"))
 		flags := []string{"--source=manifest", "--manifest=/run/manifest"}
-		_, stderr := n.want(2, "run", flags...)
+		_, stderr := n.Want(2, "run", flags...)
 		if !strings.Contains(stderr, "KUBE-PROXY-CANARY") {
 			n.Errorf("the refusal does not say why: %s", stderr)
 		}
-		n.must(os.WriteFile("/run/manifest/more.yaml", []byte(manifest("10.1.0.5", "fd00:10::5")), 0o600))
-		_, stderr = n.want(2, "run", append(flags, "--hostname-override=node-a")...)
+		n.Must(os.WriteFile("/run/manifest/more.yaml", []byte(manifest("10.1.0.5", "fd00:10::5")), 0o600))
+		_, stderr = n.Want(2, "run", append(flags, "--hostname-override=node-a")...)
 		if !strings.Contains(stderr, "more.yaml") || !strings.Contains(stderr, "shop/web") {
 			n.Errorf("a service that stands there twice is refused with: %s", stderr)
 		}
@@ -148,18 +149,18 @@ func TestManifestRefuses(t *testing.T) {
 
 // TestRenderManifest: render needs no kernel, and what it prints loads.
 func TestRenderManifest(t *testing.T) {
-	onBoth(t, func(n *node) {
-		n.declare(manifest("10.1.0.5", "fd00:10::5"))
-		for _, f := range n.families {
-			text, _ := n.want(0, "render", "--source=manifest", "--manifest=/run/manifest", "--ip-family="+f.String())
-			tool := map[rules.Family]string{rules.IPv4: "iptables-", rules.IPv6: "ip6tables-"}[f] + string(n.programs.With) + "-restore"
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		declare(n, manifest("10.1.0.5", "fd00:10::5"))
+		for _, f := range n.Families {
+			text, _ := n.Want(0, "render", "--source=manifest", "--manifest=/run/manifest", "--ip-family="+f.String())
+			tool := map[rules.Family]string{rules.IPv4: "iptables-", rules.IPv6: "ip6tables-"}[f] + string(n.Programs.With) + "-restore"
 			nstest.CommandInput(n.T, text, tool)
-			again, _ := n.want(0, "render", "--source=manifest", "--manifest=/run/manifest", "--ip-family="+f.String())
+			again, _ := n.Want(0, "render", "--source=manifest", "--manifest=/run/manifest", "--ip-family="+f.String())
 			if again != text {
 				n.Error("the same objects give other text the second time")
 			}
 		}
-		if !n.holds("--to-destination 10.1.0.5:8080") {
+		if !holds(n, "--to-destination 10.1.0.5:8080") {
 			n.Error("what was loaded does not lead to the endpoint")
 		}
 	})

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/nodetest"
 	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -23,22 +24,22 @@ func TestTrouble(t *testing.T) {
 		name    string
 		backend iptables.Backend
 		// prepare makes the trouble and returns what comes before the command line.
-		prepare func(n *node) []string
+		prepare func(n *nodetest.Node) []string
 		flags   []string
 		want    []string
 	}{
 		{
 			name: "a file in the place of the state folder", backend: iptables.NFT,
-			prepare: func(n *node) []string { n.must(os.WriteFile("/run/file", nil, 0o600)); return nil },
+			prepare: func(n *nodetest.Node) []string { n.Must(os.WriteFile("/run/file", nil, 0o600)); return nil },
 			flags:   []string{"--state-dir=/run/file"},
 			want:    []string{"state folder /run/file", "not a directory", "--state-dir"},
 		},
 		{
 			name: "a state folder that cannot be written", backend: iptables.NFT,
-			prepare: func(n *node) []string {
-				n.must(os.MkdirAll("/run/ro/generations", 0o700))
-				n.must(unix.Mount("/run/ro", "/run/ro", "", unix.MS_BIND, ""))
-				n.must(unix.Mount("", "/run/ro", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, ""))
+			prepare: func(n *nodetest.Node) []string {
+				n.Must(os.MkdirAll("/run/ro/generations", 0o700))
+				n.Must(unix.Mount("/run/ro", "/run/ro", "", unix.MS_BIND, ""))
+				n.Must(unix.Mount("", "/run/ro", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, ""))
 				return nil
 			},
 			flags: []string{"--state-dir=/run/ro"},
@@ -62,15 +63,15 @@ func TestTrouble(t *testing.T) {
 		},
 		{
 			name: "another daemon", backend: iptables.NFT,
-			prepare: func(n *node) []string { n.load(); n.start(); return nil },
+			prepare: func(n *nodetest.Node) []string { n.Load(); n.Start(); return nil },
 			flags:   []string{"--socket=/run/other.sock", "--metrics-bind-address="},
 			want:    []string{"another canaryd runs in this network namespace", "process "},
 		},
 		{
 			name: "somebody at the socket", backend: iptables.NFT,
-			prepare: func(n *node) []string {
+			prepare: func(n *nodetest.Node) []string {
 				l, err := net.Listen("unix", "/run/taken.sock")
-				n.must(err)
+				n.Must(err)
 				n.Cleanup(func() { l.Close() })
 				return nil
 			},
@@ -79,15 +80,15 @@ func TestTrouble(t *testing.T) {
 		},
 		{
 			name: "a file in the place of the socket", backend: iptables.NFT,
-			prepare: func(n *node) []string { n.must(os.WriteFile("/run/file", nil, 0o600)); return nil },
+			prepare: func(n *nodetest.Node) []string { n.Must(os.WriteFile("/run/file", nil, 0o600)); return nil },
 			flags:   []string{"--socket=/run/file"},
 			want:    []string{"/run/file is in the way", "--socket"},
 		},
 		{
 			name: "somebody at the port", backend: iptables.NFT,
-			prepare: func(n *node) []string {
+			prepare: func(n *nodetest.Node) []string {
 				l, err := net.Listen("tcp", "127.0.0.1:9475")
-				n.must(err)
+				n.Must(err)
 				n.Cleanup(func() { l.Close() })
 				return nil
 			},
@@ -95,16 +96,16 @@ func TestTrouble(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			on(t, test.backend, func(n *node) {
-				words := append(test.prepare(n), append([]string{os.Getenv(program)}, n.flags("run")...)...)
+			nodetest.On(t, test.backend, func(n *nodetest.Node) {
+				words := append(test.prepare(n), append([]string{nodetest.Canaryd()}, n.Flags("run")...)...)
 				words = append(words, test.flags...)
 				cmd := exec.CommandContext(n.Context(), words[0], words[1:]...)
 				time.AfterFunc(20*time.Second, func() { _ = cmd.Cancel() })
-				code, stdout, stderr := n.exec(cmd)
+				code, stdout, stderr := n.Exec(cmd)
 				if code != 2 || stdout != "" {
 					n.Errorf("exit code %d, stdout %q; want 2 and nothing\n%s", code, stdout, stderr)
 				}
-				n.oneLine(stderr)
+				n.OneLine(stderr)
 				for _, word := range test.want {
 					if !strings.Contains(stderr, word) {
 						n.Errorf("want %q in %q", word, stderr)
@@ -117,10 +118,10 @@ func TestTrouble(t *testing.T) {
 
 // hidePrograms takes the administrators' programs away from this mount
 // namespace.
-func hidePrograms(n *node) []string {
+func hidePrograms(n *nodetest.Node) []string {
 	env, err := exec.LookPath("env")
-	n.must(err)
-	n.must(os.Mkdir("/run/empty", 0o755))
+	n.Must(err)
+	n.Must(os.Mkdir("/run/empty", 0o755))
 	for _, dir := range []string{"/usr/local/sbin", "/usr/sbin", "/sbin"} {
 		if err := unix.Mount("/run/empty", dir, "", unix.MS_BIND, ""); err != nil && !os.IsNotExist(err) {
 			n.Fatalf("hiding %s: %v", dir, err)
@@ -131,62 +132,62 @@ func hidePrograms(n *node) []string {
 
 // dropNetAdmin returns a command that executes another without the right to
 // read and write tables.
-func dropNetAdmin(n *node) []string {
-	n.load()
+func dropNetAdmin(n *nodetest.Node) []string {
+	n.Load()
 	path, err := exec.LookPath("setpriv")
-	n.must(err) // util-linux, which every Debian has
+	n.Must(err) // util-linux, which every Debian has
 	return []string{path, "--bounding-set=-net_admin", "--inh-caps=-net_admin", "--"}
 }
 
 // TestWithoutIP6Tables: a family that is not there is told once and left out.
 func TestWithoutIP6Tables(t *testing.T) {
-	onBoth(t, func(n *node) {
-		n.families = []rules.Family{rules.IPv4}
-		n.must(scenario.Load(n.Context(), n.programs, n.families...))
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Families = []rules.Family{rules.IPv4}
+		n.Must(scenario.Load(n.Context(), n.Programs, n.Families...))
 		all, err := filepath.Glob("/usr/sbin/iptables-*")
-		n.must(err)
-		n.must(os.MkdirAll("/run/some", 0o755))
+		n.Must(err)
+		n.Must(os.MkdirAll("/run/some", 0o755))
 		for _, path := range all {
 			target, err := filepath.EvalSymlinks(path)
-			n.must(err)
+			n.Must(err)
 			text, err := os.ReadFile(target)
-			n.must(err)
-			n.must(os.WriteFile(filepath.Join("/run/some", filepath.Base(path)), text, 0o755))
+			n.Must(err)
+			n.Must(os.WriteFile(filepath.Join("/run/some", filepath.Base(path)), text, 0o755))
 		}
 		// The flusher's programs must stay: nothing of canaryd's needs them.
 		nft, err := exec.LookPath("nft")
-		n.must(err)
+		n.Must(err)
 		text, err := os.ReadFile(nft)
-		n.must(err)
-		n.must(os.WriteFile("/run/some/nft", text, 0o755))
+		n.Must(err)
+		n.Must(os.WriteFile("/run/some/nft", text, 0o755))
 		for _, dir := range []string{"/usr/sbin", "/sbin"} {
-			n.must(unix.Mount("/run/some", dir, "", unix.MS_BIND, ""))
+			n.Must(unix.Mount("/run/some", dir, "", unix.MS_BIND, ""))
 		}
-		protected := n.protected()
+		protected := n.Protected()
 
-		d := n.start()
-		d.wantLog("A family is not watched", "ipv6", "ip6tables-"+string(n.programs.With)+" is not installed")
-		if got := strings.Count(d.log(), "A family is not watched"); got != 1 {
+		d := n.Start()
+		d.WantLog("A family is not watched", "ipv6", "ip6tables-"+string(n.Programs.With)+" is not installed")
+		if got := strings.Count(d.Log(), "A family is not watched"); got != 1 {
 			n.Errorf("the missing family is told %d times, want once", got)
 		}
 		for _, table := range rules.Guarded() {
-			n.must(n.programs.Flush(n.Context(), rules.IPv4, table, ""))
+			n.Must(n.Programs.Flush(n.Context(), rules.IPv4, table, ""))
 		}
-		n.healed(1)
-		n.within(healsIn, "the protected rules", func() error {
-			if got := n.protected(); strings.Join(got, "\n") != strings.Join(protected, "\n") {
+		n.Healed(1)
+		n.Within(nodetest.HealsIn, "the protected rules", func() error {
+			if got := n.Protected(); strings.Join(got, "\n") != strings.Join(protected, "\n") {
 				return os.ErrNotExist
 			}
 			return nil
 		})
-		stdout, _ := n.want(0, "check")
+		stdout, _ := n.Want(0, "check")
 		if strings.Contains(stdout, "ipv6") {
 			n.Errorf("check tells of a family that is not there:\n%s", stdout)
 		}
-		table, _ := n.want(0, "status")
+		table, _ := n.Want(0, "status")
 		if !strings.Contains(table, "ipv6 is not watched") {
 			n.Errorf("status does not say that IPv6 is not watched:\n%s", table)
 		}
-		d.stop()
+		d.Stop()
 	})
 }

@@ -1,0 +1,45 @@
+package nodetest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// program is the environment variable that names the canaryd to test. It is
+// built once, by the process outside; those in the namespaces inherit it.
+const program = "CANARYD_TEST_PROGRAM"
+
+// Main is what TestMain of a package that tries the built canaryd hands to
+// os.Exit: it builds canaryd and runs the tests.
+func Main(m *testing.M) int {
+	if os.Getenv(program) != "" {
+		return m.Run()
+	}
+	dir, err := os.MkdirTemp("", "canaryd-test")
+	if err != nil {
+		return trouble(err)
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "canaryd")
+	// A race found ends canaryd with 66, and the test says so.
+	build := exec.Command("go", "build", "-race", "-o", path, "github.com/canaryd/canaryd/cmd/canaryd")
+	build.Stdout, build.Stderr = os.Stderr, os.Stderr
+	if err := build.Run(); err != nil {
+		return trouble(fmt.Errorf("building canaryd: %w", err))
+	}
+	if err := os.Setenv(program, path); err != nil {
+		return trouble(err)
+	}
+	return m.Run()
+}
+
+func trouble(err error) int {
+	fmt.Fprintln(os.Stderr, "nodetest:", err)
+	return 1
+}
+
+// Canaryd returns the path of the program that Main built.
+func Canaryd() string { return os.Getenv(program) }

@@ -1,0 +1,167 @@
+// Package nodetest gives each test a node of its own: a network namespace with
+// the rules of a Kubernetes node, in which the built canaryd runs.
+package nodetest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Node is a network namespace of its own in which canaryd is tried.
+type Node struct {
+	*testing.T
+	Programs scenario.Programs
+	Families []rules.Family // that can be saved
+	Env      []string       // of the daemon, besides our own
+	Under    []string       // the command that the daemon is started with; empty: none
+
+	protects func(string) bool
+	logs     int
+}
+
+// OnBoth runs body for each backend in a node of its own.
+func OnBoth(t *testing.T, body func(n *Node)) {
+	t.Parallel()
+	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
+		t.Run(string(backend), func(t *testing.T) { On(t, backend, body) })
+	}
+}
+
+// On runs body in a node of its own, beside other tests.
+func On(t *testing.T, backend iptables.Backend, body func(n *Node)) {
+	t.Parallel()
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "iptables-"+string(backend), "ip6tables-"+string(backend), "nft")
+		selector, err := rules.NewSelector(scenario.Protect)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body(&Node{T: t, Programs: scenario.Programs{With: backend}, Families: rules.Families(), protects: selector.Protects})
+	})
+}
+
+// Must fails the test because of an error.
+func (n *Node) Must(err error) {
+	n.Helper()
+	if err != nil {
+		n.Fatal(err)
+	}
+}
+
+// Load writes the rules of a node that runs Kubernetes.
+func (n *Node) Load() {
+	n.Helper()
+	n.Must(scenario.Load(n.Context(), n.Programs, rules.Families()...))
+}
+
+// Flush is iptables -F in every table of both families.
+func (n *Node) Flush() {
+	n.Helper()
+	for _, f := range rules.Families() {
+		for _, t := range rules.Guarded() {
+			n.Must(n.Programs.Flush(n.Context(), f, t, ""))
+		}
+	}
+}
+
+// FlushUnlocked is flush by programs that take another lock than everybody.
+func (n *Node) FlushUnlocked() {
+	n.Helper()
+	for _, program := range []string{"iptables-", "ip6tables-"} {
+		for _, t := range rules.Guarded() {
+			cmd := exec.CommandContext(n.Context(), program+string(n.Programs.With), "-w", "5", "-t", string(t), "-F")
+			cmd.Env = append(os.Environ(), "XTABLES_LOCKFILE=/run/another.lock")
+			if out, err := cmd.CombinedOutput(); err != nil {
+				n.Fatalf("%s: %v: %s", cmd, err, out)
+			}
+		}
+	}
+}
+
+// Save returns what all tables hold, without counters.
+func (n *Node) Save() map[rules.Family]rules.Ruleset {
+	n.Helper()
+	all := map[rules.Family]rules.Ruleset{}
+	for _, f := range n.Families {
+		set, err := scenario.Tables(n.Context(), n.Programs, f)
+		n.Must(err)
+		all[f] = set
+	}
+	return all
+}
+
+// Lines returns one line for each chain and rule that is wanted: chains by
+// name, rules in their order.
+func (n *Node) Lines(wantChain func(t rules.TableName, name string) bool, wantRule func(rules.Rule) bool) []string {
+	n.Helper()
+	var lines []string
+	for f, set := range n.Save() {
+		for t, table := range set {
+			for _, c := range table.Chains {
+				builtin := rules.Builtin(t, c.Name)
+				if !builtin && !wantChain(t, c.Name) {
+					continue
+				}
+				where := fmt.Sprintf("%s %s %s", f, t, c.Name)
+				if !builtin {
+					lines = append(lines, where)
+				}
+				i := 0
+				for _, r := range c.Rules {
+					if !builtin || wantRule(r) {
+						lines = append(lines, fmt.Sprintf("%s %04d %s", where, i, r.Spec))
+						i++
+					}
+				}
+			}
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// Protected returns the protected chains, their rules and their hooks.
+func (n *Node) Protected() []string {
+	n.Helper()
+	return n.Lines(
+		func(_ rules.TableName, name string) bool { return n.protects(name) },
+		func(r rules.Rule) bool { return n.protects(r.Target) })
+}
+
+// Foreign returns what is neither protected nor anybody's canary.
+func (n *Node) Foreign() []string {
+	n.Helper()
+	return n.Lines(
+		func(_ rules.TableName, name string) bool {
+			return !n.protects(name) && !strings.HasSuffix(name, "-CANARY")
+		},
+		func(r rules.Rule) bool { return !n.protects(r.Target) && !canary.IsMark(r) })
+}
+
+// Marks returns canaryd's own chains and rules.
+func (n *Node) Marks() []string {
+	n.Helper()
+	return n.Lines(
+		func(_ rules.TableName, name string) bool { return name == canary.DefaultChain },
+		canary.IsMark)
+}
+
+// Same fails the test, without ending it, unless both lists are equal.
+func (n *Node) Same(what string, want, got []string) {
+	n.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		n.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
