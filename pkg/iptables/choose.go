@@ -25,27 +25,10 @@ type ChooseConfig struct {
 	Canary   string         // the name of our own chain, which is no evidence; may be ""
 }
 
-// A Count is what one backend holds for one family.
-type Count struct {
-	Rules int  `json:"rules"`
-	Hint  bool `json:"hint"` // one of kubelet's hint chains is there
-}
-
-// Evidence is what Choose found, and what follows from it.
-type Evidence struct {
-	Backend Backend `json:"backend"`
-	// Reason is half a sentence for people, without a full stop.
-	Reason string `json:"reason"`
-	// Mixed: both backends hold rules of somebody's.
-	Mixed bool `json:"mixed"`
-	// Counts has an entry for every family and backend that was asked.
-	Counts map[rules.Family]map[Backend]Count `json:"counts"`
-}
-
 // Choose decides which backend is in use on this machine: one decision for
-// both families. It executes nothing and creates nothing. A single hint wins;
-// with hints on both sides or none the backend with more rules wins; a tie is
-// nft. What cannot be read is an error, never "no evidence": ask again later.
+// both families. It executes nothing and creates nothing, and needs
+// CAP_NET_ADMIN (ErrPermission without). See Evidence for how it decides. What
+// cannot be read is an error, never "no evidence": ask again later.
 func Choose(ctx context.Context, cfg ChooseConfig) (Evidence, error) {
 	if cfg.Families == nil {
 		cfg.Families = rules.Families()
@@ -53,6 +36,14 @@ func Choose(ctx context.Context, cfg ChooseConfig) (Evidence, error) {
 	evidence := Evidence{Counts: map[rules.Family]map[Backend]Count{}}
 	for _, family := range cfg.Families {
 		evidence.Counts[family] = map[Backend]Count{}
+	}
+	if slices.Contains(cfg.Families, rules.IPv6) && haveIPv6() != nil {
+		cfg.Families = slices.DeleteFunc(slices.Clone(cfg.Families), func(f rules.Family) bool { return f == rules.IPv6 })
+	}
+	var err error
+	// Taken before anything is counted: what moves meanwhile is found later.
+	if evidence.stamps, err = stampBackends(cfg.Families); err != nil {
+		return Evidence{}, fmt.Errorf("choosing the backend: %w", err)
 	}
 	hasNFT, err := countNFT(ctx, cfg, evidence.Counts)
 	if err != nil {
@@ -63,48 +54,6 @@ func Choose(ctx context.Context, cfg ChooseConfig) (Evidence, error) {
 	}
 	evidence.decide(hasNFT)
 	return evidence, nil
-}
-
-// decide is the pure part of Choose.
-func (e *Evidence) decide(hasNFT bool) {
-	nft, legacy := e.sum(NFT), e.sum(Legacy)
-	e.Mixed = nft.Rules > 0 && legacy.Rules > 0
-	e.Backend = NFT
-	switch {
-	case nft.Hint != legacy.Hint:
-		if legacy.Hint {
-			e.Backend = Legacy
-		}
-		e.Reason = fmt.Sprintf("kubelet's hint chain is in %s only", e.Backend)
-	case nft.Rules != legacy.Rules:
-		if legacy.Rules > nft.Rules {
-			e.Backend = Legacy
-		}
-		e.Reason = fmt.Sprintf("%s holds more rules: nft %d, legacy %d", e.Backend, nft.Rules, legacy.Rules)
-	case !hasNFT:
-		e.Backend = Legacy
-		e.Reason = "the kernel has no nf_tables"
-	case nft.Rules == 0:
-		e.Reason = "neither backend holds rules, and nft is the default"
-	default:
-		e.Reason = fmt.Sprintf("both backends hold %d rules, and nft is the default", nft.Rules)
-	}
-}
-
-func (e *Evidence) sum(backend Backend) Count {
-	var total Count
-	for _, counts := range e.Counts {
-		total.Rules += counts[backend].Rules
-		total.Hint = total.Hint || counts[backend].Hint
-	}
-	return total
-}
-
-// Empty reports that nobody's rules or hints were found: whoever comes first
-// may still decide the backend.
-func (e *Evidence) Empty() bool {
-	nft, legacy := e.sum(NFT), e.sum(Legacy)
-	return nft == Count{} && legacy == Count{}
 }
 
 // countNFT counts nf_tables' rules in iptables' tables. ok is false if the
@@ -183,6 +132,9 @@ func countLegacyFamily(ctx context.Context, family rules.Family, canary string) 
 		return Count{}, err
 	}
 	defer s.close()
+	if err := s.check(); err != nil {
+		return Count{}, err // errNoLegacy, which openXT puts up with
+	}
 	tables, err := s.tables()
 	if err != nil {
 		return Count{}, err

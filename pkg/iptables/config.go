@@ -58,3 +58,7 @@ func (c Config) withDefaults() Config {
 	}
 	return c
 }
+
+func (c Config) chooseConfig() ChooseConfig {
+	return ChooseConfig{Families: c.Families, Canary: c.Canary}
+}

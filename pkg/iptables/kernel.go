@@ -70,16 +70,14 @@ func choose(ctx context.Context, cfg Config) (Evidence, error) {
 	default:
 		return Evidence{}, fmt.Errorf("the backend is %q: want %q or %q, or nothing to choose by evidence", cfg.Backend, NFT, Legacy)
 	}
-	evidence, err := Choose(ctx, ChooseConfig{Families: cfg.Families, Canary: cfg.Canary})
+	evidence, err := Choose(ctx, cfg.chooseConfig())
 	if cfg.Backend == "" {
 		return evidence, err
 	}
 	if errors.Is(err, ErrPermission) {
 		return Evidence{}, err
 	}
-	evidence.Backend = cfg.Backend
-	evidence.Reason = "it was asked for"
-	return evidence, nil
+	return evidence.Force(cfg.Backend), nil
 }
 
 // Info says what the Kernel works with.
@@ -143,10 +141,7 @@ func (k *Kernel) findTools(ctx context.Context, backend Backend) (map[rules.Fami
 // useWhatIsInstalled takes the other backend where there is no evidence for
 // either and the programs of the first are missing; missing is the error then.
 func (k *Kernel) useWhatIsInstalled(ctx context.Context, missing error) error {
-	other := Legacy
-	if k.evidence.Backend == Legacy {
-		other = NFT
-	}
+	other := k.evidence.Backend.Other()
 	clear(k.disabled)
 	found, err := k.findTools(ctx, other)
 	if err != nil {

@@ -1,0 +1,115 @@
+package iptables
+
+import (
+	"fmt"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// hintWeight is how many rules one of kubelet's hint chains is worth. Kubelet
+// writes it on the backend that it uses, so it outweighs the rules that a
+// firewall or Docker keeps on the other one (50 or so). But nobody deletes it
+// when a node changes its backend: beside the hundreds of rules that kube-proxy
+// keeps up on the other side (300 for some ten services), with nothing alive on
+// its own, it is stale.
+const hintWeight = 100
+
+// A Count is what one backend holds for one family, our own chains and rules
+// left out.
+type Count struct {
+	Rules int  `json:"rules"`
+	Hint  bool `json:"hint"` // one of kubelet's hint chains is there
+}
+
+// Evidence is what Choose found, and what follows from it. Each backend weighs
+// as much as it has rules, in both families together, and 100 more if it has
+// one of kubelet's hint chains; the heavier one wins, and of equal ones nft.
+type Evidence struct {
+	Backend Backend `json:"backend"`
+	// Reason is half a sentence for people, without a full stop.
+	Reason string `json:"reason"`
+	// Mixed: both backends hold rules of somebody's.
+	Mixed bool `json:"mixed"`
+	// Counts has an entry for every family that was asked for, and in it one
+	// for each backend that the kernel has for the family.
+	Counts map[rules.Family]map[Backend]Count `json:"counts"`
+
+	stamps map[Backend]uint64 // of the time before the count; see Kernel.Moved
+}
+
+// decide is the pure part of Choose.
+func (e *Evidence) decide(hasNFT bool) {
+	nft, legacy := e.sum(NFT), e.sum(Legacy)
+	e.Mixed = nft.Rules > 0 && legacy.Rules > 0
+	e.Backend = NFT
+	switch nftWeight, legacyWeight := nft.weight(), legacy.weight(); {
+	case legacyWeight > nftWeight:
+		e.Backend = Legacy
+		e.Reason = reason(Legacy, legacy, NFT, nft)
+	case nftWeight > legacyWeight:
+		e.Reason = reason(NFT, nft, Legacy, legacy)
+	case !hasNFT:
+		e.Backend = Legacy
+		e.Reason = "the kernel has no nf_tables"
+	case nftWeight == 0:
+		e.Reason = "neither backend holds rules, and nft is the default"
+	case nft == legacy:
+		e.Reason = fmt.Sprintf("both backends hold %s, and nft is the default", counted(nft.Rules))
+	default:
+		e.Reason = fmt.Sprintf("kubelet's hint chain is worth %d rules: a tie, and nft is the default", hintWeight)
+	}
+}
+
+// reason says what was decisive for the winner.
+func reason(winner Backend, won Count, loser Backend, lost Count) string {
+	switch {
+	case won.Hint == lost.Hint:
+		return fmt.Sprintf("%s holds more rules: %s %d, %s %d", winner, winner, won.Rules, loser, lost.Rules)
+	case lost.Hint:
+		return fmt.Sprintf("%s holds %s, beside which kubelet's hint chain in %s is stale", winner, counted(won.Rules), loser)
+	case won.Rules < lost.Rules:
+		return fmt.Sprintf("kubelet's hint chain is in %s and outweighs %s in %s", winner, counted(lost.Rules), loser)
+	default:
+		return fmt.Sprintf("kubelet's hint chain is in %s only", winner)
+	}
+}
+
+func counted(n int) string {
+	if n == 1 {
+		return "1 rule"
+	}
+	return fmt.Sprintf("%d rules", n)
+}
+
+func (c Count) weight() int {
+	if c.Hint {
+		return c.Rules + hintWeight
+	}
+	return c.Rules
+}
+
+func (e *Evidence) sum(backend Backend) Count {
+	var total Count
+	for _, counts := range e.Counts {
+		total.Rules += counts[backend].Rules
+		total.Hint = total.Hint || counts[backend].Hint
+	}
+	return total
+}
+
+// Empty reports that nobody's rules or hints were found: whoever comes first
+// may still decide the backend.
+func (e Evidence) Empty() bool { return e.sum(NFT).weight() == 0 && e.sum(Legacy).weight() == 0 }
+
+// Force makes the evidence one for a backend that was asked for. The counts
+// stay, and the reason tells if they speak against it.
+func (e Evidence) Force(backend Backend) Evidence {
+	const asked = "it was asked for"
+	if e.Backend == backend || e.Backend == "" || e.Empty() {
+		e.Reason = asked
+	} else {
+		e.Reason = fmt.Sprintf("%s, against the evidence: %s", asked, e.Reason)
+	}
+	e.Backend = backend
+	return e
+}

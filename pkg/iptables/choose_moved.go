@@ -1,0 +1,116 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// Weigh gathers the evidence for the backends anew. The Kernel goes on with
+// the backend that it was opened with, whatever the evidence says; where that
+// one was forced, so is the Evidence's. It reads every table of both backends
+// (see Moved). It may be called concurrently.
+func (k *Kernel) Weigh(ctx context.Context) (Evidence, error) {
+	evidence, err := Choose(ctx, k.cfg.chooseConfig())
+	if err == nil && k.cfg.Backend != "" {
+		evidence = evidence.Force(k.cfg.Backend)
+	}
+	return evidence, err
+}
+
+// Moved reports whether what last rests on may be another by now. It reads no
+// rule: on legacy it asks for the shape of the tables that exist, on nft for
+// the genid. It looks at the backend that is not in use, because the one that
+// is changes all the time and only becomes heavier; but while that one was
+// empty beside the other, its first rules would make the backends mixed, so
+// that it is looked at too. It may be called concurrently.
+func (k *Kernel) Moved(ctx context.Context, last Evidence) (bool, error) {
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	now, err := stampBackends(k.cfg.Families)
+	if err != nil {
+		return false, fmt.Errorf("looking at the other backend: %w", err)
+	}
+	ours, other := k.info.Backend, k.info.Backend.Other()
+	if now[other] != last.stamps[other] {
+		return true, nil
+	}
+	lonely := last.sum(other).Rules > 0 && last.sum(ours).Rules == 0
+	return lonely && now[ours] != last.stamps[ours], nil
+}
+
+// Other returns the other backend.
+func (b Backend) Other() Backend {
+	if b == NFT {
+		return Legacy
+	}
+	return NFT
+}
+
+// stampBackends takes a cheap fingerprint of each backend; of one that the
+// kernel does not have it is 0.
+func stampBackends(families []rules.Family) (map[Backend]uint64, error) {
+	nft, err := stampNFT()
+	if err != nil {
+		return nil, err
+	}
+	legacy, err := stampLegacy(families)
+	if err != nil {
+		return nil, err
+	}
+	return map[Backend]uint64{NFT: nft, Legacy: legacy}, nil
+}
+
+func stampNFT() (uint64, error) {
+	conn, err := dialNFT()
+	if err == nil {
+		defer conn.close()
+		var id uint32
+		if id, err = conn.genid(); err == nil {
+			return uint64(id), nil
+		}
+	}
+	if errors.Is(err, errNoNFT) {
+		return 0, nil
+	}
+	return 0, err
+}
+
+func stampLegacy(families []rules.Family) (uint64, error) {
+	sum := fnv.New64a()
+	for _, family := range families {
+		err := stampLegacyFamily(family, sum)
+		if err != nil && !errors.Is(err, ErrNoFamily) && !errors.Is(err, errNoLegacy) {
+			return 0, err
+		}
+	}
+	return sum.Sum64(), nil
+}
+
+// stampLegacyFamily writes the shape of each table that exists.
+func stampLegacyFamily(family rules.Family, to io.Writer) error {
+	s, err := openXT(family)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	tables, err := s.tables()
+	if err != nil {
+		return err
+	}
+	for _, table := range tables {
+		info, err := s.info(table)
+		if err != nil {
+			return err
+		}
+		if _, err := to.Write(info.raw[:]); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,124 @@
+package iptables
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// TestMoved: what may change the choice moves the evidence, and looking for it
+// creates no table and executes nothing.
+func TestMoved(t *testing.T) {
+	onBoth(t, func(t *testing.T, ours Backend, family rules.Family) {
+		other := ours.Other()
+		nstest.NeedProgram(t, program(other, family, ""))
+		k := openKernel(t, Config{Backend: ours})
+		last := k.Evidence()
+		moved := func() bool {
+			t.Helper()
+			before := tablesOf(t, NFT) + tablesOf(t, Legacy)
+			var moved bool
+			err := without(t, func() (err error) { moved, err = k.Moved(t.Context(), last); return err }, nstest.LackExec())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if after := tablesOf(t, NFT) + tablesOf(t, Legacy); after != before {
+				t.Errorf("looking created tables: %s, before %s", after, before)
+			}
+			return moved
+		}
+		weigh := func() {
+			t.Helper()
+			var err error
+			if last, err = k.Weigh(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, step := range []struct {
+			name string
+			do   []string // "ours" and "other" are programs
+			want bool
+			// What the evidence says afterwards, though ours was asked for.
+			mixed   bool
+			against bool
+		}{
+			{"nothing", nil, false, false, false},
+			{"our first rules", []string{"ours -A INPUT"}, false, false, false},
+			{"a table of the other's, a hint chain in it", []string{"other -t mangle -N KUBE-IPTABLES-HINT"}, true, false, true},
+			{"our own rules, beside a hint only", []string{"ours -A INPUT"}, false, false, true},
+			{"a rule of the other's", []string{"other -A INPUT"}, true, true, true},
+			{"our own rules", []string{"ours -A INPUT"}, false, true, true},
+			{"nothing again", nil, false, true, true},
+			{"the other's last rule", []string{"other -F", "other -t mangle -X"}, true, false, false},
+			{"both flushed", []string{"ours -F"}, false, false, false},
+			{"the other's rules beside nothing", []string{"other -A INPUT"}, true, false, true},
+			{"our first rules beside them", []string{"ours -A INPUT", "ours -A INPUT", "ours -A INPUT"}, true, true, false},
+			{"our next ones", []string{"ours -A INPUT"}, false, true, false},
+		} {
+			for _, line := range step.do {
+				backend, line := ours, strings.TrimPrefix(line, "ours ")
+				if rest, ok := strings.CutPrefix(line, "other "); ok {
+					backend, line = other, rest
+				}
+				iptablesCommand(t, backend, family, line)
+			}
+			if got := moved(); got != step.want {
+				t.Errorf("%s: moved %t, want %t", step.name, got, step.want)
+			}
+			weigh()
+			if last.Backend != ours || last.Mixed != step.mixed || strings.Contains(last.Reason, "against") != step.against {
+				t.Errorf("%s: %s, mixed %t, %q; want %s, %t, against the evidence %t", step.name, last.Backend, last.Mixed, last.Reason, ours, step.mixed, step.against)
+			}
+		}
+	})
+}
+
+// TestMovedUnknown: what cannot be read is an error, and moved nothing.
+func TestMovedUnknown(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		k := openKernel(t, Config{Backend: NFT})
+		err := without(t, func() error {
+			dropNetAdmin(t)
+			moved, err := k.Moved(t.Context(), k.Evidence())
+			if moved {
+				t.Error("it moved though it cannot be read")
+			}
+			return err
+		})
+		if !errors.Is(err, ErrPermission) {
+			t.Errorf("got %v, want ErrPermission", err)
+		}
+	})
+}
+
+// TestMovedCosts: a look at the other backend is for next to nothing, however
+// much it holds.
+func TestMovedCosts(t *testing.T) {
+	onBoth(t, func(t *testing.T, ours Backend, family rules.Family) {
+		other := ours.Other()
+		nstest.NeedProgram(t, program(other, family, ""))
+		nstest.Command(t, "sh", "-ec", strings.ReplaceAll(manyRules(other, 20_000), "PRE", familyPrefix(family)))
+		k := openKernel(t, Config{Backend: ours})
+		look := testing.Benchmark(func(b *testing.B) {
+			for b.Loop() {
+				if moved, err := k.Moved(b.Context(), k.Evidence()); moved || err != nil {
+					b.Fatal(moved, err)
+				}
+			}
+		})
+		weigh := testing.Benchmark(func(b *testing.B) {
+			for b.Loop() {
+				if _, err := k.Weigh(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		t.Logf("moved %d ns, weigh %d ns, with 20,000 rules in %s %v", look.NsPerOp(), weigh.NsPerOp(), other, family)
+		if look.NsPerOp()*10 > weigh.NsPerOp() {
+			t.Errorf("a look takes %d ns, all of the evidence %d ns: want a tenth at most", look.NsPerOp(), weigh.NsPerOp())
+		}
+	})
+}
