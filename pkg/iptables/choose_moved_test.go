@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/canaryd/canaryd/internal/nstest"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -102,23 +103,33 @@ func TestMovedCosts(t *testing.T) {
 		nstest.NeedProgram(t, program(other, family, ""))
 		nstest.Command(t, "sh", "-ec", strings.ReplaceAll(manyRules(other, 20_000), "PRE", familyPrefix(family)))
 		k := openKernel(t, Config{Backend: ours})
-		look := testing.Benchmark(func(b *testing.B) {
-			for b.Loop() {
-				if moved, err := k.Moved(b.Context(), k.Evidence()); moved || err != nil {
-					b.Fatal(moved, err)
-				}
+		look := quickest(t, func() error {
+			moved, err := k.Moved(t.Context(), k.Evidence())
+			if moved {
+				return errors.New("it moved though nobody wrote")
 			}
+			return err
 		})
-		weigh := testing.Benchmark(func(b *testing.B) {
-			for b.Loop() {
-				if _, err := k.Weigh(b.Context()); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-		t.Logf("moved %d ns, weigh %d ns, with 20,000 rules in %s %v", look.NsPerOp(), weigh.NsPerOp(), other, family)
-		if look.NsPerOp()*10 > weigh.NsPerOp() {
-			t.Errorf("a look takes %d ns, all of the evidence %d ns: want a tenth at most", look.NsPerOp(), weigh.NsPerOp())
+		weigh := quickest(t, func() error { _, err := k.Weigh(t.Context()); return err })
+		t.Logf("moved %s, weigh %s, with 20,000 rules in %s %v", look, weigh, other, family)
+		if look*10 > weigh {
+			t.Errorf("a look takes %s, all of the evidence %s: want a tenth at most", look, weigh)
 		}
 	})
+}
+
+// quickest returns the shortest of some runs, the one that was disturbed least.
+func quickest(t *testing.T, do func() error) time.Duration {
+	t.Helper()
+	var best time.Duration
+	for i := range 5 {
+		start := time.Now()
+		if err := do(); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); i == 0 || took < best {
+			best = took
+		}
+	}
+	return best
 }
