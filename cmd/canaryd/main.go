@@ -47,6 +47,7 @@ func commands() []command {
 		{"restore", "replay the generation now: exit 0 proved, 1 not proved", aboutRestore, append(lookFlags(), "generation"), runRestore},
 		{"render", "print the generation as iptables-restore input", aboutRender, renderFlags(), runRender},
 		{"status", "what the running daemon knows: exit 0 healthy, 1 not, 2 no daemon", aboutStatus, []string{"socket", "output"}, runStatus},
+		{"detect", "which backend is in use, and the evidence for it", aboutDetect, detectFlags(), runDetect},
 		{"cleanup", "remove the canaries; with --rules the protected rules too", aboutCleanup, append(lookFlags(), "rules"), runCleanup},
 		{"version", "print the version", "", nil, runVersion},
 	}

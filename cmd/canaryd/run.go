@@ -24,6 +24,12 @@ func runDaemon(ctx context.Context, o *options, _ streams) (code int, err error)
 		return exitError, err
 	}
 	defer release()
+	if o.backend == "auto" {
+		awaitEvidence(ctx, o.weigh)
+		if ctx.Err() != nil {
+			return exitOK, nil // SIGTERM: nothing was begun
+		}
+	}
 	kernel, store, err := open(ctx, o)
 	if err != nil {
 		return exitError, err

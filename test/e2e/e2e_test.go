@@ -2,6 +2,7 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
 	"testing"
 
@@ -11,7 +12,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
+func TestMain(m *testing.M) {
+	if os.Getenv(withoutIPv6) != "" {
+		fmt.Fprintln(os.Stderr, executeWithoutIPv6())
+		os.Exit(1)
+	}
+	os.Exit(nodetest.Main(m))
+}
 
 func TestScenarios(t *testing.T) {
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {

@@ -1,0 +1,118 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// detectFlags are the flags of detect.
+func detectFlags() []string { return []string{"backend", "ip-family", "canary-chain", "output"} }
+
+const aboutDetect = `Prints what each backend holds, our own marks left out, and which one run would watch. Each weighs
+as much as it has rules, and 100 more with kubelet's hint chain; the heavier one wins, and of equal
+ones nft. Where nobody has written yet, run takes the one whose programs are installed. Needs no
+daemon, and executes and writes nothing. Exit code: 0, 2 trouble.
+`
+
+// weigh gathers the evidence for the backends.
+func (o *options) weigh(ctx context.Context) (iptables.Evidence, error) {
+	return iptables.Choose(ctx, iptables.ChooseConfig{Families: o.families, Canary: o.canaryChain})
+}
+
+// runDetect prints the choice of the backend and the evidence for it.
+func runDetect(ctx context.Context, o *options, to streams) (int, error) {
+	evidence, err := o.weigh(ctx)
+	if err != nil {
+		return exitError, err
+	}
+	if o.backend != "auto" {
+		evidence = evidence.Force(iptables.Backend(o.backend))
+	}
+	if err := printEvidence(to.out, o.output, evidence); err != nil {
+		return exitError, err
+	}
+	return exitOK, nil
+}
+
+func printEvidence(w io.Writer, output string, e iptables.Evidence) error {
+	if output == "json" {
+		return printJSON(w, e)
+	}
+	rows := [][]string{{"FAMILY", "BACKEND", "RULES", "HINT", "NOTE"}}
+	for _, f := range rules.Families() {
+		counts, asked := e.Counts[f]
+		for _, b := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
+			if asked {
+				rows = append(rows, append([]string{f.String(), string(b)}, countCells(counts, b)...))
+			}
+		}
+	}
+	var table strings.Builder
+	if err := printTable(&table, rows); err != nil {
+		return err
+	}
+	for line := range strings.Lines(table.String()) {
+		if _, err := fmt.Fprintln(w, strings.TrimRight(line, " \n")); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintf(w, "\nbackend  %s\nreason   %s\nmixed    %s\n", e.Backend, e.Reason, mixed(e.Mixed))
+	return err
+}
+
+func countCells(counts map[iptables.Backend]iptables.Count, b iptables.Backend) []string {
+	count, ok := counts[b]
+	switch {
+	case !ok:
+		return []string{"-", "-", "not in this kernel"}
+	case count.Hint:
+		return []string{fmt.Sprint(count.Rules), "yes", ""}
+	default:
+		return []string{fmt.Sprint(count.Rules), "no", ""}
+	}
+}
+
+func mixed(both bool) string {
+	if both {
+		return "yes: both backends hold rules"
+	}
+	return "no"
+}
+
+const (
+	// firstWait is how long run waits where nobody has written yet: at boot
+	// kubelet or kube-proxy may start at the same moment, and the backend
+	// that it writes to is the right one. What canaryd would guard meanwhile
+	// is not there yet.
+	firstWait = 2 * time.Second
+	firstLook = 200 * time.Millisecond
+)
+
+// awaitEvidence waits a little where there is no evidence for either backend,
+// so that who starts at the same time may decide. It returns early when there
+// is some, or cannot be read, which is for others to tell, or when ctx ends.
+func awaitEvidence(ctx context.Context, weigh func(context.Context) (iptables.Evidence, error)) {
+	end := time.Now().Add(firstWait)
+	for first := true; ; first = false {
+		evidence, err := weigh(ctx)
+		if err != nil || !evidence.Empty() || !time.Now().Before(end) {
+			return
+		}
+		if first {
+			klog.FromContext(ctx).Info("Nobody has written rules yet; waiting a moment for who decides which backend is in use", "atMost", firstWait)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(firstLook):
+		}
+	}
+}

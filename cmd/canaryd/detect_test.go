@@ -1,0 +1,124 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os/exec"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+func evidence() iptables.Evidence {
+	return iptables.Evidence{
+		Backend: iptables.Legacy, Reason: "legacy holds 412 rules, beside which kubelet's hint chain in nft is stale", Mixed: true,
+		Counts: map[rules.Family]map[iptables.Backend]iptables.Count{
+			rules.IPv4: {iptables.NFT: {Rules: 3, Hint: true}, iptables.Legacy: {Rules: 412}},
+			rules.IPv6: {iptables.NFT: {}},
+		},
+	}
+}
+
+func TestDetectTable(t *testing.T) {
+	for name, change := range map[string]func(*iptables.Evidence){
+		"stale-hint": func(*iptables.Evidence) {},
+		"forced":     func(e *iptables.Evidence) { *e = e.Force(iptables.NFT) },
+		"one-family": func(e *iptables.Evidence) {
+			delete(e.Counts, rules.IPv6)
+			e.Mixed = false
+		},
+	} {
+		for _, output := range []string{"table", "json"} {
+			t.Run(name+" "+output, func(t *testing.T) {
+				e := evidence()
+				change(&e)
+				var out bytes.Buffer
+				if err := printEvidence(&out, output, e); err != nil {
+					t.Fatal(err)
+				}
+				golden(t, "detect-"+name+"-"+output, out.String())
+			})
+		}
+	}
+}
+
+// TestDetectExecutesNothing: not even where no program could be executed.
+func TestDetectExecutesNothing(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		for _, args := range []string{"detect", "detect --backend=legacy", "detect --ip-family=ipv6 -o json"} {
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				if err := nstest.Without(nstest.LackExec()); err != nil {
+					t.Error(err)
+				}
+				if err := exec.Command("true").Run(); err == nil {
+					t.Error("a program could be executed")
+				}
+				if code, stdout, stderr := call(t, strings.Fields(args)...); code != exitOK || stderr != "" || !strings.Contains(stdout, "ipv6") {
+					t.Errorf("canaryd %s: exit code %d, %q, %q", args, code, stdout, stderr)
+				}
+			}()
+			<-done
+		}
+	})
+}
+
+// TestAwaitEvidence: at most 2 s, a look every 200 ms, one line in the log.
+func TestAwaitEvidence(t *testing.T) {
+	found := evidence()
+	for _, test := range []struct {
+		name string
+		// what is seen from that moment on; before it is nothing.
+		after    time.Duration
+		evidence iptables.Evidence
+		err      error
+		sigterm  time.Duration // zero: none
+
+		takes time.Duration
+		looks int
+		told  bool
+	}{
+		{name: "rules are there", evidence: found, looks: 1},
+		{name: "it cannot be read", err: iptables.ErrPermission, looks: 1},
+		{name: "nobody comes", after: time.Hour, takes: 2 * time.Second, looks: 11, told: true},
+		{name: "kubelet comes", after: 500 * time.Millisecond, evidence: found, takes: 600 * time.Millisecond, looks: 4, told: true},
+		{name: "trouble comes", after: 500 * time.Millisecond, err: errors.New("x"), takes: 600 * time.Millisecond, looks: 4, told: true},
+		{name: "SIGTERM", after: time.Hour, sigterm: 700 * time.Millisecond, takes: 700 * time.Millisecond, looks: 4, told: true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var log bytes.Buffer
+				ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))))
+				defer cancel()
+				if test.sigterm > 0 {
+					time.AfterFunc(test.sigterm, cancel)
+				}
+				start, looks := time.Now(), 0
+				awaitEvidence(ctx, func(context.Context) (iptables.Evidence, error) {
+					looks++
+					if time.Since(start) < test.after {
+						return iptables.Evidence{}, nil
+					}
+					return test.evidence, test.err
+				})
+				if took := time.Since(start); took != test.takes || looks != test.looks {
+					t.Errorf("%d looks in %s, want %d in %s", looks, took, test.looks, test.takes)
+				}
+				lines := strings.Count(log.String(), "\n")
+				if want := map[bool]int{true: 1}[test.told]; lines != want {
+					t.Errorf("%d lines in the log, want %d:\n%s", lines, want, &log)
+				}
+			})
+		})
+	}
+}
