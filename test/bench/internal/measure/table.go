@@ -1,0 +1,43 @@
+package measure
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"unicode/utf8"
+)
+
+// A Table is a table in Markdown that can also be read as it is.
+type Table struct {
+	head []string
+	rows [][]string
+}
+
+// NewTable returns a table with these columns and no rows.
+func NewTable(head ...string) *Table { return &Table{head: head} }
+
+// Row adds a row. It has as many cells as there are columns.
+func (t *Table) Row(cells ...string) { t.rows = append(t.rows, cells) }
+
+// WriteTo writes the table.
+func (t *Table) WriteTo(w io.Writer) (int64, error) {
+	widths := make([]int, len(t.head))
+	for _, row := range append([][]string{t.head}, t.rows...) {
+		for i, cell := range row {
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	rule := make([]string, len(t.head))
+	for i := range rule {
+		rule[i] = strings.Repeat("-", widths[i])
+	}
+	var b strings.Builder
+	for _, row := range append([][]string{t.head, rule}, t.rows...) {
+		for i, cell := range row {
+			fmt.Fprintf(&b, "| %s%s ", cell, strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)))
+		}
+		b.WriteString("|\n")
+	}
+	n, err := io.WriteString(w, b.String())
+	return int64(n), err
+}
