@@ -18,8 +18,9 @@ var errNoNFT = errors.New("the kernel has no nf_tables (load the module nf_table
 // An nftConn asks nf_tables through one lasting netlink connection. Nothing
 // that it asks creates anything. It may be used concurrently.
 type nftConn struct {
-	mu   sync.Mutex // one request and its answers at a time
-	conn *netlink.Conn
+	mu     sync.Mutex // one request and its answers at a time
+	conn   *netlink.Conn
+	buffer []byte // of messageBuffer bytes
 }
 
 // messageBuffer holds the largest datagram of a dump, which the kernel bounds
@@ -31,7 +32,7 @@ func dialNFT() (*nftConn, error) {
 	if err != nil {
 		return nil, nftError("opening a netlink socket", err)
 	}
-	return &nftConn{conn: conn}, nil
+	return &nftConn{conn: conn, buffer: make([]byte, messageBuffer)}, nil
 }
 
 func (c *nftConn) close() error { return c.conn.Close() }

@@ -1,0 +1,202 @@
+package iptables
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// errInterrupted: somebody committed while a dump went on, which may have left
+// out rules or told them twice.
+var errInterrupted = errors.New("a commit interrupted the dump")
+
+// eachRaw calls f for every rule of one chain, in order. A chain or table that
+// does not exist has none. What f gets is valid until it returns. The error is
+// errInterrupted if f may have got a mixture of two states.
+func (c *nftConn) eachRaw(family rules.Family, place Place, f func(rawMessage) error) error {
+	attrs := encodeStrings(
+		attr{unix.NFTA_RULE_TABLE, string(place.Table)},
+		attr{unix.NFTA_RULE_CHAIN, place.Chain})
+	err := c.dump(unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, family, attrs, func(data []byte) error {
+		m, err := parseRaw(data)
+		// Kernels before 4.3 ignore the chain that is asked for.
+		if err != nil || string(m.chain) != place.Chain || string(m.table) != string(place.Table) {
+			return err
+		}
+		return f(m)
+	})
+	if err != nil {
+		return nftError(fmt.Sprintf("reading chain %s of table %s", place.Chain, place.Table), err)
+	}
+	return nil
+}
+
+// eachRawChain calls f for every chain of the family's five iptables tables.
+func (c *nftConn) eachRawChain(family rules.Family, f func(rawChain) error) error {
+	err := c.dump(unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_NEWCHAIN, family, nil, func(data []byte) error {
+		chain, err := parseRawChain(data)
+		if err != nil || chain.place.Table == "" {
+			return err
+		}
+		return f(chain)
+	})
+	return nftError("listing the chains", err)
+}
+
+// tableName returns the iptables table of that name, "" for any other.
+func tableName(name []byte) rules.TableName {
+	for _, t := range [...]rules.TableName{rules.Nat, rules.Filter, rules.Mangle, rules.Raw, rules.Security} {
+		if string(t) == string(name) {
+			return t
+		}
+	}
+	return ""
+}
+
+// dump asks for all objects of a kind and calls f with the data of each answer,
+// which is valid until f returns and which f may change.
+//
+// It receives by itself: the library keeps the flags of the last message to
+// itself, which may be the only one that says NLM_F_DUMP_INTR (rules behind
+// the place where the dump stood were deleted), and it copies what it receives,
+// 20 MB for 46,578 rules.
+func (c *nftConn) dump(ask, want uint16, family rules.Family, attrs []byte, f func(data []byte) error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	sent, err := c.conn.Send(netlink.Message{
+		Header: netlink.Header{Type: nftType(ask), Flags: netlink.Request | netlink.Dump},
+		Data:   append([]byte{nfproto(family), unix.NFNETLINK_V0, 0, 0}, attrs...),
+	})
+	if err != nil {
+		return err
+	}
+	d := dumper{want: uint16(nftType(want)), sequence: sent.Header.Sequence, f: f}
+	for !d.done {
+		datagram, err := c.receive()
+		if err == nil {
+			err = d.datagram(datagram)
+		}
+		if err != nil {
+			// The rest of this dump would be taken for the next one's.
+			return errors.Join(err, c.redial())
+		}
+	}
+	return d.result()
+}
+
+// receive receives one datagram of the kernel's, valid until the next call.
+func (c *nftConn) receive() ([]byte, error) {
+	raw, err := c.conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	for {
+		var n, flags int
+		var from unix.Sockaddr
+		var failed error
+		err := raw.Read(func(fd uintptr) bool {
+			n, _, flags, from, failed = unix.Recvmsg(int(fd), c.buffer, nil, 0)
+			return !errors.Is(failed, unix.EAGAIN)
+		})
+		switch sender, _ := from.(*unix.SockaddrNetlink); {
+		case err != nil:
+			return nil, err
+		case errors.Is(failed, unix.EINTR):
+		case failed != nil:
+			return nil, failed
+		case sender == nil || sender.Pid != 0: // another program's
+		case flags&unix.MSG_TRUNC != 0:
+			return nil, errors.New("a netlink datagram is larger than the kernel says it makes them")
+		default:
+			return c.buffer[:n], nil
+		}
+	}
+}
+
+// redial replaces the connection by a fresh one.
+func (c *nftConn) redial() error {
+	fresh, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: messageBuffer})
+	if err != nil {
+		return nftError("opening a netlink socket again", err)
+	}
+	old := c.conn
+	c.conn = fresh
+	return old.Close()
+}
+
+// A dumper takes the datagrams of one dump apart.
+type dumper struct {
+	want        uint16
+	sequence    uint32
+	f           func(data []byte) error
+	interrupted bool
+	refused     error // the kernel's
+	failed      error // f's first; the dump is received to its end nevertheless
+	done        bool
+}
+
+func (d *dumper) result() error {
+	switch {
+	case d.refused != nil:
+		return d.refused
+	case d.failed != nil:
+		return d.failed
+	case d.interrupted:
+		return errInterrupted
+	}
+	return nil
+}
+
+// datagram takes one datagram. Its error says that the kernel does not speak as
+// it should; then nothing that follows can be trusted.
+func (d *dumper) datagram(b []byte) error {
+	for len(b) > 0 {
+		if len(b) < unix.SizeofNlMsghdr {
+			return errShort
+		}
+		size := int(binary.NativeEndian.Uint32(b))
+		if size < unix.SizeofNlMsghdr || size > len(b) {
+			return errShort
+		}
+		message := b[:size]
+		b = b[min((size+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1), len(b)):]
+		// An answer to somebody who gave up waiting is not ours.
+		if d.done || binary.NativeEndian.Uint32(message[8:]) != d.sequence {
+			continue
+		}
+		if err := d.message(message); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *dumper) message(m []byte) error {
+	kind, flags, data := binary.NativeEndian.Uint16(m[4:]), binary.NativeEndian.Uint16(m[6:]), m[unix.SizeofNlMsghdr:]
+	d.interrupted = d.interrupted || flags&unix.NLM_F_DUMP_INTR != 0
+	switch kind {
+	case d.want:
+		if d.failed == nil {
+			d.failed = d.f(data)
+		}
+		return nil
+	case unix.NLMSG_DONE, unix.NLMSG_ERROR:
+		if len(data) < 4 {
+			return errShort
+		}
+		d.done = true
+		if errno := -int32(binary.NativeEndian.Uint32(data)); errno > 0 {
+			d.refused = unix.Errno(errno)
+		}
+		return nil
+	case unix.NLMSG_NOOP:
+		return nil
+	default:
+		return fmt.Errorf("netlink answered with a message of type %#x, not %#x", kind, d.want)
+	}
+}
