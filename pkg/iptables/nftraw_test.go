@@ -15,7 +15,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-func counted(bytes, packets uint64) encode {
+func counterOf(bytes, packets uint64) encode {
 	return expression("counter", func(ae *netlink.AttributeEncoder) error {
 		ae.Uint64(unix.NFTA_COUNTER_BYTES, bytes)
 		ae.Uint64(unix.NFTA_COUNTER_PACKETS, packets)
@@ -42,15 +42,15 @@ func mustParseRaw(t testing.TB, data []byte) rawMessage {
 
 func TestRawRuleLeavesOutWhatWasCounted(t *testing.T) {
 	comment := xtMatch("comment", commentInfo("hi"))
-	idle := mustParseRaw(t, ruleMessage(t, nil, comment, counted(0, 0)))
-	busy := mustParseRaw(t, ruleMessage(t, nil, comment, counted(1<<40, 7)))
+	idle := mustParseRaw(t, ruleMessage(t, nil, comment, counterOf(0, 0)))
+	busy := mustParseRaw(t, ruleMessage(t, nil, comment, counterOf(1<<40, 7)))
 	if string(idle.table) != "mangle" || string(idle.chain) != "C" {
 		t.Errorf("it stands in %q, %q", idle.table, idle.chain)
 	}
 	if diff := cmp.Diff(idle.rule, busy.rule, cmp.AllowUnexported(rawRule{})); diff != "" {
 		t.Errorf("rules that differ in their counters (-idle +busy):\n%s", diff)
 	}
-	other := mustParseRaw(t, ruleMessage(t, nil, xtMatch("comment", commentInfo("ho")), counted(0, 0)))
+	other := mustParseRaw(t, ruleMessage(t, nil, xtMatch("comment", commentInfo("ho")), counterOf(0, 0)))
 	if bytes.Equal(idle.rule.expressions, other.rule.expressions) {
 		t.Error("rules that differ in a comment are the same raw rule")
 	}
@@ -72,7 +72,7 @@ func TestRawRuleIndexed(t *testing.T) {
 		{"verdict", expression("immediate", nil), false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if got := mustParseRaw(t, ruleMessage(t, nil, counted(1, 1), c.does)).rule.indexed(); got != c.want {
+			if got := mustParseRaw(t, ruleMessage(t, nil, counterOf(1, 1), c.does)).rule.indexed(); got != c.want {
 				t.Errorf("indexed is %t, want %t", got, c.want)
 			}
 		})
@@ -83,7 +83,7 @@ func TestRawRuleIndexed(t *testing.T) {
 }
 
 func FuzzRaw(f *testing.F) {
-	f.Add(ruleMessage(f, []byte{0, 3, 'h', 'i', 0}, xtMatch("comment", commentInfo("hi")), counted(1, 2), xtTarget("SET")))
+	f.Add(ruleMessage(f, []byte{0, 3, 'h', 'i', 0}, xtMatch("comment", commentInfo("hi")), counterOf(1, 2), xtTarget("SET")))
 	f.Add([]byte{2, 0, 0, 0, 8, 0, 1, 0, 0, 0, 0, 2})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		_, _ = parseRawChain(data) // none may panic
