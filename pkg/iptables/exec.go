@@ -29,7 +29,7 @@ var errTooMuch = errors.New("printed more than 256 MiB")
 type command struct {
 	path    string
 	args    []string
-	stdin   []byte
+	stdin   io.WriterTo // nil for none
 	timeout time.Duration
 	env     []string // added to our own environment
 }
@@ -55,13 +55,10 @@ func (c command) run(ctx context.Context) (result, error) {
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = killGrace
 	cmd.Env = append(append(os.Environ(), "LC_ALL=C"), c.env...)
-	if c.stdin != nil {
-		cmd.Stdin = bytes.NewReader(c.stdin)
-	}
 	stdout := &boundedBuffer{limit: maxStdout, onFull: errTooMuch}
 	stderr := &boundedBuffer{limit: maxStderr}
 	cmd.Stdout, cmd.Stderr = stdout, stderr
-	err := cmd.Run()
+	err := c.feed(cmd)
 	res := result{stdout: stdout.buf.Bytes(), stderr: stderr.buf.Bytes(), exit: -1}
 	if cmd.ProcessState != nil {
 		res.exit = cmd.ProcessState.ExitCode()
@@ -69,7 +66,34 @@ func (c command) run(ctx context.Context) (result, error) {
 	return res, c.failure(ctx, err, res)
 }
 
-// failure turns what Run returned into the error that run promises.
+// feed runs cmd and writes stdin to it meanwhile. A child that ends before it
+// has read everything is no error: its exit code says what it thinks. Wait
+// closes the pipe then, so that the writing ends too, whoever else of the
+// child's has it open.
+func (c command) feed(cmd *exec.Cmd) error {
+	if c.stdin == nil {
+		return cmd.Run()
+	}
+	pipe, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	fed := make(chan error, 1)
+	go func() {
+		_, err := c.stdin.WriteTo(pipe)
+		fed <- errors.Join(err, pipe.Close())
+	}()
+	err = cmd.Wait()
+	if feedErr := <-fed; err == nil && !errors.Is(feedErr, syscall.EPIPE) && !errors.Is(feedErr, os.ErrClosed) {
+		err = feedErr
+	}
+	return err
+}
+
+// failure turns what feed returned into the error that run promises.
 func (c command) failure(ctx context.Context, err error, res result) error {
 	name := filepath.Base(c.path)
 	var exit *exec.ExitError

@@ -83,15 +83,23 @@ func answers(t *testing.T, k kernel, foreign func(text string)) []string {
 
 	session, err := k.Begin(t.Context())
 	must(t, err)
-	restore := func(family rules.Family, text string) {
-		raced, err := session.Restore(t.Context(), family, []byte(text))
+	sayWritten := func(w iptables.Written) {
 		var refused *iptables.RestoreError
 		switch {
-		case errors.As(err, &refused):
-			say("refused %v: %s %s exit %d line %d", raced, refused.Reason, refused.Program, refused.Exit, refused.Line)
+		case errors.As(w.Err, &refused):
+			say("refused %v: %s %s exit %d line %d", w.Raced, refused.Reason, refused.Program, refused.Exit, refused.Line)
 		default:
-			say("raced %v, stale %v, other error %v", raced, errors.Is(err, iptables.ErrStale), err != nil && !errors.Is(err, iptables.ErrStale))
+			say("raced %v, stale %v, other error %v", w.Raced, errors.Is(w.Err, iptables.ErrStale), w.Err != nil && !errors.Is(w.Err, iptables.ErrStale))
 		}
+	}
+	restore := func(family rules.Family, text string) {
+		sayWritten(session.Restore(t.Context(), iptables.Payload{family: iptables.Scripts(t, text)})[family])
+	}
+	restoreBoth := func(what string, do func(context.Context, iptables.Payload) map[rules.Family]iptables.Written, text4, text6 string) {
+		say("%s of both:", what)
+		written := do(t.Context(), iptables.Payload{v4: iptables.Scripts(t, text4), v6: iptables.Scripts(t, text6)})
+		sayWritten(written[v4])
+		sayWritten(written[v6])
 	}
 	restore(v4, filterText) // not read
 	read(t, session, v4)
@@ -104,16 +112,32 @@ func answers(t *testing.T, k kernel, foreign func(text string)) []string {
 	restore(v4, filterText)
 	restore(v6, filterText)
 	read(t, session, v4)
-	for _, line := range []string{"-A OURS -j NOPE", "-A NOPE -j OURS", "-C OURS -j ACCEPT", "-A OURS --nonsense", "-X OURS", "-A OURS -g NOPE", "garbage"} {
+	for _, line := range []string{"-A OURS -j NOPE", "-A NOPE -j OURS", "-C OURS -j ACCEPT", "-A OURS --nonsense", "-X OURS", "-A OURS -g NOPE", "-A OURS garbage"} {
 		restore(v4, mangleText+"*filter\n"+line+"\nCOMMIT\n")
 		restore(v4, filterText) // after a failure
 		read(t, session, v4)
 	}
-	restore(v4, "*filter\n-A OURS -s 10.1.1.1 -j RETURN\n")
+	const more = "*filter\n-A OURS -s 10.1.1.1 -j RETURN\nCOMMIT\n"
+	const refused = "*filter\n-A OURS -j NOPE\nCOMMIT\n"
+	restoreBoth("one not read", session.Restore, more, filterText)
+	restoreBoth("again", session.Restore, more, filterText)
+	read(t, session, v6)
+	restoreBoth("both read", session.Restore, filterText+mangleText, filterText)
+	restoreBoth("again", session.Restore, more, mangleText)
+	restoreBoth("the first refused", session.Restore, refused, filterText)
+	read(t, session, v4)
+	read(t, session, v6)
+	restoreBoth("the second refused", session.Restore, filterText, mangleText+refused)
+	restoreBoth("again", session.Restore, filterText, filterText)
+	restoreBoth("anyway", session.RestoreAnyway, filterText, filterText)
+	restoreBoth("after that", session.Restore, filterText, filterText)
+	look("both")
 	must(t, session.Close())
 	must(t, session.Close())
 	_, err = session.Read(t.Context(), v4)
 	say("closed: %v", err)
+	restoreBoth("closed", session.Restore, filterText, filterText)
+	restoreBoth("closed, anyway", session.RestoreAnyway, filterText, filterText)
 	look("at last")
 	return log
 }

@@ -3,6 +3,7 @@ package iptables
 import (
 	"context"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -60,25 +61,38 @@ func (s *fakeSession) Read(ctx context.Context, family rules.Family) (Snapshot, 
 }
 
 // RestoreAnyway writes whatever somebody else wrote since the read.
-func (s *fakeSession) RestoreAnyway(ctx context.Context, family rules.Family, payload []byte) error {
-	s.f.mu.Lock()
-	if s.f.has(family) {
-		s.seen[family] = s.f.digest(family)
-	}
-	s.f.mu.Unlock()
-	_, err := s.Restore(ctx, family, payload)
-	return err
+func (s *fakeSession) RestoreAnyway(ctx context.Context, payload Payload) map[rules.Family]Written {
+	return payload.each(func(family rules.Family, scripts []Script) Written {
+		s.f.mu.Lock()
+		if s.f.has(family) {
+			s.seen[family] = s.f.digest(family)
+		}
+		s.f.mu.Unlock()
+		_, err := s.restore(ctx, family, scripts)
+		return Written{Raced: true, Err: err}
+	})
 }
 
-// Restore writes payload as "iptables-restore --noflush" would, faults
-// permitting. As with the kernel, a family must be read before its first
-// restore and after every restore that failed or was raced, and on legacy raced
-// is never set.
-func (s *fakeSession) Restore(ctx context.Context, family rules.Family, payload []byte) (raced bool, err error) {
+// Restore writes a payload as "iptables-restore --noflush" would, one run for
+// each family, faults permitting. As with the kernel, a family must be read
+// before its first restore and after every restore that failed or was raced,
+// and on legacy nothing is ever raced.
+func (s *fakeSession) Restore(ctx context.Context, payload Payload) map[rules.Family]Written {
+	return payload.each(func(family rules.Family, scripts []Script) Written {
+		raced, err := s.restore(ctx, family, scripts)
+		return Written{Raced: raced, Err: err}
+	})
+}
+
+func (s *fakeSession) restore(ctx context.Context, family rules.Family, scripts []Script) (raced bool, err error) {
 	if s.done {
 		return false, errClosed
 	}
-	before, fault, err := s.admit(ctx, family, payload)
+	var text strings.Builder
+	if _, err := restoreText(scripts).WriteTo(&text); err != nil {
+		return false, err
+	}
+	before, fault, err := s.admit(ctx, family, text.String())
 	if err != nil {
 		return false, err
 	}
@@ -96,14 +110,14 @@ func (s *fakeSession) Restore(ctx context.Context, family rules.Family, payload 
 	case fault.lies != 0:
 	default:
 		r.failAt = fault.partial
-		err = r.run(string(payload))
+		err = r.run(text.String())
 	}
 	return s.settle(family, before, r.commits, err), err
 }
 
 // admit checks that nobody wrote since the read, counts the restore and uses up
 // the faults that count restores.
-func (s *fakeSession) admit(ctx context.Context, family rules.Family, payload []byte) (before uint64, now fakeFaults, err error) {
+func (s *fakeSession) admit(ctx context.Context, family rules.Family, text string) (before uint64, now fakeFaults, err error) {
 	f := s.f
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -118,7 +132,7 @@ func (s *fakeSession) admit(ctx context.Context, family rules.Family, payload []
 		return 0, fakeFaults{}, ErrStale
 	}
 	f.counts.restores++
-	f.payloads[family] = append(f.payloads[family], string(payload))
+	f.payloads[family] = append(f.payloads[family], text)
 	now = f.faults
 	f.faults.partial = 0
 	if f.faults.restores > 0 {

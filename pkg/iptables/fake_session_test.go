@@ -20,9 +20,19 @@ const (
 
 func restore(t *testing.T, s iptables.Session, family rules.Family, text string) bool {
 	t.Helper()
-	raced, err := s.Restore(t.Context(), family, []byte(text))
+	raced, err := write(t, s, family, text)
 	must(t, err)
 	return raced
+}
+
+// write hands a text to a session's Restore as the payload of one family.
+func write(t *testing.T, s iptables.Session, family rules.Family, text string) (raced bool, err error) {
+	t.Helper()
+	written := s.Restore(t.Context(), iptables.Payload{family: iptables.Scripts(t, text)})
+	if len(written) != 1 {
+		t.Fatalf("a Restore of one family answers for %v", written)
+	}
+	return written[family].Raced, written[family].Err
 }
 
 func TestFakeSession(t *testing.T) {
@@ -33,11 +43,11 @@ func TestFakeSession(t *testing.T) {
 	}{
 		{"read and restore", func(t *testing.T, _ *iptables.Fake, s iptables.Session) error {
 			read(t, s, v4)
-			_, err := s.Restore(t.Context(), v4, []byte(filterText))
+			_, err := write(t, s, v4, filterText)
 			return err
 		}, nil},
 		{"without a read", func(t *testing.T, _ *iptables.Fake, s iptables.Session) error {
-			_, err := s.Restore(t.Context(), v4, []byte(filterText))
+			_, err := write(t, s, v4, filterText)
 			return err
 		}, map[iptables.Backend]error{iptables.NFT: iptables.ErrStale, iptables.Legacy: iptables.ErrStale}},
 		{"our own commits make nothing stale", func(t *testing.T, _ *iptables.Fake, s iptables.Session) error {
@@ -45,28 +55,28 @@ func TestFakeSession(t *testing.T) {
 			read(t, s, v6)
 			restore(t, s, v4, filterText+mangleText)
 			restore(t, s, v6, filterText)
-			_, err := s.Restore(t.Context(), v4, []byte(filterText))
+			_, err := write(t, s, v4, filterText)
 			return err
 		}, nil},
 		{"somebody wrote this family", func(t *testing.T, f *iptables.Fake, s iptables.Session) error {
 			read(t, s, v4)
 			must(t, f.Bypassing().Flush(v4, rules.Nat, ""))
-			_, err := s.Restore(t.Context(), v4, []byte(filterText))
+			_, err := write(t, s, v4, filterText)
 			return err
 		}, map[iptables.Backend]error{iptables.NFT: iptables.ErrStale, iptables.Legacy: iptables.ErrStale}},
 		{"somebody wrote the other family", func(t *testing.T, f *iptables.Fake, s iptables.Session) error {
 			read(t, s, v4)
 			must(t, f.Bypassing().RestoreNoflush(v6, filterText))
-			_, err := s.Restore(t.Context(), v4, []byte(filterText))
+			_, err := write(t, s, v4, filterText)
 			return err
 		}, map[iptables.Backend]error{iptables.NFT: iptables.ErrStale}},
 		{"after a failure", func(t *testing.T, f *iptables.Fake, s iptables.Session) error {
 			read(t, s, v4)
 			f.FailRestores(1, iptables.ReasonOther)
-			if _, err := s.Restore(t.Context(), v4, []byte(filterText)); err == nil {
+			if _, err := write(t, s, v4, filterText); err == nil {
 				t.Error("FailRestores did not fail a restore")
 			}
-			_, err := s.Restore(t.Context(), v4, []byte(filterText))
+			_, err := write(t, s, v4, filterText)
 			return err
 		}, map[iptables.Backend]error{iptables.NFT: iptables.ErrStale, iptables.Legacy: iptables.ErrStale}},
 	} {
@@ -96,7 +106,7 @@ func TestFakeRaced(t *testing.T) {
 		if !nft {
 			return
 		}
-		_, err := s.Restore(t.Context(), v4, []byte(filterText))
+		_, err := write(t, s, v4, filterText)
 		wantErr(t, "after a race", err, iptables.ErrStale)
 		read(t, s, v4)
 		if restore(t, s, v4, filterText) {
@@ -135,7 +145,7 @@ func TestFakeFaults(t *testing.T) {
 				var got []outcome
 				for range tt.want {
 					read(t, s, v4)
-					_, err := s.Restore(t.Context(), v4, []byte(mangleText+filterText))
+					_, err := write(t, s, v4, mangleText+filterText)
 					var o outcome
 					if refused := (*iptables.RestoreError)(nil); errors.As(err, &refused) {
 						o.Reason = refused.Reason

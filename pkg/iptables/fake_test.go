@@ -187,7 +187,7 @@ func TestFakeReasons(t *testing.T) {
 				before := f.Save(v4)
 				s := begin(t, f)
 				read(t, s, v4)
-				_, err := s.Restore(t.Context(), v4, []byte("*nat\n:NEW - [0:0]\n"+tt.line+"\nCOMMIT\n"))
+				_, err := write(t, s, v4, "*nat\n:NEW - [0:0]\n"+tt.line+"\nCOMMIT\n")
 				var refused *iptables.RestoreError
 				if !errors.As(err, &refused) {
 					t.Fatalf("error is %v, want a *RestoreError", err)
@@ -218,7 +218,7 @@ func TestFakeNoFamily(t *testing.T) {
 	wantErr(t, "Read", err, iptables.ErrNoFamily)
 	wantErr(t, "Restore", f.Restore(v6, canaryText), iptables.ErrNoFamily)
 	wantErr(t, "DeleteTable", f.DeleteTable(v6, rules.Nat), iptables.ErrNoFamily)
-	_, err = begin(t, f).Restore(ctx, v6, nil)
+	_, err = write(t, begin(t, f), v6, filterText)
 	wantErr(t, "a session's Restore", err, iptables.ErrNoFamily)
 	if diff := cmp.Diff([]rules.Family{v4}, f.Families()); diff != "" {
 		t.Errorf("families (-want +got):\n%s", diff)
@@ -289,7 +289,7 @@ func TestFakeConcurrent(t *testing.T) {
 						t.Error(err)
 					}
 					text := fmt.Sprintf("*nat\n:C%d - [0:0]\nCOMMIT\n", i)
-					if _, err := s.Restore(t.Context(), v6, []byte(text)); err != nil && !errors.Is(err, iptables.ErrStale) {
+					if _, err := write(t, s, v6, text); err != nil && !errors.Is(err, iptables.ErrStale) {
 						t.Error(err)
 					}
 					if err := s.Close(); err != nil {

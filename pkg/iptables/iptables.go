@@ -93,18 +93,29 @@ type Snapshot struct {
 type Session interface {
 	// Read reads one family in full.
 	Read(ctx context.Context, family rules.Family) (Snapshot, error)
-	// Restore feeds payload to one "iptables-restore --noflush". It returns
-	// ErrStale, and has written nothing, if somebody else wrote since the
-	// family's last Read. raced reports that somebody else wrote between
-	// that check and the end of the restore. A refusal is a *RestoreError;
-	// tables before the refused one may have been written.
-	Restore(ctx context.Context, family rules.Family, payload []byte) (raced bool, err error)
+	// Restore writes a payload and says for each of its families what became
+	// of it. A family is written only if nobody else wrote since its last
+	// Read, as far as the backend can tell. What the payload says of other
+	// families is written all the same.
+	Restore(ctx context.Context, payload Payload) map[rules.Family]Written
 	// RestoreAnyway is Restore without the check: for what is safe whatever
 	// was written since, or better than to wait for ever beside a busy
-	// writer. It counts as raced.
-	RestoreAnyway(ctx context.Context, family rules.Family, payload []byte) error
+	// writer. Every family counts as raced.
+	RestoreAnyway(ctx context.Context, payload Payload) map[rules.Family]Written
 	// Close lets go of the lock.
 	Close() error
+}
+
+// Written says what a Restore did to one family.
+type Written struct {
+	// Raced: somebody else wrote between the check and the end of the
+	// restore, so that what was written rests on a read of the past.
+	Raced bool
+	// Err is nil if everything was written. It is ErrStale, and nothing was
+	// written, if somebody else wrote since the family's last Read. A refusal
+	// is a *RestoreError: the tables before the refused one may have been
+	// written.
+	Err error
 }
 
 // A Commit is one transaction that somebody, perhaps we, committed to

@@ -1,8 +1,8 @@
 package iptables
 
 import (
-	"bytes"
 	"context"
+	"io"
 	"path/filepath"
 	"strconv"
 	"time"
@@ -10,13 +10,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// restore feeds payload to one "iptables-restore --noflush". Once started it
+// restore feeds input to one "iptables-restore --noflush". Once started it
 // runs on its own deadline and not on ctx: a restore that is killed half-way
 // leaves some tables written and others not.
 //
 // -w is always given: without it legacy 1.8.9 waits for ever, here for one of
 // our own children that share the private lock.
-func (k *Kernel) restore(ctx context.Context, family rules.Family, payload []byte) error {
+func (k *Kernel) restore(ctx context.Context, family rules.Family, input io.WriterTo) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -24,7 +24,7 @@ func (k *Kernel) restore(ctx context.Context, family rules.Family, payload []byt
 	res, err := command{
 		path:    path,
 		args:    []string{"--noflush", "-w", k.waitSeconds()},
-		stdin:   payload,
+		stdin:   input,
 		timeout: k.cfg.RestoreTimeout,
 		env:     k.childEnv(),
 	}.run(context.WithoutCancel(ctx))
@@ -45,26 +45,32 @@ func (k *Kernel) waitSeconds() string {
 	return strconv.Itoa(max(1, int(k.cfg.LockWait.Round(time.Second)/time.Second)))
 }
 
-// sections counts the tables of a payload that write anything. On nft each of
-// them is exactly one commit: iptables-nft-restore sends one batch at each
-// COMMIT line, and none if there is nothing in it (1.8.9). A section that only
+// A restoreText is scripts as the text that one iptables-restore reads.
+type restoreText []Script
+
+// WriteTo implements io.WriterTo.
+func (t restoreText) WriteTo(out io.Writer) (int64, error) {
+	var written int64
+	for i := range t {
+		n, err := t[i].WriteTo(out)
+		written += n
+		if err != nil {
+			return written, err
+		}
+	}
+	return written, nil
+}
+
+// commits counts the scripts that write anything. On nft each of them is
+// exactly one commit: iptables-nft-restore sends one batch at each COMMIT
+// line, and none if there is nothing in it (1.8.9). A script that only
 // declares an empty chain which is empty already makes no commit either, so
 // the count is an upper bound.
-func sections(payload []byte) uint32 {
+func (t restoreText) commits() uint32 {
 	var n uint32
-	content := false
-	for line := range bytes.Lines(payload) {
-		switch line = bytes.TrimSpace(line); {
-		case len(line) == 0, line[0] == '#':
-		case line[0] == '*':
-			content = false
-		case string(line) == "COMMIT":
-			if content {
-				n++
-			}
-			content = false
-		default:
-			content = true
+	for i := range t {
+		if !t[i].Empty() {
+			n++
 		}
 	}
 	return n

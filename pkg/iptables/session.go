@@ -59,21 +59,6 @@ func (s *session) Read(ctx context.Context, family rules.Family) (Snapshot, erro
 	return snapshot, nil
 }
 
-// renew notes what is there now, so that the next Restore finds it.
-func (s *session) renew(ctx context.Context, family rules.Family) error {
-	if s.closed {
-		return errClosed
-	}
-	if err := s.kernel.ready(ctx, family); err != nil {
-		return err
-	}
-	digest, err := s.kernel.reader.digest(ctx, family)
-	if err == nil {
-		s.noted[family] = digest
-	}
-	return err
-}
-
 func (s *session) Close() error {
 	if s.closed {
 		return nil
@@ -85,21 +70,26 @@ func (s *session) Close() error {
 	return unix.Close(s.lock)
 }
 
-// guard returns the current digest, or ErrStale if it is not the noted one.
-func (s *session) guard(ctx context.Context, family rules.Family) (uint64, error) {
+// now returns the current digest.
+func (s *session) now(ctx context.Context, family rules.Family) (uint64, error) {
 	if s.closed {
 		return 0, errClosed
 	}
 	if err := s.kernel.ready(ctx, family); err != nil {
 		return 0, err
 	}
+	return s.kernel.reader.digest(ctx, family)
+}
+
+// guard returns the current digest, or ErrStale if it is not the noted one.
+func (s *session) guard(ctx context.Context, family rules.Family) (uint64, error) {
+	got, err := s.now(ctx, family)
+	if err != nil {
+		return 0, err
+	}
 	want, ok := s.noted[family]
 	if !ok {
 		return 0, fmt.Errorf("%w: %v was not read since the last failure", ErrStale, family)
-	}
-	got, err := s.kernel.reader.digest(ctx, family)
-	if err != nil {
-		return 0, err
 	}
 	if got != want {
 		return 0, ErrStale
@@ -126,45 +116,61 @@ func (s *genidSession) Read(ctx context.Context, family rules.Family) (Snapshot,
 	return snapshot, nil
 }
 
-// RestoreAnyway implements Session.
-func (s *genidSession) RestoreAnyway(ctx context.Context, family rules.Family, payload []byte) error {
-	if err := s.renew(ctx, family); err != nil {
-		return err
-	}
-	_, err := s.Restore(ctx, family, payload)
-	return err
+// Restore implements Session. Where the first family is written by text, the
+// next one's check allows for our own commits.
+func (s *genidSession) Restore(ctx context.Context, payload Payload) map[rules.Family]Written {
+	return payload.each(func(family rules.Family, scripts []Script) Written {
+		before, err := s.guard(ctx, family)
+		if err != nil {
+			return Written{Err: err}
+		}
+		return s.restoreByText(ctx, family, scripts, before)
+	})
 }
 
-// Restore implements Session. Our own commits are counted: one for each
-// section of the payload that writes anything. More than those were somebody
-// else's. A section that changes nothing makes no commit, so a foreign commit
-// at that moment can go unseen. A section that renews marks always writes; one
-// that only puts back hooks or chains does, unless somebody else did so first.
-func (s *genidSession) Restore(ctx context.Context, family rules.Family, payload []byte) (raced bool, err error) {
-	before, err := s.guard(ctx, family)
-	if err != nil {
-		return false, err
-	}
-	if err := s.kernel.restore(ctx, family, payload); err != nil {
+// RestoreAnyway implements Session.
+func (s *genidSession) RestoreAnyway(ctx context.Context, payload Payload) map[rules.Family]Written {
+	return payload.each(func(family rules.Family, scripts []Script) Written {
+		before, err := s.now(ctx, family)
+		if err != nil {
+			return Written{Raced: true, Err: err}
+		}
+		s.noted[family] = before
+		written := s.restoreByText(ctx, family, scripts, before)
+		written.Raced = true
+		return written
+	})
+}
+
+// restoreByText writes one family, where before is the genid of just now.
+//
+// Our own commits are counted: one for each script that writes anything. More
+// than those were somebody else's. A script that changes nothing makes no
+// commit, so a foreign commit at that moment can go unseen. A script that
+// renews marks always writes; one that only puts back hooks or chains does,
+// unless somebody else did so first.
+func (s *genidSession) restoreByText(ctx context.Context, family rules.Family, scripts []Script, before uint64) Written {
+	text := restoreText(scripts)
+	if err := s.kernel.restore(ctx, family, text); err != nil {
 		// How many commits were ours is not known: everything must be read
 		// again.
 		clear(s.noted)
-		return false, err
+		return Written{Err: err}
 	}
 	after, err := s.kernel.reader.digest(context.WithoutCancel(ctx), family)
 	if err != nil {
 		clear(s.noted)
-		return true, fmt.Errorf("the rules were written, but: %w", err)
+		return Written{Raced: true, Err: fmt.Errorf("the rules were written, but: %w", err)}
 	}
 	moved := uint32(after) - uint32(before) // the counter wraps
-	if moved > sections(payload) {
+	if moved > text.commits() {
 		clear(s.noted)
-		return true, nil
+		return Written{Raced: true}
 	}
 	for f, id := range s.noted {
 		s.noted[f] = uint64(uint32(id) + moved)
 	}
-	return false, nil
+	return Written{}
 }
 
 // A contentSession is guarded by the xtables lock and, because a program may
@@ -172,28 +178,39 @@ func (s *genidSession) Restore(ctx context.Context, family rules.Family, payload
 type contentSession struct{ session }
 
 // Restore implements Session. What somebody who ignores the lock writes during
-// the restore itself cannot be told from our own writing: raced is never set.
-func (s *contentSession) Restore(ctx context.Context, family rules.Family, payload []byte) (raced bool, err error) {
-	if _, err := s.guard(ctx, family); err != nil {
-		return false, err
-	}
-	delete(s.noted, family)
-	if err := s.kernel.restore(ctx, family, payload); err != nil {
-		return false, err
-	}
-	after, err := s.kernel.reader.digest(context.WithoutCancel(ctx), family)
-	if err != nil {
-		return false, fmt.Errorf("the rules were written, but: %w", err)
-	}
-	s.noted[family] = after
-	return false, nil
+// the restore itself cannot be told from our own writing: it races nothing.
+func (s *contentSession) Restore(ctx context.Context, payload Payload) map[rules.Family]Written {
+	return payload.each(func(family rules.Family, scripts []Script) Written {
+		if _, err := s.guard(ctx, family); err != nil {
+			return Written{Err: err}
+		}
+		return Written{Err: s.write(ctx, family, scripts)}
+	})
 }
 
 // RestoreAnyway implements Session.
-func (s *contentSession) RestoreAnyway(ctx context.Context, family rules.Family, payload []byte) error {
-	if err := s.renew(ctx, family); err != nil {
+func (s *contentSession) RestoreAnyway(ctx context.Context, payload Payload) map[rules.Family]Written {
+	return payload.each(func(family rules.Family, scripts []Script) Written {
+		if s.closed {
+			return Written{Raced: true, Err: errClosed}
+		}
+		return Written{Raced: true, Err: s.write(ctx, family, scripts)}
+	})
+}
+
+// write writes one family and notes what it holds then.
+func (s *contentSession) write(ctx context.Context, family rules.Family, scripts []Script) error {
+	delete(s.noted, family)
+	if err := s.kernel.ready(ctx, family); err != nil {
 		return err
 	}
-	_, err := s.Restore(ctx, family, payload)
-	return err
+	if err := s.kernel.restore(ctx, family, restoreText(scripts)); err != nil {
+		return err
+	}
+	after, err := s.kernel.reader.digest(context.WithoutCancel(ctx), family)
+	if err != nil {
+		return fmt.Errorf("the rules were written, but: %w", err)
+	}
+	s.noted[family] = after
+	return nil
 }

@@ -27,7 +27,7 @@ func otherFamily(family rules.Family) rules.Family {
 
 func wantRestore(t *testing.T, s Session, family rules.Family, payload string, wantRaced bool, wantErr error) {
 	t.Helper()
-	raced, err := s.Restore(t.Context(), family, []byte(payload))
+	raced, err := write(t, s, family, payload)
 	if raced != wantRaced || !errors.Is(err, wantErr) {
 		t.Errorf("Restore returns %t, %v; want %t, %v", raced, err, wantRaced, wantErr)
 	}
@@ -111,7 +111,7 @@ func TestSessionAfterRefusal(t *testing.T) {
 		k := openKernel(t, Config{Backend: backend})
 		s := begin(t, k)
 		mustRead(t, s, family)
-		_, err := s.Restore(t.Context(), family, []byte("*nat\n:X - [0:0]\n-A X\nCOMMIT\n*filter\n-A INPUT -j NOPE\nCOMMIT\n"))
+		_, err := write(t, s, family, "*nat\n:X - [0:0]\n-A X\nCOMMIT\n*filter\n-A INPUT -j NOPE\nCOMMIT\n")
 		var refused *RestoreError
 		if !errors.As(err, &refused) || refused.Reason != ReasonMissingChain {
 			t.Fatalf("error is %v", err)
@@ -130,7 +130,7 @@ func TestSessionRestoreOutlivesContext(t *testing.T) {
 		s := begin(t, k)
 		mustRead(t, s, rules.IPv4)
 		start := time.Now()
-		_, err := s.Restore(t.Context(), rules.IPv4, []byte(payload))
+		_, err := write(t, s, rules.IPv4, payload)
 		want := &RestoreError{Reason: ReasonOther, Program: "restore", Exit: -1,
 			Stderr: "restore was killed: it did not end within 300ms: context deadline exceeded"}
 		var got *RestoreError
@@ -216,13 +216,11 @@ func TestRestoreErrorsOfTheRealPrograms(t *testing.T) {
 	}
 	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
 		k := openKernel(t, Config{Backend: backend})
-		s := begin(t, k)
 		for _, c := range cases {
 			if !c.on[string(backend)] {
 				continue
 			}
-			mustRead(t, s, family)
-			_, err := s.Restore(t.Context(), family, []byte(c.payload))
+			err := k.restore(t.Context(), family, strings.NewReader(c.payload))
 			var got *RestoreError
 			if !errors.As(err, &got) {
 				t.Errorf("%s: %v", c.name, err)
@@ -257,20 +255,21 @@ func TestClassify(t *testing.T) {
 	}
 }
 
-func TestSections(t *testing.T) {
+func TestRestoreTextCommits(t *testing.T) {
 	for _, c := range []struct {
-		payload string
+		name    string
+		scripts []Script
 		want    uint32
 	}{
-		{"", 0},
-		{"*nat\nCOMMIT\n", 0},
-		{"*nat\n# a remark\n\nCOMMIT\n", 0},
-		{payload, 2},
-		{"*nat\nCOMMIT\n*filter\n-A X\nCOMMIT", 1},
-		{"*nat\n-A X\n", 0},
+		{"no table", nil, 0},
+		{"a table of which nothing is said", Scripts(t, "*nat\nCOMMIT\n"), 0},
+		{"two tables", Scripts(t, payload), 2},
+		{"one of two", Scripts(t, "*nat\nCOMMIT\n*filter\n-A X\nCOMMIT\n"), 1},
+		{"a declaration alone", Scripts(t, "*nat\n:X - [0:0]\nCOMMIT\n"), 1},
+		{"one table twice", Scripts(t, "*nat\n-A X\nCOMMIT\n*nat\n-A X\nCOMMIT\n"), 2},
 	} {
-		if got := sections([]byte(c.payload)); got != c.want {
-			t.Errorf("sections(%q) = %d, want %d", c.payload, got, c.want)
+		if got := restoreText(c.scripts).commits(); got != c.want {
+			t.Errorf("%s: %d commits, want %d", c.name, got, c.want)
 		}
 	}
 }

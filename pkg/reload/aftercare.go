@@ -42,8 +42,13 @@ func nudge(ctx context.Context, s iptables.Session, f rules.Family, result Famil
 			continue
 		}
 		// Declaring first makes -X safe if kube-proxy deletes it meanwhile.
-		text := fmt.Sprintf("*%s\n:%s - [0:0]\n-X %s\nCOMMIT\n", table, kubeProxyCanary, kubeProxyCanary)
-		if err := s.RestoreAnyway(ctx, f, []byte(text)); err != nil {
+		script := iptables.Script{
+			Table:   table,
+			Declare: []string{kubeProxyCanary},
+			Steps:   []iptables.Step{{Verb: iptables.Drop, Chain: kubeProxyCanary}},
+		}
+		written := s.RestoreAnyway(ctx, iptables.Payload{f: {script}})
+		if err := written[f].Err; err != nil {
 			return fmt.Errorf("deleting %s from %s %s, so that kube-proxy syncs: %w", kubeProxyCanary, f, table, err)
 		}
 	}
@@ -68,16 +73,17 @@ func (r Replayer) dropDoubles(ctx context.Context, s iptables.Session, f rules.F
 	if err != nil {
 		return fmt.Errorf("looking for doubled hooks: %w", err)
 	}
-	var plans []tablePlan
+	var scripts []iptables.Script
 	for _, task := range tasks {
-		if text := composeUndouble(task); text != nil {
-			plans = append(plans, tablePlan{table: task.table, text: text})
+		if script := composeUndouble(task); !script.Empty() {
+			scripts = append(scripts, script)
 		}
 	}
-	if len(plans) == 0 {
+	if len(scripts) == 0 {
 		return nil
 	}
-	if _, err := s.Restore(ctx, f, payload(plans)); err != nil {
+	written := s.Restore(ctx, iptables.Payload{f: scripts})
+	if err := written[f].Err; err != nil {
 		return fmt.Errorf("removing doubled hooks from %s: %w", f, err)
 	}
 	return nil
@@ -85,11 +91,11 @@ func (r Replayer) dropDoubles(ctx context.Context, s iptables.Session, f rules.F
 
 // composeUndouble deletes by index, the last one first so that the indexes
 // before it stay true.
-func composeUndouble(task tableTask) []byte {
+func composeUndouble(task tableTask) iptables.Script {
+	script := iptables.Script{Table: task.table}
 	if task.seen.Err != nil || task.seen.Table == nil {
-		return nil
+		return script
 	}
-	var s section
 	for _, chain := range task.want.Section.HookedChains(task.table) {
 		left := map[string]int{}
 		for _, h := range task.want.Section.Hooks {
@@ -101,7 +107,7 @@ func composeUndouble(task tableTask) []byte {
 		if c == nil {
 			continue
 		}
-		var extra []string
+		var extra []iptables.Step
 		for i, rule := range c.Rules {
 			n, wanted := left[rule.Spec]
 			switch {
@@ -109,14 +115,11 @@ func composeUndouble(task tableTask) []byte {
 			case n > 0:
 				left[rule.Spec]--
 			default:
-				extra = append(extra, fmt.Sprintf("-D %s %d", chain, i+1))
+				extra = append(extra, iptables.Step{Verb: iptables.Delete, Chain: chain, Index: i + 1})
 			}
 		}
 		slices.Reverse(extra)
-		s.remove = append(s.remove, extra...)
+		script.Steps = append(script.Steps, extra...)
 	}
-	if s.empty() {
-		return nil
-	}
-	return s.text(task.table)
+	return script
 }

@@ -1,9 +1,9 @@
 package reload
 
 import (
-	"fmt"
 	"slices"
 
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -13,7 +13,7 @@ type slot struct {
 	fresh bool // the replay puts it there
 }
 
-// placeHooks returns the commands that put the missing ones of a built-in
+// placeHooks returns the steps that put the missing ones of a built-in
 // chain's wanted hooks where they belong among the rules that stand there,
 // and the hooks that it puts.
 //
@@ -21,7 +21,7 @@ type slot struct {
 // that hooks keep their order among themselves; else to its anchor. A foreign
 // neighbour that is gone means top. Indexes appear only beside standing rules:
 // "-I CHAIN 3" into an emptied chain would fail the whole table.
-func placeHooks(chain string, standing []rules.Rule, wanted []rules.Hook) (commands []string, placed []rules.Hook) {
+func placeHooks(chain string, standing []rules.Rule, wanted []rules.Hook) (steps []iptables.Step, placed []rules.Hook) {
 	slots := make([]slot, len(standing))
 	for i, r := range standing {
 		slots[i] = slot{rule: r}
@@ -41,7 +41,7 @@ func placeHooks(chain string, standing []rules.Rule, wanted []rules.Hook) (comma
 		at[i] = to
 		placed = append(placed, h)
 	}
-	return commandsFor(chain, slots), placed
+	return stepsFor(chain, slots), placed
 }
 
 // matchHooks returns for each wanted hook the index of the standing rule that
@@ -91,13 +91,16 @@ func position(slots []slot, wanted []rules.Hook, at []int, i int) int {
 	return 0
 }
 
-// commandsFor writes the fresh slots as commands: those at the top with plain
-// -I in reverse order, those at the end with -A, and others by index.
-func commandsFor(chain string, slots []slot) []string {
-	var top, middle, bottom []string
+// stepsFor puts the fresh slots in place: those at the top with plain -I in
+// reverse order, those at the end with -A, and others by index.
+func stepsFor(chain string, slots []slot) []iptables.Step {
+	insert := func(index int, r rules.Rule) iptables.Step {
+		return iptables.Step{Verb: iptables.Insert, Chain: chain, Index: index, Rule: r}
+	}
+	var top, middle, bottom []iptables.Step
 	head := 0
 	for head < len(slots) && slots[head].fresh {
-		top = append(top, fmt.Sprintf("-I %s %s", chain, slots[head].rule.Spec))
+		top = append(top, insert(0, slots[head].rule))
 		head++
 	}
 	slices.Reverse(top)
@@ -107,11 +110,11 @@ func commandsFor(chain string, slots []slot) []string {
 	}
 	for i := head; i < tail; i++ {
 		if slots[i].fresh {
-			middle = append(middle, fmt.Sprintf("-I %s %d %s", chain, i+1, slots[i].rule.Spec))
+			middle = append(middle, insert(i+1, slots[i].rule))
 		}
 	}
 	for _, s := range slots[tail:] {
-		bottom = append(bottom, fmt.Sprintf("-A %s %s", chain, s.rule.Spec))
+		bottom = append(bottom, appendRule(chain, s.rule))
 	}
 	return slices.Concat(top, middle, bottom)
 }

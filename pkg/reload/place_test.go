@@ -38,6 +38,16 @@ func applied(t *testing.T, standing, commands []string) []string {
 	return results[0]
 }
 
+// texts are steps as iptables-restore reads them.
+func texts(t *testing.T, steps []iptables.Step) []string {
+	t.Helper()
+	var b strings.Builder
+	_, err := (&iptables.Script{Table: rules.Filter, Steps: steps}).WriteTo(&b)
+	must(t, err)
+	lines := strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
+	return lines[1 : len(lines)-1] // without "*filter" and "COMMIT"
+}
+
 // hooksOf learns the hooks of a FORWARD chain that holds these rules.
 func hooksOf(t *testing.T, specs ...string) []rules.Hook {
 	t.Helper()
@@ -136,7 +146,8 @@ func TestPlaceHooks(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			wanted := hooksOf(t, test.before...)
-			commands, placed := placeHooks("FORWARD", ruleList(test.standing...), wanted)
+			steps, placed := placeHooks("FORWARD", ruleList(test.standing...), wanted)
+			commands := texts(t, steps)
 			if d := cmp.Diff(test.want, applied(t, test.standing, commands)); d != "" {
 				t.Errorf("by %q the chain becomes (-want +got):\n%s", commands, d)
 			}
@@ -148,7 +159,7 @@ func TestPlaceHooks(t *testing.T) {
 			}
 			again, _ := placeHooks("FORWARD", ruleList(test.want...), wanted)
 			if len(again) > 0 {
-				t.Errorf("a second replay would write %q", again)
+				t.Errorf("a second replay would write %q", texts(t, again))
 			}
 		})
 	}

@@ -8,18 +8,22 @@ import (
 	"strings"
 
 	"github.com/canaryd/canaryd/pkg/canary"
-	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // prove reads the family again and decides table by table whether what was
 // planned is in force.
-func (r Replayer) prove(ctx context.Context, s iptables.Session, f rules.Family, plans []tablePlan, raced bool, restoreErr error, result *FamilyResult) {
-	result.Err, result.foreign = restoreErr, raced
-	after, err := s.Read(ctx, f)
+func (r run) prove(ctx context.Context, t *turn) {
+	f, result, raced := t.family, &t.result, t.written.Raced
+	if t.stale() && !r.act.insists {
+		*result = FamilyResult{Outcome: Failed, Err: fmt.Errorf("%s: %w, %d times in a row", f, t.written.Err, staleReads)}
+		return
+	}
+	result.Err, result.foreign = t.written.Err, raced
+	after, err := r.session.Read(ctx, f)
 	if err != nil {
-		result.Outcome, result.Err = Failed, errors.Join(restoreErr, fmt.Errorf("reading %s for the proof: %w", f, err))
-		r.rememberTries(plans, result)
+		result.Outcome, result.Err = Failed, errors.Join(t.written.Err, fmt.Errorf("reading %s for the proof: %w", f, err))
+		rememberTries(t.plans, result)
 		return
 	}
 	result.foreign, result.Digest = raced || after.Moved, after.Digest
@@ -30,7 +34,7 @@ func (r Replayer) prove(ctx context.Context, s iptables.Session, f rules.Family,
 	}
 	result.proxyCanary = tablesWith(after, kubeProxyCanary)
 	proved := 0
-	for _, plan := range plans {
+	for _, plan := range t.plans {
 		tr := result.Tables[plan.table]
 		tr.Skipped, tr.Quarantined, tr.Wrote = plan.skipped, plan.quarantined, len(plan.wrote)
 		seen := see(after, plan.table, r.Protects)
@@ -55,9 +59,9 @@ func (r Replayer) prove(ctx context.Context, s iptables.Session, f rules.Family,
 		result.Tables[plan.table] = tr
 	}
 	switch {
-	case proved == len(plans) && result.Err == nil && raced:
+	case proved == len(t.plans) && result.Err == nil && raced:
 		result.Outcome = Raced
-	case proved == len(plans) && result.Err == nil:
+	case proved == len(t.plans) && result.Err == nil:
 		result.Outcome = Proved
 	case proved > 0:
 		result.Outcome = Partial
@@ -67,7 +71,7 @@ func (r Replayer) prove(ctx context.Context, s iptables.Session, f rules.Family,
 }
 
 // rememberTries notes in the marks which nonces may have been written.
-func (r Replayer) rememberTries(plans []tablePlan, result *FamilyResult) {
+func rememberTries(plans []tablePlan, result *FamilyResult) {
 	for _, plan := range plans {
 		tr := result.Tables[plan.table]
 		tr.Mark = tr.Mark.Trying(plan.mark)

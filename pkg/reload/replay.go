@@ -13,7 +13,6 @@
 package reload
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -42,12 +41,6 @@ func Outcomes() []Outcome { return []Outcome{Proved, Raced, Partial, Failed, Ski
 
 // Done reports whether nothing is left to put back.
 func (o Outcome) Done() bool { return o == Proved || o == Raced || o == Skipped }
-
-// staleReads is how often a family is read because somebody wrote between
-// read and restore. A writer that commits more often than
-// iptables-save can read would put a replay off for ever; then a loss is
-// answered all the same, and counts as raced.
-const staleReads = 5
 
 // A Beginner begins guarded sessions.
 type Beginner interface {
@@ -178,8 +171,10 @@ func (r Replayer) Remove(ctx context.Context, job Job, everything bool) (Result,
 		if task.seen.Err != nil || task.seen.Table == nil {
 			return nil
 		}
-		plan := composeRemoval(task, everything)
-		return &plan
+		if plan := composeRemoval(task, everything); !plan.script.Empty() {
+			return &plan
+		}
+		return nil
 	}
 	return r.each(ctx, job, action{remove, true}, nil)
 }
@@ -191,13 +186,7 @@ func (r Replayer) each(ctx context.Context, job Job, act action, after func(ipta
 	if err != nil {
 		return nil, fmt.Errorf("beginning a guarded write: %w", err)
 	}
-	result := Result{}
-	for _, f := range job.Families {
-		start := time.Now()
-		fr := r.run(ctx, s, f, job, act)
-		fr.Took, fr.Done = time.Since(start), time.Now()
-		result[f] = fr
-	}
+	result := run{r, s, job, act}.families(ctx)
 	if after != nil {
 		for _, f := range job.Families {
 			fr := result[f]
@@ -264,79 +253,4 @@ func rotate(task tableTask, nonce canary.Nonce) *tablePlan {
 	task.want.Section.Hooks = task.seen.Section.Hooks
 	plan := composeRotation(task, nonce)
 	return &plan
-}
-
-// run reads, plans, restores and proves one family, again if somebody else
-// wrote between read and restore.
-func (r Replayer) run(ctx context.Context, s iptables.Session, f rules.Family, job Job, act action) FamilyResult {
-	for try := 1; ; try++ {
-		tasks, digest, err := r.examine(ctx, s, f, job)
-		if err != nil {
-			return FamilyResult{Outcome: Failed, Err: err}
-		}
-		result := newResult(tasks)
-		result.Digest = digest
-		plans := planAll(tasks, act.plan)
-		if len(plans) == 0 {
-			result.Outcome = Skipped
-			return result
-		}
-		raced, err := s.Restore(ctx, f, payload(plans))
-		if errors.Is(err, iptables.ErrStale) {
-			switch {
-			case try < staleReads:
-				continue
-			case !act.insists:
-				return FamilyResult{Outcome: Failed, Err: fmt.Errorf("%s: %w, %d times in a row", f, err, try)}
-			}
-			raced, err = true, s.RestoreAnyway(ctx, f, payload(plans))
-		}
-		r.prove(ctx, s, f, plans, raced, err, &result)
-		return result
-	}
-}
-
-// examine reads one family under guard and judges its tables.
-func (r Replayer) examine(ctx context.Context, s iptables.Session, f rules.Family, job Job) ([]tableTask, uint64, error) {
-	snapshot, err := s.Read(ctx, f)
-	if err != nil {
-		return nil, 0, fmt.Errorf("reading %s: %w", f, err)
-	}
-	examiner := Examiner{Canary: r.Canary, Protects: r.Protects}
-	return examiner.tasks(snapshot, job), snapshot.Digest, nil
-}
-
-func planAll(tasks []tableTask, pick func(tableTask, canary.Nonce) *tablePlan) []tablePlan {
-	nonce := canary.NewNonce()
-	var plans []tablePlan
-	for _, task := range tasks {
-		if plan := pick(task, nonce); plan != nil && plan.text != nil {
-			plans = append(plans, *plan)
-		}
-	}
-	return plans
-}
-
-func payload(plans []tablePlan) []byte {
-	var b bytes.Buffer
-	for _, p := range plans {
-		b.Write(p.text)
-	}
-	return b.Bytes()
-}
-
-func newResult(tasks []tableTask) FamilyResult {
-	result := FamilyResult{Tables: map[rules.TableName]TableResult{}}
-	for _, task := range tasks {
-		tr := TableResult{
-			Finding: task.finding, Mark: task.want.Mark,
-			Section: task.seen.Section, Read: task.seen.Err == nil,
-		}
-		if task.finding.Verdict.Loss() {
-			tr.Lost = countLost(task)
-			tr.Policies = changedPolicies(task)
-		}
-		result.Tables[task.table] = tr
-	}
-	return result
 }

@@ -1,0 +1,156 @@
+package reload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// staleReads is how often a family is read because somebody wrote between
+// read and restore. A writer that commits more often than
+// iptables-save can read would put a replay off for ever; then a loss is
+// answered all the same, and counts as raced.
+const staleReads = 5
+
+// A run is one job in one session.
+type run struct {
+	Replayer
+	session iptables.Session
+	job     Job
+	act     action
+}
+
+// A turn is one family on its way from the guarded read to the proof.
+type turn struct {
+	family  rules.Family
+	plans   []tablePlan
+	written iptables.Written
+	began   time.Time // when its first read began
+	result  FamilyResult
+}
+
+func (t *turn) stale() bool { return errors.Is(t.written.Err, iptables.ErrStale) }
+
+// families reads and plans every family, writes all of them by one restore,
+// and proves each by a second read. Those between whose read and restore
+// somebody else wrote have all of it again.
+func (r run) families(ctx context.Context) Result {
+	result := Result{}
+	end := func(t *turn) {
+		t.result.Took, t.result.Done = time.Since(t.began), time.Now()
+		result[t.family] = t.result
+	}
+	var turns []*turn
+	for _, f := range r.job.Families {
+		turns = append(turns, &turn{family: f})
+	}
+	for try := 1; len(turns) > 0; try++ {
+		var planned, stale []*turn
+		for _, t := range turns {
+			if r.plan(ctx, t) {
+				planned = append(planned, t)
+			} else {
+				end(t)
+			}
+		}
+		write(ctx, planned, r.session.Restore)
+		for _, t := range planned {
+			if t.stale() {
+				stale = append(stale, t)
+			}
+		}
+		if try == staleReads {
+			if r.act.insists {
+				write(ctx, stale, r.session.RestoreAnyway)
+			}
+			stale = nil
+		}
+		for _, t := range planned {
+			if !slices.Contains(stale, t) {
+				r.prove(ctx, t)
+				end(t)
+			}
+		}
+		turns = stale
+	}
+	return result
+}
+
+// plan reads one family under guard, judges its tables and picks what to write.
+// It returns false if there is nothing, and then the turn's result says why.
+func (r run) plan(ctx context.Context, t *turn) bool {
+	if t.began.IsZero() {
+		t.began = time.Now()
+	}
+	tasks, digest, err := r.examine(ctx, r.session, t.family, r.job)
+	if err != nil {
+		t.result = FamilyResult{Outcome: Failed, Err: err}
+		return false
+	}
+	t.result = newResult(tasks)
+	t.result.Digest = digest
+	if t.plans = planAll(tasks, r.act.plan); len(t.plans) == 0 {
+		t.result.Outcome = Skipped
+	}
+	return len(t.plans) > 0
+}
+
+// write writes what is planned for all turns, and notes what became of it.
+func write(ctx context.Context, turns []*turn, restore func(context.Context, iptables.Payload) map[rules.Family]iptables.Written) {
+	if len(turns) == 0 {
+		return
+	}
+	payload := iptables.Payload{}
+	for _, t := range turns {
+		for _, p := range t.plans {
+			payload[t.family] = append(payload[t.family], p.script)
+		}
+	}
+	written := restore(ctx, payload)
+	for _, t := range turns {
+		t.written = written[t.family]
+	}
+}
+
+// examine reads one family under guard and judges its tables.
+func (r Replayer) examine(ctx context.Context, s iptables.Session, f rules.Family, job Job) ([]tableTask, uint64, error) {
+	snapshot, err := s.Read(ctx, f)
+	if err != nil {
+		return nil, 0, fmt.Errorf("reading %s: %w", f, err)
+	}
+	examiner := Examiner{Canary: r.Canary, Protects: r.Protects}
+	return examiner.tasks(snapshot, job), snapshot.Digest, nil
+}
+
+func planAll(tasks []tableTask, pick func(tableTask, canary.Nonce) *tablePlan) []tablePlan {
+	nonce := canary.NewNonce()
+	var plans []tablePlan
+	for _, task := range tasks {
+		if plan := pick(task, nonce); plan != nil {
+			plans = append(plans, *plan)
+		}
+	}
+	return plans
+}
+
+func newResult(tasks []tableTask) FamilyResult {
+	result := FamilyResult{Tables: map[rules.TableName]TableResult{}}
+	for _, task := range tasks {
+		tr := TableResult{
+			Finding: task.finding, Mark: task.want.Mark,
+			Section: task.seen.Section, Read: task.seen.Err == nil,
+		}
+		if task.finding.Verdict.Loss() {
+			tr.Lost = countLost(task)
+			tr.Policies = changedPolicies(task)
+		}
+		result.Tables[task.table] = tr
+	}
+	return result
+}
