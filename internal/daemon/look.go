@@ -19,8 +19,6 @@ const (
 	// content: one walk of the legacy tables in 30 s costs a quiet node
 	// nothing (13 ms at 20,000 rules).
 	quietWalk = 30 * time.Second
-	// walkShare keeps probes whose stamp did not move to 2 % of a core.
-	walkShare = 49
 	// A change is examined after captureQuiet without another one, at the
 	// latest after captureMost; a full read may take a tenth of a core.
 	captureQuiet = 50 * time.Millisecond
@@ -38,9 +36,14 @@ func (d *Daemon) look(ctx context.Context, st *state) {
 		st.evidence = time.Now()
 	}
 	st.woken, st.lookAt, st.hinted = false, time.Time{}, time.Time{}
+	// What a loss makes us read is not the fault of a busy writer.
+	free := func() bool { return st.followUp > 0 }
+	if st.loss == nil {
+		free = func() bool { return st.followUp > 0 || st.loss != nil }
+	}
 	for _, f := range rules.Families() {
 		if fs := st.families[f]; fs != nil && st.anyPlanted(f) {
-			d.lookAt(ctx, st, f, fs, woken)
+			d.lookAt(ctx, st, f, fs, woken, free)
 		}
 	}
 	d.followUp(st)
@@ -58,35 +61,53 @@ func (d *Daemon) followUp(st *state) {
 	}
 }
 
-func (d *Daemon) lookAt(ctx context.Context, st *state, f rules.Family, fs *familyState, woken bool) {
+// lookAt looks at one family: at its stamp always, and at its marks if
+// something was written or, where a stamp is not exact, may have been. Walks
+// beside a busy writer wait until the budget has them; free tells that they
+// need not.
+func (d *Daemon) lookAt(ctx context.Context, st *state, f rules.Family, fs *familyState, woken bool, free func() bool) {
 	start := time.Now()
+	ready := fs.walks.readyAt(len(st.families))
+	if woken && !fs.stamp.Exact && !fs.probed.IsZero() && !free() && start.Before(ready) {
+		// Not even the stamp: where it is read by executing iptables, a writer
+		// that syncs all the time must not make us do so all the time.
+		fs.unseen, st.lookAt = earliest(fs.unseen, st.evidence), earliest(st.lookAt, ready)
+		return
+	}
 	stamp, err := d.cfg.Kernel.Stamp(ctx, f)
 	if err != nil {
 		d.unknown(ctx, fs, f, err, time.Since(start))
 		return
 	}
 	still := fs.trouble == "" && !fs.probed.IsZero() && stamp == fs.stamp
-	if still && (stamp.Exact || !woken && start.Sub(fs.probed) < quietWalk) {
+	if still && (stamp.Exact || !woken && fs.unseen.IsZero() && start.Sub(fs.probed) < quietWalk) {
 		d.cfg.Metrics.ObserveProbe(f, d.lastResult(fs), time.Since(start))
 		return
 	}
-	if still && !stamp.Exact && woken {
-		if ready := fs.probeEnd.Add(walkShare * fs.cost); start.Before(ready) {
-			st.lookAt, st.woken = earliest(st.lookAt, ready), true
-			return
-		}
+	if woken || !still {
+		fs.unseen = earliest(fs.unseen, st.evidence)
 	}
-	sighting, err := d.cfg.Kernel.Probe(ctx, f, st.marks.Places(f, d.cfg.Canary))
-	if err != nil {
-		d.unknown(ctx, fs, f, err, time.Since(start))
+	if !stamp.Exact && !free() && start.Before(ready) {
+		st.lookAt = earliest(st.lookAt, ready)
 		return
 	}
-	fs.stamp, fs.probed, fs.probeEnd, fs.cost = stamp, start, time.Now(), time.Since(start)
+	st.evidence, fs.unseen = earliest(st.evidence, fs.unseen), time.Time{}
+	sighting, err := d.cfg.Kernel.Probe(ctx, f, st.marks.Places(f, d.cfg.Canary))
+	end := time.Now()
+	if err != nil {
+		fs.walks.spend(end, end.Sub(start), len(st.families))
+		d.unknown(ctx, fs, f, err, end.Sub(start))
+		return
+	}
+	fs.stamp, fs.probed = stamp, start
 	if fs.trouble != "" {
 		klog.FromContext(ctx).Info("The tables can be looked at again", "family", f)
 		fs.trouble, fs.examineAt = "", latest(start, fs.readAt)
 	}
 	d.judgeSighting(st, f, fs, sighting)
+	if !free() {
+		fs.walks.spend(end, end.Sub(start), len(st.families))
+	}
 	d.cfg.Metrics.ObserveProbe(f, d.lastResult(fs), time.Since(start))
 }
 

@@ -41,6 +41,8 @@ type setup struct {
 	store *reload.Store
 	// declared is what a manifest declares at the start; nil is no manifest.
 	declared rules.Generation
+	// kernel stands between the daemon and the Fake; nil is nothing.
+	kernel Kernel
 }
 
 // A rig is a running Daemon on a Fake.
@@ -95,6 +97,9 @@ func run(t *testing.T, fake *iptables.Fake, s setup) *rig {
 		Mode: s.mode, Source: "snapshot", Protects: selector.Protects, Canary: canary.DefaultChain,
 		PollInterval: time.Second, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second,
 		MaxStoredAge: 10 * time.Minute, Store: s.store,
+	}
+	if s.kernel != nil {
+		cfg.Kernel = s.kernel
 	}
 	if s.declared != nil {
 		r.declare = make(chan Declaration)

@@ -41,6 +41,7 @@ type state struct {
 	followUp  time.Duration // distance of the looks that follow a replay
 	plantAt   time.Time     // not before this
 	plantWait time.Duration
+	unplanted string    // why the last planting failed, as the log has it; empty if it did not
 	markedAt  time.Time // marks that are not on disk: since when; zero: none
 	saveAt    time.Time // when the generation is written; zero: nothing to write
 	savedAt   time.Time
@@ -56,14 +57,14 @@ type familyState struct {
 
 	stamp    iptables.Stamp // of the last probe
 	probed   time.Time      // zero: never
-	probeEnd time.Time
-	cost     time.Duration // of the last probe
-	intact   uint64        // digest of the last probe that saw all marks standing
-	digest   uint64        // of what was examined last
-	examined time.Time     // zero: never
-	trouble  string        // why the last probe failed; empty if it did not
-	unread   string        // why the last full read failed; empty if it did not
-	readAt   time.Time     // after a read that failed: no other one before this
+	walks    walks          // what probes may cost where stamps are not exact
+	unseen   time.Time      // since when something may have been written that no probe has seen; zero: nothing was
+	intact   uint64         // digest of the last probe that saw all marks standing
+	digest   uint64         // of what was examined last
+	examined time.Time      // zero: never
+	trouble  string         // why the last probe failed; empty if it did not
+	unread   string         // why the last full read failed; empty if it did not
+	readAt   time.Time      // after a read that failed: no other one before this
 
 	dirty     time.Time // since when something is unexamined; zero: nothing is
 	examineAt time.Time // not before this; zero: no examination is due

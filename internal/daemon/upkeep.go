@@ -37,17 +37,25 @@ func (d *Daemon) plant(ctx context.Context, st *state) {
 		d.countRefusal(f, fr.Err)
 		err = errors.Join(err, fr.Err)
 	}
+	d.countLocked(st, result, err)
 	if err == nil && !d.allPlanted(st) {
 		err = unplanted(result)
 	}
 	if err != nil {
 		st.lookAt = time.Now()
 		st.plantWait = longer(st.plantWait)
+		if lockReason(err) {
+			// It was waited for already, and is let go of at any moment.
+			st.plantWait = firstTry
+		}
 		st.plantAt = time.Now().Add(st.plantWait)
-		log.Error(err, "Not every table has a canary; a flush of those without one is not noticed", "retryIn", st.plantWait)
+		if err.Error() != st.unplanted {
+			log.Error(err, "Not every table has a canary; a flush of those without one is not noticed", "retryIn", st.plantWait)
+			st.unplanted = err.Error()
+		}
 		return
 	}
-	st.plantWait = 0
+	st.plantWait, st.unplanted = 0, ""
 	st.lookAt = time.Now()
 	if st.mode == Observe && st.declared != nil {
 		st.compare(st.lookAt)

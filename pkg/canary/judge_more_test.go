@@ -8,8 +8,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-
-	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 func TestJudgeOfATableThatIsGone(t *testing.T) {
@@ -135,83 +133,6 @@ func TestCoversWhenTheOwnerHasPutItsRulesBack(t *testing.T) {
 	if Covers(want, nil) {
 		t.Error("a table that does not exist covers something")
 	}
-}
-
-// FuzzJudge drops and doubles lines of a table as the bytes say and checks the
-// promises of Judge that no mix of damage may break.
-func FuzzJudge(f *testing.F) {
-	lines := slices.Collect(strings.Lines(node))
-	f.Add([]byte{}, false)
-	for i := range lines {
-		f.Add(slices.Concat(make([]byte, i), []byte{1}), i%2 == 0)
-	}
-	f.Add(slices.Repeat([]byte{1}, len(lines)), true)
-	f.Fuzz(func(t *testing.T, fate []byte, quiet bool) {
-		var b strings.Builder
-		for i, line := range lines {
-			switch {
-			case line[0] == '*' || line == "COMMIT\n" || i >= len(fate):
-				b.WriteString(line)
-			case line[0] == '-' && fate[i]%4 == 2:
-				b.WriteString(line + line)
-			case line[0] == '-' && fate[i]%4 == 3:
-				b.WriteString(strings.ReplaceAll(line, "0", "1"))
-			case fate[i]%4 == 1:
-			default:
-				b.WriteString(line)
-			}
-		}
-		set, _, err := rules.Parse(strings.NewReader(b.String()))
-		if err != nil {
-			return // rules without their chain
-		}
-		table, want := set[rules.Nat], wantedOf(t, node)
-		seen := seenTable(table)
-		seen.Quiet = quiet
-		got := Judge(want, seen)
-		text := "\n" + b.String()
-		stands := func(line string) bool { return strings.Contains(text, "\n"+line+"\n") }
-		holds := func(chain string) bool { c := table.Chain(chain); return c != nil && len(c.Rules) > 0 }
-
-		if (got.Verdict == Unknown) != (got.Err != nil) {
-			t.Errorf("%s with error %v", got.Verdict, got.Err)
-		}
-		canaryRule := "-A " + DefaultChain + " " + nonce.Rule().Spec
-		if c := table.Chain(DefaultChain); !stands(canaryRule) || len(c.Rules) != 1 {
-			if !got.Verdict.Loss() || !got.MarkLost {
-				t.Errorf("the canary is lost, and it is %s", got.Verdict)
-			}
-		}
-		for _, chain := range hooked {
-			if !stands("-A "+chain+" "+nonce.Witness().Spec) && !(got.Verdict.Loss() && slices.Contains(got.Witnesses, chain)) {
-				t.Errorf("the witness of %s is lost, and it is %s with witnesses %v", chain, got.Verdict, got.Witnesses)
-			}
-		}
-		for _, h := range want.Section.Hooks {
-			if stands(h.String()) {
-				continue
-			}
-			if got.Verdict == Intact {
-				t.Errorf("%s is missing, and the table is intact", h)
-			}
-			rewritten := superseded(want.Section, table, h)
-			if quiet && holds(h.Rule.Target) && !rewritten && !slices.ContainsFunc(got.Hooks, h.Same) {
-				t.Errorf("%s is lost, and the table is %s with hooks %v", h, got.Verdict, got.Hooks)
-			}
-		}
-		for _, chain := range []string{"KUBE-SERVICES", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"} {
-			if table.Chain(chain) != nil && !holds(chain) && !(got.Verdict.Loss() && slices.Contains(got.Emptied, chain)) {
-				t.Errorf("%s was emptied, and it is %s with emptied %v", chain, got.Verdict, got.Emptied)
-			}
-		}
-		if got.Verdict == Intact && !rules.EqualRules(seen.Section.Chains[0].Rules, want.Section.Chains[0].Rules) {
-			t.Errorf("%s changed, and it is intact", want.Section.Chains[0].Name)
-		}
-		seen.Err = errors.New("no")
-		if v := Judge(want, seen).Verdict; v != Unknown {
-			t.Errorf("unreadable, and it is %s", v)
-		}
-	})
 }
 
 // An owner that is upgraded inserts its hook in other words, and deletes the

@@ -1,0 +1,240 @@
+package canary
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// filterNode is node's filter table, with the chains of filter that are never
+// empty.
+const filterNode = `*filter
+:INPUT ACCEPT [0:0]
+:FORWARD ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:KUBE-CANARYD-CANARY - [0:0]
+:KUBE-FIREWALL - [0:0]
+:KUBE-FORWARD - [0:0]
+:KUBE-SERVICES - [0:0]
+-A INPUT -j KUBE-FIREWALL
+-A INPUT -p tcp -j KUBE-FIREWALL
+-A INPUT -m comment --comment "canaryd-witness:0123456789abcdef"
+-A FORWARD -j KUBE-FORWARD
+-A FORWARD -j KUBE-SERVICES
+-A FORWARD -m comment --comment "canaryd-witness:0123456789abcdef"
+-A OUTPUT -j KUBE-FIREWALL
+-A OUTPUT -m comment --comment "canaryd-witness:0123456789abcdef"
+-A KUBE-CANARYD-CANARY -m comment --comment "canaryd-canary:0123456789abcdef"
+-A KUBE-FIREWALL -s 10.0.0.0/8 -j DROP
+-A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP
+-A KUBE-FORWARD -s 10.0.0.0/8 -j ACCEPT
+-A KUBE-SERVICES -d 10.96.0.1/32 -j REJECT --reject-with icmp-port-unreachable
+COMMIT
+`
+
+// fuzzed are the tables that FuzzJudge damages, and who claims which chains.
+var fuzzed = []struct {
+	text      string
+	neverBare []string
+	claimed   func(string) bool
+}{
+	{node, []string{"KUBE-SERVICES", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"}, nil},
+	{filterNode, []string{"KUBE-FORWARD", "KUBE-FIREWALL"}, nil},
+	{node, []string{"KUBE-SERVICES", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"}, claimedHere},
+	{filterNode, []string{"KUBE-FORWARD", "KUBE-FIREWALL"}, func(chain string) bool { return chain == "KUBE-FORWARD" }},
+}
+
+// A ruin is a table's lines after some damage. It answers FuzzJudge's questions
+// from the text alone, without the functions that are being tested.
+type ruin []string
+
+// ruinOf does to each line what the byte at its place says: 1 deletes it (a
+// chain with all its rules), 2 doubles a rule, 3 changes numbers in it, 4 gives
+// it a match more, 5 flushes a chain.
+func ruinOf(text string, fate []byte) ruin {
+	var left ruin
+	bare := map[string]bool{} // chains without rules
+	for i, line := range strings.Split(strings.TrimSpace(text), "\n") {
+		act := byte(0)
+		if i < len(fate) {
+			act = fate[i] % 6
+		}
+		words := strings.Fields(line)
+		switch {
+		case line[0] == '*' || line == "COMMIT":
+			left = append(left, line)
+		case line[0] == ':':
+			bare[words[0][1:]] = act == 1 || act == 5
+			if act != 1 {
+				left = append(left, line)
+			}
+		case bare[words[1]] || act == 1:
+		case act == 2:
+			left = append(left, line, line)
+		case act == 3:
+			left = append(left, strings.ReplaceAll(line, "0", "1"))
+		case act == 4:
+			left = append(left, strings.Replace(line, words[1], words[1]+" -i lo", 1))
+		default:
+			left = append(left, line)
+		}
+	}
+	return left
+}
+
+func (r ruin) has(line string) bool { return slices.Contains(r, line) }
+
+func (r ruin) declares(chain string) bool {
+	return slices.ContainsFunc(r, func(l string) bool { return strings.HasPrefix(l, ":"+chain+" ") })
+}
+
+// rules are the lines that append to the chain.
+func (r ruin) rules(chain string) []string {
+	var found []string
+	for _, l := range r {
+		if strings.HasPrefix(l, "-A "+chain+" ") {
+			found = append(found, l)
+		}
+	}
+	return found
+}
+
+// jumps are the lines that jump to the chain.
+func (r ruin) jumps(chain string) []string {
+	var found []string
+	for _, l := range r {
+		if words := strings.Fields(l); words[0] == "-A" && slices.Contains(words, chain) && words[1] != chain {
+			found = append(found, l)
+		}
+	}
+	return found
+}
+
+// reworded: the hook's target is still hooked in the same built-in chain, by
+// another rule; rehooked: by one that was not there before.
+func (r ruin) reworded(before ruin, hook, chain, target string) (reworded, rehooked bool) {
+	for _, l := range r.jumps(target) {
+		if strings.HasPrefix(l, "-A "+chain+" ") && l != hook {
+			reworded = true
+			rehooked = rehooked || !before.has(l)
+		}
+	}
+	return reworded, rehooked
+}
+
+// orphans reports whether the chain was emptied while a chain that only it led
+// to holds rules and nobody leads to it any more.
+func (r ruin) orphans(before ruin, chain string) bool {
+	if !r.declares(chain) || len(r.rules(chain)) > 0 {
+		return false
+	}
+	for _, rule := range before.rules(chain) {
+		words := strings.Fields(rule)
+		target := words[slices.Index(words, "-j")+1]
+		only := !slices.ContainsFunc(before.jumps(target), func(l string) bool { return !strings.HasPrefix(l, "-A "+chain+" ") })
+		if only && len(r.rules(target)) > 0 && len(r.jumps(target)) == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// FuzzJudge damages a table in every mix of ways and checks the promises of
+// Judge: what is lost is never called intact or changed, and what is not lost
+// is never called a loss.
+func FuzzJudge(f *testing.F) {
+	for which, table := range fuzzed {
+		n := strings.Count(table.text, "\n")
+		f.Add([]byte{}, uint8(which), false)
+		for i := range n {
+			for act := byte(1); act < 6; act++ {
+				f.Add(slices.Concat(make([]byte, i), []byte{act}), uint8(which), i%2 == 0)
+			}
+		}
+		f.Add(slices.Repeat([]byte{1}, n), uint8(which), true)
+		f.Add(slices.Repeat([]byte{5}, n), uint8(which), true)
+	}
+	f.Fuzz(func(t *testing.T, fate []byte, which uint8, quiet bool) {
+		scene := fuzzed[int(which)%len(fuzzed)]
+		before, after := ruinOf(scene.text, nil), ruinOf(scene.text, fate)
+		want := wantedOf(t, scene.text)
+		want.Claimed = scene.claimed
+		seen := seenTable(tableOf(t, strings.Join(after, "\n")+"\n"))
+		seen.Quiet = quiet
+		got := Judge(want, seen)
+
+		loss := false // something below is one
+		lost := func(what string) {
+			t.Helper()
+			if loss = true; !got.Verdict.Loss() {
+				t.Errorf("%s, and the verdict is %s", what, got.Verdict)
+			}
+		}
+		foreign := func(chain string) bool { return want.Claimed == nil || !want.Claimed(chain) }
+		marked := slices.Equal(after.rules(DefaultChain), []string{"-A " + DefaultChain + " " + nonce.Rule().Spec})
+		if !marked {
+			lost("the canary is lost")
+		}
+		if got.MarkLost == marked {
+			t.Errorf("the canary stands: %t, and MarkLost is %t", marked, got.MarkLost)
+		}
+		for _, chain := range want.Mark.Witnessed {
+			if stands := after.has("-A " + chain + " " + nonce.Witness().Spec); !stands {
+				lost("the witness of " + chain + " is lost")
+			} else if slices.Contains(got.Witnesses, chain) {
+				t.Errorf("the witness of %s stands and is said to be lost", chain)
+			}
+		}
+		for _, h := range want.Section.Hooks {
+			line := h.String()
+			if after.has(line) {
+				continue
+			}
+			if got.Verdict == Intact {
+				t.Errorf("%s is missing, and the table is intact", line)
+			}
+			reworded, rehooked := after.reworded(before, line, h.Chain, h.Rule.Target)
+			flushed := slices.Contains(got.Witnesses, h.Chain)
+			switch {
+			case !foreign(h.Rule.Target):
+				lost("the claimed " + line + " is missing")
+			case !marked:
+			case flushed && !rehooked, !flushed && quiet && !reworded && len(after.rules(h.Rule.Target)) > 0:
+				lost(line + " is missing")
+				if !slices.ContainsFunc(got.Hooks, h.Same) {
+					t.Errorf("%s is lost, and these are to be put back: %v", line, got.Hooks)
+				}
+			case !flushed && !reworded && len(after.rules(h.Rule.Target)) > 0:
+				if !slices.ContainsFunc(got.Waiting, h.Same) {
+					t.Errorf("%s may be lost, and these are waited for: %v", line, got.Waiting)
+				}
+			}
+		}
+		for _, c := range want.Section.Chains {
+			bare := after.declares(c.Name) && len(after.rules(c.Name)) == 0 && len(c.Rules) > 0
+			if bare && (slices.Contains(scene.neverBare, c.Name) || foreign(c.Name) && after.orphans(before, c.Name)) {
+				lost(c.Name + " was emptied")
+				if foreign(c.Name) && !slices.Contains(got.Emptied, c.Name) {
+					t.Errorf("%s was emptied, and these are said to be: %v", c.Name, got.Emptied)
+				}
+			}
+			if got.Verdict == Intact && !slices.Equal(before.rules(c.Name), after.rules(c.Name)) {
+				t.Errorf("%s is another than before, and the table is intact", c.Name)
+			}
+		}
+		if want.Claimed == nil && got.Verdict.Loss() && !loss {
+			t.Errorf("nothing is lost, and the verdict is %s: %+v", got.Verdict, got)
+		}
+		if slices.Equal(before, after) && got.Verdict != Intact {
+			t.Errorf("nothing happened, and the verdict is %s", got.Verdict)
+		}
+		if got.Verdict == Unknown || got.Err != nil {
+			t.Errorf("everything could be read, and the verdict is %s with error %v", got.Verdict, got.Err)
+		}
+		seen.Err = errors.New("no")
+		if v := Judge(want, seen).Verdict; v != Unknown {
+			t.Errorf("unreadable, and it is %s", v)
+		}
+	})
+}
