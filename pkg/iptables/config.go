@@ -29,7 +29,25 @@ type Config struct {
 	// iptables-nft-save retries inside itself and may never return under
 	// commits from others.
 	ReadTimeout time.Duration
+	// Replay is the path on which a Restore writes; "" means ReplayAuto.
+	Replay Replay
 }
+
+// A Replay is a path from a Payload to the kernel, by the values of --replay.
+type Replay string
+
+// The paths.
+const (
+	// ReplayAuto writes directly what can be, and the rest as text.
+	ReplayAuto Replay = "auto"
+	// ReplayText writes everything through iptables-restore.
+	ReplayText Replay = "text"
+	// ReplayDirect is for the nft backend only. What the direct path cannot
+	// express still goes through iptables-restore (a rule that names an
+	// ipset would otherwise never come back); but a transaction that the
+	// kernel refuses is an error and is not repeated as text.
+	ReplayDirect Replay = "direct"
+)
 
 const (
 	defaultLockFile       = "/run/xtables.lock"
@@ -55,6 +73,9 @@ func (c Config) withDefaults() Config {
 	c.RestoreTimeout = max(c.RestoreTimeout, minRestoreTimeout)
 	if c.ReadTimeout == 0 {
 		c.ReadTimeout = defaultReadTimeout
+	}
+	if c.Replay == "" {
+		c.Replay = ReplayAuto
 	}
 	return c
 }

@@ -42,12 +42,15 @@ func Reasons() []Reason {
 // A RestoreError is a restore that iptables refused or that did not finish.
 type RestoreError struct {
 	Reason  Reason
-	Program string // such as "ip6tables-nft-restore"
-	Exit    int    // its exit code; -1 if it was killed
+	Program string // such as "ip6tables-nft-restore"; "nf_tables" is the kernel itself
+	Exit    int    // its exit code; -1 if it was killed, 0 if it is no program
 	Line    int    // of the payload, where iptables names one; else 0
 	Stderr  string // its first lines, bounded
 }
 
 func (e *RestoreError) Error() string {
+	if e.Exit == 0 {
+		return fmt.Sprintf("%s refused the rules (%s): %s", e.Program, e.Reason, e.Stderr)
+	}
 	return fmt.Sprintf("%s refused the rules (%s, exit %d): %s", e.Program, e.Reason, e.Exit, e.Stderr)
 }

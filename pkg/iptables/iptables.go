@@ -116,6 +116,11 @@ type Written struct {
 	// is a *RestoreError: the tables before the refused one may have been
 	// written.
 	Err error
+	// Direct are the tables that were written as one transaction of our own,
+	// with those of other families; all others went through iptables-restore.
+	Direct []rules.TableName
+	// Detour is why others did; nil if the direct path was not asked for.
+	Detour error
 }
 
 // A Commit is one transaction that somebody, perhaps we, committed to

@@ -33,7 +33,8 @@ type Kernel struct {
 	disabled map[rules.Family]error
 	reader   reader
 	save     saver
-	private  string // a folder of our own, for the children's lock file
+	source   rawSource // nil if there is no direct path
+	private  string    // a folder of our own, for the children's lock file
 }
 
 // Open chooses a backend unless cfg forces one, finds its programs and opens

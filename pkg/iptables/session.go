@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -116,30 +118,117 @@ func (s *genidSession) Read(ctx context.Context, family rules.Family) (Snapshot,
 	return snapshot, nil
 }
 
-// Restore implements Session. Where the first family is written by text, the
-// next one's check allows for our own commits.
+// Restore implements Session.
 func (s *genidSession) Restore(ctx context.Context, payload Payload) map[rules.Family]Written {
-	return payload.each(func(family rules.Family, scripts []Script) Written {
-		before, err := s.guard(ctx, family)
-		if err != nil {
-			return Written{Err: err}
-		}
-		return s.restoreByText(ctx, family, scripts, before)
-	})
+	return s.write(ctx, payload, false)
 }
 
 // RestoreAnyway implements Session.
 func (s *genidSession) RestoreAnyway(ctx context.Context, payload Payload) map[rules.Family]Written {
-	return payload.each(func(family rules.Family, scripts []Script) Written {
-		before, err := s.now(ctx, family)
+	written := s.write(ctx, payload, true)
+	for family, w := range written {
+		w.Raced = true
+		written[family] = w
+	}
+	return written
+}
+
+// write writes what can be written directly of all families, in one
+// transaction, and then each family's rest as text; anyway is without regard
+// to what was written since the read.
+func (s *genidSession) write(ctx context.Context, payload Payload, anyway bool) map[rules.Family]Written {
+	written, due := make(map[rules.Family]Written, len(payload)), Payload{}
+	var genid uint64
+	for _, family := range slices.Sorted(maps.Keys(payload)) {
+		before, err := s.check(ctx, family, anyway)
 		if err != nil {
-			return Written{Raced: true, Err: err}
+			written[family] = Written{Err: err}
+			continue
 		}
-		s.noted[family] = before
-		written := s.restoreByText(ctx, family, scripts, before)
-		written.Raced = true
+		if len(due) == 0 {
+			// If somebody commits before the next family's check, this
+			// family is stale, and the batch with it.
+			genid = before
+		}
+		due[family] = payload[family]
+	}
+	direct := s.writeDirectly(ctx, due, genid, anyway)
+	for family := range due {
+		written[family] = Written{Err: direct.err}
+	}
+	if direct.err != nil {
 		return written
-	})
+	}
+	s.moved(direct.moved)
+	for _, family := range slices.Sorted(maps.Keys(due)) {
+		var w Written
+		if left := direct.left[family]; len(left) > 0 {
+			w = s.writeRest(ctx, family, left, anyway || len(direct.wrote[family]) > 0)
+		}
+		w.Direct, w.Detour = direct.wrote[family], direct.detour[family]
+		written[family] = w
+	}
+	return written
+}
+
+// check returns the genid if it is the noted one, or anyway, which notes it.
+func (s *genidSession) check(ctx context.Context, family rules.Family, anyway bool) (uint64, error) {
+	if !anyway {
+		return s.guard(ctx, family)
+	}
+	now, err := s.now(ctx, family)
+	if err == nil {
+		s.noted[family] = now
+	}
+	return now, err
+}
+
+// anywayTries is how often a transaction seeks a moment between two commits of
+// others, before that is left to iptables-restore, which seeks for longer.
+const anywayTries = 3
+
+func (s *genidSession) writeDirectly(ctx context.Context, due Payload, genid uint64, anyway bool) directResult {
+	if len(due) == 0 {
+		return directResult{}
+	}
+	direct := s.kernel.restoreDirectly(uint32(genid), due)
+	for try := 1; anyway && errors.Is(direct.err, ErrStale); try++ {
+		if try == anywayTries {
+			return directResult{left: due}
+		}
+		for family := range due {
+			now, err := s.check(ctx, family, true)
+			if err != nil {
+				return directResult{err: err}
+			}
+			genid = now
+		}
+		direct = s.kernel.restoreDirectly(uint32(genid), due)
+	}
+	return direct
+}
+
+// writeRest writes scripts as text. It is too late to find the read stale if
+// the family's other tables were just written: then it raced.
+func (s *genidSession) writeRest(ctx context.Context, family rules.Family, scripts []Script, begun bool) Written {
+	before, err := s.guard(ctx, family)
+	raced := begun && errors.Is(err, ErrStale)
+	if raced {
+		before, err = s.check(ctx, family, true)
+	}
+	if err != nil {
+		return Written{Raced: raced, Err: err}
+	}
+	w := s.restoreByText(ctx, family, scripts, before)
+	w.Raced = w.Raced || raced
+	return w
+}
+
+// moved notes that we moved the genid.
+func (s *session) moved(by uint32) {
+	for f, id := range s.noted {
+		s.noted[f] = uint64(uint32(id) + by) // the counter wraps
+	}
 }
 
 // restoreByText writes one family, where before is the genid of just now.
@@ -167,9 +256,7 @@ func (s *genidSession) restoreByText(ctx context.Context, family rules.Family, s
 		clear(s.noted)
 		return Written{Raced: true}
 	}
-	for f, id := range s.noted {
-		s.noted[f] = uint64(uint32(id) + moved)
-	}
+	s.moved(moved)
 	return Written{}
 }
 

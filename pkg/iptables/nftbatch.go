@@ -1,0 +1,278 @@
+package iptables
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"syscall"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// batchChunk is the size of the pieces in which a batch is kept. One growing
+// slice would hold 40 MiB twice at each growth.
+const batchChunk = 1 << 20
+
+// maxBatch bounds a batch. 62,590 rules are 25 MiB; the kernel copies a batch
+// into memory that swaps nothing out.
+const maxBatch = 256 << 20
+
+// An nftBatch is one nf_tables transaction, kept in the form in which it is
+// sent: NFNL_MSG_BATCH_BEGIN, messages, NFNL_MSG_BATCH_END, each with the
+// sequence number of its place. The format is that of
+// linux/netfilter/nfnetlink.h and linux/netfilter/nf_tables.h; numbers in
+// attributes are big-endian, those of the headers in the machine's order.
+type nftBatch struct {
+	chunks [][]byte
+	bytes  int // in all chunks
+	count  uint32
+	start  int // of the message being written, in the last chunk
+}
+
+// A batchMark is a place in a batch to which it can be cut back.
+type batchMark struct {
+	chunks, last, bytes int
+	count               uint32
+}
+
+// newBatch begins a batch that the kernel takes only while its ruleset counter
+// is genid (nf_tables since Linux 4.12); else it answers ERESTART.
+func newBatch(genid uint32) *nftBatch {
+	b := &nftBatch{chunks: [][]byte{nil}}
+	b.edge(unix.NFNL_MSG_BATCH_BEGIN)
+	b.number(unix.NFNL_BATCH_GENID, genid)
+	b.end()
+	return b
+}
+
+// finish ends the batch.
+func (b *nftBatch) finish() {
+	b.edge(unix.NFNL_MSG_BATCH_END)
+	b.end()
+}
+
+// edge begins one of the two messages around a batch. In theirs, nfgenmsg's
+// last half-word names the subsystem, big-endian.
+func (b *nftBatch) edge(message uint16) {
+	b.header(netlink.HeaderType(message), netlink.Request, []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES})
+}
+
+// begin begins one message of nf_tables; its attributes and end follow.
+func (b *nftBatch) begin(message uint16, flags netlink.HeaderFlags, family rules.Family) {
+	b.header(nftType(message), netlink.Request|flags, []byte{nfproto(family), unix.NFNETLINK_V0, 0, 0})
+}
+
+func (b *nftBatch) header(kind netlink.HeaderType, flags netlink.HeaderFlags, gen []byte) {
+	last := len(b.chunks) - 1
+	// The largest attribute is 64 KiB, and no rule has two of that size.
+	if len(b.chunks[last]) > batchChunk-128<<10 {
+		b.chunks = append(b.chunks, make([]byte, 0, batchChunk))
+		last++
+	}
+	b.count++
+	out := b.chunks[last]
+	b.start = len(out)
+	out = append(out, 0, 0, 0, 0) // the length, see end
+	out = binary.NativeEndian.AppendUint16(out, uint16(kind))
+	out = binary.NativeEndian.AppendUint16(out, uint16(flags))
+	out = binary.NativeEndian.AppendUint32(out, b.count)
+	out = append(out, 0, 0, 0, 0) // our port: the kernel knows it
+	b.chunks[last] = append(out, gen...)
+}
+
+// end ends the message that begin began.
+func (b *nftBatch) end() {
+	out := b.chunks[len(b.chunks)-1]
+	binary.NativeEndian.PutUint32(out[b.start:], uint32(len(out)-b.start))
+	b.bytes += len(out) - b.start
+}
+
+// blob writes an attribute that is a series of bytes, or of attributes.
+func (b *nftBatch) blob(kind uint16, value []byte) {
+	b.chunks[len(b.chunks)-1] = appendAttr(b.chunks[len(b.chunks)-1], kind, value, 0)
+}
+
+// text writes an attribute that is a string with a NUL behind it.
+func (b *nftBatch) text(kind uint16, value string) {
+	b.chunks[len(b.chunks)-1] = appendAttr(b.chunks[len(b.chunks)-1], kind, value, 1)
+}
+
+func (b *nftBatch) number(kind uint16, value uint32) {
+	b.blob(kind, binary.BigEndian.AppendUint32(nil, value))
+}
+
+func (b *nftBatch) number64(kind uint16, value uint64) {
+	b.blob(kind, binary.BigEndian.AppendUint64(nil, value))
+}
+
+// pair writes an attribute that nests two numbers, of kind 1 and 2.
+func (b *nftBatch) pair(kind uint16, one, two uint32) {
+	nested := appendAttr(nil, 1, binary.BigEndian.AppendUint32(nil, one), 0)
+	nested = appendAttr(nested, 2, binary.BigEndian.AppendUint32(nil, two), 0)
+	b.blob(kind|unix.NLA_F_NESTED, nested)
+}
+
+func appendAttr[T string | []byte](out []byte, kind uint16, value T, zeros int) []byte {
+	out = binary.NativeEndian.AppendUint16(out, uint16(4+len(value)+zeros))
+	out = binary.NativeEndian.AppendUint16(out, kind)
+	out = append(out, value...)
+	for range zeros {
+		out = append(out, 0)
+	}
+	for len(out)%4 != 0 {
+		out = append(out, 0)
+	}
+	return out
+}
+
+func (b *nftBatch) mark() batchMark {
+	return batchMark{len(b.chunks), len(b.chunks[len(b.chunks)-1]), b.bytes, b.count}
+}
+
+// cut takes back what was written since the mark.
+func (b *nftBatch) cut(m batchMark) {
+	clear(b.chunks[m.chunks:])
+	b.chunks = b.chunks[:m.chunks]
+	b.chunks[m.chunks-1] = b.chunks[m.chunks-1][:m.last]
+	b.bytes, b.count = m.bytes, m.count
+}
+
+// errTooBig: the batch is larger than the socket may send at once, and we may
+// not raise that (it takes CAP_NET_ADMIN in the initial user namespace).
+var errTooBig = errors.New("the transaction is larger than a netlink socket of ours may send")
+
+// A refusedError is a transaction of which the kernel took nothing.
+type refusedError struct {
+	errno syscall.Errno
+	what  string // the message that it complained of
+}
+
+func (e *refusedError) Error() string {
+	return fmt.Sprintf("the kernel refused %s: %v", e.what, e.errno)
+}
+
+func (e *refusedError) Unwrap() error { return e.errno }
+
+// send sends the finished batch as one datagram and returns ErrStale, a
+// *refusedError or another reason why nothing was written. The kernel works a
+// batch off before sendmsg returns (nfnetlink_rcv_batch), and by then all its
+// complaints lie in the socket's queue: an empty queue is success, and nothing
+// here waits. Acknowledgements are not asked for: one for each message would
+// overflow any buffer, and kernels before 6.10 send none for the batch's end.
+func (b *nftBatch) send() error {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nftError("opening a netlink socket for a transaction", err)
+	}
+	defer unix.Close(fd)
+	// Complaints come without a copy of the message (Linux 4.3); where the
+	// kernel does not know this they are longer, and that is all.
+	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
+	if err := b.makeRoom(fd); err != nil {
+		return err
+	}
+	to := &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
+	if _, err := unix.SendmsgBuffers(fd, b.chunks, nil, to, 0); errors.Is(err, unix.EMSGSIZE) {
+		return errTooBig
+	} else if err != nil {
+		return nftError("sending a transaction", err)
+	}
+	return b.complaint(fd)
+}
+
+// makeRoom raises the socket's send buffer to what the batch needs; netlink
+// refuses a datagram that is larger (netlink_sendmsg). The kernel doubles the
+// value that it is given.
+func (b *nftBatch) makeRoom(fd int) error {
+	if b.bytes > maxBatch {
+		return errTooBig
+	}
+	err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, b.bytes)
+	if errors.Is(err, unix.EPERM) {
+		// Up to net.core.wmem_max; sendmsg tells if that is too little.
+		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, b.bytes)
+	}
+	if err != nil {
+		return fmt.Errorf("raising a netlink socket's send buffer: %w", err)
+	}
+	return nil
+}
+
+// complaint returns the kernel's first complaint about the batch, nil if it
+// has none.
+func (b *nftBatch) complaint(fd int) error {
+	buf := make([]byte, 8<<10) // header, errno and, from old kernels, a copy
+	for {
+		n, _, flags, _, err := unix.Recvmsg(fd, buf, nil, unix.MSG_DONTWAIT)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EAGAIN):
+			return nil
+		case err != nil: // ENOBUFS: so many complaints that some were lost
+			return nftError("reading what became of a transaction", err)
+		}
+		about, errno, err := parseComplaint(buf[:n])
+		switch {
+		case err != nil && flags&unix.MSG_TRUNC == 0:
+			return err
+		case err != nil:
+			return fmt.Errorf("%w (it was cut off)", err)
+		case errno == unix.ERESTART:
+			return ErrStale
+		case errno != 0:
+			return &refusedError{errno, b.describe(about)}
+		}
+	}
+}
+
+// parseComplaint reads NLMSG_ERROR (struct nlmsgerr behind the header): the
+// sequence number that it is about and the error, 0 for an acknowledgement.
+func parseComplaint(data []byte) (about uint32, errno syscall.Errno, err error) {
+	if len(data) < unix.SizeofNlMsghdr+4 {
+		return 0, 0, errShort
+	}
+	if kind := binary.NativeEndian.Uint16(data[4:]); kind != unix.NLMSG_ERROR {
+		return 0, 0, fmt.Errorf("the kernel answered a transaction with message %#x", kind)
+	}
+	code := int32(binary.NativeEndian.Uint32(data[unix.SizeofNlMsghdr:]))
+	if code > 0 || code < -4095 { // MAX_ERRNO in linux/err.h
+		return 0, 0, fmt.Errorf("the kernel answered a transaction with error %d", code)
+	}
+	return binary.NativeEndian.Uint32(data[8:]), syscall.Errno(-code), nil
+}
+
+// describe names the message with this sequence number, for people.
+func (b *nftBatch) describe(about uint32) string {
+	for _, chunk := range b.chunks {
+		for len(chunk) >= unix.SizeofNlMsghdr {
+			size := binary.NativeEndian.Uint32(chunk)
+			if binary.NativeEndian.Uint32(chunk[8:]) == about {
+				return describeMessage(binary.NativeEndian.Uint16(chunk[4:]), chunk[unix.SizeofNlMsghdr:size])
+			}
+			chunk = chunk[size:]
+		}
+	}
+	return "a transaction"
+}
+
+func describeMessage(kind uint16, data []byte) string {
+	family := rules.IPv4
+	if data[0] == unix.NFPROTO_IPV6 {
+		family = rules.IPv6
+	}
+	switch netlink.HeaderType(kind) {
+	case nftType(unix.NFT_MSG_NEWCHAIN), nftType(unix.NFT_MSG_DELCHAIN):
+		if c, err := parseChain(data); err == nil {
+			return fmt.Sprintf("chain %s of %s %s", c.place.Chain, family, c.place.Table)
+		}
+	case nftType(unix.NFT_MSG_NEWRULE), nftType(unix.NFT_MSG_DELRULE):
+		if r, err := parseRule(data); err == nil {
+			return fmt.Sprintf("a rule of chain %s of %s %s", r.place.Chain, family, r.place.Table)
+		}
+	}
+	return "a transaction"
+}

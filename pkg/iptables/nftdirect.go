@@ -1,0 +1,400 @@
+package iptables
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A rawSource knows rules as the kernel holds them. The lexicon is one.
+type rawSource interface {
+	// raw returns the rule that iptables would write for spec, and whether
+	// it is known.
+	raw(family rules.Family, spec string) (rawRule, bool)
+}
+
+// A directWriter turns scripts into one netlink batch. What it looks at in the
+// kernel (which chains exist, what stands in a chain of which one rule is to
+// go) needs no guard of its own: the kernel takes the batch only while nothing
+// was committed since the read that the batch names.
+//
+// Each table is written as what the script leaves behind, not command by
+// command: chains, then all deletions, then all new rules, then chains that
+// go. So each rule that stands and stays keeps its handle, and a new one goes
+// before the next of those or to the end: handles suffice, and nothing refers
+// to a rule that the batch itself brings.
+type directWriter struct {
+	conn   *nftConn
+	source rawSource
+	batch  *nftBatch
+	writes bool // the batch has content
+}
+
+// errNotDirect: the text path has to decide what becomes of a script.
+var errNotDirect = errors.New("cannot be written directly")
+
+// add adds a script to the batch. If it returns an error, the batch is as
+// before: the script holds a rule of which no raw form is known, or would fail
+// in iptables-restore, too, which then says why.
+func (w *directWriter) add(family rules.Family, script *Script) error {
+	if script.Empty() {
+		return nil
+	}
+	before := w.batch.mark()
+	plan := tablePlan{directWriter: w, family: family, table: script.Table, chains: map[string]*chainPlan{}, exist: map[string]bool{}}
+	err := plan.simulate(script)
+	if err == nil {
+		err = plan.write()
+	}
+	if err != nil {
+		w.batch.cut(before)
+		return fmt.Errorf("%s %s %w: %w", family, script.Table, errNotDirect, err)
+	}
+	w.writes = true
+	return nil
+}
+
+// A tablePlan is what a script makes of one table.
+type tablePlan struct {
+	*directWriter
+	family rules.Family
+	table  rules.TableName
+	chains map[string]*chainPlan
+	order  []*chainPlan    // as the script names them
+	exist  map[string]bool // what the kernel said of chains
+}
+
+// A chainPlan is what a script makes of one chain.
+type chainPlan struct {
+	name    string
+	create  bool     // tell the kernel to create it, which it may exist for
+	empty   bool     // delete all that stands there
+	drop    bool     // delete the chain
+	loaded  bool     // rules begins with all that stands and stays
+	rules   []slot   // those that stand and those that are new, in order
+	removed []uint64 // handles of those that stand and go
+}
+
+// A slot is one rule of a chain.
+type slot struct {
+	handle uint64 // 0 if it is new
+	raw    rawRule
+	spec   string // of a new one
+}
+
+// chain returns the plan of a chain that a Step names.
+func (p *tablePlan) chain(name string, verb Verb) (*chainPlan, error) {
+	if n := len(p.order); n > 0 && p.order[n-1].name == name {
+		return p.order[n-1], nil // rules are grouped by chain
+	}
+	if c := p.chains[name]; c != nil {
+		return c, nil
+	}
+	exists, err := p.exists(name)
+	if err != nil {
+		return nil, err
+	}
+	if !exists && (!rules.Builtin(p.table, name) || verb != Append && verb != Insert) {
+		return nil, fmt.Errorf("chain %s does not exist", name)
+	}
+	return p.plan(&chainPlan{name: name, create: !exists, loaded: !exists}), nil
+}
+
+func (p *tablePlan) plan(c *chainPlan) *chainPlan {
+	p.chains[c.name] = c
+	p.order = append(p.order, c)
+	return c
+}
+
+// exists asks the kernel for a chain, once.
+func (p *tablePlan) exists(chain string) (bool, error) {
+	if known, asked := p.exist[chain]; asked {
+		return known, nil
+	}
+	exists, err := p.conn.hasChain(p.family, Place{p.table, chain})
+	p.exist[chain] = exists
+	return exists, err
+}
+
+// simulate does the script's steps to the plan.
+func (p *tablePlan) simulate(script *Script) error {
+	for _, name := range script.Declare {
+		if rules.Builtin(p.table, name) {
+			return fmt.Errorf("built-in chain %s is declared", name)
+		}
+		if p.chains[name] == nil {
+			p.plan(&chainPlan{name: name, create: true, empty: true, loaded: true})
+		}
+	}
+	for i := range script.Steps {
+		step := &script.Steps[i]
+		c, err := p.chain(step.Chain, step.Verb)
+		if err == nil {
+			err = p.step(c, step)
+		}
+		if err != nil {
+			return fmt.Errorf("-%c %s: %w", step.Verb, step.Chain, err)
+		}
+	}
+	return nil
+}
+
+func (p *tablePlan) step(c *chainPlan, step *Step) error {
+	if c.drop {
+		return errors.New("the chain was deleted before")
+	}
+	if step.Verb == Insert || step.Verb == Delete {
+		if err := p.load(c); err != nil {
+			return err
+		}
+	}
+	switch step.Verb {
+	case Append:
+		c.rules = append(c.rules, slot{spec: step.Rule.Spec})
+	case Insert:
+		at := max(step.Index, 1) - 1
+		if at > len(c.rules) {
+			return fmt.Errorf("no place %d among %d rules", step.Index, len(c.rules))
+		}
+		c.rules = slices.Insert(c.rules, at, slot{spec: step.Rule.Spec})
+	case Delete:
+		return p.remove(c, step)
+	case Flush:
+		c.empty = c.empty || !c.create
+		c.loaded, c.rules, c.removed = true, nil, nil
+	case Drop:
+		if rules.Builtin(p.table, c.name) || len(c.rules) > 0 {
+			return errors.New("the chain is built in or not empty")
+		}
+		c.drop = true
+	default:
+		return errors.New("not a command")
+	}
+	return nil
+}
+
+// load reads what stands in a chain.
+func (p *tablePlan) load(c *chainPlan) error {
+	if c.loaded {
+		return nil
+	}
+	var standing []slot
+	err := p.conn.eachRaw(p.family, Place{p.table, c.name}, func(m rawMessage) error {
+		standing = append(standing, slot{handle: m.handle, raw: rawRule{slices.Clone(m.rule.expressions), slices.Clone(m.rule.userdata)}})
+		return nil
+	})
+	c.rules, c.loaded = append(standing, c.rules...), true
+	return err
+}
+
+// remove does a Delete. A rule that is not found may stand there in another
+// form of the same meaning: iptables has to look.
+func (p *tablePlan) remove(c *chainPlan, step *Step) error {
+	at := step.Index - 1
+	if step.Index == 0 {
+		want, ok := p.source.raw(p.family, step.Rule.Spec)
+		if !ok {
+			return errUnknownRule
+		}
+		at = slices.IndexFunc(c.rules, func(s slot) bool {
+			if s.handle == 0 {
+				s.raw, _ = p.source.raw(p.family, s.spec)
+			}
+			return sameRaw(s.raw, want)
+		})
+	}
+	if at < 0 || at >= len(c.rules) {
+		return errors.New("no such rule")
+	}
+	if handle := c.rules[at].handle; handle != 0 {
+		c.removed = append(c.removed, handle)
+	}
+	c.rules = slices.Delete(c.rules, at, at+1)
+	return nil
+}
+
+func sameRaw(a, b rawRule) bool {
+	return bytes.Equal(a.expressions, b.expressions) && bytes.Equal(a.userdata, b.userdata)
+}
+
+var errUnknownRule = errors.New("a rule whose raw form is not known")
+
+// write adds the plan's messages to the batch.
+func (p *tablePlan) write() error {
+	p.message(unix.NFT_MSG_NEWTABLE, netlink.Create, unix.NFTA_TABLE_NAME)
+	p.batch.end()
+	for _, c := range p.order {
+		if c.create {
+			p.writeChain(c)
+		}
+	}
+	for _, c := range p.order {
+		p.writeDeletions(c)
+	}
+	for _, c := range p.order {
+		if err := p.writeRules(c); err != nil {
+			return fmt.Errorf("chain %s: %w", c.name, err)
+		}
+	}
+	for _, c := range p.order {
+		if c.drop {
+			// Without NONREC the kernel would delete what is in it, too.
+			p.message(unix.NFT_MSG_DELCHAIN, unix.NLM_F_NONREC, unix.NFTA_CHAIN_TABLE)
+			p.batch.text(unix.NFTA_CHAIN_NAME, c.name)
+			p.batch.end()
+		}
+	}
+	return nil
+}
+
+// message begins a message that names the table.
+func (p *tablePlan) message(kind uint16, flags netlink.HeaderFlags, attr uint16) {
+	p.batch.begin(kind, flags, p.family)
+	p.batch.text(attr, string(p.table))
+}
+
+// writeChain creates a chain. One of the user's that exists stays as it is
+// (there is no NLM_F_EXCL).
+func (p *tablePlan) writeChain(c *chainPlan) {
+	p.message(unix.NFT_MSG_NEWCHAIN, netlink.Create, unix.NFTA_CHAIN_TABLE)
+	p.batch.text(unix.NFTA_CHAIN_NAME, c.name)
+	if rules.Builtin(p.table, c.name) {
+		base := baseChainOf(p.table, c.name)
+		p.batch.pair(unix.NFTA_CHAIN_HOOK, base.hook, uint32(base.priority))
+		p.batch.number(unix.NFTA_CHAIN_POLICY, nfAccept)
+		p.batch.text(unix.NFTA_CHAIN_TYPE, base.kind)
+	}
+	p.batch.end()
+}
+
+func (p *tablePlan) writeDeletions(c *chainPlan) {
+	if c.empty { // without a handle it means all rules of the chain
+		p.message(unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_TABLE)
+		p.batch.text(unix.NFTA_RULE_CHAIN, c.name)
+		p.batch.end()
+	}
+	for _, handle := range c.removed {
+		p.message(unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_TABLE)
+		p.batch.text(unix.NFTA_RULE_CHAIN, c.name)
+		p.batch.number64(unix.NFTA_RULE_HANDLE, handle)
+		p.batch.end()
+	}
+}
+
+// writeRules puts each new rule before the next that stands, or at the end.
+func (p *tablePlan) writeRules(c *chainPlan) error {
+	next := make([]uint64, len(c.rules)) // the handle behind each rule
+	for i := len(c.rules) - 2; i >= 0; i-- {
+		next[i] = c.rules[i+1].handle
+		if next[i] == 0 {
+			next[i] = next[i+1]
+		}
+	}
+	for i, s := range c.rules {
+		if s.handle != 0 {
+			continue
+		}
+		if err := p.writeRule(c.name, s.spec, next[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *tablePlan) writeRule(chain, spec string, next uint64) error {
+	rule, ok := p.source.raw(p.family, spec)
+	if !ok {
+		return errUnknownRule
+	}
+	need, err := rule.inspect(p.family)
+	if err != nil {
+		return err
+	}
+	if err := p.targetStands(need.jump); err != nil {
+		return err
+	}
+	flags := netlink.Create
+	if next == 0 {
+		flags |= netlink.Append
+	}
+	p.message(unix.NFT_MSG_NEWRULE, flags, unix.NFTA_RULE_TABLE)
+	p.batch.text(unix.NFTA_RULE_CHAIN, chain)
+	if next != 0 {
+		p.batch.number64(unix.NFTA_RULE_POSITION, next)
+	}
+	p.batch.blob(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, rule.expressions)
+	if need.xt {
+		var flags uint32
+		if need.inverted {
+			flags = unix.NFT_RULE_COMPAT_F_INV
+		}
+		p.batch.pair(unix.NFTA_RULE_COMPAT|unix.NLA_F_NESTED, uint32(need.protocol), flags)
+	}
+	if len(rule.userdata) > 0 {
+		p.batch.blob(unix.NFTA_RULE_USERDATA, rule.userdata)
+	}
+	p.batch.end()
+	return nil
+}
+
+// targetStands reports why a rule cannot jump to a chain.
+func (p *tablePlan) targetStands(chain []byte) error {
+	if chain == nil {
+		return nil
+	}
+	c, planned := p.chains[string(chain)]
+	if planned && !c.drop {
+		return nil
+	}
+	exists := false
+	if !planned {
+		var err error
+		if exists, err = p.exists(string(chain)); err != nil {
+			return err
+		}
+	}
+	if !exists {
+		return fmt.Errorf("it jumps to chain %s, which does not exist", chain)
+	}
+	return nil
+}
+
+// nfAccept is NF_ACCEPT in linux/netfilter.h.
+const nfAccept = 1
+
+// A baseChain is how the kernel calls a built-in chain.
+type baseChain struct {
+	kind     string // NFTA_CHAIN_TYPE
+	hook     uint32 // NF_INET_* in linux/netfilter.h
+	priority int32  // NF_IP_PRI_* in linux/netfilter_ipv4.h; IPv6's are the same
+}
+
+// baseChainOf says how iptables-nft creates a built-in chain (xtables_ipv4 in
+// iptables/nft.c, 1.8.9).
+func baseChainOf(table rules.TableName, chain string) baseChain {
+	base := baseChain{kind: "filter"}
+	base.hook = uint32(slices.Index([]string{"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"}, chain))
+	switch table {
+	case rules.Raw:
+		base.priority = -300
+	case rules.Mangle:
+		base.priority = -150
+		if chain == "OUTPUT" { // a changed mark changes the route
+			base.kind = "route"
+		}
+	case rules.Nat:
+		base.kind, base.priority = "nat", -100 // destinations
+		if chain == "INPUT" || chain == "POSTROUTING" {
+			base.priority = 100 // sources
+		}
+	case rules.Security:
+		base.priority = 50
+	}
+	return base
+}

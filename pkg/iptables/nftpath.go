@@ -1,0 +1,91 @@
+package iptables
+
+import (
+	"errors"
+	"maps"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A directResult is what became of a payload on the direct path.
+type directResult struct {
+	// err is ErrStale, or a *RestoreError where there is to be no other
+	// path; nothing was written then.
+	err error
+	// moved is by how much our commit moved the genid.
+	moved uint32
+	wrote map[rules.Family][]rules.TableName
+	// left is what iptables-restore has to write, and detour why.
+	left   Payload
+	detour map[rules.Family]error
+}
+
+// restoreDirectly writes what can be written directly of all families as one
+// transaction, which the kernel takes only while its ruleset counter is genid.
+//
+// The direct path goes first: stale, it has written nothing, while a text
+// path that has written cannot take that back. And it has no refusals of its
+// own: what the kernel refuses is left to iptables-restore, table by table,
+// so that only the bad table fails, with the reason that it always gave.
+func (k *Kernel) restoreDirectly(genid uint32, payload Payload) directResult {
+	conn := k.directConn()
+	if conn == nil {
+		return directResult{left: payload}
+	}
+	w := directWriter{conn: conn, source: k.source, batch: newBatch(genid)}
+	result := directResult{left: Payload{}, wrote: map[rules.Family][]rules.TableName{}, detour: map[rules.Family]error{}}
+	for _, family := range slices.Sorted(maps.Keys(payload)) {
+		for i := range payload[family] {
+			script := &payload[family][i]
+			if err := w.add(family, script); err != nil {
+				result.left[family] = append(result.left[family], *script)
+				result.detour[family] = errors.Join(result.detour[family], err)
+				continue
+			}
+			result.wrote[family] = append(result.wrote[family], script.Table)
+		}
+	}
+	if !w.writes {
+		return result
+	}
+	w.batch.finish()
+	err := w.batch.send()
+	if err == nil {
+		if now, err := conn.genid(); err != nil || now != genid {
+			result.moved = 1 // what changes nothing does not move it
+		}
+		return result
+	}
+	return k.notDirectly(err, payload)
+}
+
+// notDirectly says what follows if the transaction was not taken.
+func (k *Kernel) notDirectly(err error, payload Payload) directResult {
+	switch {
+	case errors.Is(err, ErrStale):
+		return directResult{err: ErrStale}
+	case k.cfg.Replay == ReplayDirect:
+		refused := &RestoreError{Reason: ReasonOther, Program: "nf_tables", Stderr: err.Error()}
+		if errors.Is(err, unix.ENOENT) {
+			refused.Reason = ReasonMissingChain
+		}
+		return directResult{err: refused}
+	}
+	result := directResult{left: payload, detour: map[rules.Family]error{}}
+	for family := range payload {
+		result.detour[family] = err
+	}
+	return result
+}
+
+// directConn returns the connection of the direct path, nil if there is none.
+func (k *Kernel) directConn() *nftConn {
+	reader, ok := k.reader.(nftReader)
+	if !ok || k.source == nil || k.cfg.Replay == ReplayText {
+		return nil
+	}
+	return reader.conn
+}
