@@ -188,7 +188,10 @@ func status() daemon.Status {
 
 func TestStatusTable(t *testing.T) {
 	for name, change := range map[string]func(*daemon.Status){
-		"status":          func(*daemon.Status) {},
+		"status": func(*daemon.Status) {},
+		"status-mismatch": func(s *daemon.Status) {
+			s.Backend.Reason, s.Backend.Mixed, s.Backend.Mismatch = "legacy holds more rules: legacy 412, nft 7", true, true
+		},
 		"status-no-flush": func(s *daemon.Status) { s.Flushes = nil },
 		"status-both-fine": func(s *daemon.Status) {
 			s.Families = map[rules.Family]daemon.Verdicts{}

@@ -90,6 +90,16 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 	if err != nil {
 		return err
 	}
+	if s.Backend.Mixed {
+		if _, err := fmt.Fprintf(w, "both backends hold rules; those of %s are guarded\n", s.Backend.Name); err != nil {
+			return err
+		}
+	}
+	if s.Backend.Mismatch {
+		if _, err := fmt.Fprintln(w, "the other backend is in use by now, and its rules are NOT guarded: restart canaryd, or say which is right with --backend"); err != nil {
+			return err
+		}
+	}
 	for _, f := range rules.Families() {
 		if why, ok := s.DisabledFamilies[f]; ok {
 			if _, err := fmt.Fprintf(w, "%s is not watched: %s\n", f, why); err != nil {

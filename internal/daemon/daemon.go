@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -34,6 +35,7 @@ type Kernel interface {
 	Prober
 	Reader
 	reload.Beginner
+	Weigher
 	Info() iptables.Info
 	Families() []rules.Family
 }
@@ -86,7 +88,7 @@ func New(cfg Config) *Daemon {
 		requests: make(chan request),
 	}
 	d.turned.Store(time.Now().UnixNano())
-	d.publish(newState(cfg.Kernel.Families(), time.Now()))
+	d.publish(d.newState())
 	return d
 }
 
@@ -107,8 +109,11 @@ func (d *Daemon) Alive() error {
 // and rules in place, and what it knows on disk.
 func (d *Daemon) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
-	st := newState(d.cfg.Kernel.Families(), time.Now())
+	st := d.newState()
 	st.mode = d.cfg.Mode
+	if first := d.cfg.Kernel.Evidence(); first.Mixed {
+		tellMixed(ctx, first, first.Backend)
+	}
 	if d.cfg.Declared != nil {
 		st.declare(*d.cfg.Declared, time.Now())
 	}
@@ -116,6 +121,10 @@ func (d *Daemon) Run(ctx context.Context) error {
 	d.cfg.Metrics.SetBackend(d.cfg.Kernel.Info())
 	worker := newWorker(d.beat)
 	defer worker.stop()
+	found := make(chan iptables.Evidence)
+	var weighing sync.WaitGroup
+	defer weighing.Wait() // ctx has ended by then
+	weighing.Go(func() { newScale(d.cfg.Kernel).run(ctx, found) })
 
 	tick := time.NewTicker(d.cfg.PollInterval)
 	defer tick.Stop()
@@ -134,6 +143,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 			st.lookAt = earliest(st.lookAt, time.Now())
 		case next := <-d.cfg.Declarations:
 			st.declare(next, time.Now())
+		case evidence := <-found:
+			d.weighed(ctx, st, evidence)
 		case <-wake.C:
 		case r := <-d.requests:
 			worker.run(func() { r.do(ctx, st) })

@@ -50,7 +50,7 @@ type Metrics struct {
 	lossSince, capturePending    prometheus.Gauge
 	lastFlush, lastExamination   prometheus.Gauge
 	generationTime               prometheus.Gauge
-	execProbe, mixed             prometheus.Gauge
+	execProbe, mixed, mismatch   prometheus.Gauge
 	paused, contended            prometheus.Gauge
 	rulesAbsent, probeDuration   prometheus.Histogram
 	replayDuration               *prometheus.HistogramVec
@@ -92,6 +92,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		generationTime:  b.gauge("generation_timestamp_seconds", "When the generation was captured or loaded; 0 while there is none."),
 		execProbe:       b.gauge("exec_probe_mode", "Whether probes execute iptables because the kernel may not be read."),
 		mixed:           b.gauge("mixed_backends", "Whether both iptables backends hold rules."),
+		mismatch:        b.gauge("backend_mismatch", "Whether the other iptables backend is the one in use by now; a restart of canaryd would guard that one."),
 		paused:          b.gauge("paused", "Whether replays are held."),
 		contended:       b.gauge("contended", "Whether somebody keeps undoing what is replayed."),
 
@@ -211,11 +212,14 @@ func (m *Metrics) SetGeneration(captured time.Time, count map[rules.Family]map[r
 }
 
 // SetStatus follows what a new Status says: since when something is lost or the
-// generation lags behind, and whether replays are held.
+// generation lags behind, whether replays are held, and what the newest
+// evidence says of the backend.
 func (m *Metrics) SetStatus(s Status) {
 	m.lossSince.Set(seconds(s.LossSince))
 	m.capturePending.Set(seconds(s.CapturePendingSince))
 	m.paused.Set(truth(s.Paused))
+	m.mixed.Set(truth(s.Backend.Mixed))
+	m.mismatch.Set(truth(s.Backend.Mismatch))
 }
 
 // SetBackend says what the kernel is asked with.
@@ -224,7 +228,6 @@ func (m *Metrics) SetBackend(info iptables.Info) {
 	for _, family := range m.families {
 		m.backend.WithLabelValues(family.String(), string(info.Backend), info.Version).Set(1)
 	}
-	m.mixed.Set(truth(info.Mixed))
 	m.execProbe.Set(truth(info.ExecProbe))
 }
 

@@ -77,7 +77,7 @@ func TestMetricsAfterAFlush(t *testing.T) {
 	at := time.UnixMilli(1_700_000_000_250)
 
 	m.SetBackend(iptables.Info{Backend: iptables.Legacy, Version: "1.8.7"})
-	m.SetBackend(iptables.Info{Backend: iptables.NFT, Version: "1.8.9", Mixed: true, ExecProbe: true})
+	m.SetBackend(iptables.Info{Backend: iptables.NFT, Version: "1.8.9", ExecProbe: true})
 	m.SetGeneration(at.Add(-time.Hour), map[rules.Family]map[rules.TableName]int{
 		rules.IPv4: {rules.Nat: 40, rules.Filter: 12}, rules.IPv6: {rules.Nat: 4},
 	})
@@ -95,7 +95,7 @@ func TestMetricsAfterAFlush(t *testing.T) {
 		rules.IPv4: {rules.Nat: canary.Emptied, rules.Filter: canary.ChainDeleted, rules.Mangle: canary.Intact},
 		rules.IPv6: {rules.Nat: canary.Unknown},
 	})
-	m.SetStatus(Status{LossSince: at, CapturePendingSince: at.Add(time.Second), Paused: true})
+	m.SetStatus(Status{LossSince: at, CapturePendingSince: at.Add(time.Second), Paused: true, Backend: Backend{Mixed: true, Mismatch: true}})
 	m.ObserveRestoreFailure(rules.IPv4, iptables.ReasonMissingSet)
 	m.ObserveReplay(rules.IPv4, reload.Proved, 80*time.Millisecond)
 	m.ObserveReplay(rules.IPv6, reload.Skipped, 0)
@@ -106,7 +106,7 @@ func TestMetricsAfterAFlush(t *testing.T) {
 	golden(t, "metrics_flush.txt", exposition(t, reg))
 
 	m.SetStatus(Status{})
-	for _, name := range []string{"canaryd_loss_since_timestamp_seconds", "canaryd_paused"} {
+	for _, name := range []string{"canaryd_loss_since_timestamp_seconds", "canaryd_paused", "canaryd_mixed_backends", "canaryd_backend_mismatch"} {
 		want := "# HELP " + name
 		text := string(exposition(t, reg))
 		if !strings.Contains(text, want) || !strings.Contains(text, "\n"+name+" 0\n") {

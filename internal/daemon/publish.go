@@ -15,7 +15,7 @@ func (d *Daemon) publish(st *state) {
 	info := d.cfg.Kernel.Info()
 	s := Status{
 		Mode:             st.mode,
-		Backend:          Backend{Name: info.Backend, Version: info.Version, Reason: info.Reason, Mixed: info.Mixed},
+		Backend:          Backend{Name: info.Backend, Version: info.Version, Reason: st.choice.reason, Mixed: st.choice.mixed, Mismatch: st.choice.mismatch},
 		Families:         map[rules.Family]Verdicts{},
 		DisabledFamilies: maps.Clone(d.cfg.Disabled),
 		CanaryChain:      d.cfg.Canary,

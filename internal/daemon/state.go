@@ -30,6 +30,7 @@ type state struct {
 	unapplied map[rules.Family]map[rules.TableName]bool
 	drifts    []time.Time // of the last minute
 	journal   []Flush
+	choice    choice // of the backend
 	// frozenSince is since when, in observe mode, rules are missing that
 	// their owner has not put back.
 	frozenSince time.Time

@@ -54,10 +54,12 @@ type Verdicts map[rules.TableName]canary.Verdict
 
 // A Backend is the choice of backend, in a Status.
 type Backend struct {
-	Name    iptables.Backend `json:"name"`
+	Name    iptables.Backend `json:"name"` // the guarded one
 	Version string           `json:"version"`
-	Reason  string           `json:"reason"`
-	Mixed   bool             `json:"mixed"`
+	Reason  string           `json:"reason"` // by the newest evidence
+	Mixed   bool             `json:"mixed"`  // both hold rules
+	// Mismatch: the evidence is for the other one, and Reason says why.
+	Mismatch bool `json:"mismatch"`
 }
 
 // A Generation is a generation without its rules, in a Status. ID is empty

@@ -20,7 +20,7 @@ func sampleStatus() Status {
 	writer := Culprit{Time: at, PID: 4242, Comm: "iptables", Command: "iptables -F SECRET"}
 	return Status{
 		Healthy: true, Mode: Heal, Paused: false,
-		Backend: Backend{Name: iptables.NFT, Version: "1.8.9", Reason: "KUBE-IPTABLES-HINT stands in nft", Mixed: true},
+		Backend: Backend{Name: iptables.NFT, Version: "1.8.9", Reason: "KUBE-IPTABLES-HINT stands in nft", Mixed: true, Mismatch: true},
 		Families: map[rules.Family]Verdicts{
 			rules.IPv4: {rules.Mangle: canary.Intact, rules.Nat: canary.Changed, rules.Filter: canary.Intact},
 		},

@@ -39,7 +39,7 @@ type Evidence struct {
 
 // decide is the pure part of Choose.
 func (e *Evidence) decide(hasNFT bool) {
-	nft, legacy := e.sum(NFT), e.sum(Legacy)
+	nft, legacy := e.Total(NFT), e.Total(Legacy)
 	e.Mixed = nft.Rules > 0 && legacy.Rules > 0
 	e.Backend = NFT
 	switch nftWeight, legacyWeight := nft.weight(), legacy.weight(); {
@@ -88,7 +88,8 @@ func (c Count) weight() int {
 	return c.Rules
 }
 
-func (e *Evidence) sum(backend Backend) Count {
+// Total returns what a backend holds in all families together.
+func (e Evidence) Total(backend Backend) Count {
 	var total Count
 	for _, counts := range e.Counts {
 		total.Rules += counts[backend].Rules
@@ -99,7 +100,7 @@ func (e *Evidence) sum(backend Backend) Count {
 
 // Empty reports that nobody's rules or hints were found: whoever comes first
 // may still decide the backend.
-func (e Evidence) Empty() bool { return e.sum(NFT).weight() == 0 && e.sum(Legacy).weight() == 0 }
+func (e Evidence) Empty() bool { return e.Total(NFT).weight() == 0 && e.Total(Legacy).weight() == 0 }
 
 // Force makes the evidence one for a backend that was asked for. The counts
 // stay, and the reason tells if they speak against it.

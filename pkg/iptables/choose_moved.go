@@ -40,7 +40,7 @@ func (k *Kernel) Moved(ctx context.Context, last Evidence) (bool, error) {
 	if now[other] != last.stamps[other] {
 		return true, nil
 	}
-	lonely := last.sum(other).Rules > 0 && last.sum(ours).Rules == 0
+	lonely := last.Total(other).Rules > 0 && last.Total(ours).Rules == 0
 	return lonely && now[ours] != last.stamps[ours], nil
 }
 

@@ -44,6 +44,7 @@ type Fake struct {
 	onCommit   []func(Commit)
 	onUnlock   []func()
 	faults     fakeFaults
+	evidence   fakeEvidence
 	counts     fakeCounts
 	payloads   map[rules.Family][]string
 }

@@ -1,0 +1,155 @@
+package daemon
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+)
+
+const (
+	// weighEvery is how often canaryd looks whether the evidence for the
+	// backends moved, and the least time between two evidences that must
+	// agree: an upgrade of iptables or a reload of a firewall takes seconds.
+	weighEvery = 30 * time.Second
+	// weighShare keeps reading both backends (110 ms for 20,000 rules on
+	// nft, 12 ms on legacy) to 2 % of a core where they move all the time.
+	weighShare = 49
+)
+
+// A Weigher says which backend the evidence is for.
+type Weigher interface {
+	// Evidence is what the backend in use was chosen by.
+	Evidence() iptables.Evidence
+	// Moved reports, without reading a rule, whether it may be another now.
+	Moved(ctx context.Context, last iptables.Evidence) (bool, error)
+	// Weigh gathers it anew.
+	Weigh(ctx context.Context) (iptables.Evidence, error)
+}
+
+// A scale weighs the backends while the daemon runs. It has a goroutine of its
+// own, so that no flush waits until both backends are read.
+type scale struct {
+	kernel  Kernel
+	last    iptables.Evidence
+	confirm bool // last was the first to speak against the backend in use
+	wait    time.Duration
+	trouble bool
+}
+
+func newScale(kernel Kernel) *scale {
+	return &scale{kernel: kernel, last: kernel.Evidence(), wait: weighEvery}
+}
+
+// run sends what it finds until ctx ends.
+func (s *scale) run(ctx context.Context, found chan<- iptables.Evidence) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(s.wait):
+		}
+		moved, err := s.weigh(ctx)
+		s.tell(ctx, err)
+		if !moved {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case found <- s.last:
+		}
+	}
+}
+
+// weigh reports whether there is new evidence. After trouble it looks again,
+// and what was known stands.
+func (s *scale) weigh(ctx context.Context) (bool, error) {
+	s.wait = weighEvery
+	if !s.confirm {
+		if moved, err := s.kernel.Moved(ctx, s.last); err != nil || !moved {
+			return false, err
+		}
+	}
+	start := time.Now()
+	evidence, err := s.kernel.Weigh(ctx)
+	s.wait = max(weighEvery, weighShare*time.Since(start))
+	if err != nil {
+		return false, err
+	}
+	ours := s.kernel.Info().Backend
+	s.confirm = against(evidence, ours) && !against(s.last, ours)
+	s.last = evidence
+	return true, nil
+}
+
+// tell logs trouble once, and its end.
+func (s *scale) tell(ctx context.Context, err error) {
+	log := klog.FromContext(ctx)
+	switch {
+	case ctx.Err() != nil:
+	case err != nil && !s.trouble:
+		log.Error(err, "Which backend is in use cannot be looked at any more; what was known stands until it can")
+		s.trouble = true
+	case err == nil && s.trouble:
+		log.Info("Which backend is in use can be looked at again")
+		s.trouble = false
+	}
+}
+
+// against reports whether the evidence is for another backend. No evidence at
+// all is for none.
+func against(e iptables.Evidence, ours iptables.Backend) bool {
+	return e.Backend != ours && !e.Empty()
+}
+
+// A choice is what the newest evidence says of the backend in use.
+type choice struct {
+	reason   string
+	mixed    bool
+	doubtful bool // the newest evidence is for the other backend
+	mismatch bool // so was the one before it
+}
+
+// newState returns the state of a daemon that has not looked at anything yet.
+func (d *Daemon) newState() *state {
+	st := newState(d.cfg.Kernel.Families(), time.Now())
+	first := d.cfg.Kernel.Evidence()
+	st.choice = choice{reason: first.Reason, mixed: first.Mixed}
+	return st
+}
+
+// weighed takes up new evidence. It never changes the backend: what canaryd
+// guards, and its marks, are where it was started.
+func (d *Daemon) weighed(ctx context.Context, st *state, e iptables.Evidence) {
+	log, ours := klog.FromContext(ctx), d.cfg.Kernel.Info().Backend
+	was, is := st.choice, choice{reason: e.Reason, mixed: e.Mixed, doubtful: against(e, ours)}
+	is.mismatch = is.doubtful && (was.doubtful || was.mismatch)
+	switch {
+	case is.doubtful && !is.mismatch:
+		is.reason = was.reason
+	case !is.doubtful && e.Backend != ours:
+		is.reason = "neither backend holds rules any more"
+	}
+	if is.mixed != was.mixed {
+		tellMixed(ctx, e, ours)
+	}
+	switch {
+	case is.mismatch && !was.mismatch:
+		log.Info("The other backend is in use by now, and its rules are not guarded; restart canaryd to guard them, or say which backend is right with --backend",
+			"backend", ours, "evidence", e.Backend, "reason", e.Reason)
+	case was.mismatch && !is.mismatch:
+		log.Info("The guarded backend is the one in use again", "backend", ours, "reason", is.reason)
+	}
+	st.choice = is
+}
+
+func tellMixed(ctx context.Context, e iptables.Evidence, ours iptables.Backend) {
+	what := "Only one backend holds rules again"
+	if e.Mixed {
+		what = "Both backends hold rules: packets pass both, and one of them is guarded"
+	}
+	klog.FromContext(ctx).Info(what, "guarded", ours, "nft", e.Total(iptables.NFT).Rules, "legacy", e.Total(iptables.Legacy).Rules)
+}

@@ -1,0 +1,64 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// TestAlternativesAreSwitched: kubelet and kube-proxy write to the other
+// backend while canaryd runs. It is told, and the guarded side stays guarded.
+func TestAlternativesAreSwitched(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		ours, other := n.Programs.With, n.Programs.With.Other()
+		nstest.NeedProgram(n.T, "iptables-"+string(other), "ip6tables-"+string(other))
+		n.Must(scenario.Load(n.Context(), n.Programs, rules.IPv4))
+		nstest.Command(n.T, "ip6tables-"+string(ours), "-t", "nat", "-N", "KUBE-SERVICES")
+		d := n.Start("--backend=auto")
+		if is := n.choice(); is.Name != ours || is.Mixed || is.Mismatch {
+			n.Errorf("at first: %+v", is)
+		}
+		// 460 rules on one side: more on the other, and kubelet's hint.
+		n.Must(scenario.Load(n.Context(), scenario.Programs{With: other}, rules.Families()...))
+		nstest.CommandInput(n.T, "*filter\n"+strings.Repeat("-A OUTPUT -j ACCEPT\n", 500)+"COMMIT\n", "iptables-"+string(other)+"-restore", "--noflush")
+		before, moved := tables(n), time.Now()
+
+		n.Within(2*time.Minute, "both backends to be told", logs(d, "Both backends hold rules"))
+		if is := n.choice(); !is.Mixed || is.Mismatch {
+			n.Errorf("after %s: %+v", time.Since(moved), is)
+		}
+		n.Within(2*time.Minute, "the mismatch to be told", logs(d, "The other backend is in use by now"))
+		took := time.Since(moved)
+		n.Logf("told after %s", took.Round(time.Second))
+		if took < 30*time.Second {
+			n.Errorf("told after %s, want two looks 30 s apart", took)
+		}
+		d.WantLog("The other backend is in use by now", fmt.Sprintf(`evidence="%s"`, other), "--backend")
+		if is := n.choice(); is.Name != ours || !is.Mixed || !is.Mismatch || !strings.Contains(is.Reason, string(other)) {
+			n.Errorf("then: %+v", is)
+		}
+		for _, name := range []string{"mixed_backends{}", "backend_mismatch{}"} {
+			if got := n.Metrics()[name]; got != 1 {
+				n.Errorf("%s is %v, want 1", name, got)
+			}
+		}
+		table, _ := n.Want(0, "status")
+		if !strings.Contains(table, "the other backend is in use by now") {
+			n.Errorf("status says\n%s", table)
+		}
+		if after := tables(n); after != before {
+			n.Errorf("looking created tables: %s, before %s", after, before)
+		}
+		n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Nat, ""))
+		n.Healed(1)
+		d.Stop()
+	})
+}
