@@ -57,14 +57,25 @@ func Program(ctx context.Context, input, name string, args ...string) (Use, erro
 }
 
 // Work does work in this process. What other goroutines and children that have
-// ended used meanwhile counts too.
+// ended used meanwhile counts too; MiB is the peak of the process itself.
 func Work(work func() error) (Use, error) {
+	if err := ForgetPeak(os.Getpid()); err != nil {
+		return Use{}, err
+	}
 	user, system := ownTimes()
 	start := time.Now()
-	err := work()
+	if err := work(); err != nil {
+		return Use{}, err
+	}
 	took := time.Since(start)
 	user2, system2 := ownTimes()
-	return Use{Seconds: took.Seconds(), UserSeconds: user2 - user, SystemSeconds: system2 - system}, err
+	_, peak, err := Memory(os.Getpid())
+	return Use{Seconds: took.Seconds(), UserSeconds: user2 - user, SystemSeconds: system2 - system, MiB: peak}, err
+}
+
+// ForgetPeak makes what is resident now the peak (proc_pid_clear_refs(5)).
+func ForgetPeak(pid int) error {
+	return os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0)
 }
 
 func ownTimes() (user, system float64) {

@@ -1,0 +1,289 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/test/bench/internal/measure"
+)
+
+const (
+	address = "127.0.0.1:9475"
+	// settle is canaryd's --settle: how long the tables must be quiet
+	// after a flush. It is left out of what a heal takes.
+	settle    = 20 * time.Millisecond
+	lookEvery = 5 * time.Millisecond
+	// atMost is how long one thing may take, on a busy machine and with
+	// the slowest restore.
+	atMost = 3 * time.Minute
+	// quietFor is how long nothing may happen before something counts as
+	// the end.
+	quietFor = time.Second
+)
+
+// A process is a running canaryd.
+type process struct {
+	cmd   *exec.Cmd
+	logs  string
+	ended chan error
+}
+
+// start starts canaryd as an operator would, and returns when it has learned
+// what is there and is at rest.
+func start(ctx context.Context, program, dir string, backend iptables.Backend) (*process, error) {
+	d := &process{logs: filepath.Join(dir, "canaryd.log"), ended: make(chan error, 1)}
+	log, err := os.Create(d.logs)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	d.cmd = exec.CommandContext(ctx, program, "run", "--backend="+string(backend), "--settle="+settle.String(),
+		"--state-dir="+filepath.Join(dir, "state"), "--socket="+filepath.Join(dir, "canaryd.sock"), "--metrics-bind-address="+address)
+	d.cmd.Stdout, d.cmd.Stderr = log, log
+	if err := d.cmd.Start(); err != nil {
+		return nil, err
+	}
+	go func() { d.ended <- d.cmd.Wait() }()
+	if err := d.calm(ctx, func(s scenario.Status) bool { return s.Generation.Rules > 0 }); err != nil {
+		return nil, errors.Join(fmt.Errorf("waiting for canaryd to be ready: %w\n%s", err, d.log()), d.stop())
+	}
+	return d, nil
+}
+
+// stop ends canaryd and joins it.
+func (d *process) stop() error {
+	if err := d.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	select {
+	case err := <-d.ended:
+		return err
+	case <-time.After(time.Minute):
+		return errors.Join(errors.New("no end within a minute of SIGTERM"), d.cmd.Process.Kill(), <-d.ended)
+	}
+}
+
+// log returns the end of what canaryd logged.
+func (d *process) log() string {
+	text, err := os.ReadFile(d.logs)
+	if err != nil {
+		return err.Error()
+	}
+	return string(text[max(0, len(text)-4000):])
+}
+
+// until asks canaryd until its status is as wanted.
+func (d *process) until(ctx context.Context, good func(scenario.Status) bool) (scenario.Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, atMost)
+	defer cancel()
+	for {
+		select {
+		case err := <-d.ended:
+			d.ended <- err
+			return scenario.Status{}, fmt.Errorf("canaryd ended: %w", err)
+		case <-ctx.Done():
+			return scenario.Status{}, fmt.Errorf("canaryd is not as it should be: %w", ctx.Err())
+		case <-time.After(lookEvery):
+		}
+		var status scenario.Status
+		response, err := get(ctx, "/api/v1/status")
+		if err != nil {
+			continue // it does not listen yet
+		}
+		err = json.NewDecoder(response.Body).Decode(&status)
+		if err := errors.Join(err, response.Body.Close()); err != nil {
+			return status, fmt.Errorf("canaryd's status: %w", err)
+		}
+		if good(status) {
+			return status, nil
+		}
+	}
+}
+
+// calm waits until canaryd is healthy, current, as wanted, and stays so.
+func (d *process) calm(ctx context.Context, good func(scenario.Status) bool) error {
+	var since time.Time
+	var id string
+	_, err := d.until(ctx, func(s scenario.Status) bool {
+		if !s.Healthy || !s.CapturePendingSince.IsZero() || !good(s) || s.Generation.ID != id {
+			since, id = time.Now(), s.Generation.ID
+			return false
+		}
+		return time.Since(since) > quietFor
+	})
+	return err
+}
+
+func get(ctx context.Context, path string) (*http.Response, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	return http.DefaultClient.Do(request)
+}
+
+// spent measures what canaryd uses while something happens; Seconds are left
+// to the caller.
+func (d *process) spent(happen func() error) (measure.Use, error) {
+	pid := d.cmd.Process.Pid
+	if err := measure.ForgetPeak(pid); err != nil {
+		return measure.Use{}, err
+	}
+	user, system, err := measure.Times(pid)
+	if err != nil {
+		return measure.Use{}, err
+	}
+	if err := happen(); err != nil {
+		return measure.Use{}, fmt.Errorf("%w\n%s", err, d.log())
+	}
+	user2, system2, err := measure.Times(pid)
+	if err != nil {
+		return measure.Use{}, err
+	}
+	_, peak, err := measure.Memory(pid)
+	return measure.Use{UserSeconds: user2 - user, SystemSeconds: system2 - system, MiB: peak}, err
+}
+
+// learn measures from the end of an owner's write until the status names
+// another generation.
+func (d *process) learn(ctx context.Context, write func() error) (measure.Use, error) {
+	before, err := d.until(ctx, func(scenario.Status) bool { return true })
+	if err != nil {
+		return measure.Use{}, err
+	}
+	var took time.Duration
+	use, err := d.spent(func() error {
+		if err := write(); err != nil {
+			return err
+		}
+		written := time.Now()
+		_, err := d.until(ctx, func(s scenario.Status) bool { return s.Generation.ID != before.Generation.ID })
+		took = time.Since(written)
+		return err
+	})
+	use.Seconds = took.Seconds()
+	if err != nil {
+		return use, err
+	}
+	return use, d.calm(ctx, func(scenario.Status) bool { return true })
+}
+
+// rest measures a second in which nothing happens. Its memory is what is
+// resident then.
+func (d *process) rest(ctx context.Context) (measure.Use, error) {
+	const second = time.Second
+	use, err := d.spent(func() error {
+		select {
+		case <-ctx.Done():
+		case <-time.After(second):
+		}
+		return ctx.Err()
+	})
+	if err != nil {
+		return use, err
+	}
+	use.Seconds = second.Seconds()
+	use.MiB, _, err = measure.Memory(d.cmd.Process.Pid)
+	return use, err
+}
+
+// A healing is what putting rules back took: all of it, without the settle
+// time, and the replay of IPv4 alone as canaryd itself measures it (from its
+// guarded read to its proof).
+type healing struct{ all, replay measure.Use }
+
+// heal measures from the flush command's end to the last proof.
+func (d *process) heal(ctx context.Context, flush func() error) (healing, error) {
+	before, err := replaySeconds(ctx)
+	if err != nil {
+		return healing{}, err
+	}
+	known, err := d.until(ctx, func(scenario.Status) bool { return true })
+	if err != nil {
+		return healing{}, err
+	}
+	var h healing
+	proved := func(s scenario.Status) bool {
+		return s.Healthy && len(s.Flushes) > len(known.Flushes) && s.Flushes[0].Outcome != "pending"
+	}
+	var flushed time.Time
+	h.all, err = d.spent(func() error {
+		if err := flush(); err != nil {
+			return err
+		}
+		flushed = time.Now()
+		_, err := d.until(ctx, proved)
+		return err
+	})
+	if err != nil {
+		return h, err
+	}
+	if err := d.calm(ctx, proved); err != nil { // there may be more than one flush record
+		return h, fmt.Errorf("%w\n%s", err, d.log())
+	}
+	status, err := d.until(ctx, proved)
+	if err != nil {
+		return h, err
+	}
+	last := status.Flushes[0]
+	back := last.Time.Add(time.Duration(last.AbsentSeconds * float64(time.Second)))
+	h.all.Seconds = max(0, back.Sub(flushed)-settle).Seconds()
+	after, err := replaySeconds(ctx)
+	h.replay.Seconds = after - before
+	return h, err
+}
+
+// replaySeconds returns how long all replays of IPv4 have taken.
+func replaySeconds(ctx context.Context) (float64, error) {
+	response, err := get(ctx, "/metrics")
+	if err != nil {
+		return 0, err
+	}
+	defer response.Body.Close()
+	for scan := bufio.NewScanner(response.Body); scan.Scan(); {
+		if value, found := strings.CutPrefix(scan.Text(), `canaryd_replay_duration_seconds_sum{family="ipv4"} `); found {
+			return strconv.ParseFloat(value, 64)
+		}
+	}
+	return 0, errors.New("canaryd's metrics do not tell how long replays took")
+}
+
+// record records a profile of canaryd and its children with perf until the
+// function that it returns is called. Without a prefix it does nothing.
+func (d *process) record(ctx context.Context, prefix string) (stop func() error, err error) {
+	if prefix == "" {
+		return func() error { return nil }, nil
+	}
+	cmd := exec.CommandContext(ctx, "perf", "record", "-q", "-F", "999", "-g", "--inherit", "-o", prefix+".perf",
+		"-p", strconv.Itoa(d.cmd.Process.Pid))
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	time.Sleep(300 * time.Millisecond) // until it has attached itself, which it does not tell
+	return func() error {
+		if err := cmd.Process.Signal(os.Interrupt); err != nil {
+			return err
+		}
+		_ = cmd.Wait() // it ends with the signal's status
+		report := exec.CommandContext(ctx, "perf", "report", "--stdio", "--no-children", "-g", "none", "--percent-limit=0.5", "-i", prefix+".perf")
+		text, err := report.Output()
+		if err != nil {
+			return fmt.Errorf("perf report: %w", err)
+		}
+		return os.WriteFile(prefix+".txt", text, 0o600)
+	}, nil
+}

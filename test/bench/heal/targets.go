@@ -1,0 +1,75 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/test/bench/internal/measure"
+)
+
+// A target is what ought to hold between things that were measured in the same
+// run.
+type target struct {
+	What   string  `json:"what"`
+	Got    float64 `json:"got"`
+	AtMost float64 `json:"atMost"`
+	Holds  bool    `json:"holds"`
+}
+
+func (t target) String() string {
+	verdict := "holds "
+	if !t.Holds {
+		verdict = "MISSED"
+	}
+	return fmt.Sprintf("%s  %.3g of at most %.3g: %s", verdict, t.Got, t.AtMost, t.What)
+}
+
+// linear is the growth from 1,000 to 5,000 services that is allowed: five
+// times the services, and 1.3 for caches that get too small.
+const linear = 5 * 1.3
+
+// targets compares what was measured, as far as it was.
+func (r *report) targets() []target {
+	var all []target
+	add := func(what string, got, unit measure.Summary, atMost float64) {
+		if got.Count == 0 || unit.Count == 0 || unit.Median == 0 {
+			return
+		}
+		ratio := got.Median / unit.Median
+		all = append(all, target{what, ratio, atMost, ratio <= atMost})
+	}
+	nft, legacy := string(iptables.NFT), string(iptables.Legacy)
+	one := measure.Summarize(1)
+	for _, services := range []int{1000, 5000} {
+		atMost := map[int]float64{1000: 0.7, 5000: 0.2}[services]
+		add(fmt.Sprintf("nft: heal at %d services, of a bare iptables-nft-restore", services),
+			r.seconds(nft, services, healRun), r.seconds(nft, services, bareRun), atMost)
+	}
+	for _, services := range r.sizes {
+		add(fmt.Sprintf("legacy: heal at %d services, of a bare iptables-legacy-restore", services),
+			r.seconds(legacy, services, healRun), r.seconds(legacy, services, bareRun), 1.5)
+	}
+	for _, b := range r.backends {
+		add(string(b)+": heal at 5000 services, of one at 1000", r.seconds(string(b), 5000, healRun), r.seconds(string(b), 1000, healRun), linear)
+	}
+	for _, services := range r.sizes {
+		full := r.seconds(nft, services, fullRead)
+		if first := r.seconds(nft, services, firstRead); first.Median < full.Median {
+			full = first
+		}
+		add(fmt.Sprintf("nft: capture at %d services after one endpoint was replaced, of a full one (the cheaper)", services),
+			r.seconds(nft, services, oneRead), full, 0.05)
+	}
+	add("generation at 5000 services from parsed objects, ms", times(r.seconds("", 5000, generateRun), 1000), one, 35)
+	for _, b := range r.backends {
+		add(string(b)+": resident memory of canaryd at rest at 5000 services, MiB",
+			r.of(key{string(b), 5000, restingRun}, func(u measure.Use) float64 { return u.MiB }), one, 60)
+		add(string(b)+": its peak while it heals, MiB",
+			r.of(key{string(b), 5000, healRun}, func(u measure.Use) float64 { return u.MiB }), one, 60)
+	}
+	return all
+}
+
+func times(s measure.Summary, n float64) measure.Summary {
+	return measure.Summary{Median: s.Median * n, Least: s.Least * n, Most: s.Most * n, Count: s.Count}
+}
