@@ -28,6 +28,13 @@ lint: ## gofmt, go vet, staticcheck, and the rules of the house
 demo: deps build ## flush a real kube-proxy rule set in every way and watch it come back
 	@go run ./test/demo -canaryd bin/canaryd
 
+# The profiler's names are in the program that is measured; make bench BENCH='-sizes 1000 -n 3' passes flags on.
+.PHONY: bench
+bench: deps ## measure heals, captures and generation beside iptables-restore, at 100, 1,000 and 5,000 services
+	CGO_ENABLED=0 go build -trimpath -o bin/bench/canaryd ./cmd/canaryd
+	go build -o bin/bench/heal ./test/bench/heal
+	bin/bench/heal -canaryd bin/bench/canaryd -json bin/bench/heal.json $(BENCH)
+
 .PHONY: ci
 ci: ## what continuous integration runs
 	@.ci/run

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/source"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -77,6 +78,7 @@ func declareOne(ctx context.Context, text []byte, o kube.Options, dir string) (u
 	if err := os.WriteFile(path, text, 0o600); err != nil {
 		return use, err
 	}
+	ctx = klog.NewContext(ctx, klog.Logger{}) // what it leaves out is the same in every repetition
 	watcher := source.NewWatcher(nil, source.Manifest{Path: path, Options: o})
 	first, err := watcher.Load(ctx)
 	if err != nil {
@@ -115,14 +117,14 @@ func declareOne(ctx context.Context, text []byte, o kube.Options, dir string) (u
 	return use, err
 }
 
-var endpointAddress = regexp.MustCompile(`(?m)^  - 10\.[0-9.]+$`)
+var readyEndpoint = regexp.MustCompile(`addresses:\n  - (10\.[0-9.]+)\n  conditions: {}\n`)
 
 // changeOne returns the objects with another address of an endpoint that
 // rules are made of.
 func changeOne(text []byte) ([]byte, error) {
-	at := endpointAddress.FindIndex(text)
+	at := readyEndpoint.FindSubmatchIndex(text)
 	if at == nil {
-		return nil, errors.New("the objects hold no endpoint's address")
+		return nil, errors.New("the objects hold no ready endpoint")
 	}
-	return bytes.Join([][]byte{text[:at[0]], text[at[1]:]}, []byte("  - 10.200.201.202")), nil
+	return bytes.Join([][]byte{text[:at[2]], text[at[3]:]}, []byte("10.200.201.202")), nil
 }

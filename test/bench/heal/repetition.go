@@ -178,6 +178,7 @@ func (r *repetition) heal(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	time.Sleep(quietFor) // the new generation is saved and its nonce rotated
 	if r.uses[restingRun], err = d.rest(ctx); err != nil {
 		return err
 	}
