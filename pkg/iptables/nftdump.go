@@ -15,6 +15,8 @@ import (
 // out rules or told them twice.
 var errInterrupted = errors.New("a commit interrupted the dump")
 
+var errTruncated = errors.New("a netlink datagram is larger than what the kernel puts into one")
+
 // eachRaw calls f for every rule of one chain, in order. A chain or table that
 // does not exist has none. What f gets is valid until it returns. The error is
 // errInterrupted if f may have got a mixture of two states.
@@ -48,6 +50,25 @@ func (c *nftConn) eachRawChain(family rules.Family, f func(rawChain) error) erro
 	return nftError("listing the chains", err)
 }
 
+// rawChain asks for one chain; false if it does not exist.
+func (c *nftConn) rawChain(family rules.Family, place Place) (chain rawChain, ok bool, err error) {
+	attrs := encodeStrings(
+		attr{unix.NFTA_CHAIN_TABLE, string(place.Table)},
+		attr{unix.NFTA_CHAIN_NAME, place.Chain})
+	err = c.each(unix.NFT_MSG_GETCHAIN, 0, nfproto(family), attrs, func(m netlink.Message) error {
+		var err error
+		chain, err = parseRawChain(m.Data)
+		return err
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return rawChain{}, false, nil
+	}
+	if err != nil {
+		return rawChain{}, false, nftError(fmt.Sprintf("asking for chain %s of table %s", place.Chain, place.Table), err)
+	}
+	return chain, chain.place == place, nil
+}
+
 // tableName returns the iptables table of that name, "" for any other.
 func tableName(name []byte) rules.TableName {
 	for _, t := range [...]rules.TableName{rules.Nat, rules.Filter, rules.Mangle, rules.Raw, rules.Security} {
@@ -77,7 +98,7 @@ func (c *nftConn) dump(ask, want uint16, family rules.Family, attrs []byte, f fu
 	}
 	d := dumper{want: uint16(nftType(want)), sequence: sent.Header.Sequence, f: f}
 	for !d.done {
-		datagram, err := c.receive()
+		datagram, err := receive(c.conn, c.buffer, true)
 		if err == nil {
 			err = d.datagram(datagram)
 		}
@@ -89,9 +110,11 @@ func (c *nftConn) dump(ask, want uint16, family rules.Family, attrs []byte, f fu
 	return d.result()
 }
 
-// receive receives one datagram of the kernel's, valid until the next call.
-func (c *nftConn) receive() ([]byte, error) {
-	raw, err := c.conn.SyscallConn()
+// receive receives one datagram of the kernel's into buffer. It waits for one
+// until the connection's deadline; without wait it returns nil if there is
+// none.
+func receive(conn *netlink.Conn, buffer []byte, wait bool) ([]byte, error) {
+	raw, err := conn.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
@@ -100,20 +123,22 @@ func (c *nftConn) receive() ([]byte, error) {
 		var from unix.Sockaddr
 		var failed error
 		err := raw.Read(func(fd uintptr) bool {
-			n, _, flags, from, failed = unix.Recvmsg(int(fd), c.buffer, nil, 0)
-			return !errors.Is(failed, unix.EAGAIN)
+			n, _, flags, from, failed = unix.Recvmsg(int(fd), buffer, nil, 0)
+			return !wait || !errors.Is(failed, unix.EAGAIN)
 		})
 		switch sender, _ := from.(*unix.SockaddrNetlink); {
 		case err != nil:
 			return nil, err
+		case errors.Is(failed, unix.EAGAIN):
+			return nil, nil
 		case errors.Is(failed, unix.EINTR):
 		case failed != nil:
 			return nil, failed
 		case sender == nil || sender.Pid != 0: // another program's
 		case flags&unix.MSG_TRUNC != 0:
-			return nil, errors.New("a netlink datagram is larger than the kernel says it makes them")
+			return nil, errTruncated
 		default:
-			return c.buffer[:n], nil
+			return buffer[:n], nil
 		}
 	}
 }
@@ -155,23 +180,31 @@ func (d *dumper) result() error {
 // datagram takes one datagram. Its error says that the kernel does not speak as
 // it should; then nothing that follows can be trusted.
 func (d *dumper) datagram(b []byte) error {
-	for len(b) > 0 {
-		if len(b) < unix.SizeofNlMsghdr {
-			return errShort
-		}
-		size := int(binary.NativeEndian.Uint32(b))
-		if size < unix.SizeofNlMsghdr || size > len(b) {
-			return errShort
-		}
-		message := b[:size]
-		b = b[min((size+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1), len(b)):]
+	return eachMessage(b, func(m []byte) error {
 		// An answer to somebody who gave up waiting is not ours.
-		if d.done || binary.NativeEndian.Uint32(message[8:]) != d.sequence {
-			continue
+		if d.done || binary.NativeEndian.Uint32(m[8:]) != d.sequence {
+			return nil
 		}
-		if err := d.message(message); err != nil {
+		return d.message(m)
+	})
+}
+
+// eachMessage calls f for every message of a datagram; it has at least a
+// struct nlmsghdr.
+func eachMessage(datagram []byte, f func(message []byte) error) error {
+	for len(datagram) > 0 {
+		if len(datagram) < unix.SizeofNlMsghdr {
+			return errShort
+		}
+		size := int(binary.NativeEndian.Uint32(datagram))
+		if size < unix.SizeofNlMsghdr || size > len(datagram) {
+			return errShort
+		}
+		if err := f(datagram[:size]); err != nil {
 			return err
 		}
+		padded := (size + unix.NLMSG_ALIGNTO - 1) &^ (unix.NLMSG_ALIGNTO - 1)
+		datagram = datagram[min(padded, len(datagram)):]
 	}
 	return nil
 }

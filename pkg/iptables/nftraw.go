@@ -72,10 +72,9 @@ func parseRaw(data []byte) (m rawMessage, err error) {
 		case unix.NFTA_RULE_CHAIN:
 			m.chain = untilNUL(value)
 		case unix.NFTA_RULE_HANDLE:
-			if len(value) != 8 {
-				return rawMessage{}, errAttribute
+			if m.handle, err = attrUint64(value); err != nil {
+				return rawMessage{}, err
 			}
-			m.handle = binary.BigEndian.Uint64(value)
 		case unix.NFTA_RULE_EXPRESSIONS:
 			m.rule.expressions = value
 		case unix.NFTA_RULE_USERDATA:
@@ -218,7 +217,8 @@ func attrOf(list []byte, wanted uint16) ([]byte, error) {
 
 // A rawChain is a chain as nf_tables holds it.
 type rawChain struct {
-	place Place
+	place  Place
+	handle uint64 // no other chain or rule of the table ever has the same
 	// base reports that packets enter the chain at a hook of the kernel's;
 	// kind, hook, priority and policy are set for such a chain only.
 	base     bool
@@ -244,6 +244,8 @@ func parseRawChain(data []byte) (c rawChain, err error) {
 			c.place.Table = tableName(untilNUL(value))
 		case unix.NFTA_CHAIN_NAME:
 			c.place.Chain = cString(value)
+		case unix.NFTA_CHAIN_HANDLE:
+			c.handle, err = attrUint64(value)
 		case unix.NFTA_CHAIN_TYPE:
 			c.kind = cString(value)
 		case unix.NFTA_CHAIN_POLICY:
@@ -287,4 +289,11 @@ func attrUint32(value []byte) (uint32, error) {
 		return 0, errAttribute
 	}
 	return binary.BigEndian.Uint32(value), nil
+}
+
+func attrUint64(value []byte) (uint64, error) {
+	if len(value) != 8 {
+		return 0, errAttribute
+	}
+	return binary.BigEndian.Uint64(value), nil
 }

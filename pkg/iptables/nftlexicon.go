@@ -1,0 +1,336 @@
+package iptables
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A lexicon translates between rules as nf_tables holds them and their text.
+// It learns from what iptables prints and never decodes: what it says is what
+// iptables said of the very same bytes. It may be used concurrently.
+//
+// Memory: a rule is a list of atoms. 46,578 rules of 5,000 services are 20 MB
+// of messages, but few atoms (a match by protocol, a jump) occur once only,
+// and those without the zeros behind a comment are short.
+type lexicon struct {
+	mu      sync.Mutex
+	start   time.Time // entry.left counts from it
+	atoms   map[string]uint32
+	atomAt  []string // by number, an NFTA_LIST_ELEM as trim leaves it; 0 is none
+	byRaw   map[string]ruleID
+	byText  map[string]ruleID
+	entries []entry // by ruleID; 0 is none
+	small   int     // how many entries there were after the last forget
+
+	key []byte // room to work in
+}
+
+// A ruleID names a raw rule of a lexicon. Equal ones are equal rules. It holds
+// until the lexicon forgets.
+type ruleID uint32
+
+// An entry is a raw rule, and its text if that is known.
+type entry struct {
+	key  string // its atoms and user data, see makeKey
+	rule rules.Rule
+	left uint32 // when a chain was last without it that had it, in seconds
+	told bool
+	// fickle: its bytes do not say what it means; see rawRule.indexed.
+	fickle bool
+}
+
+func newLexicon() *lexicon {
+	return &lexicon{
+		start:   time.Now(),
+		atoms:   map[string]uint32{},
+		atomAt:  make([]string, 1),
+		byRaw:   map[string]ruleID{},
+		byText:  map[string]ruleID{},
+		entries: make([]entry, 1),
+	}
+}
+
+// lexicons are the lexicons of all families that are open.
+type lexicons map[rules.Family]*lexicon
+
+// raw is lexicon.raw of one family.
+func (l lexicons) raw(family rules.Family, spec string) (rawRule, bool) {
+	if l[family] == nil {
+		return rawRule{}, false
+	}
+	return l[family].raw(spec)
+}
+
+// intern returns the name of a raw rule, which it need not have met before.
+func (l *lexicon) intern(raw rawRule) (ruleID, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.makeKey(raw); err != nil {
+		return 0, err
+	}
+	if id, ok := l.byRaw[string(l.key)]; ok {
+		return id, nil
+	}
+	e := entry{key: string(l.key), left: l.now(), fickle: raw.indexed()}
+	if comment, ok := markOf(raw); ok && !e.fickle {
+		e.rule, e.told = rules.Rule{Spec: markStart + comment + markEnd}, true
+	}
+	id := ruleID(len(l.entries))
+	l.entries = append(l.entries, e)
+	l.byRaw[e.key] = id
+	return id, nil
+}
+
+// text returns the text of a raw rule, if it is known and certain.
+func (l *lexicon) text(id ruleID) (rules.Rule, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := &l.entries[id]
+	return e.rule, e.told && !e.fickle
+}
+
+// raw returns the rule as nf_tables would hold it that iptables-save prints as
+// spec; false if no such rule was met, or if its bytes are not certain to mean
+// the same again.
+func (l *lexicon) raw(spec string) (rawRule, bool) {
+	if comment, ok := cutMark(spec); ok {
+		return markRule(comment), true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	id, ok := l.byText[spec]
+	if !ok {
+		return rawRule{}, false
+	}
+	return l.rawOf(id), true
+}
+
+var errPair = errors.New("the text is of another rule")
+
+// tell says what iptables printed for the rule. It refuses a text whose
+// comment or target is not the rule's. A rule that was printed in two ways
+// is fickle from now on.
+func (l *lexicon) tell(id ruleID, rule rules.Rule) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := &l.entries[id]
+	if e.told && e.rule == rule {
+		return nil
+	}
+	if err := l.rawOf(id).agrees(rule); err != nil {
+		return err
+	}
+	switch {
+	case e.fickle:
+	case e.told:
+		e.fickle = true
+		delete(l.byText, e.rule.Spec)
+	default:
+		e.rule, e.told = rule, true
+		l.byText[rule.Spec] = id
+	}
+	return nil
+}
+
+// release notes that a chain has lost these rules, or lost some of them.
+func (l *lexicon) release(ids []ruleID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.now()
+	for _, id := range ids {
+		l.entries[id].left = now
+	}
+}
+
+const (
+	// remember is how long a rule stays that no chain has. It must outlast
+	// an absence that is being healed.
+	remember = 10 * time.Minute
+	// fewEntries are not worth a tidying up.
+	fewEntries = 4096
+)
+
+// crowded reports whether so much was learned that forget may pay.
+func (l *lexicon) crowded() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.entries) > max(2*l.small, fewEntries)
+}
+
+// forget drops what no chain holds and none held for a while. held must name
+// every ruleID that is in use; afterwards it gives each its new name.
+func (l *lexicon) forget(held []*[]ruleID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	keep := make([]bool, len(l.entries))
+	for _, ids := range held {
+		for _, id := range *ids {
+			keep[id] = true
+		}
+	}
+	horizon := int64(l.now()) - int64(remember/time.Second)
+	fresh := newLexicon()
+	renamed := make([]ruleID, len(l.entries))
+	for id := 1; id < len(l.entries); id++ {
+		e := l.entries[id]
+		if !keep[id] && int64(e.left) < horizon {
+			continue
+		}
+		// Its atoms were interned before, so that this cannot fail.
+		if err := fresh.makeKey(l.rawOf(ruleID(id))); err != nil {
+			continue
+		}
+		e.key = string(fresh.key)
+		renamed[id] = ruleID(len(fresh.entries))
+		fresh.byRaw[e.key] = renamed[id]
+		if e.told && !e.fickle {
+			fresh.byText[e.rule.Spec] = renamed[id]
+		}
+		fresh.entries = append(fresh.entries, e)
+	}
+	for _, ids := range held {
+		for i, id := range *ids {
+			(*ids)[i] = renamed[id]
+		}
+	}
+	l.atoms, l.atomAt, l.byRaw, l.byText = fresh.atoms, fresh.atomAt, fresh.byRaw, fresh.byText
+	l.entries, l.small = fresh.entries, len(fresh.entries)
+}
+
+func (l *lexicon) now() uint32 { return uint32(time.Since(l.start) / time.Second) }
+
+// makeKey sets l.key to what names the rule: the numbers of its atoms, and
+// behind a zero its user data if it has any.
+func (l *lexicon) makeKey(raw rawRule) error {
+	l.key = l.key[:0]
+	for rest := raw.expressions; len(rest) > 0; {
+		kind, elem, after, err := nextAttr(rest)
+		if err != nil {
+			return err
+		}
+		if kind != unix.NFTA_LIST_ELEM {
+			return fmt.Errorf("%w: attribute %d in a list of expressions", errAttribute, kind)
+		}
+		atom := trim(rest[:unix.SizeofNlAttr+len(elem)])
+		number, ok := l.atoms[string(atom)]
+		if !ok {
+			number = uint32(len(l.atomAt))
+			text := string(atom)
+			l.atomAt = append(l.atomAt, text)
+			l.atoms[text] = number
+		}
+		l.key = binary.AppendUvarint(l.key, uint64(number))
+		rest = after
+	}
+	if raw.userdata != nil {
+		l.key = append(append(l.key, 0), raw.userdata...)
+	}
+	return nil
+}
+
+// trim returns an attribute without the zeros at its end (a comment's match
+// has up to 255). Its header says how many there were.
+func trim(attribute []byte) []byte {
+	end := len(attribute)
+	for end > unix.SizeofNlAttr && attribute[end-1] == 0 {
+		end--
+	}
+	return attribute[:end]
+}
+
+// rawOf builds the raw rule again.
+func (l *lexicon) rawOf(id ruleID) rawRule {
+	key := []byte(l.entries[id].key)
+	var raw rawRule
+	for len(key) > 0 {
+		number, n := binary.Uvarint(key)
+		key = key[n:]
+		if number == 0 {
+			raw.userdata = key
+			break
+		}
+		atom := l.atomAt[number]
+		size := int(binary.NativeEndian.Uint16([]byte(atom[:2])))
+		padded := (size + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO - 1)
+		raw.expressions = append(raw.expressions, atom...)
+		raw.expressions = append(raw.expressions, make([]byte, padded-len(atom))...)
+	}
+	return raw
+}
+
+// agrees checks what can be told of a rule without understanding it: its
+// comment, and where it goes.
+func (r rawRule) agrees(rule rules.Rule) error {
+	target, comment, commented := "", "", false
+	err := r.each(func(e rawExpression) error {
+		var err error
+		switch e.name {
+		case "immediate":
+			target, err = immediateVerdict(e.data)
+		case "target", "match":
+			var name, info []byte
+			name, err = attrOf(e.data, unix.NFTA_MATCH_NAME)
+			if err == nil && e.name == "target" {
+				target = cString(name)
+			} else if err == nil && string(untilNUL(name)) == "comment" {
+				info, err = attrOf(e.data, unix.NFTA_MATCH_INFO)
+				comment, commented = cString(info), true
+			}
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if target != "" && target != rule.Target {
+		return fmt.Errorf("%w: it goes to %q, not to %q", errPair, rule.Target, target)
+	}
+	if !commented {
+		return nil
+	}
+	words, err := rules.Split(rule.Spec)
+	if err != nil {
+		return err
+	}
+	if i := slices.Index(words, "--comment"); i < 0 || i+1 == len(words) || words[i+1] != comment {
+		return fmt.Errorf("%w: its comment is not %q", errPair, comment)
+	}
+	return nil
+}
+
+// immediateVerdict returns what an "immediate" expression puts into the verdict
+// register: a chain's name or a verdict's, "" if it is anything else.
+func immediateVerdict(data []byte) (string, error) {
+	value, err := attrOf(data, unix.NFTA_IMMEDIATE_DATA)
+	if err != nil {
+		return "", err
+	}
+	v, err := attrOf(value, unix.NFTA_DATA_VERDICT)
+	if err != nil || v == nil {
+		return "", err
+	}
+	if chain, err := attrOf(v, unix.NFTA_VERDICT_CHAIN); err != nil || chain != nil {
+		return cString(chain), err
+	}
+	code, err := attrOf(v, unix.NFTA_VERDICT_CODE)
+	if err != nil || len(code) != 4 {
+		return "", err
+	}
+	switch int32(binary.BigEndian.Uint32(code)) {
+	case 0: // NF_DROP
+		return "DROP", nil
+	case 1: // NF_ACCEPT
+		return "ACCEPT", nil
+	case unix.NFT_RETURN:
+		return "RETURN", nil
+	}
+	return "", nil
+}

@@ -1,0 +1,222 @@
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+func jump(chain string) encode {
+	return expression("immediate", func(ae *netlink.AttributeEncoder) error {
+		ae.Nested(unix.NFTA_IMMEDIATE_DATA, func(ae *netlink.AttributeEncoder) error {
+			ae.Nested(unix.NFTA_DATA_VERDICT, func(ae *netlink.AttributeEncoder) error {
+				ae.Int32(unix.NFTA_VERDICT_CODE, unix.NFT_JUMP)
+				ae.String(unix.NFTA_VERDICT_CHAIN, chain)
+				return nil
+			})
+			return nil
+		})
+		return nil
+	})
+}
+
+func rawOf(t testing.TB, userdata []byte, expressions ...encode) rawRule {
+	t.Helper()
+	return mustParseRaw(t, ruleMessage(t, userdata, expressions...)).rule
+}
+
+func mustIntern(t testing.TB, l *lexicon, raw rawRule) ruleID {
+	t.Helper()
+	id, err := l.intern(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+var rawContent = cmp.AllowUnexported(rawRule{})
+
+func TestLexiconLearns(t *testing.T) {
+	l := newLexicon()
+	raw := rawOf(t, nil, xtMatch("comment", commentInfo("hi")), counterOf(3, 4), jump("X"))
+	rule := rules.Rule{Spec: "-m comment --comment hi -j X", Target: "X"}
+	id := mustIntern(t, l, raw)
+	if got, ok := l.text(id); ok {
+		t.Errorf("it knows the text %v, which nobody told", got)
+	}
+	for _, wrong := range []rules.Rule{
+		{Spec: "-m comment --comment hi -j Y", Target: "Y"},
+		{Spec: "-m comment --comment ho -j X", Target: "X"},
+		{Spec: "-j X", Target: "X"},
+	} {
+		if err := l.tell(id, wrong); !errors.Is(err, errPair) {
+			t.Errorf("it takes %v: %v", wrong, err)
+		}
+	}
+	if err := l.tell(id, rule); err != nil {
+		t.Fatal(err)
+	}
+	if got, ok := l.text(mustIntern(t, l, raw)); !ok || got != rule {
+		t.Errorf("text is %v, %t", got, ok)
+	}
+	got, ok := l.raw(rule.Spec)
+	if diff := cmp.Diff(raw, got, rawContent); diff != "" || !ok {
+		t.Errorf("raw, %t (-want +got):\n%s", ok, diff)
+	}
+	if got, ok := l.raw("-j X"); ok {
+		t.Errorf("it knows %v", got)
+	}
+	// The same bytes with user data, even with none in it, are another rule.
+	for _, userdata := range [][]byte{{}, {1}, {0, 1}} {
+		other := rawOf(t, userdata, xtMatch("comment", commentInfo("hi")), counterOf(3, 4), jump("X"))
+		if mustIntern(t, l, other) == id {
+			t.Errorf("user data %v makes no difference", userdata)
+		}
+		if diff := cmp.Diff(other, l.rawOf(mustIntern(t, l, other)), rawContent); diff != "" {
+			t.Errorf("built again (-want +got):\n%s", diff)
+		}
+	}
+}
+
+// What has an index, and what was printed in two ways, is never answered.
+func TestLexiconDoubts(t *testing.T) {
+	l := newLexicon()
+	indexed := mustIntern(t, l, rawOf(t, nil, xtMatch("set", []byte{1, 0, 0, 0}), counterOf(0, 0), jump("X")))
+	double := mustIntern(t, l, rawOf(t, nil, counterOf(0, 0), jump("X")))
+	for _, c := range []struct {
+		id    ruleID
+		specs []string
+	}{
+		{indexed, []string{"-m set --match-set a src -j X"}},
+		{double, []string{"-j X", "-p all -j X"}},
+	} {
+		for _, spec := range c.specs {
+			if err := l.tell(c.id, rules.Rule{Spec: spec, Target: "X"}); err != nil {
+				t.Error(err)
+			}
+		}
+		if got, ok := l.text(c.id); ok {
+			t.Errorf("it answers %v", got)
+		}
+		for _, spec := range c.specs {
+			if _, ok := l.raw(spec); ok {
+				t.Errorf("it answers %q", spec)
+			}
+		}
+	}
+}
+
+func TestLexiconForgets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLexicon()
+		raws := map[string]rawRule{}
+		var held, gone []ruleID
+		for i := range 3 * fewEntries {
+			raw := rawOf(t, nil, xtMatch("comment", commentInfo(fmt.Sprint("c", i))), counterOf(0, 0), jump("X"))
+			spec := fmt.Sprintf("-m comment --comment c%d -j X", i)
+			id := mustIntern(t, l, raw)
+			if err := l.tell(id, rules.Rule{Spec: spec, Target: "X"}); err != nil {
+				t.Fatal(err)
+			}
+			if i%3 == 0 {
+				held, raws[spec] = append(held, id), raw
+			} else {
+				gone = append(gone, id)
+			}
+		}
+		if !l.crowded() {
+			t.Error("it is not crowded")
+		}
+		time.Sleep(remember / 2)
+		l.release(gone[:1])
+		time.Sleep(remember/2 + 2*time.Second)
+		kept, _ := l.text(gone[0])
+		raws[kept.Spec] = l.rawOf(gone[0])
+		l.forget([]*[]ruleID{&held})
+		if got, want := len(l.entries), 1+len(held)+1; got != want {
+			t.Errorf("%d entries are left, want %d", got, want)
+		}
+		if l.crowded() {
+			t.Error("it is crowded still")
+		}
+		for spec, raw := range raws {
+			got, ok := l.raw(spec)
+			if diff := cmp.Diff(raw, got, rawContent); diff != "" || !ok {
+				t.Fatalf("%s, %t (-want +got):\n%s", spec, ok, diff)
+			}
+		}
+		for i, id := range held {
+			if got, ok := l.text(id); !ok || got.Spec != fmt.Sprintf("-m comment --comment c%d -j X", 3*i) {
+				t.Fatalf("rule %d is called %v, %t", 3*i, got, ok)
+			}
+		}
+	})
+}
+
+// A mark as we write it down is the mark as iptables writes it.
+func TestLexiconKnowsMarks(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "iptables-nft")
+		conn, err := dialNFT()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.close()
+		const spec = `-m comment --comment "canaryd-witness-0123456789abcdef"`
+		nstest.CommandInput(t, "*nat\n:X - [0:0]\n-A X "+spec+"\nCOMMIT\n", "iptables-nft-restore", "--noflush")
+		l := newLexicon()
+		var found []rules.Rule
+		if err := conn.eachRaw(rules.IPv4, Place{rules.Nat, "X"}, func(m rawMessage) error {
+			rule, ok := l.text(mustIntern(t, l, m.rule))
+			if ok {
+				found = append(found, rule)
+			}
+			made, _ := l.raw(spec)
+			if diff := cmp.Diff(m.rule, made, rawContent); diff != "" {
+				t.Errorf("as in the kernel and as made (-kernel +made):\n%s", diff)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]rules.Rule{{Spec: spec}}, found); diff != "" {
+			t.Errorf("rules (-want +got):\n%s", diff)
+		}
+	})
+	for _, spec := range []string{
+		`-m comment --comment "canaryd-x" -j X`, `-m comment --comment "canaryd-\"x"`, `-m comment --comment "other"`, `-m comment --comment canaryd-x`,
+	} {
+		if _, ok := newLexicon().raw(spec); ok {
+			t.Errorf("%s counts as a mark", spec)
+		}
+	}
+}
+
+func FuzzLexicon(f *testing.F) {
+	f.Add(ruleMessage(f, []byte{0, 3, 'h', 'i', 0}, xtMatch("comment", commentInfo("canaryd-x")), counterOf(1, 2), jump("X")), "-j X", "X")
+	f.Fuzz(func(t *testing.T, data []byte, spec, target string) {
+		m, err := parseRaw(data)
+		if err != nil {
+			return
+		}
+		l := newLexicon()
+		id, err := l.intern(m.rule)
+		if err != nil {
+			return
+		}
+		_ = l.tell(id, rules.Rule{Spec: spec, Target: target}) // must not panic
+		again, err := l.intern(l.rawOf(id))
+		if err != nil || again != id {
+			t.Errorf("built again it is rule %d, not %d: %v", again, id, err)
+		}
+	})
+}

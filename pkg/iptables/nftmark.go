@@ -1,0 +1,78 @@
+package iptables
+
+import (
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Our own marks (canaries and witnesses) are translated without having been
+// met: each has a nonce of its own, and planting or probing them must not cost
+// a process each time.
+
+const (
+	// markStart and markEnd stand around a mark's comment in what
+	// iptables-save prints.
+	markStart = `-m comment --comment "`
+	markEnd   = `"`
+	// markPrefix begins the comment of every mark.
+	markPrefix = "canaryd-"
+	// commentSize is XT_MAX_COMMENT_LEN of linux/netfilter/xt_comment.h.
+	commentSize = 256
+)
+
+// cutMark returns the comment of a rule that has nothing but a mark's.
+func cutMark(spec string) (string, bool) {
+	comment, start := strings.CutPrefix(spec, markStart)
+	comment, end := strings.CutSuffix(comment, markEnd)
+	return comment, start && end && isMarkComment(comment)
+}
+
+// isMarkComment reports whether a comment may be a mark's, in which nothing
+// needs an escape.
+func isMarkComment(comment string) bool {
+	if !strings.HasPrefix(comment, markPrefix) || len(comment) >= commentSize {
+		return false
+	}
+	for _, c := range []byte(comment) {
+		if c != '-' && (c < '0' || c > '9') && (c < 'a' || c > 'z') {
+			return false
+		}
+	}
+	return true
+}
+
+// markOf returns a raw rule's comment if the rule is nothing but a mark.
+func markOf(raw rawRule) (string, bool) {
+	var comment string
+	err := raw.each(func(e rawExpression) error {
+		if e.name != "match" {
+			return nil
+		}
+		info, err := attrOf(e.data, unix.NFTA_MATCH_INFO)
+		comment = cString(info)
+		return err
+	})
+	if err != nil || raw.userdata != nil || !isMarkComment(comment) {
+		return "", false
+	}
+	return comment, string(raw.expressions) == string(markRule(comment).expressions)
+}
+
+// markRule builds a mark as iptables-nft 1.8.9 writes it and Linux 6.18 reports
+// it: match "comment" revision 0, counter.
+func markRule(comment string) rawRule {
+	info := make([]byte, commentSize)
+	copy(info, comment)
+	data := appendAttr(nil, unix.NFTA_MATCH_NAME, "comment", 1)
+	data = appendAttr(data, unix.NFTA_MATCH_REV, make([]byte, 4), 0)
+	data = appendAttr(data, unix.NFTA_MATCH_INFO, info, 0)
+	match := appendAttr(nil, unix.NFTA_EXPR_NAME, "match", 1)
+	match = appendAttr(match, unix.NFTA_EXPR_DATA, data, 0)
+	data = appendAttr(nil, unix.NFTA_COUNTER_BYTES, make([]byte, 8), 0)
+	data = appendAttr(data, unix.NFTA_COUNTER_PACKETS, make([]byte, 8), 0)
+	counter := appendAttr(nil, unix.NFTA_EXPR_NAME, "counter", 1)
+	counter = appendAttr(counter, unix.NFTA_EXPR_DATA, data, 0)
+	list := appendAttr(nil, unix.NFTA_LIST_ELEM, match, 0)
+	return rawRule{expressions: appendAttr(list, unix.NFTA_LIST_ELEM, counter, 0)}
+}
