@@ -1,0 +1,105 @@
+package canary
+
+import (
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A gatedSource is a subscription whose reader is held up while the gate is
+// locked.
+type gatedSource struct {
+	CommitSource
+	gate *sync.Mutex
+}
+
+func (s gatedSource) Receive() (iptables.Commit, error) {
+	s.gate.Lock()
+	defer s.gate.Unlock()
+	return s.CommitSource.Receive()
+}
+
+// eventually waits until is, for at most hintWithin.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(hintWithin); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// TestCommitWatcherOnTheKernel: a socket that overflows and one that dies under
+// the watcher are hints and are replaced, and the new one is listened to.
+func TestCommitWatcherOnTheKernel(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "iptables-nft", "iptables-nft-restore")
+		k, err := iptables.Open(t.Context(), iptables.Config{Backend: iptables.NFT})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer k.Close()
+		subscribed := make(chan CommitSource, 64)
+		var gate sync.Mutex
+		w := &CommitWatcher{Hints: NewHints(), Writers: new(Writers), Subscribe: func() (CommitSource, error) {
+			source, err := k.Subscribe()
+			if err == nil {
+				subscribed <- source
+			}
+			return gatedSource{source, &gate}, err
+		}}
+		defer start(w.Run)()
+		first := <-subscribed
+		seen := func() bool { // by the watcher, up to the newest commit
+			now, err := k.Stamp(t.Context(), rules.IPv4)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return len(w.Writers.Between(uint32(now.Value)-1, uint32(now.Value))) == 1
+		}
+		overflows := func() uint64 { return w.Hints.Counts()[SourceOverflow] }
+
+		// One commit frees the gate from the Receive that waits.
+		held := make(chan struct{})
+		go func() { gate.Lock(); close(held) }()
+		nstest.Command(t, "iptables-nft", "-w", "5", "-N", "SOMEBODY")
+		for done := false; !done; {
+			select {
+			case <-held:
+				done = true
+			case <-time.After(50 * time.Millisecond):
+				nstest.Command(t, "iptables-nft", "-w", "5", "-A", "SOMEBODY")
+			}
+		}
+		// 56 bytes each, charged as 768: more than fits into 1 MiB twice over.
+		flood := strings.Repeat("*filter\n-A SOMEBODY -j RETURN\nCOMMIT\n*filter\n-F SOMEBODY\nCOMMIT\n", 2000)
+		nstest.CommandInput(t, flood, "iptables-nft-restore", "--noflush", "-w", "5")
+		drain(w.Hints)
+		gate.Unlock()
+		waitHint(t, w.Hints)
+		second := <-subscribed
+		if overflows() != 1 || second == first {
+			t.Errorf("%d overflows were told, and the same socket is used: %t", overflows(), second == first)
+		}
+		nstest.Command(t, "iptables-nft", "-w", "5", "-F")
+		nstest.Command(t, "iptables-nft", "-w", "5", "-A", "SOMEBODY")
+		eventually(t, "a commit is seen after an overflow", seen)
+
+		if err := second.Close(); err != nil {
+			t.Fatal(err)
+		}
+		<-subscribed
+		if overflows() != 2 {
+			t.Errorf("%d ends of a socket were told, want two", overflows())
+		}
+		drain(w.Hints)
+		nstest.Command(t, "iptables-nft", "-w", "5", "-F")
+		waitHint(t, w.Hints)
+		eventually(t, "a commit is seen after a socket died", seen)
+	})
+}
