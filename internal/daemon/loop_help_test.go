@@ -113,8 +113,7 @@ func run(t *testing.T, fake *iptables.Fake, s setup) *rig {
 			r.hints.Give(canary.SourceNFT)
 		})
 	}
-	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(r.log), textlogger.Verbosity(1)))
-	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
+	ctx, cancel := context.WithCancel(r.log.context(t.Context()))
 	r.cancel = sync.OnceFunc(func() {
 		cancel()
 		if err := <-r.ended; err != nil {
@@ -365,6 +364,11 @@ func without(tables map[rules.Family]rules.Ruleset) string {
 type logText struct {
 	mu   sync.Mutex
 	text bytes.Buffer
+}
+
+// context returns a context whose logger writes to l.
+func (l *logText) context(ctx context.Context) context.Context {
+	return klog.NewContext(ctx, textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(l), textlogger.Verbosity(1))))
 }
 
 func (l *logText) Write(p []byte) (int, error) {

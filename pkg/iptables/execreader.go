@@ -4,31 +4,59 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"fmt"
+	"hash/fnv"
 	"maps"
 	"slices"
+	"sync"
 
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// An execReader is the portable floor: it learns everything from
-// iptables-save, where iptables works but the kernel may not be asked (a
-// kernel that answers the programs only, or structs laid out for i386).
+// An execReader is the portable floor, where iptables works but the kernel may
+// not be asked (a kernel that answers the programs only, or structs laid out
+// for i386).
 //
-// It does not use go-iptables' List: that executes "iptables -S", which on
-// legacy creates the table, takes the lock that wakes our own watcher (and go-
-// iptables hands the child our environment, so the lock could be moved only
-// by os.Setenv for the whole process), and whose "missing" would need this
-// full read as a second opinion anyway. So every answer is the second opinion.
-type execReader struct{ save saver }
+// The stamp is the cheap look: what go-iptables lists of the chains that the
+// last probe asked for, one short exec each. The probe is the second opinion on
+// whatever moves that stamp: one iptables-save, which alone can say that
+// something is missing, because the failure of a list does not tell a missing
+// chain from a table that iptables cannot print.
+type execReader struct {
+	save  saver
+	lists map[rules.Family]*lister
 
-func (execReader) close() error { return nil }
-
-func (r execReader) stamp(ctx context.Context, family rules.Family) (Stamp, error) {
-	digest, err := r.digest(ctx, family)
-	return Stamp{Value: digest, Exact: true}, err
+	mu     sync.Mutex
+	stands map[rules.Family][]Place // what the last probe saw to exist
 }
 
-func (r execReader) digest(ctx context.Context, family rules.Family) (uint64, error) {
+func (*execReader) close() error { return nil }
+
+// stamp is not exact: it knows of the chains that were asked for and of no
+// others. It creates no table, which a legacy list would do: nothing is listed
+// in a table that the last probe did not see.
+func (r *execReader) stamp(ctx context.Context, family rules.Family) (Stamp, error) {
+	r.mu.Lock()
+	places := r.stands[family]
+	r.mu.Unlock()
+	sum := fnv.New64a()
+	for _, place := range places {
+		fmt.Fprintf(sum, "%s %s\n", place.Table, place.Chain)
+		lines, err := r.lists[family].list(ctx, place)
+		if ctx.Err() != nil {
+			return Stamp{}, ctx.Err()
+		}
+		if err != nil { // odd, and for the probe to explain
+			lines = []string{err.Error()}
+		}
+		for _, line := range lines {
+			fmt.Fprintln(sum, line)
+		}
+	}
+	return Stamp{Value: sum.Sum64()}, nil
+}
+
+func (r *execReader) digest(ctx context.Context, family rules.Family) (uint64, error) {
 	set, _, err := r.save.read(ctx, family)
 	if err != nil {
 		return 0, err
@@ -36,7 +64,7 @@ func (r execReader) digest(ctx context.Context, family rules.Family) (uint64, er
 	return textDigest(set), nil
 }
 
-func (r execReader) tables(ctx context.Context, family rules.Family) ([]rules.TableName, error) {
+func (r *execReader) tables(ctx context.Context, family rules.Family) ([]rules.TableName, error) {
 	set, unreadable, err := r.save.read(ctx, family)
 	if err != nil {
 		return nil, err
@@ -45,23 +73,43 @@ func (r execReader) tables(ctx context.Context, family rules.Family) ([]rules.Ta
 	return sortedTables(names), nil
 }
 
-func (r execReader) probe(ctx context.Context, family rules.Family, places []Place) (Sighting, error) {
+func (r *execReader) probe(ctx context.Context, family rules.Family, places []Place) (Sighting, error) {
 	set, unreadable, err := r.save.read(ctx, family)
 	if err != nil {
 		return Sighting{}, err
 	}
 	sighting := Sighting{Holdings: make(map[Place]Holding, len(places)), Digest: textDigest(set)}
+	var stands []Place
 	for _, place := range places {
 		if err := unreadable[place.Table]; err != nil {
 			return Sighting{}, err
 		}
 		holding, err := textHolding(set[place.Table], place.Chain)
+		if err == nil && holding.Presence == NoChain {
+			err = r.confirmMissing(ctx, family, place)
+		}
 		if err != nil {
 			return Sighting{}, err
 		}
 		sighting.Holdings[place] = holding
+		if holding.Presence != NoTable {
+			stands = append(stands, place)
+		}
 	}
+	r.mu.Lock()
+	r.stands[family] = stands
+	r.mu.Unlock()
 	return sighting, nil
+}
+
+// confirmMissing returns an error if iptables lists a chain that iptables-save
+// does not print: missing is what both say.
+func (r *execReader) confirmMissing(ctx context.Context, family rules.Family, place Place) error {
+	_, err := r.lists[family].list(ctx, place)
+	if err == nil && !rules.Builtin(place.Table, place.Chain) { // nft's programs list built-in chains that are not there
+		return fmt.Errorf("%s %s: iptables lists it and iptables-save does not print it", place.Table, place.Chain)
+	}
+	return ctx.Err()
 }
 
 func textHolding(table *rules.Table, name string) (Holding, error) {

@@ -35,6 +35,8 @@ type Kernel struct {
 	save     saver
 	source   rawSource // nil if there is no direct path
 	private  string    // a folder of our own, for the children's lock file
+	// restoreEnv undoes privateLockForAll; nil where that was not needed.
+	restoreEnv func() error
 }
 
 // Open chooses a backend unless cfg forces one, finds its programs and opens
@@ -98,6 +100,9 @@ func (k *Kernel) Close() error {
 	var errs []error
 	if k.reader != nil {
 		errs = append(errs, k.reader.close())
+	}
+	if k.restoreEnv != nil {
+		errs = append(errs, k.restoreEnv())
 	}
 	if k.private != "" {
 		errs = append(errs, os.RemoveAll(k.private))
@@ -199,12 +204,15 @@ func (k *Kernel) open(ctx context.Context) error {
 			return fmt.Errorf("%w (and %w)", err, err2)
 		}
 	}
-	k.reader = execReader{save: k.save}
 	k.info.ExecProbe = true
-	return nil
+	k.reader, err = k.openExecReader()
+	return err
 }
 
 func (k *Kernel) openReader() (reader, error) {
+	if k.cfg.ExecProbe {
+		return nil, errors.New("it was asked not to ask the kernel")
+	}
 	if k.info.Backend == NFT {
 		return openNFTReader()
 	}
@@ -239,10 +247,30 @@ func openXTReader(families []rules.Family) (reader, error) {
 	return r, nil
 }
 
+func (k *Kernel) openExecReader() (reader, error) {
+	r := &execReader{save: k.save, lists: map[rules.Family]*lister{}, stands: map[rules.Family][]Place{}}
+	for family, t := range k.tools {
+		l, err := newLister(family, t.iptables)
+		if err != nil {
+			return nil, err
+		}
+		r.lists[family] = l
+	}
+	if k.info.Backend == Legacy {
+		var err error
+		if k.restoreEnv, err = privateLockForAll(k.privateLock()); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
 // childEnv gives every child a lock of its own. nft's programs ignore it.
 func (k *Kernel) childEnv() []string {
-	return []string{"XTABLES_LOCKFILE=" + filepath.Join(k.private, "lock")}
+	return []string{lockVariable + "=" + k.privateLock()}
 }
+
+func (k *Kernel) privateLock() string { return filepath.Join(k.private, "lock") }
 
 // oneLine joins errors with "; " instead of line breaks.
 func oneLine(errs []error) error {

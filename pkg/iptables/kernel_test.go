@@ -203,37 +203,6 @@ func standIn(t *testing.T, k *Kernel, family rules.Family, script string) {
 	k.tools[family] = tools
 }
 
-func TestExecReader(t *testing.T) {
-	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
-		k := openKernel(t, Config{Backend: backend})
-		r := execReader{k.save}
-		iptablesCommand(t, backend, family, "-t nat -N X")
-		iptablesCommand(t, backend, family, "-t nat -A X -m comment --comment nonce")
-		iptablesCommand(t, backend, family, "-t nat -A X -m comment --comment other -j ACCEPT")
-		places := []Place{{rules.Nat, "X"}, {rules.Nat, "Y"}, {rules.Mangle, "X"}}
-		before := tablesOf(t, backend)
-		got, err := r.probe(t.Context(), family, places)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(mustProbe(t, k, family, places...).Holdings, got.Holdings); diff != "" {
-			t.Errorf("by asking the kernel and by executing iptables-save (-kernel +exec):\n%s", diff)
-		}
-		if diff := cmp.Diff(before, tablesOf(t, backend)); diff != "" {
-			t.Errorf("looking created tables (-before +after):\n%s", diff)
-		}
-		iptablesCommand(t, backend, family, "-t nat -R X 1 -m comment --comment nonc3")
-		stamp, err := r.stamp(t.Context(), family)
-		if err != nil || stamp.Value == got.Digest {
-			t.Errorf("a replaced rule did not move the stamp %#x: %v", stamp.Value, err)
-		}
-		tables, err := r.tables(t.Context(), family)
-		if diff := cmp.Diff([]rules.TableName{rules.Nat}, tables); diff != "" || err != nil {
-			t.Errorf("tables (-want +got):\n%s%v", diff, err)
-		}
-	})
-}
-
 func TestSubscription(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft", "nft")
