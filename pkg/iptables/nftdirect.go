@@ -88,6 +88,8 @@ type slot struct {
 	spec   string // of a new one
 }
 
+func (s slot) isNew() bool { return s.handle == 0 }
+
 // chain returns the plan of a chain that a Step names.
 func (p *tablePlan) chain(name string, verb Verb) (*chainPlan, error) {
 	if n := len(p.order); n > 0 && p.order[n-1].name == name {
@@ -166,6 +168,9 @@ func (p *tablePlan) step(c *chainPlan, step *Step) error {
 	case Delete:
 		return p.remove(c, step)
 	case Flush:
+		if slices.ContainsFunc(c.rules, slot.isNew) {
+			return errTakenBack
+		}
 		c.empty = c.empty || !c.create
 		c.loaded, c.rules, c.removed = true, nil, nil
 	case Drop:
@@ -203,7 +208,7 @@ func (p *tablePlan) remove(c *chainPlan, step *Step) error {
 			return errUnknownRule
 		}
 		at = slices.IndexFunc(c.rules, func(s slot) bool {
-			if s.handle == 0 {
+			if s.isNew() {
 				s.raw, _ = p.source.raw(p.family, s.spec)
 			}
 			return sameRaw(s.raw, want)
@@ -212,9 +217,10 @@ func (p *tablePlan) remove(c *chainPlan, step *Step) error {
 	if at < 0 || at >= len(c.rules) {
 		return errors.New("no such rule")
 	}
-	if handle := c.rules[at].handle; handle != 0 {
-		c.removed = append(c.removed, handle)
+	if c.rules[at].isNew() {
+		return errTakenBack
 	}
+	c.removed = append(c.removed, c.rules[at].handle)
 	c.rules = slices.Delete(c.rules, at, at+1)
 	return nil
 }
@@ -223,7 +229,11 @@ func sameRaw(a, b rawRule) bool {
 	return bytes.Equal(a.expressions, b.expressions) && bytes.Equal(a.userdata, b.userdata)
 }
 
-var errUnknownRule = errors.New("a rule whose raw form is not known")
+var (
+	errUnknownRule = errors.New("a rule whose raw form is not known")
+	// errTakenBack: the kernel would never see the rule, nor refuse it.
+	errTakenBack = errors.New("a rule is taken back that the same script adds")
+)
 
 // write adds the plan's messages to the batch.
 func (p *tablePlan) write() error {
@@ -297,7 +307,7 @@ func (p *tablePlan) writeRules(c *chainPlan) error {
 		}
 	}
 	for i, s := range c.rules {
-		if s.handle != 0 {
+		if !s.isNew() {
 			continue
 		}
 		if err := p.writeRule(c.name, s.spec, next[i]); err != nil {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/internal/randrules"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -56,8 +57,8 @@ func agree(t *testing.T, r *rand.Rand, tool string, f rules.Family, table rules.
 	t.Helper()
 	var specs []string
 	for range rulesEach {
-		w := write(r, f, table)
-		specs = append(specs, w.spell(r), w.spell(r), w.mutate(r).spell(r))
+		w := randrules.Draw(r, f, table)
+		specs = append(specs, w.Spell(r), w.Spell(r), w.Mutate(r).Spell(r))
 	}
 	saved := throughKernel(t, tool, table, specs)
 	text, meant := map[string]string{}, map[string]string{} // meaning to text and text to meaning

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/canaryd/canaryd/internal/randrules"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -196,7 +197,7 @@ func seeds(f *testing.F, add func(spec string)) {
 	}
 	r := rand.New(rand.NewPCG(1, 1))
 	for i := range 200 {
-		add(write(r, rules.Families()[i%2], rules.Guarded()[i%3]).spell(r))
+		add(randrules.Draw(r, rules.Families()[i%2], rules.Guarded()[i%3]).Spell(r))
 	}
 }
 

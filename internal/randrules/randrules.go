@@ -1,4 +1,6 @@
-package rules_test
+// Package randrules draws random rules, in the many ways in which people spell
+// them, for tests that hold what we make of rules against what iptables does.
+package randrules
 
 import (
 	"fmt"
@@ -19,8 +21,8 @@ type part struct {
 	drawn   [][]string
 }
 
-// A written is a random rule, from which other spellings and other rules are made.
-type written struct {
+// A Rule is a random rule, from which other spellings and other rules are made.
+type Rule struct {
 	proto *part // always first: iptables wants it before the ports
 	base  []*part
 	parts []*part // matches, in an order that is kept
@@ -61,12 +63,12 @@ func (p *part) spell(r *rand.Rand) string {
 
 func pick[T any](r *rand.Rand, from ...T) T { return from[r.IntN(len(from))] }
 
-func (w written) all() []*part {
+func (w Rule) all() []*part {
 	return slices.DeleteFunc(slices.Concat([]*part{w.proto}, w.base, w.parts, []*part{w.last}), func(p *part) bool { return p == nil })
 }
 
-// spell writes the rule in one of its many ways.
-func (w written) spell(r *rand.Rand) string {
+// Spell writes the rule in one of its many ways.
+func (w Rule) Spell(r *rand.Rand) string {
 	var texts []string
 	for _, p := range append(slices.Clone(w.parts), w.last) {
 		texts = append(texts, p.spell(r))
@@ -80,9 +82,9 @@ func (w written) spell(r *rand.Rand) string {
 	return strings.Join(strings.Fields(strings.Join(texts, " ")), " ")
 }
 
-// mutate draws one of the rule's options again.
-func (w written) mutate(r *rand.Rand) written {
-	m := written{last: w.last.clone()}
+// Mutate draws one of the rule's options again.
+func (w Rule) Mutate(r *rand.Rand) Rule {
+	m := Rule{last: w.last.clone()}
 	if w.proto != nil {
 		m.proto = w.proto.clone()
 	}
@@ -166,9 +168,9 @@ var portsOf = [][]string{
 	g("80", "80:80"), g("443"), g("53", "53:53"), g("81"), g("0:80", ":80"), g("80:65535", "80:"), g("30000:32767"),
 }
 
-// write draws one rule for a table of a family.
-func write(r *rand.Rand, f rules.Family, t rules.TableName) written {
-	var w written
+// Draw draws one rule for a table of a family.
+func Draw(r *rand.Rand, f rules.Family, t rules.TableName) Rule {
+	var w Rule
 	v4 := f == rules.IPv4
 	address := addressesOf(f)
 	for _, names := range [][]string{{"-s", "--source", "--src"}, {"-d", "--destination", "--dst"}} {
@@ -365,4 +367,5 @@ func targetOf(r *rand.Rand, f rules.Family, t rules.TableName, proto string) *pa
 	return pick(r, list...)
 }
 
-func (w written) String() string { return fmt.Sprintf("%q", w.spell(rand.New(rand.NewPCG(1, 1)))) }
+// String spells the rule in one way, always the same.
+func (w Rule) String() string { return fmt.Sprintf("%q", w.Spell(rand.New(rand.NewPCG(1, 1)))) }

@@ -1,0 +1,189 @@
+package iptables
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/randrules"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// Whatever a script does to whatever stands: iptables-restore and the direct
+// path leave the same behind, and where iptables-restore fails the direct path
+// writes nothing.
+func TestTheDirectPathDoesWhatTheTextPathDoes(t *testing.T) {
+	seed := directSeed(t)
+	onNFT(t, func(t *testing.T, family rules.Family) {
+		t.Logf("CANARYD_SEED=%d", seed)
+		conn := dialTest(t)
+		done, failed := 0, 0
+		for i, table := range append(rules.Guarded(), rules.Raw) {
+			r := rand.New(rand.NewPCG(seed, uint64(family)<<8|uint64(i)))
+			d := newDice(t, r, conn, family, table)
+			for range 40 {
+				start, script := d.state(), d.script()
+				var text bytes.Buffer
+				if _, err := script.WriteTo(&text); err != nil {
+					t.Fatal(err)
+				}
+				before := saveNFT(t, family)
+				_, refused := tryTool(t, text.String(), program(NFT, family, "-restore"), "--noflush")
+				want := saveNFT(t, family)
+
+				d.load(start)
+				err := writeDirectly(t, conn, d.source, family, script)
+				got := saveNFT(t, family)
+				done++
+				if errors.Is(err, errTakenBack) {
+					refused = err
+				}
+				if refused != nil {
+					failed++
+					want = before
+				}
+				if diff := cmp.Diff(want, got); diff != "" || (err == nil) != (refused == nil) {
+					t.Fatalf("on\n%s\nthis script\n%s\nas text: %v\ndirectly: %v\n(-want +got)\n%s", before, &text, refused, err, diff)
+				}
+			}
+		}
+		if failed < done/10 || failed > done*9/10 {
+			t.Errorf("%d of %d scripts failed: too much of one kind", failed, done)
+		}
+	})
+}
+
+// A dice draws states of one table and scripts.
+type dice struct {
+	t      *testing.T
+	r      *rand.Rand
+	conn   *nftConn
+	family rules.Family
+	table  rules.TableName
+	source learned
+	pool   []rules.Rule // for any chain of the user's
+	plain  []rules.Rule // for any chain
+}
+
+var (
+	diceChains = []string{"A", "B", "X", "Y", "Z"}
+	plainJumps = []string{"", "ACCEPT", "RETURN", "DROP"}
+)
+
+// newDice draws the rules of which states and scripts are made.
+func newDice(t *testing.T, r *rand.Rand, conn *nftConn, family rules.Family, table rules.TableName) *dice {
+	d := &dice{t: t, r: r, conn: conn, family: family, table: table, source: learned{}}
+	text := fmt.Sprintf("*%s\n:X - [0:0]\n:Y - [0:0]\n:Z - [0:0]\n", table)
+	for range 150 {
+		text += "-A X " + randrules.Draw(r, family, table).Spell(r) + "\n"
+	}
+	d.load(text + "COMMIT\n")
+	for _, rule := range d.source.learn(t, conn, family)[table].Chain("X").Rules {
+		d.pool = append(d.pool, rule)
+		if slices.Contains(plainJumps, rule.Target) && !strings.Contains(rule.Spec, "-o ") && !strings.Contains(rule.Spec, "-i ") {
+			d.plain = append(d.plain, rule)
+		}
+	}
+	return d
+}
+
+// load replaces everything by a text.
+func (d *dice) load(text string) {
+	d.t.Helper()
+	runTool(d.t, "flush ruleset", "nft", "-f", "-")
+	runTool(d.t, text, program(NFT, d.family, "-restore"))
+}
+
+// chain draws a chain, one that is built in now and then.
+func (d *dice) chain() string {
+	if d.r.IntN(3) == 0 {
+		builtin := rules.BuiltinChains(d.table)
+		return builtin[d.r.IntN(len(builtin))]
+	}
+	return diceChains[d.r.IntN(len(diceChains))]
+}
+
+// rule draws a rule that may stand in the chain: only X has rules that jump to
+// chains or that the kernel allows at some hooks only, and nothing jumps to X.
+func (d *dice) rule(chain string) rules.Rule {
+	from := d.plain
+	if chain == "X" {
+		from = d.pool
+	}
+	return from[d.r.IntN(len(from))]
+}
+
+// state draws what stands, and loads it. A match that the kernel does not
+// allow in a built-in chain is not there.
+func (d *dice) state() string {
+	for {
+		text := d.stateText()
+		d.load("")
+		if _, err := tryTool(d.t, text, program(NFT, d.family, "-restore")); err == nil {
+			return text
+		}
+	}
+}
+
+func (d *dice) stateText() string {
+	if d.r.IntN(10) == 0 {
+		return "" // not even the table
+	}
+	text, content := fmt.Sprintf("*%s\n", d.table), ""
+	standing := map[string]bool{}
+	for range 1 + d.r.IntN(12) {
+		chain := d.chain()
+		if chain == "X" { // to which rules may jump
+			standing["Y"], standing["Z"] = true, true
+		}
+		standing[chain] = true
+		content += "-A " + chain + " " + d.rule(chain).Spec + "\n"
+	}
+	for chain := range standing {
+		policy := "-"
+		if rules.Builtin(d.table, chain) {
+			policy = "ACCEPT"
+		}
+		text += ":" + chain + " " + policy + " [0:0]\n"
+	}
+	return text + content + "COMMIT\n"
+}
+
+// script draws what to do.
+func (d *dice) script() Script {
+	s := Script{Table: d.table}
+	for _, chain := range diceChains {
+		if d.r.IntN(2) == 0 {
+			s.Declare = append(s.Declare, chain)
+		}
+	}
+	verbs := []Verb{Append, Append, Append, Append, Insert, Insert, Insert, Delete, Flush, Drop}
+	for range 1 + d.r.IntN(6) {
+		step := Step{Verb: verbs[d.r.IntN(len(verbs))], Chain: d.chain()}
+		if rules.Builtin(d.table, step.Chain) && (step.Verb == Flush || step.Verb == Drop) {
+			continue
+		}
+		if step.Verb == Append || step.Verb == Insert || step.Verb == Delete {
+			step.Rule = d.rule(step.Chain)
+		}
+		if step.Verb == Insert || step.Verb == Delete {
+			step.Index = d.r.IntN(3)
+		}
+		// iptables-nft-restore 1.8.9 counts and finds rules that a declaration
+		// has deleted, and puts a rule to the top whose place is told by one
+		// that the same restore brings. Nobody needs the direct path to.
+		declared := slices.Contains(s.Declare, step.Chain)
+		touched := declared || slices.ContainsFunc(s.Steps, func(s Step) bool { return s.Chain == step.Chain })
+		if step.Verb == Insert && step.Index > 1 && touched || step.Verb == Delete && declared {
+			continue
+		}
+		s.Steps = append(s.Steps, step)
+	}
+	return s
+}
