@@ -30,11 +30,13 @@ type command struct {
 	path    string
 	args    []string
 	stdin   io.WriterTo // nil for none
+	stdout  io.Writer   // gets at most maxStdout bytes; nil to collect them
 	timeout time.Duration
 	env     []string // added to our own environment
 }
 
-// A result is what a child that ran to its end left behind.
+// A result is what a child that ran to its end left behind; stdout is empty if
+// it went elsewhere.
 type result struct {
 	stdout, stderr []byte
 	exit           int // -1 if it was killed
@@ -55,11 +57,15 @@ func (c command) run(ctx context.Context) (result, error) {
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = killGrace
 	cmd.Env = append(append(os.Environ(), "LC_ALL=C"), c.env...)
-	stdout := &boundedBuffer{limit: maxStdout, onFull: errTooMuch}
-	stderr := &boundedBuffer{limit: maxStderr}
-	cmd.Stdout, cmd.Stderr = stdout, stderr
+	var collected bytes.Buffer
+	stdout := &boundedWriter{out: c.stdout, room: maxStdout, onFull: errTooMuch}
+	if c.stdout == nil {
+		stdout.out = &collected
+	}
+	var complaints bytes.Buffer
+	cmd.Stdout, cmd.Stderr = stdout, &boundedWriter{out: &complaints, room: maxStderr}
 	err := c.feed(cmd)
-	res := result{stdout: stdout.buf.Bytes(), stderr: stderr.buf.Bytes(), exit: -1}
+	res := result{stdout: collected.Bytes(), stderr: complaints.Bytes(), exit: -1}
 	if cmd.ProcessState != nil {
 		res.exit = cmd.ProcessState.ExitCode()
 	}
@@ -111,24 +117,23 @@ func (c command) failure(ctx context.Context, err error, res result) error {
 	}
 }
 
-// A boundedBuffer keeps the first limit bytes. What is beyond is dropped, or
-// fails the writer with onFull if that is set.
-type boundedBuffer struct {
-	buf    bytes.Buffer
-	limit  int
+// A boundedWriter passes on what there is room for. What is beyond is dropped,
+// or fails the writer with onFull if that is set.
+type boundedWriter struct {
+	out    io.Writer
+	room   int
 	onFull error
 }
 
-func (b *boundedBuffer) Write(p []byte) (int, error) {
-	room := b.limit - b.buf.Len()
-	if len(p) <= room {
-		return b.buf.Write(p)
+func (b *boundedWriter) Write(p []byte) (int, error) {
+	n, err := b.out.Write(p[:min(len(p), b.room)])
+	b.room -= n
+	switch {
+	case err != nil:
+		return n, err
+	case n < len(p) && b.onFull != nil:
+		return n, b.onFull
+	default:
+		return len(p), nil
 	}
-	b.buf.Write(p[:room])
-	if b.onFull != nil {
-		return room, b.onFull
-	}
-	return len(p), nil
 }
-
-var _ io.Writer = (*boundedBuffer)(nil)

@@ -193,7 +193,7 @@ func (k *Kernel) open(ctx context.Context) error {
 		return fmt.Errorf("a private folder for the children's lock file: %w", err)
 	}
 	k.private = private
-	k.save = saver{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv()}
+	k.save = saver{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv(), shelf: newShelf()}
 	k.reader, err = k.openReader()
 	if err == nil || errors.Is(err, ErrPermission) {
 		return err

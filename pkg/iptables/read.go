@@ -1,10 +1,10 @@
 package iptables
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"path/filepath"
 	"time"
 
@@ -25,6 +25,11 @@ func (k *Kernel) Read(ctx context.Context, family rules.Family) (Snapshot, error
 	if err != nil {
 		return Snapshot{}, err
 	}
+	return k.readText(ctx, family, digest)
+}
+
+// readText is Read where the digest was taken before.
+func (k *Kernel) readText(ctx context.Context, family rules.Family, digest uint64) (Snapshot, error) {
 	set, unreadable, err := k.save.read(ctx, family)
 	if err != nil {
 		return Snapshot{}, err
@@ -50,23 +55,40 @@ type saver struct {
 	tools   map[rules.Family]tools
 	timeout time.Duration
 	env     []string
+	shelf   *shelf
 }
 
+// read parses the text while it is printed, so that it is nowhere kept as a
+// whole.
 func (s saver) read(ctx context.Context, family rules.Family) (rules.Ruleset, map[rules.TableName]error, error) {
 	path := s.tools[family].save
-	res, err := command{path: path, timeout: s.timeout, env: s.env}.run(ctx)
+	var set rules.Ruleset
+	var unreadable map[rules.TableName]error
+	text, printed := io.Pipe()
+	parsed := make(chan error)
+	go func() {
+		var err error
+		set, unreadable, err = rules.ParseSharing(text, s.shelf.known(family))
+		// The child is let print to its end: its exit code is the better
+		// reason.
+		_, drainErr := io.Copy(io.Discard, text)
+		parsed <- errors.Join(err, drainErr)
+	}()
+	res, err := command{path: path, stdout: printed, timeout: s.timeout, env: s.env}.run(ctx)
+	printed.Close()
+	parseErr := <-parsed
 	if err != nil {
 		return nil, nil, err
 	}
 	if res.exit != 0 {
 		return nil, nil, exitError(path, res)
 	}
-	set, unreadable, err := rules.Parse(bytes.NewReader(res.stdout))
-	if err != nil {
-		return nil, nil, fmt.Errorf("%s printed what cannot be read: %w", filepath.Base(path), err)
+	if parseErr != nil {
+		return nil, nil, fmt.Errorf("%s printed what cannot be read: %w", filepath.Base(path), parseErr)
 	}
 	for table := range unreadable {
 		delete(set, table)
 	}
+	s.shelf.put(family, set, time.Now())
 	return set, unreadable, nil
 }

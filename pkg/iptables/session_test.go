@@ -2,7 +2,6 @@ package iptables
 
 import (
 	"errors"
-	"fmt"
 	"math"
 	"os"
 	"strings"
@@ -293,11 +292,12 @@ func TestCommandBounds(t *testing.T) {
 	if _, err := (command{path: "/no/such", timeout: time.Minute}).run(t.Context()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a missing program: %v", err)
 	}
-	b := boundedBuffer{limit: 3, onFull: errTooMuch}
+	var kept strings.Builder
+	b := boundedWriter{out: &kept, room: 3, onFull: errTooMuch}
 	if n, err := b.Write([]byte("abcd")); n != 3 || !errors.Is(err, errTooMuch) {
 		t.Errorf("a full buffer takes %d, %v", n, err)
 	}
-	if got := fmt.Sprint(b.buf.String()); got != "abc" {
+	if got := kept.String(); got != "abc" {
 		t.Errorf("it holds %q", got)
 	}
 }

@@ -52,10 +52,11 @@ func (s *section) script(table rules.TableName, wrote []rules.Chain) iptables.Sc
 	}
 	script := iptables.Script{
 		Table:   table,
-		Declare: append(s.declare, names(wrote)...),
+		Declare: append(make([]string, 0, len(s.declare)+len(wrote)), s.declare...),
 		Steps:   append(make([]iptables.Step, 0, n), s.remove...),
 	}
 	for i := range wrote {
+		script.Declare = append(script.Declare, wrote[i].Name)
 		for _, r := range wrote[i].Rules {
 			script.Steps = append(script.Steps, iptables.Step{Verb: iptables.Append, Chain: wrote[i].Name, Rule: r})
 		}
@@ -143,6 +144,12 @@ func deleteRule(chain string, r rules.Rule) iptables.Step {
 }
 
 func planChains(task tableTask, plan *tablePlan) {
+	var lost map[string]bool
+	if task.finding.MarkLost {
+		plan.wrote = make([]rules.Chain, 0, len(task.want.Section.Chains))
+	} else {
+		lost = lostNames(task.finding)
+	}
 	for _, c := range task.want.Section.Chains {
 		standing := task.seen.Table.Chain(c.Name)
 		switch {
@@ -154,7 +161,7 @@ func planChains(task tableTask, plan *tablePlan) {
 				plan.skipped = append(plan.skipped, c.Name)
 			}
 			continue
-		case !task.finding.MarkLost && !slices.Contains(task.finding.Emptied, c.Name) && !slices.Contains(task.finding.Missing, c.Name):
+		case !task.finding.MarkLost && !lost[c.Name]:
 			continue
 		}
 		writeChain(task, c, plan)
@@ -200,15 +207,18 @@ func planRemovals(task tableTask, plan *tablePlan, s *section) {
 			s.remove = append(s.remove, deleteRule(h.Chain, h.Rule))
 		}
 	}
-	wanted := make(map[string]bool, len(task.want.Section.Chains))
-	for _, c := range task.want.Section.Chains {
-		wanted[c.Name] = true
-	}
 	var stale []string
 	for _, c := range task.seen.Section.Chains {
-		if !wanted[c.Name] && task.exact(c.Name) {
+		if task.exact(c.Name) {
 			stale = append(stale, c.Name)
 		}
+	}
+	if len(stale) > 0 {
+		wanted := make(map[string]bool, len(task.want.Section.Chains))
+		for _, c := range task.want.Section.Chains {
+			wanted[c.Name] = true
+		}
+		stale = slices.DeleteFunc(stale, func(name string) bool { return wanted[name] })
 	}
 	dropChains(task, stale, plan, s)
 }

@@ -2,7 +2,6 @@ package reload
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -18,15 +17,27 @@ type Lost struct {
 // countLost counts what the finding says is lost.
 func countLost(task tableTask) Lost {
 	lost := Lost{Hooks: task.finding.Hooks, Rules: len(task.finding.Hooks)}
+	missing := lostNames(task.finding)
 	for _, c := range task.want.Section.Chains {
-		standing := task.seen.Table.Chain(c.Name)
-		gone := slices.Contains(task.finding.Missing, c.Name) || slices.Contains(task.finding.Emptied, c.Name)
+		standing, gone := task.seen.Table.Chain(c.Name), missing[c.Name]
 		if (task.finding.Verdict == canary.Replaced || task.claimed(c.Name)) && !gone {
 			gone = standing == nil || !rules.EqualRules(standing.Rules, c.Rules)
 		}
 		if gone {
 			lost.Chains = append(lost.Chains, c.Name)
 			lost.Rules += len(c.Rules)
+		}
+	}
+	return lost
+}
+
+// lostNames returns the chains that a finding says are missing or emptied: all
+// 16,000 of 5,000 services, so that a list is no way to look one up.
+func lostNames(finding canary.Finding) map[string]bool {
+	lost := make(map[string]bool, len(finding.Missing)+len(finding.Emptied))
+	for _, list := range [][]string{finding.Missing, finding.Emptied} {
+		for _, name := range list {
+			lost[name] = true
 		}
 	}
 	return lost

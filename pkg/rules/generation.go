@@ -160,18 +160,13 @@ func (g Generation) ID() string {
 }
 
 func (s Section) digest(h hash.Hash) {
-	order := make([]int, len(s.Chains))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortFunc(order, func(a, b int) int { return strings.Compare(s.Chains[a].Name, s.Chains[b].Name) })
 	line := func(words ...string) {
 		for _, w := range words {
 			_, _ = io.WriteString(h, w)
 			_, _ = io.WriteString(h, "\x00")
 		}
 	}
-	for _, i := range order {
+	for _, i := range s.byName() {
 		line("chain", s.Chains[i].Name)
 		for _, r := range s.Chains[i].Rules {
 			line(r.Spec)
@@ -182,20 +177,60 @@ func (s Section) digest(h hash.Hash) {
 	}
 }
 
-// Equal reports whether two sections hold the same chains, rules and hooks in
-// the same order and places. Like the ID it compares text: sections that differ
-// in spelling alone are not Equal, which costs a capture and no more. Diff
-// compares meaning.
-func (s Section) Equal(o Section) bool {
-	a, b := sha256.New(), sha256.New()
-	s.digest(a)
-	o.digest(b)
-	return slices.Equal(a.Sum(nil), b.Sum(nil))
+// byName returns the indexes of the chains in the order of their names.
+func (s Section) byName() []int {
+	order := make([]int, len(s.Chains))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return strings.Compare(s.Chains[a].Name, s.Chains[b].Name) })
+	return order
 }
 
+// Equal reports whether two sections hold the same chains, rules and hooks in
+// the same order and places; the order of chains means nothing. Like the ID it
+// compares text: sections that differ in spelling alone are not Equal, which
+// costs a capture and no more. Diff compares meaning.
+func (s Section) Equal(o Section) bool {
+	return len(s.Chains) == len(o.Chains) && slices.EqualFunc(s.Hooks, o.Hooks, equalHook) && s.equalChains(o)
+}
+
+// equalChains compares chains in the order in which they stand, which is that
+// of their names wherever iptables printed both, and by name only if need be.
+func (s Section) equalChains(o Section) bool {
+	sameOrder := true
+	for i := range s.Chains {
+		if s.Chains[i].Name != o.Chains[i].Name {
+			sameOrder = false
+			break
+		}
+	}
+	if sameOrder {
+		return slices.EqualFunc(s.Chains, o.Chains, equalChain)
+	}
+	return slices.EqualFunc(s.byName(), o.byName(), func(i, j int) bool { return equalChain(s.Chains[i], o.Chains[j]) })
+}
+
+func equalChain(a, b Chain) bool {
+	return a.Name == b.Name && (shared(a.Rules, b.Rules) || slices.EqualFunc(a.Rules, b.Rules, equalText))
+}
+
+func equalHook(a, b Hook) bool {
+	return a.Chain == b.Chain && equalText(a.Rule, b.Rule) &&
+		a.Anchor.Position == b.Anchor.Position && equalText(a.Anchor.Neighbour, b.Anchor.Neighbour)
+}
+
+func equalText(a, b Rule) bool { return a.Spec == b.Spec }
+
 // EqualRules reports whether two chains hold rules of the same meaning in the
-// same order. Where they have the same text it compares strings: 0.6 ms for
-// 62,590 rules.
+// same order. Readers hand out what has not changed as the very same slice, so
+// that is looked at first; where only the text is the same, comparing it takes
+// 0.6 ms for 62,590 rules.
 func EqualRules(a, b []Rule) bool {
-	return slices.EqualFunc(a, b, Rule.Equal)
+	return shared(a, b) || slices.EqualFunc(a, b, Rule.Equal)
+}
+
+// shared reports whether two slices are the same piece of memory.
+func shared(a, b []Rule) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }

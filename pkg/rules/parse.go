@@ -2,6 +2,7 @@ package rules
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"io"
 	"slices"
@@ -37,12 +38,23 @@ const maxLine = 64 << 10
 // table is unknown, not empty. A line that is no part of the format is an
 // error of type *ParseError and nothing is returned.
 func Parse(r io.Reader) (set Ruleset, unreadable map[TableName]error, err error) {
-	p := parser{set: Ruleset{}, unreadable: map[TableName]error{}}
+	return ParseSharing(r, func(TableName) *Table { return nil })
+}
+
+// ParseSharing is Parse for a text of which much was parsed before: known
+// returns what a table held then, or nil. A chain of which the text is the same
+// gets the very rules that the known table has: it costs no memory for them,
+// and who compares the two looks at pointers.
+func ParseSharing(r io.Reader, known func(TableName) *Table) (set Ruleset, unreadable map[TableName]error, err error) {
+	p := parser{set: Ruleset{}, unreadable: map[TableName]error{}, lookUp: known}
 	scan := bufio.NewScanner(r)
 	scan.Buffer(make([]byte, 0, 4096), maxLine)
 	line := 0
 	for scan.Scan() {
 		line++
+		if p.shares(scan.Bytes()) {
+			continue
+		}
 		if err := p.line(strings.TrimRight(scan.Text(), "\r")); err != nil {
 			err.Line = line
 			return nil, nil, err
@@ -60,7 +72,39 @@ func Parse(r io.Reader) (set Ruleset, unreadable map[TableName]error, err error)
 type parser struct {
 	set        Ruleset
 	unreadable map[TableName]error
+	lookUp     func(TableName) *Table
 	table      *Table
+	known      *Table // what table held before, or nil
+
+	// The chain of the last rule, and its rules in the known table; nil if
+	// the next rule may be of another one.
+	chain  *Chain
+	before []Rule
+}
+
+// shares takes a rule's line for what the known table has in its place, if it
+// is the same text and so was everything before it in its chain.
+func (p *parser) shares(line []byte) bool {
+	rest, found := bytes.CutPrefix(line, []byte("-A "))
+	if !found || p.known == nil || line[len(line)-1] == '\r' {
+		return false
+	}
+	name, spec, _ := bytes.Cut(rest, []byte(" "))
+	if p.chain == nil || p.chain.Name != string(name) {
+		if p.chain = p.table.Chain(string(name)); p.chain == nil {
+			return false
+		}
+		p.before = nil
+		if c := p.known.Chain(string(name)); c != nil {
+			p.before = c.Rules
+		}
+	}
+	n := len(p.chain.Rules)
+	if n >= len(p.before) || p.before[n].Spec != string(spec) || n > 0 && &p.chain.Rules[0] != &p.before[0] {
+		return false
+	}
+	p.chain.Rules = p.before[: n+1 : n+1] // an append copies
+	return true
 }
 
 func (p *parser) line(text string) *ParseError {
@@ -75,12 +119,13 @@ func (p *parser) line(text string) *ParseError {
 			return &ParseError{Text: text, Reason: "opens a table inside another one"}
 		}
 		p.table = NewTable(TableName(strings.TrimSpace(text[1:])))
+		p.known, p.chain = p.lookUp(p.table.Name), nil
 		return nil
 	case p.table == nil:
 		return &ParseError{Text: text, Reason: "stands outside a table"}
 	case text == "COMMIT":
 		p.set[p.table.Name] = p.table
-		p.table = nil
+		p.table, p.known = nil, nil
 		return nil
 	case text[0] == ':':
 		return p.declaration(text)
@@ -114,6 +159,7 @@ func (p *parser) declaration(text string) *ParseError {
 		c.Policy = fields[1]
 	}
 	p.table.Add(c)
+	p.chain = nil // Add may have moved it
 	return nil
 }
 
