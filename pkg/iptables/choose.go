@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -79,37 +81,68 @@ func countNFT(ctx context.Context, cfg ChooseConfig, counts map[rules.Family]map
 	return true, nil
 }
 
+// countNFTFamily asks for the hint chains by name and for the rules table by
+// table. A list of all chains would do for both, but one that is taken while
+// somebody writes may leave chains of other tables out, a hint among them.
 func countNFTFamily(ctx context.Context, conn *nftConn, family rules.Family, canary string) (Count, error) {
 	var count Count
-	var places []Place
-	err := conn.eachChain(family, func(c nftChain) {
-		if !slices.Contains(rules.AllTables(), c.place.Table) || isOwn(c.place.Chain, canary) {
-			return
-		}
-		count.Hint = count.Hint || isHint(c.place)
-		if c.use > 0 {
-			places = append(places, c.place)
-		}
-	})
-	if err != nil {
-		return Count{}, err
-	}
-	// The use count includes jumps to the chain, so it cannot be compared with
-	// legacy's count of rules.
-	for _, place := range places {
-		if err := ctx.Err(); err != nil {
-			return Count{}, err
-		}
-		err := conn.eachRule(family, place, func(r nftRule) {
-			if !strings.HasPrefix(r.comment, ownComment) {
-				count.Rules++
-			}
-		})
+	for _, name := range hintChains {
+		is, err := conn.hasChain(family, Place{rules.Mangle, name})
 		if err != nil {
 			return Count{}, err
 		}
+		count.Hint = count.Hint || is
+	}
+	for _, table := range rules.AllTables() {
+		if err := ctx.Err(); err != nil {
+			return Count{}, err
+		}
+		n, err := countNFTTable(conn, family, table, canary)
+		if err != nil {
+			return Count{}, fmt.Errorf("counting the rules of table %s: %w", table, err)
+		}
+		count.Rules += n
 	}
 	return count, nil
+}
+
+// countTries is how often a table is counted while somebody writes. Beside a
+// busy writer no count of a large table is ever undisturbed; the one that found
+// most then is near enough.
+const countTries = 3
+
+func countNFTTable(conn *nftConn, family rules.Family, table rules.TableName, canary string) (int, error) {
+	most := 0
+	for range countTries {
+		n := 0
+		err := conn.eachRuleOf(family, table, func(r nftRule) {
+			if !isOwn(r.place.Chain, canary) && !strings.HasPrefix(r.comment, ownComment) {
+				n++
+			}
+		})
+		most = max(most, n)
+		if err == nil {
+			return n, nil
+		}
+		if !errors.Is(err, errInterrupted) {
+			return 0, err
+		}
+	}
+	return most, nil
+}
+
+// eachRuleOf calls f for every rule of one table. One that does not exist has
+// none. The error is errInterrupted if f may have got a mixture of two states.
+func (c *nftConn) eachRuleOf(family rules.Family, table rules.TableName, f func(nftRule)) error {
+	attrs := encodeStrings(attr{unix.NFTA_RULE_TABLE, string(table)})
+	err := c.dump(unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, family, attrs, func(data []byte) error {
+		r, err := parseRule(data)
+		if err == nil && r.place.Table == table {
+			f(r)
+		}
+		return err
+	})
+	return nftError("asking for rules", err)
 }
 
 func countLegacy(ctx context.Context, cfg ChooseConfig, counts map[rules.Family]map[Backend]Count) error {

@@ -329,3 +329,41 @@ func TestEvidenceJSON(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
+
+// TestChooseBesideABusyWriter: a list of chains that is taken while somebody
+// commits may leave some out, but no hint and no table is overlooked.
+func TestChooseBesideABusyWriter(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "iptables-nft", "nft")
+		var add, remove strings.Builder
+		for i := range 1000 {
+			fmt.Fprintf(&add, "add chain ip first c%d\n", i)
+			fmt.Fprintf(&remove, "delete chain ip first c%d\n", i)
+		}
+		nstest.Command(t, "nft", "add", "table", "ip", "first") // the hint stands behind its chains
+		iptablesCommand(t, NFT, rules.IPv4, "-t mangle -N KUBE-IPTABLES-HINT")
+		nstest.Command(t, "sh", "-ec", strings.ReplaceAll(manyRules(NFT, 5), "PRE", "ip"))
+		writer := exec.CommandContext(t.Context(), "sh", "-c", `while :; do echo "$0" | nft -f - && echo "$1" | nft -f - || exit 1; done`, add.String(), remove.String())
+		if err := writer.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = writer.Process.Kill(); _ = writer.Wait() }() // it ends by nothing else
+		stamp, err := stampNFT()
+		if err != nil {
+			t.Fatal(err)
+		}
+		missed := 0
+		for now := stamp; now < stamp+60; now, err = stampNFT() {
+			got, chooseErr := Choose(t.Context(), ChooseConfig{Canary: canary})
+			if err = errors.Join(err, chooseErr); err != nil {
+				t.Fatal(err)
+			}
+			if got.Counts[rules.IPv4][NFT] != (Count{Rules: 5, Hint: true}) {
+				missed++
+			}
+		}
+		if missed > 0 {
+			t.Errorf("%d times something was overlooked", missed)
+		}
+	})
+}

@@ -71,18 +71,6 @@ func (c *nftConn) eachRule(family rules.Family, place Place, f func(nftRule)) er
 	return nftError(fmt.Sprintf("reading chain %s of table %s", place.Chain, place.Table), err)
 }
 
-// eachChain calls f for every chain of the family.
-func (c *nftConn) eachChain(family rules.Family, f func(nftChain)) error {
-	err := c.each(unix.NFT_MSG_GETCHAIN, netlink.Dump, nfproto(family), nil, func(m netlink.Message) error {
-		ch, err := parseChain(m.Data)
-		if err == nil {
-			f(ch)
-		}
-		return err
-	})
-	return nftError("listing the chains", err)
-}
-
 // hasChain reports whether a chain exists; a chain of a missing table does not.
 func (c *nftConn) hasChain(family rules.Family, place Place) (bool, error) {
 	return c.exists(unix.NFT_MSG_GETCHAIN, family,
