@@ -27,6 +27,9 @@ const (
 	// holderWindow is how long before the first evidence of a loss a holder
 	// of the xtables lock may have done it.
 	holderWindow = time.Second
+	// holderLate is how much later than the loss it may be heard of that a
+	// holder let go of the lock: both begin with the same close.
+	holderLate = 5 * time.Millisecond
 )
 
 // look probes every family. It answers all hints given before it.
@@ -189,7 +192,8 @@ func (d *Daemon) blame(l *loss) {
 		writers = d.cfg.Writers.Between(uint32(l.intact), uint32(l.digest))
 	} else {
 		writers = d.cfg.Writers.Since(l.record.Time.Add(-holderWindow))
-		writers = slices.DeleteFunc(writers, func(w canary.Writer) bool { return w.Time.After(l.noticed) })
+		writers = slices.DeleteFunc(writers, func(w canary.Writer) bool { return w.Time.After(l.noticed.Add(holderLate)) })
+		writers = lastOf(writers)
 	}
 	for _, w := range writers {
 		if w.PID != uint32(os.Getpid()) {
@@ -199,6 +203,18 @@ func (d *Daemon) blame(l *loss) {
 	if n := len(l.record.Writers); n > 0 {
 		l.record.Culprit = l.record.Writers[n-1]
 	}
+}
+
+// lastOf keeps of each process what was heard of it last: who opens the lock is
+// heard of twice, and who closed it last wrote last.
+func lastOf(writers []canary.Writer) []canary.Writer {
+	var last []canary.Writer
+	for i, w := range writers {
+		if !slices.ContainsFunc(writers[i+1:], func(later canary.Writer) bool { return later.PID == w.PID }) {
+			last = append(last, w)
+		}
+	}
+	return last
 }
 
 // settle waits until the family of writers that is at work has been quiet for

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,7 +16,7 @@ import (
 // so it may find nobody or the one before him; and to hold the lock is not yet
 // to write. What it returns is a hint for people and has Genid 0.
 //
-// We ourselves are not found, nor is a process of another pid namespace.
+// We ourselves and our children are not found, nor is a process of another pid namespace.
 func lockHolder(proc, path string) (Writer, bool) {
 	var stat unix.Stat_t
 	if err := unix.Stat(path, &stat); err != nil {
@@ -40,13 +39,8 @@ func lockHolder(proc, path string) (Writer, bool) {
 		if err != nil || pid == 0 || int(pid) == os.Getpid() {
 			return Writer{}, false
 		}
-		comm := processComm(proc, uint32(pid))
-		return Writer{
-			Time:    time.Now(),
-			PID:     uint32(pid),
-			Comm:    printable([]byte(comm), maxCommand),
-			Command: processCommand(proc, uint32(pid), comm),
-		}, true
+		w, ours := processWriter(proc, uint32(pid))
+		return w, !ours
 	}
 	return Writer{}, false
 }

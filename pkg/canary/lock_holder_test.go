@@ -18,18 +18,14 @@ func TestHoldLockForParent(t *testing.T) {
 	_, _ = os.Stdin.Read(make([]byte, 1))
 }
 
-func TestLockHolder(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "xtables.lock")
-	if _, found := lockHolder(procFolder, path); found {
-		t.Error("a lock that does not exist is held")
-	}
-	release := holdLock(t, path)
-	if _, found := lockHolder(procFolder, path); found {
-		t.Error("what we hold ourselves is reported")
-	}
-	release()
-
+// holdLockElsewhere holds the lock in a child of ours, or in a child of that
+// one. It returns our child's pid and how to let go.
+func holdLockElsewhere(t *testing.T, path string, grandchild bool) (pid int, release func()) {
+	t.Helper()
 	child := exec.Command(os.Args[0], "-test.run=^TestHoldLockForParent$")
+	if grandchild {
+		child = exec.Command("sh", append([]string{"-c", `"$0" "$@"; exit $?`}, child.Args...)...)
+	}
 	child.Env = append(os.Environ(), "CANARYD_TEST_HOLD_LOCK="+path)
 	in, err := child.StdinPipe()
 	if err != nil {
@@ -45,13 +41,38 @@ func TestLockHolder(t *testing.T) {
 	if _, err := out.Read(make([]byte, 5)); err != nil {
 		t.Fatal(err)
 	}
-	holder, found := lockHolder(procFolder, path)
-	in.Close()
-	if err := child.Wait(); err != nil {
-		t.Error(err)
+	return child.Process.Pid, func() {
+		t.Helper()
+		in.Close()
+		if err := child.Wait(); err != nil {
+			t.Error(err)
+		}
 	}
-	if !found || int(holder.PID) != child.Process.Pid || holder.Genid != 0 || holder.Command == "" {
-		t.Errorf("got %+v, %v; want the command line of process %d", holder, found, child.Process.Pid)
+}
+
+func TestLockHolder(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "xtables.lock")
+	if _, found := lockHolder(procFolder, path); found {
+		t.Error("a lock that does not exist is held")
+	}
+	release := holdLock(t, path)
+	if _, found := lockHolder(procFolder, path); found {
+		t.Error("what we hold ourselves is reported")
+	}
+	release()
+
+	_, release = holdLockElsewhere(t, path, false)
+	if holder, found := lockHolder(procFolder, path); found {
+		t.Errorf("a child of ours is reported: %+v", holder)
+	}
+	release()
+
+	shell, release := holdLockElsewhere(t, path, true)
+	holder, found := lockHolder(procFolder, path)
+	parent := parentOf(procFolder, holder.PID)
+	release()
+	if !found || parent != shell || holder.Genid != 0 || holder.Command == "" {
+		t.Errorf("got %+v, %v; want the command line of the child of process %d", holder, found, shell)
 	}
 	if _, found := lockHolder(procFolder, path); found {
 		t.Error("a lock that was let go is held")

@@ -17,14 +17,17 @@ const (
 	maxComm    = 15  // bytes of the kernel's name for a process: TASK_COMM_LEN less its NUL
 )
 
-// processComm returns the name of process pid as the kernel has it now.
-func processComm(proc string, pid uint32) string {
+// processNames returns what the kernel calls process pid now, and its command
+// line, both printable; both are "" if it is gone. The directory is opened once,
+// as in processCommand.
+func processNames(proc string, pid uint32) (comm, command string) {
 	dir, err := os.OpenRoot(filepath.Join(proc, strconv.FormatUint(uint64(pid), 10)))
 	if err != nil {
-		return ""
+		return "", ""
 	}
 	defer dir.Close()
-	return readComm(dir)
+	line := readBounded(dir, "cmdline", maxCommand)
+	return printable([]byte(readComm(dir)), maxCommand), printable(line, maxCommand)
 }
 
 // processCommand returns the command line of process pid, printable and at

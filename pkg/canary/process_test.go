@@ -53,7 +53,11 @@ func TestProcessCommand(t *testing.T) {
 
 func TestProcessCommandOfOurselves(t *testing.T) {
 	pid := uint32(os.Getpid())
-	got := processCommand(procFolder, pid, processComm(procFolder, pid))
+	comm, command := processNames(procFolder, pid)
+	got := processCommand(procFolder, pid, comm)
+	if got != command {
+		t.Errorf("our command line is %q and %q", got, command)
+	}
 	if !strings.Contains(got, os.Args[0]) && !strings.HasPrefix(os.Args[0], got) {
 		t.Errorf("got %q, want our own command line, %q", got, os.Args)
 	}

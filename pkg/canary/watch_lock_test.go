@@ -1,6 +1,7 @@
 package canary
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -34,6 +35,19 @@ func watchLock(t *testing.T, path string) *LockWatcher {
 	waitHint(t, w.Hints)
 	drain(w.Hints)
 	return w
+}
+
+// contextUntil returns a context that ends when done is closed.
+func contextUntil(ctx context.Context, done <-chan struct{}) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		defer cancel()
+		select {
+		case <-done:
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
 }
 
 // waitHint fails the test if nobody is told to look.

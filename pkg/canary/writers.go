@@ -16,14 +16,15 @@ type Writer struct {
 }
 
 // writersKept bounds the memory of Writers. A firewalld reload commits about
-// twenty times, so 64 spans a reload together with whoever writes beside it.
-const writersKept = 64
+// twenty times, and who uses the lock is noted twice, so 128 spans a reload
+// together with whoever writes beside it.
+const writersKept = 128
 
-// Writers remembers who wrote last: the newest 64, for a flush record to name
+// Writers remembers who wrote last: the newest 128, for a flush record to name
 // everybody who wrote between the last intact look and the first loss.
 //
 // Watchers note, the loop asks: both may happen at the same time, which is why
-// there is a mutex in here. It is held for a copy of 64 values at most.
+// there is a mutex in here. It is held for a copy of 128 values at most.
 type Writers struct {
 	mu   sync.Mutex
 	ring [writersKept]Writer
