@@ -33,11 +33,12 @@ func (m Manifest) read() ([]file, error) {
 	return readAll(m.Path, inManifest, "*.yaml, *.yml or *.json")
 }
 
-func (m Manifest) declare(files []file) (Declared, error) {
+func (m Manifest) declare(files []file, last Declared) (Declared, error) {
+	decoder := last.decoded.Next()
 	var objects kube.Objects
 	var bad []error
 	for _, f := range files {
-		found, err := decode(f)
+		found, err := decode(decoder, f)
 		if err != nil {
 			bad = append(bad, err)
 			continue
@@ -51,17 +52,17 @@ func (m Manifest) declare(files []file) (Declared, error) {
 	if err != nil {
 		return Declared{}, err
 	}
-	return Declared{Generation: generation, Skips: skips, owners: []owner{{
+	return Declared{Generation: generation, Skips: skips, decoded: decoder, owners: []owner{{
 		claims: ownedByKube,
 		where:  func(rules.Family, rules.TableName, string) string { return "the manifest " + m.Path },
 	}}}, nil
 }
 
-func decode(f file) (kube.Objects, error) {
+func decode(decoder *kube.Decoder, f file) (kube.Objects, error) {
 	if !saysSomething(f.data) {
 		return kube.Objects{}, fmt.Errorf("%s: holds no object: delete the file, or write an empty List if no services are meant", f.name)
 	}
-	return kube.Decode(f.name, f.data)
+	return decoder.Decode(f.name, f.data)
 }
 
 // saysSomething reports whether YAML holds more than comments and marks of

@@ -49,7 +49,7 @@ func (d RulesDir) read() ([]file, error) {
 	return readAll(d.Dir, inRulesDir, "*.v4 or *.v6")
 }
 
-func (d RulesDir) declare(files []file) (Declared, error) {
+func (d RulesDir) declare(files []file, _ Declared) (Declared, error) {
 	all := Declared{Generation: rules.Generation{}}
 	declared := map[chainKey]string{} // file and line
 	var bad []error

@@ -23,7 +23,9 @@ type Source interface {
 	Name() string
 	look() sight
 	read() ([]file, error)
-	declare([]file) (Declared, error)
+	// declare makes rules of files; last is what it made of them before,
+	// or the zero value. What they have in common is not made twice.
+	declare(files []file, last Declared) (Declared, error)
 }
 
 // Declared is what one source, or several together, declare. It is a value.
@@ -32,7 +34,8 @@ type Declared struct {
 	// Skips tell of objects in files that have no part in the rules.
 	Skips []kube.Skip
 
-	owners []owner
+	owners  []owner
+	decoded *kube.Decoder // what was read of a manifest
 }
 
 // An owner is one source's claim to chains.

@@ -66,9 +66,9 @@ func (w *Watcher) Changes() <-chan Declared { return w.changes }
 func (w *Watcher) Load(ctx context.Context) (Declared, error) {
 	deadline := time.Now().Add(w.most)
 	for _, s := range w.states {
-		declared, stamp, err := load(s)
+		declared, stamp, err := s.load()
 		for isBusy(err) && time.Now().Before(deadline) && sleep(ctx, w.quiet) {
-			declared, stamp, err = load(s)
+			declared, stamp, err = s.load()
 		}
 		if err != nil {
 			return Declared{}, &sourceError{s.Name(), err}
@@ -88,7 +88,7 @@ func (w *Watcher) Load(ctx context.Context) (Declared, error) {
 
 // load loads a source, and says what its files looked like. They are read in
 // one go, before anything is made of them, so that they belong together.
-func load(s Source) (Declared, string, error) {
+func (s *state) load() (Declared, string, error) {
 	before := s.look().stamp
 	files, err := s.read()
 	if s.look().stamp != before {
@@ -97,7 +97,7 @@ func load(s Source) (Declared, string, error) {
 	if err != nil {
 		return Declared{}, before, err
 	}
-	declared, err := s.declare(files)
+	declared, err := s.declare(files, s.good)
 	return declared, before, err
 }
 
@@ -190,7 +190,7 @@ func (w *Watcher) reload(ctx context.Context) (soon bool) {
 		if s.broken == "" && s.busy == 0 && s.look().stamp == s.stamp {
 			continue
 		}
-		declared, stamp, err := load(s)
+		declared, stamp, err := s.load()
 		if isBusy(err) && s.busy < int(w.most/w.quiet) {
 			s.busy++
 			soon = true

@@ -329,10 +329,48 @@ type fake struct {
 	loads int
 }
 
-func (f *fake) Name() string                     { return "fake" }
-func (f *fake) look() sight                      { return f.sight }
-func (f *fake) read() ([]file, error)            { f.loads++; return nil, f.err }
-func (f *fake) declare([]file) (Declared, error) { return Declared{}, nil }
+func (f *fake) Name() string                               { return "fake" }
+func (f *fake) look() sight                                { return f.sight }
+func (f *fake) read() ([]file, error)                      { f.loads++; return nil, f.err }
+func (f *fake) declare([]file, Declared) (Declared, error) { return Declared{}, nil }
+
+// TestAChangeIsNotAllDecodedAgain: who looks after one object of many waits
+// for that one only, also after the file was broken.
+func TestAChangeIsNotAllDecodedAgain(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "services.yaml")
+	known := func(d Declared) int {
+		count := 0
+		for i := range 3 {
+			objects, err := d.decoded.Next().Decode(path, []byte("\n"+service(fmt.Sprint("s", i), i)))
+			must(t, err)
+			again, err := d.decoded.Next().Decode(path, []byte("\n"+service(fmt.Sprint("s", i), i)))
+			must(t, err)
+			if objects.Services[0] == again.Services[0] {
+				count++
+			}
+		}
+		return count
+	}
+	s := &state{Source: manifest(path)}
+	for _, step := range []struct {
+		text  string
+		known int
+	}{
+		{"---\n" + service("s0", 0) + "---\n" + service("s1", 1), 2},
+		{"---\n" + service("s0", 0) + "---\nkind: Service\n", 2}, // the last good one's
+		{"---\n" + service("s0", 0) + "---\n" + service("s1", 1) + "---\n" + service("s2", 2), 3},
+		{"---\n" + service("s2", 2), 1},
+	} {
+		write(t, dir, map[string]string{"services.yaml": step.text})
+		if declared, _, err := s.load(); err == nil {
+			s.good = declared
+		}
+		if got := known(s.good); got != step.known {
+			t.Errorf("%d of the services are known, want %d, after\n%s", got, step.known, step.text)
+		}
+	}
+}
 
 func TestBusyFilesAreReadAgainUntilItIsAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

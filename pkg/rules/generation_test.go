@@ -81,6 +81,9 @@ func TestIDDependsOnEverythingElse(t *testing.T) {
 		"another position":  changed(func(s *rules.Section) { s.Hooks[1].Anchor.Position = rules.Bottom }),
 		"another neighbour": changed(func(s *rules.Section) { s.Hooks[0].Anchor.Neighbour = r("-j DROP") }),
 	} {
+		if g[rules.IPv4][rules.Nat].Equal(small()[rules.IPv4][rules.Nat]) {
+			t.Errorf("%s: the sections are Equal", name)
+		}
 		id := g.ID()
 		if other, taken := ids[id]; taken {
 			t.Errorf("%q has the ID of %q", name, other)

@@ -1,7 +1,9 @@
 package kube
 
 import (
+	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -72,6 +74,84 @@ func TestDecode(t *testing.T) {
 				t.Errorf("objects (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestDecoder: documents come, go, move and change; what is decoded is always
+// what a Decoder that knows nothing makes of it, and what was there before is
+// not decoded again.
+func TestDecoder(t *testing.T) {
+	service := func(name string, port int) string {
+		return fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {namespace: a, name: %s}\nspec: {ports: [{port: %d}]}\n", name, port)
+	}
+	list := "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Node, metadata: {name: n1}}\n- {apiVersion: v1, kind: Pod, metadata: {name: p}}\n"
+	a, b, c := service("a", 1), service("b", 2), service("c", 3)
+	var d *Decoder
+	var before Objects
+	for _, step := range []struct {
+		name      string
+		documents []string
+		kept      int // services that are the very same as before
+	}{
+		{"nothing", nil, 0},
+		{"three", []string{a, b, list}, 0},
+		{"nothing changed", []string{a, b, list}, 2},
+		{"moved by a new one", []string{c, a, b, list}, 2},
+		{"another order", []string{list, b, a, c}, 3},
+		{"one changed", []string{list, service("b", 4), a, c}, 2},
+		{"one and its double", []string{a, a, c}, 2},
+		{"one less", []string{a}, 1},
+		{"what came back is new", []string{a, b, list}, 1},
+	} {
+		t.Run(step.name, func(t *testing.T) {
+			text := []byte("# all\n---\n" + strings.Join(step.documents, "---\n"))
+			want, err := Decode("f", text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			d = d.Next()
+			got, err := d.Decode("f", text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(names(want), names(got)); diff != "" {
+				t.Errorf("objects (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(want.Services, got.Services); diff != "" {
+				t.Errorf("services (-want +got):\n%s", diff)
+			}
+			kept := 0
+			for _, s := range got.Services {
+				if slices.Contains(before.Services, s) {
+					kept++
+				}
+			}
+			if kept != step.kept {
+				t.Errorf("%d services are the very same as before, want %d", kept, step.kept)
+			}
+			before = got
+		})
+	}
+}
+
+// TestDecoderAfterAnError: a broken file is told each time, and what was known
+// before it broke still is.
+func TestDecoderAfterAnError(t *testing.T) {
+	const good = "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n"
+	d := (*Decoder)(nil).Next()
+	first, err := d.Decode("f", []byte("---\n"+good))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		broken, err := d.Next().Decode("f", []byte("\n---\n"+good+"---\nkind: [Node]\n"))
+		if err == nil || err.Error() != "f:6: object: kind: is of the wrong type: array" || broken.Nodes != nil {
+			t.Errorf("decoded %v, error %v", broken.Nodes, err)
+		}
+	}
+	mended, err := d.Next().Decode("f", []byte("\n---\n"+good))
+	if err != nil || mended.Nodes[0] != first.Nodes[0] {
+		t.Errorf("decoded again, error %v", err)
 	}
 }
 

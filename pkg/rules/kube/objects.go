@@ -30,6 +30,24 @@ func (all *Objects) Add(o Objects) {
 	}
 }
 
+// addFrom appends the objects of a document that stands there.
+func (all *Objects) addFrom(o Objects, where string) {
+	for _, s := range o.Services {
+		all.from(s, where)
+	}
+	for _, s := range o.Slices {
+		all.from(s, where)
+	}
+	for _, n := range o.Nodes {
+		all.from(n, where)
+	}
+	first := len(all.Skipped)
+	all.Add(o)
+	for i := range all.Skipped[first:] {
+		all.Skipped[first+i].Where = where
+	}
+}
+
 func (all *Objects) from(object any, where string) {
 	if all.origin == nil {
 		all.origin = map[any]string{}
