@@ -6,7 +6,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## build bin/canaryd
@@ -34,6 +34,10 @@ bench: deps ## measure heals, captures and generation beside iptables-restore, a
 	CGO_ENABLED=0 go build -trimpath -o bin/bench/canaryd ./cmd/canaryd
 	go build -o bin/bench/heal ./test/bench/heal
 	bin/bench/heal -canaryd bin/bench/canaryd -json bin/bench/heal.json $(BENCH)
+
+.PHONY: bench-detect
+bench-detect: deps build ## what noticing costs and how soon it is, beside an exec probe; 30 minutes
+	@go run ./test/bench/detect -canaryd bin/canaryd
 
 .PHONY: ci
 ci: ## what continuous integration runs

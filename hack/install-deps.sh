@@ -13,6 +13,7 @@ needed=(
 	nft:nftables
 	ipset:ipset
 	ip:iproute2
+	strace:strace
 )
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
@@ -30,7 +31,7 @@ mapfile -t packages < <(missing_packages)
 give_up() {
 	echo "install-deps: $1" >&2
 	echo "Please install these packages (Debian's names): ${packages[*]}" >&2
-	echo "They must provide iptables-nft, iptables-legacy, their ip6tables twins, nft, ipset and ip." >&2
+	echo "They must provide iptables-nft, iptables-legacy, their ip6tables twins, nft, ipset, ip and strace." >&2
 	exit 1
 }
 

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+)
+
+const (
+	lockFile = "/run/xtables.lock" // in a /run of this namespace's own
+	settled  = 2 * time.Minute     // from start, or a flush, to everything in force
+	stopsIn  = 30 * time.Second
+	askEvery = 20 * time.Millisecond
+)
+
+// A node is this namespace with a built canaryd that guards its tables.
+type node struct {
+	dir    string
+	cmd    *exec.Cmd
+	ended  chan error
+	client daemon.Client
+}
+
+// start starts canaryd with the flags' defaults, but for the paths, and waits
+// until it has learned the rules and has nothing left to do.
+func start(ctx context.Context, program, dir string, backend iptables.Backend) (*node, error) {
+	log, err := os.Create(filepath.Join(dir, "log"))
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	n := &node{dir: dir, ended: make(chan error, 1), client: daemon.Client{Socket: filepath.Join(dir, "socket")}}
+	n.cmd = exec.CommandContext(ctx, program, "run", "--backend="+string(backend), "--lock-file="+lockFile,
+		"--state-dir="+n.state(), "--socket="+n.client.Socket, "--metrics-bind-address=127.0.0.1:9475")
+	n.cmd.Stdout, n.cmd.Stderr = log, log
+	if err := n.cmd.Start(); err != nil {
+		return nil, err
+	}
+	go func() { n.ended <- n.cmd.Wait() }()
+	if _, err := n.settle(ctx, nil); err != nil {
+		return nil, errors.Join(err, n.stop())
+	}
+	return n, nil
+}
+
+func (n *node) state() string { return filepath.Join(n.dir, "state") }
+
+// pid is the daemon's.
+func (n *node) pid() int { return n.cmd.Process.Pid }
+
+func (n *node) stop() error {
+	if err := n.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	select {
+	case err := <-n.ended:
+		return err
+	case <-time.After(stopsIn):
+		return errors.Join(fmt.Errorf("canaryd did not end within %s of SIGTERM", stopsIn), n.cmd.Process.Kill(), <-n.ended)
+	}
+}
+
+// settle waits until all is in force, nothing is left to capture, and there
+// is a closed flush record that is not among last, unless last is nil. It
+// returns all records, newest first, and never nil.
+func (n *node) settle(ctx context.Context, last []daemon.Flush) ([]daemon.Flush, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, settled, fmt.Errorf("not within %s", settled))
+	defer cancel()
+	ticker := time.NewTicker(askEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case err := <-n.ended:
+			n.ended <- err
+			return nil, fmt.Errorf("canaryd ended (%w):\n%s", err, n.log())
+		case <-ctx.Done():
+			return nil, fmt.Errorf("waiting for canaryd to have everything in force: %w\n%s", context.Cause(ctx), n.log())
+		case <-ticker.C:
+		}
+		status, err := n.client.Status(ctx)
+		if err != nil && !errors.Is(err, daemon.ErrNoDaemon) && ctx.Err() == nil {
+			return nil, err
+		}
+		if err != nil || !status.Healthy || status.Generation.Rules == 0 || !status.CapturePendingSince.IsZero() || !status.LossSince.IsZero() {
+			continue
+		}
+		fresh := after(status.Flushes, last)
+		open := slices.ContainsFunc(fresh, func(f daemon.Flush) bool { return f.Outcome == daemon.Pending })
+		if last == nil || len(fresh) > 0 && !open {
+			return append([]daemon.Flush{}, status.Flushes...), nil
+		}
+	}
+}
+
+// marks returns the marks that the daemon has planted, from its state file.
+func (n *node) marks() (canary.Marks, error) {
+	text, err := os.ReadFile(filepath.Join(n.state(), "state.json"))
+	if err != nil {
+		return nil, err
+	}
+	var state reload.State
+	return state.Marks, json.Unmarshal(text, &state)
+}
+
+// log returns the end of the daemon's log.
+func (n *node) log() string {
+	text, err := os.ReadFile(filepath.Join(n.dir, "log"))
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	return strings.Join(lines[max(0, len(lines)-20):], "\n")
+}
