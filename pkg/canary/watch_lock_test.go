@@ -184,6 +184,34 @@ func TestLockFolderAppearsLater(t *testing.T) {
 	mustHint(t, w)
 }
 
+// TestSlowHolderKeepsNoHintBack: the kernel may take 15 ms to list the locks;
+// here it does not end before the hints are there.
+func TestSlowHolderKeepsNoHintBack(t *testing.T) {
+	path, locks := filepath.Join(t.TempDir(), "xtables.lock"), filepath.Join(t.TempDir(), "locks")
+	if err := unix.Mkfifo(locks, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w := &LockWatcher{Path: path, Hints: NewHints(), Writers: new(Writers), proc: filepath.Dir(locks)}
+	t.Cleanup(start(w.Run))
+	t.Cleanup(func() {
+		// Who waits for the list gets an empty one and none after it, so that
+		// Run can end.
+		fifo, err := os.OpenFile(locks, os.O_RDWR, 0)
+		if err == nil {
+			err = os.Remove(locks)
+			fifo.Close()
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	waitHint(t, w.Hints)
+	drain(w.Hints)
+	for range 3 {
+		mustHint(t, w)
+	}
+}
+
 func TestOtherFilesOfTheFolderGiveNoHint(t *testing.T) {
 	dir := t.TempDir()
 	w := watchLock(t, filepath.Join(dir, "xtables.lock"))

@@ -34,7 +34,7 @@ type Verdict struct {
 
 // The moments from which verdicts count.
 const (
-	fromCommit  = "the commit"
+	fromCommit  = "the commit" // the end of the system call that commits
 	fromRelease = "the lock's release"
 	fromProgram = "the end of iptables -F, which took another lock"
 )

@@ -176,7 +176,7 @@ func child(ctx context.Context, text string) int {
 	err := json.Unmarshal([]byte(text), &plan)
 	if err == nil {
 		var result Result
-		if result, err = measure(ctx, plan); err == nil {
+		if result, err = fill(ctx, plan); err == nil {
 			err = json.NewEncoder(os.Stdout).Encode(result)
 		}
 	}
@@ -192,7 +192,8 @@ func child(ctx context.Context, text string) int {
 // holds it. The daemon's own children have a third.
 const otherLock = "/run/bench.lock"
 
-func measure(ctx context.Context, plan Plan) (result Result, err error) {
+// fill measures one row in the namespaces that this process is in.
+func fill(ctx context.Context, plan Plan) (result Result, err error) {
 	if err := netns.Setup(); err != nil {
 		return result, err
 	}

@@ -2,10 +2,11 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/test/bench/internal/measure"
 )
 
 // A Result is one row: one backend with one number of rules.
@@ -29,16 +30,15 @@ func (l Looks) Ratio(look Cost) float64 {
 
 // table prints the results side by side.
 func table(all []Result) string {
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	line := func(name string, cell func(Result) string) {
+	row := func(name string, cell func(Result) string) []string {
 		cells := []string{name}
 		for _, r := range all {
 			cells = append(cells, cell(r))
 		}
-		fmt.Fprintln(w, strings.Join(cells, "\t"))
+		return cells
 	}
-	line("", func(r Result) string { return fmt.Sprintf("%s, %d rules", r.Backend, r.Rules) })
+	w := measure.NewTable(row("", func(r Result) string { return fmt.Sprintf("%s, %d rules", r.Backend, r.Rules) })...)
+	line := func(name string, cell func(Result) string) { w.Row(row(name, cell)...) }
 	for _, look := range []struct {
 		name string
 		of   func(Looks) Cost
@@ -53,22 +53,21 @@ func table(all []Result) string {
 	line("exec probe : look at the tick", func(r Result) string { return fmt.Sprintf("%.0f", r.Looks.Ratio(r.Looks.Tick)) })
 	line("exec probe : look after a hint", func(r Result) string { return fmt.Sprintf("%.1f", r.Looks.Ratio(r.Looks.Hint)) })
 	for _, from := range []string{fromCommit, fromRelease, fromProgram} {
-		for _, part := range []struct {
-			name string
-			of   func(Spread) float64
-		}{
-			{"p50", func(s Spread) float64 { return s.Median }},
-			{"p99", func(s Spread) float64 { return s.P99 }},
-			{"max", func(s Spread) float64 { return s.Max }},
-		} {
-			line("verdict after "+from+": "+part.name, func(r Result) string {
-				for _, v := range r.Verdicts {
-					if v.Counted == from {
-						return fmt.Sprintf("%s of %d", duration(part.of(v.Delay)), v.Delay.N)
-					}
+		verdict := func(name string, of func(Verdict) float64) {
+			line("verdict after "+from+": "+name, func(r Result) string {
+				i := slices.IndexFunc(r.Verdicts, func(v Verdict) bool { return v.Counted == from })
+				if i < 0 {
+					return "-"
 				}
-				return "-"
+				return fmt.Sprintf("%s of %d", duration(of(r.Verdicts[i])), r.Verdicts[i].Delay.N)
 			})
+		}
+		verdict("p50", func(v Verdict) float64 { return v.Delay.Median })
+		verdict("p99", func(v Verdict) float64 { return v.Delay.P99 })
+		verdict("max", func(v Verdict) float64 { return v.Delay.Max })
+		if from == fromCommit {
+			verdict("p50, with the flush's own time", func(v Verdict) float64 { return v.WithFlush.Median })
+			verdict("p99, with the flush's own time", func(v Verdict) float64 { return v.WithFlush.P99 })
 		}
 	}
 	line("idle: CPU of a core", func(r Result) string { return fmt.Sprintf("%.3f %% in %.0f s", r.Idle.CPUPercent, r.Idle.Seconds) })
@@ -87,25 +86,17 @@ func table(all []Result) string {
 		}
 		return fmt.Sprint(extra)
 	})
-	_ = w.Flush() // a strings.Builder takes everything
+	var b strings.Builder
+	_, _ = w.WriteTo(&b) // a strings.Builder takes everything
 	return b.String()
 }
 
 // around prints the median and the middle four fifths.
 func (s Spread) around() string {
-	return fmt.Sprintf("%s (%s..%s)", duration(s.Median), duration(s.P10), duration(s.P90))
+	return fmt.Sprintf("%s (%s - %s)", duration(s.Median), duration(s.P10), duration(s.P90))
 }
 
-func duration(us float64) string {
-	switch {
-	case us < 1000:
-		return fmt.Sprintf("%.1f µs", us)
-	case us < 1e6:
-		return fmt.Sprintf("%.2f ms", us/1e3)
-	default:
-		return fmt.Sprintf("%.2f s", us/1e6)
-	}
-}
+func duration(us float64) string { return measure.Duration(us / 1e6) }
 
 func (i Idle) traced(rate float64) string {
 	if i.Traced == 0 {
