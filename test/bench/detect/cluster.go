@@ -18,10 +18,6 @@ import (
 // localNode is the node whose rules are loaded; half of the endpoints run there.
 const localNode = "node-a"
 
-// mostServices bounds the search for a cluster: 12 rules for each service are
-// the least that there are.
-const mostServices = 1 << 16
-
 // generation returns what kube-proxy writes for as many services as make want
 // rules, or a few more. The services are IPv4's, as in most clusters, so that
 // one table is as large as it can be; IPv6 has the chains that all share.
@@ -30,18 +26,22 @@ func generation(want int) (rules.Generation, error) {
 	options.HostnameOverride = localNode
 	options.ClusterCIDRs = []string{"10.0.0.0/8"}
 	var failed error
-	make := func(services int) rules.Generation {
+	made := func(services int) rules.Generation {
 		g, _, err := kube.Generate(cluster(services), options)
 		if err != nil {
 			failed = err
 		}
 		return g
 	}
-	services := sort.Search(mostServices, func(n int) bool {
-		count, _ := make(n).Counts()
+	enough := func(services int) bool {
+		count, _ := made(services).Counts()
 		return failed != nil || count >= want
-	})
-	return make(services), failed
+	}
+	most := 1
+	for !enough(most) {
+		most *= 2
+	}
+	return made(sort.Search(most, enough)), failed
 }
 
 // cluster returns services of the kinds that clusters have: every third has a

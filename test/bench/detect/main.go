@@ -39,6 +39,9 @@ type Plan struct {
 	Lockless int              `json:"lockless"` // flushes that bypass the lock, on legacy
 	Rounds   int              `json:"rounds"`   // of looks
 	Idle     time.Duration    `json:"idle"`
+	// Rest is how long the daemon is left alone before it counts as idle:
+	// after a change it writes the generation to disk within a second or two.
+	Rest time.Duration `json:"rest"`
 }
 
 func main() {
@@ -60,11 +63,11 @@ func run() int {
 	if plan, inside := netns.Inside(marker); inside {
 		return child(ctx, plan)
 	}
-	plan := Plan{Flushes: 200, Lockless: 40, Rounds: 60, Idle: time.Minute}
+	plan := Plan{Flushes: 200, Lockless: 40, Rounds: 60, Idle: time.Minute, Rest: 10 * time.Second}
 	numbers := []int{1000, 20000}
 	if *short {
-		plan = Plan{Flushes: 6, Lockless: 2, Rounds: 5, Idle: 2 * time.Second}
-		numbers = []int{200, 1000}
+		plan = Plan{Flushes: 6, Lockless: 2, Rounds: 5, Idle: 2 * time.Second, Rest: 2 * time.Second}
+		numbers = []int{200}
 	}
 	if *flushes > 0 {
 		plan.Flushes, plan.Lockless = *flushes, min(plan.Lockless, *flushes)
@@ -218,7 +221,7 @@ func fill(ctx context.Context, plan Plan) (result Result, err error) {
 		return result, err
 	}
 	defer func() { err = errors.Join(err, n.stop()) }()
-	if err := pause(ctx, rest); err != nil {
+	if err := pause(ctx, plan.Rest); err != nil {
 		return result, err
 	}
 	if result.Idle, err = n.idle(ctx, plan.Idle); err != nil {
@@ -238,16 +241,12 @@ func fill(ctx context.Context, plan Plan) (result Result, err error) {
 	if err != nil {
 		return result, err
 	}
-	if err := pause(ctx, rest); err != nil {
+	if err := pause(ctx, plan.Rest); err != nil {
 		return result, err
 	}
 	result.After, err = memory(n.pid())
 	return result, err
 }
-
-// rest is how long the daemon is left alone before it counts as idle: after a
-// change it writes the generation to disk within a second or two.
-const rest = 10 * time.Second
 
 // allVerdicts measures what the backend has to be measured for.
 func (n *node) allVerdicts(ctx context.Context, plan Plan) ([]Verdict, error) {
