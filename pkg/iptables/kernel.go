@@ -45,6 +45,9 @@ type Kernel struct {
 // none is left.
 func Open(ctx context.Context, cfg Config) (*Kernel, error) {
 	cfg = cfg.withDefaults()
+	if !slices.Contains([]Replay{ReplayAuto, ReplayText, ReplayDirect}, cfg.Replay) {
+		return nil, fmt.Errorf("the replay is %q: want %q, %q or %q", cfg.Replay, ReplayAuto, ReplayText, ReplayDirect)
+	}
 	evidence, err := choose(ctx, cfg)
 	if err != nil {
 		return nil, err
@@ -55,6 +58,9 @@ func Open(ctx context.Context, cfg Config) (*Kernel, error) {
 	}
 	if err != nil {
 		return nil, err
+	}
+	if backend := k.evidence.Backend; cfg.Replay == ReplayDirect && backend != NFT {
+		return nil, fmt.Errorf("a direct replay needs the nft backend, and this is %s: use --replay=auto", backend)
 	}
 	if err := k.inspect(); err != nil {
 		return nil, err

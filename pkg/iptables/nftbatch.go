@@ -223,6 +223,8 @@ func (b *nftBatch) complaint(fd int) error {
 			return fmt.Errorf("%w (it was cut off)", err)
 		case errno == unix.ERESTART:
 			return ErrStale
+		case errno == unix.EPERM:
+			return nftError("sending a transaction", errno)
 		case errno != 0:
 			return &refusedError{errno, b.describe(about)}
 		}

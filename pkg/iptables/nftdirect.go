@@ -404,7 +404,7 @@ func baseChainOf(table rules.TableName, chain string) baseChain {
 			base.priority = 100 // sources
 		}
 	case rules.Security:
-		base.priority = 50
+		base.priority = 150 // not NF_IP_PRI_SECURITY, which is 50
 	}
 	return base
 }

@@ -1,0 +1,571 @@
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/netns"
+	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A lossyNode is a namespace in which both families' rules were seen by a
+// Kernel with a direct path, and were then flushed.
+type lossyNode struct {
+	kernel *Kernel
+	source learned
+	saved  map[rules.Family]string
+}
+
+const lossyRules = `*mangle
+:M - [0:0]
+-A M -m comment --comment canary
+COMMIT
+*nat
+:OUTPUT ACCEPT [0:0]
+:SVC - [0:0]
+:SEP - [0:0]
+-A OUTPUT -m comment --comment portals -j SVC
+-A SVC -p tcp -m comment --comment "a service" -m statistic --mode random --probability 0.5 -j SEP
+-A SEP ! -p udp -m mark --mark 0x4000/0x4000 -j RETURN
+-A SEP -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 8080
+COMMIT
+`
+
+func newLossyNode(t *testing.T, cfg Config, text string) *lossyNode {
+	t.Helper()
+	nstest.NeedProgram(t, "nft", "iptables-nft-restore", "ip6tables-nft-restore")
+	cfg.Backend = NFT
+	n := &lossyNode{kernel: openKernel(t, cfg), source: learned{}, saved: map[rules.Family]string{}}
+	n.kernel.source = n.source
+	conn := dialTest(t)
+	for _, family := range rules.Families() {
+		runTool(t, text, program(NFT, family, "-restore"))
+		n.source.learn(t, conn, family)
+		n.saved[family] = saveNFT(t, family)
+	}
+	runTool(t, "flush ruleset", "nft", "-f", "-")
+	return n
+}
+
+// payload is what brings a text back, for both families.
+func (n *lossyNode) payload(t *testing.T, text string) Payload {
+	t.Helper()
+	text = regexp.MustCompile(`(?m)^:[A-Z]+ ACCEPT .*\n`).ReplaceAllString(text, "")
+	text = strings.ReplaceAll(text, " - [0:0]", "")
+	p := Payload{}
+	for _, family := range rules.Families() {
+		p[family] = Scripts(t, text)
+		for _, s := range p[family] {
+			for i := range s.Steps { // as it was learned
+				s.Steps[i].Rule = canonical(n.source[family], s.Steps[i].Rule)
+			}
+		}
+	}
+	return p
+}
+
+// canonical returns the rule as iptables-save spells it, if it was learned.
+func canonical(known map[string]rawRule, rule rules.Rule) rules.Rule {
+	for spec := range known {
+		if same, err := rules.ParseRule(spec); err == nil && same.Equal(rule) {
+			return same
+		}
+	}
+	return rule
+}
+
+func (n *lossyNode) read(t *testing.T) Session {
+	t.Helper()
+	s := begin(t, n.kernel)
+	for _, family := range rules.Families() {
+		mustRead(t, s, family)
+	}
+	return s
+}
+
+func (n *lossyNode) wantSaved(t *testing.T, want map[rules.Family]string) {
+	t.Helper()
+	for family, text := range want {
+		if diff := cmp.Diff(text, saveNFT(t, family)); diff != "" {
+			t.Errorf("%v (-want +got):\n%s", family, diff)
+		}
+	}
+}
+
+func onNamespace(t *testing.T, body func(t *testing.T)) {
+	t.Parallel()
+	nstest.Run(t, body)
+}
+
+func tablesNamed(w Written) string { return fmt.Sprint(w.Direct) }
+
+func TestBothFamiliesAndAllTablesAreOneTransaction(t *testing.T) {
+	onNamespace(t, func(t *testing.T) {
+		n := newLossyNode(t, Config{}, lossyRules)
+		s := n.read(t)
+		before := mustStamp(t, n.kernel, rules.IPv4).Value
+		for family, w := range s.Restore(t.Context(), n.payload(t, lossyRules)) {
+			if w.Err != nil || w.Raced || w.Detour != nil || tablesNamed(w) != "[mangle nat]" {
+				t.Errorf("%v: %+v", family, w)
+			}
+		}
+		n.wantSaved(t, n.saved)
+		if moved := mustStamp(t, n.kernel, rules.IPv4).Value - before; moved != 1 {
+			t.Errorf("the ruleset's counter moved by %d: want one transaction", moved)
+		}
+		// What we wrote ourselves is not somebody else's.
+		for _, family := range rules.Families() {
+			if snapshot := mustRead(t, s, family); snapshot.Moved {
+				t.Errorf("%v: the next read says that somebody else wrote", family)
+			}
+		}
+	})
+}
+
+func TestACommitBetweenReadAndReplayMakesItStale(t *testing.T) {
+	onNamespace(t, func(t *testing.T) {
+		n := newLossyNode(t, Config{}, lossyRules)
+		s := n.read(t)
+		genid := uint32(mustStamp(t, n.kernel, rules.IPv4).Value)
+		runTool(t, "", "iptables-nft", "-N", "FOREIGN")
+		empty := map[rules.Family]string{}
+		for _, family := range rules.Families() {
+			empty[family] = saveNFT(t, family)
+		}
+		// Where nobody compares before it is sent, the kernel does.
+		if got := n.kernel.restoreDirectly(genid, n.payload(t, lossyRules)); !errors.Is(got.err, ErrStale) {
+			t.Errorf("a batch with a genid of the past: %+v, want ErrStale", got)
+		}
+		n.wantSaved(t, empty)
+		for family, w := range s.Restore(t.Context(), n.payload(t, lossyRules)) {
+			if !errors.Is(w.Err, ErrStale) {
+				t.Errorf("%v: %+v, want ErrStale", family, w)
+			}
+		}
+		n.wantSaved(t, empty)
+		for family, w := range s.RestoreAnyway(t.Context(), n.payload(t, lossyRules)) {
+			if w.Err != nil || !w.Raced || tablesNamed(w) != "[mangle nat]" {
+				t.Errorf("anyway, %v: %+v", family, w)
+			}
+		}
+	})
+}
+
+// Beside somebody who commits without a pause, a direct replay is written on
+// what was read, or is stale and has written nothing.
+func TestADirectReplayBesideABusyWriter(t *testing.T) {
+	onNamespace(t, func(t *testing.T) {
+		n := newLossyNode(t, Config{}, lossyRules)
+		runTool(t, "", "iptables-nft", "-N", "FOREIGN")
+		stop, done := make(chan struct{}), make(chan error)
+		go func() {
+			for {
+				select {
+				case <-stop:
+					done <- nil
+					return
+				default:
+				}
+				for _, verb := range []string{"-A", "-D"} {
+					if _, err := (command{path: "iptables-nft", args: []string{verb, "FOREIGN", "-j", "RETURN"}, timeout: time.Minute}).run(t.Context()); err != nil {
+						done <- err
+						return
+					}
+				}
+			}
+		}()
+		payload, stale, written := n.payload(t, lossyRules), 0, 0
+		for range 300 {
+			genid := uint32(mustStamp(t, n.kernel, rules.IPv4).Value)
+			time.Sleep(time.Millisecond / 2)
+			switch got := n.kernel.restoreDirectly(genid, payload); {
+			case errors.Is(got.err, ErrStale):
+				stale++
+			case got.err != nil || len(got.detour) > 0:
+				t.Fatalf("%+v", got)
+			default:
+				written++
+				if got := uint32(mustStamp(t, n.kernel, rules.IPv4).Value); got-genid == 0 {
+					t.Fatal("written, and the counter stands")
+				}
+			}
+		}
+		close(stop)
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%d stale, %d written", stale, written)
+		if stale == 0 || written == 0 {
+			t.Errorf("%d stale and %d written: this shows nothing", stale, written)
+		}
+	})
+}
+
+const looping = `*filter
+:A - [0:0]
+:B - [0:0]
+:INPUT ACCEPT [0:0]
+-A A -j B
+-A INPUT -j A
+COMMIT
+`
+
+// The kernel refuses a loop, which nothing tells before: then iptables-restore
+// writes all tables that it can, and says what is wrong with the other.
+func TestARefusedTransactionGoesThroughTheTextPathAtOnce(t *testing.T) {
+	bad := strings.Replace(looping, "COMMIT", "-A B -j A\nCOMMIT", 1)
+	onNamespace(t, func(t *testing.T) {
+		// Learned apart from each other, together a loop.
+		n := newLossyNode(t, Config{}, looping)
+		for _, text := range []string{lossyRules, "*filter\n:A - [0:0]\n:B - [0:0]\n-A B -j A\nCOMMIT\n"} {
+			more := newLossyNode(t, Config{}, text)
+			for family, known := range more.source {
+				for spec, raw := range known {
+					n.source[family][spec] = raw
+				}
+			}
+			n.saved = more.saved
+		}
+		p := n.payload(t, lossyRules+bad)
+		p[rules.IPv6] = p[rules.IPv6][:2]
+		s := n.read(t)
+		written := s.Restore(t.Context(), p)
+		var refused *RestoreError
+		if w := written[rules.IPv4]; !errors.As(w.Err, &refused) || len(w.Direct) > 0 || !errors.Is(w.Detour, unix.EMLINK) {
+			t.Errorf("ipv4: %+v", w)
+		} else if refused.Program != "iptables-nft-restore" {
+			t.Errorf("the refusal is %s's", refused.Program)
+		}
+		if w := written[rules.IPv6]; w.Detour == nil || len(w.Direct) > 0 {
+			t.Errorf("ipv6: %+v", w)
+		}
+		if v4 := saveNFT(t, rules.IPv4); !strings.Contains(v4, "-A SVC") || strings.Contains(v4, "-A B") {
+			t.Errorf("of ipv4 stands:\n%s", v4)
+		}
+
+		n.kernel.cfg.Replay = ReplayDirect
+		runTool(t, "flush ruleset", "nft", "-f", "-")
+		for family, w := range n.read(t).Restore(t.Context(), p) {
+			if !errors.As(w.Err, &refused) || refused.Program != "nf_tables" || refused.Reason != ReasonOther {
+				t.Errorf("direct and nothing else, %v: %+v", family, w)
+			}
+		}
+		if v6 := saveNFT(t, rules.IPv6); v6 != "" {
+			t.Errorf("a refused transaction wrote:\n%s", v6)
+		}
+	})
+}
+
+// A table of which one rule is not known goes through iptables-restore, and
+// all others directly, in the same Restore.
+func TestWhatCannotBeWrittenDirectlyIsWrittenAsText(t *testing.T) {
+	onNamespace(t, func(t *testing.T) {
+		n := newLossyNode(t, Config{Replay: ReplayDirect}, lossyRules)
+		for spec := range n.source[rules.IPv6] {
+			if strings.Contains(spec, "REDIRECT") {
+				delete(n.source[rules.IPv6], spec)
+			}
+		}
+		p, s := n.payload(t, lossyRules), n.read(t)
+		written := s.Restore(t.Context(), p)
+		if w := written[rules.IPv4]; w.Err != nil || w.Raced || w.Detour != nil || tablesNamed(w) != "[mangle nat]" {
+			t.Errorf("ipv4: %+v", w)
+		}
+		if w := written[rules.IPv6]; w.Err != nil || w.Raced || !errors.Is(w.Detour, errUnknownRule) || tablesNamed(w) != "[mangle]" {
+			t.Errorf("ipv6: %+v", w)
+		}
+		n.wantSaved(t, n.saved)
+		for _, family := range rules.Families() {
+			if mustRead(t, s, family).Moved {
+				t.Errorf("%v: both commits were ours, and the next read says otherwise", family)
+			}
+		}
+	})
+}
+
+// A -D that finds nothing fails its table, and is told as ever: marks lean on
+// that as a comparison.
+func TestADeletionThatFindsNothingFailsItsTableOnly(t *testing.T) {
+	onNamespace(t, func(t *testing.T) {
+		n := newLossyNode(t, Config{}, lossyRules)
+		p := n.payload(t, lossyRules)
+		delete(p, rules.IPv6)
+		p[rules.IPv4][0].Declare = nil
+		p[rules.IPv4][0].Steps = append([]Step{{Verb: Delete, Chain: "M", Rule: p[rules.IPv4][0].Steps[0].Rule}}, p[rules.IPv4][0].Steps...)
+		runTool(t, "", "iptables-nft", "-t", "mangle", "-N", "M")
+		w := n.read(t).Restore(t.Context(), p)[rules.IPv4]
+		var refused *RestoreError
+		if !errors.As(w.Err, &refused) || tablesNamed(w) != "[nat]" {
+			t.Errorf("%+v", w)
+		}
+		if got := saveNFT(t, rules.IPv4); strings.Contains(got, "-A M") || !strings.Contains(got, "-A SVC") {
+			t.Errorf("there stands:\n%s", got)
+		}
+	})
+}
+
+func TestTheDirectPathNeedsPrivileges(t *testing.T) {
+	onNamespace(t, func(t *testing.T) {
+		conn := dialTest(t)
+		genid, err := conn.genid()
+		if err != nil {
+			t.Fatal(err)
+		}
+		dropNetAdmin(t)
+		b := newBatch(genid)
+		b.finish()
+		if err := b.send(); !errors.Is(err, ErrPermission) {
+			t.Errorf("without CAP_NET_ADMIN: %v", err)
+		}
+	})
+}
+
+// Built-in chains that are missing are made as iptables makes them, and those
+// that stand keep their policy and their rules' handles.
+func TestBuiltInChainsAreMadeAsIptablesMakesThem(t *testing.T) {
+	onNFT(t, func(t *testing.T, family rules.Family) {
+		conn, source := dialTest(t), learned{}
+		var text strings.Builder
+		var scripts []Script
+		for _, table := range rules.AllTables() {
+			fmt.Fprintf(&text, "*%s\n", table)
+			s := Script{Table: table}
+			for _, chain := range rules.BuiltinChains(table) {
+				fmt.Fprintf(&text, "-A %s -j ACCEPT\n", chain)
+				s.Steps = append(s.Steps, Step{Verb: Append, Chain: chain, Rule: rules.Rule{Spec: "-j ACCEPT", Target: "ACCEPT"}})
+			}
+			text.WriteString("COMMIT\n")
+			scripts = append(scripts, s)
+		}
+		runTool(t, text.String(), program(NFT, family, "-restore"), "--noflush")
+		source.learn(t, conn, family)
+		listed := func() string { return sortedChains(runTool(t, "", "nft", "list", "ruleset")) }
+		want := listed()
+		runTool(t, "flush ruleset", "nft", "-f", "-")
+		if err := writeDirectly(t, conn, source, family, scripts...); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, listed()); diff != "" {
+			t.Errorf("nft lists (-iptables +direct):\n%s", diff)
+		}
+
+		tool := program(NFT, family, "")
+		runTool(t, "", tool, "-P", "FORWARD", "DROP")
+		runTool(t, "", tool, "-A", "FORWARD", "-p", "udp", "-j", "DROP")
+		handles := func() []uint64 {
+			var all []uint64
+			if err := conn.eachRaw(family, Place{rules.Filter, "FORWARD"}, func(m rawMessage) error {
+				all = append(all, m.handle)
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			return all
+		}
+		before := handles()
+		accept := rules.Rule{Spec: "-j ACCEPT", Target: "ACCEPT"}
+		err := writeDirectly(t, conn, source, family, Script{Table: rules.Filter, Steps: []Step{
+			{Verb: Insert, Chain: "FORWARD", Index: 2, Rule: accept}, {Verb: Insert, Chain: "FORWARD", Rule: accept}, {Verb: Append, Chain: "FORWARD", Rule: accept},
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		after := handles()
+		if len(before) != 2 || len(after) != 5 || after[1] != before[0] || after[3] != before[1] {
+			t.Errorf("FORWARD's handles were %v and are %v", before, after)
+		}
+		if got := saveNFT(t, family); !strings.Contains(got, ":FORWARD DROP") {
+			t.Errorf("the policy is gone:\n%s", got)
+		}
+	})
+}
+
+// sortedChains puts what nft lists into an order that does not depend on which
+// chain was made first.
+func sortedChains(text string) string {
+	lines := strings.Split(text, "\n")
+	var blocks []string
+	table := ""
+	for i := 0; i < len(lines); i++ {
+		switch line := strings.TrimSpace(lines[i]); {
+		case strings.HasPrefix(line, "table "):
+			table = line
+		case strings.HasPrefix(line, "chain "):
+			end := i + slices.Index(lines[i:], "\t}")
+			blocks = append(blocks, table+"\n"+strings.Join(lines[i:end], "\n"))
+			i = end
+		}
+	}
+	slices.Sort(blocks)
+	return strings.Join(blocks, "\n")
+}
+
+// Without what COMPAT tells, xt refuses a match of the wrong protocol; this is
+// the reason for all of nftcompat.go.
+func TestTheKernelWantsToKnowTheProtocol(t *testing.T) {
+	onNFT(t, func(t *testing.T, family rules.Family) {
+		const spec = "-p tcp -m multiport --dports 80,443"
+		conn, source := dialTest(t), learned{}
+		runTool(t, "*filter\n:X - [0:0]\n-A X "+spec+"\nCOMMIT\n", program(NFT, family, "-restore"))
+		source.learn(t, conn, family)
+		rule, ok := source.raw(family, spec)
+		if !ok {
+			t.Fatalf("%q is not what iptables-save prints: %v", spec, source)
+		}
+		genid, err := conn.genid()
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := newBatch(genid)
+		b.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, family)
+		b.text(unix.NFTA_RULE_TABLE, "filter")
+		b.text(unix.NFTA_RULE_CHAIN, "X")
+		b.blob(unix.NFTA_RULE_EXPRESSIONS, rule.expressions)
+		b.end()
+		b.finish()
+		var refused *refusedError
+		want := "the kernel refused a rule of chain X of " + family.String() + " filter: invalid argument"
+		if err := b.send(); !errors.As(err, &refused) || err.Error() != want {
+			t.Errorf("without COMPAT: %v, want %q", err, want)
+		}
+	})
+}
+
+// Packets go where the rules that came back directly send them.
+func TestPacketsGoThroughRulesThatCameBackDirectly(t *testing.T) {
+	onNamespace(t, func(t *testing.T) {
+		listener, err := net.Listen("tcp", "127.0.0.1:8080")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer listener.Close()
+		go func() {
+			for {
+				conn, err := listener.Accept()
+				if err != nil {
+					return
+				}
+				_, _ = io.WriteString(conn, "here")
+				conn.Close()
+			}
+		}()
+		nstest.NeedProgram(t, "ip")
+		nstest.Command(t, "ip", "route", "add", "10.96.0.0/16", "dev", "lo", "src", "127.0.0.1")
+		const portals = `*nat
+:OUTPUT ACCEPT [0:0]
+:SVC - [0:0]
+:SEP - [0:0]
+-A OUTPUT -m comment --comment "service portals" -j SVC
+-A SVC -d 10.96.0.1/32 ! -p udp -m statistic --mode random --probability 1 -j SEP
+-A SEP -p tcp -m comment --comment "an endpoint" -m tcp -j DNAT --to-destination 127.0.0.1:8080
+COMMIT
+`
+		conn, source := dialTest(t), learned{}
+		runTool(t, portals, "iptables-nft-restore")
+		want := source.learn(t, conn, rules.IPv4)
+		answer := func() string {
+			c, err := net.DialTimeout("tcp", "10.96.0.1:80", 500*time.Millisecond)
+			if err != nil {
+				return err.Error()
+			}
+			defer c.Close()
+			if err := c.SetDeadline(time.Now().Add(time.Second)); err != nil {
+				t.Fatal(err)
+			}
+			text, err := io.ReadAll(c)
+			if err != nil {
+				return err.Error()
+			}
+			return string(text)
+		}
+		if got := answer(); got != "here" {
+			t.Fatalf("before the flush: %q", got)
+		}
+		runTool(t, "flush ruleset", "nft", "-f", "-")
+		if got := answer(); got == "here" {
+			t.Fatal("the flush changed nothing")
+		}
+		var s Script
+		s.Table = rules.Nat
+		for _, chain := range want[rules.Nat].Chains {
+			if !rules.Builtin(rules.Nat, chain.Name) {
+				s.Declare = append(s.Declare, chain.Name)
+			}
+			for _, rule := range chain.Rules {
+				s.Steps = append(s.Steps, Step{Verb: Append, Chain: chain.Name, Rule: rule})
+			}
+		}
+		if err := writeDirectly(t, conn, source, rules.IPv4, s); err != nil {
+			t.Fatal(err)
+		}
+		if got := answer(); got != "here" {
+			t.Errorf("after the replay: %q", got)
+		}
+	})
+}
+
+// In a user namespace the send buffer may not be raised: what does not fit is
+// left to iptables-restore, and nothing of it is written.
+func TestATransactionThatIsTooLargeIsNotSent(t *testing.T) {
+	onNamespace(t, func(t *testing.T) {
+		conn := dialTest(t)
+		genid, err := conn.genid()
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := newBatch(genid)
+		b.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, rules.IPv4)
+		b.text(unix.NFTA_TABLE_NAME, "filter")
+		b.end()
+		for i := range 60_000 { // 3 MB; net.core.wmem_max is 208 KiB
+			b.begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, rules.IPv4)
+			b.text(unix.NFTA_CHAIN_TABLE, "filter")
+			b.text(unix.NFTA_CHAIN_NAME, fmt.Sprint("CHAIN-", i))
+			b.end()
+		}
+		b.finish()
+		err = b.send()
+		exists, err2 := conn.hasTable(rules.IPv4, rules.Filter)
+		if err2 != nil {
+			t.Fatal(err2)
+		}
+		if netns.Root() {
+			if err != nil || !exists {
+				t.Errorf("as root: %v, and the table's existence is %t", err, exists)
+			}
+		} else if !errors.Is(err, errTooBig) || exists {
+			t.Errorf("in a user namespace: %v, and the table's existence is %t", err, exists)
+		}
+	})
+}
+
+func TestDirectReplayIsForNFTOnly(t *testing.T) {
+	onNamespace(t, func(t *testing.T) {
+		_, err := Open(t.Context(), Config{Backend: Legacy, Replay: ReplayDirect})
+		want := "a direct replay needs the nft backend, and this is legacy: use --replay=auto"
+		if err == nil || err.Error() != want {
+			t.Errorf("Open: %v, want %q", err, want)
+		}
+		if _, err := Open(t.Context(), Config{Replay: "x"}); err == nil {
+			t.Error("any word is a replay")
+		}
+		n := newLossyNode(t, Config{Replay: ReplayText}, lossyRules)
+		for family, w := range n.read(t).Restore(t.Context(), n.payload(t, lossyRules)) {
+			if w.Err != nil || len(w.Direct) > 0 || w.Detour != nil {
+				t.Errorf("as text, %v: %+v", family, w)
+			}
+		}
+		n.wantSaved(t, n.saved)
+	})
+}
