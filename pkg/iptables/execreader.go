@@ -17,30 +17,49 @@ import (
 // not be asked (a kernel that answers the programs only, or structs laid out
 // for i386).
 //
-// The stamp is the cheap look: what go-iptables lists of the chains that the
-// last probe asked for, one short exec each. The probe is the second opinion on
-// whatever moves that stamp: one iptables-save, which alone can say that
-// something is missing, because the failure of a list does not tell a missing
-// chain from a table that iptables cannot print.
+// The probe is one iptables-save, which alone may say that something is
+// missing, because the failure of go-iptables' List does not tell a missing
+// chain from a table that iptables cannot print. The stamp is whichever look is
+// cheaper: a save of everything, or a list of each chain that the last probe
+// asked for (see listsPay).
 type execReader struct {
-	save  saver
-	lists map[rules.Family]*lister
+	backend Backend
+	save    saver
+	lists   map[rules.Family]*lister
 
-	mu     sync.Mutex
-	stands map[rules.Family][]Place // what the last probe saw to exist
+	mu   sync.Mutex
+	last map[rules.Family]execLook
+}
+
+// An execLook is what the last probe of a family found.
+type execLook struct {
+	stands []Place // those of the places asked for whose table exists
+	list   bool    // whether the stamp lists them
+}
+
+// listsPay reports whether listing the places is cheaper than a save of so many
+// rules. A list is one exec of 1.3 ms; a save takes 1.4 ms and on nft 4 to 5 us
+// a rule more. On legacy a list reads the whole table, so that nine of them
+// cost 11 ms without rules and 58 ms with 20,000, a save 1.3 ms and 21 ms
+// (iptables 1.8.9).
+func listsPay(backend Backend, places, rules int) bool {
+	return backend == NFT && rules > 400*places
 }
 
 func (*execReader) close() error { return nil }
 
-// stamp is not exact: it knows of the chains that were asked for and of no
-// others. It creates no table, which a legacy list would do: nothing is listed
-// in a table that the last probe did not see.
+// stamp is never exact, so that who looks at each hint looks no more often than
+// he can afford. It creates no table, which a legacy list would do.
 func (r *execReader) stamp(ctx context.Context, family rules.Family) (Stamp, error) {
 	r.mu.Lock()
-	places := r.stands[family]
+	last := r.last[family]
 	r.mu.Unlock()
+	if !last.list {
+		digest, err := r.digest(ctx, family)
+		return Stamp{Value: digest}, err
+	}
 	sum := fnv.New64a()
-	for _, place := range places {
+	for _, place := range last.stands {
 		fmt.Fprintf(sum, "%s %s\n", place.Table, place.Chain)
 		lines, err := r.lists[family].list(ctx, place)
 		if ctx.Err() != nil {
@@ -79,7 +98,7 @@ func (r *execReader) probe(ctx context.Context, family rules.Family, places []Pl
 		return Sighting{}, err
 	}
 	sighting := Sighting{Holdings: make(map[Place]Holding, len(places)), Digest: textDigest(set)}
-	var stands []Place
+	var look execLook
 	for _, place := range places {
 		if err := unreadable[place.Table]; err != nil {
 			return Sighting{}, err
@@ -93,11 +112,16 @@ func (r *execReader) probe(ctx context.Context, family rules.Family, places []Pl
 		}
 		sighting.Holdings[place] = holding
 		if holding.Presence != NoTable {
-			stands = append(stands, place)
+			look.stands = append(look.stands, place)
 		}
 	}
+	count := 0
+	for _, table := range set {
+		count += table.RuleCount()
+	}
+	look.list = listsPay(r.backend, len(look.stands), count)
 	r.mu.Lock()
-	r.stands[family] = stands
+	r.last[family] = look
 	r.mu.Unlock()
 	return sighting, nil
 }

@@ -50,7 +50,8 @@ func countExecs(t *testing.T, backend Backend, family rules.Family) func() map[s
 }
 
 // TestExecProbe: through the programs alone a probe shows what the kernel
-// shows, an intact look is a few lists and no save, and nothing is created.
+// shows, an intact look is one save of a few rules or, beside many, a few lists
+// and no save, and nothing is created.
 func TestExecProbe(t *testing.T) {
 	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
 		asked := openKernel(t, Config{Backend: backend, Families: []rules.Family{family}})
@@ -91,9 +92,23 @@ func TestExecProbe(t *testing.T) {
 		if again := mustStamp(t, k, family); again != stamp {
 			t.Errorf("the stamp moved from %v to %v, and nobody wrote", stamp, again)
 		}
-		want := map[string]int{program(backend, family, ""): 3} // nothing is listed in mangle, which is not there
+		want := map[string]int{program(backend, family, "-save"): 1}
 		if diff := cmp.Diff(want, execs()); diff != "" {
 			t.Errorf("execs of an intact look (-want +got):\n%s", diff)
+		}
+		many := "*nat\n" + strings.Repeat("-A OTHER -p tcp -j RETURN\n", 2000) + "COMMIT\n"
+		nstest.CommandInput(t, many, program(backend, family, "-restore"), "--noflush", "-w", "5")
+		check("many rules")
+		stamp = mustStamp(t, k, family)
+		execs()
+		if again := mustStamp(t, k, family); again != stamp {
+			t.Errorf("the stamp moved from %v to %v, and nobody wrote", stamp, again)
+		}
+		if backend == NFT {
+			want = map[string]int{program(backend, family, ""): 3} // nothing is listed in mangle, which is not there
+		}
+		if diff := cmp.Diff(want, execs()); diff != "" {
+			t.Errorf("execs of an intact look beside many rules (-want +got):\n%s", diff)
 		}
 		check("again")
 		if n := execs()[program(backend, family, "-save")]; n != 1 {
@@ -136,6 +151,7 @@ func TestExecProbeIsNeverSureAlone(t *testing.T) {
 		real, lists := r.save.tools[family], r.lists[family]
 
 		// The list fails, whatever for: the stamp moves, and the save decides.
+		r.last[family] = execLook{stands: []Place{place}, list: true}
 		stamp := mustStamp(t, k, family)
 		broken := filepath.Join(t.TempDir(), "iptables")
 		write := func(script string) {
@@ -191,9 +207,14 @@ func TestExecProbeOfANativeTable(t *testing.T) {
 		place := Place{rules.Nat, canary}
 		iptablesCommand(t, NFT, rules.IPv4, "-t nat -N "+canary)
 		mustProbe(t, k, rules.IPv4, place)
-		stamp := mustStamp(t, k, rules.IPv4)
+		stamp := func(list bool) Stamp {
+			t.Helper()
+			k.reader.(*execReader).last[rules.IPv4] = execLook{stands: []Place{place}, list: list}
+			return mustStamp(t, k, rules.IPv4)
+		}
+		listed, saved := stamp(true), stamp(false)
 		nstest.Command(t, "nft", "add", "rule", "ip", "nat", canary, "ct", "state", "vmap", "{ new : accept }")
-		if now := mustStamp(t, k, rules.IPv4); now == stamp {
+		if stamp(true) == listed || stamp(false) == saved {
 			t.Error("the stamp did not move")
 		}
 		if got, err := k.Probe(t.Context(), rules.IPv4, []Place{place}); err == nil {
@@ -220,6 +241,9 @@ func TestExecProbeBesideAHeldLock(t *testing.T) {
 			defer unix.Close(fd)
 			start := time.Now()
 			mustStamp(t, k, rules.IPv4)
+			if _, err := k.reader.(*execReader).lists[rules.IPv4].list(t.Context(), place); err != nil {
+				t.Error(err)
+			}
 			if got := mustProbe(t, k, rules.IPv4, place).Holdings[place]; got.Presence != Present {
 				t.Errorf("the canary is %v", got)
 			}

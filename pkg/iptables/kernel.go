@@ -254,7 +254,7 @@ func openXTReader(families []rules.Family) (reader, error) {
 }
 
 func (k *Kernel) openExecReader() (reader, error) {
-	r := &execReader{save: k.save, lists: map[rules.Family]*lister{}, stands: map[rules.Family][]Place{}}
+	r := &execReader{backend: k.info.Backend, save: k.save, lists: map[rules.Family]*lister{}, last: map[rules.Family]execLook{}}
 	for family, t := range k.tools {
 		l, err := newLister(family, t.iptables)
 		if err != nil {
