@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/test/bench/internal/measure"
@@ -175,6 +177,55 @@ func (d *process) learn(ctx context.Context, write func() error) (measure.Use, e
 		return err
 	})
 	use.Seconds = took.Seconds()
+	if err != nil {
+		return use, err
+	}
+	return use, d.calm(ctx, func(scenario.Status) bool { return true })
+}
+
+// A rush is a writer that commits 20 times a second: the endpoints of a busy
+// cluster.
+const (
+	rushEvery = 50 * time.Millisecond
+	rushFor   = 3 * time.Second
+)
+
+// rush measures the longest time without a new generation while an owner keeps
+// writing: no change is older when it gets known, but for what its read takes.
+// What canaryd uses is for all of the rush.
+func (d *process) rush(ctx context.Context, write func(turn int) error) (measure.Use, error) {
+	var longest time.Duration
+	use, err := d.spent(func() error {
+		ctx, cancel := context.WithTimeout(ctx, rushFor)
+		defer cancel()
+		group, ctx := errgroup.WithContext(ctx)
+		group.Go(func() error {
+			for turn := 0; ctx.Err() == nil; turn++ {
+				next := time.Now().Add(rushEvery)
+				if err := write(turn); err != nil {
+					return err
+				}
+				time.Sleep(time.Until(next))
+			}
+			return nil
+		})
+		group.Go(func() error {
+			last, id := time.Now(), ""
+			_, err := d.until(ctx, func(s scenario.Status) bool {
+				longest = max(longest, time.Since(last))
+				if s.Generation.ID != id {
+					last, id = time.Now(), s.Generation.ID
+				}
+				return false
+			})
+			if errors.Is(err, context.DeadlineExceeded) {
+				return nil // the rush is over
+			}
+			return err
+		})
+		return group.Wait()
+	})
+	use.Seconds = longest.Seconds()
 	if err != nil {
 		return use, err
 	}

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -63,9 +64,16 @@ type payload struct {
 	// hooks. Chains are declared in the order that iptables-nft-restore
 	// digests fastest: nobody measures it.
 	rewrite string
-	// one replaces the chain of one endpoint; other does so again.
-	one, other string
-	rules      int // lines of rules in full
+	// one replaces the chain of one endpoint.
+	one   string
+	chain string // its text, see oneChain
+	rules int    // lines of rules in full
+}
+
+// toPort returns a text that replaces the chain of one endpoint, which listens
+// on that port then.
+func (p payload) toPort(port int) string {
+	return strings.ReplaceAll(p.chain, "PORT", strconv.Itoa(port))
 }
 
 // write writes the payload's files into a folder.
@@ -74,8 +82,7 @@ func (p payload) write(dir string, services int) (payload, error) {
 	if err != nil {
 		return p, err
 	}
-	one, err := oneChain(text)
-	if err != nil {
+	if p.chain, err = oneChain(text); err != nil {
 		return p, err
 	}
 	p.rules = bytes.Count(text, []byte("\n-A "))
@@ -89,8 +96,7 @@ func (p payload) write(dir string, services int) (payload, error) {
 	p.full = write("full", string(text))
 	p.empty = write("empty", "*mangle\nCOMMIT\n*nat\nCOMMIT\n*filter\nCOMMIT\n")
 	p.rewrite = write("rewrite", rewrite(text))
-	p.one = write("one", strings.ReplaceAll(one, "PORT", "9999"))
-	p.other = write("other", strings.ReplaceAll(one, "PORT", "9998"))
+	p.one = write("one", p.toPort(9999))
 	return p, err
 }
 

@@ -148,7 +148,7 @@ func configure(canaryd, size, backends string, repetitions int, perf string) (co
 // measureAll runs all repetitions, each at each size on each backend.
 func measureAll(ctx context.Context, c config, progress io.Writer) (*report, error) {
 	r := newReport(c)
-	start := time.Now()
+	start, before := time.Now(), load()
 	for turn := range c.repetitions {
 		for _, services := range c.sizes {
 			uses, err := apart(ctx, false, fmt.Sprintf("generate/%d", services), c)
@@ -169,7 +169,7 @@ func measureAll(ctx context.Context, c config, progress io.Writer) (*report, err
 				time.Since(start).Round(time.Second), turn+1, c.repetitions, services)
 		}
 	}
-	r.Machine = machine()
+	r.Machine = fmt.Sprintf("%s, load %s before and %s after", machine(), before, load())
 	return r, nil
 }
 
@@ -240,6 +240,17 @@ func do(ctx context.Context, task string) (Uses, error) {
 		return r.run(ctx)
 	}
 	return nil, fmt.Errorf("there is no task %q", task)
+}
+
+// load returns how many processes wanted a processor in the last minute. If
+// others were at work, compare processor times.
+func load() string {
+	text, err := os.ReadFile("/proc/loadavg")
+	first, _, found := strings.Cut(string(text), " ")
+	if err != nil || !found {
+		return "unknown"
+	}
+	return first
 }
 
 // machine says on what was measured.

@@ -29,6 +29,7 @@ const (
 	replayRun   = "replay"
 	restingRun  = "resting"
 	learnedRun  = "learned-one"
+	rushRun     = "rush"
 	firstRead   = "capture-first"
 	fullRead    = "capture-full"
 	oneRead     = "capture-one"
@@ -170,6 +171,16 @@ func (r *repetition) heal(ctx context.Context) (err error) {
 	}()
 	if r.uses[learnedRun], err = d.learn(ctx, func() error {
 		_, err := r.restore(ctx, r.payload.one)
+		return err
+	}); err != nil {
+		return err
+	}
+	if r.uses[rushRun], err = d.rush(ctx, func(turn int) error {
+		path := filepath.Join(r.dir, "turn")
+		if err := os.WriteFile(path, []byte(r.payload.toPort(10000+turn)), 0o600); err != nil {
+			return err
+		}
+		_, err := r.restore(ctx, path)
 		return err
 	}); err != nil {
 		return err

@@ -30,6 +30,7 @@ func titles() []title {
 		{what: fullRead, text: "capture: after everything was rewritten"},
 		{what: oneRead, text: "capture: after one endpoint was replaced"},
 		{what: learnedRun, text: "endpoint replaced to known to the daemon"},
+		{what: rushRun, text: "longest without a new generation, at 20 commits a second"},
 		{what: fullExamine, text: "examination: after everything was rewritten"},
 		{what: oneExamine, text: "examination: after one endpoint was replaced"},
 		{what: decodeRun, text: "manifest: YAML to objects", tool: true},

@@ -60,6 +60,8 @@ func (r *report) targets() []target {
 		add(fmt.Sprintf("nft: capture at %d services after one endpoint was replaced, of a full one (the cheaper)", services),
 			r.seconds(nft, services, oneRead), full, 0.05)
 	}
+	add("nft: longest without a new generation at 1000 services and 20 commits a second, ms",
+		times(r.seconds(nft, 1000, rushRun), 1000), one, 250)
 	add("generation at 5000 services from parsed objects, ms", times(r.seconds("", 5000, generateRun), 1000), one, 35)
 	for _, b := range r.backends {
 		add(string(b)+": resident memory of canaryd at rest at 5000 services, MiB",
