@@ -107,6 +107,21 @@ func (m Mark) Resolve(chain string, t *rules.Table) Mark {
 	return m
 }
 
+// standing is Resolve for what a probe saw.
+func (m Mark) standing(t rules.TableName, chain string, seen iptables.Sighting) Mark {
+	if m.Tried != nil && m.Tried.present(t, chain, seen) {
+		return *m.Tried
+	}
+	return m
+}
+
+// present reports whether a probe saw the canary exactly as planted.
+func (m Mark) present(t rules.TableName, chain string, seen iptables.Sighting) bool {
+	h := seen.Holdings[iptables.Place{Table: t, Chain: chain}]
+	return m.Nonce != "" && h.Presence == iptables.Present && h.Rules == 1 &&
+		slices.Equal(h.Comments, []string{m.Nonce.Comment()})
+}
+
 // Marks are the marks of every family and table.
 type Marks map[rules.Family]map[rules.TableName]Mark
 
@@ -135,19 +150,25 @@ func (m Marks) Places(f rules.Family, chain string) []iptables.Place {
 			continue
 		}
 		places = append(places, iptables.Place{Table: t, Chain: chain})
-		for _, w := range mark.Witnessed {
+		witnessed := slices.Clone(mark.Witnessed)
+		if mark.Tried != nil {
+			for _, w := range mark.Tried.Witnessed {
+				if !slices.Contains(witnessed, w) {
+					witnessed = append(witnessed, w)
+				}
+			}
+		}
+		for _, w := range witnessed {
 			places = append(places, iptables.Place{Table: t, Chain: w})
 		}
 	}
 	return places
 }
 
-// CanaryPresent reports whether a probe saw table's canary exactly as planted.
+// CanaryPresent reports whether a probe saw table's canary exactly as planted,
+// or as it was tried to be.
 func (m Marks) CanaryPresent(f rules.Family, t rules.TableName, chain string, seen iptables.Sighting) bool {
-	mark := m[f][t]
-	h := seen.Holdings[iptables.Place{Table: t, Chain: chain}]
-	return mark.Nonce != "" && h.Presence == iptables.Present && h.Rules == 1 &&
-		slices.Equal(h.Comments, []string{mark.Nonce.Comment()})
+	return m[f][t].standing(t, chain, seen).present(t, chain, seen)
 }
 
 // Standing reports whether a probe saw every mark of the family exactly as it
@@ -162,7 +183,9 @@ func (m Marks) Standing(f rules.Family, chain string, seen iptables.Sighting) bo
 }
 
 // Glance returns for every table of the family what a probe alone tells: the
-// state of its marks. Intact means no more than that they stand.
+// state of its marks. Intact means no more than that they stand. Marks that were
+// tried stand as well as those that they were to replace: our own write, cut
+// off before its proof, is nobody's flush.
 func (m Marks) Glance(f rules.Family, chain string, seen iptables.Sighting) map[rules.TableName]Verdict {
 	verdicts := map[rules.TableName]Verdict{}
 	for _, t := range rules.Guarded() {
@@ -170,6 +193,7 @@ func (m Marks) Glance(f rules.Family, chain string, seen iptables.Sighting) map[
 		if mark.Nonce == "" {
 			continue
 		}
+		mark = mark.standing(t, chain, seen)
 		h := seen.Holdings[iptables.Place{Table: t, Chain: chain}]
 		switch {
 		case h.Presence == iptables.NoTable:
@@ -178,7 +202,7 @@ func (m Marks) Glance(f rules.Family, chain string, seen iptables.Sighting) map[
 			verdicts[t] = ChainDeleted
 		case h.Rules == 0:
 			verdicts[t] = Emptied
-		case !m.CanaryPresent(f, t, chain, seen):
+		case !mark.present(t, chain, seen):
 			verdicts[t] = Replaced
 		default:
 			verdicts[t] = Intact

@@ -103,6 +103,11 @@ func TestAProbeLooksAtEveryCanaryAndEveryWitness(t *testing.T) {
 	if d := cmp.Diff(want, m.Places(rules.IPv4, "C")); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
+	m[rules.IPv4][rules.Filter] = m[rules.IPv4][rules.Filter].Trying(Mark{Nonce: old, Witnessed: []string{"FORWARD", "OUTPUT"}})
+	want = append(want, iptables.Place{Table: rules.Filter, Chain: "OUTPUT"})
+	if d := cmp.Diff(want, m.Places(rules.IPv4, "C")); d != "" {
+		t.Errorf("while others are tried (-want +got):\n%s", d)
+	}
 	if got := m.Places(rules.IPv6, "C"); got != nil {
 		t.Errorf("places of a family without marks: %v", got)
 	}
@@ -149,5 +154,39 @@ func TestGlanceTellsTheStateOfTheMarks(t *testing.T) {
 	}
 	if m.CanaryPresent(f, rules.Filter, DefaultChain, iptables.Sighting{}) {
 		t.Error("a canary that was never planted is present")
+	}
+}
+
+// TestGlanceKnowsWhatWasTried: a write of our own whose end is not known is
+// nobody's flush, whether it came about or not.
+func TestGlanceKnowsWhatWasTried(t *testing.T) {
+	const f, tried = rules.IPv4, Nonce("00000000000000ff")
+	mark := Mark{Nonce: nonce, Witnessed: []string{"OUTPUT"}}
+	m := Marks{f: {rules.Nat: mark.Trying(Mark{Nonce: tried, Witnessed: []string{"INPUT"}})}}
+	place := func(chain string) iptables.Place { return iptables.Place{Table: rules.Nat, Chain: chain} }
+	sighting := func(inCanary, inOutput, inInput string) iptables.Sighting {
+		h := map[iptables.Place]iptables.Holding{}
+		for chain, comment := range map[string]string{DefaultChain: inCanary, "OUTPUT": inOutput, "INPUT": inInput} {
+			h[place(chain)] = iptables.Holding{Presence: iptables.Present, Rules: 1, Comments: []string{comment}}
+		}
+		return iptables.Sighting{Holdings: h}
+	}
+	for _, test := range []struct {
+		name string
+		seen iptables.Sighting
+		want Verdict
+	}{
+		{"it came about", sighting(tried.Comment(), "-", tried.WitnessComment()), Intact},
+		{"it did not", sighting(nonce.Comment(), nonce.WitnessComment(), "-"), Intact},
+		{"it came about, and the witness was flushed", sighting(tried.Comment(), nonce.WitnessComment(), "-"), HooksMissing},
+		{"it did not, and the witness was flushed", sighting(nonce.Comment(), "-", tried.WitnessComment()), HooksMissing},
+		{"neither stands", sighting(old.Comment(), nonce.WitnessComment(), tried.WitnessComment()), Replaced},
+	} {
+		if got := m.Glance(f, DefaultChain, test.seen)[rules.Nat]; got != test.want {
+			t.Errorf("%s: %s, want %s", test.name, got, test.want)
+		}
+		if got := m.CanaryPresent(f, rules.Nat, DefaultChain, test.seen); got != (test.want != Replaced) {
+			t.Errorf("%s: CanaryPresent is %v", test.name, got)
+		}
 	}
 }
