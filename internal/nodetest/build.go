@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 )
 
@@ -13,8 +14,9 @@ import (
 const program = "CANARYD_TEST_PROGRAM"
 
 // Main is what TestMain of a package that tries the built canaryd hands to
-// os.Exit: it builds canaryd and runs the tests.
-func Main(m *testing.M) int {
+// os.Exit: it builds canaryd, with these flags of go build, and runs the tests.
+// With -race, a race found ends canaryd with 66, and the test says so.
+func Main(m *testing.M, flags ...string) int {
 	if os.Getenv(program) != "" {
 		return m.Run()
 	}
@@ -24,8 +26,8 @@ func Main(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "canaryd")
-	// A race found ends canaryd with 66, and the test says so.
-	build := exec.Command("go", "build", "-race", "-o", path, "github.com/canaryd/canaryd/cmd/canaryd")
+	words := slices.Concat([]string{"build", "-o", path}, flags, []string{"github.com/canaryd/canaryd/cmd/canaryd"})
+	build := exec.Command("go", words...)
 	build.Stdout, build.Stderr = os.Stderr, os.Stderr
 	if err := build.Run(); err != nil {
 		return trouble(fmt.Errorf("building canaryd: %w", err))

@@ -26,9 +26,9 @@ type Node struct {
 	Families []rules.Family // that can be saved
 	Env      []string       // of the daemon, besides our own
 	Under    []string       // the command that the daemon is started with; empty: none
+	Protects func(chain string) bool
 
-	protects func(string) bool
-	logs     int
+	logs int
 }
 
 // OnBoth runs body for each backend in a node of its own.
@@ -42,13 +42,19 @@ func OnBoth(t *testing.T, body func(n *Node)) {
 // On runs body in a node of its own, beside other tests.
 func On(t *testing.T, backend iptables.Backend, body func(n *Node)) {
 	t.Parallel()
+	In(t, backend, body)
+}
+
+// In runs body in a node of its own.
+func In(t *testing.T, backend iptables.Backend, body func(n *Node)) {
+	t.Helper()
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-"+string(backend), "ip6tables-"+string(backend), "nft")
 		selector, err := rules.NewSelector(scenario.Protect)
 		if err != nil {
 			t.Fatal(err)
 		}
-		body(&Node{T: t, Programs: scenario.Programs{With: backend}, Families: rules.Families(), protects: selector.Protects})
+		body(&Node{T: t, Programs: scenario.Programs{With: backend}, Families: rules.Families(), Protects: selector.Protects})
 	})
 }
 
@@ -136,8 +142,8 @@ func (n *Node) Lines(wantChain func(t rules.TableName, name string) bool, wantRu
 func (n *Node) Protected() []string {
 	n.Helper()
 	return n.Lines(
-		func(_ rules.TableName, name string) bool { return n.protects(name) },
-		func(r rules.Rule) bool { return n.protects(r.Target) })
+		func(_ rules.TableName, name string) bool { return n.Protects(name) },
+		func(r rules.Rule) bool { return n.Protects(r.Target) })
 }
 
 // Foreign returns what is neither protected nor anybody's canary.
@@ -145,9 +151,9 @@ func (n *Node) Foreign() []string {
 	n.Helper()
 	return n.Lines(
 		func(_ rules.TableName, name string) bool {
-			return !n.protects(name) && !strings.HasSuffix(name, "-CANARY")
+			return !n.Protects(name) && !strings.HasSuffix(name, "-CANARY")
 		},
-		func(r rules.Rule) bool { return !n.protects(r.Target) && !canary.IsMark(r) })
+		func(r rules.Rule) bool { return !n.Protects(r.Target) && !canary.IsMark(r) })
 }
 
 // Marks returns canaryd's own chains and rules.

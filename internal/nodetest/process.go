@@ -103,6 +103,12 @@ func (p *Process) Stop() {
 	}
 }
 
+// Signal sends the daemon a signal.
+func (p *Process) Signal(s syscall.Signal) {
+	p.n.Helper()
+	p.n.Must(p.cmd.Process.Signal(s))
+}
+
 // Log returns what the daemon has logged.
 func (p *Process) Log() string {
 	text, err := os.ReadFile(p.path)

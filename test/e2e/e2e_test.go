@@ -17,7 +17,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, executeWithoutIPv6())
 		os.Exit(1)
 	}
-	os.Exit(nodetest.Main(m))
+	os.Exit(nodetest.Main(m, "-race"))
 }
 
 func TestScenarios(t *testing.T) {

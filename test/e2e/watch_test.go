@@ -2,10 +2,8 @@ package e2e
 
 import (
 	"bytes"
-	"compress/gzip"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -242,14 +240,7 @@ func endpoint(n *nodetest.Node) (chain string, at int, spec string) {
 func TestThousandServices(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		nstest.NeedRoot(n.T)
-		file, err := os.Open("testdata/services-1000.rules.gz")
-		n.Must(err)
-		defer file.Close()
-		unzip, err := gzip.NewReader(file)
-		n.Must(err)
-		text, err := io.ReadAll(unzip)
-		n.Must(err)
-		n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, string(text)))
+		n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, n.Services(1000)))
 		protected := n.Protected()
 		d := n.Start()
 		for i := range 2 {

@@ -1,0 +1,269 @@
+package falseflush
+
+import (
+	"fmt"
+	"io"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// ownersStories are about the owners of protected rules at their work.
+func ownersStories() []story {
+	return []story{
+		{
+			name: "an owner commits 100 times a second at 1,000 services", busy: true,
+			prepare: func(n *nodetest.Node) []string { services(n, 1000); return nil }, happens: storm,
+		},
+		{
+			name: "kube-proxy --cleanup at 100 services", quiet: grace,
+			prepare: func(n *nodetest.Node) []string { return control(n, 100) }, happens: cleanup,
+		},
+		{
+			name: "kube-proxy --cleanup at 5,000 services", quiet: grace, busy: true,
+			prepare: func(n *nodetest.Node) []string { return control(n, 5000) }, happens: cleanup,
+		},
+		{
+			name: "Docker deletes and inserts its jumps", quiet: grace, protect: []string{"DOCKER*"},
+			prepare: docker, happens: rehook,
+		},
+	}
+}
+
+// services writes the rules of a node with so many IPv4 services.
+func services(n *nodetest.Node, count int) {
+	n.Helper()
+	parts := scenario.Node(rules.IPv4, "v4-medium")
+	for i := range parts {
+		if parts[i].Name == "kube-proxy" {
+			parts[i].Text = descending(n.Services(count))
+		}
+	}
+	n.Must(scenario.LoadParts(n.Context(), n.Programs, rules.IPv4, parts))
+	n.Must(scenario.Load(n.Context(), n.Programs, rules.IPv6))
+}
+
+// descending sorts the declarations of chains, so that iptables-nft-restore takes
+// 2 s for 5,000 services instead of 7 s; what it writes is the same.
+func descending(text string) string {
+	var sorted, declared []string
+	flush := func() {
+		slices.Sort(declared)
+		slices.Reverse(declared)
+		sorted = append(sorted, declared...)
+		declared = nil
+	}
+	for line := range strings.Lines(text) {
+		if line[0] == ':' {
+			declared = append(declared, line)
+			continue
+		}
+		flush()
+		sorted = append(sorted, line)
+	}
+	return strings.Join(sorted, "")
+}
+
+// storm replaces one endpoint again and again, in the words of kube-proxy: both
+// of its rules in one commit.
+func storm(n *nodetest.Node, _ *nodetest.Process) {
+	const commits, each = 500, 10 * time.Millisecond
+	chain, old := endpoint(n)
+	address := regexp.MustCompile(`-s ([0-9.]+)`).FindStringSubmatch(old[0].Spec)[1]
+	last := ""
+
+	// One process for all: starting one takes longer than 10 ms.
+	cmd := exec.CommandContext(n.Context(), program(n, rules.IPv4, "-restore"), "-w", "5", "--noflush")
+	input, err := cmd.StdinPipe()
+	n.Must(err)
+	var said strings.Builder
+	cmd.Stdout, cmd.Stderr = &said, &said
+	n.Must(cmd.Start())
+	start := time.Now()
+	tick := time.NewTicker(each)
+	defer tick.Stop()
+	for i := range commits {
+		<-tick.C
+		last = fmt.Sprintf("10.200.%d.%d", i/250, i%250+1)
+		text := "*nat\n"
+		for at, r := range old {
+			text += fmt.Sprintf("-R %s %d %s\n", chain, at+1, strings.ReplaceAll(r.Spec, address, last))
+		}
+		_, err := io.WriteString(input, text+"COMMIT\n")
+		n.Must(err)
+	}
+	n.Must(input.Close())
+	if err := cmd.Wait(); err != nil {
+		n.Fatalf("the owner's restore: %v: %s", err, said.String())
+	}
+	rate := commits / time.Since(start).Seconds()
+	n.Logf("%d commits, %.0f a second", commits, rate)
+	if rate < 3 {
+		n.Errorf("%.0f commits a second are no storm", rate)
+	}
+	n.Within(settles, "the owner's last endpoint in the generation", func() error {
+		text, _ := n.Want(0, "render", "--ip-family=ipv4")
+		if !strings.Contains(text, "--to-destination "+last+":") {
+			return fmt.Errorf("%s is not in it", last)
+		}
+		return nil
+	})
+}
+
+// endpoint returns the chain of an endpoint with its two rules.
+func endpoint(n *nodetest.Node) (string, []rules.Rule) {
+	n.Helper()
+	for _, c := range n.Save()[rules.IPv4][rules.Nat].Chains {
+		if strings.HasPrefix(c.Name, "KUBE-SEP-") && len(c.Rules) == 2 && c.Rules[1].Target == "DNAT" {
+			return c.Name, c.Rules
+		}
+	}
+	n.Fatal("there is no endpoint")
+	return "", nil
+}
+
+// program returns such as "ip6tables-legacy-restore".
+func program(n *nodetest.Node, family rules.Family, suffix string) string {
+	base := map[rules.Family]string{rules.IPv4: "iptables-", rules.IPv6: "ip6tables-"}[family]
+	return base + string(n.Programs.With) + suffix
+}
+
+// run runs iptables, which must not fail.
+func run(n *nodetest.Node, family rules.Family, table rules.TableName, args ...string) string {
+	n.Helper()
+	return nstest.Command(n.T, program(n, family, ""), append([]string{"-w", "5", "-t", string(table)}, args...)...)
+}
+
+// everything returns all chains and rules but canaryd's own.
+func everything(n *nodetest.Node) []string {
+	n.Helper()
+	return n.Lines(
+		func(_ rules.TableName, name string) bool { return name != canary.DefaultChain },
+		func(r rules.Rule) bool { return !canary.IsMark(r) })
+}
+
+// control returns what kube-proxy's cleanup leaves where no canaryd runs, and
+// writes the node's rules anew.
+func control(n *nodetest.Node, count int) []string {
+	n.Helper()
+	services(n, count)
+	kubeProxyCleanup(n)
+	left := everything(n)
+	n.Must(scenario.Wipe(n.Context(), n.Programs, rules.Families()...))
+	services(n, count)
+	return left
+}
+
+// cleanup is kube-proxy's while canaryd watches.
+func cleanup(n *nodetest.Node, _ *nodetest.Process) {
+	n.Logf("the cleanup took %s", kubeProxyCleanup(n).Round(time.Millisecond))
+}
+
+// jumps are kube-proxy 1.36's, in the order in which its cleanup deletes them.
+var jumps = []struct {
+	table    rules.TableName
+	from, to string
+	new      bool // only for new connections
+	comment  string
+}{
+	{rules.Filter, "INPUT", "KUBE-EXTERNAL-SERVICES", true, "kubernetes externally-visible service portals"},
+	{rules.Filter, "FORWARD", "KUBE-EXTERNAL-SERVICES", true, "kubernetes externally-visible service portals"},
+	{rules.Filter, "INPUT", "KUBE-NODEPORTS", false, "kubernetes health check service ports"},
+	{rules.Filter, "FORWARD", "KUBE-SERVICES", true, "kubernetes service portals"},
+	{rules.Filter, "OUTPUT", "KUBE-SERVICES", true, "kubernetes service portals"},
+	{rules.Filter, "FORWARD", "KUBE-FORWARD", false, "kubernetes forwarding rules"},
+	{rules.Filter, "INPUT", "KUBE-PROXY-FIREWALL", true, "kubernetes load balancer firewall"},
+	{rules.Filter, "OUTPUT", "KUBE-PROXY-FIREWALL", true, "kubernetes load balancer firewall"},
+	{rules.Filter, "FORWARD", "KUBE-PROXY-FIREWALL", true, "kubernetes load balancer firewall"},
+	{rules.Nat, "OUTPUT", "KUBE-SERVICES", false, "kubernetes service portals"},
+	{rules.Nat, "PREROUTING", "KUBE-SERVICES", false, "kubernetes service portals"},
+	{rules.Nat, "POSTROUTING", "KUBE-POSTROUTING", false, "kubernetes postrouting rules"},
+}
+
+// kubeProxyCleanup does what kube-proxy --cleanup does, with its commands in its
+// order: jump by jump a -D, then for each table a save, and one restore that
+// flushes and deletes its chains. No command may fail.
+func kubeProxyCleanup(n *nodetest.Node) time.Duration {
+	n.Helper()
+	start := time.Now()
+	service := regexp.MustCompile(`^KUBE-(SVC|SVL|SEP|EXT|FW)-`)
+	for _, family := range rules.Families() {
+		for _, j := range jumps {
+			args := []string{"-D", j.from}
+			if j.new {
+				args = append(args, "-m", "conntrack", "--ctstate", "NEW")
+			}
+			run(n, family, j.table, append(args, "-m", "comment", "--comment", j.comment, "-j", j.to)...)
+		}
+		for _, c := range []struct {
+			table rules.TableName
+			fixed []string
+		}{
+			{rules.Nat, []string{"KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING"}},
+			{rules.Filter, []string{"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-FORWARD", "KUBE-NODEPORTS", "KUBE-PROXY-FIREWALL"}},
+		} {
+			saved := nstest.Command(n.T, program(n, family, "-save"), "-t", string(c.table))
+			var flush, drop strings.Builder
+			for line := range strings.Lines(saved) {
+				name, _, _ := strings.Cut(strings.TrimPrefix(line, ":"), " ")
+				if line[0] == ':' && (service.MatchString(name) || slices.Contains(c.fixed, name)) {
+					fmt.Fprintf(&flush, ":%s - [0:0]\n", name)
+					fmt.Fprintf(&drop, "-X %s\n", name)
+				}
+			}
+			n.Must(n.Programs.RestoreNoflush(n.Context(), family, fmt.Sprintf("*%s\n%s%sCOMMIT\n", c.table, &flush, &drop)))
+		}
+	}
+	return time.Since(start)
+}
+
+// dockerJumps are Docker 28's, in the order in which it inserts them.
+var dockerJumps = []string{"DOCKER-FORWARD", "DOCKER-USER"}
+
+// docker is a node on which Docker runs, too.
+func docker(n *nodetest.Node) []string {
+	n.Load()
+	for _, family := range rules.Families() {
+		n.Must(n.Programs.RestoreNoflush(n.Context(), family, `*filter
+:DOCKER - [0:0]
+:DOCKER-BRIDGE - [0:0]
+:DOCKER-CT - [0:0]
+:DOCKER-FORWARD - [0:0]
+:DOCKER-USER - [0:0]
+-I FORWARD -j DOCKER-FORWARD
+-I FORWARD -j DOCKER-USER
+-A DOCKER ! -i docker0 -o docker0 -j DROP
+-A DOCKER-BRIDGE -o docker0 -j DOCKER
+-A DOCKER-CT -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A DOCKER-FORWARD -j DOCKER-CT
+-A DOCKER-FORWARD -j DOCKER-BRIDGE
+-A DOCKER-FORWARD -i docker0 -j ACCEPT
+-A DOCKER-USER -i eth7 -j DROP
+COMMIT
+`))
+	}
+	return everything(n)
+}
+
+// rehook is what Docker does whenever it is started or reloaded.
+func rehook(n *nodetest.Node, _ *nodetest.Process) {
+	for round := range 20 {
+		for _, family := range rules.Families() {
+			for _, chain := range dockerJumps {
+				run(n, family, rules.Filter, "-D", "FORWARD", "-j", chain)
+				if round == 10 {
+					time.Sleep(3 * time.Second) // a machine that is busy
+				}
+				run(n, family, rules.Filter, "-I", "FORWARD", "-j", chain)
+			}
+		}
+	}
+}
