@@ -150,6 +150,9 @@ func by(c daemon.Culprit) string {
 	if c.PID == 0 {
 		return "unknown"
 	}
+	if c.Comm == "" { // it ended before it could be looked up
+		return fmt.Sprintf("pid %d", c.PID)
+	}
 	return fmt.Sprintf("%s (pid %d)", c.Comm, c.PID)
 }
 

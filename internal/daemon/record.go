@@ -205,7 +205,9 @@ func culpritText(c Culprit) string {
 		return "unknown"
 	case c.Command != "":
 		return fmt.Sprintf("pid %d (%s)", c.PID, c.Command)
-	default:
+	case c.Comm != "":
 		return fmt.Sprintf("pid %d (%s)", c.PID, c.Comm)
+	default: // it ended before it could be looked up
+		return fmt.Sprintf("pid %d", c.PID)
 	}
 }

@@ -98,6 +98,53 @@ func countExecs(n *nodetest.Node) (env string, count func() int) {
 	}
 }
 
+// TestBypassedLock: who flushes under another lock gives no hint of it; the
+// tick notices.
+func TestBypassedLock(t *testing.T) {
+	nodetest.On(t, iptables.Legacy, func(n *nodetest.Node) {
+		n.Load()
+		protected := n.Protected()
+		d := n.Start()
+		time.Sleep(1500 * time.Millisecond) // the looks that follow the start
+		for i := range 3 {
+			hints := n.Metrics()[`hints_total{source="lock"}`]
+			start := time.Now()
+			n.FlushUnlocked()
+			flushed := time.Now()
+			r := n.Healed(i + 1)
+			if now := n.Metrics()[`hints_total{source="lock"}`]; now > hints+2 {
+				n.Errorf("%f hints of the lock: more than those of canaryd's own", now-hints)
+			}
+			if r.Time.Before(start) || r.Time.After(flushed.Add(2*time.Second)) || r.Outcome != "proved" {
+				n.Errorf("flushed at %v, and the record says %+v", flushed, r)
+			}
+			n.Same("protected rules", protected, n.Protected())
+			time.Sleep(1500 * time.Millisecond) // the looks that follow a replay
+		}
+		d.Stop()
+	})
+}
+
+// TestLegacyCulprit: a flush by iptables-legacy has its culprit, where the
+// kernel tells who opens the lock.
+func TestLegacyCulprit(t *testing.T) {
+	nodetest.On(t, iptables.Legacy, func(n *nodetest.Node) {
+		nstest.NeedRoot(n.T)
+		n.Load()
+		d := n.Start()
+		for i := range 5 {
+			flush := exec.CommandContext(n.Context(), "iptables-legacy", "-w", "5", "-t", "nat", "-F")
+			n.Must(flush.Run())
+			n.Healed(i + 1)
+			time.Sleep(1100 * time.Millisecond) // an earlier holder may have done it for a second
+			if got := n.Status().Flushes[0].Culprit.PID; int(got) != flush.Process.Pid {
+				n.Errorf("the culprit of flush %d is process %d, and it was %d", i, got, flush.Process.Pid)
+			}
+		}
+		d.Stop()
+	})
+}
+
 // TestTenFlushes: what many flushes cost, and whether the numbers agree.
 func TestTenFlushes(t *testing.T) {
 	const flushes, execsEach = 10, 20
