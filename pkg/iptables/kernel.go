@@ -234,7 +234,12 @@ func openNFTReader() (reader, error) {
 		conn.close()
 		return nil, err
 	}
-	return nftReader{conn}, nil
+	asker, err := openAsker()
+	if err != nil {
+		conn.close()
+		return nil, err
+	}
+	return nftReader{conn, asker, newNFTMemory()}, nil
 }
 
 func openXTReader(families []rules.Family) (reader, error) {

@@ -54,23 +54,6 @@ func (c *nftConn) genid() (uint32, error) {
 	return id, nftError("asking for the ruleset's counter", err)
 }
 
-// eachRule calls f for every rule of one chain, in order. A chain or table
-// that does not exist has none.
-func (c *nftConn) eachRule(family rules.Family, place Place, f func(nftRule)) error {
-	attrs := encodeStrings(
-		attr{unix.NFTA_RULE_TABLE, string(place.Table)},
-		attr{unix.NFTA_RULE_CHAIN, place.Chain})
-	err := c.each(unix.NFT_MSG_GETRULE, netlink.Dump, nfproto(family), attrs, func(m netlink.Message) error {
-		r, err := parseRule(m.Data)
-		// Kernels before 4.3 ignore the chain that is asked for.
-		if err == nil && r.place == place {
-			f(r)
-		}
-		return err
-	})
-	return nftError(fmt.Sprintf("reading chain %s of table %s", place.Chain, place.Table), err)
-}
-
 // hasChain reports whether a chain exists; a chain of a missing table does not.
 func (c *nftConn) hasChain(family rules.Family, place Place) (bool, error) {
 	return c.exists(unix.NFT_MSG_GETCHAIN, family,

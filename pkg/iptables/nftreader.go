@@ -2,6 +2,11 @@ package iptables
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -13,18 +18,28 @@ const probeTries = 4
 
 // An nftReader reads nf_tables. Its digest is the genid: any commit in the
 // network namespace, of whichever family, changes it.
-type nftReader struct{ conn *nftConn }
+type nftReader struct {
+	conn   *nftConn
+	asker  *nftAsker
+	memory *nftMemory
+}
 
-func (r nftReader) close() error { return r.conn.close() }
+func (r nftReader) close() error { return errors.Join(r.conn.close(), r.asker.close()) }
 
 func (r nftReader) stamp(context.Context, rules.Family) (Stamp, error) {
-	id, err := r.conn.genid()
+	id, err := r.genid()
 	return Stamp{Value: uint64(id), Exact: true}, err
 }
 
 func (r nftReader) digest(context.Context, rules.Family) (uint64, error) {
-	id, err := r.conn.genid()
+	id, err := r.genid()
 	return uint64(id), err
+}
+
+// genid asks for the ruleset's counter at a third of the library's price.
+func (r nftReader) genid() (id uint32, err error) {
+	err = r.asker.ask(rules.IPv4, []question{askGenid(&id)})
+	return id, nftError("asking for the ruleset's counter", err)
 }
 
 func (r nftReader) tables(_ context.Context, family rules.Family) ([]rules.TableName, error) {
@@ -33,8 +48,11 @@ func (r nftReader) tables(_ context.Context, family rules.Family) ([]rules.Table
 
 // probe asks between two equal genids. If commits keep coming it returns the
 // last answer with the genid from before, so that the next probe sees a
-// difference.
+// difference. What is as it was at the last probe costs next to nothing.
 func (r nftReader) probe(ctx context.Context, family rules.Family, places []Place) (Sighting, error) {
+	if sighting, err := r.glance(family, places); err == nil {
+		return sighting, nil
+	}
 	var sighting Sighting
 	before, err := r.conn.genid()
 	if err != nil {
@@ -45,18 +63,19 @@ func (r nftReader) probe(ctx context.Context, family rules.Family, places []Plac
 			return Sighting{}, err
 		}
 		sighting = Sighting{Holdings: make(map[Place]Holding, len(places)), Digest: uint64(before)}
+		seen := make(map[Place]nftSeen, len(places))
 		for _, place := range places {
-			holding, err := r.holding(family, place)
-			if err != nil {
+			if seen[place], err = r.look(family, place); err != nil {
 				return Sighting{}, err
 			}
-			sighting.Holdings[place] = holding
+			sighting.Holdings[place] = seen[place].holding
 		}
 		after, err := r.conn.genid()
 		if err != nil {
 			return Sighting{}, err
 		}
 		if after == before {
+			r.memory.remember(family, seen)
 			break
 		}
 		before = after
@@ -64,25 +83,34 @@ func (r nftReader) probe(ctx context.Context, family rules.Family, places []Plac
 	return sighting, nil
 }
 
-// holding reads one chain. Only a chain without rules costs more than one
-// question.
-func (r nftReader) holding(family rules.Family, place Place) (Holding, error) {
-	var h Holding
-	err := r.conn.eachRule(family, place, func(rule nftRule) {
-		h.Rules++
-		if rule.hasComment && !rule.target {
-			h.Comments = append(h.Comments, rule.comment)
+// look reads one chain. Only a chain without rules costs more than two
+// questions.
+func (r nftReader) look(family rules.Family, place Place) (nftSeen, error) {
+	var s nftSeen
+	err := r.conn.eachRaw(family, place, func(m rawMessage) error {
+		s.holding.Rules++
+		rule, err := m.rule.meaning()
+		if err != nil || !rule.hasComment || rule.target {
+			return err
 		}
+		s.holding.Comments = append(s.holding.Comments, rule.comment)
+		s.marks = append(s.marks, nftMark{m.handle, rawRule{slices.Clone(m.rule.expressions), slices.Clone(m.rule.userdata)}})
+		return nil
 	})
-	if err != nil {
-		return Holding{}, err
+	// An interrupted dump is followed by another genid; see probe.
+	if err != nil && !errors.Is(err, errInterrupted) {
+		return nftSeen{}, err
 	}
-	if h.Rules == 0 {
-		h.Presence, err = r.presence(family, place)
-		return h, err
+	if s.holding.Rules == 0 {
+		s.holding.Presence, err = r.presence(family, place)
+		return s, err
 	}
-	h.Presence = Present
-	return h, nil
+	s.holding.Presence = Present
+	err = r.asker.ask(family, []question{askUse(place, func(use uint32) error { s.use = use; return nil })})
+	if errors.Is(err, unix.ENOENT) {
+		return s, nil // it went away just now, and the genid tells
+	}
+	return s, nftError(fmt.Sprintf("asking for chain %s of table %s", place.Chain, place.Table), err)
 }
 
 func (r nftReader) presence(family rules.Family, place Place) (Presence, error) {

@@ -1,0 +1,163 @@
+package iptables
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+const (
+	// mostQuestions bounds one datagram: the kernel answers all of it before
+	// we can receive, and an answer takes up to 4 KiB of the 208 KiB that a
+	// socket has for what was not received yet.
+	mostQuestions = 40
+	// answerSize is room for one answer: a rule with a comment is 600 bytes.
+	answerSize = 2 << 10
+)
+
+var (
+	errUnanswered = errors.New("netlink left a question unanswered")
+	errTooMany    = errors.New("too many questions for one datagram")
+)
+
+// A question is one request to nf_tables that is no dump, and how its answer
+// is checked. What check gets is valid until it returns; it may change it.
+type question struct {
+	ask, want uint16
+	attrs     []byte
+	check     func(data []byte) error
+}
+
+// An nftAsker asks many questions at the price of two system calls: one sends
+// them all in one datagram, one receives all answers. The library has neither.
+// It may be used concurrently.
+type nftAsker struct {
+	mu       sync.Mutex // one datagram and its answers at a time
+	fd       int
+	sequence uint32
+	out      []byte
+	in       [mostQuestions]mmsghdr
+	iovecs   [mostQuestions]unix.Iovec
+	buffer   []byte // of mostQuestions answers
+}
+
+// mmsghdr is struct mmsghdr of recvmmsg(2).
+type mmsghdr struct {
+	header unix.Msghdr
+	length uint32
+}
+
+func openAsker() (*nftAsker, error) {
+	a := &nftAsker{buffer: make([]byte, mostQuestions*answerSize)}
+	for i := range a.in {
+		a.iovecs[i].Base = &a.buffer[i*answerSize]
+		a.iovecs[i].SetLen(answerSize)
+		a.in[i].header.Iov = &a.iovecs[i]
+		a.in[i].header.SetIovlen(1)
+	}
+	return a, a.open()
+}
+
+func (a *nftAsker) open() (err error) {
+	a.fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
+	return nftError("opening a netlink socket", err)
+}
+
+func (a *nftAsker) close() error { return unix.Close(a.fd) }
+
+// ask asks all questions and checks every answer. The error is the first
+// check's, or the kernel's errno for a question that it refuses.
+func (a *nftAsker) ask(family rules.Family, all []question) error {
+	if len(all) > mostQuestions {
+		return errTooMany
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.out = a.out[:0]
+	for i, q := range all {
+		a.write(family, q, a.sequence+uint32(i))
+	}
+	first := a.sequence
+	a.sequence += uint32(len(all))
+	err := unix.Sendto(a.fd, a.out, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	if err != nil {
+		return nftError("asking for the marks", err)
+	}
+	result, err := a.receive(first, all)
+	if err != nil {
+		// What is still in the socket would be taken for later answers.
+		return errors.Join(err, unix.Close(a.fd), a.open())
+	}
+	return result
+}
+
+// write appends one request.
+func (a *nftAsker) write(family rules.Family, q question, sequence uint32) {
+	out := binary.NativeEndian.AppendUint32(a.out, uint32(unix.SizeofNlMsghdr+nfgenmsgLen+len(q.attrs)))
+	out = binary.NativeEndian.AppendUint16(out, uint16(nftType(q.ask)))
+	out = binary.NativeEndian.AppendUint16(out, unix.NLM_F_REQUEST)
+	out = binary.NativeEndian.AppendUint32(out, sequence)
+	out = append(out, 0, 0, 0, 0) // the port, which the kernel fills in
+	out = append(out, nfproto(family), unix.NFNETLINK_V0, 0, 0)
+	a.out = append(out, q.attrs...) // whose length is a multiple of 4
+}
+
+// receive receives and checks all answers. They are there already: the kernel
+// answers while it is asked.
+func (a *nftAsker) receive(first uint32, all []question) (result, err error) {
+	for done := 0; done < len(all); {
+		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(a.fd), uintptr(unsafe.Pointer(&a.in[0])), uintptr(len(all)-done), 0, 0, 0)
+		switch {
+		case errno == unix.EINTR:
+			continue
+		case errno == unix.EAGAIN:
+			return nil, errUnanswered
+		case errno != 0:
+			return nil, nftError("receiving answers about the marks", errno)
+		}
+		for i := range int(n) {
+			if a.in[i].header.Flags&unix.MSG_TRUNC != 0 {
+				return nil, errTruncated
+			}
+			refused, err := takeAnswer(a.buffer[i*answerSize:][:a.in[i].length], first+uint32(done), all[done])
+			if err != nil {
+				return nil, err
+			}
+			if result == nil {
+				result = refused
+			}
+			done++
+		}
+	}
+	return result, nil
+}
+
+// takeAnswer takes one datagram, the answer to q. An err says that the kernel
+// does not speak as it should.
+func takeAnswer(b []byte, sequence uint32, q question) (result, err error) {
+	if len(b) < unix.SizeofNlMsghdr {
+		return nil, errShort
+	}
+	size := int(binary.NativeEndian.Uint32(b))
+	if size < unix.SizeofNlMsghdr || size > len(b) {
+		return nil, errShort
+	}
+	kind, got, data := binary.NativeEndian.Uint16(b[4:]), binary.NativeEndian.Uint32(b[8:]), b[unix.SizeofNlMsghdr:size]
+	switch {
+	case got != sequence:
+		return nil, fmt.Errorf("netlink answered request %d, not %d", got, sequence)
+	case kind == uint16(nftType(q.want)):
+		return q.check(data), nil
+	case kind != unix.NLMSG_ERROR:
+		return nil, fmt.Errorf("netlink answered with a message of type %#x, not %#x", kind, nftType(q.want))
+	case len(data) < 4:
+		return nil, errShort
+	}
+	return unix.Errno(-int32(binary.NativeEndian.Uint32(data))), nil
+}

@@ -1,0 +1,149 @@
+package iptables
+
+import (
+	"encoding/binary"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// glanceMarks are planted before each case: a canary, and a witness behind two
+// other rules.
+const glanceMarks = `*filter
+:CANARY - [0:0]
+-A CANARY -m comment --comment canaryd-canary:1
+-A INPUT -s 10.0.0.1 -j ACCEPT
+-A INPUT -s 10.0.0.2 -j ACCEPT
+-A INPUT -m comment --comment canaryd-witness:1
+COMMIT
+`
+
+// TestGlance: whatever somebody does between two probes, the second one sees
+// what a probe that remembers nothing sees; and where the marks and the number
+// of rules are as they were, nothing is read again.
+func TestGlance(t *testing.T) {
+	for name, tc := range map[string]struct {
+		lines []string // arguments of iptables
+		input string   // of iptables-restore --noflush
+		again bool     // the memory is enough
+	}{
+		"nothing":                    {again: true},
+		"another chain":              {lines: []string{"-N OTHER", "-A OTHER -j DROP"}, again: true},
+		"another table":              {lines: []string{"-t nat -N OTHER"}, again: true},
+		"a rule beside the witness":  {lines: []string{"-R INPUT 1 -s 10.0.0.3 -j DROP"}, again: true},
+		"a rule more":                {lines: []string{"-I INPUT -s 10.0.0.3 -j DROP"}},
+		"a jump to the canary":       {lines: []string{"-A FORWARD -j CANARY"}},
+		"canary flushed":             {lines: []string{"-F CANARY"}},
+		"canary deleted":             {lines: []string{"-F CANARY", "-X CANARY"}},
+		"canary of another nonce":    {lines: []string{"-R CANARY 1 -m comment --comment canaryd-canary:2"}},
+		"canary written anew":        {input: "*filter\n:CANARY - [0:0]\n-A CANARY -m comment --comment canaryd-canary:1\nCOMMIT\n"},
+		"canary with a target":       {lines: []string{"-R CANARY 1 -m comment --comment canaryd-canary:1 -j DROP"}},
+		"a second rule":              {lines: []string{"-A CANARY -m comment --comment canaryd-canary:1"}},
+		"a chain flushed":            {lines: []string{"-F INPUT"}},
+		"the witness deleted":        {lines: []string{"-D INPUT 3"}},
+		"the witness changed places": {lines: []string{"-D INPUT 3", "-I INPUT -m comment --comment canaryd-witness:1"}},
+		"all flushed":                {lines: []string{"-F", "-X"}},
+		"all flushed and restored":   {lines: []string{"-F", "-X"}, input: glanceMarks},
+	} {
+		t.Run(name, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				nstest.NeedProgram(t, "iptables-nft")
+				family := rules.IPv4
+				nstest.CommandInput(t, glanceMarks, "iptables-nft-restore", "--noflush")
+				k := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}})
+				r, ok := k.reader.(nftReader)
+				if !ok {
+					t.Fatalf("the reader is a %T", k.reader)
+				}
+				places := []Place{{rules.Filter, "CANARY"}, {rules.Filter, "INPUT"}}
+				if _, err := r.glance(family, places); !errors.Is(err, errOther) {
+					t.Errorf("a glance that follows no probe: %v", err)
+				}
+				mustProbe(t, k, family, places...)
+				sendTraffic(t, family) // counters are no content
+				for _, line := range tc.lines {
+					iptablesCommand(t, NFT, family, line)
+				}
+				if tc.input != "" {
+					nstest.CommandInput(t, tc.input, "iptables-nft-restore", "--noflush")
+				}
+				glance, err := r.glance(family, places)
+				if (err == nil) != tc.again {
+					t.Errorf("the glance returned %v, want success: %v", err, tc.again)
+				}
+				got := mustProbe(t, k, family, places...)
+				r.memory = newNFTMemory()
+				want, err := r.probe(t.Context(), family, places)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("the second probe (-want +got):\n%s", diff)
+				}
+				if tc.again {
+					if diff := cmp.Diff(want, glance); diff != "" {
+						t.Errorf("the glance (-want +got):\n%s", diff)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestGlanceAtTooMuch: more places than go into one datagram are all read.
+func TestGlanceAtTooMuch(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "iptables-nft")
+		var text strings.Builder
+		var places []Place
+		text.WriteString("*filter\n")
+		for i := range mostQuestions {
+			place := Place{rules.Filter, "C" + string(rune('A'+i%26)) + string(rune('A'+i/26))}
+			places = append(places, place)
+			text.WriteString(":" + place.Chain + " -\n-A " + place.Chain + " -m comment --comment " + place.Chain + "\n")
+		}
+		nstest.CommandInput(t, text.String()+"COMMIT\n", "iptables-nft-restore")
+		k := openKernel(t, Config{Backend: NFT, Families: []rules.Family{rules.IPv4}})
+		for range 2 {
+			sighting := mustProbe(t, k, rules.IPv4, places...)
+			for _, place := range places {
+				if diff := cmp.Diff(Holding{Present, 1, []string{place.Chain}}, sighting.Holdings[place]); diff != "" {
+					t.Errorf("%v (-want +got):\n%s", place, diff)
+				}
+			}
+		}
+	})
+}
+
+// TestTakeAnswer: answers to other questions and malformed ones are no answers.
+func TestTakeAnswer(t *testing.T) {
+	refused := errors.New("checked")
+	q := question{want: unix.NFT_MSG_NEWGEN, check: func([]byte) error { return refused }}
+	kind := uint16(nftType(unix.NFT_MSG_NEWGEN))
+	errno := func(n int32) []byte { return binary.NativeEndian.AppendUint32(nil, uint32(-n)) }
+	whole := answer(kind, 0, 7, []byte("data"))
+	for name, tc := range map[string]struct {
+		datagram []byte
+		result   error
+		broken   bool
+	}{
+		"the answer":            {whole, refused, false},
+		"refused":               {answer(unix.NLMSG_ERROR, 0, 7, errno(int32(unix.ENOENT))), unix.ENOENT, false},
+		"refused without errno": {answer(unix.NLMSG_ERROR, 0, 7, nil), nil, true},
+		"another's":             {answer(kind, 0, 8, nil), nil, true},
+		"another kind":          {answer(kind+1, 0, 7, nil), nil, true},
+		"nothing":               {nil, nil, true},
+		"cut off":               {whole[:len(whole)-1], nil, true},
+	} {
+		result, err := takeAnswer(tc.datagram, 7, q)
+		if !errors.Is(result, tc.result) || (err != nil) != tc.broken {
+			t.Errorf("%s: %v and %v, want %v, broken %v", name, result, err, tc.result, tc.broken)
+		}
+	}
+}
