@@ -21,8 +21,9 @@ import (
 //
 // Goal: never to mistake "cannot tell" for "nothing there", and never to
 // create a table by looking at it. How: what is looked at often is asked from
-// the kernel directly (netlink, socket options); full reads and restores
-// execute iptables, each child with a deadline and with a private
+// the kernel directly (netlink, socket options), on nft whole tables too, which
+// it mirrors; for the text of a rule that was not met before, for full reads on
+// legacy and for restores it executes iptables, each child with a deadline and with a private
 // XTABLES_LOCKFILE, so that it neither waits for the lock that a Session
 // holds nor wakes those who watch the lock.
 type Kernel struct {
@@ -33,6 +34,7 @@ type Kernel struct {
 	disabled map[rules.Family]error
 	reader   reader
 	save     saver
+	mirror   *mirror   // on nft, where the kernel may be asked; else nil
 	source   rawSource // nil if there is no direct path
 	private  string    // a folder of our own, for the children's lock file
 	// restoreEnv undoes privateLockForAll; nil where that was not needed.
@@ -104,6 +106,9 @@ func (k *Kernel) Disabled() map[rules.Family]error { return maps.Clone(k.disable
 // Close ends the Kernel. Sessions and Subscriptions must be closed before.
 func (k *Kernel) Close() error {
 	var errs []error
+	if k.mirror != nil {
+		errs = append(errs, k.mirror.close())
+	}
 	if k.reader != nil {
 		errs = append(errs, k.reader.close())
 	}
@@ -201,6 +206,9 @@ func (k *Kernel) open(ctx context.Context) error {
 	k.private = private
 	k.save = saver{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv(), shelf: newShelf()}
 	k.reader, err = k.openReader()
+	if r, ok := k.reader.(nftReader); ok && err == nil {
+		k.mirror = k.newMirror(r.conn)
+	}
 	if err == nil || errors.Is(err, ErrPermission) {
 		return err
 	}
@@ -213,6 +221,14 @@ func (k *Kernel) open(ctx context.Context) error {
 	k.info.ExecProbe = true
 	k.reader, err = k.openExecReader()
 	return err
+}
+
+func (k *Kernel) newMirror(conn *nftConn) *mirror {
+	known := lexicons{}
+	for family := range k.tools {
+		known[family] = newLexicon()
+	}
+	return newMirror(conn, printer{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv()}, known, k.cfg.ReadTimeout)
 }
 
 func (k *Kernel) openReader() (reader, error) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -160,6 +161,7 @@ func TestReadNativeRuleIsUnreadable(t *testing.T) {
 func TestReadSilentSaveIsUnreadable(t *testing.T) {
 	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
 		k := openKernel(t, Config{Backend: backend})
+		k.mirror = nil // nft's tables are not saved otherwise
 		iptablesCommand(t, backend, family, "-t nat -N X")
 		standIn(t, k, family, "exit 0")
 		got := mustRead(t, k, family)
@@ -169,29 +171,97 @@ func TestReadSilentSaveIsUnreadable(t *testing.T) {
 	})
 }
 
+// failures are what a stand-in for iptables-save, or for iptables when it
+// prints chains, can do wrong.
+var failures = []struct{ name, script, want string }{
+	{"exit code", "echo oh dear >&2; exit 3", "stand-in, exit 3: oh dear"},
+	{"privileges", "echo 'Could not fetch rule set generation id: Permission denied (you must be root)' >&2; exit 4",
+		ErrPermission.Error() + ": stand-in, exit 4: Could not fetch rule set generation id: Permission denied (you must be root)"},
+	{"hangs", "sleep 60 & sleep 60", "stand-in was killed: it did not end within 200ms: context deadline exceeded"},
+}
+
 func TestReadFailures(t *testing.T) {
-	for _, c := range []struct{ name, script, want string }{
-		{"exit code", "echo oh dear >&2; exit 3", "stand-in, exit 3: oh dear"},
-		{"privileges", "echo 'Could not fetch rule set generation id: Permission denied (you must be root)' >&2; exit 4",
-			ErrPermission.Error() + ": stand-in, exit 4: Could not fetch rule set generation id: Permission denied (you must be root)"},
-		{"cut off", `printf '*nat\n:X - [0:0]\n'`, `stand-in printed what cannot be read: line 2: "*nat" is not closed by COMMIT`},
-		{"hangs", "sleep 60 & sleep 60", "stand-in was killed: it did not end within 200ms: context deadline exceeded"},
-	} {
+	cases := slices.Clone(failures)
+	cases = append(cases, struct{ name, script, want string }{"cut off", `printf '*nat\n:X - [0:0]\n'`,
+		`stand-in printed what cannot be read: line 2: "*nat" is not closed by COMMIT`})
+	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
-				k := openKernel(t, Config{Backend: NFT})
-				k.save.timeout = 200 * time.Millisecond
-				standIn(t, k, rules.IPv4, c.script)
-				_, err := k.Read(t.Context(), rules.IPv4)
-				if diff := cmp.Diff(c.want, fmt.Sprint(err)); diff != "" {
-					t.Errorf("error (-want +got):\n%s", diff)
+				for _, backend := range []Backend{NFT, Legacy} {
+					k := openKernel(t, Config{Backend: backend})
+					k.mirror = nil // nft's tables are not saved otherwise
+					k.save.timeout = 200 * time.Millisecond
+					standIn(t, k, rules.IPv4, c.script)
+					_, err := k.Read(t.Context(), rules.IPv4)
+					if diff := cmp.Diff(c.want, fmt.Sprint(err)); diff != "" {
+						t.Errorf("%s: error (-want +got):\n%s", backend, diff)
+					}
 				}
 			})
 		})
 	}
 }
 
-// standIn replaces the family's iptables-save.
+// What the mirror cannot have printed is an error, and unknown; nothing of it
+// is remembered.
+func TestReadMirrorFailures(t *testing.T) {
+	cases := slices.Clone(failures)
+	for _, more := range []struct{ name, script, want string }{
+		{"another chain", `printf -- '-N Y\n'`, `iptables printed chain "Y", which was not the next to be asked for`},
+		{"rules of another chain", `printf -- '-N X\n-A Y -j ACCEPT\n'`, `iptables printed a rule of chain "Y" among others`},
+		{"something else", `printf -- 'hello\n'`, `iptables printed "hello" for a chain`},
+	} {
+		cases = append(cases, more)
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				nstest.NeedProgram(t, "iptables-nft")
+				k := openKernel(t, Config{Backend: NFT})
+				k.mirror.printer.timeout = 200 * time.Millisecond
+				iptablesCommand(t, NFT, rules.IPv4, "-t nat -N X")
+				iptablesCommand(t, NFT, rules.IPv4, "-t nat -A X -j ACCEPT")
+				real := k.tools[rules.IPv4]
+				standIn(t, k, rules.IPv4, c.script)
+				_, err := k.Read(t.Context(), rules.IPv4)
+				if diff := cmp.Diff(c.want, fmt.Sprint(err)); diff != "" {
+					t.Errorf("error (-want +got):\n%s", diff)
+				}
+				k.tools[rules.IPv4] = real
+				wantAsSaved(t, k, rules.IPv4, "the failure")
+			})
+		})
+	}
+}
+
+// A pairing that cannot be right is not believed.
+func TestReadMirrorWrongText(t *testing.T) {
+	for _, c := range []struct{ name, script, want string }{
+		{"too little", `printf -- '-N X\n'`, "chain X holds 1 rules, of which iptables prints 0"},
+		{"another target", `printf -- '-N X\n-A X -j DROP\n'`, `rule 1 of chain X: the text is of another rule: it goes to "DROP", not to "ACCEPT"`},
+		{"unknown revision", `printf -- '-N X\n-A X [unsupported revision] -j ACCEPT\n'`, `"[unsupported revision] -j ACCEPT" has a match that this iptables cannot print`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				nstest.NeedProgram(t, "iptables-nft")
+				k := openKernel(t, Config{Backend: NFT})
+				iptablesCommand(t, NFT, rules.IPv4, "-t nat -N X")
+				iptablesCommand(t, NFT, rules.IPv4, "-t nat -A X -j ACCEPT")
+				iptablesCommand(t, NFT, rules.IPv4, "-t filter -N Y")
+				standIn(t, k, rules.IPv4, c.script)
+				got := mustRead(t, k, rules.IPv4)
+				if diff := cmp.Diff(c.want, fmt.Sprint(got.Unreadable[rules.Nat])); diff != "" || got.Tables[rules.Nat] != nil {
+					t.Errorf("nat is unreadable because (-want +got):\n%s", diff)
+				}
+				if got.Tables[rules.Filter].Chain("Y") == nil {
+					t.Error("filter is lost with nat")
+				}
+			})
+		})
+	}
+}
+
+// standIn replaces the family's iptables-save, and what prints chains.
 func standIn(t *testing.T, k *Kernel, family rules.Family, script string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "stand-in")
@@ -199,7 +269,7 @@ func standIn(t *testing.T, k *Kernel, family rules.Family, script string) {
 		t.Fatal(err)
 	}
 	tools := k.tools[family]
-	tools.save = path
+	tools.save, tools.restore, tools.iptables = path, path, path
 	k.tools[family] = tools
 }
 

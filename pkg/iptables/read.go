@@ -11,8 +11,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Read reads the family in full, once, by executing iptables-save without -t:
-// on legacy, naming a table would create it. A table that exists in the
+// Read returns what the family's tables hold. On nft it asks nf_tables for what
+// changed since the last Read (see mirror), and executes iptables for the text of
+// rules that it has not met before. Chains and tables that did not change are
+// those of the last Snapshot, so that they can be compared by their addresses.
+//
+// Elsewhere it executes iptables-save, once and without -t: on legacy, naming a
+// table would create it. A table that exists in the
 // kernel but that iptables did not print is Unreadable, never absent: one rule
 // written by nft makes iptables-nft-save leave out its whole table and still
 // exit 0. Every other failure (privileges, the deadline, another exit code, a
@@ -20,6 +25,9 @@ import (
 func (k *Kernel) Read(ctx context.Context, family rules.Family) (Snapshot, error) {
 	if err := k.ready(ctx, family); err != nil {
 		return Snapshot{}, err
+	}
+	if k.mirror != nil {
+		return k.mirror.read(ctx, family)
 	}
 	digest, err := k.reader.digest(ctx, family)
 	if err != nil {

@@ -1,0 +1,339 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A mirror holds what nf_tables' iptables tables hold, and keeps up with it at
+// a cost in proportion to what changes: notifications say which chains to read
+// anew, and nothing is executed for rules whose text is known.
+//
+// A read is accepted when every notification up to the kernel's present genid
+// was heard and no chain that one of them named has yet to be read: then no
+// commit came in between, and the state is exactly that of this genid, however
+// long ago each chain was read. The kernel raises the genid, makes a commit
+// visible, and only then tells of it (nf_tables_commit), so that none can hide.
+// Unlike a read between two equal genids this comes to an end beside a busy
+// writer: what must fit between two of its commits is only what it changed.
+type mirror struct {
+	conn     *nftConn
+	printer  printer
+	timeout  time.Duration // of a read
+	turn     chan struct{} // of capacity 1: one read at a time
+	events   *nftEvents    // nil before the first read and after an overflow
+	families map[rules.Family]*mirrored
+}
+
+func newMirror(conn *nftConn, printer printer, known lexicons, timeout time.Duration) *mirror {
+	m := &mirror{conn: conn, printer: printer, timeout: timeout, turn: make(chan struct{}, 1), families: map[rules.Family]*mirrored{}}
+	for family, lexicon := range known {
+		m.families[family] = &mirrored{family: family, lexicon: lexicon, conn: conn}
+	}
+	return m
+}
+
+func (m *mirror) close() error {
+	if m.events == nil {
+		return nil
+	}
+	return m.events.close()
+}
+
+// patience is how long notifications are waited for at a time. Those of a
+// commit of 40,000 rules come up to a second after it became visible.
+const patience = 100 * time.Millisecond
+
+// read returns the present state. It may be called concurrently.
+func (m *mirror) read(ctx context.Context, family rules.Family) (Snapshot, error) {
+	ctx, cancel := context.WithTimeout(ctx, m.timeout)
+	defer cancel()
+	select {
+	case m.turn <- struct{}{}:
+		defer func() { <-m.turn }()
+	case <-ctx.Done():
+		return Snapshot{}, fmt.Errorf("waiting for another read of the tables: %w", ctx.Err())
+	}
+	f := m.families[family]
+	for {
+		if err := ctx.Err(); err != nil {
+			return Snapshot{}, fmt.Errorf("the %v tables changed all the time while they were read: %w", family, err)
+		}
+		genid, heard, err := m.listen()
+		if err != nil {
+			return Snapshot{}, err
+		}
+		if heard && f.current() {
+			f.tidy()
+			return f.snapshot(uint64(genid)), nil
+		}
+		if err := f.refresh(ctx, m.printer); err != nil {
+			return Snapshot{}, err
+		}
+	}
+}
+
+// listen takes in what was heard and reports whether that is everything up to
+// the present genid.
+func (m *mirror) listen() (genid uint32, heard bool, err error) {
+	if m.events == nil {
+		if m.events, err = openEvents(m.conn.genid); err != nil {
+			m.events = nil
+			return 0, false, err
+		}
+		for _, f := range m.families {
+			f.forgetAll()
+		}
+	}
+	if genid, err = m.conn.genid(); err != nil {
+		return 0, false, err
+	}
+	heard, err = m.events.wait(genid, time.Now().Add(patience), m.mark)
+	if err == nil {
+		return genid, heard, nil
+	}
+	// Overflow, or a message that cannot be read: what it told is lost.
+	lost := m.events
+	m.events = nil
+	if cerr := lost.close(); cerr != nil || !errors.Is(err, unix.ENOBUFS) {
+		return 0, false, errors.Join(err, cerr)
+	}
+	return genid, false, nil
+}
+
+func (m *mirror) mark(e nftEvent) {
+	f, table := m.families[e.family], tableName(e.table)
+	if f != nil && table != "" {
+		f.mark(e, table)
+	}
+}
+
+// A mirrored is the mirror of one family.
+type mirrored struct {
+	family  rules.Family
+	lexicon *lexicon
+	conn    *nftConn
+	tables  map[rules.TableName]*mirrorTable // those that exist
+	// stale: which tables and chains exist must be asked.
+	stale bool
+	// dirty are the chains to read anew; true: the chain itself, not only
+	// its rules.
+	dirty   map[Place]bool
+	changed int // how many of dirty are true
+}
+
+// forgetAll makes the next refresh read everything. What the lexicon knows
+// stays.
+func (f *mirrored) forgetAll() {
+	f.stale, f.dirty, f.changed = true, map[Place]bool{}, 0
+	for _, t := range f.tables {
+		for name := range t.chains {
+			f.dirty[Place{t.name, name}] = false
+		}
+	}
+}
+
+// mark takes in one notification.
+func (f *mirrored) mark(e nftEvent, table rules.TableName) {
+	t := f.tables[table]
+	switch e.kind {
+	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
+		f.stale = true
+		delete(f.tables, table)
+	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
+		if t == nil {
+			f.stale = true
+			return
+		}
+		if t.renamed(e) {
+			// The jumps to it changed too, of which nobody tells.
+			f.stale = true
+			delete(f.tables, table)
+			return
+		}
+		if place := (Place{table, string(e.chain)}); !f.dirty[place] {
+			f.dirty[place] = true
+			f.changed++
+		}
+	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
+		if t == nil {
+			f.stale = true
+			return
+		}
+		if _, ok := f.dirty[Place{table, string(e.chain)}]; !ok {
+			f.dirty[Place{table, string(e.chain)}] = false
+		}
+	}
+}
+
+// listFrom is how many changed chains cost more, asked for one by one (7 µs),
+// than a list of the chains of 5,000 services.
+const listFrom = 1000
+
+// current reports whether nothing has to be read.
+func (f *mirrored) current() bool {
+	if f.stale || len(f.dirty) > 0 {
+		return false
+	}
+	for _, t := range f.tables {
+		if t.wantsText() {
+			return false
+		}
+	}
+	return true
+}
+
+// refresh reads what has to be read. What commits interrupt it leaves for the
+// next time.
+func (f *mirrored) refresh(ctx context.Context, printer printer) error {
+	if f.stale || f.changed > listFrom {
+		if err := f.list(); err != nil {
+			return err
+		}
+	}
+	for place, itself := range f.dirty {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := f.reread(place, itself); err != nil {
+			return err
+		}
+	}
+	if len(f.dirty) == 0 {
+		f.dirty, f.changed = map[Place]bool{}, 0 // it may have been large
+	}
+	return f.findTexts(ctx, printer)
+}
+
+// list asks which tables and chains exist, and marks those that are new.
+func (f *mirrored) list() error {
+	exist, err := f.conn.tables(f.family)
+	if err != nil {
+		return err
+	}
+	fresh := map[rules.TableName]*mirrorTable{}
+	add := func(name rules.TableName) *mirrorTable {
+		t := fresh[name]
+		if t == nil {
+			t = newMirrorTable(name)
+			fresh[name] = t
+		}
+		return t
+	}
+	for _, name := range exist {
+		add(name)
+	}
+	err = f.conn.eachRawChain(f.family, func(raw rawChain) error {
+		add(raw.place.Table).see(raw)
+		return nil
+	})
+	if errors.Is(err, errInterrupted) {
+		f.stale = true
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for name, t := range fresh {
+		for _, unread := range t.adopt(f.tables[name], f.lexicon) {
+			f.dirty[Place{name, unread}] = false
+		}
+	}
+	f.tables = fresh
+	f.stale, f.changed = false, 0
+	for place := range f.dirty {
+		if t := fresh[place.Table]; t == nil || t.chains[place.Chain] == nil {
+			delete(f.dirty, place)
+			continue
+		}
+		f.dirty[place] = false
+	}
+	return nil
+}
+
+// rereads is how often a chain is read again at once when a commit interrupts.
+const rereads = 3
+
+// reread reads one chain anew, the chain itself too if that may have changed.
+func (f *mirrored) reread(place Place, itself bool) error {
+	t := f.tables[place.Table]
+	if t == nil { // a table that came up meanwhile is listed
+		delete(f.dirty, place)
+		return nil
+	}
+	if itself || t.chains[place.Chain] == nil {
+		raw, ok, err := f.conn.rawChain(f.family, place)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			t.drop(place.Chain, f.lexicon)
+			delete(f.dirty, place)
+			return nil
+		}
+		t.see(raw)
+	}
+	for range rereads {
+		content, err := f.content(place)
+		if errors.Is(err, errInterrupted) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		delete(f.dirty, place)
+		t.take(place.Chain, content, f.lexicon)
+		return nil
+	}
+	return nil
+}
+
+// A content is what a chain held at one moment. Equal ones are the same rules
+// in every sense: a handle is never used again while its table stands.
+type content struct {
+	ids     []ruleID
+	handles []uint64
+}
+
+func (f *mirrored) content(place Place) (content, error) {
+	var c content
+	err := f.conn.eachRaw(f.family, place, func(m rawMessage) error {
+		id, err := f.lexicon.intern(m.rule)
+		c.ids, c.handles = append(c.ids, id), append(c.handles, m.handle)
+		return err
+	})
+	return c, err
+}
+
+// tidy lets the lexicon forget what nobody has had for long.
+func (f *mirrored) tidy() {
+	if !f.lexicon.crowded() {
+		return
+	}
+	var held []*[]ruleID
+	for _, t := range f.tables {
+		for _, c := range t.chains {
+			held = append(held, &c.content.ids)
+		}
+	}
+	f.lexicon.forget(held)
+}
+
+// snapshot returns what is mirrored.
+func (f *mirrored) snapshot(genid uint64) Snapshot {
+	s := Snapshot{Family: f.family, Tables: rules.Ruleset{}, Unreadable: map[rules.TableName]error{}, Digest: genid}
+	for name, t := range f.tables {
+		if err := t.refusal(); err != nil {
+			s.Unreadable[name] = err
+		} else {
+			s.Tables[name] = t.table()
+		}
+	}
+	return s
+}

@@ -1,0 +1,271 @@
+package iptables
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// described is what a Snapshot says, to be compared and printed.
+type described struct {
+	Tables     map[rules.TableName][]rules.Chain
+	Unreadable []rules.TableName
+}
+
+func describe(set rules.Ruleset, unreadable map[rules.TableName]error) described {
+	d := described{Tables: map[rules.TableName][]rules.Chain{}, Unreadable: slices.Sorted(maps.Keys(unreadable))}
+	for name, table := range set {
+		for _, chain := range table.Chains {
+			chain.Rules = append([]rules.Rule{}, chain.Rules...) // nil is empty
+			d.Tables[name] = append(d.Tables[name], chain)
+		}
+	}
+	return d
+}
+
+// wantAsSaved compares what the mirror says with what iptables-save prints.
+func wantAsSaved(t *testing.T, k *Kernel, family rules.Family, after string) Snapshot {
+	t.Helper()
+	got := mustRead(t, k, family)
+	set, unreadable, err := k.save.read(t.Context(), family)
+	if err != nil {
+		t.Fatal(err)
+	}
+	exist, err := k.reader.tables(t.Context(), family)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, table := range exist {
+		if _, printed := set[table]; !printed && unreadable[table] == nil {
+			unreadable[table] = errNotPrinted
+		}
+	}
+	if diff := cmp.Diff(describe(set, unreadable), describe(got.Tables, got.Unreadable)); diff != "" {
+		t.Fatalf("after %s (-saved +mirrored):\n%s", after, diff)
+	}
+	if now := mustStamp(t, k, family); now.Value != got.Digest {
+		t.Errorf("after %s: the digest is %d, the genid %d", after, got.Digest, now.Value)
+	}
+	return got
+}
+
+// attempt executes a command that may be refused.
+func attempt(t *testing.T, input, line string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", line)
+	cmd.Stdin = strings.NewReader(input)
+	_ = cmd.Run()
+}
+
+// The mirror says what iptables-save prints, for the rules of all clusters of
+// the corpus one after the other, each replacing the last.
+func TestMirrorCorpus(t *testing.T) {
+	files, err := filepath.Glob("../../internal/scenario/testdata/kube-proxy/*/expected.rules")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no corpus", err)
+	}
+	nodes, err := filepath.Glob("../../internal/scenario/testdata/node/*.rules")
+	if err != nil || len(nodes) == 0 {
+		t.Fatal("no node's rules", err)
+	}
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "iptables-nft", "ip6tables-nft")
+		k := openKernel(t, Config{Backend: NFT})
+		loaded := 0
+		for _, file := range slices.Concat(files, nodes) {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, flag := range []string{"", " --noflush"} {
+				attempt(t, string(text), "iptables-nft-restore"+flag)
+				s := wantAsSaved(t, k, rules.IPv4, file+flag)
+				for _, table := range s.Tables {
+					loaded += table.RuleCount()
+				}
+			}
+		}
+		if loaded < 1000 {
+			t.Errorf("only %d rules were loaded in all", loaded)
+		}
+	})
+}
+
+// ruleTexts are rules that nf_tables holds in many ways: native expressions,
+// xt matches and targets, inverted, with comments that try to be something else.
+func ruleTexts(family rules.Family) []string {
+	address := "10.1.2.0/24"
+	if family == rules.IPv6 {
+		address = "fd00:1::/64"
+	}
+	return []string{
+		"",
+		"-j ACCEPT",
+		"-p tcp -m tcp --dport 80 -j ACCEPT",
+		"! -p udp -j RETURN",
+		"-s " + address + " ! -i eth0 -p tcp -m multiport --dports 1,2,3:9 -j DROP",
+		"-m comment --comment \"hello, \\\"world\\\" -j DROP\" -j ACCEPT",
+		"-m comment --comment plain",
+		"-m comment --comment canaryd-0123456789abcdef",
+		"-m comment --comment \"canaryd-witness-0123\" -j RETURN",
+		"-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+		"-m limit --limit 5/sec --limit-burst 7 -j LOG --log-prefix \"a b -j \"",
+		"-m mark --mark 0x4000/0x4000 -j RETURN",
+		"-m statistic --mode random --probability 0.33333333349 -j ACCEPT",
+		"-m addrtype --dst-type LOCAL -j ACCEPT",
+		"-m set --match-set mine src -j ACCEPT",
+		"-m set ! --match-set other dst,src",
+		"-j SET --add-set mine src",
+		"-m recent --rcheck --seconds 10800 --reap --name X --rsource -j ACCEPT",
+		"-m physdev --physdev-is-in -j ACCEPT",
+		"-p tcp -m tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu",
+		"-j MARK --or-mark 0x4000",
+		"-j CONNMARK --save-mark",
+		"-p tcp -j REJECT --reject-with tcp-reset",
+		"-j A",
+		"-g B",
+		"-j C",
+	}
+}
+
+// An editor changes one family's tables at random.
+type editor struct {
+	t      *testing.T
+	rand   *rand.Rand
+	family rules.Family
+	rules  []string
+}
+
+func (e *editor) pick(words ...string) string { return words[e.rand.IntN(len(words))] }
+
+func (e *editor) table() string { return e.pick("filter", "nat", "mangle", "filter", "raw") }
+
+func (e *editor) chain() string {
+	return e.pick("A", "B", "C", "D", "KUBE-SVC-0123456789ABCDEF", "INPUT", "OUTPUT", "PREROUTING")
+}
+
+// edit makes one change and says which.
+func (e *editor) edit() string {
+	prefix := familyPrefix(e.family) + "tables-nft"
+	nft := "nft -- "
+	table, chain := e.table(), e.chain()
+	ip := map[rules.Family]string{rules.IPv4: "ip", rules.IPv6: "ip6"}[e.family]
+	native := fmt.Sprintf("%s %s %s", ip, table, chain)
+	var line, input string
+	switch e.rand.IntN(24) {
+	case 0, 1, 2, 3, 4:
+		line = fmt.Sprintf("%s -t %s -A %s %s", prefix, table, chain, e.pick(e.rules...))
+	case 5, 6, 7:
+		line = fmt.Sprintf("%s -t %s -I %s %d %s", prefix, table, chain, 1+e.rand.IntN(3), e.pick(e.rules...))
+	case 8:
+		line = fmt.Sprintf("%s -t %s -D %s %d", prefix, table, chain, 1+e.rand.IntN(3))
+	case 9:
+		line = fmt.Sprintf("%s -t %s -R %s 1 %s", prefix, table, chain, e.pick(e.rules...))
+	case 10:
+		line = fmt.Sprintf("%s -t %s -F %s", prefix, table, chain)
+	case 11:
+		line = fmt.Sprintf("%s -t %s %s", prefix, table, e.pick("-F", "-X", "-F; "+prefix+" -t "+table+" -X"))
+	case 12:
+		line = fmt.Sprintf("%s -t %s -E %s %s", prefix, table, chain, e.pick("A", "B", "E"))
+	case 13:
+		line = fmt.Sprintf("%s -t %s -P %s %s", prefix, table, e.pick("INPUT", "OUTPUT"), e.pick("DROP", "ACCEPT"))
+	case 14:
+		line = fmt.Sprintf("%s -t %s -X %s", prefix, table, chain)
+	case 15, 16, 17:
+		line, input = prefix+"-restore --noflush", e.restore(table)
+	case 18:
+		line, input = prefix+"-restore", e.restore(table)
+	case 19, 20: // iptables does not understand this one
+		line = nft + "add rule " + native + " ct state vmap '{ new : accept }'"
+	case 21:
+		line = nft + "flush chain " + native
+	case 22: // a table, a hook and names that are not iptables'
+		line = nft + e.pick(
+			"delete table "+ip+" "+table,
+			"add table "+ip+" "+table,
+			"flush ruleset "+ip,
+			"add chain "+ip+" "+table+" odd '{ type filter hook input priority 7; policy drop; }'",
+			"add rule "+ip+" "+table+" odd ct state vmap '{ new : accept }'",
+			"add chain "+ip+" "+table+" INPUT '{ type filter hook input priority 7; }'",
+			"add chain "+ip+" "+table+" INPUT",
+			"add chain "+ip+" "+table+" A_name_that_is_much_longer_than_iptables_takes_at_all",
+			"add table "+ip+" else; nft add chain "+ip+" else A; nft add rule "+ip+" else A accept",
+			"delete chain "+ip+" "+table+" odd",
+		)
+	default: // many things at once
+		var script []string
+		for _, c := range []string{"A", "B", "C"} {
+			script = append(script, fmt.Sprintf("add chain %s %s %s", ip, table, c), fmt.Sprintf("add rule %s %s %s counter return", ip, table, c))
+		}
+		line, input = "nft -f -", strings.Join(script, "\n")
+	}
+	attempt(e.t, input, line)
+	if input != "" {
+		return line + " <<.\n" + input
+	}
+	return line
+}
+
+func (e *editor) restore(table string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "*%s\n", table)
+	chains := []string{"A", "B", "C", "D"}[:2+e.rand.IntN(3)]
+	for _, c := range chains {
+		fmt.Fprintf(&b, ":%s - [0:0]\n", c)
+	}
+	for _, c := range chains {
+		for range e.rand.IntN(4) {
+			fmt.Fprintf(&b, "-A %s %s\n", c, e.pick(e.rules...))
+		}
+	}
+	b.WriteString("COMMIT\n")
+	return b.String()
+}
+
+// The mirror says what iptables-save prints, whatever is done to the tables.
+func TestMirrorRandomEdits(t *testing.T) {
+	for _, family := range rules.Families() {
+		for seed := range uint64(3) {
+			t.Run(fmt.Sprint(family, "/", seed), func(t *testing.T) {
+				nstest.Run(t, func(t *testing.T) {
+					nstest.NeedProgram(t, "iptables-nft", "ip6tables-nft", "nft", "ipset")
+					inet := map[rules.Family]string{rules.IPv4: "inet", rules.IPv6: "inet6"}[family]
+					for _, set := range []string{"mine", "other"} {
+						nstest.Command(t, "ipset", "create", set, "hash:net", "family", inet)
+					}
+					k := openKernel(t, Config{Backend: NFT})
+					e := &editor{t: t, rand: rand.New(rand.NewPCG(seed, 1)), family: family, rules: ruleTexts(family)}
+					unreadable, read := 0, 0
+					for range 150 {
+						done := e.edit()
+						for e.rand.IntN(3) == 0 {
+							done += "\n" + e.edit()
+						}
+						s := wantAsSaved(t, k, family, done)
+						unreadable += len(s.Unreadable)
+						for _, table := range s.Tables {
+							read += table.RuleCount()
+						}
+						if s.Tables[rules.Nat] == nil && s.Tables[rules.Filter] == nil {
+							attempt(t, "", "nft flush ruleset")
+						}
+					}
+					if unreadable == 0 || read < 300 {
+						t.Errorf("%d tables were unreadable, %d rules were read: this shows nothing", unreadable, read)
+					}
+				})
+			})
+		}
+	}
+}

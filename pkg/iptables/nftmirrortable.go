@@ -1,0 +1,293 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A mirrorTable is the mirror of one table.
+type mirrorTable struct {
+	name    rules.TableName
+	chains  map[string]*mirrorChain
+	highest uint64 // of all chains' handles
+	// untold are chains with rules whose text has to be asked.
+	untold map[string]*mirrorChain
+	// refused are chains that iptables does not understand, and why.
+	refused map[string]error
+	ready   *rules.Table // nil if something changed since it was built
+	order   []string     // the names of the user's chains, sorted; nil if they changed
+}
+
+// A mirrorChain is the mirror of one chain.
+type mirrorChain struct {
+	raw rawChain
+	// content has handles only while the text is asked for.
+	content content
+	read    bool
+	// rules is what content says. It is never changed in place: Snapshots
+	// share it.
+	rules []rules.Rule
+	// fickle: it holds rules whose bytes do not say what they mean.
+	fickle bool
+}
+
+func newMirrorTable(name rules.TableName) *mirrorTable {
+	return &mirrorTable{name: name, chains: map[string]*mirrorChain{}, untold: map[string]*mirrorChain{}, refused: map[string]error{}}
+}
+
+// see notes that a chain exists. One that was not known has yet to be read.
+func (t *mirrorTable) see(raw rawChain) {
+	t.highest = max(t.highest, raw.handle)
+	name := raw.place.Chain
+	c := t.chains[name]
+	if c == nil {
+		t.chains[name] = &mirrorChain{raw: raw}
+		t.ready, t.order = nil, nil
+		return
+	}
+	if c.raw != raw {
+		c.raw = raw
+		t.ready, t.order = nil, nil
+	}
+}
+
+// adopt takes over what an earlier mirror of the table, which may be nil, knows
+// of the same chains, and returns the names of those that must be read.
+func (t *mirrorTable) adopt(old *mirrorTable, l *lexicon) (unread []string) {
+	if old == nil {
+		return slices.Collect(maps.Keys(t.chains))
+	}
+	same := len(old.chains) == len(t.chains)
+	for name, c := range t.chains {
+		was := old.chains[name]
+		if was == nil || was.raw.handle != c.raw.handle {
+			same = false
+			unread = append(unread, name)
+			continue
+		}
+		same = same && was.raw == c.raw
+		was.raw = c.raw
+		t.chains[name] = was
+		if old.untold[name] != nil {
+			t.untold[name] = was
+		}
+		if err := old.refused[name]; err != nil {
+			t.refused[name] = err
+		}
+	}
+	for name, was := range old.chains {
+		if t.chains[name] != was {
+			l.release(was.content.ids)
+		}
+	}
+	if same {
+		t.ready, t.order = old.ready, old.order
+	}
+	return unread
+}
+
+// renamed reports whether a notification can mean that a chain got another
+// name: no new chain has a handle that is not higher than all before.
+func (t *mirrorTable) renamed(e nftEvent) bool {
+	if c := t.chains[string(e.chain)]; c != nil && c.raw.handle == e.handle {
+		return false
+	}
+	known := e.handle <= t.highest
+	t.highest = max(t.highest, e.handle)
+	return known && e.kind == unix.NFT_MSG_NEWCHAIN
+}
+
+func (t *mirrorTable) drop(name string, l *lexicon) {
+	c := t.chains[name]
+	if c == nil {
+		return
+	}
+	l.release(c.content.ids)
+	delete(t.chains, name)
+	delete(t.untold, name)
+	delete(t.refused, name)
+	t.ready, t.order = nil, nil
+}
+
+// take notes what a chain holds now.
+func (t *mirrorTable) take(name string, now content, l *lexicon) {
+	c := t.chains[name]
+	same := c.read && slices.Equal(c.content.ids, now.ids)
+	if same && !c.fickle && t.untold[name] == nil {
+		return // refused or known, nothing changed
+	}
+	l.release(c.content.ids)
+	c.content, c.read = now, true
+	c.fickle = false
+	delete(t.refused, name)
+	delete(t.untold, name)
+	t.ready = nil
+	found := make([]rules.Rule, len(now.ids))
+	for i, id := range now.ids {
+		rule, ok := l.text(id)
+		if !ok {
+			c.rules = nil
+			if !c.odd() {
+				t.untold[name] = c
+			}
+			return
+		}
+		found[i] = rule
+	}
+	c.rules, c.content.handles = found, nil
+}
+
+// odd reports whether the chain is none that iptables shows: it has a hook, but
+// is not one of the built-in chains (iptables-nft-save 1.8.9 leaves it out:
+// "contains incompatible base-chains").
+func (c *mirrorChain) odd() bool {
+	if !c.raw.base {
+		return false
+	}
+	place := c.raw.place
+	want := baseChainOf(place.Table, place.Chain)
+	return !rules.Builtin(place.Table, place.Chain) ||
+		want != baseChain{kind: c.raw.kind, hook: c.raw.hook, priority: c.raw.priority}
+}
+
+// wantsText reports whether texts must be asked. A table that iptables cannot
+// print as a whole is not worth it.
+func (t *mirrorTable) wantsText() bool { return len(t.untold) > 0 && len(t.refused) == 0 }
+
+// refusal says why iptables cannot print the table; nil if it can.
+func (t *mirrorTable) refusal() error {
+	if len(t.refused) == 0 {
+		return nil
+	}
+	return t.refused[slices.Min(slices.Collect(maps.Keys(t.refused)))]
+}
+
+// table builds what iptables-save would have said. Chains stand in its order:
+// the built-in ones, those that do not exist too, and the user's by name.
+func (t *mirrorTable) table() *rules.Table {
+	if t.ready != nil {
+		return t.ready
+	}
+	if t.order == nil {
+		t.order = make([]string, 0, len(t.chains))
+		for name, c := range t.chains {
+			if !c.odd() && !rules.Builtin(t.name, name) {
+				t.order = append(t.order, name)
+			}
+		}
+		slices.Sort(t.order)
+	}
+	built := rules.NewTable(t.name)
+	for _, name := range rules.BuiltinChains(t.name) {
+		chain := rules.Chain{Name: name, Policy: "ACCEPT"}
+		if c := t.chains[name]; c != nil && !c.odd() {
+			chain.Policy, chain.Rules = c.policy(), c.rules
+		}
+		built.Add(chain)
+	}
+	for _, name := range t.order {
+		built.Add(rules.Chain{Name: name, Rules: t.chains[name].rules})
+	}
+	t.ready = built
+	return built
+}
+
+func (c *mirrorChain) policy() string {
+	switch {
+	case !c.raw.base: // a chain of the user's with a built-in chain's name
+		return ""
+	case c.raw.policy == nfAccept:
+		return "ACCEPT"
+	default:
+		return "DROP"
+	}
+}
+
+// findTexts asks iptables for what the lexicon lacks. It believes what is
+// printed of a chain only if the chain holds the very same rules before and
+// after; other chains stay dirty.
+func (f *mirrored) findTexts(ctx context.Context, printer printer) error {
+	for name, t := range f.tables {
+		for t.wantsText() {
+			// What is dirty may have changed again; the rest of its table
+			// can be asked for nevertheless.
+			var batch []Place
+			for chain := range t.untold {
+				if batch = append(batch, Place{name, chain}); len(batch) == printMost {
+					break
+				}
+			}
+			slices.SortFunc(batch, func(a, b Place) int { return strings.Compare(a.Chain, b.Chain) })
+			if err := f.ask(ctx, printer, t, batch); err != nil {
+				return err
+			}
+			if len(f.dirty) > 0 {
+				return nil // hear first what happened
+			}
+		}
+	}
+	return nil
+}
+
+// ask has one batch of chains printed.
+func (f *mirrored) ask(ctx context.Context, printer printer, t *mirrorTable, batch []Place) error {
+	type answer struct {
+		rules []rules.Rule
+		err   error
+	}
+	answers := make(map[Place]answer, len(batch))
+	err := printer.print(ctx, f.family, batch, func(place Place, found []rules.Rule, err error) {
+		answers[place] = answer{found, err}
+	})
+	if err != nil {
+		return err
+	}
+	for _, place := range batch {
+		c, said := t.chains[place.Chain], answers[place]
+		after, err := f.content(place)
+		if err != nil && !errors.Is(err, errInterrupted) {
+			return err
+		}
+		if err != nil || !slices.Equal(after.ids, c.content.ids) || !slices.Equal(after.handles, c.content.handles) {
+			f.dirty[place] = true
+			continue
+		}
+		if said.err == nil {
+			said.err = c.learn(said.rules, f.lexicon)
+		}
+		t.ready = nil
+		delete(t.untold, place.Chain)
+		if said.err != nil {
+			t.refused[place.Chain] = said.err
+		}
+	}
+	return nil
+}
+
+// learn pairs the chain's rules with what iptables printed for them.
+func (c *mirrorChain) learn(printed []rules.Rule, l *lexicon) error {
+	if len(printed) != len(c.content.ids) {
+		return fmt.Errorf("chain %s holds %d rules, of which iptables prints %d", c.raw.place.Chain, len(c.content.ids), len(printed))
+	}
+	c.rules = make([]rules.Rule, len(printed))
+	for i, id := range c.content.ids {
+		if err := l.tell(id, printed[i]); err != nil {
+			return fmt.Errorf("rule %d of chain %s: %w", i+1, c.raw.place.Chain, err)
+		}
+		rule, certain := l.text(id)
+		if !certain {
+			rule, c.fickle = printed[i], true
+		}
+		c.rules[i] = rule
+	}
+	c.content.handles = nil
+	return nil
+}
