@@ -228,7 +228,7 @@ func (k *Kernel) newMirror(conn *nftConn) *mirror {
 	for family := range k.tools {
 		known[family] = newLexicon()
 	}
-	return newMirror(conn, printer{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv()}, known, k.cfg.ReadTimeout)
+	return newMirror(conn, printer{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv()}, known, k.save.shelf, k.cfg.ReadTimeout)
 }
 
 func (k *Kernel) openReader() (reader, error) {

@@ -205,14 +205,11 @@ func TestReadFailures(t *testing.T) {
 // What the mirror cannot have printed is an error, and unknown; nothing of it
 // is remembered.
 func TestReadMirrorFailures(t *testing.T) {
-	cases := slices.Clone(failures)
-	for _, more := range []struct{ name, script, want string }{
+	cases := append(slices.Clone(failures), []struct{ name, script, want string }{
 		{"another chain", `printf -- '-N Y\n'`, `iptables printed chain "Y", which was not the next to be asked for`},
 		{"rules of another chain", `printf -- '-N X\n-A Y -j ACCEPT\n'`, `iptables printed a rule of chain "Y" among others`},
 		{"something else", `printf -- 'hello\n'`, `iptables printed "hello" for a chain`},
-	} {
-		cases = append(cases, more)
-	}
+	}...)
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {

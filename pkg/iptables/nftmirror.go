@@ -31,10 +31,10 @@ type mirror struct {
 	families map[rules.Family]*mirrored
 }
 
-func newMirror(conn *nftConn, printer printer, known lexicons, timeout time.Duration) *mirror {
+func newMirror(conn *nftConn, printer printer, known lexicons, shelf *shelf, timeout time.Duration) *mirror {
 	m := &mirror{conn: conn, printer: printer, timeout: timeout, turn: make(chan struct{}, 1), families: map[rules.Family]*mirrored{}}
 	for family, lexicon := range known {
-		m.families[family] = &mirrored{family: family, lexicon: lexicon, conn: conn}
+		m.families[family] = &mirrored{family: family, lexicon: lexicon, conn: conn, shelf: shelf}
 	}
 	return m
 }
@@ -119,6 +119,7 @@ type mirrored struct {
 	family  rules.Family
 	lexicon *lexicon
 	conn    *nftConn
+	shelf   *shelf
 	tables  map[rules.TableName]*mirrorTable // those that exist
 	// stale: which tables and chains exist must be asked.
 	stale bool
@@ -288,7 +289,7 @@ func (f *mirrored) reread(place Place, itself bool) error {
 			return err
 		}
 		delete(f.dirty, place)
-		t.take(place.Chain, content, f.lexicon)
+		t.take(place.Chain, content, f.lexicon, f.shelf.known(f.family)(place.Table))
 		return nil
 	}
 	return nil
@@ -328,12 +329,17 @@ func (f *mirrored) tidy() {
 // snapshot returns what is mirrored.
 func (f *mirrored) snapshot(genid uint64) Snapshot {
 	s := Snapshot{Family: f.family, Tables: rules.Ruleset{}, Unreadable: map[rules.TableName]error{}, Digest: genid}
+	changed := false
 	for name, t := range f.tables {
 		if err := t.refusal(); err != nil {
 			s.Unreadable[name] = err
-		} else {
-			s.Tables[name] = t.table()
+			continue
 		}
+		changed = changed || t.ready == nil
+		s.Tables[name] = t.table()
+	}
+	if changed {
+		f.shelf.put(f.family, s.Tables, time.Now())
 	}
 	return s
 }

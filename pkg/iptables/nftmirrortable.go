@@ -117,8 +117,9 @@ func (t *mirrorTable) drop(name string, l *lexicon) {
 	t.ready, t.order = nil, nil
 }
 
-// take notes what a chain holds now.
-func (t *mirrorTable) take(name string, now content, l *lexicon) {
+// take notes what a chain holds now. earlier is the table as it was on the
+// shelf, or nil.
+func (t *mirrorTable) take(name string, now content, l *lexicon, earlier *rules.Table) {
 	c := t.chains[name]
 	same := c.read && slices.Equal(c.content.ids, now.ids)
 	if same && !c.fickle && t.untold[name] == nil {
@@ -142,7 +143,15 @@ func (t *mirrorTable) take(name string, now content, l *lexicon) {
 		}
 		found[i] = rule
 	}
-	c.rules, c.content.handles = found, nil
+	c.rules, c.content.handles = shared(found, earlier.Chain(name)), nil
+}
+
+// shared returns found, or what an earlier chain has in memory of the same.
+func shared(found []rules.Rule, earlier *rules.Chain) []rules.Rule {
+	if earlier != nil && slices.Equal(found, earlier.Rules) {
+		return earlier.Rules
+	}
+	return found
 }
 
 // odd reports whether the chain is none that iptables shows: it has a hook, but
@@ -250,6 +259,7 @@ func (f *mirrored) ask(ctx context.Context, printer printer, t *mirrorTable, bat
 	if err != nil {
 		return err
 	}
+	earlier := f.shelf.known(f.family)(t.name)
 	for _, place := range batch {
 		c, said := t.chains[place.Chain], answers[place]
 		after, err := f.content(place)
@@ -262,6 +272,7 @@ func (f *mirrored) ask(ctx context.Context, printer printer, t *mirrorTable, bat
 		}
 		if said.err == nil {
 			said.err = c.learn(said.rules, f.lexicon)
+			c.rules = shared(c.rules, earlier.Chain(place.Chain))
 		}
 		t.ready = nil
 		delete(t.untold, place.Chain)
