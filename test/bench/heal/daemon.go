@@ -252,9 +252,9 @@ func (d *process) rest(ctx context.Context) (measure.Use, error) {
 }
 
 // A healing is what putting rules back took: all of it, without the settle
-// time, and the replay of IPv4 alone as canaryd itself measures it (from its
-// guarded read to its proof).
-type healing struct{ all, replay measure.Use }
+// time; of it until the loss was noticed; and the replay of IPv4 alone as canaryd
+// itself measures it (from its guarded read to its proof).
+type healing struct{ all, notice, replay measure.Use }
 
 // heal measures from the flush command's end to the last proof.
 func (d *process) heal(ctx context.Context, flush func() error) (healing, error) {
@@ -289,12 +289,17 @@ func (d *process) heal(ctx context.Context, flush func() error) (healing, error)
 	if err != nil {
 		return h, err
 	}
-	last := status.Flushes[0]
-	back := last.Time.Add(time.Duration(last.AbsentSeconds * float64(time.Second)))
-	h.all.Seconds = max(0, back.Sub(flushed)-settle).Seconds()
-	after, err := replaySeconds(ctx)
-	h.replay.Seconds = after - before
+	first, last := status.Flushes[len(status.Flushes)-len(known.Flushes)-1], status.Flushes[0]
+	h.notice.Seconds = max(0, after(first, first.NoticedSeconds).Sub(flushed)).Seconds()
+	h.all.Seconds = max(0, after(last, last.AbsentSeconds).Sub(flushed)-settle).Seconds()
+	since, err := replaySeconds(ctx)
+	h.replay.Seconds = since - before
 	return h, err
+}
+
+// after returns the time that many seconds after a record's first evidence.
+func after(r scenario.Record, seconds float64) time.Time {
+	return r.Time.Add(time.Duration(seconds * float64(time.Second)))
 }
 
 // replaySeconds returns how long all replays of IPv4 have taken.

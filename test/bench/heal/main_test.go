@@ -41,7 +41,8 @@ func TestShort(t *testing.T) {
 		measured := map[string]bool{}
 		for _, s := range got.Series {
 			measured[s.Backend+" "+s.Name] = true
-			if s.Seconds.Count != 1 || s.Seconds.Median <= 0 || s.Services != 100 {
+			took := s.Seconds.Median > 0 || s.Name == noticeRun && s.Seconds.Median == 0 // before the flush command's end
+			if s.Seconds.Count != 1 || !took || s.Services != 100 {
 				t.Errorf("%s %s: %+v", s.Backend, s.Name, s)
 			}
 		}

@@ -26,10 +26,12 @@ const (
 	replaceRun  = "replace"
 	pollRun     = "poll"
 	healRun     = "heal"
+	noticeRun   = "notice"
 	replayRun   = "replay"
 	restingRun  = "resting"
 	learnedRun  = "learned-one"
 	rushRun     = "rush"
+	busyHealRun = "heal-busy"
 	firstRead   = "capture-first"
 	fullRead    = "capture-full"
 	oneRead     = "capture-one"
@@ -169,27 +171,11 @@ func (r *repetition) heal(ctx context.Context) (err error) {
 			err = errors.Join(err, fmt.Errorf("canaryd run: %w\n%s", stopped, d.log()))
 		}
 	}()
-	if r.uses[learnedRun], err = d.learn(ctx, func() error {
-		_, err := r.restore(ctx, r.payload.one)
-		return err
-	}); err != nil {
-		return err
-	}
-	if r.uses[rushRun], err = d.rush(ctx, func(turn int) error {
-		path := filepath.Join(r.dir, "turn")
-		if err := os.WriteFile(path, []byte(r.payload.toPort(10000+turn)), 0o600); err != nil {
-			return err
-		}
-		_, err := r.restore(ctx, path)
-		return err
-	}); err != nil {
-		return err
-	}
 	before, err := r.save(ctx)
 	if err != nil {
 		return err
 	}
-	time.Sleep(quietFor) // the new generation is saved and its nonce rotated
+	time.Sleep(r.quiet())
 	if r.uses[restingRun], err = d.rest(ctx); err != nil {
 		return err
 	}
@@ -201,11 +187,50 @@ func (r *repetition) heal(ctx context.Context) (err error) {
 	if err := errors.Join(err, profile()); err != nil {
 		return err
 	}
-	r.uses[healRun], r.uses[replayRun] = healed.all, healed.replay
+	r.uses[healRun], r.uses[noticeRun], r.uses[replayRun] = healed.all, healed.notice, healed.replay
 	after, err := r.save(ctx)
-	if err == nil && !slices.Equal(before, after) {
-		err = fmt.Errorf("what came back is not what was there: %d lines, before %d", len(after), len(before))
+	if err != nil {
+		return err
 	}
+	if !slices.Equal(before, after) {
+		return fmt.Errorf("what came back is not what was there: %d rules of %d; the first that differ:\n%s%s",
+			len(after), len(before), firstOf(before, after), firstOf(after, before))
+	}
+	return r.follow(ctx, d)
+}
+
+// quiet returns how long nothing is written before the flush. On legacy canaryd
+// looks at a table of 60,000 rules once in 10 s at most while somebody writes; what
+// that does to a flush in a busy time is measured for itself.
+func (r *repetition) quiet() time.Duration {
+	if r.backend == iptables.Legacy && r.services > 100 {
+		return 12 * time.Second
+	}
+	return quietFor // the new generation is saved and its nonce rotated
+}
+
+// follow lets the owner write beside canaryd, and flushes again right after.
+func (r *repetition) follow(ctx context.Context, d *process) (err error) {
+	r.uses[learnedRun], err = d.learn(ctx, func() error {
+		_, err := r.restore(ctx, r.payload.one)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	r.uses[rushRun], err = d.rush(ctx, func(turn int) error {
+		path := filepath.Join(r.dir, "turn")
+		if err := os.WriteFile(path, []byte(r.payload.toPort(10000+turn)), 0o600); err != nil {
+			return err
+		}
+		_, err := r.restore(ctx, path)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	healed, err := d.heal(ctx, func() error { return r.flush(ctx) })
+	r.uses[busyHealRun] = healed.all
 	return err
 }
 
@@ -227,6 +252,16 @@ func (r *repetition) save(ctx context.Context) ([]string, error) {
 	}
 	slices.Sort(lines)
 	return lines, nil
+}
+
+// firstOf returns the first line of all that others lack.
+func firstOf(all, others []string) string {
+	for _, line := range all {
+		if _, found := slices.BinarySearch(others, line); !found {
+			return line
+		}
+	}
+	return ""
 }
 
 // within runs this program once more, in the same namespace.

@@ -21,7 +21,9 @@ type title struct {
 func titles() []title {
 	return []title{
 		{what: healRun, text: "canaryd: flush's end to proved, settle time left out"},
+		{what: noticeRun, text: "of it until the loss is noticed"},
 		{what: replayRun, text: "of it the replay: guarded read, restore, proof"},
+		{what: busyHealRun, text: "the same right after 60 changes in 3 s"},
 		{what: bareRun, text: "iptables-restore --noflush by hand"},
 		{what: replaceRun, text: "iptables-restore by hand, others' rules lost"},
 		{what: pollRun, text: "poll every 30 s, then iptables-restore --noflush"},
