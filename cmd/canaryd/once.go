@@ -135,12 +135,12 @@ func (b bench) restore(ctx context.Context, to streams) (int, error) {
 			marks = marks.With(f, t, tr.Mark)
 		}
 	}
-	confirmed := state.Confirmed
+	confirmed, uptime := state.Confirmed, state.Uptime
 	if reply.Proved() {
-		confirmed = time.Now()
+		confirmed, uptime = time.Now(), daemon.Uptime()
 	}
 	err = errors.Join(err, b.store.SaveGeneration(stored.Generation, stored.Source, stored.Captured),
-		b.store.SaveState(reload.State{Confirmed: confirmed, Marks: marks}))
+		b.store.SaveState(reload.State{Confirmed: confirmed, Uptime: uptime, Marks: marks}))
 	if err != nil {
 		return exitError, err
 	}

@@ -92,7 +92,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		Kernel: kernel, Hints: hints, Writers: writers, Metrics: metrics,
 		Mode: daemon.Mode(o.mode), Source: strings.Join(o.sourceNames(), "+"),
 		Protects: o.learns, Declared: files.declaration(), Declarations: files.changes, Canary: o.canaryChain,
-		PollInterval: o.poll, Settle: o.settle, HookGrace: o.hookGrace, MaxStoredAge: o.maxStoredAge,
+		PollInterval: o.poll, Settle: o.settle, HookGrace: o.hookGrace, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime,
 		Store: store, Disabled: disabled,
 	})
 	control, err := daemon.ListenControl(ctx, o.socket)

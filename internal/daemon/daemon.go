@@ -60,6 +60,9 @@ type Config struct {
 	Settle       time.Duration // how long a loss must be quiet before it is judged
 	HookGrace    time.Duration
 	MaxStoredAge time.Duration
+	// Uptime tells how long the machine has been up: the function Uptime, but for
+	// tests.
+	Uptime func() time.Duration
 
 	Store    *reload.Store           // nil: nothing is kept
 	Disabled map[rules.Family]string // families that are not there, with the reason
@@ -71,7 +74,8 @@ type Daemon struct {
 	cfg      Config
 	requests chan request
 	status   atomic.Pointer[Status]
-	turned   atomic.Int64 // when the loop last turned, in Unix nanoseconds
+	made     time.Time    // when it was made; what is counted from it no clock that is set can move
+	turned   atomic.Int64 // when the loop last turned, in nanoseconds since made
 	edition  int          // of the generation that status describes
 }
 
@@ -86,8 +90,8 @@ func New(cfg Config) *Daemon {
 	d := &Daemon{
 		cfg:      cfg,
 		requests: make(chan request),
+		made:     time.Now(),
 	}
-	d.turned.Store(time.Now().UnixNano())
 	d.publish(d.newState())
 	return d
 }
@@ -98,7 +102,7 @@ func (d *Daemon) Status() Status { return *d.status.Load() }
 // Alive returns nil if the loop turns. It knows nothing of losses: a restart
 // in the middle of an outage helps nobody.
 func (d *Daemon) Alive() error {
-	idle := time.Since(time.Unix(0, d.turned.Load()))
+	idle := time.Since(d.made) - time.Duration(d.turned.Load())
 	if limit := 5*d.cfg.PollInterval + 10*time.Second; idle > limit {
 		return fmt.Errorf("the loop has not turned for %s", idle.Round(time.Second))
 	}
@@ -239,7 +243,7 @@ func (d *Daemon) allPlanted(st *state) bool {
 	return true
 }
 
-func (d *Daemon) beat() { d.turned.Store(time.Now().UnixNano()) }
+func (d *Daemon) beat() { d.turned.Store(int64(time.Since(d.made))) }
 
 // job returns what a replay starts from now.
 func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
@@ -282,8 +286,9 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 		log.Error(err, "The stored generation is not used; canaryd begins with what the kernel holds now")
 		return
 	}
-	age := time.Since(known.Confirmed)
-	if age > d.cfg.MaxStoredAge && !d.marksStand(ctx, st, known.Marks) {
+	age := d.cfg.Uptime() - known.Uptime
+	// A negative one was told by another clock: that of a container's own time.
+	if (age > d.cfg.MaxStoredAge || age < 0) && !d.marksStand(ctx, st, known.Marks) {
 		log.Info("The marks of the last run do not stand, and what it knew is too old to be replayed unasked; `canaryd restore --generation` does it",
 			"generation", stored.ID, "age", age.Round(time.Second), "maxStoredAge", d.cfg.MaxStoredAge)
 		return
@@ -293,7 +298,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 		st.inForce = &Declaration{st.claimed(stored.Generation), st.claims}
 	}
 	st.capture(stored.Captured)
-	st.confirmed, st.kept = known.Confirmed, known.Marks
+	st.confirmed, st.uptime, st.kept = known.Confirmed, known.Uptime, known.Marks
 	d.cfg.Store.Resume(stored.ID)
 	log.Info("Took up the stored generation", "generation", stored.ID, "age", age.Round(time.Second))
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -26,6 +27,16 @@ func Identify(info iptables.Info) (reload.Identity, error) {
 		BootID: strings.TrimSpace(string(boot)), NetNS: netns,
 		Backend: string(info.Backend), Version: info.Version,
 	}, nil
+}
+
+// Uptime returns how long the machine has been up, with the time that it slept.
+// Unlike the clock on the wall nobody can set it, and it is the same for all
+// processes of a boot, but for those in a time namespace.
+func Uptime() time.Duration {
+	var now unix.Timespec
+	// It fails only for a clock that does not exist; this one does since 2.6.39.
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now)
+	return time.Duration(now.Nano())
 }
 
 // namespaceID returns the namespace's cookie, which is not used again within a

@@ -1,6 +1,10 @@
 package daemon
 
 import (
+	"context"
+	"fmt"
+	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -34,4 +38,74 @@ func TestOwnWriteWithoutProof(t *testing.T) {
 		}
 		r.wantReady()
 	})
+}
+
+// TestNoTimeOfTheWallIsCompared: the clock on the wall may jump, and times that
+// carry the monotonic one do not. Those that came from the disk have lost it, and
+// are for people only. Bubbles have no monotonic clock, so this test takes time.
+func TestNoTimeOfTheWallIsCompared(t *testing.T) {
+	dir, id := t.TempDir(), identity(iptables.NFT)
+	fake := loadedFake(t, iptables.NFT)
+	wait := func(r *rig, what string, done func(Status) bool) {
+		t.Helper()
+		for end := time.Now().Add(10 * time.Second); !done(r.d.Status()); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("waited 10 s for %s", what)
+			}
+		}
+	}
+	first := run(t, fake, setup{store: openStore(t, dir, id)})
+	wait(first, "a generation", func(s Status) bool { return s.Healthy && s.Generation.Rules > 0 })
+	first.stop()
+
+	r := run(t, fake, setup{store: openStore(t, dir, id)})
+	wait(r, "the generation of before", func(s Status) bool { return s.Healthy })
+	r.flushNat()
+	wait(r, "a repair", func(s Status) bool { return s.Healthy && len(s.Flushes) == 1 })
+	must(t, r.fake.RestoreNoflush(rules.IPv4, scenario.NewService))
+	time.Sleep(500 * time.Millisecond) // it is learned, and marks are renewed
+	var bare []string
+	must(t, r.d.ask(t.Context(), func(_ context.Context, st *state) {
+		bare = bareTimes(reflect.ValueOf(st), "state")
+	}))
+	// Both are printed and written to disk, and compared with nothing.
+	bare = slices.DeleteFunc(bare, func(path string) bool { return path == "state.confirmed" || path == "state.captured" })
+	if len(bare) > 0 {
+		t.Errorf("times without the monotonic clock: %q", bare)
+	}
+	if found := bareTimes(reflect.ValueOf(state{journal: []Flush{{Time: time.Unix(1, 0)}}}), "state"); !slices.Equal(found, []string{"state.journal[0].Time"}) {
+		t.Errorf("a time without it is not found: %q", found)
+	}
+}
+
+// bareTimes returns the paths of all times within v that are not zero and carry
+// no reading of the monotonic clock.
+func bareTimes(v reflect.Value, path string) []string {
+	var found []string
+	switch v.Kind() {
+	case reflect.Pointer, reflect.Interface:
+		if !v.IsNil() {
+			found = bareTimes(v.Elem(), path)
+		}
+	case reflect.Struct:
+		if v.Type() == reflect.TypeFor[time.Time]() {
+			// The first bit of the first field says whether there is one.
+			if wall := v.Field(0).Uint(); wall>>63 == 0 && !v.IsZero() {
+				found = append(found, path)
+			}
+			return found
+		}
+		for i := range v.NumField() {
+			found = append(found, bareTimes(v.Field(i), path+"."+v.Type().Field(i).Name)...)
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			found = append(found, bareTimes(v.Index(i), fmt.Sprintf("%s[%d]", path, i))...)
+		}
+	case reflect.Map:
+		for each := v.MapRange(); each.Next(); {
+			found = append(found, bareTimes(each.Value(), fmt.Sprintf("%s[%v]", path, each.Key()))...)
+		}
+	}
+	return found
 }

@@ -43,6 +43,8 @@ type setup struct {
 	declared rules.Generation
 	// kernel stands between the daemon and the Fake; nil is nothing.
 	kernel Kernel
+	// uptime is the machine's; nil is the bubble's.
+	uptime func() time.Duration
 }
 
 // A rig is a running Daemon on a Fake.
@@ -87,6 +89,9 @@ func run(t *testing.T, fake *iptables.Fake, s setup) *rig {
 	if s.mode == "" {
 		s.mode = Heal
 	}
+	if s.uptime == nil {
+		s.uptime = bubbleUptime
+	}
 	r := &rig{
 		t: t, fake: fake, hints: canary.NewHints(), writers: &canary.Writers{},
 		reg: prometheus.NewRegistry(), log: &logText{}, ended: make(chan error, 1),
@@ -96,7 +101,7 @@ func run(t *testing.T, fake *iptables.Fake, s setup) *rig {
 		Kernel: fake, Hints: r.hints, Writers: r.writers, Metrics: metrics,
 		Mode: s.mode, Source: "snapshot", Protects: selector.Protects, Canary: canary.DefaultChain,
 		PollInterval: time.Second, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second,
-		MaxStoredAge: 10 * time.Minute, Store: s.store,
+		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime,
 	}
 	if s.kernel != nil {
 		cfg.Kernel = s.kernel
@@ -128,6 +133,11 @@ func run(t *testing.T, fake *iptables.Fake, s setup) *rig {
 		}
 	})
 	return r
+}
+
+// bubbleUptime is how long the bubble has been: they all begin at that time.
+func bubbleUptime() time.Duration {
+	return time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC))
 }
 
 // stop is SIGTERM.

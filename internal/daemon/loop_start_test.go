@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -36,13 +37,18 @@ func TestRestart(t *testing.T) {
 		down   time.Duration
 		flush  bool
 		change func(*reload.Identity)
-		back   bool // the flushed rules come back
+		clock  time.Duration // by how much the clock on the wall is set meanwhile
+		asleep time.Duration // how much less the machine's uptime tells
+		back   bool          // the flushed rules come back
 		log    string
 	}{
 		{name: "intact", down: time.Minute, back: true, log: "Took up the stored generation"},
 		{name: "intact for long", down: time.Hour, back: true, log: "Took up the stored generation"},
 		{name: "flushed", down: time.Minute, flush: true, back: true, log: "The rules are back and proved"},
 		{name: "flushed long ago", down: time.Hour, flush: true, log: "too old to be replayed unasked"},
+		{name: "flushed, the clock set forward", down: time.Minute, flush: true, clock: 24 * time.Hour, back: true, log: "The rules are back and proved"},
+		{name: "flushed long ago, the clock set back", down: time.Hour, flush: true, clock: -24 * time.Hour, log: "too old to be replayed unasked"},
+		{name: "flushed, in another time namespace", down: time.Minute, flush: true, asleep: time.Hour, log: "too old to be replayed unasked"},
 		{name: "another boot", down: time.Minute, flush: true, change: func(id *reload.Identity) { id.BootID = "later" }, log: "The stored generation is not used"},
 		{name: "another version", down: time.Minute, flush: true, change: func(id *reload.Identity) { id.Version = "1.8.10" }, log: "The stored generation is not used"},
 	}
@@ -66,8 +72,9 @@ func TestRestart(t *testing.T) {
 				if test.change != nil {
 					test.change(&id)
 				}
+				setClock(t, dir, test.clock)
 				restores := first.fake.Restores()
-				r := run(t, first.fake, setup{store: openStore(t, dir, id)})
+				r := run(t, first.fake, setup{store: openStore(t, dir, id), uptime: func() time.Duration { return bubbleUptime() - test.asleep }})
 				r.settled()
 				r.wantReady()
 				r.wantLog(test.log)
@@ -93,6 +100,21 @@ func TestRestart(t *testing.T) {
 			})
 		})
 	}
+}
+
+// setClock makes the state on disk look as it would if the clock on the wall had
+// been set since it was written; a bubble's own clock cannot be.
+func setClock(t *testing.T, dir string, by time.Duration) {
+	t.Helper()
+	path := filepath.Join(dir, "state.json")
+	text, err := os.ReadFile(path)
+	must(t, err)
+	var state reload.State
+	must(t, json.Unmarshal(text, &state))
+	state.Confirmed = state.Confirmed.Add(-by)
+	text, err = json.Marshal(state)
+	must(t, err)
+	must(t, os.WriteFile(path, text, 0o600))
 }
 
 // TestStoreFails: a disk that fails stops no healing.

@@ -46,8 +46,9 @@ type state struct {
 	markedAt  time.Time // marks that are not on disk: since when; zero: none
 	saveAt    time.Time // when the generation is written; zero: nothing to write
 	savedAt   time.Time
-	confirmed time.Time    // when everything was last in force, as the disk has it
-	kept      canary.Marks // as the disk has them
+	confirmed time.Time     // when everything was last in force, as the disk has it
+	uptime    time.Duration // of the machine, then
+	kept      canary.Marks  // as the disk has them
 	saveCost  time.Duration
 	removed   bool // cleanup took everything out; nothing is done any more
 }

@@ -146,7 +146,7 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 		st.saveAt = time.Now().Add(confirmEvery)
 		return
 	}
-	start := time.Now()
+	start, uptime := time.Now(), d.cfg.Uptime()
 	var err error
 	switch sound := d.sound(st); {
 	case !sound:
@@ -155,13 +155,13 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 		err = d.cfg.Store.SaveGeneration(st.want(), d.cfg.Source, st.captured)
 		st.savedAt, st.saveCost = time.Now(), time.Since(start)
 		st.saveAt = st.savedAt.Add(confirmEvery)
-		st.confirmed = start
+		st.confirmed, st.uptime = start, uptime
 	default:
-		st.confirmed = start
+		st.confirmed, st.uptime = start, uptime
 	}
 	if err == nil && d.cfg.Store.Holds() {
 		st.kept = st.keep()
-		err = d.cfg.Store.SaveState(reload.State{Confirmed: st.confirmed, Marks: st.kept})
+		err = d.cfg.Store.SaveState(reload.State{Confirmed: st.confirmed, Uptime: st.uptime, Marks: st.kept})
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "The generation is not on disk; after a restart canaryd would begin anew")

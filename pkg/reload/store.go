@@ -59,6 +59,9 @@ type State struct {
 	Identity  Identity     `json:"identity"`
 	ID        string       `json:"id"`
 	Confirmed time.Time    `json:"confirmed"` // when it was last seen in force
+	// Uptime is how long the machine had been up then (CLOCK_BOOTTIME). How old
+	// the state is must be told by it: the clock on the wall may be set.
+	Uptime time.Duration `json:"uptime"`
 	Marks     canary.Marks `json:"marks"`
 }
 
@@ -231,7 +234,15 @@ func (s *Store) prune() error {
 		}
 		files = append(files, aged{e.Name(), info.ModTime()})
 	}
-	slices.SortFunc(files, func(a, b aged) int { return b.time.Compare(a.time) })
+	slices.SortFunc(files, func(a, b aged) int {
+		if a.name == s.written+".json" {
+			return -1 // where the clock was set back, it looks like the oldest
+		}
+		if b.name == s.written+".json" {
+			return 1
+		}
+		return b.time.Compare(a.time)
+	})
 	var errs []error
 	for i := keptGenerations; i < len(files); i++ {
 		errs = append(errs, os.Remove(filepath.Join(dir, files[i].name)))

@@ -34,7 +34,7 @@ func generation(t *testing.T, n int) rules.Generation {
 
 func testState() State {
 	return State{
-		Confirmed: noon.Add(time.Minute),
+		Confirmed: noon.Add(time.Minute), Uptime: time.Hour,
 		Marks: canary.Marks{
 			v4: {rules.Nat: canary.Mark{Nonce: "1", Witnessed: []string{"OUTPUT"}}.Trying(canary.Mark{Nonce: "2"})},
 			v6: {rules.Filter: {Nonce: "3"}},
@@ -198,6 +198,22 @@ func TestTheLastFiveGenerationsAreKept(t *testing.T) {
 		if kept := err == nil; kept != (n >= 2) {
 			t.Errorf("generation %d is kept: %v (%v)", n, kept, err)
 		}
+	}
+}
+
+// TestTheClockWasSetBack: what is written now looks older than all the rest, and
+// is kept all the same.
+func TestTheClockWasSetBack(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir, here)
+	for n := range 7 {
+		must(t, s.SaveGeneration(generation(t, n), "snapshot", noon))
+		later := time.Now().Add(time.Hour)
+		must(t, os.Chtimes(filepath.Join(dir, "generations", generation(t, n).ID()+".json"), later, later))
+	}
+	must(t, s.SaveState(testState()))
+	if _, _, err := s.LoadState(); err != nil {
+		t.Errorf("after a restart: %v", err)
 	}
 }
 
