@@ -118,8 +118,8 @@ type TableResult struct {
 	Wrote       int      // chains whose content was written
 }
 
-// Heal puts back what the generation has and the kernel has not, one restore
-// per family, and proves it. Tables that lost nothing are not touched; a table
+// Heal puts back what the generation has and the kernel has not, all families
+// by one restore, and proves it. Tables that lost nothing are not touched; a table
 // that cannot be read is unknown and is not touched either.
 //
 // The error is ErrLocked or another reason for which no session could begin;

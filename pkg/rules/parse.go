@@ -52,7 +52,7 @@ func ParseSharing(r io.Reader, known func(TableName) *Table) (set Ruleset, unrea
 	line := 0
 	for scan.Scan() {
 		line++
-		if p.shares(scan.Bytes()) {
+		if p.known != nil && (p.sharesRule(scan.Bytes()) || p.sharesChain(scan.Bytes())) {
 			continue
 		}
 		if err := p.line(strings.TrimRight(scan.Text(), "\r")); err != nil {
@@ -82,11 +82,27 @@ type parser struct {
 	before []Rule
 }
 
-// shares takes a rule's line for what the known table has in its place, if it
-// is the same text and so was everything before it in its chain.
-func (p *parser) shares(line []byte) bool {
+// sharesChain takes the declaration of a user's chain that the known table has.
+func (p *parser) sharesChain(line []byte) bool {
+	rest, found := bytes.CutPrefix(line, []byte(":"))
+	name, policy, _ := bytes.Cut(rest, []byte(" "))
+	if !found || !bytes.HasPrefix(policy, []byte("- [")) {
+		return false
+	}
+	c := p.known.Chain(string(name))
+	if c == nil {
+		return false
+	}
+	p.table.Add(Chain{Name: c.Name})
+	p.chain = nil // Add may have moved it
+	return true
+}
+
+// sharesRule takes a rule's line for what the known table has in its place, if
+// it is the same text and so was everything before it in its chain.
+func (p *parser) sharesRule(line []byte) bool {
 	rest, found := bytes.CutPrefix(line, []byte("-A "))
-	if !found || p.known == nil || line[len(line)-1] == '\r' {
+	if !found || line[len(line)-1] == '\r' {
 		return false
 	}
 	name, spec, _ := bytes.Cut(rest, []byte(" "))
@@ -119,7 +135,10 @@ func (p *parser) line(text string) *ParseError {
 			return &ParseError{Text: text, Reason: "opens a table inside another one"}
 		}
 		p.table = NewTable(TableName(strings.TrimSpace(text[1:])))
-		p.known, p.chain = p.lookUp(p.table.Name), nil
+		if p.known, p.chain = p.lookUp(p.table.Name), nil; p.known != nil {
+			n := len(p.known.Chains)
+			p.table.Chains, p.table.index = make([]Chain, 0, n), make(map[string]int, n)
+		}
 		return nil
 	case p.table == nil:
 		return &ParseError{Text: text, Reason: "stands outside a table"}
