@@ -56,13 +56,13 @@ type Stored struct {
 // State is what canaryd knew last: which generation was in force, and the
 // marks that it planted.
 type State struct {
-	Identity  Identity     `json:"identity"`
-	ID        string       `json:"id"`
-	Confirmed time.Time    `json:"confirmed"` // when it was last seen in force
+	Identity  Identity  `json:"identity"`
+	ID        string    `json:"id"`
+	Confirmed time.Time `json:"confirmed"` // when it was last seen in force
 	// Uptime is how long the machine had been up then (CLOCK_BOOTTIME). How old
 	// the state is must be told by it: the clock on the wall may be set.
 	Uptime time.Duration `json:"uptime"`
-	Marks     canary.Marks `json:"marks"`
+	Marks  canary.Marks  `json:"marks"`
 }
 
 // A Store keeps the last five generations and the marks in one folder, files

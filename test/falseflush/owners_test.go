@@ -2,8 +2,6 @@ package falseflush
 
 import (
 	"fmt"
-	"io"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -70,64 +68,6 @@ func descending(text string) string {
 		sorted = append(sorted, line)
 	}
 	return strings.Join(sorted, "")
-}
-
-// storm replaces one endpoint again and again, in the words of kube-proxy: both
-// of its rules in one commit.
-func storm(n *nodetest.Node, _ *nodetest.Process) {
-	const commits, each = 500, 10 * time.Millisecond
-	chain, old := endpoint(n)
-	address := regexp.MustCompile(`-s ([0-9.]+)`).FindStringSubmatch(old[0].Spec)[1]
-	last := ""
-
-	// One process for all: starting one takes longer than 10 ms.
-	cmd := exec.CommandContext(n.Context(), program(n, rules.IPv4, "-restore"), "-w", "5", "--noflush")
-	input, err := cmd.StdinPipe()
-	n.Must(err)
-	var said strings.Builder
-	cmd.Stdout, cmd.Stderr = &said, &said
-	n.Must(cmd.Start())
-	start := time.Now()
-	tick := time.NewTicker(each)
-	defer tick.Stop()
-	for i := range commits {
-		<-tick.C
-		last = fmt.Sprintf("10.200.%d.%d", i/250, i%250+1)
-		text := "*nat\n"
-		for at, r := range old {
-			text += fmt.Sprintf("-R %s %d %s\n", chain, at+1, strings.ReplaceAll(r.Spec, address, last))
-		}
-		_, err := io.WriteString(input, text+"COMMIT\n")
-		n.Must(err)
-	}
-	n.Must(input.Close())
-	if err := cmd.Wait(); err != nil {
-		n.Fatalf("the owner's restore: %v: %s", err, said.String())
-	}
-	rate := commits / time.Since(start).Seconds()
-	n.Logf("%d commits, %.0f a second", commits, rate)
-	if rate < 3 {
-		n.Errorf("%.0f commits a second are no storm", rate)
-	}
-	n.Within(settles, "the owner's last endpoint in the generation", func() error {
-		text, _ := n.Want(0, "render", "--ip-family=ipv4")
-		if !strings.Contains(text, "--to-destination "+last+":") {
-			return fmt.Errorf("%s is not in it", last)
-		}
-		return nil
-	})
-}
-
-// endpoint returns the chain of an endpoint with its two rules.
-func endpoint(n *nodetest.Node) (string, []rules.Rule) {
-	n.Helper()
-	for _, c := range n.Save()[rules.IPv4][rules.Nat].Chains {
-		if strings.HasPrefix(c.Name, "KUBE-SEP-") && len(c.Rules) == 2 && c.Rules[1].Target == "DNAT" {
-			return c.Name, c.Rules
-		}
-	}
-	n.Fatal("there is no endpoint")
-	return "", nil
 }
 
 // program returns such as "ip6tables-legacy-restore".
