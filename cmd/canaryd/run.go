@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 	"runtime"
+	"runtime/debug"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -65,6 +67,7 @@ func open(ctx context.Context, o *options) (*iptables.Kernel, *reload.Store, err
 
 // serve runs the loop, its watchers and its faces, and joins them all.
 func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *reload.Store) error {
+	saveMemory()
 	log := klog.FromContext(ctx)
 	info := kernel.Info()
 	log.Info("Starting", "version", version, "mode", o.mode, "backend", info.Backend, "iptables", info.Version,
@@ -92,7 +95,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		Kernel: kernel, Hints: hints, Writers: writers, Metrics: metrics,
 		Mode: daemon.Mode(o.mode), Source: strings.Join(o.sourceNames(), "+"),
 		Protects: o.learns, Declared: files.declaration(), Declarations: files.changes, Canary: o.canaryChain,
-		PollInterval: o.poll, Settle: o.settle, HookGrace: o.hookGrace, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime,
+		PollInterval: o.poll, Settle: o.settle, HookGrace: o.hookGrace, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime, Tidy: debug.FreeOSMemory,
 		Store: store, Disabled: disabled,
 	})
 	control, err := daemon.ListenControl(ctx, o.socket)
@@ -115,6 +118,16 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	files.run(ctx, group)
 	group.Go(func() error { return d.Run(ctx) })
 	return group.Wait()
+}
+
+// saveMemory lets the heap grow by half, not to the double, between
+// collections, unless GOGC says otherwise. At 20,000 rules 37 MiB were resident on
+// nft and 28 MiB on legacy once the daemon was quiet, 14 MiB of them pages of the
+// program's file, and at most 49 and 39 MiB while it started (make bench-detect).
+func saveMemory() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(50)
+	}
 }
 
 // watch starts the watcher that the backend has.

@@ -64,6 +64,10 @@ type Config struct {
 	// tests.
 	Uptime func() time.Duration
 
+	// Tidy, unless it is nil, is called when the daemon has nothing to do any
+	// more after it has read or written: it gives memory back.
+	Tidy func()
+
 	Store    *reload.Store           // nil: nothing is kept
 	Disabled map[rules.Family]string // families that are not there, with the reason
 }
@@ -189,6 +193,8 @@ func (d *Daemon) next(st *state) step {
 		return d.rotate
 	case due(st.markedAt, now) || due(st.saveAt, now):
 		return func(ctx context.Context, st *state) { d.save(ctx, st, false) }
+	case due(st.tidyAt, now):
+		return d.tidy
 	default:
 		return nil
 	}
@@ -199,7 +205,7 @@ func (d *Daemon) wakeAt(st *state) time.Time {
 	if st.removed {
 		return time.Time{}
 	}
-	at := earliest(st.lookAt, st.saveAt, st.markedAt)
+	at := earliest(st.lookAt, st.saveAt, st.markedAt, st.tidyAt)
 	if st.loss != nil {
 		at = earliest(at, st.loss.tryAt)
 	}

@@ -28,6 +28,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	fs.examineAt = time.Time{}
 	snapshot, err := d.cfg.Kernel.Read(ctx, f)
 	fs.readEnd, fs.readCost = time.Now(), time.Since(start)
+	st.stir(fs.readEnd)
 	if err != nil {
 		for _, ts := range fs.tables {
 			ts.verdict = canary.Unknown
@@ -138,6 +139,7 @@ func (d *Daemon) learn(st *state, f rules.Family, t rules.TableName, seen rules.
 	if first || !before.Equal(next.Generation[f][t]) {
 		st.capture(now)
 		st.saveAt = earliest(st.saveAt, latest(now.Add(saveQuiet), st.savedAt.Add(saveShare*st.saveCost)))
+		st.stir(st.saveAt)
 		if !first {
 			fs.planRotation(now)
 		}

@@ -145,6 +145,7 @@ func hits(result reload.Result) map[rules.Family]map[rules.TableName]hit {
 func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 	fs := st.families[f]
 	now := time.Now()
+	st.stir(now)
 	missing := map[rules.TableName]int{}
 	for _, t := range rules.Guarded() {
 		tr, ok := fr.Tables[t]
@@ -273,6 +274,7 @@ func worst(result reload.Result) Outcome {
 // marks, so that the next flush is noticed too, and freezes the generation
 // until the owner has put its rules back.
 func (d *Daemon) observe(ctx context.Context, st *state) {
+	st.stir(time.Now())
 	examined := map[rules.Family]map[rules.TableName]reload.Examined{}
 	var unread []error
 	for f, fs := range st.families {

@@ -45,6 +45,7 @@ type setup struct {
 	kernel Kernel
 	// uptime is the machine's; nil is the bubble's.
 	uptime func() time.Duration
+	tidy   func() // nil: nothing
 }
 
 // A rig is a running Daemon on a Fake.
@@ -101,7 +102,7 @@ func run(t *testing.T, fake *iptables.Fake, s setup) *rig {
 		Kernel: fake, Hints: r.hints, Writers: r.writers, Metrics: metrics,
 		Mode: s.mode, Source: "snapshot", Protects: selector.Protects, Canary: canary.DefaultChain,
 		PollInterval: time.Second, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second,
-		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime,
+		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, Tidy: s.tidy,
 	}
 	if s.kernel != nil {
 		cfg.Kernel = s.kernel

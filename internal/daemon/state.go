@@ -50,6 +50,8 @@ type state struct {
 	uptime    time.Duration // of the machine, then
 	kept      canary.Marks  // as the disk has them
 	saveCost  time.Duration
+	tidyAt    time.Time // when memory is given back; zero: there is none to give
+	tidied    time.Time
 	removed   bool // cleanup took everything out; nothing is done any more
 }
 

@@ -48,7 +48,7 @@ type xtSocket struct {
 	family rules.Family
 	fd     int
 	mu     sync.Mutex // guards buf
-	buf    []byte     // reused: megabytes for each walk
+	buf    []byte     // reused by walks of small tables
 }
 
 // openXT opens the socket whose options carry x_tables; any datagram socket
@@ -145,9 +145,9 @@ func (s *xtSocket) entries(table rules.TableName, f func(xtInfo, []byte) error) 
 		if err != nil {
 			return err
 		}
-		data, err := s.readEntries(table, info.size)
+		err = s.readEntries(table, info.size, func(data []byte) error { return f(info, data) })
 		if err == nil {
-			return f(info, data)
+			return nil
 		}
 		// EAGAIN: the size moved between the two questions.
 		if !errors.Is(err, unix.EAGAIN) {
@@ -158,29 +158,44 @@ func (s *xtSocket) entries(table rules.TableName, f func(xtInfo, []byte) error) 
 	return s.wrap(fmt.Sprintf("reading table %s, which does not stand still", table), last)
 }
 
-// readEntries asks GET_ENTRIES. s.mu is held.
-func (s *xtSocket) readEntries(table rules.TableName, size uint32) ([]byte, error) {
+// keptBuffer is the largest buffer that is kept between walks. Above it, memory
+// is mapped for each walk and given back: 20,000 rules are 8.4 MB, which would
+// be resident for ever for the sake of one walk in 30 s.
+const keptBuffer = 256 << 10
+
+// readEntries asks GET_ENTRIES and calls f with the entries. s.mu is held.
+func (s *xtSocket) readEntries(table rules.TableName, size uint32, f func([]byte) error) error {
 	if size > maxEntriesSize {
-		return nil, fmt.Errorf("table of %d bytes is too large", size)
+		return fmt.Errorf("table of %d bytes is too large", size)
 	}
 	need := xtEntriesHeadLen + int(size)
-	if cap(s.buf) < need {
-		s.buf = make([]byte, need+need/8)
+	var buf []byte
+	if need <= keptBuffer {
+		if cap(s.buf) < need {
+			s.buf = make([]byte, need+need/8)
+		}
+		buf = s.buf[:need]
+		// The kernel leaves gaps as they are (behind the names of targets,
+		// for one); what an earlier table left there would enter the digest.
+		clear(buf)
+	} else {
+		var err error
+		buf, err = unix.Mmap(-1, 0, need, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
+		if err != nil {
+			return fmt.Errorf("%d bytes of memory: %w", need, err)
+		}
+		defer func() { _ = unix.Munmap(buf) }() // fails only for what is not mapped
 	}
-	buf := s.buf[:need]
-	// The kernel leaves gaps as they are (behind the names of targets, for
-	// one); what an earlier table left there would enter the digest.
-	clear(buf)
 	copy(buf[:xtTableNameLen-1], table)
 	binary.NativeEndian.PutUint32(buf[xtTableNameLen:], size)
 	n, err := s.getsockopt(soGetEntries, buf)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if n != need {
-		return nil, fmt.Errorf("the kernel answered with %d bytes, not %d", n, need)
+		return fmt.Errorf("the kernel answered with %d bytes, not %d", n, need)
 	}
-	return buf[xtEntriesHeadLen:], nil
+	return f(buf[xtEntriesHeadLen:])
 }
 
 // getsockopt is the plain system call: package unix has none that fills a

@@ -42,6 +42,9 @@ type Plan struct {
 	// Rest is how long the daemon is left alone before it counts as idle:
 	// after a change it writes the generation to disk within a second or two.
 	Rest time.Duration `json:"rest"`
+	// After is how long it is left alone after the flushes: it gives memory
+	// back twice a minute at most.
+	After time.Duration `json:"after"`
 }
 
 func main() {
@@ -63,10 +66,10 @@ func run() int {
 	if plan, inside := netns.Inside(marker); inside {
 		return child(ctx, plan)
 	}
-	plan := Plan{Flushes: 200, Lockless: 40, Rounds: 60, Idle: time.Minute, Rest: 10 * time.Second}
+	plan := Plan{Flushes: 200, Lockless: 40, Rounds: 60, Idle: time.Minute, Rest: 10 * time.Second, After: 40 * time.Second}
 	numbers := []int{1000, 20000}
 	if *short {
-		plan = Plan{Flushes: 6, Lockless: 2, Rounds: 5, Idle: 2 * time.Second, Rest: 2 * time.Second}
+		plan = Plan{Flushes: 6, Lockless: 2, Rounds: 5, Idle: 2 * time.Second, Rest: 2 * time.Second, After: time.Second}
 		numbers = []int{200}
 	}
 	if *flushes > 0 {
@@ -241,7 +244,7 @@ func fill(ctx context.Context, plan Plan) (result Result, err error) {
 	if err != nil {
 		return result, err
 	}
-	if err := pause(ctx, plan.Rest); err != nil {
+	if err := pause(ctx, plan.After); err != nil {
 		return result, err
 	}
 	result.After, err = memory(n.pid())
