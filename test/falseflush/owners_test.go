@@ -104,7 +104,11 @@ func control(n *nodetest.Node, count int) []string {
 
 // cleanup is kube-proxy's while canaryd watches.
 func cleanup(n *nodetest.Node, _ *nodetest.Process) {
-	n.Logf("the cleanup took %s", kubeProxyCleanup(n).Round(time.Millisecond))
+	took, gap := kubeProxyCleanup(n)
+	n.Logf("the cleanup took %s; %s at most went by between two changes", took.Round(time.Millisecond), gap.Round(time.Millisecond))
+	if gap >= hookGrace {
+		n.Fatalf("%s between two changes are longer than --hook-grace: this machine is too slow to tell anything", gap)
+	}
 }
 
 // jumps are kube-proxy 1.36's, in the order in which its cleanup deletes them.
@@ -131,9 +135,11 @@ var jumps = []struct {
 // kubeProxyCleanup does what kube-proxy --cleanup does, with its commands in its
 // order: jump by jump a -D, then for each table a save, and one restore that
 // flushes and deletes its chains. No command may fail.
-func kubeProxyCleanup(n *nodetest.Node) time.Duration {
+func kubeProxyCleanup(n *nodetest.Node) (took, gap time.Duration) {
 	n.Helper()
 	start := time.Now()
+	last := start
+	changed := func() { gap, last = max(gap, time.Since(last)), time.Now() }
 	service := regexp.MustCompile(`^KUBE-(SVC|SVL|SEP|EXT|FW)-`)
 	for _, family := range rules.Families() {
 		for _, j := range jumps {
@@ -142,6 +148,7 @@ func kubeProxyCleanup(n *nodetest.Node) time.Duration {
 				args = append(args, "-m", "conntrack", "--ctstate", "NEW")
 			}
 			run(n, family, j.table, append(args, "-m", "comment", "--comment", j.comment, "-j", j.to)...)
+			changed()
 		}
 		for _, c := range []struct {
 			table rules.TableName
@@ -160,9 +167,10 @@ func kubeProxyCleanup(n *nodetest.Node) time.Duration {
 				}
 			}
 			n.Must(n.Programs.RestoreNoflush(n.Context(), family, fmt.Sprintf("*%s\n%s%sCOMMIT\n", c.table, &flush, &drop)))
+			changed()
 		}
 	}
-	return time.Since(start)
+	return time.Since(start), gap
 }
 
 // dockerJumps are Docker 28's, in the order in which it inserts them.
