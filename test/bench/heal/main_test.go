@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -70,7 +71,7 @@ func TestReport(t *testing.T) {
 		r.add("nft", 1000, Uses{healRun: {Seconds: 0.1 * noise, MiB: 20}, bareRun: {Seconds: 1 * noise}})
 		r.add("nft", 5000, Uses{
 			healRun:    {Seconds: 1 * noise, UserSeconds: 0.75, SystemSeconds: 0.5, MiB: 70},
-			bareRun:    {Seconds: 10 * noise},
+			bareRun:    {Seconds: 10 * noise, UserSeconds: 5},
 			restingRun: {Seconds: 1, MiB: 50},
 		})
 		r.add("", 5000, Uses{generateRun: {Seconds: 0.02}})
@@ -84,7 +85,7 @@ func TestReport(t *testing.T) {
 		"| nft     | canaryd at rest for 1 s                              | -                         | 1.00 s (1.00 s - 1.00 s) | -      | -                            | 50  |",
 		"|         | manifest: objects to rules                           | -                         | 20.0 ms (20.0 ms - 20.0 ms) |",
 		"holds   0.1 of at most 0.7: nft: heal at 1000 services, of a bare iptables-nft-restore",
-		"holds   0.1 of at most 0.2: nft: heal at 5000 services, of a bare iptables-nft-restore",
+		"holds   0.1 of at most 0.2: nft: heal at 5000 services, of a bare iptables-nft-restore (0.25 by processor time)",
 		"MISSED  10 of at most 6.5: nft: heal at 5000 services, of one at 1000",
 		"holds   20 of at most 35: generation at 5000 services from parsed objects, ms",
 		"holds   50 of at most 60: nft: resident memory of canaryd at rest at 5000 services, MiB",
@@ -192,6 +193,31 @@ func TestBadFlags(t *testing.T) {
 				t.Errorf("exit code %d, want 2 and %q:\n%s", code, tc.want, &stderr)
 			}
 		})
+	}
+}
+
+// TestDocs: docs/performance.md has the table of a whole run, made by the
+// program as it is now.
+func TestDocs(t *testing.T) {
+	docs, err := os.ReadFile("../../../docs/performance.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := squeeze(string(docs))
+	for _, title := range titles() {
+		for _, backend := range []string{"nft", "legacy"} {
+			if title.tool {
+				backend = ""
+			}
+			if row := squeeze("| " + backend + " | " + title.text + " |"); !strings.Contains(table, row) {
+				t.Errorf("docs/performance.md lacks the row %q: paste the table of a new run", row)
+			}
+		}
+	}
+	for _, n := range sizes() {
+		if head := fmt.Sprintf("| %d services |", n); !strings.Contains(table, head) {
+			t.Errorf("docs/performance.md lacks the column %q", head)
+		}
 	}
 }
 

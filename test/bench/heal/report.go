@@ -100,7 +100,7 @@ func (r *report) series(backend string, services int, t title) series {
 	k := key{backend, services, t.what}
 	s := series{
 		Backend: backend, Services: services, Name: t.what, What: t.text,
-		Seconds:       r.of(k, func(u measure.Use) float64 { return u.Seconds }),
+		Seconds:       r.of(k, seconds),
 		UserSeconds:   r.of(k, func(u measure.Use) float64 { return u.UserSeconds }),
 		SystemSeconds: r.of(k, func(u measure.Use) float64 { return u.SystemSeconds }),
 		MiB:           r.of(k, func(u measure.Use) float64 { return u.MiB }),
@@ -120,7 +120,7 @@ func (r *report) of(k key, pick func(measure.Use) float64) measure.Summary {
 }
 
 func (r *report) seconds(backend string, services int, what string) measure.Summary {
-	return r.of(key{backend, services, what}, func(u measure.Use) float64 { return u.Seconds })
+	return r.of(key{backend, services, what}, seconds)
 }
 
 func (r *report) exponent(backend, what string) float64 {
