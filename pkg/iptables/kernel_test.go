@@ -234,9 +234,9 @@ func TestReadMirrorFailures(t *testing.T) {
 // A pairing that cannot be right is not believed.
 func TestReadMirrorWrongText(t *testing.T) {
 	for _, c := range []struct{ name, script, want string }{
-		{"too little", `printf -- '-N X\n'`, "chain X holds 1 rules, of which iptables prints 0"},
-		{"another target", `printf -- '-N X\n-A X -j DROP\n'`, `rule 1 of chain X: the text is of another rule: it goes to "DROP", not to "ACCEPT"`},
-		{"unknown revision", `printf -- '-N X\n-A X [unsupported revision] -j ACCEPT\n'`, `"[unsupported revision] -j ACCEPT" has a match that this iptables cannot print`},
+		{"too little", `printf -- '-N X\n'`, "chain X: it holds 1 rules, of which iptables prints 0"},
+		{"another target", `printf -- '-N X\n-A X -j DROP\n'`, `chain X: rule 1: the text is of another rule: it goes to "DROP", not to "ACCEPT"`},
+		{"unknown revision", `printf -- '-N X\n-A X [unsupported revision] -j ACCEPT\n'`, `chain X: "[unsupported revision] -j ACCEPT" has a match that this iptables cannot print`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {

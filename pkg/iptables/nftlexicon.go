@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"slices"
 	"sync"
 	"time"
@@ -23,12 +24,12 @@ import (
 type lexicon struct {
 	mu      sync.Mutex
 	start   time.Time // entry.left counts from it
-	atoms   map[string]uint32
-	atomAt  []string // by number, an NFTA_LIST_ELEM as trim leaves it; 0 is none
-	byRaw   map[string]ruleID
-	byText  map[string]ruleID
-	entries []entry // by ruleID; 0 is none
-	small   int     // how many entries there were after the last forget
+	atoms   interner  // NFTA_LIST_ELEMs as trim leaves them
+	keys    interner  // rules as makeKey names them; the number is the ruleID
+	entries []entry   // by ruleID; 0 is none
+	byText  index     // of ruleIDs
+	seed    maphash.Seed
+	small   int // how many entries there were when it was last tidied up
 
 	key []byte // room to work in
 }
@@ -37,9 +38,8 @@ type lexicon struct {
 // until the lexicon forgets.
 type ruleID uint32
 
-// An entry is a raw rule, and its text if that is known.
+// An entry is the text of a raw rule, if that is known.
 type entry struct {
-	key  string // its atoms and user data, see makeKey
 	rule rules.Rule
 	left uint32 // when a chain was last without it that had it, in seconds
 	told bool
@@ -50,10 +50,9 @@ type entry struct {
 func newLexicon() *lexicon {
 	return &lexicon{
 		start:   time.Now(),
-		atoms:   map[string]uint32{},
-		atomAt:  make([]string, 1),
-		byRaw:   map[string]ruleID{},
-		byText:  map[string]ruleID{},
+		atoms:   newInterner(),
+		keys:    newInterner(),
+		seed:    maphash.MakeSeed(),
 		entries: make([]entry, 1),
 	}
 }
@@ -76,25 +75,36 @@ func (l *lexicon) intern(raw rawRule) (ruleID, error) {
 	if err := l.makeKey(raw); err != nil {
 		return 0, err
 	}
-	if id, ok := l.byRaw[string(l.key)]; ok {
+	number, err := l.keys.number(l.key)
+	if err != nil {
+		return 0, err
+	}
+	id := ruleID(number)
+	if int(id) < len(l.entries) {
 		return id, nil
 	}
-	e := entry{key: string(l.key), left: l.now(), fickle: raw.indexed()}
+	e := entry{left: l.now(), fickle: raw.indexed()}
 	if comment, ok := markOf(raw); ok && !e.fickle {
 		e.rule, e.told = rules.Rule{Spec: markStart + comment + markEnd}, true
 	}
-	id := ruleID(len(l.entries))
 	l.entries = append(l.entries, e)
-	l.byRaw[e.key] = id
 	return id, nil
 }
 
-// text returns the text of a raw rule, if it is known and certain.
-func (l *lexicon) text(id ruleID) (rules.Rule, bool) {
+// texts returns the texts of raw rules, if all are known and certain.
+func (l *lexicon) texts(ids []ruleID) ([]rules.Rule, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	e := &l.entries[id]
-	return e.rule, e.told && !e.fickle
+	for _, id := range ids {
+		if e := &l.entries[id]; !e.told || e.fickle {
+			return nil, false
+		}
+	}
+	found := make([]rules.Rule, len(ids))
+	for i, id := range ids {
+		found[i] = l.entries[id].rule
+	}
+	return found, true
 }
 
 // raw returns the rule as nf_tables would hold it that iptables-save prints as
@@ -106,11 +116,27 @@ func (l *lexicon) raw(spec string) (rawRule, bool) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	id, ok := l.byText[spec]
-	if !ok {
+	id := l.find(spec)
+	if id == 0 {
 		return rawRule{}, false
 	}
 	return l.rawOf(id), true
+}
+
+// find returns the rule that is certain to be printed so, 0 if there is none.
+func (l *lexicon) find(spec string) ruleID {
+	return ruleID(l.byText.find(maphash.String(l.seed, spec), func(n uint32) bool {
+		e := &l.entries[n]
+		return e.told && !e.fickle && e.rule.Spec == spec
+	}))
+}
+
+// index lets find know of a rule's text.
+func (l *lexicon) index(id ruleID) {
+	if l.find(l.entries[id].rule.Spec) != 0 {
+		return // other bytes that mean the same
+	}
+	l.byText.add(uint32(id), func(n uint32) uint64 { return maphash.String(l.seed, l.entries[n].rule.Spec) })
 }
 
 var errPair = errors.New("the text is of another rule")
@@ -132,10 +158,10 @@ func (l *lexicon) tell(id ruleID, rule rules.Rule) error {
 	case e.fickle:
 	case e.told:
 		e.fickle = true
-		delete(l.byText, e.rule.Spec)
 	default:
-		e.rule, e.told = rule, true
-		l.byText[rule.Spec] = id
+		e.rule = rule
+		l.index(id)
+		e.told = true
 	}
 	return nil
 }
@@ -165,44 +191,51 @@ func (l *lexicon) crowded() bool {
 	return len(l.entries) > max(2*l.small, fewEntries)
 }
 
-// forget drops what no chain holds and none held for a while. held must name
-// every ruleID that is in use; afterwards it gives each its new name.
+// forget drops what no chain holds and none held for a while, if that is the
+// half. held must name every ruleID that is in use; afterwards it gives each
+// its new name.
 func (l *lexicon) forget(held []*[]ruleID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	keep := make([]bool, len(l.entries))
+	keep, kept := make([]bool, len(l.entries)), 1
 	for _, ids := range held {
 		for _, id := range *ids {
 			keep[id] = true
 		}
 	}
 	horizon := int64(l.now()) - int64(remember/time.Second)
+	for id := 1; id < len(keep); id++ {
+		if keep[id] = keep[id] || int64(l.entries[id].left) >= horizon; keep[id] {
+			kept++
+		}
+	}
+	l.small = len(l.entries)
+	if 2*kept > len(l.entries) {
+		return
+	}
 	fresh := newLexicon()
 	renamed := make([]ruleID, len(l.entries))
-	for id := 1; id < len(l.entries); id++ {
-		e := l.entries[id]
-		if !keep[id] && int64(e.left) < horizon {
+	for id := 1; id < len(keep); id++ {
+		if !keep[id] {
 			continue
 		}
-		// Its atoms were interned before, so that this cannot fail.
-		if err := fresh.makeKey(l.rawOf(ruleID(id))); err != nil {
-			continue
+		name, err := fresh.intern(l.rawOf(ruleID(id)))
+		if err != nil {
+			continue // it was interned before: this cannot be
 		}
-		e.key = string(fresh.key)
-		renamed[id] = ruleID(len(fresh.entries))
-		fresh.byRaw[e.key] = renamed[id]
-		if e.told && !e.fickle {
-			fresh.byText[e.rule.Spec] = renamed[id]
+		renamed[id] = name
+		fresh.entries[name] = l.entries[id]
+		if e := l.entries[id]; e.told && !e.fickle {
+			fresh.index(name)
 		}
-		fresh.entries = append(fresh.entries, e)
 	}
 	for _, ids := range held {
 		for i, id := range *ids {
 			(*ids)[i] = renamed[id]
 		}
 	}
-	l.atoms, l.atomAt, l.byRaw, l.byText = fresh.atoms, fresh.atomAt, fresh.byRaw, fresh.byText
-	l.entries, l.small = fresh.entries, len(fresh.entries)
+	l.atoms, l.keys, l.entries, l.byText, l.seed = fresh.atoms, fresh.keys, fresh.entries, fresh.byText, fresh.seed
+	l.small = len(l.entries)
 }
 
 func (l *lexicon) now() uint32 { return uint32(time.Since(l.start) / time.Second) }
@@ -219,13 +252,9 @@ func (l *lexicon) makeKey(raw rawRule) error {
 		if kind != unix.NFTA_LIST_ELEM {
 			return fmt.Errorf("%w: attribute %d in a list of expressions", errAttribute, kind)
 		}
-		atom := trim(rest[:unix.SizeofNlAttr+len(elem)])
-		number, ok := l.atoms[string(atom)]
-		if !ok {
-			number = uint32(len(l.atomAt))
-			text := string(atom)
-			l.atomAt = append(l.atomAt, text)
-			l.atoms[text] = number
+		number, err := l.atoms.number(trim(rest[:unix.SizeofNlAttr+len(elem)]))
+		if err != nil {
+			return err
 		}
 		l.key = binary.AppendUvarint(l.key, uint64(number))
 		rest = after
@@ -248,17 +277,17 @@ func trim(attribute []byte) []byte {
 
 // rawOf builds the raw rule again.
 func (l *lexicon) rawOf(id ruleID) rawRule {
-	key := []byte(l.entries[id].key)
+	key := l.keys.text(uint32(id))
 	var raw rawRule
 	for len(key) > 0 {
 		number, n := binary.Uvarint(key)
 		key = key[n:]
 		if number == 0 {
-			raw.userdata = key
+			raw.userdata = slices.Clone(key)
 			break
 		}
-		atom := l.atomAt[number]
-		size := int(binary.NativeEndian.Uint16([]byte(atom[:2])))
+		atom := l.atoms.text(uint32(number))
+		size := int(binary.NativeEndian.Uint16(atom))
 		padded := (size + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO - 1)
 		raw.expressions = append(raw.expressions, atom...)
 		raw.expressions = append(raw.expressions, make([]byte, padded-len(atom))...)

@@ -43,6 +43,15 @@ func mustIntern(t testing.TB, l *lexicon, raw rawRule) ruleID {
 	return id
 }
 
+// text returns what the lexicon knows of one rule.
+func (l *lexicon) text(id ruleID) (rules.Rule, bool) {
+	found, ok := l.texts([]ruleID{id})
+	if !ok {
+		return rules.Rule{}, false
+	}
+	return found[0], true
+}
+
 var rawContent = cmp.AllowUnexported(rawRule{})
 
 func TestLexiconLearns(t *testing.T) {

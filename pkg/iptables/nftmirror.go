@@ -320,7 +320,7 @@ func (f *mirrored) tidy() {
 	var held []*[]ruleID
 	for _, t := range f.tables {
 		for _, c := range t.chains {
-			held = append(held, &c.content.ids)
+			held = append(held, &c.ids)
 		}
 	}
 	f.lexicon.forget(held)

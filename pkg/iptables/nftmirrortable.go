@@ -18,8 +18,9 @@ type mirrorTable struct {
 	name    rules.TableName
 	chains  map[string]*mirrorChain
 	highest uint64 // of all chains' handles
-	// untold are chains with rules whose text has to be asked.
-	untold map[string]*mirrorChain
+	// untold are chains with rules whose text has to be asked, and what they
+	// held when they were read.
+	untold map[string]content
 	// refused are chains that iptables does not understand, and why.
 	refused map[string]error
 	ready   *rules.Table // nil if something changed since it was built
@@ -28,10 +29,10 @@ type mirrorTable struct {
 
 // A mirrorChain is the mirror of one chain.
 type mirrorChain struct {
-	raw rawChain
-	// content has handles only while the text is asked for.
-	content content
-	read    bool
+	handle uint64
+	base   *rawChain // nil for a chain of the user's
+	ids    []ruleID
+	read   bool
 	// rules is what content says. It is never changed in place: Snapshots
 	// share it.
 	rules []rules.Rule
@@ -40,7 +41,7 @@ type mirrorChain struct {
 }
 
 func newMirrorTable(name rules.TableName) *mirrorTable {
-	return &mirrorTable{name: name, chains: map[string]*mirrorChain{}, untold: map[string]*mirrorChain{}, refused: map[string]error{}}
+	return &mirrorTable{name: name, chains: map[string]*mirrorChain{}, untold: map[string]content{}, refused: map[string]error{}}
 }
 
 // see notes that a chain exists. One that was not known has yet to be read.
@@ -49,14 +50,18 @@ func (t *mirrorTable) see(raw rawChain) {
 	name := raw.place.Chain
 	c := t.chains[name]
 	if c == nil {
-		t.chains[name] = &mirrorChain{raw: raw}
+		c = &mirrorChain{}
+		t.chains[name] = c
 		t.ready, t.order = nil, nil
+	}
+	if c.handle == raw.handle && raw.base == (c.base != nil) && (!raw.base || raw == *c.base) {
 		return
 	}
-	if c.raw != raw {
-		c.raw = raw
-		t.ready, t.order = nil, nil
+	c.handle, c.base = raw.handle, nil
+	if raw.base {
+		c.base = &raw
 	}
+	t.ready, t.order = nil, nil
 }
 
 // adopt takes over what an earlier mirror of the table, which may be nil, knows
@@ -68,16 +73,16 @@ func (t *mirrorTable) adopt(old *mirrorTable, l *lexicon) (unread []string) {
 	same := len(old.chains) == len(t.chains)
 	for name, c := range t.chains {
 		was := old.chains[name]
-		if was == nil || was.raw.handle != c.raw.handle {
+		if was == nil || was.handle != c.handle {
 			same = false
 			unread = append(unread, name)
 			continue
 		}
-		same = same && was.raw == c.raw
-		was.raw = c.raw
+		same = same && (c.base == nil) == (was.base == nil) && (c.base == nil || *c.base == *was.base)
+		was.base = c.base
 		t.chains[name] = was
-		if old.untold[name] != nil {
-			t.untold[name] = was
+		if untold, ok := old.untold[name]; ok {
+			t.untold[name] = untold
 		}
 		if err := old.refused[name]; err != nil {
 			t.refused[name] = err
@@ -85,7 +90,7 @@ func (t *mirrorTable) adopt(old *mirrorTable, l *lexicon) (unread []string) {
 	}
 	for name, was := range old.chains {
 		if t.chains[name] != was {
-			l.release(was.content.ids)
+			l.release(was.ids)
 		}
 	}
 	if same {
@@ -97,7 +102,7 @@ func (t *mirrorTable) adopt(old *mirrorTable, l *lexicon) (unread []string) {
 // renamed reports whether a notification can mean that a chain got another
 // name: no new chain has a handle that is not higher than all before.
 func (t *mirrorTable) renamed(e nftEvent) bool {
-	if c := t.chains[string(e.chain)]; c != nil && c.raw.handle == e.handle {
+	if c := t.chains[string(e.chain)]; c != nil && c.handle == e.handle {
 		return false
 	}
 	known := e.handle <= t.highest
@@ -110,7 +115,7 @@ func (t *mirrorTable) drop(name string, l *lexicon) {
 	if c == nil {
 		return
 	}
-	l.release(c.content.ids)
+	l.release(c.ids)
 	delete(t.chains, name)
 	delete(t.untold, name)
 	delete(t.refused, name)
@@ -121,29 +126,20 @@ func (t *mirrorTable) drop(name string, l *lexicon) {
 // shelf, or nil.
 func (t *mirrorTable) take(name string, now content, l *lexicon, earlier *rules.Table) {
 	c := t.chains[name]
-	same := c.read && slices.Equal(c.content.ids, now.ids)
-	if same && !c.fickle && t.untold[name] == nil {
-		return // refused or known, nothing changed
+	_, untold := t.untold[name]
+	if c.read && !c.fickle && !untold && slices.Equal(c.ids, now.ids) {
+		return // known or refused, and nothing changed
 	}
-	l.release(c.content.ids)
-	c.content, c.read = now, true
-	c.fickle = false
+	l.release(c.ids)
+	c.ids, c.read, c.fickle = now.ids, true, false
 	delete(t.refused, name)
 	delete(t.untold, name)
 	t.ready = nil
-	found := make([]rules.Rule, len(now.ids))
-	for i, id := range now.ids {
-		rule, ok := l.text(id)
-		if !ok {
-			c.rules = nil
-			if !c.odd() {
-				t.untold[name] = c
-			}
-			return
-		}
-		found[i] = rule
+	found, known := l.texts(now.ids)
+	if !known && !t.odd(name, c) {
+		t.untold[name] = now
 	}
-	c.rules, c.content.handles = shared(found, earlier.Chain(name)), nil
+	c.rules = shared(found, earlier.Chain(name))
 }
 
 // shared returns found, or what an earlier chain has in memory of the same.
@@ -157,14 +153,12 @@ func shared(found []rules.Rule, earlier *rules.Chain) []rules.Rule {
 // odd reports whether the chain is none that iptables shows: it has a hook, but
 // is not one of the built-in chains (iptables-nft-save 1.8.9 leaves it out:
 // "contains incompatible base-chains").
-func (c *mirrorChain) odd() bool {
-	if !c.raw.base {
+func (t *mirrorTable) odd(name string, c *mirrorChain) bool {
+	if c.base == nil {
 		return false
 	}
-	place := c.raw.place
-	want := baseChainOf(place.Table, place.Chain)
-	return !rules.Builtin(place.Table, place.Chain) ||
-		want != baseChain{kind: c.raw.kind, hook: c.raw.hook, priority: c.raw.priority}
+	return !rules.Builtin(t.name, name) ||
+		baseChainOf(t.name, name) != baseChain{kind: c.base.kind, hook: c.base.hook, priority: c.base.priority}
 }
 
 // wantsText reports whether texts must be asked. A table that iptables cannot
@@ -188,7 +182,7 @@ func (t *mirrorTable) table() *rules.Table {
 	if t.order == nil {
 		t.order = make([]string, 0, len(t.chains))
 		for name, c := range t.chains {
-			if !c.odd() && !rules.Builtin(t.name, name) {
+			if !t.odd(name, c) && !rules.Builtin(t.name, name) {
 				t.order = append(t.order, name)
 			}
 		}
@@ -197,7 +191,7 @@ func (t *mirrorTable) table() *rules.Table {
 	built := rules.NewTable(t.name)
 	for _, name := range rules.BuiltinChains(t.name) {
 		chain := rules.Chain{Name: name, Policy: "ACCEPT"}
-		if c := t.chains[name]; c != nil && !c.odd() {
+		if c := t.chains[name]; c != nil && !t.odd(name, c) {
 			chain.Policy, chain.Rules = c.policy(), c.rules
 		}
 		built.Add(chain)
@@ -211,9 +205,9 @@ func (t *mirrorTable) table() *rules.Table {
 
 func (c *mirrorChain) policy() string {
 	switch {
-	case !c.raw.base: // a chain of the user's with a built-in chain's name
+	case c.base == nil: // a chain of the user's with a built-in chain's name
 		return ""
-	case c.raw.policy == nfAccept:
+	case c.base.policy == nfAccept:
 		return "ACCEPT"
 	default:
 		return "DROP"
@@ -261,15 +255,16 @@ func (f *mirrored) ask(ctx context.Context, printer printer, t *mirrorTable, bat
 	}
 	earlier := f.shelf.known(f.family)(t.name)
 	for _, place := range batch {
-		c, said := t.chains[place.Chain], answers[place]
+		before, said := t.untold[place.Chain], answers[place]
 		after, err := f.content(place)
 		if err != nil && !errors.Is(err, errInterrupted) {
 			return err
 		}
-		if err != nil || !slices.Equal(after.ids, c.content.ids) || !slices.Equal(after.handles, c.content.handles) {
+		if err != nil || !slices.Equal(after.ids, before.ids) || !slices.Equal(after.handles, before.handles) {
 			f.dirty[place] = true
 			continue
 		}
+		c := t.chains[place.Chain]
 		if said.err == nil {
 			said.err = c.learn(said.rules, f.lexicon)
 			c.rules = shared(c.rules, earlier.Chain(place.Chain))
@@ -277,28 +272,29 @@ func (f *mirrored) ask(ctx context.Context, printer printer, t *mirrorTable, bat
 		t.ready = nil
 		delete(t.untold, place.Chain)
 		if said.err != nil {
-			t.refused[place.Chain] = said.err
+			t.refused[place.Chain] = fmt.Errorf("chain %s: %w", place.Chain, said.err)
 		}
+	}
+	if len(t.untold) == 0 {
+		t.untold = map[string]content{} // it may have been large
 	}
 	return nil
 }
 
 // learn pairs the chain's rules with what iptables printed for them.
 func (c *mirrorChain) learn(printed []rules.Rule, l *lexicon) error {
-	if len(printed) != len(c.content.ids) {
-		return fmt.Errorf("chain %s holds %d rules, of which iptables prints %d", c.raw.place.Chain, len(c.content.ids), len(printed))
+	if len(printed) != len(c.ids) {
+		return fmt.Errorf("it holds %d rules, of which iptables prints %d", len(c.ids), len(printed))
 	}
-	c.rules = make([]rules.Rule, len(printed))
-	for i, id := range c.content.ids {
+	for i, id := range c.ids {
 		if err := l.tell(id, printed[i]); err != nil {
-			return fmt.Errorf("rule %d of chain %s: %w", i+1, c.raw.place.Chain, err)
+			return fmt.Errorf("rule %d: %w", i+1, err)
 		}
-		rule, certain := l.text(id)
-		if !certain {
-			rule, c.fickle = printed[i], true
-		}
-		c.rules[i] = rule
 	}
-	c.content.handles = nil
+	found, certain := l.texts(c.ids)
+	if !certain {
+		found, c.fickle = printed, true
+	}
+	c.rules = found
 	return nil
 }

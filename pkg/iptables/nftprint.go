@@ -37,7 +37,7 @@ var errUnprintable = errors.New("holds rules that iptables cannot print")
 func (p printer) print(ctx context.Context, family rules.Family, places []Place, f func(Place, []rules.Rule, error)) error {
 	for len(places) > 0 {
 		if !printableName(places[0].Chain) {
-			f(places[0], nil, fmt.Errorf("chain %q has a name that iptables does not take", places[0].Chain))
+			f(places[0], nil, errors.New("its name is none that iptables takes"))
 			places = places[1:]
 			continue
 		}
@@ -120,7 +120,7 @@ func (p printer) single(ctx context.Context, family rules.Family, place Place, f
 	}
 	// 1.8.9 says the same of a chain that is gone.
 	if bytes.Contains(res.stderr, []byte("is incompatible")) {
-		f(place, nil, fmt.Errorf("chain %s %w: %s", place.Chain, errUnprintable, firstLines(res.stderr)))
+		f(place, nil, fmt.Errorf("it %w: %s", errUnprintable, firstLines(res.stderr)))
 		return nil
 	}
 	return exitError(path, res)

@@ -1,0 +1,163 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// Beside a writer that never rests, each Read is one state that was: never two
+// commits mixed, never an older one than the last, never older than its own
+// digest says. New texts have to be asked for all the time, too.
+func TestMirrorBesideBusyWriter(t *testing.T) {
+	number := regexp.MustCompile(`--comment (\d+)`)
+	for _, family := range rules.Families() {
+		t.Run(family.String(), func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				nstest.NeedProgram(t, program(NFT, family, "-restore"))
+				k := openKernel(t, Config{Backend: NFT})
+				iptablesCommand(t, NFT, family, "-t nat -N START")
+				first := mustRead(t, k, family).Digest
+				ctx, cancel := context.WithCancel(t.Context())
+				wrote := make(chan error, 1)
+				go func() { wrote <- writeSteadily(ctx, family, uint32(first)) }()
+				last, seen := 0, map[int]bool{}
+				for end := time.Now().Add(4 * time.Second); time.Now().Before(end); {
+					before := mustStamp(t, k, family).Value
+					s := mustRead(t, k, family)
+					if s.Digest < before {
+						t.Errorf("a read that began at genid %d is of genid %d", before, s.Digest)
+					}
+					got := map[string]bool{}
+					for _, c := range s.Tables[rules.Nat].Chains {
+						for _, r := range c.Rules {
+							if m := number.FindStringSubmatch(r.Spec); m != nil {
+								got[m[1]] = true
+							}
+						}
+					}
+					if len(got) == 0 {
+						continue
+					}
+					if len(got) > 1 {
+						t.Fatalf("a read mixes the commits %v", got)
+					}
+					var n int
+					for text := range got {
+						fmt.Sscan(text, &n)
+					}
+					// Commit n made the genid n.
+					if n < last || uint64(n) != s.Digest {
+						t.Fatalf("commit %d is read after %d, and called genid %d", n, last, s.Digest)
+					}
+					last, seen[n] = n, true
+				}
+				cancel()
+				if err := <-wrote; err != nil {
+					t.Error(err)
+				}
+				if len(seen) < 20 {
+					t.Errorf("only %d commits were seen: this shows nothing", len(seen))
+				}
+				wantAsSaved(t, k, family, "the writer")
+			})
+		})
+	}
+}
+
+// writeSteadily commits as fast as it can: in each commit chains come, go and
+// change, and all rules tell the genid that the commit makes.
+func writeSteadily(ctx context.Context, family rules.Family, genid uint32) error {
+	for first := genid + 1; ctx.Err() == nil; {
+		genid++
+		var b strings.Builder
+		b.WriteString("*nat\n:A - [0:0]\n:B - [0:0]\n:C - [0:0]\n")
+		fmt.Fprintf(&b, ":EVEN%d - [0:0]\n", genid%2)
+		for _, chain := range []string{"A", "B", "B", "C", "C", "C", fmt.Sprintf("EVEN%d", genid%2)} {
+			fmt.Fprintf(&b, "-A %s -m comment --comment %d -j RETURN\n", chain, genid)
+		}
+		if genid > first {
+			fmt.Fprintf(&b, "-F EVEN%d\n-X EVEN%[1]d\n", (genid+1)%2)
+		}
+		b.WriteString("COMMIT\n")
+		cmd := exec.CommandContext(context.WithoutCancel(ctx), program(NFT, family, "-restore"), "--noflush")
+		cmd.Stdin = strings.NewReader(b.String())
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+	}
+	return nil
+}
+
+// An overflow, a chain that gets another name, and a table that iptables cannot
+// print and that does not change.
+func TestMirrorSurprises(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "iptables-nft", "nft")
+		k := openKernel(t, Config{Backend: NFT})
+		iptablesCommand(t, NFT, rules.IPv4, "-t nat -N X")
+		iptablesCommand(t, NFT, rules.IPv4, "-t nat -A OUTPUT -j X")
+		wantAsSaved(t, k, rules.IPv4, "the start")
+
+		iptablesCommand(t, NFT, rules.IPv4, "-t nat -E X Y")
+		wantAsSaved(t, k, rules.IPv4, "another name")
+
+		listening := k.mirror.events
+		if err := listening.conn.SetReadBuffer(1); err != nil { // the kernel's least
+			t.Fatal(err)
+		}
+		for i := range 40 {
+			iptablesCommand(t, NFT, rules.IPv4, fmt.Sprint("-t nat -A Y -p tcp --dport ", i+1, " -j ACCEPT"))
+		}
+		wantAsSaved(t, k, rules.IPv4, "an overflow")
+		if k.mirror.events == listening {
+			t.Error("nothing was lost: this shows nothing")
+		}
+
+		nstest.Command(t, "nft", "add", "rule", "ip", "nat", "Y", "ct", "state", "vmap", "{ new : accept }")
+		iptablesCommand(t, NFT, rules.IPv4, "-t filter -N Z")
+		if s := wantAsSaved(t, k, rules.IPv4, "a native rule"); !errors.Is(s.Unreadable[rules.Nat], errUnprintable) {
+			t.Errorf("nat is unreadable because: %v", s.Unreadable[rules.Nat])
+		}
+		calls := countPrograms(t, k, rules.IPv4)
+		for range 3 {
+			mustRead(t, k, rules.IPv4)
+		}
+		iptablesCommand(t, NFT, rules.IPv4, "-t filter -N ZZ")
+		iptablesCommand(t, NFT, rules.IPv4, "-t nat -N ZZ")
+		mustRead(t, k, rules.IPv4)
+		if got := calls(); got != 0 {
+			t.Errorf("%d programs were executed though no rule is new", got)
+		}
+		iptablesCommand(t, NFT, rules.IPv4, "-t nat -F Y")
+		iptablesCommand(t, NFT, rules.IPv4, "-t nat -A Y -p tcp --dport 7 -j ACCEPT")
+		if s := mustRead(t, k, rules.IPv4); len(s.Unreadable) != 0 || calls() != 0 {
+			t.Errorf("after the native rule has gone: unreadable %v, %d programs", s.Unreadable, calls())
+		}
+		wantAsSaved(t, k, rules.IPv4, "the native rule has gone")
+	})
+}
+
+// countPrograms puts a counter before the family's programs.
+func countPrograms(t *testing.T, k *Kernel, family rules.Family) func() int {
+	t.Helper()
+	dir := t.TempDir()
+	real := k.tools[family]
+	standIn(t, k, family, "touch "+dir+"/$$; case $1 in --noflush) exec "+real.restore+" \"$@\";; -t) exec "+real.iptables+" \"$@\";; esac; exec "+real.save)
+	return func() int {
+		files, err := filepath.Glob(dir + "/*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(files)
+	}
+}
