@@ -163,3 +163,22 @@ func countPrograms(t *testing.T, k *Kernel, family rules.Family) func() int {
 		return len(files)
 	}
 }
+
+// A rule that takes another's place just before iptables prints the chain: what
+// is printed must not be taken for the text of the one that was read.
+func TestMirrorPairsNothingThatMoved(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "iptables-nft")
+		k := openKernel(t, Config{Backend: NFT})
+		const one, two = " X 1 -p tcp --dport 1 -j ACCEPT", " X 1 -p tcp --dport 2 -j ACCEPT"
+		iptablesCommand(t, NFT, rules.IPv4, "-t nat -N X")
+		iptablesCommand(t, NFT, rules.IPv4, "-t nat -I"+one)
+		real, once := k.tools[rules.IPv4], t.TempDir()+"/once"
+		standIn(t, k, rules.IPv4, "[ -e "+once+" ] || { touch "+once+"; "+real.iptables+" -t nat -R"+two+"; }\nexec "+real.restore+" \"$@\"")
+		mustRead(t, k, rules.IPv4)
+		k.tools[rules.IPv4] = real
+		wantAsSaved(t, k, rules.IPv4, "the second rule")
+		iptablesCommand(t, NFT, rules.IPv4, "-t nat -R"+one)
+		wantAsSaved(t, k, rules.IPv4, "the first one again")
+	})
+}
