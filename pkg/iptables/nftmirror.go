@@ -335,8 +335,9 @@ func (f *mirrored) snapshot(genid uint64) Snapshot {
 			s.Unreadable[name] = err
 			continue
 		}
-		changed = changed || t.ready == nil
+		shown := t.view.ready
 		s.Tables[name] = t.table()
+		changed = changed || s.Tables[name] != shown
 	}
 	if changed {
 		f.shelf.put(f.family, s.Tables, time.Now())

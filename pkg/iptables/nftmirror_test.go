@@ -163,7 +163,7 @@ func (e *editor) edit() string {
 	ip := map[rules.Family]string{rules.IPv4: "ip", rules.IPv6: "ip6"}[e.family]
 	native := fmt.Sprintf("%s %s %s", ip, table, chain)
 	var line, input string
-	switch e.rand.IntN(24) {
+	switch e.rand.IntN(26) {
 	case 0, 1, 2, 3, 4:
 		line = fmt.Sprintf("%s -t %s -A %s %s", prefix, table, chain, e.pick(e.rules...))
 	case 5, 6, 7:
@@ -190,7 +190,7 @@ func (e *editor) edit() string {
 		line = nft + "add rule " + native + " ct state vmap '{ new : accept }'"
 	case 21:
 		line = nft + "flush chain " + native
-	case 22: // a table, a hook and names that are not iptables'
+	case 22, 23: // a table, a hook and names that are not iptables'
 		line = nft + e.pick(
 			"delete table "+ip+" "+table,
 			"add table "+ip+" "+table,

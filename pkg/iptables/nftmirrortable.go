@@ -23,8 +23,7 @@ type mirrorTable struct {
 	untold map[string]content
 	// refused are chains that iptables does not understand, and why.
 	refused map[string]error
-	ready   *rules.Table // nil if something changed since it was built
-	order   []string     // the names of the user's chains, sorted; nil if they changed
+	view    tableView
 }
 
 // A mirrorChain is the mirror of one chain.
@@ -52,16 +51,18 @@ func (t *mirrorTable) see(raw rawChain) {
 	if c == nil {
 		c = &mirrorChain{}
 		t.chains[name] = c
-		t.ready, t.order = nil, nil
+		t.view.added(t.name, raw)
 	}
 	if c.handle == raw.handle && raw.base == (c.base != nil) && (!raw.base || raw == *c.base) {
 		return
+	}
+	if raw.base || c.base != nil {
+		t.view = tableView{}
 	}
 	c.handle, c.base = raw.handle, nil
 	if raw.base {
 		c.base = &raw
 	}
-	t.ready, t.order = nil, nil
 }
 
 // adopt takes over what an earlier mirror of the table, which may be nil, knows
@@ -94,7 +95,7 @@ func (t *mirrorTable) adopt(old *mirrorTable, l *lexicon) (unread []string) {
 		}
 	}
 	if same {
-		t.ready, t.order = old.ready, old.order
+		t.view = old.view
 	}
 	return unread
 }
@@ -119,7 +120,7 @@ func (t *mirrorTable) drop(name string, l *lexicon) {
 	delete(t.chains, name)
 	delete(t.untold, name)
 	delete(t.refused, name)
-	t.ready, t.order = nil, nil
+	t.view.removed(name)
 }
 
 // take notes what a chain holds now. earlier is the table as it was on the
@@ -134,7 +135,7 @@ func (t *mirrorTable) take(name string, now content, l *lexicon, earlier *rules.
 	c.ids, c.read, c.fickle = now.ids, true, false
 	delete(t.refused, name)
 	delete(t.untold, name)
-	t.ready = nil
+	t.view.touch(name)
 	found, known := l.texts(now.ids)
 	if !known && !t.odd(name, c) {
 		t.untold[name] = now
@@ -173,35 +174,8 @@ func (t *mirrorTable) refusal() error {
 	return t.refused[slices.Min(slices.Collect(maps.Keys(t.refused)))]
 }
 
-// table builds what iptables-save would have said. Chains stand in its order:
-// the built-in ones, those that do not exist too, and the user's by name.
-func (t *mirrorTable) table() *rules.Table {
-	if t.ready != nil {
-		return t.ready
-	}
-	if t.order == nil {
-		t.order = make([]string, 0, len(t.chains))
-		for name, c := range t.chains {
-			if !t.odd(name, c) && !rules.Builtin(t.name, name) {
-				t.order = append(t.order, name)
-			}
-		}
-		slices.Sort(t.order)
-	}
-	built := rules.NewTable(t.name)
-	for _, name := range rules.BuiltinChains(t.name) {
-		chain := rules.Chain{Name: name, Policy: "ACCEPT"}
-		if c := t.chains[name]; c != nil && !t.odd(name, c) {
-			chain.Policy, chain.Rules = c.policy(), c.rules
-		}
-		built.Add(chain)
-	}
-	for _, name := range t.order {
-		built.Add(rules.Chain{Name: name, Rules: t.chains[name].rules})
-	}
-	t.ready = built
-	return built
-}
+// table returns what iptables-save would have said.
+func (t *mirrorTable) table() *rules.Table { return t.view.table(t) }
 
 func (c *mirrorChain) policy() string {
 	switch {
@@ -269,7 +243,7 @@ func (f *mirrored) ask(ctx context.Context, printer printer, t *mirrorTable, bat
 			said.err = c.learn(said.rules, f.lexicon)
 			c.rules = shared(c.rules, earlier.Chain(place.Chain))
 		}
-		t.ready = nil
+		t.view.touch(place.Chain)
 		delete(t.untold, place.Chain)
 		if said.err != nil {
 			t.refused[place.Chain] = fmt.Errorf("chain %s: %w", place.Chain, said.err)

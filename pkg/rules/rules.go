@@ -106,6 +106,27 @@ func NewTable(name TableName) *Table {
 	return &Table{Name: name, index: map[string]int{}}
 }
 
+// Grow makes room for n more chains at once.
+func (t *Table) Grow(n int) {
+	t.Chains = slices.Grow(t.Chains, n)
+	if len(t.index) == 0 {
+		t.index = make(map[string]int, n)
+	}
+}
+
+// With returns a copy of the table with these chains in the place of those of
+// the same names; those that it does not have are left out. The copy shares the
+// index, so that neither may get a chain of a new name or lose one.
+func (t *Table) With(chains ...Chain) *Table {
+	changed := &Table{Name: t.Name, Chains: slices.Clone(t.Chains), index: t.index}
+	for _, c := range chains {
+		if i, ok := t.index[c.Name]; ok {
+			changed.Chains[i] = c
+		}
+	}
+	return changed
+}
+
 // Chain returns the chain of that name, or nil. The pointer is valid until the
 // next Add.
 func (t *Table) Chain(name string) *Chain {
