@@ -21,11 +21,11 @@ import (
 //
 // Goal: never to mistake "cannot tell" for "nothing there", and never to
 // create a table by looking at it. How: what is looked at often is asked from
-// the kernel directly (netlink, socket options), on nft whole tables too, which
-// it mirrors; for the text of a rule that was not met before, for full reads on
-// legacy and for restores it executes iptables, each child with a deadline and with a private
-// XTABLES_LOCKFILE, so that it neither waits for the lock that a Session
-// holds nor wakes those who watch the lock.
+// the kernel directly (netlink, socket options); on nft so are whole tables,
+// which are mirrored. For the text of rules that were not met before, for full
+// reads on legacy and for restores it executes iptables, each child with a
+// deadline and with a private XTABLES_LOCKFILE, so that it neither waits for
+// the lock that a Session holds nor wakes those who watch the lock.
 type Kernel struct {
 	cfg      Config
 	info     Info

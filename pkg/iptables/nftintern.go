@@ -58,9 +58,6 @@ func (n *interner) text(number uint32) []byte {
 	return b[2 : 2+binary.NativeEndian.Uint16(b)]
 }
 
-// size returns how many strings there are.
-func (n *interner) size() int { return len(n.at) }
-
 // An index finds numbers, which are not 0, by a hash of what they stand for. The
 // zero value is empty. It is an open hash table: 5 to 11 bytes for a number.
 type index struct {

@@ -87,6 +87,9 @@ func FuzzRaw(f *testing.F) {
 	f.Add([]byte{2, 0, 0, 0, 8, 0, 1, 0, 0, 0, 0, 2})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		_, _ = parseRawChain(data) // none may panic
+		for kind := range uint16(unix.NFT_MSG_MAX) {
+			_, _ = parseEvent(unix.NFNL_SUBSYS_NFTABLES<<8|kind, data)
+		}
 		d := dumper{want: 7, f: func([]byte) error { return nil }}
 		_ = d.datagram(data)
 		before := slices.Clone(data)

@@ -17,10 +17,9 @@ import (
 // those of the last Snapshot, so that they can be compared by their addresses.
 //
 // Elsewhere it executes iptables-save, once and without -t: on legacy, naming a
-// table would create it. A table that exists in the
-// kernel but that iptables did not print is Unreadable, never absent: one rule
-// written by nft makes iptables-nft-save leave out its whole table and still
-// exit 0. Every other failure (privileges, the deadline, another exit code, a
+// table would create it. A table that exists in the kernel but that iptables
+// cannot print is Unreadable, never absent: one rule written by nft makes
+// iptables-nft-save leave out its whole table and still exit 0. Every other failure (privileges, the deadline, another exit code, a
 // text that cannot be parsed) is an error. It may be called concurrently.
 func (k *Kernel) Read(ctx context.Context, family rules.Family) (Snapshot, error) {
 	if err := k.ready(ctx, family); err != nil {
