@@ -47,6 +47,8 @@ func commands() []command {
 		{"restore", "replay the generation now: exit 0 proved, 1 not proved", aboutRestore, append(lookFlags(), "generation"), runRestore},
 		{"render", "print the generation as iptables-restore input", aboutRender, renderFlags(), runRender},
 		{"status", "what the running daemon knows: exit 0 healthy, 1 not, 2 no daemon", aboutStatus, []string{"socket", "output"}, runStatus},
+		{"pause", "hold replays for a while; still detects and counts", aboutPause, []string{"for", "socket"}, runPause},
+		{"resume", "end a pause; what is lost is replayed at once", aboutResume, []string{"socket"}, runResume},
 		{"detect", "which backend is in use, and the evidence for it", aboutDetect, detectFlags(), runDetect},
 		{"cleanup", "remove the canaries; with --rules the protected rules too", aboutCleanup, append(lookFlags(), "rules"), runCleanup},
 		{"version", "print the version", "", nil, runVersion},
@@ -66,6 +68,12 @@ holds now; with --source=manifest what the generator makes of --manifest, which 
 It loads into empty tables: canaryd render | iptables-restore.
 `
 	aboutStatus = `Exit code: 0 healthy, 1 not healthy, 2 no daemon or trouble.
+`
+	aboutPause = `For planned work on the rules. The daemon detects and counts as before and is not ready; when
+the time is over it replays what is still lost. A second pause takes the place of the first. A
+restart of the daemon ends a pause.
+`
+	aboutResume = `Exit code: 0 also if there was no pause, 2 no daemon or trouble.
 `
 	aboutCleanup = `Removes canaries and witnesses; with --rules the protected chains and the hooks into them too. A
 running daemon does it itself and watches nothing any more until it is started again.

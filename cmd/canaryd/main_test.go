@@ -115,6 +115,12 @@ func TestBadCommandLines(t *testing.T) {
 		{"--hook-grace=-1ms", `--hook-grace is -1ms: want at least 0s`},
 		{"--lock-wait=0", `--lock-wait is 0s: want at least 1ms`},
 		{"--max-stored-age=-1h", `--max-stored-age is -1h0m0s: want at least 0s`},
+		{"pause --for=0", `--for is 0s: want at least 1s and at most 24h0m0s`},
+		{"pause --for=-5m", `--for is -5m0s: want at least 1s and at most 24h0m0s`},
+		{"pause --for=1000h", `--for is 1000h0m0s: want at least 1s and at most 24h0m0s`},
+		{"pause --for=300y", `invalid argument "300y" for "--for" flag: time: unknown unit "y" in duration "300y" (see canaryd pause --help)`},
+		{"pause 10m", `"10m" is one word too many (see canaryd pause --help)`},
+		{"resume --for=1m", `unknown flag: --for (see canaryd resume --help)`},
 		{"--canary-chain=KUBE-CANARYD-CANARY-TOO-LONG-", `--canary-chain: "KUBE-CANARYD-CANARY-TOO-LONG-" is longer than 28 characters`},
 		{"--canary-chain=", `--canary-chain: "" is not a chain name`},
 		{"--canary-chain=INPUT", `--canary-chain: "INPUT" is a built-in chain`},
@@ -149,9 +155,11 @@ func TestBadCommandLines(t *testing.T) {
 // TestNoDaemon: what needs a daemon says so.
 func TestNoDaemon(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	code, stdout, stderr := call(t, "status", "--socket="+socket)
-	if want := "canaryd: no canaryd is running: nobody listens at " + socket + "\n"; code != exitError || stdout != "" || stderr != want {
-		t.Errorf("exit code %d, %q, %q; want 2 and %q", code, stdout, stderr, want)
+	for _, command := range []string{"status", "pause", "resume"} {
+		code, stdout, stderr := call(t, command, "--socket="+socket)
+		if want := "canaryd: no canaryd is running: nobody listens at " + socket + "\n"; code != exitError || stdout != "" || stderr != want {
+			t.Errorf("%s: exit code %d, %q, %q; want 2 and %q", command, code, stdout, stderr, want)
+		}
 	}
 }
 
@@ -191,6 +199,9 @@ func TestStatusTable(t *testing.T) {
 		"status": func(*daemon.Status) {},
 		"status-mismatch": func(s *daemon.Status) {
 			s.Backend.Reason, s.Backend.Mixed, s.Backend.Mismatch = "legacy holds more rules: legacy 412, nft 7", true, true
+		},
+		"status-paused": func(s *daemon.Status) {
+			s.Paused, s.PausedUntil, s.Contended = true, time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), true
 		},
 		"status-no-flush": func(s *daemon.Status) { s.Flushes = nil },
 		"status-both-fine": func(s *daemon.Status) {

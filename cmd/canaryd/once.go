@@ -218,6 +218,34 @@ func runStatus(ctx context.Context, o *options, to streams) (int, error) {
 	return exitOK, nil
 }
 
+// runPause lets the daemon hold replays.
+func runPause(ctx context.Context, o *options, to streams) (int, error) {
+	reply, err := o.client().Pause(ctx, daemon.PauseRequest{Seconds: o.pause.Seconds()})
+	if err != nil {
+		return exitError, err
+	}
+	again := ""
+	if reply.WasPaused {
+		again = ", instead of as long as was asked for before"
+	}
+	_, err = fmt.Fprintf(to.out, "replays are held until %s%s\n", reply.Until.UTC().Format(time.RFC3339), again)
+	return exitOK, err
+}
+
+// runResume ends a pause.
+func runResume(ctx context.Context, o *options, to streams) (int, error) {
+	reply, err := o.client().Resume(ctx)
+	if err != nil {
+		return exitError, err
+	}
+	what := "replays are no longer held"
+	if !reply.WasPaused {
+		what = "there was no pause"
+	}
+	_, err = fmt.Fprintln(to.out, what)
+	return exitOK, err
+}
+
 // runCleanup removes the marks, through the daemon if there is one.
 func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
 	err := o.client().Cleanup(ctx, daemon.CleanupRequest{Rules: o.rules})

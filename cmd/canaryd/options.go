@@ -31,6 +31,7 @@ type options struct {
 	manifest, rulesDir               string
 	generator                        generator
 	rules                            bool
+	pause                            time.Duration
 
 	selector rules.Selector // of protect
 	families []rules.Family // of ipFamily
@@ -82,6 +83,8 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.StringVar(&o.generation, "generation", "", "`ID` of a stored generation; default what ought to be in force")
 	all.BoolVar(&o.rules, "rules", false, "remove the protected chains and their hooks as well")
 
+	all.DurationVar(&o.pause, "for", 10*time.Minute, "how long, at most 24h")
+
 	o.generator.addTo(all)
 
 	flags := pflag.NewFlagSet(cmd.name, pflag.ContinueOnError)
@@ -119,6 +122,7 @@ func (o *options) complete() error {
 		atLeast("hook-grace", o.hookGrace, 0),
 		atLeast("lock-wait", o.lockWait, time.Millisecond),
 		atLeast("max-stored-age", o.maxStoredAge, 0),
+		daemon.CheckPause("--for", o.pause),
 	}
 	if len(o.source) == 0 {
 		errs = append(errs, errors.New("--source is empty: want snapshot or manifest"))

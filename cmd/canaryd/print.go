@@ -90,6 +90,16 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 	if err != nil {
 		return err
 	}
+	if s.Paused {
+		if _, err := fmt.Fprintf(w, "replays are held until %s; canaryd resume ends that\n", s.PausedUntil.UTC().Format(time.RFC3339)); err != nil {
+			return err
+		}
+	}
+	if s.Contended {
+		if _, err := fmt.Fprintln(w, "somebody keeps undoing what is replayed; the log says who"); err != nil {
+			return err
+		}
+	}
 	if s.Backend.Mixed {
 		if _, err := fmt.Fprintf(w, "both backends hold rules; those of %s are guarded\n", s.Backend.Name); err != nil {
 			return err

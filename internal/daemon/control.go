@@ -19,6 +19,8 @@ import (
 //	GET  /v1/status      the Status, in full
 //	POST /v1/look        look now, then the Status
 //	POST /v1/restore     RestoreRequest -> RestoreReply
+//	POST /v1/pause       PauseRequest -> PauseReply
+//	POST /v1/resume      {} -> PauseReply
 //	POST /v1/cleanup     CleanupRequest -> {}
 //	GET  /v1/generation  ?id=ID&family=ipv4|ipv6 -> iptables-restore input
 //
@@ -52,6 +54,15 @@ type Changer interface {
 	Cleanup(context.Context, CleanupRequest) error
 }
 
+// A Pauser holds replays.
+type Pauser interface {
+	// Pause holds replays for a while, from now on, whatever an earlier pause
+	// was for.
+	Pause(context.Context, PauseRequest) (PauseReply, error)
+	// Resume ends a pause, and lets what is lost be replayed.
+	Resume(context.Context) (PauseReply, error)
+}
+
 // A Renderer writes a generation as iptables-restore input.
 type Renderer interface {
 	Render(context.Context, RenderRequest) (string, error)
@@ -63,6 +74,7 @@ type Renderer interface {
 type Controller interface {
 	Looker
 	Changer
+	Pauser
 	Renderer
 }
 
@@ -96,6 +108,17 @@ type CleanupRequest struct {
 	Rules bool `json:"rules,omitempty"`
 }
 
+// A PauseRequest asks for replays to be held.
+type PauseRequest struct {
+	Seconds float64 `json:"seconds"`
+}
+
+// A PauseReply says what a request found and what it made of it.
+type PauseReply struct {
+	WasPaused bool      `json:"wasPaused"`
+	Until     time.Time `json:"until,omitzero"` // when the pause runs out; zero: there is none
+}
+
 // A RenderRequest asks for a generation's text.
 type RenderRequest struct {
 	Generation string       // its ID; empty: the one that ought to be in force
@@ -124,6 +147,10 @@ func NewControlHandler(c Controller) http.Handler {
 	mux.HandleFunc("POST /v1/restore", handle(c.Restore))
 	mux.HandleFunc("POST /v1/cleanup", handle(func(ctx context.Context, r CleanupRequest) (struct{}, error) {
 		return struct{}{}, c.Cleanup(ctx, r)
+	}))
+	mux.HandleFunc("POST /v1/pause", handle(c.Pause))
+	mux.HandleFunc("POST /v1/resume", handle(func(ctx context.Context, _ struct{}) (PauseReply, error) {
+		return c.Resume(ctx)
 	}))
 	mux.HandleFunc("GET /v1/generation", func(w http.ResponseWriter, r *http.Request) {
 		request, err := renderRequest(r)

@@ -65,6 +65,16 @@ func (c Client) Cleanup(ctx context.Context, r CleanupRequest) error {
 	return err
 }
 
+// Pause lets the daemon hold replays.
+func (c Client) Pause(ctx context.Context, r PauseRequest) (PauseReply, error) {
+	return call[PauseReply](ctx, c, http.MethodPost, "/v1/pause", r)
+}
+
+// Resume lets the daemon end a pause.
+func (c Client) Resume(ctx context.Context) (PauseReply, error) {
+	return call[PauseReply](ctx, c, http.MethodPost, "/v1/resume", struct{}{})
+}
+
 // Render returns a generation as iptables-restore input.
 func (c Client) Render(ctx context.Context, r RenderRequest) (string, error) {
 	query := url.Values{}

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
@@ -51,6 +52,14 @@ func (f *fakeController) Restore(ctx context.Context, r RestoreRequest) (Restore
 
 func (f *fakeController) Cleanup(ctx context.Context, r CleanupRequest) error {
 	return f.note(ctx, "cleanup %v", r.Rules)
+}
+
+func (f *fakeController) Pause(ctx context.Context, r PauseRequest) (PauseReply, error) {
+	return PauseReply{WasPaused: true, Until: time.Unix(int64(r.Seconds), 0).UTC()}, f.note(ctx, "pause %g", r.Seconds)
+}
+
+func (f *fakeController) Resume(ctx context.Context) (PauseReply, error) {
+	return PauseReply{WasPaused: true}, f.note(ctx, "resume")
 }
 
 func (f *fakeController) Render(ctx context.Context, r RenderRequest) (string, error) {
@@ -102,12 +111,18 @@ func TestControl(t *testing.T) {
 	if err := client.Cleanup(ctx, CleanupRequest{Rules: true}); err != nil {
 		t.Error(err)
 	}
+	if reply, err := client.Pause(ctx, PauseRequest{Seconds: 90.5}); err != nil || !reply.WasPaused || !reply.Until.Equal(time.Unix(90, 0)) {
+		t.Errorf("got %+v, %v", reply, err)
+	}
+	if reply, err := client.Resume(ctx); err != nil || !reply.WasPaused || !reply.Until.IsZero() {
+		t.Errorf("got %+v, %v", reply, err)
+	}
 	for _, request := range []RenderRequest{{}, {Generation: "a&b", Family: rules.IPv6}} {
 		if text, err := client.Render(ctx, request); err != nil || text != "*nat\nCOMMIT\n" {
 			t.Errorf("got %q, %v", text, err)
 		}
 	}
-	want := []string{"look", `restore "g1"`, "cleanup true", `render "" 0`, `render "a&b" 6`}
+	want := []string{"look", `restore "g1"`, "cleanup true", "pause 90.5", "resume", `render "" 0`, `render "a&b" 6`}
 	if diff := cmp.Diff(want, f.asked); diff != "" {
 		t.Errorf("the controller was asked (-want +got):\n%s", diff)
 	}

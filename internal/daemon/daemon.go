@@ -68,6 +68,10 @@ type Config struct {
 	// more after it has read or written: it gives memory back.
 	Tidy func()
 
+	// CPU returns the CPU time that this process and those that it executed have
+	// used; nil: replays are limited by their number only.
+	CPU func() time.Duration
+
 	Store    *reload.Store           // nil: nothing is kept
 	Disabled map[rules.Family]string // families that are not there, with the reason
 }
@@ -143,6 +147,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			worker.run(func() { d.save(context.WithoutCancel(ctx), st, true) })
 			log.Info("Stopped; canaries and rules stay in place")
+			if st.paused() {
+				log.Info("The pause ends here: the next start replays what it finds lost")
+			}
 			return nil
 		case <-d.cfg.Hints.C():
 			st.hint(time.Now())
@@ -179,6 +186,8 @@ func (d *Daemon) next(st *state) step {
 	switch {
 	case st.removed:
 		return nil
+	case due(st.pausedUntil, now):
+		return d.runOut
 	case due(st.lookAt, now):
 		return d.look
 	case st.loss != nil && due(st.loss.tryAt, now):
@@ -187,10 +196,12 @@ func (d *Daemon) next(st *state) step {
 		return d.examine
 	case !d.allPlanted(st) && due(st.plantAt, now):
 		return d.plant
-	case st.loss == nil && st.mode == Heal && due(st.applyAt, now):
+	case st.mayApply() && due(st.applyAt, now):
 		return d.apply
 	case st.loss == nil && d.anyFamily(st, func(fs *familyState) bool { return rotationDue(fs, now) }):
 		return d.rotate
+	case st.loss == nil && due(st.calmAt, now):
+		return d.calm
 	case due(st.markedAt, now) || due(st.saveAt, now):
 		return func(ctx context.Context, st *state) { d.save(ctx, st, false) }
 	case due(st.tidyAt, now):
@@ -205,15 +216,18 @@ func (d *Daemon) wakeAt(st *state) time.Time {
 	if st.removed {
 		return time.Time{}
 	}
-	at := earliest(st.lookAt, st.saveAt, st.markedAt, st.tidyAt)
+	at := earliest(st.lookAt, st.saveAt, st.markedAt, st.tidyAt, st.pausedUntil)
 	if st.loss != nil {
 		at = earliest(at, st.loss.tryAt)
 	}
 	if !d.allPlanted(st) {
 		at = earliest(at, st.plantAt)
 	}
-	if st.loss == nil && st.mode == Heal {
+	if st.mayApply() {
 		at = earliest(at, st.applyAt)
+	}
+	if st.loss == nil {
+		at = earliest(at, st.calmAt)
 	}
 	for _, fs := range st.families {
 		at = earliest(at, fs.examineAt)

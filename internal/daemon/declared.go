@@ -150,6 +150,6 @@ func (d *Daemon) giveUp(ctx context.Context, st *state, reason string) {
 	if st.loss == nil {
 		st.compare(time.Now())
 	}
-	d.cfg.Metrics.SetContended(true)
+	st.displaced = true
 	klog.FromContext(ctx).Error(errors.New(reason), "canaryd only observes from now on; stop the other writer or use --source=snapshot, and restart canaryd")
 }

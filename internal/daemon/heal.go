@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"k8s.io/klog/v2"
-
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -26,21 +24,33 @@ const (
 const firstLookAfter = 50 * time.Millisecond
 
 // heal answers a loss: it waits until the flusher is done, replays what is
-// lost, and proves it. In observe mode it only tells.
+// lost, and proves it. In observe mode and in a pause it only tells.
 func (d *Daemon) heal(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
+	if st.heals() && d.limited(ctx, st) {
+		return
+	}
+	used := d.cpu()
 	d.settle(ctx, st)
 	if l := st.loss; !l.noted {
 		l.noted = true
 		d.blame(l)
 		d.logNotice(ctx, st)
 	}
-	if st.mode == Observe {
+	switch {
+	case st.mode == Observe:
 		d.observe(ctx, st)
 		return
+	case st.paused():
+		d.hold(ctx, st)
+		return
 	}
+	st.loss.unhooked = d.anyFamily(st, func(fs *familyState) bool { return fs.quiet })
 	result, err := d.replayer(st).Heal(ctx, d.job(st, d.cfg.Kernel.Families()...))
+	if result != nil { // else the lock was not had, and nothing was done
+		d.spend(st, used)
+	}
 	d.concludeHeal(ctx, st, result, err)
 }
 
@@ -106,6 +116,11 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 	d.countLocked(st, result, err)
 	if !done {
 		d.retry(ctx, st, err)
+		if beaten(result) {
+			// Nothing was refused: whoever undid it may be done by now, and if
+			// not, the limit holds.
+			st.loss.retryIn(firstTry)
+		}
 		return
 	}
 	d.recovered(ctx, st, result)
@@ -202,6 +217,17 @@ func (d *Daemon) countLocked(st *state, result reload.Result, err error) {
 	}
 }
 
+// beaten reports whether a replay failed because somebody else wrote in the
+// middle of it.
+func beaten(result reload.Result) bool {
+	for _, fr := range result {
+		if fr.Beaten() {
+			return true
+		}
+	}
+	return false
+}
+
 // longer returns the pause that follows one of wait: twice as long, between
 // firstTry and lastTry.
 func longer(wait time.Duration) time.Duration { return min(max(2*wait, firstTry), lastTry) }
@@ -210,26 +236,29 @@ func longer(wait time.Duration) time.Duration { return min(max(2*wait, firstTry)
 func (d *Daemon) retry(ctx context.Context, st *state, err error) {
 	l := st.loss
 	l.attempts++
-	l.wait = longer(l.wait)
+	l.retryIn(longer(l.wait))
 	if lockReason(err) {
 		// It was waited for already, and is let go of at any moment.
-		l.wait = firstTry
+		l.retryIn(firstTry)
 	}
-	l.tryAt = time.Now().Add(l.wait)
 	l.record.Outcome = reload.Failed
 	if err != nil {
 		l.record.Detail = err.Error()
 	}
-	d.logRetry(ctx, l, err)
+	d.logRetry(ctx, st, err)
 }
+
+// retryIn plans the next try.
+func (l *loss) retryIn(wait time.Duration) { l.wait, l.tryAt = wait, time.Now().Add(wait) }
 
 // recovered ends the loss: everything is proved to be in force.
 func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result) {
 	l := st.loss
 	st.loss = nil
 	st.lookAt, st.followUp = time.Now().Add(firstLookAfter), 2*firstLookAfter
+	d.noteHealed(ctx, st, l)
 	if !l.told {
-		klog.FromContext(ctx).Info("Nothing was lost any more when it was looked at under guard", "flush", l.record.ID)
+		st.flushLog(ctx).Info("Nothing was lost any more when it was looked at under guard", "flush", l.record.ID)
 		return
 	}
 	l.record.Outcome = worst(result)
@@ -237,14 +266,14 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 	for _, fr := range result {
 		if fr.Err != nil { // rules that had to be left out
 			l.record.Detail = fr.Err.Error()
-			klog.FromContext(ctx).Error(fr.Err, "Not all of the rules could be put back", "flush", l.record.ID)
+			st.flushLog(ctx).Error(fr.Err, "Not all of the rules could be put back", "flush", l.record.ID)
 		}
 	}
 	absent := provedAt(result).Sub(l.record.Time)
 	l.record.AbsentSeconds = absent.Seconds()
 	d.cfg.Metrics.ObserveRecovery(absent)
 	d.journal(st, l.record)
-	d.logRecovery(ctx, l, result)
+	d.logRecovery(ctx, st, l, result)
 }
 
 // provedAt returns when the last family was proved.
@@ -268,67 +297,4 @@ func worst(result reload.Result) Outcome {
 		}
 	}
 	return outcome
-}
-
-// observe reads what is lost and tells it, replants what a flush took of the
-// marks, so that the next flush is noticed too, and freezes the generation
-// until the owner has put its rules back.
-func (d *Daemon) observe(ctx context.Context, st *state) {
-	st.stir(time.Now())
-	examined := map[rules.Family]map[rules.TableName]reload.Examined{}
-	var unread []error
-	for f, fs := range st.families {
-		snapshot, err := d.cfg.Kernel.Read(ctx, f)
-		if err != nil {
-			unread = append(unread, err)
-			continue
-		}
-		examined[f] = d.examiner(st).Examine(snapshot, d.job(st, f))
-		for t, x := range examined[f] {
-			if x.Finding.Verdict == canary.Unknown && fs.tables[t].verdict.Loss() {
-				unread = append(unread, lostUnread(f, t, x.Finding))
-			}
-		}
-	}
-	if err := errors.Join(unread...); err != nil {
-		d.retry(ctx, st, err)
-		return
-	}
-	found := map[rules.Family]map[rules.TableName]hit{}
-	for f, tables := range examined {
-		found[f] = map[rules.TableName]hit{}
-		for t, x := range tables {
-			ts := st.families[f].tables[t]
-			again := x.Finding.MarkLost || len(x.Finding.Witnesses) > 0
-			if ts.frozen && !again || !x.Finding.Verdict.Loss() {
-				continue // told already, or nothing to tell
-			}
-			ts.verdict, ts.frozen = x.Finding.Verdict, true
-			found[f][t] = hit{x.Finding.Verdict, x.Lost, nil}
-		}
-	}
-	d.tell(ctx, st, found)
-	result, err := d.replayer(st).Replant(ctx, d.job(st, d.cfg.Kernel.Families()...))
-	if err != nil {
-		d.retry(ctx, st, err)
-		return
-	}
-	for f, fr := range result {
-		for t, tr := range fr.Tables {
-			st.marks = st.marks.With(f, t, tr.Mark)
-		}
-		if !fr.Outcome.Done() {
-			d.retry(ctx, st, fr.Err)
-			return
-		}
-		st.families[f].examineAt = time.Now().Add(captureQuiet)
-	}
-	l := st.loss
-	st.loss = nil
-	st.markedAt = earliest(st.markedAt, time.Now())
-	if l.told {
-		st.frozenSince = earliest(st.frozenSince, l.record.Time)
-		l.record.Outcome = reload.Skipped
-		d.journal(st, l.record)
-	}
 }

@@ -173,6 +173,7 @@ func (d *Daemon) unknown(ctx context.Context, fs *familyState, f rules.Family, e
 // lost opens a flush record, unless one is open already.
 func (d *Daemon) lost(st *state, f rules.Family, digest uint64) {
 	if st.loss != nil {
+		st.holdMore()
 		return
 	}
 	now := time.Now()

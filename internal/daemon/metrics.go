@@ -212,12 +212,13 @@ func (m *Metrics) SetGeneration(captured time.Time, count map[rules.Family]map[r
 }
 
 // SetStatus follows what a new Status says: since when something is lost or the
-// generation lags behind, whether replays are held, and what the newest
+// generation lags behind, whether replays are held or fought, and what the newest
 // evidence says of the backend.
 func (m *Metrics) SetStatus(s Status) {
 	m.lossSince.Set(seconds(s.LossSince))
 	m.capturePending.Set(seconds(s.CapturePendingSince))
 	m.paused.Set(truth(s.Paused))
+	m.contended.Set(truth(s.Contended))
 	m.mixed.Set(truth(s.Backend.Mixed))
 	m.mismatch.Set(truth(s.Backend.Mismatch))
 }
@@ -230,9 +231,6 @@ func (m *Metrics) SetBackend(info iptables.Info) {
 	}
 	m.execProbe.Set(truth(info.ExecProbe))
 }
-
-// SetContended says whether somebody keeps undoing what is replayed.
-func (m *Metrics) SetContended(contended bool) { m.contended.Set(truth(contended)) }
 
 // ObserveSourceError counts an error of a source of generations.
 func (m *Metrics) ObserveSourceError(source string) { m.sourceErrors.WithLabelValues(source).Inc() }

@@ -95,12 +95,11 @@ func TestMetricsAfterAFlush(t *testing.T) {
 		rules.IPv4: {rules.Nat: canary.Emptied, rules.Filter: canary.ChainDeleted, rules.Mangle: canary.Intact},
 		rules.IPv6: {rules.Nat: canary.Unknown},
 	})
-	m.SetStatus(Status{LossSince: at, CapturePendingSince: at.Add(time.Second), Paused: true, Backend: Backend{Mixed: true, Mismatch: true}})
+	m.SetStatus(Status{LossSince: at, CapturePendingSince: at.Add(time.Second), Paused: true, Contended: true, Backend: Backend{Mixed: true, Mismatch: true}})
 	m.ObserveRestoreFailure(rules.IPv4, iptables.ReasonMissingSet)
 	m.ObserveReplay(rules.IPv4, reload.Proved, 80*time.Millisecond)
 	m.ObserveReplay(rules.IPv6, reload.Skipped, 0)
 	m.ObserveRecovery(120 * time.Millisecond)
-	m.SetContended(true)
 	m.SetQuarantined(rules.IPv4, rules.Filter, 2)
 	m.ObserveSourceError("snapshot")
 	golden(t, "metrics_flush.txt", exposition(t, reg))

@@ -15,6 +15,9 @@ func (d *Daemon) publish(st *state) {
 	info := d.cfg.Kernel.Info()
 	s := Status{
 		Mode:             st.mode,
+		Paused:           st.paused(),
+		PausedUntil:      st.pausedUntil,
+		Contended:        st.contended(),
 		Backend:          Backend{Name: info.Backend, Version: info.Version, Reason: st.choice.reason, Mixed: st.choice.mixed, Mismatch: st.choice.mismatch},
 		Families:         map[rules.Family]Verdicts{},
 		DisabledFamilies: maps.Clone(d.cfg.Disabled),

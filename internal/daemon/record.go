@@ -64,7 +64,7 @@ func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.Family]map
 		d.cfg.Metrics.ObserveFlush(l.record.Time, fresh)
 		l.told = true
 	}
-	d.logLost(ctx, l, fresh)
+	d.logLost(ctx, st, fresh)
 }
 
 // add puts one table's loss into the record.
@@ -103,7 +103,10 @@ func (d *Daemon) logNotice(ctx context.Context, st *state) {
 	if st.mode == Observe {
 		next = "observe mode: the rules' owner has to put them back"
 	}
-	klog.FromContext(ctx).Info("Rules are being flushed", "flush", st.loss.record.ID, "tables", tablesText(st.losses()),
+	if st.mode == Heal && st.paused() {
+		next = "replays are paused until " + st.pausedUntil.UTC().Format(time.RFC3339)
+	}
+	st.flushLog(ctx).Info("Rules are being flushed", "flush", st.loss.record.ID, "tables", tablesText(st.losses()),
 		"by", culpritText(st.loss.record.Culprit), "noticedAfter", st.loss.noticed.Sub(st.loss.record.Time).Round(10*time.Microsecond), "next", next)
 }
 
@@ -122,16 +125,18 @@ func (st *state) losses() map[rules.Family]Verdicts {
 }
 
 // logLost says what exactly is lost.
-func (d *Daemon) logLost(ctx context.Context, l *loss, fresh map[rules.Family]Verdicts) {
+func (d *Daemon) logLost(ctx context.Context, st *state, fresh map[rules.Family]Verdicts) {
+	l, log := st.loss, st.flushLog(ctx)
 	lost := l.record.Lost
-	klog.FromContext(ctx).Info("Rules were lost", "flush", l.record.ID, "tables", tablesText(fresh),
+	log.Info("Rules were lost", "flush", l.record.ID, "tables", tablesText(fresh),
 		"rules", lost.Rules, "chains", lost.Chains, "hooks", lost.Hooks, "by", culpritText(l.record.Culprit))
 	for _, p := range l.record.Policies {
-		klog.FromContext(ctx).Info("A built-in policy is another than before; canaryd never sets policies", "flush", l.record.ID, "policy", p)
+		log.Info("A built-in policy is another than before; canaryd never sets policies", "flush", l.record.ID, "policy", p)
 	}
 }
 
-func (d *Daemon) logRetry(ctx context.Context, l *loss, err error) {
+func (d *Daemon) logRetry(ctx context.Context, st *state, err error) {
+	l := st.loss
 	advice := "canaryd keeps trying"
 	if lockReason(err) {
 		advice = "see which process holds the lock file that the error names: fuser -v FILE"
@@ -140,7 +145,7 @@ func (d *Daemon) logRetry(ctx context.Context, l *loss, err error) {
 	if !l.told {
 		what = "Rules may be missing"
 	}
-	log := klog.FromContext(ctx)
+	log := st.flushLog(ctx)
 	now := time.Now()
 	if err != nil && err.Error() == l.complaint && now.Sub(l.complained) < complainEvery {
 		log = log.V(2) // not a line for each try
@@ -154,8 +159,8 @@ func (d *Daemon) logRetry(ctx context.Context, l *loss, err error) {
 		"flush", l.record.ID, "attempt", l.attempts, "retryIn", l.wait, "missingFor", time.Since(l.record.Time).Round(time.Millisecond), "advice", advice)
 }
 
-func (d *Daemon) logRecovery(ctx context.Context, l *loss, result reload.Result) {
-	log := klog.FromContext(ctx)
+func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result reload.Result) {
+	log := st.flushLog(ctx)
 	what := "The rules are back and proved"
 	switch l.record.Outcome {
 	case reload.Skipped:

@@ -153,7 +153,7 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 func (d *Daemon) Cleanup(ctx context.Context, r CleanupRequest) error {
 	var failed error
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
-		st.removed = true
+		st.removed, st.pausedUntil = true, time.Time{}
 		failed = RemoveAll(ctx, d.replayer(st), d.job(st, d.cfg.Kernel.Families()...), r.Rules)
 		if d.cfg.Store != nil {
 			failed = errors.Join(failed, d.cfg.Store.Forget())

@@ -53,6 +53,9 @@ type state struct {
 	tidyAt    time.Time // when memory is given back; zero: there is none to give
 	tidied    time.Time
 	removed   bool // cleanup took everything out; nothing is done any more
+
+	pausedUntil time.Time // zero: not paused
+	contention
 }
 
 // familyState is what the loop knows of one family.
@@ -101,6 +104,7 @@ type loss struct {
 	hit      map[rules.Family]Verdicts // tables counted so far
 	noted    bool                      // whether the log has that it was noticed
 	told     bool                      // whether metrics and log have what was lost
+	unhooked bool                      // hooks were deleted by name, and their grace is over
 	attempts int
 	tryAt    time.Time
 	wait     time.Duration
@@ -110,7 +114,7 @@ type loss struct {
 }
 
 func newState(families []rules.Family, now time.Time) *state {
-	st := &state{marks: canary.Marks{}, families: map[rules.Family]*familyState{}}
+	st := &state{marks: canary.Marks{}, families: map[rules.Family]*familyState{}, contention: contention{limit: reload.NewLimiter()}}
 	for _, f := range families {
 		fs := &familyState{tables: map[rules.TableName]*tableState{}, moved: now}
 		for _, t := range rules.Guarded() {

@@ -28,10 +28,15 @@ const (
 type Status struct {
 	// Healthy: the last look at every table of every enabled family showed
 	// it intact or changed by its owner.
-	Healthy bool    `json:"healthy"`
-	Mode    Mode    `json:"mode"`
-	Paused  bool    `json:"paused"`
-	Backend Backend `json:"backend"`
+	Healthy bool `json:"healthy"`
+	Mode    Mode `json:"mode"`
+	Paused  bool `json:"paused"`
+	// PausedUntil is when a pause runs out.
+	PausedUntil time.Time `json:"pausedUntil,omitzero"`
+	// Contended: somebody keeps undoing what is replayed, and replays are
+	// limited; or somebody else keeps writing what is declared.
+	Contended bool    `json:"contended"`
+	Backend   Backend `json:"backend"`
 	// Families holds the enabled families only.
 	Families map[rules.Family]Verdicts `json:"families"`
 	// DisabledFamilies says why a family is not watched.

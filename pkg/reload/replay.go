@@ -89,6 +89,13 @@ type FamilyResult struct {
 	proxyCanary []rules.TableName // where the proof saw kube-proxy's canary
 }
 
+// Beaten reports whether the replay is not proved, nothing of it was refused,
+// and somebody else wrote between its guarded read and the proof.
+func (r FamilyResult) Beaten() bool {
+	var refused *iptables.RestoreError
+	return r.foreign && !r.Outcome.Done() && !errors.As(r.Err, &refused)
+}
+
 // AllBut reports whether everything that was written is proved, and rules were
 // left out because what they jump to is missing. Trying again changes nothing.
 func (r FamilyResult) AllBut() bool {

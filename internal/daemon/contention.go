@@ -1,0 +1,119 @@
+package daemon
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/reload"
+)
+
+const (
+	// calmFor is how long the last replay must have stood for a contention to
+	// be over. The rate at which replays are limited is one in 1.5 to 6 s.
+	calmFor = 10 * time.Second
+	// unhookedKept is how often hooks may be deleted by name, again as soon as
+	// they are repaired, before that is called a contention. Each round takes
+	// --hook-grace, so that it needs no limit.
+	unhookedKept = 2
+)
+
+// contention is what the loop knows of somebody who undoes its replays.
+type contention struct {
+	limit     *reload.Limiter
+	since     time.Time     // zero: replays stay in place
+	replays   int           // since then
+	spent     time.Duration // CPU time that the limit knows of
+	calmAt    time.Time     // when it is over if nothing happens; zero: there is none
+	healed    time.Time     // when the last replay ended
+	unhooked  int           // repairs in a row of hooks that were deleted by name
+	displaced bool          // somebody else owns what is declared, for the rest of the run
+}
+
+// contended reports whether somebody keeps undoing what is replayed.
+func (c *contention) contended() bool { return !c.since.IsZero() || c.displaced }
+
+// heals reports whether a loss is answered by a replay.
+func (st *state) heals() bool { return st.mode == Heal && !st.paused() }
+
+// cpu returns what this process and its children have used so far.
+func (d *Daemon) cpu() time.Duration {
+	if d.cfg.CPU == nil {
+		return 0
+	}
+	return d.cfg.CPU()
+}
+
+// limited puts a replay off that would come too soon after many others.
+func (d *Daemon) limited(ctx context.Context, st *state) bool {
+	now := time.Now()
+	wait := st.limit.Wait(now)
+	if wait == 0 {
+		return false
+	}
+	if st.since.IsZero() {
+		l := *st.loss // it is blamed again when it is replayed, with what comes until then
+		d.blame(&l)
+		st.begin(ctx, &l)
+	}
+	st.loss.tryAt = now.Add(wait)
+	return true
+}
+
+// begin notes that a contention has begun, with the loss that shows it.
+func (c *contention) begin(ctx context.Context, l *loss) {
+	c.since, c.replays = time.Now(), 0
+	klog.FromContext(ctx).Info("Somebody keeps undoing what is replayed; until that stops, replays are limited and the log has no line for each",
+		"flush", l.record.ID, "by", culpritText(l.record.Culprit))
+}
+
+// spend has the limit know what a replay cost since the daemon had used that
+// much CPU time; in a contention, all that was used since the last one.
+func (d *Daemon) spend(st *state, used time.Duration) {
+	if !st.since.IsZero() {
+		used = st.spent
+	}
+	st.spent = d.cpu()
+	st.limit.Spend(time.Now(), st.spent-used)
+}
+
+// noteHealed notes the end of a replay.
+func (d *Daemon) noteHealed(ctx context.Context, st *state, l *loss) {
+	now := time.Now()
+	switch {
+	case !l.unhooked || now.Sub(st.healed) > d.cfg.HookGrace+calmFor:
+		st.unhooked = 0
+	default:
+		st.unhooked++
+	}
+	st.healed = now
+	st.replays++
+	if st.unhooked >= unhookedKept && st.since.IsZero() {
+		st.begin(ctx, l)
+	}
+	if st.since.IsZero() {
+		return
+	}
+	st.calmAt = now.Add(calmFor)
+	if st.unhooked > 0 {
+		st.calmAt = st.calmAt.Add(d.cfg.HookGrace)
+	}
+}
+
+// calm ends a contention: the last replay has stood for a while.
+func (d *Daemon) calm(ctx context.Context, st *state) {
+	klog.FromContext(ctx).Info("What was replayed stays in place again; replays are not limited any more",
+		"lasted", st.healed.Sub(st.since).Round(time.Millisecond), "replays", st.replays)
+	st.since, st.calmAt, st.unhooked = time.Time{}, time.Time{}, 0
+}
+
+// flushLog returns the log for what is said of each flush. While somebody
+// keeps flushing that is too much, but for who asked for it with -v=2.
+func (st *state) flushLog(ctx context.Context) klog.Logger {
+	log := klog.FromContext(ctx)
+	if !st.since.IsZero() {
+		return log.V(2)
+	}
+	return log
+}

@@ -1,0 +1,288 @@
+package daemon
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// pause pauses for d.
+func (r *rig) pause(d time.Duration) PauseReply {
+	r.t.Helper()
+	reply, err := r.d.Pause(r.t.Context(), PauseRequest{Seconds: d.Seconds()})
+	must(r.t, err)
+	if !reply.Until.Equal(time.Now().Add(d)) {
+		r.t.Errorf("a pause of %s at %s lasts until %s", d, time.Now(), reply.Until)
+	}
+	return reply
+}
+
+func (r *rig) resume() PauseReply {
+	r.t.Helper()
+	reply, err := r.d.Resume(r.t.Context())
+	must(r.t, err)
+	return reply
+}
+
+// wantHeld fails unless replays are held, nothing protected was written since
+// tables were as in left, and status and metrics say so.
+func (r *rig) wantHeld(left string) {
+	r.t.Helper()
+	if diff := cmp.Diff(left, without(r.tables())); diff != "" {
+		r.t.Errorf("written in a pause (-left +now):\n%s", diff)
+	}
+	r.wantNotReady("paused")
+	if s := r.d.Status(); !s.Paused || s.PausedUntil.IsZero() {
+		r.t.Errorf("paused: %t, until %v", s.Paused, s.PausedUntil)
+	}
+	if object := r.statusJSON(); object["paused"] != true || r.metrics("paused")["paused"] != 1 {
+		r.t.Errorf("status -o json: paused %v, metrics: %v", object["paused"], r.metrics("paused"))
+	}
+}
+
+// wantNotHeld fails unless no pause is left.
+func (r *rig) wantNotHeld() {
+	r.t.Helper()
+	if s := r.d.Status(); s.Paused || !s.PausedUntil.IsZero() || len(r.metrics("paused")) != 0 {
+		r.t.Errorf("paused: %t, until %v, %v", s.Paused, s.PausedUntil, r.metrics("paused"))
+	}
+}
+
+// TestPause: in a pause a flush is noticed, told and counted, and nothing is
+// replayed; when the pause ends, by itself or on request, everything is back at
+// once. One flush is one record.
+func TestPause(t *testing.T) {
+	for _, how := range []string{"it runs out", "resume"} {
+		t.Run(how, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				r := start(t, backend, setup{})
+				before, left := r.tables(), leftBy(t, backend, "flush-nat")
+				if reply := r.pause(10 * time.Minute); reply.WasPaused {
+					t.Errorf("the first pause: %+v", reply)
+				}
+				r.wantHeld(without(before))
+				flushed := time.Now()
+				moved := r.moved(func() {
+					r.flushNat()
+					lost := without(r.tables())
+					r.after(5 * time.Minute)
+					r.wantHeld(lost)
+				}, lossMetrics...)
+				since := moved["loss_since_timestamp_seconds"]
+				delete(moved, "loss_since_timestamp_seconds")
+				wantMoved(t, moved, series{"flush_events_total": 1, "flushes_total{family=ipv4,kind=emptied,table=nat}": 1})
+				s := r.d.Status()
+				if since == 0 || !s.LossSince.Equal(flushed) || s.Families[rules.IPv4][rules.Nat] != canary.Emptied {
+					t.Errorf("loss since %v, want %v; verdicts %v", s.LossSince, flushed, s.Families)
+				}
+				if record := r.oneRecord(); record.Outcome != Pending || record.Kind != canary.Emptied || record.Lost.Rules == 0 {
+					t.Errorf("the record in the pause: %+v", record)
+				}
+				if how == "resume" {
+					if reply := r.resume(); !reply.WasPaused {
+						t.Error("resume knows of no pause")
+					}
+					r.after(25 * time.Millisecond)
+				} else {
+					r.after(5*time.Minute - time.Millisecond)
+					r.wantNotReady("paused")
+					r.after(26 * time.Millisecond)
+				}
+				r.wantNotHeld()
+				r.wantBack(before, left)
+				r.wantOnlyNat()
+				if record := r.oneRecord(); record.Outcome != reload.Proved || record.AbsentSeconds < 300 {
+					t.Errorf("the record after the pause: %+v", record)
+				}
+				if again := r.resume(); again.WasPaused {
+					t.Error("a second resume finds a pause")
+				}
+			})
+		})
+	}
+}
+
+// TestPauseGrows: what else is lost in a pause is told and counted with it, and
+// what owners write, in tables that are lost and in others, is left and learned.
+func TestPauseGrows(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		r.pause(time.Hour)
+		r.after(time.Minute)
+		must(t, r.fake.RestoreNoflush(rules.IPv4, scenario.NewService)) // nothing is lost yet
+		r.after(time.Minute)
+		if len(r.chain(rules.IPv4, rules.Nat, latecome)) == 0 || r.d.Status().Generation.Rules <= 0 {
+			t.Fatal("the owner's change is gone")
+		}
+		learned := r.tables()
+		r.flushNat()
+		r.after(time.Minute)
+		const newer = "-p tcp -m tcp --dport 9999 -j CNI-HOSTPORT-SETMARK"
+		r.write(rules.Nat, "-A CNI-HOSTPORT-DNAT "+newer)
+		must(t, r.fake.Flush(rules.IPv6, rules.Filter, ""))
+		r.after(time.Minute)
+		wantMoved(t, r.metrics("flush_events", "flushes", "replays"), series{
+			"flush_events_total": 1, "flushes_total{family=ipv4,kind=emptied,table=nat}": 1,
+			"flushes_total{family=ipv6,kind=emptied,table=filter}": 1,
+		})
+		if record := r.oneRecord(); len(record.Families) != 2 || len(record.Tables) != 2 {
+			t.Errorf("the record names %v %v", record.Families, record.Tables)
+		}
+		reads := r.fake.Reads()
+		r.after(30 * time.Minute)
+		if n := r.fake.Reads() - reads; n > 10 {
+			t.Errorf("%d reads in half an hour of a pause", n)
+		}
+		r.resume()
+		r.settled()
+		r.wantReady()
+		if got := r.chain(rules.IPv4, rules.Nat, "CNI-HOSTPORT-DNAT"); !cmp.Equal(got, []string{newer}) {
+			t.Errorf("what its owner wrote in the pause was overwritten: %q", got)
+		}
+		for _, c := range []struct {
+			family rules.Family
+			table  rules.TableName
+			name   string
+		}{{rules.IPv4, rules.Nat, latecome}, {rules.IPv4, rules.Nat, "KUBE-SERVICES"}, {rules.IPv6, rules.Filter, "KUBE-FORWARD"}} {
+			if want := learned[c.family][c.table].Chain(c.name); len(r.chain(c.family, c.table, c.name)) != len(want.Rules) {
+				t.Errorf("%s %s %s is not back", c.family, c.table, c.name)
+			}
+		}
+	})
+}
+
+// TestPauseAgain: a pause takes the place of the one before it, shorter or not.
+func TestPauseAgain(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		for _, second := range []time.Duration{time.Minute, 2 * time.Hour} {
+			r := start(t, backend, setup{})
+			before, left := r.tables(), leftBy(t, backend, "flush-nat")
+			r.pause(time.Hour)
+			r.after(10 * time.Second)
+			r.flushNat()
+			lost := without(r.tables())
+			r.after(time.Second)
+			if reply := r.pause(second); !reply.WasPaused {
+				t.Error("the second pause does not know of the first")
+			}
+			r.after(second - time.Second)
+			r.wantHeld(lost)
+			r.after(time.Second + 30*time.Millisecond)
+			r.wantNotHeld()
+			r.wantBack(before, left)
+			r.wantOnlyNat()
+			r.stop()
+		}
+	})
+}
+
+// TestPauseWhileRetrying: replays that fail are held too.
+func TestPauseWhileRetrying(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		before, left := r.tables(), leftBy(t, backend, "flush-nat")
+		r.fake.FailRestores(1000, iptables.ReasonMissingSet)
+		r.flushNat()
+		r.after(10 * time.Second)
+		r.pause(time.Hour)
+		r.after(time.Second)
+		restores := r.fake.Restores()
+		r.after(30 * time.Minute)
+		if n := r.fake.Restores() - restores; n != 0 {
+			t.Errorf("%d restores in a pause", n)
+		}
+		r.fake.FailRestores(0, iptables.ReasonMissingSet)
+		r.resume()
+		r.after(30 * time.Millisecond)
+		r.wantBack(before, left)
+		r.wantOnlyNat()
+	})
+}
+
+// TestPauseIsForOneRun: a restart ends a pause, and replays what was lost in it.
+func TestPauseIsForOneRun(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		dir, id := t.TempDir(), identity(backend)
+		first := start(t, backend, setup{store: openStore(t, dir, id)})
+		before, left := first.tables(), leftBy(t, backend, "flush-nat")
+		first.pause(24 * time.Hour)
+		first.flushNat()
+		lost := without(first.tables())
+		first.after(time.Minute)
+		first.wantHeld(lost)
+		first.stop()
+		first.wantLog("the next start replays what it finds lost")
+		if diff := cmp.Diff(lost, without(first.tables())); diff != "" {
+			t.Errorf("SIGTERM in a pause wrote (-lost +now):\n%s", diff)
+		}
+		r := run(t, first.fake, setup{store: openStore(t, dir, id)})
+		r.settled()
+		r.wantNotHeld()
+		r.wantBack(before, left)
+		r.wantOnlyNat()
+	})
+}
+
+// TestPauseAndRequests: what is asked for by name is done in a pause too, and
+// nonsense is refused.
+func TestPauseAndRequests(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		before, left := r.tables(), leftBy(t, backend, "flush-nat")
+		for _, length := range []float64{0, -1, 0.5, 86401, 1e300, -1e300} {
+			if reply, err := r.d.Pause(t.Context(), PauseRequest{Seconds: length}); err == nil {
+				t.Errorf("a pause of %g s: %+v", length, reply)
+			}
+			r.wantNotHeld()
+		}
+		r.pause(time.Hour)
+		r.flushNat()
+		r.after(time.Second)
+		reply, err := r.d.Restore(t.Context(), RestoreRequest{})
+		must(t, err)
+		if !reply.Proved() {
+			t.Errorf("restore in a pause: %+v", reply)
+		}
+		r.after(time.Second)
+		r.wantTables(before, left)
+		r.wantNotReady("paused")
+		r.flushNat()
+		lost := without(r.tables())
+		r.after(time.Second)
+		r.wantHeld(lost)
+		must(t, r.d.Cleanup(t.Context(), CleanupRequest{}))
+		r.wantNotReady("stopped by a cleanup")
+		r.wantNotHeld()
+		if _, err := r.d.Pause(t.Context(), PauseRequest{Seconds: 60}); err == nil {
+			t.Error("a pause after a cleanup did not fail")
+		}
+		if _, err := r.d.Resume(t.Context()); err == nil {
+			t.Error("a resume after a cleanup did not fail")
+		}
+	})
+}
+
+// TestPauseHoldsDeclarations: a changed manifest is written when the pause ends.
+func TestPauseHoldsDeclarations(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		first, second := medium(t), small(t)
+		r := startDeclared(t, backend, setup{declared: first})
+		r.pause(time.Hour)
+		held := without(r.tables())
+		r.declare <- Declaration{Generation: second, Claims: claims}
+		r.after(time.Minute)
+		r.wantHeld(held)
+		r.wantDeclared(first)
+		r.resume()
+		r.settled()
+		r.wantReady()
+		r.wantDeclared(second)
+	})
+}

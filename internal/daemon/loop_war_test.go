@@ -1,0 +1,183 @@
+package daemon
+
+import (
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// war flushes nat of IPv4 in that distance for that long and returns how many
+// restores that made.
+func (r *rig) war(every, length time.Duration) int {
+	r.t.Helper()
+	restores := r.fake.Restores()
+	for end := time.Now().Add(length); time.Now().Before(end); {
+		r.flushNat()
+		r.after(every)
+	}
+	return r.fake.Restores() - restores
+}
+
+// logged counts lines of the log.
+func (r *rig) logged(text string) int { return strings.Count(r.log.String(), text) }
+
+// TestWar: somebody flushes without end. Replays are limited, the loss shows,
+// one line of the log says when it begins and one when it ends, and within two
+// seconds of the last flush everything is back.
+func TestWar(t *testing.T) {
+	for every, length := range map[time.Duration]time.Duration{
+		7 * time.Millisecond: 12 * time.Second, 100 * time.Millisecond: time.Minute, 700 * time.Millisecond: time.Minute,
+	} {
+		t.Run(every.String(), func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				r := start(t, backend, setup{})
+				before, left := r.tables(), leftBy(t, backend, "flush-nat")
+				replays := func() float64 {
+					got := r.metrics("replays_total{", "replays_total")
+					return got["replays_total{family=ipv4,result=proved}"] + got["replays_total{family=ipv4,result=raced}"]
+				}
+				restores := r.war(every, length)
+				// Ten at once, then one in 1.5 s.
+				if n, rate := replays(), length.Seconds()/1.5; n < rate/2 || n > 10+rate {
+					t.Errorf("%g replays in %s (%d restores)", n, length, restores)
+				}
+				if s := r.d.Status(); !s.Contended || r.metrics("contended")["contended"] != 1 {
+					t.Errorf("contended: %t, %v", s.Contended, r.metrics("contended"))
+				}
+				if n := r.logged("Somebody keeps undoing"); n != 1 {
+					t.Errorf("the log tells the beginning %d times", n)
+				}
+				if n := r.logged("Rules were lost"); n > 20 {
+					t.Errorf("the log tells of %d flushes", n)
+				}
+				if got := r.metrics("flush_events"); got["flush_events_total"] < 10 {
+					t.Errorf("counted: %v", got)
+				}
+				r.after(2*time.Second - every)
+				r.wantBack(before, left)
+				events := r.metrics("flush_events")["flush_events_total"]
+				r.after(12 * time.Second)
+				if s := r.d.Status(); s.Contended || len(r.metrics("contended")) != 0 {
+					t.Error("contended for ever")
+				}
+				if n := r.logged("stays in place again"); n != 1 {
+					t.Errorf("the log tells the end %d times", n)
+				}
+				r.wantBack(before, left)
+				// The next single one is told and healed as any other.
+				r.flushNat()
+				r.after(30 * time.Millisecond)
+				r.wantBack(before, left)
+				if got := r.metrics("flush_events")["flush_events_total"]; got != events+1 {
+					t.Errorf("%g flush events after the war, want 1", got-events)
+				}
+			})
+		})
+	}
+}
+
+// TestNoWar: one flush, a few in a row, and one every few seconds wait for
+// nothing and are no war.
+func TestNoWar(t *testing.T) {
+	for _, test := range []struct {
+		times int
+		every time.Duration
+	}{{1, time.Second}, {3, 100 * time.Millisecond}, {6, 400 * time.Millisecond}, {30, 2 * time.Second}} {
+		t.Run(fmt.Sprintf("%d every %s", test.times, test.every), func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				r := start(t, backend, setup{})
+				before, left := r.tables(), leftBy(t, backend, "flush-nat")
+				for range test.times {
+					r.flushNat()
+					r.after(30 * time.Millisecond)
+					r.wantBack(before, left)
+					r.after(test.every - 30*time.Millisecond)
+				}
+				if s := r.d.Status(); s.Contended || r.logged("Somebody keeps undoing") != 0 {
+					t.Error("that is called a war")
+				}
+				if records := r.records(0); len(records) != min(test.times, journalKept) {
+					t.Errorf("%d records", len(records))
+				}
+			})
+		})
+	}
+}
+
+// TestWarOfHooks: somebody deletes a hook by name as soon as it is repaired.
+// That takes the grace each time, and is told.
+func TestWarOfHooks(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		before := r.tables()
+		unhook := func() bool {
+			for _, rule := range r.tables()[rules.IPv4][rules.Nat].Chain("POSTROUTING").Rules {
+				if rule.Target == "KUBE-POSTROUTING" {
+					r.write(rules.Nat, "-D POSTROUTING "+rule.Spec)
+					return true
+				}
+			}
+			return false
+		}
+		deleted := 0
+		for end := time.Now().Add(time.Minute + 10*time.Second); time.Now().Before(end); r.after(500 * time.Millisecond) {
+			if unhook() {
+				deleted++
+			}
+		}
+		if deleted < 4 || deleted > 5 {
+			t.Errorf("the hook was repaired %d times in 70 s, want once in the grace of 15 s", deleted-1)
+		}
+		if s := r.d.Status(); !s.Contended {
+			t.Error("nobody is told")
+		}
+		if n := r.logged("Somebody keeps undoing"); n != 1 {
+			t.Errorf("the log tells the beginning %d times", n)
+		}
+		r.after(15*time.Second + 500*time.Millisecond)
+		r.wantBack(before, before)
+		r.after(30 * time.Second)
+		if r.d.Status().Contended || r.logged("stays in place again") != 1 {
+			t.Error("contended for ever")
+		}
+	})
+}
+
+// TestWarWithinReplays: each replay is undone before it can be proved, by
+// somebody who bypasses every guard. It is tried again at the rate of the limit,
+// not less and less often, so that all is back soon after the last blow.
+func TestWarWithinReplays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fake := loadedFake(t, iptables.NFT)
+		var war atomic.Bool
+		var blows atomic.Int32
+		r := run(t, fake, setup{kernel: stepping{fake, func(what string) {
+			if what == "restored" && war.Load() {
+				blows.Add(1)
+				must(t, fake.Flush(rules.IPv4, rules.Nat, ""))
+			}
+		}}})
+		r.settled()
+		before, left := r.tables(), leftBy(t, iptables.NFT, "flush-nat")
+		war.Store(true)
+		r.flushNat()
+		r.after(time.Minute)
+		r.wantNotReady("ipv4 nat is")
+		if n := blows.Load(); n < 30 || n > 55 {
+			t.Errorf("%d tries in a minute", n)
+		}
+		war.Store(false)
+		r.after(2 * time.Second)
+		r.wantBack(before, left)
+		if record := r.oneRecord(); record.Outcome != reload.Proved && record.Outcome != reload.Raced {
+			t.Errorf("the record says %+v", record)
+		}
+	})
+}

@@ -1,0 +1,135 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A pause is for planned work. One that outlasts a day has been forgotten, and
+// leaves the node without a guard.
+const (
+	leastPause = time.Second
+	mostPause  = 24 * time.Hour
+)
+
+// CheckPause returns an error, about what is called so, unless a pause may last
+// that long.
+func CheckPause(what string, length time.Duration) error {
+	if length < leastPause || length > mostPause {
+		return fmt.Errorf("%s is %s: want at least %s and at most %s", what, length, leastPause, mostPause)
+	}
+	return nil
+}
+
+// Pause holds replays for r.Seconds from now, whether or not they are held
+// already. Detection, counting and learning go on. What is asked for by name,
+// Restore and Cleanup, is done all the same. A pause is kept nowhere: it ends
+// with this process, for nobody remembers one over a restart.
+func (d *Daemon) Pause(ctx context.Context, r PauseRequest) (PauseReply, error) {
+	// More seconds than a Duration holds are too many all the same.
+	length := time.Duration(min(max(r.Seconds, 0), 1e9) * float64(time.Second))
+	if err := CheckPause("the pause", length); err != nil {
+		return PauseReply{}, err
+	}
+	var reply PauseReply
+	var failed error
+	err := d.ask(ctx, func(ctx context.Context, st *state) {
+		if st.removed {
+			failed = errStopped
+			return
+		}
+		reply.WasPaused = st.paused()
+		st.pausedUntil = time.Now().Add(length)
+		reply.Until = st.pausedUntil
+		if st.loss != nil { // it is told, and no longer tried
+			st.loss.tryAt = time.Now()
+		}
+		klog.FromContext(ctx).Info("Paused on request: what is lost is told, but not replayed",
+			"for", length, "until", reply.Until.UTC().Format(time.RFC3339), "wasPaused", reply.WasPaused)
+		d.publish(st)
+	})
+	return reply, errors.Join(err, failed)
+}
+
+// Resume ends a pause; what is lost is replayed at once.
+func (d *Daemon) Resume(ctx context.Context) (PauseReply, error) {
+	var reply PauseReply
+	var failed error
+	err := d.ask(ctx, func(ctx context.Context, st *state) {
+		if st.removed {
+			failed = errStopped
+			return
+		}
+		if reply.WasPaused = st.paused(); reply.WasPaused {
+			d.unpause(ctx, st, "Resumed on request")
+		}
+		d.publish(st)
+	})
+	return reply, errors.Join(err, failed)
+}
+
+// runOut ends a pause whose time is over.
+func (d *Daemon) runOut(ctx context.Context, st *state) { d.unpause(ctx, st, "The pause has run out") }
+
+// unpause lets replays begin again, with what was lost meanwhile.
+func (d *Daemon) unpause(ctx context.Context, st *state, why string) {
+	st.pausedUntil = time.Time{}
+	next := "nothing is lost"
+	if st.loss != nil {
+		st.loss.tryAt, next = time.Now(), "replaying what is lost"
+	}
+	klog.FromContext(ctx).Info(why, "next", next)
+}
+
+// paused reports whether replays are held.
+func (st *state) paused() bool { return !st.pausedUntil.IsZero() }
+
+// mayApply reports whether a declaration may be written.
+func (st *state) mayApply() bool { return st.loss == nil && st.heals() }
+
+// hold tells what is lost and leaves it so until the pause ends. The marks stay
+// as the flush left them: they tell the replay what its owner did not touch.
+func (d *Daemon) hold(ctx context.Context, st *state) {
+	examined, err := d.readLoss(ctx, st)
+	if err != nil {
+		d.retry(ctx, st, err)
+		return
+	}
+	found := map[rules.Family]map[rules.TableName]hit{}
+	for f, tables := range examined {
+		found[f] = map[rules.TableName]hit{}
+		for t, x := range tables {
+			if x.Finding.Verdict.Loss() {
+				found[f][t] = hit{x.Finding.Verdict, x.Lost, nil}
+				st.families[f].tables[t].verdict = x.Finding.Verdict
+			}
+		}
+	}
+	d.tell(ctx, st, found)
+	if !st.loss.told { // its owner was faster
+		st.loss = nil
+		st.lookAt = earliest(st.lookAt, time.Now().Add(d.cfg.PollInterval))
+		return
+	}
+	st.loss.tryAt = st.pausedUntil
+}
+
+// holdMore has a loss that is held told again if it has grown.
+func (st *state) holdMore() {
+	if !st.paused() {
+		return
+	}
+	for f, fs := range st.families {
+		for t, ts := range fs.tables {
+			if ts.verdict.Loss() && st.loss.hit[f][t] == "" {
+				st.loss.tryAt = time.Now()
+			}
+		}
+	}
+}

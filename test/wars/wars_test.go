@@ -1,0 +1,178 @@
+// Package wars tries the built canaryd against somebody who does not stop: who
+// flushes ten times a second, or deletes hooks as soon as they are back.
+package wars
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// length names the environment variable that makes the war as long as it says,
+// such as 1m.
+const length = "CANARYD_WAR"
+
+const (
+	everyFlush = 100 * time.Millisecond
+	// begins is when replays are limited at the latest: after the burst.
+	begins = 8 * time.Second
+	// share is what a war may cost of a core after that.
+	share = 0.20
+	// backIn is when everything is back after the last flush.
+	backIn = 2 * time.Second
+)
+
+// No race detector: what it costs is measured here.
+func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
+
+// warLength is how long a war is: in CI as short as shows what is limited.
+func warLength(n *nodetest.Node) time.Duration {
+	text := os.Getenv(length)
+	if text == "" {
+		return 16 * time.Second
+	}
+	long, err := time.ParseDuration(text)
+	n.Must(err)
+	return long
+}
+
+// services writes the rules of a node with 1,000 IPv4 services.
+func services(n *nodetest.Node) {
+	n.Helper()
+	parts := scenario.Node(rules.IPv4, "v4-medium")
+	for i := range parts {
+		if parts[i].Name == "kube-proxy" {
+			parts[i].Text = n.Services(1000)
+		}
+	}
+	n.Must(scenario.LoadParts(n.Context(), n.Programs, rules.IPv4, parts))
+	n.Must(scenario.Load(n.Context(), n.Programs, rules.IPv6))
+}
+
+// fight does do in that distance for that long; it returns how often.
+func fight(n *nodetest.Node, long, every time.Duration, do func()) int {
+	n.Helper()
+	times := 0
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for end := time.Now().Add(long); time.Now().Before(end); times++ {
+		do()
+		<-tick.C
+	}
+	return times
+}
+
+// TestFlusherWithoutEnd: ten flushes of nat and filter a second, at 1,000
+// services.
+func TestFlusherWithoutEnd(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		services(n)
+		d := n.Start()
+		protected, foreign := n.Protected(), n.Foreign()
+		generation := n.Status().Generation.Rules
+		flush := func() {
+			for _, table := range []rules.TableName{rules.Nat, rules.Filter} {
+				n.Must(n.Programs.Flush(n.Context(), rules.IPv4, table, ""))
+			}
+		}
+		flush()
+		left := n.Foreign()
+		n.Healed(1)
+		n.Same("protected rules after a single flush", protected, n.Protected())
+		if len(left) >= len(foreign) {
+			n.Fatal("the flusher takes nothing of others")
+		}
+
+		long := warLength(n)
+		times := fight(n, begins, everyFlush, flush)
+		used, began, before := d.CPU(), time.Now(), n.Metrics()
+		times += fight(n, long-begins, everyFlush, flush)
+		took, cost, after := time.Since(began), d.CPU()-used, n.Metrics()
+		last := time.Now()
+		if after["contended{}"] != 1 {
+			n.Error("canaryd_contended is not raised")
+		}
+		back := n.Within(nodetest.HealsIn, "the rules to be back", nodetest.Ready)
+		back = max(back, time.Since(last)-20*time.Millisecond)
+
+		replays := func(m map[string]float64) float64 { return nodetest.Sum(m, "replay_duration_seconds", "ipv4") }
+		n.Logf("%d flushes in %s; in its last %s %.0f replays and %.0f looks, %s of CPU: %.1f %% of a core; back after %s",
+			times, long, took.Round(time.Second), replays(after)-replays(before), nodetest.Sum(after, "probe_duration")-nodetest.Sum(before, "probe_duration"),
+			cost.Round(time.Millisecond), 100*cost.Seconds()/took.Seconds(), back.Round(time.Millisecond))
+		if got := cost.Seconds() / took.Seconds(); got > share {
+			n.Errorf("the war costs %.1f %% of a core, want at most %.0f %%", 100*got, 100*share)
+		}
+		if most := took.Seconds()/1.5 + 1; replays(after)-replays(before) > most {
+			n.Errorf("%.0f replays in %s, want at most %.0f", replays(after)-replays(before), took, most)
+		}
+		if back > backIn {
+			n.Errorf("the rules are back after %s, want within %s", back, backIn)
+		}
+		n.Same("protected rules after the war", protected, n.Protected())
+		n.Same("foreign rules after the war", left, n.Foreign())
+		if s := n.Status(); s.Generation.Rules != generation {
+			n.Errorf("the generation has %d rules after the war, %d before", s.Generation.Rules, generation)
+		}
+		n.Within(20*time.Second, "the end of the contention", func() error {
+			if got := n.Metrics()["contended{}"]; got != 0 {
+				return fmt.Errorf("canaryd_contended is %v", got)
+			}
+			return nil
+		})
+		for _, line := range []string{"Somebody keeps undoing what is replayed", "What was replayed stays in place again"} {
+			if got := strings.Count(d.Log(), line); got != 1 {
+				n.Errorf("the log says %d times %q, want once", got, line)
+			}
+		}
+		d.Stop()
+	})
+}
+
+// TestHooksDeletedWithoutEnd: a hook that is deleted by name is repaired after
+// the grace, each time, and that somebody deletes it again is told.
+func TestHooksDeletedWithoutEnd(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		const grace = 700 * time.Millisecond
+		n.Load()
+		d := n.Start("--hook-grace=" + grace.String())
+		protected := n.Protected()
+		hook := ""
+		for _, r := range n.Save()[rules.IPv4][rules.Nat].Chain("POSTROUTING").Rules {
+			if r.Target == "KUBE-POSTROUTING" {
+				hook = r.Spec
+			}
+		}
+		deleted := 0
+		fight(n, 8*time.Second, everyFlush, func() {
+			if n.Programs.RestoreNoflush(n.Context(), rules.IPv4, "*nat\n-D POSTROUTING "+hook+"\nCOMMIT\n") == nil {
+				deleted++
+			}
+		})
+		last := time.Now()
+		metrics := n.Metrics()
+		if metrics["contended{}"] != 1 {
+			n.Errorf("canaryd_contended is not raised although the hook was deleted %d times", deleted)
+		}
+		n.Within(nodetest.HealsIn, "the hook", func() error {
+			if strings.Join(protected, "\n") != strings.Join(n.Protected(), "\n") {
+				return fmt.Errorf("it is missing")
+			}
+			return nil
+		})
+		back := time.Since(last)
+		n.Logf("the hook was deleted %d times; back after %s", deleted, back.Round(time.Millisecond))
+		if deleted < 4 || deleted > 11 {
+			n.Errorf("the hook was repaired %d times in 8 s, with a grace of %s", deleted-1, grace)
+		}
+		if back > grace+backIn {
+			n.Errorf("the hook is back after %s, with a grace of %s", back, grace)
+		}
+		d.Stop()
+	})
+}
