@@ -41,7 +41,7 @@ func withBench(ctx context.Context, o *options, do func(bench) (int, error)) (co
 }
 
 func (b bench) replayer() reload.Replayer {
-	return reload.Replayer{Kernel: b.kernel, Canary: b.o.canaryChain, Protects: b.o.selector.Protects}
+	return reload.Replayer{Kernel: b.kernel, Canary: b.o.canaryChain, Protects: b.o.selector.Protects, Names: b.o.selector.Names}
 }
 
 // job returns a job on what was stored. Nothing is at work on the hooks when
@@ -74,7 +74,7 @@ func runCheck(ctx context.Context, o *options, to streams) (int, error) {
 			if err != nil {
 				return exitError, err
 			}
-			examiner := reload.Examiner{Canary: o.canaryChain, Protects: o.selector.Protects}
+			examiner := reload.Examiner{Canary: o.canaryChain, Protects: o.selector.Protects, Names: o.selector.Names}
 			families[f] = daemon.Verdicts{}
 			for t, x := range examiner.Examine(snapshot, b.job(stored.Generation, state.Marks)) {
 				families[f][t] = x.Finding.Verdict
@@ -197,7 +197,7 @@ func (b bench) generation(ctx context.Context, to streams) (rules.Generation, er
 			if err := snapshot.Unreadable[t]; err != nil {
 				return nil, fmt.Errorf("%s %s: %w", f, t, err)
 			}
-			g = g.With(f, t, rules.Extract(snapshot.Tables[t], b.o.selector.Protects, canary.IsMark))
+			g = g.With(f, t, b.o.selector.Protection().Extract(snapshot.Tables[t], canary.IsMark))
 		}
 	}
 	return g, nil

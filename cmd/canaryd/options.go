@@ -64,7 +64,7 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.StringSliceVar(&o.source, "source", []string{"snapshot"}, "snapshot (learn from the kernel), manifest")
 	all.StringVar(&o.manifest, "manifest", "", "Kubernetes objects: YAML `file` or folder")
 	all.StringVar(&o.rulesDir, "rules-dir", "", "`folder` of your own rules: *.v4, *.v6")
-	all.StringSliceVar(&o.protect, "protect", []string{"kube", "cni"}, "presets and globs of chain names")
+	all.StringSliceVar(&o.protect, "protect", []string{"kube", "cni"}, "presets ("+strings.Join(rules.PresetNames(), ", ")+") and globs of chain names")
 	all.StringVar(&o.mode, "mode", "heal", "heal, or observe: write nothing but canaries")
 	all.StringVar(&o.replay, "replay", "auto", "auto or text: by iptables-restore")
 	all.StringVar(&o.backend, "backend", "auto", "auto (by evidence), nft or legacy")
@@ -128,7 +128,7 @@ func (o *options) complete() error {
 		errs = append(errs, errors.New("--source is empty: want snapshot or manifest"))
 	}
 	if len(o.protect) == 0 {
-		errs = append(errs, errors.New("--protect is empty: want presets (kube, cni) or globs of chain names"))
+		errs = append(errs, errors.New("--protect is empty: want presets ("+strings.Join(rules.PresetNames(), ", ")+") or globs of chain names"))
 	}
 	for _, s := range o.source {
 		errs = append(errs, oneOf("source", s, "snapshot", "manifest"))

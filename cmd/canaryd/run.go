@@ -94,7 +94,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	d := daemon.New(daemon.Config{
 		Kernel: kernel, Hints: hints, Writers: writers, Metrics: metrics,
 		Mode: daemon.Mode(o.mode), Source: strings.Join(o.sourceNames(), "+"),
-		Protects: o.learns, Declared: files.declaration(), Declarations: files.changes, Canary: o.canaryChain,
+		Protects: o.learns, Names: o.names, Declared: files.declaration(), Declarations: files.changes, Canary: o.canaryChain,
 		PollInterval: o.poll, Settle: o.settle, HookGrace: o.hookGrace, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime, Tidy: debug.FreeOSMemory,
 		Store: store, Disabled: disabled, CPU: daemon.CPUTime,
 	})

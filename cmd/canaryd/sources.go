@@ -46,6 +46,11 @@ func (o *options) learns(chain string) bool {
 	return o.uses("snapshot") && o.selector.Protects(chain)
 }
 
+// names reports whether the snapshot source learns the rule of a built-in chain.
+func (o *options) names(t rules.TableName, chain string, r rules.Rule) bool {
+	return o.uses("snapshot") && o.selector.Names(t, chain, r)
+}
+
 // declared is what files have to do with a running daemon. The zero value is
 // that they have nothing.
 type declared struct {

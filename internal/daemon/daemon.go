@@ -54,7 +54,10 @@ type Config struct {
 	Declared     *Declaration
 	Declarations <-chan Declaration
 	Protects     func(chain string) bool
-	Canary       string // the canary chain's name
+	// Names tells which rules of built-in chains are protected beside the jumps
+	// into protected chains; nil means none.
+	Names  func(t rules.TableName, chain string, r rules.Rule) bool
+	Canary string // the canary chain's name
 
 	PollInterval time.Duration
 	Settle       time.Duration // how long a loss must be quiet before it is judged

@@ -65,11 +65,11 @@ func (d *Daemon) protects(st *state) func(chain string) bool {
 }
 
 func (d *Daemon) examiner(st *state) reload.Examiner {
-	return reload.Examiner{Canary: d.cfg.Canary, Protects: d.protects(st)}
+	return reload.Examiner{Canary: d.cfg.Canary, Protects: d.protects(st), Names: d.cfg.Names}
 }
 
 func (d *Daemon) replayer(st *state) reload.Replayer {
-	return reload.Replayer{Kernel: d.cfg.Kernel, Canary: d.cfg.Canary, Protects: d.protects(st)}
+	return reload.Replayer{Kernel: d.cfg.Kernel, Canary: d.cfg.Canary, Protects: d.protects(st), Names: d.cfg.Names}
 }
 
 // stopGrace is what a replay under way gets when the daemon is told to stop:

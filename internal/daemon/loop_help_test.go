@@ -46,6 +46,8 @@ type setup struct {
 	// uptime is the machine's; nil is the bubble's.
 	uptime func() time.Duration
 	tidy   func() // nil: nothing
+	// protect is --protect; nil is what the scenarios' node needs.
+	protect []string
 }
 
 // A rig is a running Daemon on a Fake.
@@ -85,7 +87,10 @@ func start(t *testing.T, backend iptables.Backend, s setup) *rig {
 // run runs a Daemon on fake and waits for nothing.
 func run(t *testing.T, fake *iptables.Fake, s setup) *rig {
 	t.Helper()
-	selector, err := rules.NewSelector(scenario.Protect)
+	if s.protect == nil {
+		s.protect = scenario.Protect
+	}
+	selector, err := rules.NewSelector(s.protect)
 	must(t, err)
 	if s.mode == "" {
 		s.mode = Heal
@@ -100,7 +105,7 @@ func run(t *testing.T, fake *iptables.Fake, s setup) *rig {
 	metrics := NewMetrics(r.reg, MetricsOptions{Families: fake.Families(), Sources: []string{"snapshot"}, Hints: r.hints.Counts})
 	cfg := Config{
 		Kernel: fake, Hints: r.hints, Writers: r.writers, Metrics: metrics,
-		Mode: s.mode, Source: "snapshot", Protects: selector.Protects, Canary: canary.DefaultChain,
+		Mode: s.mode, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Canary: canary.DefaultChain,
 		PollInterval: time.Second, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second,
 		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, Tidy: s.tidy,
 	}
@@ -182,7 +187,7 @@ func (r *rig) wantTables(before, foreign map[rules.Family]rules.Ruleset) {
 	r.t.Helper()
 	now := r.tables()
 	for _, f := range r.fake.Families() {
-		want := scenario.Want{Protected: before[f], Foreign: foreign[f], Protects: r.d.cfg.Protects}
+		want := scenario.Want{Protected: before[f], Foreign: foreign[f], Protects: r.d.cfg.Protects, Names: r.d.cfg.Names}
 		for _, line := range scenario.Compare(want, now[f]) {
 			r.t.Errorf("%s %s", f, line)
 		}

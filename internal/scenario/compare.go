@@ -36,6 +36,9 @@ type Want struct {
 	Foreign rules.Ruleset
 	// Protects tells the protected chains.
 	Protects func(chain string) bool
+	// Names tells further hooks among the rules of built-in chains; nil means
+	// none.
+	Names func(t rules.TableName, chain string, r rules.Rule) bool
 }
 
 // Compare returns a line for everything in which got is not as wanted, nothing
@@ -95,7 +98,9 @@ func (c *comparison) user(kind, name string, want *rules.Table) {
 }
 
 func (c *comparison) builtin(name string) {
-	hook := func(r rules.Rule) bool { return c.want.Protects(r.Target) }
+	hook := func(r rules.Rule) bool {
+		return c.want.Protects(r.Target) || c.want.Names != nil && c.want.Names(c.name, name, r)
+	}
 	foreign := func(r rules.Rule) bool { return !hook(r) }
 	before, control, got := c.before.Chain(name), c.control.Chain(name), c.got.Chain(name)
 	wrong := len(c.lines)

@@ -95,3 +95,33 @@ func read(elem ...string) string {
 	}
 	return string(text)
 }
+
+// Owners returns who else writes rules to a node, by the names of their
+// presets, in the order in which they would start.
+func Owners() []string { return []string{"libvirt", "docker", "podman", "tailscale"} }
+
+// Owner returns what that owner writes; the text is empty where the family has
+// nothing of it.
+func Owner(family rules.Family, name string) Part {
+	text, err := testdata.ReadFile(fmt.Sprintf("testdata/owners/%s.v%d.rules", name, family))
+	if err != nil {
+		return Part{Name: name} // not every owner was recorded in both families
+	}
+	return Part{Name: name, Text: string(text)}
+}
+
+// LoadOwners writes the rules of all Owners among those of other people.
+func LoadOwners(ctx context.Context, f Flusher, families ...rules.Family) error {
+	for _, family := range families {
+		parts := []Part{node(family, "foreign-first")}
+		for _, name := range Owners() {
+			if part := Owner(family, name); part.Text != "" {
+				parts = append(parts, part)
+			}
+		}
+		if err := LoadParts(ctx, f, family, append(parts, node(family, "foreign-last"))); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -37,6 +37,31 @@ func TestCasesLoad(t *testing.T) {
 	})
 }
 
+// TestOwnersLoad: what the programs wrote loads, and is all told to be theirs.
+func TestOwnersLoad(t *testing.T) {
+	onEach(t, func(t *testing.T, p Flusher) {
+		for _, family := range rules.Families() {
+			for _, name := range Owners() {
+				part := Owner(family, name)
+				if part.Text == "" {
+					continue
+				}
+				must(t, Wipe(t.Context(), p, family))
+				must(t, LoadParts(t.Context(), p, family, []Part{part}))
+				s, err := rules.NewSelector([]string{name})
+				must(t, err)
+				count := 0
+				for _, table := range tables(t, p, family) {
+					count += s.Protection().Extract(table, func(rules.Rule) bool { return false }).RuleCount()
+				}
+				if want := strings.Count(part.Text, "\n-A ") + strings.Count(part.Text, "\n-I "); count != want {
+					t.Errorf("the preset %s protects %d of its owner's %d rules in %s", name, count, want, family)
+				}
+			}
+		}
+	})
+}
+
 // TestScenariosTakeWhatTheySay runs every scenario where no canaryd is.
 func TestScenariosTakeWhatTheySay(t *testing.T) {
 	onEach(t, func(t *testing.T, p Flusher) {

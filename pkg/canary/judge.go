@@ -108,7 +108,8 @@ func neverEmpty(table rules.TableName, chain string) bool {
 //     only it referenced still hold rules;
 //   - a hook missing beside a standing witness was deleted by name: lost only
 //     if its target still has rules, no other hook took its place, and the
-//     family has been quiet for the grace;
+//     family has been quiet for the grace; one that leads nowhere (Docker's
+//     MASQUERADE) never is, its owner takes just that away with the network;
 //   - claimed chains and the hooks into them that are not exactly as declared
 //     have drifted, but for chains too many that rules of others lead to;
 //   - every other difference is a decision of the rules' owner.
@@ -207,8 +208,9 @@ func judgeContent(want Wanted, seen Seen) Finding {
 			if !superseded(want.Section, seen.Table, h) {
 				f.Hooks = append(f.Hooks, h)
 			}
-		case !hasRules(seen.Table, h.Rule.Target) || reworded(seen.Table, h):
-			// Its owner let go of it.
+		case h.Named || !hasRules(seen.Table, h.Rule.Target) || reworded(seen.Table, h):
+			// Its owner let go of it. A rule that leads nowhere leaves nothing
+			// behind that could tell whether its owner meant it.
 		case seen.Quiet:
 			f.Hooks = append(f.Hooks, h)
 		default:
@@ -299,9 +301,12 @@ func reworded(t *rules.Table, h rules.Hook) bool {
 // superseded reports whether the built-in chain now holds a hook to the same
 // target that was not there before: its owner rewrote the hook, as kube-proxy
 // does when an upgrade changes a match.
+//
+// Of a rule that leads nowhere there is no such thing: another MASQUERADE is
+// another network's.
 func superseded(s rules.Section, t *rules.Table, h rules.Hook) bool {
 	c := t.Chain(h.Chain)
-	return c != nil && slices.ContainsFunc(c.Rules, func(r rules.Rule) bool {
+	return !h.Named && c != nil && slices.ContainsFunc(c.Rules, func(r rules.Rule) bool {
 		return r.Target == h.Rule.Target && !slices.ContainsFunc(s.Hooks, func(k rules.Hook) bool {
 			return k.Chain == h.Chain && k.Rule.Equal(r)
 		})
@@ -400,13 +405,13 @@ func Covers(want rules.Section, t *rules.Table) bool {
 		}
 	}
 	for _, h := range want.Hooks {
-		if c, ok := want.Chain(h.Rule.Target); ok && len(c.Rules) > 0 && !hasRules(t, c.Name) {
+		if c, ok := want.Chain(h.Into()); ok && len(c.Rules) > 0 && !hasRules(t, c.Name) {
 			return false
 		}
 	}
 	led := map[string]bool{}
 	for _, h := range want.Hooks {
-		led[h.Rule.Target] = true
+		led[h.Into()] = true
 	}
 	for _, c := range want.Chains {
 		for _, r := range c.Rules {

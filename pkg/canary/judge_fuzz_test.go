@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // filterNode is node's filter table, with the chains of filter that are never
@@ -33,16 +35,20 @@ const filterNode = `*filter
 COMMIT
 `
 
-// fuzzed are the tables that FuzzJudge damages, and who claims which chains.
+// fuzzed are the tables that FuzzJudge damages, who claims which chains, and
+// which rules of built-in chains a preset names.
 var fuzzed = []struct {
 	text      string
 	neverBare []string
 	claimed   func(string) bool
+	named     []string
 }{
-	{node, []string{"KUBE-SERVICES", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"}, nil},
-	{filterNode, []string{"KUBE-FORWARD", "KUBE-FIREWALL"}, nil},
-	{node, []string{"KUBE-SERVICES", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"}, claimedHere},
-	{filterNode, []string{"KUBE-FORWARD", "KUBE-FIREWALL"}, func(chain string) bool { return chain == "KUBE-FORWARD" }},
+	{node, []string{"KUBE-SERVICES", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"}, nil, nil},
+	{filterNode, []string{"KUBE-FORWARD", "KUBE-FIREWALL"}, nil, nil},
+	{node, []string{"KUBE-SERVICES", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"}, claimedHere, nil},
+	{filterNode, []string{"KUBE-FORWARD", "KUBE-FIREWALL"}, func(chain string) bool { return chain == "KUBE-FORWARD" }, nil},
+	{dockerNode, nil, nil, []string{masq17, masq18}},
+	{dockerNode, nil, func(string) bool { return true }, []string{masq17, masq18}},
 }
 
 // A ruin is a table's lines after some damage. It answers FuzzJudge's questions
@@ -158,10 +164,14 @@ func FuzzJudge(f *testing.F) {
 	f.Fuzz(func(t *testing.T, fate []byte, which uint8, quiet bool) {
 		scene := fuzzed[int(which)%len(fuzzed)]
 		before, after := ruinOf(scene.text, nil), ruinOf(scene.text, fate)
-		want := wantedOf(t, scene.text)
-		want.Claimed = scene.claimed
-		seen := seenTable(tableOf(t, strings.Join(after, "\n")+"\n"))
-		seen.Quiet = quiet
+		protection := rules.Protection{Chain: protects}
+		if scene.named != nil {
+			protection = protectsDocker(t)
+		}
+		whole, left := tableOf(t, scene.text), tableOf(t, strings.Join(after, "\n")+"\n")
+		want := Wanted{CanaryChain: DefaultChain, Section: protection.Extract(whole, IsMark), Claimed: scene.claimed}
+		want.Mark = Mark{Nonce: nonce, Witnessed: want.Section.HookedChains(whole.Name)}
+		seen := Seen{Table: left, Section: protection.Extract(left, IsMark), Quiet: quiet}
 		got := Judge(want, seen)
 
 		loss := false // something below is one
@@ -193,6 +203,21 @@ func FuzzJudge(f *testing.F) {
 			}
 			if got.Verdict == Intact {
 				t.Errorf("%s is missing, and the table is intact", line)
+			}
+			if slices.Contains(scene.named, line) {
+				// It leads nowhere: lost with its chain's witness or the canary,
+				// whatever else stands there; by name, its owner's decision.
+				flushed := !after.has("-A " + h.Chain + " " + nonce.Witness().Spec)
+				if flushed {
+					lost("the named " + line + " is missing")
+				}
+				if back := slices.ContainsFunc(got.Hooks, h.Same); back != (flushed || !marked) {
+					t.Errorf("%s is put back: %t; its chain was flushed: %t, the canary stands: %t", line, back, flushed, marked)
+				}
+				if slices.ContainsFunc(got.Waiting, h.Same) {
+					t.Errorf("%s is waited for", line)
+				}
+				continue
 			}
 			reworded, rehooked := after.reworded(before, line, h.Chain, h.Rule.Target)
 			flushed := slices.Contains(got.Witnesses, h.Chain)

@@ -189,7 +189,7 @@ func writeChain(task tableTask, c rules.Chain, plan *tablePlan) {
 
 // claimed reports whether a declared source owns the chain.
 func (t tableTask) claimed(chain string) bool {
-	return t.want.Claimed != nil && t.want.Claimed(chain)
+	return chain != "" && t.want.Claimed != nil && t.want.Claimed(chain)
 }
 
 // exact reports whether nothing about the chain is right but what the
@@ -229,7 +229,7 @@ func planRemovals(task tableTask, plan *tablePlan, s *section) {
 // where somebody slips in, perhaps a stranger's.
 func extraHook(task tableTask, i int) bool {
 	h, standing, wanted := task.seen.Section.Hooks[i], 0, 0
-	if !task.exact(h.Rule.Target) {
+	if !task.exact(h.Into()) {
 		return false
 	}
 	for _, k := range task.seen.Section.Hooks {
@@ -306,7 +306,7 @@ func planHooks(task tableTask, plan *tablePlan, s *section) {
 			if h.Chain != chain {
 				continue
 			}
-			lost := slices.ContainsFunc(task.finding.Hooks, h.Same) || task.claimed(h.Rule.Target)
+			lost := slices.ContainsFunc(task.finding.Hooks, h.Same) || task.claimed(h.Into())
 			lost = lost && targetWillStand(task, *plan, h)
 			if lost || stands(task.seen.Table, h) {
 				wanted = append(wanted, h)
@@ -322,7 +322,7 @@ func planHooks(task tableTask, plan *tablePlan, s *section) {
 // have removed the chain just before somebody flushed the hook's; one jump to a
 // missing chain would fail the whole table.
 func targetWillStand(task tableTask, plan tablePlan, h rules.Hook) bool {
-	return task.seen.Table.Chain(h.Rule.Target) != nil ||
+	return h.Named || task.seen.Table.Chain(h.Rule.Target) != nil ||
 		slices.ContainsFunc(plan.wrote, func(c rules.Chain) bool { return c.Name == h.Rule.Target })
 }
 

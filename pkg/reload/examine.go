@@ -10,6 +10,9 @@ import (
 type Examiner struct {
 	Canary   string                  // the canary chain's name
 	Protects func(chain string) bool // which chains are protected
+	// Names tells which rules of built-in chains are hooks although they jump
+	// into no protected chain; nil means none.
+	Names func(t rules.TableName, chain string, r rules.Rule) bool
 }
 
 // An Examined table is one table's finding and what the read showed of it.
@@ -37,7 +40,7 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 	f := snapshot.Family
 	var tasks []tableTask
 	for _, table := range rules.Guarded() {
-		seen := see(snapshot, table, e.Protects)
+		seen := see(snapshot, table, rules.Protection{Chain: e.Protects, Rule: e.Names})
 		seen.Quiet = job.Quiet[f]
 		section, known := job.Generation[f][table]
 		want := canary.Wanted{
@@ -54,10 +57,10 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 	return tasks
 }
 
-func see(snapshot iptables.Snapshot, table rules.TableName, protects func(string) bool) canary.Seen {
+func see(snapshot iptables.Snapshot, table rules.TableName, protection rules.Protection) canary.Seen {
 	if err := snapshot.Unreadable[table]; err != nil {
 		return canary.Seen{Err: err}
 	}
 	t := snapshot.Tables[table]
-	return canary.Seen{Table: t, Section: rules.Extract(t, protects, canary.IsMark)}
+	return canary.Seen{Table: t, Section: protection.Extract(t, canary.IsMark)}
 }

@@ -94,7 +94,7 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 		return next, due // the clocks of its chains run all the same
 	}
 	merged.Hooks = keepHooks(old.Hooks, seen.Hooks, func(h rules.Hook) bool {
-		return kept[h.Rule.Target] || slices.ContainsFunc(finding.Waiting, h.Same)
+		return kept[h.Into()] || slices.ContainsFunc(finding.Waiting, h.Same)
 	})
 	if len(kept) > 0 {
 		merged.Leans = union(old.Leans, seen.Leans)

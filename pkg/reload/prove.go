@@ -37,7 +37,7 @@ func (r run) prove(ctx context.Context, t *turn) {
 	for _, plan := range t.plans {
 		tr := result.Tables[plan.table]
 		tr.Skipped, tr.Quarantined, tr.Wrote = plan.skipped, plan.quarantined, len(plan.wrote)
-		seen := see(after, plan.table, r.Protects)
+		seen := see(after, plan.table, rules.Protection{Chain: r.Protects, Rule: r.Names})
 		if seen.Err == nil {
 			tr.Section, tr.Read = seen.Section, true
 		}

@@ -53,6 +53,9 @@ type Replayer struct {
 	Kernel   Beginner
 	Canary   string                  // the canary chain's name
 	Protects func(chain string) bool // which chains are protected
+	// Names tells which rules of built-in chains are hooks although they jump
+	// into no protected chain; nil means none.
+	Names func(t rules.TableName, chain string, r rules.Rule) bool
 }
 
 // A Job is what a replay, planting or rotation starts from.

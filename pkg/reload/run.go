@@ -124,7 +124,7 @@ func (r Replayer) examine(ctx context.Context, s iptables.Session, f rules.Famil
 	if err != nil {
 		return nil, 0, fmt.Errorf("reading %s: %w", f, err)
 	}
-	examiner := Examiner{Canary: r.Canary, Protects: r.Protects}
+	examiner := Examiner{Canary: r.Canary, Protects: r.Protects, Names: r.Names}
 	return examiner.tasks(snapshot, job), snapshot.Digest, nil
 }
 

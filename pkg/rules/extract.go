@@ -2,12 +2,26 @@ package rules
 
 import "slices"
 
-// Extract learns one table's section: its protected chains, the hooks into
-// them with their anchors, and what they lean on.
-//
-// protects tells which chains are protected; mark tells canaryd's own rules,
-// which are part of no generation and count as nobody's neighbour.
+// A Protection tells what is protected.
+type Protection struct {
+	// Chain tells the protected chains; rules of built-in chains that jump
+	// into them are hooks.
+	Chain func(name string) bool
+	// Rule tells further rules of built-in chains that are; nil means none.
+	Rule func(t TableName, chain string, r Rule) bool
+}
+
+// Extract is Protection.Extract where no rules are protected beside chains and
+// the hooks into them.
 func Extract(t *Table, protects func(chain string) bool, mark func(Rule) bool) Section {
+	return Protection{Chain: protects}.Extract(t, mark)
+}
+
+// Extract learns one table's section: its protected chains, the hooks with
+// their anchors, and what they lean on. mark tells canaryd's own rules, which
+// are part of no generation and count as nobody's neighbour.
+func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
+	protects := p.Chain
 	var s Section
 	if t == nil {
 		return s
@@ -26,7 +40,7 @@ func Extract(t *Table, protects func(chain string) bool, mark func(Rule) bool) S
 	}
 	for _, name := range builtin[t.Name] {
 		if c := t.Chain(name); c != nil {
-			s.Hooks = append(s.Hooks, hooks(c, protects, mark)...)
+			s.Hooks = append(s.Hooks, p.hooks(t.Name, c, mark)...)
 		}
 	}
 	s.Leans = leans(t, s, protects)
@@ -34,22 +48,31 @@ func Extract(t *Table, protects func(chain string) bool, mark func(Rule) bool) S
 }
 
 // hooks returns the hooks in one built-in chain with their anchors.
-func hooks(c *Chain, protects func(string) bool, mark func(Rule) bool) []Hook {
-	var found []Hook
+func (p Protection) hooks(t TableName, c *Chain, mark func(Rule) bool) []Hook {
+	const foreign, ours, jump, named = 0, 1, 2, 3
+	kinds := make([]byte, len(c.Rules))
 	lastForeign := -1
-	for i, r := range c.Rules {
-		if !protects(r.Target) && !mark(r) {
-			lastForeign = i
-		}
-	}
-	neighbour := -1
 	for i, r := range c.Rules {
 		switch {
 		case mark(r):
-		case !protects(r.Target):
+			kinds[i] = ours
+		case p.Chain(r.Target):
+			kinds[i] = jump
+		case p.Rule != nil && p.Rule(t, c.Name, r):
+			kinds[i] = named
+		default:
+			lastForeign = i
+		}
+	}
+	var found []Hook
+	neighbour := -1
+	for i, r := range c.Rules {
+		switch kinds[i] {
+		case ours:
+		case foreign:
 			neighbour = i
 		default:
-			h := Hook{Chain: c.Name, Rule: r, Anchor: Anchor{Position: Top}}
+			h := Hook{Chain: c.Name, Rule: r, Anchor: Anchor{Position: Top}, Named: kinds[i] == named}
 			switch {
 			case neighbour >= 0 && i > lastForeign:
 				h.Anchor.Position = Bottom

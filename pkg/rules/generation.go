@@ -20,7 +20,7 @@ type Section struct {
 	// Chains are the protected chains, in the order in which they were read.
 	Chains []Chain `json:"chains,omitempty"`
 	// Hooks are the rules in built-in chains that jump into protected
-	// chains, in the order in which they stand.
+	// chains or that a preset names, in the order in which they stand.
 	Hooks []Hook `json:"hooks,omitempty"`
 	// Leans are chains of others that protected rules jump to. They are not
 	// replayed, and a rule that needs a missing one cannot be.
@@ -35,6 +35,17 @@ type Hook struct {
 	Chain  string `json:"chain"`
 	Rule   Rule   `json:"rule"`
 	Anchor Anchor `json:"anchor"`
+	// Named: it jumps into no protected chain but is one of the rules that its
+	// owner puts straight into built-in chains; its Target is no chain.
+	Named bool `json:"named,omitempty"`
+}
+
+// Into returns the protected chain that the hook jumps into, "" for a Named one.
+func (h Hook) Into() string {
+	if h.Named {
+		return ""
+	}
+	return h.Rule.Target
 }
 
 // Same reports whether two hooks are the same rule in the same chain,

@@ -18,7 +18,7 @@ func (s Section) Split(claimed func(chain string) bool) (own, rest Section) {
 	}
 	for _, h := range s.Hooks {
 		part := &rest
-		if claimed(h.Rule.Target) {
+		if !h.Named && claimed(h.Rule.Target) {
 			part = &own
 		}
 		part.Hooks = append(part.Hooks, h)

@@ -7,11 +7,13 @@ import (
 	"strings"
 )
 
-// A Selector says which chains are protected. The zero Selector protects none.
+// A Selector says which chains are protected, and which rules beside those that
+// jump into them. The zero Selector protects none.
 type Selector struct {
 	exact  map[string]bool
 	hashed []hashedName
 	globs  []string
+	rules  []namedRule
 }
 
 // A hashedName is a prefix followed by a hash of fixed length and alphabet.
@@ -24,53 +26,25 @@ type hashedName struct {
 const (
 	base32 = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 	hexLow = "0123456789abcdef"
+	hexUp  = "0123456789ABCDEF"
 )
 
-// presets names the chains of each owner exactly: a glob such as KUBE-* would
-// take in kube-router's chains and every canary.
-func presets(name string) (exact []string, hashed []hashedName, ok bool) {
-	switch name {
-	case "kube":
-		// kube-proxy 1.36 (pkg/proxy/iptables, pkg/proxy/ipvs) and kubelet;
-		// KUBE-XLB-* until 1.23, KUBE-MARK-DROP until 1.27.
-		exact = []string{
-			"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING",
-			"KUBE-MARK-MASQ", "KUBE-MARK-DROP", "KUBE-FORWARD", "KUBE-PROXY-FIREWALL", "KUBE-FIREWALL",
-			"KUBE-IPTABLES-HINT", "KUBE-LOAD-BALANCER", "KUBE-NODE-PORT", "KUBE-SOURCE-RANGES-FIREWALL",
-			"KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER",
-		}
-		for _, p := range []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-", "KUBE-XLB-"} {
-			hashed = append(hashed, hashedName{p, 16, base32})
-		}
-	case "cni":
-		// containernetworking/plugins: portmap (CNI-DN-, and CNI-SN- until
-		// 0.7), bridge and ptp with ipMasq (CNI-<24 hex digits>), firewall.
-		exact = []string{
-			"CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ", "CNI-HOSTPORT-SNAT",
-			"CNI-FORWARD", "CNI-ADMIN", "CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-2",
-		}
-		hashed = []hashedName{{"CNI-DN-", 0, hexLow}, {"CNI-SN-", 0, hexLow}, {"CNI-", 24, hexLow}}
-	default:
-		return nil, nil, false
-	}
-	return exact, hashed, true
-}
-
-// NewSelector reads the value of --protect: preset names (kube, cni) and globs
-// of chain names, as path.Match has them. An error names the bad word.
+// NewSelector reads the value of --protect: names of presets (see PresetNames)
+// and globs of chain names, as path.Match has them. An error names the bad word.
 func NewSelector(list []string) (Selector, error) {
 	s := Selector{exact: map[string]bool{}}
 	for _, word := range list {
 		word = strings.TrimSpace(word)
-		exact, hashed, ok := presets(word)
-		for _, name := range exact {
+		preset, ok := presetOf(word)
+		for _, name := range preset.exact {
 			s.exact[name] = true
 		}
-		s.hashed = append(s.hashed, hashed...)
+		s.hashed = append(s.hashed, preset.hashed...)
+		s.rules = append(s.rules, preset.rules...)
 		switch {
 		case ok:
 		case word == "" || strings.ToLower(word) == word && !strings.ContainsAny(word, "*?[-_"):
-			return Selector{}, fmt.Errorf("%q is neither a preset (kube, cni) nor a chain name or glob", word)
+			return Selector{}, fmt.Errorf("%q is neither a preset (%s) nor a chain name or glob", word, strings.Join(PresetNames(), ", "))
 		default:
 			if _, err := path.Match(word, ""); err != nil {
 				return Selector{}, fmt.Errorf("%q is not a glob of chain names: %w", word, err)
@@ -98,6 +72,19 @@ func (s Selector) Protects(chain string) bool {
 		ok, _ := path.Match(g, chain) // the pattern was checked by NewSelector
 		return ok
 	})
+}
+
+// Protection returns all that the selector protects.
+func (s Selector) Protection() Protection { return Protection{Chain: s.Protects, Rule: s.Names} }
+
+// Names reports whether r is a rule that a preset's owner puts straight into the
+// built-in chain, such as Docker's MASQUERADE: a hook that leads nowhere.
+func (s Selector) Names(t TableName, chain string, r Rule) bool {
+	if len(s.rules) == 0 {
+		return false
+	}
+	words, err := Split(r.Spec)
+	return err == nil && slices.ContainsFunc(s.rules, func(n namedRule) bool { return n.matches(t, chain, words) })
 }
 
 func (h hashedName) matches(chain string) bool {

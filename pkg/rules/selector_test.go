@@ -101,7 +101,7 @@ func TestTheZeroSelectorProtectsNothing(t *testing.T) {
 }
 
 func TestSelectorNamesTheBadWord(t *testing.T) {
-	for _, word := range []string{"kubee", "docker", "", "  ", "KUBE-[", "KUBE-[a-", `A\`} {
+	for _, word := range []string{"kubee", "dockers", "", "  ", "KUBE-[", "KUBE-[a-", `A\`} {
 		_, err := rules.NewSelector([]string{"kube", word})
 		if err == nil || !strings.Contains(err.Error(), strings.Trim(strings.TrimSpace(word), `\`)) {
 			t.Errorf("%q: error is %v, want one that names it", word, err)

@@ -1,0 +1,101 @@
+package canary
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// dockerNode is a nat table in which Docker put rules straight into POSTROUTING.
+const dockerNode = `*nat
+:PREROUTING ACCEPT [0:0]
+:INPUT ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+:DOCKER - [0:0]
+:KUBE-CANARYD-CANARY - [0:0]
+-A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER
+-A PREROUTING -m comment --comment "canaryd-witness:0123456789abcdef"
+-A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE
+-A POSTROUTING -s 172.18.40.0/24 ! -o br-4f5a6b7c8d9e -j MASQUERADE
+-A POSTROUTING -o eth0 -j MASQUERADE
+-A POSTROUTING -m comment --comment "canaryd-witness:0123456789abcdef"
+-A DOCKER -p tcp -m tcp --dport 8080 -j DNAT --to-destination 172.17.0.2:80
+-A KUBE-CANARYD-CANARY -m comment --comment "canaryd-canary:0123456789abcdef"
+COMMIT
+`
+
+const (
+	hookDocker = "-A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER"
+	masq17     = "-A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE"
+	masq18     = "-A POSTROUTING -s 172.18.40.0/24 ! -o br-4f5a6b7c8d9e -j MASQUERADE"
+	masqLAN    = "-A POSTROUTING -o eth0 -j MASQUERADE"
+)
+
+// protectsDocker also protects what the docker preset does, and node's chains.
+func protectsDocker(t testing.TB) rules.Protection {
+	t.Helper()
+	s, err := rules.NewSelector([]string{"docker"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rules.Protection{Chain: func(chain string) bool { return protects(chain) || s.Protects(chain) }, Rule: s.Names}
+}
+
+func TestARuleThatLeadsNowhereIsLostWithItsChainAndLetGoOfByName(t *testing.T) {
+	both := []string{masq17, masq18}
+	firewalld := "-A POSTROUTING -o eth7 -j MASQUERADE"
+	tests := []struct {
+		name  string
+		edits []edit
+		quiet bool
+		want  summary
+	}{
+		{name: "nothing happened", want: summary{Verdict: Intact}},
+		{name: "the network was removed", edits: []edit{without(masq18)}, want: summary{Verdict: Changed}},
+		{name: "long ago", edits: []edit{without(masq18)}, quiet: true, want: summary{Verdict: Changed}},
+		{name: "all networks were", edits: []edit{without(both...)}, quiet: true, want: summary{Verdict: Changed}},
+		{
+			name: "POSTROUTING was flushed", edits: []edit{flushed("POSTROUTING")},
+			want: summary{Verdict: HooksMissing, Witnesses: []string{"POSTROUTING"}, Hooks: both},
+		},
+		{
+			name:  "and somebody put another network's there",
+			edits: []edit{flushed("POSTROUTING"), with(firewalld)},
+			want:  summary{Verdict: HooksMissing, Witnesses: []string{"POSTROUTING"}, Hooks: both},
+		},
+		{
+			name:  "and Docker was faster with one of them",
+			edits: []edit{flushed("POSTROUTING"), with(masq18)},
+			want:  summary{Verdict: HooksMissing, Witnesses: []string{"POSTROUTING"}, Hooks: []string{masq17}},
+		},
+		{
+			name: "everything was flushed", edits: []edit{flushed()},
+			want: summary{
+				Verdict: Emptied, MarkLost: true, Witnesses: []string{"PREROUTING", "POSTROUTING"},
+				Hooks: []string{hookDocker, masq17, masq18}, Emptied: []string{"DOCKER"},
+			},
+		},
+		{name: "the neighbour went", edits: []edit{without(masqLAN)}, want: summary{Verdict: Intact}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			protection := protectsDocker(t)
+			before := protection.Extract(tableOf(t, dockerNode), IsMark)
+			text := dockerNode
+			for _, e := range test.edits {
+				text = e(text)
+			}
+			after := tableOf(t, text)
+			got := summarize(Judge(
+				Wanted{CanaryChain: DefaultChain, Mark: Mark{Nonce: nonce, Witnessed: before.HookedChains(rules.Nat)}, Section: before},
+				Seen{Table: after, Section: protection.Extract(after, IsMark), Quiet: test.quiet}))
+			if d := cmp.Diff(test.want, got, cmpopts.EquateEmpty()); d != "" {
+				t.Errorf("(-want +got):\n%s", d)
+			}
+		})
+	}
+}
