@@ -78,6 +78,9 @@ type Finding struct {
 	// and ought not to be; in a table that lost its mark, all such chains.
 	Emptied []string
 	Missing []string
+	// Released are protected chains that are gone although the flush left
+	// chains standing: their owner removed them meanwhile.
+	Released []string
 	// Drift is in which claimed chains and hooks are not as declared.
 	Drift rules.Difference
 	// Err is why the verdict is unknown.
@@ -102,7 +105,9 @@ func neverEmpty(table rules.TableName, chain string) bool {
 //
 //   - what could not be read, or never had a canary, is unknown;
 //   - a canary that is missing, empty or another planting's: the table was
-//     deleted, flushed or replaced;
+//     deleted, flushed or replaced; where it is empty, chains were left
+//     standing, and those few that are gone were removed by their owner since
+//     (a pod's, by CNI DEL), who finds nothing else of them to take away;
 //   - a witness gone from a built-in chain: that chain was flushed;
 //   - an emptied chain is lost if its owner never empties it, or if chains that
 //     only it referenced still hold rules;
@@ -131,6 +136,9 @@ func Judge(want Wanted, seen Seen) Finding {
 		}
 		emptied, missing := lostChains(want.Section, seen.Table)
 		f.Emptied, f.Missing = names(emptied), missing
+		if v == Emptied && 2*len(missing) <= len(want.Section.Chains) {
+			f.Missing, f.Released = nil, missing
+		}
 		return f
 	}
 	if want.Claimed == nil {

@@ -153,6 +153,8 @@ func planChains(task tableTask, plan *tablePlan) {
 	for _, c := range task.want.Section.Chains {
 		standing := task.seen.Table.Chain(c.Name)
 		switch {
+		case task.released(c.Name):
+			continue
 		case standing != nil && rules.EqualRules(standing.Rules, c.Rules):
 			continue
 		case task.finding.Verdict == canary.Replaced || task.claimed(c.Name):
@@ -185,6 +187,11 @@ func writeChain(task tableTask, c rules.Chain, plan *tablePlan) {
 		}
 	}
 	plan.wrote = append(plan.wrote, written)
+}
+
+// released reports whether the chain's owner removed it during the outage.
+func (t tableTask) released(chain string) bool {
+	return slices.Contains(t.finding.Released, chain) && !t.claimed(chain)
 }
 
 // claimed reports whether a declared source owns the chain.
