@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -528,10 +530,18 @@ func TestATransactionThatIsTooLargeIsNotSent(t *testing.T) {
 		b.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, rules.IPv4)
 		b.text(unix.NFTA_TABLE_NAME, "filter")
 		b.end()
-		for i := range 60_000 { // 3 MB; net.core.wmem_max is 208 KiB
-			b.begin(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, rules.IPv4)
-			b.text(unix.NFTA_CHAIN_TABLE, "filter")
-			b.text(unix.NFTA_CHAIN_NAME, fmt.Sprint("CHAIN-", i))
+		most, err := os.ReadFile("/proc/sys/net/core/wmem_max")
+		if err != nil {
+			t.Fatal(err)
+		}
+		limit, err := strconv.Atoi(strings.TrimSpace(string(most)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for b.bytes < 2*limit { // SO_SNDBUF doubles what it is given
+			b.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, rules.IPv4)
+			b.text(unix.NFTA_TABLE_NAME, "filter")
+			b.blob(1000, make([]byte, 60_000)) // of no meaning
 			b.end()
 		}
 		b.finish()
