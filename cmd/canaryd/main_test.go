@@ -101,7 +101,7 @@ func TestBadCommandLines(t *testing.T) {
 		{"--mode=x", `--mode is "x": want heal or observe`},
 		{"--backend=x", `--backend is "x": want auto or nft or legacy`},
 		{"--ip-family=x", `--ip-family is "x": want auto or ipv4 or ipv6 or dual`},
-		{"--replay=direct", `--replay is "direct": want auto or text`},
+		{"--replay=raw", `--replay is "raw": want auto or text or direct`},
 		{"--source=file", `--source is "file": want snapshot or manifest`},
 		{"--source=manifest", `--source=manifest needs --manifest, a YAML file or a folder of them`},
 		{"--manifest=x.yaml", `--manifest is of use with --source=manifest only`},

@@ -66,7 +66,7 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.StringVar(&o.rulesDir, "rules-dir", "", "`folder` of your own rules: *.v4, *.v6")
 	all.StringSliceVar(&o.protect, "protect", []string{"kube", "cni"}, "presets ("+strings.Join(rules.PresetNames(), ", ")+") and globs of chain names")
 	all.StringVar(&o.mode, "mode", "heal", "heal, or observe: write nothing but canaries")
-	all.StringVar(&o.replay, "replay", "auto", "auto or text: by iptables-restore")
+	all.StringVar(&o.replay, "replay", "auto", "auto, text (by iptables-restore), direct (netlink; nft only)")
 	all.StringVar(&o.backend, "backend", "auto", "auto (by evidence), nft or legacy")
 	all.StringVar(&o.ipFamily, "ip-family", "auto", "auto (all there are), ipv4, ipv6, dual")
 	all.StringVar(&o.canaryChain, "canary-chain", canary.DefaultChain, "name of our own chain")
@@ -113,7 +113,7 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 func (o *options) complete() error {
 	errs := []error{
 		oneOf("mode", o.mode, "heal", "observe"),
-		oneOf("replay", o.replay, "auto", "text"),
+		oneOf("replay", o.replay, "auto", "text", "direct"),
 		oneOf("backend", o.backend, "auto", "nft", "legacy"),
 		oneOf("ip-family", o.ipFamily, "auto", "ipv4", "ipv6", "dual"),
 		oneOf("output", o.output, "table", "json"),
@@ -194,6 +194,7 @@ func atLeast(name string, value, least time.Duration) error {
 func (o *options) kernelConfig() iptables.Config {
 	c := iptables.Config{
 		Families: o.families, Canary: o.canaryChain, LockFile: o.lockFile, LockWait: o.lockWait,
+		Replay: iptables.Replay(o.replay),
 	}
 	if o.backend != "auto" {
 		c.Backend = iptables.Backend(o.backend)

@@ -177,6 +177,9 @@ func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result rel
 					"family", f, "table", t, "count", n, "chains", tr.Skipped[:min(n, namesKept)])
 			}
 		}
+		if fr.Detour != nil && fr.Outcome != reload.Skipped {
+			log.Info("Tables were written by iptables-restore, which takes longer", "flush", l.record.ID, "family", f, "directly", fr.Direct, "reason", fr.Detour)
+		}
 		if fr.Aftercare != nil {
 			log.Error(fr.Aftercare, "The rules are back, but not all that follows worked", "flush", l.record.ID, "family", f)
 		}

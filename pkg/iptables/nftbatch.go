@@ -38,6 +38,9 @@ type batchMark struct {
 	count               uint32
 }
 
+// noGuard is no genid: the counter leaves it out (nf_tables_commit).
+const noGuard = 0
+
 // newBatch begins a batch that the kernel takes only while its ruleset counter
 // is genid (nf_tables since Linux 4.12); else it answers ERESTART.
 func newBatch(genid uint32) *nftBatch {

@@ -42,7 +42,7 @@ func (k *Kernel) restoreDirectly(genid uint32, payload Payload) directResult {
 			script := &payload[family][i]
 			if err := w.add(family, script); err != nil {
 				result.left[family] = append(result.left[family], *script)
-				result.detour[family] = errors.Join(result.detour[family], err)
+				result.detour[family] = oneLine([]error{result.detour[family], err})
 				continue
 			}
 			result.wrote[family] = append(result.wrote[family], script.Table)

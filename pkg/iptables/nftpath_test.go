@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"math/rand/v2"
 	"net"
 	"os"
 	"regexp"
@@ -135,6 +137,46 @@ func TestBothFamiliesAndAllTablesAreOneTransaction(t *testing.T) {
 	})
 }
 
+// A Kernel that has read a ruleset brings it back directly, with marks that it
+// has never met.
+func TestAKernelWritesDirectlyWhatItHasRead(t *testing.T) {
+	clusters := corpusTexts(t)
+	onNFT(t, func(t *testing.T, family rules.Family) {
+		k := openKernel(t, Config{Backend: NFT})
+		r := rand.New(rand.NewPCG(directSeed(t), uint64(family)))
+		for i, name := range slices.Sorted(maps.Keys(clusters)) {
+			if clusters[name].family != family || !netns.Root() && len(clusters[name].text) > 100_000 {
+				continue
+			}
+			runTool(t, "flush ruleset", "nft", "-f", "-")
+			runTool(t, clusters[name].text, program(NFT, family, "-restore"))
+			want := mustRead(t, k, family).Tables
+			before := saveNFT(t, family)
+			flushed := flushRandomly(t, r, family, want)
+			s := begin(t, k)
+			scripts := scriptsFor(r, want, mustRead(t, s, family).Tables)
+			mark := rules.Rule{Spec: fmt.Sprintf(`-m comment --comment "canaryd-canary:%d"`, i)}
+			scripts = append(scripts, Script{Table: rules.Raw, Declare: []string{"CANARY"}, Steps: []Step{{Verb: Append, Chain: "CANARY", Rule: mark}}})
+			w := s.Restore(t.Context(), Payload{family: scripts})[family]
+			if w.Err != nil || w.Raced || w.Detour != nil || len(w.Direct) != len(want)+1 {
+				t.Fatalf("%s after %s: %+v", name, flushed, w)
+			}
+			after := mustRead(t, s, family)
+			if after.Moved {
+				t.Errorf("%s: somebody else is said to have written", name)
+			}
+			if diff := cmp.Diff([]rules.Rule{mark}, after.Tables[rules.Raw].Chain("CANARY").Rules); diff != "" {
+				t.Errorf("%s: the mark (-want +got):\n%s", name, diff)
+			}
+			nft := map[rules.Family]string{rules.IPv4: "ip", rules.IPv6: "ip6"}[family]
+			runTool(t, "delete table "+nft+" raw", "nft", "-f", "-")
+			if diff := cmp.Diff(before, saveNFT(t, family)); diff != "" {
+				t.Fatalf("%s after %s: (-before +after)\n%s", name, flushed, diff)
+			}
+		}
+	})
+}
+
 func TestACommitBetweenReadAndReplayMakesItStale(t *testing.T) {
 	onNamespace(t, func(t *testing.T) {
 		n := newLossyNode(t, Config{}, lossyRules)
@@ -156,6 +198,9 @@ func TestACommitBetweenReadAndReplayMakesItStale(t *testing.T) {
 			}
 		}
 		n.wantSaved(t, empty)
+		if got := n.kernel.restoreDirectly(noGuard, n.payload(t, lossyRules)); got.err != nil || len(got.left) > 0 || got.moved != 1 {
+			t.Errorf("without a guard: %+v", got)
+		}
 		for family, w := range s.RestoreAnyway(t.Context(), n.payload(t, lossyRules)) {
 			if w.Err != nil || !w.Raced || tablesNamed(w) != "[mangle nat]" {
 				t.Errorf("anyway, %v: %+v", family, w)

@@ -152,7 +152,7 @@ func (s *genidSession) write(ctx context.Context, payload Payload, anyway bool) 
 		}
 		due[family] = payload[family]
 	}
-	direct := s.writeDirectly(ctx, due, genid, anyway)
+	direct := s.writeDirectly(due, genid, anyway)
 	for family := range due {
 		written[family] = Written{Err: direct.err}
 	}
@@ -183,27 +183,17 @@ func (s *genidSession) check(ctx context.Context, family rules.Family, anyway bo
 	return now, err
 }
 
-// anywayTries is how often a transaction seeks a moment between two commits of
-// others, before that is left to iptables-restore, which seeks for longer.
-const anywayTries = 3
-
-func (s *genidSession) writeDirectly(ctx context.Context, due Payload, genid uint64, anyway bool) directResult {
+// writeDirectly writes what can be written directly. Where it is to be written
+// anyway and somebody committed in between, it is sent again without a guard:
+// it is atomic all the same, and what it says of rules that stand it says by
+// their handles. iptables-restore would look for a quiet moment for longer.
+func (s *genidSession) writeDirectly(due Payload, genid uint64, anyway bool) directResult {
 	if len(due) == 0 {
 		return directResult{}
 	}
 	direct := s.kernel.restoreDirectly(uint32(genid), due)
-	for try := 1; anyway && errors.Is(direct.err, ErrStale); try++ {
-		if try == anywayTries {
-			return directResult{left: due}
-		}
-		for family := range due {
-			now, err := s.check(ctx, family, true)
-			if err != nil {
-				return directResult{err: err}
-			}
-			genid = now
-		}
-		direct = s.kernel.restoreDirectly(uint32(genid), due)
+	if anyway && errors.Is(direct.err, ErrStale) {
+		direct = s.kernel.restoreDirectly(noGuard, due)
 	}
 	return direct
 }

@@ -88,6 +88,11 @@ type FamilyResult struct {
 	// 0 if nothing could be read, or somebody else wrote meanwhile.
 	Digest uint64
 
+	// Direct are the tables that were written by netlink, all at once, and
+	// Detour is why others went through iptables-restore; see iptables.Written.
+	Direct []rules.TableName
+	Detour error
+
 	foreign     bool              // somebody else wrote between the guarded read and the proof
 	proxyCanary []rules.TableName // where the proof saw kube-proxy's canary
 }
