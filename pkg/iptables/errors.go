@@ -44,7 +44,7 @@ type RestoreError struct {
 	Reason  Reason
 	Program string // such as "ip6tables-nft-restore"; "nf_tables" is the kernel itself
 	Exit    int    // its exit code; -1 if it was killed, 0 if it is no program
-	Line    int    // of the payload, where iptables names one; else 0
+	Line    int    // of what the program was given, where it names one; else 0
 	Stderr  string // its first lines, bounded
 }
 

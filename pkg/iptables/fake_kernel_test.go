@@ -20,7 +20,10 @@ func TestFakeLikeKernel(t *testing.T) {
 		t.Run(string(backend), func(t *testing.T) {
 			nstest.NeedProgram(t, "iptables-"+string(backend))
 			nstest.Run(t, func(t *testing.T) {
-				k, err := iptables.Open(t.Context(), iptables.Config{Backend: backend})
+				// The Fake is of the text path: on the direct one, where a
+				// refusal names a line, that is a line of what was left to
+				// iptables-restore.
+				k, err := iptables.Open(t.Context(), iptables.Config{Backend: backend, Replay: iptables.ReplayText})
 				must(t, err)
 				defer func() { must(t, k.Close()) }()
 				// A real foreign writer with another lock file, as Bypassing.

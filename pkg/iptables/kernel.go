@@ -228,6 +228,7 @@ func (k *Kernel) newMirror(conn *nftConn) *mirror {
 	for family := range k.tools {
 		known[family] = newLexicon()
 	}
+	k.source = known
 	return newMirror(conn, printer{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv()}, known, k.save.shelf, k.cfg.ReadTimeout)
 }
 

@@ -35,7 +35,7 @@ func isMarkComment(comment string) bool {
 		return false
 	}
 	for _, c := range []byte(comment) {
-		if c != '-' && (c < '0' || c > '9') && (c < 'a' || c > 'z') {
+		if c != '-' && c != ':' && (c < '0' || c > '9') && (c < 'a' || c > 'z') {
 			return false
 		}
 	}
