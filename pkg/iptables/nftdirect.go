@@ -15,8 +15,8 @@ import (
 // A rawSource knows rules as the kernel holds them. The lexicon is one.
 type rawSource interface {
 	// raw returns the rule that iptables would write for spec, and whether
-	// it is known.
-	raw(family rules.Family, spec string) (rawRule, bool)
+	// it is known. It may use room, which is overwritten.
+	raw(family rules.Family, spec string, room []byte) (rawRule, bool)
 }
 
 // A directWriter turns scripts into one netlink batch. What it looks at in the
@@ -33,7 +33,8 @@ type directWriter struct {
 	conn   *nftConn
 	source rawSource
 	batch  *nftBatch
-	writes bool // the batch has content
+	writes bool   // the batch has content
+	room   []byte // where each rule that is written is put together
 }
 
 // errNotDirect: the text path has to decide what becomes of a script.
@@ -83,9 +84,9 @@ type chainPlan struct {
 
 // A slot is one rule of a chain.
 type slot struct {
-	handle uint64 // 0 if it is new
-	raw    rawRule
-	spec   string // of a new one
+	handle uint64   // 0 if it is new
+	raw    *rawRule // of one that stands
+	spec   string   // of a new one
 }
 
 func (s slot) isNew() bool { return s.handle == 0 }
@@ -191,7 +192,7 @@ func (p *tablePlan) load(c *chainPlan) error {
 	}
 	var standing []slot
 	err := p.conn.eachRaw(p.family, Place{p.table, c.name}, func(m rawMessage) error {
-		standing = append(standing, slot{handle: m.handle, raw: rawRule{slices.Clone(m.rule.expressions), slices.Clone(m.rule.userdata)}})
+		standing = append(standing, slot{handle: m.handle, raw: &rawRule{slices.Clone(m.rule.expressions), slices.Clone(m.rule.userdata)}})
 		return nil
 	})
 	c.rules, c.loaded = append(standing, c.rules...), true
@@ -203,15 +204,16 @@ func (p *tablePlan) load(c *chainPlan) error {
 func (p *tablePlan) remove(c *chainPlan, step *Step) error {
 	at := step.Index - 1
 	if step.Index == 0 {
-		want, ok := p.source.raw(p.family, step.Rule.Spec)
+		want, ok := p.source.raw(p.family, step.Rule.Spec, nil)
 		if !ok {
 			return errUnknownRule
 		}
 		at = slices.IndexFunc(c.rules, func(s slot) bool {
 			if s.isNew() {
-				s.raw, _ = p.source.raw(p.family, s.spec)
+				added, ok := p.source.raw(p.family, s.spec, nil)
+				return ok && sameRaw(added, want)
 			}
-			return sameRaw(s.raw, want)
+			return sameRaw(*s.raw, want)
 		})
 	}
 	if at < 0 || at >= len(c.rules) {
@@ -299,18 +301,20 @@ func (p *tablePlan) writeDeletions(c *chainPlan) {
 
 // writeRules puts each new rule before the next that stands, or at the end.
 func (p *tablePlan) writeRules(c *chainPlan) error {
-	next := make([]uint64, len(c.rules)) // the handle behind each rule
-	for i := len(c.rules) - 2; i >= 0; i-- {
-		next[i] = c.rules[i+1].handle
-		if next[i] == 0 {
-			next[i] = next[i+1]
-		}
-	}
+	first := 0 // of the new rules before the next that stands
 	for i, s := range c.rules {
-		if !s.isNew() {
+		if s.isNew() {
 			continue
 		}
-		if err := p.writeRule(c.name, s.spec, next[i]); err != nil {
+		for _, added := range c.rules[first:i] {
+			if err := p.writeRule(c.name, added.spec, s.handle); err != nil {
+				return err
+			}
+		}
+		first = i + 1
+	}
+	for _, added := range c.rules[first:] {
+		if err := p.writeRule(c.name, added.spec, 0); err != nil {
 			return err
 		}
 	}
@@ -318,10 +322,11 @@ func (p *tablePlan) writeRules(c *chainPlan) error {
 }
 
 func (p *tablePlan) writeRule(chain, spec string, next uint64) error {
-	rule, ok := p.source.raw(p.family, spec)
+	rule, ok := p.source.raw(p.family, spec, p.room)
 	if !ok {
 		return errUnknownRule
 	}
+	p.room = rule.expressions
 	need, err := rule.inspect(p.family)
 	if err != nil {
 		return err

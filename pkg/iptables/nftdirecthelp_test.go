@@ -20,7 +20,7 @@ import (
 // rule of a chain is the i-th line that iptables-save prints of it.
 type learned map[rules.Family]map[string]rawRule
 
-func (l learned) raw(family rules.Family, spec string) (rawRule, bool) {
+func (l learned) raw(family rules.Family, spec string, _ []byte) (rawRule, bool) {
 	r, ok := l[family][spec]
 	return r, ok
 }

@@ -61,11 +61,11 @@ func newLexicon() *lexicon {
 type lexicons map[rules.Family]*lexicon
 
 // raw is lexicon.raw of one family.
-func (l lexicons) raw(family rules.Family, spec string) (rawRule, bool) {
+func (l lexicons) raw(family rules.Family, spec string, room []byte) (rawRule, bool) {
 	if l[family] == nil {
 		return rawRule{}, false
 	}
-	return l[family].raw(spec)
+	return l[family].raw(spec, room)
 }
 
 // intern returns the name of a raw rule, which it need not have met before.
@@ -109,8 +109,8 @@ func (l *lexicon) texts(ids []ruleID) ([]rules.Rule, bool) {
 
 // raw returns the rule as nf_tables would hold it that iptables-save prints as
 // spec; false if no such rule was met, or if its bytes are not certain to mean
-// the same again.
-func (l *lexicon) raw(spec string) (rawRule, bool) {
+// the same again. The rule may use room, which is overwritten.
+func (l *lexicon) raw(spec string, room []byte) (rawRule, bool) {
 	if comment, ok := cutMark(spec); ok {
 		return markRule(comment), true
 	}
@@ -120,7 +120,7 @@ func (l *lexicon) raw(spec string) (rawRule, bool) {
 	if id == 0 {
 		return rawRule{}, false
 	}
-	return l.rawOf(id), true
+	return l.rawIn(id, room), true
 }
 
 // find returns the rule that is certain to be printed so, 0 if there is none.
@@ -276,9 +276,12 @@ func trim(attribute []byte) []byte {
 }
 
 // rawOf builds the raw rule again.
-func (l *lexicon) rawOf(id ruleID) rawRule {
+func (l *lexicon) rawOf(id ruleID) rawRule { return l.rawIn(id, nil) }
+
+// rawIn is rawOf in memory that is overwritten, as far as it suffices.
+func (l *lexicon) rawIn(id ruleID, room []byte) rawRule {
 	key := l.keys.text(uint32(id))
-	var raw rawRule
+	raw := rawRule{expressions: room[:0]}
 	for len(key) > 0 {
 		number, n := binary.Uvarint(key)
 		key = key[n:]

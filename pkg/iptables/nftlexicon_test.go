@@ -77,11 +77,11 @@ func TestLexiconLearns(t *testing.T) {
 	if got, ok := l.text(mustIntern(t, l, raw)); !ok || got != rule {
 		t.Errorf("text is %v, %t", got, ok)
 	}
-	got, ok := l.raw(rule.Spec)
+	got, ok := l.raw(rule.Spec, nil)
 	if diff := cmp.Diff(raw, got, rawContent); diff != "" || !ok {
 		t.Errorf("raw, %t (-want +got):\n%s", ok, diff)
 	}
-	if got, ok := l.raw("-j X"); ok {
+	if got, ok := l.raw("-j X", nil); ok {
 		t.Errorf("it knows %v", got)
 	}
 	// The same bytes with user data, even with none in it, are another rule.
@@ -117,7 +117,7 @@ func TestLexiconDoubts(t *testing.T) {
 			t.Errorf("it answers %v", got)
 		}
 		for _, spec := range c.specs {
-			if _, ok := l.raw(spec); ok {
+			if _, ok := l.raw(spec, nil); ok {
 				t.Errorf("it answers %q", spec)
 			}
 		}
@@ -158,7 +158,7 @@ func TestLexiconForgets(t *testing.T) {
 			t.Error("it is crowded still")
 		}
 		for spec, raw := range raws {
-			got, ok := l.raw(spec)
+			got, ok := l.raw(spec, nil)
 			if diff := cmp.Diff(raw, got, rawContent); diff != "" || !ok {
 				t.Fatalf("%s, %t (-want +got):\n%s", spec, ok, diff)
 			}
@@ -189,7 +189,7 @@ func TestLexiconKnowsMarks(t *testing.T) {
 			if ok {
 				found = append(found, rule)
 			}
-			made, _ := l.raw(spec)
+			made, _ := l.raw(spec, nil)
 			if diff := cmp.Diff(m.rule, made, rawContent); diff != "" {
 				t.Errorf("as in the kernel and as made (-kernel +made):\n%s", diff)
 			}
@@ -204,7 +204,7 @@ func TestLexiconKnowsMarks(t *testing.T) {
 	for _, spec := range []string{
 		`-m comment --comment "canaryd-x" -j X`, `-m comment --comment "canaryd-\"x"`, `-m comment --comment "other"`, `-m comment --comment canaryd-x`,
 	} {
-		if _, ok := newLexicon().raw(spec); ok {
+		if _, ok := newLexicon().raw(spec, nil); ok {
 			t.Errorf("%s counts as a mark", spec)
 		}
 	}

@@ -466,7 +466,7 @@ func TestTheKernelWantsToKnowTheProtocol(t *testing.T) {
 		conn, source := dialTest(t), learned{}
 		runTool(t, "*filter\n:X - [0:0]\n-A X "+spec+"\nCOMMIT\n", program(NFT, family, "-restore"))
 		source.learn(t, conn, family)
-		rule, ok := source.raw(family, spec)
+		rule, ok := source.raw(family, spec, nil)
 		if !ok {
 			t.Fatalf("%q is not what iptables-save prints: %v", spec, source)
 		}
