@@ -76,6 +76,7 @@ type Config struct {
 	CPU func() time.Duration
 
 	Store    *reload.Store           // nil: nothing is kept
+	Flows    Tracker                 // nil: flows are left alone
 	Disabled map[rules.Family]string // families that are not there, with the reason
 }
 
@@ -84,6 +85,7 @@ type Config struct {
 type Daemon struct {
 	cfg      Config
 	requests chan request
+	sweeps   chan sweep
 	status   atomic.Pointer[Status]
 	made     time.Time    // when it was made; what is counted from it no clock that is set can move
 	turned   atomic.Int64 // when the loop last turned, in nanoseconds since made
@@ -101,6 +103,7 @@ func New(cfg Config) *Daemon {
 	d := &Daemon{
 		cfg:      cfg,
 		requests: make(chan request),
+		sweeps:   make(chan sweep, 1),
 		made:     time.Now(),
 	}
 	d.publish(d.newState())
@@ -140,6 +143,10 @@ func (d *Daemon) Run(ctx context.Context) error {
 	var weighing sync.WaitGroup
 	defer weighing.Wait() // ctx has ended by then
 	weighing.Go(func() { newScale(d.cfg.Kernel).run(ctx, found) })
+	var sweeping sync.WaitGroup
+	defer sweeping.Wait()
+	defer close(d.sweeps)
+	sweeping.Go(func() { d.runSweeps(ctx) })
 
 	tick := time.NewTicker(d.cfg.PollInterval)
 	defer tick.Stop()

@@ -114,6 +114,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 		err = errors.Join(err, fr.Err)
 	}
 	d.countLocked(st, result, err)
+	d.sweepAfter(st.want(), result)
 	if !done {
 		d.retry(ctx, st, err)
 		if beaten(result) {

@@ -48,6 +48,8 @@ type setup struct {
 	tidy   func() // nil: nothing
 	// protect is --protect; nil is what the scenarios' node needs.
 	protect []string
+	// flows are the node's; nil is that they are left alone.
+	flows Tracker
 }
 
 // A rig is a running Daemon on a Fake.
@@ -107,7 +109,7 @@ func run(t *testing.T, fake *iptables.Fake, s setup) *rig {
 		Kernel: fake, Hints: r.hints, Writers: r.writers, Metrics: metrics,
 		Mode: s.mode, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Canary: canary.DefaultChain,
 		PollInterval: time.Second, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second,
-		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, Tidy: s.tidy,
+		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, Tidy: s.tidy, Flows: s.flows,
 	}
 	if s.kernel != nil {
 		cfg.Kernel = s.kernel

@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/conntrack"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -42,6 +43,7 @@ func ProbeResults() []ProbeResult { return []ProbeResult{ProbeIntact, ProbeLoss,
 type Metrics struct {
 	flushes, replays, restoreFailures *prometheus.CounterVec
 	probes, sourceErrors              *prometheus.CounterVec
+	flowsEnded, sweepErrors           *prometheus.CounterVec
 	flushEvents                       prometheus.Counter
 
 	canaryPresent, hooksMissing  *prometheus.GaugeVec
@@ -78,6 +80,8 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		restoreFailures: b.counters("restore_failures_total", "Restores that iptables or the kernel refused, by reason.", "family", "reason"),
 		probes:          b.counters("probes_total", "Probes by what they showed.", "family", "result"),
 		sourceErrors:    b.counters("source_errors_total", "Errors of a source of generations; the last good generation stays in force.", "source"),
+		flowsEnded:      b.counters("conntrack_deleted_total", "Flows deleted from conntrack because they began while the rules were missing and were not translated.", "family", "protocol"),
+		sweepErrors:     b.counters("conntrack_errors_total", "Searches for such flows that failed or found more than they may delete.", "family"),
 
 		canaryPresent:   b.gauges("canary_present", "Whether the canary stood with its nonce at the last probe.", "family", "table"),
 		hooksMissing:    b.gauges("hooks_missing", "Hooks that were missing at the last examination.", "family", "table"),
@@ -137,6 +141,10 @@ func (m *Metrics) zero(sources []string) {
 			m.probes.WithLabelValues(f, string(result))
 		}
 		m.replayDuration.WithLabelValues(f)
+		for _, protocol := range sweptProtocols() {
+			m.flowsEnded.WithLabelValues(f, protocol)
+		}
+		m.sweepErrors.WithLabelValues(f)
 	}
 }
 
@@ -198,6 +206,21 @@ func (m *Metrics) ObserveReplay(family rules.Family, result Outcome, took time.D
 // ObserveRestoreFailure counts one refused restore.
 func (m *Metrics) ObserveRestoreFailure(family rules.Family, reason iptables.Reason) {
 	m.restoreFailures.WithLabelValues(family.String(), string(reason)).Inc()
+}
+
+// sweptProtocols are the protocols whose flows are deleted, by number.
+func sweptProtocols() map[uint8]string {
+	return map[uint8]string{rules.UDP: "udp", rules.SCTP: "sctp"}
+}
+
+// ObserveSweep counts the flows that were deleted after a replay of nat.
+func (m *Metrics) ObserveSweep(family rules.Family, deleted conntrack.Deleted, failed bool) {
+	for number, protocol := range sweptProtocols() {
+		m.flowsEnded.WithLabelValues(family.String(), protocol).Add(float64(deleted[number]))
+	}
+	if failed {
+		m.sweepErrors.WithLabelValues(family.String()).Inc()
+	}
 }
 
 // SetGeneration says what ought to be in force and since when; tables not

@@ -143,6 +143,7 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
 		d.countRefusal(f, fr.Err)
 	}
+	d.sweepAfter(st.want(), result)
 	d.thaw(ctx, st)
 	klog.FromContext(ctx).Info("Replayed on request", "generation", reply.Generation, "outcomes", reply.Outcomes)
 	return reply

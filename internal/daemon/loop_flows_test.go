@@ -1,0 +1,183 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/conntrack"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// flows is a Tracker that holds some flows, none of them translated.
+type flows struct {
+	mu    sync.Mutex
+	held  []rules.Flow // of IPv4
+	asked []rules.Family
+	takes time.Duration
+	err   error
+}
+
+func (*flows) Look() (rules.Site, error) { return nodeSite{}, nil }
+
+func (f *flows) DeleteUntranslated(ctx context.Context, family rules.Family, translated func(rules.Flow) bool) (conntrack.Deleted, error) {
+	select {
+	case <-time.After(f.takes):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asked = append(f.asked, family)
+	deleted := conntrack.Deleted{}
+	if family == rules.IPv4 {
+		f.held = slices.DeleteFunc(f.held, func(flow rules.Flow) bool {
+			if translated(flow) {
+				deleted[flow.Protocol]++
+				return true
+			}
+			return false
+		})
+	}
+	return deleted, f.err
+}
+
+// left returns where the flows go that are left, and which families were
+// searched.
+func (f *flows) left() (destinations []string, asked []rules.Family) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, flow := range f.held {
+		destinations = append(destinations, flow.Destination.String())
+	}
+	return destinations, f.asked
+}
+
+// nodeSite is a node with one address.
+type nodeSite struct{}
+
+func (nodeSite) Local(a netip.Addr) bool        { return a == netip.MustParseAddr("192.0.2.1") }
+func (nodeSite) Beyond(string, netip.Addr) bool { return true }
+func flowTo(protocol uint8, to string) rules.Flow {
+	return rules.Flow{Protocol: protocol, Source: netip.MustParseAddrPort("10.1.7.9:4000"), Destination: netip.MustParseAddrPort(to)}
+}
+
+// begunMeanwhile are flows to a cluster IP, a host port and a node port of the
+// scenarios' node, and one to a stranger.
+func begunMeanwhile() []rules.Flow {
+	return []rules.Flow{
+		flowTo(rules.UDP, "10.96.0.14:80"), flowTo(rules.UDP, "192.0.2.1:443"), flowTo(rules.SCTP, "192.0.2.1:30038"),
+		flowTo(rules.UDP, "198.51.100.1:53"),
+	}
+}
+
+// TestFlowsOfAnOutageEnd: after a replay that put nat back the flows that
+// began without it are ended, and counted; after others nothing is.
+func TestFlowsOfAnOutageEnd(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		tracker := &flows{held: begunMeanwhile()}
+		r := start(t, backend, setup{flows: tracker})
+		must(t, r.fake.Flush(rules.IPv4, rules.Filter, ""))
+		must(t, r.fake.Flush(rules.IPv6, rules.Mangle, ""))
+		r.settled()
+		if _, asked := tracker.left(); len(asked) > 0 {
+			t.Errorf("flows of %v were searched, and nat was never lost", asked)
+		}
+		moved := r.moved(func() {
+			r.flushNat()
+			r.settled()
+		}, "conntrack")
+		wantMoved(t, moved, series{
+			"conntrack_deleted_total{family=ipv4,protocol=udp}": 2, "conntrack_deleted_total{family=ipv4,protocol=sctp}": 1,
+		})
+		left, asked := tracker.left()
+		if !slices.Equal(left, []string{"198.51.100.1:53"}) || !slices.Equal(asked, []rules.Family{rules.IPv4}) {
+			t.Errorf("left are flows to %v, searched were %v", left, asked)
+		}
+		r.wantLog("Ended flows that began while the rules were missing")
+	})
+}
+
+// TestAFlushDoesNotWaitForFlows: a search that takes for ever costs a log line
+// and a count, and neither delays nor fails the replays meanwhile. What was
+// asked for meanwhile is done afterwards.
+func TestAFlushDoesNotWaitForFlows(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		tracker := &flows{held: begunMeanwhile(), takes: time.Hour}
+		r := start(t, backend, setup{flows: tracker})
+		moved := r.moved(func() {
+			for range 3 {
+				r.flushNat()
+				r.after(500 * time.Millisecond)
+				r.wantReady()
+			}
+			must(t, r.fake.Flush(rules.IPv6, rules.Nat, ""))
+			r.after(500 * time.Millisecond)
+			r.wantReady()
+			r.after(sweepTime)
+		}, "conntrack", "replays_total")
+		wantMoved(t, moved, series{
+			"conntrack_errors_total{family=ipv4}":       1,
+			"replays_total{family=ipv4,result=proved}":  3,
+			"replays_total{family=ipv6,result=skipped}": 3,
+			"replays_total{family=ipv6,result=proved}":  1,
+			"replays_total{family=ipv4,result=skipped}": 1,
+		})
+		r.wantLog("Flows that began while the rules were missing may stay untranslated")
+		r.after(2 * sweepTime)
+		got := r.metrics("conntrack_errors_total")
+		if got["conntrack_errors_total{family=ipv4}"] != 2 || got["conntrack_errors_total{family=ipv6}"] != 1 {
+			t.Errorf("the flushes meanwhile were not followed by one more search of each family: %v", got)
+		}
+	})
+}
+
+// TestTroubleWithFlowsIsTold: also what was deleted before it is counted.
+func TestTroubleWithFlowsIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tracker := &flows{held: begunMeanwhile(), err: errors.New("injected: conntrack says no")}
+		r := start(t, iptables.NFT, setup{flows: tracker})
+		moved := r.moved(func() { r.flushNat(); r.settled() }, "conntrack")
+		wantMoved(t, moved, series{
+			"conntrack_deleted_total{family=ipv4,protocol=udp}": 2, "conntrack_deleted_total{family=ipv4,protocol=sctp}": 1,
+			"conntrack_errors_total{family=ipv4}": 1,
+		})
+		r.wantReady()
+		r.wantLog("injected: conntrack says no")
+	})
+}
+
+// TestObserveEndsNoFlows: nothing was put back, so nothing is to be ended.
+func TestObserveEndsNoFlows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tracker := &flows{held: begunMeanwhile()}
+		r := start(t, iptables.NFT, setup{flows: tracker, mode: Observe})
+		r.flushNat()
+		r.settled()
+		if _, asked := tracker.left(); len(asked) > 0 {
+			t.Errorf("flows of %v were searched in observe mode", asked)
+		}
+	})
+}
+
+// TestFlowsAreEndedBeforeTheDaemonIs: the rules are back, and nobody else would
+// look.
+func TestFlowsAreEndedBeforeTheDaemonIs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tracker := &flows{held: begunMeanwhile(), takes: time.Second}
+		r := start(t, iptables.NFT, setup{flows: tracker})
+		r.flushNat()
+		r.after(500 * time.Millisecond)
+		r.stop()
+		if left, _ := tracker.left(); strings.Join(left, " ") != "198.51.100.1:53" {
+			t.Errorf("left are flows to %v", left)
+		}
+	})
+}

@@ -1,0 +1,64 @@
+package conntrack
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+var _ rules.Site = Site{}
+
+// A Site is the node's interfaces and their addresses at one moment.
+type Site struct {
+	local    map[netip.Addr]bool
+	networks map[string][]netip.Prefix // by interface
+}
+
+// Look returns the Site of now, for the network namespace of the process.
+func (Kernel) Look() (rules.Site, error) {
+	site := Site{map[netip.Addr]bool{}, map[string][]netip.Prefix{}}
+	interfaces, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("listing the node's interfaces: %w", err)
+	}
+	for _, i := range interfaces {
+		addresses, err := i.Addrs()
+		if err != nil {
+			continue // it went away since, or has lost its last address
+		}
+		for _, a := range addresses {
+			network, ok := a.(*net.IPNet)
+			if !ok {
+				continue
+			}
+			ip, okIP := netip.AddrFromSlice(network.IP)
+			ones, bits := network.Mask.Size()
+			if !okIP || bits == 0 {
+				continue
+			}
+			ip = ip.Unmap()
+			site.local[ip] = true
+			site.networks[i.Name] = append(site.networks[i.Name], netip.PrefixFrom(ip, ones).Masked())
+		}
+	}
+	return site, nil
+}
+
+// Local reports whether an address is one of the node's own; all of 127.0.0.0/8
+// are.
+func (s Site) Local(a netip.Addr) bool { return a.IsLoopback() || s.local[a] }
+
+// Beyond reports whether an address is of one of the networks that the
+// interface has an address in. An interface that is not there may lead
+// anywhere.
+func (s Site) Beyond(iface string, a netip.Addr) bool {
+	networks, known := s.networks[iface]
+	for _, n := range networks {
+		if n.Contains(a) {
+			return true
+		}
+	}
+	return !known
+}
