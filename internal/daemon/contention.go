@@ -11,7 +11,7 @@ import (
 
 const (
 	// calmFor is how long the last replay must have stood for a contention to
-	// be over. The rate at which replays are limited is one in 1.5 to 6 s.
+	// be over. Replays are limited to one in 1.5 to 10 s.
 	calmFor = 10 * time.Second
 	// unhookedKept is how often hooks may be deleted by name, again as soon as
 	// they are repaired, before that is called a contention. Each round takes

@@ -7,25 +7,25 @@ import (
 )
 
 // What replays may cost, in milliseconds of CPU time of canaryd and the
-// programs that it executes. The bucket fills at a little less than a fifth of a
-// core, so that what is read meanwhile, and the burst, stay within a fifth.
+// programs that it executes.
 const (
-	fillPerSecond = 180
+	// fillPerSecond is 15 % of a core: with the burst, a minute of flushes without
+	// end costs less than 20 %.
+	fillPerSecond = 150
 	// leastCost is what a replay counts at least: against somebody who never
 	// stops there is one replay in leastCost/fillPerSecond = 1.5 s, so that the
 	// rules are back within 2 s once he does.
-	leastCost = 270
-	// mostCost bounds what one replay counts, however many services there are:
-	// then there is one in 6 s.
-	mostCost = 1080
-	// bucketSize lets three of the dearest replays begin in a row, and ten cheap
-	// ones: flushers come in several commands, and whoever flushes now and then
-	// must wait for nothing.
-	bucketSize = 2*mostCost + leastCost
+	leastCost = 225
+	// bucketSize lets eleven cheap replays pass in a row, and three of those that
+	// cost a second each: flushers come in several commands, and whoever
+	// flushes now and then must wait for nothing.
+	bucketSize = 2400
+	// mostDebt bounds the wait, however dear a replay was, to 10 s.
+	mostDebt = 10 * fillPerSecond
 )
 
 // A Limiter says when the next replay may begin: a token bucket, so that
-// somebody who undoes each replay costs the node no more than a fifth of a core.
+// somebody who undoes each replay costs the node less than a fifth of a core.
 // It is for one goroutine. Times are the caller's.
 type Limiter struct{ bucket *rate.Limiter }
 
@@ -47,5 +47,6 @@ func (l *Limiter) Wait(now time.Time) time.Duration {
 // Spend notes a replay that ended at the given time and cost that much CPU time.
 // It may overdraw the bucket; the next replay waits for that.
 func (l *Limiter) Spend(now time.Time, cost time.Duration) {
-	l.bucket.ReserveN(now, int(min(max(cost.Milliseconds(), leastCost), mostCost)))
+	most := int64(l.bucket.TokensAt(now)) + mostDebt
+	l.bucket.ReserveN(now, int(min(max(cost.Milliseconds(), leastCost), most, bucketSize)))
 }
