@@ -1,0 +1,151 @@
+package cluster
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/rules/kube"
+)
+
+// Endpoints returns the pods of a service as they are now.
+func (c *Cluster) Endpoints(i int) []netip.Addr { return slices.Clone(c.endpoints[i]) }
+
+// Services returns how many there are.
+func (c *Cluster) Services() int { return c.services }
+
+// Swap gives two services one pod of each other's: as if both pods had ended,
+// and new ones got their addresses.
+func (c *Cluster) Swap(i, j int) {
+	c.endpoints[i], c.endpoints[j] = slices.Clone(c.endpoints[i]), slices.Clone(c.endpoints[j])
+	c.endpoints[i][0], c.endpoints[j][0] = c.endpoints[j][0], c.endpoints[i][0]
+}
+
+// Rules returns what kube-proxy and the portmap plugin write into a node's
+// empty tables.
+func (c *Cluster) Rules() (string, error) {
+	g, err := c.generate()
+	if err != nil {
+		return "", err
+	}
+	return rules.Render(g, rules.IPv4) + hostPorts(), nil
+}
+
+// Sync returns what kube-proxy restores without a flush: all of its chains, in
+// which gone are those that no service has any more. Its hooks are in place.
+func (c *Cluster) Sync(gone []string) (string, error) {
+	g, err := c.generate()
+	if err != nil {
+		return "", err
+	}
+	var text strings.Builder
+	for _, t := range []rules.TableName{rules.Filter, rules.Nat} {
+		s := g[rules.IPv4][t]
+		s.Hooks = nil
+		one := rules.Render(rules.Generation{rules.IPv4: {t: s}}, rules.IPv4)
+		if t == rules.Nat {
+			declared, deleted := "", ""
+			for _, name := range gone {
+				declared += ":" + name + " - [0:0]\n"
+				deleted += "-X " + name + "\n"
+			}
+			one = strings.Replace(one, "*nat\n", "*nat\n"+declared, 1)
+			one = strings.TrimSuffix(one, "COMMIT\n") + deleted + "COMMIT\n"
+		}
+		text.WriteString(one)
+	}
+	return text.String(), nil
+}
+
+// Chains returns the names of kube-proxy's chains in nat.
+func (c *Cluster) Chains() ([]string, error) {
+	g, err := c.generate()
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, chain := range g[rules.IPv4][rules.Nat].Chains {
+		names = append(names, chain.Name)
+	}
+	return names, nil
+}
+
+func (c *Cluster) generate() (rules.Generation, error) {
+	o := kube.DefaultOptions()
+	o.HostnameOverride = "node"
+	o.ClusterCIDRs = []string{"10.244.0.0/16"}
+	g, skips, err := kube.Generate(c.objects(), o)
+	if err != nil || len(skips) > 0 {
+		return nil, fmt.Errorf("generating the services' rules: %w, skipped %v", err, skips)
+	}
+	return g, nil
+}
+
+func (c *Cluster) objects() kube.Objects {
+	objects := kube.Objects{Nodes: []*corev1.Node{{
+		ObjectMeta: metav1.ObjectMeta{Name: "node"},
+		Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: node.String()}}},
+	}}}
+	add := func(name string, at netip.AddrPort, protocol corev1.Protocol, port int32, pods []netip.Addr) {
+		self, ready := "node", true
+		service := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "soak"},
+			Spec: corev1.ServiceSpec{
+				Type: corev1.ServiceTypeClusterIP, ClusterIP: at.Addr().String(), ClusterIPs: []string{at.Addr().String()},
+				IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
+				Ports:      []corev1.ServicePort{{Name: "main", Protocol: protocol, Port: int32(at.Port())}},
+			},
+		}
+		slice := &discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{
+				Name: name + "-1", Namespace: "soak", Labels: map[string]string{discoveryv1.LabelServiceName: name},
+			},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Ports:       []discoveryv1.EndpointPort{{Name: &service.Spec.Ports[0].Name, Protocol: &protocol, Port: &port}},
+		}
+		for _, a := range pods {
+			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
+				Addresses: []string{a.String()}, NodeName: &self, Conditions: discoveryv1.EndpointConditions{Ready: &ready},
+			})
+		}
+		objects.Services = append(objects.Services, service)
+		objects.Slices = append(objects.Slices, slice)
+	}
+	for i, pods := range c.endpoints {
+		add(fmt.Sprintf("service-%d", i), Service(i), corev1.ProtocolTCP, streams, pods)
+	}
+	add("dns", DNS(), corev1.ProtocolUDP, datagrams, c.endpoints[0])
+	return objects
+}
+
+// hostPorts is what the portmap plugin 1.6 writes for the pods that have one,
+// for TCP and UDP.
+func hostPorts() string {
+	var chains, dnat, each strings.Builder
+	for i := range HostPorts {
+		name := fmt.Sprintf("CNI-DN-%021x", i+1)
+		fmt.Fprintf(&chains, ":%s - [0:0]\n", name)
+		for protocol, port := range map[string]int{"tcp": streams, "udp": datagrams} {
+			at := HostPort(i).Port()
+			fmt.Fprintf(&dnat, "-A CNI-HOSTPORT-DNAT -p %s -m comment --comment \"dnat name: \\\"soak\\\" id: \\\"%d\\\"\" -m multiport --destination-ports %d -j %s\n",
+				protocol, i, at, name)
+			for _, from := range []string{HostPod(i).String() + "/16", "127.0.0.1"} {
+				fmt.Fprintf(&each, "-A %s -s %s -p %s -m %s --dport %d -j CNI-HOSTPORT-SETMARK\n", name, from, protocol, protocol, at)
+			}
+			fmt.Fprintf(&each, "-A %s -p %s -m %s --dport %d -j DNAT --to-destination %s:%d\n", name, protocol, protocol, at, HostPod(i), port)
+		}
+	}
+	return "*nat\n:CNI-HOSTPORT-SETMARK - [0:0]\n:CNI-HOSTPORT-MASQ - [0:0]\n:CNI-HOSTPORT-DNAT - [0:0]\n" + chains.String() +
+		`-I POSTROUTING -m comment --comment "CNI portfwd requiring masquerade" -j CNI-HOSTPORT-MASQ
+-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+-A OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+-A CNI-HOSTPORT-SETMARK -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark 0x2000/0x2000
+-A CNI-HOSTPORT-MASQ -m mark --mark 0x2000/0x2000 -j MASQUERADE
+` + dnat.String() + each.String() + "COMMIT\n"
+}
