@@ -63,6 +63,9 @@ func TestWalksBesideABusyWriter(t *testing.T) {
 					r.endpoint(n, replace)
 					r.after(10 * time.Millisecond)
 				}
+				if r.d.Status().CapturePendingSince.IsZero() {
+					t.Error("the generation passes for current while a change waits for its walk")
+				}
 				took := time.Duration(k.spent.Load() - spent)
 				// Both families may spend a burst and overdraw it by one walk.
 				if most := busy/walkShare + 2*(walkBurst+k.cost); took > most {

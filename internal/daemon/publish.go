@@ -75,11 +75,12 @@ func (d *Daemon) generation(st *state) Generation {
 	return g
 }
 
-// pendingSince returns since when the owners are ahead of the generation.
+// pendingSince returns since when the owners are, or may be, ahead of the
+// generation: a hint that waits for the budget of walks counts too.
 func pendingSince(st *state) time.Time {
 	var since time.Time
 	for _, fs := range st.families {
-		since = earliest(since, fs.dirty)
+		since = earliest(since, fs.dirty, fs.unseen)
 		for _, ts := range fs.tables {
 			if ts.pending {
 				since = earliest(since, fs.moved)
