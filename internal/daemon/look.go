@@ -20,9 +20,10 @@ const (
 	// nothing (13 ms at 20,000 rules).
 	quietWalk = 30 * time.Second
 	// A change is examined after captureQuiet without another one, at the
-	// latest after captureMost; a full read may take a tenth of a core.
+	// latest after captureMost, which leaves the read 100 ms of the 250 ms that
+	// a generation may be old; a full read may take a tenth of a core.
 	captureQuiet = 50 * time.Millisecond
-	captureMost  = 250 * time.Millisecond
+	captureMost  = 150 * time.Millisecond
 	readShare    = 9
 	// holderWindow is how long before the first evidence of a loss a holder
 	// of the xtables lock may have done it.
