@@ -201,6 +201,9 @@ func TestStatusTable(t *testing.T) {
 			s.Backend.Reason, s.Backend.Mixed, s.Backend.Mismatch = "legacy holds more rules: legacy 412, nft 7", true, true
 		},
 		"status-paused": func(s *daemon.Status) {
+			s.Stored = []daemon.StoredGeneration{
+				{ID: "0123456789ab", Saved: time.Now()}, {ID: "ba9876543210", Saved: time.Now().Add(-2 * time.Hour)}, {ID: "ffffffffffff", Saved: time.Now().Add(-72 * time.Hour)},
+			}
 			s.Paused, s.PausedUntil, s.Contended = true, time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), true
 		},
 		"status-no-flush": func(s *daemon.Status) { s.Flushes = nil },

@@ -120,7 +120,10 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 	if err := printVerdicts(w, output, s.Families); err != nil {
 		return err
 	}
-	return printFlushes(w, s.Flushes)
+	if err := printFlushes(w, s.Flushes); err != nil {
+		return err
+	}
+	return printStored(w, s)
 }
 
 func printFlushes(w io.Writer, flushes []daemon.Flush) error {
@@ -143,6 +146,24 @@ func printFlushes(w io.Writer, flushes []daemon.Flush) error {
 		return err
 	}
 	return printTable(w, rows)
+}
+
+// printStored names the generations that restore may be asked for, if there are
+// others than the one that ought to be in force.
+func printStored(w io.Writer, s daemon.Status) error {
+	var rows [][]string
+	for _, g := range s.Stored {
+		if g.ID != s.Generation.ID {
+			rows = append(rows, []string{g.ID, ago(g.Saved)})
+		}
+	}
+	if len(rows) == 0 {
+		return nil
+	}
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	return printTable(w, append([][]string{{"STORED BEFORE", "SAVED"}}, rows...))
 }
 
 func scope(f daemon.Flush) string {

@@ -308,6 +308,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 		return
 	}
 	log := klog.FromContext(ctx)
+	st.stored = d.cfg.Store.List()
 	known, stored, err := d.cfg.Store.LoadState()
 	switch {
 	case errors.Is(err, reload.ErrNothingStored):

@@ -41,7 +41,7 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 	}
 	job := d.job(st, d.cfg.Kernel.Families()...)
 	job.Generation, job.Claimed = st.declared.Join(st.learned.Generation), st.claims
-	result, err := d.replayer(st).Heal(ctx, job)
+	result, err := d.replayer(ctx, st).Heal(ctx, job)
 	for f, fr := range result {
 		d.absorb(st, f, fr)
 		st.noteApplied(f, fr)

@@ -47,7 +47,7 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 		return
 	}
 	st.loss.unhooked = d.anyFamily(st, func(fs *familyState) bool { return fs.quiet })
-	result, err := d.replayer(st).Heal(ctx, d.job(st, d.cfg.Kernel.Families()...))
+	result, err := d.replayer(ctx, st).Heal(ctx, d.job(st, d.cfg.Kernel.Families()...))
 	if result != nil { // else the lock was not had, and nothing was done
 		d.spend(st, used)
 	}
@@ -68,8 +68,8 @@ func (d *Daemon) examiner(st *state) reload.Examiner {
 	return reload.Examiner{Canary: d.cfg.Canary, Protects: d.protects(st), Names: d.cfg.Names}
 }
 
-func (d *Daemon) replayer(st *state) reload.Replayer {
-	return reload.Replayer{Kernel: d.cfg.Kernel, Canary: d.cfg.Canary, Protects: d.protects(st), Names: d.cfg.Names}
+func (d *Daemon) replayer(ctx context.Context, st *state) reload.Replayer {
+	return reload.Replayer{Kernel: d.cfg.Kernel, Canary: d.cfg.Canary, Protects: d.protects(st), Names: d.cfg.Names, Ahead: d.ahead(ctx, st)}
 }
 
 // stopGrace is what a replay under way gets when the daemon is told to stop:

@@ -8,43 +8,46 @@ import (
 )
 
 // stepping is a Fake that tells each step of a guarded write before it is
-// done; "restored" is between a restore and what follows.
+// done, with the session that is open, and the ends of a restore and of the
+// session.
 type stepping struct {
 	*iptables.Fake
-	step func(what string)
+	step func(what string, s iptables.Session)
 }
 
 func (k stepping) Begin(ctx context.Context) (iptables.Session, error) {
-	k.step("begin")
+	k.step("begin", nil)
 	s, err := k.Fake.Begin(ctx)
 	return steppingSession{s, k.step}, err
 }
 
 type steppingSession struct {
 	iptables.Session
-	step func(what string)
+	step func(what string, s iptables.Session)
 }
 
 func (s steppingSession) Read(ctx context.Context, family rules.Family) (iptables.Snapshot, error) {
-	s.step("read")
+	s.step("read", s.Session)
 	return s.Session.Read(ctx, family)
 }
 
 func (s steppingSession) Restore(ctx context.Context, payload iptables.Payload) map[rules.Family]iptables.Written {
-	s.step("restore")
+	s.step("restore", s.Session)
 	written := s.Session.Restore(ctx, payload)
-	s.step("restored")
+	s.step("restored", s.Session)
 	return written
 }
 
 func (s steppingSession) RestoreAnyway(ctx context.Context, payload iptables.Payload) map[rules.Family]iptables.Written {
-	s.step("restore")
+	s.step("restore", s.Session)
 	written := s.Session.RestoreAnyway(ctx, payload)
-	s.step("restored")
+	s.step("restored", s.Session)
 	return written
 }
 
 func (s steppingSession) Close() error {
-	s.step("close")
-	return s.Session.Close()
+	s.step("close", s.Session)
+	err := s.Session.Close()
+	s.step("closed", s.Session)
+	return err
 }

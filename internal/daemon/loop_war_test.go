@@ -158,7 +158,7 @@ func TestWarWithinReplays(t *testing.T) {
 		fake := loadedFake(t, iptables.NFT)
 		var war atomic.Bool
 		var blows atomic.Int32
-		r := run(t, fake, setup{kernel: stepping{fake, func(what string) {
+		r := run(t, fake, setup{kernel: stepping{fake, func(what string, _ iptables.Session) {
 			if what == "restored" && war.Load() {
 				blows.Add(1)
 				must(t, fake.Flush(rules.IPv4, rules.Nat, ""))

@@ -33,7 +33,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 		}
 	}
 	d.tell(ctx, st, found)
-	result, err := d.replayer(st).Replant(ctx, d.job(st, d.cfg.Kernel.Families()...))
+	result, err := d.replayer(ctx, st).Replant(ctx, d.job(st, d.cfg.Kernel.Families()...))
 	if err != nil {
 		d.retry(ctx, st, err)
 		return

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -23,6 +24,7 @@ func (d *Daemon) publish(st *state) {
 		DisabledFamilies: maps.Clone(d.cfg.Disabled),
 		CanaryChain:      d.cfg.Canary,
 		Generation:       d.generation(st),
+		Stored:           storedOf(st.stored),
 		Flushes:          slices.Clone(st.journal),
 		Stopped:          st.removed,
 	}
@@ -49,6 +51,15 @@ func (d *Daemon) publish(st *state) {
 	s.Healthy = s.Ready() == nil
 	d.cfg.Metrics.SetStatus(s)
 	d.status.Store(&s)
+}
+
+// storedOf returns the generations on disk as a Status has them.
+func storedOf(kept []reload.Kept) []StoredGeneration {
+	var list []StoredGeneration
+	for _, k := range kept {
+		list = append(list, StoredGeneration{ID: k.ID, Saved: k.Saved})
+	}
+	return list
 }
 
 // generation describes the generation. Its counts and ID are taken anew only

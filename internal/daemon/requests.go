@@ -61,11 +61,11 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 		return RestoreReply{}, errStopped
 	}
 	job := d.job(st, d.cfg.Kernel.Families()...)
-	replay := d.replayer(st).Heal
+	replay := d.replayer(ctx, st).Heal
 	if r.Generation != "" || d.anyTable(st, func(ts *tableState) bool { return ts.frozen }) {
 		// Observe mode has replanted the marks above what is lost; Heal
 		// would take it for its owner's decision.
-		replay = d.replayer(st).Force
+		replay = d.replayer(ctx, st).Force
 	}
 	if r.Generation != "" && r.Generation != st.want().ID() {
 		if st.declared != nil {
@@ -76,7 +76,7 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 		}
 		stored, err := d.cfg.Store.Load(r.Generation)
 		if errors.Is(err, reload.ErrNothingStored) {
-			return RestoreReply{}, fmt.Errorf("%w: %s", ErrNoGeneration, r.Generation)
+			return RestoreReply{}, fmt.Errorf("%w: %s; %s", ErrNoGeneration, r.Generation, d.cfg.Store.Offer())
 		}
 		if err != nil {
 			return RestoreReply{}, err
@@ -155,7 +155,7 @@ func (d *Daemon) Cleanup(ctx context.Context, r CleanupRequest) error {
 	var failed error
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
 		st.removed, st.pausedUntil = true, time.Time{}
-		failed = RemoveAll(ctx, d.replayer(st), d.job(st, d.cfg.Kernel.Families()...), r.Rules)
+		failed = RemoveAll(ctx, d.replayer(ctx, st), d.job(st, d.cfg.Kernel.Families()...), r.Rules)
 		if d.cfg.Store != nil {
 			failed = errors.Join(failed, d.cfg.Store.Forget())
 		}

@@ -55,6 +55,7 @@ type state struct {
 	removed   bool // cleanup took everything out; nothing is done any more
 
 	pausedUntil time.Time // zero: not paused
+	stored      []reload.Kept
 	contention
 }
 
@@ -215,11 +216,10 @@ func (st *state) capture(at time.Time) {
 	st.edition++
 }
 
-// keep returns the marks that belong on disk. Where observe mode replanted
+// keep returns what of the marks belongs on disk. Where observe mode replanted
 // marks above a loss, those that were lost stay: who restores, or starts to
 // heal, later must still find the loss.
-func (st *state) keep() canary.Marks {
-	marks := st.marks
+func (st *state) keep(marks canary.Marks) canary.Marks {
 	for f, fs := range st.families {
 		for t, ts := range fs.tables {
 			if ts.frozen {

@@ -45,6 +45,9 @@ type Status struct {
 	// Stopped: a cleanup removed the marks, and nothing is done any more.
 	Stopped    bool       `json:"stopped,omitempty"`
 	Generation Generation `json:"generation"`
+	// Stored are the generations on disk, newest first: what restore may be
+	// asked for.
+	Stored []StoredGeneration `json:"stored,omitempty"`
 	// LossSince is when the loss that stands now was first seen.
 	LossSince time.Time `json:"lossSince,omitzero"`
 	// CapturePendingSince is when an owner first changed what the generation
@@ -75,6 +78,12 @@ type Generation struct {
 	Captured time.Time `json:"captured,omitzero"`
 	Rules    int       `json:"rules"`  // in all families and tables, hooks included
 	Chains   int       `json:"chains"` // protected chains in all families and tables
+}
+
+// A StoredGeneration is one that is on disk, in a Status.
+type StoredGeneration struct {
+	ID    string    `json:"id"`
+	Saved time.Time `json:"saved"`
 }
 
 // A Flush is the record of one flush, however many tables it hit.

@@ -36,7 +36,7 @@ const (
 // is proved is the generation.
 func (d *Daemon) plant(ctx context.Context, st *state) {
 	log := klog.FromContext(ctx)
-	result, err := d.replayer(st).Plant(ctx, d.job(st, d.cfg.Kernel.Families()...))
+	result, err := d.replayer(ctx, st).Plant(ctx, d.job(st, d.cfg.Kernel.Families()...))
 	for f, fr := range result {
 		d.absorb(st, f, fr)
 		d.countRefusal(f, fr.Err)
@@ -119,7 +119,7 @@ func (d *Daemon) rotate(ctx context.Context, st *state) {
 		}
 	}
 	start := time.Now()
-	result, err := d.replayer(st).Rotate(ctx, d.job(st, families...))
+	result, err := d.replayer(ctx, st).Rotate(ctx, d.job(st, families...))
 	cost := time.Since(start)
 	for _, f := range families {
 		fs := st.families[f]
@@ -165,11 +165,35 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 		st.confirmed, st.uptime = start, uptime
 	}
 	if err == nil && d.cfg.Store.Holds() {
-		st.kept = st.keep()
-		err = d.cfg.Store.SaveState(reload.State{Confirmed: st.confirmed, Uptime: st.uptime, Marks: st.kept})
+		err = d.saveMarks(st, st.marks)
 	}
+	st.stored = d.cfg.Store.List()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "The generation is not on disk; after a restart canaryd would begin anew")
+	}
+}
+
+// saveMarks writes the state with these marks. It confirms nothing.
+func (d *Daemon) saveMarks(st *state, marks canary.Marks) error {
+	st.kept = st.keep(marks)
+	return d.cfg.Store.SaveState(reload.State{Confirmed: st.confirmed, Uptime: st.uptime, Marks: st.kept})
+}
+
+// ahead keeps the marks that a write is about to plant: if canaryd is killed
+// before it has proved and saved them, the next start knows them for its own, and
+// takes them neither for an old file's nor for a stranger's. A disk that fails
+// puts no replay off.
+func (d *Daemon) ahead(ctx context.Context, st *state) func(canary.Marks) {
+	if d.cfg.Store == nil {
+		return nil
+	}
+	return func(marks canary.Marks) {
+		if st.removed || !d.cfg.Store.Holds() {
+			return // the next start begins anew
+		}
+		if err := d.saveMarks(st, marks); err != nil {
+			klog.FromContext(ctx).V(1).Info("The marks that are about to be planted are not on disk", "reason", err)
+		}
 	}
 }
 

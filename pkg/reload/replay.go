@@ -56,6 +56,10 @@ type Replayer struct {
 	// Names tells which rules of built-in chains are hooks although they jump
 	// into no protected chain; nil means none.
 	Names func(t rules.TableName, chain string, r rules.Rule) bool
+	// Ahead, unless it is nil, is told before each restore the job's marks with
+	// those that it is about to plant as tried. Who keeps them knows its own
+	// write again, even if it is killed before it can prove it.
+	Ahead func(canary.Marks)
 }
 
 // A Job is what a replay, planting or rotation starts from.

@@ -59,6 +59,7 @@ func (r run) families(ctx context.Context) Result {
 				end(t)
 			}
 		}
+		r.ahead(planned)
 		write(ctx, planned, r.session.Restore)
 		for _, t := range planned {
 			if t.stale() {
@@ -80,6 +81,22 @@ func (r run) families(ctx context.Context) Result {
 		turns = stale
 	}
 	return result
+}
+
+// ahead tells which marks the turns are about to plant.
+func (r run) ahead(turns []*turn) {
+	if r.Ahead == nil || len(turns) == 0 {
+		return
+	}
+	marks := r.job.Marks
+	for _, t := range turns {
+		for _, p := range t.plans {
+			if p.mark.Nonce != "" {
+				marks = marks.With(t.family, p.table, marks[t.family][p.table].Trying(p.mark))
+			}
+		}
+	}
+	r.Ahead(marks)
 }
 
 // plan reads one family under guard, judges its tables and picks what to write.

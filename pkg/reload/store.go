@@ -1,6 +1,7 @@
 package reload
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,8 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/renameio/v2"
-
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -26,10 +25,16 @@ var (
 	// ErrForeign: what is stored belongs to another boot, network namespace,
 	// backend or iptables version, and must not be replayed here.
 	ErrForeign = errors.New("the stored generation was made elsewhere")
+	// ErrNewer: a later canaryd wrote the file, and what it means is not known.
+	ErrNewer = errors.New("a newer canaryd wrote it")
 )
 
 const (
 	keptGenerations = 5
+	// format is that of the files. Those of format 0 have no format, and else
+	// the same fields. Whoever changes what a field means, or adds one, counts
+	// it up, and reads the formats before or refuses them by name.
+	format = 1
 	// maxStored bounds what is read from disk: 5,000 services need 10 MB.
 	maxStored = 256 << 20
 )
@@ -46,6 +51,7 @@ type Identity struct {
 
 // Stored is a generation on disk, with what was known when it was written.
 type Stored struct {
+	Format     int              `json:"format"`
 	Identity   Identity         `json:"identity"`
 	ID         string           `json:"id"`
 	Source     string           `json:"source"`
@@ -56,6 +62,7 @@ type Stored struct {
 // State is what canaryd knew last: which generation was in force, and the
 // marks that it planted.
 type State struct {
+	Format    int       `json:"format"`
 	Identity  Identity  `json:"identity"`
 	ID        string    `json:"id"`
 	Confirmed time.Time `json:"confirmed"` // when it was last seen in force
@@ -65,12 +72,20 @@ type State struct {
 	Marks  canary.Marks  `json:"marks"`
 }
 
+// Kept is a generation on disk.
+type Kept struct {
+	ID    string
+	Saved time.Time
+}
+
 // A Store keeps the last five generations and the marks in one folder, files
-// 0600, written atomically. It is for one goroutine.
+// 0600, written atomically. It is for one goroutine, and nobody else may use the
+// folder.
 type Store struct {
 	dir      string
 	identity Identity
-	written  string // ID of the generation that the state names
+	written  string // ID of the generation that the state names when it is written next
+	named    string // ID of the one that it names on disk
 }
 
 // OpenStore opens the folder, which it makes if it is missing.
@@ -86,8 +101,14 @@ func OpenStore(dir string, identity Identity) (*Store, error) {
 	if err := errors.Join(probe.Close(), os.Remove(probe.Name())); err != nil {
 		return nil, fmt.Errorf("state folder %s: %w", dir, err)
 	}
-	if _, err := os.ReadDir(generations); err != nil {
+	entries, err := os.ReadDir(generations)
+	if err != nil {
 		return nil, fmt.Errorf("state folder %s is not readable: %w", dir, err)
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), ".") || strings.HasSuffix(e.Name(), unfinished) {
+			_ = os.Remove(filepath.Join(generations, e.Name())) // litter of who was killed; it does no harm
+		}
 	}
 	return &Store{dir: dir, identity: identity}, nil
 }
@@ -102,7 +123,7 @@ func (s *Store) SaveGeneration(g rules.Generation, source string, captured time.
 	if id == s.written {
 		return nil
 	}
-	stored := Stored{Identity: s.identity, ID: id, Source: source, Captured: captured, Generation: g}
+	stored := Stored{Format: format, Identity: s.identity, ID: id, Source: source, Captured: captured, Generation: g}
 	if err := s.write(s.path(id), stored); err != nil {
 		return fmt.Errorf("keeping generation %s: %w", id, err)
 	}
@@ -117,10 +138,11 @@ func (s *Store) SaveGeneration(g rules.Generation, source string, captured time.
 // written last. It is small; marks must be on disk soon after they are planted,
 // or the next start would take them for somebody else's.
 func (s *Store) SaveState(state State) error {
-	state.Identity, state.ID = s.identity, s.written
+	state.Format, state.Identity, state.ID = format, s.identity, s.written
 	if err := s.write(filepath.Join(s.dir, "state.json"), state); err != nil {
 		return fmt.Errorf("keeping the state: %w", err)
 	}
+	s.named = s.written
 	return nil
 }
 
@@ -148,7 +170,7 @@ func (s *Store) LoadState() (State, Stored, error) {
 }
 
 // Resume says that the state goes on from the stored generation of that ID.
-func (s *Store) Resume(id string) { s.written = id }
+func (s *Store) Resume(id string) { s.written, s.named = id, id }
 
 // Load returns the generation of that ID.
 func (s *Store) Load(id string) (Stored, error) {
@@ -156,7 +178,10 @@ func (s *Store) Load(id string) (Stored, error) {
 		return Stored{}, fmt.Errorf("%q is not a generation's ID (12 hexadecimal digits): %w", id, ErrNothingStored)
 	}
 	var stored Stored
-	if err := s.read(s.path(id), &stored); err != nil {
+	switch err := s.read(s.path(id), &stored); {
+	case errors.Is(err, ErrNothingStored):
+		return Stored{}, fmt.Errorf("%w: %s; %s", err, id, s.Offer())
+	case err != nil:
 		return Stored{}, err
 	}
 	if err := s.bound(stored.Identity); err != nil {
@@ -190,14 +215,29 @@ func (s *Store) path(id string) string {
 	return filepath.Join(s.dir, "generations", id+".json")
 }
 
+// unfinished ends the name of a file that is being written.
+const unfinished = ".new"
+
+// write writes a file so that whoever is killed meanwhile leaves the old one or
+// the new one. It does not wait for the disk: that would take a replay, which
+// keeps its marks first, some 10 ms, and what only a crash of the machine could
+// lose is of a boot that is over then.
 func (s *Store) write(path string, value any) error {
 	data, err := json.Marshal(value)
 	if err != nil {
 		return err
 	}
-	return renameio.WriteFile(path, data, 0o600)
+	err = os.WriteFile(path+unfinished, data, 0o600)
+	if err == nil {
+		err = os.Rename(path+unfinished, path)
+	}
+	if err != nil {
+		_ = os.Remove(path + unfinished) // a full disk needs the room
+	}
+	return err
 }
 
+// read reads a file of this format or an older one.
 func (s *Store) read(path string, value any) error {
 	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -207,7 +247,21 @@ func (s *Store) read(path string, value any) error {
 		return err
 	}
 	defer func() { _ = file.Close() }() // read only
-	decoder := json.NewDecoder(io.LimitReader(file, maxStored))
+	text, err := io.ReadAll(io.LimitReader(file, maxStored))
+	if err != nil {
+		return err
+	}
+	// By its format first: fields that are not known would be called corrupt.
+	var about struct {
+		Format int `json:"format"`
+	}
+	if err := json.Unmarshal(text, &about); err != nil {
+		return fmt.Errorf("%s is corrupt: %w", path, err)
+	}
+	if about.Format > format {
+		return fmt.Errorf("%s: %w (format %d, here %d)", path, ErrNewer, about.Format, format)
+	}
+	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(value); err != nil {
 		return fmt.Errorf("%s is corrupt: %w", path, err)
@@ -215,37 +269,53 @@ func (s *Store) read(path string, value any) error {
 	return nil
 }
 
+// List returns what is on disk, newest first; nothing if that cannot be read.
+func (s *Store) List() []Kept {
+	entries, err := os.ReadDir(filepath.Join(s.dir, "generations"))
+	if err != nil {
+		return nil
+	}
+	var list []Kept
+	for _, e := range entries {
+		id, ok := strings.CutSuffix(e.Name(), ".json")
+		info, err := e.Info()
+		if ok && err == nil {
+			list = append(list, Kept{id, info.ModTime()})
+		}
+	}
+	slices.SortFunc(list, func(a, b Kept) int {
+		for _, first := range []string{s.written, s.named} {
+			if a.ID == first {
+				return -1 // where the clock was set back, it looks like the oldest
+			}
+			if b.ID == first {
+				return 1
+			}
+		}
+		return b.Saved.Compare(a.Saved)
+	})
+	return list
+}
+
+// Offer names what is on disk, newest first, for who asked for something else.
+func (s *Store) Offer() string {
+	var ids []string
+	for _, k := range s.List() {
+		ids = append(ids, k.ID)
+	}
+	if len(ids) == 0 {
+		return "there is none"
+	}
+	return "there are " + strings.Join(ids, ", ")
+}
+
 // prune keeps the newest generations.
 func (s *Store) prune() error {
-	dir := filepath.Join(s.dir, "generations")
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	type aged struct {
-		name string
-		time time.Time
-	}
-	var files []aged
-	for _, e := range entries {
-		info, err := e.Info()
-		if err != nil || !strings.HasSuffix(e.Name(), ".json") {
-			continue
-		}
-		files = append(files, aged{e.Name(), info.ModTime()})
-	}
-	slices.SortFunc(files, func(a, b aged) int {
-		if a.name == s.written+".json" {
-			return -1 // where the clock was set back, it looks like the oldest
-		}
-		if b.name == s.written+".json" {
-			return 1
-		}
-		return b.time.Compare(a.time)
-	})
 	var errs []error
-	for i := keptGenerations; i < len(files); i++ {
-		errs = append(errs, os.Remove(filepath.Join(dir, files[i].name)))
+	for i, k := range s.List() {
+		if i >= keptGenerations {
+			errs = append(errs, os.Remove(s.path(k.ID)))
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -59,11 +59,11 @@ func TestWhatIsStoredComesBack(t *testing.T) {
 
 	gotState, gotStored, err := openStore(t, dir, here).LoadState()
 	must(t, err)
-	state.Identity, state.ID = here, g.ID()
+	state.Format, state.Identity, state.ID = format, here, g.ID()
 	if d := cmp.Diff(state, gotState); d != "" {
 		t.Errorf("state (-want +got):\n%s", d)
 	}
-	stored := Stored{Identity: here, ID: g.ID(), Source: "snapshot", Captured: noon, Generation: g}
+	stored := Stored{Format: format, Identity: here, ID: g.ID(), Source: "snapshot", Captured: noon, Generation: g}
 	// cmp would ask Section.Equal, which looks at no policy and no lean.
 	exactly := cmp.Transformer("Section", func(s rules.Section) plainSection { return plainSection(s) })
 	if d := cmp.Diff(stored, gotStored, exactly); d != "" {
@@ -153,6 +153,118 @@ func TestWhatWasTamperedWithIsRefused(t *testing.T) {
 				t.Errorf("error is %v, want one that says %q", err, test.want)
 			}
 		})
+	}
+}
+
+// TestFormats: files without a format are of the canaryd before there was one,
+// and read; those of a later canaryd are refused for what they are, whatever
+// else they hold.
+func TestFormats(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		damage  func(string) string
+		refused bool
+	}{
+		{"as written", func(s string) string { return s }, false},
+		{"of the canaryd before", func(s string) string { return strings.Replace(s, `"format":1,`, "", 1) }, false},
+		{"of the next one", func(s string) string { return strings.Replace(s, `"format":1,`, `"format":2,"more":{"x":[1]},`, 1) }, true},
+	} {
+		for _, file := range []string{"state.json", "generations/" + generation(t, 1).ID() + ".json"} {
+			t.Run(test.name+" "+filepath.Base(file), func(t *testing.T) {
+				dir := t.TempDir()
+				s := openStore(t, dir, here)
+				must(t, s.SaveGeneration(generation(t, 1), "snapshot", noon))
+				must(t, s.SaveState(testState()))
+				text, err := os.ReadFile(filepath.Join(dir, file))
+				must(t, err)
+				if !strings.HasPrefix(string(text), `{"format":1,`) {
+					t.Fatalf("%s begins with %.20s", file, text)
+				}
+				must(t, os.WriteFile(filepath.Join(dir, file), []byte(test.damage(string(text))), 0o600))
+				_, _, err = openStore(t, dir, here).LoadState()
+				switch {
+				case !test.refused && err != nil:
+					t.Error(err)
+				case test.refused && (!errors.Is(err, ErrNewer) || !strings.Contains(err.Error(), "format 2, here 1")):
+					t.Errorf("error is %v, want ErrNewer with both formats", err)
+				}
+			})
+		}
+	}
+}
+
+// TestWhatIsOnDiskIsNamed: newest first, and to who asks for another.
+func TestWhatIsOnDiskIsNamed(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir, here)
+	if list, offer := s.List(), s.Offer(); len(list) != 0 || offer != "there is none" {
+		t.Errorf("an empty store has %v, %q", list, offer)
+	}
+	var want []string
+	for n := range 3 {
+		g := generation(t, n)
+		must(t, s.SaveGeneration(g, "snapshot", noon))
+		must(t, os.Chtimes(s.path(g.ID()), noon, noon.Add(time.Duration(n)*time.Minute)))
+		want = slices.Insert(want, 0, g.ID())
+	}
+	var got []string
+	for i, k := range s.List() {
+		got = append(got, k.ID)
+		if saved := noon.Add(time.Duration(2-i) * time.Minute); !k.Saved.Equal(saved) {
+			t.Errorf("%s was saved at %s, want %s", k.ID, k.Saved, saved)
+		}
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("list (-want +got):\n%s", d)
+	}
+	_, err := s.Load("0123456789ab")
+	if want := "0123456789ab; there are " + strings.Join(want, ", "); !errors.Is(err, ErrNothingStored) || !strings.Contains(err.Error(), want) {
+		t.Errorf("error is %v, want one that says %q", err, want)
+	}
+}
+
+// TestKilledBetweenGenerationAndState: the state names a generation that is
+// there, old as it may be.
+func TestKilledBetweenGenerationAndState(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir, here)
+	must(t, s.SaveGeneration(generation(t, 0), "snapshot", noon))
+	must(t, s.SaveState(testState()))
+	for n := range keptGenerations + 2 {
+		must(t, s.SaveGeneration(generation(t, n+1), "snapshot", noon)) // killed before SaveState
+		if _, stored, err := openStore(t, dir, here).LoadState(); err != nil || stored.ID != generation(t, 0).ID() {
+			t.Fatalf("after %d more: %v", n+1, err)
+		}
+	}
+	if n := len(s.List()); n != keptGenerations {
+		t.Errorf("%d generations are kept, want %d", n, keptGenerations)
+	}
+}
+
+// TestLitterIsRemoved: who is killed while it writes leaves what nobody reads.
+func TestLitterIsRemoved(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir, here)
+	g := generation(t, 1)
+	must(t, s.SaveGeneration(g, "snapshot", noon))
+	must(t, s.SaveState(testState()))
+	for _, name := range []string{"state.json.new", "generations/" + g.ID() + ".json.new", "generations/.probe-1", "generations/.x.json77"} {
+		must(t, os.WriteFile(filepath.Join(dir, name), []byte("{"), 0o600))
+	}
+	s = openStore(t, dir, here)
+	if _, _, err := s.LoadState(); err != nil {
+		t.Error(err)
+	}
+	must(t, s.SaveGeneration(g, "snapshot", noon))
+	must(t, s.SaveState(testState()))
+	for _, folder := range []string{dir, filepath.Join(dir, "generations")} {
+		entries, err := os.ReadDir(folder)
+		must(t, err)
+		for _, e := range entries {
+			if !strings.HasSuffix(e.Name(), ".json") && !e.IsDir() {
+				t.Errorf("%s is still there", e.Name())
+			}
+		}
 	}
 }
 

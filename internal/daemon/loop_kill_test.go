@@ -1,0 +1,148 @@
+package daemon
+
+import (
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A killer is the end of a daemon by SIGKILL at a step of a guarded write: what
+// it holds is let go of, and it does nothing any more.
+type killer struct {
+	armed atomic.Bool
+	left  atomic.Int32           // steps until the end
+	fell  atomic.Pointer[string] // the step that was not done
+	grave chan struct{}          // closed at the end of the test
+}
+
+// step returns when the daemon may do the step.
+func (k *killer) step(what string, s iptables.Session) {
+	if k.armed.Load() && k.left.Add(-1) == 0 {
+		k.fell.Store(&what)
+		if s != nil {
+			_ = s.Close() // as the kernel does
+		}
+	}
+	if k.fell.Load() != nil {
+		<-k.grave
+	}
+}
+
+// A death is what a daemon is at when it is killed.
+type death struct {
+	name  string
+	first bool         // it plants for the first time
+	do    func(r *rig) // what makes it write otherwise
+	flush string       // the scenario that do is; empty: none
+}
+
+// TestKilled: a daemon is killed at each step of what it writes. The next one
+// knows the dead one's writes for its own: nothing is lost, nothing is called a
+// flush that is none, no mark is there twice.
+func TestKilled(t *testing.T) {
+	flushAll := scenario.All()[0]
+	for _, at := range []death{
+		{name: "replay of nat", do: (*rig).flushNat, flush: "flush-nat"},
+		{name: "replay of everything", do: func(r *rig) { must(r.t, flushAll.Do(r.t.Context(), r.programs())) }, flush: flushAll.Name},
+		{name: "renewal", do: func(r *rig) { must(r.t, r.fake.RestoreNoflush(rules.IPv4, scenario.NewService)) }},
+		{name: "first planting", first: true},
+	} {
+		for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
+			steps := 0
+			for fell := true; fell; {
+				t.Run(fmt.Sprintf("%s/%s/%d", at.name, backend, steps), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) { fell = at.killed(t, backend, steps) })
+				})
+				steps++
+			}
+			if steps < 6 {
+				t.Errorf("%s on %s has only %d steps", at.name, backend, steps-1)
+			}
+		}
+	}
+}
+
+// killed kills a daemon at that step; it returns false if there is none.
+func (at death) killed(t *testing.T, backend iptables.Backend, step int) bool {
+	dir, id := t.TempDir(), identity(backend)
+	k := &killer{grave: make(chan struct{})}
+	k.left.Store(int32(step + 1))
+	k.armed.Store(at.first)
+	fake := loadedFake(t, backend)
+	first := run(t, fake, setup{store: openStore(t, dir, id), kernel: stepping{fake, k.step}})
+	t.Cleanup(func() { close(k.grave) }) // after the next daemon, before the end of this one
+	before, foreign := first.tables(), leftBy(t, backend, at.flush)
+	first.after(4 * time.Second)
+	if !at.first {
+		first.wantReady()
+		k.armed.Store(true)
+		at.do(first)
+		if at.flush == "" {
+			before, foreign = first.tables(), first.tables()
+		}
+		first.after(4 * time.Second)
+	}
+	if k.fell.Load() == nil {
+		return false
+	}
+	lost := 0
+	for f, now := range first.tables() {
+		lost += len(scenario.Compare(scenario.Want{Protected: before[f], Foreign: now, Protects: first.d.cfg.Protects}, now))
+	}
+
+	r := run(t, fake, setup{store: openStore(t, dir, id)})
+	r.settled()
+	r.wantBack(before, foreign)
+	r.wantMarksOnce()
+	records, want := r.records(0), min(lost, 1)
+	if len(records) != want {
+		t.Errorf("killed at %q, with %d things lost; the next daemon tells of %d flushes", *k.fell.Load(), lost, len(records))
+	}
+	for _, record := range records {
+		if record.Kind == canary.Replaced || record.Outcome != reload.Proved {
+			t.Errorf("killed at %q; the next daemon tells of a flush: %s, %s", *k.fell.Load(), record.Kind, record.Outcome)
+		}
+	}
+	r.flushNat() // it guards as any other
+	r.settled()
+	r.wantReady()
+	if n := len(r.records(0)); n != want+1 {
+		t.Errorf("%d flush records after one more flush, want %d", n, want+1)
+	}
+	return true
+}
+
+// wantMarksOnce fails unless every table has one canary with one rule, and no
+// built-in chain has two witnesses.
+func (r *rig) wantMarksOnce() {
+	r.t.Helper()
+	tables := r.tables()
+	for _, f := range rules.Families() {
+		for _, name := range rules.Guarded() {
+			if c := tables[f][name].Chain(canary.DefaultChain); c == nil || len(c.Rules) != 1 {
+				r.t.Errorf("%s %s: the canary is %+v", f, name, c)
+			}
+			for _, chain := range rules.BuiltinChains(name) {
+				marks := 0
+				if c := tables[f][name].Chain(chain); c != nil {
+					for _, rule := range c.Rules {
+						if canary.IsMark(rule) {
+							marks++
+						}
+					}
+				}
+				if marks > 1 {
+					r.t.Errorf("%s %s %s has %d witnesses", f, name, chain, marks)
+				}
+			}
+		}
+	}
+}
