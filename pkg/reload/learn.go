@@ -96,6 +96,7 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 	merged.Hooks = keepHooks(old.Hooks, seen.Hooks, func(h rules.Hook) bool {
 		return kept[h.Into()] || slices.ContainsFunc(finding.Waiting, h.Same)
 	})
+	merged.Hooks = keepAnchors(old.Hooks, merged.Hooks, seen.Alone)
 	if len(kept) > 0 {
 		merged.Leans = union(old.Leans, seen.Leans)
 	}
@@ -118,6 +119,38 @@ func keepHooks(old, seen []rules.Hook, keep func(rules.Hook) bool) []rules.Hook 
 			to = slices.IndexFunc(merged, old[j].Same) + 1
 		}
 		merged = slices.Insert(merged, to, h)
+	}
+	return merged
+}
+
+// keepAnchors returns seen with old's anchors in the chains in which hooks are alone: a
+// flusher that comes twice, as firewalld does when it reloads, leaves them alone
+// in between, and a hook from the bottom would be put above everything when it
+// is lost again. Hooks that were put in another order since are where their
+// owner wants them.
+func keepAnchors(old, seen []rules.Hook, alone []string) []rules.Hook {
+	merged := slices.Clone(seen)
+	order := []rules.Position{rules.Top, rules.Behind, rules.Bottom}
+	for _, chain := range alone {
+		anchors, last := map[int]rules.Anchor{}, 0
+		for i, h := range merged {
+			if h.Chain != chain {
+				continue
+			}
+			anchors[i] = h.Anchor
+			if k := slices.IndexFunc(old, h.Same); k >= 0 {
+				anchors[i] = old[k].Anchor
+			}
+			rank := slices.Index(order, anchors[i].Position)
+			if rank < last {
+				anchors = nil
+				break
+			}
+			last = rank
+		}
+		for i, anchor := range anchors {
+			merged[i].Anchor = anchor
+		}
 	}
 	return merged
 }

@@ -221,3 +221,41 @@ func TestALearnedPolicyIsTheNewest(t *testing.T) {
 		t.Error("a policy changed the generation's ID")
 	}
 }
+
+// A reload of firewalld flushes twice. In between there is nothing but what was
+// replayed, and a hook's place says nothing then.
+func TestAHookThatIsAloneKeepsItsAnchor(t *testing.T) {
+	const (
+		accept = "-A PREROUTING -i lo -j ACCEPT"
+		docker = "-A PREROUTING -j DOCKER"
+		toB    = "-A PREROUTING -j KUBE-SVC-B"
+		toA    = "-A PREROUTING -j KUBE-SVC-A"
+	)
+	chains := []string{services, svcA, svcB, ruleA, ruleB, inA, inB}
+	top, bottom := rules.Anchor{Position: rules.Top}, rules.Anchor{Position: rules.Bottom}
+	behind := rules.Anchor{Position: rules.Behind, Neighbour: rule("-i lo -j ACCEPT")}
+	for _, test := range []struct {
+		name        string
+		first, then []string // rules of PREROUTING
+		want        []rules.Anchor
+	}{
+		{"each its own", []string{toServices, accept, toA, docker, toB}, []string{toServices, toA, toB}, []rules.Anchor{top, behind, bottom}},
+		{"one that was not there before is on top", []string{accept, toB}, []string{toA, toB}, []rules.Anchor{top, bottom}},
+		{"in another order they are where their owner put them", []string{toServices, accept, toB}, []string{toB, toServices}, []rules.Anchor{top, top}},
+		{"beside a foreign rule they are where they stand", []string{toServices, accept, toB}, []string{toServices, toB, docker}, []rules.Anchor{top, top}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var l Learned
+			for _, hooks := range [][]string{test.first, test.then} {
+				l, _ = l.Learn(v4, rules.Nat, sectionOf(t, rules.Nat, append(slices.Clone(chains), hooks...)...), canary.Finding{}, noon)
+			}
+			var got []rules.Anchor
+			for _, h := range l.Generation[v4][rules.Nat].Hooks {
+				got = append(got, h.Anchor)
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("anchors (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

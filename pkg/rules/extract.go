@@ -39,16 +39,23 @@ func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
 		}
 	}
 	for _, name := range builtin[t.Name] {
-		if c := t.Chain(name); c != nil {
-			s.Hooks = append(s.Hooks, p.hooks(t.Name, c, mark)...)
+		c := t.Chain(name)
+		if c == nil {
+			continue
+		}
+		found, alone := p.hooks(t.Name, c, mark)
+		s.Hooks = append(s.Hooks, found...)
+		if alone {
+			s.Alone = append(s.Alone, name)
 		}
 	}
 	s.Leans = leans(t, s, protects)
 	return s
 }
 
-// hooks returns the hooks in one built-in chain with their anchors.
-func (p Protection) hooks(t TableName, c *Chain, mark func(Rule) bool) []Hook {
+// hooks returns the hooks in one built-in chain with their anchors, and whether
+// there are some and no foreign rule beside them.
+func (p Protection) hooks(t TableName, c *Chain, mark func(Rule) bool) (found []Hook, alone bool) {
 	const foreign, ours, jump, named = 0, 1, 2, 3
 	kinds := make([]byte, len(c.Rules))
 	lastForeign := -1
@@ -64,7 +71,6 @@ func (p Protection) hooks(t TableName, c *Chain, mark func(Rule) bool) []Hook {
 			lastForeign = i
 		}
 	}
-	var found []Hook
 	neighbour := -1
 	for i, r := range c.Rules {
 		switch kinds[i] {
@@ -82,7 +88,7 @@ func (p Protection) hooks(t TableName, c *Chain, mark func(Rule) bool) []Hook {
 			found = append(found, h)
 		}
 	}
-	return found
+	return found, len(found) > 0 && lastForeign < 0
 }
 
 func leans(t *Table, s Section, protects func(string) bool) []string {

@@ -1,6 +1,7 @@
 package rules_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -55,7 +56,11 @@ func TestExtractAnchorsAHookByTheForeignRulesAroundIt(t *testing.T) {
 				body += "-A INPUT " + strings.TrimSuffix(r, "\n") + "\n"
 			}
 			var got []rules.Anchor
-			for _, h := range extract(t, rules.Filter, body).Hooks {
+			section := extract(t, rules.Filter, body)
+			if alone := slices.Contains(section.Alone, "INPUT"); alone != (test.name == "alone" || test.name == "a mark before it is nobody's neighbour") {
+				t.Errorf("alone: %t", alone)
+			}
+			for _, h := range section.Hooks {
 				if h.Chain != "INPUT" || !strings.HasPrefix(h.Rule.Target, "KUBE-") {
 					t.Errorf("hook %s", h)
 				}
@@ -101,6 +106,7 @@ func TestExtractTakesWhatIsProtectedAndNothingElse(t *testing.T) {
 			{Chain: "PREROUTING", Rule: rules.Rule{Spec: "-j KUBE-A", Target: "KUBE-A"}, Anchor: rules.Anchor{Position: rules.Top}},
 			{Chain: "POSTROUTING", Rule: rules.Rule{Spec: "-j KUBE-Z", Target: "KUBE-Z"}, Anchor: rules.Anchor{Position: rules.Top}},
 		},
+		Alone: []string{"PREROUTING", "POSTROUTING"},
 		Leans:    []string{"corp"},
 		Policies: map[string]string{"PREROUTING": "ACCEPT", "OUTPUT": "DROP", "POSTROUTING": "ACCEPT"},
 	}

@@ -22,6 +22,10 @@ type Section struct {
 	// Hooks are the rules in built-in chains that jump into protected
 	// chains or that a preset names, in the order in which they stand.
 	Hooks []Hook `json:"hooks,omitempty"`
+	// Alone are the built-in chains in which there were hooks and no foreign
+	// rules when the section was read. A hook's place there says nothing about
+	// where it belongs.
+	Alone []string `json:"alone,omitempty"`
 	// Leans are chains of others that protected rules jump to. They are not
 	// replayed, and a rule that needs a missing one cannot be.
 	Leans []string `json:"leans,omitempty"`
