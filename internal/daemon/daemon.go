@@ -21,6 +21,7 @@ import (
 // A Prober looks at a family for next to nothing.
 type Prober interface {
 	Stamp(context.Context, rules.Family) (iptables.Stamp, error)
+	Peek(context.Context, rules.Family, []iptables.Place) (map[iptables.Place]iptables.Holding, error)
 	Probe(context.Context, rules.Family, []iptables.Place) (iptables.Sighting, error)
 }
 

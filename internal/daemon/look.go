@@ -45,9 +45,17 @@ func (d *Daemon) look(ctx context.Context, st *state) {
 	if st.loss == nil {
 		free = func() bool { return st.followUp > 0 || st.loss != nil }
 	}
+	var families []asked
 	for _, f := range rules.Families() {
 		if fs := st.families[f]; fs != nil && st.anyPlanted(f) {
-			d.lookAt(ctx, st, f, fs, woken, free)
+			if a, due := d.stamp(ctx, st, f, woken, free); due {
+				families = append(families, a)
+			}
+		}
+	}
+	if st.loss != nil || !d.glimpse(ctx, st, families) {
+		for _, a := range families {
+			d.probe(ctx, st, a, free)
 		}
 	}
 	d.followUp(st)
@@ -65,74 +73,152 @@ func (d *Daemon) followUp(st *state) {
 	}
 }
 
-// lookAt looks at one family: at its stamp always, and at its marks if
-// something was written or, where a stamp is not exact, may have been. Walks
-// beside a busy writer wait until the budget has them; free tells that they
-// need not.
-func (d *Daemon) lookAt(ctx context.Context, st *state, f rules.Family, fs *familyState, woken bool, free func() bool) {
-	start := time.Now()
-	ready := fs.walks.readyAt(len(st.families))
-	if woken && !fs.stamp.Exact && !fs.probed.IsZero() && !free() && start.Before(ready) {
-		// Not even the stamp: where it is read by executing iptables, a writer
-		// that syncs all the time must not make us do so all the time.
-		fs.unseen, st.lookAt = earliest(fs.unseen, st.evidence), earliest(st.lookAt, ready)
-		return
+// An asked is a family that was asked for its stamp and has to be probed.
+type asked struct {
+	family rules.Family
+	stamp  iptables.Stamp
+	start  time.Time // when it was asked
+	since  time.Time // the first hint since it was asked before
+	took   time.Duration
+}
+
+// stamp asks one family for its stamp and reports whether its marks have to be
+// looked at: something was written or, where a stamp is not exact, may have been.
+func (d *Daemon) stamp(ctx context.Context, st *state, f rules.Family, woken bool, free func() bool) (asked, bool) {
+	fs, a := st.families[f], asked{family: f, start: time.Now()}
+	if woken && !fs.probed.IsZero() && !free() {
+		if ready := fs.stampReady(len(st.families)); a.start.Before(ready) {
+			fs.unasked, st.lookAt = earliest(fs.unasked, st.evidence), earliest(st.lookAt, ready)
+			return a, false
+		}
 	}
-	stamp, err := d.cfg.Kernel.Stamp(ctx, f)
+	a.since = earliest(fs.unasked, st.evidence)
+	var err error
+	a.stamp, err = d.cfg.Kernel.Stamp(ctx, f)
+	end := time.Now()
+	a.took = end.Sub(a.start)
+	fs.peeks.spend(end, a.took, peekShare*len(st.families))
 	if err != nil {
-		d.unknown(ctx, fs, f, err, time.Since(start))
-		return
+		d.unknown(ctx, fs, f, err, a.took)
+		return a, false
 	}
-	still := fs.trouble == "" && !fs.probed.IsZero() && stamp == fs.stamp
-	if still && (stamp.Exact || !woken && fs.unseen.IsZero() && start.Sub(fs.probed) < quietWalk) {
-		d.cfg.Metrics.ObserveProbe(f, d.lastResult(fs), time.Since(start))
-		return
+	woken, fs.unasked = woken || !fs.unasked.IsZero(), time.Time{}
+	still := fs.trouble == "" && !fs.probed.IsZero() && a.stamp == fs.stamp
+	if still && (a.stamp.Exact || !woken && fs.unseen.IsZero() && a.start.Sub(fs.probed) < quietWalk) {
+		d.cfg.Metrics.ObserveProbe(f, d.lastResult(fs), a.took)
+		return a, false
 	}
 	if woken || !still {
-		fs.unseen = earliest(fs.unseen, st.evidence)
+		fs.unseen = earliest(fs.unseen, a.since)
 	}
-	if !stamp.Exact && !free() && start.Before(ready) {
+	return a, true
+}
+
+// stampReady returns when a hint may make us ask for the stamp again. A stamp
+// without shapes was read by executing iptables and is as dear as a walk.
+func (fs *familyState) stampReady(families int) time.Time {
+	switch {
+	case fs.stamp.Exact:
+		return time.Time{}
+	case fs.stamp.Shapes == iptables.Stamp{}.Shapes:
+		return fs.walks.readyAt(walkShare * families)
+	default:
+		return fs.peeks.readyAt(peekShare * families)
+	}
+}
+
+// glimpse looks at what moved and is read at once, before any large table of
+// any family is walked, and reports whether it found a loss. Marks that it sees
+// standing are no reason not to probe.
+func (d *Daemon) glimpse(ctx context.Context, st *state, families []asked) bool {
+	for _, a := range families {
+		f, fs := a.family, st.families[a.family]
+		part := st.marks.Only(f, a.stamp.Urgent(fs.glimpsed))
+		places := part.Places(f, d.cfg.Canary)
+		if len(places) == 0 {
+			continue
+		}
+		start := time.Now()
+		holdings, err := d.cfg.Kernel.Peek(ctx, f, places)
+		end := time.Now()
+		fs.peeks.spend(end, end.Sub(start), peekShare*len(st.families))
+		if err != nil {
+			continue // the probe will tell
+		}
+		fs.glimpsed = a.stamp
+		st.evidence = a.since
+		if !d.judgeMarks(st, f, part, iptables.Sighting{Holdings: holdings}) {
+			d.cfg.Metrics.ObserveProbe(f, ProbeLoss, end.Sub(a.start))
+		}
+	}
+	if st.loss == nil {
+		return false
+	}
+	// The heal answers what was hinted at until now: it reads everything, and its
+	// release of the lock is the next hint.
+	for _, a := range families {
+		st.families[a.family].unseen = time.Time{}
+	}
+	return true
+}
+
+// probe looks at all marks of a family that was asked for its stamp. Walks
+// beside a busy writer wait until the budget has them; free tells that they
+// need not.
+func (d *Daemon) probe(ctx context.Context, st *state, a asked, free func() bool) {
+	f, fs := a.family, st.families[a.family]
+	start := time.Now()
+	if ready := fs.walks.readyAt(walkShare * len(st.families)); !a.stamp.Exact && !free() && start.Before(ready) {
 		st.lookAt = earliest(st.lookAt, ready)
 		return
 	}
 	st.evidence, fs.unseen = earliest(st.evidence, fs.unseen), time.Time{}
 	sighting, err := d.cfg.Kernel.Probe(ctx, f, st.marks.Places(f, d.cfg.Canary))
 	end := time.Now()
+	took := a.took + end.Sub(start)
 	if err != nil {
-		fs.walks.spend(end, end.Sub(start), len(st.families))
-		d.unknown(ctx, fs, f, err, end.Sub(start))
+		fs.walks.spend(end, took, walkShare*len(st.families))
+		d.unknown(ctx, fs, f, err, took)
 		return
 	}
-	fs.stamp, fs.probed = stamp, start
+	fs.stamp, fs.glimpsed, fs.probed = a.stamp, a.stamp, a.start
 	if fs.trouble != "" {
 		klog.FromContext(ctx).Info("The tables can be looked at again", "family", f)
 		fs.trouble, fs.examineAt = "", latest(start, fs.readAt)
 	}
 	d.judgeSighting(st, f, fs, sighting)
 	if !free() {
-		fs.walks.spend(end, end.Sub(start), len(st.families))
+		fs.walks.spend(end, took, walkShare*len(st.families))
 	}
-	d.cfg.Metrics.ObserveProbe(f, d.lastResult(fs), time.Since(start))
+	d.cfg.Metrics.ObserveProbe(f, d.lastResult(fs), took)
 }
 
 // judgeSighting notes what a probe showed: a loss, or that something moved.
 func (d *Daemon) judgeSighting(st *state, f rules.Family, fs *familyState, sighting iptables.Sighting) {
-	for _, t := range rules.Guarded() {
-		d.cfg.Metrics.SetCanaryPresent(f, t, st.marks.CanaryPresent(f, t, d.cfg.Canary, sighting))
-	}
-	if !st.marks.Standing(f, d.cfg.Canary, sighting) {
-		for t, v := range st.marks.Glance(f, d.cfg.Canary, sighting) {
-			if v.Loss() {
-				fs.tables[t].verdict = v
-			}
-		}
-		d.lost(st, f, sighting.Digest)
+	if !d.judgeMarks(st, f, st.marks, sighting) {
 		return
 	}
 	fs.intact = sighting.Digest
 	if fs.examined.IsZero() || sighting.Digest != fs.digest {
 		fs.markDirty(time.Now())
 	}
+}
+
+// judgeMarks reports whether marks stand, and notes the loss if they do not.
+func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, sighting iptables.Sighting) bool {
+	for t := range marks[f] {
+		d.cfg.Metrics.SetCanaryPresent(f, t, marks.CanaryPresent(f, t, d.cfg.Canary, sighting))
+	}
+	if marks.Standing(f, d.cfg.Canary, sighting) {
+		return true
+	}
+	for t, v := range marks.Glance(f, d.cfg.Canary, sighting) {
+		if v.Loss() {
+			st.families[f].tables[t].verdict = v
+		}
+	}
+	d.lost(st, f, sighting.Digest)
+	return false
 }
 
 // markDirty plans an examination of what moved.

@@ -65,7 +65,10 @@ type familyState struct {
 
 	stamp    iptables.Stamp // of the last probe
 	probed   time.Time      // zero: never
-	walks    walks          // what probes may cost where stamps are not exact
+	glimpsed iptables.Stamp // up to which what is urgent was peeked at
+	walks    budget         // what probes may cost where stamps are not exact,
+	peeks    budget         // and what stamps and peeks may
+	unasked  time.Time      // when the first hint came that has to wait for a stamp; zero: none does
 	unseen   time.Time      // since when something may have been written that no probe has seen; zero: nothing was
 	intact   uint64         // digest of the last probe that saw all marks standing
 	digest   uint64         // of what was examined last

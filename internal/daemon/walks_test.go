@@ -5,29 +5,29 @@ import (
 	"time"
 )
 
-// TestWalks: how many walks of a given cost a writer that never rests gets.
-func TestWalks(t *testing.T) {
+// TestBudget: how many walks of a given cost a writer that never rests gets.
+func TestBudget(t *testing.T) {
 	for _, test := range []struct {
 		name     string
 		cost     time.Duration
 		families int
 		want     int // in the first minute
 	}{
-		{"20,000 rules of two families", 13 * time.Millisecond, 2, 54}, // (100 ms + 600 ms) / 13 ms
-		{"20,000 rules of one family", 13 * time.Millisecond, 1, 100},  // (100 ms + 1200 ms) / 13 ms
-		{"as long as the burst", walkBurst, 2, 7},
+		{"20,000 rules of two families", 13 * time.Millisecond, 2, 47}, // (100 ms + 500 ms) / 13 ms
+		{"20,000 rules of one family", 13 * time.Millisecond, 1, 85},   // (100 ms + 1000 ms) / 13 ms
+		{"as long as the burst", walkBurst, 2, 6},
 		{"suspended for a minute", time.Minute, 2, 1},
 	} {
-		var w walks
+		var w budget
 		start := time.Unix(1e9, 0)
 		now, n := start, 0
 		for now.Before(start.Add(time.Minute)) {
-			if ready := w.readyAt(test.families); now.Before(ready) {
+			if ready := w.readyAt(walkShare * test.families); now.Before(ready) {
 				now = ready
 				continue
 			}
 			now = now.Add(test.cost)
-			w.spend(now, test.cost, test.families)
+			w.spend(now, test.cost, walkShare*test.families)
 			n++
 		}
 		if n < test.want || n > test.want+1 {
@@ -36,19 +36,19 @@ func TestWalks(t *testing.T) {
 	}
 }
 
-// TestWalksAfterQuiet: however much was spent, a quiet time pays for it, and no
+// TestBudgetAfterQuiet: however much was spent, a quiet time pays for it, and no
 // quiet time saves up for more than the burst.
-func TestWalksAfterQuiet(t *testing.T) {
-	const families = 2
-	var w walks
+func TestBudgetAfterQuiet(t *testing.T) {
+	const share = 2 * walkShare
+	var w budget
 	now := time.Unix(1e9, 0)
-	if w.readyAt(families).After(now) {
+	if w.readyAt(share).After(now) {
 		t.Error("the first walk has to wait")
 	}
 	for round := range 3 {
 		n := 0
-		for !w.readyAt(families).After(now) {
-			w.spend(now, walkBurst/10, families)
+		for !w.readyAt(share).After(now) {
+			w.spend(now, walkBurst/10, share)
 			n++
 		}
 		if n != 11 { // the eleventh overdraws by nothing yet
@@ -56,15 +56,15 @@ func TestWalksAfterQuiet(t *testing.T) {
 		}
 		now = now.Add(time.Hour)
 	}
-	w.spend(now, time.Minute, families)
-	if wait := w.readyAt(families).Sub(now); wait > 0 {
+	w.spend(now, time.Minute, share)
+	if wait := w.readyAt(share).Sub(now); wait > 0 {
 		t.Errorf("after one walk that was suspended for a minute the next one waits %s", wait)
 	}
-	w.spend(now, time.Minute, families)
-	if wait := w.readyAt(families).Sub(now); wait != walkBurst*walkShare*families {
+	w.spend(now, time.Minute, share)
+	if wait := w.readyAt(share).Sub(now); wait != walkBurst*share {
 		t.Errorf("after a second one it waits %s", wait)
 	}
-	if w.spend(now.Add(-time.Hour), 0, families); w.owed != 2*walkBurst {
+	if w.spend(now.Add(-time.Hour), 0, share); w.owed != 2*walkBurst {
 		t.Errorf("a clock that goes back leaves %s owed", w.owed)
 	}
 }

@@ -141,6 +141,17 @@ func (m Marks) With(f rules.Family, t rules.TableName, mark Mark) Marks {
 	return c
 }
 
+// Only returns the marks of some tables of one family.
+func (m Marks) Only(f rules.Family, tables []rules.TableName) Marks {
+	some := Marks{}
+	for _, t := range tables {
+		if mark := m[f][t]; mark.Nonce != "" {
+			some = some.With(f, t, mark)
+		}
+	}
+	return some
+}
+
 // Places returns the places that a probe of one family looks at.
 func (m Marks) Places(f rules.Family, chain string) []iptables.Place {
 	var places []iptables.Place

@@ -50,6 +50,25 @@ func TestIsMarkKnowsOurRulesAndNobodyElses(t *testing.T) {
 	}
 }
 
+func TestOnlyKeepsWhatWasPlantedInTheTablesAsked(t *testing.T) {
+	marks := Marks{
+		rules.IPv4: {rules.Nat: {Nonce: nonce, Witnessed: []string{"OUTPUT"}}, rules.Filter: {Nonce: old}, rules.Mangle: {}},
+		rules.IPv6: {rules.Nat: {Nonce: old}},
+	}
+	some := marks.Only(rules.IPv4, []rules.TableName{rules.Mangle, rules.Nat})
+	want := Marks{rules.IPv4: {rules.Nat: {Nonce: nonce, Witnessed: []string{"OUTPUT"}}}}
+	if diff := cmp.Diff(want, some); diff != "" {
+		t.Errorf("marks (-want +got):\n%s", diff)
+	}
+	seen := iptables.Sighting{Holdings: map[iptables.Place]iptables.Holding{
+		{Table: rules.Nat, Chain: DefaultChain}: {Presence: iptables.Present, Rules: 1, Comments: []string{nonce.Comment()}},
+		{Table: rules.Nat, Chain: "OUTPUT"}:     {Presence: iptables.Present, Rules: 1, Comments: []string{nonce.WitnessComment()}},
+	}}
+	if !some.Standing(rules.IPv4, DefaultChain, seen) {
+		t.Error("the mark stands, whatever became of those that were not asked for")
+	}
+}
+
 func TestResolveTellsWhichOfTwoPlantingsStands(t *testing.T) {
 	mark := Mark{Nonce: old, Witnessed: []string{"INPUT"}}
 	next := Mark{Nonce: nonce, Witnessed: []string{"OUTPUT"}, Tried: &Mark{Nonce: "never"}}

@@ -21,7 +21,7 @@ type fakeFaults struct {
 
 // fakeCounts is what the Fake was asked to do.
 type fakeCounts struct {
-	stamps, probes, reads, begins, restores int
+	stamps, peeks, probes, reads, begins, restores int
 }
 
 // HoldLock takes the xtables lock on behalf of another program, waiting until
@@ -36,14 +36,14 @@ func (f *Fake) HoldLock() (release func()) {
 // first it does not wait at all.
 func (f *Fake) LockWait(d time.Duration) { f.change(func(t *fakeFaults) { t.lockWait = d }) }
 
-// ReadsNeedLock makes Read, Probe and Stamp return ErrLocked on legacy while
+// ReadsNeedLock makes Read, Probe, Peek and Stamp return ErrLocked on legacy while
 // another program holds the lock, as "iptables-legacy -S" fails then.
 func (f *Fake) ReadsNeedLock(yes bool) { f.change(func(t *fakeFaults) { t.readsNeedLock = yes }) }
 
 // FailReads makes Read, a session's too, return err until FailReads(nil).
 func (f *Fake) FailReads(err error) { f.change(func(t *fakeFaults) { t.reads = err }) }
 
-// FailProbes makes Probe and Stamp return err until FailProbes(nil).
+// FailProbes makes Probe, Peek and Stamp return err until FailProbes(nil).
 func (f *Fake) FailProbes(err error) { f.change(func(t *fakeFaults) { t.probes = err }) }
 
 // FailRestores makes the next n restores of sessions write nothing and return a
@@ -110,6 +110,9 @@ func (f *Fake) Stamps() int { return f.count().stamps }
 
 // Probes returns how often Probe was called.
 func (f *Fake) Probes() int { return f.count().probes }
+
+// Peeks returns how often Peek was called.
+func (f *Fake) Peeks() int { return f.count().peeks }
 
 // Reads returns how often a full read was asked for, by sessions too.
 func (f *Fake) Reads() int { return f.count().reads }

@@ -44,6 +44,7 @@ func TestFakeLikeKernel(t *testing.T) {
 // kernel is what answers asks.
 type kernel interface {
 	Stamp(context.Context, rules.Family) (iptables.Stamp, error)
+	Peek(context.Context, rules.Family, []iptables.Place) (map[iptables.Place]iptables.Holding, error)
 	Probe(context.Context, rules.Family, []iptables.Place) (iptables.Sighting, error)
 	Read(context.Context, rules.Family) (iptables.Snapshot, error)
 	Begin(context.Context) (iptables.Session, error)
@@ -68,6 +69,10 @@ func answers(t *testing.T, k kernel, foreign func(text string)) []string {
 		must(t, err)
 		say("%s: stamp moved %v, exact %v; digest moved %v, agrees %v", after,
 			stamp != last, stamp.Exact, sighting.Digest != digest, snap.Digest == sighting.Digest)
+		say("urgent %v", stamp.Urgent(last))
+		peeked, err := k.Peek(t.Context(), v4, []iptables.Place{{Table: rules.Nat, Chain: "CANARY"}})
+		must(t, err)
+		say("peeked %v", peeked)
 		last, digest = stamp, sighting.Digest
 		say("%v", sighting.Holdings)
 		for _, name := range rules.AllTables() {

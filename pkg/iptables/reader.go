@@ -19,8 +19,8 @@ type reader interface {
 }
 
 // Stamp returns a cheap fingerprint of what the family's tables hold: on nft
-// the genid, which is exact; on legacy a hash over the shape of each table
-// that exists. It creates nothing. It may be called concurrently.
+// the genid, which is exact; on legacy the shape of each table that exists, and
+// a hash over all of them. It creates nothing. It may be called concurrently.
 func (k *Kernel) Stamp(ctx context.Context, family rules.Family) (Stamp, error) {
 	if err := k.ready(ctx, family); err != nil {
 		return Stamp{}, err
@@ -36,6 +36,20 @@ func (k *Kernel) Probe(ctx context.Context, family rules.Family, places []Place)
 		return Sighting{}, err
 	}
 	return k.reader.probe(ctx, family, places)
+}
+
+// Peek is Probe of the places alone: on legacy it walks their tables and no
+// others, so that it tells nothing of the family as a whole. It may be called
+// concurrently.
+func (k *Kernel) Peek(ctx context.Context, family rules.Family, places []Place) (map[Place]Holding, error) {
+	if err := k.ready(ctx, family); err != nil {
+		return nil, err
+	}
+	if r, ok := k.reader.(xtReader); ok {
+		return r.peek(ctx, family, places)
+	}
+	sighting, err := k.reader.probe(ctx, family, places)
+	return sighting.Holdings, err
 }
 
 // ready refuses a family that is not open, and work for a context that ended.

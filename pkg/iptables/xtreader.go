@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 	"hash/fnv"
+	"slices"
 
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -26,13 +27,14 @@ func (r xtReader) tables(_ context.Context, family rules.Family) ([]rules.TableN
 	return r.sockets[family].tables()
 }
 
-// stamp hashes GET_INFO of each listed table: counts, size and hooks.
+// stamp hashes GET_INFO of the listed tables: counts, size and hooks.
 func (r xtReader) stamp(_ context.Context, family rules.Family) (Stamp, error) {
 	s := r.sockets[family]
 	tables, err := s.tables()
 	if err != nil {
 		return Stamp{}, err
 	}
+	var stamp Stamp
 	sum := fnv.New64a()
 	for _, table := range tables {
 		info, err := s.info(table)
@@ -40,8 +42,14 @@ func (r xtReader) stamp(_ context.Context, family rules.Family) (Stamp, error) {
 			return Stamp{}, err
 		}
 		sum.Write(info.raw[:])
+		if i := slices.Index(rules.Guarded(), table); i >= 0 {
+			own := fnv.New64a()
+			own.Write(info.raw[:])
+			stamp.Shapes[i] = Shape{Value: own.Sum64(), Size: info.size}
+		}
 	}
-	return Stamp{Value: sum.Sum64()}, nil
+	stamp.Value = sum.Sum64()
+	return stamp, nil
 }
 
 func (r xtReader) digest(ctx context.Context, family rules.Family) (uint64, error) {
@@ -51,22 +59,47 @@ func (r xtReader) digest(ctx context.Context, family rules.Family) (uint64, erro
 
 // probe walks every listed table: for the digest all of them must be read.
 func (r xtReader) probe(ctx context.Context, family rules.Family, places []Place) (Sighting, error) {
-	s := r.sockets[family]
-	tables, err := s.tables()
+	look := newXTLook(family, places)
+	err := r.walk(ctx, look, func(rules.TableName) bool { return true })
 	if err != nil {
 		return Sighting{}, err
 	}
+	return look.sighting(), nil
+}
+
+// peek walks the listed tables that hold the places.
+func (r xtReader) peek(ctx context.Context, family rules.Family, places []Place) (map[Place]Holding, error) {
 	look := newXTLook(family, places)
+	err := r.walk(ctx, look, func(table rules.TableName) bool {
+		return slices.ContainsFunc(places, func(p Place) bool { return p.Table == table })
+	})
+	if err != nil {
+		return nil, err
+	}
+	return look.holdings, nil
+}
+
+// walk walks those of the listed tables that are wanted. To ask for one that is
+// not listed would create it.
+func (r xtReader) walk(ctx context.Context, look *xtLook, wanted func(rules.TableName) bool) error {
+	s := r.sockets[look.family]
+	tables, err := s.tables()
+	if err != nil {
+		return err
+	}
 	for _, table := range tables {
+		if !wanted(table) {
+			continue
+		}
 		if err := ctx.Err(); err != nil {
-			return Sighting{}, err
+			return err
 		}
 		err := s.entries(table, func(info xtInfo, data []byte) error { return look.table(table, info, data) })
 		if err != nil {
-			return Sighting{}, err
+			return err
 		}
 	}
-	return look.sighting(), nil
+	return nil
 }
 
 // An xtLook gathers one probe's answers while tables are walked.

@@ -1,0 +1,219 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// peekCost is what reading a small table takes.
+const peekCost = 100 * time.Microsecond
+
+// A sizedKernel is a dearKernel whose peeks take time too.
+type sizedKernel struct {
+	*dearKernel
+	peeked atomic.Int64 // nanoseconds
+}
+
+func (k *sizedKernel) Peek(ctx context.Context, f rules.Family, places []iptables.Place) (map[iptables.Place]iptables.Holding, error) {
+	time.Sleep(peekCost)
+	k.peeked.Add(int64(peekCost))
+	return k.Fake.Peek(ctx, f, places)
+}
+
+// startSized starts a Daemon on a node whose IPv4 nat is large and whose other
+// tables are small.
+func startSized(t *testing.T) (*rig, *sizedKernel) {
+	t.Helper()
+	k := &sizedKernel{dearKernel: &dearKernel{Fake: loadedFake(t, iptables.Legacy), cost: 13 * time.Millisecond}}
+	lines := []string{":KUBE-SERVICES - [0:0]", ":KUBE-SVC-LARGELARGELARGEL - [0:0]", "-A KUBE-SERVICES -j KUBE-SVC-LARGELARGELARGEL"}
+	for n := range 500 {
+		lines = append(lines, fmt.Sprintf("-A KUBE-SVC-LARGELARGELARGEL -d 10.1.%d.%d/32 -j RETURN", n/250, n%250))
+	}
+	must(t, k.RestoreNoflush(rules.IPv4, section(rules.Nat, lines...)))
+	r := run(t, k.Fake, setup{kernel: k})
+	r.after(time.Minute) // the budgets are full
+	r.wantReady()
+	return r, k
+}
+
+// exhaust lets an owner replace an endpoint of the large table, which moves no
+// fingerprint, until walks have to wait.
+func (r *rig) exhaust(k *sizedKernel) {
+	r.endpoint(0, true)
+	for n := range 1000 {
+		r.endpoint(n, true)
+		r.after(5 * time.Millisecond)
+	}
+	spent := k.spent.Load()
+	r.endpoint(1, true)
+	r.after(5 * time.Millisecond)
+	if k.spent.Load() != spent {
+		r.t.Fatal("the budget of walks is not used up")
+	}
+}
+
+// forward writes the n-th state of a small table that its owner changes for
+// ever. Its chain is never empty: that would be a loss.
+func (r *rig) forward(n int) {
+	lines := []string{":KUBE-FORWARD - [0:0]"}
+	for i := range 1 + n%3 {
+		lines = append(lines, fmt.Sprintf("-A KUBE-FORWARD -p tcp -m tcp --dport %d -j ACCEPT", 80+i))
+	}
+	r.write(rules.Filter, lines...)
+}
+
+// noticed returns how long after a moment the only flush record was noticed.
+func (r *rig) noticed(after time.Time, have int) time.Duration {
+	r.t.Helper()
+	records := r.records(have)
+	if len(records) != 1 {
+		r.t.Fatalf("%d records, want one", len(records))
+	}
+	return records[0].Time.Add(time.Duration(records[0].NoticedSeconds * float64(time.Second))).Sub(after)
+}
+
+// TestGlimpse: a flush that leaves a small table behind, or half of a large one,
+// is noticed before any large table is walked, whether or not walks have to wait.
+func TestGlimpse(t *testing.T) {
+	flushes := []iptables.Place{
+		{Table: rules.Filter, Chain: "ipv6"}, {Table: rules.Nat, Chain: "ipv6"}, {Table: rules.Mangle, Chain: "ipv4"}, {Table: rules.Nat, Chain: "ipv4"},
+	}
+	for _, busy := range []bool{false, true} {
+		for _, flush := range flushes {
+			t.Run(fmt.Sprintf("%s %s, busy %t", flush.Chain, flush.Table, busy), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					r, k := startSized(t)
+					if busy {
+						r.exhaust(k)
+					}
+					family := rules.IPv4
+					if flush.Chain == "ipv6" {
+						family = rules.IPv6
+					}
+					flushed := time.Now()
+					must(t, r.fake.Flush(family, flush.Table, ""))
+					r.after(5 * time.Second)
+					if took := r.noticed(flushed, 0); took > 2*peekCost {
+						t.Errorf("noticed after %s, want the time of a peek", took)
+					}
+					if record := r.oneRecord(); record.AbsentSeconds > 0.5 {
+						t.Errorf("the record says %+v: what had to wait for a walk is no evidence of it", record)
+					}
+					r.wantReady()
+				})
+			})
+		}
+	}
+}
+
+// TestGlimpseLosesNoHint: what came with the same hint as a loss, or with one
+// that had to wait, and shows in no fingerprint is found all the same.
+func TestGlimpseLosesNoHint(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, k := startSized(t)
+		r.endpoint(0, true)
+		r.after(5 * time.Second)
+		r.exhaust(k)
+		r.after(10 * time.Second)
+		r.endpoint(1, true) // as many rules as before
+		must(t, r.fake.Flush(rules.IPv6, rules.Filter, ""))
+		r.after(5 * time.Second)
+		r.wantReady()
+		r.oneRecord()
+		want := "-p tcp -j DNAT --to-destination 10.9.0.1:80"
+		if got := r.chain(rules.IPv4, rules.Nat, "KUBE-SEP-BUSYBUSYBUSYBUSY"); !slices.Equal(got, []string{want}) {
+			t.Errorf("the endpoint is %v", got)
+		}
+		must(t, r.fake.Flush(rules.IPv4, rules.Nat, ""))
+		r.after(5 * time.Second)
+		if got := r.chain(rules.IPv4, rules.Nat, "KUBE-SEP-BUSYBUSYBUSYBUSY"); !slices.Equal(got, []string{want}) {
+			t.Errorf("the endpoint came back as %v: its replacement was not learned", got)
+		}
+	})
+}
+
+// TestPostponedHint: a hint that has to wait even for the stamp is answered by a
+// walk when its turn comes, though nothing shows in the stamp then.
+func TestPostponedHint(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, k := startSized(t)
+		k.cost = 0 // walks need not wait
+		r.endpoint(0, true)
+		r.after(5 * time.Second)
+		for n := range 1500 {
+			r.forward(n)
+			r.after(time.Millisecond)
+		}
+		stamps := k.Stamps()
+		r.endpoint(1, true)
+		r.after(0)
+		if k.Stamps()-stamps > 1 { // that of IPv6
+			t.Fatal("the hint had not to wait")
+		}
+		r.after(3 * time.Second)
+		must(t, r.fake.Flush(rules.IPv4, rules.Nat, ""))
+		r.after(5 * time.Second)
+		want := "-p tcp -j DNAT --to-destination 10.9.0.1:80"
+		if got := r.chain(rules.IPv4, rules.Nat, "KUBE-SEP-BUSYBUSYBUSYBUSY"); !slices.Equal(got, []string{want}) {
+			t.Errorf("the endpoint came back as %v: its replacement was not learned", got)
+		}
+	})
+}
+
+// TestGlimpseIsNoLook: where a glimpse sees all marks that it looks at standing,
+// the family is walked nevertheless: an old file that was restored moves no
+// fingerprint, and may come with a change of a small table.
+func TestGlimpseIsNoLook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, k := startSized(t)
+		old := "-A " + canary.DefaultChain + " " + canary.NewNonce().Rule().Spec
+		peeked := k.peeked.Load()
+		restored := time.Now()
+		must(t, r.fake.RestoreNoflush(rules.IPv4, section(rules.Filter, ":FOREIGN - [0:0]")+section(rules.Nat, ":"+canary.DefaultChain+" - [0:0]", old)))
+		r.after(5 * time.Second)
+		if k.peeked.Load() == peeked {
+			t.Error("the small table that moved was not peeked at")
+		}
+		if took := r.noticed(restored, 0); took > 3*k.cost {
+			t.Errorf("a replaced canary was noticed after %s", took)
+		}
+		if kind := r.oneRecord().Kind; kind != canary.Replaced {
+			t.Errorf("it was taken for %s", kind)
+		}
+	})
+}
+
+// TestPeeksBesideABusyWriter: a writer that never rests on a small table makes
+// stamps and peeks cost no more than their share, and walks of the large table
+// that it leaves alone no more than theirs.
+func TestPeeksBesideABusyWriter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, k := startSized(t)
+		const busy = 2 * time.Minute
+		spent, peeked := k.spent.Load(), k.peeked.Load()
+		begin := time.Now()
+		for n := 0; time.Since(begin) < busy; n++ {
+			r.forward(n)
+			r.after(2 * time.Millisecond)
+		}
+		took := time.Duration(k.peeked.Load() - peeked)
+		if most := busy/peekShare + 2*(walkBurst+peekCost); took > most || took < busy/peekShare/2 {
+			t.Errorf("peeks took %s in %s, want at most %s and not nearly nothing", took, busy, most)
+		}
+		took = time.Duration(k.spent.Load() - spent)
+		if most := busy/walkShare + 2*(walkBurst+k.cost); took > most {
+			t.Errorf("walks took %s in %s, want at most %s", took, busy, most)
+		}
+		r.after(time.Minute)
+		r.wantReady()
+	})
+}
