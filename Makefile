@@ -12,6 +12,22 @@ help: ## list the targets
 build: ## build bin/canaryd
 	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/canaryd ./cmd/canaryd
 
+# Folders of what is installed; DESTDIR goes before all of them. A package has PREFIX=/usr.
+DESTDIR ?=
+PREFIX  ?= /usr/local
+
+.PHONY: install
+install: build ## install program and unit under PREFIX (/usr/local), defaults under /etc; DESTDIR is honoured
+	install -D -m 0755 bin/canaryd '$(DESTDIR)$(PREFIX)/bin/canaryd'
+	install -d '$(DESTDIR)$(PREFIX)/lib/systemd/system'
+	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' deploy/systemd/canaryd.service >'$(DESTDIR)$(PREFIX)/lib/systemd/system/canaryd.service'
+	chmod 0644 '$(DESTDIR)$(PREFIX)/lib/systemd/system/canaryd.service'
+	test -e '$(DESTDIR)/etc/default/canaryd' || install -D -m 0644 deploy/systemd/canaryd.default '$(DESTDIR)/etc/default/canaryd'
+
+.PHONY: uninstall
+uninstall: ## remove what install installed, but not /etc/default/canaryd and what canaryd keeps in /var/lib
+	rm -f '$(DESTDIR)$(PREFIX)/bin/canaryd' '$(DESTDIR)$(PREFIX)/lib/systemd/system/canaryd.service'
+
 .PHONY: deps
 deps: ## install the programs that test and demo need, where they are missing
 	@hack/install-deps.sh

@@ -14,6 +14,8 @@ needed=(
 	ipset:ipset
 	ip:iproute2
 	strace:strace
+	systemd-analyze:systemd
+	setpriv:util-linux
 )
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
@@ -31,7 +33,7 @@ mapfile -t packages < <(missing_packages)
 give_up() {
 	echo "install-deps: $1" >&2
 	echo "Please install these packages (Debian's names): ${packages[*]}" >&2
-	echo "They must provide iptables-nft, iptables-legacy, their ip6tables twins, nft, ipset, ip and strace." >&2
+	echo "They must provide iptables-nft, iptables-legacy, their ip6tables twins, nft, ipset, ip, strace, setpriv and systemd-analyze." >&2
 	exit 1
 }
 

@@ -28,6 +28,9 @@ func runDaemon(ctx context.Context, o *options, _ streams) (code int, err error)
 	}
 	defer release()
 	if o.backend == "auto" {
+		if err := tellManager("STATUS=Looking for rules that tell which backend is in use"); err != nil {
+			klog.FromContext(ctx).Error(err, "Starting all the same")
+		}
 		awaitEvidence(ctx, o.weigh)
 		if ctx.Err() != nil {
 			return exitOK, nil // SIGTERM: nothing was begun
@@ -116,6 +119,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		})
 	}
 	watch(ctx, group, o, kernel, hints, writers)
+	keepManagerInformed(ctx, group, d)
 	files.run(ctx, group)
 	group.Go(func() error { return d.Run(ctx) })
 	return group.Wait()

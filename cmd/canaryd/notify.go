@@ -1,0 +1,36 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	systemd "github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/daemon"
+)
+
+// tellManager sends a message of sd_notify(3) to the service manager, if one
+// has started this process and wants to hear from it.
+func tellManager(message string) error {
+	if _, err := systemd.SdNotify(false, message); err != nil {
+		return fmt.Errorf("telling the service manager: %w", err)
+	}
+	return nil
+}
+
+// keepManagerInformed lets the service manager, if there is one, hear of the
+// daemon until ctx ends.
+func keepManagerInformed(ctx context.Context, group *errgroup.Group, d *daemon.Daemon) {
+	if os.Getenv("NOTIFY_SOCKET") == "" {
+		return
+	}
+	watchdog, err := systemd.SdWatchdogEnabled(false)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "The service manager's watchdog is not fed")
+	}
+	n := daemon.Notifier{Send: tellManager, Status: d.Status, Alive: d.Alive, Watchdog: watchdog}
+	group.Go(func() error { return n.Run(ctx) })
+}

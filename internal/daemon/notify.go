@@ -1,0 +1,147 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+)
+
+const (
+	// readyPoll is how often it is looked whether the daemon is ready: others
+	// wait for it at boot.
+	readyPoll = 20 * time.Millisecond
+	// readyGrace is how long others wait at most: a firewall must not stay down
+	// because a table cannot be read or planted. Canaryd goes on trying.
+	readyGrace = 5 * time.Second
+	// tellEvery is how old the manager's line about the daemon may be.
+	tellEvery = 2 * time.Second
+)
+
+// A Notifier tells a service manager how the daemon is, in the words of
+// sd_notify(3): that it is ready, that it lives, what it is at, and that it
+// stops. Run it once, beside the daemon.
+type Notifier struct {
+	Send   func(message string) error // one datagram to the manager
+	Status func() Status              // of the daemon
+	Alive  func() error               // of the daemon
+	// Watchdog is after what silence the manager kills the daemon; 0: never.
+	Watchdog time.Duration
+}
+
+// Run tells until ctx ends. The daemon is called ready when its canaries are
+// planted and it has looked at every table, whatever it saw; or after
+// readyGrace, with a status that says what it waits for. That it lives is told
+// while its loop turns, so that a loop that hangs is what the manager hears
+// nothing from. That a message cannot be sent is logged once and harms nobody.
+func (n Notifier) Run(ctx context.Context) error {
+	s := session{Notifier: n, log: klog.FromContext(ctx), since: time.Now()}
+	ticker := time.NewTicker(readyPoll)
+	defer ticker.Stop()
+	for {
+		if s.turn() {
+			ticker.Reset(s.pace())
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			s.send("STOPPING=1", "STATUS=Stopping; canaries and rules stay in place")
+			return nil
+		}
+	}
+}
+
+// A session is what was told so far.
+type session struct {
+	Notifier
+	log    klog.Logger
+	since  time.Time // when it began
+	ready  bool
+	told   string    // the last status line
+	lived  time.Time // when it was last told that the daemon lives
+	failed bool      // a message could not be sent
+}
+
+// pace is how often there may be news once the daemon is ready.
+func (s *session) pace() time.Duration {
+	if s.Watchdog > 0 {
+		return min(tellEvery, s.Watchdog/3)
+	}
+	return tellEvery
+}
+
+// turn tells what is new, and returns true when it told that the daemon is
+// ready.
+func (s *session) turn() (becameReady bool) {
+	var words []string
+	status := s.Status()
+	if !s.ready && (status.begun() || time.Since(s.since) >= readyGrace) {
+		s.ready, becameReady = true, true
+		words = append(words, "READY=1")
+	}
+	if line := status.Line(); line != s.told {
+		s.told = line
+		words = append(words, "STATUS="+line)
+	}
+	if s.Watchdog > 0 && time.Since(s.lived) >= s.Watchdog/4 && s.Alive() == nil {
+		s.lived = time.Now()
+		words = append(words, "WATCHDOG=1")
+	}
+	if len(words) > 0 {
+		s.send(words...)
+	}
+	return becameReady
+}
+
+func (s *session) send(words ...string) {
+	if err := s.Send(strings.Join(words, "\n")); err != nil && !s.failed {
+		s.failed = true
+		s.log.Error(err, "The service manager cannot be told how canaryd is; it may restart it")
+	}
+}
+
+// begun reports whether the marks were planted, or taken up from an earlier
+// run, and every table was looked at.
+func (s Status) begun() bool {
+	if s.Stopped {
+		return true // by a cleanup: there is nothing to wait for
+	}
+	if s.Generation.ID == "" || len(s.Families) == 0 {
+		return false
+	}
+	for _, verdicts := range s.Families {
+		for _, v := range verdicts {
+			if v == canary.Unknown || v == "" {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// Line says in one line how the node is, for people who ask the service
+// manager. It holds no rule and no command line: every user may read it.
+func (s Status) Line() string {
+	var line string
+	switch err := s.Ready(); {
+	case s.Paused:
+		line = "Replays are held until " + s.PausedUntil.UTC().Format(time.RFC3339)
+	case s.Stopped:
+		line = "Stopped by a cleanup; a restart begins anew"
+	case err != nil && s.Generation.ID == "":
+		line = "Waiting for every table to be readable and planted: " + err.Error()
+	case err != nil:
+		line = "NOT whole: " + err.Error()
+	default:
+		line = fmt.Sprintf("Whole: %d rules in %d chains", s.Generation.Rules, s.Generation.Chains)
+	}
+	if len(s.Flushes) > 0 {
+		last := s.Flushes[0]
+		line += fmt.Sprintf("; last flush at %s: %s, %s", last.Time.UTC().Format(time.RFC3339), last.Kind, last.Outcome)
+	}
+	return line
+}
