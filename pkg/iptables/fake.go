@@ -35,6 +35,7 @@ type Fake struct {
 	kind     Backend // never changes
 	families []rules.Family
 	lock     chan struct{} // the xtables lock: full while somebody holds it
+	leaning  *FakeSets     // what rules lean on beside chains
 
 	mu         sync.Mutex
 	info       Info
@@ -59,6 +60,7 @@ func NewFake(backend Backend, families ...rules.Family) *Fake {
 		kind:       backend,
 		families:   slices.Sorted(slices.Values(families)),
 		lock:       make(chan struct{}, 1),
+		leaning:    newFakeSets(),
 		info:       Info{Backend: backend, Version: "1.8.9", Reason: "a fake", RandomFully: true},
 		tables:     map[rules.Family]map[rules.TableName]*rules.Table{},
 		genid:      1,

@@ -265,6 +265,9 @@ func (s *fakeSection) rule(line int, what, name string, spec []string) *RestoreE
 	if what == "-D" || what == "-C" {
 		return s.find(line, what, name, at, rule)
 	}
+	if e := s.leans(line, name, rule); e != nil {
+		return e
+	}
 	c := s.chain(name)
 	if c == nil {
 		return s.failed(line, sayNoChain)
@@ -284,6 +287,23 @@ func (s *fakeSection) rule(line int, what, name string, spec []string) *RestoreE
 		return s.failed(line, sayInsertBig)
 	}
 	c.Rules = slices.Insert(c.Rules, at-1, rule)
+	return nil
+}
+
+// leans refuses a rule that names a set or an nfacct object that is missing.
+func (s *fakeSection) leans(line int, chain string, r rules.Rule) *RestoreError {
+	needs := r.Needs()
+	if needs.None() {
+		return nil
+	}
+	switch set, account := s.f.leaning.lacks(needs.Sets, needs.Accounts); {
+	case set != "":
+		return s.badLine(line, fmt.Sprintf("Set %s doesn't exist.\n", set))
+	case account != "" && s.f.backend() == Legacy:
+		return s.failed(s.end, "")
+	case account != "":
+		return s.refuse(line, "RULE_APPEND failed (No such file or directory): rule in chain "+chain)
+	}
 	return nil
 }
 

@@ -1,0 +1,121 @@
+package iptables
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+)
+
+// FakeSets is what Sets reaches, in memory: see Fake.Sets.
+type FakeSets struct {
+	mu       sync.Mutex
+	sets     map[string]Set
+	accounts map[string]bool
+	refused  map[string]error
+	created  []string
+}
+
+// Sets returns the ipsets and nfacct objects of the Fake's namespace. Rules that
+// name one that is missing are refused, as by the kernel.
+func (f *Fake) Sets() *FakeSets { return f.leaning }
+
+func newFakeSets() *FakeSets {
+	return &FakeSets{sets: map[string]Set{}, accounts: map[string]bool{}, refused: map[string]error{}}
+}
+
+// Put does what other programs do: it makes or replaces a set.
+func (s *FakeSets) Put(set Set) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sets[set.Name] = set
+}
+
+// Destroy removes a set or an nfacct object. Unlike the kernel it does not ask
+// whether rules name it.
+func (s *FakeSets) Destroy(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.sets, name)
+	delete(s.accounts, name)
+}
+
+// Refuse makes Create and Account of that name fail with err; nil ends it.
+func (s *FakeSets) Refuse(name string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refused[name] = err
+}
+
+// Created returns the names that Create and Account made, in order.
+func (s *FakeSets) Created() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.created)
+}
+
+// Names returns the names of all sets.
+func (s *FakeSets) Names(ctx context.Context) ([]string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.sets)), ctx.Err()
+}
+
+// Save returns those of the named sets that exist.
+func (s *FakeSets) Save(ctx context.Context, names []string) (map[string]Set, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	found := map[string]Set{}
+	for _, name := range names {
+		if set, ok := s.sets[name]; ok {
+			found[name] = set
+		}
+	}
+	return found, ctx.Err()
+}
+
+// Create makes a set, or returns ErrSetStands.
+func (s *FakeSets) Create(_ context.Context, set Set) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.refused[set.Name]; err != nil {
+		return err
+	}
+	if _, stands := s.sets[set.Name]; stands {
+		return ErrSetStands
+	}
+	s.sets[set.Name] = set
+	s.created = append(s.created, set.Name)
+	return nil
+}
+
+// Account makes an nfacct object unless there is one.
+func (s *FakeSets) Account(_ context.Context, name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.refused[name]; err != nil {
+		return err
+	}
+	if !s.accounts[name] {
+		s.accounts[name] = true
+		s.created = append(s.created, name)
+	}
+	return nil
+}
+
+// lacks returns which set and which nfacct object is missing first.
+func (s *FakeSets) lacks(sets, accounts []string) (set, account string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, name := range sets {
+		if _, ok := s.sets[name]; !ok && set == "" {
+			set = name
+		}
+	}
+	for _, name := range accounts {
+		if !s.accounts[name] && account == "" {
+			account = name
+		}
+	}
+	return set, account
+}

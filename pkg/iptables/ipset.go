@@ -1,0 +1,256 @@
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxSets and maxSetText bound what is kept of ipsets: 16 MiB are some
+	// 400,000 addresses. kube-proxy in ipvs mode has 15 sets.
+	maxSets    = 512
+	maxSetText = 16 << 20
+	// setTimeout is for one ipset; 65,536 members are saved in 0.1 s.
+	setTimeout = 10 * time.Second
+	// maxSetName is IPSET_MAXNAMELEN without its NUL (linux/netfilter/ipset/ip_set.h).
+	maxSetName = 31
+	// draftPrefix begins the name under which a set is filled before it gets
+	// its own.
+	draftPrefix = "canaryd-draft-"
+)
+
+// Errors of Sets that callers tell apart.
+var (
+	// ErrNoSet: there is no ipset of that name.
+	ErrNoSet = errors.New("there is no such ipset")
+	// ErrSetStands: an ipset of that name is there already.
+	ErrSetStands = errors.New("such an ipset is there already")
+	errSetTooBig = fmt.Errorf("the ipsets that protected rules name are more than %d or larger than %d MiB", maxSets, maxSetText>>20)
+)
+
+// A Set is an ipset as "ipset save" prints it.
+type Set struct {
+	Name    string   `json:"name"`
+	Create  string   `json:"create"`            // what stands behind "create NAME"
+	Members []string `json:"members,omitempty"` // what stands behind "add NAME", in order
+}
+
+// Validate reports whether the set may be turned into input of "ipset restore":
+// no text can end its line or be taken for an option.
+func (s Set) Validate() error {
+	if !validSetName(s.Name) {
+		return fmt.Errorf("%q cannot be the name of an ipset here", s.Name)
+	}
+	for _, text := range append([]string{s.Create}, s.Members...) {
+		if text == "" || text[0] == '-' || strings.ContainsFunc(text, func(c rune) bool { return c < ' ' || c == 0x7f }) {
+			return fmt.Errorf("ipset %s: %q cannot be restored", s.Name, text)
+		}
+	}
+	return nil
+}
+
+// validSetName reports whether a name means the same to ipset and in its restore
+// format. The kernel takes any bytes; such sets are not restored.
+func validSetName(name string) bool {
+	return name != "" && len(name) <= maxSetName && name[0] != '-' && !strings.HasPrefix(name, draftPrefix) &&
+		!strings.ContainsFunc(name, func(c rune) bool { return c <= ' ' || c >= 0x7f || strings.ContainsRune(`"'\`, c) })
+}
+
+// Lists returns the sets that are members of a set of sets.
+func (s Set) Lists() []string {
+	if !strings.HasPrefix(s.Create, "list:set") {
+		return nil
+	}
+	var names []string
+	for _, m := range s.Members {
+		names = append(names, strings.Fields(m)[0])
+	}
+	return names
+}
+
+// Sets reaches what rules lean on beside chains: ipsets, by executing ipset, and
+// nfacct objects, by netlink. Neither belongs to a family or a table. It never
+// changes or deletes what exists. It keeps no state and may be used concurrently.
+type Sets struct {
+	path string
+}
+
+// NewSets looks for the program ipset. Without it every method that needs it
+// fails and says so.
+func NewSets() *Sets { return &Sets{path: lookUp("ipset")} }
+
+// Names returns the names of all ipsets.
+func (s *Sets) Names(ctx context.Context) ([]string, error) {
+	text, err := s.run(ctx, nil, "list", "-n")
+	if err != nil {
+		return nil, err
+	}
+	return strings.FieldsFunc(string(text), func(c rune) bool { return c == '\n' }), nil
+}
+
+// Save returns those of the named sets that exist, and the sets that are members
+// of them. What cannot be kept, for its name or its size, is left out, and the
+// error says so beside what could be; it may be nil.
+func (s *Sets) Save(ctx context.Context, names []string) (map[string]Set, error) {
+	found := map[string]Set{}
+	var errs []error
+	room := maxSetText
+	names = slices.Clone(names)
+	for i := 0; i < len(names); i++ {
+		name := names[i]
+		if _, done := found[name]; done || slices.Contains(names[:i], name) {
+			continue
+		}
+		if !validSetName(name) {
+			errs = append(errs, fmt.Errorf("ipset %q is not kept: its name cannot be restored", name))
+			continue
+		}
+		if len(found) == maxSets {
+			return found, errors.Join(append(errs, errSetTooBig)...)
+		}
+		text, err := s.run(ctx, &room, "save", name)
+		if errors.Is(err, ErrNoSet) {
+			continue
+		}
+		set, parseErr := parseSet(name, string(text))
+		if err = errors.Join(err, parseErr); err != nil {
+			if ctx.Err() != nil || s.path == "" {
+				return found, err
+			}
+			errs = append(errs, fmt.Errorf("ipset %s is not kept: %w", name, err))
+			continue
+		}
+		found[name] = set
+		names = append(names, set.Lists()...)
+	}
+	return found, errors.Join(errs...)
+}
+
+// parseSet reads what "ipset save NAME" printed. A line that is neither the one
+// create nor an add of that set makes it useless: somebody's comment had a
+// newline in it.
+func parseSet(name, text string) (Set, error) {
+	set := Set{Name: name}
+	for line := range strings.Lines(text) {
+		line = strings.TrimRight(line, " \n")
+		if create, ok := strings.CutPrefix(line, "create "+name+" "); ok && set.Create == "" {
+			set.Create = create
+			continue
+		}
+		member, ok := strings.CutPrefix(line, "add "+name+" ")
+		if !ok || set.Create == "" {
+			return Set{}, fmt.Errorf("ipset printed %.80q", line)
+		}
+		set.Members = append(set.Members, member)
+	}
+	return set, set.Validate()
+}
+
+// Create makes a set that does not exist, with its members. It is filled under
+// another name and then renamed, which the kernel refuses if there is a set of
+// that name by now: nobody ever sees half of it, and nobody's is changed. The
+// error is ErrSetStands then.
+func (s *Sets) Create(ctx context.Context, set Set) error {
+	if err := set.Validate(); err != nil {
+		return err
+	}
+	draft := fmt.Sprintf("%s%x", draftPrefix, time.Now().UnixNano())
+	var text bytes.Buffer
+	fmt.Fprintf(&text, "create %s %s\n", draft, set.Create)
+	for _, m := range set.Members {
+		fmt.Fprintf(&text, "add %s %s\n", draft, m)
+	}
+	fmt.Fprintf(&text, "rename %s %s\n", draft, set.Name)
+	err := s.feed(ctx, &text)
+	if err == nil {
+		return nil
+	}
+	// An error means that it was not even created, or has its name.
+	_, _ = s.run(context.WithoutCancel(ctx), nil, "destroy", draft)
+	return fmt.Errorf("creating ipset %s: %w", set.Name, err)
+}
+
+// run executes ipset. What it prints is taken from room; nil is room enough.
+func (s *Sets) run(ctx context.Context, room *int, args ...string) ([]byte, error) {
+	if s.path == "" {
+		return nil, errors.New("ipset is not installed: install the package \"ipset\"")
+	}
+	var out bytes.Buffer
+	most := &boundedWriter{out: &out, room: maxSetText, onFull: errSetTooBig}
+	if room != nil {
+		most.room = *room
+	}
+	res, err := command{path: s.path, args: args, stdout: most, timeout: setTimeout}.run(ctx)
+	if room != nil {
+		*room = most.room
+	}
+	return out.Bytes(), s.failure(res, err)
+}
+
+func (s *Sets) feed(ctx context.Context, text *bytes.Buffer) error {
+	if s.path == "" {
+		return errors.New("ipset is not installed: install the package \"ipset\"")
+	}
+	res, err := command{path: s.path, args: []string{"restore"}, stdin: text, timeout: setTimeout}.run(ctx)
+	return s.failure(res, err)
+}
+
+// failure says what went wrong. The texts are those of ipset 7.17 with LC_ALL=C.
+func (s *Sets) failure(res result, err error) error {
+	switch text := firstLines(res.stderr); {
+	case err != nil:
+		return err
+	case res.exit == 0:
+		return nil
+	case strings.Contains(text, "The set with the given name does not exist"):
+		return fmt.Errorf("%w: %s", ErrNoSet, text)
+	case strings.Contains(text, "a set with the new name already exists"):
+		return fmt.Errorf("%w: %s", ErrSetStands, text)
+	default:
+		return exitError(filepath.Base(s.path), res)
+	}
+}
+
+// nfnetlink's part for nfacct (linux/netfilter/nfnetlink.h and nfnetlink_acct.h).
+const (
+	acctNew     = 7<<8 | 0 // NFNL_SUBSYS_ACCT, NFNL_MSG_ACCT_NEW
+	acctName    = 1        // NFACCT_NAME
+	maxAcctName = 31       // NFACCT_NAME_MAX without its NUL
+	nfgenmsg    = 4        // sizeof(struct nfgenmsg)
+)
+
+// Account makes an nfacct object that counts from zero, unless there is one.
+func (s *Sets) Account(ctx context.Context, name string) error {
+	if name == "" || len(name) > maxAcctName || strings.Contains(name, "\x00") {
+		return fmt.Errorf("%q cannot be the name of an nfacct object", name)
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return fmt.Errorf("creating the nfacct object %s: %w", name, err)
+	}
+	encoder := netlink.NewAttributeEncoder()
+	encoder.String(acctName, name)
+	attrs, err := encoder.Encode()
+	if err == nil {
+		_, err = conn.Execute(netlink.Message{
+			Header: netlink.Header{Type: acctNew, Flags: netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Excl},
+			Data:   append(make([]byte, nfgenmsg), attrs...),
+		})
+	}
+	if err = errors.Join(err, conn.Close()); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("creating the nfacct object %s: %w", name, err)
+	}
+	return nil
+}

@@ -1,0 +1,116 @@
+package rules
+
+import (
+	"slices"
+	"strings"
+)
+
+// Needs is what a rule leans on beside chains: objects that live outside of the
+// tables and that the kernel wants to find when the rule is written.
+type Needs struct {
+	Sets     []string // ipsets, of the match "set" and the target SET
+	Accounts []string // counters of the match "nfacct"
+}
+
+// None reports whether nothing is needed.
+func (n Needs) None() bool { return len(n.Sets) == 0 && len(n.Accounts) == 0 }
+
+// setOptions name an ipset (libxt_set.c and libxt_SET.c of iptables 1.8.9), as iptables-save prints it: "--set" alone is the match recent's.
+var setOptions = []string{"--match-set", "--add-set", "--del-set", "--map-set"}
+
+const accountOption = "--nfacct-name"
+
+// Needs returns what the rule leans on. A rule that names no such thing is told
+// without taking its text apart.
+func (r Rule) Needs() Needs {
+	var n Needs
+	if !strings.Contains(r.Spec, "set ") && !strings.Contains(r.Spec, accountOption) {
+		return n
+	}
+	words, err := Split(r.Spec)
+	if err != nil {
+		return n
+	}
+	for i := 0; i+1 < len(words); i++ {
+		switch {
+		case slices.Contains(freeText, words[i]):
+			i++ // somebody's text, whatever it says
+		case slices.Contains(setOptions, words[i]):
+			i++
+			n.Sets = append(n.Sets, words[i])
+		case words[i] == accountOption:
+			i++
+			n.Accounts = append(n.Accounts, words[i])
+		}
+	}
+	return n
+}
+
+// freeText are the options whose value is somebody's text.
+var freeText = []string{"--comment", "--log-prefix", "--nflog-prefix", "--string", "--hex-string"}
+
+// WithoutAccount returns the rule without its matches "nfacct" of that name: they
+// only count, so that it matches the same packets.
+func (r Rule) WithoutAccount(name string) Rule {
+	words, err := Split(r.Spec)
+	if err != nil {
+		return r
+	}
+	const length = 4 // -m nfacct --nfacct-name NAME
+	for i := 0; i+length <= len(words); {
+		switch {
+		case slices.Contains(freeText, words[i]):
+			i += 2
+		case slices.Equal(words[i:i+length], []string{"-m", "nfacct", accountOption, name}):
+			words = slices.Delete(words, i, i+length)
+		default:
+			i++
+		}
+	}
+	for i, w := range words {
+		words[i] = Quote(w)
+	}
+	return Rule{Spec: strings.Join(words, " "), Target: r.Target}
+}
+
+// Needs returns what the section's rules lean on, each once, in order of names.
+func (s Section) Needs() Needs {
+	var all Needs
+	add := func(r Rule) {
+		n := r.Needs()
+		all.Sets, all.Accounts = append(all.Sets, n.Sets...), append(all.Accounts, n.Accounts...)
+	}
+	for i := range s.Chains {
+		for _, r := range s.Chains[i].Rules {
+			add(r)
+		}
+	}
+	for _, h := range s.Hooks {
+		add(h.Rule)
+	}
+	for _, list := range []*[]string{&all.Sets, &all.Accounts} {
+		slices.Sort(*list)
+		*list = slices.Compact(*list)
+	}
+	return all
+}
+
+// Without returns the section without the rules that left reports, those of
+// chains and hooks. Chains stay, even without a rule.
+func (s Section) Without(left func(chain string, r Rule) bool) Section {
+	chains := s.Chains
+	for i, c := range s.Chains {
+		if !slices.ContainsFunc(c.Rules, func(r Rule) bool { return left(c.Name, r) }) {
+			continue
+		}
+		if &chains[0] == &s.Chains[0] {
+			chains = slices.Clone(s.Chains)
+		}
+		chains[i].Rules = slices.DeleteFunc(slices.Clone(c.Rules), func(r Rule) bool { return left(c.Name, r) })
+	}
+	s.Chains = chains
+	if gone := func(h Hook) bool { return left(h.Chain, h.Rule) }; slices.ContainsFunc(s.Hooks, gone) {
+		s.Hooks = slices.DeleteFunc(slices.Clone(s.Hooks), gone)
+	}
+	return s
+}
