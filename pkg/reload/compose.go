@@ -16,6 +16,9 @@ type tableTask struct {
 	known   bool // whether the generation says anything of the table
 	seen    canary.Seen
 	finding canary.Finding
+	held    []Held          // what is in quarantine of it
+	readmit map[string]bool // chains to write again, because something is
+	lacking lacking
 }
 
 // A tablePlan is what a restore will do to one table, and what the proof will
@@ -29,7 +32,10 @@ type tablePlan struct {
 	removed     []string
 	hooks       []rules.Hook // put back
 	skipped     []string     // differ, but their owner wrote them already
-	quarantined []rules.Rule // left out: what they need is missing
+	seen        *rules.Table // what stood there when it was planned
+	replay      bool         // rules are written, not marks alone
+	quarantined []Held       // left out: what they need is missing, or they are refused
+	weakened    []Held       // written without a match that only counts
 	script      iptables.Script
 }
 
@@ -75,7 +81,7 @@ func (s *section) script(table rules.TableName, wrote []rules.Chain) iptables.Sc
 // newer than the generation, and what is protected becomes exactly that;
 // but a generation that never knew the table has nothing to say of it.
 func composeReplay(task tableTask, nonce canary.Nonce) tablePlan {
-	plan := tablePlan{table: task.table, mark: task.want.Mark, section: task.want.Section, claimed: task.want.Claimed}
+	plan := tablePlan{table: task.table, mark: task.want.Mark, section: task.want.Section, claimed: task.want.Claimed, seen: task.seen.Table, replay: true}
 	var s section
 	planChains(task, &plan)
 	planRemovals(task, &plan, &s)
@@ -87,6 +93,7 @@ func composeReplay(task tableTask, nonce canary.Nonce) tablePlan {
 			s.mark = append(s.mark, appendRule(chain, task.want.Mark.Nonce.Witness()))
 		}
 	}
+	plan.keepHeld(task)
 	plan.script = s.script(task.table, plan.wrote)
 	return plan
 }
@@ -150,11 +157,16 @@ func planChains(task tableTask, plan *tablePlan) {
 	} else {
 		lost = lostNames(task.finding)
 	}
+	released := make(map[string]bool, len(task.finding.Released))
+	for _, name := range task.finding.Released {
+		released[name] = true
+	}
 	for _, c := range task.want.Section.Chains {
 		standing := task.seen.Table.Chain(c.Name)
 		switch {
-		case task.released(c.Name):
+		case released[c.Name] && !task.claimed(c.Name):
 			continue
+		case task.readmit[c.Name]:
 		case standing != nil && rules.EqualRules(standing.Rules, c.Rules):
 			continue
 		case task.finding.Verdict == canary.Replaced || task.claimed(c.Name):
@@ -166,32 +178,45 @@ func planChains(task tableTask, plan *tablePlan) {
 		case !task.finding.MarkLost && !lost[c.Name]:
 			continue
 		}
-		writeChain(task, c, plan)
+		writeChain(&task, c, released, plan)
 	}
 }
 
-// writeChain plans to write all of a chain but the rules that cannot be had.
-func writeChain(task tableTask, c rules.Chain, plan *tablePlan) {
-	lacking := func(r rules.Rule) bool {
-		return slices.Contains(task.want.Section.Leans, r.Target) && task.seen.Table.Chain(r.Target) == nil
-	}
+// writeChain plans to write all of a chain but the rules that cannot be had, and
+// those that jump to a chain that its owner removed.
+func writeChain(task *tableTask, c rules.Chain, released map[string]bool, plan *tablePlan) {
 	written := rules.Chain{Name: c.Name, Rules: c.Rules}
-	if slices.ContainsFunc(c.Rules, lacking) {
+	if task.anyTroubled(c.Rules, released) {
 		written.Rules = nil
 		for _, r := range c.Rules {
-			if lacking(r) {
-				plan.quarantined = append(plan.quarantined, r)
-			} else {
+			if released[r.Target] {
+				continue
+			}
+			if r, ok := task.admit(c.Name, r, plan); ok {
 				written.Rules = append(written.Rules, r)
 			}
 		}
+		plan.holdTo(written)
 	}
 	plan.wrote = append(plan.wrote, written)
 }
 
-// released reports whether the chain's owner removed it during the outage.
-func (t tableTask) released(chain string) bool {
-	return slices.Contains(t.finding.Released, chain) && !t.claimed(chain)
+// anyTroubled is called for each of 16,000 chains, so it makes no closure.
+func (t *tableTask) anyTroubled(list []rules.Rule, released map[string]bool) bool {
+	for _, r := range list {
+		if released[r.Target] || t.troubled(r) {
+			return true
+		}
+	}
+	return false
+}
+
+// holdTo makes the proof want the chain as it is written.
+func (p *tablePlan) holdTo(c rules.Chain) {
+	chains := slices.Clone(p.section.Chains)
+	i := slices.IndexFunc(chains, func(o rules.Chain) bool { return o.Name == c.Name })
+	chains[i] = c
+	p.section.Chains = chains
 }
 
 // claimed reports whether a declared source owns the chain.
@@ -313,8 +338,11 @@ func planHooks(task tableTask, plan *tablePlan, s *section) {
 			if h.Chain != chain {
 				continue
 			}
-			lost := slices.ContainsFunc(task.finding.Hooks, h.Same) || task.claimed(h.Into())
+			lost := slices.ContainsFunc(task.finding.Hooks, h.Same) || task.claimed(h.Into()) || task.holds(h)
 			lost = lost && targetWillStand(task, *plan, h)
+			if lost && !stands(task.seen.Table, h) && task.troubled(h.Rule) {
+				h.Rule, lost = task.admit(h.Chain, h.Rule, plan)
+			}
 			if lost || stands(task.seen.Table, h) {
 				wanted = append(wanted, h)
 			}

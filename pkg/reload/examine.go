@@ -52,7 +52,12 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 		if seen.Err == nil {
 			want.Mark = want.Mark.Resolve(e.Canary, seen.Table)
 		}
-		tasks = append(tasks, tableTask{table: table, want: want, known: known, seen: seen, finding: canary.Judge(want, seen)})
+		held := job.Quarantine[f][table]
+		judged := want
+		judged.Section = without(section, held)
+		tasks = append(tasks, tableTask{
+			table: table, want: want, known: known, seen: seen, finding: canary.Judge(judged, seen), held: held,
+		})
 	}
 	return tasks
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -37,7 +35,8 @@ func (r run) prove(ctx context.Context, t *turn) {
 	proved := 0
 	for _, plan := range t.plans {
 		tr := result.Tables[plan.table]
-		tr.Skipped, tr.Quarantined, tr.Wrote = plan.skipped, plan.quarantined, len(plan.wrote)
+		tr.Skipped, tr.Wrote = plan.skipped, len(plan.wrote)
+		tr.Replayed, tr.Quarantined, tr.Weakened = plan.replay, plan.quarantined, plan.weakened
 		seen := see(after, plan.table, rules.Protection{Chain: r.Protects, Rule: r.Names})
 		if seen.Err == nil {
 			tr.Section, tr.Read = seen.Section, true
@@ -54,8 +53,7 @@ func (r run) prove(ctx context.Context, t *turn) {
 			result.Err = fmt.Errorf("%s %s is not as it was written: %w", f, plan.table, err)
 		}
 		if len(plan.quarantined) > 0 && result.Err == nil {
-			result.Err = fmt.Errorf("%s %s: %d rules were left out because the chains that they jump to are missing (%s)",
-				f, plan.table, len(plan.quarantined), targets(plan.quarantined))
+			result.Err = fmt.Errorf("%s %s: %d rules were left out: %s", f, plan.table, len(plan.quarantined), why(plan.quarantined))
 		}
 		result.Tables[plan.table] = tr
 	}
@@ -78,16 +76,6 @@ func rememberTries(plans []tablePlan, result *FamilyResult) {
 		tr.Mark = tr.Mark.Trying(plan.mark)
 		result.Tables[plan.table] = tr
 	}
-}
-
-func targets(list []rules.Rule) string {
-	var found []string
-	for _, r := range list {
-		if !slices.Contains(found, r.Target) {
-			found = append(found, r.Target)
-		}
-	}
-	return strings.Join(found, ", ")
 }
 
 // proveTable returns nil if the table is as planned. Where somebody else

@@ -60,6 +60,9 @@ type Replayer struct {
 	// those that it is about to plant as tried. Who keeps them knows its own
 	// write again, even if it is killed before it can prove it.
 	Ahead func(canary.Marks)
+	// Supplier has ipsets and nfacct objects; nil means that nobody looks
+	// whether they are there.
+	Supplier Supplier
 }
 
 // A Job is what a replay, planting or rotation starts from.
@@ -72,6 +75,12 @@ type Job struct {
 	Quiet map[rules.Family]bool
 	// Claimed tells the chains of a declared source; nil means none.
 	Claimed func(chain string) bool
+	// Quarantine are the rules of the generation that were held back before.
+	Quarantine Quarantine
+	// Sets are the ipsets that rules name, as they were captured.
+	Sets map[string]iptables.Set
+	// Strict: rather write nothing than all but the rules that are refused.
+	Strict bool
 }
 
 // A Result is what became of a job, by family.
@@ -109,7 +118,7 @@ func (r FamilyResult) Beaten() bool {
 }
 
 // AllBut reports whether everything that was written is proved, and rules were
-// left out because what they jump to is missing. Trying again changes nothing.
+// left out because what they lean on is missing, or because they are refused.
 func (r FamilyResult) AllBut() bool {
 	left := 0
 	for _, tr := range r.Tables {
@@ -130,9 +139,13 @@ type TableResult struct {
 	Lost    Lost
 	Proved  bool
 	Skipped []string // chains that their owner had restored
-	// Quarantined are rules that were left out because what they jump to is
-	// missing.
-	Quarantined []rules.Rule
+	// Replayed: rules were written, not marks alone. Then Quarantined are all
+	// rules of the table that are held back, because what they lean on is
+	// missing or they are refused, and Weakened those that were written
+	// without a match that only counts.
+	Replayed    bool
+	Quarantined []Held
+	Weakened    []Held
 	Policies    []string // built-in policies that differ from the generation's
 	Wrote       int      // chains whose content was written
 }
@@ -144,7 +157,7 @@ type TableResult struct {
 // The error is ErrLocked or another reason for which no session could begin;
 // then nothing was read or written.
 func (r Replayer) Heal(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{heal, true}, func(s iptables.Session, f rules.Family, result *FamilyResult) {
+	return r.each(ctx, job, action{plan: heal, insists: true, rules: true}, func(s iptables.Session, f rules.Family, result *FamilyResult) {
 		if result.foreign && result.Outcome.Done() {
 			result.Aftercare = r.dropDoubles(ctx, s, f, job)
 		}
@@ -158,13 +171,13 @@ func (r Replayer) Heal(ctx context.Context, job Job) (Result, error) {
 // and touches nothing else. Marks that were lost stay lost: they are the
 // evidence of a flush.
 func (r Replayer) Plant(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plantFirst, true}, nil)
+	return r.each(ctx, job, action{plan: plantFirst, insists: true}, nil)
 }
 
 // Replant does that for tables that lost their marks, too: where nothing is
 // replayed, the next flush must be noticed all the same.
 func (r Replayer) Replant(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plant, true}, nil)
+	return r.each(ctx, job, action{plan: plant, insists: true}, nil)
 }
 
 // Rotate gives intact tables a new nonce and their hooked chains a witness
@@ -172,7 +185,7 @@ func (r Replayer) Replant(ctx context.Context, job Job) (Result, error) {
 // carries the nonce of then, and restoring it is told from the present only
 // if the nonce has changed since.
 func (r Replayer) Rotate(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{rotate, false}, nil)
+	return r.each(ctx, job, action{plan: rotate}, nil)
 }
 
 // Force makes the protected part of every table exactly what the generation
@@ -180,7 +193,14 @@ func (r Replayer) Rotate(ctx context.Context, job Job) (Result, error) {
 // Tables of which it says nothing, because they could not be read when it was
 // learned, are left alone.
 func (r Replayer) Force(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{force, true}, nil)
+	return r.each(ctx, job, action{plan: force, insists: true, rules: true, all: true}, nil)
+}
+
+// Readmit puts back rules of job.Quarantine for which there is by now what they
+// lean on, into chains that stand as they were left. A result is Skipped if there
+// are none.
+func (r Replayer) Readmit(ctx context.Context, job Job) (Result, error) {
+	return r.each(ctx, job, action{plan: readmit, rules: true}, nil)
 }
 
 // Remove takes every canary and witness out of the tables; with everything,
@@ -195,7 +215,7 @@ func (r Replayer) Remove(ctx context.Context, job Job, everything bool) (Result,
 		}
 		return nil
 	}
-	return r.each(ctx, job, action{remove, true}, nil)
+	return r.each(ctx, job, action{plan: remove, insists: true}, nil)
 }
 
 // each does act to every family of the job in one session, and then what comes
@@ -225,6 +245,8 @@ type action struct {
 	plan func(task tableTask, nonce canary.Nonce) *tablePlan
 	// insists: rather write beside a busy writer than not at all.
 	insists bool
+	// rules: it may write rules of the generation; all: of any table.
+	rules, all bool
 }
 
 func heal(task tableTask, nonce canary.Nonce) *tablePlan {

@@ -33,13 +33,18 @@ type turn struct {
 	written iptables.Written
 	began   time.Time // when its first read began
 	result  FamilyResult
+	// culled: rules were tried one by one. refused are those to leave out, by
+	// their text with the reason.
+	culled  bool
+	refused map[rules.TableName]map[string]string
 }
 
 func (t *turn) stale() bool { return errors.Is(t.written.Err, iptables.ErrStale) }
 
 // families reads and plans every family, writes all of them by one restore,
 // and proves each by a second read. Those between whose read and restore
-// somebody else wrote have all of it again.
+// somebody else wrote have all of it again, and so, without them, have those in
+// which rules were found that are refused.
 func (r run) families(ctx context.Context) Result {
 	result := Result{}
 	end := func(t *turn) {
@@ -66,13 +71,16 @@ func (r run) families(ctx context.Context) Result {
 				stale = append(stale, t)
 			}
 		}
-		if try == staleReads {
+		if try >= staleReads {
 			if r.act.insists {
 				write(ctx, stale, r.session.RestoreAnyway)
 			}
 			stale = nil
 		}
 		for _, t := range planned {
+			if !slices.Contains(stale, t) && r.cull(ctx, t) {
+				stale = append(stale, t)
+			}
 			if !slices.Contains(stale, t) {
 				r.prove(ctx, t)
 				end(t)
@@ -112,6 +120,11 @@ func (r run) plan(ctx context.Context, t *turn) bool {
 	}
 	t.result = newResult(tasks)
 	t.result.Digest = digest
+	lack := r.supply(ctx, tasks)
+	for i := range tasks {
+		tasks[i].lacking = lack
+		tasks[i].lacking.refused = t.refused[tasks[i].table]
+	}
 	if t.plans = planAll(tasks, r.act.plan); len(t.plans) == 0 {
 		t.result.Outcome = Skipped
 	}

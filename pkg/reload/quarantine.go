@@ -1,0 +1,153 @@
+package reload
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// Held is a rule of the generation that could not be put back, so that the rest
+// of its table could. It stays in the generation.
+type Held struct {
+	Chain string     `json:"chain"` // a built-in one for a hook
+	Rule  rules.Rule `json:"rule"`
+	// Reason is why, for people. It may quote what iptables complained of.
+	Reason string `json:"reason"`
+	// Lacks is the chain of somebody else's that must be there first; empty if
+	// it lacks something else.
+	Lacks string `json:"lacks,omitempty"`
+}
+
+// A Quarantine is what was held back, by family and table. It is a value.
+type Quarantine map[rules.Family]map[rules.TableName][]Held
+
+// With returns q with one table's rules replaced.
+func (q Quarantine) With(f rules.Family, t rules.TableName, list []Held) Quarantine {
+	next := Quarantine{}
+	for family, tables := range q {
+		next[family] = maps.Clone(tables)
+	}
+	if next[f] == nil {
+		next[f] = map[rules.TableName][]Held{}
+	}
+	next[f][t] = list
+	if len(list) == 0 {
+		delete(next[f], t)
+	}
+	if len(next[f]) == 0 {
+		delete(next, f)
+	}
+	return next
+}
+
+// Count returns how many rules are held back.
+func (q Quarantine) Count() int {
+	n := 0
+	for _, tables := range q {
+		for _, list := range tables {
+			n += len(list)
+		}
+	}
+	return n
+}
+
+// Returns reports whether a chain that one of the rules lacks is there now.
+func (q Quarantine) Returns(snapshot iptables.Snapshot) bool {
+	for t, list := range q[snapshot.Family] {
+		if slices.ContainsFunc(list, func(h Held) bool { return h.Lacks != "" && snapshot.Tables[t].Chain(h.Lacks) != nil }) {
+			return true
+		}
+	}
+	return false
+}
+
+// Supplement returns what a read showed of one table as if the rules that are
+// held back stood there, and the quarantine without those that are no longer: who
+// writes a chain anew has had its word. want is the table's generation.
+func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rules.Section) (rules.Section, Quarantine) {
+	list := q[f][t]
+	if len(list) == 0 {
+		return seen, q
+	}
+	short := without(want, list)
+	kept := map[string]bool{} // chains that stand as they were left
+	seen.Chains = slices.Clone(seen.Chains)
+	for i, c := range seen.Chains {
+		left, ok := short.Chain(c.Name)
+		if whole, _ := want.Chain(c.Name); ok && len(whole.Rules) > len(left.Rules) && rules.EqualRules(left.Rules, c.Rules) {
+			seen.Chains[i], kept[c.Name] = whole, true
+		}
+	}
+	missing := func(h rules.Hook) bool {
+		return !slices.ContainsFunc(seen.Hooks, h.Same) && slices.ContainsFunc(list, func(held Held) bool { return held.is(h.Chain, h.Rule) })
+	}
+	var still []Held
+	for _, held := range list {
+		hook := rules.Builtin(t, held.Chain)
+		if kept[held.Chain] || hook && slices.ContainsFunc(want.Hooks, func(h rules.Hook) bool { return held.is(h.Chain, h.Rule) && missing(h) }) {
+			still = append(still, held)
+		}
+	}
+	seen.Hooks = keepHooks(want.Hooks, seen.Hooks, missing)
+	if len(kept) > 0 {
+		seen.Leans = union(want.Leans, seen.Leans)
+	}
+	return seen, q.With(f, t, still)
+}
+
+func (h Held) is(chain string, r rules.Rule) bool { return h.Chain == chain && h.Rule.Spec == r.Spec }
+
+// without returns a section without the rules that are held back.
+func without(s rules.Section, list []Held) rules.Section {
+	if len(list) == 0 {
+		return s
+	}
+	return s.Without(func(chain string, r rules.Rule) bool {
+		return slices.ContainsFunc(list, func(h Held) bool { return h.is(chain, r) })
+	})
+}
+
+// readmit plans to put back what is in quarantine and can be had by now.
+func readmit(task tableTask, nonce canary.Nonce) *tablePlan {
+	if len(task.held) == 0 || task.seen.Err != nil || task.finding.Verdict.Loss() || task.finding.Verdict == canary.Unknown {
+		return nil
+	}
+	short := without(task.want.Section, task.held)
+	task.finding = canary.Finding{Verdict: canary.Changed}
+	task.readmit = map[string]bool{}
+	for _, h := range task.held {
+		standing := task.seen.Table.Chain(h.Chain)
+		left, ok := short.Chain(h.Chain)
+		task.readmit[h.Chain] = ok && standing != nil && rules.EqualRules(standing.Rules, left.Rules)
+		for _, hook := range task.want.Section.Hooks {
+			if h.is(hook.Chain, hook.Rule) {
+				task.finding.Hooks = append(task.finding.Hooks, hook)
+			}
+		}
+	}
+	plan := composeReplay(task, nonce)
+	if len(plan.quarantined) >= len(task.held) || plan.script.Empty() {
+		return nil
+	}
+	return &plan
+}
+
+// why returns in one line why rules were left out: the reasons, each once.
+func why(list []Held) string {
+	var reasons []string
+	for _, h := range list {
+		if !slices.Contains(reasons, h.Reason) {
+			reasons = append(reasons, h.Reason)
+		}
+	}
+	const shown = 5
+	if n := len(reasons); n > shown {
+		reasons = append(reasons[:shown], fmt.Sprintf("and %d more", n-shown))
+	}
+	return strings.Join(reasons, "; ")
+}

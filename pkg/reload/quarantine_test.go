@@ -1,0 +1,344 @@
+package reload
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// leaningText are rules that lean on ipsets and on an nfacct object.
+const leaningText = `*mangle
+:KUBE-IPTABLES-HINT - [0:0]
+COMMIT
+*nat
+:KUBE-MARK-MASQ - [0:0]
+-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
+COMMIT
+*filter
+:KUBE-FIREWALL - [0:0]
+:KUBE-FORWARD - [0:0]
+-A INPUT -j KUBE-FIREWALL
+-A FORWARD -m set --match-set bad src -j KUBE-FORWARD
+-A FORWARD -j KUBE-FORWARD
+-A KUBE-FIREWALL -m conntrack --ctstate INVALID -m nfacct --nfacct-name dropped -j DROP
+-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP
+-A KUBE-FORWARD -m set --match-set friends dst -j ACCEPT
+-A KUBE-FORWARD -m set --match-set bad src -j DROP
+-A KUBE-FORWARD -j RETURN
+COMMIT
+`
+
+var (
+	setBad     = iptables.Set{Name: "bad", Create: "hash:ip family inet", Members: []string{"192.0.2.66"}}
+	setMembers = iptables.Set{Name: "members", Create: "hash:ip family inet", Members: []string{"10.0.0.1"}}
+	setFriends = iptables.Set{Name: "friends", Create: "list:set size 8", Members: []string{"members"}}
+)
+
+// leaning returns a node of rules that lean on sets, which were captured.
+func leaning(t *testing.T, backend iptables.Backend) *testNode {
+	t.Helper()
+	n := &testNode{Fake: iptables.NewFake(backend, v4), t: t, before: map[rules.Family]string{}}
+	for _, s := range []iptables.Set{setBad, setFriends, setMembers} {
+		n.Sets().Put(s)
+	}
+	must(t, n.Sets().Account(t.Context(), "dropped"))
+	n.replayer = Replayer{Kernel: n.Fake, Canary: canary.DefaultChain, Protects: protects, Supplier: n.Sets()}
+	n.job = Job{Families: []rules.Family{v4}, Generation: rules.Generation{}, Sets: map[string]iptables.Set{}}
+	must(t, n.RestoreNoflush(v4, leaningText))
+	snapshot, err := n.Fake.Read(t.Context(), v4)
+	must(t, err)
+	for table, seen := range snapshot.Tables {
+		n.job.Generation = n.job.Generation.With(v4, table, rules.Extract(seen, protects, canary.IsMark))
+	}
+	n.job.Sets, err = n.Sets().Save(t.Context(), []string{"bad", "friends", "members"})
+	must(t, err)
+	n.before[v4] = n.content(v4)
+	result, err := n.replayer.Plant(t.Context(), n.job)
+	must(t, err)
+	n.take(result)
+	return n
+}
+
+// takeHeld takes over the quarantine of a result.
+func (n *testNode) takeHeld(result Result) {
+	for f, fr := range result {
+		for table, tr := range fr.Tables {
+			if tr.Proved && tr.Replayed {
+				n.job.Quarantine = n.job.Quarantine.With(f, table, tr.Quarantined)
+			}
+		}
+	}
+}
+
+func eachNode(t *testing.T, test func(t *testing.T, n *testNode)) {
+	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
+		t.Run(string(backend), func(t *testing.T) { test(t, leaning(t, backend)) })
+	}
+}
+
+func TestMissingSetsComeBackBeforeTheRulesThatNameThem(t *testing.T) {
+	eachNode(t, func(t *testing.T, n *testNode) {
+		n.flushAll(v4)
+		for _, name := range []string{"friends", "members", "bad", "dropped"} {
+			n.Sets().Destroy(name)
+		}
+		n.outcome(n.heal(), v4, Proved)
+		n.same(v4)
+		made := n.Sets().Created()
+		if slices.Index(made[1:], "members") > slices.Index(made[1:], "friends") || len(made) != 5 {
+			t.Errorf("made %v, want members before friends that lists it, bad and dropped", made)
+		}
+		got, err := n.Sets().Save(t.Context(), []string{"bad", "friends", "members"})
+		must(t, err)
+		if d := cmp.Diff(n.job.Sets, got); d != "" {
+			t.Errorf("sets (-want +got):\n%s", d)
+		}
+	})
+}
+
+func TestASetThatStandsIsLeftAsItIs(t *testing.T) {
+	eachNode(t, func(t *testing.T, n *testNode) {
+		n.flushAll(v4)
+		for _, now := range []iptables.Set{{Name: "bad", Create: "hash:ip family inet"}, {Name: "members", Create: "hash:net family inet", Members: []string{"10.9.0.0/16"}}} {
+			n.Sets().Put(now)
+			defer func() {
+				got, err := n.Sets().Save(t.Context(), []string{now.Name})
+				must(t, err)
+				if d := cmp.Diff(now, got[now.Name]); d != "" {
+					t.Errorf("%s (-want +got):\n%s", now.Name, d)
+				}
+			}()
+		}
+		n.outcome(n.heal(), v4, Proved)
+		n.same(v4)
+	})
+}
+
+func TestARuleWhoseSetIsMissingIsHeldBackUntilItReturns(t *testing.T) {
+	eachNode(t, func(t *testing.T, n *testNode) {
+		delete(n.job.Sets, "bad")
+		n.flushAll(v4)
+		n.Sets().Destroy("bad")
+		result := n.heal()
+		n.outcome(result, v4, Partial)
+		if !result[v4].AllBut() || !strings.Contains(result[v4].Err.Error(), "ipset bad is missing") {
+			t.Errorf("all but: %t, error %v", result[v4].AllBut(), result[v4].Err)
+		}
+		n.takeHeld(result)
+		reason := "ipset bad is missing, and its members are not known"
+		want := Quarantine{v4: {rules.Filter: {
+			{Chain: "KUBE-FORWARD", Rule: rule("-m set --match-set bad src -j DROP"), Reason: reason},
+			{Chain: "FORWARD", Rule: rule("-m set --match-set bad src -j KUBE-FORWARD"), Reason: reason},
+		}}}
+		if d := cmp.Diff(want, n.job.Quarantine); d != "" {
+			t.Fatalf("quarantine (-want +got):\n%s", d)
+		}
+		without := func(text string) string {
+			return strings.NewReplacer("-A FORWARD -m set --match-set bad src -j KUBE-FORWARD\n", "", "-A KUBE-FORWARD -m set --match-set bad src -j DROP\n", "").Replace(text)
+		}
+		if d := cmp.Diff(without(n.before[v4]), n.content(v4)); d != "" {
+			t.Errorf("the rest of the table (-want +got):\n%s", d)
+		}
+		if again := n.heal(); again[v4].Outcome != Skipped {
+			t.Errorf("another look finds %v", verdicts(again[v4]))
+		}
+		// Nothing returned: nothing is written.
+		writes := n.Restores()
+		again, err := n.replayer.Readmit(t.Context(), n.job)
+		must(t, err)
+		n.outcome(again, v4, Skipped)
+		if n.Restores() != writes {
+			t.Error("it was written although nothing returned")
+		}
+		// Its owner makes the set.
+		n.Sets().Put(setBad)
+		again, err = n.replayer.Readmit(t.Context(), n.job)
+		must(t, err)
+		n.outcome(again, v4, Proved)
+		n.takeHeld(again)
+		if n.job.Quarantine.Count() != 0 {
+			t.Errorf("quarantine: %v", n.job.Quarantine)
+		}
+		n.same(v4)
+	})
+}
+
+func TestAHeldRuleComesBackWithTheNextReplayToo(t *testing.T) {
+	eachNode(t, func(t *testing.T, n *testNode) {
+		n.flushAll(v4)
+		n.Sets().Destroy("bad")
+		n.Sets().Refuse("bad", errors.New("no memory"))
+		n.takeHeld(n.heal())
+		if n.job.Quarantine.Count() != 2 {
+			t.Fatalf("quarantine: %v", n.job.Quarantine)
+		}
+		must(t, n.Flush(v4, rules.Filter, "INPUT"))
+		result := n.heal() // which has nothing to do with what is held back
+		n.outcome(result, v4, Partial)
+		n.takeHeld(result)
+		if n.job.Quarantine.Count() != 2 {
+			t.Fatalf("quarantine after another replay: %v", n.job.Quarantine)
+		}
+		n.Sets().Refuse("bad", nil)
+		n.flushAll(v4)
+		result = n.heal()
+		n.outcome(result, v4, Proved)
+		n.takeHeld(result)
+		if n.job.Quarantine.Count() != 0 {
+			t.Errorf("quarantine: %v", n.job.Quarantine)
+		}
+		n.same(v4)
+	})
+}
+
+func TestAMatchThatOnlyCountsIsDroppedRatherThanTheRule(t *testing.T) {
+	eachNode(t, func(t *testing.T, n *testNode) {
+		n.flushAll(v4)
+		n.Sets().Destroy("dropped")
+		n.Sets().Refuse("dropped", errors.New("operation not supported"))
+		result := n.heal()
+		n.outcome(result, v4, Proved)
+		weakened := result[v4].Tables[rules.Filter].Weakened
+		if len(weakened) != 1 || weakened[0].Chain != "KUBE-FIREWALL" || weakened[0].Reason != "operation not supported" {
+			t.Errorf("weakened: %v", weakened)
+		}
+		want := strings.Replace(n.before[v4], "-m nfacct --nfacct-name dropped ", "", 1)
+		if d := cmp.Diff(want, n.content(v4)); d != "" {
+			t.Errorf("(-want +got):\n%s", d)
+		}
+	})
+}
+
+func TestOneBadLineNeverCostsATable(t *testing.T) {
+	eachNode(t, func(t *testing.T, n *testNode) {
+		n.replayer.Supplier = nil // nobody knows which set is missing
+		n.flushAll(v4)
+		n.Sets().Destroy("bad")
+		result := n.heal()
+		n.outcome(result, v4, Partial)
+		if !result[v4].AllBut() {
+			t.Errorf("%+v", result[v4])
+		}
+		n.marked(v4)
+		n.takeHeld(result)
+		for _, h := range n.job.Quarantine[v4][rules.Filter] {
+			if !strings.Contains(h.Rule.Spec, "match-set bad") || !strings.Contains(h.Reason, "bad") {
+				t.Errorf("held back: %+v", h)
+			}
+		}
+		saved := n.Save(v4)
+		if n.job.Quarantine.Count() != 2 || strings.Count(saved, "\n-A KUBE-F") != 4 || strings.Contains(saved, trialChain) {
+			t.Errorf("%d rules are held back, and this stands:\n%s", n.job.Quarantine.Count(), saved)
+		}
+		n.Sets().Put(setBad)
+		again, err := n.replayer.Readmit(t.Context(), n.job)
+		must(t, err)
+		n.outcome(again, v4, Proved)
+		n.same(v4)
+	})
+}
+
+func TestARefusalThatIsForNoRuleIsNotBlamedOnRules(t *testing.T) {
+	onBoth(t, func(t *testing.T, n *testNode) {
+		n.flushAll(v4)
+		n.FailRestores(-1, iptables.ReasonOther)
+		result := n.heal()
+		n.outcome(result, v4, Failed)
+		for _, tr := range result[v4].Tables {
+			if len(tr.Quarantined) > 0 {
+				t.Errorf("held back: %v", tr.Quarantined)
+			}
+		}
+		n.FailRestores(1, iptables.ReasonParse) // once: no single rule is refused again
+		n.outcome(n.heal(), v4, Failed)
+		n.outcome(n.heal(), v4, Proved)
+	})
+}
+
+func TestAStrictJobIsWrittenAsAWholeOrNotAtAll(t *testing.T) {
+	eachNode(t, func(t *testing.T, n *testNode) {
+		n.flushAll(v4)
+		n.Sets().Destroy("bad")
+		n.replayer.Supplier, n.job.Strict = nil, true
+		n.outcome(n.heal(), v4, Partial) // mangle and nat go in
+		if saved := n.SaveTable(v4, rules.Filter); strings.Contains(saved, "-A KUBE-F") {
+			t.Errorf("half of filter was written:\n%s", saved)
+		}
+	})
+}
+
+// TestSiftingFindsTheBadOnes: whichever rules of a long list are refused, those
+// are found and no others, within the bound.
+func TestSiftingFindsTheBadOnes(t *testing.T) {
+	for _, bad := range [][]int{{0}, {499}, {17, 18}, {1, 100, 250, 499}} {
+		n := newNode(t, iptables.Legacy, strings.ReplaceAll(strings.ReplaceAll(nodeText, "-A KUBE-FORWARD -j corp\n", ""), ":KUBE-FIREWALL", ":KUBE-LONG - [0:0]\n-A KUBE-LONG -j RETURN\n:KUBE-FIREWALL"), v4)
+		section := n.job.Generation[v4][rules.Filter]
+		long := rules.Chain{Name: "KUBE-LONG"}
+		for i := range 500 {
+			spec := fmt.Sprintf("-s 10.0.%d.%d/32 -j RETURN", i/256, i%256)
+			if slices.Contains(bad, i) {
+				spec = fmt.Sprintf("-s 10.0.%d.%d/32 -j nosuch", i/256, i%256)
+			}
+			long.Rules = append(long.Rules, rule(spec))
+		}
+		section.Chains = slices.Clone(section.Chains)
+		section.Chains[slices.IndexFunc(section.Chains, func(c rules.Chain) bool { return c.Name == long.Name })] = long
+		n.job.Generation = n.job.Generation.With(v4, rules.Filter, section)
+		n.flushAll(v4)
+		before := n.Restores()
+		result := n.heal()
+		n.outcome(result, v4, Partial)
+		var found []int
+		for _, h := range result[v4].Tables[rules.Filter].Quarantined {
+			found = append(found, slices.IndexFunc(long.Rules, func(r rules.Rule) bool { return r == h.Rule }))
+		}
+		if d := cmp.Diff(bad, found); d != "" {
+			t.Errorf("(-want +got):\n%s", d)
+		}
+		if tried := n.Restores() - before; tried > 2*10*len(bad)+10 {
+			t.Errorf("%d restores for %d bad rules of 500", tried, len(bad))
+		}
+	}
+}
+
+func TestTheOwnersLastWordEndsAQuarantine(t *testing.T) {
+	want := sectionOf(t, rules.Filter, ":corp", ":KUBE-A", ":KUBE-B", "-A INPUT -j KUBE-A", "-A FORWARD -j KUBE-A", "-A KUBE-A -j corp", "-A KUBE-A -j RETURN", "-A KUBE-B -j corp", "-A corp -j RETURN")
+	held := Quarantine{v4: {rules.Filter: {
+		{Chain: "KUBE-A", Rule: rule("-j corp"), Lacks: "corp"}, {Chain: "KUBE-B", Rule: rule("-j corp"), Lacks: "corp"}, {Chain: "FORWARD", Rule: rule("-j KUBE-A")},
+	}}}
+	left := []string{":KUBE-A", ":KUBE-B", "-A INPUT -j KUBE-A", "-A KUBE-A -j RETURN"}
+	tests := []struct {
+		name  string
+		lines []string
+		still []string // chains with something held back
+		known bool     // the section is the generation's
+	}{
+		{"as it was left", left, []string{"KUBE-A", "KUBE-B", "FORWARD"}, true},
+		{"the owner rewrote a chain", append(slices.Clone(left), "-A KUBE-A -j DROP"), []string{"KUBE-B", "FORWARD"}, false},
+		{"the owner put the rule back", []string{":corp", ":KUBE-A", ":KUBE-B", "-A INPUT -j KUBE-A", "-A KUBE-A -j corp", "-A KUBE-A -j RETURN"}, []string{"KUBE-B", "FORWARD"}, true},
+		{"and the hook", append([]string{"-A FORWARD -j KUBE-A"}, left...), []string{"KUBE-A", "KUBE-B"}, true},
+		{"the owner removed a chain", []string{":KUBE-A", "-A INPUT -j KUBE-A", "-A KUBE-A -j RETURN"}, []string{"KUBE-A", "FORWARD"}, false},
+	}
+	for _, test := range tests {
+		slices.SortStableFunc(test.lines, func(a, b string) int { return strings.Compare(b[:1], a[:1]) }) // declarations first
+		got, still := held.Supplement(v4, rules.Filter, want, sectionOf(t, rules.Filter, test.lines...))
+		var chains []string
+		for _, h := range still[v4][rules.Filter] {
+			chains = append(chains, h.Chain)
+		}
+		if d := cmp.Diff(test.still, chains); d != "" {
+			t.Errorf("%s: still held back (-want +got):\n%s", test.name, d)
+		}
+		if got.Equal(want) != test.known {
+			t.Errorf("%s: it is the generation: %t\n%v", test.name, got.Equal(want), got)
+		}
+	}
+}
