@@ -41,7 +41,7 @@ func withBench(ctx context.Context, o *options, do func(bench) (int, error)) (co
 }
 
 func (b bench) replayer() reload.Replayer {
-	return reload.Replayer{Kernel: b.kernel, Canary: b.o.canaryChain, Protects: b.o.selector.Protects, Names: b.o.selector.Names}
+	return reload.Replayer{Kernel: b.kernel, Canary: b.o.canaryChain, Protects: b.o.selector.Protects, Names: b.o.selector.Names, Supplier: iptables.NewSets()}
 }
 
 // job returns a job on what was stored. Nothing is at work on the hooks when
@@ -69,6 +69,8 @@ func runCheck(ctx context.Context, o *options, to streams) (int, error) {
 			return exitError, fmt.Errorf("there is nothing to compare with, and no daemon is running: %w", err)
 		}
 		families := map[rules.Family]daemon.Verdicts{}
+		job := b.job(stored.Generation, state.Marks)
+		job.Quarantine = state.Quarantine
 		for _, f := range b.kernel.Families() {
 			snapshot, err := b.kernel.Read(ctx, f)
 			if err != nil {
@@ -76,7 +78,7 @@ func runCheck(ctx context.Context, o *options, to streams) (int, error) {
 			}
 			examiner := reload.Examiner{Canary: o.canaryChain, Protects: o.selector.Protects, Names: o.selector.Names}
 			families[f] = daemon.Verdicts{}
-			for t, x := range examiner.Examine(snapshot, b.job(stored.Generation, state.Marks)) {
+			for t, x := range examiner.Examine(snapshot, job) {
 				families[f][t] = x.Finding.Verdict
 			}
 		}
@@ -124,7 +126,11 @@ func (b bench) restore(ctx context.Context, to streams) (int, error) {
 	if err != nil {
 		return exitError, fmt.Errorf("there is nothing to replay, and no daemon is running: %w", err)
 	}
-	result, err := replay(ctx, b.job(stored.Generation, state.Marks))
+	job := b.job(stored.Generation, state.Marks)
+	if job.Sets, err = b.store.LoadSets(); err != nil {
+		return exitError, err
+	}
+	result, err := replay(ctx, job)
 	if result == nil {
 		return exitError, err
 	}

@@ -100,7 +100,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		Mode: daemon.Mode(o.mode), Source: strings.Join(o.sourceNames(), "+"),
 		Protects: o.learns, Names: o.names, Declared: files.declaration(), Declarations: files.changes, Canary: o.canaryChain,
 		PollInterval: o.poll, Settle: o.settle, HookGrace: o.hookGrace, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime, Tidy: debug.FreeOSMemory,
-		Store: store, Flows: conntrack.Kernel{}, Disabled: disabled, CPU: daemon.CPUTime,
+		Store: store, Flows: conntrack.Kernel{}, Disabled: disabled, Sets: iptables.NewSets(), CPU: daemon.CPUTime,
 	})
 	control, err := daemon.ListenControl(ctx, o.socket)
 	if err != nil {

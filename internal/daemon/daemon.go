@@ -78,6 +78,7 @@ type Config struct {
 
 	Store    *reload.Store           // nil: nothing is kept
 	Flows    Tracker                 // nil: flows are left alone
+	Sets     Sets                    // nil: what rules lean on beside chains is nobody's care
 	Disabled map[rules.Family]string // families that are not there, with the reason
 }
 
@@ -209,6 +210,8 @@ func (d *Daemon) next(st *state) step {
 		return d.plant
 	case st.mayApply() && due(st.applyAt, now):
 		return d.apply
+	case st.mayReadmit() && due(st.readmitAt, now):
+		return d.readmit
 	case st.loss == nil && d.anyFamily(st, func(fs *familyState) bool { return rotationDue(fs, now) }):
 		return d.rotate
 	case st.loss == nil && due(st.calmAt, now):
@@ -236,6 +239,9 @@ func (d *Daemon) wakeAt(st *state) time.Time {
 	}
 	if st.mayApply() {
 		at = earliest(at, st.applyAt)
+	}
+	if st.mayReadmit() {
+		at = earliest(at, st.readmitAt)
 	}
 	if st.loss == nil {
 		at = earliest(at, st.calmAt)
@@ -281,6 +287,7 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 	j := reload.Job{
 		Families: families, Generation: st.want(), Marks: st.marks,
 		Quiet: map[rules.Family]bool{}, Claimed: st.own().Claims,
+		Quarantine: st.quarantine, Sets: st.sets,
 	}
 	for f, fs := range st.families {
 		j.Quiet[f] = fs.quiet
@@ -332,6 +339,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	st.capture(stored.Captured)
 	st.confirmed, st.uptime, st.kept = known.Confirmed, known.Uptime, known.Marks
 	d.cfg.Store.Resume(stored.ID)
+	d.recallHeld(ctx, st, known.Quarantine)
 	log.Info("Took up the stored generation", "generation", stored.ID, "age", age.Round(time.Second))
 }
 

@@ -40,7 +40,7 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 		return
 	}
 	job := d.job(st, d.cfg.Kernel.Families()...)
-	job.Generation, job.Claimed = st.declared.Join(st.learned.Generation), st.claims
+	job.Generation, job.Claimed, job.Strict = st.declared.Join(st.learned.Generation), st.claims, true
 	result, err := d.replayer(ctx, st).Heal(ctx, job)
 	for f, fr := range result {
 		d.absorb(st, f, fr)

@@ -47,6 +47,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	}
 	fs.digest, fs.examined, fs.dirty = snapshot.Digest, start, time.Time{}
 	d.noteOwner(ctx, st, snapshot)
+	st.noteReturn(snapshot)
 	found := d.judge(st, f, snapshot, start)
 	missing := map[rules.TableName]int{}
 	for _, t := range rules.Guarded() {
@@ -124,6 +125,7 @@ func (d *Daemon) learn(st *state, f rules.Family, t rules.TableName, seen rules.
 	fs, ts := st.families[f], st.families[f].tables[t]
 	fs.moved = movedAt(fs.moved, ts, seen, now)
 	ts.seen, ts.known = seen, true
+	seen = d.supplement(st, f, t, seen)
 	_, seen = seen.Split(st.claims) // what is declared is not learned
 	before := st.learned.Generation[f][t]
 	first := !st.learned.Knows(f, t)

@@ -69,7 +69,15 @@ func (d *Daemon) examiner(st *state) reload.Examiner {
 }
 
 func (d *Daemon) replayer(ctx context.Context, st *state) reload.Replayer {
-	return reload.Replayer{Kernel: d.cfg.Kernel, Canary: d.cfg.Canary, Protects: d.protects(st), Names: d.cfg.Names, Ahead: d.ahead(ctx, st)}
+	return reload.Replayer{Kernel: d.cfg.Kernel, Canary: d.cfg.Canary, Protects: d.protects(st), Names: d.cfg.Names, Supplier: d.supplier(), Ahead: d.ahead(ctx, st)}
+}
+
+// supplier returns what has ipsets and nfacct objects, nil if nothing does.
+func (d *Daemon) supplier() reload.Supplier {
+	if d.cfg.Sets == nil {
+		return nil // and not an interface that holds nil
+	}
+	return d.cfg.Sets
 }
 
 // stopGrace is what a replay under way gets when the daemon is told to stop:
@@ -176,8 +184,8 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 		if tr.Finding.Verdict != canary.Unknown || !ts.verdict.Loss() {
 			ts.verdict = tr.Finding.Verdict
 		}
-		if tr.Wrote > 0 {
-			d.cfg.Metrics.SetQuarantined(f, t, len(tr.Quarantined))
+		if tr.Proved && tr.Replayed {
+			d.holdBack(st, f, t, tr.Quarantined)
 		}
 		if tr.Proved {
 			ts.verdict, ts.frozen, missing[t] = canary.Intact, false, 0
@@ -270,6 +278,7 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 			st.flushLog(ctx).Error(fr.Err, "Not all of the rules could be put back", "flush", l.record.ID)
 		}
 	}
+	d.logHeld(ctx, result)
 	absent := provedAt(result).Sub(l.record.Time)
 	l.record.AbsentSeconds = absent.Seconds()
 	d.cfg.Metrics.ObserveRecovery(absent)

@@ -107,7 +107,7 @@ func run(t *testing.T, fake *iptables.Fake, s setup) *rig {
 	metrics := NewMetrics(r.reg, MetricsOptions{Families: fake.Families(), Sources: []string{"snapshot"}, Hints: r.hints.Counts})
 	cfg := Config{
 		Kernel: fake, Hints: r.hints, Writers: r.writers, Metrics: metrics,
-		Mode: s.mode, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Canary: canary.DefaultChain,
+		Mode: s.mode, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Canary: canary.DefaultChain, Sets: fake.Sets(),
 		PollInterval: time.Second, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second,
 		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, Tidy: s.tidy, Flows: s.flows,
 	}

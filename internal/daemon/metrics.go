@@ -86,7 +86,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		canaryPresent:   b.gauges("canary_present", "Whether the canary stood with its nonce at the last probe.", "family", "table"),
 		hooksMissing:    b.gauges("hooks_missing", "Hooks that were missing at the last examination.", "family", "table"),
 		generationRules: b.gauges("generation_rules", "Rules of the generation that ought to be in force.", "family", "table"),
-		quarantined:     b.gauges("quarantined_rules", "Rules left out of the last replay because the chain that they jump to is missing.", "family", "table"),
+		quarantined:     b.gauges("quarantined_rules", "Rules that could not be put back, because what they lean on is missing or they are refused.", "family", "table"),
 		backend:         b.gauges("backend_info", "The iptables backend in use; always 1.", "family", "backend", "version"),
 
 		lossSince:       b.gauge("loss_since_timestamp_seconds", "When the loss that stands now was first seen; 0 while nothing is lost."),

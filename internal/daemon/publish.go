@@ -26,6 +26,7 @@ func (d *Daemon) publish(st *state) {
 		Generation:       d.generation(st),
 		Stored:           storedOf(st.stored),
 		Flushes:          slices.Clone(st.journal),
+		Quarantined:      st.quarantined(),
 		Stopped:          st.removed,
 	}
 	for f, fs := range st.families {

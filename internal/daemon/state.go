@@ -57,6 +57,7 @@ type state struct {
 	pausedUntil time.Time // zero: not paused
 	stored      []reload.Kept
 	contention
+	leaning
 }
 
 // familyState is what the loop knows of one family.

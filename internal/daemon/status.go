@@ -53,6 +53,8 @@ type Status struct {
 	// CapturePendingSince is when an owner first changed what the generation
 	// does not hold yet.
 	CapturePendingSince time.Time `json:"capturePendingSince,omitzero"`
+	// Quarantined are rules that could not be put back; the first hundred.
+	Quarantined []Quarantined `json:"quarantined,omitempty"`
 	// Flushes are the last flush records, newest first.
 	Flushes []Flush `json:"flushes"`
 }
@@ -172,6 +174,10 @@ func (f Flush) MarshalJSON() ([]byte, error) {
 // elsewhere too: command lines, and details that may quote rules. Only this
 // may leave through TCP. s stays as it is.
 func (s Status) Public() Status {
+	s.Quarantined = slices.Clone(s.Quarantined)
+	for i := range s.Quarantined {
+		s.Quarantined[i].Rule, s.Quarantined[i].Reason = "", ""
+	}
 	s.Flushes = slices.Clone(s.Flushes)
 	for i := range s.Flushes {
 		f := &s.Flushes[i]

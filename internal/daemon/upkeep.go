@@ -147,6 +147,9 @@ func (d *Daemon) rotate(ctx context.Context, st *state) {
 // the next start would take those of a renewal for somebody else's.
 func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 	st.markedAt = time.Time{}
+	if d.sound(st) && (last || due(st.saveAt, time.Now())) {
+		d.captureSets(ctx, st)
+	}
 	if d.cfg.Store == nil || st.removed {
 		st.saveAt = time.Now().Add(confirmEvery)
 		return
@@ -176,7 +179,7 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 // saveMarks writes the state with these marks. It confirms nothing.
 func (d *Daemon) saveMarks(st *state, marks canary.Marks) error {
 	st.kept = st.keep(marks)
-	return d.cfg.Store.SaveState(reload.State{Confirmed: st.confirmed, Uptime: st.uptime, Marks: st.kept})
+	return d.cfg.Store.SaveState(reload.State{Confirmed: st.confirmed, Uptime: st.uptime, Marks: st.kept, Quarantine: st.quarantine})
 }
 
 // ahead keeps the marks that a write is about to plant: if canaryd is killed

@@ -31,10 +31,10 @@ var (
 
 const (
 	keptGenerations = 5
-	// format is that of the files. Those of format 0 have no format, and else
-	// the same fields. Whoever changes what a field means, or adds one, counts
+	// format is that of the files. Those of format 0 have no format, those of 1
+	// no quarantine, no named hooks and no ipsets; else the same fields. Whoever changes what a field means, or adds one, counts
 	// it up, and reads the formats before or refuses them by name.
-	format = 1
+	format = 2
 	// maxStored bounds what is read from disk: 5,000 services need 10 MB.
 	maxStored = 256 << 20
 )
@@ -70,6 +70,8 @@ type State struct {
 	// the state is must be told by it: the clock on the wall may be set.
 	Uptime time.Duration `json:"uptime"`
 	Marks  canary.Marks  `json:"marks"`
+	// Quarantine are the rules of the generation that could not be put back.
+	Quarantine Quarantine `json:"quarantine,omitempty"`
 }
 
 // Kept is a generation on disk.

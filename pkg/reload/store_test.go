@@ -166,8 +166,9 @@ func TestFormats(t *testing.T) {
 		refused bool
 	}{
 		{"as written", func(s string) string { return s }, false},
-		{"of the canaryd before", func(s string) string { return strings.Replace(s, `"format":1,`, "", 1) }, false},
-		{"of the next one", func(s string) string { return strings.Replace(s, `"format":1,`, `"format":2,"more":{"x":[1]},`, 1) }, true},
+		{"of the canaryd before", func(s string) string { return strings.Replace(s, `"format":2,`, "", 1) }, false},
+		{"of the one with a format", func(s string) string { return strings.Replace(s, `"format":2,`, `"format":1,`, 1) }, false},
+		{"of the next one", func(s string) string { return strings.Replace(s, `"format":2,`, `"format":3,"more":{"x":[1]},`, 1) }, true},
 	} {
 		for _, file := range []string{"state.json", "generations/" + generation(t, 1).ID() + ".json"} {
 			t.Run(test.name+" "+filepath.Base(file), func(t *testing.T) {
@@ -177,7 +178,7 @@ func TestFormats(t *testing.T) {
 				must(t, s.SaveState(testState()))
 				text, err := os.ReadFile(filepath.Join(dir, file))
 				must(t, err)
-				if !strings.HasPrefix(string(text), `{"format":1,`) {
+				if !strings.HasPrefix(string(text), `{"format":2,`) {
 					t.Fatalf("%s begins with %.20s", file, text)
 				}
 				must(t, os.WriteFile(filepath.Join(dir, file), []byte(test.damage(string(text))), 0o600))
@@ -185,7 +186,7 @@ func TestFormats(t *testing.T) {
 				switch {
 				case !test.refused && err != nil:
 					t.Error(err)
-				case test.refused && (!errors.Is(err, ErrNewer) || !strings.Contains(err.Error(), "format 2, here 1")):
+				case test.refused && (!errors.Is(err, ErrNewer) || !strings.Contains(err.Error(), "format 3, here 2")):
 					t.Errorf("error is %v, want ErrNewer with both formats", err)
 				}
 			})

@@ -1,0 +1,188 @@
+package daemon
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// ipvsText is what kube-proxy in ipvs mode writes, cut short: rules that lean on
+// ipsets, and one on a chain of somebody else's.
+const ipvsText = `*nat
+:KUBE-LOAD-BALANCER - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-SERVICES - [0:0]
+-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A KUBE-LOAD-BALANCER -j KUBE-MARK-MASQ
+-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
+-A KUBE-SERVICES -m comment --comment "Kubernetes service lb portal" -m set --match-set KUBE-LOAD-BALANCER dst,dst -j KUBE-LOAD-BALANCER
+-A KUBE-SERVICES -m comment --comment "Kubernetes service cluster ip" -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT
+COMMIT
+*filter
+:KUBE-FORWARD - [0:0]
+:corp - [0:0]
+-A FORWARD -j KUBE-FORWARD
+-A KUBE-FORWARD -j corp
+-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT
+-A corp -s 203.0.113.0/24 -j ACCEPT
+COMMIT
+`
+
+var (
+	clusterIPs    = iptables.Set{Name: "KUBE-CLUSTER-IP", Create: "hash:ip,port family inet", Members: []string{"10.96.0.1,tcp:443"}}
+	loadBalancers = iptables.Set{Name: "KUBE-LOAD-BALANCER", Create: "hash:ip,port family inet"}
+)
+
+func ipvsFake(t *testing.T, backend iptables.Backend) *iptables.Fake {
+	t.Helper()
+	fake := iptables.NewFake(backend, rules.IPv4)
+	fake.Sets().Put(clusterIPs)
+	fake.Sets().Put(loadBalancers)
+	must(t, fake.RestoreNoflush(rules.IPv4, ipvsText))
+	return fake
+}
+
+// flushDelete does iptables -F and -X in every table.
+func flushDelete(t *testing.T, fake *iptables.Fake) {
+	t.Helper()
+	for _, table := range rules.Guarded() {
+		must(t, fake.Flush(rules.IPv4, table, ""))
+	}
+	for _, table := range rules.Guarded() {
+		must(t, fake.DeleteChains(rules.IPv4, table))
+	}
+}
+
+func (r *rig) wantQuarantine(want int) {
+	r.t.Helper()
+	s := r.d.Status()
+	if len(s.Quarantined) != want {
+		r.t.Errorf("status names %d rules in quarantine, want %d: %v", len(s.Quarantined), want, s.Quarantined)
+	}
+	gauge := 0.0
+	for _, value := range r.metrics("quarantined_rules") {
+		gauge += value
+	}
+	if gauge != float64(want) {
+		r.t.Errorf("canaryd_quarantined_rules is %v, want %d", gauge, want)
+	}
+	for _, q := range s.Public().Quarantined {
+		if q.Rule != "" || q.Reason != "" || q.Chain == "" {
+			r.t.Errorf("TCP would tell %+v", q)
+		}
+	}
+}
+
+// TestALearnedRuleThatLeansOnAMissingChainComesBackWithIt: it stays in the
+// generation, is told, and comes back as soon as the chain does.
+func TestALearnedRuleThatLeansOnAMissingChainComesBackWithIt(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		dir, id0 := t.TempDir(), identity(backend)
+		r := run(t, ipvsFake(t, backend), setup{store: openStore(t, dir, id0)})
+		r.settled()
+		before, id := r.fake.SaveTable(rules.IPv4, rules.Filter), r.d.Status().Generation.ID
+		flushDelete(t, r.fake)
+		r.settled()
+		r.wantReady()
+		r.wantQuarantine(1)
+		if f := r.d.Status().Flushes[0]; f.Outcome != reload.Partial || !strings.Contains(f.Detail, "chain corp is missing") {
+			t.Errorf("the flush ended %s: %s", f.Outcome, f.Detail)
+		}
+		r.after(time.Minute)
+		r.wantQuarantine(1)
+		if got := r.d.Status().Generation.ID; got != id {
+			t.Errorf("the generation is %s, want %s: what is in quarantine belongs to it", got, id)
+		}
+		// Another canaryd takes it up.
+		r.stop()
+		r = run(t, r.fake, setup{store: openStore(t, dir, id0)})
+		r.settled()
+		r.wantQuarantine(1)
+		must(t, r.fake.RestoreNoflush(rules.IPv4, "*filter\n:corp - [0:0]\n-A corp -s 203.0.113.0/24 -j ACCEPT\nCOMMIT\n"))
+		r.settled()
+		r.wantReady()
+		r.wantQuarantine(0)
+		if got := unmarked(r.fake.SaveTable(rules.IPv4, rules.Filter)); got != unmarked(before) {
+			t.Errorf("filter is\n%s\nwant\n%s", got, unmarked(before))
+		}
+		if got := r.d.Status().Generation.ID; got != id {
+			t.Errorf("the generation is %s, want %s", got, id)
+		}
+	})
+}
+
+// unmarked leaves out canaryd's marks, whose nonce changes.
+func unmarked(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		if !strings.Contains(line, "canaryd-") {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
+}
+
+func TestCapturedSetsComeBackWithTheirMembers(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := run(t, ipvsFake(t, backend), setup{})
+		r.settled()
+		newer := clusterIPs
+		newer.Members = append(newer.Members, "10.96.0.10,udp:53")
+		r.fake.Sets().Put(newer) // kube-proxy; no rule changes
+		r.after(confirmEvery)
+		before := r.fake.SaveTable(rules.IPv4, rules.Nat)
+		for _, table := range rules.Guarded() {
+			must(t, r.fake.Flush(rules.IPv4, table, ""))
+		}
+		r.fake.Sets().Destroy(clusterIPs.Name)
+		r.fake.Sets().Destroy(loadBalancers.Name)
+		r.settled()
+		r.wantReady()
+		r.wantQuarantine(0)
+		if got := unmarked(r.fake.SaveTable(rules.IPv4, rules.Nat)); got != unmarked(before) {
+			t.Errorf("nat is\n%s\nwant\n%s", got, unmarked(before))
+		}
+		sets, err := r.fake.Sets().Save(t.Context(), []string{clusterIPs.Name})
+		must(t, err)
+		if got := sets[clusterIPs.Name]; !equalSets(got, newer) {
+			t.Errorf("the set came back as %v, want %v", got, newer)
+		}
+	})
+}
+
+// TestASetThatNobodyCanMakeHoldsBackItsRuleAlone: tried again with longer and
+// longer pauses, until its owner makes it.
+func TestASetThatNobodyCanMakeHoldsBackItsRuleAlone(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := run(t, ipvsFake(t, backend), setup{})
+		r.settled()
+		r.fake.Sets().Refuse(clusterIPs.Name, iptables.ErrPermission)
+		for _, table := range rules.Guarded() {
+			must(t, r.fake.Flush(rules.IPv4, table, ""))
+		}
+		r.fake.Sets().Destroy(clusterIPs.Name)
+		r.settled()
+		r.wantReady()
+		r.wantQuarantine(1)
+		tries := r.fake.Begins()
+		r.after(10 * time.Minute)
+		r.wantQuarantine(1)
+		if tried := r.fake.Begins() - tries; tried < 10 || tried > 60 {
+			t.Errorf("it was tried %d times in 10 minutes, want about 25", tried)
+		}
+		r.fake.Sets().Put(clusterIPs) // by its owner
+		r.after(lastTry + time.Second)
+		r.wantReady()
+		r.wantQuarantine(0)
+		if saved := r.fake.SaveTable(rules.IPv4, rules.Nat); strings.Count(saved, "-A KUBE-SERVICES ") != 2 {
+			t.Errorf("nat is\n%s", saved)
+		}
+		if text := r.log.String(); !strings.Contains(text, "A rule is in quarantine") || !strings.Contains(text, "Rules came back from quarantine") {
+			t.Error("the log does not tell")
+		}
+	})
+}

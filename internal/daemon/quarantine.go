@@ -1,0 +1,219 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Sets has what rules lean on beside chains: *iptables.Sets or
+// *iptables.FakeSets.
+type Sets interface {
+	reload.Supplier
+	// Save returns those of the named ipsets that exist, with their members, and
+	// beside them an error about those that cannot be kept.
+	Save(ctx context.Context, names []string) (map[string]iptables.Set, error)
+}
+
+// A Quarantined is a rule of the generation that could not be put back, in a
+// Status. Rule and Reason are told through the control socket only.
+type Quarantined struct {
+	Family rules.Family    `json:"family"`
+	Table  rules.TableName `json:"table"`
+	Chain  string          `json:"chain"`
+	Rule   string          `json:"rule,omitempty"`
+	Reason string          `json:"reason,omitempty"`
+}
+
+// quarantinedShown is how many rules a Status names; the gauge counts all.
+const quarantinedShown = 100
+
+// leaning is what the loop knows of what rules lean on beside chains.
+type leaning struct {
+	quarantine reload.Quarantine
+	readmitAt  time.Time // when what is in quarantine is tried again; zero: nothing is
+	readmitIn  time.Duration
+	sets       map[string]iptables.Set // as captured
+	needs      []string                // the ipsets that the generation names
+	needsOf    int                     // the edition that needs are of
+	unkept     string                  // why sets could not be captured, as the log has it
+}
+
+// recallHeld takes up what the last run knew of what rules lean on.
+func (d *Daemon) recallHeld(ctx context.Context, st *state, known reload.Quarantine) {
+	for f, tables := range known {
+		if st.families[f] == nil {
+			continue
+		}
+		for t, list := range tables {
+			d.holdBack(st, f, t, list)
+		}
+	}
+	var err error
+	if st.sets, err = d.cfg.Store.LoadSets(); err != nil {
+		klog.FromContext(ctx).Error(err, "The stored ipsets are not used; one that is missing now cannot be put back")
+	}
+}
+
+// mayReadmit reports whether rules in quarantine may be put back.
+func (st *state) mayReadmit() bool { return st.loss == nil && st.heals() }
+
+// holdBack takes a replay's quarantine of one table into the state.
+func (d *Daemon) holdBack(st *state, f rules.Family, t rules.TableName, list []reload.Held) {
+	before := st.quarantine[f][t]
+	st.quarantine = st.quarantine.With(f, t, list)
+	d.cfg.Metrics.SetQuarantined(f, t, len(list))
+	switch {
+	case st.quarantine.Count() == 0:
+		st.readmitAt, st.readmitIn = time.Time{}, 0
+	case len(list) > len(before):
+		st.readmitIn = firstTry
+		st.readmitAt = time.Now().Add(st.readmitIn)
+	}
+}
+
+// logHeld names what is held back, and what was written without a match that only
+// counts.
+func (d *Daemon) logHeld(ctx context.Context, result reload.Result) {
+	log := klog.FromContext(ctx)
+	for _, f := range rules.Families() {
+		for _, t := range rules.Guarded() {
+			tr := result[f].Tables[t]
+			for _, h := range tr.Quarantined[:min(namesKept, len(tr.Quarantined))] {
+				log.Info("A rule is in quarantine: it could not be put back, and is tried again", "family", f, "table", t,
+					"chain", h.Chain, "rule", h.Rule.Spec, "reason", h.Reason)
+			}
+			for _, h := range tr.Weakened[:min(namesKept, len(tr.Weakened))] {
+				log.Info("A rule was put back without its nfacct match, which only counts", "family", f, "table", t,
+					"chain", h.Chain, "rule", h.Rule.Spec, "reason", h.Reason)
+			}
+		}
+	}
+}
+
+// readmit puts back what is in quarantine and can be had by now.
+func (d *Daemon) readmit(ctx context.Context, st *state) {
+	ctx, done := finishing(ctx)
+	defer done()
+	held := st.quarantine.Count()
+	var families []rules.Family
+	for _, f := range d.cfg.Kernel.Families() {
+		if len(st.quarantine[f]) > 0 {
+			families = append(families, f)
+		}
+	}
+	st.readmitIn = longer(st.readmitIn)
+	st.readmitAt = time.Now().Add(st.readmitIn)
+	result, err := d.replayer(ctx, st).Readmit(ctx, d.job(st, families...))
+	for f, fr := range result {
+		d.absorb(st, f, fr)
+		d.countRefusal(f, fr.Err)
+		if !fr.Outcome.Done() && !fr.AllBut() {
+			err = errors.Join(err, fr.Err)
+		}
+	}
+	d.countLocked(st, result, err)
+	st.lookAt = time.Now()
+	log := klog.FromContext(ctx)
+	if err != nil {
+		log.V(1).Info("What is in quarantine could not be put back yet", "reason", err)
+	}
+	if left := st.quarantine.Count(); left < held {
+		log.Info("Rules came back from quarantine", "rules", held-left, "left", left)
+	}
+}
+
+// noteReturn tries again what is in quarantine if a chain that it lacked is back.
+func (st *state) noteReturn(snapshot iptables.Snapshot) {
+	if st.quarantine.Returns(snapshot) {
+		st.readmitAt = earliest(st.readmitAt, time.Now())
+	}
+}
+
+// supplement returns what was read of a table as if what is held back stood there.
+func (d *Daemon) supplement(st *state, f rules.Family, t rules.TableName, seen rules.Section) rules.Section {
+	if len(st.quarantine[f][t]) == 0 {
+		return seen
+	}
+	seen, next := st.quarantine.Supplement(f, t, st.want()[f][t], seen)
+	if len(next[f][t]) != len(st.quarantine[f][t]) {
+		d.holdBack(st, f, t, next[f][t])
+	}
+	return seen
+}
+
+// captureSets reads the ipsets that the generation's rules name. A set that is
+// missing now is kept as it was: only its owner can have taken it away, and with
+// it the rules; or a flusher did, and it is to come back.
+func (d *Daemon) captureSets(ctx context.Context, st *state) {
+	if d.cfg.Sets == nil {
+		return
+	}
+	if st.needsOf != st.edition {
+		st.needsOf, st.needs = st.edition, nil
+		for _, tables := range st.want() {
+			for _, s := range tables {
+				st.needs = append(st.needs, s.Needs().Sets...)
+			}
+		}
+		slices.Sort(st.needs)
+		st.needs = slices.Compact(st.needs)
+	}
+	if len(st.needs) == 0 {
+		st.sets = nil
+		return
+	}
+	found, err := d.cfg.Sets.Save(ctx, st.needs)
+	next := map[string]iptables.Set{}
+	keep := slices.Clone(st.needs)
+	for i := 0; i < len(keep); i++ {
+		set, ok := found[keep[i]]
+		if !ok {
+			set, ok = st.sets[keep[i]]
+		}
+		if _, known := next[keep[i]]; ok && !known {
+			next[keep[i]] = set
+			keep = append(keep, set.Lists()...)
+		}
+	}
+	changed := !maps.EqualFunc(next, st.sets, equalSets)
+	st.sets = next
+	trouble := ""
+	if err == nil && changed && d.cfg.Store != nil {
+		err = d.cfg.Store.SaveSets(next)
+	}
+	if err != nil {
+		trouble = err.Error()
+	}
+	if trouble != st.unkept && trouble != "" {
+		klog.FromContext(ctx).Error(err, "Not every ipset that protected rules name is kept; one that is not cannot be put back")
+	}
+	st.unkept = trouble
+}
+
+func equalSets(a, b iptables.Set) bool {
+	return a.Name == b.Name && a.Create == b.Create && slices.Equal(a.Members, b.Members)
+}
+
+// quarantined returns what is in quarantine as a Status has it.
+func (st *state) quarantined() []Quarantined {
+	var list []Quarantined
+	for _, f := range rules.Families() {
+		for _, t := range rules.Guarded() {
+			for _, h := range st.quarantine[f][t] {
+				if len(list) < quarantinedShown {
+					list = append(list, Quarantined{f, t, h.Chain, h.Rule.Spec, h.Reason})
+				}
+			}
+		}
+	}
+	return list
+}
