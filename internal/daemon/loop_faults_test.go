@@ -225,8 +225,10 @@ func TestRestoresFail(t *testing.T) {
 		before, left := r.tables(), leftBy(t, backend, "flush-nat")
 		var tries []time.Time
 		r.fake.BeforeRestore(func() { tries = append(tries, time.Now()) })
+		// Each refusal is followed at once by a restore without rules: that it
+		// is refused, too, tells that single rules are not the reason.
 		const refusals = 13
-		r.fake.FailRestores(refusals, iptables.ReasonMissingSet)
+		r.fake.FailRestores(2*refusals, iptables.ReasonMissingSet)
 		moved := r.moved(func() {
 			r.flushNat()
 			r.after(2 * time.Minute)
@@ -246,7 +248,7 @@ func TestRestoresFail(t *testing.T) {
 		wantMoved(t, moved, want)
 		var waits []time.Duration
 		for i := range refusals {
-			waits = append(waits, tries[i+1].Sub(tries[i]).Round(50*time.Millisecond))
+			waits = append(waits, tries[2*(i+1)].Sub(tries[2*i]).Round(50*time.Millisecond))
 		}
 		wait, backOff := 100*time.Millisecond, []time.Duration{}
 		for range refusals {
