@@ -55,6 +55,13 @@ bench: deps ## measure heals, captures and generation beside iptables-restore, a
 bench-detect: deps build ## what noticing costs and how soon it is, beside an exec probe; 30 minutes
 	@go run ./test/bench/detect -canaryd bin/canaryd
 
+# make soak SOAK=2m for two minutes; SOAK_FLAGS='-healers monitor' and others are passed on (-help lists them).
+SOAK ?= 10m
+.PHONY: soak
+soak: deps build ## packets to services while their rules are flushed, on both backends, for 10 minutes
+	go build -o bin/soak ./test/soak
+	bin/soak -canaryd bin/canaryd -for $(SOAK) -json bin/soak.json $(SOAK_FLAGS)
+
 .PHONY: ci
 ci: ## what continuous integration runs
 	@.ci/run

@@ -149,3 +149,24 @@ func hostPorts() string {
 -A CNI-HOSTPORT-MASQ -m mark --mark 0x2000/0x2000 -j MASQUERADE
 ` + dnat.String() + each.String() + "COMMIT\n"
 }
+
+// MissingHooks returns the rules in built-in chains that kube-proxy would find
+// missing beside what the tables hold, as iptables-restore takes them.
+func (c *Cluster) MissingHooks(now rules.Ruleset) (string, error) {
+	g, err := c.generate()
+	if err != nil {
+		return "", err
+	}
+	var text strings.Builder
+	for _, t := range []rules.TableName{rules.Filter, rules.Nat} {
+		fmt.Fprintf(&text, "*%s\n", t)
+		for _, h := range g[rules.IPv4][t].Hooks {
+			chain := now[t].Chain(h.Chain)
+			if chain == nil || !slices.ContainsFunc(chain.Rules, h.Rule.Equal) {
+				fmt.Fprintf(&text, "-I %s %s\n", h.Chain, h.Rule.Spec)
+			}
+		}
+		text.WriteString("COMMIT\n")
+	}
+	return text.String(), nil
+}

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// A change is a moment at which a service got other pods.
+type change struct {
+	Begin, End int64 // of the restore that made it, by clock
+	Service    int
+	Pods       []netip.Addr // from then on
+}
+
+// A truth is which pods each target had, and when.
+type truth struct {
+	First   [][]netip.Addr // by target
+	Changes []change       // in their order
+}
+
+// right reports whether the pod that answered was one of the target's. For what
+// was under way during a change both answers are.
+func (t truth) right(a attempt) bool {
+	now := t.First[a.Target]
+	for _, c := range t.Changes {
+		switch {
+		case c.Service != a.Target:
+		case a.End < c.Begin: // this one and all later ones
+			return slices.Contains(now, a.Pod)
+		case a.Start > c.End:
+			now = c.Pods
+		default:
+			now = slices.Concat(now, c.Pods)
+		}
+	}
+	return slices.Contains(now, a.Pod)
+}
+
+// A window is the time that belongs to one flush: from its first command to
+// the next flush, or to when somebody else put things right.
+type window struct {
+	Kind     string
+	From, To int64
+	Cut      bool // somebody else put things right
+}
+
+// A gap is the longest time for which nobody was answered.
+type gap struct {
+	Length time.Duration // 0: nothing failed
+	// Open: nobody was answered any more, or not until somebody else put
+	// things right.
+	Open   bool
+	Failed int
+}
+
+// longestGap looks at attempts in the order of their starts. A gap reaches from
+// the start of the last connection that was answered before a failed one to
+// the start of the first that is answered after it, also if a client that had
+// no processor for a while began that one in the next window.
+func longestGap(attempts []attempt, w window) gap {
+	var g gap
+	from, _ := slices.BinarySearchFunc(attempts, w.From, func(a attempt, at int64) int { return cmp.Compare(a.Start, at) })
+	last := w.From
+	for i := from - 1; i >= 0; i-- {
+		if attempts[i].Outcome == answered {
+			last = attempts[i].Start
+			break
+		}
+	}
+	failing := false
+	longer := func(until int64) { g.Length = max(g.Length, time.Duration(until-last)*time.Microsecond) }
+	until := w.To
+	for _, a := range attempts[from:] {
+		late := a.Start >= w.To
+		if late && (w.Cut || !failing) {
+			break
+		}
+		until = max(until, a.Start)
+		if a.Outcome != answered {
+			if !late {
+				g.Failed++
+			}
+			failing = true
+			continue
+		}
+		if failing {
+			longer(a.Start)
+		}
+		failing, last = false, a.Start
+	}
+	if failing {
+		longer(until)
+		g.Open = true
+	}
+	return g
+}
+
+// quantile returns the value that a share of the values does not exceed, by
+// the nearest rank: of 40 values the 0.99th is the largest.
+func quantile(values []time.Duration, share float64) time.Duration {
+	if len(values) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	rank := int(share*float64(len(sorted)) + 0.999999)
+	return sorted[min(max(rank, 1), len(sorted))-1]
+}
