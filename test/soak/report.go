@@ -39,7 +39,8 @@ type result struct {
 	Services        side
 	HostPorts       side
 	Calm            int // failed before the first flush: the machine's part
-	Wrong           []string
+	Wrong           int      // answers by pods of other services
+	Strangers       []string // the first of them
 	Processor       float64 // of a core, that the healer and its children took
 	Problems        []string
 }
@@ -69,7 +70,6 @@ func (l *lab) result(attempts []attempt, skipped int, used time.Duration) result
 	r.Rate = float64(len(attempts)) / span.Seconds()
 	r.Processor = used.Seconds() / span.Seconds()
 	var services, ports []attempt
-	wrong := 0
 	for _, a := range attempts {
 		if a.Target < l.Services() {
 			services = append(services, a)
@@ -77,16 +77,13 @@ func (l *lab) result(attempts []attempt, skipped int, used time.Duration) result
 			ports = append(ports, a)
 		}
 		if a.Outcome == answered && !l.truth.right(a) {
-			if wrong++; wrong <= mostTold {
-				r.Wrong = append(r.Wrong, a.String())
+			if r.Wrong++; r.Wrong <= mostTold {
+				r.Strangers = append(r.Strangers, a.String())
 			}
 		}
 		if a.Outcome != answered && len(l.windows) > 0 && a.Start < l.windows[0].From {
 			r.Calm++
 		}
-	}
-	if wrong > mostTold {
-		r.Wrong = append(r.Wrong, fmt.Sprintf("and %d more", wrong-mostTold))
 	}
 	r.Services, r.HostPorts = l.side(services), l.side(ports)
 	for _, w := range l.windows {
@@ -123,8 +120,8 @@ func (r result) err() error {
 	for _, p := range r.Problems {
 		errs = append(errs, errors.New(p))
 	}
-	if len(r.Wrong) > 0 {
-		errs = append(errs, fmt.Errorf("connections reached pods of other services (start, end, target, outcome, pod):\n%s", strings.Join(r.Wrong, "\n")))
+	if r.Wrong > 0 {
+		errs = append(errs, fmt.Errorf("%d connections reached pods of other services, such as (start, end, target, outcome, pod):\n%s", r.Wrong, strings.Join(r.Strangers, "\n")))
 	}
 	if r.Flushes == 0 {
 		errs = append(errs, errors.New("nothing was flushed"))
@@ -148,7 +145,7 @@ func report(w io.Writer, results []result) {
 			s := part.side
 			fmt.Fprintf(w, "| %s | %s | %s | %d | %.0f/s | %d | %d | %d | %d | %s | %s | %s | %d | %.1f %% |\n",
 				r.Healer, r.Backend, part.name, r.Connections/2, r.Rate/2, r.Flushes, len(s.Gaps)+s.Open, s.Open, s.Failed,
-				milliseconds(quantile(s.Gaps, 0.5)), milliseconds(quantile(s.Gaps, 0.99)), milliseconds(quantile(s.Gaps, 1)), len(r.Wrong), 100*r.Processor)
+				milliseconds(quantile(s.Gaps, 0.5)), milliseconds(quantile(s.Gaps, 0.99)), milliseconds(quantile(s.Gaps, 1)), r.Wrong, 100*r.Processor)
 		}
 	}
 	fmt.Fprintln(w, "\n| healer | backend | flush | flushes | never healed | failed to cluster IPs | longest gap |\n|---|---|---|---|---|---|---|")
