@@ -38,10 +38,10 @@ type result struct {
 	Changes         int // moments at which services changed their pods
 	Services        side
 	HostPorts       side
-	Calm            int // failed before the first flush: the machine's part
+	Calm            int      // failed before the first flush: the machine's part
 	Wrong           int      // answers by pods of other services
 	Strangers       []string // the first of them
-	Processor       float64 // of a core, that the healer and its children took
+	Processor       float64  // of a core, that the healer and its children took
 	Problems        []string
 }
 
