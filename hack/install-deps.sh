@@ -16,6 +16,7 @@ needed=(
 	strace:strace
 	systemd-analyze:systemd
 	setpriv:util-linux
+	/usr/lib/cni/portmap:containernetworking-plugins
 )
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
@@ -33,7 +34,7 @@ mapfile -t packages < <(missing_packages)
 give_up() {
 	echo "install-deps: $1" >&2
 	echo "Please install these packages (Debian's names): ${packages[*]}" >&2
-	echo "They must provide iptables-nft, iptables-legacy, their ip6tables twins, nft, ipset, ip, strace, setpriv and systemd-analyze." >&2
+	echo "They must provide iptables-nft, iptables-legacy, their ip6tables twins, nft, ipset, ip, strace, setpriv, systemd-analyze and the CNI plugins." >&2
 	exit 1
 }
 

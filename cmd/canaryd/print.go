@@ -100,6 +100,11 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 			return err
 		}
 	}
+	for _, q := range s.Quarantined {
+		if _, err := fmt.Fprintf(w, "in quarantine: %s %s %s: %s (%s)\n", q.Family, q.Table, q.Chain, q.Rule, q.Reason); err != nil {
+			return err
+		}
+	}
 	if s.Backend.Mixed {
 		if _, err := fmt.Fprintf(w, "both backends hold rules; those of %s are guarded\n", s.Backend.Name); err != nil {
 			return err

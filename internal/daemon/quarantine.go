@@ -150,11 +150,12 @@ func (d *Daemon) supplement(st *state, f rules.Family, t rules.TableName, seen r
 	return seen
 }
 
-// captureSets reads the ipsets that the generation's rules name. A set that is
+// captureSets reads the ipsets that the generation's rules name: all, or only if
+// one is not known yet, for members change without a rule that does. A set that is
 // missing now is kept as it was: only its owner can have taken it away, and with
 // it the rules; or a flusher did, and it is to come back.
-func (d *Daemon) captureSets(ctx context.Context, st *state) {
-	if d.cfg.Sets == nil {
+func (d *Daemon) captureSets(ctx context.Context, st *state, all bool) {
+	if d.cfg.Sets == nil || !all && st.needsOf == st.edition {
 		return
 	}
 	if st.needsOf != st.edition {
@@ -167,8 +168,8 @@ func (d *Daemon) captureSets(ctx context.Context, st *state) {
 		slices.Sort(st.needs)
 		st.needs = slices.Compact(st.needs)
 	}
-	if len(st.needs) == 0 {
-		st.sets = nil
+	unknown := slices.ContainsFunc(st.needs, func(name string) bool { _, ok := st.sets[name]; return !ok })
+	if len(st.needs) == 0 || !all && !unknown {
 		return
 	}
 	found, err := d.cfg.Sets.Save(ctx, st.needs)
@@ -187,8 +188,8 @@ func (d *Daemon) captureSets(ctx context.Context, st *state) {
 	changed := !maps.EqualFunc(next, st.sets, equalSets)
 	st.sets = next
 	trouble := ""
-	if err == nil && changed && d.cfg.Store != nil {
-		err = d.cfg.Store.SaveSets(next)
+	if changed && d.cfg.Store != nil {
+		err = errors.Join(err, d.cfg.Store.SaveSets(next))
 	}
 	if err != nil {
 		trouble = err.Error()

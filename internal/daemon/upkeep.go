@@ -147,8 +147,8 @@ func (d *Daemon) rotate(ctx context.Context, st *state) {
 // the next start would take those of a renewal for somebody else's.
 func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 	st.markedAt = time.Time{}
-	if d.sound(st) && (last || due(st.saveAt, time.Now())) {
-		d.captureSets(ctx, st)
+	if d.sound(st) {
+		d.captureSets(ctx, st, last || due(st.saveAt, time.Now()))
 	}
 	if d.cfg.Store == nil || st.removed {
 		st.saveAt = time.Now().Add(confirmEvery)
