@@ -110,6 +110,21 @@ func (n *testNode) take(result Result) {
 	}
 }
 
+// learn takes up what stands now, and plants new marks for it.
+func (n *testNode) learn() {
+	n.t.Helper()
+	for _, f := range n.job.Families {
+		snapshot, err := n.Fake.Read(n.t.Context(), f)
+		must(n.t, err)
+		for table, seen := range snapshot.Tables {
+			n.job.Generation = n.job.Generation.With(f, table, rules.Extract(seen, n.replayer.Protects, canary.IsMark))
+		}
+	}
+	result, err := n.replayer.Rotate(n.t.Context(), n.job)
+	must(n.t, err)
+	n.take(result)
+}
+
 // heal heals, takes over the marks and returns the result.
 func (n *testNode) heal() Result {
 	n.t.Helper()
