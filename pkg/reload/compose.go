@@ -159,12 +159,12 @@ func planChains(task tableTask, plan *tablePlan) {
 	}
 	released := make(map[string]bool, len(task.finding.Released))
 	for _, name := range task.finding.Released {
-		released[name] = true
+		released[name] = !task.claimed(name)
 	}
 	for _, c := range task.want.Section.Chains {
 		standing := task.seen.Table.Chain(c.Name)
 		switch {
-		case released[c.Name] && !task.claimed(c.Name):
+		case released[c.Name]:
 			continue
 		case task.readmit[c.Name]:
 		case standing != nil && rules.EqualRules(standing.Rules, c.Rules):
