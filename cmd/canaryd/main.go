@@ -57,7 +57,8 @@ func commands() []command {
 
 const (
 	aboutCheck = `Asks the running daemon to look now. Without one it reads the kernel and compares with what the
-last daemon stored. Prints a row per family and table, and writes nothing.
+last daemon stored. Prints a row per family and table, and writes nothing. With -o line it is a
+plugin of node-problem-detector: what is wrong, and also trouble, is one short line.
 Exit code: 0 intact or changed by its owner, 1 loss, 2 unknown or trouble.
 `
 	aboutRestore = `Puts the generation back: through the running daemon, or without one from what the last daemon
@@ -107,7 +108,7 @@ func run(ctx context.Context, args []string, to streams) int {
 	case flags.NArg() > 0:
 		return fail(to, fmt.Errorf("%q is one word too many (see canaryd %s --help)", flags.Arg(0), cmd.name))
 	}
-	if err := o.complete(); err != nil {
+	if err := o.complete(cmd); err != nil {
 		return fail(to, err)
 	}
 	code, err := cmd.run(ctx, o, to)

@@ -133,6 +133,8 @@ func TestBadCommandLines(t *testing.T) {
 		{"--nosuch", `unknown flag: --nosuch (see canaryd run --help)`},
 		{"--mode", `flag needs an argument: --mode (see canaryd run --help)`},
 		{"status --mode=heal", `unknown flag: --mode (see canaryd status --help)`},
+		{"check -o xml", `--output is "xml": want table or json or line`},
+		{"status -o line", `--output is "line": want table or json`},
 		{"status -o xml", `--output is "xml": want table or json`},
 		{"cleanup --rules=perhaps", `invalid argument "perhaps" for "--rules" flag: strconv.ParseBool: parsing "perhaps": invalid syntax (see canaryd cleanup --help)`},
 		{"nosuch", `there is no command "nosuch" (see canaryd --help)`},
@@ -246,7 +248,7 @@ func TestCheckTable(t *testing.T) {
 		}, exitNo},
 		{"unknown", map[rules.Family]daemon.Verdicts{rules.IPv4: verdicts(canary.Intact, canary.Unknown, canary.Intact)}, exitError},
 	} {
-		for _, output := range []string{"table", "json"} {
+		for _, output := range []string{"table", "json", "line"} {
 			t.Run(test.name+" "+output, func(t *testing.T) {
 				var out bytes.Buffer
 				code, err := report(&options{output: output}, streams{out: &out}, test.families, verdictsOf(test.families))
@@ -293,7 +295,7 @@ func TestDefaultsAreGood(t *testing.T) {
 		if err := o.flagSet(c).Parse(nil); err != nil {
 			t.Fatal(err)
 		}
-		if err := o.complete(); err != nil {
+		if err := o.complete(c); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}

@@ -54,8 +54,16 @@ func (b bench) job(g rules.Generation, marks canary.Marks) reload.Job {
 	return j
 }
 
-// runCheck looks once.
+// runCheck looks once. Asked for a line it prints one, also if it cannot look.
 func runCheck(ctx context.Context, o *options, to streams) (int, error) {
+	code, err := look(ctx, o, to)
+	if err != nil && o.output == "line" {
+		_, _ = fmt.Fprintln(to.out, errorLine(err)) // err is the one to tell
+	}
+	return code, err
+}
+
+func look(ctx context.Context, o *options, to streams) (int, error) {
 	status, err := o.client().Look(ctx)
 	if err == nil {
 		return report(o, to, status.Families, verdictsOf(status.Families))

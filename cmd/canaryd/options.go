@@ -87,6 +87,10 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 
 	o.generator.addTo(all)
 
+	if cmd.name == "check" {
+		all.Lookup("output").Usage = "table, json, or line: all in 80 bytes"
+	}
+
 	flags := pflag.NewFlagSet(cmd.name, pflag.ContinueOnError)
 	flags.SortFlags = false
 	for _, name := range cmd.flags {
@@ -108,15 +112,23 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	return flags
 }
 
+// outputs are what a command may be asked to print.
+func outputs(cmd command) []string {
+	if cmd.name == "check" {
+		return []string{"table", "json", "line"}
+	}
+	return []string{"table", "json"}
+}
+
 // complete checks the values and derives what others need of them. Its error
 // names every bad flag, in one line.
-func (o *options) complete() error {
+func (o *options) complete(cmd command) error {
 	errs := []error{
 		oneOf("mode", o.mode, "heal", "observe"),
 		oneOf("replay", o.replay, "auto", "text", "direct"),
 		oneOf("backend", o.backend, "auto", "nft", "legacy"),
 		oneOf("ip-family", o.ipFamily, "auto", "ipv4", "ipv6", "dual"),
-		oneOf("output", o.output, "table", "json"),
+		oneOf("output", o.output, outputs(cmd)...),
 		atLeast("poll-interval", o.poll, 10*time.Millisecond),
 		atLeast("settle", o.settle, 0),
 		atLeast("hook-grace", o.hookGrace, 0),

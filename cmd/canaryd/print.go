@@ -35,7 +35,11 @@ func verdictsOf(families map[rules.Family]daemon.Verdicts) []canary.Verdict {
 }
 
 func printVerdicts(w io.Writer, output string, families map[rules.Family]daemon.Verdicts) error {
-	if output == "json" {
+	switch output {
+	case "line":
+		_, err := fmt.Fprintln(w, verdictLine(families))
+		return err
+	case "json":
 		return printJSON(w, struct {
 			Families map[rules.Family]daemon.Verdicts `json:"families"`
 		}{families})

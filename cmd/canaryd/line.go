@@ -1,0 +1,78 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// lineWidth is how many bytes a line of check has at most: node-problem-detector
+// cuts what a plugin prints there (max_output_length), in the middle of a word.
+const lineWidth = 80
+
+// verdictLine says what check found: the losses if there are any, else the
+// tables that are unknown, as many as the line has room for.
+func verdictLine(families map[rules.Family]daemon.Verdicts) string {
+	var lost, unknown []string
+	tables := 0
+	for _, f := range rules.Families() {
+		verdicts, enabled := families[f]
+		if !enabled {
+			continue
+		}
+		for _, t := range rules.Guarded() {
+			tables++
+			switch v := verdicts[t]; {
+			case v.Loss():
+				lost = append(lost, fmt.Sprintf("%s %s %s", f, t, v))
+			case v == canary.Unknown || v == "":
+				unknown = append(unknown, fmt.Sprintf("%s %s", f, t))
+			}
+		}
+	}
+	switch {
+	case len(lost) > 0:
+		return enumerate("lost: ", lost)
+	case len(unknown) > 0:
+		return enumerate("unknown: ", unknown)
+	default:
+		return fmt.Sprintf("whole: %d tables are intact", tables)
+	}
+}
+
+// enumerate lists the items that fit and counts the rest.
+func enumerate(line string, items []string) string {
+	for i, item := range items {
+		next := line + item
+		if i > 0 {
+			next = line + ", " + item
+		}
+		rest := ""
+		if left := len(items) - i - 1; left > 0 {
+			rest = fmt.Sprintf(" and %d more", left)
+		}
+		if i > 0 && len(next+rest) > lineWidth {
+			return fmt.Sprintf("%s and %d more", line, len(items)-i)
+		}
+		line = next
+	}
+	return line
+}
+
+// errorLine says in one line why nothing can be said.
+func errorLine(err error) string {
+	line := strings.Join(strings.Fields("unknown: "+err.Error()), " ")
+	if len(line) <= lineWidth {
+		return line
+	}
+	const cut = "..."
+	end := lineWidth - len(cut)
+	for !utf8.RuneStart(line[end]) {
+		end--
+	}
+	return line[:end] + cut
+}

@@ -1,0 +1,50 @@
+package main
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// TestVerdictLine: one line of no more than 80 bytes, whatever was found.
+func TestVerdictLine(t *testing.T) {
+	intact := verdicts(canary.Intact, canary.Intact, canary.Changed)
+	longest := verdicts(canary.HooksMissing, canary.TableDeleted, canary.ChainDeleted)
+	for want, families := range map[string]map[rules.Family]daemon.Verdicts{
+		"whole: 6 tables are intact":                                         {rules.IPv4: intact, rules.IPv6: intact},
+		"whole: 3 tables are intact":                                         {rules.IPv6: intact},
+		"whole: 0 tables are intact":                                         {},
+		"unknown: ipv4 nat, ipv6 nat":                                        {rules.IPv4: verdicts(canary.Intact, canary.Unknown, canary.Intact), rules.IPv6: verdicts(canary.Intact, "", canary.Intact)},
+		"lost: ipv6 filter emptied":                                          {rules.IPv4: verdicts(canary.Unknown, canary.Intact, canary.Intact), rules.IPv6: verdicts(canary.Intact, canary.Intact, canary.Emptied)},
+		"lost: ipv4 nat chain_deleted":                                       {rules.IPv4: verdicts(canary.Intact, canary.ChainDeleted, canary.Intact)},
+		"lost: ipv4 mangle hooks_missing, ipv4 nat table_deleted and 4 more": {rules.IPv4: longest, rules.IPv6: longest},
+		"lost: ipv4 mangle emptied, ipv4 nat emptied, ipv4 filter emptied and 3 more": {
+			rules.IPv4: verdicts(canary.Emptied, canary.Emptied, canary.Emptied), rules.IPv6: verdicts(canary.Emptied, canary.Emptied, canary.Emptied),
+		},
+	} {
+		got := verdictLine(families)
+		if got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+		if len(got) > lineWidth {
+			t.Errorf("%q has %d bytes, want at most %d", got, len(got), lineWidth)
+		}
+	}
+}
+
+func TestErrorLine(t *testing.T) {
+	if got := errorLine(errors.New("first\nsecond")); got != "unknown: first second" {
+		t.Errorf("got %q", got)
+	}
+	for n := range 120 {
+		got := errorLine(errors.New(strings.Repeat("x", n) + strings.Repeat("é", 40)))
+		if len(got) > lineWidth || !utf8.ValidString(got) {
+			t.Fatalf("%q has %d bytes, want at most %d and no half letters", got, len(got), lineWidth)
+		}
+	}
+}
