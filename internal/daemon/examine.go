@@ -71,6 +71,8 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 			d.lost(st, f, snapshot.Digest)
 		case ts.verdict == canary.Unknown:
 			d.logUnreadable(ctx, f, t, ts, x.Finding.Err)
+			// What was in the way may go without a write that is noticed.
+			fs.examineAt = earliest(fs.examineAt, fs.readEnd.Add(quietWalk))
 		default:
 			ts.trouble = ""
 			d.learn(st, f, t, x.Section, x.Finding, start)
@@ -79,7 +81,8 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 			fs.examineAt = earliest(fs.examineAt, fs.moved.Add(d.cfg.HookGrace))
 		}
 	}
-	d.cfg.Metrics.ObserveExamination(start, f, missing)
+	fs.noteKnown(start)
+	d.cfg.Metrics.SetHooksMissing(f, missing)
 }
 
 // judge examines a snapshot. Hooks that were deleted by name are judged as

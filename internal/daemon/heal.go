@@ -197,10 +197,11 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 	}
 	if fr.Digest != 0 {
 		fs.digest, fs.examined = fr.Digest, now
+		fs.noteKnown(now)
 	} else {
 		fs.markDirty(now)
 	}
-	d.cfg.Metrics.ObserveExamination(now, f, missing)
+	d.cfg.Metrics.SetHooksMissing(f, missing)
 	fs.quiet = false
 	st.markedAt = earliest(st.markedAt, now)
 }

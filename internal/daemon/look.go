@@ -105,7 +105,10 @@ func (d *Daemon) stamp(ctx context.Context, st *state, f rules.Family, woken boo
 	woken, fs.unasked = woken || !fs.unasked.IsZero(), time.Time{}
 	still := fs.trouble == "" && !fs.probed.IsZero() && a.stamp == fs.stamp
 	if still && (a.stamp.Exact || !woken && fs.unseen.IsZero() && a.start.Sub(fs.probed) < quietWalk) {
-		d.cfg.Metrics.ObserveProbe(f, d.lastResult(fs), a.took)
+		if a.stamp.Exact {
+			fs.noteKnown(a.start)
+		}
+		d.cfg.Metrics.ObserveProbe(f, lastResult(fs), a.took)
 		return a, false
 	}
 	if woken || !still {
@@ -190,7 +193,8 @@ func (d *Daemon) probe(ctx context.Context, st *state, a asked, free func() bool
 	if !free() {
 		fs.walks.spend(end, took, walkShare*len(st.families))
 	}
-	d.cfg.Metrics.ObserveProbe(f, d.lastResult(fs), took)
+	fs.noteKnown(a.start)
+	d.cfg.Metrics.ObserveProbe(f, lastResult(fs), took)
 }
 
 // judgeSighting notes what a probe showed: a loss, or that something moved.
@@ -231,7 +235,7 @@ func (fs *familyState) markDirty(now time.Time) {
 }
 
 // lastResult is the probe's label: what is known of the family now.
-func (d *Daemon) lastResult(fs *familyState) ProbeResult {
+func lastResult(fs *familyState) ProbeResult {
 	result := ProbeIntact
 	for _, ts := range fs.tables {
 		switch {
@@ -242,6 +246,16 @@ func (d *Daemon) lastResult(fs *familyState) ProbeResult {
 		}
 	}
 	return result
+}
+
+// noteKnown notes that what the tables hold was known at that time: everything
+// was read, or a probe showed that nothing has moved since or what is lost. A
+// stamp that is not exact shows nothing, and what moved and is not read yet is
+// not known, nor is a family of which one table cannot be read.
+func (fs *familyState) noteKnown(at time.Time) {
+	if fs.dirty.IsZero() && lastResult(fs) != ProbeUnknown {
+		fs.knownAt = at
+	}
 }
 
 // unknown notes that a family could not be read. It restores nothing and is

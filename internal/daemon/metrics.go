@@ -92,7 +92,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		lossSince:       b.gauge("loss_since_timestamp_seconds", "When the loss that stands now was first seen; 0 while nothing is lost."),
 		capturePending:  b.gauge("capture_pending_since_timestamp_seconds", "Since when the generation lags behind what the owners wrote; 0 while it is current."),
 		lastFlush:       b.gauge("last_flush_timestamp_seconds", "When the last flush was first seen; 0 if there was none."),
-		lastExamination: b.gauge("last_examination_timestamp_seconds", "When the tables were last read in full and judged."),
+		lastExamination: b.gauge("last_examination_timestamp_seconds", "When it was last known of every family what its tables hold: they were read in full, or a probe showed that nothing had moved since; 0 if it never was."),
 		generationTime:  b.gauge("generation_timestamp_seconds", "When the generation was captured or loaded; 0 while there is none."),
 		execProbe:       b.gauge("exec_probe_mode", "Whether probes execute iptables because the kernel may not be read."),
 		mixed:           b.gauge("mixed_backends", "Whether both iptables backends hold rules."),
@@ -159,11 +159,10 @@ func (m *Metrics) SetCanaryPresent(family rules.Family, table rules.TableName, p
 	m.canaryPresent.WithLabelValues(family.String(), string(table)).Set(truth(present))
 }
 
-// ObserveExamination notes a full read of one family and how many hooks each
-// of its tables lacked; tables not named are left as they were.
-func (m *Metrics) ObserveExamination(at time.Time, family rules.Family, hooksMissing map[rules.TableName]int) {
-	m.lastExamination.Set(seconds(at))
-	for table, n := range hooksMissing {
+// SetHooksMissing says how many hooks a full read of one family showed each of
+// its tables to lack; tables not named are left as they were.
+func (m *Metrics) SetHooksMissing(family rules.Family, missing map[rules.TableName]int) {
+	for table, n := range missing {
 		m.hooksMissing.WithLabelValues(family.String(), string(table)).Set(float64(n))
 	}
 }
@@ -234,10 +233,11 @@ func (m *Metrics) SetGeneration(captured time.Time, count map[rules.Family]map[r
 	}
 }
 
-// SetStatus follows what a new Status says: since when something is lost or the
-// generation lags behind, whether replays are held or fought, and what the newest
+// SetStatus follows what a new Status says: when the tables were last known,
+// since when something is lost or the generation lags behind, whether replays are held or fought, and what the newest
 // evidence says of the backend.
 func (m *Metrics) SetStatus(s Status) {
+	m.lastExamination.Set(seconds(s.LastExamination))
 	m.lossSince.Set(seconds(s.LossSince))
 	m.capturePending.Set(seconds(s.CapturePendingSince))
 	m.paused.Set(truth(s.Paused))

@@ -90,12 +90,12 @@ func TestMetricsAfterAFlush(t *testing.T) {
 	hints.Give(canary.SourceNFT)
 	m.ObserveProbe(rules.IPv4, ProbeLoss, 30*time.Microsecond)
 	m.ObserveProbe(rules.IPv6, ProbeIntact, 20*time.Microsecond)
-	m.ObserveExamination(at, rules.IPv4, map[rules.TableName]int{rules.Nat: 3, rules.Filter: 0})
+	m.SetHooksMissing(rules.IPv4, map[rules.TableName]int{rules.Nat: 3, rules.Filter: 0})
 	m.ObserveFlush(at, map[rules.Family]Verdicts{
 		rules.IPv4: {rules.Nat: canary.Emptied, rules.Filter: canary.ChainDeleted, rules.Mangle: canary.Intact},
 		rules.IPv6: {rules.Nat: canary.Unknown},
 	})
-	m.SetStatus(Status{LossSince: at, CapturePendingSince: at.Add(time.Second), Paused: true, Contended: true, Backend: Backend{Mixed: true, Mismatch: true}})
+	m.SetStatus(Status{LastExamination: at, LossSince: at, CapturePendingSince: at.Add(time.Second), Paused: true, Contended: true, Backend: Backend{Mixed: true, Mismatch: true}})
 	m.ObserveRestoreFailure(rules.IPv4, iptables.ReasonMissingSet)
 	m.ObserveReplay(rules.IPv4, reload.Proved, 80*time.Millisecond)
 	m.ObserveReplay(rules.IPv6, reload.Skipped, 0)

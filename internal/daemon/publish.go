@@ -41,6 +41,7 @@ func (d *Daemon) publish(st *state) {
 			}
 		}
 	}
+	s.LastExamination = lastKnown(st)
 	s.LossSince = st.frozenSince
 	if st.loss != nil {
 		s.LossSince = earliest(s.LossSince, st.loss.record.Time)
@@ -85,6 +86,19 @@ func (d *Daemon) generation(st *state) Generation {
 		g.ID = want.ID()
 	}
 	return g
+}
+
+// lastKnown returns when it was last known what the tables hold, of the family
+// of which that is the longest ago; zero if of one it never was.
+func lastKnown(st *state) time.Time {
+	var last time.Time
+	for _, fs := range st.families {
+		if fs.knownAt.IsZero() {
+			return time.Time{}
+		}
+		last = earliest(last, fs.knownAt)
+	}
+	return last
 }
 
 // pendingSince returns since when the owners are, or may be, ahead of the

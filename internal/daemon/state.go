@@ -77,6 +77,7 @@ type familyState struct {
 	trouble  string         // why the last probe failed; empty if it did not
 	unread   string         // why the last full read failed; empty if it did not
 	readAt   time.Time      // after a read that failed: no other one before this
+	knownAt  time.Time      // when it was last known what the tables hold; zero: never
 
 	dirty     time.Time // since when something is unexamined; zero: nothing is
 	examineAt time.Time // not before this; zero: no examination is due

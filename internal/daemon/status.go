@@ -48,6 +48,11 @@ type Status struct {
 	// Stored are the generations on disk, newest first: what restore may be
 	// asked for.
 	Stored []StoredGeneration `json:"stored,omitempty"`
+	// LastExamination is when it was last known of every enabled family what its
+	// tables hold. On nft that is each look; on legacy, where only reading a table
+	// shows what it holds, at least one in 30 s. It falls behind while a table
+	// cannot be read.
+	LastExamination time.Time `json:"lastExamination,omitzero"`
 	// LossSince is when the loss that stands now was first seen.
 	LossSince time.Time `json:"lossSince,omitzero"`
 	// CapturePendingSince is when an owner first changed what the generation
