@@ -14,6 +14,7 @@ needed=(
 	ipset:ipset
 	ip:iproute2
 	strace:strace
+	promtool:prometheus
 	systemd-analyze:systemd
 	setpriv:util-linux
 	/usr/lib/cni/portmap:containernetworking-plugins
@@ -34,7 +35,7 @@ mapfile -t packages < <(missing_packages)
 give_up() {
 	echo "install-deps: $1" >&2
 	echo "Please install these packages (Debian's names): ${packages[*]}" >&2
-	echo "They must provide iptables-nft, iptables-legacy, their ip6tables twins, nft, ipset, ip, strace, setpriv, systemd-analyze and the CNI plugins." >&2
+	echo "They must provide iptables-nft, iptables-legacy, their ip6tables twins, nft, ipset, ip, strace, promtool, setpriv, systemd-analyze and the CNI plugins." >&2
 	exit 1
 }
 

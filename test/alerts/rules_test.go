@@ -1,0 +1,244 @@
+package alerts
+
+import (
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+
+	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/nstest"
+)
+
+const (
+	rulesFile   = "../../deploy/prometheus/canaryd.rules.yaml"
+	unitTests   = "../../deploy/prometheus/canaryd.rules.test.yaml"
+	runbookFile = "../../docs/runbook.md"
+	runbookURL  = "https://github.com/canaryd/canaryd/blob/main/docs/runbook.md#"
+)
+
+func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
+
+// An alert is one alerting rule.
+type alert struct {
+	Alert       string            `json:"alert"`
+	Expr        string            `json:"expr"`
+	For         string            `json:"for"`
+	Labels      map[string]string `json:"labels"`
+	Annotations map[string]string `json:"annotations"`
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func decode(t *testing.T, path string, into any) {
+	t.Helper()
+	if err := yaml.UnmarshalStrict([]byte(read(t, path)), into); err != nil {
+		t.Fatalf("%s: %v", path, err)
+	}
+}
+
+func alerts(t *testing.T) []alert {
+	t.Helper()
+	var file struct {
+		Groups []struct {
+			Name  string  `json:"name"`
+			Rules []alert `json:"rules"`
+		} `json:"groups"`
+	}
+	decode(t, rulesFile, &file)
+	var all []alert
+	for _, group := range file.Groups {
+		all = append(all, group.Rules...)
+	}
+	if len(all) == 0 {
+		t.Fatalf("%s has no rules", rulesFile)
+	}
+	return all
+}
+
+// promtool runs promtool and fails the test if it finds something.
+func promtool(t *testing.T, input string, args ...string) {
+	t.Helper()
+	nstest.NeedProgram(t, "promtool")
+	cmd := exec.CommandContext(t.Context(), "promtool", args...)
+	cmd.Stdin = strings.NewReader(input)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
+
+// TestRules: Prometheus takes the rules, and they do what their unit tests say.
+func TestRules(t *testing.T) {
+	t.Parallel()
+	promtool(t, "", "check", "rules", rulesFile)
+	promtool(t, "", "test", "rules", unitTests)
+}
+
+// TestEveryAlertIsTried: the unit tests make each alert fire once, and once have
+// it not fire.
+func TestEveryAlertIsTried(t *testing.T) {
+	t.Parallel()
+	type expected struct {
+		Alertname string `json:"alertname"`
+		ExpAlerts []any  `json:"exp_alerts"`
+	}
+	var file struct {
+		Tests []struct {
+			Alerts []expected `json:"alert_rule_test"`
+		} `json:"tests"`
+	}
+	if err := yaml.Unmarshal([]byte(read(t, unitTests)), &file); err != nil {
+		t.Fatal(err)
+	}
+	fires, quiet := map[string]bool{}, map[string]bool{}
+	for _, test := range file.Tests {
+		for _, e := range test.Alerts {
+			if len(e.ExpAlerts) > 0 {
+				fires[e.Alertname] = true
+			} else {
+				quiet[e.Alertname] = true
+			}
+		}
+	}
+	for _, a := range alerts(t) {
+		if !fires[a.Alert] || !quiet[a.Alert] {
+			t.Errorf("%s is seen to fire: %t, to be quiet: %t", a.Alert, fires[a.Alert], quiet[a.Alert])
+		}
+	}
+}
+
+// TestAlertsSayWhatToDo: each alert has a severity, a summary, a description
+// and a section in the runbook that answers three questions; and no section
+// is about an alert that there is not.
+func TestAlertsSayWhatToDo(t *testing.T) {
+	t.Parallel()
+	sections := map[string]string{}
+	for _, section := range strings.Split(read(t, runbookFile), "\n## ")[1:] {
+		title, text, _ := strings.Cut(section, "\n")
+		sections[title] = text
+	}
+	var names []string
+	for _, a := range alerts(t) {
+		names = append(names, a.Alert)
+		if !regexp.MustCompile(`^Canaryd[A-Z][A-Za-z]+$`).MatchString(a.Alert) {
+			t.Errorf("%s is no name for an alert of canaryd", a.Alert)
+		}
+		if !slices.Contains([]string{"info", "warning", "critical"}, a.Labels["severity"]) {
+			t.Errorf("%s has severity %q", a.Alert, a.Labels["severity"])
+		}
+		for _, key := range []string{"summary", "description"} {
+			if len(a.Annotations[key]) < 20 {
+				t.Errorf("%s says too little: %s is %q", a.Alert, key, a.Annotations[key])
+			}
+		}
+		if want := runbookURL + strings.ToLower(a.Alert); a.Annotations["runbook_url"] != want {
+			t.Errorf("%s has runbook_url %q, want %q", a.Alert, a.Annotations["runbook_url"], want)
+		}
+		for _, question := range []string{"**What it means.**", "**What to look at.**", "**What to do.**"} {
+			if !strings.Contains(sections[a.Alert], question) {
+				t.Errorf("the runbook's section on %s lacks %s", a.Alert, question)
+			}
+		}
+	}
+	slices.Sort(names)
+	if diff := cmp.Diff(names, slices.Sorted(maps.Keys(sections))); diff != "" {
+		t.Errorf("the runbook's sections are not the alerts (-alerts +sections):\n%s", diff)
+	}
+}
+
+// TestRunbookNames: commands, flags and messages that the runbook names are there.
+func TestRunbookNames(t *testing.T) {
+	t.Parallel()
+	runbook := read(t, runbookFile)
+	help := ""
+	for _, c := range regexp.MustCompile("(?m)(?:`|^    )canaryd ([a-z]+)").FindAllStringSubmatch(runbook, -1) {
+		out, err := exec.Command(nodetest.Canaryd(), c[1], "--help").Output()
+		if err != nil {
+			t.Errorf("the runbook names canaryd %s: %v", c[1], err)
+		}
+		help += string(out)
+	}
+	run, err := exec.Command(nodetest.Canaryd(), "run", "--help").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	help += string(run)
+	others := []string{"--cleanup", "--display", "--iptables-min-sync-period"} // of kube-proxy and update-alternatives
+	for _, flag := range regexp.MustCompile("--[a-z][a-z-]+").FindAllString(runbook, -1) {
+		if !strings.Contains(help, flag+" ") && !slices.Contains(others, flag) {
+			t.Errorf("the runbook names %s, which no command has", flag)
+		}
+	}
+	sources := ""
+	files, err := filepath.Glob("../../internal/daemon/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		sources += read(t, file)
+	}
+	for _, message := range regexp.MustCompile(`"([A-Z][^"\n]{12,})"`).FindAllStringSubmatch(runbook, -1) {
+		if !strings.Contains(sources, message[1]) {
+			t.Errorf("the runbook quotes a log line that is now another: %q", message[1])
+		}
+	}
+	known := exported(t)
+	for _, name := range regexp.MustCompile("`(canaryd_[a-z_]+)`").FindAllStringSubmatch(runbook, -1) {
+		if !known[name[1]] {
+			t.Errorf("the runbook names %s, which is not exported", name[1])
+		}
+	}
+}
+
+// exported returns the names of all metrics that canaryd exports from its start
+// on, and of their series.
+func exported(t *testing.T) map[string]bool {
+	t.Helper()
+	known := map[string]bool{}
+	for _, line := range strings.Split(read(t, "../../internal/daemon/testdata/metrics_start.txt"), "\n") {
+		if name := regexp.MustCompile(`^(?:# TYPE )?(canaryd_[a-z_]+)`).FindStringSubmatch(line); name != nil {
+			known[name[1]] = true
+		}
+	}
+	return known
+}
+
+// TestRulesNameWhatIsExported: an alert on a metric that is not there would never fire.
+func TestRulesNameWhatIsExported(t *testing.T) {
+	t.Parallel()
+	known := exported(t)
+	named := map[string]bool{}
+	for _, a := range alerts(t) {
+		for _, name := range regexp.MustCompile(`canaryd_[a-z_]+`).FindAllString(a.Expr, -1) {
+			named[name] = true
+			if !known[name] {
+				t.Errorf("%s asks for %s, which is not exported", a.Alert, name)
+			}
+		}
+	}
+	if len(named) < 10 {
+		t.Errorf("the alerts name only %d metrics", len(named))
+	}
+}
+
+// TestExposition: Prometheus' own linter finds nothing in what is exported.
+func TestExposition(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"metrics_start.txt", "metrics_flush.txt"} {
+		promtool(t, read(t, "../../internal/daemon/testdata/"+name), "check", "metrics")
+	}
+}

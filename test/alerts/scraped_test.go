@@ -1,0 +1,282 @@
+// Package alerts tries the alerts of deploy/prometheus: their unit tests, their
+// runbook, and what they say of the running daemon.
+package alerts
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"sigs.k8s.io/yaml"
+
+	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/iptables"
+)
+
+const (
+	// A scrape each second stands for one each 5 s, so that what takes minutes
+	// is seen within one: all time is stretched, timestamps too.
+	scrapeEach = time.Second
+	stretch    = 5
+	// lead is how many scrapes late promtool's time begins: it begins at 0, and
+	// there must be a time before the first scrape.
+	lead   = 24
+	target = `job="canaryd",instance="node-1"`
+)
+
+// A history is what was scraped of one daemon, as Prometheus would have it.
+type history struct {
+	n      *nodetest.Node
+	at     []time.Time
+	values map[string][]string // by series, as promtool writes them; times are stretched last
+	times  map[string][]float64
+	wants  []want
+}
+
+// A want is what must be firing at one scrape.
+type want struct {
+	scrape int
+	alerts []string
+}
+
+// scrape scrapes as often, in its distance.
+func (h *history) scrape(times int) {
+	h.n.Helper()
+	for range times {
+		next := time.Now()
+		if len(h.at) > 0 {
+			next = h.at[len(h.at)-1].Add(scrapeEach)
+		}
+		time.Sleep(time.Until(next))
+		h.once()
+	}
+}
+
+func (h *history) once() {
+	h.n.Helper()
+	h.at = append(h.at, time.Now())
+	seen := map[string]bool{}
+	note := func(name, labels string, v float64) {
+		series := fmt.Sprintf("%s{%s}", name, strings.Trim(target+","+labels, ","))
+		seen[series] = true
+		h.put(series, strconv.FormatFloat(v, 'f', -1, 64))
+		if strings.HasSuffix(name, "_timestamp_seconds") {
+			for len(h.times[series]) < len(h.at)-1 {
+				h.times[series] = append(h.times[series], 0)
+			}
+			h.times[series] = append(h.times[series], v)
+		}
+	}
+	text, err := nodetest.Fetch("/metrics")
+	if err != nil {
+		note("up", "", 0)
+	} else {
+		note("up", "", 1)
+		h.parse(text, note)
+	}
+	for series, values := range h.values {
+		if !seen[series] && len(values) == len(h.at)-1 {
+			h.put(series, "stale")
+		}
+	}
+}
+
+// put appends a value to a series that may have begun late or had a gap.
+func (h *history) put(series, value string) {
+	for len(h.values[series]) < len(h.at)-1 {
+		h.values[series] = append(h.values[series], "_")
+	}
+	h.values[series] = append(h.values[series], value)
+}
+
+// parse notes every sample of canaryd's own.
+func (h *history) parse(text string, note func(name, labels string, v float64)) {
+	h.n.Helper()
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
+	h.n.Must(err)
+	for name, family := range families {
+		if !strings.HasPrefix(name, "canaryd_") {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			var labels []string
+			for _, l := range m.GetLabel() {
+				labels = append(labels, fmt.Sprintf("%s=%q", l.GetName(), l.GetValue()))
+			}
+			all := strings.Join(labels, ",")
+			if hist := m.GetHistogram(); hist != nil {
+				note(name+"_count", all, float64(hist.GetSampleCount()))
+				note(name+"_sum", all, hist.GetSampleSum())
+				for _, b := range hist.GetBucket() {
+					le := strconv.FormatFloat(b.GetUpperBound(), 'g', -1, 64)
+					note(name+"_bucket", strings.Trim(all+fmt.Sprintf(",le=%q", le), ","), float64(b.GetCumulativeCount()))
+				}
+				continue
+			}
+			note(name, all, m.GetCounter().GetValue()+m.GetGauge().GetValue())
+		}
+	}
+}
+
+// want notes that by the last scrape exactly these alerts fire.
+func (h *history) want(alerts ...string) {
+	h.wants = append(h.wants, want{len(h.at) - 1, alerts})
+}
+
+// stretched returns when something was, in seconds of the time that promtool gets.
+func (h *history) stretched(t float64) float64 {
+	if t == 0 {
+		return 0 // it never was
+	}
+	var scrapes []float64
+	for _, at := range h.at {
+		scrapes = append(scrapes, float64(at.UnixMicro())/1e6)
+	}
+	i := max(sort.SearchFloat64s(scrapes, t)-1, 0)
+	length := scrapeEach.Seconds()
+	if i+1 < len(scrapes) && t > scrapes[0] {
+		length = scrapes[i+1] - scrapes[i] // they are never quite in time
+	}
+	return (lead + float64(i) + (t-scrapes[i])/length) * scrapeEach.Seconds() * stretch
+}
+
+// check has promtool evaluate the rules over what was scraped.
+func (h *history) check() {
+	h.n.Helper()
+	rules, err := filepath.Abs(rulesFile)
+	h.n.Must(err)
+	type sample struct {
+		Labels string  `json:"labels"`
+		Value  float64 `json:"value"`
+	}
+	type query struct {
+		Expr     string   `json:"expr"`
+		EvalTime string   `json:"eval_time"`
+		Samples  []sample `json:"exp_samples"`
+	}
+	step := (scrapeEach * stretch).String()
+	var series []map[string]string
+	for name, values := range h.values {
+		for i, t := range h.times[name] {
+			if values[i] != "_" && values[i] != "stale" {
+				values[i] = strconv.FormatFloat(h.stretched(t), 'f', 6, 64)
+			}
+		}
+		series = append(series, map[string]string{"series": name, "values": strings.Repeat("_ ", lead) + strings.Join(values, " ")})
+	}
+	var queries []query
+	for _, w := range h.wants {
+		q := query{Expr: `count by (alertname) (ALERTS{alertstate="firing"})`, EvalTime: (time.Duration(lead+w.scrape) * scrapeEach * stretch).String()}
+		for _, name := range w.alerts {
+			q.Samples = append(q.Samples, sample{fmt.Sprintf("{alertname=%q}", name), 1})
+		}
+		queries = append(queries, q)
+	}
+	text, err := yaml.Marshal(map[string]any{
+		"rule_files": []string{rules}, "evaluation_interval": step,
+		"tests": []any{map[string]any{"interval": step, "input_series": series, "promql_expr_test": queries}},
+	})
+	h.n.Must(err)
+	path := filepath.Join(h.n.TempDir(), "scraped.yaml")
+	h.n.Must(os.WriteFile(path, text, 0o644))
+	promtool(h.n.T, "", "test", "rules", path)
+	if h.n.Failed() {
+		for name, values := range h.values {
+			if slices.ContainsFunc(values, func(v string) bool { return v != values[0] }) {
+				h.n.Logf("%s %s", name, strings.Join(values, " "))
+			}
+		}
+	}
+}
+
+func begin(n *nodetest.Node) *history {
+	nstest.NeedProgram(n.T, "promtool")
+	return &history{n: n, values: map[string][]string{}, times: map[string][]float64{}}
+}
+
+// TestFirstFlushAlerts: the very first flush of a daemon is seen, on both
+// backends, and by no other alert than its own.
+func TestFirstFlushAlerts(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		d := n.Start()
+		h := begin(n)
+		h.scrape(4)
+		h.want()
+		n.Flush()
+		n.Healed(1)
+		h.scrape(2)
+		h.want("CanarydFlush")
+		d.Stop()
+		h.check()
+	})
+}
+
+// TestFlushBeforeTheFirstScrapeAlerts: what was flushed while canaryd was down
+// is counted before anybody scrapes, and is seen all the same.
+func TestFlushBeforeTheFirstScrapeAlerts(t *testing.T) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		n.Load()
+		d := n.Start()
+		d.Stop()
+		n.Flush()
+		d = n.Start()
+		n.Healed(1)
+		h := begin(n)
+		h.scrape(3)
+		h.want("CanarydFlush")
+		d.Stop()
+		h.check()
+	})
+}
+
+// TestAlertsOfALife follows one daemon: flushed, flushed in a pause, resumed,
+// cleaned up, and stopped.
+func TestAlertsOfALife(t *testing.T) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		n.Load()
+		d := n.Start()
+		h := begin(n)
+		h.scrape(3)
+		h.want()
+
+		n.Flush()
+		n.Healed(1)
+		h.scrape(3)
+		h.want("CanarydFlush")
+
+		n.Want(0, "pause", "--for=1h")
+		n.Flush()
+		h.scrape(3)
+		h.want("CanarydFlush")
+		h.scrape(8)
+		h.want("CanarydFlush", "CanarydRulesAbsent")
+		n.Want(0, "resume")
+		n.Healed(2)
+		h.scrape(3)
+		h.want("CanarydFlush")
+
+		n.Want(0, "cleanup")
+		h.scrape(10)
+		h.want("CanarydFlush")
+		h.scrape(13)
+		h.want("CanarydBlind", "CanarydFlush")
+
+		d.Stop()
+		h.scrape(9)
+		h.want("CanarydFlush")
+		h.scrape(7)
+		h.want("CanarydDown", "CanarydFlush")
+		h.check()
+	})
+}
