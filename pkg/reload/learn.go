@@ -1,7 +1,6 @@
 package reload
 
 import (
-	"maps"
 	"slices"
 	"time"
 
@@ -72,7 +71,6 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 	}
 	half := old.RuleCount() >= 2 && 2*seen.RuleCount() < old.RuleCount() && !stands("")
 	merged := seen
-	merged.Chains = slices.Clone(seen.Chains)
 	kept := map[string]bool{}
 	at := make(map[string]int, len(merged.Chains))
 	for i, c := range merged.Chains {
@@ -82,6 +80,9 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 		i, there := at[c.Name]
 		if len(c.Rules) == 0 || there && len(merged.Chains[i].Rules) > 0 || stands(c.Name) {
 			continue
+		}
+		if len(kept) == 0 {
+			merged.Chains = slices.Clone(seen.Chains)
 		}
 		kept[c.Name] = true
 		if there {
@@ -100,9 +101,8 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 	if len(kept) > 0 {
 		merged.Leans = union(old.Leans, seen.Leans)
 	}
-	if !merged.Equal(old) || !maps.Equal(merged.Policies, old.Policies) {
-		next.Generation = l.Generation.With(f, t, merged)
-	}
+	// Also where it equals old: what was seen last is in memory anyway.
+	next.Generation = l.Generation.With(f, t, merged)
 	return next, due
 }
 
