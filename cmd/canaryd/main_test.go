@@ -208,6 +208,9 @@ func TestStatusTable(t *testing.T) {
 			}
 			s.Paused, s.PausedUntil, s.Contended = true, time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), true
 		},
+		"status-quarantine": func(s *daemon.Status) {
+			s.Quarantined = []daemon.Quarantined{{Family: rules.IPv4, Table: rules.Filter, Chain: "KUBE-FORWARD", Rule: "-m set --match-set friends src -j ACCEPT", Reason: "ipset friends is missing, and its members are not known"}}
+		},
 		"status-no-flush": func(s *daemon.Status) { s.Flushes = nil },
 		"status-both-fine": func(s *daemon.Status) {
 			s.Families = map[rules.Family]daemon.Verdicts{}

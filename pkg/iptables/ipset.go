@@ -222,7 +222,7 @@ func (s *Sets) failure(res result, err error) error {
 
 // nfnetlink's part for nfacct (linux/netfilter/nfnetlink.h and nfnetlink_acct.h).
 const (
-	acctNew     = 7<<8 | 0 // NFNL_SUBSYS_ACCT, NFNL_MSG_ACCT_NEW
+	acctNew     = 7 << 8 // NFNL_SUBSYS_ACCT, NFNL_MSG_ACCT_NEW (which is 0)
 	acctName    = 1        // NFACCT_NAME
 	maxAcctName = 31       // NFACCT_NAME_MAX without its NUL
 	nfgenmsg    = 4        // sizeof(struct nfgenmsg)

@@ -106,7 +106,7 @@ func TestExtractTakesWhatIsProtectedAndNothingElse(t *testing.T) {
 			{Chain: "PREROUTING", Rule: rules.Rule{Spec: "-j KUBE-A", Target: "KUBE-A"}, Anchor: rules.Anchor{Position: rules.Top}},
 			{Chain: "POSTROUTING", Rule: rules.Rule{Spec: "-j KUBE-Z", Target: "KUBE-Z"}, Anchor: rules.Anchor{Position: rules.Top}},
 		},
-		Alone: []string{"PREROUTING", "POSTROUTING"},
+		Alone:    []string{"PREROUTING", "POSTROUTING"},
 		Leans:    []string{"corp"},
 		Policies: map[string]string{"PREROUTING": "ACCEPT", "OUTPUT": "DROP", "POSTROUTING": "ACCEPT"},
 	}
