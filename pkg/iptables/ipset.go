@@ -223,9 +223,9 @@ func (s *Sets) failure(res result, err error) error {
 // nfnetlink's part for nfacct (linux/netfilter/nfnetlink.h and nfnetlink_acct.h).
 const (
 	acctNew     = 7 << 8 // NFNL_SUBSYS_ACCT, NFNL_MSG_ACCT_NEW (which is 0)
-	acctName    = 1        // NFACCT_NAME
-	maxAcctName = 31       // NFACCT_NAME_MAX without its NUL
-	nfgenmsg    = 4        // sizeof(struct nfgenmsg)
+	acctName    = 1      // NFACCT_NAME
+	maxAcctName = 31     // NFACCT_NAME_MAX without its NUL
+	nfgenmsg    = 4      // sizeof(struct nfgenmsg)
 )
 
 // Account makes an nfacct object that counts from zero, unless there is one.
