@@ -47,25 +47,44 @@ func startDaemon(ctx context.Context, l *lab) (*daemon, error) {
 		return nil, err
 	}
 	go func() { d.ended <- d.cmd.Wait() }()
-	return d, d.until(ctx, startsIn, "canaryd to learn the rules")
+	return d, d.until(ctx, startsIn, "canaryd to learn the rules", d.quiet)
 }
 
-// settled waits until everything is in force, and what its owner wrote last
-// is known.
+// learn waits until canaryd has another generation than before, and nothing
+// more to learn. That it is quiet says nothing on a busy machine: it may not
+// have looked yet.
+func (d *daemon) learn(ctx context.Context, write func() error) error {
+	before, err := d.status(ctx)
+	if err == nil {
+		err = write()
+	}
+	if err != nil {
+		return err
+	}
+	return d.until(ctx, recoversIn, "canaryd to learn what the owner wrote", func(ctx context.Context) error {
+		if now, err := d.status(ctx); err != nil {
+			return err
+		} else if now.Generation.ID == before.Generation.ID {
+			return errors.New("the generation is that of before")
+		}
+		return d.quiet(ctx)
+	})
+}
+
 func (d *daemon) settled(ctx context.Context) error {
-	return d.until(ctx, recoversIn, "canaryd to put everything back and to know what its owner wrote last")
+	return d.until(ctx, recoversIn, "canaryd to put everything back", d.quiet)
 }
 
 func (d *daemon) between(context.Context) error { return nil }
 
-// steady is how long canaryd must have nothing to do. A write that it has not
-// looked at yet is seen within the poll interval.
+// steady is how long it must be so: a flush of many commands is repaired in
+// between, too.
 const steady = 300 * time.Millisecond
 
-func (d *daemon) until(ctx context.Context, limit time.Duration, what string) error {
+func (d *daemon) until(ctx context.Context, limit time.Duration, what string, is func(context.Context) error) error {
 	var since time.Time
 	for start := time.Now(); ; {
-		err := d.quiet(ctx)
+		err := is(ctx)
 		switch {
 		case err != nil:
 			since = time.Time{}
@@ -89,24 +108,13 @@ func (d *daemon) until(ctx context.Context, limit time.Duration, what string) er
 	}
 }
 
-// quiet returns nil if nothing is lost and the generation is up to date.
+// quiet returns nil if nothing is lost and the generation is up to date as far
+// as canaryd knows.
 func (d *daemon) quiet(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/api/v1/status", nil)
-	if err != nil {
-		return err
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	var s scenario.Status
-	if err := json.NewDecoder(response.Body).Decode(&s); err != nil {
-		return err
-	}
+	s, err := d.status(ctx)
 	switch {
+	case err != nil:
+		return err
 	case !s.Healthy:
 		return errors.New("not healthy")
 	case s.Generation.Rules == 0:
@@ -115,6 +123,22 @@ func (d *daemon) quiet(ctx context.Context) error {
 		return errors.New("the generation lags behind")
 	}
 	return nil
+}
+
+func (d *daemon) status(ctx context.Context) (scenario.Status, error) {
+	var s scenario.Status
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/api/v1/status", nil)
+	if err != nil {
+		return s, err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return s, err
+	}
+	defer response.Body.Close()
+	return s, json.NewDecoder(response.Body).Decode(&s)
 }
 
 // stop ends canaryd as a service manager does.

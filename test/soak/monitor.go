@@ -100,6 +100,8 @@ func (m *monitor) sync(ctx context.Context) error {
 	return m.lab.programs.RestoreNoflush(ctx, rules.IPv4, text+missing)
 }
 
+func (m *monitor) learn(_ context.Context, write func() error) error { return write() }
+
 func (m *monitor) settled(context.Context) error { return nil }
 
 // between gives the monitor time for two looks. Then somebody puts everything

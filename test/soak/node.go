@@ -30,7 +30,10 @@ const (
 
 // A healer puts rules back.
 type healer interface {
-	// settled waits until everything is in force and known.
+	// learn lets the rules' owner write, and waits until the healer knows what
+	// it wrote: a flush in the very instant after it is not what is tried here.
+	learn(ctx context.Context, write func() error) error
+	// settled waits until everything is in force.
 	settled(ctx context.Context) error
 	// between is called when a flush has had its time.
 	between(ctx context.Context) error
@@ -151,7 +154,7 @@ func (l *lab) flushes(ctx context.Context) error {
 		}
 		kind := kinds[n%len(kinds)]
 		if n%2 == 0 {
-			if err := l.change(ctx); err != nil {
+			if err := l.healer.learn(ctx, func() error { return l.change(ctx) }); err != nil {
 				return err
 			}
 		}
