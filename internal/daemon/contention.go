@@ -13,6 +13,9 @@ const (
 	// calmFor is how long the last replay must have stood for a contention to
 	// be over. Replays are limited to one in 1.5 to 10 s.
 	calmFor = 10 * time.Second
+	// undoneKept is how many replays in a row may be undone within calmFor before
+	// that is called a contention. If they are dear, the limit says so before.
+	undoneKept = 10
 	// unhookedKept is how often hooks may be deleted by name, again as soon as
 	// they are repaired, before that is called a contention. Each round takes
 	// --hook-grace, so that it needs no limit.
@@ -27,6 +30,7 @@ type contention struct {
 	spent     time.Duration // CPU time that the limit knows of
 	calmAt    time.Time     // when it is over if nothing happens; zero: there is none
 	healed    time.Time     // when the last replay ended
+	undone    int           // replays in a row that stood for less than calmFor
 	unhooked  int           // repairs in a row of hooks that were deleted by name
 	displaced bool          // somebody else owns what is declared, for the rest of the run
 }
@@ -81,6 +85,9 @@ func (d *Daemon) spend(st *state, used time.Duration) {
 // noteHealed notes the end of a replay.
 func (d *Daemon) noteHealed(ctx context.Context, st *state, l *loss) {
 	now := time.Now()
+	if st.undone++; st.healed.IsZero() || now.Sub(st.healed) > calmFor {
+		st.undone = 0
+	}
 	switch {
 	case !l.unhooked || now.Sub(st.healed) > d.cfg.HookGrace+calmFor:
 		st.unhooked = 0
@@ -89,7 +96,7 @@ func (d *Daemon) noteHealed(ctx context.Context, st *state, l *loss) {
 	}
 	st.healed = now
 	st.replays++
-	if st.unhooked >= unhookedKept && st.since.IsZero() {
+	if st.since.IsZero() && (st.undone >= undoneKept || st.unhooked >= unhookedKept) {
 		st.begin(ctx, l)
 	}
 	if st.since.IsZero() {
@@ -106,6 +113,7 @@ func (d *Daemon) calm(ctx context.Context, st *state) {
 	klog.FromContext(ctx).Info("What was replayed stays in place again; replays are not limited any more",
 		"lasted", st.healed.Sub(st.since).Round(time.Millisecond), "replays", st.replays)
 	st.since, st.calmAt, st.unhooked = time.Time{}, time.Time{}, 0
+	st.undone = 0
 }
 
 // flushLog returns the log for what is said of each flush. While somebody

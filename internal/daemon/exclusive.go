@@ -24,8 +24,17 @@ const exclusiveName = "@canaryd.lock"
 // would keep canaryd from starting, and be named for it.
 func Exclude() (release func(), err error) { return exclude(exclusiveName) }
 
+// lingers is how long the name may outlive its process. Who is killed while it
+// executes a program leaves the name to a child that has not executed yet: 1 s
+// after SIGKILL in the middle of a replay is far beyond what was ever seen.
+const lingers = time.Second
+
 func exclude(name string) (release func(), err error) {
 	l, err := net.Listen("unix", name)
+	for end := time.Now().Add(lingers); errors.Is(err, unix.EADDRINUSE) && orphaned(name) && time.Now().Before(end); {
+		time.Sleep(10 * time.Millisecond)
+		l, err = net.Listen("unix", name)
+	}
 	if errors.Is(err, unix.EADDRINUSE) {
 		return nil, fmt.Errorf("%w%s", ErrAlreadyRunning, holderOf(name))
 	}
@@ -35,18 +44,28 @@ func exclude(name string) (release func(), err error) {
 	return func() { l.Close() }, nil
 }
 
+// orphaned reports whether the process that took the name has ended.
+func orphaned(name string) bool {
+	peer, err := holder(name)
+	return err != nil || peer.Pid != 0 && errors.Is(unix.Kill(int(peer.Pid), 0), unix.ESRCH)
+}
+
 // holderOf names the process that listens on an abstract socket: " (process
 // 17 of user 0)", or nothing if it cannot be told. Nobody accepts there; to
 // connect is enough.
 func holderOf(name string) string {
-	conn, err := net.DialTimeout("unix", name, time.Second)
-	if err != nil {
-		return ""
-	}
-	defer conn.Close()
-	peer, err := peerOf(conn.(*net.UnixConn))
+	peer, err := holder(name)
 	if err != nil || peer.Pid == 0 {
 		return ""
 	}
 	return fmt.Sprintf(" (process %d of user %d)", peer.Pid, peer.Uid)
+}
+
+func holder(name string) (*unix.Ucred, error) {
+	conn, err := net.DialTimeout("unix", name, time.Second)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	return peerOf(conn.(*net.UnixConn))
 }

@@ -33,7 +33,13 @@ func (s steppingSession) Read(ctx context.Context, family rules.Family) (iptable
 
 func (s steppingSession) Restore(ctx context.Context, payload iptables.Payload) map[rules.Family]iptables.Written {
 	s.step("restore", s.Session)
-	written := s.Session.Restore(ctx, payload)
+	written := map[rules.Family]iptables.Written{}
+	for _, f := range rules.Families() { // as the Fake does it, one family after the other
+		if scripts, ok := payload[f]; ok {
+			written[f] = s.Session.Restore(ctx, iptables.Payload{f: scripts})[f]
+			s.step("written", s.Session)
+		}
+	}
 	s.step("restored", s.Session)
 	return written
 }

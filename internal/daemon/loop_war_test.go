@@ -89,7 +89,7 @@ func TestNoWar(t *testing.T) {
 	for _, test := range []struct {
 		times int
 		every time.Duration
-	}{{1, time.Second}, {3, 100 * time.Millisecond}, {6, 400 * time.Millisecond}, {30, 2 * time.Second}} {
+	}{{1, time.Second}, {3, 100 * time.Millisecond}, {6, 400 * time.Millisecond}, {9, 2 * time.Second}, {5, 11 * time.Second}} {
 		t.Run(fmt.Sprintf("%d every %s", test.times, test.every), func(t *testing.T) {
 			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 				r := start(t, backend, setup{})
@@ -178,6 +178,31 @@ func TestWarWithinReplays(t *testing.T) {
 		r.wantBack(before, left)
 		if record := r.oneRecord(); record.Outcome != reload.Proved && record.Outcome != reload.Raced {
 			t.Errorf("the record says %+v", record)
+		}
+	})
+}
+
+// TestSlowWar: somebody undoes one replay after the other, too slowly for any
+// limit. That is told as well.
+func TestSlowWar(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		before, left := r.tables(), leftBy(t, backend, "flush-nat")
+		for n := range 20 {
+			if got := r.d.Status().Contended; got != (n > 10) {
+				t.Errorf("after %d replays, contended: %t", n, got)
+			}
+			r.flushNat()
+			r.after(30 * time.Millisecond)
+			r.wantBack(before, left)
+			r.after(5 * time.Second)
+		}
+		if n := r.logged("Somebody keeps undoing"); n != 1 {
+			t.Errorf("the log tells the beginning %d times", n)
+		}
+		r.after(6 * time.Second)
+		if r.d.Status().Contended || r.logged("stays in place again") != 1 {
+			t.Error("contended for ever")
 		}
 	})
 }

@@ -51,6 +51,7 @@ func (r run) families(ctx context.Context) Result {
 		t.result.Took, t.result.Done = time.Since(t.began), time.Now()
 		result[t.family] = t.result
 	}
+	marks := r.job.Marks
 	var turns []*turn
 	for _, f := range r.job.Families {
 		turns = append(turns, &turn{family: f})
@@ -64,7 +65,7 @@ func (r run) families(ctx context.Context) Result {
 				end(t)
 			}
 		}
-		r.ahead(planned)
+		marks = r.ahead(marks, planned)
 		write(ctx, planned, r.session.Restore)
 		for _, t := range planned {
 			if t.stale() {
@@ -91,12 +92,12 @@ func (r run) families(ctx context.Context) Result {
 	return result
 }
 
-// ahead tells which marks the turns are about to plant.
-func (r run) ahead(turns []*turn) {
+// ahead tells which marks the turns are about to plant, beside those of turns
+// before, and returns all of them.
+func (r run) ahead(marks canary.Marks, turns []*turn) canary.Marks {
 	if r.Ahead == nil || len(turns) == 0 {
-		return
+		return marks
 	}
-	marks := r.job.Marks
 	for _, t := range turns {
 		for _, p := range t.plans {
 			if p.mark.Nonce != "" {
@@ -105,6 +106,7 @@ func (r run) ahead(turns []*turn) {
 		}
 	}
 	r.Ahead(marks)
+	return marks
 }
 
 // plan reads one family under guard, judges its tables and picks what to write.
