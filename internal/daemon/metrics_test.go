@@ -72,8 +72,8 @@ func TestMetricsAreAllThereFromTheStart(t *testing.T) {
 	golden(t, "metrics_start.txt", exposition(t, reg))
 }
 
-func TestMetricsAfterAFlush(t *testing.T) {
-	reg, m, hints := newTestMetrics(rules.Families()...)
+// everything has every method called once, as after a flush.
+func everything(m *Metrics, hints *canary.Hints) {
 	at := time.UnixMilli(1_700_000_000_250)
 
 	m.SetBackend(iptables.Info{Backend: iptables.Legacy, Version: "1.8.7"})
@@ -102,6 +102,11 @@ func TestMetricsAfterAFlush(t *testing.T) {
 	m.ObserveRecovery(120 * time.Millisecond)
 	m.SetQuarantined(rules.IPv4, rules.Filter, 2)
 	m.ObserveSourceError("snapshot")
+}
+
+func TestMetricsAfterAFlush(t *testing.T) {
+	reg, m, hints := newTestMetrics(rules.Families()...)
+	everything(m, hints)
 	golden(t, "metrics_flush.txt", exposition(t, reg))
 
 	m.SetStatus(Status{})
@@ -111,6 +116,26 @@ func TestMetricsAfterAFlush(t *testing.T) {
 		if !strings.Contains(text, want) || !strings.Contains(text, "\n"+name+" 0\n") {
 			t.Errorf("%s is not 0 once nothing is wrong", name)
 		}
+	}
+}
+
+// TestMetricsAreNeverBornLate: whatever happens, no series appears that was not
+// there from the start, but for the backend, which is found out.
+func TestMetricsAreNeverBornLate(t *testing.T) {
+	reg, m, hints := newTestMetrics(rules.Families()...)
+	series := func() []string {
+		var names []string
+		for line := range strings.Lines(string(exposition(t, reg))) {
+			if name := line[:strings.LastIndexByte(line, ' ')]; !strings.HasPrefix(line, "#") && !strings.HasPrefix(line, "canaryd_backend_info{") {
+				names = append(names, name)
+			}
+		}
+		return names
+	}
+	before := series()
+	everything(m, hints)
+	if diff := cmp.Diff(before, series()); diff != "" {
+		t.Errorf("series were born late (-at the start +after a flush):\n%s", diff)
 	}
 }
 

@@ -167,6 +167,9 @@ func (h *history) check() {
 	step := (scrapeEach * stretch).String()
 	var series []map[string]string
 	for name, values := range h.values {
+		if values[0] == "_" {
+			h.n.Errorf("%s was not there from the first scrape on", name)
+		}
 		for i, t := range h.times[name] {
 			if values[i] != "_" && values[i] != "stale" {
 				values[i] = strconv.FormatFloat(h.stretched(t), 'f', 6, 64)
