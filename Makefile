@@ -62,6 +62,11 @@ soak: deps build ## packets to services while their rules are flushed, on both b
 	go build -o bin/soak ./test/soak
 	bin/soak -canaryd bin/canaryd -for $(SOAK) -json bin/soak.json $(SOAK_FLAGS)
 
+.PHONY: dashboard
+dashboard: ## write deploy/grafana/canaryd.json anew
+	go run ./hack/dashboard >deploy/grafana/canaryd.json.new
+	mv deploy/grafana/canaryd.json.new deploy/grafana/canaryd.json
+
 .PHONY: ci
 ci: ## what continuous integration runs
 	@.ci/run

@@ -1,0 +1,176 @@
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/nstest"
+)
+
+const file = "../../deploy/grafana/canaryd.json"
+
+var update = flag.Bool("update", false, "write the dashboard anew")
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestDashboardIsCurrent: the file is what this program prints.
+func TestDashboardIsCurrent(t *testing.T) {
+	want, err := Render()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *update {
+		if err := os.WriteFile(file, want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff(string(want), read(t, file)); diff != "" {
+		t.Errorf("%s is not what hack/dashboard prints (-want +got); make dashboard writes it anew:\n%s", file, diff)
+	}
+}
+
+// A board is what the tests look at of a dashboard.
+type board struct {
+	UID           string `json:"uid"`
+	Title         string `json:"title"`
+	SchemaVersion int    `json:"schemaVersion"`
+	Templating    struct {
+		List []struct {
+			Name, Type string
+			Definition string
+		} `json:"list"`
+	} `json:"templating"`
+	Annotations struct {
+		List []struct{ Expr string } `json:"list"`
+	} `json:"annotations"`
+	Panels []struct {
+		ID      int                      `json:"id"`
+		Title   string                   `json:"title"`
+		Type    string                   `json:"type"`
+		GridPos struct{ X, Y, W, H int } `json:"gridPos"`
+		Targets []struct {
+			Expr       string            `json:"expr"`
+			RefID      string            `json:"refId"`
+			Datasource map[string]string `json:"datasource"`
+		} `json:"targets"`
+	} `json:"panels"`
+}
+
+func load(t *testing.T) board {
+	t.Helper()
+	var b board
+	if err := json.Unmarshal([]byte(read(t, file)), &b); err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+	return b
+}
+
+// TestDashboardCanBeImported: it has what Grafana needs of a dashboard, and no
+// two panels are in one place.
+func TestDashboardCanBeImported(t *testing.T) {
+	b := load(t)
+	if b.UID != "canaryd" || b.Title == "" || b.SchemaVersion != schema {
+		t.Errorf("uid %q, title %q, schema version %d", b.UID, b.Title, b.SchemaVersion)
+	}
+	variables := map[string]string{}
+	for _, v := range b.Templating.List {
+		variables[v.Name] = v.Type
+	}
+	if diff := cmp.Diff(map[string]string{"datasource": "datasource", "instance": "query"}, variables); diff != "" {
+		t.Errorf("variables (-want +got):\n%s", diff)
+	}
+	taken, ids, titles := map[[2]int]string{}, map[int]bool{}, map[string]bool{}
+	for _, p := range b.Panels {
+		if ids[p.ID] || titles[p.Title] || p.ID == 0 || p.Title == "" {
+			t.Errorf("panel %d %q has another one's name or number, or none", p.ID, p.Title)
+		}
+		ids[p.ID], titles[p.Title] = true, true
+		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
+			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
+				if other := taken[[2]int{x, y}]; other != "" || x >= columns {
+					t.Fatalf("%q covers %q or leaves the grid at %d, %d", p.Title, other, x, y)
+				}
+				taken[[2]int{x, y}] = p.Title
+			}
+		}
+		if p.Type != "text" && len(p.Targets) == 0 {
+			t.Errorf("%q asks nothing", p.Title)
+		}
+		for _, target := range p.Targets {
+			if target.Datasource["uid"] != "${datasource}" || target.RefID == "" {
+				t.Errorf("%q asks %q under %q", p.Title, target.Datasource, target.RefID)
+			}
+		}
+	}
+}
+
+// TestDashboardAsksForWhatIsExported: every metric that it names is exported, every
+// selector goes by the chosen nodes, and Prometheus can parse every expression.
+func TestDashboardAsksForWhatIsExported(t *testing.T) {
+	known := map[string]bool{}
+	for _, m := range regexp.MustCompile(`(?m)^(canaryd_[a-z_]+)`).FindAllString(read(t, "../../internal/daemon/testdata/metrics_flush.txt"), -1) {
+		known[m] = true
+	}
+	b := load(t)
+	asked := map[string][]string{}
+	for _, p := range b.Panels {
+		for _, target := range p.Targets {
+			asked[p.Title] = append(asked[p.Title], target.Expr)
+		}
+	}
+	for _, a := range b.Annotations.List {
+		asked["annotations"] = append(asked["annotations"], a.Expr)
+	}
+	var rules strings.Builder
+	rules.WriteString("groups: [{name: dashboard, rules: [\n")
+	n := 0
+	for title, exprs := range asked {
+		for _, expr := range exprs {
+			for _, m := range regexp.MustCompile(`([a-z_]+_[a-z_]+)\{([^}]*)\}`).FindAllStringSubmatch(expr, -1) {
+				if strings.HasPrefix(m[1], "canaryd_") && !known[m[1]] {
+					t.Errorf("%q asks for %s, which is not exported", title, m[1])
+				}
+				if !strings.Contains(m[2], nodes) {
+					t.Errorf("%q asks for %s of all nodes, chosen or not", title, m[1])
+				}
+			}
+			if bare := regexp.MustCompile(`canaryd_[a-z_]+(?:[^a-z_{]|$)`).FindString(expr); bare != "" {
+				t.Errorf("%q asks for %s of all nodes, chosen or not", title, bare)
+			}
+			n++
+			text, err := json.Marshal(strings.NewReplacer("$__rate_interval", "5m", "$__range", "6h", "$__interval", "15s").Replace(expr))
+			if err != nil {
+				t.Fatal(err)
+			}
+			fmt.Fprintf(&rules, "{record: 'panel:%d', expr: %s},\n", n, text)
+		}
+	}
+	rules.WriteString("]}]\n")
+	if n < len(b.Panels) {
+		t.Errorf("%d expressions in %d panels", n, len(b.Panels))
+	}
+	nstest.NeedProgram(t, "promtool")
+	path := filepath.Join(t.TempDir(), "rules.yaml")
+	if err := os.WriteFile(path, []byte(rules.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), "promtool", "check", "rules", path).CombinedOutput(); err != nil {
+		t.Errorf("Prometheus cannot parse an expression: %v\n%s\n%s", err, out, rules.String())
+	}
+}
