@@ -28,15 +28,22 @@ func OtherOwner(snapshot iptables.Snapshot, claims func(chain string) bool) stri
 	return ""
 }
 
+// owed reports whether kube-proxy is to have the last word: a replay bridged
+// the gap with rules of before, or the flush may have taken some that were too
+// new to be known. What kube-proxy wrote itself since the flush is no sign that
+// it missed nothing: a partial sync names the chains of those services only that
+// changed after it.
+func owed(result FamilyResult) bool {
+	return result.Outcome == Raced || slices.ContainsFunc(rules.Guarded(), func(t rules.TableName) bool {
+		tr := result.Tables[t]
+		return tr.Proved && (tr.Wrote > 0 || tr.flushed && t != rules.Mangle)
+	})
+}
+
 // nudge makes kube-proxy do its own full sync, by deleting its canary where a
-// flush left it standing: what was replayed bridges the gap, and the owner has
-// the last word. One restore per table, mangle last, because its absence there
-// is what kube-proxy looks for. It is not retried.
+// flush left it standing. One restore per table, mangle last, because its
+// absence there is what kube-proxy looks for. It is not retried.
 func nudge(ctx context.Context, s iptables.Session, f rules.Family, result FamilyResult) error {
-	wrote := slices.ContainsFunc(rules.Guarded(), func(t rules.TableName) bool { return result.Tables[t].Wrote > 0 })
-	if !wrote && result.Outcome != Raced {
-		return nil
-	}
 	for _, table := range []rules.TableName{rules.Nat, rules.Filter, rules.Mangle} {
 		if !slices.Contains(result.proxyCanary, table) {
 			continue

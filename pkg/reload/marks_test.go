@@ -230,7 +230,7 @@ func TestRemoveOfNothingBringsNoTableIntoBeing(t *testing.T) {
 	}
 }
 
-func TestKubeProxyIsNudgedOnlyAfterItsChainsWereWritten(t *testing.T) {
+func TestKubeProxyIsNudgedOnlyAfterItsChainsWereLost(t *testing.T) {
 	tests := []struct {
 		name  string
 		flush func(n *testNode) error
@@ -238,6 +238,16 @@ func TestKubeProxyIsNudgedOnlyAfterItsChainsWereWritten(t *testing.T) {
 	}{
 		{"a flush of everything", func(n *testNode) error { n.flushAll(v4); return nil }, []string{"*nat", "*mangle"}},
 		{"a flush of one table", func(n *testNode) error { return n.Flush(v4, rules.Filter, "") }, []string{"*nat", "*mangle"}},
+		{
+			"a flush of what kube-proxy wrote a moment before, and again since", func(n *testNode) error {
+				const written = "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-SVC-NEW - [0:0]\n:KUBE-SVC-A - [0:0]\n:KUBE-MARK-MASQ - [0:0]\n:KUBE-POSTROUTING - [0:0]\n" +
+					"-A KUBE-SERVICES -d 10.0.0.1/32 -j KUBE-SVC-A\n-A KUBE-SERVICES -d 10.0.0.2/32 -j KUBE-SVC-NEW\n" +
+					"-A KUBE-SVC-A -j RETURN\n-A KUBE-MARK-MASQ -j RETURN\n-A KUBE-POSTROUTING -j RETURN\n"
+				must(n.t, n.RestoreNoflush(v4, written+"-A KUBE-SVC-NEW -j RETURN\nCOMMIT\n"))
+				must(n.t, n.Flush(v4, rules.Nat, ""))
+				return n.RestoreNoflush(v4, strings.Replace(written, ":KUBE-SVC-NEW - [0:0]\n", "", 1)+"COMMIT\n")
+			}, []string{"*nat", "*mangle"},
+		},
 		{"only hooks were lost", func(n *testNode) error { return n.Flush(v4, rules.Filter, "INPUT") }, nil},
 		{"only the canary was lost", func(n *testNode) error { return n.Flush(v4, rules.Nat, canary.DefaultChain) }, nil},
 	}

@@ -148,6 +148,10 @@ type TableResult struct {
 	Weakened    []Held
 	Policies    []string // built-in policies that differ from the generation's
 	Wrote       int      // chains whose content was written
+
+	// flushed: no mark at all was left standing, so that more may be gone than
+	// the generation knows.
+	flushed bool
 }
 
 // Heal puts back what the generation has and the kernel has not, all families
@@ -161,7 +165,9 @@ func (r Replayer) Heal(ctx context.Context, job Job) (Result, error) {
 		if result.foreign && result.Outcome.Done() {
 			result.Aftercare = r.dropDoubles(ctx, s, f, job)
 		}
-		if result.Outcome == Proved || result.Outcome == Raced {
+		// Also where some tables are missing yet: the next try does not touch those
+		// that are proved now.
+		if owed(*result) {
 			result.Aftercare = errors.Join(result.Aftercare, nudge(ctx, s, f, *result))
 		}
 	})

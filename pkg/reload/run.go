@@ -177,6 +177,7 @@ func newResult(tasks []tableTask) FamilyResult {
 		tr := TableResult{
 			Finding: task.finding, Mark: task.want.Mark,
 			Section: task.seen.Section, Read: task.seen.Err == nil,
+			flushed: task.finding.MarkLost && len(task.finding.Witnesses) == len(task.want.Mark.Witnessed),
 		}
 		if task.finding.Verdict.Loss() {
 			tr.Lost = countLost(task)
