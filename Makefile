@@ -16,17 +16,31 @@ build: ## build bin/canaryd
 DESTDIR ?=
 PREFIX  ?= /usr/local
 
+.PHONY: completion
+completion: # by a program for this machine, whichever bin/canaryd is for
+	mkdir -p bin/completion
+	for shell in bash zsh fish; do GOOS= GOARCH= go run ./cmd/canaryd completion $$shell >bin/completion/$$shell || exit; done
+
+UNIT := $(PREFIX)/lib/systemd/system/canaryd.service
+MAN  := $(PREFIX)/share/man/man8/canaryd.8
+BASH := $(PREFIX)/share/bash-completion/completions/canaryd
+ZSH  := $(PREFIX)/share/zsh/site-functions/_canaryd
+FISH := $(PREFIX)/share/fish/vendor_completions.d/canaryd.fish
+
 .PHONY: install
-install: build ## install program and unit under PREFIX (/usr/local), defaults under /etc; DESTDIR is honoured
+install: build completion ## install under PREFIX (/usr/local), flags into /etc/default; DESTDIR is honoured
 	install -D -m 0755 bin/canaryd '$(DESTDIR)$(PREFIX)/bin/canaryd'
-	install -d '$(DESTDIR)$(PREFIX)/lib/systemd/system'
-	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' deploy/systemd/canaryd.service >'$(DESTDIR)$(PREFIX)/lib/systemd/system/canaryd.service'
-	chmod 0644 '$(DESTDIR)$(PREFIX)/lib/systemd/system/canaryd.service'
+	install -D -m 0644 deploy/systemd/canaryd.service '$(DESTDIR)$(UNIT)'
+	sed -i 's|/usr/local/bin/|$(PREFIX)/bin/|' '$(DESTDIR)$(UNIT)'
+	install -D -m 0644 docs/canaryd.8 '$(DESTDIR)$(MAN)'
+	install -D -m 0644 bin/completion/bash '$(DESTDIR)$(BASH)'
+	install -D -m 0644 bin/completion/zsh '$(DESTDIR)$(ZSH)'
+	install -D -m 0644 bin/completion/fish '$(DESTDIR)$(FISH)'
 	test -e '$(DESTDIR)/etc/default/canaryd' || install -D -m 0644 deploy/systemd/canaryd.default '$(DESTDIR)/etc/default/canaryd'
 
 .PHONY: uninstall
 uninstall: ## remove what install installed, but not /etc/default/canaryd and what canaryd keeps in /var/lib
-	rm -f '$(DESTDIR)$(PREFIX)/bin/canaryd' '$(DESTDIR)$(PREFIX)/lib/systemd/system/canaryd.service'
+	rm -f $(foreach file,$(PREFIX)/bin/canaryd $(UNIT) $(MAN) $(BASH) $(ZSH) $(FISH),'$(DESTDIR)$(file)')
 
 .PHONY: deps
 deps: ## install the programs that test and demo need, where they are missing

@@ -17,6 +17,9 @@ needed=(
 	promtool:prometheus
 	systemd-analyze:systemd
 	setpriv:util-linux
+	mandoc:mandoc
+	zsh:zsh
+	fish:fish
 	/usr/lib/cni/portmap:containernetworking-plugins
 )
 

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/pflag"
@@ -42,7 +43,7 @@ type streams struct{ out, err io.Writer }
 
 func commands() []command {
 	return []command{
-		{"run", "watch, and put back what is flushed (the default)", "", runFlags(), runDaemon},
+		{"run", "watch, and put back what is flushed (the default)", aboutRun, runFlags(), runDaemon},
 		{"check", "look once: exit 0 intact, 1 loss, 2 unknown", aboutCheck, lookFlags(), runCheck},
 		{"restore", "replay the generation now: exit 0 proved, 1 not proved", aboutRestore, append(lookFlags(), "generation"), runRestore},
 		{"render", "print the generation as iptables-restore input", aboutRender, renderFlags(), runRender},
@@ -51,11 +52,32 @@ func commands() []command {
 		{"resume", "end a pause; what is lost is replayed at once", aboutResume, []string{"socket"}, runResume},
 		{"detect", "which backend is in use, and the evidence for it", aboutDetect, detectFlags(), runDetect},
 		{"cleanup", "remove the canaries; with --rules the protected rules too", aboutCleanup, append(lookFlags(), "rules"), runCleanup},
+		{"completion", "make a shell complete canaryd's command lines", aboutCompletion, nil, runCompletion},
 		{"version", "print the version", "", nil, runVersion},
+		{"man", "print canaryd(8), the manual page", "", nil, runManual},
 	}
 }
 
+// hidden reports whether help does not list a command.
+func (c command) hidden() bool { return c.name == "man" }
+
+// words are what may stand behind a command beside flags; the first is the
+// default, and one at most is given.
+func (c command) words() []string {
+	if c.name == "completion" {
+		return []string{"bash", "zsh", "fish"}
+	}
+	return nil
+}
+
 const (
+	aboutCompletion = `Prints a script for bash, or for the shell that is named behind it: bash, zsh or fish.
+bash: source <(canaryd completion); zsh: into a folder of fpath as _canaryd; fish: into
+~/.config/fish/completions/canaryd.fish. Packages bring all three.
+`
+	// aboutRun is for the manual; the help of run lists the commands instead.
+	aboutRun = `With --source=manifest it takes the generator's flags, which are those of render, too.
+`
 	aboutCheck = `Asks the running daemon to look now. Without one it reads the kernel and compares with what the
 last daemon stored. Prints a row per family and table, and writes nothing. With -o line it is a
 plugin of node-problem-detector: what is wrong, and also trouble, is one short line.
@@ -105,8 +127,16 @@ func run(ctx context.Context, args []string, to streams) int {
 		return exitOK
 	case err != nil:
 		return fail(to, fmt.Errorf("%w (see canaryd %s --help)", err, cmd.name))
-	case flags.NArg() > 0:
-		return fail(to, fmt.Errorf("%q is one word too many (see canaryd %s --help)", flags.Arg(0), cmd.name))
+	case flags.NArg() > 0 && len(cmd.words()) == 0 || flags.NArg() > 1:
+		return fail(to, fmt.Errorf("%q is one word too many (see canaryd %s --help)", flags.Arg(flags.NArg()-1), cmd.name))
+	}
+	if words := cmd.words(); len(words) > 0 {
+		if o.word = flags.Arg(0); o.word == "" {
+			o.word = words[0]
+		}
+		if !slices.Contains(words, o.word) {
+			return fail(to, fmt.Errorf("there is no %s for %q: want %s", cmd.name, o.word, strings.Join(words, " or ")))
+		}
 	}
 	if err := o.complete(cmd); err != nil {
 		return fail(to, err)
@@ -149,9 +179,11 @@ func help(w io.Writer, cmd command, flags *pflag.FlagSet) {
 	if cmd.name == "run" {
 		_, _ = fmt.Fprint(w, "canaryd notices when somebody flushes iptables rules, puts them back, and proves it.\n\nUsage: canaryd [COMMAND] [FLAGS]\n\n")
 		for _, c := range commands() {
-			_, _ = fmt.Fprintf(w, "  %-8s %s\n", c.name, c.summary)
+			if !c.hidden() {
+				_, _ = fmt.Fprintf(w, "  %-10s %s\n", c.name, c.summary)
+			}
 		}
-		_, _ = fmt.Fprint(w, "\ncanaryd COMMAND --help describes a command. With --source=manifest run takes the generator's\nflags, which render --help lists, too. Flags of run:\n\n")
+		_, _ = fmt.Fprint(w, "\ncanaryd COMMAND --help says more. With --source=manifest run takes render's flags, too. Its own:\n\n")
 	} else {
 		_, _ = fmt.Fprintf(w, "canaryd %s: %s\n%s\n", cmd.name, cmd.summary, cmd.about)
 	}

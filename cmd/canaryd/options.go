@@ -32,6 +32,7 @@ type options struct {
 	generator                        generator
 	rules                            bool
 	pause                            time.Duration
+	word                             string // behind the command, of its words
 
 	selector rules.Selector // of protect
 	families []rules.Family // of ipFamily
@@ -112,23 +113,36 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	return flags
 }
 
-// outputs are what a command may be asked to print.
-func outputs(cmd command) []string {
-	if cmd.name == "check" {
-		return []string{"table", "json", "line"}
+// flagValues are the values that flags of cmd are chosen from, by flag. Protect
+// takes globs as well.
+func flagValues(cmd command) map[string][]string {
+	values := map[string][]string{
+		"source":            {"snapshot", "manifest"},
+		"protect":           rules.PresetNames(),
+		"mode":              {"heal", "observe"},
+		"replay":            {"auto", "text", "direct"},
+		"backend":           {"auto", "nft", "legacy"},
+		"ip-family":         {"auto", "ipv4", "ipv6", "dual"},
+		"output":            {"table", "json"},
+		"random-fully":      {"auto", "true", "false"},
+		"detect-local-mode": {"ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"},
 	}
-	return []string{"table", "json"}
+	if cmd.name == "check" {
+		values["output"] = append(values["output"], "line")
+	}
+	return values
 }
 
 // complete checks the values and derives what others need of them. Its error
 // names every bad flag, in one line.
 func (o *options) complete(cmd command) error {
+	values := flagValues(cmd)
 	errs := []error{
-		oneOf("mode", o.mode, "heal", "observe"),
-		oneOf("replay", o.replay, "auto", "text", "direct"),
-		oneOf("backend", o.backend, "auto", "nft", "legacy"),
-		oneOf("ip-family", o.ipFamily, "auto", "ipv4", "ipv6", "dual"),
-		oneOf("output", o.output, outputs(cmd)...),
+		oneOf("mode", o.mode, values["mode"]...),
+		oneOf("replay", o.replay, values["replay"]...),
+		oneOf("backend", o.backend, values["backend"]...),
+		oneOf("ip-family", o.ipFamily, values["ip-family"]...),
+		oneOf("output", o.output, values["output"]...),
 		atLeast("poll-interval", o.poll, 10*time.Millisecond),
 		atLeast("settle", o.settle, 0),
 		atLeast("hook-grace", o.hookGrace, 0),
@@ -143,7 +157,7 @@ func (o *options) complete(cmd command) error {
 		errs = append(errs, errors.New("--protect is empty: want presets ("+strings.Join(rules.PresetNames(), ", ")+") or globs of chain names"))
 	}
 	for _, s := range o.source {
-		errs = append(errs, oneOf("source", s, "snapshot", "manifest"))
+		errs = append(errs, oneOf("source", s, values["source"]...))
 	}
 	errs = append(errs, o.generator.check(), o.checkSources())
 	var err error

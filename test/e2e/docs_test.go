@@ -26,7 +26,7 @@ func document(t *testing.T, path string) string {
 	return string(text)
 }
 
-var commandNames = []string{"run", "check", "restore", "render", "status", "pause", "resume", "detect", "cleanup", "version"}
+var commandNames = []string{"run", "check", "restore", "render", "status", "pause", "resume", "detect", "cleanup", "completion", "version"}
 
 // TestReadmeNames: each command, flag and make target that the README names is
 // there, and so is each file that it links to.

@@ -36,14 +36,17 @@ func source(t *testing.T, path string) string {
 // that make would build.
 func install(t *testing.T, destdir, prefix string) {
 	t.Helper()
-	// -o build: what is to be installed is taken as built. It is put where
+	// -o: what is to be installed is taken as built. It is put where
 	// make looks for it in a copy of the sources that install needs.
 	dir := t.TempDir()
-	for _, name := range []string{"Makefile", "deploy"} {
+	for _, name := range []string{"Makefile", "deploy", "docs"} {
 		nstest.Command(t, "cp", "-r", "../../"+name, dir)
 	}
 	nstest.Command(t, "install", "-D", nodetest.Canaryd(), dir+"/bin/canaryd")
-	nstest.Command(t, "make", "-s", "-C", dir, "-o", "build", "install", "DESTDIR="+destdir, "PREFIX="+prefix)
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		write(t, dir+"/bin/completion/"+shell, nstest.Command(t, nodetest.Canaryd(), "completion", shell))
+	}
+	nstest.Command(t, "make", "-s", "-C", dir, "-o", "build", "-o", "completion", "install", "DESTDIR="+destdir, "PREFIX="+prefix)
 }
 
 // tree lists the files below dir with their modes.
@@ -80,6 +83,10 @@ func TestInstall(t *testing.T) {
 				"-rw-r--r-- /etc/default/canaryd",
 				"-rwxr-xr-x " + prefix + "/bin/canaryd",
 				"-rw-r--r-- " + prefix + "/lib/systemd/system/canaryd.service",
+				"-rw-r--r-- " + prefix + "/share/bash-completion/completions/canaryd",
+				"-rw-r--r-- " + prefix + "/share/fish/vendor_completions.d/canaryd.fish",
+				"-rw-r--r-- " + prefix + "/share/man/man8/canaryd.8",
+				"-rw-r--r-- " + prefix + "/share/zsh/site-functions/_canaryd",
 			}
 			if diff := cmp.Diff(want, tree(t, root)); diff != "" {
 				t.Errorf("after make install (-want +got):\n%s", diff)

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/pflag"
+)
+
+// runManual prints canaryd(8), which the sources and packages have as a file.
+func runManual(_ context.Context, _ *options, to streams) (int, error) {
+	if _, err := io.WriteString(to.out, manual()); err != nil {
+		return exitError, err
+	}
+	return exitOK, nil
+}
+
+// manualDate is when the text in manual was last revised.
+const manualDate = "2026-11-21"
+
+// manual is the manual page in the man(7) language, made of what help prints.
+func manual() string {
+	var b strings.Builder
+	b.WriteString(`.\" Made by "canaryd man"; do not edit.
+.TH CANARYD 8 ` + manualDate + ` canaryd
+.SH NAME
+canaryd \- notices when somebody flushes iptables rules, puts them back, and proves it
+.SH SYNOPSIS
+.B canaryd
+.RI [ command ]
+.RI [ flags ]
+.SH DESCRIPTION
+canaryd looks at what the kernel holds in the tables mangle, nat and filter of IPv4 and IPv6, on iptables-nft and
+iptables-legacy.
+What a flush takes of the protected rules it puts back within milliseconds, reads it again, and tells what was lost, by whom and for
+how long.
+.PP
+Without a command it is the daemon.
+.SH COMMANDS
+`)
+	for _, c := range commands() {
+		if c.hidden() {
+			continue
+		}
+		fmt.Fprintf(&b, ".SS canaryd %s%s\n%s.\n", c.name, roff(wordsOf(c)), roff(sentence(c.summary)))
+		if c.about != "" {
+			fmt.Fprintf(&b, ".PP\n%s", roffLines(c.about))
+		}
+		newOptions().flagSet(c).VisitAll(func(f *pflag.Flag) {
+			// Run's flags that help hides are the generator's; klog's are klog's to describe.
+			if f.Hidden {
+				return
+			}
+			value, usage := pflag.UnquoteUsage(f)
+			name := "--" + f.Name
+			if f.Shorthand != "" {
+				name = "-" + f.Shorthand + ", " + name
+			}
+			fmt.Fprintf(&b, ".TP\n.B %s", roff(name))
+			if value != "" {
+				fmt.Fprintf(&b, " \\fI%s\\fR", roff(value))
+			}
+			fmt.Fprintf(&b, "\n%s", roff(usage)) // as it is: it may begin with a value
+			if d := f.DefValue; d != "" && d != "false" && d != "[]" && d != "0" {
+				fmt.Fprintf(&b, " (default %s)", roff(d))
+			}
+			b.WriteString("\n")
+		})
+	}
+	b.WriteString(`.SH FILES
+.TP
+.I /etc/default/canaryd
+CANARYD_FLAGS, the flags of the daemon under systemd.
+.TP
+.I /run/canaryd/canaryd.sock
+The control socket, for root and the user that the daemon runs as.
+.TP
+.I /var/lib/canaryd
+The stored generations.
+.TP
+.I /run/xtables.lock
+The lock that is shared by whoever writes iptables rules.
+.SH SIGNALS
+SIGTERM and SIGINT end the daemon; canaries and rules stay in place.
+.SH EXIT STATUS
+0 is yes, 1 is no and 2 is trouble or wrong usage; the commands say what is asked.
+.SH SEE ALSO
+.BR iptables (8),
+.BR nft (8),
+.BR systemd.service (5)
+`)
+	return b.String()
+}
+
+func wordsOf(c command) string {
+	if words := c.words(); len(words) > 0 {
+		return " [" + strings.Join(words, "|") + "]"
+	}
+	return ""
+}
+
+// sentence begins with a capital letter.
+func sentence(text string) string {
+	if text == "" {
+		return ""
+	}
+	return strings.ToUpper(text[:1]) + text[1:]
+}
+
+// roff escapes what roff would read: backslashes, hyphens that are meant as
+// typed, and a control character at a line's beginning.
+func roff(text string) string {
+	text = strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(text)
+	if strings.HasPrefix(text, ".") || strings.HasPrefix(text, "'") {
+		text = `\&` + text
+	}
+	return text
+}
+
+// roffLines escapes lines, and begins a line with each sentence, as roff wants.
+func roffLines(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(strings.ReplaceAll(strings.Join(strings.Fields(text), " "), ". ", ".\n") + "\n") {
+		b.WriteString(roff(line))
+	}
+	return b.String()
+}
