@@ -81,6 +81,10 @@ dashboard: ## write deploy/grafana/canaryd.json anew
 	go run ./hack/dashboard >deploy/grafana/canaryd.json.new
 	mv deploy/grafana/canaryd.json.new deploy/grafana/canaryd.json
 
+.PHONY: screenshot
+screenshot: deps build ## draw docs/images/dashboard.png from a Prometheus that watches a canaryd being flushed; needs chromium
+	@go run ./test/screenshot -canaryd bin/canaryd
+
 .PHONY: ci
 ci: ## what continuous integration runs
 	@.ci/run
