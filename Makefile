@@ -42,6 +42,14 @@ install: build completion ## install under PREFIX (/usr/local), flags into /etc/
 uninstall: ## remove what install installed, but not /etc/default/canaryd and what canaryd keeps in /var/lib
 	rm -f $(foreach file,$(PREFIX)/bin/canaryd $(UNIT) $(MAN) $(BASH) $(ZSH) $(FISH),'$(DESTDIR)$(file)')
 
+ARCH := $(shell go env GOARCH)
+
+.PHONY: packages
+packages: ## build a Debian package into bin
+	rm -rf bin/deb
+	$(MAKE) -s install DESTDIR='$(CURDIR)/bin/deb' PREFIX=/usr
+	hack/deb.sh bin/deb '$(VERSION)' '$(ARCH)' 'bin/canaryd_$(VERSION)_$(ARCH).deb'
+
 .PHONY: deps
 deps: ## install the programs that test and demo need, where they are missing
 	@hack/install-deps.sh

@@ -1,0 +1,112 @@
+package systemd
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/nstest"
+)
+
+// deb makes a package of the program that is under test.
+func deb(t *testing.T, version string) string {
+	t.Helper()
+	nstest.NeedProgram(t, "dpkg-deb", "dpkg")
+	tree := t.TempDir()
+	install(t, tree, "/usr")
+	// Where the machine has it too: they share /run.
+	path := filepath.Join("/run", "canaryd_"+version+".deb")
+	nstest.Command(t, "../../hack/deb.sh", tree, version, runtime.GOARCH, path)
+	return path
+}
+
+// TestDebianPackage: it is installed and started, upgraded while it guards,
+// removed, and purged; the operator's flags outlive all but the last.
+func TestDebianPackage(t *testing.T) {
+	nodetest.On(t, "nft", func(n *nodetest.Node) {
+		n.Load()
+		before := n.Protected()
+		m := boot(n)
+		root := fmt.Sprintf("/proc/%d/root", m.pid)
+		// Where tests run, services are often kept from starting; here one may.
+		if err := os.Remove(root + "/usr/sbin/policy-rc.d"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			n.Fatal(err)
+		}
+		// Without the triggers of others: the index of all manual pages takes a minute.
+		dpkg := func(args ...string) {
+			n.Helper()
+			m.must("dpkg", append([]string{"--no-triggers", "--force-unsafe-io", "--force-confold"}, args...)...)
+		}
+		exists := func(path string) bool {
+			_, err := os.Lstat(root + path)
+			return err == nil
+		}
+
+		dpkg("-i", deb(t, "v1.0.0"))
+		if got := m.show("ActiveState"); got != "active" {
+			t.Fatalf("after the installation canaryd is %s", got)
+		}
+		if got := m.must("systemctl", "is-enabled", "canaryd.service"); got != "enabled\n" {
+			t.Errorf("after the installation canaryd is %s", got)
+		}
+		if got := m.must("dpkg-query", "-W", "-f", "${Version} ${Status}", "canaryd"); got != "1.0.0 install ok installed" {
+			t.Errorf("dpkg says %q", got)
+		}
+		n.Flush()
+		n.Healed(1)
+		n.Same("protected rules", before, n.Protected())
+
+		const flags = "CANARYD_FLAGS=--backend=nft\n"
+		write(t, root+"/etc/default/canaryd", flags)
+		first := m.show("MainPID")
+		dpkg("-i", deb(t, "v1.0.1"))
+		if got := m.show("MainPID"); got == first || m.show("ActiveState") != "active" {
+			t.Errorf("the upgrade did not restart canaryd: process %s, %s", got, m.show("ActiveState"))
+		}
+		if text, err := os.ReadFile(root + "/etc/default/canaryd"); err != nil || string(text) != flags {
+			t.Errorf("the upgrade made of the operator's flags: %q, %v", text, err)
+		}
+		n.Flush()
+		n.Healed(1)
+		n.Same("protected rules after the upgrade", before, n.Protected())
+
+		dpkg("-r", "canaryd")
+		if code, _, _ := m.run("systemctl", "is-active", "--quiet", "canaryd.service"); code == 0 {
+			t.Error("canaryd runs although its package was removed")
+		}
+		n.Same("canaries after the removal", nil, n.Marks())
+		n.Same("protected rules after the removal", before, n.Protected())
+		for _, gone := range []string{"/usr/bin/canaryd", "/usr/lib/systemd/system/canaryd.service", "/etc/systemd/system/multi-user.target.wants/canaryd.service"} {
+			if exists(gone) {
+				t.Errorf("%s is there after the removal", gone)
+			}
+		}
+		if !exists("/etc/default/canaryd") || !exists("/var/lib/canaryd") {
+			t.Error("the removal took the operator's flags or what canaryd knew")
+		}
+
+		dpkg("-i", "/run/canaryd_v1.0.1.deb")
+		if got := m.show("ActiveState") + " " + m.show("UnitFileState"); got != "active enabled" {
+			t.Errorf("installed again after a removal canaryd is %s", got)
+		}
+		m.must("systemctl", "disable", "--now", "canaryd.service")
+		dpkg("-i", "/run/canaryd_v1.0.1.deb")
+		if got := m.show("ActiveState") + " " + m.show("UnitFileState"); got != "inactive disabled" {
+			t.Errorf("disabled by the operator, after an upgrade canaryd is %s", got)
+		}
+
+		dpkg("-P", "canaryd")
+		if exists("/etc/default/canaryd") || exists("/var/lib/canaryd") {
+			t.Error("flags or state are there after a purge")
+		}
+		if _, out, _ := m.run("dpkg-query", "-W", "-f", "${Status}", "canaryd"); strings.Contains(out, "installed") && !strings.Contains(out, "not-installed") {
+			t.Errorf("dpkg says %q after a purge", out)
+		}
+	})
+}
