@@ -93,6 +93,10 @@ dashboard: ## write deploy/grafana/canaryd.json anew
 screenshot: deps build ## draw docs/images/dashboard.png from a Prometheus that watches a canaryd being flushed; needs chromium
 	@go run ./test/screenshot -canaryd bin/canaryd
 
+.PHONY: flushers
+flushers: deps ## the firewalls of the distribution against canaryd; writes the matrix into docs/flushers.md
+	go test -count=1 -v -run 'TestFlushers' ./test/flushers -update
+
 .PHONY: ci
 ci: ## what continuous integration runs
 	@.ci/run

@@ -2,9 +2,12 @@
 # Installs the programs that the tests and the demo run, where they are missing.
 # Says nothing and touches nothing when all of them are there. Starts no service:
 # the nftables package ships one, and apt must not load its rules on this machine.
+# The firewalls that test/flushers runs are unpacked beside the system and not
+# installed: their packages enable services that would take over this machine's
+# rules at its next start, and two of them exclude each other.
 set -euo pipefail
 
-# program:package
+# program or file:package
 needed=(
 	iptables-nft:iptables
 	iptables-legacy:iptables
@@ -21,24 +24,47 @@ needed=(
 	zsh:zsh
 	fish:fish
 	/usr/lib/cni/portmap:containernetworking-plugins
+	dbus-daemon:dbus-daemon
+	bc:bc
+	perl:perl
+	/usr/bin/python3:python3
+	/usr/lib/python3/dist-packages/dbus/__init__.py:python3-dbus
+	/usr/lib/python3/dist-packages/gi/__init__.py:python3-gi
+	/usr/lib/python3/dist-packages/nftables/__init__.py:python3-nftables
 )
+
+# What is unpacked, and where. test/flushers lays the folder over /usr and /etc
+# in a mount namespace.
+unpacked=(
+	firewalld python3-firewall
+	ufw
+	netfilter-persistent iptables-persistent
+	shorewall shorewall-core
+	fail2ban
+)
+flushers=/var/cache/canaryd-test/flushers
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
 missing_packages() {
 	local pair
 	for pair in "${needed[@]}"; do
-		command -v "${pair%%:*}" >/dev/null || echo "${pair##*:}"
+		[[ $pair == /* && -e ${pair%%:*} ]] || command -v "${pair%%:*}" >/dev/null || echo "${pair##*:}"
 	done | sort -u
 }
 
+# The last thing that is written says what was unpacked, and which way.
+done_so="2: ${unpacked[*]}"
+unpacked_all() { [ "$(cat $flushers/.unpacked 2>/dev/null)" = "$done_so" ]; }
+
 mapfile -t packages < <(missing_packages)
-[ ${#packages[@]} -eq 0 ] && exit 0
+[ ${#packages[@]} -eq 0 ] && unpacked_all && exit 0
 
 give_up() {
 	echo "install-deps: $1" >&2
 	echo "Please install these packages (Debian's names): ${packages[*]}" >&2
 	echo "They must provide iptables-nft, iptables-legacy, their ip6tables twins, nft, ipset, ip, strace, promtool, setpriv, systemd-analyze and the CNI plugins." >&2
+	echo "For test/flushers, Debian's packages ${unpacked[*]} are unpacked into $flushers." >&2
 	exit 1
 }
 
@@ -52,27 +78,62 @@ if [ "$(id -u)" -ne 0 ]; then
 	"${as_root[@]}" true || give_up "sudo is refused."
 fi
 
-echo "install-deps: installing ${packages[*]}"
-
-# invoke-rc.d asks this program whether a service may start; 101 says no.
-# A policy of the machine's own is left as it is.
+work=$(mktemp -d)
 policy=/usr/sbin/policy-rc.d
-if [ ! -e $policy ]; then
-	trap '"${as_root[@]}" rm -f $policy' EXIT
-	printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" tee $policy >/dev/null
-	"${as_root[@]}" chmod 755 $policy
-fi
-
-log=$(mktemp)
-apt() {
-	"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=120 "$@" >>"$log" 2>&1
+forbade=false
+clean_up() {
+	rm -rf "$work"
+	if $forbade; then "${as_root[@]}" rm -f $policy; fi
 }
-if ! { apt update && apt install --no-install-recommends "${packages[@]}"; }; then
-	tail -n 20 "$log" >&2
-	rm -f "$log"
-	give_up "apt-get failed, see above."
-fi
-rm -f "$log"
+trap clean_up EXIT
 
-mapfile -t packages < <(missing_packages)
-[ ${#packages[@]} -eq 0 ] || give_up "apt-get succeeded but programs are still missing."
+logged() { "$@" >>"$work/log" 2>&1; }
+failed() {
+	tail -n 20 "$work/log" >&2
+	give_up "$1 failed, see above."
+}
+apt() {
+	logged "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=120 "$@"
+}
+
+apt update || failed "apt-get update"
+
+if [ ${#packages[@]} -gt 0 ]; then
+	echo "install-deps: installing ${packages[*]}"
+	# invoke-rc.d asks this program whether a service may start; 101 says no.
+	# A policy of the machine's own is left as it is.
+	if [ ! -e $policy ]; then
+		forbade=true
+		printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" tee $policy >/dev/null
+		"${as_root[@]}" chmod 755 $policy
+	fi
+	apt install --no-install-recommends --no-remove "${packages[@]}" || failed "apt-get install"
+	mapfile -t packages < <(missing_packages)
+	[ ${#packages[@]} -eq 0 ] || give_up "apt-get succeeded but programs are still missing."
+fi
+
+unpack() {
+	cd "$work"
+	logged apt-get download "${unpacked[@]}" || failed "apt-get download"
+	mkdir new
+	local package
+	for package in *.deb; do logged dpkg-deb -x "$package" new || failed "dpkg-deb -x $package"; done
+	# Where /lib and /sbin are links into /usr, a layer over /usr is enough.
+	mkdir -p new/usr/lib new/usr/sbin
+	[ ! -d new/lib ] || cp -a new/lib/. new/usr/lib/
+	[ ! -d new/sbin ] || cp -a new/sbin/. new/usr/sbin/
+	rm -rf new/lib new/sbin new/var new/usr/share/doc new/usr/share/man new/usr/share/locale
+	# As their packages do when they are installed; else every start compiles anew.
+	logged /usr/bin/python3 -m compileall -q new/usr/lib/python3/dist-packages || failed compileall
+	chmod 755 new
+	"${as_root[@]}" rm -rf $flushers
+	"${as_root[@]}" mkdir -p $flushers
+	"${as_root[@]}" cp -a new/. $flushers/
+	"${as_root[@]}" chown -R root:root $flushers
+	echo "$done_so" | "${as_root[@]}" tee $flushers/.unpacked >/dev/null
+}
+
+if ! unpacked_all; then
+	echo "install-deps: unpacking ${unpacked[*]} into $flushers"
+	unpack
+fi

@@ -98,6 +98,16 @@ func NeedProgram(t *testing.T, names ...string) {
 	}
 }
 
+// NeedFile skips the test unless all of these files are there.
+func NeedFile(t *testing.T, paths ...string) {
+	t.Helper()
+	for _, path := range paths {
+		if _, err := os.Stat(path); err != nil {
+			skipLoudly(t, "test %s needs %s: run hack/install-deps.sh (%v)", t.Name(), path, err)
+		}
+	}
+}
+
 // Command runs a program and returns what it printed on its standard output;
 // the test fails if it fails.
 func Command(t *testing.T, name string, args ...string) string {

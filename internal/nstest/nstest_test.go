@@ -124,6 +124,12 @@ func TestHelperLacksProgram(t *testing.T) {
 	}
 }
 
+func TestHelperLacksFile(t *testing.T) {
+	if os.Getenv(helper) != "" {
+		NeedFile(t, "/no/such/file")
+	}
+}
+
 func TestOutcomes(t *testing.T) {
 	// Without a PATH there is no program to try namespaces with.
 	const nowhere = "PATH=/nonexistent"
@@ -141,6 +147,8 @@ func TestOutcomes(t *testing.T) {
 		{"TestHelperPasses", []string{"CI=true", nowhere}, []string{"--- FAIL: TestHelperPasses", "CI=true forbids to skip"}},
 		{"TestHelperLacksProgram", []string{"CI="}, []string{"--- SKIP: TestHelperLacksProgram", "needs no-such-program"}},
 		{"TestHelperLacksProgram", []string{"CI=true"}, []string{"--- FAIL: TestHelperLacksProgram", "needs no-such-program"}},
+		{"TestHelperLacksFile", []string{"CI="}, []string{"--- SKIP: TestHelperLacksFile", "needs /no/such/file"}},
+		{"TestHelperLacksFile", []string{"CI=true"}, []string{"--- FAIL: TestHelperLacksFile", "needs /no/such/file"}},
 	} {
 		t.Run(c.test+strings.Join(c.env, ","), func(t *testing.T) {
 			t.Parallel()

@@ -27,6 +27,7 @@ func TestCompare(t *testing.T) {
 	for name, c := range map[string]struct {
 		control string   // what the flush leaves of the others' rules; empty: all
 		edit    []string // pairs for strings.NewReplacer, on what came back
+		late    bool     // the flush went on after the repair
 		want    []string // parts of the lines, one each
 	}{
 		"the same": {},
@@ -59,6 +60,10 @@ func TestCompare(t *testing.T) {
 			edit: []string{"-A INPUT -i lo -j ACCEPT\n-A INPUT -j KUBE-FIREWALL\n", "-A INPUT -j KUBE-FIREWALL\n-A INPUT -i lo -j ACCEPT\n"},
 			want: []string{"hooks of INPUT stand elsewhere"},
 		},
+		"hook elsewhere where the same rules were written anew afterwards": {
+			edit: []string{"-A INPUT -i lo -j ACCEPT\n-A INPUT -j KUBE-FIREWALL\n", "-A INPUT -j KUBE-FIREWALL\n-A INPUT -i lo -j ACCEPT\n"},
+			late: true,
+		},
 		"hook elsewhere where the neighbours were lost": {
 			control: "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD DROP [0:0]\n:theirs - [0:0]\n-A theirs -s 10.0.0.3/32 -j DROP\n-A INPUT -j theirs\nCOMMIT\n",
 			edit:    []string{"-A INPUT -i lo -j ACCEPT\n", ""},
@@ -88,7 +93,7 @@ func TestCompare(t *testing.T) {
 			if c.control == "" {
 				c.control = whole
 			}
-			want := Want{Protected: parse(t, whole), Foreign: parse(t, c.control), Protects: selector(t).Protects}
+			want := Want{Protected: parse(t, whole), Foreign: parse(t, c.control), Late: c.late, Protects: selector(t).Protects}
 			got := Compare(want, parse(t, strings.NewReplacer(c.edit...).Replace(whole)))
 			if len(got) != len(c.want) {
 				t.Fatalf("Compare says\n%s\nwant %d lines", strings.Join(got, "\n"), len(c.want))

@@ -1,0 +1,428 @@
+// Package flushers runs the firewalls of a distribution, and what administrators
+// run in their stead, on nodes on which the built canaryd guards the rules of
+// Kubernetes, and writes down how soon they were back.
+package flushers
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+func TestMain(m *testing.M) { os.Exit(prepared(m)) }
+
+const (
+	// patience bounds what takes seconds, and longer beside other tests.
+	patience = time.Minute
+	// quiet is how long nothing may happen before a step is at its end: a
+	// flusher of many commands leaves several flush records.
+	quiet = 1200 * time.Millisecond
+	// turns is how many machines take their steps at the same time.
+	turns = 6
+)
+
+// A flusher is a program that writes firewall rules, as its owner set it up.
+type flusher struct {
+	name string
+	// install writes its configuration and starts what runs all the time. That
+	// happens before anybody else writes rules, as when a machine starts.
+	install func(m *machine)
+	flags   []string // of canaryd run
+	steps   []step
+}
+
+// A step is what somebody does with a flusher.
+type step struct {
+	name string
+	// owners is what the owners of protected rules do before, nil for nothing.
+	owners func(m *machine)
+	does   func(m *machine)
+	// loses are the backends on which protected rules get lost.
+	loses []iptables.Backend
+	// late is where a flusher still puts rules after canaryd's replay; where
+	// hooks stand is never corrected.
+	late lateness
+	// numbered is the target of rules that a flusher inserts by number, and
+	// which therefore stand elsewhere if canaryd's replay came before them.
+	numbered string
+	// random are the names of empty chains that are others each time.
+	random *regexp.Regexp
+}
+
+// oneFlush are the flags for flushers that run -F and -X as commands of their own. A
+// replay that comes in between makes -X fail, and some scripts end there; on a
+// machine that runs other tests it would.
+var oneFlush = []string{"--settle=500ms"}
+
+// A lateness says where a flusher puts rules after a replay.
+type lateness int
+
+const (
+	inTime lateness = iota
+	appends
+	inserts
+	anywhere // by number, too
+)
+
+var (
+	both    = []iptables.Backend{iptables.NFT, iptables.Legacy}
+	onlyNFT = both[:1]
+)
+
+func flushers() []flusher {
+	return slices.Concat(firewalldFlushers(), ufwFlushers(), savedFlushers(), scriptFlushers(), shorewallFlushers(), fail2banFlushers())
+}
+
+// TestFlushers lets all flushers loose at the same time, each in a node of its
+// own, however few processors there are.
+func TestFlushers(t *testing.T) {
+	var all sync.WaitGroup
+	defer all.Wait()
+	for _, f := range flushers() {
+		for _, backend := range both {
+			all.Go(func() {
+				t.Run(f.name+"/"+string(backend), func(t *testing.T) {
+					nodetest.In(t, backend, func(n *nodetest.Node) { endure(machineOf(n), f) })
+				})
+			})
+		}
+	}
+}
+
+// A left is what a step leaves where no canaryd runs.
+type left struct {
+	tables  map[rules.Family]rules.Ruleset
+	natives []string
+}
+
+// endure takes a machine's steps without canaryd, to learn what they leave, and
+// then beside it.
+func endure(m *machine, f flusher) {
+	m.Helper()
+	defer turn(m)()
+	m.reset()
+	f.install(m)
+	m.Load()
+	var control []left
+	m.hurry = true
+	for _, s := range f.steps {
+		if s.owners != nil {
+			s.owners(m)
+		}
+		s.does(m)
+		control = append(control, left{m.Save(), m.natives()})
+	}
+
+	m.hurry = false
+	m.reset()
+	f.install(m)
+	m.Load()
+	d := m.Start(f.flags...)
+	time.Sleep(time.Second) // marks of a new generation are renewed
+	var rows []row
+	for i, s := range f.steps {
+		if s.owners != nil {
+			learn(m, s.owners)
+		}
+		rows = append(rows, take(m, s, control[i]))
+		if m.Failed() {
+			m.Fatalf("%s failed; this was the log:\n%s", s.name, d.Log())
+		}
+	}
+	for i := range rows {
+		rows[i].Flusher = f.name
+	}
+	m.Want(0, "check")
+	handOver(m, rows)
+	d.Stop()
+}
+
+// turn waits for the right to keep the processors busy, and returns what gives it
+// back. What is measured beside too many others says nothing.
+func turn(m *machine) (done func()) {
+	m.Helper()
+	for ; ; time.Sleep(50 * time.Millisecond) {
+		for i := range turns {
+			file, err := os.OpenFile(filepath.Join(os.Getenv(rowsDir), fmt.Sprintf("turn-%d", i)), os.O_CREATE|os.O_RDWR, 0o600)
+			m.Must(err)
+			if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
+				return func() { m.Must(file.Close()) }
+			}
+			m.Must(file.Close())
+		}
+	}
+}
+
+// learn waits until canaryd knows what the owners did.
+func learn(m *machine, owners func(m *machine)) {
+	m.Helper()
+	before := status(m).Generation.ID
+	owners(m)
+	m.Within(patience, "canaryd to learn what the owners did", func() error {
+		if s := status(m); s.Generation.ID == before || !s.CapturePendingSince.IsZero() {
+			return fmt.Errorf("generation %s, was %s, capture pending since %s", s.Generation.ID, before, s.CapturePendingSince)
+		}
+		return nodetest.Ready()
+	})
+	time.Sleep(time.Second) // marks of a new generation are renewed
+}
+
+// take takes a step beside canaryd and judges what it left.
+func take(m *machine, s step, control left) row {
+	m.Helper()
+	before, replays := m.Save(), nodetest.Sum(m.Metrics(), "replays_total{")
+	marks := shape(before)
+	var last time.Time
+	if seen := status(m).Flushes; len(seen) > 0 {
+		last = seen[0].Time
+	}
+
+	s.does(m)
+	records := settled(m, last)
+	r := row{Step: s.name, Backend: string(m.Programs.With), Records: records}
+
+	if lost := slices.Contains(s.loses, m.Programs.With); lost != (len(records) > 0) {
+		m.Errorf("%s: %d flush records, loss expected: %t", s.name, len(records), lost)
+	} else if again := nodetest.Sum(m.Metrics(), "replays_total{"); !lost && again != replays {
+		m.Errorf("%s: %v replays although nothing was lost", s.name, again-replays)
+	}
+	for _, rec := range records {
+		if rec.Outcome != "proved" && rec.Outcome != "raced" {
+			m.Errorf("%s: a flush record says %s", s.name, rec.Outcome)
+		}
+	}
+	after := m.Save()
+	m.Same(s.name+": canaryd's own chains and rules", marks, shape(after))
+	for _, family := range rules.Families() {
+		want, got := without(s.numbered, control.tables[family]), without(s.numbered, after[family])
+		m.Same(fmt.Sprintf("%s: %s rules that are inserted by number", s.name, family), want, got)
+	}
+	for _, family := range rules.Families() {
+		want := scenario.Want{Protected: before[family], Foreign: control.tables[family], Late: s.late != inTime, Protects: m.Protects}
+		for _, line := range pairedOff(s.random, scenario.Compare(want, after[family])) {
+			m.Errorf("%s: %s %s", s.name, family, line)
+		}
+		judge := func(was, is rules.Ruleset) []string { return misplaced(m, s, was, is) }
+		if len(records) == 0 {
+			judge = func(was, is rules.Ruleset) []string { return moved(was, is) }
+		}
+		for _, line := range judge(before[family], after[family]) {
+			m.Errorf("%s: %s %s", s.name, family, line)
+		}
+	}
+	if diff := cmp.Diff(control.natives, m.natives()); diff != "" {
+		m.Errorf("%s: nft's own tables (-want +got):\n%s", s.name, diff)
+	}
+	return r
+}
+
+// settled waits until canaryd is at rest, and returns the flush records that are
+// newer than last, oldest first.
+func settled(m *machine, last time.Time) []scenario.Record {
+	m.Helper()
+	var records []scenario.Record
+	since := time.Now()
+	m.Within(patience, "canaryd to be at rest", func() error {
+		time.Sleep(80 * time.Millisecond)
+		s := status(m)
+		newer := slices.DeleteFunc(s.Flushes, func(r scenario.Record) bool { return !r.Time.After(last) })
+		pending := slices.ContainsFunc(newer, func(r scenario.Record) bool { return r.Outcome == "pending" })
+		ready := nodetest.Ready()
+		if len(newer) != len(records) || pending || !s.Healthy || !s.CapturePendingSince.IsZero() || ready != nil {
+			since = time.Now()
+		}
+		records = newer
+		if time.Since(since) < quiet {
+			return fmt.Errorf("%d flush records, pending %t, healthy %t, capture pending since %s, %w", len(newer), pending, s.Healthy, s.CapturePendingSince, ready)
+		}
+		return nil
+	})
+	slices.Reverse(records)
+	return records
+}
+
+// status asks the daemon over HTTP, which costs less than a command does.
+func status(m *machine) (s scenario.Status) {
+	m.Helper()
+	m.Must(json.Unmarshal([]byte(m.Get("/api/v1/status")), &s))
+	return s
+}
+
+var nonce = regexp.MustCompile(`(canaryd-[a-z]+:)[0-9a-f]+`)
+
+// shape returns canaryd's own chains and rules, each in its chain, without their nonces.
+func shape(tables map[rules.Family]rules.Ruleset) []string {
+	var lines []string
+	for family, set := range tables {
+		for name, table := range set {
+			for _, c := range table.Chains {
+				where := fmt.Sprintf("%s %s %s", family, name, c.Name)
+				if c.Name == canary.DefaultChain {
+					lines = append(lines, where)
+				}
+				for _, r := range c.Rules {
+					if nonce.MatchString(r.Spec) || c.Name == canary.DefaultChain {
+						lines = append(lines, where+" "+nonce.ReplaceAllString(r.Spec, "$1"))
+					}
+				}
+			}
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// pairedOff returns the lines of a comparison without those that only say that chains
+// with a random name are called otherwise.
+func pairedOff(random *regexp.Regexp, lines []string) []string {
+	if random == nil {
+		return lines
+	}
+	var left []string
+	balance := map[string]int{}
+	count := func(line string) (key string, by int) {
+		key = random.ReplaceAllString(line, "$1*")
+		if cut, ok := strings.CutSuffix(key, " is missing"); ok {
+			return cut, 1
+		}
+		return strings.TrimSuffix(key, " is there and should not be"), -1
+	}
+	for _, line := range lines {
+		if random.MatchString(line) {
+			key, by := count(line)
+			balance[key] += by
+		}
+	}
+	for _, line := range lines {
+		if key, _ := count(line); !random.MatchString(line) || balance[key] != 0 {
+			left = append(left, line)
+		}
+	}
+	return left
+}
+
+// without takes the rules with that target out of the built-in chains and returns
+// them.
+func without(target string, tables rules.Ruleset) (taken []string) {
+	if target == "" {
+		return nil
+	}
+	for _, table := range rules.Guarded() {
+		for _, name := range rules.BuiltinChains(table) {
+			chain := tables[table].Chain(name)
+			if chain == nil {
+				continue
+			}
+			chain.Rules = slices.DeleteFunc(chain.Rules, func(r rules.Rule) bool {
+				if r.Target == target {
+					taken = append(taken, fmt.Sprintf("%s %s %s", table, name, r.Spec))
+				}
+				return r.Target == target
+			})
+		}
+	}
+	return taken
+}
+
+// moved says in which built-in chains the rules that were there before and still
+// are stand in another order.
+func moved(before, after rules.Ruleset) []string {
+	var lines []string
+	for _, table := range rules.Guarded() {
+		for _, name := range rules.BuiltinChains(table) {
+			was, is := specs(before[table].Chain(name)), specs(after[table].Chain(name))
+			gone := func(list []string) func(string) bool {
+				return func(spec string) bool { return !slices.Contains(list, spec) }
+			}
+			was, is = slices.DeleteFunc(was, gone(is)), slices.DeleteFunc(is, gone(was))
+			if diff := cmp.Diff(was, is); diff != "" {
+				lines = append(lines, fmt.Sprintf("%s %s (-want +got):\n%s", table, name, diff))
+			}
+		}
+	}
+	return lines
+}
+
+func specs(chain *rules.Chain) []string {
+	if chain == nil {
+		return nil
+	}
+	var all []string
+	for _, r := range chain.Rules {
+		all = append(all, nonce.ReplaceAllString(r.Spec, "$1"))
+	}
+	return all
+}
+
+// misplaced says which hooks stand elsewhere than a replay puts them: on top where they
+// stood on top, at the bottom where they stood there, else behind their old neighbour,
+// or on top where that is gone.
+func misplaced(m *machine, s step, before, after rules.Ruleset) []string {
+	var lines []string
+	for _, table := range rules.Guarded() {
+		for _, name := range rules.BuiltinChains(table) {
+			was, is := places(m, before[table].Chain(name)), places(m, after[table].Chain(name))
+			for spec, w := range was {
+				i, ok := is[spec]
+				if !ok {
+					continue // said already
+				}
+				top, bottom := i.above == "", i.below == ""
+				switch {
+				case w.above == "" && top, w.above != "" && w.below == "" && bottom:
+				case w.above != "" && w.below != "" && (top || i.above == w.above):
+				case s.late == anywhere:
+				case s.late == inserts && bottom: // of a chain that was empty
+				case s.late == appends && w.above != "" && w.below == "":
+				default:
+					lines = append(lines, fmt.Sprintf("%s %s: this hook stood between %q and %q and stands between %q and %q: %s",
+						table, name, w.above, w.below, i.above, i.below, spec))
+				}
+			}
+		}
+	}
+	return lines
+}
+
+// A place is where a hook stands: the nearest foreign rules, empty for none.
+type place struct{ above, below string }
+
+// places returns the place of each hook of a chain.
+func places(m *machine, chain *rules.Chain) map[string]place {
+	all := map[string]place{}
+	if chain == nil {
+		return all
+	}
+	var above string
+	var waiting []string
+	for _, r := range chain.Rules {
+		switch {
+		case nonce.MatchString(r.Spec):
+		case m.Protects(r.Target):
+			all[r.Spec] = place{above: above}
+			waiting = append(waiting, r.Spec)
+		default:
+			for _, spec := range waiting {
+				all[spec] = place{all[spec].above, strings.TrimSpace(r.Spec)}
+			}
+			above, waiting = r.Spec, nil
+		}
+	}
+	return all
+}

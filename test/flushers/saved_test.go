@@ -1,0 +1,94 @@
+package flushers
+
+import (
+	"fmt"
+
+	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// savedFlushers load what was written into a file.
+func savedFlushers() []flusher {
+	return []flusher{
+		{
+			name: "nftables.service",
+			install: func(m *machine) {
+				m.write("/etc/nftables.conf", nftablesConf)
+			},
+			steps: []step{
+				{name: "`systemctl start nftables`", does: loadNftables, loses: onlyNFT},
+				{name: "`systemctl reload nftables`", does: loadNftables, loses: onlyNFT},
+				{name: "`systemctl stop nftables`", does: func(m *machine) { m.run("nft", "flush", "ruleset") }, loses: onlyNFT},
+			},
+		},
+		{
+			name: "netfilter-persistent, a file of filter rules",
+			install: func(m *machine) {
+				m.write("/etc/iptables/rules.v4", scenario.SavedFilter(rules.IPv4))
+				m.write("/etc/iptables/rules.v6", scenario.SavedFilter(rules.IPv6))
+			},
+			steps: []step{
+				{name: "`netfilter-persistent reload`", does: netfilterPersistent("reload"), loses: both},
+				{name: "`netfilter-persistent restart`", does: netfilterPersistent("restart"), loses: both},
+			},
+		},
+		{
+			name:  "netfilter-persistent, with " + oneFlush[0],
+			flags: oneFlush,
+			install: func(m *machine) {
+				m.write("/etc/default/netfilter-persistent", "FLUSH_ON_STOP=1\n")
+			},
+			steps: []step{
+				{name: "`netfilter-persistent stop`, FLUSH_ON_STOP=1", does: netfilterPersistent("stop"), loses: both},
+			},
+		},
+		{
+			// The file has the rules of Kubernetes as they were, and canaryd's
+			// canaries with the nonce of that time.
+			name:    "netfilter-persistent, a file saved on the running node",
+			install: func(*machine) {},
+			steps: []step{
+				{name: "`netfilter-persistent save`", does: netfilterPersistent("save")},
+				{name: "`netfilter-persistent reload`, a service later", owners: newService, does: netfilterPersistent("reload"), loses: both},
+			},
+		},
+	}
+}
+
+const nftablesConf = `#!/usr/sbin/nft -f
+
+flush ruleset
+
+table inet filter {
+	chain input {
+		type filter hook input priority filter; policy accept;
+		iif lo accept
+		ct state established,related accept
+		tcp dport { 22, 10250 } accept
+	}
+	chain forward {
+		type filter hook forward priority filter; policy accept;
+	}
+}
+`
+
+// loadNftables is ExecStart and ExecReload of the unit.
+func loadNftables(m *machine) { m.run("nft", "-f", "/etc/nftables.conf") }
+
+func netfilterPersistent(what string) func(m *machine) {
+	return func(m *machine) { m.run("netfilter-persistent", what) }
+}
+
+// newService has kube-proxy write another service.
+func newService(m *machine) {
+	m.Helper()
+	m.Must(m.Programs.RestoreNoflush(m.Context(), rules.IPv4, fmt.Sprintf(`*nat
+:KUBE-SVC-LATECOMER2345672 - [0:0]
+:KUBE-SEP-LATECOMER2345673 - [0:0]
+-A KUBE-SERVICES -d 10.96.77.77/32 -p tcp -m comment --comment "demo/latecomer cluster IP" -m tcp --dport 80 -j KUBE-SVC-LATECOMER2345672
+-A KUBE-SVC-LATECOMER2345672 -m comment --comment "demo/latecomer -> %[1]s:8080" -j KUBE-SEP-LATECOMER2345673
+-A KUBE-SEP-LATECOMER2345673 -s %[1]s/32 -j KUBE-MARK-MASQ
+-A KUBE-SEP-LATECOMER2345673 -p tcp -m tcp -j DNAT --to-destination %[1]s:8080
+COMMIT
+`, "10.1.7.7")))
+}

@@ -1,0 +1,48 @@
+package flushers
+
+import (
+	"os"
+	"path/filepath"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+)
+
+// ufwFlushers are ufw as it comes, which empties no chains but its own, and as its
+// configuration warns of, with the built-in chains in its hands.
+func ufwFlushers() []flusher {
+	return []flusher{
+		ufw("ufw", "no", nil),
+		ufw("ufw, MANAGE_BUILTINS=yes, with "+oneFlush[0], "yes", both),
+	}
+}
+
+func ufw(name, manageBuiltins string, loses []iptables.Backend) flusher {
+	late, flags := inTime, []string(nil)
+	if loses != nil {
+		late, flags = appends, oneFlush
+	}
+	return flusher{
+		name:  name,
+		flags: flags,
+		install: func(m *machine) {
+			// What the package does when it is installed.
+			for _, file := range []string{"before.rules", "before6.rules", "after.rules", "after6.rules", "user.rules", "user6.rules"} {
+				text, err := os.ReadFile(filepath.Join("/usr/share/ufw/iptables", file))
+				m.Must(err)
+				m.write(filepath.Join("/etc/ufw", file), string(text))
+			}
+			text, err := os.ReadFile("/usr/share/ufw/ufw.conf")
+			m.Must(err)
+			m.write("/etc/ufw/ufw.conf", string(text))
+
+			m.edit("/etc/default/ufw", "\nMANAGE_BUILTINS=no\n", "\nMANAGE_BUILTINS="+manageBuiltins+"\n")
+			m.run("ufw", "allow", "22/tcp")
+			m.run("ufw", "allow", "from", "198.51.100.0/24", "to", "any", "port", "9100", "proto", "tcp")
+		},
+		steps: []step{
+			{name: "`ufw enable`", does: func(m *machine) { m.run("ufw", "--force", "enable") }, loses: loses, late: late},
+			{name: "`ufw reload`", does: func(m *machine) { m.run("ufw", "reload") }, loses: loses, late: late},
+			{name: "`ufw disable`", does: func(m *machine) { m.run("ufw", "disable") }, loses: loses, late: late},
+		},
+	}
+}
