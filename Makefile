@@ -94,8 +94,9 @@ screenshot: deps build ## draw docs/images/dashboard.png from a Prometheus that 
 	@go run ./test/screenshot -canaryd bin/canaryd
 
 .PHONY: flushers
-flushers: deps ## the firewalls of the distribution against canaryd; writes the matrix into docs/flushers.md
-	go test -count=1 -v -run 'TestFlushers' ./test/flushers -update
+flushers: ## the firewalls of the distribution against canaryd; writes the matrix into docs/flushers.md
+	@hack/install-deps.sh flushers
+	go test -tags flushers -count=1 -v -run 'TestFlushers' ./test/flushers -update
 
 .PHONY: ci
 ci: ## what continuous integration runs

@@ -2,10 +2,14 @@
 # Installs the programs that the tests and the demo run, where they are missing.
 # Says nothing and touches nothing when all of them are there. Starts no service:
 # the nftables package ships one, and apt must not load its rules on this machine.
-# The firewalls that test/flushers runs are unpacked beside the system and not
-# installed: their packages enable services that would take over this machine's
-# rules at its next start, and two of them exclude each other.
+# With the argument "flushers" it also unpacks the firewalls that test/flushers
+# runs, beside the system, and does not install them: their packages enable
+# services that would take over this machine's rules at its next start, and two
+# of them exclude each other.
 set -euo pipefail
+
+with_flushers=false
+[ "${1:-}" != flushers ] || with_flushers=true
 
 # program or file:package
 needed=(
@@ -24,14 +28,18 @@ needed=(
 	zsh:zsh
 	fish:fish
 	/usr/lib/cni/portmap:containernetworking-plugins
-	dbus-daemon:dbus-daemon
-	bc:bc
-	perl:perl
-	/usr/bin/python3:python3
-	/usr/lib/python3/dist-packages/dbus/__init__.py:python3-dbus
-	/usr/lib/python3/dist-packages/gi/__init__.py:python3-gi
-	/usr/lib/python3/dist-packages/nftables/__init__.py:python3-nftables
 )
+if $with_flushers; then
+	needed+=(
+		dbus-daemon:dbus-daemon
+		bc:bc
+		perl:perl
+		/usr/bin/python3:python3
+		/usr/lib/python3/dist-packages/dbus/__init__.py:python3-dbus
+		/usr/lib/python3/dist-packages/gi/__init__.py:python3-gi
+		/usr/lib/python3/dist-packages/nftables/__init__.py:python3-nftables
+	)
+fi
 
 # What is unpacked, and where. test/flushers lays the folder over /usr and /etc
 # in a mount namespace.
@@ -55,7 +63,7 @@ missing_packages() {
 
 # The last thing that is written says what was unpacked, and which way.
 done_so="2: ${unpacked[*]}"
-unpacked_all() { [ "$(cat $flushers/.unpacked 2>/dev/null)" = "$done_so" ]; }
+unpacked_all() { ! $with_flushers || [ "$(cat $flushers/.unpacked 2>/dev/null)" = "$done_so" ]; }
 
 mapfile -t packages < <(missing_packages)
 [ ${#packages[@]} -eq 0 ] && unpacked_all && exit 0
@@ -64,7 +72,7 @@ give_up() {
 	echo "install-deps: $1" >&2
 	echo "Please install these packages (Debian's names): ${packages[*]}" >&2
 	echo "They must provide iptables-nft, iptables-legacy, their ip6tables twins, nft, ipset, ip, strace, promtool, setpriv, systemd-analyze and the CNI plugins." >&2
-	echo "For test/flushers, Debian's packages ${unpacked[*]} are unpacked into $flushers." >&2
+	! $with_flushers || echo "For test/flushers, Debian's packages ${unpacked[*]} are unpacked into $flushers." >&2
 	exit 1
 }
 

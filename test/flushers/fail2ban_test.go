@@ -1,3 +1,5 @@
+//go:build flushers
+
 package flushers
 
 import "os"

@@ -1,6 +1,5 @@
-// Package flushers runs the firewalls of a distribution, and what administrators
-// run in their stead, on nodes on which the built canaryd guards the rules of
-// Kubernetes, and writes down how soon they were back.
+//go:build flushers
+
 package flushers
 
 import (
