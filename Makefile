@@ -80,7 +80,8 @@ bench-detect: deps build ## what noticing costs and how soon it is, beside an ex
 # make soak SOAK=2m for two minutes; SOAK_FLAGS='-healers monitor' and others are passed on (-help lists them).
 SOAK ?= 10m
 .PHONY: soak
-soak: deps build ## packets to services while their rules are flushed, on both backends, for 10 minutes
+soak: deps build ## packets to services while their rules are flushed, on both backends, and owners and flushers at random; 10 minutes each
+	CANARYD_SOAK=$(SOAK) go test -count=1 -timeout=0 -v ./test/beside -run TestInterleavings
 	go build -o bin/soak ./test/soak
 	bin/soak -canaryd bin/canaryd -for $(SOAK) -json bin/soak.json $(SOAK_FLAGS)
 

@@ -2,14 +2,39 @@
 // from the live kernel, composes restores, runs them guarded, and keeps
 // generations on disk.
 //
-// What is guaranteed: a rule is written only on the base of a read that nobody
-// else's write came after (legacy: the xtables lock is held from read to
-// proof; nft: the genid is compared before the restore, and a commit that
-// slips in during it is reported as raced). A replay counts as done only when
-// a read after it shows every table as intended. What is not guaranteed: a
-// writer that bypasses the xtables lock is not seen on legacy, and on nft the
-// few milliseconds of iptables-nft-restore itself can overwrite a chain that
-// its owner writes in just that time; then the owner is nudged.
+// What is guaranteed beside owners who go on writing:
+//
+//   - nft, directly: what is written rests on a read that nobody's commit came
+//     after. The kernel compares the genid in the transaction itself, and all
+//     tables of both families are written or none is.
+//   - nft, by iptables-restore: the genid is compared before the program is
+//     started, and counted after it; each table is a transaction of its own. A
+//     commit that slips in is told as raced, and kube-proxy is asked for a full
+//     sync. What another owner wrote to a chain in just those milliseconds, and
+//     will not write again, can be lost.
+//   - legacy: the xtables lock is held from read to proof. Who takes another lock
+//     file, or none, is noticed before the restore and not during it.
+//
+// A replay counts as done only when a read after it shows every table as
+// intended. Whenever a flush may have taken rules of kube-proxy's, it is made to
+// do a full sync after the replay, so that the end is its newest.
+//
+// What is not guaranteed:
+//
+//   - beside a writer who commits between read and restore five times in a row,
+//     the sixth write rests on a read of the past; it is told as raced;
+//   - what was written less than 250 ms before a flush, or removed less than 2 s
+//     before, is not known yet: what stood before it comes back, for good if its
+//     owner neither looks again nor is kube-proxy;
+//   - what an owner that writes once and rule by rule (CNI) adds or removes between
+//     flush and replay: a chain that holds rules again is left as it is, and what
+//     was removed after a flush that deleted chains comes back;
+//   - where saved rules replaced a table, all that is protected becomes what it was
+//     before, also what an owner wrote in between; a file that was saved after the
+//     last change but one, and before the marks were renewed (200 ms after the last
+//     one) is taken for its owner's decision;
+//   - an owner that looks for its jump and inserts it in two commands, with a
+//     replay in between, leaves the jump doubled.
 package reload
 
 import (

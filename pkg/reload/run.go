@@ -57,6 +57,9 @@ func (r run) families(ctx context.Context) Result {
 		turns = append(turns, &turn{family: f})
 	}
 	for try := 1; len(turns) > 0; try++ {
+		for _, t := range turns {
+			r.job.Marks = t.tried(r.job.Marks)
+		}
 		var planned, stale []*turn
 		for _, t := range turns {
 			if r.plan(ctx, t) {
@@ -92,6 +95,35 @@ func (r run) families(ctx context.Context) Result {
 	return result
 }
 
+// tried returns the marks with those that the turn's last write may have
+// planted. Without them its own canary would be taken for one of saved rules, and
+// what the owner wrote since for the past.
+func (t *turn) tried(marks canary.Marks) canary.Marks {
+	if t.stale() {
+		return marks
+	}
+	for _, p := range t.plans {
+		if p.mark.Nonce != "" {
+			marks = marks.With(t.family, p.table, marks[t.family][p.table].Trying(p.mark))
+		}
+	}
+	return marks
+}
+
+// landed keeps what is to be told of the tables that the turn's last write
+// brought back, although others have to be written once more.
+func (t *turn) landed(before map[rules.TableName]TableResult) {
+	for _, p := range t.plans {
+		old, now := before[p.table], t.result.Tables[p.table]
+		if p.mark.Nonce == "" || now.Mark.Nonce != p.mark.Nonce || old.Mark.Nonce == p.mark.Nonce || now.Finding.Verdict.Loss() {
+			continue
+		}
+		now.Finding, now.Lost, now.Policies, now.flushed = old.Finding, old.Lost, old.Policies, old.flushed
+		now.Proved, now.Wrote, now.Skipped = true, len(p.wrote), p.skipped
+		t.result.Tables[p.table] = now
+	}
+}
+
 // ahead tells which marks the turns are about to plant, beside those of turns
 // before, and returns all of them.
 func (r run) ahead(marks canary.Marks, turns []*turn) canary.Marks {
@@ -120,7 +152,9 @@ func (r run) plan(ctx context.Context, t *turn) bool {
 		t.result = FamilyResult{Outcome: Failed, Err: err}
 		return false
 	}
+	before := t.result.Tables
 	t.result = newResult(tasks)
+	t.landed(before)
 	t.result.Digest = digest
 	lack := r.supply(ctx, tasks)
 	for i := range tasks {
