@@ -68,6 +68,9 @@ func (d *Daemon) limited(ctx context.Context, st *state) bool {
 // begin notes that a contention has begun, with the loss that shows it.
 func (c *contention) begin(ctx context.Context, l *loss) {
 	c.since, c.replays = time.Now(), 0
+	// It ends also if the rules' owner, and no replay, is the last to put them
+	// back.
+	c.calmAt = c.since.Add(calmFor)
 	klog.FromContext(ctx).Info("Somebody keeps undoing what is replayed; until that stops, replays are limited and the log has no line for each",
 		"flush", l.record.ID, "by", culpritText(l.record.Culprit))
 }
@@ -111,7 +114,7 @@ func (d *Daemon) noteHealed(ctx context.Context, st *state, l *loss) {
 // calm ends a contention: the last replay has stood for a while.
 func (d *Daemon) calm(ctx context.Context, st *state) {
 	klog.FromContext(ctx).Info("What was replayed stays in place again; replays are not limited any more",
-		"lasted", st.healed.Sub(st.since).Round(time.Millisecond), "replays", st.replays)
+		"lasted", latest(st.healed, st.since).Sub(st.since).Round(time.Millisecond), "replays", st.replays)
 	st.since, st.calmAt, st.unhooked = time.Time{}, time.Time{}, 0
 	st.undone = 0
 }

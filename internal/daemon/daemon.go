@@ -339,6 +339,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	st.capture(stored.Captured)
 	st.confirmed, st.uptime, st.kept = known.Confirmed, known.Uptime, known.Marks
 	d.cfg.Store.Resume(stored.ID)
+	st.saveAt = time.Now().Add(confirmEvery) // also if nothing is learned that is new
 	d.recallHeld(ctx, st, known.Quarantine)
 	log.Info("Took up the stored generation", "generation", stored.ID, "age", age.Round(time.Second))
 }

@@ -202,8 +202,26 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 		fs.markDirty(now)
 	}
 	d.cfg.Metrics.SetHooksMissing(f, missing)
+	d.examineAfter(st, f, fr, now)
 	fs.quiet = false
 	st.markedAt = earliest(st.markedAt, now)
+}
+
+// examineAfter plans an examination of what the reads around a write were the
+// first to show: a look that finds the digest of such a read takes it for
+// examined. A hook that was deleted by name waits for its grace, and what a
+// renewal found lost under standing marks has nobody yet who replays it.
+func (d *Daemon) examineAfter(st *state, f rules.Family, fr reload.FamilyResult, now time.Time) {
+	fs := st.families[f]
+	for t, tr := range fr.Tables {
+		ts := fs.tables[t]
+		if len(tr.Finding.Waiting) > 0 && !ts.frozen {
+			fs.examineAt = earliest(fs.examineAt, fs.moved.Add(d.cfg.HookGrace))
+		}
+		if st.loss == nil && ts.verdict.Loss() && !ts.frozen {
+			fs.examineAt = earliest(fs.examineAt, now)
+		}
+	}
 }
 
 func (d *Daemon) countRefusal(f rules.Family, err error) {

@@ -114,6 +114,11 @@ func (d *Daemon) hold(ctx context.Context, st *state) {
 	d.tell(ctx, st, found)
 	if !st.loss.told { // its owner was faster
 		st.loss = nil
+		// On legacy what it put back may have the digest of before, so that no
+		// look calls for it.
+		for _, fs := range st.families {
+			fs.markDirty(time.Now())
+		}
 		st.lookAt = earliest(st.lookAt, time.Now().Add(d.cfg.PollInterval))
 		return
 	}

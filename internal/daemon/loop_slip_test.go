@@ -1,0 +1,133 @@
+package daemon
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A slipping is a kernel beside which somebody writes when a session begins.
+type slipping struct {
+	*iptables.Fake
+	write func()
+}
+
+func (s *slipping) Begin(ctx context.Context) (iptables.Session, error) {
+	if s.write != nil {
+		write := s.write
+		s.write = nil
+		write()
+	}
+	return s.Fake.Begin(ctx)
+}
+
+// TestSeenFirstByAWrite: a loss under standing marks that the read of a renewal
+// is the first to show is healed all the same, and a hook that was deleted by
+// name just before a renewal or a replay has its grace and is put back.
+func TestSeenFirstByAWrite(t *testing.T) {
+	renewal := func(r *rig, arm func()) {
+		arm()
+		r.write(rules.Mangle, "-A KUBE-IPTABLES-HINT -j RETURN")
+	}
+	flush := func(r *rig, arm func()) {
+		// Without kube-proxy there is no nudge after the replay, and nothing else
+		// that calls for an examination.
+		for _, table := range rules.Guarded() {
+			r.write(table, ":KUBE-PROXY-CANARY - [0:0]", "-X KUBE-PROXY-CANARY")
+		}
+		r.after(20 * time.Second)
+		arm()
+		must(r.t, r.fake.Flush(rules.IPv4, rules.Filter, ""))
+	}
+	for _, test := range []struct {
+		name  string
+		do    func(r *rig, arm func()) // what makes it write, once armed
+		slips string                   // what somebody does to nat just before
+	}{
+		{"emptied before a renewal", renewal, "-F KUBE-SERVICES"},
+		{"unhooked before a renewal", renewal, "-D OUTPUT " + hostport},
+		{"unhooked before a replay", flush, "-D OUTPUT " + hostport},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				kernel := &slipping{Fake: loadedFake(t, backend)}
+				r := run(t, kernel.Fake, setup{kernel: kernel})
+				r.after(20 * time.Second)
+				before := r.tables()[rules.IPv4][rules.Nat]
+				test.do(r, func() { kernel.write = func() { r.write(rules.Nat, test.slips) } })
+				r.after(20 * time.Second)
+				if kernel.write != nil {
+					t.Fatal("nothing was written")
+				}
+				r.wantReady()
+				got := r.tables()[rules.IPv4][rules.Nat]
+				for _, chain := range []string{"KUBE-SERVICES", "OUTPUT"} {
+					if diff := cmp.Diff(texts(before.Chain(chain)), texts(got.Chain(chain))); diff != "" {
+						t.Errorf("%s is not as it was (-want +got):\n%s", chain, diff)
+					}
+				}
+			})
+		})
+	}
+}
+
+// texts returns a chain's rules without canaryd's own.
+func texts(c *rules.Chain) []string {
+	var specs []string
+	for _, rule := range c.Rules {
+		if !canary.IsMark(rule) {
+			specs = append(specs, rule.Spec)
+		}
+	}
+	return specs
+}
+
+// TestConfirmedAfterARestart: a run that found everything as the last one left it
+// says on disk every minute that it is still in force, though it learns nothing.
+func TestConfirmedAfterARestart(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		dir, id := t.TempDir(), identity(backend)
+		first := start(t, backend, setup{store: openStore(t, dir, id)})
+		first.stop()
+		r := run(t, first.fake, setup{store: openStore(t, dir, id)})
+		r.after(time.Hour)
+		known, _, err := openStore(t, dir, id).LoadState()
+		must(t, err)
+		if age := bubbleUptime() - known.Uptime; age > 2*confirmEvery {
+			t.Errorf("what is on disk was confirmed %s ago", age)
+		}
+	})
+}
+
+// TestWarEndedByTheOwner: a contention ends also if the last loss is put right by
+// the rules' owner while replays are held.
+func TestWarEndedByTheOwner(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		var held string // nat with the marks of now
+		for range 100 {
+			held = r.fake.Save(rules.IPv4)
+			r.flushNat()
+			r.after(40 * time.Millisecond)
+			if !r.d.Status().LossSince.IsZero() {
+				break
+			}
+		}
+		if s := r.d.Status(); !s.Contended || s.LossSince.IsZero() {
+			t.Fatalf("contended: %t, loss since %v", s.Contended, s.LossSince)
+		}
+		must(t, r.fake.Restore(rules.IPv4, held))
+		r.pause(time.Minute)
+		r.after(2 * time.Minute)
+		r.wantReady()
+		if r.d.Status().Contended {
+			t.Error("contended for ever")
+		}
+	})
+}
