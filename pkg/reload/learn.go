@@ -78,7 +78,9 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 	}
 	for _, c := range old.Chains {
 		i, there := at[c.Name]
-		if len(c.Rules) == 0 || there && len(merged.Chains[i].Rules) > 0 || stands(c.Name) {
+		// An empty chain that is gone waits as well: KUBE-IPTABLES-HINT never
+		// holds a rule, and a firewall's restart deletes it in a first step.
+		if there && (len(c.Rules) == 0 || len(merged.Chains[i].Rules) > 0) || stands(c.Name) {
 			continue
 		}
 		if len(kept) == 0 {

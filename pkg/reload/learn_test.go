@@ -71,6 +71,11 @@ func TestLearn(t *testing.T) {
 			{12 * s, emptyB, nil, nil, 0},
 			{13 * s, emptyB, nil, nil, 0},
 		}},
+		{"a chain that never held a rule, as KUBE-IPTABLES-HINT, and is gone is kept for two seconds", []lesson{
+			{0, emptyB, nil, nil, 0},
+			{10 * s, noB, nil, emptyB, 12 * s},
+			{12 * s, noB, nil, nil, 0},
+		}},
 		{"emptied first and removed later, it has been gone since it was emptied", []lesson{
 			{0, whole, nil, nil, 0},
 			{10 * s, emptyB, nil, noBYet, 12 * s},
