@@ -12,7 +12,7 @@ trap 'rm -f "$events"' EXIT
 status=0
 # A cached result would say nothing about this machine's kernel and iptables.
 go tool -modfile=hack/tools/go.mod gotestsum --format=pkgname --format-hide-empty-pkg --jsonfile="$events" -- \
-	-race -count=1 -timeout=10m "$@" || status=$?
+	-race -count=1 -timeout=30m "$@" || status=$?
 
 # Package level events have no Test.
 skips=$(grep -c '"Action":"skip".*"Test":' "$events" || true)

@@ -106,7 +106,9 @@ func (tr *troupe) play(w *world, d *daemon.Daemon) {
 	w.budget = 5 + w.rng.IntN(60)
 	pace := []time.Duration{time.Millisecond, 30 * time.Millisecond, 700 * time.Millisecond}[w.rng.IntN(3)]
 	for w.budget > 0 {
-		time.Sleep(time.Duration(w.rng.ExpFloat64() * float64(pace)))
+		pause := time.Duration(w.rng.ExpFloat64() * float64(pace))
+		w.turn()
+		time.Sleep(pause)
 		synctest.Wait()
 		a := w.pick()
 		for range 1 + w.rng.IntN(4) {
@@ -155,6 +157,7 @@ func (tr *troupe) settle(w *world, d *daemon.Daemon) {
 			w.ledger.violation("nobody does anything new, and they do not come to rest")
 			break
 		}
+		w.turn()
 		time.Sleep(monitor)
 		synctest.Wait()
 		for _, proxy := range tr.proxies {
@@ -325,7 +328,7 @@ func TestInterleavings(t *testing.T) {
 		t.Run(string(p), func(t *testing.T) {
 			var all tally
 			start, told := time.Now(), 0
-			for seed := range seeds(t, 6) {
+			for seed := range seeds(t, 3) {
 				s := tellStory(t, p, whole, seed)
 				all.add(s.count)
 				told++

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/scenario"
@@ -39,6 +40,7 @@ func (p path) backend() iptables.Backend {
 // do, so that the same seed makes the same story. One goroutine at a time uses
 // it: the worker of canaryd's loop, or the test while that waits.
 type world struct {
+	turns atomic.Int64 // see turn
 	*iptables.Fake
 	path   path
 	mutant mutant
@@ -120,14 +122,22 @@ func (w *world) hint(source canary.Source) {
 	}
 }
 
+// turn is called before one goroutine sleeps and after another one woke up. Only
+// one of the two runs at a time, by the bubble's clock; that what the one wrote
+// is what the other reads must be said all the same.
+func (w *world) turn() { w.turns.Add(1) }
+
 // point is where somebody else may come in.
 func (w *world) point(where string) {
+	w.turn()
 	if w.still > 0 {
 		return
 	}
 	if w.rng.Float64() < w.naps {
 		w.napping = true
-		time.Sleep(w.nap())
+		nap := w.nap()
+		time.Sleep(nap)
+		w.turn()
 		w.napping = false
 	}
 	for w.budget > 0 && w.rng.Float64() < w.density {
