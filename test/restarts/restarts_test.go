@@ -87,6 +87,7 @@ func TestFlushedWhileDown(t *testing.T) {
 		return filepath.Join("/run/state/generations", n.Stored()[0]+".json")
 	}
 	state := func(*nodetest.Node) string { return stateFile }
+	format := regexp.MustCompile(`"format":[0-9]+,`)
 	tests := []struct {
 		name   string
 		file   func(*nodetest.Node) string
@@ -95,8 +96,8 @@ func TestFlushedWhileDown(t *testing.T) {
 		log    []string
 	}{
 		{"whole", state, func(s string) string { return s }, true, []string{"Took up the stored generation"}},
-		{"of the canaryd before", state, func(s string) string { return strings.Replace(s, `"format":1,`, "", 1) }, true, []string{"Took up"}},
-		{"of a newer canaryd", state, func(s string) string { return strings.Replace(s, `"format":1`, `"format":9,"x":1`, 1) }, false, []string{"newer canaryd", "format 9"}},
+		{"of the canaryd before", state, func(s string) string { return format.ReplaceAllString(s, "") }, true, []string{"Took up"}},
+		{"of a newer canaryd", state, func(s string) string { return format.ReplaceAllString(s, `"format":9,"x":1,`) }, false, []string{"newer canaryd", "format 9"}},
 		{"of another boot", state, identity("bootID"), false, []string{"made elsewhere", `boot \"other\"`}},
 		{"of another namespace", state, identity("netns"), false, []string{"made elsewhere", `network namespace \"other\"`}},
 		{"of another backend", state, identity("backend"), false, []string{"made elsewhere", `backend \"other\"`}},
