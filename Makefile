@@ -94,6 +94,10 @@ dashboard: ## write deploy/grafana/canaryd.json anew
 screenshot: deps build ## draw docs/images/dashboard.png from a Prometheus that watches a canaryd being flushed; needs chromium
 	@go run ./test/screenshot -canaryd bin/canaryd
 
+.PHONY: wars
+wars: deps ## somebody who flushes without end, on the kernel: what it costs, and how soon the rules are back after it
+	go test -tags wars -count=1 -v ./test/wars
+
 .PHONY: flushers
 flushers: ## the firewalls of the distribution against canaryd; writes the matrix into docs/flushers.md
 	@hack/install-deps.sh flushers

@@ -1,5 +1,5 @@
-// Package wars tries the built canaryd against somebody who does not stop: who
-// flushes ten times a second, or deletes hooks as soon as they are back.
+//go:build wars
+
 package wars
 
 import (

@@ -1,4 +1,4 @@
-package wars
+package restarts
 
 import (
 	"strings"
