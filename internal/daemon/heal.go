@@ -191,7 +191,12 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 			ts.verdict, ts.frozen, missing[t] = canary.Intact, false, 0
 			d.cfg.Metrics.SetCanaryPresent(f, t, true)
 		}
-		if tr.Read && !ts.verdict.Loss() && ts.verdict != canary.Unknown {
+		// Beside a foreign write the finding is of one read and the section of
+		// another: a hook that was deleted in between has its grace, which the
+		// examination that follows gives it. So has what is missing while the
+		// generation is frozen: it was flushed.
+		judged := fr.Digest != 0 && (!ts.frozen || tr.Proved) || !st.learned.Knows(f, t)
+		if tr.Read && judged && !ts.verdict.Loss() && ts.verdict != canary.Unknown {
 			d.learn(st, f, t, tr.Section, tr.Finding, now)
 		}
 	}

@@ -2,7 +2,9 @@ package daemon
 
 import (
 	"context"
+	"os"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -75,6 +77,36 @@ func TestSeenFirstByAWrite(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestUnhookedBeforeTheProof: a hook that was put back, and that somebody deletes
+// by name before the proof has read it, is not forgotten: it has its grace and is
+// put back once more. (On legacy nobody writes before the proof: the lock is held.)
+func TestUnhookedBeforeTheProof(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fake := loadedFake(t, iptables.NFT)
+		r := run(t, fake, setup{})
+		r.after(20 * time.Second)
+		before := texts(r.tables()[rules.IPv4][rules.Nat].Chain("OUTPUT"))
+		deletions, armed := 0, false
+		fake.OnCommit(func(c iptables.Commit) {
+			if armed && c.PID == uint32(os.Getpid()) {
+				armed = false
+				deletions++
+				r.write(rules.Nat, "-D OUTPUT "+hostport)
+			}
+		})
+		r.write(rules.Nat, "-D OUTPUT "+hostport)
+		armed = true
+		r.after(time.Minute)
+		if deletions != 1 {
+			t.Fatalf("the hook was deleted %d times before a proof", deletions)
+		}
+		r.wantReady()
+		if diff := cmp.Diff(before, texts(r.tables()[rules.IPv4][rules.Nat].Chain("OUTPUT"))); diff != "" {
+			t.Errorf("OUTPUT is not as it was (-want +got):\n%s", diff)
+		}
+	})
 }
 
 // texts returns a chain's rules without canaryd's own.

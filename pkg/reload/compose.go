@@ -133,9 +133,12 @@ func composeRemoval(task tableTask, everything bool) tablePlan {
 		}
 		dropChains(task, names(task.seen.Section.Chains), &plan, &s)
 	}
-	if task.seen.Table.Chain(task.want.CanaryChain) != nil {
-		s.declare = append(s.declare, task.want.CanaryChain)
-		s.mark = append(s.mark, iptables.Step{Verb: iptables.Drop, Chain: task.want.CanaryChain})
+	// Chains of trials are left behind only by who was killed in the middle of one.
+	for _, name := range append(trialChains(), task.want.CanaryChain) {
+		if task.seen.Table.Chain(name) != nil {
+			s.declare = append(s.declare, name)
+			s.mark = append(s.mark, iptables.Step{Verb: iptables.Drop, Chain: name})
+		}
 	}
 	plan.script = s.script(task.table, plan.wrote)
 	return plan

@@ -11,9 +11,11 @@ import (
 )
 
 const (
-	// trialChain is where rules are tried on. No packet comes there, and nothing
-	// protects a chain of such a name.
-	trialChain = "KUBE-CANARYD-TRIAL-CANARY"
+	// trialChain is where rules are tried on, and trialTarget is where those jump to
+	// that lead to a chain which is not there. No packet comes there, and nothing
+	// protects chains of such names.
+	trialChain  = "KUBE-CANARYD-TRIAL-CANARY"
+	trialTarget = "KUBE-CANARYD-TRIAL-TARGET"
 	// Of 20,000 rules a bad one is found in 30 trials, at 0.1 to 0.3 s each.
 	// What is not decided within these is left out as well.
 	maxTrials = 256
@@ -50,18 +52,17 @@ type trial struct {
 	family  rules.Family
 	plan    tablePlan
 	until   time.Time
-	fresh   []string // chains that rules may jump to and that are not there
+	fresh   map[string]bool // chains that rules may jump to and that are not there
 	tried   int
 	bad     map[string]string // rules by text, and why
 }
 
 func (t *trial) run(ctx context.Context) {
 	var all []rules.Rule
+	t.fresh = map[string]bool{}
 	for _, c := range t.plan.wrote {
 		all = append(all, c.Rules...)
-		if t.plan.seen.Chain(c.Name) == nil {
-			t.fresh = append(t.fresh, c.Name)
-		}
+		t.fresh[c.Name] = t.plan.seen.Chain(c.Name) == nil
 	}
 	for _, h := range t.plan.hooks {
 		all = append(all, h.Rule)
@@ -70,12 +71,15 @@ func (t *trial) run(ctx context.Context) {
 		return
 	}
 	t.sift(ctx, all)
-	// Declared first, so that it is empty and can be deleted.
-	t.restore(ctx, iptables.Script{
-		Table: t.plan.table, Declare: []string{trialChain},
-		Steps: []iptables.Step{{Verb: iptables.Drop, Chain: trialChain}},
-	})
+	// Declared first, so that they are empty and can be deleted.
+	script := iptables.Script{Table: t.plan.table, Declare: trialChains()}
+	for _, name := range trialChains() {
+		script.Steps = append(script.Steps, iptables.Step{Verb: iptables.Drop, Chain: name})
+	}
+	t.restore(ctx, script)
 }
+
+func trialChains() []string { return []string{trialChain, trialTarget} }
 
 // sift puts the bad ones of list into t.bad.
 func (t *trial) sift(ctx context.Context, list []rules.Rule) {
@@ -96,12 +100,14 @@ func (t *trial) sift(ctx context.Context, list []rules.Rule) {
 	}
 }
 
-// write tries rules. The chains that they may jump to are there: those that
-// were not are created, empty.
+// write tries rules. No chain of the plan is touched: its owner may be writing it.
 func (t *trial) write(ctx context.Context, list []rules.Rule) error {
 	t.tried++
-	script := iptables.Script{Table: t.plan.table, Declare: append([]string{trialChain}, t.fresh...)}
+	script := iptables.Script{Table: t.plan.table, Declare: trialChains()}
 	for _, r := range list {
+		if t.fresh[r.Target] {
+			r = r.Onto(trialTarget)
+		}
 		script.Steps = append(script.Steps, appendRule(trialChain, r))
 	}
 	return t.restore(ctx, script)

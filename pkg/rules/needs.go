@@ -67,10 +67,29 @@ func (r Rule) WithoutAccount(name string) Rule {
 			i++
 		}
 	}
-	for i, w := range words {
-		words[i] = Quote(w)
+	return Rule{Spec: quoteAll(words), Target: r.Target}
+}
+
+// jumpOptions name where a rule goes.
+var jumpOptions = []string{"-j", "-g", "--jump", "--goto"}
+
+// Onto returns the rule with another chain to go to, where it goes to a chain:
+// it matches the same packets.
+func (r Rule) Onto(chain string) Rule {
+	words, err := Split(r.Spec)
+	if err != nil {
+		return r
 	}
-	return Rule{Spec: strings.Join(words, " "), Target: r.Target}
+	for i := 0; i+1 < len(words); i++ {
+		switch {
+		case slices.Contains(freeText, words[i]):
+			i++
+		case slices.Contains(jumpOptions, words[i]) && words[i+1] == r.Target:
+			i++
+			words[i] = chain
+		}
+	}
+	return Rule{Spec: quoteAll(words), Target: chain}
 }
 
 // Needs returns what the section's rules lean on, each once, in order of names.

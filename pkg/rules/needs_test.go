@@ -55,6 +55,21 @@ func TestARuleWithoutItsCounterMatchesTheSame(t *testing.T) {
 	}
 }
 
+func TestARuleThatGoesElsewhereMatchesTheSame(t *testing.T) {
+	for spec, want := range map[string]string{
+		"-j KUBE-A":                "-j T",
+		"-s 10.0.0.1/32 -g KUBE-A": "-s 10.0.0.1/32 -g T",
+		"-j KUBE-A -p tcp":         "-j T -p tcp",
+		`-m comment --comment "-j KUBE-A" -j KUBE-A`: `-m comment --comment "-j KUBE-A" -j T`,
+		`-m comment --comment -j -j KUBE-A`:          `-m comment --comment "-j" -j T`,
+	} {
+		got := ruleOf(t, spec).Onto("T")
+		if !got.Equal(ruleOf(t, want)) || got.Target != "T" {
+			t.Errorf("%s becomes %+v, want %s", spec, got, want)
+		}
+	}
+}
+
 func TestASectionWithoutSomeRulesSharesTheRest(t *testing.T) {
 	s := extract(t, rules.Filter, ":INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:KUBE-A - [0:0]\n:KUBE-B - [0:0]\n-A INPUT -j KUBE-A\n-A FORWARD -j KUBE-A\n"+
 		"-A KUBE-A -m set --match-set one src -j DROP\n-A KUBE-A -j RETURN\n-A KUBE-B -m set --match-set two src -j DROP\n")
