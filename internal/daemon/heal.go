@@ -101,6 +101,7 @@ func finishing(ctx context.Context) (context.Context, context.CancelFunc) {
 // concludeHeal takes a replay's result into the state and ends or prolongs
 // the loss.
 func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Result, err error) {
+	st.loss.record.Attempts++
 	if l := st.loss; len(l.record.Writers) == 0 {
 		// The commit of a flush of 40,000 rules is visible to a probe nearly a
 		// second before the kernel tells who made it (nft, Linux 6.18).

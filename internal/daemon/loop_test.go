@@ -117,6 +117,7 @@ func wantRecord(t *testing.T, record Flush, lost scenario.Lost) {
 	if record.Outcome != reload.Proved || record.Lost.Rules == 0 || record.Detail != "" {
 		t.Errorf("the record says %+v", record)
 	}
+	wantCounts(t, record)
 	if absent := time.Duration(record.AbsentSeconds * float64(time.Second)); absent < 20*time.Millisecond || absent > 50*time.Millisecond {
 		t.Errorf("the rules were absent for %s, want the 20 ms of settling and little more", absent)
 	}

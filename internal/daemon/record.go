@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -15,8 +14,6 @@ import (
 )
 
 const (
-	journalKept = 100 // flush records in memory
-	namesKept   = 20  // chain names in one record
 	// complainEvery is how often the log says the same of a loss that lasts.
 	complainEvery = 30 * time.Second
 )
@@ -65,36 +62,6 @@ func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.Family]map
 		l.told = true
 	}
 	d.logLost(ctx, st, fresh)
-}
-
-// add puts one table's loss into the record.
-func (r *Flush) add(f rules.Family, t rules.TableName, h hit) {
-	if !slices.Contains(r.Families, f) {
-		r.Families = append(r.Families, f)
-	}
-	if !slices.Contains(r.Tables, t) {
-		r.Tables = append(r.Tables, t)
-	}
-	if slices.Index(gravity, h.verdict) > slices.Index(gravity, r.Kind) {
-		r.Kind = h.verdict
-	}
-	r.Lost.Chains += len(h.lost.Chains)
-	r.Lost.Rules += h.lost.Rules
-	r.Lost.Hooks += len(h.lost.Hooks)
-	for _, name := range h.lost.Chains {
-		if len(r.Lost.ChainNames) < namesKept {
-			r.Lost.ChainNames = append(r.Lost.ChainNames, fmt.Sprintf("%s/%s/%s", f, t, name))
-		}
-	}
-	r.Policies = append(r.Policies, h.policies...)
-}
-
-// journal keeps a finished record, newest first.
-func (d *Daemon) journal(st *state, record Flush) {
-	st.journal = slices.Insert(st.journal, 0, record)
-	if len(st.journal) > journalKept {
-		st.journal = st.journal[:journalKept]
-	}
 }
 
 // logNotice says that a flush was noticed, before anything is done about it.

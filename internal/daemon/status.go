@@ -112,6 +112,8 @@ type Flush struct {
 	NoticedSeconds float64 `json:"noticedSeconds"`
 	AbsentSeconds  float64 `json:"absentSeconds"`
 	Outcome        Outcome `json:"outcome"`
+	// Attempts is how often a replay was tried.
+	Attempts int `json:"attempts"`
 	// Policies are built-in chains' policies that differ from before.
 	Policies []string `json:"policies,omitempty"`
 	// Detail explains the outcome to people. It may quote rules.
@@ -136,9 +138,31 @@ type Lost struct {
 	Chains int `json:"chains"`
 	Rules  int `json:"rules"`
 	Hooks  int `json:"hooks"`
-	// ChainNames are the chains as "family/table/chain"; the loop bounds
-	// their number.
+	// ChainNames are the first chains as "family/table/chain".
 	ChainNames []string `json:"chainNames,omitempty"`
+	// Tables are the same counts for each table that was hit.
+	Tables []TableLoss `json:"tables,omitempty"`
+}
+
+// A TableLoss counts what a flush took from one table.
+type TableLoss struct {
+	Family rules.Family    `json:"family"`
+	Table  rules.TableName `json:"table"`
+	Kind   canary.Verdict  `json:"kind"`
+	Chains int             `json:"chains"`
+	Rules  int             `json:"rules"` // hooks included
+	Hooks  int             `json:"hooks"`
+	// PerChain are the chains that lost most, the worst first, built-in chains
+	// that lost hooks among them. More is how many are not listed.
+	PerChain []ChainLoss `json:"perChain,omitempty"`
+	More     int         `json:"more,omitempty"`
+}
+
+// A ChainLoss counts what one chain lost.
+type ChainLoss struct {
+	Chain string `json:"chain"`
+	Rules int    `json:"rules"`           // hooks included
+	Hooks int    `json:"hooks,omitempty"` // of a built-in chain
 }
 
 // An Outcome is what became of a replay or a flush. Skipped also means that

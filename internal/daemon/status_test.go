@@ -32,8 +32,14 @@ func sampleStatus() Status {
 			ID: "f1", Time: at, Kind: canary.Emptied,
 			Families: []rules.Family{rules.IPv4}, Tables: []rules.TableName{rules.Nat},
 			Culprit: writer, Writers: []Culprit{writer},
-			Lost:           Lost{Chains: 2, Rules: 30, Hooks: 4, ChainNames: []string{"ipv4/nat/KUBE-SERVICES"}},
-			NoticedSeconds: 0.004, AbsentSeconds: 0.12, Outcome: reload.Proved, Detail: "-A SECRET",
+			Lost: Lost{
+				Chains: 2, Rules: 30, Hooks: 4, ChainNames: []string{"ipv4/nat/KUBE-SERVICES"},
+				Tables: []TableLoss{{
+					Family: rules.IPv4, Table: rules.Nat, Kind: canary.Emptied, Chains: 2, Rules: 30, Hooks: 4,
+					PerChain: []ChainLoss{{Chain: "KUBE-SERVICES", Rules: 25}, {Chain: "PREROUTING", Rules: 4, Hooks: 4}}, More: 1,
+				}},
+			},
+			NoticedSeconds: 0.004, AbsentSeconds: 0.12, Outcome: reload.Proved, Attempts: 1, Detail: "-A SECRET",
 		}},
 	}
 }

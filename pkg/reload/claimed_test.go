@@ -127,7 +127,7 @@ func TestHealWritesExactlyWhatIsDeclared(t *testing.T) {
 				if tr.Finding.Verdict != canary.Drifted || len(tr.Finding.Drift) == 0 {
 					t.Errorf("%s %v, want drifted", tr.Finding.Verdict, tr.Finding.Drift)
 				}
-				if d := cmp.Diff(test.lost, tr.Lost.Chains); d != "" {
+				if d := cmp.Diff(test.lost, tr.Lost.Names()); d != "" {
 					t.Errorf("lost (-want +got):\n%s", d)
 				}
 				if d := cmp.Diff(marks, n.job.Marks); d != "" {

@@ -7,11 +7,27 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Lost counts what a table lost.
+// Lost is what a table lost.
 type Lost struct {
-	Chains []string
-	Rules  int
+	Chains []LostChain
+	Rules  int // in chains and hooks
 	Hooks  []rules.Hook
+}
+
+// A LostChain is a protected chain as it was, and what stood in its place.
+type LostChain struct {
+	Name    string
+	Was, Is []rules.Rule
+	Stands  bool // the chain itself was left
+}
+
+// Names returns the names of the lost chains.
+func (l Lost) Names() []string {
+	var list []string
+	for _, c := range l.Chains {
+		list = append(list, c.Name)
+	}
+	return list
 }
 
 // countLost counts what the finding says is lost.
@@ -24,7 +40,11 @@ func countLost(task tableTask) Lost {
 			gone = standing == nil || !rules.EqualRules(standing.Rules, c.Rules)
 		}
 		if gone {
-			lost.Chains = append(lost.Chains, c.Name)
+			chain := LostChain{Name: c.Name, Was: c.Rules, Stands: standing != nil}
+			if standing != nil {
+				chain.Is = standing.Rules
+			}
+			lost.Chains = append(lost.Chains, chain)
 			lost.Rules += len(c.Rules)
 		}
 	}

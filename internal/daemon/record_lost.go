@@ -1,0 +1,101 @@
+package daemon
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// What is kept in memory. A flush of 5,000 services takes 16,000 chains, and
+// somebody may flush without end.
+const (
+	journalKept   = 100 // flush records
+	namesKept     = 20  // chain names in one record
+	chainsListed  = 200 // chains with their counts in one record,
+	tableListed   = 100 // in one of its tables,
+	recordsListed = 20  // in so many records; older ones have the tables' counts only
+)
+
+// add puts one table's loss into the record.
+func (r *Flush) add(f rules.Family, t rules.TableName, h hit) {
+	if !slices.Contains(r.Families, f) {
+		r.Families = append(r.Families, f)
+	}
+	if !slices.Contains(r.Tables, t) {
+		r.Tables = append(r.Tables, t)
+	}
+	if slices.Index(gravity, h.verdict) > slices.Index(gravity, r.Kind) {
+		r.Kind = h.verdict
+	}
+	r.Lost.Chains += len(h.lost.Chains)
+	r.Lost.Rules += h.lost.Rules
+	r.Lost.Hooks += len(h.lost.Hooks)
+	for _, c := range h.lost.Chains[:min(len(h.lost.Chains), namesKept-len(r.Lost.ChainNames))] {
+		r.Lost.ChainNames = append(r.Lost.ChainNames, fmt.Sprintf("%s/%s/%s", f, t, c.Name))
+	}
+	table := TableLoss{
+		Family: f, Table: t, Kind: h.verdict,
+		Chains: len(h.lost.Chains), Rules: h.lost.Rules, Hooks: len(h.lost.Hooks), PerChain: perChain(t, h.lost),
+	}
+	listed := 0
+	for _, other := range r.Lost.Tables {
+		listed += len(other.PerChain)
+	}
+	table.list(min(tableListed, chainsListed-listed))
+	r.Lost.Tables = append(r.Lost.Tables, table)
+	r.Policies = append(r.Policies, h.policies...)
+}
+
+// perChain counts what each chain lost, the worst first.
+func perChain(t rules.TableName, lost reload.Lost) []ChainLoss {
+	var list []ChainLoss
+	for _, chain := range rules.BuiltinChains(t) {
+		hooks := 0
+		for _, h := range lost.Hooks {
+			if h.Chain == chain {
+				hooks++
+			}
+		}
+		if hooks > 0 {
+			list = append(list, ChainLoss{Chain: chain, Rules: hooks, Hooks: hooks})
+		}
+	}
+	for _, c := range lost.Chains {
+		list = append(list, ChainLoss{Chain: c.Name, Rules: len(c.Was)})
+	}
+	slices.SortStableFunc(list, func(a, b ChainLoss) int { return b.Rules - a.Rules })
+	return list
+}
+
+// list keeps the first n chains, without the text of the ruleset that their
+// names are part of.
+func (l *TableLoss) list(n int) {
+	l.More += max(len(l.PerChain)-n, 0)
+	l.PerChain = slices.Clone(l.PerChain[:min(len(l.PerChain), n)])
+	for i := range l.PerChain {
+		l.PerChain[i].Chain = strings.Clone(l.PerChain[i].Chain)
+	}
+}
+
+// journal keeps a finished record, newest first.
+func (d *Daemon) journal(st *state, record Flush) {
+	st.journal = slices.Insert(st.journal, 0, record)
+	if len(st.journal) > journalKept {
+		st.journal = st.journal[:journalKept]
+	}
+	if len(st.journal) > recordsListed {
+		st.journal[recordsListed].unlist()
+	}
+}
+
+// unlist leaves the tables' counts of a record. Who was handed the record before
+// keeps what it has.
+func (r *Flush) unlist() {
+	r.Lost.Tables = slices.Clone(r.Lost.Tables)
+	for i := range r.Lost.Tables {
+		r.Lost.Tables[i].list(0)
+	}
+}
