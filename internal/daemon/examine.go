@@ -30,8 +30,9 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	fs.readEnd, fs.readCost = time.Now(), time.Since(start)
 	st.stir(fs.readEnd)
 	if err != nil {
-		for _, ts := range fs.tables {
-			ts.verdict = canary.Unknown
+		fs.unseeable()
+		if fs.lacks() {
+			d.lost(st, f, fs.digest)
 		}
 		if fs.unread != err.Error() {
 			klog.FromContext(ctx).Error(err, "The tables could not be read; whether rules were lost is unknown until they can", "family", f)
@@ -62,11 +63,18 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 				continue
 			}
 			ts.verdict = canary.Intact
+		case x.Finding.Verdict == canary.Unknown && ts.verdict.Loss():
+			// It stays lost until somebody sees otherwise.
 		default:
 			ts.verdict = x.Finding.Verdict
 		}
 		switch {
 		case ts.verdict.Loss():
+			if x.Finding.Verdict == canary.Unknown {
+				d.logUnreadable(ctx, f, t, ts, x.Finding.Err)
+			} else {
+				ts.trouble = ""
+			}
 			d.noteDrift(ctx, st, x.Finding)
 			d.lost(st, f, snapshot.Digest)
 		case ts.verdict == canary.Unknown:

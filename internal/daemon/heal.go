@@ -202,7 +202,7 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 		}
 	}
 	if fr.Digest != 0 {
-		fs.digest, fs.examined = fr.Digest, now
+		fs.digest, fs.examined, fs.unseen = fr.Digest, now, time.Time{}
 		fs.noteKnown(now)
 	} else {
 		fs.markDirty(now)

@@ -154,15 +154,8 @@ func (d *Daemon) glimpse(ctx context.Context, st *state, families []asked) bool 
 			d.cfg.Metrics.ObserveProbe(f, ProbeLoss, end.Sub(a.start))
 		}
 	}
-	if st.loss == nil {
-		return false
-	}
-	// The heal answers what was hinted at until now: it reads everything, and its
-	// release of the lock is the next hint.
-	for _, a := range families {
-		st.families[a.family].unseen = time.Time{}
-	}
-	return true
+	// The heal answers what was hinted at until now, if it can read.
+	return st.loss != nil
 }
 
 // probe looks at all marks of a family that was asked for its stamp. Walks
@@ -175,7 +168,7 @@ func (d *Daemon) probe(ctx context.Context, st *state, a asked, free func() bool
 		st.lookAt = earliest(st.lookAt, ready)
 		return
 	}
-	st.evidence, fs.unseen = earliest(st.evidence, fs.unseen), time.Time{}
+	st.evidence = earliest(st.evidence, fs.unseen)
 	sighting, err := d.cfg.Kernel.Probe(ctx, f, st.marks.Places(f, d.cfg.Canary))
 	end := time.Now()
 	took := a.took + end.Sub(start)
@@ -184,7 +177,7 @@ func (d *Daemon) probe(ctx context.Context, st *state, a asked, free func() bool
 		d.unknown(ctx, fs, f, err, took)
 		return
 	}
-	fs.stamp, fs.glimpsed, fs.probed = a.stamp, a.stamp, a.start
+	fs.stamp, fs.glimpsed, fs.probed, fs.unseen = a.stamp, a.stamp, a.start, time.Time{}
 	if fs.trouble != "" {
 		klog.FromContext(ctx).Info("The tables can be looked at again", "family", f)
 		fs.trouble, fs.examineAt = "", latest(start, fs.readAt)
@@ -258,13 +251,32 @@ func (fs *familyState) noteKnown(at time.Time) {
 	}
 }
 
+// unseeable notes that nothing can be told of the family's tables now. What was
+// seen to be lost stays so until somebody sees otherwise: a read that fails puts
+// no rule back.
+func (fs *familyState) unseeable() {
+	for _, ts := range fs.tables {
+		if !ts.verdict.Loss() {
+			ts.verdict = canary.Unknown
+		}
+	}
+}
+
+// lacks reports whether something of the family is lost that a replay answers.
+func (fs *familyState) lacks() bool {
+	for _, ts := range fs.tables {
+		if ts.verdict.Loss() && !ts.frozen {
+			return true
+		}
+	}
+	return false
+}
+
 // unknown notes that a family could not be read. It restores nothing and is
 // not healthy; the next hint or tick looks again.
 func (d *Daemon) unknown(ctx context.Context, fs *familyState, f rules.Family, err error, took time.Duration) {
 	d.cfg.Metrics.ObserveProbe(f, ProbeUnknown, took)
-	for _, ts := range fs.tables {
-		ts.verdict = canary.Unknown
-	}
+	fs.unseeable()
 	if fs.trouble != err.Error() {
 		klog.FromContext(ctx).Error(err, "The tables could not be read; whether rules were lost is unknown until they can", "family", f)
 		fs.trouble = err.Error()

@@ -223,7 +223,8 @@ func (s Status) Public() Status {
 // Ready returns nil if the rules that ought to be in force are, and canaryd
 // would put them back: every guarded table of every enabled family is intact
 // or changed by its owner, and canaryd is not paused. Otherwise the error
-// names the first table, or the reason, in one line.
+// names the first table that lost something, else the first of which nothing is
+// known, or the reason, in one line.
 func (s Status) Ready() error {
 	if s.Paused {
 		return fmt.Errorf("paused")
@@ -234,20 +235,20 @@ func (s Status) Ready() error {
 	if len(s.Families) == 0 {
 		return fmt.Errorf("no family has been looked at yet")
 	}
+	var unknown error
 	for _, family := range rules.Families() {
 		verdicts, enabled := s.Families[family]
 		if !enabled {
 			continue
 		}
 		for _, table := range rules.Guarded() {
-			switch v := verdicts[table]; v {
-			case canary.Intact, canary.Changed:
-			case "":
-				return fmt.Errorf("%s %s is %s", family, table, canary.Unknown)
-			default:
+			switch v := verdicts[table]; {
+			case v.Loss():
 				return fmt.Errorf("%s %s is %s", family, table, v)
+			case v != canary.Intact && v != canary.Changed && unknown == nil:
+				unknown = fmt.Errorf("%s %s is %s", family, table, canary.Unknown)
 			}
 		}
 	}
-	return nil
+	return unknown
 }

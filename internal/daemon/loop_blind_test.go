@@ -1,0 +1,106 @@
+package daemon
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// TestLossStaysVisibleWhileNothingCanBeRead: who is blind after a loss knows of it
+// all the same, says so, and heals it when it sees again; also if first only
+// some of the tables can be read.
+func TestLossStaysVisibleWhileNothingCanBeRead(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		chain string // of nat that is flushed; empty: all
+		fail  func(*iptables.Fake, error)
+	}{
+		{"reads", "", (*iptables.Fake).FailReads},
+		{"probes and reads", "", func(f *iptables.Fake, err error) { f.FailReads(err); f.FailProbes(err) }},
+		{"reads, under standing marks", "KUBE-SERVICES", (*iptables.Fake).FailReads},
+		{"probes and reads, under standing marks", "KUBE-SERVICES", func(f *iptables.Fake, err error) { f.FailReads(err); f.FailProbes(err) }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				r := start(t, backend, setup{})
+				before := r.chain(rules.IPv4, rules.Nat, "KUBE-SERVICES")
+				// It cannot begin to heal, so that the loss is only seen at first.
+				r.fake.FailRestores(-1, iptables.ReasonOther)
+				must(t, r.fake.Flush(rules.IPv4, rules.Nat, test.chain))
+				r.after(time.Second)
+				lost := r.d.Status()
+				test.fail(r.fake, errInjected)
+				must(t, r.fake.RestoreNoflush(rules.IPv4, section(rules.Nat, ":ELSE - [0:0]"))) // somebody else goes on
+				r.after(10 * time.Second)
+				s := r.d.Status()
+				if got := s.Families[rules.IPv4][rules.Nat]; got != canary.Emptied || !s.LossSince.Equal(lost.LossSince) || s.LossSince.IsZero() {
+					t.Errorf("%s since %v while nothing can be read; before it was emptied since %v", got, s.LossSince, lost.LossSince)
+				}
+				r.wantNotReady("nat is emptied")
+
+				r.fake.FailRestores(0, "")
+				r.fake.DropTableFromReads(rules.IPv4, rules.Nat, errNative)
+				test.fail(r.fake, nil)
+				r.after(40 * time.Second)
+				if s := r.d.Status(); s.LossSince.IsZero() || s.Families[rules.IPv4][rules.Nat] != canary.Emptied {
+					t.Errorf("%s since %v while nat cannot be read", s.Families[rules.IPv4][rules.Nat], s.LossSince)
+				}
+				r.fake.DropTableFromReads(rules.IPv4, rules.Nat, nil)
+				r.after(31 * time.Second)
+				r.wantReady()
+				if diff := cmp.Diff(before, r.chain(rules.IPv4, rules.Nat, "KUBE-SERVICES")); diff != "" {
+					t.Errorf("KUBE-SERVICES is not as it was (-want +got):\n%s", diff)
+				}
+				if got := r.oneRecord(); got.Outcome != reload.Proved {
+					t.Errorf("the record says %+v", got)
+				}
+			})
+		})
+	}
+}
+
+// A blinding is a kernel whose next full probe fails.
+type blinding struct {
+	*iptables.Fake
+	fails int
+}
+
+func (b *blinding) Probe(ctx context.Context, f rules.Family, places []iptables.Place) (iptables.Sighting, error) {
+	if b.fails > 0 {
+		b.fails--
+		return iptables.Sighting{}, errInjected
+	}
+	return b.Fake.Probe(ctx, f, places)
+}
+
+// TestWriterIsNotForgottenByAFailedProbe: what was written before a probe that
+// failed is pending since then, until one works.
+func TestWriterIsNotForgottenByAFailedProbe(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		kernel := &blinding{Fake: loadedFake(t, backend)}
+		r := run(t, kernel.Fake, setup{kernel: kernel})
+		r.after(5 * time.Second)
+		r.wantReady()
+		kernel.fails = 1000
+		wrote := time.Now()
+		must(t, r.fake.RestoreNoflush(rules.IPv4, scenario.NewService))
+		r.after(3 * time.Second)
+		if since := r.d.Status().CapturePendingSince; !since.Equal(wrote) {
+			t.Errorf("pending since %v, written at %v", since, wrote)
+		}
+		kernel.fails = 0
+		r.after(3 * time.Second)
+		r.wantReady()
+		if since := r.d.Status().CapturePendingSince; !since.IsZero() {
+			t.Errorf("still pending since %v", since)
+		}
+	})
+}
