@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
@@ -105,6 +106,9 @@ func run(t *testing.T, fake *iptables.Fake, s setup) *rig {
 		reg: prometheus.NewRegistry(), log: &logText{}, ended: make(chan error, 1),
 	}
 	metrics := NewMetrics(r.reg, MetricsOptions{Families: fake.Families(), Sources: []string{"snapshot"}, Hints: r.hints.Counts})
+	// Tests gather thousands of times, and these two are most of what that takes.
+	r.reg.Unregister(collectors.NewGoCollector())
+	r.reg.Unregister(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	cfg := Config{
 		Kernel: fake, Hints: r.hints, Writers: r.writers, Metrics: metrics,
 		Mode: s.mode, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Canary: canary.DefaultChain, Sets: fake.Sets(),

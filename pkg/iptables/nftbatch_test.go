@@ -15,27 +15,32 @@ import (
 )
 
 // The bytes are those that iptables-nft-restore 1.8.9 sent for the same (seen
-// by strace on a little-endian machine), but for NLA_F_NESTED where the kernel
-// does not look at it.
+// by strace), but for NLA_F_NESTED where the kernel does not look at it.
+// Headers are in the machine's own byte order, values in the network's.
 func TestABatchOnTheWire(t *testing.T) {
-	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
-		t.Skip("the bytes are those of a little-endian machine")
+	u32 := func(v uint32) string { return hex.EncodeToString(binary.NativeEndian.AppendUint32(nil, v)) }
+	u16 := func(v uint16) string { return hex.EncodeToString(binary.NativeEndian.AppendUint16(nil, v)) }
+	message := func(size uint32, kind, flags uint16, number uint32) string {
+		return u32(size) + u16(kind) + u16(flags) + u32(number) + u32(0)
 	}
+	attribute := func(size, kind uint16) string { return u16(size) + u16(kind) }
+	const nested = 0x8000
+
 	b := newBatch(1)
 	w := directWriter{batch: b}
 	p := tablePlan{directWriter: &w, family: rules.IPv4, table: rules.Mangle}
 	p.writeChain(&chainPlan{name: "FORWARD"})
 	b.finish()
 	want := strings.Join([]string{
-		"1c000000" + "1000" + "0100" + "01000000" + "00000000" + "0000000a", // begin
-		"08000100" + "00000001", // the genid
-		"54000000" + "030a" + "0104" + "02000000" + "00000000" + "02000000", // NEWCHAIN
-		"0b000100" + hex.EncodeToString([]byte("mangle\x00")) + "00",
-		"0c000300" + hex.EncodeToString([]byte("FORWARD\x00")),
-		"14000480" + "0800010000000002" + "08000200ffffff6a", // the hook and -150
-		"08000500" + "00000001", // accept
-		"0b000700" + hex.EncodeToString([]byte("filter\x00")) + "00",
-		"14000000" + "1100" + "0100" + "03000000" + "00000000" + "0000000a", // end
+		message(28, 0x0010, 0x0001, 1) + "0000000a", // begin
+		attribute(8, 1) + "00000001",                // the genid
+		message(84, 0x0a03, 0x0401, 2) + "02000000", // NEWCHAIN
+		attribute(11, 1) + hex.EncodeToString([]byte("mangle\x00")) + "00",
+		attribute(12, 3) + hex.EncodeToString([]byte("FORWARD\x00")),
+		attribute(20, 4|nested) + attribute(8, 1) + "00000002" + attribute(8, 2) + "ffffff6a", // the hook and -150
+		attribute(8, 5) + "00000001",                                                          // accept
+		attribute(11, 7) + hex.EncodeToString([]byte("filter\x00")) + "00",
+		message(20, 0x0011, 0x0001, 3) + "0000000a", // end
 	}, "")
 	if diff := cmp.Diff(want, hex.EncodeToString(bytes.Join(b.chunks, nil))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
