@@ -115,6 +115,34 @@ func TestALearnedRuleThatLeansOnAMissingChainComesBackWithIt(t *testing.T) {
 	})
 }
 
+// TestAReturnedChainIsNoReasonToTryForEver: the chain that a rule lacked is back,
+// and the rule is refused all the same. Who writes often does not make it be tried
+// often.
+func TestAReturnedChainIsNoReasonToTryForEver(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := run(t, ipvsFake(t, backend), setup{})
+		r.settled()
+		flushDelete(t, r.fake)
+		r.after(10 * time.Second)
+		r.wantQuarantine(1)
+		r.fake.FailRestores(-1, iptables.ReasonOther)
+		must(t, r.fake.RestoreNoflush(rules.IPv4, "*filter\n:corp - [0:0]\nCOMMIT\n"))
+		tries := r.fake.Restores()
+		for range 60 {
+			must(t, r.fake.RestoreNoflush(rules.IPv4, "*filter\n-A corp -s 203.0.113.0/24 -j ACCEPT\nCOMMIT\n"))
+			r.after(time.Second)
+		}
+		// Each try is one restore of the rules and one without.
+		if tried := (r.fake.Restores() - tries) / 2; tried < 2 || tried > 12 {
+			t.Errorf("it was tried %d times in a minute, want about 10", tried)
+		}
+		r.wantQuarantine(1)
+		r.fake.FailRestores(0, "")
+		r.after(lastTry + time.Second)
+		r.wantQuarantine(0)
+	})
+}
+
 // unmarked leaves out canaryd's marks, whose nonce changes.
 func unmarked(text string) string {
 	var b strings.Builder

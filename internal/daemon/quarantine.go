@@ -41,10 +41,13 @@ type leaning struct {
 	quarantine reload.Quarantine
 	readmitAt  time.Time // when what is in quarantine is tried again; zero: nothing is
 	readmitIn  time.Duration
-	sets       map[string]iptables.Set // as captured
-	needs      []string                // the ipsets that the generation names
-	needsOf    int                     // the edition that needs are of
-	unkept     string                  // why sets could not be captured, as the log has it
+	// stood are the chains that rules in quarantine lacked when they were put
+	// there, and that the last examination saw.
+	stood   map[rules.Family]map[iptables.Place]bool
+	sets    map[string]iptables.Set // as captured
+	needs   []string                // the ipsets that the generation names
+	needsOf int                     // the edition that needs are of
+	unkept  string                  // why sets could not be captured, as the log has it
 }
 
 // recallHeld takes up what the last run knew of what rules lean on.
@@ -71,6 +74,9 @@ func (d *Daemon) holdBack(st *state, f rules.Family, t rules.TableName, list []r
 	before := st.quarantine[f][t]
 	st.quarantine = st.quarantine.With(f, t, list)
 	d.cfg.Metrics.SetQuarantined(f, t, len(list))
+	for _, h := range list {
+		delete(st.stood[f], iptables.Place{Table: t, Chain: h.Lacks})
+	}
 	switch {
 	case st.quarantine.Count() == 0:
 		st.readmitAt, st.readmitIn = time.Time{}, 0
@@ -131,11 +137,20 @@ func (d *Daemon) readmit(ctx context.Context, st *state) {
 	}
 }
 
-// noteReturn tries again what is in quarantine if a chain that it lacked is back.
+// noteReturn tries again what is in quarantine when a chain that it lacked comes
+// back. If that does not help, the chain's standing there is no reason to try
+// more often than otherwise.
 func (st *state) noteReturn(snapshot iptables.Snapshot) {
-	if st.quarantine.Returns(snapshot) {
-		st.readmitAt = earliest(st.readmitAt, time.Now())
+	now, before := st.quarantine.Standing(snapshot), st.stood[snapshot.Family]
+	for place := range now {
+		if !before[place] {
+			st.readmitAt = earliest(st.readmitAt, time.Now())
+		}
 	}
+	if st.stood == nil {
+		st.stood = map[rules.Family]map[iptables.Place]bool{}
+	}
+	st.stood[snapshot.Family] = now
 }
 
 // supplement returns what was read of a table as if what is held back stood there.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -13,9 +14,9 @@ import (
 const (
 	// trialChain is where rules are tried on, and trialTarget is where those jump to
 	// that lead to a chain which is not there. No packet comes there, and nothing
-	// protects chains of such names.
+	// protects chains of such names: no glob takes in what ends in -CANARY.
 	trialChain  = "KUBE-CANARYD-TRIAL-CANARY"
-	trialTarget = "KUBE-CANARYD-TRIAL-TARGET"
+	trialTarget = "KUBE-CANARYD-TRIAL-TO-CANARY"
 	// Of 20,000 rules a bad one is found in 30 trials, at 0.1 to 0.3 s each.
 	// What is not decided within these is left out as well.
 	maxTrials = 256
@@ -26,7 +27,8 @@ const (
 // was planned to a chain that nothing jumps to: on legacy the kernel does not say
 // which rule it refuses, nor iptables-restore which of several. It returns false
 // if it finds none: then it was not for single rules that the restore was refused.
-// A turn is culled once.
+// A turn is culled once. Rules that were refused before are tried first: if they
+// are all, a readmission that fails costs a few trials, however long the table.
 func (r run) cull(ctx context.Context, t *turn) bool {
 	var refused *iptables.RestoreError
 	if r.job.Strict || !r.act.rules || t.culled || !errors.As(t.written.Err, &refused) || refused.Exit < 0 {
@@ -39,6 +41,7 @@ func (r run) cull(ctx context.Context, t *turn) bool {
 	found := false
 	for _, plan := range t.plans {
 		trial := trial{session: r.session, family: t.family, plan: plan, until: time.Now().Add(trialTime), bad: map[string]string{}}
+		trial.suspects = refusedOf(r.job.Quarantine[t.family][plan.table])
 		trial.run(ctx)
 		t.refused[plan.table] = trial.bad
 		found = found || len(trial.bad) > 0
@@ -55,6 +58,8 @@ type trial struct {
 	fresh   map[string]bool // chains that rules may jump to and that are not there
 	tried   int
 	bad     map[string]string // rules by text, and why
+	// suspects were refused before, by text.
+	suspects map[string]string
 }
 
 func (t *trial) run(ctx context.Context) {
@@ -70,7 +75,15 @@ func (t *trial) run(ctx context.Context) {
 	if len(all) == 0 || t.write(ctx, nil) != nil {
 		return
 	}
-	t.sift(ctx, all)
+	suspect := func(r rules.Rule) bool { _, yes := t.suspects[r.Spec]; return yes }
+	var suspects []rules.Rule
+	for _, r := range all {
+		if suspect(r) {
+			suspects = append(suspects, r)
+		}
+	}
+	t.sift(ctx, suspects)
+	t.sift(ctx, slices.DeleteFunc(all, suspect))
 	// Declared first, so that they are empty and can be deleted.
 	script := iptables.Script{Table: t.plan.table, Declare: trialChains()}
 	for _, name := range trialChains() {
@@ -83,6 +96,9 @@ func trialChains() []string { return []string{trialChain, trialTarget} }
 
 // sift puts the bad ones of list into t.bad.
 func (t *trial) sift(ctx context.Context, list []rules.Rule) {
+	if len(list) == 0 {
+		return
+	}
 	if t.tried >= maxTrials || time.Now().After(t.until) || ctx.Err() != nil {
 		for _, r := range list {
 			t.bad[r.Spec] = fmt.Sprintf("so many rules are refused that %s could not be tried one by one", t.plan.table)

@@ -168,6 +168,24 @@ func TestARefusedRestoreFailsAndTheNextOneHeals(t *testing.T) {
 	})
 }
 
+// TestARefusalIsNobodyElsesWord: after one it is not known whether somebody else
+// wrote. A hook and a chain that are not as they were to be are not called theirs.
+func TestARefusalIsNobodyElsesWord(t *testing.T) {
+	onBoth(t, func(t *testing.T, n *testNode) {
+		must(t, n.RestoreNoflush(v4, "*nat\n-D OUTPUT -j KUBE-SERVICES\nCOMMIT\n"))
+		n.job.Quiet[v4] = true
+		n.FailRestores(-1, iptables.ReasonOther)
+		result := n.heal()
+		n.outcome(result, v4, Failed)
+		if tr := result[v4].Tables[rules.Nat]; tr.Finding.Verdict != canary.HooksMissing || tr.Proved {
+			t.Errorf("nat is %s, proved %t", tr.Finding.Verdict, tr.Proved)
+		}
+		n.FailRestores(0, "")
+		n.outcome(n.heal(), v4, Proved)
+		n.same(v4)
+	})
+}
+
 func TestARestoreThatStopsHalfwayIsPartial(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
 		n.flushAll(v4)

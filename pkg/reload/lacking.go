@@ -121,28 +121,29 @@ func missing(list map[string]string, names []string) string {
 // plan's quarantine. A match that only counts is dropped rather than the rule,
 // but not from what somebody declared.
 func (t *tableTask) admit(chain string, r rules.Rule, plan *tablePlan) (rules.Rule, bool) {
-	hold := func(reason, lacks string) (rules.Rule, bool) {
-		plan.quarantined = append(plan.quarantined, Held{Chain: chain, Rule: r, Reason: reason, Lacks: lacks})
+	hold := func(h Held) (rules.Rule, bool) {
+		h.Chain, h.Rule = chain, r
+		plan.quarantined = append(plan.quarantined, h)
 		return r, false
 	}
 	if slices.Contains(t.want.Section.Leans, r.Target) && t.seen.Table.Chain(r.Target) == nil {
-		return hold(fmt.Sprintf("chain %s is missing", r.Target), r.Target)
+		return hold(Held{Reason: fmt.Sprintf("chain %s is missing", r.Target), Lacks: r.Target})
 	}
 	if reason, refused := t.lacking.refused[r.Spec]; refused {
-		return hold(reason, "")
+		return hold(Held{Reason: reason, Refused: true})
 	}
 	needs := r.Needs()
 	if name := missing(t.lacking.sets, needs.Sets); name != "" {
-		return hold(t.lacking.sets[name], "")
+		return hold(Held{Reason: t.lacking.sets[name]})
 	}
 	for name := missing(t.lacking.accounts, needs.Accounts); name != ""; name = missing(t.lacking.accounts, r.Needs().Accounts) {
 		if t.claimed(chain) || t.claimed(r.Target) {
-			return hold(t.lacking.accounts[name], "")
+			return hold(Held{Reason: t.lacking.accounts[name]})
 		}
 		plan.weakened = append(plan.weakened, Held{Chain: chain, Rule: r, Reason: t.lacking.accounts[name]})
 		lighter := r.WithoutAccount(name)
 		if lighter.Spec == r.Spec {
-			return hold(t.lacking.accounts[name], "") // said in words that are not iptables-save's
+			return hold(Held{Reason: t.lacking.accounts[name]}) // said in words that are not iptables-save's
 		}
 		r = lighter
 	}

@@ -41,7 +41,9 @@ func (r run) prove(ctx context.Context, t *turn) {
 		if seen.Err == nil {
 			tr.Section, tr.Read = seen.Section, true
 		}
-		err := proveTable(r.Canary, plan, seen, result.foreign)
+		// After a refusal nobody can say whether others wrote. What is not as it was
+		// planned is not for them to answer then.
+		err := proveTable(r.Canary, plan, seen, result.foreign && t.written.Err == nil)
 		switch {
 		case err == nil:
 			tr.Proved, tr.Mark = true, plan.mark

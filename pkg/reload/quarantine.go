@@ -21,6 +21,9 @@ type Held struct {
 	// Lacks is the chain of somebody else's that must be there first; empty if
 	// it lacks something else.
 	Lacks string `json:"lacks,omitempty"`
+	// Refused: trials found that the kernel refuses it. A replay does not try
+	// again, in the middle of an outage; a readmission does.
+	Refused bool `json:"refused,omitempty"`
 }
 
 // A Quarantine is what was held back, by family and table. It is a value.
@@ -56,14 +59,17 @@ func (q Quarantine) Count() int {
 	return n
 }
 
-// Returns reports whether a chain that one of the rules lacks is there now.
-func (q Quarantine) Returns(snapshot iptables.Snapshot) bool {
+// Standing returns which chains that rules lacked are there now.
+func (q Quarantine) Standing(snapshot iptables.Snapshot) map[iptables.Place]bool {
+	there := map[iptables.Place]bool{}
 	for t, list := range q[snapshot.Family] {
-		if slices.ContainsFunc(list, func(h Held) bool { return h.Lacks != "" && snapshot.Tables[t].Chain(h.Lacks) != nil }) {
-			return true
+		for _, h := range list {
+			if h.Lacks != "" && snapshot.Tables[t].Chain(h.Lacks) != nil {
+				there[iptables.Place{Table: t, Chain: h.Lacks}] = true
+			}
 		}
 	}
-	return false
+	return there
 }
 
 // Supplement returns what a read showed of one table as if the rules that are
@@ -98,6 +104,18 @@ func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rul
 		seen.Leans = union(want.Leans, seen.Leans)
 	}
 	return seen, q.With(f, t, still)
+}
+
+// refusedOf returns the rules of a list that trials found refused, by their text
+// with the reason.
+func refusedOf(list []Held) map[string]string {
+	refused := map[string]string{}
+	for _, h := range list {
+		if h.Refused {
+			refused[h.Rule.Spec] = h.Reason
+		}
+	}
+	return refused
 }
 
 func (h Held) is(chain string, r rules.Rule) bool { return h.Chain == chain && h.Rule.Spec == r.Spec }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -242,6 +243,57 @@ func TestOneBadLineNeverCostsATable(t *testing.T) {
 		again, err := n.replayer.Readmit(t.Context(), n.job)
 		must(t, err)
 		n.outcome(again, v4, Proved)
+		n.same(v4)
+	})
+}
+
+// TestWhatIsKnownToBeRefusedIsNotTriedInAnOutage: it is left out at once; a
+// readmission tries it, before all others.
+func TestWhatIsKnownToBeRefusedIsNotTriedInAnOutage(t *testing.T) {
+	eachNode(t, func(t *testing.T, n *testNode) {
+		n.replayer.Supplier = nil // nobody knows which set is missing
+		n.Sets().Destroy("bad")
+		n.flushAll(v4)
+		n.takeHeld(n.heal())
+		if n.job.Quarantine.Count() != 2 {
+			t.Fatalf("quarantine: %v", n.job.Quarantine)
+		}
+		held := n.job.Quarantine
+		for _, flush := range []func(){
+			func() { n.flushAll(v4) },
+			func() { must(t, n.Flush(v4, rules.Filter, "FORWARD")) },
+		} {
+			flush()
+			before := n.Restores()
+			result := n.heal()
+			n.outcome(result, v4, Partial)
+			if !result[v4].AllBut() {
+				t.Errorf("%+v", result[v4])
+			}
+			n.takeHeld(result)
+			writes := n.Restores() - before
+			if nudges := 1; writes > 1+nudges {
+				t.Errorf("%d restores, want one without the rules that are known", writes)
+			}
+			inOrder := cmpopts.SortSlices(func(a, b Held) bool { return a.Chain < b.Chain })
+			if d := cmp.Diff(held, n.job.Quarantine, inOrder); d != "" {
+				t.Errorf("quarantine (-want +got):\n%s", d)
+			}
+		}
+		before := n.Restores()
+		again, err := n.replayer.Readmit(t.Context(), n.job)
+		must(t, err)
+		n.outcome(again, v4, Skipped) // after trials, there is nothing to write
+		// One as a whole, an empty one, both suspects, each of them, the others,
+		// and the removal of the trial's chains.
+		if tried := n.Restores() - before; tried != 7 {
+			t.Errorf("a readmission that fails took %d restores, want 7", tried)
+		}
+		n.Sets().Put(setBad)
+		again, err = n.replayer.Readmit(t.Context(), n.job)
+		must(t, err)
+		n.outcome(again, v4, Proved)
+		n.takeHeld(again)
 		n.same(v4)
 	})
 }

@@ -224,14 +224,14 @@ func (r Replayer) Rotate(ctx context.Context, job Job) (Result, error) {
 // Tables of which it says nothing, because they could not be read when it was
 // learned, are left alone.
 func (r Replayer) Force(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plan: force, insists: true, rules: true, all: true}, nil)
+	return r.each(ctx, job, action{plan: force, insists: true, rules: true, all: true, retries: true}, nil)
 }
 
 // Readmit puts back rules of job.Quarantine for which there is by now what they
 // lean on, into chains that stand as they were left. A result is Skipped if there
 // are none.
 func (r Replayer) Readmit(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plan: readmit, rules: true}, nil)
+	return r.each(ctx, job, action{plan: readmit, rules: true, retries: true}, nil)
 }
 
 // Remove takes every canary and witness out of the tables; with everything,
@@ -276,8 +276,9 @@ type action struct {
 	plan func(task tableTask, nonce canary.Nonce) *tablePlan
 	// insists: rather write beside a busy writer than not at all.
 	insists bool
-	// rules: it may write rules of the generation; all: of any table.
-	rules, all bool
+	// rules: it may write rules of the generation; all: of any table; retries:
+	// also those that were refused before.
+	rules, all, retries bool
 }
 
 func heal(task tableTask, nonce canary.Nonce) *tablePlan {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -159,12 +160,25 @@ func (r run) plan(ctx context.Context, t *turn) bool {
 	lack := r.supply(ctx, tasks)
 	for i := range tasks {
 		tasks[i].lacking = lack
-		tasks[i].lacking.refused = t.refused[tasks[i].table]
+		tasks[i].lacking.refused = r.refusals(t, tasks[i])
 	}
 	if t.plans = planAll(tasks, r.act.plan); len(t.plans) == 0 {
 		t.result.Outcome = Skipped
 	}
 	return len(t.plans) > 0
+}
+
+// refusals returns which rules of a table are to be left out as refused, with the
+// reasons: those that trials of this turn found and, unless the action is to try
+// them again, those that earlier ones did. To find those anew would cost 30 trials
+// in the middle of each outage.
+func (r run) refusals(t *turn, task tableTask) map[string]string {
+	if r.act.retries || r.job.Strict {
+		return t.refused[task.table]
+	}
+	all := refusedOf(task.held)
+	maps.Copy(all, t.refused[task.table])
+	return all
 }
 
 // write writes what is planned for all turns, and notes what became of it.

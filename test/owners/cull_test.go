@@ -1,6 +1,7 @@
 package owners
 
 import (
+	"context"
 	"fmt"
 	"os/exec"
 	"strings"
@@ -14,6 +15,43 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
+
+// open opens the node's kernel for IPv4 alone.
+func open(n *nodetest.Node) *iptables.Kernel {
+	n.Helper()
+	kernel, err := iptables.Open(n.Context(), iptables.Config{Backend: n.Programs.With, Families: []rules.Family{rules.IPv4}})
+	n.Must(err)
+	n.Cleanup(func() { n.Must(kernel.Close()) })
+	return kernel
+}
+
+// learned plants marks and returns a job for what stands.
+func learned(n *nodetest.Node, replayer reload.Replayer) reload.Job {
+	n.Helper()
+	job := reload.Job{Families: []rules.Family{rules.IPv4}, Generation: rules.Generation{}}
+	planted, err := replayer.Plant(n.Context(), job)
+	n.Must(err)
+	for table, tr := range take(n, &job, planted, reload.Proved).Tables {
+		job.Generation = job.Generation.With(rules.IPv4, table, tr.Section)
+	}
+	return job
+}
+
+// take takes a result into the job.
+func take(n *nodetest.Node, job *reload.Job, result reload.Result, want reload.Outcome) reload.FamilyResult {
+	n.Helper()
+	fr := result[rules.IPv4]
+	if fr.Outcome != want {
+		n.Fatalf("it is %s, want %s: %v", fr.Outcome, want, fr.Err)
+	}
+	for table, tr := range fr.Tables {
+		job.Marks = job.Marks.With(rules.IPv4, table, tr.Mark)
+		if tr.Replayed {
+			job.Quarantine = job.Quarantine.With(rules.IPv4, table, tr.Quarantined)
+		}
+	}
+	return fr
+}
 
 // TestBadLinesAreFoundOnTheKernel: rules that the kernel refuses for a reason that
 // nobody looks for (here a set, with nobody to look) are left out, and 2,000
@@ -35,35 +73,18 @@ func TestBadLinesAreFoundOnTheKernel(t *testing.T) {
 		n.Must(exec.CommandContext(n.Context(), "ipset", "create", "gone", "hash:ip").Run())
 		n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, text+"COMMIT\n"))
 
-		kernel, err := iptables.Open(n.Context(), iptables.Config{Backend: n.Programs.With, Families: []rules.Family{rules.IPv4}})
-		n.Must(err)
-		n.Cleanup(func() { n.Must(kernel.Close()) })
+		kernel := open(n)
 		replayer := reload.Replayer{Kernel: kernel, Canary: canary.DefaultChain, Protects: n.Protects}
-		job := reload.Job{Families: kernel.Families(), Generation: rules.Generation{}}
+		job := learned(n, replayer)
 		take := func(result reload.Result, err error, want reload.Outcome) reload.FamilyResult {
 			n.Helper()
 			n.Must(err)
-			fr := result[rules.IPv4]
-			if fr.Outcome != want {
-				n.Fatalf("it is %s, want %s: %v", fr.Outcome, want, fr.Err)
-			}
-			for table, tr := range fr.Tables {
-				job.Marks = job.Marks.With(rules.IPv4, table, tr.Mark)
-				if tr.Replayed {
-					job.Quarantine = job.Quarantine.With(rules.IPv4, table, tr.Quarantined)
-				}
-			}
-			return fr
-		}
-		planted, err := replayer.Plant(n.Context(), job)
-		fr := take(planted, err, reload.Proved)
-		for table, tr := range fr.Tables {
-			job.Generation = job.Generation.With(rules.IPv4, table, tr.Section)
+			return take(n, &job, result, want)
 		}
 		n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Filter, ""))
 		n.Must(exec.CommandContext(n.Context(), "ipset", "destroy", "gone").Run())
 		healed, err := replayer.Heal(n.Context(), job)
-		fr = take(healed, err, reload.Partial)
+		fr := take(healed, err, reload.Partial)
 		var got []string
 		for _, h := range job.Quarantine[rules.IPv4][rules.Filter] {
 			got = append(got, h.Rule.Spec)
@@ -83,6 +104,111 @@ func TestBadLinesAreFoundOnTheKernel(t *testing.T) {
 		take(returned, err, reload.Proved)
 		if saved, err = n.Programs.Save(n.Context(), rules.IPv4); err != nil || strings.Count(saved, "-A KUBE-FORWARD ") != many {
 			n.Errorf("they did not come back: %v", err)
+		}
+	})
+}
+
+// A slipper is a kernel in whose sessions an owner writes behind one of the
+// restores that ask for no guard: trials are such.
+type slipper struct {
+	reload.Beginner
+	behind int
+	write  func()
+}
+
+type slipped struct {
+	iptables.Session
+	slipper *slipper
+}
+
+func (s *slipper) Begin(ctx context.Context) (iptables.Session, error) {
+	session, err := s.Beginner.Begin(ctx)
+	return slipped{session, s}, err
+}
+
+func (s slipped) RestoreAnyway(ctx context.Context, payload iptables.Payload) map[rules.Family]iptables.Written {
+	written := s.Session.RestoreAnyway(ctx, payload)
+	if s.slipper.behind--; s.slipper.behind == 0 {
+		s.slipper.write()
+	}
+	return written
+}
+
+// TestAnOwnerWritesBetweenTwoTrials: chains that a flush deleted are written by
+// their owner while the rules that are refused are looked for. Its word stands. On
+// legacy it would wait for the lock.
+func TestAnOwnerWritesBetweenTwoTrials(t *testing.T) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		const newer = "-s 192.0.2.7/32 -j DROP"
+		n.Must(exec.CommandContext(n.Context(), "ipset", "create", "gone", "hash:ip").Run())
+		n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, `*filter
+:KUBE-FORWARD - [0:0]
+:KUBE-FIREWALL - [0:0]
+:KUBE-NODEPORTS - [0:0]
+-A INPUT -j KUBE-FIREWALL
+-A FORWARD -j KUBE-FORWARD
+-A KUBE-FIREWALL -s 192.0.2.1/32 -j DROP
+-A KUBE-FORWARD -j KUBE-NODEPORTS
+-A KUBE-FORWARD -m set --match-set gone src -j DROP
+-A KUBE-FORWARD -s 192.0.2.2/32 -j DROP
+-A KUBE-NODEPORTS -s 192.0.2.3/32 -j DROP
+COMMIT
+`))
+		kernel := &slipper{Beginner: open(n), behind: 3, write: func() {
+			n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4,
+				"*filter\n:KUBE-FIREWALL - [0:0]\n:KUBE-NODEPORTS - [0:0]\n-A KUBE-FIREWALL "+newer+"\n-A KUBE-NODEPORTS "+newer+"\nCOMMIT\n"))
+		}}
+		replayer := reload.Replayer{Kernel: kernel, Canary: canary.DefaultChain, Protects: n.Protects}
+		job := learned(n, replayer)
+		n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Filter, ""))
+		n.Must(n.Programs.DeleteChains(n.Context(), rules.IPv4, rules.Filter))
+		n.Must(exec.CommandContext(n.Context(), "ipset", "destroy", "gone").Run())
+		healed, err := replayer.Heal(n.Context(), job)
+		n.Must(err)
+		take(n, &job, healed, reload.Partial)
+		if kernel.behind > 0 || job.Quarantine.Count() != 1 {
+			t.Fatalf("the owner wrote: %t; %d rules are held back", kernel.behind <= 0, job.Quarantine.Count())
+		}
+		n.Same("protected rules", []string{
+			"ipv4 filter FORWARD 0000 -j KUBE-FORWARD",
+			"ipv4 filter INPUT 0000 -j KUBE-FIREWALL",
+			"ipv4 filter KUBE-FIREWALL",
+			"ipv4 filter KUBE-FIREWALL 0000 " + newer,
+			"ipv4 filter KUBE-FORWARD",
+			"ipv4 filter KUBE-FORWARD 0000 -j KUBE-NODEPORTS",
+			"ipv4 filter KUBE-FORWARD 0001 -s 192.0.2.2/32 -j DROP",
+			"ipv4 filter KUBE-NODEPORTS",
+			"ipv4 filter KUBE-NODEPORTS 0000 " + newer,
+		}, n.Protected())
+	})
+}
+
+// TestCleanupTakesLeftoversOfTrials: who is killed in the middle of a trial leaves
+// its chains behind.
+func TestCleanupTakesLeftoversOfTrials(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		foreign, protected := n.Foreign(), n.Protected()
+		trial := func(_ rules.TableName, name string) bool { return strings.HasPrefix(name, "KUBE-CANARYD-") }
+		for _, test := range []struct {
+			flags []string
+			want  []string
+		}{{nil, protected}, {[]string{"--rules"}, nil}} {
+			d := n.Start()
+			d.Stop()
+			for _, f := range rules.Families() {
+				n.Must(n.Programs.RestoreNoflush(n.Context(), f, `*filter
+:KUBE-CANARYD-TRIAL-CANARY - [0:0]
+:KUBE-CANARYD-TRIAL-TO-CANARY - [0:0]
+-A KUBE-CANARYD-TRIAL-CANARY -j KUBE-CANARYD-TRIAL-TO-CANARY
+-A KUBE-CANARYD-TRIAL-CANARY -p tcp -j DROP
+COMMIT
+`))
+			}
+			n.Want(0, "cleanup", test.flags...)
+			n.Same("chains of ours", nil, n.Lines(trial, canary.IsMark))
+			n.Same("protected rules", test.want, n.Protected())
+			n.Same("foreign rules", foreign, n.Foreign())
 		}
 	})
 }
