@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
 )
 
 // Set by the linker.
@@ -105,7 +106,7 @@ running daemon does it itself and watches nothing any more until it is started a
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(ctx, os.Args[1:], streams{os.Stdout, os.Stderr})
+	code := run(klog.NewContext(ctx, plainLogger()), os.Args[1:], streams{os.Stdout, os.Stderr})
 	stop()
 	os.Exit(code)
 }
@@ -166,7 +167,7 @@ func choose(args []string) (command, []string, error) {
 }
 
 func fail(to streams, err error) int {
-	_, _ = fmt.Fprintln(to.err, "canaryd:", err)
+	_, _ = fmt.Fprintln(to.err, "canaryd:", plain(oneLine(err.Error())))
 	return exitError
 }
 

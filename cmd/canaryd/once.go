@@ -200,7 +200,7 @@ func (b bench) generation(ctx context.Context, to streams) (rules.Generation, er
 	if err == nil {
 		return stored.Generation, nil
 	}
-	_, _ = fmt.Fprintf(to.err, "canaryd: %v; printing what the kernel holds now\n", err)
+	_, _ = fmt.Fprintf(to.err, "canaryd: %s; printing what the kernel holds now\n", plain(oneLine(err.Error())))
 	g := rules.Generation{}
 	for _, f := range b.kernel.Families() {
 		snapshot, err := b.kernel.Read(ctx, f)

@@ -17,9 +17,12 @@ import (
 const shownFlushes = 10
 
 func printJSON(w io.Writer, value any) error {
-	encoder := json.NewEncoder(w)
-	encoder.SetIndent("", "  ")
-	return encoder.Encode(value)
+	text, err := json.MarshalIndent(value, "", "  ")
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(append(plainJSON(text), '\n'))
+	return err
 }
 
 func verdictsOf(families map[rules.Family]daemon.Verdicts) []canary.Verdict {
@@ -67,7 +70,7 @@ func printReply(w io.Writer, output string, reply daemon.RestoreReply) (int, err
 			}
 		}
 		if err = printTable(w, rows); err == nil && reply.Detail != "" {
-			_, err = fmt.Fprintln(w, reply.Detail)
+			_, err = fmt.Fprintln(w, plain(oneLine(reply.Detail)))
 		}
 	}
 	switch {
@@ -89,7 +92,7 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 		health = "NOT healthy: " + err.Error()
 	}
 	_, err := fmt.Fprintf(w, "%s\nmode %s, backend %s %s (%s)\ngeneration %s from %s: %d rules in %d chains, captured %s\n\n",
-		health, s.Mode, s.Backend.Name, s.Backend.Version, s.Backend.Reason,
+		health, s.Mode, s.Backend.Name, s.Backend.Version, plain(s.Backend.Reason),
 		s.Generation.ID, s.Generation.Source, s.Generation.Rules, s.Generation.Chains, ago(s.Generation.Captured))
 	if err != nil {
 		return err
@@ -105,7 +108,7 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 		}
 	}
 	for _, q := range s.Quarantined {
-		if _, err := fmt.Fprintf(w, "in quarantine: %s %s %s: %s (%s)\n", q.Family, q.Table, q.Chain, q.Rule, q.Reason); err != nil {
+		if _, err := fmt.Fprintf(w, "in quarantine: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason))); err != nil {
 			return err
 		}
 	}
@@ -121,7 +124,7 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 	}
 	for _, f := range rules.Families() {
 		if why, ok := s.DisabledFamilies[f]; ok {
-			if _, err := fmt.Fprintf(w, "%s is not watched: %s\n", f, why); err != nil {
+			if _, err := fmt.Fprintf(w, "%s is not watched: %s\n", f, plain(oneLine(why))); err != nil {
 				return err
 			}
 		}
@@ -193,7 +196,7 @@ func by(c daemon.Culprit) string {
 	if c.Comm == "" { // it ended before it could be looked up
 		return fmt.Sprintf("pid %d", c.PID)
 	}
-	return fmt.Sprintf("%s (pid %d)", c.Comm, c.PID)
+	return fmt.Sprintf("%s (pid %d)", plain(c.Comm), c.PID)
 }
 
 // ago returns how long ago t was, in the largest unit that tells something.

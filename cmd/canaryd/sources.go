@@ -129,7 +129,7 @@ func renderDeclared(ctx context.Context, o *options, to streams, family rules.Fa
 		return exitError, err
 	}
 	for _, skip := range all.Skips {
-		_, _ = fmt.Fprintln(to.err, "canaryd: skipped:", skip)
+		_, _ = fmt.Fprintln(to.err, "canaryd: skipped:", plain(fmt.Sprint(skip)))
 	}
 	if _, err := fmt.Fprint(to.out, rules.Render(all.Generation, family)); err != nil {
 		return exitError, err

@@ -78,7 +78,11 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 			d.noteDrift(ctx, st, x.Finding)
 			d.lost(st, f, snapshot.Digest)
 		case ts.verdict == canary.Unknown:
-			d.logUnreadable(ctx, f, t, ts, x.Finding.Err)
+			// No error: it can be read, and could not be when the canaries were
+			// planted. That is tried again, and told, by itself.
+			if x.Finding.Err != nil {
+				d.logUnreadable(ctx, f, t, ts, x.Finding.Err)
+			}
 			// What was in the way may go without a write that is noticed.
 			fs.examineAt = earliest(fs.examineAt, fs.readEnd.Add(quietWalk))
 		default:

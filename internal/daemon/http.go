@@ -11,6 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/net/netutil"
 )
 
 // Limits of both servers, the TCP one and the control socket.
@@ -22,6 +23,10 @@ const (
 	// they are cut off after it.
 	shutdownTimeout = 5 * time.Second
 	maxHeader       = 16 << 10
+	// maxConnections is how many are served at once; others wait in the
+	// kernel. Whoever opens more must not take the file descriptors with which
+	// iptables is executed and the kernel is asked.
+	maxConnections = 64
 )
 
 // answerTimeout bounds an answer over TCP. The longest is a scrape, and
@@ -101,7 +106,10 @@ func ServeHTTP(ctx context.Context, l net.Listener, handler http.Handler) error 
 	if l == nil {
 		return nil
 	}
-	return serve(ctx, l, &http.Server{Handler: handler, WriteTimeout: answerTimeout})
+	server := &http.Server{Handler: handler, WriteTimeout: answerTimeout}
+	// A connection is one answer: 64 that are idle would lock everybody out.
+	server.SetKeepAlivesEnabled(false)
+	return serve(ctx, l, server)
 }
 
 // serve runs server on l until ctx ends, then lets requests under way finish
@@ -115,7 +123,7 @@ func serve(ctx context.Context, l net.Listener, server *http.Server) error {
 	server.BaseContext = func(net.Listener) context.Context { return ctx }
 
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
+	go func() { served <- server.Serve(netutil.LimitListener(l, maxConnections)) }()
 	select {
 	case err := <-served:
 		return err

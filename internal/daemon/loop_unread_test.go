@@ -176,3 +176,26 @@ func TestRuleThatNeedsAMissingChain(t *testing.T) {
 		}
 	})
 }
+
+// TestUnreadableAtTheStart: a table that cannot be read when the canaries are
+// planted, and can be a moment later, is unknown for no reason in between.
+func TestUnreadableAtTheStart(t *testing.T) {
+	for _, later := range []time.Duration{10 * time.Millisecond, 150 * time.Millisecond, 350 * time.Millisecond, time.Second, 10 * time.Second} {
+		t.Run(later.String(), func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				fake := loadedFake(t, backend)
+				fake.DropTableFromReads(rules.IPv4, rules.Filter, errNative)
+				r := run(t, fake, setup{})
+				r.after(later)
+				r.wantNotReady("ipv4 filter is unknown")
+				fake.DropTableFromReads(rules.IPv4, rules.Filter, nil)
+				must(t, fake.RestoreNoflush(rules.IPv4, scenario.NewService)) // a hint
+				r.after(time.Minute)
+				r.wantReady()
+				if flushes := r.d.Status().Flushes; len(flushes) != 0 {
+					t.Errorf("a flush that never was: %+v", flushes)
+				}
+			})
+		})
+	}
+}

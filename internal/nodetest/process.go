@@ -103,6 +103,10 @@ func (p *Process) Stop() {
 	}
 }
 
+// PID returns the number of the daemon's process, or of the command that it was
+// started under.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
 // Signal sends the daemon a signal.
 func (p *Process) Signal(s syscall.Signal) {
 	p.n.Helper()
