@@ -6,7 +6,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## build bin/canaryd
@@ -84,6 +84,10 @@ soak: deps build ## packets to services while their rules are flushed, on both b
 	CANARYD_SOAK=$(SOAK) go test -count=1 -timeout=0 -v ./test/beside -run TestInterleavings
 	go build -o bin/soak ./test/soak
 	bin/soak -canaryd bin/canaryd -for $(SOAK) -json bin/soak.json $(SOAK_FLAGS)
+
+.PHONY: prometheusrule
+prometheusrule: ## write the PrometheusRule of deploy/kubernetes anew from deploy/prometheus
+	go test -C test/kubernetes -count=1 -run 'TestPrometheusRule' . -update
 
 .PHONY: dashboard
 dashboard: ## write deploy/grafana/canaryd.json anew

@@ -1,0 +1,351 @@
+// Package kubernetes tries what is in deploy/kubernetes as far as that goes
+// without a cluster: it is built as kustomize builds it, read as the API server reads it,
+// and held to what the documents promise.
+package kubernetes
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	deploy     = "../../deploy/kubernetes/"
+	base       = deploy + "base"
+	prometheus = deploy + "overlays/prometheus-operator"
+	sidecar    = "testdata/kube-proxy"
+	everything = "testdata/everything"
+)
+
+// Objects are what a kustomization makes, by kind.
+type objects map[string]any
+
+// types are the published types of all that may come out of a kustomization.
+func types() map[string]any {
+	return map[string]any{
+		"v1 ServiceAccount":                       &core.ServiceAccount{},
+		"apps/v1 DaemonSet":                       &apps.DaemonSet{},
+		"monitoring.coreos.com/v1 PodMonitor":     &monitoring.PodMonitor{},
+		"monitoring.coreos.com/v1 PrometheusRule": &monitoring.PrometheusRule{},
+	}
+}
+
+// build builds a kustomization and decodes what it makes; a field that a type
+// does not have fails the test.
+func build(t *testing.T, dir string) objects {
+	t.Helper()
+	made, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
+	if err != nil {
+		t.Fatalf("kustomize build %s: %v", dir, err)
+	}
+	all := objects{}
+	for _, resource := range made.Resources() {
+		text, err := resource.AsYAML()
+		if err != nil {
+			t.Fatal(err)
+		}
+		kind := resource.GetGvk().ApiVersion() + " " + resource.GetKind()
+		object := types()[kind]
+		if object == nil {
+			t.Fatalf("%s makes a %s, which is not expected", dir, kind)
+		}
+		if err := yaml.UnmarshalStrict(text, object); err != nil {
+			t.Fatalf("%s, %s: %v", dir, kind, err)
+		}
+		if resource.GetNamespace() != "kube-system" {
+			t.Errorf("%s, %s: the namespace is %q", dir, kind, resource.GetNamespace())
+		}
+		if _, twice := all[resource.GetKind()]; twice {
+			t.Errorf("%s makes two objects of the kind %s", dir, kind)
+		}
+		all[resource.GetKind()] = object
+	}
+	return all
+}
+
+func (o objects) pod(t *testing.T) core.PodSpec {
+	t.Helper()
+	set, ok := o["DaemonSet"].(*apps.DaemonSet)
+	if !ok {
+		t.Fatal("there is no DaemonSet")
+	}
+	for key, value := range set.Spec.Selector.MatchLabels {
+		if set.Spec.Template.Labels[key] != value {
+			t.Errorf("the DaemonSet selects %s=%s, its pods have %q", key, value, set.Spec.Template.Labels[key])
+		}
+	}
+	return set.Spec.Template.Spec
+}
+
+// canaryd returns the container of that name.
+func canaryd(t *testing.T, pod core.PodSpec) core.Container {
+	t.Helper()
+	i := slices.IndexFunc(pod.Containers, func(c core.Container) bool { return c.Name == "canaryd" })
+	if i < 0 {
+		t.Fatal("no container is called canaryd")
+	}
+	return pod.Containers[i]
+}
+
+// TestEveryFolderIsTried: each kustomization of deploy/kubernetes is part of one
+// that is built here.
+func TestEveryFolderIsTried(t *testing.T) {
+	var found []string
+	for _, pattern := range []string{"*", "*/*"} {
+		files, err := filepath.Glob(deploy + pattern + "/kustomization.yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			found = append(found, strings.TrimPrefix(filepath.Dir(file), filepath.Clean(deploy)+"/"))
+		}
+	}
+	want := []string{"base", "sidecar", "components/culprits", "components/host-pid", "components/selinux", "overlays/prometheus-operator"}
+	if diff := cmp.Diff(want, found); diff != "" {
+		t.Errorf("kustomizations (-tried +there):\n%s", diff)
+	}
+}
+
+// TestLeastRights: what canaryd's container may do, in each combination.
+func TestLeastRights(t *testing.T) {
+	two := []core.Capability{"NET_ADMIN", "NET_RAW"}
+	for _, c := range []struct {
+		dir     string
+		add     []core.Capability
+		hostPID bool
+		selinux string
+	}{
+		{dir: base, add: two},
+		{dir: prometheus, add: two},
+		{dir: sidecar, add: two},
+		{dir: "testdata/host-pid", add: two, hostPID: true},
+		{dir: everything, add: append(two, "SYS_ADMIN"), hostPID: true, selinux: "spc_t"},
+	} {
+		t.Run(filepath.Base(c.dir), func(t *testing.T) {
+			pod := build(t, c.dir).pod(t)
+			container := canaryd(t, pod)
+			rights := container.SecurityContext
+			// The same whether it stands with the pod or with the container.
+			if rights.SeccompProfile == nil {
+				rights.SeccompProfile = pod.SecurityContext.SeccompProfile
+			}
+			yes, no, root := true, false, int64(0)
+			want := &core.SecurityContext{
+				RunAsUser: &root, RunAsGroup: &root,
+				AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes,
+				Capabilities:   &core.Capabilities{Drop: []core.Capability{"ALL"}, Add: c.add},
+				SeccompProfile: &core.SeccompProfile{Type: core.SeccompProfileTypeRuntimeDefault},
+			}
+			if c.selinux != "" {
+				want.SELinuxOptions = &core.SELinuxOptions{Type: c.selinux}
+			}
+			if diff := cmp.Diff(want, rights); diff != "" {
+				t.Errorf("the security context (-want +got):\n%s", diff)
+			}
+			if !pod.HostNetwork || pod.HostIPC || pod.HostPID != c.hostPID {
+				t.Errorf("network, processes, memory of the host: %t, %t, %t", pod.HostNetwork, pod.HostPID, pod.HostIPC)
+			}
+		})
+	}
+}
+
+// TestPod: what makes a pod fit to guard a node.
+func TestPod(t *testing.T) {
+	made := build(t, base)
+	pod := made.pod(t)
+	if account := made["ServiceAccount"].(*core.ServiceAccount); pod.ServiceAccountName != account.Name ||
+		account.AutomountServiceAccountToken == nil || *account.AutomountServiceAccountToken ||
+		pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken {
+		t.Error("the pod has a token for the API server, which it never asks")
+	}
+	if pod.PriorityClassName != "system-node-critical" {
+		t.Errorf("the priority class is %q", pod.PriorityClassName)
+	}
+	if diff := cmp.Diff([]core.Toleration{{Operator: core.TolerationOpExists}}, pod.Tolerations); diff != "" {
+		t.Errorf("tolerations of every taint (-want +got):\n%s", diff)
+	}
+	// As long as the unit of systemd waits for a replay under way.
+	unit, err := os.ReadFile("../../deploy/systemd/canaryd.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pod.TerminationGracePeriodSeconds == nil || *pod.TerminationGracePeriodSeconds != 30 || !bytes.Contains(unit, []byte("\nTimeoutStopSec=30s\n")) {
+		t.Error("the pod is not given the time to end that the unit gives")
+	}
+	strategy := made["DaemonSet"].(*apps.DaemonSet).Spec.UpdateStrategy
+	if strategy.Type != apps.RollingUpdateDaemonSetStrategyType || strategy.RollingUpdate.MaxSurge.IntValue() != 0 {
+		t.Error("an update would start a second canaryd beside the first")
+	}
+	limits := canaryd(t, pod).Resources
+	if _, limited := limits.Limits[core.ResourceCPU]; limited {
+		t.Error("a limit of CPU makes replays longer")
+	}
+	if limits.Limits.Memory().Cmp(*limits.Requests.Memory()) <= 0 || limits.Requests.Cpu().IsZero() {
+		t.Error("no memory for a replay, or no CPU asked for")
+	}
+}
+
+// TestMounts: the container sees of the host what it needs, and not its /run,
+// where the container runtime's socket is.
+func TestMounts(t *testing.T) {
+	file, folder := core.HostPathFileOrCreate, core.HostPathDirectoryOrCreate
+	host := func(path string, kind *core.HostPathType) core.VolumeSource {
+		return core.VolumeSource{HostPath: &core.HostPathVolumeSource{Path: path, Type: kind}}
+	}
+	type mounted struct {
+		Source   core.VolumeSource
+		ReadOnly bool
+	}
+	for _, dir := range []string{base, prometheus, sidecar, everything} {
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			pod := build(t, dir).pod(t)
+			volumes := map[string]core.VolumeSource{}
+			for _, v := range pod.Volumes {
+				volumes[v.Name] = v.VolumeSource
+			}
+			if len(volumes) != len(pod.Volumes) {
+				t.Error("two volumes have one name")
+			}
+			got := map[string]mounted{}
+			for _, m := range canaryd(t, pod).VolumeMounts {
+				source, there := volumes[m.Name]
+				if !there {
+					t.Errorf("there is no volume %s", m.Name)
+				}
+				if source.EmptyDir != nil { // how large is a matter of taste
+					source.EmptyDir.SizeLimit = nil
+				}
+				got[m.MountPath] = mounted{source, m.ReadOnly}
+			}
+			want := map[string]mounted{
+				"/run/xtables.lock": {Source: host("/run/xtables.lock", &file)},
+				"/lib/modules":      {Source: host("/lib/modules", nil), ReadOnly: true},
+				"/var/lib/canaryd":  {Source: host("/var/lib/canaryd", &folder)},
+				"/run/canaryd":      {Source: host("/run/canaryd", &folder)},
+				"/tmp":              {Source: core.VolumeSource{EmptyDir: &core.EmptyDirVolumeSource{Medium: core.StorageMediumMemory}}},
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("mounts (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestProbes: they go where canaryd listens.
+func TestProbes(t *testing.T) {
+	const loopback = "127.0.0.1"
+	for _, c := range []struct {
+		dir, host string // empty: the pod's address, which is the node's
+		ready     bool
+		args      []string
+	}{
+		{dir: base, host: loopback, ready: true, args: []string{"run"}},
+		// That somebody flushed is no reason to call kube-proxy unready.
+		{dir: sidecar, host: loopback, args: []string{"run"}},
+		{dir: prometheus, ready: true, args: []string{"run", "--metrics-bind-address=[$(HOST_IP)]:9475"}},
+	} {
+		t.Run(filepath.Base(c.dir), func(t *testing.T) {
+			container := canaryd(t, build(t, c.dir).pod(t))
+			if diff := cmp.Diff(c.args, container.Args); diff != "" {
+				t.Errorf("arguments (-want +got):\n%s", diff)
+			}
+			probes := map[string]*core.Probe{"startup": container.StartupProbe, "liveness": container.LivenessProbe}
+			if c.ready {
+				probes["readiness"] = container.ReadinessProbe
+			} else if container.ReadinessProbe != nil {
+				t.Error("there is a readiness probe")
+			}
+			for name, probe := range probes {
+				if probe == nil || probe.HTTPGet == nil {
+					t.Errorf("there is no %s probe over HTTP", name)
+					continue
+				}
+				want := "/healthz"
+				if name == "readiness" {
+					want = "/readyz"
+				}
+				port := probe.HTTPGet.Port.IntValue()
+				for _, p := range container.Ports {
+					if p.Name == probe.HTTPGet.Port.StrVal {
+						port = int(p.ContainerPort)
+					}
+				}
+				if probe.HTTPGet.Host != c.host || port != 9475 || probe.HTTPGet.Path != want {
+					t.Errorf("the %s probe asks %q, port %d, %s", name, probe.HTTPGet.Host, port, probe.HTTPGet.Path)
+				}
+			}
+			// An address of the downward API is filled in only if it is declared before.
+			for _, e := range container.Env {
+				if e.Name != "HOST_IP" || e.ValueFrom.FieldRef.FieldPath != "status.hostIP" {
+					t.Errorf("an unexpected variable: %v", e)
+				}
+			}
+			if strings.Contains(strings.Join(container.Args, " "), "$(HOST_IP)") != (len(container.Env) == 1) {
+				t.Error("HOST_IP is used and not declared, or declared and not used")
+			}
+		})
+	}
+}
+
+// TestArguments: the built canaryd takes each container's command line.
+func TestArguments(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "canaryd")
+	if out, err := exec.Command("go", "build", "-C", "../..", "-o", program, "./cmd/canaryd").CombinedOutput(); err != nil {
+		t.Fatalf("building canaryd: %v\n%s", err, out)
+	}
+	for _, dir := range []string{base, sidecar, everything} {
+		args := append(canaryd(t, build(t, dir).pod(t)).Args, "--help")
+		if out, err := exec.Command(program, args...).CombinedOutput(); err != nil {
+			t.Errorf("canaryd %s: %v: %s", strings.Join(args, " "), err, out)
+		}
+	}
+}
+
+// TestSidecar: kube-proxy's own container stays as it was, and the patch is the
+// base's container but for what the base's comments give as reasons.
+func TestSidecar(t *testing.T) {
+	text, err := os.ReadFile(sidecar + "/kube-proxy.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before apps.DaemonSet
+	if err := yaml.UnmarshalStrict(text, &before); err != nil {
+		t.Fatal(err)
+	}
+	after := build(t, sidecar).pod(t)
+	container := canaryd(t, after)
+	after.Containers = slices.DeleteFunc(after.Containers, func(c core.Container) bool { return c.Name == "canaryd" })
+	after.Volumes = slices.DeleteFunc(after.Volumes, func(v core.Volume) bool { return strings.HasPrefix(v.Name, "canaryd-") })
+	byName := func(a, b core.Volume) int { return strings.Compare(a.Name, b.Name) }
+	slices.SortFunc(before.Spec.Template.Spec.Volumes, byName)
+	slices.SortFunc(after.Volumes, byName)
+	if diff := cmp.Diff(before.Spec.Template.Spec, after); diff != "" {
+		t.Errorf("kube-proxy's pod without canaryd (-before +after):\n%s", diff)
+	}
+	if diff := cmp.Diff(canaryd(t, build(t, base).pod(t)).Resources, container.Resources); diff != "" {
+		t.Errorf("resources (-base +sidecar):\n%s", diff)
+	}
+}
+
+// TestImage: one image everywhere, and its name is changed everywhere at once.
+func TestImage(t *testing.T) {
+	for dir, want := range map[string]string{
+		base: "registry.example/canaryd", sidecar: "registry.example/canaryd", everything: "registry.example/of-ours/canaryd:v1.2.3",
+	} {
+		if got := canaryd(t, build(t, dir).pod(t)).Image; got != want {
+			t.Errorf("%s: the image is %s, want %s", dir, got, want)
+		}
+	}
+}
