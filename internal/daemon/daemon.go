@@ -292,6 +292,9 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 	for f, fs := range st.families {
 		j.Quiet[f] = fs.quiet
 	}
+	if st.loss != nil {
+		j.Unproved = st.loss.unproved
+	}
 	return j
 }
 

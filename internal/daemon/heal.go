@@ -108,6 +108,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 		d.blame(l)
 	}
 	d.tell(ctx, st, hits(result))
+	st.loss.unproved = st.loss.unproved.After(result)
 	unread := d.lostButUnread(st, result)
 	done := err == nil && unread == nil
 	err = errors.Join(err, unread)

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -60,7 +61,7 @@ func TestLossStaysVisibleWhileNothingCanBeRead(t *testing.T) {
 					t.Errorf("KUBE-SERVICES is not as it was (-want +got):\n%s", diff)
 				}
 				if got := r.oneRecord(); got.Outcome != reload.Proved {
-					t.Errorf("the record says %+v", got)
+					t.Errorf("the record says %s", got.Outcome)
 				}
 			})
 		})
@@ -103,4 +104,67 @@ func TestWriterIsNotForgottenByAFailedProbe(t *testing.T) {
 			t.Errorf("still pending since %v", since)
 		}
 	})
+}
+
+// TestWhatFollowsAReplayFollowsAProofThatCameLate: the rules are back, and the
+// read that should prove it fails. Once it is proved the record says so,
+// kube-proxy has the last word, and flows that began meanwhile end; once each.
+func TestWhatFollowsAReplayFollowsAProofThatCameLate(t *testing.T) {
+	for _, test := range []struct {
+		name       string
+		blind, see func(*iptables.Fake)
+	}{
+		{"no table can be read",
+			func(f *iptables.Fake) { f.FailReads(errInjected) },
+			func(f *iptables.Fake) { f.FailReads(nil) }},
+		{"nat cannot be read",
+			func(f *iptables.Fake) { f.DropTableFromReads(rules.IPv4, rules.Nat, errNative) },
+			func(f *iptables.Fake) { f.DropTableFromReads(rules.IPv4, rules.Nat, nil) }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				tracker := &flows{held: begunMeanwhile()}
+				r := start(t, backend, setup{flows: tracker})
+				before, left := r.tables(), leftBy(t, backend, "flush-nat")
+				r.fake.BeforeRestore(func() {
+					test.blind(r.fake)
+					r.fake.BeforeRestore(nil)
+				})
+				r.flushNat()
+				r.after(5 * time.Second)
+				if s := r.d.Status(); s.LossSince.IsZero() || s.Healthy {
+					t.Error("the loss is over without a proof")
+				}
+				if asked, nudged := r.followed(tracker); asked != 0 || nudged != 0 {
+					t.Errorf("%d searches for flows and %d nudges before the proof", asked, nudged)
+				}
+				test.see(r.fake)
+				r.after(time.Minute)
+				if got := r.oneRecord(); got.Outcome != reload.Proved {
+					t.Errorf("the record says %s", got.Outcome)
+				}
+				if asked, nudged := r.followed(tracker); asked != 1 || nudged != 1 {
+					t.Errorf("%d searches for flows and %d nudges, want one of each", asked, nudged)
+				}
+				if got := r.metrics("replays_total")["replays_total{family=ipv4,result=proved}"]; got != 1 {
+					t.Errorf("%v proved replays", got)
+				}
+				r.write(rules.Mangle, ":KUBE-PROXY-CANARY - [0:0]")
+				r.settled()
+				r.wantBack(before, left)
+			})
+		})
+	}
+}
+
+// followed counts what followed replays: searches for flows, and canaries of
+// kube-proxy's that were deleted from mangle.
+func (r *rig) followed(tracker *flows) (asked, nudged int) {
+	_, families := tracker.left()
+	for _, payload := range r.fake.Payloads(rules.IPv4) {
+		if strings.Contains(payload, "*mangle") && strings.Contains(payload, "-X KUBE-PROXY-CANARY") {
+			nudged++
+		}
+	}
+	return len(families), nudged
 }

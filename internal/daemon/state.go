@@ -111,6 +111,7 @@ type loss struct {
 	noted    bool                      // whether the log has that it was noticed
 	told     bool                      // whether metrics and log have what was lost
 	unhooked bool                      // hooks were deleted by name, and their grace is over
+	unproved reload.Unproved           // what was written and could not be read back
 	attempts int
 	tryAt    time.Time
 	wait     time.Duration

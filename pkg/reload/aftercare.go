@@ -62,6 +62,16 @@ func nudge(ctx context.Context, s iptables.Session, f rules.Family, result Famil
 	return nil
 }
 
+func standsIn(tasks []tableTask, chain string) []rules.TableName {
+	var found []rules.TableName
+	for _, task := range tasks {
+		if task.seen.Table.Chain(chain) != nil {
+			found = append(found, task.table)
+		}
+	}
+	return found
+}
+
 func tablesWith(snapshot iptables.Snapshot, chain string) []rules.TableName {
 	var found []rules.TableName
 	for _, table := range rules.Guarded() {

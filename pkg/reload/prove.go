@@ -34,9 +34,7 @@ func (r run) prove(ctx context.Context, t *turn) {
 	result.proxyCanary = tablesWith(after, kubeProxyCanary)
 	proved := 0
 	for _, plan := range t.plans {
-		tr := result.Tables[plan.table]
-		tr.Skipped, tr.Wrote = plan.skipped, len(plan.wrote)
-		tr.Replayed, tr.Quarantined, tr.Weakened = plan.replay, plan.quarantined, plan.weakened
+		tr := plan.account(result.Tables[plan.table])
 		seen := see(after, plan.table, rules.Protection{Chain: r.Protects, Rule: r.Names})
 		if seen.Err == nil {
 			tr.Section, tr.Read = seen.Section, true
@@ -47,7 +45,10 @@ func (r run) prove(ctx context.Context, t *turn) {
 		switch {
 		case err == nil:
 			tr.Proved, tr.Mark = true, plan.mark
+			tr = tr.owing(r.job.Unproved[f][plan.table])
 			proved++
+		case seen.Err != nil && plan.mark.Nonce != "":
+			tr.Mark, tr.Unproved = tr.Mark.Trying(plan.mark), true
 		case seen.Err == nil && seen.Table.Chain(r.Canary) != nil:
 			tr.Mark = tr.Mark.Trying(plan.mark).Resolve(r.Canary, seen.Table)
 		}
@@ -55,7 +56,7 @@ func (r run) prove(ctx context.Context, t *turn) {
 			result.Err = fmt.Errorf("%s %s is not as it was written: %w", f, plan.table, err)
 		}
 		if len(plan.quarantined) > 0 && result.Err == nil {
-			result.Err = fmt.Errorf("%s %s: %d rules were left out: %s", f, plan.table, len(plan.quarantined), why(plan.quarantined))
+			result.Err = leftOut(f, plan.table, plan.quarantined)
 		}
 		result.Tables[plan.table] = tr
 	}
@@ -71,13 +72,20 @@ func (r run) prove(ctx context.Context, t *turn) {
 	}
 }
 
-// rememberTries notes in the marks which nonces may have been written.
+// rememberTries notes which nonces may have been written, and what else.
 func rememberTries(plans []tablePlan, result *FamilyResult) {
 	for _, plan := range plans {
-		tr := result.Tables[plan.table]
-		tr.Mark = tr.Mark.Trying(plan.mark)
+		tr := plan.account(result.Tables[plan.table])
+		tr.Mark, tr.Unproved = tr.Mark.Trying(plan.mark), true
 		result.Tables[plan.table] = tr
 	}
+}
+
+// account notes what the plan did to its table.
+func (p tablePlan) account(tr TableResult) TableResult {
+	tr.Skipped, tr.Wrote = p.skipped, len(p.wrote)
+	tr.Replayed, tr.Quarantined, tr.Weakened = p.replay, p.quarantined, p.weakened
+	return tr
 }
 
 // proveTable returns nil if the table is as planned. Where somebody else

@@ -104,6 +104,9 @@ type Job struct {
 	Quarantine Quarantine
 	// Sets are the ipsets that rules name, as they were captured.
 	Sets map[string]iptables.Set
+	// Unproved is what earlier tries of the same loss wrote and could not read
+	// back.
+	Unproved Unproved
 	// Strict: rather write nothing than all but the rules that are refused.
 	Strict bool
 }
@@ -163,7 +166,9 @@ type TableResult struct {
 	Read    bool           // whether Section and Mark come from a read
 	Lost    Lost
 	Proved  bool
-	Skipped []string // chains that their owner had restored
+	// Unproved: it was written, and could not be read since. Mark is tried then.
+	Unproved bool
+	Skipped  []string // chains that their owner had restored
 	// Replayed: rules were written, not marks alone. Then Quarantined are all
 	// rules of the table that are held back, because what they lean on is
 	// missing or they are refused, and Weakened those that were written

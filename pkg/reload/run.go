@@ -156,14 +156,17 @@ func (r run) plan(ctx context.Context, t *turn) bool {
 	before := t.result.Tables
 	t.result = newResult(tasks)
 	t.landed(before)
-	t.result.Digest = digest
+	if r.act.rules {
+		t.settle(r.job.Unproved[t.family])
+	}
+	t.result.Digest, t.result.proxyCanary = digest, standsIn(tasks, kubeProxyCanary)
 	lack := r.supply(ctx, tasks)
 	for i := range tasks {
 		tasks[i].lacking = lack
 		tasks[i].lacking.refused = r.refusals(t, tasks[i])
 	}
 	if t.plans = planAll(tasks, r.act.plan); len(t.plans) == 0 {
-		t.result.Outcome = Skipped
+		t.result.Outcome = t.settled()
 	}
 	return len(t.plans) > 0
 }

@@ -1,0 +1,83 @@
+package reload
+
+import (
+	"fmt"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// Unproved is what was written to put a loss right and could not be read back, by
+// family and table. The next try that can read it decides: what is in force then
+// is proved, and all that follows a replay follows it. It is a value.
+type Unproved map[rules.Family]map[rules.TableName]TableResult
+
+// After returns what is unproved after another try.
+func (u Unproved) After(result Result) Unproved {
+	next := Unproved{}
+	keep := func(f rules.Family, t rules.TableName, tr TableResult) {
+		if next[f] == nil {
+			next[f] = map[rules.TableName]TableResult{}
+		}
+		next[f][t] = tr
+	}
+	for f, tables := range u {
+		for t, tr := range tables {
+			if !result[f].Tables[t].Proved {
+				keep(f, t, tr)
+			}
+		}
+	}
+	for f, fr := range result {
+		for t, tr := range fr.Tables {
+			if tr.Unproved {
+				keep(f, t, tr.owing(u[f][t]))
+			}
+		}
+	}
+	return next
+}
+
+// owing returns tr with what an earlier try of the same loss left to be done
+// once it is proved.
+func (tr TableResult) owing(earlier TableResult) TableResult {
+	tr.Wrote += earlier.Wrote
+	tr.flushed = tr.flushed || earlier.flushed
+	return tr
+}
+
+// settle takes what an earlier try wrote, and this read shows to be in force, for
+// proved.
+func (t *turn) settle(unproved map[rules.TableName]TableResult) {
+	for table, earlier := range unproved {
+		now := t.result.Tables[table]
+		if v := now.Finding.Verdict; v != canary.Intact && v != canary.Changed || now.Proved {
+			continue
+		}
+		earlier.Mark, earlier.Section, earlier.Read = now.Mark, now.Section, now.Read
+		earlier.Proved, earlier.Unproved = true, false
+		t.result.Tables[table] = earlier
+	}
+}
+
+// settled is the outcome of a family in which nothing is left to write.
+func (t *turn) settled() Outcome {
+	outcome := Skipped
+	for _, table := range rules.Guarded() {
+		tr := t.result.Tables[table]
+		if !tr.Proved {
+			continue
+		}
+		if outcome == Skipped {
+			outcome = Proved
+		}
+		if len(tr.Quarantined) > 0 {
+			outcome, t.result.Err = Partial, leftOut(t.family, table, tr.Quarantined)
+		}
+	}
+	return outcome
+}
+
+func leftOut(f rules.Family, t rules.TableName, list []Held) error {
+	return fmt.Errorf("%s %s: %d rules were left out: %s", f, t, len(list), why(list))
+}
