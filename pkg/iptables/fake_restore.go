@@ -143,6 +143,7 @@ func (f *Fake) touch(family rules.Family, table rules.TableName) {
 // and returns what tells the listeners. Call with the Fake locked.
 func (f *Fake) publish(family rules.Family, tables map[rules.TableName]*rules.Table, by Commit) (announce func()) {
 	for name, t := range tables {
+		delete(f.sums, f.tables[family][name])
 		if t == nil {
 			delete(f.tables[family], name)
 			continue

@@ -236,6 +236,8 @@ func fakeProtocol(text string) string {
 	return text
 }
 
+var fakeEscaped = strings.NewReplacer(`"`, `\"`, `\`, `\\`, `'`, `\'`)
+
 // fakeQuote quotes as xtables_save_string does: everything that holds a
 // character outside [-_0-9A-Za-z], and the empty string.
 func fakeQuote(text string) string {
@@ -245,7 +247,7 @@ func fakeQuote(text string) string {
 	if text != "" && strings.IndexFunc(text, func(c rune) bool { return !plain(c) }) < 0 {
 		return text
 	}
-	return `"` + strings.NewReplacer(`"`, `\"`, `\`, `\\`, `'`, `\'`).Replace(text) + `"`
+	return `"` + fakeEscaped.Replace(text) + `"`
 }
 
 // String puts the words together.
