@@ -38,6 +38,27 @@ func (c *nftConn) eachRaw(family rules.Family, place Place, f func(rawMessage) e
 	return nil
 }
 
+// eachRawOf is eachRaw for all chains of a table, one chain after the other.
+// piece is called before the first rule of each datagram: only what lies in one
+// piece was read in one go. The kernel begins each by counting as many rules as it
+// has told, and counts those too that a transaction under way has put in between,
+// of which no flag and no genid tells, nor a notification if it is given up
+// (nf_tables_dump_rules, Linux 6.18).
+func (c *nftConn) eachRawOf(family rules.Family, table rules.TableName, piece func(), f func(rawMessage) error) error {
+	attrs := encodeStrings(attr{unix.NFTA_RULE_TABLE, string(table)})
+	err := c.dumpPieces(unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, family, attrs, piece, func(data []byte) error {
+		m, err := parseRaw(data)
+		if err != nil || string(m.table) != string(table) {
+			return err
+		}
+		return f(m)
+	})
+	if err != nil {
+		return nftError(fmt.Sprintf("reading table %s", table), err)
+	}
+	return nil
+}
+
 // eachRawChain calls f for every chain of the family's five iptables tables.
 func (c *nftConn) eachRawChain(family rules.Family, f func(rawChain) error) error {
 	err := c.dump(unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_NEWCHAIN, family, nil, func(data []byte) error {
@@ -87,6 +108,11 @@ func tableName(name []byte) rules.TableName {
 // the place where the dump stood were deleted), and it copies what it receives,
 // 20 MB for 46,578 rules.
 func (c *nftConn) dump(ask, want uint16, family rules.Family, attrs []byte, f func(data []byte) error) error {
+	return c.dumpPieces(ask, want, family, attrs, func() {}, f)
+}
+
+// dumpPieces is dump that calls piece before each datagram.
+func (c *nftConn) dumpPieces(ask, want uint16, family rules.Family, attrs []byte, piece func(), f func(data []byte) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	sent, err := c.conn.Send(netlink.Message{
@@ -100,6 +126,7 @@ func (c *nftConn) dump(ask, want uint16, family rules.Family, attrs []byte, f fu
 	for !d.done {
 		datagram, err := receive(c.conn, c.buffer, true)
 		if err == nil {
+			piece()
 			err = d.datagram(datagram)
 		}
 		if err != nil {

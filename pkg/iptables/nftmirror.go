@@ -198,6 +198,9 @@ func (f *mirrored) refresh(ctx context.Context, printer printer) error {
 			return err
 		}
 	}
+	if err := f.rereadTables(); err != nil {
+		return err
+	}
 	for place, itself := range f.dirty {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -256,60 +259,6 @@ func (f *mirrored) list() error {
 		f.dirty[place] = false
 	}
 	return nil
-}
-
-// rereads is how often a chain is read again at once when a commit interrupts.
-const rereads = 3
-
-// reread reads one chain anew, the chain itself too if that may have changed.
-func (f *mirrored) reread(place Place, itself bool) error {
-	t := f.tables[place.Table]
-	if t == nil { // a table that came up meanwhile is listed
-		delete(f.dirty, place)
-		return nil
-	}
-	if itself || t.chains[place.Chain] == nil {
-		raw, ok, err := f.conn.rawChain(f.family, place)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			t.drop(place.Chain, f.lexicon)
-			delete(f.dirty, place)
-			return nil
-		}
-		t.see(raw)
-	}
-	for range rereads {
-		content, err := f.content(place)
-		if errors.Is(err, errInterrupted) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		delete(f.dirty, place)
-		t.take(place.Chain, content, f.lexicon, f.shelf.known(f.family)(place.Table))
-		return nil
-	}
-	return nil
-}
-
-// A content is what a chain held at one moment. Equal ones are the same rules
-// in every sense: a handle is never used again while its table stands.
-type content struct {
-	ids     []ruleID
-	handles []uint64
-}
-
-func (f *mirrored) content(place Place) (content, error) {
-	var c content
-	err := f.conn.eachRaw(f.family, place, func(m rawMessage) error {
-		id, err := f.lexicon.intern(m.rule)
-		c.ids, c.handles = append(c.ids, id), append(c.handles, m.handle)
-		return err
-	})
-	return c, err
 }
 
 // tidy lets the lexicon forget what nobody has had for long.

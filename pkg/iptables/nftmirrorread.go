@@ -1,0 +1,121 @@
+package iptables
+
+import (
+	"errors"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// This file reads what chains of a mirrored family hold: one chain, or a table
+// at once.
+
+// rereads is how often a chain is read again at once when a commit interrupts.
+const rereads = 3
+
+// reread reads one chain anew, the chain itself too if that may have changed.
+func (f *mirrored) reread(place Place, itself bool) error {
+	t := f.tables[place.Table]
+	if t == nil { // a table that came up meanwhile is listed
+		delete(f.dirty, place)
+		return nil
+	}
+	if itself || t.chains[place.Chain] == nil {
+		raw, ok, err := f.conn.rawChain(f.family, place)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			t.drop(place.Chain, f.lexicon)
+			delete(f.dirty, place)
+			return nil
+		}
+		t.see(raw)
+	}
+	for range rereads {
+		content, err := f.content(place)
+		if errors.Is(err, errInterrupted) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		delete(f.dirty, place)
+		t.take(place.Chain, content, f.lexicon, f.shelf.known(f.family)(place.Table))
+		return nil
+	}
+	return nil
+}
+
+// Asked for one by one, a chain costs as much as ten rules in a dump of its
+// table, and so what is to be read of a table is read by one dump if it is much.
+const (
+	wholeFrom  = 64 // chains to read
+	wholeShare = 3  // one of so many
+)
+
+// rereadTables reads the tables of which most chains have to be read.
+func (f *mirrored) rereadTables() error {
+	unread := map[rules.TableName]int{}
+	for place, itself := range f.dirty {
+		if !itself {
+			unread[place.Table]++
+		}
+	}
+	for name, n := range unread {
+		if t := f.tables[name]; t != nil && n >= wholeFrom && n >= len(t.chains)/wholeShare {
+			if err := f.rereadTable(t); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// rereadTable reads what has to be read of a table by one dump. Only chains that
+// lie within one piece of it, between rules of other chains, were read as one;
+// the first and the last of each piece, and those that have no rules, are left to
+// reread. A commit that interrupts the dump changes nothing in this: if it touched
+// a chain, a notification will say so.
+func (f *mirrored) rereadTable(t *mirrorTable) error {
+	earlier := f.shelf.known(f.family)(t.name)
+	var now content
+	chain, whole, wanted := "", false, false
+	err := f.conn.eachRawOf(f.family, t.name, func() { chain = "" }, func(m rawMessage) error {
+		if string(m.chain) != chain {
+			if wanted && whole && chain != "" {
+				delete(f.dirty, Place{t.name, chain})
+				t.take(chain, now, f.lexicon, earlier)
+			}
+			now, whole, chain = content{}, chain != "", string(m.chain)
+			itself, dirty := f.dirty[Place{t.name, chain}]
+			wanted = dirty && !itself && t.chains[chain] != nil
+		}
+		if !wanted {
+			return nil
+		}
+		id, err := f.lexicon.intern(m.rule)
+		now.ids, now.handles = append(now.ids, id), append(now.handles, m.handle)
+		return err
+	})
+	if errors.Is(err, errInterrupted) {
+		return nil
+	}
+	return err
+}
+
+// A content is what a chain held at one moment. Equal ones are the same rules
+// in every sense: a handle is never used again while its table stands.
+type content struct {
+	ids     []ruleID
+	handles []uint64
+}
+
+func (f *mirrored) content(place Place) (content, error) {
+	var c content
+	err := f.conn.eachRaw(f.family, place, func(m rawMessage) error {
+		id, err := f.lexicon.intern(m.rule)
+		c.ids, c.handles = append(c.ids, id), append(c.handles, m.handle)
+		return err
+	})
+	return c, err
+}
