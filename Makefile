@@ -54,8 +54,12 @@ packages: ## build a Debian package into bin
 deps: ## install the programs that test and demo need, where they are missing
 	@hack/install-deps.sh
 
+.PHONY: deps-browser
+deps-browser: # Chromium too, which only tests and pictures of the page need
+	@hack/install-deps.sh browser
+
 .PHONY: test
-test: deps ## run all tests, against the kernel too, in network namespaces of their own
+test: deps-browser ## run all tests, against the kernel too, in network namespaces of their own
 	@hack/test.sh
 
 .PHONY: lint
@@ -95,7 +99,7 @@ dashboard: ## write deploy/grafana/canaryd.json anew
 	mv deploy/grafana/canaryd.json.new deploy/grafana/canaryd.json
 
 .PHONY: screenshot
-screenshot: deps build ## draw docs/images/dashboard.png from a Prometheus that watches a canaryd being flushed; needs chromium
+screenshot: deps-browser build ## draw docs/images: the dashboard, from a Prometheus that watches a canaryd being flushed, and the page
 	@go run ./test/screenshot -canaryd bin/canaryd
 
 .PHONY: wars

@@ -2,14 +2,22 @@
 # Installs the programs that the tests and the demo run, where they are missing.
 # Says nothing and touches nothing when all of them are there. Starts no service:
 # the nftables package ships one, and apt must not load its rules on this machine.
+# With the argument "browser" it installs Chromium too, in which the page is
+# tried, where the distribution has it as a package: Ubuntu has not.
 # With the argument "flushers" it also unpacks the firewalls that test/flushers
 # runs, beside the system, and does not install them: their packages enable
 # services that would take over this machine's rules at its next start, and two
 # of them exclude each other.
 set -euo pipefail
 
-with_flushers=false
-[ "${1:-}" != flushers ] || with_flushers=true
+with_flushers=false with_browser=false
+for word; do
+	case $word in
+	flushers) with_flushers=true ;;
+	browser) with_browser=true ;;
+	*) echo "install-deps: $word is no argument of this script" >&2 && exit 2 ;;
+	esac
+done
 
 # program or file:package
 needed=(
@@ -54,11 +62,26 @@ flushers=/var/cache/canaryd-test/flushers
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
+# Any of these does; the first is the smallest.
+browser=chromium-headless-shell
+has_browser() {
+	local name
+	for name in chromium-headless-shell chromium chromium-browser google-chrome; do
+		command -v $name >/dev/null && return
+	done
+	return 1
+}
+if $with_browser && ! has_browser && grep -qs '^ID=ubuntu$' /etc/os-release; then
+	echo "install-deps: Ubuntu has no package with Chromium; tests of the page are skipped until there is one in PATH"
+	with_browser=false
+fi
+
 missing_packages() {
 	local pair
 	for pair in "${needed[@]}"; do
 		[[ $pair == /* && -e ${pair%%:*} ]] || command -v "${pair%%:*}" >/dev/null || echo "${pair##*:}"
 	done | sort -u
+	! $with_browser || has_browser || echo $browser
 }
 
 # The last thing that is written says what was unpacked, and which way.
@@ -71,7 +94,7 @@ mapfile -t packages < <(missing_packages)
 give_up() {
 	echo "install-deps: $1" >&2
 	echo "Please install these packages (Debian's names): ${packages[*]}" >&2
-	echo "They must provide iptables-nft, iptables-legacy, their ip6tables twins, nft, ipset, ip, strace, promtool, setpriv, systemd-analyze and the CNI plugins." >&2
+	echo "They must provide iptables-nft, iptables-legacy, their ip6tables twins, nft, ipset, ip, strace, promtool, setpriv, systemd-analyze and the CNI plugins, and for tests of the page Chromium." >&2
 	! $with_flushers || echo "For test/flushers, Debian's packages ${unpacked[*]} are unpacked into $flushers." >&2
 	exit 1
 }
@@ -105,6 +128,12 @@ apt() {
 }
 
 apt update || failed "apt-get update"
+
+# It is a package of its own since Debian 12.
+if $with_browser && ! apt-cache show $browser >/dev/null 2>&1; then
+	browser=chromium
+	mapfile -t packages < <(missing_packages)
+fi
 
 if [ ${#packages[@]} -gt 0 ]; then
 	echo "install-deps: installing ${packages[*]}"

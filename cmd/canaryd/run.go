@@ -115,7 +115,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	group.Go(func() error { return daemon.ServeControl(ctx, control, daemon.NewControlHandler(d)) })
 	if listener != nil {
 		group.Go(func() error {
-			return daemon.ServeHTTP(ctx, listener, daemon.NewHTTPHandler(d.Status, d.Alive, registry))
+			return daemon.ServeHTTP(ctx, listener, daemon.NewHTTPHandler(nodeName(), d.Status, d.Alive, registry))
 		})
 	}
 	watch(ctx, group, o, kernel, hints, writers)
@@ -123,6 +123,19 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	files.run(ctx, group)
 	group.Go(func() error { return d.Run(ctx) })
 	return group.Wait()
+}
+
+// nodeName is what the page calls this node: what a DaemonSet says, else the
+// host's name.
+func nodeName() string {
+	if name := os.Getenv("NODE_NAME"); name != "" {
+		return name
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		return "" // the page does without
+	}
+	return name
 }
 
 // saveMemory lets the heap grow by half, not to the double, between

@@ -37,9 +37,9 @@ const answerTimeout = 15 * time.Second
 // readiness, status as JSON and as a page. Nothing in it changes any state,
 // and none of it shows rules or command lines: it may be served over TCP.
 //
-// snapshot returns the newest Status; alive says why the loop does not turn,
+// node is the node's name for the page, or empty. snapshot returns the newest Status; alive says why the loop does not turn,
 // or nil. Both are called by many goroutines.
-func NewHTTPHandler(snapshot func() Status, alive func() error, metrics prometheus.Gatherer) http.Handler {
+func NewHTTPHandler(node string, snapshot func() Status, alive func() error, metrics prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -51,7 +51,7 @@ func NewHTTPHandler(snapshot func() Status, alive func() error, metrics promethe
 	mux.HandleFunc("GET /api/v1/status", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, snapshot().Public())
 	})
-	mux.Handle("GET /{$}", newPage(snapshot))
+	mux.Handle("GET /{$}", newPage(node, snapshot, alive))
 	return guarded(mux)
 }
 
@@ -62,7 +62,8 @@ func guarded(next http.Handler) http.Handler {
 		h := w.Header()
 		h.Set("Cache-Control", "no-store")
 		h.Set("X-Content-Type-Options", "nosniff")
-		h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'")
+		h.Set("Referrer-Policy", "no-referrer")
+		h.Set("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'") // the page has its own
 		next.ServeHTTP(w, r)
 	})
 }

@@ -2,11 +2,14 @@ package daemon
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -22,7 +25,7 @@ import (
 func face(s Status, dead error) http.Handler {
 	reg := prometheus.NewRegistry()
 	NewMetrics(reg, MetricsOptions{Families: rules.Families()})
-	return NewHTTPHandler(func() Status { return s }, func() error { return dead }, reg)
+	return NewHTTPHandler("node-1", func() Status { return s }, func() error { return dead }, reg)
 }
 
 func ask(h http.Handler, method, path string) *httptest.ResponseRecorder {
@@ -107,18 +110,90 @@ func TestHTTPIsReadOnly(t *testing.T) {
 
 func TestPage(t *testing.T) {
 	s := sampleStatus()
+	s.LossSince = time.Time{}
+	s.LastExamination = time.Now()
 	s.Flushes[0].Culprit.Comm = "<b>evil"
 	w := ask(face(s, nil), "GET", "/")
-	for _, part := range []string{"KUBE-CANARYD-CANARY", "All rules are in force", "&lt;b&gt;evil (4242)", "30 rules", "120ms", "not watched: the kernel lacks it"} {
+	for _, part := range []string{"KUBE-CANARYD-CANARY", ">Whole</h1>", "&lt;b&gt;evil <small>pid 4242</small>", "30 rules", "120 ms",
+		"not watched: the kernel lacks it", "<code class=\"run\">canaryd status --flush f1</code>"} {
 		if !strings.Contains(w.Body.String(), part) {
 			t.Errorf("no %q on the page", part)
 		}
 	}
 	w = ask(face(Status{}, nil), "GET", "/")
-	for _, part := range []string{"no family has been looked at yet", "There is none yet", "None since the start", "</html>"} {
+	for _, part := range []string{"Not known yet", "No family has been looked at yet", "There is none yet", "No flush seen since", "</html>"} {
 		if !strings.Contains(w.Body.String(), part) {
 			t.Errorf("no %q on the page of an empty status", part)
 		}
+	}
+}
+
+// TestPagePolicy: the page may run its own style and script and no other, and
+// names nothing that is elsewhere.
+func TestPagePolicy(t *testing.T) {
+	w := ask(face(sampleStatus(), nil), "GET", "/")
+	policy, page := w.Header().Get("Content-Security-Policy"), w.Body.String()
+	for _, word := range []string{"default-src 'none'", "frame-ancestors 'none'", "base-uri 'none'", "form-action 'none'", "connect-src 'self'"} {
+		if !strings.Contains(policy, word) {
+			t.Errorf("no %q in the policy %q", word, policy)
+		}
+	}
+	if strings.Contains(policy, "unsafe") {
+		t.Errorf("the policy is %q", policy)
+	}
+	for _, name := range []string{"style", "script"} {
+		_, inner, _ := strings.Cut(page, "<"+name+">")
+		inner, _, found := strings.Cut(inner, "</"+name+">")
+		sum := sha256.Sum256([]byte(inner))
+		if want := name + "-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "';"; !found || !strings.Contains(policy, want) {
+			t.Errorf("no %q in the policy %q", want, policy)
+		}
+	}
+	rest := strings.ReplaceAll(page, "xmlns=%27http://www.w3.org/2000/svg%27", "") // a name, not a place
+	for _, place := range []string{"http:", "https:", "href=\"/", "src=", "url(", "@import", "style=", " on"} {
+		for _, line := range strings.Split(rest, "\n") {
+			if place == " on" && !eventHandler.MatchString(line) {
+				continue
+			}
+			if strings.Contains(line, place) {
+				t.Errorf("%q on the page: %s", place, line)
+			}
+		}
+	}
+	for _, path := range []string{"/", "/metrics", "/healthz", "/api/v1/status", "/other"} {
+		h := ask(face(sampleStatus(), nil), "GET", path).Header()
+		for name, want := range map[string]string{"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"} {
+			if got := h.Get(name); got != want {
+				t.Errorf("%s: %s is %q, want %q", path, name, got, want)
+			}
+		}
+		if !strings.HasPrefix(h.Get("Content-Security-Policy"), "default-src 'none'") {
+			t.Errorf("%s: the policy is %q", path, h.Get("Content-Security-Policy"))
+		}
+	}
+}
+
+// eventHandler is an attribute that holds a script.
+var eventHandler = regexp.MustCompile(`<[a-z][^>]* on[a-z]+=`)
+
+func TestTexts(t *testing.T) {
+	now := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
+	var got []string
+	for _, d := range []time.Duration{-1, 0, 320 * time.Microsecond, 4200 * time.Microsecond, 47860 * time.Microsecond, 1520 * time.Millisecond,
+		59 * time.Second, 75 * time.Second, 3 * time.Hour, 72 * time.Hour} {
+		got = append(got, durationText(d)+", "+agoText(now.Add(-d), now)+", "+clockText(now.Add(-d), now))
+	}
+	for _, n := range []int{0, 999, 1000, 62590, 1234567} {
+		got = append(got, countText(n))
+	}
+	want := []string{
+		"0 s, just now, 05:06:07 UTC", "0 s, just now, 05:06:07 UTC", "320 µs, just now, 05:06:06 UTC", "4.2 ms, just now, 05:06:06 UTC",
+		"48 ms, just now, 05:06:06 UTC", "1.5 s, 1 s ago, 05:06:05 UTC", "59 s, 59 s ago, 05:05:08 UTC", "1 min 15 s, 1 min ago, 05:04:52 UTC",
+		"3 h, 3 h ago, 02:06:07 UTC", "3 days, 3 days ago, 2026-03-01 05:06:07 UTC",
+		"0", "999", "1,000", "62,590", "1,234,567",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 

@@ -2,74 +2,64 @@ package daemon
 
 import (
 	"bytes"
+	"crypto/sha256"
 	_ "embed"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
 	"html/template"
 	"net/http"
 	"time"
-
-	"github.com/canaryd/canaryd/pkg/canary"
-	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-//go:embed page.html
-var pageText string
+// The page for people is one document; it loads nothing.
+var (
+	//go:embed page.html
+	pageText string
+	//go:embed page.css
+	pageCSS string
+	//go:embed page.js
+	pageScript string
+)
 
-// A pageView is what page.html shows.
-type pageView struct {
-	Status
-	NotReady string // empty if ready
-	Now      time.Time
-	Tables   []rules.TableName
-	Rows     []pageRow
+// pagePolicy allows the page its own style and script, by their digests, and
+// to ask for itself again.
+func pagePolicy() string {
+	return fmt.Sprintf("default-src 'none'; style-src '%s'; script-src '%s'; connect-src 'self'; img-src data:; "+
+		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'", digest(pageCSS), digest(pageScript))
 }
 
-// A pageRow is one family's verdicts, in the order of Tables.
-type pageRow struct {
-	Family   rules.Family
-	Verdicts []canary.Verdict
-	Disabled string // why it is not watched
+func digest(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return "sha256-" + base64.StdEncoding.EncodeToString(sum[:])
 }
 
-// newPage returns the page for people: the public status as HTML, with no
-// script and nothing loaded from anywhere.
-func newPage(snapshot func() Status) http.Handler {
+// newPage returns the page for people: the public status as HTML. It is whole
+// without its script, which asks for it again and again and moves what changed
+// into the one that is shown. Nothing on it changes any state.
+func newPage(node string, snapshot func() Status, alive func() error) http.Handler {
 	page := template.Must(template.New("page").Funcs(template.FuncMap{
-		"ago": func(now, t time.Time) string { return now.Sub(t).Round(time.Second).String() },
-		"seconds": func(s float64) string {
-			return time.Duration(s * float64(time.Second)).Round(time.Millisecond).String()
-		},
-		"utc": func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 MST") },
+		"ago":   agoText,
+		"clock": clockText,
+		"at":    func(t, now time.Time) moment { return moment{t, now} },
+		"count": countText,
+		"iso":   func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
+		"utc":   utcText,
 	}).Parse(pageText))
+	sum := sha256.Sum256([]byte(pageText + pageCSS + pageScript))
+	base := pageView{
+		Build: hex.EncodeToString(sum[:6]), CSS: template.CSS(pageCSS), Script: template.JS(pageScript),
+		Node: node, Began: time.Now(),
+	}
+	policy := pagePolicy()
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		var text bytes.Buffer
-		if err := page.Execute(&text, viewOf(snapshot().Public(), time.Now())); err != nil {
+		if err := page.Execute(&text, base.of(snapshot().Public(), alive(), time.Now())); err != nil {
 			http.Error(w, "the page cannot be made", http.StatusInternalServerError)
 			return
 		}
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+		w.Header().Set("Content-Security-Policy", policy)
 		_, _ = w.Write(text.Bytes())
 	})
-}
-
-func viewOf(s Status, now time.Time) pageView {
-	view := pageView{Status: s, Now: now, Tables: rules.Guarded()}
-	if err := s.Ready(); err != nil {
-		view.NotReady = err.Error()
-	}
-	for _, family := range rules.Families() {
-		row := pageRow{Family: family, Disabled: s.DisabledFamilies[family]}
-		verdicts, enabled := s.Families[family]
-		if !enabled && row.Disabled == "" {
-			continue
-		}
-		for _, table := range view.Tables {
-			if v := verdicts[table]; v != "" {
-				row.Verdicts = append(row.Verdicts, v)
-			} else {
-				row.Verdicts = append(row.Verdicts, canary.Unknown)
-			}
-		}
-		view.Rows = append(view.Rows, row)
-	}
-	return view
 }

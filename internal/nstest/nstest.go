@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/browser"
 	"github.com/canaryd/canaryd/internal/netns"
 )
 
@@ -105,6 +106,14 @@ func NeedFile(t *testing.T, paths ...string) {
 		if _, err := os.Stat(path); err != nil {
 			skipLoudly(t, "test %s needs %s: run hack/install-deps.sh (%v)", t.Name(), path, err)
 		}
+	}
+}
+
+// NeedBrowser skips the test unless there is a Chromium.
+func NeedBrowser(t *testing.T) {
+	t.Helper()
+	if _, err := browser.Find(); err != nil {
+		skipLoudly(t, "test %s needs a browser: %v", t.Name(), err)
 	}
 }
 

@@ -1,0 +1,220 @@
+// Package browser drives a headless Chromium over its debugging pipe, for tests
+// of pages and for pictures of them. It needs no library: the pipe carries JSON
+// messages that end in a zero byte.
+package browser
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"sync"
+	"time"
+)
+
+// programs are the names that distributions and vendors give it, the smallest
+// first.
+var programs = []string{"chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"}
+
+// answerIn bounds one answer of Chromium's. Its first one comes when it has
+// started, which takes long on a busy machine.
+const answerIn = 60 * time.Second
+
+// Find returns the program's path.
+func Find() (string, error) {
+	for _, name := range programs {
+		if path, err := exec.LookPath(name); err == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("none of %q is installed: run hack/install-deps.sh browser", programs)
+}
+
+// A Browser is a running Chromium.
+type Browser struct {
+	cmd     *exec.Cmd
+	in      io.WriteCloser
+	profile string
+	stderr  tail
+
+	mu      sync.Mutex
+	last    int
+	waiting map[int]chan<- answer
+	tabs    map[string]*Tab
+	gone    error         // why nothing is answered any more; nil while something is
+	done    chan struct{} // closed when gone is set
+}
+
+type answer struct {
+	Result json.RawMessage
+	Error  *struct{ Message string }
+}
+
+// Start starts a Chromium that knows nothing of other ones. It ends with ctx at
+// the latest. Close it.
+func Start(ctx context.Context) (_ *Browser, err error) {
+	program, err := Find()
+	if err != nil {
+		return nil, err
+	}
+	profile, err := os.MkdirTemp("", "canaryd-browser-")
+	if err != nil {
+		return nil, err
+	}
+	b := &Browser{profile: profile, waiting: map[int]chan<- answer{}, tabs: map[string]*Tab{}, done: make(chan struct{})}
+	// It reads from its descriptor 3 and writes to 4.
+	theirIn, in, err := os.Pipe()
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(profile))
+	}
+	out, theirOut, err := os.Pipe()
+	if err != nil {
+		return nil, errors.Join(err, theirIn.Close(), in.Close(), os.RemoveAll(profile))
+	}
+	b.in = in
+	// Without its sandbox, which root may not have: it only ever sees our own page.
+	b.cmd = exec.CommandContext(ctx, program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+		"--hide-scrollbars", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+		"--disable-extensions", "--force-color-profile=srgb",
+		"--user-data-dir="+profile, "--remote-debugging-pipe", "about:blank")
+	b.cmd.ExtraFiles = []*os.File{theirIn, theirOut}
+	b.cmd.Stderr = &b.stderr
+	b.cmd.WaitDelay = 5 * time.Second
+	err = b.cmd.Start()
+	err = errors.Join(err, theirIn.Close(), theirOut.Close())
+	if err != nil {
+		return nil, errors.Join(err, in.Close(), out.Close(), os.RemoveAll(profile))
+	}
+	go b.read(out)
+	return b, nil
+}
+
+// Close ends it and removes what it kept.
+func (b *Browser) Close() error {
+	_ = b.call("", "Browser.close", nil, nil) // it may be gone already
+	b.in.Close()
+	select {
+	case <-b.done:
+	case <-time.After(5 * time.Second):
+		_ = b.cmd.Process.Kill()
+		<-b.done
+	}
+	_ = b.cmd.Wait() // it was told to end
+	// Its children may still write into it for a moment.
+	var err error
+	for range 20 {
+		if err = os.RemoveAll(b.profile); err == nil {
+			return nil
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return err
+}
+
+// read hands out what Chromium says until it says nothing more.
+func (b *Browser) read(out io.ReadCloser) {
+	defer out.Close()
+	r := bufio.NewReader(out)
+	for {
+		text, err := r.ReadBytes(0)
+		if err != nil {
+			b.end(err)
+			return
+		}
+		var m struct {
+			answer
+			ID        int
+			SessionID string
+			Method    string
+			Params    json.RawMessage
+		}
+		if err := json.Unmarshal(text[:len(text)-1], &m); err != nil {
+			b.end(fmt.Errorf("reading what Chromium says: %w", err))
+			return
+		}
+		b.mu.Lock()
+		if m.ID != 0 {
+			if c := b.waiting[m.ID]; c != nil {
+				c <- m.answer // it has room for one
+				delete(b.waiting, m.ID)
+			}
+		} else if tab := b.tabs[m.SessionID]; tab != nil {
+			tab.heard(m.Method, m.Params)
+		}
+		b.mu.Unlock()
+	}
+}
+
+func (b *Browser) end(err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.gone = fmt.Errorf("chromium is gone: %w\n%s", err, b.stderr.String())
+	close(b.done)
+}
+
+// call asks for method, of a tab's session or of the browser, and waits for the
+// answer. in and out may be nil.
+func (b *Browser) call(session, method string, in, out any) error {
+	if in == nil {
+		in = struct{}{}
+	}
+	c := make(chan answer, 1)
+	b.mu.Lock()
+	b.last++
+	id := b.last
+	b.waiting[id] = c
+	b.mu.Unlock()
+	text, err := json.Marshal(struct {
+		ID        int    `json:"id"`
+		SessionID string `json:"sessionId,omitempty"`
+		Method    string `json:"method"`
+		Params    any    `json:"params"`
+	}{id, session, method, in})
+	if err != nil {
+		return fmt.Errorf("%s: %w", method, err)
+	}
+	if _, err := b.in.Write(append(text, 0)); err != nil {
+		return fmt.Errorf("%s: %w", method, err)
+	}
+	select {
+	case a := <-c:
+		if a.Error != nil {
+			return fmt.Errorf("%s: %s", method, a.Error.Message)
+		}
+		if out == nil {
+			return nil
+		}
+		if err := json.Unmarshal(a.Result, out); err != nil {
+			return fmt.Errorf("%s: %w", method, err)
+		}
+		return nil
+	case <-b.done:
+		return fmt.Errorf("%s: %w", method, b.gone)
+	case <-time.After(answerIn):
+		return fmt.Errorf("%s: no answer within %s\n%s", method, answerIn, b.stderr.String())
+	}
+}
+
+// tail keeps the end of what is written to it.
+type tail struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.text = append(t.text, p...)
+	t.text = t.text[max(0, len(t.text)-4096):]
+	return len(p), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return string(t.text)
+}

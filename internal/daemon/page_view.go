@@ -1,0 +1,291 @@
+package daemon
+
+import (
+	"cmp"
+	"fmt"
+	"html/template"
+	"strings"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// What the page is bounded to. The socket has the rest.
+const (
+	recordsShown = 50
+	chainsShown  = 60 // of one flush, those that lost most
+	// blindAfter is how old the last examination may be while everything
+	// counts as known: the alert CanarydBlind says the same.
+	blindAfter = time.Minute
+)
+
+// A pageView is what page.html shows.
+type pageView struct {
+	Status
+	Build  string // of page, style and script: a page of an older canaryd loads itself anew
+	CSS    template.CSS
+	Script template.JS
+	Node   string // may be empty
+	Began  time.Time
+	Now    time.Time
+
+	Verdict  pageVerdict
+	Warnings []pageWarning
+	Tables   []rules.TableName
+	Rows     []pageRow
+	Records  []pageRecord
+	Older    int // records that are not shown
+	Strip    pageStrip
+}
+
+// A pageVerdict is what the page says first.
+type pageVerdict struct {
+	Class string // whole, lost, unknown, paused, stopped
+	Title string
+	Since time.Time // ends the title; may be zero
+	Lines []string
+}
+
+// A pageWarning is something to know or to do besides.
+type pageWarning struct {
+	Name, Class, Title, Text, Command string
+	Chains                            []string
+}
+
+// A pageRow is one family's verdicts, in the order of Tables.
+type pageRow struct {
+	Family   rules.Family
+	Label    string
+	Disabled string // why it is not watched
+	Cells    []pageCell
+}
+
+// A pageCell is the verdict on one table.
+type pageCell struct {
+	Words                []string // of the verdict, between its underscores
+	Class, Sign, Meaning string
+}
+
+// Icon is the picture in the browser's tab.
+func (v pageVerdict) Icon() template.URL {
+	colour := map[string]string{"whole": "1a8a45", "lost": "c0202b", "paused": "2f6fd6"}[v.Class]
+	return template.URL("data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E" +
+		"%3Ccircle cx='8' cy='8' r='7' fill='%23" + cmp.Or(colour, "c98a12") + "'/%3E%3C/svg%3E")
+}
+
+// A moment is a time, and when that is told.
+type moment struct{ Time, Now time.Time }
+
+// of returns the view of s at now. dead says why the loop does not turn.
+func (view pageView) of(s Status, dead error, now time.Time) pageView {
+	view.Status, view.Now = s, now
+	view.Tables = rules.Guarded()
+	for _, f := range rules.Families() {
+		row := pageRow{Family: f, Label: familyLabel(f), Disabled: s.DisabledFamilies[f]}
+		verdicts, enabled := s.Families[f]
+		if !enabled && row.Disabled == "" {
+			continue
+		}
+		if enabled {
+			row.Disabled = ""
+		}
+		for _, t := range view.Tables {
+			row.Cells = append(row.Cells, cellOf(cmp.Or(verdicts[t], canary.Unknown)))
+		}
+		view.Rows = append(view.Rows, row)
+	}
+	view.Verdict = headlineOf(s, dead, now)
+	view.Warnings = warningsOf(s, now)
+	for _, f := range s.Flushes[:min(len(s.Flushes), recordsShown)] {
+		view.Records = append(view.Records, recordOf(f, now))
+	}
+	view.Older = len(s.Flushes) - len(view.Records)
+	view.Strip = stripOf(view.Records, now)
+	return view
+}
+
+func familyLabel(f rules.Family) string { return strings.Replace(f.String(), "ip", "IP", 1) }
+
+// headlineOf says whether the node is whole. What is worse comes first; nothing
+// that is not known counts as whole.
+func headlineOf(s Status, dead error, now time.Time) pageVerdict {
+	var lost, unknown []string
+	for _, f := range rules.Families() {
+		verdicts, enabled := s.Families[f]
+		if !enabled {
+			continue
+		}
+		for _, t := range rules.Guarded() {
+			v := cmp.Or(verdicts[t], canary.Unknown)
+			switch {
+			case v.Loss():
+				lost = append(lost, fmt.Sprintf("%s %s (%s)", f, t, v))
+			case v == canary.Unknown:
+				unknown = append(unknown, fmt.Sprintf("%s %s", f, t))
+			}
+		}
+	}
+	switch {
+	case s.Stopped:
+		return pageVerdict{Class: "stopped", Title: "Stopped", Lines: []string{"A cleanup removed the canaries. Nothing is watched until canaryd is restarted."}}
+	case dead != nil:
+		return pageVerdict{Class: "unknown", Title: sinceTitle("Not known", s.LastExamination), Since: s.LastExamination,
+			Lines: []string{"canaryd answers but does not work: " + dead.Error() + "."}}
+	case len(lost) > 0 || !s.LossSince.IsZero():
+		v := pageVerdict{Class: "lost", Title: sinceTitle("Rules missing", s.LossSince), Since: s.LossSince}
+		if len(lost) == 0 && len(unknown) > 0 {
+			v.Title = sinceTitle("Rules may be missing", s.LossSince)
+		}
+		v.Lines = lossLines(s, lost, unknown, now)
+		return v
+	case len(s.Families) == 0:
+		return pageVerdict{Class: "unknown", Title: "Not known yet", Lines: []string{"No family has been looked at yet."}}
+	case len(unknown) > 0:
+		return pageVerdict{Class: "unknown", Title: sinceTitle("Not known", s.LastExamination), Since: s.LastExamination,
+			Lines: []string{"Could not be read, or has no canary yet: " + strings.Join(unknown, ", ") + ". Nothing is replayed on a guess; the log says why."}}
+	case !s.LastExamination.IsZero() && now.Sub(s.LastExamination) > blindAfter:
+		return pageVerdict{Class: "unknown", Title: sinceTitle("Not known", s.LastExamination), Since: s.LastExamination,
+			Lines: []string{"The canaries stand, but what the tables hold has not been known for " + spanText(now.Sub(s.LastExamination)) + "."}}
+	case s.Paused:
+		v := pageVerdict{Class: "paused", Title: "Paused", Lines: []string{"The rules are in force. What is lost until then is told, but not put back."}}
+		if !s.PausedUntil.IsZero() {
+			v.Title, v.Since = "Paused until", s.PausedUntil
+		}
+		return v
+	}
+	return pageVerdict{Class: "whole", Title: "Whole", Lines: wholeLines(s, now)}
+}
+
+// sinceTitle returns the title that t follows.
+func sinceTitle(title string, t time.Time) string {
+	if t.IsZero() {
+		return title
+	}
+	return title + " since"
+}
+
+// lossLines say what is missing and what is done about it.
+func lossLines(s Status, lost, unknown []string, now time.Time) []string {
+	next := "canaryd is putting them back."
+	switch {
+	case s.Mode == Observe:
+		next = "Observe mode: their owner has to put them back."
+	case s.Paused && s.PausedUntil.IsZero():
+		next = "Paused: nothing is put back before canaryd resume."
+	case s.Paused:
+		next = "Paused: nothing is put back until " + clockText(s.PausedUntil, now) + ", or canaryd resume."
+	}
+	what := "Missing"
+	if !s.LossSince.IsZero() {
+		what += " for " + durationText(now.Sub(s.LossSince))
+	}
+	if len(lost) > 0 {
+		what += " in " + strings.Join(lost, ", ")
+	}
+	if len(unknown) > 0 {
+		what += "; not known of " + strings.Join(unknown, ", ")
+	}
+	return []string{what + ".", next}
+}
+
+func wholeLines(s Status, now time.Time) []string {
+	lines := []string{"All rules that ought to be in force are."}
+	if g := s.Generation; g.Rules > 0 {
+		lines[0] = fmt.Sprintf("%s rules in %s chains are in force.", countText(g.Rules), countText(g.Chains))
+	}
+	if s.Mode == Observe {
+		lines = append(lines, "Observe mode: what is lost is told, but not put back.")
+	}
+	if len(s.Flushes) > 0 {
+		f := s.Flushes[0]
+		line := "Last flush " + agoText(f.Time, now)
+		if f.Outcome.Done() && f.AbsentSeconds > 0 {
+			line += ", back after " + durationText(secondsOf(f.AbsentSeconds))
+		}
+		lines = append(lines, line+".")
+	}
+	return lines
+}
+
+// warningsOf returns what is to be known besides the verdict, the gravest
+// first.
+func warningsOf(s Status, now time.Time) []pageWarning {
+	var list []pageWarning
+	if s.Contended {
+		w := pageWarning{Name: "contended", Class: "bad", Title: "Somebody keeps undoing what is replayed.",
+			Text: "Replays are limited until one has stood for 10 s. Stop who flushes, or end the fight:", Command: "canaryd pause --for=1h"}
+		if s.Mode == Observe {
+			w.Text, w.Command = "Somebody else keeps writing the chains that are declared here; canaryd only observes.", ""
+		}
+		list = append(list, w)
+	}
+	if s.Backend.Mismatch {
+		list = append(list, pageWarning{Name: "mismatch", Class: "bad", Title: "The other backend is in use by now.",
+			Text: "Its rules are not guarded: restart canaryd, or say which is right with --backend. The evidence:", Command: "canaryd detect"})
+	}
+	if n := len(s.Quarantined); n > 0 {
+		w := pageWarning{Name: "quarantine", Class: "bad", Title: fmt.Sprintf("%d rules cannot be put back.", n),
+			Text: "The kernel lacks what they name. They are tried again; the rest of their tables is in force.", Command: "canaryd status"}
+		switch {
+		case n == 1:
+			w.Title = "One rule cannot be put back."
+			w.Text = "The kernel lacks what it names. It is tried again; the rest of its table is in force."
+		case n >= quarantinedShown:
+			w.Title = fmt.Sprintf("%d rules or more cannot be put back.", n)
+		}
+		seen := map[string]bool{}
+		for _, q := range s.Quarantined {
+			name := fmt.Sprintf("%s/%s/%s", q.Family, q.Table, q.Chain)
+			if !seen[name] && len(seen) < 5 {
+				w.Chains = append(w.Chains, name)
+			}
+			seen[name] = true
+		}
+		list = append(list, w)
+	}
+	if s.Backend.Mixed {
+		list = append(list, pageWarning{Name: "mixed", Class: "warn", Title: "Both backends hold rules.",
+			Text: fmt.Sprintf("Those of %s are guarded. Why that one:", s.Backend.Name), Command: "canaryd detect"})
+	}
+	if since := s.CapturePendingSince; !since.IsZero() && now.Sub(since) > blindAfter {
+		list = append(list, pageWarning{Name: "pending", Class: "warn", Title: "The generation is behind.",
+			Text: "Changes of " + agoText(since, now) + " are not in it yet; a replay would not bring them."})
+	}
+	return list
+}
+
+// cellOf describes a verdict; the word is the one that metrics and log have.
+func cellOf(v canary.Verdict) pageCell {
+	c := pageCell{Words: strings.Split(string(v), "_"), Class: "bad", Sign: "✕", Meaning: kindMeanings[v]}
+	switch v {
+	case canary.Intact:
+		c.Class, c.Sign, c.Meaning = "good", "✓", "the generation is in force"
+	case canary.Changed:
+		c.Class, c.Sign, c.Meaning = "good", "✓", "its owner changed it, and the generation follows"
+	case canary.Unknown:
+		c.Class, c.Sign, c.Meaning = "warn", "?", "it could not be read, or no canary is planted yet"
+	}
+	return c
+}
+
+// kindMeanings explains the kinds of loss.
+var kindMeanings = map[canary.Verdict]string{
+	canary.HooksMissing: "a built-in chain was flushed, or hooks were deleted by name",
+	canary.Emptied:      "rules were flushed, chains left, as iptables -F does",
+	canary.ChainDeleted: "chains were deleted, as iptables -X or a full restore does",
+	canary.TableDeleted: "the table was deleted, as nft flush ruleset does",
+	canary.Replaced:     "saved rules were restored over it",
+	canary.Drifted:      "a stranger changed what is declared",
+}
+
+// outcomeMeanings explains what became of a flush.
+var outcomeMeanings = map[Outcome]string{
+	reload.Proved:  "everything is in force again, and a read showed it",
+	reload.Raced:   "everything is in force again, but somebody else wrote meanwhile",
+	reload.Partial: "some tables or rules are still missing",
+	reload.Failed:  "nothing could be put back; it is tried again",
+	reload.Skipped: "canaryd wrote nothing: the owner was faster, or it only observes",
+	Pending:        "it is not answered yet",
+}

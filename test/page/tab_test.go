@@ -1,0 +1,125 @@
+package page
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/browser"
+	"github.com/canaryd/canaryd/internal/nstest"
+)
+
+// follows bounds what the page does every two seconds, on a busy machine.
+const follows = time.Minute
+
+// one is the browser of all tests of this process, begun by the first that
+// needs it. They share no more than the program: each page has a profile of its
+// own.
+var one = sync.OnceValues(func() (*browser.Browser, error) { return browser.Start(context.Background()) })
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	// A browser that could not be begun was complained of; one that nobody
+	// needed is begun and ended.
+	if b, err := one(); err == nil {
+		if err := b.Close(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// start returns the browser.
+func start(t *testing.T) *browser.Browser {
+	t.Helper()
+	nstest.NeedBrowser(t)
+	b, err := one()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// A tab is an open page in a test.
+type tab struct {
+	*browser.Tab
+	t   *testing.T
+	url string
+}
+
+func open(t *testing.T, b *browser.Browser, url string, look browser.Look) *tab {
+	t.Helper()
+	opened, err := b.Open(url, look)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := opened.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return &tab{opened, t, url}
+}
+
+func (b *tab) must(err error) {
+	b.t.Helper()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// eval stores an expression's value in out.
+func (b *tab) eval(expression string, out any) {
+	b.t.Helper()
+	b.must(b.Eval(expression, out))
+}
+
+// value returns an expression's value as a string.
+func (b *tab) value(expression string) string {
+	b.t.Helper()
+	var got json.RawMessage
+	b.eval("String("+expression+")", &got)
+	var text string
+	b.must(json.Unmarshal(got, &text))
+	return text
+}
+
+// text returns what can be read in the first element that is selected.
+func (b *tab) text(selector string) string {
+	b.t.Helper()
+	quoted, err := json.Marshal(selector)
+	b.must(err)
+	return b.value("document.querySelector(" + string(quoted) + ").innerText")
+}
+
+// within waits until a condition of JavaScript's holds.
+func (b *tab) within(what, condition string) {
+	b.t.Helper()
+	for end := time.Now().Add(follows); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		var holds bool
+		if err := b.Eval(condition, &holds); err == nil && holds { // a page that is being loaded has no answer
+			return
+		}
+	}
+	b.t.Fatalf("%s: not within %s; the page says:\n%s", what, follows, b.text("body"))
+}
+
+// clean fails the test if the page asked for anything but itself, or had
+// something to complain of.
+func (b *tab) clean() {
+	b.t.Helper()
+	for _, url := range b.Requests() {
+		if url != b.url {
+			b.t.Errorf("the page asked for %s", url)
+		}
+	}
+	for _, line := range b.Troubles() {
+		b.t.Errorf("the page's console: %s", strings.TrimSpace(line))
+	}
+}
