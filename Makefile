@@ -45,10 +45,12 @@ uninstall: ## remove what install installed, but not /etc/default/canaryd and wh
 ARCH := $(shell go env GOARCH)
 
 .PHONY: packages
-packages: ## build a Debian package into bin
-	rm -rf bin/deb
-	$(MAKE) -s install DESTDIR='$(CURDIR)/bin/deb' PREFIX=/usr
-	hack/deb.sh bin/deb '$(VERSION)' '$(ARCH)' 'bin/canaryd_$(VERSION)_$(ARCH).deb'
+packages: ## build a .deb and, where rpmbuild is there, an .rpm into bin
+	rm -rf bin/tree
+	$(MAKE) -s install DESTDIR='$(CURDIR)/bin/tree' PREFIX=/usr
+	@if command -v rpmbuild >/dev/null; then hack/rpm.sh bin/tree '$(VERSION)' '$(ARCH)' 'bin/canaryd_$(VERSION)_$(ARCH).rpm'; \
+	else echo 'There is no rpmbuild (Debian: rpm), so no .rpm is built.'; fi
+	hack/deb.sh bin/tree '$(VERSION)' '$(ARCH)' 'bin/canaryd_$(VERSION)_$(ARCH).deb'
 
 .PHONY: deps
 deps: ## install the programs that test and demo need, where they are missing

@@ -3,15 +3,9 @@
 # hack/deb.sh TREE VERSION ARCHITECTURE FILE.deb
 set -euo pipefail
 [ $# -eq 4 ] || { echo 'usage: hack/deb.sh TREE VERSION ARCHITECTURE FILE.deb' >&2; exit 2; }
-tree=$1 version=${2#v} arch=$3 package=$4
+tree=$1 arch=$3 package=$4
 sources=$(dirname "$0")/../deploy/deb
-
-# A version of Debian's begins with a digit; a commit comes before every release.
-case $version in
-[0-9]*) ;;
-*) version="0~$version" ;;
-esac
-version=${version//-/+}
+version=$("$(dirname "$0")/package-version.sh" "$2")
 
 install -d -m 0755 "$tree/DEBIAN"
 sed -e "s/@VERSION@/$version/" -e "s/@ARCH@/$arch/" "$sources/control" >"$tree/DEBIAN/control"

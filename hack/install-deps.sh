@@ -33,6 +33,7 @@ needed=(
 	systemd-analyze:systemd
 	setpriv:util-linux
 	mandoc:mandoc
+	rpmbuild:rpm
 	zsh:zsh
 	fish:fish
 	/usr/lib/cni/portmap:containernetworking-plugins

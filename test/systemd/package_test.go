@@ -14,16 +14,38 @@ import (
 	"github.com/canaryd/canaryd/internal/nstest"
 )
 
-// deb makes a package of the program that is under test.
-func deb(t *testing.T, version string) string {
+// pack makes a package, a deb or an rpm, of the program that is under test.
+func pack(t *testing.T, kind, version string) string {
 	t.Helper()
-	nstest.NeedProgram(t, "dpkg-deb", "dpkg")
 	tree := t.TempDir()
 	install(t, tree, "/usr")
 	// Where the machine has it too: they share /run.
-	path := filepath.Join("/run", "canaryd_"+version+".deb")
-	nstest.Command(t, "../../hack/deb.sh", tree, version, runtime.GOARCH, path)
+	path := filepath.Join("/run", "canaryd_"+version+"."+kind)
+	nstest.Command(t, "../../hack/"+kind+".sh", tree, version, runtime.GOARCH, path)
 	return path
+}
+
+func deb(t *testing.T, version string) string {
+	t.Helper()
+	nstest.NeedProgram(t, "dpkg-deb", "dpkg")
+	return pack(t, "deb", version)
+}
+
+// root is where the machine's files are.
+func (m *machine) root() string { return fmt.Sprintf("/proc/%d/root", m.pid) }
+
+func (m *machine) exists(path string) bool {
+	_, err := os.Lstat(m.root() + path)
+	return err == nil
+}
+
+// mayStart lets packages start services, from which they are often kept where
+// tests run.
+func (m *machine) mayStart() {
+	m.Helper()
+	if err := os.Remove(m.root() + "/usr/sbin/policy-rc.d"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		m.Fatal(err)
+	}
 }
 
 // TestDebianPackage: it is installed and started, upgraded while it guards,
@@ -33,19 +55,11 @@ func TestDebianPackage(t *testing.T) {
 		n.Load()
 		before := n.Protected()
 		m := boot(n)
-		root := fmt.Sprintf("/proc/%d/root", m.pid)
-		// Where tests run, services are often kept from starting; here one may.
-		if err := os.Remove(root + "/usr/sbin/policy-rc.d"); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			n.Fatal(err)
-		}
+		m.mayStart()
 		// Without the triggers of others: the index of all manual pages takes a minute.
 		dpkg := func(args ...string) {
 			n.Helper()
 			m.must("dpkg", append([]string{"--no-triggers", "--force-unsafe-io", "--force-confold"}, args...)...)
-		}
-		exists := func(path string) bool {
-			_, err := os.Lstat(root + path)
-			return err == nil
 		}
 
 		dpkg("-i", deb(t, "v1.0.0"))
@@ -63,13 +77,13 @@ func TestDebianPackage(t *testing.T) {
 		n.Same("protected rules", before, n.Protected())
 
 		const flags = "CANARYD_FLAGS=--backend=nft\n"
-		write(t, root+"/etc/default/canaryd", flags)
+		write(t, m.root()+"/etc/default/canaryd", flags)
 		first := m.show("MainPID")
 		dpkg("-i", deb(t, "v1.0.1"))
 		if got := m.show("MainPID"); got == first || m.show("ActiveState") != "active" {
 			t.Errorf("the upgrade did not restart canaryd: process %s, %s", got, m.show("ActiveState"))
 		}
-		if text, err := os.ReadFile(root + "/etc/default/canaryd"); err != nil || string(text) != flags {
+		if text, err := os.ReadFile(m.root() + "/etc/default/canaryd"); err != nil || string(text) != flags {
 			t.Errorf("the upgrade made of the operator's flags: %q, %v", text, err)
 		}
 		n.Flush()
@@ -83,11 +97,11 @@ func TestDebianPackage(t *testing.T) {
 		n.Same("canaries after the removal", nil, n.Marks())
 		n.Same("protected rules after the removal", before, n.Protected())
 		for _, gone := range []string{"/usr/bin/canaryd", "/usr/lib/systemd/system/canaryd.service", "/etc/systemd/system/multi-user.target.wants/canaryd.service"} {
-			if exists(gone) {
+			if m.exists(gone) {
 				t.Errorf("%s is there after the removal", gone)
 			}
 		}
-		if !exists("/etc/default/canaryd") || !exists("/var/lib/canaryd") {
+		if !m.exists("/etc/default/canaryd") || !m.exists("/var/lib/canaryd") {
 			t.Error("the removal took the operator's flags or what canaryd knew")
 		}
 
@@ -102,7 +116,7 @@ func TestDebianPackage(t *testing.T) {
 		}
 
 		dpkg("-P", "canaryd")
-		if exists("/etc/default/canaryd") || exists("/var/lib/canaryd") {
+		if m.exists("/etc/default/canaryd") || m.exists("/var/lib/canaryd") {
 			t.Error("flags or state are there after a purge")
 		}
 		if _, out, _ := m.run("dpkg-query", "-W", "-f", "${Status}", "canaryd"); strings.Contains(out, "installed") && !strings.Contains(out, "not-installed") {
