@@ -41,7 +41,7 @@ func withBench(ctx context.Context, o *options, do func(bench) (int, error)) (co
 }
 
 func (b bench) replayer() reload.Replayer {
-	return reload.Replayer{Kernel: b.kernel, Canary: b.o.canaryChain, Protects: b.o.selector.Protects, Names: b.o.selector.Names, Supplier: iptables.NewSets()}
+	return reload.Replayer{Kernel: b.kernel, Canary: b.o.canaryChain, Protects: b.o.selector.Protects, Names: b.o.selector.Names, Piecewise: b.o.selector.Piecewise, Supplier: iptables.NewSets()}
 }
 
 // job returns a job on what was stored. Nothing is at work on the hooks when

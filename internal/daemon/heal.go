@@ -69,7 +69,7 @@ func (d *Daemon) examiner(st *state) reload.Examiner {
 }
 
 func (d *Daemon) replayer(ctx context.Context, st *state) reload.Replayer {
-	return reload.Replayer{Kernel: d.cfg.Kernel, Canary: d.cfg.Canary, Protects: d.protects(st), Names: d.cfg.Names, Supplier: d.supplier(), Ahead: d.ahead(ctx, st)}
+	return reload.Replayer{Kernel: d.cfg.Kernel, Canary: d.cfg.Canary, Protects: d.protects(st), Names: d.cfg.Names, Piecewise: d.cfg.Piecewise, Supplier: d.supplier(), Ahead: d.ahead(ctx, st)}
 }
 
 // supplier returns what has ipsets and nfacct objects, nil if nothing does.

@@ -111,7 +111,7 @@ func run(t *testing.T, fake *iptables.Fake, s setup) *rig {
 	r.reg.Unregister(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	cfg := Config{
 		Kernel: fake, Hints: r.hints, Writers: r.writers, Metrics: metrics,
-		Mode: s.mode, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Canary: canary.DefaultChain, Sets: fake.Sets(),
+		Mode: s.mode, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Piecewise: selector.Piecewise, Canary: canary.DefaultChain, Sets: fake.Sets(),
 		PollInterval: time.Second, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second,
 		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, Tidy: s.tidy, Flows: s.flows,
 	}

@@ -19,6 +19,8 @@ type tableTask struct {
 	held    []Held          // what is in quarantine of it
 	readmit map[string]bool // chains to write again, because something is
 	lacking lacking
+	// piecewise tells the chains that many share; see Replayer.
+	piecewise func(chain string) bool
 }
 
 // A tablePlan is what a restore will do to one table, and what the proof will
@@ -29,6 +31,7 @@ type tablePlan struct {
 	section     rules.Section // what the proof judges by; empty for marks alone
 	claimed     func(chain string) bool
 	wrote       []rules.Chain // with exactly these rules
+	merged      []rules.Chain // those that its owners had begun to write again, with what was missing
 	removed     []string
 	hooks       []rules.Hook // put back
 	skipped     []string     // differ, but their owner wrote them already
@@ -77,13 +80,14 @@ func (s *section) script(table rules.TableName, wrote []rules.Chain) iptables.Sc
 //
 // A table that lost its canary gets a new nonce and the complete generation,
 // without the chains that hold rules already: their owner was faster, and its
-// word is newer. If the table was replaced by saved rules, nothing in it is
+// word is newer. Of a chain that many share only some were: what is missing of the
+// others comes back beside it. If the table was replaced by saved rules, nothing in it is
 // newer than the generation, and what is protected becomes exactly that;
 // but a generation that never knew the table has nothing to say of it.
 func composeReplay(task tableTask, nonce canary.Nonce) tablePlan {
 	plan := tablePlan{table: task.table, mark: task.want.Mark, section: task.want.Section, claimed: task.want.Claimed, seen: task.seen.Table, replay: true}
 	var s section
-	planChains(task, &plan)
+	planChains(task, &plan, &s)
 	planRemovals(task, &plan, &s)
 	planHooks(task, &plan, &s)
 	if task.finding.MarkLost {
@@ -153,7 +157,7 @@ func deleteRule(chain string, r rules.Rule) iptables.Step {
 	return iptables.Step{Verb: iptables.Delete, Chain: chain, Rule: r}
 }
 
-func planChains(task tableTask, plan *tablePlan) {
+func planChains(task tableTask, plan *tablePlan, s *section) {
 	var lost map[string]bool
 	if task.finding.MarkLost {
 		plan.wrote = make([]rules.Chain, 0, len(task.want.Section.Chains))
@@ -174,7 +178,8 @@ func planChains(task tableTask, plan *tablePlan) {
 			continue
 		case task.finding.Verdict == canary.Replaced || task.claimed(c.Name):
 		case standing != nil && len(standing.Rules) > 0:
-			if task.finding.MarkLost {
+			merges := task.shared(c.Name) && mergeChain(&task, c, standing, released, plan, s)
+			if task.finding.MarkLost && !merges {
 				plan.skipped = append(plan.skipped, c.Name)
 			}
 			continue

@@ -65,6 +65,9 @@ type trial struct {
 func (t *trial) run(ctx context.Context) {
 	var all []rules.Rule
 	t.fresh = map[string]bool{}
+	for _, c := range t.plan.merged {
+		all = append(all, c.Rules...)
+	}
 	for _, c := range t.plan.wrote {
 		all = append(all, c.Rules...)
 		t.fresh[c.Name] = t.plan.seen.Chain(c.Name) == nil

@@ -153,7 +153,7 @@ func (t *tableTask) admit(chain string, r rules.Rule, plan *tablePlan) (rules.Ru
 // keepHeld keeps in quarantine what the plan does not decide anew.
 func (p *tablePlan) keepHeld(task tableTask) {
 	for _, h := range task.held {
-		decided := slices.ContainsFunc(p.wrote, func(c rules.Chain) bool { return c.Name == h.Chain })
+		decided := slices.ContainsFunc(slices.Concat(p.wrote, p.merged), func(c rules.Chain) bool { return c.Name == h.Chain })
 		again := slices.ContainsFunc(p.quarantined, func(q Held) bool { return q.is(h.Chain, h.Rule) })
 		placed := slices.ContainsFunc(p.hooks, func(k rules.Hook) bool { return h.is(k.Chain, k.Rule) })
 		if !decided && !again && !placed {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -102,7 +103,7 @@ func proveTable(chain string, plan tablePlan, seen canary.Seen, foreign bool) er
 	if finding.Verdict.Loss() {
 		return fmt.Errorf("it is %s", finding.Verdict)
 	}
-	for _, c := range plan.wrote {
+	for _, c := range slices.Concat(plan.wrote, plan.merged) {
 		standing := seen.Table.Chain(c.Name)
 		switch {
 		case standing != nil && rules.EqualRules(standing.Rules, c.Rules):

@@ -26,9 +26,11 @@
 //   - what was written less than 250 ms before a flush, or removed less than 2 s
 //     before, is not known yet: what stood before it comes back, for good if its
 //     owner neither looks again nor is kube-proxy;
-//   - what an owner that writes once and rule by rule (CNI) adds or removes between
-//     flush and replay: a chain that holds rules again is left as it is, and what
-//     was removed after a flush that deleted chains comes back;
+//   - what an owner that writes once and rule by rule (CNI) removes between flush and
+//     replay comes back if the flush deleted chains, too, and so does a rule of its
+//     that led to no chain of its own; what it adds meanwhile stays, and in a chain
+//     that Piecewise tells, what is missing of others' comes back beside it. In any
+//     other chain that holds rules again, its owner's word stands alone;
 //   - where saved rules replaced a table, all that is protected becomes what it was
 //     before, also what an owner wrote in between; a file that was saved after the
 //     last change but one, and before the marks were renewed (200 ms after the last
@@ -81,6 +83,9 @@ type Replayer struct {
 	// Names tells which rules of built-in chains are hooks although they jump
 	// into no protected chain; nil means none.
 	Names func(t rules.TableName, chain string, r rules.Rule) bool
+	// Piecewise tells the chains that many owners share, each of which writes its
+	// own rules only, such as portmap's of all host ports; nil means none.
+	Piecewise func(chain string) bool
 	// Ahead, unless it is nil, is told before each restore the job's marks with
 	// those that it is about to plant as tried. Who keeps them knows its own
 	// write again, even if it is killed before it can prove it.

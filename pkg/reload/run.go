@@ -162,7 +162,7 @@ func (r run) plan(ctx context.Context, t *turn) bool {
 	t.result.Digest, t.result.proxyCanary = digest, standsIn(tasks, kubeProxyCanary)
 	lack := r.supply(ctx, tasks)
 	for i := range tasks {
-		tasks[i].lacking = lack
+		tasks[i].lacking, tasks[i].piecewise = lack, r.Piecewise
 		tasks[i].lacking.refused = r.refusals(t, tasks[i])
 	}
 	if t.plans = planAll(tasks, r.act.plan); len(t.plans) == 0 {

@@ -6,6 +6,10 @@ type preset struct {
 	exact  []string
 	hashed []hashedName
 	rules  []namedRule
+	// piecewise: the exact chains are shared by many, a container or a network
+	// after another, and each writes its own rules only; piecewiseHashed: so are
+	// the others.
+	piecewise, piecewiseHashed bool
 }
 
 // PresetNames returns the names of all presets, as --protect takes them.
@@ -37,7 +41,8 @@ func presetOf(name string) (preset, bool) {
 			},
 			// ipMasq's chain is CNI- and 24 digits, portmap's fills the 28
 			// characters that a name may have.
-			hashed: []hashedName{{"CNI-DN-", 0, hexLow}, {"CNI-SN-", 0, hexLow}, {"CNI-", 24, hexLow}},
+			hashed:    []hashedName{{"CNI-DN-", 0, hexLow}, {"CNI-SN-", 0, hexLow}, {"CNI-", 24, hexLow}},
+			piecewise: true,
 		}, true
 	case "docker":
 		return dockerPreset(), true
@@ -47,10 +52,11 @@ func presetOf(name string) (preset, bool) {
 				"NETAVARK-HOSTPORT-DNAT", "NETAVARK-HOSTPORT-SETMARK", "NETAVARK-HOSTPORT-MASQ",
 				"NETAVARK_FORWARD", "NETAVARK_INPUT", "NETAVARK_ISOLATION_1", "NETAVARK_ISOLATION_2", "NETAVARK_ISOLATION_3",
 			},
-			hashed: []hashedName{{"NETAVARK-DN-", 13, hexUp}, {"NETAVARK-", 13, hexUp}},
+			hashed:    []hashedName{{"NETAVARK-DN-", 13, hexUp}, {"NETAVARK-", 13, hexUp}}, // each a network's
+			piecewise: true, piecewiseHashed: true,
 		}, true
 	case "libvirt":
-		return preset{exact: []string{"LIBVIRT_INP", "LIBVIRT_OUT", "LIBVIRT_FWO", "LIBVIRT_FWI", "LIBVIRT_FWX", "LIBVIRT_PRT"}}, true
+		return preset{exact: []string{"LIBVIRT_INP", "LIBVIRT_OUT", "LIBVIRT_FWO", "LIBVIRT_FWI", "LIBVIRT_FWX", "LIBVIRT_PRT"}, piecewise: true}, true
 	case "tailscale":
 		return preset{exact: []string{"ts-input", "ts-forward", "ts-postrouting"}}, true
 	default:
@@ -78,7 +84,7 @@ func dockerPreset() preset {
 	p := preset{exact: []string{
 		"DOCKER", "DOCKER-USER", "DOCKER-FORWARD", "DOCKER-BRIDGE", "DOCKER-CT", "DOCKER-INTERNAL", "DOCKER-INGRESS",
 		"DOCKER-ISOLATION-STAGE-1", "DOCKER-ISOLATION-STAGE-2",
-	}}
+	}, piecewise: true}
 	for _, spec := range []string{
 		"-s <net> ! -o <bridge> -j MASQUERADE",
 		"-s <net> ! -o <bridge> -j SNAT --to-source <ip>",

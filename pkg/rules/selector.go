@@ -10,8 +10,9 @@ import (
 // A Selector says which chains are protected, and which rules beside those that
 // jump into them. The zero Selector protects none.
 type Selector struct {
-	exact  map[string]bool
+	exact  map[string]bool // and whether the chain is written piecewise
 	hashed []hashedName
+	shared []hashedName // those of hashed that are written piecewise
 	globs  []string
 	rules  []namedRule
 }
@@ -37,7 +38,10 @@ func NewSelector(list []string) (Selector, error) {
 		word = strings.TrimSpace(word)
 		preset, ok := presetOf(word)
 		for _, name := range preset.exact {
-			s.exact[name] = true
+			s.exact[name] = preset.piecewise
+		}
+		if preset.piecewiseHashed {
+			s.shared = append(s.shared, preset.hashed...)
 		}
 		s.hashed = append(s.hashed, preset.hashed...)
 		s.rules = append(s.rules, preset.rules...)
@@ -62,7 +66,7 @@ func (s Selector) Protects(chain string) bool {
 	if chain == "" || strings.HasSuffix(chain, "-CANARY") || isBuiltinName(chain) {
 		return false
 	}
-	if s.exact[chain] {
+	if _, ok := s.exact[chain]; ok {
 		return true
 	}
 	if slices.ContainsFunc(s.hashed, func(h hashedName) bool { return h.matches(chain) }) {
@@ -72,6 +76,13 @@ func (s Selector) Protects(chain string) bool {
 		ok, _ := path.Match(g, chain) // the pattern was checked by NewSelector
 		return ok
 	})
+}
+
+// Piecewise reports whether a preset's chain is shared by many, of which each
+// writes its own rules only: that it holds some says nothing of the others'. A
+// chain that a glob alone names is not told to be.
+func (s Selector) Piecewise(chain string) bool {
+	return s.exact[chain] || slices.ContainsFunc(s.shared, func(h hashedName) bool { return h.matches(chain) })
 }
 
 // Protection returns all that the selector protects.

@@ -135,3 +135,21 @@ func TestPresetsTakeTheirOwnersChainsFromANode(t *testing.T) {
 		t.Errorf("chains that are not protected (-want +got):\n%s", d)
 	}
 }
+
+// TestPiecewise: chains that many share, each of which writes its own rules only,
+// are told from those that somebody writes as a whole.
+func TestPiecewise(t *testing.T) {
+	s, err := rules.NewSelector([]string{"kube", "cni", "docker", "podman", "libvirt", "tailscale", "MY-*"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for chain, want := range map[string]bool{
+		"CNI-HOSTPORT-DNAT": true, "CNI-FORWARD": true, "CNI-DN-31c7af326e67a1a733e30": false, "CNI-31c7af326e67a1a733e30223": false,
+		"DOCKER": true, "DOCKER-USER": true, "NETAVARK-HOSTPORT-DNAT": true, "NETAVARK-1D8721804F16F": true, "NETAVARK-DN-1D8721804F16F": true,
+		"LIBVIRT_FWI": true, "KUBE-SERVICES": false, "KUBE-SEP-3DTMUHKBFODYJGNI": false, "ts-input": false, "MY-CHAIN": false,
+	} {
+		if got := s.Piecewise(chain); got != want {
+			t.Errorf("%s: %t, want %t", chain, got, want)
+		}
+	}
+}

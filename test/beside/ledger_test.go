@@ -70,6 +70,23 @@ func (c *chapter) partly(content []rules.Rule) bool {
 	})
 }
 
+// joins reports whether, of a chain that many share, all that stood was kept in
+// its order, and each rule beside it is one that an owner once wrote, none twice.
+func (c *chapter) joins(p place, old, now []rules.Rule) bool {
+	left, seen := old, map[string]bool{}
+	for _, r := range now {
+		once := slices.ContainsFunc(c.versions, func(v []rules.Rule) bool { return slices.ContainsFunc(v, r.Equal) })
+		if seen[r.Spec] || !once {
+			return false
+		}
+		seen[r.Spec] = true
+		if len(left) > 0 && r.Equal(left[0]) {
+			left = left[1:]
+		}
+	}
+	return p.chain == hostports && len(left) == 0
+}
+
 // A ledger watches who writes what, and finds what canaryd must never do.
 type ledger struct {
 	fake     *iptables.Fake
@@ -246,9 +263,10 @@ func (l *ledger) protected(p place, old, now []rules.Rule) {
 	newest := len(c.versions) - 1
 	replaced := l.replaced[place{p.family, p.table, ""}]
 	switch {
-	case now != nil && len(now) == 0, i < 0 && c.partly(now):
+	case now != nil && len(now) == 0, i < 0 && (c.partly(now) || c.joins(p, old, now)):
 		// A flush emptied it before it was captured, and that is all that was
-		// known of it; or some of its rules are refused while others write.
+		// known of it; or some of its rules are refused while others write; or a pod
+		// was added in between.
 		l.stale++
 		return
 	case i < 0:

@@ -69,7 +69,7 @@ func inBubble(t *testing.T, p path, m mutant, seed uint64) told {
 	d := daemon.New(daemon.Config{
 		Kernel: w, Hints: w.hints, Writers: &canary.Writers{},
 		Metrics: daemon.NewMetrics(registry, daemon.MetricsOptions{Families: rules.Families(), Sources: []string{"snapshot"}}),
-		Mode:    daemon.Heal, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Canary: canary.DefaultChain,
+		Mode:    daemon.Heal, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Piecewise: selector.Piecewise, Canary: canary.DefaultChain,
 		PollInterval: time.Second, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second, MaxStoredAge: 10 * time.Minute,
 		Uptime: func() time.Duration { return time.Hour },
 	})

@@ -234,17 +234,39 @@ func TestHostPortsOfTheRealPlugins(t *testing.T) {
 		// Its port goes to another pod, which must get it.
 		third := add(n, tools, "pod-third", 8081)
 		answers(n, "after the port went to another pod", 8081, third.name)
-		n.Within(nodetest.HealsIn, "the new pod to be learned", func() error {
-			if s := n.Status(); !s.CapturePendingSince.IsZero() || !s.Healthy {
-				return fmt.Errorf("pending since %v", s.CapturePendingSince)
-			}
-			return nil
-		})
-		time.Sleep(3 * time.Second) // what shrank is adopted after 2 s
+		learned := func() {
+			n.Helper()
+			time.Sleep(3 * time.Second) // what shrank is adopted after 2 s
+			n.Within(nodetest.HealsIn, "what the pods' owner wrote to be learned", func() error {
+				if s := n.Status(); !s.CapturePendingSince.IsZero() || !s.Healthy {
+					return fmt.Errorf("pending since %v", s.CapturePendingSince)
+				}
+				return nil
+			})
+		}
+		learned()
 		flush(n, true)
 		n.Healed(len(flushes) + 2)
 		answers(n, "at the end", 8080, first.name)
 		answers(n, "at the end", 8081, third.name)
+
+		// A pod that is added during an outage finds the chain of all host ports
+		// empty, and keeps no other pod out of it; one that goes then stays away.
+		for i, do := range []func(){func() { flush(n, false) }, func() { flush(n, true) }} {
+			n.Want(0, "pause", "--for=1m")
+			do()
+			late := add(n, tools, fmt.Sprintf("pod-late%d", i), 8090+i)
+			if i == 0 {
+				remove(n, tools, third)
+			}
+			n.Want(0, "resume")
+			n.Healed(len(flushes) + 3 + i)
+			answers(n, "after a pod was added during the outage", 8080, first.name)
+			answers(n, "after a pod was added during the outage", 8090, "pod-late0")
+			answers(n, "after a pod was added during the outage", 8090+i, late.name)
+			answers(n, "after a pod was removed during the outage", 8081, "")
+			learned()
+		}
 		p.Stop()
 	})
 }
