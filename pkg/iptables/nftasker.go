@@ -39,7 +39,7 @@ type question struct {
 // It may be used concurrently.
 type nftAsker struct {
 	mu       sync.Mutex // one datagram and its answers at a time
-	fd       int
+	fd       int        // -1: it could not be opened again
 	sequence uint32
 	out      []byte
 	in       [mostQuestions]mmsghdr
@@ -69,7 +69,12 @@ func (a *nftAsker) open() (err error) {
 	return nftError("opening a netlink socket", err)
 }
 
-func (a *nftAsker) close() error { return unix.Close(a.fd) }
+func (a *nftAsker) close() error {
+	if a.fd < 0 {
+		return nil
+	}
+	return unix.Close(a.fd)
+}
 
 // ask asks all questions and checks every answer. The error is the first
 // check's, or the kernel's errno for a question that it refuses.
@@ -79,6 +84,11 @@ func (a *nftAsker) ask(family rules.Family, all []question) error {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.fd < 0 {
+		if err := a.open(); err != nil {
+			return err
+		}
+	}
 	a.out = a.out[:0]
 	for i, q := range all {
 		a.write(family, q, a.sequence+uint32(i))

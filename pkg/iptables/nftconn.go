@@ -21,6 +21,9 @@ type nftConn struct {
 	mu     sync.Mutex // one request and its answers at a time
 	conn   *netlink.Conn
 	buffer []byte // of messageBuffer bytes
+	// torn: answers to earlier questions may still come. That an old one is "no
+	// such chain" must never be taken for news of another.
+	torn bool
 }
 
 // messageBuffer holds the largest datagram of a dump, which the kernel bounds
@@ -33,6 +36,20 @@ func dialNFT() (*nftConn, error) {
 		return nil, nftError("opening a netlink socket", err)
 	}
 	return &nftConn{conn: conn, buffer: make([]byte, messageBuffer)}, nil
+}
+
+// whole makes sure that no answers to earlier questions can come.
+func (c *nftConn) whole() error {
+	if !c.torn {
+		return nil
+	}
+	fresh, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: messageBuffer})
+	if err != nil {
+		return nftError("opening a netlink socket again", err)
+	}
+	old := c.conn
+	c.conn, c.torn = fresh, false
+	return old.Close()
 }
 
 func (c *nftConn) close() error { return c.conn.Close() }
@@ -97,6 +114,9 @@ func (c *nftConn) exists(message uint16, family rules.Family, attrs ...attr) (bo
 func (c *nftConn) each(message uint16, flags netlink.HeaderFlags, family uint8, attrs []byte, f func(netlink.Message) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if err := c.whole(); err != nil {
+		return err
+	}
 	sent, err := c.conn.Send(netlink.Message{
 		Header: netlink.Header{Type: nftType(message), Flags: netlink.Request | flags},
 		Data:   append([]byte{family, unix.NFNETLINK_V0, 0, 0}, attrs...),
@@ -105,17 +125,29 @@ func (c *nftConn) each(message uint16, flags netlink.HeaderFlags, family uint8, 
 		return err
 	}
 	for m, err := range c.conn.ReceiveIter() {
+		if err == nil && m.Header.Sequence != sent.Header.Sequence {
+			err = fmt.Errorf("netlink answered request %d, not %d", m.Header.Sequence, sent.Header.Sequence)
+		}
+		if err == nil {
+			err = f(m)
+		}
 		if err != nil {
-			return err
-		}
-		if m.Header.Sequence != sent.Header.Sequence {
-			return fmt.Errorf("netlink answered request %d, not %d", m.Header.Sequence, sent.Header.Sequence)
-		}
-		if err := f(m); err != nil {
+			c.torn = !refusal(err)
 			return err
 		}
 	}
 	return nil
+}
+
+// refusal reports whether the error is the kernel's answer to a question, and not
+// that there was none. The library wraps what a system call returned.
+func refusal(err error) bool {
+	var op *netlink.OpError
+	if !errors.As(err, &op) {
+		return false
+	}
+	_, answer := op.Err.(syscall.Errno)
+	return answer
 }
 
 // nftError says what failed, and whether it was for want of privileges or of

@@ -115,6 +115,9 @@ func (c *nftConn) dump(ask, want uint16, family rules.Family, attrs []byte, f fu
 func (c *nftConn) dumpPieces(ask, want uint16, family rules.Family, attrs []byte, piece func(), f func(data []byte) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if err := c.whole(); err != nil {
+		return err
+	}
 	sent, err := c.conn.Send(netlink.Message{
 		Header: netlink.Header{Type: nftType(ask), Flags: netlink.Request | netlink.Dump},
 		Data:   append([]byte{nfproto(family), unix.NFNETLINK_V0, 0, 0}, attrs...),
@@ -130,8 +133,8 @@ func (c *nftConn) dumpPieces(ask, want uint16, family rules.Family, attrs []byte
 			err = d.datagram(datagram)
 		}
 		if err != nil {
-			// The rest of this dump would be taken for the next one's.
-			return errors.Join(err, c.redial())
+			c.torn = true // the rest of this dump would be taken for the next one's
+			return err
 		}
 	}
 	return d.result()
@@ -168,17 +171,6 @@ func receive(conn *netlink.Conn, buffer []byte, wait bool) ([]byte, error) {
 			return buffer[:n], nil
 		}
 	}
-}
-
-// redial replaces the connection by a fresh one.
-func (c *nftConn) redial() error {
-	fresh, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: messageBuffer})
-	if err != nil {
-		return nftError("opening a netlink socket again", err)
-	}
-	old := c.conn
-	c.conn = fresh
-	return old.Close()
 }
 
 // A dumper takes the datagrams of one dump apart.

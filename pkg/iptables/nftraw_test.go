@@ -218,7 +218,8 @@ func TestRawDump(t *testing.T) {
 		if err := conn.eachRaw(rules.IPv4, place, func(rawMessage) error { return stop }); !errors.Is(err, stop) {
 			t.Errorf("got %v, want %v", err, stop)
 		}
-		if err := conn.redial(); err != nil {
+		conn.torn = true
+		if err := conn.whole(); err != nil {
 			t.Error(err)
 		}
 		if got := handles(t, conn, rules.IPv4, place); len(got) != 2 {
