@@ -48,7 +48,7 @@ func commands() []command {
 		{"check", "look once: exit 0 intact, 1 loss, 2 unknown", aboutCheck, lookFlags(), runCheck},
 		{"restore", "replay the generation now: exit 0 proved, 1 not proved", aboutRestore, append(lookFlags(), "generation"), runRestore},
 		{"render", "print the generation as iptables-restore input", aboutRender, renderFlags(), runRender},
-		{"status", "what the running daemon knows: exit 0 healthy, 1 not, 2 no daemon", aboutStatus, []string{"socket", "output"}, runStatus},
+		{"status", "what the running daemon knows: exit 0 healthy, 1 not, 2 no daemon", aboutStatus, []string{"flush", "socket", "output"}, runStatus},
 		{"pause", "hold replays for a while; still detects and counts", aboutPause, []string{"for", "socket"}, runPause},
 		{"resume", "end a pause; what is lost is replayed at once", aboutResume, []string{"socket"}, runResume},
 		{"detect", "which backend is in use, and the evidence for it", aboutDetect, detectFlags(), runDetect},
@@ -91,7 +91,9 @@ stored. Exit code: 0 proved to be in force, 1 not proved, 2 trouble.
 holds now; with --source=manifest what the generator makes of --manifest, which needs no kernel.
 It loads into empty tables: canaryd render | iptables-restore.
 `
-	aboutStatus = `Exit code: 0 healthy, 1 not healthy, 2 no daemon or trouble.
+	aboutStatus = `Lists the last flushes, those seen by earlier runs too. With --flush it tells one in full: who wrote
+meanwhile, with command lines, and the rules that were lost, as a diff of what iptables-save prints.
+Exit code: 0 healthy, 1 not healthy, 2 no daemon or trouble; with --flush 0, 1 no such flush, 2.
 `
 	aboutPause = `For planned work on the rules. The daemon detects and counts as before and is not ready; when
 the time is over it replays what is still lost. A second pause takes the place of the first. A

@@ -206,6 +206,7 @@ func TestStatusTable(t *testing.T) {
 			s.Stored = []daemon.StoredGeneration{
 				{ID: "0123456789ab", Saved: time.Now()}, {ID: "ba9876543210", Saved: time.Now().Add(-2 * time.Hour)}, {ID: "ffffffffffff", Saved: time.Now().Add(-72 * time.Hour)},
 			}
+			s.JournalError = "keeping the journal: write /var/lib/canaryd/journal.jsonl: no space left on device"
 			s.Paused, s.PausedUntil, s.Contended = true, time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), true
 		},
 		"status-quarantine": func(s *daemon.Status) {

@@ -78,7 +78,8 @@ CANARYD_FLAGS, the flags of the daemon under systemd.
 The control socket, for root and the user that the daemon runs as.
 .TP
 .I /var/lib/canaryd
-The stored generations.
+The stored generations, and journal.jsonl with the flushes that were seen, a line of JSON for each; an older part of it is
+journal.1.jsonl.
 .TP
 .I /run/xtables.lock
 The lock that is shared by whoever writes iptables rules.

@@ -219,6 +219,9 @@ func (b bench) generation(ctx context.Context, to streams) (rules.Generation, er
 
 // runStatus asks the daemon what it knows.
 func runStatus(ctx context.Context, o *options, to streams) (int, error) {
+	if o.flush != "" {
+		return runFlush(ctx, o, to)
+	}
 	status, err := o.client().Status(ctx)
 	if err != nil {
 		return exitError, err

@@ -32,6 +32,7 @@ type options struct {
 	generator                        generator
 	rules                            bool
 	pause                            time.Duration
+	flush                            string // its number or ID
 	word                             string // behind the command, of its words
 
 	selector rules.Selector // of protect
@@ -81,6 +82,7 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.StringVar(&o.socket, "socket", "/run/canaryd/canaryd.sock", "the control socket")
 	all.StringVar(&o.metricsAddress, "metrics-bind-address", "127.0.0.1:9475", "HTTP address; empty: none")
 	all.StringVarP(&o.output, "output", "o", "table", "table or json")
+	all.StringVar(&o.flush, "flush", "", "tell all of one flush: its `number` in the list, 1 is the newest, or its ID")
 	all.StringVar(&o.generation, "generation", "", "`ID` of a stored generation; default what ought to be in force")
 	all.BoolVar(&o.rules, "rules", false, "remove the protected chains and their hooks as well")
 

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -122,6 +123,11 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 			return err
 		}
 	}
+	if s.JournalError != "" {
+		if _, err := fmt.Fprintf(w, "flush records are NOT on disk: %s\n", s.JournalError); err != nil {
+			return err
+		}
+	}
 	for _, f := range rules.Families() {
 		if why, ok := s.DisabledFamilies[f]; ok {
 			if _, err := fmt.Fprintf(w, "%s is not watched: %s\n", f, plain(oneLine(why))); err != nil {
@@ -143,14 +149,14 @@ func printFlushes(w io.Writer, flushes []daemon.Flush) error {
 		_, err := fmt.Fprintln(w, "\nno flush was seen")
 		return err
 	}
-	rows := [][]string{{"FLUSH", "KIND", "TABLES", "LOST", "BY", "ABSENT", "OUTCOME"}}
+	rows := [][]string{{"FLUSH", "WHEN", "KIND", "TABLES", "LOST", "BY", "ABSENT", "OUTCOME"}}
 	for i, f := range flushes {
 		if i == shownFlushes {
 			break
 		}
 		rows = append(rows, []string{
-			ago(f.Time), string(f.Kind), scope(f),
-			fmt.Sprintf("%d rules, %d chains, %d hooks", f.Lost.Rules, f.Lost.Chains, f.Lost.Hooks),
+			strconv.Itoa(i + 1), ago(f.Time), string(f.Kind), scope(f),
+			lostText(f.Lost.Rules, f.Lost.Chains, f.Lost.Hooks),
 			by(f.Culprit), fmt.Sprintf("%.3fs", f.AbsentSeconds), string(f.Outcome),
 		})
 	}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/journal"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/conntrack"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -100,7 +101,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		Mode: daemon.Mode(o.mode), Source: strings.Join(o.sourceNames(), "+"),
 		Protects: o.learns, Names: o.names, Piecewise: o.selector.Piecewise, Declared: files.declaration(), Declarations: files.changes, Canary: o.canaryChain,
 		PollInterval: o.poll, Settle: o.settle, HookGrace: o.hookGrace, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime, Tidy: giveBack,
-		Store: store, Flows: conntrack.Kernel{}, Disabled: disabled, Sets: iptables.NewSets(), CPU: daemon.CPUTime,
+		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Disabled: disabled, Sets: iptables.NewSets(), CPU: daemon.CPUTime,
 	})
 	control, err := daemon.ListenControl(ctx, o.socket)
 	if err != nil {

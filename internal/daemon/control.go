@@ -22,6 +22,7 @@ import (
 //	POST /v1/pause       PauseRequest -> PauseReply
 //	POST /v1/resume      {} -> PauseReply
 //	POST /v1/cleanup     CleanupRequest -> {}
+//	GET  /v1/flush       ?name=ID|NUMBER -> FlushReply
 //	GET  /v1/generation  ?id=ID&family=ipv4|ipv6 -> iptables-restore input
 //
 // An answer other than 200 is a failure: {"error": "one line"}.
@@ -68,6 +69,11 @@ type Renderer interface {
 	Render(context.Context, RenderRequest) (string, error)
 }
 
+// A Historian tells of one flush what may not leave through TCP.
+type Historian interface {
+	Flush(context.Context, FlushRequest) (FlushReply, error)
+}
+
 // A Controller is what stands behind the control socket. Its methods may be
 // called by many goroutines; their contexts end when the client goes away or
 // the daemon stops.
@@ -76,6 +82,7 @@ type Controller interface {
 	Changer
 	Pauser
 	Renderer
+	Historian
 }
 
 // A RestoreRequest asks for a replay.
@@ -132,7 +139,10 @@ type failure struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-const reasonNoGeneration = "no_generation"
+const (
+	reasonNoGeneration = "no_generation"
+	reasonNoFlush      = "no_flush"
+)
 
 // NewControlHandler returns the control protocol for c, to be served by
 // ServeControl and never over TCP.
@@ -152,6 +162,14 @@ func NewControlHandler(c Controller) http.Handler {
 	mux.HandleFunc("POST /v1/resume", handle(func(ctx context.Context, _ struct{}) (PauseReply, error) {
 		return c.Resume(ctx)
 	}))
+	mux.HandleFunc("GET /v1/flush", func(w http.ResponseWriter, r *http.Request) {
+		reply, err := c.Flush(r.Context(), FlushRequest{Name: r.URL.Query().Get("name")})
+		if err != nil {
+			writeFailure(w, err)
+			return
+		}
+		writeJSON(w, http.StatusOK, reply)
+	})
 	mux.HandleFunc("GET /v1/generation", func(w http.ResponseWriter, r *http.Request) {
 		request, err := renderRequest(r)
 		if err != nil {
@@ -218,6 +236,10 @@ func renderRequest(r *http.Request) (RenderRequest, error) {
 func writeFailure(w http.ResponseWriter, err error) {
 	if errors.Is(err, ErrNoGeneration) {
 		writeJSON(w, http.StatusNotFound, failure{Error: err.Error(), Reason: reasonNoGeneration})
+		return
+	}
+	if errors.Is(err, ErrNoFlush) {
+		writeJSON(w, http.StatusNotFound, failure{Error: err.Error(), Reason: reasonNoFlush})
 		return
 	}
 	writeJSON(w, http.StatusInternalServerError, failure{Error: err.Error()})

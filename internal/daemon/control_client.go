@@ -31,9 +31,10 @@ type RefusedError struct {
 
 func (e *RefusedError) Error() string { return e.Message }
 
-// Is makes errors.Is(err, ErrNoGeneration) true on both sides of the socket.
+// Is makes errors.Is(err, ErrNoGeneration) and ErrNoFlush true on both sides of
+// the socket.
 func (e *RefusedError) Is(target error) bool {
-	return target == ErrNoGeneration && e.reason == reasonNoGeneration
+	return target == ErrNoGeneration && e.reason == reasonNoGeneration || target == ErrNoFlush && e.reason == reasonNoFlush
 }
 
 // A Client asks a running daemon through its control socket. Each call is one
@@ -73,6 +74,11 @@ func (c Client) Pause(ctx context.Context, r PauseRequest) (PauseReply, error) {
 // Resume lets the daemon end a pause.
 func (c Client) Resume(ctx context.Context) (PauseReply, error) {
 	return call[PauseReply](ctx, c, http.MethodPost, "/v1/resume", struct{}{})
+}
+
+// Flush returns all that the daemon knows of one flush.
+func (c Client) Flush(ctx context.Context, r FlushRequest) (FlushReply, error) {
+	return call[FlushReply](ctx, c, http.MethodGet, "/v1/flush?"+url.Values{"name": {r.Name}}.Encode(), nil)
 }
 
 // Render returns a generation as iptables-restore input.

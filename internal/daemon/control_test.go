@@ -58,6 +58,11 @@ func (f *fakeController) Pause(ctx context.Context, r PauseRequest) (PauseReply,
 	return PauseReply{WasPaused: true, Until: time.Unix(int64(r.Seconds), 0).UTC()}, f.note(ctx, "pause %g", r.Seconds)
 }
 
+func (f *fakeController) Flush(ctx context.Context, r FlushRequest) (FlushReply, error) {
+	diff := TableDiff{Family: rules.IPv4, Table: rules.Nat, Lines: []string{"--A KUBE-SERVICES -j SECRET"}, More: 7}
+	return FlushReply{Flush: sampleStatus().Flushes[0], Diff: []TableDiff{diff}}, f.note(ctx, "flush %q", r.Name)
+}
+
 func (f *fakeController) Resume(ctx context.Context) (PauseReply, error) {
 	return PauseReply{WasPaused: true}, f.note(ctx, "resume")
 }
@@ -122,7 +127,14 @@ func TestControl(t *testing.T) {
 			t.Errorf("got %q, %v", text, err)
 		}
 	}
-	want := []string{"look", `restore "g1"`, "cleanup true", "pause 90.5", "resume", `render "" 0`, `render "a&b" 6`}
+	for _, name := range []string{"1", "a&b"} {
+		want, _ := new(fakeController).Flush(ctx, FlushRequest{})
+		got, err := client.Flush(ctx, FlushRequest{Name: name})
+		if diff := cmp.Diff(want, got); err != nil || diff != "" {
+			t.Errorf("%v; one flush, in full (-want +got):\n%s", err, diff)
+		}
+	}
+	want := []string{"look", `restore "g1"`, "cleanup true", "pause 90.5", "resume", `render "" 0`, `render "a&b" 6`, `flush "1"`, `flush "a&b"`}
 	if diff := cmp.Diff(want, f.asked); diff != "" {
 		t.Errorf("the controller was asked (-want +got):\n%s", diff)
 	}
@@ -139,6 +151,10 @@ func TestControlFailures(t *testing.T) {
 	f.do = func(context.Context) error { return fmt.Errorf("%w: g9", ErrNoGeneration) }
 	if _, err := client.Restore(t.Context(), RestoreRequest{}); !errors.Is(err, ErrNoGeneration) {
 		t.Errorf("got %v, want %v", err, ErrNoGeneration)
+	}
+	f.do = func(context.Context) error { return fmt.Errorf("%w: 7", ErrNoFlush) }
+	if _, err := client.Flush(t.Context(), FlushRequest{Name: "7"}); !errors.Is(err, ErrNoFlush) || errors.Is(err, ErrNoGeneration) {
+		t.Errorf("got %v, want %v", err, ErrNoFlush)
 	}
 	if _, err := client.do(t.Context(), "GET", "/v9/status", nil); !errors.As(err, &refused) || refused.Code != 404 || errors.Is(err, ErrNoGeneration) {
 		t.Errorf("an unknown path: got %v", err)

@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/journal"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -80,6 +81,7 @@ type Config struct {
 	CPU func() time.Duration
 
 	Store    *reload.Store           // nil: nothing is kept
+	Journal  *journal.Journal        // nil: flush records are kept in memory only
 	Flows    Tracker                 // nil: flows are left alone
 	Sets     Sets                    // nil: what rules lean on beside chains is nobody's care
 	Disabled map[rules.Family]string // families that are not there, with the reason
@@ -95,6 +97,8 @@ type Daemon struct {
 	made     time.Time    // when it was made; what is counted from it no clock that is set can move
 	turned   atomic.Int64 // when the loop last turned, in nanoseconds since made
 	edition  int          // of the generation that status describes
+	// journalError is why the last flush record is not on disk, "" if it is.
+	journalError atomic.Pointer[string]
 }
 
 // A request is something that the control socket asks of the loop.
@@ -141,7 +145,14 @@ func (d *Daemon) Run(ctx context.Context) error {
 		st.declare(*d.cfg.Declared, time.Now())
 	}
 	d.recall(ctx, st)
+	d.recallFlushes(ctx, st)
 	d.cfg.Metrics.SetBackend(d.cfg.Kernel.Info())
+	var keeping sync.WaitGroup
+	if d.cfg.Journal != nil {
+		keeping.Go(func() { d.runJournal(ctx) })
+		defer keeping.Wait()
+		defer d.cfg.Journal.Close()
+	}
 	worker := newWorker(d.beat)
 	defer worker.stop()
 	found := make(chan iptables.Evidence)

@@ -179,8 +179,9 @@ func (d *Daemon) thaw(ctx context.Context, st *state) {
 	absent := now.Sub(st.frozenSince)
 	d.cfg.Metrics.ObserveRecovery(absent)
 	for i := range st.journal {
-		if r := &st.journal[i]; r.Outcome == reload.Skipped && r.AbsentSeconds == 0 {
+		if r := &st.journal[i]; r.Outcome == reload.Skipped && r.AbsentSeconds == 0 && !r.Earlier {
 			r.AbsentSeconds = now.Sub(r.Time).Seconds()
+			d.write(ctx, *r, nil)
 		}
 	}
 	st.frozenSince = time.Time{}

@@ -280,6 +280,7 @@ func (d *Daemon) retry(ctx context.Context, st *state, err error) {
 	if err != nil {
 		l.record.Detail = err.Error()
 	}
+	d.keepOpen(ctx, l)
 	d.logRetry(ctx, st, err)
 }
 
@@ -308,7 +309,7 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 	absent := provedAt(result).Sub(l.record.Time)
 	l.record.AbsentSeconds = absent.Seconds()
 	d.cfg.Metrics.ObserveRecovery(absent)
-	d.journal(st, l.record)
+	d.journal(ctx, st, l)
 	d.logRecovery(ctx, st, l, result)
 }
 

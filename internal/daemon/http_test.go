@@ -101,7 +101,7 @@ func TestHTTPIsReadOnly(t *testing.T) {
 			}
 		}
 	}
-	for _, path := range []string{"/v1/restore", "/v1/status", "/other"} {
+	for _, path := range []string{"/v1/restore", "/v1/status", "/v1/flush?name=1", "/api/v1/flush?name=1", "/other"} {
 		if w := ask(h, "GET", path); w.Code != http.StatusNotFound {
 			t.Errorf("GET %s: %d", path, w.Code)
 		}

@@ -293,7 +293,7 @@ func (d *Daemon) lost(st *state, f rules.Family, digest uint64) {
 	st.loss = &loss{
 		record: Flush{ID: fmt.Sprintf("%x", st.evidence.UnixMicro()), Time: st.evidence, Outcome: Pending},
 		hit:    map[rules.Family]Verdicts{}, noticed: now, tryAt: now,
-		intact: st.families[f].intact, digest: digest,
+		intact: st.families[f].intact, digest: digest, room: diffRoom(),
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
+	"github.com/canaryd/canaryd/internal/journal"
 	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -40,6 +41,8 @@ type setup struct {
 	mode  Mode
 	deaf  bool // no hint is ever given; only the poll looks
 	store *reload.Store
+	// journal is the folder of the flush records; "" is none.
+	journal string
 	// declared is what a manifest declares at the start; nil is no manifest.
 	declared rules.Generation
 	// kernel stands between the daemon and the Fake; nil is nothing.
@@ -114,6 +117,9 @@ func run(t *testing.T, fake *iptables.Fake, s setup) *rig {
 		Mode: s.mode, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Piecewise: selector.Piecewise, Canary: canary.DefaultChain, Sets: fake.Sets(),
 		PollInterval: time.Second, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second,
 		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, Tidy: s.tidy, Flows: s.flows,
+	}
+	if s.journal != "" {
+		cfg.Journal = journal.New(s.journal)
 	}
 	if s.kernel != nil {
 		cfg.Kernel = s.kernel

@@ -44,7 +44,7 @@ type Metrics struct {
 	flushes, replays, restoreFailures *prometheus.CounterVec
 	probes, sourceErrors              *prometheus.CounterVec
 	flowsEnded, sweepErrors           *prometheus.CounterVec
-	flushEvents                       prometheus.Counter
+	flushEvents, journalErrors        prometheus.Counter
 
 	canaryPresent, hooksMissing  *prometheus.GaugeVec
 	generationRules, quarantined *prometheus.GaugeVec
@@ -81,6 +81,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		probes:          b.counters("probes_total", "Probes by what they showed.", "family", "result"),
 		sourceErrors:    b.counters("source_errors_total", "Errors of a source of generations; the last good generation stays in force.", "source"),
 		flowsEnded:      b.counters("conntrack_deleted_total", "Flows deleted from conntrack because they began while the rules were missing and were not translated.", "family", "protocol"),
+		journalErrors:   b.counter("journal_errors_total", "Flush records that could not be written to disk, counted with each try."),
 		sweepErrors:     b.counters("conntrack_errors_total", "Searches for such flows that failed or found more than they may delete.", "family"),
 
 		canaryPresent:   b.gauges("canary_present", "Whether the canary stood with its nonce at the last probe.", "family", "table"),
@@ -221,6 +222,9 @@ func (m *Metrics) ObserveSweep(family rules.Family, deleted conntrack.Deleted, f
 		m.sweepErrors.WithLabelValues(family.String()).Inc()
 	}
 }
+
+// ObserveJournalError counts flush records that are not on disk.
+func (m *Metrics) ObserveJournalError() { m.journalErrors.Inc() }
 
 // SetGeneration says what ought to be in force and since when; tables not
 // named hold no rules of it.

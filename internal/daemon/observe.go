@@ -54,7 +54,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 	if l.told {
 		st.frozenSince = earliest(st.frozenSince, l.record.Time)
 		l.record.Outcome = reload.Skipped
-		d.journal(st, l.record)
+		d.journal(ctx, st, l)
 	}
 }
 

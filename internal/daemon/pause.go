@@ -122,6 +122,7 @@ func (d *Daemon) hold(ctx context.Context, st *state) {
 		st.lookAt = earliest(st.lookAt, time.Now().Add(d.cfg.PollInterval))
 		return
 	}
+	d.keepOpen(ctx, st.loss)
 	st.loss.tryAt = st.pausedUntil
 }
 

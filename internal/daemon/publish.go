@@ -50,6 +50,9 @@ func (d *Daemon) publish(st *state) {
 		}
 	}
 	s.CapturePendingSince = pendingSince(st)
+	if trouble := d.journalError.Load(); trouble != nil {
+		s.JournalError = *trouble
+	}
 	s.Healthy = s.Ready() == nil
 	d.cfg.Metrics.SetStatus(s)
 	d.status.Store(&s)

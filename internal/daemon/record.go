@@ -49,6 +49,8 @@ func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.Family]map
 				verdicts[f][t] = h.verdict
 			}
 			l.record.add(f, t, h)
+			l.diff = append(l.diff, diffOf(f, t, h.lost, &l.room))
+			l.unkept = l.diff
 		}
 	}
 	if len(fresh) == 0 {

@@ -80,17 +80,6 @@ func (l *TableLoss) list(n int) {
 	}
 }
 
-// journal keeps a finished record, newest first.
-func (d *Daemon) journal(st *state, record Flush) {
-	st.journal = slices.Insert(st.journal, 0, record)
-	if len(st.journal) > journalKept {
-		st.journal = st.journal[:journalKept]
-	}
-	if len(st.journal) > recordsListed {
-		st.journal[recordsListed].unlist()
-	}
-}
-
 // unlist leaves the tables' counts of a record. Who was handed the record before
 // keeps what it has.
 func (r *Flush) unlist() {

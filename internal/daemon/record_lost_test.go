@@ -87,11 +87,11 @@ func TestRecordIsBounded(t *testing.T) {
 // TestOldRecordsHoldLess: what was published keeps its lists, and the journal has
 // those of the newest records only.
 func TestOldRecordsHoldLess(t *testing.T) {
-	st, d := &state{}, &Daemon{}
+	st := &state{}
 	first := Flush{ID: "0"}
 	first.add(rules.IPv4, rules.Nat, hit{verdict: canary.Emptied, lost: lostChains(t, 3)})
 	for range journalKept + 1 {
-		d.journal(st, first)
+		st.remember(first)
 	}
 	if len(st.journal) != journalKept {
 		t.Errorf("%d records, want %d", len(st.journal), journalKept)

@@ -116,6 +116,10 @@ type loss struct {
 	tryAt    time.Time
 	wait     time.Duration
 
+	diff   []TableDiff // of the tables that were hit
+	room   room        // how much more it may hold
+	unkept []TableDiff // diff, while the journal does not have it
+
 	complaint  string // what the log said last of why it lasts
 	complained time.Time
 }

@@ -60,6 +60,8 @@ type Status struct {
 	CapturePendingSince time.Time `json:"capturePendingSince,omitzero"`
 	// Quarantined are rules that could not be put back; the first hundred.
 	Quarantined []Quarantined `json:"quarantined,omitempty"`
+	// JournalError is why flush records are not on disk; empty if they are.
+	JournalError string `json:"journalError,omitempty"`
 	// Flushes are the last flush records, newest first.
 	Flushes []Flush `json:"flushes"`
 }
@@ -118,6 +120,9 @@ type Flush struct {
 	Policies []string `json:"policies,omitempty"`
 	// Detail explains the outcome to people. It may quote rules.
 	Detail string `json:"detail,omitempty"`
+	// Earlier: an earlier run of canaryd saw it, perhaps of another boot; it is in
+	// no metric.
+	Earlier bool `json:"earlier,omitempty"`
 }
 
 // A Culprit is a process that wrote to the tables.
@@ -172,6 +177,10 @@ type Outcome = reload.Outcome
 // Pending is the outcome of a flush that is not answered yet; it is in no
 // metric.
 const Pending Outcome = "pending"
+
+// Interrupted is the outcome of a flush of an earlier run, which ended before
+// the flush was answered. What the next run found lost is a flush of its own.
+const Interrupted Outcome = "interrupted"
 
 // MarshalJSON writes no null where the contract has a list or an object.
 func (s Status) MarshalJSON() ([]byte, error) {

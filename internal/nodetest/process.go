@@ -188,8 +188,16 @@ func (n *Node) OneLine(stderr string) {
 	}
 }
 
-// Status asks the running daemon.
+// Status asks the running daemon, and leaves out the flushes of earlier ones.
 func (n *Node) Status() scenario.Status {
+	n.Helper()
+	s := n.WholeStatus()
+	s.Flushes = slices.DeleteFunc(s.Flushes, func(r scenario.Record) bool { return r.Earlier })
+	return s
+}
+
+// WholeStatus asks the running daemon.
+func (n *Node) WholeStatus() scenario.Status {
 	n.Helper()
 	code, stdout, stderr := n.Canaryd("status", "-o", "json")
 	var s scenario.Status

@@ -32,6 +32,8 @@ const (
 // A Record is a flush record as status -o json has it. It is spelled out here
 // and not taken from the daemon because it is a contract with other programs.
 type Record struct {
+	ID       string            `json:"id"`
+	Earlier  bool              `json:"earlier"` // of an earlier run
 	Time     time.Time         `json:"time"`
 	Kind     string            `json:"kind"`
 	Families []rules.Family    `json:"families"`

@@ -134,7 +134,7 @@ func TestDiskFails(t *testing.T) {
 		fill()
 		healed("full", 1)
 		n.Within(nodetest.HealsIn, "the log", func() error {
-			if !strings.Contains(d.Log(), "is not on disk") {
+			if !strings.Contains(d.Log(), "The generation is not on disk") || !strings.Contains(d.Log(), "A flush record is not on disk") {
 				return fmt.Errorf("it does not say that nothing is kept")
 			}
 			return nil
@@ -149,6 +149,16 @@ func TestDiskFails(t *testing.T) {
 		next.WantLog("Took up the stored generation")
 		if got := n.Status().Flushes; len(got) != 0 {
 			n.Errorf("after the disk came back and a restart: %+v", got)
+		}
+		// The journal tries again by itself, and with the next flush.
+		kept := n.WholeStatus().Flushes
+		if len(kept) < 3 {
+			n.Errorf("%d flush records are on disk, want those of 3 flushes: %+v", len(kept), kept)
+		}
+		for _, record := range kept {
+			if told, _ := n.Want(0, "status", "--flush", record.ID); !strings.Contains(told, "\n--A ") {
+				n.Errorf("the journal does not say what flush %s took:\n%s", record.ID, told)
+			}
 		}
 		n.Same("protected rules in the end", protected, n.Protected())
 		next.Stop()

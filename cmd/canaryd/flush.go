@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/canaryd/canaryd/internal/daemon"
+)
+
+// runFlush asks the daemon for one flush.
+func runFlush(ctx context.Context, o *options, to streams) (int, error) {
+	reply, err := o.client().Flush(ctx, daemon.FlushRequest{Name: o.flush})
+	switch {
+	case errors.Is(err, daemon.ErrNoFlush):
+		return exitNo, err
+	case err != nil:
+		return exitError, err
+	}
+	if o.output == "json" {
+		err = printJSON(to.out, reply)
+	} else {
+		_, err = io.WriteString(to.out, flushText(reply))
+	}
+	if err != nil {
+		return exitError, err
+	}
+	return exitOK, nil
+}
+
+// flushText is one flush for people: what and when, who, how much, and last the
+// rules, as a diff.
+func flushText(r daemon.FlushReply) string {
+	var b strings.Builder
+	f := r.Flush
+	fmt.Fprintf(&b, "flush %s at %s, %s\n", f.ID, f.Time.UTC().Format("2006-01-02 15:04:05.000 MST"), ago(f.Time))
+	absent := "not known to be back"
+	if f.AbsentSeconds > 0 {
+		absent = "absent for " + span(f.AbsentSeconds)
+	}
+	fmt.Fprintf(&b, "%s, %s: noticed after %s, %s, %s\n", f.Kind, f.Outcome, span(f.NoticedSeconds), absent, count(f.Attempts, "replay"))
+	if f.Earlier {
+		b.WriteString("seen by an earlier run of canaryd\n")
+	}
+	if f.Detail != "" {
+		fmt.Fprintf(&b, "%s\n", printable(f.Detail))
+	}
+	fmt.Fprintf(&b, "\nby %s\n", byFully(f.Culprit))
+	if len(f.Writers) > 0 {
+		b.WriteString("all who wrote between the last look at which everything stood and the first that showed the loss:\n")
+		rows := [][]string{{"TIME", "PID", "COMM", "COMMAND"}}
+		for _, w := range f.Writers {
+			rows = append(rows, []string{
+				w.Time.UTC().Format("15:04:05.000000"), strconv.Itoa(int(w.PID)), known(w.Comm), known(w.Command),
+			})
+		}
+		_ = printTable(&b, rows) // a Builder takes everything
+	}
+
+	fmt.Fprintf(&b, "\nlost %s\n", lostText(f.Lost.Rules, f.Lost.Chains, f.Lost.Hooks))
+	rows := [][]string{{"FAMILY", "TABLE", "KIND", "CHAIN", "RULES"}}
+	for _, t := range f.Lost.Tables {
+		rows = append(rows, []string{t.Family.String(), string(t.Table), string(t.Kind), fmt.Sprintf("%s, %s", count(t.Chains, "chain"), count(t.Hooks, "hook")), strconv.Itoa(t.Rules)})
+		left := t.Rules
+		for _, c := range t.PerChain {
+			left -= c.Rules
+			rows = append(rows, []string{"", "", "", printable(c.Chain), strconv.Itoa(c.Rules)})
+		}
+		if t.More > 0 {
+			rows = append(rows, []string{"", "", "", fmt.Sprintf("%d more", t.More), strconv.Itoa(left)})
+		}
+	}
+	if len(rows) > 1 {
+		_ = printTable(&b, rows)
+	}
+	for _, p := range f.Policies {
+		fmt.Fprintf(&b, "another policy, which canaryd leaves: %s\n", printable(p))
+	}
+	if r.NoDiff != "" {
+		fmt.Fprintf(&b, "\nthe rules cannot be shown: %s\n", r.NoDiff)
+	}
+	for _, d := range r.Diff {
+		fmt.Fprintf(&b, "\n@@ %s %s @@\n", d.Family, d.Table)
+		for _, line := range d.Lines {
+			fmt.Fprintf(&b, "%s\n", printable(line))
+		}
+		if d.More > 0 {
+			fmt.Fprintf(&b, "@@ %s not kept @@\n", count(d.More, "more line"))
+		}
+	}
+	return b.String()
+}
+
+// byFully names a process with its command line.
+func byFully(c daemon.Culprit) string {
+	if c.Command == "" {
+		return by(c)
+	}
+	return by(c) + ": " + printable(c.Command)
+}
+
+func known(text string) string {
+	if text == "" {
+		return "?" // it ended before it could be looked up
+	}
+	return printable(text)
+}
+
+func lostText(rules, chains, hooks int) string {
+	return fmt.Sprintf("%s, %s, %s", count(rules, "rule"), count(chains, "chain"), count(hooks, "hook"))
+}
+
+// count returns "1 rule" and "2 rules".
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return strconv.Itoa(n) + " " + what + "s"
+}
+
+// span returns a time in the record as people read it.
+func span(seconds float64) string {
+	d := time.Duration(seconds * float64(time.Second))
+	if d >= time.Second {
+		return d.Round(time.Millisecond).String()
+	}
+	return d.Round(10 * time.Microsecond).String()
+}
+
+// printable escapes what would do something to a terminal: comments of rules hold
+// whatever their writer put there.
+func printable(text string) string {
+	var b strings.Builder
+	for len(text) > 0 {
+		r, size := utf8.DecodeRuneInString(text)
+		if r == utf8.RuneError && size == 1 || !strconv.IsPrint(r) {
+			for _, c := range []byte(text[:size]) {
+				fmt.Fprintf(&b, `\x%02x`, c)
+			}
+		} else {
+			b.WriteString(text[:size])
+		}
+		text = text[size:]
+	}
+	return b.String()
+}

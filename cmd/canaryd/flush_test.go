@@ -1,0 +1,152 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A historian is a daemon that knows one flush, by number and by ID.
+type historian struct {
+	daemon.Controller
+	reply daemon.FlushReply
+	err   error // in the place of an answer
+}
+
+func (h historian) Flush(_ context.Context, r daemon.FlushRequest) (daemon.FlushReply, error) {
+	if r.Name != "1" && r.Name != h.reply.Flush.ID {
+		return daemon.FlushReply{}, fmt.Errorf("%w: %q; there is 1", daemon.ErrNoFlush, r.Name)
+	}
+	return h.reply, h.err
+}
+
+// serveControl serves c until the test ends, and returns the socket.
+func serveControl(t *testing.T, c daemon.Controller) string {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "s")
+	ctx, cancel := context.WithCancel(context.Background())
+	l, err := daemon.ListenControl(ctx, socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- daemon.ServeControl(ctx, l, daemon.NewControlHandler(c)) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	return socket
+}
+
+// oneFlush returns all that is known of a flush.
+func oneFlush() daemon.FlushReply {
+	at := time.Date(2026, 3, 4, 5, 6, 7, 89_000_000, time.UTC)
+	culprit := daemon.Culprit{Time: at.Add(time.Millisecond), PID: 4711, Comm: "iptables", Command: "iptables -t nat -F"}
+	return daemon.FlushReply{
+		Flush: daemon.Flush{
+			ID: "660c8b90ccb7b", Time: at, Kind: canary.TableDeleted, Families: []rules.Family{rules.IPv4}, Tables: []rules.TableName{rules.Nat, rules.Filter},
+			Culprit: culprit, Writers: []daemon.Culprit{{Time: at, PID: 4700}, culprit},
+			Lost: daemon.Lost{Chains: 14, Rules: 112, Hooks: 3, Tables: []daemon.TableLoss{
+				{
+					Family: rules.IPv4, Table: rules.Nat, Kind: canary.TableDeleted, Chains: 13, Rules: 110, Hooks: 2, More: 12,
+					PerChain: []daemon.ChainLoss{{Chain: "KUBE-SERVICES", Rules: 40}, {Chain: "PREROUTING", Rules: 2, Hooks: 2}},
+				},
+				{
+					Family: rules.IPv4, Table: rules.Filter, Kind: canary.Emptied, Chains: 1, Rules: 2, Hooks: 1,
+					PerChain: []daemon.ChainLoss{{Chain: "KUBE-FORWARD", Rules: 1}, {Chain: "FORWARD", Rules: 1, Hooks: 1}},
+				},
+			}},
+			NoticedSeconds: 0.0021, AbsentSeconds: 0.0484, Outcome: reload.Proved, Attempts: 2, Policies: []string{"filter FORWARD: ACCEPT, was DROP"},
+		},
+		Diff: []daemon.TableDiff{
+			{Family: rules.IPv4, Table: rules.Nat, Lines: []string{
+				`--A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES`, "-:KUBE-SERVICES - [0:0]",
+				`--A KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m comment --comment "default/kubernetes:https cluster IP" -j KUBE-SVC-NPX46M4PTMTKRN6Y`,
+			}, More: 108},
+			{Family: rules.IPv4, Table: rules.Filter, Lines: []string{
+				"--A FORWARD -j KUBE-FORWARD", `--A KUBE-FORWARD -m comment --comment "old` + "\x1b[2J\xff" + `" -j ACCEPT`,
+				"+-A KUBE-FORWARD -j DROP",
+			}},
+		},
+	}
+}
+
+// TestFlush: what people read, and what programs do.
+func TestFlush(t *testing.T) {
+	ago := regexp.MustCompile(`, [0-9hms]+ ago\n`)
+	for name, change := range map[string]func(*daemon.FlushReply){
+		"flush": func(*daemon.FlushReply) {},
+		"flush-nobody": func(r *daemon.FlushReply) {
+			f := &r.Flush
+			f.Culprit, f.Writers, f.Policies, f.Lost.Tables, f.Earlier = daemon.Culprit{}, nil, nil, nil, true
+			f.Outcome, f.Attempts, f.AbsentSeconds, f.Detail = daemon.Interrupted, 1, 0, "iptables-nft-restore refused the rules:\nline 7 failed"
+			r.Diff, r.NoDiff = nil, "the journal has no such entry: 660c8b90ccb7b"
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			reply := oneFlush()
+			change(&reply)
+			socket := serveControl(t, historian{reply: reply})
+			code, stdout, stderr := call(t, "status", "--socket="+socket, "--flush=1")
+			if code != exitOK || stderr != "" {
+				t.Errorf("exit code %d, %q", code, stderr)
+			}
+			golden(t, name, ago.ReplaceAllString(stdout, ", some time ago\n"))
+			if strings.Contains(stdout, "\x1b") {
+				t.Error("a rule's comment reaches the terminal as it is")
+			}
+
+			code, stdout, stderr = call(t, "status", "--socket="+socket, "--flush", "660c8b90ccb7b", "-o", "json")
+			var got daemon.FlushReply
+			if err := json.Unmarshal([]byte(stdout), &got); err != nil || code != exitOK || stderr != "" {
+				t.Fatalf("exit code %d, %q, %v", code, stderr, err)
+			}
+			if len(reply.Diff) > 1 { // JSON knows no bytes that are no characters
+				line := &reply.Diff[1].Lines[1]
+				*line = strings.ToValidUTF8(*line, "\ufffd")
+			}
+			if diff := cmp.Diff(reply, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestFlushExitCodes: 1 is that there is no such flush, 2 that nobody can tell.
+func TestFlushExitCodes(t *testing.T) {
+	socket := serveControl(t, historian{reply: oneFlush()})
+	broken := serveControl(t, historian{reply: oneFlush(), err: errors.New("the disk is on fire")})
+	none := filepath.Join(t.TempDir(), "s")
+	for _, test := range []struct {
+		socket, name string
+		code         int
+		stderr       string
+	}{
+		{socket, "2", exitNo, `canaryd: no such flush: "2"; there is 1`},
+		{socket, "660c8b90ccb7c", exitNo, `canaryd: no such flush: "660c8b90ccb7c"; there is 1`},
+		{broken, "1", exitError, "canaryd: the disk is on fire"},
+		{none, "1", exitError, "canaryd: no canaryd is running: nobody listens at " + none},
+	} {
+		for _, output := range []string{"table", "json"} {
+			code, stdout, stderr := call(t, "status", "--socket="+test.socket, "--flush="+test.name, "-o", output)
+			if code != test.code || stdout != "" || stderr != test.stderr+"\n" {
+				t.Errorf("--flush=%s -o %s: exit code %d, %q, %q; want %d, %q", test.name, output, code, stdout, stderr, test.code, test.stderr)
+			}
+		}
+	}
+}

@@ -1,0 +1,116 @@
+package daemon
+
+import (
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A TableDiff is what a flush changed in the protected rules of one table, in the
+// words of iptables-save. It quotes rules.
+type TableDiff struct {
+	Family rules.Family    `json:"family"`
+	Table  rules.TableName `json:"table"`
+	// Lines begin with - for what was lost and with + for what stood in its place.
+	Lines []string `json:"lines"`
+	More  int      `json:"more,omitempty"` // lines that were left out
+}
+
+// room is how much more a diff may hold.
+type room struct{ lines, bytes int }
+
+// diffRoom is that of all tables of one flush together; one table takes half of
+// it at most.
+func diffRoom() room { return room{lines: 500, bytes: 64 << 10} }
+
+// diffOf tells what is lost of one table as long as there is room, hooks first.
+func diffOf(f rules.Family, t rules.TableName, lost reload.Lost, left *room) TableDiff {
+	half := diffRoom()
+	w := diffWriter{
+		diff: TableDiff{Family: f, Table: t, Lines: []string{}},
+		room: room{min(left.lines, half.lines/2), min(left.bytes, half.bytes/2)},
+	}
+	before := w.room
+	for _, h := range lost.Hooks {
+		w.add("-", h.String())
+	}
+	for _, c := range lost.Chains {
+		w.chain(c)
+	}
+	left.lines -= before.lines - w.room.lines
+	left.bytes -= before.bytes - w.room.bytes
+	return w.diff
+}
+
+// A diffWriter writes lines until its room is used up, and counts the others.
+type diffWriter struct {
+	diff TableDiff
+	room room
+}
+
+func (w *diffWriter) chain(c reload.LostChain) {
+	if !c.Stands {
+		w.add("-", ":"+c.Name+" - [0:0]")
+	}
+	gone, instead := c.Was, c.Is
+	if len(c.Is) > 0 {
+		gone, instead = w.apart(c.Was, c.Is)
+		if len(gone)+len(instead) == 0 {
+			gone, instead = c.Was, c.Is // the same rules in another order
+		}
+	}
+	w.rules("-", c.Name, gone)
+	w.rules("+", c.Name, instead)
+}
+
+func (w *diffWriter) rules(sign, chain string, list []rules.Rule) {
+	for i, r := range list {
+		if w.full() {
+			w.diff.More += len(list) - i
+			return
+		}
+		w.add(sign, rules.Hook{Chain: chain, Rule: r}.String())
+	}
+}
+
+// add writes a line or, from the first that does not fit, counts it.
+func (w *diffWriter) add(sign, text string) {
+	if w.full() || len(text) >= w.room.bytes {
+		w.room = room{}
+		w.diff.More++
+		return
+	}
+	w.room.lines--
+	w.room.bytes -= len(sign) + len(text)
+	w.diff.Lines = append(w.diff.Lines, sign+text)
+}
+
+func (w *diffWriter) full() bool { return w.room.lines <= 0 || w.room.bytes <= 0 }
+
+// apart returns the rules that only one of two lists has. Those of declared
+// sources are spelled as people spell them, so what differs as text is compared by
+// its meaning, unless nobody will read it.
+func (w *diffWriter) apart(was, is []rules.Rule) (gone, instead []rules.Rule) {
+	text := func(r rules.Rule) string { return r.Spec }
+	gone, instead = lacking(was, is, text), lacking(is, was, text)
+	if w.full() || len(gone) == 0 || len(instead) == 0 {
+		return gone, instead
+	}
+	return lacking(gone, instead, rules.Rule.Meaning), lacking(instead, gone, rules.Rule.Meaning)
+}
+
+// lacking returns the rules of a that b does not have, as often as it lacks them.
+func lacking(a, b []rules.Rule, key func(rules.Rule) string) []rules.Rule {
+	have := map[string]int{}
+	for _, r := range b {
+		have[key(r)]++
+	}
+	var list []rules.Rule
+	for _, r := range a {
+		if k := key(r); have[k] > 0 {
+			have[k]--
+			continue
+		}
+		list = append(list, r)
+	}
+	return list
+}

@@ -1,0 +1,213 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/journal"
+	"github.com/canaryd/canaryd/pkg/reload"
+)
+
+// ErrNoFlush: no flush of that number or ID is known.
+var ErrNoFlush = errors.New("no such flush")
+
+// A FlushRequest asks for one flush.
+type FlushRequest struct {
+	// Name is its ID, or its number in the status: 1 is the newest.
+	Name string
+}
+
+// A FlushReply is all that is known of one flush. It quotes rules and command
+// lines.
+type FlushReply struct {
+	Flush Flush       `json:"flush"`
+	Diff  []TableDiff `json:"diff"`
+	// NoDiff is why there is no diff.
+	NoDiff string `json:"noDiff,omitempty"`
+}
+
+// A flushDetail is what the journal keeps of a flush beside its record.
+type flushDetail struct {
+	Diff []TableDiff `json:"diff"`
+}
+
+// journal keeps a finished record, newest first.
+func (d *Daemon) journal(ctx context.Context, st *state, l *loss) {
+	st.remember(l.record)
+	d.write(ctx, l.record, l.unkept)
+}
+
+// remember puts a record before the others.
+func (st *state) remember(record Flush) {
+	st.journal = slices.Insert(st.journal, 0, record)
+	if len(st.journal) > journalKept {
+		st.journal = st.journal[:journalKept]
+	}
+	if len(st.journal) > recordsListed {
+		st.journal[recordsListed].unlist()
+	}
+}
+
+// keepOpen has the journal write a loss that lasts: if canaryd is killed
+// meanwhile, nobody else knows who did it.
+func (d *Daemon) keepOpen(ctx context.Context, l *loss) {
+	if len(l.unkept) > 0 {
+		d.write(ctx, l.record, l.unkept)
+		l.unkept = nil
+	}
+}
+
+// write gives a record to the journal, which never waits for the disk. Without a
+// diff the journal keeps the one that it has.
+func (d *Daemon) write(ctx context.Context, record Flush, diff []TableDiff) {
+	if d.cfg.Journal == nil {
+		return
+	}
+	e := journal.Entry{ID: record.ID}
+	var err error
+	if e.Record, err = json.Marshal(record); err == nil && len(diff) > 0 {
+		e.Detail, err = json.Marshal(flushDetail{diff})
+	}
+	if err == nil {
+		err = d.cfg.Journal.Keep(e)
+	}
+	if err != nil {
+		d.noteJournal(ctx, err)
+	}
+}
+
+// noteJournal takes up what writing the journal came to. Any goroutine may call it.
+func (d *Daemon) noteJournal(ctx context.Context, err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+		d.cfg.Metrics.ObserveJournalError()
+	}
+	before := d.journalError.Swap(&text)
+	switch {
+	case err != nil && (before == nil || *before != text):
+		klog.FromContext(ctx).Error(err, "A flush record is not on disk; after a restart nobody would know of it")
+	case err == nil && before != nil && *before != "":
+		klog.FromContext(ctx).Info("The flush records are on disk again")
+	}
+}
+
+// runJournal writes the journal until it is closed.
+func (d *Daemon) runJournal(ctx context.Context) {
+	d.cfg.Journal.Run(func(err error) { d.noteJournal(ctx, err) })
+}
+
+// recallFlushes takes up the records of earlier runs, whatever boot they were of:
+// they are told, and nothing else rests on them.
+func (d *Daemon) recallFlushes(ctx context.Context, st *state) {
+	if d.cfg.Journal == nil {
+		return
+	}
+	entries, err := d.cfg.Journal.Load(journalKept)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Not all flush records of before can be read")
+	}
+	for _, e := range entries {
+		if record, ok := storedFlush(e); ok {
+			st.remember(record.ofEarlier())
+		}
+	}
+}
+
+// storedFlush reads what write wrote.
+func storedFlush(e journal.Entry) (Flush, bool) {
+	var record Flush
+	err := json.Unmarshal(e.Record, &record)
+	return record, err == nil && record.ID == e.ID && !record.Time.IsZero() && record.Kind.Loss()
+}
+
+// ofEarlier returns the record as one of an earlier run. If it was not closed it
+// never will be.
+func (r Flush) ofEarlier() Flush {
+	r.Earlier = true
+	if r.Outcome == Pending || r.Outcome == reload.Failed {
+		r.Outcome = Interrupted
+	}
+	return r
+}
+
+// Flush returns all that is known of one flush.
+func (d *Daemon) Flush(ctx context.Context, r FlushRequest) (FlushReply, error) {
+	list := d.Status().Flushes
+	var reply FlushReply
+	id, i := r.Name, find(list, r.Name)
+	if i >= 0 {
+		reply.Flush, id = list[i], list[i].ID
+	}
+	kept, diff, err := d.kept(ctx, id)
+	switch {
+	case i < 0 && err != nil:
+		return FlushReply{}, fmt.Errorf("%w: %q; %s", ErrNoFlush, r.Name, offer(list))
+	case err != nil:
+		reply.NoDiff = err.Error()
+		return reply, nil
+	case i < 0 && kept.Time.Before(d.made):
+		reply.Flush = kept.ofEarlier()
+	case i < 0:
+		reply.Flush = kept
+	case kept.Lost.Rules == reply.Flush.Lost.Rules:
+		reply.Flush.Lost = kept.Lost // with the chains that are too many for the memory
+	}
+	if reply.Diff = diff; len(diff) == 0 {
+		reply.NoDiff = "the journal has the record without its rules"
+	}
+	return reply, nil
+}
+
+// kept returns what the journal holds of a flush.
+func (d *Daemon) kept(ctx context.Context, id string) (Flush, []TableDiff, error) {
+	if d.cfg.Journal == nil {
+		return Flush{}, nil, errors.New("no state folder is in use")
+	}
+	e, err := d.cfg.Journal.Find(ctx, id)
+	if err != nil {
+		return Flush{}, nil, err
+	}
+	record, ok := storedFlush(e)
+	if !ok {
+		return Flush{}, nil, fmt.Errorf("the journal's record of flush %s cannot be read", id)
+	}
+	var detail flushDetail
+	if e.Detail != nil {
+		err = json.Unmarshal(e.Detail, &detail)
+	}
+	return record, detail.Diff, err
+}
+
+// flushIDLength is that of an ID, at least: the microseconds since 1970 as a
+// hexadecimal number, since 1978.
+const flushIDLength = 13
+
+// find returns the index of the flush of that number or ID, or -1.
+func find(list []Flush, name string) int {
+	if n, err := strconv.Atoi(name); err == nil && len(name) < flushIDLength {
+		if 1 <= n && n <= len(list) {
+			return n - 1
+		}
+		return -1
+	}
+	return slices.IndexFunc(list, func(f Flush) bool { return f.ID == name })
+}
+
+// offer says what may be asked for.
+func offer(list []Flush) string {
+	switch len(list) {
+	case 0:
+		return "none was seen"
+	case 1:
+		return "there is 1"
+	default:
+		return fmt.Sprintf("there are 1 to %d, the newest is 1", len(list))
+	}
+}

@@ -1,0 +1,187 @@
+package journal
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"syscall"
+)
+
+const (
+	// maxFile is when a file is put aside for a new one. Only one is kept aside.
+	maxFile = 4 << 20
+	// maxLine bounds an entry. What is longer is not written, and not read.
+	maxLine = 256 << 10
+)
+
+// errOversize: an entry is too long even without its detail.
+var errOversize = errors.New("an entry is too long for the journal")
+
+// write appends entries and returns those that are not on disk, with the reason.
+// It does not wait for the disk itself: what only a crash of the machine could
+// lose is the story of a boot that is over.
+func (j *Journal) write(entries []Entry) ([]Entry, error) {
+	var oversize error
+	for i, e := range entries {
+		line, err := e.line()
+		if errors.Is(err, errOversize) {
+			oversize = fmt.Errorf("flush %s: %w", e.ID, err)
+			continue // it would not fit the next time either
+		}
+		if err == nil {
+			err = j.append(line)
+		}
+		if err != nil {
+			return entries[i:], fmt.Errorf("keeping the journal: %w", err)
+		}
+	}
+	return nil, oversize
+}
+
+// line returns the entry as a line, without its detail if there is no room for it.
+func (e Entry) line() ([]byte, error) {
+	for {
+		var text bytes.Buffer
+		encoder := json.NewEncoder(&text)
+		encoder.SetEscapeHTML(false) // rules hold them, and people read it
+		if err := encoder.Encode(e); err != nil {
+			return nil, err
+		}
+		if text.Len() <= maxLine {
+			return text.Bytes(), nil
+		}
+		if e.Detail == nil {
+			return nil, errOversize
+		}
+		e.Detail = nil
+	}
+}
+
+// append writes one line, into a new file if this one is full. A line that could
+// not be written in full is taken back: a full disk needs the room.
+func (j *Journal) append(line []byte) error {
+	file, size, err := open(j.path, os.O_RDWR|os.O_CREATE)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if size > 0 && size+int64(len(line)) > j.room {
+		if err := os.Rename(j.path, j.old); err != nil {
+			return err
+		}
+		_ = file.Close()
+		if file, size, err = open(j.path, os.O_RDWR|os.O_CREATE); err != nil {
+			return err
+		}
+		defer file.Close()
+	}
+	if err := file.Chmod(0o600); err != nil {
+		return err
+	}
+	last := []byte{'\n'}
+	if size > 0 {
+		if _, err := file.ReadAt(last, size-1); err != nil {
+			return err
+		}
+	}
+	if last[0] != '\n' { // a crash tore the last line; a reader leaves it out
+		line = append([]byte{'\n'}, line...)
+	}
+	if _, err := file.WriteAt(line, size); err != nil {
+		return errors.Join(err, file.Truncate(size))
+	}
+	return nil
+}
+
+// open opens a file that is nothing but a file, and returns its size.
+func open(path string, flag int) (*os.File, int64, error) {
+	// Somebody's pipe in its place would be waited for without O_NONBLOCK.
+	file, err := os.OpenFile(path, flag|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
+	if err != nil {
+		return nil, 0, err
+	}
+	info, err := file.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no file", path)
+	}
+	if err != nil {
+		_ = file.Close() // the first error is the one to tell
+		return nil, 0, err
+	}
+	return file, info.Size(), nil
+}
+
+// read calls each for every entry on disk, oldest first; if mention is not empty,
+// only for those whose lines hold it. Lines that are no entries are left out. A
+// file that cannot be read does not keep it from the other one.
+func (j *Journal) read(mention string, each func(Entry)) error {
+	var errs []error
+	for _, path := range []string{j.old, j.path} {
+		if err := readFile(path, mention, each); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("reading the journal: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func readFile(path, mention string, each func(Entry)) error {
+	file, size, err := open(path, os.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	// A file of ours is never longer; of somebody else's the end will do.
+	if _, err := file.Seek(max(size-maxFile, 0), io.SeekStart); err != nil {
+		return err
+	}
+	return readLines(io.LimitReader(file, maxFile), func(line []byte) {
+		if !bytes.Contains(line, []byte(mention)) {
+			return
+		}
+		if e, ok := parse(line); ok {
+			each(e)
+		}
+	})
+}
+
+// readLines calls each for every line that is not too long. The line is the
+// reader's again when each returns.
+func readLines(r io.Reader, each func(line []byte)) error {
+	lines := bufio.NewReaderSize(r, maxLine)
+	skip := false
+	for {
+		line, err := lines.ReadSlice('\n')
+		full := errors.Is(err, bufio.ErrBufferFull)
+		if !skip && !full {
+			each(line)
+		}
+		skip = full
+		if err != nil && !full {
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+	}
+}
+
+// parse reads a line. What it returns is a copy.
+func parse(line []byte) (Entry, bool) {
+	var e Entry
+	err := json.Unmarshal(line, &e)
+	return e, err == nil && validID(e.ID) && len(e.Record) > 0
+}
+
+func validID(id string) bool {
+	for _, c := range id {
+		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return 0 < len(id) && len(id) <= 16
+}

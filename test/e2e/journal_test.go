@@ -1,0 +1,157 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"html"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// TestJournal: the socket tells what a flush took, rule by rule, and TCP does not;
+// a canaryd that is killed leaves that to the next one.
+func TestJournal(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		first := n.Start()
+		want := lostOf(n, rules.IPv4, rules.Nat)
+		flush := exec.CommandContext(n.Context(), "iptables-"+string(n.Programs.With), "-w", "5", "-t", "nat", "-F")
+		if code, _, stderr := n.Exec(flush); code != 0 {
+			n.Fatalf("%s: %s", flush, stderr)
+		}
+		record := n.Healed(1)
+
+		text, _ := n.Want(0, "status", "--flush=1")
+		var told []string
+		for line := range strings.Lines(text) {
+			if strings.HasPrefix(line, "-") {
+				told = append(told, strings.TrimSuffix(line, "\n"))
+			}
+		}
+		slices.Sort(told)
+		if diff := cmp.Diff(want, told); diff != "" {
+			n.Errorf("what iptables-save had, and what canaryd status --flush=1 says was lost (-want +got):\n%s", diff)
+		}
+		byID := flushJSON(n, record.ID)
+		if byID.Flush.ID != record.ID || byID.Flush.Attempts < 1 || len(byID.Flush.Lost.Tables) != 1 || len(byID.Diff) != 1 {
+			n.Errorf("canaryd status --flush %s -o json: %+v", record.ID, byID)
+		}
+		if command := byID.Flush.Culprit.Command; n.Programs.With == iptables.NFT && byID.Flush.Culprit.PID != 0 && command != "" && !strings.Contains(text, command) {
+			n.Errorf("the command line %q is not in:\n%s", command, text)
+		}
+		wantNoRules(n, byID)
+		n.Want(1, "status", "--flush=99")
+		first.Signal(syscall.SIGKILL)
+		n.Within(nodetest.StopsIn, "the end", func() error {
+			if first.Running() {
+				return errors.New("it still runs")
+			}
+			return nil
+		})
+		n.Want(2, "status", "--flush=1")
+
+		info, err := os.Stat("/run/state/journal.jsonl")
+		n.Must(err)
+		if info.Mode() != 0o600 {
+			n.Errorf("the journal's mode is %v", info.Mode())
+		}
+		// Killed in the middle of a line.
+		file, err := os.OpenFile("/run/state/journal.jsonl", os.O_APPEND|os.O_WRONLY, 0)
+		n.Must(err)
+		_, err = file.WriteString(`{"id":"6`)
+		n.Must(err)
+		n.Must(file.Close())
+
+		second := n.Start()
+		if all := n.WholeStatus().Flushes; len(all) != 1 || all[0].ID != record.ID || !all[0].Earlier || len(n.Status().Flushes) != 0 {
+			n.Errorf("after a restart: %+v", all)
+		}
+		byID.Flush.Earlier = true
+		if diff := cmp.Diff(byID, flushJSON(n, record.ID)); diff != "" {
+			n.Errorf("before and after a restart (-before +after):\n%s", diff)
+		}
+		n.Flush()
+		n.Healed(1)
+		second.Stop()
+		third := n.Start()
+		if all := n.WholeStatus().Flushes; len(all) < 2 || all[len(all)-1].ID != record.ID {
+			n.Errorf("after another flush and restart: %+v", all)
+		}
+		third.Stop()
+	})
+}
+
+// lostOf are the lines that a flush takes of one table, as a diff has them.
+func lostOf(n *nodetest.Node, f rules.Family, t rules.TableName) []string {
+	n.Helper()
+	var lines []string
+	for _, c := range n.Save()[f][t].Chains {
+		for _, r := range c.Rules {
+			if !canary.IsMark(r) && (n.Protects(c.Name) || n.Protects(r.Target)) {
+				lines = append(lines, fmt.Sprintf("--A %s %s", c.Name, r.Spec))
+			}
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// flushJSON asks for all of one flush.
+func flushJSON(n *nodetest.Node, name string) daemon.FlushReply {
+	n.Helper()
+	stdout, _ := n.Want(0, "status", "--flush", name, "-o", "json")
+	var reply daemon.FlushReply
+	n.Must(json.Unmarshal([]byte(stdout), &reply))
+	return reply
+}
+
+// wantNoRules fails if a rule or a command line of the flush can be had over TCP.
+func wantNoRules(n *nodetest.Node, reply daemon.FlushReply) {
+	n.Helper()
+	var secrets []string
+	for _, w := range reply.Flush.Writers {
+		if w.Command != "" {
+			secrets = append(secrets, w.Command)
+		}
+	}
+	for _, d := range reply.Diff {
+		for _, line := range d.Lines {
+			words := strings.SplitN(line, " ", 3)
+			secrets = append(secrets, words[len(words)-1])
+		}
+	}
+	for _, path := range []string{"/", "/api/v1/status", "/metrics", "/healthz", "/readyz"} {
+		body := n.Get(path)
+		var status any
+		if json.Unmarshal([]byte(body), &status) == nil {
+			body = fmt.Sprint(status)
+		}
+		body = html.UnescapeString(body)
+		for _, secret := range secrets {
+			if strings.Contains(body, secret) {
+				n.Errorf("%s shows %q", path, secret)
+			}
+		}
+		if path == "/api/v1/status" && !strings.Contains(body, "KUBE-SERVICES") {
+			n.Errorf("%s does not name the chains that lost rules", path)
+		}
+	}
+	for _, path := range []string{"/v1/flush?name=1", "/api/v1/flush?name=1"} {
+		if text, err := nodetest.Fetch(path); err == nil {
+			n.Errorf("%s is answered over TCP: %s", path, text)
+		}
+	}
+}
