@@ -52,6 +52,20 @@ packages: ## build a .deb and, where rpmbuild is there, an .rpm into bin
 	else echo 'There is no rpmbuild (Debian: rpm), so no .rpm is built.'; fi
 	hack/deb.sh bin/tree '$(VERSION)' '$(ARCH)' 'bin/canaryd_$(VERSION)_$(ARCH).deb'
 
+# make image IMAGE=registry.example/canaryd:v1.0.0 GO=1.26 DEBIAN=trixie-slim
+IMAGE  ?= canaryd:$(VERSION)
+ENGINE ?= $(shell command -v podman || command -v docker || echo podman)
+
+.PHONY: image
+image: ## build the container image, with podman or docker
+	'$(ENGINE)' build -f deploy/image/Containerfile -t '$(IMAGE)' --build-arg VERSION='$(VERSION)' --build-arg COMMIT='$(COMMIT)' \
+		$(if $(GO),--build-arg GO='$(GO)') $(if $(DEBIAN),--build-arg DEBIAN='$(DEBIAN)') .
+
+.PHONY: image-rootfs
+image-rootfs: build ## assemble the image's root file system in bin/rootfs, from this machine's Debian
+	rm -rf bin/rootfs
+	hack/image-rootfs.sh bin/canaryd bin/rootfs
+
 .PHONY: deps
 deps: ## install the programs that test and demo need, where they are missing
 	@hack/install-deps.sh

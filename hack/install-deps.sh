@@ -27,6 +27,7 @@ needed=(
 	ip6tables-legacy:iptables
 	nft:nftables
 	ipset:ipset
+	/etc/protocols:netbase
 	ip:iproute2
 	strace:strace
 	promtool:prometheus
