@@ -1,0 +1,369 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/pkg/iptables"
+)
+
+// root is the repository, from this package.
+const root = "../../"
+
+// documents are all that a stranger reads, by their paths in the repository.
+func documents(t *testing.T) []string {
+	t.Helper()
+	var all []string
+	for _, pattern := range []string{"*.md", "docs/*.md", "deploy/*.md", "deploy/*/*.md", "deploy/*/*/*.md"} {
+		found, err := filepath.Glob(root + pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range found {
+			all = append(all, strings.TrimPrefix(path, root))
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// told are commands in the midst of a sentence. iptables and nft are named there
+// as what others do.
+var told = regexp.MustCompile("`((?:canaryd|make|systemctl|dpkg|kubectl|promtool) [^`]+)`")
+
+// A docCommand is a line that a document tells its reader to type.
+type docCommand struct {
+	path string
+	line int
+	text string
+}
+
+func (c docCommand) String() string { return fmt.Sprintf("%s:%d: %s", c.path, c.line, c.text) }
+
+// words are the command's, without a comment behind it.
+func (c docCommand) words() []string {
+	text, _, _ := strings.Cut(c.text, " # ")
+	return strings.Fields(text)
+}
+
+// commandsIn returns the commands of a document: each line of a block that is
+// fenced as sh; in an indented block each line behind a "$ ", or, where its first
+// line begins with the name of a program, all lines; and what begins with canaryd
+// between single backquotes. Other blocks show output, files and drawings.
+func commandsIn(path, text string) []docCommand {
+	var all []docCommand
+	var fence string
+	text = strings.ReplaceAll(text, "\\\n", "") // lines that go on in the next one
+	before, block := "", "" // the line before; what the indented block is: "", "shell", "other"
+	for i, line := range strings.Split(text, "\n") {
+		add := func(command string) {
+			if command = strings.TrimSpace(command); command != "" && !strings.HasPrefix(command, "#") {
+				all = append(all, docCommand{path, i + 1, command})
+			}
+		}
+		indented := strings.HasPrefix(line, "    ")
+		switch {
+		case strings.HasPrefix(line, "```"):
+			if fence == "" {
+				fence = strings.TrimPrefix(line, "```") + "."
+			} else {
+				fence = ""
+			}
+		case fence == "sh.":
+			add(line)
+		case fence != "":
+		case indented && (before == "" || block != ""):
+			if block == "" {
+				block = "other"
+				word := strings.Fields(line)[0]
+				if _, err := exec.LookPath(word); err == nil || word == "$" || known[word] != "" {
+					block = "shell"
+				}
+			}
+			if command, prompted := strings.CutPrefix(strings.TrimSpace(line), "$ "); prompted {
+				add(command)
+				block = "other" // what follows is its output
+			} else if block == "shell" {
+				add(line)
+			}
+		default:
+			if line != "" {
+				block = ""
+			}
+			for _, span := range told.FindAllStringSubmatch(line, -1) {
+				add(span[1])
+			}
+		}
+		before = line
+	}
+	return all
+}
+
+// known are the programs that documents may name in commands, with what is done
+// about them here.
+var known = map[string]string{
+	"canaryd":   "run",
+	"iptables":  "run",
+	"make":      "planned by make --dry-run: CI itself is make, and the others take minutes",
+	"systemctl": "units checked: test/systemd runs them under a systemd of its own",
+	"dpkg":      "not run: test/systemd installs, upgrades, removes and purges the package",
+	"podman":    "not run: there is no engine here; test/image runs the image's files with these rights and mounts",
+	"kubectl":   "paths checked, what is executed in the pod is run: there is no cluster here; test/kubernetes builds what is applied",
+	"promtool":  "not run: test/alerts does",
+}
+
+// TestDocumentsPrograms: what the documents tell their reader to type is run by
+// TestDocumentsCommands, or known for a reason not to be; then what can be checked
+// of it is.
+func TestDocumentsPrograms(t *testing.T) {
+	t.Parallel()
+	makefile := document(t, "Makefile")
+	seen, checked := map[string]int{}, map[string]bool{}
+	for _, path := range documents(t) {
+		for _, c := range commandsIn(path, document(t, path)) {
+			seen[c.words()[0]]++
+			if text := strings.Join(c.words(), " "); !checked[text] {
+				checkDocCommand(t, c, makefile)
+				checked[text] = true
+			}
+		}
+	}
+	for program, what := range known {
+		t.Logf("%3d × %s: %s", seen[program], program, what)
+		if seen[program] == 0 {
+			t.Errorf("no document names %s any more", program)
+		}
+	}
+}
+
+// TestDocumentsCommands runs what the documents tell their reader to type, in a
+// node of each document's own, beside a running canaryd.
+func TestDocumentsCommands(t *testing.T) {
+	t.Parallel()
+	for _, path := range documents(t) {
+		commands := slices.DeleteFunc(commandsIn(path, document(t, path)), func(c docCommand) bool { return runnable(c) == "" })
+		if len(commands) > 0 {
+			t.Run(strings.ReplaceAll(path, "/", "_"), func(t *testing.T) { runDocCommands(t, commands) })
+		}
+	}
+}
+
+// checkDocCommand says what can be said of a command without running it.
+func checkDocCommand(t *testing.T, c docCommand, makefile string) {
+	t.Helper()
+	words := c.words()
+	if known[words[0]] == "" {
+		t.Errorf("%s: %s is neither run nor on the list of what cannot be run here (known, in this file)", c, words[0])
+	}
+	for _, word := range words[1:] {
+		if regexp.MustCompile(`^(\./)?(deploy|docs|hack|test)/`).MatchString(word) {
+			if _, err := os.Stat(root + word); err != nil {
+				t.Errorf("%s: %v", c, err)
+			}
+		}
+		if path, is := strings.CutPrefix(word, "bin/canaryd_"); is && !strings.Contains(makefile, "bin/canaryd_$(VERSION)") {
+			t.Errorf("%s: the Makefile makes no %s", c, path)
+		}
+	}
+	switch words[0] {
+	case "make":
+		text, _, _ := strings.Cut(c.text, " # ")
+		plan := exec.Command("sh", "-c", text+" --dry-run --directory="+root)
+		if out, err := plan.CombinedOutput(); err != nil {
+			t.Errorf("%s: %v: %s", c, err, out)
+		}
+	case "systemctl":
+		for _, word := range words[2:] {
+			if !strings.HasPrefix(word, "-") && word != "canaryd" && word != "fail2ban" && !strings.Contains(document(t, "deploy/systemd/canaryd.service"), word+".service") {
+				t.Errorf("%s: %s is no unit that canaryd's knows", c, word)
+			}
+		}
+	}
+}
+
+// runnable returns what of a command is run here; nothing if none of it is.
+func runnable(c docCommand) string {
+	text, _, _ := strings.Cut(c.text, " # ")
+	words := strings.Fields(text)
+	switch {
+	case words[0] == "kubectl" && slices.Contains(words, "--"):
+		_, inside, _ := strings.Cut(text, " -- ")
+		return inside
+	case len(words) > 1 && (words[1] == "COMMAND" || words[1] == "run") && words[0] == "canaryd":
+		return "canaryd --help"
+	case known[words[0]] == "run":
+		return text
+	}
+	return ""
+}
+
+// placeholders are what the documents' reader fills in.
+func placeholders(id string) *strings.Replacer {
+	return strings.NewReplacer("--generation ID", "--generation "+id, "--manifest PATH", "--manifest cluster.yaml", "--flush N", "--flush 1")
+}
+
+func runDocCommands(t *testing.T, commands []docCommand) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		n.Load()
+		// iptables is whichever the machine prefers; here it is that of the node.
+		n.Must(os.MkdirAll("/run/bin", 0o755))
+		for _, name := range []string{"iptables", "iptables-restore"} {
+			path, err := exec.LookPath(strings.Replace(name, "iptables", "iptables-nft", 1))
+			n.Must(err)
+			n.Must(os.Symlink(path, "/run/bin/"+name))
+		}
+		n.Must(os.Symlink(nodetest.Canaryd(), "/run/bin/canaryd"))
+		n.Must(os.MkdirAll("/run/here", 0o755))
+		n.Must(os.WriteFile("/run/here/cluster.yaml", []byte(manifest("10.1.0.5", "fd00:10::5")), 0o644))
+
+		d := n.Start()
+		n.Flush() // so that there is something to tell
+		n.Healed(1)
+		var id string
+		n.Within(nodetest.HealsIn, "the generation to reach the disk", func() error {
+			if id = n.Status().Generation.ID; !slices.Contains(n.Stored(), id) {
+				return os.ErrNotExist
+			}
+			return nil
+		})
+		last := func(c docCommand) int { // what ends the daemon's work
+			switch text := runnable(c); {
+			case strings.Contains(text, "cleanup"):
+				return 2
+			case strings.Contains(text, "| iptables-restore"):
+				return 1
+			default:
+				return 0
+			}
+		}
+		slices.SortStableFunc(commands, func(a, b docCommand) int { return last(a) - last(b) })
+		ran := map[string]bool{}
+		for _, c := range commands {
+			text := placeholders(id).Replace(runnable(c))
+			if ran[text] {
+				continue
+			}
+			ran[text] = true
+			if last(c) == 0 && strings.HasPrefix(text, "canaryd ") && !strings.Contains(text, "pause") && !strings.Contains(text, "resume") {
+				n.Within(nodetest.HealsIn, "all to be well before "+c.String(), func() error { return wellOrPaused(n) })
+			}
+			code, stdout, stderr := n.Exec(docShell(n, text))
+			if code != 0 {
+				n.Errorf("%s: exit code %d\n%s%s", c, code, stdout, stderr)
+			}
+			if strings.HasPrefix(text, "canaryd pause") {
+				n.Want(0, "resume")
+			}
+		}
+		d.Stop()
+	})
+}
+
+// wellOrPaused returns nil once every table is intact.
+func wellOrPaused(n *nodetest.Node) error {
+	if err := nodetest.Ready(); err != nil {
+		return err
+	}
+	if s := n.Status(); !s.Healthy {
+		return fmt.Errorf("not healthy: %+v", s)
+	}
+	return nil
+}
+
+func docShell(n *nodetest.Node, text string) *exec.Cmd {
+	cmd := exec.CommandContext(n.Context(), "sh", "-euc", text)
+	cmd.Dir = "/run/here"
+	cmd.Env = append(os.Environ(), "PATH=/run/bin:"+os.Getenv("PATH"))
+	cmd.WaitDelay = time.Second
+	return cmd
+}
+
+// TestDocumentsLinks: each file and each heading that a document links to is there.
+func TestDocumentsLinks(t *testing.T) {
+	t.Parallel()
+	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	for _, path := range documents(t) {
+		for _, found := range link.FindAllStringSubmatch(document(t, path), -1) {
+			target, heading, _ := strings.Cut(found[1], "#")
+			if strings.Contains(target, "://") {
+				continue
+			}
+			file := path
+			if target != "" {
+				file = filepath.Join(filepath.Dir(path), target)
+			}
+			if _, err := os.Stat(root + file); err != nil {
+				t.Errorf("%s links to what is not there: %v", path, err)
+				continue
+			}
+			if heading != "" && !slices.Contains(anchors(document(t, file)), heading) {
+				t.Errorf("%s links to %s, where no heading is #%s", path, file, heading)
+			}
+		}
+	}
+}
+
+// anchors are the names that GitHub gives to a document's headings.
+func anchors(text string) []string {
+	var all []string
+	for line := range strings.Lines(text) {
+		if heading, is := strings.CutPrefix(strings.TrimLeft(line, "#"), " "); is && strings.HasPrefix(line, "#") {
+			name := strings.ReplaceAll(strings.ToLower(strings.TrimSpace(heading)), " ", "-")
+			all = append(all, regexp.MustCompile(`[^\w-]`).ReplaceAllString(name, ""))
+		}
+	}
+	return all
+}
+
+// TestDocumentsFlags: each flag in a document is one of canaryd's, or named here
+// with the program that has it; and each of canaryd's is in the manual.
+func TestDocumentsFlags(t *testing.T) {
+	t.Parallel()
+	others := map[string]string{
+		"--noflush": "iptables-restore", "--test": "iptables-restore", "--or-mark": "iptables", "--set-xmark": "iptables", "--dport": "iptables", "--random-fully": "iptables",
+		"--cleanup": "kube-proxy", "--iptables-min-sync-period": "kube-proxy", "--user": "systemctl",
+		"--now": "systemctl", "--display": "update-alternatives", "--reload": "firewall-cmd", "--complete-reload": "firewall-cmd",
+		"--config": "node-problem-detector", "--type": "kubectl", "--patch-file": "kubectl", "--selinux": "k3s and rke2",
+	}
+	help := ""
+	for _, name := range commandNames {
+		out, err := exec.Command(nodetest.Canaryd(), name, "--help").Output()
+		if err != nil {
+			t.Fatalf("canaryd %s --help: %v", name, err)
+		}
+		help += string(out)
+	}
+	flag := regexp.MustCompile(`(?:^|[\s` + "`" + `"'(=])(--[a-z][a-z-]+)`)
+	ours := map[string]bool{"--help": true}
+	for _, found := range flag.FindAllStringSubmatch(help, -1) {
+		ours[found[1]] = true
+	}
+	for _, path := range documents(t) {
+		text := strings.ReplaceAll(document(t, path), "\\\n", "")
+		lines := strings.Split(text, "\n")
+		for _, c := range commandsIn(path, text) {
+			if program := c.words()[0]; program != "canaryd" && strings.HasPrefix(strings.TrimSpace(lines[c.line-1]), program) {
+				lines[c.line-1] = "" // its flags are its own
+			}
+		}
+		for _, found := range flag.FindAllStringSubmatch(strings.Join(lines, "\n"), -1) {
+			if !ours[found[1]] && others[found[1]] == "" {
+				t.Errorf("%s names %s, which canaryd does not have (nor is it listed with another program)", path, found[1])
+			}
+		}
+	}
+	manual := strings.ReplaceAll(document(t, "docs/canaryd.8"), `\-`, "-")
+	for name := range ours {
+		if !strings.Contains(manual, name) && name != "--help" {
+			t.Errorf("canaryd(8) lacks %s", name)
+		}
+	}
+}
