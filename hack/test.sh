@@ -5,8 +5,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-events=$(mktemp -d)
-trap 'rm -rf "$events"' EXIT
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+events=$work/events
+mkdir "$events"
+
+# Tests against the kernel mostly wait: for timers, and for canaryd to look again.
+# So more of them run at a time than there are processors.
+atonce=$(($(nproc) * 2))
 
 status=0
 tested() { # MODULE-FOLDER NAME ARGUMENTS-OF-GO-TEST...
@@ -14,13 +20,19 @@ tested() { # MODULE-FOLDER NAME ARGUMENTS-OF-GO-TEST...
 	shift 2
 	# A cached result would say nothing about this machine's kernel and iptables.
 	(cd "$folder" && go tool -modfile="$OLDPWD/hack/tools/go.mod" gotestsum --format=pkgname --format-hide-empty-pkg \
-		--jsonfile="$events/$name" -- -count=1 -timeout=30m "$@") || status=$?
+		--jsonfile="$events/$name" -- -count=1 -timeout=30m -p="$atonce" -parallel="$atonce" "$@") || status=$?
 }
 
 if [ $# -gt 0 ]; then
 	tested . canaryd -race "$@"
 else
-	tested . canaryd -race ./...
+	# Ten packages try the built canaryd. It is linked once, not ten times.
+	mkdir "$work/builds"
+	go build -o "$work/builds/canaryd" ./cmd/canaryd
+	go build -race -o "$work/builds/canaryd-race" ./cmd/canaryd
+	export CANARYD_TEST_BUILDS=$work/builds
+	# Those that take longest begin first, so that in the end nothing waits for them.
+	tested . canaryd -race ./test/soak ./internal/daemon ./test/falseflush ./test/e2e ./pkg/iptables ./...
 	# It reads files and runs nothing of canaryd's in its own process.
 	tested test/kubernetes kubernetes ./...
 fi

@@ -42,7 +42,7 @@ func prepared(m *testing.M) int {
 	}
 	// As it is shipped: with the race detector, which test/e2e has, reading
 	// 60,000 rules takes ten times as long, and commits are farther apart.
-	return nodetest.Main(m, "-trimpath")
+	return nodetest.Main(m)
 }
 
 // turn waits for the right to keep the processors busy. The stories run in

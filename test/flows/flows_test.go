@@ -23,7 +23,7 @@ import (
 	"github.com/canaryd/canaryd/test/internal/cluster"
 )
 
-func TestMain(m *testing.M) { os.Exit(nodetest.Main(m, "-trimpath")) }
+func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
 
 const (
 	// patience is for an answer that must come, silence for one that must not.

@@ -40,7 +40,7 @@ type row struct {
 // prepared runs the tests and tells the matrix.
 func prepared(m *testing.M) int {
 	if os.Getenv(rowsDir) != "" {
-		return nodetest.Main(m, "-trimpath")
+		return nodetest.Main(m)
 	}
 	dir, err := os.MkdirTemp("", "canaryd-rows")
 	if err != nil {
@@ -50,7 +50,7 @@ func prepared(m *testing.M) int {
 	if err := os.Setenv(rowsDir, dir); err != nil {
 		panic(err)
 	}
-	code := nodetest.Main(m, "-trimpath")
+	code := nodetest.Main(m)
 	matrix, complete, err := matrix(dir)
 	if err != nil {
 		panic(err)

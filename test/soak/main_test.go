@@ -12,7 +12,7 @@ import (
 	"github.com/canaryd/canaryd/internal/nstest"
 )
 
-func TestMain(m *testing.M) { os.Exit(nodetest.Main(m, "-trimpath")) }
+func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
 
 // TestTwoMinutes runs the program as make soak does, for two minutes; with
 // -short for 15 s. Nothing is asked of times: the program fails by itself for a
