@@ -115,7 +115,7 @@ func TestPage(t *testing.T) {
 	s.Flushes[0].Culprit.Comm = "<b>evil"
 	w := ask(face(s, nil), "GET", "/")
 	for _, part := range []string{"KUBE-CANARYD-CANARY", ">Whole</h1>", "&lt;b&gt;evil <small>pid 4242</small>", "30 rules", "120 ms",
-		"not watched: the kernel lacks it", "<code class=\"run\">canaryd status --flush f1</code>"} {
+		"not watched: the kernel lacks it", "seen by an earlier run", "no space left on device", "<code class=\"run\">canaryd status --flush f1</code>"} {
 		if !strings.Contains(w.Body.String(), part) {
 			t.Errorf("no %q on the page", part)
 		}

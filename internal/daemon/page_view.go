@@ -249,6 +249,10 @@ func warningsOf(s Status, now time.Time) []pageWarning {
 		list = append(list, pageWarning{Name: "mixed", Class: "warn", Title: "Both backends hold rules.",
 			Text: fmt.Sprintf("Those of %s are guarded. Why that one:", s.Backend.Name), Command: "canaryd detect"})
 	}
+	if s.JournalError != "" {
+		list = append(list, pageWarning{Name: "journal", Class: "warn", Title: "Flush records are not on disk.",
+			Text: "After a restart nobody would know of the newest. " + s.JournalError})
+	}
 	if since := s.CapturePendingSince; !since.IsZero() && now.Sub(since) > blindAfter {
 		list = append(list, pageWarning{Name: "pending", Class: "warn", Title: "The generation is behind.",
 			Text: "Changes of " + agoText(since, now) + " are not in it yet; a replay would not bring them."})
@@ -288,4 +292,5 @@ var outcomeMeanings = map[Outcome]string{
 	reload.Failed:  "nothing could be put back; it is tried again",
 	reload.Skipped: "canaryd wrote nothing: the owner was faster, or it only observes",
 	Pending:        "it is not answered yet",
+	Interrupted:    "canaryd ended before it was answered; what the next one found lost is a flush of its own",
 }

@@ -27,7 +27,7 @@ func sampleStatus() Status {
 		DisabledFamilies: map[rules.Family]string{rules.IPv6: "the kernel lacks it"},
 		CanaryChain:      "KUBE-CANARYD-CANARY",
 		Generation:       Generation{ID: "0123abcd", Source: "snapshot", Captured: at.Add(-time.Hour), Rules: 56, Chains: 20},
-		LossSince:        at, CapturePendingSince: at,
+		LossSince:        at, CapturePendingSince: at, JournalError: "no space left on device",
 		Flushes: []Flush{{
 			ID: "f1", Time: at, Kind: canary.Emptied,
 			Families: []rules.Family{rules.IPv4}, Tables: []rules.TableName{rules.Nat},
@@ -39,7 +39,7 @@ func sampleStatus() Status {
 					PerChain: []ChainLoss{{Chain: "KUBE-SERVICES", Rules: 25}, {Chain: "PREROUTING", Rules: 4, Hooks: 4}}, More: 1,
 				}},
 			},
-			NoticedSeconds: 0.004, AbsentSeconds: 0.12, Outcome: reload.Proved, Attempts: 1, Detail: "-A SECRET",
+			NoticedSeconds: 0.004, AbsentSeconds: 0.12, Outcome: reload.Proved, Attempts: 1, Detail: "-A SECRET", Earlier: true,
 		}},
 	}
 }

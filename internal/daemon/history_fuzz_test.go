@@ -1,0 +1,55 @@
+package daemon
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/journal"
+)
+
+// FuzzJournal: whatever somebody wrote into the journal, a start takes up what is
+// a flush record, and status, page and command line can tell of it.
+func FuzzJournal(f *testing.F) {
+	good, err := json.Marshal(sampleStatus().Flushes[0])
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(good)
+	for _, seed := range []string{
+		`{}`, `null`, `7`, `{"id":"f1","time":"9999-12-31T23:59:59.999999999+23:59","kind":"emptied"}`,
+		`{"id":"f1","time":"0000-01-01T00:00:00Z","kind":"<script>","absentSeconds":1e308,"noticedSeconds":-1e308,"attempts":-1}`,
+		`{"id":"f1","time":"2026-01-01T00:00:00Z","kind":"emptied","families":["ipv5"]}`,
+		`{"id":"f1","time":"2026-01-01T00:00:00Z","kind":"emptied","lost":{"chains":-1,"tables":[{"perChain":[{}],"more":-1},{}]}}`,
+		`{"id":"f1","time":"2026-01-01T00:00:00Z","kind":"emptied","outcome":"\u001b[2J","culprit":{"pid":4294967295,"comm":"<b>"}}`,
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, record []byte) {
+		dir := t.TempDir()
+		line := append(append([]byte(`{"id":"f1","record":`), record...), "}\n"...)
+		must(t, os.WriteFile(filepath.Join(dir, "journal.jsonl"), line, 0o600))
+		d, st := &Daemon{cfg: Config{Journal: journal.New(dir)}}, &state{}
+		d.recallFlushes(t.Context(), st)
+		for _, flush := range st.journal {
+			if !flush.Earlier || flush.ID == "" || flush.Outcome == Pending {
+				t.Errorf("taken up as %+v", flush)
+			}
+		}
+		s := Status{Flushes: st.journal}
+		for _, shown := range []Status{s, s.Public()} {
+			if _, err := json.Marshal(shown); err != nil {
+				t.Error(err)
+			}
+		}
+		if _, err := json.Marshal(FlushReply{Flush: append(st.journal, Flush{})[0]}); err != nil {
+			t.Error(err)
+		}
+		w := ask(face(s, nil), "GET", "/")
+		if w.Code != 200 || !bytes.Contains(w.Body.Bytes(), []byte("</html>")) {
+			t.Errorf("the page: %d", w.Code)
+		}
+	})
+}
