@@ -347,13 +347,13 @@ func TestOwnerIsFaster(t *testing.T) {
 func TestOwnerComesFirst(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
-		const newer = "-p tcp -m tcp --dport 9999 -j CNI-HOSTPORT-SETMARK"
+		const newer = "-p tcp -m tcp --dport 9999 -j KUBE-MARK-MASQ"
 		r.flushNat()
 		r.after(10 * time.Millisecond)
-		r.write(rules.Nat, "-A CNI-HOSTPORT-DNAT "+newer)
+		r.write(rules.Nat, "-A KUBE-NODEPORTS "+newer)
 		r.after(5 * time.Second)
 		r.wantReady()
-		if got := r.chain(rules.IPv4, rules.Nat, "CNI-HOSTPORT-DNAT"); !slices.Equal(got, []string{newer}) {
+		if got := r.chain(rules.IPv4, rules.Nat, "KUBE-NODEPORTS"); !slices.Equal(got, []string{newer}) {
 			t.Errorf("the owner's chain holds %q", got)
 		}
 		if len(r.chain(rules.IPv4, rules.Nat, "KUBE-SERVICES")) == 0 {

@@ -124,8 +124,8 @@ func TestPauseGrows(t *testing.T) {
 		learned := r.tables()
 		r.flushNat()
 		r.after(time.Minute)
-		const newer = "-p tcp -m tcp --dport 9999 -j CNI-HOSTPORT-SETMARK"
-		r.write(rules.Nat, "-A CNI-HOSTPORT-DNAT "+newer)
+		const newer = "-p tcp -m tcp --dport 9999 -j KUBE-MARK-MASQ"
+		r.write(rules.Nat, "-A KUBE-NODEPORTS "+newer)
 		must(t, r.fake.Flush(rules.IPv6, rules.Filter, ""))
 		r.after(time.Minute)
 		wantMoved(t, r.metrics("flush_events", "flushes", "replays"), series{
@@ -143,7 +143,7 @@ func TestPauseGrows(t *testing.T) {
 		r.resume()
 		r.settled()
 		r.wantReady()
-		if got := r.chain(rules.IPv4, rules.Nat, "CNI-HOSTPORT-DNAT"); !cmp.Equal(got, []string{newer}) {
+		if got := r.chain(rules.IPv4, rules.Nat, "KUBE-NODEPORTS"); !cmp.Equal(got, []string{newer}) {
 			t.Errorf("what its owner wrote in the pause was overwritten: %q", got)
 		}
 		for _, c := range []struct {
