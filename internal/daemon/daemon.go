@@ -38,6 +38,8 @@ type Kernel interface {
 	Reader
 	reload.Beginner
 	Weigher
+	// Own tells this process and its children from who else writes.
+	Own(pid uint32) bool
 	Info() iptables.Info
 	Families() []rules.Family
 }

@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"time"
 
@@ -310,7 +309,7 @@ func (d *Daemon) blame(l *loss) {
 		writers = lastOf(writers)
 	}
 	for _, w := range writers {
-		if w.PID != uint32(os.Getpid()) {
+		if !d.cfg.Kernel.Own(w.PID) {
 			l.record.Writers = append(l.record.Writers, CulpritOf(w))
 		}
 	}

@@ -32,7 +32,8 @@ type command struct {
 	stdin   io.WriterTo // nil for none
 	stdout  io.Writer   // gets at most maxStdout bytes; nil to collect them
 	timeout time.Duration
-	env     []string // added to our own environment
+	env     []string      // added to our own environment
+	started func(pid int) // is told of the child; nil: nobody is
 }
 
 // A result is what a child that ran to its end left behind; stdout is empty if
@@ -86,6 +87,9 @@ func (c command) feed(cmd *exec.Cmd) error {
 	}
 	if err := cmd.Start(); err != nil {
 		return err
+	}
+	if c.started != nil {
+		c.started(cmd.Process.Pid)
 	}
 	fed := make(chan error, 1)
 	go func() {

@@ -180,3 +180,6 @@ func (s *fakeSession) Close() error {
 	s.done = true
 	return s.close()
 }
+
+// Own reports whether a commit of that process is a session's.
+func (f *Fake) Own(pid uint32) bool { return pid == uint32(os.Getpid()) }

@@ -37,6 +37,7 @@ type Kernel struct {
 	mirror   *mirror   // on nft, where the kernel may be asked; else nil
 	source   rawSource // nil if there is no direct path
 	private  string    // a folder of our own, for the children's lock file
+	children children  // that wrote
 	// restoreEnv undoes privateLockForAll; nil where that was not needed.
 	restoreEnv func() error
 }

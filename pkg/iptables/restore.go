@@ -27,6 +27,7 @@ func (k *Kernel) restore(ctx context.Context, family rules.Family, input io.Writ
 		stdin:   input,
 		timeout: k.cfg.RestoreTimeout,
 		env:     k.childEnv(),
+		started: k.children.note,
 	}.run(context.WithoutCancel(ctx))
 	if err == nil && res.exit == 0 {
 		return nil
