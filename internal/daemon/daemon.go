@@ -228,7 +228,7 @@ func (d *Daemon) next(st *state) step {
 		return d.apply
 	case st.mayReadmit() && due(st.readmitAt, now):
 		return d.readmit
-	case st.loss == nil && d.anyFamily(st, func(fs *familyState) bool { return rotationDue(fs, now) }):
+	case st.loss == nil && d.anyFamily(st, func(fs *familyState) bool { return due(rotationAt(fs), now) }):
 		return d.rotate
 	case st.loss == nil && due(st.calmAt, now):
 		return d.calm
@@ -264,8 +264,8 @@ func (d *Daemon) wakeAt(st *state) time.Time {
 	}
 	for _, fs := range st.families {
 		at = earliest(at, fs.examineAt)
-		if st.loss == nil && mayRotate(fs) {
-			at = earliest(at, fs.rotateAt)
+		if st.loss == nil {
+			at = earliest(at, rotationAt(fs))
 		}
 	}
 	return at

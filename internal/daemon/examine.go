@@ -34,17 +34,18 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		if fs.lacks() {
 			d.lost(st, f, fs.digest)
 		}
-		if fs.unread != err.Error() {
+		if fs.unread.met(err, fs.readEnd) {
 			klog.FromContext(ctx).Error(err, "The tables could not be read; whether rules were lost is unknown until they can", "family", f)
-			fs.unread = err.Error()
 		}
 		fs.readAt = fs.readEnd.Add(max(d.cfg.PollInterval, readShare*fs.readCost))
 		fs.examineAt = fs.readAt
 		return
 	}
-	if fs.unread != "" {
+	if fs.unread.there() {
+		fs.readAt = time.Time{}
+	}
+	if fs.unread.over() {
 		klog.FromContext(ctx).Info("The tables can be read again", "family", f)
-		fs.unread, fs.readAt = "", time.Time{}
 	}
 	fs.digest, fs.examined, fs.dirty = snapshot.Digest, start, time.Time{}
 	d.noteOwner(ctx, st, snapshot)
@@ -73,7 +74,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 			if x.Finding.Verdict == canary.Unknown {
 				d.logUnreadable(ctx, f, t, ts, x.Finding.Err)
 			} else {
-				ts.trouble = ""
+				ts.trouble.over()
 			}
 			d.noteDrift(ctx, st, x.Finding)
 			d.lost(st, f, snapshot.Digest)
@@ -86,7 +87,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 			// What was in the way may go without a write that is noticed.
 			fs.examineAt = earliest(fs.examineAt, fs.readEnd.Add(quietWalk))
 		default:
-			ts.trouble = ""
+			ts.trouble.over()
 			d.learn(st, f, t, x.Section, x.Finding, start)
 		}
 		if len(x.Finding.Waiting) > 0 {

@@ -102,7 +102,7 @@ func (d *Daemon) stamp(ctx context.Context, st *state, f rules.Family, woken boo
 		return a, false
 	}
 	woken, fs.unasked = woken || !fs.unasked.IsZero(), time.Time{}
-	still := fs.trouble == "" && !fs.probed.IsZero() && a.stamp == fs.stamp
+	still := !fs.trouble.there() && !fs.probed.IsZero() && a.stamp == fs.stamp
 	if still && (a.stamp.Exact || !woken && fs.unseen.IsZero() && a.start.Sub(fs.probed) < quietWalk) {
 		if a.stamp.Exact {
 			fs.noteKnown(a.start)
@@ -177,9 +177,11 @@ func (d *Daemon) probe(ctx context.Context, st *state, a asked, free func() bool
 		return
 	}
 	fs.stamp, fs.glimpsed, fs.probed, fs.unseen = a.stamp, a.stamp, a.start, time.Time{}
-	if fs.trouble != "" {
+	if fs.trouble.there() {
+		fs.examineAt = latest(start, fs.readAt)
+	}
+	if fs.trouble.over() {
 		klog.FromContext(ctx).Info("The tables can be looked at again", "family", f)
-		fs.trouble, fs.examineAt = "", latest(start, fs.readAt)
 	}
 	d.judgeSighting(st, f, fs, sighting)
 	if !free() {
@@ -276,9 +278,8 @@ func (fs *familyState) lacks() bool {
 func (d *Daemon) unknown(ctx context.Context, fs *familyState, f rules.Family, err error, took time.Duration) {
 	d.cfg.Metrics.ObserveProbe(f, ProbeUnknown, took)
 	fs.unseeable()
-	if fs.trouble != err.Error() {
+	if fs.trouble.met(err, time.Now()) {
 		klog.FromContext(ctx).Error(err, "The tables could not be read; whether rules were lost is unknown until they can", "family", f)
-		fs.trouble = err.Error()
 	}
 }
 

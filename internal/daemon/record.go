@@ -157,9 +157,8 @@ func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result rel
 
 // logUnreadable says once why a table is unknown.
 func (d *Daemon) logUnreadable(ctx context.Context, f rules.Family, t rules.TableName, ts *tableState, err error) {
-	if ts.trouble != err.Error() {
+	if ts.trouble.met(err, time.Now()) {
 		klog.FromContext(ctx).Error(err, "A table could not be examined; whether it lost rules is unknown", "family", f, "table", t)
-		ts.trouble = err.Error()
 	}
 }
 

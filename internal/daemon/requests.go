@@ -33,7 +33,7 @@ func (d *Daemon) Look(ctx context.Context) (Status, error) {
 		d.look(ctx, st)
 		if st.loss == nil {
 			for _, fs := range st.families {
-				if fs.trouble == "" {
+				if !fs.trouble.there() {
 					fs.examineAt = now
 				}
 			}

@@ -42,7 +42,7 @@ type state struct {
 	followUp  time.Duration // distance of the looks that follow a replay
 	plantAt   time.Time     // not before this
 	plantWait time.Duration
-	unplanted string    // why the last planting failed, as the log has it; empty if it did not
+	unplanted trouble   // why the last planting failed
 	markedAt  time.Time // marks that are not on disk: since when; zero: none
 	saveAt    time.Time // when the generation is written; zero: nothing to write
 	savedAt   time.Time
@@ -74,8 +74,8 @@ type familyState struct {
 	intact   uint64         // digest of the last probe that saw all marks standing
 	digest   uint64         // of what was examined last
 	examined time.Time      // zero: never
-	trouble  string         // why the last probe failed; empty if it did not
-	unread   string         // why the last full read failed; empty if it did not
+	trouble  trouble        // why the last probe failed
+	unread   trouble        // why the last full read failed
 	readAt   time.Time      // after a read that failed: no other one before this
 	knownAt  time.Time      // when it was last known what the tables hold; zero: never
 
@@ -87,6 +87,7 @@ type familyState struct {
 	quiet     bool      // the last examination found the hook grace over
 
 	rotateAt time.Time // zero: the marks are as new as the generation
+	rotateBy time.Time // when they are renewed although owners are not quiet
 }
 
 // tableState is what the loop knows of one table.
@@ -95,7 +96,7 @@ type tableState struct {
 	seen    rules.Section // of the last read
 	known   bool          // whether seen holds anything
 	pending bool          // the generation does not hold yet what was seen
-	trouble string        // why the table could not be read; empty if it could
+	trouble trouble       // why the table could not be read
 	// frozen: a loss was seen in observe mode and lasts until the owner has
 	// put its rules back; nothing is learned meanwhile.
 	frozen bool

@@ -20,6 +20,9 @@ const (
 	// more than 2 % of a core.
 	rotateQuiet = 200 * time.Millisecond
 	rotateShare = 49
+	// Owners who are never quiet for so long get new marks all the same after
+	// rotateMost: until then a file that was saved earlier passes for the present.
+	rotateMost = 10 * time.Second
 	// The disk gets a changed generation a moment later, and the news that
 	// it is still in force every minute.
 	saveQuiet    = time.Second
@@ -54,13 +57,13 @@ func (d *Daemon) plant(ctx context.Context, st *state) {
 			st.plantWait = firstTry
 		}
 		st.plantAt = time.Now().Add(st.plantWait)
-		if err.Error() != st.unplanted {
+		if st.unplanted.met(err, time.Now()) {
 			log.Error(err, "Not every table has a canary; a flush of those without one is not noticed", "retryIn", st.plantWait)
-			st.unplanted = err.Error()
 		}
 		return
 	}
-	st.plantWait, st.unplanted = 0, ""
+	st.plantWait = 0
+	st.unplanted.over()
 	st.lookAt = time.Now()
 	if st.mode == Observe && st.declared != nil {
 		st.compare(st.lookAt)
@@ -88,25 +91,34 @@ func unplanted(result reload.Result) error {
 // planRotation asks for a new nonce when the owners have been quiet.
 func (fs *familyState) planRotation(now time.Time) {
 	fs.rotateAt = latest(now.Add(rotateQuiet), fs.rotateAt)
-}
-
-// rotationDue reports whether the family's marks are to be renewed now.
-func rotationDue(fs *familyState, now time.Time) bool {
-	return due(fs.rotateAt, now) && mayRotate(fs)
-}
-
-// mayRotate reports whether the family's marks may be renewed: not while
-// something is unexamined, and not while it waits for an owner.
-func mayRotate(fs *familyState) bool {
-	if !fs.dirty.IsZero() || fs.trouble != "" || fs.unread != "" {
-		return false
+	if fs.rotateBy.IsZero() {
+		fs.rotateBy = now.Add(rotateMost)
 	}
+}
+
+// putOffRotation has marks that were to be renewed wait until then at least.
+func (fs *familyState) putOffRotation(until time.Time) {
+	fs.rotateAt, fs.rotateBy = latest(fs.rotateAt, until), latest(fs.rotateBy, until)
+}
+
+// rotationAt returns when the family's marks may be renewed, zero for not before
+// something is examined: at best while nothing waits for an examination or for an
+// owner, and while something always does, at last beside it. That is safe, because
+// who renews them reads under guard, and leaves alone what it finds lost.
+func rotationAt(fs *familyState) time.Time {
+	if fs.trouble.there() || fs.unread.there() {
+		return time.Time{}
+	}
+	at := fs.rotateAt
 	for _, ts := range fs.tables {
-		if ts.pending || ts.frozen {
-			return false
+		switch {
+		case ts.frozen:
+			return time.Time{}
+		case ts.pending || !fs.dirty.IsZero():
+			at = fs.rotateBy
 		}
 	}
-	return true
+	return at
 }
 
 // rotate renews the nonce of families whose generation changed, so that a file
@@ -114,7 +126,7 @@ func mayRotate(fs *familyState) bool {
 func (d *Daemon) rotate(ctx context.Context, st *state) {
 	var families []rules.Family
 	for _, f := range rules.Families() {
-		if fs := st.families[f]; fs != nil && rotationDue(fs, time.Now()) {
+		if fs := st.families[f]; fs != nil && due(rotationAt(fs), time.Now()) {
 			families = append(families, f)
 		}
 	}
@@ -123,7 +135,7 @@ func (d *Daemon) rotate(ctx context.Context, st *state) {
 	cost := time.Since(start)
 	for _, f := range families {
 		fs := st.families[f]
-		fs.rotateAt = time.Time{}
+		fs.rotateAt, fs.rotateBy = time.Time{}, time.Time{}
 		fr, ok := result[f]
 		if ok {
 			d.absorb(st, f, fr)
@@ -131,12 +143,12 @@ func (d *Daemon) rotate(ctx context.Context, st *state) {
 		if ferr := errors.Join(err, fr.Err); ferr != nil {
 			// A flush came in between, or the lock is held: look, then again.
 			klog.FromContext(ctx).V(1).Info("The marks could not be renewed yet", "family", f, "reason", ferr)
-			fs.rotateAt = time.Now().Add(max(d.cfg.PollInterval, rotateShare*cost))
+			fs.putOffRotation(time.Now().Add(max(d.cfg.PollInterval, rotateShare*cost)))
 			st.lookAt = time.Now()
 			continue
 		}
 		if !fs.rotateAt.IsZero() {
-			fs.rotateAt = latest(fs.rotateAt, time.Now().Add(rotateShare*cost))
+			fs.putOffRotation(time.Now().Add(rotateShare * cost))
 		}
 	}
 }

@@ -34,7 +34,8 @@
 //   - where saved rules replaced a table, all that is protected becomes what it was
 //     before, also what an owner wrote in between; a file that was saved after the
 //     last change but one, and before the marks were renewed (200 ms after the last
-//     one) is taken for its owner's decision;
+//     one, and once in 10 s beside owners who never rest) is taken for its owner's
+//     decision;
 //   - an owner that looks for its jump and inserts it in two commands, with a
 //     replay in between, leaves the jump doubled.
 package reload

@@ -1,0 +1,71 @@
+package daemon
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// TestSavedRulesBesideABusyOwner: an owner that writes ten times a second, adds and
+// removes, never leaves the quiet in which marks are renewed. A file that was saved
+// before a service came is the past all the same, and the service comes back.
+func TestSavedRulesBesideABusyOwner(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		r.after(5 * time.Second)
+		turn := 0
+		busy := func(length time.Duration) {
+			for end := time.Now().Add(length); time.Now().Before(end); turn++ {
+				r.write(rules.Nat, ":"+endpoint(turn)+" - [0:0]", "-A "+endpoint(turn)+" -j RETURN")
+				if turn > 5 {
+					r.write(rules.Nat, "-F "+endpoint(turn-5), "-X "+endpoint(turn-5))
+				}
+				r.after(100 * time.Millisecond)
+			}
+		}
+		busy(time.Second)
+		nonce := r.canary(rules.Nat)
+		saved := r.fake.SaveTable(rules.IPv4, rules.Nat)
+		must(t, r.fake.RestoreNoflush(rules.IPv4, scenario.NewService))
+		busy(12 * time.Second)
+		want := r.chain(rules.IPv4, rules.Nat, latecome)
+		if now := r.canary(rules.Nat); now == nonce || len(want) == 0 {
+			t.Fatalf("the marks are still %s", now)
+		}
+		renewals := r.fake.Restores()
+		busy(30 * time.Second)
+		if n := r.fake.Restores() - renewals; n < 2 || n > 4 {
+			t.Errorf("the marks were renewed %d times in 30 s, want once in 10 s", n)
+		}
+		must(t, r.fake.Restore(rules.IPv4, saved))
+		r.after(3 * time.Second)
+		r.wantReady()
+		if got := r.chain(rules.IPv4, rules.Nat, latecome); len(got) != len(want) {
+			t.Errorf("the service that came after the file was saved has %v, want %v", got, want)
+		}
+		if kind := r.oneRecord().Kind; kind != canary.Replaced {
+			t.Errorf("the restored file is %s", kind)
+		}
+	})
+}
+
+// endpoint returns the name of the n-th endpoint's chain.
+func endpoint(n int) string {
+	return "KUBE-SEP-" + strings.Map(func(digit rune) rune { return 'A' + digit - '0' }, fmt.Sprintf("%016d", n))
+}
+
+// canary returns the comment of an IPv4 table's canary.
+func (r *rig) canary(table rules.TableName) string {
+	r.t.Helper()
+	c := r.tables()[rules.IPv4][table].Chain(canary.DefaultChain)
+	if c == nil || len(c.Rules) != 1 {
+		r.t.Fatalf("the canary is %v", c)
+	}
+	return c.Rules[0].Spec
+}
