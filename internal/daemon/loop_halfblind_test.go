@@ -1,0 +1,76 @@
+package daemon
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A halfBlind kernel cannot read one family.
+type halfBlind struct {
+	*iptables.Fake
+	family rules.Family // 0: it can read both
+}
+
+func (k *halfBlind) Read(ctx context.Context, f rules.Family) (iptables.Snapshot, error) {
+	if f == k.family {
+		return iptables.Snapshot{}, errInjected
+	}
+	return k.Fake.Read(ctx, f)
+}
+
+func (k *halfBlind) Begin(ctx context.Context) (iptables.Session, error) {
+	s, err := k.Fake.Begin(ctx)
+	return halfBlindSession{s, k}, err
+}
+
+type halfBlindSession struct {
+	iptables.Session
+	kernel *halfBlind
+}
+
+func (s halfBlindSession) Read(ctx context.Context, f rules.Family) (iptables.Snapshot, error) {
+	if f == s.kernel.family {
+		return iptables.Snapshot{}, errInjected
+	}
+	return s.Session.Read(ctx, f)
+}
+
+// TestOneFamilyCannotBeRead: what the other one loses is noticed and healed,
+// whether reading fails from the start or later. The flush record stays open: of
+// the family that cannot be read nobody knows what the flush left of it.
+func TestOneFamilyCannotBeRead(t *testing.T) {
+	for name, fromStart := range map[string]bool{"from the start": true, "later": false} {
+		t.Run(name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				k := &halfBlind{Fake: loadedFake(t, backend)}
+				if fromStart {
+					k.family = rules.IPv4
+				}
+				r := run(t, k.Fake, setup{kernel: k})
+				r.after(5 * time.Second)
+				k.family = rules.IPv4
+				r.after(5 * time.Second)
+				before := r.chain(rules.IPv6, rules.Nat, "KUBE-SERVICES")
+				must(t, r.fake.Flush(rules.IPv6, rules.Nat, ""))
+				r.after(30 * time.Second)
+				if diff := cmp.Diff(before, r.chain(rules.IPv6, rules.Nat, "KUBE-SERVICES")); diff != "" {
+					t.Errorf("KUBE-SERVICES (-want +got):\n%s", diff)
+				}
+				if got := r.oneRecord(); got.Outcome != reload.Failed {
+					t.Errorf("the record says %s while a family cannot be read", got.Outcome)
+				}
+				r.wantNotReady("ipv4")
+				k.family = 0
+				r.after(time.Minute)
+				r.wantReady()
+			})
+		})
+	}
+}
