@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/canaryd/canaryd/internal/daemon"
 )
@@ -48,7 +47,7 @@ func flushText(r daemon.FlushReply) string {
 		b.WriteString("seen by an earlier run of canaryd\n")
 	}
 	if f.Detail != "" {
-		fmt.Fprintf(&b, "%s\n", printable(f.Detail))
+		fmt.Fprintf(&b, "%s\n", plain(f.Detail))
 	}
 	fmt.Fprintf(&b, "\nby %s\n", byFully(f.Culprit))
 	if len(f.Writers) > 0 {
@@ -69,7 +68,7 @@ func flushText(r daemon.FlushReply) string {
 		left := t.Rules
 		for _, c := range t.PerChain {
 			left -= c.Rules
-			rows = append(rows, []string{"", "", "", printable(c.Chain), strconv.Itoa(c.Rules)})
+			rows = append(rows, []string{"", "", "", plain(c.Chain), strconv.Itoa(c.Rules)})
 		}
 		if t.More > 0 {
 			rows = append(rows, []string{"", "", "", fmt.Sprintf("%d more", t.More), strconv.Itoa(left)})
@@ -79,15 +78,15 @@ func flushText(r daemon.FlushReply) string {
 		_ = printTable(&b, rows)
 	}
 	for _, p := range f.Policies {
-		fmt.Fprintf(&b, "another policy, which canaryd leaves: %s\n", printable(p))
+		fmt.Fprintf(&b, "another policy, which canaryd leaves: %s\n", plain(p))
 	}
 	if r.NoDiff != "" {
-		fmt.Fprintf(&b, "\nthe rules cannot be shown: %s\n", r.NoDiff)
+		fmt.Fprintf(&b, "\nthe rules cannot be shown: %s\n", plain(oneLine(r.NoDiff)))
 	}
 	for _, d := range r.Diff {
 		fmt.Fprintf(&b, "\n@@ %s %s @@\n", d.Family, d.Table)
 		for _, line := range d.Lines {
-			fmt.Fprintf(&b, "%s\n", printable(line))
+			fmt.Fprintf(&b, "%s\n", plain(line))
 		}
 		if d.More > 0 {
 			fmt.Fprintf(&b, "@@ %s not kept @@\n", count(d.More, "more line"))
@@ -101,14 +100,14 @@ func byFully(c daemon.Culprit) string {
 	if c.Command == "" {
 		return by(c)
 	}
-	return by(c) + ": " + printable(c.Command)
+	return by(c) + ": " + plain(c.Command)
 }
 
 func known(text string) string {
 	if text == "" {
 		return "?" // it ended before it could be looked up
 	}
-	return printable(text)
+	return plain(text)
 }
 
 func lostText(rules, chains, hooks int) string {
@@ -130,22 +129,4 @@ func span(seconds float64) string {
 		return d.Round(time.Millisecond).String()
 	}
 	return d.Round(10 * time.Microsecond).String()
-}
-
-// printable escapes what would do something to a terminal: comments of rules hold
-// whatever their writer put there.
-func printable(text string) string {
-	var b strings.Builder
-	for len(text) > 0 {
-		r, size := utf8.DecodeRuneInString(text)
-		if r == utf8.RuneError && size == 1 || !strconv.IsPrint(r) {
-			for _, c := range []byte(text[:size]) {
-				fmt.Fprintf(&b, `\x%02x`, c)
-			}
-		} else {
-			b.WriteString(text[:size])
-		}
-		text = text[size:]
-	}
-	return b.String()
 }

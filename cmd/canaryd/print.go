@@ -124,7 +124,7 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 		}
 	}
 	if s.JournalError != "" {
-		if _, err := fmt.Fprintf(w, "flush records are NOT on disk: %s\n", s.JournalError); err != nil {
+		if _, err := fmt.Fprintf(w, "flush records are NOT on disk: %s\n", plain(oneLine(s.JournalError))); err != nil {
 			return err
 		}
 	}

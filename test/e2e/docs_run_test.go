@@ -62,7 +62,7 @@ func commandsIn(path, text string) []docCommand {
 	var all []docCommand
 	var fence string
 	text = strings.ReplaceAll(text, "\\\n", "") // lines that go on in the next one
-	before, block := "", "" // the line before; what the indented block is: "", "shell", "other"
+	before, block := "", ""                     // the line before; what the indented block is: "", "shell", "other"
 	for i, line := range strings.Split(text, "\n") {
 		add := func(command string) {
 			if command = strings.TrimSpace(command); command != "" && !strings.HasPrefix(command, "#") {

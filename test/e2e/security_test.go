@@ -89,7 +89,7 @@ func TestListeners(t *testing.T) {
 		n.Same("listeners", append([]string{loopback}, local...), listeners(n))
 		for path, want := range map[string]os.FileMode{
 			controlSocket: os.ModeSocket | 0o600, filepath.Dir(controlSocket): os.ModeDir | 0o700,
-			"/run/state": os.ModeDir | 0o700, "/run/state/state.json": 0o600,
+			"/run/state": os.ModeDir | 0o700, "/run/state/state.json": 0o600, "/run/state/journal.jsonl": 0o600,
 		} {
 			info, err := os.Lstat(path)
 			n.Must(err)
@@ -268,7 +268,7 @@ func TestNothingLeaksOverTCP(t *testing.T) {
 		}
 		look := func(when string) {
 			n.Helper()
-			for _, path := range []string{"/", "/metrics", "/healthz", "/readyz", "/api/v1/status", "/api/v1/", "/v1/status", "/v1/generation",
+			for _, path := range []string{"/", "/metrics", "/healthz", "/readyz", "/api/v1/status", "/api/v1/", "/v1/status", "/v1/generation", "/v1/flush?name=1",
 				"/debug/pprof/", "/debug/pprof/cmdline", "/debug/vars", "/flushes", "/api/v1/flushes/1", "/favicon.ico", "/../state/state.json"} {
 				response, err := http.Get(nodetest.HTTP + path)
 				n.Must(err)
@@ -304,6 +304,9 @@ func TestNothingLeaksOverTCP(t *testing.T) {
 		n.Want(0, "restore")
 		n.Within(nodetest.HealsIn, "health", nodetest.Ready)
 		look("after a flush")
+		if told, _ := n.Want(0, "status", "--flush=1"); !strings.Contains(told, secret) {
+			n.Errorf("the socket does not show what was flushed either:\n%s", told)
+		}
 		private, _ := n.Want(0, "status", "-o", "json")
 		n.Logf("the command line was caught: %t", strings.Contains(private, secret))
 		d.Stop()
@@ -433,7 +436,7 @@ func prints(n *nodetest.Node, d *nodetest.Process) {
 	for _, path := range []string{"/", "/api/v1/status", "/metrics", "/healthz"} {
 		said[path] = n.Get(path)
 	}
-	for _, words := range []string{"status", "status -o json", "check", "check -o line", "check -o json"} {
+	for _, words := range []string{"status", "status -o json", "status --flush 1", "status --flush 1 -o json", "check", "check -o line", "check -o json"} {
 		all := strings.Fields(words)
 		_, stdout, stderr := n.Canaryd(all[0], all[1:]...)
 		said[words] = stdout + stderr
