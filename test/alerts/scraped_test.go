@@ -243,6 +243,24 @@ func TestFlushBeforeTheFirstScrapeAlerts(t *testing.T) {
 	})
 }
 
+// TestRulesAbsentAlerts: what is not put back is told after half a minute.
+func TestRulesAbsentAlerts(t *testing.T) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		n.Load()
+		d := n.Start("--mode=observe")
+		h := begin(n)
+		h.scrape(3)
+		h.want()
+		n.Flush()
+		h.scrape(3)
+		h.want("CanarydFlush")
+		h.scrape(6)
+		h.want("CanarydFlush", "CanarydRulesAbsent")
+		d.Stop()
+		h.check()
+	})
+}
+
 // TestAlertsOfALife follows one daemon: flushed, flushed in a pause, resumed,
 // cleaned up, and stopped.
 func TestAlertsOfALife(t *testing.T) {
@@ -263,7 +281,7 @@ func TestAlertsOfALife(t *testing.T) {
 		h.scrape(3)
 		h.want("CanarydFlush")
 		h.scrape(8)
-		h.want("CanarydFlush", "CanarydRulesAbsent")
+		h.want("CanarydFlush") // what is missing in a pause is meant to be
 		n.Want(0, "resume")
 		n.Healed(2)
 		h.scrape(3)
