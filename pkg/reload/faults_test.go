@@ -155,8 +155,9 @@ func TestARestoreThatLiesIsNeverProved(t *testing.T) {
 func TestARefusedRestoreFailsAndTheNextOneHeals(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
 		n.flushAll(v4)
-		n.FailRestores(1, iptables.ReasonMissingSet)
+		n.FailRestores(-1, iptables.ReasonMissingSet)
 		result := n.heal()
+		n.FailRestores(0, "")
 		n.outcome(result, v4, Failed)
 		n.outcome(result, v6, Skipped)
 		var refused *iptables.RestoreError
@@ -166,6 +167,44 @@ func TestARefusedRestoreFailsAndTheNextOneHeals(t *testing.T) {
 		n.outcome(n.heal(), v4, Proved)
 		n.marked(v4)
 	})
+}
+
+// TestATableThatIsRefusedAsAWholeCostsNoOther: iptables-restore ends at it, and
+// what stands behind it goes in all the same.
+func TestATableThatIsRefusedAsAWholeCostsNoOther(t *testing.T) {
+	for k, refused := range rules.Guarded() {
+		onBoth(t, func(t *testing.T, n *testNode) {
+			n.flushAll(v4)
+			n.PartialCommit(k + 1) // the tables before it are written
+			result := n.heal()
+			n.outcome(result, v4, Partial)
+			if result[v4].AllBut() {
+				t.Error("all but single rules is called back")
+			}
+			for table, tr := range result[v4].Tables {
+				if tr.Proved != (table != refused) || tr.Finding.Verdict != canary.Emptied {
+					t.Errorf("%s is refused: %s was %s, proved %t", refused, table, tr.Finding.Verdict, tr.Proved)
+				}
+			}
+			again := n.heal()
+			n.outcome(again, v4, Proved)
+			if d := cmp.Diff(map[rules.TableName]bool{refused: true}, lost(again[v4])); d != "" {
+				t.Errorf("lost at the next try (-want +got):\n%s", d)
+			}
+			n.marked(v4)
+		})
+	}
+}
+
+// lost are the tables that a replay found lost.
+func lost(fr FamilyResult) map[rules.TableName]bool {
+	found := map[rules.TableName]bool{}
+	for table, v := range verdicts(fr) {
+		if v.Loss() {
+			found[table] = true
+		}
+	}
+	return found
 }
 
 // TestARefusalIsNobodyElsesWord: after one it is not known whether somebody else

@@ -18,7 +18,7 @@ func (r run) prove(ctx context.Context, t *turn) {
 		*result = FamilyResult{Outcome: Failed, Err: fmt.Errorf("%s: %w, %d times in a row", f, t.written.Err, staleReads)}
 		return
 	}
-	result.Err, result.foreign = t.written.Err, raced
+	result.Err, result.foreign = errors.Join(t.written.Err, t.asideErr()), raced
 	result.Direct, result.Detour = t.written.Direct, t.written.Detour
 	after, err := r.session.Read(ctx, f)
 	if err != nil {

@@ -38,6 +38,11 @@ type turn struct {
 	// their text with the reason.
 	culled  bool
 	refused map[rules.TableName]map[string]string
+	// aside are tables that were refused as a whole, with the reason: others are
+	// written without them. blame is a refusal of which it must be seen yet
+	// which table it was for.
+	aside map[rules.TableName]error
+	blame error
 }
 
 func (t *turn) stale() bool { return errors.Is(t.written.Err, iptables.ErrStale) }
@@ -83,7 +88,7 @@ func (r run) families(ctx context.Context) Result {
 			stale = nil
 		}
 		for _, t := range planned {
-			if !slices.Contains(stale, t) && r.cull(ctx, t) {
+			if !slices.Contains(stale, t) && (r.cull(ctx, t) || r.setAside(t)) {
 				stale = append(stale, t)
 			}
 			if !slices.Contains(stale, t) {
@@ -165,7 +170,7 @@ func (r run) plan(ctx context.Context, t *turn) bool {
 		tasks[i].lacking, tasks[i].piecewise = lack, r.Piecewise
 		tasks[i].lacking.refused = r.refusals(t, tasks[i])
 	}
-	if t.plans = planAll(tasks, r.act.plan); len(t.plans) == 0 {
+	if t.plans = t.withoutAside(planAll(tasks, r.act.plan)); len(t.plans) == 0 {
 		t.result.Outcome = t.settled()
 	}
 	return len(t.plans) > 0

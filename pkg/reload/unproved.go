@@ -75,6 +75,13 @@ func (t *turn) settled() Outcome {
 			outcome, t.result.Err = Partial, leftOut(t.family, table, tr.Quarantined)
 		}
 	}
+	if err := t.asideErr(); err != nil {
+		t.result.Err = err
+		if outcome == Skipped {
+			return Failed
+		}
+		return Partial
+	}
 	return outcome
 }
 

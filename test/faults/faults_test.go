@@ -1,166 +1,126 @@
 // Package faults tries the built canaryd where what it leans on fails in the
-// middle of a loss: the program that restores, and the disk.
+// middle of a loss: the program that restores, the lock, the kernel's answers, file
+// descriptors, and the disk.
 package faults
 
 import (
+	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
-	"strings"
+	"syscall"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/nodetest"
 )
 
 func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
 
-// A wrapper stands before the real iptables-restore and does what /run/mode
-// says.
-const wrapper = `#!/bin/sh
-case $(cat /run/mode 2>/dev/null) in
-lie) cat >/dev/null; exit 0 ;;
-killed) head -n 40 | "%[1]s" "$@"; kill -9 $$ ;;
-second) sed '/^COMMIT/q' | "%[1]s" "$@"; echo 'line 77 failed' >&2; exit 1 ;;
-refuse) cat >/dev/null; echo 'line 1 failed' >&2; exit 1 ;;
-esac
-exec "%[1]s" "$@"
-`
+// lasts is how long a fault lasts: many tries of a replay.
+const lasts = 1500 * time.Millisecond
 
-// wrap puts wrappers before the programs that restore.
-func wrap(n *nodetest.Node) {
+// A node is one with a running canaryd.
+type node struct {
+	*nodetest.Node
+	daemon *nodetest.Process
+}
+
+func start(n *nodetest.Node, flags ...string) node {
 	n.Helper()
-	n.Must(os.Mkdir("/run/own", 0o755))
-	for _, family := range []string{"iptables-", "ip6tables-"} {
-		name := family + string(n.Programs.With) + "-restore"
-		path, err := exec.LookPath(name)
-		n.Must(err)
-		n.Must(os.WriteFile(filepath.Join("/run/own", name), fmt.Appendf(nil, wrapper, path), 0o755))
+	return node{n, n.Start(flags...)}
+}
+
+// A fault is what goes wrong.
+type fault struct {
+	name  string
+	begin func() func() // makes it go wrong, and returns what ends it
+	flush func()        // nil for iptables -F in every table
+	while func()        // looks closer before the fault ends; nil for nothing
+	deaf  bool          // it cannot be asked meanwhile
+	heals bool          // there is another way: all is back while it lasts
+}
+
+// during flushes all tables while a fault lasts. Then nothing counts as back that
+// is not, the daemon goes on answering and is not ready; and all is back when the
+// fault ends.
+func (n node) during(f fault) {
+	n.Helper()
+	protected, records := n.Protected(), len(n.Status().Flushes)
+	before := n.Metrics()
+	end := f.begin()
+	left := n.flushAtOnce(f.flush)
+	told := func() error {
+		// What failed last may be in force all the same; the next try finds that out.
+		if s := n.Status(); len(s.Flushes) != records+1 || s.Flushes[0].Outcome == "failed" {
+			return fmt.Errorf("flush records %+v", s.Flushes)
+		}
+		return nodetest.Ready()
 	}
-	n.Env = append(n.Env, "PATH=/run/own:"+os.Getenv("PATH"))
+	if f.heals {
+		n.Within(nodetest.HealsIn, f.name+": the rules to be back while it lasts", told)
+		n.Same(f.name+": protected rules while it lasts", protected, n.Protected())
+	} else {
+		n.missing(f, before, protected)
+	}
+	if f.while != nil {
+		f.while()
+	}
+	end()
+	n.Within(nodetest.HealsIn, f.name+": the rules to be back", told)
+	n.Same(f.name+": protected rules", protected, n.Protected())
+	n.Same(f.name+": foreign rules", left, n.Foreign())
+	if got := n.Metrics()["rules_absent_seconds{}"] - before["rules_absent_seconds{}"]; got != 1 {
+		n.Errorf("%s: %v losses have ended, want 1", f.name, got)
+	}
 }
 
-// TestRestoreFails: the program that restores lies, is killed half-way, or
-// fails. Nothing of that counts as proved, the loss shows all the while, and all
-// is back when it works again.
-func TestRestoreFails(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
-		n.Load()
-		wrap(n)
-		protected := n.Protected()
-		d := n.Start("--replay=text")
-		for i, mode := range []string{"lie", "killed", "refuse"} {
-			before := n.Metrics()
-			n.Must(os.WriteFile("/run/mode", []byte(mode), 0o600))
-			n.Flush()
-			left := n.Foreign()
-			time.Sleep(1500 * time.Millisecond)
-			now := n.Metrics()
-			if now["loss_since_timestamp_seconds{}"] == 0 || nodetest.Ready() == nil {
-				n.Errorf("%s: the loss does not show", mode)
-			}
-			if got := now["rules_absent_seconds{}"] - before["rules_absent_seconds{}"]; got != 0 {
-				n.Errorf("%s: something counts as back", mode)
-			}
-			if slices.Equal(protected, n.Protected()) {
-				n.Errorf("%s: nothing is missing", mode)
-			}
-			n.Must(os.Remove("/run/mode"))
-			n.Within(nodetest.HealsIn, "the rules to be back", nodetest.Ready)
-			n.Same(mode+": protected rules", protected, n.Protected())
-			n.Same(mode+": foreign rules", left, n.Foreign())
-			if s := n.Status(); len(s.Flushes) != i+1 || s.Flushes[0].Outcome == "failed" {
-				n.Errorf("%s: flush records %+v", mode, s.Flushes)
-			}
-		}
-		d.Stop()
-	})
+// flushAtOnce flushes while canaryd is stopped, so that many commands are one
+// flush, and returns what is left of other people's rules. canaryd may hold the
+// lock.
+func (n node) flushAtOnce(flush func()) []string {
+	n.Helper()
+	if flush == nil {
+		flush = n.FlushUnlocked
+	}
+	n.daemon.Signal(syscall.SIGSTOP)
+	flush()
+	left := n.Foreign()
+	n.daemon.Signal(syscall.SIGCONT)
+	return left
 }
 
-// TestLaterTablesFail: of each restore only the first table goes in. Every try
-// is for what is missing still, so that all is back although the fault lasts.
-func TestLaterTablesFail(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
-		n.Load()
-		wrap(n)
-		protected := n.Protected()
-		d := n.Start("--replay=text")
-		n.Must(os.WriteFile("/run/mode", []byte("second"), 0o600))
-		n.Flush()
-		n.Healed(1)
-		n.Same("protected rules", protected, n.Protected())
-		// What failed last is in force all the same; the next try finds that out.
-		n.Within(nodetest.HealsIn, "the end of the loss", func() error {
-			if s := n.Status(); len(s.Flushes) != 1 || s.Flushes[0].Outcome == "failed" {
-				return fmt.Errorf("the records are %+v", s.Flushes)
-			}
-			return nil
-		})
-		if got := nodetest.Sum(n.Metrics(), "restore_failures_total"); got == 0 {
-			n.Error("no failure is counted")
-		}
-		d.Stop()
-	})
+// notReady returns an error if the daemon says that every table is intact.
+func notReady() error {
+	if nodetest.Ready() == nil {
+		return errors.New("it is called ready")
+	}
+	return nil
 }
 
-// TestDiskFails: the state folder is full, then read-only. Replays go on, the log
-// says what it means, and the generation is on disk when there is room again.
-func TestDiskFails(t *testing.T) {
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
-		n.Load()
-		n.Must(os.MkdirAll("/run/state", 0o700))
-		n.Must(unix.Mount("tmpfs", "/run/state", "tmpfs", 0, "size=1m"))
-		d := n.Start()
-		protected := n.Protected()
-		const litter = "/run/state/litter"
-		fill := func() {
-			file, err := os.Create(litter)
-			n.Must(err)
-			defer file.Close()
-			for err == nil {
-				_, err = file.Write(make([]byte, 4096))
-			}
+// missing checks for as long as the fault lasts that nobody calls the node whole.
+func (n node) missing(f fault, before map[string]float64, protected []string) {
+	n.Helper()
+	if f.deaf {
+		time.Sleep(lasts)
+		if slices.Equal(protected, n.Protected()) {
+			n.Errorf("%s: nothing is missing", f.name)
 		}
-		healed := func(why string, records int) {
-			n.Helper()
-			n.Flush()
-			n.Healed(records)
-			n.Same("protected rules with a disk that is "+why, protected, n.Protected())
+		return
+	}
+	n.Within(nodetest.HealsIn, f.name+": it to show", notReady)
+	for until := time.Now().Add(lasts); time.Now().Before(until); time.Sleep(100 * time.Millisecond) {
+		if err := notReady(); err != nil {
+			n.Fatalf("%s: %v", f.name, err)
 		}
-		fill()
-		healed("full", 1)
-		n.Within(nodetest.HealsIn, "the log", func() error {
-			if !strings.Contains(d.Log(), "The generation is not on disk") || !strings.Contains(d.Log(), "A flush record is not on disk") {
-				return fmt.Errorf("it does not say that nothing is kept")
-			}
-			return nil
-		})
-		n.Must(os.Remove(litter))
-		n.Must(unix.Mount("", "/run/state", "", unix.MS_REMOUNT|unix.MS_RDONLY, "size=1m"))
-		healed("read-only", 2)
-		n.Must(unix.Mount("", "/run/state", "", unix.MS_REMOUNT, "size=1m"))
-		healed("there again", 3)
-		d.Stop()
-		next := n.Start()
-		next.WantLog("Took up the stored generation")
-		if got := n.Status().Flushes; len(got) != 0 {
-			n.Errorf("after the disk came back and a restart: %+v", got)
+		if _, err := nodetest.Fetch("/healthz"); err != nil {
+			n.Fatalf("%s: the loop stands still: %v", f.name, err)
 		}
-		// The journal tries again by itself, and with the next flush.
-		kept := n.WholeStatus().Flushes
-		if len(kept) < 3 {
-			n.Errorf("%d flush records are on disk, want those of 3 flushes: %+v", len(kept), kept)
-		}
-		for _, record := range kept {
-			if told, _ := n.Want(0, "status", "--flush", record.ID); !strings.Contains(told, "\n--A ") {
-				n.Errorf("the journal does not say what flush %s took:\n%s", record.ID, told)
-			}
-		}
-		n.Same("protected rules in the end", protected, n.Protected())
-		next.Stop()
-	})
+	}
+	if got := n.Metrics()["rules_absent_seconds{}"] - before["rules_absent_seconds{}"]; got != 0 {
+		n.Errorf("%s: something counts as back", f.name)
+	}
+	if slices.Equal(protected, n.Protected()) {
+		n.Errorf("%s: nothing is missing", f.name)
+	}
 }

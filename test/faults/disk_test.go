@@ -1,0 +1,85 @@
+package faults
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/nodetest"
+)
+
+// TestDiskFails: the state folder is full, then read-only. Replays go on, the log
+// says what it means, and the generation is on disk when there is room again.
+func TestDiskFails(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		n.Must(os.MkdirAll("/run/state", 0o700))
+		n.Must(unix.Mount("tmpfs", "/run/state", "tmpfs", 0, "size=1m"))
+		d := start(n)
+		protected := n.Protected()
+		const litter = "/run/state/litter"
+		fill := func() {
+			file, err := os.Create(litter)
+			n.Must(err)
+			defer file.Close()
+			for err == nil {
+				_, err = file.Write(make([]byte, 4096))
+			}
+		}
+		healed := func(why string, records int) {
+			n.Helper()
+			d.flushAtOnce(nil)
+			n.Healed(records)
+			n.Same("protected rules with a disk that is "+why, protected, n.Protected())
+		}
+		fill()
+		healed("full", 1)
+		n.Within(nodetest.HealsIn, "the log", func() error {
+			if !strings.Contains(d.daemon.Log(), "The generation is not on disk") || !strings.Contains(d.daemon.Log(), "A flush record is not on disk") {
+				return fmt.Errorf("it does not say that nothing is kept")
+			}
+			return nil
+		})
+		n.Must(os.Remove(litter))
+		n.Must(unix.Mount("", "/run/state", "", unix.MS_REMOUNT|unix.MS_RDONLY, "size=1m"))
+		healed("read-only", 2)
+		n.Must(unix.Mount("", "/run/state", "", unix.MS_REMOUNT, "size=1m"))
+		healed("there again", 3)
+		d.daemon.Stop()
+		next := n.Start()
+		next.WantLog("Took up the stored generation")
+		if got := n.Status().Flushes; len(got) != 0 {
+			n.Errorf("after the disk came back and a restart: %+v", got)
+		}
+		// The journal tries again by itself, and with the next flush.
+		kept := n.WholeStatus().Flushes
+		if len(kept) < 3 {
+			n.Errorf("%d flush records are on disk, want those of 3 flushes: %+v", len(kept), kept)
+		}
+		for _, record := range kept {
+			if told, _ := n.Want(0, "status", "--flush", record.ID); !strings.Contains(told, "\n--A ") {
+				n.Errorf("the journal does not say what flush %s took:\n%s", record.ID, told)
+			}
+		}
+		n.Same("protected rules in the end", protected, n.Protected())
+		next.Stop()
+	})
+}
+
+// TestDiskIsFullAtStart: a state folder of 8 KiB that is full, and one that cannot be
+// written. canaryd begins and heals without it, and says what that means.
+func TestDiskIsFullAtStart(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		n.Must(os.MkdirAll("/run/state", 0o700))
+		n.Must(unix.Mount("tmpfs", "/run/state", "tmpfs", 0, "size=8k"))
+		n.Must(os.WriteFile("/run/state/litter", make([]byte, 8<<10), 0o600))
+		d := start(n)
+		d.during(fault{name: "full", begin: func() func() { return func() {} }, heals: true})
+		d.daemon.WantLog("not on disk")
+		d.daemon.Stop()
+	})
+}

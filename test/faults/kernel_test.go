@@ -1,0 +1,194 @@
+package faults
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A log is what strace says, read while it is written.
+type log struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *log) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// refuses makes these system calls of canaryd, and of all that it executes, fail
+// with that error.
+func (n node) refuses(errno string, calls ...string) func() func() {
+	return func() func() {
+		n.Helper()
+		nstest.NeedProgram(n.T, "strace")
+		list := strings.Join(calls, ",")
+		var said log
+		tracer := exec.CommandContext(n.Context(), "strace", "-f", "-o", "/run/strace", "-e", "trace="+list,
+			"-e", "inject="+list+":error="+errno, "-p", strconv.Itoa(n.daemon.PID()))
+		tracer.Stderr = &said
+		n.Must(tracer.Start())
+		n.Within(nodetest.StartsIn, "strace to be attached", func() error {
+			if !strings.Contains(said.String(), "attached") {
+				return fmt.Errorf("it says %q", said.String())
+			}
+			return nil
+		})
+		return func() {
+			n.Helper()
+			n.Must(tracer.Process.Signal(unix.SIGINT))
+			// strace 6.1 may wait for ever for a thread that ends as it detaches;
+			// the kernel detaches all when it is killed.
+			late := time.AfterFunc(2*time.Second, func() { _ = tracer.Process.Kill() })
+			_ = tracer.Wait() // the signal is what it says
+			late.Stop()
+			text, err := os.ReadFile("/run/strace")
+			n.Must(err)
+			executes := list != "execve" || n.Programs.With == iptables.Legacy // a direct replay does not
+			if executes && !bytes.Contains(text, []byte("(INJECTED)")) {
+				n.Errorf("no call of %s was refused: %s", list, said.String())
+			}
+		}
+	}
+}
+
+// noFiles leaves canaryd no file descriptor that is not open already.
+func (n node) noFiles() func() {
+	n.Helper()
+	var before unix.Rlimit
+	n.Must(unix.Prlimit(n.daemon.PID(), unix.RLIMIT_NOFILE, nil, &before))
+	none := unix.Rlimit{Cur: 0, Max: before.Max}
+	n.Must(unix.Prlimit(n.daemon.PID(), unix.RLIMIT_NOFILE, &none, nil))
+	return func() { n.Must(unix.Prlimit(n.daemon.PID(), unix.RLIMIT_NOFILE, &before, nil)) }
+}
+
+// TestTheKernelRefuses: sockets, questions, answers, programs or descriptors are
+// refused for a while.
+func TestTheKernelRefuses(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		d := start(n)
+		nft := n.Programs.With == iptables.NFT
+		faults := []fault{
+			{name: "sockets are refused", begin: d.refuses("EMFILE", "socket")},
+			{name: "nothing can be executed", begin: d.refuses("ENOMEM", "execve"), heals: nft},
+			{name: "no file can be opened", begin: d.noFiles, deaf: true},
+		}
+		if nft {
+			faults = append(faults,
+				fault{name: "questions are refused", begin: d.refuses("EPERM", "sendto", "sendmsg")},
+				fault{name: "answers are lost", begin: d.refuses("ENOBUFS", "recvfrom", "recvmsg")},
+				fault{name: "there is no room for a transaction", begin: d.refuses("EPERM", "setsockopt"), heals: true},
+			)
+		} else {
+			faults = append(faults,
+				fault{name: "tables cannot be read", begin: d.refuses("ENOMEM", "getsockopt")},
+				fault{name: "tables cannot be written", begin: d.refuses("ENOMEM", "setsockopt")},
+			)
+		}
+		for _, f := range faults {
+			d.during(f)
+		}
+		d.daemon.Stop()
+	})
+}
+
+// TestANativeTable: whoever flushes writes rules that iptables cannot read into one
+// table of IPv6. Everything else is back meanwhile, that table is not called whole,
+// and it is back as soon as it can be read.
+func TestANativeTable(t *testing.T) {
+	tests := []struct{ name, write, remove string }{
+		{"a native rule", "add chain ip6 nat PREROUTING { type nat hook prerouting priority -100; }\nadd rule ip6 nat PREROUTING ct state vmap { new : accept }", "flush chain ip6 nat PREROUTING"},
+		{"another hook", "add chain ip6 nat PREROUTING { type nat hook postrouting priority 100; }", "delete chain ip6 nat PREROUTING"},
+	}
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		n.Load()
+		whole := n.Protected()
+		d := start(n)
+		nft := func(text string) {
+			cmd := exec.CommandContext(n.Context(), "nft", "-f", "-")
+			cmd.Stdin = strings.NewReader(text + "\n")
+			if out, err := cmd.CombinedOutput(); err != nil {
+				n.Fatalf("%s: %v: %s", text, err, out)
+			}
+		}
+		for _, test := range tests {
+			before := n.Metrics()
+			records := len(n.Status().Flushes)
+			nft("flush ruleset\nadd table ip6 nat\n" + test.write)
+			n.Within(nodetest.HealsIn, test.name+": all but one table to be back", func() error {
+				for f, tables := range n.Status().Families {
+					for table, verdict := range tables {
+						if one := f == rules.IPv6 && table == rules.Nat; one == (verdict == "intact") {
+							return fmt.Errorf("%s %s is %s", f, table, verdict)
+						}
+					}
+				}
+				return nil
+			})
+			now := n.Metrics()
+			if now["loss_since_timestamp_seconds{}"] == 0 || notReady() != nil {
+				n.Errorf("%s: the loss does not show", test.name)
+			}
+			if got := now["rules_absent_seconds{}"] - before["rules_absent_seconds{}"]; got != 0 {
+				n.Errorf("%s: something counts as back", test.name)
+			}
+			nft(test.remove)
+			n.Within(nodetest.HealsIn, test.name+": that table to be back", func() error {
+				if s := n.Status(); len(s.Flushes) != records+1 || s.Flushes[0].Outcome == "failed" {
+					return fmt.Errorf("flush records %+v", s.Flushes)
+				}
+				return nodetest.Ready()
+			})
+			n.Same(test.name+": protected rules", whole, n.Protected())
+		}
+		d.daemon.Stop()
+	})
+}
+
+// TestTheLockIsHeld: somebody has the xtables lock for many times --lock-wait. On
+// nft nobody asks for it.
+func TestTheLockIsHeld(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		d := start(n, "--lock-wait=200ms")
+		d.during(fault{
+			name:  "the lock is held",
+			heals: n.Programs.With == iptables.NFT,
+			begin: func() func() {
+				lock, err := os.OpenFile("/run/xtables.lock", os.O_RDONLY|os.O_CREATE, 0o600)
+				n.Must(err)
+				n.Must(unix.Flock(int(lock.Fd()), unix.LOCK_EX))
+				return func() { n.Must(lock.Close()) }
+			},
+			while: func() {
+				got := nodetest.Sum(n.Metrics(), "restore_failures_total", `reason="lock"`)
+				if legacy := n.Programs.With == iptables.Legacy; legacy != (got > 0) {
+					n.Errorf("%v tries failed because of the lock", got)
+				}
+			},
+		})
+		d.daemon.Stop()
+	})
+}

@@ -1,0 +1,176 @@
+package faults
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A wrapper stands before the real iptables-restore and does what /run/mode, or
+// the file for its family, says.
+const wrapper = `#!/bin/sh
+case $(cat /run/mode "/run/mode.${0##*/}" 2>/dev/null) in
+lie) cat >/dev/null; exit 0 ;;
+killed) head -n 40 | "%[1]s" "$@"; kill -9 $$ ;;
+second) sed '/^COMMIT/q' | "%[1]s" "$@"; echo 'line 77 failed' >&2; exit 1 ;;
+nat) sed '/^\*nat/,/^COMMIT/d' | "%[1]s" "$@"; echo 'line 7 failed' >&2; exit 1 ;;
+refuse) cat >/dev/null; echo 'line 1 failed' >&2; exit 1 ;;
+hang) cat >/dev/null; echo $$ >/run/hangs; exec sleep 1000 ;;
+half) sed '/^COMMIT/q' | "%[1]s" "$@"; echo $$ >/run/hangs; exec sleep 1000 ;;
+esac
+exec "%[1]s" "$@"
+`
+
+// wrap puts wrappers before the programs that restore.
+func wrap(n *nodetest.Node) {
+	n.Helper()
+	n.Must(os.Mkdir("/run/own", 0o755))
+	for _, f := range rules.Families() {
+		path, err := exec.LookPath(restorer(n, f))
+		n.Must(err)
+		n.Must(os.WriteFile(filepath.Join("/run/own", restorer(n, f)), fmt.Appendf(nil, wrapper, path), 0o755))
+	}
+	n.Env = append(n.Env, "PATH=/run/own:"+os.Getenv("PATH"))
+}
+
+// restorer returns the name of a family's iptables-restore.
+func restorer(n *nodetest.Node, f rules.Family) string {
+	if f == rules.IPv6 {
+		return "ip6tables-" + string(n.Programs.With) + "-restore"
+	}
+	return "iptables-" + string(n.Programs.With) + "-restore"
+}
+
+// does makes the wrappers go wrong in that way.
+func does(n *nodetest.Node, file, mode string) func() func() {
+	return func() func() {
+		n.Helper()
+		n.Must(os.WriteFile(file, []byte(mode), 0o600))
+		return func() { n.Must(os.Remove(file)) }
+	}
+}
+
+// TestRestoreFails: the program that restores lies, is killed half-way, hangs, or
+// fails. Nothing of that counts as proved, the loss shows all the while, and all
+// is back when it works again.
+func TestRestoreFails(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		wrap(n)
+		d := start(n, "--replay=text")
+		lost := func() {
+			if n.Metrics()["loss_since_timestamp_seconds{}"] == 0 {
+				n.Error("the loss does not show")
+			}
+		}
+		for _, mode := range []string{"lie", "killed", "refuse", "nat"} {
+			d.during(fault{name: mode, begin: does(n, "/run/mode", mode), while: lost})
+		}
+		for _, mode := range []string{"hang", "half"} {
+			begin := does(n, "/run/mode", mode)
+			d.during(fault{
+				name: mode,
+				begin: func() func() {
+					end := begin()
+					return func() { end(); killHanging(n) }
+				},
+				while: lost,
+			})
+		}
+		d.daemon.Stop()
+	})
+}
+
+// killHanging ends the wrapper that hangs.
+func killHanging(n *nodetest.Node) {
+	n.Helper()
+	text, err := os.ReadFile("/run/hangs")
+	n.Must(err)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	n.Must(err)
+	n.Must(unix.Kill(pid, unix.SIGKILL))
+}
+
+// TestDirectlyNoProgramIsNeeded: what replays by netlink does not mind what becomes
+// of the program.
+func TestDirectlyNoProgramIsNeeded(t *testing.T) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		n.Load()
+		wrap(n)
+		d := start(n)
+		for _, mode := range []string{"lie", "hang"} {
+			d.during(fault{name: mode, begin: does(n, "/run/mode", mode), heals: true})
+		}
+		d.daemon.Stop()
+	})
+}
+
+// TestLaterTablesFail: of each restore only the first table goes in. Every try
+// is for what is missing still, so that all is back although the fault lasts.
+func TestLaterTablesFail(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		wrap(n)
+		d := start(n, "--replay=text")
+		d.during(fault{name: "second", begin: does(n, "/run/mode", "second"), heals: true})
+		if got := nodetest.Sum(n.Metrics(), "restore_failures_total"); got == 0 {
+			n.Error("no failure is counted")
+		}
+		d.daemon.Stop()
+	})
+}
+
+// TestOneFamilyFails: the other one is back and proved meanwhile, and is left
+// alone by the tries that follow.
+func TestOneFamilyFails(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		wrap(n)
+		d := start(n, "--replay=text")
+		for _, f := range rules.Families() {
+			other := rules.IPv6
+			if f == rules.IPv6 {
+				other = rules.IPv4
+			}
+			of := func(lines []string, f rules.Family) (some []string) {
+				for _, line := range lines {
+					if strings.HasPrefix(line, f.String()+" ") {
+						some = append(some, line)
+					}
+				}
+				return some
+			}
+			protected := n.Protected()
+			d.during(fault{
+				name:  f.String() + " refused",
+				begin: does(n, "/run/mode."+restorer(n, f), "refuse"),
+				while: func() {
+					n.Same("the other family", of(protected, other), of(n.Protected(), other))
+					for table, verdict := range n.Status().Families[other] {
+						if verdict != "intact" {
+							n.Errorf("%s %s is %s", other, table, verdict)
+						}
+					}
+					got := n.Metrics()
+					if proved := nodetest.Sum(got, "replays_total", other.String(), "proved"); proved == 0 {
+						n.Errorf("%s is not counted as proved", other)
+					}
+					if failed := nodetest.Sum(got, "restore_failures_total", other.String()); failed != 0 && f == rules.IPv4 {
+						n.Errorf("%v failures of %s", failed, other)
+					}
+				},
+			})
+		}
+		d.daemon.Stop()
+	})
+}
