@@ -108,10 +108,17 @@ func (view pageView) of(s Status, dead error, now time.Time) pageView {
 
 func familyLabel(f rules.Family) string { return strings.Replace(f.String(), "ip", "IP", 1) }
 
+// A loser is a table that lost something.
+type loser struct {
+	table   string
+	verdict canary.Verdict
+}
+
 // headlineOf says whether the node is whole. What is worse comes first; nothing
 // that is not known counts as whole.
 func headlineOf(s Status, dead error, now time.Time) pageVerdict {
-	var lost, unknown []string
+	var lost []loser
+	var unknown []string
 	for _, f := range rules.Families() {
 		verdicts, enabled := s.Families[f]
 		if !enabled {
@@ -121,7 +128,7 @@ func headlineOf(s Status, dead error, now time.Time) pageVerdict {
 			v := cmp.Or(verdicts[t], canary.Unknown)
 			switch {
 			case v.Loss():
-				lost = append(lost, fmt.Sprintf("%s %s (%s)", f, t, v))
+				lost = append(lost, loser{fmt.Sprintf("%s %s", f, t), v})
 			case v == canary.Unknown:
 				unknown = append(unknown, fmt.Sprintf("%s %s", f, t))
 			}
@@ -167,7 +174,7 @@ func sinceTitle(title string, t time.Time) string {
 }
 
 // lossLines say what is missing and what is done about it.
-func lossLines(s Status, lost, unknown []string, now time.Time) []string {
+func lossLines(s Status, lost []loser, unknown []string, now time.Time) []string {
 	next := "canaryd is putting them back."
 	switch {
 	case s.Mode == Observe:
@@ -182,12 +189,28 @@ func lossLines(s Status, lost, unknown []string, now time.Time) []string {
 		what += " for " + durationText(now.Sub(s.LossSince))
 	}
 	if len(lost) > 0 {
-		what += " in " + strings.Join(lost, ", ")
+		what += " in " + tablesOf(lost)
 	}
 	if len(unknown) > 0 {
 		what += "; not known of " + strings.Join(unknown, ", ")
 	}
 	return []string{what + ".", next}
+}
+
+// tablesOf names the tables that are lost, and their verdicts: most flushes hit
+// many in the same way.
+func tablesOf(lost []loser) string {
+	var parts []string
+	for i := 0; i < len(lost); {
+		end := i
+		var names []string
+		for ; end < len(lost) && lost[end].verdict == lost[i].verdict; end++ {
+			names = append(names, lost[end].table)
+		}
+		parts = append(parts, fmt.Sprintf("%s (%s)", strings.Join(names, ", "), lost[i].verdict))
+		i = end
+	}
+	return strings.Join(parts, ", ")
 }
 
 func wholeLines(s Status, now time.Time) []string {

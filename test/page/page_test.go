@@ -56,15 +56,18 @@ func TestStates(t *testing.T) {
 			[]string{"has not been known for 5 min"}},
 		{"the loop is stuck", whole, true, "unknown", "Not known since", []string{"the loop has not turned for 12s"}},
 		{"nothing yet", func() daemon.Status { return daemon.Status{} }, false, "unknown", "Not known yet", []string{"No family has been looked at yet", "There is none yet: nothing could be put back"}},
+		{"after a restart", with(busy, func(s *daemon.Status) {
+			s.Flushes[0].Outcome, s.Flushes[0].Earlier, s.Flushes[0].AbsentSeconds = daemon.Interrupted, true, 0
+		}), false, "whole", "Whole", []string{"Last flush 2 min ago.", "interrupted: canaryd ended before it was answered", ", seen by an earlier run of canaryd"}},
 		{"paused", with(whole, func(s *daemon.Status) { s.Paused, s.PausedUntil = true, soon }), false, "paused", "Paused until", []string{"The rules are in force."}},
 		{"stopped", with(whole, func(s *daemon.Status) { s.Stopped = true }), false, "stopped", "Stopped", []string{"A cleanup removed the canaries"}},
 		{"mismatch, one family, behind", with(whole, func(s *daemon.Status) {
 			delete(s.Families, rules.IPv6)
 			s.DisabledFamilies = map[rules.Family]string{rules.IPv6: "the kernel lacks it"}
 			s.Families[rules.IPv4][rules.Nat] = canary.Changed
-			s.Backend.Mismatch = true
+			s.Backend.Mismatch, s.JournalError = true, "no space left on device"
 			s.CapturePendingSince = time.Now().Add(-3 * time.Minute)
-		}), false, "whole", "Whole", []string{"IPv6 not watched: the kernel lacks it", "✓ changed", "The other backend is in use by now.", "The generation is behind."}},
+		}), false, "whole", "Whole", []string{"IPv6 not watched: the kernel lacks it", "✓ changed", "The other backend is in use by now.", "The generation is behind.", "Flush records are not on disk."}},
 	}
 	b := start(t)
 	for _, tt := range tests {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/browser"
+	"github.com/canaryd/canaryd/internal/nodetest"
 	"github.com/canaryd/canaryd/internal/nstest"
 )
 
@@ -20,15 +21,17 @@ const follows = time.Minute
 // one is the browser of all tests of this process, begun by the first that
 // needs it. They share no more than the program: each page has a profile of its
 // own.
-var one = sync.OnceValues(func() (*browser.Browser, error) { return browser.Start(context.Background()) })
+var one struct {
+	begin   sync.Once
+	browser *browser.Browser
+	err     error
+}
 
 func TestMain(m *testing.M) {
-	code := m.Run()
-	// A browser that could not be begun was complained of; one that nobody
-	// needed is begun and ended.
-	if b, err := one(); err == nil {
-		if err := b.Close(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
+	code := nodetest.Main(m)
+	if one.browser != nil {
+		if err := one.browser.Close(); err != nil {
+			fmt.Fprintln(os.Stderr, "closing the browser:", err)
 			code = 1
 		}
 	}
@@ -39,11 +42,11 @@ func TestMain(m *testing.M) {
 func start(t *testing.T) *browser.Browser {
 	t.Helper()
 	nstest.NeedBrowser(t)
-	b, err := one()
-	if err != nil {
-		t.Fatal(err)
+	one.begin.Do(func() { one.browser, one.err = browser.Start(context.Background()) })
+	if one.err != nil {
+		t.Fatal(one.err)
 	}
-	return b
+	return one.browser
 }
 
 // A tab is an open page in a test.

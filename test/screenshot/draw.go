@@ -17,8 +17,7 @@ import (
 )
 
 const (
-	windowSize = "1500,1850"
-	step       = time.Second
+	step = time.Second
 	// rateInterval is four scrapes, as Grafana has it.
 	rateInterval = "4s"
 )

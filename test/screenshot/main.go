@@ -1,20 +1,30 @@
 // Screenshot flushes a node's rules in many ways under a running canaryd,
 // in a network namespace of its own, has a Prometheus there scrape it, and draws
 // the panels of the Grafana dashboard with what that Prometheus answers to their
-// expressions. Chromium makes a picture of it. `make screenshot` runs it.
+// expressions. Chromium makes a picture of it, and on the way two of canaryd's
+// own page. `make screenshot` runs it.
 package main
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
+	"image"
+	"image/color"
+	"image/png"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/browser"
 	"github.com/canaryd/canaryd/internal/netns"
 	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -33,7 +43,7 @@ func run() int {
 	flag.StringVar(&s.canaryd, "canaryd", "bin/canaryd", "the canaryd `program` to watch")
 	flag.StringVar(&s.dashboard, "dashboard", "deploy/grafana/canaryd.json", "the dashboard's `file`")
 	flag.StringVar(&s.page, "page", "bin/dashboard.html", "the page's `file`, an intermediate step")
-	flag.StringVar(&s.picture, "o", "docs/images/dashboard.png", "the picture's `file`")
+	flag.StringVar(&s.pictures, "o", "docs/images", "the pictures' `folder`")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -53,10 +63,10 @@ func run() int {
 }
 
 // A shot is the files of one picture.
-type shot struct{ canaryd, dashboard, page, picture string }
+type shot struct{ canaryd, dashboard, page, pictures string }
 
 func (s *shot) absolute() error {
-	for _, path := range []*string{&s.canaryd, &s.dashboard, &s.page, &s.picture} {
+	for _, path := range []*string{&s.canaryd, &s.dashboard, &s.page, &s.pictures} {
 		var err error
 		if *path, err = filepath.Abs(*path); err != nil {
 			return err
@@ -67,7 +77,7 @@ func (s *shot) absolute() error {
 
 // take has a child in a namespace write the page, and makes a picture of it.
 func (s *shot) take(ctx context.Context) error {
-	cmd, err := netns.Command(ctx, marker, "yes", "-canaryd", s.canaryd, "-dashboard", s.dashboard, "-page", s.page)
+	cmd, err := netns.Command(ctx, marker, "yes", "-canaryd", s.canaryd, "-dashboard", s.dashboard, "-page", s.page, "-o", s.pictures)
 	if err != nil {
 		return err
 	}
@@ -75,13 +85,67 @@ func (s *shot) take(ctx context.Context) error {
 	if err := netns.Run(cmd); err != nil {
 		return err
 	}
-	// Without its sandbox: root may not have one, and the page is our own.
-	browser := exec.CommandContext(ctx, "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-		"--window-size="+windowSize, "--screenshot="+s.picture, "file://"+s.page)
-	if out, err := browser.CombinedOutput(); err != nil {
-		return fmt.Errorf("chromium: %w\n%s", err, out)
+	return s.picture(ctx, "dashboard.png", "file://"+s.page, browser.Look{Width: 1500, Height: 1850}, "")
+}
+
+// picture makes a picture of a page, after a script was run in it. Less than
+// the window is cut off.
+func (s *shot) picture(ctx context.Context, name, url string, look browser.Look, script string) (err error) {
+	b, err := browser.Start(ctx)
+	if err != nil {
+		return err
 	}
-	return nil
+	defer func() { err = errors.Join(err, b.Close()) }()
+	tab, err := b.Open(url, look)
+	if err != nil {
+		return err
+	}
+	if script != "" {
+		if err := tab.Eval(script, nil); err != nil {
+			return err
+		}
+	}
+	path := filepath.Join(s.pictures, name)
+	if err := tab.Screenshot(path, false); err != nil {
+		return err
+	}
+	return shrink(path)
+}
+
+// shrink leaves a picture its 256 commonest colours: a third of the size, and
+// nobody sees it.
+func shrink(path string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	full, err := png.Decode(bytes.NewReader(text))
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	bounds, counts := full.Bounds(), map[color.Color]int{}
+	for y := range bounds.Dy() {
+		for x := range bounds.Dx() {
+			counts[full.At(x, y)]++
+		}
+	}
+	palette := color.Palette(slices.SortedFunc(maps.Keys(counts), func(a, b color.Color) int { return cmp.Compare(counts[b], counts[a]) }))
+	palette = palette[:min(len(palette), 256)]
+	nearest := map[color.Color]uint8{}
+	for c := range counts {
+		nearest[c] = uint8(palette.Index(c))
+	}
+	small := image.NewPaletted(bounds, palette)
+	for y := range bounds.Dy() {
+		for x := range bounds.Dx() {
+			small.SetColorIndex(x, y, nearest[full.At(x, y)])
+		}
+	}
+	var out bytes.Buffer
+	if err := (&png.Encoder{CompressionLevel: png.BestCompression}).Encode(&out, small); err != nil {
+		return err
+	}
+	return os.WriteFile(path, out.Bytes(), 0o644)
 }
 
 // config is Prometheus' configuration; it scrapes far more often than on a real
@@ -123,6 +187,7 @@ func (s *shot) watch(ctx context.Context) error {
 	} {
 		cmd := exec.CommandContext(ctx, line[0], line[1:]...)
 		cmd.Stderr = os.Stderr
+		cmd.Env = append(os.Environ(), "NODE_NAME=node-1")
 		cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 		cmd.WaitDelay = 10 * time.Second
 		if err := cmd.Start(); err != nil {
@@ -165,6 +230,9 @@ func (s *shot) story(ctx context.Context, p scenario.Programs) error {
 	ask := func(words ...string) func() error {
 		return func() error { return exec.CommandContext(ctx, s.canaryd, words...).Run() }
 	}
+	look := func(name string, how browser.Look, script string) func() error {
+		return func() error { return s.picture(ctx, name, "http://127.0.0.1:9475/", how, script) }
+	}
 	nat := func() error { return p.Flush(ctx, rules.IPv4, rules.Nat, "") }
 	scenes := []scene{
 		{15 * time.Second, nat},
@@ -175,7 +243,10 @@ func (s *shot) story(ctx context.Context, p scenario.Programs) error {
 		{10 * time.Second, func() error { return p.Restore(ctx, rules.IPv4, scenario.SavedFilter(rules.IPv4)) }},
 		{12 * time.Second, ask("pause", "--for=1m")},
 		{3 * time.Second, everything},
-		{12 * time.Second, ask("resume")},
+		{8 * time.Second, look("page-dark.png", browser.Look{Width: 1280, Height: 1060, Dark: true}, "")},
+		{4 * time.Second, ask("resume")},
+		{8 * time.Second, look("page-light.png", browser.Look{Width: 1280, Height: 1060},
+			"[...document.querySelectorAll('details')].find((d) => d.innerText.includes('hooks_missing')).open = true")},
 	}
 	for i := range 20 { // a war
 		scenes = append(scenes, scene{time.Duration(500+12000*max(0, 1-i)) * time.Millisecond, nat})

@@ -1,0 +1,54 @@
+package page
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/pkg/iptables"
+)
+
+// TestDaemon: somebody watches the page of a running canaryd while the node is
+// flushed in a pause, healed, and canaryd is stopped.
+func TestDaemon(t *testing.T) {
+	nodetest.In(t, iptables.NFT, func(n *nodetest.Node) {
+		n.Load()
+		n.Env = append(n.Env, "NODE_NAME=node-7")
+		p := n.Start()
+		tab := open(n.T, start(n.T), nodetest.HTTP+"/", desk)
+		begins := func(words string) {
+			n.Helper()
+			tab.within(words, `document.querySelector('h1').textContent.startsWith('`+words+`')`)
+		}
+		begins("Whole")
+		if text := tab.text("body"); !strings.Contains(text, "node-7") || !strings.Contains(text, "No flush seen since") {
+			n.Errorf("before any flush it says:\n%s", text)
+		}
+		n.Want(0, "pause", "--for=10m")
+		begins("Paused until")
+		n.Flush()
+		begins("Rules missing since")
+		tab.within("the flush", `document.querySelectorAll('details').length === 1`)
+		if text := tab.text("main"); !strings.Contains(text, "Paused: nothing is put back until") || !strings.Contains(text, "pending") {
+			n.Errorf("in the outage it says:\n%s", text)
+		}
+		n.Want(0, "resume")
+		begins("Whole")
+		tab.within("the outcome", `document.querySelector('.outcome').innerText === 'proved'`)
+		if got := tab.text(".by"); !strings.HasPrefix(got, "iptables-nft pid ") && !strings.HasPrefix(got, "iptables pid ") {
+			n.Errorf("it was flushed by %q", got)
+		}
+		tab.value(`document.querySelector('details').open = true`)
+		if text := tab.text(".chains"); !strings.Contains(text, "KUBE-SERVICES") || !strings.Contains(text, "ipv6 nat emptied:") {
+			n.Errorf("what was lost is told as:\n%s", text)
+		}
+		// The command that it names tells the rest.
+		words := strings.Fields(tab.text(".record code.run"))
+		if told, _ := n.Want(0, words[1], words[2:]...); !strings.Contains(told, "-A KUBE-SERVICES") {
+			n.Errorf("%q prints:\n%s", words, told)
+		}
+		tab.clean()
+		p.Stop()
+		tab.within("a stale page", `document.body.classList.contains('stale')`)
+	})
+}
