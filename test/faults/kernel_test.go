@@ -2,6 +2,7 @@ package faults
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -190,5 +191,58 @@ func TestTheLockIsHeld(t *testing.T) {
 			},
 		})
 		d.daemon.Stop()
+	})
+}
+
+// TestADirectReplayIsRefused: with --replay=direct there is no other path for a
+// transaction that the kernel does not take.
+func TestADirectReplayIsRefused(t *testing.T) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		n.Load()
+		d := start(n, "--replay=direct")
+		for _, f := range []fault{
+			{name: "there is no room for a transaction", begin: d.refuses("EPERM", "setsockopt")},
+			{name: "sockets are refused", begin: d.refuses("EMFILE", "socket")},
+		} {
+			before := nodetest.Sum(n.Metrics(), "restore_failures_total")
+			f.while = func() {
+				if n.Metrics()["loss_since_timestamp_seconds{}"] == 0 {
+					n.Errorf("%s: the loss does not show", f.name)
+				}
+				if nodetest.Sum(n.Metrics(), "restore_failures_total") == before {
+					n.Errorf("%s: no failure is counted", f.name)
+				}
+			}
+			d.during(f)
+		}
+		d.daemon.Stop()
+	})
+}
+
+// TestNetlinkIsRefusedAtStart: canaryd says so in one line, ends, and has written
+// nothing.
+func TestNetlinkIsRefusedAtStart(t *testing.T) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		n.Load()
+		type end struct {
+			text []byte
+			err  error
+		}
+		ended := make(chan end)
+		go func() { // its thread cannot have netlink again, and ends with it
+			err := nstest.Without(nstest.LackNFT())
+			var text []byte
+			if err == nil {
+				text, err = exec.CommandContext(n.Context(), nodetest.Canaryd(), n.Flags("run")...).CombinedOutput()
+			}
+			ended <- end{text, err}
+		}()
+		got := <-ended
+		var exit *exec.ExitError
+		if !errors.As(got.err, &exit) || exit.ExitCode() != 2 || !bytes.Contains(got.text, []byte("iptables-nft")) {
+			n.Errorf("it ended with %v, want exit code 2 because of iptables-nft:\n%s", got.err, got.text)
+		}
+		n.OneLine(string(got.text))
+		n.Same("marks", nil, n.Marks())
 	})
 }
