@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -55,16 +54,10 @@ func printEvidence(w io.Writer, output string, e iptables.Evidence) error {
 			}
 		}
 	}
-	var table strings.Builder
-	if err := printTable(&table, rows); err != nil {
+	if err := printTable(w, rows); err != nil {
 		return err
 	}
-	for line := range strings.Lines(table.String()) {
-		if _, err := fmt.Fprintln(w, strings.TrimRight(line, " \n")); err != nil {
-			return err
-		}
-	}
-	_, err := fmt.Fprintf(w, "\nbackend  %s\nreason   %s\nmixed    %s\n", e.Backend, e.Reason, mixed(e.Mixed))
+	_, err := fmt.Fprintf(w, "\nbackend  %s\nreason   %s\nmixed    %s\n", e.Backend, e.Reason, mixed(w, e.Mixed))
 	return err
 }
 
@@ -80,9 +73,9 @@ func countCells(counts map[iptables.Backend]iptables.Count, b iptables.Backend) 
 	}
 }
 
-func mixed(both bool) string {
+func mixed(w io.Writer, both bool) string {
 	if both {
-		return "yes: both backends hold rules"
+		return paint(w, yellow, "yes: both backends hold rules")
 	}
 	return "no"
 }

@@ -40,7 +40,10 @@ type command struct {
 }
 
 // streams are where a command writes to.
-type streams struct{ out, err io.Writer }
+type streams struct {
+	out, err io.Writer
+	watched  bool // somebody looks at a terminal that err is shown on
+}
 
 func commands() []command {
 	return []command{
@@ -61,6 +64,12 @@ func commands() []command {
 
 // hidden reports whether help does not list a command.
 func (c command) hidden() bool { return c.name == "man" }
+
+// slow reports whether a command may take longer than a second where there are
+// tens of thousands of rules.
+func (c command) slow() bool {
+	return slices.Contains([]string{"check", "restore", "render", "detect", "cleanup"}, c.name)
+}
 
 // words are what may stand behind a command beside flags; the first is the
 // default, and one at most is given.
@@ -108,7 +117,7 @@ running daemon does it itself and watches nothing any more until it is started a
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(klog.NewContext(ctx, plainLogger()), os.Args[1:], streams{os.Stdout, os.Stderr})
+	code := run(klog.NewContext(ctx, plainLogger()), os.Args[1:], streams{onScreen(os.Stdout, os.Getenv), os.Stderr, terminal(os.Stderr, os.Getenv)})
 	stop()
 	os.Exit(code)
 }
@@ -143,6 +152,11 @@ func run(ctx context.Context, args []string, to streams) int {
 	}
 	if err := o.complete(cmd); err != nil {
 		return fail(to, err)
+	}
+	if cmd.slow() && to.watched {
+		done := atWork(ctx, to.err, cmd.name)
+		defer done()
+		to = to.behind(done)
 	}
 	code, err := cmd.run(ctx, o, to)
 	if err != nil {

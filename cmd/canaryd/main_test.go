@@ -43,7 +43,7 @@ func golden(t *testing.T, name, got string) {
 func call(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var out, err bytes.Buffer
-	code = run(t.Context(), args, streams{&out, &err})
+	code = run(t.Context(), args, streams{out: &out, err: &err})
 	return code, out.String(), err.String()
 }
 

@@ -6,8 +6,8 @@ import (
 	"io"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -88,9 +88,9 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 	if output == "json" {
 		return printJSON(w, s)
 	}
-	health := "healthy"
+	health := paint(w, green, "healthy")
 	if err := s.Ready(); err != nil {
-		health = "NOT healthy: " + err.Error()
+		health = paint(w, red, "NOT healthy: "+err.Error())
 	}
 	_, err := fmt.Fprintf(w, "%s\nmode %s, backend %s %s (%s)\ngeneration %s from %s: %d rules in %d chains, captured %s\n\n",
 		health, s.Mode, s.Backend.Name, s.Backend.Version, plain(s.Backend.Reason),
@@ -220,11 +220,28 @@ func ago(t time.Time) string {
 
 // printTable prints rows in columns; the first row is the heading.
 func printTable(w io.Writer, rows [][]string) error {
-	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	width := make([]int, len(rows[0]))
 	for _, row := range rows {
-		if _, err := fmt.Fprintln(table, strings.Join(row, "\t")); err != nil {
-			return err
+		for i, cell := range row {
+			width[i] = max(width[i], utf8.RuneCountInString(cell))
 		}
 	}
-	return table.Flush()
+	var table strings.Builder
+	for n, row := range rows {
+		gap := 0 // before the next cell; none behind the last one
+		for i, cell := range row {
+			if cell != "" {
+				c := bold
+				if n > 0 {
+					c = colourOf(rows[0][i], cell)
+				}
+				table.WriteString(strings.Repeat(" ", gap) + paint(w, c, cell))
+				gap = 0
+			}
+			gap += width[i] - utf8.RuneCountInString(cell) + 2
+		}
+		table.WriteByte('\n')
+	}
+	_, err := io.WriteString(w, table.String())
+	return err
 }

@@ -22,9 +22,9 @@ const (
 	// HTTP is where the daemon answers.
 	HTTP = "http://127.0.0.1:9475"
 	// These bound what takes milliseconds on an idle machine.
-	StartsIn = 20 * time.Second
-	HealsIn  = 20 * time.Second
-	StopsIn  = 5 * time.Second
+	StartsIn = time.Minute
+	HealsIn  = time.Minute
+	StopsIn  = 20 * time.Second
 )
 
 // A Process is a running canaryd.

@@ -20,9 +20,9 @@ import (
 
 const (
 	address   = "127.0.0.1:9475"
-	readyIn   = 20 * time.Second // from start to a captured generation
-	healedIn  = 30 * time.Second // longer than any hook grace
-	stopsIn   = 10 * time.Second
+	readyIn   = time.Minute // from start to a captured generation
+	healedIn  = time.Minute // longer than any hook grace
+	stopsIn   = 20 * time.Second
 	lookEvery = 20 * time.Millisecond
 	// quietFor is how long nothing may happen before a repair counts as the
 	// end: a flush of many commands is several flush records.

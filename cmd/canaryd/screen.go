@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/reload"
+)
+
+// A screen is a terminal that shows colours. What prints to anything else prints
+// the same without them.
+type screen struct{ io.Writer }
+
+// onScreen returns file as a screen if it is one, and nobody asked for no
+// colours: https://no-color.org.
+func onScreen(file *os.File, getenv func(string) string) io.Writer {
+	if getenv("NO_COLOR") != "" || !terminal(file, getenv) {
+		return file
+	}
+	return screen{file}
+}
+
+// terminal reports whether file is a terminal that can move its cursor.
+func terminal(file *os.File, getenv func(string) string) bool {
+	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
+	return err == nil && getenv("TERM") != "dumb" && getenv("TERM") != ""
+}
+
+// A colour is a terminal's number for one.
+type colour int
+
+const (
+	normal colour = 0
+	bold   colour = 1
+	red    colour = 31
+	green  colour = 32
+	yellow colour = 33
+)
+
+// paint returns text in a colour if w is a screen.
+func paint(w io.Writer, c colour, text string) string {
+	if _, ok := w.(screen); !ok || c == normal || text == "" {
+		return text
+	}
+	return fmt.Sprintf("\x1b[%dm%s\x1b[0m", c, text)
+}
+
+// colourOf is what a cell of a table is painted in: those that say how something
+// is now, or how it ended. What was lost once and is back alarms nobody.
+func colourOf(heading, cell string) colour {
+	verdict, outcome := canary.Verdict(cell), reload.Outcome(cell)
+	switch {
+	case heading == "VERDICT" && verdict == canary.Intact, heading == "OUTCOME" && outcome == reload.Proved:
+		return green
+	case heading == "VERDICT" && verdict == canary.Unknown, heading == "OUTCOME" && outcome == reload.Raced:
+		return yellow
+	case heading == "VERDICT" && verdict.Loss(), heading == "OUTCOME" && (outcome == reload.Partial || outcome == reload.Failed):
+		return red
+	default:
+		return normal
+	}
+}
+
+const (
+	// patience is how long a command may take before it says that it is at work.
+	patience = time.Second
+	// eraseLine puts the cursor to the line's begin and empties the line.
+	eraseLine = "\r\x1b[K"
+)
+
+// atWork tells on a terminal each second how long a command has been at work,
+// in a line that is gone when the command prints something or is done.
+func atWork(ctx context.Context, to io.Writer, name string) (done func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(patience)
+		defer tick.Stop()
+		for begin, told := time.Now(), false; ; told = true {
+			select {
+			case <-ctx.Done():
+				if told {
+					_, _ = fmt.Fprint(to, eraseLine)
+				}
+				return
+			case <-tick.C:
+				// The cursor stays at the begin, so that a line of the log covers it.
+				_, _ = fmt.Fprintf(to, "%scanaryd %s: %s\r", eraseLine, name, time.Since(begin).Round(time.Second))
+			}
+		}
+	}()
+	return sync.OnceFunc(func() {
+		cancel()
+		<-ended
+	})
+}
+
+// An after writes once it has done something else.
+type after struct {
+	io.Writer
+	first func()
+}
+
+// Write implements io.Writer.
+func (a after) Write(p []byte) (int, error) {
+	a.first()
+	return a.Writer.Write(p)
+}
+
+// behind returns to with first before whatever is written to it.
+func (to streams) behind(first func()) streams {
+	if s, ok := to.out.(screen); ok {
+		to.out = screen{after{s.Writer, first}}
+	} else {
+		to.out = after{to.out, first}
+	}
+	to.err = after{to.err, first}
+	return to
+}

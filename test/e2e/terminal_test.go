@@ -1,0 +1,85 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/nodetest"
+)
+
+// openTerminal returns both ends of a pseudo terminal: what is written to shown
+// can be read from seen.
+func openTerminal(n *nodetest.Node) (seen, shown *os.File) {
+	n.Helper()
+	seen, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	n.Must(err)
+	n.Cleanup(func() { _ = seen.Close() })
+	n.Must(unix.IoctlSetPointerInt(int(seen.Fd()), unix.TIOCSPTLCK, 0))
+	number, err := unix.IoctlGetInt(int(seen.Fd()), unix.TIOCGPTN)
+	n.Must(err)
+	shown, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
+	n.Must(err)
+	return seen, shown
+}
+
+// onTerminal runs canaryd on a terminal and returns what that shows.
+func onTerminal(n *nodetest.Node, env, args []string) string {
+	n.Helper()
+	seen, shown := openTerminal(n)
+	cmd := exec.CommandContext(n.Context(), nodetest.Canaryd(), args...)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.Stdout, cmd.Stderr = shown, shown
+	n.Must(cmd.Start())
+	n.Must(shown.Close())
+	text, err := io.ReadAll(seen)
+	if err != nil && !errors.Is(err, syscall.EIO) { // the other end was closed
+		n.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		n.Errorf("%s: %v\n%s", cmd, err, text)
+	}
+	return string(text)
+}
+
+// TestTerminal: tables have colours on a terminal, unless somebody wants none,
+// and a command that waits says that it does.
+func TestTerminal(t *testing.T) {
+	nodetest.On(t, "legacy", func(n *nodetest.Node) {
+		n.Load()
+		for _, test := range []struct {
+			name, output string
+			env          []string
+			colours      bool
+		}{
+			{"a terminal", "table", []string{"TERM=xterm", "NO_COLOR="}, true},
+			{"JSON", "json", []string{"TERM=xterm", "NO_COLOR="}, false},
+			{"no colours", "table", []string{"TERM=xterm", "NO_COLOR=1"}, false},
+			{"a dumb terminal", "table", []string{"TERM=dumb", "NO_COLOR="}, false},
+		} {
+			if got := onTerminal(n, test.env, []string{"detect", "-o", test.output}); strings.Contains(got, "\x1b[1m") != test.colours || !strings.Contains(got, "legacy") {
+				n.Errorf("%s: %q", test.name, got)
+			}
+		}
+
+		fd, err := unix.Open("/run/xtables.lock", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		n.Must(err)
+		n.Must(unix.Flock(fd, unix.LOCK_EX))
+		go func() {
+			time.Sleep(2500 * time.Millisecond)
+			_ = unix.Close(fd) // which lets the lock go
+		}()
+		got := onTerminal(n, []string{"TERM=xterm", "NO_COLOR=1"}, append(n.Flags("cleanup"), "--lock-wait=60s"))
+		if told := "\r\x1b[Kcanaryd cleanup: "; !strings.Contains(got, told+"1s\r") || strings.LastIndex(got, "\r\x1b[K") == strings.LastIndex(got, told) {
+			n.Errorf("a cleanup that waits for the lock shows %q", got)
+		}
+	})
+}
