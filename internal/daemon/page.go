@@ -60,6 +60,15 @@ func newPage(node string, snapshot func() Status, alive func() error) http.Handl
 		}
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
 		w.Header().Set("Content-Security-Policy", policy)
-		_, _ = w.Write(text.Bytes())
+		_, _ = w.Write(bytes.Map(visible, text.Bytes()))
 	})
+}
+
+// visible replaces what a terminal obeys and a browser does not show: whoever
+// writes rules names the chains, and a page may be fetched with curl.
+func visible(r rune) rune {
+	if r < ' ' && r != '\n' && r != '\t' || 0x7f <= r && r < 0xa0 {
+		return '\ufffd'
+	}
+	return r
 }
