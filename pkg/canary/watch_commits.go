@@ -69,7 +69,12 @@ func (w *CommitWatcher) watch(ctx context.Context) (worked bool, err error) {
 }
 
 // note comes before the hint, so that whoever follows the hint finds the writer.
+// What we write ourselves is no flush: while one family is put back another may be
+// found lost, and nobody but its flusher is to be named for it.
 func (w *CommitWatcher) note(c iptables.Commit) {
+	if c.Own {
+		return
+	}
 	proc := w.proc
 	if proc == "" {
 		proc = procFolder

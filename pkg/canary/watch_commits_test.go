@@ -90,6 +90,8 @@ func TestCommitIsNotedAndHinted(t *testing.T) {
 		}
 
 		source.events <- iptables.Commit{Genid: 5, PID: 42, Comm: "iptables"}
+		// What we wrote is a reason to look, and no writer.
+		source.events <- iptables.Commit{Genid: 6, PID: 42, Comm: "canaryd", Own: true}
 		source.events <- iptables.Commit{Genid: 6, PID: 42, Comm: "nft\n"}
 		synctest.Wait()
 		if !looked(w.Hints) {
@@ -102,7 +104,7 @@ func TestCommitIsNotedAndHinted(t *testing.T) {
 		if diff := cmp.Diff(want, w.Writers.Between(4, 6)); diff != "" {
 			t.Errorf("writers (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff(map[Source]uint64{SourceNFT: 3, SourceOverflow: 0, SourceLock: 0, SourcePoll: 0}, w.Hints.Counts()); diff != "" {
+		if diff := cmp.Diff(map[Source]uint64{SourceNFT: 4, SourceOverflow: 0, SourceLock: 0, SourcePoll: 0}, w.Hints.Counts()); diff != "" {
 			t.Errorf("counts (-want +got):\n%s", diff)
 		}
 	})

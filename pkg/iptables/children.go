@@ -30,7 +30,8 @@ func (c *children) has(pid int) bool {
 }
 
 // Own reports whether a process that wrote is this one or a child of its, of
-// which /proc tells nothing any more.
+// which /proc tells nothing any more. What this one sent itself is known for certain by
+// its Commit: here the number may be that of a thread, or of another pid namespace.
 func (k *Kernel) Own(pid uint32) bool {
 	return int(pid) == os.Getpid() || k.children.has(int(pid))
 }

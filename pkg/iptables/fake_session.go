@@ -102,7 +102,7 @@ func (s *fakeSession) restore(ctx context.Context, family rules.Family, scripts 
 	time.Sleep(fault.takes)
 	r := &fakeRun{
 		f: s.f, family: family, noflush: true, lock: func() func() { return func() {} },
-		by: Commit{PID: uint32(os.Getpid()), Comm: fakeComm(fakeTool(family) + "-nft-restore")},
+		by: Commit{PID: uint32(os.Getpid()), Comm: fakeComm(fakeTool(family) + "-nft-restore"), Own: true},
 	}
 	switch {
 	case fault.restores != 0:

@@ -155,6 +155,7 @@ type Written struct {
 // nf_tables in this network namespace.
 type Commit struct {
 	Genid uint32
-	PID   uint32 // in the initial pid namespace; 0 if the kernel did not say
+	PID   uint32 // of the thread, in the initial pid namespace; 0 if the kernel did not say
 	Comm  string // at most 15 bytes
+	Own   bool   // a transaction of the Kernel's own that it sent itself
 }

@@ -38,6 +38,10 @@ type Kernel struct {
 	source   rawSource // nil if there is no direct path
 	private  string    // a folder of our own, for the children's lock file
 	children children  // that wrote
+	// port is the netlink address that our transactions come from. A commit's
+	// notification has it (nf_tables_gen_notify); the number of our process it has not:
+	// that of a thread, and in the initial pid namespace.
+	port uint32
 	// restoreEnv undoes privateLockForAll; nil where that was not needed.
 	restoreEnv func() error
 }
@@ -55,7 +59,7 @@ func Open(ctx context.Context, cfg Config) (*Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Kernel{cfg: cfg, evidence: evidence, disabled: map[rules.Family]error{}}
+	k := &Kernel{cfg: cfg, evidence: evidence, disabled: map[rules.Family]error{}, port: newPort()}
 	if k.tools, err = k.findTools(ctx, evidence.Backend); err != nil && cfg.Backend == "" && evidence.Empty() {
 		err = k.useWhatIsInstalled(ctx, err)
 	}

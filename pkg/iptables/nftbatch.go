@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"syscall"
 
 	"github.com/mdlayher/netlink"
@@ -29,8 +30,13 @@ type nftBatch struct {
 	chunks [][]byte
 	bytes  int // in all chunks
 	count  uint32
-	start  int // of the message being written, in the last chunk
+	start  int    // of the message being written, in the last chunk
+	port   uint32 // the netlink address to send from; 0: what the kernel chooses
 }
+
+// newPort returns a netlink address that nobody else has: the kernel itself gives
+// process numbers, which end at 2^22, and negative ones (netlink_autobind).
+func newPort() uint32 { return 1<<30 | rand.Uint32N(1<<30) }
 
 // A batchMark is a place in a batch to which it can be cut back.
 type batchMark struct {
@@ -174,6 +180,11 @@ func (b *nftBatch) send() error {
 	// Complaints come without a copy of the message (Linux 4.3); where the
 	// kernel does not know this they are longer, and that is all.
 	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
+	if b.port != 0 {
+		// If somebody has it all the same, the kernel chooses another one, and the
+		// commit is taken for somebody else's, which harms nobody but the record.
+		_ = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: b.port})
+	}
 	if err := b.makeRoom(fd); err != nil {
 		return err
 	}

@@ -52,6 +52,7 @@ func (k *Kernel) restoreDirectly(genid uint32, payload Payload) directResult {
 		return result
 	}
 	w.batch.finish()
+	w.batch.port = k.port
 	err := w.batch.send()
 	if err == nil {
 		if now, err := conn.genid(); err != nil || now != genid {

@@ -209,6 +209,45 @@ func TestACommitBetweenReadAndReplayMakesItStale(t *testing.T) {
 	})
 }
 
+// Of the commits in a namespace, a Kernel knows those that it sent: by their
+// netlink address, as the numbers of its threads are many and others in a pod.
+func TestAReplayKnowsItsOwnCommits(t *testing.T) {
+	onNamespace(t, func(t *testing.T) {
+		n := newLossyNode(t, Config{}, lossyRules)
+		subscribe := func(k *Kernel) *Subscription {
+			s, err := k.Subscribe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { s.Close() })
+			return s
+		}
+		ours, theirs := subscribe(n.kernel), subscribe(openKernel(t, Config{Backend: NFT}))
+		runTool(t, "", "iptables-nft", "-N", "FOREIGN")
+		if got := n.kernel.restoreDirectly(noGuard, n.payload(t, lossyRules)); got.err != nil || got.moved != 1 {
+			t.Fatalf("the replay: %+v", got)
+		}
+		runTool(t, "", "iptables-nft", "-X", "FOREIGN")
+		for name, c := range map[string]struct {
+			heard *Subscription
+			want  []bool
+		}{
+			"the Kernel that replayed": {ours, []bool{false, true, false}},
+			"another Kernel":           {theirs, []bool{false, false, false}},
+		} {
+			for i, want := range c.want {
+				commit, err := c.heard.Receive()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if commit.Own != want {
+					t.Errorf("%s: commit %d is its own: %t, want %t (%+v)", name, i, commit.Own, want, commit)
+				}
+			}
+		}
+	})
+}
+
 // Beside somebody who commits without a pause, a direct replay is written on
 // what was read, or is stale and has written nothing.
 func TestADirectReplayBesideABusyWriter(t *testing.T) {

@@ -24,6 +24,7 @@ const subscriptionBuffer = 1 << 20
 // Commits from before Subscribe are not seen: subscribe first, then look.
 type Subscription struct {
 	conn    *netlink.Conn
+	own     uint32            // the port of the Kernel's transactions
 	pending []netlink.Message // received with others, not yet returned
 	closed  atomic.Bool
 }
@@ -35,7 +36,7 @@ func (k *Kernel) Subscribe() (*Subscription, error) {
 	if err != nil {
 		return nil, nftError("opening a netlink socket", err)
 	}
-	s := &Subscription{conn: conn}
+	s := &Subscription{conn: conn, own: k.port}
 	if err := s.join(); err != nil {
 		conn.Close()
 		return nil, nftError("subscribing to commits", err)
@@ -98,7 +99,9 @@ func (s *Subscription) Receive() (Commit, error) {
 	if m.Header.Type != nftType(unix.NFT_MSG_NEWGEN) {
 		return Commit{}, fmt.Errorf("netlink sent a message of type %#x in spite of the filter", uint16(m.Header.Type))
 	}
-	return parseCommit(m.Data)
+	c, err := parseCommit(m.Data)
+	c.Own = m.Header.PID == s.own
+	return c, err
 }
 
 const (

@@ -97,6 +97,11 @@ func TestPodHeals(t *testing.T) {
 		if n.Programs.With == iptables.NFT && record.Culprit.PID == 0 {
 			n.Errorf("the kernel said who did it, the record says %+v", record.Culprit)
 		}
+		for _, f := range n.Status().Flushes {
+			if strings.Contains(f.Culprit.Comm, "canaryd") {
+				n.Errorf("canaryd is blamed for what others flushed: %+v", f.Culprit)
+			}
+		}
 		// The host's processes are hidden: a number of theirs is somebody else's here.
 		if record.Culprit.Command != "" {
 			n.Errorf("a process of another pid namespace is said to have run %q", record.Culprit.Command)
