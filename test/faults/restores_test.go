@@ -94,10 +94,15 @@ func TestRestoreFails(t *testing.T) {
 // killHanging ends the wrapper that hangs.
 func killHanging(n *nodetest.Node) {
 	n.Helper()
-	text, err := os.ReadFile("/run/hangs")
-	n.Must(err)
-	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	n.Must(err)
+	var pid int
+	n.Within(nodetest.HealsIn, "a program to hang", func() error {
+		text, err := os.ReadFile("/run/hangs")
+		if err == nil {
+			pid, err = strconv.Atoi(strings.TrimSpace(string(text)))
+		}
+		return err
+	})
+	n.Must(os.Remove("/run/hangs"))
 	n.Must(unix.Kill(pid, unix.SIGKILL))
 }
 
