@@ -139,6 +139,7 @@ func TestFlushExitCodes(t *testing.T) {
 	}{
 		{socket, "2", exitNo, `canaryd: no such flush: "2"; there is 1`},
 		{socket, "660c8b90ccb7c", exitNo, `canaryd: no such flush: "660c8b90ccb7c"; there is 1`},
+		{socket, "", exitNo, `canaryd: no such flush: ""; there is 1`},
 		{broken, "1", exitError, "canaryd: the disk is on fire"},
 		{none, "1", exitError, "canaryd: no canaryd is running: nobody listens at " + none},
 	} {

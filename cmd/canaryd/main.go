@@ -142,6 +142,7 @@ func run(ctx context.Context, args []string, to streams) int {
 	case flags.NArg() > 0 && len(cmd.words()) == 0 || flags.NArg() > 1:
 		return fail(to, fmt.Errorf("%q is one word too many (see canaryd %s --help)", flags.Arg(flags.NArg()-1), cmd.name))
 	}
+	o.oneFlush = flags.Changed("flush")
 	if words := cmd.words(); len(words) > 0 {
 		if o.word = flags.Arg(0); o.word == "" {
 			o.word = words[0]

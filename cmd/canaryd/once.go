@@ -219,7 +219,7 @@ func (b bench) generation(ctx context.Context, to streams) (rules.Generation, er
 
 // runStatus asks the daemon what it knows.
 func runStatus(ctx context.Context, o *options, to streams) (int, error) {
-	if o.flush != "" {
+	if o.oneFlush {
 		return runFlush(ctx, o, to)
 	}
 	status, err := o.client().Status(ctx)

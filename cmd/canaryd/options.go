@@ -33,6 +33,7 @@ type options struct {
 	rules                            bool
 	pause                            time.Duration
 	flush                            string // its number or ID
+	oneFlush                         bool   // flush was given, perhaps by a script that has none
 	word                             string // behind the command, of its words
 
 	selector rules.Selector // of protect
