@@ -24,10 +24,12 @@ func (d *Daemon) examine(ctx context.Context, st *state) {
 }
 
 func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, fs *familyState) {
-	start := time.Now()
+	start, used := time.Now(), d.cpu()
 	fs.examineAt = time.Time{}
 	snapshot, err := d.cfg.Kernel.Read(ctx, f)
-	fs.readEnd, fs.readCost = time.Now(), time.Since(start)
+	fs.readEnd = time.Now()
+	took := fs.readEnd.Sub(start)
+	fs.readPause = d.readPause(took, used)
 	st.stir(fs.readEnd)
 	if err != nil {
 		fs.unseeable()
@@ -37,7 +39,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		if fs.unread.met(err, fs.readEnd) {
 			klog.FromContext(ctx).Error(err, "The tables could not be read; whether rules were lost is unknown until they can", "family", f)
 		}
-		fs.readAt = fs.readEnd.Add(max(d.cfg.PollInterval, readShare*fs.readCost))
+		fs.readAt = fs.readEnd.Add(max(d.cfg.PollInterval, readShare*took))
 		fs.examineAt = fs.readAt
 		return
 	}
@@ -96,6 +98,16 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	}
 	fs.noteKnown(start)
 	d.cfg.Metrics.SetHooksMissing(f, missing)
+}
+
+// readPause returns how long no read follows one that took so long and began
+// when that much processor time was used. What it cost counts: beside a busy
+// writer, or on a busy machine, most of the time that a read takes is waiting.
+func (d *Daemon) readPause(took, used time.Duration) time.Duration {
+	if d.cfg.CPU == nil {
+		return readShare * took
+	}
+	return max(took, readShare*(d.cpu()-used))
 }
 
 // judge examines a snapshot. Hooks that were deleted by name are judged as

@@ -19,10 +19,11 @@ const (
 	// nothing (13 ms at 20,000 rules).
 	quietWalk = 30 * time.Second
 	// A change is examined after captureQuiet without another one, at the
-	// latest after captureMost, which leaves the read 100 ms of the 250 ms that
-	// a generation may be old; a full read may take a tenth of a core.
+	// latest after captureMost, which leaves the read 150 ms of the 250 ms that
+	// a generation may be old; reads may take a tenth of a core, and half of the
+	// time.
 	captureQuiet = 50 * time.Millisecond
-	captureMost  = 150 * time.Millisecond
+	captureMost  = 100 * time.Millisecond
 	readShare    = 9
 	// holderWindow is how long before the first evidence of a loss a holder
 	// of the xtables lock may have done it.
@@ -225,7 +226,7 @@ func (fs *familyState) markDirty(now time.Time) {
 		fs.dirty = now
 	}
 	at := earliest(now.Add(captureQuiet), fs.dirty.Add(captureMost))
-	fs.examineAt = latest(latest(at, fs.readEnd.Add(readShare*fs.readCost)), fs.readAt)
+	fs.examineAt = latest(latest(at, fs.readEnd.Add(fs.readPause)), fs.readAt)
 }
 
 // lastResult is the probe's label: what is known of the family now.

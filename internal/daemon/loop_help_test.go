@@ -54,6 +54,7 @@ type setup struct {
 	protect []string
 	// flows are the node's; nil is that they are left alone.
 	flows Tracker
+	cpu   func() time.Duration // nil: what reads cost is what they take
 }
 
 // A rig is a running Daemon on a Fake.
@@ -116,7 +117,7 @@ func run(t *testing.T, fake *iptables.Fake, s setup) *rig {
 		Kernel: fake, Hints: r.hints, Writers: r.writers, Metrics: metrics,
 		Mode: s.mode, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Piecewise: selector.Piecewise, Canary: canary.DefaultChain, Sets: fake.Sets(),
 		PollInterval: time.Second, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second,
-		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, Tidy: s.tidy, Flows: s.flows,
+		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, Tidy: s.tidy, Flows: s.flows, CPU: s.cpu,
 	}
 	if s.journal != "" {
 		cfg.Journal = journal.New(s.journal)

@@ -82,9 +82,9 @@ type familyState struct {
 	dirty     time.Time // since when something is unexamined; zero: nothing is
 	examineAt time.Time // not before this; zero: no examination is due
 	readEnd   time.Time
-	readCost  time.Duration
-	moved     time.Time // when something protected changed last
-	quiet     bool      // the last examination found the hook grace over
+	readPause time.Duration // between readEnd and the next read
+	moved     time.Time     // when something protected changed last
+	quiet     bool          // the last examination found the hook grace over
 
 	rotateAt time.Time // zero: the marks are as new as the generation
 	rotateBy time.Time // when they are renewed although owners are not quiet
