@@ -286,6 +286,21 @@ func docShell(n *nodetest.Node, text string) *exec.Cmd {
 	return cmd
 }
 
+// TestDocumentsIndex: who begins at docs/README.md finds every document.
+func TestDocumentsIndex(t *testing.T) {
+	t.Parallel()
+	index := document(t, "docs/README.md")
+	for _, path := range documents(t) {
+		link, err := filepath.Rel("docs", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if path != "docs/README.md" && path != "README.md" && !strings.Contains(index, "]("+link+")") {
+			t.Errorf("docs/README.md does not link to %s", path)
+		}
+	}
+}
+
 // TestDocumentsLinks: each file and each heading that a document links to is there.
 func TestDocumentsLinks(t *testing.T) {
 	t.Parallel()
