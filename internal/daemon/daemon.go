@@ -228,6 +228,8 @@ func (d *Daemon) next(st *state) step {
 		return d.apply
 	case st.mayReadmit() && due(st.readmitAt, now):
 		return d.readmit
+	case st.mayUndouble() && d.anyFamily(st, func(fs *familyState) bool { return due(fs.undoubleAt, now) }):
+		return d.undouble
 	case st.loss == nil && d.anyFamily(st, func(fs *familyState) bool { return due(rotationAt(fs), now) }):
 		return d.rotate
 	case st.loss == nil && due(st.calmAt, now):
@@ -266,6 +268,9 @@ func (d *Daemon) wakeAt(st *state) time.Time {
 		at = earliest(at, fs.examineAt)
 		if st.loss == nil {
 			at = earliest(at, rotationAt(fs))
+		}
+		if st.mayUndouble() {
+			at = earliest(at, fs.undoubleAt)
 		}
 	}
 	return at

@@ -156,6 +156,7 @@ func (d *Daemon) learn(st *state, f rules.Family, t rules.TableName, seen rules.
 	seen = d.supplement(st, f, t, seen)
 	_, seen = seen.Split(st.claims) // what is declared is not learned
 	before := st.learned.Generation[f][t]
+	seen = d.withoutDoubles(fs, ts, before, seen, now)
 	first := !st.learned.Knows(f, t)
 	next, again := st.learned.Learn(f, t, seen, finding, now)
 	st.learned = next

@@ -186,6 +186,9 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 		if tr.Finding.Verdict != canary.Unknown || !ts.verdict.Loss() {
 			ts.verdict = tr.Finding.Verdict
 		}
+		if tr.Proved {
+			ts.notePlaced(tr.Placed, now)
+		}
 		if tr.Proved && tr.Replayed {
 			d.holdBack(st, f, t, tr.Quarantined)
 		}

@@ -86,6 +86,8 @@ type familyState struct {
 	moved     time.Time     // when something protected changed last
 	quiet     bool          // the last examination found the hook grace over
 
+	undoubleAt time.Time // when hooks that stand twice are put right; zero: none does
+
 	rotateAt time.Time // zero: the marks are as new as the generation
 	rotateBy time.Time // when they are renewed although owners are not quiet
 }
@@ -100,6 +102,7 @@ type tableState struct {
 	// frozen: a loss was seen in observe mode and lasts until the owner has
 	// put its rules back; nothing is learned meanwhile.
 	frozen bool
+	placed []placed // hooks that were put back, those of the last grace
 }
 
 // loss is a flush record in the making.

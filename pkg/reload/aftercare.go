@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -92,7 +93,7 @@ func (r Replayer) dropDoubles(ctx context.Context, s iptables.Session, f rules.F
 	}
 	var scripts []iptables.Script
 	for _, task := range tasks {
-		if script := composeUndouble(task); !script.Empty() {
+		if script := composeUndouble(task, task.want.Section.Hooks); !script.Empty() {
 			scripts = append(scripts, script)
 		}
 	}
@@ -106,9 +107,22 @@ func (r Replayer) dropDoubles(ctx context.Context, s iptables.Session, f rules.F
 	return nil
 }
 
-// composeUndouble deletes by index, the last one first so that the indexes
-// before it stay true.
-func composeUndouble(task tableTask) iptables.Script {
+// undouble plans to leave of each of the task's doubled hooks as many as the
+// generation has.
+func undouble(task tableTask, _ canary.Nonce) *tablePlan {
+	if v := task.finding.Verdict; v != canary.Intact && v != canary.Changed {
+		return nil
+	}
+	script := composeUndouble(task, task.doubled)
+	if script.Empty() {
+		return nil
+	}
+	return &tablePlan{table: task.table, mark: task.want.Mark, script: script}
+}
+
+// composeUndouble deletes copies of some hooks by index, the last one first so that
+// the indexes before it stay true.
+func composeUndouble(task tableTask, hooks []rules.Hook) iptables.Script {
 	script := iptables.Script{Table: task.table}
 	if task.seen.Err != nil || task.seen.Table == nil {
 		return script
@@ -116,7 +130,7 @@ func composeUndouble(task tableTask) iptables.Script {
 	for _, chain := range task.want.Section.HookedChains(task.table) {
 		left := map[string]int{}
 		for _, h := range task.want.Section.Hooks {
-			if h.Chain == chain {
+			if h.Chain == chain && slices.ContainsFunc(hooks, h.Same) {
 				left[h.Rule.Spec]++
 			}
 		}

@@ -19,6 +19,7 @@ type tableTask struct {
 	held    []Held          // what is in quarantine of it
 	readmit map[string]bool // chains to write again, because something is
 	lacking lacking
+	doubled []rules.Hook // see Job
 	// piecewise tells the chains that many share; see Replayer.
 	piecewise func(chain string) bool
 }

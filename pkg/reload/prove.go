@@ -84,7 +84,7 @@ func rememberTries(plans []tablePlan, result *FamilyResult) {
 
 // account notes what the plan did to its table.
 func (p tablePlan) account(tr TableResult) TableResult {
-	tr.Skipped, tr.Wrote = p.skipped, len(p.wrote)
+	tr.Skipped, tr.Wrote, tr.Placed = p.skipped, len(p.wrote), p.hooks
 	tr.Replayed, tr.Quarantined, tr.Weakened = p.replay, p.quarantined, p.weakened
 	return tr
 }

@@ -37,7 +37,7 @@
 //     one, and once in 10 s beside owners who never rest) is taken for its owner's
 //     decision;
 //   - an owner that looks for its jump and inserts it in two commands, with a
-//     replay in between, leaves the jump doubled.
+//     replay in between, leaves the jump doubled; see Undouble.
 package reload
 
 import (
@@ -113,6 +113,8 @@ type Job struct {
 	// Unproved is what earlier tries of the same loss wrote and could not read
 	// back.
 	Unproved Unproved
+	// Doubled are the hooks of which copies are to go; for Undouble.
+	Doubled map[rules.Family]map[rules.TableName][]rules.Hook
 	// Strict: rather write nothing than all but the rules that are refused.
 	Strict bool
 }
@@ -182,8 +184,9 @@ type TableResult struct {
 	Replayed    bool
 	Quarantined []Held
 	Weakened    []Held
-	Policies    []string // built-in policies that differ from the generation's
-	Wrote       int      // chains whose content was written
+	Policies    []string     // built-in policies that differ from the generation's
+	Wrote       int          // chains whose content was written
+	Placed      []rules.Hook // that were put back
 
 	// flushed: no mark at all was left standing, so that more may be gone than
 	// the generation knows.
@@ -243,6 +246,12 @@ func (r Replayer) Force(ctx context.Context, job Job) (Result, error) {
 // are none.
 func (r Replayer) Readmit(ctx context.Context, job Job) (Result, error) {
 	return r.each(ctx, job, action{plan: readmit, rules: true, retries: true}, nil)
+}
+
+// Undouble takes away the copies of job.Doubled's hooks that stand beyond what the
+// generation has.
+func (r Replayer) Undouble(ctx context.Context, job Job) (Result, error) {
+	return r.each(ctx, job, action{plan: undouble}, nil)
 }
 
 // Remove takes every canary and witness out of the tables; with everything,

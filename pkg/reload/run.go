@@ -168,6 +168,7 @@ func (r run) plan(ctx context.Context, t *turn) bool {
 	lack := r.supply(ctx, tasks)
 	for i := range tasks {
 		tasks[i].lacking, tasks[i].piecewise = lack, r.Piecewise
+		tasks[i].doubled = r.job.Doubled[t.family][tasks[i].table]
 		tasks[i].lacking.refused = r.refusals(t, tasks[i])
 	}
 	if t.plans = t.withoutAside(planAll(tasks, r.act.plan)); len(t.plans) == 0 {

@@ -1,0 +1,136 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// An owner that looks whether its jump stands and then inserts it, in two commands,
+// leaves it doubled if a replay comes in between. That is told from doubles of the
+// owner's own making by what was put back just before; those that stood when they
+// were learned are part of the generation and stay.
+
+// A placed hook was put back by a replay.
+type placed struct {
+	hook rules.Hook
+	at   time.Time
+	// doubled: since then it stands more often than before.
+	doubled bool
+}
+
+// notePlaced remembers the hooks that a replay put into a table.
+func (ts *tableState) notePlaced(hooks []rules.Hook, now time.Time) {
+	for _, h := range hooks {
+		ts.placed = slices.DeleteFunc(ts.placed, func(p placed) bool { return p.hook.Same(h) })
+		ts.placed = append(ts.placed, placed{hook: h, at: now})
+	}
+}
+
+// withoutDoubles returns what was seen of a table without the copies of hooks that
+// their owner made while they were replayed, and plans to take those away.
+func (d *Daemon) withoutDoubles(fs *familyState, ts *tableState, known, seen rules.Section, now time.Time) rules.Section {
+	kept := ts.placed[:0]
+	for _, p := range ts.placed {
+		if !p.doubled && now.Sub(p.at) > d.cfg.HookGrace {
+			continue // whoever doubles it now does so knowingly
+		}
+		left := max(1, copies(known.Hooks, p.hook))
+		p.doubled = copies(seen.Hooks, p.hook) > left
+		if p.doubled {
+			seen.Hooks = slices.DeleteFunc(slices.Clone(seen.Hooks), func(h rules.Hook) bool {
+				if !h.Same(p.hook) {
+					return false
+				}
+				left--
+				return left < 0
+			})
+			fs.undoubleAt = latest(fs.undoubleAt, now.Add(d.cfg.HookGrace))
+		}
+		kept = append(kept, p)
+	}
+	ts.placed = kept
+	return seen
+}
+
+func copies(hooks []rules.Hook, h rules.Hook) int {
+	n := 0
+	for _, k := range hooks {
+		if k.Same(h) {
+			n++
+		}
+	}
+	return n
+}
+
+// doubled returns the hooks of a family that their owner doubled.
+func (fs *familyState) doubled() map[rules.TableName][]rules.Hook {
+	found := map[rules.TableName][]rules.Hook{}
+	for t, ts := range fs.tables {
+		for _, p := range ts.placed {
+			if p.doubled {
+				found[t] = append(found[t], p.hook)
+			}
+		}
+	}
+	return found
+}
+
+// mayUndouble reports whether copies of hooks may be taken away.
+func (st *state) mayUndouble() bool { return st.loss == nil && st.heals() }
+
+// undouble takes the copies away once the family has been quiet for the grace: an
+// owner that is at work may be about to delete one itself.
+func (d *Daemon) undouble(ctx context.Context, st *state) {
+	now := time.Now()
+	job := d.job(st)
+	job.Doubled = map[rules.Family]map[rules.TableName][]rules.Hook{}
+	for _, f := range rules.Families() {
+		fs := st.families[f]
+		if fs == nil || !due(fs.undoubleAt, now) {
+			continue
+		}
+		fs.undoubleAt = time.Time{}
+		hooks := fs.doubled()
+		if quietAt := fs.moved.Add(d.cfg.HookGrace); len(hooks) > 0 && (now.Before(quietAt) || !fs.dirty.IsZero()) {
+			fs.undoubleAt = latest(quietAt, now.Add(captureMost))
+			continue
+		}
+		if len(hooks) > 0 {
+			job.Families, job.Doubled[f] = append(job.Families, f), hooks
+		}
+	}
+	if len(job.Families) == 0 {
+		return
+	}
+	result, err := d.replayer(ctx, st).Undouble(ctx, job)
+	log := klog.FromContext(ctx)
+	for _, f := range job.Families {
+		fr, ok := result[f]
+		if ok {
+			d.absorb(st, f, fr)
+		}
+		if ferr := errors.Join(err, fr.Err); ferr != nil {
+			log.V(1).Info("Jumps that stand twice could not be put right yet", "family", f, "reason", ferr)
+			st.families[f].undoubleAt = time.Now().Add(d.cfg.HookGrace)
+			continue
+		}
+		st.families[f].forgetDoubles()
+		if fr.Outcome != reload.Skipped {
+			log.Info("Jumps stood twice, because their owner put them back in the moment in which they were replayed; one of each is left", "family", f, "hooks", job.Doubled[f])
+		}
+	}
+	st.lookAt = time.Now()
+}
+
+func (fs *familyState) forgetDoubles() {
+	for _, ts := range fs.tables {
+		ts.placed = slices.DeleteFunc(ts.placed, func(p placed) bool { return p.doubled })
+	}
+}

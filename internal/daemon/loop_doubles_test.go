@@ -1,0 +1,90 @@
+package daemon
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// TestJumpThatItsOwnerPutBackInTheSameMoment: an owner looked for its jump before a
+// replay and inserts it afterwards. Once the owner is quiet one is left, the upper
+// one, and it comes back once after the next flush. Doubles that were known before,
+// and those that somebody makes later, are their owners' business.
+func TestJumpThatItsOwnerPutBackInTheSameMoment(t *testing.T) {
+	insert, remove := "-I OUTPUT "+hostport, "-D OUTPUT "+hostport
+	late := 16 * time.Second
+	for _, test := range []struct {
+		name   string
+		before []string // what the owner does before the flush
+		wait   time.Duration
+		after  []string // after the replay and that wait
+		want   int
+	}{
+		{"inserted at once", nil, 30 * time.Millisecond, []string{insert}, 1},
+		{"inserted a while later", nil, 5 * time.Second, []string{insert}, 1},
+		{"inserted twice", nil, time.Second, []string{insert, insert}, 1},
+		{"deleted again by its owner", nil, time.Second, []string{insert, remove}, 1},
+		{"inserted long after", nil, late, []string{insert}, 2},
+		{"doubled before", []string{insert}, time.Second, nil, 2},
+		{"doubled before, and at once", []string{insert}, 30 * time.Millisecond, []string{insert}, 2},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				r := start(t, backend, setup{})
+				for _, line := range test.before {
+					r.write(rules.Nat, line)
+				}
+				r.after(20 * time.Second)
+				r.flushNat()
+				r.after(100*time.Millisecond + test.wait)
+				// Who comes first tells which copy is whose.
+				r.write(rules.Nat, "-I OUTPUT -j ACCEPT")
+				for _, line := range test.after {
+					r.write(rules.Nat, line)
+				}
+				removals := r.fake.Restores()
+				r.after(5 * time.Second)
+				r.wantReady()
+				if n := r.hooks(); n < test.want {
+					t.Fatalf("the hook stands %d times before the owner is quiet", n)
+				}
+				r.after(40 * time.Second)
+				if n := r.hooks(); n != test.want {
+					t.Errorf("the hook stands %d times, want %d", n, test.want)
+				}
+				if test.wait < late && slices.Equal(test.after, []string{insert}) {
+					if got := texts(r.tables()[rules.IPv4][rules.Nat].Chain("OUTPUT")); got[0] != hostport {
+						t.Errorf("the owner's copy is gone: %q", got)
+					}
+					if r.fake.Restores() == removals {
+						t.Error("nothing was removed")
+					}
+				}
+				r.flushNat()
+				r.after(30 * time.Second)
+				r.wantReady()
+				if n := r.hooks(); n != test.want {
+					t.Errorf("after the next flush the hook stands %d times, want %d", n, test.want)
+				}
+				if n := len(r.records(0)); n != 2 {
+					t.Errorf("%d flush records, want 2", n)
+				}
+			})
+		})
+	}
+}
+
+// hooks counts how often the jump to host ports stands in OUTPUT of IPv4.
+func (r *rig) hooks() int {
+	n := 0
+	for _, rule := range r.tables()[rules.IPv4][rules.Nat].Chain("OUTPUT").Rules {
+		if !canary.IsMark(rule) && rule.Spec == hostport {
+			n++
+		}
+	}
+	return n
+}
