@@ -39,6 +39,8 @@ type fault struct {
 	while func()        // looks closer before the fault ends; nil for nothing
 	deaf  bool          // it cannot be asked meanwhile
 	heals bool          // there is another way: all is back while it lasts
+	// either: it may heal while the fault lasts, or not.
+	either bool
 }
 
 // during flushes all tables while a fault lasts. Then nothing counts as back that
@@ -57,10 +59,13 @@ func (n node) during(f fault) {
 		}
 		return nodetest.Ready()
 	}
-	if f.heals {
+	switch {
+	case f.either:
+		n.neverWrong(f, before, protected)
+	case f.heals:
 		n.Within(nodetest.HealsIn, f.name+": the rules to be back while it lasts", told)
 		n.Same(f.name+": protected rules while it lasts", protected, n.Protected())
-	} else {
+	default:
 		n.missing(f, before, protected)
 	}
 	if f.while != nil {
@@ -96,6 +101,18 @@ func notReady() error {
 		return errors.New("it is called ready")
 	}
 	return nil
+}
+
+// neverWrong checks for as long as the fault lasts that the node is not called whole
+// before it is.
+func (n node) neverWrong(f fault, before map[string]float64, protected []string) {
+	n.Helper()
+	const flushes = "flush_events_total{}"
+	for until := time.Now().Add(lasts); time.Now().Before(until); time.Sleep(100 * time.Millisecond) {
+		if n.Metrics()[flushes] > before[flushes] && nodetest.Ready() == nil {
+			n.Same(f.name+": protected rules of a node that is called whole", protected, n.Protected())
+		}
+	}
 }
 
 // missing checks for as long as the fault lasts that nobody calls the node whole.

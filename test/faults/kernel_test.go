@@ -38,6 +38,9 @@ func (l *log) String() string {
 	return l.text.String()
 }
 
+// nowAndThen, behind an error, makes only every third call fail.
+const nowAndThen = ":when=2+3"
+
 // refuses makes these system calls of canaryd, and of all that it executes, fail
 // with that error.
 func (n node) refuses(errno string, calls ...string) func() func() {
@@ -99,13 +102,17 @@ func TestTheKernelRefuses(t *testing.T) {
 		if nft {
 			faults = append(faults,
 				fault{name: "questions are refused", begin: d.refuses("EPERM", "sendto", "sendmsg")},
-				fault{name: "answers are lost", begin: d.refuses("ENOBUFS", "recvfrom", "recvmsg")},
+				fault{name: "answers are lost", begin: d.refuses("ENOBUFS", "recvfrom", "recvmsg", "recvmmsg")},
 				fault{name: "there is no room for a transaction", begin: d.refuses("EPERM", "setsockopt"), heals: true},
+				fault{name: "now and then no answer", begin: d.refuses("ENOBUFS"+nowAndThen, "recvmsg", "recvmmsg"), either: true},
+				fault{name: "now and then no question", begin: d.refuses("ENOBUFS"+nowAndThen, "sendmsg", "sendto", "socket"), either: true},
 			)
 		} else {
 			faults = append(faults,
 				fault{name: "tables cannot be read", begin: d.refuses("ENOMEM", "getsockopt")},
 				fault{name: "tables cannot be written", begin: d.refuses("ENOMEM", "setsockopt")},
+				fault{name: "now and then a table cannot be read", begin: d.refuses("EAGAIN"+nowAndThen, "getsockopt"), either: true},
+				fault{name: "now and then nothing works", begin: d.refuses("ENOMEM"+nowAndThen, "getsockopt", "setsockopt", "socket", "execve", "flock"), either: true},
 			)
 		}
 		for _, f := range faults {
