@@ -29,6 +29,12 @@ func (c *children) has(pid int) bool {
 	return slices.Contains(c.pids, pid)
 }
 
+// ownPort reports whether commits from that netlink address are ours. Programs are
+// given their process number for one, in the pid namespace that they and we live in
+// (netlink_autobind). A flusher on the host that happens to have the number of a pod's
+// program is not named then.
+func (k *Kernel) ownPort(port uint32) bool { return port == k.port || k.children.has(int(port)) }
+
 // Own reports whether a process that wrote is this one or a child of its, of
 // which /proc tells nothing any more. What this one sent itself is known for certain by
 // its Commit: here the number may be that of a thread, or of another pid namespace.

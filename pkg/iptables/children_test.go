@@ -28,8 +28,8 @@ func TestOwnRestoresAreKnown(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := k.Own(c.PID); got != own {
-				t.Errorf("commit %d, by %s (pid %d), is our own: %t, want %t", i+1, c.Comm, c.PID, got, own)
+			if got := k.Own(c.PID); got != own || c.Own != own {
+				t.Errorf("commit %d, by %s (pid %d), is our own: %t by its pid, %t by its address, want %t", i+1, c.Comm, c.PID, got, c.Own, own)
 			}
 		}
 	})

@@ -157,5 +157,5 @@ type Commit struct {
 	Genid uint32
 	PID   uint32 // of the thread, in the initial pid namespace; 0 if the kernel did not say
 	Comm  string // at most 15 bytes
-	Own   bool   // a transaction of the Kernel's own that it sent itself
+	Own   bool   // by this Kernel or a program that it executed
 }

@@ -24,7 +24,7 @@ const subscriptionBuffer = 1 << 20
 // Commits from before Subscribe are not seen: subscribe first, then look.
 type Subscription struct {
 	conn    *netlink.Conn
-	own     uint32            // the port of the Kernel's transactions
+	own     func(port uint32) bool
 	pending []netlink.Message // received with others, not yet returned
 	closed  atomic.Bool
 }
@@ -36,7 +36,7 @@ func (k *Kernel) Subscribe() (*Subscription, error) {
 	if err != nil {
 		return nil, nftError("opening a netlink socket", err)
 	}
-	s := &Subscription{conn: conn, own: k.port}
+	s := &Subscription{conn: conn, own: k.ownPort}
 	if err := s.join(); err != nil {
 		conn.Close()
 		return nil, nftError("subscribing to commits", err)
@@ -100,7 +100,7 @@ func (s *Subscription) Receive() (Commit, error) {
 		return Commit{}, fmt.Errorf("netlink sent a message of type %#x in spite of the filter", uint16(m.Header.Type))
 	}
 	c, err := parseCommit(m.Data)
-	c.Own = m.Header.PID == s.own
+	c.Own = s.own(m.Header.PID)
 	return c, err
 }
 
