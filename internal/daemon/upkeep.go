@@ -31,7 +31,7 @@ const (
 	// Memory is given back when nothing was read or written for tidyQuiet, by
 	// when the disk has what was learned. To collect 10 MiB takes 10 ms, so it
 	// is done every tidyPause at most.
-	tidyQuiet = 3 * time.Second
+	tidyQuiet = 1500 * time.Millisecond
 	tidyPause = 30 * time.Second
 )
 
