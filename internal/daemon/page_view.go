@@ -42,7 +42,7 @@ type pageView struct {
 
 // A pageVerdict is what the page says first.
 type pageVerdict struct {
-	Class string // whole, lost, unknown, paused, stopped
+	Class string // whole, partial, lost, unknown, paused, stopped
 	Title string
 	Since time.Time // ends the title; may be zero
 	Lines []string
@@ -162,6 +162,9 @@ func headlineOf(s Status, dead error, now time.Time) pageVerdict {
 		}
 		return v
 	}
+	if n := len(s.Quarantined); n > 0 {
+		return pageVerdict{Class: "partial", Title: "Whole but for " + rulesText(n), Lines: wholeLines(s, now)}
+	}
 	return pageVerdict{Class: "whole", Title: "Whole", Lines: wholeLines(s, now)}
 }
 
@@ -215,7 +218,10 @@ func tablesOf(lost []loser) string {
 
 func wholeLines(s Status, now time.Time) []string {
 	lines := []string{"All rules that ought to be in force are."}
-	if g := s.Generation; g.Rules > 0 {
+	switch g := s.Generation; {
+	case len(s.Quarantined) > 0:
+		lines[0] = "All else that ought to be in force is."
+	case g.Rules > 0:
 		lines[0] = fmt.Sprintf("%s rules in %s chains are in force.", countText(g.Rules), countText(g.Chains))
 	}
 	if s.Mode == Observe {
@@ -249,14 +255,10 @@ func warningsOf(s Status, now time.Time) []pageWarning {
 			Text: "Its rules are not guarded: restart canaryd, or say which is right with --backend. The evidence:", Command: "canaryd detect"})
 	}
 	if n := len(s.Quarantined); n > 0 {
-		w := pageWarning{Name: "quarantine", Class: "bad", Title: fmt.Sprintf("%d rules cannot be put back.", n),
-			Text: "The kernel lacks what they name. They are tried again; the rest of their tables is in force.", Command: "canaryd status"}
-		switch {
-		case n == 1:
-			w.Title = "One rule cannot be put back."
-			w.Text = "The kernel lacks what it names. It is tried again; the rest of its table is in force."
-		case n >= quarantinedShown:
-			w.Title = fmt.Sprintf("%d rules or more cannot be put back.", n)
+		w := pageWarning{Name: "quarantine", Class: "bad", Title: upper(rulesText(n)) + " cannot be put back.",
+			Text: "The kernel lacks what they name. They are tried again; the rest of their tables is not held up.", Command: "canaryd status"}
+		if n == 1 {
+			w.Text = "The kernel lacks what it names. It is tried again; the rest of its table is not held up."
 		}
 		seen := map[string]bool{}
 		for _, q := range s.Quarantined {
@@ -282,6 +284,20 @@ func warningsOf(s Status, now time.Time) []pageWarning {
 	}
 	return list
 }
+
+// rulesText counts rules in quarantine, of which a Status has the first only.
+func rulesText(n int) string {
+	switch {
+	case n == 1:
+		return "one rule"
+	case n >= quarantinedShown:
+		return fmt.Sprintf("%d rules or more", n)
+	default:
+		return fmt.Sprintf("%d rules", n)
+	}
+}
+
+func upper(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
 
 // cellOf describes a verdict; the word is the one that metrics and log have.
 func cellOf(v canary.Verdict) pageCell {

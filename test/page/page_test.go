@@ -56,6 +56,8 @@ func TestStates(t *testing.T) {
 			[]string{"has not been known for 5 min"}},
 		{"the loop is stuck", whole, true, "unknown", "Not known since", []string{"the loop has not turned for 12s"}},
 		{"nothing yet", func() daemon.Status { return daemon.Status{} }, false, "unknown", "Not known yet", []string{"No family has been looked at yet", "There is none yet: nothing could be put back"}},
+		{"one rule in quarantine", with(busy, func(s *daemon.Status) { s.Quarantined = outage().Quarantined[:1] }), false, "partial", "Whole but for one rule",
+			[]string{"All else that ought to be in force is.", "One rule cannot be put back.", "ipv4/filter/KUBE-ROUTER-INPUT"}},
 		{"after a restart", with(busy, func(s *daemon.Status) {
 			s.Flushes[0].Outcome, s.Flushes[0].Earlier, s.Flushes[0].AbsentSeconds = daemon.Interrupted, true, 0
 		}), false, "whole", "Whole", []string{"Last flush 2 min ago.", "interrupted: canaryd ended before it was answered", ", seen by an earlier run of canaryd"}},
