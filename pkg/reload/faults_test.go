@@ -332,3 +332,25 @@ func TestATriedNonceIsRecognizedOnceItCanBeRead(t *testing.T) {
 		})
 	}
 }
+
+// TestMarksAreKeptOnceForAWriteThatWasOvertaken: what is kept before a write takes
+// time between the read and the write. The next try plants the same marks, which
+// are kept already, and is not overtaken again by who is only just faster.
+func TestMarksAreKeptOnceForAWriteThatWasOvertaken(t *testing.T) {
+	n := newNode(t, iptables.NFT, nodeText, v4)
+	must(t, n.Flush(v4, rules.Nat, ""))
+	var kept []canary.Marks
+	n.replayer.Ahead = func(marks canary.Marks) {
+		kept = append(kept, marks)
+		must(t, n.RestoreNoflush(v4, "*nat\n-A corp -j RETURN\nCOMMIT\n")) // while the disk is slow
+	}
+	result := n.heal()
+	n.outcome(result, v4, Proved)
+	if len(kept) != 1 {
+		t.Fatalf("marks were kept %d times, want once", len(kept))
+	}
+	if tried := kept[0][v4][rules.Nat].Tried; tried == nil || tried.Nonce != result[v4].Tables[rules.Nat].Mark.Nonce {
+		t.Errorf("kept was %+v, planted is %+v", tried, result[v4].Tables[rules.Nat].Mark)
+	}
+	n.marked(v4)
+}

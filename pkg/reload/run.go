@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"time"
 
@@ -32,7 +33,8 @@ type turn struct {
 	family  rules.Family
 	plans   []tablePlan
 	written iptables.Written
-	began   time.Time // when its first read began
+	began   time.Time    // when its first read began
+	nonce   canary.Nonce // of the marks that the last plan plants
 	result  FamilyResult
 	// culled: rules were tried one by one. refused are those to leave out, by
 	// their text with the reason.
@@ -131,11 +133,14 @@ func (t *turn) landed(before map[rules.TableName]TableResult) {
 }
 
 // ahead tells which marks the turns are about to plant, beside those of turns
-// before, and returns all of them.
+// before, and returns all of them. To keep them takes time, in which somebody may
+// write: what was told before is not told again, so that the next try, which plants
+// the same marks, is written right after its read.
 func (r run) ahead(marks canary.Marks, turns []*turn) canary.Marks {
 	if r.Ahead == nil || len(turns) == 0 {
 		return marks
 	}
+	told := marks
 	for _, t := range turns {
 		for _, p := range t.plans {
 			if p.mark.Nonce != "" {
@@ -143,7 +148,9 @@ func (r run) ahead(marks canary.Marks, turns []*turn) canary.Marks {
 			}
 		}
 	}
-	r.Ahead(marks)
+	if !reflect.DeepEqual(marks, told) {
+		r.Ahead(marks)
+	}
 	return marks
 }
 
@@ -171,7 +178,10 @@ func (r run) plan(ctx context.Context, t *turn) bool {
 		tasks[i].doubled = r.job.Doubled[t.family][tasks[i].table]
 		tasks[i].lacking.refused = r.refusals(t, tasks[i])
 	}
-	if t.plans = t.withoutAside(planAll(tasks, r.act.plan)); len(t.plans) == 0 {
+	if !t.stale() { // else nothing was written with it
+		t.nonce = canary.NewNonce()
+	}
+	if t.plans = t.withoutAside(planAll(tasks, r.act.plan, t.nonce)); len(t.plans) == 0 {
 		t.result.Outcome = t.settled()
 	}
 	return len(t.plans) > 0
@@ -217,8 +227,7 @@ func (r Replayer) examine(ctx context.Context, s iptables.Session, f rules.Famil
 	return examiner.tasks(snapshot, job), snapshot.Digest, nil
 }
 
-func planAll(tasks []tableTask, pick func(tableTask, canary.Nonce) *tablePlan) []tablePlan {
-	nonce := canary.NewNonce()
+func planAll(tasks []tableTask, pick func(tableTask, canary.Nonce) *tablePlan, nonce canary.Nonce) []tablePlan {
 	var plans []tablePlan
 	for _, task := range tasks {
 		if plan := pick(task, nonce); plan != nil {
