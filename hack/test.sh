@@ -10,9 +10,10 @@ trap 'rm -rf "$work"' EXIT
 events=$work/events
 mkdir "$events"
 
-# Tests against the kernel mostly wait: for timers, and for canaryd to look again.
-# So more of them run at a time than there are processors.
-atonce=$(($(nproc) * 2))
+# Packages that test against the kernel mostly wait: for timers, and for canaryd to
+# look again. So half as many again run at a time as there are processors; with
+# more, a flush of several commands is healed before its last command.
+atonce=$(($(nproc) * 3 / 2))
 
 status=0
 tested() { # MODULE-FOLDER NAME ARGUMENTS-OF-GO-TEST...
@@ -20,7 +21,7 @@ tested() { # MODULE-FOLDER NAME ARGUMENTS-OF-GO-TEST...
 	shift 2
 	# A cached result would say nothing about this machine's kernel and iptables.
 	(cd "$folder" && go tool -modfile="$OLDPWD/hack/tools/go.mod" gotestsum --format=pkgname --format-hide-empty-pkg \
-		--jsonfile="$events/$name" -- -count=1 -timeout=30m -p="$atonce" -parallel="$atonce" "$@") || status=$?
+		--jsonfile="$events/$name" -- -count=1 -timeout=30m -p="$atonce" "$@") || status=$?
 }
 
 if [ $# -gt 0 ]; then

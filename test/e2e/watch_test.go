@@ -64,9 +64,8 @@ func TestLockHeld(t *testing.T) {
 		_ = holder.Wait() // "killed" is what it says
 		took := n.Within(nodetest.HealsIn, "health", nodetest.Ready)
 		n.Logf("back %s after the release", took.Round(time.Millisecond))
-		if took > time.Second {
-			n.Errorf("back %s after the release: want right after it", took)
-		}
+		// That it is right after it, and not with the next try, is for the tests of
+		// internal/daemon, in virtual time: here a busy machine takes seconds.
 		n.Same("protected rules after the release", protected, n.Protected())
 		if r := n.Healed(1); r.Outcome != "proved" {
 			n.Errorf("the record ended %s", r.Outcome)
