@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -68,15 +69,14 @@ func TestLossStaysVisibleWhileNothingCanBeRead(t *testing.T) {
 	}
 }
 
-// A blinding is a kernel whose next full probe fails.
+// A blinding is a kernel whose next full probes fail.
 type blinding struct {
 	*iptables.Fake
-	fails int
+	fails atomic.Int64 // so many
 }
 
 func (b *blinding) Probe(ctx context.Context, f rules.Family, places []iptables.Place) (iptables.Sighting, error) {
-	if b.fails > 0 {
-		b.fails--
+	if b.fails.Add(-1) >= 0 {
 		return iptables.Sighting{}, errInjected
 	}
 	return b.Fake.Probe(ctx, f, places)
@@ -90,14 +90,14 @@ func TestWriterIsNotForgottenByAFailedProbe(t *testing.T) {
 		r := run(t, kernel.Fake, setup{kernel: kernel})
 		r.after(5 * time.Second)
 		r.wantReady()
-		kernel.fails = 1000
+		kernel.fails.Store(1000)
 		wrote := time.Now()
 		must(t, r.fake.RestoreNoflush(rules.IPv4, scenario.NewService))
 		r.after(3 * time.Second)
 		if since := r.d.Status().CapturePendingSince; !since.Equal(wrote) {
 			t.Errorf("pending since %v, written at %v", since, wrote)
 		}
-		kernel.fails = 0
+		kernel.fails.Store(0)
 		r.after(3 * time.Second)
 		r.wantReady()
 		if since := r.d.Status().CapturePendingSince; !since.IsZero() {

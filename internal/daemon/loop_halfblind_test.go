@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,11 +16,11 @@ import (
 // A halfBlind kernel cannot read one family.
 type halfBlind struct {
 	*iptables.Fake
-	family rules.Family // 0: it can read both
+	family atomic.Int64 // a rules.Family; 0: it can read both
 }
 
 func (k *halfBlind) Read(ctx context.Context, f rules.Family) (iptables.Snapshot, error) {
-	if f == k.family {
+	if int64(f) == k.family.Load() {
 		return iptables.Snapshot{}, errInjected
 	}
 	return k.Fake.Read(ctx, f)
@@ -36,7 +37,7 @@ type halfBlindSession struct {
 }
 
 func (s halfBlindSession) Read(ctx context.Context, f rules.Family) (iptables.Snapshot, error) {
-	if f == s.kernel.family {
+	if int64(f) == s.kernel.family.Load() {
 		return iptables.Snapshot{}, errInjected
 	}
 	return s.Session.Read(ctx, f)
@@ -51,11 +52,11 @@ func TestOneFamilyCannotBeRead(t *testing.T) {
 			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 				k := &halfBlind{Fake: loadedFake(t, backend)}
 				if fromStart {
-					k.family = rules.IPv4
+					k.family.Store(int64(rules.IPv4))
 				}
 				r := run(t, k.Fake, setup{kernel: k})
 				r.after(5 * time.Second)
-				k.family = rules.IPv4
+				k.family.Store(int64(rules.IPv4))
 				r.after(5 * time.Second)
 				before := r.chain(rules.IPv6, rules.Nat, "KUBE-SERVICES")
 				must(t, r.fake.Flush(rules.IPv6, rules.Nat, ""))
@@ -67,7 +68,7 @@ func TestOneFamilyCannotBeRead(t *testing.T) {
 					t.Errorf("the record says %s while a family cannot be read", got.Outcome)
 				}
 				r.wantNotReady("ipv4")
-				k.family = 0
+				k.family.Store(0)
 				r.after(time.Minute)
 				r.wantReady()
 			})

@@ -20,9 +20,9 @@ import (
 )
 
 // storm replaces one endpoint again and again, both of its rules in one commit,
-// 100 times a second for five seconds. On nft it writes as fast as that whatever
-// the machine does; on legacy every commit exchanges the table's 13,000 rules,
-// and an idle machine does it 60 times a second (Linux 6.18).
+// 100 times a second for five seconds, or as fast as the machine does it: on
+// legacy every commit exchanges the table's 13,000 rules, and an idle machine
+// does that 60 times a second (Linux 6.18).
 func storm(n *nodetest.Node, _ *nodetest.Process) {
 	const commits, each = 500, 10 * time.Millisecond
 	chain, old := endpoint(n)
@@ -39,11 +39,7 @@ func storm(n *nodetest.Node, _ *nodetest.Process) {
 		commit(last)
 	}
 	finish()
-	rate := commits / time.Since(start).Seconds()
-	n.Logf("%d commits, %.0f a second", commits, rate)
-	if n.Programs.With == iptables.NFT && rate < 30 {
-		n.Errorf("%.0f commits a second are no storm", rate)
-	}
+	n.Logf("%d commits, %.0f a second", commits, commits/time.Since(start).Seconds())
 	n.Within(settles, "the owner's last endpoint in the generation", func() error {
 		text, _ := n.Want(0, "render", "--ip-family=ipv4")
 		if !strings.Contains(text, fmt.Sprintf("--to-destination %s:", last)) {
