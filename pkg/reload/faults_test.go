@@ -136,6 +136,26 @@ func TestAFlushDuringTheRestoreIsNoProof(t *testing.T) {
 	}
 }
 
+// A file that was saved right before a flush holds the marks of then. That it is restored
+// between our write and its proof does not make them the marks of now.
+func TestAFileRestoredBeforeTheProofIsTheFilesAndNotOurs(t *testing.T) {
+	n := newNode(t, iptables.NFT, nodeText, v4)
+	old := strings.ReplaceAll(n.SaveTable(v4, rules.Nat), "-A KUBE-SVC-A -j KUBE-MARK-MASQ", "-A KUBE-SVC-A -j RETURN")
+	must(t, n.Flush(v4, rules.Nat, ""))
+	restored := false
+	n.OnCommit(func(c iptables.Commit) {
+		if c.PID != 7 && !restored {
+			restored = true
+			must(t, n.As(7, "iptables-restore").Restore(v4, old))
+		}
+	})
+	n.outcome(n.heal(), v4, Failed)
+	n.outcome(n.heal(), v4, Proved)
+	n.nudged(v4)
+	n.same(v4)
+	n.marked(v4)
+}
+
 func TestARestoreThatLiesIsNeverProved(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
 		n.flushAll(v4)

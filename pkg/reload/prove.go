@@ -50,6 +50,10 @@ func (r run) prove(ctx context.Context, t *turn) {
 			proved++
 		case seen.Err != nil && plan.mark.Nonce != "":
 			tr.Mark, tr.Unproved = tr.Mark.Trying(plan.mark), true
+		case seen.Err == nil && t.written.Err == nil && plan.mark.Nonce != "":
+			// It was planted for sure: if the former one stands, somebody has restored a
+			// file since that was saved before.
+			tr.Mark = plan.mark
 		case seen.Err == nil && seen.Table.Chain(r.Canary) != nil:
 			tr.Mark = tr.Mark.Trying(plan.mark).Resolve(r.Canary, seen.Table)
 		}
