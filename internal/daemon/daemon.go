@@ -222,6 +222,8 @@ func (d *Daemon) next(st *state) step {
 		return d.heal
 	case d.anyFamily(st, func(fs *familyState) bool { return due(fs.examineAt, now) }):
 		return d.examine
+	case st.mayNudge() && d.anyFamily(st, func(fs *familyState) bool { return due(fs.lastWord.at, now) }):
+		return d.giveLastWord
 	case !d.allPlanted(st) && due(st.plantAt, now):
 		return d.plant
 	case st.mayApply() && due(st.applyAt, now):
@@ -266,6 +268,9 @@ func (d *Daemon) wakeAt(st *state) time.Time {
 	}
 	for _, fs := range st.families {
 		at = earliest(at, fs.examineAt)
+		if st.mayNudge() {
+			at = earliest(at, fs.lastWord.at)
+		}
 		if st.loss == nil {
 			at = earliest(at, rotationAt(fs))
 		}

@@ -52,6 +52,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	fs.digest, fs.examined, fs.dirty = snapshot.Digest, start, time.Time{}
 	d.noteOwner(ctx, st, snapshot)
 	st.noteReturn(snapshot)
+	fs.lastWord.saw(reload.ProxyStands(snapshot), fs.readEnd)
 	found := d.judge(st, f, snapshot, start)
 	missing := map[rules.TableName]int{}
 	for _, t := range rules.Guarded() {

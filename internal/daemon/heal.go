@@ -118,6 +118,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 			continue
 		}
 		d.absorb(st, f, fr)
+		st.families[f].lastWord.owe(fr, time.Now())
 		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
 		d.countRefusal(f, fr.Err)
 		done = done && (fr.Outcome.Done() || fr.AllBut())
@@ -172,6 +173,7 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 	fs := st.families[f]
 	now := time.Now()
 	st.stir(now)
+	fs.lastWord.saw(fr.ProxyStands(), now)
 	missing := map[rules.TableName]int{}
 	for _, t := range rules.Guarded() {
 		tr, ok := fr.Tables[t]

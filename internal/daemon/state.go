@@ -87,6 +87,7 @@ type familyState struct {
 	quiet     bool          // the last examination found the hook grace over
 
 	undoubleAt time.Time // when hooks that stand twice are put right; zero: none does
+	lastWord   lastWord
 
 	rotateAt time.Time // zero: the marks are as new as the generation
 	rotateBy time.Time // when they are renewed although owners are not quiet

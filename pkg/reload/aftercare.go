@@ -2,6 +2,7 @@ package reload
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -61,6 +62,29 @@ func nudge(ctx context.Context, s iptables.Session, f rules.Family, result Famil
 		}
 	}
 	return nil
+}
+
+// ProxyStands reports whether the last read showed the canary by which kube-proxy
+// can be asked for a full sync.
+func (r FamilyResult) ProxyStands() bool { return slices.Contains(r.proxyCanary, rules.Mangle) }
+
+// ProxyStands reports whether the canary stands by which kube-proxy can be asked for a
+// full sync.
+func ProxyStands(snapshot iptables.Snapshot) bool {
+	return snapshot.Tables[rules.Mangle].Chain(kubeProxyCanary) != nil
+}
+
+// Nudge makes kube-proxy do a full sync of a family, if its canary stands.
+func (r Replayer) Nudge(ctx context.Context, f rules.Family) error {
+	s, err := r.Kernel.Begin(ctx)
+	if err != nil {
+		return fmt.Errorf("beginning a guarded write: %w", err)
+	}
+	snapshot, err := s.Read(ctx, f)
+	if err == nil {
+		err = nudge(ctx, s, f, FamilyResult{proxyCanary: tablesWith(snapshot, kubeProxyCanary)})
+	}
+	return errors.Join(err, s.Close())
 }
 
 func standsIn(tasks []tableTask, chain string) []rules.TableName {

@@ -36,6 +36,8 @@
 //     last change but one, and before the marks were renewed (200 ms after the last
 //     one, and once in 10 s beside owners who never rest) is taken for its owner's
 //     decision;
+//   - a kube-proxy that noticed a flush and takes more than 15 s from the replay to
+//     the end of its own full sync, with another flush in between;
 //   - an owner that looks for its jump and inserts it in two commands, with a
 //     replay in between, leaves the jump doubled; see Undouble.
 package reload
@@ -133,6 +135,9 @@ type FamilyResult struct {
 	// Aftercare is why kube-proxy could not be asked for a full sync, or
 	// doubled hooks not be removed; the rules are in force all the same.
 	Aftercare error
+	// Owed: kube-proxy is to have the last word. It was asked for a full sync if
+	// ProxyStands, and could not be otherwise.
+	Owed bool
 	// Digest identifies the content of the last read, as a Sighting's does;
 	// 0 if nothing could be read, or somebody else wrote meanwhile.
 	Digest uint64
@@ -206,7 +211,7 @@ func (r Replayer) Heal(ctx context.Context, job Job) (Result, error) {
 		}
 		// Also where some tables are missing yet: the next try does not touch those
 		// that are proved now.
-		if owed(*result) {
+		if result.Owed = owed(*result); result.Owed {
 			result.Aftercare = errors.Join(result.Aftercare, nudge(ctx, s, f, *result))
 		}
 	})

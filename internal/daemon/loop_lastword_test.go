@@ -1,0 +1,53 @@
+package daemon
+
+import (
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// TestLastWordOfAProxyThatWasSyncing: a flush takes what kube-proxy wrote a moment ago
+// because of an earlier flush, before it planted its canary again. Nobody can ask it for
+// another sync right after the replay, and by itself it never looks again.
+func TestLastWordOfAProxyThatWasSyncing(t *testing.T) {
+	const newer = "-p tcp -m tcp --dport 9999 -j KUBE-MARK-MASQ"
+	sync := section(rules.Nat, ":KUBE-NODEPORTS - [0:0]", ":KUBE-MARK-MASQ - [0:0]",
+		"-A KUBE-NODEPORTS "+newer, "-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000")
+	for _, test := range []struct {
+		name  string
+		back  time.Duration // when its canary is back, from the flush
+		asked bool
+	}{
+		{"its canary is back at once", 300 * time.Millisecond, true},
+		{"its canary is back in time", 14 * time.Second, true},
+		{"it has looked since", 20 * time.Second, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				r := start(t, backend, setup{})
+				for _, table := range rules.Guarded() {
+					r.write(table, ":KUBE-PROXY-CANARY - [0:0]", "-X KUBE-PROXY-CANARY")
+				}
+				r.after(20 * time.Second)
+				must(t, r.fake.As(77, "kube-proxy").RestoreNoflush(rules.IPv4, sync))
+				r.flushNat()
+				r.after(test.back)
+				r.wantReady()
+				r.write(rules.Mangle, ":KUBE-PROXY-CANARY - [0:0]")
+				r.after(5 * time.Second)
+				if got := r.chain(rules.IPv4, rules.Mangle, "KUBE-PROXY-CANARY") == nil; got != test.asked {
+					t.Fatalf("kube-proxy is asked for a full sync: %t, want %t", got, test.asked)
+				}
+				must(t, r.fake.As(77, "kube-proxy").RestoreNoflush(rules.IPv4, sync))
+				r.write(rules.Mangle, ":KUBE-PROXY-CANARY - [0:0]")
+				r.after(20 * time.Second)
+				r.wantReady()
+				if r.chain(rules.IPv4, rules.Mangle, "KUBE-PROXY-CANARY") == nil {
+					t.Error("kube-proxy is asked more than once")
+				}
+			})
+		})
+	}
+}
