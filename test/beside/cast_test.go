@@ -25,15 +25,14 @@ type actor struct {
 
 // A troupe is everybody in a world.
 type troupe struct {
-	programs scenario.FakePrograms
-	proxies  []*proxy
-	pods     []*cni
-	flusher  *flusher
+	proxies []*proxy
+	pods    []*cni
+	flusher *flusher
 }
 
 func newTroupe(w *world) *troupe {
 	programs := scenario.FakePrograms{Fake: w.Fake}
-	tr := &troupe{programs: programs, flusher: &flusher{programs: programs, ledger: w.ledger}}
+	tr := &troupe{flusher: &flusher{programs: programs, replaces: w.ledger.replace}}
 	for _, f := range rules.Families() {
 		p := newProxy(f, programs)
 		tr.proxies = append(tr.proxies, p)
@@ -69,7 +68,7 @@ func proxyStep(p *proxy, rng *rand.Rand) (step, bool) {
 // comes back only to take away.
 type cni struct {
 	family   rules.Family
-	programs programs
+	programs scenario.Flusher
 	pods     []int
 	counter  int
 	pending  []step
@@ -143,8 +142,8 @@ func (c *cni) del(i int) {
 
 // A flusher is everybody who takes rules that are not his.
 type flusher struct {
-	programs scenario.FakePrograms
-	ledger   *ledger
+	programs scenario.Flusher
+	replaces func(place) // is told which table saved rules are about to replace
 	pending  []step
 	saved    map[rules.Family]string
 }
@@ -206,11 +205,16 @@ func (f *flusher) plan(rng *rand.Rand) {
 		}
 		f.add("forgets the file", func(context.Context) error { f.saved = nil; return nil })
 	default:
-		f.add("saves everything", func(context.Context) error {
-			f.saved = map[rules.Family]string{}
+		f.add("saves everything", func(ctx context.Context) error {
+			saved := map[rules.Family]string{}
 			for _, family := range rules.Families() {
-				f.saved[family] = p.Fake.Save(family)
+				text, err := p.Save(ctx, family)
+				if err != nil {
+					return err
+				}
+				saved[family] = text
 			}
+			f.saved = saved
 			return nil
 		})
 	}
@@ -223,19 +227,28 @@ var nonce = regexp.MustCompile(`canaryd-canary:[0-9a-f]+`)
 // canary of now that lacks what was written since, which is younger than the
 // last renewal of the marks.
 func (f *flusher) restoreSaved(ctx context.Context, family rules.Family, t rules.TableName) error {
-	_, text, _ := strings.Cut(f.saved[family], "*"+string(t)+"\n")
-	text, _, _ = strings.Cut(text, "COMMIT\n")
-	standing := f.programs.Fake.SaveTable(family, t)
+	now, err := f.programs.Save(ctx, family)
+	if err != nil {
+		return err
+	}
+	text, standing := savedTable(f.saved[family], t), savedTable(now, t)
 	old := nonce.FindString(text)
 	if old == "" || nonce.FindString(standing) == old || !strings.Contains(standing, "canaryd-canary:") {
 		return f.programs.Flush(ctx, family, t, "")
 	}
-	f.ledger.replace(place{family, t, ""})
+	f.replaces(place{family, t, ""})
 	return f.programs.Restore(ctx, family, "*"+string(t)+"\n"+text+"COMMIT\n")
 }
 
+// savedTable returns what a save says of one table, between its name and COMMIT.
+func savedTable(save string, t rules.TableName) string {
+	_, text, _ := strings.Cut(save, "*"+string(t)+"\n")
+	text, _, _ = strings.Cut(text, "COMMIT\n")
+	return text
+}
+
 // stranger writes rules that are nobody's business.
-func stranger(p scenario.FakePrograms, rng *rand.Rand) (step, bool) {
+func stranger(p scenario.Flusher, rng *rand.Rand) (step, bool) {
 	line := []string{
 		"-I FORWARD -i tun1 -j ACCEPT", "-A FORWARD -i tun2 -j DROP", "-D FORWARD -i tun1 -j ACCEPT", "-A corp -j RETURN", "-I INPUT -j corp",
 	}[rng.IntN(5)]

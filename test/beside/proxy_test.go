@@ -8,21 +8,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
-
-// programs are what other people's programs do to the tables; scenario.Programs
-// and scenario.FakePrograms are some.
-type programs interface {
-	Flush(ctx context.Context, family rules.Family, table rules.TableName, chain string) error
-	DeleteChains(ctx context.Context, family rules.Family, table rules.TableName) error
-	Restore(ctx context.Context, family rules.Family, text string) error
-	RestoreNoflush(ctx context.Context, family rules.Family, text string) error
-	Save(ctx context.Context, family rules.Family) (string, error)
-	DeleteTable(ctx context.Context, family rules.Family, table rules.TableName) error
-	FlushTable(ctx context.Context, family rules.Family, table rules.TableName) error
-	FlushRuleset(ctx context.Context) error
-}
 
 // A step is the most that a program does before anybody else may come in
 // between: one command, or one table of a restore.
@@ -47,7 +35,7 @@ const proxyCanary = "KUBE-PROXY-CANARY"
 // sync that failed or a canary that is gone from mangle.
 type proxy struct {
 	family   rules.Family
-	programs programs
+	programs scenario.Flusher
 
 	services [slots]int   // the version of each; 0: there is none
 	counter  int          // of versions
@@ -59,7 +47,7 @@ type proxy struct {
 	noticed  int // how many flushes it noticed
 }
 
-func newProxy(family rules.Family, p programs) *proxy {
+func newProxy(family rules.Family, p scenario.Flusher) *proxy {
 	return &proxy{family: family, programs: p, changed: map[int]bool{}, full: true}
 }
 

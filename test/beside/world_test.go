@@ -396,7 +396,7 @@ func (s *session) Close() error {
 }
 
 // load writes what the node has before canaryd comes.
-func load(w *world) error {
+func load(ctx context.Context, programs scenario.Flusher) error {
 	text := `*filter
 :corp - [0:0]
 -A corp -j RETURN
@@ -411,9 +411,8 @@ COMMIT
 -A POSTROUTING -o wg0 -j MASQUERADE
 COMMIT
 `
-	programs := scenario.FakePrograms{Fake: w.Fake}
 	for _, f := range rules.Families() {
-		if err := programs.RestoreNoflush(context.Background(), f, text); err != nil {
+		if err := programs.RestoreNoflush(ctx, f, text); err != nil {
 			return err
 		}
 	}
