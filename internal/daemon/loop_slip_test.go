@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"os"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -88,19 +89,19 @@ func TestUnhookedBeforeTheProof(t *testing.T) {
 		r := run(t, fake, setup{})
 		r.after(20 * time.Second)
 		before := texts(r.tables()[rules.IPv4][rules.Nat].Chain("OUTPUT"))
-		deletions, armed := 0, false
+		var armed atomic.Bool
+		var deletions atomic.Int64
 		fake.OnCommit(func(c iptables.Commit) {
-			if armed && c.PID == uint32(os.Getpid()) {
-				armed = false
-				deletions++
+			if c.PID == uint32(os.Getpid()) && armed.CompareAndSwap(true, false) {
+				deletions.Add(1)
 				r.write(rules.Nat, "-D OUTPUT "+hostport)
 			}
 		})
 		r.write(rules.Nat, "-D OUTPUT "+hostport)
-		armed = true
+		armed.Store(true)
 		r.after(time.Minute)
-		if deletions != 1 {
-			t.Fatalf("the hook was deleted %d times before a proof", deletions)
+		if n := deletions.Load(); n != 1 {
+			t.Fatalf("the hook was deleted %d times before a proof", n)
 		}
 		r.wantReady()
 		if diff := cmp.Diff(before, texts(r.tables()[rules.IPv4][rules.Nat].Chain("OUTPUT"))); diff != "" {

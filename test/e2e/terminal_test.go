@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -31,8 +30,9 @@ func openTerminal(n *nodetest.Node) (seen, shown *os.File) {
 	return seen, shown
 }
 
-// onTerminal runs canaryd on a terminal and returns what that shows.
-func onTerminal(n *nodetest.Node, env, args []string) string {
+// onTerminal runs canaryd on a terminal and returns what that shows. If shows is
+// not nil it is told, whenever there is more, all that the terminal shows so far.
+func onTerminal(n *nodetest.Node, env, args []string, shows func(string)) string {
 	n.Helper()
 	seen, shown := openTerminal(n)
 	cmd := exec.CommandContext(n.Context(), nodetest.Canaryd(), args...)
@@ -40,9 +40,16 @@ func onTerminal(n *nodetest.Node, env, args []string) string {
 	cmd.Stdout, cmd.Stderr = shown, shown
 	n.Must(cmd.Start())
 	n.Must(shown.Close())
-	text, err := io.ReadAll(seen)
-	if err != nil && !errors.Is(err, syscall.EIO) { // the other end was closed
-		n.Fatal(err)
+	var text []byte
+	for more, err := make([]byte, 4096), error(nil); err == nil; {
+		var read int
+		read, err = seen.Read(more)
+		if text = append(text, more[:read]...); shows != nil {
+			shows(string(text))
+		}
+		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, syscall.EIO) { // the other end was closed
+			n.Fatal(err)
+		}
 	}
 	if err := cmd.Wait(); err != nil {
 		n.Errorf("%s: %v\n%s", cmd, err, text)
@@ -65,7 +72,7 @@ func TestTerminal(t *testing.T) {
 			{"no colours", "table", []string{"TERM=xterm", "NO_COLOR=1"}, false},
 			{"a dumb terminal", "table", []string{"TERM=dumb", "NO_COLOR="}, false},
 		} {
-			if got := onTerminal(n, test.env, []string{"detect", "-o", test.output}); strings.Contains(got, "\x1b[1m") != test.colours || !strings.Contains(got, "legacy") {
+			if got := onTerminal(n, test.env, []string{"detect", "-o", test.output}, nil); strings.Contains(got, "\x1b[1m") != test.colours || !strings.Contains(got, "legacy") {
 				n.Errorf("%s: %q", test.name, got)
 			}
 		}
@@ -73,12 +80,14 @@ func TestTerminal(t *testing.T) {
 		fd, err := unix.Open("/run/xtables.lock", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		n.Must(err)
 		n.Must(unix.Flock(fd, unix.LOCK_EX))
-		go func() {
-			time.Sleep(2500 * time.Millisecond)
-			_ = unix.Close(fd) // which lets the lock go
-		}()
-		got := onTerminal(n, []string{"TERM=xterm", "NO_COLOR=1"}, append(n.Flags("cleanup"), "--lock-wait=60s"))
-		if told := "\r\x1b[Kcanaryd cleanup: "; !strings.Contains(got, told+"1s\r") || strings.LastIndex(got, "\r\x1b[K") == strings.LastIndex(got, told) {
+		const told = "\r\x1b[Kcanaryd cleanup: "
+		got := onTerminal(n, []string{"TERM=xterm", "NO_COLOR=1"}, append(n.Flags("cleanup"), "--lock-wait=60s"), func(text string) {
+			if fd >= 0 && strings.Count(text, told) > 1 {
+				n.Must(unix.Close(fd)) // which lets the lock go
+				fd = -1
+			}
+		})
+		if !strings.Contains(got, told+"1s\r") || strings.LastIndex(got, "\r\x1b[K") == strings.LastIndex(got, told) {
 			n.Errorf("a cleanup that waits for the lock shows %q", got)
 		}
 	})
