@@ -34,6 +34,7 @@ type intruded struct {
 	mutant mutant
 	rng    *rand.Rand
 	budget atomic.Int64 // how often it may still
+	found  atomic.Bool  // a violation
 
 	// What follows is the worker's, until the daemon has ended.
 	commits, waited, stale, raced int
@@ -63,11 +64,11 @@ func (k *intruded) Begin(ctx context.Context) (iptables.Session, error) {
 // canaryd holds the lock it must wait.
 func (s *intrudedSession) intrude(payload iptables.Payload) {
 	k := s.kernel
-	if k.budget.Add(-1) < 0 {
+	owners := slices.DeleteFunc(slices.Clone(k.stage.owners), func(o *owner) bool { return !hurts(payload[o.family]) })
+	if len(owners) == 0 || k.budget.Add(-1) < 0 {
 		return
 	}
 	k.commits++
-	owners := slices.DeleteFunc(slices.Clone(k.stage.owners), func(o *owner) bool { return payload[o.family] == nil })
 	done, o, rng := make(chan struct{}), owners[k.rng.IntN(len(owners))], rand.New(rand.NewPCG(k.rng.Uint64(), 10))
 	go func() { o.commit(rng); close(done) }()
 	if k.path != legacy || k.mutant == unlocked {
@@ -81,6 +82,13 @@ func (s *intrudedSession) intrude(payload iptables.Payload) {
 		k.violations = append(k.violations, "an owner wrote while canaryd held the lock")
 	case <-time.After(20 * time.Millisecond): // so that it is likely to have tried; Close looks again
 	}
+}
+
+// hurts reports whether scripts write what kube-proxy writes in each sync.
+func hurts(scripts []iptables.Script) bool {
+	return slices.ContainsFunc(scripts, func(s iptables.Script) bool {
+		return s.Table == rules.Nat && slices.Contains(s.Declare, "KUBE-SERVICES")
+	})
 }
 
 func (s *intrudedSession) Read(ctx context.Context, f rules.Family) (iptables.Snapshot, error) {
@@ -181,6 +189,7 @@ func (k *intruded) compare(newest map[place][]rules.Rule, written map[rules.Fami
 		now := k.nat(f)
 		for p, before := range newest {
 			if after := content(now.Chain(p.chain)); p.family == f && !rules.EqualRules(before, after) {
+				k.found.Store(true)
 				k.violations = append(k.violations, fmt.Sprintf("a newer write was written over, and nothing told of a race: %s:\n  was %s\n  is  %s", p, texts(before), texts(after)))
 			}
 		}
@@ -249,6 +258,7 @@ func intrudes(n *nodetest.Node, p path, m mutant, few int) *intruded {
 	kernel, err := iptables.Open(n.Context(), iptables.Config{Backend: p.backend(), Canary: canary.DefaultChain, Replay: p.replay()})
 	n.Must(err)
 	k := &intruded{Kernel: kernel, stage: s, path: p, mutant: m, rng: rand.New(rand.NewPCG(1, 11))}
+	s.enough = k.found.Load
 	d, stop := k.run()
 	rest := func() error {
 		status := d.Status()
@@ -303,7 +313,7 @@ func TestTheKernelFindsMissingGuards(t *testing.T) {
 	for m, p := range map[mutant]path{unguarded: nftDirect, unlocked: legacy} {
 		t.Run(string(m), func(t *testing.T) {
 			nodetest.On(t, p.backend(), func(n *nodetest.Node) {
-				k := intrudes(n, p, m, 2)
+				k := intrudes(n, p, m, 20) // the first one finds it as a rule
 				if len(k.violations) == 0 {
 					n.Errorf("%d commits between a read and a write, and nothing is wrong with canaryd %s", k.commits, m)
 				}

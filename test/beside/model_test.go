@@ -344,7 +344,7 @@ func TestTheCheckerFindsMissingGuards(t *testing.T) {
 		m    mutant
 		p    path
 		from uint64 // close to the first seed that finds it
-	}{{unguarded, nftDirect, 15}, {unlocked, legacy, 100}} {
+	}{{unguarded, nftDirect, 128}, {unlocked, legacy, 100}} {
 		m, p := test.m, test.p
 		t.Run(string(m), func(t *testing.T) {
 			const most = 200

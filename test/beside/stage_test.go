@@ -40,6 +40,7 @@ type stage struct {
 	pods    []*cni
 	flusher *flusher
 	count   stageTally
+	enough  func() bool // whether no further episode is needed; nil: all are
 }
 
 // An owner is a kube-proxy that more than one goroutine asks to go on.
@@ -272,7 +273,7 @@ func (s *stage) episodes(few int, play func(seed uint64), rest func() error) {
 	if long > 0 {
 		first = uint64(time.Now().UnixNano())
 	}
-	for seed := first; !s.Failed() && (long == 0 && seed < first+uint64(few) || time.Now().Before(end)); seed++ {
+	for seed := first; !s.Failed() && (s.enough == nil || !s.enough()) && (long == 0 && seed < first+uint64(few) || time.Now().Before(end)); seed++ {
 		play(seed)
 		if wrong := s.settle(rest); len(wrong) > 0 {
 			s.Errorf("seed %d:\n%s", seed, strings.Join(wrong, "\n"))
