@@ -139,8 +139,8 @@ func (tr *troupe) look(w *world, d *daemon.Daemon) {
 		return
 	}
 	// On legacy a look may wait until it costs no more than its share of the time, which
-	// it does where looking takes time.
-	if prompt := w.deaf == 0 && (w.path != legacy || w.naps == 0); prompt && !marked(w) {
+	// it does where looking took time.
+	if prompt := w.deaf == 0 && (w.path != legacy || !w.napped); prompt && !marked(w) {
 		w.ledger.violation("canaryd says that it is ready, and canaries are missing")
 	}
 	if s.CapturePendingSince.IsZero() && w.deaf == 0 {
@@ -159,9 +159,13 @@ func (tr *troupe) settle(w *world, d *daemon.Daemon) {
 			w.ledger.violation("nobody does anything new, and they do not come to rest")
 			break
 		}
-		w.turn()
-		time.Sleep(monitor)
-		synctest.Wait()
+		// What canaryd was in the middle of when the trouble ended may take longer than
+		// that, and it holds the lock meanwhile.
+		for rested := false; !rested || w.session; rested = true {
+			w.turn()
+			time.Sleep(monitor)
+			synctest.Wait()
+		}
 		for _, proxy := range tr.proxies {
 			w.drive(func() { w.still++; _ = proxy.poll().do(); w.still-- })
 			if !proxy.idle() || len(w.queue) > 0 {

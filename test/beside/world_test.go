@@ -58,6 +58,7 @@ type world struct {
 	driving bool // the test's goroutine acts
 	hinted  bool // a hint is to be given when it is done
 	napping bool // canaryd's worker is in the middle of something
+	napped  bool // it ever was
 	session bool // canaryd has a session
 	holds   bool // it holds the xtables lock
 	queue   []*actor
@@ -134,7 +135,7 @@ func (w *world) point(where string) {
 		return
 	}
 	if w.rng.Float64() < w.naps {
-		w.napping = true
+		w.napping, w.napped = true, true
 		nap := w.nap()
 		time.Sleep(nap)
 		w.turn()
