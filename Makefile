@@ -94,7 +94,7 @@ bench: deps ## measure heals, captures and generation beside iptables-restore, a
 	bin/bench/heal -canaryd bin/bench/canaryd -json bin/bench/heal.json $(BENCH)
 
 .PHONY: bench-detect
-bench-detect: deps build ## what noticing costs and how soon it is, beside an exec probe; an hour
+bench-detect: deps build ## what noticing costs and how soon it is, beside an exec probe; half an hour
 	@go run ./test/bench/detect -canaryd bin/canaryd
 
 # make soak SOAK=2m for two minutes; SOAK_FLAGS='-healers monitor' and others are passed on (-help lists them).

@@ -28,32 +28,55 @@ const (
 
 // A node is this namespace with a built canaryd that guards its tables.
 type node struct {
-	dir    string
-	cmd    *exec.Cmd
-	ended  chan error
-	client daemon.Client
+	dir     string
+	program string
+	backend iptables.Backend
+	cmd     *exec.Cmd
+	ended   chan error
+	client  daemon.Client
 }
 
 // start starts canaryd with the flags' defaults, but for the paths, and waits
 // until it has learned the rules and has nothing left to do.
 func start(ctx context.Context, program, dir string, backend iptables.Backend) (*node, error) {
-	log, err := os.Create(filepath.Join(dir, "log"))
-	if err != nil {
+	n := &node{dir: dir, program: program, backend: backend, client: daemon.Client{Socket: filepath.Join(dir, "socket")}}
+	if err := n.launch(ctx); err != nil {
 		return nil, err
 	}
-	defer log.Close()
-	n := &node{dir: dir, ended: make(chan error, 1), client: daemon.Client{Socket: filepath.Join(dir, "socket")}}
-	n.cmd = exec.CommandContext(ctx, program, "run", "--backend="+string(backend), "--lock-file="+lockFile,
-		"--state-dir="+n.state(), "--socket="+n.client.Socket, "--metrics-bind-address=127.0.0.1:9475")
-	n.cmd.Stdout, n.cmd.Stderr = log, log
-	if err := n.cmd.Start(); err != nil {
-		return nil, err
-	}
-	go func() { n.ended <- n.cmd.Wait() }()
 	if _, err := n.settle(ctx, nil); err != nil {
 		return nil, errors.Join(err, n.stop())
 	}
 	return n, nil
+}
+
+// launch starts the daemon's process.
+func (n *node) launch(ctx context.Context) error {
+	log, err := os.OpenFile(filepath.Join(n.dir, "log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	n.ended = make(chan error, 1)
+	n.cmd = exec.CommandContext(ctx, n.program, "run", "--backend="+string(n.backend), "--lock-file="+lockFile,
+		"--state-dir="+n.state(), "--socket="+n.client.Socket, "--metrics-bind-address=127.0.0.1:9475")
+	n.cmd.Stdout, n.cmd.Stderr = log, log
+	if err := n.cmd.Start(); err != nil {
+		return err
+	}
+	go func(ended chan<- error, cmd *exec.Cmd) { ended <- cmd.Wait() }(n.ended, n.cmd)
+	return nil
+}
+
+// again ends the daemon and starts it anew, and returns its flush records once
+// it has nothing left to do.
+func (n *node) again(ctx context.Context) ([]daemon.Flush, error) {
+	if err := n.stop(); err != nil {
+		return nil, err
+	}
+	if err := n.launch(ctx); err != nil {
+		return nil, err
+	}
+	return n.settle(ctx, nil)
 }
 
 func (n *node) state() string { return filepath.Join(n.dir, "state") }
