@@ -43,12 +43,16 @@ func (t truth) right(a attempt) bool {
 type window struct {
 	Kind     string
 	From, To int64
-	Cut      bool // somebody else put things right
+	Done     int64 // the end of the flush's last command
+	Cut      bool  // somebody else put things right
 }
 
 // A gap is the longest time for which nobody was answered.
 type gap struct {
 	Length time.Duration // 0: nothing failed
+	// After is the most of a gap that lies behind the flush's last command: what
+	// the healer took, without what the flusher took.
+	After time.Duration
 	// Open: nobody was answered any more, or not until somebody else put
 	// things right.
 	Open   bool
@@ -70,7 +74,10 @@ func longestGap(attempts []attempt, w window) gap {
 		}
 	}
 	failing := false
-	longer := func(until int64) { g.Length = max(g.Length, time.Duration(until-last)*time.Microsecond) }
+	longer := func(until int64) {
+		g.Length = max(g.Length, time.Duration(until-last)*time.Microsecond)
+		g.After = max(g.After, time.Duration(until-max(last, w.Done))*time.Microsecond)
+	}
 	until := w.To
 	for _, a := range attempts[from:] {
 		late := a.Start >= w.To

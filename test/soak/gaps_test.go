@@ -32,14 +32,15 @@ func TestLongestGap(t *testing.T) {
 		want            gap
 	}{
 		{"nothing failed", "aaaaaaaa", window{From: 2000, To: 8000}, gap{}},
-		{"from the last answer to the next", "aaaxxxaa", window{From: 2000, To: 8000}, gap{Length: 4 * ms, Failed: 3}},
-		{"the last answer was before the flush", "aaxxxxaa", window{From: 2000, To: 8000}, gap{Length: 5 * ms, Failed: 4}},
-		{"the longest of several", "aaxaxxaxa", window{From: 0, To: 9000}, gap{Length: 3 * ms, Failed: 4}},
+		{"from the last answer to the next", "aaaxxxaa", window{From: 2000, Done: 4000, To: 8000}, gap{Length: 4 * ms, After: 2 * ms, Failed: 3}},
+		{"the last answer was before the flush", "aaxxxxaa", window{From: 2000, To: 8000}, gap{Length: 5 * ms, After: 5 * ms, Failed: 4}},
+		{"the longest of several", "aaxaxxaxa", window{From: 0, Done: 7000, To: 9000}, gap{Length: 3 * ms, After: ms, Failed: 4}},
 		{"other windows' failures", "xxxaaaaxx", window{From: 3000, To: 7000}, gap{}},
-		{"nobody answers any more", "aaaxxxxx", window{From: 2000, To: 8000}, gap{Length: 6 * ms, Failed: 5, Open: true}},
-		{"the next answer is the next window's", "aaaxxxxxa", window{From: 2000, To: 6000}, gap{Length: 6 * ms, Failed: 3}},
-		{"the next answer is thanks to somebody else", "aaaxxxxxa", window{From: 2000, To: 6000, Cut: true}, gap{Length: 4 * ms, Failed: 3, Open: true}},
-		{"nobody ever answered", "xxxx", window{From: 0, To: 4000}, gap{Length: 4 * ms, Failed: 4, Open: true}},
+		{"over before the flush's last command ended", "aaaxxxaa", window{From: 2000, Done: 7000, To: 8000}, gap{Length: 4 * ms, Failed: 3}},
+		{"nobody answers any more", "aaaxxxxx", window{From: 2000, To: 8000}, gap{Length: 6 * ms, After: 6 * ms, Failed: 5, Open: true}},
+		{"the next answer is the next window's", "aaaxxxxxa", window{From: 2000, Done: 7500, To: 6000}, gap{Length: 6 * ms, After: 500 * time.Microsecond, Failed: 3}},
+		{"the next answer is thanks to somebody else", "aaaxxxxxa", window{From: 2000, To: 6000, Cut: true}, gap{Length: 4 * ms, After: 4 * ms, Failed: 3, Open: true}},
+		{"nobody ever answered", "xxxx", window{From: 0, To: 4000}, gap{Length: 4 * ms, After: 4 * ms, Failed: 4, Open: true}},
 		{"nobody asked", "", window{From: 0, To: 4000}, gap{}},
 	} {
 		if diff := cmp.Diff(test.want, longestGap(at(0, test.outcomes), test.window)); diff != "" {

@@ -163,6 +163,7 @@ func (l *lab) flushes(ctx context.Context) error {
 		}
 		l.windows = append(l.windows, window{Kind: kind.name, From: clock()})
 		err := kind.do(ctx, l.programs)
+		l.windows[len(l.windows)-1].Done = clock()
 		if err == nil {
 			err = errors.Join(sleep(ctx, time.Second+l.moment(time.Second)), l.healer.between(ctx))
 		}
