@@ -187,7 +187,7 @@ func (l *Live) start(ctx context.Context) (stop func() error, err error) {
 		case err := <-ended:
 			return err
 		case <-time.After(stopsIn):
-			return errors.Join(errors.New("no end within 10s of SIGTERM"), cmd.Process.Kill(), <-ended)
+			return errors.Join(fmt.Errorf("no end within %s of SIGTERM", stopsIn), cmd.Process.Kill(), <-ended)
 		}
 	}
 	err = poll(ctx, readyIn, func() (bool, error) {
