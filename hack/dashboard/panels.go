@@ -109,9 +109,10 @@ func panels() []panel {
 		graph("How current", "How long ago the tables were last known, and how far the generation lags behind their owners.", "s",
 			query{`timestamp(canaryd_last_examination_timestamp_seconds{` + nodes + `}) - canaryd_last_examination_timestamp_seconds{` + nodes + `}`, "{{instance}}: last known"},
 			query{`(timestamp(canaryd_capture_pending_since_timestamp_seconds{` + nodes + `}) - canaryd_capture_pending_since_timestamp_seconds{` + nodes + `}) and canaryd_capture_pending_since_timestamp_seconds{` + nodes + `} > 0`, "{{instance}}: generation lags"}),
-		counted("Refusals, errors, deleted flows", "Restores that were refused, by reason; errors of declared sources; flows that were ended after a replay of nat.",
+		counted("Refusals, errors, deleted flows", "Restores that were refused, by reason; errors of declared sources and of the journal; flows that were ended after a replay of nat.",
 			query{`sum by (reason) (increase(canaryd_restore_failures_total{` + nodes + `}[$__rate_interval])) > 0`, "refused: {{reason}}"},
 			query{`sum by (source) (increase(canaryd_source_errors_total{` + nodes + `}[$__rate_interval])) > 0`, "source {{source}}"},
+			query{`sum by (instance) (increase(canaryd_journal_errors_total{` + nodes + `}[$__rate_interval])) > 0`, "{{instance}}: journal not written"},
 			query{`sum by (protocol) (increase(canaryd_conntrack_deleted_total{` + nodes + `}[$__rate_interval])) > 0`, "flows ended: {{protocol}}"}),
 
 		graph("Reasons to look", "Hints a second: commits heard of, locks released, polls, and notifications that were lost.", "ops",
