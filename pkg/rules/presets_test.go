@@ -25,7 +25,7 @@ func TestEveryPresetNamesItsOwnersChainsAndNobodyElses(t *testing.T) {
 		},
 		"libvirt": {
 			[]string{"LIBVIRT_INP", "LIBVIRT_OUT", "LIBVIRT_FWO", "LIBVIRT_FWI", "LIBVIRT_FWX", "LIBVIRT_PRT"},
-			[]string{"LIBVIRT_", "LIBVIRT_XXX", "libvirt-in", "FI-vnet0"},
+			[]string{"LIBVIRT_", "LIBVIRT_OTHER", "libvirt-in", "FI-vnet0"},
 		},
 		"tailscale": {[]string{"ts-input", "ts-forward", "ts-postrouting"}, []string{"ts-", "ts-output", "TS-INPUT"}},
 	}
