@@ -180,9 +180,8 @@ func (m *machine) show(property string) string {
 // installed puts canaryd and its unit into the machine's root.
 func (m *machine) installed(flags string) {
 	m.Helper()
-	root := fmt.Sprintf("/proc/%d/root", m.pid)
-	install(m.T, root, "/usr/local")
-	write(m.T, root+"/etc/default/canaryd", "CANARYD_FLAGS=\""+flags+"\"\n")
+	install(m.T, m.root(), "/usr/local")
+	write(m.T, m.root()+"/etc/default/canaryd", "CANARYD_FLAGS=\""+flags+"\"\n")
 	m.must("systemctl", "daemon-reload")
 }
 

@@ -48,6 +48,57 @@ func (m *machine) mayStart() {
 	}
 }
 
+// guards flushes everything, and wants the protected rules back.
+func (m *machine) guards(when string, protected []string) {
+	m.Helper()
+	m.Flush()
+	m.Healed(1)
+	m.Same("protected rules "+when, protected, m.Protected())
+}
+
+// operatorsFlags is what the operator writes into the file of flags.
+const operatorsFlags = "CANARYD_FLAGS=--backend=nft\n"
+
+// wantFlags wants the operator's flags in a file of the machine's.
+func (m *machine) wantFlags(when, path string) {
+	m.Helper()
+	if text, err := os.ReadFile(m.root() + path); err != nil || string(text) != operatorsFlags {
+		m.Errorf("%s the operator's flags are %q, %v", when, text, err)
+	}
+}
+
+// upgrades has another version of the package installed, which must restart canaryd
+// and leave the operator's flags alone.
+func (m *machine) upgrades(protected []string, upgrade func()) {
+	m.Helper()
+	write(m.T, m.root()+"/etc/default/canaryd", operatorsFlags)
+	first := m.show("MainPID")
+	upgrade()
+	if got := m.show("MainPID"); got == first || m.show("ActiveState") != "active" {
+		m.Errorf("the upgrade did not restart canaryd: process %s, %s", got, m.show("ActiveState"))
+	}
+	m.wantFlags("after the upgrade", "/etc/default/canaryd")
+	m.guards("after the upgrade", protected)
+}
+
+// wantRemoved wants nothing of the package left but what is the operator's.
+func (m *machine) wantRemoved(protected []string) {
+	m.Helper()
+	if code, _, _ := m.run("systemctl", "is-active", "--quiet", "canaryd.service"); code == 0 {
+		m.Error("canaryd runs although its package was removed")
+	}
+	m.Same("canaries after the removal", nil, m.Marks())
+	m.Same("protected rules after the removal", protected, m.Protected())
+	for _, gone := range []string{"/usr/bin/canaryd", "/usr/lib/systemd/system/canaryd.service", "/etc/systemd/system/multi-user.target.wants/canaryd.service"} {
+		if m.exists(gone) {
+			m.Errorf("%s is there after the removal", gone)
+		}
+	}
+	if !m.exists("/var/lib/canaryd") {
+		m.Error("the removal took what canaryd knew")
+	}
+}
+
 // TestDebianPackage: it is installed and started, upgraded while it guards,
 // removed, and purged; the operator's flags outlive all but the last.
 func TestDebianPackage(t *testing.T) {
@@ -72,38 +123,12 @@ func TestDebianPackage(t *testing.T) {
 		if got := m.must("dpkg-query", "-W", "-f", "${Version} ${Status}", "canaryd"); got != "1.0.0 install ok installed" {
 			t.Errorf("dpkg says %q", got)
 		}
-		n.Flush()
-		n.Healed(1)
-		n.Same("protected rules", before, n.Protected())
+		m.guards("after the installation", before)
 
-		const flags = "CANARYD_FLAGS=--backend=nft\n"
-		write(t, m.root()+"/etc/default/canaryd", flags)
-		first := m.show("MainPID")
-		dpkg("-i", deb(t, "v1.0.1"))
-		if got := m.show("MainPID"); got == first || m.show("ActiveState") != "active" {
-			t.Errorf("the upgrade did not restart canaryd: process %s, %s", got, m.show("ActiveState"))
-		}
-		if text, err := os.ReadFile(m.root() + "/etc/default/canaryd"); err != nil || string(text) != flags {
-			t.Errorf("the upgrade made of the operator's flags: %q, %v", text, err)
-		}
-		n.Flush()
-		n.Healed(1)
-		n.Same("protected rules after the upgrade", before, n.Protected())
-
+		m.upgrades(before, func() { dpkg("-i", deb(t, "v1.0.1")) })
 		dpkg("-r", "canaryd")
-		if code, _, _ := m.run("systemctl", "is-active", "--quiet", "canaryd.service"); code == 0 {
-			t.Error("canaryd runs although its package was removed")
-		}
-		n.Same("canaries after the removal", nil, n.Marks())
-		n.Same("protected rules after the removal", before, n.Protected())
-		for _, gone := range []string{"/usr/bin/canaryd", "/usr/lib/systemd/system/canaryd.service", "/etc/systemd/system/multi-user.target.wants/canaryd.service"} {
-			if m.exists(gone) {
-				t.Errorf("%s is there after the removal", gone)
-			}
-		}
-		if !m.exists("/etc/default/canaryd") || !m.exists("/var/lib/canaryd") {
-			t.Error("the removal took the operator's flags or what canaryd knew")
-		}
+		m.wantRemoved(before)
+		m.wantFlags("after the removal", "/etc/default/canaryd")
 
 		dpkg("-i", "/run/canaryd_v1.0.1.deb")
 		if got := m.show("ActiveState") + " " + m.show("UnitFileState"); got != "active enabled" {

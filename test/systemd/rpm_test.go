@@ -1,7 +1,6 @@
 package systemd
 
 import (
-	"os"
 	"strings"
 	"testing"
 
@@ -81,42 +80,14 @@ func TestRPM(t *testing.T) {
 			t.Errorf("rpm says %q", got)
 		}
 		m.must("systemctl", "start", "canaryd.service")
-		n.Flush()
-		n.Healed(1)
-		n.Same("protected rules", before, n.Protected())
+		m.guards("after the installation", before)
 
-		const flags = "CANARYD_FLAGS=--backend=nft\n"
-		write(t, m.root()+"/etc/default/canaryd", flags)
-		old := m.show("MainPID")
-		rpmDo("-U", second)
+		m.upgrades(before, func() { rpmDo("-U", second) })
 		states("after the upgrade", "active enabled")
-		if m.show("MainPID") == old {
-			t.Error("the upgrade did not restart canaryd")
-		}
-		if text, err := os.ReadFile(m.root() + "/etc/default/canaryd"); err != nil || string(text) != flags {
-			t.Errorf("the upgrade made of the operator's flags: %q, %v", text, err)
-		}
-		n.Flush()
-		n.Healed(1)
-		n.Same("protected rules after the upgrade", before, n.Protected())
 
 		rpmDo("-e", "canaryd")
-		if code, _, _ := m.run("systemctl", "is-active", "--quiet", "canaryd.service"); code == 0 {
-			t.Error("canaryd runs although its package was removed")
-		}
-		n.Same("canaries after the removal", nil, n.Marks())
-		n.Same("protected rules after the removal", before, n.Protected())
-		for _, gone := range []string{"/usr/bin/canaryd", "/usr/lib/systemd/system/canaryd.service", "/etc/systemd/system/multi-user.target.wants/canaryd.service"} {
-			if m.exists(gone) {
-				t.Errorf("%s is there after the removal", gone)
-			}
-		}
-		if text, err := os.ReadFile(m.root() + "/etc/default/canaryd.rpmsave"); err != nil || string(text) != flags {
-			t.Errorf("the removal made of the operator's flags: %q, %v", text, err)
-		}
-		if !m.exists("/var/lib/canaryd") {
-			t.Error("the removal took what canaryd knew")
-		}
+		m.wantRemoved(before)
+		m.wantFlags("after the removal", "/etc/default/canaryd.rpmsave")
 
 		write(t, m.root()+"/etc/systemd/system-preset/10-test.preset", "disable canaryd.service\n")
 		rpmDo("-i", first)
