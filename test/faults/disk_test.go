@@ -69,8 +69,9 @@ func TestDiskFails(t *testing.T) {
 	})
 }
 
-// TestDiskIsFullAtStart: a state folder of 8 KiB that is full, and one that cannot be
-// written. canaryd begins and heals without it, and says what that means.
+// TestDiskIsFullAtStart: a state folder of 8 KiB that is full. canaryd begins and heals
+// without it, and says what that means. (In one that cannot be written it does not begin:
+// test/e2e.)
 func TestDiskIsFullAtStart(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
