@@ -137,7 +137,7 @@ func run(t *testing.T, fake *iptables.Fake, s setup) *rig {
 			r.hints.Give(canary.SourceNFT)
 		})
 	}
-	ctx, cancel := context.WithCancel(r.log.context(t.Context()))
+	ctx, cancel := context.WithCancel(r.log.context(t.Context(), 1))
 	r.cancel = sync.OnceFunc(func() {
 		cancel()
 		if err := <-r.ended; err != nil {
@@ -396,8 +396,8 @@ type logText struct {
 }
 
 // context returns a context whose logger writes to l.
-func (l *logText) context(ctx context.Context) context.Context {
-	return klog.NewContext(ctx, textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(l), textlogger.Verbosity(1))))
+func (l *logText) context(ctx context.Context, verbosity int) context.Context {
+	return klog.NewContext(ctx, textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(l), textlogger.Verbosity(verbosity))))
 }
 
 func (l *logText) Write(p []byte) (int, error) {

@@ -3,14 +3,17 @@
 package nodetest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/nstest"
 	"github.com/canaryd/canaryd/internal/scenario"
@@ -94,6 +97,25 @@ func (n *Node) FlushUnlocked() {
 			}
 		}
 	}
+}
+
+// HoldLock starts a process that holds the xtables lock for that long, or until it is
+// killed.
+func (n *Node) HoldLock(long time.Duration) *exec.Cmd {
+	n.Helper()
+	// --no-fork: flock becomes sleep and is ended with it.
+	holder := exec.CommandContext(n.Context(), "flock", "--no-fork", "/run/xtables.lock", "sleep", fmt.Sprint(long.Seconds()))
+	n.Must(holder.Start())
+	n.Within(StartsIn, "flock to hold the lock", func() error {
+		fd, err := unix.Open("/run/xtables.lock", unix.O_RDONLY, 0)
+		n.Must(err)
+		defer unix.Close(fd)
+		if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err == nil {
+			return errors.New("it is free")
+		}
+		return nil
+	})
+	return holder
 }
 
 // Save returns what all tables hold, without counters.

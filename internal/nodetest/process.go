@@ -103,6 +103,17 @@ func (p *Process) Stop() {
 	}
 }
 
+// Kill ends the daemon as the out-of-memory killer does.
+func (p *Process) Kill() {
+	p.n.Helper()
+	p.Signal(syscall.SIGKILL)
+	select {
+	case <-p.ended:
+	case <-time.After(StopsIn):
+		p.n.Fatalf("canaryd did not end within %s of SIGKILL", StopsIn)
+	}
+}
+
 // PID returns the number of the daemon's process, or of the command that it was
 // started under.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
@@ -204,6 +215,15 @@ func (n *Node) WholeStatus() scenario.Status {
 	if err := json.Unmarshal([]byte(stdout), &s); err != nil || code > 1 {
 		n.Fatalf("canaryd status: exit code %d, %v\n%s", code, err, stderr)
 	}
+	return s
+}
+
+// Published is the status that the running daemon publishes over HTTP, which costs
+// it less than to be asked for all.
+func (n *Node) Published() scenario.Status {
+	n.Helper()
+	var s scenario.Status
+	n.Must(json.Unmarshal([]byte(n.Get("/api/v1/status")), &s))
 	return s
 }
 

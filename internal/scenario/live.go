@@ -51,6 +51,7 @@ type Record struct {
 	NoticedSeconds float64 `json:"noticedSeconds"`
 	AbsentSeconds  float64 `json:"absentSeconds"`
 	Outcome        string  `json:"outcome"`
+	Attempts       int     `json:"attempts"`
 }
 
 // A Status is what the contract says of status -o json, as far as it is needed.

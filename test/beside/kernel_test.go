@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/canaryd/canaryd/internal/nodetest"
@@ -56,7 +55,7 @@ func (s *stage) renewed(seed uint64) {
 	s.Within(nodetest.HealsIn, "canaryd to learn which pods there are", func() error {
 		// That it is at rest says nothing of what it has not looked at yet; and a pod for
 		// a pod is no other number of rules.
-		text, err := os.ReadFile("/run/state/generations/" + published(s.Node).Generation.ID + ".json")
+		text, err := os.ReadFile("/run/state/generations/" + s.Published().Generation.ID + ".json")
 		if err != nil {
 			return err
 		}
@@ -73,12 +72,6 @@ func (s *stage) renewed(seed uint64) {
 		}
 		return atRest()
 	})
-}
-
-func published(n *nodetest.Node) (s scenario.Status) {
-	n.Helper()
-	n.Must(json.NewDecoder(strings.NewReader(n.Get("/api/v1/status"))).Decode(&s))
-	return s
 }
 
 // atRest returns nil if the built canaryd says that nothing is lost and that it

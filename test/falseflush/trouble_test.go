@@ -1,7 +1,6 @@
 package falseflush
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,8 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/nodetest"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -43,22 +40,11 @@ func loadOnly(n *nodetest.Node) []string { n.Load(); return nil }
 // heldLock has somebody keep the lock while the marks wait to be renewed.
 func heldLock(n *nodetest.Node, _ *nodetest.Process) {
 	newEndpoint(n, 1)
-	// --no-fork: flock becomes sleep.
-	holder := exec.CommandContext(n.Context(), "flock", "--no-fork", "/run/xtables.lock", "sleep", fmt.Sprint(lockHeld.Seconds()))
-	n.Must(holder.Start())
-	n.Within(nodetest.StartsIn, "flock to hold the lock", func() error {
-		fd, err := unix.Open("/run/xtables.lock", unix.O_RDONLY, 0)
-		n.Must(err)
-		defer unix.Close(fd)
-		if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err == nil {
-			return errors.New("it is free")
-		}
-		return nil
-	})
+	holder := n.HoldLock(lockHeld)
 	ended := make(chan error, 1)
 	go func() { ended <- holder.Wait() }()
 	for {
-		for family, tables := range verdicts(n) {
+		for family, tables := range n.Published().Families {
 			for table, v := range tables {
 				if !slices.Contains([]string{"unknown", "intact", "changed"}, v) {
 					n.Errorf("%s %s is %s while the lock is held", family, table, v)
@@ -72,16 +58,6 @@ func heldLock(n *nodetest.Node, _ *nodetest.Process) {
 		case <-time.After(200 * time.Millisecond):
 		}
 	}
-}
-
-// verdicts returns what canaryd says of each table.
-func verdicts(n *nodetest.Node) map[string]map[string]string {
-	n.Helper()
-	var status struct {
-		Families map[string]map[string]string `json:"families"`
-	}
-	n.Must(json.Unmarshal([]byte(n.Get("/api/v1/status")), &status))
-	return status.Families
 }
 
 // newEndpoint has kube-proxy write a service with its nth endpoint.

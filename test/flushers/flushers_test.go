@@ -3,7 +3,6 @@
 package flushers
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -171,10 +170,10 @@ func turn(m *machine) (done func()) {
 // learn waits until canaryd knows what the owners did.
 func learn(m *machine, owners func(m *machine)) {
 	m.Helper()
-	before := status(m).Generation.ID
+	before := m.Published().Generation.ID
 	owners(m)
 	m.Within(patience, "canaryd to learn what the owners did", func() error {
-		if s := status(m); s.Generation.ID == before || !s.CapturePendingSince.IsZero() {
+		if s := m.Published(); s.Generation.ID == before || !s.CapturePendingSince.IsZero() {
 			return fmt.Errorf("generation %s, was %s, capture pending since %s", s.Generation.ID, before, s.CapturePendingSince)
 		}
 		return nodetest.Ready()
@@ -188,7 +187,7 @@ func take(m *machine, s step, control left) row {
 	before, replays := m.Save(), nodetest.Sum(m.Metrics(), "replays_total{")
 	marks := shape(before)
 	var last time.Time
-	if seen := status(m).Flushes; len(seen) > 0 {
+	if seen := m.Published().Flushes; len(seen) > 0 {
 		last = seen[0].Time
 	}
 
@@ -239,7 +238,7 @@ func settled(m *machine, last time.Time) []scenario.Record {
 	since := time.Now()
 	m.Within(patience, "canaryd to be at rest", func() error {
 		time.Sleep(80 * time.Millisecond)
-		s := status(m)
+		s := m.Published()
 		newer := slices.DeleteFunc(s.Flushes, func(r scenario.Record) bool { return !r.Time.After(last) })
 		pending := slices.ContainsFunc(newer, func(r scenario.Record) bool { return r.Outcome == "pending" })
 		ready := nodetest.Ready()
@@ -254,13 +253,6 @@ func settled(m *machine, last time.Time) []scenario.Record {
 	})
 	slices.Reverse(records)
 	return records
-}
-
-// status asks the daemon over HTTP, which costs less than a command does.
-func status(m *machine) (s scenario.Status) {
-	m.Helper()
-	m.Must(json.Unmarshal([]byte(m.Get("/api/v1/status")), &s))
-	return s
 }
 
 var nonce = regexp.MustCompile(`(canaryd-[a-z]+:)[0-9a-f]+`)

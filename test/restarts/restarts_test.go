@@ -11,7 +11,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -22,18 +21,6 @@ import (
 func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
 
 const stateFile = "/run/state/state.json"
-
-// kill ends a daemon as the out-of-memory killer does.
-func kill(n *nodetest.Node, d *nodetest.Process) {
-	n.Helper()
-	d.Signal(syscall.SIGKILL)
-	n.Within(nodetest.StopsIn, "the end after SIGKILL", func() error {
-		if d.Running() {
-			return fmt.Errorf("it is running")
-		}
-		return nil
-	})
-}
 
 // TestKilled: canaryd is killed at some moment of a replay. The next one puts
 // back what is missing, takes no write of the dead one for a flush, and leaves no
@@ -49,7 +36,7 @@ func TestKilled(t *testing.T) {
 			n.Flush()
 			left := n.Foreign()
 			time.Sleep(delay * time.Millisecond)
-			kill(n, d)
+			d.Kill()
 			missing := !slices.Equal(protected, n.Protected())
 			d = n.Start()
 			s := n.Status()
