@@ -22,9 +22,14 @@ import (
 // storm replaces one endpoint again and again, both of its rules in one commit,
 // 100 times a second for five seconds, or as fast as the machine does it: on
 // legacy every commit exchanges the table's 13,000 rules, and an idle machine
-// does that 60 times a second (Linux 6.18).
+// does that 60 times a second (Linux 6.18). What makes it a storm is not its
+// rate: commits come before canaryd knows the ones before, which it learns of all
+// the same while they go on coming.
 func storm(n *nodetest.Node, _ *nodetest.Process) {
-	const commits, each = 500, 10 * time.Millisecond
+	const commits, each, most = 500, 10 * time.Millisecond, 5000
+	// On legacy commits also wait in a pipe, so that only the second number tells
+	// something there.
+	const overtaken, learned = 250, 2
 	chain, old := endpoint(n)
 	address := netip.MustParseAddr(regexp.MustCompile(`-s ([0-9.]+)`).FindStringSubmatch(old[0].Spec)[1])
 	commit, finish := restoreOwner(n, chain, old, address)
@@ -32,14 +37,24 @@ func storm(n *nodetest.Node, _ *nodetest.Process) {
 		commit, finish = netlinkOwner(n, chain, old, address)
 	}
 	var last netip.Addr
-	start := time.Now()
-	for i := range commits {
-		time.Sleep(time.Until(start.Add(time.Duration(i) * each)))
-		last = netip.AddrFrom4([4]byte{10, 200, byte(i / 250), byte(i%250 + 1)})
+	done, unknown, known := 0, 0, 0
+	start, before := time.Now(), n.Published().Generation.ID
+	for ; done < commits || unknown < overtaken || known < learned; done++ {
+		if done == most {
+			n.Fatalf("%d of %d commits came before the one before was known, want %d; %d generations were seen meanwhile, want %d", unknown, done, overtaken, known, learned)
+		}
+		time.Sleep(time.Until(start.Add(time.Duration(done) * each)))
+		switch now := n.Published().Generation.ID; {
+		case now != before:
+			before, known = now, known+1
+		case done > 0:
+			unknown++
+		}
+		last = netip.AddrFrom4([4]byte{10, 200, byte(done / 250), byte(done%250 + 1)})
 		commit(last)
 	}
 	finish()
-	n.Logf("%d commits, %.0f a second", commits, commits/time.Since(start).Seconds())
+	n.Logf("%d commits, %.0f a second, %d before the one before was known; %d generations seen meanwhile", done, float64(done)/time.Since(start).Seconds(), unknown, known)
 	n.Within(settles, "the owner's last endpoint in the generation", func() error {
 		text, _ := n.Want(0, "render", "--ip-family=ipv4")
 		if !strings.Contains(text, fmt.Sprintf("--to-destination %s:", last)) {
