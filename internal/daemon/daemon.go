@@ -32,7 +32,7 @@ type Reader interface {
 }
 
 // A Kernel is what the daemon watches and writes: *iptables.Kernel or
-// *iptables.Fake.
+// *iptablestest.Fake.
 type Kernel interface {
 	Prober
 	Reader

@@ -7,12 +7,13 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // A parent is a kernel of which one process that writes is a child of ours.
 type parent struct {
-	*iptables.Fake
+	*iptablestest.Fake
 	child uint32
 }
 

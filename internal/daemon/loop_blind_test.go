@@ -12,6 +12,7 @@ import (
 	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -23,12 +24,12 @@ func TestLossStaysVisibleWhileNothingCanBeRead(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		chain string // of nat that is flushed; empty: all
-		fail  func(*iptables.Fake, error)
+		fail  func(*iptablestest.Fake, error)
 	}{
-		{"reads", "", (*iptables.Fake).FailReads},
-		{"probes and reads", "", func(f *iptables.Fake, err error) { f.FailReads(err); f.FailProbes(err) }},
-		{"reads, under standing marks", "KUBE-SERVICES", (*iptables.Fake).FailReads},
-		{"probes and reads, under standing marks", "KUBE-SERVICES", func(f *iptables.Fake, err error) { f.FailReads(err); f.FailProbes(err) }},
+		{"reads", "", (*iptablestest.Fake).FailReads},
+		{"probes and reads", "", func(f *iptablestest.Fake, err error) { f.FailReads(err); f.FailProbes(err) }},
+		{"reads, under standing marks", "KUBE-SERVICES", (*iptablestest.Fake).FailReads},
+		{"probes and reads, under standing marks", "KUBE-SERVICES", func(f *iptablestest.Fake, err error) { f.FailReads(err); f.FailProbes(err) }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -71,7 +72,7 @@ func TestLossStaysVisibleWhileNothingCanBeRead(t *testing.T) {
 
 // A blinding is a kernel whose next full probes fail.
 type blinding struct {
-	*iptables.Fake
+	*iptablestest.Fake
 	fails atomic.Int64 // so many
 }
 
@@ -112,14 +113,14 @@ func TestWriterIsNotForgottenByAFailedProbe(t *testing.T) {
 func TestWhatFollowsAReplayFollowsAProofThatCameLate(t *testing.T) {
 	for _, test := range []struct {
 		name       string
-		blind, see func(*iptables.Fake)
+		blind, see func(*iptablestest.Fake)
 	}{
 		{"no table can be read",
-			func(f *iptables.Fake) { f.FailReads(errInjected) },
-			func(f *iptables.Fake) { f.FailReads(nil) }},
+			func(f *iptablestest.Fake) { f.FailReads(errInjected) },
+			func(f *iptablestest.Fake) { f.FailReads(nil) }},
 		{"nat cannot be read",
-			func(f *iptables.Fake) { f.DropTableFromReads(rules.IPv4, rules.Nat, errNative) },
-			func(f *iptables.Fake) { f.DropTableFromReads(rules.IPv4, rules.Nat, nil) }},
+			func(f *iptablestest.Fake) { f.DropTableFromReads(rules.IPv4, rules.Nat, errNative) },
+			func(f *iptablestest.Fake) { f.DropTableFromReads(rules.IPv4, rules.Nat, nil) }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			eachBackend(t, func(t *testing.T, backend iptables.Backend) {

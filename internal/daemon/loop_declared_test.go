@@ -12,6 +12,7 @@ import (
 	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -25,7 +26,7 @@ func claims(chain string) bool {
 // manifest returns what a manifest of these kube-proxy cases declares.
 func manifest(t *testing.T, v4, v6 string) rules.Generation {
 	t.Helper()
-	fake := iptables.NewFake(iptables.NFT)
+	fake := iptablestest.NewFake(iptables.NFT)
 	g := rules.Generation{}
 	for f, name := range map[rules.Family]string{rules.IPv4: v4, rules.IPv6: v6} {
 		must(t, fake.RestoreNoflush(f, scenario.KubeProxy(name)))
@@ -49,9 +50,9 @@ func medium(t *testing.T) rules.Generation { return manifest(t, "v4-medium", "v6
 func small(t *testing.T) rules.Generation  { return manifest(t, "v4-small", "v6-small") }
 
 // bareNode returns the scenarios' node without kube-proxy.
-func bareNode(t *testing.T, backend iptables.Backend) *iptables.Fake {
+func bareNode(t *testing.T, backend iptables.Backend) *iptablestest.Fake {
 	t.Helper()
-	fake := iptables.NewFake(backend)
+	fake := iptablestest.NewFake(backend)
 	for _, f := range rules.Families() {
 		parts := scenario.Node(f, scenario.Cases(f)[0])
 		parts = slices.Delete(parts, 2, 3)
@@ -134,7 +135,7 @@ func (r *rig) joined(g rules.Generation) (n, chains int) {
 func TestDeclaredAtStart(t *testing.T) {
 	for _, empty := range []bool{true, false} {
 		eachBackend(t, func(t *testing.T, backend iptables.Backend) {
-			fake := iptables.NewFake(backend)
+			fake := iptablestest.NewFake(backend)
 			if !empty {
 				fake = bareNode(t, backend)
 			}

@@ -13,6 +13,7 @@ import (
 	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -267,9 +268,9 @@ func TestRestoresFail(t *testing.T) {
 // TestHalfReplays: what fails in the middle or only claims to have written is
 // found out by the proof, and completed.
 func TestHalfReplays(t *testing.T) {
-	faults := map[string]func(*iptables.Fake){
-		"partial": func(f *iptables.Fake) { f.PartialCommit(2) },
-		"lie":     func(f *iptables.Fake) { f.Lie(3) },
+	faults := map[string]func(*iptablestest.Fake){
+		"partial": func(f *iptablestest.Fake) { f.PartialCommit(2) },
+		"lie":     func(f *iptablestest.Fake) { f.Lie(3) },
 	}
 	for name, fault := range faults {
 		t.Run(name, func(t *testing.T) {

@@ -9,13 +9,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // A halfBlind kernel cannot read one family.
 type halfBlind struct {
-	*iptables.Fake
+	*iptablestest.Fake
 	family atomic.Int64 // a rules.Family; 0: it can read both
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -60,7 +61,7 @@ type setup struct {
 // A rig is a running Daemon on a Fake.
 type rig struct {
 	t       *testing.T
-	fake    *iptables.Fake
+	fake    *iptablestest.Fake
 	d       *Daemon
 	hints   *canary.Hints
 	writers *canary.Writers
@@ -72,9 +73,9 @@ type rig struct {
 }
 
 // loadedFake returns a Fake that holds the scenarios' node.
-func loadedFake(t *testing.T, backend iptables.Backend) *iptables.Fake {
+func loadedFake(t *testing.T, backend iptables.Backend) *iptablestest.Fake {
 	t.Helper()
-	fake := iptables.NewFake(backend)
+	fake := iptablestest.NewFake(backend)
 	must(t, scenario.Load(t.Context(), scenario.FakePrograms{Fake: fake}, rules.Families()...))
 	return fake
 }
@@ -92,7 +93,7 @@ func start(t *testing.T, backend iptables.Backend, s setup) *rig {
 }
 
 // run runs a Daemon on fake and waits for nothing.
-func run(t *testing.T, fake *iptables.Fake, s setup) *rig {
+func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 	t.Helper()
 	if s.protect == nil {
 		s.protect = scenario.Protect

@@ -10,6 +10,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -92,10 +93,10 @@ func TestBusyIsNotBlind(t *testing.T) {
 // are gone with a cleanup, the last examination grows old, and comes back.
 func TestBlind(t *testing.T) {
 	refused := errors.New("operation not permitted")
-	for name, blind := range map[string]func(f *iptables.Fake, yes bool){
-		"probes are refused": func(f *iptables.Fake, yes bool) { f.FailProbes(map[bool]error{true: refused}[yes]) },
-		"reads are refused":  func(f *iptables.Fake, yes bool) { f.FailReads(map[bool]error{true: refused}[yes]) },
-		"one table cannot be read": func(f *iptables.Fake, yes bool) {
+	for name, blind := range map[string]func(f *iptablestest.Fake, yes bool){
+		"probes are refused": func(f *iptablestest.Fake, yes bool) { f.FailProbes(map[bool]error{true: refused}[yes]) },
+		"reads are refused":  func(f *iptablestest.Fake, yes bool) { f.FailReads(map[bool]error{true: refused}[yes]) },
+		"one table cannot be read": func(f *iptablestest.Fake, yes bool) {
 			f.DropTableFromReads(rules.IPv6, rules.Filter, map[bool]error{true: refused}[yes])
 		},
 	} {

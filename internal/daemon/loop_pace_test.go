@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -15,7 +16,7 @@ import (
 // time and some of a processor: beside a busy writer they wait for its commits, on
 // a busy machine for their turn.
 type waitingKernel struct {
-	*iptables.Fake
+	*iptablestest.Fake
 	takes, costs time.Duration
 	spent        atomic.Int64 // nanoseconds of processor time
 }

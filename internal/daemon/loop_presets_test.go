@@ -7,13 +7,14 @@ import (
 
 	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // ownersFake returns a Fake with all owners' rules among other people's.
-func ownersFake(t *testing.T, backend iptables.Backend) *iptables.Fake {
+func ownersFake(t *testing.T, backend iptables.Backend) *iptablestest.Fake {
 	t.Helper()
-	fake := iptables.NewFake(backend)
+	fake := iptablestest.NewFake(backend)
 	must(t, scenario.LoadOwners(t.Context(), scenario.FakePrograms{Fake: fake}, rules.Families()...))
 	return fake
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -37,9 +38,9 @@ var (
 	loadBalancers = iptables.Set{Name: "KUBE-LOAD-BALANCER", Create: "hash:ip,port family inet"}
 )
 
-func ipvsFake(t *testing.T, backend iptables.Backend) *iptables.Fake {
+func ipvsFake(t *testing.T, backend iptables.Backend) *iptablestest.Fake {
 	t.Helper()
-	fake := iptables.NewFake(backend, rules.IPv4)
+	fake := iptablestest.NewFake(backend, rules.IPv4)
 	fake.Sets().Put(clusterIPs)
 	fake.Sets().Put(loadBalancers)
 	must(t, fake.RestoreNoflush(rules.IPv4, ipvsText))
@@ -47,7 +48,7 @@ func ipvsFake(t *testing.T, backend iptables.Backend) *iptables.Fake {
 }
 
 // flushDelete does iptables -F and -X in every table.
-func flushDelete(t *testing.T, fake *iptables.Fake) {
+func flushDelete(t *testing.T, fake *iptablestest.Fake) {
 	t.Helper()
 	for _, table := range rules.Guarded() {
 		must(t, fake.Flush(rules.IPv4, table, ""))

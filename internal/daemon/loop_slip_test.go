@@ -12,12 +12,13 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // A slipping is a kernel beside which somebody writes when a session begins.
 type slipping struct {
-	*iptables.Fake
+	*iptablestest.Fake
 	write func()
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -232,7 +233,7 @@ func TestRequests(t *testing.T) {
 
 		text, err := r.d.Render(ctx, RenderRequest{})
 		must(t, err)
-		empty := iptables.NewFake(backend)
+		empty := iptablestest.NewFake(backend)
 		v4, err := r.d.Render(ctx, RenderRequest{Family: rules.IPv4})
 		must(t, err)
 		must(t, empty.RestoreNoflush(rules.IPv4, v4))

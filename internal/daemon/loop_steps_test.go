@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -11,7 +12,7 @@ import (
 // done, with the session that is open, and the ends of a restore and of the
 // session.
 type stepping struct {
-	*iptables.Fake
+	*iptablestest.Fake
 	step func(what string, s iptables.Session)
 }
 

@@ -9,13 +9,14 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // A dearKernel is a Fake whose probes take time, as walks of large tables do.
 type dearKernel struct {
-	*iptables.Fake
+	*iptablestest.Fake
 	cost  time.Duration
 	spent atomic.Int64 // nanoseconds
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // A Sets has what rules lean on beside chains: *iptables.Sets or
-// *iptables.FakeSets.
+// *iptablestest.Sets.
 type Sets interface {
 	reload.Supplier
 	// Save returns those of the named ipsets that exist, with their members, and

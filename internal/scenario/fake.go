@@ -4,12 +4,13 @@ import (
 	"context"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // FakePrograms is a Flusher that writes to a Fake.
 type FakePrograms struct {
-	Fake *iptables.Fake
+	Fake *iptablestest.Fake
 }
 
 var _ Flusher = FakePrograms{}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -138,7 +139,7 @@ func shows(t *testing.T, before, after *rules.Table) []string {
 func onEach(t *testing.T, body func(t *testing.T, f Flusher)) {
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 		t.Run(string(backend)+" fake", func(t *testing.T) {
-			body(t, FakePrograms{iptables.NewFake(backend)})
+			body(t, FakePrograms{iptablestest.NewFake(backend)})
 		})
 		t.Run(string(backend), func(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {

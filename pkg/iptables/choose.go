@@ -54,7 +54,7 @@ func Choose(ctx context.Context, cfg ChooseConfig) (Evidence, error) {
 	if err := countLegacy(ctx, cfg, evidence.Counts); err != nil {
 		return Evidence{}, fmt.Errorf("choosing the backend: %w", err)
 	}
-	evidence.decide(hasNFT)
+	evidence.Decide(hasNFT)
 	return evidence, nil
 }
 

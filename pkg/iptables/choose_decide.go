@@ -37,8 +37,8 @@ type Evidence struct {
 	stamps map[Backend]uint64 // of the time before the count; see Kernel.Moved
 }
 
-// decide is the pure part of Choose.
-func (e *Evidence) decide(hasNFT bool) {
+// Decide is the pure part of Choose.
+func (e *Evidence) Decide(hasNFT bool) {
 	nft, legacy := e.Total(NFT), e.Total(Legacy)
 	e.Mixed = nft.Rules > 0 && legacy.Rules > 0
 	e.Backend = NFT

@@ -275,7 +275,7 @@ func TestDecide(t *testing.T) {
 				{rules.IPv4: {NFT: {Hint: c.nft.Hint}, Legacy: {Rules: c.legacy.Rules}}, rules.IPv6: {NFT: c.nft, Legacy: {Hint: c.legacy.Hint}}},
 			} {
 				got := Evidence{Counts: counts}
-				got.decide(true)
+				got.Decide(true)
 				want := Evidence{Backend: c.want, Mixed: c.mixed, Reason: c.reason, Counts: counts}
 				if diff := cmp.Diff(want, got, anyStamps); diff != "" {
 					t.Errorf("(-want +got):\n%s", diff)
@@ -292,7 +292,7 @@ func TestDecide(t *testing.T) {
 func TestForce(t *testing.T) {
 	evidence := func(nft, legacy int) Evidence {
 		e := Evidence{Counts: map[rules.Family]map[Backend]Count{rules.IPv4: {NFT: {Rules: nft}, Legacy: {Rules: legacy}}}}
-		e.decide(true)
+		e.Decide(true)
 		return e
 	}
 	for _, c := range []struct {
@@ -318,7 +318,7 @@ func TestForce(t *testing.T) {
 
 func TestEvidenceJSON(t *testing.T) {
 	e := Evidence{Counts: map[rules.Family]map[Backend]Count{rules.IPv4: {NFT: {Rules: 2}, Legacy: {Hint: true}}, rules.IPv6: {}}, stamps: map[Backend]uint64{NFT: 1}}
-	e.decide(true)
+	e.Decide(true)
 	text, err := json.Marshal(e)
 	if err != nil {
 		t.Fatal(err)

@@ -69,7 +69,7 @@ func (n *lossyNode) payload(t *testing.T, text string) Payload {
 	text = strings.ReplaceAll(text, " - [0:0]", "")
 	p := Payload{}
 	for _, family := range rules.Families() {
-		p[family] = Scripts(t, text)
+		p[family] = mustParseScripts(t, text)
 		for _, s := range p[family] {
 			for i := range s.Steps { // as it was learned
 				s.Steps[i].Rule = canonical(n.source[family], s.Steps[i].Rule)

@@ -32,25 +32,27 @@ func (k *Kernel) restore(ctx context.Context, family rules.Family, input io.Writ
 	if err == nil && res.exit == 0 {
 		return nil
 	}
-	refused := &RestoreError{Program: filepath.Base(path), Exit: res.exit, Stderr: firstLines(res.stderr)}
 	if err != nil {
-		refused.Reason = ReasonOther
-		refused.Stderr = err.Error()
-		return refused
+		return &RestoreError{Program: filepath.Base(path), Exit: res.exit, Reason: ReasonOther, Stderr: err.Error()}
 	}
-	refused.Reason, refused.Line = classify(string(res.stderr))
-	return refused
+	return Refusal(filepath.Base(path), res.exit, res.stderr)
+}
+
+// Refusal returns what a program's exit code and last words mean.
+func Refusal(program string, exit int, stderr []byte) *RestoreError {
+	reason, line := classify(string(stderr))
+	return &RestoreError{Program: program, Exit: exit, Reason: reason, Line: line, Stderr: firstLines(stderr)}
 }
 
 func (k *Kernel) waitSeconds() string {
 	return strconv.Itoa(max(1, int(k.cfg.LockWait.Round(time.Second)/time.Second)))
 }
 
-// A restoreText is scripts as the text that one iptables-restore reads.
-type restoreText []Script
+// Scripts are the text that one iptables-restore reads.
+type Scripts []Script
 
 // WriteTo implements io.WriterTo.
-func (t restoreText) WriteTo(out io.Writer) (int64, error) {
+func (t Scripts) WriteTo(out io.Writer) (int64, error) {
 	var written int64
 	for i := range t {
 		n, err := t[i].WriteTo(out)
@@ -67,7 +69,7 @@ func (t restoreText) WriteTo(out io.Writer) (int64, error) {
 // line, and none if there is nothing in it (1.8.9). A script that only
 // declares an empty chain which is empty already makes no commit either, so
 // the count is an upper bound.
-func (t restoreText) commits() uint32 {
+func (t Scripts) commits() uint32 {
 	var n uint32
 	for i := range t {
 		if !t[i].Empty() {

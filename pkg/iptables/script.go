@@ -16,8 +16,8 @@ import (
 // in it is left alone.
 type Payload map[rules.Family][]Script
 
-// each calls write for each family of the payload, in their fixed order.
-func (p Payload) each(write func(rules.Family, []Script) Written) map[rules.Family]Written {
+// Each calls write for each family of the payload, in their fixed order.
+func (p Payload) Each(write func(rules.Family, []Script) Written) map[rules.Family]Written {
 	written := make(map[rules.Family]Written, len(p))
 	for _, family := range slices.Sorted(maps.Keys(p)) {
 		written[family] = write(family, p[family])

@@ -33,7 +33,7 @@ func (k *Kernel) Begin(ctx context.Context) (Session, error) {
 	return &contentSession{session: base, wrote: map[rules.Family]bool{}}, nil
 }
 
-var errClosed = errors.New("the session is closed")
+var ErrClosed = errors.New("the session is closed")
 
 // A session is what both kinds share.
 type session struct {
@@ -48,7 +48,7 @@ type session struct {
 
 func (s *session) Read(ctx context.Context, family rules.Family) (Snapshot, error) {
 	if s.closed {
-		return Snapshot{}, errClosed
+		return Snapshot{}, ErrClosed
 	}
 	want, noted := s.noted[family]
 	delete(s.noted, family)
@@ -75,7 +75,7 @@ func (s *session) Close() error {
 // now returns the current digest.
 func (s *session) now(ctx context.Context, family rules.Family) (uint64, error) {
 	if s.closed {
-		return 0, errClosed
+		return 0, ErrClosed
 	}
 	if err := s.kernel.ready(ctx, family); err != nil {
 		return 0, err
@@ -229,7 +229,7 @@ func (s *session) moved(by uint32) {
 // renews marks always writes; one that only puts back hooks or chains does,
 // unless somebody else did so first.
 func (s *genidSession) restoreByText(ctx context.Context, family rules.Family, scripts []Script, before uint64) Written {
-	text := restoreText(scripts)
+	text := Scripts(scripts)
 	if err := s.kernel.restore(ctx, family, text); err != nil {
 		// How many commits were ours is not known: everything must be read
 		// again.
@@ -282,7 +282,7 @@ func (s *contentSession) Read(ctx context.Context, family rules.Family) (Snapsho
 // Restore implements Session. What somebody who ignores the lock writes during
 // the restore itself cannot be told from our own writing: it races nothing.
 func (s *contentSession) Restore(ctx context.Context, payload Payload) map[rules.Family]Written {
-	return payload.each(func(family rules.Family, scripts []Script) Written {
+	return payload.Each(func(family rules.Family, scripts []Script) Written {
 		if _, err := s.guard(ctx, family); err != nil {
 			delete(s.wrote, family)
 			return Written{Err: err}
@@ -293,9 +293,9 @@ func (s *contentSession) Restore(ctx context.Context, payload Payload) map[rules
 
 // RestoreAnyway implements Session.
 func (s *contentSession) RestoreAnyway(ctx context.Context, payload Payload) map[rules.Family]Written {
-	return payload.each(func(family rules.Family, scripts []Script) Written {
+	return payload.Each(func(family rules.Family, scripts []Script) Written {
 		if s.closed {
-			return Written{Raced: true, Err: errClosed}
+			return Written{Raced: true, Err: ErrClosed}
 		}
 		return Written{Raced: true, Err: s.write(ctx, family, scripts)}
 	})
@@ -307,7 +307,7 @@ func (s *contentSession) write(ctx context.Context, family rules.Family, scripts
 	if err := s.kernel.ready(ctx, family); err != nil {
 		return err
 	}
-	if err := s.kernel.restore(ctx, family, restoreText(scripts)); err != nil {
+	if err := s.kernel.restore(ctx, family, Scripts(scripts)); err != nil {
 		return err
 	}
 	after, err := s.kernel.reader.digest(context.WithoutCancel(ctx), family)

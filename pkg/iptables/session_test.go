@@ -160,7 +160,7 @@ func TestSessionLock(t *testing.T) {
 		if err := s.Close(); err != nil {
 			t.Error(err)
 		}
-		if _, err := s.Read(t.Context(), rules.IPv4); !errors.Is(err, errClosed) {
+		if _, err := s.Read(t.Context(), rules.IPv4); !errors.Is(err, ErrClosed) {
 			t.Errorf("Read after Close returns %v", err)
 		}
 		iptablesCommand(t, Legacy, rules.IPv4, "-N FOREIGN")
@@ -261,13 +261,13 @@ func TestRestoreTextCommits(t *testing.T) {
 		want    uint32
 	}{
 		{"no table", nil, 0},
-		{"a table of which nothing is said", Scripts(t, "*nat\nCOMMIT\n"), 0},
-		{"two tables", Scripts(t, payload), 2},
-		{"one of two", Scripts(t, "*nat\nCOMMIT\n*filter\n-A X\nCOMMIT\n"), 1},
-		{"a declaration alone", Scripts(t, "*nat\n:X - [0:0]\nCOMMIT\n"), 1},
-		{"one table twice", Scripts(t, "*nat\n-A X\nCOMMIT\n*nat\n-A X\nCOMMIT\n"), 2},
+		{"a table of which nothing is said", mustParseScripts(t, "*nat\nCOMMIT\n"), 0},
+		{"two tables", mustParseScripts(t, payload), 2},
+		{"one of two", mustParseScripts(t, "*nat\nCOMMIT\n*filter\n-A X\nCOMMIT\n"), 1},
+		{"a declaration alone", mustParseScripts(t, "*nat\n:X - [0:0]\nCOMMIT\n"), 1},
+		{"one table twice", mustParseScripts(t, "*nat\n-A X\nCOMMIT\n*nat\n-A X\nCOMMIT\n"), 2},
 	} {
-		if got := restoreText(c.scripts).commits(); got != c.want {
+		if got := Scripts(c.scripts).commits(); got != c.want {
 			t.Errorf("%s: %d commits, want %d", c.name, got, c.want)
 		}
 	}

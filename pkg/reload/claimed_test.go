@@ -10,6 +10,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -48,7 +49,7 @@ func protectsBoth(chain string) bool { return protects(chain) || chain == "DOCKE
 // newClaimedNode returns a node in which everything is as declared.
 func newClaimedNode(t *testing.T, backend iptables.Backend) *testNode {
 	t.Helper()
-	n := &testNode{Fake: iptables.NewFake(backend), t: t, before: map[rules.Family]string{}}
+	n := &testNode{Fake: iptablestest.NewFake(backend), t: t, before: map[rules.Family]string{}}
 	n.replayer = Replayer{Kernel: n.Fake, Canary: canary.DefaultChain, Protects: protectsBoth}
 	n.job = Job{Families: []rules.Family{v4, v6}, Generation: rules.Generation{}, Quiet: map[rules.Family]bool{}, Claimed: isKube}
 	for _, f := range n.job.Families {
@@ -204,7 +205,7 @@ func TestADeclarationIntoEmptyTables(t *testing.T) {
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 		t.Run(string(backend), func(t *testing.T) {
 			full := newClaimedNode(t, backend)
-			n := &testNode{Fake: iptables.NewFake(backend), t: t, replayer: full.replayer, job: full.job}
+			n := &testNode{Fake: iptablestest.NewFake(backend), t: t, replayer: full.replayer, job: full.job}
 			n.replayer.Kernel = n.Fake
 			own, _ := full.job.Generation[v4][rules.Nat].Split(isKube)
 			n.job.Generation, n.job.Marks = rules.Generation{v4: {rules.Nat: own}}, nil

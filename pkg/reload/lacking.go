@@ -11,7 +11,7 @@ import (
 )
 
 // A Supplier has what rules lean on beside chains: *iptables.Sets or
-// *iptables.FakeSets. What exists it never changes.
+// *iptablestest.Sets. What exists it never changes.
 type Supplier interface {
 	// Names returns the names of all ipsets.
 	Names(context.Context) ([]string, error)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -90,18 +91,18 @@ func TestRotationLeavesALossAlone(t *testing.T) {
 func TestRotationDoesNotPaintOverAFlush(t *testing.T) {
 	tests := []struct {
 		name  string
-		flush func(n *testNode, w iptables.FakeWriter) error
+		flush func(n *testNode, w iptablestest.Writer) error
 		want  canary.Verdict
 	}{
-		{"-F", func(_ *testNode, w iptables.FakeWriter) error { return w.Flush(v4, rules.Nat, "") }, canary.Emptied},
-		{"-F of a built-in chain", func(_ *testNode, w iptables.FakeWriter) error { return w.Flush(v4, rules.Nat, "OUTPUT") }, canary.HooksMissing},
-		{"-F of the canary", func(_ *testNode, w iptables.FakeWriter) error {
+		{"-F", func(_ *testNode, w iptablestest.Writer) error { return w.Flush(v4, rules.Nat, "") }, canary.Emptied},
+		{"-F of a built-in chain", func(_ *testNode, w iptablestest.Writer) error { return w.Flush(v4, rules.Nat, "OUTPUT") }, canary.HooksMissing},
+		{"-F of the canary", func(_ *testNode, w iptablestest.Writer) error {
 			return w.Flush(v4, rules.Nat, canary.DefaultChain)
 		}, canary.Emptied},
-		{"an old file", func(n *testNode, w iptables.FakeWriter) error {
+		{"an old file", func(n *testNode, w iptablestest.Writer) error {
 			return w.Restore(v4, strings.ReplaceAll(n.SaveTable(v4, rules.Nat), "canaryd-canary:", "canaryd-canary:0"))
 		}, canary.Replaced},
-		{"somebody's file", func(_ *testNode, w iptables.FakeWriter) error {
+		{"somebody's file", func(_ *testNode, w iptablestest.Writer) error {
 			return w.Restore(v4, "*nat\n:OUTPUT ACCEPT [0:0]\nCOMMIT\n")
 		}, canary.ChainDeleted},
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -63,7 +64,7 @@ var foreignRules = []string{
 
 // A testNode is a Fake with a Replayer that learned and planted everything.
 type testNode struct {
-	*iptables.Fake
+	*iptablestest.Fake
 	t        *testing.T
 	replayer Replayer
 	job      Job
@@ -79,7 +80,7 @@ func onBoth(t *testing.T, test func(t *testing.T, n *testNode)) {
 
 func newNode(t *testing.T, backend iptables.Backend, text string, families ...rules.Family) *testNode {
 	t.Helper()
-	n := &testNode{Fake: iptables.NewFake(backend, families...), t: t, before: map[rules.Family]string{}}
+	n := &testNode{Fake: iptablestest.NewFake(backend, families...), t: t, before: map[rules.Family]string{}}
 	n.replayer = Replayer{Kernel: n.Fake, Canary: canary.DefaultChain, Protects: protects}
 	n.job = Job{Families: families, Generation: rules.Generation{}, Quiet: map[rules.Family]bool{}}
 	for _, f := range families {

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -17,7 +18,7 @@ func applied(t *testing.T, standing, commands []string) []string {
 	t.Helper()
 	var results [][]string
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
-		fake := iptables.NewFake(backend, v4)
+		fake := iptablestest.NewFake(backend, v4)
 		text := "*filter\n:KUBE-A - [0:0]\n:KUBE-B - [0:0]\n:KUBE-C - [0:0]\n"
 		for _, s := range standing {
 			text += "-A FORWARD " + s + "\n"

@@ -12,6 +12,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -46,7 +47,7 @@ var (
 // leaning returns a node of rules that lean on sets, which were captured.
 func leaning(t *testing.T, backend iptables.Backend) *testNode {
 	t.Helper()
-	n := &testNode{Fake: iptables.NewFake(backend, v4), t: t, before: map[rules.Family]string{}}
+	n := &testNode{Fake: iptablestest.NewFake(backend, v4), t: t, before: map[rules.Family]string{}}
 	for _, s := range []iptables.Set{setBad, setFriends, setMembers} {
 		n.Sets().Put(s)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -89,7 +90,7 @@ func (c *chapter) joins(p place, old, now []rules.Rule) bool {
 
 // A ledger watches who writes what, and finds what canaryd must never do.
 type ledger struct {
-	fake     *iptables.Fake
+	fake     *iptablestest.Fake
 	protects func(chain string) bool
 	last     map[rules.Family]rules.Ruleset
 	chapters map[place]*chapter
@@ -105,7 +106,7 @@ type ledger struct {
 	stale      int // chains that were bridged with what had not been captured
 }
 
-func newLedger(fake *iptables.Fake, protects func(string) bool) *ledger {
+func newLedger(fake *iptablestest.Fake, protects func(string) bool) *ledger {
 	l := &ledger{
 		fake: fake, protects: protects, last: map[rules.Family]rules.Ruleset{},
 		chapters: map[place]*chapter{}, replaced: map[place]bool{}, outage: map[place]string{}, overwrites: map[rules.Family][]string{},

@@ -13,6 +13,7 @@ import (
 	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -41,7 +42,7 @@ func (p path) backend() iptables.Backend {
 // it: the worker of canaryd's loop, or the test while that waits.
 type world struct {
 	turns atomic.Int64 // see turn
-	*iptables.Fake
+	*iptablestest.Fake
 	path   path
 	mutant mutant
 	rng    *rand.Rand
@@ -92,7 +93,7 @@ func (t tally) String() string {
 
 func newWorld(p path, m mutant, seed uint64, protects func(string) bool) *world {
 	w := &world{
-		Fake: iptables.NewFake(p.backend()), path: p, mutant: m,
+		Fake: iptablestest.NewFake(p.backend()), path: p, mutant: m,
 		rng: rand.New(rand.NewPCG(seed, 6)), hints: canary.NewHints(),
 	}
 	w.ledger = newLedger(w.Fake, protects)

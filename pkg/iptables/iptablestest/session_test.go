@@ -1,4 +1,4 @@
-package iptables_test
+package iptablestest_test
 
 import (
 	"errors"
@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -25,10 +26,19 @@ func restore(t *testing.T, s iptables.Session, family rules.Family, text string)
 	return raced
 }
 
+func mustParseScripts(t *testing.T, text string) iptables.Scripts {
+	t.Helper()
+	scripts, err := iptables.ParseScripts(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return scripts
+}
+
 // write hands a text to a session's Restore as the payload of one family.
 func write(t *testing.T, s iptables.Session, family rules.Family, text string) (raced bool, err error) {
 	t.Helper()
-	written := s.Restore(t.Context(), iptables.Payload{family: iptables.Scripts(t, text)})
+	written := s.Restore(t.Context(), iptables.Payload{family: mustParseScripts(t, text)})
 	if len(written) != 1 {
 		t.Fatalf("a Restore of one family answers for %v", written)
 	}
@@ -38,19 +48,19 @@ func write(t *testing.T, s iptables.Session, family rules.Family, text string) (
 func TestFakeSession(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
-		steps func(t *testing.T, f *iptables.Fake, s iptables.Session) error
+		steps func(t *testing.T, f *iptablestest.Fake, s iptables.Session) error
 		want  map[iptables.Backend]error
 	}{
-		{"read and restore", func(t *testing.T, _ *iptables.Fake, s iptables.Session) error {
+		{"read and restore", func(t *testing.T, _ *iptablestest.Fake, s iptables.Session) error {
 			read(t, s, v4)
 			_, err := write(t, s, v4, filterText)
 			return err
 		}, nil},
-		{"without a read", func(t *testing.T, _ *iptables.Fake, s iptables.Session) error {
+		{"without a read", func(t *testing.T, _ *iptablestest.Fake, s iptables.Session) error {
 			_, err := write(t, s, v4, filterText)
 			return err
 		}, map[iptables.Backend]error{iptables.NFT: iptables.ErrStale, iptables.Legacy: iptables.ErrStale}},
-		{"our own commits make nothing stale", func(t *testing.T, _ *iptables.Fake, s iptables.Session) error {
+		{"our own commits make nothing stale", func(t *testing.T, _ *iptablestest.Fake, s iptables.Session) error {
 			read(t, s, v4)
 			read(t, s, v6)
 			restore(t, s, v4, filterText+mangleText)
@@ -58,19 +68,19 @@ func TestFakeSession(t *testing.T) {
 			_, err := write(t, s, v4, filterText)
 			return err
 		}, nil},
-		{"somebody wrote this family", func(t *testing.T, f *iptables.Fake, s iptables.Session) error {
+		{"somebody wrote this family", func(t *testing.T, f *iptablestest.Fake, s iptables.Session) error {
 			read(t, s, v4)
 			must(t, f.Bypassing().Flush(v4, rules.Nat, ""))
 			_, err := write(t, s, v4, filterText)
 			return err
 		}, map[iptables.Backend]error{iptables.NFT: iptables.ErrStale, iptables.Legacy: iptables.ErrStale}},
-		{"somebody wrote the other family", func(t *testing.T, f *iptables.Fake, s iptables.Session) error {
+		{"somebody wrote the other family", func(t *testing.T, f *iptablestest.Fake, s iptables.Session) error {
 			read(t, s, v4)
 			must(t, f.Bypassing().RestoreNoflush(v6, filterText))
 			_, err := write(t, s, v4, filterText)
 			return err
 		}, map[iptables.Backend]error{iptables.NFT: iptables.ErrStale}},
-		{"after a failure", func(t *testing.T, f *iptables.Fake, s iptables.Session) error {
+		{"after a failure", func(t *testing.T, f *iptablestest.Fake, s iptables.Session) error {
 			read(t, s, v4)
 			f.FailRestores(1, iptables.ReasonOther)
 			if _, err := write(t, s, v4, filterText); err == nil {
@@ -81,7 +91,7 @@ func TestFakeSession(t *testing.T) {
 		}, map[iptables.Backend]error{iptables.NFT: iptables.ErrStale, iptables.Legacy: iptables.ErrStale}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			onBoth(t, func(t *testing.T, f *iptables.Fake) {
+			onBoth(t, func(t *testing.T, f *iptablestest.Fake) {
 				before := f.SaveTable(v4, rules.Filter)
 				err := tt.steps(t, f, begin(t, f))
 				wantErr(t, "Restore", err, tt.want[f.Info().Backend])
@@ -94,7 +104,7 @@ func TestFakeSession(t *testing.T) {
 }
 
 func TestFakeRaced(t *testing.T) {
-	onBoth(t, func(t *testing.T, f *iptables.Fake) {
+	onBoth(t, func(t *testing.T, f *iptablestest.Fake) {
 		nft := f.Info().Backend == iptables.NFT
 		f.BeforeRestore(func() { must(t, f.Bypassing().Flush(v4, rules.Nat, "")) })
 		s := begin(t, f)
@@ -123,23 +133,23 @@ func TestFakeFaults(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		name  string
-		fault func(*iptables.Fake)
+		fault func(*iptablestest.Fake)
 		want  []outcome // of one restore after the other
 	}{
-		{"none", func(*iptables.Fake) {}, []outcome{{"", true, true}}},
-		{"FailRestores", func(f *iptables.Fake) { f.FailRestores(2, iptables.ReasonMissingSet) }, []outcome{
+		{"none", func(*iptablestest.Fake) {}, []outcome{{"", true, true}}},
+		{"FailRestores", func(f *iptablestest.Fake) { f.FailRestores(2, iptables.ReasonMissingSet) }, []outcome{
 			{iptables.ReasonMissingSet, false, false}, {iptables.ReasonMissingSet, false, false}, {"", true, true},
 		}},
-		{"FailRestores for ever", func(f *iptables.Fake) { f.FailRestores(-1, iptables.ReasonLock) }, []outcome{
+		{"FailRestores for ever", func(f *iptablestest.Fake) { f.FailRestores(-1, iptables.ReasonLock) }, []outcome{
 			{iptables.ReasonLock, false, false}, {iptables.ReasonLock, false, false},
 		}},
-		{"PartialCommit", func(f *iptables.Fake) { f.PartialCommit(2) }, []outcome{
+		{"PartialCommit", func(f *iptablestest.Fake) { f.PartialCommit(2) }, []outcome{
 			{iptables.ReasonOther, true, false}, {"", true, true},
 		}},
-		{"Lie", func(f *iptables.Fake) { f.Lie(1) }, []outcome{{"", false, false}, {"", true, true}}},
+		{"Lie", func(f *iptablestest.Fake) { f.Lie(1) }, []outcome{{"", false, false}, {"", true, true}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			onBoth(t, func(t *testing.T, f *iptables.Fake) {
+			onBoth(t, func(t *testing.T, f *iptablestest.Fake) {
 				tt.fault(f)
 				s := begin(t, f)
 				var got []outcome
@@ -170,7 +180,7 @@ func TestFakeFaults(t *testing.T) {
 
 func TestFakeReadFaults(t *testing.T) {
 	fault := errors.New("a fault")
-	onBoth(t, func(t *testing.T, f *iptables.Fake) {
+	onBoth(t, func(t *testing.T, f *iptablestest.Fake) {
 		f.FailReads(fault)
 		_, err := f.Read(t.Context(), v4)
 		wantErr(t, "Read", err, fault)
@@ -207,7 +217,7 @@ func TestFakeReadFaults(t *testing.T) {
 
 func TestFakeRestoreTakes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := iptables.NewFake(iptables.NFT)
+		f := iptablestest.NewFake(iptables.NFT)
 		f.RestoreTakes(7 * time.Second)
 		go func() {
 			time.Sleep(3 * time.Second)

@@ -1,16 +1,17 @@
-package iptables
+package iptablestest
 
 import (
 	"context"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"maps"
 	"slices"
 	"sync"
 )
 
-// FakeSets is what Sets reaches, in memory: see Fake.Sets.
-type FakeSets struct {
+// Sets is what Sets reaches, in memory: see Fake.Sets.
+type Sets struct {
 	mu       sync.Mutex
-	sets     map[string]Set
+	sets     map[string]iptables.Set
 	accounts map[string]bool
 	refused  map[string]error
 	created  []string
@@ -18,14 +19,14 @@ type FakeSets struct {
 
 // Sets returns the ipsets and nfacct objects of the Fake's namespace. Rules that
 // name one that is missing are refused, as by the kernel.
-func (f *Fake) Sets() *FakeSets { return f.leaning }
+func (f *Fake) Sets() *Sets { return f.leaning }
 
-func newFakeSets() *FakeSets {
-	return &FakeSets{sets: map[string]Set{}, accounts: map[string]bool{}, refused: map[string]error{}}
+func newSets() *Sets {
+	return &Sets{sets: map[string]iptables.Set{}, accounts: map[string]bool{}, refused: map[string]error{}}
 }
 
 // Put does what other programs do: it makes or replaces a set.
-func (s *FakeSets) Put(set Set) {
+func (s *Sets) Put(set iptables.Set) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.sets[set.Name] = set
@@ -33,7 +34,7 @@ func (s *FakeSets) Put(set Set) {
 
 // Destroy removes a set or an nfacct object. Unlike the kernel it does not ask
 // whether rules name it.
-func (s *FakeSets) Destroy(name string) {
+func (s *Sets) Destroy(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.sets, name)
@@ -41,31 +42,31 @@ func (s *FakeSets) Destroy(name string) {
 }
 
 // Refuse makes Create and Account of that name fail with err; nil ends it.
-func (s *FakeSets) Refuse(name string, err error) {
+func (s *Sets) Refuse(name string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.refused[name] = err
 }
 
 // Created returns the names that Create and Account made, in order.
-func (s *FakeSets) Created() []string {
+func (s *Sets) Created() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.created)
 }
 
 // Names returns the names of all sets.
-func (s *FakeSets) Names(ctx context.Context) ([]string, error) {
+func (s *Sets) Names(ctx context.Context) ([]string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Sorted(maps.Keys(s.sets)), ctx.Err()
 }
 
 // Save returns those of the named sets that exist.
-func (s *FakeSets) Save(ctx context.Context, names []string) (map[string]Set, error) {
+func (s *Sets) Save(ctx context.Context, names []string) (map[string]iptables.Set, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	found := map[string]Set{}
+	found := map[string]iptables.Set{}
 	for _, name := range names {
 		if set, ok := s.sets[name]; ok {
 			found[name] = set
@@ -75,14 +76,14 @@ func (s *FakeSets) Save(ctx context.Context, names []string) (map[string]Set, er
 }
 
 // Create makes a set, or returns ErrSetStands.
-func (s *FakeSets) Create(_ context.Context, set Set) error {
+func (s *Sets) Create(_ context.Context, set iptables.Set) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.refused[set.Name]; err != nil {
 		return err
 	}
 	if _, stands := s.sets[set.Name]; stands {
-		return ErrSetStands
+		return iptables.ErrSetStands
 	}
 	s.sets[set.Name] = set
 	s.created = append(s.created, set.Name)
@@ -90,7 +91,7 @@ func (s *FakeSets) Create(_ context.Context, set Set) error {
 }
 
 // Account makes an nfacct object unless there is one.
-func (s *FakeSets) Account(_ context.Context, name string) error {
+func (s *Sets) Account(_ context.Context, name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.refused[name]; err != nil {
@@ -104,7 +105,7 @@ func (s *FakeSets) Account(_ context.Context, name string) error {
 }
 
 // lacks returns which set and which nfacct object is missing first.
-func (s *FakeSets) lacks(sets, accounts []string) (set, account string) {
+func (s *Sets) lacks(sets, accounts []string) (set, account string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, name := range sets {

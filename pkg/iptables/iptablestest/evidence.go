@@ -1,25 +1,27 @@
-package iptables
+package iptablestest
 
 import (
 	"context"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// fakeEvidence is what the Fake says of the backends. What is written to the
+// evidence is what the Fake says of the backends. What is written to the
 // Fake has no part in it.
-type fakeEvidence struct {
-	nft, legacy Count
+type evidence struct {
+	nft, legacy iptables.Count
 	forced      bool
-	stamp       uint64
+	stamp       uint64 // how often the counts were set
+	weighed     uint64 // what stamp was when Weigh returned last
 	err         error
 	takes       time.Duration
 	weighs      int
 }
 
 // SetCounts is what both backends hold from now on, which moves the evidence.
-func (f *Fake) SetCounts(nft, legacy Count) {
+func (f *Fake) SetCounts(nft, legacy iptables.Count) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.evidence.nft, f.evidence.legacy = nft, legacy
@@ -56,46 +58,48 @@ func (f *Fake) Weighs() int {
 
 // Evidence returns what speaks for the Fake's backend at first: Info's reason,
 // and a hint chain.
-func (f *Fake) Evidence() Evidence {
+func (f *Fake) Evidence() iptables.Evidence {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return Evidence{
+	return iptables.Evidence{
 		Backend: f.kind, Reason: f.info.Reason, Mixed: f.info.Mixed,
-		Counts: map[rules.Family]map[Backend]Count{f.families[0]: {f.kind: {Hint: true}}},
+		Counts: map[rules.Family]map[iptables.Backend]iptables.Count{f.families[0]: {f.kind: {Hint: true}}},
 	}
 }
 
 // Moved reports whether SetCounts was called since Weigh returned last, or
 // ever if last is Evidence's. Unlike the Kernel's it makes no difference
 // between the backends. It fails with FailEvidence's error.
-func (f *Fake) Moved(ctx context.Context, last Evidence) (bool, error) {
+func (f *Fake) Moved(ctx context.Context, _ iptables.Evidence) (bool, error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.evidence.err == nil && f.evidence.stamp != last.stamps[f.kind], f.evidence.err
+	return f.evidence.err == nil && f.evidence.stamp != f.evidence.weighed, f.evidence.err
 }
 
 // Weigh decides by what SetCounts said. It fails with FailEvidence's error.
-func (f *Fake) Weigh(ctx context.Context) (Evidence, error) {
+func (f *Fake) Weigh(ctx context.Context) (iptables.Evidence, error) {
 	f.mu.Lock()
 	f.evidence.weighs++
 	now := f.evidence
 	f.mu.Unlock()
 	select {
 	case <-ctx.Done():
-		return Evidence{}, ctx.Err()
+		return iptables.Evidence{}, ctx.Err()
 	case <-time.After(now.takes):
 	}
 	if now.err != nil {
-		return Evidence{}, now.err
+		return iptables.Evidence{}, now.err
 	}
-	evidence := Evidence{
-		Counts: map[rules.Family]map[Backend]Count{f.families[0]: {NFT: now.nft, Legacy: now.legacy}},
-		stamps: map[Backend]uint64{f.kind: now.stamp},
+	evidence := iptables.Evidence{
+		Counts: map[rules.Family]map[iptables.Backend]iptables.Count{f.families[0]: {iptables.NFT: now.nft, iptables.Legacy: now.legacy}},
 	}
-	evidence.decide(true)
+	evidence.Decide(true)
+	f.mu.Lock()
+	f.evidence.weighed = now.stamp
+	f.mu.Unlock()
 	if now.forced {
 		evidence = evidence.Force(f.kind)
 	}

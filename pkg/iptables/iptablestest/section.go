@@ -1,15 +1,16 @@
-package iptables
+package iptablestest
 
 import (
 	"fmt"
 	"slices"
 	"strconv"
 
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A fakeCommand is one line between "*TABLE" and COMMIT.
-type fakeCommand struct {
+// A command is one line between "*TABLE" and COMMIT.
+type command struct {
 	line  int
 	words []string // ":" first for a declaration
 }
@@ -26,9 +27,9 @@ const (
 	sayBusy      = "CHAIN_DEL failed (Device or resource busy): chain "
 )
 
-// A fakeSection applies the commands of one table to a copy of it.
-type fakeSection struct {
-	*fakeRun
+// A section applies the commands of one table to a copy of it.
+type section struct {
+	*run
 	table   *rules.Table
 	end     int  // the line of COMMIT
 	cleared bool // the table's former content is gone
@@ -42,9 +43,9 @@ type fakeSection struct {
 
 // clear does what a restore without --noflush does first: nft deletes the
 // table, legacy empties it and keeps its policies.
-func (s *fakeSection) clear(existed bool) {
+func (s *section) clear(existed bool) {
 	kept := rules.NewTable(s.table.Name)
-	if s.f.backend() == Legacy {
+	if s.f.backend() == iptables.Legacy {
 		for _, c := range s.table.Chains {
 			if rules.Builtin(s.table.Name, c.Name) {
 				c.Rules = nil
@@ -55,7 +56,7 @@ func (s *fakeSection) clear(existed bool) {
 	s.table, s.cleared = kept, existed
 }
 
-func (s *fakeSection) run(body []fakeCommand) error {
+func (s *section) all(body []command) error {
 	for _, c := range body {
 		if err := s.command(c.line, c.words[0], c.words[1:]); err != nil {
 			return err
@@ -69,8 +70,8 @@ func (s *fakeSection) run(body []fakeCommand) error {
 
 // refuse notes, on nft, that the kernel will not do a command; on legacy the
 // program fails at once.
-func (s *fakeSection) refuse(line int, why string) *RestoreError {
-	if s.f.backend() == Legacy {
+func (s *section) refuse(line int, why string) *iptables.RestoreError {
+	if s.f.backend() == iptables.Legacy {
 		return s.failed(line, "")
 	}
 	if s.at == 0 {
@@ -81,8 +82,8 @@ func (s *fakeSection) refuse(line int, why string) *RestoreError {
 }
 
 // command does one line. It returns error so that a nil stays a nil.
-func (s *fakeSection) command(line int, what string, args []string) error {
-	var e *RestoreError
+func (s *section) command(line int, what string, args []string) error {
+	var e *iptables.RestoreError
 	name := ""
 	if len(args) > 0 {
 		name = args[0]
@@ -119,7 +120,7 @@ func (s *fakeSection) command(line int, what string, args []string) error {
 }
 
 // chain returns a chain, bringing a built-in one into being.
-func (s *fakeSection) chain(name string) *rules.Chain {
+func (s *section) chain(name string) *rules.Chain {
 	if c := s.table.Chain(name); c != nil || !rules.Builtin(s.table.Name, name) {
 		return c
 	}
@@ -127,7 +128,7 @@ func (s *fakeSection) chain(name string) *rules.Chain {
 	return s.table.Add(rules.Chain{Name: name, Policy: "ACCEPT"})
 }
 
-func (s *fakeSection) onChain(line int, name string, do func(*rules.Chain)) *RestoreError {
+func (s *section) onChain(line int, name string, do func(*rules.Chain)) *iptables.RestoreError {
 	c := s.chain(name)
 	if c == nil {
 		return s.failed(line, sayNoChain)
@@ -136,7 +137,7 @@ func (s *fakeSection) onChain(line int, name string, do func(*rules.Chain)) *Res
 	return nil
 }
 
-func (s *fakeSection) flush(c *rules.Chain) {
+func (s *section) flush(c *rules.Chain) {
 	if len(c.Rules) > 0 {
 		s.wrote = true
 	}
@@ -144,9 +145,9 @@ func (s *fakeSection) flush(c *rules.Chain) {
 }
 
 // declare does ":NAME POLICY".
-func (s *fakeSection) declare(line int, name, policy string) *RestoreError {
+func (s *section) declare(line int, name, policy string) *iptables.RestoreError {
 	if !rules.Builtin(s.table.Name, name) {
-		if policy != "-" && s.f.backend() == Legacy {
+		if policy != "-" && s.f.backend() == iptables.Legacy {
 			return s.badDeclaration(line, name, policy, "Bad built-in chain name")
 		}
 		if c := s.table.Chain(name); c != nil {
@@ -168,14 +169,14 @@ func (s *fakeSection) declare(line int, name, policy string) *RestoreError {
 }
 
 // badDeclaration is the one failure of which legacy gives the reason.
-func (s *fakeSection) badDeclaration(line int, name, policy, why string) *RestoreError {
-	if s.f.backend() == NFT {
+func (s *section) badDeclaration(line int, name, policy, why string) *iptables.RestoreError {
+	if s.f.backend() == iptables.NFT {
 		return s.failed(line, why+".")
 	}
 	return s.refusal(1, fmt.Sprintf("%s Can't set policy `%s' on `%s' line %d: %s", s.versioned(), policy, name, line, why))
 }
 
-func (s *fakeSection) newChain(line int, name string) *RestoreError {
+func (s *section) newChain(line int, name string) *iptables.RestoreError {
 	if s.table.Chain(name) != nil || rules.Builtin(s.table.Name, name) {
 		return s.failed(line, sayExists)
 	}
@@ -184,7 +185,7 @@ func (s *fakeSection) newChain(line int, name string) *RestoreError {
 	return nil
 }
 
-func (s *fakeSection) policy(line int, name, policy string) *RestoreError {
+func (s *section) policy(line int, name, policy string) *iptables.RestoreError {
 	switch {
 	case s.table.Name == rules.Nat && policy == "DROP":
 		return s.natDrop(line)
@@ -198,14 +199,14 @@ func (s *fakeSection) policy(line int, name, policy string) *RestoreError {
 	return nil
 }
 
-func (s *fakeSection) natDrop(line int) *RestoreError {
+func (s *section) natDrop(line int) *iptables.RestoreError {
 	return s.badLine(line, "\nThe \"nat\" table is not intended for filtering, the use of DROP is therefore inhibited.\n\n")
 }
 
-func (s *fakeSection) deleteChain(line int, name string) *RestoreError {
+func (s *section) deleteChain(line int, name string) *iptables.RestoreError {
 	c := s.table.Chain(name)
 	switch {
-	case c == nil || s.f.backend() == Legacy && rules.Builtin(s.table.Name, name):
+	case c == nil || s.f.backend() == iptables.Legacy && rules.Builtin(s.table.Name, name):
 		return s.failed(line, sayNoChain)
 	case len(c.Rules) > 0 || s.referenced(name):
 		if e := s.refuse(line, sayBusy+name); e != nil {
@@ -220,10 +221,10 @@ func (s *fakeSection) deleteChain(line int, name string) *RestoreError {
 
 // deleteAll does "-X": all chains of users', or none if one of them is in use;
 // on nft also the empty built-in chains whose policy is ACCEPT.
-func (s *fakeSection) deleteAll(line int) *RestoreError {
+func (s *section) deleteAll(line int) *iptables.RestoreError {
 	for _, c := range slices.Clone(s.table.Chains) {
 		if rules.Builtin(s.table.Name, c.Name) {
-			if s.f.backend() == NFT && len(c.Rules) == 0 && c.Policy == "ACCEPT" {
+			if s.f.backend() == iptables.NFT && len(c.Rules) == 0 && c.Policy == "ACCEPT" {
 				s.table.Delete(c.Name)
 				s.wrote = true
 			}
@@ -236,7 +237,7 @@ func (s *fakeSection) deleteAll(line int) *RestoreError {
 	return nil
 }
 
-func (s *fakeSection) referenced(name string) bool {
+func (s *section) referenced(name string) bool {
 	for _, c := range slices.Concat(s.table.Chains, s.undead) {
 		if slices.ContainsFunc(c.Rules, func(r rules.Rule) bool { return r.Target == name }) {
 			return true
@@ -246,7 +247,7 @@ func (s *fakeSection) referenced(name string) bool {
 }
 
 // rule does -A, -I, -R, -D and -C.
-func (s *fakeSection) rule(line int, what, name string, spec []string) *RestoreError {
+func (s *section) rule(line int, what, name string, spec []string) *iptables.RestoreError {
 	at := 0 // counted from 1; 0 is none given
 	if what != "-A" && what != "-C" && len(spec) > 0 {
 		if n, err := strconv.Atoi(spec[0]); err == nil {
@@ -255,7 +256,7 @@ func (s *fakeSection) rule(line int, what, name string, spec []string) *RestoreE
 			}
 		}
 	}
-	rule, err := fakeNormalize(s.family, spec)
+	rule, err := normalize(s.family, spec)
 	if err != nil {
 		return s.badLine(line, err.Error())
 	}
@@ -291,7 +292,7 @@ func (s *fakeSection) rule(line int, what, name string, spec []string) *RestoreE
 }
 
 // leans refuses a rule that names a set or an nfacct object that is missing.
-func (s *fakeSection) leans(line int, chain string, r rules.Rule) *RestoreError {
+func (s *section) leans(line int, chain string, r rules.Rule) *iptables.RestoreError {
 	needs := r.Needs()
 	if needs.None() {
 		return nil
@@ -299,7 +300,7 @@ func (s *fakeSection) leans(line int, chain string, r rules.Rule) *RestoreError 
 	switch set, account := s.f.leaning.lacks(needs.Sets, needs.Accounts); {
 	case set != "":
 		return s.badLine(line, fmt.Sprintf("Set %s doesn't exist.\n", set))
-	case account != "" && s.f.backend() == Legacy:
+	case account != "" && s.f.backend() == iptables.Legacy:
 		return s.failed(s.end, "")
 	case account != "":
 		return s.refuse(line, "RULE_APPEND failed (No such file or directory): rule in chain "+chain)
@@ -308,20 +309,20 @@ func (s *fakeSection) leans(line int, chain string, r rules.Rule) *RestoreError 
 }
 
 // target refuses a rule whose target does not exist or cannot stand here.
-func (s *fakeSection) target(line int, chain string, r rules.Rule) *RestoreError {
+func (s *section) target(line int, chain string, r rules.Rule) *iptables.RestoreError {
 	switch {
 	case r.Target == "DROP" && s.table.Name == rules.Nat:
 		return s.natDrop(line)
 	case rules.Builtin(s.table.Name, r.Target):
 		return s.refuse(line, "RULE_APPEND failed (No such file or directory): rule in chain "+chain)
-	case r.Target == "" || s.table.Chain(r.Target) != nil || fakeIsExtension(r.Target):
+	case r.Target == "" || s.table.Chain(r.Target) != nil || isExtension(r.Target):
 		return nil
 	}
 	return s.noTarget(line, s.end, r)
 }
 
 // find does -D and -C.
-func (s *fakeSection) find(line int, what, name string, at int, rule rules.Rule) *RestoreError {
+func (s *section) find(line int, what, name string, at int, rule rules.Rule) *iptables.RestoreError {
 	c := s.table.Chain(name)
 	if c == nil {
 		return s.failed(line, sayNoRule)

@@ -1,32 +1,33 @@
-package iptables
+package iptablestest
 
 import (
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"net"
 	"sync"
 )
 
-// fakeSubscriptionBuffer is how many commits a FakeSubscription holds for a
+// subscriptionBuffer is how many commits a Subscription holds for a
 // reader that is slow.
-const fakeSubscriptionBuffer = 256
+const subscriptionBuffer = 256
 
-// A FakeSubscription is to a Fake what a Subscription is to a Kernel: it
+// A Subscription is to a Fake what a Subscription is to a Kernel: it
 // receives one Commit for each commit to nf_tables from Subscribe on.
-type FakeSubscription struct {
-	commits  chan Commit
+type Subscription struct {
+	commits  chan iptables.Commit
 	overflow chan struct{}
 	closed   chan struct{}
 	close    func()
 }
 
 // Subscribe opens a subscription. On legacy it never receives anything.
-func (f *Fake) Subscribe() *FakeSubscription {
-	s := &FakeSubscription{
-		commits:  make(chan Commit, fakeSubscriptionBuffer),
+func (f *Fake) Subscribe() *Subscription {
+	s := &Subscription{
+		commits:  make(chan iptables.Commit, subscriptionBuffer),
 		overflow: make(chan struct{}, 1),
 		closed:   make(chan struct{}),
 	}
 	s.close = sync.OnceFunc(func() { close(s.closed) })
-	f.OnCommit(func(c Commit) {
+	f.OnCommit(func(c iptables.Commit) {
 		select {
 		case <-s.closed:
 		case s.commits <- c:
@@ -40,24 +41,24 @@ func (f *Fake) Subscribe() *FakeSubscription {
 // Receive waits for the next commit. It returns ErrOverflow once after some
 // were dropped or Overflow was called, and net.ErrClosed after Close. It is for
 // one goroutine; Close and Overflow may be called from others.
-func (s *FakeSubscription) Receive() (Commit, error) {
+func (s *Subscription) Receive() (iptables.Commit, error) {
 	select {
 	case <-s.closed:
-		return Commit{}, net.ErrClosed
+		return iptables.Commit{}, net.ErrClosed
 	default:
 	}
 	select {
 	case c := <-s.commits:
 		return c, nil
 	case <-s.overflow:
-		return Commit{}, ErrOverflow
+		return iptables.Commit{}, iptables.ErrOverflow
 	case <-s.closed:
-		return Commit{}, net.ErrClosed
+		return iptables.Commit{}, net.ErrClosed
 	}
 }
 
 // Overflow makes a Receive return ErrOverflow, as if commits had been dropped.
-func (s *FakeSubscription) Overflow() {
+func (s *Subscription) Overflow() {
 	select {
 	case s.overflow <- struct{}{}:
 	default:
@@ -65,7 +66,7 @@ func (s *FakeSubscription) Overflow() {
 }
 
 // Close ends the subscription and lets a waiting Receive return. It never fails.
-func (s *FakeSubscription) Close() error {
+func (s *Subscription) Close() error {
 	s.close()
 	return nil
 }

@@ -1,4 +1,4 @@
-package iptables_test
+package iptablestest_test
 
 import (
 	"bytes"
@@ -15,6 +15,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -26,28 +27,28 @@ type operation struct {
 	program string // without "iptables-BACKEND" in front if it begins with "-"
 	args    []string
 	input   string
-	fake    func(f *iptables.Fake, family rules.Family) error
+	fake    func(f *iptablestest.Fake, family rules.Family) error
 }
 
 func merge(name string, lines ...string) operation {
 	text := strings.Join(lines, "\n") + "\n"
 	return operation{
 		name: name, program: "-restore", args: []string{"--noflush"}, input: text,
-		fake: func(f *iptables.Fake, family rules.Family) error { return f.RestoreNoflush(family, text) },
+		fake: func(f *iptablestest.Fake, family rules.Family) error { return f.RestoreNoflush(family, text) },
 	}
 }
 
 func replace(name string, lines ...string) operation {
 	op := merge(name, lines...)
 	op.args = nil
-	op.fake = func(f *iptables.Fake, family rules.Family) error { return f.Restore(family, op.input) }
+	op.fake = func(f *iptablestest.Fake, family rules.Family) error { return f.Restore(family, op.input) }
 	return op
 }
 
 func flush(table rules.TableName, chain ...string) operation {
 	return operation{
 		name: "flush " + strings.Join(chain, ""), program: "-", args: append([]string{"-t", string(table), "-F"}, chain...),
-		fake: func(f *iptables.Fake, family rules.Family) error {
+		fake: func(f *iptablestest.Fake, family rules.Family) error {
 			return f.Flush(family, table, strings.Join(chain, ""))
 		},
 	}
@@ -56,21 +57,23 @@ func flush(table rules.TableName, chain ...string) operation {
 func deleteChains(table rules.TableName) operation {
 	return operation{
 		name: "delete chains", program: "-", args: []string{"-t", string(table), "-X"},
-		fake: func(f *iptables.Fake, family rules.Family) error { return f.DeleteChains(family, table) },
+		fake: func(f *iptablestest.Fake, family rules.Family) error { return f.DeleteChains(family, table) },
 	}
 }
 
 func policy(table rules.TableName, chain, policy string) operation {
 	return operation{
 		name: "policy", program: "-", args: []string{"-t", string(table), "-P", chain, policy},
-		fake: func(f *iptables.Fake, family rules.Family) error { return f.SetPolicy(family, table, chain, policy) },
+		fake: func(f *iptablestest.Fake, family rules.Family) error {
+			return f.SetPolicy(family, table, chain, policy)
+		},
 	}
 }
 
-func native(fake func(*iptables.Fake) error, args ...string) operation {
+func native(fake func(*iptablestest.Fake) error, args ...string) operation {
 	return operation{
 		name: strings.Join(args, " "), program: "nft", args: args, nftOnly: true,
-		fake: func(f *iptables.Fake, _ rules.Family) error { return fake(f) },
+		fake: func(f *iptablestest.Fake, _ rules.Family) error { return fake(f) },
 	}
 }
 
@@ -176,11 +179,11 @@ func operations() []operation {
 		deleteChains("filter"),
 		flush("filter"), deleteChains("filter"),
 		policy("filter", "FORWARD", "ACCEPT"), deleteChains("filter"),
-		native(func(f *iptables.Fake) error { return f.FlushTable(rules.IPv4, rules.Mangle) }, "flush", "table", "ip", "mangle"),
-		native(func(f *iptables.Fake) error { return f.DeleteTable(rules.IPv4, rules.Mangle) }, "delete", "table", "ip", "mangle"),
-		native(func(f *iptables.Fake) error { return f.DeleteTable(rules.IPv4, rules.Mangle) }, "delete", "table", "ip", "mangle"),
-		native(func(f *iptables.Fake) error { return f.FlushRuleset() }, "flush", "ruleset"),
-		native(func(f *iptables.Fake) error { return f.FlushRuleset() }, "flush", "ruleset"),
+		native(func(f *iptablestest.Fake) error { return f.FlushTable(rules.IPv4, rules.Mangle) }, "flush", "table", "ip", "mangle"),
+		native(func(f *iptablestest.Fake) error { return f.DeleteTable(rules.IPv4, rules.Mangle) }, "delete", "table", "ip", "mangle"),
+		native(func(f *iptablestest.Fake) error { return f.DeleteTable(rules.IPv4, rules.Mangle) }, "delete", "table", "ip", "mangle"),
+		native(func(f *iptablestest.Fake) error { return f.FlushRuleset() }, "flush", "ruleset"),
+		native(func(f *iptablestest.Fake) error { return f.FlushRuleset() }, "flush", "ruleset"),
 		merge("after all that", "*nat", ":A - [0:0]", "-A A -j RETURN", "-I POSTROUTING -j A", "COMMIT"),
 	}
 }
@@ -198,7 +201,7 @@ func TestFakeConformance(t *testing.T) {
 }
 
 func conform(t *testing.T, backend iptables.Backend) {
-	fake := iptables.NewFake(backend)
+	fake := iptablestest.NewFake(backend)
 	for _, op := range operations() {
 		if op.family == 0 {
 			op.family = rules.IPv4
@@ -324,7 +327,7 @@ func chainsInKernel(t *testing.T) []string {
 }
 
 // chainsInFake asks a Fake, by probes, for the chains that its save names.
-func chainsInFake(t *testing.T, fake *iptables.Fake) []string {
+func chainsInFake(t *testing.T, fake *iptablestest.Fake) []string {
 	t.Helper()
 	var all []string
 	for _, family := range rules.Families() {
@@ -349,7 +352,7 @@ func chainsInFake(t *testing.T, fake *iptables.Fake) []string {
 	return all
 }
 
-func stamp(t *testing.T, fake *iptables.Fake, family rules.Family) uint64 {
+func stamp(t *testing.T, fake *iptablestest.Fake, family rules.Family) uint64 {
 	t.Helper()
 	s, err := fake.Stamp(t.Context(), family)
 	if err != nil {

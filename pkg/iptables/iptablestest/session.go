@@ -1,4 +1,4 @@
-package iptables
+package iptablestest
 
 import (
 	"context"
@@ -7,11 +7,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A fakeSession is the Fake's Session.
-type fakeSession struct {
+// A session is the Fake's Session.
+type session struct {
 	f     *Fake
 	seen  map[rules.Family]uint64 // the digest that a family's Restore must find
 	read  map[rules.Family]bool   // which families were read before
@@ -22,7 +23,7 @@ type fakeSession struct {
 // Begin opens a session. On legacy it takes the xtables lock for the session's
 // life, or returns ErrLocked after LockWait; on nft it only fails if ctx is
 // done.
-func (f *Fake) Begin(ctx context.Context) (Session, error) {
+func (f *Fake) Begin(ctx context.Context) (iptables.Session, error) {
 	f.mu.Lock()
 	f.counts.begins++
 	wait := f.faults.lockWait
@@ -30,14 +31,14 @@ func (f *Fake) Begin(ctx context.Context) (Session, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	s := &fakeSession{f: f, seen: map[rules.Family]uint64{}, read: map[rules.Family]bool{}}
-	if f.backend() == Legacy {
+	s := &session{f: f, seen: map[rules.Family]uint64{}, read: map[rules.Family]bool{}}
+	if f.backend() == iptables.Legacy {
 		if err := f.takeLock(ctx, wait); err != nil {
 			return nil, err
 		}
 	}
 	s.close = sync.OnceValue(func() error {
-		if f.backend() == Legacy {
+		if f.backend() == iptables.Legacy {
 			f.releaseLock()
 		}
 		return nil
@@ -46,9 +47,9 @@ func (f *Fake) Begin(ctx context.Context) (Session, error) {
 }
 
 // Read reads one family.
-func (s *fakeSession) Read(ctx context.Context, family rules.Family) (Snapshot, error) {
+func (s *session) Read(ctx context.Context, family rules.Family) (iptables.Snapshot, error) {
 	if s.done {
-		return Snapshot{}, errClosed
+		return iptables.Snapshot{}, iptables.ErrClosed
 	}
 	want, noted := s.seen[family]
 	delete(s.seen, family)
@@ -61,15 +62,15 @@ func (s *fakeSession) Read(ctx context.Context, family rules.Family) (Snapshot, 
 }
 
 // RestoreAnyway writes whatever somebody else wrote since the read.
-func (s *fakeSession) RestoreAnyway(ctx context.Context, payload Payload) map[rules.Family]Written {
-	return payload.each(func(family rules.Family, scripts []Script) Written {
+func (s *session) RestoreAnyway(ctx context.Context, payload iptables.Payload) map[rules.Family]iptables.Written {
+	return payload.Each(func(family rules.Family, scripts []iptables.Script) iptables.Written {
 		s.f.mu.Lock()
 		if s.f.has(family) {
 			s.seen[family] = s.f.digest(family)
 		}
 		s.f.mu.Unlock()
 		_, err := s.restore(ctx, family, scripts)
-		return Written{Raced: true, Err: err}
+		return iptables.Written{Raced: true, Err: err}
 	})
 }
 
@@ -77,19 +78,19 @@ func (s *fakeSession) RestoreAnyway(ctx context.Context, payload Payload) map[ru
 // each family, faults permitting. As with the kernel, a family must be read
 // before its first restore and after every restore that failed or was raced,
 // and on legacy nothing is ever raced.
-func (s *fakeSession) Restore(ctx context.Context, payload Payload) map[rules.Family]Written {
-	return payload.each(func(family rules.Family, scripts []Script) Written {
+func (s *session) Restore(ctx context.Context, payload iptables.Payload) map[rules.Family]iptables.Written {
+	return payload.Each(func(family rules.Family, scripts []iptables.Script) iptables.Written {
 		raced, err := s.restore(ctx, family, scripts)
-		return Written{Raced: raced, Err: err}
+		return iptables.Written{Raced: raced, Err: err}
 	})
 }
 
-func (s *fakeSession) restore(ctx context.Context, family rules.Family, scripts []Script) (raced bool, err error) {
+func (s *session) restore(ctx context.Context, family rules.Family, scripts []iptables.Script) (raced bool, err error) {
 	if s.done {
-		return false, errClosed
+		return false, iptables.ErrClosed
 	}
 	var text strings.Builder
-	if _, err := restoreText(scripts).WriteTo(&text); err != nil {
+	if _, err := iptables.Scripts(scripts).WriteTo(&text); err != nil {
 		return false, err
 	}
 	before, fault, err := s.admit(ctx, family, text.String())
@@ -100,9 +101,9 @@ func (s *fakeSession) restore(ctx context.Context, family rules.Family, scripts 
 		fault.before()
 	}
 	time.Sleep(fault.takes)
-	r := &fakeRun{
+	r := &run{
 		f: s.f, family: family, noflush: true, lock: func() func() { return func() {} },
-		by: Commit{PID: uint32(os.Getpid()), Comm: fakeComm(fakeTool(family) + "-nft-restore"), Own: true},
+		by: iptables.Commit{PID: uint32(os.Getpid()), Comm: cut(tool(family) + "-nft-restore"), Own: true},
 	}
 	switch {
 	case fault.restores != 0:
@@ -117,19 +118,19 @@ func (s *fakeSession) restore(ctx context.Context, family rules.Family, scripts 
 
 // admit checks that nobody wrote since the read, counts the restore and uses up
 // the faults that count restores.
-func (s *fakeSession) admit(ctx context.Context, family rules.Family, text string) (before uint64, now fakeFaults, err error) {
+func (s *session) admit(ctx context.Context, family rules.Family, text string) (before uint64, now faults, err error) {
 	f := s.f
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.has(family) {
-		return 0, fakeFaults{}, ErrNoFamily
+		return 0, faults{}, iptables.ErrNoFamily
 	}
 	if err := ctx.Err(); err != nil {
-		return 0, fakeFaults{}, err
+		return 0, faults{}, err
 	}
 	before = f.digest(family)
 	if seen, read := s.seen[family]; !read || seen != before {
-		return 0, fakeFaults{}, ErrStale
+		return 0, faults{}, iptables.ErrStale
 	}
 	f.counts.restores++
 	f.payloads[family] = append(f.payloads[family], text)
@@ -146,14 +147,14 @@ func (s *fakeSession) admit(ctx context.Context, family rules.Family, text strin
 
 // settle reports whether anybody else wrote since before, and takes our own
 // commits into account so that they make no later restore stale.
-func (s *fakeSession) settle(family rules.Family, before uint64, commits int, err error) (raced bool) {
+func (s *session) settle(family rules.Family, before uint64, commits int, err error) (raced bool) {
 	s.f.mu.Lock()
 	defer s.f.mu.Unlock()
 	now := s.f.digest(family)
 	switch {
-	case s.f.backend() == Legacy && err != nil:
+	case s.f.backend() == iptables.Legacy && err != nil:
 		delete(s.seen, family)
-	case s.f.backend() == Legacy:
+	case s.f.backend() == iptables.Legacy:
 		s.seen[family] = now
 	case err != nil || now != before+uint64(commits):
 		clear(s.seen)
@@ -167,16 +168,16 @@ func (s *fakeSession) settle(family rules.Family, before uint64, commits int, er
 }
 
 // refused is what FailRestores asked for.
-func (r *fakeRun) refused(reason Reason) *RestoreError {
-	exit := map[Reason]int{ReasonMissingChain: 2, ReasonMissingSet: 2, ReasonParse: 2, ReasonIncompatible: 1, ReasonLock: 4, ReasonOther: 4}
-	return &RestoreError{
+func (r *run) refused(reason iptables.Reason) *iptables.RestoreError {
+	exit := map[iptables.Reason]int{iptables.ReasonMissingChain: 2, iptables.ReasonMissingSet: 2, iptables.ReasonParse: 2, iptables.ReasonIncompatible: 1, iptables.ReasonLock: 4, iptables.ReasonOther: 4}
+	return &iptables.RestoreError{
 		Reason: reason, Program: r.program(), Exit: exit[reason],
 		Stderr: r.versioned() + " injected fault: " + string(reason),
 	}
 }
 
 // Close lets go of the lock. It may be called more than once.
-func (s *fakeSession) Close() error {
+func (s *session) Close() error {
 	s.done = true
 	return s.close()
 }

@@ -1,4 +1,4 @@
-package iptables_test
+package iptablestest_test
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -21,16 +22,16 @@ var (
 		Probe(context.Context, rules.Family, []iptables.Place) (iptables.Sighting, error)
 		Read(context.Context, rules.Family) (iptables.Snapshot, error)
 		Begin(context.Context) (iptables.Session, error)
-	}{(*iptables.Kernel)(nil), (*iptables.Fake)(nil)}
+	}{(*iptables.Kernel)(nil), (*iptablestest.Fake)(nil)}
 	_ = []interface {
 		Receive() (iptables.Commit, error)
 		Close() error
-	}{(*iptables.Subscription)(nil), (*iptables.FakeSubscription)(nil)}
+	}{(*iptables.Subscription)(nil), (*iptablestest.Subscription)(nil)}
 )
 
 func TestFakeSubscription(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := iptables.NewFake(iptables.NFT)
+		f := iptablestest.NewFake(iptables.NFT)
 		must(t, f.Restore(v4, canaryText)) // from before: not seen
 		s := f.Subscribe()
 		must(t, f.As(7, "nft").FlushTable(v4, rules.Nat))

@@ -1,4 +1,4 @@
-package iptables_test
+package iptablestest_test
 
 import (
 	"strings"
@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -44,7 +45,7 @@ func TestFakeSpelling(t *testing.T) {
 		{v6, "-d 2001:DB8:0::1 -p icmpv6 --icmpv6-type 135", "-d 2001:db8::1/128 -p ipv6-icmp -m icmp6 --icmpv6-type 135"},
 	} {
 		t.Run(tt.written, func(t *testing.T) {
-			f := iptables.NewFake(iptables.NFT)
+			f := iptablestest.NewFake(iptables.NFT)
 			must(t, f.RestoreNoflush(tt.family, "*mangle\n:T - [0:0]\n:X - [0:0]\n-A T "+tt.written+"\nCOMMIT\n"))
 			got := read(t, f, tt.family).Tables[rules.Mangle].Chain("T").Rules[0].Spec
 			if diff := cmp.Diff(tt.saved, got); diff != "" {
@@ -73,7 +74,7 @@ func TestFakeRefusesRules(t *testing.T) {
 		{`-m comment --comment "open`, "has a quote that is not closed"},
 	} {
 		t.Run(tt.spec, func(t *testing.T) {
-			f := iptables.NewFake(iptables.NFT)
+			f := iptablestest.NewFake(iptables.NFT)
 			err := f.RestoreNoflush(v4, "*nat\n-A OUTPUT "+tt.spec+"\nCOMMIT\n")
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("error is %v, want one with %q", err, tt.want)
@@ -87,8 +88,8 @@ func TestFakeRefusesRules(t *testing.T) {
 
 // TestFakeCommands holds what each way to write leaves of canaryText's table.
 func TestFakeCommands(t *testing.T) {
-	merge := func(lines ...string) func(*iptables.Fake) error {
-		return func(f *iptables.Fake) error {
+	merge := func(lines ...string) func(*iptablestest.Fake) error {
+		return func(f *iptablestest.Fake) error {
 			return f.RestoreNoflush(v4, "*nat\n"+strings.Join(lines, "\n")+"\nCOMMIT\n")
 		}
 	}
@@ -97,15 +98,15 @@ func TestFakeCommands(t *testing.T) {
 	nftOnly := "only nft can do this"
 	for _, tt := range []struct {
 		name        string
-		write       func(f *iptables.Fake) error
+		write       func(f *iptablestest.Fake) error
 		nft, legacy []string // what is left
 		err         string   // "" if it works
 		legacyErr   string
 	}{
-		{"flush one chain", func(f *iptables.Fake) error { return f.Flush(v4, rules.Nat, "SVC") }, []string{":CANARY", ":SVC", hook, canary}, nil, "", ""},
-		{"flush no chain", func(f *iptables.Fake) error { return f.Flush(v4, rules.Nat, "NOPE") }, whole, nil, "No chain/target/match", "line 2 failed"},
-		{"flush all", func(f *iptables.Fake) error { return f.Flush(v4, rules.Nat, "") }, []string{":CANARY", ":SVC"}, nil, "", ""},
-		{"delete chains in use", func(f *iptables.Fake) error { return f.DeleteChains(v4, rules.Nat) }, whole, nil, "Device or resource busy", "line 2 failed"},
+		{"flush one chain", func(f *iptablestest.Fake) error { return f.Flush(v4, rules.Nat, "SVC") }, []string{":CANARY", ":SVC", hook, canary}, nil, "", ""},
+		{"flush no chain", func(f *iptablestest.Fake) error { return f.Flush(v4, rules.Nat, "NOPE") }, whole, nil, "No chain/target/match", "line 2 failed"},
+		{"flush all", func(f *iptablestest.Fake) error { return f.Flush(v4, rules.Nat, "") }, []string{":CANARY", ":SVC"}, nil, "", ""},
+		{"delete chains in use", func(f *iptablestest.Fake) error { return f.DeleteChains(v4, rules.Nat) }, whole, nil, "Device or resource busy", "line 2 failed"},
 		{"flush and delete", merge("-F", "-X"), []string{}, nil, "", ""},
 		{"unhook", merge("-D OUTPUT -j SVC", "-F SVC", "-X SVC"), []string{":CANARY", canary}, nil, "", ""},
 		{"unhook too late", merge("-F SVC", "-X SVC"), whole, nil, "Device or resource busy", "line 3 failed"},
@@ -116,17 +117,17 @@ func TestFakeCommands(t *testing.T) {
 		{"new chain", merge("-N A", "-N A"), whole, nil, "Chain already exists", "line 3 failed"},
 		{"policy", merge("-P OUTPUT DROP"), whole, nil, "not intended for filtering", "not intended for filtering"},
 		{"policy of a user's chain", merge("-P SVC ACCEPT"), whole, nil, "Bad built-in chain name", "line 2 failed"},
-		{"replace the table", func(f *iptables.Fake) error { return f.Restore(v4, "*nat\n:A - [0:0]\nCOMMIT\n") }, []string{":A"}, nil, "", ""},
-		{"replace another table", func(f *iptables.Fake) error { return f.Restore(v4, filterText) }, whole, nil, "", ""},
-		{"nft flush table", func(f *iptables.Fake) error { return f.FlushTable(v4, rules.Nat) }, []string{":CANARY", ":SVC"}, whole, "", nftOnly},
-		{"nft delete table", func(f *iptables.Fake) error { return f.DeleteTable(v4, rules.Nat) }, nil, whole, "", nftOnly},
-		{"nft delete no table", func(f *iptables.Fake) error { return f.DeleteTable(v4, rules.Raw) }, whole, nil, "no such table", nftOnly},
-		{"nft flush ruleset", func(f *iptables.Fake) error { return f.FlushRuleset() }, nil, whole, "", nftOnly},
-		{"no such table", func(f *iptables.Fake) error { return f.Flush(v4, "nope", "") }, whole, nil, "table name 'nope' invalid", "unable to initialize table"},
-		{"unfinished", func(f *iptables.Fake) error { return f.RestoreNoflush(v4, "*nat\n-F\n") }, whole, nil, "COMMIT expected at line 3", "COMMIT expected at line 3"},
+		{"replace the table", func(f *iptablestest.Fake) error { return f.Restore(v4, "*nat\n:A - [0:0]\nCOMMIT\n") }, []string{":A"}, nil, "", ""},
+		{"replace another table", func(f *iptablestest.Fake) error { return f.Restore(v4, filterText) }, whole, nil, "", ""},
+		{"nft flush table", func(f *iptablestest.Fake) error { return f.FlushTable(v4, rules.Nat) }, []string{":CANARY", ":SVC"}, whole, "", nftOnly},
+		{"nft delete table", func(f *iptablestest.Fake) error { return f.DeleteTable(v4, rules.Nat) }, nil, whole, "", nftOnly},
+		{"nft delete no table", func(f *iptablestest.Fake) error { return f.DeleteTable(v4, rules.Raw) }, whole, nil, "no such table", nftOnly},
+		{"nft flush ruleset", func(f *iptablestest.Fake) error { return f.FlushRuleset() }, nil, whole, "", nftOnly},
+		{"no such table", func(f *iptablestest.Fake) error { return f.Flush(v4, "nope", "") }, whole, nil, "table name 'nope' invalid", "unable to initialize table"},
+		{"unfinished", func(f *iptablestest.Fake) error { return f.RestoreNoflush(v4, "*nat\n-F\n") }, whole, nil, "COMMIT expected at line 3", "COMMIT expected at line 3"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			onBoth(t, func(t *testing.T, f *iptables.Fake) {
+			onBoth(t, func(t *testing.T, f *iptablestest.Fake) {
 				want, wantErr := tt.nft, tt.err
 				if f.Info().Backend == iptables.Legacy {
 					wantErr = tt.legacyErr

@@ -1,4 +1,4 @@
-package iptables_test
+package iptablestest_test
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -35,10 +36,10 @@ COMMIT
 var backends = []iptables.Backend{iptables.NFT, iptables.Legacy}
 
 // onBoth runs a test with a Fake of each backend in which canaryText stands.
-func onBoth(t *testing.T, test func(t *testing.T, f *iptables.Fake)) {
+func onBoth(t *testing.T, test func(t *testing.T, f *iptablestest.Fake)) {
 	for _, backend := range backends {
 		t.Run(string(backend), func(t *testing.T) {
-			f := iptables.NewFake(backend)
+			f := iptablestest.NewFake(backend)
 			must(t, f.RestoreNoflush(v4, canaryText))
 			test(t, f)
 		})
@@ -69,7 +70,7 @@ func read(t *testing.T, s interface {
 	return snap
 }
 
-func begin(t *testing.T, f *iptables.Fake) iptables.Session {
+func begin(t *testing.T, f *iptablestest.Fake) iptables.Session {
 	t.Helper()
 	s, err := f.Begin(t.Context())
 	must(t, err)
@@ -79,7 +80,7 @@ func begin(t *testing.T, f *iptables.Fake) iptables.Session {
 
 func TestFakeProbe(t *testing.T) {
 	canary := iptables.Place{Table: rules.Nat, Chain: "CANARY"}
-	onBoth(t, func(t *testing.T, f *iptables.Fake) {
+	onBoth(t, func(t *testing.T, f *iptablestest.Fake) {
 		legacy := f.Info().Backend == iptables.Legacy
 		absent := iptables.NoChain // nft has only those built-in chains that were written to
 		if legacy {
@@ -113,27 +114,27 @@ func TestFakeStampAndDigest(t *testing.T) {
 	both, neither := noticed{true, true}, noticed{}
 	for _, tt := range []struct {
 		name        string
-		write       func(f *iptables.Fake) error
+		write       func(f *iptablestest.Fake) error
 		nft, legacy noticed
 	}{
-		{"add a rule", func(f *iptables.Fake) error {
+		{"add a rule", func(f *iptablestest.Fake) error {
 			return f.RestoreNoflush(v4, "*nat\n-A SVC -j RETURN\nCOMMIT\n")
 		}, both, both},
-		{"replace a rule", func(f *iptables.Fake) error {
+		{"replace a rule", func(f *iptablestest.Fake) error {
 			return f.RestoreNoflush(v4, "*nat\n:SVC - [0:0]\n-A SVC -s 10.0.0.2 -j RETURN\nCOMMIT\n")
 		}, both, noticed{false, true}},
-		{"replace a rule by itself", func(f *iptables.Fake) error {
+		{"replace a rule by itself", func(f *iptablestest.Fake) error {
 			return f.RestoreNoflush(v4, "*nat\n:SVC - [0:0]\n-A SVC -s 10.0.0.1 -j RETURN\nCOMMIT\n")
 		}, both, neither},
-		{"flush", func(f *iptables.Fake) error { return f.Flush(v4, rules.Nat, "") }, both, both},
-		{"flush nothing", func(f *iptables.Fake) error { return f.Flush(v4, rules.Nat, "INPUT") }, both, neither},
-		{"check", func(f *iptables.Fake) error { return f.RestoreNoflush(v4, "*nat\n-C OUTPUT -j SVC\nCOMMIT\n") }, neither, neither},
-		{"the other family", func(f *iptables.Fake) error {
+		{"flush", func(f *iptablestest.Fake) error { return f.Flush(v4, rules.Nat, "") }, both, both},
+		{"flush nothing", func(f *iptablestest.Fake) error { return f.Flush(v4, rules.Nat, "INPUT") }, both, neither},
+		{"check", func(f *iptablestest.Fake) error { return f.RestoreNoflush(v4, "*nat\n-C OUTPUT -j SVC\nCOMMIT\n") }, neither, neither},
+		{"the other family", func(f *iptablestest.Fake) error {
 			return f.RestoreNoflush(v6, canaryText[:strings.Index(canaryText, "-A SVC")]+"COMMIT\n")
 		}, both, neither},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			onBoth(t, func(t *testing.T, f *iptables.Fake) {
+			onBoth(t, func(t *testing.T, f *iptablestest.Fake) {
 				look := func() (iptables.Stamp, uint64) {
 					stamp, err := f.Stamp(t.Context(), v4)
 					must(t, err)
@@ -158,7 +159,7 @@ func TestFakeStampAndDigest(t *testing.T) {
 }
 
 func TestFakeSnapshotIsTheCallers(t *testing.T) {
-	onBoth(t, func(t *testing.T, f *iptables.Fake) {
+	onBoth(t, func(t *testing.T, f *iptablestest.Fake) {
 		before := f.Save(v4)
 		snap := read(t, f, v4)
 		snap.Tables[rules.Nat].Chain("SVC").Rules[0] = rules.Rule{Spec: "-j DROP"}
@@ -183,7 +184,7 @@ func TestFakeReasons(t *testing.T) {
 		{"insert too far", "-I SVC 9 -j ACCEPT", iptables.ReasonOther, iptables.ReasonOther},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			onBoth(t, func(t *testing.T, f *iptables.Fake) {
+			onBoth(t, func(t *testing.T, f *iptablestest.Fake) {
 				before := f.Save(v4)
 				s := begin(t, f)
 				read(t, s, v4)
@@ -208,7 +209,7 @@ func TestFakeReasons(t *testing.T) {
 }
 
 func TestFakeNoFamily(t *testing.T) {
-	f := iptables.NewFake(iptables.NFT, v4)
+	f := iptablestest.NewFake(iptables.NFT, v4)
 	ctx := t.Context()
 	_, err := f.Stamp(ctx, v6)
 	wantErr(t, "Stamp", err, iptables.ErrNoFamily)
@@ -229,7 +230,7 @@ func TestFakeNoFamily(t *testing.T) {
 func TestFakeCommits(t *testing.T) {
 	for _, backend := range backends {
 		t.Run(string(backend), func(t *testing.T) {
-			f := iptables.NewFake(backend)
+			f := iptablestest.NewFake(backend)
 			var got []iptables.Commit
 			f.OnCommit(func(c iptables.Commit) { got = append(got, c) })
 			who := f.As(77, "a-name-that-is-too-long")
@@ -262,7 +263,7 @@ func TestFakeCommits(t *testing.T) {
 
 // TestFakeConcurrent is for the race detector.
 func TestFakeConcurrent(t *testing.T) {
-	onBoth(t, func(t *testing.T, f *iptables.Fake) {
+	onBoth(t, func(t *testing.T, f *iptablestest.Fake) {
 		f.OnCommit(func(iptables.Commit) { f.Save(v4) })
 		f.OnUnlock(func() { f.Save(v6) })
 		f.LockWait(time.Minute)
@@ -305,7 +306,7 @@ func TestFakeConcurrent(t *testing.T) {
 // TestFakeLock holds what the xtables lock does and whom it keeps waiting.
 func TestFakeLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := iptables.NewFake(iptables.Legacy)
+		f := iptablestest.NewFake(iptables.Legacy)
 		var unlocks atomic.Int32
 		f.OnUnlock(func() { unlocks.Add(1) })
 		release := f.HoldLock()

@@ -1,4 +1,4 @@
-package iptables
+package iptablestest
 
 import (
 	"fmt"
@@ -10,27 +10,27 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// fakeValue returns an extension's option with its values as iptables prints them.
-func fakeValue(extension, option string, values []string) []string {
+// value returns an extension's option with its values as iptables prints them.
+func value(extension, option string, values []string) []string {
 	one := ""
 	if len(values) == 1 {
 		one = values[0]
 	}
 	switch extension + " " + option {
 	case "MARK --set-mark":
-		return []string{"--set-xmark", fakeHex(one, 0xffffffff)}
+		return []string{"--set-xmark", hex(one, 0xffffffff)}
 	case "MARK --or-mark":
-		m := fakeMark(one)
+		m := mark(one)
 		return []string{"--set-xmark", fmt.Sprintf("%#x/%#x", m, m)}
 	case "MARK --and-mark":
-		return []string{"--set-xmark", fmt.Sprintf("0x0/%#x", ^fakeMark(one))}
+		return []string{"--set-xmark", fmt.Sprintf("0x0/%#x", ^mark(one))}
 	case "MARK --xor-mark":
-		return []string{"--set-xmark", fmt.Sprintf("%#x/0x0", fakeMark(one))}
+		return []string{"--set-xmark", fmt.Sprintf("%#x/0x0", mark(one))}
 	case "mark --mark", "connmark --mark":
-		if text, found := strings.CutSuffix(fakeHex(one, 0xffffffff), "/0xffffffff"); found {
+		if text, found := strings.CutSuffix(hex(one, 0xffffffff), "/0xffffffff"); found {
 			return []string{option, text}
 		}
-		return []string{option, fakeHex(one, 0xffffffff)}
+		return []string{option, hex(one, 0xffffffff)}
 	case "tcp --syn":
 		return []string{"--tcp-flags", "FIN,SYN,RST,ACK", "SYN"}
 	case "tcp --destination-port", "udp --destination-port":
@@ -43,7 +43,7 @@ func fakeValue(extension, option string, values []string) []string {
 			return []string{option, fmt.Sprintf("%.11f", math.Round(p*steps)/steps)}
 		}
 	case "conntrack --ctstate":
-		return []string{option, fakeStates(one)}
+		return []string{option, states(one)}
 	}
 	quoted := []string{option}
 	for _, v := range values {
@@ -52,22 +52,22 @@ func fakeValue(extension, option string, values []string) []string {
 	return quoted
 }
 
-func fakeMark(text string) uint32 {
+func mark(text string) uint32 {
 	n, _ := strconv.ParseUint(text, 0, 32)
 	return uint32(n)
 }
 
-// fakeHex writes VALUE or VALUE/MASK as "0x1/0xff".
-func fakeHex(text string, mask uint32) string {
+// hex writes VALUE or VALUE/MASK as "0x1/0xff".
+func hex(text string, mask uint32) string {
 	v, m, found := strings.Cut(text, "/")
 	if found {
-		mask = fakeMark(m)
+		mask = mark(m)
 	}
-	return fmt.Sprintf("%#x/%#x", fakeMark(v), mask)
+	return fmt.Sprintf("%#x/%#x", mark(v), mask)
 }
 
-// fakeStates puts connection states into the order in which iptables prints them.
-func fakeStates(list string) string {
+// states puts connection states into the order in which iptables prints them.
+func states(list string) string {
 	order := []string{"INVALID", "NEW", "RELATED", "ESTABLISHED", "UNTRACKED", "SNAT", "DNAT"}
 	words := strings.Split(list, ",")
 	slices.SortStableFunc(words, func(a, b string) int { return slices.Index(order, a) - slices.Index(order, b) })
@@ -75,7 +75,7 @@ func fakeStates(list string) string {
 }
 
 // printed returns an extension's options with what iptables adds to them.
-func (e *fakeExtension) printed(family rules.Family) []string {
+func (e *extension) printed(family rules.Family) []string {
 	switch {
 	case e.name == "REJECT" && len(e.words) == 0 && family == rules.IPv6:
 		return []string{"--reject-with", "icmp6-port-unreachable"}
@@ -88,7 +88,7 @@ func (e *fakeExtension) printed(family rules.Family) []string {
 }
 
 // recent puts the options of -m recent in order and adds what it implies.
-func (e *fakeExtension) recent(family rules.Family) []string {
+func (e *extension) recent(family rules.Family) []string {
 	given := map[string][]string{
 		"--name": {"--name", "DEFAULT"},
 		"--mask": {"--mask", "255.255.255.255"},
@@ -116,8 +116,8 @@ func (e *fakeExtension) recent(family rules.Family) []string {
 	return words
 }
 
-// fakeIsExtension reports whether a target is one of iptables' own.
-func fakeIsExtension(target string) bool {
+// isExtension reports whether a target is one of iptables' own.
+func isExtension(target string) bool {
 	return slices.Contains([]string{
 		"ACCEPT", "DROP", "RETURN", "QUEUE", "AUDIT", "CHECKSUM", "CLASSIFY", "CLUSTERIP", "CONNMARK", "CONNSECMARK",
 		"CT", "DNAT", "DNPT", "DSCP", "ECN", "HL", "HMARK", "IDLETIMER", "LED", "LOG", "MARK", "MASQUERADE", "NETMAP",

@@ -1,4 +1,4 @@
-package iptables
+package iptablestest
 
 import (
 	"bufio"
@@ -6,29 +6,30 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A fakeRun is one run of iptables-restore.
-type fakeRun struct {
+// A run is one run of iptables-restore.
+type run struct {
 	f       *Fake
 	family  rules.Family
 	noflush bool
-	by      Commit        // without Genid
-	lock    func() func() // takes the xtables lock for one table; returns its release
-	failAt  int           // the table, counted from 1, that is refused; 0 is none
-	commits int           // how many tables were changed
+	by      iptables.Commit // without Genid
+	lock    func() func()   // takes the xtables lock for one table; returns its release
+	failAt  int             // the table, counted from 1, that is refused; 0 is none
+	commits int             // how many tables were changed
 }
 
 // run works through text table by table, as the program does: a table is
 // written when its COMMIT is reached, and the first error ends everything.
-func (r *fakeRun) run(text string) error {
+func (r *run) run(text string) error {
 	if !r.f.has(r.family) {
-		return ErrNoFamily
+		return iptables.ErrNoFamily
 	}
 	scan := bufio.NewScanner(strings.NewReader(text))
 	scan.Buffer(nil, len(text)+1)
-	var body []fakeCommand
+	var body []command
 	var table rules.TableName
 	var unlock func()
 	defer func() {
@@ -59,9 +60,9 @@ func (r *fakeRun) run(text string) error {
 			unlock()
 			unlock = nil
 		default:
-			c := fakeCommand{line: line}
+			c := command{line: line}
 			var err error
-			if c.words, err = fakeWords(raw); err != nil {
+			if c.words, err = words(raw); err != nil {
 				return r.badLine(line, err.Error())
 			}
 			body = append(body, c)
@@ -73,8 +74,8 @@ func (r *fakeRun) run(text string) error {
 	return nil
 }
 
-// fakeWords splits a line; ":X ..." and counters become words of their own.
-func fakeWords(raw string) ([]string, error) {
+// words splits a line; ":X ..." and counters become words of their own.
+func words(raw string) ([]string, error) {
 	if rest, found := strings.CutPrefix(raw, ":"); found {
 		return append([]string{":"}, strings.Fields(rest)...), nil
 	}
@@ -89,15 +90,15 @@ func fakeWords(raw string) ([]string, error) {
 }
 
 // commit applies one table's commands to a copy and publishes it.
-func (r *fakeRun) commit(table rules.TableName, body []fakeCommand, line, nth int) error {
+func (r *run) commit(table rules.TableName, body []command, line, nth int) error {
 	f := r.f
 	f.mu.Lock()
 	old := f.tables[r.family][table]
-	s := &fakeSection{fakeRun: r, table: fakeSorted(fakeOrEmpty(old, table)), end: line}
+	s := &section{run: r, table: sorted(orEmpty(old, table)), end: line}
 	if !r.noflush {
 		s.clear(old != nil)
 	}
-	err := s.run(body)
+	err := s.all(body)
 	if err == nil && nth == r.failAt {
 		err = r.kernel(line, "line 1: RULE_APPEND failed (Device or resource sayBusy): injected fault")
 	}
@@ -105,7 +106,7 @@ func (r *fakeRun) commit(table rules.TableName, body []fakeCommand, line, nth in
 		f.mu.Unlock()
 		return err
 	}
-	if !s.wrote && f.backend() == NFT {
+	if !s.wrote && f.backend() == iptables.NFT {
 		s.table = nil // deleted, and nothing put in its place
 	}
 	announce := f.publish(r.family, map[rules.TableName]*rules.Table{table: s.table}, r.by)
@@ -115,7 +116,7 @@ func (r *fakeRun) commit(table rules.TableName, body []fakeCommand, line, nth in
 	return nil
 }
 
-func fakeOrEmpty(t *rules.Table, name rules.TableName) *rules.Table {
+func orEmpty(t *rules.Table, name rules.TableName) *rules.Table {
 	if t == nil {
 		return rules.NewTable(name)
 	}
@@ -124,7 +125,7 @@ func fakeOrEmpty(t *rules.Table, name rules.TableName) *rules.Table {
 
 // touch makes a legacy table exist, as naming it does.
 func (f *Fake) touch(family rules.Family, table rules.TableName) {
-	if f.backend() != Legacy {
+	if f.backend() != iptables.Legacy {
 		return
 	}
 	f.mu.Lock()
@@ -141,7 +142,7 @@ func (f *Fake) touch(family rules.Family, table rules.TableName) {
 
 // publish makes tables (nil ones vanish) the content of family in one commit
 // and returns what tells the listeners. Call with the Fake locked.
-func (f *Fake) publish(family rules.Family, tables map[rules.TableName]*rules.Table, by Commit) (announce func()) {
+func (f *Fake) publish(family rules.Family, tables map[rules.TableName]*rules.Table, by iptables.Commit) (announce func()) {
 	for name, t := range tables {
 		delete(f.sums, f.tables[family][name])
 		if t == nil {
@@ -150,7 +151,7 @@ func (f *Fake) publish(family rules.Family, tables map[rules.TableName]*rules.Ta
 		}
 		f.tables[family][name] = t
 	}
-	if f.backend() == Legacy {
+	if f.backend() == iptables.Legacy {
 		return func() {}
 	}
 	f.genid++
@@ -164,26 +165,26 @@ func (f *Fake) publish(family rules.Family, tables map[rules.TableName]*rules.Ta
 }
 
 // program is the restore program's name, speaker what it calls itself.
-func (r *fakeRun) program() string {
-	return fmt.Sprintf("%s-%s-restore", fakeTool(r.family), r.f.backend())
+func (r *run) program() string {
+	return fmt.Sprintf("%s-%s-restore", tool(r.family), r.f.backend())
 }
 
-func (r *fakeRun) speaker() string {
-	if r.f.backend() == NFT {
+func (r *run) speaker() string {
+	if r.f.backend() == iptables.NFT {
 		return r.program()
 	}
-	return fakeTool(r.family) + "-restore"
+	return tool(r.family) + "-restore"
 }
 
-func (r *fakeRun) versioned() string {
+func (r *run) versioned() string {
 	kind := "legacy"
-	if r.f.backend() == NFT {
+	if r.f.backend() == iptables.NFT {
 		kind = "nf_tables"
 	}
 	return fmt.Sprintf("%s v1.8.9 (%s):", r.speaker(), kind)
 }
 
-func fakeTool(family rules.Family) string {
+func tool(family rules.Family) string {
 	if family == rules.IPv6 {
 		return "ip6tables"
 	}
@@ -191,13 +192,12 @@ func fakeTool(family rules.Family) string {
 }
 
 // refusal is what the real Kernel makes of a program's last words.
-func (r *fakeRun) refusal(exit int, stderr string) *RestoreError {
-	reason, line := classify(stderr)
-	return &RestoreError{Reason: reason, Program: r.program(), Exit: exit, Line: line, Stderr: firstLines([]byte(stderr))}
+func (r *run) refusal(exit int, stderr string) *iptables.RestoreError {
+	return iptables.Refusal(r.program(), exit, []byte(stderr))
 }
 
 // badLine is a line that the program itself refuses.
-func (r *fakeRun) badLine(line int, text string) *RestoreError {
+func (r *run) badLine(line int, text string) *iptables.RestoreError {
 	if !strings.HasPrefix(text, "Bad argument") { // the only one said without a name
 		text = r.versioned() + " " + text
 	}
@@ -205,34 +205,34 @@ func (r *fakeRun) badLine(line int, text string) *RestoreError {
 	return r.refusal(2, fmt.Sprintf("%s\nError occurred at line: %d\nTry `%s -h' or '%s --help' for more information.\n", text, line, who, who))
 }
 
-func (r *fakeRun) noTable(line int, table rules.TableName) *RestoreError {
-	if r.f.backend() == NFT {
+func (r *run) noTable(line int, table rules.TableName) *iptables.RestoreError {
+	if r.f.backend() == iptables.NFT {
 		return r.badLine(line, fmt.Sprintf("%s: line %d table name '%s' invalid", r.speaker(), line, table))
 	}
 	return r.badLine(line, fmt.Sprintf("%s: unable to initialize table '%s'", r.speaker(), table))
 }
 
 // failed is a command that cannot be done; only nft says why.
-func (r *fakeRun) failed(line int, why string) *RestoreError {
+func (r *run) failed(line int, why string) *iptables.RestoreError {
 	text := fmt.Sprintf("%s: line %d failed", r.speaker(), line)
-	if r.f.backend() == NFT && why != "" {
+	if r.f.backend() == iptables.NFT && why != "" {
 		text += ": " + why
 	}
 	return r.refusal(1, text)
 }
 
 // kernel is a refusal by the kernel at COMMIT.
-func (r *fakeRun) kernel(line int, why ...string) *RestoreError {
-	if r.f.backend() == Legacy {
+func (r *run) kernel(line int, why ...string) *iptables.RestoreError {
+	if r.f.backend() == iptables.Legacy {
 		return r.failed(line, "")
 	}
 	return r.refusal(4, r.versioned()+" \n"+strings.Join(why, "\n"))
 }
 
 // noTarget is a jump to a chain that does not exist.
-func (r *fakeRun) noTarget(line, end int, rule rules.Rule) *RestoreError {
+func (r *run) noTarget(line, end int, rule rules.Rule) *iptables.RestoreError {
 	switch {
-	case r.f.backend() == NFT:
+	case r.f.backend() == iptables.NFT:
 		return r.badLine(end, fmt.Sprintf("Chain '%s' does not exist", rule.Target))
 	case strings.HasSuffix(" "+rule.Spec, " -g "+rule.Target):
 		return r.badLine(line, fmt.Sprintf("goto '%s' is not a chain", rule.Target))

@@ -1,4 +1,4 @@
-package iptables_test
+package iptablestest_test
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -30,7 +31,7 @@ func TestFakeLikeKernel(t *testing.T) {
 				foreign := func(text string) {
 					nstest.CommandInput(t, text, "env", "XTABLES_LOCKFILE=/run/other.lock", tool(backend, v4, "restore"), "--noflush")
 				}
-				f := iptables.NewFake(backend)
+				f := iptablestest.NewFake(backend)
 				want := answers(t, k, foreign)
 				got := answers(t, f, func(text string) { must(t, f.Bypassing().RestoreNoflush(v4, text)) })
 				if diff := cmp.Diff(want, got); diff != "" {
@@ -101,11 +102,11 @@ func answers(t *testing.T, k kernel, foreign func(text string)) []string {
 		}
 	}
 	restore := func(family rules.Family, text string) {
-		sayWritten(session.Restore(t.Context(), iptables.Payload{family: iptables.Scripts(t, text)})[family])
+		sayWritten(session.Restore(t.Context(), iptables.Payload{family: mustParseScripts(t, text)})[family])
 	}
 	restoreBoth := func(what string, do func(context.Context, iptables.Payload) map[rules.Family]iptables.Written, text4, text6 string) {
 		say("%s of both:", what)
-		written := do(t.Context(), iptables.Payload{v4: iptables.Scripts(t, text4), v6: iptables.Scripts(t, text6)})
+		written := do(t.Context(), iptables.Payload{v4: mustParseScripts(t, text4), v6: mustParseScripts(t, text6)})
 		sayWritten(written[v4])
 		sayWritten(written[v6])
 	}

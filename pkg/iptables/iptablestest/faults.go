@@ -1,26 +1,27 @@
-package iptables
+package iptablestest
 
 import (
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// fakeFaults is what a test asked to go wrong.
-type fakeFaults struct {
+// faults is what a test asked to go wrong.
+type faults struct {
 	reads, probes error
 	readsNeedLock bool
 	lockWait      time.Duration
 	restores      int // how many more fail; negative is all
-	reason        Reason
+	reason        iptables.Reason
 	partial       int // the table, counted from 1, at which the next restore fails
 	lies          int
 	takes         time.Duration
 	before        func()
 }
 
-// fakeCounts is what the Fake was asked to do.
-type fakeCounts struct {
+// counts is what the Fake was asked to do.
+type counts struct {
 	stamps, peeks, probes, reads, begins, restores int
 }
 
@@ -34,42 +35,42 @@ func (f *Fake) HoldLock() (release func()) {
 
 // LockWait makes Begin wait that long for a held lock, as the real one does. At
 // first it does not wait at all.
-func (f *Fake) LockWait(d time.Duration) { f.change(func(t *fakeFaults) { t.lockWait = d }) }
+func (f *Fake) LockWait(d time.Duration) { f.change(func(t *faults) { t.lockWait = d }) }
 
 // ReadsNeedLock makes Read, Probe, Peek and Stamp return ErrLocked on legacy while
 // another program holds the lock, as "iptables-legacy -S" fails then.
-func (f *Fake) ReadsNeedLock(yes bool) { f.change(func(t *fakeFaults) { t.readsNeedLock = yes }) }
+func (f *Fake) ReadsNeedLock(yes bool) { f.change(func(t *faults) { t.readsNeedLock = yes }) }
 
 // FailReads makes Read, a session's too, return err until FailReads(nil).
-func (f *Fake) FailReads(err error) { f.change(func(t *fakeFaults) { t.reads = err }) }
+func (f *Fake) FailReads(err error) { f.change(func(t *faults) { t.reads = err }) }
 
 // FailProbes makes Probe, Peek and Stamp return err until FailProbes(nil).
-func (f *Fake) FailProbes(err error) { f.change(func(t *fakeFaults) { t.probes = err }) }
+func (f *Fake) FailProbes(err error) { f.change(func(t *faults) { t.probes = err }) }
 
 // FailRestores makes the next n restores of sessions write nothing and return a
 // *RestoreError with this reason; a negative n means all, 0 none any more.
-func (f *Fake) FailRestores(n int, reason Reason) {
-	f.change(func(t *fakeFaults) { t.restores, t.reason = n, reason })
+func (f *Fake) FailRestores(n int, reason iptables.Reason) {
+	f.change(func(t *faults) { t.restores, t.reason = n, reason })
 }
 
 // PartialCommit makes a session's next restore fail at the k-th table of its
 // payload, counted from 1, with ReasonOther: the tables before it are written.
-func (f *Fake) PartialCommit(k int) { f.change(func(t *fakeFaults) { t.partial = k }) }
+func (f *Fake) PartialCommit(k int) { f.change(func(t *faults) { t.partial = k }) }
 
 // Lie makes the next n restores of sessions write nothing and report success.
-func (f *Fake) Lie(n int) { f.change(func(t *fakeFaults) { t.lies = n }) }
+func (f *Fake) Lie(n int) { f.change(func(t *faults) { t.lies = n }) }
 
 // RestoreTakes makes every restore of a session last that long before it writes.
 // As with the real Kernel, the end of the context does not cut it short.
-func (f *Fake) RestoreTakes(d time.Duration) { f.change(func(t *fakeFaults) { t.takes = d }) }
+func (f *Fake) RestoreTakes(d time.Duration) { f.change(func(t *faults) { t.takes = d }) }
 
 // BeforeRestore registers fn to run in every restore of a session between the
 // check that nobody wrote since the read and the write itself; nil removes it.
 // On nft what fn writes makes the restore raced. On legacy the session holds the
 // lock meanwhile, so only Bypassing writers can write in fn, and nobody notices.
-func (f *Fake) BeforeRestore(fn func()) { f.change(func(t *fakeFaults) { t.before = fn }) }
+func (f *Fake) BeforeRestore(fn func()) { f.change(func(t *faults) { t.before = fn }) }
 
-func (f *Fake) change(set func(*fakeFaults)) {
+func (f *Fake) change(set func(*faults)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	set(&f.faults)
@@ -89,14 +90,14 @@ func (f *Fake) DropTableFromReads(family rules.Family, table rules.TableName, er
 // OnCommit registers fn to be called after every commit to nf_tables, a
 // session's own too. On legacy nothing announces a commit. Writers that run at
 // the same time may call it in either order.
-func (f *Fake) OnCommit(fn func(Commit)) {
+func (f *Fake) OnCommit(fn func(iptables.Commit)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.onCommit = append(f.onCommit, fn)
 }
 
 // OnUnlock registers fn to be called whenever somebody lets go of the xtables
-// lock: a FakeWriter after each table, HoldLock's release, a session's Close. It
+// lock: a Writer after each table, HoldLock's release, a session's Close. It
 // says nothing about whether anything was written, and is silent on nft but for
 // HoldLock.
 func (f *Fake) OnUnlock(fn func()) {
@@ -124,7 +125,7 @@ func (f *Fake) Begins() int { return f.count().begins }
 // successfully or not; a restore given up as stale is not counted.
 func (f *Fake) Restores() int { return f.count().restores }
 
-func (f *Fake) count() fakeCounts {
+func (f *Fake) count() counts {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.counts

@@ -1,4 +1,6 @@
-package iptables
+// Package iptablestest is iptables in memory, for tests: a kernel, the programs that
+// write to it, and faults on demand.
+package iptablestest
 
 import (
 	"context"
@@ -10,11 +12,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // A Fake is one network namespace's iptables in memory, for tests that want no
-// root: it has Kernel's methods, other programs' ways to write (FakeWriter,
+// root: it has Kernel's methods, other programs' ways to write (Writer,
 // which it embeds), and faults on demand.
 //
 // It behaves as the kernel and the tools of its backend were measured to. On
@@ -30,31 +33,31 @@ import (
 // session still has the xtables lock), so they may call the Fake. It does no
 // I/O and waits only for channels and timers, so it works in a synctest bubble.
 type Fake struct {
-	// FakeWriter is the program that writes if no other is named.
-	FakeWriter
+	// Writer is the program that writes if no other is named.
+	Writer
 
-	kind     Backend // never changes
+	kind     iptables.Backend // never changes
 	families []rules.Family
 	lock     chan struct{} // the xtables lock: full while somebody holds it
-	leaning  *FakeSets     // what rules lean on beside chains
+	leaning  *Sets         // what rules lean on beside chains
 
 	mu         sync.Mutex
-	info       Info
+	info       iptables.Info
 	tables     map[rules.Family]map[rules.TableName]*rules.Table // never changed in place
 	sums       map[*rules.Table]uint64                           // of tables' content, once somebody asked
 	genid      uint32
 	unreadable map[rules.Family]map[rules.TableName]error
-	onCommit   []func(Commit)
+	onCommit   []func(iptables.Commit)
 	onUnlock   []func()
-	faults     fakeFaults
-	evidence   fakeEvidence
-	counts     fakeCounts
+	faults     faults
+	evidence   evidence
+	counts     counts
 	payloads   map[rules.Family][]string
 }
 
 // NewFake returns a namespace of backend in which nobody has written yet. No
 // families means both. In a test that uses synctest, call it inside the bubble.
-func NewFake(backend Backend, families ...rules.Family) *Fake {
+func NewFake(backend iptables.Backend, families ...rules.Family) *Fake {
 	if len(families) == 0 {
 		families = rules.Families()
 	}
@@ -62,8 +65,8 @@ func NewFake(backend Backend, families ...rules.Family) *Fake {
 		kind:       backend,
 		families:   slices.Sorted(slices.Values(families)),
 		lock:       make(chan struct{}, 1),
-		leaning:    newFakeSets(),
-		info:       Info{Backend: backend, Version: "1.8.9", Reason: "a fake", RandomFully: true},
+		leaning:    newSets(),
+		info:       iptables.Info{Backend: backend, Version: "1.8.9", Reason: "a fake", RandomFully: true},
 		tables:     map[rules.Family]map[rules.TableName]*rules.Table{},
 		sums:       map[*rules.Table]uint64{},
 		genid:      1,
@@ -74,19 +77,19 @@ func NewFake(backend Backend, families ...rules.Family) *Fake {
 		f.tables[family] = map[rules.TableName]*rules.Table{}
 		f.unreadable[family] = map[rules.TableName]error{}
 	}
-	f.FakeWriter = FakeWriter{fake: f, pid: 4242, comm: "iptables"}
+	f.Writer = Writer{fake: f, pid: 4242, comm: "iptables"}
 	return f
 }
 
 // Info returns what SetInfo set, or a plain 1.8.9 of the Fake's backend.
-func (f *Fake) Info() Info {
+func (f *Fake) Info() iptables.Info {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.info
 }
 
 // SetInfo changes what Info says. The backend stays what it was.
-func (f *Fake) SetInfo(info Info) {
+func (f *Fake) SetInfo(info iptables.Info) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	info.Backend = f.kind
@@ -96,27 +99,27 @@ func (f *Fake) SetInfo(info Info) {
 // Families returns the families that NewFake was given, in their fixed order.
 func (f *Fake) Families() []rules.Family { return slices.Clone(f.families) }
 
-func (f *Fake) backend() Backend { return f.kind }
+func (f *Fake) backend() iptables.Backend { return f.kind }
 
 // Stamp returns the genid on nft, and a hash of the numbers of chains and rules
 // on legacy. It fails like Probe.
-func (f *Fake) Stamp(ctx context.Context, family rules.Family) (Stamp, error) {
+func (f *Fake) Stamp(ctx context.Context, family rules.Family) (iptables.Stamp, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.counts.stamps++
 	if err := f.mayRead(ctx, family, f.faults.probes); err != nil {
-		return Stamp{}, err
+		return iptables.Stamp{}, err
 	}
-	if f.backend() == NFT {
-		return Stamp{Value: uint64(f.genid), Exact: true}, nil
+	if f.backend() == iptables.NFT {
+		return iptables.Stamp{Value: uint64(f.genid), Exact: true}, nil
 	}
-	var stamp Stamp
+	var stamp iptables.Stamp
 	h := fnv.New64a()
 	for _, t := range f.ordered(family) {
 		fmt.Fprintln(h, t.Name, len(t.Chains), t.RuleCount())
 		if i := slices.Index(rules.Guarded(), t.Name); i >= 0 {
 			// As large as the kernel's entries are, or nearly.
-			stamp.Shapes[i] = Shape{
+			stamp.Shapes[i] = iptables.Shape{
 				Value: uint64(len(t.Chains))<<32 | uint64(t.RuleCount()),
 				Size:  uint32(300*len(t.Chains) + 400*t.RuleCount()),
 			}
@@ -127,7 +130,7 @@ func (f *Fake) Stamp(ctx context.Context, family rules.Family) (Stamp, error) {
 }
 
 // Peek returns what each of the places holds. It fails like Probe.
-func (f *Fake) Peek(ctx context.Context, family rules.Family, places []Place) (map[Place]Holding, error) {
+func (f *Fake) Peek(ctx context.Context, family rules.Family, places []iptables.Place) (map[iptables.Place]iptables.Holding, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.counts.peeks++
@@ -141,44 +144,44 @@ func (f *Fake) Peek(ctx context.Context, family rules.Family, places []Place) (m
 // DropTableFromReads hides, as the kernel's own answer does. It fails with
 // ErrNoFamily, with FailProbes' error, with ErrLocked after ReadsNeedLock, and
 // when ctx is done.
-func (f *Fake) Probe(ctx context.Context, family rules.Family, places []Place) (Sighting, error) {
+func (f *Fake) Probe(ctx context.Context, family rules.Family, places []iptables.Place) (iptables.Sighting, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.counts.probes++
 	if err := f.mayRead(ctx, family, f.faults.probes); err != nil {
-		return Sighting{}, err
+		return iptables.Sighting{}, err
 	}
-	return Sighting{Holdings: f.holdings(family, places), Digest: f.digest(family)}, nil
+	return iptables.Sighting{Holdings: f.holdings(family, places), Digest: f.digest(family)}, nil
 }
 
-func (f *Fake) holdings(family rules.Family, places []Place) map[Place]Holding {
-	holdings := make(map[Place]Holding, len(places))
+func (f *Fake) holdings(family rules.Family, places []iptables.Place) map[iptables.Place]iptables.Holding {
+	holdings := make(map[iptables.Place]iptables.Holding, len(places))
 	for _, p := range places {
 		holdings[p] = f.holding(family, p)
 	}
 	return holdings
 }
 
-func (f *Fake) holding(family rules.Family, p Place) Holding {
+func (f *Fake) holding(family rules.Family, p iptables.Place) iptables.Holding {
 	t := f.tables[family][p.Table]
 	if t == nil {
-		return Holding{Presence: NoTable}
+		return iptables.Holding{Presence: iptables.NoTable}
 	}
 	c := t.Chain(p.Chain)
 	if c == nil {
-		return Holding{Presence: NoChain}
+		return iptables.Holding{Presence: iptables.NoChain}
 	}
-	h := Holding{Presence: Present, Rules: len(c.Rules)}
+	h := iptables.Holding{Presence: iptables.Present, Rules: len(c.Rules)}
 	for _, r := range c.Rules {
-		if text, found := fakeComment(r); found && r.Target == "" {
+		if text, found := comment(r); found && r.Target == "" {
 			h.Comments = append(h.Comments, text)
 		}
 	}
 	return h
 }
 
-// fakeComment returns the first comment of a rule.
-func fakeComment(r rules.Rule) (string, bool) {
+// comment returns the first comment of a rule.
+func comment(r rules.Rule) (string, bool) {
 	words, err := rules.Split(r.Spec)
 	if err != nil {
 		return "", false
@@ -195,19 +198,19 @@ func fakeComment(r rules.Rule) (string, bool) {
 // know them yet. The caller owns the result.
 // It fails with ErrNoFamily, with FailReads' error, with ErrLocked after
 // ReadsNeedLock, and when ctx is done.
-func (f *Fake) Read(ctx context.Context, family rules.Family) (Snapshot, error) {
+func (f *Fake) Read(ctx context.Context, family rules.Family) (iptables.Snapshot, error) {
 	return f.read(ctx, family, false)
 }
 
 // read is Read; holder says that the caller has the xtables lock.
-func (f *Fake) read(ctx context.Context, family rules.Family, holder bool) (Snapshot, error) {
+func (f *Fake) read(ctx context.Context, family rules.Family, holder bool) (iptables.Snapshot, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.counts.reads++
 	if err := f.mayReadAs(ctx, family, f.faults.reads, holder); err != nil {
-		return Snapshot{}, err
+		return iptables.Snapshot{}, err
 	}
-	snap := Snapshot{
+	snap := iptables.Snapshot{
 		Family:     family,
 		Tables:     rules.Ruleset{},
 		Unreadable: map[rules.TableName]error{},
@@ -218,7 +221,7 @@ func (f *Fake) read(ctx context.Context, family rules.Family, holder bool) (Snap
 			snap.Unreadable[t.Name] = err
 			continue
 		}
-		snap.Tables[t.Name] = fakePrinted(t)
+		snap.Tables[t.Name] = printed(t)
 	}
 	return snap, nil
 }
@@ -233,13 +236,13 @@ func (f *Fake) mayReadAs(ctx context.Context, family rules.Family, fault error, 
 		return err
 	}
 	if !f.has(family) {
-		return ErrNoFamily
+		return iptables.ErrNoFamily
 	}
 	if fault != nil {
 		return fault
 	}
-	if f.faults.readsNeedLock && !holder && f.backend() == Legacy && len(f.lock) > 0 {
-		return ErrLocked
+	if f.faults.readsNeedLock && !holder && f.backend() == iptables.Legacy && len(f.lock) > 0 {
+		return iptables.ErrLocked
 	}
 	return nil
 }
@@ -248,7 +251,7 @@ func (f *Fake) has(family rules.Family) bool { return slices.Contains(f.families
 
 // digest is the genid on nft, a hash of the content on legacy.
 func (f *Fake) digest(family rules.Family) uint64 {
-	if f.backend() == NFT {
+	if f.backend() == iptables.NFT {
 		return uint64(f.genid)
 	}
 	h := fnv.New64a()
@@ -263,7 +266,7 @@ func (f *Fake) sum(t *rules.Table) uint64 {
 	sum, known := f.sums[t]
 	if !known {
 		h := fnv.New64a()
-		_, _ = h.Write([]byte(fakeSaved(t)))
+		_, _ = h.Write([]byte(saved(t)))
 		sum = h.Sum64()
 		f.sums[t] = sum
 	}
@@ -304,28 +307,28 @@ func (f *Fake) save(family rules.Family, wanted func(rules.TableName) bool) stri
 		case f.unreadable[family][t.Name] != nil:
 			fmt.Fprintf(&b, "# Table `%s' is incompatible, use 'nft' tool.\n", t.Name)
 		default:
-			b.WriteString(fakeSaved(t))
+			b.WriteString(saved(t))
 		}
 	}
 	return b.String()
 }
 
-// fakePrinted returns a copy with every built-in chain: iptables-save prints
+// printed returns a copy with every built-in chain: iptables-save prints
 // even those that nf_tables does not have yet.
-func fakePrinted(t *rules.Table) *rules.Table {
+func printed(t *rules.Table) *rules.Table {
 	full := rules.NewTable(t.Name)
 	for _, name := range rules.BuiltinChains(t.Name) {
 		full.Add(rules.Chain{Name: name, Policy: "ACCEPT"})
 	}
-	for _, c := range fakeSorted(t).Chains {
+	for _, c := range sorted(t).Chains {
 		full.Add(c)
 	}
 	return full
 }
 
-// fakeSaved is iptables-save's text of one table.
-func fakeSaved(t *rules.Table) string {
-	full := fakePrinted(t)
+// saved is iptables-save's text of one table.
+func saved(t *rules.Table) string {
+	full := printed(t)
 	var b strings.Builder
 	fmt.Fprintf(&b, "*%s\n", full.Name)
 	for _, c := range full.Chains {
@@ -344,9 +347,9 @@ func fakeSaved(t *rules.Table) string {
 	return b.String()
 }
 
-// fakeSorted returns a copy in which the built-in chains come first, in the kernel's
+// sorted returns a copy in which the built-in chains come first, in the kernel's
 // order, and the others by name, as both backends print them.
-func fakeSorted(t *rules.Table) *rules.Table {
+func sorted(t *rules.Table) *rules.Table {
 	chains := slices.Clone(t.Chains)
 	order := rules.BuiltinChains(t.Name)
 	rank := func(c rules.Chain) int {
@@ -378,7 +381,7 @@ func (f *Fake) takeLock(ctx context.Context, wait time.Duration) error {
 	default:
 	}
 	if wait == 0 {
-		return ErrLocked
+		return iptables.ErrLocked
 	}
 	var timeout <-chan time.Time
 	if wait > 0 {
@@ -390,7 +393,7 @@ func (f *Fake) takeLock(ctx context.Context, wait time.Duration) error {
 	case f.lock <- struct{}{}:
 		return nil
 	case <-timeout:
-		return ErrLocked
+		return iptables.ErrLocked
 	case <-ctx.Done():
 		return ctx.Err()
 	}

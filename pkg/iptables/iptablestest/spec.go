@@ -1,4 +1,4 @@
-package iptables
+package iptablestest
 
 import (
 	"errors"
@@ -11,28 +11,28 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A fakeSpelling collects one rule's words in the order in which iptables prints them:
+// A spelling collects one rule's words in the order in which iptables prints them:
 // addresses, interfaces, protocol, matches, target.
-type fakeSpelling struct {
+type spelling struct {
 	family  rules.Family
-	base    [6]string // in the order of fakeBaseOptions
-	matches []*fakeExtension
-	target  *fakeExtension
+	base    [6]string // in the order of baseOptions
+	matches []*extension
+	target  *extension
 	jump    string // -j or -g
-	last    *fakeExtension
+	last    *extension
 }
 
-// A fakeExtension is a match or a target with its options.
-type fakeExtension struct {
+// A extension is a match or a target with its options.
+type extension struct {
 	name  string
 	words []string
 }
 
-// fakeBaseOptions are the options that belong to no extension, in printing order.
-var fakeBaseOptions = []string{"-s", "-d", "-i", "-o", "-p", "-f"}
+// baseOptions are the options that belong to no extension, in printing order.
+var baseOptions = []string{"-s", "-d", "-i", "-o", "-p", "-f"}
 
-// fakeShortForm maps every option that is not an extension's to its short name.
-var fakeShortForm = map[string]string{
+// shortForm maps every option that is not an extension's to its short name.
+var shortForm = map[string]string{
 	"-s": "-s", "--source": "-s", "--src": "-s",
 	"-d": "-d", "--destination": "-d", "--dst": "-d",
 	"-i": "-i", "--in-interface": "-i",
@@ -45,21 +45,21 @@ var fakeShortForm = map[string]string{
 	"-c": "-c", "--set-counters": "-c",
 }
 
-// fakeProtocolOptions load the match named like the rule's protocol.
-var fakeProtocolOptions = []string{
+// protocolOptions load the match named like the rule's protocol.
+var protocolOptions = []string{
 	"--dport", "--sport", "--destination-port", "--source-port", "--tcp-flags", "--syn", "--icmp-type", "--icmpv6-type",
 }
 
-// fakeFreeText are the options whose value is somebody's text.
-var fakeFreeText = []string{"--comment", "--log-prefix", "--nflog-prefix", "--string"}
+// freeText are the options whose value is somebody's text.
+var freeText = []string{"--comment", "--log-prefix", "--nflog-prefix", "--string"}
 
-// fakeNormalize turns the words behind "-A CHAIN" into the rule that iptables-save
+// normalize turns the words behind "-A CHAIN" into the rule that iptables-save
 // would print for them, as far as the Fake knows: order and short names of
 // options, prefix lengths, implied protocol matches, marks, quoting. It knows no
 // service, host or ICMP names and passes on what it does not know. The error is
 // a sentence such as iptables prints.
-func fakeNormalize(family rules.Family, words []string) (rules.Rule, error) {
-	s := fakeSpelling{family: family}
+func normalize(family rules.Family, words []string) (rules.Rule, error) {
+	s := spelling{family: family}
 	not := ""
 	for i := 0; i < len(words); {
 		if words[i] == "!" {
@@ -84,9 +84,9 @@ func fakeNormalize(family rules.Family, words []string) (rules.Rule, error) {
 
 // option takes one option with its values from the front of words and returns
 // how many words that were.
-func (s *fakeSpelling) option(not string, words []string) (int, error) {
+func (s *spelling) option(not string, words []string) (int, error) {
 	name := words[0]
-	short, base := fakeShortForm[name]
+	short, base := shortForm[name]
 	switch {
 	case !strings.HasPrefix(name, "-"):
 		return 0, badArgument(name)
@@ -103,13 +103,13 @@ func (s *fakeSpelling) option(not string, words []string) (int, error) {
 	case "-c":
 		return 3, nil
 	case "-m":
-		s.last = &fakeExtension{name: value}
+		s.last = &extension{name: value}
 		s.matches = append(s.matches, s.last)
 	case "-j", "-g":
 		if s.target != nil {
 			return 0, fmt.Errorf("multiple -j flags not allowed")
 		}
-		s.jump, s.target = short, &fakeExtension{name: value}
+		s.jump, s.target = short, &extension{name: value}
 		s.last = s.target
 	case "-s", "-d":
 		text, err := s.address(value)
@@ -119,50 +119,50 @@ func (s *fakeSpelling) option(not string, words []string) (int, error) {
 		if text == "" {
 			return 2, nil
 		}
-		s.base[slices.Index(fakeBaseOptions, short)] = not + short + " " + text
+		s.base[slices.Index(baseOptions, short)] = not + short + " " + text
 	case "-p":
-		if text := fakeProtocol(value); text != "all" {
+		if text := protocol(value); text != "all" {
 			s.base[4] = not + short + " " + text
 		}
 	default:
-		s.base[slices.Index(fakeBaseOptions, short)] = not + short + " " + value
+		s.base[slices.Index(baseOptions, short)] = not + short + " " + value
 	}
 	return 2, nil
 }
 
-func (s *fakeSpelling) extensionOption(not string, words []string) (int, error) {
+func (s *spelling) extensionOption(not string, words []string) (int, error) {
 	name := words[0]
 	owner := s.last
-	if slices.Contains(fakeProtocolOptions, name) {
+	if slices.Contains(protocolOptions, name) {
 		owner = s.protocolMatch()
 	}
 	if owner == nil {
 		return 0, fmt.Errorf("unknown option %q", name)
 	}
 	n := 1
-	for n < len(words) && words[n] != "!" && !fakeIsOption(words[n]) {
+	for n < len(words) && words[n] != "!" && !isOption(words[n]) {
 		n++
 	}
-	if slices.Contains(fakeFreeText, name) {
+	if slices.Contains(freeText, name) {
 		if len(words) < 2 {
 			return 0, fmt.Errorf("option %q requires an argument", name)
 		}
-		owner.words = append(owner.words, not+name, fakeQuote(words[1]))
+		owner.words = append(owner.words, not+name, quote(words[1]))
 		return 2, nil
 	}
-	for _, w := range fakeValue(owner.name, name, words[1:n]) {
+	for _, w := range value(owner.name, name, words[1:n]) {
 		owner.words = append(owner.words, not+w)
 		not = ""
 	}
 	return n, nil
 }
 
-func fakeIsOption(word string) bool {
+func isOption(word string) bool {
 	return len(word) > 1 && word[0] == '-' && (word[1] < '0' || word[1] > '9')
 }
 
 // protocolMatch returns the match that -p implies, adding it if needed.
-func (s *fakeSpelling) protocolMatch() *fakeExtension {
+func (s *spelling) protocolMatch() *extension {
 	name := strings.TrimPrefix(strings.TrimPrefix(s.base[4], "! "), "-p ")
 	switch name {
 	case "":
@@ -175,13 +175,13 @@ func (s *fakeSpelling) protocolMatch() *fakeExtension {
 			return m
 		}
 	}
-	m := &fakeExtension{name: name}
+	m := &extension{name: name}
 	s.matches = append(s.matches, m)
 	return m
 }
 
 // address writes an address as iptables prints it; nothing for "any".
-func (s *fakeSpelling) address(text string) (string, error) {
+func (s *spelling) address(text string) (string, error) {
 	bad := fmt.Errorf("host/network `%s' not found", text)
 	host, mask, masked := strings.Cut(text, "/")
 	addr, err := netip.ParseAddr(host)
@@ -190,7 +190,7 @@ func (s *fakeSpelling) address(text string) (string, error) {
 	}
 	bits := addr.BitLen()
 	if masked {
-		if bits, err = fakeMaskBits(mask, addr.BitLen()); err != nil {
+		if bits, err = maskBits(mask, addr.BitLen()); err != nil {
 			return "", bad
 		}
 	}
@@ -204,8 +204,8 @@ func (s *fakeSpelling) address(text string) (string, error) {
 	return p.String(), nil
 }
 
-// fakeMaskBits reads "24" or "255.255.255.0".
-func fakeMaskBits(mask string, most int) (int, error) {
+// maskBits reads "24" or "255.255.255.0".
+func maskBits(mask string, most int) (int, error) {
 	m, err := netip.ParseAddr(mask)
 	if err != nil {
 		bits, err := strconv.Atoi(mask)
@@ -223,8 +223,8 @@ func fakeMaskBits(mask string, most int) (int, error) {
 	return bits, nil
 }
 
-// fakeProtocol returns a protocol's name for its number.
-func fakeProtocol(text string) string {
+// protocol returns a protocol's name for its number.
+func protocol(text string) string {
 	names := map[string]string{
 		"0": "all", "1": "icmp", "6": "tcp", "17": "udp", "58": "ipv6-icmp", "132": "sctp",
 		"icmpv6": "ipv6-icmp", "icmp6": "ipv6-icmp",
@@ -236,22 +236,22 @@ func fakeProtocol(text string) string {
 	return text
 }
 
-var fakeEscaped = strings.NewReplacer(`"`, `\"`, `\`, `\\`, `'`, `\'`)
+var escaped = strings.NewReplacer(`"`, `\"`, `\`, `\\`, `'`, `\'`)
 
-// fakeQuote quotes as xtables_save_string does: everything that holds a
+// quote quotes as xtables_save_string does: everything that holds a
 // character outside [-_0-9A-Za-z], and the empty string.
-func fakeQuote(text string) string {
+func quote(text string) string {
 	plain := func(c rune) bool {
 		return c == '-' || c == '_' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z'
 	}
 	if text != "" && strings.IndexFunc(text, func(c rune) bool { return !plain(c) }) < 0 {
 		return text
 	}
-	return `"` + fakeEscaped.Replace(text) + `"`
+	return `"` + escaped.Replace(text) + `"`
 }
 
 // String puts the words together.
-func (s *fakeSpelling) String() string {
+func (s *spelling) String() string {
 	var words []string
 	for _, b := range s.base {
 		if b != "" {
