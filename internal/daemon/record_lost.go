@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 
@@ -13,7 +12,7 @@ import (
 // somebody may flush without end.
 const (
 	journalKept   = 100 // flush records
-	namesKept     = 20  // chain names in one record
+	namesKept     = 20  // names in one line of the log
 	chainsListed  = 200 // chains with their counts in one record,
 	tableListed   = 100 // in one of its tables,
 	recordsListed = 20  // in so many records; older ones have the tables' counts only
@@ -33,9 +32,6 @@ func (r *Flush) add(f rules.Family, t rules.TableName, h hit) {
 	r.Lost.Chains += len(h.lost.Chains)
 	r.Lost.Rules += h.lost.Rules
 	r.Lost.Hooks += len(h.lost.Hooks)
-	for _, c := range h.lost.Chains[:min(len(h.lost.Chains), namesKept-len(r.Lost.ChainNames))] {
-		r.Lost.ChainNames = append(r.Lost.ChainNames, fmt.Sprintf("%s/%s/%s", f, t, c.Name))
-	}
 	table := TableLoss{
 		Family: f, Table: t, Kind: h.verdict,
 		Chains: len(h.lost.Chains), Rules: h.lost.Rules, Hooks: len(h.lost.Hooks), PerChain: perChain(t, h.lost),

@@ -79,9 +79,6 @@ func TestRecordIsBounded(t *testing.T) {
 	if diff := cmp.Diff(ChainLoss{Chain: "KUBE-SVC-150", Rules: 150}, record.Lost.Tables[0].PerChain[0]); diff != "" {
 		t.Errorf("the worst comes first (-want +got):\n%s", diff)
 	}
-	if n := len(record.Lost.ChainNames); n != namesKept {
-		t.Errorf("%d names, want %d", n, namesKept)
-	}
 }
 
 // TestOldRecordsHoldLess: what was published keeps its lists, and the journal has

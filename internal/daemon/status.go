@@ -143,9 +143,7 @@ type Lost struct {
 	Chains int `json:"chains"`
 	Rules  int `json:"rules"`
 	Hooks  int `json:"hooks"`
-	// ChainNames are the first chains as "family/table/chain".
-	ChainNames []string `json:"chainNames,omitempty"`
-	// Tables are the same counts for each table that was hit.
+	// Tables are the same counts for each table that was hit, with chains by name.
 	Tables []TableLoss `json:"tables,omitempty"`
 }
 

@@ -33,7 +33,7 @@ func sampleStatus() Status {
 			Families: []rules.Family{rules.IPv4}, Tables: []rules.TableName{rules.Nat},
 			Culprit: writer, Writers: []Culprit{writer},
 			Lost: Lost{
-				Chains: 2, Rules: 30, Hooks: 4, ChainNames: []string{"ipv4/nat/KUBE-SERVICES"},
+				Chains: 2, Rules: 30, Hooks: 4,
 				Tables: []TableLoss{{
 					Family: rules.IPv4, Table: rules.Nat, Kind: canary.Emptied, Chains: 2, Rules: 30, Hooks: 4,
 					PerChain: []ChainLoss{{Chain: "KUBE-SERVICES", Rules: 25}, {Chain: "PREROUTING", Rules: 4, Hooks: 4}}, More: 1,
