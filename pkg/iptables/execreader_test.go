@@ -161,7 +161,7 @@ func TestExecProbeIsNeverSureAlone(t *testing.T) {
 			}
 		}
 		write("echo 'iptables v1.8.9 (nf_tables)'")
-		fails, err := newLister(family, broken)
+		fails, err := newLister(t.Context(), family, broken)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -270,7 +270,7 @@ func TestListEnds(t *testing.T) {
 	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	l, err := newLister(rules.IPv4, path)
+	l, err := newLister(t.Context(), rules.IPv4, path)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -69,7 +69,7 @@ func Open(ctx context.Context, cfg Config) (*Kernel, error) {
 	if backend := k.evidence.Backend; cfg.Replay == ReplayDirect && backend != NFT {
 		return nil, fmt.Errorf("a direct replay needs the nft backend, and this is %s: use --replay=auto", backend)
 	}
-	if err := k.inspect(); err != nil {
+	if err := k.inspect(ctx); err != nil {
 		return nil, err
 	}
 	if err := k.open(ctx); err != nil {
@@ -186,9 +186,9 @@ func haveIPv6() error {
 }
 
 // inspect learns the version, from the first family's program.
-func (k *Kernel) inspect() error {
+func (k *Kernel) inspect(ctx context.Context) error {
 	family := k.Families()[0]
-	v, randomFully, err := inspect(k.tools[family].iptables, family)
+	v, randomFully, err := inspect(ctx, k.tools[family].iptables, family)
 	if err != nil {
 		return err
 	}
@@ -224,7 +224,7 @@ func (k *Kernel) open(ctx context.Context) error {
 		}
 	}
 	k.info.ExecProbe = true
-	k.reader, err = k.openExecReader()
+	k.reader, err = k.openExecReader(ctx)
 	return err
 }
 
@@ -280,10 +280,10 @@ func openXTReader(families []rules.Family) (reader, error) {
 	return r, nil
 }
 
-func (k *Kernel) openExecReader() (reader, error) {
+func (k *Kernel) openExecReader(ctx context.Context) (reader, error) {
 	r := &execReader{backend: k.info.Backend, save: k.save, lists: map[rules.Family]*lister{}, last: map[rules.Family]execLook{}}
 	for family, t := range k.tools {
-		l, err := newLister(family, t.iptables)
+		l, err := newLister(ctx, family, t.iptables)
 		if err != nil {
 			return nil, err
 		}

@@ -37,14 +37,10 @@ type lister struct {
 	program *goiptables.IPTables
 }
 
-func newLister(family rules.Family, path string) (*lister, error) {
-	proto := goiptables.ProtocolIPv4
-	if family == rules.IPv6 {
-		proto = goiptables.ProtocolIPv6
-	}
-	program, err := goiptables.New(goiptables.Path(path), goiptables.IPFamily(proto), goiptables.Timeout(listLockWait))
+func newLister(ctx context.Context, family rules.Family, path string) (*lister, error) {
+	program, err := openProgram(ctx, path, family)
 	if err != nil {
-		return nil, fmt.Errorf("%s does not tell its version: %w", path, err)
+		return nil, err
 	}
 	return &lister{family, program}, nil
 }

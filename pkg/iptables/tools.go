@@ -110,17 +110,37 @@ func backendOf(ctx context.Context, path string) Backend {
 }
 
 // inspect asks go-iptables for the version and for --random-fully.
-func inspect(path string, family rules.Family) (v version, randomFully bool, err error) {
+func inspect(ctx context.Context, path string, family rules.Family) (v version, randomFully bool, err error) {
+	t, err := openProgram(ctx, path, family)
+	if err != nil {
+		return version{}, false, err
+	}
+	v.major, v.minor, v.patch = t.GetIptablesVersion()
+	return v, t.HasRandomFully(), nil
+}
+
+// openProgram has go-iptables use a program. It asks for the version, for which
+// iptables-nft needs netlink; of what the program complains it keeps nothing.
+func openProgram(ctx context.Context, path string, family rules.Family) (*goiptables.IPTables, error) {
 	proto := goiptables.ProtocolIPv4
 	if family == rules.IPv6 {
 		proto = goiptables.ProtocolIPv6
 	}
-	t, err := goiptables.New(goiptables.Path(path), goiptables.IPFamily(proto))
-	if err != nil {
-		return version{}, false, fmt.Errorf("%s does not tell its version: %w", path, err)
+	t, err := goiptables.New(goiptables.Path(path), goiptables.IPFamily(proto), goiptables.Timeout(listLockWait))
+	if err == nil {
+		return t, nil
 	}
-	v.major, v.minor, v.patch = t.GetIptablesVersion()
-	return v, t.HasRandomFully(), nil
+	res, again := command{path: path, args: []string{"--version"}, timeout: versionTimeout}.run(ctx)
+	switch {
+	case again != nil:
+		return nil, again
+	case res.exit == 0:
+		return nil, fmt.Errorf("%s does not tell its version: %w", path, err)
+	case !strings.Contains(string(res.stderr), "Failed to initialize nft"):
+		return nil, exitError(path, res)
+	}
+	return nil, fmt.Errorf("the kernel or a sandbox refuses netlink sockets (AF_NETLINK, NETLINK_NETFILTER), which nf_tables is asked through: modprobe nf_tables, "+
+		"allow them (seccomp, SELinux, systemd's RestrictAddressFamilies=), or use --backend=legacy: %w", exitError(path, res))
 }
 
 // checkVersion refuses what we cannot work with safely.
