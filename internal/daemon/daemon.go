@@ -319,7 +319,7 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 		j.Quiet[f] = fs.quiet
 	}
 	if st.loss != nil {
-		j.Unproved = st.loss.unproved
+		j.Unproved, j.Found = st.loss.unproved, st.loss.found
 	}
 	return j
 }

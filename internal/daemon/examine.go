@@ -97,6 +97,9 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 			fs.examineAt = earliest(fs.examineAt, fs.moved.Add(d.cfg.HookGrace))
 		}
 	}
+	if st.loss != nil {
+		st.loss.find(f, found)
+	}
 	fs.noteKnown(start)
 	d.cfg.Metrics.SetHooksMissing(f, missing)
 }

@@ -108,7 +108,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 		d.blame(l)
 	}
 	d.tell(ctx, st, hits(result))
-	st.loss.unproved = st.loss.unproved.After(result)
+	st.loss.unproved, st.loss.found = st.loss.unproved.After(result), st.loss.found.After(result)
 	unread := d.lostButUnread(st, result)
 	done := err == nil && unread == nil
 	err = errors.Join(err, unread)

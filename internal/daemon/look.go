@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -58,6 +59,7 @@ func (d *Daemon) look(ctx context.Context, st *state) {
 			d.probe(ctx, st, a, free)
 		}
 	}
+	d.readRestored(ctx, st)
 	d.followUp(st)
 }
 
@@ -208,13 +210,17 @@ func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, sight
 	for t := range marks[f] {
 		d.cfg.Metrics.SetCanaryPresent(f, t, marks.CanaryPresent(f, t, d.cfg.Canary, sighting))
 	}
-	if marks.Standing(f, d.cfg.Canary, sighting) {
-		return true
-	}
+	standing := true
 	for t, v := range marks.Glance(f, d.cfg.Canary, sighting) {
-		if v.Loss() {
-			st.families[f].tables[t].verdict = v
+		switch {
+		case v.Loss():
+			st.families[f].tables[t].verdict, standing = v, false
+		case st.loss != nil: // whatever was found before is over
+			st.loss.found = st.loss.found.With(f, t, canary.Finding{Verdict: v})
 		}
+	}
+	if standing {
+		return true
 	}
 	d.lost(st, f, sighting.Digest)
 	return false
@@ -345,14 +351,15 @@ func (d *Daemon) settle(ctx context.Context, st *state) {
 			return
 		case <-time.After(min(look, d.cfg.Settle)):
 		}
-		if now := d.stamps(ctx, st); !slices.Equal(now, last) {
+		if now := d.stamps(ctx, st); !maps.Equal(now, last) {
+			d.followRestored(ctx, st, last, now)
 			last, quiet = now, time.Now()
 		}
 	}
 }
 
-func (d *Daemon) stamps(ctx context.Context, st *state) []uint64 {
-	var values []uint64
+func (d *Daemon) stamps(ctx context.Context, st *state) map[rules.Family]uint64 {
+	values := map[rules.Family]uint64{}
 	for _, f := range rules.Families() {
 		if st.families[f] == nil {
 			continue
@@ -361,7 +368,7 @@ func (d *Daemon) stamps(ctx context.Context, st *state) []uint64 {
 		if err != nil {
 			stamp = iptables.Stamp{}
 		}
-		values = append(values, stamp.Value)
+		values[f] = stamp.Value
 	}
 	return values
 }

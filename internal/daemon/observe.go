@@ -71,6 +71,7 @@ func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.Family]map[
 			continue
 		}
 		examined[f] = d.examiner(st).Examine(snapshot, d.job(st, f))
+		st.loss.find(f, examined[f])
 		for t, x := range examined[f] {
 			if x.Finding.Verdict == canary.Unknown && fs.tables[t].verdict.Loss() {
 				unread = append(unread, lostUnread(f, t, x.Finding))

@@ -117,6 +117,7 @@ type loss struct {
 	told     bool                      // whether metrics and log have what was lost
 	unhooked bool                      // hooks were deleted by name, and their grace is over
 	unproved reload.Unproved           // what was written and could not be read back
+	found    reload.Found              // what the last reads found
 	attempts int
 	tryAt    time.Time
 	wait     time.Duration

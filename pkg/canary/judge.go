@@ -59,6 +59,9 @@ type Seen struct {
 	// grace, so that a hook that was deleted by name will not be followed by
 	// its chain.
 	Quiet bool
+	// Before is what the last read in the course of the same loss found; the
+	// zero Finding if there was none.
+	Before Finding
 }
 
 // A Finding is a verdict and what it rests on.
@@ -81,6 +84,10 @@ type Finding struct {
 	// Released are protected chains that are gone although the flush left
 	// chains standing: their owner removed them meanwhile.
 	Released []string
+	// Restored: saved rules stood in the table in the course of this loss. Brought
+	// are protected chains that only they had, as far as nobody fills them.
+	Restored bool
+	Brought  []string
 	// Drift is in which claimed chains and hooks are not as declared.
 	Drift rules.Difference
 	// Err is why the verdict is unknown.
@@ -107,7 +114,8 @@ func neverEmpty(table rules.TableName, chain string) bool {
 //   - a canary that is missing, empty or another planting's: the table was
 //     deleted, flushed or replaced; where it is empty, chains were left
 //     standing, and those few that are gone were removed by their owner since
-//     (a pod's, by CNI DEL), who finds nothing else of them to take away;
+//     (a pod's, by CNI DEL), who finds nothing else of them to take away; but
+//     what the flush found missing already, see gone;
 //   - a witness gone from a built-in chain: that chain was flushed;
 //   - an emptied chain is lost if its owner never empties it, or if chains that
 //     only it referenced still hold rules;
@@ -135,10 +143,10 @@ func Judge(want Wanted, seen Seen) Finding {
 			}
 		}
 		emptied, missing := lostChains(want.Section, seen.Table)
-		f.Emptied, f.Missing = names(emptied), missing
-		if v == Emptied && 2*len(missing) <= len(want.Section.Chains) {
-			f.Missing, f.Released = nil, missing
-		}
+		f.Emptied = names(emptied)
+		f.Missing, f.Released = gone(v, want.Section, missing, seen.Before)
+		f.Restored = v == Replaced || seen.Before.Restored
+		f.Brought = brought(v, want.Section, seen)
 		return f
 	}
 	if want.Claimed == nil {

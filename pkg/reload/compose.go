@@ -249,8 +249,12 @@ func planRemovals(task tableTask, plan *tablePlan, s *section) {
 		}
 	}
 	var stale []string
+	brought := make(map[string]bool, len(task.finding.Brought))
+	for _, name := range task.finding.Brought {
+		brought[name] = task.known
+	}
 	for _, c := range task.seen.Section.Chains {
-		if task.exact(c.Name) {
+		if brought[c.Name] || task.exact(c.Name) {
 			stale = append(stale, c.Name)
 		}
 	}

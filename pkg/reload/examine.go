@@ -41,7 +41,7 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 	var tasks []tableTask
 	for _, table := range rules.Guarded() {
 		seen := see(snapshot, table, rules.Protection{Chain: e.Protects, Rule: e.Names})
-		seen.Quiet = job.Quiet[f]
+		seen.Quiet, seen.Before = job.Quiet[f], job.Found[f][table]
 		section, known := job.Generation[f][table]
 		want := canary.Wanted{
 			CanaryChain: e.Canary,

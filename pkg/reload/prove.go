@@ -40,9 +40,14 @@ func (r run) prove(ctx context.Context, t *turn) {
 		if seen.Err == nil {
 			tr.Section, tr.Read = seen.Section, true
 		}
+		if t.written.Err != nil {
+			seen.Before = tr.last // nothing may have changed
+		}
+		finding := plan.judge(r.Canary, seen)
+		tr.last = finding
 		// After a refusal nobody can say whether others wrote. What is not as it was
 		// planned is not for them to answer then.
-		err := proveTable(r.Canary, plan, seen, result.foreign && t.written.Err == nil)
+		err := proveTable(r.Canary, plan, seen, finding, result.foreign && t.written.Err == nil)
 		switch {
 		case err == nil:
 			tr.Proved, tr.Mark = true, plan.mark
@@ -93,14 +98,18 @@ func (p tablePlan) account(tr TableResult) TableResult {
 	return tr
 }
 
+// judge decides what became of the table since it was written.
+func (p tablePlan) judge(chain string, seen canary.Seen) canary.Finding {
+	return canary.Judge(canary.Wanted{CanaryChain: chain, Mark: p.mark, Section: p.section, Claimed: p.claimed}, seen)
+}
+
 // proveTable returns nil if the table is as planned. Where somebody else
 // wrote since the guarded read, what differs in a chain that still holds rules
 // is theirs; the marks, the hooks and the non-emptiness must hold all the same.
-func proveTable(chain string, plan tablePlan, seen canary.Seen, foreign bool) error {
+func proveTable(chain string, plan tablePlan, seen canary.Seen, finding canary.Finding, foreign bool) error {
 	if plan.mark.Nonce == "" {
 		return proveRemoved(chain, plan, seen)
 	}
-	finding := canary.Judge(canary.Wanted{CanaryChain: chain, Mark: plan.mark, Section: plan.section, Claimed: plan.claimed}, seen)
 	if finding.Verdict == canary.Unknown {
 		return fmt.Errorf("it could not be read: %w", finding.Err)
 	}

@@ -32,7 +32,8 @@
 //     that Piecewise tells, what is missing of others' comes back beside it. In any
 //     other chain that holds rules again, its owner's word stands alone;
 //   - where saved rules replaced a table, all that is protected becomes what it was
-//     before, also what an owner wrote in between; a file that was saved after the
+//     before, also what an owner wrote in between, and so it does if they are flushed
+//     before they are replaced, see Found; a file that was saved after the
 //     last change but one, and before the marks were renewed (200 ms after the last
 //     one, and once in 10 s beside owners who never rest) is taken for its owner's
 //     decision;
@@ -115,6 +116,8 @@ type Job struct {
 	// Unproved is what earlier tries of the same loss wrote and could not read
 	// back.
 	Unproved Unproved
+	// Found is what the last reads in the course of the same loss found.
+	Found Found
 	// Doubled are the hooks of which copies are to go; for Undouble.
 	Doubled map[rules.Family]map[rules.TableName][]rules.Hook
 	// Strict: rather write nothing than all but the rules that are refused.
@@ -196,6 +199,7 @@ type TableResult struct {
 	// flushed: no mark at all was left standing, so that more may be gone than
 	// the generation knows.
 	flushed bool
+	last    canary.Finding // of the last read
 }
 
 // Heal puts back what the generation has and the kernel has not, all families

@@ -36,6 +36,7 @@ type turn struct {
 	began   time.Time    // when its first read began
 	nonce   canary.Nonce // of the marks that the last plan plants
 	result  FamilyResult
+	found   Found // see Job; its own reads count, too
 	// culled: rules were tried one by one. refused are those to leave out, by
 	// their text with the reason.
 	culled  bool
@@ -62,7 +63,7 @@ func (r run) families(ctx context.Context) Result {
 	marks := r.job.Marks
 	var turns []*turn
 	for _, f := range r.job.Families {
-		turns = append(turns, &turn{family: f})
+		turns = append(turns, &turn{family: f, found: r.job.Found})
 	}
 	for try := 1; len(turns) > 0; try++ {
 		for _, t := range turns {
@@ -160,10 +161,15 @@ func (r run) plan(ctx context.Context, t *turn) bool {
 	if t.began.IsZero() {
 		t.began = time.Now()
 	}
-	tasks, digest, err := r.examine(ctx, r.session, t.family, r.job)
+	job := r.job
+	job.Found = t.found
+	tasks, digest, err := r.examine(ctx, r.session, t.family, job)
 	if err != nil {
 		t.result = FamilyResult{Outcome: Failed, Err: err}
 		return false
+	}
+	for _, task := range tasks {
+		t.found = t.found.With(t.family, task.table, task.finding)
 	}
 	before := t.result.Tables
 	t.result = newResult(tasks)
@@ -244,6 +250,7 @@ func newResult(tasks []tableTask) FamilyResult {
 			Finding: task.finding, Mark: task.want.Mark,
 			Section: task.seen.Section, Read: task.seen.Err == nil,
 			flushed: task.finding.MarkLost && len(task.finding.Witnesses) == len(task.want.Mark.Witnessed),
+			last:    task.finding,
 		}
 		if task.finding.Verdict.Loss() {
 			tr.Lost = countLost(task)

@@ -54,7 +54,7 @@ func (t *turn) settle(unproved map[rules.TableName]TableResult) {
 		if v := now.Finding.Verdict; v != canary.Intact && v != canary.Changed || now.Proved {
 			continue
 		}
-		earlier.Mark, earlier.Section, earlier.Read = now.Mark, now.Section, now.Read
+		earlier.Mark, earlier.Section, earlier.Read, earlier.last = now.Mark, now.Section, now.Read, now.last
 		earlier.Proved, earlier.Unproved = true, false
 		t.result.Tables[table] = earlier
 	}

@@ -28,6 +28,7 @@ type troupe struct {
 	proxies []*proxy
 	pods    []*cni
 	flusher *flusher
+	plot    *plot // nil: nobody agreed on anything
 }
 
 func newTroupe(w *world) *troupe {

@@ -42,20 +42,23 @@ type told struct {
 	count      tally
 }
 
+// A casting fills a world with its troupe.
+type casting func(w *world) *troupe
+
 // tellStory runs canaryd through the episodes of one seed.
-func tellStory(t *testing.T, p path, m mutant, seed uint64) told {
+func tellStory(t *testing.T, cast casting, p path, m mutant, seed uint64) told {
 	var result told
-	synctest.Test(t, func(t *testing.T) { result = inBubble(t, p, m, seed) })
+	synctest.Test(t, func(t *testing.T) { result = inBubble(t, cast, p, m, seed) })
 	return result
 }
 
-func inBubble(t *testing.T, p path, m mutant, seed uint64) told {
+func inBubble(t *testing.T, cast casting, p path, m mutant, seed uint64) told {
 	selector, err := rules.NewSelector(scenario.Protect)
 	if err != nil {
 		t.Fatal(err)
 	}
 	w := newWorld(p, m, seed, selector.Protects)
-	tr := newTroupe(w)
+	tr := cast(w)
 	if err := load(t.Context(), scenario.FakePrograms{Fake: w.Fake}); err != nil {
 		t.Fatal(err)
 	}
@@ -80,8 +83,14 @@ func inBubble(t *testing.T, p path, m mutant, seed uint64) told {
 	synctest.Wait()
 	for episode := range episodes {
 		w.tell("episode %d", episode+1)
+		if tr.plot != nil {
+			tr.plot.begin(w)
+		}
 		tr.play(w, d)
 		tr.settle(w, d)
+		if tr.plot != nil {
+			tr.plot.end(w)
+		}
 		if len(w.ledger.violations) > 0 {
 			break
 		}
@@ -270,7 +279,8 @@ func (p *proxy) notNewest(t rules.TableName, lines []string, got *rules.Table) (
 // fail tells all of a story in which something went wrong.
 func (s told) fail(t *testing.T, p path, seed uint64) {
 	t.Helper()
-	t.Errorf("%s=%s/%d go test ./test/beside -run 'TestInterleavings$' tells it again:\n%s", seedVariable, p, seed, strings.Join(s.violations, "\n"))
+	test, _, _ := strings.Cut(t.Name(), "/")
+	t.Errorf("%s=%s/%d go test ./test/beside -run '%s$' tells it again:\n%s", seedVariable, p, seed, test, strings.Join(s.violations, "\n"))
 	if os.Getenv(seedVariable) != "" {
 		t.Logf("the story:\n%s\ncanaryd's log:\n%s", s.story, s.log)
 	}
@@ -308,16 +318,15 @@ func seeds(t *testing.T, each int) iter.Seq[uint64] {
 	}
 }
 
-// TestInterleavings tells thousands of steps of owners and flushers that come in
-// wherever they can while canaryd works, and wants the owner's newest in the end.
-func TestInterleavings(t *testing.T) {
+// interleavings tells stories with that cast, or the one that was asked for.
+func interleavings(t *testing.T, cast casting, each int) {
 	if text := os.Getenv(seedVariable); text != "" {
 		p, number, _ := strings.Cut(text, "/")
 		var seed uint64
 		if _, err := fmt.Sscan(number, &seed); err != nil || !slices.Contains(paths(), path(p)) {
 			t.Fatalf("%s=%q: want such as nft-text/17", seedVariable, text)
 		}
-		s := tellStory(t, path(p), whole, seed)
+		s := tellStory(t, cast, path(p), whole, seed)
 		if len(s.violations) > 0 {
 			s.fail(t, path(p), seed)
 		}
@@ -327,19 +336,26 @@ func TestInterleavings(t *testing.T) {
 	for _, p := range paths() {
 		t.Run(string(p), func(t *testing.T) {
 			var all tally
-			start, told := time.Now(), 0
-			for seed := range seeds(t, 3) {
-				s := tellStory(t, p, whole, seed)
+			start, first, told := time.Now(), uint64(0), 0
+			for seed := range seeds(t, each) {
+				if told == 0 {
+					first = seed
+				}
+				s := tellStory(t, cast, p, whole, seed)
 				all.add(s.count)
 				told++
 				if len(s.violations) > 0 {
 					s.fail(t, p, seed)
 				}
 			}
-			t.Logf("%d seeds, %d episodes in %s: %s", told, told*episodes, time.Since(start).Round(time.Millisecond), all)
+			t.Logf("%d seeds from %d, %d episodes in %s: %s", told, first, told*episodes, time.Since(start).Round(time.Millisecond), all)
 		})
 	}
 }
+
+// TestInterleavings tells thousands of steps of owners and flushers that come in
+// wherever they can while canaryd works, and wants the owner's newest in the end.
+func TestInterleavings(t *testing.T) { interleavings(t, newTroupe, 3) }
 
 // TestTheCheckerFindsMissingGuards: without the comparison of the genid, or
 // without the lock, a newer write is written over, and the checker sees it.
@@ -353,7 +369,7 @@ func TestTheCheckerFindsMissingGuards(t *testing.T) {
 		t.Run(string(m), func(t *testing.T) {
 			const most = 200
 			for seed := test.from; seed < test.from+most; seed++ {
-				s := tellStory(t, p, m, seed)
+				s := tellStory(t, newTroupe, p, m, seed)
 				found := slices.IndexFunc(s.violations, func(v string) bool { return strings.HasPrefix(v, "a newer write was written over") })
 				if found >= 0 {
 					t.Logf("found by seed %d: %s", seed, s.violations[found])

@@ -65,11 +65,13 @@ type world struct {
 	queue   []*actor
 	story   []string
 	count   tally
+	onRead  func(iptables.Snapshot) // is told what canaryd reads; nil: nobody is
 }
 
 // A tally is what a world saw.
 type tally struct {
 	steps, within, between, restores, raced, stale, bridged, noticed, replays, doubled int
+	told, untold                                                                       int // flushes of saved rules that canaryd had read, and that it had not
 }
 
 func (t *tally) add(o tally) {
@@ -83,12 +85,14 @@ func (t *tally) add(o tally) {
 	t.noticed += o.noticed
 	t.replays += o.replays
 	t.doubled += o.doubled
+	t.told += o.told
+	t.untold += o.untold
 }
 
 // String returns the numbers as a closing note has them.
 func (t tally) String() string {
-	return fmt.Sprintf("%d steps of others (%d inside of a step of canaryd's, %d of them between its read and its proof), %d replays, %d restores (%d stale), %d newer writes written over and told as raced, %d chains bridged with older rules, %d full syncs of kube-proxy after a flush, %d jumps doubled by an owner between its check and its insertion",
-		t.steps, t.within, t.between, t.replays, t.restores, t.stale, t.raced, t.bridged, t.noticed, t.doubled)
+	return fmt.Sprintf("%d steps of others (%d inside of a step of canaryd's, %d of them between its read and its proof), %d replays, %d restores (%d stale), %d newer writes written over and told as raced, %d chains bridged with older rules, %d full syncs of kube-proxy after a flush, %d jumps doubled by an owner between its check and its insertion, %d flushes of saved rules that were read before and %d that were not",
+		t.steps, t.within, t.between, t.replays, t.restores, t.stale, t.raced, t.bridged, t.noticed, t.doubled, t.told, t.untold)
 }
 
 func newWorld(p path, m mutant, seed uint64, protects func(string) bool) *world {
@@ -253,6 +257,7 @@ func (w *world) Read(ctx context.Context, f rules.Family) (iptables.Snapshot, er
 	w.point("in the middle of a read")
 	second, err := w.Fake.Read(ctx, f)
 	if err != nil {
+		w.read(first)
 		return first, nil
 	}
 	cut := w.rng.IntN(len(rules.Guarded()) + 1)
@@ -263,8 +268,16 @@ func (w *world) Read(ctx context.Context, f rules.Family) (iptables.Snapshot, er
 			delete(first.Tables, t)
 		}
 	}
+	w.read(first)
 	w.point("after a read")
 	return first, nil
+}
+
+// read tells what canaryd has read.
+func (w *world) read(snapshot iptables.Snapshot) {
+	if w.onRead != nil {
+		w.onRead(snapshot)
+	}
 }
 
 // Begin implements daemon.Kernel.
@@ -291,7 +304,11 @@ type session struct {
 func (s *session) Read(ctx context.Context, f rules.Family) (iptables.Snapshot, error) {
 	s.world.point("before a guarded read")
 	defer s.world.point("after a guarded read")
-	return s.Session.Read(ctx, f)
+	snapshot, err := s.Session.Read(ctx, f)
+	if err == nil {
+		s.world.read(snapshot)
+	}
+	return snapshot, err
 }
 
 func (s *session) Restore(ctx context.Context, payload iptables.Payload) map[rules.Family]iptables.Written {

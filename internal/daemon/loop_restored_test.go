@@ -1,0 +1,146 @@
+package daemon
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// addPod does what portmap's ADD does, in both families, removePod what its DEL
+// does: what is not there is no error to it.
+func (r *rig) addPod(name string) {
+	r.t.Helper()
+	for _, f := range rules.Families() {
+		must(r.t, r.fake.RestoreNoflush(f, section(rules.Nat, ":"+podChain(name)+" - [0:0]",
+			"-A "+podChain(name)+" -p tcp -m tcp --dport 2000 -j RETURN", "-A CNI-HOSTPORT-DNAT "+podJump(name))))
+	}
+}
+
+func (r *rig) removePod(name string) {
+	for _, f := range rules.Families() {
+		_ = r.fake.RestoreNoflush(f, section(rules.Nat, "-D CNI-HOSTPORT-DNAT "+podJump(name)))
+		_ = r.fake.RestoreNoflush(f, section(rules.Nat, "-F "+podChain(name), "-X "+podChain(name)))
+	}
+}
+
+func podJump(name string) string {
+	return fmt.Sprintf(`-p tcp -m comment --comment "dnat name: %s" -j %s`, name, podChain(name))
+}
+
+// podChain ends in a hash, as portmap's chains do.
+func podChain(name string) string { return fmt.Sprintf("CNI-DN-%021x", name) }
+
+// ofOwners is what a family's tables hold of protected chains, and the jumps to them.
+func (r *rig) ofOwners(f rules.Family) map[string][]string {
+	r.t.Helper()
+	found := map[string][]string{}
+	for name, table := range r.tables()[f] {
+		for _, c := range table.Chains {
+			place := fmt.Sprintf("%s %s", name, c.Name)
+			whole := r.d.cfg.Protects(c.Name) && c.Name != canary.DefaultChain
+			if whole {
+				found[place] = []string{}
+			}
+			for _, rule := range c.Rules {
+				if whole || r.d.cfg.Protects(rule.Target) {
+					found[place] = append(found[place], rule.Spec)
+				}
+			}
+		}
+	}
+	return found
+}
+
+// TestASavedFileIsFlushedBeforeItIsReplaced: somebody restores a file that was saved
+// before a pod came and another one went, and somebody flushes what it brought before
+// canaryd has replaced it. What the file lacked is lost and not its owner's to have
+// removed, and what only it had does not stay.
+func TestASavedFileIsFlushedBeforeItIsReplaced(t *testing.T) {
+	const between = 12 * time.Millisecond // long enough to be noticed, and the flusher is not quiet yet
+	type world struct {
+		*rig
+		saved map[rules.Family]string
+	}
+	restore := func(w world, f rules.Family) { must(w.t, w.fake.Restore(f, w.saved[f])) }
+	flush := func(w world, f rules.Family) { must(w.t, w.fake.Flush(f, rules.Nat, "")) }
+	flushAll := func(w world, f rules.Family) {
+		for _, table := range rules.Guarded() {
+			must(w.t, w.fake.Flush(f, table, ""))
+		}
+	}
+	for _, test := range []struct {
+		name  string
+		story []func(world, rules.Family)
+	}{
+		{"restored", []func(world, rules.Family){restore}},
+		{"restored, flushed", []func(world, rules.Family){restore, flush}},
+		{"restored, all flushed", []func(world, rules.Family){restore, flushAll}},
+		{"flushed, restored, flushed", []func(world, rules.Family){flush, restore, flush}},
+		{"restored, flushed, restored, flushed", []func(world, rules.Family){restore, flush, restore, flushAll}},
+	} {
+		for _, families := range [][]rules.Family{{rules.IPv4}, rules.Families()} {
+			t.Run(fmt.Sprintf("%s, %v", test.name, families), func(t *testing.T) {
+				eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+					r := start(t, backend, setup{})
+					r.addPod("gone")
+					r.settled()
+					w := world{r, map[rules.Family]string{}}
+					for _, f := range rules.Families() {
+						w.saved[f] = r.fake.Save(f)
+					}
+					r.removePod("gone")
+					r.addPod("young")
+					r.after(5 * time.Second)
+					r.wantReady()
+					before := map[rules.Family]map[string][]string{}
+					for _, f := range rules.Families() {
+						before[f] = r.ofOwners(f)
+					}
+					for _, do := range test.story {
+						for _, f := range families {
+							do(w, f)
+							r.after(between)
+						}
+					}
+					r.after(10 * time.Second)
+					r.wantReady()
+					for _, f := range rules.Families() {
+						if diff := cmp.Diff(before[f], r.ofOwners(f)); diff != "" {
+							t.Errorf("%s (-want +got):\n%s", f, diff)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestAPodThatIsRemovedFromASavedFile: its chain was seen in the restored table and is
+// gone now. Its owner removed it, and a flush afterwards does not bring it back.
+func TestAPodThatIsRemovedFromASavedFile(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		r.addPod("old")
+		r.settled()
+		saved := r.fake.Save(rules.IPv4)
+		r.addPod("young")
+		r.after(5 * time.Second)
+		must(t, r.fake.Restore(rules.IPv4, saved))
+		r.after(12 * time.Millisecond)
+		r.removePod("old")
+		must(t, r.fake.Flush(rules.IPv4, rules.Nat, ""))
+		r.after(10 * time.Second)
+		r.wantReady()
+		saved = r.fake.SaveTable(rules.IPv4, rules.Nat)
+		if strings.Contains(saved, podChain("old")) || !strings.Contains(saved, podJump("young")) {
+			t.Errorf("want the younger pod's host port and nothing of the older one:\n%s", saved)
+		}
+	})
+}

@@ -1,0 +1,62 @@
+package daemon
+
+import (
+	"context"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// Saved rules are read as soon as they are seen, and not only when they are
+// replaced: once somebody has flushed them, too, nobody can tell the chains that
+// they lacked from those that an owner has removed since.
+
+// readRestored reads the families of which a look saw that saved rules replaced a
+// table.
+func (d *Daemon) readRestored(ctx context.Context, st *state) {
+	for _, f := range rules.Families() {
+		for _, t := range rules.Guarded() {
+			fs := st.families[f]
+			if st.loss != nil && fs != nil && fs.tables[t].verdict == canary.Replaced && !st.loss.found[f][t].Restored {
+				d.readLost(ctx, st, f)
+				break
+			}
+		}
+	}
+}
+
+// followRestored does that for families in which somebody wrote while it was waited
+// for the flusher: files are restored table by table.
+func (d *Daemon) followRestored(ctx context.Context, st *state, before, now map[rules.Family]uint64) {
+	for _, f := range rules.Families() {
+		if now[f] == before[f] {
+			continue
+		}
+		sighting, err := d.cfg.Kernel.Probe(ctx, f, st.marks.Places(f, d.cfg.Canary))
+		if err != nil {
+			continue
+		}
+		for _, v := range st.marks.Glance(f, d.cfg.Canary, sighting) {
+			if v == canary.Replaced {
+				d.readLost(ctx, st, f)
+				break
+			}
+		}
+	}
+}
+
+// readLost reads a family that lost something. If it cannot be read, the replay will
+// say so.
+func (d *Daemon) readLost(ctx context.Context, st *state, f rules.Family) {
+	if snapshot, err := d.cfg.Kernel.Read(ctx, f); err == nil {
+		st.loss.find(f, d.examiner(st).Examine(snapshot, d.job(st, f)))
+	}
+}
+
+// find notes what a read of one family found.
+func (l *loss) find(f rules.Family, examined map[rules.TableName]reload.Examined) {
+	for t, x := range examined {
+		l.found = l.found.With(f, t, x.Finding)
+	}
+}

@@ -1,0 +1,84 @@
+package canary
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+// TestWhatWasLostBeforeIsLost: a chain that is gone from a table whose chains a flush
+// left standing was removed by its owner, unless it was lost at an earlier look already.
+func TestWhatWasLostBeforeIsLost(t *testing.T) {
+	const older = "KUBE-SVC-OLDER77777777777"
+	file := []edit{deleted(svc, sep), replaced("0123456789abcdef", "aaaaaaaaaaaaaaaa"), with(":"+older+" - [0:0]", "-A "+older+" -j KUBE-MARK-MASQ")}
+	tests := []struct {
+		name     string
+		earlier  [][]edit // reads of the same loss
+		now      []edit
+		lost     []string
+		released []string
+		brought  []string
+	}{
+		{
+			name: "a flush alone", now: []edit{deleted(sep), flushed()}, released: []string{sep},
+		},
+		{
+			name: "saved rules that lacked it, then a flush", earlier: [][]edit{file}, now: append(file, flushed()),
+			lost: []string{sep, svc}, brought: []string{older},
+		},
+		{
+			name: "and somebody fills what only they had", earlier: [][]edit{file}, now: append(file, flushed(), with("-A "+older+" -j RETURN")),
+			lost: []string{sep, svc},
+		},
+		{
+			name: "and its owner removes what they had", earlier: [][]edit{file}, now: append(file, deleted("KUBE-NODEPORTS", older), flushed()),
+			lost: []string{sep, svc}, released: []string{"KUBE-NODEPORTS"},
+		},
+		{
+			name: "all chains deleted, then saved rules that were not seen, then a flush", earlier: [][]edit{{deleted(chains...), deleted(DefaultChain)}}, now: append(file, flushed()),
+			lost: []string{sep, svc},
+		},
+		{
+			name: "a flush and one more", earlier: [][]edit{{deleted(sep), flushed()}}, now: []edit{deleted(sep), flushed()}, released: []string{sep},
+		},
+		{
+			name: "it stood again in between", earlier: [][]edit{file, {flushed()}}, now: []edit{deleted(sep), flushed()}, released: []string{sep},
+		},
+		{
+			name: "all was well in between", earlier: [][]edit{file, {}}, now: []edit{deleted(sep), flushed()}, released: []string{sep},
+		},
+	}
+	for _, test := range tests {
+		want := wantedOf(t, node)
+		var before Finding
+		read := func(edits []edit) Finding {
+			text := node
+			for _, e := range edits {
+				text = e(text)
+			}
+			seen := seenTable(tableOf(t, text))
+			seen.Before = before
+			return Judge(want, seen)
+		}
+		for _, edits := range test.earlier {
+			before = read(edits)
+		}
+		got := read(test.now)
+		if got.Verdict != Emptied {
+			t.Errorf("%s: %s", test.name, got.Verdict)
+		}
+		if d := cmp.Diff([][]string{test.lost, test.released, test.brought}, [][]string{got.Missing, got.Released, got.Brought}, cmpopts.EquateEmpty()); d != "" {
+			t.Errorf("%s: lost, released and brought (-want +got):\n%s", test.name, d)
+		}
+	}
+}
+
+// TestSavedRulesOfAnotherTime: who restores saved rules brings back what was removed.
+func TestSavedRulesOfAnotherTime(t *testing.T) {
+	text := with(":KUBE-SVC-OLDER77777777777 - [0:0]")(replaced("0123456789abcdef", "aaaaaaaaaaaaaaaa")(node))
+	got := Judge(wantedOf(t, node), seenTable(tableOf(t, text)))
+	if d := cmp.Diff([]string{"KUBE-SVC-OLDER77777777777"}, got.Brought); d != "" || !got.Restored || got.Verdict != Replaced {
+		t.Errorf("%s, restored %t, brought (-want +got):\n%s", got.Verdict, got.Restored, d)
+	}
+}
