@@ -74,8 +74,12 @@ deps: ## install the programs that test and demo need, where they are missing
 deps-browser: # Chromium too, which only tests and pictures of the page need
 	@hack/install-deps.sh browser
 
+.PHONY: deps-test
+deps-test: # and the firewalls that test/flushers runs
+	@hack/install-deps.sh browser flushers
+
 .PHONY: test
-test: deps-browser ## run all tests, against the kernel too, in network namespaces of their own
+test: deps-test ## run all tests, against the kernel too, in network namespaces of their own
 	@hack/test.sh
 
 .PHONY: lint
@@ -123,9 +127,9 @@ wars: deps ## somebody who flushes without end, on the kernel: what it costs, an
 	go test -tags wars -count=1 -v ./test/wars
 
 .PHONY: flushers
-flushers: ## the firewalls of the distribution against canaryd; writes the matrix into docs/flushers.md
+flushers: ## the firewalls of the distribution against canaryd, as test runs them too; writes the matrix into docs/flushers.md
 	@hack/install-deps.sh flushers
-	go test -tags flushers -count=1 -v -run 'TestFlushers' ./test/flushers -update
+	go test -count=1 -v -run 'TestFlushers' ./test/flushers -update
 
 .PHONY: ci
 ci: ## what continuous integration runs

@@ -94,7 +94,7 @@ func NeedProgram(t *testing.T, names ...string) {
 	}
 	for _, name := range names {
 		if _, err := exec.LookPath(name); err != nil {
-			skipLoudly(t, "test %s needs %s: run hack/install-deps.sh (%v)", t.Name(), name, err)
+			skipLoudly(t, "test %s needs %s: run make deps-test (%v)", t.Name(), name, err)
 		}
 	}
 }
@@ -104,7 +104,7 @@ func NeedFile(t *testing.T, paths ...string) {
 	t.Helper()
 	for _, path := range paths {
 		if _, err := os.Stat(path); err != nil {
-			skipLoudly(t, "test %s needs %s: run hack/install-deps.sh (%v)", t.Name(), path, err)
+			skipLoudly(t, "test %s needs %s: run make deps-test (%v)", t.Name(), path, err)
 		}
 	}
 }

@@ -1,5 +1,3 @@
-//go:build flushers
-
 package flushers
 
 import "os"
@@ -18,7 +16,9 @@ func fail2banFlushers() []flusher {
 		m.until(server, "sh", "-c", "iptables -w -S f2b-door | grep 192.0.2.66 && ip6tables -w -S f2b-door | grep 2001:db8::66")
 	}
 	return []flusher{{
-		name: "fail2ban",
+		name:     "fail2ban",
+		unpacked: []string{"usr/bin/fail2ban-server"},
+		needs:    []string{"/usr/bin/python3"},
 		install: func(m *machine) {
 			m.Must(os.MkdirAll("/run/fail2ban", 0o755))
 			m.write("/run/door.log", "")

@@ -1,11 +1,8 @@
-//go:build flushers
-
 package flushers
 
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -14,7 +11,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/nodetest"
 	"github.com/canaryd/canaryd/internal/scenario"
@@ -31,13 +27,17 @@ const (
 	// quiet is how long nothing may happen before a step is at its end: a
 	// flusher of many commands leaves several flush records.
 	quiet = 1200 * time.Millisecond
-	// turns is how many machines take their steps at the same time.
+	// turns is how many machines take their steps at the same time. What is measured
+	// beside too many others says nothing.
 	turns = 6
 )
 
 // A flusher is a program that writes firewall rules, as its owner set it up.
 type flusher struct {
 	name string
+	// unpacked are its files, as far as hack/install-deps.sh unpacks them; needs are
+	// those of the machine's own that it cannot do without.
+	unpacked, needs []string
 	// install writes its configuration and starts what runs all the time. That
 	// happens before anybody else writes rules, as when a machine starts.
 	install func(m *machine)
@@ -51,8 +51,10 @@ type step struct {
 	// owners is what the owners of protected rules do before, nil for nothing.
 	owners func(m *machine)
 	does   func(m *machine)
-	// loses are the backends on which protected rules get lost.
+	// loses are the backends on which protected rules get lost, and of the families
+	// of its machine, which are both unless it says otherwise.
 	loses []iptables.Backend
+	of    []rules.Family
 	// late is where a flusher still puts rules after canaryd's replay; where
 	// hooks stand is never corrected.
 	late lateness
@@ -64,9 +66,10 @@ type step struct {
 }
 
 // oneFlush are the flags for flushers that run -F and -X as commands of their own. A
-// replay that comes in between makes -X fail, and some scripts end there; on a
-// machine that runs other tests it would.
-var oneFlush = []string{"--settle=500ms"}
+// replay that comes in between makes -X fail, and some scripts end there; on a busy
+// machine it would. netfilter-persistent tries to set the policy of each chain of
+// Kubernetes before its next -F, and 500 ms were not enough at a load of 17.
+var oneFlush = []string{"--settle=2s"}
 
 // A lateness says where a flusher puts rules after a replay.
 type lateness int
@@ -84,19 +87,22 @@ var (
 )
 
 func flushers() []flusher {
-	return slices.Concat(firewalldFlushers(), ufwFlushers(), savedFlushers(), scriptFlushers(), shorewallFlushers(), fail2banFlushers())
+	return slices.Concat(firewalldFlushers(), scriptFlushers(), shorewallFlushers(), ufwFlushers(), savedFlushers(), fail2banFlushers())
 }
 
-// TestFlushers lets all flushers loose at the same time, each in a node of its
-// own, however few processors there are.
+// TestFlushers lets the flushers loose, each in a node of its own, several at a time
+// however few processors there are: they wait much. Those that take longest begin.
 func TestFlushers(t *testing.T) {
 	var all sync.WaitGroup
 	defer all.Wait()
+	turn := make(chan struct{}, turns)
 	for _, f := range flushers() {
 		for _, backend := range both {
+			turn <- struct{}{}
 			all.Go(func() {
+				defer func() { <-turn }()
 				t.Run(f.name+"/"+string(backend), func(t *testing.T) {
-					nodetest.In(t, backend, func(n *nodetest.Node) { endure(machineOf(n), f) })
+					nodetest.In(t, backend, func(n *nodetest.Node) { endure(machineOf(n, f), f) })
 				})
 			})
 		}
@@ -113,7 +119,6 @@ type left struct {
 // then beside it.
 func endure(m *machine, f flusher) {
 	m.Helper()
-	defer turn(m)()
 	m.reset()
 	f.install(m)
 	m.Load()
@@ -151,22 +156,6 @@ func endure(m *machine, f flusher) {
 	d.Stop()
 }
 
-// turn waits for the right to keep the processors busy, and returns what gives it
-// back. What is measured beside too many others says nothing.
-func turn(m *machine) (done func()) {
-	m.Helper()
-	for ; ; time.Sleep(50 * time.Millisecond) {
-		for i := range turns {
-			file, err := os.OpenFile(filepath.Join(os.Getenv(rowsDir), fmt.Sprintf("turn-%d", i)), os.O_CREATE|os.O_RDWR, 0o600)
-			m.Must(err)
-			if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
-				return func() { m.Must(file.Close()) }
-			}
-			m.Must(file.Close())
-		}
-	}
-}
-
 // learn waits until canaryd knows what the owners did.
 func learn(m *machine, owners func(m *machine)) {
 	m.Helper()
@@ -200,6 +189,9 @@ func take(m *machine, s step, control left) row {
 	} else if again := nodetest.Sum(m.Metrics(), "replays_total{"); !lost && again != replays {
 		m.Errorf("%s: %v replays although nothing was lost", s.name, again-replays)
 	}
+	if want := familiesOf(s, m.Programs.With); !slices.Equal(want, hit(records)) {
+		m.Errorf("%s: lost of %v, want %v", s.name, hit(records), want)
+	}
 	for _, rec := range records {
 		if rec.Outcome != "proved" && rec.Outcome != "raced" {
 			m.Errorf("%s: a flush record says %s", s.name, rec.Outcome)
@@ -228,6 +220,28 @@ func take(m *machine, s step, control left) row {
 		m.Errorf("%s: nft's own tables (-want +got):\n%s", s.name, diff)
 	}
 	return r
+}
+
+// familiesOf returns the families of which a step loses protected rules.
+func familiesOf(s step, backend iptables.Backend) []rules.Family {
+	switch {
+	case !slices.Contains(s.loses, backend):
+		return nil
+	case s.of != nil:
+		return s.of
+	default:
+		return rules.Families()
+	}
+}
+
+// hit returns the families of which records tell a loss.
+func hit(records []scenario.Record) []rules.Family {
+	var all []rules.Family
+	for _, r := range records {
+		all = append(all, r.Families...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // settled waits until canaryd is at rest, and returns the flush records that are

@@ -1,5 +1,3 @@
-//go:build flushers
-
 package flushers
 
 import (
@@ -33,21 +31,25 @@ const (
 )
 
 // A machine is a node on which a distribution's firewalls are installed. Its /usr and /etc
-// are the machine's own with the packages laid over them, and what is written
+// are those of this machine with the packages laid over them, and what is written
 // there is gone with the test. Alternatives lead iptables to the backend under test.
 type machine struct {
 	*nodetest.Node
-	hurry bool // nobody looks on: a flusher that takes its time need not
-	runs  []*service
+	unpacks bool // its flusher is one of those that were unpacked
+	hurry   bool // nobody looks on: a flusher that takes its time need not
+	runs    []*service
 }
 
-// machineOf makes a machine of a node.
-func machineOf(n *nodetest.Node) *machine {
+// machineOf makes a machine of a node, for that flusher.
+func machineOf(n *nodetest.Node, f flusher) *machine {
 	n.Helper()
 	nstest.NeedRoot(n.T) // files of a root who is nobody in a user namespace are refused
-	nstest.NeedFile(n.T, filepath.Join(unpacked, ".unpacked"), "/etc/alternatives/iptables")
-	nstest.NeedProgram(n.T, "dbus-daemon", "perl", "bc", "ipset")
-	m := &machine{Node: n}
+	for _, path := range f.unpacked {
+		nstest.NeedFile(n.T, filepath.Join(unpacked, path))
+	}
+	nstest.NeedFile(n.T, append(f.needs, "/etc/alternatives/iptables")...)
+	nstest.NeedProgram(n.T, "ipset")
+	m := &machine{Node: n, unpacks: len(f.unpacked) > 0}
 	n.Cleanup(func() {
 		for len(m.runs) > 0 {
 			m.kill(m.runs[0])
@@ -87,7 +89,7 @@ func (m *machine) reset() {
 	nstest.Command(m.T, "ipset", "destroy")
 }
 
-// lay lays the unpacked packages over a folder.
+// lay lays the unpacked packages over a folder, and what is written there over them.
 func (m *machine) lay(dir string) {
 	m.Helper()
 	top := filepath.Join(layers, dir)
@@ -95,7 +97,11 @@ func (m *machine) lay(dir string) {
 	for _, kind := range []string{"upper", "work"} {
 		m.Must(os.MkdirAll(filepath.Join(top, kind), 0o755))
 	}
-	options := fmt.Sprintf("lowerdir=%s:%s,upperdir=%s,workdir=%s", filepath.Join(unpacked, dir), dir, filepath.Join(top, "upper"), filepath.Join(top, "work"))
+	below := dir
+	if m.unpacks {
+		below = filepath.Join(unpacked, dir) + ":" + dir
+	}
+	options := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", below, filepath.Join(top, "upper"), filepath.Join(top, "work"))
 	if err := unix.Mount("overlay", dir, "overlay", 0, options); err != nil {
 		m.Fatalf("laying the packages over %s: %v", dir, err)
 	}
@@ -155,21 +161,25 @@ func (m *machine) launch(name string, args ...string) *service {
 	return s
 }
 
-// until waits until a command succeeds, as long as the service runs.
-func (m *machine) until(s *service, name string, args ...string) {
+// until waits until a command succeeds, as long as the service runs, and returns
+// what it printed.
+func (m *machine) until(s *service, name string, args ...string) string {
 	m.Helper()
+	var out []byte
 	m.Within(patience, strings.Join(append([]string{name}, args...), " "), func() error {
 		select {
 		case <-s.ended:
 			m.Fatalf("%s ended: %v\n%s", s.cmd, s.err, &s.out)
 		default:
 		}
-		if out, err := m.command(name, args...).CombinedOutput(); err != nil {
+		var err error
+		if out, err = m.command(name, args...).CombinedOutput(); err != nil {
 			time.Sleep(400 * time.Millisecond) // asking costs more than waiting
 			return fmt.Errorf("%w: %s", err, out)
 		}
 		return nil
 	})
+	return string(out)
 }
 
 // stop ends a service as a service manager does.

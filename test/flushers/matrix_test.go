@@ -1,5 +1,3 @@
-//go:build flushers
-
 package flushers
 
 import (
@@ -126,6 +124,9 @@ func cell(records []scenario.Record) string {
 	flushes := "1 flush"
 	if len(records) > 1 {
 		flushes = fmt.Sprintf("%d flushes", len(records))
+	}
+	if families := hit(records); len(families) == 1 {
+		flushes += fmt.Sprintf(" of %s alone", families[0])
 	}
 	return fmt.Sprintf("%s: %d rules, %d of them hooks; noticed %s, back %s", flushes, lost, hooks, milliseconds(noticed), milliseconds(absent))
 }

@@ -1,5 +1,3 @@
-//go:build flushers
-
 package flushers
 
 import (
@@ -11,6 +9,7 @@ import (
 
 // savedFlushers load what was written into a file.
 func savedFlushers() []flusher {
+	persistent := []string{"usr/sbin/netfilter-persistent", "usr/share/netfilter-persistent/plugins.d/15-ip4tables"}
 	return []flusher{
 		{
 			name: "nftables.service",
@@ -24,7 +23,8 @@ func savedFlushers() []flusher {
 			},
 		},
 		{
-			name: "netfilter-persistent, a file of filter rules",
+			name:     "netfilter-persistent, a file of filter rules",
+			unpacked: persistent,
 			install: func(m *machine) {
 				m.write("/etc/iptables/rules.v4", scenario.SavedFilter(rules.IPv4))
 				m.write("/etc/iptables/rules.v6", scenario.SavedFilter(rules.IPv6))
@@ -35,8 +35,9 @@ func savedFlushers() []flusher {
 			},
 		},
 		{
-			name:  "netfilter-persistent, with " + oneFlush[0],
-			flags: oneFlush,
+			name:     "netfilter-persistent, with " + oneFlush[0],
+			unpacked: persistent,
+			flags:    oneFlush,
 			install: func(m *machine) {
 				m.write("/etc/default/netfilter-persistent", "FLUSH_ON_STOP=1\n")
 			},
@@ -47,8 +48,9 @@ func savedFlushers() []flusher {
 		{
 			// The file has the rules of Kubernetes as they were, and canaryd's
 			// canaries with the nonce of that time.
-			name:    "netfilter-persistent, a file saved on the running node",
-			install: func(*machine) {},
+			name:     "netfilter-persistent, a file saved on the running node",
+			unpacked: persistent,
+			install:  func(*machine) {},
 			steps: []step{
 				{name: "`netfilter-persistent save`", does: netfilterPersistent("save")},
 				{name: "`netfilter-persistent reload`, a service later", owners: newService, does: netfilterPersistent("reload"), loses: both},
@@ -81,16 +83,24 @@ func netfilterPersistent(what string) func(m *machine) {
 	return func(m *machine) { m.run("netfilter-persistent", what) }
 }
 
-// newService has kube-proxy write another service.
+// newService has kube-proxy write another service, with an address of each family.
 func newService(m *machine) {
 	m.Helper()
-	m.Must(m.Programs.RestoreNoflush(m.Context(), rules.IPv4, fmt.Sprintf(`*nat
+	for _, of := range []struct {
+		family             rules.Family
+		service, pod, port string
+	}{
+		{rules.IPv4, "10.96.77.77/32", "10.1.7.7/32", "10.1.7.7:8080"},
+		{rules.IPv6, "fd00:10:96::7777/128", "fd00:10:1::77/128", "[fd00:10:1::77]:8080"},
+	} {
+		m.Must(m.Programs.RestoreNoflush(m.Context(), of.family, fmt.Sprintf(`*nat
 :KUBE-SVC-LATECOMER2345672 - [0:0]
 :KUBE-SEP-LATECOMER2345673 - [0:0]
--A KUBE-SERVICES -d 10.96.77.77/32 -p tcp -m comment --comment "demo/latecomer cluster IP" -m tcp --dport 80 -j KUBE-SVC-LATECOMER2345672
--A KUBE-SVC-LATECOMER2345672 -m comment --comment "demo/latecomer -> %[1]s:8080" -j KUBE-SEP-LATECOMER2345673
--A KUBE-SEP-LATECOMER2345673 -s %[1]s/32 -j KUBE-MARK-MASQ
--A KUBE-SEP-LATECOMER2345673 -p tcp -m tcp -j DNAT --to-destination %[1]s:8080
+-A KUBE-SERVICES -d %[1]s -p tcp -m comment --comment "demo/latecomer cluster IP" -m tcp --dport 80 -j KUBE-SVC-LATECOMER2345672
+-A KUBE-SVC-LATECOMER2345672 -m comment --comment "demo/latecomer -> %[3]s" -j KUBE-SEP-LATECOMER2345673
+-A KUBE-SEP-LATECOMER2345673 -s %[2]s -j KUBE-MARK-MASQ
+-A KUBE-SEP-LATECOMER2345673 -p tcp -m tcp -j DNAT --to-destination %[3]s
 COMMIT
-`, "10.1.7.7")))
+`, of.service, of.pod, of.port)))
+	}
 }

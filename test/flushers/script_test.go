@@ -1,5 +1,3 @@
-//go:build flushers
-
 package flushers
 
 // scriptFlushers are administrators' own.

@@ -1,5 +1,3 @@
-//go:build flushers
-
 package flushers
 
 import (
@@ -24,8 +22,10 @@ func ufw(name, manageBuiltins string, loses []iptables.Backend) flusher {
 		late, flags = appends, oneFlush
 	}
 	return flusher{
-		name:  name,
-		flags: flags,
+		name:     name,
+		unpacked: []string{"usr/sbin/ufw"},
+		needs:    []string{"/usr/bin/python3"},
+		flags:    flags,
 		install: func(m *machine) {
 			// What the package does when it is installed.
 			for _, file := range []string{"before.rules", "before6.rules", "after.rules", "after6.rules", "user.rules", "user6.rules"} {
