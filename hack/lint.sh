@@ -22,7 +22,7 @@ too_long() {
 }
 
 # Tests that are not run each time are to build all the same.
-tags=flushers,measure,wars
+tags=$(git grep -h '^//go:build [a-z]*$' -- '*.go' | sed 's/.* //' | sort -u | paste -sd, -)
 
 # A module of its own.
 in_kubernetes() { (cd test/kubernetes && "$@"); }
