@@ -117,6 +117,36 @@ func TestWalksAfterQuietAreImmediate(t *testing.T) {
 	})
 }
 
+// A sluggishKernel takes so long for stamps that even those of the ticks use up their
+// budget: every hint waits for the next tick.
+type sluggishKernel struct{ *iptables.Fake }
+
+func (k sluggishKernel) Stamp(ctx context.Context, f rules.Family) (iptables.Stamp, error) {
+	time.Sleep(60 * time.Millisecond)
+	return k.Fake.Stamp(ctx, f)
+}
+
+// TestHintThatWaitsForAStampIsPending: nobody is told that the generation is what the
+// owners wrote last while canaryd has heard that they wrote, and has not asked what.
+func TestHintThatWaitsForAStampIsPending(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := sluggishKernel{loadedFake(t, iptables.Legacy)}
+		r := run(t, k.Fake, setup{kernel: k})
+		r.after(time.Minute + 500*time.Millisecond)
+		r.wantReady()
+		wrote, before := time.Now(), r.d.Status().Generation.ID
+		r.endpoint(0, true)
+		r.after(10 * time.Millisecond)
+		if s := r.d.Status(); !s.CapturePendingSince.Equal(wrote) || s.Generation.ID != before {
+			t.Errorf("written at %v, and pending since %v", wrote, s.CapturePendingSince)
+		}
+		r.after(2 * time.Second)
+		if s := r.d.Status(); !s.CapturePendingSince.IsZero() || s.Generation.ID == before {
+			t.Errorf("pending since %v", s.CapturePendingSince)
+		}
+	})
+}
+
 // TestBypassedLock: a writer that has moved its lock elsewhere gives no hint.
 // The tick sees the fingerprint move; a replaced endpoint moves none and is
 // found by the walk that comes every 30 s.

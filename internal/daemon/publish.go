@@ -105,11 +105,11 @@ func lastKnown(st *state) time.Time {
 }
 
 // pendingSince returns since when the owners are, or may be, ahead of the
-// generation: a hint that waits for the budget of walks counts too.
+// generation: a hint that waits for the budget of stamps or of walks counts too.
 func pendingSince(st *state) time.Time {
 	var since time.Time
 	for _, fs := range st.families {
-		since = earliest(since, fs.dirty, fs.unseen)
+		since = earliest(since, fs.dirty, fs.unseen, fs.unasked)
 		for _, ts := range fs.tables {
 			if ts.pending {
 				since = earliest(since, fs.moved)
