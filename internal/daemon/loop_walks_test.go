@@ -119,7 +119,7 @@ func TestWalksAfterQuietAreImmediate(t *testing.T) {
 
 // A sluggishKernel takes so long for stamps that even those of the ticks use up their
 // budget: every hint waits for the next tick.
-type sluggishKernel struct{ *iptables.Fake }
+type sluggishKernel struct{ *iptablestest.Fake }
 
 func (k sluggishKernel) Stamp(ctx context.Context, f rules.Family) (iptables.Stamp, error) {
 	time.Sleep(60 * time.Millisecond)

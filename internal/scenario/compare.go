@@ -78,7 +78,7 @@ func (c *comparison) table() {
 	for _, name := range rules.BuiltinChains(c.name) {
 		c.builtin(name)
 	}
-	for _, name := range chainNames(c.before, c.control, c.got) {
+	for _, name := range ChainNames(c.before, c.control, c.got) {
 		switch {
 		case rules.Builtin(c.name, name), strings.HasSuffix(name, "-CANARY"):
 		case c.want.Protects(name):
@@ -110,7 +110,7 @@ func (c *comparison) builtin(name string) {
 	wrong := len(c.lines)
 	c.sequence("hook", name, specs(before, hook), specs(got, hook))
 	c.sequence("foreign", name, specs(control, foreign), specs(got, foreign))
-	if want, is := policy(control), policy(got); want != is {
+	if want, is := Policy(control), Policy(got); want != is {
 		c.say("the policy of %s is %s and should be %s", name, is, want)
 	}
 	if !c.want.Late && len(c.lines) == wrong && slices.Equal(specs(before, foreign), specs(control, foreign)) &&
@@ -166,9 +166,9 @@ func mark(r rules.Rule) bool {
 	return i >= 0 && i+1 < len(words) && strings.HasPrefix(words[i+1], "canaryd-")
 }
 
-// policy returns a built-in chain's policy. One that does not exist, on nft,
+// Policy returns a built-in chain's policy. One that does not exist, on nft,
 // lets everything pass.
-func policy(chain *rules.Chain) string {
+func Policy(chain *rules.Chain) string {
 	if chain == nil || chain.Policy == "" {
 		return "ACCEPT"
 	}
@@ -183,7 +183,9 @@ func counts(list []string) map[string]int {
 	return n
 }
 
-func chainNames(tables ...*rules.Table) []string {
+// ChainNames returns the names of all chains of these tables, sorted; a table may be
+// nil.
+func ChainNames(tables ...*rules.Table) []string {
 	var names []string
 	for _, t := range tables {
 		if t == nil {

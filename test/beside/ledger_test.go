@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
@@ -71,21 +73,27 @@ func (c *chapter) partly(content []rules.Rule) bool {
 	})
 }
 
-// joins reports whether, of a chain that many share, all that stood was kept in
-// its order, and each rule beside it is one that an owner once wrote, none twice.
-func (c *chapter) joins(p place, old, now []rules.Rule) bool {
-	left, seen := old, map[string]bool{}
-	for _, r := range now {
-		once := slices.ContainsFunc(c.versions, func(v []rules.Rule) bool { return slices.ContainsFunc(v, r.Equal) })
-		if seen[r.Spec] || !once {
-			return false
-		}
-		seen[r.Spec] = true
-		if len(left) > 0 && r.Equal(left[0]) {
-			left = left[1:]
-		}
+// joins reports whether what stood of a chain that many share, because a pod was
+// added since a flush, was kept in its order, and beside it came, in their order, all
+// the rules of one version that canaryd may know, but for those that lead to a chain
+// that is gone.
+func (c *chapter) joins(old, now []rules.Rule, is *rules.Table) bool {
+	if len(old) == 0 {
+		return false // nobody was added: then it is a version or it is not
 	}
-	return p.chain == hostports && len(left) == 0
+	back := lacking(now, old)
+	if len(back)+len(old) != len(now) || !rules.EqualRules(lacking(now, back), old) {
+		return false
+	}
+	return slices.ContainsFunc(c.versions[max(c.captured, 0):], func(known []rules.Rule) bool {
+		wanted := slices.DeleteFunc(lacking(known, old), func(r rules.Rule) bool { return is.Chain(r.Target) == nil })
+		return rules.EqualRules(back, wanted)
+	})
+}
+
+// lacking returns the rules of a list that another one does not have.
+func lacking(list, other []rules.Rule) []rules.Rule {
+	return slices.DeleteFunc(slices.Clone(list), func(r rules.Rule) bool { return slices.ContainsFunc(other, r.Equal) })
 }
 
 // A ledger watches who writes what, and finds what canaryd must never do.
@@ -104,11 +112,16 @@ type ledger struct {
 	violations []string
 	raced      int // overwrites that were told as raced
 	stale      int // chains that were bridged with what had not been captured
+	merged     int // chains that a pod was added to during an outage, and the others' rules beside it
+	// missing is since when a table has no canary, by the clock of the time in which
+	// canaryd is awake.
+	missing map[place]time.Duration
+	awake   func() time.Duration
 }
 
-func newLedger(fake *iptablestest.Fake, protects func(string) bool) *ledger {
+func newLedger(fake *iptablestest.Fake, protects func(string) bool, awake func() time.Duration) *ledger {
 	l := &ledger{
-		fake: fake, protects: protects, last: map[rules.Family]rules.Ruleset{},
+		fake: fake, protects: protects, awake: awake, missing: map[place]time.Duration{}, last: map[rules.Family]rules.Ruleset{},
 		chapters: map[place]*chapter{}, replaced: map[place]bool{}, outage: map[place]string{}, overwrites: map[rules.Family][]string{},
 	}
 	for _, f := range fake.Families() {
@@ -140,8 +153,8 @@ func (l *ledger) observe(who writer) {
 		}
 		for _, t := range rules.Guarded() {
 			before, after := l.last[f][t], snapshot.Tables[t]
-			for _, name := range chainNames(before, after) {
-				l.changed(who, place{f, t, name}, before.Chain(name), after.Chain(name))
+			for _, name := range scenario.ChainNames(before, after) {
+				l.changed(who, place{f, t, name}, before, after)
 			}
 		}
 		l.last[f] = snapshot.Tables
@@ -155,6 +168,11 @@ func (l *ledger) observe(who writer) {
 // it left chains, one that is missing was removed by its owner, and canaryd must
 // know that; where it left none, nobody can.
 func (l *ledger) noteOutage(p place, mark []rules.Rule) {
+	if _, since := l.missing[p]; len(mark) == 1 {
+		delete(l.missing, p)
+	} else if !since {
+		l.missing[p] = l.awake()
+	}
 	switch {
 	case len(mark) > 0:
 		delete(l.outage, p)
@@ -172,6 +190,15 @@ func (l *ledger) noteOutage(p place, mark []rules.Rule) {
 			}
 		}
 	}
+}
+
+// unmarked returns for how long the canary has been missing that is missing the
+// longest, and reports whether any is.
+func (l *ledger) unmarked() (longest time.Duration, any bool) {
+	for _, since := range l.missing {
+		longest, any = max(longest, l.awake()-since), true
+	}
+	return longest, any
 }
 
 // once excuses the chains of an owner that writes but once, and did so during an
@@ -197,20 +224,6 @@ func (l *ledger) unknown(p place) {
 	}
 }
 
-func chainNames(tables ...*rules.Table) []string {
-	var names []string
-	for _, t := range tables {
-		if t == nil {
-			continue
-		}
-		for i := range t.Chains {
-			names = append(names, t.Chains[i].Name)
-		}
-	}
-	slices.Sort(names)
-	return slices.Compact(names)
-}
-
 func content(c *rules.Chain) []rules.Rule {
 	switch {
 	case c == nil:
@@ -222,9 +235,11 @@ func content(c *rules.Chain) []rules.Rule {
 	}
 }
 
-func (l *ledger) changed(who writer, p place, before, after *rules.Chain) {
+// changed takes up what became of a chain of that table.
+func (l *ledger) changed(who writer, p place, was, is *rules.Table) {
+	before, after := was.Chain(p.chain), is.Chain(p.chain)
 	old, now := content(before), content(after)
-	if (old == nil) == (now == nil) && rules.EqualRules(old, now) && policy(before) == policy(after) {
+	if (old == nil) == (now == nil) && rules.EqualRules(old, now) && scenario.Policy(before) == scenario.Policy(after) {
 		return
 	}
 	switch {
@@ -246,29 +261,27 @@ func (l *ledger) changed(who writer, p place, before, after *rules.Chain) {
 			c.excused = "it was flushed before canaryd knew it"
 		}
 	case who == byCanaryd:
-		l.protected(p, old, now)
+		l.protected(p, old, now, is)
 	}
 }
 
-func policy(c *rules.Chain) string {
-	if c == nil || c.Policy == "" {
-		return "ACCEPT"
-	}
-	return c.Policy
-}
-
-// protected checks what canaryd made of a protected chain.
-func (l *ledger) protected(p place, old, now []rules.Rule) {
+// protected checks what canaryd made of a protected chain of that table.
+func (l *ledger) protected(p place, old, now []rules.Rule, is *rules.Table) {
 	c := l.chapter(p)
 	i := c.find(now)
 	newest := len(c.versions) - 1
 	replaced := l.replaced[place{p.family, p.table, ""}]
 	switch {
-	case now != nil && len(now) == 0, i < 0 && (c.partly(now) || c.joins(p, old, now)):
+	case now != nil && len(now) == 0, i < 0 && c.partly(now):
 		// A flush emptied it before it was captured, and that is all that was
-		// known of it; or some of its rules are refused while others write; or a pod
-		// was added in between.
+		// known of it; or some of its rules are refused while others write.
 		l.stale++
+		return
+	case i < 0 && p.chain == hostports && l.outage[place{p.family, p.table, ""}] != "" && c.joins(old, now, is):
+		// A pod was added between flush and replay. What canaryd made of that is what
+		// all its owners want of it by now.
+		c.versions = append(c.versions, now)
+		l.merged++
 		return
 	case i < 0:
 		l.violation("%s got what its owner never wrote:\n  %s", p, texts(now))
@@ -306,7 +319,7 @@ func (l *ledger) builtin(p place, before, after *rules.Chain) {
 	others := func(c *rules.Chain) []rules.Rule {
 		return slices.DeleteFunc(slices.Clone(content(c)), func(r rules.Rule) bool { return l.protects(r.Target) || canary.IsMark(r) })
 	}
-	if !rules.EqualRules(others(before), others(after)) || policy(before) != policy(after) {
+	if !rules.EqualRules(others(before), others(after)) || scenario.Policy(before) != scenario.Policy(after) {
 		l.violation("%s: rules of strangers became\n  %s", p, texts(content(after)))
 	}
 }

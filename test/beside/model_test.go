@@ -28,6 +28,7 @@ const (
 	episodes = 5
 	// monitor is how often kube-proxy looks at its canary; 30 s at home.
 	monitor = 2 * time.Second
+	poll    = time.Second
 	// calm is longer than everything that canaryd waits for: hook grace, the
 	// limit on replays, tries.
 	calm = 60 * time.Second
@@ -73,7 +74,7 @@ func inBubble(t *testing.T, cast casting, p path, m mutant, seed uint64) told {
 		Kernel: w, Hints: w.hints, Writers: &canary.Writers{},
 		Metrics: daemon.NewMetrics(registry, daemon.MetricsOptions{Families: rules.Families(), Sources: []string{"snapshot"}}),
 		Mode:    daemon.Heal, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Piecewise: selector.Piecewise, Canary: canary.DefaultChain,
-		PollInterval: time.Second, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second, MaxStoredAge: 10 * time.Minute,
+		PollInterval: poll, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second, MaxStoredAge: 10 * time.Minute,
 		Uptime: func() time.Duration { return time.Hour },
 	})
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))))
@@ -99,7 +100,7 @@ func inBubble(t *testing.T, cast casting, p path, m mutant, seed uint64) told {
 	if err := <-ended; err != nil {
 		w.ledger.violation("Run ended with %v", err)
 	}
-	w.count.raced, w.count.bridged = w.ledger.raced, w.ledger.stale
+	w.count.raced, w.count.bridged, w.count.merged = w.ledger.raced, w.ledger.stale, w.ledger.merged
 	for _, proxy := range tr.proxies {
 		w.count.noticed += proxy.noticed
 	}
@@ -144,17 +145,25 @@ func (w *world) drive(do func()) {
 // look compares what canaryd says now with what is so.
 func (tr *troupe) look(w *world, d *daemon.Daemon) {
 	s := d.Status()
-	if w.napping || w.session || s.Ready() != nil {
+	if !w.dozing.IsZero() || w.session || s.Ready() != nil {
 		return
 	}
-	// On legacy a look may wait until it costs no more than its share of the time, which
-	// it does where looking took time.
-	if prompt := w.deaf == 0 && (w.path != legacy || !w.napped); prompt && !marked(w) {
-		w.ledger.violation("canaryd says that it is ready, and canaries are missing")
+	if long, missing := w.ledger.unmarked(); missing && long >= w.patience() {
+		w.ledger.violation("canaryd says that it is ready, and canaries have been missing for %s of the time that it was awake", long)
 	}
 	if s.CapturePendingSince.IsZero() && w.deaf == 0 {
 		w.ledger.capture()
 	}
+}
+
+// patience is for how long canaries may be missing before canaryd says so: where a hint
+// was lost, or must wait on legacy until looking costs no more than its share of the
+// time, the next tick of the poll looks.
+func (w *world) patience() time.Duration {
+	if w.deaf > 0 || w.path == legacy && w.dozed > 0 {
+		return 2 * poll
+	}
+	return 0
 }
 
 // settle lets everybody finish what was begun, and then nobody do anything but
@@ -256,7 +265,7 @@ func (p *proxy) notNewest(t rules.TableName, lines []string, got *rules.Table) (
 		return []string{fmt.Sprintf("the stand-in writes what cannot be read: %v", err)}
 	}
 	want := set[t]
-	for _, name := range chainNames(want, got) {
+	for _, name := range scenario.ChainNames(want, got) {
 		if rules.Builtin(t, name) || !strings.HasPrefix(name, "KUBE-") || strings.HasSuffix(name, "-CANARY") || name == "KUBE-IPTABLES-HINT" {
 			continue
 		}

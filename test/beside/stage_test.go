@@ -224,7 +224,7 @@ func (c *cni) wrong(nat *rules.Table) []string {
 	for _, n := range c.pods {
 		want = append(want, podChain(n)+" with 1 rule", podRule(n))
 	}
-	for _, name := range chainNames(nat) {
+	for _, name := range scenario.ChainNames(nat) {
 		chain := nat.Chain(name)
 		if strings.HasPrefix(name, "CNI-DN-") {
 			got = append(got, fmt.Sprintf("%s with %d rule", name, len(chain.Rules)))

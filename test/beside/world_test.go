@@ -47,6 +47,7 @@ type world struct {
 	mutant mutant
 	rng    *rand.Rand
 	ledger *ledger
+	began  time.Time
 	hints  *canary.Hints
 	cast   []*actor
 
@@ -55,13 +56,13 @@ type world struct {
 	naps    float64 // how likely a point takes time
 	deaf    float64 // how likely a hint is lost
 
-	still   int  // above 0: nobody can come in now
-	driving bool // the test's goroutine acts
-	hinted  bool // a hint is to be given when it is done
-	napping bool // canaryd's worker is in the middle of something
-	napped  bool // it ever was
-	session bool // canaryd has a session
-	holds   bool // it holds the xtables lock
+	still   int           // above 0: nobody can come in now
+	driving bool          // the test's goroutine acts
+	hinted  bool          // a hint is to be given when it is done
+	dozing  time.Time     // since when canaryd's worker is in the middle of something; zero: it is not
+	dozed   time.Duration // how long it was in all, before that
+	session bool          // canaryd has a session
+	holds   bool          // it holds the xtables lock
 	queue   []*actor
 	story   []string
 	count   tally
@@ -70,8 +71,8 @@ type world struct {
 
 // A tally is what a world saw.
 type tally struct {
-	steps, within, between, restores, raced, stale, bridged, noticed, replays, doubled int
-	told, untold                                                                       int // flushes of saved rules that canaryd had read, and that it had not
+	steps, within, between, restores, raced, stale, bridged, merged, noticed, replays, doubled int
+	told, untold                                                                               int // flushes of saved rules that canaryd had read, and that it had not
 }
 
 func (t *tally) add(o tally) {
@@ -82,6 +83,7 @@ func (t *tally) add(o tally) {
 	t.raced += o.raced
 	t.stale += o.stale
 	t.bridged += o.bridged
+	t.merged += o.merged
 	t.noticed += o.noticed
 	t.replays += o.replays
 	t.doubled += o.doubled
@@ -91,16 +93,16 @@ func (t *tally) add(o tally) {
 
 // String returns the numbers as a closing note has them.
 func (t tally) String() string {
-	return fmt.Sprintf("%d steps of others (%d inside of a step of canaryd's, %d of them between its read and its proof), %d replays, %d restores (%d stale), %d newer writes written over and told as raced, %d chains bridged with older rules, %d full syncs of kube-proxy after a flush, %d jumps doubled by an owner between its check and its insertion, %d flushes of saved rules that were read before and %d that were not",
-		t.steps, t.within, t.between, t.replays, t.restores, t.stale, t.raced, t.bridged, t.noticed, t.doubled, t.told, t.untold)
+	return fmt.Sprintf("%d steps of others (%d inside of a step of canaryd's, %d of them between its read and its proof), %d replays, %d restores (%d stale), %d newer writes written over and told as raced, %d chains bridged with older rules, %d with a pod that was added meanwhile, %d full syncs of kube-proxy after a flush, %d jumps doubled by an owner between its check and its insertion, %d flushes of saved rules that were read before and %d that were not",
+		t.steps, t.within, t.between, t.replays, t.restores, t.stale, t.raced, t.bridged, t.merged, t.noticed, t.doubled, t.told, t.untold)
 }
 
 func newWorld(p path, m mutant, seed uint64, protects func(string) bool) *world {
 	w := &world{
 		Fake: iptablestest.NewFake(p.backend()), path: p, mutant: m,
-		rng: rand.New(rand.NewPCG(seed, 6)), hints: canary.NewHints(),
+		rng: rand.New(rand.NewPCG(seed, 6)), hints: canary.NewHints(), began: time.Now(),
 	}
-	w.ledger = newLedger(w.Fake, protects)
+	w.ledger = newLedger(w.Fake, protects, w.awake)
 	source := canary.SourceNFT
 	if p == legacy {
 		source = canary.SourceLock
@@ -140,11 +142,11 @@ func (w *world) point(where string) {
 		return
 	}
 	if w.rng.Float64() < w.naps {
-		w.napping, w.napped = true, true
+		w.dozing = time.Now()
 		nap := w.nap()
 		time.Sleep(nap)
 		w.turn()
-		w.napping = false
+		w.dozing, w.dozed = time.Time{}, w.dozed+nap
 	}
 	for w.budget > 0 && w.rng.Float64() < w.density {
 		w.budget--
@@ -160,6 +162,16 @@ func (w *world) point(where string) {
 func (w *world) nap() time.Duration {
 	most := []time.Duration{time.Millisecond, 20 * time.Millisecond, 300 * time.Millisecond, 3 * time.Second}[min(3, int(w.rng.ExpFloat64()))]
 	return time.Duration(w.rng.Int64N(int64(most)))
+}
+
+// awake is a clock that stands still while canaryd's worker is in the middle of
+// something.
+func (w *world) awake() time.Duration {
+	now := time.Now()
+	if !w.dozing.IsZero() {
+		now = w.dozing
+	}
+	return now.Sub(w.began) - w.dozed
 }
 
 // pick returns one of those who are not waiting for the lock.
