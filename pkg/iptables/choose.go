@@ -191,7 +191,7 @@ func countLegacyFamily(ctx context.Context, family rules.Family, canary string) 
 func (c *Count) walk(family rules.Family, table rules.TableName, canary string, info xtInfo, data []byte) error {
 	own := false
 	return walkEntries(family, info, data, xtVisitor{
-		chain: func(name string) {
+		chain: func(name string, _ int) {
 			own = isOwn(name, canary)
 			c.Hint = c.Hint || isHint(Place{table, name})
 		},

@@ -21,11 +21,11 @@ import (
 //
 // Goal: never to mistake "cannot tell" for "nothing there", and never to
 // create a table by looking at it. How: what is looked at often is asked from
-// the kernel directly (netlink, socket options); on nft so are whole tables,
-// which are mirrored. For the text of rules that were not met before, for full
-// reads on legacy and for restores it executes iptables, each child with a
-// deadline and with a private XTABLES_LOCKFILE, so that it neither waits for
-// the lock that a Session holds nor wakes those who watch the lock.
+// the kernel directly (netlink, socket options), and so are whole tables, which
+// are mirrored on nft. For the text of rules that were not met before and for
+// restores it executes iptables, each child with a deadline and with a private
+// XTABLES_LOCKFILE, so that it neither waits for the lock that a Session holds
+// nor wakes those who watch the lock.
 type Kernel struct {
 	cfg      Config
 	info     Info
@@ -34,10 +34,11 @@ type Kernel struct {
 	disabled map[rules.Family]error
 	reader   reader
 	save     saver
-	mirror   *mirror   // on nft, where the kernel may be asked; else nil
-	source   rawSource // nil if there is no direct path
-	private  string    // a folder of our own, for the children's lock file
-	children children  // that wrote
+	mirror   *mirror                     // on nft, where the kernel may be asked; else nil
+	source   rawSource                   // nil if there is no direct path
+	words    map[rules.Family]*xtLexicon // on legacy, where the kernel may be asked; else nil
+	private  string                      // a folder of our own, for the children's lock file
+	children children                    // that wrote
 	// port is the netlink address that our transactions come from. A commit's
 	// notification has it (nf_tables_gen_notify); the number of our process it has not:
 	// that of a thread, and in the initial pid namespace.
@@ -213,6 +214,12 @@ func (k *Kernel) open(ctx context.Context) error {
 	k.reader, err = k.openReader()
 	if r, ok := k.reader.(nftReader); ok && err == nil {
 		k.mirror = k.newMirror(r.conn)
+	}
+	if _, ok := k.reader.(xtReader); ok && err == nil {
+		k.words = map[rules.Family]*xtLexicon{}
+		for family := range k.tools {
+			k.words[family] = newXTLexicon()
+		}
 	}
 	if err == nil || errors.Is(err, ErrPermission) {
 		return err

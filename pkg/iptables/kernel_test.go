@@ -161,7 +161,7 @@ func TestReadNativeRuleIsUnreadable(t *testing.T) {
 func TestReadSilentSaveIsUnreadable(t *testing.T) {
 	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
 		k := openKernel(t, Config{Backend: backend})
-		k.mirror = nil // nft's tables are not saved otherwise
+		k.mirror, k.words = nil, nil // else nothing is saved that is known
 		iptablesCommand(t, backend, family, "-t nat -N X")
 		standIn(t, k, family, "exit 0")
 		got := mustRead(t, k, family)
@@ -189,7 +189,7 @@ func TestReadFailures(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
 				for _, backend := range []Backend{NFT, Legacy} {
 					k := openKernel(t, Config{Backend: backend})
-					k.mirror = nil // nft's tables are not saved otherwise
+					k.mirror, k.words = nil, nil // else nothing is saved that is known
 					k.save.timeout = 200 * time.Millisecond
 					standIn(t, k, rules.IPv4, c.script)
 					_, err := k.Read(t.Context(), rules.IPv4)

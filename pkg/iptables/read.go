@@ -16,11 +16,14 @@ import (
 // rules that it has not met before. Chains and tables that did not change are
 // those of the last Snapshot, so that they can be compared by their addresses.
 //
-// Elsewhere it executes iptables-save, once and without -t: on legacy, naming a
-// table would create it. A table that exists in the kernel but that iptables
-// cannot print is Unreadable, never absent: one rule written by nft makes
-// iptables-nft-save leave out its whole table and still exit 0. Every other failure (privileges, the deadline, another exit code, a
-// text that cannot be parsed) is an error. It may be called concurrently.
+// On legacy it asks x_tables for everything, and executes iptables-save only if
+// there are rules of which no Session has learned the text. Elsewhere it executes
+// iptables-save, once and without -t: on legacy, naming a table would create it. A
+// table that exists in the kernel but that iptables cannot print is Unreadable,
+// never absent: one rule written by nft makes iptables-nft-save leave out its whole
+// table and still exit 0. Every other failure (privileges, the deadline, another
+// exit code, a text that cannot be parsed) is an error. It may be called
+// concurrently.
 func (k *Kernel) Read(ctx context.Context, family rules.Family) (Snapshot, error) {
 	if err := k.ready(ctx, family); err != nil {
 		return Snapshot{}, err
@@ -28,11 +31,48 @@ func (k *Kernel) Read(ctx context.Context, family rules.Family) (Snapshot, error
 	if k.mirror != nil {
 		return k.mirror.read(ctx, family)
 	}
-	digest, err := k.reader.digest(ctx, family)
+	seen, err := k.see(ctx, family)
 	if err != nil {
 		return Snapshot{}, err
 	}
-	return k.readText(ctx, family, digest)
+	return k.spell(ctx, family, seen, false)
+}
+
+// A sight is what can be told of a family without executing anything.
+type sight struct {
+	digest uint64
+	walked *xtFamily // nil if the kernel may not be asked for everything
+}
+
+func (k *Kernel) see(ctx context.Context, family rules.Family) (sight, error) {
+	if words := k.words[family]; words != nil {
+		walked, err := k.reader.(xtReader).read(ctx, family, words)
+		return sight{walked.digest, &walked}, err
+	}
+	digest, err := k.reader.digest(ctx, family)
+	return sight{digest: digest}, err
+}
+
+// spell returns what was seen as a Snapshot. What it executes for that is learned
+// if the xtables lock is held: without it, rules could come and go between two
+// looks that are the same.
+func (k *Kernel) spell(ctx context.Context, family rules.Family, seen sight, locked bool) (Snapshot, error) {
+	words := k.words[family]
+	if seen.walked == nil {
+		return k.readText(ctx, family, seen.digest)
+	}
+	if set, known := words.ruleset(*seen.walked, k.save.shelf.known(family)); known {
+		k.save.shelf.put(family, set, time.Now())
+		return Snapshot{Family: family, Tables: set, Unreadable: map[rules.TableName]error{}, Digest: seen.digest}, nil
+	}
+	snapshot, err := k.readText(ctx, family, seen.digest)
+	if err != nil || !locked || !words.lacks(*seen.walked) {
+		return snapshot, err
+	}
+	if after, err := k.reader.digest(ctx, family); err == nil && after == seen.digest {
+		words.learn(*seen.walked, snapshot.Tables)
+	}
+	return snapshot, nil
 }
 
 // readText is Read where the digest was taken before.

@@ -60,7 +60,7 @@ func (r xtReader) digest(ctx context.Context, family rules.Family) (uint64, erro
 // probe walks every listed table: for the digest all of them must be read.
 func (r xtReader) probe(ctx context.Context, family rules.Family, places []Place) (Sighting, error) {
 	look := newXTLook(family, places)
-	err := r.walk(ctx, look, func(rules.TableName) bool { return true })
+	err := r.walk(ctx, family, func(rules.TableName) bool { return true }, look.table)
 	if err != nil {
 		return Sighting{}, err
 	}
@@ -70,19 +70,19 @@ func (r xtReader) probe(ctx context.Context, family rules.Family, places []Place
 // peek walks the listed tables that hold the places.
 func (r xtReader) peek(ctx context.Context, family rules.Family, places []Place) (map[Place]Holding, error) {
 	look := newXTLook(family, places)
-	err := r.walk(ctx, look, func(table rules.TableName) bool {
+	err := r.walk(ctx, family, func(table rules.TableName) bool {
 		return slices.ContainsFunc(places, func(p Place) bool { return p.Table == table })
-	})
+	}, look.table)
 	if err != nil {
 		return nil, err
 	}
 	return look.holdings, nil
 }
 
-// walk walks those of the listed tables that are wanted. To ask for one that is
-// not listed would create it.
-func (r xtReader) walk(ctx context.Context, look *xtLook, wanted func(rules.TableName) bool) error {
-	s := r.sockets[look.family]
+// walk calls f with the entries of those of the listed tables that are wanted. To
+// ask for one that is not listed would create it.
+func (r xtReader) walk(ctx context.Context, family rules.Family, wanted func(rules.TableName) bool, f func(rules.TableName, xtInfo, []byte) error) error {
+	s := r.sockets[family]
 	tables, err := s.tables()
 	if err != nil {
 		return err
@@ -94,7 +94,7 @@ func (r xtReader) walk(ctx context.Context, look *xtLook, wanted func(rules.Tabl
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		err := s.entries(table, func(info xtInfo, data []byte) error { return look.table(table, info, data) })
+		err := s.entries(table, func(info xtInfo, data []byte) error { return f(table, info, data) })
 		if err != nil {
 			return err
 		}
@@ -112,9 +112,19 @@ type xtLook struct {
 // A checksum is two CRCs of different polynomials, which together are one of
 // 64 bits. Processors have instructions for both: 8 MB take 1 ms, SHA-256
 // 7 ms, as much as all the rest of a walk. Nobody gains by forging one: who
-// may write tables may stop us. It begins at {1, 1}, so that no tables at all
-// do not look like a digest that nobody has taken yet.
+// may write tables may stop us.
 type checksum struct{ high, low uint32 }
+
+// newChecksum begins at {1, 1}, so that no tables at all do not look like a
+// digest that nobody has taken yet.
+func newChecksum() checksum { return checksum{1, 1} }
+
+// table adds a table that was walked.
+func (c *checksum) table(info xtInfo, data []byte) {
+	c.add(info.raw[:xtTableNameLen])
+	c.add(binary.NativeEndian.AppendUint32(nil, uint32(len(data))))
+	c.add(data)
+}
 
 func (c *checksum) add(data []byte) {
 	c.high = crc32.Update(c.high, crc32.MakeTable(crc32.Castagnoli), data)
@@ -124,7 +134,7 @@ func (c *checksum) add(data []byte) {
 func (c *checksum) value() uint64 { return uint64(c.high)<<32 | uint64(c.low) }
 
 func newXTLook(family rules.Family, places []Place) *xtLook {
-	look := &xtLook{family: family, holdings: make(map[Place]Holding, len(places)), sum: checksum{1, 1}}
+	look := &xtLook{family: family, holdings: make(map[Place]Holding, len(places)), sum: newChecksum()}
 	for _, place := range places {
 		look.holdings[place] = Holding{}
 	}
@@ -144,7 +154,7 @@ func (l *xtLook) table(table rules.TableName, info xtInfo, data []byte) error {
 	var holding Holding
 	wanted := false
 	err := walkEntries(l.family, info, data, xtVisitor{
-		chain: func(name string) {
+		chain: func(name string, _ int) {
 			if wanted {
 				l.holdings[here] = holding
 			}
@@ -161,9 +171,7 @@ func (l *xtLook) table(table rules.TableName, info xtInfo, data []byte) error {
 	if wanted {
 		l.holdings[here] = holding
 	}
-	l.sum.add(info.raw[:xtTableNameLen])
-	l.sum.add(binary.NativeEndian.AppendUint32(nil, uint32(len(data))))
-	l.sum.add(data)
+	l.sum.table(info, data)
 	return err
 }
 

@@ -1,9 +1,11 @@
 package iptables
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -34,6 +36,9 @@ const (
 	xtExtNameAt  = 2
 	xtExtNameLen = 29
 	xtExtDataAt  = 32
+	// xtStandardLen is sizeof(struct xt_standard_target): a verdict of 4 bytes and
+	// as many of padding.
+	xtStandardLen = 40
 	// xtError is the target that heads each user chain, with the chain's
 	// name as data, and that ends the table, with the name "ERROR".
 	xtError = "ERROR"
@@ -46,16 +51,18 @@ var errWalk = errors.New("the kernel's table entries are malformed")
 
 // An xtRule is what is needed to know of one rule.
 type xtRule struct {
+	entry      xtEntry
 	comment    []byte // points into the walked bytes
 	hasComment bool
 	target     bool // it does something other than to fall through
 }
 
-// An xtVisitor is told of each chain's head and then of its rules. The last
-// entry of a chain is its policy or its RETURN and no rule.
+// An xtVisitor is told of each chain and the offset of its first entry, and then
+// of its rules. The last entry of a chain is its policy or its RETURN and no rule.
 type xtVisitor struct {
-	chain func(name string)
+	chain func(name string, first int)
 	rule  func(xtRule)
+	end   func(xtRule) // nil: nobody wants to know
 }
 
 // walkEntries walks all entries of one table, masks counters and comefrom in
@@ -64,21 +71,31 @@ func walkEntries(family rules.Family, info xtInfo, data []byte, v xtVisitor) err
 	layout := xtLayoutOf(family)
 	var last xtRule
 	pending := false // last becomes a rule when another entry of the chain follows
+	end := func() {
+		if pending && v.end != nil {
+			v.end(last)
+		}
+		pending = false
+	}
 	for at := 0; at < len(data); {
 		e, err := layout.entry(data, at)
 		if err != nil {
 			return err
 		}
 		layout.mask(data[at:])
+		if family == rules.IPv4 {
+			e.eachMatch(maskRecent)
+		}
 		if name, ok := chainHead(e, info, at); ok {
-			pending = false
-			if name != xtError || at+e.next < len(data) {
-				v.chain(name)
-			}
+			end()
 			if e.isHead {
 				at += e.next
+				if name != xtError || at < len(data) {
+					v.chain(name, at)
+				}
 				continue
 			}
+			v.chain(name, at)
 		}
 		if pending {
 			v.rule(last)
@@ -86,6 +103,7 @@ func walkEntries(family rules.Family, info xtInfo, data []byte, v xtVisitor) err
 		last, pending = e.rule(at), true
 		at += e.next
 	}
+	end()
 	return nil
 }
 
@@ -105,6 +123,7 @@ func chainHead(e xtEntry, info xtInfo, at int) (string, bool) {
 
 // An xtEntry is one entry, cut up. Its slices point into the walked bytes.
 type xtEntry struct {
+	whole      []byte
 	matches    []byte
 	target     []byte // at least xtExtDataAt+4 bytes
 	isStandard bool   // the target is a verdict or a jump: it has no name
@@ -123,7 +142,7 @@ func (l xtLayout) entry(data []byte, at int) (xtEntry, error) {
 	if target < l.size || next < target+xtExtDataAt+4 || next > len(rest) {
 		return xtEntry{}, fmt.Errorf("%w: the entry at %d has its target at %d and its end at %d", errWalk, at, target, next)
 	}
-	e := xtEntry{matches: rest[l.size:target], target: rest[target:next], next: next}
+	e := xtEntry{whole: rest[:next], matches: rest[l.size:target], target: rest[target:next], next: next}
 	name := extName(e.target)
 	e.isStandard, e.isHead = len(name) == 0, string(name) == xtError
 	return e, nil
@@ -135,29 +154,97 @@ func (l xtLayout) mask(entry []byte) {
 	clear(entry[l.counters : l.counters+16])
 }
 
+// maskRecent removes what says nothing: match "recent" (struct xt_recent_mtinfo_v1)
+// has 16 bytes for a mask, of which IPv4 needs 4. The kernel ands the others with
+// zeros, and iptables fills them with ones in a rule without a mask, but not in the
+// same rule as it is saved, with 255.255.255.255.
+func maskRecent(m []byte) {
+	const maskAt, maskEnd = xtExtDataAt + 212, xtExtDataAt + 228
+	if len(m) >= maskEnd && m[xtExtDataAt-1] == 1 && string(extName(m)) == "recent" {
+		clear(m[maskAt+4 : maskEnd])
+	}
+}
+
 // rule reads the entry's comment and whether its target does something.
 // iptables writes "no target" as a standard verdict that jumps to the next
 // entry; a jump to a chain never ends there, since a chain begins behind its
 // head.
 func (e xtEntry) rule(at int) xtRule {
-	r := xtRule{target: true}
-	if e.isStandard {
-		verdict := int(int32(binary.NativeEndian.Uint32(e.target[xtExtDataAt:])))
-		r.target = verdict != at+e.next
-	}
-	for m := e.matches; len(m) >= xtExtDataAt; {
-		size := int(binary.NativeEndian.Uint16(m))
-		if size < xtExtDataAt || size > len(m) {
-			break // a match that is cut off names nothing
-		}
+	r := xtRule{entry: e, target: !e.isStandard || e.verdict() != at+e.next}
+	e.eachMatch(func(m []byte) {
 		if string(extName(m)) == "comment" {
-			r.comment, r.hasComment = untilNUL(m[xtExtDataAt:size]), true
+			r.comment, r.hasComment = untilNUL(m[xtExtDataAt:]), true
 		}
-		m = m[size:]
-	}
+	})
 	return r
+}
+
+// verdict returns what a standard target says: below zero a verdict, else the
+// offset where to go on.
+func (e xtEntry) verdict() int {
+	return int(int32(binary.NativeEndian.Uint32(e.target[xtExtDataAt:])))
+}
+
+// eachMatch calls f for each match. One that is cut off names nothing.
+func (e xtEntry) eachMatch(f func(m []byte)) {
+	for rest := e.matches; len(rest) >= xtExtDataAt; {
+		size := int(binary.NativeEndian.Uint16(rest))
+		if size < xtExtDataAt || size > len(rest) {
+			return
+		}
+		f(rest[:size])
+		rest = rest[size:]
+	}
+}
+
+// indexed reports whether the entry holds a number that means something only as
+// long as it stands: ipset's match and target name their set by its index.
+func (e xtEntry) indexed() bool {
+	found := string(extName(e.target)) == "SET"
+	e.eachMatch(func(m []byte) { found = found || string(extName(m)) == "set" })
+	return found
 }
 
 func extName(ext []byte) []byte {
 	return untilNUL(ext[xtExtNameAt : xtExtNameAt+xtExtNameLen])
+}
+
+// mark returns a rule's comment if the rule is nothing but a mark, as iptables-legacy
+// 1.8.9 writes it: no condition, match "comment" revision 0, no target. A mark has a
+// colon, for which it is printed in quotes.
+func (r xtRule) mark(layout xtLayout) (string, bool) {
+	e := r.entry
+	if r.target || len(e.target) != xtStandardLen || len(e.matches) != xtExtDataAt+commentSize || !bytes.HasPrefix(r.comment, []byte(markPrefix)) {
+		return "", false
+	}
+	none := func(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
+	plain := none(e.whole[:layout.targetOffset]) && none(e.whole[layout.nextOffset+2:layout.size]) &&
+		e.matches[xtExtDataAt-1] == 0 && none(e.matches[xtExtDataAt+len(r.comment):])
+	comment := string(r.comment)
+	return comment, plain && isMarkComment(comment) && strings.Contains(comment, ":")
+}
+
+// verdictName returns what iptables calls a verdict (NF_DROP, NF_ACCEPT and XT_RETURN
+// as a standard target has them); "" for others.
+func verdictName(verdict int) string {
+	switch verdict {
+	case -1:
+		return "DROP"
+	case -2:
+		return "ACCEPT"
+	case -5:
+		return "RETURN"
+	}
+	return ""
+}
+
+// targetName spares an allocation for the names of which there are thousands.
+func targetName(name []byte) string {
+	switch string(name) {
+	case "DNAT":
+		return "DNAT"
+	case "MARK":
+		return "MARK"
+	}
+	return string(name)
 }

@@ -139,7 +139,7 @@ func TestWalkEntriesMalformed(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			info, data := sampleTable(rules.IPv4)
-			err := walkEntries(rules.IPv4, info, c.change(data), xtVisitor{chain: func(string) {}, rule: func(xtRule) {}})
+			err := walkEntries(rules.IPv4, info, c.change(data), xtVisitor{chain: func(string, int) {}, rule: func(xtRule) {}})
 			if !errors.Is(err, errWalk) {
 				t.Errorf("got %v, want %v", err, errWalk)
 			}
@@ -160,5 +160,11 @@ func FuzzWalkEntries(f *testing.F) {
 		info := xtInfo{validHooks: hooks, hookEntry: [5]uint32{0, first, 0, second, 0}}
 		look := newXTLook(family, []Place{{rules.Filter, "INPUT"}, {rules.Filter, "X"}})
 		_ = look.table(rules.Filter, info, data) // may fail, must not panic
+		l := newXTLexicon()
+		if table, err := nameTable(family, rules.Filter, info, data, l); err == nil {
+			walked := xtFamily{tables: []xtTable{table}}
+			l.learn(walked, sampleText())
+			l.ruleset(walked, nothingEarlier)
+		}
 	})
 }

@@ -1,0 +1,179 @@
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// An xtFamily is what one walk found in a family's tables: chains, and names of
+// rules of which a lexicon may know the text.
+type xtFamily struct {
+	digest uint64 // what a probe would have said
+	tables []xtTable
+}
+
+// An xtTable is one of its tables.
+type xtTable struct {
+	name   rules.TableName
+	chains []xtChain
+	rules  []xtName // one chain's after the other's
+}
+
+// An xtChain is a chain; its rules follow those of the chain before it.
+type xtChain struct {
+	name   string
+	start  int // the offset to which rules jump that jump here
+	end    int // in the table's rules
+	policy int // the verdict of its last entry; 1 if that is none
+}
+
+// names returns the rules of the i-th chain.
+func (t *xtTable) names(i int) []xtName {
+	first := 0
+	if i > 0 {
+		first = t.chains[i-1].end
+	}
+	return t.rules[first:t.chains[i].end]
+}
+
+// read walks every listed table and names all rules.
+func (r xtReader) read(ctx context.Context, family rules.Family, l *xtLexicon) (xtFamily, error) {
+	var found xtFamily
+	sum := newChecksum()
+	err := r.walk(ctx, family, func(rules.TableName) bool { return true }, func(name rules.TableName, info xtInfo, data []byte) error {
+		table, err := nameTable(family, name, info, data, l)
+		found.tables = append(found.tables, table)
+		sum.table(info, data)
+		return err
+	})
+	found.digest = sum.value()
+	return found, err
+}
+
+// nameTable names the rules of a table, and masks what is not content.
+func nameTable(family rules.Family, name rules.TableName, info xtInfo, data []byte, l *xtLexicon) (xtTable, error) {
+	t := xtTable{name: name, rules: make([]xtName, 0, info.entries)}
+	layout := xtLayoutOf(family)
+	err := walkEntries(family, info, data, xtVisitor{
+		chain: func(name string, start int) {
+			t.chains = append(t.chains, xtChain{name: name, start: start, policy: 1})
+		},
+		rule: func(r xtRule) {
+			n := l.name(r)
+			if comment, ok := r.mark(layout); ok {
+				l.know(n, rules.Rule{Spec: markStart + comment + markEnd})
+			}
+			t.rules = append(t.rules, n)
+		},
+		end: func(r xtRule) {
+			if len(t.chains) == 0 {
+				return
+			}
+			c := &t.chains[len(t.chains)-1]
+			if c.end = len(t.rules); r.entry.isStandard {
+				c.policy = r.entry.verdict()
+			}
+		},
+	})
+	if err == nil && len(t.chains) == 0 {
+		err = fmt.Errorf("%w: table %s has no chain", errWalk, name)
+	}
+	if err == nil {
+		t.direct(l)
+	}
+	return t, err
+}
+
+// direct finds the chains that rules jump to.
+func (t *xtTable) direct(l *xtLexicon) {
+	hashes := make([]xtKey, len(t.chains))
+	for i, c := range t.chains {
+		hashes[i] = l.hash("to " + c.name) // no verdict has such a name
+	}
+	for i := range t.rules {
+		n := &t.rules[i]
+		if n.jump == 0 {
+			continue
+		}
+		at, found := slices.BinarySearchFunc(t.chains, n.jump, func(c xtChain, offset int) int { return c.start - offset })
+		if !found {
+			*n = xtName{}
+			continue
+		}
+		n.direct(t.chains[at].name, hashes[at])
+	}
+}
+
+// ruleset returns what the family holds as iptables-save would print it, if all
+// of it is known. earlier tells what a table held before: chains that hold the
+// same get the very same rules.
+func (l *xtLexicon) ruleset(f xtFamily, earlier func(rules.TableName) *rules.Table) (rules.Ruleset, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	set, now := rules.Ruleset{}, l.now()
+	for i := range f.tables {
+		walked, before := &f.tables[i], earlier(f.tables[i].name)
+		built := rules.NewTable(walked.name)
+		built.Grow(len(walked.chains))
+		for i, c := range walked.chains {
+			policy, known := c.policyName(walked.name)
+			if !known {
+				return nil, false
+			}
+			list, known := l.rules(walked.names(i), before.Chain(c.name), now)
+			if !known {
+				return nil, false
+			}
+			built.Add(rules.Chain{Name: c.name, Policy: policy, Rules: list})
+		}
+		if len(built.Chains) != len(walked.chains) {
+			return nil, false // two of one name
+		}
+		set[walked.name] = built
+	}
+	return set, true
+}
+
+// rules returns the texts of a chain's rules, if all of them are known. Call it
+// locked.
+func (l *xtLexicon) rules(names []xtName, before *rules.Chain, now uint32) ([]rules.Rule, bool) {
+	if len(names) == 0 {
+		return nil, true
+	}
+	var list []rules.Rule
+	shares := before != nil && len(before.Rules) == len(names)
+	for i, n := range names {
+		rule, known := l.rule(n.key, now)
+		if !known {
+			return nil, false
+		}
+		if shares && rule == before.Rules[i] {
+			continue
+		}
+		if list == nil {
+			list = make([]rules.Rule, 0, len(names))
+			if shares {
+				list = append(list, before.Rules[:i]...)
+			}
+			shares = false
+		}
+		list = append(list, rule)
+	}
+	if shares {
+		return before.Rules, true
+	}
+	return list, true
+}
+
+// policyName returns a built-in chain's policy, "" for a chain of the user's, which
+// ends in RETURN; false if it is neither.
+func (c xtChain) policyName(table rules.TableName) (string, bool) {
+	name := verdictName(c.policy)
+	if rules.Builtin(table, c.name) {
+		return name, name == "ACCEPT" || name == "DROP"
+	}
+	return "", name == "RETURN"
+}

@@ -1,0 +1,214 @@
+package iptables
+
+import (
+	"hash/maphash"
+	"math/bits"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// An xtLexicon knows what iptables-legacy-save printed for rules as x_tables
+// holds them. Like the lexicon of nft it never decodes: what it says is what was
+// printed of the very same bytes, where a jump's offset counts as the name of the
+// chain that begins there. It may be used concurrently.
+//
+// Memory: 46,578 rules of 5,000 services are 20 MB of bytes, and 3 MB here: of
+// the bytes a hash of 128 bits is kept, under seeds that nobody knows.
+type xtLexicon struct {
+	mu    sync.Mutex
+	start time.Time // xtWord.met counts from it
+	seeds [2]maphash.Seed
+	words []xtWord // by number-1
+	byKey index    // of their numbers
+	small int      // how many words there were when it was last tidied up
+}
+
+// An xtKey names a rule by its bytes. The zero key is no rule's.
+type xtKey [2]uint64
+
+// An xtWord is the text of a rule.
+type xtWord struct {
+	key    xtKey
+	rule   rules.Rule
+	met    uint32 // when it was last met, in seconds
+	fickle bool   // it was printed in two ways, and is not certain
+}
+
+// An xtName is how a rule is called before its text is known.
+type xtName struct {
+	key     xtKey  // zero: its bytes do not say what they mean
+	jump    int    // the offset to which it jumps; 0: nowhere
+	goal    string // the target that its text must have
+	comment uint64 // a hash of the comment that its text must have; 0: none
+}
+
+func newXTLexicon() *xtLexicon {
+	return &xtLexicon{start: time.Now(), seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}}
+}
+
+// name names a rule. A jump has yet to be directed.
+func (l *xtLexicon) name(r xtRule) xtName {
+	if r.entry.indexed() {
+		return xtName{}
+	}
+	name, whole := xtName{}, r.entry.whole
+	switch {
+	case !r.entry.isStandard:
+		name.goal = targetName(extName(r.entry.target))
+	case len(r.entry.target) != xtStandardLen:
+		return xtName{}
+	default:
+		whole = whole[:len(whole)-xtStandardLen+xtExtDataAt]
+		switch verdict := r.entry.verdict(); {
+		case verdict >= 0 && r.target:
+			name.jump = verdict
+		case verdict >= 0:
+		case verdictName(verdict) == "":
+			return xtName{}
+		default:
+			name.goal = verdictName(verdict)
+		}
+	}
+	for i, seed := range l.seeds {
+		name.key[i] = maphash.Bytes(seed, whole)
+	}
+	if r.hasComment {
+		name.comment = l.commentHash(r.comment)
+	}
+	if name.jump == 0 {
+		name.key = name.key.with(l.hash(name.goal))
+	}
+	return name
+}
+
+func (l *xtLexicon) commentHash(comment []byte) uint64 { return maphash.Bytes(l.seeds[0], comment) | 1 }
+
+func (l *xtLexicon) hash(text string) xtKey {
+	return xtKey{maphash.String(l.seeds[0], text), maphash.String(l.seeds[1], text)}
+}
+
+func (k xtKey) with(goal xtKey) xtKey {
+	for i := range k {
+		k[i] ^= bits.RotateLeft64(goal[i], 17)
+	}
+	return k
+}
+
+// direct tells a rule that jumps to which chain.
+func (n *xtName) direct(chain string, hash xtKey) { n.goal, n.key = chain, n.key.with(hash) }
+
+// know notes what a rule says of which that is certain: a mark.
+func (l *xtLexicon) know(name xtName, rule rules.Rule) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.tell(name, rule)
+}
+
+// rule returns the text of a rule, if it is known. Call it locked.
+func (l *xtLexicon) rule(key xtKey, now uint32) (rules.Rule, bool) {
+	w := l.find(key)
+	if w == nil || w.fickle {
+		return rules.Rule{}, false
+	}
+	w.met = now
+	return w.rule, true
+}
+
+func (l *xtLexicon) find(key xtKey) *xtWord {
+	n := l.byKey.find(key[0], func(n uint32) bool { return l.words[n-1].key == key })
+	if n == 0 || key == (xtKey{}) {
+		return nil
+	}
+	return &l.words[n-1]
+}
+
+// tell takes down what was printed for a rule, and refuses a text of another
+// comment or target. Call it locked.
+func (l *xtLexicon) tell(name xtName, rule rules.Rule) {
+	w := l.find(name.key)
+	switch {
+	case name.key == xtKey{}:
+	case w != nil && w.rule.Spec == rule.Spec:
+		w.rule, w.met = rule, l.now() // the memory that others have of it now
+	case !l.agrees(name, rule):
+	case w != nil:
+		w.fickle = true
+	default:
+		l.words = append(l.words, xtWord{key: name.key, rule: rule, met: l.now()})
+		l.index()
+	}
+}
+
+// index lets find know of the last word.
+func (l *xtLexicon) index() {
+	l.byKey.add(uint32(len(l.words)), func(n uint32) uint64 { return l.words[n-1].key[0] })
+}
+
+// agrees checks what can be told of a rule without understanding it.
+func (l *xtLexicon) agrees(name xtName, rule rules.Rule) bool {
+	if name.goal != rule.Target && !(name.goal == "CT" && rule.Target == "NOTRACK") { // two words for one
+		return false
+	}
+	words, err := rules.Split(rule.Spec)
+	if err != nil {
+		return false
+	}
+	i := slices.Index(words, "--comment")
+	if i < 0 || i+1 == len(words) {
+		return name.comment == 0
+	}
+	return name.comment == l.commentHash([]byte(words[i+1]))
+}
+
+// lacks reports whether there are rules that it could learn.
+func (l *xtLexicon) lacks(walked xtFamily) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, t := range walked.tables {
+		if slices.ContainsFunc(t.rules, func(n xtName) bool { return n.key != xtKey{} && l.find(n.key) == nil }) {
+			return true
+		}
+	}
+	return false
+}
+
+// learn pairs rules with what was printed of the very same. What does not fit is
+// not learned.
+func (l *xtLexicon) learn(walked xtFamily, printed rules.Ruleset) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, t := range walked.tables {
+		for i := range t.chains {
+			names, chain := t.names(i), printed[t.name].Chain(t.chains[i].name)
+			if chain == nil || len(chain.Rules) != len(names) {
+				continue
+			}
+			for at, name := range names {
+				l.tell(name, chain.Rules[at])
+			}
+		}
+	}
+	l.tidy()
+}
+
+// tidy forgets what was not met for long, once that may be the half.
+func (l *xtLexicon) tidy() {
+	if len(l.words) <= max(2*l.small, fewEntries) {
+		return
+	}
+	horizon := int64(l.now()) - int64(remember/time.Second)
+	old := l.words
+	l.words, l.byKey = nil, index{}
+	for _, w := range old {
+		if int64(w.met) >= horizon {
+			l.words = append(l.words, w)
+			l.index()
+		}
+	}
+	l.small = len(l.words)
+}
+
+func (l *xtLexicon) now() uint32 { return uint32(time.Since(l.start) / time.Second) }
