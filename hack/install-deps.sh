@@ -48,7 +48,7 @@ if $with_flushers; then
 	needed+=(
 		dbus-daemon:dbus-daemon
 		bc:bc
-		perl:perl
+		shasum:perl
 		/usr/bin/python3:python3
 		/usr/lib/python3/dist-packages/dbus/__init__.py:python3-dbus
 		/usr/lib/python3/dist-packages/gi/__init__.py:python3-gi
