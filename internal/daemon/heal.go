@@ -119,6 +119,9 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 		}
 		d.absorb(st, f, fr)
 		st.families[f].lastWord.owe(fr, time.Now())
+		if fr.Owed && fr.ProxyStands() {
+			st.families[f].nudged(time.Now())
+		}
 		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
 		d.countRefusal(f, fr.Err)
 		done = done && (fr.Outcome.Done() || fr.AllBut())

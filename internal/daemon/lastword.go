@@ -49,6 +49,11 @@ func (w *lastWord) saw(stands bool, now time.Time) {
 // one by itself.
 func (st *state) mayNudge() bool { return st.loss == nil && st.heals() }
 
+// nudged has the marks renewed after kube-proxy was asked for a full sync: a file that
+// was saved before has its canary, and with other marks it is known for what it is when
+// somebody restores it before kube-proxy has looked.
+func (fs *familyState) nudged(now time.Time) { fs.planRotation(now) }
+
 // giveLastWord asks kube-proxy for the full syncs that it is owed.
 func (d *Daemon) giveLastWord(ctx context.Context, st *state) {
 	for _, f := range rules.Families() {
@@ -60,5 +65,6 @@ func (d *Daemon) giveLastWord(ctx context.Context, st *state) {
 		if err := d.replayer(ctx, st).Nudge(ctx, f); err != nil {
 			klog.FromContext(ctx).Error(err, "kube-proxy could not be asked for a full sync", "family", f)
 		}
+		fs.nudged(time.Now())
 	}
 }

@@ -51,3 +51,43 @@ func TestLastWordOfAProxyThatWasSyncing(t *testing.T) {
 		})
 	}
 }
+
+// TestASavedMangleDoesNotAnswerForTheProxy: kube-proxy was asked for a full sync, by
+// deleting its canary, and before it looks somebody restores a file that brings the canary
+// back. It is asked once more, also if the file's rules are flushed at once.
+func TestASavedMangleDoesNotAnswerForTheProxy(t *testing.T) {
+	for name, flushed := range map[string]bool{"restored": false, "restored and flushed": true} {
+		t.Run(name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				r := start(t, backend, setup{})
+				for _, table := range rules.Guarded() {
+					r.write(table, ":KUBE-PROXY-CANARY - [0:0]")
+				}
+				r.after(20 * time.Second)
+				saved := r.fake.SaveTable(rules.IPv4, rules.Mangle)
+				asked := func() bool { return r.chain(rules.IPv4, rules.Mangle, "KUBE-PROXY-CANARY") == nil }
+				r.flushNat()
+				r.after(time.Second)
+				if !asked() {
+					t.Fatal("kube-proxy is not asked after the first flush")
+				}
+				must(t, r.fake.Restore(rules.IPv4, saved))
+				if flushed {
+					r.after(12 * time.Millisecond)
+					must(t, r.fake.Flush(rules.IPv4, rules.Mangle, ""))
+				}
+				r.after(time.Second)
+				r.wantReady()
+				if !asked() {
+					t.Error("the saved canary stands for kube-proxy's answer")
+				}
+				r.write(rules.Mangle, ":KUBE-PROXY-CANARY - [0:0]")
+				r.after(time.Minute)
+				r.wantReady()
+				if asked() {
+					t.Error("kube-proxy is asked although it has answered")
+				}
+			})
+		})
+	}
+}

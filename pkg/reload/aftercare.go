@@ -31,14 +31,19 @@ func OtherOwner(snapshot iptables.Snapshot, claims func(chain string) bool) stri
 }
 
 // owed reports whether kube-proxy is to have the last word: a replay bridged
-// the gap with rules of before, or the flush may have taken some that were too
-// new to be known. What kube-proxy wrote itself since the flush is no sign that
+// the gap with rules of before, the flush may have taken some that were too
+// new to be known, or a saved mangle brought back its canary, by whose absence it was
+// to learn of an earlier flush. What kube-proxy wrote itself since the flush is no sign that
 // it missed nothing: a partial sync names the chains of those services only that
 // changed after it.
 func owed(result FamilyResult) bool {
 	return result.Outcome == Raced || slices.ContainsFunc(rules.Guarded(), func(t rules.TableName) bool {
 		tr := result.Tables[t]
-		return tr.Proved && (tr.Wrote > 0 || tr.flushed && t != rules.Mangle)
+		missed := tr.flushed
+		if t == rules.Mangle { // where it has its canary and nothing else
+			missed = tr.restored
+		}
+		return tr.Proved && (tr.Wrote > 0 || missed)
 	})
 }
 

@@ -198,8 +198,9 @@ type TableResult struct {
 
 	// flushed: no mark at all was left standing, so that more may be gone than
 	// the generation knows.
-	flushed bool
-	last    canary.Finding // of the last read
+	flushed  bool
+	restored bool           // saved rules stood in it
+	last     canary.Finding // of the last read
 }
 
 // Heal puts back what the generation has and the kernel has not, all families

@@ -127,7 +127,7 @@ func (t *turn) landed(before map[rules.TableName]TableResult) {
 		if p.mark.Nonce == "" || now.Mark.Nonce != p.mark.Nonce || old.Mark.Nonce == p.mark.Nonce || now.Finding.Verdict.Loss() {
 			continue
 		}
-		now.Finding, now.Lost, now.Policies, now.flushed = old.Finding, old.Lost, old.Policies, old.flushed
+		now.Finding, now.Lost, now.Policies, now.flushed, now.restored = old.Finding, old.Lost, old.Policies, old.flushed, old.restored
 		now.Proved, now.Wrote, now.Skipped = true, len(p.wrote), p.skipped
 		t.result.Tables[p.table] = now
 	}
@@ -249,8 +249,9 @@ func newResult(tasks []tableTask) FamilyResult {
 		tr := TableResult{
 			Finding: task.finding, Mark: task.want.Mark,
 			Section: task.seen.Section, Read: task.seen.Err == nil,
-			flushed: task.finding.MarkLost && len(task.finding.Witnesses) == len(task.want.Mark.Witnessed),
-			last:    task.finding,
+			flushed:  task.finding.MarkLost && len(task.finding.Witnesses) == len(task.want.Mark.Witnessed),
+			restored: task.finding.Restored,
+			last:     task.finding,
 		}
 		if task.finding.Verdict.Loss() {
 			tr.Lost = countLost(task)

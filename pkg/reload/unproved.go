@@ -42,7 +42,7 @@ func (u Unproved) After(result Result) Unproved {
 // once it is proved.
 func (tr TableResult) owing(earlier TableResult) TableResult {
 	tr.Wrote += earlier.Wrote
-	tr.flushed = tr.flushed || earlier.flushed
+	tr.flushed, tr.restored = tr.flushed || earlier.flushed, tr.restored || earlier.restored
 	return tr
 }
 
