@@ -344,6 +344,7 @@ func lastOf(writers []canary.Writer) []canary.Writer {
 func (d *Daemon) settle(ctx context.Context, st *state) {
 	const look = 5 * time.Millisecond
 	last := d.stamps(ctx, st)
+	d.followRestored(ctx, st, st.looked(), last)
 	quiet := time.Now()
 	for end := quiet.Add(10 * d.cfg.Settle); time.Since(quiet) < d.cfg.Settle && time.Now().Before(end); {
 		select {
@@ -351,24 +352,23 @@ func (d *Daemon) settle(ctx context.Context, st *state) {
 			return
 		case <-time.After(min(look, d.cfg.Settle)):
 		}
-		if now := d.stamps(ctx, st); !maps.Equal(now, last) {
-			d.followRestored(ctx, st, last, now)
+		now := d.stamps(ctx, st)
+		d.followRestored(ctx, st, last, now)
+		if !maps.Equal(now, last) {
 			last, quiet = now, time.Now()
 		}
 	}
 }
 
-func (d *Daemon) stamps(ctx context.Context, st *state) map[rules.Family]uint64 {
-	values := map[rules.Family]uint64{}
+func (d *Daemon) stamps(ctx context.Context, st *state) map[rules.Family]iptables.Stamp {
+	stamps := map[rules.Family]iptables.Stamp{}
 	for _, f := range rules.Families() {
 		if st.families[f] == nil {
 			continue
 		}
-		stamp, err := d.cfg.Kernel.Stamp(ctx, f)
-		if err != nil {
-			stamp = iptables.Stamp{}
+		if stamp, err := d.cfg.Kernel.Stamp(ctx, f); err == nil {
+			stamps[f] = stamp
 		}
-		values[f] = stamp.Value
 	}
-	return values
+	return stamps
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -26,24 +27,47 @@ func (d *Daemon) readRestored(ctx context.Context, st *state) {
 	}
 }
 
-// followRestored does that for families in which somebody wrote while it was waited
-// for the flusher: files are restored table by table.
-func (d *Daemon) followRestored(ctx context.Context, st *state, before, now map[rules.Family]uint64) {
+// followRestored does that while it is waited for the flusher, for files are restored
+// table by table. Where a stamp does not tell that somebody wrote, it looks each time,
+// once a file was seen.
+func (d *Daemon) followRestored(ctx context.Context, st *state, before, now map[rules.Family]iptables.Stamp) {
 	for _, f := range rules.Families() {
-		if now[f] == before[f] {
+		moved := now[f] != before[f]
+		if !moved && (now[f].Exact || !st.loss.restored()) {
 			continue
 		}
 		sighting, err := d.cfg.Kernel.Probe(ctx, f, st.marks.Places(f, d.cfg.Canary))
 		if err != nil {
 			continue
 		}
-		for _, v := range st.marks.Glance(f, d.cfg.Canary, sighting) {
-			if v == canary.Replaced {
+		for t, v := range st.marks.Glance(f, d.cfg.Canary, sighting) {
+			if v == canary.Replaced && (moved || !st.loss.found[f][t].Restored) {
 				d.readLost(ctx, st, f)
 				break
 			}
 		}
 	}
+}
+
+// looked returns the stamps up to which marks were looked at.
+func (st *state) looked() map[rules.Family]iptables.Stamp {
+	stamps := map[rules.Family]iptables.Stamp{}
+	for f, fs := range st.families {
+		stamps[f] = fs.glimpsed
+	}
+	return stamps
+}
+
+// restored reports whether saved rules were seen in any table.
+func (l *loss) restored() bool {
+	for _, tables := range l.found {
+		for _, finding := range tables {
+			if finding.Restored {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // readLost reads a family that lost something. If it cannot be read, the replay will
