@@ -47,6 +47,9 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		fs.readAt = time.Time{}
 	}
 	if fs.unread.over() {
+		if st.loss != nil && st.heals() { // perhaps it lasts only because of this
+			st.loss.tryAt = earliest(st.loss.tryAt, fs.readEnd)
+		}
 		klog.FromContext(ctx).Info("The tables can be read again", "family", f)
 	}
 	fs.digest, fs.examined, fs.dirty = snapshot.Digest, start, time.Time{}

@@ -108,6 +108,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 		d.blame(l)
 	}
 	d.tell(ctx, st, hits(result))
+	st.loss.note(st.loss.hit, result)
 	st.loss.unproved, st.loss.found = st.loss.unproved.After(result), st.loss.found.After(result)
 	unread := d.lostButUnread(st, result)
 	done := err == nil && unread == nil
@@ -305,7 +306,7 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 		st.flushLog(ctx).Info("Nothing was lost any more when it was looked at under guard", "flush", l.record.ID)
 		return
 	}
-	l.record.Outcome = worst(result)
+	l.record.Outcome = l.outcome(result)
 	l.record.Detail = ""
 	for _, fr := range result {
 		if fr.Err != nil { // rules that had to be left out
@@ -314,20 +315,11 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 		}
 	}
 	d.logHeld(ctx, result)
-	absent := provedAt(result).Sub(l.record.Time)
+	absent := l.provedAt().Sub(l.record.Time)
 	l.record.AbsentSeconds = absent.Seconds()
 	d.cfg.Metrics.ObserveRecovery(absent)
 	d.journal(ctx, st, l)
 	d.logRecovery(ctx, st, l, result)
-}
-
-// provedAt returns when the last family was proved.
-func provedAt(result reload.Result) time.Time {
-	var last time.Time
-	for _, fr := range result {
-		last = latest(last, fr.Done)
-	}
-	return last
 }
 
 // worst returns the outcome that the flush record gets: that of the family

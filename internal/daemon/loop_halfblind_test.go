@@ -46,7 +46,8 @@ func (s halfBlindSession) Read(ctx context.Context, f rules.Family) (iptables.Sn
 
 // TestOneFamilyCannotBeRead: what the other one loses is noticed and healed,
 // whether reading fails from the start or later. The flush record stays open: of
-// the family that cannot be read nobody knows what the flush left of it.
+// the family that cannot be read nobody knows what the flush left of it. As soon as
+// it can be read the record is completed.
 func TestOneFamilyCannotBeRead(t *testing.T) {
 	for name, fromStart := range map[string]bool{"from the start": true, "later": false} {
 		t.Run(name, func(t *testing.T) {
@@ -70,6 +71,15 @@ func TestOneFamilyCannotBeRead(t *testing.T) {
 				}
 				r.wantNotReady("ipv4")
 				k.family.Store(0)
+				r.after(3 * time.Second)
+				// It says what became of the rules, and not of the last look at them.
+				got := r.oneRecord()
+				if got.Outcome != reload.Proved || got.Detail != "" || got.AbsentSeconds > 0.1 {
+					t.Errorf("in the end the record says %s after %v s, %q; want what the first try came to", got.Outcome, got.AbsentSeconds, got.Detail)
+				}
+				if moved := r.metrics("rules_absent_seconds"); len(moved) != 1 {
+					t.Errorf("recoveries: %v", moved)
+				}
 				r.after(time.Minute)
 				r.wantReady()
 			})

@@ -118,6 +118,7 @@ type loss struct {
 	unhooked bool                      // hooks were deleted by name, and their grace is over
 	unproved reload.Unproved           // what was written and could not be read back
 	found    reload.Found              // what the last reads found
+	recovery                           // what the tries have put back so far
 	attempts int
 	tryAt    time.Time
 	wait     time.Duration

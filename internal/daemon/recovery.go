@@ -1,0 +1,64 @@
+package daemon
+
+import (
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A recovery is what the tries of one loss have put back so far. Where one family
+// or table keeps a loss open, the others may long be whole by then.
+type recovery struct {
+	back     map[rules.Family]map[rules.TableName]time.Time // since when tables that were hit are whole
+	replayed bool                                           // a table was written and proved
+	raced    bool                                           // and somebody else wrote meanwhile
+}
+
+// note takes up another try.
+func (r *recovery) note(hit map[rules.Family]Verdicts, result reload.Result) {
+	for f, fr := range result {
+		for t, tr := range fr.Tables {
+			v := tr.Finding.Verdict
+			switch {
+			case hit[f][t] == "" || !tr.Proved && v == canary.Unknown:
+			case !tr.Proved && v.Loss():
+				delete(r.back[f], t)
+			case r.back[f][t].IsZero():
+				if r.back == nil {
+					r.back = map[rules.Family]map[rules.TableName]time.Time{}
+				}
+				if r.back[f] == nil {
+					r.back[f] = map[rules.TableName]time.Time{}
+				}
+				r.back[f][t] = fr.Done
+			}
+			r.replayed = r.replayed || tr.Proved
+		}
+		r.raced = r.raced || fr.Outcome == reload.Raced
+	}
+}
+
+// outcome returns what became of the whole loss, after a last try.
+func (r recovery) outcome(result reload.Result) Outcome {
+	switch outcome := worst(result); {
+	case outcome != reload.Skipped || !r.replayed:
+		return outcome
+	case r.raced:
+		return reload.Raced
+	default:
+		return reload.Proved
+	}
+}
+
+// provedAt returns when the last table that was hit was whole again.
+func (r recovery) provedAt() time.Time {
+	var last time.Time
+	for _, tables := range r.back {
+		for _, at := range tables {
+			last = latest(last, at)
+		}
+	}
+	return last
+}
