@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/journal"
 	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/internal/testlog"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
@@ -390,27 +390,12 @@ func without(tables map[rules.Family]rules.Ruleset) string {
 	return b.String()
 }
 
-// A logText is a log that can be read while it is written.
-type logText struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
+// A logText is canaryd's log.
+type logText struct{ testlog.Log }
 
 // context returns a context whose logger writes to l.
 func (l *logText) context(ctx context.Context, verbosity int) context.Context {
 	return klog.NewContext(ctx, textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(l), textlogger.Verbosity(verbosity))))
-}
-
-func (l *logText) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *logText) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }
 
 func must(t *testing.T, err error) {

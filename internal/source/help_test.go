@@ -1,7 +1,6 @@
 package source
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -16,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
+	"github.com/canaryd/canaryd/internal/testlog"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/rules/kube"
 )
@@ -99,26 +99,8 @@ type story struct {
 	*testing.T
 	dir string
 	*Watcher
-	log    *record
+	log    *testlog.Log
 	counts chan string
-}
-
-// A record is a log that others may read.
-type record struct {
-	lock sync.Mutex
-	text bytes.Buffer
-}
-
-func (r *record) Write(p []byte) (int, error) {
-	r.lock.Lock()
-	defer r.lock.Unlock()
-	return r.text.Write(p)
-}
-
-func (r *record) String() string {
-	r.lock.Lock()
-	defer r.lock.Unlock()
-	return r.text.String()
 }
 
 // soon is how long anything may take that happens at all.
@@ -127,7 +109,7 @@ const soon = 10 * time.Second
 // tell starts a Watcher that trusts in events alone, unless again is short.
 func tell(t *testing.T, dir string, again time.Duration, sources ...Source) *story {
 	t.Helper()
-	s := &story{T: t, dir: dir, log: &record{}, counts: make(chan string, 1000)}
+	s := &story{T: t, dir: dir, log: &testlog.Log{}, counts: make(chan string, 1000)}
 	s.Watcher = NewWatcher(func(source string) { s.counts <- source }, sources...)
 	s.timing = timing{quiet: 30 * time.Millisecond, most: 300 * time.Millisecond, again: again}
 	ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(s.log))))

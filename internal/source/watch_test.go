@@ -9,6 +9,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/canaryd/canaryd/internal/testlog"
 )
 
 const never = time.Hour // events alone must do
@@ -285,7 +287,7 @@ func TestWithoutEventsFilesAreLookedAt(t *testing.T) {
 	if soon := w.reload(t.Context()); soon {
 		t.Error("the files are said to be busy")
 	}
-	s := &story{T: t, Watcher: w, log: &record{}}
+	s := &story{T: t, Watcher: w, log: &testlog.Log{}}
 	s.becomes("b")
 	w.reload(t.Context())
 	select {

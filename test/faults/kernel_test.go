@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -16,27 +15,10 @@ import (
 
 	"github.com/canaryd/canaryd/internal/nodetest"
 	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/internal/testlog"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
-
-// A log is what strace says, read while it is written.
-type log struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *log) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
 
 // nowAndThen, behind an error, makes only every third call fail.
 const nowAndThen = ":when=2+3"
@@ -48,7 +30,7 @@ func (n node) refuses(errno string, calls ...string) func() func() {
 		n.Helper()
 		nstest.NeedProgram(n.T, "strace")
 		list := strings.Join(calls, ",")
-		var said log
+		var said testlog.Log
 		tracer := exec.CommandContext(n.Context(), "strace", "-f", "-o", "/run/strace", "-e", "trace="+list,
 			"-e", "inject="+list+":error="+errno, "-p", strconv.Itoa(n.daemon.PID()))
 		tracer.Stderr = &said

@@ -1,7 +1,6 @@
 package systemd
 
 import (
-	"bytes"
 	"fmt"
 	"io/fs"
 	"os"
@@ -9,12 +8,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/nodetest"
 	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/internal/testlog"
 )
 
 // startup is what process 1 does before it becomes systemd. Its root is this
@@ -37,30 +36,12 @@ umount -l /run/old
 exec env -i container=canaryd-test PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
 	/lib/systemd/systemd --system --unit=canaryd-test.target --log-target=console --log-level=info --show-status=no`
 
-// A sharedLog is written by a process while the test reads it.
-type sharedLog struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *sharedLog) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *sharedLog) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
 // A machine is a node whose services a systemd of its own runs. It has the
 // node's network and /run, so that whatever asks canaryd finds it.
 type machine struct {
 	*nodetest.Node
 	pid int // of systemd, in the test's own pid namespace
-	log *sharedLog
+	log *testlog.Log
 }
 
 const (
@@ -78,7 +59,7 @@ func boot(n *nodetest.Node) *machine {
 	write(n.T, "/run/systemd/system/canaryd.service.d/log.conf", "[Service]\nStandardOutput=append:"+canarydLog+"\nStandardError=inherit\n")
 
 	group := controlGroup(n)
-	m := &machine{Node: n, log: &sharedLog{}}
+	m := &machine{Node: n, log: &testlog.Log{}}
 	cmd := exec.CommandContext(n.Context(), "unshare", "--mount", "--pid", "--fork", "--kill-child", "--cgroup", "--uts", "--ipc",
 		"sh", "-c", startup, "boot", "/run/machine")
 	cmd.Stdout, cmd.Stderr = m.log, m.log
