@@ -125,22 +125,27 @@ func TestASavedFileIsFlushedBeforeItIsReplaced(t *testing.T) {
 // TestAPodThatIsRemovedFromASavedFile: its chain was seen in the restored table and is
 // gone now. Its owner removed it, and a flush afterwards does not bring it back.
 func TestAPodThatIsRemovedFromASavedFile(t *testing.T) {
-	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
-		r := start(t, backend, setup{})
-		r.addPod("old")
-		r.settled()
-		saved := r.fake.Save(rules.IPv4)
-		r.addPod("young")
-		r.after(5 * time.Second)
-		must(t, r.fake.Restore(rules.IPv4, saved))
-		r.after(12 * time.Millisecond)
-		r.removePod("old")
-		must(t, r.fake.Flush(rules.IPv4, rules.Nat, ""))
-		r.after(10 * time.Second)
-		r.wantReady()
-		saved = r.fake.SaveTable(rules.IPv4, rules.Nat)
-		if strings.Contains(saved, podChain("old")) || !strings.Contains(saved, podJump("young")) {
-			t.Errorf("want the younger pod's host port and nothing of the older one:\n%s", saved)
-		}
-	})
+	for _, seen := range []bool{false, true} { // also if canaryd looks again before the flush
+		eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+			r := start(t, backend, setup{})
+			r.addPod("old")
+			r.settled()
+			saved := r.fake.Save(rules.IPv4)
+			r.addPod("young")
+			r.after(5 * time.Second)
+			must(t, r.fake.Restore(rules.IPv4, saved))
+			r.after(12 * time.Millisecond)
+			r.removePod("old")
+			if seen {
+				r.after(12 * time.Millisecond)
+			}
+			must(t, r.fake.Flush(rules.IPv4, rules.Nat, ""))
+			r.after(10 * time.Second)
+			r.wantReady()
+			saved = r.fake.SaveTable(rules.IPv4, rules.Nat)
+			if strings.Contains(saved, podChain("old")) || !strings.Contains(saved, podJump("young")) {
+				t.Errorf("want the younger pod's host port and nothing of the older one:\n%s", saved)
+			}
+		})
+	}
 }

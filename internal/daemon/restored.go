@@ -19,7 +19,7 @@ func (d *Daemon) readRestored(ctx context.Context, st *state) {
 	for _, f := range rules.Families() {
 		for _, t := range rules.Guarded() {
 			fs := st.families[f]
-			if st.loss != nil && fs != nil && fs.tables[t].verdict == canary.Replaced && !st.loss.found[f][t].Restored {
+			if st.loss != nil && fs != nil && fs.tables[t].verdict == canary.Replaced && st.loss.found[f][t].Restored == "" {
 				d.readLost(ctx, st, f)
 				break
 			}
@@ -41,7 +41,7 @@ func (d *Daemon) followRestored(ctx context.Context, st *state, before, now map[
 			continue
 		}
 		for t, v := range st.marks.Glance(f, d.cfg.Canary, sighting) {
-			if v == canary.Replaced && (moved || !st.loss.found[f][t].Restored) {
+			if v == canary.Replaced && (moved || st.loss.found[f][t].Restored == "") {
 				d.readLost(ctx, st, f)
 				break
 			}
@@ -62,7 +62,7 @@ func (st *state) looked() map[rules.Family]iptables.Stamp {
 func (l *loss) restored() bool {
 	for _, tables := range l.found {
 		for _, finding := range tables {
-			if finding.Restored {
+			if finding.Restored != "" {
 				return true
 			}
 		}

@@ -2,32 +2,60 @@ package canary
 
 import "github.com/canaryd/canaryd/pkg/rules"
 
-// gone tells which of the chains that are missing in a table without its mark are
-// lost, and which their owner has removed since.
-//
-// A flush that leaves chains standing takes none away; who finds a chain missing
-// after it knows that its owner was there. Not so if the chain was missing before:
-// saved rules that lack it, restored and then flushed, leave just the same behind.
-// So what was lost at an earlier read of the same loss is lost until it stands again.
-func gone(v Verdict, want rules.Section, missing []string, before Finding) (lost, released []string) {
-	if v != Emptied {
-		return missing, nil
+// remember completes what is found of a table without its mark by what was found before.
+func (f *Finding) remember(want Wanted, seen Seen) {
+	f.Restored = seen.Before.Restored
+	if f.Verdict == Replaced {
+		f.Restored = seen.Table.Chain(want.CanaryChain).Rules[0].Spec
 	}
-	was := make(map[string]bool, len(before.Missing))
-	for _, name := range before.Missing {
+	f.Lacked = lacked(f.Verdict, f.Restored, f.Missing, seen.Before)
+	if f.Verdict == Emptied {
+		f.split(want.Section)
+	}
+	f.Brought = brought(f.Verdict, want.Section, seen)
+}
+
+// lacked returns which of the chains that are missing in a table without its mark
+// are lost for sure. A flush that leaves chains standing takes none away; who finds a
+// chain missing after it knows that its owner was there. Not so if it was missing
+// before: saved rules that lack it, restored and then flushed, leave just the same
+// behind. So what the first read of such rules, or of a table without chains, missed is
+// lost until it stands again; what is missed later was removed by its owner.
+func lacked(v Verdict, restored string, missing []string, before Finding) []string {
+	if v != Emptied && (v != Replaced || restored != before.Restored) {
+		return missing
+	}
+	was := make(map[string]bool, len(before.Lacked))
+	for _, name := range before.Lacked {
 		was[name] = true
 	}
+	var list []string
 	for _, name := range missing {
 		if was[name] {
-			lost = append(lost, name)
-		} else {
+			list = append(list, name)
+		}
+	}
+	return list
+}
+
+// split tells the missing chains that are lost from those that their owner has
+// removed, in a table of which a flush left the chains.
+func (f *Finding) split(want rules.Section) {
+	lost := make(map[string]bool, len(f.Lacked))
+	for _, name := range f.Lacked {
+		lost[name] = true
+	}
+	var released []string
+	for _, name := range f.Missing {
+		if !lost[name] {
 			released = append(released, name)
 		}
 	}
-	if 2*len(released) > len(want.Chains) {
-		return missing, nil // no owner removes that many
+	if 2*len(released) > len(want.Chains) { // no owner removes that many
+		f.Lacked = f.Missing
+		return
 	}
-	return lost, released
+	f.Missing, f.Released = f.Lacked, released
 }
 
 // brought returns the protected chains that nobody wants and that saved rules have

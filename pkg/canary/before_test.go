@@ -1,6 +1,7 @@
 package canary
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -24,19 +25,27 @@ func TestWhatWasLostBeforeIsLost(t *testing.T) {
 			name: "a flush alone", now: []edit{deleted(sep), flushed()}, released: []string{sep},
 		},
 		{
-			name: "saved rules that lacked it, then a flush", earlier: [][]edit{file}, now: append(file, flushed()),
+			name: "saved rules that lacked it, then a flush", earlier: [][]edit{file}, now: append(slices.Clone(file), flushed()),
 			lost: []string{sep, svc}, brought: []string{older},
 		},
 		{
-			name: "and somebody fills what only they had", earlier: [][]edit{file}, now: append(file, flushed(), with("-A "+older+" -j RETURN")),
+			name: "and somebody fills what only they had", earlier: [][]edit{file}, now: append(slices.Clone(file), flushed(), with("-A "+older+" -j RETURN")),
 			lost: []string{sep, svc},
 		},
 		{
-			name: "and its owner removes what they had", earlier: [][]edit{file}, now: append(file, deleted("KUBE-NODEPORTS", older), flushed()),
+			name: "and its owner removes what they had", earlier: [][]edit{file}, now: append(slices.Clone(file), deleted("KUBE-NODEPORTS", older), flushed()),
 			lost: []string{sep, svc}, released: []string{"KUBE-NODEPORTS"},
 		},
 		{
-			name: "all chains deleted, then saved rules that were not seen, then a flush", earlier: [][]edit{{deleted(chains...), deleted(DefaultChain)}}, now: append(file, flushed()),
+			name: "and that was seen, too", earlier: [][]edit{file, append(slices.Clone(file), deleted("KUBE-NODEPORTS"))}, now: append(slices.Clone(file), deleted("KUBE-NODEPORTS"), flushed()),
+			lost: []string{sep, svc}, released: []string{"KUBE-NODEPORTS"}, brought: []string{older},
+		},
+		{
+			name: "another file that lacks more", earlier: [][]edit{file, append(slices.Clone(file), deleted("KUBE-NODEPORTS"), replaced("aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"))}, now: append(slices.Clone(file), deleted("KUBE-NODEPORTS"), flushed()),
+			lost: []string{"KUBE-NODEPORTS", sep, svc}, brought: []string{older},
+		},
+		{
+			name: "all chains deleted, then saved rules that were not seen, then a flush", earlier: [][]edit{{deleted(chains...), deleted(DefaultChain)}}, now: append(slices.Clone(file), flushed()),
 			lost: []string{sep, svc},
 		},
 		{
@@ -78,7 +87,7 @@ func TestWhatWasLostBeforeIsLost(t *testing.T) {
 func TestSavedRulesOfAnotherTime(t *testing.T) {
 	text := with(":KUBE-SVC-OLDER77777777777 - [0:0]")(replaced("0123456789abcdef", "aaaaaaaaaaaaaaaa")(node))
 	got := Judge(wantedOf(t, node), seenTable(tableOf(t, text)))
-	if d := cmp.Diff([]string{"KUBE-SVC-OLDER77777777777"}, got.Brought); d != "" || !got.Restored || got.Verdict != Replaced {
-		t.Errorf("%s, restored %t, brought (-want +got):\n%s", got.Verdict, got.Restored, d)
+	if d := cmp.Diff([]string{"KUBE-SVC-OLDER77777777777"}, got.Brought); d != "" || got.Restored != `-m comment --comment "canaryd-canary:aaaaaaaaaaaaaaaa"` || got.Verdict != Replaced {
+		t.Errorf("%s, restored %q, brought (-want +got):\n%s", got.Verdict, got.Restored, d)
 	}
 }

@@ -84,10 +84,13 @@ type Finding struct {
 	// Released are protected chains that are gone although the flush left
 	// chains standing: their owner removed them meanwhile.
 	Released []string
-	// Restored: saved rules stood in the table in the course of this loss. Brought
-	// are protected chains that only they had, as far as nobody fills them.
-	Restored bool
+	// Restored is the canary of the saved rules that stood in the table in the course
+	// of this loss; empty if none did. Brought are protected chains that only they
+	// had, as far as nobody fills them. Lacked are the chains that are missing and
+	// were when the table was first seen without them or, of saved rules, with these.
+	Restored string
 	Brought  []string
+	Lacked   []string
 	// Drift is in which claimed chains and hooks are not as declared.
 	Drift rules.Difference
 	// Err is why the verdict is unknown.
@@ -115,7 +118,7 @@ func neverEmpty(table rules.TableName, chain string) bool {
 //     deleted, flushed or replaced; where it is empty, chains were left
 //     standing, and those few that are gone were removed by their owner since
 //     (a pod's, by CNI DEL), who finds nothing else of them to take away; but
-//     what the flush found missing already, see gone;
+//     what the flush found missing already, see lacked;
 //   - a witness gone from a built-in chain: that chain was flushed;
 //   - an emptied chain is lost if its owner never empties it, or if chains that
 //     only it referenced still hold rules;
@@ -144,9 +147,8 @@ func Judge(want Wanted, seen Seen) Finding {
 		}
 		emptied, missing := lostChains(want.Section, seen.Table)
 		f.Emptied = names(emptied)
-		f.Missing, f.Released = gone(v, want.Section, missing, seen.Before)
-		f.Restored = v == Replaced || seen.Before.Restored
-		f.Brought = brought(v, want.Section, seen)
+		f.Missing = missing
+		f.remember(want, seen)
 		return f
 	}
 	if want.Claimed == nil {

@@ -250,7 +250,7 @@ func newResult(tasks []tableTask) FamilyResult {
 			Finding: task.finding, Mark: task.want.Mark,
 			Section: task.seen.Section, Read: task.seen.Err == nil,
 			flushed:  task.finding.MarkLost && len(task.finding.Witnesses) == len(task.want.Mark.Witnessed),
-			restored: task.finding.Restored,
+			restored: task.finding.Restored != "",
 			last:     task.finding,
 		}
 		if task.finding.Verdict.Loss() {

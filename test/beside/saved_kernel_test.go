@@ -41,6 +41,10 @@ func (s *stage) restoredAndFlushed(seed uint64) bool {
 	s.Helper()
 	rng := rand.New(rand.NewPCG(seed, 13))
 	c := s.pods[rng.IntN(len(s.pods))]
+	for len(c.pods) < 3 { // an earlier story may have removed one
+		c.add()
+	}
+	s.podsDo()
 	saved, err := s.Programs.Save(s.Context(), c.family)
 	s.Must(err)
 	text := savedTable(saved, rules.Nat)

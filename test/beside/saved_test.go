@@ -27,10 +27,12 @@ type plot struct {
 // A scene is nat of one family in an episode.
 type scene struct {
 	restored bool         // the file's rules stand in it, for all that is known
-	told     bool         // canaryd has read them,
-	stood    map[int]bool // and each time saw these pods' chains
+	read     bool         // canaryd has read them in a session, where it need not remember
+	told     bool         // or as it looked,
+	stood    map[int]bool // and until then each time saw these pods' chains
 	gone     map[int]bool // pods that went in time
 	away     map[int]bool // pods that were removed where canaryd can know it
+	chains   []string     // that were protected at first
 	free     bool         // canaryd cannot know which pods there are
 	mayGo    bool         // a pod may still be removed
 }
@@ -96,12 +98,23 @@ func (pl *plot) begin(w *world) {
 			}
 		}
 	})
-	w.turn()
-	time.Sleep(20 * time.Second)
-	synctest.Wait()
+	// Marks are renewed later where that took long the last time.
+	for range 20 {
+		w.turn()
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		if !pl.current(w) {
+			break
+		}
+	}
 	for _, c := range pl.troupe.pods {
 		sc := &scene{gone: map[int]bool{}, away: map[int]bool{}, mayGo: w.rng.IntN(2) == 0}
 		nat := pl.nat(w, c.family)
+		for _, chain := range nat.Chains {
+			if w.ledger.protects(chain.Name) {
+				sc.chains = append(sc.chains, chain.Name)
+			}
+		}
 		for n := range c.counter + 1 {
 			sc.gone[n] = !slices.Contains(c.pods, n) && nat.Chain(podChain(n)) == nil
 		}
@@ -152,7 +165,7 @@ func (pl *plot) note(w *world, command string, f rules.Family, sc *scene) {
 	if command != "flush" {
 		// All that is protected becomes what it was before, also a pod that was
 		// removed since.
-		sc.restored, sc.told, sc.stood, sc.away = command == "restore", false, nil, map[int]bool{}
+		sc.restored, sc.read, sc.told, sc.stood, sc.away = command == "restore", false, false, map[int]bool{}, map[int]bool{}
 		return
 	}
 	if !sc.restored || !pl.fromFile(f, nat) {
@@ -175,22 +188,47 @@ func (pl *plot) note(w *world, command string, f rules.Family, sc *scene) {
 }
 
 // read notes what canaryd read of the file's rules. It need not remember what it read
-// in a session, where it may have been about to do something else.
+// in a session, where it may have been about to do something else. What it saw first
+// counts: a chain that is missed later was removed by its owner.
 func (pl *plot) read(w *world, s iptables.Snapshot) {
 	sc, nat := pl.scenes[s.Family], s.Tables[rules.Nat]
-	if sc == nil || !sc.restored || !pl.fromFile(s.Family, nat) {
+	if sc != nil && w.session && 3*sc.standing(nat) < 2*len(sc.chains) {
+		clear(sc.away) // where so many chains are gone nobody is taken for their owner
+	}
+	if sc == nil || !sc.restored || sc.told || !pl.fromFile(s.Family, nat) {
 		return
 	}
-	stand := map[int]bool{}
 	for n := range pl.cni(s.Family).counter + 1 {
-		stand[n] = nat.Chain(podChain(n)) != nil && (sc.stood == nil || sc.stood[n])
-	}
-	for n, stands := range stand {
-		if !stands {
-			delete(stand, n)
+		if stands := nat.Chain(podChain(n)) != nil; sc.stood[n] && !stands {
+			delete(sc.stood, n)
+		} else if stands && !sc.read {
+			sc.stood[n] = true
 		}
 	}
-	sc.stood, sc.told = stand, sc.told || !w.session
+	sc.read, sc.told = true, !w.session
+}
+
+// standing counts which of the chains that were protected at first stand in nat.
+func (sc *scene) standing(nat *rules.Table) (n int) {
+	for _, name := range sc.chains {
+		if nat.Chain(name) != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// current reports whether the file has marks of now.
+func (pl *plot) current(w *world) bool {
+	for f, saved := range pl.saved {
+		now := w.Save(f)
+		for _, mark := range nonce.FindAllString(saved, -1) {
+			if strings.Contains(now, mark) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // fromFile reports whether nat holds the file's canary.
