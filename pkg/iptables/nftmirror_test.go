@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -68,28 +69,41 @@ func attempt(t *testing.T, input, line string) {
 	_ = cmd.Run()
 }
 
-// The mirror says what iptables-save prints, for the rules of all clusters of
-// the corpus one after the other, each replacing the last.
-func TestMirrorCorpus(t *testing.T) {
-	files, err := filepath.Glob("../../internal/scenario/testdata/kube-proxy/*/expected.rules")
-	if err != nil || len(files) == 0 {
-		t.Fatal("no corpus", err)
+// corpus returns rules of whole nodes by the names of their files, in order: what
+// kube-proxy wrote for all clusters of the corpus, and what others write.
+func corpus(t *testing.T) iter.Seq2[string, string] {
+	t.Helper()
+	var files []string
+	for _, pattern := range []string{"kube-proxy/*/expected.rules", "node/*.rules"} {
+		found, err := filepath.Glob("../../internal/scenario/testdata/" + pattern)
+		if err != nil || len(found) == 0 {
+			t.Fatal("no rules in", pattern, err)
+		}
+		files = append(files, found...)
 	}
-	nodes, err := filepath.Glob("../../internal/scenario/testdata/node/*.rules")
-	if err != nil || len(nodes) == 0 {
-		t.Fatal("no node's rules", err)
-	}
-	nstest.Run(t, func(t *testing.T) {
-		nstest.NeedProgram(t, "iptables-nft", "ip6tables-nft")
-		k := openKernel(t, Config{Backend: NFT})
-		loaded := 0
-		for _, file := range slices.Concat(files, nodes) {
+	return func(yield func(file, text string) bool) {
+		for _, file := range files {
 			text, err := os.ReadFile(file)
 			if err != nil {
 				t.Fatal(err)
 			}
+			if !yield(file, string(text)) {
+				return
+			}
+		}
+	}
+}
+
+// The mirror says what iptables-save prints, for the rules of all clusters of
+// the corpus one after the other, each replacing the last.
+func TestMirrorCorpus(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "iptables-nft", "ip6tables-nft")
+		k := openKernel(t, Config{Backend: NFT})
+		loaded := 0
+		for file, text := range corpus(t) {
 			for _, flag := range []string{"", " --noflush"} {
-				attempt(t, string(text), "iptables-nft-restore"+flag)
+				attempt(t, text, "iptables-nft-restore"+flag)
 				s := wantAsSaved(t, k, rules.IPv4, file+flag)
 				for _, table := range s.Tables {
 					loaded += table.RuleCount()

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -122,24 +120,12 @@ func saveLegacy(t *testing.T, family rules.Family) string {
 // For the rules of all clusters of the corpus: what was learned under the lock is
 // known again, also after a flush and at other places of the table.
 func TestLegacyCorpusIsReadWithoutExecutingAnything(t *testing.T) {
-	files, err := filepath.Glob("../../internal/scenario/testdata/kube-proxy/*/expected.rules")
-	if err != nil || len(files) == 0 {
-		t.Fatal("no corpus", err)
-	}
-	nodes, err := filepath.Glob("../../internal/scenario/testdata/node/*.rules")
-	if err != nil || len(nodes) == 0 {
-		t.Fatal("no node's rules", err)
-	}
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-legacy", "ip6tables-legacy")
 		k := openKernel(t, Config{Backend: Legacy})
 		known := 0
-		for _, file := range slices.Concat(files, nodes) {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			attempt(t, string(text), "iptables-legacy-restore")
+		for file, text := range corpus(t) {
+			attempt(t, text, "iptables-legacy-restore")
 			learnLegacy(t, k, rules.IPv4)
 			saved := saveLegacy(t, rules.IPv4)
 			if strings.Contains(saved, "--match-set") || strings.Contains(saved, "-j SET") {
