@@ -213,7 +213,7 @@ func (k *Kernel) open(ctx context.Context) error {
 	k.save = saver{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv(), shelf: newShelf()}
 	k.reader, err = k.openReader()
 	if r, ok := k.reader.(nftReader); ok && err == nil {
-		k.mirror = k.newMirror(r.conn)
+		k.mirror = k.newMirror(r)
 	}
 	if _, ok := k.reader.(xtReader); ok && err == nil {
 		k.words = map[rules.Family]*xtLexicon{}
@@ -235,13 +235,13 @@ func (k *Kernel) open(ctx context.Context) error {
 	return err
 }
 
-func (k *Kernel) newMirror(conn *nftConn) *mirror {
+func (k *Kernel) newMirror(r nftReader) *mirror {
 	known := lexicons{}
 	for family := range k.tools {
 		known[family] = newLexicon()
 	}
 	k.source = known
-	return newMirror(conn, printer{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv()}, known, k.save.shelf, k.cfg.ReadTimeout)
+	return newMirror(r.conn, r.genid, printer{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv()}, known, k.save.shelf, k.cfg.ReadTimeout)
 }
 
 func (k *Kernel) openReader() (reader, error) {

@@ -23,7 +23,7 @@ import (
 // Unlike a read between two equal genids this comes to an end beside a busy
 // writer: what must fit between two of its commits is only what it changed.
 type mirror struct {
-	conn     *nftConn
+	genid    func() (uint32, error) // the kernel's, asked for at least twice a read
 	printer  printer
 	timeout  time.Duration // of a read
 	turn     chan struct{} // of capacity 1: one read at a time
@@ -31,8 +31,8 @@ type mirror struct {
 	families map[rules.Family]*mirrored
 }
 
-func newMirror(conn *nftConn, printer printer, known lexicons, shelf *shelf, timeout time.Duration) *mirror {
-	m := &mirror{conn: conn, printer: printer, timeout: timeout, turn: make(chan struct{}, 1), families: map[rules.Family]*mirrored{}}
+func newMirror(conn *nftConn, genid func() (uint32, error), printer printer, known lexicons, shelf *shelf, timeout time.Duration) *mirror {
+	m := &mirror{genid: genid, printer: printer, timeout: timeout, turn: make(chan struct{}, 1), families: map[rules.Family]*mirrored{}}
 	for family, lexicon := range known {
 		m.families[family] = &mirrored{family: family, lexicon: lexicon, conn: conn, shelf: shelf}
 	}
@@ -83,7 +83,7 @@ func (m *mirror) read(ctx context.Context, family rules.Family) (Snapshot, error
 // the present genid.
 func (m *mirror) listen() (genid uint32, heard bool, err error) {
 	if m.events == nil {
-		if m.events, err = openEvents(m.conn.genid); err != nil {
+		if m.events, err = openEvents(m.genid); err != nil {
 			m.events = nil
 			return 0, false, err
 		}
@@ -91,7 +91,7 @@ func (m *mirror) listen() (genid uint32, heard bool, err error) {
 			f.forgetAll()
 		}
 	}
-	if genid, err = m.conn.genid(); err != nil {
+	if genid, err = m.genid(); err != nil {
 		return 0, false, err
 	}
 	heard, err = m.events.wait(genid, time.Now().Add(patience), m.mark)
