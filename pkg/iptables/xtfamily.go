@@ -56,10 +56,10 @@ func (r xtReader) read(ctx context.Context, family rules.Family, l *xtLexicon) (
 // nameTable names the rules of a table, and masks what is not content.
 func nameTable(family rules.Family, name rules.TableName, info xtInfo, data []byte, l *xtLexicon) (xtTable, error) {
 	t := xtTable{name: name, rules: make([]xtName, 0, info.entries)}
-	layout := xtLayoutOf(family)
+	layout, strays := xtLayoutOf(family), false
 	err := walkEntries(family, info, data, xtVisitor{
 		chain: func(name string, start int) {
-			t.chains = append(t.chains, xtChain{name: name, start: start, policy: 1})
+			t.chains = append(t.chains, xtChain{name: name, start: start, end: len(t.rules), policy: 1})
 		},
 		rule: func(r xtRule) {
 			n := l.name(r)
@@ -70,6 +70,7 @@ func nameTable(family rules.Family, name rules.TableName, info xtInfo, data []by
 		},
 		end: func(r xtRule) {
 			if len(t.chains) == 0 {
+				strays = true
 				return
 			}
 			c := &t.chains[len(t.chains)-1]
@@ -78,8 +79,8 @@ func nameTable(family rules.Family, name rules.TableName, info xtInfo, data []by
 			}
 		},
 	})
-	if err == nil && len(t.chains) == 0 {
-		err = fmt.Errorf("%w: table %s has no chain", errWalk, name)
+	if err == nil && strays {
+		err = fmt.Errorf("%w: table %s begins with rules of no chain", errWalk, name)
 	}
 	if err == nil {
 		t.direct(l)

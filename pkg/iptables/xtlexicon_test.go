@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -125,6 +126,34 @@ func TestXTLexiconLeavesOddTablesToIptables(t *testing.T) {
 		if _, known := l.ruleset(walked, nothingEarlier); known != c.known {
 			t.Errorf("%s: known is %t, want %t", c.name, known, c.known)
 		}
+	}
+}
+
+// No kernel makes such tables; nothing may be said of them, and nobody panic.
+func TestXTLexiconRefusesMalformedTables(t *testing.T) {
+	layout := xtLayoutOf(rules.IPv4)
+	stray := xtBuilder{layout: layout}
+	stray.fallThrough()
+	stray.add(verdict(-2))
+	stray.add(errorTarget("X"))
+	stray.add(verdict(-5))
+	stray.add(errorTarget(xtError))
+	if _, err := nameTable(rules.IPv4, rules.Filter, xtInfo{}, stray.data, newXTLexicon()); !errors.Is(err, errWalk) {
+		t.Errorf("rules of no chain: %v", err)
+	}
+	endless := xtBuilder{layout: layout}
+	endless.add(errorTarget("X"))
+	endless.fallThrough()
+	endless.add(verdict(-5))
+	endless.add(errorTarget("Y"))
+	endless.add(errorTarget("Z"))
+	endless.add(verdict(-5))
+	endless.add(errorTarget(xtError))
+	l := newXTLexicon()
+	walked := named(t, l, rules.IPv4, xtInfo{}, endless.data)
+	l.learn(walked, sampleText())
+	if set, known := l.ruleset(walked, nothingEarlier); known {
+		t.Errorf("a chain without an end: %v", set)
 	}
 }
 

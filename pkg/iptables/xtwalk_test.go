@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"testing"
@@ -157,6 +158,7 @@ func FuzzWalkEntries(f *testing.F) {
 		if v6 {
 			family = rules.IPv6
 		}
+		data = bytes.Clone(data) // which is masked, and the fuzzer's own must stay as they are
 		info := xtInfo{validHooks: hooks, hookEntry: [5]uint32{0, first, 0, second, 0}}
 		look := newXTLook(family, []Place{{rules.Filter, "INPUT"}, {rules.Filter, "X"}})
 		_ = look.table(rules.Filter, info, data) // may fail, must not panic
