@@ -84,7 +84,7 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 			if err != nil {
 				return exitError, err
 			}
-			examiner := reload.Examiner{Canary: o.canaryChain, Protects: o.selector.Protects, Names: o.selector.Names}
+			examiner := reload.Examiner{Canary: o.canaryChain, Protects: o.selector.Protects, Names: o.selector.Names, Piecewise: o.selector.Piecewise}
 			families[f] = daemon.Verdicts{}
 			for t, x := range examiner.Examine(snapshot, job) {
 				families[f][t] = x.Finding.Verdict

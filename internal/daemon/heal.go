@@ -65,7 +65,7 @@ func (d *Daemon) protects(st *state) func(chain string) bool {
 }
 
 func (d *Daemon) examiner(st *state) reload.Examiner {
-	return reload.Examiner{Canary: d.cfg.Canary, Protects: d.protects(st), Names: d.cfg.Names}
+	return reload.Examiner{Canary: d.cfg.Canary, Protects: d.protects(st), Names: d.cfg.Names, Piecewise: d.cfg.Piecewise}
 }
 
 func (d *Daemon) replayer(ctx context.Context, st *state) reload.Replayer {

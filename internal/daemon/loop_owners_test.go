@@ -307,3 +307,56 @@ func TestOwnerEmptiesAndRefills(t *testing.T) {
 		}
 	})
 }
+
+// TestTheLastHostPortIsRemovedInTwoCommands: portmap deletes its jump first and its
+// chain after that, with other processes in between. After the first command the chain
+// that all pods share is empty, and full chains lead from nowhere, as if it had been
+// flushed. Put back, the jump would make the second command fail.
+func TestTheLastHostPortIsRemovedInTwoCommands(t *testing.T) {
+	const shared = "CNI-HOSTPORT-DNAT"
+	remove := "-D " + shared + " " + podJump("last")
+	begin := func(t *testing.T, backend iptables.Backend) *rig {
+		r := start(t, backend, setup{})
+		for _, rule := range r.chain(rules.IPv4, rules.Nat, shared) {
+			r.write(rules.Nat, "-D "+shared+" "+rule)
+		}
+		r.addPod("last")
+		r.after(20 * time.Second)
+		return r
+	}
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := begin(t, backend)
+		moved := r.moved(func() {
+			r.write(rules.Nat, remove)
+			r.after(5 * time.Second)
+			if s := r.d.Status(); s.CapturePendingSince.IsZero() {
+				t.Error("a jump that waits is not pending")
+			}
+			r.wantReady()
+			r.write(rules.Nat, "-F "+podChain("last"), "-X "+podChain("last"))
+			r.after(time.Minute)
+		}, lossMetrics...)
+		r.wantNoLoss(moved)
+		r.wantReady()
+		if s := r.d.Status(); !s.CapturePendingSince.IsZero() {
+			t.Errorf("capture is pending since %v", s.CapturePendingSince)
+		}
+		must(t, r.fake.Flush(rules.IPv4, rules.Nat, ""))
+		r.settled()
+		if rs := r.chain(rules.IPv4, rules.Nat, shared); len(rs) != 0 {
+			t.Errorf("%s holds %q", shared, rs)
+		}
+	})
+	// Nobody comes for the chain: then somebody emptied the shared one.
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := begin(t, backend)
+		before := r.tables()
+		r.write(rules.Nat, "-F "+shared)
+		r.after(14 * time.Second)
+		if n := len(r.records(0)); n != 0 {
+			t.Errorf("%d flush records within the grace", n)
+		}
+		r.after(2 * time.Second)
+		r.wantBack(before, before)
+	})
+}

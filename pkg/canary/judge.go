@@ -47,6 +47,9 @@ type Wanted struct {
 	// Claimed tells the chains that a declared source owns: whatever else
 	// somebody makes of them is drift. Nil means none.
 	Claimed func(chain string) bool
+	// Piecewise tells the chains that many owners share, each of which takes its
+	// own rules away before the chains that they lead to. Nil means none.
+	Piecewise func(chain string) bool
 }
 
 // Seen is what a full read showed of one table.
@@ -56,7 +59,7 @@ type Seen struct {
 	// Section is what rules.Extract learned from Table.
 	Section rules.Section
 	// Quiet says that nothing protected in this family changed for the hook
-	// grace, so that a hook that was deleted by name will not be followed by
+	// grace, so that a jump that was deleted by name will not be followed by
 	// its chain.
 	Quiet bool
 	// Before is what the last read in the course of the same loss found; the
@@ -74,8 +77,9 @@ type Finding struct {
 	Witnesses []string
 	// Hooks are the hooks that are lost, those to put back.
 	Hooks []rules.Hook
-	// Waiting are hooks that are missing while their witness stands and the
-	// grace runs: perhaps their owner is at work.
+	// Waiting are hooks that are missing while their witness stands, and of an emptied
+	// chain that many share a jump to a full one, while the grace runs: perhaps their
+	// owner is at work.
 	Waiting []rules.Hook
 	// Emptied and Missing are protected chains that hold nothing or are gone
 	// and ought not to be; in a table that lost its mark, all such chains.
@@ -121,7 +125,8 @@ func neverEmpty(table rules.TableName, chain string) bool {
 //     what the flush found missing already, see lacked;
 //   - a witness gone from a built-in chain: that chain was flushed;
 //   - an emptied chain is lost if its owner never empties it, or if chains that
-//     only it referenced still hold rules;
+//     only it referenced still hold rules; of a chain that many share, the last one to
+//     leave takes away the jump first (portmap, netavark), so this has the grace;
 //   - a hook missing beside a standing witness was deleted by name: lost only
 //     if its target still has rules, no other hook took its place, and the
 //     family has been quiet for the grace; one that leads nowhere (Docker's
@@ -237,7 +242,12 @@ func judgeContent(want Wanted, seen Seen) Finding {
 	}
 	emptied, missing := lostChains(want.Section, seen.Table)
 	for _, c := range emptied {
-		if neverEmpty(seen.Table.Name, c.Name) || orphaned(want.Section, seen.Table, c) {
+		shared := want.Piecewise != nil && want.Piecewise(c.Name)
+		if neverEmpty(seen.Table.Name, c.Name) {
+			f.Emptied = append(f.Emptied, c.Name)
+		} else if i := orphaned(want.Section, seen.Table, c); i >= 0 && shared && !seen.Quiet {
+			f.Waiting = append(f.Waiting, rules.Hook{Chain: c.Name, Rule: c.Rules[i]})
+		} else if i >= 0 {
 			f.Emptied = append(f.Emptied, c.Name)
 		}
 	}
@@ -359,11 +369,11 @@ func names(chains []rules.Chain) []string {
 	return list
 }
 
-// orphaned reports whether the emptied chain leaves behind a chain that only
-// it referenced and that still holds rules: an owner that empties a chain on
-// purpose removes what hung below it in the same transaction.
-func orphaned(s rules.Section, t *rules.Table, emptied rules.Chain) bool {
-	return slices.ContainsFunc(emptied.Rules, func(r rules.Rule) bool {
+// orphaned returns the first of the emptied chain's rules that led to a chain that only
+// this one referenced and that still holds rules, or -1: an owner that empties a chain
+// of its own on purpose removes what hung below it in the same transaction.
+func orphaned(s rules.Section, t *rules.Table, emptied rules.Chain) int {
+	return slices.IndexFunc(emptied.Rules, func(r rules.Rule) bool {
 		return hasRules(t, r.Target) && !referenced(t, r.Target) && onlyReferrer(s, emptied.Name, r.Target)
 	})
 }
@@ -410,36 +420,4 @@ func sortedHooks(s rules.Section) []rules.Hook {
 	return slices.SortedFunc(slices.Values(s.Hooks), func(a, b rules.Hook) int {
 		return strings.Compare(a.String(), b.String())
 	})
-}
-
-// Covers reports whether, after a loss, an owner has put its rules back: every
-// hook stands and jumps to a chain with rules, and every chain that nothing led
-// to, such as a hint, is there again. It asks less than Judge, because what an
-// owner writes anew need not be what it wrote before.
-func Covers(want rules.Section, t *rules.Table) bool {
-	for _, h := range missingHooks(want, t) {
-		if !superseded(want, t, h) {
-			return false
-		}
-	}
-	for _, h := range want.Hooks {
-		if c, ok := want.Chain(h.Into()); ok && len(c.Rules) > 0 && !hasRules(t, c.Name) {
-			return false
-		}
-	}
-	led := map[string]bool{}
-	for _, h := range want.Hooks {
-		led[h.Into()] = true
-	}
-	for _, c := range want.Chains {
-		for _, r := range c.Rules {
-			led[r.Target] = true
-		}
-	}
-	for _, c := range want.Chains {
-		if !led[c.Name] && (t.Chain(c.Name) == nil || len(c.Rules) > 0 && !hasRules(t, c.Name)) {
-			return false
-		}
-	}
-	return true
 }

@@ -99,3 +99,59 @@ func TestARuleThatLeadsNowhereIsLostWithItsChainAndLetGoOfByName(t *testing.T) {
 		})
 	}
 }
+
+// sharedNode is a nat table of portmap's, with the host ports of two pods.
+const sharedNode = `*nat
+:PREROUTING ACCEPT [0:0]
+:CNI-DN-1 - [0:0]
+:CNI-DN-2 - [0:0]
+:CNI-HOSTPORT-DNAT - [0:0]
+:KUBE-CANARYD-CANARY - [0:0]
+-A PREROUTING -j CNI-HOSTPORT-DNAT
+-A PREROUTING -m comment --comment "canaryd-witness:0123456789abcdef"
+-A CNI-DN-1 -j RETURN
+-A CNI-DN-2 -j RETURN
+-A CNI-HOSTPORT-DNAT -p tcp -m tcp --dport 1 -j CNI-DN-1
+-A CNI-HOSTPORT-DNAT -p tcp -m tcp --dport 2 -j CNI-DN-2
+-A KUBE-CANARYD-CANARY -m comment --comment "canaryd-canary:0123456789abcdef"
+COMMIT
+`
+
+// TestTheLastPodTakesItsJumpAwayBeforeItsChain: portmap's DEL is several commands, and
+// after the first one the chain that all pods share may be empty.
+func TestTheLastPodTakesItsJumpAwayBeforeItsChain(t *testing.T) {
+	const shared, jump1, jump2 = "CNI-HOSTPORT-DNAT", "-A CNI-HOSTPORT-DNAT -p tcp -m tcp --dport 1 -j CNI-DN-1", "-A CNI-HOSTPORT-DNAT -p tcp -m tcp --dport 2 -j CNI-DN-2"
+	protection := rules.Protection{Chain: func(chain string) bool { return chain == shared || chain == "CNI-DN-1" || chain == "CNI-DN-2" }}
+	tests := []struct {
+		name  string
+		edits []edit
+		quiet bool
+		whole bool // one owner writes all of the chain
+		want  summary
+	}{
+		{name: "the last pod is being removed", edits: []edit{deleted("CNI-DN-1"), without(jump1, jump2)}, want: summary{Verdict: Changed, Waiting: []string{jump2}}},
+		{name: "two are at once", edits: []edit{flushed(shared)}, want: summary{Verdict: Changed, Waiting: []string{jump1}}},
+		{name: "they were", edits: []edit{without(jump1, jump2), deleted("CNI-DN-1", "CNI-DN-2")}, quiet: true, want: summary{Verdict: Changed}},
+		{name: "nobody comes back for the chain", edits: []edit{flushed(shared)}, quiet: true, want: summary{Verdict: Emptied, Emptied: []string{shared}}},
+		{name: "who writes all of a chain empties it at once", edits: []edit{flushed(shared)}, whole: true, want: summary{Verdict: Emptied, Emptied: []string{shared}}},
+		{name: "the table was flushed", edits: []edit{flushed()}, want: summary{Verdict: Emptied, MarkLost: true, Witnesses: []string{"PREROUTING"}, Hooks: []string{"-A PREROUTING -j " + shared}, Emptied: []string{"CNI-DN-1", "CNI-DN-2", shared}}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			text := sharedNode
+			for _, e := range test.edits {
+				text = e(text)
+			}
+			section := protection.Extract(tableOf(t, sharedNode), IsMark)
+			want := Wanted{CanaryChain: DefaultChain, Mark: Mark{Nonce: nonce, Witnessed: section.HookedChains(rules.Nat)}, Section: section}
+			if !test.whole {
+				want.Piecewise = func(chain string) bool { return chain == shared }
+			}
+			table := tableOf(t, text)
+			got := summarize(Judge(want, Seen{Table: table, Section: protection.Extract(table, IsMark), Quiet: test.quiet}))
+			if d := cmp.Diff(test.want, got, cmpopts.EquateEmpty()); d != "" {
+				t.Errorf("(-want +got):\n%s", d)
+			}
+		})
+	}
+}

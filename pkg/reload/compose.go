@@ -20,8 +20,6 @@ type tableTask struct {
 	readmit map[string]bool // chains to write again, because something is
 	lacking lacking
 	doubled []rules.Hook // see Job
-	// piecewise tells the chains that many share; see Replayer.
-	piecewise func(chain string) bool
 }
 
 // A tablePlan is what a restore will do to one table, and what the proof will
@@ -31,6 +29,7 @@ type tablePlan struct {
 	mark        canary.Mark   // in force if it succeeds
 	section     rules.Section // what the proof judges by; empty for marks alone
 	claimed     func(chain string) bool
+	piecewise   func(chain string) bool
 	wrote       []rules.Chain // with exactly these rules
 	merged      []rules.Chain // those that its owners had begun to write again, with what was missing
 	removed     []string
@@ -86,7 +85,7 @@ func (s *section) script(table rules.TableName, wrote []rules.Chain) iptables.Sc
 // newer than the generation, and what is protected becomes exactly that;
 // but a generation that never knew the table has nothing to say of it.
 func composeReplay(task tableTask, nonce canary.Nonce) tablePlan {
-	plan := tablePlan{table: task.table, mark: task.want.Mark, section: task.want.Section, claimed: task.want.Claimed, seen: task.seen.Table, replay: true}
+	plan := tablePlan{table: task.table, mark: task.want.Mark, section: task.want.Section, claimed: task.want.Claimed, piecewise: task.want.Piecewise, seen: task.seen.Table, replay: true}
 	var s section
 	planChains(task, &plan, &s)
 	planRemovals(task, &plan, &s)

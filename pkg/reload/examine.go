@@ -13,6 +13,8 @@ type Examiner struct {
 	// Names tells which rules of built-in chains are hooks although they jump
 	// into no protected chain; nil means none.
 	Names func(t rules.TableName, chain string, r rules.Rule) bool
+	// Piecewise tells the chains that many owners share; nil means none.
+	Piecewise func(chain string) bool
 }
 
 // An Examined table is one table's finding and what the read showed of it.
@@ -48,6 +50,7 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 			Mark:        job.Marks[f][table],
 			Section:     section,
 			Claimed:     job.Claimed,
+			Piecewise:   e.Piecewise,
 		}
 		if seen.Err == nil {
 			want.Mark = want.Mark.Resolve(e.Canary, seen.Table)

@@ -37,7 +37,7 @@ func (l Learned) Knows(f rules.Family, t rules.TableName) bool {
 // Learn adopts what a read under standing marks showed of one table. Growth
 // and changed rules count at once; what shrank is adopted once it has stood
 // for ShrinkDelay, and until then the former content is kept. Hooks in
-// finding.Waiting are kept as well.
+// finding.Waiting are kept as well, and so are the chains that they are missing from.
 //
 // The zero time means that nothing waits; else Learn must be called again with
 // a fresh read at that time.
@@ -69,6 +69,9 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 		}
 		return false
 	}
+	waits := func(chain string) bool {
+		return slices.ContainsFunc(finding.Waiting, func(h rules.Hook) bool { return h.Chain == chain })
+	}
 	half := old.RuleCount() >= 2 && 2*seen.RuleCount() < old.RuleCount() && !stands("")
 	merged := seen
 	kept := map[string]bool{}
@@ -80,7 +83,7 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 		i, there := at[c.Name]
 		// An empty chain that is gone waits as well: KUBE-IPTABLES-HINT never
 		// holds a rule, and a firewall's restart deletes it in a first step.
-		if there && (len(c.Rules) == 0 || len(merged.Chains[i].Rules) > 0) || stands(c.Name) {
+		if there && (len(c.Rules) == 0 || len(merged.Chains[i].Rules) > 0) || stands(c.Name) && !waits(c.Name) {
 			continue
 		}
 		if len(kept) == 0 {

@@ -72,5 +72,5 @@ func lastResorts(list []rules.Rule) int {
 
 // shared reports whether a chain that holds rules after a flush may lack others'.
 func (t tableTask) shared(chain string) bool {
-	return t.piecewise != nil && t.piecewise(chain) && t.finding.MarkLost && t.finding.Verdict != canary.Replaced
+	return t.want.Piecewise != nil && t.want.Piecewise(chain) && t.finding.MarkLost && t.finding.Verdict != canary.Replaced
 }

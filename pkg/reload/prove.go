@@ -100,7 +100,7 @@ func (p tablePlan) account(tr TableResult) TableResult {
 
 // judge decides what became of the table since it was written.
 func (p tablePlan) judge(chain string, seen canary.Seen) canary.Finding {
-	return canary.Judge(canary.Wanted{CanaryChain: chain, Mark: p.mark, Section: p.section, Claimed: p.claimed}, seen)
+	return canary.Judge(canary.Wanted{CanaryChain: chain, Mark: p.mark, Section: p.section, Claimed: p.claimed, Piecewise: p.piecewise}, seen)
 }
 
 // proveTable returns nil if the table is as planned. Where somebody else

@@ -180,7 +180,7 @@ func (r run) plan(ctx context.Context, t *turn) bool {
 	t.result.Digest, t.result.proxyCanary = digest, standsIn(tasks, kubeProxyCanary)
 	lack := r.supply(ctx, tasks)
 	for i := range tasks {
-		tasks[i].lacking, tasks[i].piecewise = lack, r.Piecewise
+		tasks[i].lacking = lack
 		tasks[i].doubled = r.job.Doubled[t.family][tasks[i].table]
 		tasks[i].lacking.refused = r.refusals(t, tasks[i])
 	}
@@ -229,7 +229,7 @@ func (r Replayer) examine(ctx context.Context, s iptables.Session, f rules.Famil
 	if err != nil {
 		return nil, 0, fmt.Errorf("reading %s: %w", f, err)
 	}
-	examiner := Examiner{Canary: r.Canary, Protects: r.Protects, Names: r.Names}
+	examiner := Examiner{Canary: r.Canary, Protects: r.Protects, Names: r.Names, Piecewise: r.Piecewise}
 	return examiner.tasks(snapshot, job), snapshot.Digest, nil
 }
 

@@ -101,6 +101,7 @@ type ledger struct {
 	fake     *iptablestest.Fake
 	protects func(chain string) bool
 	last     map[rules.Family]rules.Ruleset
+	read     map[rules.Family]rules.Ruleset // what canaryd read last
 	chapters map[place]*chapter
 	// replaced are the tables that saved rules replaced, until canaryd says that
 	// it knows everything: what stands there is the past to it, whoever wrote it.
@@ -121,7 +122,7 @@ type ledger struct {
 
 func newLedger(fake *iptablestest.Fake, protects func(string) bool, awake func() time.Duration) *ledger {
 	l := &ledger{
-		fake: fake, protects: protects, awake: awake, missing: map[place]time.Duration{}, last: map[rules.Family]rules.Ruleset{},
+		fake: fake, protects: protects, awake: awake, missing: map[place]time.Duration{}, last: map[rules.Family]rules.Ruleset{}, read: map[rules.Family]rules.Ruleset{},
 		chapters: map[place]*chapter{}, replaced: map[place]bool{}, outage: map[place]string{}, overwrites: map[rules.Family][]string{},
 	}
 	for _, f := range fake.Families() {
@@ -288,7 +289,7 @@ func (l *ledger) protected(p place, old, now []rules.Rule, is *rules.Table) {
 		return
 	case i == newest:
 		return
-	case i < c.captured && !replaced && c.excused == "":
+	case i < c.captured && !replaced && c.excused == "" && !l.released(p, c, now):
 		l.violation("%s got version %d of %d, and canaryd had said that it knew version %d:\n  %s", p, i+1, newest+1, c.captured+1, texts(now))
 	}
 	standing := (old == nil) == (c.newest() == nil) && rules.EqualRules(old, c.newest())
@@ -301,6 +302,22 @@ func (l *ledger) protected(p place, old, now []rules.Rule, is *rules.Table) {
 		c.excused = "it was written over in a race"
 		l.overwrites[p.family] = append(l.overwrites[p.family], fmt.Sprintf("%s: version %d was written over version %d, the newest:\n  was %s\n  is  %s", p, i+1, newest+1, texts(old), texts(now)))
 	}
+}
+
+// released reports whether the content is all that canaryd can put back of a version
+// that it may know after a flush that left the chains: those that were missing when it
+// read the table were removed by their owner, and what led to them stays away. What is
+// left may happen to be what an older version held.
+func (l *ledger) released(p place, c *chapter, content []rules.Rule) bool {
+	if l.outage[place{p.family, p.table, ""}] != "emptied" || content == nil {
+		return false
+	}
+	gone := func(r rules.Rule) bool {
+		return l.protects(r.Target) && l.read[p.family][p.table].Chain(r.Target) == nil
+	}
+	return slices.ContainsFunc(c.versions[max(c.captured, 0):], func(v []rules.Rule) bool {
+		return rules.EqualRules(content, slices.DeleteFunc(slices.Clone(v), gone))
+	})
 }
 
 // foreign checks what canaryd made of a chain that is not protected.

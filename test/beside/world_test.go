@@ -287,6 +287,7 @@ func (w *world) Read(ctx context.Context, f rules.Family) (iptables.Snapshot, er
 
 // read tells what canaryd has read.
 func (w *world) read(snapshot iptables.Snapshot) {
+	w.ledger.read[snapshot.Family] = snapshot.Tables
 	if w.onRead != nil {
 		w.onRead(snapshot)
 	}

@@ -1,0 +1,35 @@
+package canary
+
+import "github.com/canaryd/canaryd/pkg/rules"
+
+// Covers reports whether, after a loss, an owner has put its rules back: every
+// hook stands and jumps to a chain with rules, and every chain that nothing led
+// to, such as a hint, is there again. It asks less than Judge, because what an
+// owner writes anew need not be what it wrote before.
+func Covers(want rules.Section, t *rules.Table) bool {
+	for _, h := range missingHooks(want, t) {
+		if !superseded(want, t, h) {
+			return false
+		}
+	}
+	for _, h := range want.Hooks {
+		if c, ok := want.Chain(h.Into()); ok && len(c.Rules) > 0 && !hasRules(t, c.Name) {
+			return false
+		}
+	}
+	led := map[string]bool{}
+	for _, h := range want.Hooks {
+		led[h.Into()] = true
+	}
+	for _, c := range want.Chains {
+		for _, r := range c.Rules {
+			led[r.Target] = true
+		}
+	}
+	for _, c := range want.Chains {
+		if !led[c.Name] && (t.Chain(c.Name) == nil || len(c.Rules) > 0 && !hasRules(t, c.Name)) {
+			return false
+		}
+	}
+	return true
+}
