@@ -33,6 +33,7 @@ func (k *Kernel) Begin(ctx context.Context) (Session, error) {
 	return &contentSession{session: base, left: map[rules.Family]sight{}}, nil
 }
 
+// ErrClosed is what a Session's methods return after its Close.
 var ErrClosed = errors.New("the session is closed")
 
 // A session is what both kinds share.

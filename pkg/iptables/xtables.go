@@ -29,7 +29,7 @@ const (
 	// maxEntriesSize bounds what the kernel may make us allocate; 20,000
 	// rules are 8.4 MB.
 	maxEntriesSize = 1 << 30
-	// entriesTries is how often GET_ENTRIES is asked while the size moves.
+	// entriesTries is how often GET_ENTRIES is asked while the shape moves.
 	entriesTries = 20
 )
 
@@ -180,11 +180,17 @@ func (s *xtSocket) entries(table rules.TableName, f func(xtInfo, []byte) error) 
 		if err != nil {
 			return err
 		}
-		err = s.readEntries(table, info.size, func(data []byte) error { return f(info, data) })
+		err = s.readEntries(table, info.size, func(data []byte) error {
+			// The entries of another shape and the same size would be cut up wrongly.
+			if now, err := s.info(table); err != nil || now != info {
+				return errors.Join(err, unix.EAGAIN)
+			}
+			return f(info, data)
+		})
 		if err == nil {
 			return nil
 		}
-		// EAGAIN: the size moved between the two questions.
+		// EAGAIN: the table's shape moved between the questions.
 		if !errors.Is(err, unix.EAGAIN) {
 			return s.wrap(fmt.Sprintf("reading table %s", table), err)
 		}

@@ -1,6 +1,11 @@
 package iptables
 
 import (
+	"bytes"
+	"fmt"
+	"io"
+	"os/exec"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -33,6 +38,78 @@ func TestTablesThatComeLaterAreListed(t *testing.T) {
 			if err := s.close(); err != nil {
 				t.Error(err)
 			}
+		}
+	})
+}
+
+// TestEntriesFitTheirShape: somebody moves a rule from one built-in chain to the
+// other and back, which changes where chains begin and not how large the table
+// is. Whoever takes the one's shape for the other's entries sees a policy as a rule.
+func TestEntriesFitTheirShape(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "iptables-legacy", "iptables-legacy-restore")
+		const commits, rule = 1200, "-s 10.0.0.1/32 -j ACCEPT"
+		fill := "*filter\n:FILL - [0:0]\n" + strings.Repeat("-A FILL -j RETURN\n", 4000) + "-A INPUT " + rule + "\nCOMMIT\n"
+		writer := exec.CommandContext(t.Context(), "iptables-legacy-restore", "-w", "5", "--noflush")
+		writer.Stdin = io.MultiReader(strings.NewReader(fill), strings.NewReader(strings.Repeat(
+			"*filter\n-D INPUT 1\n-I FORWARD "+rule+"\nCOMMIT\n*filter\n-D FORWARD 1\n-I INPUT "+rule+"\nCOMMIT\n", commits/2)))
+		var stderr bytes.Buffer
+		writer.Stderr = &stderr
+		s, err := openXT(rules.IPv4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := writer.Start(); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- writer.Wait() }()
+		reads, wrong := 0, 0
+		for running := true; running; {
+			select {
+			case err := <-ended:
+				if running = false; err != nil {
+					t.Errorf("the writer: %v: %s", err, &stderr)
+				}
+			default:
+			}
+			tables, err := s.tables()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(tables) == 0 {
+				continue
+			}
+			moved := map[string]int{}
+			err = s.entries(rules.Filter, func(info xtInfo, data []byte) error {
+				if info.entries < 4000 {
+					return nil
+				}
+				reads++
+				chain := ""
+				return walkEntries(rules.IPv4, info, data, xtVisitor{
+					chain: func(name string, _ int) { chain = name },
+					rule: func(r xtRule) {
+						if chain != "FILL" {
+							moved[fmt.Sprintf("%s %d", chain, r.entry.whole[:4])]++
+						}
+					},
+				})
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(moved) > 1 || len(moved) == 1 && moved["INPUT [10 0 0 1]"]+moved["FORWARD [10 0 0 1]"] != 1 {
+				if wrong++; wrong < 4 {
+					t.Errorf("rules outside of FILL: %v, want one of 10.0.0.1 in INPUT or FORWARD", moved)
+				}
+			}
+		}
+		if t.Logf("%d reads beside %d commits, %d wrong", reads, commits, wrong); reads < commits/10 {
+			t.Errorf("%d reads beside %d commits are too few to meet one", reads, commits)
+		}
+		if err := s.close(); err != nil {
+			t.Error(err)
 		}
 	})
 }
