@@ -25,32 +25,30 @@ func lacked(v Verdict, restored string, missing []string, before Finding) []stri
 	if v != Emptied && (v != Replaced || restored != before.Restored) {
 		return missing
 	}
-	was := make(map[string]bool, len(before.Lacked))
-	for _, name := range before.Lacked {
-		was[name] = true
+	list, _ := divide(missing, before.Lacked)
+	return list
+}
+
+// divide returns which of the names are listed, and the others.
+func divide(names, listed []string) (in, out []string) {
+	is := make(map[string]bool, len(listed))
+	for _, name := range listed {
+		is[name] = true
 	}
-	var list []string
-	for _, name := range missing {
-		if was[name] {
-			list = append(list, name)
+	for _, name := range names {
+		if is[name] {
+			in = append(in, name)
+		} else {
+			out = append(out, name)
 		}
 	}
-	return list
+	return in, out
 }
 
 // split tells the missing chains that are lost from those that their owner has
 // removed, in a table of which a flush left the chains.
 func (f *Finding) split(want rules.Section) {
-	lost := make(map[string]bool, len(f.Lacked))
-	for _, name := range f.Lacked {
-		lost[name] = true
-	}
-	var released []string
-	for _, name := range f.Missing {
-		if !lost[name] {
-			released = append(released, name)
-		}
-	}
+	_, released := divide(f.Missing, f.Lacked)
 	if 2*len(released) > len(want.Chains) { // no owner removes that many
 		f.Lacked = f.Missing
 		return
@@ -70,14 +68,6 @@ func brought(v Verdict, want rules.Section, seen Seen) []string {
 		}
 		return list
 	}
-	wanted := make(map[string]bool, len(want.Chains))
-	for _, c := range want.Chains {
-		wanted[c.Name] = true
-	}
-	for _, c := range seen.Section.Chains {
-		if !wanted[c.Name] {
-			list = append(list, c.Name)
-		}
-	}
+	_, list = divide(names(seen.Section.Chains), names(want.Chains))
 	return list
 }
