@@ -318,6 +318,11 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 	for f, fs := range st.families {
 		j.Quiet[f] = fs.quiet
 	}
+	now, learned := time.Now(), st.learned
+	j.Stood = func(f rules.Family, t rules.TableName, chain string) bool {
+		since := learned.Shrunk(f, t, chain)
+		return !since.IsZero() && now.Sub(since) >= d.cfg.HookGrace
+	}
 	if st.loss != nil {
 		j.Unproved, j.Found = st.loss.unproved, st.loss.found
 	}

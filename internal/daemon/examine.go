@@ -99,6 +99,11 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		if len(x.Finding.Waiting) > 0 {
 			fs.examineAt = earliest(fs.examineAt, fs.moved.Add(d.cfg.HookGrace))
 		}
+		for _, h := range x.Finding.Waiting {
+			if at := st.learned.Shrunk(f, t, h.Chain).Add(d.cfg.HookGrace); at.After(start) {
+				fs.examineAt = earliest(fs.examineAt, at)
+			}
+		}
 	}
 	if st.loss != nil {
 		st.loss.find(f, found)

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -358,5 +360,21 @@ func TestTheLastHostPortIsRemovedInTwoCommands(t *testing.T) {
 		}
 		r.after(2 * time.Second)
 		r.wantBack(before, before)
+	})
+	// The same where an owner never rests.
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := begin(t, backend)
+		want := r.chain(rules.IPv4, rules.Nat, shared)
+		r.write(rules.Nat, "-F "+shared)
+		for second := range 18 {
+			r.write(rules.Nat, ":"+latecome+" - [0:0]", fmt.Sprintf("-A "+latecome+" -p tcp -m tcp --dport %d -j RETURN", 1+second))
+			r.after(time.Second)
+			if n := len(r.records(0)); n != 0 && second < 14 {
+				t.Fatalf("%d flush records after %d s", n, second+1)
+			}
+		}
+		if d := cmp.Diff(want, r.chain(rules.IPv4, rules.Nat, shared)); d != "" {
+			t.Errorf("%s (-want +got):\n%s", shared, d)
+		}
 	})
 }

@@ -62,6 +62,9 @@ type Seen struct {
 	// grace, so that a jump that was deleted by name will not be followed by
 	// its chain.
 	Quiet bool
+	// Stood tells the chains that have stood empty for the hook grace, also where the
+	// family has not been quiet; nil means none.
+	Stood func(chain string) bool
 	// Before is what the last read in the course of the same loss found; the
 	// zero Finding if there was none.
 	Before Finding
@@ -243,9 +246,10 @@ func judgeContent(want Wanted, seen Seen) Finding {
 	emptied, missing := lostChains(want.Section, seen.Table)
 	for _, c := range emptied {
 		shared := want.Piecewise != nil && want.Piecewise(c.Name)
+		stood := seen.Quiet || seen.Stood != nil && seen.Stood(c.Name)
 		if neverEmpty(seen.Table.Name, c.Name) {
 			f.Emptied = append(f.Emptied, c.Name)
-		} else if i := orphaned(want.Section, seen.Table, c); i >= 0 && shared && !seen.Quiet {
+		} else if i := orphaned(want.Section, seen.Table, c); i >= 0 && shared && !stood {
 			f.Waiting = append(f.Waiting, rules.Hook{Chain: c.Name, Rule: c.Rules[i]})
 		} else if i >= 0 {
 			f.Emptied = append(f.Emptied, c.Name)

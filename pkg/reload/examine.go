@@ -44,6 +44,9 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 	for _, table := range rules.Guarded() {
 		seen := see(snapshot, table, rules.Protection{Chain: e.Protects, Rule: e.Names})
 		seen.Quiet, seen.Before = job.Quiet[f], job.Found[f][table]
+		if job.Stood != nil {
+			seen.Stood = func(chain string) bool { return job.Stood(f, table, chain) }
+		}
 		section, known := job.Generation[f][table]
 		want := canary.Wanted{
 			CanaryChain: e.Canary,

@@ -34,6 +34,12 @@ func (l Learned) Knows(f rules.Family, t rules.TableName) bool {
 	return ok
 }
 
+// Shrunk returns since when a chain has been seen empty, or not at all, that the
+// generation still holds; zero if it is not so.
+func (l Learned) Shrunk(f rules.Family, t rules.TableName, chain string) time.Time {
+	return l.shrunk[shrinkKey{f, t, chain}]
+}
+
 // Learn adopts what a read under standing marks showed of one table. Growth
 // and changed rules count at once; what shrank is adopted once it has stood
 // for ShrinkDelay, and until then the former content is kept. Hooks in

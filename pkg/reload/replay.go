@@ -107,6 +107,9 @@ type Job struct {
 	// Quiet says of which families nothing protected changed for the hook
 	// grace.
 	Quiet map[rules.Family]bool
+	// Stood tells the chains that have stood empty for the hook grace; nil means
+	// none.
+	Stood func(f rules.Family, t rules.TableName, chain string) bool
 	// Claimed tells the chains of a declared source; nil means none.
 	Claimed func(chain string) bool
 	// Quarantine are the rules of the generation that were held back before.
