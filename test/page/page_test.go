@@ -45,7 +45,7 @@ func TestStates(t *testing.T) {
 		{"observed outage", with(outage, func(s *daemon.Status) { s.Mode = daemon.Observe }), false, "lost", "Rules missing since",
 			[]string{"Observe mode: their owner has to put them back.", "canaryd only observes"}},
 		{"outage in a pause", with(outage, func(s *daemon.Status) { s.Paused, s.PausedUntil = true, soon }), false, "lost", "Rules missing since",
-			[]string{"Paused: nothing is put back until " + soon.UTC().Format("15:04:05"), "heal, paused"}},
+			[]string{"Paused: nothing is put back until ", soon.UTC().Format("15:04:05 MST") + ", or canaryd resume.", "heal, paused"}},
 		{"a loss that cannot be read", with(whole, func(s *daemon.Status) {
 			s.Families[rules.IPv4][rules.Nat] = canary.Unknown
 			s.LossSince = time.Now().Add(-5 * time.Second)
