@@ -26,8 +26,12 @@ const (
 	address = "127.0.0.1:9475"
 	// settle is canaryd's --settle: how long the tables must be quiet
 	// after a flush. It is left out of what a heal takes.
-	settle    = 20 * time.Millisecond
+	settle = 20 * time.Millisecond
+	// lookEvery is how often the status is asked for where the answer is the
+	// clock, and idleEvery where canaryd's own record is: to answer takes processor
+	// time, which a heal is to have.
 	lookEvery = 5 * time.Millisecond
+	idleEvery = 100 * time.Millisecond
 	// atMost is how long one thing may take, on a busy machine and with
 	// the slowest restore.
 	atMost = 3 * time.Minute
@@ -87,8 +91,8 @@ func (d *process) log() string {
 	return string(text[max(0, len(text)-4000):])
 }
 
-// until asks canaryd until its status is as wanted.
-func (d *process) until(ctx context.Context, good func(scenario.Status) bool) (scenario.Status, error) {
+// until asks canaryd, every so often, until its status is as wanted.
+func (d *process) until(ctx context.Context, every time.Duration, good func(scenario.Status) bool) (scenario.Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()
 	for {
@@ -98,7 +102,7 @@ func (d *process) until(ctx context.Context, good func(scenario.Status) bool) (s
 			return scenario.Status{}, fmt.Errorf("canaryd ended: %w", err)
 		case <-ctx.Done():
 			return scenario.Status{}, fmt.Errorf("canaryd is not as it should be: %w", ctx.Err())
-		case <-time.After(lookEvery):
+		case <-time.After(every):
 		}
 		var status scenario.Status
 		response, err := get(ctx, "/api/v1/status")
@@ -119,7 +123,7 @@ func (d *process) until(ctx context.Context, good func(scenario.Status) bool) (s
 func (d *process) calm(ctx context.Context, good func(scenario.Status) bool) error {
 	var since time.Time
 	var id string
-	_, err := d.until(ctx, func(s scenario.Status) bool {
+	_, err := d.until(ctx, idleEvery, func(s scenario.Status) bool {
 		if !s.Healthy || !s.CapturePendingSince.IsZero() || !good(s) || s.Generation.ID != id {
 			since, id = time.Now(), s.Generation.ID
 			return false
@@ -162,7 +166,7 @@ func (d *process) spent(happen func() error) (measure.Use, error) {
 // learn measures from the end of an owner's write until the status names
 // another generation.
 func (d *process) learn(ctx context.Context, write func() error) (measure.Use, error) {
-	before, err := d.until(ctx, func(scenario.Status) bool { return true })
+	before, err := d.until(ctx, lookEvery, func(scenario.Status) bool { return true })
 	if err != nil {
 		return measure.Use{}, err
 	}
@@ -172,7 +176,7 @@ func (d *process) learn(ctx context.Context, write func() error) (measure.Use, e
 			return err
 		}
 		written := time.Now()
-		_, err := d.until(ctx, func(s scenario.Status) bool { return s.Generation.ID != before.Generation.ID })
+		_, err := d.until(ctx, lookEvery, func(s scenario.Status) bool { return s.Generation.ID != before.Generation.ID })
 		took = time.Since(written)
 		return err
 	})
@@ -211,7 +215,7 @@ func (d *process) rush(ctx context.Context, write func(turn int) error) (measure
 		})
 		group.Go(func() error {
 			last, id := time.Now(), ""
-			_, err := d.until(ctx, func(s scenario.Status) bool {
+			_, err := d.until(ctx, lookEvery, func(s scenario.Status) bool {
 				longest = max(longest, time.Since(last))
 				if s.Generation.ID != id {
 					last, id = time.Now(), s.Generation.ID
@@ -262,7 +266,7 @@ func (d *process) heal(ctx context.Context, flush func() error) (healing, error)
 	if err != nil {
 		return healing{}, err
 	}
-	known, err := d.until(ctx, func(scenario.Status) bool { return true })
+	known, err := d.until(ctx, lookEvery, func(scenario.Status) bool { return true })
 	if err != nil {
 		return healing{}, err
 	}
@@ -276,7 +280,7 @@ func (d *process) heal(ctx context.Context, flush func() error) (healing, error)
 			return err
 		}
 		flushed = time.Now()
-		_, err := d.until(ctx, proved)
+		_, err := d.until(ctx, idleEvery, proved)
 		return err
 	})
 	if err != nil {
@@ -285,7 +289,7 @@ func (d *process) heal(ctx context.Context, flush func() error) (healing, error)
 	if err := d.calm(ctx, proved); err != nil { // there may be more than one flush record
 		return h, fmt.Errorf("%w\n%s", err, d.log())
 	}
-	status, err := d.until(ctx, proved)
+	status, err := d.until(ctx, idleEvery, proved)
 	if err != nil {
 		return h, err
 	}
