@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,7 +19,11 @@ import (
 // chains of 5,000 services take 25 ms, all of them in pieces of 512 as long as
 // one iptables-nft-save (iptables 1.8.9). The save fetches all rules between
 // two equal genids and never returns beside a busy writer; a piece does.
-// Nothing is written and no commit is made.
+//
+// The last line is one that fails, and nothing is sent to the kernel. Without it
+// iptables would go on and commit: nothing, but in its turn all the same, and from the
+// beginning whenever somebody was faster. Beside an owner who does nothing but commit
+// (66 times a second at 1,000 services) that took 0.8 s, and what was printed was past.
 type printer struct {
 	tools   map[rules.Family]tools
 	timeout time.Duration
@@ -42,7 +47,7 @@ func (p printer) print(ctx context.Context, family rules.Family, places []Place,
 			continue
 		}
 		n := 1
-		for n < len(places) && printableName(places[n].Chain) {
+		for n < len(places) && printableName(places[n].Chain) && places[n].Table == places[0].Table {
 			n++
 		}
 		done, err := p.batch(ctx, family, places[:n], f)
@@ -77,30 +82,36 @@ func printableName(name string) bool {
 	return true
 }
 
-// batch prints as many of places as iptables-restore does before it stops.
+// noSuchChain is a name that no chain has. If one does, it is printed in vain.
+const noSuchChain = "canaryd-no-such-chain"
+
+// batch prints as many of places, which are of one table, as iptables-restore does
+// before it stops. The last one is printed twice: with the second time begins what
+// comes after the first.
 func (p printer) batch(ctx context.Context, family rules.Family, places []Place, f func(Place, []rules.Rule, error)) (int, error) {
 	var script bytes.Buffer
-	for i, place := range places {
-		if i == 0 || places[i-1].Table != place.Table {
-			if i > 0 {
-				script.WriteString("COMMIT\n")
-			}
-			script.WriteString("*" + string(place.Table) + "\n")
-		}
+	script.WriteString("*" + string(places[0].Table) + "\n")
+	twice := append(slices.Clip(places), places[len(places)-1])
+	for _, place := range twice {
 		script.WriteString("-S " + place.Chain + "\n")
 	}
-	script.WriteString("COMMIT\n")
+	script.WriteString("-S " + noSuchChain + "\nCOMMIT\n")
 	path := p.tools[family].restore
 	res, err := command{path: path, args: []string{"--noflush"}, stdin: &script, timeout: p.timeout, env: p.env}.run(ctx)
 	if err != nil {
 		return 0, err
 	}
-	listed, err := parseListing(res.stdout, places, f)
+	told := 0
+	listed, err := parseListing(res.stdout, twice, func(place Place, found []rules.Rule, err error) {
+		if told++; told <= len(places) {
+			f(place, found, err)
+		}
+	})
 	switch {
 	case err != nil:
 		return 0, err
-	case res.exit == 0 && listed == len(places):
-		return listed, nil
+	case listed == len(twice):
+		return len(places), nil
 	case isPermissionText(string(res.stderr)):
 		return 0, exitError(path, res)
 	}
