@@ -39,6 +39,8 @@ type Kernel struct {
 	words    map[rules.Family]*xtLexicon // on legacy, where the kernel may be asked; else nil
 	private  string                      // a folder of our own, for the children's lock file
 	children children                    // that wrote
+	// subscriptions do not listen while a large transaction is sent.
+	subscriptions subscriptions
 	// port is the netlink address that our transactions come from. A commit's
 	// notification has it (nf_tables_gen_notify); the number of our process it has not:
 	// that of a thread, and in the initial pid namespace.

@@ -35,6 +35,9 @@ type directWriter struct {
 	batch  *nftBatch
 	writes bool   // the batch has content
 	room   []byte // where each rule that is written is put together
+	// written are the chains that the batch touches, added how many rules are new.
+	written []rewrite
+	added   int
 }
 
 // errNotDirect: the text path has to decide what becomes of a script.
@@ -58,6 +61,10 @@ func (w *directWriter) add(family rules.Family, script *Script) error {
 		return fmt.Errorf("%s %s %w: %w", family, script.Table, errNotDirect, err)
 	}
 	w.writes = true
+	for _, c := range plan.order {
+		w.written = append(w.written, rewrite{family, Place{script.Table, c.name}})
+	}
+	w.added += plan.added
 	return nil
 }
 
@@ -69,6 +76,7 @@ type tablePlan struct {
 	chains map[string]*chainPlan
 	order  []*chainPlan    // as the script names them
 	exist  map[string]bool // what the kernel said of chains
+	added  int             // new rules
 }
 
 // A chainPlan is what a script makes of one chain.
@@ -355,6 +363,7 @@ func (p *tablePlan) writeRule(chain, spec string, next uint64) error {
 		p.batch.blob(unix.NFTA_RULE_USERDATA, rule.userdata)
 	}
 	p.batch.end()
+	p.added++
 	return nil
 }
 

@@ -53,7 +53,7 @@ func (k *Kernel) restoreDirectly(genid uint32, payload Payload) directResult {
 	}
 	w.batch.finish()
 	w.batch.port = k.port
-	err := w.batch.send()
+	err := k.send(&w)
 	if err == nil {
 		if now, err := conn.genid(); err != nil || now != genid {
 			result.moved = 1 // what changes nothing does not move it
@@ -61,6 +61,13 @@ func (k *Kernel) restoreDirectly(genid uint32, payload Payload) directResult {
 		return result
 	}
 	return k.notDirectly(err, payload)
+}
+
+func (k *Kernel) send(w *directWriter) error {
+	if k.mirror == nil || w.added < silentFrom {
+		return w.batch.send()
+	}
+	return k.mirror.silently(w.written, k.subscriptions.all(), w.batch.send)
 }
 
 // notDirectly says what follows if the transaction was not taken.

@@ -20,13 +20,17 @@ import (
 const subscriptionBuffer = 1 << 20
 
 // A Subscription receives one Commit for each transaction that anybody
-// commits to nf_tables in this network namespace, the Kernel's own included.
-// Commits from before Subscribe are not seen: subscribe first, then look.
+// commits to nf_tables in this network namespace, the Kernel's own included except
+// for large ones, see silently. Commits from before Subscribe are not seen:
+// subscribe first, then look.
 type Subscription struct {
 	conn    *netlink.Conn
 	own     func(port uint32) bool
+	left    func()            // is told of Close
 	pending []netlink.Message // received with others, not yet returned
 	closed  atomic.Bool
+	missed  atomic.Bool // it did not listen when somebody else committed
+	deaf    atomic.Bool // it will not hear any more
 }
 
 // Subscribe opens a subscription. It needs CAP_NET_ADMIN, and it works on the
@@ -37,16 +41,18 @@ func (k *Kernel) Subscribe() (*Subscription, error) {
 		return nil, nftError("opening a netlink socket", err)
 	}
 	s := &Subscription{conn: conn, own: k.ownPort}
-	if err := s.join(); err != nil {
+	if err := s.begin(); err != nil {
 		conn.Close()
 		return nil, nftError("subscribing to commits", err)
 	}
+	s.left = func() { k.subscriptions.remove(s) }
+	k.subscriptions.add(s)
 	return s, nil
 }
 
-// join sets the filter before it joins the group, so that nothing unwanted
+// begin sets the filter before it joins the group, so that nothing unwanted
 // ever enters the buffer.
-func (s *Subscription) join() error {
+func (s *Subscription) begin() error {
 	filter, err := bpf.Assemble(onlyNewgen())
 	if err != nil {
 		return err
@@ -78,16 +84,23 @@ func onlyNewgen() []bpf.Instruction {
 }
 
 // Receive waits for the next commit. It returns ErrOverflow if the kernel had
-// to drop some, after which it may be called again, and net.ErrClosed after
-// Close. It is for one goroutine; Close may be called from another.
+// to drop some, or one was missed, after which it may be called again, and
+// net.ErrClosed after Close. It is for one goroutine; Close may be called from
+// another.
 func (s *Subscription) Receive() (Commit, error) {
 	for len(s.pending) == 0 {
 		if s.closed.Load() {
 			return Commit{}, net.ErrClosed
 		}
+		if s.missed.Swap(false) {
+			return Commit{}, s.drain()
+		}
 		messages, err := s.conn.Receive()
 		if errors.Is(err, unix.ENOBUFS) {
 			return Commit{}, s.drain()
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) && s.missed.Load() {
+			continue
 		}
 		if err != nil {
 			return Commit{}, s.receiveError(err)
@@ -135,6 +148,8 @@ func (s *Subscription) drain() error {
 
 func (s *Subscription) receiveError(err error) error {
 	switch {
+	case s.deaf.Load():
+		return errors.New("receiving commits: the socket cannot be made to listen again")
 	case s.closed.Load() || errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrClosed):
 		return net.ErrClosed
 	default:
@@ -147,5 +162,6 @@ func (s *Subscription) Close() error {
 	if s.closed.Swap(true) {
 		return nil
 	}
+	s.left()
 	return s.conn.Close()
 }
