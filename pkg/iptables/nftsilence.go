@@ -103,7 +103,7 @@ func (s *Subscription) join() {
 	}
 }
 
-// wake lets a Receive that waits look around.
+// wake lets a Receive that waits look around: at what was set before.
 func (s *Subscription) wake() { _ = s.conn.SetReadDeadline(time.Now()) }
 
 // miss lets Receive return ErrOverflow.

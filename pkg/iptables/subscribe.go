@@ -83,6 +83,9 @@ func onlyNewgen() []bpf.Instruction {
 	}
 }
 
+// errDeaf: a socket that did not listen for a while does not listen again.
+var errDeaf = errors.New("the kernel does not let a socket listen to commits again")
+
 // Receive waits for the next commit. It returns ErrOverflow if the kernel had
 // to drop some, or one was missed, after which it may be called again, and
 // net.ErrClosed after Close. It is for one goroutine; Close may be called from
@@ -92,6 +95,9 @@ func (s *Subscription) Receive() (Commit, error) {
 		if s.closed.Load() {
 			return Commit{}, net.ErrClosed
 		}
+		if s.deaf.Load() {
+			return Commit{}, errDeaf
+		}
 		if s.missed.Swap(false) {
 			return Commit{}, s.drain()
 		}
@@ -99,8 +105,10 @@ func (s *Subscription) Receive() (Commit, error) {
 		if errors.Is(err, unix.ENOBUFS) {
 			return Commit{}, s.drain()
 		}
-		if errors.Is(err, os.ErrDeadlineExceeded) && s.missed.Load() {
-			continue
+		if errors.Is(err, os.ErrDeadlineExceeded) { // woken, see wake
+			if err = s.conn.SetReadDeadline(time.Time{}); err == nil {
+				continue
+			}
 		}
 		if err != nil {
 			return Commit{}, s.receiveError(err)
@@ -148,8 +156,6 @@ func (s *Subscription) drain() error {
 
 func (s *Subscription) receiveError(err error) error {
 	switch {
-	case s.deaf.Load():
-		return errors.New("receiving commits: the socket cannot be made to listen again")
 	case s.closed.Load() || errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrClosed):
 		return net.ErrClosed
 	default:
