@@ -41,6 +41,7 @@ type xtInfo struct {
 	raw        [xtInfoLen]byte
 	validHooks uint32
 	hookEntry  [5]uint32 // offset of each built-in chain's first entry
+	underflow  [5]uint32 // and of its last one, the policy
 	entries    uint32
 	size       uint32 // of the entries, in bytes
 }
@@ -164,6 +165,7 @@ func (s *xtSocket) info(table rules.TableName) (xtInfo, error) {
 	info.validHooks = u32(32)
 	for i := range info.hookEntry {
 		info.hookEntry[i] = u32(36 + 4*i)
+		info.underflow[i] = u32(56 + 4*i)
 	}
 	info.entries, info.size = u32(76), u32(80)
 	return info, nil
@@ -181,8 +183,10 @@ func (s *xtSocket) entries(table rules.TableName, f func(xtInfo, []byte) error) 
 			return err
 		}
 		err = s.readEntries(table, info.size, func(data []byte) error {
-			// The entries of another shape and the same size would be cut up wrongly.
-			if now, err := s.info(table); err != nil || now != info {
+			// The entries of another shape and the same size would be cut up wrongly. That
+			// the shape is the same afterwards is not enough: between the questions it may
+			// have moved there and back.
+			if now, err := s.info(table); err != nil || now != info || !info.fits(s.family, data) {
 				return errors.Join(err, unix.EAGAIN)
 			}
 			return f(info, data)

@@ -107,6 +107,35 @@ func walkEntries(family rules.Family, info xtInfo, data []byte, v xtVisitor) err
 	return nil
 }
 
+// fits reports whether the entries are of that shape, as far as they tell: where a
+// built-in chain ends, its policy stands (check_entry_size_and_hooks in ip_tables.c
+// takes no other table). Who moves a rule that is the same as a policy from one
+// built-in chain to another and back in the same moment is not found out.
+func (info xtInfo) fits(family rules.Family, data []byte) bool {
+	layout := xtLayoutOf(family)
+	for hook, offset := range info.underflow {
+		if info.validHooks&(1<<hook) == 0 {
+			continue
+		}
+		if int64(offset) > int64(len(data)) {
+			return false
+		}
+		if e, err := layout.entry(data, int(offset)); err != nil || !e.isPolicy(layout) {
+			return false
+		}
+	}
+	return true
+}
+
+// isPolicy reports whether the entry can be a chain's policy: a verdict without any
+// condition.
+func (e xtEntry) isPolicy(layout xtLayout) bool {
+	const nfcache = 4 // bytes, between the addresses and targetOffset
+	conditions := e.whole[:layout.targetOffset-nfcache]
+	return e.isStandard && len(e.matches) == 0 && len(e.target) == xtStandardLen &&
+		len(bytes.Trim(conditions, "\x00")) == 0 && (e.verdict() == -1 || e.verdict() == -2)
+}
+
 // chainHead reports whether the entry begins a chain: a built-in one by its
 // offset, another one by its target.
 func chainHead(e xtEntry, info xtInfo, at int) (string, bool) {

@@ -69,8 +69,9 @@ func sampleTable(family rules.Family) (xtInfo, []byte) {
 	info.validHooks = 1<<1 | 1<<3
 	info.hookEntry[1] = b.add(verdict(-2), ext("comment", commentInfo("drop it")))
 	b.fallThrough(ext("tcp", make([]byte, 16)), ext("comment", commentInfo("witness")))
-	b.add(verdict(-2)) // policy
+	info.underflow[1] = b.add(verdict(-2)) // policy
 	info.hookEntry[3] = b.add(verdict(-2))
+	info.underflow[3] = info.hookEntry[3]
 	b.add(errorTarget("X"))
 	b.fallThrough(ext("comment", commentInfo("nonce")))
 	b.add(verdict(-5)) // RETURN
@@ -127,6 +128,36 @@ func TestXTLookMasksCounters(t *testing.T) {
 	}
 }
 
+// A shape is that of the entries only if policies stand where it says.
+func TestShapesFit(t *testing.T) {
+	for _, family := range rules.Families() {
+		layout := xtLayoutOf(family)
+		for name, c := range map[string]struct {
+			change func(info *xtInfo, policy []byte)
+			want   bool
+		}{
+			"as it is":               {func(*xtInfo, []byte) {}, true},
+			"it drops":               {func(_ *xtInfo, p []byte) { p[layout.size+xtExtDataAt]++ }, true},
+			"a chain less":           {func(info *xtInfo, _ []byte) { info.validHooks, info.underflow[3] = 1<<1, 1 }, true},
+			"a rule is there":        {func(info *xtInfo, _ []byte) { info.underflow[1] = info.hookEntry[1] }, false},
+			"a head is there":        {func(info *xtInfo, _ []byte) { info.underflow[1] += 2 * uint32(layout.size+xtStandardLen) }, false},
+			"the middle of an entry": {func(info *xtInfo, _ []byte) { info.underflow[1] += 8 }, false},
+			"nothing is there":       {func(info *xtInfo, _ []byte) { info.underflow[1] = info.size }, false},
+			"far behind the end":     {func(info *xtInfo, _ []byte) { info.underflow[1] = 1<<32 - 1 }, false},
+			"it returns":             {func(_ *xtInfo, p []byte) { copy(p[layout.size:], verdict(-5)) }, false},
+			"it has a condition":     {func(_ *xtInfo, p []byte) { p[0] = 10 }, false},
+		} {
+			t.Run(family.String()+" "+name, func(t *testing.T) {
+				info, data := sampleTable(family)
+				c.change(&info, data[info.underflow[1]:])
+				if got := info.fits(family, data); got != c.want {
+					t.Errorf("it fits: %t, want %t", got, c.want)
+				}
+			})
+		}
+	}
+}
+
 func TestWalkEntriesMalformed(t *testing.T) {
 	layout := xtLayoutOf(rules.IPv4)
 	for _, c := range []struct {
@@ -159,7 +190,8 @@ func FuzzWalkEntries(f *testing.F) {
 			family = rules.IPv6
 		}
 		data = bytes.Clone(data) // which is masked, and the fuzzer's own must stay as they are
-		info := xtInfo{validHooks: hooks, hookEntry: [5]uint32{0, first, 0, second, 0}}
+		info := xtInfo{validHooks: hooks, hookEntry: [5]uint32{0, first, 0, second, 0}, underflow: [5]uint32{0, first, 0, second, 0}}
+		info.fits(family, data)
 		look := newXTLook(family, []Place{{rules.Filter, "INPUT"}, {rules.Filter, "X"}})
 		_ = look.table(rules.Filter, info, data) // may fail, must not panic
 		l := newXTLexicon()
