@@ -40,6 +40,14 @@ func (r *rig) wantNoLoss(moved series) {
 	}
 }
 
+// wantNothingPending fails if canaryd has still to learn what an owner did.
+func (r *rig) wantNothingPending() {
+	r.t.Helper()
+	if s := r.d.Status(); !s.CapturePendingSince.IsZero() {
+		r.t.Errorf("capture is pending since %v", s.CapturePendingSince)
+	}
+}
+
 // TestGrowthIsCapturedAtOnce: after 50 ms of quiet, at the latest after 100 ms.
 func TestGrowthIsCapturedAtOnce(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -179,9 +187,7 @@ func TestCleanupOfKubeProxy(t *testing.T) {
 				}
 			}
 		}
-		if s := r.d.Status(); !s.CapturePendingSince.IsZero() {
-			t.Errorf("capture is pending since %v", s.CapturePendingSince)
-		}
+		r.wantNothingPending()
 		if r.chain(rules.IPv4, rules.Nat, "CNI-HOSTPORT-DNAT") == nil {
 			t.Error("the chains of CNI are gone")
 		}
@@ -207,9 +213,7 @@ func TestHookReinserted(t *testing.T) {
 		}, lossMetrics...)
 		r.wantNoLoss(moved)
 		r.wantReady()
-		if s := r.d.Status(); !s.CapturePendingSince.IsZero() {
-			t.Errorf("capture is pending since %v", s.CapturePendingSince)
-		}
+		r.wantNothingPending()
 		if rs := r.chain(rules.IPv4, rules.Nat, "OUTPUT"); len(rs) != 2 || !strings.Contains(rs[0], "CNI-HOSTPORT-DNAT") {
 			t.Errorf("OUTPUT holds %q", rs)
 		}
@@ -340,9 +344,7 @@ func TestTheLastHostPortIsRemovedInTwoCommands(t *testing.T) {
 		}, lossMetrics...)
 		r.wantNoLoss(moved)
 		r.wantReady()
-		if s := r.d.Status(); !s.CapturePendingSince.IsZero() {
-			t.Errorf("capture is pending since %v", s.CapturePendingSince)
-		}
+		r.wantNothingPending()
 		must(t, r.fake.Flush(rules.IPv4, rules.Nat, ""))
 		r.settled()
 		if rs := r.chain(rules.IPv4, rules.Nat, shared); len(rs) != 0 {

@@ -20,8 +20,8 @@ import (
 // one iptables-nft-save (iptables 1.8.9). The save fetches all rules between
 // two equal genids and never returns beside a busy writer; a piece does.
 //
-// The last line is one that fails, and nothing is sent to the kernel. Without it
-// iptables would go on and commit: nothing, but in its turn all the same, and from the
+// The last line is one that fails, so that no transaction is sent. Without it
+// iptables would send one: empty, but in its turn all the same, and from the
 // beginning whenever somebody was faster. Beside an owner who does nothing but commit
 // (66 times a second at 1,000 services) that took 0.8 s, and what was printed was past.
 type printer struct {

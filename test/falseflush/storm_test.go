@@ -26,7 +26,7 @@ import (
 // rate: commits come before canaryd knows the ones before, which it learns of all
 // the same while they go on coming.
 func storm(n *nodetest.Node, _ *nodetest.Process) {
-	const commits, each, most = 500, 10 * time.Millisecond, 10000
+	const commits, each, most = 500, 10 * time.Millisecond, 5000
 	// On legacy commits also wait in a pipe, so that only the second number tells
 	// something there.
 	const overtaken, learned = 250, 2
