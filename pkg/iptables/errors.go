@@ -15,9 +15,10 @@ var (
 	ErrPermission = errors.New("the kernel refuses access to its tables (CAP_NET_ADMIN is needed)")
 	// ErrNoFamily: the kernel or the tools lack this IP family.
 	ErrNoFamily = errors.New("this IP family is not available")
-	// ErrOverflow: the kernel dropped commits that we were too slow to read.
+	// ErrOverflow: the kernel dropped commits that we were too slow to read, or
+	// somebody committed while we sent a large transaction and did not listen.
 	// The subscription goes on.
-	ErrOverflow = errors.New("the kernel dropped notifications of commits")
+	ErrOverflow = errors.New("commits to nf_tables were missed: the kernel dropped their notifications, or they came while canaryd wrote")
 )
 
 // A Reason classifies a refused restore; it is the label of
