@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// The protocols whose flows live on in conntrack without a connection that
-// would end them, by their numbers.
+// The protocols whose flows nat translates by port, by their numbers.
 const (
+	TCP  uint8 = 6
 	UDP  uint8 = 17
 	SCTP uint8 = 132
 )
@@ -27,236 +27,226 @@ type Site interface {
 	Beyond(iface string, a netip.Addr) bool
 }
 
-// Translations tells which flows of UDP and SCTP a family's nat rules send
-// somewhere else: those to cluster IPs, external and load-balancer IPs, node
-// ports and host ports. It is a value, and safe for concurrent use.
+// Translations says what a family's nat rules do to flows: which they send
+// somewhere else, and which of those they masquerade.
 //
-// It knows less than the kernel, and errs on one side only: a flow that it
-// tells of is translated for sure. A rule with a match that it cannot answer
-// for an address and a port (a mark, a probability, an interface) translates
-// nothing for it; kube-proxy's last endpoint of each service has none.
+// It knows less than the kernel, and errs on one side only: what it says
+// happens for sure. Each question takes a flow through the rules as its first
+// packet would go. A rule with a match that cannot be answered from addresses
+// and ports (a probability, an interface, a mark that other rules may have set)
+// may match or not, and both ways are followed.
+//
+// It reads a rule when a flow first comes to it: of the 40,000 rules of 5,000
+// services that are the few of the services that were asked for. It is not safe
+// for concurrent use.
 type Translations struct {
-	ways map[service][]way
-	wide []way // those of many ports, or of all
-	// backends are where flows are sent. Who asks for one of them may have
-	// been translated to the address that it asked for anyway.
-	backends map[service]bool
-}
-
-// A service is one port of a protocol; as a backend, of one address too.
-type service struct {
-	protocol uint8
-	addr     netip.Addr
-	port     uint16
-}
-
-// A way leads from a built-in chain to a DNAT. All of its tests must hold, and
-// not all of any exemption's.
-type way struct {
-	hook       string
-	tests      []test
-	exemptions []exemption
-}
-
-// An exemption is a rule before the way that keeps flows from it. Of a rule
-// that cannot be read in full it has the tests that can, and so exempts more.
-type exemption []test
-
-// Translates reports whether the rules surely send flow somewhere else.
-func (t Translations) Translates(flow Flow, site Site) bool {
-	to := flow.Destination
-	if t.backends[service{flow.Protocol, to.Addr(), to.Port()}] || t.backends[service{flow.Protocol, to.Addr(), 0}] {
-		return false
-	}
-	hook := "PREROUTING"
-	if site.Local(flow.Source.Addr()) {
-		hook = "OUTPUT"
-	}
-	takes := func(w way) bool {
-		return w.hook == hook && all(w.tests, flow, site) &&
-			!slices.ContainsFunc(w.exemptions, func(e exemption) bool { return all(e, flow, site) })
-	}
-	return slices.ContainsFunc(t.ways[service{protocol: flow.Protocol, port: to.Port()}], takes) ||
-		slices.ContainsFunc(t.wide, takes)
-}
-
-// Empty reports whether no flow at all is translated.
-func (t Translations) Empty() bool { return len(t.ways) == 0 && len(t.wide) == 0 }
-
-func all(tests []test, flow Flow, site Site) bool {
-	return !slices.ContainsFunc(tests, func(x test) bool { return !x.holds(flow, site) })
-}
-
-// Translations reads the family's nat rules.
-func (g Generation) Translations(f Family) Translations {
-	s := g[f][Nat]
-	r := translationReader{
-		chains: make(map[string][]Rule, len(s.Chains)),
-		read:   map[string][]natRule{},
-		open:   map[string]bool{},
-		into:   Translations{ways: map[service][]way{}, backends: map[service]bool{}},
-	}
-	for _, c := range s.Chains {
-		r.chains[c.Name] = c.Rules
-		for _, rule := range c.Rules {
-			if rule.Target == "DNAT" {
-				r.backend(rule)
-			}
-		}
-	}
-	for _, hook := range []string{"PREROUTING", "OUTPUT"} {
-		var hooks []natRule
-		for _, h := range s.Hooks {
-			if h.Chain == hook {
-				if h.Rule.Target == "DNAT" {
-					r.backend(h.Rule)
-				}
-				hooks = append(hooks, readNatRule(h.Rule))
-			}
-		}
-		r.hook, r.accepted = hook, nil
-		r.walk(hooks, nil, nil, 0)
-	}
-	return r.into
+	site   Site
+	hooks  map[string]*natChain // the jumps and other rules in built-in chains
+	chains map[string]*natChain
+	steps  int // rules looked at
 }
 
 // These bound what strange rules may cost; real ones come nowhere near.
 const (
-	deepest   = 16      // jumps in a row
-	mostSteps = 1000000 // rules looked at; 5,000 services are 20,000
-	fewPorts  = 64      // a range of more is looked through for every flow
+	deepest = 16 // jumps in a row
+	// mostSteps is how many rules are looked at for all flows together. A flow
+	// to a service takes about 20, one to anywhere else 5.
+	mostSteps = 10000000
 )
 
-// A translationReader walks the chains as a packet would, and notes each way
-// to a DNAT.
-type translationReader struct {
-	chains map[string][]Rule
-	read   map[string][]natRule
-	open   map[string]bool // chains that are being walked
-	hook   string
-	// accepted are the rules met so far that end the hook without a DNAT.
-	accepted []exemption
-	steps    int
-	into     Translations
+// Translations takes up the family's nat rules on a node.
+func (g Generation) Translations(f Family, site Site) *Translations {
+	s := g[f][Nat]
+	t := &Translations{site: site, hooks: map[string]*natChain{}, chains: make(map[string]*natChain, len(s.Chains))}
+	chains := make([]natChain, len(s.Chains))
+	for i, c := range s.Chains {
+		chains[i].text = c.Rules
+		t.chains[c.Name] = &chains[i]
+	}
+	for _, h := range s.Hooks {
+		if t.hooks[h.Chain] == nil {
+			t.hooks[h.Chain] = &natChain{}
+		}
+		t.hooks[h.Chain].text = append(t.hooks[h.Chain].text, h.Rule)
+	}
+	return t
 }
 
-// walk goes through one chain, which is reached by packets that pass tests and
-// that none of the exemptions keeps away.
-func (r *translationReader) walk(chain []natRule, tests []test, exemptions []exemption, depth int) {
-	exemptions = slices.Clip(exemptions)
-	for _, rule := range chain {
-		if r.steps++; r.steps > mostSteps {
-			return
-		}
-		if rule.never(r.hook) {
+// Empty reports whether no flow can be translated: nothing leads to a DNAT.
+func (t *Translations) Empty() bool { return t.hooks["PREROUTING"] == nil && t.hooks["OUTPUT"] == nil }
+
+// Translates reports whether the rules surely send flow somewhere else than it
+// asked for.
+func (t *Translations) Translates(flow Flow) bool {
+	w := t.through(t.entry(flow), flow, nfmark{})
+	elsewhere := func(s sending) bool {
+		// A flow that is sent to where it goes anyway shows no translation.
+		return s.to.addr.IsValid() && (s.to.addr != flow.Destination.Addr() || s.to.port != 0 && s.to.port != flow.Destination.Port())
+	}
+	return !w.escapes && len(w.sent) > 0 && !slices.ContainsFunc(w.sent, func(s sending) bool { return !elsewhere(s) })
+}
+
+// Masquerades reports whether the rules surely masquerade flow, which they have
+// sent to backend: whichever way through them leads there.
+//
+// A flow of the node's own is never sure: the address that it would be given
+// may be the one that it has. Only that of a loopback address never is.
+func (t *Translations) Masquerades(flow Flow, backend netip.AddrPort) bool {
+	if from := flow.Source.Addr(); t.site.Local(from) && !from.IsLoopback() {
+		return false
+	}
+	w := t.through(t.entry(flow), flow, nfmark{})
+	leads := false
+	for _, s := range w.sent {
+		if !s.mayLeadTo(backend, flow) {
 			continue
 		}
-		here := slices.Concat(tests, rule.tests)
-		switch {
-		case rule.target == "DNAT":
-			if rule.sure {
-				r.note(way{r.hook, here, slices.Concat(exemptions, r.accepted)})
-			}
-		case rule.target == "RETURN":
-			exemptions = append(exemptions, here)
-		case slices.Contains([]string{"ACCEPT", "REDIRECT", "NETMAP", "DROP", "QUEUE", "NFQUEUE"}, rule.target):
-			r.accepted = append(r.accepted, here)
-		default:
-			next, known := r.chains[rule.target]
-			if !known || r.open[rule.target] || depth == deepest || notOurs(here) {
-				continue
-			}
-			if !rule.sure {
-				// What is behind it happens to some of the packets only;
-				// but if it accepts them, they may be any.
-				r.exempt(next, here, depth)
-				continue
-			}
-			r.open[rule.target] = true
-			r.walk(r.parsed(rule.target, next), here, exemptions, depth+1)
-			delete(r.open, rule.target)
-			if rule.goes {
-				exemptions = append(exemptions, here) // it does not come back
-			}
+		leaving := flow
+		leaving.Destination = backend
+		if out := t.through("POSTROUTING", leaving, s.mark); out.escapes || !out.masquerades {
+			return false
+		}
+		leads = true
+	}
+	return leads && !w.unclear
+}
+
+// entry returns the built-in chain that the flow's first packet comes to.
+func (t *Translations) entry(flow Flow) string {
+	if t.site.Local(flow.Source.Addr()) {
+		return "OUTPUT"
+	}
+	return "PREROUTING"
+}
+
+// A service is an address and a port that flows are sent to. Port 0 keeps the
+// flow's; without an address it is not known.
+type service struct {
+	addr netip.Addr
+	port uint16
+}
+
+// A sending is a DNAT that a flow may come to, and the mark that it has then.
+type sending struct {
+	to   service
+	mark nfmark
+}
+
+func (s sending) mayLeadTo(backend netip.AddrPort, flow Flow) bool {
+	port := s.to.port
+	if port == 0 {
+		port = flow.Destination.Port()
+	}
+	return !s.to.addr.IsValid() || s.to.addr == backend.Addr() && port == backend.Port()
+}
+
+// A walk takes one flow through one hook of nat.
+type walk struct {
+	*Translations
+	hook string
+	flow Flow
+	// sent are the DNATs that it may come to.
+	sent []sending
+	// masquerades says that it may come to a MASQUERADE.
+	masquerades bool
+	// escapes says that it may leave the hook in another way than those.
+	escapes bool
+	// unclear says that there are ways that were not followed to their ends.
+	unclear bool
+}
+
+func (t *Translations) through(hook string, flow Flow, m nfmark) *walk {
+	w := &walk{Translations: t, hook: hook, flow: flow}
+	end := course{m, true}
+	if c := t.hooks[hook]; c != nil {
+		end = w.chain(c, end, 0)
+	}
+	w.escapes = w.escapes || w.unclear || end.reached
+	return w
+}
+
+// A course is what is known of the flow at one place: whether it may come
+// there, and with which mark.
+type course struct {
+	nfmark
+	reached bool
+}
+
+// or joins two courses that lead to one place.
+func (c course) or(other course) course {
+	switch {
+	case !other.reached:
+		return c
+	case !c.reached:
+		return other
+	}
+	return course{c.either(other.nfmark), true}
+}
+
+// chain goes through one chain and returns how the flow comes back from it.
+func (w *walk) chain(c *natChain, at course, depth int) (back course) {
+	if depth > deepest {
+		w.unclear = true
+		return course{reached: true}
+	}
+	c.open = true
+	defer func() { c.open = false }()
+	rules := c.asked(w.flow.Destination)
+	for rule := rules.next(); rule != nil; rule = rules.next() {
+		if w.steps++; w.steps > mostSteps {
+			w.unclear = true
+			return course{reached: true}
+		}
+		verdict := rule.asks(w, at.nfmark)
+		if verdict == no {
+			continue
+		}
+		after, returns := w.target(rule, at, depth)
+		if rule.goes || rule.unread || returns {
+			back = back.or(after)
+		}
+		if rule.goes || returns {
+			after = course{}
+		}
+		if verdict == maybe {
+			after = after.or(at)
+		}
+		if at = after; !at.reached {
+			return back
 		}
 	}
+	return back.or(at)
 }
 
-// exempt notes what a chain that only some packets come to keeps from
-// translation for good. It looks no further than that chain: rules that accept
-// in nat are rare, and behind two unsure jumps unheard of.
-func (r *translationReader) exempt(chain []Rule, tests []test, depth int) {
-	for _, rule := range chain {
-		if rule.Target == "ACCEPT" && depth < deepest {
-			n := readNatRule(rule)
-			r.accepted = append(r.accepted, slices.Concat(tests, n.tests))
-		}
+// target does what a rule does to packets that match, and returns how they come
+// to the next rule of the chain or, where the rule says so, return from it.
+func (w *walk) target(rule *natRule, at course, depth int) (after course, returns bool) {
+	switch rule.target {
+	case "", "LOG", "NFLOG", "ULOG", "AUDIT", "SET":
+		return at, false
+	case "MARK":
+		return course{at.set(rule.set), true}, false
+	case "CONNMARK":
+		return course{reached: true}, false // it may restore any mark
+	case "RETURN":
+		return at, true
+	case "DNAT":
+		w.sent = append(w.sent, sending{rule.to, at.nfmark})
+		return course{}, false
+	case "MASQUERADE":
+		w.masquerades = true
+		return course{}, false
+	case "ACCEPT", "DROP", "REDIRECT", "NETMAP", "SNAT", "QUEUE", "NFQUEUE":
+		w.escapes = true
+		return course{}, false
 	}
-}
-
-func (r *translationReader) parsed(name string, chain []Rule) []natRule {
-	if known, ok := r.read[name]; ok {
-		return known
+	next, known := w.chains[rule.target]
+	switch {
+	case !known: // what it does is not of the generation
+		w.escapes = true
+		return course{reached: true}, false
+	case next.open: // the kernel takes no loop
+		return course{reached: true}, false
 	}
-	list := make([]natRule, 0, len(chain))
-	for _, rule := range chain {
-		list = append(list, readNatRule(rule))
-	}
-	r.read[name] = list
-	return list
-}
-
-// note files a way under the ports that it is for.
-func (r *translationReader) note(w way) {
-	if notOurs(w.tests) {
-		return
-	}
-	protocols := []uint8{UDP, SCTP}
-	var ports []portSpan
-	for _, t := range w.tests {
-		switch {
-		case t.kind == ofProtocol && !t.not:
-			protocols = slices.DeleteFunc(protocols, func(p uint8) bool { return p != t.protocol })
-		case t.kind == toPorts && !t.not && ports == nil:
-			ports = t.ports
-		}
-	}
-	count := 0
-	for _, s := range ports {
-		count += int(s.last) - int(s.first) + 1
-	}
-	if count == 0 || count > fewPorts {
-		r.into.wide = append(r.into.wide, w)
-		return
-	}
-	for _, p := range protocols {
-		for _, s := range ports {
-			for port := int(s.first); port <= int(s.last); port++ {
-				key := service{protocol: p, port: uint16(port)}
-				r.into.ways[key] = append(r.into.ways[key], w)
-			}
-		}
-	}
-}
-
-// backend notes where a DNAT sends flows.
-func (r *translationReader) backend(rule Rule) {
-	n := readNatRule(rule)
-	if n.to.port == 0 && !n.to.addr.IsValid() || notOurs(n.tests) {
-		return
-	}
-	for _, p := range []uint8{UDP, SCTP} {
-		n.to.protocol = p
-		r.into.backends[n.to] = true
-	}
-}
-
-// notOurs reports whether neither UDP nor SCTP passes the tests.
-func notOurs(tests []test) bool {
-	passes := func(protocol uint8) bool {
-		return !slices.ContainsFunc(tests, func(t test) bool {
-			return t.kind == ofProtocol && (t.protocol == protocol) == t.not
-		})
-	}
-	return !passes(UDP) && !passes(SCTP)
+	return w.chain(next, at, depth+1), false
 }

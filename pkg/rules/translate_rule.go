@@ -14,6 +14,7 @@ type test struct {
 	protocol uint8
 	ports    []portSpan
 	iface    string
+	mark     marking // value and mask are compared with
 }
 
 type testKind uint8
@@ -26,68 +27,121 @@ const (
 	toPorts
 	fromLocal // the source is an address of the node
 	toLocal
-	fromInterface // only ever with not: an address tells where a flow did not come from
+	fromInterface
+	ofMark
 )
+
+// An answer is what is known of a question about a packet.
+type answer uint8
+
+const (
+	no answer = iota
+	maybe
+	yes
+)
+
+func sure(is bool) answer {
+	if is {
+		return yes
+	}
+	return no
+}
+
+// but returns the answer to the question behind a "!".
+func (a answer) but(not bool) answer {
+	if not {
+		return yes - a
+	}
+	return a
+}
 
 type portSpan struct{ first, last uint16 }
 
-func (t test) holds(flow Flow, site Site) bool {
-	var is bool
+// asks answers one of a rule's questions about a packet of a walk.
+func (t *test) asks(w *walk, m nfmark) answer {
+	switch t.kind {
+	case fromInterface:
+		return w.cameFrom(t.iface).but(t.not)
+	case ofMark:
+		return m.is(t.mark.value, t.mark.mask).but(t.not)
+	default:
+		return sure(t.holds(w.flow, w.site)).but(t.not)
+	}
+}
+
+// holds answers what addresses and ports tell.
+func (t *test) holds(flow Flow, site Site) bool {
 	switch t.kind {
 	case ofProtocol:
-		is = flow.Protocol == t.protocol
+		return flow.Protocol == t.protocol
 	case fromAddress:
-		is = t.prefix.Contains(flow.Source.Addr())
+		return t.prefix.Contains(flow.Source.Addr())
 	case toAddress:
-		is = t.prefix.Contains(flow.Destination.Addr())
+		return t.prefix.Contains(flow.Destination.Addr())
 	case fromPorts:
-		is = within(t.ports, flow.Source.Port())
+		return within(t.ports, flow.Source.Port())
 	case toPorts:
-		is = within(t.ports, flow.Destination.Port())
+		return within(t.ports, flow.Destination.Port())
 	case fromLocal:
-		is = site.Local(flow.Source.Addr())
-	case toLocal:
-		is = site.Local(flow.Destination.Addr())
-	case fromInterface:
-		is = site.Beyond(t.iface, flow.Source.Addr())
+		return site.Local(flow.Source.Addr())
+	default: // toLocal
+		return site.Local(flow.Destination.Addr())
 	}
-	return is != t.not
+}
+
+// cameFrom answers whether the flow's packets came in by an interface. An
+// address only ever tells where a packet did not come from, and those of the
+// node itself come in by none.
+func (w *walk) cameFrom(iface string) answer {
+	if w.hook == "OUTPUT" || w.hook == "PREROUTING" && !strings.HasSuffix(iface, "+") && !w.site.Beyond(iface, w.flow.Source.Addr()) {
+		return no
+	}
+	return maybe
 }
 
 func within(spans []portSpan, port uint16) bool {
 	return slices.ContainsFunc(spans, func(s portSpan) bool { return s.first <= port && port <= s.last })
 }
 
-// A natRule is what a rule asks of an address and a port, and what becomes of
-// flows for which it all holds.
+// A natRule is what a rule asks of a packet, and what becomes of those for
+// which it all holds.
 type natRule struct {
 	target string
 	goes   bool // -g: what it leads to does not come back
 	tests  []test
 	// sure says that tests are all that the rule asks.
 	sure bool
-	// arrives says that it asks for an interface that packets come in by,
-	// which those of the node itself have none of.
-	arrives bool
-	to      service // of a DNAT to one place; port 0 keeps the flow's
+	// unread says that not even -j can be told from -g.
+	unread bool
+	to     service // of a DNAT to one place; port 0 keeps the flow's
+	set    marking // of a MARK
 }
 
-// never reports whether no packet of that hook can match.
-func (n natRule) never(hook string) bool { return n.arrives && hook == "OUTPUT" }
+// asks answers whether the rule matches a packet of a walk.
+func (n *natRule) asks(w *walk, m nfmark) answer {
+	all := yes
+	if !n.sure {
+		all = maybe
+	}
+	for i := range n.tests {
+		if all = min(all, n.tests[i].asks(w, m)); all == no {
+			return no
+		}
+	}
+	return all
+}
+
+// plainMatches are the matches of which all or some options are understood.
+var plainMatches = []string{"comment", "udp", "tcp", "sctp", "multiport", "addrtype", "recent", "mark"}
 
 // readNatRule reads a rule of nat.
-func readNatRule(rule Rule) natRule {
-	n := natRule{target: rule.Target, sure: true}
-	words, err := Split(rule.Spec)
-	if err != nil {
-		n.sure = false
-		return n
-	}
+func readNatRule(rule Rule) *natRule {
+	n := &natRule{target: rule.Target, sure: true, set: marking{unread: true}}
 	var exts roomForExtensions
 	var opts roomForOptions
 	f := form{exts: exts[:0], opts: opts[:0]}
-	if !f.read(words) {
-		n.sure = false
+	if words, err := Split(rule.Spec); err != nil || !f.read(words) {
+		n.sure, n.unread = false, true
 		return n
 	}
 	n.goes = f.jump == "-g"
@@ -97,21 +151,33 @@ func readNatRule(rule Rule) natRule {
 		}
 	}
 	for i := range f.exts {
-		if i != f.target && !slices.Contains([]string{"comment", "udp", "tcp", "sctp", "multiport", "addrtype", "recent"}, f.exts[i].name) {
+		if i != f.target && !slices.Contains(plainMatches, f.exts[i].name) {
 			n.sure = false
 		}
 	}
 	for i := range f.opts {
 		o := &f.opts[i]
-		if o.owner == f.target {
-			if o.name == "--to-destination" {
-				n.to = readDestination(o.words[0])
-			}
-			continue
+		switch {
+		case o.owner != f.target:
+			n.option(f.exts[o.owner].name, o)
+		case o.name == "--to-destination":
+			n.to = readDestination(o.words[0])
+		case n.target == "MARK":
+			n.set = readMarking(f.exts[o.owner].known, o)
 		}
-		n.option(f.exts[o.owner].name, o)
 	}
 	return n
+}
+
+// readMarking reads an option of MARK.
+func readMarking(known *vocabulary, o *setting) marking {
+	if known == nil || len(o.words) != 1 || o.not || len(known.options[o.name].values) != 1 {
+		return marking{unread: true}
+	}
+	// Each option has its spelling as --set-xmark.
+	text, ok := known.options[o.name].values[0](o.words[0])
+	value, mask, okToo := markMask(text)
+	return marking{value, mask, !ok || !okToo}
 }
 
 // add takes a test that could be read; one that could not leaves the rule
@@ -146,10 +212,7 @@ func (n *natRule) base(s *setting) {
 		}
 		n.add(test{kind: ofProtocol, not: s.not, protocol: uint8(number)}, ok && okToo)
 	case "-i":
-		if !s.not {
-			n.arrives = true
-		}
-		n.add(test{kind: fromInterface, not: true, iface: s.words[0]}, s.not && !strings.HasSuffix(s.words[0], "+"))
+		n.add(test{kind: fromInterface, not: s.not, iface: s.words[0]}, true)
 	default: // -o is not known before routing, -f is no question to a flow
 		n.sure = false
 	}
@@ -184,6 +247,11 @@ func (n *natRule) option(match string, o *setting) {
 		}
 		local := len(o.words) == 1 && strings.EqualFold(o.words[0], "LOCAL")
 		n.add(t, local && (o.name == "--dst-type" || o.name == "--src-type"))
+	case "mark":
+		t := test{kind: ofMark, not: o.not}
+		var ok bool
+		t.mark.value, t.mark.mask, ok = markMask(o.words[0])
+		n.add(t, ok && o.name == "--mark")
 	default:
 		n.sure = false
 	}

@@ -61,7 +61,9 @@ const nodesNat = `*nat
 -A KUBE-EXT-CCCCCCCCCCCCCCCC -m addrtype --src-type LOCAL -j KUBE-SVC-CCCCCCCCCCCCCCCC
 -A KUBE-EXT-CCCCCCCCCCCCCCCC -j KUBE-SVL-CCCCCCCCCCCCCCCC
 -A KUBE-SEP-CCCCCCCCCCCCCCCC -p sctp -m recent --set --name KUBE-SEP-CCCCCCCCCCCCCCCC --mask 255.255.255.255 --rsource -m sctp -j DNAT --to-destination 10.244.1.3:3868
+-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "dnat name: \"net\" id: \"x\"" -m multiport --dports 8080 -j CNI-DN-46d5e6e569f30aa7e18e0
 -A CNI-HOSTPORT-DNAT -p udp -m comment --comment "dnat name: \"net\" id: \"x\"" -m multiport --dports 5353,8125 -j CNI-DN-46d5e6e569f30aa7e18e0
+-A CNI-DN-46d5e6e569f30aa7e18e0 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.88.0.5:80
 -A CNI-DN-46d5e6e569f30aa7e18e0 -p udp -m udp --dport 8125 -j DNAT --to-destination 10.88.0.5:8125
 -A CNI-DN-46d5e6e569f30aa7e18e0 -p udp -m udp --dport 5353 -m mark --mark 0x1 -j DNAT --to-destination 10.88.0.5:5353
 -A DOCKER ! -i docker0 -p udp -m udp --dport 123 -j DNAT --to-destination 172.17.0.2:123
@@ -89,7 +91,7 @@ func learnNat(t *testing.T, f rules.Family, text string) rules.Generation {
 
 func TestWhichFlowsAreTranslated(t *testing.T) {
 	const client, pod, container, self = "192.0.2.9:4000", "10.244.1.9:4000", "172.17.0.2:4000", "192.0.2.1:4000"
-	const udp, sctp, tcp = rules.UDP, rules.SCTP, 6
+	const udp, sctp, tcp = rules.UDP, rules.SCTP, rules.TCP
 	tests := []struct {
 		story    string
 		protocol uint8
@@ -102,7 +104,9 @@ func TestWhichFlowsAreTranslated(t *testing.T) {
 		{"another port of the cluster IP is no service", udp, pod, "10.96.0.10:54", false},
 		{"another address is no service", udp, pod, "10.96.0.12:53", false},
 		{"UDP has no say in SCTP", sctp, pod, "10.96.0.10:53", false},
-		{"TCP is left to end by itself", tcp, pod, "10.96.0.10:53", false},
+		{"TCP at a service whose endpoints take UDP only", tcp, pod, "10.96.0.10:53", false},
+		{"TCP at a host port", tcp, client, "192.0.2.1:8080", true},
+		{"TCP at the UDP host port beside it", tcp, client, "192.0.2.1:8125", false},
 		{"SCTP at a cluster IP with affinity", sctp, pod, "10.96.0.11:3868", true},
 		{"a node port at the node", udp, client, "192.0.2.1:30053", true},
 		{"a node port at another of its addresses", udp, client, "172.17.0.1:30053", true},
@@ -125,10 +129,10 @@ func TestWhichFlowsAreTranslated(t *testing.T) {
 		{"beyond it", udp, client, "192.0.2.1:8000", false},
 		{"a container asked directly", udp, client, "172.17.0.3:7000", false},
 	}
-	translations := learnNat(t, rules.IPv4, nodesNat).Translations(rules.IPv4)
+	translations := learnNat(t, rules.IPv4, nodesNat).Translations(rules.IPv4, site{})
 	for _, test := range tests {
 		flow := rules.Flow{Protocol: test.protocol, Source: netip.MustParseAddrPort(test.from), Destination: netip.MustParseAddrPort(test.to)}
-		if got := translations.Translates(flow, site{}); got != test.want {
+		if got := translations.Translates(flow); got != test.want {
 			t.Errorf("%s: %d %s -> %s is translated: %t, want %t", test.story, test.protocol, test.from, test.to, got, test.want)
 		}
 	}
@@ -163,8 +167,8 @@ func TestWhatIsExemptIsNotTranslated(t *testing.T) {
 	}
 	flow := rules.Flow{Protocol: rules.UDP, Source: netip.MustParseAddrPort("192.0.2.1:4000"), Destination: netip.MustParseAddrPort("10.96.0.10:53")}
 	for _, test := range tests {
-		translations := learnNat(t, rules.IPv4, head+test.chains+"COMMIT\n").Translations(rules.IPv4)
-		if got := translations.Translates(flow, site{}); got != test.want {
+		translations := learnNat(t, rules.IPv4, head+test.chains+"COMMIT\n").Translations(rules.IPv4, site{})
+		if got := translations.Translates(flow); got != test.want {
 			t.Errorf("%s: translated: %t, want %t", test.story, got, test.want)
 		}
 	}
@@ -183,13 +187,13 @@ COMMIT
 	flow := func(to string) rules.Flow {
 		return rules.Flow{Protocol: rules.UDP, Source: netip.MustParseAddrPort("[2001:db8::9]:4000"), Destination: netip.MustParseAddrPort(to)}
 	}
-	translations := g.Translations(rules.IPv6)
+	translations := g.Translations(rules.IPv6, site{})
 	for to, want := range map[string]bool{"[fd00:96::a]:53": true, "[fd00:96::b]:53": false, "[fd00:244::2]:53": false} {
-		if got := translations.Translates(flow(to), site{}); got != want {
+		if got := translations.Translates(flow(to)); got != want {
 			t.Errorf("%s is translated: %t, want %t", to, got, want)
 		}
 	}
-	if !g.Translations(rules.IPv4).Empty() || translations.Empty() {
+	if !g.Translations(rules.IPv4, site{}).Empty() || translations.Empty() {
 		t.Error("IPv6's rules translate IPv4, or nothing")
 	}
 }
@@ -211,7 +215,15 @@ func TestStrangeRulesEndTheWalk(t *testing.T) {
 	text.WriteString("-A KUBE-39 -p udp -j DNAT --to-destination 10.1.1.1:53\nCOMMIT\n")
 	g := learnNat(t, rules.IPv4, text.String())
 	done := make(chan struct{})
-	go func() { g.Translations(rules.IPv4); close(done) }()
+	go func() {
+		t := g.Translations(rules.IPv4, site{})
+		for range 100 {
+			if t.Translates(rules.Flow{Protocol: rules.UDP, Source: netip.MustParseAddrPort("192.0.2.1:4000"), Destination: netip.MustParseAddrPort("10.96.0.10:53")}) {
+				panic("a flow is sure to be translated that was not followed to the end")
+			}
+		}
+		close(done)
+	}()
 	select {
 	case <-done:
 	case <-time.After(time.Minute):

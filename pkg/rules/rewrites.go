@@ -1,0 +1,20 @@
+package rules
+
+import "slices"
+
+// Rewrites reports whether a nat rule of the family may change an address or a port of
+// a packet: only then are there connections whose packets the kernel translates.
+func (g Generation) Rewrites(f Family) bool {
+	s := g[f][Nat]
+	return slices.ContainsFunc(s.Hooks, func(h Hook) bool { return rewrites(h.Rule) }) ||
+		slices.ContainsFunc(s.Chains, func(c Chain) bool { return slices.ContainsFunc(c.Rules, rewrites) })
+}
+
+func rewrites(r Rule) bool {
+	switch r.Target {
+	case "DNAT", "SNAT", "MASQUERADE", "REDIRECT", "NETMAP":
+		return true
+	default:
+		return false
+	}
+}

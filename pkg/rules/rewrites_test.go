@@ -1,0 +1,44 @@
+package rules
+
+import "testing"
+
+// TestRewrites: each target that translates counts, in a chain and in a built-in one;
+// a mark, a jump and another family's or table's rule do not.
+func TestRewrites(t *testing.T) {
+	rule := func(spec string) Rule {
+		r, err := ParseRule(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	chain := func(spec string) Section {
+		return Section{Chains: []Chain{{Name: "KUBE-X", Rules: []Rule{rule(spec)}}}}
+	}
+	hook := func(spec string) Section {
+		return Section{Hooks: []Hook{{Chain: "POSTROUTING", Rule: rule(spec), Named: true}}}
+	}
+	translates := map[string]string{
+		"DNAT": "-p tcp -j DNAT --to-destination 10.0.0.1:80", "SNAT": "-j SNAT --to-source 192.0.2.1", "MASQUERADE": "-j MASQUERADE --random-fully",
+		"REDIRECT": "-p tcp -j REDIRECT --to-ports 8080", "NETMAP": "-j NETMAP --to 10.0.0.0/24",
+	}
+	for name, spec := range translates {
+		for where, section := range map[string]Section{"chain": chain(spec), "built-in chain": hook(spec)} {
+			g := Generation{IPv4: {Nat: section}}
+			if !g.Rewrites(IPv4) {
+				t.Errorf("%s in a %s is said to translate nothing", name, where)
+			}
+			if g.Rewrites(IPv6) || (Generation{IPv4: {Filter: section}}).Rewrites(IPv4) {
+				t.Errorf("%s of another family or table counts", name)
+			}
+		}
+	}
+	for _, spec := range []string{"-j MARK --set-xmark 0x4000/0x4000", "-j RETURN", "-j KUBE-MARK-MASQ", "-j KUBE-DNAT", "-p tcp"} {
+		if (Generation{IPv4: {Nat: chain(spec)}}).Rewrites(IPv4) {
+			t.Errorf("%s is said to translate", spec)
+		}
+	}
+	if (Generation)(nil).Rewrites(IPv4) {
+		t.Error("no generation at all translates")
+	}
+}

@@ -1,0 +1,126 @@
+package rules
+
+import (
+	"math"
+	"net/netip"
+	"strings"
+)
+
+// A natChain is a chain of which each rule is read when a flow first comes to it.
+type natChain struct {
+	text []Rule
+	read []*natRule
+	open bool // a flow is in it
+	// The places of rules that only flows to one address, or to one of a few
+	// ports, can match, and those of all others. nil until a flow comes.
+	toAddress map[netip.Addr][]int32
+	toPort    map[uint16][]int32
+	others    []int32
+}
+
+// fewPorts is how many ports a rule may name to be filed under each of them.
+const fewPorts = 64
+
+// A cursor goes through the rules of a chain that a flow may match, in their
+// order.
+type cursor struct {
+	chain *natChain
+	lists [3][]int32
+}
+
+// asked returns a cursor for flows to that destination.
+func (c *natChain) asked(to netip.AddrPort) cursor {
+	if c.read == nil {
+		c.file()
+	}
+	return cursor{c, [...][]int32{c.toAddress[to.Addr()], c.toPort[to.Port()], c.others}}
+}
+
+// next returns the next rule, nil behind the last.
+func (c *cursor) next() *natRule {
+	first, at := int32(math.MaxInt32), -1
+	for i, list := range c.lists {
+		if len(list) > 0 && list[0] < first {
+			first, at = list[0], i
+		}
+	}
+	if at < 0 {
+		return nil
+	}
+	c.lists[at] = c.lists[at][1:]
+	return c.chain.rule(first)
+}
+
+func (c *natChain) rule(i int32) *natRule {
+	if c.read[i] == nil {
+		c.read[i] = readNatRule(c.text[i])
+	}
+	return c.read[i]
+}
+
+// file files the rules under what they ask of a destination.
+func (c *natChain) file() {
+	c.read = make([]*natRule, len(c.text))
+	for i := range c.text {
+		place := int32(i)
+		addr, ok := firstDestination(c.text[i].Spec)
+		var ports []portSpan
+		if !ok {
+			addr, ports = c.rule(place).destination()
+		}
+		switch {
+		case addr.IsValid():
+			if c.toAddress == nil {
+				c.toAddress = make(map[netip.Addr][]int32, len(c.text))
+			}
+			c.toAddress[addr] = append(c.toAddress[addr], place)
+		case ports != nil:
+			if c.toPort == nil {
+				c.toPort = map[uint16][]int32{}
+			}
+			for _, s := range ports {
+				for p := int(s.first); p <= int(s.last); p++ {
+					c.toPort[uint16(p)] = append(c.toPort[uint16(p)], place)
+				}
+			}
+		default:
+			c.others = append(c.others, place)
+		}
+	}
+}
+
+// firstDestination returns the one address that a rule is for, if its text
+// begins with it, as iptables-save prints it. Nothing more of it is read:
+// most rules of most nodes are KUBE-SERVICES' for services that no flow asked for.
+func firstDestination(spec string) (netip.Addr, bool) {
+	rest, ok := strings.CutPrefix(spec, "-d ")
+	if !ok {
+		return netip.Addr{}, false
+	}
+	text, _, _ := strings.Cut(rest, " ")
+	p, err := netip.ParsePrefix(text)
+	return p.Addr(), err == nil && p.IsSingleIP()
+}
+
+// destination returns the one address that the rule is for, else the few ports.
+func (n *natRule) destination() (netip.Addr, []portSpan) {
+	var ports []portSpan
+	for _, t := range n.tests {
+		switch {
+		case t.not:
+		case t.kind == toAddress && t.prefix.IsSingleIP():
+			return t.prefix.Addr(), nil
+		case t.kind == toPorts && count(t.ports) <= fewPorts:
+			ports = t.ports
+		}
+	}
+	return netip.Addr{}, ports
+}
+
+func count(ports []portSpan) int {
+	n := 0
+	for _, s := range ports {
+		n += int(s.last) - int(s.first) + 1
+	}
+	return n
+}
