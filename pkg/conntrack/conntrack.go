@@ -3,9 +3,12 @@
 // The kernel asks nat once per flow, at its first packet, and remembers the
 // answer for as long as packets come. A client that asked a service's address
 // over UDP during an outage, and keeps asking from the same port, is therefore
-// not heard long after the rules are back; so it goes for SCTP, which tries
-// again for minutes. A TCP client does the same for as long as its SYN is
-// tried again, but ends with an error that programs are prepared for.
+// not heard long after the rules are back; so it goes for SCTP. A TCP client
+// sends its SYN again for two minutes, and each one keeps the entry without a
+// translation alive. Once the entry is gone, its next SYN is a first packet.
+//
+// What has seen an answer is a connection, wherever it leads, and TCP's are
+// never ended.
 package conntrack
 
 import (
@@ -16,7 +19,6 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -25,185 +27,197 @@ import (
 // A Kernel is conntrack's table in the network namespace of the process. It
 // needs CAP_NET_ADMIN and nothing else. The zero value is ready, and its
 // methods may be called by any goroutine.
-type Kernel struct{}
+type Kernel struct {
+	// plain leaves all filtering to us, as kernels before 5.8 do.
+	plain bool
+}
 
-// Deleted counts flows by protocol.
-type Deleted map[uint8]int
+// Rules tell what nat does to flows, for sure: rules.Translations does.
+type Rules interface {
+	// Translates reports whether the flow is sent somewhere else.
+	Translates(flow rules.Flow) bool
+	// Masquerades reports whether the flow, which was sent to backend, gets
+	// another source.
+	Masquerades(flow rules.Flow, backend netip.AddrPort) bool
+}
 
-// mostDeleted is how many flows one Delete ends. Each takes a system call, and
-// the message that names it is kept until the dump has ended: 200 bytes.
+// Deleted counts the flows that were ended.
+type Deleted struct {
+	ByProtocol map[uint8]int
+	// Unmasqueraded are those among them that were sent to the right place
+	// with the wrong source.
+	Unmasqueraded int
+}
+
+// mostDeleted is how many flows one sweep ends. Each takes two system calls,
+// and the message that names it is kept until the dump has ended: 200 bytes.
 const mostDeleted = 10000
 
-// DeleteUntranslated ends the flows of UDP and SCTP that were not translated
-// and that translated says ought to be. It reads the whole table, in pieces,
-// and keeps only what it will delete: 100,000 flows, of which none is deleted,
-// took 0.2 s and 12 MB of heap on a busy machine with two cores (Linux 6.18).
-// The flows that were ended are counted also if there is an error.
+// clockStep is how far the clock may have been set between a time that is given
+// and the start of a flow that conntrack noted.
+const clockStep = time.Second
+
+// Sweep ends the flows of a family that nat would treat otherwise today:
+//
+//   - those of UDP that were not translated, and would be;
+//   - those of TCP and SCTP too, as long as no answer came: it would make them
+//     connections, wherever they lead;
+//   - of all three those that were translated but not masqueraded, and would
+//     be, as long as no answer came.
+//
+// The last two only if they began after since. Where the kernel does not note
+// when a flow began (net.netfilter.nf_conntrack_timestamp is off, which is its
+// default) all of them end: a flow that is stuck without an answer cannot get
+// one, whenever it began, and its next packet has everything to win.
+//
+// The kernel leaves out most of the flows that are of no concern, where it can;
+// each one is looked at all the same. The flows that were ended are counted
+// also if there is an error.
 //
 // A flow is named by its tuple and its ID, so one that was ended meanwhile and
-// began anew is left alone.
-func (Kernel) DeleteUntranslated(ctx context.Context, f rules.Family, translated func(rules.Flow) bool) (Deleted, error) {
-	deleted := Deleted{}
+// began anew is left alone. One that was chosen for its lack of an answer is
+// asked for again right before it is ended.
+func (k Kernel) Sweep(ctx context.Context, f rules.Family, since time.Time, nat Rules) (Deleted, error) {
+	s := sweep{ctx: ctx, family: f, nat: nat, deleted: Deleted{ByProtocol: map[uint8]int{}}}
+	if !since.IsZero() {
+		s.since = since.Add(-clockStep)
+	}
 	conn, err := dial(ctx)
 	if err != nil {
-		return deleted, fmt.Errorf("opening a socket to conntrack: %w", err)
+		return s.deleted, fmt.Errorf("opening a socket to conntrack: %w", err)
 	}
 	defer conn.Close()
-	var stuck []entry
-	left := 0
-	err = conn.do(ctx, f, nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, nil, func(message []byte) bool {
-		e, ok := parseEntry(message)
-		switch {
-		case !ok || e.translated || !translated(e.flow):
-		case len(stuck) == mostDeleted:
-			left++
-		default:
-			e.attributes = bytes.Clone(e.attributes) // the rest of the buffer can go
-			stuck = append(stuck, e)
-		}
-		return ctx.Err() == nil
-	})
+	s.conn = conn
+	err = s.all(k.plain)
+	if s.left > 0 {
+		err = errors.Join(err, fmt.Errorf("%d more flows of %s are to be deleted than the %d of one sweep", s.left, f, mostDeleted))
+	}
+	return s.deleted, err
+}
+
+// A sweep is one Sweep under way.
+type sweep struct {
+	ctx    context.Context
+	conn   *conn
+	family rules.Family
+	since  time.Time // zero: of whatever age
+	nat    Rules
+	stuck  []entry // that the last dump showed
+	taken  int     // with those of the dumps before
+	left   int     // flows that are one too many
+	// answered counts the flows that were read and have seen an answer.
+	answered int
+	deleted  Deleted
+}
+
+// all ends first the flows that were not answered, whose clients hang, and then
+// those of UDP that were answered untranslated. Kernels before 5.8 answer each
+// question with the whole table, those before 5.15 the first one: then it is
+// enough.
+func (s *sweep) all(plain bool) error {
+	if plain {
+		return s.pass(filter{})
+	}
+	err := s.pass(filter{mask: statusSeenReply})
+	if err == nil && s.answered <= fewAnswered {
+		err = s.pass(filter{protocol: rules.UDP, status: statusSeenReply, mask: statusSeenReply | statusDstNAT})
+	}
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
+		return s.pass(filter{})
+	}
+	return err
+}
+
+// pass reads flows and ends those that are stuck.
+func (s *sweep) pass(want filter) error {
 	var errs []error
-	if err != nil {
-		// What was read is deleted all the same; an interrupted dump may
-		// only have left some out.
-		errs = append(errs, fmt.Errorf("reading conntrack's %s flows: %w", f, err))
+	if err := s.dump(want); err != nil {
+		// What was read is ended all the same; an interrupted dump may only
+		// have left some out.
+		errs = append(errs, fmt.Errorf("reading conntrack's %s flows: %w", s.family, err))
 	}
-	if left > 0 {
-		errs = append(errs, fmt.Errorf("%d more flows of %s are to be deleted than the %d of one sweep", left, f, mostDeleted))
-	}
-	for _, e := range stuck {
-		err := conn.do(ctx, f, nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK, e.attributes, func([]byte) bool { return true })
-		switch {
-		case err == nil:
-			deleted[e.flow.Protocol]++
-		case errors.Is(err, unix.ENOENT): // it ended by itself
-		default:
+	for _, e := range s.stuck {
+		if err := s.end(e); err != nil {
 			// The next one would fare no better.
-			errs = append(errs, fmt.Errorf("deleting a flow of %s to %s: %w", f, e.flow.Destination, err))
-			return deleted, errors.Join(errs...)
+			errs = append(errs, fmt.Errorf("deleting a flow of %s to %s: %w", s.family, e.flow.Destination, err))
+			break
 		}
 	}
-	return deleted, errors.Join(errs...)
+	s.stuck = s.stuck[:0]
+	return errors.Join(errs...)
 }
 
-// A conn is a socket to conntrack. vishvananda/netlink's own ConntrackFlow is
-// not used: it holds the whole table in memory at once, and reads no ports of
-// SCTP (v1.3.1).
-type conn struct {
-	handle *nl.SocketHandle
+// fewAnswered is how many flows may get their answer while the kernel writes
+// that they have none.
+const fewAnswered = 100
+
+func (s *sweep) dump(want filter) error {
+	return s.conn.dump(s.ctx, s.family, want, func(message []byte) {
+		e, ok := parseEntry(message)
+		if e.seenReply {
+			s.answered++
+		}
+		s.take(e, ok)
+	})
 }
 
-// patience is how long the kernel may take for one message.
-const patience = 2 * time.Second
-
-func dial(ctx context.Context) (conn, error) {
-	socket, err := nl.Subscribe(unix.NETLINK_NETFILTER) // to no group: it is a socket to ask with
-	if err != nil {
-		return conn{}, err
+// take keeps a flow that is to be ended.
+func (s *sweep) take(e entry, ok bool) {
+	switch {
+	case !ok || !s.ends(&e):
+	case s.taken == mostDeleted:
+		s.left++
+	default:
+		s.taken++
+		e.attributes = bytes.Clone(e.attributes) // the rest of the buffer can go
+		s.stuck = append(s.stuck, e)
 	}
-	wait := patience
-	if deadline, ok := ctx.Deadline(); ok {
-		wait = min(wait, max(time.Until(deadline), time.Millisecond))
-	}
-	limit := unix.NsecToTimeval(wait.Nanoseconds())
-	if err := errors.Join(socket.SetSendTimeout(&limit), socket.SetReceiveTimeout(&limit)); err != nil {
-		socket.Close()
-		return conn{}, err
-	}
-	return conn{&nl.SocketHandle{Socket: socket}}, nil
 }
 
-func (c conn) Close() { c.handle.Close() }
-
-// do sends a request and hands each message of the answer to take.
-func (c conn) do(ctx context.Context, f rules.Family, operation, flags int, attributes []byte, take func([]byte) bool) error {
-	if err := ctx.Err(); err != nil {
-		return err
+// ends reports whether a flow is to be ended.
+func (s *sweep) ends(e *entry) bool {
+	switch {
+	case !e.translated && e.flow.Protocol == rules.UDP:
+		return s.nat.Translates(e.flow)
+	case !e.silent() || !e.start.IsZero() && e.start.Before(s.since):
+		return false
+	case !e.translated:
+		return s.nat.Translates(e.flow)
+	default:
+		return !e.masqueraded && s.nat.Masquerades(e.flow, e.backend)
 	}
-	family := uint8(unix.AF_INET)
-	if f == rules.IPv6 {
-		family = unix.AF_INET6
-	}
-	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|operation, flags)
-	request.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: c.handle}
-	request.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
-	request.AddRawData(attributes)
-	if err := request.ExecuteIter(unix.NETLINK_NETFILTER, 0, take); err != nil {
-		return err
-	}
-	return ctx.Err()
 }
 
-// An entry is one flow as conntrack has it.
-type entry struct {
-	flow       rules.Flow
-	translated bool
-	attributes []byte // as the kernel wrote them, its ID among them
-}
-
-// Of enum ctattr_type, ctattr_tuple, ctattr_ip and ctattr_l4proto in
-// linux/netfilter/nfnetlink_conntrack.h, what nl does not name.
-const (
-	ctaStatus = 3
-	// statusDstNAT is IPS_DST_NAT: nat gave the flow another destination
-	// (linux/netfilter/nf_conntrack_common.h).
-	statusDstNAT = 1 << 5
-)
-
-// parseEntry reads one message of a dump. It is false for what is no flow of
-// UDP or SCTP.
-func parseEntry(message []byte) (entry, bool) {
-	if len(message) < nl.SizeofNfgenmsg {
-		return entry{}, false
-	}
-	e := entry{attributes: message[nl.SizeofNfgenmsg:]}
-	var reply rules.Flow
-	var haveOrig, haveReply bool
-	for kind, value := range attributes(e.attributes) {
-		switch kind {
-		case nl.CTA_TUPLE_ORIG:
-			e.flow, haveOrig = parseTuple(value)
-			if haveOrig && e.flow.Protocol != rules.UDP && e.flow.Protocol != rules.SCTP {
-				return entry{}, false // most of a table are TCP's
-			}
-		case nl.CTA_TUPLE_REPLY:
-			reply, haveReply = parseTuple(value)
-		case ctaStatus:
-			if len(value) == 4 {
-				e.translated = be32(value)&statusDstNAT != 0
-			}
+// end ends a flow, if it is still there and still the same.
+func (s *sweep) end(e entry) error {
+	if e.translated || e.flow.Protocol != rules.UDP {
+		still, err := s.still(e)
+		if err != nil || !still {
+			return err
 		}
 	}
-	// Who is translated is answered by another than it asked.
-	e.translated = e.translated || reply.Source != e.flow.Destination
-	return e, haveOrig && haveReply
+	err := s.conn.ask(s.ctx, s.family, msgDelete, unix.NLM_F_ACK, e.attributes, func([]byte) {})
+	switch {
+	case err == nil:
+		s.deleted.ByProtocol[e.flow.Protocol]++
+		if e.translated {
+			s.deleted.Unmasqueraded++
+		}
+	case errors.Is(err, unix.ENOENT): // it ended by itself
+		err = nil
+	}
+	return err
 }
 
-func parseTuple(tuple []byte) (rules.Flow, bool) {
-	var flow rules.Flow
-	var from, to netip.Addr
-	var ports [2]uint16
-	have := 0
-	for kind, value := range attributes(tuple) {
-		for inner, v := range attributes(value) {
-			switch {
-			case kind == nl.CTA_TUPLE_IP && (inner == nl.CTA_IP_V4_SRC || inner == nl.CTA_IP_V6_SRC):
-				from, _ = netip.AddrFromSlice(v)
-			case kind == nl.CTA_TUPLE_IP && (inner == nl.CTA_IP_V4_DST || inner == nl.CTA_IP_V6_DST):
-				to, _ = netip.AddrFromSlice(v)
-			case kind == nl.CTA_TUPLE_PROTO && inner == nl.CTA_PROTO_NUM && len(v) == 1:
-				flow.Protocol = v[0]
-				have++
-			case kind == nl.CTA_TUPLE_PROTO && inner == nl.CTA_PROTO_SRC_PORT && len(v) == 2:
-				ports[0] = be16(v)
-				have++
-			case kind == nl.CTA_TUPLE_PROTO && inner == nl.CTA_PROTO_DST_PORT && len(v) == 2:
-				ports[1] = be16(v)
-				have++
-			}
-		}
+// still reports whether no answer has come to a flow since it was read.
+func (s *sweep) still(e entry) (bool, error) {
+	still := false
+	err := s.conn.ask(s.ctx, s.family, msgGet, 0, e.attributes, func(message []byte) {
+		now, ok := parseEntry(message)
+		still = ok && now.id == e.id && now.translated == e.translated && now.silent()
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
 	}
-	flow.Source, flow.Destination = netip.AddrPortFrom(from, ports[0]), netip.AddrPortFrom(to, ports[1])
-	return flow, have == 3 && from.IsValid() && to.IsValid()
+	return still, err
 }

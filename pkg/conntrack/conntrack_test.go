@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"runtime"
-	"slices"
 	"testing"
 	"time"
 
@@ -21,99 +19,228 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A seen is one flow as the test makes it and vishvananda/netlink lists it.
-type seen struct {
-	protocol uint8
-	from, to string
-	by       string // who answers
-}
-
 var families = map[rules.Family]netlink.InetFamily{rules.IPv4: unix.AF_INET, rules.IPv6: unix.AF_INET6}
 
-// make puts a flow into conntrack's table.
-func (s seen) make(t *testing.T, f rules.Family) {
+// someRules translate flows to some addresses, and masquerade those of some
+// sources on their way to one backend.
+type someRules struct {
+	services map[netip.AddrPort]bool
+	sources  map[netip.Addr]bool
+	backend  netip.AddrPort
+}
+
+func (r someRules) Translates(f rules.Flow) bool { return r.services[f.Destination] }
+
+func (r someRules) Masquerades(f rules.Flow, backend netip.AddrPort) bool {
+	return r.services[f.Destination] && r.sources[f.Source.Addr()] && backend == r.backend
+}
+
+// everything translates all flows.
+type everything struct{}
+
+func (everything) Translates(rules.Flow) bool                  { return true }
+func (everything) Masquerades(rules.Flow, netip.AddrPort) bool { return false }
+
+// udp is a flow that nobody translated.
+func udp(from string) conntrack.Made {
+	return conntrack.Made{Protocol: rules.UDP, From: netip.MustParseAddrPort(from), To: netip.MustParseAddrPort("10.96.0.10:53")}
+}
+
+func create(t *testing.T, f rules.Family, flows ...conntrack.Made) {
 	t.Helper()
-	from, to, by := netip.MustParseAddrPort(s.from), netip.MustParseAddrPort(s.to), netip.MustParseAddrPort(s.by)
-	ip := func(a netip.AddrPort) net.IP { return net.IP(a.Addr().AsSlice()) }
-	flow := &netlink.ConntrackFlow{
-		FamilyType: uint8(families[f]), TimeOut: 600,
-		Forward: netlink.IPTuple{Protocol: s.protocol, SrcIP: ip(from), DstIP: ip(to), SrcPort: from.Port(), DstPort: to.Port()},
-		Reverse: netlink.IPTuple{Protocol: s.protocol, SrcIP: ip(by), DstIP: ip(from), SrcPort: by.Port(), DstPort: from.Port()},
-	}
-	if s.protocol == unix.IPPROTO_TCP {
-		flow.ProtoInfo = &netlink.ProtoInfoTCP{State: 3} // established
-	}
-	if err := netlink.ConntrackCreate(netlink.ConntrackTable, families[f], flow); err != nil {
-		t.Fatalf("making %v: %v", s, err)
+	if err := conntrack.Create(f, flows...); err != nil {
+		t.Fatal(err)
 	}
 }
 
-// left lists what the table holds. The library reads no ports of SCTP.
-func left(t *testing.T, f rules.Family) []string {
+// left returns where the table's flows come from.
+func left(t *testing.T, f rules.Family) map[netip.Addr]bool {
 	t.Helper()
 	flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, families[f])
 	if err != nil {
 		t.Fatal(err)
 	}
-	var all []string
+	from := map[netip.Addr]bool{}
 	for _, flow := range flows {
-		all = append(all, fmt.Sprintf("%d %s -> %s:%d", flow.Forward.Protocol, flow.Forward.SrcIP, flow.Forward.DstIP, flow.Forward.DstPort))
+		a, _ := netip.AddrFromSlice(flow.Forward.SrcIP)
+		from[a.Unmap()] = true
 	}
-	slices.Sort(all)
-	return all
+	return from
 }
 
-// TestOnlyUntranslatedFlowsToServicesEnd: of flows that differ in one thing
-// each, those go that began untranslated to what ought to be translated.
-func TestOnlyUntranslatedFlowsToServicesEnd(t *testing.T) {
+// States of TCP (linux/netfilter/nf_conntrack_tcp.h).
+const (
+	synSent, synReceived, established, synSent2 = 1, 2, 3, 9
+)
+
+// TestWhichFlowsEnd: of flows that differ in one thing each, those go that are
+// stuck for sure. What the kernel leaves out makes no difference.
+func TestWhichFlowsEnd(t *testing.T) {
+	const tcp, udp, sctp = rules.TCP, rules.UDP, rules.SCTP
+	const answered, assured = conntrack.SeenReply, conntrack.Assured
+	tests := []struct {
+		story          string
+		protocol       uint8
+		to, by         string // "service", "other", "pod", "wrong pod", "other port"
+		state          uint8
+		status         uint32
+		zone           uint16
+		masquerade, is bool // it is to be masqueraded, it is
+		ends           bool
+	}{
+		{story: "UDP that went past the service", protocol: udp, to: "service", by: "service", ends: true},
+		{story: "answered by whoever", protocol: udp, to: "service", by: "service", status: answered, ends: true},
+		{story: "translated", protocol: udp, to: "service", by: "pod"},
+		{story: "to a port that is no service", protocol: udp, to: "other port", by: "other port"},
+		{story: "to somebody else", protocol: udp, to: "other", by: "other"},
+		{story: "translated to another port only", protocol: udp, to: "service", by: "other port"},
+		{story: "in a zone of its own", protocol: udp, to: "service", by: "service", zone: 7},
+		{story: "masqueraded past the service", protocol: udp, to: "service", by: "service", is: true, ends: true},
+		{story: "SCTP that went past the service", protocol: sctp, to: "service", by: "service", ends: true},
+		{story: "an association with whoever answered", protocol: sctp, to: "service", by: "service", status: answered},
+		{story: "SCTP that is translated", protocol: sctp, to: "service", by: "pod"},
+
+		{story: "a SYN that went past the service", protocol: tcp, to: "service", by: "service", state: synSent, ends: true},
+		{story: "a SYN to somebody else", protocol: tcp, to: "other", by: "other", state: synSent},
+		{story: "a SYN that is translated", protocol: tcp, to: "service", by: "pod", state: synSent},
+		{story: "half open with whoever answered", protocol: tcp, to: "service", by: "service", state: synReceived, status: answered},
+		{story: "half open, which its state alone says", protocol: tcp, to: "service", by: "service", state: synReceived},
+		{story: "an answer, which its status alone says", protocol: tcp, to: "service", by: "service", state: synSent, status: answered},
+		{story: "opened from both sides at once", protocol: tcp, to: "service", by: "service", state: synSent2},
+		{story: "a connection with whoever answered", protocol: tcp, to: "service", by: "service", state: established, status: answered | assured},
+		{story: "a connection picked up in the middle", protocol: tcp, to: "service", by: "service", state: established},
+
+		{story: "a SYN with the wrong source", protocol: tcp, to: "service", by: "pod", state: synSent, masquerade: true, ends: true},
+		{story: "with the right one", protocol: tcp, to: "service", by: "pod", state: synSent, masquerade: true, is: true},
+		{story: "to a pod that needs none", protocol: tcp, to: "service", by: "wrong pod", state: synSent, masquerade: true},
+		{story: "half open with the wrong source", protocol: tcp, to: "service", by: "pod", state: synReceived, status: answered, masquerade: true},
+		{story: "a connection with the wrong source", protocol: tcp, to: "service", by: "pod", state: established, status: answered | assured, masquerade: true},
+		{story: "UDP with the wrong source", protocol: udp, to: "service", by: "pod", masquerade: true, ends: true},
+		{story: "answered all the same", protocol: udp, to: "service", by: "pod", status: answered, masquerade: true},
+		{story: "SCTP with the wrong source", protocol: sctp, to: "service", by: "pod", masquerade: true, ends: true},
+	}
 	nstest.Run(t, func(t *testing.T) {
-		for f, at := range map[rules.Family][]string{
-			rules.IPv4: {"192.0.2.%d", "10.96.0.10", "10.244.1.2"},
-			rules.IPv6: {"2001:db8::%d", "fd00:96::a", "fd00:244::2"},
+		for f, net := range map[rules.Family]string{rules.IPv4: "192.0.2.%d", rules.IPv6: "2001:db8::%d"} {
+			for name, kernel := range map[string]conntrack.Kernel{"the kernel filters": {}, "it cannot": conntrack.Plain()} {
+				t.Run(f.String()+", "+name, func(t *testing.T) {
+					address := func(n int) netip.Addr { return netip.MustParseAddr(fmt.Sprintf(net, n)) }
+					at := map[string]netip.AddrPort{
+						"service": netip.AddrPortFrom(address(200), 53), "other port": netip.AddrPortFrom(address(200), 54),
+						"other": netip.AddrPortFrom(address(201), 53), "pod": netip.AddrPortFrom(address(202), 5353),
+						"wrong pod": netip.AddrPortFrom(address(203), 5353),
+					}
+					nat := someRules{map[netip.AddrPort]bool{at["service"]: true}, map[netip.Addr]bool{}, at["pod"]}
+					var want, wantLeft []string
+					counts := conntrack.Deleted{ByProtocol: map[uint8]int{}}
+					for i, test := range tests {
+						made := conntrack.Made{
+							Protocol: test.protocol, From: netip.AddrPortFrom(address(i+1), 4000), To: at[test.to], By: at[test.by],
+							State: test.state, Status: test.status, Zone: test.zone,
+						}
+						if test.is {
+							made.At = netip.AddrPortFrom(address(250), uint16(10000+i))
+						}
+						nat.sources[address(i+1)] = test.masquerade
+						create(t, f, made)
+						if !test.ends {
+							wantLeft = append(wantLeft, test.story)
+							continue
+						}
+						want = append(want, test.story)
+						counts.ByProtocol[test.protocol]++
+						if test.by == "pod" {
+							counts.Unmasqueraded++
+						}
+					}
+					deleted, err := kernel.Sweep(t.Context(), f, time.Now(), nat)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if diff := cmp.Diff(counts, deleted); diff != "" {
+						t.Errorf("deleted (-want +got):\n%s", diff)
+					}
+					var ended, stayed []string
+					flows := left(t, f)
+					for i, test := range tests {
+						if flows[address(i+1)] {
+							stayed = append(stayed, test.story)
+						} else {
+							ended = append(ended, test.story)
+						}
+					}
+					if diff := cmp.Diff(want, ended); diff != "" {
+						t.Errorf("ended (-want +got):\n%s", diff)
+					}
+					if diff := cmp.Diff(wantLeft, stayed); diff != "" {
+						t.Errorf("left alone (-want +got):\n%s", diff)
+					}
+					if err := netlink.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
+						t.Fatal(err)
+					}
+				})
+			}
+		}
+	})
+}
+
+// late lets an answer come while the sweep is at work.
+type late struct {
+	everything
+	answer func()
+}
+
+func (l late) Translates(rules.Flow) bool {
+	l.answer()
+	return true
+}
+
+// TestAnAnswerInTheLastMoment: a flow that is answered between the search and its
+// end is a connection; one that is not is ended beside it.
+func TestAnAnswerInTheLastMoment(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		to := netip.MustParseAddrPort("10.96.0.10:53")
+		answered := conntrack.Made{Protocol: rules.TCP, From: netip.MustParseAddrPort("192.0.2.1:4000"), To: to, State: synSent}
+		silent := conntrack.Made{Protocol: rules.TCP, From: netip.MustParseAddrPort("192.0.2.2:4000"), To: to, State: synSent}
+		create(t, rules.IPv4, answered, silent)
+		answered.State, answered.Status = synReceived, conntrack.SeenReply
+		deleted, err := conntrack.Kernel{}.Sweep(t.Context(), rules.IPv4, time.Time{}, late{answer: func() {
+			if err := conntrack.Change(rules.IPv4, answered); err != nil {
+				t.Error(err)
+			}
+		}})
+		if diff := cmp.Diff(map[uint8]int{rules.TCP: 1}, deleted.ByProtocol); diff != "" || err != nil {
+			t.Errorf("%v, deleted (-want +got):\n%s", err, diff)
+		}
+		want := map[netip.Addr]bool{answered.From.Addr(): true}
+		if diff := cmp.Diff(want, left(t, rules.IPv4), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+			t.Errorf("left (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestFlowsFromBeforeTheLossStay: where the kernel notes when flows began, older
+// ones have another reason to be without an answer. UDP is not spared: nobody
+// would ever end it.
+func TestFlowsFromBeforeTheLossStay(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedSetting(t, "/proc/sys/net/netfilter/nf_conntrack_timestamp", "1")
+		to := netip.MustParseAddrPort("10.96.0.10:53")
+		create(t, rules.IPv4,
+			conntrack.Made{Protocol: rules.TCP, From: netip.MustParseAddrPort("192.0.2.1:4000"), To: to, State: synSent},
+			conntrack.Made{Protocol: rules.SCTP, From: netip.MustParseAddrPort("192.0.2.2:4000"), To: to},
+			conntrack.Made{Protocol: rules.UDP, From: netip.MustParseAddrPort("192.0.2.3:4000"), To: to})
+		for _, test := range []struct {
+			story string
+			since time.Time
+			want  map[uint8]int
+		}{
+			{"the loss came an hour later", time.Now().Add(time.Hour), map[uint8]int{rules.UDP: 1}},
+			{"the loss came before", time.Now().Add(-time.Minute), map[uint8]int{rules.TCP: 1, rules.SCTP: 1}},
 		} {
-			t.Run(f.String(), func(t *testing.T) {
-				from := func(n int) string {
-					return netip.AddrPortFrom(netip.MustParseAddr(fmt.Sprintf(at[0], n)), 4000).String()
-				}
-				to := func(i int, port uint16) string {
-					return netip.AddrPortFrom(netip.MustParseAddr(at[i]), port).String()
-				}
-				for _, s := range []seen{
-					{rules.UDP, from(1), to(1, 53), to(1, 53)},        // stuck
-					{rules.UDP, from(2), to(1, 53), to(2, 53)},        // translated
-					{rules.UDP, from(3), to(1, 54), to(1, 54)},        // to another port
-					{rules.UDP, from(4), to(2, 53), to(2, 53)},        // to another address
-					{rules.SCTP, from(5), to(1, 53), to(1, 53)},       // stuck
-					{rules.SCTP, from(6), to(1, 53), to(2, 53)},       // translated
-					{unix.IPPROTO_TCP, from(7), to(1, 53), to(1, 53)}, // of no concern
-					{rules.UDP, from(8), to(1, 53), to(1, 5353)},      // translated to another port only
-					{rules.UDP, to(2, 53), from(9), to(1, 53)},        // somebody else's answer, source translated
-				} {
-					s.make(t, f)
-				}
-				service := netip.MustParseAddrPort(to(1, 53))
-				deleted, err := conntrack.Kernel{}.DeleteUntranslated(t.Context(), f, func(flow rules.Flow) bool { return flow.Destination == service })
-				if err != nil {
-					t.Fatal(err)
-				}
-				if diff := cmp.Diff(conntrack.Deleted{rules.UDP: 1, rules.SCTP: 1}, deleted); diff != "" {
-					t.Errorf("deleted (-want +got):\n%s", diff)
-				}
-				host := func(s string) string { return netip.MustParseAddrPort(s).Addr().String() }
-				want := []string{
-					fmt.Sprintf("17 %s -> %s:53", host(from(2)), at[1]),
-					fmt.Sprintf("17 %s -> %s:54", host(from(3)), at[1]),
-					fmt.Sprintf("17 %s -> %s:53", host(from(4)), at[2]),
-					fmt.Sprintf("132 %s -> %s:0", host(from(6)), at[1]),
-					fmt.Sprintf("6 %s -> %s:53", host(from(7)), at[1]),
-					fmt.Sprintf("17 %s -> %s:53", host(from(8)), at[1]),
-					fmt.Sprintf("17 %s -> %s:4000", at[2], host(from(9))),
-				}
-				slices.Sort(want)
-				if diff := cmp.Diff(want, left(t, f)); diff != "" {
-					t.Errorf("flows left (-want +got):\n%s", diff)
-				}
-			})
+			deleted, err := conntrack.Kernel{}.Sweep(t.Context(), rules.IPv4, test.since, everything{})
+			if diff := cmp.Diff(test.want, deleted.ByProtocol); diff != "" || err != nil {
+				t.Errorf("%s: %v, deleted (-want +got):\n%s", test.story, err, diff)
+			}
 		}
 	})
 }
@@ -123,28 +250,26 @@ func TestOnlyUntranslatedFlowsToServicesEnd(t *testing.T) {
 func TestNoMoreThanOneSweepsWorth(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		for i := range conntrack.MostDeleted + 5 {
-			a := fmt.Sprintf("192.0.%d.%d:4000", i/250, i%250+1)
-			seen{rules.UDP, a, "10.96.0.10:53", "10.96.0.10:53"}.make(t, rules.IPv4)
+			create(t, rules.IPv4, udp(fmt.Sprintf("192.0.%d.%d:4000", i/250, i%250+1)))
 		}
-		all := func(rules.Flow) bool { return true }
-		deleted, err := conntrack.Kernel{}.DeleteUntranslated(t.Context(), rules.IPv4, all)
-		if deleted[rules.UDP] != conntrack.MostDeleted || err == nil {
-			t.Errorf("deleted %v, %v; want %d and an error that says that there are more", deleted, err, conntrack.MostDeleted)
-		}
-		deleted, err = conntrack.Kernel{}.DeleteUntranslated(t.Context(), rules.IPv4, all)
-		if deleted[rules.UDP] != 5 || err != nil {
-			t.Errorf("then deleted %v, %v; want the other 5", deleted, err)
+		for _, want := range []struct {
+			deleted int
+			all     bool
+		}{{conntrack.MostDeleted, false}, {5, true}} {
+			deleted, err := conntrack.Kernel{}.Sweep(t.Context(), rules.IPv4, time.Time{}, everything{})
+			if deleted.ByProtocol[rules.UDP] != want.deleted || (err == nil) != want.all {
+				t.Errorf("deleted %v, %v; want %d, and an error if there are more", deleted, err, want.deleted)
+			}
 		}
 	})
 }
 
 func TestTroubleIsAnError(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
-		seen{rules.UDP, "192.0.2.1:4000", "10.96.0.10:53", "10.96.0.10:53"}.make(t, rules.IPv4)
-		all := func(rules.Flow) bool { return true }
+		create(t, rules.IPv4, udp("192.0.2.1:4000"))
 		late, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
 		defer cancel()
-		if _, err := (conntrack.Kernel{}).DeleteUntranslated(late, rules.IPv4, all); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := (conntrack.Kernel{}).Sweep(late, rules.IPv4, time.Time{}, everything{}); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("out of time: %v", err)
 		}
 		refused := make(chan error)
@@ -154,7 +279,7 @@ func TestTroubleIsAnError(t *testing.T) {
 				refused <- err
 				return
 			}
-			_, err := conntrack.Kernel{}.DeleteUntranslated(t.Context(), rules.IPv4, all)
+			_, err := conntrack.Kernel{}.Sweep(t.Context(), rules.IPv4, time.Time{}, everything{})
 			refused <- err
 		}()
 		if err := <-refused; !errors.Is(err, os.ErrPermission) {

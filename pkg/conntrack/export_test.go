@@ -1,10 +1,121 @@
 package conntrack
 
-// What tests know of the inside.
-const MostDeleted = mostDeleted
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
 
-// ParseEntry returns whether a message is a flow that may be deleted.
-func ParseEntry(message []byte) (attributes []byte, translated, ok bool) {
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// What tests know of the inside.
+const (
+	MostDeleted = mostDeleted
+	SeenReply   = statusSeenReply
+	Assured     = statusAssured
+)
+
+// Plain is conntrack's table as a kernel shows it that cannot filter.
+func Plain() Kernel { return Kernel{plain: true} }
+
+// A Parsed is what is read of a message.
+type Parsed struct {
+	Flow                                     rules.Flow
+	Backend                                  netip.AddrPort
+	Translated, Masqueraded, Silent, Started bool
+}
+
+// ParseEntry returns what is read of a message, and the attributes that are
+// kept, if it is a flow.
+func ParseEntry(message []byte) (p Parsed, attributes []byte, ok bool) {
 	e, ok := parseEntry(message)
-	return e.attributes, e.translated, ok
+	return Parsed{e.flow, e.backend, e.translated, e.masqueraded, e.silent(), !e.start.IsZero()}, e.attributes, ok
+}
+
+// A Made is a flow that a test puts into conntrack's table.
+type Made struct {
+	Protocol uint8
+	From, To netip.AddrPort
+	By, At   netip.AddrPort // who answers, and where; empty: To and From
+	State    uint8          // of TCP
+	Status   uint32
+	Zone     uint16
+}
+
+// Create puts flows into the table.
+func Create(f rules.Family, flows ...Made) error {
+	return write(f, unix.NLM_F_CREATE|unix.NLM_F_EXCL, flows...)
+}
+
+// Change gives flows of the table another state or status.
+func Change(f rules.Family, flows ...Made) error { return write(f, 0, flows...) }
+
+func write(f rules.Family, flags int, flows ...Made) error {
+	c, err := dial(context.Background())
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	const create = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_NEW
+	for _, m := range flows {
+		if err := c.ask(context.Background(), f, create, flags|unix.NLM_F_ACK, m.encode(), func([]byte) {}); err != nil {
+			return fmt.Errorf("making %+v: %w", m, err)
+		}
+	}
+	return nil
+}
+
+func (m Made) encode() []byte {
+	if !m.By.IsValid() {
+		m.By = m.To
+	}
+	if !m.At.IsValid() {
+		m.At = m.From
+	}
+	const confirmed, timeout = 1 << 3, 600 // IPS_CONFIRMED: none is without
+	b := m.tuple(nl.CTA_TUPLE_ORIG, m.From, m.To)
+	b = append(b, m.tuple(nl.CTA_TUPLE_REPLY, m.By, m.At)...)
+	b = appendAttribute(b, nl.CTA_STATUS, be32Bytes(m.Status|confirmed))
+	b = appendAttribute(b, nl.CTA_TIMEOUT, be32Bytes(timeout))
+	if m.Protocol == rules.TCP {
+		state := appendAttribute(nil, nl.CTA_PROTOINFO_TCP_STATE, []byte{m.State})
+		b = nested(b, nl.CTA_PROTOINFO, nested(nil, nl.CTA_PROTOINFO_TCP, state))
+	}
+	if m.Zone != 0 {
+		b = appendAttribute(b, nl.CTA_ZONE, binary.BigEndian.AppendUint16(nil, m.Zone))
+	}
+	return b
+}
+
+func (m Made) tuple(kind int, from, to netip.AddrPort) []byte {
+	source, destination := nl.CTA_IP_V4_SRC, nl.CTA_IP_V4_DST
+	if from.Addr().Is6() {
+		source, destination = nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST
+	}
+	addresses := appendAttribute(appendAttribute(nil, source, from.Addr().AsSlice()), destination, to.Addr().AsSlice())
+	proto := appendAttribute(nil, nl.CTA_PROTO_NUM, []byte{m.Protocol})
+	proto = appendAttribute(proto, nl.CTA_PROTO_SRC_PORT, binary.BigEndian.AppendUint16(nil, from.Port()))
+	proto = appendAttribute(proto, nl.CTA_PROTO_DST_PORT, binary.BigEndian.AppendUint16(nil, to.Port()))
+	return nested(nil, kind, nested(nested(nil, nl.CTA_TUPLE_IP, addresses), nl.CTA_TUPLE_PROTO, proto))
+}
+
+// MessageBytes returns how many bytes of data are read as messages.
+func MessageBytes(data []byte) (n int) {
+	for _, body := range messages(data) {
+		n += unix.SizeofNlMsghdr + len(body)
+	}
+	return n
+}
+
+// AttributeBytes returns how many bytes of data are read as attributes with
+// their padding.
+func AttributeBytes(data []byte) (n int) {
+	for _, value := range attributes(data) {
+		n += (4 + len(value) + align - 1) &^ (align - 1)
+	}
+	return n
 }

@@ -30,6 +30,8 @@ const (
 	patience = 15 * time.Second
 	silence  = 400 * time.Millisecond
 	again    = 100 * time.Millisecond // between two questions of one client
+	// lonely is the service that has one pod.
+	lonely = 3
 )
 
 // A lab is a node with a cluster around it.
@@ -41,8 +43,9 @@ type lab struct {
 func on(t *testing.T, body func(l *lab)) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		nstest.NeedProgram(n.T, "ip")
-		c, err := cluster.New(n.Context(), 3)
+		c, err := cluster.New(n.Context(), 4)
 		n.Must(err)
+		c.Shrink(lonely)
 		wait, err := c.Serve(n.Context())
 		n.Must(err)
 		n.Cleanup(wait) // the test's context has ended by then
@@ -195,7 +198,7 @@ func TestFlowsThroughAFlush(t *testing.T) {
 		d.Signal(syscall.SIGSTOP) // the outage lasts for as long as the test needs
 		l.flushNat()
 		dns, port := l.dial("udp4", cluster.DNS()), l.dial("udp4", cluster.HostPort(1))
-		other := l.dial("udp4", netip.AddrPortFrom(cluster.Service(2).Addr(), 53)) // no port of the service
+		other := l.dial("udp4", netip.AddrPortFrom(cluster.Service(2).Addr(), 54)) // no port of the service
 		l.wantSilence("DNS during the outage", dns)
 		l.wantSilence("the host port during the outage", port)
 		l.wantSilence("another port of a service", other)
