@@ -33,7 +33,9 @@ func (c *children) has(pid int) bool {
 // given their process number for one, in the pid namespace that they and we live in
 // (netlink_autobind). A flusher on the host that happens to have the number of a pod's
 // program is not named then.
-func (k *Kernel) ownPort(port uint32) bool { return port == k.port || k.children.has(int(port)) }
+func (k *Kernel) ownPort(port uint32) bool {
+	return port == k.port || k.keeper.ownPort(port) || k.children.has(int(port))
+}
 
 // Own reports whether a process that wrote is this one or a child of its, of
 // which /proc tells nothing any more. What this one sent itself is known for certain by

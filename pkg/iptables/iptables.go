@@ -7,6 +7,7 @@ package iptables
 
 import (
 	"context"
+	"time"
 
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -121,15 +122,19 @@ type Snapshot struct {
 type Session interface {
 	// Read reads one family in full.
 	Read(ctx context.Context, family rules.Family) (Snapshot, error)
-	// Restore writes a payload and says for each of its families what became
-	// of it. A family is written only if nobody else wrote since its last
-	// Read, as far as the backend can tell. What the payload says of other
-	// families is written all the same.
-	Restore(ctx context.Context, payload Payload) map[rules.Family]Written
+	// Prepare does ahead what can be done of the next Restore, if it is of the same
+	// payloads. It writes nothing.
+	Prepare(ctx context.Context, payloads ...Payload)
+	// Restore writes payloads, one after the other, and says for each of their
+	// families what became of it. A family is written only if nobody else wrote
+	// since its last Read, as far as the backend can tell. What the payloads say of
+	// other families is written all the same. A family for which one payload fails
+	// is left out of those that follow.
+	Restore(ctx context.Context, payloads ...Payload) map[rules.Family]Written
 	// RestoreAnyway is Restore without the check: for what is safe whatever
 	// was written since, or better than to wait for ever beside a busy
 	// writer. Every family counts as raced.
-	RestoreAnyway(ctx context.Context, payload Payload) map[rules.Family]Written
+	RestoreAnyway(ctx context.Context, payloads ...Payload) map[rules.Family]Written
 	// Close lets go of the lock.
 	Close() error
 }
@@ -144,8 +149,15 @@ type Written struct {
 	// is a *RestoreError: the tables before the refused one may have been
 	// written.
 	Err error
-	// Direct are the tables that were written as one transaction of our own,
-	// with those of other families; all others went through iptables-restore.
+	// Stages is how many of the payloads, from the first on, were written whole.
+	Stages int
+	// At is when the last of them was, and Kernel what the kernel took for the
+	// transactions of our own, with other families' share of them.
+	At     time.Time
+	Kernel time.Duration
+	// Direct are the tables that were written by transactions of our own, one for
+	// each payload, with those of other families; all others went through
+	// iptables-restore.
 	Direct []rules.TableName
 	// Detour is why others did; nil if the direct path was not asked for.
 	Detour error

@@ -44,7 +44,8 @@ type Kernel struct {
 	// port is the netlink address that our transactions come from. A commit's
 	// notification has it (nf_tables_gen_notify); the number of our process it has not:
 	// that of a thread, and in the initial pid namespace.
-	port uint32
+	port   uint32
+	keeper Keeper
 	// restoreEnv undoes privateLockForAll; nil where that was not needed.
 	restoreEnv func() error
 }
@@ -113,7 +114,7 @@ func (k *Kernel) Disabled() map[rules.Family]error { return maps.Clone(k.disable
 
 // Close ends the Kernel. Sessions and Subscriptions must be closed before.
 func (k *Kernel) Close() error {
-	var errs []error
+	errs := []error{k.keeper.Close()}
 	if k.mirror != nil {
 		errs = append(errs, k.mirror.close())
 	}
@@ -318,9 +319,11 @@ func (k *Kernel) privateLock() string { return filepath.Join(k.private, "lock") 
 func oneLine(errs []error) error {
 	var all error
 	for _, err := range errs {
-		if all == nil {
+		switch {
+		case err == nil:
+		case all == nil:
 			all = err
-		} else {
+		default:
 			all = fmt.Errorf("%w; %w", all, err)
 		}
 	}

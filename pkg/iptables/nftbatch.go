@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"syscall"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -30,8 +31,9 @@ type nftBatch struct {
 	chunks [][]byte
 	bytes  int // in all chunks
 	count  uint32
-	start  int    // of the message being written, in the last chunk
-	port   uint32 // the netlink address to send from; 0: what the kernel chooses
+	start  int           // of the message being written, in the last chunk
+	port   uint32        // the netlink address to send from; 0: what the kernel chooses
+	took   time.Duration // of send, the kernel's part
 }
 
 // newPort returns a netlink address that nobody else has: the kernel itself gives
@@ -47,14 +49,20 @@ type batchMark struct {
 // noGuard is no genid: the counter leaves it out (nf_tables_commit).
 const noGuard = 0
 
-// newBatch begins a batch that the kernel takes only while its ruleset counter
-// is genid (nf_tables since Linux 4.12); else it answers ERESTART.
-func newBatch(genid uint32) *nftBatch {
+// newBatch begins a batch without a guard.
+func newBatch() *nftBatch {
 	b := &nftBatch{chunks: [][]byte{nil}}
 	b.edge(unix.NFNL_MSG_BATCH_BEGIN)
-	b.number(unix.NFNL_BATCH_GENID, genid)
+	b.number(unix.NFNL_BATCH_GENID, noGuard)
 	b.end()
 	return b
+}
+
+// guard lets the kernel take the batch only while its ruleset counter is genid
+// (nf_tables since Linux 4.12); else it answers ERESTART.
+func (b *nftBatch) guard(genid uint32) {
+	first := b.chunks[0][:binary.NativeEndian.Uint32(b.chunks[0])]
+	binary.BigEndian.PutUint32(first[len(first)-4:], genid) // its only attribute
 }
 
 // finish ends the batch.
@@ -189,7 +197,10 @@ func (b *nftBatch) send() error {
 		return err
 	}
 	to := &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
-	if _, err := unix.SendmsgBuffers(fd, b.chunks, nil, to, 0); errors.Is(err, unix.EMSGSIZE) {
+	start := time.Now()
+	_, err = unix.SendmsgBuffers(fd, b.chunks, nil, to, 0)
+	b.took = time.Since(start)
+	if errors.Is(err, unix.EMSGSIZE) {
 		return errTooBig
 	} else if err != nil {
 		return nftError("sending a transaction", err)
@@ -218,6 +229,24 @@ func (b *nftBatch) makeRoom(fd int) error {
 // complaint returns the kernel's first complaint about the batch, nil if it
 // has none.
 func (b *nftBatch) complaint(fd int) error {
+	about, errno, err := firstComplaint(fd)
+	switch {
+	case err != nil:
+		return err
+	case errno == unix.ERESTART:
+		return ErrStale
+	case errno == unix.EPERM:
+		return nftError("sending a transaction", errno)
+	case errno != 0:
+		return &refusedError{errno, b.describe(about)}
+	default:
+		return nil
+	}
+}
+
+// firstComplaint returns the first error that lies in the socket's queue and the
+// number of the message that it is about; errno is 0 if there is none.
+func firstComplaint(fd int) (about uint32, errno syscall.Errno, err error) {
 	buf := make([]byte, 8<<10) // header, errno and, from old kernels, a copy
 	for {
 		n, _, flags, _, err := unix.Recvmsg(fd, buf, nil, unix.MSG_DONTWAIT)
@@ -225,22 +254,18 @@ func (b *nftBatch) complaint(fd int) error {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case errors.Is(err, unix.EAGAIN):
-			return nil
+			return 0, 0, nil
 		case err != nil: // ENOBUFS: so many complaints that some were lost
-			return nftError("reading what became of a transaction", err)
+			return 0, 0, nftError("reading what became of a transaction", err)
 		}
 		about, errno, err := parseComplaint(buf[:n])
 		switch {
 		case err != nil && flags&unix.MSG_TRUNC == 0:
-			return err
+			return 0, 0, err
 		case err != nil:
-			return fmt.Errorf("%w (it was cut off)", err)
-		case errno == unix.ERESTART:
-			return ErrStale
-		case errno == unix.EPERM:
-			return nftError("sending a transaction", errno)
+			return 0, 0, fmt.Errorf("%w (it was cut off)", err)
 		case errno != 0:
-			return &refusedError{errno, b.describe(about)}
+			return about, errno, nil
 		}
 	}
 }

@@ -26,7 +26,7 @@ func TestABatchOnTheWire(t *testing.T) {
 	attribute := func(size, kind uint16) string { return u16(size) + u16(kind) }
 	const nested = 0x8000
 
-	b := newBatch(1)
+	b := guardedBatch(1)
 	w := directWriter{batch: b}
 	p := tablePlan{directWriter: &w, family: rules.IPv4, table: rules.Mangle}
 	p.writeChain(&chainPlan{name: "FORWARD"})
@@ -61,7 +61,7 @@ func TestABatchIsCutBack(t *testing.T) {
 		}
 	}
 	for _, n := range []int{1, 15, 16, 17, 18, 40} {
-		a, b := newBatch(7), newBatch(7)
+		a, b := guardedBatch(7), guardedBatch(7)
 		fill(a, n)
 		fill(b, n)
 		mark := b.mark()
@@ -117,7 +117,7 @@ func TestParseComplaint(t *testing.T) {
 }
 
 func FuzzComplaint(f *testing.F) {
-	b := newBatch(1)
+	b := guardedBatch(1)
 	b.begin(unix.NFT_MSG_NEWRULE, 0, rules.IPv6)
 	b.text(unix.NFTA_RULE_TABLE, "nat")
 	b.text(unix.NFTA_RULE_CHAIN, "X")

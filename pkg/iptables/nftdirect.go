@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -33,8 +34,7 @@ type directWriter struct {
 	conn   *nftConn
 	source rawSource
 	batch  *nftBatch
-	writes bool   // the batch has content
-	room   []byte // where each rule that is written is put together
+	writes bool // the batch has content
 	// written are the chains that the batch touches, added how many rules are new.
 	written []rewrite
 	added   int
@@ -74,8 +74,9 @@ type tablePlan struct {
 	family rules.Family
 	table  rules.TableName
 	chains map[string]*chainPlan
-	order  []*chainPlan    // as the script names them
-	exist  map[string]bool // what the kernel said of chains
+	order  []*chainPlan // as the script names them
+	asked  sync.Mutex
+	exist  map[string]bool // what the kernel said of chains; asked guards it
 	added  int             // new rules
 }
 
@@ -125,6 +126,8 @@ func (p *tablePlan) plan(c *chainPlan) *chainPlan {
 
 // exists asks the kernel for a chain, once.
 func (p *tablePlan) exists(chain string) (bool, error) {
+	p.asked.Lock()
+	defer p.asked.Unlock()
 	if known, asked := p.exist[chain]; asked {
 		return known, nil
 	}
@@ -257,10 +260,8 @@ func (p *tablePlan) write() error {
 	for _, c := range p.order {
 		p.writeDeletions(c)
 	}
-	for _, c := range p.order {
-		if err := p.writeRules(c); err != nil {
-			return fmt.Errorf("chain %s: %w", c.name, err)
-		}
+	if err := p.writeNewRules(); err != nil {
+		return err
 	}
 	for _, c := range p.order {
 		if c.drop {
@@ -275,8 +276,12 @@ func (p *tablePlan) write() error {
 
 // message begins a message that names the table.
 func (p *tablePlan) message(kind uint16, flags netlink.HeaderFlags, attr uint16) {
-	p.batch.begin(kind, flags, p.family)
-	p.batch.text(attr, string(p.table))
+	p.batch.message(p, kind, flags, attr)
+}
+
+func (b *nftBatch) message(p *tablePlan, kind uint16, flags netlink.HeaderFlags, attr uint16) {
+	b.begin(kind, flags, p.family)
+	b.text(attr, string(p.table))
 }
 
 // writeChain creates a chain. One of the user's that exists stays as it is
@@ -305,88 +310,6 @@ func (p *tablePlan) writeDeletions(c *chainPlan) {
 		p.batch.number64(unix.NFTA_RULE_HANDLE, handle)
 		p.batch.end()
 	}
-}
-
-// writeRules puts each new rule before the next that stands, or at the end.
-func (p *tablePlan) writeRules(c *chainPlan) error {
-	first := 0 // of the new rules before the next that stands
-	for i, s := range c.rules {
-		if s.isNew() {
-			continue
-		}
-		for _, added := range c.rules[first:i] {
-			if err := p.writeRule(c.name, added.spec, s.handle); err != nil {
-				return err
-			}
-		}
-		first = i + 1
-	}
-	for _, added := range c.rules[first:] {
-		if err := p.writeRule(c.name, added.spec, 0); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (p *tablePlan) writeRule(chain, spec string, next uint64) error {
-	rule, ok := p.source.raw(p.family, spec, p.room)
-	if !ok {
-		return errUnknownRule
-	}
-	p.room = rule.expressions
-	need, err := rule.inspect(p.family)
-	if err != nil {
-		return err
-	}
-	if err := p.targetStands(need.jump); err != nil {
-		return err
-	}
-	flags := netlink.Create
-	if next == 0 {
-		flags |= netlink.Append
-	}
-	p.message(unix.NFT_MSG_NEWRULE, flags, unix.NFTA_RULE_TABLE)
-	p.batch.text(unix.NFTA_RULE_CHAIN, chain)
-	if next != 0 {
-		p.batch.number64(unix.NFTA_RULE_POSITION, next)
-	}
-	p.batch.blob(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, rule.expressions)
-	if need.xt {
-		var flags uint32
-		if need.inverted {
-			flags = unix.NFT_RULE_COMPAT_F_INV
-		}
-		p.batch.pair(unix.NFTA_RULE_COMPAT|unix.NLA_F_NESTED, uint32(need.protocol), flags)
-	}
-	if len(rule.userdata) > 0 {
-		p.batch.blob(unix.NFTA_RULE_USERDATA, rule.userdata)
-	}
-	p.batch.end()
-	p.added++
-	return nil
-}
-
-// targetStands reports why a rule cannot jump to a chain.
-func (p *tablePlan) targetStands(chain []byte) error {
-	if chain == nil {
-		return nil
-	}
-	c, planned := p.chains[string(chain)]
-	if planned && !c.drop {
-		return nil
-	}
-	exists := false
-	if !planned {
-		var err error
-		if exists, err = p.exists(string(chain)); err != nil {
-			return err
-		}
-	}
-	if !exists {
-		return fmt.Errorf("it jumps to chain %s, which does not exist", chain)
-	}
-	return nil
 }
 
 // nfAccept is NF_ACCEPT in linux/netfilter.h.

@@ -52,7 +52,7 @@ func writeDirectly(t testing.TB, conn *nftConn, source rawSource, family rules.F
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := directWriter{conn: conn, source: source, batch: newBatch(genid)}
+	w := directWriter{conn: conn, source: source, batch: guardedBatch(genid)}
 	for i := range scripts {
 		if err := w.add(family, &scripts[i]); err != nil {
 			return err

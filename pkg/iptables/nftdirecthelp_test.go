@@ -145,3 +145,15 @@ func dialTest(t testing.TB) *nftConn {
 	t.Cleanup(func() { conn.close() })
 	return conn
 }
+
+// guardedBatch begins a batch for that genid.
+func guardedBatch(genid uint32) *nftBatch {
+	b := newBatch()
+	b.guard(genid)
+	return b
+}
+
+// restoreDirectly encodes a payload and sends it.
+func restoreDirectly(k *Kernel, genid uint32, payload Payload) directResult {
+	return k.sendDirectly(k.encode(payload), payload, genid)
+}

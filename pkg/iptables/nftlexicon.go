@@ -22,7 +22,7 @@ import (
 // of messages, but few atoms (a match by protocol, a jump) occur once only,
 // and those without the zeros behind a comment are short.
 type lexicon struct {
-	mu      sync.Mutex
+	mu      sync.RWMutex
 	start   time.Time // entry.left counts from it
 	atoms   interner  // NFTA_LIST_ELEMs as trim leaves them
 	keys    interner  // rules as makeKey names them; the number is the ruleID
@@ -114,8 +114,8 @@ func (l *lexicon) raw(spec string, room []byte) (rawRule, bool) {
 	if comment, ok := cutMark(spec); ok {
 		return markRule(comment), true
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.mu.RLock()
+	defer l.mu.RUnlock()
 	id := l.find(spec)
 	if id == 0 {
 		return rawRule{}, false

@@ -56,6 +56,12 @@ func TestMirrorReadsTablesWhole(t *testing.T) {
 		}
 		iptablesCommand(t, NFT, rules.IPv4, "-t nat -X CHAIN0")
 		wantAsSaved(t, k, rules.IPv4, "the half is emptied, and one deleted")
+		iptablesCommand(t, NFT, rules.IPv4, "-t nat -F")
+		wantAsSaved(t, k, rules.IPv4, "everything is emptied")
+		if err := restoreNFT(t.Context(), "*nat\n-A CHAIN4 -m comment --comment canaryd-4\nCOMMIT\n"); err != nil {
+			t.Fatal(err)
+		}
+		wantAsSaved(t, k, rules.IPv4, "one rule after that")
 	})
 }
 

@@ -76,19 +76,23 @@ func (f *mirrored) rereadTables() error {
 // the first and the last of each piece, and those that have no rules, are left to
 // reread. A commit that interrupts the dump changes nothing in this: if it touched
 // a chain, a notification will say so.
+//
+// A dump that shows no rule at all began at the first and skipped none, so every
+// chain is empty. That is what `iptables -F` leaves behind, and to ask for each of
+// 16,000 chains then took 0.4 s (5,000 services, Linux 6.18).
 func (f *mirrored) rereadTable(t *mirrorTable) error {
 	earlier := f.shelf.known(f.family)(t.name)
 	var now content
-	chain, whole, wanted := "", false, false
+	chain, whole, wanted, empty := "", false, false, true
 	err := f.conn.eachRawOf(f.family, t.name, func() { chain = "" }, func(m rawMessage) error {
+		empty = false
 		if string(m.chain) != chain {
 			if wanted && whole && chain != "" {
 				delete(f.dirty, Place{t.name, chain})
 				t.take(chain, now, f.lexicon, earlier)
 			}
 			now, whole, chain = content{}, chain != "", string(m.chain)
-			itself, dirty := f.dirty[Place{t.name, chain}]
-			wanted = dirty && !itself && t.chains[chain] != nil
+			wanted = f.wantsRules(t, chain)
 		}
 		if !wanted {
 			return nil
@@ -100,7 +104,27 @@ func (f *mirrored) rereadTable(t *mirrorTable) error {
 	if errors.Is(err, errInterrupted) {
 		return nil
 	}
+	if err == nil && empty {
+		f.takeEmpty(t, earlier)
+	}
 	return err
+}
+
+// wantsRules reports whether a chain's rules, and not the chain itself, have to be
+// read.
+func (f *mirrored) wantsRules(t *mirrorTable, chain string) bool {
+	itself, dirty := f.dirty[Place{t.name, chain}]
+	return dirty && !itself && t.chains[chain] != nil
+}
+
+// takeEmpty notes that the chains of which the rules have to be read have none.
+func (f *mirrored) takeEmpty(t *mirrorTable, earlier *rules.Table) {
+	for place := range f.dirty {
+		if place.Table == t.name && f.wantsRules(t, place.Chain) {
+			delete(f.dirty, place)
+			t.take(place.Chain, content{}, f.lexicon, earlier)
+		}
+	}
 }
 
 // A content is what a chain held at one moment. Equal ones are the same rules

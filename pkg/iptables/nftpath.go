@@ -4,6 +4,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -15,27 +16,32 @@ type directResult struct {
 	// err is ErrStale, or a *RestoreError where there is to be no other
 	// path; nothing was written then.
 	err error
-	// moved is by how much our commit moved the genid.
+	// moved is by how much our commit moved the genid, at when it was done, and
+	// took what the kernel took for it.
 	moved uint32
+	at    time.Time
+	took  time.Duration
 	wrote map[rules.Family][]rules.TableName
 	// left is what iptables-restore has to write, and detour why.
 	left   Payload
 	detour map[rules.Family]error
 }
 
-// restoreDirectly writes what can be written directly of all families as one
-// transaction, which the kernel takes only while its ruleset counter is genid.
-//
-// The direct path goes first: stale, it has written nothing, while a text
-// path that has written cannot take that back. And it has no refusals of its
-// own: what the kernel refuses is left to iptables-restore, table by table,
-// so that only the bad table fails, with the reason that it always gave.
-func (k *Kernel) restoreDirectly(genid uint32, payload Payload) directResult {
+// A directBatch is a payload as one transaction that is not sent yet, as far as it
+// can be written directly.
+type directBatch struct {
+	writer directWriter
+	result directResult // if the kernel takes it
+}
+
+// encode encodes what can be written directly of all families as one transaction.
+// It returns nil if there is no direct path.
+func (k *Kernel) encode(payload Payload) *directBatch {
 	conn := k.directConn()
 	if conn == nil {
-		return directResult{left: payload}
+		return nil
 	}
-	w := directWriter{conn: conn, source: k.source, batch: newBatch(genid)}
+	w := directWriter{conn: conn, source: k.source, batch: newBatch()}
 	result := directResult{left: Payload{}, wrote: map[rules.Family][]rules.TableName{}, detour: map[rules.Family]error{}}
 	for _, family := range slices.Sorted(maps.Keys(payload)) {
 		for i := range payload[family] {
@@ -48,19 +54,37 @@ func (k *Kernel) restoreDirectly(genid uint32, payload Payload) directResult {
 			result.wrote[family] = append(result.wrote[family], script.Table)
 		}
 	}
-	if !w.writes {
-		return result
-	}
 	w.batch.finish()
 	w.batch.port = k.port
-	err := k.send(&w)
-	if err == nil {
-		if now, err := conn.genid(); err != nil || now != genid {
-			result.moved = 1 // what changes nothing does not move it
-		}
+	return &directBatch{w, result}
+}
+
+// sendDirectly sends the batch of a payload, which the kernel takes only while its
+// ruleset counter is genid.
+//
+// The direct path goes first: stale, it has written nothing, while a text
+// path that has written cannot take that back. And it has no refusals of its
+// own: what the kernel refuses is left to iptables-restore, table by table,
+// so that only the bad table fails, with the reason that it always gave.
+func (k *Kernel) sendDirectly(b *directBatch, payload Payload, genid uint32) directResult {
+	if b == nil {
+		return directResult{left: payload}
+	}
+	if !b.writer.writes {
+		result := b.result
+		result.at = time.Now()
 		return result
 	}
-	return k.notDirectly(err, payload)
+	b.writer.batch.guard(genid)
+	if err := k.send(&b.writer); err != nil {
+		return k.notDirectly(err, payload)
+	}
+	result := b.result
+	result.at, result.took = time.Now(), b.writer.batch.took
+	if now, err := b.writer.conn.genid(); err != nil || now != genid {
+		result.moved = 1 // what changes nothing does not move it
+	}
+	return result
 }
 
 func (k *Kernel) send(w *directWriter) error {

@@ -188,7 +188,7 @@ func TestACommitBetweenReadAndReplayMakesItStale(t *testing.T) {
 			empty[family] = saveNFT(t, family)
 		}
 		// Where nobody compares before it is sent, the kernel does.
-		if got := n.kernel.restoreDirectly(genid, n.payload(t, lossyRules)); !errors.Is(got.err, ErrStale) {
+		if got := restoreDirectly(n.kernel, genid, n.payload(t, lossyRules)); !errors.Is(got.err, ErrStale) {
 			t.Errorf("a batch with a genid of the past: %+v, want ErrStale", got)
 		}
 		n.wantSaved(t, empty)
@@ -198,7 +198,7 @@ func TestACommitBetweenReadAndReplayMakesItStale(t *testing.T) {
 			}
 		}
 		n.wantSaved(t, empty)
-		if got := n.kernel.restoreDirectly(noGuard, n.payload(t, lossyRules)); got.err != nil || len(got.left) > 0 || got.moved != 1 {
+		if got := restoreDirectly(n.kernel, noGuard, n.payload(t, lossyRules)); got.err != nil || len(got.left) > 0 || got.moved != 1 {
 			t.Errorf("without a guard: %+v", got)
 		}
 		for family, w := range s.RestoreAnyway(t.Context(), n.payload(t, lossyRules)) {
@@ -224,7 +224,7 @@ func TestAReplayKnowsItsOwnCommits(t *testing.T) {
 		}
 		ours, theirs := subscribe(n.kernel), subscribe(openKernel(t, Config{Backend: NFT}))
 		runTool(t, "", "iptables-nft", "-N", "FOREIGN")
-		if got := n.kernel.restoreDirectly(noGuard, n.payload(t, lossyRules)); got.err != nil || got.moved != 1 {
+		if got := restoreDirectly(n.kernel, noGuard, n.payload(t, lossyRules)); got.err != nil || got.moved != 1 {
 			t.Fatalf("the replay: %+v", got)
 		}
 		runTool(t, "", "iptables-nft", "-X", "FOREIGN")
@@ -275,7 +275,7 @@ func TestADirectReplayBesideABusyWriter(t *testing.T) {
 		for range 300 {
 			genid := uint32(mustStamp(t, n.kernel, rules.IPv4).Value)
 			time.Sleep(time.Millisecond / 2)
-			switch got := n.kernel.restoreDirectly(genid, payload); {
+			switch got := restoreDirectly(n.kernel, genid, payload); {
 			case errors.Is(got.err, ErrStale):
 				stale++
 			case got.err != nil || len(got.detour) > 0:
@@ -409,7 +409,7 @@ func TestTheDirectPathNeedsPrivileges(t *testing.T) {
 			t.Fatal(err)
 		}
 		dropNetAdmin(t)
-		b := newBatch(genid)
+		b := guardedBatch(genid)
 		b.finish()
 		if err := b.send(); !errors.Is(err, ErrPermission) {
 			t.Errorf("without CAP_NET_ADMIN: %v", err)
@@ -513,7 +513,7 @@ func TestTheKernelWantsToKnowTheProtocol(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b := newBatch(genid)
+		b := guardedBatch(genid)
 		b.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, family)
 		b.text(unix.NFTA_RULE_TABLE, "filter")
 		b.text(unix.NFTA_RULE_CHAIN, "X")
@@ -610,7 +610,7 @@ func TestATransactionThatIsTooLargeIsNotSent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b := newBatch(genid)
+		b := guardedBatch(genid)
 		b.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, rules.IPv4)
 		b.text(unix.NFTA_TABLE_NAME, "filter")
 		b.end()

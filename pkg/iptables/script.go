@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"cmp"
 	"io"
-	"maps"
 	"slices"
 	"strconv"
 
@@ -15,15 +14,6 @@ import (
 // tables, in the order in which the tables are written. A family that is not
 // in it is left alone.
 type Payload map[rules.Family][]Script
-
-// Each calls write for each family of the payload, in their fixed order.
-func (p Payload) Each(write func(rules.Family, []Script) Written) map[rules.Family]Written {
-	written := make(map[rules.Family]Written, len(p))
-	for _, family := range slices.Sorted(maps.Keys(p)) {
-		written[family] = write(family, p[family])
-	}
-	return written
-}
 
 // A Script is what is done to one table, all of it or nothing. It means what
 // its text means to "iptables-restore --noflush": see WriteTo.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -21,7 +22,7 @@ func (k *Kernel) Begin(ctx context.Context) (Session, error) {
 	}
 	base := session{kernel: k, noted: map[rules.Family]uint64{}, read: map[rules.Family]bool{}, lock: -1}
 	if k.info.Backend == NFT && !k.info.ExecProbe {
-		return &genidSession{base}, nil
+		return &genidSession{session: base}, nil
 	}
 	if k.info.Backend == Legacy {
 		lock, err := takeLock(ctx, k.cfg.LockFile, k.cfg.LockWait)
@@ -103,7 +104,10 @@ func (s *session) guard(ctx context.Context, family rules.Family) (uint64, error
 
 // A genidSession is guarded by nf_tables' genid, which counts every commit of
 // the network namespace, whichever family it is for.
-type genidSession struct{ session }
+type genidSession struct {
+	session
+	ahead *encodedAhead // of the next Restore; nil if it was not prepared
+}
 
 // Read implements Session. The genid costs nothing to ask for once more, so
 // what was written while the read went on is noticed too.
@@ -120,14 +124,29 @@ func (s *genidSession) Read(ctx context.Context, family rules.Family) (Snapshot,
 	return snapshot, nil
 }
 
+// Prepare implements Session. What it encodes is of the state that was read: if
+// another process commits meanwhile, Restore finds it stale.
+func (s *genidSession) Prepare(_ context.Context, payloads ...Payload) {
+	s.ahead.stop()
+	s.ahead = s.kernel.encodeAhead(payloads)
+	s.ahead.begin()
+}
+
+// Close implements Session.
+func (s *genidSession) Close() error {
+	s.ahead.stop()
+	s.ahead = nil
+	return s.session.Close()
+}
+
 // Restore implements Session.
-func (s *genidSession) Restore(ctx context.Context, payload Payload) map[rules.Family]Written {
-	return s.write(ctx, payload, false)
+func (s *genidSession) Restore(ctx context.Context, payloads ...Payload) map[rules.Family]Written {
+	return s.writeAll(ctx, payloads, false)
 }
 
 // RestoreAnyway implements Session.
-func (s *genidSession) RestoreAnyway(ctx context.Context, payload Payload) map[rules.Family]Written {
-	written := s.write(ctx, payload, true)
+func (s *genidSession) RestoreAnyway(ctx context.Context, payloads ...Payload) map[rules.Family]Written {
+	written := s.writeAll(ctx, payloads, true)
 	for family, w := range written {
 		w.Raced = true
 		written[family] = w
@@ -135,10 +154,31 @@ func (s *genidSession) RestoreAnyway(ctx context.Context, payload Payload) map[r
 	return written
 }
 
+// writeAll writes one payload after the other. Each is encoded while the kernel
+// works off the one before, if that was not done ahead.
+func (s *genidSession) writeAll(ctx context.Context, payloads []Payload, anyway bool) map[rules.Family]Written {
+	ahead := s.ahead
+	s.ahead = nil
+	if !ahead.of(payloads) {
+		ahead.stop()
+		ahead = s.kernel.encodeAhead(payloads)
+	}
+	defer ahead.stop()
+	return EachStage(payloads, func(stage int, payload Payload) map[rules.Family]Written {
+		encode := func(due Payload) *directBatch { return ahead.batch(stage, due) }
+		if anyway {
+			// What was encoded ahead may name rules that are gone, and the genid of now
+			// would let it pass.
+			encode = s.kernel.encode
+		}
+		return s.write(ctx, payload, encode, anyway)
+	})
+}
+
 // write writes what can be written directly of all families, in one
 // transaction, and then each family's rest as text; anyway is without regard
 // to what was written since the read.
-func (s *genidSession) write(ctx context.Context, payload Payload, anyway bool) map[rules.Family]Written {
+func (s *genidSession) write(ctx context.Context, payload Payload, encode func(Payload) *directBatch, anyway bool) map[rules.Family]Written {
 	written, due := make(map[rules.Family]Written, len(payload)), Payload{}
 	var genid uint64
 	for _, family := range slices.Sorted(maps.Keys(payload)) {
@@ -154,7 +194,10 @@ func (s *genidSession) write(ctx context.Context, payload Payload, anyway bool) 
 		}
 		due[family] = payload[family]
 	}
-	direct := s.writeDirectly(due, genid, anyway)
+	if len(due) == 0 {
+		return written
+	}
+	direct := s.writeDirectly(encode(due), due, genid, anyway)
 	for family := range due {
 		written[family] = Written{Err: direct.err}
 	}
@@ -167,7 +210,10 @@ func (s *genidSession) write(ctx context.Context, payload Payload, anyway bool) 
 		if left := direct.left[family]; len(left) > 0 {
 			w = s.writeRest(ctx, family, left, anyway || len(direct.wrote[family]) > 0)
 		}
-		w.Direct, w.Detour = direct.wrote[family], direct.detour[family]
+		if w.At.IsZero() {
+			w.At = direct.at
+		}
+		w.Direct, w.Detour, w.Kernel = direct.wrote[family], direct.detour[family], direct.took
 		written[family] = w
 	}
 	return written
@@ -189,13 +235,10 @@ func (s *genidSession) check(ctx context.Context, family rules.Family, anyway bo
 // anyway and somebody committed in between, it is sent again without a guard:
 // it is atomic all the same, and what it says of rules that stand it says by
 // their handles. iptables-restore would look for a quiet moment for longer.
-func (s *genidSession) writeDirectly(due Payload, genid uint64, anyway bool) directResult {
-	if len(due) == 0 {
-		return directResult{}
-	}
-	direct := s.kernel.restoreDirectly(uint32(genid), due)
+func (s *genidSession) writeDirectly(batch *directBatch, due Payload, genid uint64, anyway bool) directResult {
+	direct := s.kernel.sendDirectly(batch, due, uint32(genid))
 	if anyway && errors.Is(direct.err, ErrStale) {
-		direct = s.kernel.restoreDirectly(noGuard, due)
+		direct = s.kernel.sendDirectly(s.kernel.encode(due), due, noGuard)
 	}
 	return direct
 }
@@ -238,18 +281,19 @@ func (s *genidSession) restoreByText(ctx context.Context, family rules.Family, s
 		clear(s.noted)
 		return Written{Err: err}
 	}
+	at := time.Now()
 	after, err := s.kernel.reader.digest(context.WithoutCancel(ctx), family)
 	if err != nil {
 		clear(s.noted)
-		return Written{Raced: true, Err: fmt.Errorf("the rules were written, but: %w", err)}
+		return Written{At: at, Raced: true, Err: fmt.Errorf("the rules were written, but: %w", err)}
 	}
 	moved := uint32(after) - uint32(before) // the counter wraps
 	if moved > text.commits() {
 		clear(s.noted)
-		return Written{Raced: true}
+		return Written{At: at, Raced: true}
 	}
 	s.moved(moved)
-	return Written{}
+	return Written{At: at}
 }
 
 // A contentSession is guarded by the xtables lock and, because a program may
@@ -278,42 +322,48 @@ func (s *contentSession) Read(ctx context.Context, family rules.Family) (Snapsho
 	})
 }
 
+// Prepare implements Session: iptables-restore does everything by itself.
+func (s *contentSession) Prepare(context.Context, ...Payload) {}
+
 // Restore implements Session. What somebody who ignores the lock writes during
 // the restore itself cannot be told from our own writing: it races nothing.
-func (s *contentSession) Restore(ctx context.Context, payload Payload) map[rules.Family]Written {
-	return payload.Each(func(family rules.Family, scripts []Script) Written {
+func (s *contentSession) Restore(ctx context.Context, payloads ...Payload) map[rules.Family]Written {
+	return InStages(payloads, func(family rules.Family, scripts []Script) Written {
 		if _, err := s.guard(ctx, family); err != nil {
 			delete(s.left, family)
 			return Written{Err: err}
 		}
-		return Written{Err: s.write(ctx, family, scripts)}
+		return s.write(ctx, family, scripts)
 	})
 }
 
 // RestoreAnyway implements Session.
-func (s *contentSession) RestoreAnyway(ctx context.Context, payload Payload) map[rules.Family]Written {
-	return payload.Each(func(family rules.Family, scripts []Script) Written {
+func (s *contentSession) RestoreAnyway(ctx context.Context, payloads ...Payload) map[rules.Family]Written {
+	return InStages(payloads, func(family rules.Family, scripts []Script) Written {
 		if s.closed {
 			return Written{Raced: true, Err: ErrClosed}
 		}
-		return Written{Raced: true, Err: s.write(ctx, family, scripts)}
+		w := s.write(ctx, family, scripts)
+		w.Raced = true
+		return w
 	})
 }
 
 // write writes one family and notes what it holds then.
-func (s *contentSession) write(ctx context.Context, family rules.Family, scripts []Script) error {
+func (s *contentSession) write(ctx context.Context, family rules.Family, scripts []Script) Written {
 	delete(s.noted, family)
 	delete(s.left, family)
 	if err := s.kernel.ready(ctx, family); err != nil {
-		return err
+		return Written{Err: err}
 	}
 	if err := s.kernel.restore(ctx, family, Scripts(scripts)); err != nil {
-		return err
+		return Written{Err: err}
 	}
+	at := time.Now()
 	after, err := s.kernel.see(context.WithoutCancel(ctx), family)
 	if err != nil {
-		return fmt.Errorf("the rules were written, but: %w", err)
+		return Written{At: at, Err: fmt.Errorf("the rules were written, but: %w", err)}
 	}
 	s.noted[family], s.left[family] = after.digest, after
-	return nil
+	return Written{At: at}
 }

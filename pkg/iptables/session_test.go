@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/nstest"
@@ -118,6 +119,58 @@ func TestSessionAfterRefusal(t *testing.T) {
 		wantRestore(t, s, family, payload, false, ErrStale)
 		mustRead(t, s, family)
 		wantRestore(t, s, family, payload, false, nil)
+	})
+}
+
+// TestSessionStages: stages are written one after the other, each under guard. Who
+// writes between two of them makes the later one stale, and only that.
+func TestSessionStages(t *testing.T) {
+	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
+		k := openKernel(t, Config{Backend: backend})
+		// Of a rule that is no mark the direct path knows no raw form here.
+		stage := func(table, source string) Payload {
+			return Payload{family: mustParseScripts(t, "*"+table+"\n:X - [0:0]\n-A X -m comment --comment \""+source+"\"\nCOMMIT\n")}
+		}
+		comments := func(table rules.TableName) []string {
+			place := Place{table, "X"}
+			return mustProbe(t, k, family, place).Holdings[place].Comments
+		}
+		s := begin(t, k)
+		mustRead(t, s, family)
+		w := s.Restore(t.Context(), stage("filter", "canaryd-1"), stage("nat", "canaryd-2"))[family]
+		if w.Err != nil || w.Raced || w.Stages != 2 {
+			t.Fatalf("two stages: %+v", w)
+		}
+		if diff := cmp.Diff([][]string{{"canaryd-1"}, {"canaryd-2"}}, [][]string{comments(rules.Filter), comments(rules.Nat)}); diff != "" {
+			t.Errorf("after two stages (-want +got):\n%s", diff)
+		}
+
+		// What writes the first stage lets somebody else write behind it.
+		standInRestore(t, k, family, `"$RESTORE" "$@" && XTABLES_LOCKFILE=/run/another.lock `+program(backend, family, "")+` -w 5 -t mangle -N FOREIGN$$`)
+		w = s.Restore(t.Context(), stage("filter", "by-text"), stage("nat", "canaryd-3"))[family]
+		want := Written{Stages: 1, Err: ErrStale, Raced: true, Detour: w.Detour}
+		if backend == Legacy {
+			// It reads what it left behind the restore, the foreign chain among it.
+			want = Written{Stages: 2}
+		}
+		if diff := cmp.Diff(want, w, cmpopts.EquateErrors(), cmpopts.IgnoreFields(Written{}, "At", "Kernel")); diff != "" {
+			t.Errorf("somebody writes between two stages (-want +got):\n%s", diff)
+		}
+		if backend == Legacy {
+			return
+		}
+
+		// Without a guard the second stage is not of the state before the first: the rule
+		// that the new one goes before is gone by then.
+		standInRestore(t, k, family, program(backend, family, "")+` -w 5 -t nat -F X && "$RESTORE" "$@"`)
+		insert := Payload{family: mustParseScripts(t, "*nat\n-I X 1 -m comment --comment \"canaryd-4\"\nCOMMIT\n")}
+		w = s.RestoreAnyway(t.Context(), stage("filter", "by-text-too"), insert)[family]
+		if diff := cmp.Diff([]rules.TableName{rules.Nat}, w.Direct); diff != "" || w.Err != nil {
+			t.Errorf("another process empties a chain between two stages: %v, written directly (-want +got):\n%s%v", w.Err, diff, w.Detour)
+		}
+		if diff := cmp.Diff([]string{"canaryd-4"}, comments(rules.Nat)); diff != "" {
+			t.Errorf("the chain then (-want +got):\n%s", diff)
+		}
 	})
 }
 

@@ -104,11 +104,20 @@ func answers(t *testing.T, k kernel, foreign func(text string)) []string {
 	restore := func(family rules.Family, text string) {
 		sayWritten(session.Restore(t.Context(), iptables.Payload{family: mustParseScripts(t, text)})[family])
 	}
-	restoreBoth := func(what string, do func(context.Context, iptables.Payload) map[rules.Family]iptables.Written, text4, text6 string) {
+	restoreBoth := func(what string, do func(context.Context, ...iptables.Payload) map[rules.Family]iptables.Written, text4, text6 string) {
 		say("%s of both:", what)
 		written := do(t.Context(), iptables.Payload{v4: mustParseScripts(t, text4), v6: mustParseScripts(t, text6)})
 		sayWritten(written[v4])
 		sayWritten(written[v6])
+	}
+	restoreStaged := func(what string, first4, second4, second6 string) {
+		say("%s in two stages:", what)
+		written := session.Restore(t.Context(), iptables.Payload{v4: mustParseScripts(t, first4)},
+			iptables.Payload{v4: mustParseScripts(t, second4), v6: mustParseScripts(t, second6)})
+		for _, f := range rules.Families() {
+			say("%d stages", written[f].Stages)
+			sayWritten(written[f])
+		}
 	}
 	restore(v4, filterText) // not read
 	read(t, session, v4)
@@ -141,6 +150,16 @@ func answers(t *testing.T, k kernel, foreign func(text string)) []string {
 	restoreBoth("anyway", session.RestoreAnyway, filterText, filterText)
 	restoreBoth("after that", session.Restore, filterText, filterText)
 	look("both")
+	read(t, session, v4)
+	read(t, session, v6)
+	restoreStaged("all", filterText, mangleText, mangleText)
+	restoreStaged("all again", more, filterText, filterText)
+	restoreStaged("the second refused", mangleText, refused, filterText)
+	restoreStaged("nothing read since", mangleText, mangleText, mangleText)
+	read(t, session, v4)
+	read(t, session, v6)
+	restoreStaged("the first refused", refused, mangleText, filterText)
+	look("stages")
 	must(t, session.Close())
 	must(t, session.Close())
 	_, err = session.Read(t.Context(), v4)

@@ -61,9 +61,12 @@ func (s *session) Read(ctx context.Context, family rules.Family) (iptables.Snaps
 	return snap, err
 }
 
+// Prepare does nothing: a Fake is quick.
+func (s *session) Prepare(context.Context, ...iptables.Payload) {}
+
 // RestoreAnyway writes whatever somebody else wrote since the read.
-func (s *session) RestoreAnyway(ctx context.Context, payload iptables.Payload) map[rules.Family]iptables.Written {
-	return payload.Each(func(family rules.Family, scripts []iptables.Script) iptables.Written {
+func (s *session) RestoreAnyway(ctx context.Context, payloads ...iptables.Payload) map[rules.Family]iptables.Written {
+	return iptables.InStages(payloads, func(family rules.Family, scripts []iptables.Script) iptables.Written {
 		s.f.mu.Lock()
 		if s.f.has(family) {
 			s.seen[family] = s.f.digest(family)
@@ -78,8 +81,8 @@ func (s *session) RestoreAnyway(ctx context.Context, payload iptables.Payload) m
 // each family, faults permitting. As with the kernel, a family must be read
 // before its first restore and after every restore that failed or was raced,
 // and on legacy nothing is ever raced.
-func (s *session) Restore(ctx context.Context, payload iptables.Payload) map[rules.Family]iptables.Written {
-	return payload.Each(func(family rules.Family, scripts []iptables.Script) iptables.Written {
+func (s *session) Restore(ctx context.Context, payloads ...iptables.Payload) map[rules.Family]iptables.Written {
+	return iptables.InStages(payloads, func(family rules.Family, scripts []iptables.Script) iptables.Written {
 		raced, err := s.restore(ctx, family, scripts)
 		return iptables.Written{Raced: raced, Err: err}
 	})

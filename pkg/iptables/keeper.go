@@ -1,0 +1,267 @@
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// KeeperTable is the name of a Keeper's tables, one in each family.
+const KeeperTable = "canaryd-keeper"
+
+// Why a Keeper has no table, as far as that says what to do.
+var (
+	// ErrKeeperTaken: another process owns a table of that name. A canaryd that
+	// ended this moment may be that process: the kernel removes its table soon.
+	ErrKeeperTaken = errors.New("another process has a table named " + KeeperTable)
+	// ErrKeeperKernel: the kernel lacks what a Keeper is made of.
+	ErrKeeperKernel = errors.New("the kernel cannot keep NAT and connection tracking in place")
+)
+
+// A Keeper keeps the kernel's NAT and connection tracking registered while rules are missing.
+//
+// The kernel translates the packets of an established connection by its conntrack entry and needs
+// no rule for that. But with the last nat base chain of a family it unregisters NAT, and with the
+// last rule that uses conntrack it unregisters conntrack (nf_nat_unregister_fn and
+// nf_ct_netns_put, Linux 6.18). From then on packets arrive untranslated at the node's own stack,
+// which resets their connections. A Keeper has one table in each family with an empty nat base
+// chain for each hook, and one rule with `masq` in a chain that nothing jumps to: the chains keep
+// NAT, and the rule keeps conntrack. No packet is ever changed by it.
+//
+// The table has an owner, the Keeper's socket (NFT_TABLE_F_OWNER, Linux 5.12): `nft flush ruleset`
+// passes it over, no other process can change it, and it vanishes with the socket.
+//
+// The zero value is ready for use. All methods may be called concurrently.
+type Keeper struct {
+	mu   sync.Mutex
+	open bool
+	fd   int
+	// port is the address of the socket, which the kernel names as the owner, and
+	// as the sender of the commits.
+	port atomic.Uint32
+}
+
+// Keeper returns the Kernel's Keeper. Its commits count as the Kernel's own. Close
+// of the Kernel closes it.
+func (k *Kernel) Keeper() *Keeper { return &k.keeper }
+
+// Keep makes the family's table; one that stands already stays. On any error the
+// family has no table, unless the kernel cannot even be asked.
+func (k *Keeper) Keep(family rules.Family) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := k.dial(); err != nil {
+		return err
+	}
+	err := k.send(keeperBatch(family))
+	if err == nil {
+		return nil
+	}
+	// EEXIST is the answer also if the table is ours. And after an error of the
+	// socket's the table may stand all the same.
+	if ours, asked := k.owns(family); asked == nil && ours {
+		return nil
+	}
+	return err
+}
+
+// Release deletes the family's table, if there is one of ours.
+func (k *Keeper) Release(family rules.Family) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.open {
+		return nil
+	}
+	ours, err := k.owns(family)
+	if err != nil || !ours {
+		return err
+	}
+	b := newBatch()
+	b.begin(unix.NFT_MSG_DELTABLE, 0, family)
+	b.text(unix.NFTA_TABLE_NAME, KeeperTable)
+	b.end()
+	b.finish()
+	return k.send(b)
+}
+
+// Close closes the socket, and the kernel removes its tables. The Keeper may be used
+// again.
+func (k *Keeper) Close() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.open {
+		return nil
+	}
+	k.open = false
+	return unix.Close(k.fd)
+}
+
+// ownPort reports whether commits from that netlink address are the Keeper's.
+func (k *Keeper) ownPort(port uint32) bool { return port != 0 && port == k.port.Load() }
+
+// dialTries is how many addresses are tried: one of a billion is taken by chance.
+const dialTries = 4
+
+// dial opens the socket, unless it is open. k.mu must be held.
+func (k *Keeper) dial() error {
+	if k.open {
+		return nil
+	}
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nftError("opening the keeper's netlink socket", err)
+	}
+	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1) // see nftBatch.send
+	for range dialTries {
+		port := newPort()
+		if err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: port}); err == nil {
+			k.port.Store(port)
+			k.fd, k.open = fd, true
+			return nil
+		}
+	}
+	return errors.Join(nftError("binding the keeper's netlink socket", err), unix.Close(fd))
+}
+
+// send sends one finished batch over the lasting socket. k.mu must be held.
+func (k *Keeper) send(b *nftBatch) error {
+	k.forgetComplaints()
+	to := &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
+	if _, err := unix.SendmsgBuffers(k.fd, b.chunks, nil, to, 0); err != nil {
+		return nftError("sending the keeper's transaction", err)
+	}
+	about, errno, err := firstComplaint(k.fd)
+	if err != nil || errno == 0 {
+		return err
+	}
+	return keeperRefused(about, errno)
+}
+
+// forgetComplaints empties the socket's queue: a refused batch has a complaint for each
+// of its messages. k.mu must be held.
+func (k *Keeper) forgetComplaints() {
+	var buf [1]byte
+	for {
+		_, _, err := unix.Recvfrom(k.fd, buf[:], unix.MSG_DONTWAIT)
+		if err != nil && !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.ENOBUFS) {
+			return
+		}
+	}
+}
+
+// The numbers of the messages in a Keeper's batch that a complaint may be about.
+const (
+	aboutBatch = 1 // NFNL_MSG_BATCH_BEGIN
+	aboutTable = 2
+)
+
+// keeperRefused says why the kernel took nothing of a Keeper's batch.
+func keeperRefused(about uint32, errno syscall.Errno) error {
+	switch {
+	case about == aboutBatch && errno == unix.EOPNOTSUPP:
+		return fmt.Errorf("%w: %w", ErrKeeperKernel, errNoNFT)
+	case about == aboutBatch:
+		return nftError("sending the keeper's transaction", errno)
+	case errno == unix.EEXIST, errno == unix.EPERM:
+		return fmt.Errorf("%w (%w)", ErrKeeperTaken, errno)
+	case about == aboutTable && (errno == unix.EINVAL || errno == unix.EOPNOTSUPP):
+		return fmt.Errorf("%w: its tables have no owner before Linux 5.12 (%w)", ErrKeeperKernel, errno)
+	case errno == unix.ENOENT, errno == unix.EOPNOTSUPP:
+		return fmt.Errorf("%w: it lacks nat chains or masquerading of nf_tables, modules nft_chain_nat and nft_masq (%w)", ErrKeeperKernel, errno)
+	default:
+		return fmt.Errorf("the kernel refused the table %s: %w", KeeperTable, errno)
+	}
+}
+
+// owns asks the kernel whether the family's table stands and is ours. It asks over a
+// socket of its own: on the lasting one the answer could be an old complaint. k.mu
+// must be held.
+func (k *Keeper) owns(family rules.Family) (bool, error) {
+	conn, err := dialNFT()
+	if err != nil {
+		return false, err
+	}
+	defer conn.close()
+	var owner uint32
+	attrs := encodeStrings(attr{unix.NFTA_TABLE_NAME, KeeperTable})
+	err = conn.each(unix.NFT_MSG_GETTABLE, 0, nfproto(family), attrs, func(m netlink.Message) error {
+		if len(m.Data) < nfgenmsgLen {
+			return errShort
+		}
+		value, err := attrOf(m.Data[nfgenmsgLen:], nftaTableOwner)
+		if err == nil && value != nil {
+			owner, err = attrUint32(value)
+		}
+		return err
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	return err == nil && k.ownPort(owner), nftError("asking for the keeper's table", err)
+}
+
+// From linux/netfilter/nf_tables.h, for which golang.org/x/sys has no names.
+const (
+	nftTableFOwner    = 2
+	nftaTableUserdata = 6
+	nftaTableOwner    = 7
+)
+
+// keeperComment is what `nft list ruleset` shows of the table's purpose.
+const keeperComment = "made by canaryd, gone with it: keeps established connections through a flush"
+
+// keeperBatch makes the family's table, in one transaction: all of it or nothing.
+//
+// The base chains stand one behind those of iptables: of nat chains at one hook the first that
+// translates ends the walk, so a packet that iptables translates never reaches them. The kernel
+// takes no nat chain before conntrack's priority (-200).
+func keeperBatch(family rules.Family) *nftBatch {
+	b := newBatch()
+	b.begin(unix.NFT_MSG_NEWTABLE, netlink.Create|netlink.Excl, family)
+	b.text(unix.NFTA_TABLE_NAME, KeeperTable)
+	b.number(unix.NFTA_TABLE_FLAGS, nftTableFOwner)
+	b.blob(nftaTableUserdata, commentUserdata(keeperComment))
+	b.end()
+	for _, chain := range []string{"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"} {
+		base := baseChainOf(rules.Nat, chain)
+		b.keeperChain(family, chain)
+		b.pair(unix.NFTA_CHAIN_HOOK, base.hook, uint32(base.priority+1))
+		b.number(unix.NFTA_CHAIN_POLICY, nfAccept)
+		b.text(unix.NFTA_CHAIN_TYPE, base.kind)
+		b.end()
+	}
+	b.keeperChain(family, keeperUnused)
+	b.end()
+	b.begin(unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, family)
+	b.text(unix.NFTA_RULE_TABLE, KeeperTable)
+	b.text(unix.NFTA_RULE_CHAIN, keeperUnused)
+	masq := appendAttr(nil, unix.NFTA_EXPR_NAME, "masq", 1)
+	b.blob(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, appendAttr(nil, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, masq, 0))
+	b.end()
+	b.finish()
+	return b
+}
+
+// keeperUnused is the chain that nothing jumps to.
+const keeperUnused = "unused"
+
+// keeperChain begins a chain of a Keeper's table.
+func (b *nftBatch) keeperChain(family rules.Family, name string) {
+	b.begin(unix.NFT_MSG_NEWCHAIN, netlink.Create, family)
+	b.text(unix.NFTA_CHAIN_TABLE, KeeperTable)
+	b.text(unix.NFTA_CHAIN_NAME, name)
+}
+
+// commentUserdata encodes a comment as libnftnl does (NFTNL_UDATA_TABLE_COMMENT in
+// its udata.h): type, length, text with a NUL behind it.
+func commentUserdata(comment string) []byte {
+	const tableComment = 0
+	return append(append([]byte{tableComment, byte(len(comment) + 1)}, comment...), 0)
+}

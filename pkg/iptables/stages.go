@@ -1,0 +1,128 @@
+package iptables
+
+import (
+	"maps"
+	"slices"
+	"sync/atomic"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// InStages calls write for each family of each payload, in their fixed order, and
+// says what became of all. A family for which write fails has no later turn.
+func InStages(payloads []Payload, write func(rules.Family, []Script) Written) map[rules.Family]Written {
+	return EachStage(payloads, func(_ int, p Payload) map[rules.Family]Written {
+		written := make(map[rules.Family]Written, len(p))
+		for _, family := range slices.Sorted(maps.Keys(p)) {
+			written[family] = write(family, p[family])
+		}
+		return written
+	})
+}
+
+// EachStage calls write for one payload after the other, without the families for
+// which it failed before, and joins what it returns.
+func EachStage(payloads []Payload, write func(stage int, p Payload) map[rules.Family]Written) map[rules.Family]Written {
+	all := map[rules.Family]Written{}
+	for _, p := range payloads {
+		for family := range p {
+			all[family] = Written{}
+		}
+	}
+	for i, p := range payloads {
+		due := maps.Clone(p)
+		maps.DeleteFunc(due, func(f rules.Family, _ []Script) bool { return all[f].Err != nil })
+		if len(due) > 0 {
+			for family, w := range write(i, due) {
+				all[family] = all[family].then(w)
+			}
+		}
+		for family, w := range all {
+			if w.Err == nil {
+				w.Stages = i + 1
+				all[family] = w
+			}
+		}
+	}
+	return all
+}
+
+// then returns what became of a family after one more payload.
+func (w Written) then(next Written) Written {
+	w.Raced, w.Err = w.Raced || next.Raced, next.Err
+	w.At, w.Kernel = next.At, w.Kernel+next.Kernel
+	w.Direct = slices.Concat(w.Direct, next.Direct)
+	w.Detour = oneLine([]error{w.Detour, next.Detour})
+	return w
+}
+
+// encodedAhead are the batches of payloads that are written one after the other.
+// Each is encoded while what comes before is waited for, or written.
+type encodedAhead struct {
+	kernel   *Kernel
+	payloads []Payload
+	batches  []chan *directBatch // of capacity 1
+	begun    bool
+	unwanted atomic.Bool   // what is not encoded yet
+	ended    chan struct{} // closed when nothing more will be encoded
+}
+
+func (k *Kernel) encodeAhead(payloads []Payload) *encodedAhead {
+	e := &encodedAhead{kernel: k, payloads: payloads, ended: make(chan struct{})}
+	for range payloads {
+		e.batches = append(e.batches, make(chan *directBatch, 1))
+	}
+	return e
+}
+
+// of reports whether the batches are those of payloads: of the very same scripts.
+func (e *encodedAhead) of(payloads []Payload) bool {
+	return e != nil && slices.EqualFunc(e.payloads, payloads, func(a, b Payload) bool {
+		return maps.EqualFunc(a, b, func(a, b []Script) bool {
+			return slices.EqualFunc(a, b, func(a, b Script) bool {
+				return a.Table == b.Table && sameSlice(a.Declare, b.Declare) && sameSlice(a.Steps, b.Steps)
+			})
+		})
+	})
+}
+
+// sameSlice reports whether a and b are the same piece of memory.
+func sameSlice[T any](a, b []T) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
+}
+
+// begin begins to encode.
+func (e *encodedAhead) begin() {
+	if e.begun {
+		return
+	}
+	e.begun = true
+	go func() {
+		defer close(e.ended)
+		for i, p := range e.payloads {
+			if e.unwanted.Load() {
+				return
+			}
+			e.batches[i] <- e.kernel.encode(p)
+		}
+	}()
+}
+
+// batch returns the batch of a stage, once. What is to be written may be less than the
+// stage's payload had.
+func (e *encodedAhead) batch(stage int, due Payload) *directBatch {
+	e.begin()
+	if b := <-e.batches[stage]; len(due) == len(e.payloads[stage]) {
+		return b
+	}
+	return e.kernel.encode(due)
+}
+
+// stop gives up what is not encoded yet, and waits for what is being encoded.
+func (e *encodedAhead) stop() {
+	if e == nil || !e.begun {
+		return
+	}
+	e.unwanted.Store(true)
+	<-e.ended
+}
