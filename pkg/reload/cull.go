@@ -39,7 +39,7 @@ func (r run) cull(ctx context.Context, t *turn) bool {
 	}
 	t.culled, t.refused = true, map[rules.TableName]map[string]string{}
 	found := false
-	for _, plan := range t.plans {
+	for _, plan := range t.pending() {
 		trial := trial{session: r.session, family: t.family, plan: plan, until: time.Now().Add(trialTime), bad: map[string]string{}}
 		trial.suspects = refusedOf(r.job.Quarantine[t.family][plan.table])
 		trial.run(ctx)

@@ -20,6 +20,7 @@ func (r run) prove(ctx context.Context, t *turn) {
 	}
 	result.Err, result.foreign = errors.Join(t.written.Err, t.asideErr()), raced
 	result.Direct, result.Detour = t.written.Direct, t.written.Detour
+	result.Written, result.Kernel = t.written.At, t.written.Kernel
 	after, err := r.session.Read(ctx, f)
 	if err != nil {
 		result.Outcome, result.Err = Failed, errors.Join(t.written.Err, fmt.Errorf("reading %s for the proof: %w", f, err))

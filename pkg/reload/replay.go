@@ -6,7 +6,8 @@
 //
 //   - nft, directly: what is written rests on a read that nobody's commit came
 //     after. The kernel compares the genid in the transaction itself, and all
-//     tables of both families are written or none is.
+//     tables of both families are written or none is. Where that takes long, filter
+//     and mangle of both families are one transaction, and nat is the next.
 //   - nft, by iptables-restore: the genid is compared before the program is
 //     started, and counted after it; each table is a transaction of its own. A
 //     commit that slips in is told as raced, and kube-proxy is asked for a full
@@ -94,6 +95,10 @@ type Replayer struct {
 	// those that it is about to plant as tried. Who keeps them knows its own
 	// write again, even if it is killed before it can prove it.
 	Ahead func(canary.Marks)
+	// Proved, unless it is nil, gets what became of a family's replay as soon as
+	// it was proved, or failed: before the other family's and the aftercare, which
+	// may take longer than it.
+	Proved func(Job, rules.Family, FamilyResult)
 	// Supplier has ipsets and nfacct objects; nil means that nobody looks
 	// whether they are there.
 	Supplier Supplier
@@ -123,6 +128,13 @@ type Job struct {
 	Found Found
 	// Doubled are the hooks of which copies are to go; for Undouble.
 	Doubled map[rules.Family]map[rules.TableName][]rules.Hook
+	// Pace is what a rule took to write in the last replays.
+	Pace Pace
+	// Settle waits until the flusher is done, while a replay is planned already. It
+	// gets what the plans' reads found, and returns that with what it found itself;
+	// again means that another process wrote meanwhile, and everything is to be
+	// planned once more. nil: the flusher is done.
+	Settle func(ctx context.Context, found Found) (now Found, again bool)
 	// Strict: rather write nothing than all but the rules that are refused.
 	Strict bool
 }
@@ -136,6 +148,11 @@ type FamilyResult struct {
 	Tables  map[rules.TableName]TableResult
 	Took    time.Duration // from the first read to the proof
 	Done    time.Time     // when the proof was had
+	// Written is when the last table was written, before its proof; zero if
+	// nothing was. Kernel is what the kernel took for the transactions of our own
+	// that wrote it, together with other families.
+	Written time.Time
+	Kernel  time.Duration
 	// Err is the first thing that went wrong; nil if Outcome.Done.
 	Err error
 	// Aftercare is why kube-proxy could not be asked for a full sync, or
@@ -153,6 +170,8 @@ type FamilyResult struct {
 	Direct []rules.TableName
 	Detour error
 
+	wroteRules  int               // how many commands were written, by the restore that
+	writing     time.Duration     // took so long, for all families together
 	foreign     bool              // somebody else wrote between the guarded read and the proof
 	proxyCanary []rules.TableName // where the proof saw kube-proxy's canary
 }
@@ -213,7 +232,7 @@ type TableResult struct {
 // The error is ErrLocked or another reason for which no session could begin;
 // then nothing was read or written.
 func (r Replayer) Heal(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plan: heal, insists: true, rules: true}, func(s iptables.Session, f rules.Family, result *FamilyResult) {
+	return r.each(ctx, job, action{plan: heal, insists: true, rules: true, stages: true}, func(s iptables.Session, f rules.Family, result *FamilyResult) {
 		if result.foreign && result.Outcome.Done() {
 			result.Aftercare = r.dropDoubles(ctx, s, f, job)
 		}
@@ -309,6 +328,8 @@ type action struct {
 	plan func(task tableTask, nonce canary.Nonce) *tablePlan
 	// insists: rather write beside a busy writer than not at all.
 	insists bool
+	// stages: what decides about packets may be written before what translates them.
+	stages bool
 	// rules: it may write rules of the generation; all: of any table; retries:
 	// also those that were refused before.
 	rules, all, retries bool

@@ -31,12 +31,19 @@ type run struct {
 // A turn is one family on its way from the guarded read to the proof.
 type turn struct {
 	family  rules.Family
-	plans   []tablePlan
+	plans   []tablePlan // in the order in which they are written
 	written iptables.Written
-	began   time.Time    // when its first read began
-	nonce   canary.Nonce // of the marks that the last plan plants
-	result  FamilyResult
-	found   Found // see Job; its own reads count, too
+	// sent are the tables of plans that the last write may have written, and
+	// landed those that it has.
+	sent, landed map[rules.TableName]bool
+	// staged: what decides is written before what translates.
+	staged bool
+	// reread: it was read once more after the flusher was done.
+	reread bool
+	began  time.Time    // when its first read began
+	nonce  canary.Nonce // of the marks that the last plan plants
+	result FamilyResult
+	found  Found // see Job; its own reads count, too
 	// culled: rules were tried one by one. refused are those to leave out, by
 	// their text with the reason.
 	culled  bool
@@ -50,15 +57,18 @@ type turn struct {
 
 func (t *turn) stale() bool { return errors.Is(t.written.Err, iptables.ErrStale) }
 
-// families reads and plans every family, writes all of them by one restore,
-// and proves each by a second read. Those between whose read and restore
-// somebody else wrote have all of it again, and so, without them, have those in
-// which rules were found that are refused.
+// families reads and plans every family, writes all of them by one restore, in
+// two stages if that takes long, and proves each by a second read. Those between
+// whose read and restore somebody else wrote have all of it again, and so, without
+// them, have those in which rules were found that are refused.
 func (r run) families(ctx context.Context) Result {
 	result := Result{}
 	end := func(t *turn) {
 		t.result.Took, t.result.Done = time.Since(t.began), time.Now()
 		result[t.family] = t.result
+		if r.Proved != nil && r.act.rules {
+			r.Proved(r.job, t.family, t.result)
+		}
 	}
 	marks := r.job.Marks
 	var turns []*turn
@@ -69,16 +79,19 @@ func (r run) families(ctx context.Context) Result {
 		for _, t := range turns {
 			r.job.Marks = t.tried(r.job.Marks)
 		}
-		var planned, stale []*turn
+		planned := r.planTurns(ctx, turns)
+		marks = r.ahead(marks, planned)
+		for try == 1 && r.settle(ctx, turns, planned) {
+			planned = r.planTurns(ctx, turns)
+			marks = r.ahead(marks, planned)
+		}
 		for _, t := range turns {
-			if r.plan(ctx, t) {
-				planned = append(planned, t)
-			} else {
+			if !slices.Contains(planned, t) {
 				end(t)
 			}
 		}
-		marks = r.ahead(marks, planned)
-		write(ctx, planned, r.session.Restore)
+		var stale []*turn
+		r.write(ctx, planned, r.session.Restore)
 		for _, t := range planned {
 			if t.stale() {
 				stale = append(stale, t)
@@ -86,7 +99,7 @@ func (r run) families(ctx context.Context) Result {
 		}
 		if try >= staleReads {
 			if r.act.insists {
-				write(ctx, stale, r.session.RestoreAnyway)
+				r.write(ctx, stale, r.session.RestoreAnyway)
 			}
 			stale = nil
 		}
@@ -104,24 +117,63 @@ func (r run) families(ctx context.Context) Result {
 	return result
 }
 
+// planTurns plans families and returns those of which something is to be written.
+func (r run) planTurns(ctx context.Context, turns []*turn) []*turn {
+	var planned []*turn
+	for _, t := range turns {
+		if r.plan(ctx, t) {
+			planned = append(planned, t)
+		}
+	}
+	r.stage(planned)
+	return planned
+}
+
+// settle waits until the flusher is done, with everything ready to be written. It
+// returns true if another process wrote meanwhile. The wait is no part of what a
+// replay takes.
+func (r run) settle(ctx context.Context, turns, planned []*turn) (again bool) {
+	if r.job.Settle == nil {
+		return false
+	}
+	r.session.Prepare(ctx, payloads(planned)...)
+	found := r.job.Found
+	for _, t := range turns {
+		for table, finding := range t.found[t.family] {
+			found = found.With(t.family, table, finding)
+		}
+	}
+	start := time.Now()
+	found, again = r.job.Settle(ctx, found)
+	waited := time.Since(start)
+	for _, t := range turns {
+		// What could not be read while the flusher was at work can be now.
+		again = again || t.result.Outcome == Failed && !t.reread
+	}
+	for _, t := range turns {
+		t.began, t.reread = t.began.Add(waited), true
+		if again {
+			t.found = found
+		}
+	}
+	return again
+}
+
 // tried returns the marks with those that the turn's last write may have
 // planted. Without them its own canary would be taken for one of saved rules, and
 // what the owner wrote since for the past.
 func (t *turn) tried(marks canary.Marks) canary.Marks {
-	if t.stale() {
-		return marks
-	}
 	for _, p := range t.plans {
-		if p.mark.Nonce != "" {
+		if t.sent[p.table] && p.mark.Nonce != "" {
 			marks = marks.With(t.family, p.table, marks[t.family][p.table].Trying(p.mark))
 		}
 	}
 	return marks
 }
 
-// landed keeps what is to be told of the tables that the turn's last write
+// keep keeps what is to be reported of the tables that the turn's last write
 // brought back, although others have to be written once more.
-func (t *turn) landed(before map[rules.TableName]TableResult) {
+func (t *turn) keep(before map[rules.TableName]TableResult) {
 	for _, p := range t.plans {
 		old, now := before[p.table], t.result.Tables[p.table]
 		if p.mark.Nonce == "" || now.Mark.Nonce != p.mark.Nonce || old.Mark.Nonce == p.mark.Nonce || now.Finding.Verdict.Loss() {
@@ -173,7 +225,7 @@ func (r run) plan(ctx context.Context, t *turn) bool {
 	}
 	before := t.result.Tables
 	t.result = newResult(tasks)
-	t.landed(before)
+	t.keep(before)
 	if r.act.rules {
 		t.settle(r.job.Unproved[t.family])
 	}
@@ -184,10 +236,16 @@ func (r run) plan(ctx context.Context, t *turn) bool {
 		tasks[i].doubled = r.job.Doubled[t.family][tasks[i].table]
 		tasks[i].lacking.refused = r.refusals(t, tasks[i])
 	}
-	if !t.stale() { // else nothing was written with it
+	if len(t.sent) > 0 || t.nonce == "" { // else nothing was written with it
 		t.nonce = canary.NewNonce()
 	}
-	if t.plans = t.withoutAside(planAll(tasks, r.act.plan, t.nonce)); len(t.plans) == 0 {
+	plans := planAll(tasks, r.act.plan, t.nonce)
+	if t.staged {
+		sortByStage(plans)
+	}
+	t.plans = t.withoutAside(plans)
+	t.sent, t.landed = nil, nil
+	if len(t.plans) == 0 {
 		t.result.Outcome = t.settled()
 	}
 	return len(t.plans) > 0
@@ -204,23 +262,6 @@ func (r run) refusals(t *turn, task tableTask) map[string]string {
 	all := refusedOf(task.held)
 	maps.Copy(all, t.refused[task.table])
 	return all
-}
-
-// write writes what is planned for all turns, and notes what became of it.
-func write(ctx context.Context, turns []*turn, restore func(context.Context, iptables.Payload) map[rules.Family]iptables.Written) {
-	if len(turns) == 0 {
-		return
-	}
-	payload := iptables.Payload{}
-	for _, t := range turns {
-		for _, p := range t.plans {
-			payload[t.family] = append(payload[t.family], p.script)
-		}
-	}
-	written := restore(ctx, payload)
-	for _, t := range turns {
-		t.written = written[t.family]
-	}
 }
 
 // examine reads one family under guard and judges its tables.

@@ -47,24 +47,29 @@ func (r recorded) Read(ctx context.Context, f rules.Family) (iptables.Snapshot, 
 	return r.Session.Read(ctx, f)
 }
 
-func (r recorded) Restore(ctx context.Context, p iptables.Payload) map[rules.Family]iptables.Written {
-	r.note("restore %s", families(p))
-	return r.Session.Restore(ctx, p)
+func (r recorded) Restore(ctx context.Context, stages ...iptables.Payload) map[rules.Family]iptables.Written {
+	r.note("restore %s", families(stages))
+	return r.Session.Restore(ctx, stages...)
 }
 
-func (r recorded) RestoreAnyway(ctx context.Context, p iptables.Payload) map[rules.Family]iptables.Written {
-	r.note("restore %s anyway", families(p))
-	return r.Session.RestoreAnyway(ctx, p)
+func (r recorded) RestoreAnyway(ctx context.Context, stages ...iptables.Payload) map[rules.Family]iptables.Written {
+	r.note("restore %s anyway", families(stages))
+	return r.Session.RestoreAnyway(ctx, stages...)
 }
 
-func families(p iptables.Payload) string {
-	var names []string
-	for _, f := range rules.Families() {
-		if scripts, ok := p[f]; ok {
-			names = append(names, fmt.Sprintf("%s(%d)", f, len(scripts)))
+// families tells of which families how many tables are written, stage by stage.
+func families(stages []iptables.Payload) string {
+	var all []string
+	for _, p := range stages {
+		var names []string
+		for _, f := range rules.Families() {
+			if scripts, ok := p[f]; ok {
+				names = append(names, fmt.Sprintf("%s(%d)", f, len(scripts)))
+			}
 		}
+		all = append(all, strings.Join(names, "+"))
 	}
-	return strings.Join(names, "+")
+	return strings.Join(all, ", then ")
 }
 
 const newHint = "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\n-A KUBE-IPTABLES-HINT -j RETURN\nCOMMIT\n"
