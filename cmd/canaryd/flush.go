@@ -41,6 +41,9 @@ func flushText(r daemon.FlushReply) string {
 	absent := "not known to be back"
 	if f.AbsentSeconds > 0 {
 		absent = "absent for " + span(f.AbsentSeconds)
+		if f.WrittenSeconds > 0 {
+			absent = "written after " + span(f.WrittenSeconds) + ", " + absent
+		}
 	}
 	fmt.Fprintf(&b, "%s, %s: noticed after %s, %s, %s\n", f.Kind, f.Outcome, span(f.NoticedSeconds), absent, count(f.Attempts, "replay"))
 	if f.Earlier {

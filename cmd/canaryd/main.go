@@ -111,7 +111,8 @@ restart of the daemon ends a pause.
 	aboutResume = `Exit code: 0 also if there was no pause, 2 no daemon or trouble.
 `
 	aboutCleanup = `Removes canaries and witnesses; with --rules the protected chains and the hooks into them too. A
-running daemon does it itself and watches nothing any more until it is started again.
+running daemon does it itself and watches nothing any more until it is started again. It deletes its
+table canaryd-keeper too, which else vanishes with its process.
 `
 )
 

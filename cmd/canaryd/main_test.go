@@ -180,6 +180,7 @@ func status() daemon.Status {
 			rules.IPv4: verdicts(canary.Intact, canary.Emptied, canary.Changed),
 		},
 		DisabledFamilies: map[rules.Family]string{rules.IPv6: "the kernel has no IPv6"},
+		Keeper:           map[rules.Family]daemon.FamilyKeeper{rules.IPv4: {State: daemon.KeeperKept}},
 		Generation:       daemon.Generation{ID: "0123456789ab", Source: "snapshot", Captured: ago(3 * time.Hour), Rules: 112, Chains: 31},
 		Flushes: []daemon.Flush{
 			{
@@ -212,7 +213,12 @@ func TestStatusTable(t *testing.T) {
 		"status-quarantine": func(s *daemon.Status) {
 			s.Quarantined = []daemon.Quarantined{{Family: rules.IPv4, Table: rules.Filter, Chain: "KUBE-FORWARD", Rule: "-m set --match-set friends src -j ACCEPT", Reason: "ipset friends is missing, and its members are not known"}}
 		},
-		"status-no-flush": func(s *daemon.Status) { s.Flushes = nil },
+		"status-no-flush": func(s *daemon.Status) {
+			s.Flushes, s.Keeper[rules.IPv6] = nil, daemon.FamilyKeeper{State: daemon.KeeperIdle}
+		},
+		"status-no-keeper": func(s *daemon.Status) {
+			s.Keeper[rules.IPv4] = daemon.FamilyKeeper{State: daemon.KeeperUnavailable, Reason: "another process has a table named canaryd-keeper"}
+		},
 		"status-both-fine": func(s *daemon.Status) {
 			s.Families = map[rules.Family]daemon.Verdicts{}
 			for _, f := range rules.Families() {

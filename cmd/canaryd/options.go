@@ -22,6 +22,7 @@ import (
 type options struct {
 	source, protect                  []string
 	mode, replay, backend, ipFamily  string
+	keeper                           string
 	canaryChain                      string
 	poll, settle, hookGrace          time.Duration
 	lockFile                         string
@@ -55,7 +56,7 @@ func renderFlags() []string {
 // runFlags are the flags of the daemon.
 func runFlags() []string {
 	return []string{
-		"source", "manifest", "rules-dir", "protect", "mode", "replay", "backend", "ip-family", "canary-chain", "poll-interval", "settle",
+		"source", "manifest", "rules-dir", "protect", "mode", "replay", "keeper", "backend", "ip-family", "canary-chain", "poll-interval", "settle",
 		"hook-grace", "lock-file", "lock-wait", "max-stored-age", "state-dir", "socket", "metrics-bind-address",
 	}
 }
@@ -69,7 +70,8 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.StringVar(&o.rulesDir, "rules-dir", "", "`folder` of your own rules: *.v4, *.v6")
 	all.StringSliceVar(&o.protect, "protect", []string{"kube", "cni"}, "presets ("+strings.Join(rules.PresetNames(), ", ")+") and globs of chain names")
 	all.StringVar(&o.mode, "mode", "heal", "heal, or observe: write nothing but canaries")
-	all.StringVar(&o.replay, "replay", "auto", "auto, text (by iptables-restore), direct (netlink; nft only)")
+	all.StringVar(&o.replay, "replay", "auto", "auto, text (iptables), direct (nft only)")
+	all.StringVar(&o.keeper, "keeper", "auto", "auto (hold connections through a flush), off")
 	all.StringVar(&o.backend, "backend", "auto", "auto (by evidence), nft or legacy")
 	all.StringVar(&o.ipFamily, "ip-family", "auto", "auto (all there are), ipv4, ipv6, dual")
 	all.StringVar(&o.canaryChain, "canary-chain", canary.DefaultChain, "name of our own chain")
@@ -124,6 +126,7 @@ func flagValues(cmd command) map[string][]string {
 		"protect":           rules.PresetNames(),
 		"mode":              {"heal", "observe"},
 		"replay":            {"auto", "text", "direct"},
+		"keeper":            {"auto", "off"},
 		"backend":           {"auto", "nft", "legacy"},
 		"ip-family":         {"auto", "ipv4", "ipv6", "dual"},
 		"output":            {"table", "json"},
@@ -143,6 +146,7 @@ func (o *options) complete(cmd command) error {
 	errs := []error{
 		oneOf("mode", o.mode, values["mode"]...),
 		oneOf("replay", o.replay, values["replay"]...),
+		oneOf("keeper", o.keeper, values["keeper"]...),
 		oneOf("backend", o.backend, values["backend"]...),
 		oneOf("ip-family", o.ipFamily, values["ip-family"]...),
 		oneOf("output", o.output, values["output"]...),

@@ -92,10 +92,13 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 	if err := s.Ready(); err != nil {
 		health = paint(w, red, "NOT healthy: "+err.Error())
 	}
-	_, err := fmt.Fprintf(w, "%s\nmode %s, backend %s %s (%s)\ngeneration %s from %s: %d rules in %d chains, captured %s\n\n",
+	_, err := fmt.Fprintf(w, "%s\nmode %s, backend %s %s (%s)\ngeneration %s from %s: %d rules in %d chains, captured %s\n",
 		health, s.Mode, s.Backend.Name, s.Backend.Version, plain(s.Backend.Reason),
 		s.Generation.ID, s.Generation.Source, s.Generation.Rules, s.Generation.Chains, ago(s.Generation.Captured))
 	if err != nil {
+		return err
+	}
+	if err := printKeeper(w, s.Keeper); err != nil {
 		return err
 	}
 	if s.Paused {
@@ -142,6 +145,26 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 		return err
 	}
 	return printStored(w, s)
+}
+
+// printKeeper says in one line what the keeper does for each family.
+func printKeeper(w io.Writer, keeper map[rules.Family]daemon.FamilyKeeper) error {
+	var words []string
+	for _, f := range rules.Families() {
+		if k, ok := keeper[f]; ok {
+			word := fmt.Sprintf("%s %s", f, k.State)
+			if k.Reason != "" {
+				word += " (" + plain(oneLine(k.Reason)) + ")"
+			}
+			words = append(words, word)
+		}
+	}
+	line := ""
+	if len(words) > 0 {
+		line = "keeper " + strings.Join(words, ", ") + "\n"
+	}
+	_, err := fmt.Fprintln(w, line)
+	return err
 }
 
 func printFlushes(w io.Writer, flushes []daemon.Flush) error {

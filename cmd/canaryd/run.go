@@ -101,7 +101,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		Mode: daemon.Mode(o.mode), Source: strings.Join(o.sourceNames(), "+"),
 		Protects: o.learns, Names: o.names, Piecewise: o.selector.Piecewise, Declared: files.declaration(), Declarations: files.changes, Canary: o.canaryChain,
 		PollInterval: o.poll, Settle: o.settle, HookGrace: o.hookGrace, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime, Tidy: giveBack,
-		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Disabled: disabled, Sets: iptables.NewSets(), CPU: daemon.CPUTime,
+		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Keeper: o.keeperOf(kernel), Disabled: disabled, Sets: iptables.NewSets(), CPU: daemon.CPUTime,
 	})
 	control, err := daemon.ListenControl(ctx, o.socket)
 	if err != nil {
@@ -124,6 +124,14 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	files.run(ctx, group)
 	group.Go(func() error { return d.Run(ctx) })
 	return group.Wait()
+}
+
+// keeperOf returns the kernel's keeper, nil if there is to be none.
+func (o *options) keeperOf(kernel *iptables.Kernel) daemon.Keeper {
+	if o.keeper == "off" {
+		return nil
+	}
+	return kernel.Keeper()
 }
 
 // nodeName is what the page calls this node: what a DaemonSet says, else the

@@ -118,6 +118,7 @@ func (d *Daemon) newState() *state {
 	st := newState(d.cfg.Kernel.Families(), time.Now())
 	first := d.cfg.Kernel.Evidence()
 	st.choice = choice{reason: first.Reason, mixed: first.Mixed}
+	st.pace = d.cfg.Pace
 	return st
 }
 

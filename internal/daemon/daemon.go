@@ -70,6 +70,9 @@ type Config struct {
 	Settle       time.Duration // how long a loss must be quiet before it is judged
 	HookGrace    time.Duration
 	MaxStoredAge time.Duration
+	// Pace is what a rule is thought to take to write until replays have shown it;
+	// the zero value is what is usual.
+	Pace reload.Pace
 	// Uptime tells how long the machine has been up: the function Uptime, but for
 	// tests.
 	Uptime func() time.Duration
@@ -85,6 +88,7 @@ type Config struct {
 	Store    *reload.Store           // nil: nothing is kept
 	Journal  *journal.Journal        // nil: flush records are kept in memory only
 	Flows    Tracker                 // nil: flows are left alone
+	Keeper   Keeper                  // nil: a flush may break established connections
 	Sets     Sets                    // nil: what rules lean on beside chains is nobody's care
 	Disabled map[rules.Family]string // families that are not there, with the reason
 }
@@ -226,6 +230,8 @@ func (d *Daemon) next(st *state) step {
 		return d.giveLastWord
 	case !d.allPlanted(st) && due(st.plantAt, now):
 		return d.plant
+	case d.mayKeep() && (st.keptBy != st.keeperBasis() || d.anyFamily(st, func(fs *familyState) bool { return due(fs.keeper.tryAt, now) })):
+		return d.keep
 	case st.mayApply() && due(st.applyAt, now):
 		return d.apply
 	case st.mayReadmit() && due(st.readmitAt, now):
@@ -277,6 +283,9 @@ func (d *Daemon) wakeAt(st *state) time.Time {
 		if st.mayUndouble() {
 			at = earliest(at, fs.undoubleAt)
 		}
+		if d.mayKeep() {
+			at = earliest(at, fs.keeper.tryAt)
+		}
 	}
 	return at
 }
@@ -313,7 +322,7 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 	j := reload.Job{
 		Families: families, Generation: st.want(), Marks: st.marks,
 		Quiet: map[rules.Family]bool{}, Claimed: st.own().Claims,
-		Quarantine: st.quarantine, Sets: st.sets,
+		Quarantine: st.quarantine, Sets: st.sets, Pace: st.pace,
 	}
 	for f, fs := range st.families {
 		j.Quiet[f] = fs.quiet

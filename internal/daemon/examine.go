@@ -108,8 +108,23 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	if st.loss != nil {
 		st.loss.find(f, found)
 	}
+	if fs.lacks() && lastUnknown(fs) {
+		// The marks may tell more of a table than a read that failed, if they were not
+		// looked at since the loss: a heal without that would close its record too soon.
+		st.lookAt = earliest(st.lookAt, start)
+	}
 	fs.noteKnown(start)
 	d.cfg.Metrics.SetHooksMissing(f, missing)
+}
+
+// lastUnknown reports whether a table of the family could not be read.
+func lastUnknown(fs *familyState) bool {
+	for _, ts := range fs.tables {
+		if ts.verdict == canary.Unknown {
+			return true
+		}
+	}
+	return false
 }
 
 // readPause returns how long no read follows one that took so long and began

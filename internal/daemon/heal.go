@@ -32,12 +32,7 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 		return
 	}
 	used := d.cpu()
-	d.settle(ctx, st)
-	if l := st.loss; !l.noted {
-		l.noted = true
-		d.blame(l)
-		d.logNotice(ctx, st)
-	}
+	settle := d.settle(ctx, st)
 	switch {
 	case st.mode == Observe:
 		d.observe(ctx, st)
@@ -47,7 +42,9 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 		return
 	}
 	st.loss.unhooked = d.anyFamily(st, func(fs *familyState) bool { return fs.quiet })
-	result, err := d.replayer(ctx, st).Heal(ctx, d.job(st, d.cfg.Kernel.Families()...))
+	job := d.job(st, d.cfg.Kernel.Families()...)
+	job.Settle = settle
+	result, err := d.replayer(ctx, st).Heal(ctx, job)
 	if result != nil { // else the lock was not had, and nothing was done
 		d.spend(st, used)
 	}
@@ -69,7 +66,13 @@ func (d *Daemon) examiner(st *state) reload.Examiner {
 }
 
 func (d *Daemon) replayer(ctx context.Context, st *state) reload.Replayer {
-	return reload.Replayer{Kernel: d.cfg.Kernel, Canary: d.cfg.Canary, Protects: d.protects(st), Names: d.cfg.Names, Piecewise: d.cfg.Piecewise, Supplier: d.supplier(), Ahead: d.ahead(ctx, st)}
+	return reload.Replayer{
+		Kernel: d.cfg.Kernel, Canary: d.cfg.Canary, Protects: d.protects(st), Names: d.cfg.Names, Piecewise: d.cfg.Piecewise,
+		Supplier: d.supplier(), Ahead: d.ahead(ctx, st),
+		Proved: func(job reload.Job, f rules.Family, result reload.FamilyResult) {
+			d.sweepAfter(job.Generation, f, result, st.families[f].natIntact)
+		},
+	}
 }
 
 // supplier returns what has ipsets and nfacct objects, nil if nothing does.
@@ -110,6 +113,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 	d.tell(ctx, st, hits(result))
 	st.loss.note(st.loss.hit, result)
 	st.loss.unproved, st.loss.found = st.loss.unproved.After(result), st.loss.found.After(result)
+	st.pace = st.pace.After(result)
 	unread := d.lostButUnread(st, result)
 	done := err == nil && unread == nil
 	err = errors.Join(err, unread)
@@ -129,7 +133,6 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 		err = errors.Join(err, fr.Err)
 	}
 	d.countLocked(st, result, err)
-	d.sweepAfter(st.want(), result)
 	if !done {
 		d.retry(ctx, st, err)
 		if beaten(result) {
@@ -317,6 +320,11 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 	d.logHeld(ctx, result)
 	absent := l.provedAt().Sub(l.record.Time)
 	l.record.AbsentSeconds = absent.Seconds()
+	for _, fr := range result {
+		if written := fr.Written.Sub(l.record.Time).Seconds(); !fr.Written.IsZero() && written > l.record.WrittenSeconds {
+			l.record.WrittenSeconds, l.record.KernelSeconds = written, fr.Kernel.Seconds()
+		}
+	}
 	d.cfg.Metrics.ObserveRecovery(absent)
 	d.journal(ctx, st, l)
 	d.logRecovery(ctx, st, l, result)

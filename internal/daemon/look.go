@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -254,8 +253,13 @@ func lastResult(fs *familyState) ProbeResult {
 // stamp that is not exact shows nothing, and what moved and is not read yet is
 // not known, nor is a family of which one table cannot be read.
 func (fs *familyState) noteKnown(at time.Time) {
-	if fs.dirty.IsZero() && lastResult(fs) != ProbeUnknown {
-		fs.knownAt = at
+	if !fs.dirty.IsZero() || lastResult(fs) == ProbeUnknown {
+		return
+	}
+	fs.knownAt = at
+	// While something is lost, of the other tables only the marks were looked at.
+	if nat := fs.tables[rules.Nat]; lastResult(fs) == ProbeIntact && nat != nil && nat.verdict == canary.Intact {
+		fs.natIntact = at
 	}
 }
 
@@ -336,28 +340,6 @@ func lastOf(writers []canary.Writer) []canary.Writer {
 		}
 	}
 	return last
-}
-
-// settle waits until the family of writers that is at work has been quiet for
-// --settle, at most ten times as long: flushers come in several commands, and
-// half a flush is not worth a replay.
-func (d *Daemon) settle(ctx context.Context, st *state) {
-	const look = time.Millisecond // what asks for the stamps takes 3 to 24 µs
-	last := d.stamps(ctx, st)
-	d.followRestored(ctx, st, st.looked(), last)
-	quiet := time.Now()
-	for end := quiet.Add(10 * d.cfg.Settle); time.Since(quiet) < d.cfg.Settle && time.Now().Before(end); {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(min(look, d.cfg.Settle)):
-		}
-		now := d.stamps(ctx, st)
-		d.followRestored(ctx, st, last, now)
-		if !maps.Equal(now, last) {
-			last, quiet = now, time.Now()
-		}
-	}
 }
 
 func (d *Daemon) stamps(ctx context.Context, st *state) map[rules.Family]iptables.Stamp {

@@ -21,26 +21,27 @@ type flows struct {
 	mu    sync.Mutex
 	held  []rules.Flow // of IPv4
 	asked []rules.Family
+	since []time.Time
 	takes time.Duration
 	err   error
 }
 
 func (*flows) Look() (rules.Site, error) { return nodeSite{}, nil }
 
-func (f *flows) DeleteUntranslated(ctx context.Context, family rules.Family, translated func(rules.Flow) bool) (conntrack.Deleted, error) {
+func (f *flows) Sweep(ctx context.Context, family rules.Family, since time.Time, nat conntrack.Rules) (conntrack.Deleted, error) {
+	deleted := conntrack.Deleted{ByProtocol: map[uint8]int{}}
 	select {
 	case <-time.After(f.takes):
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return deleted, ctx.Err()
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.asked = append(f.asked, family)
-	deleted := conntrack.Deleted{}
+	f.asked, f.since = append(f.asked, family), append(f.since, since)
 	if family == rules.IPv4 {
 		f.held = slices.DeleteFunc(f.held, func(flow rules.Flow) bool {
-			if translated(flow) {
-				deleted[flow.Protocol]++
+			if nat.Translates(flow) {
+				deleted.ByProtocol[flow.Protocol]++
 				return true
 			}
 			return false
@@ -65,6 +66,7 @@ type nodeSite struct{}
 
 func (nodeSite) Local(a netip.Addr) bool        { return a == netip.MustParseAddr("192.0.2.1") }
 func (nodeSite) Beyond(string, netip.Addr) bool { return true }
+
 func flowTo(protocol uint8, to string) rules.Flow {
 	return rules.Flow{Protocol: protocol, Source: netip.MustParseAddrPort("10.1.7.9:4000"), Destination: netip.MustParseAddrPort(to)}
 }
@@ -74,7 +76,7 @@ func flowTo(protocol uint8, to string) rules.Flow {
 func begunMeanwhile() []rules.Flow {
 	return []rules.Flow{
 		flowTo(rules.UDP, "10.96.0.14:80"), flowTo(rules.UDP, "192.0.2.1:443"), flowTo(rules.SCTP, "192.0.2.1:30038"),
-		flowTo(rules.UDP, "198.51.100.1:53"),
+		flowTo(rules.TCP, "10.96.0.23:80"), flowTo(rules.UDP, "198.51.100.1:53"),
 	}
 }
 
@@ -96,12 +98,43 @@ func TestFlowsOfAnOutageEnd(t *testing.T) {
 		}, "conntrack")
 		wantMoved(t, moved, series{
 			"conntrack_deleted_total{family=ipv4,protocol=udp}": 2, "conntrack_deleted_total{family=ipv4,protocol=sctp}": 1,
+			"conntrack_deleted_total{family=ipv4,protocol=tcp}": 1,
 		})
 		left, asked := tracker.left()
 		if !slices.Equal(left, []string{"198.51.100.1:53"}) || !slices.Equal(asked, []rules.Family{rules.IPv4}) {
 			t.Errorf("left are flows to %v, searched were %v", left, asked)
 		}
 		r.wantLog("Ended flows that began while the rules were missing")
+	})
+}
+
+// TestFlowsAreOfTheTimeSinceNatWasSeenIntact: rules may have been missing since
+// then, however late the flush was noticed; and since the first of two flushes,
+// where one sweep answers both.
+func TestFlowsAreOfTheTimeSinceNatWasSeenIntact(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		tracker := &flows{held: begunMeanwhile(), takes: 2 * time.Second}
+		r := start(t, backend, setup{flows: tracker})
+		r.settled()
+		var flushed []time.Time
+		for range 3 { // the last two are answered by one sweep
+			flushed = append(flushed, time.Now())
+			r.flushNat()
+			r.after(500 * time.Millisecond)
+			r.wantReady()
+		}
+		r.after(2 * sweepTime)
+		if len(tracker.since) != 2 {
+			t.Fatalf("%d sweeps, want one for the first flush and one for the others", len(tracker.since))
+		}
+		for i, since := range tracker.since {
+			if before := flushed[i].Sub(since); before < 0 || before > time.Minute {
+				t.Errorf("sweep %d is for flows that began %v before the flush", i, before)
+			}
+		}
+		if !tracker.since[1].After(flushed[0]) {
+			t.Errorf("nat was intact after the first replay, and flows since %v before are searched", flushed[1].Sub(tracker.since[1]))
+		}
 	})
 }
 
@@ -147,7 +180,8 @@ func TestTroubleWithFlowsIsTold(t *testing.T) {
 		moved := r.moved(func() { r.flushNat(); r.settled() }, "conntrack")
 		wantMoved(t, moved, series{
 			"conntrack_deleted_total{family=ipv4,protocol=udp}": 2, "conntrack_deleted_total{family=ipv4,protocol=sctp}": 1,
-			"conntrack_errors_total{family=ipv4}": 1,
+			"conntrack_deleted_total{family=ipv4,protocol=tcp}": 1,
+			"conntrack_errors_total{family=ipv4}":               1,
 		})
 		r.wantReady()
 		r.wantLog("injected: conntrack says no")

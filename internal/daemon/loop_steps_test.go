@@ -32,22 +32,21 @@ func (s steppingSession) Read(ctx context.Context, family rules.Family) (iptable
 	return s.Session.Read(ctx, family)
 }
 
-func (s steppingSession) Restore(ctx context.Context, payload iptables.Payload) map[rules.Family]iptables.Written {
+func (s steppingSession) Restore(ctx context.Context, payloads ...iptables.Payload) map[rules.Family]iptables.Written {
 	s.step("restore", s.Session)
-	written := map[rules.Family]iptables.Written{}
-	for _, f := range rules.Families() { // as the Fake does it, one family after the other
-		if scripts, ok := payload[f]; ok {
-			written[f] = s.Session.Restore(ctx, iptables.Payload{f: scripts})[f]
-			s.step("written", s.Session)
-		}
-	}
+	// As the Fake does it, one family after the other.
+	written := iptables.InStages(payloads, func(f rules.Family, scripts []iptables.Script) iptables.Written {
+		w := s.Session.Restore(ctx, iptables.Payload{f: scripts})[f]
+		s.step("written", s.Session)
+		return w
+	})
 	s.step("restored", s.Session)
 	return written
 }
 
-func (s steppingSession) RestoreAnyway(ctx context.Context, payload iptables.Payload) map[rules.Family]iptables.Written {
+func (s steppingSession) RestoreAnyway(ctx context.Context, payloads ...iptables.Payload) map[rules.Family]iptables.Written {
 	s.step("restore", s.Session)
-	written := s.Session.RestoreAnyway(ctx, payload)
+	written := s.Session.RestoreAnyway(ctx, payloads...)
 	s.step("restored", s.Session)
 	return written
 }

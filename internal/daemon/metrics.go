@@ -48,7 +48,7 @@ type Metrics struct {
 
 	canaryPresent, hooksMissing  *prometheus.GaugeVec
 	generationRules, quarantined *prometheus.GaugeVec
-	backend                      *prometheus.GaugeVec
+	backend, keeper              *prometheus.GaugeVec
 	lossSince, capturePending    prometheus.Gauge
 	lastFlush, lastExamination   prometheus.Gauge
 	generationTime               prometheus.Gauge
@@ -80,7 +80,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		restoreFailures: b.counters("restore_failures_total", "Restores that iptables or the kernel refused, by reason.", "family", "reason"),
 		probes:          b.counters("probes_total", "Probes by what they showed.", "family", "result"),
 		sourceErrors:    b.counters("source_errors_total", "Errors of a source of generations; the last good generation stays in force.", "source"),
-		flowsEnded:      b.counters("conntrack_deleted_total", "Flows deleted from conntrack because they began while the rules were missing and were not translated.", "family", "protocol"),
+		flowsEnded:      b.counters("conntrack_deleted_total", "Flows deleted from conntrack because they began while the rules were missing and were not translated, or not masqueraded.", "family", "protocol"),
 		journalErrors:   b.counter("journal_errors_total", "Flush records that could not be written to disk, counted with each try."),
 		sweepErrors:     b.counters("conntrack_errors_total", "Searches for such flows that failed or found more than they may delete.", "family"),
 
@@ -88,6 +88,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		hooksMissing:    b.gauges("hooks_missing", "Hooks that were missing at the last examination.", "family", "table"),
 		generationRules: b.gauges("generation_rules", "Rules of the generation that ought to be in force.", "family", "table"),
 		quarantined:     b.gauges("quarantined_rules", "Rules that could not be put back, because what they lean on is missing or they are refused.", "family", "table"),
+		keeper:          b.gauges("keeper", "Whether the keeper, which holds established connections through a flush, is in this state.", "family", "state"),
 		backend:         b.gauges("backend_info", "The iptables backend in use; always 1.", "family", "backend", "version"),
 
 		lossSince:       b.gauge("loss_since_timestamp_seconds", "When the loss that stands now was first seen; 0 while nothing is lost."),
@@ -146,6 +147,9 @@ func (m *Metrics) zero(sources []string) {
 			m.flowsEnded.WithLabelValues(f, protocol)
 		}
 		m.sweepErrors.WithLabelValues(f)
+		for _, state := range KeeperStates() {
+			m.keeper.WithLabelValues(f, string(state))
+		}
 	}
 }
 
@@ -210,13 +214,13 @@ func (m *Metrics) ObserveRestoreFailure(family rules.Family, reason iptables.Rea
 
 // sweptProtocols are the protocols whose flows are deleted, by number.
 func sweptProtocols() map[uint8]string {
-	return map[uint8]string{rules.UDP: "udp", rules.SCTP: "sctp"}
+	return map[uint8]string{rules.TCP: "tcp", rules.UDP: "udp", rules.SCTP: "sctp"}
 }
 
 // ObserveSweep counts the flows that were deleted after a replay of nat.
 func (m *Metrics) ObserveSweep(family rules.Family, deleted conntrack.Deleted, failed bool) {
 	for number, protocol := range sweptProtocols() {
-		m.flowsEnded.WithLabelValues(family.String(), protocol).Add(float64(deleted[number]))
+		m.flowsEnded.WithLabelValues(family.String(), protocol).Add(float64(deleted.ByProtocol[number]))
 	}
 	if failed {
 		m.sweepErrors.WithLabelValues(family.String()).Inc()
@@ -238,8 +242,8 @@ func (m *Metrics) SetGeneration(captured time.Time, count map[rules.Family]map[r
 }
 
 // SetStatus follows what a new Status says: when the tables were last known,
-// since when something is lost or the generation lags behind, whether replays are held or fought, and what the newest
-// evidence says of the backend.
+// since when something is lost or the generation lags behind, whether replays are held or fought, what the newest
+// evidence says of the backend, and what the keeper does.
 func (m *Metrics) SetStatus(s Status) {
 	m.lastExamination.Set(seconds(s.LastExamination))
 	m.lossSince.Set(seconds(s.LossSince))
@@ -248,6 +252,11 @@ func (m *Metrics) SetStatus(s Status) {
 	m.contended.Set(truth(s.Contended))
 	m.mixed.Set(truth(s.Backend.Mixed))
 	m.mismatch.Set(truth(s.Backend.Mismatch))
+	for family, keeper := range s.Keeper {
+		for _, state := range KeeperStates() {
+			m.keeper.WithLabelValues(family.String(), string(state)).Set(truth(keeper.State == state))
+		}
+	}
 }
 
 // SetBackend says what the kernel is asked with.

@@ -28,6 +28,7 @@ func (d *Daemon) publish(st *state) {
 		Flushes:          slices.Clone(st.journal),
 		Quarantined:      st.quarantined(),
 		Stopped:          st.removed,
+		Keeper:           d.keepers(st),
 	}
 	for f, fs := range st.families {
 		s.Families[f] = Verdicts{}

@@ -143,7 +143,6 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
 		d.countRefusal(f, fr.Err)
 	}
-	d.sweepAfter(st.want(), result)
 	d.thaw(ctx, st)
 	klog.FromContext(ctx).Info("Replayed on request", "generation", reply.Generation, "outcomes", reply.Outcomes)
 	return reply
@@ -155,6 +154,7 @@ func (d *Daemon) Cleanup(ctx context.Context, r CleanupRequest) error {
 	var failed error
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
 		st.removed, st.pausedUntil = true, time.Time{}
+		d.stopKeeping(ctx, st)
 		failed = RemoveAll(ctx, d.replayer(ctx, st), d.job(st, d.cfg.Kernel.Families()...), r.Rules)
 		if d.cfg.Store != nil {
 			failed = errors.Join(failed, d.cfg.Store.Forget())

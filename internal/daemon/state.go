@@ -19,6 +19,7 @@ type state struct {
 	marks     canary.Marks
 	families  map[rules.Family]*familyState
 	loss      *loss                   // nil while nothing is lost
+	pace      reload.Pace             // of the last replays
 	declared  rules.Generation        // of the declared sources; nil if there are none
 	retired   map[string]bool         // chains that were declared once and are claimed no more
 	claims    func(chain string) bool // which chains are theirs; nil if there are none
@@ -30,7 +31,8 @@ type state struct {
 	unapplied map[rules.Family]map[rules.TableName]bool
 	drifts    []time.Time // of the last minute
 	journal   []Flush
-	choice    choice // of the backend
+	choice    choice      // of the backend
+	keptBy    keeperBasis // of the last decision about the keeper
 	// frozenSince is since when, in observe mode, rules are missing that
 	// their owner has not put back.
 	frozenSince time.Time
@@ -78,6 +80,9 @@ type familyState struct {
 	unread   trouble        // why the last full read failed
 	readAt   time.Time      // after a read that failed: no other one before this
 	knownAt  time.Time      // when it was last known what the tables hold; zero: never
+	// natIntact is when it was last known that nat held the whole generation;
+	// zero: never.
+	natIntact time.Time
 
 	dirty     time.Time // since when something is unexamined; zero: nothing is
 	examineAt time.Time // not before this; zero: no examination is due
@@ -88,6 +93,7 @@ type familyState struct {
 
 	undoubleAt time.Time // when hooks that stand twice are put right; zero: none does
 	lastWord   lastWord
+	keeper     keeping
 
 	rotateAt time.Time // zero: the marks are as new as the generation
 	rotateBy time.Time // when they are renewed although owners are not quiet

@@ -60,6 +60,9 @@ type Status struct {
 	CapturePendingSince time.Time `json:"capturePendingSince,omitzero"`
 	// Quarantined are rules that could not be put back; the first hundred.
 	Quarantined []Quarantined `json:"quarantined,omitempty"`
+	// Keeper is what keeps established connections through a flush, of the enabled
+	// families. It is no part of Healthy.
+	Keeper map[rules.Family]FamilyKeeper `json:"keeper"`
 	// JournalError is why flush records are not on disk; empty if they are.
 	JournalError string `json:"journalError,omitempty"`
 	// Flushes are the last flush records, newest first.
@@ -113,6 +116,11 @@ type Flush struct {
 	// AbsentSeconds from there to the proof that all is back; 0 while it lasts.
 	NoticedSeconds float64 `json:"noticedSeconds"`
 	AbsentSeconds  float64 `json:"absentSeconds"`
+	// WrittenSeconds is from the first evidence to the end of the last write: from
+	// then on the rules were in force, and the rest of AbsentSeconds is the proof.
+	// KernelSeconds is what of it the kernel took for canaryd's own transactions.
+	WrittenSeconds float64 `json:"writtenSeconds,omitempty"`
+	KernelSeconds  float64 `json:"kernelSeconds,omitempty"`
 	Outcome        Outcome `json:"outcome"`
 	// Attempts is how often a replay was tried.
 	Attempts int `json:"attempts"`
@@ -189,6 +197,9 @@ func (s Status) MarshalJSON() ([]byte, error) {
 	}
 	if p.Flushes == nil {
 		p.Flushes = []Flush{}
+	}
+	if p.Keeper == nil {
+		p.Keeper = map[rules.Family]FamilyKeeper{}
 	}
 	return json.Marshal(p)
 }

@@ -28,6 +28,7 @@ func sampleStatus() Status {
 		CanaryChain:      "KUBE-CANARYD-CANARY",
 		Generation:       Generation{ID: "0123abcd", Source: "snapshot", Captured: at.Add(-time.Hour), Rules: 56, Chains: 20},
 		LossSince:        at, CapturePendingSince: at, JournalError: "no space left on device",
+		Keeper: map[rules.Family]FamilyKeeper{rules.IPv4: {State: KeeperUnavailable, Reason: "no nf_tables"}},
 		Flushes: []Flush{{
 			ID: "f1", Time: at, Kind: canary.Emptied,
 			Families: []rules.Family{rules.IPv4}, Tables: []rules.TableName{rules.Nat},

@@ -109,6 +109,15 @@ func NeedFile(t *testing.T, paths ...string) {
 	}
 }
 
+// NeedSetting sets a value below /proc/sys, and skips the test where the kernel has no
+// such setting or does not let us set it.
+func NeedSetting(t *testing.T, path, value string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(value), 0); err != nil {
+		skipLoudly(t, "test %s needs %s=%s: %v", t.Name(), path, value, err)
+	}
+}
+
 // NeedBrowser skips the test unless there is a Chromium.
 func NeedBrowser(t *testing.T) {
 	t.Helper()

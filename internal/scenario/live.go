@@ -50,6 +50,8 @@ type Record struct {
 	} `json:"lost"`
 	NoticedSeconds float64 `json:"noticedSeconds"`
 	AbsentSeconds  float64 `json:"absentSeconds"`
+	WrittenSeconds float64 `json:"writtenSeconds"` // 0: nothing was written
+	KernelSeconds  float64 `json:"kernelSeconds"`
 	Outcome        string  `json:"outcome"`
 	Attempts       int     `json:"attempts"`
 }

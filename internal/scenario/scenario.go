@@ -111,6 +111,13 @@ func All() []Scenario {
 			},
 		},
 		{
+			Name: "flush-postrouting", Command: "iptables -t nat -F POSTROUTING", Backends: bothBackends,
+			Lost: only(rules.IPv4, rules.Nat, HooksMissing),
+			Do: func(ctx context.Context, f Flusher) error {
+				return f.Flush(ctx, rules.IPv4, rules.Nat, "POSTROUTING")
+			},
+		},
+		{
 			Name: "restore-filter", Command: "iptables-restore < saved-filter-only.rules", Backends: bothBackends,
 			Lost: only(rules.IPv4, rules.Filter, ChainDeleted),
 			Do: func(ctx context.Context, f Flusher) error {

@@ -1,0 +1,249 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// keeper is a Keeper in memory.
+type keeper struct {
+	mu    sync.Mutex
+	kept  map[rules.Family]bool
+	calls []string
+	err   error
+}
+
+func newKeeper() *keeper { return &keeper{kept: map[rules.Family]bool{}} }
+
+func (k *keeper) Keep(f rules.Family) error    { return k.call("keep", f, true) }
+func (k *keeper) Release(f rules.Family) error { return k.call("release", f, false) }
+
+func (k *keeper) call(what string, f rules.Family, kept bool) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.calls = append(k.calls, fmt.Sprint(what, " ", f))
+	if k.err == nil {
+		k.kept[f] = kept
+	}
+	return k.err
+}
+
+// fail lets what is asked from now on fail; nil ends that.
+func (k *keeper) fail(err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.err = err
+}
+
+// asked returns how often something was asked since the last time.
+func (k *keeper) asked() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	n := len(k.calls)
+	k.calls = nil
+	return n
+}
+
+// wantKeeper fails unless the families are kept, and status and metrics say state of all.
+func (r *rig) wantKeeper(k *keeper, state KeeperState, families ...rules.Family) {
+	r.t.Helper()
+	want := map[rules.Family]bool{}
+	for _, f := range families {
+		want[f] = true
+	}
+	k.mu.Lock()
+	got := maps.Clone(k.kept)
+	k.mu.Unlock()
+	maps.DeleteFunc(got, func(_ rules.Family, kept bool) bool { return !kept })
+	if diff := cmp.Diff(want, got); diff != "" {
+		r.t.Errorf("kept otherwise (-want +got):\n%s", diff)
+	}
+	shown := series{}
+	for f, fk := range r.d.Status().Keeper {
+		if fk.State != state || (fk.Reason != "") != (state == KeeperUnavailable) {
+			r.t.Errorf("%s: the status says %+v, want %s", f, fk, state)
+		}
+		shown[fmt.Sprintf("keeper{family=%s,state=%s}", f, state)] = 1
+	}
+	if diff := cmp.Diff(shown, r.metrics("keeper")); diff != "" {
+		r.t.Errorf("metrics (-want +got):\n%s", diff)
+	}
+}
+
+// TestKeeperKeepsWhatTranslates: from the first generation on the keeper has a table in each
+// family, through flushes, pauses and replays that fail, and is asked for it once.
+func TestKeeperKeepsWhatTranslates(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		k := newKeeper()
+		r := start(t, backend, setup{keeper: k})
+		r.wantKeeper(k, KeeperKept, rules.Families()...)
+		if n := k.asked(); n != 2 {
+			t.Errorf("asked %d times for two families", n)
+		}
+		r.wantLog("Established connections live through a flush")
+		for _, s := range scenario.All() {
+			if s.On(backend) && s.Prepare == nil {
+				must(t, s.Do(t.Context(), r.programs()))
+				r.settled()
+			}
+		}
+		r.after(time.Minute)
+		r.fake.FailRestores(1000, iptables.ReasonMissingSet)
+		r.flushNat()
+		r.after(5 * time.Minute)
+		r.wantKeeper(k, KeeperKept, rules.Families()...)
+		r.fake.FailRestores(0, iptables.ReasonMissingSet)
+		r.after(time.Minute)
+		r.pause(time.Hour)
+		r.flushNat()
+		r.after(time.Hour)
+		r.settled()
+		r.wantReady()
+		r.wantKeeper(k, KeeperKept, rules.Families()...)
+		if n := k.asked(); n != 0 {
+			t.Errorf("asked %d times although nothing changed", n)
+		}
+	})
+}
+
+// TestKeeperFollowsItsOwners: without a rule that translates there is no table; it comes with
+// the first one and goes once it is learned that its owner took the last one away.
+func TestKeeperFollowsItsOwners(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		k, fake := newKeeper(), iptablestest.NewFake(backend)
+		must(t, fake.RestoreNoflush(rules.IPv4, section(rules.Nat, ":KUBE-SERVICES - [0:0]", "-A PREROUTING -j KUBE-SERVICES", "-A KUBE-SERVICES -d 10.0.0.9/32 -j RETURN")))
+		r := run(t, fake, setup{keeper: k})
+		r.settled()
+		r.wantKeeper(k, KeeperIdle)
+		if n := k.asked(); n != 0 {
+			t.Errorf("asked %d times on a node where nothing translates", n)
+		}
+		r.write(rules.Nat, "-A KUBE-SERVICES -d 10.0.0.1/32 -p tcp -j DNAT --to-destination 10.1.0.1:80")
+		r.settled()
+		if got := r.d.Status().Keeper; got[rules.IPv4].State != KeeperKept || got[rules.IPv6].State != KeeperIdle {
+			t.Errorf("with a first DNAT of IPv4: %+v", got)
+		}
+		r.write(rules.Nat, "-D KUBE-SERVICES -d 10.0.0.1/32 -p tcp -j DNAT --to-destination 10.1.0.1:80")
+		r.after(10 * time.Second)
+		r.wantKeeper(k, KeeperIdle)
+	})
+}
+
+// TestKeeperIsOff: in observe mode and after a cleanup there is no table, and without a keeper
+// nothing is asked.
+func TestKeeperIsOff(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		k := newKeeper()
+		r := start(t, backend, setup{keeper: k, mode: Observe})
+		r.wantKeeper(k, KeeperOff)
+		r.stop()
+		r = start(t, backend, setup{})
+		r.wantKeeper(newKeeper(), KeeperOff)
+		r.stop()
+		r = start(t, backend, setup{keeper: k})
+		r.wantKeeper(k, KeeperKept, rules.Families()...)
+		must(t, r.d.Cleanup(t.Context(), CleanupRequest{}))
+		r.wantKeeper(k, KeeperOff)
+		k.asked()
+		r.after(time.Hour)
+		if n := k.asked(); n != 0 {
+			t.Errorf("asked %d times after a cleanup", n)
+		}
+	})
+}
+
+// TestKeeperOfAPredecessor: the table of a canaryd that died this moment goes within
+// milliseconds; that is waited for and not logged.
+func TestKeeperOfAPredecessor(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		k := newKeeper()
+		k.fail(fmt.Errorf("%w (EPERM)", iptables.ErrKeeperTaken))
+		r := run(t, loadedFake(t, backend), setup{keeper: k})
+		r.after(200 * time.Millisecond)
+		r.wantKeeper(k, KeeperUnavailable)
+		k.fail(nil)
+		r.after(time.Second)
+		r.wantKeeper(k, KeeperKept, rules.Families()...)
+		if strings.Contains(r.log.String(), "may break established connections") {
+			t.Errorf("the log has what lasted for 0.2 s:\n%s", r.log)
+		}
+	})
+}
+
+// TestKeeperIsRefused: it is logged once for each family, tried again at most every five
+// minutes in the end, however often the generation changes, and delays nothing.
+func TestKeeperIsRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		err  error
+		most int // tries of both families in the first hour
+	}{
+		"kernel": {fmt.Errorf("%w: before Linux 5.12", iptables.ErrKeeperKernel), 26},
+		"taken":  {fmt.Errorf("%w (EEXIST)", iptables.ErrKeeperTaken), 48},
+		"socket": {errors.New("no buffer space available"), 48},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				k := newKeeper()
+				k.fail(c.err)
+				r := start(t, backend, setup{keeper: k})
+				for range 10 {
+					r.after(5 * time.Minute)
+					must(t, r.fake.RestoreNoflush(rules.IPv4, scenario.NewService))
+					r.settled()
+					r.flushNat()
+					r.settled()
+				}
+				r.wantReady()
+				r.wantKeeper(k, KeeperUnavailable)
+				if n := k.asked(); n < 16 || n > c.most {
+					t.Errorf("asked %d times in 50 minutes, want 16 to %d", n, c.most)
+				}
+				if n := strings.Count(r.log.String(), "A flush may break established connections"); n != 2 {
+					t.Errorf("logged %d times, want once for each family:\n%s", n, r.log)
+				}
+				k.fail(nil)
+				r.after(keeperAgain)
+				r.wantKeeper(k, KeeperKept, rules.Families()...)
+			})
+		})
+	}
+}
+
+// TestKeeperStaysWhereItCannotGo: a table that cannot be deleted is tried again later, and
+// makes the loop turn no faster, also while rules are lost.
+func TestKeeperStaysWhereItCannotGo(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		k, fake := newKeeper(), iptablestest.NewFake(backend, rules.IPv4)
+		masquerade := "KUBE-POSTROUTING -j MASQUERADE"
+		must(t, fake.RestoreNoflush(rules.IPv4, section(rules.Nat, ":KUBE-POSTROUTING - [0:0]", "-A POSTROUTING -j KUBE-POSTROUTING", "-A KUBE-POSTROUTING -s 10.0.0.9/32 -j RETURN", "-A "+masquerade)))
+		r := run(t, fake, setup{keeper: k})
+		r.settled()
+		k.fail(errors.New("no buffer space available"))
+		r.write(rules.Nat, "-D "+masquerade)
+		r.after(10 * time.Second)
+		r.wantKeeper(k, KeeperKept, rules.IPv4)
+		r.fake.FailRestores(1000, iptables.ReasonMissingSet)
+		r.flushNat()
+		k.asked()
+		r.after(time.Hour)
+		if n := k.asked(); n > 15 {
+			t.Errorf("asked %d times in an hour", n)
+		}
+		r.fake.FailRestores(0, iptables.ReasonMissingSet)
+		k.fail(nil)
+		r.after(10 * time.Minute)
+		r.wantKeeper(k, KeeperIdle)
+	})
+}

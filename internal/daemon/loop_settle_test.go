@@ -1,0 +1,87 @@
+package daemon
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// TestAFlusherOfSeveralCommands: nobody replays half a flush, although a replay is
+// planned while the flusher may still be at work.
+func TestAFlusherOfSeveralCommands(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		for i, table := range rules.Guarded() {
+			if i > 0 {
+				time.Sleep(12 * time.Millisecond)
+			}
+			must(t, r.fake.Flush(rules.IPv4, table, ""))
+		}
+		r.settled()
+		record := r.oneRecord()
+		if len(record.Tables) != 3 || record.Outcome != reload.Proved || record.Attempts != 1 {
+			t.Errorf("the record is %+v, want one of all three tables, proved at once", record)
+		}
+		if absent := time.Duration(record.AbsentSeconds * float64(time.Second)); absent < 44*time.Millisecond || absent > 50*time.Millisecond {
+			t.Errorf("the rules were absent for %s, want 24 ms of flushing, 20 ms of settling and little more", absent)
+		}
+		replays := 0
+		for _, payload := range r.fake.Payloads(rules.IPv4) {
+			if strings.Contains(payload, ":KUBE-SERVICES ") {
+				replays++
+			}
+		}
+		if replays != 1 {
+			t.Errorf("%d restores of nat, want 1", replays)
+		}
+		r.wantReady()
+	})
+}
+
+// TestATableThatCannotBeReadBesideTheFlusher: a read that fails while the flusher is at
+// work costs no try and no time.
+func TestATableThatCannotBeReadBesideTheFlusher(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		r.fake.FailReads(errors.New("the tables changed all the time"))
+		r.flushNat()
+		time.Sleep(15 * time.Millisecond)
+		r.fake.FailReads(nil)
+		r.settled()
+		record := r.oneRecord()
+		if record.Outcome != reload.Proved || record.Attempts != 1 || record.AbsentSeconds > 0.025 {
+			t.Errorf("the record is %+v, want it proved by the first try", record)
+		}
+	})
+}
+
+// TestAnExaminationComesBeforeTheLook: something was to be examined anyway when a flush
+// took everything and left one table unreadable. What no read shows of that table its
+// marks do, so the record stays open until the table is back.
+func TestAnExaminationComesBeforeTheLook(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{deaf: true})
+		must(t, r.fake.RestoreNoflush(rules.IPv6, "*filter\n:FOREIGN - [0:0]\nCOMMIT\n"))
+		for r.d.Status().CapturePendingSince.IsZero() { // the poll sees it, and plans the examination
+			time.Sleep(time.Millisecond)
+		}
+		r.fake.DropTableFromReads(rules.IPv6, rules.Nat, errors.New("a native rule"))
+		for _, table := range rules.Guarded() {
+			must(t, r.fake.Flush(rules.IPv6, table, ""))
+		}
+		time.Sleep(500 * time.Millisecond)
+		if s := r.d.Status(); s.LossSince.IsZero() || len(s.Flushes) != 1 || s.Flushes[0].Outcome.Done() {
+			t.Errorf("while nat cannot be read: loss since %v, records %+v", s.LossSince, s.Flushes)
+		}
+		r.fake.DropTableFromReads(rules.IPv6, rules.Nat, nil)
+		time.Sleep(40 * time.Second)
+		if record := r.oneRecord(); record.Outcome != reload.Proved || len(record.Tables) != 3 {
+			t.Errorf("the record is %+v, want one of all three tables, proved in the end", record)
+		}
+	})
+}

@@ -1,0 +1,111 @@
+package daemon
+
+import (
+	"context"
+	"maps"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A lull is the wait for a flusher to be done. Flushers come in several commands, and
+// half a flush is not worth a replay. So it lasts until no process wrote for --settle,
+// and ten times as long at most.
+type lull struct {
+	stamps map[rules.Family]iptables.Stamp // as they were seen last
+	quiet  time.Time                       // since when they are so
+	end    time.Time
+}
+
+// beginLull begins to wait.
+func (d *Daemon) beginLull(ctx context.Context, st *state) *lull {
+	l := &lull{stamps: d.stamps(ctx, st), quiet: time.Now()}
+	l.end = l.quiet.Add(10 * d.cfg.Settle)
+	d.followRestored(ctx, st, st.looked(), l.stamps)
+	return l
+}
+
+// wrote reports whether a process wrote since wrote was called last.
+func (d *Daemon) wrote(ctx context.Context, st *state, l *lull) bool {
+	now := d.stamps(ctx, st)
+	d.followRestored(ctx, st, l.stamps, now)
+	if maps.Equal(now, l.stamps) {
+		return false
+	}
+	l.stamps, l.quiet = now, time.Now()
+	return true
+}
+
+// awaitQuiet waits until no process wrote for so long, or the lull is over. With brief
+// it returns true as soon as a process writes.
+func (d *Daemon) awaitQuiet(ctx context.Context, st *state, l *lull, long time.Duration, brief bool) bool {
+	const look = time.Millisecond // what asks for the stamps takes 3 to 24 µs
+	for time.Since(l.quiet) < long && time.Now().Before(l.end) {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(min(look, d.cfg.Settle)):
+		}
+		if d.wrote(ctx, st, l) && brief {
+			return true
+		}
+	}
+	return false
+}
+
+const (
+	// aheadAfter is the part of --settle after which a replay is planned and encoded
+	// on nft, while the rest is waited for. At 1,000 services that takes 30 ms.
+	aheadAfter = 4
+	// aheadMost is up to how many rules that is done. Of more it takes longer than
+	// --settle itself, and is for nothing after each of a flusher's commands.
+	aheadMost = 20000
+)
+
+// plansAhead reports whether a replay can be planned while the flusher may be at work.
+// On legacy it cannot: who plans holds the lock, for which the flusher's next command
+// would wait. Where rules depend on ipsets it cannot either: flushers destroy those
+// after the rules, and no stamp moves by that.
+func (d *Daemon) plansAhead(st *state) bool {
+	info := d.cfg.Kernel.Info()
+	if !st.heals() || info.Backend != iptables.NFT || info.ExecProbe || len(st.sets)+len(st.needs) > 0 {
+		return false
+	}
+	count, _ := st.want().Counts()
+	return count <= aheadMost
+}
+
+// settle waits until the flusher is done. Where a replay can be planned meanwhile, it
+// returns what waits for the rest of it; else nil.
+func (d *Daemon) settle(ctx context.Context, st *state) func(context.Context, reload.Found) (reload.Found, bool) {
+	l := d.beginLull(ctx, st)
+	if !d.plansAhead(st) {
+		d.awaitQuiet(ctx, st, l, d.cfg.Settle, false)
+		d.notice(ctx, st)
+		return nil
+	}
+	d.awaitQuiet(ctx, st, l, d.cfg.Settle/aheadAfter, false)
+	return func(ctx context.Context, found reload.Found) (reload.Found, bool) {
+		st.loss.found = found
+		again := time.Now().Before(l.end) &&
+			(d.wrote(ctx, st, l) || d.awaitQuiet(ctx, st, l, d.cfg.Settle, true))
+		if again {
+			d.awaitQuiet(ctx, st, l, d.cfg.Settle/aheadAfter, false)
+		} else {
+			d.notice(ctx, st)
+		}
+		return st.loss.found, again
+	}
+}
+
+// notice says once that a flush was noticed, and whose it is. It comes when the flusher
+// is done: a commit is visible a moment before its author is heard of.
+func (d *Daemon) notice(ctx context.Context, st *state) {
+	if l := st.loss; !l.noted {
+		l.noted = true
+		d.blame(l)
+		d.logNotice(ctx, st)
+	}
+}
