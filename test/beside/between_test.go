@@ -62,9 +62,11 @@ func (k *intruded) Begin(ctx context.Context) (iptables.Session, error) {
 
 // intrude has an owner of what is about to be written commit at this very moment. Where
 // canaryd holds the lock it must wait.
-func (s *intrudedSession) intrude(payload iptables.Payload) {
+func (s *intrudedSession) intrude(payloads []iptables.Payload) {
 	k := s.kernel
-	owners := slices.DeleteFunc(slices.Clone(k.stage.owners), func(o *owner) bool { return !hurts(payload[o.family]) })
+	owners := slices.DeleteFunc(slices.Clone(k.stage.owners), func(o *owner) bool {
+		return !slices.ContainsFunc(payloads, func(p iptables.Payload) bool { return hurts(p[o.family]) })
+	})
 	if len(owners) == 0 || k.budget.Add(-1) < 0 {
 		return
 	}
@@ -98,38 +100,38 @@ func (s *intrudedSession) Read(ctx context.Context, f rules.Family) (iptables.Sn
 	return s.Session.Read(ctx, f)
 }
 
-func (s *intrudedSession) Restore(ctx context.Context, payload iptables.Payload) map[rules.Family]iptables.Written {
-	s.intrude(payload)
+func (s *intrudedSession) Restore(ctx context.Context, payloads ...iptables.Payload) map[rules.Family]iptables.Written {
+	s.intrude(payloads)
 	k := s.kernel
 	newest := k.newest()
 	var written map[rules.Family]iptables.Written
 	switch k.mutant {
 	case unguarded:
-		written = silently(s.Session.RestoreAnyway(ctx, payload))
+		written = silently(s.Session.RestoreAnyway(ctx, payloads...))
 	case unlocked:
 		inner, err := k.Kernel.Begin(ctx)
 		if err != nil {
 			return map[rules.Family]iptables.Written{rules.IPv4: {Err: err}, rules.IPv6: {Err: err}}
 		}
 		defer inner.Close()
-		for f := range payload {
+		for _, f := range rules.Families() {
 			_, _ = inner.Read(ctx, f) // what it fails with the restore fails with, too
 		}
-		written = silently(inner.RestoreAnyway(ctx, payload))
+		written = silently(inner.RestoreAnyway(ctx, payloads...))
 	default:
-		written = s.Session.Restore(ctx, payload)
+		written = s.Session.Restore(ctx, payloads...)
 	}
 	k.compare(newest, written)
 	return written
 }
 
-func (s *intrudedSession) RestoreAnyway(ctx context.Context, payload iptables.Payload) map[rules.Family]iptables.Written {
+func (s *intrudedSession) RestoreAnyway(ctx context.Context, payloads ...iptables.Payload) map[rules.Family]iptables.Written {
 	if s.kernel.mutant == unlocked {
-		return s.Restore(ctx, payload)
+		return s.Restore(ctx, payloads...)
 	}
-	s.intrude(payload)
+	s.intrude(payloads)
 	newest := s.kernel.newest()
-	written := s.Session.RestoreAnyway(ctx, payload)
+	written := s.Session.RestoreAnyway(ctx, payloads...)
 	s.kernel.compare(newest, written)
 	return written
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -53,6 +54,15 @@ func tellStory(t *testing.T, cast casting, p path, m mutant, seed uint64) told {
 	return result
 }
 
+// paceOf lets every second world write its replays in two stages, which else only
+// some thousand rules are worth.
+func paceOf(seed uint64) reload.Pace {
+	if seed%2 == 0 {
+		return reload.Pace{}
+	}
+	return reload.PaceOf(time.Second)
+}
+
 func inBubble(t *testing.T, cast casting, p path, m mutant, seed uint64) told {
 	selector, err := rules.NewSelector(scenario.Protect)
 	if err != nil {
@@ -75,7 +85,7 @@ func inBubble(t *testing.T, cast casting, p path, m mutant, seed uint64) told {
 		Metrics: daemon.NewMetrics(registry, daemon.MetricsOptions{Families: rules.Families(), Sources: []string{"snapshot"}}),
 		Mode:    daemon.Heal, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Piecewise: selector.Piecewise, Canary: canary.DefaultChain,
 		PollInterval: poll, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second, MaxStoredAge: 10 * time.Minute,
-		Uptime: func() time.Duration { return time.Hour },
+		Uptime: func() time.Duration { return time.Hour }, Pace: paceOf(seed),
 	})
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))))
 	ended := make(chan error)

@@ -31,7 +31,13 @@ func (s *unlockedSession) Read(ctx context.Context, f rules.Family) (iptables.Sn
 	return snapshot, err
 }
 
-func (s *unlockedSession) Restore(ctx context.Context, payload iptables.Payload) map[rules.Family]iptables.Written {
+func (s *unlockedSession) Prepare(context.Context, ...iptables.Payload) {}
+
+func (s *unlockedSession) Restore(ctx context.Context, payloads ...iptables.Payload) map[rules.Family]iptables.Written {
+	return iptables.EachStage(payloads, func(_ int, p iptables.Payload) map[rules.Family]iptables.Written { return s.restore(ctx, p) })
+}
+
+func (s *unlockedSession) restore(ctx context.Context, payload iptables.Payload) map[rules.Family]iptables.Written {
 	written := map[rules.Family]iptables.Written{}
 	for _, f := range rules.Families() {
 		scripts, ok := payload[f]
@@ -56,11 +62,10 @@ func (s *unlockedSession) Restore(ctx context.Context, payload iptables.Payload)
 	return written
 }
 
-func (s *unlockedSession) RestoreAnyway(ctx context.Context, payload iptables.Payload) map[rules.Family]iptables.Written {
-	written := map[rules.Family]iptables.Written{}
-	for f, scripts := range payload {
-		written[f] = s.atonce(ctx, f, scripts)
-	}
+func (s *unlockedSession) RestoreAnyway(ctx context.Context, payloads ...iptables.Payload) map[rules.Family]iptables.Written {
+	written := iptables.InStages(payloads, func(f rules.Family, scripts []iptables.Script) iptables.Written {
+		return s.atonce(ctx, f, scripts)
+	})
 	s.world.ended(written)
 	return written
 }

@@ -71,8 +71,8 @@ type world struct {
 
 // A tally is what a world saw.
 type tally struct {
-	steps, within, between, restores, raced, stale, bridged, merged, noticed, replays, doubled int
-	told, untold                                                                               int // flushes of saved rules that canaryd had read, and that it had not
+	steps, within, between, restores, raced, stale, bridged, merged, noticed, replays, doubled, staged int
+	told, untold                                                                                       int // flushes of saved rules that canaryd had read, and that it had not
 }
 
 func (t *tally) add(o tally) {
@@ -87,14 +87,15 @@ func (t *tally) add(o tally) {
 	t.noticed += o.noticed
 	t.replays += o.replays
 	t.doubled += o.doubled
+	t.staged += o.staged
 	t.told += o.told
 	t.untold += o.untold
 }
 
 // String returns the numbers as a closing note has them.
 func (t tally) String() string {
-	return fmt.Sprintf("%d steps of others (%d inside of a step of canaryd's, %d of them between its read and its proof), %d replays, %d restores (%d stale), %d newer writes written over and told as raced, %d chains bridged with older rules, %d with a pod that was added meanwhile, %d full syncs of kube-proxy after a flush, %d jumps doubled by an owner between its check and its insertion, %d flushes of saved rules that were read before and %d that were not",
-		t.steps, t.within, t.between, t.replays, t.restores, t.stale, t.raced, t.bridged, t.merged, t.noticed, t.doubled, t.told, t.untold)
+	return fmt.Sprintf("%d steps of others (%d inside of a step of canaryd's, %d of them between its read and its proof), %d replays, %d restores (%d stale, %d in two stages), %d newer writes written over and told as raced, %d chains bridged with older rules, %d with a pod that was added meanwhile, %d full syncs of kube-proxy after a flush, %d jumps doubled by an owner between its check and its insertion, %d flushes of saved rules that were read before and %d that were not",
+		t.steps, t.within, t.between, t.replays, t.restores, t.stale, t.staged, t.raced, t.bridged, t.merged, t.noticed, t.doubled, t.told, t.untold)
 }
 
 func newWorld(p path, m mutant, seed uint64, protects func(string) bool) *world {
@@ -324,11 +325,11 @@ func (s *session) Read(ctx context.Context, f rules.Family) (iptables.Snapshot, 
 	return snapshot, err
 }
 
-func (s *session) Restore(ctx context.Context, payload iptables.Payload) map[rules.Family]iptables.Written {
+func (s *session) Restore(ctx context.Context, payloads ...iptables.Payload) map[rules.Family]iptables.Written {
 	restore := s.Session.Restore
 	if s.world.mutant == unguarded && s.world.path != legacy {
-		restore = func(ctx context.Context, payload iptables.Payload) map[rules.Family]iptables.Written {
-			written := s.Session.RestoreAnyway(ctx, payload)
+		restore = func(ctx context.Context, payloads ...iptables.Payload) map[rules.Family]iptables.Written {
+			written := s.Session.RestoreAnyway(ctx, payloads...)
 			for f, w := range written {
 				w.Raced = false
 				written[f] = w
@@ -336,14 +337,28 @@ func (s *session) Restore(ctx context.Context, payload iptables.Payload) map[rul
 			return written
 		}
 	}
-	return s.write(ctx, payload, restore)
+	return s.stages(ctx, payloads, restore)
 }
 
-func (s *session) RestoreAnyway(ctx context.Context, payload iptables.Payload) map[rules.Family]iptables.Written {
-	return s.write(ctx, payload, s.Session.RestoreAnyway)
+func (s *session) RestoreAnyway(ctx context.Context, payloads ...iptables.Payload) map[rules.Family]iptables.Written {
+	return s.stages(ctx, payloads, s.Session.RestoreAnyway)
 }
 
-type restorer func(context.Context, iptables.Payload) map[rules.Family]iptables.Written
+type restorer func(context.Context, ...iptables.Payload) map[rules.Family]iptables.Written
+
+// stages writes payloads one after the other.
+func (s *session) stages(ctx context.Context, payloads []iptables.Payload, restore restorer) map[rules.Family]iptables.Written {
+	s.world.point("before a restore")
+	if len(payloads) > 1 {
+		s.world.count.staged++
+	}
+	return iptables.EachStage(payloads, func(stage int, payload iptables.Payload) map[rules.Family]iptables.Written {
+		if stage > 0 {
+			s.world.point("between the stages of a restore")
+		}
+		return s.write(ctx, payload, restore)
+	})
+}
 
 // write writes a payload the way that the world's path does.
 func (s *session) write(ctx context.Context, payload iptables.Payload, restore restorer) map[rules.Family]iptables.Written {

@@ -126,8 +126,8 @@ func (s *slipper) Begin(ctx context.Context) (iptables.Session, error) {
 	return slipped{session, s}, err
 }
 
-func (s slipped) RestoreAnyway(ctx context.Context, payload iptables.Payload) map[rules.Family]iptables.Written {
-	written := s.Session.RestoreAnyway(ctx, payload)
+func (s slipped) RestoreAnyway(ctx context.Context, payloads ...iptables.Payload) map[rules.Family]iptables.Written {
+	written := s.Session.RestoreAnyway(ctx, payloads...)
 	if s.slipper.behind--; s.slipper.behind == 0 {
 		s.slipper.write()
 	}

@@ -75,7 +75,9 @@ func (d *daemon) settled(ctx context.Context) error {
 	return d.until(ctx, recoversIn, "canaryd to put everything back", d.quiet)
 }
 
-func (d *daemon) between(context.Context) error { return nil }
+func (d *daemon) heals(context.Context) error { return nil }
+
+func (d *daemon) startOver(context.Context) error { return nil }
 
 // steady is how long it must be so: a flush of many commands is repaired in
 // between, too.

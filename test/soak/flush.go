@@ -26,21 +26,25 @@ const savedFilter = `*filter
 COMMIT
 `
 
-// flushKinds returns the flushes that are asked for; without names those that
-// the backend can suffer: the scenarios', but for the one of many flushes and
+// flushKinds returns the flushes that are asked for and that the backend can
+// suffer; without names all: the scenarios', but for the one of many flushes and
 // those that add rules first.
 func flushKinds(backend iptables.Backend, names []string) ([]flushKind, error) {
 	kinds := allKinds(backend)
 	if len(names) == 0 {
 		return kinds, nil
 	}
+	is := func(name string) func(flushKind) bool { return func(k flushKind) bool { return k.name == name } }
 	var some []flushKind
 	for _, name := range names {
-		i := slices.IndexFunc(kinds, func(k flushKind) bool { return k.name == name })
-		if i < 0 {
-			return nil, fmt.Errorf("%s has no flush %q", backend, name)
+		if i := slices.IndexFunc(kinds, is(name)); i >= 0 {
+			some = append(some, kinds[i])
+		} else if !slices.ContainsFunc(allKinds(iptables.NFT), is(name)) { // which has them all
+			return nil, fmt.Errorf("there is no flush %q", name)
 		}
-		some = append(some, kinds[i])
+	}
+	if len(some) == 0 {
+		return nil, fmt.Errorf("%s has none of the flushes %q", backend, names)
 	}
 	return some, nil
 }

@@ -130,4 +130,19 @@ func TestWhatFailsASoak(t *testing.T) {
 			t.Errorf("%s is taken for good", story)
 		}
 	}
+	for story, lost := range map[string]cell{"a reset": {Resets: 1}, "what never connected": {Never: 1}} {
+		lost.Gaps, lost.Refused = []time.Duration{time.Minute}, 1
+		for _, r := range []struct {
+			healer       string
+			strict, want bool
+		}{{byCanaryd, true, true}, {byCanaryd, false, false}, {byMonitor, true, false}} {
+			bad := result{Healer: r.healer, Strict: r.strict, Flushes: 1, View: []cell{lost}}
+			if got := bad.err() != nil; got != r.want {
+				t.Errorf("%s with %s, strict %t: an error %t, want %t", story, r.healer, r.strict, got, r.want)
+			}
+		}
+	}
+	if err := (result{Healer: byCanaryd, Strict: true, Flushes: 1, View: []cell{{Refused: 1, Failed: 9, Gaps: []time.Duration{time.Minute}}}}).err(); err != nil {
+		t.Errorf("a long gap and a refusal: %v", err)
+	}
 }

@@ -31,6 +31,7 @@ import (
 const (
 	nodeMarker   = "CANARYD_SOAK_NODE"   // a node, by its plan
 	clientMarker = "CANARYD_SOAK_CLIENT" // the client of a node, by its load
+	viewMarker   = "CANARYD_SOAK_VIEW"   // a client of the view, by its load
 )
 
 // Who heals.
@@ -51,6 +52,15 @@ type plan struct {
 	Seed     uint64
 	Poll     time.Duration // of the monitor
 	Kinds    []string      // of flushes; empty: all that the backend can suffer
+
+	View           bool // measure the clients' view, not a rate
+	FlushesPerKind int  // instead of For
+	ForwardDrop    bool // FORWARD's policy is DROP, and only marked connections are opened
+	Strict         bool
+	Each           int           // established connections of each way
+	Ping           time.Duration // between two questions of one of them
+	Patient        time.Duration // between two patient connections, of all ways
+	Impatient      time.Duration // between two impatient ones, of all ways
 }
 
 func main() { os.Exit(run()) }
@@ -60,6 +70,9 @@ func run() int {
 	defer stop()
 	if text, inside := netns.Inside(clientMarker); inside {
 		return told(runClient(ctx, text, os.Stdin, os.Stdout))
+	}
+	if text, inside := netns.Inside(viewMarker); inside {
+		return told(runViewer(text, os.Stdin, os.Stdout))
 	}
 	if text, inside := netns.Inside(nodeMarker); inside {
 		return told(runNode(ctx, text))
@@ -85,6 +98,7 @@ func parent(ctx context.Context) error {
 	flag.IntVar(&first.Services, "services", 100, "how many services there are")
 	flag.Uint64Var(&first.Seed, "seed", 0, "of flushes and changes; 0 is a new one")
 	flag.DurationVar(&first.Poll, "poll", 3*time.Second, "how often the monitor looks; kube-proxy's does so every 30s")
+	viewFlags(&first)
 	backends := flag.String("backends", "nft,legacy", "comma-separated `names`")
 	healers := flag.String("healers", byCanaryd, "comma-separated `names`: canaryd; monitor for what kube-proxy does without it; stale for old rules")
 	kinds := flag.String("kinds", "", "comma-separated `names` of flushes; default all that a backend can suffer")
@@ -103,7 +117,11 @@ func parent(ctx context.Context) error {
 	if first.Seed == 0 {
 		first.Seed = rand.Uint64()
 	}
-	fmt.Printf("soak: %s, %d services, %d connections a second on each backend, -seed %d\n", first.For, first.Services, first.Rate, first.Seed)
+	if first.View {
+		fmt.Printf("soak: the clients' view, %d flushes of each kind, %d services, -seed %d\n", first.FlushesPerKind, first.Services, first.Seed)
+	} else {
+		fmt.Printf("soak: %s, %d services, %d connections a second on each backend, -seed %d\n", first.For, first.Services, first.Rate, first.Seed)
+	}
 	var results []result
 	var errs []error
 	for healer := range strings.SplitSeq(*healers, ",") {
@@ -111,7 +129,11 @@ func parent(ctx context.Context) error {
 		results = append(results, some...)
 		errs = append(errs, err)
 	}
-	report(os.Stdout, results)
+	if first.View {
+		viewReport(os.Stdout, results)
+	} else {
+		report(os.Stdout, results)
+	}
 	if *out != "" {
 		data, err := json.MarshalIndent(results, "", "  ")
 		if err == nil {
@@ -151,7 +173,7 @@ func node(ctx context.Context, p plan) (result, error) {
 		return r, err
 	}
 	// The flushes, and what comes before and after them.
-	ctx, cancel := context.WithTimeout(ctx, p.For+3*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, p.longest())
 	defer cancel()
 	cmd, err := netns.Command(ctx, nodeMarker, string(text))
 	if err != nil {

@@ -104,12 +104,12 @@ func (m *monitor) learn(_ context.Context, write func() error) error { return wr
 
 func (m *monitor) settled(context.Context) error { return nil }
 
-// between gives the monitor time for two looks. Then somebody puts everything
-// right, the host ports too, as for new pods: the next flush finds a whole node.
-func (m *monitor) between(ctx context.Context) error {
-	if err := sleep(ctx, 2*m.lab.Poll); err != nil {
-		return err
-	}
+// heals gives the monitor time for two looks.
+func (m *monitor) heals(ctx context.Context) error { return sleep(ctx, 2*m.lab.Poll) }
+
+// startOver puts everything right, the host ports too, as for new pods: the next
+// flush finds a whole node.
+func (m *monitor) startOver(ctx context.Context) error {
 	w := &m.lab.windows[len(m.lab.windows)-1]
 	w.To, w.Cut = clock(), true
 	m.lab.owner.Lock()

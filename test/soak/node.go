@@ -1,14 +1,10 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -35,10 +31,24 @@ type healer interface {
 	learn(ctx context.Context, write func() error) error
 	// settled waits until everything is in force.
 	settled(ctx context.Context) error
-	// between is called when a flush has had its time.
-	between(ctx context.Context) error
+	// heals gives it the time that it needs when a flush has had its own.
+	heals(ctx context.Context) error
+	// startOver puts right what it does not. That ends the flush's window.
+	startOver(ctx context.Context) error
 	// stop ends it and returns the processor time that it took.
 	stop() (time.Duration, error)
+}
+
+// Traffic is what clients do around the flushes.
+type traffic interface {
+	// before is called before a flush, and returns when it may come.
+	before(ctx context.Context) error
+	// after is called behind it, and returns when it has had its time.
+	after(ctx context.Context) error
+	// end ends all clients.
+	end() error
+	// result is what they saw, and what the healer used meanwhile.
+	result(used time.Duration) result
 }
 
 // A lab is one node at work.
@@ -48,7 +58,8 @@ type lab struct {
 	programs scenario.Programs
 	dice     *rand.Rand
 	healer   healer
-	owner    sync.Mutex // kube-proxy writes one thing at a time; guards Cluster's endpoints
+	used     time.Duration // processor time of healers that were stopped
+	owner    sync.Mutex    // kube-proxy writes one thing at a time; guards Cluster's endpoints
 	truth    truth
 	windows  []window
 	problems []string
@@ -93,26 +104,24 @@ func (l *lab) soak(ctx context.Context) (result, error) {
 	for i := range cluster.HostPorts {
 		l.truth.First = append(l.truth.First, []netip.Addr{cluster.HostPod(i)})
 	}
-	switch l.Healer {
-	case byCanaryd:
-		l.healer, err = startDaemon(ctx, l)
-	case byMonitor:
-		l.healer = startMonitor(ctx, l)
-	case byStale:
-		l.healer, err = startStale(l)
-	default:
-		err = fmt.Errorf("there is no healer %q", l.Healer)
+	for i := range cluster.NodePorts {
+		l.truth.First = append(l.truth.First, cluster.NodePortPods(i))
 	}
+	for i := range cluster.Hairpins {
+		l.truth.First = append(l.truth.First, []netip.Addr{cluster.HairpinPod(i)})
+	}
+	if l.healer, err = l.startHealer(ctx); err != nil {
+		return result{}, err
+	}
+	clients, err := l.clients(ctx)
 	if err != nil {
 		return result{}, err
 	}
-	client, err := l.startClient(ctx)
-	if err != nil {
-		return result{}, err
+	err = errors.Join(l.flushes(ctx, clients), clients.end())
+	if err == nil && l.ForwardDrop {
+		err = l.forward(ctx, "ACCEPT") // host ports are asked, too
 	}
-	err = l.flushes(ctx)
-	attempts, skipped, clientErr := client.end()
-	if err = errors.Join(err, clientErr); err == nil {
+	if err == nil {
 		err = l.everybodyAnswers(ctx)
 	}
 	if err != nil {
@@ -122,7 +131,42 @@ func (l *lab) soak(ctx context.Context) (result, error) {
 	if err != nil {
 		l.problems = append(l.problems, err.Error())
 	}
-	return l.result(attempts, skipped, used), nil
+	return clients.result(l.used + used), nil
+}
+
+func (l *lab) startHealer(ctx context.Context) (healer, error) {
+	switch l.Healer {
+	case byCanaryd:
+		return startDaemon(ctx, l)
+	case byMonitor:
+		return startMonitor(ctx, l), nil
+	case byStale:
+		return startStale(l)
+	default:
+		return nil, fmt.Errorf("there is no healer %q", l.Healer)
+	}
+}
+
+// flushesPerDaemon is after how many flushes of the view canaryd is restarted: ten
+// that come within ten seconds of each other are a fight, which it limits.
+const flushesPerDaemon = 5
+
+// renew restarts canaryd.
+func (l *lab) renew(ctx context.Context) error {
+	used, err := l.healer.stop()
+	l.used += used
+	if err == nil {
+		l.healer, err = l.startHealer(ctx)
+	}
+	return err
+}
+
+// clients starts what the plan asks for.
+func (l *lab) clients(ctx context.Context) (traffic, error) {
+	if l.View {
+		return l.startView(ctx)
+	}
+	return l.startRate(ctx)
 }
 
 // Services returns how many are asked for, before there is a cluster too.
@@ -139,7 +183,7 @@ func (l *lab) load(ctx context.Context) error {
 
 // flushes flushes in every way, in an order of the seed's, and lets services
 // change their pods in between.
-func (l *lab) flushes(ctx context.Context) error {
+func (l *lab) flushes(ctx context.Context, clients traffic) error {
 	kinds, err := flushKinds(l.Backend, l.Kinds)
 	if err == nil {
 		err = sleep(ctx, calm)
@@ -148,30 +192,60 @@ func (l *lab) flushes(ctx context.Context) error {
 		return err
 	}
 	end := time.Now().Add(l.For)
-	for n := 0; time.Now().Before(end); n++ {
+	more := func(n int) bool { return time.Now().Before(end) }
+	if l.View {
+		more = func(n int) bool { return n < len(kinds)*l.FlushesPerKind }
+	}
+	for n := 0; more(n); n++ {
+		if l.View && l.Healer == byCanaryd && n > 0 && n%flushesPerDaemon == 0 {
+			if err := l.renew(ctx); err != nil {
+				return err
+			}
+		}
 		if n%len(kinds) == 0 {
 			l.dice.Shuffle(len(kinds), func(i, j int) { kinds[i], kinds[j] = kinds[j], kinds[i] })
 		}
-		kind := kinds[n%len(kinds)]
 		if n%2 == 0 {
 			if err := l.healer.learn(ctx, func() error { return l.change(ctx) }); err != nil {
 				return err
 			}
 		}
-		if err := errors.Join(l.healer.settled(ctx), sleep(ctx, l.moment(time.Second))); err != nil {
-			return err
-		}
-		l.windows = append(l.windows, window{Kind: kind.name, From: clock()})
-		err := kind.do(ctx, l.programs)
-		l.windows[len(l.windows)-1].Done = clock()
-		if err == nil {
-			err = errors.Join(sleep(ctx, time.Second+l.moment(time.Second)), l.healer.between(ctx))
-		}
-		if err != nil {
+		kind := kinds[n%len(kinds)]
+		if err := l.flush(ctx, kind, clients); err != nil {
 			return fmt.Errorf("%s: %w", kind.name, err)
 		}
 	}
 	return l.healer.settled(ctx)
+}
+
+// flush flushes once, in the midst of traffic.
+func (l *lab) flush(ctx context.Context, kind flushKind, clients traffic) error {
+	err := l.healer.settled(ctx)
+	if err == nil && l.ForwardDrop {
+		err = l.forward(ctx, "DROP")
+	}
+	if err == nil {
+		err = clients.before(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	l.windows = append(l.windows, window{Kind: kind.name, From: clock()})
+	err = kind.do(ctx, l.programs)
+	l.windows[len(l.windows)-1].Done = clock()
+	if err != nil {
+		return err
+	}
+	return clients.after(ctx)
+}
+
+// forward sets FORWARD's policy, which is its owner's: a flush of rules leaves it
+// alone, and the end of its table takes it away.
+func (l *lab) forward(ctx context.Context, policy string) error {
+	if err := exec.CommandContext(ctx, "iptables-"+string(l.Backend), "-w", "5", "-P", "FORWARD", policy).Run(); err != nil {
+		return fmt.Errorf("setting FORWARD's policy to %s: %w", policy, err)
+	}
+	return nil
 }
 
 // moment returns a time below limit, of the seed's.
@@ -229,72 +303,6 @@ func (l *lab) everybodyAnswers(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-func (l *lab) clientLoad() load {
-	one := load{Rate: l.Rate}
-	for i := range l.Cluster.Services() {
-		one.Services = append(one.Services, cluster.Service(i))
-	}
-	for i := range cluster.HostPorts {
-		one.HostPorts = append(one.HostPorts, cluster.HostPort(i))
-	}
-	return one
-}
-
-// A client is the process that opens connections.
-type client struct {
-	cmd      *exec.Cmd
-	stdin    io.Closer
-	reading  sync.WaitGroup
-	attempts []attempt
-	skipped  int
-	err      error
-	stderr   bytes.Buffer
-}
-
-func (l *lab) startClient(ctx context.Context) (*client, error) {
-	text, err := json.Marshal(l.clientLoad())
-	if err != nil {
-		return nil, err
-	}
-	c := &client{cmd: exec.CommandContext(ctx, "/proc/self/exe")}
-	c.cmd.Env = append(os.Environ(), clientMarker+"="+string(text))
-	c.cmd.Stderr = &c.stderr
-	stdout, err := c.cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if c.stdin, err = c.cmd.StdinPipe(); err != nil {
-		return nil, err
-	}
-	if err := l.In(cluster.Client, c.cmd.Start); err != nil {
-		return nil, fmt.Errorf("starting the client: %w", err)
-	}
-	c.reading.Go(func() {
-		for scan := bufio.NewScanner(stdout); scan.Scan(); {
-			if scan.Text() == "skipped" {
-				c.skipped++
-				continue
-			}
-			a, err := parseAttempt(scan.Text())
-			c.err = errors.Join(c.err, err)
-			c.attempts = append(c.attempts, a)
-		}
-	})
-	return c, nil
-}
-
-// end stops the client and returns what it has seen, in the order of the
-// starts.
-func (c *client) end() ([]attempt, int, error) {
-	_ = c.stdin.Close() // then it ends; if not, the context's end kills it
-	c.reading.Wait()
-	if err := c.cmd.Wait(); err != nil {
-		return nil, 0, fmt.Errorf("the client: %w: %s", err, c.stderr.String())
-	}
-	slices.SortFunc(c.attempts, func(a, b attempt) int { return cmp.Compare(a.Start, b.Start) })
-	return c.attempts, c.skipped, c.err
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

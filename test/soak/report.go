@@ -45,6 +45,9 @@ type result struct {
 	Wrong           int      // answers by pods of other services
 	Strangers       []string // the first of them
 	Processor       float64  // of a core, that the healer and its children took
+	View            []cell   // what the clients of the view saw, if there were any
+	Strict          bool     // what the clients of the view lost fails
+	ServiceCount    int
 	Problems        []string
 }
 
@@ -53,7 +56,7 @@ const mostTold = 20
 
 func (l *lab) result(attempts []attempt, skipped int, used time.Duration) result {
 	r := result{
-		Healer: l.Healer, Backend: string(l.Backend), Connections: len(attempts), Skipped: skipped,
+		Healer: l.Healer, Backend: string(l.Backend), ServiceCount: l.Services(), Connections: len(attempts), Skipped: skipped,
 		Flushes: len(l.windows), ByKind: map[string]kindResult{}, Changes: len(l.truth.Changes) / 2, Problems: l.problems,
 	}
 	if len(attempts) == 0 {
@@ -132,7 +135,7 @@ func (r result) err() error {
 	if r.Healer == byCanaryd && r.Services.Open+r.HostPorts.Open > 0 {
 		errs = append(errs, fmt.Errorf("after %d flushes nobody answered any more", r.Services.Open+r.HostPorts.Open))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, r.viewErr())...)
 }
 
 // report writes a table in Markdown. Gaps are of the flushes after which

@@ -25,7 +25,9 @@ func (s *stale) learn(_ context.Context, write func() error) error { return writ
 
 func (s *stale) settled(context.Context) error { return nil }
 
-func (s *stale) between(ctx context.Context) error {
+func (s *stale) startOver(context.Context) error { return nil }
+
+func (s *stale) heals(ctx context.Context) error {
 	if err := scenario.Wipe(ctx, s.lab.programs, rules.IPv4); err != nil {
 		return fmt.Errorf("restoring what is stale: %w", err)
 	}

@@ -256,9 +256,10 @@ func (d *process) rest(ctx context.Context) (measure.Use, error) {
 }
 
 // A healing is what putting rules back took: all of it, without the settle
-// time; of it until the loss was noticed; and the replay of IPv4 alone as canaryd
-// itself measures it (from its guarded read to its proof).
-type healing struct{ all, notice, replay measure.Use }
+// time; of it until the loss was noticed; until the rules were in force, with the settle
+// time; what of that the kernel took for transactions; the proof; and the replay of
+// IPv4 alone as canaryd itself measures it (from its guarded read to its proof).
+type healing struct{ all, notice, inForce, kernel, proof, replay measure.Use }
 
 // heal measures from the flush command's end to the last proof.
 func (d *process) heal(ctx context.Context, flush func() error) (healing, error) {
@@ -295,6 +296,9 @@ func (d *process) heal(ctx context.Context, flush func() error) (healing, error)
 	}
 	first, last := status.Flushes[len(status.Flushes)-len(known.Flushes)-1], status.Flushes[0]
 	h.notice.Seconds = max(0, after(first, first.NoticedSeconds).Sub(flushed)).Seconds()
+	h.inForce.Seconds = max(0, after(last, last.WrittenSeconds).Sub(flushed)).Seconds()
+	h.kernel.Seconds = last.KernelSeconds
+	h.proof.Seconds = last.AbsentSeconds - last.WrittenSeconds
 	h.all.Seconds = max(0, after(last, last.AbsentSeconds).Sub(flushed)-settle).Seconds()
 	since, err := replaySeconds(ctx)
 	h.replay.Seconds = since - before

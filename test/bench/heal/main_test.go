@@ -52,6 +52,9 @@ func TestShort(t *testing.T) {
 				if title.tool {
 					backend = ""
 				}
+				if backend == "legacy" && title.what == kernelRun {
+					continue // it has no transactions
+				}
 				if !measured[backend+" "+title.what] {
 					t.Errorf("%s %s was not measured", backend, title.what)
 				}

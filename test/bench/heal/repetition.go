@@ -27,6 +27,9 @@ const (
 	pollRun     = "poll"
 	healRun     = "heal"
 	noticeRun   = "notice"
+	inForceRun  = "inForce"
+	kernelRun   = "kernel"
+	proofRun    = "proof"
 	replayRun   = "replay"
 	restingRun  = "resting"
 	learnedRun  = "learned-one"
@@ -188,6 +191,10 @@ func (r *repetition) heal(ctx context.Context) (err error) {
 		return err
 	}
 	r.uses[healRun], r.uses[noticeRun], r.uses[replayRun] = healed.all, healed.notice, healed.replay
+	r.uses[inForceRun], r.uses[proofRun] = healed.inForce, healed.proof
+	if healed.kernel.Seconds > 0 { // legacy has no transactions
+		r.uses[kernelRun] = healed.kernel
+	}
 	after, err := r.save(ctx)
 	if err != nil {
 		return err

@@ -21,6 +21,9 @@ type title struct {
 func titles() []title {
 	return []title{
 		{what: healRun, text: "canaryd: flush's end to proved, settle time left out"},
+		{what: inForceRun, text: "of it until the rules are in force, with the settle time"},
+		{what: kernelRun, text: "of that the kernel, for canaryd's transactions"},
+		{what: proofRun, text: "the proof, which comes after that"},
 		{what: noticeRun, text: "of it until the loss is noticed"},
 		{what: replayRun, text: "of it the replay: guarded read, restore, proof"},
 		{what: busyHealRun, text: "the same right after 60 changes in 3 s"},

@@ -63,6 +63,8 @@ func (r *report) targets() []target {
 		compare(fmt.Sprintf("legacy: heal at %d services, of a bare iptables-legacy-restore", services),
 			key{legacy, services, healRun}, key{legacy, services, bareRun}, 1.5)
 	}
+	add("nft: flush's end to rules in force at 5000 services, of the kernel's own time for that",
+		r.seconds(nft, 5000, inForceRun), r.seconds(nft, 5000, kernelRun), 1.4)
 	for _, b := range r.backends {
 		compare(string(b)+": heal at 5000 services, of one at 1000", key{string(b), 5000, healRun}, key{string(b), 1000, healRun}, linear)
 	}

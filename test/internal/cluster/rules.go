@@ -20,12 +20,20 @@ func (c *Cluster) Endpoints(i int) []netip.Addr { return slices.Clone(c.endpoint
 // Services returns how many there are.
 func (c *Cluster) Services() int { return c.services }
 
+// DatagramServices returns how many of them are found over UDP too; the last
+// one never is.
+func (c *Cluster) DatagramServices() int { return min(c.services-1, datagramServices) }
+
 // Swap gives two services one pod of each other's: as if both pods had ended,
 // and new ones got their addresses.
 func (c *Cluster) Swap(i, j int) {
 	c.endpoints[i], c.endpoints[j] = slices.Clone(c.endpoints[i]), slices.Clone(c.endpoints[j])
 	c.endpoints[i][0], c.endpoints[j][0] = c.endpoints[j][0], c.endpoints[i][0]
 }
+
+// Shrink leaves a service its first pod only, which then is sent to itself when
+// it asks for the service.
+func (c *Cluster) Shrink(i int) { c.endpoints[i] = c.endpoints[i][:1] }
 
 // Rules returns what kube-proxy and the portmap plugin write into a node's
 // empty tables.
@@ -92,15 +100,21 @@ func (c *Cluster) objects() kube.Objects {
 		ObjectMeta: metav1.ObjectMeta{Name: "node"},
 		Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: node.String()}}},
 	}}}
-	add := func(name string, at netip.AddrPort, protocol corev1.Protocol, port int32, pods []netip.Addr) {
-		self, ready := "node", true
+	add := func(name string, at netip.AddrPort, nodePort uint16, protocol corev1.Protocol, pods []netip.Addr) {
+		self, ready, port := "node", true, int32(streams)
+		if protocol == corev1.ProtocolUDP {
+			port, at = datagrams, Datagrams(at)
+		}
 		service := &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "soak"},
 			Spec: corev1.ServiceSpec{
 				Type: corev1.ServiceTypeClusterIP, ClusterIP: at.Addr().String(), ClusterIPs: []string{at.Addr().String()},
 				IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
-				Ports:      []corev1.ServicePort{{Name: "main", Protocol: protocol, Port: int32(at.Port())}},
+				Ports:      []corev1.ServicePort{{Name: "main", Protocol: protocol, Port: int32(at.Port()), NodePort: int32(nodePort)}},
 			},
+		}
+		if nodePort != 0 {
+			service.Spec.Type = corev1.ServiceTypeNodePort
 		}
 		slice := &discoveryv1.EndpointSlice{
 			ObjectMeta: metav1.ObjectMeta{
@@ -118,9 +132,20 @@ func (c *Cluster) objects() kube.Objects {
 		objects.Slices = append(objects.Slices, slice)
 	}
 	for i, pods := range c.endpoints {
-		add(fmt.Sprintf("service-%d", i), Service(i), corev1.ProtocolTCP, streams, pods)
+		add(fmt.Sprintf("service-%d", i), Service(i), 0, corev1.ProtocolTCP, pods)
 	}
-	add("dns", DNS(), corev1.ProtocolUDP, datagrams, c.endpoints[0])
+	for i := range c.DatagramServices() {
+		add(fmt.Sprintf("dns-%d", i), Service(i), 0, corev1.ProtocolUDP, c.endpoints[i])
+	}
+	for name, protocol := range map[string]corev1.Protocol{"streams": corev1.ProtocolTCP, "datagrams": corev1.ProtocolUDP} {
+		for i := range NodePorts {
+			at := netip.AddrPortFrom(nth("10.97.0.0", i), 80)
+			add(fmt.Sprintf("node-port-%s-%d", name, i), at, NodePort(i).Port(), protocol, NodePortPods(i))
+		}
+		for i := range Hairpins {
+			add(fmt.Sprintf("hairpin-%s-%d", name, i), Hairpin(i), 0, protocol, []netip.Addr{HairpinPod(i)})
+		}
+	}
 	return objects
 }
 

@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // idle is how long a pod keeps a connection on which nothing comes.
@@ -16,41 +18,34 @@ const idle = 10 * time.Minute
 
 // Serve lets every pod answer until ctx ends: over TCP at once, and to every
 // byte, with its own address and a newline; over UDP to every datagram with
-// its own address. The returned function waits for the end of that.
+// its own address. One socket of either kind has all of the pods' addresses. The
+// returned function waits for the end of that.
 func (c *Cluster) Serve(ctx context.Context) (wait func(), err error) {
 	var listener net.Listener
-	var sockets []net.PacketConn
+	var socket *net.UDPConn
 	err = c.In(Pods, func() error {
 		var err error
 		if listener, err = net.Listen("tcp4", fmt.Sprintf(":%d", streams)); err != nil {
 			return err
 		}
-		at := []netip.Addr{pod(0, 0), pod(0, 1)}
-		for i := range HostPorts {
-			at = append(at, HostPod(i))
+		if socket, err = net.ListenUDP("udp4", &net.UDPAddr{Port: datagrams}); err == nil {
+			err = tellDestination(socket)
 		}
-		for _, a := range at {
-			socket, err := net.ListenPacket("udp4", netip.AddrPortFrom(a, datagrams).String())
-			if err != nil {
-				return err
-			}
-			sockets = append(sockets, socket)
-		}
-		return nil
+		return err
 	})
-	var all sync.WaitGroup
 	stop := func() {
 		if listener != nil {
 			_ = listener.Close()
 		}
-		for _, s := range sockets {
-			_ = s.Close()
+		if socket != nil {
+			_ = socket.Close()
 		}
 	}
 	if err != nil {
 		stop()
 		return nil, fmt.Errorf("listening in the pods: %w", err)
 	}
+	var all sync.WaitGroup
 	all.Go(func() { <-ctx.Done(); stop() })
 	all.Go(func() {
 		for {
@@ -63,21 +58,54 @@ func (c *Cluster) Serve(ctx context.Context) (wait func(), err error) {
 			}
 		}
 	})
-	for _, s := range sockets {
-		all.Go(func() {
-			me := []byte(host(s.LocalAddr()))
-			for question := make([]byte, 64); ; {
-				_, from, err := s.ReadFrom(question)
-				if errors.Is(err, net.ErrClosed) {
-					return
-				}
-				if err == nil {
-					_, _ = s.WriteTo(me, from) // who does not hear it asks again
-				}
-			}
-		})
-	}
+	all.Go(func() { answerDatagrams(socket) })
 	return all.Wait, nil
+}
+
+// tellDestination makes the kernel say to which address a datagram was sent.
+func tellDestination(socket *net.UDPConn) error {
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_PKTINFO, 1) })
+	return errors.Join(err, failed)
+}
+
+// answerDatagrams answers every datagram, from the address that it was sent to,
+// until the socket is closed.
+func answerDatagrams(socket *net.UDPConn) {
+	question, control := make([]byte, 64), make([]byte, 64)
+	for {
+		_, length, _, from, err := socket.ReadMsgUDPAddrPort(question, control)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			continue
+		}
+		if me, err := destination(control[:length]); err == nil {
+			// The same control message says from where the answer is sent. Who does not
+			// hear it asks again.
+			_, _, _ = socket.WriteMsgUDPAddrPort([]byte(me.String()), control[:length], from)
+		}
+	}
+}
+
+// destination returns the address that is in the control message of a datagram:
+// the last four bytes of struct in_pktinfo.
+func destination(control []byte) (netip.Addr, error) {
+	all, err := unix.ParseSocketControlMessage(control)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	for _, m := range all {
+		if m.Header.Level == unix.IPPROTO_IP && m.Header.Type == unix.IP_PKTINFO && len(m.Data) >= unix.SizeofInet4Pktinfo {
+			return netip.AddrFrom4([4]byte(m.Data[8:12])), nil
+		}
+	}
+	return netip.Addr{}, errors.New("the datagram says not to whom it was sent")
 }
 
 func answer(ctx context.Context, conn net.Conn) {

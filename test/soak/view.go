@@ -1,0 +1,180 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+)
+
+const (
+	// patient is how long a patient connection may take: TCP asks four times and
+	// more meanwhile.
+	patient = 15 * time.Second
+	// impatient is how long an impatient one may take.
+	impatient = 20 * time.Millisecond
+)
+
+// A viewLoad is what a client of the view gets, which has one place's ways.
+type viewLoad struct {
+	Ways []way
+	Each int // established connections of each way
+	// The time between two: questions of a flow, patient connections of a way, and
+	// impatient ones.
+	Ping, Patient, Impatient time.Duration
+}
+
+// A wayView is what the connections of one way saw of one flush.
+type wayView struct {
+	Way       string
+	Flows     []flowView
+	Patient   []attempt
+	Impatient []attempt // none over UDP
+}
+
+// The orders to the client, each in a line. It answers the first and the last of
+// them with a line of JSON.
+const (
+	near   = "near"   // a flush is near: open what was lost, and ask often
+	enough = "enough" // begin no more patient connections
+	cut    = "cut"    // the test puts things right: what flows see from now on is not the flush's
+	away   = "away"   // begin none at all, wait for all, and say what they saw
+)
+
+// A viewReply is what it answers.
+type viewReply struct {
+	Error string
+	Views []wayView // to "away"
+}
+
+// A viewer is a client of the view at work.
+type viewer struct {
+	viewLoad
+	pace    pace
+	flows   [][]*flow // of each way
+	mu      sync.Mutex
+	views   []wayView
+	asking  sync.WaitGroup
+	patient chan struct{} // closed at "enough"
+	all     chan struct{} // closed at "away"
+}
+
+// runViewer obeys until its input ends.
+func runViewer(text string, stdin io.Reader, stdout io.Writer) error {
+	v := &viewer{pace: pace{wait: idlePing}}
+	if err := json.Unmarshal([]byte(text), &v.viewLoad); err != nil {
+		return fmt.Errorf("the load of the view: %w", err)
+	}
+	v.flows = make([][]*flow, len(v.Ways))
+	reply := json.NewEncoder(stdout)
+	for scan := bufio.NewScanner(stdin); scan.Scan(); {
+		var err error
+		switch scan.Text() {
+		case near:
+			var r viewReply
+			if err := v.near(); err != nil {
+				r.Error = err.Error()
+			}
+			err = reply.Encode(r)
+		case enough:
+			close(v.patient)
+		case cut:
+			v.cut()
+		case away:
+			err = reply.Encode(viewReply{Views: v.away()})
+		default:
+			err = fmt.Errorf("the client of the view does not know %q", scan.Text())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// near establishes what is not, and begins to ask often.
+func (v *viewer) near() error {
+	for i, w := range v.Ways {
+		for n := range v.Each {
+			if n == len(v.flows[i]) {
+				v.flows[i] = append(v.flows[i], nil)
+			} else if !v.flows[i][n].isLost() {
+				continue
+			} else {
+				v.flows[i][n].close()
+			}
+			f, err := openFlow(w, w.Targets[n%len(w.Targets)], &v.pace)
+			if err != nil {
+				return err
+			}
+			v.flows[i][n] = f
+		}
+	}
+	v.pace.set(v.Ping)
+	time.Sleep(2 * idlePing) // who rests for longer has ended that by then
+	v.patient, v.all = make(chan struct{}), make(chan struct{})
+	v.views = make([]wayView, len(v.Ways))
+	for i, w := range v.Ways {
+		for _, f := range v.flows[i] {
+			f.begin()
+		}
+		v.views[i].Way = w.String()
+		v.every(v.patient, v.Patient, i, patient, func(view *wayView, a attempt) { view.Patient = append(view.Patient, a) })
+		if w.Network == "tcp4" {
+			v.every(v.all, v.Impatient, i, impatient, func(view *wayView, a attempt) { view.Impatient = append(view.Impatient, a) })
+		}
+	}
+	return nil
+}
+
+// every begins connections of a way, one after each wait, until the channel is
+// closed.
+func (v *viewer) every(until chan struct{}, wait time.Duration, i int, limit time.Duration, keep func(*wayView, attempt)) {
+	w := v.Ways[i]
+	v.asking.Go(func() {
+		time.Sleep(wait * time.Duration(i) / time.Duration(len(v.Ways))) // not all at once
+		tick := time.NewTicker(wait)
+		defer tick.Stop()
+		for n := 0; ; n++ {
+			select {
+			case <-until:
+				return
+			case <-tick.C:
+			}
+			v.asking.Go(func() {
+				a := w.try(w.Targets[n%len(w.Targets)], limit)
+				v.mu.Lock()
+				defer v.mu.Unlock()
+				keep(&v.views[i], a)
+			})
+		}
+	})
+}
+
+// cut keeps what flows have seen by now.
+func (v *viewer) cut() {
+	for i, flows := range v.flows {
+		for _, f := range flows {
+			v.views[i].Flows = append(v.views[i].Flows, f.now())
+		}
+	}
+}
+
+// away waits for every connection's end or answer.
+func (v *viewer) away() []wayView {
+	close(v.all)
+	now := clock()
+	v.asking.Wait()
+	for i, flows := range v.flows {
+		for n, f := range flows {
+			seen := f.after(now)
+			if n == len(v.views[i].Flows) {
+				v.views[i].Flows = append(v.views[i].Flows, seen)
+			}
+		}
+	}
+	v.pace.set(idlePing)
+	return v.views
+}
