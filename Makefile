@@ -102,12 +102,20 @@ bench-detect: deps build ## what noticing costs and how soon it is, beside an ex
 	@go run ./test/bench/detect -canaryd bin/canaryd
 
 # make soak SOAK=2m for two minutes; SOAK_FLAGS='-healers monitor' and others are passed on (-help lists them).
+# VIEW_FLAGS are for its last part, which is all of make view.
 SOAK ?= 10m
+VIEW_FLAGS ?= -services 5000
 .PHONY: soak
 soak: deps build ## packets to services while their rules are flushed, on both backends, and owners and flushers at random; 10 minutes each
 	CANARYD_SOAK=$(SOAK) go test -count=1 -timeout=0 -v ./test/beside -run TestInterleavings
 	go build -o bin/soak ./test/soak
 	bin/soak -canaryd bin/canaryd -for $(SOAK) -json bin/soak.json $(SOAK_FLAGS)
+	bin/soak -view -canaryd bin/canaryd -json bin/view.json $(VIEW_FLAGS)
+
+.PHONY: view
+view: deps build ## what clients see of each kind of flush: connections reset, never made, refused, and for how long none was answered
+	go build -o bin/soak ./test/soak
+	bin/soak -view -canaryd bin/canaryd -json bin/view.json $(VIEW_FLAGS)
 
 .PHONY: prometheusrule
 prometheusrule: ## write the PrometheusRule of deploy/kubernetes anew from deploy/prometheus
