@@ -64,8 +64,9 @@ type story struct {
 	busy     bool               // it takes more of a processor than of time
 	// prepare writes the node's rules and returns what must be left of all rules
 	// but canaryd's in the end; nil if that is for the story to say. Without
-	// prepare the rules are those of Node.Load, and all of them must be left.
-	prepare func(n *nodetest.Node) (left []string)
+	// prepare the rules are those of Node.Load, and all of them must be left. It may
+	// change the story, such as canaryd's flags, by what it measures of the machine.
+	prepare func(n *nodetest.Node, s *story) (left []string)
 	// happens is the story itself. canaryd is ready when it begins, and must be
 	// again a moment after it.
 	happens func(n *nodetest.Node, d *nodetest.Process)
@@ -80,7 +81,7 @@ type counts struct{ Proved, Raced, Partial, Failed, Skipped, Tables, Records int
 const (
 	// moment is long enough for the looks after a hint and for two polls.
 	moment = 3 * time.Second
-	// hookGrace is --hook-grace, and grace what is learned after it, too.
+	// hookGrace is --hook-grace's default, and grace what is learned after it, too.
 	hookGrace = 15 * time.Second
 	grace     = hookGrace + 3*time.Second
 	// settles bounds how long canaryd takes to be up to date again; reads that
@@ -118,17 +119,17 @@ func stories() []story {
 // tell tells one story and compares what canaryd counted with what it wants.
 func tell(n *nodetest.Node, s story) {
 	if s.prepare == nil {
-		s.prepare = func(n *nodetest.Node) []string { n.Load(); return everything(n) }
+		s.prepare = func(n *nodetest.Node, _ *story) []string { n.Load(); return everything(n) }
 	}
 	selector, err := rules.NewSelector(append(slices.Clone(scenario.Protect), s.protect...))
 	n.Must(err)
 	n.Protects = selector.Protects
-	flags := append([]string{"--protect=" + strings.Join(append(slices.Clone(scenario.Protect), s.protect...), ",")}, s.flags...)
 	done := func() {}
 	if s.busy {
 		done = turn(n)
 	}
-	left := s.prepare(n)
+	left := s.prepare(n, &s)
+	flags := append([]string{"--protect=" + strings.Join(append(slices.Clone(scenario.Protect), s.protect...), ",")}, s.flags...)
 	d := n.Start(flags...)
 	time.Sleep(time.Second) // marks of a new generation are renewed
 	before := count(n)

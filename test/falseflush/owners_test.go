@@ -19,15 +19,15 @@ func ownersStories() []story {
 	return []story{
 		{
 			name: "an owner commits 100 times a second at 1,000 services", busy: true,
-			prepare: func(n *nodetest.Node) []string { services(n, 1000); return nil }, happens: storm,
+			prepare: func(n *nodetest.Node, _ *story) []string { services(n, 1000); return nil }, happens: storm,
 		},
 		{
 			name: "kube-proxy --cleanup at 100 services", quiet: grace,
-			prepare: func(n *nodetest.Node) []string { return control(n, 100) }, happens: cleanup,
+			prepare: func(n *nodetest.Node, s *story) []string { return control(n, s, 100) }, happens: cleanup,
 		},
 		{
 			name: "kube-proxy --cleanup at 5,000 services", quiet: grace, busy: true,
-			prepare: func(n *nodetest.Node) []string { return control(n, 5000) }, happens: cleanup,
+			prepare: func(n *nodetest.Node, s *story) []string { return control(n, s, 5000) }, happens: cleanup,
 		},
 		{
 			name: "Docker deletes and inserts its jumps", quiet: grace, protect: []string{"DOCKER*"},
@@ -91,11 +91,18 @@ func everything(n *nodetest.Node) []string {
 }
 
 // control returns what kube-proxy's cleanup leaves where no canaryd runs, and
-// writes the node's rules anew.
-func control(n *nodetest.Node, count int) []string {
+// writes the node's rules once more. A cleanup that takes longer than --hook-grace
+// between two changes is taken for a flush, as docs/guarantees.md says. So a machine
+// that is busy with other tests gets a grace of four times what it needs.
+func control(n *nodetest.Node, s *story, count int) []string {
 	n.Helper()
 	services(n, count)
-	kubeProxyCleanup(n)
+	took, gap := kubeProxyCleanup(n)
+	n.Logf("without canaryd the cleanup took %s, with %s at most between two changes", took.Round(time.Millisecond), gap.Round(time.Millisecond))
+	if needs := 4 * gap; needs > hookGrace {
+		s.flags = append(s.flags, "--hook-grace="+needs.String())
+		s.quiet += needs - hookGrace
+	}
 	left := everything(n)
 	n.Must(scenario.Wipe(n.Context(), n.Programs, rules.Families()...))
 	services(n, count)
@@ -106,9 +113,6 @@ func control(n *nodetest.Node, count int) []string {
 func cleanup(n *nodetest.Node, _ *nodetest.Process) {
 	took, gap := kubeProxyCleanup(n)
 	n.Logf("the cleanup took %s; %s at most went by between two changes", took.Round(time.Millisecond), gap.Round(time.Millisecond))
-	if gap >= hookGrace {
-		n.Fatalf("%s between two changes are longer than --hook-grace: this machine is too slow to tell anything", gap)
-	}
 }
 
 // jumps are kube-proxy 1.36's, in the order in which its cleanup deletes them.
@@ -177,7 +181,7 @@ func kubeProxyCleanup(n *nodetest.Node) (took, gap time.Duration) {
 var dockerJumps = []string{"DOCKER-FORWARD", "DOCKER-USER"}
 
 // docker is a node on which Docker runs, too.
-func docker(n *nodetest.Node) []string {
+func docker(n *nodetest.Node, _ *story) []string {
 	n.Load()
 	for _, family := range rules.Families() {
 		n.Must(n.Programs.RestoreNoflush(n.Context(), family, `*filter

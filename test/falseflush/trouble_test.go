@@ -35,7 +35,7 @@ func troubleStories() []story {
 	}
 }
 
-func loadOnly(n *nodetest.Node) []string { n.Load(); return nil }
+func loadOnly(n *nodetest.Node, _ *story) []string { n.Load(); return nil }
 
 // heldLock has somebody keep the lock while the marks wait to be renewed.
 func heldLock(n *nodetest.Node, _ *nodetest.Process) {
@@ -100,7 +100,7 @@ func programs(n *nodetest.Node) []string {
 
 // upgradable gives canaryd copies of the programs, which an upgrade may
 // replace.
-func upgradable(n *nodetest.Node) []string {
+func upgradable(n *nodetest.Node, _ *story) []string {
 	n.Load()
 	n.Must(os.MkdirAll(own, 0o755))
 	for _, name := range programs(n) {
@@ -148,8 +148,8 @@ esac
 }
 
 // starved gives canaryd next to no memory.
-func starved(n *nodetest.Node) []string {
-	upgradable(n)
+func starved(n *nodetest.Node, s *story) []string {
+	upgradable(n, s)
 	n.Env = append(n.Env, "GOMEMLIMIT=1MiB")
 	return nil
 }
