@@ -12,26 +12,28 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/private"
 )
 
 // maxSocketPath is what fits into a struct sockaddr_un, its closing zero left out.
 const maxSocketPath = 107
 
 // ListenControl listens on a Unix socket of mode 0600 at path and makes its
-// folder, of mode 0700, if there is none. A socket that a dead daemon left is
+// folder, of mode 0700, if there is none. A folder that other users may change is an error. A socket that a dead daemon left is
 // replaced; one that answers is an error that wraps ErrAlreadyRunning; what is
 // no socket stays.
 func ListenControl(ctx context.Context, path string) (*net.UnixListener, error) {
 	if len(path) > maxSocketPath {
 		return nil, fmt.Errorf("the path of the control socket %s is longer than %d bytes", path, maxSocketPath)
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+	if err := private.Folder(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
 	if err := removeStale(ctx, path); err != nil {
 		return nil, err
 	}
-	config := net.ListenConfig{Control: private}
+	config := net.ListenConfig{Control: ownerOnly}
 	l, err := config.Listen(ctx, "unix", path)
 	if err != nil {
 		return nil, err
@@ -39,10 +41,10 @@ func ListenControl(ctx context.Context, path string) (*net.UnixListener, error) 
 	return l.(*net.UnixListener), nil
 }
 
-// private sets the mode of a socket that is not bound yet. bind gives it to
+// ownerOnly sets the mode of a socket that is not bound yet. bind gives it to
 // the file (less the umask), so the file never has another one; to change the
 // umask instead would meddle with every other goroutine's files.
-func private(_, _ string, socket syscall.RawConn) error {
+func ownerOnly(_, _ string, socket syscall.RawConn) error {
 	var failed error
 	if err := socket.Control(func(fd uintptr) { failed = unix.Fchmod(int(fd), 0o600) }); err != nil {
 		return err

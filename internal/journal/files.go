@@ -9,7 +9,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"syscall"
+
+	"github.com/canaryd/canaryd/internal/private"
 )
 
 const (
@@ -98,19 +99,15 @@ func (j *Journal) append(line []byte) error {
 	return nil
 }
 
-// open opens a file that is nothing but a file, and returns its size.
+// open opens a file of ours and returns its size.
 func open(path string, flag int) (*os.File, int64, error) {
-	// Somebody's pipe in its place would be waited for without O_NONBLOCK.
-	file, err := os.OpenFile(path, flag|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
+	file, err := private.Open(path, flag)
 	if err != nil {
 		return nil, 0, err
 	}
 	info, err := file.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is no file", path)
-	}
 	if err != nil {
-		_ = file.Close() // the first error is the one to tell
+		_ = file.Close() // the first error is the one to report
 		return nil, 0, err
 	}
 	return file, info.Size(), nil

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/private"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -93,7 +94,7 @@ type Store struct {
 // OpenStore opens the folder, which it makes if it is missing.
 func OpenStore(dir string, identity Identity) (*Store, error) {
 	generations := filepath.Join(dir, "generations")
-	if err := os.MkdirAll(generations, 0o700); err != nil {
+	if err := errors.Join(private.Folder(dir), private.Folder(generations)); err != nil {
 		return nil, fmt.Errorf("state folder %s: %w", dir, err)
 	}
 	probe, err := os.CreateTemp(generations, ".probe-*")
@@ -103,13 +104,15 @@ func OpenStore(dir string, identity Identity) (*Store, error) {
 	if err := errors.Join(probe.Close(), os.Remove(probe.Name())); err != nil {
 		return nil, fmt.Errorf("state folder %s: %w", dir, err)
 	}
-	entries, err := os.ReadDir(generations)
-	if err != nil {
-		return nil, fmt.Errorf("state folder %s is not readable: %w", dir, err)
-	}
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), ".") || strings.HasSuffix(e.Name(), unfinished) {
-			_ = os.Remove(filepath.Join(generations, e.Name())) // litter of who was killed; it does no harm
+	for _, folder := range []string{dir, generations} {
+		entries, err := os.ReadDir(folder)
+		if err != nil {
+			return nil, fmt.Errorf("state folder %s is not readable: %w", folder, err)
+		}
+		for _, e := range entries {
+			if folder == generations && strings.HasPrefix(e.Name(), ".") || strings.HasSuffix(e.Name(), private.Unfinished) {
+				_ = os.Remove(filepath.Join(folder, e.Name())) // litter of a process that was killed; it does no harm
+			}
 		}
 	}
 	return &Store{dir: dir, identity: identity}, nil
@@ -217,9 +220,6 @@ func (s *Store) path(id string) string {
 	return filepath.Join(s.dir, "generations", id+".json")
 }
 
-// unfinished ends the name of a file that is being written.
-const unfinished = ".new"
-
 // write writes a file so that whoever is killed meanwhile leaves the old one or
 // the new one. It does not wait for the disk: that would take a replay, which
 // keeps its marks first, some 10 ms, and what only a crash of the machine could
@@ -229,19 +229,12 @@ func (s *Store) write(path string, value any) error {
 	if err != nil {
 		return err
 	}
-	err = os.WriteFile(path+unfinished, data, 0o600)
-	if err == nil {
-		err = os.Rename(path+unfinished, path)
-	}
-	if err != nil {
-		_ = os.Remove(path + unfinished) // a full disk needs the room
-	}
-	return err
+	return private.Write(path, data)
 }
 
 // read reads a file of this format or an older one.
 func (s *Store) read(path string, value any) error {
-	file, err := os.Open(path)
+	file, err := private.Open(path, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
 		return ErrNothingStored
 	}

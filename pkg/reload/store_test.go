@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -392,5 +393,33 @@ func TestWhatCannotBeReadIsNotNothing(t *testing.T) {
 	must(t, os.Mkdir(filepath.Join(dir, "state.json"), 0o700))
 	if _, _, err := s.LoadState(); err == nil || errors.Is(err, ErrNothingStored) {
 		t.Errorf("error is %v, want one that is not ErrNothingStored", err)
+	}
+}
+
+// TestHostileStateFolder: what another user could have put there is not read, and
+// nothing waits for it.
+func TestHostileStateFolder(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir, here)
+	must(t, s.SaveGeneration(generation(t, 1), "snapshot", noon))
+	must(t, s.SaveState(testState()))
+	state := filepath.Join(dir, "state.json")
+	for name, put := range map[string]func() error{
+		"a pipe": func() error { return syscall.Mkfifo(state, 0o600) },
+		"a link": func() error { return os.Symlink("/proc/self/environ", state) },
+	} {
+		must(t, os.Remove(state))
+		must(t, put())
+		if _, _, err := openStore(t, dir, here).LoadState(); err == nil {
+			t.Errorf("%s in place of the state: no error", name)
+		}
+	}
+	must(t, s.SaveState(testState()))
+	if _, _, err := openStore(t, dir, here).LoadState(); err != nil {
+		t.Errorf("after the next save: %v", err)
+	}
+	must(t, os.Chmod(dir, 0o777))
+	if _, err := OpenStore(dir, here); err == nil || !strings.Contains(err.Error(), "other users may write to") {
+		t.Errorf("a folder that all may write to: %v", err)
 	}
 }
