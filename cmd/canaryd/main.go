@@ -52,6 +52,7 @@ func commands() []command {
 		{"restore", "replay the generation now: exit 0 proved, 1 not proved", aboutRestore, append(lookFlags(), "generation"), runRestore},
 		{"render", "print the generation as iptables-restore input", aboutRender, renderFlags(), runRender},
 		{"status", "what the running daemon knows: exit 0 healthy, 1 not, 2 no daemon", aboutStatus, []string{"flush", "socket", "output"}, runStatus},
+		{"health", "a probe: does the daemon live, or with ready: is the node healthy", aboutHealth, []string{"socket"}, runHealth},
 		{"pause", "hold replays for a while; still detects and counts", aboutPause, []string{"for", "socket"}, runPause},
 		{"resume", "end a pause; what is lost is replayed at once", aboutResume, []string{"socket"}, runResume},
 		{"detect", "which backend is in use, and the evidence for it", aboutDetect, detectFlags(), runDetect},
@@ -76,6 +77,9 @@ func (c command) slow() bool {
 func (c command) words() []string {
 	if c.name == "completion" {
 		return []string{"bash", "zsh", "fish"}
+	}
+	if c.name == "health" {
+		return []string{"live", "ready"}
 	}
 	return nil
 }
@@ -103,6 +107,10 @@ It loads into empty tables: canaryd render | iptables-restore.
 	aboutStatus = `Lists the last flushes, those seen by earlier runs too. With --flush it tells one in full: who wrote
 meanwhile, with command lines, and the rules that were lost, as a diff of what iptables-save prints.
 Exit code: 0 healthy, 1 not healthy, 2 no daemon or trouble; with --flush 0, 1 no such flush, 2.
+`
+	aboutHealth = `For probes, through the control socket, where connections of other users keep nobody waiting.
+Prints ok or what is wrong, in one line. live is the default; it says nothing of losses.
+Exit code: 0 ok, 1 not, 2 no daemon or trouble.
 `
 	aboutPause = `For planned work on the rules. The daemon detects and counts as before and is not ready; when
 the time is over it replays what is still lost. A second pause takes the place of the first. A
@@ -189,6 +197,21 @@ func fail(to streams, err error) int {
 	return exitError
 }
 
+// rareFlags are flags of run that its help leaves out, to fit a screen.
+var rareFlags = []string{"replay", "canary-chain", "poll-interval", "lock-file", "lock-wait", "metrics-required"}
+
+// usual returns the flags that are not rare.
+func usual(flags *pflag.FlagSet) *pflag.FlagSet {
+	some := pflag.NewFlagSet("run", pflag.ContinueOnError)
+	some.SortFlags = false
+	flags.VisitAll(func(f *pflag.Flag) {
+		if !slices.Contains(rareFlags, f.Name) {
+			some.AddFlag(f)
+		}
+	})
+	return some
+}
+
 // helpWidth is how long a line of help may be.
 const helpWidth = 100
 
@@ -202,7 +225,8 @@ func help(w io.Writer, cmd command, flags *pflag.FlagSet) {
 				_, _ = fmt.Fprintf(w, "  %-10s %s\n", c.name, c.summary)
 			}
 		}
-		_, _ = fmt.Fprint(w, "\ncanaryd COMMAND --help says more. With --source=manifest run takes render's flags, too. Its own:\n\n")
+		_, _ = fmt.Fprint(w, "\ncanaryd COMMAND --help says more. With --source=manifest run takes render's flags, too. Its own,\nbut for rare ones, which the manual has (canaryd man):\n\n")
+		flags = usual(flags)
 	} else {
 		_, _ = fmt.Fprintf(w, "canaryd %s: %s\n%s\n", cmd.name, cmd.summary, cmd.about)
 	}

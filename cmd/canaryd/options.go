@@ -31,7 +31,7 @@ type options struct {
 	output, generation               string
 	manifest, rulesDir               string
 	generator                        generator
-	rules                            bool
+	rules, metricsRequired           bool
 	pause                            time.Duration
 	flush                            string // its number or ID
 	oneFlush                         bool   // flush was given, perhaps by a script that has none
@@ -57,7 +57,7 @@ func renderFlags() []string {
 func runFlags() []string {
 	return []string{
 		"source", "manifest", "rules-dir", "protect", "mode", "replay", "keeper", "backend", "ip-family", "canary-chain", "poll-interval", "settle",
-		"hook-grace", "lock-file", "lock-wait", "max-stored-age", "state-dir", "socket", "metrics-bind-address",
+		"hook-grace", "lock-file", "lock-wait", "max-stored-age", "state-dir", "socket", "metrics-bind-address", "metrics-required",
 	}
 }
 
@@ -84,6 +84,7 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.StringVar(&o.stateDir, "state-dir", "/var/lib/canaryd", "folder of the stored generations")
 	all.StringVar(&o.socket, "socket", "/run/canaryd/canaryd.sock", "the control socket")
 	all.StringVar(&o.metricsAddress, "metrics-bind-address", "127.0.0.1:9475", "HTTP address; empty: none")
+	all.BoolVar(&o.metricsRequired, "metrics-required", false, "not healthy while that address is taken")
 	all.StringVarP(&o.output, "output", "o", "table", "table or json")
 	all.StringVar(&o.flush, "flush", "", "tell all of one flush: its `number` in the list, 1 is the newest, or its ID")
 	all.StringVar(&o.generation, "generation", "", "`ID` of a stored generation; default what ought to be in force")

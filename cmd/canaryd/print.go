@@ -131,6 +131,11 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 			return err
 		}
 	}
+	if s.ListenError != "" {
+		if _, err := fmt.Fprintf(w, "metrics and page are NOT served, and what answers there is not canaryd: %s\n", plain(oneLine(s.ListenError))); err != nil {
+			return err
+		}
+	}
 	for _, f := range rules.Families() {
 		if why, ok := s.DisabledFamilies[f]; ok {
 			if _, err := fmt.Fprintf(w, "%s is not watched: %s\n", f, plain(oneLine(why))); err != nil {

@@ -101,23 +101,20 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		Mode: daemon.Mode(o.mode), Source: strings.Join(o.sourceNames(), "+"),
 		Protects: o.learns, Names: o.names, Piecewise: o.selector.Piecewise, Declared: files.declaration(), Declarations: files.changes, Canary: o.canaryChain,
 		PollInterval: o.poll, Settle: o.settle, HookGrace: o.hookGrace, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime, Tidy: giveBack,
-		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Keeper: o.keeperOf(kernel), Disabled: disabled, Sets: iptables.NewSets(), CPU: daemon.CPUTime,
+		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Keeper: o.keeperOf(kernel), Disabled: disabled, Sets: iptables.NewSets(), CPU: daemon.CPUTime, ListenRequired: o.metricsRequired,
 	})
 	control, err := daemon.ListenControl(ctx, o.socket)
 	if err != nil {
 		return fmt.Errorf("the control socket: %w (choose another with --socket)", err)
 	}
-	listener, err := daemon.ListenHTTP(o.metricsAddress)
-	if err != nil {
-		_ = control.Close() // the first error is the one to tell
-		return fmt.Errorf("%w (choose another with --metrics-bind-address, empty for none)", err)
-	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return daemon.ServeControl(ctx, control, daemon.NewControlHandler(d)) })
-	if listener != nil {
-		group.Go(func() error {
-			return daemon.ServeHTTP(ctx, listener, daemon.NewHTTPHandler(nodeName(), d.Status, d.Alive, registry))
-		})
+	if o.metricsAddress != "" {
+		face := daemon.Listening{
+			Address: o.metricsAddress, Report: d.ReportListening,
+			Handler: daemon.NewHTTPHandler(nodeName(), d.Status, d.Alive, registry),
+		}
+		group.Go(func() error { return face.Run(ctx) })
 	}
 	watch(ctx, group, o, kernel, hints, writers)
 	keepManagerInformed(ctx, group, d)

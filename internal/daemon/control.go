@@ -17,6 +17,8 @@ import (
 // to change anything:
 //
 //	GET  /v1/status      the Status, in full
+//	GET  /v1/healthz     "ok", or 503 with why the loop hangs
+//	GET  /v1/readyz      "ok", or 503 with why the node is not healthy
 //	POST /v1/look        look now, then the Status
 //	POST /v1/restore     RestoreRequest -> RestoreReply
 //	POST /v1/pause       PauseRequest -> PauseReply
@@ -40,6 +42,8 @@ var ErrNoGeneration = errors.New("no such generation")
 
 // A Looker tells what canaryd knows.
 type Looker interface {
+	// Alive returns nil, or why the loop hangs.
+	Alive() error
 	// Status returns the newest Status at once.
 	Status() Status
 	// Look looks now and returns a Status from after that look.
@@ -151,6 +155,8 @@ func NewControlHandler(c Controller) http.Handler {
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, c.Status())
 	})
+	mux.HandleFunc("GET /v1/healthz", func(w http.ResponseWriter, _ *http.Request) { writeCheck(w, c.Alive()) })
+	mux.HandleFunc("GET /v1/readyz", func(w http.ResponseWriter, _ *http.Request) { writeCheck(w, c.Status().Ready()) })
 	mux.HandleFunc("POST /v1/look", handle(func(ctx context.Context, _ struct{}) (Status, error) {
 		return c.Look(ctx)
 	}))

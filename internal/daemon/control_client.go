@@ -50,6 +50,18 @@ func (c Client) Status(ctx context.Context) (Status, error) {
 	return call[Status](ctx, c, http.MethodGet, "/v1/status", nil)
 }
 
+// Alive returns nil if the daemon's loop turns, and a *RefusedError that says why it does not.
+func (c Client) Alive(ctx context.Context) error {
+	_, err := c.do(ctx, http.MethodGet, "/v1/healthz", nil)
+	return err
+}
+
+// Ready returns nil if the node is healthy, and a *RefusedError that says why it is not.
+func (c Client) Ready(ctx context.Context) error {
+	_, err := c.do(ctx, http.MethodGet, "/v1/readyz", nil)
+	return err
+}
+
 // Look lets the daemon look now and returns what it knows then.
 func (c Client) Look(ctx context.Context) (Status, error) {
 	return call[Status](ctx, c, http.MethodPost, "/v1/look", struct{}{})
@@ -150,7 +162,11 @@ func (c Client) do(ctx context.Context, method, path string, body []byte) ([]byt
 // page not found", is passed on.
 func refused(code int, text []byte) error {
 	var f failure
-	if err := json.Unmarshal(text, &f); err != nil || f.Error == "" {
+	err := json.Unmarshal(text, &f)
+	switch {
+	case err != nil && code == http.StatusServiceUnavailable: // what writeCheck answers
+		f.Error = strings.TrimSpace(string(text))
+	case err != nil || f.Error == "":
 		f.Error = fmt.Sprintf("the daemon answered %d: %s", code, strings.TrimSpace(string(text)))
 	}
 	return &RefusedError{Code: code, Message: f.Error, reason: f.Reason}

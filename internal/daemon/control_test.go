@@ -40,6 +40,7 @@ func (f *fakeController) note(ctx context.Context, format string, args ...any) e
 }
 
 func (f *fakeController) Status() Status { return sampleStatus() }
+func (f *fakeController) Alive() error   { return errors.New("the loop has not turned for 12s") }
 
 func (f *fakeController) Look(ctx context.Context) (Status, error) {
 	return sampleStatus(), f.note(ctx, "look")
@@ -105,6 +106,13 @@ func TestControl(t *testing.T) {
 	}
 	if diff := cmp.Diff(sampleStatus(), status); diff != "" {
 		t.Errorf("the socket shows the status in full (-want +got):\n%s", diff)
+	}
+	if err := client.Ready(ctx); err != nil {
+		t.Error(err)
+	}
+	var refused *RefusedError
+	if err := client.Alive(ctx); !errors.As(err, &refused) || refused.Message != "the loop has not turned for 12s" {
+		t.Errorf("got %v", err)
 	}
 	if _, err := client.Look(ctx); err != nil {
 		t.Error(err)

@@ -85,6 +85,9 @@ type Config struct {
 	// used; nil: replays are limited by their number only.
 	CPU func() time.Duration
 
+	// ListenRequired: the node is not healthy while the HTTP address cannot be had.
+	ListenRequired bool
+
 	Store    *reload.Store           // nil: nothing is kept
 	Journal  *journal.Journal        // nil: flush records are kept in memory only
 	Flows    Tracker                 // nil: flows are left alone
@@ -105,6 +108,8 @@ type Daemon struct {
 	edition  int          // of the generation that status describes
 	// journalError is why the last flush record is not on disk, "" if it is.
 	journalError atomic.Pointer[string]
+	// listenError is why HTTP is not served, "" if it is.
+	listenError atomic.Pointer[string]
 }
 
 // A request is something that the control socket asks of the loop.
@@ -127,6 +132,15 @@ func New(cfg Config) *Daemon {
 
 // Status returns what is known now.
 func (d *Daemon) Status() Status { return *d.status.Load() }
+
+// ReportListening notes why HTTP cannot be served, or that it is. It may be called by any goroutine.
+func (d *Daemon) ReportListening(err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	d.listenError.Store(&text)
+}
 
 // Alive returns nil if the loop turns. It knows nothing of losses: a restart
 // in the middle of an outage helps nobody.

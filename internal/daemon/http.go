@@ -11,21 +11,19 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"golang.org/x/net/netutil"
 )
 
 // Limits of both servers, the TCP one and the control socket.
 const (
-	headerTimeout = 5 * time.Second
-	bodyTimeout   = 10 * time.Second // header and body; a handler may take longer
-	idleTimeout   = 60 * time.Second
+	headerTimeout = 2 * time.Second
+	bodyTimeout   = 4 * time.Second // header and body; a handler may take longer
+	idleTimeout   = 10 * time.Second
 	// shutdownTimeout is what requests under way get when the daemon ends;
 	// they are cut off after it.
 	shutdownTimeout = 5 * time.Second
 	maxHeader       = 16 << 10
-	// maxConnections is how many are served at once; others wait in the
-	// kernel. Whoever opens more must not take the file descriptors with which
-	// iptables is executed and the kernel is asked.
+	// maxConnections is how many there are at once, of each server (see crowd). More would
+	// take the file descriptors with which iptables is executed and the kernel is asked.
 	maxConnections = 64
 )
 
@@ -92,21 +90,8 @@ func writeJSON(w http.ResponseWriter, code int, value any) {
 	_, _ = w.Write(append(text, '\n'))
 }
 
-// ListenHTTP listens on a TCP address such as "127.0.0.1:9475". For an empty
-// one, which turns HTTP off, it returns nil and no error.
-func ListenHTTP(address string) (net.Listener, error) {
-	if address == "" {
-		return nil, nil
-	}
-	return net.Listen("tcp", address)
-}
-
-// ServeHTTP serves handler on l, as returned by ListenHTTP, until ctx ends,
-// and closes l. It returns nil after an orderly end, and at once if l is nil.
+// ServeHTTP serves handler on l until ctx ends, and closes l. It returns nil after an orderly end.
 func ServeHTTP(ctx context.Context, l net.Listener, handler http.Handler) error {
-	if l == nil {
-		return nil
-	}
 	server := &http.Server{Handler: handler, WriteTimeout: answerTimeout}
 	// A connection is one answer: 64 that are idle would lock everybody out.
 	server.SetKeepAlivesEnabled(false)
@@ -123,8 +108,10 @@ func serve(ctx context.Context, l net.Listener, server *http.Server) error {
 	server.MaxHeaderBytes = maxHeader
 	server.BaseContext = func(net.Listener) context.Context { return ctx }
 
+	crowd := newCrowd(l, maxConnections)
+	server.ConnState = crowd.follow
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(netutil.LimitListener(l, maxConnections)) }()
+	go func() { served <- server.Serve(crowd) }()
 	select {
 	case err := <-served:
 		return err

@@ -54,6 +54,10 @@ func (d *Daemon) publish(st *state) {
 	if trouble := d.journalError.Load(); trouble != nil {
 		s.JournalError = *trouble
 	}
+	s.ListenRequired = d.cfg.ListenRequired
+	if trouble := d.listenError.Load(); trouble != nil {
+		s.ListenError = *trouble
+	}
 	s.Healthy = s.Ready() == nil
 	d.cfg.Metrics.SetStatus(s)
 	d.status.Store(&s)

@@ -65,6 +65,11 @@ type Status struct {
 	Keeper map[rules.Family]FamilyKeeper `json:"keeper"`
 	// JournalError is why flush records are not on disk; empty if they are.
 	JournalError string `json:"journalError,omitempty"`
+	// ListenError is why metrics, health and page are not served over HTTP; empty if
+	// they are, or are turned off. It is part of Healthy only if that was asked for.
+	ListenError string `json:"listenError,omitempty"`
+	// ListenRequired: a node whose HTTP address cannot be had is not healthy.
+	ListenRequired bool `json:"listenRequired,omitempty"`
 	// Flushes are the last flush records, newest first.
 	Flushes []Flush `json:"flushes"`
 }
@@ -254,6 +259,9 @@ func (s Status) Ready() error {
 		return fmt.Errorf("no family has been looked at yet")
 	}
 	var unknown error
+	if s.ListenRequired && s.ListenError != "" {
+		unknown = fmt.Errorf("HTTP is not served: %s", s.ListenError)
+	}
 	for _, family := range rules.Families() {
 		verdicts, enabled := s.Families[family]
 		if !enabled {

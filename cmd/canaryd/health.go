@@ -1,0 +1,37 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/daemon"
+)
+
+// healthTimeout bounds a probe, which waits for nothing but a socket.
+const healthTimeout = 5 * time.Second
+
+// runHealth asks the running daemon through its socket, which other users cannot reach:
+// no connections of theirs can keep a probe waiting, as they can over TCP.
+func runHealth(ctx context.Context, o *options, to streams) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
+	defer cancel()
+	client := daemon.Client{Socket: o.socket}
+	probe := client.Alive
+	if o.word == "ready" {
+		probe = client.Ready
+	}
+	err := probe(ctx)
+	var refused *daemon.RefusedError
+	switch {
+	case err == nil:
+		_, err := fmt.Fprintln(to.out, "ok")
+		return exitOK, err
+	case errors.As(err, &refused):
+		_, err := fmt.Fprintln(to.out, plain(oneLine(refused.Message)))
+		return exitNo, err
+	default:
+		return exitError, err
+	}
+}
