@@ -251,6 +251,9 @@ func TestCleanup(t *testing.T) {
 		eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 			r := start(t, backend, setup{store: openStore(t, t.TempDir(), identity(backend))})
 			before := without(r.tables())
+			if n := len(r.metrics("canary_present")); n != 6 {
+				t.Errorf("before the cleanup %d canaries are present, want 6", n)
+			}
 			must(t, r.d.Cleanup(t.Context(), CleanupRequest{Rules: all}))
 			text := r.fake.Save(rules.IPv4) + r.fake.Save(rules.IPv6)
 			if strings.Contains(strings.ToLower(text), "canaryd") {
@@ -273,6 +276,9 @@ func TestCleanup(t *testing.T) {
 				t.Error("canaryd wrote after a cleanup")
 			}
 			r.wantNotReady("stopped by a cleanup")
+			if left := r.metrics("canary_present"); len(left) > 0 {
+				t.Errorf("after a cleanup these canaries are said to be present: %v", left)
+			}
 			if _, err := r.d.Restore(t.Context(), RestoreRequest{}); err == nil {
 				t.Error("a restore after a cleanup did not fail")
 			}

@@ -48,7 +48,7 @@ type Metrics struct {
 
 	canaryPresent, hooksMissing  *prometheus.GaugeVec
 	generationRules, quarantined *prometheus.GaugeVec
-	backend, keeper              *prometheus.GaugeVec
+	backend, keeper, mode        *prometheus.GaugeVec
 	lossSince, capturePending    prometheus.Gauge
 	lastFlush, lastExamination   prometheus.Gauge
 	generationTime               prometheus.Gauge
@@ -84,11 +84,12 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		journalErrors:   b.counter("journal_errors_total", "Flush records that could not be written to disk, counted with each try."),
 		sweepErrors:     b.counters("conntrack_errors_total", "Searches for such flows that failed or found more than they may delete.", "family"),
 
-		canaryPresent:   b.gauges("canary_present", "Whether the canary stood with its nonce at the last probe.", "family", "table"),
+		canaryPresent:   b.gauges("canary_present", "Whether the canary stood with its nonce at the last probe; 0 after a cleanup.", "family", "table"),
 		hooksMissing:    b.gauges("hooks_missing", "Hooks that were missing at the last examination.", "family", "table"),
 		generationRules: b.gauges("generation_rules", "Rules of the generation that ought to be in force.", "family", "table"),
 		quarantined:     b.gauges("quarantined_rules", "Rules that could not be put back, because what they lean on is missing or they are refused.", "family", "table"),
 		keeper:          b.gauges("keeper", "Whether the keeper, which holds established connections through a flush, is in this state.", "family", "state"),
+		mode:            b.gauges("mode", "Whether canaryd runs in this mode: it replays what is lost (heal) or only reports it (observe).", "mode"),
 		backend:         b.gauges("backend_info", "The iptables backend in use; always 1.", "family", "backend", "version"),
 
 		lossSince:       b.gauge("loss_since_timestamp_seconds", "When the loss that stands now was first seen; 0 while nothing is lost."),
@@ -121,6 +122,9 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 func (m *Metrics) zero(sources []string) {
 	for _, source := range sources {
 		m.sourceErrors.WithLabelValues(source)
+	}
+	for _, mode := range Modes() {
+		m.mode.WithLabelValues(string(mode))
 	}
 	for _, family := range m.families {
 		f := family.String()
@@ -162,6 +166,16 @@ func (m *Metrics) ObserveProbe(family rules.Family, result ProbeResult, took tim
 // SetCanaryPresent says whether a probe found table's canary with its nonce.
 func (m *Metrics) SetCanaryPresent(family rules.Family, table rules.TableName, present bool) {
 	m.canaryPresent.WithLabelValues(family.String(), string(table)).Set(truth(present))
+}
+
+// SetCanariesGone says that canaryd has removed its canaries and probes no more. A
+// canary that could not be removed counts as gone too: it guards nothing.
+func (m *Metrics) SetCanariesGone() {
+	for _, family := range m.families {
+		for _, table := range rules.Guarded() {
+			m.SetCanaryPresent(family, table, false)
+		}
+	}
 }
 
 // SetHooksMissing says how many hooks a full read of one family showed each of
@@ -242,8 +256,8 @@ func (m *Metrics) SetGeneration(captured time.Time, count map[rules.Family]map[r
 }
 
 // SetStatus follows what a new Status says: when the tables were last known,
-// since when something is lost or the generation lags behind, whether replays are held or fought, what the newest
-// evidence says of the backend, and what the keeper does.
+// since when something is lost or the generation lags behind, whether replays are held or fought, in which mode canaryd
+// runs, what the newest evidence says of the backend, and what the keeper does.
 func (m *Metrics) SetStatus(s Status) {
 	m.lastExamination.Set(seconds(s.LastExamination))
 	m.lossSince.Set(seconds(s.LossSince))
@@ -252,6 +266,9 @@ func (m *Metrics) SetStatus(s Status) {
 	m.contended.Set(truth(s.Contended))
 	m.mixed.Set(truth(s.Backend.Mixed))
 	m.mismatch.Set(truth(s.Backend.Mismatch))
+	for _, mode := range Modes() {
+		m.mode.WithLabelValues(string(mode)).Set(truth(s.Mode == mode))
+	}
 	for family, keeper := range s.Keeper {
 		for _, state := range KeeperStates() {
 			m.keeper.WithLabelValues(family.String(), string(state)).Set(truth(keeper.State == state))

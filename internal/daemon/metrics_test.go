@@ -95,7 +95,7 @@ func everything(m *Metrics, hints *canary.Hints) {
 		rules.IPv4: {rules.Nat: canary.Emptied, rules.Filter: canary.ChainDeleted, rules.Mangle: canary.Intact},
 		rules.IPv6: {rules.Nat: canary.Unknown},
 	})
-	m.SetStatus(Status{LastExamination: at, LossSince: at, CapturePendingSince: at.Add(time.Second), Paused: true, Contended: true, Backend: Backend{Mixed: true, Mismatch: true}})
+	m.SetStatus(Status{Mode: Heal, LastExamination: at, LossSince: at, CapturePendingSince: at.Add(time.Second), Paused: true, Contended: true, Backend: Backend{Mixed: true, Mismatch: true}})
 	m.ObserveRestoreFailure(rules.IPv4, iptables.ReasonMissingSet)
 	m.ObserveReplay(rules.IPv4, reload.Proved, 80*time.Millisecond)
 	m.ObserveReplay(rules.IPv6, reload.Skipped, 0)

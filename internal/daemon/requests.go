@@ -155,6 +155,7 @@ func (d *Daemon) Cleanup(ctx context.Context, r CleanupRequest) error {
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
 		st.removed, st.pausedUntil = true, time.Time{}
 		d.stopKeeping(ctx, st)
+		d.cfg.Metrics.SetCanariesGone()
 		failed = RemoveAll(ctx, d.replayer(ctx, st), d.job(st, d.cfg.Kernel.Families()...), r.Rules)
 		if d.cfg.Store != nil {
 			failed = errors.Join(failed, d.cfg.Store.Forget())

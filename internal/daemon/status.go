@@ -21,6 +21,9 @@ const (
 	Observe Mode = "observe" // count and tell, write nothing but marks
 )
 
+// Modes returns every Mode.
+func Modes() []Mode { return []Mode{Heal, Observe} }
+
 // A Status is all that canaryd knows, at one moment. The loop makes a new one
 // and never changes one that it has handed out; neither may whoever reads it.
 //

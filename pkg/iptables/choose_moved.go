@@ -25,9 +25,8 @@ func (k *Kernel) Weigh(ctx context.Context) (Evidence, error) {
 // Moved reports whether what last rests on may be another by now. It reads no
 // rule: on legacy it asks for the shape of the tables that exist, on nft for
 // the genid. It looks at the backend that is not in use, because the one that
-// is changes all the time and only becomes heavier; but while that one was
-// empty beside the other, its first rules would make the backends mixed, so
-// that it is looked at too. It may be called concurrently.
+// is changes all the time and only becomes heavier. Where last.speaksForItself
+// is false, it looks at both. It may be called concurrently.
 func (k *Kernel) Moved(ctx context.Context, last Evidence) (bool, error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
@@ -40,8 +39,19 @@ func (k *Kernel) Moved(ctx context.Context, last Evidence) (bool, error) {
 	if now[other] != last.stamps[other] {
 		return true, nil
 	}
-	lonely := last.Total(other).Rules > 0 && last.Total(ours).Rules == 0
-	return lonely && now[ours] != last.stamps[ours], nil
+	return !last.speaksForItself(ours) && now[ours] != last.stamps[ours], nil
+}
+
+// speaksForItself reports that more rules in ours would only confirm what e says.
+// They would not while e is thin: its reason must name what decides, such as the
+// hint chain of a kubelet that starts after canaryd. To count so little again
+// costs nothing. Nor would they while ours is empty and the other backend is not: its
+// first rule would make the backends mixed.
+func (e Evidence) speaksForItself(ours Backend) bool {
+	own, other := e.Total(ours), e.Total(ours.Other())
+	thin := own.weight()+other.weight() < hintWeight
+	alone := own.Rules == 0 && other.Rules > 0
+	return !thin && !alone
 }
 
 // Other returns the other backend.

@@ -47,17 +47,20 @@ func TestMoved(t *testing.T) {
 			against bool
 		}{
 			{"nothing", nil, false, false, false},
-			{"our first rules", []string{"ours -A INPUT"}, false, false, false},
+			{"our first rules", []string{"ours -A INPUT"}, true, false, false},
+			{"nothing since", nil, false, false, false},
 			{"a table of the other's, a hint chain in it", []string{"other -t mangle -N KUBE-IPTABLES-HINT"}, true, false, true},
 			{"our own rules, beside a hint only", []string{"ours -A INPUT"}, false, false, true},
 			{"a rule of the other's", []string{"other -A INPUT"}, true, true, true},
 			{"our own rules", []string{"ours -A INPUT"}, false, true, true},
 			{"nothing again", nil, false, true, true},
 			{"the other's last rule", []string{"other -F", "other -t mangle -X"}, true, false, false},
-			{"both flushed", []string{"ours -F"}, false, false, false},
+			{"both flushed", []string{"ours -F"}, true, false, false},
 			{"the other's rules beside nothing", []string{"other -A INPUT"}, true, false, true},
 			{"our first rules beside them", []string{"ours -A INPUT", "ours -A INPUT", "ours -A INPUT"}, true, true, false},
-			{"our next ones", []string{"ours -A INPUT"}, false, true, false},
+			{"our next ones", []string{"ours -A INPUT"}, true, true, false},
+			{"our hint chain", []string{"ours -t mangle -N KUBE-IPTABLES-HINT"}, true, true, false},
+			{"our rules beside our hint chain", []string{"ours -A INPUT"}, false, true, false},
 		} {
 			for _, line := range step.do {
 				backend, line := ours, strings.TrimPrefix(line, "ours ")
@@ -132,4 +135,38 @@ func quickest(t *testing.T, do func() error) time.Duration {
 		}
 	}
 	return best
+}
+
+// TestReasonIsRenewed: canaryd that starts before kubelet and kube-proxy names, when
+// they have written, what decides by then.
+func TestReasonIsRenewed(t *testing.T) {
+	onBoth(t, func(t *testing.T, ours Backend, family rules.Family) {
+		first := "neither backend holds rules, and nft is the default"
+		if ours == Legacy { // which is chosen only where it holds something
+			iptablesCommand(t, ours, family, "-t nat -A OUTPUT")
+			first = "legacy holds more rules: legacy 1, nft 0"
+		}
+		k := openKernel(t, Config{Families: []rules.Family{family}})
+		last := k.Evidence()
+		if last.Backend != ours || last.Reason != first {
+			t.Fatalf("at the start it is %s: %s", last.Backend, last.Reason)
+		}
+		rulesAre := map[Backend]string{NFT: "nft holds more rules: nft 1, legacy 0", Legacy: "legacy holds more rules: legacy 2, nft 0"}
+		for _, step := range []struct{ command, reason string }{
+			{"-A INPUT", rulesAre[ours]},
+			{"-t mangle -N KUBE-IPTABLES-HINT", "kubelet's hint chain is in " + string(ours) + " only"},
+		} {
+			iptablesCommand(t, ours, family, step.command)
+			moved, err := k.Moved(t.Context(), last)
+			if err != nil || !moved {
+				t.Fatalf("after %q it moved: %t, %v", step.command, moved, err)
+			}
+			if last, err = k.Weigh(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if last.Reason != step.reason {
+				t.Errorf("after %q the reason is %q, want %q", step.command, last.Reason, step.reason)
+			}
+		}
+	})
 }

@@ -294,10 +294,8 @@ func TestAlertsOfALife(t *testing.T) {
 		h.want("CanarydBlind", "CanarydFlush")
 
 		d.Stop()
-		h.scrape(9)
-		h.want("CanarydFlush")
-		h.scrape(7)
-		h.want("CanarydDown", "CanarydFlush")
+		h.scrape(16)
+		h.want("CanarydFlush") // it may be a node that restarts: CanarydDown takes 15 minutes
 		h.check()
 	})
 }

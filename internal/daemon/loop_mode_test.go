@@ -1,0 +1,28 @@
+package daemon
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+)
+
+// TestModeIsExported: canaryd_mode is 1 for the mode that canaryd runs in, also
+// where it drops to observe by itself.
+func TestModeIsExported(t *testing.T) {
+	want := func(r *rig, mode Mode) {
+		r.t.Helper()
+		if diff := cmp.Diff(series{"mode{mode=" + string(mode) + "}": 1}, r.metrics("mode")); diff != "" {
+			r.t.Errorf("canaryd_mode (-want +got):\n%s", diff)
+		}
+	}
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		want(start(t, backend, setup{}), Heal)
+		want(start(t, backend, setup{mode: Observe}), Observe)
+		displaced := run(t, loadedFake(t, backend), setup{declared: small(t)}) // beside kube-proxy
+		displaced.after(time.Minute)
+		want(displaced, Observe)
+	})
+}
