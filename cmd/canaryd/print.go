@@ -111,6 +111,9 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 			return err
 		}
 	}
+	if err := printRefused(w, s.DeclaredRefused); err != nil {
+		return err
+	}
 	for _, q := range s.Quarantined {
 		if _, err := fmt.Fprintf(w, "in quarantine: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason))); err != nil {
 			return err

@@ -88,7 +88,19 @@ func (d declared) declaration() *daemon.Declaration {
 	if d.watcher == nil {
 		return nil
 	}
-	return &daemon.Declaration{Generation: d.first.Generation, Claims: d.first.Claims}
+	next := declarationOf(d.first)
+	return &next
+}
+
+// declarationOf returns what files say as the daemon takes it.
+func declarationOf(d source.Declared) daemon.Declaration {
+	return daemon.Declaration{
+		Generation: d.Generation, Claims: d.Claims,
+		Origin: func(f rules.Family, t rules.TableName, chain string, r rules.Rule) daemon.Origin {
+			from, where := d.Origin(f, t, chain, r)
+			return daemon.Origin{Source: from, Where: where}
+		},
+	}
 }
 
 // run watches the files and hands what they declare to the daemon.
@@ -104,7 +116,7 @@ func (d declared) run(ctx context.Context, group *errgroup.Group) {
 				return nil
 			case next := <-d.watcher.Changes():
 				select {
-				case d.changes <- daemon.Declaration{Generation: next.Generation, Claims: next.Claims}:
+				case d.changes <- declarationOf(next):
 				case <-ctx.Done():
 					return nil
 				}

@@ -377,7 +377,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	}
 	st.learned.Generation, st.marks = st.unclaimed(stored.Generation), known.Marks
 	if st.declared != nil {
-		st.inForce = &Declaration{st.claimed(stored.Generation), st.claims}
+		st.inForce = &Declaration{st.claimed(stored.Generation), st.claims, st.origin}
 	}
 	st.capture(stored.Captured)
 	st.confirmed, st.uptime, st.kept = known.Confirmed, known.Uptime, known.Marks

@@ -46,6 +46,8 @@ type setup struct {
 	journal string
 	// declared is what a manifest declares at the start; nil is no manifest.
 	declared rules.Generation
+	// origin is where that is declared; nil is not known.
+	origin func(rules.Family, rules.TableName, string, rules.Rule) Origin
 	// kernel stands between the daemon and the Fake; nil is nothing.
 	kernel Kernel
 	// uptime is the machine's; nil is the bubble's.
@@ -130,7 +132,7 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 	}
 	if s.declared != nil {
 		r.declare = make(chan Declaration)
-		cfg.Declared, cfg.Declarations = &Declaration{Generation: s.declared, Claims: claims}, r.declare
+		cfg.Declared, cfg.Declarations = &Declaration{Generation: s.declared, Claims: claims, Origin: s.origin}, r.declare
 	}
 	r.d = New(cfg)
 	if !s.deaf {

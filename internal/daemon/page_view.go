@@ -155,6 +155,9 @@ func headlineOf(s Status, dead error, now time.Time) pageVerdict {
 	case !s.LastExamination.IsZero() && now.Sub(s.LastExamination) > blindAfter:
 		return pageVerdict{Class: "unknown", Title: sinceTitle("Not known", s.LastExamination), Since: s.LastExamination,
 			Lines: []string{"The canaries stand, but what the tables hold has not been known for " + spanText(now.Sub(s.LastExamination)) + "."}}
+	case len(s.DeclaredRefused) > 0:
+		since := s.DeclaredRefused[0].Since
+		return pageVerdict{Class: "partial", Title: sinceTitle("Declared rules refused", since), Since: since, Lines: refusedLines(s)}
 	case s.Paused:
 		v := pageVerdict{Class: "paused", Title: "Paused", Lines: []string{"The rules are in force. What is lost until then is told, but not put back."}}
 		if !s.PausedUntil.IsZero() {
@@ -307,6 +310,8 @@ func cellOf(v canary.Verdict) pageCell {
 		c.Class, c.Sign, c.Meaning = "good", "✓", "the generation is in force"
 	case canary.Changed:
 		c.Class, c.Sign, c.Meaning = "good", "✓", "its owner changed it, and the generation follows"
+	case canary.Refused:
+		c.Meaning = "a rule that is declared for it is refused; what was in force before stays"
 	case canary.Unknown:
 		c.Class, c.Sign, c.Meaning = "warn", "?", "it could not be read, or no canary is planted yet"
 	}

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -60,6 +61,8 @@ type Status struct {
 	CapturePendingSince time.Time `json:"capturePendingSince,omitzero"`
 	// Quarantined are rules that could not be put back; the first hundred.
 	Quarantined []Quarantined `json:"quarantined,omitempty"`
+	// DeclaredRefused are declared rules that are refused; the first hundred.
+	DeclaredRefused []Refused `json:"declaredRefused,omitempty"`
 	// Keeper is what keeps established connections through a flush, of the enabled
 	// families. It is no part of Healthy.
 	Keeper map[rules.Family]FamilyKeeper `json:"keeper"`
@@ -225,6 +228,10 @@ func (s Status) Public() Status {
 	for i := range s.Quarantined {
 		s.Quarantined[i].Rule, s.Quarantined[i].Reason = "", ""
 	}
+	s.DeclaredRefused = slices.Clone(s.DeclaredRefused)
+	for i := range s.DeclaredRefused {
+		s.DeclaredRefused[i].Rule, s.DeclaredRefused[i].Reason = "", ""
+	}
 	s.Flushes = slices.Clone(s.Flushes)
 	for i := range s.Flushes {
 		f := &s.Flushes[i]
@@ -253,7 +260,7 @@ func (s Status) Ready() error {
 	if len(s.Families) == 0 {
 		return fmt.Errorf("no family has been looked at yet")
 	}
-	var unknown error
+	var unknown, refused error
 	for _, family := range rules.Families() {
 		verdicts, enabled := s.Families[family]
 		if !enabled {
@@ -263,10 +270,23 @@ func (s Status) Ready() error {
 			switch v := verdicts[table]; {
 			case v.Loss():
 				return fmt.Errorf("%s %s is %s", family, table, v)
+			case v == canary.Refused:
+				refused = cmp.Or(refused, s.refusalOf(family, table))
 			case v != canary.Intact && v != canary.Changed && unknown == nil:
 				unknown = fmt.Errorf("%s %s is %s", family, table, canary.Unknown)
 			}
 		}
 	}
-	return unknown
+	return cmp.Or(unknown, refused)
+}
+
+// refusalOf says in one line which declared rule keeps a table as it is. It quotes no
+// rule.
+func (s Status) refusalOf(f rules.Family, t rules.TableName) error {
+	for _, r := range s.DeclaredRefused {
+		if r.Family == f && r.Table == t {
+			return fmt.Errorf("%s %s is not as declared: %s is refused: %s", f, t, r.place(), r.Meaning)
+		}
+	}
+	return fmt.Errorf("%s %s is not as declared: a rule is refused", f, t)
 }

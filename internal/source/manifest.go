@@ -52,10 +52,15 @@ func (m Manifest) declare(files []file, last Declared) (Declared, error) {
 	if err != nil {
 		return Declared{}, err
 	}
-	return Declared{Generation: generation, Skips: skips, decoded: decoder, owners: []owner{{
+	return Declared{Generation: generation, Skips: skips, decoded: decoder, owners: m.owners()}, nil
+}
+
+func (m Manifest) owners() []owner {
+	return []owner{{
+		source: m.Name(),
 		claims: ownedByKube,
 		where:  func(rules.Family, rules.TableName, string) string { return "the manifest " + m.Path },
-	}}}, nil
+	}}
 }
 
 func decode(decoder *kube.Decoder, f file) (kube.Objects, error) {

@@ -165,3 +165,61 @@ func TestRenderManifest(t *testing.T) {
 		}
 	})
 }
+
+// TestDeclaredRuleIsRefused: one rule of the operator's that the kernel refuses keeps
+// back its own table and no other. Everything that people read names file and line, and
+// render --check does so before.
+func TestDeclaredRuleIsRefused(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Must(os.MkdirAll("/run/rules.d", 0o755))
+		const nat = "*nat\n:CORP-NAT - [0:0]\n-A CORP-NAT -j RETURN\n-A PREROUTING -j CORP-NAT\nCOMMIT\n"
+		const filter = "*filter\n:CORP-GUARD - [0:0]\n-A FORWARD -j CORP-GUARD\n-A CORP-GUARD -s 192.0.2.0/24 -j DROP\n"
+		const bad = "-A CORP-GUARD -j NOSUCH\n"
+		write := func(text string) {
+			n.Must(os.WriteFile("/run/rules.d/.corp.v4", []byte(text), 0o600))
+			n.Must(os.Rename("/run/rules.d/.corp.v4", "/run/rules.d/corp.v4"))
+		}
+		write(nat + filter + bad + "COMMIT\n")
+		flags := []string{"--rules-dir=/run/rules.d", "--backend=" + string(n.Programs.With)}
+		stdout, stderr := n.Want(1, "render", append(flags, "--check")...)
+		if !strings.Contains(stdout, "1 declared rules are refused") || !strings.Contains(stderr, "/run/rules.d/corp.v4:10: ipv4 filter -A CORP-GUARD -j NOSUCH") {
+			n.Errorf("render --check says %s%s", stdout, stderr)
+		}
+
+		d := n.Launch("--rules-dir=/run/rules.d")
+		n.Within(nodetest.HealsIn, "the refused rule to show", func() error {
+			err := nodetest.Ready()
+			if err != nil && strings.Contains(err.Error(), "ipv4 filter is not as declared: /run/rules.d/corp.v4:10 is refused") {
+				return nil
+			}
+			return fmt.Errorf("ready: %w", err)
+		})
+		for _, command := range []string{"status", "check", "restore"} {
+			stdout, _ := n.Want(1, command)
+			if command != "check" && !strings.Contains(stdout, "/run/rules.d/corp.v4:10") {
+				n.Errorf("%s does not name file and line: %s", command, stdout)
+			}
+		}
+		for _, path := range []string{"/", "/api/v1/status"} {
+			if text := n.Get(path); !strings.Contains(text, "/run/rules.d/corp.v4:10") || strings.Contains(text, "NOSUCH") {
+				n.Errorf("%s does not name file and line, or quotes the rule: %s", path, text)
+			}
+		}
+		if text := n.Get("/metrics"); !strings.Contains(text, `canaryd_declared_refused{family="ipv4",table="filter"} 1`) || !strings.Contains(text, `canaryd_source_errors_total{source="rules-dir"} 1`) {
+			n.Error("metrics do not have it")
+		}
+		d.WantLog("/run/rules.d/corp.v4:10")
+		foreign := strings.Join(n.Foreign(), "\n")
+		if !strings.Contains(foreign, "CORP-NAT") || strings.Contains(foreign, "CORP-GUARD") {
+			n.Errorf("want nat as declared, and nothing in filter:\n%s", foreign)
+		}
+
+		write(nat + filter + "COMMIT\n")
+		n.Within(nodetest.HealsIn, "the node to be healthy", nodetest.Ready)
+		if !strings.Contains(strings.Join(n.Foreign(), "\n"), "CORP-GUARD") {
+			n.Error("the mended rules are not there")
+		}
+		n.Want(0, "render", append(flags, "--check")...)
+		n.Want(0, "check")
+	})
+}
