@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -111,7 +112,7 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 			return err
 		}
 	}
-	if err := printRefused(w, s.DeclaredRefused); err != nil {
+	if err := errors.Join(printSourceErrors(w, s.SourceErrors), printRefused(w, s.DeclaredRefused)); err != nil {
 		return err
 	}
 	for _, q := range s.Quarantined {

@@ -21,3 +21,20 @@ func printRefused(w io.Writer, list []daemon.Refused) error {
 	}
 	return nil
 }
+
+// printSourceErrors says what is wrong with the files of declared sources.
+func printSourceErrors(w io.Writer, list []daemon.SourceError) error {
+	for _, e := range list {
+		what := map[daemon.Instead]string{
+			daemon.LastGood:   "what it said before stays in force",
+			daemon.StoredGood: "what it said to an earlier run stays in force",
+			daemon.NoneGood:   "NOTHING of it is in force",
+			daemon.AllButThis: "the rest of the file counts",
+		}[e.InForce]
+		_, err := fmt.Fprintf(w, "error in %s: %s; %s, since %s\n", e.Source, plain(oneLine(cmp.Or(e.Reason, e.Where))), what, ago(e.Since))
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -144,3 +144,40 @@ func TestRefusedWhatStands(t *testing.T) {
 		again.wantDeclared(mixed)
 	})
 }
+
+// TestBrokenFiles: a node whose declared rules cannot be read is not healthy, from the
+// start on, although all that is known is in force and is put back.
+func TestBrokenFiles(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		broken := []SourceError{{Source: "rules-dir", Where: "/etc/site/10.v4:5", Reason: `/etc/site/10.v4:5: "hush" is no rule`, InForce: StoredGood}}
+		r := run(t, bareNode(t, backend), setup{declared: medium(t), broken: broken})
+		r.settled()
+		r.wantDeclared(medium(t))
+		r.wantNotReady("rules-dir cannot be used because of /etc/site/10.v4:5: what it said to an earlier run of canaryd is in force")
+		s := r.d.Status().Public()
+		if len(s.SourceErrors) != 1 || s.SourceErrors[0].Reason != "" || len(r.d.Status().SourceErrors[0].Reason) == 0 {
+			t.Errorf("over TCP: %+v", s.SourceErrors)
+		}
+		v := headlineOf(s, nil, time.Now())
+		if v.Class == "whole" || !strings.Contains(strings.Join(v.Lines, " "), "/etc/site/10.v4:5") {
+			t.Errorf("the page says %+v", v)
+		}
+		r.flushNat()
+		r.settled()
+		r.wantDeclared(medium(t))
+
+		document := SourceError{Source: "manifest", Where: "/etc/all.yaml:9", InForce: AllButThis}
+		r.broken <- []SourceError{document}
+		r.settled()
+		r.wantReady()
+		if list := warningsOf(r.d.Status(), time.Now()); len(list) != 1 || !strings.Contains(list[0].Text, "Manifest: a document in /etc/all.yaml:9 declares nothing") {
+			t.Errorf("the page warns of %+v", list)
+		}
+		r.broken <- nil
+		r.settled()
+		r.wantReady()
+		if list := r.d.Status().SourceErrors; len(list) > 0 {
+			t.Errorf("still %+v", list)
+		}
+	})
+}

@@ -34,11 +34,14 @@ type state struct {
 	// Status.
 	refusals reload.Refusals
 	refused  []Refused
-	origin   func(rules.Family, rules.TableName, string, rules.Rule) Origin // of a declared rule; may be nil
-	drifts   []time.Time                                                    // of the last minute
-	journal  []Flush
-	choice   choice      // of the backend
-	keptBy   keeperBasis // of the last decision about the keeper
+	// origin says where a declared rule stands; it may be nil.
+	origin func(rules.Family, rules.TableName, string, rules.Rule) Origin
+	// sourceErrors are what is wrong with the files of declared sources.
+	sourceErrors []SourceError
+	drifts       []time.Time // of the last minute
+	journal      []Flush
+	choice       choice      // of the backend
+	keptBy       keeperBasis // of the last decision about the keeper
 	// frozenSince is since when, in observe mode, rules are missing that
 	// their owner has not put back.
 	frozenSince time.Time

@@ -63,6 +63,8 @@ type Status struct {
 	Quarantined []Quarantined `json:"quarantined,omitempty"`
 	// DeclaredRefused are declared rules that are refused; the first hundred.
 	DeclaredRefused []Refused `json:"declaredRefused,omitempty"`
+	// SourceErrors are what is wrong with the files of declared sources.
+	SourceErrors []SourceError `json:"sourceErrors,omitempty"`
 	// Keeper is what keeps established connections through a flush, of the enabled
 	// families. It is no part of Healthy.
 	Keeper map[rules.Family]FamilyKeeper `json:"keeper"`
@@ -232,6 +234,10 @@ func (s Status) Public() Status {
 	for i := range s.DeclaredRefused {
 		s.DeclaredRefused[i].Rule, s.DeclaredRefused[i].Reason = "", ""
 	}
+	s.SourceErrors = slices.Clone(s.SourceErrors)
+	for i := range s.SourceErrors {
+		s.SourceErrors[i].Reason = ""
+	}
 	s.Flushes = slices.Clone(s.Flushes)
 	for i := range s.Flushes {
 		f := &s.Flushes[i]
@@ -277,7 +283,7 @@ func (s Status) Ready() error {
 			}
 		}
 	}
-	return cmp.Or(unknown, refused)
+	return cmp.Or(unknown, refused, s.brokenSource())
 }
 
 // refusalOf says in one line which declared rule keeps a table as it is. It quotes no

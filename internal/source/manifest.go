@@ -23,6 +23,12 @@ type Manifest struct {
 // Name returns "manifest".
 func (m Manifest) Name() string { return "manifest" }
 
+func (m Manifest) path() string { return m.Path }
+
+func (m Manifest) recall(g rules.Generation) Declared {
+	return Declared{Generation: g, owners: m.owners()}
+}
+
 func (m Manifest) look() sight { return lookAt(m.Path, inManifest) }
 
 func inManifest(name string) bool {

@@ -27,6 +27,26 @@ type RulesDir struct {
 // Name returns "rules-dir".
 func (d RulesDir) Name() string { return "rules-dir" }
 
+func (d RulesDir) path() string { return d.Dir }
+
+func (d RulesDir) recall(g rules.Generation) Declared {
+	own := map[string]bool{}
+	for _, tables := range g {
+		for _, s := range tables {
+			for _, c := range s.Chains {
+				own[c.Name] = true
+			}
+		}
+	}
+	return Declared{Generation: g, owners: []owner{{
+		source: d.Name(),
+		claims: func(chain string) bool { return own[chain] },
+		where: func(rules.Family, rules.TableName, string) string {
+			return "what canaryd kept of the fragments in " + d.Dir
+		},
+	}}}
+}
+
 func (d RulesDir) look() sight { return lookAt(d.Dir, inRulesDir) }
 
 var fragmentFamilies = map[string]rules.Family{".v4": rules.IPv4, ".v6": rules.IPv6}

@@ -27,6 +27,10 @@ type Source interface {
 	// declare makes rules of files; last is what it made of them before,
 	// or the zero value. What they have in common is not made twice.
 	declare(files []file, last Declared) (Declared, error)
+	// path is where the files are, and recall returns what they declared when they
+	// could be used last.
+	path() string
+	recall(g rules.Generation) Declared
 }
 
 // Declared is what one source, or several together, declare. It is a value.
@@ -58,6 +62,12 @@ func (d Declared) Claims(chain string) bool {
 	}
 	return false
 }
+
+// Known reports whether it is known of any source what it declares.
+func (d Declared) Known() bool { return len(d.owners) > 0 }
+
+// id differs between declarations that ask for different things.
+func (d Declared) id() string { return fmt.Sprint(len(d.owners), d.Generation.ID()) }
 
 // Origin returns the source that declares a rule, and where it stands there: file and
 // line, or as much as is known. A hook's chain is built in. Without a chain, the

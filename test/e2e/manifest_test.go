@@ -140,10 +140,60 @@ func TestManifestRefuses(t *testing.T) {
 			n.Errorf("the refusal does not say why: %s", stderr)
 		}
 		n.Must(os.WriteFile("/run/manifest/more.yaml", []byte(manifest("10.1.0.5", "fd00:10::5")), 0o600))
-		_, stderr = n.Want(2, "run", append(flags, "--hostname-override=node-a")...)
-		if !strings.Contains(stderr, "more.yaml") || !strings.Contains(stderr, "shop/web") {
-			n.Errorf("a service that stands there twice is refused with: %s", stderr)
+		d := n.Launch(append(flags, "--hostname-override=node-a")...)
+		notReady(n, "manifest cannot be used because of /run/manifest")
+		d.WantLog("more.yaml")
+		d.WantLog("shop/web")
+	})
+}
+
+// notReady waits until the daemon says that it is not ready because of that.
+func notReady(n *nodetest.Node, why string) {
+	n.Helper()
+	n.Within(nodetest.StartsIn, "canaryd not to be ready because "+why, func() error {
+		if err := nodetest.Ready(); err == nil || !strings.Contains(err.Error(), why) {
+			return fmt.Errorf("ready: %w", err)
 		}
+		return nil
+	})
+}
+
+// TestStartWithABrokenFile: a syntax error does not end canaryd. What the file said to
+// the last run is in force and comes back, and the node is not healthy until the file is
+// mended.
+func TestStartWithABrokenFile(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Must(os.MkdirAll("/run/rules.d", 0o755))
+		write := func(text string) { n.Must(os.WriteFile("/run/rules.d/corp.v4", []byte(text), 0o600)) }
+		guard := func(address string) string {
+			return "*filter\n:CORP-GUARD - [0:0]\n-A FORWARD -j CORP-GUARD\n-A CORP-GUARD -s " + address + " -j DROP\nCOMMIT\n"
+		}
+		write(guard("192.0.2.0/24"))
+		first := n.Start("--rules-dir=/run/rules.d")
+		first.Stop()
+		write("*filter\n:CORP-GUARD - [0:0]\n-B CORP-GUARD -s 192.0.2.0/24 -j DROP\nCOMMIT\n")
+		second := n.Launch("--rules-dir=/run/rules.d")
+		notReady(n, "rules-dir cannot be used because of /run/rules.d/corp.v4:3: what it said to an earlier run of canaryd is in force")
+		second.WantLog("/run/rules.d/corp.v4:3")
+		if stdout, _ := n.Want(1, "status"); !strings.Contains(stdout, "/run/rules.d/corp.v4:3") {
+			n.Errorf("status does not name file and line: %s", stdout)
+		}
+		if text := n.Get("/metrics"); !strings.Contains(text, `canaryd_source_errors_total{source="rules-dir"}`) || strings.Contains(text, `canaryd_source_errors_total{source="rules-dir"} 0`) {
+			n.Error("the broken file is not counted")
+		}
+		there := func(text string) func() error {
+			return func() error {
+				if foreign := strings.Join(n.Foreign(), "\n"); !strings.Contains(foreign, text) {
+					return errors.New(foreign)
+				}
+				return nil
+			}
+		}
+		n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Filter, ""))
+		n.Within(nodetest.HealsIn, "the flushed rules to be back", there("CORP-GUARD 0000 -s 192.0.2.0/24 -j DROP"))
+		write(guard("192.0.2.128/25"))
+		n.Within(nodetest.HealsIn, "the mended rules", there("CORP-GUARD 0000 -s 192.0.2.128/25 -j DROP"))
+		n.Within(nodetest.HealsIn, "the node to be healthy", nodetest.Ready)
 	})
 }
 
