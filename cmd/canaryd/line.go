@@ -14,10 +14,11 @@ import (
 // cuts what a plugin prints there (max_output_length), in the middle of a word.
 const lineWidth = 80
 
-// verdictLine says what check found: the losses if there are any, else the
-// tables that are unknown, as many as the line has room for.
+// verdictLine says what check found: the losses if there are any, else the tables
+// with declared rules that are refused, else those that are unknown, as many as the
+// line has room for.
 func verdictLine(families map[rules.Family]daemon.Verdicts) string {
-	var lost, unknown []string
+	var lost, refused, unknown []string
 	tables := 0
 	for _, f := range rules.Families() {
 		verdicts, enabled := families[f]
@@ -29,6 +30,8 @@ func verdictLine(families map[rules.Family]daemon.Verdicts) string {
 			switch v := verdicts[t]; {
 			case v.Loss():
 				lost = append(lost, fmt.Sprintf("%s %s %s", f, t, v))
+			case v == canary.Refused:
+				refused = append(refused, fmt.Sprintf("%s %s", f, t))
 			case v == canary.Unknown || v == "":
 				unknown = append(unknown, fmt.Sprintf("%s %s", f, t))
 			}
@@ -37,6 +40,8 @@ func verdictLine(families map[rules.Family]daemon.Verdicts) string {
 	switch {
 	case len(lost) > 0:
 		return enumerate("lost: ", lost)
+	case len(refused) > 0:
+		return enumerate("declared rules refused: ", refused)
 	case len(unknown) > 0:
 		return enumerate("unknown: ", unknown)
 	default:

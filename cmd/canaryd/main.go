@@ -102,7 +102,9 @@ stored. Exit code: 0 proved to be in force, 1 not proved, 2 trouble.
 `
 	aboutRender = `Prints the running daemon's generation, without one the stored one, without that what the kernel
 holds now; with --source=manifest what the generator makes of --manifest, which needs no kernel.
-It loads into empty tables: canaryd render | iptables-restore.
+It loads into empty tables: canaryd render | iptables-restore. With --check it prints no rules: it
+tries each that files declare in a chain that nothing jumps to, and names those that the kernel
+refuses. Needs root. Exit code then: 0 all are taken, 1 some are refused, 2 broken file or trouble.
 `
 	aboutStatus = `Lists the last flushes, those seen by earlier runs too. With --flush it tells one in full: who wrote
 meanwhile, with command lines, and the rules that were lost, as a diff of what iptables-save prints.

@@ -102,7 +102,7 @@ func report(o *options, to streams, families map[rules.Family]daemon.Verdicts, v
 	code := exitOK
 	for _, v := range verdicts {
 		switch {
-		case v.Loss():
+		case v.Loss(), v == canary.Refused:
 			return exitNo, nil
 		case v == canary.Unknown:
 			code = exitError
@@ -166,7 +166,13 @@ func (b bench) restore(ctx context.Context, to streams) (int, error) {
 func runRender(ctx context.Context, o *options, to streams) (int, error) {
 	family := o.families[0]
 	if !o.uses("snapshot") || o.rulesDir != "" {
+		if o.check {
+			return checkDeclared(ctx, o, to)
+		}
 		return renderDeclared(ctx, o, to, family)
+	}
+	if o.check {
+		return exitError, errors.New("--check is for what files declare: name them with --rules-dir, or --source=manifest and --manifest")
 	}
 	if len(o.families) > 1 {
 		_, _ = fmt.Fprintln(to.err, "canaryd: printing ipv4; --ip-family=ipv6 prints the other family")

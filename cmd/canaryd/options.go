@@ -31,7 +31,7 @@ type options struct {
 	output, generation               string
 	manifest, rulesDir               string
 	generator                        generator
-	rules, metricsRequired           bool
+	rules, check, metricsRequired    bool
 	pause                            time.Duration
 	flush                            string // its number or ID
 	oneFlush                         bool   // flush was given, perhaps by a script that has none
@@ -50,7 +50,7 @@ func lookFlags() []string {
 
 // renderFlags are the flags of render: the generator's in the first place.
 func renderFlags() []string {
-	return append([]string{"source", "manifest", "rules-dir", "ip-family", "generation", "backend", "protect", "state-dir", "socket"}, generatorFlags()...)
+	return append([]string{"source", "manifest", "rules-dir", "check", "ip-family", "generation", "backend", "protect", "state-dir", "socket"}, generatorFlags()...)
 }
 
 // runFlags are the flags of the daemon.
@@ -88,6 +88,7 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.StringVarP(&o.output, "output", "o", "table", "table or json")
 	all.StringVar(&o.flush, "flush", "", "tell all of one flush: its `number` in the list, 1 is the newest, or its ID")
 	all.StringVar(&o.generation, "generation", "", "`ID` of a stored generation; default what ought to be in force")
+	all.BoolVar(&o.check, "check", false, "ask the kernel for each rule of --manifest and --rules-dir")
 	all.BoolVar(&o.rules, "rules", false, "remove the protected chains and their hooks as well")
 
 	all.DurationVar(&o.pause, "for", 10*time.Minute, "how long, at most 24h")

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -110,6 +111,9 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 		if _, err := fmt.Fprintln(w, "somebody keeps undoing what is replayed; the log says who"); err != nil {
 			return err
 		}
+	}
+	if err := errors.Join(printSourceErrors(w, s.SourceErrors), printRefused(w, s.DeclaredRefused)); err != nil {
+		return err
 	}
 	for _, q := range s.Quarantined {
 		if _, err := fmt.Fprintf(w, "in quarantine: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason))); err != nil {

@@ -57,19 +57,26 @@ type declared struct {
 	watcher *source.Watcher
 	first   source.Declared
 	changes chan daemon.Declaration
+	broken  []daemon.SourceError // at the start
+	news    chan []daemon.SourceError
 }
 
 // declare loads the declared sources, if there are any, and refuses if the
-// chains that they claim have another owner. failed is told of a source whose
-// files turn out to be broken later.
+// chains that they claim have another owner. Broken files do not end canaryd: the
+// rest is guarded, with what they said to an earlier run if the state folder has it.
+// failed is told of a source each time that its files turn out to be broken.
 func (o *options) declare(ctx context.Context, kernel *iptables.Kernel, failed func(string)) (declared, error) {
 	sources, err := o.declaredSources(kernel.Families(), kernel.Info().RandomFully)
 	if err != nil || len(sources) == 0 {
 		return declared{}, err
 	}
-	d := declared{watcher: source.NewWatcher(failed, sources...), changes: make(chan daemon.Declaration)}
-	if d.first, err = d.watcher.Load(ctx); err != nil {
-		return declared{}, err
+	d := declared{watcher: source.NewWatcher(failed, sources...), changes: make(chan daemon.Declaration), news: make(chan []daemon.SourceError)}
+	d.watcher.Shelf = source.Shelf{Dir: o.stateDir}
+	d.first = d.watcher.Start(ctx)
+	select {
+	case problems := <-d.watcher.Problems():
+		d.broken = errorsOf(problems)
+	default:
 	}
 	for _, f := range kernel.Families() {
 		snapshot, err := kernel.Read(ctx, f)
@@ -85,10 +92,31 @@ func (o *options) declare(ctx context.Context, kernel *iptables.Kernel, failed f
 
 // declaration returns what the files say at the start, or nil.
 func (d declared) declaration() *daemon.Declaration {
-	if d.watcher == nil {
+	if d.watcher == nil || !d.first.Known() {
 		return nil
 	}
-	return &daemon.Declaration{Generation: d.first.Generation, Claims: d.first.Claims}
+	next := declarationOf(d.first)
+	return &next
+}
+
+// errorsOf returns what is wrong with sources as the daemon takes it.
+func errorsOf(problems []source.Problem) []daemon.SourceError {
+	var list []daemon.SourceError
+	for _, p := range problems {
+		list = append(list, daemon.SourceError{Source: p.Source, Where: p.Where, Reason: p.Reason, Since: p.Since, InForce: daemon.Instead(p.Instead)})
+	}
+	return list
+}
+
+// declarationOf returns what files say as the daemon takes it.
+func declarationOf(d source.Declared) daemon.Declaration {
+	return daemon.Declaration{
+		Generation: d.Generation, Claims: d.Claims,
+		Origin: func(f rules.Family, t rules.TableName, chain string, r rules.Rule) daemon.Origin {
+			from, where := d.Origin(f, t, chain, r)
+			return daemon.Origin{Source: from, Where: where}
+		},
+	}
 }
 
 // run watches the files and hands what they declare to the daemon.
@@ -104,7 +132,13 @@ func (d declared) run(ctx context.Context, group *errgroup.Group) {
 				return nil
 			case next := <-d.watcher.Changes():
 				select {
-				case d.changes <- daemon.Declaration{Generation: next.Generation, Claims: next.Claims}:
+				case d.changes <- declarationOf(next):
+				case <-ctx.Done():
+					return nil
+				}
+			case problems := <-d.watcher.Problems():
+				select {
+				case d.news <- errorsOf(problems):
 				case <-ctx.Done():
 					return nil
 				}

@@ -57,7 +57,11 @@ type Config struct {
 	// are none, and Declarations tells what they say later.
 	Declared     *Declaration
 	Declarations <-chan Declaration
-	Protects     func(chain string) bool
+	// BrokenSources is what is wrong with their files at the start, and
+	// SourceErrors tells what is later.
+	BrokenSources []SourceError
+	SourceErrors  <-chan []SourceError
+	Protects      func(chain string) bool
 	// Names tells which rules of built-in chains are protected beside the jumps
 	// into protected chains; nil means none.
 	Names func(t rules.TableName, chain string, r rules.Rule) bool
@@ -157,7 +161,7 @@ func (d *Daemon) Alive() error {
 func (d *Daemon) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	st := d.newState()
-	st.mode = d.cfg.Mode
+	st.mode, st.sourceErrors = d.cfg.Mode, d.cfg.BrokenSources
 	if first := d.cfg.Kernel.Evidence(); first.Mixed {
 		tellMixed(ctx, first, first.Backend)
 	}
@@ -204,6 +208,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 			st.lookAt = earliest(st.lookAt, time.Now())
 		case next := <-d.cfg.Declarations:
 			st.declare(next, time.Now())
+		case st.sourceErrors = <-d.cfg.SourceErrors:
 		case evidence := <-found:
 			d.weighed(ctx, st, evidence)
 		case <-wake.C:
@@ -391,7 +396,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	}
 	st.learned.Generation, st.marks = st.unclaimed(stored.Generation), known.Marks
 	if st.declared != nil {
-		st.inForce = &Declaration{st.claimed(stored.Generation), st.claims}
+		st.inForce = &Declaration{st.claimed(stored.Generation), st.claims, st.origin}
 	}
 	st.capture(stored.Captured)
 	st.confirmed, st.uptime, st.kept = known.Confirmed, known.Uptime, known.Marks

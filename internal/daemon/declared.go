@@ -20,6 +20,9 @@ type Declaration struct {
 	// Claims tells which chains the sources own, wanted or not. It must
 	// always give the same answer.
 	Claims func(chain string) bool
+	// Origin says where a rule is declared; a hook's chain is built in. nil: nobody
+	// knows.
+	Origin func(f rules.Family, t rules.TableName, chain string, r rules.Rule) Origin
 }
 
 // Two programs that both think that they own a chain undo each other for ever.
@@ -31,7 +34,8 @@ const (
 )
 
 // apply writes the declared generation where the kernel differs from it. That
-// is no flush and no drift: it is what the declaration asks for.
+// is no flush and no drift: it is what the declaration asks for. A table with a rule
+// that is refused stays as it is, and the others follow the declaration.
 func (d *Daemon) apply(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
@@ -40,8 +44,11 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 		return
 	}
 	job := d.job(st, d.cfg.Kernel.Families()...)
-	job.Generation, job.Claimed, job.Strict = st.declared.Join(st.learned.Generation), st.claims, true
+	job.Generation, job.Claimed = st.declared.Join(st.learned.Generation), st.claims
+	job.Strict, job.Refused = true, st.refusals
 	result, err := d.replayer(ctx, st).Heal(ctx, job)
+	d.noteRefused(ctx, st, result)
+	st.noteFirst(result)
 	for f, fr := range result {
 		d.absorb(st, f, fr)
 		st.noteApplied(f, fr)
@@ -63,10 +70,13 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 		for f := range result {
 			st.families[f].examineAt = st.lookAt // by what is in force
 		}
-		log.Error(err, "The declared generation could not be written; what was in force stays", "retryIn", st.applyWait)
+		if st.unwritten.met(err, time.Now()) {
+			log.Error(err, "Not all of the declared generation could be written; what was in force stays", "retryIn", st.applyWait)
+		}
 		return
 	}
-	st.inForce, st.unapplied = &Declaration{st.declared, st.claims}, nil
+	st.unwritten.over()
+	st.inForce, st.unapplied = &Declaration{st.declared, st.claims, st.origin}, nil
 	st.applyAt, st.applyWait = time.Time{}, 0
 	st.capture(time.Now())
 	st.saveAt = earliest(st.saveAt, time.Now().Add(saveQuiet))
@@ -88,7 +98,7 @@ func (st *state) noteApplied(f rules.Family, fr reload.FamilyResult) {
 	}
 	for t, tr := range fr.Tables {
 		if tr.Proved || tr.Read && !tr.Finding.Verdict.Loss() {
-			st.inForce = &Declaration{st.inForce.Generation.With(f, t, st.declared[f][t]), st.inForce.Claims}
+			st.inForce = &Declaration{st.inForce.Generation.With(f, t, st.declared[f][t]), st.inForce.Claims, st.origin}
 		}
 	}
 	st.capture(time.Now())
@@ -146,6 +156,7 @@ func (d *Daemon) noteOwner(ctx context.Context, st *state, snapshot iptables.Sna
 // giveUp drops to observe mode for the rest of this run.
 func (d *Daemon) giveUp(ctx context.Context, st *state, reason string) {
 	st.mode, st.applyAt, st.unapplied = Observe, time.Time{}, nil
+	d.forgetRefused(ctx, st)
 	st.capture(time.Now())
 	if st.loss == nil {
 		st.compare(time.Now())

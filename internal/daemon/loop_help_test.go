@@ -46,6 +46,10 @@ type setup struct {
 	journal string
 	// declared is what a manifest declares at the start; nil is no manifest.
 	declared rules.Generation
+	// origin is where that is declared; nil is not known.
+	origin func(rules.Family, rules.TableName, string, rules.Rule) Origin
+	// broken is what is wrong with declared files at the start.
+	broken []SourceError
 	// kernel stands between the daemon and the Fake; nil is nothing.
 	kernel Kernel
 	// uptime is the machine's; nil is the bubble's.
@@ -72,6 +76,7 @@ type rig struct {
 	reg     *prometheus.Registry
 	log     *logText
 	declare chan Declaration // nil without a manifest
+	broken  chan []SourceError
 	cancel  context.CancelFunc
 	ended   chan error
 }
@@ -125,6 +130,8 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		PollInterval: time.Second, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second,
 		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, Tidy: s.tidy, Flows: s.flows, CPU: s.cpu, Keeper: s.keeper,
 	}
+	r.broken = make(chan []SourceError)
+	cfg.BrokenSources, cfg.SourceErrors = s.broken, r.broken
 	if s.journal != "" {
 		cfg.Journal = journal.New(s.journal)
 	}
@@ -133,7 +140,7 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 	}
 	if s.declared != nil {
 		r.declare = make(chan Declaration)
-		cfg.Declared, cfg.Declarations = &Declaration{Generation: s.declared, Claims: claims}, r.declare
+		cfg.Declared, cfg.Declarations = &Declaration{Generation: s.declared, Claims: claims, Origin: s.origin}, r.declare
 	}
 	r.d = New(cfg)
 	if !s.deaf {

@@ -155,6 +155,12 @@ func headlineOf(s Status, dead error, now time.Time) pageVerdict {
 	case !s.LastExamination.IsZero() && now.Sub(s.LastExamination) > blindAfter:
 		return pageVerdict{Class: "unknown", Title: sinceTitle("Not known", s.LastExamination), Since: s.LastExamination,
 			Lines: []string{"The canaries stand, but what the tables hold has not been known for " + spanText(now.Sub(s.LastExamination)) + "."}}
+	case len(s.DeclaredRefused) > 0:
+		since := s.DeclaredRefused[0].Since
+		return pageVerdict{Class: "partial", Title: sinceTitle("Declared rules refused", since), Since: since, Lines: refusedLines(s)}
+	case s.brokenSource() != nil:
+		return pageVerdict{Class: "partial", Title: "Declared rules not known", Lines: []string{upper(s.brokenSource().Error()) + ".",
+			"All else that ought to be in force is. The file is read again as soon as it changes."}}
 	case s.Paused:
 		v := pageVerdict{Class: "paused", Title: "Paused", Lines: []string{"The rules are in force. What is lost until then is told, but not put back."}}
 		if !s.PausedUntil.IsZero() {
@@ -254,6 +260,7 @@ func warningsOf(s Status, now time.Time) []pageWarning {
 		list = append(list, pageWarning{Name: "mismatch", Class: "bad", Title: "The other backend is in use by now.",
 			Text: "Its rules are not guarded: restart canaryd, or say which is right with --backend. The evidence:", Command: "canaryd detect"})
 	}
+	list = append(list, sourceWarning(s)...)
 	if n := len(s.Quarantined); n > 0 {
 		w := pageWarning{Name: "quarantine", Class: "bad", Title: upper(rulesText(n)) + " cannot be put back.",
 			Text: "The kernel lacks what they name. They are tried again; the rest of their tables is not held up.", Command: "canaryd status"}
@@ -307,6 +314,8 @@ func cellOf(v canary.Verdict) pageCell {
 		c.Class, c.Sign, c.Meaning = "good", "✓", "the generation is in force"
 	case canary.Changed:
 		c.Class, c.Sign, c.Meaning = "good", "✓", "its owner changed it, and the generation follows"
+	case canary.Refused:
+		c.Meaning = "a rule that is declared for it is refused; what was in force before stays"
 	case canary.Unknown:
 		c.Class, c.Sign, c.Meaning = "warn", "?", "it could not be read, or no canary is planted yet"
 	}

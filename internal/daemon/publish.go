@@ -27,6 +27,8 @@ func (d *Daemon) publish(st *state) {
 		Stored:           storedOf(st.stored),
 		Flushes:          slices.Clone(st.journal),
 		Quarantined:      st.quarantined(),
+		SourceErrors:     st.sourceErrors,
+		DeclaredRefused:  slices.Clone(st.refused[:min(len(st.refused), quarantinedShown)]),
 		Stopped:          st.removed,
 		Keeper:           d.keepers(st),
 	}
@@ -36,6 +38,9 @@ func (d *Daemon) publish(st *state) {
 			s.Families[f][t] = ts.verdict
 			if st.unapplied[f][t] && (ts.verdict == canary.Intact || ts.verdict == canary.Changed) {
 				s.Families[f][t] = canary.Drifted
+				if st.refuses(f, t) {
+					s.Families[f][t] = canary.Refused
+				}
 			}
 			if st.removed {
 				s.Families[f][t] = canary.Unknown

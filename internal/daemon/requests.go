@@ -60,6 +60,9 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 	if st.removed {
 		return RestoreReply{}, errStopped
 	}
+	if r.Generation == "" && st.mayApply() && !st.applyAt.IsZero() {
+		d.apply(ctx, st) // what keeps it from being in force may be gone by now
+	}
 	job := d.job(st, d.cfg.Kernel.Families()...)
 	replay := d.replayer(ctx, st).Heal
 	if r.Generation != "" || d.anyTable(st, func(ts *tableState) bool { return ts.frozen }) {
@@ -92,7 +95,9 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 	if result == nil {
 		return RestoreReply{}, err
 	}
-	return d.takeReplay(ctx, st, job, result), err
+	reply := d.takeReplay(ctx, st, job, result)
+	st.addRefused(&reply)
+	return reply, err
 }
 
 func (d *Daemon) anyTable(st *state, is func(*tableState) bool) bool {

@@ -29,10 +29,19 @@ type state struct {
 	applyWait time.Duration
 	// unapplied are the tables whose declaration could not be written.
 	unapplied map[rules.Family]map[rules.TableName]bool
-	drifts    []time.Time // of the last minute
-	journal   []Flush
-	choice    choice      // of the backend
-	keptBy    keeperBasis // of the last decision about the keeper
+	unwritten trouble // why
+	// refusals are the declared rules that are refused, and refused says so in a
+	// Status.
+	refusals reload.Refusals
+	refused  []Refused
+	// origin says where a declared rule stands; it may be nil.
+	origin func(rules.Family, rules.TableName, string, rules.Rule) Origin
+	// sourceErrors are what is wrong with the files of declared sources.
+	sourceErrors []SourceError
+	drifts       []time.Time // of the last minute
+	journal      []Flush
+	choice       choice      // of the backend
+	keptBy       keeperBasis // of the last decision about the keeper
 	// frozenSince is since when, in observe mode, rules are missing that
 	// their owner has not put back.
 	frozenSince time.Time
@@ -155,7 +164,7 @@ func newState(families []rules.Family, now time.Time) *state {
 func (st *state) own() Declaration {
 	switch {
 	case st.mode == Observe:
-		return Declaration{st.declared, st.claims}
+		return Declaration{st.declared, st.claims, st.origin}
 	case st.inForce != nil:
 		return *st.inForce
 	default:
@@ -191,7 +200,7 @@ func (st *state) declare(next Declaration, now time.Time) {
 	}
 	st.retired = retired
 	st.claims = func(chain string) bool { return next.Claims(chain) || retired[chain] }
-	st.declared = next.Generation
+	st.declared, st.origin = next.Generation, next.Origin
 	st.learned.Generation = st.unclaimed(st.learned.Generation)
 	st.capture(now)
 	if st.mode == Heal {

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -63,6 +64,10 @@ type Status struct {
 	CapturePendingSince time.Time `json:"capturePendingSince,omitzero"`
 	// Quarantined are rules that could not be put back; the first hundred.
 	Quarantined []Quarantined `json:"quarantined,omitempty"`
+	// DeclaredRefused are declared rules that are refused; the first hundred.
+	DeclaredRefused []Refused `json:"declaredRefused,omitempty"`
+	// SourceErrors are what is wrong with the files of declared sources.
+	SourceErrors []SourceError `json:"sourceErrors,omitempty"`
 	// Keeper is what keeps established connections through a flush, of the enabled
 	// families. It is no part of Healthy.
 	Keeper map[rules.Family]FamilyKeeper `json:"keeper"`
@@ -233,6 +238,14 @@ func (s Status) Public() Status {
 	for i := range s.Quarantined {
 		s.Quarantined[i].Rule, s.Quarantined[i].Reason = "", ""
 	}
+	s.DeclaredRefused = slices.Clone(s.DeclaredRefused)
+	for i := range s.DeclaredRefused {
+		s.DeclaredRefused[i].Rule, s.DeclaredRefused[i].Reason = "", ""
+	}
+	s.SourceErrors = slices.Clone(s.SourceErrors)
+	for i := range s.SourceErrors {
+		s.SourceErrors[i].Reason = ""
+	}
 	s.Flushes = slices.Clone(s.Flushes)
 	for i := range s.Flushes {
 		f := &s.Flushes[i]
@@ -261,7 +274,7 @@ func (s Status) Ready() error {
 	if len(s.Families) == 0 {
 		return fmt.Errorf("no family has been looked at yet")
 	}
-	var unknown error
+	var unknown, refused error
 	if s.ListenRequired && s.ListenError != "" {
 		unknown = fmt.Errorf("HTTP is not served: %s", s.ListenError)
 	}
@@ -274,10 +287,23 @@ func (s Status) Ready() error {
 			switch v := verdicts[table]; {
 			case v.Loss():
 				return fmt.Errorf("%s %s is %s", family, table, v)
+			case v == canary.Refused:
+				refused = cmp.Or(refused, s.refusalOf(family, table))
 			case v != canary.Intact && v != canary.Changed && unknown == nil:
 				unknown = fmt.Errorf("%s %s is %s", family, table, canary.Unknown)
 			}
 		}
 	}
-	return unknown
+	return cmp.Or(unknown, refused, s.brokenSource())
+}
+
+// refusalOf says in one line which declared rule keeps a table as it is. It quotes no
+// rule.
+func (s Status) refusalOf(f rules.Family, t rules.TableName) error {
+	for _, r := range s.DeclaredRefused {
+		if r.Family == f && r.Table == t {
+			return fmt.Errorf("%s %s is not as declared: %s is refused: %s", f, t, r.place(), r.Meaning)
+		}
+	}
+	return fmt.Errorf("%s %s is not as declared: a rule is refused", f, t)
 }

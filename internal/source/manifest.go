@@ -23,6 +23,12 @@ type Manifest struct {
 // Name returns "manifest".
 func (m Manifest) Name() string { return "manifest" }
 
+func (m Manifest) path() string { return m.Path }
+
+func (m Manifest) recall(g rules.Generation) Declared {
+	return Declared{Generation: g, owners: m.owners()}
+}
+
 func (m Manifest) look() sight { return lookAt(m.Path, inManifest) }
 
 func inManifest(name string) bool {
@@ -52,10 +58,15 @@ func (m Manifest) declare(files []file, last Declared) (Declared, error) {
 	if err != nil {
 		return Declared{}, err
 	}
-	return Declared{Generation: generation, Skips: skips, decoded: decoder, owners: []owner{{
+	return Declared{Generation: generation, Skips: skips, decoded: decoder, owners: m.owners()}, nil
+}
+
+func (m Manifest) owners() []owner {
+	return []owner{{
+		source: m.Name(),
 		claims: ownedByKube,
 		where:  func(rules.Family, rules.TableName, string) string { return "the manifest " + m.Path },
-	}}}, nil
+	}}
 }
 
 func decode(decoder *kube.Decoder, f file) (kube.Objects, error) {

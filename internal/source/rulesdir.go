@@ -27,6 +27,26 @@ type RulesDir struct {
 // Name returns "rules-dir".
 func (d RulesDir) Name() string { return "rules-dir" }
 
+func (d RulesDir) path() string { return d.Dir }
+
+func (d RulesDir) recall(g rules.Generation) Declared {
+	own := map[string]bool{}
+	for _, tables := range g {
+		for _, s := range tables {
+			for _, c := range s.Chains {
+				own[c.Name] = true
+			}
+		}
+	}
+	return Declared{Generation: g, owners: []owner{{
+		source: d.Name(),
+		claims: func(chain string) bool { return own[chain] },
+		where: func(rules.Family, rules.TableName, string) string {
+			return "what canaryd kept of the fragments in " + d.Dir
+		},
+	}}}
+}
+
 func (d RulesDir) look() sight { return lookAt(d.Dir, inRulesDir) }
 
 var fragmentFamilies = map[string]rules.Family{".v4": rules.IPv4, ".v6": rules.IPv6}
@@ -42,6 +62,13 @@ type chainKey struct {
 	chain  string
 }
 
+// A ruleKey says where in the rules a rule stands.
+type ruleKey struct {
+	family rules.Family
+	table  rules.TableName
+	rule   rules.ChainRule
+}
+
 func (d RulesDir) read() ([]file, error) {
 	if info, err := os.Stat(d.Dir); err == nil && !info.IsDir() {
 		return nil, fmt.Errorf("%s: is no folder", d.Dir)
@@ -52,6 +79,7 @@ func (d RulesDir) read() ([]file, error) {
 func (d RulesDir) declare(files []file, _ Declared) (Declared, error) {
 	all := Declared{Generation: rules.Generation{}}
 	declared := map[chainKey]string{} // file and line
+	lines := map[ruleKey]string{}     // likewise
 	var bad []error
 	for _, file := range files {
 		family := fragmentFamilies[filepath.Ext(file.name)]
@@ -63,6 +91,11 @@ func (d RulesDir) declare(files []file, _ Declared) (Declared, error) {
 		if err := note(declared, file.name, family, fragment); err != nil {
 			bad = append(bad, err)
 			continue
+		}
+		for t, list := range fragment.RuleLines {
+			for r, line := range list {
+				lines[ruleKey{family, t, r}] = fmt.Sprintf("%s:%d", file.name, line)
+			}
 		}
 		if len(d.Families) > 0 && !slices.Contains(d.Families, family) {
 			continue
@@ -82,7 +115,11 @@ func (d RulesDir) declare(files []file, _ Declared) (Declared, error) {
 		own[key.chain] = true
 	}
 	all.owners = []owner{{
+		source: d.Name(),
 		claims: func(chain string) bool { return own[chain] },
+		line: func(f rules.Family, t rules.TableName, chain string, r rules.Rule) string {
+			return lines[ruleKey{f, t, rules.ChainRule{Chain: chain, Spec: r.Spec}}]
+		},
 		where: func(f rules.Family, t rules.TableName, chain string) string {
 			if where := declared[chainKey{f, t, chain}]; where != "" {
 				return where

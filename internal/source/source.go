@@ -9,6 +9,7 @@
 package source
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -26,6 +27,10 @@ type Source interface {
 	// declare makes rules of files; last is what it made of them before,
 	// or the zero value. What they have in common is not made twice.
 	declare(files []file, last Declared) (Declared, error)
+	// path is where the files are, and recall returns what they declared when they
+	// could be used last.
+	path() string
+	recall(g rules.Generation) Declared
 }
 
 // Declared is what one source, or several together, declare. It is a value.
@@ -40,8 +45,11 @@ type Declared struct {
 
 // An owner is one source's claim to chains.
 type owner struct {
+	source string // its name
 	claims func(chain string) bool
 	where  func(f rules.Family, t rules.TableName, chain string) string
+	// line says where a rule stands, "" if that is not known; nil: of none.
+	line func(f rules.Family, t rules.TableName, chain string, r rules.Rule) string
 }
 
 // Claims reports whether a declared source owns the chain of that name, be it
@@ -53,6 +61,37 @@ func (d Declared) Claims(chain string) bool {
 		}
 	}
 	return false
+}
+
+// Known reports whether it is known of any source what it declares.
+func (d Declared) Known() bool { return len(d.owners) > 0 }
+
+// id differs between declarations that ask for different things.
+func (d Declared) id() string { return fmt.Sprint(len(d.owners), d.Generation.ID()) }
+
+// Origin returns the source that declares a rule, and where it stands there: file and
+// line, or as much as is known. A hook's chain is built in. Without a chain, the
+// source of one of the table's chains is returned.
+func (d Declared) Origin(f rules.Family, t rules.TableName, chain string, r rules.Rule) (source, where string) {
+	into := chain
+	switch {
+	case rules.Builtin(t, chain):
+		into = r.Target
+	case chain == "":
+		for _, c := range d.Generation[f][t].Chains {
+			into = c.Name
+		}
+	}
+	for _, o := range d.owners {
+		if !o.claims(into) {
+			continue
+		}
+		if o.line != nil {
+			where = o.line(f, t, chain, r)
+		}
+		return o.source, cmp.Or(where, o.where(f, t, into))
+	}
+	return "", ""
 }
 
 // Combine returns what the parts declare together, as if each was loaded after

@@ -91,6 +91,27 @@ func TestSourcesTogether(t *testing.T) {
 	if len(nat.Leans) != 0 || !slices.Equal(filter.Leans, []string{"DOCKER-USER"}) {
 		t.Errorf("leans on %q in nat and %q in filter", nat.Leans, filter.Leans)
 	}
+	for _, c := range []struct {
+		table       rules.TableName
+		chain, spec string
+		want        string
+	}{
+		{rules.Filter, "LATER", "-j DOCKER-USER", "rules-dir DIR/r/20.v4:4"},
+		{rules.Filter, "INPUT", "-j LATER", "rules-dir DIR/r/20.v4:5"},
+		{rules.Nat, "POSTROUTING", "-j SITE-NAT", "rules-dir DIR/r/10.v4:9"},
+		{rules.Filter, "KUBE-SERVICES", "-j DROP", "manifest the manifest DIR/m"},
+		{rules.Filter, "SITE", "-j RETURN", "rules-dir DIR/r/10.v4:2"}, // the chain's
+		{rules.Mangle, "", "", " "},
+	} {
+		r, err := rules.ParseRule(c.spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		from, where := declared.Origin(rules.IPv4, c.table, c.chain, r)
+		if got := strings.ReplaceAll(from+" "+where, dir, "DIR"); got != c.want {
+			t.Errorf("%s %s of %s is declared in %q, want %q", c.chain, c.spec, c.table, got, c.want)
+		}
+	}
 
 	again, err := Load(t.Context(), manifest(filepath.Join(dir, "m")), RulesDir{Dir: filepath.Join(dir, "r"), Families: []rules.Family{rules.IPv4}})
 	must(t, err)

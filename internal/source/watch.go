@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/rules/kube"
 )
 
@@ -29,7 +30,12 @@ type Watcher struct {
 	changes chan Declared
 	failed  func(source string)
 	states  []*state
-	id      string // of the generation that was returned or sent last; empty before Load
+	id      string // of what was returned or sent last; empty before Load and Start
+	// Shelf keeps what sources said; to be set before Start.
+	Shelf     Shelf
+	keptBadly bool
+	problems  chan []Problem
+	reported  []Problem // what was sent last
 }
 
 // A state is what a Watcher knows about one source.
@@ -40,12 +46,17 @@ type state struct {
 	broken string   // why they could not be used; empty if they could
 	busy   int      // how often in a row somebody was writing them
 	skips  string   // what was logged of them
+
+	instead   Instead   // of what is broken
+	since     time.Time // when it broke
+	documents []Problem // of single documents; the rest of the files counts
+	unkept    bool      // good is not on disk
 }
 
 // NewWatcher returns a Watcher of the sources. failed is told the name of a
 // source each time its files could not be used, and may be nil.
 func NewWatcher(failed func(source string), sources ...Source) *Watcher {
-	w := &Watcher{timing: patience, changes: make(chan Declared, 1), failed: failed}
+	w := &Watcher{timing: patience, changes: make(chan Declared, 1), problems: make(chan []Problem, 1), failed: failed}
 	for _, s := range sources {
 		w.states = append(w.states, &state{Source: s})
 	}
@@ -61,19 +72,16 @@ func Load(ctx context.Context, sources ...Source) (Declared, error) {
 // Who reads late gets the newest only.
 func (w *Watcher) Changes() <-chan Declared { return w.changes }
 
-// Load loads all sources. An error says on one line what is wrong where. It
-// must have succeeded before Run.
+// Load loads all sources. An error says on one line what is wrong where. It, or
+// Start, must have succeeded before Run.
 func (w *Watcher) Load(ctx context.Context) (Declared, error) {
 	deadline := time.Now().Add(w.most)
 	for _, s := range w.states {
-		declared, stamp, err := s.load()
-		for isBusy(err) && time.Now().Before(deadline) && sleep(ctx, w.quiet) {
-			declared, stamp, err = s.load()
-		}
+		declared, err := w.loadFirst(ctx, s, deadline)
 		if err != nil {
 			return Declared{}, &sourceError{s.Name(), err}
 		}
-		s.good, s.stamp = declared, stamp
+		s.good = declared
 	}
 	all, err := w.combine(nil, Declared{})
 	if err != nil {
@@ -82,8 +90,52 @@ func (w *Watcher) Load(ctx context.Context) (Declared, error) {
 	for _, s := range w.states {
 		s.tellSkips(ctx)
 	}
-	w.id = all.Generation.ID()
+	w.id = all.id()
 	return all, nil
+}
+
+// Start loads all sources, as Load does, but broken files do not end it: in their
+// place counts what is on the Shelf, or nothing. Problems tells of them, and Run goes
+// on reading them.
+func (w *Watcher) Start(ctx context.Context) Declared {
+	deadline := time.Now().Add(w.most)
+	all := Declared{Generation: rules.Generation{}}
+	for _, s := range w.states {
+		declared, err := w.loadFirst(ctx, s, deadline)
+		next := Declared{}
+		if err == nil {
+			next, err = Combine(all, declared)
+		}
+		if err == nil {
+			s.good, s.unkept, all = declared, true, next
+			s.tellSkips(ctx)
+			continue
+		}
+		s.instead = Nothing
+		stored, storedErr := w.Shelf.recall(s)
+		if storedErr == nil {
+			next, storedErr = Combine(all, stored)
+		}
+		if storedErr == nil {
+			s.good, s.instead, all = stored, Stored, next
+		} else if !errors.Is(storedErr, errNotKept) {
+			klog.FromContext(ctx).Error(storedErr, "What the source said to an earlier run is not known", "source", s.Name())
+		}
+		w.fail(ctx, s, err)
+	}
+	w.id = all.id()
+	w.report()
+	return all
+}
+
+// loadFirst loads a source, and waits while somebody writes its files.
+func (w *Watcher) loadFirst(ctx context.Context, s *state, deadline time.Time) (Declared, error) {
+	declared, stamp, err := s.load()
+	for isBusy(err) && time.Now().Before(deadline) && sleep(ctx, w.quiet) {
+		declared, stamp, err = s.load()
+	}
+	s.stamp = stamp
+	return declared, err
 }
 
 // load loads a source, and says what its files looked like. They are read in
@@ -125,6 +177,8 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 	eye := newEye(ctx)
 	defer eye.close()
+	w.keepAll(ctx) // and not in Start: who watches them goes by them
+	defer w.keepAll(ctx)
 	again := time.NewTicker(w.again)
 	defer again.Stop()
 	due := time.NewTimer(w.quiet) // something may have happened since Load
@@ -159,6 +213,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 			touch()
 		case <-again.C:
 			eye.aim(w.places())
+			w.keepAll(ctx) // no more often: at 5,000 services it is 10 MB
 			touch()
 		case <-due.C:
 			// A folder that came into sight was not watched while it was filled.
@@ -208,11 +263,12 @@ func (w *Watcher) reload(ctx context.Context) (soon bool) {
 			w.fail(ctx, s, err)
 			continue
 		}
-		s.good = declared
+		s.good, s.unkept = declared, true
 		s.mended(ctx)
 		s.tellSkips(ctx)
 		w.send(all)
 	}
+	w.report()
 	return soon
 }
 
@@ -222,8 +278,18 @@ func (w *Watcher) fail(ctx context.Context, s *state, err error) {
 		w.failed(s.Name())
 	}
 	text := oneLine(err)
+	if s.broken == "" {
+		s.since = time.Now()
+	}
+	if s.instead == "" {
+		s.instead = LastGood
+	}
 	if text != s.broken {
-		klog.FromContext(ctx).Error(nil, "Declared rules cannot be used; the last good ones stay", "source", s.Name(), "reason", text)
+		klog.FromContext(ctx).Error(nil, map[Instead]string{
+			LastGood: "Declared rules cannot be used; the last good ones stay",
+			Stored:   "Declared rules cannot be used; those that an earlier run took from the same files stay",
+			Nothing:  "Declared rules cannot be used, and none that were good are known; nothing of this source is in force",
+		}[s.instead], "source", s.Name(), "reason", text)
 	}
 	s.broken = text
 }
@@ -232,12 +298,12 @@ func (s *state) mended(ctx context.Context) {
 	if s.broken != "" {
 		klog.FromContext(ctx).Info("Declared rules can be used again", "source", s.Name())
 	}
-	s.broken = ""
+	s.broken, s.instead = "", ""
 }
 
 // send offers what is declared now, in the place of what was not yet taken.
 func (w *Watcher) send(d Declared) {
-	id := d.Generation.ID()
+	id := d.id()
 	if id == w.id {
 		return
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/testlog"
+	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 const never = time.Hour // events alone must do
@@ -332,6 +333,8 @@ type fake struct {
 }
 
 func (f *fake) Name() string                               { return "fake" }
+func (f *fake) path() string                               { return "/fake" }
+func (f *fake) recall(rules.Generation) Declared           { return Declared{} }
 func (f *fake) look() sight                                { return f.sight }
 func (f *fake) read() ([]file, error)                      { f.loads++; return nil, f.err }
 func (f *fake) declare([]file, Declared) (Declared, error) { return Declared{}, nil }

@@ -10,7 +10,7 @@ import (
 // A Verdict says what became of one table.
 type Verdict string
 
-// The verdicts. Unknown, Intact and Changed are no loss.
+// The verdicts. Unknown, Intact, Changed and Refused are no loss.
 const (
 	Unknown      Verdict = "unknown"       // it could not be read, or nothing was planted yet
 	Intact       Verdict = "intact"        // the generation is in force
@@ -21,13 +21,16 @@ const (
 	TableDeleted Verdict = "table_deleted" // the table is gone (nft flush ruleset, nft delete table)
 	Replaced     Verdict = "replaced"      // a canary of another planting: saved rules were restored
 	Drifted      Verdict = "drifted"       // a declared source's rules were changed by a stranger
+	// Refused: what is declared is not in force, because the kernel refuses a rule of
+	// it. Judge does not give this one; it is for who writes what is declared.
+	Refused Verdict = "refused"
 )
 
 // Loss reports whether the verdict is one that a replay answers. No verdict at
 // all, of a table that was not read, is none.
 func (v Verdict) Loss() bool {
 	switch v {
-	case "", Unknown, Intact, Changed:
+	case "", Unknown, Intact, Changed, Refused:
 		return false
 	default:
 		return true

@@ -15,7 +15,7 @@ import (
 // it out for as long as it lasts. Which one it was, the next read shows.
 func (r run) setAside(t *turn) bool {
 	var refused *iptables.RestoreError
-	if r.job.Strict || len(t.plans) < 2 || !errors.As(t.written.Err, &refused) || refused.Exit < 0 || refused.Reason == iptables.ReasonLock {
+	if len(t.plans) < 2 || !errors.As(t.written.Err, &refused) || refused.Exit < 0 || refused.Reason == iptables.ReasonLock {
 		return false
 	}
 	t.blame = t.written.Err

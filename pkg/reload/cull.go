@@ -31,7 +31,7 @@ const (
 // are all, a readmission that fails costs a few trials, however long the table.
 func (r run) cull(ctx context.Context, t *turn) bool {
 	var refused *iptables.RestoreError
-	if r.job.Strict || !r.act.rules || t.culled || !errors.As(t.written.Err, &refused) || refused.Exit < 0 {
+	if !r.act.rules || t.culled || !errors.As(t.written.Err, &refused) || refused.Exit < 0 {
 		return false
 	}
 	if refused.Reason == iptables.ReasonLock || refused.Reason == iptables.ReasonIncompatible {
@@ -40,11 +40,18 @@ func (r run) cull(ctx context.Context, t *turn) bool {
 	t.culled, t.refused = true, map[rules.TableName]map[string]string{}
 	found := false
 	for _, plan := range t.pending() {
-		trial := trial{session: r.session, family: t.family, plan: plan, until: time.Now().Add(trialTime), bad: map[string]string{}}
+		trial := newTrial(r.session, t.family, plan)
 		trial.suspects = refusedOf(r.job.Quarantine[t.family][plan.table])
-		trial.run(ctx)
+		trial.strict = r.job.Strict
+		for _, refusal := range r.job.Refused[t.family][plan.table] {
+			trial.suspects[refusal.Rule.Spec] = refusal.Reason
+		}
+		_ = trial.run(ctx) // the refusal stands for what could not be tried
 		t.refused[plan.table] = trial.bad
 		found = found || len(trial.bad) > 0
+		if r.job.Strict {
+			t.decline(plan, trial, r.job.Claimed)
+		}
 	}
 	return found
 }
@@ -58,11 +65,20 @@ type trial struct {
 	fresh   map[string]bool // chains that rules may jump to and that are not there
 	tried   int
 	bad     map[string]string // rules by text, and why
+	errs    map[string]error  // of those, what iptables said, as far as it did
 	// suspects were refused before, by text.
 	suspects map[string]string
+	// strict: one rule that is still refused is enough to know, and others are
+	// not tried.
+	strict bool
 }
 
-func (t *trial) run(ctx context.Context) {
+func newTrial(s iptables.Session, f rules.Family, plan tablePlan) trial {
+	return trial{session: s, family: f, plan: plan, until: time.Now().Add(trialTime), bad: map[string]string{}, errs: map[string]error{}}
+}
+
+// run tries all rules. The error says why nothing could be tried.
+func (t *trial) run(ctx context.Context) error {
 	var all []rules.Rule
 	t.fresh = map[string]bool{}
 	for _, c := range t.plan.merged {
@@ -75,8 +91,11 @@ func (t *trial) run(ctx context.Context) {
 	for _, h := range t.plan.hooks {
 		all = append(all, h.Rule)
 	}
-	if len(all) == 0 || t.write(ctx, nil) != nil {
-		return
+	if len(all) == 0 {
+		return nil
+	}
+	if err := t.write(ctx, nil); err != nil {
+		return err
 	}
 	suspect := func(r rules.Rule) bool { _, yes := t.suspects[r.Spec]; return yes }
 	var suspects []rules.Rule
@@ -86,7 +105,15 @@ func (t *trial) run(ctx context.Context) {
 		}
 	}
 	t.sift(ctx, suspects)
-	t.sift(ctx, slices.DeleteFunc(all, suspect))
+	if !t.strict || len(t.bad) == 0 {
+		t.sift(ctx, slices.DeleteFunc(all, suspect))
+	}
+	t.clear(ctx)
+	return nil
+}
+
+// clear removes the chains of the trial.
+func (t *trial) clear(ctx context.Context) {
 	// Declared first, so that they are empty and can be deleted.
 	script := iptables.Script{Table: t.plan.table, Declare: trialChains()}
 	for _, name := range trialChains() {
@@ -112,7 +139,7 @@ func (t *trial) sift(ctx context.Context, list []rules.Rule) {
 	switch {
 	case err == nil:
 	case len(list) == 1:
-		t.bad[list[0].Spec] = err.Error()
+		t.bad[list[0].Spec], t.errs[list[0].Spec] = err.Error(), err
 	default:
 		t.sift(ctx, list[:len(list)/2])
 		t.sift(ctx, list[len(list)/2:])

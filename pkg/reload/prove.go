@@ -66,6 +66,9 @@ func (r run) prove(ctx context.Context, t *turn) {
 		if err != nil && result.Err == nil {
 			result.Err = fmt.Errorf("%s %s is not as it was written: %w", f, plan.table, err)
 		}
+		if err != nil && r.job.Strict {
+			tr.Refused = refusedAsAWhole(t.written.Err)
+		}
 		if len(plan.quarantined) > 0 && result.Err == nil {
 			result.Err = leftOut(f, plan.table, plan.quarantined)
 		}

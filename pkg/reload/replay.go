@@ -135,8 +135,11 @@ type Job struct {
 	// again means that another process wrote meanwhile, and everything is to be
 	// planned once more. nil: the flusher is done.
 	Settle func(ctx context.Context, found Found) (now Found, again bool)
-	// Strict: rather write nothing than all but the rules that are refused.
-	Strict bool
+	// Strict: a table with a claimed rule that is refused stays as it is, rather than
+	// get all but that rule. Other tables are written. Refused are the rules that
+	// were refused the last time; they are tried first.
+	Strict  bool
+	Refused Refusals
 }
 
 // A Result is what became of a job, by family.
@@ -214,9 +217,11 @@ type TableResult struct {
 	Replayed    bool
 	Quarantined []Held
 	Weakened    []Held
-	Policies    []string     // built-in policies that differ from the generation's
-	Wrote       int          // chains whose content was written
-	Placed      []rules.Hook // that were put back
+	// Refused is why a strict job left the table as it is; nil if it did not.
+	Refused  []Refusal
+	Policies []string     // built-in policies that differ from the generation's
+	Wrote    int          // chains whose content was written
+	Placed   []rules.Hook // that were put back
 
 	// flushed: no mark at all was left standing, so that more may be gone than
 	// the generation knows.

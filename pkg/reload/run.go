@@ -53,6 +53,8 @@ type turn struct {
 	// which table it was for.
 	aside map[rules.TableName]error
 	blame error
+	// declined are the refusals for which a strict job leaves tables as they are.
+	declined map[rules.TableName][]Refusal
 }
 
 func (t *turn) stale() bool { return errors.Is(t.written.Err, iptables.ErrStale) }
@@ -244,6 +246,9 @@ func (r run) plan(ctx context.Context, t *turn) bool {
 		sortByStage(plans)
 	}
 	t.plans = t.withoutAside(plans)
+	if job.Strict {
+		t.reportDeclined()
+	}
 	t.sent, t.landed = nil, nil
 	if len(t.plans) == 0 {
 		t.result.Outcome = t.settled()
@@ -256,10 +261,14 @@ func (r run) plan(ctx context.Context, t *turn) bool {
 // them again, those that earlier ones did. To find those anew would cost 30 trials
 // in the middle of each outage.
 func (r run) refusals(t *turn, task tableTask) map[string]string {
-	if r.act.retries || r.job.Strict {
+	if r.act.retries {
 		return t.refused[task.table]
 	}
-	all := refusedOf(task.held)
+	held := task.held
+	if r.job.Strict { // what is declared is tried again: its table waits for it
+		held = slices.DeleteFunc(slices.Clone(held), func(h Held) bool { return task.claimed(h.Chain) || task.claimed(h.Rule.Target) })
+	}
+	all := refusedOf(held)
 	maps.Copy(all, t.refused[task.table])
 	return all
 }

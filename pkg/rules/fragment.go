@@ -15,7 +15,13 @@ type Fragment struct {
 	Sections map[TableName]Section
 	// Lines are the lines on which the chains are declared.
 	Lines map[TableName]map[string]int
+	// RuleLines are the lines on which the rules stand, hooks among them; of equal
+	// ones in one chain the first.
+	RuleLines map[TableName]map[ChainRule]int
 }
+
+// A ChainRule is a rule of a chain, by its text.
+type ChainRule struct{ Chain, Spec string }
 
 // ParseFragment reads a fragment. It is written as input of iptables-restore,
 // of which these parts are taken:
@@ -36,7 +42,9 @@ type Fragment struct {
 //
 // The error is of type *ParseError, or one of reading.
 func ParseFragment(r io.Reader, family Family) (Fragment, error) {
-	p := fragmentParser{family: family, all: Fragment{Sections: map[TableName]Section{}, Lines: map[TableName]map[string]int{}}}
+	p := fragmentParser{family: family, all: Fragment{
+		Sections: map[TableName]Section{}, Lines: map[TableName]map[string]int{}, RuleLines: map[TableName]map[ChainRule]int{},
+	}}
 	scan := bufio.NewScanner(r)
 	scan.Buffer(make([]byte, 0, 4096), maxLine)
 	for scan.Scan() {
@@ -65,6 +73,7 @@ type fragmentParser struct {
 	table  *Table // the one that is open
 	opened int    // its line
 	lines  map[string]int
+	rules  map[ChainRule]int
 	hooks  []numberedHook
 }
 
@@ -114,7 +123,7 @@ func (p *fragmentParser) open(text string) *ParseError {
 	case again:
 		return &ParseError{Text: text, Reason: "stands there twice: write all of a table into one section"}
 	}
-	p.table, p.opened, p.lines, p.hooks = NewTable(name), p.number, map[string]int{}, nil
+	p.table, p.opened, p.lines, p.rules, p.hooks = NewTable(name), p.number, map[string]int{}, map[ChainRule]int{}, nil
 	return nil
 }
 
@@ -164,6 +173,9 @@ func (p *fragmentParser) rule(text, verb, name, spec string) *ParseError {
 	}
 	if reason := p.checkWords(spec); reason != "" {
 		return wrong(reason)
+	}
+	if key := (ChainRule{name, rule.Spec}); p.rules[key] == 0 {
+		p.rules[key] = p.number
 	}
 	if Builtin(p.table.Name, name) {
 		position := Bottom
@@ -255,7 +267,7 @@ func (p *fragmentParser) close() *ParseError {
 	})
 	s.Leans = chainsOfOthers(p.table)
 	p.all.Sections[p.table.Name] = s
-	p.all.Lines[p.table.Name] = p.lines
+	p.all.Lines[p.table.Name], p.all.RuleLines[p.table.Name] = p.lines, p.rules
 	p.table = nil
 	return nil
 }

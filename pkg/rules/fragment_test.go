@@ -60,6 +60,17 @@ func TestParseFragment(t *testing.T) {
 			rules.Filter: {"SITE-IN": 3, "SITE-DROP": 4},
 			rules.Nat:    {"SITE-NAT": 15},
 		},
+		RuleLines: map[rules.TableName]map[rules.ChainRule]int{
+			rules.Filter: {
+				{Chain: "SITE-IN", Spec: `-s 192.0.2.0/24 -m comment --comment "a, b and -s" -g SITE-DROP`}: 6,
+				{Chain: "SITE-IN", Spec: "-j KUBE-MARK-DROP"}:                                               7,
+				{Chain: "SITE-DROP", Spec: "-j DROP"}:                                                       8,
+				{Chain: "FORWARD", Spec: "-j SITE-IN"}:                                                      9,
+				{Chain: "INPUT", Spec: "-p tcp -j SITE-IN"}:                                                 10,
+				{Chain: "INPUT", Spec: "-p udp -j SITE-IN"}:                                                 11,
+			},
+			rules.Nat: {{Chain: "POSTROUTING", Spec: "-j SITE-NAT"}: 16},
+		},
 	}
 	if diff := cmp.Diff(want, got, exactly); diff != "" {
 		t.Error(diff)

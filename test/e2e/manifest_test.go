@@ -140,10 +140,60 @@ func TestManifestRefuses(t *testing.T) {
 			n.Errorf("the refusal does not say why: %s", stderr)
 		}
 		n.Must(os.WriteFile("/run/manifest/more.yaml", []byte(manifest("10.1.0.5", "fd00:10::5")), 0o600))
-		_, stderr = n.Want(2, "run", append(flags, "--hostname-override=node-a")...)
-		if !strings.Contains(stderr, "more.yaml") || !strings.Contains(stderr, "shop/web") {
-			n.Errorf("a service that stands there twice is refused with: %s", stderr)
+		d := n.Launch(append(flags, "--hostname-override=node-a")...)
+		notReady(n, "manifest cannot be used because of /run/manifest")
+		d.WantLog("more.yaml")
+		d.WantLog("shop/web")
+	})
+}
+
+// notReady waits until the daemon says that it is not ready because of that.
+func notReady(n *nodetest.Node, why string) {
+	n.Helper()
+	n.Within(nodetest.StartsIn, "canaryd not to be ready because "+why, func() error {
+		if err := nodetest.Ready(); err == nil || !strings.Contains(err.Error(), why) {
+			return fmt.Errorf("ready: %w", err)
 		}
+		return nil
+	})
+}
+
+// TestStartWithABrokenFile: a syntax error does not end canaryd. What the file said to
+// the last run is in force and comes back, and the node is not healthy until the file is
+// mended.
+func TestStartWithABrokenFile(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Must(os.MkdirAll("/run/rules.d", 0o755))
+		write := func(text string) { n.Must(os.WriteFile("/run/rules.d/corp.v4", []byte(text), 0o600)) }
+		guard := func(address string) string {
+			return "*filter\n:CORP-GUARD - [0:0]\n-A FORWARD -j CORP-GUARD\n-A CORP-GUARD -s " + address + " -j DROP\nCOMMIT\n"
+		}
+		write(guard("192.0.2.0/24"))
+		first := n.Start("--rules-dir=/run/rules.d")
+		first.Stop()
+		write("*filter\n:CORP-GUARD - [0:0]\n-B CORP-GUARD -s 192.0.2.0/24 -j DROP\nCOMMIT\n")
+		second := n.Launch("--rules-dir=/run/rules.d")
+		notReady(n, "rules-dir cannot be used because of /run/rules.d/corp.v4:3: what it said to an earlier run of canaryd is in force")
+		second.WantLog("/run/rules.d/corp.v4:3")
+		if stdout, _ := n.Want(1, "status"); !strings.Contains(stdout, "/run/rules.d/corp.v4:3") {
+			n.Errorf("status does not name file and line: %s", stdout)
+		}
+		if text := n.Get("/metrics"); !strings.Contains(text, `canaryd_source_errors_total{source="rules-dir"}`) || strings.Contains(text, `canaryd_source_errors_total{source="rules-dir"} 0`) {
+			n.Error("the broken file is not counted")
+		}
+		there := func(text string) func() error {
+			return func() error {
+				if foreign := strings.Join(n.Foreign(), "\n"); !strings.Contains(foreign, text) {
+					return errors.New(foreign)
+				}
+				return nil
+			}
+		}
+		n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Filter, ""))
+		n.Within(nodetest.HealsIn, "the flushed rules to be back", there("CORP-GUARD 0000 -s 192.0.2.0/24 -j DROP"))
+		write(guard("192.0.2.128/25"))
+		n.Within(nodetest.HealsIn, "the mended rules", there("CORP-GUARD 0000 -s 192.0.2.128/25 -j DROP"))
+		n.Within(nodetest.HealsIn, "the node to be healthy", nodetest.Ready)
 	})
 }
 
@@ -163,5 +213,63 @@ func TestRenderManifest(t *testing.T) {
 		if !holds(n, "--to-destination 10.1.0.5:8080") {
 			n.Error("what was loaded does not lead to the endpoint")
 		}
+	})
+}
+
+// TestDeclaredRuleIsRefused: one rule of the operator's that the kernel refuses keeps
+// back its own table and no other. Everything that people read names file and line, and
+// render --check does so before.
+func TestDeclaredRuleIsRefused(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Must(os.MkdirAll("/run/rules.d", 0o755))
+		const nat = "*nat\n:CORP-NAT - [0:0]\n-A CORP-NAT -j RETURN\n-A PREROUTING -j CORP-NAT\nCOMMIT\n"
+		const filter = "*filter\n:CORP-GUARD - [0:0]\n-A FORWARD -j CORP-GUARD\n-A CORP-GUARD -s 192.0.2.0/24 -j DROP\n"
+		const bad = "-A CORP-GUARD -j NOSUCH\n"
+		write := func(text string) {
+			n.Must(os.WriteFile("/run/rules.d/.corp.v4", []byte(text), 0o600))
+			n.Must(os.Rename("/run/rules.d/.corp.v4", "/run/rules.d/corp.v4"))
+		}
+		write(nat + filter + bad + "COMMIT\n")
+		flags := []string{"--rules-dir=/run/rules.d", "--backend=" + string(n.Programs.With)}
+		stdout, stderr := n.Want(1, "render", append(flags, "--check")...)
+		if !strings.Contains(stdout, "1 declared rules are refused") || !strings.Contains(stderr, "/run/rules.d/corp.v4:10: ipv4 filter -A CORP-GUARD -j NOSUCH") {
+			n.Errorf("render --check says %s%s", stdout, stderr)
+		}
+
+		d := n.Launch("--rules-dir=/run/rules.d")
+		n.Within(nodetest.HealsIn, "the refused rule to show", func() error {
+			err := nodetest.Ready()
+			if err != nil && strings.Contains(err.Error(), "ipv4 filter is not as declared: /run/rules.d/corp.v4:10 is refused") {
+				return nil
+			}
+			return fmt.Errorf("ready: %w", err)
+		})
+		for _, command := range []string{"status", "check", "restore"} {
+			stdout, _ := n.Want(1, command)
+			if command != "check" && !strings.Contains(stdout, "/run/rules.d/corp.v4:10") {
+				n.Errorf("%s does not name file and line: %s", command, stdout)
+			}
+		}
+		for _, path := range []string{"/", "/api/v1/status"} {
+			if text := n.Get(path); !strings.Contains(text, "/run/rules.d/corp.v4:10") || strings.Contains(text, "NOSUCH") {
+				n.Errorf("%s does not name file and line, or quotes the rule: %s", path, text)
+			}
+		}
+		if text := n.Get("/metrics"); !strings.Contains(text, `canaryd_declared_refused{family="ipv4",table="filter"} 1`) || !strings.Contains(text, `canaryd_source_errors_total{source="rules-dir"} 1`) {
+			n.Error("metrics do not have it")
+		}
+		d.WantLog("/run/rules.d/corp.v4:10")
+		foreign := strings.Join(n.Foreign(), "\n")
+		if !strings.Contains(foreign, "CORP-NAT") || strings.Contains(foreign, "CORP-GUARD") {
+			n.Errorf("want nat as declared, and nothing in filter:\n%s", foreign)
+		}
+
+		write(nat + filter + "COMMIT\n")
+		n.Within(nodetest.HealsIn, "the node to be healthy", nodetest.Ready)
+		if !strings.Contains(strings.Join(n.Foreign(), "\n"), "CORP-GUARD") {
+			n.Error("the mended rules are not there")
+		}
+		n.Want(0, "render", append(flags, "--check")...)
+		n.Want(0, "check")
 	})
 }

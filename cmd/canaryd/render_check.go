@@ -1,0 +1,58 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/canaryd/canaryd/internal/source"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// checkDeclared asks the kernel whether it takes what files declare, and names the
+// file and line of each rule that it refuses. A running daemon is not asked: it goes
+// by the files that it was started with.
+func checkDeclared(ctx context.Context, o *options, to streams) (code int, err error) {
+	kernel, err := iptables.Open(ctx, o.kernelConfig())
+	if err != nil {
+		return exitError, err
+	}
+	defer func() {
+		if closeErr := kernel.Close(); closeErr != nil && err == nil {
+			code, err = exitError, closeErr
+		}
+	}()
+	sources, err := o.declaredSources(kernel.Families(), kernel.Info().RandomFully)
+	if err != nil {
+		return exitError, err
+	}
+	all, err := source.Load(ctx, sources...)
+	if err != nil {
+		return exitError, err
+	}
+	refused, err := reload.Replayer{Kernel: kernel, Canary: o.canaryChain}.Try(ctx, all.Generation, kernel.Families()...)
+	if errors.Is(err, iptables.ErrLocked) {
+		return exitError, fmt.Errorf("%w; try again", err)
+	}
+	if err != nil {
+		return exitError, err
+	}
+	for _, f := range kernel.Families() {
+		for _, t := range rules.Guarded() {
+			for _, r := range refused[f][t] {
+				_, where := all.Origin(f, t, r.Chain, r.Rule)
+				_, _ = fmt.Fprintf(to.err, "canaryd: refused: %s: %s %s -A %s %s (%s)\n", // the exit code says it too
+					plain(where), f, t, plain(r.Chain), plain(r.Rule.Spec), plain(oneLine(r.Reason)))
+			}
+		}
+	}
+	if n := refused.Count(); n > 0 {
+		_, err = fmt.Fprintf(to.out, "%d declared rules are refused; canaryd would leave their tables as they are\n", n)
+		return exitNo, err
+	}
+	count, chains := all.Generation.Counts()
+	_, err = fmt.Fprintf(to.out, "all declared rules are taken: %d in %d chains, backend %s\n", count, chains, kernel.Info().Backend)
+	return exitOK, err
+}

@@ -1,0 +1,166 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Refused is a declared rule that iptables or the kernel refuses, in a Status. Its
+// table keeps what was in force. Rule and Reason leave through the control socket only.
+type Refused struct {
+	Family rules.Family    `json:"family"`
+	Table  rules.TableName `json:"table"`
+	// Chain is a built-in one for a hook, and empty if the table is refused and no
+	// single rule is to blame.
+	Chain  string `json:"chain,omitempty"`
+	Source string `json:"source,omitempty"` // manifest or rules-dir
+	Where  string `json:"where,omitempty"`  // the operator's own file and line
+	// Class is the reason as metrics have it, and Meaning says it in words that
+	// quote nothing.
+	Class   iptables.Reason `json:"class"`
+	Meaning string          `json:"meaning"`
+	Rule    string          `json:"rule,omitempty"`
+	Reason  string          `json:"reason,omitempty"` // what iptables or the kernel said
+	Since   time.Time       `json:"since"`
+}
+
+// place names the rule without quoting it: the operator's file and line, else its table.
+func (r Refused) place() string {
+	return cmp.Or(r.Where, strings.TrimSpace(fmt.Sprintf("%s %s %s", r.Family, r.Table, r.Chain)))
+}
+
+// An Origin says where a rule is declared.
+type Origin struct {
+	Source string // as metrics name it
+	Where  string // file and line, or as much as is known
+}
+
+// refusalMeanings say why a rule is refused without quoting it.
+var refusalMeanings = map[iptables.Reason]string{
+	iptables.ReasonMissingChain: "it jumps to a chain or target that does not exist",
+	iptables.ReasonMissingSet:   "it names an ipset that does not exist",
+	iptables.ReasonParse:        "iptables does not understand it",
+	iptables.ReasonIncompatible: "its table holds rules that iptables cannot read",
+}
+
+func meaningOf(class iptables.Reason) string {
+	return cmp.Or(refusalMeanings[class], "iptables or the kernel refuses it")
+}
+
+// noteRefused takes up what of the declaration a write was refused for. Each refusal
+// that is new is logged and counted as an error of its source.
+func (d *Daemon) noteRefused(ctx context.Context, st *state, result reload.Result) {
+	st.refusals = st.refusals.After(result)
+	before := map[string]Refused{}
+	for _, r := range st.refused {
+		before[r.key()] = r
+	}
+	st.refused = nil
+	for _, f := range d.cfg.Kernel.Families() {
+		for _, t := range rules.Guarded() {
+			for _, refusal := range st.refusals[f][t] {
+				r := st.refusedOf(f, t, refusal)
+				if old, known := before[r.key()]; known {
+					r.Since = old.Since
+				} else {
+					if r.Source != "" {
+						d.cfg.Metrics.ObserveSourceError(r.Source)
+					}
+					klog.FromContext(ctx).Error(nil, "A declared rule is refused; its table keeps the rules that were in force, other tables follow the declaration",
+						"family", f, "table", t, "chain", r.Chain, "rule", r.Rule, "where", r.Where, "reason", r.Reason)
+				}
+				st.refused = append(st.refused, r)
+			}
+			d.cfg.Metrics.SetDeclaredRefused(f, t, len(st.refusals[f][t]))
+		}
+	}
+	if len(st.refused) == 0 && len(before) > 0 {
+		klog.FromContext(ctx).Info("No declared rule is refused any more")
+	}
+}
+
+func (r Refused) key() string {
+	return fmt.Sprintf("%s %s %s\n%s\n%s", r.Family, r.Table, r.Chain, r.Rule, r.Where)
+}
+
+func (st *state) refusedOf(f rules.Family, t rules.TableName, refusal reload.Refusal) Refused {
+	r := Refused{
+		Family: f, Table: t, Chain: refusal.Chain, Rule: refusal.Rule.Spec, Reason: refusal.Reason,
+		Class: refusal.Class, Meaning: meaningOf(refusal.Class), Since: time.Now(),
+	}
+	if st.origin != nil {
+		origin := st.origin(f, t, refusal.Chain, refusal.Rule)
+		r.Source, r.Where = origin.Source, origin.Where
+	}
+	return r
+}
+
+// forgetRefused is for a canaryd that only observes: it asks the kernel for nothing.
+func (d *Daemon) forgetRefused(ctx context.Context, st *state) {
+	st.refusals = nil
+	d.noteRefused(ctx, st, nil)
+}
+
+// refuses reports whether something that is declared for the table is refused.
+func (st *state) refuses(f rules.Family, t rules.TableName) bool { return len(st.refusals[f][t]) > 0 }
+
+// noteFirst makes what was written first the measure, although tables were refused:
+// of those, what stands there. It is what an earlier run left, and it must come back
+// after a flush until the declaration is mended.
+func (st *state) noteFirst(result reload.Result) {
+	if st.inForce != nil || len(st.refused) == 0 {
+		return
+	}
+	g := rules.Generation{}
+	for f := range st.families {
+		for _, t := range rules.Guarded() {
+			tr := result[f].Tables[t]
+			switch {
+			case tr.Proved || tr.Read && !tr.Finding.Verdict.Loss() && tr.Finding.Verdict != canary.Unknown:
+				g = g.With(f, t, st.declared[f][t])
+			case tr.Read && st.refuses(f, t):
+				own, _ := tr.Section.Split(st.claims)
+				g = g.With(f, t, own)
+			default:
+				return // of this table nothing is known
+			}
+		}
+	}
+	st.inForce = &Declaration{Generation: g, Claims: st.claims, Origin: st.origin}
+	st.capture(time.Now())
+}
+
+// refusedLines say on the page which declared rules are refused, and where they stand.
+func refusedLines(s Status) []string {
+	const shown = 5
+	var lines []string
+	for i, r := range s.DeclaredRefused {
+		if i == shown {
+			lines = append(lines, fmt.Sprintf("And %d more: canaryd status lists them.", len(s.DeclaredRefused)-shown))
+			break
+		}
+		lines = append(lines, fmt.Sprintf("%s %s: %s is refused: %s.", r.Family, r.Table, r.place(), r.Meaning))
+	}
+	return append(lines, "These tables keep what was in force before; all others are as declared. canaryd status quotes the rule and the reason.")
+}
+
+// addRefused says in a reply what no replay brings.
+func (st *state) addRefused(reply *RestoreReply) {
+	for _, r := range st.refused {
+		if reply.Outcomes[r.Family].Done() {
+			reply.Outcomes[r.Family] = reload.Partial
+		}
+		detail := fmt.Sprintf("%s %s: declared rules are refused: %s: %s", r.Family, r.Table, r.place(), cmp.Or(r.Reason, r.Meaning))
+		reply.Detail = strings.TrimPrefix(reply.Detail+"; "+detail, "; ")
+	}
+}

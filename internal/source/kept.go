@@ -1,0 +1,112 @@
+package source
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// keptFormat is that of the files of a Shelf.
+const keptFormat = 1
+
+// A Shelf keeps on disk what sources said when they could be used last. Unlike a
+// generation that was learned, that is an order of the operator's: it holds after a
+// reboot too. The zero value keeps nothing.
+type Shelf struct{ Dir string }
+
+// A kept is what one source said.
+type kept struct {
+	Format     int              `json:"format"`
+	Path       string           `json:"path"` // of its files
+	Saved      time.Time        `json:"saved"`
+	Generation rules.Generation `json:"generation"`
+}
+
+func (s Shelf) file(source string) string {
+	return filepath.Join(s.Dir, "declared-"+source+".json")
+}
+
+// keep writes what a source said, so that who is killed meanwhile leaves the old file
+// or the new one.
+func (s Shelf) keep(source Source, said Declared) error {
+	if s.Dir == "" {
+		return nil
+	}
+	data, err := json.Marshal(kept{keptFormat, source.path(), time.Now(), said.Generation})
+	path := s.file(source.Name())
+	if err == nil {
+		err = os.WriteFile(path+".new", data, 0o600)
+	}
+	if err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	if err != nil {
+		_ = os.Remove(path + ".new") // a full disk needs the room
+		return fmt.Errorf("keeping what the source %s says: %w", source.Name(), err)
+	}
+	return nil
+}
+
+// errNotKept: nothing of the source is on disk.
+var errNotKept = errors.New("nothing is kept of this source")
+
+// recall returns what a source said when it could be used last.
+func (s Shelf) recall(source Source) (Declared, error) {
+	if s.Dir == "" {
+		return Declared{}, errNotKept
+	}
+	file, err := os.Open(s.file(source.Name()))
+	if errors.Is(err, fs.ErrNotExist) {
+		return Declared{}, errNotKept
+	}
+	if err != nil {
+		return Declared{}, err
+	}
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, maxKept))
+	if err != nil {
+		return Declared{}, err
+	}
+	var k kept
+	if err := json.Unmarshal(data, &k); err != nil {
+		return Declared{}, fmt.Errorf("%s is corrupt: %w", file.Name(), err)
+	}
+	switch {
+	case k.Format != keptFormat:
+		return Declared{}, fmt.Errorf("%s: format %d is not known here", file.Name(), k.Format)
+	case k.Path != source.path():
+		return Declared{}, fmt.Errorf("%w: %s is of %s", errNotKept, file.Name(), k.Path)
+	}
+	if err := rules.Validate(k.Generation); err != nil {
+		return Declared{}, fmt.Errorf("%s: %w", file.Name(), err)
+	}
+	return source.recall(k.Generation), nil
+}
+
+// maxKept bounds what is read from disk, as for generations that were learned.
+const maxKept = 256 << 20
+
+// keepAll keeps what is new.
+func (w *Watcher) keepAll(ctx context.Context) {
+	for _, s := range w.states {
+		if !s.unkept {
+			continue
+		}
+		err := w.Shelf.keep(s, s.good)
+		s.unkept = err != nil
+		if err != nil && !w.keptBadly {
+			klog.FromContext(ctx).Error(err, "If a file is broken at the next start, its last good rules will not be known")
+		}
+		w.keptBadly = err != nil
+	}
+}

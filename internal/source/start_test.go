@@ -1,0 +1,109 @@
+package source
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/canaryd/canaryd/internal/testlog"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// startOf starts a Watcher as a daemon does, and returns what is wrong then.
+func startOf(t *testing.T, shelf string, sources ...Source) (*Watcher, Declared, []Problem, *testlog.Log) {
+	t.Helper()
+	log := &testlog.Log{}
+	w := NewWatcher(nil, sources...)
+	w.Shelf = Shelf{shelf}
+	ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log))))
+	declared := w.Start(ctx)
+	ended, end := context.WithCancel(ctx)
+	end()
+	must(t, w.Run(ended)) // as long as it takes to keep what is good
+	select {
+	case problems := <-w.Problems():
+		return w, declared, problems, log
+	default:
+		return w, declared, nil, log
+	}
+}
+
+// TestStartWithBrokenFiles: at a start what the files said to an earlier run counts in
+// the place of what cannot be used, and of a source of which nothing is known nothing
+// is claimed. The others are not held up.
+func TestStartWithBrokenFiles(t *testing.T) {
+	dir, shelf := t.TempDir(), t.TempDir()
+	m, r := manifest(filepath.Join(dir, "m")), RulesDir{Dir: filepath.Join(dir, "r")}
+	write(t, dir, map[string]string{"m/a.yaml": service("a", 1), "r/site.v4": "*filter\n:SITE\n-A SITE -j NOSUCH x\nbad\n"})
+
+	_, declared, problems, log := startOf(t, shelf, m, r)
+	if got := services(declared); !slices.Equal(got, []string{"a"}) || declared.Claims("SITE") || !declared.Known() {
+		t.Errorf("services %q, SITE claimed: %t", got, declared.Claims("SITE"))
+	}
+	if len(problems) != 1 || problems[0].Instead != Nothing || problems[0].Source != "rules-dir" || problems[0].Where != filepath.Join(dir, "r/site.v4")+":4" || problems[0].Since.IsZero() {
+		t.Errorf("problems: %+v", problems)
+	}
+	if !strings.Contains(log.String(), "none that were good are known") {
+		t.Errorf("the log:\n%s", log)
+	}
+
+	write(t, dir, map[string]string{"r/site.v4": site})
+	if _, declared, problems, _ = startOf(t, shelf, m, r); len(problems) > 0 || !declared.Claims("SITE") {
+		t.Errorf("problems: %+v", problems)
+	}
+	write(t, dir, map[string]string{"r/site.v4": "*filter\n", "m/a.yaml": "kind: ["})
+	_, stored, problems, log := startOf(t, shelf, m, r)
+	if got, want := stored.Generation.ID(), declared.Generation.ID(); got != want || !stored.Claims("SITE") || !stored.Claims("KUBE-SERVICES") {
+		t.Errorf("from disk comes %s, want %s", got, want)
+	}
+	if len(problems) != 2 || problems[0].Instead != Stored || problems[1].Instead != Stored {
+		t.Errorf("problems: %+v", problems)
+	}
+	if !strings.Contains(log.String(), "those that an earlier run took from the same files stay") {
+		t.Errorf("the log:\n%s", log)
+	}
+	if _, where := stored.Origin(rules.IPv4, rules.Filter, "SITE", rules.Rule{Spec: "-j DROP", Target: "DROP"}); !strings.Contains(where, "canaryd kept") {
+		t.Errorf("a rule from disk is said to stand in %q", where)
+	}
+
+	// Another folder's are no measure, nor is a torn file.
+	other := RulesDir{Dir: filepath.Join(dir, "other")}
+	if _, declared, _, _ = startOf(t, shelf, other); declared.Known() {
+		t.Error("what another folder said is in force")
+	}
+	must(t, os.WriteFile(filepath.Join(shelf, "declared-rules-dir.json"), []byte(`{"format":1,`), 0o600))
+	_, declared, problems, log = startOf(t, shelf, r)
+	if declared.Known() || len(problems) != 1 || problems[0].Instead != Nothing || !strings.Contains(log.String(), "is corrupt") {
+		t.Errorf("problems %+v, the log:\n%s", problems, log)
+	}
+}
+
+// TestStartIsMended: files that were broken at the start are taken up when they are
+// mended, and an empty declaration is not taken for one that is not known.
+func TestStartIsMended(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, map[string]string{"a.yaml": "kind: ["})
+	w := NewWatcher(nil, manifest(dir))
+	declared := w.Start(t.Context())
+	if problems := <-w.Problems(); declared.Known() || len(problems) != 1 {
+		t.Fatalf("known %t, problems %+v", declared.Known(), problems)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(ctx) }()
+	write(t, dir, map[string]string{"a.yaml": "apiVersion: v1\nkind: List\nitems: []\n"})
+	if next := <-w.Changes(); !next.Known() || !next.Claims("KUBE-SERVICES") {
+		t.Error("the mended manifest claims nothing")
+	}
+	if problems := <-w.Problems(); len(problems) > 0 {
+		t.Errorf("still %+v", problems)
+	}
+	cancel()
+	must(t, <-ended)
+}

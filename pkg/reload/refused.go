@@ -1,0 +1,171 @@
+package reload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Refusal is a claimed rule that iptables or the kernel refuses.
+type Refusal struct {
+	Chain string     // a built-in one for a hook; empty if no single rule is to blame
+	Rule  rules.Rule // the zero value likewise
+	// Reason is what iptables or the kernel said, for people. It may quote the rule.
+	Reason string
+	Class  iptables.Reason
+}
+
+// Refusals are what is refused, by family and table. It is a value.
+type Refusals map[rules.Family]map[rules.TableName][]Refusal
+
+// Count returns how many refusals there are.
+func (r Refusals) Count() int {
+	n := 0
+	for _, tables := range r {
+		for _, list := range tables {
+			n += len(list)
+		}
+	}
+	return n
+}
+
+// After returns what is refused after another try. A table that the try did not
+// get to stays as it was.
+func (r Refusals) After(result Result) Refusals {
+	next := Refusals{}
+	put := func(f rules.Family, t rules.TableName, list []Refusal) {
+		if len(list) == 0 {
+			return
+		}
+		if next[f] == nil {
+			next[f] = map[rules.TableName][]Refusal{}
+		}
+		next[f][t] = list
+	}
+	for _, f := range rules.Families() {
+		fr, tried := result[f]
+		for _, t := range rules.Guarded() {
+			tr := fr.Tables[t]
+			switch {
+			case tr.Refused != nil:
+				put(f, t, tr.Refused)
+			case !tried || !tr.Proved && (!tr.Read || tr.Finding.Verdict.Loss()):
+				put(f, t, r[f][t])
+			}
+		}
+	}
+	return next
+}
+
+// decline sets a plan's table aside if a trial found that a claimed rule of it is
+// refused. The operator meant the table's rules together: a part of a firewall may
+// let in what all of it keeps out. Rules that are learned go into quarantine, as ever.
+func (t *turn) decline(plan tablePlan, trial trial, claimed func(chain string) bool) {
+	list := refusalsIn(plan, trial, claimed)
+	if len(list) == 0 {
+		return
+	}
+	if t.aside == nil {
+		t.aside = map[rules.TableName]error{}
+	}
+	if t.declined == nil {
+		t.declined = map[rules.TableName][]Refusal{}
+	}
+	t.declined[plan.table] = list
+	t.aside[plan.table] = fmt.Errorf("%s %s stays as it is, because %d of the rules declared for it are refused: %s",
+		t.family, plan.table, len(list), list[0].Reason)
+}
+
+// refusalsIn returns the claimed rules of a plan that its trial found refused; nil
+// claims all.
+func refusalsIn(plan tablePlan, trial trial, claimed func(chain string) bool) []Refusal {
+	if claimed == nil {
+		claimed = func(string) bool { return true }
+	}
+	var list []Refusal
+	note := func(chain string, r rules.Rule) {
+		reason, bad := trial.bad[r.Spec]
+		if !bad {
+			return
+		}
+		list = append(list, Refusal{Chain: chain, Rule: r, Reason: reason, Class: classOf(trial.errs[r.Spec])})
+	}
+	for _, c := range slices.Concat(plan.wrote, plan.merged) {
+		for _, r := range c.Rules {
+			if claimed(c.Name) {
+				note(c.Name, r)
+			}
+		}
+	}
+	for _, h := range plan.hooks {
+		if claimed(h.Into()) {
+			note(h.Chain, h.Rule)
+		}
+	}
+	return list
+}
+
+// Try asks the kernel whether it takes a generation's rules, each family's that is
+// named, and returns those that it refuses. It writes them to a chain that nothing
+// jumps to, as a replay does that was refused, and deletes that chain.
+func (r Replayer) Try(ctx context.Context, g rules.Generation, families ...rules.Family) (refused Refusals, err error) {
+	s, err := r.Kernel.Begin(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("beginning a trial: %w", err)
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	result := Result{}
+	for _, f := range families {
+		snapshot, err := s.Read(ctx, f)
+		if err != nil {
+			return nil, fmt.Errorf("reading %s: %w", f, err)
+		}
+		tables := map[rules.TableName]TableResult{}
+		for _, table := range rules.Guarded() {
+			section := g[f][table]
+			plan := tablePlan{table: table, wrote: section.Chains, hooks: section.Hooks, seen: snapshot.Tables[table]}
+			trial := newTrial(s, f, plan)
+			if err := trial.run(ctx); err != nil {
+				return nil, fmt.Errorf("trying the rules of %s %s: %w", f, table, err)
+			}
+			tables[table] = TableResult{Refused: refusalsIn(plan, trial, nil)}
+		}
+		result[f] = FamilyResult{Tables: tables}
+	}
+	return Refusals{}.After(result), nil
+}
+
+// reportDeclined notes in the result why tables are set aside.
+func (t *turn) reportDeclined() {
+	for table, err := range t.aside {
+		tr := t.result.Tables[table]
+		if tr.Refused = t.declined[table]; tr.Refused == nil {
+			tr.Refused = refusedAsAWhole(err)
+		}
+		t.result.Tables[table] = tr
+	}
+}
+
+// refusedAsAWhole returns the refusal of a table for which no single rule is to
+// blame; nil if the error is no refusal. That the lock is held is none: nothing
+// was asked.
+func refusedAsAWhole(err error) []Refusal {
+	var refused *iptables.RestoreError
+	if !errors.As(err, &refused) || refused.Exit < 0 || refused.Reason == iptables.ReasonLock {
+		return nil
+	}
+	return []Refusal{{Reason: err.Error(), Class: refused.Reason}}
+}
+
+// classOf returns the reason for which a rule is refused.
+func classOf(err error) iptables.Reason {
+	var refused *iptables.RestoreError
+	if errors.As(err, &refused) {
+		return refused.Reason
+	}
+	return iptables.ReasonOther
+}
