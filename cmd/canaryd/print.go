@@ -89,6 +89,9 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 		return printJSON(w, s)
 	}
 	health := paint(w, green, "healthy")
+	if s.RulesWithoutOwner != nil {
+		health = paint(w, yellow, "healthy, but kube-proxy's rules have no owner")
+	}
 	if err := s.Ready(); err != nil {
 		health = paint(w, red, "NOT healthy: "+err.Error())
 	}
@@ -110,6 +113,9 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 		if _, err := fmt.Fprintln(w, "somebody keeps undoing what is replayed; the log says who"); err != nil {
 			return err
 		}
+	}
+	if err := printOwnerless(w, s.RulesWithoutOwner); err != nil {
+		return err
 	}
 	for _, q := range s.Quarantined {
 		if _, err := fmt.Fprintf(w, "in quarantine: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason))); err != nil {
@@ -145,6 +151,23 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 		return err
 	}
 	return printStored(w, s)
+}
+
+// printOwnerless says what to do with rules that no process keeps.
+func printOwnerless(w io.Writer, o *daemon.OwnerlessRules) error {
+	if o == nil {
+		return nil
+	}
+	var families []string
+	for _, f := range o.Families {
+		families = append(families, f.String())
+	}
+	lines := fmt.Sprintf("kube-proxy's rules have no owner: they are in force (%s), but KUBE-PROXY-CANARY was last seen %s\n", strings.Join(families, ", "), ago(o.Since))
+	for _, c := range o.Choices {
+		lines += fmt.Sprintf("  if %s: %s\n", c.If, c.Command)
+	}
+	_, err := io.WriteString(w, lines)
+	return err
 }
 
 // printKeeper says in one line what the keeper does for each family.

@@ -60,6 +60,9 @@ type Status struct {
 	CapturePendingSince time.Time `json:"capturePendingSince,omitzero"`
 	// Quarantined are rules that could not be put back; the first hundred.
 	Quarantined []Quarantined `json:"quarantined,omitempty"`
+	// RulesWithoutOwner says that kube-proxy's rules are in force and kube-proxy does not
+	// keep them; nil while it does, or they are not there. It is no part of Healthy.
+	RulesWithoutOwner *OwnerlessRules `json:"rulesWithoutOwner,omitempty"`
 	// Keeper is what keeps established connections through a flush, of the enabled
 	// families. It is no part of Healthy.
 	Keeper map[rules.Family]FamilyKeeper `json:"keeper"`
