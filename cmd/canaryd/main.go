@@ -120,9 +120,10 @@ restart of the daemon ends a pause.
 `
 	aboutResume = `Exit code: 0 also if there was no pause, 2 no daemon or trouble.
 `
-	aboutCleanup = `Removes canaries and witnesses; with --rules the protected chains and the hooks into them too. A
-running daemon does it itself and watches nothing any more until it is started again. It deletes its
-table canaryd-keeper too, which else vanishes with its process.
+	aboutCleanup = `Removes canaries and witnesses; with --rules the protected chains and the hooks into them too, with
+--protect only those that it names (kube-proxy: kube without kubelet's). A running daemon does it
+itself and watches nothing any more until it is started again. It deletes its table canaryd-keeper
+too, which else vanishes with its process.
 `
 )
 
@@ -153,7 +154,7 @@ func run(ctx context.Context, args []string, to streams) int {
 	case flags.NArg() > 0 && len(cmd.words()) == 0 || flags.NArg() > 1:
 		return fail(to, fmt.Errorf("%q is one word too many (see canaryd %s --help)", flags.Arg(flags.NArg()-1), cmd.name))
 	}
-	o.oneFlush = flags.Changed("flush")
+	o.oneFlush, o.protectGiven = flags.Changed("flush"), flags.Changed("protect")
 	if words := cmd.words(); len(words) > 0 {
 		if o.word = flags.Arg(0); o.word == "" {
 			o.word = words[0]

@@ -213,6 +213,11 @@ func TestStatusTable(t *testing.T) {
 		"status-quarantine": func(s *daemon.Status) {
 			s.Quarantined = []daemon.Quarantined{{Family: rules.IPv4, Table: rules.Filter, Chain: "KUBE-FORWARD", Rule: "-m set --match-set friends src -j ACCEPT", Reason: "ipset friends is missing, and its members are not known"}}
 		},
+		"status-ownerless": func(s *daemon.Status) {
+			s.Families = map[rules.Family]daemon.Verdicts{rules.IPv4: verdicts(canary.Intact, canary.Intact, canary.Intact)}
+			s.RulesWithoutOwner = &daemon.OwnerlessRules{Since: time.Now().Add(-3 * time.Minute), Families: []rules.Family{rules.IPv4}, Choices: []daemon.Choice{
+				{If: "kube-proxy belongs on this node", Command: "kubectl ..."}, {If: "kube-proxy has left this node", Command: "canaryd cleanup ..."}}}
+		},
 		"status-no-flush": func(s *daemon.Status) {
 			s.Flushes, s.Keeper[rules.IPv6] = nil, daemon.FamilyKeeper{State: daemon.KeeperIdle}
 		},

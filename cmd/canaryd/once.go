@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"strings"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/daemon"
@@ -271,7 +272,11 @@ func runResume(ctx context.Context, o *options, to streams) (int, error) {
 
 // runCleanup removes the marks, through the daemon if there is one.
 func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
-	err := o.client().Cleanup(ctx, daemon.CleanupRequest{Rules: o.rules})
+	request := daemon.CleanupRequest{Rules: o.rules}
+	if o.protectGiven {
+		request.Protect = strings.Join(o.protect, ",")
+	}
+	err := o.client().Cleanup(ctx, request)
 	if err != nil && !errors.Is(err, daemon.ErrNoDaemon) {
 		return exitError, err
 	}

@@ -32,6 +32,7 @@ type options struct {
 	manifest, rulesDir               string
 	generator                        generator
 	rules, check, metricsRequired    bool
+	protectGiven                     bool // on the command line, and not by default
 	pause                            time.Duration
 	flush                            string // its number or ID
 	oneFlush                         bool   // flush was given, perhaps by a script that has none

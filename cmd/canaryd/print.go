@@ -90,6 +90,9 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 		return printJSON(w, s)
 	}
 	health := paint(w, green, "healthy")
+	if s.RulesWithoutOwner != nil {
+		health = paint(w, yellow, "healthy, but kube-proxy's rules have no owner")
+	}
 	if err := s.Ready(); err != nil {
 		health = paint(w, red, "NOT healthy: "+err.Error())
 	}
@@ -112,7 +115,7 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 			return err
 		}
 	}
-	if err := errors.Join(printSourceErrors(w, s.SourceErrors), printRefused(w, s.DeclaredRefused)); err != nil {
+	if err := errors.Join(printSourceErrors(w, s.SourceErrors), printRefused(w, s.DeclaredRefused), printOwnerless(w, s.RulesWithoutOwner)); err != nil {
 		return err
 	}
 	for _, q := range s.Quarantined {
@@ -154,6 +157,23 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 		return err
 	}
 	return printStored(w, s)
+}
+
+// printOwnerless says what to do with rules that no process keeps.
+func printOwnerless(w io.Writer, o *daemon.OwnerlessRules) error {
+	if o == nil {
+		return nil
+	}
+	var families []string
+	for _, f := range o.Families {
+		families = append(families, f.String())
+	}
+	lines := fmt.Sprintf("kube-proxy's rules have no owner: they are in force (%s), but KUBE-PROXY-CANARY was last seen %s\n", strings.Join(families, ", "), ago(o.Since))
+	for _, c := range o.Choices {
+		lines += fmt.Sprintf("  if %s: %s\n", c.If, c.Command)
+	}
+	_, err := io.WriteString(w, lines)
+	return err
 }
 
 // printKeeper says in one line what the keeper does for each family.

@@ -117,6 +117,9 @@ func (r RestoreReply) Proved() bool {
 // the protected chains and hooks as well.
 type CleanupRequest struct {
 	Rules bool `json:"rules,omitempty"`
+	// Protect narrows Rules to what it names, as --protect takes it; empty means all that
+	// the daemon protects.
+	Protect string `json:"protect,omitempty"`
 }
 
 // A PauseRequest asks for replays to be held.

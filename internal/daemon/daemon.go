@@ -379,6 +379,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	}
 	log := klog.FromContext(ctx)
 	st.stored = d.cfg.Store.List()
+	d.recallOwners(ctx, st)
 	known, stored, err := d.cfg.Store.LoadState()
 	switch {
 	case errors.Is(err, reload.ErrNothingStored):

@@ -57,6 +57,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	st.noteReturn(snapshot)
 	fs.lastWord.saw(reload.ProxyStands(snapshot), fs.readEnd)
 	found := d.judge(st, f, snapshot, start)
+	d.heedProxy(ctx, st, f, snapshot, found, fs.readEnd)
 	missing := map[rules.TableName]int{}
 	for _, t := range rules.Guarded() {
 		x, ts := found[t], fs.tables[t]
@@ -196,8 +197,7 @@ func (d *Daemon) learn(st *state, f rules.Family, t rules.TableName, seen rules.
 	}
 	if first || !before.Equal(next.Generation[f][t]) {
 		st.capture(now)
-		st.saveAt = earliest(st.saveAt, latest(now.Add(saveQuiet), st.savedAt.Add(saveShare*st.saveCost)))
-		st.stir(st.saveAt)
+		st.planSave(now)
 		if !first {
 			fs.planRotation(now)
 		}

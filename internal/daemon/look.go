@@ -59,6 +59,8 @@ func (d *Daemon) look(ctx context.Context, st *state) {
 		}
 	}
 	d.readRestored(ctx, st)
+	d.tellOwnerless(ctx, st)
+	d.keepOwners(ctx, st)
 	d.followUp(st)
 }
 

@@ -54,7 +54,7 @@ type Metrics struct {
 	lastFlush, lastExamination   prometheus.Gauge
 	generationTime               prometheus.Gauge
 	execProbe, mixed, mismatch   prometheus.Gauge
-	paused, contended            prometheus.Gauge
+	paused, contended, ownerless prometheus.Gauge
 	rulesAbsent, probeDuration   prometheus.Histogram
 	replayDuration               *prometheus.HistogramVec
 	families                     []rules.Family
@@ -104,6 +104,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		mismatch:        b.gauge("backend_mismatch", "Whether the other iptables backend is the one in use by now; a restart of canaryd would guard that one."),
 		paused:          b.gauge("paused", "Whether replays are held."),
 		contended:       b.gauge("contended", "Whether somebody keeps undoing what is replayed."),
+		ownerless:       b.gauge("rules_without_owner", "Whether kube-proxy's rules are in force and kube-proxy's canary has been missing for two minutes."),
 
 		rulesAbsent:    b.histogram("rules_absent_seconds", "From the first evidence of a loss to the proof that everything is back.", absentBuckets),
 		probeDuration:  b.histogram("probe_duration_seconds", "How long a probe of one family took.", probeBuckets),
@@ -266,6 +267,7 @@ func (m *Metrics) SetStatus(s Status) {
 	m.capturePending.Set(seconds(s.CapturePendingSince))
 	m.paused.Set(truth(s.Paused))
 	m.contended.Set(truth(s.Contended))
+	m.ownerless.Set(truth(s.RulesWithoutOwner != nil))
 	m.mixed.Set(truth(s.Backend.Mixed))
 	m.mismatch.Set(truth(s.Backend.Mismatch))
 	for _, mode := range Modes() {

@@ -52,6 +52,7 @@ type pageVerdict struct {
 type pageWarning struct {
 	Name, Class, Title, Text, Command string
 	Chains                            []string
+	Choices                           []Choice // commands of which one is right
 }
 
 // A pageRow is one family's verdicts, in the order of Tables.
@@ -171,6 +172,9 @@ func headlineOf(s Status, dead error, now time.Time) pageVerdict {
 	if n := len(s.Quarantined); n > 0 {
 		return pageVerdict{Class: "partial", Title: "Whole but for " + rulesText(n), Lines: wholeLines(s, now)}
 	}
+	if o := s.RulesWithoutOwner; o != nil {
+		return pageVerdict{Class: "partial", Title: sinceTitle("Rules without an owner", o.Since), Since: o.Since, Lines: wholeLines(s, now)}
+	}
 	return pageVerdict{Class: "whole", Title: "Whole", Lines: wholeLines(s, now)}
 }
 
@@ -261,6 +265,10 @@ func warningsOf(s Status, now time.Time) []pageWarning {
 			Text: "Its rules are not guarded: restart canaryd, or say which is right with --backend. The evidence:", Command: "canaryd detect"})
 	}
 	list = append(list, sourceWarning(s)...)
+	if o := s.RulesWithoutOwner; o != nil {
+		list = append(list, pageWarning{Name: "ownerless", Class: "bad", Title: "kube-proxy's rules have no owner.",
+			Text: "They are in force, but KUBE-PROXY-CANARY has been missing for " + durationText(now.Sub(o.Since)) + ", so no process corrects them.", Choices: o.Choices})
+	}
 	if n := len(s.Quarantined); n > 0 {
 		w := pageWarning{Name: "quarantine", Class: "bad", Title: upper(rulesText(n)) + " cannot be put back.",
 			Text: "The kernel lacks what they name. They are tried again; the rest of their tables is not held up.", Command: "canaryd status"}

@@ -32,6 +32,9 @@ func (d *Daemon) publish(st *state) {
 		Stopped:          st.removed,
 		Keeper:           d.keepers(st),
 	}
+	if !st.removed {
+		s.RulesWithoutOwner = d.ownerless(st, time.Now())
+	}
 	for f, fs := range st.families {
 		s.Families[f] = Verdicts{}
 		for t, ts := range fs.tables {

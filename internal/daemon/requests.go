@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -154,14 +155,23 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 }
 
 // Cleanup removes canaries and witnesses, with r.Rules also the protected
-// chains and hooks, and stops the loop's work for good.
+// chains and hooks, or those of them that r.Protect names, and stops the loop's work
+// for good.
 func (d *Daemon) Cleanup(ctx context.Context, r CleanupRequest) error {
+	only, err := rules.NewSelector(strings.Split(r.Protect, ","))
+	if err != nil && r.Protect != "" {
+		return fmt.Errorf("--protect: %w", err)
+	}
 	var failed error
-	err := d.ask(ctx, func(ctx context.Context, st *state) {
+	err = d.ask(ctx, func(ctx context.Context, st *state) {
 		st.removed, st.pausedUntil = true, time.Time{}
 		d.stopKeeping(ctx, st)
 		d.cfg.Metrics.SetCanariesGone()
-		failed = RemoveAll(ctx, d.replayer(ctx, st), d.job(st, d.cfg.Kernel.Families()...), r.Rules)
+		replayer := d.replayer(ctx, st)
+		if r.Protect != "" {
+			replayer.Protects, replayer.Names = only.Protects, only.Names
+		}
+		failed = RemoveAll(ctx, replayer, d.job(st, d.cfg.Kernel.Families()...), r.Rules)
 		if d.cfg.Store != nil {
 			failed = errors.Join(failed, d.cfg.Store.Forget())
 		}

@@ -45,6 +45,10 @@ type state struct {
 	// frozenSince is since when, in observe mode, rules are missing that
 	// their owner has not put back.
 	frozenSince time.Time
+	ownerless   bool // the log has that kube-proxy's rules have no owner
+
+	ownersKept   reload.Owners // as the disk has them
+	ownersUnkept trouble       // why it has not
 
 	hinted    time.Time     // when the hint came that asks for the next look; zero: none did
 	evidence  time.Time     // since when what the present look finds may be so
@@ -102,6 +106,7 @@ type familyState struct {
 
 	undoubleAt time.Time // when hooks that stand twice are put right; zero: none does
 	lastWord   lastWord
+	proxy      proxyWatch
 	keeper     keeping
 
 	rotateAt time.Time // zero: the marks are as new as the generation

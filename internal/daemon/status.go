@@ -68,6 +68,9 @@ type Status struct {
 	DeclaredRefused []Refused `json:"declaredRefused,omitempty"`
 	// SourceErrors are what is wrong with the files of declared sources.
 	SourceErrors []SourceError `json:"sourceErrors,omitempty"`
+	// RulesWithoutOwner says that kube-proxy's rules are in force and kube-proxy does not
+	// keep them; nil while it does, or they are not there. It is no part of Healthy.
+	RulesWithoutOwner *OwnerlessRules `json:"rulesWithoutOwner,omitempty"`
 	// Keeper is what keeps established connections through a flush, of the enabled
 	// families. It is no part of Healthy.
 	Keeper map[rules.Family]FamilyKeeper `json:"keeper"`

@@ -188,6 +188,12 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 	}
 }
 
+// planSave has the generation written once it has been quiet for a moment.
+func (st *state) planSave(now time.Time) {
+	st.saveAt = earliest(st.saveAt, latest(now.Add(saveQuiet), st.savedAt.Add(saveShare*st.saveCost)))
+	st.stir(st.saveAt)
+}
+
 // saveMarks writes the state with these marks. It confirms nothing.
 func (d *Daemon) saveMarks(st *state, marks canary.Marks) error {
 	st.kept = st.keep(marks)

@@ -154,8 +154,10 @@ func (s *Store) SaveState(state State) error {
 // Forget removes the state, so that the next start does not take marks that
 // were removed on purpose for lost ones. Generations stay, for restore.
 func (s *Store) Forget() error {
-	if err := os.Remove(filepath.Join(s.dir, "state.json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("forgetting the state: %w", err)
+	for _, path := range []string{filepath.Join(s.dir, "state.json"), s.ownersPath()} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("forgetting the state: %w", err)
+		}
 	}
 	return nil
 }

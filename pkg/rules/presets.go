@@ -1,5 +1,7 @@
 package rules
 
+import "slices"
+
 // A preset is what one kind of owner writes: which chains, and which rules
 // straight into built-in ones.
 type preset struct {
@@ -33,6 +35,8 @@ func presetOf(name string) (preset, bool) {
 	switch name {
 	case "kube":
 		return kubePreset(), true
+	case "kube-proxy": // of use to cleanup only, and in no list
+		return kubeProxyPreset(), true
 	case "cni":
 		return preset{
 			exact: []string{
@@ -74,6 +78,16 @@ func kubePreset() preset {
 	for _, prefix := range []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-", "KUBE-XLB-"} {
 		p.hashed = append(p.hashed, hashedName{prefix, 16, base32})
 	}
+	return p
+}
+
+// kubeProxyPreset is kubePreset without what only kubelet writes, and does not write
+// again for as long as its own canary stands.
+func kubeProxyPreset() preset {
+	p := kubePreset()
+	p.exact = slices.DeleteFunc(p.exact, func(chain string) bool {
+		return slices.Contains([]string{"KUBE-FIREWALL", "KUBE-MARK-DROP", "KUBE-IPTABLES-HINT"}, chain)
+	})
 	return p
 }
 

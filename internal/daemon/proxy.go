@@ -1,0 +1,135 @@
+package daemon
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A kube-proxy that has left corrects nothing any more, and what a replay puts back of
+// its rules stays as it is for good. While it is at work, KUBE-PROXY-CANARY stands: it
+// looks for it every 30 s and plants it again behind a full sync.
+
+// ownerlessAfter is how long that canary may be missing until its rules count as without
+// an owner: kube-proxy looks every 30 s, and needs 7 s for a sync of 5,000 services on nft.
+const ownerlessAfter = 2 * time.Minute
+
+// A proxyWatch is what is known of kube-proxy's canary in one family.
+type proxyWatch struct {
+	stood bool      // it was seen at some time
+	gone  time.Time // since when it has been missing; zero: it stands, or never stood
+	// uptime is how long the machine had been up then, as the disk has it.
+	uptime time.Duration
+}
+
+// saw notes whether kube-proxy's canary stood at that time.
+func (w *proxyWatch) saw(stands bool, now time.Time) {
+	switch {
+	case stands:
+		*w = proxyWatch{stood: true}
+	case w.stood && w.gone.IsZero():
+		w.gone = now
+	}
+}
+
+// An OwnerlessRules says that kube-proxy's rules stand and kube-proxy does not keep them.
+type OwnerlessRules struct {
+	// Since is when KUBE-PROXY-CANARY was first seen missing.
+	Since    time.Time      `json:"since"`
+	Families []rules.Family `json:"families"`
+	// Choices are what to do: the first if kube-proxy belongs on this node, the second if
+	// it has left.
+	Choices []Choice `json:"choices"`
+}
+
+// A Choice is a command, and when it is the right one.
+type Choice struct {
+	If      string `json:"if"`
+	Command string `json:"command"`
+}
+
+// ownerChoices are the ways out. Neither is taken without being asked for: which of them
+// is right only the operator knows.
+func ownerChoices() []Choice {
+	return []Choice{
+		{"kube-proxy belongs on this node", "kubectl -n kube-system rollout restart daemonset/kube-proxy"},
+		{"kube-proxy has left this node", "canaryd cleanup --rules --protect=kube-proxy"},
+	}
+}
+
+// ownerless returns what is to be said of kube-proxy's rules, nil while they have an
+// owner, or are not in force. Rules that are lost are another matter.
+func (d *Daemon) ownerless(st *state, now time.Time) *OwnerlessRules {
+	var o *OwnerlessRules
+	for _, f := range rules.Families() {
+		fs := st.families[f]
+		if fs == nil || fs.proxy.gone.IsZero() || now.Sub(fs.proxy.gone) < ownerlessAfter || !st.proxyStands(f) {
+			continue
+		}
+		if o == nil {
+			o = &OwnerlessRules{Since: fs.proxy.gone, Choices: ownerChoices()}
+		}
+		o.Since, o.Families = earliest(o.Since, fs.proxy.gone), append(o.Families, f)
+	}
+	return o
+}
+
+// proxyStands reports whether a family holds chains of kube-proxy's that are learned, as
+// far as is known.
+func (st *state) proxyStands(f rules.Family) bool {
+	for t, s := range st.learned.Generation[f] {
+		if !st.families[f].tables[t].verdict.Loss() && reload.HasProxy(s) {
+			return true
+		}
+	}
+	return false
+}
+
+// tellOwnerless says once that kube-proxy's rules have no owner, and once that this is
+// over.
+func (d *Daemon) tellOwnerless(ctx context.Context, st *state) {
+	log, now := klog.FromContext(ctx), time.Now()
+	switch o := d.ownerless(st, now); {
+	case o != nil && !st.ownerless:
+		st.ownerless = true
+		log.Error(nil, "kube-proxy's rules have no owner: they are in force, but KUBE-PROXY-CANARY is not back, so no process corrects them",
+			"families", o.Families, "missingFor", now.Sub(o.Since).Round(time.Second),
+			"ifItBelongsHere", o.Choices[0].Command, "ifItHasLeft", o.Choices[1].Command)
+	case o == nil && st.ownerless:
+		st.ownerless = false
+		log.Info("No rules of kube-proxy's are without an owner any more")
+	}
+}
+
+// heedProxy takes in what a full read shows of kube-proxy. Where it has taken itself
+// away, that is its last word at once: rules that come back within the two seconds of
+// any other removal would never be corrected.
+func (d *Daemon) heedProxy(ctx context.Context, st *state, f rules.Family, snapshot iptables.Snapshot, found map[rules.TableName]reload.Examined, now time.Time) {
+	fs := st.families[f]
+	if snapshot.Unreadable[rules.Mangle] == nil {
+		fs.proxy.saw(reload.ProxyStands(snapshot), now)
+	}
+	if fs.frozen() || !reload.ProxyLeft(snapshot, found, st.learned.Generation[f]) {
+		return
+	}
+	st.learned = st.learned.WithoutProxy(snapshot)
+	st.capture(now)
+	st.planSave(now)
+	fs.planRotation(now)
+	klog.FromContext(ctx).Info("kube-proxy has removed its chains and its canary; a flush does not bring them back", "family", f)
+}
+
+// frozen reports whether observe mode only watches a table of the family.
+func (fs *familyState) frozen() bool {
+	for _, ts := range fs.tables {
+		if ts.frozen {
+			return true
+		}
+	}
+	return false
+}
