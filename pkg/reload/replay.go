@@ -135,6 +135,9 @@ type Job struct {
 	// again means that another process wrote meanwhile, and everything is to be
 	// planned once more. nil: the flusher is done.
 	Settle func(ctx context.Context, found Found) (now Found, again bool)
+	// Judged, unless it is nil, gets what each guarded read of a family found before
+	// anything that rests on it is written, or told to Ahead. The last call counts.
+	Judged func(rules.Family, map[rules.TableName]TableResult)
 	// Strict: rather write nothing than all but the rules that are refused.
 	Strict bool
 }
@@ -217,6 +220,9 @@ type TableResult struct {
 	Policies    []string     // built-in policies that differ from the generation's
 	Wrote       int          // chains whose content was written
 	Placed      []rules.Hook // that were put back
+	// Gone is what stood when the table got its first marks, if another process took
+	// them before the proof: no other read shows what it took with them.
+	Gone *rules.Section
 
 	// flushed: no mark at all was left standing, so that more may be gone than
 	// the generation knows.
