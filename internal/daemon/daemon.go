@@ -5,7 +5,6 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -110,6 +109,8 @@ type Daemon struct {
 	made     time.Time    // when it was made; what is counted from it no clock that is set can move
 	turned   atomic.Int64 // when the loop last turned, in nanoseconds since made
 	edition  int          // of the generation that status describes
+	chores   []chore
+	running  atomic.Pointer[running] // the step that the worker is at; nil: none
 	// journalError is why the last flush record is not on disk, "" if it is.
 	journalError atomic.Pointer[string]
 	// listenError is why HTTP is not served, "" if it is.
@@ -130,6 +131,7 @@ func New(cfg Config) *Daemon {
 		sweeps:   make(chan sweep, 1),
 		made:     time.Now(),
 	}
+	d.chores = d.newChores()
 	d.publish(d.newState())
 	return d
 }
@@ -144,16 +146,6 @@ func (d *Daemon) ReportListening(err error) {
 		text = err.Error()
 	}
 	d.listenError.Store(&text)
-}
-
-// Alive returns nil if the loop turns. It knows nothing of losses: a restart
-// in the middle of an outage helps nobody.
-func (d *Daemon) Alive() error {
-	idle := time.Since(d.made) - time.Duration(d.turned.Load())
-	if limit := 5*d.cfg.PollInterval + 10*time.Second; idle > limit {
-		return fmt.Errorf("the loop has not turned for %s", idle.Round(time.Second))
-	}
-	return nil
 }
 
 // Run looks, heals and learns until ctx ends. It leaves canaries, witnesses
@@ -177,7 +169,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		defer keeping.Wait()
 		defer d.cfg.Journal.Close()
 	}
-	worker := newWorker(d.beat)
+	worker := newWorker()
 	defer worker.stop()
 	found := make(chan iptables.Evidence)
 	var weighing sync.WaitGroup
@@ -195,7 +187,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
-			worker.run(func() { d.save(context.WithoutCancel(ctx), st, true) })
+			d.work(ctx, worker, "save", diskLimit, func() { d.save(context.WithoutCancel(ctx), st, true) })
 			log.Info("Stopped; canaries and rules stay in place")
 			if st.paused() {
 				log.Info("The pause ends here: the next start replays what it finds lost")
@@ -213,100 +205,17 @@ func (d *Daemon) Run(ctx context.Context) error {
 			d.weighed(ctx, st, evidence)
 		case <-wake.C:
 		case r := <-d.requests:
-			worker.run(func() { r.do(ctx, st) })
+			d.work(ctx, worker, "answer a request", d.settleLimit(), func() { r.do(ctx, st) })
 			close(r.done)
 		}
-		for step := d.next(st); step != nil && ctx.Err() == nil; step = d.next(st) {
-			worker.run(func() { step(ctx, st) })
+		for c := d.next(st); c != nil && ctx.Err() == nil; c = d.next(st) {
+			d.work(ctx, worker, c.name, c.limit, func() { c.do(ctx, st) })
 			d.publish(st)
 		}
 		d.publish(st)
 		wake.Reset(until(d.wakeAt(st), d.cfg.PollInterval))
 		d.beat()
 	}
-}
-
-// A step is one stretch of work. It leaves in the state what comes next.
-type step func(context.Context, *state)
-
-// next returns the step that is due first, or nil. The order is the path from
-// hint to proof: look, heal what is lost, examine what moved; planting, new
-// nonces and the disk come after.
-func (d *Daemon) next(st *state) step {
-	now := time.Now()
-	switch {
-	case st.removed:
-		return nil
-	case due(st.pausedUntil, now):
-		return d.runOut
-	case due(st.lookAt, now):
-		return d.look
-	case st.loss != nil && due(st.loss.tryAt, now):
-		return d.heal
-	case d.anyFamily(st, func(fs *familyState) bool { return due(fs.examineAt, now) }):
-		return d.examine
-	case st.mayNudge() && d.anyFamily(st, func(fs *familyState) bool { return due(fs.lastWord.at, now) }):
-		return d.giveLastWord
-	case !d.allPlanted(st) && due(st.plantAt, now):
-		return d.plant
-	case d.mayKeep() && (st.keptBy != st.keeperBasis() || d.anyFamily(st, func(fs *familyState) bool { return due(fs.keeper.tryAt, now) })):
-		return d.keep
-	case st.mayApply() && due(st.applyAt, now):
-		return d.apply
-	case st.mayReadmit() && due(st.readmitAt, now):
-		return d.readmit
-	case st.mayUndouble() && d.anyFamily(st, func(fs *familyState) bool { return due(fs.undoubleAt, now) }):
-		return d.undouble
-	case st.loss == nil && d.anyFamily(st, func(fs *familyState) bool { return due(rotationAt(fs), now) }):
-		return d.rotate
-	case st.loss == nil && due(st.calmAt, now):
-		return d.calm
-	case due(st.markedAt, now) || due(st.saveAt, now):
-		return func(ctx context.Context, st *state) { d.save(ctx, st, false) }
-	case due(st.tidyAt, now):
-		return d.tidy
-	default:
-		return nil
-	}
-}
-
-// wakeAt returns when the next step is due without a hint.
-func (d *Daemon) wakeAt(st *state) time.Time {
-	if st.removed {
-		return time.Time{}
-	}
-	at := earliest(st.lookAt, st.saveAt, st.markedAt, st.tidyAt, st.pausedUntil)
-	if st.loss != nil {
-		at = earliest(at, st.loss.tryAt)
-	}
-	if !d.allPlanted(st) {
-		at = earliest(at, st.plantAt)
-	}
-	if st.mayApply() {
-		at = earliest(at, st.applyAt)
-	}
-	if st.mayReadmit() {
-		at = earliest(at, st.readmitAt)
-	}
-	if st.loss == nil {
-		at = earliest(at, st.calmAt)
-	}
-	for _, fs := range st.families {
-		at = earliest(at, fs.examineAt)
-		if st.mayNudge() {
-			at = earliest(at, fs.lastWord.at)
-		}
-		if st.loss == nil {
-			at = earliest(at, rotationAt(fs))
-		}
-		if st.mayUndouble() {
-			at = earliest(at, fs.undoubleAt)
-		}
-		if d.mayKeep() {
-			at = earliest(at, fs.keeper.tryAt)
-		}
-	}
-	return at
 }
 
 func until(at time.Time, most time.Duration) time.Duration {

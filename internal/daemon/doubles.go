@@ -82,9 +82,6 @@ func (fs *familyState) doubled() map[rules.TableName][]rules.Hook {
 	return found
 }
 
-// mayUndouble reports whether copies of hooks may be taken away.
-func (st *state) mayUndouble() bool { return st.loss == nil && st.heals() }
-
 // undouble takes the copies away once the family has been quiet for the grace: an
 // owner that is at work may be about to delete one itself.
 func (d *Daemon) undouble(ctx context.Context, st *state) {

@@ -201,6 +201,11 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 		if tr.Proved {
 			ts.notePlaced(tr.Placed, now)
 		}
+		if tr.Gone != nil && !st.learned.Knows(f, t) {
+			d.learn(st, f, t, *tr.Gone, canary.Finding{Verdict: canary.Intact}, now)
+			fs.examineAt = now
+			continue
+		}
 		if tr.Proved && tr.Replayed {
 			d.holdBack(st, f, t, tr.Quarantined)
 		}

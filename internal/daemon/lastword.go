@@ -45,10 +45,6 @@ func (w *lastWord) saw(stands bool, now time.Time) {
 	}
 }
 
-// mayNudge reports whether kube-proxy may be asked for a full sync: a replay asks for
-// one by itself.
-func (st *state) mayNudge() bool { return st.loss == nil && st.heals() }
-
 // nudged has the marks renewed after kube-proxy was asked for a full sync: a file that
 // was saved before has its canary, and with other marks it is known for what it is when
 // somebody restores it before kube-proxy has looked.

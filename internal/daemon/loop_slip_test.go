@@ -13,6 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -163,5 +164,27 @@ func TestWarEndedByTheOwner(t *testing.T) {
 		if r.d.Status().Contended {
 			t.Error("contended for ever")
 		}
+	})
+}
+
+// TestFlushedBeforeTheFirstProof: a table gets its first marks, and another process
+// flushes it before the proof has read it. What stood there when it was planted is the
+// generation: it comes back.
+func TestFlushedBeforeTheFirstProof(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		fake, flushed := loadedFake(t, backend), false
+		step := func(what string, _ iptables.Session) {
+			if what == "restored" && !flushed {
+				flushed = true
+				must(t, fake.Bypassing().Flush(rules.IPv4, rules.Filter, ""))
+			}
+		}
+		r := run(t, fake, setup{kernel: stepping{fake, step}})
+		before := r.tables()
+		r.after(5 * time.Second)
+		if f := r.oneRecord(); f.Outcome != reload.Proved || f.Kind != canary.Emptied || f.Lost.Rules == 0 {
+			t.Errorf("the record is %s, %s, with %d rules", f.Kind, f.Outcome, f.Lost.Rules)
+		}
+		r.wantBack(before, r.tables())
 	})
 }

@@ -10,52 +10,99 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// observe reads what is lost and tells it, replants what a flush took of the
-// marks, so that the next flush is noticed too, and freezes the generation
-// until the owner has put its rules back.
+// observe tells what is lost, replants what a flush took of the marks, so that the
+// next flush is noticed too, and freezes the generation until the owner has put its
+// rules back. One guarded read says what is lost and where marks are to be planted: a
+// table that is flushed after it keeps its loss, which the next look finds.
 func (d *Daemon) observe(ctx context.Context, st *state) {
-	examined, err := d.readLoss(ctx, st)
-	if err != nil {
-		d.retry(ctx, st, err)
+	before := st.frozenTables()
+	job := d.job(st, d.cfg.Kernel.Families()...)
+	// The state file gets the new marks before they are planted, and must keep those
+	// that were lost.
+	job.Judged = st.freeze
+	result, err := d.replayer(ctx, st).Replant(ctx, job)
+	if result == nil { // on legacy another process may hold the lock for long
+		d.observeUnguarded(ctx, st, err)
 		return
 	}
-	found := map[rules.Family]map[rules.TableName]hit{}
-	for f, tables := range examined {
-		found[f] = map[rules.TableName]hit{}
-		for t, x := range tables {
-			ts := st.families[f].tables[t]
-			again := x.Finding.MarkLost || len(x.Finding.Witnesses) > 0
-			if ts.frozen && !again || !x.Finding.Verdict.Loss() {
-				continue // told already, or nothing to tell
-			}
-			ts.verdict, ts.frozen = x.Finding.Verdict, true
-			found[f][t] = hit{x.Finding.Verdict, x.Lost, nil}
-		}
-	}
-	d.tell(ctx, st, found)
-	result, err := d.replayer(ctx, st).Replant(ctx, d.job(st, d.cfg.Kernel.Families()...))
-	if err != nil {
-		d.retry(ctx, st, err)
-		return
-	}
+	d.tell(ctx, st, st.observed(before, result))
+	st.loss.found = st.loss.found.After(result)
+	err = errors.Join(err, d.lostButUnread(st, result))
 	for f, fr := range result {
 		for t, tr := range fr.Tables {
 			st.marks = st.marks.With(f, t, tr.Mark)
 		}
 		if !fr.Outcome.Done() {
-			d.retry(ctx, st, fr.Err)
-			return
+			err = errors.Join(err, fr.Err)
 		}
 		st.families[f].examineAt = time.Now().Add(captureQuiet)
 	}
+	st.stir(time.Now())
+	st.markedAt = earliest(st.markedAt, time.Now())
+	if err != nil {
+		d.retry(ctx, st, err)
+		return
+	}
 	l := st.loss
 	st.loss = nil
-	st.markedAt = earliest(st.markedAt, time.Now())
 	if l.told {
 		st.frozenSince = earliest(st.frozenSince, l.record.Time)
 		l.record.Outcome = reload.Skipped
 		d.journal(ctx, st, l)
 	}
+}
+
+// observeUnguarded tells what is lost where nothing can be planted, because of err.
+func (d *Daemon) observeUnguarded(ctx context.Context, st *state, err error) {
+	before := st.frozenTables()
+	examined, unread := d.readLoss(ctx, st)
+	found := reload.Result{}
+	for f, tables := range examined {
+		found[f] = reload.FamilyResult{Tables: map[rules.TableName]reload.TableResult{}}
+		for t, x := range tables {
+			found[f].Tables[t] = reload.TableResult{Finding: x.Finding, Lost: x.Lost}
+		}
+		st.freeze(f, found[f].Tables)
+	}
+	d.tell(ctx, st, st.observed(before, found))
+	d.retry(ctx, st, errors.Join(err, unread))
+}
+
+// frozenTables returns which tables are frozen.
+func (st *state) frozenTables() map[rules.Family]map[rules.TableName]bool {
+	frozen := map[rules.Family]map[rules.TableName]bool{}
+	for f, fs := range st.families {
+		frozen[f] = map[rules.TableName]bool{}
+		for t, ts := range fs.tables {
+			frozen[f][t] = ts.frozen
+		}
+	}
+	return frozen
+}
+
+// freeze freezes the tables that a read found lost.
+func (st *state) freeze(f rules.Family, tables map[rules.TableName]reload.TableResult) {
+	for t, tr := range tables {
+		if ts := st.families[f].tables[t]; tr.Finding.Verdict.Loss() {
+			ts.verdict, ts.frozen = tr.Finding.Verdict, true
+		}
+	}
+}
+
+// observed returns what reads found lost, without what was told before: a table that was
+// frozen then is lost once more if its marks are.
+func (st *state) observed(before map[rules.Family]map[rules.TableName]bool, result reload.Result) map[rules.Family]map[rules.TableName]hit {
+	found := map[rules.Family]map[rules.TableName]hit{}
+	for f, fr := range result {
+		found[f] = map[rules.TableName]hit{}
+		for t, tr := range fr.Tables {
+			again := tr.Finding.MarkLost || len(tr.Finding.Witnesses) > 0
+			if tr.Finding.Verdict.Loss() && (again || !before[f][t]) {
+				found[f][t] = hit{tr.Finding.Verdict, tr.Lost, nil}
+			}
+		}
+	}
+	return found
 }
 
 // readLoss reads every family where nothing is to be written. The error says

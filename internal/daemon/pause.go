@@ -90,9 +90,6 @@ func (d *Daemon) unpause(ctx context.Context, st *state, why string) {
 // paused reports whether replays are held.
 func (st *state) paused() bool { return !st.pausedUntil.IsZero() }
 
-// mayApply reports whether a declaration may be written.
-func (st *state) mayApply() bool { return st.loss == nil && st.heals() }
-
 // hold tells what is lost and leaves it so until the pause ends. The marks stay
 // as the flush left them: they tell the replay what its owner did not touch.
 func (d *Daemon) hold(ctx context.Context, st *state) {

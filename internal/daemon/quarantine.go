@@ -66,9 +66,6 @@ func (d *Daemon) recallHeld(ctx context.Context, st *state, known reload.Quarant
 	}
 }
 
-// mayReadmit reports whether rules in quarantine may be put back.
-func (st *state) mayReadmit() bool { return st.loss == nil && st.heals() }
-
 // holdBack takes a replay's quarantine of one table into the state.
 func (d *Daemon) holdBack(st *state, f rules.Family, t rules.TableName, list []reload.Held) {
 	before := st.quarantine[f][t]

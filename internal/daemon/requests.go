@@ -61,7 +61,7 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 	if st.removed {
 		return RestoreReply{}, errStopped
 	}
-	if r.Generation == "" && st.mayApply() && !st.applyAt.IsZero() {
+	if r.Generation == "" && st.mayWrite() && !st.applyAt.IsZero() {
 		d.apply(ctx, st) // what keeps it from being in force may be gone by now
 	}
 	job := d.job(st, d.cfg.Kernel.Families()...)

@@ -1,25 +1,23 @@
 package daemon
 
 import (
+	"context"
 	"sync"
 	"time"
+
+	"k8s.io/klog/v2"
 )
 
-// heartbeat is how often the loop shows that it turns while it waits for the
-// worker.
-const heartbeat = time.Second
-
-// A worker runs the loop's steps one at a time on a goroutine of its own, so
-// that a restore of many seconds does not make the loop look dead.
+// A worker runs the loop's steps one at a time on a goroutine of its own, so that the
+// loop can say of a step that it hangs.
 type worker struct {
 	jobs chan func()
 	done chan struct{}
-	beat func()
 	wg   sync.WaitGroup
 }
 
-func newWorker(beat func()) *worker {
-	w := &worker{jobs: make(chan func()), done: make(chan struct{}), beat: beat}
+func newWorker() *worker {
+	w := &worker{jobs: make(chan func()), done: make(chan struct{})}
 	w.wg.Go(func() {
 		for job := range w.jobs {
 			job()
@@ -29,18 +27,19 @@ func newWorker(beat func()) *worker {
 	return w
 }
 
-// run runs job on the worker and returns when it is done. What the caller
-// wrote before is seen by the job, and what the job wrote by the caller.
-func (w *worker) run(job func()) {
+// run runs job on the worker and returns when it is done. What the caller wrote before
+// is seen by the job, and what the job wrote by the caller. If the job takes longer than
+// limit, late is called meanwhile, once.
+func (w *worker) run(job func(), limit time.Duration, late func()) {
 	w.jobs <- job
-	ticker := time.NewTicker(heartbeat)
-	defer ticker.Stop()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
 	for {
 		select {
 		case <-w.done:
 			return
-		case <-ticker.C:
-			w.beat()
+		case <-timer.C:
+			late()
 		}
 	}
 }
@@ -49,4 +48,16 @@ func (w *worker) run(job func()) {
 func (w *worker) stop() {
 	close(w.jobs)
 	w.wg.Wait()
+}
+
+// work runs a step on the worker. While it runs, Alive judges it by its limit.
+func (d *Daemon) work(ctx context.Context, w *worker, name string, limit time.Duration, do func()) {
+	r := &running{name, time.Now(), limit}
+	d.running.Store(r)
+	w.run(do, limit, func() {
+		klog.FromContext(ctx).Error(r.overdue(), "A step hangs; nothing is noticed or put back until canaryd is restarted",
+			"step", name, "advice", "the service manager does that; else restart it, and report the goroutines that `kill -QUIT` prints")
+	})
+	d.beat() // before the step is over for Alive
+	d.running.Store(nil)
 }

@@ -38,6 +38,7 @@ func (r run) prove(ctx context.Context, t *turn) {
 	for _, plan := range t.plans {
 		tr := plan.account(result.Tables[plan.table])
 		seen := see(after, plan.table, rules.Protection{Chain: r.Protects, Rule: r.Names})
+		planted := tr.Section
 		if seen.Err == nil {
 			tr.Section, tr.Read = seen.Section, true
 		}
@@ -62,6 +63,9 @@ func (r run) prove(ctx context.Context, t *turn) {
 			tr.Mark = plan.mark
 		case seen.Err == nil && seen.Table.Chain(r.Canary) != nil:
 			tr.Mark = tr.Mark.Trying(plan.mark).Resolve(r.Canary, seen.Table)
+		}
+		if finding.Verdict.Loss() && t.written.Err == nil && tr.Finding.Verdict == canary.Unknown {
+			tr.Gone = &planted
 		}
 		if err != nil && result.Err == nil {
 			result.Err = fmt.Errorf("%s %s is not as it was written: %w", f, plan.table, err)

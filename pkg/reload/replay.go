@@ -140,6 +140,9 @@ type Job struct {
 	// were refused the last time; they are tried first.
 	Strict  bool
 	Refused Refusals
+	// Judged, unless it is nil, gets what each guarded read of a family found before
+	// anything that rests on it is written, or told to Ahead. The last call counts.
+	Judged func(rules.Family, map[rules.TableName]TableResult)
 }
 
 // A Result is what became of a job, by family.
@@ -222,6 +225,9 @@ type TableResult struct {
 	Policies []string     // built-in policies that differ from the generation's
 	Wrote    int          // chains whose content was written
 	Placed   []rules.Hook // that were put back
+	// Gone is what stood when the table got its first marks, if another process took
+	// them before the proof: no other read shows what it took with them.
+	Gone *rules.Section
 
 	// flushed: no mark at all was left standing, so that more may be gone than
 	// the generation knows.

@@ -228,6 +228,9 @@ func (r run) plan(ctx context.Context, t *turn) bool {
 	before := t.result.Tables
 	t.result = newResult(tasks)
 	t.keep(before)
+	if r.job.Judged != nil {
+		r.job.Judged(t.family, t.result.Tables)
+	}
 	if r.act.rules {
 		t.settle(r.job.Unproved[t.family])
 	}

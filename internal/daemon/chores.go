@@ -1,0 +1,160 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// A step is one stretch of work. It leaves in the state what comes next.
+type step func(context.Context, *state)
+
+// A chore is one kind of work of the loop's. The loop does the first one that is due,
+// and sleeps until the next one will be.
+type chore struct {
+	name string
+	// at returns when it is due; zero: there is nothing to do. After do it must be later
+	// than now, or zero, also if do failed: the loop would spin.
+	at func(*state) time.Time
+	// may reports whether it may be done now; nil: always. A change of that is no reason
+	// to wake up: it comes with another chore.
+	may func(*state) bool
+	// limit is how long it may take. After that canaryd is called hanging, and is restarted.
+	limit time.Duration
+	do    step
+}
+
+const (
+	// readLimit is for a chore that reads. At 5,000 services a first read takes 3 s, each
+	// child is killed after 30 s, and so is a read that comes to no end; there are two families.
+	readLimit = 3 * time.Minute
+	// writeLimit is for a chore that writes. At 5,000 services a replay takes 2 s, and
+	// 13 s by iptables-restore. It may wait 5 s for the xtables lock; iptables-restore is
+	// killed after 2 minutes, and each family is read before and after it.
+	writeLimit = 10 * time.Minute
+	// diskLimit is for a chore that writes to disk, and may execute ipset for each set.
+	diskLimit = 5 * time.Minute
+	// briefLimit is for a chore that asks the kernel for little or nothing.
+	briefLimit = time.Minute
+)
+
+// settleLimit returns how long a chore may take that waits for the flusher first: that
+// lasts ten times --settle at most, and looks at what the flusher restores.
+func (d *Daemon) settleLimit() time.Duration { return writeLimit + readLimit + 10*d.cfg.Settle }
+
+// newChores returns the chores in their order. It is the path from hint to proof: look,
+// heal what is lost, examine what moved; planting, new nonces and the disk come after.
+func (d *Daemon) newChores() []chore {
+	return []chore{
+		{"end the pause", func(st *state) time.Time { return st.pausedUntil }, nil, briefLimit, d.runOut},
+		{"look", func(st *state) time.Time { return st.lookAt }, nil, readLimit, d.look},
+		{"heal", lossTryAt, nil, d.settleLimit(), d.heal},
+		{"examine", perFamily(func(fs *familyState) time.Time { return fs.examineAt }), nil, readLimit, d.examine},
+		{"ask kube-proxy for a full sync", perFamily(func(fs *familyState) time.Time { return fs.lastWord.at }), (*state).mayWrite, writeLimit, d.giveLastWord},
+		{"plant", func(st *state) time.Time { return st.plantAt }, d.mayPlant, writeLimit, d.plant},
+		{"keep connections", d.keepAt, d.mayKeepNow, briefLimit, d.keep},
+		{"apply the declaration", func(st *state) time.Time { return st.applyAt }, (*state).mayWrite, writeLimit, d.apply},
+		{"empty the quarantine", func(st *state) time.Time { return st.readmitAt }, (*state).mayWrite, writeLimit, d.readmit},
+		{"remove doubled jumps", perFamily(func(fs *familyState) time.Time { return fs.undoubleAt }), (*state).mayWrite, writeLimit, d.undouble},
+		{"renew the marks", perFamily(rotationAt), (*state).nothingLost, writeLimit, d.rotate},
+		{"end the contention", func(st *state) time.Time { return st.calmAt }, (*state).nothingLost, briefLimit, d.calm},
+		{"save", func(st *state) time.Time { return earliest(st.markedAt, st.saveAt) }, nil, diskLimit, d.saveDue},
+		{"give memory back", func(st *state) time.Time { return st.tidyAt }, nil, briefLimit, d.tidy},
+	}
+}
+
+// dueAt returns when the chore is to be done; zero: not before another one was.
+func (c chore) dueAt(st *state) time.Time {
+	if st.removed || c.may != nil && !c.may(st) {
+		return time.Time{}
+	}
+	return c.at(st)
+}
+
+// next returns the first chore that is due, or nil.
+func (d *Daemon) next(st *state) *chore {
+	now := time.Now()
+	for i := range d.chores {
+		if c := &d.chores[i]; due(c.dueAt(st), now) {
+			return c
+		}
+	}
+	return nil
+}
+
+// wakeAt returns when the next chore is due without a hint.
+func (d *Daemon) wakeAt(st *state) time.Time {
+	var at time.Time
+	for _, c := range d.chores {
+		at = earliest(at, c.dueAt(st))
+	}
+	return at
+}
+
+// perFamily returns when the first family is due.
+func perFamily(at func(*familyState) time.Time) func(*state) time.Time {
+	return func(st *state) time.Time {
+		var first time.Time
+		for _, fs := range st.families {
+			first = earliest(first, at(fs))
+		}
+		return first
+	}
+}
+
+func lossTryAt(st *state) time.Time {
+	if st.loss == nil {
+		return time.Time{}
+	}
+	return st.loss.tryAt
+}
+
+// nothingLost reports whether no loss is open: what would write under one waits for its
+// replay.
+func (st *state) nothingLost() bool { return st.loss == nil }
+
+// mayWrite reports whether rules may be written without a loss.
+func (st *state) mayWrite() bool { return st.loss == nil && st.heals() }
+
+// mayPlant reports whether a table is without its first marks.
+func (d *Daemon) mayPlant(st *state) bool { return !d.allPlanted(st) }
+
+func (d *Daemon) mayKeepNow(*state) bool { return d.mayKeep() }
+
+// keepAt returns when the keeper is decided about: at once if what decides has changed.
+func (d *Daemon) keepAt(st *state) time.Time {
+	if st.keptBy != st.keeperBasis() {
+		return d.made
+	}
+	return perFamily(func(fs *familyState) time.Time { return fs.keeper.tryAt })(st)
+}
+
+func (d *Daemon) saveDue(ctx context.Context, st *state) { d.save(ctx, st, false) }
+
+// A running step is what the worker is at.
+type running struct {
+	name  string
+	since time.Time
+	limit time.Duration
+}
+
+// overdue returns an error if the step has taken longer than it may.
+func (r *running) overdue() error {
+	if took := time.Since(r.since); took >= r.limit {
+		return fmt.Errorf("canaryd hangs: the step %q has run for %s, and may take %s", r.name, took.Round(time.Second), r.limit)
+	}
+	return nil
+}
+
+// Alive returns nil if the loop turns, and no step of it takes longer than it may. It
+// knows nothing of losses: a restart in the middle of an outage helps nobody.
+func (d *Daemon) Alive() error {
+	if r := d.running.Load(); r != nil {
+		return r.overdue()
+	}
+	idle := time.Since(d.made) - time.Duration(d.turned.Load())
+	if limit := 5*d.cfg.PollInterval + 10*time.Second; idle > limit {
+		return fmt.Errorf("the loop has not turned for %s", idle.Round(time.Second))
+	}
+	return nil
+}

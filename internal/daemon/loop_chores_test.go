@@ -1,0 +1,236 @@
+package daemon
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A hanging is a kernel that answers one kind of question no more.
+type hanging struct {
+	*iptablestest.Fake
+	stamps, begins chan struct{} // nil: it answers; else once it is closed
+}
+
+func (h *hanging) Stamp(ctx context.Context, f rules.Family) (iptables.Stamp, error) {
+	if h.stamps != nil {
+		<-h.stamps
+	}
+	return h.Fake.Stamp(ctx, f)
+}
+
+func (h *hanging) Begin(ctx context.Context) (iptables.Session, error) {
+	if h.begins != nil {
+		<-h.begins
+	}
+	return h.Fake.Begin(ctx)
+}
+
+// TestStepThatHangs: a step that comes to no end is what /healthz names, the log says it
+// once, and the service manager hears nothing any more. Goroutines beside the loop go on
+// meanwhile, and when the step ends after all, canaryd lives on.
+func TestStepThatHangs(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		hang  func(*hanging) chan struct{}
+		do    func(*rig)
+		step  string
+		limit time.Duration
+	}{
+		{"a stamp", func(h *hanging) chan struct{} { h.stamps = make(chan struct{}); return h.stamps }, func(*rig) {}, "look", readLimit},
+		{"a guarded write", func(h *hanging) chan struct{} { h.begins = make(chan struct{}); return h.begins }, (*rig).flushNat, "heal", writeLimit + readLimit + 200*time.Millisecond},
+		{"a request", func(h *hanging) chan struct{} { h.begins = make(chan struct{}); return h.begins }, func(r *rig) {
+			go func() { _, _ = r.d.Restore(context.Background(), RestoreRequest{}) }()
+		}, "answer a request", writeLimit + readLimit + 200*time.Millisecond},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				kernel := &hanging{Fake: loadedFake(t, backend)}
+				r := run(t, kernel.Fake, setup{kernel: kernel})
+				r.settled()
+				r.wantReady()
+				m := &manager{began: time.Now()}
+				ctx, cancel := context.WithCancel(t.Context())
+				go func() {
+					must(t, Notifier{Send: m.send, Status: r.d.Status, Alive: r.d.Alive, Watchdog: 30 * time.Second}.Run(ctx))
+				}()
+				defer func() { cancel(); synctest.Wait() }()
+
+				hung := test.hang(kernel)
+				end := sync.OnceFunc(func() { close(hung) })
+				defer end()
+				test.do(r)
+				r.after(test.limit - 2*time.Second) // it began within the poll of a second
+				must(t, r.d.Alive())
+				r.after(4 * time.Second)
+				if err := r.d.Alive(); err == nil || !strings.Contains(err.Error(), `"`+test.step+`" has run for `) {
+					t.Errorf("alive: %v; want the step %q and how long it has run", err, test.step)
+				}
+				heard := len(m.heard)
+				r.after(24 * time.Hour)
+				if fed := strings.Count(strings.Join(m.heard[heard:], "\n"), "WATCHDOG=1"); fed != 0 {
+					t.Errorf("the watchdog was fed %d times beside a step that hangs", fed)
+				}
+				if n := strings.Count(r.log.String(), "A step hangs"); n != 1 {
+					t.Errorf("the log says %d times that a step hangs", n)
+				}
+
+				end()
+				r.after(10 * time.Second)
+				must(t, r.d.Alive())
+				r.wantReady()
+			})
+		})
+	}
+}
+
+// TestSlowStepsAreAlive: a replay of many seconds, and a lock that another process
+// keeps, are no hanging.
+func TestSlowStepsAreAlive(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		r.fake.LockWait(5 * time.Second)
+		r.fake.RestoreTakes(90 * time.Second)
+		r.flushNat()
+		release := r.fake.HoldLock()
+		for n := range 300 {
+			r.after(time.Second)
+			must(t, r.d.Alive())
+			if n == 60 {
+				release()
+			}
+		}
+	})
+}
+
+// A situation is what makes a chore due.
+type situation func(t *testing.T, d *Daemon, st *state, fake *iptablestest.Fake)
+
+// situations has one for each chore, by its name.
+func situations() map[string]situation {
+	now := func(at func(st *state) *time.Time) situation {
+		return func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) { *at(st) = time.Now() }
+	}
+	ipv4 := func(at func(fs *familyState) *time.Time) situation {
+		return now(func(st *state) *time.Time { return at(st.families[rules.IPv4]) })
+	}
+	return map[string]situation{
+		"end the pause": now(func(st *state) *time.Time { return &st.pausedUntil }),
+		"look":          now(func(st *state) *time.Time { return &st.lookAt }),
+		"heal": func(t *testing.T, d *Daemon, st *state, fake *iptablestest.Fake) {
+			must(t, fake.Flush(rules.IPv4, rules.Nat, ""))
+			d.lost(st, rules.IPv4, 0)
+			st.families[rules.IPv4].tables[rules.Nat].verdict = "emptied"
+		},
+		"examine":                        ipv4(func(fs *familyState) *time.Time { return &fs.examineAt }),
+		"ask kube-proxy for a full sync": ipv4(func(fs *familyState) *time.Time { return &fs.lastWord.at }),
+		"plant": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
+			st.marks, st.plantAt = nil, time.Now()
+		},
+		"keep connections": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) { st.edition++ },
+		"apply the declaration": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
+			own := rules.Section{Chains: []rules.Chain{{Name: "OPS", Rules: []rules.Rule{{Spec: "-j RETURN", Target: "RETURN"}}}}}
+			st.declare(Declaration{
+				Generation: rules.Generation{rules.IPv4: {rules.Filter: own}},
+				Claims:     func(chain string) bool { return chain == "OPS" },
+			}, time.Now())
+		},
+		"empty the quarantine": now(func(st *state) *time.Time { return &st.readmitAt }),
+		"remove doubled jumps": ipv4(func(fs *familyState) *time.Time { return &fs.undoubleAt }),
+		"renew the marks": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
+			fs := st.families[rules.IPv4]
+			fs.rotateAt, fs.rotateBy = time.Now(), time.Now()
+		},
+		"end the contention": now(func(st *state) *time.Time { return &st.calmAt }),
+		"save":               now(func(st *state) *time.Time { return &st.saveAt }),
+		"give memory back":   now(func(st *state) *time.Time { return &st.tidyAt }),
+	}
+}
+
+// ills are what may fail while a chore is done.
+var ills = map[string]func(t *testing.T, fake *iptablestest.Fake, k *keeper){
+	"nothing":  func(*testing.T, *iptablestest.Fake, *keeper) {},
+	"reads":    func(_ *testing.T, fake *iptablestest.Fake, _ *keeper) { fake.FailReads(errNative) },
+	"probes":   func(_ *testing.T, fake *iptablestest.Fake, _ *keeper) { fake.FailProbes(errNative) },
+	"restores": func(_ *testing.T, fake *iptablestest.Fake, _ *keeper) { fake.FailRestores(-1, iptables.ReasonOther) },
+	"the lock": func(t *testing.T, fake *iptablestest.Fake, _ *keeper) { t.Cleanup(fake.HoldLock()) },
+	"keepers":  func(_ *testing.T, _ *iptablestest.Fake, k *keeper) { k.fail(errNative) },
+}
+
+// TestChoresEnd: a chore that is due is due no more once it was done, whatever failed: the
+// loop would never sleep again.
+func TestChoresEnd(t *testing.T) {
+	prepared := situations()
+	for _, c := range New(choresConfig(t, iptables.NFT, t.TempDir(), nil)).chores {
+		if prepared[c.name] == nil {
+			t.Errorf("the chore %q is not tried", c.name)
+			continue
+		}
+		if c.limit < briefLimit || c.limit > time.Hour {
+			t.Errorf("the chore %q may take %s", c.name, c.limit)
+		}
+		for ill, fail := range ills {
+			t.Run(c.name+"/failing "+ill, func(t *testing.T) {
+				eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+					tryChore(t, backend, c.name, prepared[c.name], fail)
+				})
+			})
+		}
+	}
+}
+
+// choresConfig is what a daemon on a loaded Fake is made with.
+func choresConfig(t *testing.T, backend iptables.Backend, dir string, k *keeper) Config {
+	t.Helper()
+	fake := loadedFake(t, backend)
+	r := run(t, fake, setup{store: openStore(t, dir, identity(backend)), keeper: k})
+	r.stop()
+	return r.d.cfg
+}
+
+func tryChore(t *testing.T, backend iptables.Backend, name string, prepare situation, fail func(*testing.T, *iptablestest.Fake, *keeper)) {
+	k := newKeeper()
+	d := New(choresConfig(t, backend, t.TempDir(), k))
+	fake := d.cfg.Kernel.(*iptablestest.Fake)
+	log := &logText{}
+	ctx, st := log.context(t.Context(), 1), d.newState()
+	st.mode = Heal
+	st.lookAt, st.plantAt = time.Now(), time.Now()
+	for range 200 { // it begins as in Run
+		if c := d.next(st); c != nil {
+			c.do(ctx, st)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	if st.loss != nil || !d.allPlanted(st) {
+		t.Fatal("the daemon has not begun")
+	}
+	must(t, fake.RestoreNoflush(rules.IPv4, scenario.NewService)) // so that there is something to read
+
+	prepare(t, d, st, fake)
+	fail(t, fake, k)
+	c := &d.chores[slices.IndexFunc(d.chores, func(c chore) bool { return c.name == name })]
+	if now := time.Now(); !due(c.dueAt(st), now) {
+		t.Fatalf("%q is not due", name)
+	}
+	c.do(ctx, st)
+	if at := c.dueAt(st); due(at, time.Now()) {
+		t.Errorf("%q is due at %s after it was done, which is now", name, at)
+	}
+	// Nor do chores make each other due without end.
+	for n := 0; d.next(st) != nil; n++ {
+		if n > 50 {
+			t.Fatalf("the loop spins: %q is due", d.next(st).name)
+		}
+		d.next(st).do(ctx, st)
+	}
+}

@@ -1,0 +1,143 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// readSteps is a stepping kernel that also tells of reads without a guard.
+type readSteps struct{ stepping }
+
+func (k readSteps) Read(ctx context.Context, f rules.Family) (iptables.Snapshot, error) {
+	k.step("unguarded read", nil)
+	return k.stepping.Read(ctx, f)
+}
+
+// A slip is a second flush that comes at one step of what observe mode does because of
+// a first one.
+type slip struct {
+	step  int
+	table rules.TableName
+	kill  bool // canaryd is killed there, too
+}
+
+// TestObserveFlushedBetweenTwoReads: observe mode reads what a flush of nat took, and
+// another process flushes a table at each of the steps that follow. Whatever is lost is
+// recorded, and the next canaryd, in heal mode, puts all of it back.
+func TestObserveFlushedBetweenTwoReads(t *testing.T) {
+	for _, kill := range []bool{false, true} {
+		for _, table := range []rules.TableName{rules.Filter, rules.Nat} {
+			for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
+				steps := 0
+				for fell := true; fell; steps++ {
+					fell = false // so it stays where -run asks for another one
+					t.Run(fmt.Sprintf("%s/%s/kill=%t/%d", table, backend, kill, steps), func(t *testing.T) {
+						synctest.Test(t, func(t *testing.T) { fell = slip{steps, table, kill}.observed(t, backend) })
+					})
+				}
+				t.Logf("%s on %s: %d steps", table, backend, steps-1)
+			}
+		}
+	}
+}
+
+// observed returns false if there is no such step.
+func (at slip) observed(t *testing.T, backend iptables.Backend) bool {
+	dir, id := t.TempDir(), identity(backend)
+	fake := loadedFake(t, backend)
+	k := &killer{grave: make(chan struct{})}
+	armed, left := false, at.step
+	fell := ""
+	step := func(what string, s iptables.Session) {
+		if armed && fell == "" {
+			if left--; left < 0 {
+				fell = what
+				// Who waited for the lock would wait for the session that is open.
+				must(t, fake.Bypassing().Flush(rules.IPv4, at.table, ""))
+				k.armed.Store(at.kill)
+				k.left.Store(1)
+			}
+		}
+		k.step(what, s)
+	}
+	r := run(t, fake, setup{mode: Observe, store: openStore(t, dir, id), kernel: readSteps{stepping{fake, step}}})
+	t.Cleanup(func() { close(k.grave) })
+	r.after(4 * time.Second)
+	r.wantReady()
+	before := r.tables()
+	r.flushNat()
+	armed = true
+	r.after(10 * time.Second)
+	if fell == "" {
+		return false
+	}
+	foreign := r.tables()
+	if !at.kill {
+		r.wantNotReady("ipv4 nat")
+		at.recorded(t, r, fell)
+		r.stop()
+	}
+
+	next := run(t, fake, setup{store: openStore(t, dir, id)})
+	next.settled()
+	next.wantBack(before, foreign)
+	return true
+}
+
+// recorded fails unless all that the flushes took is in a record.
+func (at slip) recorded(t *testing.T, r *rig, fell string) {
+	t.Helper()
+	lost := map[rules.TableName]int{}
+	for _, f := range r.records(0) {
+		if f.Outcome != reload.Skipped {
+			t.Errorf("flushed at %q: a record is %s", fell, f.Outcome)
+		}
+		for _, table := range f.Lost.Tables {
+			lost[table.Table] = max(lost[table.Table], table.Rules)
+		}
+	}
+	control := start(t, r.fake.Info().Backend, setup{mode: Observe})
+	want := map[rules.TableName]int{}
+	for _, table := range []rules.TableName{rules.Nat, at.table} {
+		must(t, control.fake.Flush(rules.IPv4, table, ""))
+		control.after(5 * time.Second)
+	}
+	for _, f := range control.records(0) {
+		for _, table := range f.Lost.Tables {
+			want[table.Table] = max(want[table.Table], table.Rules)
+		}
+	}
+	if diff := cmp.Diff(want, lost); diff != "" {
+		t.Errorf("flushed at %q: the records have other rules than were lost (-want +got):\n%s", fell, diff)
+	}
+}
+
+// TestObserveBesideALock: where another process keeps the xtables lock no mark can be
+// planted, and what is lost is recorded all the same.
+func TestObserveBesideALock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, iptables.Legacy, setup{mode: Observe})
+		r.flushNat()
+		release := r.fake.HoldLock()
+		r.after(10 * time.Second)
+		r.wantNotReady("ipv4 nat is emptied")
+		r.wantLog(`"Rules were lost"`)
+		if got := r.metrics("flush_events_total")["flush_events_total"]; got != 1 {
+			t.Errorf("%v flushes are counted while the lock is held", got)
+		}
+		release()
+		r.after(5 * time.Second)
+		if f := r.oneRecord(); f.Outcome != reload.Skipped || f.Lost.Rules == 0 {
+			t.Errorf("the record is %s with %d rules", f.Outcome, f.Lost.Rules)
+		}
+	})
+}
