@@ -137,6 +137,10 @@ type Job struct {
 	Settle func(ctx context.Context, found Found) (now Found, again bool)
 	// Strict: rather write nothing than all but the rules that are refused.
 	Strict bool
+	// Check, unless it is nil, is asked right before each write for what that would change,
+	// by the read that the write rests on; with an error nothing more is written. The
+	// write is never made without a guard then.
+	Check func(Changes) error
 }
 
 // A Result is what became of a job, by family.
@@ -217,6 +221,7 @@ type TableResult struct {
 	Policies    []string     // built-in policies that differ from the generation's
 	Wrote       int          // chains whose content was written
 	Placed      []rules.Hook // that were put back
+	Changed     Change       // what the write did to protected rules, of a checked job
 
 	// flushed: no mark at all was left standing, so that more may be gone than
 	// the generation knows.
