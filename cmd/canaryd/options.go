@@ -32,6 +32,7 @@ type options struct {
 	manifest, rulesDir               string
 	generator                        generator
 	rules                            bool
+	yes, dryRun                      bool // of restore
 	pause                            time.Duration
 	flush                            string // its number or ID
 	oneFlush                         bool   // flush was given, perhaps by a script that has none
@@ -88,6 +89,9 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.StringVar(&o.flush, "flush", "", "tell all of one flush: its `number` in the list, 1 is the newest, or its ID")
 	all.StringVar(&o.generation, "generation", "", "`ID` of a stored generation; default what ought to be in force")
 	all.BoolVar(&o.rules, "rules", false, "remove the protected chains and their hooks as well")
+
+	all.BoolVar(&o.dryRun, "dry-run", false, "print what would be added and removed, and write nothing")
+	all.BoolVar(&o.yes, "yes", false, "remove protected rules that the generation does not have")
 
 	all.DurationVar(&o.pause, "for", 10*time.Minute, "how long, at most 24h")
 

@@ -195,6 +195,9 @@ func (d *Daemon) learn(st *state, f rules.Family, t rules.TableName, seen rules.
 		ts.verdict = canary.Intact
 	}
 	if first || !before.Equal(next.Generation[f][t]) {
+		if st.made = reload.MadeByOwners; first {
+			st.made = reload.MadeAtStart
+		}
 		st.capture(now)
 		st.saveAt = earliest(st.saveAt, latest(now.Add(saveQuiet), st.savedAt.Add(saveShare*st.saveCost)))
 		st.stir(st.saveAt)
