@@ -49,7 +49,7 @@ func commands() []command {
 	return []command{
 		{"run", "watch, and put back what is flushed (the default)", aboutRun, runFlags(), runDaemon},
 		{"check", "look once: exit 0 intact, 1 loss, 2 unknown", aboutCheck, lookFlags(), runCheck},
-		{"restore", "replay the generation now: exit 0 proved, 1 not proved", aboutRestore, append(lookFlags(), "generation"), runRestore},
+		{"restore", "replay the generation now: exit 0 proved, 1 not proved", aboutRestore, append(lookFlags(), "generation", "dry-run", "yes"), runRestore},
 		{"render", "print the generation as iptables-restore input", aboutRender, renderFlags(), runRender},
 		{"status", "what the running daemon knows: exit 0 healthy, 1 not, 2 no daemon", aboutStatus, []string{"flush", "socket", "output"}, runStatus},
 		{"health", "a probe: does the daemon live, or with ready: is the node healthy", aboutHealth, []string{"socket"}, runHealth},
@@ -98,7 +98,9 @@ plugin of node-problem-detector: what is wrong, and also trouble, is one short l
 Exit code: 0 intact or changed by its owner, 1 loss, 2 unknown or trouble.
 `
 	aboutRestore = `Puts the generation back: through the running daemon, or without one from what the last daemon
-stored. Exit code: 0 proved to be in force, 1 not proved, 2 trouble.
+stored. With --generation it makes the protected rules exactly those of a stored generation, which
+canaryd status lists. It removes no protected rule without --yes, and prints what it would remove.
+Exit code: 0 proved to be in force, 1 not proved, 2 trouble, or --yes is needed.
 `
 	aboutRender = `Prints the running daemon's generation, without one the stored one, without that what the kernel
 holds now; with --source=manifest what the generator makes of --manifest, which needs no kernel.

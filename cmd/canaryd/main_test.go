@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"flag"
 	"os"
 	"path/filepath"
@@ -197,6 +198,8 @@ func status() daemon.Status {
 	}
 }
 
+func number(n int) *int { return &n }
+
 func TestStatusTable(t *testing.T) {
 	for name, change := range map[string]func(*daemon.Status){
 		"status": func(*daemon.Status) {},
@@ -205,7 +208,11 @@ func TestStatusTable(t *testing.T) {
 		},
 		"status-paused": func(s *daemon.Status) {
 			s.Stored = []daemon.StoredGeneration{
-				{ID: "0123456789ab", Saved: time.Now()}, {ID: "ba9876543210", Saved: time.Now().Add(-2 * time.Hour)}, {ID: "ffffffffffff", Saved: time.Now().Add(-72 * time.Hour)},
+				{ID: "0123456789ab", Saved: time.Now()},
+				{ID: "ba9876543210", Saved: time.Now().Add(-2 * time.Hour), Made: reload.MadeByOwners, Rules: number(110), Chains: number(30)},
+				{ID: "ffffffffffff", Saved: time.Now().Add(-72 * time.Hour)},
+				{ID: "00000000000e", Saved: time.Now().Add(-time.Hour), Made: reload.MadeAtStart, Rules: number(0), Chains: number(0), NearlyEmpty: true},
+				{ID: "00000000000f", Saved: time.Now().Add(-99 * time.Hour), Made: reload.MadeRestored, Rules: number(7), Chains: number(1), Foreign: `the stored generation was made elsewhere: boot "a", here "b"`},
 			}
 			s.JournalError = "keeping the journal: write /var/lib/canaryd/journal.jsonl: no space left on device"
 			s.Paused, s.PausedUntil, s.Contended = true, time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), true
@@ -276,6 +283,76 @@ func TestCheckTable(t *testing.T) {
 	}
 }
 
+// changes are those of a restore in two tables.
+func changes() []daemon.TableChange {
+	return []daemon.TableChange{
+		{Family: rules.IPv4, Table: rules.Nat, Adds: daemon.Counts{Rules: 1}, Removes: daemon.Counts{Rules: 93, Chains: 30}, Reorders: 1, Removal: "0123"},
+		{Family: rules.IPv6, Table: rules.Filter, Adds: daemon.Counts{Rules: 2, Chains: 1}},
+	}
+}
+
+// TestRestoreAsks: what would be removed is refused without --yes, with what to do; --yes
+// agrees to what a dry run shows right before, and to nothing else.
+func TestRestoreAsks(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		o       options
+		reply   daemon.RestoreReply
+		code    int
+		message string
+		asked   []daemon.RestoreRequest
+	}{
+		{"refused", options{}, daemon.RestoreReply{Refused: "x", Changes: changes()}, exitError,
+			"nothing was written: it would remove 93 protected rules and 30 chains; --dry-run shows them, --yes agrees to that",
+			[]daemon.RestoreRequest{{Generation: "g"}}},
+		{"dry run", options{dryRun: true, yes: true}, daemon.RestoreReply{Changes: changes()}, exitOK, "", []daemon.RestoreRequest{{Generation: "g", DryRun: true}}},
+		{"agreed", options{yes: true}, daemon.RestoreReply{Changes: changes(), Outcomes: map[rules.Family]daemon.Outcome{rules.IPv4: reload.Proved}}, exitOK, "",
+			[]daemon.RestoreRequest{{Generation: "g", DryRun: true}, {Generation: "g", Agreed: reload.Agreement{rules.IPv4: {rules.Nat: "0123"}}}}},
+		{"another process wrote", options{yes: true}, daemon.RestoreReply{Refused: "x", Changes: changes()}, exitError,
+			"nothing was written: it would remove 93 protected rules and 30 chains, others than a moment ago, because another process wrote meanwhile; run it again",
+			[]daemon.RestoreRequest{{Generation: "g", DryRun: true}, {Generation: "g", Agreed: reload.Agreement{rules.IPv4: {rules.Nat: "0123"}}}}},
+		{"half of it", options{yes: true}, daemon.RestoreReply{Refused: "it would remove: ipv6 nat", Outcomes: map[rules.Family]daemon.Outcome{rules.IPv4: reload.Proved, rules.IPv6: reload.Failed}}, exitError,
+			"not everything was written, because another process wrote meanwhile: it would remove: ipv6 nat; look at it with --dry-run", nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var asked []daemon.RestoreRequest
+			test.o.generation, test.o.output = "g", "table"
+			var out bytes.Buffer
+			code, err := test.o.restoreBy(t.Context(), streams{out: &out}, func(_ context.Context, r daemon.RestoreRequest) (daemon.RestoreReply, error) {
+				asked = append(asked, r)
+				return test.reply, nil
+			})
+			message := ""
+			if err != nil {
+				message = err.Error()
+			}
+			if code != test.code || message != test.message {
+				t.Errorf("exit code %d and %q, want %d and %q", code, message, test.code, test.message)
+			}
+			if test.asked != nil {
+				if diff := cmp.Diff(test.asked, asked); diff != "" {
+					t.Errorf("asked (-want +got):\n%s", diff)
+				}
+			}
+		})
+	}
+}
+
+// TestPreviewTable: a dry run's counts, and the rules themselves.
+func TestPreviewTable(t *testing.T) {
+	reply := daemon.RestoreReply{Generation: "0123456789ab", Changes: changes(), Detail: "left as it is, because it cannot be read: ipv6 nat: no"}
+	reply.Changes[0].Lines, reply.Changes[0].More = []string{"-:KUBE-SVC-A - [0:0]", "--A KUBE-SVC-A -j RETURN", "+-A KUBE-SVC-B -j RETURN"}, 120
+	reply.Changes[1].Lines = []string{"+-A INPUT -j KUBE-FIREWALL"}
+	var out bytes.Buffer
+	if code, err := printPreview(&out, "table", reply); code != exitOK || err != nil {
+		t.Errorf("exit code %d, %v", code, err)
+	}
+	if code, err := printPreview(&out, "table", daemon.RestoreReply{}); code != exitOK || err != nil {
+		t.Errorf("exit code %d, %v", code, err)
+	}
+	golden(t, "restore-preview", out.String())
+}
+
 func TestRestoreTable(t *testing.T) {
 	for _, test := range []struct {
 		name  string
@@ -289,6 +366,10 @@ func TestRestoreTable(t *testing.T) {
 			rules.IPv4: reload.Partial, rules.IPv6: reload.Proved,
 		}, Detail: "iptables-nft-restore refused the rules (missing_set, exit 2): set NOSUCH does not exist"}, exitNo},
 		{"nothing", daemon.RestoreReply{Generation: "0123456789ab"}, exitNo},
+		{"removed", daemon.RestoreReply{Generation: "0123456789ab", Undo: "ba9876543210", Outcomes: map[rules.Family]daemon.Outcome{
+			rules.IPv4: reload.Proved,
+		}, Changes: changes()}, exitOK},
+		{"refused", daemon.RestoreReply{Generation: "0123456789ab", Refused: "too much", Changes: changes()}, exitNo},
 	} {
 		for _, output := range []string{"table", "json"} {
 			t.Run(test.name+" "+output, func(t *testing.T) {

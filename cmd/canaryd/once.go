@@ -112,56 +112,6 @@ func report(o *options, to streams, families map[rules.Family]daemon.Verdicts, v
 	return code, nil
 }
 
-// runRestore replays now, through the daemon if there is one.
-func runRestore(ctx context.Context, o *options, to streams) (int, error) {
-	reply, err := o.client().Restore(ctx, daemon.RestoreRequest{Generation: o.generation})
-	if err == nil {
-		return printReply(to.out, o.output, reply)
-	}
-	if !errors.Is(err, daemon.ErrNoDaemon) {
-		return exitError, err
-	}
-	return withBench(ctx, o, func(b bench) (int, error) { return b.restore(ctx, to) })
-}
-
-// restore replays a stored generation and keeps what it planted.
-func (b bench) restore(ctx context.Context, to streams) (int, error) {
-	state, stored, err := b.store.LoadState()
-	replay := b.replayer().Heal
-	if b.o.generation != "" {
-		stored, err = b.store.Load(b.o.generation)
-		replay = b.replayer().Force
-	}
-	if err != nil {
-		return exitError, fmt.Errorf("there is nothing to replay, and no daemon is running: %w", err)
-	}
-	job := b.job(stored.Generation, state.Marks)
-	if job.Sets, err = b.store.LoadSets(); err != nil {
-		return exitError, err
-	}
-	result, err := replay(ctx, job)
-	if result == nil {
-		return exitError, err
-	}
-	reply := daemon.ReplyOf(stored.ID, result)
-	marks := state.Marks
-	for f, fr := range result {
-		for t, tr := range fr.Tables {
-			marks = marks.With(f, t, tr.Mark)
-		}
-	}
-	confirmed, uptime := state.Confirmed, state.Uptime
-	if reply.Proved() {
-		confirmed, uptime = time.Now(), daemon.Uptime()
-	}
-	err = errors.Join(err, b.store.SaveGeneration(stored.Generation, stored.Source, stored.Captured),
-		b.store.SaveState(reload.State{Confirmed: confirmed, Uptime: uptime, Marks: marks}))
-	if err != nil {
-		return exitError, err
-	}
-	return printReply(to.out, b.o.output, reply)
-}
-
 // runRender prints the generation: the daemon's, else the stored one, else
 // what the kernel holds now.
 func runRender(ctx context.Context, o *options, to streams) (int, error) {
@@ -200,7 +150,11 @@ func runRender(ctx context.Context, o *options, to streams) (int, error) {
 
 func (b bench) generation(ctx context.Context, to streams) (rules.Generation, error) {
 	if b.o.generation != "" {
-		stored, err := b.store.Load(b.o.generation)
+		stored, note, err := b.store.Show(b.o.generation)
+		if err != nil {
+			return nil, fmt.Errorf("%w; %s", err, b.store.Offer())
+		}
+		_, err = fmt.Fprint(to.out, daemon.Heading(stored, note))
 		return stored.Generation, err
 	}
 	_, stored, err := b.store.LoadState()

@@ -33,6 +33,7 @@ type options struct {
 	generator                        generator
 	rules, check, metricsRequired    bool
 	protectGiven                     bool // on the command line, and not by default
+	yes, dryRun                      bool // of restore
 	pause                            time.Duration
 	flush                            string // its number or ID
 	oneFlush                         bool   // flush was given, perhaps by a script that has none
@@ -91,6 +92,9 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.StringVar(&o.generation, "generation", "", "`ID` of a stored generation; default what ought to be in force")
 	all.BoolVar(&o.check, "check", false, "ask the kernel for each rule of --manifest and --rules-dir")
 	all.BoolVar(&o.rules, "rules", false, "remove the protected chains and their hooks as well")
+
+	all.BoolVar(&o.dryRun, "dry-run", false, "print what would be added and removed, and write nothing")
+	all.BoolVar(&o.yes, "yes", false, "remove protected rules that the generation does not have")
 
 	all.DurationVar(&o.pause, "for", 10*time.Minute, "how long, at most 24h")
 

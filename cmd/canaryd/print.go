@@ -12,6 +12,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -58,31 +59,6 @@ func printVerdicts(w io.Writer, output string, families map[rules.Family]daemon.
 		}
 	}
 	return printTable(w, rows)
-}
-
-func printReply(w io.Writer, output string, reply daemon.RestoreReply) (int, error) {
-	var err error
-	if output == "json" {
-		err = printJSON(w, reply)
-	} else {
-		rows := [][]string{{"FAMILY", "GENERATION", "OUTCOME"}}
-		for _, f := range rules.Families() {
-			if outcome, ok := reply.Outcomes[f]; ok {
-				rows = append(rows, []string{f.String(), reply.Generation, string(outcome)})
-			}
-		}
-		if err = printTable(w, rows); err == nil && reply.Detail != "" {
-			_, err = fmt.Fprintln(w, plain(oneLine(reply.Detail)))
-		}
-	}
-	switch {
-	case err != nil:
-		return exitError, err
-	case !reply.Proved():
-		return exitNo, nil
-	default:
-		return exitOK, nil
-	}
 }
 
 func printStatus(w io.Writer, output string, s daemon.Status) error {
@@ -224,7 +200,7 @@ func printStored(w io.Writer, s daemon.Status) error {
 	var rows [][]string
 	for _, g := range s.Stored {
 		if g.ID != s.Generation.ID {
-			rows = append(rows, []string{g.ID, ago(g.Saved)})
+			rows = append(rows, []string{g.ID, ago(g.Saved), numberText(g.Rules), numberText(g.Chains), madeText(g)})
 		}
 	}
 	if len(rows) == 0 {
@@ -233,7 +209,34 @@ func printStored(w io.Writer, s daemon.Status) error {
 	if _, err := fmt.Fprintln(w); err != nil {
 		return err
 	}
-	return printTable(w, append([][]string{{"STORED BEFORE", "SAVED"}}, rows...))
+	return printTable(w, append([][]string{{"STORED BEFORE", "SAVED", "RULES", "CHAINS", "MADE BY"}}, rows...))
+}
+
+func numberText(n *int) string {
+	if n == nil {
+		return "?" // an older canaryd stored it
+	}
+	return strconv.Itoa(*n)
+}
+
+// madeText says what made a stored generation, and what speaks against restoring it.
+func madeText(g daemon.StoredGeneration) string {
+	text, ok := map[reload.Made]string{
+		reload.MadeAtStart:  "what stood at the start",
+		reload.MadeByOwners: "changes of the rules' owners",
+		reload.MadeDeclared: "declared rules",
+		reload.MadeRestored: "canaryd restore",
+	}[g.Made]
+	if !ok {
+		text = "unknown"
+	}
+	switch {
+	case g.Foreign != "":
+		text += "; not to be restored here: " + plain(oneLine(g.Foreign))
+	case g.NearlyEmpty:
+		text += "; nearly empty, as after a flush"
+	}
+	return text
 }
 
 func scope(f daemon.Flush) string {

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -94,13 +95,26 @@ type RestoreRequest struct {
 	// Generation is the ID of what to replay; empty means what ought to be
 	// in force.
 	Generation string `json:"generation,omitempty"`
+	// DryRun: say what would change, and write nothing.
+	DryRun bool `json:"dryRun,omitempty"`
+	// Agreed are the removals that may be made: for each table the Removal of what a dry
+	// run showed. A restore that would remove anything else writes nothing.
+	Agreed reload.Agreement `json:"agreed,omitempty"`
 }
 
 // A RestoreReply says what became of a replay.
 type RestoreReply struct {
 	Generation string                   `json:"generation"`
-	Outcomes   map[rules.Family]Outcome `json:"outcomes"`
+	Outcomes   map[rules.Family]Outcome `json:"outcomes"`         // empty if nothing was tried
 	Detail     string                   `json:"detail,omitempty"` // for people
+	// Changes are those of each table: what was done or, of a dry run and of a refused
+	// restore, what would be done.
+	Changes []TableChange `json:"changes,omitempty"`
+	// Refused is why nothing was written, or not all: it would remove rules that were not
+	// agreed to.
+	Refused string `json:"refused,omitempty"`
+	// Undo is the generation that was in force before, if it is stored.
+	Undo string `json:"undo,omitempty"`
 }
 
 // Proved reports whether every family's rules are proved to be in force.

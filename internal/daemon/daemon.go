@@ -308,6 +308,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	if st.declared != nil {
 		st.inForce = &Declaration{st.claimed(stored.Generation), st.claims, st.origin}
 	}
+	st.made = stored.Made
 	st.capture(stored.Captured)
 	st.confirmed, st.uptime, st.kept = known.Confirmed, known.Uptime, known.Marks
 	d.cfg.Store.Resume(stored.ID)

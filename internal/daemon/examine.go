@@ -196,6 +196,9 @@ func (d *Daemon) learn(st *state, f rules.Family, t rules.TableName, seen rules.
 		ts.verdict = canary.Intact
 	}
 	if first || !before.Equal(next.Generation[f][t]) {
+		if st.made = reload.MadeByOwners; first {
+			st.made = reload.MadeAtStart
+		}
 		st.capture(now)
 		st.planSave(now)
 		if !first {

@@ -124,7 +124,7 @@ func (d *Daemon) recallFlushes(ctx context.Context, st *state) {
 func storedFlush(e journal.Entry) (Flush, bool) {
 	var record Flush
 	err := json.Unmarshal(e.Record, &record)
-	return record, err == nil && record.ID == e.ID && !record.Time.IsZero() && record.Kind.Loss()
+	return record, err == nil && record.ID == e.ID && !record.Time.IsZero() && (record.Kind.Loss() || record.Requested())
 }
 
 // ofEarlier returns the record as one of an earlier run. If it was not closed it

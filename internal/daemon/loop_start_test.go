@@ -223,7 +223,9 @@ func TestRequests(t *testing.T) {
 		if id := r.d.Status().Generation.ID; id == first {
 			t.Fatal("the change was not captured")
 		}
-		reply, err = r.d.Restore(ctx, RestoreRequest{Generation: first})
+		reply, err = r.d.Restore(ctx, RestoreRequest{Generation: first, DryRun: true})
+		must(t, err)
+		reply, err = r.d.Restore(ctx, RestoreRequest{Generation: first, Agreed: reply.Agreement()})
 		must(t, err)
 		if !reply.Proved() || r.chain(rules.IPv4, rules.Nat, latecome) != nil {
 			t.Errorf("Restore of the first generation: %+v, and %s holds %q", reply, latecome, r.chain(rules.IPv4, rules.Nat, latecome))

@@ -139,8 +139,7 @@ func (s Status) Line() string {
 	default:
 		line = fmt.Sprintf("Whole: %d rules in %d chains", s.Generation.Rules, s.Generation.Chains)
 	}
-	if len(s.Flushes) > 0 {
-		last := s.Flushes[0]
+	if last, ok := s.lastFlush(); ok {
 		line += fmt.Sprintf("; last flush at %s: %s, %s", last.Time.UTC().Format(time.RFC3339), last.Kind, last.Outcome)
 	}
 	return line

@@ -61,7 +61,7 @@ func outcomeClass(o Outcome) string {
 		return "good"
 	case reload.Raced:
 		return "warn"
-	case reload.Skipped, Interrupted:
+	case reload.Skipped, Interrupted, Requested:
 		return "dull"
 	default:
 		return "bad"

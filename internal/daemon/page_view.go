@@ -237,8 +237,7 @@ func wholeLines(s Status, now time.Time) []string {
 	if s.Mode == Observe {
 		lines = append(lines, "Observe mode: what is lost is told, but not put back.")
 	}
-	if len(s.Flushes) > 0 {
-		f := s.Flushes[0]
+	if f, ok := s.lastFlush(); ok {
 		line := "Last flush " + agoText(f.Time, now)
 		if f.Outcome.Done() && f.AbsentSeconds > 0 {
 			line += ", back after " + durationText(secondsOf(f.AbsentSeconds))
@@ -338,6 +337,7 @@ var kindMeanings = map[canary.Verdict]string{
 	canary.TableDeleted: "the table was deleted, as nft flush ruleset does",
 	canary.Replaced:     "saved rules were restored over it",
 	canary.Drifted:      "a stranger changed what is declared",
+	Removed:             "canaryd took rules away that the generation does not have which an operator asked for",
 }
 
 // outcomeMeanings explains what became of a flush.
@@ -348,5 +348,6 @@ var outcomeMeanings = map[Outcome]string{
 	reload.Failed:  "nothing could be put back; it is tried again",
 	reload.Skipped: "canaryd wrote nothing: the owner was faster, or it only observes",
 	Pending:        "it is not answered yet",
+	Requested:      "an operator asked for it: there is nothing to put back",
 	Interrupted:    "canaryd ended before it was answered; what the next one found lost is a flush of its own",
 }

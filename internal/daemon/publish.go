@@ -71,11 +71,26 @@ func (d *Daemon) publish(st *state) {
 	d.status.Store(&s)
 }
 
+// LastSaved is when a generation was last written to disk; zero if none is there.
+func (s Status) LastSaved() time.Time {
+	var last time.Time
+	for _, g := range s.Stored {
+		last = latest(last, g.Saved)
+	}
+	return last
+}
+
 // storedOf returns the generations on disk as a Status has them.
 func storedOf(kept []reload.Kept) []StoredGeneration {
 	var list []StoredGeneration
-	for _, k := range kept {
-		list = append(list, StoredGeneration{ID: k.ID, Saved: k.Saved})
+	for _, k := range reload.Offered(kept) {
+		g := StoredGeneration{
+			ID: k.ID, Saved: k.Saved, Captured: k.Captured, Source: k.Source, Made: k.Made, NearlyEmpty: k.Sparse, Foreign: k.Foreign,
+		}
+		if k.Counted {
+			g.Rules, g.Chains = &k.Rules, &k.Chains
+		}
+		list = append(list, g)
 	}
 	return list
 }

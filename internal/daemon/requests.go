@@ -61,16 +61,13 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 	if st.removed {
 		return RestoreReply{}, errStopped
 	}
-	if r.Generation == "" && st.mayWrite() && !st.applyAt.IsZero() {
+	if r.Generation == "" && !r.DryRun && st.mayWrite() && !st.applyAt.IsZero() {
 		d.apply(ctx, st) // what keeps it from being in force may be gone by now
 	}
 	job := d.job(st, d.cfg.Kernel.Families()...)
-	replay := d.replayer(ctx, st).Heal
-	if r.Generation != "" || d.anyTable(st, func(ts *tableState) bool { return ts.frozen }) {
-		// Observe mode has replanted the marks above what is lost; Heal
-		// would take it for its owner's decision.
-		replay = d.replayer(ctx, st).Force
-	}
+	// Observe mode has replanted the marks above what is lost; Heal would take it
+	// for its owner's decision.
+	force := r.Generation != "" || d.anyTable(st, func(ts *tableState) bool { return ts.frozen })
 	if r.Generation != "" && r.Generation != st.want().ID() {
 		if st.declared != nil {
 			return RestoreReply{}, errDeclared
@@ -92,13 +89,40 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 	}
 	ctx, done := finishing(ctx)
 	defer done()
-	result, err := replay(ctx, job)
-	if result == nil {
-		return RestoreReply{}, err
+	if !force && st.mode == Heal && !r.DryRun {
+		// It is what the loop does by itself: there is nothing to agree to.
+		result, err := d.replayer(ctx, st).Heal(ctx, job)
+		if result == nil {
+			return RestoreReply{}, err
+		}
+		reply := ReplyOf(job.Generation.ID(), result)
+		d.takeReplay(ctx, st, job, result, reply)
+		st.addRefused(&reply)
+		return reply, err
 	}
-	reply := d.takeReplay(ctx, st, job, result)
-	st.addRefused(&reply)
+	undo := d.keepForUndo(ctx, st, job, r)
+	reply, result, err := Restoring(ctx, d.replayer(ctx, st), force, job, r)
+	if result != nil {
+		reply.Undo = undo
+		d.takeReplay(ctx, st, job, result, reply)
+		d.noteRemoval(ctx, st, reply, result)
+		st.addRefused(&reply)
+	}
 	return reply, err
+}
+
+// keepForUndo has the generation that ought to be in force on disk before another one takes
+// its place, and returns its ID; "" if it is not, or stays in force.
+func (d *Daemon) keepForUndo(ctx context.Context, st *state, job reload.Job, r RestoreRequest) string {
+	id := st.want().ID()
+	if r.DryRun || d.cfg.Store == nil || id == job.Generation.ID() || !d.sound(st) {
+		return ""
+	}
+	if err := d.saveGeneration(st); err != nil {
+		klog.FromContext(ctx).Error(err, "The generation that is about to be replaced is not on disk")
+		return ""
+	}
+	return id
 }
 
 func (d *Daemon) anyTable(st *state, is func(*tableState) bool) bool {
@@ -132,17 +156,20 @@ func ReplyOf(generation string, result reload.Result) RestoreReply {
 }
 
 // takeReplay takes an asked-for replay into the state.
-func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, result reload.Result) RestoreReply {
-	reply := ReplyOf(job.Generation.ID(), result)
+func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, result reload.Result, reply RestoreReply) {
 	if reply.Proved() {
+		another := reply.Generation != st.want().ID()
 		st.learned.Generation = st.unclaimed(job.Generation)
 		st.capture(time.Now())
+		if another {
+			defer func() { st.made = reload.MadeRestored }() // whatever the proof still shows
+		}
 	}
 	st.lookAt = time.Now()
 	if st.loss != nil {
 		d.concludeHeal(ctx, st, result, nil)
 		d.thaw(ctx, st)
-		return reply
+		return
 	}
 	for f, fr := range result {
 		d.absorb(st, f, fr)
@@ -151,7 +178,6 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 	}
 	d.thaw(ctx, st)
 	klog.FromContext(ctx).Info("Replayed on request", "generation", reply.Generation, "outcomes", reply.Outcomes)
-	return reply
 }
 
 // Cleanup removes canaries and witnesses, with r.Rules also the protected
@@ -191,21 +217,46 @@ func RemoveAll(ctx context.Context, replayer reload.Replayer, job reload.Job, ev
 	return err
 }
 
-// Render returns a generation as iptables-restore input for one family.
+// Render returns a generation as iptables-restore input for one family: the one that ought
+// to be in force, or any stored one.
 func (d *Daemon) Render(ctx context.Context, r RenderRequest) (string, error) {
-	var text string
-	var failed error
-	err := d.ask(ctx, func(_ context.Context, st *state) {
-		g := st.want()
-		if r.Generation != "" && r.Generation != g.ID() {
-			failed = fmt.Errorf("%w: %s is not in force", ErrNoGeneration, r.Generation)
-			return
+	var want rules.Generation
+	err := d.ask(ctx, func(_ context.Context, st *state) { want = st.want() })
+	if err != nil {
+		return "", err
+	}
+	if r.Generation == "" || r.Generation == want.ID() {
+		return renderFamilies(want, r.Family), nil
+	}
+	if d.cfg.Store == nil {
+		return "", fmt.Errorf("%w: %s is not in force, and no state folder is in use", ErrNoGeneration, r.Generation)
+	}
+	stored, note, err := d.cfg.Store.Show(r.Generation)
+	if errors.Is(err, reload.ErrNothingStored) {
+		return "", fmt.Errorf("%w: %w; canaryd status lists those that are stored", ErrNoGeneration, err)
+	}
+	if err != nil {
+		return "", err
+	}
+	return Heading(stored, note) + renderFamilies(stored.Generation, r.Family), nil
+}
+
+func renderFamilies(g rules.Generation, only rules.Family) string {
+	text := ""
+	for _, f := range rules.Families() {
+		if f == only || only == 0 {
+			text += rules.Render(g, f)
 		}
-		for _, f := range rules.Families() {
-			if f == r.Family || r.Family == 0 {
-				text += rules.Render(g, f)
-			}
-		}
-	})
-	return text, errors.Join(err, failed)
+	}
+	return text
+}
+
+// Heading is a comment for iptables-restore before a stored generation: when it was learned
+// and, if it must not be restored here, why.
+func Heading(stored reload.Stored, note string) string {
+	text := fmt.Sprintf("# generation %s, learned %s\n", stored.ID, stored.Captured.UTC().Format(time.RFC3339))
+	if note != "" {
+		text += "# canaryd does not restore it here: " + strings.ReplaceAll(note, "\n", " ") + "\n"
+	}
+	return text
 }

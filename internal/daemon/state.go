@@ -14,8 +14,9 @@ import (
 // or the worker while it runs a step for the loop.
 type state struct {
 	learned   reload.Learned
-	captured  time.Time // when learned or declared last changed
-	edition   int       // how often they did
+	captured  time.Time   // when learned or declared last changed
+	edition   int         // how often they did
+	made      reload.Made // what changed them last
 	marks     canary.Marks
 	families  map[rules.Family]*familyState
 	loss      *loss                   // nil while nothing is lost
@@ -207,6 +208,7 @@ func (st *state) declare(next Declaration, now time.Time) {
 	st.claims = func(chain string) bool { return next.Claims(chain) || retired[chain] }
 	st.declared, st.origin = next.Generation, next.Origin
 	st.learned.Generation = st.unclaimed(st.learned.Generation)
+	st.made = reload.MadeDeclared
 	st.capture(now)
 	if st.mode == Heal {
 		st.applyAt = now

@@ -49,8 +49,8 @@ type Status struct {
 	// Stopped: a cleanup removed the marks, and nothing is done any more.
 	Stopped    bool       `json:"stopped,omitempty"`
 	Generation Generation `json:"generation"`
-	// Stored are the generations on disk, newest first: what restore may be
-	// asked for.
+	// Stored are the generations on disk that restore may be asked for: newest first, then
+	// those that hold next to nothing, then those that must not be restored here.
 	Stored []StoredGeneration `json:"stored,omitempty"`
 	// LastExamination is when it was last known of every enabled family what its
 	// tables hold. On nft that is each look; on legacy, where only reading a table
@@ -112,6 +112,19 @@ type Generation struct {
 type StoredGeneration struct {
 	ID    string    `json:"id"`
 	Saved time.Time `json:"saved"`
+	// Captured is when it was learned, Source from what, and Made by what: start (what stood
+	// when canaryd began), owners, declared, or restored. Both are empty if unknown.
+	Captured time.Time   `json:"captured,omitzero"`
+	Source   string      `json:"source,omitempty"`
+	Made     reload.Made `json:"made,omitempty"`
+	// Rules, jumps included, and Chains are missing of a file that an older canaryd wrote.
+	Rules  *int `json:"rules,omitempty"`
+	Chains *int `json:"chains,omitempty"`
+	// NearlyEmpty: it holds less than a tenth of the rules of the fullest one, as after a
+	// flush that was taken for its owners' decision.
+	NearlyEmpty bool `json:"nearlyEmpty,omitempty"`
+	// Foreign is why it must not be restored here, such as another boot.
+	Foreign string `json:"foreign,omitempty"`
 }
 
 // A Flush is the record of one flush, however many tables it hit.

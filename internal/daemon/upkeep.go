@@ -172,7 +172,7 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 	case !sound:
 		st.saveAt = start.Add(confirmEvery)
 	case last || due(st.saveAt, start) || !d.cfg.Store.Holds():
-		err = d.cfg.Store.SaveGeneration(st.want(), d.cfg.Source, st.captured)
+		err = d.saveGeneration(st)
 		st.savedAt, st.saveCost = time.Now(), time.Since(start)
 		st.saveAt = st.savedAt.Add(confirmEvery)
 		st.confirmed, st.uptime = start, uptime
@@ -192,6 +192,11 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 func (st *state) planSave(now time.Time) {
 	st.saveAt = earliest(st.saveAt, latest(now.Add(saveQuiet), st.savedAt.Add(saveShare*st.saveCost)))
 	st.stir(st.saveAt)
+}
+
+// saveGeneration writes what ought to be in force.
+func (d *Daemon) saveGeneration(st *state) error {
+	return d.cfg.Store.Save(reload.Stored{Source: d.cfg.Source, Made: st.made, Captured: st.captured, Generation: st.want()})
 }
 
 // saveMarks writes the state with these marks. It confirms nothing.

@@ -34,6 +34,8 @@ type tablePlan struct {
 	merged      []rules.Chain // those that its owners had begun to write again, with what was missing
 	removed     []string
 	hooks       []rules.Hook // put back
+	unhooked    []rules.Hook // taken away; some of them are put back elsewhere
+	change      Change       // for who asked: a preview or a check
 	skipped     []string     // differ, but their owner wrote them already
 	seen        *rules.Table // what stood there when it was planned
 	replay      bool         // rules are written, not marks alone
@@ -245,6 +247,7 @@ func planRemovals(task tableTask, plan *tablePlan, s *section) {
 	for i, h := range task.seen.Section.Hooks {
 		if extraHook(task, i) {
 			s.remove = append(s.remove, deleteRule(h.Chain, h.Rule))
+			plan.unhooked = append(plan.unhooked, h)
 		}
 	}
 	var stale []string

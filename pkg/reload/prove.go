@@ -14,8 +14,8 @@ import (
 // planned is in force.
 func (r run) prove(ctx context.Context, t *turn) {
 	f, result, raced := t.family, &t.result, t.written.Raced
-	if t.stale() && !r.act.insists {
-		*result = FamilyResult{Outcome: Failed, Err: fmt.Errorf("%s: %w, %d times in a row", f, t.written.Err, staleReads)}
+	if t.stale() && !r.insists() {
+		*result = FamilyResult{Outcome: Failed, Err: fmt.Errorf("%s: %w, %d times in a row", f, t.written.Err, r.tries())}
 		return
 	}
 	result.Err, result.foreign = errors.Join(t.written.Err, t.asideErr()), raced
@@ -101,7 +101,7 @@ func rememberTries(plans []tablePlan, result *FamilyResult) {
 
 // account notes what the plan did to its table.
 func (p tablePlan) account(tr TableResult) TableResult {
-	tr.Skipped, tr.Wrote, tr.Placed = p.skipped, len(p.wrote), p.hooks
+	tr.Skipped, tr.Wrote, tr.Placed, tr.Changed = p.skipped, len(p.wrote), p.hooks, tr.Changed.and(p.change)
 	tr.Replayed, tr.Quarantined, tr.Weakened = p.replay, p.quarantined, p.weakened
 	return tr
 }

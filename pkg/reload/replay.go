@@ -143,6 +143,10 @@ type Job struct {
 	// Judged, unless it is nil, gets what each guarded read of a family found before
 	// anything that rests on it is written, or told to Ahead. The last call counts.
 	Judged func(rules.Family, map[rules.TableName]TableResult)
+	// Check, unless it is nil, is asked right before each write for what that would change,
+	// by the read that the write rests on; with an error nothing more is written. The
+	// write is never made without a guard then.
+	Check func(Changes) error
 }
 
 // A Result is what became of a job, by family.
@@ -221,13 +225,14 @@ type TableResult struct {
 	Quarantined []Held
 	Weakened    []Held
 	// Refused is why a strict job left the table as it is; nil if it did not.
-	Refused  []Refusal
+	Refused []Refusal
+	// Gone is what stood when the table got its first marks, if another process took
+	// them before the proof: no other read shows what it took with them.
+	Gone     *rules.Section
 	Policies []string     // built-in policies that differ from the generation's
 	Wrote    int          // chains whose content was written
 	Placed   []rules.Hook // that were put back
-	// Gone is what stood when the table got its first marks, if another process took
-	// them before the proof: no other read shows what it took with them.
-	Gone *rules.Section
+	Changed  Change       // what the write did to protected rules, of a checked job
 
 	// flushed: no mark at all was left standing, so that more may be gone than
 	// the generation knows.

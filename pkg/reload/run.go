@@ -92,6 +92,9 @@ func (r run) families(ctx context.Context) Result {
 				end(t)
 			}
 		}
+		if r.refuses(planned, end) {
+			return result
+		}
 		var stale []*turn
 		r.write(ctx, planned, r.session.Restore)
 		for _, t := range planned {
@@ -99,8 +102,8 @@ func (r run) families(ctx context.Context) Result {
 				stale = append(stale, t)
 			}
 		}
-		if try >= staleReads {
-			if r.act.insists {
+		if try >= r.tries() {
+			if r.insists() {
 				r.write(ctx, stale, r.session.RestoreAnyway)
 			}
 			stale = nil
@@ -182,7 +185,7 @@ func (t *turn) keep(before map[rules.TableName]TableResult) {
 			continue
 		}
 		now.Finding, now.Lost, now.Policies, now.flushed, now.restored = old.Finding, old.Lost, old.Policies, old.flushed, old.restored
-		now.Proved, now.Wrote, now.Skipped = true, len(p.wrote), p.skipped
+		now.Proved, now.Wrote, now.Skipped, now.Changed = true, len(p.wrote), p.skipped, old.Changed.and(p.change)
 		t.result.Tables[p.table] = now
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"time"
 
@@ -33,9 +32,12 @@ var (
 const (
 	keptGenerations = 5
 	// format is that of the files. Those of format 0 have no format, those of 1
-	// no quarantine, no named hooks and no ipsets; else the same fields. Whoever changes what a field means, or adds one, counts
+	// no quarantine, no named hooks and no ipsets, those of 2 no counts and nothing of what
+	// made them; else the same fields. Whoever changes what a field means, or adds one, counts
 	// it up, and reads the formats before or refuses them by name.
-	format = 2
+	format = 3
+	// countedFrom is the first format whose generations say how many rules they hold.
+	countedFrom = 3
 	// maxStored bounds what is read from disk: 5,000 services need 10 MB.
 	maxStored = 256 << 20
 )
@@ -57,6 +59,9 @@ type Stored struct {
 	ID         string           `json:"id"`
 	Source     string           `json:"source"`
 	Captured   time.Time        `json:"captured"` // when the generation was learned
+	Made       Made             `json:"made,omitempty"`
+	Rules      int              `json:"rules"`  // that the generation holds, jumps included,
+	Chains     int              `json:"chains"` // and how many chains; both before it, so that a list need not read it
 	Generation rules.Generation `json:"generation,omitempty"`
 }
 
@@ -75,12 +80,6 @@ type State struct {
 	Quarantine Quarantine `json:"quarantine,omitempty"`
 }
 
-// Kept is a generation on disk.
-type Kept struct {
-	ID    string
-	Saved time.Time
-}
-
 // A Store keeps the last five generations and the marks in one folder, files
 // 0600, written atomically. It is for one goroutine, and nobody else may use the
 // folder.
@@ -89,6 +88,7 @@ type Store struct {
 	identity Identity
 	written  string // ID of the generation that the state names when it is written next
 	named    string // ID of the one that it names on disk
+	headers  map[string]header
 }
 
 // OpenStore opens the folder, which it makes if it is missing.
@@ -124,11 +124,17 @@ func (s *Store) Holds() bool { return s.written != "" }
 
 // SaveGeneration writes a generation, unless it is the one written last.
 func (s *Store) SaveGeneration(g rules.Generation, source string, captured time.Time) error {
-	id := g.ID()
+	return s.Save(Stored{Source: source, Captured: captured, Generation: g})
+}
+
+// Save writes stored.Generation, with what made it, unless it is the one written last.
+func (s *Store) Save(stored Stored) error {
+	id := stored.Generation.ID()
 	if id == s.written {
 		return nil
 	}
-	stored := Stored{Format: format, Identity: s.identity, ID: id, Source: source, Captured: captured, Generation: g}
+	stored.Format, stored.Identity, stored.ID = format, s.identity, id
+	stored.Rules, stored.Chains = stored.Generation.Counts()
 	if err := s.write(s.path(id), stored); err != nil {
 		return fmt.Errorf("keeping generation %s: %w", id, err)
 	}
@@ -181,27 +187,32 @@ func (s *Store) Resume(id string) { s.written, s.named = id, id }
 
 // Load returns the generation of that ID.
 func (s *Store) Load(id string) (Stored, error) {
-	if !regexp.MustCompile(`^[0-9a-f]{12}$`).MatchString(id) {
-		return Stored{}, fmt.Errorf("%q is not a generation's ID (12 hexadecimal digits): %w", id, ErrNothingStored)
-	}
-	var stored Stored
-	switch err := s.read(s.path(id), &stored); {
-	case errors.Is(err, ErrNothingStored):
+	stored, err := s.load(id)
+	if errors.Is(err, ErrNothingStored) && idPattern.MatchString(id) {
 		return Stored{}, fmt.Errorf("%w: %s; %s", err, id, s.Offer())
-	case err != nil:
+	}
+	if err != nil {
 		return Stored{}, err
 	}
 	if err := s.bound(stored.Identity); err != nil {
 		return Stored{}, err
 	}
+	return stored, sound(stored, id)
+}
+
+// sound returns nil if the content of a file is what its name says.
+func sound(stored Stored, id string) error {
 	if err := rules.Validate(stored.Generation); err != nil {
-		return Stored{}, fmt.Errorf("stored generation %s: %w", id, err)
+		return fmt.Errorf("stored generation %s: %w", id, err)
 	}
 	if got := stored.Generation.ID(); got != id {
-		return Stored{}, fmt.Errorf("stored generation %s is corrupt: its content has ID %s", id, got)
+		return fmt.Errorf("stored generation %s is corrupt: its content has ID %s", id, got)
 	}
-	return stored, nil
+	return nil
 }
+
+// idPattern is what IDs of generations look like.
+var idPattern = regexp.MustCompile(`^[0-9a-f]{12}$`)
 
 // bound returns ErrForeign with the first difference.
 func (s *Store) bound(o Identity) error {
@@ -264,55 +275,4 @@ func (s *Store) read(path string, value any) error {
 		return fmt.Errorf("%s is corrupt: %w", path, err)
 	}
 	return nil
-}
-
-// List returns what is on disk, newest first; nothing if that cannot be read.
-func (s *Store) List() []Kept {
-	entries, err := os.ReadDir(filepath.Join(s.dir, "generations"))
-	if err != nil {
-		return nil
-	}
-	var list []Kept
-	for _, e := range entries {
-		id, ok := strings.CutSuffix(e.Name(), ".json")
-		info, err := e.Info()
-		if ok && err == nil {
-			list = append(list, Kept{id, info.ModTime()})
-		}
-	}
-	slices.SortFunc(list, func(a, b Kept) int {
-		for _, first := range []string{s.written, s.named} {
-			if a.ID == first {
-				return -1 // where the clock was set back, it looks like the oldest
-			}
-			if b.ID == first {
-				return 1
-			}
-		}
-		return b.Saved.Compare(a.Saved)
-	})
-	return list
-}
-
-// Offer names what is on disk, newest first, for who asked for something else.
-func (s *Store) Offer() string {
-	var ids []string
-	for _, k := range s.List() {
-		ids = append(ids, k.ID)
-	}
-	if len(ids) == 0 {
-		return "there is none"
-	}
-	return "there are " + strings.Join(ids, ", ")
-}
-
-// prune keeps the newest generations.
-func (s *Store) prune() error {
-	var errs []error
-	for i, k := range s.List() {
-		if i >= keptGenerations {
-			errs = append(errs, os.Remove(s.path(k.ID)))
-		}
-	}
-	return errors.Join(errs...)
 }

@@ -64,7 +64,7 @@ func TestWhatIsStoredComesBack(t *testing.T) {
 	if d := cmp.Diff(state, gotState); d != "" {
 		t.Errorf("state (-want +got):\n%s", d)
 	}
-	stored := Stored{Format: format, Identity: here, ID: g.ID(), Source: "snapshot", Captured: noon, Generation: g}
+	stored := Stored{Format: format, Identity: here, ID: g.ID(), Source: "snapshot", Captured: noon, Rules: 7, Chains: 4, Generation: g}
 	// cmp would ask Section.Equal, which looks at no policy and no lean.
 	exactly := cmp.Transformer("Section", func(s rules.Section) plainSection { return plainSection(s) })
 	if d := cmp.Diff(stored, gotStored, exactly); d != "" {
@@ -167,9 +167,10 @@ func TestFormats(t *testing.T) {
 		refused bool
 	}{
 		{"as written", func(s string) string { return s }, false},
-		{"of the canaryd before", func(s string) string { return strings.Replace(s, `"format":2,`, "", 1) }, false},
-		{"of the one with a format", func(s string) string { return strings.Replace(s, `"format":2,`, `"format":1,`, 1) }, false},
-		{"of the next one", func(s string) string { return strings.Replace(s, `"format":2,`, `"format":3,"more":{"x":[1]},`, 1) }, true},
+		{"of the canaryd before", func(s string) string { return strings.Replace(s, `"format":3,`, "", 1) }, false},
+		{"of the one with a format", func(s string) string { return strings.Replace(s, `"format":3,`, `"format":1,`, 1) }, false},
+		{"of the one with a quarantine", func(s string) string { return strings.Replace(s, `"format":3,`, `"format":2,`, 1) }, false},
+		{"of the next one", func(s string) string { return strings.Replace(s, `"format":3,`, `"format":4,"more":{"x":[1]},`, 1) }, true},
 	} {
 		for _, file := range []string{"state.json", "generations/" + generation(t, 1).ID() + ".json"} {
 			t.Run(test.name+" "+filepath.Base(file), func(t *testing.T) {
@@ -179,7 +180,7 @@ func TestFormats(t *testing.T) {
 				must(t, s.SaveState(testState()))
 				text, err := os.ReadFile(filepath.Join(dir, file))
 				must(t, err)
-				if !strings.HasPrefix(string(text), `{"format":2,`) {
+				if !strings.HasPrefix(string(text), `{"format":3,`) {
 					t.Fatalf("%s begins with %.20s", file, text)
 				}
 				must(t, os.WriteFile(filepath.Join(dir, file), []byte(test.damage(string(text))), 0o600))
@@ -187,7 +188,7 @@ func TestFormats(t *testing.T) {
 				switch {
 				case !test.refused && err != nil:
 					t.Error(err)
-				case test.refused && (!errors.Is(err, ErrNewer) || !strings.Contains(err.Error(), "format 3, here 2")):
+				case test.refused && (!errors.Is(err, ErrNewer) || !strings.Contains(err.Error(), "format 4, here 3")):
 					t.Errorf("error is %v, want ErrNewer with both formats", err)
 				}
 			})

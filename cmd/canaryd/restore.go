@@ -1,0 +1,210 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A restorer restores by a request: the daemon, or this process without one.
+type restorer func(context.Context, daemon.RestoreRequest) (daemon.RestoreReply, error)
+
+// runRestore replays now, through the daemon if there is one.
+func runRestore(ctx context.Context, o *options, to streams) (int, error) {
+	code, err := o.restoreBy(ctx, to, o.client().Restore)
+	if !errors.Is(err, daemon.ErrNoDaemon) {
+		return code, err
+	}
+	return withBench(ctx, o, func(b bench) (int, error) { return o.restoreBy(ctx, to, b.restore) })
+}
+
+// restoreBy restores, and prints what that did. What it may take away is what --yes agrees
+// to: what a dry run, right before, shows. If another process writes in between, and more
+// would be taken away, nothing is.
+func (o *options) restoreBy(ctx context.Context, to streams, restore restorer) (int, error) {
+	request := daemon.RestoreRequest{Generation: o.generation, DryRun: o.dryRun}
+	if o.yes && !o.dryRun {
+		preview, err := restore(ctx, daemon.RestoreRequest{Generation: o.generation, DryRun: true})
+		if err != nil {
+			return exitError, err
+		}
+		request.Agreed = preview.Agreement()
+	}
+	reply, err := restore(ctx, request)
+	if err != nil {
+		return exitError, err
+	}
+	if o.dryRun {
+		return printPreview(to.out, o.output, reply)
+	}
+	code, err := printReply(to.out, o.output, reply)
+	if err != nil || reply.Refused == "" {
+		return code, err
+	}
+	return exitError, o.refusal(reply)
+}
+
+// refusal says why a restore wrote nothing, and what to do.
+func (o *options) refusal(reply daemon.RestoreReply) error {
+	if len(reply.Outcomes) > 0 {
+		return fmt.Errorf("not everything was written, because another process wrote meanwhile: %s; look at it with --dry-run", reply.Refused)
+	}
+	n := reply.Removes()
+	what := fmt.Sprintf("nothing was written: it would remove %s and %s", count(n.Rules, "protected rule"), count(n.Chains, "chain"))
+	if o.yes {
+		return errors.New(what + ", others than a moment ago, because another process wrote meanwhile; run it again")
+	}
+	return errors.New(what + "; --dry-run shows them, --yes agrees to that")
+}
+
+// restore replays a stored generation without a daemon, and keeps what it planted.
+func (b bench) restore(ctx context.Context, r daemon.RestoreRequest) (daemon.RestoreReply, error) {
+	state, stored, err := b.store.LoadState()
+	if r.Generation != "" {
+		stored, err = b.store.Load(r.Generation)
+		stored.Made = reload.MadeRestored
+	}
+	if err != nil {
+		return daemon.RestoreReply{}, fmt.Errorf("there is nothing to replay, and no daemon is running: %w", err)
+	}
+	job := b.job(stored.Generation, state.Marks)
+	if job.Sets, err = b.store.LoadSets(); err != nil {
+		return daemon.RestoreReply{}, err
+	}
+	reply, result, err := daemon.Restoring(ctx, b.replayer(), r.Generation != "", job, r)
+	if result == nil {
+		return reply, err
+	}
+	marks := state.Marks
+	for f, fr := range result {
+		for t, tr := range fr.Tables {
+			marks = marks.With(f, t, tr.Mark)
+		}
+	}
+	confirmed, uptime := state.Confirmed, state.Uptime
+	if reply.Proved() {
+		confirmed, uptime = time.Now(), daemon.Uptime()
+	}
+	if state.ID != "" && state.ID != stored.ID {
+		reply.Undo = state.ID
+	}
+	return reply, errors.Join(err, b.store.Save(stored),
+		b.store.SaveState(reload.State{Confirmed: confirmed, Uptime: uptime, Marks: marks}),
+		daemon.KeepRemoval(ctx, b.o.stateDir, reply, result))
+}
+
+// printPreview prints what a restore would do.
+func printPreview(w io.Writer, output string, reply daemon.RestoreReply) (int, error) {
+	if output == "json" {
+		return exitOK, printJSON(w, reply)
+	}
+	if err := printChanges(w, reply, "WOULD ADD", "WOULD REMOVE"); err != nil {
+		return exitError, err
+	}
+	for _, c := range reply.Changes {
+		if _, err := fmt.Fprintf(w, "\n@@ %s %s @@\n", c.Family, c.Table); err != nil {
+			return exitError, err
+		}
+		for _, line := range c.Lines {
+			if _, err := fmt.Fprintln(w, plain(line)); err != nil {
+				return exitError, err
+			}
+		}
+		if c.More > 0 {
+			if _, err := fmt.Fprintf(w, "@@ %s not shown @@\n", count(c.More, "more line")); err != nil {
+				return exitError, err
+			}
+		}
+	}
+	return exitOK, nil
+}
+
+// printChanges prints a row for each table that changes.
+func printChanges(w io.Writer, reply daemon.RestoreReply, adds, removes string) error {
+	rows := [][]string{{"FAMILY", "TABLE", adds, removes}}
+	for _, c := range reply.Changes {
+		removed := countsText(c.Removes)
+		if c.Reorders > 0 {
+			removed += fmt.Sprintf(" (another order in %s)", count(c.Reorders, "chain"))
+		}
+		rows = append(rows, []string{c.Family.String(), string(c.Table), countsText(c.Adds), removed})
+	}
+	if len(rows) == 1 {
+		rows = [][]string{{"no protected rule changes"}}
+	}
+	if err := printTable(w, rows); err != nil || reply.Detail == "" || len(reply.Outcomes) > 0 {
+		return err
+	}
+	_, err := fmt.Fprintln(w, plain(oneLine(reply.Detail)))
+	return err
+}
+
+func countsText(c daemon.Counts) string {
+	if c == (daemon.Counts{}) {
+		return "nothing"
+	}
+	return count(c.Rules, "rule") + ", " + count(c.Chains, "chain")
+}
+
+// printReply prints what became of a restore.
+func printReply(w io.Writer, output string, reply daemon.RestoreReply) (int, error) {
+	var err error
+	if output == "json" {
+		err = printJSON(w, reply)
+	} else {
+		err = printOutcomes(w, reply)
+	}
+	switch {
+	case err != nil:
+		return exitError, err
+	case !reply.Proved():
+		return exitNo, nil
+	default:
+		return exitOK, nil
+	}
+}
+
+func printOutcomes(w io.Writer, reply daemon.RestoreReply) error {
+	if reply.Refused != "" && len(reply.Outcomes) == 0 {
+		return printChanges(w, reply, "WOULD ADD", "WOULD REMOVE")
+	}
+	rows := [][]string{{"FAMILY", "GENERATION", "OUTCOME"}}
+	for _, f := range rules.Families() {
+		if outcome, ok := reply.Outcomes[f]; ok {
+			rows = append(rows, []string{f.String(), reply.Generation, outcomeText(outcome)})
+		}
+	}
+	if err := printTable(w, rows); err != nil {
+		return err
+	}
+	if reply.Detail != "" {
+		if _, err := fmt.Fprintln(w, plain(oneLine(reply.Detail))); err != nil {
+			return err
+		}
+	}
+	if len(reply.Changes) == 0 {
+		return nil
+	}
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	if err := printChanges(w, reply, "ADDED", "REMOVED"); err != nil || reply.Undo == "" {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "the generation of before: canaryd restore --generation %s\n", reply.Undo)
+	return err
+}
+
+// outcomeText is an outcome of a restore for people.
+func outcomeText(o daemon.Outcome) string {
+	if o == reload.Skipped {
+		return "nothing was missing"
+	}
+	return string(o)
+}

@@ -1,0 +1,231 @@
+package reload
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Made says what made a stored generation.
+type Made string
+
+// What makes generations; "" is not known, of files that an older canaryd wrote.
+const (
+	MadeAtStart  Made = "start"    // what stood when canaryd began to learn
+	MadeByOwners Made = "owners"   // owners changed their rules, and canaryd learned that
+	MadeDeclared Made = "declared" // the declared sources say so
+	MadeRestored Made = "restored" // `canaryd restore --generation` brought it back
+)
+
+// Kept is a generation on disk.
+type Kept struct {
+	ID       string
+	Saved    time.Time
+	Captured time.Time
+	Source   string
+	Made     Made
+	// Rules, jumps included, and Chains are counted; not Counted is a file of an older
+	// canaryd, whose rules are not read to list it.
+	Counted       bool
+	Rules, Chains int
+	// Sparse: it holds less than a tenth of the rules of the fullest one here. A flush that
+	// was taken for owners' decisions leaves such a generation.
+	Sparse bool
+	// Foreign is why it must not be restored here; "" if it may be.
+	Foreign string
+}
+
+// sparseShare is how many times more rules the fullest generation has than a Sparse one.
+const sparseShare = 10
+
+// header is what stands in a generation's file before its rules.
+type header struct {
+	modified time.Time
+	size     int64
+	stored   Stored
+	err      error
+}
+
+// List returns what is on disk, newest first; nothing if that cannot be read.
+func (s *Store) List() []Kept {
+	entries, err := os.ReadDir(filepath.Join(s.dir, "generations"))
+	if err != nil {
+		return nil
+	}
+	var list []Kept
+	headers := map[string]header{}
+	for _, e := range entries {
+		id, ok := strings.CutSuffix(e.Name(), ".json")
+		info, err := e.Info()
+		if !ok || err != nil {
+			continue
+		}
+		h, known := s.headers[id]
+		if !known || !h.modified.Equal(info.ModTime()) || h.size != info.Size() {
+			h = header{modified: info.ModTime(), size: info.Size()}
+			h.stored, h.err = s.readHeader(id)
+		}
+		headers[id] = h
+		list = append(list, s.keptOf(id, h))
+	}
+	s.headers = headers
+	slices.SortFunc(list, func(a, b Kept) int {
+		for _, first := range []string{s.written, s.named} {
+			if a.ID == first {
+				return -1 // where the clock was set back, it looks like the oldest
+			}
+			if b.ID == first {
+				return 1
+			}
+		}
+		return b.Saved.Compare(a.Saved)
+	})
+	markSparse(list)
+	return list
+}
+
+func (s *Store) keptOf(id string, h header) Kept {
+	k := Kept{ID: id, Saved: h.modified}
+	if h.err != nil {
+		k.Foreign = h.err.Error()
+		return k
+	}
+	k.Captured, k.Source, k.Made = h.stored.Captured, h.stored.Source, h.stored.Made
+	if k.Counted = h.stored.Format >= countedFrom; k.Counted {
+		k.Rules, k.Chains = h.stored.Rules, h.stored.Chains
+	}
+	if err := s.bound(h.stored.Identity); err != nil {
+		k.Foreign = err.Error()
+	}
+	return k
+}
+
+// markSparse marks generations that hold next to nothing beside the fullest one.
+func markSparse(list []Kept) {
+	most := 0
+	for _, k := range list {
+		if k.Foreign == "" {
+			most = max(most, k.Rules)
+		}
+	}
+	for i, k := range list {
+		list[i].Sparse = k.Counted && k.Rules*sparseShare < most
+	}
+}
+
+// Offered returns the list in the order in which an operator should think of it: newest
+// first, then those that hold next to nothing, then those that must not be restored here.
+func Offered(list []Kept) []Kept {
+	rank := func(k Kept) int {
+		switch {
+		case k.Foreign != "":
+			return 2
+		case k.Sparse:
+			return 1
+		default:
+			return 0
+		}
+	}
+	list = slices.Clone(list)
+	slices.SortStableFunc(list, func(a, b Kept) int { return rank(a) - rank(b) })
+	return list
+}
+
+// readHeader reads a generation's file up to its rules, which may be 10 MB.
+func (s *Store) readHeader(id string) (Stored, error) {
+	var h Stored
+	file, err := os.Open(s.path(id))
+	if err != nil {
+		return h, err
+	}
+	defer func() { _ = file.Close() }() // read only
+	fields := map[string]any{
+		"format": &h.Format, "identity": &h.Identity, "id": &h.ID, "source": &h.Source, "captured": &h.Captured,
+		"made": &h.Made, "rules": &h.Rules, "chains": &h.Chains,
+	}
+	decoder := json.NewDecoder(file)
+	if _, err := decoder.Token(); err != nil {
+		return h, fmt.Errorf("stored generation %s is corrupt: %w", id, err)
+	}
+	for decoder.More() {
+		name, err := decoder.Token()
+		if err != nil {
+			return h, fmt.Errorf("stored generation %s is corrupt: %w", id, err)
+		}
+		if h.Format > format {
+			return h, fmt.Errorf("stored generation %s: %w (format %d, here %d)", id, ErrNewer, h.Format, format)
+		}
+		field, _ := name.(string)
+		if field == "generation" {
+			break
+		}
+		target, ok := fields[field]
+		if !ok {
+			return h, fmt.Errorf("stored generation %s is corrupt: unknown field %q", id, field)
+		}
+		if err := decoder.Decode(target); err != nil {
+			return h, fmt.Errorf("stored generation %s is corrupt: %w", id, err)
+		}
+	}
+	return h, nil
+}
+
+// Offer names what is on disk for who asked for something else, those that hold next to
+// nothing last; it leaves out what must not be restored here.
+func (s *Store) Offer() string {
+	var ids []string
+	for _, k := range Offered(s.List()) {
+		switch {
+		case k.Foreign != "":
+		case k.Sparse:
+			ids = append(ids, fmt.Sprintf("%s (nearly empty)", k.ID))
+		default:
+			ids = append(ids, k.ID)
+		}
+	}
+	if len(ids) == 0 {
+		return "there is none"
+	}
+	return "there are " + strings.Join(ids, ", ")
+}
+
+// Show returns the generation of that ID, also one that must not be restored here: note
+// says why then. It may be called from any goroutine.
+func (s *Store) Show(id string) (stored Stored, note string, err error) {
+	stored, err = s.load(id)
+	if err != nil {
+		return Stored{}, "", err
+	}
+	if err := s.bound(stored.Identity); err != nil {
+		note = err.Error()
+	}
+	return stored, note, sound(stored, id)
+}
+
+// load returns the generation of that ID, wherever it was made.
+func (s *Store) load(id string) (Stored, error) {
+	if !idPattern.MatchString(id) {
+		return Stored{}, fmt.Errorf("%q is not a generation's ID (12 hexadecimal digits): %w", id, ErrNothingStored)
+	}
+	var stored Stored
+	if err := s.read(s.path(id), &stored); err != nil {
+		return Stored{}, err
+	}
+	return stored, nil
+}
+
+// prune keeps the newest generations.
+func (s *Store) prune() error {
+	var errs []error
+	for i, k := range s.List() {
+		if i >= keptGenerations {
+			errs = append(errs, os.Remove(s.path(k.ID)))
+		}
+	}
+	return errors.Join(errs...)
+}
