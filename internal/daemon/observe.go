@@ -29,7 +29,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 				continue // told already, or nothing to tell
 			}
 			ts.verdict, ts.frozen = x.Finding.Verdict, true
-			found[f][t] = hit{x.Finding.Verdict, x.Lost, nil}
+			found[f][t] = hitOf(x)
 		}
 	}
 	d.tell(ctx, st, found)
