@@ -185,7 +185,7 @@ func printFlushes(w io.Writer, flushes []daemon.Flush) error {
 		rows = append(rows, []string{
 			strconv.Itoa(i + 1), ago(f.Time), string(f.Kind), scope(f),
 			lostText(f.Lost.Rules, f.Lost.Chains, f.Lost.Hooks),
-			by(f.Culprit), fmt.Sprintf("%.3fs", f.AbsentSeconds), string(f.Outcome),
+			plain(f.ByText()), fmt.Sprintf("%.3fs", f.AbsentSeconds), string(f.Outcome),
 		})
 	}
 	if _, err := fmt.Fprintln(w); err != nil {

@@ -58,7 +58,7 @@ func (d *Daemon) limited(ctx context.Context, st *state) bool {
 	}
 	if st.since.IsZero() {
 		l := *st.loss // it is blamed again when it is replayed, with what comes until then
-		d.blame(&l)
+		d.blame(ctx, st, &l)
 		st.begin(ctx, &l)
 	}
 	st.loss.tryAt = now.Add(wait)
@@ -72,7 +72,7 @@ func (c *contention) begin(ctx context.Context, l *loss) {
 	// back.
 	c.calmAt = c.since.Add(calmFor)
 	klog.FromContext(ctx).Info("Somebody keeps undoing what is replayed; until that stops, replays are limited and the log has no line for each",
-		"flush", l.record.ID, "by", culpritText(l.record.Culprit))
+		"flush", l.record.ID, "by", culpritsText(l.record))
 }
 
 // spend has the limit know what a replay cost since the daemon had used that

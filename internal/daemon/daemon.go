@@ -39,6 +39,8 @@ type Kernel interface {
 	Weigher
 	// Own tells this process and its children from who else writes.
 	Own(pid uint32) bool
+	// Takings returns what the last commits took from the tables, on nft.
+	Takings(context.Context) iptables.Takings
 	Info() iptables.Info
 	Families() []rules.Family
 }

@@ -115,7 +115,20 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		st.lookAt = earliest(st.lookAt, start)
 	}
 	fs.noteKnown(start)
+	fs.noteSound(snapshot.Digest, missing)
 	d.cfg.Metrics.SetHooksMissing(f, missing)
+}
+
+// noteSound notes the digest of a read that showed nothing lost or missing.
+func (fs *familyState) noteSound(digest uint64, missing map[rules.TableName]int) {
+	for _, n := range missing {
+		if n > 0 {
+			return
+		}
+	}
+	if lastResult(fs) == ProbeIntact {
+		fs.sound = digest
+	}
 }
 
 // lastUnknown reports whether a table of the family could not be read.

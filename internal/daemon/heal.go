@@ -105,11 +105,6 @@ func finishing(ctx context.Context) (context.Context, context.CancelFunc) {
 // the loss.
 func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Result, err error) {
 	st.loss.record.Attempts++
-	if l := st.loss; len(l.record.Writers) == 0 {
-		// The commit of a flush of 40,000 rules is visible to a probe nearly a
-		// second before the kernel tells who made it (nft, Linux 6.18).
-		d.blame(l)
-	}
 	d.tell(ctx, st, hits(result))
 	st.loss.note(st.loss.hit, result)
 	st.loss.unproved, st.loss.found = st.loss.unproved.After(result), st.loss.found.After(result)
@@ -169,7 +164,7 @@ func hits(result reload.Result) map[rules.Family]map[rules.TableName]hit {
 	for f, fr := range result {
 		found[f] = map[rules.TableName]hit{}
 		for t, tr := range fr.Tables {
-			found[f][t] = hit{tr.Finding.Verdict, tr.Lost, tr.Policies}
+			found[f][t] = hit{verdict: tr.Finding.Verdict, lost: tr.Lost, policies: tr.Policies, finding: tr.Finding, seen: fr.Seen}
 		}
 	}
 	return found
@@ -225,6 +220,7 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 	if fr.Digest != 0 {
 		fs.digest, fs.examined, fs.unseen = fr.Digest, now, time.Time{}
 		fs.noteKnown(now)
+		fs.noteSound(fr.Digest, missing)
 	} else {
 		fs.markDirty(now)
 	}

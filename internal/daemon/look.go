@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -25,12 +24,6 @@ const (
 	captureQuiet = 50 * time.Millisecond
 	captureMost  = 100 * time.Millisecond
 	readShare    = 9
-	// holderWindow is how long before the first evidence of a loss a holder
-	// of the xtables lock may have done it.
-	holderWindow = time.Second
-	// holderLate is how much later than the loss it may be heard of that a
-	// holder let go of the lock: both begin with the same close.
-	holderLate = 5 * time.Millisecond
 )
 
 // look probes every family. It answers all hints given before it.
@@ -306,42 +299,8 @@ func (d *Daemon) lost(st *state, f rules.Family, digest uint64) {
 	st.loss = &loss{
 		record: Flush{ID: fmt.Sprintf("%x", st.evidence.UnixMicro()), Time: st.evidence, Outcome: Pending},
 		hit:    map[rules.Family]Verdicts{}, noticed: now, tryAt: now,
-		intact: st.families[f].intact, digest: digest, room: diffRoom(),
+		intact: uint32(st.families[f].intact), heard: uint32(digest), room: diffRoom(),
 	}
-}
-
-// blame names who wrote between the last intact look and the first loss. It is
-// asked after settling, because a commit is visible to a probe a moment before
-// the watcher has read its notification.
-func (d *Daemon) blame(l *loss) {
-	var writers []canary.Writer
-	if d.cfg.Kernel.Info().Backend == iptables.NFT {
-		writers = d.cfg.Writers.Between(uint32(l.intact), uint32(l.digest))
-	} else {
-		writers = d.cfg.Writers.Since(l.record.Time.Add(-holderWindow))
-		writers = slices.DeleteFunc(writers, func(w canary.Writer) bool { return w.Time.After(l.noticed.Add(holderLate)) })
-		writers = lastOf(writers)
-	}
-	for _, w := range writers {
-		if !d.cfg.Kernel.Own(w.PID) {
-			l.record.Writers = append(l.record.Writers, CulpritOf(w))
-		}
-	}
-	if n := len(l.record.Writers); n > 0 {
-		l.record.Culprit = l.record.Writers[n-1]
-	}
-}
-
-// lastOf keeps of each process what was heard of it last: who opens the lock is
-// heard of twice, and who closed it last wrote last.
-func lastOf(writers []canary.Writer) []canary.Writer {
-	var last []canary.Writer
-	for i, w := range writers {
-		if !slices.ContainsFunc(writers[i+1:], func(later canary.Writer) bool { return later.PID == w.PID }) {
-			last = append(last, w)
-		}
-	}
-	return last
 }
 
 func (d *Daemon) stamps(ctx context.Context, st *state) map[rules.Family]iptables.Stamp {

@@ -146,7 +146,7 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 	if !s.deaf {
 		fake.OnUnlock(func() { r.hints.Give(canary.SourceLock) })
 		fake.OnCommit(func(c iptables.Commit) {
-			r.writers.Note(canary.Writer{Time: time.Now(), Genid: c.Genid, PID: c.PID, Comm: c.Comm, Command: c.Comm + " -F"})
+			r.writers.Note(canary.Writer{Time: time.Now(), Genid: c.Genid, PID: c.PID, Comm: c.Comm, Command: c.Comm + " -F", Own: c.Own})
 			r.hints.Give(canary.SourceNFT)
 		})
 	}

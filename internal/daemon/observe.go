@@ -58,11 +58,12 @@ func (d *Daemon) observeUnguarded(ctx context.Context, st *state, err error) {
 	examined, unread := d.readLoss(ctx, st)
 	found := reload.Result{}
 	for f, tables := range examined {
-		found[f] = reload.FamilyResult{Tables: map[rules.TableName]reload.TableResult{}}
+		fr := reload.FamilyResult{Tables: map[rules.TableName]reload.TableResult{}}
 		for t, x := range tables {
-			found[f].Tables[t] = reload.TableResult{Finding: x.Finding, Lost: x.Lost}
+			fr.Tables[t], fr.Seen = reload.TableResult{Finding: x.Finding, Lost: x.Lost}, x.Seen
 		}
-		st.freeze(f, found[f].Tables)
+		found[f] = fr
+		st.freeze(f, fr.Tables)
 	}
 	d.tell(ctx, st, st.observed(before, found))
 	d.retry(ctx, st, errors.Join(err, unread))
@@ -98,7 +99,7 @@ func (st *state) observed(before map[rules.Family]map[rules.TableName]bool, resu
 		for t, tr := range fr.Tables {
 			again := tr.Finding.MarkLost || len(tr.Finding.Witnesses) > 0
 			if tr.Finding.Verdict.Loss() && (again || !before[f][t]) {
-				found[f][t] = hit{tr.Finding.Verdict, tr.Lost, nil}
+				found[f][t] = hit{verdict: tr.Finding.Verdict, lost: tr.Lost, finding: tr.Finding, seen: fr.Seen}
 			}
 		}
 	}

@@ -103,7 +103,7 @@ func (d *Daemon) hold(ctx context.Context, st *state) {
 		found[f] = map[rules.TableName]hit{}
 		for t, x := range tables {
 			if x.Finding.Verdict.Loss() {
-				found[f][t] = hit{x.Finding.Verdict, x.Lost, nil}
+				found[f][t] = hitOf(x)
 				st.families[f].tables[t].verdict = x.Finding.Verdict
 			}
 		}

@@ -23,6 +23,14 @@ type hit struct {
 	verdict  canary.Verdict
 	lost     reload.Lost
 	policies []string
+	finding  canary.Finding
+	seen     uint64 // the digest of the read that showed it
+	by       []canary.Writer
+}
+
+// hitOf returns what a read without a replay showed of a table.
+func hitOf(x reload.Examined) hit {
+	return hit{verdict: x.Finding.Verdict, lost: x.Lost, finding: x.Finding, seen: x.Seen}
 }
 
 // gravity orders the kinds of loss; a record gets the gravest.
@@ -36,12 +44,21 @@ var gravity = []canary.Verdict{
 func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.Family]map[rules.TableName]hit) {
 	l := st.loss
 	fresh := map[rules.Family]Verdicts{}
+	q := inquiry{}
 	for _, f := range rules.Families() {
 		for _, t := range rules.Guarded() {
 			h := found[f][t]
 			if !h.verdict.Loss() || l.hit[f][t] != "" {
 				continue
 			}
+			if len(fresh) == 0 {
+				q = d.inquire(ctx)
+			}
+			if !l.told && len(fresh) == 0 {
+				l.record.Culprits = nil // whoever was suspected so far
+			}
+			h.by = q.answer(d.charge(st, f, t, h.finding, h.seen))
+			l.heard = later(l.heard, uint32(h.seen))
 			for _, verdicts := range []map[rules.Family]Verdicts{fresh, l.hit} {
 				if verdicts[f] == nil {
 					verdicts[f] = Verdicts{}
@@ -56,6 +73,8 @@ func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.Family]map
 	if len(fresh) == 0 {
 		return
 	}
+	l.noteWriters(q)
+	l.record.settleCulprit()
 	if l.told {
 		d.cfg.Metrics.ObserveFurtherLoss(fresh)
 	} else {
@@ -76,7 +95,7 @@ func (d *Daemon) logNotice(ctx context.Context, st *state) {
 		next = "replays are paused until " + st.pausedUntil.UTC().Format(time.RFC3339)
 	}
 	st.flushLog(ctx).Info("Rules are being flushed", "flush", st.loss.record.ID, "tables", tablesText(st.losses()),
-		"by", culpritText(st.loss.record.Culprit), "noticedAfter", st.loss.noticed.Sub(st.loss.record.Time).Round(10*time.Microsecond), "next", next)
+		"by", culpritsText(st.loss.record), "noticedAfter", st.loss.noticed.Sub(st.loss.record.Time).Round(10*time.Microsecond), "next", next)
 }
 
 // losses returns the tables that are lost as far as is known.
@@ -98,7 +117,7 @@ func (d *Daemon) logLost(ctx context.Context, st *state, fresh map[rules.Family]
 	l, log := st.loss, st.flushLog(ctx)
 	lost := l.record.Lost
 	log.Info("Rules were lost", "flush", l.record.ID, "tables", tablesText(fresh),
-		"rules", lost.Rules, "chains", lost.Chains, "hooks", lost.Hooks, "by", culpritText(l.record.Culprit))
+		"rules", lost.Rules, "chains", lost.Chains, "hooks", lost.Hooks, "by", culpritsText(l.record))
 	for _, p := range l.record.Policies {
 		log.Info("A built-in policy is another than before; canaryd never sets policies", "flush", l.record.ID, "policy", p)
 	}

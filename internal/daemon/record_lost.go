@@ -34,7 +34,7 @@ func (r *Flush) add(f rules.Family, t rules.TableName, h hit) {
 	r.Lost.Hooks += len(h.lost.Hooks)
 	table := TableLoss{
 		Family: f, Table: t, Kind: h.verdict,
-		Chains: len(h.lost.Chains), Rules: h.lost.Rules, Hooks: len(h.lost.Hooks), PerChain: perChain(t, h.lost),
+		Chains: len(h.lost.Chains), Rules: h.lost.Rules, Hooks: len(h.lost.Hooks), By: r.accuse(h.by), PerChain: perChain(t, h.lost),
 	}
 	listed := 0
 	for _, other := range r.Lost.Tables {

@@ -186,7 +186,7 @@ func removalBy(reply RestoreReply, result reload.Result, now time.Time) (removal
 			if c.Removed.Empty() {
 				continue
 			}
-			r.record.add(f, t, hit{Removed, lostBy(t, c.Removed), nil})
+			r.record.add(f, t, hit{verdict: Removed, lost: lostBy(t, c.Removed)})
 			r.diff = append(r.diff, diffOfChange(f, t, c, &left))
 		}
 	}

@@ -105,7 +105,7 @@ func (d *Daemon) settle(ctx context.Context, st *state) func(context.Context, re
 func (d *Daemon) notice(ctx context.Context, st *state) {
 	if l := st.loss; !l.noted {
 		l.noted = true
-		d.blame(l)
+		d.blame(ctx, st, l)
 		d.logNotice(ctx, st)
 	}
 }

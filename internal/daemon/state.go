@@ -88,6 +88,7 @@ type familyState struct {
 	unasked  time.Time      // when the first hint came that has to wait for a stamp; zero: none does
 	unseen   time.Time      // since when something may have been written that no probe has seen; zero: nothing was
 	intact   uint64         // digest of the last probe that saw all marks standing
+	sound    uint64         // digest of the last read that showed everything in force
 	digest   uint64         // of what was examined last
 	examined time.Time      // zero: never
 	trouble  trouble        // why the last probe failed
@@ -131,8 +132,8 @@ type tableState struct {
 type loss struct {
 	record   Flush
 	noticed  time.Time
-	intact   uint64 // digest of the last intact look, and of the first loss
-	digest   uint64
+	intact   uint32                    // the genid of the last intact look, and the last one at
+	heard    uint32                    // which something was found lost
 	hit      map[rules.Family]Verdicts // tables counted so far
 	noted    bool                      // whether the log has that it was noticed
 	told     bool                      // whether metrics and log have what was lost

@@ -135,10 +135,13 @@ type Flush struct {
 	Kind     canary.Verdict    `json:"kind"`
 	Families []rules.Family    `json:"families"`
 	Tables   []rules.TableName `json:"tables"`
-	// Culprit is the most likely writer; its PID is 0 if nobody is known.
+	// Culprit is the process that took from most tables; its PID is 0 if none is known.
 	Culprit Culprit `json:"culprit"`
-	// Writers are all who wrote between the last intact look and the first
-	// loss, oldest first, the culprit among them.
+	// Culprits are all that took something, oldest first; on legacy, where the kernel
+	// does not say what a process did, the last that held the lock.
+	Culprits []Culprit `json:"culprits,omitempty"`
+	// Writers are all that wrote between the last intact look and the read that
+	// showed the losses, oldest first, the culprits among them.
 	Writers []Culprit `json:"writers,omitempty"`
 	Lost    Lost      `json:"lost"`
 	// NoticedSeconds is from the first evidence to the verdict,
@@ -192,6 +195,9 @@ type TableLoss struct {
 	Chains int             `json:"chains"`
 	Rules  int             `json:"rules"` // hooks included
 	Hooks  int             `json:"hooks"`
+	// By are the process numbers of those among Culprits that took something from this
+	// table; empty if that is not known.
+	By []uint32 `json:"by,omitempty"`
 	// PerChain are the chains that lost most, the worst first, built-in chains
 	// that lost hooks among them. More is how many are not listed.
 	PerChain []ChainLoss `json:"perChain,omitempty"`
@@ -267,12 +273,17 @@ func (s Status) Public() Status {
 		f := &s.Flushes[i]
 		f.Detail = ""
 		f.Culprit.Command = ""
-		f.Writers = slices.Clone(f.Writers)
-		for j := range f.Writers {
-			f.Writers[j].Command = ""
-		}
+		f.Culprits, f.Writers = withoutCommands(f.Culprits), withoutCommands(f.Writers)
 	}
 	return s
+}
+
+func withoutCommands(list []Culprit) []Culprit {
+	list = slices.Clone(list)
+	for i := range list {
+		list[i].Command = ""
+	}
+	return list
 }
 
 // Ready returns nil if the rules that ought to be in force are, and canaryd

@@ -73,6 +73,7 @@ func (w *CommitWatcher) watch(ctx context.Context) (worked bool, err error) {
 // found lost, and nobody but its flusher is to be named for it.
 func (w *CommitWatcher) note(c iptables.Commit) {
 	if c.Own {
+		w.Writers.Note(Writer{Time: time.Now(), Genid: c.Genid, Own: true})
 		return
 	}
 	proc := w.proc

@@ -3,6 +3,8 @@ package canary
 import (
 	"sync"
 	"time"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
 // A Writer is a process that wrote to the tables, or that held the xtables
@@ -13,6 +15,7 @@ type Writer struct {
 	PID     uint32    // in the initial pid namespace; 0 if unknown
 	Comm    string    // the kernel's name for it, printable
 	Command string    // its command line, printable; empty if it was gone already
+	Own     bool      // this process, or a program that it executed
 }
 
 // writersKept bounds the memory of Writers. A firewalld reload commits about
@@ -40,16 +43,41 @@ func (ws *Writers) Note(w Writer) {
 }
 
 // Between returns the writers of the commits after genid after and up to and
-// including genid upto, oldest first. Genids count up and wrap around; the
-// two may lie at most 2^31 apart. Holders of the lock have no genid and are
-// left out.
+// including genid upto, oldest first, without our own. Genids count up and wrap
+// around; the two may lie at most 2^31 apart. Holders of the lock have no genid and
+// are left out.
 //
 // A commit becomes visible to a probe a moment before its notification is
 // read, so the newest writer may be missing from an answer and be in the next.
 func (ws *Writers) Between(after, upto uint32) []Writer {
-	return ws.selected(func(w Writer) bool {
-		return w.Genid != 0 && genidAfter(w.Genid, after) && !genidAfter(w.Genid, upto)
-	})
+	return ws.selected(func(w Writer) bool { return !w.Own && w.between(after, upto) })
+}
+
+func (w Writer) between(after, upto uint32) bool {
+	return w.Genid != 0 && genidAfter(w.Genid, after) && !genidAfter(w.Genid, upto)
+}
+
+// Heard reports whether every commit after genid after and up to genid upto was
+// noted, our own among them: then Between leaves no writer out.
+func (ws *Writers) Heard(after, upto uint32) bool {
+	heard := map[uint32]bool{}
+	for _, w := range ws.selected(func(w Writer) bool { return w.between(after, upto) }) {
+		heard[w.Genid] = true
+	}
+	want := upto - after
+	if upto < after {
+		want-- // the counter leaves out 0
+	}
+	return uint32(len(heard)) == want
+}
+
+// Of returns who made a commit, as it was noted. Of one that was not noted it is no
+// more than the kernel said.
+func (ws *Writers) Of(c iptables.Commit) Writer {
+	for _, w := range ws.selected(func(w Writer) bool { return w.Genid == c.Genid && w.Genid != 0 }) {
+		return w
+	}
+	return Writer{Genid: c.Genid, PID: c.PID, Comm: printable([]byte(c.Comm), maxCommand), Own: c.Own}
 }
 
 // Since returns everybody noted at or after t, oldest first: the question for

@@ -244,7 +244,7 @@ func (k *Kernel) newMirror(r nftReader) *mirror {
 		known[family] = newLexicon()
 	}
 	k.source = known
-	return newMirror(r.conn, r.genid, printer{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv()}, known, k.save.shelf, k.cfg.ReadTimeout)
+	return newMirror(r.conn, r.genid, printer{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv()}, known, k.save.shelf, k.ownPort, k.cfg.ReadTimeout)
 }
 
 func (k *Kernel) openReader() (reader, error) {

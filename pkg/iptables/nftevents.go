@@ -27,6 +27,8 @@ type nftEvent struct {
 	table  []byte
 	chain  []byte // of a rule, or the chain itself
 	handle uint64 // of a chain
+	data   []byte // of a deleted rule: all that is said of it
+	by     Commit // of a NEWGEN, which ends what is said of a commit
 }
 
 // An nftEvents hears of every change that is committed to nf_tables in this
@@ -35,17 +37,18 @@ type nftEvent struct {
 type nftEvents struct {
 	conn   *netlink.Conn
 	buffer []byte
+	own    func(port uint32) bool // whether a commit is ours
 	// heard is the genid up to which everything was heard.
 	heard uint32
 }
 
 // openEvents joins the group before it asks genid for where it begins.
-func openEvents(genid func() (uint32, error)) (*nftEvents, error) {
+func openEvents(genid func() (uint32, error), own func(port uint32) bool) (*nftEvents, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return nil, nftError("opening a netlink socket", err)
 	}
-	e := &nftEvents{conn: conn, buffer: make([]byte, messageBuffer)}
+	e := &nftEvents{conn: conn, buffer: make([]byte, messageBuffer), own: own}
 	if err = e.grow(); err == nil {
 		err = conn.JoinGroup(unix.NFNLGRP_NFTABLES)
 	}
@@ -130,7 +133,9 @@ func (e *nftEvents) take(datagram []byte, f func(nftEvent)) error {
 		}
 		switch {
 		case event.kind == unix.NFT_MSG_NEWGEN:
-			e.heard = uint32(event.handle)
+			event.by.Own = e.own(binary.NativeEndian.Uint32(m[12:]))
+			e.heard = event.by.Genid
+			f(event)
 		case event.family != 0:
 			f(event)
 		}
@@ -138,8 +143,8 @@ func (e *nftEvents) take(datagram []byte, f func(nftEvent)) error {
 	})
 }
 
-// parseEvent reads a notification. Of a NEWGEN the genid is in handle. The
-// family is 0 if the event is of no interest.
+// parseEvent reads a notification. The family is 0 of a NEWGEN, and if the event is
+// of no interest.
 func parseEvent(kind uint16, data []byte) (e nftEvent, err error) {
 	if kind>>8 != unix.NFNL_SUBSYS_NFTABLES {
 		return nftEvent{}, nil
@@ -150,12 +155,7 @@ func parseEvent(kind uint16, data []byte) (e nftEvent, err error) {
 	e.kind = kind & 0xff
 	attrs := data[nfgenmsgLen:]
 	if e.kind == unix.NFT_MSG_NEWGEN {
-		id, err := attrOf(attrs, unix.NFTA_GEN_ID)
-		if err != nil {
-			return nftEvent{}, err
-		}
-		genid, err := attrUint32(id)
-		e.handle = uint64(genid)
+		e.by, err = parseCommit(data)
 		return e, err
 	}
 	switch data[0] {
@@ -183,6 +183,9 @@ func parseEvent(kind uint16, data []byte) (e nftEvent, err error) {
 	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
 		if e.table, err = nameOf(attrs, unix.NFTA_RULE_TABLE); err == nil {
 			e.chain, err = nameOf(attrs, unix.NFTA_RULE_CHAIN)
+		}
+		if e.kind == unix.NFT_MSG_DELRULE {
+			e.data = data
 		}
 	default: // sets, objects, flow tables
 		return nftEvent{}, nil

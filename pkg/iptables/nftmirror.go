@@ -29,10 +29,12 @@ type mirror struct {
 	turn     chan struct{} // of capacity 1: one read at a time
 	events   *nftEvents    // nil before the first read and after an overflow
 	families map[rules.Family]*mirrored
+	own      func(port uint32) bool // whether a commit is ours
+	taken    takingsLog             // what commits took
 }
 
-func newMirror(conn *nftConn, genid func() (uint32, error), printer printer, known lexicons, shelf *shelf, timeout time.Duration) *mirror {
-	m := &mirror{genid: genid, printer: printer, timeout: timeout, turn: make(chan struct{}, 1), families: map[rules.Family]*mirrored{}}
+func newMirror(conn *nftConn, genid func() (uint32, error), printer printer, known lexicons, shelf *shelf, own func(port uint32) bool, timeout time.Duration) *mirror {
+	m := &mirror{genid: genid, own: own, printer: printer, timeout: timeout, turn: make(chan struct{}, 1), families: map[rules.Family]*mirrored{}}
 	for family, lexicon := range known {
 		m.families[family] = &mirrored{family: family, lexicon: lexicon, conn: conn, shelf: shelf}
 	}
@@ -83,10 +85,11 @@ func (m *mirror) read(ctx context.Context, family rules.Family) (Snapshot, error
 // the present genid.
 func (m *mirror) listen() (genid uint32, heard bool, err error) {
 	if m.events == nil {
-		if m.events, err = openEvents(m.genid); err != nil {
+		if m.events, err = openEvents(m.genid, m.own); err != nil {
 			m.events = nil
 			return 0, false, err
 		}
+		m.taken.restart(m.events.heard)
 		for _, f := range m.families {
 			f.forgetAll()
 		}
@@ -108,8 +111,13 @@ func (m *mirror) listen() (genid uint32, heard bool, err error) {
 }
 
 func (m *mirror) mark(e nftEvent) {
+	if e.kind == unix.NFT_MSG_NEWGEN {
+		m.taken.end(e.by, time.Now())
+		return
+	}
 	f, table := m.families[e.family], tableName(e.table)
 	if f != nil && table != "" {
+		m.taken.note(e, table)
 		f.mark(e, table)
 	}
 }

@@ -175,6 +175,10 @@ type FamilyResult struct {
 	// 0 if nothing could be read, or somebody else wrote meanwhile.
 	Digest uint64
 
+	// Seen is the digest of the guarded read that the tables' findings come from; 0 if
+	// nothing could be read.
+	Seen uint64
+
 	// Direct are the tables that were written by netlink, all at once, and
 	// Detour is why others went through iptables-restore; see iptables.Written.
 	Direct []rules.TableName

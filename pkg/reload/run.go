@@ -237,6 +237,7 @@ func (r run) plan(ctx context.Context, t *turn) bool {
 	if r.act.rules {
 		t.settle(r.job.Unproved[t.family])
 	}
+	t.result.Seen = digest
 	t.result.Digest, t.result.proxyCanary = digest, standsIn(tasks, kubeProxyCanary)
 	lack := r.supply(ctx, tasks)
 	for i := range tasks {

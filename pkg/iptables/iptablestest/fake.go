@@ -53,6 +53,7 @@ type Fake struct {
 	evidence   evidence
 	counts     counts
 	payloads   map[rules.Family][]string
+	takings    iptables.Takings
 }
 
 // NewFake returns a namespace of backend in which nobody has written yet. No

@@ -143,8 +143,12 @@ func (f *Fake) touch(family rules.Family, table rules.TableName) {
 // publish makes tables (nil ones vanish) the content of family in one commit
 // and returns what tells the listeners. Call with the Fake locked.
 func (f *Fake) publish(family rules.Family, tables map[rules.TableName]*rules.Table, by iptables.Commit) (announce func()) {
+	by.Genid = f.genid + 1
 	for name, t := range tables {
 		delete(f.sums, f.tables[family][name])
+		if f.backend() == iptables.NFT {
+			f.take(by, family, name, f.tables[family][name], t)
+		}
 		if t == nil {
 			delete(f.tables[family], name)
 			continue
@@ -155,7 +159,6 @@ func (f *Fake) publish(family rules.Family, tables map[rules.TableName]*rules.Ta
 		return func() {}
 	}
 	f.genid++
-	by.Genid = f.genid
 	listeners := slices.Clone(f.onCommit)
 	return func() {
 		for _, fn := range listeners {

@@ -158,12 +158,14 @@ func (w Writer) FlushRuleset() error {
 		f.mu.Unlock()
 		return errNFTOnly
 	}
-	found := false
+	found, by := false, w.author()
+	by.Genid = f.genid + 1
 	for _, family := range f.families {
-		if len(f.tables[family]) > 0 {
+		for name, t := range f.tables[family] {
 			found = true
-			clear(f.tables[family])
+			f.take(by, family, name, t, nil)
 		}
+		clear(f.tables[family])
 	}
 	announce := func() {}
 	if found {

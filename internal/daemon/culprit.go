@@ -1,0 +1,175 @@
+package daemon
+
+import (
+	"context"
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// This file finds out who took the rules that are lost. On nft a commit's messages say
+// what it did, so that a process is named only for tables that it took something from.
+// On legacy there are only those who held the lock.
+
+// An inquiry is what is known about who wrote, at one moment of a loss.
+type inquiry struct {
+	takings iptables.Takings
+	writers *canary.Writers
+	own     func(pid uint32) bool
+	legacy  bool
+}
+
+// inquire asks what is known now.
+func (d *Daemon) inquire(ctx context.Context) inquiry {
+	q := inquiry{writers: d.cfg.Writers, own: d.cfg.Kernel.Own, legacy: d.cfg.Kernel.Info().Backend == iptables.Legacy}
+	if !q.legacy {
+		q.takings = d.cfg.Kernel.Takings(ctx)
+	}
+	return q
+}
+
+// A charge is one table's loss, and between which genids it came about.
+type charge struct {
+	family  rules.Family
+	table   rules.TableName
+	finding canary.Finding
+	canary  string // the name of the canary's chain
+	nonces  []canary.Nonce
+	intact  uint32 // the last at which the table's marks were seen to stand,
+	sound   uint32 // at which its content was seen to be in force,
+	upto    uint32 // and that of the read which showed the loss
+}
+
+// charge makes up what is asked about one table.
+func (d *Daemon) charge(st *state, f rules.Family, t rules.TableName, finding canary.Finding, upto uint64) charge {
+	fs, mark := st.families[f], st.marks[f][t]
+	c := charge{family: f, table: t, finding: finding, canary: d.cfg.Canary, nonces: []canary.Nonce{mark.Nonce},
+		intact: uint32(fs.intact), sound: uint32(fs.sound), upto: uint32(upto)}
+	if mark.Tried != nil {
+		c.nonces = append(c.nonces, mark.Tried.Nonce)
+	}
+	return c
+}
+
+// answer returns who took what the table lost, in the order of their commits; nobody if
+// that is not known.
+func (q inquiry) answer(c charge) []canary.Writer {
+	if q.legacy {
+		return nil
+	}
+	var guilty []canary.Writer
+	for _, k := range q.about(c) {
+		if w := q.writers.Of(k.Commit); !slices.ContainsFunc(guilty, func(g canary.Writer) bool { return g.Genid == w.Genid }) {
+			guilty = append(guilty, w)
+		}
+	}
+	if len(guilty) > 0 || q.takings.Reach(c.since()) {
+		return guilty
+	}
+	return q.only(c)
+}
+
+// since returns the genid at which the table was known to be well.
+func (c charge) since() uint32 {
+	if c.finding.MarkLost || len(c.finding.Witnesses) > 0 {
+		return c.intact
+	}
+	return c.sound
+}
+
+// about returns the takings that a charge is about.
+func (q inquiry) about(c charge) []iptables.Taking {
+	var own []iptables.Taking // of this table, by others, until the loss was read
+	for _, k := range q.takings.List {
+		if k.Family == c.family && k.Table == c.table && !k.Commit.Own && !q.own(k.Commit.PID) && !after(k.Commit.Genid, c.upto) {
+			own = append(own, k)
+		}
+	}
+	switch {
+	case c.finding.MarkLost:
+		return slices.DeleteFunc(own, func(k iptables.Taking) bool { return !c.tookMark(k) })
+	case c.finding.Verdict == canary.Drifted:
+		return c.drifters(own)
+	default:
+		return c.lastTakers(own)
+	}
+}
+
+// tookMark reports whether the commit took the canary or, after it was taken by another
+// one, its chain or the table.
+func (c charge) tookMark(k iptables.Taking) bool {
+	for _, n := range c.nonces {
+		if k.TookRule(iptables.TakenRule{Chain: c.canary, Comment: n.Comment()}) {
+			return true
+		}
+	}
+	return after(k.Commit.Genid, c.intact) && k.Took(c.canary)
+}
+
+// lastTakers returns for each thing that is lost beside a standing canary the last commit
+// that took it: since then it is missing.
+func (c charge) lastTakers(all []iptables.Taking) []iptables.Taking {
+	last := map[int]bool{}
+	find := func(took func(iptables.Taking) bool) {
+		for i, k := range slices.Backward(all) {
+			if took(k) {
+				last[i] = true
+				return
+			}
+		}
+	}
+	for _, chain := range c.finding.Witnesses {
+		find(func(k iptables.Taking) bool {
+			return slices.ContainsFunc(c.nonces, func(n canary.Nonce) bool {
+				return k.Deleted || k.TookRule(iptables.TakenRule{Chain: chain, Comment: n.WitnessComment()})
+			})
+		})
+	}
+	for _, h := range c.finding.Hooks {
+		if !slices.Contains(c.finding.Witnesses, h.Chain) {
+			find(func(k iptables.Taking) bool {
+				return k.Deleted || k.TookRule(iptables.TakenRule{Chain: h.Chain, Target: h.Rule.Target})
+			})
+		}
+	}
+	for _, chain := range slices.Concat(c.finding.Emptied, c.finding.Missing) {
+		find(func(k iptables.Taking) bool { return k.Took(chain) })
+	}
+	var found []iptables.Taking
+	for i, k := range all {
+		if last[i] {
+			found = append(found, k)
+		}
+	}
+	return found
+}
+
+// drifters returns who wrote to the table since it was as declared: all of them if that
+// is one process, else those that took something from the chains in question.
+func (c charge) drifters(all []iptables.Taking) []iptables.Taking {
+	all = slices.DeleteFunc(all, func(k iptables.Taking) bool { return !after(k.Commit.Genid, c.sound) })
+	if !slices.ContainsFunc(all, func(k iptables.Taking) bool { return k.Commit.PID != all[0].Commit.PID }) {
+		return all
+	}
+	return slices.DeleteFunc(all, func(k iptables.Taking) bool {
+		return !slices.ContainsFunc(c.finding.Drift, func(d rules.Deviation) bool { return k.Took(d.Chain) })
+	})
+}
+
+// only returns the one process that wrote while the table came to its loss, if every
+// commit of that time was heard of and there was no other.
+func (q inquiry) only(c charge) []canary.Writer {
+	if !q.writers.Heard(c.since(), c.upto) {
+		return nil
+	}
+	list := slices.DeleteFunc(q.writers.Between(c.since(), c.upto), func(w canary.Writer) bool { return q.own(w.PID) })
+	if len(list) == 0 || slices.ContainsFunc(list, func(w canary.Writer) bool { return w.PID != list[0].PID }) {
+		return nil
+	}
+	return list[len(list)-1:]
+}
+
+// after reports whether genid a is newer than b, across a wrap-around.
+func after(a, b uint32) bool { return int32(a-b) > 0 }

@@ -1,0 +1,143 @@
+package daemon
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+const (
+	// holderWindow is how long before the first evidence of a loss a holder
+	// of the xtables lock may have done it.
+	holderWindow = time.Second
+	// holderLate is how much later than the loss it may be heard of that a
+	// holder let go of the lock: both begin with the same close.
+	holderLate = 5 * time.Millisecond
+)
+
+// blame names who may have done it as far as is known before the loss was read under
+// guard. It is asked after settling, because a commit is visible to a probe a moment
+// before the watcher has read its notification. What the record says in the end is found
+// out when the losses are told.
+func (d *Daemon) blame(ctx context.Context, st *state, l *loss) {
+	q := d.inquire(ctx)
+	l.record.Culprits = nil
+	for _, f := range rules.Families() {
+		for _, t := range rules.Guarded() {
+			if finding := st.suspected(l, f, t); finding.Verdict.Loss() {
+				l.record.accuse(q.answer(d.charge(st, f, t, finding, uint64(q.newest(l.heard)))))
+			}
+		}
+	}
+	l.noteWriters(q)
+	l.record.settleCulprit()
+}
+
+// suspected returns what is known to be lost of a table: what a read found, or else what
+// a look at its marks showed.
+func (st *state) suspected(l *loss, f rules.Family, t rules.TableName) canary.Finding {
+	if finding := l.found[f][t]; finding.Verdict.Loss() {
+		return finding
+	}
+	fs := st.families[f]
+	if fs == nil || !fs.tables[t].verdict.Loss() {
+		return canary.Finding{}
+	}
+	v := fs.tables[t].verdict
+	finding := canary.Finding{Verdict: v, MarkLost: v != canary.HooksMissing && v != canary.Drifted}
+	if v == canary.HooksMissing {
+		finding.Witnesses = st.marks[f][t].Witnessed
+	}
+	return finding
+}
+
+// newest returns the last genid that is known of.
+func (q inquiry) newest(genid uint32) uint32 {
+	if n := len(q.takings.List); n > 0 {
+		genid = later(genid, q.takings.List[n-1].Commit.Genid)
+	}
+	return genid
+}
+
+// noteWriters takes into the record who wrote, or held the lock, while the loss came
+// about.
+func (l *loss) noteWriters(q inquiry) {
+	legacy := q.legacy
+	var list []canary.Writer
+	if legacy {
+		list = lastOf(q.holders(l))
+	} else {
+		list = q.writers.Between(l.intact, l.heard)
+	}
+	l.record.Writers = nil
+	for _, w := range list {
+		if !q.own(w.PID) {
+			l.record.Writers = append(l.record.Writers, CulpritOf(w))
+		}
+	}
+	if n := len(l.record.Writers); legacy && n > 0 {
+		// The kernel does not say what a holder did: the last one is the likeliest.
+		l.record.Culprits = l.record.Writers[n-1:]
+	}
+}
+
+// holders returns who held the lock shortly before the loss was noticed.
+func (q inquiry) holders(l *loss) []canary.Writer {
+	list := q.writers.Since(l.record.Time.Add(-holderWindow))
+	return slices.DeleteFunc(list, func(w canary.Writer) bool { return w.Time.After(l.noticed.Add(holderLate)) })
+}
+
+// lastOf keeps of each process what was heard of it last: who opens the lock is
+// heard of twice, and who closed it last wrote last.
+func lastOf(writers []canary.Writer) []canary.Writer {
+	var last []canary.Writer
+	for i, w := range writers {
+		if !slices.ContainsFunc(writers[i+1:], func(later canary.Writer) bool { return later.PID == w.PID }) {
+			last = append(last, w)
+		}
+	}
+	return last
+}
+
+// accuse adds processes to those that took something, each once.
+func (r *Flush) accuse(by []canary.Writer) (pids []uint32) {
+	for _, w := range by {
+		if !slices.ContainsFunc(r.Culprits, func(c Culprit) bool { return c.PID == w.PID }) {
+			r.Culprits = append(r.Culprits, CulpritOf(w))
+		}
+		if !slices.Contains(pids, w.PID) {
+			pids = append(pids, w.PID)
+		}
+	}
+	return pids
+}
+
+// settleCulprit picks the most likely of several: the one that took from most tables,
+// of equal ones the last.
+func (r *Flush) settleCulprit() {
+	r.Culprit = Culprit{}
+	r.Culprits = slices.SortedStableFunc(slices.Values(r.Culprits), func(a, b Culprit) int { return a.Time.Compare(b.Time) })
+	most := -1
+	for _, c := range r.Culprits {
+		tables := 0
+		for _, t := range r.Lost.Tables {
+			if slices.Contains(t.By, c.PID) {
+				tables++
+			}
+		}
+		if tables >= most {
+			most, r.Culprit = tables, c
+		}
+	}
+}
+
+// later returns the newer of two genids.
+func later(a, b uint32) uint32 {
+	if after(b, a) {
+		return b
+	}
+	return a
+}

@@ -1,0 +1,164 @@
+package daemon
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// whose says who took from which table, such as "ipv4 nat: 11 22".
+func whose(f Flush) []string {
+	var list []string
+	for _, t := range f.Lost.Tables {
+		list = append(list, strings.TrimSpace(fmt.Sprintf("%s %s: %s", t.Family, t.Table, strings.Trim(fmt.Sprint(t.By), "[]"))))
+	}
+	slices.Sort(list)
+	return list
+}
+
+func pidsOf(list []Culprit) (pids []uint32) {
+	for _, c := range list {
+		pids = append(pids, c.PID)
+	}
+	return pids
+}
+
+// TestTwoFlushersInOneSettle: iptables -t nat -F, and nft flush ruleset before canaryd has
+// settled. Both are named, each for the tables that it took something from.
+func TestTwoFlushersInOneSettle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, iptables.NFT, setup{})
+		must(t, r.fake.As(11, "iptables").Flush(rules.IPv4, rules.Nat, ""))
+		r.after(7 * time.Millisecond)
+		must(t, r.fake.As(22, "nft").FlushRuleset())
+		r.settled()
+		record := r.oneRecord()
+		want := []string{"ipv4 filter: 22", "ipv4 mangle: 22", "ipv4 nat: 11 22", "ipv6 filter: 22", "ipv6 mangle: 22", "ipv6 nat: 22"}
+		if diff := cmp.Diff(want, whose(record)); diff != "" {
+			t.Errorf("who took from which table (-want +got):\n%s", diff)
+		}
+		if record.Culprit.Comm != "nft" || !slices.Equal(pidsOf(record.Culprits), []uint32{11, 22}) {
+			t.Errorf("the culprit is %+v of %+v, want nft of both", record.Culprit, record.Culprits)
+		}
+		if got := record.ByText(); got != "iptables, nft" {
+			t.Errorf("the list says by %q", got)
+		}
+		r.wantLog(`"Rules were lost"`)
+		r.wantLog(`by="pid 11 (iptables -F), pid 22 (nft -F)"`)
+	})
+}
+
+// TestOwnerBesideAFlush: an owner that commits before and after a flush, to tables and
+// chains of its own, is not blamed for what the flusher took.
+func TestOwnerBesideAFlush(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, iptables.NFT, setup{})
+		owner := r.fake.As(900, "iptables-restor")
+		flushed := false
+		r.fake.OnCommit(func(c iptables.Commit) {
+			if c.PID != 11 || flushed {
+				return
+			}
+			flushed = true
+			for i := range 5 { // to tables that the flush left, and to the one that it hit
+				must(t, owner.RestoreNoflush(rules.IPv4, section(rules.Mangle, fmt.Sprintf(":KUBE-BUSY-%d - [0:0]", i))))
+				must(t, owner.RestoreNoflush(rules.IPv6, section(rules.Nat, fmt.Sprintf(":KUBE-BUSY-%d - [0:0]", i))))
+				must(t, owner.RestoreNoflush(rules.IPv4, section(rules.Nat, ":KUBE-MARK-MASQ - [0:0]", "-A KUBE-MARK-MASQ -j MARK --or-mark 0x4000")))
+			}
+		})
+		must(t, owner.RestoreNoflush(rules.IPv4, section(rules.Filter, ":KUBE-BUSY - [0:0]")))
+		must(t, r.fake.As(11, "iptables").Flush(rules.IPv4, rules.Nat, ""))
+		r.settled()
+		record := r.oneRecord()
+		if diff := cmp.Diff([]string{"ipv4 nat: 11"}, whose(record)); diff != "" || record.Culprit.PID != 11 {
+			t.Errorf("the culprit is %+v; who took from which table (-want +got):\n%s", record.Culprit, diff)
+		}
+		if !slices.ContainsFunc(record.Writers, func(c Culprit) bool { return c.PID == 900 }) {
+			t.Errorf("the owner wrote meanwhile and is not among the writers: %+v", record.Writers)
+		}
+	})
+}
+
+// TestHookDeletedBesideOthers: a jump is deleted by name, and the loss is seen only after
+// the grace. Neither who deleted another jump meanwhile nor who wrote last is blamed.
+func TestHookDeletedBesideOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fake := loadedFake(t, iptables.NFT)
+		must(t, fake.RestoreNoflush(rules.IPv4, section(rules.Nat, ":DOCKER - [0:0]", "-A PREROUTING -j DOCKER")))
+		r := run(t, fake, setup{})
+		r.settled()
+		jump := ""
+		for _, spec := range r.chain(rules.IPv4, rules.Nat, "PREROUTING") {
+			if strings.Contains(spec, "-j KUBE-SERVICES") {
+				jump = spec
+			}
+		}
+		must(t, fake.As(11, "iptables").RestoreNoflush(rules.IPv4, section(rules.Nat, "-D PREROUTING "+jump)))
+		r.after(time.Second)
+		must(t, fake.As(33, "dockerd").RestoreNoflush(rules.IPv4, section(rules.Nat, "-D PREROUTING -j DOCKER")))
+		r.after(20 * time.Second)
+		must(t, fake.As(34, "late").RestoreNoflush(rules.IPv4, section(rules.Filter, ":LATE - [0:0]")))
+		r.after(20 * time.Second)
+		record := r.oneRecord()
+		if diff := cmp.Diff([]string{"ipv4 nat: 11"}, whose(record)); diff != "" || record.Culprit.PID != 11 {
+			t.Errorf("the culprit is %+v; who took from which table (-want +got):\n%s", record.Culprit, diff)
+		}
+	})
+}
+
+// TestCulpritWhereMessagesWereLost: what a commit did is not known after an overflow. Then
+// the only one that wrote is named, and of several none.
+func TestCulpritWhereMessagesWereLost(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		other bool
+		want  uint32
+	}{{"one writer", false, 11}, {"two writers", true, 0}} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := start(t, iptables.NFT, setup{})
+				must(t, r.fake.As(11, "iptables").Flush(rules.IPv4, rules.Nat, ""))
+				if tt.other {
+					must(t, r.fake.As(900, "iptables-restor").RestoreNoflush(rules.IPv4, section(rules.Nat, ":KUBE-BUSY - [0:0]")))
+				}
+				r.fake.ForgetTakings()
+				r.settled()
+				record := r.oneRecord()
+				if record.Culprit.PID != tt.want || len(record.Writers) == 0 {
+					t.Errorf("the culprit is %+v of %+v, want pid %d", record.Culprit, record.Writers, tt.want)
+				}
+			})
+		})
+	}
+}
+
+// TestManyCulpritsInAList: names once each, two of them, and how many processes more.
+func TestManyCulpritsInAList(t *testing.T) {
+	one, two, nft := Culprit{PID: 1, Comm: "iptables"}, Culprit{PID: 2, Comm: "iptables"}, Culprit{PID: 3, Comm: "nft"}
+	for want, list := range map[string][]Culprit{
+		"unknown":              nil,
+		"iptables (pid 1)":     {one},
+		"iptables (+1)":        {one, two},
+		"iptables, nft":        {one, nft},
+		"iptables, nft (+2)":   {one, two, nft, {PID: 4, Comm: "sh"}},
+		"pid 7":                {{PID: 7}},
+		"iptables, pid 7 (+1)": {one, {PID: 7}, {PID: 8}},
+	} {
+		f := Flush{Culprits: list}
+		f.settleCulprit()
+		if got := f.ByText(); got != want {
+			t.Errorf("%+v: %q, want %q", list, got, want)
+		}
+	}
+	if got := (Flush{Culprit: nft}).ByText(); got != "nft (pid 3)" {
+		t.Errorf("a record of an earlier version: %q", got)
+	}
+}

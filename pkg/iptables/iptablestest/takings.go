@@ -1,0 +1,76 @@
+package iptablestest
+
+import (
+	"context"
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// Takings returns what the commits took since the Fake was made or ForgetTakings was
+// called, our own left out; on legacy nothing.
+func (f *Fake) Takings(context.Context) iptables.Takings {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return iptables.Takings{Known: f.backend() == iptables.NFT, Since: f.takings.Since, List: slices.Clone(f.takings.List)}
+}
+
+// ForgetTakings is what an overflow of the Kernel's socket does: of all commits until now
+// it is not known what they took.
+func (f *Fake) ForgetTakings() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.takings = iptables.Takings{Since: f.genid}
+}
+
+// take notes what a commit makes of a table. Call with the Fake locked.
+func (f *Fake) take(by iptables.Commit, family rules.Family, name rules.TableName, old, next *rules.Table) {
+	if by.Own {
+		return
+	}
+	k := iptables.Taking{Commit: by, Family: family, Table: name, Deleted: old != nil && next == nil}
+	if old != nil {
+		for _, c := range old.Chains {
+			takeChain(&k, c, next)
+		}
+	}
+	f.takings.List = append(f.takings.List, k)
+	if n := len(f.takings.List); n > takingsKept {
+		f.takings.Since = f.takings.List[n/2-1].Commit.Genid
+		f.takings.List = slices.Clone(f.takings.List[n/2:])
+	}
+}
+
+// takingsKept bounds what is kept beside owners who never rest.
+const takingsKept = 1000
+
+// takeChain adds what became of one chain.
+func takeChain(k *iptables.Taking, old rules.Chain, table *rules.Table) {
+	var left []string
+	var now *rules.Chain
+	if table != nil {
+		now = table.Chain(old.Name)
+	}
+	if now != nil {
+		for _, r := range now.Rules {
+			left = append(left, r.Spec)
+		}
+	}
+	for _, r := range old.Rules {
+		if i := slices.Index(left, r.Spec); i >= 0 {
+			left = slices.Delete(left, i, i+1)
+			continue
+		}
+		text, found := comment(r)
+		switch {
+		case found && r.Target == "":
+			k.Rules = append(k.Rules, iptables.TakenRule{Chain: old.Name, Comment: text})
+		case rules.Builtin(k.Table, old.Name):
+			k.Rules = append(k.Rules, iptables.TakenRule{Chain: old.Name, Target: r.Target})
+		}
+	}
+	if !k.Deleted && (now == nil || len(now.Rules) < len(old.Rules)) {
+		k.Chains = append(k.Chains, old.Name)
+	}
+}

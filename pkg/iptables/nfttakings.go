@@ -1,0 +1,274 @@
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Taking is what one commit to nf_tables took from one of iptables' tables. There is
+// one for each table that the commit touched, also where it took nothing.
+type Taking struct {
+	Commit Commit
+	Family rules.Family
+	Table  rules.TableName
+	// Deleted: the table itself is gone, and with it everything in it.
+	Deleted bool
+	// Chains were deleted, or left with fewer rules than before.
+	Chains []string
+	// Rules are what can be told apart of the rules that were deleted: marks, and the
+	// jumps of built-in chains.
+	Rules []TakenRule
+	// More: it took more chains or rules than are kept.
+	More bool
+}
+
+// A TakenRule is a deleted rule: a mark, or a jump of a built-in chain.
+type TakenRule struct {
+	Chain   string
+	Target  string // the chain that a jump led to
+	Comment string // of a mark
+}
+
+// Took reports whether the chain was deleted, or left with fewer rules than before.
+func (k Taking) Took(chain string) bool {
+	return k.Deleted || k.More || slices.Contains(k.Chains, chain)
+}
+
+// TookRule reports whether that mark or jump was deleted.
+func (k Taking) TookRule(r TakenRule) bool { return slices.Contains(k.Rules, r) }
+
+// Takings are what the last commits took, oldest first and without our own. If they are
+// Known, every commit after Since was heard of, up to the last one before they were
+// asked for.
+type Takings struct {
+	Known bool
+	Since uint32
+	List  []Taking
+}
+
+// Reach reports whether everything that was taken after that genid is known.
+func (t Takings) Reach(genid uint32) bool { return t.Known && int32(t.Since-genid) <= 0 }
+
+// What is kept of takings: enough for a flush of 5,000 services, and for the grace after
+// which a missing jump counts as lost.
+const (
+	takingsKept     = 512
+	takingsFor      = 2 * time.Minute
+	takenKept       = 20_000 // chains of one commit in one table
+	takenAltogether = 40_000 // chains of all
+)
+
+// Takings returns what the commits of the last minutes took, as far as it is known: on
+// nft where the kernel may be asked, nothing elsewhere.
+func (k *Kernel) Takings(ctx context.Context) Takings {
+	if k.mirror == nil {
+		return Takings{}
+	}
+	return k.mirror.takings(ctx)
+}
+
+// takings takes in what was heard since the last read.
+func (m *mirror) takings(ctx context.Context) Takings {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	select {
+	case m.turn <- struct{}{}:
+		// What fails here fails at the next read, too, which says so.
+		_, _, _ = m.listen()
+		<-m.turn
+	case <-ctx.Done():
+	}
+	return m.taken.all()
+}
+
+// A takingsLog gathers takings from notifications.
+type takingsLog struct {
+	mu    sync.Mutex
+	kept  Takings
+	heard []time.Time // when each of kept.List was
+	size  int         // chains of all
+
+	// Of the commit whose end was not heard yet.
+	open []*openTaking
+	last *openChain // most notifications are of the same chain as the one before
+}
+
+// An openTaking is a Taking in the making.
+type openTaking struct {
+	family  rules.Family
+	table   rules.TableName
+	deleted bool
+	chains  map[string]*openChain
+	rules   []TakenRule
+	more    bool
+}
+
+// An openChain counts what a commit did to one chain.
+type openChain struct {
+	of      *openTaking
+	name    string
+	builtin bool
+	net     int  // rules that were added, less those that were deleted
+	gone    bool // the chain itself was deleted
+}
+
+// all returns what is known.
+func (l *takingsLog) all() Takings {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return Takings{l.kept.Known, l.kept.Since, slices.Clone(l.kept.List)}
+}
+
+// restart forgets everything: only what comes after since will be heard.
+func (l *takingsLog) restart(since uint32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.kept, l.heard, l.size = Takings{Known: true, Since: since}, nil, 0
+	l.open, l.last = nil, nil
+}
+
+// note takes in one notification.
+func (l *takingsLog) note(e nftEvent, table rules.TableName) {
+	switch e.kind {
+	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
+		l.table(e.family, table).deleted = e.kind == unix.NFT_MSG_DELTABLE
+	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
+		l.chain(e, table).gone = e.kind == unix.NFT_MSG_DELCHAIN
+	case unix.NFT_MSG_NEWRULE:
+		l.chain(e, table).net++
+	case unix.NFT_MSG_DELRULE:
+		c := l.chain(e, table)
+		c.net--
+		c.lose(e.data)
+	}
+}
+
+func (l *takingsLog) table(f rules.Family, table rules.TableName) *openTaking {
+	for _, t := range l.open {
+		if t.family == f && t.table == table {
+			return t
+		}
+	}
+	t := &openTaking{family: f, table: table, chains: map[string]*openChain{}}
+	l.open = append(l.open, t)
+	return t
+}
+
+func (l *takingsLog) chain(e nftEvent, table rules.TableName) *openChain {
+	if c := l.last; c != nil && c.of.family == e.family && c.of.table == table && c.name == string(e.chain) {
+		return c
+	}
+	t := l.table(e.family, table)
+	c := t.chains[string(e.chain)]
+	if c == nil {
+		c = &openChain{of: t, name: string(e.chain), builtin: rules.Builtin(table, string(e.chain))}
+		t.chains[c.name] = c
+	}
+	l.last = c
+	return c
+}
+
+// takenRulesKept bounds the rules of one commit in one table.
+const takenRulesKept = 256
+
+// lose notes a deleted rule if it is a mark or a jump of a built-in chain. data is its
+// notification, which may be changed.
+func (c *openChain) lose(data []byte) {
+	if !c.builtin && !bytes.Contains(data, []byte(markPrefix)) {
+		return
+	}
+	m, err := parseRaw(data)
+	if err != nil {
+		return
+	}
+	r := TakenRule{Chain: c.name, Target: m.rule.jump()}
+	r.Comment, _ = markOf(m.rule)
+	if r.Target == "" && r.Comment == "" || r.Comment == "" && !c.builtin {
+		return
+	}
+	if len(c.of.rules) >= takenRulesKept {
+		c.of.more = true
+		return
+	}
+	c.of.rules = append(c.of.rules, r)
+}
+
+// end notes that all of a commit was heard.
+func (l *takingsLog) end(by Commit, now time.Time) {
+	open := l.open
+	l.open, l.last = nil, nil
+	if len(open) == 0 || by.Own {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, t := range open {
+		k := t.taking(by)
+		l.kept.List, l.heard = append(l.kept.List, k), append(l.heard, now)
+		l.size += len(k.Chains)
+	}
+	l.trim(now)
+}
+
+// trim forgets the oldest. The takings of one commit go together.
+func (l *takingsLog) trim(now time.Time) {
+	list, n := l.kept.List, 0
+	for n < len(list) && (len(list)-n > takingsKept || l.size > takenAltogether || now.Sub(l.heard[n]) > takingsFor) {
+		genid := list[n].Commit.Genid
+		for ; n < len(list) && list[n].Commit.Genid == genid; n++ {
+			l.size -= len(list[n].Chains)
+		}
+		l.kept.Since = genid
+	}
+	l.kept.List, l.heard = slices.Delete(list, 0, n), slices.Delete(l.heard, 0, n)
+}
+
+// taking returns what the commit took from the table.
+func (t *openTaking) taking(by Commit) Taking {
+	k := Taking{Commit: by, Family: t.family, Table: t.table, Deleted: t.deleted, Rules: t.rules, More: t.more}
+	if t.deleted {
+		return k
+	}
+	for name, c := range t.chains {
+		switch {
+		case !c.gone && c.net >= 0:
+		case len(k.Chains) == takenKept:
+			k.More = true
+		default:
+			k.Chains = append(k.Chains, name)
+		}
+	}
+	return k
+}
+
+// jump returns the chain that the rule's verdict leads to, "" if it is none.
+func (r rawRule) jump() string {
+	target := ""
+	err := r.each(func(e rawExpression) error {
+		if e.name != "immediate" {
+			return nil
+		}
+		data, err := attrOf(e.data, unix.NFTA_IMMEDIATE_DATA)
+		if err != nil {
+			return err
+		}
+		verdict, err := attrOf(data, unix.NFTA_DATA_VERDICT)
+		if err != nil {
+			return err
+		}
+		chain, err := attrOf(verdict, unix.NFTA_VERDICT_CHAIN)
+		target = cString(chain)
+		return err
+	})
+	if err != nil {
+		return ""
+	}
+	return target
+}
