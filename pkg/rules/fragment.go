@@ -215,10 +215,10 @@ func (p *fragmentParser) checkWords(spec string) string {
 		}
 		return ""
 	})
-	if reason != "" {
+	if strings.HasPrefix(reason, `"`) { // it begins with the word
 		return "cannot stand in a fragment: " + reason
 	}
-	return ""
+	return reason
 }
 
 // hostOptions are options of extensions of which iptables looks up the value if it is a name
