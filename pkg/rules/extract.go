@@ -34,7 +34,7 @@ func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
 				s.Policies = map[string]string{}
 			}
 			s.Policies[c.Name] = c.Policy
-		case protects(c.Name):
+		case protects(c.Name) && validName(c.Name): // the kernel takes names that no restore can say
 			s.Chains = append(s.Chains, Chain{Name: c.Name, Rules: c.Rules})
 		}
 	}

@@ -174,6 +174,9 @@ func (p *fragmentParser) rule(text, verb, name, spec string) *ParseError {
 	if reason := p.checkWords(spec); reason != "" {
 		return wrong(reason)
 	}
+	if reason, opaque := rule.Opaque(); opaque {
+		return wrong("cannot stand in a fragment: " + reason)
+	}
 	if key := (ChainRule{name, rule.Spec}); p.rules[key] == 0 {
 		p.rules[key] = p.number
 	}
@@ -205,25 +208,36 @@ func (p *fragmentParser) checkWords(spec string) string {
 	if len(words) > 0 && words[0] != "!" && !strings.HasPrefix(words[0], "-") {
 		return "has a rule's number or a word without an option: -I takes none here"
 	}
-	for i := 0; i < len(words); i++ {
-		switch words[i] {
-		case "-t", "--table":
+	for _, table := range []string{"-t", "--table"} {
+		if len(words) > 0 && words[0] == table {
 			return "names a table: the line *TABLE above does"
-		case "-s", "--src", "--source", "-d", "--dst", "--destination":
-		case "--comment", "--log-prefix", "--nflog-prefix", "--string":
-			i++ // what follows may be anybody's text
-			continue
-		default:
-			continue
-		}
-		if i+1 == len(words) {
-			return "has no value behind " + words[i]
-		}
-		if reason := checkAddress(words[i+1], p.family); reason != "" {
-			return reason
 		}
 	}
-	return ""
+	for i, word := range words {
+		if i+1 == len(words) && baseOptions[word] != "" && word != "-f" && !strings.HasPrefix(word, "--frag") {
+			return "has no value behind " + word
+		}
+	}
+	reason := readOptions(words, func(option, value string) string {
+		switch {
+		case slices.Contains([]string{"-s", "-d"}, baseOptions[option]), slices.Contains(hostOptions, option):
+			return checkAddress(value, p.family)
+		case option == "--to" && strings.ContainsFunc(value, func(c rune) bool { return c > 'f' || c >= 'G' && c <= 'Z' }):
+			return fmt.Sprintf("has %q where an address is due: names are not looked up", value) // NETMAP's
+		}
+		return ""
+	})
+	if strings.HasPrefix(reason, `"`) { // it begins with the word
+		return "cannot stand in a fragment: " + reason
+	}
+	return reason
+}
+
+// hostOptions are options of extensions of which iptables looks up the value if it is a name
+// (XTTYPE_HOST and XTTYPE_HOSTMASK, 1.8.9).
+var hostOptions = []string{
+	"--ctorigsrc", "--ctorigdst", "--ctreplsrc", "--ctrepldst", "--on-ip", "--gateway", "--tunnel-src", "--tunnel-dst",
+	"--vaddr", "--src-pfx", "--dst-pfx", "--ahres", "--rt-0-addrs",
 }
 
 // checkAddress returns why text, an address with or without a mask, cannot

@@ -82,6 +82,21 @@ func TestParseFragment(t *testing.T) {
 	}
 }
 
+// What looks like an option and is a value is one.
+func TestParseFragmentTakesValuesThatLookLikeOptions(t *testing.T) {
+	for _, spec := range []string{
+		`-m comment --comment "-h" -j DROP`, `-m comment --comment "--modprobe=/x" -j DROP`, "-i -h -j DROP", "--in-interface -tnat -j DROP",
+		"-m recent --set --name -F -j DROP", "-m set --match-set -h src -j DROP", `-m string --string "-t nat" --algo bm -j DROP`,
+		"-m policy --dir in --pol ipsec -j DROP", "-p tcp -m tcp --dport 80 ! -f -j DROP", "-m conntrack --ctorigdst 10.0.0.1 -j DROP",
+		`-j LOG --log-prefix "-h "`, "-m statistic --mode random --probability 0.5 -j DROP", "-m recent --set -j DROP",
+	} {
+		text := "*filter\n:X -\n-A X " + spec + "\nCOMMIT\n"
+		if _, err := rules.ParseFragment(strings.NewReader(text), rules.IPv4); err != nil {
+			t.Errorf("%s: %v", spec, err)
+		}
+	}
+}
+
 func TestParseFragmentRefuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		text   string
@@ -115,6 +130,24 @@ func TestParseFragmentRefuses(t *testing.T) {
 		"a list of addresses":         {"*filter\n:X -\n-A X -d 10.0.0.1,10.0.0.2 -j DROP", 3, "one rule for each"},
 		"an option cut off":           {"*filter\n:X -\n-A X -d", 3, "no value behind -d"},
 		"a table in a rule":           {"*filter\n:X -\n-A X -t nat -j DROP", 3, "names a table"},
+		"a module loader":             {"*filter\n:X -\n-A X --modprobe=/tmp/x -j DROP", 3, "--modprobe of the program iptables"},
+		"a module loader, short":      {"*filter\n:X -\n-A X -M/tmp/x -j DROP", 3, `"-M/tmp/x" is an option of the program`},
+		"a module loader, cut":        {"*filter\n:X -\n-A X --modp /tmp/x -j DROP", 3, "--modprobe of the program iptables"},
+		"a table, attached":           {"*filter\n:X -\n-A X -tnat -j DROP", 3, `"-tnat" is an option of the program`},
+		"a table, long and attached":  {"*filter\n:X -\n-A X --table=nat -j DROP", 3, "--table of the program iptables"},
+		"a table behind a match":      {"*filter\n:X -\n-A X -p tcp -t nat -j DROP", 3, `"-t" is an option of the program`},
+		"help":                        {"*filter\n:X -\n-A X -h", 3, `"-h" is an option of the program`},
+		"another family's":            {"*filter\n:X -\n-A X -6 -j DROP", 3, `"-6" is an option of the program`},
+		"a flush":                     {"*filter\n:X -\n-A X -F -j DROP", 3, `"-F" is an option of the program`},
+		"a bundle":                    {"*filter\n:X -\n-A X -fh -j DROP", 3, `"-fh" is -f with its value in one word`},
+		"a host's name, attached":     {"*filter\n:X -\n-A X -sexample.org -j DROP", 3, `"-sexample.org" is -s with its value`},
+		"a host's name, long":         {"*filter\n:X -\n-A X --source=example.org -j DROP", 3, `is --source with its value`},
+		"a host's name, cut":          {"*filter\n:X -\n-A X --sour example.org -j DROP", 3, `"--sour" is short for --source`},
+		"a host's name in a match":    {"*filter\n:X -\n-A X -m conntrack --ctorigdst example.org -j DROP", 3, "names are not looked up"},
+		"a host's name in a target":   {"*mangle\n:X -\n-A X -j TEE --gateway example.org", 3, "names are not looked up"},
+		"a host's name of a netmap":   {"*nat\n:X -\n-A X -j NETMAP --to example.org", 3, "names are not looked up"},
+		"the end of options":          {"*filter\n:X -\n-A X -- -j DROP", 3, `"--" ends the options`},
+		"too long":                    {"*filter\n:X -\n-A X -m comment --comment " + strings.Repeat("x", 11000), 3, "reads no line of more than"},
 		"open counters":               {"*filter\n:X -\n[3:4 -A X -j DROP", 3, "counters"},
 	} {
 		t.Run(name, func(t *testing.T) {

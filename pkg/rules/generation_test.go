@@ -114,13 +114,29 @@ func TestAGenerationSurvivesJSON(t *testing.T) {
 
 func TestJSONOfSomethingElseIsRefused(t *testing.T) {
 	for name, data := range map[string]string{
-		"a family that is none":                `{"ipv5":{}}`,
-		"an open quote":                        `{"ipv4":{"nat":{"chains":[{"Name":"A","Rules":["-m comment --comment \"x"]}]}}}`,
-		"a rule that iptables could not print": `{"ipv4":{"nat":{"hooks":[{"chain":"OUTPUT","rule":"-m x [unsupported revision] -j A"}]}}}`,
+		"a family that is none": `{"ipv5":{}}`,
+		"an open quote":         `{"ipv4":{"nat":{"chains":[{"Name":"A","Rules":["-m comment --comment \"x"]}]}}}`,
 	} {
 		var g rules.Generation
 		if err := json.Unmarshal([]byte(data), &g); err == nil {
 			t.Errorf("%s: read as %v", name, g)
+		}
+	}
+}
+
+// A generation that an older canaryd stored may hold text that is none of a rule.
+func TestOddRulesOfAStoredGenerationAreOpaque(t *testing.T) {
+	for _, spec := range []string{"-m x [unsupported revision] -j A", "-i a -h -j A", "-i a -M /tmp/x -j A"} {
+		var g rules.Generation
+		if err := json.Unmarshal([]byte(`{"ipv4":{"nat":{"hooks":[{"chain":"OUTPUT","rule":"`+spec+`"}]}}}`), &g); err != nil {
+			t.Fatal(err)
+		}
+		hook := g[rules.IPv4][rules.Nat].Hooks[0].Rule
+		if _, opaque := hook.Opaque(); !opaque || hook.Target != "A" || rules.Validate(g) != nil {
+			t.Errorf("%s is read as %q to %q", spec, hook.Spec, hook.Target)
+		}
+		if text := rules.Render(g, rules.IPv4); strings.Contains(text, "\n-A") || !strings.Contains(text, "\n# -A OUTPUT # rule ") {
+			t.Errorf("%s is written as\n%s", spec, text)
 		}
 	}
 }

@@ -3,9 +3,9 @@ package rules
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 )
 
@@ -27,8 +27,8 @@ func (e *ParseError) Error() string {
 	return fmt.Sprintf("line %d: %q %s", e.Line, text, e.Reason)
 }
 
-// maxLine bounds one line of a save file. A rule may be long (a multiport
-// list, a 256-byte comment) but never near this.
+// maxLine bounds one line of a save file. A rule of which the line is longer is opaque, as
+// rules that are much shorter are: see MaxSpec.
 const maxLine = 64 << 10
 
 // Parse reads what iptables-save prints, for one family.
@@ -36,7 +36,9 @@ const maxLine = 64 << 10
 // A table that iptables could not print ("is incompatible, use 'nft' tool")
 // is returned in unreadable with the reason and is not in the ruleset: such a
 // table is unknown, not empty. A line that is no part of the format is an
-// error of type *ParseError and nothing is returned.
+// error of type *ParseError and nothing is returned: a rule may have been printed
+// over several lines, and then no line behind it is certain. A rule that stands on
+// its line but may not be written back as it stands there is opaque.
 func Parse(r io.Reader) (set Ruleset, unreadable map[TableName]error, err error) {
 	return ParseSharing(r, func(TableName) *Table { return nil })
 }
@@ -47,26 +49,95 @@ func Parse(r io.Reader) (set Ruleset, unreadable map[TableName]error, err error)
 // and who compares the two looks at pointers.
 func ParseSharing(r io.Reader, known func(TableName) *Table) (set Ruleset, unreadable map[TableName]error, err error) {
 	p := parser{set: Ruleset{}, unreadable: map[TableName]error{}, lookUp: known}
-	scan := bufio.NewScanner(r)
-	scan.Buffer(make([]byte, 0, 4096), maxLine)
-	line := 0
-	for scan.Scan() {
-		line++
-		if p.known != nil && (p.sharesRule(scan.Bytes()) || p.sharesChain(scan.Bytes())) {
+	lines := newLineReader(r)
+	for {
+		line, err := lines.next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("reading line %d: %w", lines.number+1, err)
+		}
+		if p.known != nil && (p.sharesRule(line) || p.sharesChain(line)) {
 			continue
 		}
-		if err := p.line(strings.TrimRight(scan.Text(), "\r")); err != nil {
-			err.Line = line
+		if err := p.line(strings.TrimRight(string(line), "\r")); err != nil {
+			err.Line = lines.number
 			return nil, nil, err
 		}
 	}
-	if err := scan.Err(); err != nil {
-		return nil, nil, fmt.Errorf("reading line %d: %w", line+1, err)
-	}
 	if p.table != nil {
-		return nil, nil, &ParseError{Line: line, Text: "*" + string(p.table.Name), Reason: "is not closed by COMMIT"}
+		return nil, nil, &ParseError{Line: lines.number, Text: "*" + string(p.table.Name), Reason: "is not closed by COMMIT"}
 	}
 	return p.set, p.unreadable, nil
+}
+
+// ParseTable reads what "iptables-save -t NAME" prints, where nothing but this text is known of
+// the table: no rule of another table can be meant. It joins lines between which a quote is open:
+// iptables escapes quotes, so that a quoted text with a line break in it has no other end. Such
+// a rule is opaque. Whatever else is no part of the format is an error, and the table is unknown.
+func ParseTable(r io.Reader, name TableName) (*Table, error) {
+	p := parser{set: Ruleset{}, unreadable: map[TableName]error{}, lookUp: func(TableName) *Table { return nil }}
+	lines := newLineReader(r)
+	rule := "" // of which a quote is open
+	for {
+		line, err := lines.next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading line %d: %w", lines.number+1, err)
+		}
+		text := rule + string(line)
+		if _, err := Split(text); err != nil && strings.HasPrefix(text, "-A ") && len(text) < maxLine {
+			rule = text + "\n"
+			continue
+		}
+		rule = ""
+		if err := p.line(text); err != nil {
+			err.Line = lines.number
+			return nil, err
+		}
+	}
+	switch {
+	case p.unreadable[name] != nil:
+		return nil, p.unreadable[name]
+	case rule != "" || p.table != nil:
+		return nil, &ParseError{Line: lines.number, Text: "*" + string(name), Reason: "is not closed by COMMIT"}
+	case len(p.set) > 1 || p.set[name] == nil:
+		return nil, &ParseError{Text: "*" + string(name), Reason: "is not the one table that was printed"}
+	}
+	return p.set[name], nil
+}
+
+// A lineReader cuts a text into lines. Of one that is longer than maxLine it keeps the
+// beginning, which is too long for a rule that could be written back.
+type lineReader struct {
+	in     *bufio.Reader
+	number int // of the last line
+	err    error
+}
+
+func newLineReader(r io.Reader) *lineReader { return &lineReader{in: bufio.NewReaderSize(r, maxLine)} }
+
+// next returns the next line, which holds until the next call.
+func (l *lineReader) next() ([]byte, error) {
+	if l.err != nil {
+		return nil, l.err
+	}
+	line, err := l.in.ReadSlice('\n')
+	if errors.Is(err, bufio.ErrBufferFull) {
+		line = bytes.Clone(line)
+		for errors.Is(err, bufio.ErrBufferFull) {
+			_, err = l.in.ReadSlice('\n')
+		}
+	}
+	if err != nil && (len(line) == 0 || !errors.Is(err, io.EOF)) {
+		return nil, err
+	}
+	l.number++
+	l.err = err
+	return bytes.TrimSuffix(line, []byte("\n")), nil
 }
 
 type parser struct {
@@ -125,16 +196,22 @@ func (p *parser) sharesRule(line []byte) bool {
 
 func (p *parser) line(text string) *ParseError {
 	switch {
-	case strings.TrimSpace(text) == "":
+	case p.table == nil && strings.TrimSpace(text) == "":
 		return nil
-	case text[0] == '#':
+	case text == "":
+		return &ParseError{Text: text, Reason: "is an empty line inside a table"}
+	case p.table == nil && text[0] == '#':
 		p.comment(text)
 		return nil
 	case text[0] == '*':
+		name := TableName(strings.TrimSpace(text[1:]))
 		if p.table != nil {
 			return &ParseError{Text: text, Reason: "opens a table inside another one"}
 		}
-		p.table = NewTable(TableName(strings.TrimSpace(text[1:])))
+		if p.set[name] != nil {
+			return &ParseError{Text: text, Reason: "opens a table that was closed before"}
+		}
+		p.table = NewTable(name)
 		if p.known, p.chain = p.lookUp(p.table.Name), nil; p.known != nil {
 			n := len(p.known.Chains)
 			p.table.Chains, p.table.index = make([]Chain, 0, n), make(map[string]int, n)
@@ -202,23 +279,27 @@ func (p *parser) rule(text string) *ParseError {
 	}
 	rule, err := ParseRule(spec)
 	if err != nil {
-		return &ParseError{Text: text, Reason: err.Reason}
+		rule = OpaqueRule([]byte(spec), "", "it "+err.Reason)
 	}
 	chain.Rules = append(chain.Rules, rule)
 	return nil
 }
 
-// ParseRule reads one rule's text: what stands behind "-A CHAIN ".
+// ParseRule reads one rule's text: what stands behind "-A CHAIN ". A rule whose
+// text may not be written back as it is comes back opaque.
 func ParseRule(spec string) (Rule, *ParseError) {
+	if strings.HasPrefix(spec, opaqueStart) {
+		return parseOpaque(spec), nil
+	}
 	words, err := Split(spec)
 	if err != nil {
 		return Rule{}, &ParseError{Text: spec, Reason: "has a quote that is not closed"}
 	}
-	// iptables prints this without quotes; a comment may hold the same words.
-	if i := slices.Index(words, "[unsupported"); i >= 0 && i+1 < len(words) && words[i+1] == "revision]" {
-		return Rule{}, &ParseError{Text: spec, Reason: "has a match that this iptables cannot print"}
+	goes := target(words)
+	if reason := doubt(spec, words); reason != "" {
+		return OpaqueRule([]byte(spec), goes, reason), nil
 	}
-	return Rule{Spec: spec, Target: target(words)}, nil
+	return Rule{Spec: spec, Target: goes}, nil
 }
 
 // target finds what a rule jumps to.

@@ -175,11 +175,10 @@ func TestParseRefusesWhatIsNoSaveFile(t *testing.T) {
 		{"a command that is no rule", "*nat\n:A - [0:0]\n-I A -j RETURN\nCOMMIT\n", "neither", 3},
 		{"counters that never end", "*nat\n:A - [0:0]\n[1:2 -A A -j RETURN\nCOMMIT\n", "counters", 3},
 		{"counters before something else", "*nat\n:A - [0:0]\n[1:2] -D A -j RETURN\nCOMMIT\n", "not a rule", 3},
-		{"a quote that never ends", "*nat\n:A - [0:0]\n-A A -m comment --comment \"x\nCOMMIT\n", "quote", 3},
-		{
-			"a match of a newer kernel module", "*nat\n:A - [0:0]\n-A A -m set [unsupported revision] -j RETURN\nCOMMIT\n",
-			"cannot print", 3,
-		},
+		{"a rule over two lines", "*nat\n:A - [0:0]\n-A A -m comment --comment \"x\ny\" -j A\nCOMMIT\n", "neither", 4},
+		{"a rule with a comment of the file's", "*nat\n:A - [0:0]\n-A A -i a\n# -j A\nCOMMIT\n", "neither", 4},
+		{"a rule with an empty line behind it", "*nat\n:A - [0:0]\n-A A -i a\n\nCOMMIT\n", "empty line", 4},
+		{"a table twice", "*nat\nCOMMIT\n*nat\nCOMMIT\n", "closed before", 3},
 		{"an error message", "*nat\nError: meta sreg key not supported\n", "neither", 2},
 	}
 	for _, test := range tests {
@@ -199,16 +198,83 @@ func TestParseRefusesWhatIsNoSaveFile(t *testing.T) {
 	}
 }
 
-func TestParseReadsLongLinesAndRefusesEndlessOnes(t *testing.T) {
-	text := func(n int) string {
-		return "*nat\n:A - [0:0]\n-A A -m comment --comment " + strings.Repeat("x", n) + "\nCOMMIT\n"
+// A rule whose text may not be written back costs itself and nothing else.
+func TestParseMakesOddRulesOpaque(t *testing.T) {
+	long := func(n int) string { return "-m comment --comment " + strings.Repeat("x", n) }
+	for _, test := range []struct{ name, spec, reason, target string }{
+		{"a quote that never ends", `-m comment --comment "x -j A`, "quote that is not closed", ""},
+		{"a match of a newer kernel module", "-m set [unsupported revision] -j A", "cannot print", "A"},
+		{"an interface that is an option", "-i a -h -j A", `"-h" is an option of the program iptables`, "A"},
+		{"one that is two", "-i x -M /tmp/evil -j A", `"-M" is an option of the program iptables`, "A"},
+		{"a set that is", "-m set --match-set a -h src -j A", `"-h" stands where the second value of --match-set`, "A"},
+		{"a list that is", "-m recent --rcheck --name a -tnat --rsource -j A", `"-tnat" is an option`, "A"},
+		{"a hash that is", "-m hashlimit --hashlimit-upto 3/sec --hashlimit-name a --modprobe=/x -j A", "--modprobe of the program", "A"},
+		{"a long one", long(11000), "reads no line of more than", ""},
+		{"an endless one", long(1 << 20), "reads no line of more than", ""},
+		{"a carriage return", "-m comment --comment \"a\rb\" -j A", "control character", "A"},
+		{"Latin 1", "-m comment --comment \"\xe4\" -j A", "not UTF-8", "A"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			chain := parse(t, "*nat\n:A - [0:0]\n-A A -j RETURN\n-A A "+test.spec+"\n-A A -j ACCEPT\nCOMMIT\n")[rules.Nat].Chain("A")
+			if len(chain.Rules) != 3 || chain.Rules[0].Spec != "-j RETURN" || chain.Rules[2].Spec != "-j ACCEPT" {
+				t.Fatalf("the chain is read as %q", chain.Rules)
+			}
+			odd := chain.Rules[1]
+			reason, opaque := odd.Opaque()
+			if !opaque || !strings.Contains(reason, test.reason) || odd.Target != test.target {
+				t.Errorf("the rule is read as %q to %q", odd.Spec, odd.Target)
+			}
+			text, err := odd.MarshalText()
+			var again rules.Rule
+			if err != nil || again.UnmarshalText(text) != nil || again != odd {
+				t.Errorf("stored and read again it is %q to %q", again.Spec, again.Target)
+			}
+			if other, err := rules.ParseRule(test.spec + " "); err == nil && other.Equal(odd) {
+				t.Error("it equals a rule of other bytes")
+			}
+		})
 	}
-	if got := len(parse(t, text(60<<10))[rules.Nat].Chain("A").Rules[0].Spec); got < 60<<10 {
-		t.Errorf("a rule of 60 KiB came back with %d bytes", got)
+}
+
+// Text that an extension prints in quotes is its value, whatever it says.
+func TestParseTakesTextForText(t *testing.T) {
+	for _, spec := range []string{
+		`-m comment --comment "-h" -j A`, `-m comment --comment "a -M x" -j A`, "-m comment --comment --help -j A", "-i -h -j A",
+		`-j LOG --log-prefix "-F "`, `-m string --string "-t nat" --algo bm --to 65535 -j A`, "-m recent --rcheck --name -h --rsource",
+	} {
+		if reason, opaque := rule(t, spec).Opaque(); opaque {
+			t.Errorf("%s: %s", spec, reason)
+		}
 	}
-	_, _, err := rules.Parse(strings.NewReader(text(1 << 20)))
-	if err == nil || !strings.Contains(err.Error(), "line 3") {
-		t.Errorf("a line of 1 MiB: error is %v, want one of line 3", err)
+}
+
+// Where nothing but text is known of a table, a comment with line breaks is joined, and whatever
+// else is odd costs that table.
+func TestParseTable(t *testing.T) {
+	head, tail := "# Generated\n*nat\n:A - [0:0]\n-A A -j RETURN\n", "-A A -j ACCEPT\nCOMMIT\n# Completed\n"
+	got, err := rules.ParseTable(strings.NewReader(head+"-A A -m comment --comment \"x\n\n*filter\nCOMMIT\ny\" -j DROP\n"+tail), rules.Nat)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := got.Chain("A").Rules
+	if len(list) != 3 || list[0].Spec != "-j RETURN" || list[2].Spec != "-j ACCEPT" {
+		t.Fatalf("read as %q", list)
+	}
+	if reason, opaque := list[1].Opaque(); !opaque || list[1].Target != "DROP" || !strings.Contains(reason, "line break") {
+		t.Errorf("the comment's rule is read as %q", list[1])
+	}
+	for name, text := range map[string]string{
+		"an interface over two lines": head + "-A A -i a\n# -j A\n" + tail,
+		"a quote that never ends":     head + "-A A -m comment --comment \"x\n" + tail,
+		"another table":               "*filter\nCOMMIT\n",
+		"two tables":                  head + tail + "*filter\nCOMMIT\n",
+		"cut off":                     head,
+		"nothing":                     "",
+		"what iptables cannot print":  "# Table `nat' is incompatible, use 'nft' tool.\n",
+	} {
+		if got, err := rules.ParseTable(strings.NewReader(text), rules.Nat); err == nil {
+			t.Errorf("%s: read as %v", name, got)
+		}
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 // iptables-restore that loads into empty tables.
 //
 // Built-in chains are not declared, so that no policy is set. A rule that
-// jumps to a chain of somebody else's cannot be loaded without it and is
+// jumps to a chain of somebody else's cannot be loaded without it, an opaque one not at all: each is
 // written as a comment.
 func Render(g Generation, f Family) string {
 	var b strings.Builder
@@ -24,17 +24,25 @@ func Render(g Generation, f Family) string {
 			fmt.Fprintf(&b, ":%s - [0:0]\n", c.Name)
 		}
 		for _, h := range s.Hooks {
-			b.WriteString(h.String() + "\n")
+			b.WriteString(comment(h.Rule) + h.String() + "\n")
 		}
 		for _, c := range s.Chains {
 			for _, r := range c.Rules {
 				if slices.Contains(s.Leans, r.Target) {
 					fmt.Fprintf(&b, "# needs chain %s: ", r.Target)
 				}
-				fmt.Fprintf(&b, "-A %s %s\n", c.Name, r.Spec)
+				fmt.Fprintf(&b, "%s-A %s %s\n", comment(r), c.Name, r.Spec)
 			}
 		}
 		b.WriteString("COMMIT\n")
 	}
 	return b.String()
+}
+
+// comment begins the line of a rule that cannot be loaded.
+func comment(r Rule) string {
+	if _, opaque := r.Opaque(); opaque {
+		return "# "
+	}
+	return ""
 }

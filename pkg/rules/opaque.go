@@ -1,0 +1,75 @@
+package rules
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// An opaque rule stands in the kernel, but has no text that may be written back: iptables prints
+// it over several lines, prints what iptables-restore would read as something else, or does not
+// understand it at all. Its Spec names it by a digest, so that it can be compared and counted
+// like any other rule. It is never written: a replay leaves it out and says why.
+//
+// No rule of iptables' begins with a number sign.
+const opaqueStart = "# rule "
+
+// MaxSpec is the longest text of a rule that iptables-restore reads. It cuts lines at 10,239
+// characters (buffer in iptables-restore.c, 1.8.9), of which "-A CHAIN " and the end of the line
+// need up to 64.
+const MaxSpec = 10239 - 64
+
+// OpaqueRule returns the opaque rule of such bytes. Target is where the rule goes, as far as
+// that is known; reason says why it has no text, for people.
+func OpaqueRule(identity []byte, target, reason string) Rule {
+	sum := sha256.Sum256(identity)
+	to := ""
+	if target != "" && !strings.ContainsFunc(target, func(c rune) bool { return c <= ' ' || c >= 0x7f || c == ':' }) {
+		to = " to " + target
+	}
+	reason = strings.Map(func(c rune) rune {
+		if c < ' ' || c == 0x7f || c == utf8.RuneError {
+			return '?'
+		}
+		return c
+	}, reason)
+	return parseOpaque(fmt.Sprintf("%s%x%s: %s", opaqueStart, sum[:8], to, reason))
+}
+
+// parseOpaque reads the text of an opaque rule.
+func parseOpaque(spec string) Rule {
+	head, _, _ := strings.Cut(spec[len(opaqueStart):], ": ")
+	_, target, _ := strings.Cut(head, " to ")
+	return Rule{Spec: spec, Target: target}
+}
+
+// Opaque reports whether the rule has no text that may be written, and why.
+func (r Rule) Opaque() (reason string, opaque bool) {
+	if !strings.HasPrefix(r.Spec, opaqueStart) {
+		return "", false
+	}
+	_, reason, _ = strings.Cut(r.Spec, ": ")
+	return reason, true
+}
+
+// doubt returns why a rule's text may not be written back as it is, or nothing.
+func doubt(spec string, words []string) string {
+	switch {
+	case len(spec) > MaxSpec:
+		return fmt.Sprintf("its text has %d characters, and iptables-restore reads no line of more than %d", len(spec), MaxSpec)
+	case !utf8.ValidString(spec):
+		return "its text is not UTF-8"
+	case strings.ContainsFunc(spec, isControl):
+		return "its text holds a line break or another control character"
+	}
+	// iptables prints this without quotes; a comment may hold the same words.
+	for i := 0; i+1 < len(words); i++ {
+		if words[i] == "[unsupported" && words[i+1] == "revision]" {
+			return "it has a match that this iptables cannot print"
+		}
+	}
+	return misreading(words)
+}
+
+func isControl(c rune) bool { return c < ' ' && c != '\t' || c == 0x7f }
