@@ -90,6 +90,9 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 		return printJSON(w, s)
 	}
 	health := paint(w, green, "healthy")
+	if s.NothingProtected != nil {
+		health = paint(w, yellow, plain("NOT healthy: "+s.NothingProtected.String()))
+	}
 	if err := s.Ready(); err != nil {
 		health = paint(w, red, "NOT healthy: "+err.Error())
 	}

@@ -95,6 +95,9 @@ type Config struct {
 	Keeper   Keeper                  // nil: a flush may break established connections
 	Sets     Sets                    // nil: what rules lean on beside chains is nobody's care
 	Disabled map[rules.Family]string // families that are not there, with the reason
+
+	// Native names the nftables tables that are no iptables'; nil: they are not known.
+	Native func(context.Context) ([]string, error)
 }
 
 // A Daemon is the one loop. Run it once; every other method may be called from
@@ -247,6 +250,8 @@ func (d *Daemon) next(st *state) step {
 		return d.rotate
 	case st.loss == nil && due(st.calmAt, now):
 		return d.calm
+	case d.mayTakeInventory(st) && due(st.inventory.at, now):
+		return d.takeInventory
 	case due(st.markedAt, now) || due(st.saveAt, now):
 		return func(ctx context.Context, st *state) { d.save(ctx, st, false) }
 	case due(st.tidyAt, now):
@@ -273,6 +278,9 @@ func (d *Daemon) wakeAt(st *state) time.Time {
 	}
 	if st.mayReadmit() {
 		at = earliest(at, st.readmitAt)
+	}
+	if d.mayTakeInventory(st) {
+		at = earliest(at, st.inventory.at)
 	}
 	if st.loss == nil {
 		at = earliest(at, st.calmAt)
@@ -359,7 +367,7 @@ func (d *Daemon) ask(ctx context.Context, do step) error {
 // backend and version. Whether it is still in force is for the first look to
 // say; if it is not and is too old, it is left to "canaryd restore".
 func (d *Daemon) recall(ctx context.Context, st *state) {
-	st.lookAt, st.plantAt = time.Now(), time.Now()
+	st.lookAt, st.plantAt, st.inventory.at = time.Now(), time.Now(), time.Now()
 	if d.cfg.Store == nil {
 		return
 	}

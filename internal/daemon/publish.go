@@ -59,7 +59,8 @@ func (d *Daemon) publish(st *state) {
 	if trouble := d.journalError.Load(); trouble != nil {
 		s.JournalError = *trouble
 	}
-	s.Healthy = s.Ready() == nil
+	s.NothingProtected = d.nothing(st, s)
+	s.Healthy = s.Ready() == nil && s.NothingProtected == nil
 	d.cfg.Metrics.SetStatus(s)
 	d.status.Store(&s)
 }
