@@ -22,11 +22,11 @@ func runHealth(ctx context.Context, o *options, to streams) (int, error) {
 	if o.word == "ready" {
 		probe = client.Ready
 	}
-	err := probe(ctx)
+	text, err := probe(ctx)
 	var refused *daemon.RefusedError
 	switch {
 	case err == nil:
-		_, err := fmt.Fprintln(to.out, "ok")
+		_, err := fmt.Fprintln(to.out, plain(oneLine(text)))
 		return exitOK, err
 	case errors.As(err, &refused):
 		_, err := fmt.Fprintln(to.out, plain(oneLine(refused.Message)))

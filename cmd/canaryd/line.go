@@ -49,6 +49,9 @@ func verdictLine(families map[rules.Family]daemon.Verdicts) string {
 	}
 }
 
+// nothingLine is for a node on which there is no rule to guard. It is no loss.
+const nothingLine = "nothing protected: no table holds a rule to guard; see canaryd status"
+
 // enumerate lists the items that fit and counts the rest.
 func enumerate(line string, items []string) string {
 	for i, item := range items {

@@ -225,6 +225,22 @@ func TestStatusTable(t *testing.T) {
 			s.RulesWithoutOwner = &daemon.OwnerlessRules{Since: time.Now().Add(-3 * time.Minute), Families: []rules.Family{rules.IPv4}, Choices: []daemon.Choice{
 				{If: "kube-proxy belongs on this node", Command: "kubectl ..."}, {If: "kube-proxy has left this node", Command: "canaryd cleanup ..."}}}
 		},
+		"status-refused": func(s *daemon.Status) {
+			s.Families[rules.IPv4] = verdicts(canary.Intact, canary.Intact, canary.Refused)
+			s.DeclaredRefused = []daemon.Refused{
+				{Family: rules.IPv4, Table: rules.Filter, Chain: "SITE-IN", Where: "/etc/canaryd/rules/10.v4:5", Rule: "-p tcp -j NOSUCH", Class: iptables.ReasonMissingChain,
+					Meaning: "it jumps to a chain or target that does not exist", Reason: "iptables-nft-restore refused the rules (missing_chain, exit 2): Couldn't load target `NOSUCH'"},
+			}
+			s.SourceErrors = []daemon.SourceError{
+				{Source: "manifest", Where: "/etc/canaryd/cluster.yaml:7", Reason: "/etc/canaryd/cluster.yaml:7: mapping values are not allowed in this context",
+					Since: time.Now().Add(-time.Hour), InForce: daemon.StoredGood},
+			}
+		},
+		"status-nothing": func(s *daemon.Status) {
+			s.Families[rules.IPv4] = verdicts(canary.Intact, canary.Intact, canary.Intact)
+			s.NothingProtected = &daemon.Nothing{Kubelet: true, NativeTables: []string{"ip kube-proxy", "ip6 kube-proxy"}, Rules: 12, Chains: []string{"CILIUM_INPUT"}}
+			s.Flushes = nil
+		},
 		"status-no-flush": func(s *daemon.Status) {
 			s.Flushes, s.Keeper[rules.IPv6] = nil, daemon.FamilyKeeper{State: daemon.KeeperIdle}
 		},

@@ -66,6 +66,10 @@ func runCheck(ctx context.Context, o *options, to streams) (int, error) {
 
 func look(ctx context.Context, o *options, to streams) (int, error) {
 	status, err := o.client().Look(ctx)
+	if err == nil && status.NothingProtected != nil && o.output == "line" {
+		_, err := fmt.Fprintln(to.out, nothingLine)
+		return exitOK, err
+	}
 	if err == nil {
 		return report(o, to, status.Families, verdictsOf(status.Families))
 	}

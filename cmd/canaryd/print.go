@@ -69,6 +69,9 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 	if s.RulesWithoutOwner != nil {
 		health = paint(w, yellow, "healthy, but kube-proxy's rules have no owner")
 	}
+	if s.NothingProtected != nil {
+		health = paint(w, yellow, plain("NOT healthy: "+s.NothingProtected.String()))
+	}
 	if err := s.Ready(); err != nil {
 		health = paint(w, red, "NOT healthy: "+err.Error())
 	}

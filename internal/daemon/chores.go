@@ -58,6 +58,7 @@ func (d *Daemon) newChores() []chore {
 		{"remove doubled jumps", perFamily(func(fs *familyState) time.Time { return fs.undoubleAt }), (*state).mayWrite, writeLimit, d.undouble},
 		{"renew the marks", perFamily(rotationAt), (*state).nothingLost, writeLimit, d.rotate},
 		{"end the contention", func(st *state) time.Time { return st.calmAt }, (*state).nothingLost, briefLimit, d.calm},
+		{"look for what is not protected", func(st *state) time.Time { return st.inventory.at }, d.mayTakeInventory, readLimit, d.takeInventory},
 		{"save", func(st *state) time.Time { return earliest(st.markedAt, st.saveAt) }, nil, diskLimit, d.saveDue},
 		{"give memory back", func(st *state) time.Time { return st.tidyAt }, nil, briefLimit, d.tidy},
 	}

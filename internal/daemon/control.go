@@ -19,7 +19,7 @@ import (
 //
 //	GET  /v1/status      the Status, in full
 //	GET  /v1/healthz     "ok", or 503 with why the loop hangs
-//	GET  /v1/readyz      "ok", or 503 with why the node is not healthy
+//	GET  /v1/readyz      "ok" and perhaps more, or 503 with why the node is not healthy
 //	POST /v1/look        look now, then the Status
 //	POST /v1/restore     RestoreRequest -> RestoreReply
 //	POST /v1/pause       PauseRequest -> PauseReply
@@ -172,8 +172,11 @@ func NewControlHandler(c Controller) http.Handler {
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, c.Status())
 	})
-	mux.HandleFunc("GET /v1/healthz", func(w http.ResponseWriter, _ *http.Request) { writeCheck(w, c.Alive()) })
-	mux.HandleFunc("GET /v1/readyz", func(w http.ResponseWriter, _ *http.Request) { writeCheck(w, c.Status().Ready()) })
+	mux.HandleFunc("GET /v1/healthz", func(w http.ResponseWriter, _ *http.Request) { writeCheck(w, c.Alive(), "ok") })
+	mux.HandleFunc("GET /v1/readyz", func(w http.ResponseWriter, _ *http.Request) {
+		s := c.Status()
+		writeCheck(w, s.Ready(), s.readyText())
+	})
 	mux.HandleFunc("POST /v1/look", handle(func(ctx context.Context, _ struct{}) (Status, error) {
 		return c.Look(ctx)
 	}))

@@ -50,16 +50,16 @@ func (c Client) Status(ctx context.Context) (Status, error) {
 	return call[Status](ctx, c, http.MethodGet, "/v1/status", nil)
 }
 
-// Alive returns nil if the daemon's loop turns, and a *RefusedError that says why it does not.
-func (c Client) Alive(ctx context.Context) error {
-	_, err := c.do(ctx, http.MethodGet, "/v1/healthz", nil)
-	return err
-}
+// Alive returns "ok" if the daemon's loop turns, and a *RefusedError that says why it does not.
+func (c Client) Alive(ctx context.Context) (string, error) { return c.probe(ctx, "/v1/healthz") }
 
-// Ready returns nil if the node is healthy, and a *RefusedError that says why it is not.
-func (c Client) Ready(ctx context.Context) error {
-	_, err := c.do(ctx, http.MethodGet, "/v1/readyz", nil)
-	return err
+// Ready returns a line that begins with "ok" if nothing is known to be lost, and a *RefusedError
+// that says what is.
+func (c Client) Ready(ctx context.Context) (string, error) { return c.probe(ctx, "/v1/readyz") }
+
+func (c Client) probe(ctx context.Context, path string) (string, error) {
+	text, err := c.do(ctx, http.MethodGet, path, nil)
+	return strings.TrimSpace(string(text)), err
 }
 
 // Look lets the daemon look now and returns what it knows then.

@@ -107,11 +107,11 @@ func TestControl(t *testing.T) {
 	if diff := cmp.Diff(sampleStatus(), status); diff != "" {
 		t.Errorf("the socket shows the status in full (-want +got):\n%s", diff)
 	}
-	if err := client.Ready(ctx); err != nil {
-		t.Error(err)
+	if text, err := client.Ready(ctx); err != nil || text != "ok" {
+		t.Errorf("got %q, %v", text, err)
 	}
 	var refused *RefusedError
-	if err := client.Alive(ctx); !errors.As(err, &refused) || refused.Message != "the loop has not turned for 12s" {
+	if _, err := client.Alive(ctx); !errors.As(err, &refused) || refused.Message != "the loop has not turned for 12s" {
 		t.Errorf("got %v", err)
 	}
 	if _, err := client.Look(ctx); err != nil {

@@ -99,6 +99,9 @@ type Config struct {
 	Keeper   Keeper                  // nil: a flush may break established connections
 	Sets     Sets                    // nil: what rules lean on beside chains is nobody's care
 	Disabled map[rules.Family]string // families that are not there, with the reason
+
+	// Native names the nftables tables that are no iptables'; nil: they are not known.
+	Native func(context.Context) ([]string, error)
 }
 
 // A Daemon is the one loop. Run it once; every other method may be called from
@@ -284,7 +287,7 @@ func (d *Daemon) ask(ctx context.Context, do step) error {
 // backend and version. Whether it is still in force is for the first look to
 // say; if it is not and is too old, it is left to "canaryd restore".
 func (d *Daemon) recall(ctx context.Context, st *state) {
-	st.lookAt, st.plantAt = time.Now(), time.Now()
+	st.lookAt, st.plantAt, st.inventory.at = time.Now(), time.Now(), time.Now()
 	if d.cfg.Store == nil {
 		return
 	}

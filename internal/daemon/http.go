@@ -41,10 +41,11 @@ func NewHTTPHandler(node string, snapshot func() Status, alive func() error, met
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		writeCheck(w, alive())
+		writeCheck(w, alive(), "ok")
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		writeCheck(w, snapshot().Ready())
+		s := snapshot()
+		writeCheck(w, s.Ready(), s.readyText())
 	})
 	mux.HandleFunc("GET /api/v1/status", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, snapshot().Public())
@@ -66,15 +67,16 @@ func guarded(next http.Handler) http.Handler {
 	})
 }
 
-// writeCheck answers "ok", or 503 with one line that says what is wrong.
-func writeCheck(w http.ResponseWriter, problem error) {
+// writeCheck answers with a line that begins with "ok", or 503 with one line that says
+// what is wrong.
+func writeCheck(w http.ResponseWriter, problem error, ok string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	if problem != nil {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		fmt.Fprintln(w, problem)
 		return
 	}
-	fmt.Fprintln(w, "ok")
+	fmt.Fprintln(w, ok)
 }
 
 // writeJSON answers with one JSON object. An error of the connection is the

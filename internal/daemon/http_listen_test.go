@@ -30,11 +30,11 @@ func TestIdleConnectionsKeepNoProbeWaiting(t *testing.T) {
 	}
 	began, finish := make(chan struct{}), make(chan struct{})
 	mux := http.NewServeMux()
-	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { writeCheck(w, nil) })
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { writeCheck(w, nil, "ok") })
 	mux.HandleFunc("/slow", func(w http.ResponseWriter, _ *http.Request) {
 		close(began)
 		<-finish
-		writeCheck(w, nil)
+		writeCheck(w, nil, "ok")
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	served := make(chan error, 1)

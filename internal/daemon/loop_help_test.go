@@ -60,6 +60,8 @@ type setup struct {
 	// flows are the node's; nil is that they are left alone.
 	flows Tracker
 	cpu   func() time.Duration // nil: what reads cost is what they take
+	// native names nftables' own tables; nil is that they are not known.
+	native func(context.Context) ([]string, error)
 	// keeper is what keeps connections; nil is that nothing does.
 	keeper Keeper
 	// listenRequired is --metrics-required.
@@ -130,6 +132,7 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		PollInterval: time.Second, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second,
 		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, Tidy: s.tidy, Flows: s.flows, CPU: s.cpu, Keeper: s.keeper,
 	}
+	cfg.Native = s.native
 	r.broken = make(chan []SourceError)
 	cfg.BrokenSources, cfg.SourceErrors = s.broken, r.broken
 	if s.journal != "" {

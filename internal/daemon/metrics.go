@@ -55,6 +55,7 @@ type Metrics struct {
 	generationTime               prometheus.Gauge
 	execProbe, mixed, mismatch   prometheus.Gauge
 	paused, contended, ownerless prometheus.Gauge
+	nothingProtected             prometheus.Gauge
 	rulesAbsent, probeDuration   prometheus.Histogram
 	replayDuration               *prometheus.HistogramVec
 	families                     []rules.Family
@@ -105,6 +106,8 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		paused:          b.gauge("paused", "Whether replays are held."),
 		contended:       b.gauge("contended", "Whether somebody keeps undoing what is replayed."),
 		ownerless:       b.gauge("rules_without_owner", "Whether kube-proxy's rules are in force and kube-proxy's canary has been missing for two minutes."),
+
+		nothingProtected: b.gauge("nothing_protected", "Whether every table was read and holds no rule to guard; kubelet's own do not count."),
 
 		rulesAbsent:    b.histogram("rules_absent_seconds", "From the first evidence of a loss to the proof that everything is back.", absentBuckets),
 		probeDuration:  b.histogram("probe_duration_seconds", "How long a probe of one family took.", probeBuckets),
@@ -268,6 +271,7 @@ func (m *Metrics) SetStatus(s Status) {
 	m.paused.Set(truth(s.Paused))
 	m.contended.Set(truth(s.Contended))
 	m.ownerless.Set(truth(s.RulesWithoutOwner != nil))
+	m.nothingProtected.Set(truth(s.NothingProtected != nil))
 	m.mixed.Set(truth(s.Backend.Mixed))
 	m.mismatch.Set(truth(s.Backend.Mismatch))
 	for _, mode := range Modes() {

@@ -136,6 +136,8 @@ func (s Status) Line() string {
 		line = "Waiting for every table to be readable and planted: " + err.Error()
 	case err != nil:
 		line = "NOT whole: " + err.Error()
+	case s.NothingProtected != nil:
+		line = upper(s.NothingProtected.String())
 	default:
 		line = fmt.Sprintf("Whole: %d rules in %d chains", s.Generation.Rules, s.Generation.Chains)
 	}

@@ -169,6 +169,9 @@ func headlineOf(s Status, dead error, now time.Time) pageVerdict {
 		}
 		return v
 	}
+	if s.NothingProtected != nil {
+		return s.NothingProtected.headline()
+	}
 	if n := len(s.Quarantined); n > 0 {
 		return pageVerdict{Class: "partial", Title: "Whole but for " + rulesText(n), Lines: wholeLines(s, now)}
 	}

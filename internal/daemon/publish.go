@@ -66,7 +66,8 @@ func (d *Daemon) publish(st *state) {
 	if trouble := d.listenError.Load(); trouble != nil {
 		s.ListenError = *trouble
 	}
-	s.Healthy = s.Ready() == nil
+	s.NothingProtected = d.nothing(st, s)
+	s.Healthy = s.Ready() == nil && s.NothingProtected == nil
 	d.cfg.Metrics.SetStatus(s)
 	d.status.Store(&s)
 }

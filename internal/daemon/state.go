@@ -72,6 +72,7 @@ type state struct {
 
 	pausedUntil time.Time // zero: not paused
 	stored      []reload.Kept
+	inventory   inventory
 	contention
 	leaning
 }

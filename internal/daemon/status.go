@@ -31,10 +31,13 @@ func Modes() []Mode { return []Mode{Heal, Observe} }
 // Its JSON is part of the contract: status -o json and /api/v1/status.
 type Status struct {
 	// Healthy: the last look at every table of every enabled family showed
-	// it intact or changed by its owner.
+	// it intact or changed by its owner, and something is protected.
 	Healthy bool `json:"healthy"`
-	Mode    Mode `json:"mode"`
-	Paused  bool `json:"paused"`
+	// NothingProtected: there is no rule to guard. The node is ready, as a new one is,
+	// and not healthy.
+	NothingProtected *Nothing `json:"nothingProtected,omitempty"`
+	Mode             Mode     `json:"mode"`
+	Paused           bool     `json:"paused"`
 	// PausedUntil is when a pause runs out.
 	PausedUntil time.Time `json:"pausedUntil,omitzero"`
 	// Contended: somebody keeps undoing what is replayed, and replays are

@@ -207,7 +207,7 @@ func runnable(c docCommand) string {
 
 // placeholders are what the documents' reader fills in.
 func placeholders(id string) *strings.Replacer {
-	return strings.NewReplacer("--generation ID", "--generation "+id, "--manifest PATH", "--manifest cluster.yaml", "--flush N", "--flush 1")
+	return strings.NewReplacer("--generation ID", "--generation "+id, "--manifest PATH", "--manifest cluster.yaml", "--flush N", "--flush 1", "--rules-dir /etc/canaryd/rules", "--rules-dir rules")
 }
 
 func runDocCommands(t *testing.T, commands []docCommand) {
@@ -223,6 +223,8 @@ func runDocCommands(t *testing.T, commands []docCommand) {
 		n.Must(os.Symlink(nodetest.Canaryd(), "/run/bin/canaryd"))
 		n.Must(os.MkdirAll("/run/here", 0o755))
 		n.Must(os.WriteFile("/run/here/cluster.yaml", []byte(manifest("10.1.0.5", "fd00:10::5")), 0o644))
+		n.Must(os.MkdirAll("/run/here/rules", 0o755))
+		n.Must(os.WriteFile("/run/here/rules/site.v4", []byte("*filter\n:SITE - [0:0]\n-A SITE -j RETURN\n-A INPUT -j SITE\nCOMMIT\n"), 0o644))
 
 		d := n.Start()
 		n.Flush() // so that there is something to tell

@@ -1,0 +1,121 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// wantNothing fails unless the daemon says that nothing is protected, that it is ready
+// all the same, and what was found.
+func (r *rig) wantNothing(texts ...string) {
+	r.t.Helper()
+	s := r.d.Status()
+	if err := s.Ready(); err != nil || s.Healthy || s.NothingProtected == nil {
+		r.t.Fatalf("ready: %v, healthy: %t, nothing protected: %+v", err, s.Healthy, s.NothingProtected)
+	}
+	v := headlineOf(s.Public(), nil, time.Now())
+	for what, text := range map[string]string{"/readyz": s.readyText(), "the page": strings.Join(v.Lines, " "), "the manager": strings.ToLower(s.Line())} {
+		for _, want := range append(texts, "othing is protected") {
+			if !strings.Contains(strings.ToLower(text), strings.ToLower(want)) {
+				r.t.Errorf("%s does not say %q: %s", what, want, text)
+			}
+		}
+	}
+	if v.Title != "Nothing protected" || v.Class == "whole" || !strings.HasPrefix(s.readyText(), "ok") {
+		r.t.Errorf("the page says %+v, /readyz %q", v, s.readyText())
+	}
+	if got := r.metrics("nothing_protected"); got["nothing_protected"] != 1 {
+		r.t.Errorf("metrics: %v", got)
+	}
+}
+
+// wantSomething fails unless the daemon is healthy.
+func (r *rig) wantSomething() {
+	r.t.Helper()
+	r.wantReady()
+	if got := r.metrics("nothing_protected"); len(got) > 0 || r.d.Status().NothingProtected != nil {
+		r.t.Errorf("nothing is protected: %v", got)
+	}
+}
+
+// TestNothingProtected: a node without any rule to guard is ready, as a new one is, but
+// not healthy, until its owner comes.
+func TestNothingProtected(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		native := []string{}
+		r := run(t, iptablestest.NewFake(backend), setup{protect: []string{"kube"}, native: func(context.Context) ([]string, error) { return native, nil }})
+		r.settled()
+		r.wantNothing("no others were found")
+		native = []string{"ip kube-proxy", "ip6 kube-proxy"}
+		r.after(inventoryEvery)
+		r.wantNothing("native nftables tables, which canaryd does not guard (ip kube-proxy, ip6 kube-proxy)")
+		reads := r.fake.Reads()
+		r.after(10 * time.Minute)
+		if n := r.fake.Reads() - reads; n != 0 {
+			t.Errorf("%d reads in 10 minutes of nothing", n)
+		}
+
+		r.write(rules.Nat, ":CILIUM_PRE_nat - [0:0]", "-A PREROUTING -j CILIUM_PRE_nat", "-A CILIUM_PRE_nat -j RETURN")
+		r.after(inventoryEvery)
+		r.wantNothing("ip kube-proxy", "2 iptables rules that --protect does not name (such as those of CILIUM_PRE_nat)")
+		if found := r.statusJSON()["nothingProtected"].(map[string]any); found["rules"] != 2.0 {
+			t.Errorf("JSON: %v", found)
+		}
+
+		r.write(rules.Nat, ":KUBE-SERVICES - [0:0]", "-A KUBE-SERVICES -j RETURN", "-A PREROUTING -j KUBE-SERVICES")
+		r.settled()
+		r.wantSomething()
+		r.wantNoFlush()
+	})
+}
+
+// TestKubeletAloneIsNothing: kubelet writes some rules of its own beside a kube-proxy in
+// nftables mode. They are guarded, and called what they are.
+func TestKubeletAloneIsNothing(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		for _, protect := range [][]string{{"kube", "cni"}, {"KUBE-FIREWALL"}} {
+			fake := iptablestest.NewFake(backend)
+			must(t, fake.RestoreNoflush(rules.IPv4, section(rules.Mangle, ":KUBE-IPTABLES-HINT - [0:0]", ":KUBE-KUBELET-CANARY - [0:0]")+
+				section(rules.Filter, ":KUBE-FIREWALL - [0:0]", "-A INPUT -j KUBE-FIREWALL", "-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP")))
+			r := run(t, fake, setup{protect: protect, native: func(context.Context) ([]string, error) { return nil, errors.New("refused") }})
+			r.settled()
+			if protect[0] == "KUBE-FIREWALL" {
+				r.wantSomething() // no more was meant
+			} else {
+				r.wantNothing("but kubelet's own rules; what is there instead could not be listed")
+				must(t, r.programs().Flush(t.Context(), rules.IPv4, rules.Filter, ""))
+				r.settled()
+				r.wantNothing("but kubelet's own rules")
+			}
+			if got := r.chain(rules.IPv4, rules.Filter, "KUBE-FIREWALL"); !slices.Equal(got, []string{"-m mark --mark 0x8000/0x8000 -j DROP"}) {
+				t.Errorf("KUBE-FIREWALL holds %q", got)
+			}
+			r.stop()
+		}
+	})
+}
+
+// TestUnknownIsNotNothing: a node that cannot be read is not known to hold nothing.
+func TestUnknownIsNotNothing(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		fake := iptablestest.NewFake(backend)
+		fake.FailReads(errors.New("no"))
+		r := run(t, fake, setup{protect: []string{"kube"}})
+		r.after(time.Minute)
+		r.wantNotReady("unknown")
+		if s := r.d.Status(); s.NothingProtected != nil {
+			t.Errorf("nothing is protected: %+v", s.NothingProtected)
+		}
+		fake.FailReads(nil)
+		r.after(time.Minute)
+		r.wantNothing("could not be listed")
+	})
+}

@@ -1,0 +1,216 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Nothing says, in a Status, that every table was read and holds no rule that
+// canaryd is to guard, and what was found in the place of such rules. A new node is so
+// for a moment; a node whose rules have other names, or are nftables' own, for ever.
+type Nothing struct {
+	// NativeTables are nftables tables that are no iptables', such as "ip kube-proxy";
+	// the first twenty.
+	NativeTables []string `json:"nativeTables,omitempty"`
+	// Rules counts the rules in iptables' tables that --protect does not name, and
+	// Chains are some of the chains that hold them.
+	Rules  int      `json:"rules,omitempty"`
+	Chains []string `json:"chains,omitempty"`
+	// Kubelet: kubelet's own rules are there, and are guarded.
+	Kubelet bool `json:"kubelet,omitempty"`
+	// Unknown: what is there could not be listed.
+	Unknown bool `json:"unknown,omitempty"`
+}
+
+const (
+	// inventoryEvery is how often it is looked what is there while nothing is protected:
+	// one question to nf_tables, and reads of families that changed.
+	inventoryEvery = 30 * time.Second
+	nativeShown    = 20
+	strangersShown = 5
+)
+
+// kubeletChains are the chains that kubelet writes whatever proxy is in use. They are
+// guarded, but a node on which they are all is not what --protect=kube is for.
+var kubeletChains = []string{
+	"KUBE-FIREWALL", "KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY",
+	"KUBE-MARK-DROP", "KUBE-MARK-MASQ", "KUBE-POSTROUTING", // until 1.27
+}
+
+// String says in one line that nothing is protected, and what was found instead.
+func (n Nothing) String() string {
+	line := "nothing is protected: no rule that --protect names or a file declares is in iptables' tables"
+	if n.Kubelet {
+		line = "nothing is protected but kubelet's own rules"
+	}
+	var found []string
+	if len(n.NativeTables) > 0 {
+		found = append(found, "native nftables tables, which canaryd does not guard ("+strings.Join(n.NativeTables, ", ")+")")
+	}
+	if n.Rules > 0 {
+		text := fmt.Sprintf("%d iptables rules that --protect does not name", n.Rules)
+		if len(n.Chains) > 0 {
+			text += " (such as those of " + strings.Join(n.Chains, ", ") + ")"
+		}
+		found = append(found, text)
+	}
+	switch {
+	case len(found) > 0 && n.Unknown:
+		return line + "; found instead: " + strings.Join(found, ", and ") + "; what else is there could not be listed"
+	case len(found) > 0:
+		return line + "; found instead: " + strings.Join(found, ", and ")
+	case n.Unknown:
+		return line + "; what is there instead could not be listed"
+	default:
+		return line + ", and no others were found"
+	}
+}
+
+// An inventory is what the loop knows of rules that are not protected, while none are.
+type inventory struct {
+	at      time.Time // the next look at what is there
+	found   Nothing
+	taken   bool
+	edition int  // of the generation that bare is of
+	bare    bool // that generation holds nothing to guard
+	strange map[rules.Family]strangers
+}
+
+// strangers are one family's rules that are not protected.
+type strangers struct {
+	digest uint64 // of what was read
+	rules  int
+	chains []string
+}
+
+// bareNow reports whether the generation holds nothing to guard.
+func (d *Daemon) bareNow(st *state) bool {
+	if inv := &st.inventory; inv.edition != st.edition {
+		inv.edition, inv.bare = st.edition, bare(st.want(), d.meansMoreThanKubelet())
+	}
+	return st.inventory.bare
+}
+
+// meansMoreThanKubelet reports whether more than kubelet's chains is to be guarded: only
+// then are these too little.
+func (d *Daemon) meansMoreThanKubelet() bool { return d.cfg.Protects("KUBE-SERVICES") }
+
+// bare reports whether a generation holds no rule, or only kubelet's.
+func bare(g rules.Generation, beyondKubelet bool) bool {
+	counts := func(chain string) bool { return !beyondKubelet || !slices.Contains(kubeletChains, chain) }
+	for _, tables := range g {
+		for _, s := range tables {
+			for _, c := range s.Chains {
+				if len(c.Rules) > 0 && counts(c.Name) {
+					return false
+				}
+			}
+			for _, h := range s.Hooks {
+				if counts(h.Into()) {
+					return false
+				}
+			}
+		}
+	}
+	return true
+}
+
+// mayTakeInventory reports whether what is there may be looked at: once every table
+// was read and nothing of it is to be guarded.
+func (d *Daemon) mayTakeInventory(st *state) bool {
+	return st.loss == nil && d.allPlanted(st) && d.bareNow(st)
+}
+
+// takeInventory looks what is there although nothing is protected.
+func (d *Daemon) takeInventory(ctx context.Context, st *state) {
+	inv := &st.inventory
+	inv.at, inv.taken = time.Now().Add(inventoryEvery), true
+	count, _ := st.want().Counts()
+	found := Nothing{Kubelet: count > 0, Unknown: d.cfg.Native == nil}
+	if d.cfg.Native != nil {
+		native, err := d.cfg.Native(ctx)
+		found.NativeTables, found.Unknown = native[:min(len(native), nativeShown)], err != nil
+	}
+	if inv.strange == nil {
+		inv.strange = map[rules.Family]strangers{}
+	}
+	for _, f := range d.cfg.Kernel.Families() {
+		known, ok := inv.strange[f]
+		if fs := st.families[f]; !ok || known.digest != fs.digest {
+			snapshot, err := d.cfg.Kernel.Read(ctx, f)
+			if err != nil {
+				found.Unknown = true
+				continue
+			}
+			st.stir(time.Now())
+			known = d.strangersIn(st, snapshot)
+			known.digest = fs.digest
+			inv.strange[f] = known
+		}
+		found.Rules += known.rules
+		for _, chain := range known.chains {
+			if !slices.Contains(found.Chains, chain) && len(found.Chains) < strangersShown {
+				found.Chains = append(found.Chains, chain)
+			}
+		}
+	}
+	inv.found = found
+}
+
+// strangersIn returns the rules of a family that are neither protected nor canaryd's.
+func (d *Daemon) strangersIn(st *state, snapshot iptables.Snapshot) strangers {
+	found, protects := strangers{}, d.protects(st)
+	for _, t := range rules.Guarded() {
+		table := snapshot.Tables[t]
+		if table == nil {
+			continue
+		}
+		for _, c := range table.Chains {
+			n := 0
+			for _, r := range c.Rules {
+				if !canary.IsMark(r) && !protects(c.Name) && !protects(r.Target) {
+					n++
+				}
+			}
+			found.rules += n
+			if n > 0 && !rules.Builtin(t, c.Name) && len(found.chains) < strangersShown {
+				found.chains = append(found.chains, c.Name)
+			}
+		}
+	}
+	return found
+}
+
+// nothing returns that nothing is protected, for a Status that is ready; nil if
+// something is.
+func (d *Daemon) nothing(st *state, s Status) *Nothing {
+	if !d.mayTakeInventory(st) || s.Ready() != nil {
+		return nil
+	}
+	found := st.inventory.found
+	found.Unknown = found.Unknown || !st.inventory.taken // that follows
+	return &found
+}
+
+// readyText is what a ready node answers.
+func (s Status) readyText() string {
+	if s.NothingProtected != nil {
+		return "ok, but " + s.NothingProtected.String()
+	}
+	return "ok"
+}
+
+// headline is what the page says first.
+func (n Nothing) headline() pageVerdict {
+	return pageVerdict{Class: "unknown", Title: "Nothing protected", Lines: []string{
+		upper(n.String()) + ".",
+		"A new node is so for a moment. If this one is not new, canaryd guards nothing that matters here: see --protect, and which mode kube-proxy is in.",
+	}}
+}
