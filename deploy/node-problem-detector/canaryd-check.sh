@@ -20,12 +20,12 @@ get() {
 	[[ ${answer[0]} == HTTP/1.?\ 200* ]]
 } 2>/dev/null
 
-# look sets lost and unread, lists of tables, and since, by canaryd's status.
+# look sets lost, refused and unread, lists of tables, and since, by canaryd's status.
 look() {
 	local line family='' table verdict within=false
 	get /healthz || unknown "no canaryd that works answers at $address"
 	get /api/v1/status || unknown "canaryd at $address tells no status"
-	lost=() unread=() since='' tables=0
+	lost=() refused=() unread=() since='' tables=0
 	for line in "${answer[@]}"; do
 		case $line in
 		'  "stopped": true'*) unknown 'a cleanup removed the marks; restart canaryd' ;;
@@ -40,6 +40,7 @@ look() {
 			tables=$((tables + 1))
 			case $verdict in
 			intact | changed) ;;
+			refused) refused+=("$table") ;;
 			unknown) unread+=("$table") ;;
 			*) lost+=("$table $verdict") ;;
 			esac
@@ -48,17 +49,19 @@ look() {
 	done
 }
 
-# list prints as many of its arguments as a line of 80 bytes has room for.
+# list prints a word and as many of the tables as a line of 80 bytes has room for.
 list() {
-	local text='' left=$# item
+	local line=$1 left=$(($# - 1)) item
+	shift
 	for item; do
-		if [ -n "$text" ] && [ $((${#text} + ${#item})) -gt 58 ]; then
-			echo "$text and $left more"
+		if [ "$left" -lt $# ] && [ $((${#line} + ${#item} + 13)) -gt 80 ]; then # 13: ", " and " and N more"
+			echo "$line and $left more"
 			return
 		fi
-		text+=${text:+, }$item left=$((left - 1))
+		[ "$left" -eq $# ] || line+=,
+		line+=" $item" left=$((left - 1))
 	done
-	echo "$text"
+	echo "$line"
 }
 
 look
@@ -67,13 +70,17 @@ if [ ${#lost[@]} -gt 0 ] || [ -n "$since" ]; then
 	look
 fi
 if [ ${#lost[@]} -gt 0 ]; then
-	echo "lost: $(list "${lost[@]}")"
+	list lost: "${lost[@]}"
 	exit 1
 elif [ -n "$since" ]; then
 	echo "lost: rules have been missing since ${since//[\",]/}"
 	exit 1
+elif [ ${#refused[@]} -gt 0 ]; then
+	list 'declared rules refused:' "${refused[@]}"
+	exit 1
 elif [ ${#unread[@]} -gt 0 ]; then
-	unknown "$(list "${unread[@]}")"
+	list unknown: "${unread[@]}"
+	exit 2
 elif [ "$tables" -eq 0 ]; then
 	unknown 'no table has been looked at yet'
 fi

@@ -2,6 +2,9 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,7 +16,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -96,6 +101,71 @@ func TestNodeProblemDetector(t *testing.T) {
 		n.Must(os.WriteFile("/run/state/state.json", []byte("{"), 0o600))
 		check(false, 2, "unknown: ")
 	})
+}
+
+// TestCheckScript: what the script makes of answers that a running canaryd gives
+// seldom, and of what is no canaryd.
+func TestCheckScript(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	all := func(v canary.Verdict) map[rules.Family]daemon.Verdicts {
+		verdicts := map[rules.Family]daemon.Verdicts{}
+		for _, f := range rules.Families() {
+			verdicts[f] = daemon.Verdicts{}
+			for _, table := range rules.Guarded() {
+				verdicts[f][table] = v
+			}
+		}
+		return verdicts
+	}
+	refused := all(canary.Intact)
+	refused[rules.IPv4][rules.Nat] = "refused"
+	for _, c := range []struct {
+		name   string
+		status any
+		hangs  bool
+		code   int
+		line   string
+	}{
+		{name: "in force", status: daemon.Status{Healthy: true, Families: all(canary.Changed)}, line: "whole: 6 tables are intact"},
+		{name: "in a pause, nothing lost", status: daemon.Status{Paused: true, Families: all(canary.Intact)}, line: "whole: 6 tables are intact"},
+		{name: "all lost", status: daemon.Status{Families: all(canary.ChainDeleted), LossSince: at}, code: 1,
+			line: "lost: ipv4 filter chain_deleted, ipv4 mangle chain_deleted and 4 more"},
+		{name: "a loss that waits, its tables learned anew", status: daemon.Status{Families: all(canary.Intact), LossSince: at}, code: 1,
+			line: "lost: rules have been missing since 2026-01-02T03:04:05Z"},
+		{name: "a declared rule that is refused", status: daemon.Status{Families: refused}, code: 1, line: "declared rules refused: ipv4 nat"},
+		{name: "not read", status: daemon.Status{Families: all(canary.Unknown)}, code: 2, line: "unknown: ipv4 filter, ipv4 mangle, ipv4 nat, ipv6 filter, ipv6 mangle and 1 more"},
+		{name: "no family yet", status: daemon.Status{}, code: 2, line: "unknown: no table has been looked at yet"},
+		{name: "cleaned up", status: daemon.Status{Stopped: true, Families: all(canary.Unknown)}, code: 2, line: "unknown: a cleanup removed the marks; restart canaryd"},
+		{name: "a step hangs", status: daemon.Status{Healthy: true, Families: all(canary.Intact)}, hangs: true, code: 2, line: "unknown: no canaryd that works answers at HERE"},
+		{name: "another program", status: []string{"hello"}, code: 2, line: "unknown: no table has been looked at yet"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == "/healthz" && c.hangs {
+					w.WriteHeader(http.StatusServiceUnavailable)
+				}
+				if r.URL.Path == "/api/v1/status" {
+					text, err := json.MarshalIndent(c.status, "", "  ") // as canaryd does
+					if err != nil {
+						t.Error(err)
+					}
+					_, _ = w.Write(text)
+				}
+			}))
+			defer server.Close()
+			address := server.Listener.Addr().String()
+			cmd := exec.CommandContext(t.Context(), "/bin/bash", "../../deploy/node-problem-detector/canaryd-check.sh", address)
+			out, err := cmd.Output()
+			if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+				t.Fatal(err)
+			}
+			if got := strings.ReplaceAll(string(out), address, "HERE"); got != c.line+"\n" || cmd.ProcessState.ExitCode() != c.code || len(out) > 81 {
+				t.Errorf("exit code %d, %q; want %d, %q", cmd.ProcessState.ExitCode(), got, c.code, c.line)
+			}
+		})
+	}
 }
 
 // pluginOf reads a custom plugin's configuration, and checks what
