@@ -26,6 +26,7 @@ MAN  := $(PREFIX)/share/man/man8/canaryd.8
 BASH := $(PREFIX)/share/bash-completion/completions/canaryd
 ZSH  := $(PREFIX)/share/zsh/site-functions/_canaryd
 FISH := $(PREFIX)/share/fish/vendor_completions.d/canaryd.fish
+NPD  := $(PREFIX)/share/canaryd/node-problem-detector
 
 .PHONY: install
 install: build completion ## install under PREFIX (/usr/local), flags into /etc/default; DESTDIR is honoured
@@ -33,6 +34,9 @@ install: build completion ## install under PREFIX (/usr/local), flags into /etc/
 	install -D -m 0644 deploy/systemd/canaryd.service '$(DESTDIR)$(UNIT)'
 	sed -i 's|/usr/local/bin/|$(PREFIX)/bin/|' '$(DESTDIR)$(UNIT)'
 	install -D -m 0644 docs/canaryd.8 '$(DESTDIR)$(MAN)'
+	install -d '$(DESTDIR)$(NPD)'
+	install -m 0644 deploy/node-problem-detector/*.json deploy/node-problem-detector/*.sh '$(DESTDIR)$(NPD)'
+	sed -i 's|/usr/local/bin/|$(PREFIX)/bin/|' '$(DESTDIR)$(NPD)/canaryd.json'
 	install -D -m 0644 bin/completion/bash '$(DESTDIR)$(BASH)'
 	install -D -m 0644 bin/completion/zsh '$(DESTDIR)$(ZSH)'
 	install -D -m 0644 bin/completion/fish '$(DESTDIR)$(FISH)'
@@ -41,6 +45,7 @@ install: build completion ## install under PREFIX (/usr/local), flags into /etc/
 .PHONY: uninstall
 uninstall: ## remove what install installed, but not /etc/default/canaryd and what canaryd keeps in /var/lib
 	rm -f $(foreach file,$(PREFIX)/bin/canaryd $(UNIT) $(MAN) $(BASH) $(ZSH) $(FISH),'$(DESTDIR)$(file)')
+	rm -rf '$(DESTDIR)$(PREFIX)/share/canaryd'
 
 ARCH := $(shell go env GOARCH)
 

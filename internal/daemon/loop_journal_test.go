@@ -214,6 +214,7 @@ func TestJournalTrouble(t *testing.T) {
 		dir := t.TempDir()
 		blocked := filepath.Join(dir, "journal.jsonl")
 		r := start(t, backend, setup{journal: dir})
+		must(t, os.Remove(blocked)) // it is made at the start
 		must(t, os.Mkdir(blocked, 0o700))
 		moved := r.moved(func() {
 			must(t, r.programs().Flush(t.Context(), rules.IPv4, rules.Nat, ""))

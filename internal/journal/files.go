@@ -63,6 +63,15 @@ func (e Entry) line() ([]byte, error) {
 	}
 }
 
+// create makes the file, unless it is there: a program that follows it, such as
+// node-problem-detector, wants to find it. What keeps it from being made also
+// keeps an entry from being written, which says so.
+func (j *Journal) create() {
+	if file, _, err := open(j.path, os.O_RDWR|os.O_CREATE); err == nil {
+		_ = file.Close() // nothing was written
+	}
+}
+
 // append writes one line, into a new file if this one is full. A line that could
 // not be written in full is taken back: a full disk needs the room.
 func (j *Journal) append(line []byte) error {

@@ -103,6 +103,7 @@ func (j *Journal) Find(ctx context.Context, id string) (Entry, error) {
 // error, or nil.
 func (j *Journal) Run(report func(error)) {
 	defer close(j.ended)
+	j.create()
 	var waiting []Entry
 	flush := func() {
 		if len(waiting) == 0 {

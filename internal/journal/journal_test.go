@@ -393,3 +393,19 @@ func must(t *testing.T, err error) {
 		t.Fatal(err)
 	}
 }
+
+// TestFileIsThereBeforeTheFirstEntry: a program that follows the file finds it as
+// soon as the journal runs, and it is nobody else's to read.
+func TestFileIsThereBeforeTheFirstEntry(t *testing.T) {
+	dir := t.TempDir()
+	j := New(dir)
+	j.Close()
+	j.Run(func(err error) { t.Errorf("nothing was to be written: %v", err) })
+	info, err := os.Stat(filepath.Join(dir, "journal.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Mode() != 0o600 || info.Size() != 0 {
+		t.Errorf("the file is %v with %d bytes", info.Mode(), info.Size())
+	}
+}

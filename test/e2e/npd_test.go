@@ -2,14 +2,24 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // A pluginConfig is a custom plugin monitor's configuration, with the fields
@@ -42,15 +52,128 @@ type pluginConfig struct {
 	} `json:"rules"`
 }
 
-// TestNodeProblemDetector: the configuration is one that node-problem-detector
-// takes, and its plugin answers with the right exit code and a short line.
+// A plugin is what node-problem-detector executes for its condition.
+type plugin struct {
+	config pluginConfig
+	// command returns the process of one check.
+	command func(n *nodetest.Node) *exec.Cmd
+	// asksDisk: it has an answer without a daemon too.
+	asksDisk bool
+}
+
+// TestNodeProblemDetector: the configurations are such as node-problem-detector
+// takes, and their plugins answer with the right exit code and a short line.
 func TestNodeProblemDetector(t *testing.T) {
-	var config pluginConfig
-	decoder := json.NewDecoder(strings.NewReader(document(t, "deploy/node-problem-detector/canaryd.json")))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&config); err != nil {
-		t.Fatal(err)
+	program := pluginOf(t, "canaryd.json")
+	script := pluginOf(t, "canaryd-daemonset.json")
+	if diff := cmp.Diff(program.Conditions, script.Conditions); diff != "" {
+		t.Errorf("the condition (-on the node +beside the DaemonSet):\n%s", diff)
 	}
+	plugins := []plugin{
+		{program, func(n *nodetest.Node) *exec.Cmd {
+			args := append(slices.Clone(program.Rules[0].Args), n.Flags("check")[1:]...)
+			return exec.CommandContext(n.Context(), nodetest.Canaryd(), args...)
+		}, true},
+		{script, func(n *nodetest.Node) *exec.Cmd {
+			file := "../../deploy/node-problem-detector/" + filepath.Base(script.Rules[0].Args[0])
+			return exec.CommandContext(n.Context(), script.Rules[0].Path, file)
+		}, false},
+	}
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		check := func(daemon bool, wantCode int, want string) {
+			n.Helper()
+			for _, p := range plugins {
+				if !daemon && !p.asksDisk {
+					p.check(n, 2, "unknown: no canaryd that works answers at ")
+				} else {
+					p.check(n, wantCode, want)
+				}
+			}
+		}
+		n.Load()
+		check(false, 2, "unknown: ") // no daemon, and there never was one
+		d := n.Start("--mode=observe")
+		check(true, 0, "whole: 6 tables are intact")
+		n.Flush()
+		check(true, 1, "lost: ipv4 ") // mangle, or nat where mangle has its canary back already
+		d.Stop()
+		check(false, 1, "lost: ")
+		n.Must(os.WriteFile("/run/state/state.json", []byte("{"), 0o600))
+		check(false, 2, "unknown: ")
+	})
+}
+
+// TestCheckScript: what the script makes of answers that a running canaryd gives
+// seldom, and of what is no canaryd.
+func TestCheckScript(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	all := func(v canary.Verdict) map[rules.Family]daemon.Verdicts {
+		verdicts := map[rules.Family]daemon.Verdicts{}
+		for _, f := range rules.Families() {
+			verdicts[f] = daemon.Verdicts{}
+			for _, table := range rules.Guarded() {
+				verdicts[f][table] = v
+			}
+		}
+		return verdicts
+	}
+	refused := all(canary.Intact)
+	refused[rules.IPv4][rules.Nat] = "refused"
+	for _, c := range []struct {
+		name   string
+		status any
+		hangs  bool
+		code   int
+		line   string
+	}{
+		{name: "in force", status: daemon.Status{Healthy: true, Families: all(canary.Changed)}, line: "whole: 6 tables are intact"},
+		{name: "in a pause, nothing lost", status: daemon.Status{Paused: true, Families: all(canary.Intact)}, line: "whole: 6 tables are intact"},
+		{name: "all lost", status: daemon.Status{Families: all(canary.ChainDeleted), LossSince: at}, code: 1,
+			line: "lost: ipv4 filter chain_deleted, ipv4 mangle chain_deleted and 4 more"},
+		{name: "a loss that waits, its tables learned anew", status: daemon.Status{Families: all(canary.Intact), LossSince: at}, code: 1,
+			line: "lost: rules have been missing since 2026-01-02T03:04:05Z"},
+		{name: "a declared rule that is refused", status: daemon.Status{Families: refused}, code: 1, line: "declared rules refused: ipv4 nat"},
+		{name: "not read", status: daemon.Status{Families: all(canary.Unknown)}, code: 2, line: "unknown: ipv4 filter, ipv4 mangle, ipv4 nat, ipv6 filter, ipv6 mangle and 1 more"},
+		{name: "no family yet", status: daemon.Status{}, code: 2, line: "unknown: no table has been looked at yet"},
+		{name: "cleaned up", status: daemon.Status{Stopped: true, Families: all(canary.Unknown)}, code: 2, line: "unknown: a cleanup removed the marks; restart canaryd"},
+		{name: "a step hangs", status: daemon.Status{Healthy: true, Families: all(canary.Intact)}, hangs: true, code: 2, line: "unknown: no canaryd that works answers at HERE"},
+		{name: "another program", status: []string{"hello"}, code: 2, line: "unknown: no table has been looked at yet"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == "/healthz" && c.hangs {
+					w.WriteHeader(http.StatusServiceUnavailable)
+				}
+				if r.URL.Path == "/api/v1/status" {
+					text, err := json.MarshalIndent(c.status, "", "  ") // as canaryd does
+					if err != nil {
+						t.Error(err)
+					}
+					_, _ = w.Write(text)
+				}
+			}))
+			defer server.Close()
+			address := server.Listener.Addr().String()
+			cmd := exec.CommandContext(t.Context(), "/bin/bash", "../../deploy/node-problem-detector/canaryd-check.sh", address)
+			out, err := cmd.Output()
+			if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+				t.Fatal(err)
+			}
+			if got := strings.ReplaceAll(string(out), address, "HERE"); got != c.line+"\n" || cmd.ProcessState.ExitCode() != c.code || len(out) > 81 {
+				t.Errorf("exit code %d, %q; want %d, %q", cmd.ProcessState.ExitCode(), got, c.code, c.line)
+			}
+		})
+	}
+}
+
+// pluginOf reads a custom plugin's configuration, and checks what
+// node-problem-detector would.
+func pluginOf(t *testing.T, file string) pluginConfig {
+	t.Helper()
+	var config pluginConfig
+	decode(t, file, &config)
 	if config.Plugin != "custom" || config.Source == "" || len(config.Rules) != 1 || len(config.Conditions) != 1 {
 		t.Fatalf("want a custom plugin with a source, one condition and one rule: %+v", config)
 	}
@@ -65,29 +188,129 @@ func TestNodeProblemDetector(t *testing.T) {
 	if own, all := duration(t, rule.Timeout), duration(t, config.Global.Timeout); own > all {
 		t.Errorf("the rule may take %s, longer than %s", own, all)
 	}
+	return config
+}
 
-	nodetest.OnBoth(t, func(n *nodetest.Node) {
-		check := func(wantCode int, want string) {
-			n.Helper()
-			args := append(slices.Clone(rule.Args), n.Flags("check")[1:]...)
-			code, stdout, _ := n.Exec(exec.CommandContext(n.Context(), nodetest.Canaryd(), args...))
-			if code != wantCode || !strings.HasPrefix(stdout, want) || strings.Count(stdout, "\n") != 1 {
-				n.Errorf("%s %s: exit code %d, %q; want %d and one line that begins with %q", rule.Path, args, code, stdout, wantCode, want)
+func decode(t *testing.T, file string, into any) {
+	t.Helper()
+	decoder := json.NewDecoder(strings.NewReader(document(t, "deploy/node-problem-detector/"+file)))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(into); err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+}
+
+func (p plugin) check(n *nodetest.Node, wantCode int, want string) {
+	n.Helper()
+	cmd := p.command(n)
+	code, stdout, _ := n.Exec(cmd)
+	if code != wantCode || !strings.HasPrefix(stdout, want) || strings.Count(stdout, "\n") != 1 {
+		n.Errorf("%s: exit code %d, %q; want %d and one line that begins with %q", cmd, code, stdout, wantCode, want)
+	}
+	if length := len(strings.TrimSpace(stdout)); length > p.config.Global.MaxOutput || length == 0 {
+		n.Errorf("%q has %d bytes, want 1 to %d", stdout, length, p.config.Global.MaxOutput)
+	}
+}
+
+// A logConfig is a system log monitor's configuration, with the fields that
+// node-problem-detector's own types name.
+type logConfig struct {
+	Plugin     string            `json:"plugin"`
+	Config     map[string]string `json:"pluginConfig"`
+	LogPath    string            `json:"logPath"`
+	Lookback   string            `json:"lookback"`
+	BufferSize int               `json:"bufferSize"`
+	Source     string            `json:"source"`
+	Metrics    bool              `json:"metricsReporting"`
+	Conditions []struct{}        `json:"conditions"`
+	Rules      []struct {
+		Type    string `json:"type"`
+		Reason  string `json:"reason"`
+		Pattern string `json:"pattern"`
+	} `json:"rules"`
+}
+
+// events returns the messages of the events that node-problem-detector makes of
+// the lines of a log: what its translator and its buffer do to them, one by one.
+func (c logConfig) events(n *nodetest.Node, lines []string) []string {
+	n.Helper()
+	duration(n.T, c.Lookback)
+	if c.BufferSize != 1 || c.Source == "" || len(c.Rules) != 1 || c.Rules[0].Type != "temporary" {
+		n.Fatalf("want a source and one rule for single lines that makes events: %+v", c)
+	}
+	pattern := regexp.MustCompile(c.Rules[0].Pattern + `\z`)
+	var events []string
+	for _, line := range lines {
+		message := strings.TrimSpace(line)
+		if c.Plugin == "filelog" {
+			found := regexp.MustCompile(c.Config["message"]).FindStringSubmatch(line)
+			if found == nil {
+				continue
 			}
-			if length := len(strings.TrimSpace(stdout)); length > config.Global.MaxOutput || length == 0 {
-				n.Errorf("%q has %d bytes, want 1 to %d", stdout, length, config.Global.MaxOutput)
+			message = found[len(found)-1]
+			stamp := regexp.MustCompile(c.Config["timestamp"]).FindStringSubmatch(line)
+			if _, err := time.ParseInLocation(c.Config["timestampFormat"], stamp[len(stamp)-1], time.Local); err != nil {
+				n.Errorf("when it was: %v", err)
 			}
 		}
+		if pattern.MatchString(message) {
+			events = append(events, message)
+		}
+	}
+	return events
+}
+
+// TestFlushesAreEvents: a flush that was healed is one event of the node, on the
+// node and beside the DaemonSet, and one that was not is none.
+func TestFlushesAreEvents(t *testing.T) {
+	var journald, file logConfig
+	decode(t, "canaryd-flushes.json", &journald)
+	decode(t, "canaryd-daemonset-flushes.json", &file)
+	if journald.Plugin != "journald" || journald.Config["source"] != "canaryd" { // what systemd calls the unit's lines
+		t.Errorf("%+v", journald)
+	}
+	if file.Plugin != "filelog" || file.LogPath != "/var/lib/canaryd/journal.jsonl" {
+		t.Errorf("%+v", file)
+	}
+	want := func(n *nodetest.Node, d *nodetest.Process, healed int, words ...string) {
+		n.Helper()
+		text, err := os.ReadFile("/run/state/journal.jsonl")
+		n.Must(err) // it is there before the first flush
+		for c, lines := range map[*logConfig][]string{&journald: strings.Split(d.Log(), "\n"), &file: strings.Split(string(text), "\n")} {
+			events := c.events(n, lines)
+			if len(events) != healed {
+				n.Errorf("%s: %d events for %d healed flushes: %q of\n%s", c.Plugin, len(events), healed, events, strings.Join(lines, "\n"))
+			}
+			for _, event := range events {
+				if len(event) > 1024 || strings.Contains(event, "command") {
+					n.Errorf("%s: too long, or with a command line: %q", c.Plugin, event)
+				}
+				if slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(event, word) }) {
+					n.Errorf("%s: %q lacks one of %q", c.Plugin, event, words)
+				}
+			}
+		}
+	}
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
-		check(2, "unknown: ") // no daemon, and there never was one
-		d := n.Start("--mode=observe")
-		check(0, "whole: ")
-		n.Flush()
-		check(1, "lost: ipv4 ") // mangle, or nat where mangle has its canary back already
+		d := n.Start()
+		want(n, d, 0)
+		n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Nat, ""))
+		n.Healed(1)
+		d.Stop() // the journal is written by then
+		want(n, d, 1, "nat")
+
+		n.Must(os.Remove("/run/state/journal.jsonl"))
+		d = n.Start("--mode=observe")
+		n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Nat, ""))
+		n.Within(nodetest.HealsIn, "the loss to be noticed", func() error {
+			if len(n.Status().Flushes) == 0 {
+				return os.ErrNotExist
+			}
+			return nil
+		})
 		d.Stop()
-		check(1, "lost: ")
-		n.Must(os.WriteFile("/run/state/state.json", []byte("{"), 0o600))
-		check(2, "unknown: ")
+		want(n, d, 0)
 	})
 }
 

@@ -8,14 +8,17 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/distribution/reference"
 	"github.com/google/go-cmp/cmp"
 	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
@@ -35,6 +38,7 @@ type objects map[string]any
 // types are the published types of all that may come out of a kustomization.
 func types() map[string]any {
 	return map[string]any{
+		"v1 ConfigMap":                            &core.ConfigMap{},
 		"v1 ServiceAccount":                       &core.ServiceAccount{},
 		"apps/v1 DaemonSet":                       &apps.DaemonSet{},
 		"monitoring.coreos.com/v1 PodMonitor":     &monitoring.PodMonitor{},
@@ -112,7 +116,7 @@ func TestEveryFolderIsTried(t *testing.T) {
 			found = append(found, strings.TrimPrefix(filepath.Dir(file), filepath.Clean(deploy)+"/"))
 		}
 	}
-	want := []string{"base", "sidecar", "components/culprits", "components/host-pid", "components/selinux", "overlays/prometheus-operator"}
+	want := []string{"base", "sidecar", "components/culprits", "components/host-pid", "components/lib-modules", "components/selinux", "overlays/prometheus-operator"}
 	if diff := cmp.Diff(want, found); diff != "" {
 		t.Errorf("kustomizations (-tried +there):\n%s", diff)
 	}
@@ -231,10 +235,12 @@ func TestMounts(t *testing.T) {
 			}
 			want := map[string]mounted{
 				"/run/xtables.lock": {Source: host("/run/xtables.lock", &file)},
-				"/lib/modules":      {Source: host("/lib/modules", nil), ReadOnly: true},
 				"/var/lib/canaryd":  {Source: host("/var/lib/canaryd", &folder)},
 				"/run/canaryd":      {Source: host("/run/canaryd", &folder)},
 				"/tmp":              {Source: core.VolumeSource{EmptyDir: &core.EmptyDirVolumeSource{Medium: core.StorageMediumMemory}}},
+			}
+			if dir == everything { // the only one with components/lib-modules
+				want["/lib/modules"] = mounted{Source: host("/lib/modules", nil), ReadOnly: true}
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("mounts (-want +got):\n%s", diff)
@@ -339,13 +345,118 @@ func TestSidecar(t *testing.T) {
 	}
 }
 
-// TestImage: one image everywhere, and its name is changed everywhere at once.
+// TestSidecarComesSecond: kubectl logs and kubectl exec take the first container of
+// a pod, which is kube-proxy's, however the patch is applied.
+func TestSidecarComesSecond(t *testing.T) {
+	want := []string{"kube-proxy", "canaryd"}
+	if diff := cmp.Diff(want, names(build(t, sidecar).pod(t))); diff != "" {
+		t.Errorf("built by kustomize (-want +got):\n%s", diff)
+	}
+	inJSON := func(path string) []byte {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text, err = yaml.YAMLToJSONStrict(text); err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	// What the API server makes of kubectl patch, and of doing it again.
+	patched, patch := inJSON(sidecar+"/kube-proxy.yaml"), inJSON(deploy+"sidecar/canaryd.yaml")
+	for range 2 {
+		var err error
+		if patched, err = strategicpatch.StrategicMergePatch(patched, patch, apps.DaemonSet{}); err != nil {
+			t.Fatal(err)
+		}
+		var after apps.DaemonSet
+		if err := yaml.UnmarshalStrict(patched, &after); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, names(after.Spec.Template.Spec)); diff != "" {
+			t.Errorf("patched by the API server (-want +got):\n%s", diff)
+		}
+	}
+}
+
+func names(pod core.PodSpec) (names []string) {
+	for _, c := range pod.Containers {
+		names = append(names, c.Name)
+	}
+	return names
+}
+
+// unnamed is the image of who has not named one.
+const unnamed = "canaryd/NAME-YOUR-OWN-IMAGE"
+
+// TestImage: one image everywhere, and its name is changed everywhere at once. Where
+// it is not, kubelet refuses it at once: the path of an image's name has no capitals.
 func TestImage(t *testing.T) {
-	for dir, want := range map[string]string{
-		base: "registry.example/canaryd", sidecar: "registry.example/canaryd", everything: "registry.example/of-ours/canaryd:v1.2.3",
-	} {
+	for dir, want := range map[string]string{base: unnamed, sidecar: unnamed, everything: "registry.example/of-ours/canaryd:v1.2.3"} {
 		if got := canaryd(t, build(t, dir).pod(t)).Image; got != want {
 			t.Errorf("%s: the image is %s, want %s", dir, got, want)
 		}
+	}
+	if _, err := reference.ParseNormalizedNamed(unnamed); err == nil || !strings.Contains(err.Error(), unnamed+") must be lowercase") {
+		t.Errorf("kubelet says to %s: %v", unnamed, err)
+	}
+	readme, err := os.ReadFile(deploy + "README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(readme, []byte("- name: "+unnamed+"\n")) {
+		t.Errorf("the README does not say how to replace %s", unnamed)
+	}
+}
+
+// TestRemoteBasesAreOfARelease: a document that names a folder of the repository for
+// kustomize names a release with it; without one, an apply takes whatever is new.
+func TestRemoteBasesAreOfARelease(t *testing.T) {
+	found := 0
+	for _, pattern := range []string{"../../docs/*.md", "../../deploy/*.md", "../../deploy/*/*.md", "../../deploy/*/*.yaml", "../../*.md"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, url := range regexp.MustCompile(`https://github\.com/canaryd/canaryd//\S+`).FindAllString(string(text), -1) {
+				if found++; !strings.Contains(url, "?ref=v") {
+					t.Errorf("%s: %s is of no release", file, url)
+				}
+			}
+		}
+	}
+	if found < 2 {
+		t.Errorf("documents name %d folders for kustomize", found)
+	}
+}
+
+// TestNodeProblemDetector: the ConfigMap has all files that node-problem-detector
+// needs in a pod, at the paths by which they name each other.
+func TestNodeProblemDetector(t *testing.T) {
+	config, ok := build(t, deploy+"../node-problem-detector")["ConfigMap"].(*core.ConfigMap)
+	if !ok {
+		t.Fatal("there is no ConfigMap")
+	}
+	readme, err := os.ReadFile(deploy + "../node-problem-detector/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(readme, []byte("name: "+config.Name)) {
+		t.Errorf("the README does not mount %s", config.Name)
+	}
+	for file := range config.Data {
+		if path := "/canaryd/" + file; !bytes.Contains(readme, []byte(path)) && !strings.Contains(config.Data["canaryd-daemonset.json"], path) {
+			t.Errorf("nothing names %s", path)
+		}
+	}
+	mounts := canaryd(t, build(t, base).pod(t)).VolumeMounts
+	if journal := config.Data["canaryd-daemonset-flushes.json"]; !strings.Contains(journal, `"/var/lib/canaryd/journal.jsonl"`) ||
+		!slices.ContainsFunc(mounts, func(m core.VolumeMount) bool { return m.MountPath == "/var/lib/canaryd" }) {
+		t.Error("flush records are not where the DaemonSet keeps them")
 	}
 }

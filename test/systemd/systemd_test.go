@@ -84,6 +84,11 @@ func TestInstall(t *testing.T) {
 				"-rwxr-xr-x " + prefix + "/bin/canaryd",
 				"-rw-r--r-- " + prefix + "/lib/systemd/system/canaryd.service",
 				"-rw-r--r-- " + prefix + "/share/bash-completion/completions/canaryd",
+				"-rw-r--r-- " + prefix + "/share/canaryd/node-problem-detector/canaryd-check.sh",
+				"-rw-r--r-- " + prefix + "/share/canaryd/node-problem-detector/canaryd-daemonset-flushes.json",
+				"-rw-r--r-- " + prefix + "/share/canaryd/node-problem-detector/canaryd-daemonset.json",
+				"-rw-r--r-- " + prefix + "/share/canaryd/node-problem-detector/canaryd-flushes.json",
+				"-rw-r--r-- " + prefix + "/share/canaryd/node-problem-detector/canaryd.json",
 				"-rw-r--r-- " + prefix + "/share/fish/vendor_completions.d/canaryd.fish",
 				"-rw-r--r-- " + prefix + "/share/man/man8/canaryd.8",
 				"-rw-r--r-- " + prefix + "/share/zsh/site-functions/_canaryd",
@@ -97,6 +102,13 @@ func TestInstall(t *testing.T) {
 			}
 			if line := "\nExecStart=" + prefix + "/bin/canaryd run"; !strings.Contains(string(unit), line) {
 				t.Errorf("the unit has no line %q", line)
+			}
+			plugin, err := os.ReadFile(root + prefix + "/share/canaryd/node-problem-detector/canaryd.json")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if path := `"path": "` + prefix + `/bin/canaryd"`; !strings.Contains(string(plugin), path) {
+				t.Errorf("node-problem-detector's plugin has no %s:\n%s", path, plugin)
 			}
 
 			defaults := root + "/etc/default/canaryd"
