@@ -14,9 +14,10 @@ import (
 // cuts what a plugin prints there (max_output_length), in the middle of a word.
 const lineWidth = 80
 
-// verdictLine says what check found: the losses if there are any, else the
-// tables that are unknown, as many as the line has room for.
-func verdictLine(families map[rules.Family]daemon.Verdicts) string {
+// verdictLine says what check found, and whether replays are paused: the losses
+// if there are any, else the tables that are unknown, as many as the line has
+// room for.
+func verdictLine(families map[rules.Family]daemon.Verdicts, paused bool) string {
 	var lost, unknown []string
 	tables := 0
 	for _, f := range rules.Families() {
@@ -34,13 +35,17 @@ func verdictLine(families map[rules.Family]daemon.Verdicts) string {
 			}
 		}
 	}
+	pause := ""
+	if paused {
+		pause = "paused; "
+	}
 	switch {
 	case len(lost) > 0:
-		return enumerate("lost: ", lost)
+		return enumerate(pause+"lost: ", lost)
 	case len(unknown) > 0:
-		return enumerate("unknown: ", unknown)
+		return enumerate(pause+"unknown: ", unknown)
 	default:
-		return fmt.Sprintf("whole: %d tables are intact", tables)
+		return fmt.Sprintf("%swhole: %d tables are intact", pause, tables)
 	}
 }
 

@@ -53,7 +53,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 	st.markedAt = earliest(st.markedAt, time.Now())
 	if l.told {
 		st.frozenSince = earliest(st.frozenSince, l.record.Time)
-		l.record.Outcome = reload.Skipped
+		l.record.Outcome = WaitingObserve
 		d.journal(ctx, st, l)
 	}
 }
