@@ -39,6 +39,9 @@ func flushText(r daemon.FlushReply) string {
 	f := r.Flush
 	fmt.Fprintf(&b, "flush %s at %s, %s\n", f.ID, f.Time.UTC().Format("2006-01-02 15:04:05.000 MST"), ago(f.Time))
 	absent := "not known to be back"
+	if f.Open() {
+		absent = "absent for " + absentText(f)
+	}
 	if f.AbsentSeconds > 0 {
 		absent = "absent for " + span(f.AbsentSeconds)
 		if f.WrittenSeconds > 0 {

@@ -14,10 +14,10 @@ import (
 // cuts what a plugin prints there (max_output_length), in the middle of a word.
 const lineWidth = 80
 
-// verdictLine says what check found: the losses if there are any, else the tables
+// verdictLine says what check found, and whether replays are paused: the losses if there are any, else the tables
 // with declared rules that are refused, else those that are unknown, as many as the
 // line has room for.
-func verdictLine(families map[rules.Family]daemon.Verdicts) string {
+func verdictLine(families map[rules.Family]daemon.Verdicts, paused bool) string {
 	var lost, refused, unknown []string
 	tables := 0
 	for _, f := range rules.Families() {
@@ -37,15 +37,19 @@ func verdictLine(families map[rules.Family]daemon.Verdicts) string {
 			}
 		}
 	}
+	pause := ""
+	if paused {
+		pause = "paused; "
+	}
 	switch {
 	case len(lost) > 0:
-		return enumerate("lost: ", lost)
+		return enumerate(pause+"lost: ", lost)
 	case len(refused) > 0:
-		return enumerate("declared rules refused: ", refused)
+		return enumerate(pause+"declared rules refused: ", refused)
 	case len(unknown) > 0:
-		return enumerate("unknown: ", unknown)
+		return enumerate(pause+"unknown: ", unknown)
 	default:
-		return fmt.Sprintf("whole: %d tables are intact", tables)
+		return fmt.Sprintf("%swhole: %d tables are intact", pause, tables)
 	}
 }
 

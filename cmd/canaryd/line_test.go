@@ -27,12 +27,27 @@ func TestVerdictLine(t *testing.T) {
 			rules.IPv4: verdicts(canary.Emptied, canary.Emptied, canary.Emptied), rules.IPv6: verdicts(canary.Emptied, canary.Emptied, canary.Emptied),
 		},
 	} {
-		got := verdictLine(families)
+		got := verdictLine(families, false)
 		if got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
 		if len(got) > lineWidth {
 			t.Errorf("%q has %d bytes, want at most %d", got, len(got), lineWidth)
+		}
+	}
+}
+
+// TestVerdictLineInAPause: the pause and all that fits are named.
+func TestVerdictLineInAPause(t *testing.T) {
+	lost := verdicts(canary.Intact, canary.Emptied, canary.TableDeleted)
+	for want, families := range map[string]map[rules.Family]daemon.Verdicts{
+		"paused; whole: 3 tables are intact":                                   {rules.IPv4: verdicts(canary.Intact, canary.Intact, canary.Intact)},
+		"paused; unknown: ipv4 nat":                                            {rules.IPv4: verdicts(canary.Intact, canary.Unknown, canary.Intact)},
+		"paused; lost: ipv4 nat emptied, ipv4 filter table_deleted":            {rules.IPv4: lost},
+		"paused; lost: ipv4 nat emptied, ipv4 filter table_deleted and 2 more": {rules.IPv4: lost, rules.IPv6: lost},
+	} {
+		if got := verdictLine(families, true); got != want || len(got) > lineWidth {
+			t.Errorf("got %q, want %q", got, want)
 		}
 	}
 }

@@ -15,6 +15,8 @@ import (
 
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/daemon"
 )
 
 // Set by the linker.
@@ -174,6 +176,9 @@ func run(ctx context.Context, args []string, to streams) int {
 		to = to.behind(done)
 	}
 	code, err := cmd.run(ctx, o, to)
+	if errors.Is(err, daemon.ErrForbidden) {
+		err = fmt.Errorf("%w: sudo canaryd %s", err, cmd.name)
+	}
 	if err != nil {
 		fail(to, err)
 	}

@@ -71,7 +71,7 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 		return exitOK, err
 	}
 	if err == nil {
-		return report(o, to, status.Families, verdictsOf(status.Families))
+		return report(o, to, status.Families, status.Paused)
 	}
 	if !errors.Is(err, daemon.ErrNoDaemon) {
 		return exitError, err
@@ -95,17 +95,23 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 				families[f][t] = x.Finding.Verdict
 			}
 		}
-		return report(o, to, families, verdictsOf(families))
+		return report(o, to, families, false)
 	})
 }
 
 // report prints a row per family and table and returns the exit code.
-func report(o *options, to streams, families map[rules.Family]daemon.Verdicts, verdicts []canary.Verdict) (int, error) {
-	if err := printVerdicts(to.out, o.output, families); err != nil {
+func report(o *options, to streams, families map[rules.Family]daemon.Verdicts, paused bool) (int, error) {
+	var err error
+	if o.output == "line" {
+		_, err = fmt.Fprintln(to.out, verdictLine(families, paused))
+	} else {
+		err = printVerdicts(to.out, o.output, families)
+	}
+	if err != nil {
 		return exitError, err
 	}
 	code := exitOK
-	for _, v := range verdicts {
+	for _, v := range verdictsOf(families) {
 		switch {
 		case v.Loss(), v == canary.Refused:
 			return exitNo, nil
@@ -210,7 +216,7 @@ func runPause(ctx context.Context, o *options, to streams) (int, error) {
 	if reply.WasPaused {
 		again = ", instead of as long as was asked for before"
 	}
-	_, err = fmt.Fprintf(to.out, "replays are held until %s%s\n", reply.Until.UTC().Format(time.RFC3339), again)
+	_, err = fmt.Fprintf(to.out, "replays are paused until %s%s\n", reply.Until.UTC().Format(time.RFC3339), again)
 	return exitOK, err
 }
 
@@ -220,7 +226,7 @@ func runResume(ctx context.Context, o *options, to streams) (int, error) {
 	if err != nil {
 		return exitError, err
 	}
-	what := "replays are no longer held"
+	what := "replays are no longer paused"
 	if !reply.WasPaused {
 		what = "there was no pause"
 	}

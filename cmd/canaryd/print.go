@@ -41,11 +41,7 @@ func verdictsOf(families map[rules.Family]daemon.Verdicts) []canary.Verdict {
 }
 
 func printVerdicts(w io.Writer, output string, families map[rules.Family]daemon.Verdicts) error {
-	switch output {
-	case "line":
-		_, err := fmt.Fprintln(w, verdictLine(families))
-		return err
-	case "json":
+	if output == "json" {
 		return printJSON(w, struct {
 			Families map[rules.Family]daemon.Verdicts `json:"families"`
 		}{families})
@@ -85,7 +81,7 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 		return err
 	}
 	if s.Paused {
-		if _, err := fmt.Fprintf(w, "replays are held until %s; canaryd resume ends that\n", s.PausedUntil.UTC().Format(time.RFC3339)); err != nil {
+		if _, err := fmt.Fprintf(w, "replays are paused until %s; canaryd resume ends that\n", s.PausedUntil.UTC().Format(time.RFC3339)); err != nil {
 			return err
 		}
 	}
@@ -188,13 +184,30 @@ func printFlushes(w io.Writer, flushes []daemon.Flush) error {
 		rows = append(rows, []string{
 			strconv.Itoa(i + 1), ago(f.Time), string(f.Kind), scope(f),
 			lostText(f.Lost.Rules, f.Lost.Chains, f.Lost.Hooks),
-			plain(f.ByText()), fmt.Sprintf("%.3fs", f.AbsentSeconds), string(f.Outcome),
+			plain(f.ByText()), absentText(f), string(f.Outcome),
 		})
 	}
 	if _, err := fmt.Fprintln(w); err != nil {
 		return err
 	}
 	return printTable(w, rows)
+}
+
+// absentText says how long the rules of a record were missing, or have been.
+func absentText(f daemon.Flush) string {
+	absent, known := f.AbsentFor(time.Now())
+	switch {
+	case f.Requested():
+		return "" // nothing is missed
+	case !known:
+		return "unknown"
+	case f.Open() && absent >= time.Minute:
+		return absent.Round(time.Second).String() + " so far"
+	case f.Open():
+		return fmt.Sprintf("%.1fs so far", absent.Seconds())
+	default:
+		return fmt.Sprintf("%.3fs", absent.Seconds())
+	}
 }
 
 // printStored names the generations that restore may be asked for, if there are

@@ -11,13 +11,24 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 // ErrNoDaemon: nobody listens at the control socket.
 var ErrNoDaemon = errors.New("no canaryd is running")
+
+// ErrForbidden: a daemon may run, but this user may not ask it.
+var ErrForbidden = errors.New("only root, and the user that canaryd runs as, may ask canaryd")
+
+// ErrNotCanaryd: what listens at the control socket does not answer as canaryd does.
+var ErrNotCanaryd = errors.New("what listens there is no canaryd")
+
+// statusTimeout bounds a question that a daemon answers from its memory.
+const statusTimeout = 30 * time.Second
 
 // maxReply bounds an answer in bytes. The text of 5,000 services is 10 MB.
 const maxReply = 256 << 20
@@ -47,7 +58,13 @@ type Client struct {
 
 // Status returns what the daemon knows.
 func (c Client) Status(ctx context.Context) (Status, error) {
-	return call[Status](ctx, c, http.MethodGet, "/v1/status", nil)
+	within, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	s, err := call[Status](within, c, http.MethodGet, "/v1/status", nil)
+	if err != nil && within.Err() != nil && ctx.Err() == nil {
+		return s, fmt.Errorf("%s: %w, or it hangs: no answer within %s (--socket names canaryd's control socket)", c.Socket, ErrNotCanaryd, statusTimeout)
+	}
+	return s, err
 }
 
 // Alive returns "ok" if the daemon's loop turns, and a *RefusedError that says why it does not.
@@ -121,7 +138,7 @@ func call[Reply any](ctx context.Context, c Client, method, path string, request
 		return none, err
 	}
 	if err := json.Unmarshal(text, &reply); err != nil {
-		return none, fmt.Errorf("the daemon's answer cannot be read: %w", err)
+		return none, fmt.Errorf("%s: %w, or another version of it: its answer cannot be read: %w", c.Socket, ErrNotCanaryd, err)
 	}
 	return reply, nil
 }
@@ -133,11 +150,14 @@ func (c Client) do(ctx context.Context, method, path string, body []byte) ([]byt
 	if err != nil {
 		return nil, err
 	}
+	connected := false
 	client := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			var dialer net.Dialer
-			return dialer.DialContext(ctx, "unix", c.Socket)
+			conn, err := dialer.DialContext(ctx, "unix", c.Socket)
+			connected = err == nil
+			return conn, err
 		},
 	}}
 	response, err := client.Do(request)
@@ -145,7 +165,7 @@ func (c Client) do(ctx context.Context, method, path string, body []byte) ([]byt
 		return nil, fmt.Errorf("%w: nobody listens at %s", ErrNoDaemon, c.Socket)
 	}
 	if err != nil {
-		return nil, err
+		return nil, c.explain(ctx, err, connected)
 	}
 	defer response.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(response.Body, maxReply))
@@ -153,21 +173,39 @@ func (c Client) do(ctx context.Context, method, path string, body []byte) ([]byt
 		return nil, err
 	}
 	if response.StatusCode != http.StatusOK {
-		return nil, refused(response.StatusCode, text)
+		return nil, c.refused(response.StatusCode, text)
 	}
 	return text, nil
 }
 
+// explain says what a request that got no answer means, and what to do. A daemon closes a
+// connection of another user unheard, where the socket's mode lets it through.
+func (c Client) explain(ctx context.Context, err error, connected bool) error {
+	closed := errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE)
+	switch {
+	case ctx.Err() != nil:
+		return err
+	case errors.Is(err, fs.ErrPermission), connected && closed && os.Geteuid() != 0:
+		return fmt.Errorf("%w at %s", ErrForbidden, c.Socket)
+	case connected && closed:
+		return fmt.Errorf("%s: %w, or it has just been stopped: it closed the connection without an answer (--socket names canaryd's control socket)", c.Socket, ErrNotCanaryd)
+	case connected, errors.Is(err, unix.EPROTOTYPE):
+		return fmt.Errorf("%s: %w (--socket names canaryd's control socket)", c.Socket, ErrNotCanaryd)
+	default:
+		return err
+	}
+}
+
 // refused reads a failure; text that is none, such as another version's "404
 // page not found", is passed on.
-func refused(code int, text []byte) error {
+func (c Client) refused(code int, text []byte) error {
 	var f failure
 	err := json.Unmarshal(text, &f)
 	switch {
 	case err != nil && code == http.StatusServiceUnavailable: // what writeCheck answers
 		f.Error = strings.TrimSpace(string(text))
 	case err != nil || f.Error == "":
-		f.Error = fmt.Sprintf("the daemon answered %d: %s", code, strings.TrimSpace(string(text)))
+		f.Error = fmt.Sprintf("%s: %v, or another version of it: it answered %d: %.200s", c.Socket, ErrNotCanaryd, code, strings.TrimSpace(string(text)))
 	}
 	return &RefusedError{Code: code, Message: f.Error, reason: f.Reason}
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -237,6 +238,63 @@ func TestNoDaemon(t *testing.T) {
 	leaveStale(t, path)
 	if _, err := (Client{Socket: path}).Status(t.Context()); !errors.Is(err, ErrNoDaemon) {
 		t.Errorf("a socket of a dead daemon: got %v", err)
+	}
+}
+
+// TestNotCanaryd: what is no canaryd is said to be none, with what to do, whatever it does
+// with the connection.
+func TestNotCanaryd(t *testing.T) {
+	for name, answer := range map[string]string{
+		"another protocol":  "220 mail.example.org ESMTP\r\n",
+		"nothing":           "",
+		"another HTTP":      "HTTP/1.1 404 Not Found\r\nContent-Length: 6\r\n\r\nnobody",
+		"a page":            "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>",
+		"half of an answer": "HTTP/1.1 20",
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "s")
+			l, err := net.Listen("unix", path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			go func() {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				_, _ = conn.Read(make([]byte, 1024))
+				_, _ = io.WriteString(conn, answer)
+				conn.Close()
+			}()
+			_, err = Client{Socket: path}.Status(t.Context())
+			if err == nil || !strings.Contains(err.Error(), ErrNotCanaryd.Error()) || !strings.HasPrefix(err.Error(), path) || errors.Is(err, ErrNoDaemon) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	datagrams := filepath.Join(t.TempDir(), "s")
+	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: datagrams, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if _, err := (Client{Socket: datagrams}).Status(t.Context()); !errors.Is(err, ErrNotCanaryd) {
+		t.Errorf("a socket for datagrams: %v", err)
+	}
+}
+
+// TestForbidden: who may not open the socket learns who may.
+func TestForbidden(t *testing.T) {
+	client := Client{Socket: "/run/canaryd/canaryd.sock"}
+	err := client.explain(t.Context(), &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", unix.EACCES)}, false)
+	if want := "only root, and the user that canaryd runs as, may ask canaryd at /run/canaryd/canaryd.sock"; !errors.Is(err, ErrForbidden) || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := client.explain(ctx, io.EOF, true); err != io.EOF {
+		t.Errorf("a request that was given up: %v", err)
 	}
 }
 

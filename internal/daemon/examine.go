@@ -222,6 +222,11 @@ func (d *Daemon) learn(st *state, f rules.Family, t rules.TableName, seen rules.
 
 // thaw ends what observe mode only watches, once nothing is frozen any more.
 func (d *Daemon) thaw(ctx context.Context, st *state) {
+	d.thawAs(ctx, st, reload.Skipped, "The owners have put their rules back")
+}
+
+// thawAs does that with this outcome, and this line in the log.
+func (d *Daemon) thawAs(ctx context.Context, st *state, outcome Outcome, what string) {
 	if st.frozenSince.IsZero() {
 		return
 	}
@@ -236,11 +241,11 @@ func (d *Daemon) thaw(ctx context.Context, st *state) {
 	absent := now.Sub(st.frozenSince)
 	d.cfg.Metrics.ObserveRecovery(absent)
 	for i := range st.journal {
-		if r := &st.journal[i]; r.Outcome == reload.Skipped && r.AbsentSeconds == 0 && !r.Earlier {
-			r.AbsentSeconds = now.Sub(r.Time).Seconds()
+		if r := &st.journal[i]; r.Outcome == WaitingObserve && !r.Earlier {
+			r.Outcome, r.AbsentSeconds = outcome, now.Sub(r.Time).Seconds()
 			d.write(ctx, *r, nil)
 		}
 	}
 	st.frozenSince = time.Time{}
-	klog.FromContext(ctx).Info("The owners have put their rules back", "absent", absent.Round(time.Millisecond))
+	klog.FromContext(ctx).Info(what, "absent", absent.Round(time.Millisecond))
 }

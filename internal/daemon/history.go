@@ -11,7 +11,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/journal"
-	"github.com/canaryd/canaryd/pkg/reload"
 )
 
 // ErrNoFlush: no flush of that number or ID is known.
@@ -131,7 +130,7 @@ func storedFlush(e journal.Entry) (Flush, bool) {
 // never will be.
 func (r Flush) ofEarlier() Flush {
 	r.Earlier = true
-	if r.Outcome == Pending || r.Outcome == reload.Failed {
+	if r.unanswered() {
 		r.Outcome = Interrupted
 	}
 	return r

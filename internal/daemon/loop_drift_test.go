@@ -204,7 +204,7 @@ func TestContended(t *testing.T) {
 		if got := r.metrics("contended"); got["contended"] != 1 {
 			t.Errorf("not given up after four drifts: %v", got)
 		}
-		if s := r.d.Status(); s.Mode != Observe || len(s.Flushes) != 4 || s.Flushes[0].Outcome != reload.Skipped {
+		if s := r.d.Status(); s.Mode != Observe || len(s.Flushes) != 4 || s.Flushes[0].Outcome != WaitingObserve {
 			t.Errorf("mode %s, flushes %+v", s.Mode, s.Flushes)
 		}
 		r.wantLog("only observes from now on")

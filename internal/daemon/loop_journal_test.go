@@ -123,7 +123,7 @@ func TestKilledInALoss(t *testing.T) {
 		must(t, r.programs().Flush(t.Context(), rules.IPv4, rules.Nat, ""))
 		r.settled()
 		open := r.full("1")
-		if open.Flush.Outcome != Pending || len(open.Diff) != 1 || len(open.Diff[0].Lines) == 0 {
+		if open.Flush.Outcome != WaitingPaused || len(open.Diff) != 1 || len(open.Diff[0].Lines) == 0 {
 			t.Errorf("a loss that lasts: %+v", open)
 		}
 		// What is on disk now is what a killed one leaves.

@@ -82,7 +82,7 @@ func TestPause(t *testing.T) {
 				if since == 0 || !s.LossSince.Equal(flushed) || s.Families[rules.IPv4][rules.Nat] != canary.Emptied {
 					t.Errorf("loss since %v, want %v; verdicts %v", s.LossSince, flushed, s.Families)
 				}
-				if record := r.oneRecord(); record.Outcome != Pending || record.Kind != canary.Emptied || record.Lost.Rules == 0 {
+				if record := r.oneRecord(); record.Outcome != WaitingPaused || !record.Open() || record.Kind != canary.Emptied || record.Lost.Rules == 0 {
 					t.Errorf("the record in the pause: %+v", record)
 				}
 				if how == "resume" {

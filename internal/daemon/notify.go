@@ -129,7 +129,7 @@ func (s Status) Line() string {
 	var line string
 	switch err := s.Ready(); {
 	case s.Paused:
-		line = "Replays are held until " + s.PausedUntil.UTC().Format(time.RFC3339)
+		line = upper(err.Error())
 	case s.Stopped:
 		line = "Stopped by a cleanup; a restart begins anew"
 	case err != nil && s.Generation.ID == "":

@@ -62,7 +62,7 @@ func TestNotifier(t *testing.T) {
 		name:   "a loss is no reason to keep others waiting",
 		status: func(time.Duration) Status { return verdictOf(canary.Emptied, "g1") },
 		lasts:  time.Second,
-		want:   []string{"0s READY=1\nSTATUS=NOT whole: ipv4 mangle is emptied", "1s " + stops},
+		want:   []string{"0s READY=1\nSTATUS=NOT whole: ipv4 mangle is emptied, ipv4 nat is emptied, ipv4 filter is emptied", "1s " + stops},
 	}, {
 		name:   "nobody waits for ever for a table that cannot be read",
 		status: func(time.Duration) Status { return verdictOf(canary.Unknown, "") },
@@ -83,7 +83,7 @@ func TestNotifier(t *testing.T) {
 		lasts: 9 * time.Second,
 		want: []string{
 			"0s READY=1\n" + whole,
-			"4s STATUS=NOT whole: ipv4 mangle is emptied; last flush at 2026-05-01T12:00:00Z: emptied, pending",
+			"4s STATUS=NOT whole: ipv4 mangle is emptied, ipv4 nat is emptied, ipv4 filter is emptied; last flush at 2026-05-01T12:00:00Z: emptied, pending",
 			"6s " + whole + "; last flush at 2026-05-01T12:00:00Z: emptied, proved",
 			"9s " + stops,
 		},
@@ -142,7 +142,7 @@ func TestNotifier(t *testing.T) {
 func TestStatusLine(t *testing.T) {
 	until := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	for want, s := range map[string]Status{
-		"Replays are held until 2026-05-01T12:00:00Z":                                          {Paused: true, PausedUntil: until},
+		"Replays are paused until 2026-05-01T12:00:00Z":                                        {Paused: true, PausedUntil: until},
 		"Stopped by a cleanup; a restart begins anew":                                          {Stopped: true},
 		"Waiting for every table to be readable and planted: no family has been looked at yet": {},
 		"Whole: 460 rules in 147 chains":                                                       verdictOf(canary.Changed, "g1"),

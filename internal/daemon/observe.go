@@ -47,7 +47,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 	st.loss = nil
 	if l.told {
 		st.frozenSince = earliest(st.frozenSince, l.record.Time)
-		l.record.Outcome = reload.Skipped
+		l.record.Outcome = WaitingObserve
 		d.journal(ctx, st, l)
 	}
 }

@@ -37,13 +37,13 @@ func recordOf(f Flush, now time.Time) pageRecord {
 		tables = []string{"all tables"}
 	}
 	r.Where = strings.Join(families, "+") + " " + strings.Join(tables, ", ")
-	switch {
-	case f.AbsentSeconds > 0:
-		r.Absent = durationText(secondsOf(f.AbsentSeconds))
-	case f.Outcome == Pending:
-		r.Absent = durationText(now.Sub(f.Time)) + " so far"
-	default:
+	switch absent, known := f.AbsentFor(now); {
+	case !known:
 		r.Absent = "not known"
+	case f.Open():
+		r.Absent = durationText(absent) + " so far"
+	default:
+		r.Absent = durationText(absent)
 	}
 	for _, t := range f.Lost.Tables {
 		g := pageGroup{TableLoss: t}

@@ -83,6 +83,9 @@ func (d *Daemon) unpause(ctx context.Context, st *state, why string) {
 	next := "nothing is lost"
 	if st.loss != nil {
 		st.loss.tryAt, next = time.Now(), "replaying what is lost"
+		if st.loss.record.Outcome == WaitingPaused {
+			st.loss.record.Outcome = Pending
+		}
 	}
 	klog.FromContext(ctx).Info(why, "next", next)
 }
@@ -119,6 +122,7 @@ func (d *Daemon) hold(ctx context.Context, st *state) {
 		st.lookAt = earliest(st.lookAt, time.Now().Add(d.cfg.PollInterval))
 		return
 	}
+	st.loss.record.Outcome = WaitingPaused
 	d.keepOpen(ctx, st.loss)
 	st.loss.tryAt = st.pausedUntil
 }

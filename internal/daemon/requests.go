@@ -168,7 +168,7 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 	st.lookAt = time.Now()
 	if st.loss != nil {
 		d.concludeHeal(ctx, st, result, nil)
-		d.thaw(ctx, st)
+		d.thawAs(ctx, st, worst(result), "The rules are back: they were restored on request")
 		return
 	}
 	for f, fr := range result {
@@ -176,7 +176,7 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
 		d.countRefusal(f, fr.Err)
 	}
-	d.thaw(ctx, st)
+	d.thawAs(ctx, st, worst(result), "The rules are back: they were restored on request")
 	klog.FromContext(ctx).Info("Replayed on request", "generation", reply.Generation, "outcomes", reply.Outcomes)
 }
 

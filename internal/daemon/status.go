@@ -3,6 +3,7 @@ package daemon
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -148,7 +149,8 @@ type Flush struct {
 	Writers []Culprit `json:"writers,omitempty"`
 	Lost    Lost      `json:"lost"`
 	// NoticedSeconds is from the first evidence to the verdict,
-	// AbsentSeconds from there to the proof that all is back; 0 while it lasts.
+	// AbsentSeconds from there to the proof that all is back; 0 while it lasts: then the
+	// rules have been missing since Time.
 	NoticedSeconds float64 `json:"noticedSeconds"`
 	AbsentSeconds  float64 `json:"absentSeconds"`
 	// WrittenSeconds is from the first evidence to the end of the last write: from
@@ -214,8 +216,8 @@ type ChainLoss struct {
 	Hooks int    `json:"hooks,omitempty"` // of a built-in chain
 }
 
-// An Outcome is what became of a replay or a flush. Skipped also means that
-// nothing was replayed because of observe mode.
+// An Outcome is what became of a replay or a flush. Skipped also means that the owner
+// put back what canaryd only observed.
 type Outcome = reload.Outcome
 
 // Pending is the outcome of a flush that is not answered yet; it is in no
@@ -292,14 +294,18 @@ func withoutCommands(list []Culprit) []Culprit {
 // Ready returns nil if the rules that ought to be in force are, and canaryd
 // would put them back: every guarded table of every enabled family is intact
 // or changed by its owner, and canaryd is not paused. Otherwise the error
-// names the first table that lost something, else the first of which nothing is
-// known, or the reason, in one line.
+// names all tables that lost something and the pause, else the first table of
+// which nothing is known, or the reason, in one line.
 func (s Status) Ready() error {
-	if s.Paused {
-		return fmt.Errorf("paused")
-	}
 	if s.Stopped {
-		return fmt.Errorf("stopped by a cleanup")
+		return errors.New("stopped by a cleanup")
+	}
+	lost, paused := s.lostText(), s.pauseText()
+	switch {
+	case lost != "" && paused != "":
+		return errors.New(lost + "; " + paused)
+	case lost != "" || paused != "":
+		return errors.New(lost + paused)
 	}
 	if len(s.Families) == 0 {
 		return fmt.Errorf("no family has been looked at yet")
@@ -315,8 +321,6 @@ func (s Status) Ready() error {
 		}
 		for _, table := range rules.Guarded() {
 			switch v := verdicts[table]; {
-			case v.Loss():
-				return fmt.Errorf("%s %s is %s", family, table, v)
 			case v == canary.Refused:
 				refused = cmp.Or(refused, s.refusalOf(family, table))
 			case v != canary.Intact && v != canary.Changed && unknown == nil:

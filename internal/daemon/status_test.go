@@ -107,6 +107,11 @@ func TestReady(t *testing.T) {
 	}
 	paused := sampleStatus()
 	paused.Paused = true
+	until := with(canary.Emptied)
+	until.Families[rules.IPv4][rules.Mangle], until.Families[rules.IPv4][rules.Nat] = canary.Drifted, canary.Emptied
+	several := sampleStatus()
+	several.Families = until.Families
+	until.Paused, until.PausedUntil = true, time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
 	forgotten := sampleStatus()
 	delete(forgotten.Families[rules.IPv4], rules.Nat)
 	tests := []struct {
@@ -117,7 +122,9 @@ func TestReady(t *testing.T) {
 		{"intact and changed", sampleStatus(), ""},
 		{"unknown", with(canary.Unknown), "ipv4 filter is unknown"},
 		{"a table nobody looked at", forgotten, "ipv4 nat is unknown"},
-		{"paused", paused, "paused"},
+		{"paused", paused, "replays are paused"},
+		{"several", several, "ipv4 mangle is drifted, ipv4 nat is emptied, ipv4 filter is emptied"},
+		{"several, and paused", until, "ipv4 mangle is drifted, ipv4 nat is emptied, ipv4 filter is emptied; replays are paused until 2026-03-04T05:06:07Z"},
 		{"nothing yet", Status{}, "no family has been looked at yet"},
 	}
 	for _, kind := range canary.LossKinds() {

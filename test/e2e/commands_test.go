@@ -293,8 +293,8 @@ func TestObserve(t *testing.T) {
 		n.Same("protected rules in observe mode", flushed, n.Protected())
 		n.Same("foreign rules in observe mode", foreign, n.Foreign())
 		for _, r := range n.Status().Flushes {
-			if r.Outcome != "skipped" {
-				n.Errorf("a flush in observe mode is %s, want skipped", r.Outcome)
+			if r.Outcome != "waiting: observe" {
+				n.Errorf("a flush in observe mode is %s, want waiting: observe", r.Outcome)
 			}
 		}
 		d.WantLog("flushed", "observe mode")

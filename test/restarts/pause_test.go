@@ -16,7 +16,7 @@ func TestPause(t *testing.T) {
 		d := n.Start()
 
 		stdout, _ := n.Want(0, "pause", "--for=1h")
-		if !strings.HasPrefix(stdout, "replays are held until 20") {
+		if !strings.HasPrefix(stdout, "replays are paused until 20") {
 			n.Errorf("pause prints %q", stdout)
 		}
 		n.Flush()
@@ -31,7 +31,7 @@ func TestPause(t *testing.T) {
 			nodetest.Sum(metrics, "flushes_total") != 6 || nodetest.Sum(metrics, "replays_total") != 0 {
 			n.Errorf("metrics in a pause: %v", metrics)
 		}
-		if stdout, _ := n.Want(1, "status"); !strings.Contains(stdout, "NOT healthy: paused\n") || !strings.Contains(stdout, "replays are held until 20") {
+		if stdout, _ := n.Want(1, "status"); !strings.Contains(stdout, "ipv6 filter is emptied; replays are paused until 20") || !strings.Contains(stdout, "waiting: paused") {
 			n.Errorf("status in a pause:\n%s", stdout)
 		}
 		n.Want(1, "check")
@@ -73,7 +73,7 @@ func TestPause(t *testing.T) {
 		n.Flush()
 		time.Sleep(500 * time.Millisecond)
 		n.Same("protected rules in the third pause", lost, n.Protected())
-		if stdout, _ := n.Want(0, "resume"); stdout != "replays are no longer held\n" {
+		if stdout, _ := n.Want(0, "resume"); stdout != "replays are no longer paused\n" {
 			n.Errorf("resume prints %q", stdout)
 		}
 		n.Within(nodetest.HealsIn, "the rules to be back", nodetest.Ready)

@@ -1,0 +1,32 @@
+package e2e
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/nstest"
+)
+
+// TestWithoutRoot: who is not root learns in one line what to do, whatever is asked.
+func TestWithoutRoot(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		nstest.NeedProgram(n.T, "setpriv")
+		n.Load()
+		d := n.Start()
+		// The folder of the test's own program is root's.
+		text, err := os.ReadFile(nodetest.Canaryd())
+		n.Must(err)
+		n.Must(os.WriteFile("/run/canaryd-of-all", text, 0o755))
+		for _, command := range []string{"status", "check", "restore", "pause", "resume"} {
+			cmd := exec.CommandContext(n.Context(), "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/run/canaryd-of-all", command)
+			code, stdout, stderr := n.Exec(cmd)
+			if code != 2 || stdout != "" || !strings.Contains(stderr, "only root, and the user that canaryd runs as, may ask canaryd") || !strings.HasSuffix(stderr, ": sudo canaryd "+command+"\n") {
+				n.Errorf("%s: exit code %d, %q, %q", command, code, stdout, stderr)
+			}
+		}
+		d.Stop()
+	})
+}
