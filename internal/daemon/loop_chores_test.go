@@ -60,7 +60,9 @@ func TestStepThatHangs(t *testing.T) {
 				r.wantReady()
 				m := &manager{began: time.Now()}
 				ctx, cancel := context.WithCancel(t.Context())
-				go func() { must(t, Notifier{Send: m.send, Status: r.d.Status, Alive: r.d.Alive, Watchdog: 30 * time.Second}.Run(ctx)) }()
+				go func() {
+					must(t, Notifier{Send: m.send, Status: r.d.Status, Alive: r.d.Alive, Watchdog: 30 * time.Second}.Run(ctx))
+				}()
 				defer func() { cancel(); synctest.Wait() }()
 
 				hung := test.hang(kernel)

@@ -138,6 +138,9 @@ type Job struct {
 	// Judged, unless it is nil, gets what each guarded read of a family found before
 	// anything that rests on it is written, or told to Ahead. The last call counts.
 	Judged func(rules.Family, map[rules.TableName]TableResult)
+	// Spare tells the tables that get no first marks while they do not exist and the
+	// generation has nothing in them; nil means none. To write to a table makes it.
+	Spare func(rules.Family, rules.TableName) bool
 	// Strict: rather write nothing than all but the rules that are refused.
 	Strict bool
 }
@@ -205,6 +208,7 @@ type TableResult struct {
 	Mark    canary.Mark    // what is planted there now, as far as is known
 	Section rules.Section  // what the last read showed; nil maps if unread
 	Read    bool           // whether Section and Mark come from a read
+	Absent  bool           // the last read showed that the table does not exist
 	Lost    Lost
 	Proved  bool
 	// Unproved: it was written, and could not be read since. Mark is tried then.
@@ -341,6 +345,12 @@ type action struct {
 	rules, all, retries bool
 }
 
+// vacant reports whether the table does not exist, and nothing is wanted in it.
+func (t tableTask) vacant() bool {
+	section := t.want.Section
+	return t.absent() && t.want.Mark.Nonce == "" && len(section.Chains)+len(section.Hooks) == 0
+}
+
 func heal(task tableTask, nonce canary.Nonce) *tablePlan {
 	if !task.finding.Verdict.Loss() {
 		return nil
@@ -350,7 +360,7 @@ func heal(task tableTask, nonce canary.Nonce) *tablePlan {
 }
 
 func force(task tableTask, nonce canary.Nonce) *tablePlan {
-	if task.seen.Err != nil || !task.known {
+	if task.seen.Err != nil || !task.known || task.vacant() {
 		return nil
 	}
 	task.finding = canary.Finding{
@@ -363,7 +373,7 @@ func force(task tableTask, nonce canary.Nonce) *tablePlan {
 
 func plant(task tableTask, nonce canary.Nonce) *tablePlan {
 	unplanted := task.seen.Err == nil && task.want.Mark.Nonce == ""
-	if !unplanted && !task.finding.MarkLost && len(task.finding.Witnesses) == 0 {
+	if !unplanted && !task.finding.MarkLost && len(task.finding.Witnesses) == 0 || task.spare && task.vacant() {
 		return nil
 	}
 	// Witnesses go where hooks stand now.
@@ -380,7 +390,7 @@ func plantFirst(task tableTask, nonce canary.Nonce) *tablePlan {
 }
 
 func rotate(task tableTask, nonce canary.Nonce) *tablePlan {
-	if v := task.finding.Verdict; v != canary.Intact && v != canary.Changed {
+	if v := task.finding.Verdict; v != canary.Intact && v != canary.Changed || task.want.Mark.Nonce == "" {
 		return nil
 	}
 	task.want.Section.Hooks = task.seen.Section.Hooks
