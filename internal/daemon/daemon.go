@@ -260,6 +260,7 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 	for f, fs := range st.families {
 		j.Quiet[f] = fs.quiet
 	}
+	j.Spare = func(f rules.Family, t rules.TableName) bool { return d.spares(st, f, t) }
 	now, learned := time.Now(), st.learned
 	j.Stood = func(f rules.Family, t rules.TableName, chain string) bool {
 		since := learned.Shrunk(f, t, chain)
@@ -269,6 +270,14 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 		j.Unproved, j.Found = st.loss.unproved, st.loss.found
 	}
 	return j
+}
+
+// spares reports whether a table that does not exist gets no marks: on legacy, to write
+// to it loads modules, and the kernel takes each packet through it from then on. On nft an
+// empty table is all but free. What is declared in it has to be written.
+func (d *Daemon) spares(st *state, f rules.Family, t rules.TableName) bool {
+	declared := st.declared[f][t]
+	return d.cfg.Kernel.Info().Backend == iptables.Legacy && len(declared.Chains)+len(declared.Hooks) == 0
 }
 
 // ask runs do between the loop's steps and waits for it.

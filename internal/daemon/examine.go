@@ -63,6 +63,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		x, ts := found[t], fs.tables[t]
 		missing[t] = len(x.Finding.Hooks) + len(x.Finding.Waiting)
 		st.marks = st.marks.With(f, t, x.Mark)
+		ts.spared = x.Absent && x.Mark.Nonce == "" && d.spares(st, f, t)
 		switch {
 		case ts.frozen && !x.Finding.MarkLost:
 			v := x.Finding.Verdict

@@ -190,6 +190,7 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 		}
 		st.marks = st.marks.With(f, t, tr.Mark)
 		ts := fs.tables[t]
+		ts.spared = tr.Absent && tr.Mark.Nonce == "" && d.spares(st, f, t)
 		if tr.Finding.Verdict != canary.Unknown || !ts.verdict.Loss() {
 			ts.verdict = tr.Finding.Verdict
 		}

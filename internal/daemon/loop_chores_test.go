@@ -151,8 +151,12 @@ func situations() map[string]situation {
 			fs.rotateAt, fs.rotateBy = time.Now(), time.Now()
 		},
 		"end the contention": now(func(st *state) *time.Time { return &st.calmAt }),
-		"save":               now(func(st *state) *time.Time { return &st.saveAt }),
-		"give memory back":   now(func(st *state) *time.Time { return &st.tidyAt }),
+		"look for what is not protected": func(_ *testing.T, _ *Daemon, st *state, fake *iptablestest.Fake) {
+			st.learned.Generation, st.inventory.at = rules.Generation{}, time.Now()
+			st.edition++
+		},
+		"save":             now(func(st *state) *time.Time { return &st.saveAt }),
+		"give memory back": now(func(st *state) *time.Time { return &st.tidyAt }),
 	}
 }
 

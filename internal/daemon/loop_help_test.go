@@ -231,6 +231,15 @@ func (r *rig) wantReady() {
 	}
 }
 
+// wantBare fails unless the daemon is ready and says that nothing is protected.
+func (r *rig) wantBare() {
+	r.t.Helper()
+	s := r.d.Status()
+	if err := s.Ready(); err != nil || s.Healthy || s.NothingProtected == nil || !s.LossSince.IsZero() {
+		r.t.Errorf("ready: %v, healthy: %t, nothing protected: %v, loss since %v", err, s.Healthy, s.NothingProtected, s.LossSince)
+	}
+}
+
 // wantNotReady fails unless the daemon says that something is wrong.
 func (r *rig) wantNotReady(why string) {
 	r.t.Helper()

@@ -10,7 +10,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -98,7 +97,7 @@ func (at slip) recorded(t *testing.T, r *rig, fell string) {
 	t.Helper()
 	lost := map[rules.TableName]int{}
 	for _, f := range r.records(0) {
-		if f.Outcome != reload.Skipped {
+		if f.Outcome != WaitingObserve {
 			t.Errorf("flushed at %q: a record is %s", fell, f.Outcome)
 		}
 		for _, table := range f.Lost.Tables {
@@ -136,7 +135,7 @@ func TestObserveBesideALock(t *testing.T) {
 		}
 		release()
 		r.after(5 * time.Second)
-		if f := r.oneRecord(); f.Outcome != reload.Skipped || f.Lost.Rules == 0 {
+		if f := r.oneRecord(); f.Outcome != WaitingObserve || f.Lost.Rules == 0 {
 			t.Errorf("the record is %s with %d rules", f.Outcome, f.Lost.Rules)
 		}
 	})

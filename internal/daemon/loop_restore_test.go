@@ -85,7 +85,7 @@ func TestRestoreRemovesNothingUnasked(t *testing.T) {
 		if strings.Contains(without(r.tables()), "KUBE-SERVICES") {
 			t.Error("KUBE-SERVICES is still there")
 		}
-		r.wantReady()
+		r.wantBare()
 		record := r.oneRecord()
 		if record.Kind != Removed || record.Outcome != Requested || record.Lost.Rules != held.Rules || !strings.Contains(record.Detail, "--generation "+id) {
 			t.Errorf("the record is %+v", record)

@@ -126,6 +126,8 @@ type tableState struct {
 	// frozen: a loss was seen in observe mode and lasts until the owner has
 	// put its rules back; nothing is learned meanwhile.
 	frozen bool
+	// spared: it does not exist and nothing is protected in it, so that it has no marks.
+	spared bool
 	placed []placed // hooks that were put back, those of the last grace
 }
 
@@ -209,6 +211,12 @@ func (st *state) declare(next Declaration, now time.Time) {
 	st.retired = retired
 	st.claims = func(chain string) bool { return next.Claims(chain) || retired[chain] }
 	st.declared, st.origin = next.Generation, next.Origin
+	for f, fs := range st.families {
+		for t, ts := range fs.tables {
+			own := st.declared[f][t]
+			ts.spared = ts.spared && len(own.Chains)+len(own.Hooks) == 0
+		}
+	}
 	st.learned.Generation = st.unclaimed(st.learned.Generation)
 	st.made = reload.MadeDeclared
 	st.capture(now)
@@ -276,18 +284,23 @@ func (st *state) hint(now time.Time) {
 	st.hinted, st.woken, st.lookAt = earliest(st.hinted, now), true, now
 }
 
-// planted reports whether every table of the family has a mark.
+// planted reports whether every table of the family has a mark, or needs none.
 func (st *state) planted(f rules.Family) bool {
 	for _, t := range rules.Guarded() {
-		if st.marks[f][t].Nonce == "" {
+		if st.marks[f][t].Nonce == "" && !st.families[f].tables[t].spared {
 			return false
 		}
 	}
 	return true
 }
 
-// anyPlanted reports whether a table of the family has a mark.
+// anyPlanted reports whether a table of the family has a mark, or needs none yet.
 func (st *state) anyPlanted(f rules.Family) bool {
+	for _, ts := range st.families[f].tables {
+		if ts.spared {
+			return true
+		}
+	}
 	for _, mark := range st.marks[f] {
 		if mark.Nonce != "" {
 			return true

@@ -47,7 +47,7 @@ func (d *Daemon) plant(ctx context.Context, st *state) {
 	}
 	d.countLocked(st, result, err)
 	if err == nil && !d.allPlanted(st) {
-		err = unplanted(result)
+		err = unplanted(st, result)
 	}
 	if err != nil {
 		st.lookAt = time.Now()
@@ -76,11 +76,11 @@ func (d *Daemon) plant(ctx context.Context, st *state) {
 
 // unplanted says which tables got no canary although nothing failed: those
 // that could not be read.
-func unplanted(result reload.Result) error {
+func unplanted(st *state, result reload.Result) error {
 	var errs []error
 	for _, f := range rules.Families() {
 		for _, t := range rules.Guarded() {
-			if tr, ok := result[f].Tables[t]; ok && tr.Mark.Nonce == "" {
+			if tr, ok := result[f].Tables[t]; ok && tr.Mark.Nonce == "" && !st.families[f].tables[t].spared {
 				errs = append(errs, fmt.Errorf("%s %s: %w", f, t, tr.Finding.Err))
 			}
 		}

@@ -123,7 +123,8 @@ func neverEmpty(table rules.TableName, chain string) bool {
 // Judge decides what became of one table, from state alone. It is a pure
 // function. Its rules, in order:
 //
-//   - what could not be read, or never had a canary, is unknown;
+//   - what could not be read, or never had a canary, is unknown; but a table that
+//     does not exist and of which nothing is wanted is intact;
 //   - a canary that is missing, empty or another planting's: the table was
 //     deleted, flushed or replaced; where it is empty, chains were left
 //     standing, and those few that are gone were removed by their owner since
@@ -145,6 +146,9 @@ func Judge(want Wanted, seen Seen) Finding {
 		return Finding{Verdict: Unknown, Err: seen.Err}
 	}
 	if want.Mark.Nonce == "" {
+		if seen.Table == nil && len(want.Section.Chains)+len(want.Section.Hooks) == 0 {
+			return Finding{Verdict: Intact}
+		}
 		return Finding{Verdict: Unknown}
 	}
 	if v := judgeCanary(want, seen.Table); v != Intact {

@@ -16,6 +16,7 @@ type tableTask struct {
 	known   bool // whether the generation says anything of the table
 	seen    canary.Seen
 	finding canary.Finding
+	spare   bool            // see Job
 	held    []Held          // what is in quarantine of it
 	readmit map[string]bool // chains to write again, because something is
 	lacking lacking

@@ -24,13 +24,14 @@ type Examined struct {
 	Mark    canary.Mark   // the mark judged by, with tries resolved
 	Lost    Lost
 	Seen    uint64 // the digest of the read
+	Absent  bool   // the table does not exist
 }
 
 // Examine judges a snapshot against what job wants of its family.
 func (e Examiner) Examine(snapshot iptables.Snapshot, job Job) map[rules.TableName]Examined {
 	found := map[rules.TableName]Examined{}
 	for _, task := range e.tasks(snapshot, job) {
-		x := Examined{Finding: task.finding, Section: task.seen.Section, Mark: task.want.Mark, Seen: snapshot.Digest}
+		x := Examined{Finding: task.finding, Section: task.seen.Section, Mark: task.want.Mark, Seen: snapshot.Digest, Absent: task.absent()}
 		if task.finding.Verdict.Loss() {
 			x.Lost = countLost(task)
 		}
@@ -64,10 +65,14 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 		judged.Section = without(section, held)
 		tasks = append(tasks, tableTask{
 			table: table, want: want, known: known, seen: seen, finding: canary.Judge(judged, seen), held: held,
+			spare: job.Spare != nil && job.Spare(f, table),
 		})
 	}
 	return tasks
 }
+
+// absent reports whether the read showed that the table does not exist.
+func (t tableTask) absent() bool { return t.seen.Err == nil && t.seen.Table == nil }
 
 func see(snapshot iptables.Snapshot, table rules.TableName, protection rules.Protection) canary.Seen {
 	if err := snapshot.Unreadable[table]; err != nil {

@@ -147,6 +147,9 @@ type Job struct {
 	// by the read that the write rests on; with an error nothing more is written. The
 	// write is never made without a guard then.
 	Check func(Changes) error
+	// Spare tells the tables that get no first marks while they do not exist and the
+	// generation has nothing in them; nil means none. To write to a table makes it.
+	Spare func(rules.Family, rules.TableName) bool
 }
 
 // A Result is what became of a job, by family.
@@ -216,6 +219,7 @@ type TableResult struct {
 	Mark    canary.Mark    // what is planted there now, as far as is known
 	Section rules.Section  // what the last read showed; nil maps if unread
 	Read    bool           // whether Section and Mark come from a read
+	Absent  bool           // the last read showed that the table does not exist
 	Lost    Lost
 	Proved  bool
 	// Unproved: it was written, and could not be read since. Mark is tried then.
@@ -355,6 +359,12 @@ type action struct {
 	rules, all, retries bool
 }
 
+// vacant reports whether the table does not exist, and nothing is wanted in it.
+func (t tableTask) vacant() bool {
+	section := t.want.Section
+	return t.absent() && t.want.Mark.Nonce == "" && len(section.Chains)+len(section.Hooks) == 0
+}
+
 func heal(task tableTask, nonce canary.Nonce) *tablePlan {
 	if !task.finding.Verdict.Loss() {
 		return nil
@@ -364,7 +374,7 @@ func heal(task tableTask, nonce canary.Nonce) *tablePlan {
 }
 
 func force(task tableTask, nonce canary.Nonce) *tablePlan {
-	if task.seen.Err != nil || !task.known {
+	if task.seen.Err != nil || !task.known || task.vacant() {
 		return nil
 	}
 	task.finding = canary.Finding{
@@ -377,7 +387,7 @@ func force(task tableTask, nonce canary.Nonce) *tablePlan {
 
 func plant(task tableTask, nonce canary.Nonce) *tablePlan {
 	unplanted := task.seen.Err == nil && task.want.Mark.Nonce == ""
-	if !unplanted && !task.finding.MarkLost && len(task.finding.Witnesses) == 0 {
+	if !unplanted && !task.finding.MarkLost && len(task.finding.Witnesses) == 0 || task.spare && task.vacant() {
 		return nil
 	}
 	// Witnesses go where hooks stand now.
@@ -394,7 +404,7 @@ func plantFirst(task tableTask, nonce canary.Nonce) *tablePlan {
 }
 
 func rotate(task tableTask, nonce canary.Nonce) *tablePlan {
-	if v := task.finding.Verdict; v != canary.Intact && v != canary.Changed {
+	if v := task.finding.Verdict; v != canary.Intact && v != canary.Changed || task.want.Mark.Nonce == "" {
 		return nil
 	}
 	task.want.Section.Hooks = task.seen.Section.Hooks

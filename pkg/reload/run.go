@@ -305,7 +305,7 @@ func newResult(tasks []tableTask) FamilyResult {
 	for _, task := range tasks {
 		tr := TableResult{
 			Finding: task.finding, Mark: task.want.Mark,
-			Section: task.seen.Section, Read: task.seen.Err == nil,
+			Section: task.seen.Section, Read: task.seen.Err == nil, Absent: task.absent(),
 			flushed:  task.finding.MarkLost && len(task.finding.Witnesses) == len(task.want.Mark.Witnessed),
 			restored: task.finding.Restored != "",
 			last:     task.finding,
