@@ -28,10 +28,11 @@ func checkDeclared(ctx context.Context, o *options, to streams) (code int, err e
 	if err != nil {
 		return exitError, err
 	}
-	all, err := source.Load(ctx, sources...)
+	all, err := source.Load(withoutLog(ctx), sources...)
 	if err != nil {
 		return exitError, err
 	}
+	errs := printSkips(to, all)
 	refused, err := reload.Replayer{Kernel: kernel, Canary: o.canaryChain}.Try(ctx, all.Generation, kernel.Families()...)
 	if errors.Is(err, iptables.ErrLocked) {
 		return exitError, fmt.Errorf("%w; try again", err)
@@ -50,6 +51,10 @@ func checkDeclared(ctx context.Context, o *options, to streams) (code int, err e
 	}
 	if n := refused.Count(); n > 0 {
 		_, err = fmt.Fprintf(to.out, "%d declared rules are refused; canaryd would leave their tables as they are\n", n)
+		return exitNo, err
+	}
+	if errs > 0 {
+		_, err = fmt.Fprintf(to.out, "all declared rules are taken, but %d objects declare none\n", errs)
 		return exitNo, err
 	}
 	count, chains := all.Generation.Counts()

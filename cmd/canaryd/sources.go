@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/internal/source"
@@ -147,6 +148,23 @@ func (d declared) run(ctx context.Context, group *errgroup.Group) {
 	})
 }
 
+// withoutLog is for commands that print what the log would have.
+func withoutLog(ctx context.Context) context.Context { return klog.NewContext(ctx, klog.Logger{}) }
+
+// printSkips says which objects have no part in the rules, and returns how many of
+// them are errors.
+func printSkips(to streams, all source.Declared) (errs int) {
+	for _, skip := range all.Skips {
+		word := "skipped:"
+		if skip.Unknown {
+			word = "error, the rest counts:"
+			errs++
+		}
+		_, _ = fmt.Fprintln(to.err, "canaryd:", word, plain(fmt.Sprint(skip)))
+	}
+	return errs
+}
+
 // renderDeclared prints what the declared sources make of their files, without
 // a daemon and without the kernel.
 func renderDeclared(ctx context.Context, o *options, to streams, family rules.Family) (int, error) {
@@ -158,13 +176,11 @@ func renderDeclared(ctx context.Context, o *options, to streams, family rules.Fa
 	if err != nil {
 		return exitError, err
 	}
-	all, err := source.Load(ctx, sources...)
+	all, err := source.Load(withoutLog(ctx), sources...)
 	if err != nil {
 		return exitError, err
 	}
-	for _, skip := range all.Skips {
-		_, _ = fmt.Fprintln(to.err, "canaryd: skipped:", plain(fmt.Sprint(skip)))
-	}
+	printSkips(to, all)
 	if _, err := fmt.Fprint(to.out, rules.Render(all.Generation, family)); err != nil {
 		return exitError, err
 	}

@@ -28,11 +28,15 @@ func (e *busyError) Error() string { return e.path + ": " + e.reason }
 // writer that closes the file half-way and goes on later: if what stands there
 // is a whole YAML document, it counts. Who writes a new file and renames it
 // over the old one is always safe.
-func read(path string) ([]byte, error) {
+//
+// A file of more than most bytes is an error.
+func read(path string, most int64) ([]byte, error) {
 	if info, err := os.Stat(path); err != nil {
 		return nil, err
 	} else if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s: is no plain file", path) // and opening a pipe would wait
+	} else if info.Size() > most {
+		return nil, tooLarge(path)
 	}
 	file, err := os.Open(path)
 	if err != nil {
@@ -46,9 +50,12 @@ func read(path string) ([]byte, error) {
 	if openForWriting(file) {
 		return nil, &busyError{path, "somebody has it open for writing"}
 	}
-	data, err := io.ReadAll(file)
+	data, err := io.ReadAll(io.LimitReader(file, most+1))
 	if err != nil {
 		return nil, err
+	}
+	if int64(len(data)) > most {
+		return nil, tooLarge(path)
 	}
 	after, err := file.Stat()
 	if err != nil {
@@ -71,6 +78,15 @@ func openForWriting(file *os.File) bool {
 	return errors.Is(err, unix.EAGAIN)
 }
 
+// mostRead bounds what is read of a source, all its files together: 5,000 services with
+// their endpoints are 10 MiB of YAML, which takes twenty times as much memory while it is
+// decoded.
+const mostRead = 64 << 20
+
+func tooLarge(path string) error {
+	return fmt.Errorf("%s: is too large: of a source, all its files together, canaryd reads %d MiB at most", path, mostRead>>20)
+}
+
 // A file is what was read from one.
 type file struct {
 	name string
@@ -85,9 +101,11 @@ func readAll(path string, wanted func(name string) bool, kinds string) ([]file, 
 		return nil, err
 	}
 	files, bad := make([]file, len(names)), make([]error, len(names))
+	left := int64(mostRead)
 	for i, name := range names {
 		files[i].name = name
-		files[i].data, bad[i] = read(name)
+		files[i].data, bad[i] = read(name, left)
+		left -= int64(len(files[i].data))
 	}
 	return files, errors.Join(bad...)
 }

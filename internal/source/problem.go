@@ -1,9 +1,15 @@
 package source
 
 import (
+	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/rules/kube"
 )
 
 // A Problem is what is wrong with the files of a source.
@@ -65,4 +71,38 @@ func (s *state) problem() Problem {
 		p.Where = where
 	}
 	return p
+}
+
+// shownDocuments is how many documents of one source are told of by name: in a file
+// such as `kubectl get all` writes, most are of kinds that declare nothing.
+const shownDocuments = 20
+
+// tellUnknown counts and logs objects of kinds that declare nothing, and reports them:
+// each is an error of its document, and the rest of the file counts.
+func (w *Watcher) tellUnknown(ctx context.Context, s *state, unknown []kube.Skip) {
+	log := klog.FromContext(ctx)
+	before := map[string]time.Time{}
+	for _, p := range s.documents {
+		before[p.Reason] = p.Since
+	}
+	s.documents = nil
+	for i, skip := range unknown {
+		if i == shownDocuments {
+			rest := fmt.Sprintf("%d more objects are of kinds that declare no rules", len(unknown)-i)
+			s.documents = append(s.documents, Problem{Source: s.Name(), Where: s.path(), Reason: rest, Instead: TheRest, Since: time.Now()})
+			log.Error(nil, "More objects declare nothing", "source", s.Name(), "count", len(unknown)-i)
+			break
+		}
+		p := Problem{Source: s.Name(), Where: skip.Where, Reason: skip.String(), Instead: TheRest, Since: time.Now()}
+		since, known := before[p.Reason]
+		if known {
+			p.Since = since
+		} else {
+			log.Error(nil, "An object declares nothing; the rest of its file counts", "source", s.Name(), "reason", p.Reason)
+			if w.failed != nil {
+				w.failed(s.Name())
+			}
+		}
+		s.documents = append(s.documents, p)
+	}
 }

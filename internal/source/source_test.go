@@ -200,3 +200,72 @@ func TestFollow(t *testing.T) {
 		t.Errorf("a link to itself was followed %d times", len(places))
 	}
 }
+
+// TestSizesAreBounded: no more than 64 MiB of a source are read, in one file or many.
+func TestSizesAreBounded(t *testing.T) {
+	large := func(name string, size int64) {
+		t.Helper()
+		must(t, os.MkdirAll(filepath.Dir(name), 0o755))
+		must(t, os.WriteFile(name, nil, 0o644))
+		must(t, os.Truncate(name, size)) // it has no blocks on disk
+	}
+	dir := t.TempDir()
+	large(filepath.Join(dir, "one/a.yaml"), mostRead+1)
+	large(filepath.Join(dir, "many/a.yaml"), mostRead/2)
+	large(filepath.Join(dir, "many/b.yaml"), mostRead/2+1)
+	for folder, want := range map[string]string{"one": "one/a.yaml", "many": "many/b.yaml"} {
+		_, err := readAll(filepath.Join(dir, folder), inManifest, "")
+		if err == nil || err.Error() != filepath.Join(dir, want)+": is too large: of a source, all its files together, canaryd reads 64 MiB at most" {
+			t.Errorf("%s: error %v", folder, err)
+		}
+	}
+	must(t, os.Remove(filepath.Join(dir, "many/b.yaml")))
+	if _, err := readAll(filepath.Join(dir, "many"), inManifest, ""); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLinkToSecretsLeaksNothing: a link in the folder may lead to any file, and nothing of
+// one that is no fragment is told.
+func TestLinkToSecretsLeaksNothing(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, map[string]string{"secrets": "hush:$6$salt$hash:19000::\n", "r/site.v4": site})
+	must(t, os.Symlink(filepath.Join(dir, "secrets"), filepath.Join(dir, "r/zz.v4")))
+	_, err := Load(t.Context(), RulesDir{Dir: filepath.Join(dir, "r")})
+	if err == nil || !strings.Contains(err.Error(), "r/zz.v4:1: ") || strings.Contains(err.Error(), "hush") || strings.Contains(err.Error(), "salt") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestUnknownKinds: an object of a kind that declares nothing is an error of its document,
+// counted and shown once. The rest of the file is taken.
+func TestUnknownKinds(t *testing.T) {
+	dir := t.TempDir()
+	pod := "apiVersion: v1\nkind: Pod\nmetadata: {namespace: shop, name: p%d}\n"
+	text := "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: apps/v1, kind: Deployment, metadata: {namespace: shop, name: web}}\n---\n" + service("a", 1)
+	write(t, dir, map[string]string{"all.yaml": text})
+	counted := 0
+	w := NewWatcher(func(string) { counted++ }, manifest(dir))
+	if declared := w.Start(t.Context()); !slices.Equal(services(declared), []string{"a"}) {
+		t.Errorf("services %q", services(declared))
+	}
+	problems := <-w.Problems()
+	if len(problems) != 1 || problems[0].Instead != TheRest || problems[0].Where != filepath.Join(dir, "all.yaml")+":1" || !strings.Contains(problems[0].Reason, "Deployment shop/web: is of a kind (apps/v1 Deployment) that declares no rules") || counted != 1 {
+		t.Errorf("counted %d, problems: %+v", counted, problems)
+	}
+	since := problems[0].Since
+	for i := range 30 {
+		text += "---\n" + fmt.Sprintf(pod, i)
+	}
+	write(t, dir, map[string]string{"all.yaml": text})
+	w.reload(t.Context())
+	problems = <-w.Problems()
+	if len(problems) != shownDocuments+1 || problems[0].Since != since || counted != shownDocuments || !strings.HasPrefix(problems[shownDocuments].Reason, "11 more objects") {
+		t.Errorf("counted %d, %d problems: %+v", counted, len(problems), problems)
+	}
+	write(t, dir, map[string]string{"all.yaml": service("a", 1)})
+	w.reload(t.Context())
+	if problems = <-w.Problems(); len(problems) > 0 {
+		t.Errorf("problems: %+v", problems)
+	}
+}

@@ -88,7 +88,7 @@ func (w *Watcher) Load(ctx context.Context) (Declared, error) {
 		return Declared{}, &sourceError{"sources", err}
 	}
 	for _, s := range w.states {
-		s.tellSkips(ctx)
+		w.tellSkips(ctx, s)
 	}
 	w.id = all.id()
 	return all, nil
@@ -108,7 +108,7 @@ func (w *Watcher) Start(ctx context.Context) Declared {
 		}
 		if err == nil {
 			s.good, s.unkept, all = declared, true, next
-			s.tellSkips(ctx)
+			w.tellSkips(ctx, s)
 			continue
 		}
 		s.instead = Nothing
@@ -265,7 +265,7 @@ func (w *Watcher) reload(ctx context.Context) (soon bool) {
 		}
 		s.good, s.unkept = declared, true
 		s.mended(ctx)
-		s.tellSkips(ctx)
+		w.tellSkips(ctx, s)
 		w.send(all)
 	}
 	w.report()
@@ -320,16 +320,19 @@ const shownSkips = 20
 
 // tellSkips logs the objects that have no part in the rules, if they are
 // others than before. Those that are none of kube-proxy's business are told to
-// who asks for more.
-func (s *state) tellSkips(ctx context.Context) {
+// who asks for more. Those of a kind that declares nothing are errors.
+func (w *Watcher) tellSkips(ctx context.Context, s *state) {
 	log := klog.FromContext(ctx)
 	var all strings.Builder
-	var broken, others []kube.Skip
+	var broken, others, unknown []kube.Skip
 	for _, skip := range s.good.Skips {
 		all.WriteString(skip.String() + "\n")
-		if skip.Broken {
+		switch {
+		case skip.Unknown:
+			unknown = append(unknown, skip)
+		case skip.Broken:
 			broken = append(broken, skip)
-		} else {
+		default:
 			others = append(others, skip)
 		}
 	}
@@ -337,6 +340,7 @@ func (s *state) tellSkips(ctx context.Context) {
 		return
 	}
 	s.skips = all.String()
+	w.tellUnknown(ctx, s, unknown)
 	for i, skip := range broken {
 		if i == shownSkips {
 			log.Info("More objects are left out", "source", s.Name(), "count", len(broken)-i)

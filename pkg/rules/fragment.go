@@ -88,6 +88,9 @@ func (p *fragmentParser) line(text string) *ParseError {
 	switch {
 	case text == "" || text[0] == '#':
 		return nil
+	case p.table == nil && len(p.all.Sections) == 0 && !opensTable(text):
+		// It may be no fragment but a link to a file of secrets, so it is not quoted.
+		return &ParseError{Reason: "what stands there is outside a table: the first line of a fragment, after comments, is such as *filter"}
 	case text[0] == '*':
 		return p.open(text)
 	case p.table == nil:
@@ -111,6 +114,11 @@ func (p *fragmentParser) line(text string) *ParseError {
 	}
 	chain, spec, _ := strings.Cut(strings.TrimLeft(rest, " "), " ")
 	return p.rule(text, verb, chain, strings.TrimLeft(spec, " "))
+}
+
+// opensTable reports whether a line begins one of iptables' tables.
+func opensTable(text string) bool {
+	return text[0] == '*' && slices.Contains(AllTables(), TableName(strings.TrimSpace(text[1:])))
 }
 
 func (p *fragmentParser) open(text string) *ParseError {

@@ -104,6 +104,8 @@ func TestParseFragmentRefuses(t *testing.T) {
 		reason string // part of it
 	}{
 		"no table":                    {"-A X -j DROP", 1, "outside a table"},
+		"no fragment":                 {"# keys\nhush:$6$salt$hash:19000:0:99999:7:::", 2, "outside a table"},
+		"no fragment with a star":     {"*.hush", 1, "outside a table"},
 		"a table that is not guarded": {"*raw\nCOMMIT", 1, "mangle, nat, filter"},
 		"a table twice":               {"*nat\nCOMMIT\n*nat\nCOMMIT", 3, "stands there twice"},
 		"a table in a table":          {"*nat\n*filter", 2, "inside another one"},
@@ -155,6 +157,9 @@ func TestParseFragmentRefuses(t *testing.T) {
 			var wrong *rules.ParseError
 			if !errors.As(err, &wrong) {
 				t.Fatalf("error %v, want a ParseError", err)
+			}
+			if strings.Contains(err.Error(), "hush") {
+				t.Errorf("a line of what is no fragment is quoted: %v", err)
 			}
 			if wrong.Line != c.line || !strings.Contains(wrong.Reason, c.reason) {
 				t.Errorf("line %d: %s; want line %d: ...%s...", wrong.Line, wrong.Reason, c.line, c.reason)

@@ -11,8 +11,8 @@ import (
 
 // A ParseError says which text could not be read and why.
 type ParseError struct {
-	Line   int // 1 for the first line; 0 where there are no lines
-	Text   string
+	Line   int    // 1 for the first line; 0 where there are no lines
+	Text   string // empty where it is not to be shown
 	Reason string
 }
 
@@ -21,10 +21,14 @@ func (e *ParseError) Error() string {
 	if len(text) > 120 {
 		text = text[:120] + "..."
 	}
-	if e.Line == 0 {
-		return fmt.Sprintf("%q %s", text, e.Reason)
+	what := e.Reason
+	if text != "" {
+		what = fmt.Sprintf("%q %s", text, e.Reason)
 	}
-	return fmt.Sprintf("line %d: %q %s", e.Line, text, e.Reason)
+	if e.Line == 0 {
+		return what
+	}
+	return fmt.Sprintf("line %d: %s", e.Line, what)
 }
 
 // maxLine bounds one line of a save file. A rule of which the line is longer is opaque, as

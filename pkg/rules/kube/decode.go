@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -165,9 +166,12 @@ func (d *decoder) object(data []byte, memberOf string) error {
 		return member(d, data, &d.objects.Slices, kind)
 	case "v1 List", "v1 ServiceList", "v1 NodeList", "discovery.k8s.io/v1 EndpointSliceList":
 		for i, item := range head.Items {
-			of := strings.TrimSuffix(kind, "List")
+			of, skipped := strings.TrimSuffix(kind, "List"), len(d.objects.Skipped)
 			if err := d.object(item, of); err != nil {
 				return fmt.Errorf("%w (items[%d])", err, i)
+			}
+			for j := range d.objects.Skipped[skipped:] {
+				d.objects.Skipped[skipped+j].Reason += fmt.Sprintf(" (items[%d])", i)
 			}
 		}
 		return nil
@@ -179,8 +183,9 @@ func (d *decoder) object(data []byte, memberOf string) error {
 		return fmt.Errorf("%s: apiVersion %s of %s is not supported", d.where(), head.APIVersion, head.Kind)
 	}
 	d.objects.Skipped = append(d.objects.Skipped, Skip{
-		Object: head.Kind + nameIn(data),
-		Reason: "is of a kind (" + kind + ") that kube-proxy does not read",
+		Object:  head.Kind + nameIn(data),
+		Reason:  "is of a kind (" + kind + ") that declares no rules: only Service, EndpointSlice and Node do",
+		Unknown: true,
 	})
 	return nil
 }
@@ -230,10 +235,25 @@ func badField(err error) string {
 // reason says what encoding/json found without naming Go types.
 func reason(err error) string {
 	if wrong := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrong) {
-		return "is of the wrong type: " + wrong.Value
+		return "is of the wrong type: " + wrong.Value + unquoted(wrong)
 	}
 	if strings.Contains(err.Error(), "unknown field ") {
 		return "there is no such field"
 	}
 	return strings.TrimPrefix(err.Error(), "json: ")
+}
+
+// unquoted says what to do about a text that YAML takes for something else.
+func unquoted(wrong *json.UnmarshalTypeError) string {
+	if wrong.Type == nil || wrong.Type.Kind() != reflect.String {
+		return ""
+	}
+	switch {
+	case wrong.Value == "bool":
+		return "; YAML takes y, n, yes, no, on, off, true and false for that: put it in quotes, as in \"y\""
+	case strings.HasPrefix(wrong.Value, "number"):
+		return "; put it in quotes, as in \"1\""
+	default:
+		return ""
+	}
 }

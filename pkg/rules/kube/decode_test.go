@@ -47,7 +47,7 @@ func TestDecode(t *testing.T) {
 		{name: "typed list", text: "apiVersion: discovery.k8s.io/v1\nkind: EndpointSliceList\nitems:\n- {metadata: {namespace: a, name: b}, addressType: IPv4, endpoints: []}",
 			want: []string{"f:1 a/b"}},
 		{name: "list", text: "apiVersion: v1\nkind: List\nmetadata: {resourceVersion: ''}\nitems:\n- {apiVersion: v1, kind: Node, metadata: {name: n1}}\n- {apiVersion: v1, kind: Pod, metadata: {name: p}}",
-			want: []string{"f:1 n1", "f:1: Pod p: is of a kind (v1 Pod) that kube-proxy does not read"}},
+			want: []string{"f:1 n1", "f:1: Pod p: is of a kind (v1 Pod) that declares no rules: only Service, EndpointSlice and Node do (items[1])"}},
 		{name: "bare items in a list of anything", text: "apiVersion: v1\nkind: List\nitems: [{metadata: {name: n1}}]",
 			err: "f:1: apiVersion and kind are missing (items[0])"},
 		{name: "no kind", text: "metadata: {name: n1}", err: "f:1: apiVersion and kind are missing"},
@@ -58,7 +58,9 @@ func TestDecode(t *testing.T) {
 		{name: "a field twice", text: svc + "spec: {}\nspec: {}\n", err: `f:5: key "spec" already set in map`},
 		{name: "no such field", text: svc + "spec:\n  clusterIp2: 1.2.3.4\n", err: "f:1: Service a/b: clusterIp2: there is no such field"},
 		{name: "a text for a number", text: svc + "spec:\n  ports:\n  - port: http\n", err: "f:1: Service a/b: spec.ports.port: is of the wrong type: string"},
-		{name: "a number for a name", text: "---\napiVersion: v1\nkind: Service\nmetadata: {namespace: a, name: 5}", err: "f:1: Service a: metadata.name: is of the wrong type: number"},
+		{name: "a number for a name", text: "---\napiVersion: v1\nkind: Service\nmetadata: {namespace: a, name: 5}", err: `f:1: Service a: metadata.name: is of the wrong type: number; put it in quotes, as in "1"`},
+		{name: "a namespace that YAML takes for true", text: strings.Replace(svc, "namespace: a", "namespace: y", 1),
+			err: `f:1: Service b: metadata.namespace: is of the wrong type: bool; YAML takes y, n, yes, no, on, off, true and false for that: put it in quotes, as in "y"`},
 		{name: "the second is broken", text: svc + "---\nkind: [Service]\n", err: "f:4: object: kind: is of the wrong type: array"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -53,13 +53,13 @@ func (r *report) at(object any) string {
 // skip tells that the object, or a field of it, is none of kube-proxy's
 // business.
 func (r reporter) skip(field, reason string) {
-	r.skips = append(r.skips, Skip{r.objects.origin[r.object], r.title(), field, reason, false})
+	r.skips = append(r.skips, Skip{r.objects.origin[r.object], r.title(), field, reason, false, false})
 }
 
 // broken tells that the object, or a field of it, is left out as kube-proxy
 // leaves it out.
 func (r reporter) broken(field, format string, args ...any) {
-	r.skips = append(r.skips, Skip{r.objects.origin[r.object], r.title(), field, fmt.Sprintf(format, args...), true})
+	r.skips = append(r.skips, Skip{r.objects.origin[r.object], r.title(), field, fmt.Sprintf(format, args...), true, false})
 }
 
 // refuse tells that no rules can be made of the field.
