@@ -85,12 +85,14 @@ type Config struct {
 	// used; nil: replays are limited by their number only.
 	CPU func() time.Duration
 
-	Store    *reload.Store           // nil: nothing is kept
-	Journal  *journal.Journal        // nil: flush records are kept in memory only
-	Flows    Tracker                 // nil: flows are left alone
-	Keeper   Keeper                  // nil: a flush may break established connections
-	Sets     Sets                    // nil: what rules lean on beside chains is nobody's care
-	Disabled map[rules.Family]string // families that are not there, with the reason
+	Store   *reload.Store    // nil: nothing is kept
+	Journal *journal.Journal // nil: flush records are kept in memory only
+	Flows   Tracker          // nil: flows are left alone
+	// Attachments are libcni's files; nil: nobody reads them.
+	Attachments Attachments
+	Keeper      Keeper                  // nil: a flush may break established connections
+	Sets        Sets                    // nil: what rules lean on beside chains is nobody's care
+	Disabled    map[rules.Family]string // families that are not there, with the reason
 }
 
 // A Daemon is the one loop. Run it once; every other method may be called from
@@ -238,6 +240,8 @@ func (d *Daemon) next(st *state) step {
 		return d.readmit
 	case st.mayUndouble() && d.anyFamily(st, func(fs *familyState) bool { return due(fs.undoubleAt, now) }):
 		return d.undouble
+	case st.mayTakeAway() && due(st.pods.takeAwayAt, now):
+		return d.takeAway
 	case st.loss == nil && d.anyFamily(st, func(fs *familyState) bool { return due(rotationAt(fs), now) }):
 		return d.rotate
 	case st.loss == nil && due(st.calmAt, now):
@@ -268,6 +272,9 @@ func (d *Daemon) wakeAt(st *state) time.Time {
 	}
 	if st.mayReadmit() {
 		at = earliest(at, st.readmitAt)
+	}
+	if st.mayTakeAway() {
+		at = earliest(at, st.pods.takeAwayAt)
 	}
 	if st.loss == nil {
 		at = earliest(at, st.calmAt)
