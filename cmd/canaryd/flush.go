@@ -83,6 +83,12 @@ func flushText(r daemon.FlushReply) string {
 	if len(rows) > 1 {
 		_ = printTable(&b, rows)
 	}
+	for _, p := range f.Pods {
+		fmt.Fprintf(&b, "host ports of pod %s\n", plain(p.String()))
+	}
+	if f.MorePods > 0 {
+		fmt.Fprintf(&b, "and of %s\n", count(f.MorePods, "more pod"))
+	}
 	for _, p := range f.Policies {
 		fmt.Fprintf(&b, "another policy, which canaryd leaves: %s\n", plain(p))
 	}

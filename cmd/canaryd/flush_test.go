@@ -71,6 +71,11 @@ func oneFlush() daemon.FlushReply {
 					PerChain: []daemon.ChainLoss{{Chain: "KUBE-FORWARD", Rules: 1}, {Chain: "FORWARD", Rules: 1, Hooks: 1}},
 				},
 			}},
+			Pods: []daemon.LostPod{
+				{Namespace: "default", Name: "web-0", Container: "5f1e", HostPorts: []string{"8080/tcp"}},
+				{Container: "c2d9\x1b[2J", HostPorts: []string{"443/tcp", "443/udp"}, Gone: true},
+			},
+			MorePods:       1,
 			NoticedSeconds: 0.0021, AbsentSeconds: 0.0484, Outcome: reload.Proved, Attempts: 2, Policies: []string{"filter FORWARD: ACCEPT, was DROP"},
 		},
 		Diff: []daemon.TableDiff{

@@ -29,7 +29,7 @@ type options struct {
 	lockWait, maxStoredAge           time.Duration
 	stateDir, socket, metricsAddress string
 	output, generation               string
-	manifest, rulesDir               string
+	manifest, rulesDir, cniResults   string
 	generator                        generator
 	rules, check, metricsRequired    bool
 	protectGiven                     bool // on the command line, and not by default
@@ -59,7 +59,7 @@ func renderFlags() []string {
 func runFlags() []string {
 	return []string{
 		"source", "manifest", "rules-dir", "protect", "mode", "replay", "keeper", "backend", "ip-family", "canary-chain", "poll-interval", "settle",
-		"hook-grace", "lock-file", "lock-wait", "max-stored-age", "state-dir", "socket", "metrics-bind-address", "metrics-required",
+		"hook-grace", "lock-file", "lock-wait", "max-stored-age", "state-dir", "cni-results", "socket", "metrics-bind-address", "metrics-required",
 	}
 }
 
@@ -84,6 +84,7 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.DurationVar(&o.lockWait, "lock-wait", 5*time.Second, "wait this long for the lock, then again later")
 	all.DurationVar(&o.maxStoredAge, "max-stored-age", 10*time.Minute, "replay at start only what is younger")
 	all.StringVar(&o.stateDir, "state-dir", "/var/lib/canaryd", "folder of the stored generations")
+	all.StringVar(&o.cniResults, "cni-results", "/var/lib/cni/results", "`folder` in which libcni keeps a file per pod; empty: not read")
 	all.StringVar(&o.socket, "socket", "/run/canaryd/canaryd.sock", "the control socket")
 	all.StringVar(&o.metricsAddress, "metrics-bind-address", "127.0.0.1:9475", "HTTP address; empty: none")
 	all.BoolVar(&o.metricsRequired, "metrics-required", false, "not healthy while that address is taken")

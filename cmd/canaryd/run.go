@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/cniresults"
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/internal/journal"
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -102,7 +103,8 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		Protects: o.learns, Names: o.names, Piecewise: o.selector.Piecewise, Declared: files.declaration(), Declarations: files.changes,
 		BrokenSources: files.broken, SourceErrors: files.news, Canary: o.canaryChain,
 		PollInterval: o.poll, Settle: o.settle, HookGrace: o.hookGrace, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime, Tidy: giveBack,
-		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Keeper: o.keeperOf(kernel), Disabled: disabled, Native: kernel.NativeTables, Sets: iptables.NewSets(), CPU: daemon.CPUTime, ListenRequired: o.metricsRequired,
+		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Keeper: o.keeperOf(kernel), Attachments: o.attachments(), Disabled: disabled, Native: kernel.NativeTables,
+		Sets: iptables.NewSets(), CPU: daemon.CPUTime, ListenRequired: o.metricsRequired,
 	})
 	control, err := daemon.ListenControl(ctx, o.socket)
 	if err != nil {
@@ -130,6 +132,14 @@ func (o *options) keeperOf(kernel *iptables.Kernel) daemon.Keeper {
 		return nil
 	}
 	return kernel.Keeper()
+}
+
+// attachments are libcni's files, nil if they are not to be read.
+func (o *options) attachments() daemon.Attachments {
+	if o.cniResults == "" {
+		return nil
+	}
+	return cniresults.New(o.cniResults)
 }
 
 // nodeName is what the page calls this node: what a DaemonSet says, else the

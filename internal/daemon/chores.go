@@ -56,6 +56,7 @@ func (d *Daemon) newChores() []chore {
 		{"apply the declaration", func(st *state) time.Time { return st.applyAt }, (*state).mayWrite, writeLimit, d.apply},
 		{"empty the quarantine", func(st *state) time.Time { return st.readmitAt }, (*state).mayWrite, writeLimit, d.readmit},
 		{"remove doubled jumps", perFamily(func(fs *familyState) time.Time { return fs.undoubleAt }), (*state).mayWrite, writeLimit, d.undouble},
+		{"remove what pods that are gone left", func(st *state) time.Time { return st.pods.takeAwayAt }, (*state).mayWrite, writeLimit, d.takeAway},
 		{"renew the marks", perFamily(rotationAt), (*state).nothingLost, writeLimit, d.rotate},
 		{"end the contention", func(st *state) time.Time { return st.calmAt }, (*state).nothingLost, briefLimit, d.calm},
 		{"look for what is not protected", func(st *state) time.Time { return st.inventory.at }, d.mayTakeInventory, readLimit, d.takeInventory},

@@ -93,12 +93,14 @@ type Config struct {
 	// ListenRequired: the node is not healthy while the HTTP address cannot be had.
 	ListenRequired bool
 
-	Store    *reload.Store           // nil: nothing is kept
-	Journal  *journal.Journal        // nil: flush records are kept in memory only
-	Flows    Tracker                 // nil: flows are left alone
-	Keeper   Keeper                  // nil: a flush may break established connections
-	Sets     Sets                    // nil: what rules lean on beside chains is nobody's care
-	Disabled map[rules.Family]string // families that are not there, with the reason
+	Store   *reload.Store    // nil: nothing is kept
+	Journal *journal.Journal // nil: flush records are kept in memory only
+	Flows   Tracker          // nil: flows are left alone
+	// Attachments are libcni's files; nil: they are not read.
+	Attachments Attachments
+	Keeper      Keeper                  // nil: a flush may break established connections
+	Sets        Sets                    // nil: what rules lean on beside chains is nobody's care
+	Disabled    map[rules.Family]string // families that are not there, with the reason
 
 	// Native names the nftables tables that are no iptables'; nil: they are not known.
 	Native func(context.Context) ([]string, error)

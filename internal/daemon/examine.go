@@ -57,6 +57,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	st.noteReturn(snapshot)
 	fs.lastWord.saw(reload.ProxyStands(snapshot), fs.readEnd)
 	found := d.judge(st, f, snapshot, start)
+	st.pods.disbelieve(found[rules.Nat].Section, found[rules.Nat].Finding, start)
 	d.heedProxy(ctx, st, f, snapshot, found, fs.readEnd)
 	missing := map[rules.TableName]int{}
 	for _, t := range rules.Guarded() {

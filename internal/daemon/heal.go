@@ -42,7 +42,9 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 		return
 	}
 	st.loss.unhooked = d.anyFamily(st, func(fs *familyState) bool { return fs.quiet })
+	st.loss.gone = d.gonePods(ctx, st)
 	job := d.job(st, d.cfg.Kernel.Families()...)
+	job.Generation = job.Generation.WithoutAttachments(st.loss.gone)
 	job.Settle = settle
 	result, err := d.replayer(ctx, st).Heal(ctx, job)
 	if result != nil { // else the lock was not had, and nothing was done
@@ -106,6 +108,8 @@ func finishing(ctx context.Context) (context.Context, context.CancelFunc) {
 func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Result, err error) {
 	st.loss.record.Attempts++
 	d.tell(ctx, st, hits(result))
+	st.pods.addGone(&st.loss.record, st.loss.gone)
+	st.pods.noteReturned(result, time.Now())
 	st.loss.note(st.loss.hit, result)
 	st.loss.unproved, st.loss.found = st.loss.unproved.After(result), st.loss.found.After(result)
 	st.pace = st.pace.After(result)
@@ -310,6 +314,7 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 	st.loss = nil
 	st.lookAt, st.followUp = time.Now().Add(firstLookAfter), 2*firstLookAfter
 	d.noteHealed(ctx, st, l)
+	st.letGoAfter(result, l.gone, time.Now())
 	if !l.told {
 		st.flushLog(ctx).Info("Nothing was lost any more when it was looked at under guard", "flush", l.record.ID)
 		return

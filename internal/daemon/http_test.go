@@ -113,10 +113,17 @@ func TestPage(t *testing.T) {
 	s := sampleStatus()
 	s.LossSince = time.Time{}
 	s.LastExamination = time.Now()
+	for _, part := range []string{">Rules without an owner since", "kube-proxy&#39;s rules have no owner.", "If kube-proxy has left this node:",
+		`<code class="run">kubectl -n kube-system rollout restart daemonset/kube-proxy</code>`, `<code class="run">canaryd cleanup --rules --protect=kube-proxy</code>`} {
+		if !strings.Contains(ask(face(s, nil), "GET", "/").Body.String(), part) {
+			t.Errorf("no %q on the page of rules without an owner", part)
+		}
+	}
+	s.RulesWithoutOwner = nil
 	s.Flushes[0].Culprit.Comm = "<b>evil"
 	w := ask(face(s, nil), "GET", "/")
 	for _, part := range []string{"KUBE-CANARYD-CANARY", ">Whole</h1>", "&lt;b&gt;evil <small>pid 4242</small>", "30 rules", "120 ms",
-		"not watched: the kernel lacks it", "seen by an earlier run", "no space left on device", "<code class=\"run\">canaryd status --flush f1</code>"} {
+		"not watched: the kernel lacks it", "seen by an earlier run", "no space left on device", "default/web-0 (8080/tcp), which is gone and 2 more", "<code class=\"run\">canaryd status --flush f1</code>"} {
 		if !strings.Contains(w.Body.String(), part) {
 			t.Errorf("no %q on the page", part)
 		}

@@ -53,7 +53,8 @@ func (d *Daemon) look(ctx context.Context, st *state) {
 	}
 	d.readRestored(ctx, st)
 	d.tellOwnerless(ctx, st)
-	d.keepOwners(ctx, st)
+	d.lookAtPods(ctx, st)
+	d.keepOwners(ctx, st, false)
 	d.followUp(st)
 }
 

@@ -146,6 +146,7 @@ func situations() map[string]situation {
 		},
 		"empty the quarantine": now(func(st *state) *time.Time { return &st.readmitAt }),
 		"remove doubled jumps": ipv4(func(fs *familyState) *time.Time { return &fs.undoubleAt }),
+		"remove what pods that are gone left": now(func(st *state) *time.Time { return &st.pods.takeAwayAt }),
 		"renew the marks": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
 			fs := st.families[rules.IPv4]
 			fs.rotateAt, fs.rotateBy = time.Now(), time.Now()

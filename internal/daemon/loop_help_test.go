@@ -66,6 +66,8 @@ type setup struct {
 	keeper Keeper
 	// listenRequired is --metrics-required.
 	listenRequired bool
+	// attachments are libcni's files; nil is that nothing reads them.
+	attachments Attachments
 }
 
 // A rig is a running Daemon on a Fake.
@@ -130,7 +132,7 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		Kernel:         fake, Hints: r.hints, Writers: r.writers, Metrics: metrics,
 		Mode: s.mode, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Piecewise: selector.Piecewise, Canary: canary.DefaultChain, Sets: fake.Sets(),
 		PollInterval: time.Second, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second,
-		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, Tidy: s.tidy, Flows: s.flows, CPU: s.cpu, Keeper: s.keeper,
+		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, Tidy: s.tidy, Flows: s.flows, CPU: s.cpu, Keeper: s.keeper, Attachments: s.attachments,
 	}
 	cfg.Native = s.native
 	r.broken = make(chan []SourceError)

@@ -3,10 +3,13 @@ package daemon
 import (
 	"context"
 	"reflect"
+	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/cniresults"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -27,6 +30,7 @@ func (d *Daemon) recallOwners(ctx context.Context, st *state) {
 			}
 		}
 	}
+	st.pods.recall(known)
 	st.ownersKept = known
 }
 
@@ -46,15 +50,49 @@ func (d *Daemon) owners(st *state) reload.Owners {
 		}
 		o.Proxy[f] = w.uptime
 	}
+	o.Folder, o.Pods = st.pods.folder, st.pods.kept()
 	return o
 }
 
-// keepOwners writes what is known of owners when it has changed. A disk that fails is
-// asked again at the next look; the log has it once.
-func (d *Daemon) keepOwners(ctx context.Context, st *state) {
-	if d.cfg.Store == nil || st.removed {
+// kept returns the containers of which a restart must not forget that they had a file:
+// those for which the generation has rules.
+func (w *podWatch) kept() []reload.AttachedPod {
+	var list []reload.AttachedPod
+	for a, k := range w.known {
+		if w.rules[a] {
+			list = append(list, reload.AttachedPod{
+				Attachment: a, Namespace: k.Namespace, Name: k.Name, HostPorts: k.HostPorts, Gone: !k.gone.IsZero(), Returned: !k.returned.IsZero(),
+			})
+		}
+	}
+	slices.SortFunc(list, func(a, b reload.AttachedPod) int {
+		return strings.Compare(a.Network+"/"+a.Container, b.Network+"/"+b.Container)
+	})
+	return list
+}
+
+// recall takes up what the last run knew of pods.
+func (w *podWatch) recall(known reload.Owners) {
+	w.folder, w.known = known.Folder, map[rules.Attachment]attached{}
+	for _, p := range known.Pods {
+		k := attached{Pod: cniresults.Pod{Namespace: p.Namespace, Name: p.Name, HostPorts: p.HostPorts}}
+		if p.Returned {
+			k.returned = time.Now()
+		}
+		if p.Gone {
+			k.gone = time.Now()
+		}
+		w.known[p.Attachment] = k
+	}
+}
+
+// keepOwners writes what is known of owners when it has changed, once in each poll
+// interval or at the end. A disk that fails is asked again; the log has it once.
+func (d *Daemon) keepOwners(ctx context.Context, st *state, last bool) {
+	if d.cfg.Store == nil || st.removed || !last && time.Since(st.ownersAt) < d.cfg.PollInterval {
 		return
 	}
+	st.ownersAt = time.Now()
 	now := d.owners(st)
 	if reflect.DeepEqual(now, st.ownersKept) {
 		return

@@ -66,6 +66,7 @@ func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.Family]map
 				verdicts[f][t] = h.verdict
 			}
 			l.record.add(f, t, h)
+			st.pods.addPods(&l.record, h.lost)
 			l.diff = append(l.diff, diffOf(f, t, h.lost, &l.room))
 			l.unkept = l.diff
 		}
@@ -118,6 +119,9 @@ func (d *Daemon) logLost(ctx context.Context, st *state, fresh map[rules.Family]
 	lost := l.record.Lost
 	log.Info("Rules were lost", "flush", l.record.ID, "tables", tablesText(fresh),
 		"rules", lost.Rules, "chains", lost.Chains, "hooks", lost.Hooks, "by", culpritsText(l.record))
+	if len(l.record.Pods) > 0 {
+		log.Info("Host ports of pods were lost", "flush", l.record.ID, "pods", podTexts(l.record), "more", l.record.MorePods)
+	}
 	for _, p := range l.record.Policies {
 		log.Info("A built-in policy is another than before; canaryd never sets policies", "flush", l.record.ID, "policy", p)
 	}

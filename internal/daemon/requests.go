@@ -84,6 +84,11 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 		}
 		job.Generation = stored.Generation
 	}
+	gone := d.gonePods(ctx, st)
+	job.Generation = job.Generation.WithoutAttachments(gone)
+	if st.loss != nil {
+		st.loss.gone = gone
+	}
 	for f := range st.families {
 		job.Quiet[f] = true
 	}
@@ -171,6 +176,7 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 		d.thawAs(ctx, st, worst(result), "The rules are back: they were restored on request")
 		return
 	}
+	st.pods.noteReturned(result, time.Now())
 	for f, fr := range result {
 		d.absorb(st, f, fr)
 		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)

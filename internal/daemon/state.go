@@ -48,7 +48,9 @@ type state struct {
 	frozenSince time.Time
 	ownerless   bool // the log has that kube-proxy's rules have no owner
 
+	pods         podWatch
 	ownersKept   reload.Owners // as the disk has them
+	ownersAt     time.Time     // when it was last seen to
 	ownersUnkept trouble       // why it has not
 
 	hinted    time.Time     // when the hint came that asks for the next look; zero: none did
@@ -143,6 +145,7 @@ type loss struct {
 	unhooked bool                      // hooks were deleted by name, and their grace is over
 	unproved reload.Unproved           // what was written and could not be read back
 	found    reload.Found              // what the last reads found
+	gone     map[rules.Attachment]bool // containers that the last replay left out
 	recovery                           // what the tries have put back so far
 	attempts int
 	tryAt    time.Time

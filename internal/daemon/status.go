@@ -148,6 +148,10 @@ type Flush struct {
 	// showed the losses, oldest first, the culprits among them.
 	Writers []Culprit `json:"writers,omitempty"`
 	Lost    Lost      `json:"lost"`
+	// Pods are those whose host ports went, as far as libcni's files name them; MorePods
+	// is how many are not listed.
+	Pods     []LostPod `json:"pods,omitempty"`
+	MorePods int       `json:"morePods,omitempty"`
 	// NoticedSeconds is from the first evidence to the verdict,
 	// AbsentSeconds from there to the proof that all is back; 0 while it lasts: then the
 	// rules have been missing since Time.

@@ -28,7 +28,8 @@ func sampleStatus() Status {
 		CanaryChain:      "KUBE-CANARYD-CANARY",
 		Generation:       Generation{ID: "0123abcd", Source: "snapshot", Captured: at.Add(-time.Hour), Rules: 56, Chains: 20},
 		LossSince:        at, CapturePendingSince: at, JournalError: "no space left on device",
-		Keeper: map[rules.Family]FamilyKeeper{rules.IPv4: {State: KeeperUnavailable, Reason: "no nf_tables"}},
+		RulesWithoutOwner: &OwnerlessRules{Since: at, Families: []rules.Family{rules.IPv4}, Choices: ownerChoices()},
+		Keeper:            map[rules.Family]FamilyKeeper{rules.IPv4: {State: KeeperUnavailable, Reason: "no nf_tables"}},
 		Flushes: []Flush{{
 			ID: "f1", Time: at, Kind: canary.Emptied,
 			Families: []rules.Family{rules.IPv4}, Tables: []rules.TableName{rules.Nat},
@@ -40,6 +41,8 @@ func sampleStatus() Status {
 					PerChain: []ChainLoss{{Chain: "KUBE-SERVICES", Rules: 25}, {Chain: "PREROUTING", Rules: 4, Hooks: 4}}, More: 1,
 				}},
 			},
+			Pods:           []LostPod{{"default", "web-0", "5f1e", []string{"8080/tcp"}, true}},
+			MorePods:       2,
 			NoticedSeconds: 0.004, AbsentSeconds: 0.12, Outcome: reload.Proved, Attempts: 1, Detail: "-A SECRET", Earlier: true,
 		}},
 	}

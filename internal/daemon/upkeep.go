@@ -159,6 +159,7 @@ func (d *Daemon) rotate(ctx context.Context, st *state) {
 // the next start would take those of a renewal for somebody else's.
 func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 	st.markedAt = time.Time{}
+	d.keepOwners(ctx, st, last)
 	if d.sound(st) {
 		d.captureSets(ctx, st, last || due(st.saveAt, time.Now()))
 	}

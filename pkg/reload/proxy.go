@@ -52,6 +52,11 @@ func (l Learned) WithoutProxy(snapshot iptables.Snapshot) Learned {
 	return next
 }
 
+// WithoutAttachments returns what is learned without the rules of these containers.
+func (l Learned) WithoutAttachments(gone map[rules.Attachment]bool) Learned {
+	return Learned{Generation: l.Generation.WithoutAttachments(gone), shrunk: l.shrunk}
+}
+
 // ProxyKnown reports whether the replay's reads showed the table in which ProxyStands
 // looks.
 func (r FamilyResult) ProxyKnown() bool { return r.Tables[rules.Mangle].Read }

@@ -128,6 +128,8 @@ type Job struct {
 	Found Found
 	// Doubled are the hooks of which copies are to go; for Undouble.
 	Doubled map[rules.Family]map[rules.TableName][]rules.Hook
+	// Gone are the containers of which nothing is to stand; for TakeAway.
+	Gone map[rules.Attachment]bool
 	// Pace is what a rule took to write in the last replays.
 	Pace Pace
 	// Settle waits until the flusher is done, while a replay is planned already. It

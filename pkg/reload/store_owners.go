@@ -16,6 +16,20 @@ type Owners struct {
 	// Proxy holds the families in which kube-proxy's canary was seen, with how long the
 	// machine had been up when it was first missing; 0: it stood.
 	Proxy map[rules.Family]time.Duration `json:"proxy,omitempty"`
+	// Folder identifies that of libcni's files, and Pods are those of its containers for
+	// which the generation has rules.
+	Folder string        `json:"folder,omitempty"`
+	Pods   []AttachedPod `json:"pods,omitempty"`
+}
+
+// AttachedPod is a container of which a file of libcni's was seen.
+type AttachedPod struct {
+	rules.Attachment
+	Namespace string   `json:"namespace,omitempty"`
+	Name      string   `json:"name,omitempty"`
+	HostPorts []string `json:"hostPorts,omitempty"`
+	Gone      bool     `json:"gone,omitempty"`     // the file is not there any more
+	Returned  bool     `json:"returned,omitempty"` // a replay put its rules back
 }
 
 // storedOwners are Owners on disk.

@@ -43,9 +43,7 @@ func presetOf(name string) (preset, bool) {
 				"CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ", "CNI-HOSTPORT-SNAT",
 				"CNI-FORWARD", "CNI-ADMIN", "CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-2",
 			},
-			// ipMasq's chain is CNI- and 24 digits, portmap's fills the 28
-			// characters that a name may have.
-			hashed:    []hashedName{{"CNI-DN-", 0, hexLow}, {"CNI-SN-", 0, hexLow}, {"CNI-", 24, hexLow}},
+			hashed:    cniHashed(),
 			piecewise: true,
 		}, true
 	case "docker":
@@ -66,6 +64,12 @@ func presetOf(name string) (preset, bool) {
 	default:
 		return preset{}, false
 	}
+}
+
+// cniHashed are the chains that CNI plugins make for one container each. ipMasq's is CNI-
+// and 24 digits, portmap's fills the 28 characters that a name may have.
+func cniHashed() []hashedName {
+	return []hashedName{{"CNI-DN-", 0, hexLow}, {"CNI-SN-", 0, hexLow}, {"CNI-", 24, hexLow}}
 }
 
 func kubePreset() preset {

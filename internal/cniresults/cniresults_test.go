@@ -1,0 +1,129 @@
+package cniresults
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+var (
+	web     = rules.Attachment{Network: "cbr0", Container: "5f1e0c6a2b7d4e89a1c3f5d7b9e1a3c5"}
+	gateway = rules.Attachment{Network: "cbr0", Container: "c2d94b1f8e6a47d0b3a5c7e9f1b3d5a7"}
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// results is a copy of what libcni wrote.
+func results(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	must(t, os.CopyFS(dir, os.DirFS("testdata/results")))
+	return dir
+}
+
+func nameOf(a rules.Attachment) string { return a.Network + "-" + a.Container + "-eth0" }
+
+// TestRealFiles: what libcni itself wrote is understood.
+func TestRealFiles(t *testing.T) {
+	r, err := New(results(t)).Read()
+	must(t, err)
+	want := map[rules.Attachment]Pod{
+		web:     {"default", "web-0", []string{"8080/tcp"}},
+		gateway: {"default", "gateway-x7k2p", []string{"443/tcp", "8443/tcp", "443/udp"}},
+	}
+	if d := cmp.Diff(want, r.Attached); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+	if r.Folder == "" || !r.Keeps(web) || r.Keeps(rules.Attachment{Network: "cbr0", Container: "5f1e"}) {
+		t.Errorf("folder %q, keeps the first: %t", r.Folder, r.Keeps(web))
+	}
+}
+
+// TestTornAndForeignFiles: what is not whole is kept and says nothing; what is not
+// libcni's says nothing at all.
+func TestTornAndForeignFiles(t *testing.T) {
+	dir := results(t)
+	path := filepath.Join(dir, nameOf(web))
+	whole, err := os.ReadFile(path)
+	must(t, err)
+	folder := New(dir)
+	for _, size := range []int{0, 1, len(whole) / 2, len(whole) - 1} {
+		must(t, os.WriteFile(path, whole[:size], 0o600))
+		r, err := folder.Read()
+		must(t, err)
+		if _, known := r.Attached[web]; known || !r.Keeps(web) {
+			t.Errorf("a file of %d of %d bytes: understood %t, there %t", size, len(whole), known, r.Keeps(web))
+		}
+	}
+	must(t, os.WriteFile(path, whole, 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, "of-somebody-else"), whole, 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, "cbr0-a-eth0"), []byte(`{"cniVersion":"0.3.1","ips":[]}`), 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, "large"), make([]byte, mostBytes+1), 0o600))
+	must(t, os.Mkdir(filepath.Join(dir, "cbr0-b-eth0"), 0o700))
+	must(t, os.Symlink(path, filepath.Join(dir, "cbr0-c-eth0")))
+	r, err := folder.Read()
+	must(t, err)
+	if len(r.Attached) != 2 {
+		t.Errorf("attached are %v", r.Attached)
+	}
+}
+
+// TestChangesAreSeen: files that come and go, and a folder that another takes the place
+// of.
+func TestChangesAreSeen(t *testing.T) {
+	dir := results(t)
+	folder := New(dir)
+	first, err := folder.Read()
+	must(t, err)
+	long := time.Now().Add(-time.Hour)
+	must(t, os.Chtimes(dir, long, long))
+	for range 3 {
+		again, err := folder.Read()
+		must(t, err)
+		if d := cmp.Diff(first.Attached, again.Attached); d != "" {
+			t.Errorf("nothing changed (-want +got):\n%s", d)
+		}
+	}
+	if !folder.calm {
+		t.Error("a folder that has long been quiet is read each time")
+	}
+	must(t, os.Remove(filepath.Join(dir, nameOf(web))))
+	r, err := folder.Read()
+	must(t, err)
+	if r.Keeps(web) || !r.Keeps(gateway) {
+		t.Errorf("keeps the removed one: %t, the other one: %t", r.Keeps(web), r.Keeps(gateway))
+	}
+	must(t, os.RemoveAll(dir))
+	if _, err := folder.Read(); err == nil {
+		t.Error("a missing folder is read")
+	}
+	other := results(t)
+	must(t, os.Rename(other, dir))
+	r, err = folder.Read()
+	must(t, err)
+	if r.Folder == first.Folder || !r.Keeps(web) {
+		t.Errorf("another folder is %q, was %q", r.Folder, first.Folder)
+	}
+	must(t, os.Chtimes(dir, long, long))
+	must(t, os.WriteFile(filepath.Join(dir, "cbr0-late-eth0"), []byte(`{`), 0o600))
+	must(t, os.Chtimes(dir, long, long)) // as if the clock of files had not moved
+	_, err = folder.Read()
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(dir, "cbr0-late-eth0"),
+		[]byte(`{"kind":"cniCacheV1","containerId":"late","ifName":"eth0","networkName":"cbr0"}`), 0o600))
+	r, err = folder.Read()
+	must(t, err)
+	if _, ok := r.Attached[rules.Attachment{Network: "cbr0", Container: "late"}]; !ok {
+		t.Error("a file that was half there is not read again: the folder's own time does not move")
+	}
+}

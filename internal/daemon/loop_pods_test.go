@@ -1,0 +1,388 @@
+package daemon
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/cniresults"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// The containers of the scenarios' node, of which libcni wrote these files.
+const (
+	webID     = "5f1e0c6a2b7d4e89a1c3f5d7b9e1a3c5"
+	gatewayID = "c2d94b1f8e6a47d0b3a5c7e9f1b3d5a7"
+)
+
+// A runtime is a container runtime: it runs plugins, and libcni keeps a file for each
+// container.
+type runtime struct {
+	*rig
+	dir   string
+	files map[string][]byte // of containers, by ID
+}
+
+// startPods is start beside a container runtime whose files canaryd may read.
+func startPods(t *testing.T, backend iptables.Backend, s setup) runtime {
+	t.Helper()
+	c := runtime{dir: t.TempDir(), files: map[string][]byte{}}
+	must(t, os.CopyFS(c.dir, os.DirFS("../cniresults/testdata/results")))
+	for _, id := range []string{webID, gatewayID} {
+		text, err := os.ReadFile(c.file(id))
+		must(t, err)
+		c.files[id] = text
+	}
+	s.attachments = cniresults.New(c.dir)
+	c.rig = start(t, backend, s)
+	c.after(20 * time.Second)
+	return c
+}
+
+func (c runtime) file(id string) string { return filepath.Join(c.dir, "cbr0-"+id+"-eth0") }
+
+// forget is what libcni does behind a DEL.
+func (c runtime) forget(id string) {
+	c.t.Helper()
+	must(c.t, os.Remove(c.file(id)))
+}
+
+// del is what the plugins do at DEL: what is not there is no error to them. libcni
+// removes its file behind it.
+func (c runtime) del(id string) {
+	c.t.Helper()
+	for _, f := range rules.Families() {
+		set := c.tables()[f][rules.Nat]
+		var chains []string
+		if set != nil {
+			for _, chain := range set.Chains {
+				for _, r := range chain.Rules {
+					if strings.Contains(r.Spec, id) && !slices.Contains(chains, chain.Name) && strings.HasPrefix(r.Target, "CNI-") {
+						must(c.t, c.fake.RestoreNoflush(f, section(rules.Nat, "-D "+chain.Name+" "+r.Spec)))
+						if !slices.Contains(chains, r.Target) {
+							chains = append(chains, r.Target)
+						}
+					}
+				}
+			}
+		}
+		for _, name := range chains {
+			must(c.t, c.fake.RestoreNoflush(f, section(rules.Nat, "-F "+name, "-X "+name)))
+		}
+	}
+}
+
+// standsOf returns the lines of the tables that are for a container: rules that name it,
+// and its chains.
+func (c runtime) standsOf(id string) []string {
+	c.t.Helper()
+	chains := map[string][]string{
+		webID:     {"46d5e6e569f30aa7e18e0"},
+		gatewayID: {"31c7af326e67a1a733e30"},
+	}[id]
+	var found []string
+	for _, f := range rules.Families() {
+		for line := range strings.Lines(c.fake.Save(f)) {
+			if strings.Contains(line, id) || slices.ContainsFunc(chains, func(hash string) bool { return strings.Contains(line, hash) }) {
+				found = append(found, strings.TrimSpace(line))
+			}
+		}
+	}
+	return found
+}
+
+// line returns the first line of iptables-save that begins and contains so.
+func (c runtime) line(f rules.Family, begins, contains string) string {
+	c.t.Helper()
+	for line := range strings.Lines(c.fake.SaveTable(f, rules.Nat)) {
+		if strings.HasPrefix(line, begins) && strings.Contains(line, contains) {
+			return strings.TrimSpace(line)
+		}
+	}
+	c.t.Fatalf("no line %s ... %s", begins, contains)
+	return ""
+}
+
+func (c runtime) wantPod(when, id string, there bool) {
+	c.t.Helper()
+	if got := c.standsOf(id); (len(got) > 0) != there {
+		c.t.Errorf("%s: of %s stand %d lines, want some: %t\n%s", when, id, len(got), there, strings.Join(got, "\n"))
+	}
+}
+
+// TestAPodRemovedDuringTheOutage: everything is flushed, chains too. A DEL finds nothing
+// to take away, and its file goes. Its rules do not come back, all others do, and the
+// record names whose host ports were lost.
+func TestAPodRemovedDuringTheOutage(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		c := startPods(t, backend, setup{})
+		want := c.standsOf(webID)
+		must(t, c.d.pauseFor(t, time.Minute))
+		c.flushAll()
+		c.after(2 * time.Second)
+		c.del(gatewayID)
+		c.forget(gatewayID)
+		c.after(2 * time.Second)
+		_, err := c.d.Resume(t.Context())
+		must(t, err)
+		c.settled()
+		c.wantReady()
+		c.wantPod("after the replay", gatewayID, false)
+		if d := cmp.Diff(want, c.standsOf(webID)); d != "" {
+			t.Errorf("of the pod that stays (-want +got):\n%s", d)
+		}
+		pods := []LostPod{
+			{"default", "gateway-x7k2p", gatewayID, []string{"443/tcp", "8443/tcp", "443/udp"}, true},
+			{"default", "web-0", webID, []string{"8080/tcp"}, false},
+		}
+		if d := cmp.Diff(pods, c.oneRecord().Pods); d != "" {
+			t.Errorf("the record's pods (-want +got):\n%s", d)
+		}
+		c.wantLog("default/web-0 (8080/tcp)")
+		c.after(time.Minute)
+		c.flushAll()
+		c.settled()
+		c.wantPod("after another flush", gatewayID, false)
+		c.wantPod("after another flush", webID, true)
+	})
+}
+
+// TestAPodRemovedRightBeforeAFlush: a removal counts after 2 s, and where the file has gone
+// with it, at once.
+func TestAPodRemovedRightBeforeAFlush(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		c := startPods(t, backend, setup{})
+		for _, f := range rules.Families() { // a pod without ipMasq: portmap's jump and chain are all it has
+			must(t, c.fake.RestoreNoflush(f, section(rules.Nat, "-D "+strings.TrimPrefix(c.line(f, "-A POSTROUTING", gatewayID), "-A "),
+				"-F CNI-31c7af326e67a1a733e30223", "-X CNI-31c7af326e67a1a733e30223")))
+		}
+		c.after(20 * time.Second)
+		c.del(gatewayID)
+		c.forget(gatewayID)
+		c.after(200 * time.Millisecond)
+		c.flushAll()
+		c.settled()
+		c.wantReady()
+		c.wantPod("after the flush", gatewayID, false)
+		c.wantPod("after the flush", webID, true)
+	})
+}
+
+// TestAPodWhoseRulesCameBack: its DEL is done between flush and replay, and the runtime
+// removes its file behind the replay only. What came back is taken away, and nothing else.
+func TestAPodWhoseRulesCameBack(t *testing.T) {
+	for name, gap := range map[string]time.Duration{"right behind the replay": 200 * time.Millisecond, "minutes later": 5 * time.Minute} {
+		t.Run(name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				c := startPods(t, backend, setup{})
+				c.flushAll()
+				c.after(gap)
+				before := c.tables()
+				c.wantPod("after the replay", gatewayID, true)
+				c.forget(gatewayID)
+				c.after(3 * time.Second)
+				c.wantReady()
+				c.wantPod("once its file is gone", gatewayID, false)
+				c.wantPod("once its file is gone", webID, true)
+				c.wantLog("Rules of pods that were removed during the outage had come back with it; they are removed")
+				c.oneRecord()
+				for _, line := range strings.Split(cmp.Diff(strings.Split(without(before), "\n"), strings.Split(without(c.tables()), "\n")), "\n") {
+					if strings.HasPrefix(line, "+") {
+						t.Errorf("new behind it: %s", line)
+					}
+				}
+				c.wantNothingPending()
+				c.flushAll()
+				c.settled()
+				c.wantPod("after another flush", gatewayID, false)
+			})
+		})
+	}
+}
+
+// TestAPodThatHasNoFileYet: libcni writes the file behind the plugins' ADD. A pod whose
+// file was never seen is not gone.
+func TestAPodThatHasNoFileYet(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		c := startPods(t, backend, setup{})
+		for _, f := range rules.Families() {
+			must(t, c.fake.RestoreNoflush(f, section(rules.Nat, ":CNI-DN-0123456789abcdef01234 - [0:0]",
+				`-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "dnat name: \"cbr0\" id: \"added\"" -m multiport --destination-ports 9090 -j CNI-DN-0123456789abcdef01234`,
+				"-A CNI-DN-0123456789abcdef01234 -p tcp -m tcp --dport 9090 -j RETURN")))
+		}
+		c.after(300 * time.Millisecond)
+		c.flushAll()
+		c.settled()
+		c.wantReady()
+		if rs := c.chain(rules.IPv4, rules.Nat, "CNI-DN-0123456789abcdef01234"); len(rs) != 1 {
+			t.Errorf("the chain of a pod that is being added holds %q", rs)
+		}
+	})
+}
+
+// TestFilesThatSayNothing: whatever happens to the folder beside a DEL, everything is as
+// it is without one.
+func TestFilesThatSayNothing(t *testing.T) {
+	for name, harm := range map[string]func(runtime){
+		"torn": func(c runtime) { must(c.t, os.Truncate(c.file(gatewayID), 100)) },
+		"emptied": func(c runtime) {
+			c.forget(gatewayID)
+			c.forget(webID)
+		},
+		"removed with its folder": func(c runtime) { must(c.t, os.RemoveAll(c.dir)) },
+		"another folder in its place": func(c runtime) {
+			must(c.t, os.Rename(c.dir, c.dir+"-old"))
+			must(c.t, os.Mkdir(c.dir, 0o700))
+		},
+		// Its rules stand as the plugins wrote them: that was no DEL.
+		"removed by hand": func(c runtime) { c.forget(gatewayID) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				c := startPods(t, backend, setup{})
+				before := c.tables()
+				harm(c)
+				c.after(2 * time.Second)
+				if d := cmp.Diff(without(before), without(c.tables())); d != "" {
+					t.Errorf("rules were touched (-before +after):\n%s", d)
+				}
+				c.flushAll()
+				c.settled()
+				c.wantReady()
+				c.wantPod("after the flush", gatewayID, true)
+				c.wantPod("after the flush", webID, true)
+			})
+		})
+	}
+}
+
+// TestAPodRemovedWhileCanarydWasDown: what had a file when the last run saw it is known to
+// the next one.
+func TestAPodRemovedWhileCanarydWasDown(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		dir := t.TempDir()
+		c := startPods(t, backend, setup{store: openStore(t, dir, identity(backend))})
+		c.after(time.Minute)
+		c.stop()
+		c.flushAll()
+		c.del(gatewayID)
+		c.forget(gatewayID)
+		time.Sleep(time.Minute)
+		c.rig = run(t, c.fake, setup{store: openStore(t, dir, identity(backend)), attachments: cniresults.New(c.dir)})
+		c.settled()
+		c.wantReady()
+		c.wantPod("after the next start", gatewayID, false)
+		c.wantPod("after the next start", webID, true)
+		if r := c.oneRecord(); r.Outcome != reload.Proved || len(r.Pods) != 2 || !r.Pods[0].Gone {
+			t.Errorf("the record is %+v", r)
+		}
+	})
+}
+
+// TestAPodIsRemovedAndAddedAgain: a container of the same ID may come back. Until its file
+// is there again it is new, once what it had is forgotten.
+func TestAPodIsRemovedAndAddedAgain(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		c := startPods(t, backend, setup{})
+		saved := map[rules.Family][]string{}
+		for _, f := range rules.Families() {
+			for line := range strings.Lines(c.fake.SaveTable(f, rules.Nat)) {
+				line = strings.TrimSpace(line)
+				if strings.Contains(line, gatewayID) || strings.Contains(line, "31c7af326e67a1a733e30") {
+					saved[f] = append(saved[f], line)
+				}
+			}
+		}
+		c.del(gatewayID)
+		c.forget(gatewayID)
+		c.after(10 * time.Second)
+		for _, f := range rules.Families() {
+			must(t, c.fake.RestoreNoflush(f, section(rules.Nat, saved[f]...)))
+		}
+		c.after(500 * time.Millisecond)
+		c.flushAll()
+		c.settled()
+		c.wantPod("before its file is there", gatewayID, true)
+		must(t, os.WriteFile(c.file(gatewayID), c.files[gatewayID], 0o600))
+		c.after(2 * time.Second)
+		c.flushAll()
+		c.settled()
+		c.wantReady()
+		c.wantPod("in the end", gatewayID, true)
+	})
+}
+
+// pauseFor pauses the daemon.
+func (d *Daemon) pauseFor(t *testing.T, length time.Duration) error {
+	t.Helper()
+	_, err := d.Pause(t.Context(), PauseRequest{Seconds: length.Seconds()})
+	return err
+}
+
+// A folder that changes right behind the reading that a replay rests on.
+type folderThen struct {
+	Attachments
+	then func()
+}
+
+func (f *folderThen) Read() (cniresults.Reading, error) {
+	r, err := f.Attachments.Read()
+	if then := f.then; then != nil {
+		f.then = nil
+		then()
+	}
+	return r, err
+}
+
+// TestAFileThatGoesBetweenReadingAndWriting: the replay still has its rules, and they are
+// taken away behind it.
+func TestAFileThatGoesBetweenReadingAndWriting(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		c := startPods(t, backend, setup{})
+		folder := &folderThen{Attachments: c.d.cfg.Attachments}
+		must(t, c.d.ask(t.Context(), func(_ context.Context, st *state) {
+			c.d.cfg.Attachments = folder
+			folder.then = func() { c.forget(gatewayID) }
+			c.flushAll()
+			st.pods.readAt = time.Now() // so that the next reading is the replay's
+		}))
+		c.after(900 * time.Millisecond)
+		if folder.then != nil {
+			t.Fatal("the replay did not read the folder")
+		}
+		c.wantPod("behind the replay", gatewayID, true)
+		c.after(2 * time.Second)
+		c.wantReady()
+		c.wantPod("later", gatewayID, false)
+		c.wantPod("later", webID, true)
+	})
+}
+
+// TestRulesThatCannotBeTakenAwayYet: the restore is refused, and tried again.
+func TestRulesThatCannotBeTakenAwayYet(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		c := startPods(t, backend, setup{})
+		c.flushAll()
+		c.after(5 * time.Second)
+		release := c.fake.HoldLock()
+		c.forget(gatewayID)
+		c.after(3 * time.Second)
+		if backend == iptables.Legacy {
+			c.wantPod("while the lock is held", gatewayID, true)
+			c.wantLog("Rules of pods that are gone came back with a replay, and could not be removed yet")
+		}
+		release()
+		c.after(20 * time.Second)
+		c.wantReady()
+		c.wantPod("in the end", gatewayID, false)
+		c.wantPod("in the end", webID, true)
+	})
+}

@@ -1,0 +1,314 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/cniresults"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A CNI plugin's DEL that comes while rules are flushed finds nothing to take away, and
+// leaves nothing by which the tables could tell that a pod has gone. libcni's files can:
+// the container runtime removes a pod's file when its DEL is done.
+//
+// A pod that is being added has rules before it has a file. So a missing file means that
+// the pod is gone only if the file was there before, and went while its rules were lost
+// or behind a replay that had brought them back. A file that goes while its rules stand as
+// their owner wrote them was removed by something else than a DEL, and says nothing.
+
+// Attachments reads libcni's files: *cniresults.Folder.
+type Attachments interface {
+	Read() (cniresults.Reading, error)
+}
+
+// podWatch is what is known of the containers that CNI plugins attached.
+type podWatch struct {
+	folder string // which one was read; empty: none yet
+	known  map[rules.Attachment]attached
+	// rules are the attachments that the generation has rules for, of that edition.
+	rules      map[rules.Attachment]bool
+	edition    int
+	readAt     time.Time // when the folder was read last
+	unread     trouble
+	untaken    trouble   // why rules of the gone stand
+	takeAwayAt time.Time // when rules are removed that should not have come back; zero: none are
+}
+
+// attached is one container of which a file was read.
+type attached struct {
+	cniresults.Pod
+	gone time.Time // when its file was first missing; zero: it is there
+	// returned is when a replay last put rules of it back; zero: none did.
+	returned time.Time
+}
+
+// returnedFor is for how long behind a replay a file may go that was to go before it: a
+// runtime repeats a DEL that failed. After that a file that goes while its rules stand was
+// removed by something else, whatever a replay once did.
+const returnedFor = time.Hour
+
+// cameBack reports whether a replay put rules of it back not long before its file went.
+func (k attached) cameBack() bool {
+	return !k.returned.IsZero() && k.gone.Sub(k.returned) < returnedFor
+}
+
+// lookAtPods does that at most once in each poll interval.
+func (d *Daemon) lookAtPods(ctx context.Context, st *state) {
+	if time.Since(st.pods.readAt) >= d.cfg.PollInterval {
+		d.readPods(ctx, st)
+	}
+}
+
+// readPods takes in what libcni keeps now, and reports whether that is known. A folder
+// that cannot be read says nothing of any pod.
+func (d *Daemon) readPods(ctx context.Context, st *state) bool {
+	if d.cfg.Attachments == nil {
+		return false
+	}
+	w, now := &st.pods, time.Now()
+	w.readAt = now
+	r, err := d.cfg.Attachments.Read()
+	if err != nil {
+		if w.folder != "" && w.unread.met(err, now) {
+			klog.FromContext(ctx).Info("libcni's files cannot be read any more; pods that are removed during an outage are not known", "reason", err)
+		}
+		return false
+	}
+	w.unread.over()
+	if w.folder != r.Folder || w.known == nil {
+		w.folder, w.known = r.Folder, map[rules.Attachment]attached{}
+	}
+	d.haveRules(st)
+	for a, pod := range r.Attached {
+		w.known[a] = attached{Pod: pod, returned: w.known[a].returned}
+	}
+	if vanished := w.vanished(r); w.cleared(vanished) {
+		for _, a := range vanished {
+			delete(w.known, a)
+		}
+		klog.FromContext(ctx).Info("All of libcni's files are gone at once, which is no sign that the pods are", "files", len(vanished))
+	} else {
+		for _, a := range vanished {
+			k := w.known[a]
+			k.gone = now
+			w.known[a] = k
+			st.examineAttachment(a, now)
+		}
+	}
+	maps.DeleteFunc(w.known, func(a rules.Attachment, k attached) bool { return !k.gone.IsZero() && !w.rules[a] })
+	if len(w.leftovers()) > 0 && !w.untaken.there() {
+		w.takeAwayAt = earliest(w.takeAwayAt, now)
+	}
+	return true
+}
+
+// haveRules takes up which attachments the generation has rules for.
+func (d *Daemon) haveRules(st *state) {
+	if w := &st.pods; w.rules == nil || w.edition != st.edition {
+		w.rules, w.edition = st.want().Attachments(maps.Keys(w.known)), st.edition
+	}
+}
+
+// vanished returns the attachments whose file was there and is not any more.
+func (w *podWatch) vanished(r cniresults.Reading) []rules.Attachment {
+	var list []rules.Attachment
+	for a, k := range w.known {
+		if k.gone.IsZero() && !r.Keeps(a) {
+			list = append(list, a)
+		}
+	}
+	return list
+}
+
+// cleared reports whether these are all of several files: no runtime removes pods so, but
+// whoever empties the folder does.
+func (w *podWatch) cleared(vanished []rules.Attachment) bool {
+	there := 0
+	for _, k := range w.known {
+		if k.gone.IsZero() {
+			there++
+		}
+	}
+	return len(vanished) > 1 && len(vanished) == there
+}
+
+// examineAttachment asks for a look at what stands of a container whose file has gone.
+func (st *state) examineAttachment(a rules.Attachment, now time.Time) {
+	if !st.pods.rules[a] || st.loss != nil {
+		return
+	}
+	for f, fs := range st.families {
+		if st.planted(f) {
+			fs.examineAt = earliest(fs.examineAt, now)
+		}
+	}
+}
+
+// gone returns the attachments that the generation has rules for, and whose container is
+// gone.
+func (w *podWatch) gone() map[rules.Attachment]bool {
+	var list map[rules.Attachment]bool
+	for a, k := range w.known {
+		if !k.gone.IsZero() && w.rules[a] {
+			if list == nil {
+				list = map[rules.Attachment]bool{}
+			}
+			list[a] = true
+		}
+	}
+	return list
+}
+
+// leftovers returns those of the gone of which a replay put rules back.
+func (w *podWatch) leftovers() map[rules.Attachment]bool {
+	list := w.gone()
+	maps.DeleteFunc(list, func(a rules.Attachment, _ bool) bool { return !w.known[a].cameBack() })
+	return list
+}
+
+// disbelieve forgets the files of containers whose rules a full read saw standing after
+// their file had gone: a DEL takes the rules away first.
+func (w *podWatch) disbelieve(standing rules.Section, finding canary.Finding, since time.Time) {
+	if finding.MarkLost || finding.Verdict == canary.Unknown || len(w.gone()) == 0 {
+		return
+	}
+	for a := range standing.Attachments() {
+		if k, ok := w.known[a]; ok && !k.gone.IsZero() && !k.cameBack() && !since.Before(k.gone) {
+			delete(w.known, a)
+		}
+	}
+}
+
+// lostPods returns the attachments of which a table lost rules.
+func lostPods(lost reload.Lost) map[rules.Attachment]bool {
+	var was, is rules.Section
+	for _, c := range lost.Chains {
+		was.Chains = append(was.Chains, rules.Chain{Name: c.Name, Rules: c.Was})
+		is.Chains = append(is.Chains, rules.Chain{Name: c.Name, Rules: c.Is})
+	}
+	was.Hooks = lost.Hooks
+	all, left := was.Attachments(), is.Attachments()
+	maps.DeleteFunc(all, func(a rules.Attachment, _ bool) bool { return left[a] })
+	return all
+}
+
+// noteReturned notes of which containers a replay put rules back.
+func (w *podWatch) noteReturned(result reload.Result, now time.Time) {
+	for _, fr := range result {
+		tr := fr.Tables[rules.Nat]
+		if !tr.Replayed {
+			continue
+		}
+		for a := range lostPods(tr.Lost) {
+			if k, ok := w.known[a]; ok {
+				k.returned = now
+				w.known[a] = k
+			}
+		}
+	}
+}
+
+// letGo takes containers that are gone out of what is learned.
+func (st *state) letGo(gone map[rules.Attachment]bool, now time.Time) {
+	if len(gone) == 0 {
+		return
+	}
+	st.learned = st.learned.WithoutAttachments(gone)
+	st.capture(now)
+	st.planSave(now)
+	for _, fs := range st.families {
+		fs.planRotation(now)
+	}
+	for a := range gone {
+		delete(st.pods.known, a)
+	}
+}
+
+// takeAway removes the rules of containers that a replay put back while, or after, they
+// were removed.
+func (d *Daemon) takeAway(ctx context.Context, st *state) {
+	w := &st.pods
+	w.takeAwayAt = time.Time{}
+	if !d.readPods(ctx, st) {
+		return // the next reading asks again
+	}
+	w.takeAwayAt = time.Time{}
+	job := d.job(st, d.cfg.Kernel.Families()...)
+	if job.Gone = w.leftovers(); len(job.Gone) == 0 {
+		return
+	}
+	log, pods := klog.FromContext(ctx), w.names(job.Gone)
+	result, err := d.replayer(ctx, st).TakeAway(ctx, job)
+	for f, fr := range result {
+		d.absorb(st, f, fr)
+		err = errors.Join(err, fr.Err)
+		if v := fr.Tables[rules.Nat].Finding.Verdict; fr.Err == nil && v != canary.Intact && v != canary.Changed {
+			err = errors.Join(err, fmt.Errorf("%s nat is %s", f, v))
+		}
+	}
+	st.lookAt = time.Now()
+	if err != nil {
+		w.takeAwayAt = time.Now().Add(d.cfg.PollInterval)
+		if w.untaken.met(err, time.Now()) {
+			log.Error(err, "Rules of pods that are gone came back with a replay, and could not be removed yet", "pods", pods)
+		}
+		return
+	}
+	w.untaken.over()
+	st.letGo(job.Gone, time.Now())
+	for _, fr := range result {
+		if fr.Outcome != reload.Skipped {
+			log.Info("Rules of pods that were removed during the outage had come back with it; they are removed", "pods", pods)
+			return
+		}
+	}
+}
+
+// gonePods returns the containers of which nothing is to be replayed: those that are known
+// to be gone right before the tables are read.
+func (d *Daemon) gonePods(ctx context.Context, st *state) map[rules.Attachment]bool {
+	if !d.readPods(ctx, st) {
+		return nil
+	}
+	return st.pods.gone()
+}
+
+// letGoAfter lets go of the containers that a replay left out, unless their rules stand:
+// those were not lost.
+func (st *state) letGoAfter(result reload.Result, gone map[rules.Attachment]bool, now time.Time) {
+	gone = maps.Clone(gone)
+	for _, fr := range result {
+		for a := range fr.Tables[rules.Nat].Section.Attachments() {
+			delete(gone, a)
+		}
+	}
+	st.letGo(gone, now)
+}
+
+// names are pods as people know them, in order.
+func (w *podWatch) names(list map[rules.Attachment]bool) []string {
+	var names []string
+	for a := range list {
+		names = append(names, podName(w.known[a].Pod, a.Container))
+	}
+	slices.Sort(names)
+	return names
+}
+
+// podName is namespace and name, or where Kubernetes did not make it the container's ID.
+func podName(p cniresults.Pod, container string) string {
+	if p.Name == "" {
+		return container
+	}
+	return strings.TrimPrefix(p.Namespace+"/"+p.Name, "/")
+}

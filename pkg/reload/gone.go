@@ -1,0 +1,83 @@
+package reload
+
+import (
+	"context"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// TakeAway removes what stands of job.Gone's rules, with the chains that are theirs
+// alone: rules of containers that a replay put back, and whose container was gone by then.
+// A result is Skipped if none stand.
+func (r Replayer) TakeAway(ctx context.Context, job Job) (Result, error) {
+	plan := func(task tableTask, _ canary.Nonce) *tablePlan { return takeAway(task, job.Gone) }
+	return r.each(ctx, job, action{plan: plan}, nil)
+}
+
+// takeAway plans that for one table, if its marks stand: who flushed it has the word
+// first.
+func takeAway(task tableTask, gone map[rules.Attachment]bool) *tablePlan {
+	if v := task.finding.Verdict; task.table != rules.Nat || v != canary.Intact && v != canary.Changed {
+		return nil
+	}
+	going := func(r rules.Rule) bool {
+		a, ok := rules.AttachmentOf(r)
+		return ok && gone[a]
+	}
+	plan := &tablePlan{table: task.table, mark: task.want.Mark}
+	var s section
+	left := task.seen.Section.WithoutAttachments(gone)
+	for _, h := range task.seen.Section.Hooks {
+		if going(h.Rule) && !contains(left.Hooks, h) {
+			s.remove = append(s.remove, deleteRule(h.Chain, h.Rule))
+		}
+	}
+	var dropped []rules.Chain
+	for _, c := range task.seen.Section.Chains {
+		kept, stays := left.Chain(c.Name)
+		switch {
+		case !stays && !heldByOthers(task, c.Name, going):
+			dropped = append(dropped, c)
+			plan.removed = append(plan.removed, c.Name)
+		case !stays || len(kept.Rules) < len(c.Rules):
+			for _, r := range c.Rules {
+				if going(r) {
+					s.remove = append(s.remove, deleteRule(c.Name, r))
+				}
+			}
+		}
+	}
+	for _, verb := range []iptables.Verb{iptables.Flush, iptables.Drop} {
+		for _, c := range dropped {
+			s.drop = append(s.drop, iptables.Step{Verb: verb, Chain: c.Name})
+		}
+	}
+	if plan.script = s.script(task.table, nil); plan.script.Empty() {
+		return nil
+	}
+	return plan
+}
+
+func contains(hooks []rules.Hook, h rules.Hook) bool {
+	for _, k := range hooks {
+		if k.Same(h) {
+			return true
+		}
+	}
+	return false
+}
+
+// heldByOthers reports whether a rule that stays jumps to a chain: the kernel would
+// refuse to delete it, and the table's whole transaction with it.
+func heldByOthers(task tableTask, chain string, going func(rules.Rule) bool) bool {
+	for _, c := range task.seen.Table.Chains {
+		for _, r := range c.Rules {
+			if r.Target == chain && !going(r) {
+				return true
+			}
+		}
+	}
+	return false
+}

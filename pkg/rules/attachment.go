@@ -1,0 +1,180 @@
+package rules
+
+import (
+	"crypto/sha512"
+	"encoding/hex"
+	"iter"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// An Attachment is a container's connection to a CNI network, as the comments of
+// portmap's and ipMasq's rules name it.
+type Attachment struct {
+	Network   string `json:"network"`
+	Container string `json:"container"`
+}
+
+// cniComment is what bridge, ptp (ipMasq) and portmap write:
+// containernetworking/plugins pkg/utils FormatComment, plugins/meta/portmap.
+var cniComment = regexp.MustCompile(`^(?:[a-z]+ )?name: "([^"\\]+)" id: "([^"\\]+)"$`)
+
+// AttachmentOf returns the attachment that a rule's comment names.
+func AttachmentOf(r Rule) (Attachment, bool) {
+	if !strings.Contains(r.Spec, "id: ") {
+		return Attachment{}, false
+	}
+	words, err := Split(r.Spec)
+	i := slices.Index(words, "--comment")
+	if err != nil || i < 0 || i+1 == len(words) {
+		return Attachment{}, false
+	}
+	found := cniComment.FindStringSubmatch(words[i+1])
+	if found == nil {
+		return Attachment{}, false
+	}
+	return Attachment{Network: strings.Clone(found[1]), Container: strings.Clone(found[2])}, true
+}
+
+// chains returns the names of the chains that CNI plugins make for this attachment alone:
+// a prefix and as much of a digest as fits into 28 characters.
+func (a Attachment) chains() []string {
+	sum := sha512.Sum512([]byte(a.Network + a.Container))
+	digest := hex.EncodeToString(sum[:])
+	return []string{"CNI-DN-" + digest[:21], "CNI-SN-" + digest[:21], "CNI-" + digest[:24]}
+}
+
+// ofCNI reports whether CNI plugins write a chain of that name. Nowhere else is a
+// comment taken for theirs.
+func ofCNI(chain string) bool { return strings.HasPrefix(chain, "CNI-") }
+
+// ofContainer reports whether a CNI plugin makes a chain of that name for one container.
+func ofContainer(chain string) bool {
+	return slices.ContainsFunc(cniHashed(), func(h hashedName) bool { return h.matches(chain) })
+}
+
+// Attachments returns the attachments that rules of the section are for; nil if there
+// are none.
+func (s Section) Attachments() map[Attachment]bool {
+	var all map[Attachment]bool
+	note := func(r Rule) {
+		if a, ok := AttachmentOf(r); ok {
+			if all == nil {
+				all = map[Attachment]bool{}
+			}
+			all[a] = true
+		}
+	}
+	for _, c := range s.Chains {
+		if ofCNI(c.Name) {
+			for _, r := range c.Rules {
+				note(r)
+			}
+		}
+	}
+	for _, h := range s.Hooks {
+		if ofCNI(h.Into()) {
+			note(h.Rule)
+		}
+	}
+	return all
+}
+
+// WithoutAttachments returns the section without the rules for these attachments, and
+// without the chains that are theirs alone. s stays as it is.
+func (s Section) WithoutAttachments(gone map[Attachment]bool) Section {
+	if len(gone) == 0 {
+		return s
+	}
+	drop := func(r Rule) bool {
+		a, ok := AttachmentOf(r)
+		return ok && gone[a]
+	}
+	// Chains that are theirs by name, that their rules led to, or that held nothing else. A
+	// name helps where the owner has removed the jump already.
+	theirs := map[string]bool{}
+	for a := range gone {
+		for _, name := range a.chains() {
+			theirs[name] = true
+		}
+	}
+	next := s
+	next.Hooks = slices.DeleteFunc(slices.Clone(s.Hooks), func(h Hook) bool {
+		out := ofCNI(h.Into()) && drop(h.Rule)
+		theirs[h.Into()] = theirs[h.Into()] || out
+		return out
+	})
+	next.Chains = nil
+	for _, c := range s.Chains {
+		if ofCNI(c.Name) && slices.ContainsFunc(c.Rules, drop) {
+			kept := Chain{Name: c.Name, Policy: c.Policy}
+			for _, r := range c.Rules {
+				if drop(r) {
+					theirs[r.Target] = true
+				} else {
+					kept.Rules = append(kept.Rules, r)
+				}
+			}
+			theirs[c.Name] = theirs[c.Name] || len(kept.Rules) == 0
+			c = kept
+		}
+		next.Chains = append(next.Chains, c)
+	}
+	led := next.targets()
+	next.Chains = slices.DeleteFunc(next.Chains, func(c Chain) bool {
+		return theirs[c.Name] && ofContainer(c.Name) && !led[c.Name]
+	})
+	return next
+}
+
+// targets returns what rules of CNI's chains and hooks jump to.
+func (s Section) targets() map[string]bool {
+	led := map[string]bool{}
+	for _, c := range s.Chains {
+		if ofCNI(c.Name) {
+			for _, r := range c.Rules {
+				led[r.Target] = true
+			}
+		}
+	}
+	for _, h := range s.Hooks {
+		led[h.Into()] = true
+	}
+	return led
+}
+
+// Attachments returns the attachments that rules of the generation are for, and those of
+// known that it has nothing but a chain of.
+func (g Generation) Attachments(known iter.Seq[Attachment]) map[Attachment]bool {
+	all, chains := map[Attachment]bool{}, map[string]bool{}
+	for _, tables := range g {
+		for a := range tables[Nat].Attachments() {
+			all[a] = true
+		}
+		for _, c := range tables[Nat].Chains {
+			if ofCNI(c.Name) {
+				chains[c.Name] = true
+			}
+		}
+	}
+	for a := range known {
+		if slices.ContainsFunc(a.chains(), func(name string) bool { return chains[name] }) {
+			all[a] = true
+		}
+	}
+	return all
+}
+
+// WithoutAttachments returns the generation without the rules for these attachments.
+func (g Generation) WithoutAttachments(gone map[Attachment]bool) Generation {
+	if len(gone) == 0 {
+		return g
+	}
+	for f, tables := range g {
+		if s, known := tables[Nat]; known {
+			g = g.With(f, Nat, s.WithoutAttachments(gone))
+		}
+	}
+	return g
+}
