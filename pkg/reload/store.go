@@ -88,6 +88,7 @@ type Store struct {
 	identity Identity
 	written  string // ID of the generation that the state names when it is written next
 	named    string // ID of the one that it names on disk
+	pinned   string // ID of one that a loss waits for; it is not removed
 }
 
 // OpenStore opens the folder, which it makes if it is missing.
@@ -141,17 +142,20 @@ func (s *Store) SaveGeneration(g rules.Generation, source string, captured time.
 // or the next start would take them for somebody else's.
 func (s *Store) SaveState(state State) error {
 	state.Format, state.Identity, state.ID = format, s.identity, s.written
-	if err := s.write(filepath.Join(s.dir, "state.json"), state); err != nil {
+	if err := s.write(s.statePath(), state); err != nil {
 		return fmt.Errorf("keeping the state: %w", err)
 	}
 	s.named = s.written
 	return nil
 }
 
-// Forget removes the state, so that the next start does not take marks that
-// were removed on purpose for lost ones. Generations stay, for restore.
+// Forget removes the state and a loss that waits, so that the next start does not
+// take marks that were removed on purpose for lost ones. Generations stay, for restore.
 func (s *Store) Forget() error {
-	if err := os.Remove(filepath.Join(s.dir, "state.json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := s.ForgetPending(); err != nil {
+		return err
+	}
+	if err := os.Remove(s.statePath()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("forgetting the state: %w", err)
 	}
 	return nil
@@ -161,7 +165,7 @@ func (s *Store) Forget() error {
 // ErrNothingStored, ErrForeign with the difference, or says what is broken.
 func (s *Store) LoadState() (State, Stored, error) {
 	var state State
-	if err := s.read(filepath.Join(s.dir, "state.json"), &state); err != nil {
+	if err := s.read(s.statePath(), &state); err != nil {
 		return State{}, Stored{}, err
 	}
 	if err := s.bound(state.Identity); err != nil {
@@ -175,7 +179,10 @@ func (s *Store) LoadState() (State, Stored, error) {
 func (s *Store) Resume(id string) { s.written, s.named = id, id }
 
 // Load returns the generation of that ID.
-func (s *Store) Load(id string) (Stored, error) {
+func (s *Store) Load(id string) (Stored, error) { return s.load(id, s.bound) }
+
+// load returns the generation of that ID if check lets its identity pass.
+func (s *Store) load(id string, check func(Identity) error) (Stored, error) {
 	if !regexp.MustCompile(`^[0-9a-f]{12}$`).MatchString(id) {
 		return Stored{}, fmt.Errorf("%q is not a generation's ID (12 hexadecimal digits): %w", id, ErrNothingStored)
 	}
@@ -186,7 +193,7 @@ func (s *Store) Load(id string) (Stored, error) {
 	case err != nil:
 		return Stored{}, err
 	}
-	if err := s.bound(stored.Identity); err != nil {
+	if err := check(stored.Identity); err != nil {
 		return Stored{}, err
 	}
 	if err := rules.Validate(stored.Generation); err != nil {
@@ -212,6 +219,11 @@ func (s *Store) bound(o Identity) error {
 	}
 	return nil
 }
+
+// stateFile has the state, in the store's folder.
+const stateFile = "state.json"
+
+func (s *Store) statePath() string { return filepath.Join(s.dir, stateFile) }
 
 func (s *Store) path(id string) string {
 	return filepath.Join(s.dir, "generations", id+".json")
@@ -311,11 +323,11 @@ func (s *Store) Offer() string {
 	return "there are " + strings.Join(ids, ", ")
 }
 
-// prune keeps the newest generations.
+// prune keeps the newest generations, and one that a loss waits for.
 func (s *Store) prune() error {
 	var errs []error
 	for i, k := range s.List() {
-		if i >= keptGenerations {
+		if i >= keptGenerations && k.ID != s.pinned {
 			errs = append(errs, os.Remove(s.path(k.ID)))
 		}
 	}
