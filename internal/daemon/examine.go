@@ -218,12 +218,16 @@ func (d *Daemon) thaw(ctx context.Context, st *state) {
 	}
 	now := time.Now()
 	absent := now.Sub(st.frozenSince)
-	d.cfg.Metrics.ObserveRecovery(absent)
+	lost := false
 	for i := range st.journal {
 		if r := &st.journal[i]; r.Outcome == reload.Skipped && r.AbsentSeconds == 0 && !r.Earlier {
 			r.AbsentSeconds = now.Sub(r.Time).Seconds()
+			lost = lost || r.Lost.Rules > 0
 			d.write(ctx, *r, nil)
 		}
+	}
+	if lost {
+		d.cfg.Metrics.ObserveRecovery(absent)
 	}
 	st.frozenSince = time.Time{}
 	klog.FromContext(ctx).Info("The owners have put their rules back", "absent", absent.Round(time.Millisecond))

@@ -325,7 +325,9 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 			l.record.WrittenSeconds, l.record.KernelSeconds = written, fr.Kernel.Seconds()
 		}
 	}
-	d.cfg.Metrics.ObserveRecovery(absent)
+	if l.counted {
+		d.cfg.Metrics.ObserveRecovery(absent)
+	}
 	d.journal(ctx, st, l)
 	d.logRecovery(ctx, st, l, result)
 }

@@ -75,7 +75,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		families: o.Families,
 
 		flushes:         b.counters("flushes_total", "Losses found, by the table that was hit.", "family", "table", "kind"),
-		flushEvents:     b.counter("flush_events_total", "Flush records written, one however many tables a flush hit."),
+		flushEvents:     b.counter("flush_events_total", "Flush records of lost rules, one however many tables a flush hit."),
 		replays:         b.counters("replays_total", "Replays by what became of them.", "family", "result"),
 		restoreFailures: b.counters("restore_failures_total", "Restores that iptables or the kernel refused, by reason.", "family", "reason"),
 		probes:          b.counters("probes_total", "Probes by what they showed.", "family", "result"),

@@ -56,14 +56,25 @@ func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.Family]map
 	if len(fresh) == 0 {
 		return
 	}
-	if l.told {
-		d.cfg.Metrics.ObserveFurtherLoss(fresh)
-	} else {
+	if !l.told {
 		l.record.NoticedSeconds = l.noticed.Sub(l.record.Time).Seconds()
-		d.cfg.Metrics.ObserveFlush(l.record.Time, fresh)
 		l.told = true
 	}
+	d.count(l, fresh)
 	d.logLost(ctx, st, fresh)
+}
+
+// count counts tables of a record. A record without a rule is kept and not counted: the
+// flush took canaryd's marks, or empty chains, and nothing that packets meet. A drift is
+// counted without one, too: it may be a rule too many.
+func (d *Daemon) count(l *loss, fresh map[rules.Family]Verdicts) {
+	switch {
+	case l.counted:
+		d.cfg.Metrics.ObserveFurtherLoss(fresh)
+	case l.record.Lost.Rules > 0 || l.record.Kind == canary.Drifted:
+		d.cfg.Metrics.ObserveFlush(l.record.Time, l.hit)
+		l.counted = true
+	}
 }
 
 // logNotice says that a flush was noticed, before anything is done about it.

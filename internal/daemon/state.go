@@ -120,7 +120,8 @@ type loss struct {
 	digest   uint64
 	hit      map[rules.Family]Verdicts // tables counted so far
 	noted    bool                      // whether the log has that it was noticed
-	told     bool                      // whether metrics and log have what was lost
+	told     bool                      // whether the log has what was lost
+	counted  bool                      // whether metrics have it
 	unhooked bool                      // hooks were deleted by name, and their grace is over
 	unproved reload.Unproved           // what was written and could not be read back
 	found    reload.Found              // what the last reads found
