@@ -101,6 +101,9 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 	if err := printKeeper(w, s.Keeper); err != nil {
 		return err
 	}
+	if err := printDecision(w, s.Decision); err != nil {
+		return err
+	}
 	if s.Paused {
 		if _, err := fmt.Fprintf(w, "replays are held until %s; canaryd resume ends that\n", s.PausedUntil.UTC().Format(time.RFC3339)); err != nil {
 			return err
@@ -147,6 +150,27 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 	return printStored(w, s)
 }
 
+// printDecision says what waits for a decision, why, and what to do.
+func printDecision(w io.Writer, d *daemon.Decision) error {
+	if d == nil {
+		return nil
+	}
+	_, err := fmt.Fprintf(w, "a decision is needed, because %s\n  to put the rules back  %s\n  to accept the loss     %s\n",
+		plain(oneLine(d.Reason)), d.Restore, d.Dismiss)
+	return err
+}
+
+// absentCell is how long the rules of a flush were absent.
+func absentCell(f daemon.Flush) string {
+	switch {
+	case f.AbsentAtMost:
+		return "at most " + span(f.AbsentSeconds)
+	case f.Outcome == daemon.AwaitingDecision && !f.LastInForce.IsZero():
+		return "at most " + strings.TrimSuffix(ago(f.LastInForce), " ago")
+	}
+	return fmt.Sprintf("%.3fs", f.AbsentSeconds)
+}
+
 // printKeeper says in one line what the keeper does for each family.
 func printKeeper(w io.Writer, keeper map[rules.Family]daemon.FamilyKeeper) error {
 	var words []string
@@ -180,7 +204,7 @@ func printFlushes(w io.Writer, flushes []daemon.Flush) error {
 		rows = append(rows, []string{
 			strconv.Itoa(i + 1), ago(f.Time), string(f.Kind), scope(f),
 			lostText(f.Lost.Rules, f.Lost.Chains, f.Lost.Hooks),
-			by(f.Culprit), fmt.Sprintf("%.3fs", f.AbsentSeconds), string(f.Outcome),
+			by(f.Culprit), absentCell(f), string(f.Outcome),
 		})
 	}
 	if _, err := fmt.Fprintln(w); err != nil {

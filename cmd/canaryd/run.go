@@ -120,6 +120,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		Protects: o.learns, Names: o.names, Piecewise: o.selector.Piecewise, Declared: files.declaration(), Declarations: files.changes, Canary: o.canaryChain,
 		PollInterval: o.poll, Settle: o.settle, HookGrace: o.hookGrace, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime, Tidy: giveBack,
 		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Keeper: o.keeperOf(kernel), Disabled: disabled, Sets: iptables.NewSets(), CPU: daemon.CPUTime,
+		Elsewhere: o.elsewhere,
 	})
 	control, err := daemon.ListenControl(ctx, o.socket)
 	if err != nil {

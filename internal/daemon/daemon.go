@@ -91,6 +91,9 @@ type Config struct {
 	Keeper   Keeper                  // nil: a flush may break established connections
 	Sets     Sets                    // nil: what rules lean on beside chains is nobody's care
 	Disabled map[rules.Family]string // families that are not there, with the reason
+	// Elsewhere opens the backend that is not guarded, to see what became of the rules
+	// that an earlier run guarded there; nil: that is never looked at. close ends it.
+	Elsewhere func(context.Context, iptables.Backend) (r Reader, close func(), err error)
 }
 
 // A Daemon is the one loop. Run it once; every other method may be called from
@@ -152,6 +155,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	d.recall(ctx, st)
 	d.recallFlushes(ctx, st)
+	st.settleEarlier()
 	d.cfg.Metrics.SetBackend(d.cfg.Kernel.Info())
 	var keeping sync.WaitGroup
 	if d.cfg.Journal != nil {
@@ -177,7 +181,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
-			worker.run(func() { d.save(context.WithoutCancel(ctx), st, true) })
+			worker.run(func() { d.leave(context.WithoutCancel(ctx), st) })
 			log.Info("Stopped; canaries and rules stay in place")
 			if st.paused() {
 				log.Info("The pause ends here: the next start replays what it finds lost")
@@ -220,6 +224,8 @@ func (d *Daemon) next(st *state) step {
 		return nil
 	case due(st.pausedUntil, now):
 		return d.runOut
+	case st.suspicion != nil && due(st.suspicion.tryAt, now):
+		return d.judgeRemains
 	case due(st.lookAt, now):
 		return d.look
 	case st.loss != nil && due(st.loss.tryAt, now):
@@ -257,6 +263,9 @@ func (d *Daemon) wakeAt(st *state) time.Time {
 		return time.Time{}
 	}
 	at := earliest(st.lookAt, st.saveAt, st.markedAt, st.tidyAt, st.pausedUntil)
+	if st.suspicion != nil {
+		at = earliest(at, st.suspicion.tryAt)
+	}
 	if st.loss != nil {
 		at = earliest(at, st.loss.tryAt)
 	}
@@ -360,12 +369,14 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	}
 	log := klog.FromContext(ctx)
 	st.stored = d.cfg.Store.List()
+	d.recallDecision(ctx, st)
 	known, stored, err := d.cfg.Store.LoadState()
 	switch {
 	case errors.Is(err, reload.ErrNothingStored):
 		return
 	case err != nil:
 		log.Error(err, "The stored generation is not used; canaryd begins with what the kernel holds now")
+		d.suspect(ctx, st, err.Error())
 		return
 	}
 	age := d.cfg.Uptime() - known.Uptime
@@ -373,8 +384,10 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	if (age > d.cfg.MaxStoredAge || age < 0) && !d.marksStand(ctx, st, known.Marks) {
 		log.Info("The marks of the last run do not stand, and what it knew is too old to be replayed unasked; `canaryd restore --generation` does it",
 			"generation", stored.ID, "age", age.Round(time.Second), "maxStoredAge", d.cfg.MaxStoredAge)
+		d.suspect(ctx, st, fmt.Sprintf("the rules were last seen in force longer ago than --max-stored-age (%s)", d.cfg.MaxStoredAge))
 		return
 	}
+	st.lastInForce = d.inForceAt(known.Uptime)
 	st.learned.Generation, st.marks = st.unclaimed(stored.Generation), known.Marks
 	if st.declared != nil {
 		st.inForce = &Declaration{st.claimed(stored.Generation), st.claims}

@@ -55,6 +55,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	fs.digest, fs.examined, fs.dirty = snapshot.Digest, start, time.Time{}
 	d.noteOwner(ctx, st, snapshot)
 	st.noteReturn(snapshot)
+	d.noteDecision(ctx, st, snapshot)
 	fs.lastWord.saw(reload.ProxyStands(snapshot), fs.readEnd)
 	found := d.judge(st, f, snapshot, start)
 	missing := map[rules.TableName]int{}
@@ -217,12 +218,10 @@ func (d *Daemon) thaw(ctx context.Context, st *state) {
 		}
 	}
 	now := time.Now()
-	absent := now.Sub(st.frozenSince)
-	lost := false
+	absent, lost := now.Sub(st.frozenSince), false
 	for i := range st.journal {
-		if r := &st.journal[i]; r.Outcome == reload.Skipped && r.AbsentSeconds == 0 && !r.Earlier {
-			r.AbsentSeconds = now.Sub(r.Time).Seconds()
-			lost = lost || r.Lost.Rules > 0
+		if r := &st.journal[i]; r.Outcome == reload.Skipped && r.AbsentSeconds == 0 && !r.Earlier && !r.Time.Before(st.frozenSince) {
+			absent, lost = max(absent, r.back(now)), lost || r.Lost.Rules > 0
 			d.write(ctx, *r, nil)
 		}
 	}

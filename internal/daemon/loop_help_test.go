@@ -58,6 +58,8 @@ type setup struct {
 	cpu   func() time.Duration // nil: what reads cost is what they take
 	// keeper is what keeps connections; nil is that nothing does.
 	keeper Keeper
+	// elsewhere opens the other backend; nil is that it cannot be.
+	elsewhere func(context.Context, iptables.Backend) (Reader, func(), error)
 }
 
 // A rig is a running Daemon on a Fake.
@@ -120,7 +122,7 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		Kernel: fake, Hints: r.hints, Writers: r.writers, Metrics: metrics,
 		Mode: s.mode, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Piecewise: selector.Piecewise, Canary: canary.DefaultChain, Sets: fake.Sets(),
 		PollInterval: time.Second, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second,
-		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, Tidy: s.tidy, Flows: s.flows, CPU: s.cpu, Keeper: s.keeper,
+		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, Tidy: s.tidy, Flows: s.flows, CPU: s.cpu, Keeper: s.keeper, Elsewhere: s.elsewhere,
 	}
 	if s.journal != "" {
 		cfg.Journal = journal.New(s.journal)

@@ -54,6 +54,7 @@ type Metrics struct {
 	generationTime               prometheus.Gauge
 	execProbe, mixed, mismatch   prometheus.Gauge
 	paused, contended            prometheus.Gauge
+	awaitingDecision             prometheus.Gauge
 	rulesAbsent, probeDuration   prometheus.Histogram
 	replayDuration               *prometheus.HistogramVec
 	families                     []rules.Family
@@ -101,6 +102,8 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		mismatch:        b.gauge("backend_mismatch", "Whether the other iptables backend is the one in use by now; a restart of canaryd would guard that one."),
 		paused:          b.gauge("paused", "Whether replays are held."),
 		contended:       b.gauge("contended", "Whether somebody keeps undoing what is replayed."),
+
+		awaitingDecision: b.gauge("awaiting_decision", "Whether rules that were lost while canaryd did not run wait for an operator's decision."),
 
 		rulesAbsent:    b.histogram("rules_absent_seconds", "From the first evidence of a loss to the proof that everything is back.", absentBuckets),
 		probeDuration:  b.histogram("probe_duration_seconds", "How long a probe of one family took.", probeBuckets),
@@ -250,6 +253,7 @@ func (m *Metrics) SetStatus(s Status) {
 	m.capturePending.Set(seconds(s.CapturePendingSince))
 	m.paused.Set(truth(s.Paused))
 	m.contended.Set(truth(s.Contended))
+	m.awaitingDecision.Set(truth(s.Decision != nil))
 	m.mixed.Set(truth(s.Backend.Mixed))
 	m.mismatch.Set(truth(s.Backend.Mismatch))
 	for family, keeper := range s.Keeper {

@@ -39,7 +39,9 @@ func recordOf(f Flush, now time.Time) pageRecord {
 	r.Where = strings.Join(families, "+") + " " + strings.Join(tables, ", ")
 	switch {
 	case f.AbsentSeconds > 0:
-		r.Absent = durationText(secondsOf(f.AbsentSeconds))
+		r.Absent = absentText(f)
+	case f.Outcome == AwaitingDecision && !f.LastInForce.IsZero():
+		r.Absent = "at most " + durationText(now.Sub(f.LastInForce)) + " so far"
 	case f.Outcome == Pending:
 		r.Absent = durationText(now.Sub(f.Time)) + " so far"
 	default:
@@ -55,13 +57,22 @@ func recordOf(f Flush, now time.Time) pageRecord {
 	return r
 }
 
+// absentText is how long the rules were absent, or can have been at most.
+func absentText(f Flush) string {
+	text := durationText(secondsOf(f.AbsentSeconds))
+	if f.AbsentAtMost {
+		return "at most " + text
+	}
+	return text
+}
+
 func outcomeClass(o Outcome) string {
 	switch o {
 	case reload.Proved:
 		return "good"
 	case reload.Raced:
 		return "warn"
-	case reload.Skipped, Interrupted:
+	case reload.Skipped, Interrupted, Dismissed:
 		return "dull"
 	default:
 		return "bad"

@@ -149,7 +149,7 @@ func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result rel
 		what = "The rules are back, but for those that were left out"
 	}
 	log.Info(what, "flush", l.record.ID, "tables", tablesText(l.hit), "outcome", l.record.Outcome,
-		"absent", time.Duration(l.record.AbsentSeconds*float64(time.Second)).Round(10*time.Microsecond), "attempts", l.attempts+1)
+		absentKey(l.record), secondsOf(l.record.AbsentSeconds).Round(10*time.Microsecond), "attempts", l.attempts+1)
 	for f, fr := range result {
 		for t, tr := range fr.Tables {
 			if n := len(tr.Skipped); n > 0 {
@@ -164,6 +164,14 @@ func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result rel
 			log.Error(fr.Aftercare, "The rules are back, but not all that follows worked", "flush", l.record.ID, "family", f)
 		}
 	}
+}
+
+// absentKey is what the log calls how long rules were absent.
+func absentKey(r Flush) string {
+	if r.AbsentAtMost {
+		return "absentAtMost"
+	}
+	return "absent"
 }
 
 // logUnreadable says once why a table is unknown.

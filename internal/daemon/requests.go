@@ -68,13 +68,13 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 		replay = d.replayer(ctx, st).Force
 	}
 	if r.Generation != "" && r.Generation != st.want().ID() {
-		if st.declared != nil {
+		if st.declared != nil && !st.decision.of(r.Generation) {
 			return RestoreReply{}, errDeclared
 		}
 		if d.cfg.Store == nil {
 			return RestoreReply{}, fmt.Errorf("%w: %s, no state folder is in use", ErrNoGeneration, r.Generation)
 		}
-		stored, err := d.cfg.Store.Load(r.Generation)
+		stored, err := d.stored(st, r.Generation)
 		if errors.Is(err, reload.ErrNothingStored) {
 			return RestoreReply{}, fmt.Errorf("%w: %s; %s", ErrNoGeneration, r.Generation, d.cfg.Store.Offer())
 		}
@@ -82,6 +82,9 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 			return RestoreReply{}, err
 		}
 		job.Generation = stored.Generation
+		if own := st.own(); own.Claims != nil { // what is declared stays as it is
+			job.Generation = own.Generation.Join(st.unclaimed(stored.Generation))
+		}
 	}
 	for f := range st.families {
 		job.Quiet[f] = true
@@ -92,7 +95,8 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 	if result == nil {
 		return RestoreReply{}, err
 	}
-	return d.takeReplay(ctx, st, job, result), err
+	reply := d.takeReplay(ctx, st, job, result)
+	return d.restored(ctx, st, r.Generation, reply, result), err
 }
 
 func (d *Daemon) anyTable(st *state, is func(*tableState) bool) bool {
@@ -154,6 +158,7 @@ func (d *Daemon) Cleanup(ctx context.Context, r CleanupRequest) error {
 	var failed error
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
 		st.removed, st.pausedUntil = true, time.Time{}
+		st.decision, st.suspicion = nil, nil
 		d.stopKeeping(ctx, st)
 		failed = RemoveAll(ctx, d.replayer(ctx, st), d.job(st, d.cfg.Kernel.Families()...), r.Rules)
 		if d.cfg.Store != nil {

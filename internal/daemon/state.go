@@ -57,6 +57,11 @@ type state struct {
 	removed   bool // cleanup took everything out; nothing is done any more
 
 	pausedUntil time.Time // zero: not paused
+	// lastInForce is when the last run knew the generation to be in force, by the
+	// clock of this run; zero: there was none, or its time is not known.
+	lastInForce time.Time
+	suspicion   *suspicion // what the last run left and this one did not take up; nil: nothing
+	decision    *decision  // a loss that waits for one; nil: none does
 	stored      []reload.Kept
 	contention
 	leaning
