@@ -309,6 +309,10 @@ func (d *Daemon) restored(ctx context.Context, st *state, id string, reply Resto
 	}
 	if w.of(id) && reply.Proved() {
 		w.record.Attempts++
+		now := time.Now()
+		for _, fs := range st.families { // what came back is old: kube-proxy is to have the last word
+			fs.lastWord, fs.examineAt = lastWord{until: now.Add(lastWordWithin)}, now
+		}
 		d.decided(ctx, st, worst(result))
 		return reply
 	}

@@ -166,6 +166,27 @@ func TestFlushedLongAgo(t *testing.T) {
 	}
 }
 
+// TestRestoredIsOld: after old rules were brought back, kube-proxy is asked for a full sync.
+func TestRestoredIsOld(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		g := beginGap(t, backend)
+		flushAll(t, g.first.fake)
+		r := g.next()
+		r.write(rules.Mangle, ":KUBE-PROXY-CANARY - [0:0]") // kube-proxy is at work again
+		r.settled()
+		if r.tables()[rules.IPv4][rules.Mangle].Chain("KUBE-PROXY-CANARY") == nil {
+			t.Fatal("kube-proxy's canary does not stand")
+		}
+		_, err := r.d.Restore(t.Context(), RestoreRequest{Generation: g.generation})
+		must(t, err)
+		r.settled()
+		if r.tables()[rules.IPv4][rules.Mangle].Chain("KUBE-PROXY-CANARY") != nil {
+			t.Error("kube-proxy was not asked for a full sync")
+		}
+		r.wantReady()
+	})
+}
+
 // TestOwnerEndsTheWait: what its owner writes again waits for nobody.
 func TestOwnerEndsTheWait(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
