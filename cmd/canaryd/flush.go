@@ -44,11 +44,17 @@ func flushText(r daemon.FlushReply) string {
 	}
 	if f.AbsentSeconds > 0 {
 		absent = "absent for " + span(f.AbsentSeconds)
+		if f.AbsentAtMost {
+			absent = "absent for at most " + span(f.AbsentSeconds)
+		}
 		if f.WrittenSeconds > 0 {
 			absent = "written after " + span(f.WrittenSeconds) + ", " + absent
 		}
 	}
 	fmt.Fprintf(&b, "%s, %s: noticed after %s, %s, %s\n", f.Kind, f.Outcome, span(f.NoticedSeconds), absent, count(f.Attempts, "replay"))
+	if !f.LastInForce.IsZero() {
+		fmt.Fprintf(&b, "canaryd did not run when it happened; the rules were last seen in force at %s\n", f.LastInForce.UTC().Format("2006-01-02 15:04:05 MST"))
+	}
 	if f.Earlier {
 		b.WriteString("seen by an earlier run of canaryd\n")
 	}

@@ -96,6 +96,9 @@ func TestFlush(t *testing.T) {
 	ago := regexp.MustCompile(`, [0-9hms]+ ago\n`)
 	for name, change := range map[string]func(*daemon.FlushReply){
 		"flush": func(*daemon.FlushReply) {},
+		"flush-while-down": func(r *daemon.FlushReply) {
+			r.Flush.LastInForce, r.Flush.AbsentAtMost, r.Flush.AbsentSeconds = r.Flush.Time.Add(-28*time.Second), true, 28.0123
+		},
 		"flush-nobody": func(r *daemon.FlushReply) {
 			f := &r.Flush
 			f.Culprit, f.Writers, f.Policies, f.Lost.Tables, f.Earlier = daemon.Culprit{}, nil, nil, nil, true

@@ -57,6 +57,7 @@ func commands() []command {
 		{"health", "a probe: does the daemon live, or with ready: is the node healthy", aboutHealth, []string{"socket"}, runHealth},
 		{"pause", "hold replays for a while; still detects and counts", aboutPause, []string{"for", "socket"}, runPause},
 		{"resume", "end a pause; what is lost is replayed at once", aboutResume, []string{"socket"}, runResume},
+		{"dismiss", "accept a loss that waits for a decision", aboutDismiss, []string{"socket", "output"}, runDismiss},
 		{"detect", "which backend is in use, and the evidence for it", aboutDetect, detectFlags(), runDetect},
 		{"cleanup", "remove the canaries; with --rules the protected rules too", aboutCleanup, append(lookFlags(), "rules"), runCleanup},
 		{"completion", "make a shell complete canaryd's command lines", aboutCompletion, nil, runCompletion},

@@ -94,6 +94,7 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 			for t, x := range examiner.Examine(snapshot, job) {
 				families[f][t] = x.Finding.Verdict
 			}
+			b.awaiting(snapshot, families[f])
 		}
 		return report(o, to, families, false)
 	})

@@ -67,7 +67,7 @@ func runFlags() []string {
 // verbosity only.
 func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all := pflag.NewFlagSet("canaryd", pflag.ContinueOnError)
-	all.StringSliceVar(&o.source, "source", []string{"snapshot"}, "snapshot (learn from the kernel), manifest")
+	all.StringSliceVar(&o.source, "source", []string{"snapshot"}, "snapshot (of the kernel), manifest")
 	all.StringVar(&o.manifest, "manifest", "", "Kubernetes objects: YAML `file` or folder")
 	all.StringVar(&o.rulesDir, "rules-dir", "", "`folder` of your own rules: *.v4, *.v6")
 	all.StringSliceVar(&o.protect, "protect", []string{"kube", "cni"}, "presets ("+strings.Join(rules.PresetNames(), ", ")+") and globs of chain names")

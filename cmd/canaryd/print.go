@@ -80,6 +80,9 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 	if err := printKeeper(w, s.Keeper); err != nil {
 		return err
 	}
+	if err := printDecision(w, s.Decision); err != nil {
+		return err
+	}
 	if s.Paused {
 		if _, err := fmt.Fprintf(w, "replays are paused until %s; canaryd resume ends that\n", s.PausedUntil.UTC().Format(time.RFC3339)); err != nil {
 			return err
@@ -151,6 +154,16 @@ func printOwnerless(w io.Writer, o *daemon.OwnerlessRules) error {
 	return err
 }
 
+// printDecision says what waits for a decision, why, and what to do.
+func printDecision(w io.Writer, d *daemon.Decision) error {
+	if d == nil {
+		return nil
+	}
+	_, err := fmt.Fprintf(w, "a decision is needed, because %s\n  to put the rules back  %s\n  to accept the loss     %s\n",
+		plain(oneLine(d.Reason)), d.Restore, d.Dismiss)
+	return err
+}
+
 // printKeeper says in one line what the keeper does for each family.
 func printKeeper(w io.Writer, keeper map[rules.Family]daemon.FamilyKeeper) error {
 	var words []string
@@ -196,18 +209,21 @@ func printFlushes(w io.Writer, flushes []daemon.Flush) error {
 // absentText says how long the rules of a record were missing, or have been.
 func absentText(f daemon.Flush) string {
 	absent, known := f.AbsentFor(time.Now())
+	text := fmt.Sprintf("%.3fs", absent.Seconds())
 	switch {
 	case f.Requested():
 		return "" // nothing is missed
 	case !known:
 		return "unknown"
 	case f.Open() && absent >= time.Minute:
-		return absent.Round(time.Second).String() + " so far"
+		text = absent.Round(time.Second).String() + " so far"
 	case f.Open():
-		return fmt.Sprintf("%.1fs so far", absent.Seconds())
-	default:
-		return fmt.Sprintf("%.3fs", absent.Seconds())
+		text = fmt.Sprintf("%.1fs so far", absent.Seconds())
 	}
+	if f.Bound() {
+		return "at most " + text
+	}
+	return text
 }
 
 // printStored names the generations that restore may be asked for, if there are

@@ -29,7 +29,7 @@ func runDaemon(ctx context.Context, o *options, _ streams) (code int, err error)
 		return exitError, err
 	}
 	defer release()
-	if o.backend == "auto" {
+	if o.backend == "auto" && o.lastBackend(ctx) == "" {
 		if err := tellManager("STATUS=Looking for rules that tell which backend is in use"); err != nil {
 			klog.FromContext(ctx).Error(err, "Starting all the same")
 		}
@@ -55,7 +55,9 @@ func runDaemon(ctx context.Context, o *options, _ streams) (code int, err error)
 
 // open opens the kernel and the state folder.
 func open(ctx context.Context, o *options) (*iptables.Kernel, *reload.Store, error) {
-	kernel, err := iptables.Open(ctx, o.kernelConfig())
+	cfg := o.kernelConfig()
+	cfg.Before = o.lastBackend(ctx)
+	kernel, err := iptables.Open(ctx, cfg)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -69,6 +71,22 @@ func open(ctx context.Context, o *options) (*iptables.Kernel, *reload.Store, err
 	}
 	_ = kernel.Close() // the first error is the one to tell
 	return nil, nil, err
+}
+
+// lastBackend returns the backend that canaryd guarded before in this boot and network
+// namespace, as the state folder has it; "" if it has none. After a flush of everything
+// nothing else tells.
+func (o *options) lastBackend(ctx context.Context) iptables.Backend {
+	here, err := daemon.Identify(iptables.Info{})
+	if err != nil {
+		klog.FromContext(ctx).V(1).Info("Which backend was guarded before is not known", "reason", err)
+		return ""
+	}
+	last := iptables.Backend(reload.LastBackend(o.stateDir, here))
+	if last != iptables.NFT && last != iptables.Legacy {
+		return ""
+	}
+	return last
 }
 
 // serve runs the loop, its watchers and its faces, and joins them all.
@@ -105,6 +123,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		PollInterval: o.poll, Settle: o.settle, HookGrace: o.hookGrace, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime, Tidy: giveBack,
 		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Keeper: o.keeperOf(kernel), Attachments: o.attachments(), Disabled: disabled, Native: kernel.NativeTables,
 		Sets: iptables.NewSets(), CPU: daemon.CPUTime, ListenRequired: o.metricsRequired,
+		Elsewhere: o.elsewhere,
 	})
 	control, err := daemon.ListenControl(ctx, o.socket)
 	if err != nil {

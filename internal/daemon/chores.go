@@ -47,6 +47,7 @@ func (d *Daemon) settleLimit() time.Duration { return writeLimit + readLimit + 1
 func (d *Daemon) newChores() []chore {
 	return []chore{
 		{"end the pause", func(st *state) time.Time { return st.pausedUntil }, nil, briefLimit, d.runOut},
+		{"judge what the last run left", suspicionTryAt, nil, readLimit, d.judgeRemains},
 		{"look", func(st *state) time.Time { return st.lookAt }, nil, readLimit, d.look},
 		{"heal", lossTryAt, nil, d.settleLimit(), d.heal},
 		{"examine", perFamily(func(fs *familyState) time.Time { return fs.examineAt }), nil, readLimit, d.examine},
@@ -102,6 +103,13 @@ func perFamily(at func(*familyState) time.Time) func(*state) time.Time {
 		}
 		return first
 	}
+}
+
+func suspicionTryAt(st *state) time.Time {
+	if st.suspicion == nil {
+		return time.Time{}
+	}
+	return st.suspicion.tryAt
 }
 
 func lossTryAt(st *state) time.Time {

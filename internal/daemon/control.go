@@ -24,6 +24,7 @@ import (
 //	POST /v1/restore     RestoreRequest -> RestoreReply
 //	POST /v1/pause       PauseRequest -> PauseReply
 //	POST /v1/resume      {} -> PauseReply
+//	POST /v1/dismiss     {} -> DismissReply
 //	POST /v1/cleanup     CleanupRequest -> {}
 //	GET  /v1/flush       ?name=ID|NUMBER -> FlushReply
 //	GET  /v1/generation  ?id=ID&family=ipv4|ipv6 -> iptables-restore input
@@ -69,6 +70,12 @@ type Pauser interface {
 	Resume(context.Context) (PauseReply, error)
 }
 
+// A Decider ends the wait for a decision.
+type Decider interface {
+	// Dismiss accepts the loss that waits for a decision, if one does.
+	Dismiss(context.Context) (DismissReply, error)
+}
+
 // A Renderer writes a generation as iptables-restore input.
 type Renderer interface {
 	Render(context.Context, RenderRequest) (string, error)
@@ -86,6 +93,7 @@ type Controller interface {
 	Looker
 	Changer
 	Pauser
+	Decider
 	Renderer
 	Historian
 }
@@ -187,6 +195,9 @@ func NewControlHandler(c Controller) http.Handler {
 	mux.HandleFunc("POST /v1/pause", handle(c.Pause))
 	mux.HandleFunc("POST /v1/resume", handle(func(ctx context.Context, _ struct{}) (PauseReply, error) {
 		return c.Resume(ctx)
+	}))
+	mux.HandleFunc("POST /v1/dismiss", handle(func(ctx context.Context, _ struct{}) (DismissReply, error) {
+		return c.Dismiss(ctx)
 	}))
 	mux.HandleFunc("GET /v1/flush", func(w http.ResponseWriter, r *http.Request) {
 		reply, err := c.Flush(r.Context(), FlushRequest{Name: r.URL.Query().Get("name")})

@@ -105,6 +105,11 @@ func (c Client) Resume(ctx context.Context) (PauseReply, error) {
 	return call[PauseReply](ctx, c, http.MethodPost, "/v1/resume", struct{}{})
 }
 
+// Dismiss lets the daemon accept the loss that waits for a decision.
+func (c Client) Dismiss(ctx context.Context) (DismissReply, error) {
+	return call[DismissReply](ctx, c, http.MethodPost, "/v1/dismiss", struct{}{})
+}
+
 // Flush returns all that the daemon knows of one flush.
 func (c Client) Flush(ctx context.Context, r FlushRequest) (FlushReply, error) {
 	return call[FlushReply](ctx, c, http.MethodGet, "/v1/flush?"+url.Values{"name": {r.Name}}.Encode(), nil)

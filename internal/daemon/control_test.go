@@ -69,6 +69,10 @@ func (f *fakeController) Resume(ctx context.Context) (PauseReply, error) {
 	return PauseReply{WasPaused: true}, f.note(ctx, "resume")
 }
 
+func (f *fakeController) Dismiss(ctx context.Context) (DismissReply, error) {
+	return DismissReply{Flush: "f1", Generation: "g1", Rules: 7}, f.note(ctx, "dismiss")
+}
+
 func (f *fakeController) Render(ctx context.Context, r RenderRequest) (string, error) {
 	return "*nat\nCOMMIT\n", f.note(ctx, "render %q %d", r.Generation, r.Family)
 }
@@ -131,6 +135,9 @@ func TestControl(t *testing.T) {
 	if reply, err := client.Resume(ctx); err != nil || !reply.WasPaused || !reply.Until.IsZero() {
 		t.Errorf("got %+v, %v", reply, err)
 	}
+	if reply, err := client.Dismiss(ctx); err != nil || reply != (DismissReply{Flush: "f1", Generation: "g1", Rules: 7}) {
+		t.Errorf("got %+v, %v", reply, err)
+	}
 	for _, request := range []RenderRequest{{}, {Generation: "a&b", Family: rules.IPv6}} {
 		if text, err := client.Render(ctx, request); err != nil || text != "*nat\nCOMMIT\n" {
 			t.Errorf("got %q, %v", text, err)
@@ -143,7 +150,7 @@ func TestControl(t *testing.T) {
 			t.Errorf("%v; one flush, in full (-want +got):\n%s", err, diff)
 		}
 	}
-	want := []string{"look", `restore "g1"`, "cleanup true", "pause 90.5", "resume", `render "" 0`, `render "a&b" 6`, `flush "1"`, `flush "a&b"`}
+	want := []string{"look", `restore "g1"`, "cleanup true", "pause 90.5", "resume", "dismiss", `render "" 0`, `render "a&b" 6`, `flush "1"`, `flush "a&b"`}
 	if diff := cmp.Diff(want, f.asked); diff != "" {
 		t.Errorf("the controller was asked (-want +got):\n%s", diff)
 	}
@@ -194,7 +201,7 @@ func TestControlRefusesBadRequests(t *testing.T) {
 			}
 		})
 	}
-	for _, path := range []string{"/v1/look", "/v1/restore", "/v1/cleanup"} {
+	for _, path := range []string{"/v1/look", "/v1/restore", "/v1/dismiss", "/v1/cleanup"} {
 		if w := ask(NewControlHandler(new(fakeController)), "GET", path); w.Code != http.StatusMethodNotAllowed {
 			t.Errorf("GET %s: %d", path, w.Code)
 		}

@@ -5,6 +5,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -104,6 +105,9 @@ type Config struct {
 
 	// Native names the nftables tables that are no iptables'; nil: they are not known.
 	Native func(context.Context) ([]string, error)
+	// Elsewhere opens the backend that is not guarded, to see what became of the rules
+	// that an earlier run guarded there; nil: that is never looked at. close ends it.
+	Elsewhere func(context.Context, iptables.Backend) (r Reader, close func(), err error)
 }
 
 // A Daemon is the one loop. Run it once; every other method may be called from
@@ -169,6 +173,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	d.recall(ctx, st)
 	d.recallFlushes(ctx, st)
+	st.settleEarlier()
 	d.cfg.Metrics.SetBackend(d.cfg.Kernel.Info())
 	var keeping sync.WaitGroup
 	if d.cfg.Journal != nil {
@@ -194,7 +199,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
-			d.work(ctx, worker, "save", diskLimit, func() { d.save(context.WithoutCancel(ctx), st, true) })
+			d.work(ctx, worker, "save", diskLimit, func() { d.leave(context.WithoutCancel(ctx), st) })
 			log.Info("Stopped; canaries and rules stay in place")
 			if st.paused() {
 				log.Info("The pause ends here: the next start replays what it finds lost")
@@ -305,12 +310,14 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	log := klog.FromContext(ctx)
 	st.stored = d.cfg.Store.List()
 	d.recallOwners(ctx, st)
+	d.recallDecision(ctx, st)
 	known, stored, err := d.cfg.Store.LoadState()
 	switch {
 	case errors.Is(err, reload.ErrNothingStored):
 		return
 	case err != nil:
 		log.Error(err, "The stored generation is not used; canaryd begins with what the kernel holds now")
+		d.suspect(ctx, st, err.Error())
 		return
 	}
 	age := d.cfg.Uptime() - known.Uptime
@@ -318,8 +325,10 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	if (age > d.cfg.MaxStoredAge || age < 0) && !d.marksStand(ctx, st, known.Marks) {
 		log.Info("The marks of the last run do not stand, and what it knew is too old to be replayed unasked; `canaryd restore --generation` does it",
 			"generation", stored.ID, "age", age.Round(time.Second), "maxStoredAge", d.cfg.MaxStoredAge)
+		d.suspect(ctx, st, fmt.Sprintf("the rules were last seen in force longer ago than --max-stored-age (%s)", d.cfg.MaxStoredAge))
 		return
 	}
+	st.lastInForce = d.inForceAt(known.Uptime)
 	st.learned.Generation, st.marks = st.unclaimed(stored.Generation), known.Marks
 	if st.declared != nil {
 		st.inForce = &Declaration{st.claimed(stored.Generation), st.claims, st.origin}

@@ -55,6 +55,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	fs.digest, fs.examined, fs.dirty = snapshot.Digest, start, time.Time{}
 	d.noteOwner(ctx, st, snapshot)
 	st.noteReturn(snapshot)
+	d.noteDecision(ctx, st, snapshot)
 	fs.lastWord.saw(reload.ProxyStands(snapshot), fs.readEnd)
 	found := d.judge(st, f, snapshot, start)
 	st.pods.disbelieve(found[rules.Nat].Section, found[rules.Nat].Finding, start)
@@ -240,13 +241,16 @@ func (d *Daemon) thawAs(ctx context.Context, st *state, outcome Outcome, what st
 		}
 	}
 	now := time.Now()
-	absent := now.Sub(st.frozenSince)
-	d.cfg.Metrics.ObserveRecovery(absent)
+	absent, lost := now.Sub(st.frozenSince), false
 	for i := range st.journal {
 		if r := &st.journal[i]; r.Outcome == WaitingObserve && !r.Earlier {
-			r.Outcome, r.AbsentSeconds = outcome, now.Sub(r.Time).Seconds()
+			absent, lost = max(absent, r.back(now)), lost || r.Lost.Rules > 0
+			r.Outcome = outcome
 			d.write(ctx, *r, nil)
 		}
+	}
+	if lost {
+		d.cfg.Metrics.ObserveRecovery(absent)
 	}
 	st.frozenSince = time.Time{}
 	klog.FromContext(ctx).Info(what, "absent", absent.Round(time.Millisecond))

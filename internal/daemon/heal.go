@@ -231,6 +231,9 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 	}
 	d.cfg.Metrics.SetHooksMissing(f, missing)
 	d.examineAfter(st, f, fr, now)
+	if st.decision.waitsIn(f) { // what was read is not compared with what waits
+		fs.examineAt = earliest(fs.examineAt, now)
+	}
 	fs.quiet = false
 	st.markedAt = earliest(st.markedAt, now)
 }
@@ -328,14 +331,15 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 		}
 	}
 	d.logHeld(ctx, result)
-	absent := l.provedAt().Sub(l.record.Time)
-	l.record.AbsentSeconds = absent.Seconds()
+	absent := l.record.back(l.provedAt())
 	for _, fr := range result {
 		if written := fr.Written.Sub(l.record.Time).Seconds(); !fr.Written.IsZero() && written > l.record.WrittenSeconds {
 			l.record.WrittenSeconds, l.record.KernelSeconds = written, fr.Kernel.Seconds()
 		}
 	}
-	d.cfg.Metrics.ObserveRecovery(absent)
+	if l.counted {
+		d.cfg.Metrics.ObserveRecovery(absent)
+	}
 	d.journal(ctx, st, l)
 	d.logRecovery(ctx, st, l, result)
 }

@@ -293,10 +293,12 @@ func (d *Daemon) unknown(ctx context.Context, fs *familyState, f rules.Family, e
 // lost opens a flush record, unless one is open already.
 func (d *Daemon) lost(st *state, f rules.Family, digest uint64) {
 	if st.loss != nil {
+		st.boundAbsence(f)
 		st.holdMore()
 		return
 	}
 	now := time.Now()
+	defer st.boundAbsence(f)
 	st.loss = &loss{
 		record: Flush{ID: fmt.Sprintf("%x", st.evidence.UnixMicro()), Time: st.evidence, Outcome: Pending},
 		hit:    map[rules.Family]Verdicts{}, noticed: now, tryAt: now,

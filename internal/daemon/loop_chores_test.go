@@ -12,6 +12,7 @@ import (
 	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -125,7 +126,16 @@ func situations() map[string]situation {
 	}
 	return map[string]situation{
 		"end the pause": now(func(st *state) *time.Time { return &st.pausedUntil }),
-		"look":          now(func(st *state) *time.Time { return &st.lookAt }),
+		"judge what the last run left": func(t *testing.T, d *Daemon, st *state, fake *iptablestest.Fake) {
+			must(t, fake.Flush(rules.IPv4, rules.Nat, ""))
+			st.marks = nil
+			st.suspicion = &suspicion{
+				remains: reload.Remains{Identity: identity(iptables.NFT), ID: "0123456789ab", Generation: st.want()},
+				todo:    map[rules.Family]map[rules.TableName]bool{rules.IPv4: {rules.Nat: true}},
+				read:    map[rules.Family]bool{}, tryAt: time.Now(),
+			}
+		},
+		"look": now(func(st *state) *time.Time { return &st.lookAt }),
 		"heal": func(t *testing.T, d *Daemon, st *state, fake *iptablestest.Fake) {
 			must(t, fake.Flush(rules.IPv4, rules.Nat, ""))
 			d.lost(st, rules.IPv4, 0)
@@ -144,8 +154,8 @@ func situations() map[string]situation {
 				Claims:     func(chain string) bool { return chain == "OPS" },
 			}, time.Now())
 		},
-		"empty the quarantine": now(func(st *state) *time.Time { return &st.readmitAt }),
-		"remove doubled jumps": ipv4(func(fs *familyState) *time.Time { return &fs.undoubleAt }),
+		"empty the quarantine":                now(func(st *state) *time.Time { return &st.readmitAt }),
+		"remove doubled jumps":                ipv4(func(fs *familyState) *time.Time { return &fs.undoubleAt }),
 		"remove what pods that are gone left": now(func(st *state) *time.Time { return &st.pods.takeAwayAt }),
 		"renew the marks": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
 			fs := st.families[rules.IPv4]

@@ -68,6 +68,8 @@ type setup struct {
 	listenRequired bool
 	// attachments are libcni's files; nil is that nothing reads them.
 	attachments Attachments
+	// elsewhere opens the other backend; nil is that it cannot be.
+	elsewhere func(context.Context, iptables.Backend) (Reader, func(), error)
 }
 
 // A rig is a running Daemon on a Fake.
@@ -132,7 +134,7 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		Kernel:         fake, Hints: r.hints, Writers: r.writers, Metrics: metrics,
 		Mode: s.mode, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Piecewise: selector.Piecewise, Canary: canary.DefaultChain, Sets: fake.Sets(),
 		PollInterval: time.Second, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second,
-		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, Tidy: s.tidy, Flows: s.flows, CPU: s.cpu, Keeper: s.keeper, Attachments: s.attachments,
+		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, Tidy: s.tidy, Flows: s.flows, CPU: s.cpu, Keeper: s.keeper, Attachments: s.attachments, Elsewhere: s.elsewhere,
 	}
 	cfg.Native = s.native
 	r.broken = make(chan []SourceError)

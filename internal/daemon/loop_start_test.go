@@ -41,17 +41,18 @@ func TestRestart(t *testing.T) {
 		clock  time.Duration // by how much the clock on the wall is set meanwhile
 		asleep time.Duration // how much less the machine's uptime tells
 		back   bool          // the flushed rules come back
+		waits  bool          // they wait for a decision
 		log    string
 	}{
 		{name: "intact", down: time.Minute, back: true, log: "Took up the stored generation"},
 		{name: "intact for long", down: time.Hour, back: true, log: "Took up the stored generation"},
 		{name: "flushed", down: time.Minute, flush: true, back: true, log: "The rules are back and proved"},
-		{name: "flushed long ago", down: time.Hour, flush: true, log: "too old to be replayed unasked"},
+		{name: "flushed long ago", down: time.Hour, flush: true, waits: true, log: "too old to be replayed unasked"},
 		{name: "flushed, the clock set forward", down: time.Minute, flush: true, clock: 24 * time.Hour, back: true, log: "The rules are back and proved"},
-		{name: "flushed long ago, the clock set back", down: time.Hour, flush: true, clock: -24 * time.Hour, log: "too old to be replayed unasked"},
-		{name: "flushed, in another time namespace", down: time.Minute, flush: true, asleep: time.Hour, log: "too old to be replayed unasked"},
+		{name: "flushed long ago, the clock set back", down: time.Hour, flush: true, clock: -24 * time.Hour, waits: true, log: "too old to be replayed unasked"},
+		{name: "flushed, in another time namespace", down: time.Minute, flush: true, asleep: time.Hour, waits: true, log: "too old to be replayed unasked"},
 		{name: "another boot", down: time.Minute, flush: true, change: func(id *reload.Identity) { id.BootID = "later" }, log: "The stored generation is not used"},
-		{name: "another version", down: time.Minute, flush: true, change: func(id *reload.Identity) { id.Version = "1.8.10" }, log: "The stored generation is not used"},
+		{name: "another version", down: time.Minute, flush: true, change: func(id *reload.Identity) { id.Version = "1.8.10" }, waits: true, log: "The stored generation is not used"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -77,7 +78,11 @@ func TestRestart(t *testing.T) {
 				restores := first.fake.Restores()
 				r := run(t, first.fake, setup{store: openStore(t, dir, id), uptime: func() time.Duration { return bubbleUptime() - test.asleep }})
 				r.settled()
-				r.wantReady()
+				if test.waits {
+					r.wantAwaiting(generation.ID)
+				} else {
+					r.wantReady()
+				}
 				r.wantLog(test.log)
 				if test.back {
 					r.wantBack(before, left)

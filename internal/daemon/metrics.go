@@ -56,6 +56,7 @@ type Metrics struct {
 	execProbe, mixed, mismatch   prometheus.Gauge
 	paused, contended, ownerless prometheus.Gauge
 	nothingProtected             prometheus.Gauge
+	awaitingDecision             prometheus.Gauge
 	rulesAbsent, probeDuration   prometheus.Histogram
 	replayDuration               *prometheus.HistogramVec
 	families                     []rules.Family
@@ -77,7 +78,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		families: o.Families,
 
 		flushes:         b.counters("flushes_total", "Losses found, by the table that was hit.", "family", "table", "kind"),
-		flushEvents:     b.counter("flush_events_total", "Flush records written, one however many tables a flush hit."),
+		flushEvents:     b.counter("flush_events_total", "Flush records of lost rules, one however many tables a flush hit."),
 		replays:         b.counters("replays_total", "Replays by what became of them.", "family", "result"),
 		restoreFailures: b.counters("restore_failures_total", "Restores that iptables or the kernel refused, by reason.", "family", "reason"),
 		probes:          b.counters("probes_total", "Probes by what they showed.", "family", "result"),
@@ -108,6 +109,8 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		ownerless:       b.gauge("rules_without_owner", "Whether kube-proxy's rules are in force and kube-proxy's canary has been missing for two minutes."),
 
 		nothingProtected: b.gauge("nothing_protected", "Whether every table was read and holds no rule to guard; kubelet's own do not count."),
+
+		awaitingDecision: b.gauge("awaiting_decision", "Whether rules that were lost while canaryd did not run wait for an operator's decision."),
 
 		rulesAbsent:    b.histogram("rules_absent_seconds", "From the first evidence of a loss to the proof that everything is back.", absentBuckets),
 		probeDuration:  b.histogram("probe_duration_seconds", "How long a probe of one family took.", probeBuckets),
@@ -272,6 +275,7 @@ func (m *Metrics) SetStatus(s Status) {
 	m.contended.Set(truth(s.Contended))
 	m.ownerless.Set(truth(s.RulesWithoutOwner != nil))
 	m.nothingProtected.Set(truth(s.NothingProtected != nil))
+	m.awaitingDecision.Set(truth(s.Decision != nil))
 	m.mixed.Set(truth(s.Backend.Mixed))
 	m.mismatch.Set(truth(s.Backend.Mismatch))
 	for _, mode := range Modes() {

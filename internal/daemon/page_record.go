@@ -40,10 +40,13 @@ func recordOf(f Flush, now time.Time) pageRecord {
 	switch absent, known := f.AbsentFor(now); {
 	case !known:
 		r.Absent = "not known"
-	case f.Open():
-		r.Absent = durationText(absent) + " so far"
+	case f.Bound():
+		r.Absent = "at most " + durationText(absent)
 	default:
 		r.Absent = durationText(absent)
+	}
+	if f.Open() && r.Absent != "not known" {
+		r.Absent += " so far"
 	}
 	for _, t := range f.Lost.Tables {
 		g := pageGroup{TableLoss: t}
@@ -55,13 +58,22 @@ func recordOf(f Flush, now time.Time) pageRecord {
 	return r
 }
 
+// absentText is how long the rules were absent, or can have been at most.
+func absentText(f Flush) string {
+	text := durationText(secondsOf(f.AbsentSeconds))
+	if f.AbsentAtMost {
+		return "at most " + text
+	}
+	return text
+}
+
 func outcomeClass(o Outcome) string {
 	switch o {
 	case reload.Proved:
 		return "good"
 	case reload.Raced:
 		return "warn"
-	case reload.Skipped, Interrupted, Requested:
+	case reload.Skipped, Interrupted, Requested, Dismissed:
 		return "dull"
 	default:
 		return "bad"

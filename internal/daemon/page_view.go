@@ -193,6 +193,8 @@ func sinceTitle(title string, t time.Time) string {
 func lossLines(s Status, lost []loser, unknown []string, now time.Time) []string {
 	next := "canaryd is putting them back."
 	switch {
+	case s.Decision != nil:
+		next = "They were lost while canaryd did not run, and are not put back unasked."
 	case s.Mode == Observe:
 		next = "Observe mode: their owner has to put them back."
 	case s.Paused && s.PausedUntil.IsZero():
@@ -243,7 +245,7 @@ func wholeLines(s Status, now time.Time) []string {
 	if f, ok := s.lastFlush(); ok {
 		line := "Last flush " + agoText(f.Time, now)
 		if f.Outcome.Done() && f.AbsentSeconds > 0 {
-			line += ", back after " + durationText(secondsOf(f.AbsentSeconds))
+			line += ", back after " + absentText(f)
 		}
 		lines = append(lines, line+".")
 	}
@@ -254,6 +256,11 @@ func wholeLines(s Status, now time.Time) []string {
 // first.
 func warningsOf(s Status, now time.Time) []pageWarning {
 	var list []pageWarning
+	if d := s.Decision; d != nil {
+		list = append(list,
+			pageWarning{Name: "decision", Class: "bad", Title: "A decision is needed.", Text: "The rules are not put back unasked, because " + d.Reason + ". To put them back:", Command: d.Restore},
+			pageWarning{Name: "dismiss", Class: "warn", Title: "Or accept the loss.", Text: "What the tables hold now is what ought to be in force:", Command: d.Dismiss})
+	}
 	if s.Contended {
 		w := pageWarning{Name: "contended", Class: "bad", Title: "Somebody keeps undoing what is replayed.",
 			Text: "Replays are limited until one has stood for 10 s. Stop who flushes, or end the fight:", Command: "canaryd pause --for=1h"}
@@ -345,14 +352,16 @@ var kindMeanings = map[canary.Verdict]string{
 
 // outcomeMeanings explains what became of a flush.
 var outcomeMeanings = map[Outcome]string{
-	reload.Proved:  "everything is in force again, and a read showed it",
-	reload.Raced:   "everything is in force again, but somebody else wrote meanwhile",
-	reload.Partial: "some tables or rules are still missing",
-	reload.Failed:  "nothing could be put back; it is tried again",
-	reload.Skipped: "canaryd wrote nothing: the owner put the rules back",
-	WaitingPaused:  "replays are paused; the rules come back when the pause ends",
-	WaitingObserve: "canaryd only observes; the rules' owner has to put them back",
-	Pending:        "it is not answered yet",
-	Requested:      "an operator asked for it: there is nothing to put back",
-	Interrupted:    "canaryd ended before it was answered; what the next one found lost is a flush of its own",
+	reload.Proved:    "everything is in force again, and a read showed it",
+	reload.Raced:     "everything is in force again, but somebody else wrote meanwhile",
+	reload.Partial:   "some tables or rules are still missing",
+	reload.Failed:    "nothing could be put back; it is tried again",
+	reload.Skipped:   "canaryd wrote nothing: the owner put the rules back",
+	WaitingPaused:    "replays are paused; the rules come back when the pause ends",
+	WaitingObserve:   "canaryd only observes; the rules' owner has to put them back",
+	Pending:          "it is not answered yet",
+	Requested:        "an operator asked for it: there is nothing to put back",
+	Interrupted:      "canaryd ended before it was answered; what the next one found lost is a flush of its own",
+	AwaitingDecision: "the rules are not put back unasked: an operator has to decide, or their owner to write them",
+	Dismissed:        "an operator has accepted the loss",
 }

@@ -52,6 +52,7 @@ func (d *Daemon) publish(st *state) {
 	}
 	s.LastExamination = lastKnown(st)
 	s.LossSince = st.frozenSince
+	st.decision.show(&s)
 	if st.loss != nil {
 		s.LossSince = earliest(s.LossSince, st.loss.record.Time)
 		if st.loss.told {

@@ -60,6 +60,11 @@ func (d *Daemon) recallHeld(ctx context.Context, st *state, known reload.Quarant
 			d.holdBack(st, f, t, list)
 		}
 	}
+	d.recallSets(ctx, st)
+}
+
+// recallSets takes up the ipsets that the last run knew.
+func (d *Daemon) recallSets(ctx context.Context, st *state) {
 	var err error
 	if st.sets, err = d.cfg.Store.LoadSets(); err != nil {
 		klog.FromContext(ctx).Error(err, "The stored ipsets are not used; one that is missing now cannot be put back")
@@ -172,9 +177,11 @@ func (d *Daemon) captureSets(ctx context.Context, st *state, all bool) {
 	}
 	if st.needsOf != st.edition {
 		st.needsOf, st.needs = st.edition, nil
-		for _, tables := range st.want() {
-			for _, s := range tables {
-				st.needs = append(st.needs, s.Needs().Sets...)
+		for _, g := range []rules.Generation{st.want(), st.decision.lost()} {
+			for _, tables := range g {
+				for _, s := range tables {
+					st.needs = append(st.needs, s.Needs().Sets...)
+				}
 			}
 		}
 		slices.Sort(st.needs)

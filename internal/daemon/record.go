@@ -76,14 +76,25 @@ func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.Family]map
 	}
 	l.noteWriters(q)
 	l.record.settleCulprit()
-	if l.told {
-		d.cfg.Metrics.ObserveFurtherLoss(fresh)
-	} else {
+	if !l.told {
 		l.record.NoticedSeconds = l.noticed.Sub(l.record.Time).Seconds()
-		d.cfg.Metrics.ObserveFlush(l.record.Time, fresh)
 		l.told = true
 	}
+	d.count(l, fresh)
 	d.logLost(ctx, st, fresh)
+}
+
+// count counts tables of a record. A record without a rule is kept and not counted: the
+// flush took canaryd's marks, or empty chains, and nothing that packets meet. A drift is
+// counted without one, too: it may be a rule too many.
+func (d *Daemon) count(l *loss, fresh map[rules.Family]Verdicts) {
+	switch {
+	case l.counted:
+		d.cfg.Metrics.ObserveFurtherLoss(fresh)
+	case l.record.Lost.Rules > 0 || l.record.Kind == canary.Drifted:
+		d.cfg.Metrics.ObserveFlush(l.record.Time, l.hit)
+		l.counted = true
+	}
 }
 
 // logNotice says that a flush was noticed, before anything is done about it.
@@ -161,7 +172,7 @@ func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result rel
 		what = "The rules are back, but for those that were left out"
 	}
 	log.Info(what, "flush", l.record.ID, "tables", tablesText(l.hit), "outcome", l.record.Outcome,
-		"absent", time.Duration(l.record.AbsentSeconds*float64(time.Second)).Round(10*time.Microsecond), "attempts", l.attempts+1)
+		absentKey(l.record), secondsOf(l.record.AbsentSeconds).Round(10*time.Microsecond), "attempts", l.attempts+1)
 	for f, fr := range result {
 		for t, tr := range fr.Tables {
 			if n := len(tr.Skipped); n > 0 {
@@ -176,6 +187,14 @@ func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result rel
 			log.Error(fr.Aftercare, "The rules are back, but not all that follows worked", "flush", l.record.ID, "family", f)
 		}
 	}
+}
+
+// absentKey is what the log calls how long rules were absent.
+func absentKey(r Flush) string {
+	if r.AbsentAtMost {
+		return "absentAtMost"
+	}
+	return "absent"
 }
 
 // logUnreadable says once why a table is unknown.

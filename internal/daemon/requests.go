@@ -69,13 +69,13 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 	// for its owner's decision.
 	force := r.Generation != "" || d.anyTable(st, func(ts *tableState) bool { return ts.frozen })
 	if r.Generation != "" && r.Generation != st.want().ID() {
-		if st.declared != nil {
+		if st.declared != nil && !st.decision.of(r.Generation) {
 			return RestoreReply{}, errDeclared
 		}
 		if d.cfg.Store == nil {
 			return RestoreReply{}, fmt.Errorf("%w: %s, no state folder is in use", ErrNoGeneration, r.Generation)
 		}
-		stored, err := d.cfg.Store.Load(r.Generation)
+		stored, err := d.stored(st, r.Generation)
 		if errors.Is(err, reload.ErrNothingStored) {
 			return RestoreReply{}, fmt.Errorf("%w: %s; %s", ErrNoGeneration, r.Generation, d.cfg.Store.Offer())
 		}
@@ -83,6 +83,9 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 			return RestoreReply{}, err
 		}
 		job.Generation = stored.Generation
+		if own := st.own(); own.Claims != nil { // what is declared stays as it is
+			job.Generation = own.Generation.Join(st.unclaimed(stored.Generation))
+		}
 	}
 	gone := d.gonePods(ctx, st)
 	job.Generation = job.Generation.WithoutAttachments(gone)
@@ -103,7 +106,7 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 		reply := ReplyOf(job.Generation.ID(), result)
 		d.takeReplay(ctx, st, job, result, reply)
 		st.addRefused(&reply)
-		return reply, err
+		return d.restored(ctx, st, r.Generation, reply, result), err
 	}
 	undo := d.keepForUndo(ctx, st, job, r)
 	reply, result, err := Restoring(ctx, d.replayer(ctx, st), force, job, r)
@@ -112,6 +115,7 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 		d.takeReplay(ctx, st, job, result, reply)
 		d.noteRemoval(ctx, st, reply, result)
 		st.addRefused(&reply)
+		reply = d.restored(ctx, st, r.Generation, reply, result)
 	}
 	return reply, err
 }
@@ -197,6 +201,7 @@ func (d *Daemon) Cleanup(ctx context.Context, r CleanupRequest) error {
 	var failed error
 	err = d.ask(ctx, func(ctx context.Context, st *state) {
 		st.removed, st.pausedUntil = true, time.Time{}
+		st.decision, st.suspicion = nil, nil
 		d.stopKeeping(ctx, st)
 		d.cfg.Metrics.SetCanariesGone()
 		replayer := d.replayer(ctx, st)

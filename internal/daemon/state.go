@@ -73,6 +73,11 @@ type state struct {
 	removed   bool // cleanup took everything out; nothing is done any more
 
 	pausedUntil time.Time // zero: not paused
+	// lastInForce is when the last run knew the generation to be in force, by the
+	// clock of this run; zero: there was none, or its time is not known.
+	lastInForce time.Time
+	suspicion   *suspicion // what the last run left and this one did not take up; nil: nothing
+	decision    *decision  // a loss that waits for one; nil: none does
 	stored      []reload.Kept
 	inventory   inventory
 	contention
@@ -141,7 +146,8 @@ type loss struct {
 	heard    uint32                    // which something was found lost
 	hit      map[rules.Family]Verdicts // tables counted so far
 	noted    bool                      // whether the log has that it was noticed
-	told     bool                      // whether metrics and log have what was lost
+	told     bool                      // whether the log has what was lost
+	counted  bool                      // whether metrics have it
 	unhooked bool                      // hooks were deleted by name, and their grace is over
 	unproved reload.Unproved           // what was written and could not be read back
 	found    reload.Found              // what the last reads found

@@ -63,6 +63,9 @@ type Status struct {
 	LastExamination time.Time `json:"lastExamination,omitzero"`
 	// LossSince is when the loss that stands now was first seen.
 	LossSince time.Time `json:"lossSince,omitzero"`
+	// Decision is a loss that is not replayed unasked, and that lasts until an operator
+	// decides about it or the rules are back.
+	Decision *Decision `json:"decision,omitempty"`
 	// CapturePendingSince is when an owner first changed what the generation
 	// does not hold yet.
 	CapturePendingSince time.Time `json:"capturePendingSince,omitzero"`
@@ -157,6 +160,11 @@ type Flush struct {
 	// rules have been missing since Time.
 	NoticedSeconds float64 `json:"noticedSeconds"`
 	AbsentSeconds  float64 `json:"absentSeconds"`
+	// AbsentAtMost: AbsentSeconds is no more than a bound. The flush came while no
+	// canaryd ran, and the time is counted from LastInForce, when the rules were last
+	// known to be in force.
+	AbsentAtMost bool      `json:"absentAtMost,omitempty"`
+	LastInForce  time.Time `json:"lastInForce,omitzero"`
 	// WrittenSeconds is from the first evidence to the end of the last write: from
 	// then on the rules were in force, and the rest of AbsentSeconds is the proof.
 	// KernelSeconds is what of it the kernel took for canaryd's own transactions.
@@ -227,6 +235,13 @@ type Outcome = reload.Outcome
 // Pending is the outcome of a flush that is not answered yet; it is in no
 // metric.
 const Pending Outcome = "pending"
+
+// AwaitingDecision is the outcome of a flush whose rules are not replayed unasked,
+// until they are back or an operator has decided; it is in no metric.
+const AwaitingDecision Outcome = "waiting: decision"
+
+// Dismissed is the outcome of such a flush once an operator has accepted the loss.
+const Dismissed Outcome = "dismissed"
 
 // Interrupted is the outcome of a flush of an earlier run, which ended before
 // the flush was answered. What the next run found lost is a flush of its own.
@@ -301,6 +316,9 @@ func withoutCommands(list []Culprit) []Culprit {
 // names all tables that lost something and the pause, else the first table of
 // which nothing is known, or the reason, in one line.
 func (s Status) Ready() error {
+	if s.Decision != nil && !s.Stopped {
+		return s.Decision.problem()
+	}
 	if s.Stopped {
 		return errors.New("stopped by a cleanup")
 	}

@@ -39,7 +39,12 @@ const (
 // is proved is the generation.
 func (d *Daemon) plant(ctx context.Context, st *state) {
 	log := klog.FromContext(ctx)
-	result, err := d.replayer(ctx, st).Plant(ctx, d.job(st, d.cfg.Kernel.Families()...))
+	families := d.plantable(st)
+	if len(families) == 0 {
+		st.plantAt = st.suspicion.tryAt
+		return
+	}
+	result, err := d.replayer(ctx, st).Plant(ctx, d.job(st, families...))
 	for f, fr := range result {
 		d.absorb(st, f, fr)
 		d.countRefusal(f, fr.Err)
@@ -47,7 +52,7 @@ func (d *Daemon) plant(ctx context.Context, st *state) {
 	}
 	d.countLocked(st, result, err)
 	if err == nil && !d.allPlanted(st) {
-		err = unplanted(st, result)
+		err = errors.Join(unplanted(st, result), st.suspicion.why())
 	}
 	if err != nil {
 		st.lookAt = time.Now()
@@ -167,7 +172,11 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 		st.saveAt = time.Now().Add(confirmEvery)
 		return
 	}
-	start, uptime := time.Now(), d.cfg.Uptime()
+	start := time.Now()
+	if !d.keepDecision(ctx, st) {
+		st.saveAt = start.Add(confirmEvery) // what is on disk shows the loss
+		return
+	}
 	var err error
 	switch sound := d.sound(st); {
 	case !sound:
@@ -176,9 +185,9 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 		err = d.saveGeneration(st)
 		st.savedAt, st.saveCost = time.Now(), time.Since(start)
 		st.saveAt = st.savedAt.Add(confirmEvery)
-		st.confirmed, st.uptime = start, uptime
+		d.confirm(st)
 	default:
-		st.confirmed, st.uptime = start, uptime
+		d.confirm(st)
 	}
 	if err == nil && d.cfg.Store.Holds() {
 		err = d.saveMarks(st, st.marks)

@@ -18,8 +18,12 @@ const (
 
 // Open reports whether the rules of a record are still missing, as far as this run knows.
 func (f Flush) Open() bool {
-	return !f.Earlier && f.AbsentSeconds == 0 && f.unanswered()
+	return f.AbsentSeconds == 0 && (f.Outcome == AwaitingDecision || !f.Earlier && f.unanswered())
 }
+
+// Bound reports whether what AbsentFor returns is no more than a bound: canaryd did not run
+// when the rules went, and knows only when they were last in force.
+func (f Flush) Bound() bool { return f.AbsentAtMost || f.Open() && !f.LastInForce.IsZero() }
 
 // unanswered reports whether a record's outcome is one that a flush has while it lasts.
 func (f Flush) unanswered() bool {
@@ -37,6 +41,8 @@ func (f Flush) AbsentFor(now time.Time) (time.Duration, bool) {
 	switch {
 	case f.AbsentSeconds > 0:
 		return secondsOf(f.AbsentSeconds), true
+	case f.Open() && !f.LastInForce.IsZero():
+		return max(now.Sub(f.LastInForce), 0), true
 	case f.Open():
 		return max(now.Sub(f.Time), 0), true
 	default:

@@ -5,6 +5,7 @@ package private
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -116,6 +117,16 @@ func Open(path string, flag int) (*os.File, error) {
 	}
 	_ = file.Close() // the first error is the one to report
 	return nil, err
+}
+
+// Read returns what a file that Open opens holds, most bytes of it at most.
+func Read(path string, most int64) ([]byte, error) {
+	file, err := Open(path, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	return io.ReadAll(io.LimitReader(file, most))
 }
 
 // Unfinished ends the name of a file that Write has not finished.

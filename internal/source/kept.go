@@ -5,14 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"time"
 
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/private"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -43,15 +42,10 @@ func (s Shelf) keep(source Source, said Declared) error {
 		return nil
 	}
 	data, err := json.Marshal(kept{keptFormat, source.path(), time.Now(), said.Generation})
-	path := s.file(source.Name())
 	if err == nil {
-		err = os.WriteFile(path+".new", data, 0o600)
-	}
-	if err == nil {
-		err = os.Rename(path+".new", path)
+		err = private.Write(s.file(source.Name()), data)
 	}
 	if err != nil {
-		_ = os.Remove(path + ".new") // a full disk needs the room
 		return fmt.Errorf("keeping what the source %s says: %w", source.Name(), err)
 	}
 	return nil
@@ -65,30 +59,26 @@ func (s Shelf) recall(source Source) (Declared, error) {
 	if s.Dir == "" {
 		return Declared{}, errNotKept
 	}
-	file, err := os.Open(s.file(source.Name()))
+	path := s.file(source.Name())
+	data, err := private.Read(path, maxKept)
 	if errors.Is(err, fs.ErrNotExist) {
 		return Declared{}, errNotKept
 	}
 	if err != nil {
 		return Declared{}, err
 	}
-	defer file.Close()
-	data, err := io.ReadAll(io.LimitReader(file, maxKept))
-	if err != nil {
-		return Declared{}, err
-	}
 	var k kept
 	if err := json.Unmarshal(data, &k); err != nil {
-		return Declared{}, fmt.Errorf("%s is corrupt: %w", file.Name(), err)
+		return Declared{}, fmt.Errorf("%s is corrupt: %w", path, err)
 	}
 	switch {
 	case k.Format != keptFormat:
-		return Declared{}, fmt.Errorf("%s: format %d is not known here", file.Name(), k.Format)
+		return Declared{}, fmt.Errorf("%s: format %d is not known here", path, k.Format)
 	case k.Path != source.path():
-		return Declared{}, fmt.Errorf("%w: %s is of %s", errNotKept, file.Name(), k.Path)
+		return Declared{}, fmt.Errorf("%w: %s is of %s", errNotKept, path, k.Path)
 	}
 	if err := rules.Validate(k.Generation); err != nil {
-		return Declared{}, fmt.Errorf("%s: %w", file.Name(), err)
+		return Declared{}, fmt.Errorf("%s: %w", path, err)
 	}
 	return source.recall(k.Generation), nil
 }

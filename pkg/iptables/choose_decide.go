@@ -102,6 +102,15 @@ func (e Evidence) Total(backend Backend) Count {
 // may still decide the backend.
 func (e Evidence) Empty() bool { return e.Total(NFT).weight() == 0 && e.Total(Legacy).weight() == 0 }
 
+// Prefer makes evidence for neither backend one for that which was guarded before in
+// this boot: a flush took everything else that could tell. "" is none.
+func (e Evidence) Prefer(before Backend) Evidence {
+	if before != "" && e.Empty() {
+		e.Backend, e.Reason = before, fmt.Sprintf("neither backend holds rules, and canaryd guarded %s before in this boot", before)
+	}
+	return e
+}
+
 // Force makes the evidence one for a backend that was asked for. The counts
 // stay, and the reason tells if they speak against it.
 func (e Evidence) Force(backend Backend) Evidence {

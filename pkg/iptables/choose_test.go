@@ -289,6 +289,24 @@ func TestDecide(t *testing.T) {
 }
 
 // TestForce: a backend that was asked for stands, and the evidence is shown.
+// TestPrefer: what was guarded before counts where nothing else does.
+func TestPrefer(t *testing.T) {
+	rules4 := map[rules.Family]map[Backend]Count{rules.IPv4: {NFT: {Rules: 1}, Legacy: {}}}
+	for _, test := range []struct {
+		evidence Evidence
+		before   Backend
+		want     Backend
+	}{
+		{Evidence{Backend: NFT}, Legacy, Legacy},
+		{Evidence{Backend: NFT}, "", NFT},
+		{Evidence{Backend: NFT, Counts: rules4}, Legacy, NFT},
+	} {
+		if got := test.evidence.Prefer(test.before); got.Backend != test.want {
+			t.Errorf("%+v, %q before: got %s, want %s", test.evidence, test.before, got.Backend, test.want)
+		}
+	}
+}
+
 func TestForce(t *testing.T) {
 	evidence := func(nft, legacy int) Evidence {
 		e := Evidence{Counts: map[rules.Family]map[Backend]Count{rules.IPv4: {NFT: {Rules: nft}, Legacy: {Rules: legacy}}}}

@@ -10,6 +10,9 @@ import (
 type Config struct {
 	// Backend forces a backend; "" chooses by evidence (see Choose).
 	Backend Backend
+	// Before is the backend that was guarded before in this boot and network namespace;
+	// it is chosen where the evidence is for neither. "" is that none was.
+	Before Backend
 	// Families are those wanted; nil means all that exist. A family that the
 	// kernel or the tools lack is left out, see Kernel.Disabled.
 	Families []rules.Family

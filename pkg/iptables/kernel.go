@@ -92,7 +92,7 @@ func choose(ctx context.Context, cfg Config) (Evidence, error) {
 	}
 	evidence, err := Choose(ctx, cfg.chooseConfig())
 	if cfg.Backend == "" {
-		return evidence, err
+		return evidence.Prefer(cfg.Before), err
 	}
 	if errors.Is(err, ErrPermission) {
 		return Evidence{}, err

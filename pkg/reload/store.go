@@ -89,6 +89,7 @@ type Store struct {
 	written  string // ID of the generation that the state names when it is written next
 	named    string // ID of the one that it names on disk
 	headers  map[string]header
+	pinned   string // ID of one that a loss waits for; it is not removed
 }
 
 // OpenStore opens the folder, which it makes if it is missing.
@@ -150,17 +151,20 @@ func (s *Store) Save(stored Stored) error {
 // or the next start would take them for somebody else's.
 func (s *Store) SaveState(state State) error {
 	state.Format, state.Identity, state.ID = format, s.identity, s.written
-	if err := s.write(filepath.Join(s.dir, "state.json"), state); err != nil {
+	if err := s.write(s.statePath(), state); err != nil {
 		return fmt.Errorf("keeping the state: %w", err)
 	}
 	s.named = s.written
 	return nil
 }
 
-// Forget removes the state, so that the next start does not take marks that
-// were removed on purpose for lost ones. Generations stay, for restore.
+// Forget removes the state and a loss that waits, so that the next start does not
+// take marks that were removed on purpose for lost ones. Generations stay, for restore.
 func (s *Store) Forget() error {
-	for _, path := range []string{filepath.Join(s.dir, "state.json"), s.ownersPath()} {
+	if err := s.ForgetPending(); err != nil {
+		return err
+	}
+	for _, path := range []string{s.statePath(), s.ownersPath()} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("forgetting the state: %w", err)
 		}
@@ -172,7 +176,7 @@ func (s *Store) Forget() error {
 // ErrNothingStored, ErrForeign with the difference, or says what is broken.
 func (s *Store) LoadState() (State, Stored, error) {
 	var state State
-	if err := s.read(filepath.Join(s.dir, "state.json"), &state); err != nil {
+	if err := s.read(s.statePath(), &state); err != nil {
 		return State{}, Stored{}, err
 	}
 	if err := s.bound(state.Identity); err != nil {
@@ -186,7 +190,10 @@ func (s *Store) LoadState() (State, Stored, error) {
 func (s *Store) Resume(id string) { s.written, s.named = id, id }
 
 // Load returns the generation of that ID.
-func (s *Store) Load(id string) (Stored, error) {
+func (s *Store) Load(id string) (Stored, error) { return s.loadIf(id, s.bound) }
+
+// loadIf returns the generation of that ID if check lets its identity pass.
+func (s *Store) loadIf(id string, check func(Identity) error) (Stored, error) {
 	stored, err := s.load(id)
 	if errors.Is(err, ErrNothingStored) && idPattern.MatchString(id) {
 		return Stored{}, fmt.Errorf("%w: %s; %s", err, id, s.Offer())
@@ -194,7 +201,7 @@ func (s *Store) Load(id string) (Stored, error) {
 	if err != nil {
 		return Stored{}, err
 	}
-	if err := s.bound(stored.Identity); err != nil {
+	if err := check(stored.Identity); err != nil {
 		return Stored{}, err
 	}
 	return stored, sound(stored, id)
@@ -228,6 +235,11 @@ func (s *Store) bound(o Identity) error {
 	}
 	return nil
 }
+
+// stateFile has the state, in the store's folder.
+const stateFile = "state.json"
+
+func (s *Store) statePath() string { return filepath.Join(s.dir, stateFile) }
 
 func (s *Store) path(id string) string {
 	return filepath.Join(s.dir, "generations", id+".json")

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/canaryd/canaryd/internal/private"
 )
 
 // Made says what made a stored generation.
@@ -139,7 +141,7 @@ func Offered(list []Kept) []Kept {
 // readHeader reads a generation's file up to its rules, which may be 10 MB.
 func (s *Store) readHeader(id string) (Stored, error) {
 	var h Stored
-	file, err := os.Open(s.path(id))
+	file, err := private.Open(s.path(id), os.O_RDONLY)
 	if err != nil {
 		return h, err
 	}
@@ -219,11 +221,11 @@ func (s *Store) load(id string) (Stored, error) {
 	return stored, nil
 }
 
-// prune keeps the newest generations.
+// prune keeps the newest generations, and one that a loss waits for.
 func (s *Store) prune() error {
 	var errs []error
 	for i, k := range s.List() {
-		if i >= keptGenerations {
+		if i >= keptGenerations && k.ID != s.pinned {
 			errs = append(errs, os.Remove(s.path(k.ID)))
 		}
 	}

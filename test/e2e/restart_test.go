@@ -1,8 +1,6 @@
 package e2e
 
 import (
-	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -49,21 +47,7 @@ func TestRestart(t *testing.T) {
 		third.Stop()
 
 		n.Flush()
-		old := n.Start("--max-stored-age=1ms")
-		told := regexp.MustCompile(`too old .*canaryd restore --generation.* generation="([0-9a-f]{12})"`).FindStringSubmatch(old.Log())
-		if told == nil {
-			n.Fatalf("the log does not say what to do about a generation that is too old:\n%s", old.Log())
-		}
-		id = told[1]
-		time.Sleep(2 * time.Second) // two polls
-		if slices.Equal(protected, n.Protected()) {
-			n.Error("a generation older than --max-stored-age was replayed unasked")
-		}
-		old.Stop()
-
-		if !slices.Contains(n.Stored(), id) {
-			n.Fatalf("generation %s is not among the stored ones: %q", id, n.Stored())
-		}
+		awaitsDecision(n, protected, id)
 		stdout, _ := n.Want(0, "restore", "--generation="+id)
 		if !strings.Contains(stdout, id) {
 			n.Errorf("canaryd restore printed %q, want the generation's ID in it", stdout)

@@ -1,0 +1,61 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+)
+
+const aboutDismiss = `Where rules were lost while canaryd did not run, and it may not put them back unasked, the node is
+not healthy until the rules are back. This accepts the loss: what the tables hold now is what ought
+to be in force. The stored generation stays on disk.
+Exit code: 0 also if nothing waited for a decision, 2 no daemon or trouble.
+`
+
+// runDismiss accepts the loss that waits for a decision.
+func runDismiss(ctx context.Context, o *options, to streams) (int, error) {
+	reply, err := o.client().Dismiss(ctx)
+	if err == nil {
+		err = printDismissal(o, to, reply)
+	}
+	if err != nil {
+		return exitError, err
+	}
+	return exitOK, nil
+}
+
+func printDismissal(o *options, to streams, reply daemon.DismissReply) error {
+	if o.output == "json" {
+		return printJSON(to.out, reply)
+	}
+	what := "nothing waits for a decision"
+	if reply.Flush != "" {
+		what = fmt.Sprintf("the loss of flush %s is accepted: %s; generation %s stays on disk", reply.Flush, count(reply.Rules, "rule"), reply.Generation)
+	}
+	_, err := fmt.Fprintln(to.out, what)
+	return err
+}
+
+// awaiting puts tables whose loss waits for a decision, and is not over, into the
+// verdicts that a read without a daemon came to.
+func (b bench) awaiting(snapshot iptables.Snapshot, verdicts daemon.Verdicts) {
+	pending, err := b.store.LoadPending()
+	if err != nil {
+		return // none waits, or the daemon will say what is wrong with it
+	}
+	var record daemon.Flush
+	if err := json.Unmarshal(pending.Record, &record); err != nil {
+		return
+	}
+	lost, err := b.store.LoadHere(pending.ID)
+	for _, t := range record.Lost.Tables {
+		back := err == nil && canary.Covers(lost.Generation[t.Family][t.Table], snapshot.Tables[t.Table])
+		if t.Family == snapshot.Family && t.Rules > 0 && !back && !verdicts[t.Table].Loss() {
+			verdicts[t.Table] = t.Kind
+		}
+	}
+}

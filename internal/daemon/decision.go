@@ -1,0 +1,328 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Decision is a loss that waits for one, in a Status: rules of an earlier run are gone,
+// and may not be replayed unasked. It ends when their owner writes them again, when
+// Restore has brought them back, or when Dismiss was run.
+type Decision struct {
+	Flush      string    `json:"flush"` // ID of its record
+	Since      time.Time `json:"since"` // when it was found
+	Generation string    `json:"generation"`
+	Reason     string    `json:"reason"` // why the rules are not replayed unasked
+	// Tables are those that still lack their rules, with what became of them.
+	Tables  map[rules.Family]Verdicts `json:"tables"`
+	Restore string                    `json:"restore"` // the command that brings the rules back
+	Dismiss string                    `json:"dismiss"` // the command that accepts the loss
+}
+
+// dismissCommand accepts a loss.
+const dismissCommand = "canaryd dismiss"
+
+// A decision is a loss of stored rules that only an operator or the rules' owner ends.
+// What the tables hold meanwhile is learned and guarded as ever; what was lost stays
+// on disk.
+type decision struct {
+	record     Flush
+	id         string           // of the generation that was lost
+	generation rules.Generation // its rules; of tables without any, nothing can be seen to be back
+	identity   reload.Identity  // that it is bound to
+	backend    iptables.Backend // that it was guarded on
+	reason     string           // why it is not replayed unasked
+	waiting    map[rules.Family]Verdicts
+	diff       []TableDiff
+	room       room
+	kept       bool    // it is on disk
+	trouble    trouble // why it is not
+}
+
+// of reports whether the decision is about the generation of that ID.
+func (w *decision) of(id string) bool { return w != nil && w.id == id }
+
+// waitsIn reports whether a table of the family lacks rules.
+func (w *decision) waitsIn(f rules.Family) bool { return w != nil && len(w.waiting[f]) > 0 }
+
+// public returns the decision as a Status has it, of a canaryd that guards that backend.
+func (w *decision) public(ours iptables.Backend) Decision {
+	p := Decision{
+		Flush: w.record.ID, Since: w.record.Time, Generation: w.id, Reason: w.reason,
+		Tables: map[rules.Family]Verdicts{}, Restore: "canaryd restore --generation " + w.id, Dismiss: dismissCommand,
+	}
+	if w.backend != ours {
+		p.Restore = fmt.Sprintf("canaryd run --backend=%s, and then %s", w.backend, p.Restore)
+	}
+	for f, tables := range w.waiting {
+		p.Tables[f] = maps.Clone(tables)
+	}
+	return p
+}
+
+// show puts the decision into a status. Its tables are lost there, although what they
+// hold now is guarded.
+func (w *decision) show(s *Status) {
+	if w == nil || s.Stopped {
+		return
+	}
+	p := w.public(s.Backend.Name)
+	s.Decision = &p
+	for f, tables := range w.waiting {
+		for t, v := range tables {
+			if !s.Families[f][t].Loss() {
+				s.Families[f][t] = v
+			}
+		}
+	}
+	s.LossSince = earliest(s.LossSince, w.record.Time)
+}
+
+// problem says in one line what is lost and what to do.
+func (w Decision) problem() error {
+	return fmt.Errorf("rules were lost while canaryd did not run (%s): `%s` puts them back, `%s` accepts the loss",
+		tablesText(w.Tables), w.Restore, w.Dismiss)
+}
+
+// logAwaiting says what is lost, and what an operator is to do.
+func (d *Daemon) logAwaiting(ctx context.Context, w *decision) {
+	lost, p := w.record.Lost, w.public(d.cfg.Kernel.Info().Backend)
+	log := klog.FromContext(ctx)
+	if !w.record.LastInForce.IsZero() {
+		log = log.WithValues("lastInForce", w.record.LastInForce.UTC().Format(time.RFC3339))
+	}
+	log.Error(errors.New(w.reason), "Rules were lost while canaryd did not run; they are not put back unasked, and a decision is needed",
+		"flush", w.record.ID, "tables", tablesText(w.waiting), "rules", lost.Rules, "chains", lost.Chains, "hooks", lost.Hooks,
+		"generation", w.id, "bringThemBack", p.Restore, "acceptTheLoss", p.Dismiss)
+}
+
+// noteDecision ends a decision once a read shows that the rules are back. What their
+// owner wrote need not be what it wrote before.
+func (d *Daemon) noteDecision(ctx context.Context, st *state, snapshot iptables.Snapshot) {
+	w, f := st.decision, snapshot.Family
+	if !w.waitsIn(f) {
+		return
+	}
+	next := *w
+	next.waiting = maps.Clone(w.waiting)
+	next.waiting[f] = maps.Clone(w.waiting[f])
+	for t := range w.waiting[f] {
+		if snapshot.Unreadable[t] == nil && len(w.generation) > 0 && canary.Covers(w.generation[f][t], snapshot.Tables[t]) {
+			delete(next.waiting[f], t)
+		}
+	}
+	if len(next.waiting[f]) == 0 {
+		delete(next.waiting, f)
+	}
+	if st.decision = &next; len(next.waiting) == 0 {
+		d.decided(ctx, st, reload.Skipped)
+	}
+}
+
+// decided ends a decision: the rules are back, or an operator has accepted the loss.
+func (d *Daemon) decided(ctx context.Context, st *state, outcome Outcome) {
+	w, now := st.decision, time.Now()
+	st.decision = nil
+	st.edition++
+	st.saveAt = earliest(st.saveAt, now.Add(saveQuiet))
+	what := "An operator has accepted that these rules are lost"
+	w.record.Outcome, w.record.Detail = outcome, ""
+	if outcome != Dismissed {
+		what = "The rules that were lost while canaryd did not run are back"
+	}
+	if outcome != Dismissed && !w.record.LastInForce.IsZero() {
+		d.cfg.Metrics.ObserveRecovery(w.record.back(now))
+	}
+	st.rewrite(w.record)
+	d.write(ctx, w.record, nil)
+	log := klog.FromContext(ctx)
+	if w.record.AbsentAtMost {
+		log = log.WithValues(absentKey(w.record), secondsOf(w.record.AbsentSeconds).Round(time.Millisecond))
+	}
+	log.Info(what, "flush", w.record.ID, "generation", w.id, "tables", tablesText(recorded(w.record)), "outcome", outcome)
+	// Where the marks of now are on disk yet, those of before are no evidence any more.
+	forget := d.cfg.Store.ForgetPending
+	if !d.cfg.Store.Holds() {
+		forget = d.cfg.Store.Forget
+	}
+	if err := forget(); err != nil {
+		log.Error(err, "The decision is not on disk; after a restart canaryd would ask for it again")
+	}
+}
+
+// recorded returns the tables of a record.
+func recorded(r Flush) map[rules.Family]Verdicts {
+	tables := map[rules.Family]Verdicts{}
+	for _, t := range r.Lost.Tables {
+		put(tables, t.Family, t.Table, t.Kind)
+	}
+	return tables
+}
+
+// rewrite puts a record in the place of the one with its ID, or before all others.
+func (st *state) rewrite(record Flush) {
+	if i := slices.IndexFunc(st.journal, func(f Flush) bool { return f.ID == record.ID }); i >= 0 {
+		record.Earlier = st.journal[i].Earlier
+		st.journal[i] = record
+		return
+	}
+	st.remember(record)
+}
+
+// keepDecision has the decision on disk, and returns false if that fails: then what is
+// there must stay, for it is what shows the loss.
+func (d *Daemon) keepDecision(ctx context.Context, st *state) bool {
+	w := st.decision
+	if w == nil || w.kept || d.cfg.Store == nil {
+		return true
+	}
+	record, err := json.Marshal(w.record)
+	if err == nil {
+		err = d.cfg.Store.SavePending(reload.Pending{Identity: w.identity, ID: w.id, Reason: w.reason, Record: record})
+	}
+	if w.kept = err == nil; w.kept {
+		w.trouble.over()
+	} else if w.trouble.met(err, time.Now()) {
+		klog.FromContext(ctx).Error(err, "The loss that waits for a decision is not on disk; what canaryd knows is not written before it is")
+	}
+	return w.kept
+}
+
+// recallDecision takes up a loss that waits since an earlier run of this boot.
+func (d *Daemon) recallDecision(ctx context.Context, st *state) {
+	log := klog.FromContext(ctx)
+	pending, err := d.cfg.Store.LoadPending()
+	switch {
+	case errors.Is(err, reload.ErrNothingStored):
+		return
+	case errors.Is(err, reload.ErrForeign):
+		if err := d.cfg.Store.ForgetPending(); err != nil {
+			log.Error(err, "A loss of another boot is still on disk; it means nothing here")
+		}
+		return
+	case err != nil:
+		log.Error(err, "A loss that waited for a decision cannot be read and is forgotten")
+		return
+	}
+	w := &decision{id: pending.ID, identity: pending.Identity, backend: iptables.Backend(pending.Identity.Backend),
+		reason: pending.Reason, room: diffRoom(), kept: true, waiting: map[rules.Family]Verdicts{}}
+	if err := json.Unmarshal(pending.Record, &w.record); err != nil {
+		log.Error(err, "A loss that waited for a decision cannot be read and is forgotten")
+		return
+	}
+	for _, t := range w.record.Lost.Tables {
+		if st.families[t.Family] != nil && t.Rules > 0 {
+			put(w.waiting, t.Family, t.Table, t.Kind)
+		}
+	}
+	if len(w.waiting) == 0 {
+		return // its families are not watched now
+	}
+	stored, err := d.cfg.Store.LoadHere(w.id)
+	if err != nil {
+		log.Error(err, "The generation that was lost cannot be read; only `canaryd dismiss` ends the wait for a decision")
+	}
+	w.generation = st.unclaimed(stored.Generation)
+	st.decision = w
+	d.recallSets(ctx, st)
+	d.logAwaiting(ctx, w)
+}
+
+// lost returns the generation that waits, none without a decision.
+func (w *decision) lost() rules.Generation {
+	if w == nil {
+		return nil
+	}
+	return w.generation
+}
+
+// settleEarlier tells the records of earlier runs that wait for a decision from the one
+// that still does.
+func (st *state) settleEarlier() {
+	for i := range st.journal {
+		r := &st.journal[i]
+		if r.Outcome == AwaitingDecision && (st.decision == nil || st.decision.record.ID != r.ID) {
+			r.Outcome = Interrupted
+		}
+	}
+	if w := st.decision; w != nil {
+		w.record.Earlier = true
+		st.rewrite(w.record)
+	}
+}
+
+// A DismissReply says which loss was accepted.
+type DismissReply struct {
+	// Flush and Generation are empty if none waited for a decision.
+	Flush      string `json:"flush,omitempty"`
+	Generation string `json:"generation,omitempty"`
+	Rules      int    `json:"rules,omitempty"` // that were lost
+}
+
+// Dismiss accepts the loss that waits for a decision: what the tables hold is what
+// ought to be in force. The generation that was lost stays on disk as any other.
+func (d *Daemon) Dismiss(ctx context.Context) (DismissReply, error) {
+	var reply DismissReply
+	var failed error
+	err := d.ask(ctx, func(ctx context.Context, st *state) {
+		if st.removed {
+			failed = errStopped
+			return
+		}
+		if w := st.decision; w != nil {
+			reply = DismissReply{Flush: w.record.ID, Generation: w.id, Rules: w.record.Lost.Rules}
+			d.decided(ctx, st, Dismissed)
+		}
+		d.publish(st)
+	})
+	return reply, errors.Join(err, failed)
+}
+
+// stored returns the generation on disk that an operator asked for. Of one that waits for
+// a decision only the backend must be ours: rules that another version of iptables wrote
+// are read again once they are written, and nobody else can bring them back.
+func (d *Daemon) stored(st *state, id string) (reload.Stored, error) {
+	if w := st.decision; w.of(id) && w.backend == d.cfg.Kernel.Info().Backend {
+		return d.cfg.Store.LoadHere(id)
+	}
+	return d.cfg.Store.Load(id)
+}
+
+// restored takes a replay that an operator asked for, of the generation of that ID, into
+// the decision. One that did not bring back what waits is not called proved.
+func (d *Daemon) restored(ctx context.Context, st *state, id string, reply RestoreReply, result reload.Result) RestoreReply {
+	w := st.decision
+	if w == nil {
+		return reply
+	}
+	if w.of(id) && reply.Proved() {
+		w.record.Attempts++
+		now := time.Now()
+		for _, fs := range st.families { // what came back is old: kube-proxy is to have the last word
+			fs.lastWord, fs.examineAt = lastWord{until: now.Add(lastWordWithin)}, now
+		}
+		d.decided(ctx, st, worst(result))
+		return reply
+	}
+	for f := range w.waiting {
+		if reply.Outcomes[f].Done() {
+			reply.Outcomes[f] = reload.Partial
+		}
+	}
+	if reply.Detail == "" {
+		reply.Detail = w.public(d.cfg.Kernel.Info().Backend).problem().Error()
+	}
+	return reply
+}

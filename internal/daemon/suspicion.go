@@ -1,0 +1,240 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A suspicion is what an earlier run of this boot and network namespace left, and this
+// run did not take up. Before marks are planted in a family, it is looked whether the
+// earlier ones stand: no read can show that afterwards.
+type suspicion struct {
+	remains reload.Remains
+	reason  string                                    // why it was not taken up
+	todo    map[rules.Family]map[rules.TableName]bool // the tables that were not judged yet
+	read    map[rules.Family]bool                     // the families that were read
+	tryAt   time.Time
+	wait    time.Duration
+	trouble trouble // why they could not be read
+}
+
+// suspect asks for a look at what became of the rules that an earlier run guarded.
+func (d *Daemon) suspect(ctx context.Context, st *state, reason string) {
+	remains, ok := d.cfg.Store.Remains()
+	if !ok {
+		return
+	}
+	s := &suspicion{remains: remains, reason: reason, tryAt: time.Now(),
+		todo: map[rules.Family]map[rules.TableName]bool{}, read: map[rules.Family]bool{}}
+	for f := range st.families {
+		s.todo[f] = map[rules.TableName]bool{}
+		for _, t := range rules.Guarded() {
+			s.todo[f][t] = true
+		}
+	}
+	st.suspicion = s
+	d.recallSets(ctx, st)
+}
+
+// why returns what keeps the suspicion open; nil if there is none.
+func (s *suspicion) why() error {
+	if s == nil || !s.trouble.there() {
+		return nil
+	}
+	return fmt.Errorf("what became of the rules of the last run is not known: %s", s.trouble.what)
+}
+
+// plantable returns the families in which marks may be planted. A table that cannot be
+// read keeps no other one of its family waiting; it gets no mark itself.
+func (d *Daemon) plantable(st *state) []rules.Family {
+	return slices.DeleteFunc(slices.Clone(d.cfg.Kernel.Families()), func(f rules.Family) bool {
+		return st.suspicion != nil && !st.suspicion.read[f]
+	})
+}
+
+// judgeRemains looks which tables lost the marks and the rules of an earlier run. What
+// is missing waits for a decision. A family that cannot be read is looked at again.
+func (d *Daemon) judgeRemains(ctx context.Context, st *state) {
+	s, log := st.suspicion, klog.FromContext(ctx)
+	there, done, err := d.guardedBefore(ctx, s.remains)
+	if err != nil {
+		log.Error(err, "Whether the rules of the last run were lost cannot be seen: the backend that it guarded cannot be read", "backend", s.remains.Identity.Backend)
+		st.suspicion = nil
+		return
+	}
+	defer done()
+	found := map[rules.Family]map[rules.TableName]hit{}
+	var failed error
+	for _, f := range rules.Families() {
+		if len(s.todo[f]) == 0 {
+			continue
+		}
+		hits, err := d.lostSince(ctx, st, f, there)
+		failed = errors.Join(failed, err)
+		found[f] = hits
+	}
+	d.await(ctx, st, found)
+	if failed == nil {
+		st.suspicion = nil
+		return
+	}
+	s.wait = longer(s.wait)
+	s.tryAt = time.Now().Add(s.wait)
+	if s.trouble.met(failed, time.Now()) {
+		log.Error(failed, "The tables could not be read; whether the rules of the last run were lost is unknown until they can", "retryIn", s.wait)
+	}
+}
+
+// guardedBefore returns what reads the backend that the earlier run guarded.
+func (d *Daemon) guardedBefore(ctx context.Context, r reload.Remains) (Reader, func(), error) {
+	backend := iptables.Backend(r.Identity.Backend)
+	if backend == d.cfg.Kernel.Info().Backend {
+		return d.cfg.Kernel, func() {}, nil
+	}
+	if d.cfg.Elsewhere == nil {
+		return nil, nil, errors.New("it is not open")
+	}
+	return d.cfg.Elsewhere(ctx, backend)
+}
+
+// lostSince returns which of a family's tables lost their marks and rules since the
+// earlier run. Lost marks are the evidence of a flush, but not of a loss that lasts:
+// where the rules' owner has written them again, also on the other backend, there is
+// none. Where the earlier marks are not known, any canary shows that none was lost. The
+// error is for what could not be read.
+func (d *Daemon) lostSince(ctx context.Context, st *state, f rules.Family, there Reader) (map[rules.TableName]hit, error) {
+	snapshot, err := there.Read(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	here := snapshot
+	if there != Reader(d.cfg.Kernel) {
+		if here, err = d.cfg.Kernel.Read(ctx, f); err != nil {
+			return nil, err
+		}
+	}
+	remains, todo := st.suspicion.remains, st.suspicion.todo[f]
+	st.suspicion.read[f] = true
+	job := reload.Job{Generation: st.unclaimed(remains.Generation), Marks: remains.Marks}
+	if remains.Marks == nil {
+		job.Marks = unknownMarks(f)
+	}
+	hits, unread := map[rules.TableName]hit{}, error(nil)
+	for t, x := range d.examiner(st).Examine(snapshot, job) {
+		want := job.Generation[f][t]
+		if st.marks[f][t].Nonce != "" {
+			delete(todo, t) // it has marks of this run by now, and shows nothing any more
+		}
+		if !todo[t] {
+			continue
+		}
+		if x.Finding.Err != nil {
+			unread = errors.Join(unread, fmt.Errorf("%s %s: %w", f, t, x.Finding.Err))
+			continue
+		}
+		delete(todo, t)
+		switch {
+		case !x.Finding.Verdict.Loss(), remains.Marks == nil && x.Finding.Verdict == canary.Replaced:
+		case canary.Covers(want, snapshot.Tables[t]), canary.Covers(want, here.Tables[t]):
+		default:
+			hits[t] = hitOf(x)
+		}
+	}
+	return hits, unread
+}
+
+// unknownMarks are marks of which it is only known that they were planted: by them each
+// canary that stands is another planting's.
+func unknownMarks(f rules.Family) canary.Marks {
+	marks := canary.Marks{}
+	for _, t := range rules.Guarded() {
+		marks = marks.With(f, t, canary.Mark{Nonce: canary.NewNonce()})
+	}
+	return marks
+}
+
+// await opens a decision about what was found lost, or adds it to the one that is open.
+// Tables that lost no rule are recorded with others, and alone are no loss.
+func (d *Daemon) await(ctx context.Context, st *state, found map[rules.Family]map[rules.TableName]hit) {
+	w, s := st.decision, st.suspicion
+	next := decision{}
+	if w != nil {
+		next = *w
+	} else {
+		now := time.Now()
+		next.id, next.generation, next.backend, next.reason = s.remains.ID, st.unclaimed(s.remains.Generation), iptables.Backend(s.remains.Identity.Backend), s.reason
+		next.identity, next.room = s.remains.Identity, diffRoom()
+		next.record = Flush{ID: fmt.Sprintf("%x", now.UnixMicro()), Time: now, Outcome: AwaitingDecision, Detail: s.reason}
+		if s.remains.Uptime > 0 {
+			next.record.LastInForce = d.inForceAt(s.remains.Uptime)
+		}
+	}
+	fresh := next.add(found)
+	if len(fresh) == 0 {
+		return
+	}
+	st.decision = &next
+	st.edition++ // what the generation on disk depends on is kept, too
+	if w == nil {
+		d.cfg.Metrics.ObserveFlush(next.record.Time, fresh)
+	} else {
+		d.cfg.Metrics.ObserveFurtherLoss(fresh)
+	}
+	st.rewrite(next.record)
+	d.write(ctx, next.record, next.diff)
+	d.keepDecision(ctx, st)
+	d.logAwaiting(ctx, st.decision)
+}
+
+// add takes up what was found lost and returns the tables that are new, none if no rule
+// was lost. Who was handed the decision before keeps what it has.
+func (w *decision) add(found map[rules.Family]map[rules.TableName]hit) map[rules.Family]Verdicts {
+	lost := 0
+	for _, hits := range found {
+		for _, h := range hits {
+			lost += h.lost.Rules
+		}
+	}
+	fresh := map[rules.Family]Verdicts{}
+	if lost == 0 {
+		return fresh
+	}
+	waiting := map[rules.Family]Verdicts{}
+	for f, tables := range w.waiting {
+		waiting[f] = maps.Clone(tables)
+	}
+	w.waiting, w.kept = waiting, false
+	for _, f := range rules.Families() {
+		for _, t := range rules.Guarded() {
+			h, hit := found[f][t]
+			if !hit || w.waiting[f][t] != "" {
+				continue
+			}
+			put(fresh, f, t, h.verdict)
+			if h.lost.Rules > 0 {
+				put(w.waiting, f, t, h.verdict)
+			}
+			w.record.add(f, t, h)
+			w.diff = append(w.diff, diffOf(f, t, h.lost, &w.room))
+		}
+	}
+	return fresh
+}
+
+func put(verdicts map[rules.Family]Verdicts, f rules.Family, t rules.TableName, v canary.Verdict) {
+	if verdicts[f] == nil {
+		verdicts[f] = Verdicts{}
+	}
+	verdicts[f][t] = v
+}

@@ -1,0 +1,104 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// awaitsDecision starts canaryd where everything was flushed too long ago. It replays
+// nothing, is not healthy, and says what to do, also after a restart and without a daemon.
+// What its owners write again, or an operator dismisses, is for others to try.
+func awaitsDecision(n *nodetest.Node, protected []string, id string) {
+	n.Helper()
+	for start := range 2 {
+		d := n.Launch("--max-stored-age=1ms")
+		n.Within(nodetest.StartsIn, "canaryd to ask for a decision", func() error {
+			if err := nodetest.Ready(); err == nil || !strings.Contains(err.Error(), "canaryd restore --generation "+id) {
+				return fmt.Errorf("start %d: readiness: %w", start, err)
+			}
+			return nil
+		})
+		d.WantLog("Rules were lost while canaryd did not run", id)
+		if n.Metrics()["awaiting_decision{}"] != 1 {
+			n.Errorf("start %d: no metric says that a decision is needed", start)
+		}
+		if slices.Equal(protected, n.Protected()) {
+			n.Errorf("start %d: a generation older than --max-stored-age was replayed unasked", start)
+		}
+		stdout, _ := n.Want(1, "status")
+		for _, want := range []string{"NOT healthy", "canaryd dismiss", "waiting: decision"} {
+			if !strings.Contains(stdout, want) {
+				n.Errorf("start %d: canaryd status does not say %q:\n%s", start, want, stdout)
+			}
+		}
+		n.Want(1, "check")
+		d.Stop()
+		n.Want(1, "check")
+		if !slices.Contains(n.Stored(), id) {
+			n.Fatalf("generation %s is not among the stored ones: %q", id, n.Stored())
+		}
+	}
+}
+
+// TestFullFlushWhileDown: where nothing is left that tells which backend is in use, the
+// state does, at once; and for how long the rules were absent is shown as a bound.
+func TestFullFlushWhileDown(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		protected := n.Protected()
+		n.Start().Stop()
+		ended := time.Now()
+		for _, f := range rules.Families() {
+			n.Must(scenario.Wipe(n.Context(), n.Programs, f))
+		}
+		time.Sleep(time.Second)
+		d := n.Start("--backend=auto")
+		if record := n.Healed(1); record.Outcome != "proved" && record.Outcome != "raced" {
+			n.Errorf("the record is %+v", record)
+		}
+		down := time.Since(ended)
+		d.WantLog("Starting", fmt.Sprintf("canaryd guarded %s before in this boot", n.Programs.With))
+		if strings.Contains(d.Log(), "waiting a moment for who decides") {
+			n.Error("the start waited for evidence although the state tells the backend")
+		}
+		n.Same("protected rules", protected, n.Protected())
+		var s struct {
+			Flushes []struct {
+				AbsentSeconds float64
+				AbsentAtMost  bool
+			}
+		}
+		n.Must(json.Unmarshal([]byte(n.Get("/api/v1/status")), &s))
+		// The last look may be older than the end of the run by a poll, and on legacy by the
+		// time between two walks.
+		if f := s.Flushes[0]; !f.AbsentAtMost || f.AbsentSeconds < 1 || f.AbsentSeconds > down.Seconds()+35 {
+			n.Errorf("absent for %+v, after %s", f, down)
+		}
+		d.Stop()
+
+		// An operator may accept a loss.
+		n.Flush()
+		d = n.Launch("--max-stored-age=1ms")
+		n.Within(nodetest.StartsIn, "canaryd to ask for a decision", func() error {
+			if err := nodetest.Ready(); err == nil || !strings.Contains(err.Error(), "canaryd dismiss") {
+				return fmt.Errorf("readiness: %w", err)
+			}
+			return nil
+		})
+		stdout, _ := n.Want(0, "dismiss")
+		if !strings.Contains(stdout, "is accepted") {
+			n.Errorf("canaryd dismiss printed %q", stdout)
+		}
+		n.Want(0, "status")
+		d.Stop()
+		n.Want(0, "check")
+	})
+}
