@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -195,14 +196,12 @@ func tablesText(verdicts map[rules.Family]Verdicts) string {
 }
 
 func culpritText(c Culprit) string {
-	switch {
-	case c.PID == 0:
+	if c.PID == 0 {
 		return "unknown"
-	case c.Command != "":
-		return fmt.Sprintf("pid %d (%s)", c.PID, c.Command)
-	case c.Comm != "":
-		return fmt.Sprintf("pid %d (%s)", c.PID, c.Comm)
-	default: // it ended before it could be looked up
-		return fmt.Sprintf("pid %d", c.PID)
 	}
+	text := fmt.Sprintf("pid %d", c.PID) // no more if it ended before it could be looked up
+	if what := cmp.Or(c.Command, c.Comm); what != "" {
+		text += " (" + what + ")"
+	}
+	return text + c.line()
 }
