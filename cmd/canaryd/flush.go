@@ -64,7 +64,7 @@ func flushText(r daemon.FlushReply) string {
 		_ = printTable(&b, rows) // a Builder takes everything
 	}
 
-	fmt.Fprintf(&b, "\nlost %s\n", lostText(f.Lost.Rules, f.Lost.Chains, f.Lost.Hooks))
+	fmt.Fprintf(&b, "\nlost %s\n", lostText(f.Lost.Rules, f.Lost.Chains, f.Lost.Hooks)+f.Lost.UnprotectedText())
 	rows := [][]string{{"FAMILY", "TABLE", "KIND", "CHAIN", "RULES", "BY"}}
 	for _, t := range f.Lost.Tables {
 		rows = append(rows, []string{t.Family.String(), string(t.Table), string(t.Kind), fmt.Sprintf("%s, %s", count(t.Chains, "chain"), count(t.Hooks, "hook")), strconv.Itoa(t.Rules), plain(f.TakersOf(t))})
@@ -75,6 +75,9 @@ func flushText(r daemon.FlushReply) string {
 		}
 		if t.More > 0 {
 			rows = append(rows, []string{"", "", "", fmt.Sprintf("%d more", t.More), strconv.Itoa(left), ""})
+		}
+		if t.Unprotected > 0 {
+			rows = append(rows, []string{"", "", "", "not named by --protect", strconv.Itoa(t.Unprotected), ""})
 		}
 	}
 	if len(rows) > 1 {

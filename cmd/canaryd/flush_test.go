@@ -65,9 +65,9 @@ func oneFlush() daemon.FlushReply {
 		Flush: daemon.Flush{
 			ID: "660c8b90ccb7b", Time: at, Kind: canary.TableDeleted, Families: []rules.Family{rules.IPv4}, Tables: []rules.TableName{rules.Nat, rules.Filter},
 			Culprit: culprit, Culprits: []daemon.Culprit{culprit, other}, Writers: []daemon.Culprit{{Time: at, PID: 4700}, culprit, other},
-			Lost: daemon.Lost{Chains: 14, Rules: 112, Hooks: 3, Tables: []daemon.TableLoss{
+			Lost: daemon.Lost{Chains: 14, Rules: 112, Hooks: 3, Unprotected: 3, Tables: []daemon.TableLoss{
 				{
-					Family: rules.IPv4, Table: rules.Nat, Kind: canary.TableDeleted, Chains: 13, Rules: 110, Hooks: 2, More: 12, By: []uint32{4711, 4712},
+					Family: rules.IPv4, Table: rules.Nat, Kind: canary.TableDeleted, Chains: 13, Rules: 110, Hooks: 2, More: 12, Unprotected: 3, By: []uint32{4711, 4712},
 					PerChain: []daemon.ChainLoss{{Chain: "KUBE-SERVICES", Rules: 40}, {Chain: "PREROUTING", Rules: 2, Hooks: 2}},
 				},
 				{
@@ -98,6 +98,7 @@ func TestFlush(t *testing.T) {
 		"flush-nobody": func(r *daemon.FlushReply) {
 			f := &r.Flush
 			f.Culprit, f.Culprits, f.Writers, f.Policies, f.Lost.Tables, f.Earlier = daemon.Culprit{}, nil, nil, nil, nil, true
+			f.Lost.Unprotected = 0
 			f.Outcome, f.Attempts, f.AbsentSeconds, f.Detail = daemon.Interrupted, 1, 0, "iptables-nft-restore refused the rules:\nline 7 failed"
 			r.Diff, r.NoDiff = nil, "the journal has no such entry: 660c8b90ccb7b"
 		},

@@ -111,6 +111,8 @@ type tableState struct {
 	// put its rules back; nothing is learned meanwhile.
 	frozen bool
 	placed []placed // hooks that were put back, those of the last grace
+	// standing is what the last read showed of it while nothing was lost.
+	standing standing
 }
 
 // loss is a flush record in the making.

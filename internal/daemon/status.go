@@ -191,6 +191,9 @@ type Lost struct {
 	Chains int `json:"chains"`
 	Rules  int `json:"rules"`
 	Hooks  int `json:"hooks"`
+	// Unprotected are rules that --protect does not name and that went in the same
+	// flush, not counted in Rules; 0 also where that cannot be known.
+	Unprotected int `json:"unprotectedRules,omitempty"`
 	// Tables are the same counts for each table that was hit, with chains by name.
 	Tables []TableLoss `json:"tables,omitempty"`
 }
@@ -203,6 +206,8 @@ type TableLoss struct {
 	Chains int             `json:"chains"`
 	Rules  int             `json:"rules"` // hooks included
 	Hooks  int             `json:"hooks"`
+	// Unprotected are rules that --protect does not name; see Lost.
+	Unprotected int `json:"unprotectedRules,omitempty"`
 	// By are the process numbers of those among Culprits that took something from this
 	// table; empty if that is not known.
 	By []uint32 `json:"by,omitempty"`

@@ -37,9 +37,9 @@ func sampleStatus() Status {
 			Families: []rules.Family{rules.IPv4}, Tables: []rules.TableName{rules.Nat},
 			Culprit: writer, Culprits: []Culprit{writer}, Writers: []Culprit{writer},
 			Lost: Lost{
-				Chains: 2, Rules: 30, Hooks: 4,
+				Chains: 2, Rules: 30, Hooks: 4, Unprotected: 3,
 				Tables: []TableLoss{{
-					Family: rules.IPv4, Table: rules.Nat, Kind: canary.Emptied, Chains: 2, Rules: 30, Hooks: 4, By: []uint32{4242},
+					Family: rules.IPv4, Table: rules.Nat, Kind: canary.Emptied, Chains: 2, Rules: 30, Hooks: 4, Unprotected: 3, By: []uint32{4242},
 					PerChain: []ChainLoss{{Chain: "KUBE-SERVICES", Rules: 25}, {Chain: "PREROUTING", Rules: 4, Hooks: 4}}, More: 1,
 				}},
 			},

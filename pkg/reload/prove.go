@@ -39,7 +39,7 @@ func (r run) prove(ctx context.Context, t *turn) {
 		tr := plan.account(result.Tables[plan.table])
 		seen := see(after, plan.table, rules.Protection{Chain: r.Protects, Rule: r.Names})
 		if seen.Err == nil {
-			tr.Section, tr.Read = seen.Section, true
+			tr.Section, tr.Read, tr.Table = seen.Section, true, seen.Table
 		}
 		if t.written.Err != nil {
 			seen.Before = tr.last // nothing may have changed
