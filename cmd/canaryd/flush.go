@@ -61,9 +61,9 @@ func flushText(r daemon.FlushReply) string {
 	if f.Detail != "" {
 		fmt.Fprintf(&b, "%s\n", plain(f.Detail))
 	}
-	fmt.Fprintf(&b, "\nby %s\n", byFully(f.Culprit))
+	b.WriteString("\n" + byFully(f))
 	if len(f.Writers) > 0 {
-		b.WriteString("all who wrote between the last look at which everything stood and the first that showed the loss:\n")
+		b.WriteString("all that wrote between the last look at which everything stood and the read that showed what was lost:\n")
 		rows := [][]string{{"TIME", "PID", "COMM", "COMMAND"}}
 		for _, w := range f.Writers {
 			rows = append(rows, []string{
@@ -73,17 +73,20 @@ func flushText(r daemon.FlushReply) string {
 		_ = printTable(&b, rows) // a Builder takes everything
 	}
 
-	fmt.Fprintf(&b, "\nlost %s\n", lostText(f.Lost.Rules, f.Lost.Chains, f.Lost.Hooks))
-	rows := [][]string{{"FAMILY", "TABLE", "KIND", "CHAIN", "RULES"}}
+	fmt.Fprintf(&b, "\nlost %s\n", lostText(f.Lost.Rules, f.Lost.Chains, f.Lost.Hooks)+f.Lost.UnprotectedText())
+	rows := [][]string{{"FAMILY", "TABLE", "KIND", "CHAIN", "RULES", "BY"}}
 	for _, t := range f.Lost.Tables {
-		rows = append(rows, []string{t.Family.String(), string(t.Table), string(t.Kind), fmt.Sprintf("%s, %s", count(t.Chains, "chain"), count(t.Hooks, "hook")), strconv.Itoa(t.Rules)})
+		rows = append(rows, []string{t.Family.String(), string(t.Table), string(t.Kind), fmt.Sprintf("%s, %s", count(t.Chains, "chain"), count(t.Hooks, "hook")), strconv.Itoa(t.Rules), plain(f.TakersOf(t))})
 		left := t.Rules
 		for _, c := range t.PerChain {
 			left -= c.Rules
-			rows = append(rows, []string{"", "", "", plain(c.Chain), strconv.Itoa(c.Rules)})
+			rows = append(rows, []string{"", "", "", plain(c.Chain), strconv.Itoa(c.Rules), ""})
 		}
 		if t.More > 0 {
-			rows = append(rows, []string{"", "", "", fmt.Sprintf("%d more", t.More), strconv.Itoa(left)})
+			rows = append(rows, []string{"", "", "", fmt.Sprintf("%d more", t.More), strconv.Itoa(left), ""})
+		}
+		if t.Unprotected > 0 {
+			rows = append(rows, []string{"", "", "", "not named by --protect", strconv.Itoa(t.Unprotected), ""})
 		}
 	}
 	if len(rows) > 1 {
@@ -113,12 +116,21 @@ func flushText(r daemon.FlushReply) string {
 	return b.String()
 }
 
-// byFully names a process with its command line.
-func byFully(c daemon.Culprit) string {
-	if c.Command == "" {
-		return by(c)
+// byFully names those that took something, each with what started it and its command
+// line.
+func byFully(f daemon.Flush) string {
+	text := ""
+	for _, c := range f.Takers() {
+		text += "by " + plain(c.Text())
+		if c.Command != "" {
+			text += ": " + plain(c.Command)
+		}
+		text += "\n"
 	}
-	return by(c) + ": " + plain(c.Command)
+	if text == "" {
+		return "by unknown\n"
+	}
+	return text
 }
 
 func known(text string) string {

@@ -56,18 +56,22 @@ func serveControl(t *testing.T, c daemon.Controller) string {
 // oneFlush returns all that is known of a flush.
 func oneFlush() daemon.FlushReply {
 	at := time.Date(2026, 3, 4, 5, 6, 7, 89_000_000, time.UTC)
-	culprit := daemon.Culprit{Time: at.Add(time.Millisecond), PID: 4711, Comm: "iptables", Command: "iptables -t nat -F"}
+	culprit := daemon.Culprit{Time: at.Add(time.Millisecond), PID: 4711, Comm: "iptables", Command: "iptables -t nat -F", Ancestors: []string{"bash", "cron\x1b"}, Unit: "cron.service"}
+	other := daemon.Culprit{
+		Time: at.Add(2 * time.Millisecond), PID: 4712, Comm: "nft", ContainerID: strings.Repeat("0123456789abcdef", 4),
+		PodUID: "8d1f0a52-6c3e-4a8b-9d7e-2f1c0b9a8e7d",
+	}
 	return daemon.FlushReply{
 		Flush: daemon.Flush{
 			ID: "660c8b90ccb7b", Time: at, Kind: canary.TableDeleted, Families: []rules.Family{rules.IPv4}, Tables: []rules.TableName{rules.Nat, rules.Filter},
-			Culprit: culprit, Writers: []daemon.Culprit{{Time: at, PID: 4700}, culprit},
-			Lost: daemon.Lost{Chains: 14, Rules: 112, Hooks: 3, Tables: []daemon.TableLoss{
+			Culprit: culprit, Culprits: []daemon.Culprit{culprit, other}, Writers: []daemon.Culprit{{Time: at, PID: 4700}, culprit, other},
+			Lost: daemon.Lost{Chains: 14, Rules: 112, Hooks: 3, Unprotected: 3, Tables: []daemon.TableLoss{
 				{
-					Family: rules.IPv4, Table: rules.Nat, Kind: canary.TableDeleted, Chains: 13, Rules: 110, Hooks: 2, More: 12,
+					Family: rules.IPv4, Table: rules.Nat, Kind: canary.TableDeleted, Chains: 13, Rules: 110, Hooks: 2, More: 12, Unprotected: 3, By: []uint32{4711, 4712},
 					PerChain: []daemon.ChainLoss{{Chain: "KUBE-SERVICES", Rules: 40}, {Chain: "PREROUTING", Rules: 2, Hooks: 2}},
 				},
 				{
-					Family: rules.IPv4, Table: rules.Filter, Kind: canary.Emptied, Chains: 1, Rules: 2, Hooks: 1,
+					Family: rules.IPv4, Table: rules.Filter, Kind: canary.Emptied, Chains: 1, Rules: 2, Hooks: 1, By: []uint32{4711},
 					PerChain: []daemon.ChainLoss{{Chain: "KUBE-FORWARD", Rules: 1}, {Chain: "FORWARD", Rules: 1, Hooks: 1}},
 				},
 			}},
@@ -101,7 +105,8 @@ func TestFlush(t *testing.T) {
 		},
 		"flush-nobody": func(r *daemon.FlushReply) {
 			f := &r.Flush
-			f.Culprit, f.Writers, f.Policies, f.Lost.Tables, f.Earlier = daemon.Culprit{}, nil, nil, nil, true
+			f.Culprit, f.Culprits, f.Writers, f.Policies, f.Lost.Tables, f.Earlier = daemon.Culprit{}, nil, nil, nil, nil, true
+			f.Lost.Unprotected = 0
 			f.Outcome, f.Attempts, f.AbsentSeconds, f.Detail = daemon.Interrupted, 1, 0, "iptables-nft-restore refused the rules:\nline 7 failed"
 			r.Diff, r.NoDiff = nil, "the journal has no such entry: 660c8b90ccb7b"
 		},

@@ -282,16 +282,6 @@ func scope(f daemon.Flush) string {
 	return strings.Join(words, " ")
 }
 
-func by(c daemon.Culprit) string {
-	if c.PID == 0 {
-		return "unknown"
-	}
-	if c.Comm == "" { // it ended before it could be looked up
-		return fmt.Sprintf("pid %d", c.PID)
-	}
-	return fmt.Sprintf("%s (pid %d)", plain(c.Comm), c.PID)
-}
-
 // ago returns how long ago t was, in the largest unit that tells something.
 func ago(t time.Time) string {
 	if t.IsZero() {

@@ -2,7 +2,9 @@ package daemon
 
 import (
 	"context"
+	"path"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -74,14 +76,33 @@ func (l *loss) noteWriters(q inquiry) {
 	}
 	l.record.Writers = nil
 	for _, w := range list {
-		if !q.own(w.PID) {
-			l.record.Writers = append(l.record.Writers, CulpritOf(w))
+		if q.own(w.PID) {
+			continue
+		}
+		l.record.Writers = append(l.record.Writers, CulpritOf(w))
+		if legacy && !onlyReads(w.Command) {
+			// The kernel does not say what a holder did: the last one is the likeliest.
+			l.record.Culprits = []Culprit{CulpritOf(w)}
 		}
 	}
-	if n := len(l.record.Writers); legacy && n > 0 {
-		// The kernel does not say what a holder did: the last one is the likeliest.
-		l.record.Culprits = l.record.Writers[n-1:]
+}
+
+// onlyReads reports whether a command line is one of iptables' that takes the lock and
+// changes nothing, as kube-proxy's look for its canary.
+func onlyReads(command string) bool {
+	words := strings.Fields(command)
+	if len(words) == 0 {
+		return false
 	}
+	switch program := path.Base(words[0]); {
+	case strings.HasSuffix(program, "tables-save"), strings.HasSuffix(program, "tables-legacy-save"):
+		return true
+	case !strings.HasSuffix(program, "tables") && !strings.HasSuffix(program, "tables-legacy"):
+		return false
+	}
+	return slices.ContainsFunc(words[1:], func(w string) bool {
+		return slices.Contains([]string{"-C", "--check", "-L", "--list", "-S", "--list-rules"}, w)
+	})
 }
 
 // holders returns who held the lock shortly before the loss was noticed.

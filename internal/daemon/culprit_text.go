@@ -9,10 +9,10 @@ import (
 // culpritsNamed is how many of a flush's culprits are named in a line.
 const culpritsNamed = 2
 
-// culprits returns those that took something; of a record of an earlier version, which
+// Takers returns those that took something; of a record of an earlier version, which
 // has one only, that one.
-func (f Flush) culprits() []Culprit {
-	if len(f.Culprits) == 0 && f.Culprit != (Culprit{}) {
+func (f Flush) Takers() []Culprit {
+	if len(f.Culprits) == 0 && f.Culprit.PID != 0 {
 		return []Culprit{f.Culprit}
 	}
 	return f.Culprits
@@ -21,7 +21,7 @@ func (f Flush) culprits() []Culprit {
 // ByText names the culprits in a few words: "nft (pid 3)", or "iptables, nft (+2)" where
 // two more processes took something.
 func (f Flush) ByText() string {
-	list := f.culprits()
+	list := f.Takers()
 	switch {
 	case len(list) == 0 || list[0].PID == 0:
 		return "unknown"
@@ -43,6 +43,17 @@ func (f Flush) ByText() string {
 	return text
 }
 
+// TakersOf names those that took something from one table; "" if that is not known.
+func (f Flush) TakersOf(t TableLoss) string {
+	var names []string
+	for _, c := range f.Culprits {
+		if slices.Contains(t.By, c.PID) && !slices.Contains(names, c.name()) {
+			names = append(names, c.name())
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
 // name is what the kernel calls the process or, if it ended before that could be looked
 // up, its number.
 func (c Culprit) name() string {
@@ -54,7 +65,7 @@ func (c Culprit) name() string {
 
 // culpritsText names the culprits for the log.
 func culpritsText(f Flush) string {
-	list := f.culprits()
+	list := f.Takers()
 	var words []string
 	for _, c := range list[:min(len(list), culpritsNamed)] {
 		words = append(words, culpritText(c))

@@ -99,6 +99,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		default:
 			ts.trouble.over()
 			d.learn(st, f, t, x.Section, x.Finding, start)
+			ts.noteStanding(x.Table, x.Seen)
 		}
 		if len(x.Finding.Waiting) > 0 {
 			fs.examineAt = earliest(fs.examineAt, fs.moved.Add(d.cfg.HookGrace))

@@ -168,7 +168,7 @@ func hits(result reload.Result) map[rules.Family]map[rules.TableName]hit {
 	for f, fr := range result {
 		found[f] = map[rules.TableName]hit{}
 		for t, tr := range fr.Tables {
-			found[f][t] = hit{verdict: tr.Finding.Verdict, lost: tr.Lost, policies: tr.Policies, finding: tr.Finding, seen: fr.Seen}
+			found[f][t] = hit{verdict: tr.Finding.Verdict, lost: tr.Lost, policies: tr.Policies, finding: tr.Finding, seen: fr.Seen, table: tr.Seen}
 		}
 	}
 	return found
@@ -220,6 +220,9 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 		judged := fr.Digest != 0 && (!ts.frozen || tr.Proved) || !st.learned.Knows(f, t)
 		if tr.Read && judged && !ts.verdict.Loss() && ts.verdict != canary.Unknown {
 			d.learn(st, f, t, tr.Section, tr.Finding, now)
+		}
+		if tr.Read {
+			ts.noteStanding(tr.Table, fr.Digest)
 		}
 	}
 	if fr.Digest != 0 {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -160,5 +161,28 @@ func TestManyCulpritsInAList(t *testing.T) {
 	}
 	if got := (Flush{Culprit: nft}).ByText(); got != "nft (pid 3)" {
 		t.Errorf("a record of an earlier version: %q", got)
+	}
+}
+
+// TestLegacyReaderIsNoCulprit: of those who held the lock, one that only looked is not
+// named, although it held it last.
+func TestLegacyReaderIsNoCulprit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, iptables.Legacy, setup{})
+		r.writers.Note(canary.Writer{Time: time.Now(), PID: 11, Comm: "iptables", Command: "/usr/sbin/iptables-legacy -t nat -F"})
+		r.writers.Note(canary.Writer{Time: time.Now(), PID: 22, Comm: "iptables", Command: "iptables -w 5 -t mangle -S KUBE-PROXY-CANARY"})
+		must(t, r.fake.Flush(rules.IPv4, rules.Nat, ""))
+		r.settled()
+		if record := r.oneRecord(); record.Culprit.PID != 11 || len(record.Culprits) != 1 || len(record.Writers) != 2 {
+			t.Errorf("the culprit is %+v of %+v", record.Culprits, record.Writers)
+		}
+	})
+	for command, want := range map[string]bool{
+		"": false, "iptables -t nat -F": false, "iptables-restore -w 5": false, "sh -c iptables -S": false, "nft -S": false,
+		"/sbin/ip6tables-legacy -C INPUT -j ACCEPT": true, "iptables-legacy-save -t nat": true, "iptables-save": true, "iptables --list": true,
+	} {
+		if got := onlyReads(command); got != want {
+			t.Errorf("%q only reads: %t, want %t", command, got, want)
+		}
 	}
 }

@@ -45,6 +45,7 @@ type Metrics struct {
 	probes, sourceErrors              *prometheus.CounterVec
 	flowsEnded, sweepErrors           *prometheus.CounterVec
 	flushEvents, journalErrors        prometheus.Counter
+	flushedUnprotected                *prometheus.CounterVec
 
 	canaryPresent, hooksMissing  *prometheus.GaugeVec
 	generationRules, quarantined *prometheus.GaugeVec
@@ -116,6 +117,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		probeDuration:  b.histogram("probe_duration_seconds", "How long a probe of one family took.", probeBuckets),
 		replayDuration: b.histograms("replay_duration_seconds", "How long a replay of one family took, its proof included.", replayBuckets, "family"),
 	}
+	m.flushedUnprotected = b.counters("flushed_unprotected_rules_total", "Rules that --protect does not name and that went in the same flush as protected ones, where it is known how many there were.", "family", "table")
 	build := b.gauges("build_info", "The running program; always 1.", "version", "commit", "goversion")
 	build.WithLabelValues(o.Version, o.Commit, o.GoVersion).Set(1)
 	reg.MustRegister(
@@ -139,6 +141,7 @@ func (m *Metrics) zero(sources []string) {
 		f := family.String()
 		for _, table := range rules.Guarded() {
 			t := string(table)
+			m.flushedUnprotected.WithLabelValues(f, t)
 			for _, kind := range canary.LossKinds() {
 				m.flushes.WithLabelValues(f, t, string(kind))
 			}
@@ -213,6 +216,11 @@ func (m *Metrics) ObserveFurtherLoss(hit map[rules.Family]Verdicts) {
 			}
 		}
 	}
+}
+
+// ObserveUnprotected counts rules of others that went in a flush of one table.
+func (m *Metrics) ObserveUnprotected(family rules.Family, table rules.TableName, n int) {
+	m.flushedUnprotected.WithLabelValues(family.String(), string(table)).Add(float64(n))
 }
 
 // ObserveRecovery notes that everything is proved to be back, absent after the

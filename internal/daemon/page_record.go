@@ -21,7 +21,10 @@ type pageRecord struct {
 }
 
 // A pageGroup is what one table lost, with fewer chains.
-type pageGroup struct{ TableLoss }
+type pageGroup struct {
+	TableLoss
+	By string // who took it
+}
 
 func recordOf(f Flush, now time.Time) pageRecord {
 	r := pageRecord{Flush: f, Noticed: durationText(secondsOf(f.NoticedSeconds)), Class: outcomeClass(f.Outcome),
@@ -49,7 +52,7 @@ func recordOf(f Flush, now time.Time) pageRecord {
 		r.Absent += " so far"
 	}
 	for _, t := range f.Lost.Tables {
-		g := pageGroup{TableLoss: t}
+		g := pageGroup{TableLoss: t, By: f.TakersOf(t)}
 		if shown := chainsShown / len(f.Lost.Tables); len(t.PerChain) > shown {
 			g.PerChain, g.More = t.PerChain[:shown], t.More+len(t.PerChain)-shown
 		}

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -24,13 +25,15 @@ type hit struct {
 	lost     reload.Lost
 	policies []string
 	finding  canary.Finding
-	seen     uint64 // the digest of the read that showed it
+	seen     uint64       // the digest of the read that showed it
+	table    *rules.Table // as that read showed it
 	by       []canary.Writer
+	others   int // rules that went with them and are not protected; 0 also if that is not known
 }
 
 // hitOf returns what a read without a replay showed of a table.
 func hitOf(x reload.Examined) hit {
-	return hit{verdict: x.Finding.Verdict, lost: x.Lost, finding: x.Finding, seen: x.Seen}
+	return hit{verdict: x.Finding.Verdict, lost: x.Lost, finding: x.Finding, seen: x.Seen, table: x.Table}
 }
 
 // gravity orders the kinds of loss; a record gets the gravest.
@@ -58,6 +61,8 @@ func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.Family]map
 				l.record.Culprits = nil // whoever was suspected so far
 			}
 			h.by = q.answer(d.charge(st, f, t, h.finding, h.seen))
+			h.others = d.unprotectedGone(st, f, t, h, q)
+			d.cfg.Metrics.ObserveUnprotected(f, t, h.others)
 			l.heard = later(l.heard, uint32(h.seen))
 			for _, verdicts := range []map[rules.Family]Verdicts{fresh, l.hit} {
 				if verdicts[f] == nil {
@@ -130,6 +135,9 @@ func (d *Daemon) logLost(ctx context.Context, st *state, fresh map[rules.Family]
 	lost := l.record.Lost
 	log.Info("Rules were lost", "flush", l.record.ID, "tables", tablesText(fresh),
 		"rules", lost.Rules, "chains", lost.Chains, "hooks", lost.Hooks, "by", culpritsText(l.record))
+	if lost.Unprotected > 0 {
+		log.Info("Rules that --protect does not name were lost, too; their owners have to put them back", "flush", l.record.ID, "rules", lost.Unprotected)
+	}
 	if len(l.record.Pods) > 0 {
 		log.Info("Host ports of pods were lost", "flush", l.record.ID, "pods", podTexts(l.record), "more", l.record.MorePods)
 	}
@@ -218,14 +226,12 @@ func tablesText(verdicts map[rules.Family]Verdicts) string {
 }
 
 func culpritText(c Culprit) string {
-	switch {
-	case c.PID == 0:
+	if c.PID == 0 {
 		return "unknown"
-	case c.Command != "":
-		return fmt.Sprintf("pid %d (%s)", c.PID, c.Command)
-	case c.Comm != "":
-		return fmt.Sprintf("pid %d (%s)", c.PID, c.Comm)
-	default: // it ended before it could be looked up
-		return fmt.Sprintf("pid %d", c.PID)
 	}
+	text := fmt.Sprintf("pid %d", c.PID) // no more if it ended before it could be looked up
+	if what := cmp.Or(c.Command, c.Comm); what != "" {
+		text += " (" + what + ")"
+	}
+	return text + c.line()
 }

@@ -32,9 +32,10 @@ func (r *Flush) add(f rules.Family, t rules.TableName, h hit) {
 	r.Lost.Chains += len(h.lost.Chains)
 	r.Lost.Rules += h.lost.Rules
 	r.Lost.Hooks += len(h.lost.Hooks)
+	r.Lost.Unprotected += h.others
 	table := TableLoss{
 		Family: f, Table: t, Kind: h.verdict,
-		Chains: len(h.lost.Chains), Rules: h.lost.Rules, Hooks: len(h.lost.Hooks), By: r.accuse(h.by), PerChain: perChain(t, h.lost),
+		Chains: len(h.lost.Chains), Rules: h.lost.Rules, Hooks: len(h.lost.Hooks), Unprotected: h.others, By: r.accuse(h.by), PerChain: perChain(t, h.lost),
 	}
 	listed := 0
 	for _, other := range r.Lost.Tables {

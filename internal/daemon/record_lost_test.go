@@ -20,7 +20,7 @@ func wantCounts(t *testing.T, record Flush) {
 	}
 	var all Lost
 	for _, table := range record.Lost.Tables {
-		sum := TableLoss{Family: table.Family, Table: table.Table, Kind: table.Kind, PerChain: table.PerChain, By: table.By}
+		sum := TableLoss{Family: table.Family, Table: table.Table, Kind: table.Kind, PerChain: table.PerChain, By: table.By, Unprotected: table.Unprotected}
 		for _, c := range table.PerChain {
 			sum.Rules += c.Rules
 			sum.Hooks += c.Hooks

@@ -136,6 +136,8 @@ type tableState struct {
 	// spared: it does not exist and nothing is protected in it, so that it has no marks.
 	spared bool
 	placed []placed // hooks that were put back, those of the last grace
+	// standing is what the last read showed of it while nothing was lost.
+	standing standing
 }
 
 // loss is a flush record in the making.

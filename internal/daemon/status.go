@@ -188,11 +188,48 @@ type Culprit struct {
 	PID     uint32    `json:"pid"` // in the initial pid namespace
 	Comm    string    `json:"comm"`
 	Command string    `json:"command,omitempty"` // its command line, if it could be read
+	// Ancestors are what the kernel calls its parent, and that one's, three at most.
+	Ancestors []string `json:"ancestors,omitempty"`
+	// Unit is systemd's unit that it ran in; of a container the one around it, if any.
+	Unit string `json:"unit,omitempty"`
+	// ContainerID, ContainerName and PodUID are what its cgroup's path has of the
+	// container that it ran in.
+	ContainerID   string `json:"containerID,omitempty"`
+	ContainerName string `json:"containerName,omitempty"`
+	PodUID        string `json:"podUID,omitempty"`
 }
 
 // CulpritOf returns a writer as flush records have it.
 func CulpritOf(w canary.Writer) Culprit {
-	return Culprit{Time: w.Time, PID: w.PID, Comm: w.Comm, Command: w.Command}
+	o := w.Origin
+	return Culprit{Time: w.Time, PID: w.PID, Comm: w.Comm, Command: w.Command, Ancestors: o.Ancestors, Unit: o.Unit,
+		ContainerID: o.Container.ID, ContainerName: o.Container.Name, PodUID: o.Container.Pod}
+}
+
+// Place names the unit or the container that the process ran in; "" if it is not known.
+func (c Culprit) Place() string {
+	return canary.Origin{Unit: c.Unit, Container: canary.Container{ID: c.ContainerID, Pod: c.PodUID, Name: c.ContainerName}}.String()
+}
+
+// line says by what the process was started, behind its name: " <- bash <- cron, cron.service".
+func (c Culprit) line() string {
+	text := ""
+	for _, name := range c.Ancestors {
+		text += " <- " + name
+	}
+	if place := c.Place(); place != "" {
+		text += ", " + place
+	}
+	return text
+}
+
+// Text names the process and what started it: "nft (pid 3) <- bash <- cron, cron.service".
+func (c Culprit) Text() string {
+	text := fmt.Sprintf("pid %d", c.PID)
+	if c.Comm != "" {
+		text = fmt.Sprintf("%s (pid %d)", c.Comm, c.PID)
+	}
+	return text + c.line()
 }
 
 // Lost counts what a flush took away.
@@ -200,6 +237,9 @@ type Lost struct {
 	Chains int `json:"chains"`
 	Rules  int `json:"rules"`
 	Hooks  int `json:"hooks"`
+	// Unprotected are rules that --protect does not name and that went in the same
+	// flush, not counted in Rules; 0 also where that cannot be known.
+	Unprotected int `json:"unprotectedRules,omitempty"`
 	// Tables are the same counts for each table that was hit, with chains by name.
 	Tables []TableLoss `json:"tables,omitempty"`
 }
@@ -212,6 +252,8 @@ type TableLoss struct {
 	Chains int             `json:"chains"`
 	Rules  int             `json:"rules"` // hooks included
 	Hooks  int             `json:"hooks"`
+	// Unprotected are rules that --protect does not name; see Lost.
+	Unprotected int `json:"unprotectedRules,omitempty"`
 	// By are the process numbers of those among Culprits that took something from this
 	// table; empty if that is not known.
 	By []uint32 `json:"by,omitempty"`

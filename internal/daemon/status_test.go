@@ -17,7 +17,10 @@ import (
 // sampleStatus has every field set, secrets in those that may hold some.
 func sampleStatus() Status {
 	at := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
-	writer := Culprit{Time: at, PID: 4242, Comm: "iptables", Command: "iptables -F SECRET"}
+	writer := Culprit{
+		Time: at, PID: 4242, Comm: "iptables", Command: "iptables -F SECRET", Ancestors: []string{"bash", "cron"}, Unit: "cron.service",
+		ContainerID: "0123456789abcdef", ContainerName: "router", PodUID: "8d1f0a52-6c3e-4a8b-9d7e-2f1c0b9a8e7d",
+	}
 	return Status{
 		Healthy: true, Mode: Heal, Paused: false,
 		Backend: Backend{Name: iptables.NFT, Version: "1.8.9", Reason: "KUBE-IPTABLES-HINT stands in nft", Mixed: true, Mismatch: true},
@@ -33,11 +36,11 @@ func sampleStatus() Status {
 		Flushes: []Flush{{
 			ID: "f1", Time: at, Kind: canary.Emptied,
 			Families: []rules.Family{rules.IPv4}, Tables: []rules.TableName{rules.Nat},
-			Culprit: writer, Writers: []Culprit{writer},
+			Culprit: writer, Culprits: []Culprit{writer}, Writers: []Culprit{writer},
 			Lost: Lost{
-				Chains: 2, Rules: 30, Hooks: 4,
+				Chains: 2, Rules: 30, Hooks: 4, Unprotected: 3,
 				Tables: []TableLoss{{
-					Family: rules.IPv4, Table: rules.Nat, Kind: canary.Emptied, Chains: 2, Rules: 30, Hooks: 4,
+					Family: rules.IPv4, Table: rules.Nat, Kind: canary.Emptied, Chains: 2, Rules: 30, Hooks: 4, Unprotected: 3, By: []uint32{4242},
 					PerChain: []ChainLoss{{Chain: "KUBE-SERVICES", Rules: 25}, {Chain: "PREROUTING", Rules: 4, Hooks: 4}}, More: 1,
 				}},
 			},

@@ -118,8 +118,9 @@ func (o *openerWatch) note(mask uint64, pid uint32) {
 // processWriter returns what /proc tells of a process that uses the lock now,
 // and whether it is a child of ours.
 func processWriter(proc string, pid uint32) (w Writer, ours bool) {
-	comm, command := processNames(proc, pid)
-	return Writer{Time: time.Now(), PID: pid, Comm: comm, Command: command}, parentOf(proc, pid) == os.Getpid()
+	now := time.Now()
+	comm, command, origin := processNames(proc, pid)
+	return Writer{Time: now, PID: pid, Comm: comm, Command: command, Origin: origin}, parentOf(proc, pid) == os.Getpid()
 }
 
 // parentOf returns the pid of a process's parent, 0 if it cannot be told.

@@ -2,13 +2,14 @@ package canary
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
 )
 
 // Bounds on what is kept of a process that somebody else controls.
@@ -17,63 +18,85 @@ const (
 	maxComm    = 15  // bytes of the kernel's name for a process: TASK_COMM_LEN less its NUL
 )
 
-// processNames returns what the kernel calls process pid now, and its command
-// line, both printable; both are "" if it is gone. The directory is opened once,
-// as in processCommand.
-func processNames(proc string, pid uint32) (comm, command string) {
-	dir, err := os.OpenRoot(filepath.Join(proc, strconv.FormatUint(uint64(pid), 10)))
+// processNames returns what the kernel calls process pid now, its command line, both
+// printable, and its origin; all are empty if it is gone. The directory is opened once,
+// as in processOf.
+func processNames(proc string, pid uint32) (comm, command string, o Origin) {
+	dir, err := openProcess(proc, pid)
 	if err != nil {
-		return "", ""
+		return "", "", Origin{}
 	}
-	defer dir.Close()
-	line := readBounded(dir, "cmdline", maxCommand)
-	return printable([]byte(readComm(dir)), maxCommand), printable(line, maxCommand)
+	defer dir.close()
+	line := dir.read("cmdline", maxCommand)
+	o = originOf(proc, dir)
+	return printable([]byte(dir.comm()), maxCommand), printable(line, maxCommand), o
 }
 
-// processCommand returns the command line of process pid, printable and at
-// most maxCommand bytes long.
+// processOf returns the command line of process pid, printable and at most maxCommand
+// bytes long, and its origin.
 //
-// It returns "" if the process is gone, which is usual for a short-lived
+// Both are empty if the process is gone, which is usual for a short-lived
 // iptables, or if its name is not comm: the kernel counts pids in the initial
 // pid namespace, so in another one the same number is somebody else. The
 // directory is opened once, which pins the process: a pid that is used again
 // in between is not mixed up.
-func processCommand(proc string, pid uint32, comm string) string {
+func processOf(proc string, pid uint32, comm string) (command string, o Origin) {
 	if pid == 0 || comm == "" {
-		return ""
+		return "", Origin{}
 	}
-	dir, err := os.OpenRoot(filepath.Join(proc, strconv.FormatUint(uint64(pid), 10)))
+	dir, err := openProcess(proc, pid)
 	if err != nil {
-		return ""
+		return "", Origin{}
 	}
-	defer dir.Close()
+	defer dir.close()
 	// The command line first: the process may end any moment, and its name
 	// outlives its memory.
-	line := readBounded(dir, "cmdline", maxCommand)
-	if readComm(dir) != bounded(comm, maxComm) {
-		return ""
+	line := dir.read("cmdline", maxCommand)
+	o = originOf(proc, dir)
+	if dir.comm() != bounded(comm, maxComm) {
+		return "", Origin{}
 	}
-	return printable(line, maxCommand)
+	return printable(line, maxCommand), o
 }
 
-// readComm returns the comm file of the process whose folder dir is.
-func readComm(dir *os.Root) string {
-	line := readBounded(dir, "comm", 4*maxComm)
+// A processFolder is an open /proc/PID: whatever happens to the number, its files are
+// those of one process. To read all that a Writer has of it takes 0.1 ms of processor
+// time, ancestors included (Linux 6.18), which counts beside an owner that never rests.
+type processFolder int
+
+func openProcess(proc string, pid uint32) (processFolder, error) {
+	fd, err := unix.Open(filepath.Join(proc, strconv.FormatUint(uint64(pid), 10)), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	return processFolder(fd), err
+}
+
+func (p processFolder) close() { _ = unix.Close(int(p)) }
+
+// comm returns what the kernel calls the process.
+func (p processFolder) comm() string {
+	line := p.read("comm", 4*maxComm)
 	return bounded(string(bytes.TrimSuffix(line, []byte{'\n'})), maxComm)
 }
 
-// readBounded returns at most n bytes of a file, and nothing for any error.
-func readBounded(dir *os.Root, name string, n int64) []byte {
-	f, err := dir.Open(name)
+// read returns at most n bytes of a file, and nothing for any error.
+func (p processFolder) read(name string, n int) []byte {
+	fd, err := unix.Openat(int(p), name, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil
 	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, n))
-	if err != nil {
-		return nil
+	defer unix.Close(fd)
+	text := make([]byte, n)
+	for have := 0; ; {
+		got, err := unix.Read(fd, text[have:])
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return nil
+		case got == 0: // the end, or n bytes
+			return text[:have]
+		default:
+			have += got
+		}
 	}
-	return text
 }
 
 func bounded(s string, n int) string { return s[:min(len(s), n)] }

@@ -44,7 +44,7 @@ func TestProcessCommand(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			proc := fakeProc(t, 7, tt.comm, tt.cmdline)
-			if got := processCommand(proc, tt.pid, tt.fromKernel); got != tt.want {
+			if got, _ := processOf(proc, tt.pid, tt.fromKernel); got != tt.want {
 				t.Errorf("got %q, want %q", got, tt.want)
 			}
 		})
@@ -53,8 +53,8 @@ func TestProcessCommand(t *testing.T) {
 
 func TestProcessCommandOfOurselves(t *testing.T) {
 	pid := uint32(os.Getpid())
-	comm, command := processNames(procFolder, pid)
-	got := processCommand(procFolder, pid, comm)
+	comm, command, _ := processNames(procFolder, pid)
+	got, _ := processOf(procFolder, pid, comm)
 	if got != command {
 		t.Errorf("our command line is %q and %q", got, command)
 	}

@@ -80,11 +80,14 @@ func (w *CommitWatcher) note(c iptables.Commit) {
 	if proc == "" {
 		proc = procFolder
 	}
+	now := time.Now()
+	command, origin := processOf(proc, c.PID, c.Comm)
 	w.Writers.Note(Writer{
-		Time:    time.Now(),
+		Time:    now,
 		Genid:   c.Genid,
 		PID:     c.PID,
 		Comm:    printable([]byte(c.Comm), maxCommand),
-		Command: processCommand(proc, c.PID, c.Comm),
+		Command: command,
+		Origin:  origin,
 	})
 }

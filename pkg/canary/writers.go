@@ -15,6 +15,7 @@ type Writer struct {
 	PID     uint32    // in the initial pid namespace; 0 if unknown
 	Comm    string    // the kernel's name for it, printable
 	Command string    // its command line, printable; empty if it was gone already
+	Origin  Origin    // what started it
 	Own     bool      // this process, or a program that it executed
 }
 

@@ -23,15 +23,16 @@ type Examined struct {
 	Section rules.Section // empty if it could not be read
 	Mark    canary.Mark   // the mark judged by, with tries resolved
 	Lost    Lost
-	Seen    uint64 // the digest of the read
-	Absent  bool   // the table does not exist
+	Table   *rules.Table // what the read showed, whole
+	Seen    uint64       // the digest of the read
+	Absent  bool         // the table does not exist
 }
 
 // Examine judges a snapshot against what job wants of its family.
 func (e Examiner) Examine(snapshot iptables.Snapshot, job Job) map[rules.TableName]Examined {
 	found := map[rules.TableName]Examined{}
 	for _, task := range e.tasks(snapshot, job) {
-		x := Examined{Finding: task.finding, Section: task.seen.Section, Mark: task.want.Mark, Seen: snapshot.Digest, Absent: task.absent()}
+		x := Examined{Finding: task.finding, Section: task.seen.Section, Mark: task.want.Mark, Table: task.seen.Table, Seen: snapshot.Digest, Absent: task.absent()}
 		if task.finding.Verdict.Loss() {
 			x.Lost = countLost(task)
 		}

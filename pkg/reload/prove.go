@@ -40,7 +40,7 @@ func (r run) prove(ctx context.Context, t *turn) {
 		seen := see(after, plan.table, rules.Protection{Chain: r.Protects, Rule: r.Names})
 		planted := tr.Section
 		if seen.Err == nil {
-			tr.Section, tr.Read, tr.Absent = seen.Section, true, seen.Table == nil
+			tr.Section, tr.Read, tr.Table, tr.Absent = seen.Section, true, seen.Table, seen.Table == nil
 		}
 		if t.written.Err != nil {
 			seen.Before = tr.last // nothing may have changed

@@ -222,6 +222,8 @@ type TableResult struct {
 	Section rules.Section  // what the last read showed; nil maps if unread
 	Read    bool           // whether Section and Mark come from a read
 	Absent  bool           // the last read showed that the table does not exist
+	Table   *rules.Table   // what the last read showed, whole; nil if there was none
+	Seen    *rules.Table   // what the guarded read showed that was acted on
 	Lost    Lost
 	Proved  bool
 	// Unproved: it was written, and could not be read since. Mark is tried then.

@@ -185,6 +185,7 @@ func (t *turn) keep(before map[rules.TableName]TableResult) {
 			continue
 		}
 		now.Finding, now.Lost, now.Policies, now.flushed, now.restored = old.Finding, old.Lost, old.Policies, old.flushed, old.restored
+		now.Seen = old.Seen
 		now.Proved, now.Wrote, now.Skipped, now.Changed = true, len(p.wrote), p.skipped, old.Changed.and(p.change)
 		t.result.Tables[p.table] = now
 	}
@@ -305,7 +306,7 @@ func newResult(tasks []tableTask) FamilyResult {
 	for _, task := range tasks {
 		tr := TableResult{
 			Finding: task.finding, Mark: task.want.Mark,
-			Section: task.seen.Section, Read: task.seen.Err == nil, Absent: task.absent(),
+			Section: task.seen.Section, Read: task.seen.Err == nil, Table: task.seen.Table, Seen: task.seen.Table, Absent: task.absent(),
 			flushed:  task.finding.MarkLost && len(task.finding.Witnesses) == len(task.want.Mark.Witnessed),
 			restored: task.finding.Restored != "",
 			last:     task.finding,

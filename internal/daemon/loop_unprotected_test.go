@@ -1,0 +1,130 @@
+package daemon
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// unprotected counts the rules of a table that --protect does not name.
+func (r *rig) unprotected(f rules.Family, t rules.TableName) (n int) {
+	for _, c := range r.tables()[f][t].Chains {
+		builtin := rules.Builtin(t, c.Name)
+		for _, rule := range c.Rules {
+			protected := !builtin && r.d.cfg.Protects(c.Name) || builtin && (r.d.cfg.Protects(rule.Target) || r.d.cfg.Names(t, c.Name, rule))
+			if !protected && !canary.IsMark(rule) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// withOthers is a daemon on a node with three rules of another owner in mangle.
+func withOthers(t *testing.T, backend iptables.Backend, s setup) *rig {
+	fake := loadedFake(t, backend)
+	must(t, fake.RestoreNoflush(rules.IPv4, section(rules.Mangle, ":MINE - [0:0]", "-A MINE -p tcp -j ACCEPT", "-A MINE -j RETURN", "-A PREROUTING -j MINE")))
+	r := run(t, fake, s)
+	r.settled()
+	return r
+}
+
+// TestUnprotectedRulesAreCounted: what a flush took of others is counted by table, in the
+// record and in the metric, and not among the lost rules.
+func TestUnprotectedRulesAreCounted(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := withOthers(t, backend, setup{})
+		had := r.unprotected(rules.IPv4, rules.Mangle)
+		if had < 3 {
+			t.Fatalf("%d rules of others stand in mangle", had)
+		}
+		moved := r.moved(func() {
+			must(t, r.fake.As(11, "iptables").Flush(rules.IPv4, rules.Mangle, ""))
+			r.settled()
+		}, "flushed_unprotected")
+		wantMoved(t, moved, series{"flushed_unprotected_rules_total{family=ipv4,table=mangle}": float64(had)})
+		record := r.oneRecord()
+		if record.Lost.Unprotected != had || len(record.Lost.Tables) != 1 || record.Lost.Tables[0].Unprotected != had {
+			t.Errorf("%d rules of others were lost, the record has %+v", had, record.Lost)
+		}
+		if want := fmt.Sprintf(", and %d rules that --protect does not name", had); record.Lost.UnprotectedText() != want {
+			t.Errorf("in words it is %q, want %q", record.Lost.UnprotectedText(), want)
+		}
+		r.wantLog("Rules that --protect does not name were lost, too")
+
+		// They are not back, and the next flush takes none.
+		moved = r.moved(func() {
+			must(t, r.fake.As(11, "iptables").Flush(rules.IPv4, rules.Mangle, ""))
+			r.settled()
+		}, "flushed_unprotected")
+		wantMoved(t, moved, series{})
+	})
+}
+
+// TestUnprotectedRulesThatStay: rules that the flush left, or that their owner has put
+// back already, are not counted.
+func TestUnprotectedRulesThatStay(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := withOthers(t, backend, setup{})
+		moved := r.moved(func() {
+			must(t, r.fake.As(11, "iptables").Flush(rules.IPv4, rules.Nat, "PREROUTING"))
+			r.settled()
+		}, "flushed_unprotected", "flush_events")
+		if n := moved["flush_events_total"]; n != 1 {
+			t.Fatalf("%v flushes", n)
+		}
+		if record := r.oneRecord(); record.Lost.Unprotected != int(moved["flushed_unprotected_rules_total{family=ipv4,table=nat}"]) {
+			t.Errorf("%d in the record, and %v", record.Lost.Unprotected, moved)
+		}
+		if moved["flushed_unprotected_rules_total{family=ipv4,table=mangle}"] != 0 {
+			t.Errorf("mangle was not flushed: %v", moved)
+		}
+	})
+}
+
+// TestUnprotectedRulesThatAreNotKnown: nothing is said where the table was not read as it
+// was right before the flush, or where another process wrote to it as well.
+func TestUnprotectedRulesThatAreNotKnown(t *testing.T) {
+	for name, before := range map[string]func(r *rig){
+		"another process wrote right before": func(r *rig) {
+			must(r.t, r.fake.As(22, "dockerd").RestoreNoflush(rules.IPv4, section(rules.Mangle, "-A MINE -j DROP")))
+		},
+		"what commits did is not known": func(r *rig) {
+			must(r.t, r.fake.As(22, "dockerd").RestoreNoflush(rules.IPv4, section(rules.Nat, ":DOCKER - [0:0]")))
+			r.fake.OnCommit(func(iptables.Commit) { r.fake.ForgetTakings() })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := withOthers(t, iptables.NFT, setup{})
+				moved := r.moved(func() {
+					before(r)
+					must(t, r.fake.As(11, "iptables").Flush(rules.IPv4, rules.Mangle, ""))
+					r.after(3 * time.Second)
+				}, "flushed_unprotected")
+				wantMoved(t, moved, series{})
+				if record := r.oneRecord(); record.Lost.Unprotected != 0 || record.Lost.UnprotectedText() != "" {
+					t.Errorf("%+v", record.Lost)
+				}
+			})
+		})
+	}
+}
+
+// TestUnprotectedRulesInObserveMode: they are counted there, too.
+func TestUnprotectedRulesInObserveMode(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := withOthers(t, backend, setup{mode: Observe})
+		had := r.unprotected(rules.IPv4, rules.Mangle)
+		must(t, r.fake.As(11, "iptables").Flush(rules.IPv4, rules.Mangle, ""))
+		r.settled()
+		if record := r.oneRecord(); record.Lost.Unprotected != had {
+			t.Errorf("%d rules of others were lost, the record has %+v", had, record.Lost)
+		}
+	})
+}

@@ -1,0 +1,65 @@
+package daemon
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A standing table is what a read showed of a table in which nothing was lost.
+type standing struct {
+	table  *rules.Table // nil: nothing was read yet, or there is no such table
+	digest uint64
+}
+
+// UnprotectedText says how many rules that --protect does not name went with the others:
+// ", and 3 rules that --protect does not name"; "" if none did, or it is not known.
+func (l Lost) UnprotectedText() string {
+	switch l.Unprotected {
+	case 0:
+		return ""
+	case 1:
+		return ", and 1 rule that --protect does not name"
+	default:
+		return fmt.Sprintf(", and %d rules that --protect does not name", l.Unprotected)
+	}
+}
+
+// noteStanding takes in what a read showed of a table.
+func (ts *tableState) noteStanding(table *rules.Table, digest uint64) {
+	if !ts.verdict.Loss() && ts.verdict != canary.Unknown && digest != 0 {
+		ts.standing = standing{table, digest}
+	}
+}
+
+// unprotectedGone counts the rules that --protect does not name and that went in the same
+// flush. It returns 0 also where that cannot be known: where the table was not read as it
+// was right before, or where another process wrote to it as well.
+func (d *Daemon) unprotectedGone(st *state, f rules.Family, t rules.TableName, h hit, q inquiry) int {
+	fs := st.families[f]
+	before := fs.tables[t].standing
+	if before.table == nil || before.digest != fs.intact || q.othersWrote(f, t, uint32(fs.intact), uint32(h.seen), h.by) {
+		return 0
+	}
+	p := rules.Protection{Chain: d.protects(st), Rule: d.cfg.Names}
+	return p.OthersGone(before.table, h.table, canary.IsMark)
+}
+
+// othersWrote reports whether a process that took nothing wrote to the table meanwhile, or
+// may have. On legacy nothing is heard of single writes: what was read around the flush
+// has to do.
+func (q inquiry) othersWrote(f rules.Family, t rules.TableName, from, upto uint32, by []canary.Writer) bool {
+	switch {
+	case q.legacy:
+		return false
+	case !q.takings.Reach(from):
+		return len(by) == 0 // else they were the only ones
+	}
+	return slices.ContainsFunc(q.takings.List, func(k iptables.Taking) bool {
+		return k.Family == f && k.Table == t && after(k.Commit.Genid, from) && !after(k.Commit.Genid, upto) &&
+			!slices.ContainsFunc(by, func(w canary.Writer) bool { return w.PID == k.Commit.PID })
+	})
+}

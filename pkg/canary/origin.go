@@ -1,0 +1,164 @@
+package canary
+
+import (
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// An Origin is what started a process: its ancestors, and the unit or container that it
+// belongs to. All of it is printable and bounded: other people choose these names.
+type Origin struct {
+	Ancestors []string // what the kernel calls them, the parent first; without PID 1
+	Unit      string   // of systemd, such as cron.service; of a container the one around it
+	Container Container
+}
+
+// A Container is one as its cgroup's path has it.
+type Container struct {
+	ID   string // 64 hexadecimal digits; may be empty if there is a Name
+	Pod  string // its pod's UID; empty outside of Kubernetes
+	Name string // of a machine or an LXC container; the others have none in the path
+}
+
+const (
+	maxAncestors = 3
+	maxName      = 64      // bytes of a unit's or container's name, escapes included
+	maxStat      = 1 << 10 // bytes that are read of a stat file,
+	maxCgroup    = 8 << 10 // and of a cgroup file: 13 lines on cgroup v1
+)
+
+// originOf returns where the process whose folder dir is comes from, as far as can be told.
+func originOf(proc string, dir processFolder) Origin {
+	o := placeOf(string(dir.read("cgroup", maxCgroup)))
+	if child, ok := readStat(dir); ok {
+		o.Ancestors = ancestorsOf(proc, child)
+	}
+	return o
+}
+
+// A procStat is what a process's stat file says.
+type procStat struct {
+	comm   string
+	parent uint32
+	start  uint64 // in ticks since the machine started
+}
+
+// readStat reads "12 (a name) S 1 ...": the name may hold anything.
+func readStat(dir processFolder) (s procStat, ok bool) {
+	text := string(dir.read("stat", maxStat))
+	from, to := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
+	if from < 0 || to < from {
+		return procStat{}, false
+	}
+	fields := strings.Fields(text[to+1:])
+	const parent, start = 1, 19 // fields 4 and 22 of proc(5)
+	if len(fields) <= start {
+		return procStat{}, false
+	}
+	ppid, err := strconv.ParseUint(fields[parent], 10, 32)
+	if err != nil {
+		return procStat{}, false
+	}
+	s = procStat{comm: printable([]byte(bounded(text[from+1:to], maxComm)), maxName), parent: uint32(ppid)}
+	s.start, err = strconv.ParseUint(fields[start], 10, 64)
+	return s, err == nil
+}
+
+// ancestorsOf names a process's ancestors. A parent that is younger than its child is
+// another process that got the number of one that has ended.
+func ancestorsOf(proc string, child procStat) (names []string) {
+	for len(names) < maxAncestors && child.parent > 1 {
+		dir, err := openProcess(proc, child.parent)
+		if err != nil {
+			return names
+		}
+		parent, ok := readStat(dir)
+		dir.close()
+		if !ok || parent.start > child.start {
+			return names
+		}
+		names, child = append(names, parent.comm), parent
+	}
+	return names
+}
+
+var (
+	// podPart is kubelet's: pod1234-... with its cgroupfs driver, kubepods-burstable-pod1234_....slice
+	// with systemd's. A static pod's UID has no hyphens.
+	podPart = regexp.MustCompile(`^(?:kubepods-(?:[a-z]+-)?)?pod([0-9a-f]{32}|[0-9a-f]{8}(?:[_-][0-9a-f]{4}){3}[_-][0-9a-f]{12})(?:\.slice)?$`)
+	// containerPart is 0123..., docker-0123....scope, cri-containerd-0123....scope, and the like.
+	containerPart = regexp.MustCompile(`^(?:[a-z][a-z-]*-)?([0-9a-f]{64})(?:\.scope)?$`)
+	// machinePart is systemd-machined's and LXC's.
+	machinePart = regexp.MustCompile(`^(?:machine-(.+)\.scope|systemd-nspawn@(.+)\.service|lxc\.payload\.(.+))$`)
+)
+
+// placeOf reads a cgroup file. The hierarchies that systemd keeps come first.
+func placeOf(text string) Origin {
+	var preferred, others []string
+	for line := range strings.Lines(text) {
+		hierarchy := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		switch {
+		case len(hierarchy) < 3:
+		case hierarchy[1] == "" || hierarchy[1] == "name=systemd":
+			preferred = append(preferred, hierarchy[2])
+		default:
+			others = append(others, hierarchy[2])
+		}
+	}
+	for _, path := range append(preferred, others...) {
+		if o := placeInPath(path); o.Unit != "" || o.Container != (Container{}) {
+			return o
+		}
+	}
+	return Origin{}
+}
+
+// placeInPath reads a cgroup's path from its root on: what lies within a container or a
+// unit is named by those who run there, and proves nothing.
+func placeInPath(path string) Origin {
+	var o Origin
+	// containerd without systemd's driver: kubepods-pod....slice:cri-containerd:0123...
+	parts := strings.FieldsFunc(path, func(r rune) bool { return r == '/' || r == ':' })
+	for i, part := range parts {
+		switch pod, id, machine := podPart.FindStringSubmatch(part), containerPart.FindStringSubmatch(part), machinePart.FindStringSubmatch(part); {
+		case pod != nil && o.Container.Pod == "":
+			o.Container.Pod = strings.ReplaceAll(pod[1], "_", "-")
+		case id != nil && !strings.Contains(part, "conmon"): // conmon runs beside its container
+			o.Container.ID = id[1]
+			return o
+		case machine != nil && o.Unit == "":
+			o.Container.Name = name(machine[1] + machine[2] + machine[3])
+			return o
+		case part == "lxc" && i+1 < len(parts) && o.Unit == "":
+			o.Container.Name = name(parts[i+1])
+			return o
+		case o.Unit == "" && part != "init.scope" && (strings.HasSuffix(part, ".service") || strings.HasSuffix(part, ".scope")):
+			o.Unit = name(part)
+		}
+	}
+	return o
+}
+
+func name(text string) string { return printable([]byte(text), maxName) }
+
+// String says it in a few words, such as "cron.service" or "container 0123456789ab of pod
+// 8d...": without the ancestors; "" if nothing is known.
+func (o Origin) String() string {
+	c := o.Container
+	var words []string
+	switch {
+	case c.Name != "":
+		words = append(words, "container "+c.Name)
+	case c.ID != "":
+		words = append(words, "container "+c.ID[:min(len(c.ID), 12)])
+	}
+	if c.Pod != "" {
+		words = append(words, "pod "+c.Pod)
+	}
+	text := strings.Join(words, " of ")
+	if text != "" && o.Unit != "" {
+		text += " in "
+	}
+	return text + o.Unit
+}
