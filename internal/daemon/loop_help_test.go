@@ -56,6 +56,8 @@ type setup struct {
 	// flows are the node's; nil is that they are left alone.
 	flows Tracker
 	cpu   func() time.Duration // nil: what reads cost is what they take
+	// settle is --settle; 0 is its default.
+	settle time.Duration
 	// keeper is what keeps connections; nil is that nothing does.
 	keeper Keeper
 }
@@ -121,6 +123,9 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		Mode: s.mode, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Piecewise: selector.Piecewise, Canary: canary.DefaultChain, Sets: fake.Sets(),
 		PollInterval: time.Second, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second,
 		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, Tidy: s.tidy, Flows: s.flows, CPU: s.cpu, Keeper: s.keeper,
+	}
+	if s.settle > 0 {
+		cfg.Settle = s.settle
 	}
 	if s.journal != "" {
 		cfg.Journal = journal.New(s.journal)

@@ -121,6 +121,7 @@ type loss struct {
 	digest   uint64
 	hit      map[rules.Family]Verdicts // tables counted so far
 	noted    bool                      // whether the log has that it was noticed
+	named    bool                      // whether it was asked whose it is
 	told     bool                      // whether metrics and log have what was lost
 	unhooked bool                      // hooks were deleted by name, and their grace is over
 	unproved reload.Unproved           // what was written and could not be read back
