@@ -184,6 +184,9 @@ func choose(args []string) (command, []string, error) {
 	if name == "help" {
 		name, rest = "run", []string{"--help"}
 	}
+	if name == "run" && len(rest) > 0 && rest[0] == "--version" {
+		name, rest = "version", rest[1:]
+	}
 	all := commands()
 	if i := slices.IndexFunc(all, func(c command) bool { return c.name == name }); i >= 0 {
 		return all[i], rest, nil
