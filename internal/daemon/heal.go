@@ -181,6 +181,7 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 	now := time.Now()
 	st.stir(now)
 	fs.lastWord.saw(fr.ProxyStands(), now)
+	st.noteMade(f, fr)
 	missing := map[rules.TableName]int{}
 	for _, t := range rules.Guarded() {
 		tr, ok := fr.Tables[t]

@@ -183,6 +183,9 @@ func (d *Daemon) Cleanup(ctx context.Context, r CleanupRequest) error {
 		st.removed, st.pausedUntil = true, time.Time{}
 		d.stopKeeping(ctx, st)
 		failed = RemoveAll(ctx, d.replayer(ctx, st), d.job(st, d.cfg.Kernel.Families()...), r.Rules)
+		if kernel, ok := d.cfg.Kernel.(TableRemover); ok {
+			RemoveMade(ctx, kernel, st.madeTables)
+		}
 		if d.cfg.Store != nil {
 			failed = errors.Join(failed, d.cfg.Store.Forget())
 		}

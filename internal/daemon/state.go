@@ -56,6 +56,8 @@ type state struct {
 	tidyAt    time.Time // when memory is given back; zero: there is none to give
 	tidied    time.Time
 	removed   bool // cleanup took everything out; nothing is done any more
+	// madeTables are the tables that did not exist before canaryd wrote to them.
+	madeTables reload.Tables
 
 	pausedUntil time.Time // zero: not paused
 	stored      []reload.Kept

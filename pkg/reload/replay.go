@@ -222,6 +222,7 @@ type TableResult struct {
 	Wrote       int          // chains whose content was written
 	Placed      []rules.Hook // that were put back
 	Changed     Change       // what the write did to protected rules, of a checked job
+	Absent      bool         // the table did not exist when it was planned
 
 	// flushed: no mark at all was left standing, so that more may be gone than
 	// the generation knows.

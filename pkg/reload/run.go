@@ -296,6 +296,7 @@ func newResult(tasks []tableTask) FamilyResult {
 			flushed:  task.finding.MarkLost && len(task.finding.Witnesses) == len(task.want.Mark.Witnessed),
 			restored: task.finding.Restored != "",
 			last:     task.finding,
+			Absent:   task.seen.Err == nil && task.seen.Table == nil,
 		}
 		if task.finding.Verdict.Loss() {
 			tr.Lost = countLost(task)
