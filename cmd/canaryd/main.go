@@ -128,7 +128,7 @@ restart of the daemon ends a pause.
 	aboutCleanup = `Removes canaries and witnesses; with --rules the protected chains and the hooks into them too, with
 --protect only those that it names (kube-proxy: kube without kubelet's). A running daemon does it
 itself and watches nothing any more until it is started again. It deletes its table canaryd-keeper
-too, which else vanishes with its process.
+too, which else vanishes with its process, and on nft the tables that canaryd made, if they are empty.
 `
 )
 
@@ -195,6 +195,9 @@ func choose(args []string) (command, []string, error) {
 	}
 	if name == "help" {
 		name, rest = "run", []string{"--help"}
+	}
+	if name == "run" && len(rest) > 0 && rest[0] == "--version" {
+		name, rest = "version", rest[1:]
 	}
 	all := commands()
 	if i := slices.IndexFunc(all, func(c command) bool { return c.name == name }); i >= 0 {

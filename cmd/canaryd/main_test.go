@@ -91,6 +91,9 @@ func TestVersion(t *testing.T) {
 	defer func(v, c string) { version, commit = v, c }(version, commit)
 	version, commit = "v1.2.3", "0123456789ab"
 	code, stdout, stderr := call(t, "version")
+	if c, out, errs := call(t, "--version"); c != code || out != stdout || errs != stderr {
+		t.Errorf("--version: exit code %d, %q, %q; want what version prints", c, out, errs)
+	}
 	if want := regexp.MustCompile(`^canaryd v1\.2\.3, commit 0123456789ab, go1\.\S+\n$`); code != exitOK || stderr != "" || !want.MatchString(stdout) {
 		t.Errorf("exit code %d, %q, %q", code, stdout, stderr)
 	}
@@ -113,6 +116,8 @@ func TestBadCommandLines(t *testing.T) {
 		{"--poll-interval=-1s", `--poll-interval is -1s: want at least 10ms`},
 		{"--poll-interval=soon", `invalid argument "soon" for "--poll-interval" flag: time: invalid duration "soon" (see canaryd run --help)`},
 		{"--settle=-1ms", `--settle is -1ms: want at least 0s`},
+		{"--settle=10h", `--settle is 10h0m0s: want at most 30s`},
+		{"--settle=30001ms", `--settle is 30.001s: want at most 30s`},
 		{"--hook-grace=-1ms", `--hook-grace is -1ms: want at least 0s`},
 		{"--lock-wait=0", `--lock-wait is 0s: want at least 1ms`},
 		{"--max-stored-age=-1h", `--max-stored-age is -1h0m0s: want at least 0s`},

@@ -248,6 +248,9 @@ func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
 	if err != nil {
 		code, err := withBench(ctx, o, func(b bench) (int, error) {
 			err := daemon.RemoveAll(ctx, b.replayer(), b.job(nil, nil), o.rules)
+			if state, _, stateErr := b.store.LoadState(); stateErr == nil { // else it is not known which tables canaryd made
+				daemon.RemoveMade(ctx, b.kernel, state.MadeTables)
+			}
 			if err = errors.Join(err, b.store.Forget()); err != nil {
 				return exitError, err
 			}

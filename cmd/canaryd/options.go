@@ -78,7 +78,7 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.StringVar(&o.ipFamily, "ip-family", "auto", "auto (all there are), ipv4, ipv6, dual")
 	all.StringVar(&o.canaryChain, "canary-chain", canary.DefaultChain, "name of our own chain")
 	all.DurationVar(&o.poll, "poll-interval", time.Second, "look at least this often")
-	all.DurationVar(&o.settle, "settle", 20*time.Millisecond, "replay once the flusher was quiet this long")
+	all.DurationVar(&o.settle, "settle", 20*time.Millisecond, "quiet time before a replay, at most 30s")
 	all.DurationVar(&o.hookGrace, "hook-grace", 15*time.Second, "leave deleted hooks to their owner this long")
 	all.StringVar(&o.lockFile, "lock-file", "/run/xtables.lock", "the xtables lock")
 	all.DurationVar(&o.lockWait, "lock-wait", 5*time.Second, "wait this long for the lock, then again later")
@@ -160,6 +160,7 @@ func (o *options) complete(cmd command) error {
 		oneOf("output", o.output, values["output"]...),
 		atLeast("poll-interval", o.poll, 10*time.Millisecond),
 		atLeast("settle", o.settle, 0),
+		atMost("settle", o.settle, daemon.MostSettle),
 		atLeast("hook-grace", o.hookGrace, 0),
 		atLeast("lock-wait", o.lockWait, time.Millisecond),
 		atLeast("max-stored-age", o.maxStoredAge, 0),
@@ -229,6 +230,13 @@ func atLeast(name string, value, least time.Duration) error {
 		return nil
 	}
 	return fmt.Errorf("--%s is %s: want at least %s", name, value, least)
+}
+
+func atMost(name string, value, most time.Duration) error {
+	if value <= most {
+		return nil
+	}
+	return fmt.Errorf("--%s is %s: want at most %s", name, value, most)
 }
 
 // kernelConfig returns how the kernel is opened.

@@ -203,7 +203,11 @@ func printFlushes(w io.Writer, flushes []daemon.Flush) error {
 	if _, err := fmt.Fprintln(w); err != nil {
 		return err
 	}
-	return printTable(w, rows)
+	if err := printTable(w, rows); err != nil || len(flushes) <= shownFlushes {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "and %s: canaryd status -o json lists them, --flush N tells one\n", count(len(flushes)-shownFlushes, "older record"))
+	return err
 }
 
 // absentText says how long the rules of a record were missing, or have been.

@@ -95,7 +95,7 @@ func (b bench) restore(ctx context.Context, r daemon.RestoreRequest) (daemon.Res
 		reply.Undo = state.ID
 	}
 	return reply, errors.Join(err, b.store.Save(stored),
-		b.store.SaveState(reload.State{Confirmed: confirmed, Uptime: uptime, Marks: marks}),
+		b.store.SaveState(reload.State{Confirmed: confirmed, Uptime: uptime, Marks: marks, MadeTables: state.MadeTables}),
 		daemon.KeepRemoval(ctx, b.o.stateDir, reply, result))
 }
 

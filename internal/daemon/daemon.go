@@ -336,6 +336,7 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 	st.made = stored.Made
 	st.capture(stored.Captured)
 	st.confirmed, st.uptime, st.kept = known.Confirmed, known.Uptime, known.Marks
+	st.madeTables = known.MadeTables
 	d.cfg.Store.Resume(stored.ID)
 	st.saveAt = time.Now().Add(confirmEvery) // also if nothing is learned that is new
 	d.recallHeld(ctx, st, known.Quarantine)

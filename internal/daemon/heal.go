@@ -183,6 +183,7 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 	if fr.ProxyKnown() {
 		fs.proxy.saw(fr.ProxyStands(), now)
 	}
+	st.noteMade(f, fr)
 	missing := map[rules.TableName]int{}
 	for _, t := range rules.Guarded() {
 		tr, ok := fr.Tables[t]

@@ -62,6 +62,8 @@ type setup struct {
 	cpu   func() time.Duration // nil: what reads cost is what they take
 	// native names nftables' own tables; nil is that they are not known.
 	native func(context.Context) ([]string, error)
+	// settle is --settle; 0 is its default.
+	settle time.Duration
 	// keeper is what keeps connections; nil is that nothing does.
 	keeper Keeper
 	// listenRequired is --metrics-required.
@@ -139,6 +141,9 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 	cfg.Native = s.native
 	r.broken = make(chan []SourceError)
 	cfg.BrokenSources, cfg.SourceErrors = s.broken, r.broken
+	if s.settle > 0 {
+		cfg.Settle = s.settle
+	}
 	if s.journal != "" {
 		cfg.Journal = journal.New(s.journal)
 	}

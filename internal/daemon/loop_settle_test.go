@@ -43,6 +43,36 @@ func TestAFlusherOfSeveralCommands(t *testing.T) {
 	})
 }
 
+// TestNoticedBeforeSettling: the log says at once that rules are being flushed, however long
+// --settle waits; and beside a process that never rests it waits 30 s at most.
+func TestNoticedBeforeSettling(t *testing.T) {
+	const notice = "Rules are being flushed"
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{settle: 10 * time.Second})
+		r.flushNat()
+		r.after(5 * time.Second)
+		if !strings.Contains(r.log.String(), notice) || r.chain(rules.IPv4, rules.Nat, "KUBE-MARK-MASQ") == nil || len(r.chain(rules.IPv4, rules.Nat, "KUBE-MARK-MASQ")) != 0 {
+			t.Errorf("after half of --settle the log has the notice: %t, and KUBE-MARK-MASQ holds %q",
+				strings.Contains(r.log.String(), notice), r.chain(rules.IPv4, rules.Nat, "KUBE-MARK-MASQ"))
+		}
+		r.after(10 * time.Second)
+		r.wantReady()
+		if n := strings.Count(r.log.String(), notice); n != 1 {
+			t.Errorf("the log has the notice %d times", n)
+		}
+		r.wantLog("by=")
+
+		r.flushNat()
+		for i := range 7 {
+			r.after(5 * time.Second)
+			must(t, r.fake.RestoreNoflush(rules.IPv4, "*filter\n-A corp-input -s 10.9.0."+string(rune('1'+i))+"/32 -j RETURN\nCOMMIT\n"))
+		}
+		if record := r.records(1)[0]; record.Outcome != reload.Proved || record.AbsentSeconds > 32 {
+			t.Errorf("beside a busy process the record is %+v", record)
+		}
+	})
+}
+
 // TestATableThatCannotBeReadBesideTheFlusher: a read that fails while the flusher is at
 // work costs no try and no time.
 func TestATableThatCannotBeReadBesideTheFlusher(t *testing.T) {

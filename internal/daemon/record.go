@@ -112,7 +112,7 @@ func (d *Daemon) logNotice(ctx context.Context, st *state) {
 		next = "replays are paused until " + st.pausedUntil.UTC().Format(time.RFC3339)
 	}
 	st.flushLog(ctx).Info("Rules are being flushed", "flush", st.loss.record.ID, "tables", tablesText(st.losses()),
-		"by", culpritsText(st.loss.record), "noticedAfter", st.loss.noticed.Sub(st.loss.record.Time).Round(10*time.Microsecond), "next", next)
+		"noticedAfter", st.loss.noticed.Sub(st.loss.record.Time).Round(10*time.Microsecond), "next", next)
 }
 
 // losses returns the tables that are lost as far as is known.

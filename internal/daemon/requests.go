@@ -209,6 +209,9 @@ func (d *Daemon) Cleanup(ctx context.Context, r CleanupRequest) error {
 			replayer.Protects, replayer.Names = only.Protects, only.Names
 		}
 		failed = RemoveAll(ctx, replayer, d.job(st, d.cfg.Kernel.Families()...), r.Rules)
+		if kernel, ok := d.cfg.Kernel.(TableRemover); ok {
+			RemoveMade(ctx, kernel, st.madeTables)
+		}
 		if d.cfg.Store != nil {
 			failed = errors.Join(failed, d.cfg.Store.Forget())
 		}

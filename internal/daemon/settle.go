@@ -10,9 +10,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
+// MostSettle bounds --settle, and a lull as a whole: rules that are gone for longer are no
+// longer a flusher's half-done work but an outage.
+const MostSettle = 30 * time.Second
+
 // A lull is the wait for a flusher to be done. Flushers come in several commands, and
 // half a flush is not worth a replay. So it lasts until no process wrote for --settle,
-// and ten times as long at most.
+// and ten times as long, or MostSettle, at most.
 type lull struct {
 	stamps map[rules.Family]iptables.Stamp // as they were seen last
 	quiet  time.Time                       // since when they are so
@@ -22,7 +26,7 @@ type lull struct {
 // beginLull begins to wait.
 func (d *Daemon) beginLull(ctx context.Context, st *state) *lull {
 	l := &lull{stamps: d.stamps(ctx, st), quiet: time.Now()}
-	l.end = l.quiet.Add(10 * d.cfg.Settle)
+	l.end = l.quiet.Add(min(10*d.cfg.Settle, MostSettle))
 	d.followRestored(ctx, st, st.looked(), l.stamps)
 	return l
 }
@@ -80,10 +84,11 @@ func (d *Daemon) plansAhead(st *state) bool {
 // settle waits until the flusher is done. Where a replay can be planned meanwhile, it
 // returns what waits for the rest of it; else nil.
 func (d *Daemon) settle(ctx context.Context, st *state) func(context.Context, reload.Found) (reload.Found, bool) {
+	d.notice(ctx, st)
 	l := d.beginLull(ctx, st)
 	if !d.plansAhead(st) {
 		d.awaitQuiet(ctx, st, l, d.cfg.Settle, false)
-		d.notice(ctx, st)
+		d.nameCulprit(ctx, st)
 		return nil
 	}
 	d.awaitQuiet(ctx, st, l, d.cfg.Settle/aheadAfter, false)
@@ -94,18 +99,26 @@ func (d *Daemon) settle(ctx context.Context, st *state) func(context.Context, re
 		if again {
 			d.awaitQuiet(ctx, st, l, d.cfg.Settle/aheadAfter, false)
 		} else {
-			d.notice(ctx, st)
+			d.nameCulprit(ctx, st)
 		}
 		return st.loss.found, again
 	}
 }
 
-// notice says once that a flush was noticed, and whose it is. It comes when the flusher
-// is done: a commit is visible a moment before its author is heard of.
+// notice says once that a flush was noticed, before anything is waited for: who follows
+// the log sees it while it happens.
 func (d *Daemon) notice(ctx context.Context, st *state) {
 	if l := st.loss; !l.noted {
 		l.noted = true
-		d.blame(ctx, st, l)
 		d.logNotice(ctx, st)
+	}
+}
+
+// nameCulprit says once whose flush it is. It comes when the flusher is done: a commit is
+// visible a moment before its author is heard of.
+func (d *Daemon) nameCulprit(ctx context.Context, st *state) {
+	if l := st.loss; !l.named {
+		l.named = true
+		d.blame(ctx, st, l)
 	}
 }

@@ -71,6 +71,8 @@ type state struct {
 	tidyAt    time.Time // when memory is given back; zero: there is none to give
 	tidied    time.Time
 	removed   bool // cleanup took everything out; nothing is done any more
+	// madeTables are the tables that did not exist before canaryd wrote to them.
+	madeTables reload.Tables
 
 	pausedUntil time.Time // zero: not paused
 	// lastInForce is when the last run knew the generation to be in force, by the
@@ -148,6 +150,7 @@ type loss struct {
 	heard    uint32                    // which something was found lost
 	hit      map[rules.Family]Verdicts // tables counted so far
 	noted    bool                      // whether the log has that it was noticed
+	named    bool                      // whether it was asked whose it is
 	told     bool                      // whether the log has what was lost
 	counted  bool                      // whether metrics have it
 	unhooked bool                      // hooks were deleted by name, and their grace is over

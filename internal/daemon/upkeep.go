@@ -212,7 +212,7 @@ func (d *Daemon) saveGeneration(st *state) error {
 // saveMarks writes the state with these marks. It confirms nothing.
 func (d *Daemon) saveMarks(st *state, marks canary.Marks) error {
 	st.kept = st.keep(marks)
-	return d.cfg.Store.SaveState(reload.State{Confirmed: st.confirmed, Uptime: st.uptime, Marks: st.kept, Quarantine: st.quarantine})
+	return d.cfg.Store.SaveState(reload.State{Confirmed: st.confirmed, Uptime: st.uptime, Marks: st.kept, Quarantine: st.quarantine, MadeTables: st.madeTables})
 }
 
 // ahead keeps the marks that a write is about to plant: if canaryd is killed

@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -78,6 +80,24 @@ type State struct {
 	Marks  canary.Marks  `json:"marks"`
 	// Quarantine are the rules of the generation that could not be put back.
 	Quarantine Quarantine `json:"quarantine,omitempty"`
+	// MadeTables are the tables that did not exist before canaryd wrote to them.
+	MadeTables Tables `json:"madeTables,omitempty"`
+}
+
+// Tables name tables. It is a value.
+type Tables map[rules.Family][]rules.TableName
+
+// With returns the tables with another one.
+func (m Tables) With(f rules.Family, t rules.TableName) Tables {
+	if slices.Contains(m[f], t) {
+		return m
+	}
+	next := maps.Clone(m)
+	if next == nil {
+		next = Tables{}
+	}
+	next[f] = append(slices.Clone(m[f]), t)
+	return next
 }
 
 // A Store keeps the last five generations and the marks in one folder, files

@@ -1,0 +1,44 @@
+package daemon
+
+import (
+	"testing"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// TestCleanupRemovesWhatItMade: on nft, tables that canaryd made and that nothing is in are
+// gone after a cleanup, also one of the next run; others stay, empty or not.
+func TestCleanupRemovesWhatItMade(t *testing.T) {
+	for _, restart := range []bool{false, true} {
+		eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+			fake := iptablestest.NewFake(backend)
+			must(t, fake.RestoreNoflush(rules.IPv4, "*filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n")) // empty, and another's
+			dir := t.TempDir()
+			r := run(t, fake, setup{store: openStore(t, dir, identity(backend))})
+			r.settled()
+			r.wantReady()
+			must(t, fake.RestoreNoflush(rules.IPv6, "*nat\n-A OUTPUT -j RETURN\nCOMMIT\n")) // canaryd made it, another uses it
+			r.settled()
+			if restart {
+				r.stop()
+				r = run(t, fake, setup{store: openStore(t, dir, identity(backend))})
+				r.settled()
+			}
+			must(t, r.d.Cleanup(t.Context(), CleanupRequest{}))
+			left := map[rules.Family][]rules.TableName{}
+			for f, tables := range r.tables() {
+				for _, table := range rules.Guarded() {
+					if tables[table] != nil {
+						left[f] = append(left[f], table)
+					}
+				}
+			}
+			one, all := len(left[rules.IPv4]) == 1 && left[rules.IPv4][0] == rules.Filter && len(left[rules.IPv6]) == 1 && left[rules.IPv6][0] == rules.Nat, len(left[rules.IPv4])+len(left[rules.IPv6]) == 6
+			if backend == iptables.NFT && !one || backend == iptables.Legacy && !all {
+				t.Errorf("restart %t: tables that are left: %v", restart, left)
+			}
+		})
+	}
+}

@@ -1,0 +1,81 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// RemoveEmpty deletes a table of iptables-nft that holds nothing but built-in chains without
+// rules and with their first policy, and reports whether it did. The kernel itself checks
+// that nothing is in it: each chain, and then the table, is deleted only if it is empty, all
+// in one transaction. On legacy a table cannot be deleted.
+func (k *Kernel) RemoveEmpty(ctx context.Context, family rules.Family, table rules.TableName) (bool, error) {
+	if k.info.Backend != NFT {
+		return false, nil
+	}
+	snapshot, err := k.Read(ctx, family)
+	if err != nil {
+		return false, err
+	}
+	t := snapshot.Tables[table]
+	if t == nil || !EmptyTable(t) {
+		return false, nil
+	}
+	standing, err := chainsOf(family, table) // a snapshot shows built-in chains that do not exist, too
+	if err != nil {
+		return false, err
+	}
+	b := newBatch()
+	for _, chain := range standing {
+		b.begin(unix.NFT_MSG_DELCHAIN, unix.NLM_F_NONREC, family)
+		b.text(unix.NFTA_CHAIN_TABLE, string(table))
+		b.text(unix.NFTA_CHAIN_NAME, chain)
+		b.end()
+	}
+	b.begin(unix.NFT_MSG_DELTABLE, unix.NLM_F_NONREC, family)
+	b.text(unix.NFTA_TABLE_NAME, string(table))
+	b.end()
+	b.finish()
+	var refused *refusedError
+	switch err := b.send(); {
+	case err == nil:
+		return true, nil
+	case errors.As(err, &refused) && (refused.errno == unix.EBUSY || refused.errno == unix.ENOENT):
+		return false, nil // another process has just written to it, or deleted it
+	default:
+		return false, fmt.Errorf("deleting the empty table %s %s: %w", family, table, err)
+	}
+}
+
+// chainsOf returns the chains that a table has in the kernel.
+func chainsOf(family rules.Family, table rules.TableName) ([]string, error) {
+	conn, err := dialNFT()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.close()
+	var names []string
+	err = conn.eachRawChain(family, func(c rawChain) error {
+		if c.place.Table == table {
+			names = append(names, c.place.Chain)
+		}
+		return nil
+	})
+	return names, nftError("listing the chains of an empty table", err)
+}
+
+// EmptyTable reports whether a table holds nothing but built-in chains without rules and
+// with the policy ACCEPT.
+func EmptyTable(t *rules.Table) bool {
+	for _, c := range t.Chains {
+		if !rules.Builtin(t.Name, c.Name) || len(c.Rules) > 0 || c.Policy != "ACCEPT" {
+			return false
+		}
+	}
+	return true
+}

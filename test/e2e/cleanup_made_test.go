@@ -1,0 +1,51 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/nstest"
+)
+
+// TestCleanupRemovesWhatItMade: on nft, cleanup takes the tables away that canaryd made on an
+// empty node, with and without a daemon, and leaves one that another process uses.
+func TestCleanupRemovesWhatItMade(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		nstest.NeedProgram(n.T, "nft")
+		if n.Programs.With != "nft" {
+			return // the kernel makes legacy's tables, and keeps them
+		}
+		tables := func() []string {
+			n.Helper()
+			out, err := exec.CommandContext(n.Context(), "nft", "list", "tables").Output()
+			n.Must(err)
+			return slices.DeleteFunc(strings.Split(strings.TrimSpace(string(out)), "\n"), func(s string) bool { return s == "" || strings.HasSuffix(s, "canaryd-keeper") })
+		}
+		for _, daemon := range []bool{true, false} {
+			d := n.Launch()
+			n.Within(nodetest.StartsIn, "six tables that canaryd makes, on disk", func() error {
+				state, _ := os.ReadFile("/run/state/state.json")
+				if got := tables(); len(got) != 6 || !strings.Contains(string(state), "madeTables") {
+					return fmt.Errorf("there are %q, and the state is %s", got, state)
+				}
+				return nil
+			})
+			if !daemon {
+				d.Stop()
+				n.Must(exec.CommandContext(n.Context(), "nft", "add", "set", "ip", "mangle", "mine", "{ type mark; }").Run())
+			}
+			n.Want(0, "cleanup")
+			if got := tables(); daemon && len(got) > 0 || !daemon && !slices.Equal(got, []string{"table ip mangle"}) {
+				n.Errorf("daemon %t: cleanup left %q", daemon, got)
+			}
+			if daemon {
+				d.Stop()
+			}
+		}
+	})
+}
