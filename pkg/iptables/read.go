@@ -65,14 +65,7 @@ func (k *Kernel) spell(ctx context.Context, family rules.Family, seen sight, loc
 		k.save.shelf.put(family, set, time.Now())
 		return Snapshot{Family: family, Tables: set, Unreadable: map[rules.TableName]error{}, Digest: seen.digest}, nil
 	}
-	snapshot, err := k.readText(ctx, family, seen.digest)
-	if err != nil || !locked || !words.lacks(*seen.walked) {
-		return snapshot, err
-	}
-	if after, err := k.reader.digest(ctx, family); err == nil && after == seen.digest {
-		words.learn(*seen.walked, snapshot.Tables)
-	}
-	return snapshot, nil
+	return k.spellOut(ctx, family, seen, locked)
 }
 
 // readText is Read where the digest was taken before.

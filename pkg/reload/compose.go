@@ -132,8 +132,11 @@ func composeRemoval(task tableTask, everything bool) tablePlan {
 	var s section
 	removeWitnesses(task.seen.Table, &s)
 	if everything {
+		s.remove = append(s.remove, deleteOpaque(task.seen)...)
 		for _, h := range task.seen.Section.Hooks {
-			s.remove = append(s.remove, deleteRule(h.Chain, h.Rule))
+			if _, opaque := h.Rule.Opaque(); !opaque {
+				s.remove = append(s.remove, deleteRule(h.Chain, h.Rule))
+			}
 		}
 		dropChains(task, names(task.seen.Section.Chains), &plan, &s)
 	}
@@ -155,6 +158,23 @@ func appendRule(chain string, r rules.Rule) iptables.Step {
 // deleteRule deletes the first rule of the chain that means the same as r.
 func deleteRule(chain string, r rules.Rule) iptables.Step {
 	return iptables.Step{Verb: iptables.Delete, Chain: chain, Rule: r}
+}
+
+// deleteOpaque deletes the hooks that have no text, by their place: the last one first, and before
+// everything else, so that the places stay true.
+func deleteOpaque(seen canary.Seen) []iptables.Step {
+	var steps []iptables.Step
+	for _, chain := range seen.Section.HookedChains(seen.Table.Name) {
+		list := seen.Table.Chain(chain).Rules
+		for i := len(list) - 1; i >= 0; i-- {
+			_, opaque := list[i].Opaque()
+			isHook := func(h rules.Hook) bool { return h.Chain == chain && h.Rule == list[i] }
+			if opaque && slices.ContainsFunc(seen.Section.Hooks, isHook) {
+				steps = append(steps, iptables.Step{Verb: iptables.Delete, Chain: chain, Index: i + 1})
+			}
+		}
+	}
+	return steps
 }
 
 func planChains(task tableTask, plan *tablePlan, s *section) {
@@ -273,8 +293,8 @@ func planRemovals(task tableTask, plan *tablePlan, s *section) {
 // where somebody slips in, perhaps a stranger's.
 func extraHook(task tableTask, i int) bool {
 	h, standing, wanted := task.seen.Section.Hooks[i], 0, 0
-	if !task.exact(h.Into()) {
-		return false
+	if _, opaque := h.Rule.Opaque(); opaque || !task.exact(h.Into()) {
+		return false // one without a text could not be put back
 	}
 	for _, k := range task.seen.Section.Hooks {
 		if k.Same(h) {

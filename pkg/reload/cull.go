@@ -37,10 +37,29 @@ func (r run) cull(ctx context.Context, t *turn) bool {
 	if refused.Reason == iptables.ReasonLock || refused.Reason == iptables.ReasonIncompatible {
 		return false
 	}
+	return r.tryRules(ctx, t, t.pending(), false)
+}
+
+// cullSilent is cull where a restore was taken and proved to have had no effect: iptables-restore
+// that reads a rule's word as an option of its own, such as -h, ends with 0 and writes nothing.
+func (r run) cullSilent(ctx context.Context, t *turn) bool {
+	if r.job.Strict || !r.act.rules || t.culled || t.written.Err != nil || t.result.foreign || t.result.Err == nil {
+		return false
+	}
+	unproved := slices.DeleteFunc(slices.Clone(t.plans), func(p tablePlan) bool {
+		tr := t.result.Tables[p.table]
+		return tr.Proved || !tr.Read
+	})
+	return len(unproved) > 0 && r.tryRules(ctx, t, unproved, true)
+}
+
+// tryRules tries the rules of plans, and reports whether one is bad. Where it looks, a rule is bad too
+// if it was taken and does not stand then.
+func (r run) tryRules(ctx context.Context, t *turn, plans []tablePlan, looks bool) bool {
 	t.culled, t.refused = true, map[rules.TableName]map[string]string{}
 	found := false
-	for _, plan := range t.pending() {
-		trial := trial{session: r.session, family: t.family, plan: plan, until: time.Now().Add(trialTime), bad: map[string]string{}}
+	for _, plan := range plans {
+		trial := trial{session: r.session, family: t.family, plan: plan, until: time.Now().Add(trialTime), bad: map[string]string{}, looks: looks}
 		trial.suspects = refusedOf(r.job.Quarantine[t.family][plan.table])
 		trial.run(ctx)
 		t.refused[plan.table] = trial.bad
@@ -60,6 +79,7 @@ type trial struct {
 	bad     map[string]string // rules by text, and why
 	// suspects were refused before, by text.
 	suspects map[string]string
+	looks    bool // whether what was written stands
 }
 
 func (t *trial) run(ctx context.Context) {
@@ -129,8 +149,21 @@ func (t *trial) write(ctx context.Context, list []rules.Rule) error {
 		}
 		script.Steps = append(script.Steps, appendRule(trialChain, r))
 	}
-	return t.restore(ctx, script)
+	if err := t.restore(ctx, script); err != nil || !t.looks {
+		return err
+	}
+	snapshot, err := t.session.Read(ctx, t.family)
+	if err != nil {
+		return err
+	}
+	if c := snapshot.Tables[t.plan.table].Chain(trialChain); c == nil || len(c.Rules) != len(list) {
+		return errNoEffect
+	}
+	return nil
 }
+
+// errNoEffect is the reason why a rule is left out that a restore takes and does not write.
+var errNoEffect = errors.New("iptables-restore ended without an error and without writing the rule")
 
 // restore asks for no guard: on legacy the lock is held, on nft what is done to a
 // chain of nobody's is right whatever somebody writes meanwhile.
