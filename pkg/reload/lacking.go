@@ -130,7 +130,7 @@ func (t *tableTask) admit(chain string, r rules.Rule, plan *tablePlan) (rules.Ru
 		return r, false
 	}
 	if reason, opaque := r.Opaque(); opaque {
-		return hold(Held{Reason: reason})
+		return hold(Held{Reason: reason + "; its owner has to put it back"})
 	}
 	if slices.Contains(t.want.Section.Leans, r.Target) && t.seen.Table.Chain(r.Target) == nil {
 		return hold(Held{Reason: fmt.Sprintf("chain %s is missing", r.Target), Lacks: r.Target})
