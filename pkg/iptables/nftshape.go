@@ -129,8 +129,8 @@ func (s *ruleShape) extension(e rawExpression) error {
 		return nil
 	}
 	s.matches = append(s.matches, matchName(kind))
-	if kind == "comment" && !s.commented {
-		s.comment, s.commented = cString(info), true
+	if kind == "comment" {
+		s.comments = append(s.comments, cString(info))
 	}
 	return nil
 }

@@ -15,12 +15,11 @@ type ruleShape struct {
 	in, out string // interfaces as iptables prints them; empty for none
 	// matches are the names of xt matches, in order. The text has no others, but for those in
 	// native: nf_tables has expressions of its own that iptables prints as matches.
-	matches   []string
-	native    []string
-	target    string // empty for none, or if the bytes do not tell
-	noTarget  bool   // it is certain that there is none
-	comment   string
-	commented bool
+	matches  []string
+	native   []string
+	target   string // empty for none, or if the bytes do not tell
+	noTarget bool   // it is certain that there is none
+	comments []string
 	// odd says why the rule has no text that may be written back, whatever iptables prints.
 	odd string
 	// identity names the rule if it is opaque; of nft's rules it is taken from their bytes.
@@ -52,8 +51,8 @@ func (s *ruleShape) agrees(rule rules.Rule) error {
 	switch {
 	case printed.in != s.in || printed.out != s.out:
 		return fmt.Errorf("%w: its interfaces are %q and %q, not %q and %q", errPair, printed.in, printed.out, s.in, s.out)
-	case s.commented && (!printed.commented || printed.comment != s.comment):
-		return fmt.Errorf("%w: its comment is not %q", errPair, s.comment)
+	case len(s.comments) > 0 && !slices.Equal(printed.comments, s.comments):
+		return fmt.Errorf("%w: its comments are %q, not %q", errPair, printed.comments, s.comments)
 	case !s.hasMatches(printed.matches):
 		return fmt.Errorf("%w: its matches are %q, not %q", errPair, printed.matches, s.matches)
 	}
@@ -106,9 +105,7 @@ func (s ruleShape) readMatches(words []string) ruleShape {
 			s.matches = append(s.matches, matchName(words[i]))
 		case "--comment":
 			i++
-			if !s.commented {
-				s.comment, s.commented = words[i], true
-			}
+			s.comments = append(s.comments, words[i])
 		case "--log-prefix", "--nflog-prefix", "--string", "--hex-string":
 			i++ // the next word is somebody's text, not an option
 		case "-j", "-g":

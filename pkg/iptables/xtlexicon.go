@@ -184,6 +184,7 @@ func (l *xtLexicon) doubt(name xtName, rule rules.Rule) string {
 		if same := l.findText(rule.Spec); same != nil && same.base != 0 && same.base != maphash.Bytes(l.seeds[0], name.shape.base)|1 {
 			return "a rule of other bytes is printed in the same words"
 		}
+		return ""
 	}
 	if !l.agrees(name, rule) {
 		return errPair.Error()

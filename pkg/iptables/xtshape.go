@@ -34,6 +34,9 @@ func (r xtRule) shape(family rules.Family, goal string) *ruleShape {
 	e.eachMatch(func(m []byte) {
 		size += len(m)
 		s.matches = append(s.matches, matchName(string(extName(m))))
+		if string(extName(m)) == "comment" {
+			s.comments = append(s.comments, cString(m[xtExtDataAt:]))
+		}
 		extension(m)
 	})
 	if !e.isStandard {
@@ -42,7 +45,6 @@ func (r xtRule) shape(family rules.Family, goal string) *ruleShape {
 	if size != len(e.matches) && s.odd == "" {
 		s.odd = "the sizes of its matches do not add up"
 	}
-	s.comment, s.commented = string(r.comment), r.hasComment
 	s.identity = r.identity(goal)
 	s.base = r.base(family, s)
 	return s
