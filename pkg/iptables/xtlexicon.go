@@ -120,7 +120,7 @@ func (l *xtLexicon) know(name xtName, rule rules.Rule) {
 // rule returns the text of a rule, if it is known. Call it locked.
 func (l *xtLexicon) rule(key xtKey, now uint32) (rules.Rule, bool) {
 	w := l.find(key)
-	if w == nil || w.fickle || w.doubted > 0 && now-w.doubted >= uint32(doubtFor/time.Second) {
+	if w == nil || w.fickle || w.doubted > 0 && now >= w.doubted+uint32(doubtFor/time.Second) {
 		return rules.Rule{}, false
 	}
 	w.met = now
@@ -145,7 +145,7 @@ func (l *xtLexicon) tell(name xtName, rule rules.Rule) {
 	case w != nil && w.rule.Spec == rule.Spec:
 		w.rule, w.met = rule, l.now() // the memory that others have of it now
 		if w.doubted > 0 {
-			w.doubted = l.now()
+			w.doubted = max(1, w.met)
 		}
 	case !opaque && l.doubt(name, rule) != "":
 	case w != nil && w.doubted > 0:

@@ -142,6 +142,11 @@ func (t *trial) sift(ctx context.Context, list []rules.Rule) {
 // write tries rules. No chain of the plan is touched: its owner may be writing it.
 func (t *trial) write(ctx context.Context, list []rules.Rule) error {
 	t.tried++
+	if t.looks { // what an earlier one left would be taken for its effect
+		if err := t.restore(ctx, iptables.Script{Table: t.plan.table, Declare: trialChains()}); err != nil {
+			return err
+		}
+	}
 	script := iptables.Script{Table: t.plan.table, Declare: trialChains()}
 	for _, r := range list {
 		if t.fresh[r.Target] {
@@ -155,6 +160,9 @@ func (t *trial) write(ctx context.Context, list []rules.Rule) error {
 	snapshot, err := t.session.Read(ctx, t.family)
 	if err != nil {
 		return err
+	}
+	if snapshot.Moved { // another process wrote: what stands says nothing
+		return nil
 	}
 	if c := snapshot.Tables[t.plan.table].Chain(trialChain); c == nil || len(c.Rules) != len(list) {
 		return errNoEffect
