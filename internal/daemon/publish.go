@@ -27,6 +27,7 @@ func (d *Daemon) publish(st *state) {
 		Stored:           storedOf(st.stored),
 		Flushes:          slices.Clone(st.journal),
 		Quarantined:      st.quarantined(),
+		WithoutText:      st.withoutText(),
 		Stopped:          st.removed,
 		Keeper:           d.keepers(st),
 	}

@@ -16,6 +16,7 @@ type state struct {
 	learned   reload.Learned
 	captured  time.Time // when learned or declared last changed
 	edition   int       // how often they did
+	textless  textless  // of the generation
 	marks     canary.Marks
 	families  map[rules.Family]*familyState
 	loss      *loss                   // nil while nothing is lost

@@ -60,6 +60,9 @@ type Status struct {
 	CapturePendingSince time.Time `json:"capturePendingSince,omitzero"`
 	// Quarantined are rules that could not be put back; the first hundred.
 	Quarantined []Quarantined `json:"quarantined,omitempty"`
+	// WithoutText are rules that stand and cannot be put back if they are lost, because no text of
+	// theirs may be written; the first hundred.
+	WithoutText []Quarantined `json:"withoutText,omitempty"`
 	// Keeper is what keeps established connections through a flush, of the enabled
 	// families. It is no part of Healthy.
 	Keeper map[rules.Family]FamilyKeeper `json:"keeper"`
@@ -224,6 +227,10 @@ func (s Status) Public() Status {
 	s.Quarantined = slices.Clone(s.Quarantined)
 	for i := range s.Quarantined {
 		s.Quarantined[i].Rule, s.Quarantined[i].Reason = "", ""
+	}
+	s.WithoutText = slices.Clone(s.WithoutText)
+	for i := range s.WithoutText {
+		s.WithoutText[i].Rule, s.WithoutText[i].Reason = "", ""
 	}
 	s.Flushes = slices.Clone(s.Flushes)
 	for i := range s.Flushes {

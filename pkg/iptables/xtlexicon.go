@@ -228,18 +228,6 @@ func (l *xtLexicon) agrees(name xtName, rule rules.Rule) bool {
 	return name.comment == l.commentHash([]byte(words[i+1]))
 }
 
-// lacks reports whether there are rules that it could learn.
-func (l *xtLexicon) lacks(walked xtFamily) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, t := range walked.tables {
-		if slices.ContainsFunc(t.rules, func(n xtName) bool { return n.key != xtKey{} && l.find(n.key) == nil }) {
-			return true
-		}
-	}
-	return false
-}
-
 // knows reports whether a rule's text is known, or that it has none that is certain.
 func (l *xtLexicon) knows(key xtKey) bool {
 	l.mu.Lock()

@@ -50,6 +50,9 @@ func TestOddRulesOfOthers(t *testing.T) {
 		}
 		d := n.Start()
 		n.Within(nodetest.StartsIn, "every table to be intact", func() error { return allIntact(n) })
+		if text, _ := n.Want(0, "status"); strings.Count(text, "not put back if it is lost: ipv") != odd {
+			n.Errorf("want %d rules that are not put back if they are lost:\n%s", odd, text)
+		}
 		for round := range 2 {
 			for _, f := range rules.Families() {
 				for _, table := range append(rules.Guarded(), rules.Raw) {
