@@ -22,7 +22,9 @@ type mirrorTable struct {
 	// untold are chains with rules whose text has to be asked, and what they
 	// held when they were read.
 	untold map[string]content
-	view   tableView
+	// doubted are chains of which iptables printed what cannot be the text of their rules, and when.
+	doubted map[string]time.Time
+	view    tableView
 }
 
 // A mirrorChain is the mirror of one chain.
@@ -36,12 +38,10 @@ type mirrorChain struct {
 	rules []rules.Rule
 	// fickle: it holds rules whose bytes do not say what they mean.
 	fickle bool
-	// doubted is when iptables printed what cannot be the text of its rules; zero if it did not.
-	doubted time.Time
 }
 
 func newMirrorTable(name rules.TableName) *mirrorTable {
-	return &mirrorTable{name: name, chains: map[string]*mirrorChain{}, untold: map[string]content{}}
+	return &mirrorTable{name: name, chains: map[string]*mirrorChain{}, untold: map[string]content{}, doubted: map[string]time.Time{}}
 }
 
 // see notes that a chain exists. One that was not known has yet to be read.
@@ -86,6 +86,9 @@ func (t *mirrorTable) adopt(old *mirrorTable, l *lexicon) (unread []string) {
 		if untold, ok := old.untold[name]; ok {
 			t.untold[name] = untold
 		}
+		if since, ok := old.doubted[name]; ok {
+			t.doubted[name] = since
+		}
 	}
 	for name, was := range old.chains {
 		if t.chains[name] != was {
@@ -117,6 +120,7 @@ func (t *mirrorTable) drop(name string, l *lexicon) {
 	l.release(c.ids)
 	delete(t.chains, name)
 	delete(t.untold, name)
+	delete(t.doubted, name)
 	t.view.removed(name)
 }
 
@@ -129,7 +133,8 @@ func (t *mirrorTable) take(name string, now content, l *lexicon, earlier *rules.
 		return // known, or as opaque as it was, and nothing changed
 	}
 	l.release(c.ids)
-	c.ids, c.read, c.fickle, c.doubted = now.ids, true, false, time.Time{}
+	c.ids, c.read, c.fickle = now.ids, true, false
+	delete(t.doubted, name)
 	delete(t.untold, name)
 	t.view.touch(name)
 	found, known := l.texts(now.ids)
@@ -243,7 +248,9 @@ func (f *mirrored) ask(ctx context.Context, printer printer, t *mirrorTable, bat
 			continue
 		}
 		c := t.chains[place.Chain]
-		c.learn(said, f.lexicon)
+		if c.learn(said, f.lexicon) {
+			t.doubted[place.Chain] = time.Now()
+		}
 		c.rules = shared(c.rules, earlier.Chain(place.Chain))
 		t.view.touch(place.Chain)
 		delete(t.untold, place.Chain)
@@ -286,12 +293,12 @@ func (f *mirrored) askRules(ctx context.Context, printer printer, place Place, i
 }
 
 // learn pairs the chain's rules with what iptables printed for them. What it did not print, or
-// not of the very same rule, is opaque.
-func (c *mirrorChain) learn(said chainAnswer, l *lexicon) {
+// not of the very same rule, is opaque, and the chain is doubted.
+func (c *mirrorChain) learn(said chainAnswer, l *lexicon) (doubted bool) {
 	if said.err == nil && len(said.rules) != len(c.ids) {
 		said.err = fmt.Errorf("its chain holds %d rules, of which iptables prints %d", len(c.ids), len(said.rules))
 	}
-	c.rules, c.fickle, c.doubted = make([]rules.Rule, len(c.ids)), false, time.Time{}
+	c.rules, c.fickle = make([]rules.Rule, len(c.ids)), false
 	for i, id := range c.ids {
 		failed := said.err
 		if failed == nil {
@@ -304,12 +311,13 @@ func (c *mirrorChain) learn(said chainAnswer, l *lexicon) {
 		switch {
 		case certain:
 		case failed != nil:
-			rule, c.doubted = l.opaque(id, failed.Error()), time.Now()
+			rule, doubted = l.opaque(id, failed.Error()), true
 		default:
 			rule, c.fickle = said.rules[i], true
 		}
 		c.rules[i] = rule
 	}
+	return doubted
 }
 
 // doubtFor is how long a chain stays as it is of which iptables printed what cannot be its rules,
@@ -319,12 +327,13 @@ const doubtFor = 5 * time.Minute
 // doubt has those chains read again that were doubted for long enough.
 func (f *mirrored) doubt(now time.Time) {
 	for name, t := range f.tables {
-		for chain, c := range t.chains {
-			if place := (Place{name, chain}); !c.doubted.IsZero() && now.Sub(c.doubted) >= doubtFor {
-				c.read, c.doubted = false, now
-				if _, dirty := f.dirty[place]; !dirty {
-					f.dirty[place] = false
-				}
+		for chain, since := range t.doubted {
+			if now.Sub(since) < doubtFor {
+				continue
+			}
+			t.chains[chain].read, t.doubted[chain] = false, now
+			if place := (Place{name, chain}); !f.dirty[place] {
+				f.dirty[place] = false
 			}
 		}
 	}

@@ -99,32 +99,37 @@ func allIntact(n *nodetest.Node) error {
 // TestANativeRuleOfOthers: one native rule in a chain that is nobody's concern does not keep the
 // chains of its table from coming back when they are emptied while it stands.
 func TestANativeRuleOfOthers(t *testing.T) {
-	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
-		n.Load()
-		whole := n.Protected()
-		for _, ip := range []string{"ip", "ip6"} {
-			if out, err := exec.CommandContext(n.Context(), "nft", "add", "rule", ip, "filter", "OUTPUT", "ct", "mark", "set", "meta", "mark").CombinedOutput(); err != nil {
-				n.Fatalf("nft: %v: %s", err, out)
-			}
-		}
-		d := n.Start()
-		for _, f := range rules.Families() {
-			for _, chain := range []string{"FORWARD", "INPUT", "KUBE-FORWARD", "KUBE-FIREWALL"} {
-				tool(n, f, "-F", chain)
-			}
-		}
-		n.Healed(1)
-		for _, ip := range []string{"ip", "ip6"} {
-			list, err := exec.CommandContext(n.Context(), "nft", "-a", "list", "chain", ip, "filter", "OUTPUT").Output()
-			n.Must(err)
-			line := slices.IndexFunc(strings.Split(string(list), "\n"), func(l string) bool { return strings.Contains(l, "ct mark set") })
-			if line < 0 {
-				n.Fatalf("the native rule is gone:\n%s", list)
-			}
-			_, handle, _ := strings.Cut(strings.Split(string(list), "\n")[line], "# handle ")
-			n.Must(exec.CommandContext(n.Context(), "nft", "delete", "rule", ip, "filter", "OUTPUT", "handle", handle).Run())
-		}
-		n.Same("protected rules", whole, n.Protected())
-		d.Stop()
+	t.Run("directly", func(t *testing.T) { nodetest.On(t, iptables.NFT, func(n *nodetest.Node) { besideANativeRule(n) }) })
+	t.Run("as text", func(t *testing.T) {
+		nodetest.On(t, iptables.NFT, func(n *nodetest.Node) { besideANativeRule(n, "--replay=text") })
 	})
+}
+
+func besideANativeRule(n *nodetest.Node, flags ...string) {
+	n.Load()
+	whole := n.Protected()
+	for _, ip := range []string{"ip", "ip6"} {
+		if out, err := exec.CommandContext(n.Context(), "nft", "add", "rule", ip, "filter", "OUTPUT", "ct", "mark", "set", "meta", "mark").CombinedOutput(); err != nil {
+			n.Fatalf("nft: %v: %s", err, out)
+		}
+	}
+	d := n.Start(flags...)
+	for _, f := range rules.Families() {
+		for _, chain := range []string{"FORWARD", "INPUT", "KUBE-FORWARD", "KUBE-FIREWALL"} {
+			tool(n, f, "-F", chain)
+		}
+	}
+	n.Healed(1)
+	for _, ip := range []string{"ip", "ip6"} {
+		list, err := exec.CommandContext(n.Context(), "nft", "-a", "list", "chain", ip, "filter", "OUTPUT").Output()
+		n.Must(err)
+		line := slices.IndexFunc(strings.Split(string(list), "\n"), func(l string) bool { return strings.Contains(l, "ct mark set") })
+		if line < 0 {
+			n.Fatalf("the native rule is gone:\n%s", list)
+		}
+		_, handle, _ := strings.Cut(strings.Split(string(list), "\n")[line], "# handle ")
+		n.Must(exec.CommandContext(n.Context(), "nft", "delete", "rule", ip, "filter", "OUTPUT", "handle", handle).Run())
+	}
+	n.Same("protected rules", whole, n.Protected())
+	d.Stop()
 }
