@@ -128,7 +128,8 @@ restart of the daemon ends a pause.
 	aboutCleanup = `Removes canaries and witnesses; with --rules the protected chains and the hooks into them too, with
 --protect only those that it names (kube-proxy: kube without kubelet's). A running daemon does it
 itself and watches nothing any more until it is started again. It deletes its table canaryd-keeper
-too, which else vanishes with its process, and on nft the tables that canaryd made, if they are empty.
+too, which else vanishes with its process, and on nft the tables that canaryd had made, if they are
+empty.
 `
 )
 

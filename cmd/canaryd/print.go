@@ -101,6 +101,11 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 			return err
 		}
 	}
+	for _, q := range s.WithoutText {
+		if _, err := fmt.Fprintf(w, "not put back if it is lost: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason))); err != nil {
+			return err
+		}
+	}
 	if s.Backend.Mixed {
 		if _, err := fmt.Fprintf(w, "both backends hold rules; those of %s are guarded\n", s.Backend.Name); err != nil {
 			return err

@@ -29,6 +29,7 @@ func (d *Daemon) publish(st *state) {
 		Quarantined:      st.quarantined(),
 		SourceErrors:     st.sourceErrors,
 		DeclaredRefused:  slices.Clone(st.refused[:min(len(st.refused), quarantinedShown)]),
+		WithoutText:      st.withoutText(),
 		Stopped:          st.removed,
 		Keeper:           d.keepers(st),
 	}

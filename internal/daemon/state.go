@@ -17,6 +17,7 @@ type state struct {
 	captured  time.Time   // when learned or declared last changed
 	edition   int         // how often they did
 	made      reload.Made // what changed them last
+	textless  textless    // of the generation
 	marks     canary.Marks
 	families  map[rules.Family]*familyState
 	loss      *loss                   // nil while nothing is lost

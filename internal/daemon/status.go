@@ -78,6 +78,9 @@ type Status struct {
 	// RulesWithoutOwner says that kube-proxy's rules are in force and kube-proxy does not
 	// keep them; nil while it does, or they are not there. It is no part of Healthy.
 	RulesWithoutOwner *OwnerlessRules `json:"rulesWithoutOwner,omitempty"`
+	// WithoutText are rules that stand and cannot be put back if they are lost, because no text of
+	// theirs may be written; the first hundred.
+	WithoutText []Quarantined `json:"withoutText,omitempty"`
 	// Keeper is what keeps established connections through a flush, of the enabled
 	// families. It is no part of Healthy.
 	Keeper map[rules.Family]FamilyKeeper `json:"keeper"`
@@ -333,6 +336,10 @@ func (s Status) Public() Status {
 	s.SourceErrors = slices.Clone(s.SourceErrors)
 	for i := range s.SourceErrors {
 		s.SourceErrors[i].Reason = ""
+	}
+	s.WithoutText = slices.Clone(s.WithoutText)
+	for i := range s.WithoutText {
+		s.WithoutText[i].Rule, s.WithoutText[i].Reason = "", ""
 	}
 	s.Flushes = slices.Clone(s.Flushes)
 	for i := range s.Flushes {

@@ -233,7 +233,7 @@ func (k *Kernel) open(ctx context.Context) error {
 			return fmt.Errorf("%w (and %w)", err, err2)
 		}
 	}
-	k.info.ExecProbe = true
+	k.info.ExecProbe, k.save.byTable = true, true
 	k.reader, err = k.openExecReader(ctx)
 	return err
 }

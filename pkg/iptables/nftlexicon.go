@@ -86,6 +86,8 @@ func (l *lexicon) intern(raw rawRule) (ruleID, error) {
 	e := entry{left: l.now(), fickle: raw.indexed()}
 	if comment, ok := markOf(raw); ok && !e.fickle {
 		e.rule, e.told = rules.Rule{Spec: markStart + comment + markEnd}, true
+	} else if odd := raw.shape().odd; odd != "" {
+		e.rule, e.told, e.fickle = raw.opaque(odd), true, false
 	}
 	l.entries = append(l.entries, e)
 	return id, nil
@@ -127,7 +129,7 @@ func (l *lexicon) raw(spec string, room []byte) (rawRule, bool) {
 func (l *lexicon) find(spec string) ruleID {
 	return ruleID(l.byText.find(maphash.String(l.seed, spec), func(n uint32) bool {
 		e := &l.entries[n]
-		return e.told && !e.fickle && e.rule.Spec == spec
+		return e.told && !e.fickle && !e.odd() && e.rule.Spec == spec
 	}))
 }
 
@@ -151,7 +153,8 @@ func (l *lexicon) tell(id ruleID, rule rules.Rule) error {
 	if e.told && e.rule == rule {
 		return nil
 	}
-	if err := l.rawOf(id).agrees(rule); err != nil {
+	shape := l.rawOf(id).shape()
+	if err := shape.agrees(rule); err != nil {
 		return err
 	}
 	switch {
@@ -164,6 +167,35 @@ func (l *lexicon) tell(id ruleID, rule rules.Rule) error {
 		e.told = true
 	}
 	return nil
+}
+
+// odd reports whether the rule has no text that may be written back.
+func (e *entry) odd() bool {
+	_, opaque := e.rule.Opaque()
+	return opaque
+}
+
+// known returns the text of a rule if it is certain.
+func (l *lexicon) known(id ruleID) (rules.Rule, bool) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	e := &l.entries[id]
+	return e.rule, e.told && !e.fickle
+}
+
+// opaque returns a rule without text, for a reason that is not the rule's own.
+func (l *lexicon) opaque(id ruleID, reason string) rules.Rule {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.rawOf(id).opaque(reason)
+}
+
+// anyOdd reports whether one of the rules is known to be odd, and perhaps printed over several
+// lines.
+func (l *lexicon) anyOdd(ids []ruleID) bool {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return slices.ContainsFunc(ids, func(id ruleID) bool { return l.entries[id].odd() })
 }
 
 // release notes that a chain has lost these rules, or lost some of them.
@@ -225,7 +257,7 @@ func (l *lexicon) forget(held []*[]ruleID) {
 		}
 		renamed[id] = name
 		fresh.entries[name] = l.entries[id]
-		if e := l.entries[id]; e.told && !e.fickle {
+		if e := l.entries[id]; e.told && !e.fickle && !e.odd() {
 			fresh.index(name)
 		}
 	}
@@ -296,46 +328,6 @@ func (l *lexicon) rawIn(id ruleID, room []byte) rawRule {
 		raw.expressions = append(raw.expressions, make([]byte, padded-len(atom))...)
 	}
 	return raw
-}
-
-// agrees checks what can be told of a rule without understanding it: its
-// comment, and where it goes.
-func (r rawRule) agrees(rule rules.Rule) error {
-	target, comment, commented := "", "", false
-	err := r.each(func(e rawExpression) error {
-		var err error
-		switch e.name {
-		case "immediate":
-			target, err = immediateVerdict(e.data)
-		case "target", "match":
-			var name, info []byte
-			name, err = attrOf(e.data, unix.NFTA_MATCH_NAME)
-			if err == nil && e.name == "target" {
-				target = cString(name)
-			} else if err == nil && string(untilNUL(name)) == "comment" {
-				info, err = attrOf(e.data, unix.NFTA_MATCH_INFO)
-				comment, commented = cString(info), true
-			}
-		}
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	if target != "" && target != rule.Target {
-		return fmt.Errorf("%w: it goes to %q, not to %q", errPair, rule.Target, target)
-	}
-	if !commented {
-		return nil
-	}
-	words, err := rules.Split(rule.Spec)
-	if err != nil {
-		return err
-	}
-	if i := slices.Index(words, "--comment"); i < 0 || i+1 == len(words) || words[i+1] != comment {
-		return fmt.Errorf("%w: its comment is not %q", errPair, comment)
-	}
-	return nil
 }
 
 // immediateVerdict returns what an "immediate" expression puts into the verdict

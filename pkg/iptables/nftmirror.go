@@ -63,6 +63,7 @@ func (m *mirror) read(ctx context.Context, family rules.Family) (Snapshot, error
 		return Snapshot{}, fmt.Errorf("waiting for another read of the tables: %w", ctx.Err())
 	}
 	f := m.families[family]
+	f.doubt(time.Now())
 	for {
 		if err := ctx.Err(); err != nil {
 			return Snapshot{}, fmt.Errorf("the %v tables changed all the time while they were read: %w", family, err)
@@ -288,10 +289,6 @@ func (f *mirrored) snapshot(genid uint64) Snapshot {
 	s := Snapshot{Family: f.family, Tables: rules.Ruleset{}, Unreadable: map[rules.TableName]error{}, Digest: genid}
 	changed := false
 	for name, t := range f.tables {
-		if err := t.refusal(); err != nil {
-			s.Unreadable[name] = err
-			continue
-		}
 		shown := t.view.ready
 		s.Tables[name] = t.table()
 		changed = changed || s.Tables[name] != shown

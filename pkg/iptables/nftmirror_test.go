@@ -52,13 +52,33 @@ func wantAsSaved(t *testing.T, k *Kernel, family rules.Family, after string) Sna
 			unreadable[table] = errNotPrinted
 		}
 	}
-	if diff := cmp.Diff(describe(set, unreadable), describe(got.Tables, got.Unreadable)); diff != "" {
+	mirrored := maps.Clone(got.Tables)
+	for table := range unreadable { // a native rule: save prints nothing of its table
+		if countOpaque(got.Tables[table]) == 0 {
+			t.Fatalf("after %s: iptables-save does not print %s, of which no rule is opaque", after, table)
+		}
+		delete(mirrored, table)
+	}
+	if diff := cmp.Diff(describe(set, nil), describe(mirrored, got.Unreadable)); diff != "" {
 		t.Fatalf("after %s (-saved +mirrored):\n%s", after, diff)
 	}
 	if now := mustStamp(t, k, family); now.Value != got.Digest {
 		t.Errorf("after %s: the digest is %d, the genid %d", after, got.Digest, now.Value)
 	}
 	return got
+}
+
+// countOpaque counts the rules of a table that have no text.
+func countOpaque(t *rules.Table) int {
+	n := 0
+	for _, c := range t.Chains {
+		for _, r := range c.Rules {
+			if _, opaque := r.Opaque(); opaque {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // attempt executes a command that may be refused.
@@ -260,23 +280,23 @@ func TestMirrorRandomEdits(t *testing.T) {
 					}
 					k := openKernel(t, Config{Backend: NFT})
 					e := &editor{t: t, rand: rand.New(rand.NewPCG(seed, 1)), family: family, rules: ruleTexts(family)}
-					unreadable, read := 0, 0
+					opaque, read := 0, 0
 					for range 150 {
 						done := e.edit()
 						for e.rand.IntN(3) == 0 {
 							done += "\n" + e.edit()
 						}
 						s := wantAsSaved(t, k, family, done)
-						unreadable += len(s.Unreadable)
 						for _, table := range s.Tables {
 							read += table.RuleCount()
+							opaque += countOpaque(table)
 						}
 						if s.Tables[rules.Nat] == nil && s.Tables[rules.Filter] == nil {
 							attempt(t, "", "nft flush ruleset")
 						}
 					}
-					if unreadable == 0 || read < 300 {
-						t.Errorf("%d tables were unreadable, %d rules were read: this shows nothing", unreadable, read)
+					if opaque == 0 || read < 300 {
+						t.Errorf("%d rules were opaque, %d rules were read: this shows nothing", opaque, read)
 					}
 				})
 			})

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -21,8 +22,8 @@ type mirrorTable struct {
 	// untold are chains with rules whose text has to be asked, and what they
 	// held when they were read.
 	untold map[string]content
-	// refused are chains that iptables does not understand, and why.
-	refused map[string]error
+	// doubted are chains of which iptables printed what cannot be the text of their rules, and when.
+	doubted map[string]time.Time
 	view    tableView
 }
 
@@ -40,7 +41,7 @@ type mirrorChain struct {
 }
 
 func newMirrorTable(name rules.TableName) *mirrorTable {
-	return &mirrorTable{name: name, chains: map[string]*mirrorChain{}, untold: map[string]content{}, refused: map[string]error{}}
+	return &mirrorTable{name: name, chains: map[string]*mirrorChain{}, untold: map[string]content{}, doubted: map[string]time.Time{}}
 }
 
 // see notes that a chain exists. One that was not known has yet to be read.
@@ -85,8 +86,8 @@ func (t *mirrorTable) adopt(old *mirrorTable, l *lexicon) (unread []string) {
 		if untold, ok := old.untold[name]; ok {
 			t.untold[name] = untold
 		}
-		if err := old.refused[name]; err != nil {
-			t.refused[name] = err
+		if since, ok := old.doubted[name]; ok {
+			t.doubted[name] = since
 		}
 	}
 	for name, was := range old.chains {
@@ -119,7 +120,7 @@ func (t *mirrorTable) drop(name string, l *lexicon) {
 	l.release(c.ids)
 	delete(t.chains, name)
 	delete(t.untold, name)
-	delete(t.refused, name)
+	delete(t.doubted, name)
 	t.view.removed(name)
 }
 
@@ -129,11 +130,11 @@ func (t *mirrorTable) take(name string, now content, l *lexicon, earlier *rules.
 	c := t.chains[name]
 	_, untold := t.untold[name]
 	if c.read && !c.fickle && !untold && slices.Equal(c.ids, now.ids) {
-		return // known or refused, and nothing changed
+		return // known, or as opaque as it was, and nothing changed
 	}
 	l.release(c.ids)
 	c.ids, c.read, c.fickle = now.ids, true, false
-	delete(t.refused, name)
+	delete(t.doubted, name)
 	delete(t.untold, name)
 	t.view.touch(name)
 	found, known := l.texts(now.ids)
@@ -162,17 +163,8 @@ func (t *mirrorTable) odd(name string, c *mirrorChain) bool {
 		baseChainOf(t.name, name) != baseChain{kind: c.base.kind, hook: c.base.hook, priority: c.base.priority}
 }
 
-// wantsText reports whether texts must be asked. A table that iptables cannot
-// print as a whole is not worth it.
-func (t *mirrorTable) wantsText() bool { return len(t.untold) > 0 && len(t.refused) == 0 }
-
-// refusal says why iptables cannot print the table; nil if it can.
-func (t *mirrorTable) refusal() error {
-	if len(t.refused) == 0 {
-		return nil
-	}
-	return t.refused[slices.Min(slices.Collect(maps.Keys(t.refused)))]
-}
+// wantsText reports whether texts must be asked.
+func (t *mirrorTable) wantsText() bool { return len(t.untold) > 0 }
 
 // table returns what iptables-save would have said.
 func (t *mirrorTable) table() *rules.Table { return t.view.table(t) }
@@ -214,15 +206,27 @@ func (f *mirrored) findTexts(ctx context.Context, printer printer) error {
 	return nil
 }
 
+// A chainAnswer is what was printed of a chain, rule by rule: an opaque rule where it could not be
+// told, and an error for all of them if iptables does not understand the chain.
+type chainAnswer struct {
+	rules   []rules.Rule
+	err     error
+	skipped map[int]error // rules that were not asked for, and why
+}
+
 // ask has one batch of chains printed.
 func (f *mirrored) ask(ctx context.Context, printer printer, t *mirrorTable, batch []Place) error {
-	type answer struct {
-		rules []rules.Rule
-		err   error
+	answers := make(map[Place]chainAnswer, len(batch))
+	var plain []printedChain // of which each rule takes one line, as far as is known
+	for _, place := range batch {
+		if before := t.untold[place.Chain]; f.lexicon.anyOdd(before.ids) {
+			answers[place] = chainAnswer{err: errLines}
+		} else {
+			plain = append(plain, printedChain{place, len(before.ids)})
+		}
 	}
-	answers := make(map[Place]answer, len(batch))
-	err := printer.print(ctx, f.family, batch, func(place Place, found []rules.Rule, err error) {
-		answers[place] = answer{found, err}
+	err := printer.print(ctx, f.family, plain, func(place Place, found []rules.Rule, err error) {
+		answers[place] = chainAnswer{rules: found, err: err}
 	})
 	if err != nil {
 		return err
@@ -230,24 +234,26 @@ func (f *mirrored) ask(ctx context.Context, printer printer, t *mirrorTable, bat
 	earlier := f.shelf.known(f.family)(t.name)
 	for _, place := range batch {
 		before, said := t.untold[place.Chain], answers[place]
-		after, err := f.content(place)
-		if err != nil && !errors.Is(err, errInterrupted) {
+		same, err := f.still(place, before)
+		if err == nil && same && errors.Is(said.err, errLines) {
+			if said, err = f.askRules(ctx, printer, place, before.ids); err == nil {
+				same, err = f.still(place, before)
+			}
+		}
+		if err != nil {
 			return err
 		}
-		if err != nil || !slices.Equal(after.ids, before.ids) || !slices.Equal(after.handles, before.handles) {
+		if !same {
 			f.dirty[place] = true
 			continue
 		}
 		c := t.chains[place.Chain]
-		if said.err == nil {
-			said.err = c.learn(said.rules, f.lexicon)
-			c.rules = shared(c.rules, earlier.Chain(place.Chain))
+		if c.learn(said, f.lexicon) {
+			t.doubted[place.Chain] = time.Now()
 		}
+		c.rules = shared(c.rules, earlier.Chain(place.Chain))
 		t.view.touch(place.Chain)
 		delete(t.untold, place.Chain)
-		if said.err != nil {
-			t.refused[place.Chain] = fmt.Errorf("chain %s: %w", place.Chain, said.err)
-		}
 	}
 	if len(t.untold) == 0 {
 		t.untold = map[string]content{} // it may have been large
@@ -255,20 +261,80 @@ func (f *mirrored) ask(ctx context.Context, printer printer, t *mirrorTable, bat
 	return nil
 }
 
-// learn pairs the chain's rules with what iptables printed for them.
-func (c *mirrorChain) learn(printed []rules.Rule, l *lexicon) error {
-	if len(printed) != len(c.ids) {
-		return fmt.Errorf("it holds %d rules, of which iptables prints %d", len(c.ids), len(printed))
+// still reports whether a chain holds what it held.
+func (f *mirrored) still(place Place, before content) (bool, error) {
+	after, err := f.content(place)
+	if errors.Is(err, errInterrupted) {
+		return false, nil
 	}
-	for i, id := range c.ids {
-		if err := l.tell(id, printed[i]); err != nil {
-			return fmt.Errorf("rule %d: %w", i+1, err)
+	return err == nil && slices.Equal(after.ids, before.ids) && slices.Equal(after.handles, before.handles), err
+}
+
+// askRules has those rules of a chain printed of which the text is not known, one by one.
+func (f *mirrored) askRules(ctx context.Context, printer printer, place Place, ids []ruleID) (chainAnswer, error) {
+	said := chainAnswer{rules: make([]rules.Rule, len(ids)), skipped: map[int]error{}}
+	var unknown []int
+	for i, id := range ids {
+		rule, certain := f.lexicon.known(id)
+		if said.rules[i] = rule; !certain {
+			unknown = append(unknown, i)
 		}
 	}
-	found, certain := l.texts(c.ids)
-	if !certain {
-		found, c.fickle = printed, true
+	err := printer.printRules(ctx, f.family, place, unknown, func(i int, rule rules.Rule, err error) {
+		switch {
+		case errors.Is(err, errOverLines):
+			rule = rules.OpaqueRule(nil, "", err.Error())
+		case err != nil:
+			said.skipped[i] = err
+		}
+		said.rules[i] = rule
+	})
+	return said, err
+}
+
+// learn pairs the chain's rules with what iptables printed for them. What it did not print, or
+// not of the very same rule, is opaque, and the chain is doubted.
+func (c *mirrorChain) learn(said chainAnswer, l *lexicon) (doubted bool) {
+	if said.err == nil && len(said.rules) != len(c.ids) {
+		said.err = fmt.Errorf("its chain holds %d rules, of which iptables prints %d", len(c.ids), len(said.rules))
 	}
-	c.rules = found
-	return nil
+	c.rules, c.fickle = make([]rules.Rule, len(c.ids)), false
+	for i, id := range c.ids {
+		failed := said.err
+		if failed == nil {
+			failed = said.skipped[i]
+		}
+		if failed == nil {
+			failed = l.tell(id, said.rules[i])
+		}
+		rule, certain := l.known(id)
+		switch {
+		case certain:
+		case failed != nil:
+			rule, doubted = l.opaque(id, failed.Error()), true
+		default:
+			rule, c.fickle = said.rules[i], true
+		}
+		c.rules[i] = rule
+	}
+	return doubted
+}
+
+// doubtFor is how long a chain stays as it is of which iptables printed what cannot be its rules,
+// or did not understand it: the bytes say nothing of that, so that another try may do better.
+const doubtFor = 5 * time.Minute
+
+// doubt has those chains read again that were doubted for long enough.
+func (f *mirrored) doubt(now time.Time) {
+	for name, t := range f.tables {
+		for chain, since := range t.doubted {
+			if now.Sub(since) < doubtFor {
+				continue
+			}
+			t.chains[chain].read, t.doubted[chain] = false, now
+			if place := (Place{name, chain}); !f.dirty[place] {
+				f.dirty[place] = false
+			}
+		}
+	}
 }

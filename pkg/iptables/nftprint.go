@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -37,33 +36,43 @@ const printMost = 512
 // errUnprintable: iptables does not understand a chain.
 var errUnprintable = errors.New("holds rules that iptables cannot print")
 
-// print calls f with each chain's rules, or with why iptables cannot print it.
-// places must be at most printMost. After an error some may be missing.
-func (p printer) print(ctx context.Context, family rules.Family, places []Place, f func(Place, []rules.Rule, error)) error {
-	for len(places) > 0 {
-		if !printableName(places[0].Chain) {
-			f(places[0], nil, errors.New("its name is none that iptables takes"))
-			places = places[1:]
+// A printedChain is what one is to print of a chain: all of its rules, of which there are so many.
+type printedChain struct {
+	place Place
+	rules int
+}
+
+// errLines: a chain is printed on other lines than its rules are. If it did not change meanwhile,
+// a rule is printed over several lines, which may say anything.
+var errLines = errors.New("is not printed as one line a rule")
+
+// print calls f with each chain's rules, or with why it has none: errLines, or why iptables cannot
+// print it. chains must be at most printMost. After an error some may be missing.
+func (p printer) print(ctx context.Context, family rules.Family, chains []printedChain, f func(Place, []rules.Rule, error)) error {
+	for len(chains) > 0 {
+		if !printableName(chains[0].place.Chain) {
+			f(chains[0].place, nil, errors.New("its name is none that iptables takes"))
+			chains = chains[1:]
 			continue
 		}
 		n := 1
-		for n < len(places) && printableName(places[n].Chain) && places[n].Table == places[0].Table {
+		for n < len(chains) && printableName(chains[n].place.Chain) && chains[n].place.Table == chains[0].place.Table {
 			n++
 		}
-		done, err := p.batch(ctx, family, places[:n], f)
+		done, err := p.batch(ctx, family, chains[:n], f)
 		if err != nil {
 			return err
 		}
-		places = places[done:]
+		chains = chains[done:]
 		if done == n {
 			continue
 		}
 		// It stopped at this one; alone it says why, or (if this iptables
 		// lists nothing in a restore) is printed.
-		if err := p.single(ctx, family, places[0], f); err != nil {
+		if err := p.single(ctx, family, chains[0], f); err != nil {
 			return err
 		}
-		places = places[1:]
+		chains = chains[1:]
 	}
 	return nil
 }
@@ -85,106 +94,214 @@ func printableName(name string) bool {
 // noSuchChain is a name that no chain has. If one does, it is printed in vain.
 const noSuchChain = "canaryd-no-such-chain"
 
-// batch prints as many of places, which are of one table, as iptables-restore does
+// batch prints as many of chains, which are of one table, as iptables-restore does
 // before it stops. The last one is printed twice: with the second time begins what
 // comes after the first.
-func (p printer) batch(ctx context.Context, family rules.Family, places []Place, f func(Place, []rules.Rule, error)) (int, error) {
+func (p printer) batch(ctx context.Context, family rules.Family, chains []printedChain, f func(Place, []rules.Rule, error)) (int, error) {
+	twice := append(slices.Clip(chains), chains[len(chains)-1])
+	commands := make([]string, len(twice))
+	for i, c := range twice {
+		commands[i] = c.place.Chain
+	}
+	res, err := p.list(ctx, family, chains[0].place.Table, commands)
+	if err != nil {
+		return 0, err
+	}
+	listed, whole := parseListing(res.stdout, twice)
+	if whole && len(listed) == len(twice) {
+		listed = listed[:len(chains)]
+	} else if whole {
+		listed = listed[:min(len(listed), len(chains)-1)]
+	}
+	for i, l := range listed {
+		if err := l.err(twice[i].rules); err != nil && !whole {
+			// What follows it may be a rule's text. It is asked for anew.
+			f(twice[i].place, nil, err)
+			return i + 1, nil
+		} else if err != nil {
+			f(twice[i].place, nil, err)
+		} else {
+			f(twice[i].place, l.rules, nil)
+		}
+	}
+	return len(listed), nil
+}
+
+// list has one iptables-restore obey "-S" with each of these words.
+func (p printer) list(ctx context.Context, family rules.Family, table rules.TableName, commands []string) (result, error) {
 	var script bytes.Buffer
-	script.WriteString("*" + string(places[0].Table) + "\n")
-	twice := append(slices.Clip(places), places[len(places)-1])
-	for _, place := range twice {
-		script.WriteString("-S " + place.Chain + "\n")
+	script.WriteString("*" + string(table) + "\n")
+	for _, words := range commands {
+		script.WriteString("-S " + words + "\n")
 	}
 	script.WriteString("-S " + noSuchChain + "\nCOMMIT\n")
 	path := p.tools[family].restore
 	res, err := command{path: path, args: []string{"--noflush"}, stdin: &script, timeout: p.timeout, env: p.env}.run(ctx)
-	if err != nil {
-		return 0, err
+	if err == nil && len(res.stdout) == 0 && isPermissionText(string(res.stderr)) {
+		err = exitError(path, res)
 	}
-	told := 0
-	listed, err := parseListing(res.stdout, twice, func(place Place, found []rules.Rule, err error) {
-		if told++; told <= len(places) {
-			f(place, found, err)
-		}
-	})
-	switch {
-	case err != nil:
-		return 0, err
-	case listed == len(twice):
-		return len(places), nil
-	case isPermissionText(string(res.stderr)):
-		return 0, exitError(path, res)
-	}
-	return min(listed, len(places)-1), nil
+	return res, err
 }
 
 // single prints one chain.
-func (p printer) single(ctx context.Context, family rules.Family, place Place, f func(Place, []rules.Rule, error)) error {
-	path := p.tools[family].iptables
-	res, err := command{path: path, args: []string{"-t", string(place.Table), "-S", place.Chain}, timeout: p.timeout, env: p.env}.run(ctx)
-	if err != nil {
+func (p printer) single(ctx context.Context, family rules.Family, chain printedChain, f func(Place, []rules.Rule, error)) error {
+	res, err := p.ask(ctx, family, chain.place, chain.place.Chain)
+	switch {
+	case errors.Is(err, errUnprintable):
+		f(chain.place, nil, err)
+		return nil
+	case err != nil:
 		return err
 	}
-	if res.exit == 0 {
-		_, err := parseListing(res.stdout, []Place{place}, f)
-		return err
+	listed, whole := parseListing(res.stdout, []printedChain{chain})
+	if len(listed) != 1 || !whole {
+		f(chain.place, nil, errLines)
+		return nil
+	}
+	f(chain.place, listed[0].rules, listed[0].err(chain.rules))
+	return nil
+}
+
+// ask executes "iptables -S".
+func (p printer) ask(ctx context.Context, family rules.Family, place Place, words ...string) (result, error) {
+	path := p.tools[family].iptables
+	res, err := command{path: path, args: append([]string{"-t", string(place.Table), "-S"}, words...), timeout: p.timeout, env: p.env}.run(ctx)
+	if err != nil || res.exit == 0 {
+		return res, err
 	}
 	// 1.8.9 says the same of a chain that is gone.
 	if bytes.Contains(res.stderr, []byte("is incompatible")) {
-		f(place, nil, fmt.Errorf("it %w: %s", errUnprintable, firstLines(res.stderr)))
+		return res, fmt.Errorf("it %w: %s", errUnprintable, firstLines(res.stderr))
+	}
+	return res, exitError(path, res)
+}
+
+// A listedChain is what was printed of one chain.
+type listedChain struct {
+	rules []rules.Rule
+	cut   bool // what was printed behind these is nothing that iptables prints of a chain
+}
+
+func (l listedChain) err(rules int) error {
+	if l.cut || len(l.rules) != rules {
+		return errLines
+	}
+	return nil
+}
+
+// parseListing reads what "-S CHAIN" printed for each of chains, in their order. If it is not
+// whole, what it read of the chains at its end, from the first on of which the lines are not as
+// many as the rules, may be the text of a rule.
+func parseListing(text []byte, chains []printedChain) (listed []listedChain, whole bool) {
+	var found []listedChain
+	for line := range bytes.Lines(text) {
+		if string(line) == fmt.Sprintf(saysOddChains, chains[0].place.Table) {
+			continue
+		}
+		verb, rest, _ := strings.Cut(string(bytes.TrimSuffix(line, []byte("\n"))), " ")
+		name, spec, _ := strings.Cut(rest, " ")
+		switch last := len(found) - 1; {
+		case (verb == "-N" || verb == "-P") && len(found) < len(chains) && chains[len(found)].place.Chain == name:
+			found = append(found, listedChain{})
+		case verb == "-A" && last >= 0 && chains[last].place.Chain == name:
+			found[last].rules = append(found[last].rules, compactRule(printedRule(spec)))
+		default:
+			if last < 0 {
+				return []listedChain{{cut: true}}, false
+			}
+			found[last].cut = true
+			return found, false
+		}
+	}
+	return found, true
+}
+
+// saysOddChains is what iptables-nft prints before each chain of a table that has a chain with a hook
+// which is none of the built-in ones (1.8.9).
+const saysOddChains = "# Table `%s' contains incompatible base-chains, use 'nft' tool to list them.\n"
+
+// printedRule reads a rule's text. One that cannot be read is opaque.
+func printedRule(spec string) rules.Rule {
+	rule, err := rules.ParseRule(spec)
+	if err != nil {
+		return rules.OpaqueRule([]byte(spec), "", "it "+err.Reason)
+	}
+	return rule
+}
+
+// printTries is how many processes are executed for the rules of one chain. One rule among 10,000
+// that is printed over several lines takes 26.
+const printTries = 64
+
+var (
+	// errOverLines: the rule's bytes hold a line break, or something else that breaks its line.
+	errOverLines = errors.New("it is printed over several lines")
+	// errTries: see printTries.
+	errTries = errors.New("so many rules of its chain are printed over several lines that it was not asked for alone")
+)
+
+// printRules calls f with each of these rules of a chain, by its index, or with why it has no text.
+// Each is asked for by its number, as many at once as are printed on one line each: as every
+// rule takes one line at least, as many lines as rules are one for each.
+func (p printer) printRules(ctx context.Context, family rules.Family, place Place, wanted []int, f func(int, rules.Rule, error)) error {
+	fail := func(list []int, err error) {
+		for _, i := range list {
+			f(i, rules.Rule{}, err)
+		}
+	}
+	if !printableName(place.Chain) {
+		fail(wanted, errors.New("its chain's name is none that iptables takes"))
 		return nil
 	}
-	return exitError(path, res)
-}
-
-// parseListing reads what "-S CHAIN" printed for each of places, in their
-// order, and returns how many were printed.
-func parseListing(text []byte, places []Place, f func(Place, []rules.Rule, error)) (int, error) {
-	listed := 0
-	var found []rules.Rule
-	var bad error
-	flush := func() {
-		if listed > 0 {
-			f(places[listed-1], found, bad)
+	tries := 0
+	var halve func(list []int) error
+	halve = func(list []int) error {
+		if len(list) == 0 {
+			return nil
 		}
-		found, bad = nil, nil
-	}
-	scan := bufio.NewScanner(bytes.NewReader(text))
-	scan.Buffer(nil, maxListing)
-	for scan.Scan() {
-		line := scan.Text()
-		verb, rest, _ := strings.Cut(line, " ")
-		name, spec, _ := strings.Cut(rest, " ")
-		switch verb {
-		case "-N", "-P":
-			flush()
-			if listed == len(places) || places[listed].Chain != name {
-				return 0, fmt.Errorf("iptables printed chain %q, which was not the next to be asked for", name)
+		if tries++; tries > printTries {
+			fail(list, errTries)
+			return nil
+		}
+		commands := make([]string, len(list))
+		for n, i := range list {
+			commands[n] = fmt.Sprintf("%s %d", place.Chain, i+1)
+		}
+		res, err := p.list(ctx, family, place.Table, commands)
+		if err != nil {
+			return err
+		}
+		if len(res.stdout) == 0 {
+			if _, err := p.ask(ctx, family, place, place.Chain); errors.Is(err, errUnprintable) {
+				fail(list, err)
+				return nil
+			} else if err != nil {
+				return err
 			}
-			listed++
-		case "-A":
-			if listed == 0 || places[listed-1].Chain != name {
-				return 0, fmt.Errorf("iptables printed a rule of chain %q among others", name)
+		}
+		// As if the chain had been printed.
+		listed, whole := parseListing(slices.Concat([]byte("-N "+place.Chain+"\n"), res.stdout), []printedChain{{place, len(list)}})
+		switch {
+		case whole && listed[0].err(len(list)) == nil:
+			for n, i := range list {
+				f(i, listed[0].rules[n], nil)
 			}
-			rule, err := rules.ParseRule(spec)
-			if err != nil && bad == nil {
-				bad = err
-			}
-			found = append(found, compactRule(rule))
-		case "#", "":
+		case len(list) == 1:
+			fail(list, errOverLines)
 		default:
-			return 0, fmt.Errorf("iptables printed %.80q for a chain", line)
+			return errors.Join(halve(list[:len(list)/2]), halve(list[len(list)/2:]))
 		}
+		return nil
 	}
-	if err := scan.Err(); err != nil {
-		return 0, fmt.Errorf("reading what iptables printed: %w", err)
+	for len(wanted) > 0 {
+		n := min(len(wanted), printMost)
+		if err := halve(wanted[:n]); err != nil {
+			return err
+		}
+		wanted = wanted[n:]
 	}
-	flush()
-	return listed, nil
+	return nil
 }
-
-// maxListing bounds one line, as package rules does.
-const maxListing = 64 << 10
 
 // compactRule returns the rule in memory of its own, and no more than it needs:
 // it may stay for ever.

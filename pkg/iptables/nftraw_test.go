@@ -98,6 +98,8 @@ func FuzzRaw(f *testing.F) {
 			return
 		}
 		m.rule.indexed()
+		shape := m.rule.shape()
+		_ = shape.agrees(rules.Rule{Spec: "-i a -m comment --comment x -j X", Target: "X"})
 		if len(data) != len(before) {
 			t.Error("the message grew")
 		}

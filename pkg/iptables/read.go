@@ -1,11 +1,13 @@
 package iptables
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -65,14 +67,7 @@ func (k *Kernel) spell(ctx context.Context, family rules.Family, seen sight, loc
 		k.save.shelf.put(family, set, time.Now())
 		return Snapshot{Family: family, Tables: set, Unreadable: map[rules.TableName]error{}, Digest: seen.digest}, nil
 	}
-	snapshot, err := k.readText(ctx, family, seen.digest)
-	if err != nil || !locked || !words.lacks(*seen.walked) {
-		return snapshot, err
-	}
-	if after, err := k.reader.digest(ctx, family); err == nil && after == seen.digest {
-		words.learn(*seen.walked, snapshot.Tables)
-	}
-	return snapshot, nil
+	return k.spellOut(ctx, family, seen, locked)
 }
 
 // readText is Read where the digest was taken before.
@@ -103,6 +98,9 @@ type saver struct {
 	timeout time.Duration
 	env     []string
 	shelf   *shelf
+	// byTable: the kernel cannot be asked what a text stands for that is printed over several
+	// lines, so each table is printed alone then.
+	byTable bool
 }
 
 // read parses the text while it is printed, so that it is nowhere kept as a
@@ -111,6 +109,7 @@ func (s saver) read(ctx context.Context, family rules.Family) (rules.Ruleset, ma
 	path := s.tools[family].save
 	var set rules.Ruleset
 	var unreadable map[rules.TableName]error
+	named := tableNames{}
 	text, printed := io.Pipe()
 	parsed := make(chan error)
 	go func() {
@@ -121,7 +120,7 @@ func (s saver) read(ctx context.Context, family rules.Family) (rules.Ruleset, ma
 		_, drainErr := io.Copy(io.Discard, text)
 		parsed <- errors.Join(err, drainErr)
 	}()
-	res, err := command{path: path, stdout: printed, timeout: s.timeout, env: s.env}.run(ctx)
+	res, err := command{path: path, stdout: io.MultiWriter(printed, &named), timeout: s.timeout, env: s.env}.run(ctx)
 	printed.Close()
 	parseErr := <-parsed
 	if err != nil {
@@ -130,7 +129,11 @@ func (s saver) read(ctx context.Context, family rules.Family) (rules.Ruleset, ma
 	if res.exit != 0 {
 		return nil, nil, exitError(path, res)
 	}
-	if parseErr != nil {
+	if parseErr != nil && s.byTable {
+		if set, unreadable, err = s.readTables(ctx, path, named.found); err != nil {
+			return nil, nil, err
+		}
+	} else if parseErr != nil {
 		return nil, nil, fmt.Errorf("%s printed what cannot be read: %w", filepath.Base(path), parseErr)
 	}
 	for table := range unreadable {
@@ -138,4 +141,50 @@ func (s saver) read(ctx context.Context, family rules.Family) (rules.Ruleset, ma
 	}
 	s.shelf.put(family, set, time.Now())
 	return set, unreadable, nil
+}
+
+// readTables has each table printed alone. One whose text cannot be read is unreadable.
+func (s saver) readTables(ctx context.Context, path string, names []rules.TableName) (rules.Ruleset, map[rules.TableName]error, error) {
+	set, unreadable := rules.Ruleset{}, map[rules.TableName]error{}
+	for _, name := range names {
+		res, err := command{path: path, args: []string{"-t", string(name)}, timeout: s.timeout, env: s.env}.run(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		if res.exit != 0 {
+			return nil, nil, exitError(path, res)
+		}
+		if set[name], err = rules.ParseTable(bytes.NewReader(res.stdout), name); err != nil {
+			delete(set, name)
+			unreadable[name] = fmt.Errorf("%s printed what cannot be read: %w", filepath.Base(path), err)
+		}
+	}
+	return set, unreadable, nil
+}
+
+// A tableNames finds the tables that a text names, while it is written. A rule over several lines
+// can name one more: that one is empty, or does not exist, and is printed as such.
+type tableNames struct {
+	found []rules.TableName
+	line  []byte // the beginning of the last line
+}
+
+func (n *tableNames) Write(text []byte) (int, error) {
+	const most = 16
+	for _, c := range text {
+		switch {
+		case c != '\n':
+			if len(n.line) < most {
+				n.line = append(n.line, c)
+			}
+			continue
+		case len(n.line) > 1 && n.line[0] == '*':
+			name := rules.TableName(n.line[1:])
+			if slices.Contains(rules.AllTables(), name) && !slices.Contains(n.found, name) {
+				n.found = append(n.found, name)
+			}
+		}
+		n.line = n.line[:0]
+	}
+	return len(text), nil
 }

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"path/filepath"
 	"strconv"
@@ -21,6 +22,11 @@ func (k *Kernel) restore(ctx context.Context, family rules.Family, input io.Writ
 		return err
 	}
 	path := k.tools[family].restore
+	if scripts, ok := input.(Scripts); ok {
+		if err := scripts.checkText(filepath.Base(path)); err != nil {
+			return err
+		}
+	}
 	res, err := command{
 		path:    path,
 		args:    []string{"--noflush", "-w", k.waitSeconds()},
@@ -29,6 +35,11 @@ func (k *Kernel) restore(ctx context.Context, family rules.Family, input io.Writ
 		env:     k.childEnv(),
 		started: k.children.note,
 	}.run(context.WithoutCancel(ctx))
+	if err == nil && res.exit == 0 && len(res.stdout) > 0 {
+		// It took a rule's word for -h, -V or -L, and wrote nothing from there on.
+		text := "it ended with 0, but printed something instead of writing: " + firstLines(res.stdout)
+		return &RestoreError{Program: filepath.Base(path), Reason: ReasonParse, Stderr: text}
+	}
 	if err == nil && res.exit == 0 {
 		return nil
 	}
@@ -62,6 +73,20 @@ func (t Scripts) WriteTo(out io.Writer) (int64, error) {
 		}
 	}
 	return written, nil
+}
+
+// checkText refuses scripts with a rule that has no text. Whoever plans a script leaves such rules
+// out; nothing of it is written if one was not.
+func (t Scripts) checkText(program string) error {
+	for i := range t {
+		for n := range t[i].Steps {
+			s := &t[i].Steps[n]
+			if reason, opaque := s.Rule.Opaque(); opaque && (s.Verb != Delete || s.Index == 0) {
+				return &RestoreError{Program: program, Reason: ReasonParse, Stderr: fmt.Sprintf("a rule of chain %s has no text: %s", s.Chain, reason)}
+			}
+		}
+	}
+	return nil
 }
 
 // commits counts the scripts that write anything. On nft each of them is

@@ -354,3 +354,32 @@ func TestCommandBounds(t *testing.T) {
 		t.Errorf("it holds %q", got)
 	}
 }
+
+// A restore that reads a rule's word as an option of its own ends with 0 and writes nothing: that is a
+// refusal. A rule without a text never comes so far.
+func TestARestoreThatPrintsIsRefused(t *testing.T) {
+	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
+		k := openKernel(t, Config{Backend: backend, Replay: ReplayText})
+		iptablesCommand(t, backend, family, "-N MINE")
+		for text, want := range map[string]string{
+			"-i a -h -j ACCEPT": "it ended with 0, but printed something instead of writing",
+			"-V":                "it ended with 0, but printed something instead of writing",
+			rules.OpaqueRule([]byte("x"), "ACCEPT", "nobody knows").Spec: "a rule of chain MINE has no text: nobody knows",
+		} {
+			session := begin(t, k)
+			mustRead(t, session, family)
+			script := Script{Table: rules.Filter, Steps: []Step{{Verb: Append, Chain: "MINE", Rule: rules.Rule{Spec: text}}}}
+			w := session.Restore(t.Context(), Payload{family: {script}})[family]
+			var refused *RestoreError
+			if !errors.As(w.Err, &refused) || refused.Reason != ReasonParse || !strings.Contains(refused.Stderr, want) {
+				t.Errorf("%s: %v", text, w.Err)
+			}
+			if got := mustRead(t, session, family).Tables[rules.Filter].Chain("MINE"); len(got.Rules) != 0 {
+				t.Errorf("%s: MINE holds %v", text, got.Rules)
+			}
+			if err := session.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}

@@ -82,10 +82,34 @@ func nameTable(family rules.Family, name rules.TableName, info xtInfo, data []by
 	if err == nil && strays {
 		err = fmt.Errorf("%w: table %s begins with rules of no chain", errWalk, name)
 	}
-	if err == nil {
-		t.direct(l)
+	if err != nil {
+		return t, err
 	}
-	return t, err
+	t.direct(l)
+	return t, t.shapes(family, info, data, l)
+}
+
+// shapes notes what the bytes say of rules of which the text is not known. A rule that has none
+// whatever iptables prints is known at once.
+func (t *xtTable) shapes(family rules.Family, info xtInfo, data []byte, l *xtLexicon) error {
+	if !slices.ContainsFunc(t.rules, func(n xtName) bool { return !l.knows(n.key) }) {
+		return nil
+	}
+	at := -1
+	return walkEntries(family, info, data, xtVisitor{
+		chain: func(string, int) {},
+		rule: func(r xtRule) {
+			at++
+			n := &t.rules[at]
+			if l.knows(n.key) {
+				return
+			}
+			n.shape = r.shape(family, n.goal)
+			if n.shape.odd != "" {
+				l.know(*n, n.shape.opaque(n.shape.odd))
+			}
+		},
+	})
 }
 
 // direct finds the chains that rules jump to.
@@ -147,7 +171,7 @@ func (l *xtLexicon) rules(names []xtName, before *rules.Chain, now uint32) ([]ru
 	var list []rules.Rule
 	shares := before != nil && len(before.Rules) == len(names)
 	for i, n := range names {
-		rule, known := l.rule(n.key, now)
+		rule, known := l.nameText(n, now)
 		if !known {
 			return nil, false
 		}

@@ -18,12 +18,13 @@ import (
 // Memory: 46,578 rules of 5,000 services are 20 MB of bytes, and 3 MB here: of
 // the bytes a hash of 128 bits is kept, under seeds that nobody knows.
 type xtLexicon struct {
-	mu    sync.Mutex
-	start time.Time // xtWord.met counts from it
-	seeds [2]maphash.Seed
-	words []xtWord // by number-1
-	byKey index    // of their numbers
-	small int      // how many words there were when it was last tidied up
+	mu     sync.Mutex
+	start  time.Time // xtWord.met counts from it
+	seeds  [2]maphash.Seed
+	words  []xtWord // by number-1
+	byKey  index    // of their numbers
+	byText index    // of the numbers of the first of each text
+	small  int      // how many words there were when it was last tidied up
 }
 
 // An xtKey names a rule by its bytes. The zero key is no rule's.
@@ -31,18 +32,23 @@ type xtKey [2]uint64
 
 // An xtWord is the text of a rule.
 type xtWord struct {
-	key    xtKey
-	rule   rules.Rule
-	met    uint32 // when it was last met, in seconds
-	fickle bool   // it was printed in two ways, and is not certain
+	key  xtKey
+	rule rules.Rule
+	base uint64 // a hash of what does not depend on how an iptables writes its extensions; 0: not known
+	met  uint32 // when it was last met, in seconds
+	// doubted is when iptables printed what cannot be the rule's text, so that it is opaque; 0 if
+	// it did not.
+	doubted uint32
+	fickle  bool // it was printed in two ways, and is not certain
 }
 
 // An xtName is how a rule is called before its text is known.
 type xtName struct {
-	key     xtKey  // zero: its bytes do not say what they mean
-	jump    int    // the offset to which it jumps; 0: nowhere
-	goal    string // the target that its text must have
-	comment uint64 // a hash of the comment that its text must have; 0: none
+	key     xtKey      // zero: its bytes do not say what they mean
+	jump    int        // the offset to which it jumps; 0: nowhere
+	goal    string     // the target that its text must have
+	comment uint64     // a hash of the comment that its text must have; 0: none
+	shape   *ruleShape // what else its text must have; nil if its text is known
 }
 
 func newXTLexicon() *xtLexicon {
@@ -51,9 +57,6 @@ func newXTLexicon() *xtLexicon {
 
 // name names a rule. A jump has yet to be directed.
 func (l *xtLexicon) name(r xtRule) xtName {
-	if r.entry.indexed() {
-		return xtName{}
-	}
 	name, whole := xtName{}, r.entry.whole
 	switch {
 	case !r.entry.isStandard:
@@ -81,6 +84,9 @@ func (l *xtLexicon) name(r xtRule) xtName {
 	if name.jump == 0 {
 		name.key = name.key.with(l.hash(name.goal))
 	}
+	if r.entry.indexed() {
+		name.key = xtKey{}
+	}
 	return name
 }
 
@@ -98,7 +104,11 @@ func (k xtKey) with(goal xtKey) xtKey {
 }
 
 // direct tells a rule that jumps to which chain.
-func (n *xtName) direct(chain string, hash xtKey) { n.goal, n.key = chain, n.key.with(hash) }
+func (n *xtName) direct(chain string, hash xtKey) {
+	if n.goal = chain; n.key != (xtKey{}) {
+		n.key = n.key.with(hash)
+	}
+}
 
 // know notes what a rule says of which that is certain: a mark.
 func (l *xtLexicon) know(name xtName, rule rules.Rule) {
@@ -110,7 +120,7 @@ func (l *xtLexicon) know(name xtName, rule rules.Rule) {
 // rule returns the text of a rule, if it is known. Call it locked.
 func (l *xtLexicon) rule(key xtKey, now uint32) (rules.Rule, bool) {
 	w := l.find(key)
-	if w == nil || w.fickle {
+	if w == nil || w.fickle || w.doubted > 0 && now >= w.doubted+uint32(doubtFor/time.Second) {
 		return rules.Rule{}, false
 	}
 	w.met = now
@@ -128,23 +138,78 @@ func (l *xtLexicon) find(key xtKey) *xtWord {
 // tell takes down what was printed for a rule, and refuses a text of another
 // comment or target. Call it locked.
 func (l *xtLexicon) tell(name xtName, rule rules.Rule) {
+	_, opaque := rule.Opaque()
 	w := l.find(name.key)
 	switch {
 	case name.key == xtKey{}:
 	case w != nil && w.rule.Spec == rule.Spec:
 		w.rule, w.met = rule, l.now() // the memory that others have of it now
-	case !l.agrees(name, rule):
+		if w.doubted > 0 {
+			w.doubted = max(1, w.met)
+		}
+	case !opaque && l.doubt(name, rule) != "":
+	case w != nil && w.doubted > 0:
+		*w = l.word(name, rule) // it is found by its key; its text need not be
 	case w != nil:
-		w.fickle = true
+		w.fickle = !opaque
 	default:
-		l.words = append(l.words, xtWord{key: name.key, rule: rule, met: l.now()})
-		l.index()
+		l.words = append(l.words, l.word(name, rule))
+		l.index(uint32(len(l.words)))
 	}
 }
 
-// index lets find know of the last word.
-func (l *xtLexicon) index() {
-	l.byKey.add(uint32(len(l.words)), func(n uint32) uint64 { return l.words[n-1].key[0] })
+// word returns what is to be remembered of a rule.
+func (l *xtLexicon) word(name xtName, rule rules.Rule) xtWord {
+	w := xtWord{key: name.key, rule: rule, met: l.now()}
+	if name.shape != nil {
+		w.base = maphash.Bytes(l.seeds[0], name.shape.base) | 1
+		if _, opaque := rule.Opaque(); opaque && name.shape.odd == "" {
+			w.doubted = max(1, w.met)
+		}
+	}
+	return w
+}
+
+// doubt returns why a text is not a rule's, or nothing. Two rules that go to different places,
+// or ask for other interfaces or addresses, are not printed the same: one of them would be put
+// back for the other, and a text that is equal would prove it. Call it locked.
+func (l *xtLexicon) doubt(name xtName, rule rules.Rule) string {
+	if reason, opaque := rule.Opaque(); opaque {
+		return reason
+	}
+	if name.shape != nil {
+		if err := name.shape.agrees(rule); err != nil {
+			return err.Error()
+		}
+		if same := l.findText(rule.Spec); same != nil && same.base != 0 && same.base != maphash.Bytes(l.seeds[0], name.shape.base)|1 {
+			return "a rule of other bytes is printed in the same words"
+		}
+		return ""
+	}
+	if !l.agrees(name, rule) {
+		return errPair.Error()
+	}
+	return ""
+}
+
+// index lets find and findText know of the word with that number.
+func (l *xtLexicon) index(number uint32) {
+	w := &l.words[number-1]
+	if l.find(w.key) != w {
+		l.byKey.add(number, func(n uint32) uint64 { return l.words[n-1].key[0] })
+	}
+	if l.findText(w.rule.Spec) == nil {
+		l.byText.add(number, func(n uint32) uint64 { return l.hash(l.words[n-1].rule.Spec)[0] })
+	}
+}
+
+// findText returns the first word of such a text.
+func (l *xtLexicon) findText(spec string) *xtWord {
+	n := l.byText.find(l.hash(spec)[0], func(n uint32) bool { return l.words[n-1].rule.Spec == spec })
+	if n == 0 {
+		return nil
+	}
+	return &l.words[n-1]
 }
 
 // agrees checks what can be told of a rule without understanding it.
@@ -163,16 +228,11 @@ func (l *xtLexicon) agrees(name xtName, rule rules.Rule) bool {
 	return name.comment == l.commentHash([]byte(words[i+1]))
 }
 
-// lacks reports whether there are rules that it could learn.
-func (l *xtLexicon) lacks(walked xtFamily) bool {
+// knows reports whether a rule's text is known, or that it has none that is certain.
+func (l *xtLexicon) knows(key xtKey) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, t := range walked.tables {
-		if slices.ContainsFunc(t.rules, func(n xtName) bool { return n.key != xtKey{} && l.find(n.key) == nil }) {
-			return true
-		}
-	}
-	return false
+	return l.find(key) != nil
 }
 
 // learn pairs rules with what was printed of the very same. What does not fit is
@@ -201,11 +261,11 @@ func (l *xtLexicon) tidy() {
 	}
 	horizon := int64(l.now()) - int64(remember/time.Second)
 	old := l.words
-	l.words, l.byKey = nil, index{}
+	l.words, l.byKey, l.byText = nil, index{}, index{}
 	for _, w := range old {
 		if int64(w.met) >= horizon {
 			l.words = append(l.words, w)
-			l.index()
+			l.index(uint32(len(l.words)))
 		}
 	}
 	l.small = len(l.words)

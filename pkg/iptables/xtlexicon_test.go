@@ -3,6 +3,7 @@ package iptables
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -183,4 +184,27 @@ func TestXTLexiconForgetsWhatIsNotMetForLong(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Two rules of which the bytes differ in what matters are not printed in the same words: the second
+// is opaque, and a chain that holds it is not the one that was written.
+func TestXTLexiconComparesBytes(t *testing.T) {
+	for _, family := range rules.Families() {
+		l := newXTLexicon()
+		info, data := sampleTable(family)
+		l.learn(named(t, l, family, info, data), sampleText())
+		data[0]++ // an address of the first rule
+		walked := named(t, l, family, info, data)
+		set, agreed := l.verify(walked, sampleText())
+		reason, opaque := set[rules.Filter].Chain("INPUT").Rules[0].Opaque()
+		if agreed || !opaque || !strings.Contains(reason, "other bytes") {
+			t.Errorf("%s: the rule of another address is %q", family, set[rules.Filter].Chain("INPUT").Rules[0])
+		}
+		// Until another try may do better it stays so, and nothing is executed for it.
+		l.learn(walked, set)
+		again, known := l.ruleset(walked, nothingEarlier)
+		if !known || again[rules.Filter].Chain("INPUT").Rules[0] != set[rules.Filter].Chain("INPUT").Rules[0] {
+			t.Errorf("%s: learned, it is known %t as %v", family, known, again)
+		}
+	}
 }

@@ -135,8 +135,11 @@ func composeRemoval(task tableTask, everything bool) tablePlan {
 	var s section
 	removeWitnesses(task.seen.Table, &s)
 	if everything {
+		s.remove = append(s.remove, deleteOpaque(task.seen)...)
 		for _, h := range task.seen.Section.Hooks {
-			s.remove = append(s.remove, deleteRule(h.Chain, h.Rule))
+			if _, opaque := h.Rule.Opaque(); !opaque {
+				s.remove = append(s.remove, deleteRule(h.Chain, h.Rule))
+			}
 		}
 		dropChains(task, names(task.seen.Section.Chains), &plan, &s)
 	}
@@ -277,8 +280,8 @@ func planRemovals(task tableTask, plan *tablePlan, s *section) {
 // where somebody slips in, perhaps a stranger's.
 func extraHook(task tableTask, i int) bool {
 	h, standing, wanted := task.seen.Section.Hooks[i], 0, 0
-	if !task.exact(h.Into()) {
-		return false
+	if _, opaque := h.Rule.Opaque(); opaque || !task.exact(h.Into()) {
+		return false // one without a text could not be put back
 	}
 	for _, k := range task.seen.Section.Hooks {
 		if k.Same(h) {

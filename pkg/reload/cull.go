@@ -37,10 +37,30 @@ func (r run) cull(ctx context.Context, t *turn) bool {
 	if refused.Reason == iptables.ReasonLock || refused.Reason == iptables.ReasonIncompatible {
 		return false
 	}
+	return r.tryRules(ctx, t, t.pending(), false)
+}
+
+// cullSilent is cull where a restore was taken and proved to have had no effect: iptables-restore
+// that reads a rule's word as an option of its own, such as -h, ends with 0 and writes nothing.
+func (r run) cullSilent(ctx context.Context, t *turn) bool {
+	if r.job.Strict || !r.act.rules || t.culled || t.written.Err != nil || t.result.foreign || t.result.Err == nil {
+		return false
+	}
+	unproved := slices.DeleteFunc(slices.Clone(t.plans), func(p tablePlan) bool {
+		tr := t.result.Tables[p.table]
+		return tr.Proved || !tr.Read
+	})
+	return len(unproved) > 0 && r.tryRules(ctx, t, unproved, true)
+}
+
+// tryRules tries the rules of plans, and reports whether one is bad. Where it looks, a rule is bad too
+// if it was taken and does not stand then.
+func (r run) tryRules(ctx context.Context, t *turn, plans []tablePlan, looks bool) bool {
 	t.culled, t.refused = true, map[rules.TableName]map[string]string{}
 	found := false
-	for _, plan := range t.pending() {
+	for _, plan := range plans {
 		trial := newTrial(r.session, t.family, plan)
+		trial.looks = looks
 		trial.suspects = refusedOf(r.job.Quarantine[t.family][plan.table])
 		trial.strict = r.job.Strict
 		for _, refusal := range r.job.Refused[t.family][plan.table] {
@@ -71,6 +91,8 @@ type trial struct {
 	// strict: one rule that is still refused is enough to know, and others are
 	// not tried.
 	strict bool
+	// looks: a rule is bad too if it was taken and does not stand then.
+	looks bool
 }
 
 func newTrial(s iptables.Session, f rules.Family, plan tablePlan) trial {
@@ -149,6 +171,11 @@ func (t *trial) sift(ctx context.Context, list []rules.Rule) {
 // write tries rules. No chain of the plan is touched: its owner may be writing it.
 func (t *trial) write(ctx context.Context, list []rules.Rule) error {
 	t.tried++
+	if t.looks { // what an earlier one left would be taken for its effect
+		if err := t.restore(ctx, iptables.Script{Table: t.plan.table, Declare: trialChains()}); err != nil {
+			return err
+		}
+	}
 	script := iptables.Script{Table: t.plan.table, Declare: trialChains()}
 	for _, r := range list {
 		if t.fresh[r.Target] {
@@ -156,8 +183,24 @@ func (t *trial) write(ctx context.Context, list []rules.Rule) error {
 		}
 		script.Steps = append(script.Steps, appendRule(trialChain, r))
 	}
-	return t.restore(ctx, script)
+	if err := t.restore(ctx, script); err != nil || !t.looks {
+		return err
+	}
+	snapshot, err := t.session.Read(ctx, t.family)
+	if err != nil {
+		return err
+	}
+	if snapshot.Moved { // another process wrote: what stands says nothing
+		return nil
+	}
+	if c := snapshot.Tables[t.plan.table].Chain(trialChain); c == nil || len(c.Rules) != len(list) {
+		return errNoEffect
+	}
+	return nil
 }
+
+// errNoEffect is the reason why a rule is left out that a restore takes and does not write.
+var errNoEffect = errors.New("iptables-restore ended without an error and without writing the rule")
 
 // restore asks for no guard: on legacy the lock is held, on nft what is done to a
 // chain of nobody's is right whatever somebody writes meanwhile.

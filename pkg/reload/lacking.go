@@ -101,6 +101,9 @@ func (t *tableTask) troubled(r rules.Rule) bool {
 	if _, refused := t.lacking.refused[r.Spec]; refused {
 		return true
 	}
+	if _, opaque := r.Opaque(); opaque {
+		return true
+	}
 	if len(t.lacking.sets) == 0 && len(t.lacking.accounts) == 0 {
 		return false
 	}
@@ -125,6 +128,9 @@ func (t *tableTask) admit(chain string, r rules.Rule, plan *tablePlan) (rules.Ru
 		h.Chain, h.Rule = chain, r
 		plan.quarantined = append(plan.quarantined, h)
 		return r, false
+	}
+	if reason, opaque := r.Opaque(); opaque {
+		return hold(Held{Reason: reason + "; its owner has to put it back"})
 	}
 	if slices.Contains(t.want.Section.Leans, r.Target) && t.seen.Table.Chain(r.Target) == nil {
 		return hold(Held{Reason: fmt.Sprintf("chain %s is missing", r.Target), Lacks: r.Target})

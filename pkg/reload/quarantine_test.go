@@ -401,3 +401,50 @@ func TestTheOwnersLastWordEndsAQuarantine(t *testing.T) {
 		}
 	}
 }
+
+// A restore that ends with 0 and without its effect is bisected like a refused one.
+func TestARestoreWithoutEffectIsBisected(t *testing.T) {
+	eachNode(t, func(t *testing.T, n *testNode) {
+		const bad = "-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP"
+		must(t, n.Flush(v4, rules.Filter, ""))
+		n.Swallow("--mark 0x8000/0x8000")
+		result := n.heal()
+		filter := result[v4].Tables[rules.Filter]
+		if !filter.Proved || len(filter.Quarantined) != 1 || "-A "+filter.Quarantined[0].Chain+" "+filter.Quarantined[0].Rule.Spec != bad {
+			t.Fatalf("proved %t, in quarantine %+v, %v", filter.Proved, filter.Quarantined, result[v4].Err)
+		}
+		if got := filter.Quarantined[0]; !got.Refused || got.Reason != errNoEffect.Error() {
+			t.Errorf("the rule is in quarantine because %q, refused %t", got.Reason, got.Refused)
+		}
+		if got, want := n.content(v4), strings.Replace(n.before[v4], bad+"\n", "", 1); got != want {
+			t.Errorf("the rest is not back (-want +got):\n%s", cmp.Diff(want, got))
+		}
+	})
+}
+
+// A rule without a text is left out, with its reason, and everything else is back.
+func TestARuleWithoutATextIsLeftOut(t *testing.T) {
+	eachNode(t, func(t *testing.T, n *testNode) {
+		opaque := rules.OpaqueRule([]byte("x"), "KUBE-FIREWALL", "its comment holds a line break")
+		filter := n.job.Generation[v4][rules.Filter]
+		filter.Chains = slices.Clone(filter.Chains)
+		at := slices.IndexFunc(filter.Chains, func(c rules.Chain) bool { return c.Name == "KUBE-FORWARD" })
+		filter.Chains[at].Rules = append([]rules.Rule{opaque}, filter.Chains[at].Rules...)
+		filter.Hooks = append(slices.Clone(filter.Hooks), rules.Hook{Chain: "OUTPUT", Rule: opaque, Anchor: rules.Anchor{Position: rules.Top}})
+		n.job.Generation = n.job.Generation.With(v4, rules.Filter, filter)
+		must(t, n.Flush(v4, rules.Filter, ""))
+		result := n.heal()
+		got := result[v4].Tables[rules.Filter]
+		if !got.Proved || len(got.Quarantined) != 2 {
+			t.Fatalf("proved %t, in quarantine %+v, %v", got.Proved, got.Quarantined, result[v4].Err)
+		}
+		for _, h := range got.Quarantined {
+			if h.Rule != opaque || h.Refused || h.Reason != "its comment holds a line break; its owner has to put it back" {
+				t.Errorf("in quarantine: %+v", h)
+			}
+		}
+		if got := n.content(v4); got != n.before[v4] {
+			t.Errorf("the rest is not back (-want +got):\n%s", cmp.Diff(n.before[v4], got))
+		}
+	})
+}

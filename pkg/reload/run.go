@@ -112,10 +112,14 @@ func (r run) families(ctx context.Context) Result {
 			if !slices.Contains(stale, t) && (r.cull(ctx, t) || r.setAside(t)) {
 				stale = append(stale, t)
 			}
-			if !slices.Contains(stale, t) {
-				r.prove(ctx, t)
-				end(t)
+			if slices.Contains(stale, t) {
+				continue
 			}
+			if r.prove(ctx, t); r.cullSilent(ctx, t) {
+				stale = append(stale, t)
+				continue
+			}
+			end(t)
 		}
 		turns = stale
 	}

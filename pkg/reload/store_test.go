@@ -132,7 +132,7 @@ func TestWhatWasTamperedWithIsRefused(t *testing.T) {
 		{"a field of another program's", func(s string) string { return strings.Replace(s, `{`, `{"x":1,`, 1) }, "corrupt"},
 		{"a rule changed", func(s string) string { return strings.Replace(s, "10.96.0.1/32", "10.96.0.3/32", 1) }, "corrupt"},
 		{"a rule removed", func(s string) string { return strings.Replace(s, `"-j RETURN",`, "", 1) }, "corrupt"},
-		{"a line smuggled in", func(s string) string { return strings.Replace(s, "-j RETURN", `-j RETURN\nCOMMIT`, 1) }, "control character"},
+		{"a line smuggled in", func(s string) string { return strings.Replace(s, "-j RETURN", `-j RETURN\nCOMMIT`, 1) }, "corrupt"},
 		{"a chain renamed to a built-in one", func(s string) string { return strings.ReplaceAll(s, `"KUBE-SVC-A"`, `"OUTPUT"`) }, "protected chain"},
 	}
 	for _, test := range tests {

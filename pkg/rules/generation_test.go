@@ -182,3 +182,24 @@ func TestRenderWritesWhatLoadsIntoEmptyTables(t *testing.T) {
 		t.Errorf("nothing is rendered as %q", got)
 	}
 }
+
+// What an earlier section was asked is not asked again, and what changed since is.
+func TestOpaqueRulesOfASection(t *testing.T) {
+	odd, plain := rules.OpaqueRule([]byte("x"), "B", "why"), rule(t, "-j RETURN")
+	first := rules.Section{
+		Chains: []rules.Chain{{Name: "A", Rules: []rules.Rule{plain, odd}}, {Name: "B", Rules: []rules.Rule{plain}}},
+		Hooks:  []rules.Hook{{Chain: "OUTPUT", Rule: odd}, {Chain: "OUTPUT", Rule: plain}},
+	}
+	found := first.Opaque(rules.Section{}, nil)
+	want := []rules.TextlessRule{{Chain: "OUTPUT", Rule: odd}, {Chain: "A", Rule: odd}}
+	if d := cmp.Diff(want, found, exactly); d != "" {
+		t.Errorf("found (-want +got):\n%s", d)
+	}
+	later := rules.Section{Chains: []rules.Chain{
+		{Name: "A", Rules: first.Chains[0].Rules}, {Name: "AA", Rules: []rules.Rule{odd}}, {Name: "B", Rules: []rules.Rule{plain, plain, odd}},
+	}}
+	want = []rules.TextlessRule{{Chain: "A", Rule: odd}, {Chain: "AA", Rule: odd}, {Chain: "B", Rule: odd}}
+	if d := cmp.Diff(want, later.Opaque(first, found), exactly); d != "" {
+		t.Errorf("found later (-want +got):\n%s", d)
+	}
+}

@@ -16,6 +16,7 @@ type faults struct {
 	reason        iptables.Reason
 	partial       int // the table, counted from 1, at which the next restore fails
 	lies          int
+	swallow       string
 	takes         time.Duration
 	before        func()
 }
@@ -59,6 +60,10 @@ func (f *Fake) PartialCommit(k int) { f.change(func(t *faults) { t.partial = k }
 
 // Lie makes the next n restores of sessions write nothing and report success.
 func (f *Fake) Lie(n int) { f.change(func(t *faults) { t.lies = n }) }
+
+// Swallow makes each restore of a session whose text contains this write nothing and report success,
+// as iptables-restore does with a line that it reads as an option of its own; "" ends that.
+func (f *Fake) Swallow(text string) { f.change(func(t *faults) { t.swallow = text }) }
 
 // RestoreTakes makes every restore of a session last that long before it writes.
 // As with the real Kernel, the end of the context does not cut it short.

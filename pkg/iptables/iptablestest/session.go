@@ -112,6 +112,7 @@ func (s *session) restore(ctx context.Context, family rules.Family, scripts []ip
 	case fault.restores != 0:
 		err = r.refused(fault.reason)
 	case fault.lies != 0:
+	case fault.swallow != "" && strings.Contains(text.String(), fault.swallow):
 	default:
 		r.failAt = fault.partial
 		err = r.run(text.String())

@@ -1,0 +1,150 @@
+package iptables
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// shape returns what the rule's bytes say that its text must say too. A rule that cannot be read
+// is odd.
+func (r rawRule) shape() ruleShape {
+	s := ruleShape{native: nativeMatches}
+	if r.userdata != nil {
+		s.native = nativeOrComment
+	}
+	loaded := uint32(0) // the key of the last meta expression
+	err := r.each(func(e rawExpression) error {
+		var err error
+		switch e.name {
+		case "meta":
+			loaded, err = metaKey(e.data)
+		case "cmp":
+			err = s.compare(loaded, e.data)
+			loaded = 0
+		case "immediate":
+			s.target, err = immediateVerdict(e.data)
+		case "target", "match":
+			err = s.extension(e)
+		}
+		return err
+	})
+	if err != nil {
+		s.odd = "its bytes cannot be read: " + err.Error()
+	}
+	return s
+}
+
+// nativeMatches are matches that iptables-nft writes, or reads, as expressions of nf_tables (1.8.4 to
+// 1.8.11). A comment may be among a rule's user data.
+var (
+	nativeMatches   = []string{"limit", "mark", "tcp", "udp", "icmp", "icmp6", "ttl", "hl", "pkttype", "iprange", "conntrack"}
+	nativeOrComment = append(nativeMatches[:len(nativeMatches):len(nativeMatches)], "comment")
+)
+
+// metaKey returns what a meta expression loads.
+func metaKey(data []byte) (uint32, error) {
+	key, err := attrOf(data, unix.NFTA_META_KEY)
+	if err != nil || len(key) != 4 {
+		return 0, err
+	}
+	return binary.BigEndian.Uint32(key), nil
+}
+
+// compare reads the name of an interface. iptables writes one with the zero behind it, and the
+// beginning of one, which it prints with a +, without.
+func (s *ruleShape) compare(loaded uint32, data []byte) error {
+	if loaded != unix.NFT_META_IIFNAME && loaded != unix.NFT_META_OIFNAME {
+		return nil
+	}
+	list, err := attrOf(data, unix.NFTA_CMP_DATA)
+	if err != nil {
+		return err
+	}
+	value, err := attrOf(list, unix.NFTA_DATA_VALUE)
+	if err != nil || len(value) == 0 {
+		return err
+	}
+	whole := value[len(value)-1] == 0
+	name := interfaceName(value, whole, &s.odd)
+	if loaded == unix.NFT_META_IIFNAME {
+		s.in = name
+	} else {
+		s.out = name
+	}
+	return nil
+}
+
+// interfaceName returns the name of an interface as iptables prints it. Odd is set if it would be
+// read back as another one.
+func interfaceName(value []byte, whole bool, odd *string) string {
+	bare := string(untilNUL(value))
+	name := bare
+	if !whole {
+		name += "+"
+	}
+	reason := oddName(bare)
+	switch {
+	case reason != "":
+	case len(bytes.Trim(value[len(bare):], "\x00")) > 0:
+		reason = fmt.Sprintf("(%q) has something behind its end", value)
+	case whole && (bare == "" || bare[len(bare)-1] == '+'):
+		reason = fmt.Sprintf("(%q) is printed like the beginning of others", bare)
+	}
+	if reason != "" && *odd == "" {
+		*odd = "the name of an interface " + reason
+	}
+	return name
+}
+
+// extension reads an xt match or target.
+func (s *ruleShape) extension(e rawExpression) error {
+	// NFTA_TARGET_* and NFTA_MATCH_* are the same numbers.
+	name, err := attrOf(e.data, unix.NFTA_MATCH_NAME)
+	if err != nil {
+		return err
+	}
+	revision, err := attrOf(e.data, unix.NFTA_MATCH_REV)
+	if err != nil {
+		return err
+	}
+	info, err := attrOf(e.data, unix.NFTA_MATCH_INFO)
+	if err != nil {
+		return err
+	}
+	var rev byte
+	if len(revision) == 4 {
+		rev = revision[3]
+	}
+	kind := cString(name)
+	if reason := oddExtension(kind, rev, info); reason != "" && s.odd == "" {
+		s.odd = reason
+	}
+	if e.name == "target" {
+		s.target = kind
+		return nil
+	}
+	s.matches = append(s.matches, matchName(kind))
+	if kind == "comment" {
+		s.comments = append(s.comments, cString(info))
+	}
+	return nil
+}
+
+// matchName returns one name for the matches that iptables prints by two.
+func matchName(name string) string {
+	if name == "state" {
+		return "conntrack"
+	}
+	return name
+}
+
+// opaque returns an opaque rule of such bytes.
+func (r rawRule) opaque(reason string) rules.Rule {
+	identity := append(append([]byte(nil), r.expressions...), r.userdata...)
+	return rules.OpaqueRule(identity, r.shape().target, reason)
+}

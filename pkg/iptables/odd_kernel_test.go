@@ -1,0 +1,144 @@
+package iptables
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// oddRules are rules that iptables takes and prints, but not so that it would read them back:
+// the arguments, their target, and why they have no text.
+var oddRules = []struct {
+	args           []string
+	target, reason string
+}{
+	{[]string{"-m", "comment", "--comment", "x\ny", "-j", "ACCEPT"}, "ACCEPT", "line break"},
+	{[]string{"-m", "comment", "--comment", "x\nCOMMIT\n*nat\n-A OTHER -j DROP", "-j", "GOAL"}, "GOAL", "line break"},
+	{[]string{"-i", "a -h", "-j", "ACCEPT"}, "ACCEPT", `"a -h"`},
+	{[]string{"-o", "a -M /x", "-j", "GOAL"}, "GOAL", `"a -M /x"`},
+	{[]string{"-i", "+ -j ACCEPT\n#", "-j", "ACCEPT"}, "ACCEPT", "control character"},
+	{[]string{"-i", "a\n-A OTHER", "-j", "ACCEPT"}, "ACCEPT", "control character"},
+	{[]string{"-i", "a\n", "-j", "RETURN"}, "RETURN", "control character"},
+	{[]string{"-i", `a"`, "-j", "ACCEPT"}, "ACCEPT", "quote"},
+	{[]string{"-i", `b"`, "-j", "ACCEPT"}, "ACCEPT", "quote"},
+	{[]string{"-m", "recent", "--rcheck", "--name", "a --rttl", "-j", "ACCEPT"}, "ACCEPT", `"a --rttl"`},
+	{[]string{"-m", "recent", "--rcheck", "--name", "a\n-A OTHER -j DROP\n-A MINE", "-j", "ACCEPT"}, "ACCEPT", "control character"},
+	{[]string{"-m", "hashlimit", "--hashlimit-upto", "3/sec", "--hashlimit-name", "a -h", "-j", "ACCEPT"}, "ACCEPT", `"a -h"`},
+	{[]string{"-m", "string", "--string", `a\b`, "--algo", "bm", "-j", "ACCEPT"}, "ACCEPT", "backslash"},
+	{[]string{"-m", "set", "--match-set", "a -h", "src", "-j", "ACCEPT"}, "ACCEPT", ""},
+	{[]string{"-m", "set", "--match-set", "a src -m comment --comment", "src", "-j", "ACCEPT"}, "ACCEPT", ""},
+	{[]string{"-m", "physdev", "--physdev-in", "a -h", "-j", "ACCEPT"}, "ACCEPT", `"a -h"`},
+	{slices.Concat(slices.Repeat([]string{"-m", "comment", "--comment", strings.Repeat(`"`, 255)}, 140), []string{"-j", "ACCEPT"}), "ACCEPT", "reads no line of more"},
+}
+
+// addOdd adds an odd rule, and reports whether this machine takes it.
+func addOdd(t *testing.T, backend Backend, family rules.Family, chain string, args []string) bool {
+	t.Helper()
+	_, err := tryTool(t, "", program(backend, family, ""), append([]string{"-w", "5", "-A", chain}, args...)...)
+	return err == nil
+}
+
+// However odd a rule is, it costs its own text, and no other rule's, of its chain or another: in
+// a read beside it, with the lock held, and again when everything is known.
+func TestAnOddRuleCostsItself(t *testing.T) {
+	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
+		inet := map[rules.Family]string{rules.IPv4: "inet", rules.IPv6: "inet6"}[family]
+		for _, set := range []string{"a -h", "a src -m comment --comment"} {
+			nstest.Command(t, "ipset", "create", set, "hash:ip", "family", inet)
+		}
+		for _, line := range []string{"-N MINE", "-N OTHER", "-N GOAL", "-A GOAL -p tcp -j RETURN", "-t nat -N OTHER", "-t nat -A OTHER -p udp -j RETURN"} {
+			iptablesCommand(t, backend, family, line)
+		}
+		k := openKernel(t, Config{Backend: backend, Families: []rules.Family{family}})
+		var standing []int // indexes of oddRules
+		for n, odd := range oddRules {
+			if !addOdd(t, backend, family, "MINE", odd.args) {
+				t.Logf("not taken here: %.60q", odd.args)
+				continue
+			}
+			standing = append(standing, n)
+			iptablesCommand(t, backend, family, fmt.Sprintf("-A MINE -p tcp --dport %d -j ACCEPT", n+1))
+			iptablesCommand(t, backend, family, fmt.Sprintf("-A OTHER -p tcp --dport %d -j MINE", n+1))
+			wantOdd(t, mustRead(t, k, family), standing, "beside the lock")
+		}
+		if len(standing) < len(oddRules)-2 {
+			t.Errorf("only %d of %d rules were taken", len(standing), len(oddRules))
+		}
+		for _, moment := range []string{"under the lock", "again under the lock"} {
+			session := begin(t, k)
+			wantOdd(t, mustRead(t, session, family), standing, moment)
+			if err := session.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wantOdd(t, mustRead(t, k, family), standing, "at last")
+	})
+}
+
+// wantOdd checks the chains that TestAnOddRuleCostsItself fills.
+func wantOdd(t *testing.T, got Snapshot, standing []int, moment string) {
+	t.Helper()
+	filter := got.Tables[rules.Filter]
+	if filter == nil || len(got.Unreadable) > 0 {
+		t.Fatalf("%s: tables %v, unreadable %v", moment, got.Tables, got.Unreadable)
+	}
+	mine, other := filter.Chain("MINE").Rules, filter.Chain("OTHER").Rules
+	if len(mine) != 2*len(standing) || len(other) != len(standing) {
+		t.Fatalf("%s: MINE has %d rules, OTHER %d, of %d and %d", moment, len(mine), len(other), 2*len(standing), len(standing))
+	}
+	for i, n := range standing {
+		odd := oddRules[n]
+		reason, opaque := mine[2*i].Opaque()
+		if !opaque || mine[2*i].Target != odd.target || !strings.Contains(reason, odd.reason) {
+			t.Errorf("%s: %.60q is %.200q to %q", moment, odd.args, mine[2*i].Spec, mine[2*i].Target)
+		}
+		port := fmt.Sprintf("-p tcp -m tcp --dport %d -j ", n+1)
+		if mine[2*i+1].Spec != port+"ACCEPT" || other[i].Spec != port+"MINE" {
+			t.Errorf("%s: beside %.60q stand %.200q and %.200q", moment, odd.args, mine[2*i+1].Spec, other[i].Spec)
+		}
+	}
+	if goal := filter.Chain("GOAL").Rules; len(goal) != 1 || goal[0].Spec != "-p tcp -j RETURN" {
+		t.Errorf("%s: GOAL is %v", moment, goal)
+	}
+	if nat := got.Tables[rules.Nat].Chain("OTHER").Rules; len(nat) != 1 || nat[0].Spec != "-p udp -j RETURN" {
+		t.Errorf("%s: OTHER of nat is %v", moment, nat)
+	}
+}
+
+// Where only text can be had of the tables, a line break in a comment costs the rule, and in a name
+// its table.
+func TestOddRulesAsTextAlone(t *testing.T) {
+	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
+		for _, line := range []string{"-N MINE", "-A MINE -p tcp -j RETURN", "-t nat -N OTHER", "-t nat -A OTHER -p udp -j RETURN"} {
+			iptablesCommand(t, backend, family, line)
+		}
+		k := openKernel(t, Config{Backend: backend, Families: []rules.Family{family}, ExecProbe: true})
+		if !addOdd(t, backend, family, "MINE", oddRules[0].args) {
+			t.Fatal("the rule was not taken")
+		}
+		iptablesCommand(t, backend, family, "-A MINE -p udp -j RETURN")
+		got := mustRead(t, k, family)
+		mine := got.Tables[rules.Filter].Chain("MINE").Rules
+		if len(mine) != 3 || mine[0].Spec != "-p tcp -j RETURN" || mine[2].Spec != "-p udp -j RETURN" || len(got.Unreadable) > 0 {
+			t.Fatalf("MINE is %q, unreadable %v", mine, got.Unreadable)
+		}
+		if _, opaque := mine[1].Opaque(); !opaque || mine[1].Target != "ACCEPT" {
+			t.Errorf("the rule is %q to %q", mine[1].Spec, mine[1].Target)
+		}
+		mustProbe(t, k, family, Place{rules.Filter, "MINE"})
+		if !addOdd(t, backend, family, "MINE", []string{"-i", "a\nb"}) {
+			t.Fatal("the second rule was not taken")
+		}
+		got = mustRead(t, k, family)
+		if got.Unreadable[rules.Filter] == nil || len(got.Unreadable) != 1 {
+			t.Errorf("unreadable is %v", got.Unreadable)
+		}
+		if other := got.Tables[rules.Nat].Chain("OTHER"); other == nil || len(other.Rules) != 1 {
+			t.Errorf("OTHER is %v", other)
+		}
+	})
+}

@@ -1,0 +1,65 @@
+package iptables
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestOddExtensions(t *testing.T) {
+	at := func(size, offset int, text string) []byte {
+		data := make([]byte, size)
+		copy(data[offset:], text)
+		return data
+	}
+	pattern := func(text string) []byte {
+		data := at(168, 20, text)
+		copy(data[4:], "bm")
+		data[148] = byte(len(text))
+		return data
+	}
+	for _, c := range []struct {
+		name     string
+		revision byte
+		data     []byte
+		want     string
+	}{
+		{"comment", 0, at(256, 0, "a b"), ""},
+		{"comment", 0, at(256, 0, "a\tb"), ""},
+		{"comment", 0, at(256, 0, "a\nb"), "line break"},
+		{"LOG", 0, at(32, 2, "a\nb"), "line break"},
+		{"recent", 1, at(240, 10, "a b"), "a space"},
+		{"recent", 1, at(240, 10, "-h"), ""},
+		{"recent", 1, at(240, 10, "!a"), "negation"},
+		{"hashlimit", 1, at(80, 0, "a\tb"), "a space"},
+		{"hashlimit", 1, at(80, 20, "a b"), ""},  // numbers
+		{"hashlimit", 3, at(320, 20, "a b"), ""}, // behind the end of the name
+		{"physdev", 0, at(72, 32, `a"`), "a quote"},
+		{"string", 1, pattern("a b"), ""},
+		{"string", 1, pattern(`a\b`), "backslash"},
+		{"string", 1, pattern(`ab\`), ""}, // as hexadecimal numbers
+		{"string", 1, pattern("a\\\n"), ""},
+		{"tcp", 0, []byte("a b c d"), ""},
+		{"unheard-of", 0, []byte{1, 0, 97, 32, 45, 104, 0}, "a -h"},
+		{"unheard-of", 0, []byte{10, 0, 32, 97, 0, 97, 98, 99, 0}, ""},
+		{"unheard-of", 0, []byte("a\nb\x00"), "without quotes"},
+		{"recent", 1, nil, ""},
+		{"string", 1, []byte("bm"), ""},
+	} {
+		got := oddExtension(c.name, c.revision, c.data)
+		if (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%s with %.40q: %q, want %q", c.name, c.data, got, c.want)
+		}
+	}
+}
+
+// FuzzOddExtension: no bytes may make it panic, and what it says is one line.
+func FuzzOddExtension(f *testing.F) {
+	for _, name := range []string{"comment", "recent", "hashlimit", "physdev", "string", "CT", "u32"} {
+		f.Add(name, byte(1), []byte("a b\nc"))
+	}
+	f.Fuzz(func(t *testing.T, name string, revision byte, data []byte) {
+		if reason := oddExtension(name, revision, data); strings.Contains(reason, "\n") && !strings.Contains(name, "\n") {
+			t.Errorf("%q", reason)
+		}
+	})
+}

@@ -1,0 +1,120 @@
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A ruleShape is what a rule's bytes say that its text must say too: what stands in each rule at
+// a known place. Names are printed as they are, without quotes; a name with a space in it can look
+// like options, and only the bytes tell.
+type ruleShape struct {
+	in, out string // interfaces as iptables prints them; empty for none
+	// matches are the names of xt matches, in order. The text has no others, but for those in
+	// native: nf_tables has expressions of its own that iptables prints as matches.
+	matches  []string
+	native   []string
+	target   string // empty for none, or if the bytes do not tell
+	noTarget bool   // it is certain that there is none
+	comments []string
+	// odd says why the rule has no text that may be written back, whatever iptables prints.
+	odd string
+	// identity names the rule if it is opaque; of nft's rules it is taken from their bytes.
+	identity []byte
+	// base is what no other rule that is printed in the same words may differ in; legacy's only.
+	base []byte
+}
+
+// agrees returns why a text is not this rule's, or nil.
+func (s *ruleShape) agrees(rule rules.Rule) error {
+	if s.odd != "" {
+		return fmt.Errorf("%w: %s", errPair, s.odd)
+	}
+	if reason, opaque := rule.Opaque(); opaque {
+		return errors.New(reason)
+	}
+	words, err := rules.Split(rule.Spec)
+	if err != nil {
+		return err
+	}
+	target := s.target
+	if target == "CT" && rule.Target == "NOTRACK" { // two words for one
+		target = rule.Target
+	}
+	if (s.target != "" || s.noTarget) && target != rule.Target {
+		return fmt.Errorf("%w: it goes to %q, not to %q", errPair, rule.Target, s.target)
+	}
+	printed := readPrinted(words)
+	switch {
+	case printed.in != s.in || printed.out != s.out:
+		return fmt.Errorf("%w: its interfaces are %q and %q, not %q and %q", errPair, printed.in, printed.out, s.in, s.out)
+	case len(s.comments) > 0 && !slices.Equal(printed.comments, s.comments):
+		return fmt.Errorf("%w: its comments are %q, not %q", errPair, printed.comments, s.comments)
+	case !s.hasMatches(printed.matches):
+		return fmt.Errorf("%w: its matches are %q, not %q", errPair, printed.matches, s.matches)
+	}
+	return nil
+}
+
+// hasMatches reports whether a text with such matches can be the rule's.
+func (s *ruleShape) hasMatches(printed []string) bool {
+	due := s.matches
+	for _, name := range printed {
+		switch {
+		case len(due) > 0 && due[0] == name:
+			due = due[1:]
+		case !slices.Contains(s.native, name):
+			return false
+		}
+	}
+	return len(due) == 0
+}
+
+// readPrinted reads the words of a rule as iptables prints it: options of no extension come
+// first, then the matches, then the target.
+func readPrinted(words []string) ruleShape {
+	var s ruleShape
+	i := 0
+	for ; i+1 < len(words); i++ {
+		switch words[i] {
+		case "!", "-f":
+			continue
+		case "-i":
+			s.in = words[i+1]
+		case "-o":
+			s.out = words[i+1]
+		case "-s", "-d", "-p":
+		default:
+			return s.readMatches(words[i:])
+		}
+		i++
+	}
+	return s
+}
+
+// readMatches reads what stands behind the options of no extension. One of them here makes the
+// text none that iptables prints, and its interfaces others.
+func (s ruleShape) readMatches(words []string) ruleShape {
+	for i := 0; i+1 < len(words); i++ {
+		switch words[i] {
+		case "-m":
+			i++
+			s.matches = append(s.matches, matchName(words[i]))
+		case "--comment":
+			i++
+			s.comments = append(s.comments, words[i])
+		case "--log-prefix", "--nflog-prefix", "--string", "--hex-string":
+			i++ // the next word is somebody's text, not an option
+		case "-j", "-g":
+			return s
+		case "-i":
+			s.in += " " + words[i+1]
+		case "-o":
+			s.out += " " + words[i+1]
+		}
+	}
+	return s
+}

@@ -1,0 +1,217 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// This file has iptables-legacy print rules of which the text is not known, and holds what it
+// prints against the bytes.
+
+// spellTries is how often a family is printed because another process wrote meanwhile. One that
+// holds the lock while it writes is kept out by a Session.
+const spellTries = 3
+
+// spellOut returns what was walked as a Snapshot, with the text that iptables prints now. It is
+// learned if the xtables lock is held.
+func (k *Kernel) spellOut(ctx context.Context, family rules.Family, seen sight, locked bool) (Snapshot, error) {
+	words := k.words[family]
+	for try := 1; ; try++ {
+		set, agreed, err := k.printWalked(ctx, family, *seen.walked)
+		if err != nil {
+			return Snapshot{}, err
+		}
+		after, err := k.see(ctx, family)
+		if err != nil {
+			return Snapshot{}, err
+		}
+		still := after.digest == seen.digest
+		if still && locked && try == 1 { // else somebody ignores the lock
+			words.learn(*seen.walked, set)
+		}
+		// Beside a writer that never rests, a text that agrees with all bytes is one of that time,
+		// and whoever asks for the digest finds out.
+		if still || try == spellTries && agreed {
+			k.save.shelf.put(family, set, time.Now())
+			return Snapshot{Family: family, Tables: set, Unreadable: map[rules.TableName]error{}, Digest: seen.digest}, nil
+		}
+		if try == spellTries {
+			return Snapshot{}, fmt.Errorf("the %v tables changed all the time while they were read", family)
+		}
+		seen = after
+	}
+}
+
+// printWalked returns what was walked with the text that iptables prints of it. A rule of which
+// it prints something else is opaque, and agreed is false then.
+func (k *Kernel) printWalked(ctx context.Context, family rules.Family, walked xtFamily) (set rules.Ruleset, agreed bool, err error) {
+	words := k.words[family]
+	printed, unreadable, err := k.save.read(ctx, family)
+	var broken *rules.ParseError
+	if err != nil && !errors.As(err, &broken) {
+		return nil, false, err
+	}
+	if err == nil && len(unreadable) == 0 && fitsLines(walked, printed) {
+		set, agreed = words.verify(walked, printed)
+		return set, agreed, nil
+	}
+	// A rule is printed over several lines, or there are other rules by now.
+	if printed, err = k.printUnknown(ctx, family, walked); err != nil {
+		return nil, false, err
+	}
+	set, agreed = words.verify(walked, printed)
+	return set, agreed, nil
+}
+
+// fitsLines reports whether as many lines were printed of each chain as it has rules. Each takes
+// one at least: then it is one for each.
+func fitsLines(walked xtFamily, printed rules.Ruleset) bool {
+	if len(walked.tables) != len(printed) {
+		return false
+	}
+	for i := range walked.tables {
+		t := &walked.tables[i]
+		table := printed[t.name]
+		if table == nil || len(table.Chains) != len(t.chains) {
+			return false
+		}
+		for i, c := range t.chains {
+			if chain := table.Chain(c.name); chain == nil || len(chain.Rules) != len(t.names(i)) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// printUnknown has each chain printed alone that has rules of which the text is not known.
+func (k *Kernel) printUnknown(ctx context.Context, family rules.Family, walked xtFamily) (rules.Ruleset, error) {
+	p, set := printer{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv()}, rules.Ruleset{}
+	for i := range walked.tables {
+		t := &walked.tables[i]
+		built, asked := rules.NewTable(t.name), map[string][]int{}
+		var plain []printedChain
+		for i, c := range t.chains {
+			names := t.names(i)
+			unknown, odd := k.words[family].unknown(names)
+			built.Add(rules.Chain{Name: c.name, Policy: c.printedPolicy(t.name), Rules: make([]rules.Rule, len(names))})
+			if asked[c.name] = unknown; len(unknown) > 0 && !odd {
+				plain = append(plain, printedChain{Place{t.name, c.name}, len(names)})
+				asked[c.name] = nil
+			}
+		}
+		take := func(place Place, found []rules.Rule, err error) {
+			switch c := built.Chain(place.Chain); {
+			case err == nil:
+				c.Rules = found
+			default:
+				for i := range t.chains {
+					if t.chains[i].name == place.Chain {
+						asked[place.Chain], _ = k.words[family].unknown(t.names(i))
+					}
+				}
+			}
+		}
+		for plain := range slices.Chunk(plain, printMost) {
+			if err := p.print(ctx, family, plain, take); err != nil {
+				return nil, err
+			}
+		}
+		for chain, unknown := range asked {
+			list := built.Chain(chain).Rules
+			err := p.printRules(ctx, family, Place{t.name, chain}, unknown, func(i int, rule rules.Rule, err error) {
+				if list[i] = rule; err != nil {
+					list[i] = rules.OpaqueRule(nil, "", err.Error())
+				}
+			})
+			if err != nil {
+				return nil, err
+			}
+		}
+		set[t.name] = built
+	}
+	return set, nil
+}
+
+// unknown returns the indexes of the rules of which the text is not known, and whether one of the
+// others is known to be odd.
+func (l *xtLexicon) unknown(names []xtName) (unknown []int, odd bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.now()
+	for i, n := range names {
+		rule, known := l.nameText(n, now)
+		if !known {
+			unknown = append(unknown, i)
+			continue
+		}
+		if _, opaque := rule.Opaque(); opaque {
+			odd = true
+		}
+	}
+	return unknown, odd
+}
+
+// nameText returns the text of a rule if it is known, or known to be none. Call it locked.
+func (l *xtLexicon) nameText(n xtName, now uint32) (rules.Rule, bool) {
+	if n.key == (xtKey{}) && n.shape != nil && n.shape.odd != "" {
+		return n.shape.opaque(n.shape.odd), true
+	}
+	return l.rule(n.key, now)
+}
+
+// verify holds what was printed against what was walked, rule by rule: it returns the text that
+// is known, or what was printed if the bytes agree with it, and an opaque rule if not.
+func (l *xtLexicon) verify(walked xtFamily, printed rules.Ruleset) (set rules.Ruleset, agreed bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	set, agreed = rules.Ruleset{}, true
+	now := l.now()
+	for i := range walked.tables {
+		t := &walked.tables[i]
+		table := printed[t.name]
+		for i, c := range t.chains {
+			names, chain := t.names(i), table.Chain(c.name)
+			list := chain.Rules
+			for at, n := range names {
+				rule, known := l.nameText(n, now)
+				if !known {
+					rule = chain.Rules[at]
+					if reason := l.doubt(n, rule); reason != "" {
+						agreed = false
+						rule = n.opaque(reason)
+					}
+				}
+				if rule == list[at] {
+					continue
+				}
+				if len(list) > 0 && &list[0] == &chain.Rules[0] {
+					list = slices.Clone(list)
+				}
+				list[at] = rule
+			}
+			chain.Rules = list
+		}
+		set[t.name] = table
+	}
+	return set, agreed
+}
+
+// opaque returns the rule without a text.
+func (n xtName) opaque(reason string) rules.Rule {
+	if n.shape == nil {
+		return rules.OpaqueRule([]byte(fmt.Sprint(n.key)), n.goal, reason)
+	}
+	return n.shape.opaque(reason)
+}
+
+// printedPolicy returns what iptables prints for a chain's policy.
+func (c xtChain) printedPolicy(table rules.TableName) string {
+	name, _ := c.policyName(table)
+	return name
+}

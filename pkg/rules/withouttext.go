@@ -1,0 +1,40 @@
+package rules
+
+import "strings"
+
+// A TextlessRule is an opaque rule and the chain in which it stands.
+type TextlessRule struct {
+	Chain string
+	Rule  Rule
+}
+
+// Opaque returns the section's opaque rules, first those of its hooks. Of chains that are as they were
+// in an earlier section it takes what was found there: sections hold ten thousands of rules.
+func (s Section) Opaque(before Section, found []TextlessRule) []TextlessRule {
+	var all []TextlessRule
+	for _, h := range s.Hooks {
+		if _, opaque := h.Rule.Opaque(); opaque {
+			all = append(all, TextlessRule{h.Chain, h.Rule})
+		}
+	}
+	at := 0 // in before, whose chains stand in the same order wherever iptables printed both
+	for _, c := range s.Chains {
+		for at < len(before.Chains) && strings.Compare(before.Chains[at].Name, c.Name) < 0 {
+			at++
+		}
+		if at < len(before.Chains) && before.Chains[at].Name == c.Name && shared(before.Chains[at].Rules, c.Rules) {
+			for _, f := range found {
+				if f.Chain == c.Name {
+					all = append(all, f)
+				}
+			}
+			continue
+		}
+		for _, r := range c.Rules {
+			if _, opaque := r.Opaque(); opaque {
+				all = append(all, TextlessRule{c.Name, r})
+			}
+		}
+	}
+	return all
+}

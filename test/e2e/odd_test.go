@@ -1,0 +1,135 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// tool executes iptables or ip6tables of the node's backend.
+func tool(n *nodetest.Node, f rules.Family, args ...string) string {
+	n.Helper()
+	program := map[rules.Family]string{rules.IPv4: "iptables-", rules.IPv6: "ip6tables-"}[f] + string(n.Programs.With)
+	out, err := exec.CommandContext(n.Context(), program, append([]string{"-w", "5"}, args...)...).CombinedOutput()
+	if err != nil {
+		n.Fatalf("%s %q: %v: %s", program, args, err, out)
+	}
+	return string(out)
+}
+
+// TestOddRulesOfOthers: rules that iptables prints over several lines, or as options of its own, stand
+// in chains of others, in a table that is not guarded and in protected chains, together with a native
+// rule on nft. They make no table unknown. After a flush everything is back but those that stood in
+// protected chains, which are in quarantine with the reason, and nothing stands in their place.
+func TestOddRulesOfOthers(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		whole := n.Protected()
+		odd := 0
+		for _, f := range rules.Families() {
+			tool(n, f, "-A", "OUTPUT", "-m", "comment", "--comment", "x\ny", "-j", "ACCEPT")
+			tool(n, f, "-t", "raw", "-A", "OUTPUT", "-m", "comment", "--comment", "x\nCOMMIT\n*nat\n:KUBE-SERVICES - [0:0]", "-j", "ACCEPT")
+			tool(n, f, "-A", "FORWARD", "-i", "a -h", "-j", "ACCEPT")
+			for _, name := range []string{"a -h", "a -M /run/evil", "+ -j ACCEPT\n#"} {
+				tool(n, f, "-A", "KUBE-FORWARD", "-i", name, "-j", "ACCEPT")
+				odd++
+			}
+			if n.Programs.With == iptables.NFT {
+				ip := map[rules.Family]string{rules.IPv4: "ip", rules.IPv6: "ip6"}[f]
+				if out, err := exec.CommandContext(n.Context(), "nft", "add", "rule", ip, "filter", "OUTPUT", "ct", "mark", "set", "meta", "mark").CombinedOutput(); err != nil {
+					n.Fatalf("nft: %v: %s", err, out)
+				}
+			}
+		}
+		d := n.Start()
+		n.Within(nodetest.StartsIn, "every table to be intact", func() error { return allIntact(n) })
+		if text, _ := n.Want(0, "status"); strings.Count(text, "not put back if it is lost: ipv") != odd {
+			n.Errorf("want %d rules that are not put back if they are lost:\n%s", odd, text)
+		}
+		for round := range 2 {
+			for _, f := range rules.Families() {
+				for _, table := range append(rules.Guarded(), rules.Raw) {
+					tool(n, f, "-t", string(table), "-F")
+				}
+			}
+			n.Within(nodetest.HealsIn, "the repair", func() error {
+				if records := len(n.Status().Flushes); records <= round {
+					return fmt.Errorf("%d flush records", records)
+				}
+				return allIntact(n)
+			})
+			n.Same(fmt.Sprintf("protected rules, round %d", round), whole, n.Protected())
+		}
+		stdout, _ := n.Want(0, "status", "-o", "json")
+		var status struct {
+			Quarantined []struct{ Chain, Rule, Reason string } `json:"quarantined"`
+		}
+		n.Must(json.Unmarshal([]byte(stdout), &status))
+		if len(status.Quarantined) != odd {
+			n.Errorf("%d rules are in quarantine, want %d:\n%+v", len(status.Quarantined), odd, status.Quarantined)
+		}
+		for _, q := range status.Quarantined {
+			if q.Chain != "KUBE-FORWARD" || !strings.Contains(q.Reason, "the name of an interface") || !strings.HasPrefix(q.Rule, "# rule ") {
+				n.Errorf("in quarantine: %+v", q)
+			}
+		}
+		d.Stop()
+	})
+}
+
+// allIntact returns an error unless every table of both families is intact.
+func allIntact(n *nodetest.Node) error {
+	for f, tables := range n.Status().Families {
+		for table, verdict := range tables {
+			if verdict != "intact" {
+				return fmt.Errorf("%s %s is %s", f, table, verdict)
+			}
+		}
+	}
+	return nil
+}
+
+// TestANativeRuleOfOthers: one native rule in a chain that is nobody's concern does not keep the
+// chains of its table from coming back when they are emptied while it stands.
+func TestANativeRuleOfOthers(t *testing.T) {
+	t.Run("directly", func(t *testing.T) { nodetest.On(t, iptables.NFT, func(n *nodetest.Node) { besideANativeRule(n) }) })
+	t.Run("as text", func(t *testing.T) {
+		nodetest.On(t, iptables.NFT, func(n *nodetest.Node) { besideANativeRule(n, "--replay=text") })
+	})
+}
+
+func besideANativeRule(n *nodetest.Node, flags ...string) {
+	n.Load()
+	whole := n.Protected()
+	for _, ip := range []string{"ip", "ip6"} {
+		if out, err := exec.CommandContext(n.Context(), "nft", "add", "rule", ip, "filter", "OUTPUT", "ct", "mark", "set", "meta", "mark").CombinedOutput(); err != nil {
+			n.Fatalf("nft: %v: %s", err, out)
+		}
+	}
+	d := n.Start(flags...)
+	for _, f := range rules.Families() {
+		for _, chain := range []string{"FORWARD", "INPUT", "KUBE-FORWARD", "KUBE-FIREWALL"} {
+			tool(n, f, "-F", chain)
+		}
+	}
+	n.Healed(1)
+	for _, ip := range []string{"ip", "ip6"} {
+		list, err := exec.CommandContext(n.Context(), "nft", "-a", "list", "chain", ip, "filter", "OUTPUT").Output()
+		n.Must(err)
+		line := slices.IndexFunc(strings.Split(string(list), "\n"), func(l string) bool { return strings.Contains(l, "ct mark set") })
+		if line < 0 {
+			n.Fatalf("the native rule is gone:\n%s", list)
+		}
+		_, handle, _ := strings.Cut(strings.Split(string(list), "\n")[line], "# handle ")
+		n.Must(exec.CommandContext(n.Context(), "nft", "delete", "rule", ip, "filter", "OUTPUT", "handle", handle).Run())
+	}
+	n.Same("protected rules", whole, n.Protected())
+	d.Stop()
+}
