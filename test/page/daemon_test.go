@@ -35,7 +35,7 @@ func TestDaemon(t *testing.T) {
 		n.Want(0, "resume")
 		begins("Whole")
 		tab.within("the outcome", `document.querySelector('.outcome').innerText === 'proved'`)
-		if got := tab.text(".by"); !strings.HasPrefix(got, "iptables-nft pid ") && !strings.HasPrefix(got, "iptables pid ") {
+		if got := tab.text(".by"); got != "iptables-nft, ip6tables-nft (+4)" && got != "iptables, ip6tables (+4)" {
 			n.Errorf("it was flushed by %q", got)
 		}
 		tab.value(`document.querySelector('details').open = true`)
