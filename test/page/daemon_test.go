@@ -29,7 +29,7 @@ func TestDaemon(t *testing.T) {
 		n.Flush()
 		begins("Rules missing since")
 		tab.within("the flush", `document.querySelectorAll('details').length === 1`)
-		if text := tab.text("main"); !strings.Contains(text, "Paused: nothing is put back until") || !strings.Contains(text, "pending") {
+		if text := tab.text("main"); !strings.Contains(text, "Paused: nothing is put back until") || !strings.Contains(text, "waiting: paused") {
 			n.Errorf("in the outage it says:\n%s", text)
 		}
 		n.Want(0, "resume")
