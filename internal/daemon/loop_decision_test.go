@@ -326,8 +326,13 @@ func TestTheOtherBackendWasFlushed(t *testing.T) {
 			}
 			g.first.fake = other
 			r := g.next()
-			if !test.waits {
+			switch {
+			case test.moved:
 				r.wantReady()
+			case !test.waits:
+				r.wantBare() // what is guarded now holds nothing
+			}
+			if !test.waits {
 				continue
 			}
 			r.wantAwaiting(g.generation)
@@ -479,7 +484,7 @@ func TestNoRoomForTheDecision(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		g := beginGap(t, backend)
 		must(t, g.first.fake.Flush(rules.IPv4, rules.Nat, ""))
-		blocked := filepath.Join(g.dir, "pending.json.new")
+		blocked := filepath.Join(g.dir, "pending.json")
 		must(t, os.Mkdir(blocked, 0o700))
 		must(t, os.WriteFile(filepath.Join(blocked, "x"), nil, 0o600)) // so that it is not removed
 		r := g.next()
