@@ -28,7 +28,7 @@ func (r Rule) Needs() Needs {
 		return n
 	}
 	words, err := Split(r.Spec)
-	if err != nil {
+	if _, opaque := r.Opaque(); opaque || err != nil {
 		return n
 	}
 	for i := 0; i+1 < len(words); i++ {
@@ -53,7 +53,7 @@ var freeText = []string{"--comment", "--log-prefix", "--nflog-prefix", "--string
 // only count, so that it matches the same packets.
 func (r Rule) WithoutAccount(name string) Rule {
 	words, err := Split(r.Spec)
-	if err != nil {
+	if _, opaque := r.Opaque(); opaque || err != nil {
 		return r
 	}
 	const length = 4 // -m nfacct --nfacct-name NAME
@@ -77,7 +77,7 @@ var jumpOptions = []string{"-j", "-g", "--jump", "--goto"}
 // it matches the same packets.
 func (r Rule) Onto(chain string) Rule {
 	words, err := Split(r.Spec)
-	if err != nil {
+	if _, opaque := r.Opaque(); opaque || err != nil {
 		return r
 	}
 	for i := 0; i+1 < len(words); i++ {

@@ -32,6 +32,7 @@ func TestWhatARuleLeansOn(t *testing.T) {
 		`-m comment --comment --match-set -m set --match-set b src`:                                    {Sets: []string{"b"}},
 		"-j LOG --log-prefix --nfacct-name":                                                            {},
 		"-m tcp --tcp-option 5 -j MARK --set-mark 1":                                                   {},
+		"-m set --match-set a -h src":                                                                  {}, // opaque, and its reason names the option
 		"-m set --match-set":                                                                           {},
 		`-m recent --set --name x --mask 255.255.255.255 --rsource -m set --match-set c src`:           {Sets: []string{"c"}},
 	} {
