@@ -234,10 +234,11 @@ func TestMounts(t *testing.T) {
 				got[m.MountPath] = mounted{source, m.ReadOnly}
 			}
 			want := map[string]mounted{
-				"/run/xtables.lock": {Source: host("/run/xtables.lock", &file)},
-				"/var/lib/canaryd":  {Source: host("/var/lib/canaryd", &folder)},
-				"/run/canaryd":      {Source: host("/run/canaryd", &folder)},
-				"/tmp":              {Source: core.VolumeSource{EmptyDir: &core.EmptyDirVolumeSource{Medium: core.StorageMediumMemory}}},
+				"/run/xtables.lock":    {Source: host("/run/xtables.lock", &file)},
+				"/var/lib/canaryd":     {Source: host("/var/lib/canaryd", &folder)},
+				"/run/canaryd":         {Source: host("/run/canaryd", &folder)},
+				"/var/lib/cni/results": {Source: host("/var/lib/cni/results", &folder), ReadOnly: true},
+				"/tmp":                 {Source: core.VolumeSource{EmptyDir: &core.EmptyDirVolumeSource{Medium: core.StorageMediumMemory}}},
 			}
 			if dir == everything { // the only one with components/lib-modules
 				want["/lib/modules"] = mounted{Source: host("/lib/modules", nil), ReadOnly: true}
@@ -249,7 +250,8 @@ func TestMounts(t *testing.T) {
 	}
 }
 
-// TestProbes: they go where canaryd listens.
+// TestProbes: startup and liveness go through the control socket, where other users' processes
+// cannot keep them waiting; readiness asks where canaryd listens.
 func TestProbes(t *testing.T) {
 	const loopback = "127.0.0.1"
 	for _, c := range []struct {
@@ -267,29 +269,22 @@ func TestProbes(t *testing.T) {
 			if diff := cmp.Diff(c.args, container.Args); diff != "" {
 				t.Errorf("arguments (-want +got):\n%s", diff)
 			}
-			probes := map[string]*core.Probe{"startup": container.StartupProbe, "liveness": container.LivenessProbe}
-			if c.ready {
-				probes["readiness"] = container.ReadinessProbe
-			} else if container.ReadinessProbe != nil {
-				t.Error("there is a readiness probe")
+			for name, probe := range map[string]*core.Probe{"startup": container.StartupProbe, "liveness": container.LivenessProbe} {
+				if probe == nil || probe.Exec == nil || !slices.Equal(probe.Exec.Command, []string{"canaryd", "health"}) {
+					t.Errorf("the %s probe does not execute canaryd health: %v", name, probe)
+				}
 			}
-			for name, probe := range probes {
-				if probe == nil || probe.HTTPGet == nil {
-					t.Errorf("there is no %s probe over HTTP", name)
-					continue
-				}
-				want := "/healthz"
-				if name == "readiness" {
-					want = "/readyz"
-				}
+			if probe := container.ReadinessProbe; c.ready != (probe != nil) {
+				t.Errorf("the readiness probe is %v", probe)
+			} else if probe != nil {
 				port := probe.HTTPGet.Port.IntValue()
 				for _, p := range container.Ports {
 					if p.Name == probe.HTTPGet.Port.StrVal {
 						port = int(p.ContainerPort)
 					}
 				}
-				if probe.HTTPGet.Host != c.host || port != 9475 || probe.HTTPGet.Path != want {
-					t.Errorf("the %s probe asks %q, port %d, %s", name, probe.HTTPGet.Host, port, probe.HTTPGet.Path)
+				if probe.HTTPGet.Host != c.host || port != 9475 || probe.HTTPGet.Path != "/readyz" {
+					t.Errorf("the readiness probe asks %q, port %d, %s", probe.HTTPGet.Host, port, probe.HTTPGet.Path)
 				}
 			}
 			// An address of the downward API is filled in only if it is declared before.
