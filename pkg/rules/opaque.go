@@ -54,14 +54,16 @@ func (r Rule) Opaque() (reason string, opaque bool) {
 }
 
 // doubt returns why a rule's text may not be written back as it is, or nothing.
-func doubt(spec string, words []string) string {
+func doubt(spec string, words []string, understood bool) string {
 	switch {
 	case len(spec) > MaxSpec:
 		return fmt.Sprintf("its text has %d characters, and iptables-restore reads no line of more than %d", len(spec), MaxSpec)
 	case !utf8.ValidString(spec):
 		return "its text is not UTF-8"
-	case strings.ContainsFunc(spec, isControl):
+	case strings.IndexFunc(spec, isControl) >= 0:
 		return "its text holds a line break or another control character"
+	case understood:
+		return ""
 	}
 	// iptables prints this without quotes; a comment may hold the same words.
 	for i := 0; i+1 < len(words); i++ {

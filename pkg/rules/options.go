@@ -63,6 +63,22 @@ func readOptions(words []string, base func(option, value string) string) string 
 	return ""
 }
 
+// understood reports whether a form that was read has known extensions only, and no value that
+// looks like an option where an extension reads it itself.
+func (f *form) understood() bool {
+	for i := range f.exts {
+		if f.exts[i].known == nil && !f.exts[i].bare {
+			return false
+		}
+	}
+	for i := range f.opts {
+		if w := f.opts[i].words; len(w) > 1 && strings.HasPrefix(w[1], "-") {
+			return false
+		}
+	}
+	return true
+}
+
 // skip returns how many words an option takes that form.option does not.
 func (f *form) skip(words []string) int {
 	short := baseOptions[words[0]]

@@ -299,22 +299,22 @@ func ParseRule(spec string) (Rule, *ParseError) {
 	if err != nil {
 		return Rule{}, &ParseError{Text: spec, Reason: "has a quote that is not closed"}
 	}
-	goes := target(words)
-	if reason := doubt(spec, words); reason != "" {
+	goes, understood := target(words)
+	if reason := doubt(spec, words, understood); reason != "" {
 		return OpaqueRule([]byte(spec), goes, reason), nil
 	}
 	return Rule{Spec: spec, Target: goes}, nil
 }
 
-// target finds what a rule jumps to.
-func target(words []string) string {
+// target finds what a rule jumps to. The rule is understood if each of its words is an option of a
+// rule, or the value of one.
+func target(words []string) (name string, understood bool) {
 	var exts roomForExtensions
 	var opts roomForOptions
 	f := form{exts: exts[:0], opts: opts[:0]}
 	if f.read(words) {
-		return f.targetName()
+		return f.targetName(), f.understood()
 	}
-	name := ""
 	for i := 0; i+1 < len(words); i++ {
 		switch words[i] {
 		case "--comment", "--log-prefix", "--nflog-prefix", "--string":
@@ -323,5 +323,5 @@ func target(words []string) string {
 			name = words[i+1]
 		}
 	}
-	return name
+	return name, false
 }
