@@ -96,8 +96,12 @@ func (d *Daemon) logHeld(ctx context.Context, result reload.Result) {
 		for _, t := range rules.Guarded() {
 			tr := result[f].Tables[t]
 			for _, h := range tr.Quarantined[:min(namesKept, len(tr.Quarantined))] {
-				log.Info("A rule is in quarantine: it could not be put back, and is tried again", "family", f, "table", t,
-					"chain", h.Chain, "rule", h.Rule.Spec, "reason", h.Reason)
+				next := "it is tried again"
+				if _, opaque := h.Rule.Opaque(); opaque {
+					next = "its owner has to put it back"
+				}
+				log.Info("A rule is in quarantine: it could not be put back", "family", f, "table", t,
+					"chain", h.Chain, "rule", h.Rule.Spec, "reason", h.Reason, "next", next)
 			}
 			for _, h := range tr.Weakened[:min(namesKept, len(tr.Weakened))] {
 				log.Info("A rule was put back without its nfacct match, which only counts", "family", f, "table", t,
