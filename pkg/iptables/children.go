@@ -4,6 +4,8 @@ import (
 	"os"
 	"slices"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // childrenKept spans the replays of a war between one intact look and the next
@@ -29,12 +31,28 @@ func (c *children) has(pid int) bool {
 	return slices.Contains(c.pids, pid)
 }
 
-// ownPort reports whether commits from that netlink address are ours. Programs are
-// given their process number for one, in the pid namespace that they and we live in
-// (netlink_autobind). A flusher on the host that happens to have the number of a pod's
-// program is not named then.
-func (k *Kernel) ownPort(port uint32) bool {
-	return port == k.port || k.keeper.ownPort(port) || k.children.has(int(port))
+// ownCommit reports whether a commit from that netlink address, by the process of that number, is
+// ours. Programs are given their process number for an address, in the pid namespace that they
+// and we live in (netlink_autobind). Any program may bind itself to such an address, so the
+// number of the process has to be the same. The kernel names it by its number in the
+// initial namespace (NFTA_GEN_PROC_PID, Linux 4.14; 0 before). In any other one the two
+// cannot be compared: there a flusher with the number of a pod's program for an address is not named.
+func (k *Kernel) ownCommit(port, pid uint32) bool {
+	if port == k.port || k.keeper.ownPort(port) {
+		return true // random numbers of 30 bits: see newPort
+	}
+	comparable := pid != 0 && k.initialPIDs
+	return k.children.has(int(port)) && (!comparable || pid == port)
+}
+
+// initialPIDNamespace is the inode of the first pid namespace (PROC_PID_INIT_INO of
+// linux/proc_ns.h), which is a constant of the kernel's since Linux 3.8.
+const initialPIDNamespace = 0xEFFFFFFC
+
+// inInitialPIDNamespace reports whether process numbers here are those that the kernel names.
+func inInitialPIDNamespace() bool {
+	var s unix.Stat_t
+	return unix.Stat("/proc/self/ns/pid", &s) == nil && s.Ino == initialPIDNamespace
 }
 
 // Own reports whether a process that wrote is this one or a child of its, of

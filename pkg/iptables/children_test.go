@@ -3,6 +3,9 @@ package iptables
 import (
 	"testing"
 
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
 	"github.com/canaryd/canaryd/internal/nstest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -31,6 +34,46 @@ func TestOwnRestoresAreKnown(t *testing.T) {
 			if got := k.Own(c.PID); got != own || c.Own != own {
 				t.Errorf("commit %d, by %s (pid %d), is our own: %t by its pid, %t by its address, want %t", i+1, c.Comm, c.PID, got, c.Own, own)
 			}
+		}
+	})
+}
+
+// TestAFlusherWithAnAddressOfOurs: a program that binds itself to the address of one of our own programs
+// is told from it by its process number, where numbers can be compared.
+func TestAFlusherWithAnAddressOfOurs(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		k := openKernel(t, Config{Backend: NFT})
+		s, err := k.Subscribe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		const child = 4_000_000 // no process has it: /proc/sys/kernel/pid_max ends at 2^22
+		k.children.note(child)
+		flush := func(name string) Commit {
+			t.Helper()
+			b := newBatch()
+			b.begin(unix.NFT_MSG_NEWTABLE, netlink.Create, rules.IPv4)
+			b.text(unix.NFTA_TABLE_NAME, name)
+			b.end()
+			b.finish()
+			b.port = child
+			if err := b.send(); err != nil {
+				t.Fatal(err)
+			}
+			c, err := s.Receive()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return c
+		}
+		k.initialPIDs = true
+		if c := flush("a"); c.Own {
+			t.Errorf("a flusher with the address %d counts as our own: %+v", child, c)
+		}
+		k.initialPIDs = false
+		if c := flush("b"); !c.Own {
+			t.Errorf("where process numbers cannot be compared the address decides: %+v", c)
 		}
 	})
 }

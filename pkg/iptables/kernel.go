@@ -39,6 +39,8 @@ type Kernel struct {
 	words    map[rules.Family]*xtLexicon // on legacy, where the kernel may be asked; else nil
 	private  string                      // a folder of our own, for the children's lock file
 	children children                    // that wrote
+	// initialPIDs: process numbers here are those that the kernel names.
+	initialPIDs bool
 	// subscriptions do not listen while a large transaction is sent.
 	subscriptions subscriptions
 	// port is the netlink address that our transactions come from. A commit's
@@ -63,7 +65,7 @@ func Open(ctx context.Context, cfg Config) (*Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Kernel{cfg: cfg, evidence: evidence, disabled: map[rules.Family]error{}, port: newPort()}
+	k := &Kernel{cfg: cfg, evidence: evidence, disabled: map[rules.Family]error{}, port: newPort(), initialPIDs: inInitialPIDNamespace()}
 	if k.tools, err = k.findTools(ctx, evidence.Backend); err != nil && cfg.Backend == "" && evidence.Empty() {
 		err = k.useWhatIsInstalled(ctx, err)
 	}
@@ -244,7 +246,7 @@ func (k *Kernel) newMirror(r nftReader) *mirror {
 		known[family] = newLexicon()
 	}
 	k.source = known
-	return newMirror(r.conn, r.genid, printer{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv()}, known, k.save.shelf, k.ownPort, k.cfg.ReadTimeout)
+	return newMirror(r.conn, r.genid, printer{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv()}, known, k.save.shelf, k.ownCommit, k.cfg.ReadTimeout)
 }
 
 func (k *Kernel) openReader() (reader, error) {

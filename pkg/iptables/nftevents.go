@@ -37,13 +37,13 @@ type nftEvent struct {
 type nftEvents struct {
 	conn   *netlink.Conn
 	buffer []byte
-	own    func(port uint32) bool // whether a commit is ours
+	own    func(port, pid uint32) bool // whether a commit is ours
 	// heard is the genid up to which everything was heard.
 	heard uint32
 }
 
 // openEvents joins the group before it asks genid for where it begins.
-func openEvents(genid func() (uint32, error), own func(port uint32) bool) (*nftEvents, error) {
+func openEvents(genid func() (uint32, error), own func(port, pid uint32) bool) (*nftEvents, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return nil, nftError("opening a netlink socket", err)
@@ -133,7 +133,7 @@ func (e *nftEvents) take(datagram []byte, f func(nftEvent)) error {
 		}
 		switch {
 		case event.kind == unix.NFT_MSG_NEWGEN:
-			event.by.Own = e.own(binary.NativeEndian.Uint32(m[12:]))
+			event.by.Own = e.own(binary.NativeEndian.Uint32(m[12:]), event.by.PID)
 			e.heard = event.by.Genid
 			f(event)
 		case event.family != 0:

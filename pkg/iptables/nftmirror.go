@@ -29,11 +29,11 @@ type mirror struct {
 	turn     chan struct{} // of capacity 1: one read at a time
 	events   *nftEvents    // nil before the first read and after an overflow
 	families map[rules.Family]*mirrored
-	own      func(port uint32) bool // whether a commit is ours
-	taken    takingsLog             // what commits took
+	own      func(port, pid uint32) bool // whether a commit is ours
+	taken    takingsLog                  // what commits took
 }
 
-func newMirror(conn *nftConn, genid func() (uint32, error), printer printer, known lexicons, shelf *shelf, own func(port uint32) bool, timeout time.Duration) *mirror {
+func newMirror(conn *nftConn, genid func() (uint32, error), printer printer, known lexicons, shelf *shelf, own func(port, pid uint32) bool, timeout time.Duration) *mirror {
 	m := &mirror{genid: genid, own: own, printer: printer, timeout: timeout, turn: make(chan struct{}, 1), families: map[rules.Family]*mirrored{}}
 	for family, lexicon := range known {
 		m.families[family] = &mirrored{family: family, lexicon: lexicon, conn: conn, shelf: shelf}

@@ -25,7 +25,7 @@ const subscriptionBuffer = 1 << 20
 // subscribe first, then look.
 type Subscription struct {
 	conn    *netlink.Conn
-	own     func(port uint32) bool
+	own     func(port, pid uint32) bool
 	left    func()            // is told of Close
 	pending []netlink.Message // received with others, not yet returned
 	closed  atomic.Bool
@@ -40,7 +40,7 @@ func (k *Kernel) Subscribe() (*Subscription, error) {
 	if err != nil {
 		return nil, nftError("opening a netlink socket", err)
 	}
-	s := &Subscription{conn: conn, own: k.ownPort}
+	s := &Subscription{conn: conn, own: k.ownCommit}
 	if err := s.begin(); err != nil {
 		conn.Close()
 		return nil, nftError("subscribing to commits", err)
@@ -121,7 +121,7 @@ func (s *Subscription) Receive() (Commit, error) {
 		return Commit{}, fmt.Errorf("netlink sent a message of type %#x in spite of the filter", uint16(m.Header.Type))
 	}
 	c, err := parseCommit(m.Data)
-	c.Own = s.own(m.Header.PID)
+	c.Own = s.own(m.Header.PID, c.PID)
 	return c, err
 }
 
