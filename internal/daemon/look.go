@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -300,9 +301,20 @@ func (d *Daemon) lost(st *state, f rules.Family, digest uint64) {
 	now := time.Now()
 	defer st.boundAbsence(f)
 	st.loss = &loss{
-		record: Flush{ID: fmt.Sprintf("%x", st.evidence.UnixMicro()), Time: st.evidence, Outcome: Pending},
+		record: Flush{ID: st.newFlushID(st.evidence), Time: st.evidence, Outcome: Pending},
 		hit:    map[rules.Family]Verdicts{}, noticed: now, tryAt: now,
 		intact: uint32(st.families[f].intact), heard: uint32(digest), room: diffRoom(),
+	}
+}
+
+// newFlushID returns the ID of a record that begins at that time. Two may begin with the same
+// hint: the second is of a family that was not asked before the first was healed.
+func (st *state) newFlushID(at time.Time) string {
+	for n := at.UnixMicro(); ; n++ {
+		id := fmt.Sprintf("%x", n)
+		if !slices.ContainsFunc(st.journal, func(f Flush) bool { return f.ID == id }) {
+			return id
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,20 +20,31 @@ import (
 // A hanging is a kernel that answers one kind of question no more.
 type hanging struct {
 	*iptablestest.Fake
-	stamps, begins chan struct{} // nil: it answers; else once it is closed
+	stamps, begins hook
+}
+
+// A hook keeps those who come by, once it is set, until the channel is closed.
+type hook struct{ at atomic.Pointer[chan struct{}] }
+
+func (h *hook) set() chan struct{} {
+	c := make(chan struct{})
+	h.at.Store(&c)
+	return c
+}
+
+func (h *hook) pass() {
+	if c := h.at.Load(); c != nil {
+		<-*c
+	}
 }
 
 func (h *hanging) Stamp(ctx context.Context, f rules.Family) (iptables.Stamp, error) {
-	if h.stamps != nil {
-		<-h.stamps
-	}
+	h.stamps.pass()
 	return h.Fake.Stamp(ctx, f)
 }
 
 func (h *hanging) Begin(ctx context.Context) (iptables.Session, error) {
-	if h.begins != nil {
-		<-h.begins
-	}
+	h.begins.pass()
 	return h.Fake.Begin(ctx)
 }
 
@@ -47,9 +59,9 @@ func TestStepThatHangs(t *testing.T) {
 		step  string
 		limit time.Duration
 	}{
-		{"a stamp", func(h *hanging) chan struct{} { h.stamps = make(chan struct{}); return h.stamps }, func(*rig) {}, "look", readLimit},
-		{"a guarded write", func(h *hanging) chan struct{} { h.begins = make(chan struct{}); return h.begins }, (*rig).flushNat, "heal", writeLimit + readLimit + 200*time.Millisecond},
-		{"a request", func(h *hanging) chan struct{} { h.begins = make(chan struct{}); return h.begins }, func(r *rig) {
+		{"a stamp", func(h *hanging) chan struct{} { return h.stamps.set() }, func(*rig) {}, "look", readLimit},
+		{"a guarded write", func(h *hanging) chan struct{} { return h.begins.set() }, (*rig).flushNat, "heal", writeLimit + readLimit + 200*time.Millisecond},
+		{"a request", func(h *hanging) chan struct{} { return h.begins.set() }, func(r *rig) {
 			go func() { _, _ = r.d.Restore(context.Background(), RestoreRequest{}) }()
 		}, "answer a request", writeLimit + readLimit + 200*time.Millisecond},
 	} {

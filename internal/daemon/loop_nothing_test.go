@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -50,11 +51,12 @@ func (r *rig) wantSomething() {
 // not healthy, until its owner comes.
 func TestNothingProtected(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
-		native := []string{}
-		r := run(t, iptablestest.NewFake(backend), setup{protect: []string{"kube"}, native: func(context.Context) ([]string, error) { return native, nil }})
+		var native atomic.Pointer[[]string]
+		native.Store(&[]string{})
+		r := run(t, iptablestest.NewFake(backend), setup{protect: []string{"kube"}, native: func(context.Context) ([]string, error) { return *native.Load(), nil }})
 		r.settled()
 		r.wantNothing("no others were found")
-		native = []string{"ip kube-proxy", "ip6 kube-proxy"}
+		native.Store(&[]string{"ip kube-proxy", "ip6 kube-proxy"})
 		r.after(inventoryEvery)
 		r.wantNothing("native nftables tables, which canaryd does not guard (ip kube-proxy, ip6 kube-proxy)")
 		reads := r.fake.Reads()

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -54,10 +55,11 @@ func (at slip) observed(t *testing.T, backend iptables.Backend) bool {
 	dir, id := t.TempDir(), identity(backend)
 	fake := loadedFake(t, backend)
 	k := &killer{grave: make(chan struct{})}
-	armed, left := false, at.step
+	var armed atomic.Bool
+	left := at.step
 	fell := ""
 	step := func(what string, s iptables.Session) {
-		if armed && fell == "" {
+		if armed.Load() && fell == "" {
 			if left--; left < 0 {
 				fell = what
 				// Who waited for the lock would wait for the session that is open.
@@ -74,7 +76,7 @@ func (at slip) observed(t *testing.T, backend iptables.Backend) bool {
 	r.wantReady()
 	before := r.tables()
 	r.flushNat()
-	armed = true
+	armed.Store(true)
 	r.after(10 * time.Second)
 	if fell == "" {
 		return false

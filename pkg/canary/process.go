@@ -27,9 +27,9 @@ func processNames(proc string, pid uint32) (comm, command string, o Origin) {
 		return "", "", Origin{}
 	}
 	defer dir.close()
-	line := dir.read("cmdline", maxCommand)
-	o = originOf(proc, dir)
-	return printable([]byte(dir.comm()), maxCommand), printable(line, maxCommand), o
+	// What names it comes before what it takes longer to read: the process may end any moment.
+	line, name := dir.read("cmdline", maxCommand), dir.comm()
+	return printable([]byte(name), maxCommand), printable(line, maxCommand), originOf(proc, dir)
 }
 
 // processOf returns the command line of process pid, printable and at most maxCommand
@@ -52,11 +52,10 @@ func processOf(proc string, pid uint32, comm string) (command string, o Origin) 
 	// The command line first: the process may end any moment, and its name
 	// outlives its memory.
 	line := dir.read("cmdline", maxCommand)
-	o = originOf(proc, dir)
 	if dir.comm() != bounded(comm, maxComm) {
 		return "", Origin{}
 	}
-	return printable(line, maxCommand), o
+	return printable(line, maxCommand), originOf(proc, dir)
 }
 
 // A processFolder is an open /proc/PID: whatever happens to the number, its files are

@@ -178,7 +178,8 @@ func TestStatus(t *testing.T) {
 			record := f.(map[string]any)
 			delete(record, "detail")
 			writers, _ := record["writers"].([]any)
-			for _, w := range append(writers, record["culprit"]) {
+			culprits, _ := record["culprits"].([]any)
+			for _, w := range append(slices.Concat(writers, culprits), record["culprit"]) {
 				if w := w.(map[string]any); w["command"] != nil {
 					hidden++
 					delete(w, "command")

@@ -97,7 +97,9 @@ func TestFullFlushWhileDown(t *testing.T) {
 		if !strings.Contains(stdout, "is accepted") {
 			n.Errorf("canaryd dismiss printed %q", stdout)
 		}
-		n.Want(0, "status")
+		if stdout, _ = n.Want(1, "status"); !strings.Contains(stdout, "nothing is protected") {
+			n.Errorf("after a loss of everything was accepted, status printed %q", stdout)
+		}
 		d.Stop()
 		n.Want(0, "check")
 	})

@@ -84,16 +84,6 @@ func TestTrouble(t *testing.T) {
 			flags:   []string{"--socket=/run/file"},
 			want:    []string{"/run/file is in the way", "--socket"},
 		},
-		{
-			name: "somebody at the port", backend: iptables.NFT,
-			prepare: func(n *nodetest.Node) []string {
-				l, err := net.Listen("tcp", "127.0.0.1:9475")
-				n.Must(err)
-				n.Cleanup(func() { l.Close() })
-				return nil
-			},
-			want: []string{"127.0.0.1:9475", "in use", "--metrics-bind-address"},
-		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			nodetest.On(t, test.backend, func(n *nodetest.Node) {

@@ -17,7 +17,7 @@ func TestDiskFails(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
 		n.Must(os.MkdirAll("/run/state", 0o700))
-		n.Must(unix.Mount("tmpfs", "/run/state", "tmpfs", 0, "size=1m"))
+		n.Must(unix.Mount("tmpfs", "/run/state", "tmpfs", 0, "size=1m,mode=0700"))
 		d := start(n)
 		protected := n.Protected()
 		const litter = "/run/state/litter"
@@ -44,9 +44,9 @@ func TestDiskFails(t *testing.T) {
 			return nil
 		})
 		n.Must(os.Remove(litter))
-		n.Must(unix.Mount("", "/run/state", "", unix.MS_REMOUNT|unix.MS_RDONLY, "size=1m"))
+		n.Must(unix.Mount("", "/run/state", "", unix.MS_REMOUNT|unix.MS_RDONLY, "size=1m,mode=0700"))
 		healed("read-only", 2)
-		n.Must(unix.Mount("", "/run/state", "", unix.MS_REMOUNT, "size=1m"))
+		n.Must(unix.Mount("", "/run/state", "", unix.MS_REMOUNT, "size=1m,mode=0700"))
 		healed("there again", 3)
 		d.daemon.Stop()
 		next := n.Start()
@@ -76,7 +76,7 @@ func TestDiskIsFullAtStart(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
 		n.Must(os.MkdirAll("/run/state", 0o700))
-		n.Must(unix.Mount("tmpfs", "/run/state", "tmpfs", 0, "size=8k"))
+		n.Must(unix.Mount("tmpfs", "/run/state", "tmpfs", 0, "size=8k,mode=0700"))
 		n.Must(os.WriteFile("/run/state/litter", make([]byte, 8<<10), 0o600))
 		d := start(n)
 		d.during(fault{name: "full", begin: func() func() { return func() {} }, heals: true})

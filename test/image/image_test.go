@@ -10,7 +10,9 @@ import (
 	"io/fs"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -75,20 +77,26 @@ func TestPodHeals(t *testing.T) {
 		d := n.Start()
 		confined(n)
 		container := spec.Containers[0]
-		for name, probe := range map[string]*core.Probe{"startup": container.StartupProbe, "liveness": container.LivenessProbe, "readiness": container.ReadinessProbe} {
-			get := probe.HTTPGet
-			port := get.Port.IntValue()
-			for _, p := range container.Ports {
-				if p.Name == get.Port.StrVal {
-					port = int(p.ContainerPort)
-				}
+		for name, probe := range map[string]*core.Probe{"startup": container.StartupProbe, "liveness": container.LivenessProbe} {
+			line := slices.Concat(n.Under, []string{nodetest.Canaryd()}, probe.Exec.Command[1:])
+			cmd := exec.CommandContext(n.Context(), line[0], line[1:]...)
+			cmd.Env = append(os.Environ(), n.Env...)
+			if code, stdout, stderr := n.Exec(cmd); code != 0 || stdout != "ok\n" {
+				n.Errorf("the %s probe ends with %d: %s%s", name, code, stdout, stderr)
 			}
-			response, err := http.Get(fmt.Sprintf("http://%s:%d%s", get.Host, port, get.Path))
-			n.Must(err)
-			response.Body.Close()
-			if response.StatusCode != http.StatusOK {
-				n.Errorf("the %s probe gets %s", name, response.Status)
+		}
+		get := container.ReadinessProbe.HTTPGet
+		port := get.Port.IntValue()
+		for _, p := range container.Ports {
+			if p.Name == get.Port.StrVal {
+				port = int(p.ContainerPort)
 			}
+		}
+		response, err := http.Get(fmt.Sprintf("http://%s:%d%s", get.Host, port, get.Path))
+		n.Must(err)
+		response.Body.Close()
+		if response.StatusCode != http.StatusOK {
+			n.Errorf("the readiness probe gets %s", response.Status)
 		}
 
 		n.Flush()

@@ -1,0 +1,35 @@
+package reload
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// FuzzStored: whatever stands in the files of the state folder, a generation that is loaded has
+// the content that its name says, and everything else is an error.
+func FuzzStored(f *testing.F) {
+	f.Add([]byte(`{"format":3,"identity":{"bootID":"boot-1","netns":"4026531840","backend":"nft","iptables":"1.8.9"},"id":"0123456789ab"}`))
+	f.Add([]byte(`{"format":0}`))
+	f.Add([]byte(`{"generation":{"ipv4":{"nat":{"Chains":[{"Name":"KUBE-SVC-A","Rules":[{"Spec":"-j RETURN"}]}]}}}}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		dir := t.TempDir()
+		s := openStore(t, dir, here)
+		const id = "0123456789ab"
+		for _, path := range []string{s.path(id), s.statePath(), s.ownersPath(), filepath.Join(dir, "pending.json"), filepath.Join(dir, "sets.json")} {
+			must(t, os.WriteFile(path, text, 0o600))
+		}
+		if stored, err := s.Load(id); err == nil && stored.Generation.ID() != id {
+			t.Errorf("loaded as %s, its content is %s", id, stored.Generation.ID())
+		}
+		if _, stored, err := s.LoadState(); err == nil && stored.Generation.ID() != stored.ID {
+			t.Errorf("the state's generation is %s, its content is %s", stored.ID, stored.Generation.ID())
+		}
+		_, _, _ = s.Show(id)
+		_, _ = s.LoadPending()
+		_, _ = s.Remains()
+		_ = s.List()
+		_ = s.Offer()
+		_ = LastBackend(dir, here)
+	})
+}
