@@ -361,7 +361,7 @@ func TestDocumentsFlags(t *testing.T) {
 	manual := strings.ReplaceAll(document(t, "docs/canaryd.8"), `\-`, "-")
 	help += manual // which has the rare flags of run, too
 	flag := regexp.MustCompile(`(?:^|[\s` + "`" + `"'(=])(--[a-z][a-z-]+)`)
-	ours := map[string]bool{"--help": true}
+	ours := map[string]bool{"--help": true, "--version": true}
 	for _, found := range flag.FindAllStringSubmatch(help, -1) {
 		ours[found[1]] = true
 	}
@@ -380,7 +380,7 @@ func TestDocumentsFlags(t *testing.T) {
 		}
 	}
 	for name := range ours {
-		if !strings.Contains(manual, name) && name != "--help" {
+		if !strings.Contains(manual, name) && name != "--help" && name != "--version" {
 			t.Errorf("canaryd(8) lacks %s", name)
 		}
 	}
