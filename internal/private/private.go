@@ -59,14 +59,22 @@ func judge(path string, parent bool) error {
 	}
 	owner := info.Sys().(*syscall.Stat_t) // what Stat returns on Linux
 	if !trusted(owner.Uid) && (!parent || !unmapped(owner.Uid)) {
-		return fmt.Errorf("%s belongs to user %d, who could change what canaryd reads there; give it to root (chown root %s)", path, owner.Uid, path)
+		return fmt.Errorf("%s belongs to user %d, who could change what canaryd reads there%s", path, owner.Uid, advice(parent, "give it to root: chown root "+path))
 	}
 	sticky := parent && info.Mode()&fs.ModeSticky != 0
 	groupWrites := info.Mode().Perm()&0o020 != 0 && owner.Gid != 0 && owner.Gid != uint32(os.Getegid())
 	if !sticky && (groupWrites || info.Mode().Perm()&0o002 != 0) {
-		return fmt.Errorf("other users may write to %s (mode %04o), and change what canaryd reads there; forbid that (chmod go-w %s)", path, info.Mode().Perm(), path)
+		return fmt.Errorf("other users may write to %s (mode %04o), and change what canaryd reads there%s", path, info.Mode().Perm(), advice(parent, "forbid that: chmod go-w "+path))
 	}
 	return nil
+}
+
+// advice is what to do about a folder of canaryd's own. Those above it serve others, too.
+func advice(parent bool, what string) string {
+	if parent {
+		return ""
+	}
+	return "; " + what
 }
 
 // tighten sets mode 0700 on a folder of our own.

@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"errors"
+	"os"
 	"os/exec"
 	"regexp"
 	"strings"
@@ -144,11 +145,22 @@ func TestFirstWaitEnds(t *testing.T) {
 		d.Stop()
 
 		forced := n.Launch()
-		n.Within(nodetest.StartsIn, "the start", logs(forced, "Starting"))
+		n.Within(nodetest.StartsIn, "the state to be on disk", func() error {
+			_, err := os.Stat("/run/state/state.json")
+			return err
+		})
 		forced.Stop()
 		if strings.Contains(forced.Log(), waits) {
 			n.Errorf("it waits although the backend was asked for:\n%s", forced.Log())
 		}
+
+		known := n.Launch("--backend=auto")
+		n.Within(nodetest.StartsIn, "the start", logs(known, "Starting"))
+		known.Stop()
+		if strings.Contains(known.Log(), waits) {
+			n.Errorf("it waits although the state names the backend:\n%s", known.Log())
+		}
+		n.Must(os.RemoveAll("/run/state"))
 
 		third := n.Launch("--backend=auto")
 		n.Within(nodetest.StartsIn, "the wait", logs(third, waits))
