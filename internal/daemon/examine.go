@@ -39,7 +39,9 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		if fs.unread.met(err, fs.readEnd) {
 			klog.FromContext(ctx).Error(err, "The tables could not be read; whether rules were lost is unknown until they can", "family", f)
 		}
-		fs.readAt = fs.readEnd.Add(max(d.cfg.PollInterval, readShare*took))
+		// By what the read cost, and not by how long it lasted: after canaryd was suspended for 30 s
+		// in the middle of one, nine times as long would be spent in the dark.
+		fs.readAt = fs.readEnd.Add(max(d.cfg.PollInterval, fs.readPause))
 		fs.examineAt = fs.readAt
 		return
 	}
