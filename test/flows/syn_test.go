@@ -1,6 +1,7 @@
 package flows
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -134,6 +135,12 @@ func TestWithoutCanarydASYNOfTheOutageStaysUnheard(t *testing.T) {
 		l.flushNat()
 		meanwhile := l.knock(cluster.Client, netip.Addr{}, cluster.Service(0))
 		l.wantStuck("during the outage", meanwhile, silence)
+		l.Within(nodetest.HealsIn, "the kernel to keep its flow", func() error {
+			if l.entry(meanwhile) == nil {
+				return errors.New("it has no entry")
+			}
+			return nil
+		})
 		l.putBack()
 		l.flushPostrouting()
 		hairpins := l.hairpins()
