@@ -115,7 +115,7 @@ refuses. Needs root. Exit code then: 0 all are taken, 1 some are refused, 2 brok
 meanwhile, with command lines, and the rules that were lost, as a diff of what iptables-save prints.
 Exit code: 0 healthy, 1 not healthy, 2 no daemon or trouble; with --flush 0, 1 no such flush, 2.
 `
-	aboutHealth = `For probes, through the control socket, where connections of other users keep nobody waiting.
+	aboutHealth = `For probes, through the control socket, which connections of other users cannot fill up.
 Prints ok or what is wrong, in one line. live is the default; it says nothing of losses.
 Exit code: 0 ok, 1 not, 2 no daemon or trouble.
 `

@@ -211,7 +211,7 @@ func printFlushes(w io.Writer, flushes []daemon.Flush) error {
 	if err := printTable(w, rows); err != nil || len(flushes) <= shownFlushes {
 		return err
 	}
-	_, err := fmt.Fprintf(w, "and %s: canaryd status -o json lists them, --flush N tells one\n", count(len(flushes)-shownFlushes, "older record"))
+	_, err := fmt.Fprintf(w, "and %s: canaryd status -o json lists them, --flush N shows one\n", count(len(flushes)-shownFlushes, "older record"))
 	return err
 }
 

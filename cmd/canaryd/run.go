@@ -75,7 +75,7 @@ func open(ctx context.Context, o *options) (*iptables.Kernel, *reload.Store, err
 
 // lastBackend returns the backend that canaryd guarded before in this boot and network
 // namespace, as the state folder has it; "" if it has none. After a flush of everything
-// nothing else tells.
+// nothing else says.
 func (o *options) lastBackend(ctx context.Context) iptables.Backend {
 	here, err := daemon.Identify(iptables.Info{})
 	if err != nil {

@@ -65,7 +65,7 @@ type declared struct {
 // declare loads the declared sources, if there are any, and refuses if the
 // chains that they claim have another owner. Broken files do not end canaryd: the
 // rest is guarded, with what they said to an earlier run if the state folder has it.
-// failed is told of a source each time that its files turn out to be broken.
+// failed hears of a source each time that its files turn out to be broken.
 func (o *options) declare(ctx context.Context, kernel *iptables.Kernel, failed func(string)) (declared, error) {
 	sources, err := o.declaredSources(kernel.Families(), kernel.Info().RandomFully)
 	if err != nil || len(sources) == 0 {

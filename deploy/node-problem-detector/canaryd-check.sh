@@ -24,7 +24,7 @@ get() {
 look() {
 	local line family='' table verdict within=false
 	get /healthz || unknown "no canaryd that works answers at $address"
-	get /api/v1/status || unknown "canaryd at $address tells no status"
+	get /api/v1/status || unknown "canaryd at $address has no status"
 	lost=() refused=() unread=() since='' tables=0
 	for line in "${answer[@]}"; do
 		case $line in

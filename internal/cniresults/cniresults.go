@@ -121,7 +121,7 @@ func (d *Folder) Read() (Reading, error) {
 	return r, nil
 }
 
-// identity tells one folder from another in its place. An inode's number is used again at
+// identity distinguishes a folder from another in its place. An inode's number is used again at
 // once, so its time of birth belongs to it, where the file system has one.
 func identity(path string) (string, error) {
 	var s unix.Statx_t

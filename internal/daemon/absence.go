@@ -31,7 +31,7 @@ func (d *Daemon) confirm(st *state) {
 }
 
 // inForceAt returns the time at which the machine was up for that long; zero if that
-// is yet to come, and so was told by another clock.
+// is yet to come, and so comes from another clock.
 func (d *Daemon) inForceAt(uptime time.Duration) time.Time {
 	age := d.cfg.Uptime() - uptime
 	if age < 0 {
@@ -49,7 +49,7 @@ func (st *state) boundAbsence(f rules.Family) {
 }
 
 // back notes that everything was back at that time, and returns how long it was absent
-// or, where nobody looked when it was lost, can have been at most.
+// or, where no canaryd ran when it was lost, can have been at most.
 func (r *Flush) back(at time.Time) time.Duration {
 	since := r.Time
 	if r.AbsentAtMost = !r.LastInForce.IsZero(); r.AbsentAtMost {

@@ -157,7 +157,7 @@ func (r *running) overdue() error {
 }
 
 // Alive returns nil if the loop turns, and no step of it takes longer than it may. It
-// knows nothing of losses: a restart in the middle of an outage helps nobody.
+// knows nothing of losses: a restart in the middle of an outage does not help.
 func (d *Daemon) Alive() error {
 	if r := d.running.Load(); r != nil {
 		return r.overdue()

@@ -53,7 +53,7 @@ func (d *Daemon) charge(st *state, f rules.Family, t rules.TableName, finding ca
 	return c
 }
 
-// answer returns who took what the table lost, in the order of their commits; nobody if
+// answer returns who took what the table lost, in the order of their commits; nil if
 // that is not known.
 func (q inquiry) answer(c charge) []canary.Writer {
 	if q.legacy {
@@ -108,7 +108,7 @@ func (c charge) tookMark(k iptables.Taking) bool {
 	return after(k.Commit.Genid, c.intact) && k.Took(c.canary)
 }
 
-// lastTakers returns for each thing that is lost beside a standing canary the last commit
+// lastTakers returns for each thing that is lost while the canary stands the last commit
 // that took it: since then it is missing.
 func (c charge) lastTakers(all []iptables.Taking) []iptables.Taking {
 	last := map[int]bool{}

@@ -23,7 +23,7 @@ const (
 // blame names who may have done it as far as is known before the loss was read under
 // guard. It is asked after settling, because a commit is visible to a probe a moment
 // before the watcher has read its notification. What the record says in the end is found
-// out when the losses are told.
+// out when the losses are recorded.
 func (d *Daemon) blame(ctx context.Context, st *state, l *loss) {
 	q := d.inquire(ctx)
 	l.record.Culprits = nil

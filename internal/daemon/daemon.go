@@ -60,7 +60,7 @@ type Config struct {
 	Declared     *Declaration
 	Declarations <-chan Declaration
 	// BrokenSources is what is wrong with their files at the start, and
-	// SourceErrors tells what is later.
+	// SourceErrors says what is broken later.
 	BrokenSources []SourceError
 	SourceErrors  <-chan []SourceError
 	Protects      func(chain string) bool
@@ -100,7 +100,7 @@ type Config struct {
 	// Attachments are libcni's files; nil: they are not read.
 	Attachments Attachments
 	Keeper      Keeper                  // nil: a flush may break established connections
-	Sets        Sets                    // nil: what rules lean on beside chains is nobody's care
+	Sets        Sets                    // nil: only chains are put back, not the ipsets that rules depend on
 	Disabled    map[rules.Family]string // families that are not there, with the reason
 
 	// Native names the nftables tables that are no iptables'; nil: they are not known.

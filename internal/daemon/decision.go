@@ -248,7 +248,7 @@ func (w *decision) lost() rules.Generation {
 	return w.generation
 }
 
-// settleEarlier tells the records of earlier runs that wait for a decision from the one
+// settleEarlier separates the records of earlier runs that waited for a decision from the one
 // that still does.
 func (st *state) settleEarlier() {
 	for i := range st.journal {
@@ -292,7 +292,7 @@ func (d *Daemon) Dismiss(ctx context.Context) (DismissReply, error) {
 
 // stored returns the generation on disk that an operator asked for. Of one that waits for
 // a decision only the backend must be ours: rules that another version of iptables wrote
-// are read again once they are written, and nobody else can bring them back.
+// are read again once they are written, and nothing else can bring them back.
 func (d *Daemon) stored(st *state, id string) (reload.Stored, error) {
 	if w := st.decision; w.of(id) && w.backend == d.cfg.Kernel.Info().Backend {
 		return d.cfg.Store.LoadHere(id)

@@ -20,8 +20,8 @@ type Declaration struct {
 	// Claims tells which chains the sources own, wanted or not. It must
 	// always give the same answer.
 	Claims func(chain string) bool
-	// Origin says where a rule is declared; a hook's chain is built in. nil: nobody
-	// knows.
+	// Origin says where a rule is declared; a hook's chain is built in. nil: that is
+	// not known.
 	Origin func(f rules.Family, t rules.TableName, chain string, r rules.Rule) Origin
 }
 

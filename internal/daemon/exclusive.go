@@ -70,7 +70,7 @@ func takeName(name string) (*net.UnixListener, error) {
 	return net.ListenUnix("unix", &net.UnixAddr{Name: name + "-" + hex.EncodeToString(end), Net: "unix"})
 }
 
-// holdName answers on the name until release is called: whoever connects sees
+// holdName answers on the name until release is called: a process that connects sees
 // which process has it. A listener that accepts nothing could be filled up, and
 // its holder would then be unknown.
 func holdName(l *net.UnixListener) (release func()) {

@@ -10,7 +10,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// observe tells what is lost, replants what a flush took of the marks, so that the
+// observe records what is lost, replants what a flush took of the marks, so that the
 // next flush is noticed too, and freezes the generation until the owner has put its
 // rules back. One guarded read says what is lost and where marks are to be planted: a
 // table that is flushed after it keeps its loss, which the next look finds.
@@ -52,7 +52,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 	}
 }
 
-// observeUnguarded tells what is lost where nothing can be planted, because of err.
+// observeUnguarded records what is lost where nothing can be planted, because of err.
 func (d *Daemon) observeUnguarded(ctx context.Context, st *state, err error) {
 	before := st.frozenTables()
 	examined, unread := d.readLoss(ctx, st)
@@ -90,7 +90,7 @@ func (st *state) freeze(f rules.Family, tables map[rules.TableName]reload.TableR
 	}
 }
 
-// observed returns what reads found lost, without what was told before: a table that was
+// observed returns what reads found lost, without what was recorded before: a table that was
 // frozen then is lost once more if its marks are.
 func (st *state) observed(before map[rules.Family]map[rules.TableName]bool, result reload.Result) map[rules.Family]map[rules.TableName]hit {
 	found := map[rules.Family]map[rules.TableName]hit{}

@@ -25,7 +25,7 @@ func (d *Daemon) recallOwners(ctx context.Context, st *state) {
 		if fs := st.families[f]; fs != nil {
 			fs.proxy = proxyWatch{stood: true, uptime: uptime}
 			if uptime > 0 {
-				// A negative age was told by another clock: that of a container's own time.
+				// A negative age comes from another clock: that of a container's own time.
 				fs.proxy.gone = time.Now().Add(-max(d.cfg.Uptime()-uptime, 0))
 			}
 		}

@@ -353,7 +353,7 @@ var kindMeanings = map[canary.Verdict]string{
 // outcomeMeanings explains what became of a flush.
 var outcomeMeanings = map[Outcome]string{
 	reload.Proved:    "everything is in force again, and a read showed it",
-	reload.Raced:     "everything is in force again, but somebody else wrote meanwhile",
+	reload.Raced:     "everything is in force again, but another process wrote meanwhile",
 	reload.Partial:   "some tables or rules are still missing",
 	reload.Failed:    "nothing could be put back; it is tried again",
 	reload.Skipped:   "canaryd wrote nothing: the owner put the rules back",

@@ -131,7 +131,7 @@ func (w *podWatch) vanished(r cniresults.Reading) []rules.Attachment {
 }
 
 // cleared reports whether these are all of several files: no runtime removes pods so, but
-// whoever empties the folder does.
+// a script that empties the folder does.
 func (w *podWatch) cleared(vanished []rules.Attachment) bool {
 	there := 0
 	for _, k := range w.known {

@@ -58,7 +58,7 @@ func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.Family]map
 				q = d.inquire(ctx)
 			}
 			if !l.told && len(fresh) == 0 {
-				l.record.Culprits = nil // whoever was suspected so far
+				l.record.Culprits = nil // those suspected so far
 			}
 			h.by = q.answer(d.charge(st, f, t, h.finding, h.seen))
 			h.others = d.unprotectedGone(st, f, t, h, q)

@@ -95,7 +95,7 @@ func trusted(uid uint32) bool { return uid == 0 || uid == uint32(os.Geteuid()) }
 // unmapped reports whether a user is one that this user namespace has no number for.
 // The machine's root, who owns / there, is one of them.
 func unmapped(uid uint32) bool {
-	const overflow = 65534 // /proc/sys/kernel/overflowuid, unless somebody changed it
+	const overflow = 65534 // /proc/sys/kernel/overflowuid, unless an operator changed it
 	text, err := os.ReadFile("/proc/self/uid_map")
 	if err != nil || uid != overflow {
 		return false

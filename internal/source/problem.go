@@ -60,7 +60,7 @@ func (w *Watcher) report() {
 	case <-w.problems:
 	default:
 	}
-	w.problems <- now // nobody else sends
+	w.problems <- now // the only sender
 }
 
 // problem describes why the source's files cannot be used.
@@ -73,7 +73,7 @@ func (s *state) problem() Problem {
 	return p
 }
 
-// shownDocuments is how many documents of one source are told of by name: in a file
+// shownDocuments is how many documents of one source are named: in a file
 // such as `kubectl get all` writes, most are of kinds that declare nothing.
 const shownDocuments = 20
 

@@ -95,7 +95,7 @@ func (w *Watcher) Load(ctx context.Context) (Declared, error) {
 }
 
 // Start loads all sources, as Load does, but broken files do not end it: in their
-// place counts what is on the Shelf, or nothing. Problems tells of them, and Run goes
+// place counts what is on the Shelf, or nothing. Problems reports them, and Run goes
 // on reading them.
 func (w *Watcher) Start(ctx context.Context) Declared {
 	deadline := time.Now().Add(w.most)
@@ -128,7 +128,7 @@ func (w *Watcher) Start(ctx context.Context) Declared {
 	return all
 }
 
-// loadFirst loads a source, and waits while somebody writes its files.
+// loadFirst loads a source, and waits while its files are being written.
 func (w *Watcher) loadFirst(ctx context.Context, s *state, deadline time.Time) (Declared, error) {
 	declared, stamp, err := s.load()
 	for isBusy(err) && time.Now().Before(deadline) && sleep(ctx, w.quiet) {

@@ -28,7 +28,7 @@ const (
 	maxCgroup    = 8 << 10 // and of a cgroup file: 13 lines on cgroup v1
 )
 
-// originOf returns where the process whose folder dir is comes from, as far as can be told.
+// originOf returns where the process whose folder dir is comes from, as far as /proc shows.
 func originOf(proc string, dir processFolder) Origin {
 	o := placeOf(string(dir.read("cgroup", maxCgroup)))
 	if child, ok := readStat(dir); ok {
@@ -124,7 +124,7 @@ func placeInPath(path string) Origin {
 		switch pod, id, machine := podPart.FindStringSubmatch(part), containerPart.FindStringSubmatch(part), machinePart.FindStringSubmatch(part); {
 		case pod != nil && o.Container.Pod == "":
 			o.Container.Pod = strings.ReplaceAll(pod[1], "_", "-")
-		case id != nil && !strings.Contains(part, "conmon"): // conmon runs beside its container
+		case id != nil && !strings.Contains(part, "conmon"): // conmon runs outside its container
 			o.Container.ID = id[1]
 			return o
 		case machine != nil && o.Unit == "":

@@ -60,7 +60,7 @@ func processOf(proc string, pid uint32, comm string) (command string, o Origin) 
 
 // A processFolder is an open /proc/PID: whatever happens to the number, its files are
 // those of one process. To read all that a Writer has of it takes 0.1 ms of processor
-// time, ancestors included (Linux 6.18), which counts beside an owner that never rests.
+// time, ancestors included (Linux 6.18), which matters where an owner never rests.
 type processFolder int
 
 func openProcess(proc string, pid uint32) (processFolder, error) {

@@ -131,7 +131,7 @@ func (c *conn) send(f rules.Family, kind, flags int, attributes []byte) error {
 	return unix.Sendto(c.fd, request, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 }
 
-// refusal returns the error that the end of an answer tells.
+// refusal returns the error at the end of an answer.
 func refusal(body []byte) error {
 	if len(body) < 4 {
 		return nil

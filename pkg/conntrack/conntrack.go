@@ -75,7 +75,7 @@ const clockStep = time.Second
 // also if there is an error.
 //
 // A flow is named by its tuple and its ID, so one that was ended meanwhile and
-// began anew is left alone. One that was chosen for its lack of an answer is
+// began again is left alone. One that was chosen for its lack of an answer is
 // asked for again right before it is ended.
 func (k Kernel) Sweep(ctx context.Context, f rules.Family, since time.Time, nat Rules) (Deleted, error) {
 	s := sweep{ctx: ctx, family: f, nat: nat, deleted: Deleted{ByProtocol: map[uint8]int{}}}

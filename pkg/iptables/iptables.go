@@ -126,7 +126,7 @@ type Session interface {
 	// payloads. It writes nothing.
 	Prepare(ctx context.Context, payloads ...Payload)
 	// Restore writes payloads, one after the other, and says for each of their
-	// families what became of it. A family is written only if nobody else wrote
+	// families what became of it. A family is written only if no other process wrote
 	// since its last Read, as far as the backend can tell. What the payloads say of
 	// other families is written all the same. A family for which one payload fails
 	// is left out of those that follow.

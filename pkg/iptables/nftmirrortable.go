@@ -207,7 +207,7 @@ func (f *mirrored) findTexts(ctx context.Context, printer printer) error {
 }
 
 // A chainAnswer is what was printed of a chain, rule by rule: an opaque rule where it could not be
-// told, and an error for all of them if iptables does not understand the chain.
+// read, and an error for all of them if iptables does not understand the chain.
 type chainAnswer struct {
 	rules   []rules.Rule
 	err     error

@@ -115,7 +115,7 @@ func (p printer) batch(ctx context.Context, family rules.Family, chains []printe
 	}
 	for i, l := range listed {
 		if err := l.err(twice[i].rules); err != nil && !whole {
-			// What follows it may be a rule's text. It is asked for anew.
+			// What follows it may be a rule's text. It is asked for again.
 			f(twice[i].place, nil, err)
 			return i + 1, nil
 		} else if err != nil {

@@ -22,7 +22,7 @@ type Taking struct {
 	Deleted bool
 	// Chains were deleted, or left with fewer rules than before.
 	Chains []string
-	// Rules are what can be told apart of the rules that were deleted: marks, and the
+	// Rules are what can be identified of the rules that were deleted: marks, and the
 	// jumps of built-in chains.
 	Rules []TakenRule
 	// More: it took more chains or rules than are kept.

@@ -107,7 +107,7 @@ func (s ruleShape) readMatches(words []string) ruleShape {
 			i++
 			s.comments = append(s.comments, words[i])
 		case "--log-prefix", "--nflog-prefix", "--string", "--hex-string":
-			i++ // the next word is somebody's text, not an option
+			i++ // the next word is free text, not an option
 		case "-j", "-g":
 			return s
 		case "-i":

@@ -31,11 +31,11 @@ func (k *Kernel) spellOut(ctx context.Context, family rules.Family, seen sight, 
 			return Snapshot{}, err
 		}
 		still := after.digest == seen.digest
-		if still && locked && try == 1 { // else somebody ignores the lock
+		if still && locked && try == 1 { // else another process ignores the lock
 			words.learn(*seen.walked, set)
 		}
-		// Beside a writer that never rests, a text that agrees with all bytes is one of that time,
-		// and whoever asks for the digest finds out.
+		// While a writer never rests, a text that agrees with all bytes is one of that time,
+		// and the next look at the digest finds out.
 		if still || try == spellTries && agreed {
 			k.save.shelf.put(family, set, time.Now())
 			return Snapshot{Family: family, Tables: set, Unreadable: map[rules.TableName]error{}, Digest: seen.digest}, nil

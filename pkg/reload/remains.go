@@ -120,7 +120,7 @@ type Pending struct {
 func (s *Store) pendingPath() string { return filepath.Join(s.dir, "pending.json") }
 
 // SavePending keeps a loss that waits, and from then on its generation, until the
-// loss is forgotten. It must be on disk before the state is written anew: the marks
+// loss is forgotten. It must be on disk before the state is overwritten: the marks
 // in the old state are what shows the loss.
 func (s *Store) SavePending(p Pending) error {
 	p.Format = format

@@ -143,13 +143,13 @@ type Job struct {
 	Strict  bool
 	Refused Refusals
 	// Judged, unless it is nil, gets what each guarded read of a family found before
-	// anything that rests on it is written, or told to Ahead. The last call counts.
+	// anything that rests on it is written, or passed to Ahead. The last call counts.
 	Judged func(rules.Family, map[rules.TableName]TableResult)
 	// Check, unless it is nil, is asked right before each write for what that would change,
 	// by the read that the write rests on; with an error nothing more is written. The
 	// write is never made without a guard then.
 	Check func(Changes) error
-	// Spare tells the tables that get no first marks while they do not exist and the
+	// Spare names the tables that get no first marks while they do not exist and the
 	// generation has nothing in them; nil means none. To write to a table makes it.
 	Spare func(rules.Family, rules.TableName) bool
 }

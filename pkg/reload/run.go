@@ -61,7 +61,7 @@ func (t *turn) stale() bool { return errors.Is(t.written.Err, iptables.ErrStale)
 
 // families reads and plans every family, writes all of them by one restore, in
 // two stages if that takes long, and proves each by a second read. Those between
-// whose read and restore somebody else wrote have all of it again, and so, without
+// whose read and restore another process wrote have all of it again, and so, without
 // them, have those in which rules were found that are refused.
 func (r run) families(ctx context.Context) Result {
 	result := Result{}

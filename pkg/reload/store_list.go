@@ -107,7 +107,7 @@ func (s *Store) keptOf(id string, h header) Kept {
 	return k
 }
 
-// markSparse marks generations that hold next to nothing beside the fullest one.
+// markSparse marks generations that hold next to nothing compared with the fullest one.
 func markSparse(list []Kept) {
 	most := 0
 	for _, k := range list {

@@ -9,7 +9,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Owners is what is known of the owners of rules, beside the rules themselves, and that
+// Owners is what is known of the owners of rules, apart from the rules themselves, and that
 // a restart must not forget: without it, rules that no process keeps would pass for
 // rules that one does.
 type Owners struct {

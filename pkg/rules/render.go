@@ -10,7 +10,7 @@ import (
 // iptables-restore that loads into empty tables.
 //
 // Built-in chains are not declared, so that no policy is set. A rule that
-// jumps to a chain of somebody else's cannot be loaded without it, an opaque one not at all: each is
+// jumps to another owner's chain cannot be loaded without it, an opaque one not at all: each is
 // written as a comment.
 func Render(g Generation, f Family) string {
 	var b strings.Builder

@@ -90,7 +90,7 @@ func (t *test) holds(flow Flow, site Site) bool {
 }
 
 // cameFrom answers whether the flow's packets came in by an interface. An
-// address only ever tells where a packet did not come from, and those of the
+// address only ever says where a packet did not come from, and those of the
 // node itself come in by none.
 func (w *walk) cameFrom(iface string) answer {
 	if w.hook == "OUTPUT" || w.hook == "PREROUTING" && !strings.HasSuffix(iface, "+") && !w.site.Beyond(iface, w.flow.Source.Addr()) {
@@ -111,7 +111,7 @@ type natRule struct {
 	tests  []test
 	// sure says that tests are all that the rule asks.
 	sure bool
-	// unread says that not even -j can be told from -g.
+	// unread: not even -j and -g can be distinguished.
 	unread bool
 	to     service // of a DNAT to one place; port 0 keeps the flow's
 	set    marking // of a MARK

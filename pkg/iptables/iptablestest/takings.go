@@ -42,7 +42,7 @@ func (f *Fake) take(by iptables.Commit, family rules.Family, name rules.TableNam
 	}
 }
 
-// takingsKept bounds what is kept beside owners who never rest.
+// takingsKept bounds what is kept where owners never rest.
 const takingsKept = 1000
 
 // takeChain adds what became of one chain.

@@ -64,8 +64,8 @@ type Skip struct {
 	// Broken tells that the object is at fault. Else it is none of
 	// kube-proxy's business: headless, for another proxy, and the like.
 	Broken bool
-	// Unknown tells that the object is of a kind that declares no rules. Whether one
-	// that does was meant cannot be told: it is an error of this object.
+	// Unknown: the object is of a kind that declares no rules. Whether one
+	// that does was meant cannot be known: it is an error of this object.
 	Unknown bool
 }
 
