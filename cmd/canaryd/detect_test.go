@@ -15,6 +15,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -89,7 +90,7 @@ func TestAwaitEvidence(t *testing.T) {
 		told  bool
 	}{
 		{name: "rules are there", evidence: found, looks: 1},
-		{name: "it cannot be read", err: iptables.ErrPermission, looks: 1},
+		{name: "it cannot be read", err: nft.ErrPermission, looks: 1},
 		{name: "nobody comes", after: time.Hour, takes: 2 * time.Second, looks: 11, told: true},
 		{name: "kubelet comes", after: 500 * time.Millisecond, evidence: found, takes: 600 * time.Millisecond, looks: 4, told: true},
 		{name: "trouble comes", after: 500 * time.Millisecond, err: errors.New("x"), takes: 600 * time.Millisecond, looks: 4, told: true},

@@ -18,7 +18,7 @@ const module = "github.com/canaryd/canaryd/"
 
 // layers lists the house from the roof to the ground. A package imports only
 // what stands behind it in this list.
-var layers = []string{"cmd", "internal/daemon", "pkg/reload", "pkg/canary", "pkg/iptables", "pkg/conntrack", "internal/journal", "internal/cniresults", "internal/source", "pkg/rules/kube", "pkg/rules", "internal/private"}
+var layers = []string{"cmd", "internal/daemon", "pkg/reload", "pkg/canary", "pkg/iptables", "pkg/nft", "pkg/conntrack", "internal/journal", "internal/cniresults", "internal/source", "pkg/rules/kube", "pkg/rules", "internal/private", "pkg/tableid"}
 
 // A Package is what "go list -json" says about one.
 type Package struct {
@@ -103,9 +103,13 @@ func judge(name, imported string) []string {
 	outside := !isOurs && strings.Contains(strings.Split(imported, "/")[0], ".")
 	switch layers[here] {
 	case "pkg/rules":
-		rule(outside, "pkg/rules imports the standard library only")
+		rule(outside, "pkg/rules imports the standard library and pkg/tableid only")
 		rule(slices.Contains([]string{"os", "net", "time", "syscall"}, imported) || path.Dir(imported) == "os",
 			"pkg/rules does no I/O and reads no clock")
+	case "pkg/nft":
+		rule(isOurs && ours != "pkg/tableid", "pkg/nft knows nothing of iptables: of ours it imports pkg/tableid only")
+	case "pkg/tableid":
+		rule(outside || isOurs, "pkg/tableid imports the standard library only")
 	case "pkg/rules/kube":
 		rule(outside && !within(imported, "k8s.io/api") && !within(imported, "k8s.io/apimachinery") && imported != "sigs.k8s.io/yaml",
 			"pkg/rules/kube imports k8s.io/api and sigs.k8s.io/yaml and nothing else from outside")

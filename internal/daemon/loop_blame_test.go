@@ -8,6 +8,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -28,7 +29,7 @@ func TestOurOwnRestoreIsNoCulprit(t *testing.T) {
 		r := run(t, fake, setup{kernel: parent{fake, 777}})
 		r.settled()
 		flushed := false
-		fake.OnCommit(func(c iptables.Commit) {
+		fake.OnCommit(func(c nft.Commit) {
 			if c.PID == 4711 && !flushed {
 				flushed = true
 				must(t, fake.As(777, "iptables-nft-re").RestoreNoflush(rules.IPv4, section(rules.Mangle, ":OURS - [0:0]")))

@@ -12,6 +12,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -64,7 +65,7 @@ func TestOwnerBesideAFlush(t *testing.T) {
 		r := start(t, iptables.NFT, setup{})
 		owner := r.fake.As(900, "iptables-restor")
 		flushed := false
-		r.fake.OnCommit(func(c iptables.Commit) {
+		r.fake.OnCommit(func(c nft.Commit) {
 			if c.PID != 11 || flushed {
 				return
 			}

@@ -24,6 +24,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -157,7 +158,7 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 	r.d = New(cfg)
 	if !s.deaf {
 		fake.OnUnlock(func() { r.hints.Give(canary.SourceLock) })
-		fake.OnCommit(func(c iptables.Commit) {
+		fake.OnCommit(func(c nft.Commit) {
 			r.writers.Note(canary.Writer{Time: time.Now(), Genid: c.Genid, PID: c.PID, Comm: c.Comm, Command: c.Comm + " -F", Own: c.Own})
 			r.hints.Give(canary.SourceNFT)
 		})

@@ -7,6 +7,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -189,7 +190,7 @@ func TestASetThatNobodyCanMakeHoldsBackItsRuleAlone(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := run(t, ipvsFake(t, backend), setup{})
 		r.settled()
-		r.fake.Sets().Refuse(clusterIPs.Name, iptables.ErrPermission)
+		r.fake.Sets().Refuse(clusterIPs.Name, nft.ErrPermission)
 		for _, table := range rules.Guarded() {
 			must(t, r.fake.Flush(rules.IPv4, table, ""))
 		}

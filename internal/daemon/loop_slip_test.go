@@ -13,6 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -93,7 +94,7 @@ func TestUnhookedBeforeTheProof(t *testing.T) {
 		before := texts(r.tables()[rules.IPv4][rules.Nat].Chain("OUTPUT"))
 		var armed atomic.Bool
 		var deletions atomic.Int64
-		fake.OnCommit(func(c iptables.Commit) {
+		fake.OnCommit(func(c nft.Commit) {
 			if c.PID == uint32(os.Getpid()) && armed.CompareAndSwap(true, false) {
 				deletions.Add(1)
 				r.write(rules.Nat, "-D OUTPUT "+hostport)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -96,7 +97,7 @@ func TestUnprotectedRulesThatAreNotKnown(t *testing.T) {
 		},
 		"what commits did is not known": func(r *rig) {
 			must(r.t, r.fake.As(22, "dockerd").RestoreNoflush(rules.IPv4, section(rules.Nat, ":DOCKER - [0:0]")))
-			r.fake.OnCommit(func(iptables.Commit) { r.fake.ForgetTakings() })
+			r.fake.OnCommit(func(nft.Commit) { r.fake.ForgetTakings() })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -4,14 +4,14 @@ import (
 	"context"
 	"time"
 
-	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 )
 
 // A CommitSource tells of every commit to nf_tables in this network namespace.
 type CommitSource interface {
 	// Receive waits for the next commit. After an error, an overflow
 	// included, the source is of no more use.
-	Receive() (iptables.Commit, error)
+	Receive() (nft.Commit, error)
 	// Close ends a Receive that waits.
 	Close() error
 }
@@ -71,7 +71,7 @@ func (w *CommitWatcher) watch(ctx context.Context) (worked bool, err error) {
 // note comes before the hint, so that whoever follows the hint finds the writer.
 // What we write ourselves is no flush: while one family is put back another may be
 // found lost, and nobody but its flusher is to be named for it.
-func (w *CommitWatcher) note(c iptables.Commit) {
+func (w *CommitWatcher) note(c nft.Commit) {
 	if c.Own {
 		w.Writers.Note(Writer{Time: time.Now(), Genid: c.Genid, Own: true})
 		return

@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 )
 
 var errOverflow = errors.New("the socket overflowed")
@@ -27,15 +27,15 @@ func newFakeSource() *fakeSource {
 	return &fakeSource{events: make(chan any, 16), closed: make(chan struct{})}
 }
 
-func (f *fakeSource) Receive() (iptables.Commit, error) {
+func (f *fakeSource) Receive() (nft.Commit, error) {
 	select {
 	case e := <-f.events:
 		if err, bad := e.(error); bad {
-			return iptables.Commit{}, err
+			return nft.Commit{}, err
 		}
-		return e.(iptables.Commit), nil
+		return e.(nft.Commit), nil
 	case <-f.closed:
-		return iptables.Commit{}, errors.New("use of a closed source")
+		return nft.Commit{}, errors.New("use of a closed source")
 	}
 }
 
@@ -89,10 +89,10 @@ func TestCommitIsNotedAndHinted(t *testing.T) {
 			t.Error("no hint after the subscription: what came before it was not seen")
 		}
 
-		source.events <- iptables.Commit{Genid: 5, PID: 42, Comm: "iptables"}
+		source.events <- nft.Commit{Genid: 5, PID: 42, Comm: "iptables"}
 		// What we wrote is a reason to look, and no writer.
-		source.events <- iptables.Commit{Genid: 6, PID: 42, Comm: "canaryd", Own: true}
-		source.events <- iptables.Commit{Genid: 6, PID: 42, Comm: "nft\n"}
+		source.events <- nft.Commit{Genid: 6, PID: 42, Comm: "canaryd", Own: true}
+		source.events <- nft.Commit{Genid: 6, PID: 42, Comm: "nft\n"}
 		synctest.Wait()
 		if !looked(w.Hints) {
 			t.Error("no hint after a commit")
@@ -142,7 +142,7 @@ func TestCommitWatcherSubscribesAgain(t *testing.T) {
 			t.Fatalf("%d fresh subscriptions, want one and a hint with it", len(subscribed))
 		}
 		second := <-subscribed
-		second.events <- iptables.Commit{Genid: 9}
+		second.events <- nft.Commit{Genid: 9}
 		synctest.Wait()
 		if len(w.Writers.Between(8, 9)) != 1 {
 			t.Error("the fresh subscription was not listened to")
@@ -181,7 +181,7 @@ func TestCommitWatcherBacksOff(t *testing.T) {
 
 		refuse.Store(false)
 		time.Sleep(lastRetry)
-		source.events <- iptables.Commit{Genid: 1}
+		source.events <- nft.Commit{Genid: 1}
 		synctest.Wait()
 		failed := time.Now()
 		source.events <- errOverflow

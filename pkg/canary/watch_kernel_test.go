@@ -8,6 +8,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -18,7 +19,7 @@ type gatedSource struct {
 	gate *sync.Mutex
 }
 
-func (s gatedSource) Receive() (iptables.Commit, error) {
+func (s gatedSource) Receive() (nft.Commit, error) {
 	s.gate.Lock()
 	defer s.gate.Unlock()
 	return s.CommitSource.Receive()

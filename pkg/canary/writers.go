@@ -4,7 +4,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 )
 
 // A Writer is a process that wrote to the tables, or that held the xtables
@@ -74,7 +74,7 @@ func (ws *Writers) Heard(after, upto uint32) bool {
 
 // Of returns who made a commit, as it was noted. Of one that was not noted it is no
 // more than the kernel said.
-func (ws *Writers) Of(c iptables.Commit) Writer {
+func (ws *Writers) Of(c nft.Commit) Writer {
 	for _, w := range ws.selected(func(w Writer) bool { return w.Genid == c.Genid && w.Genid != 0 }) {
 		return w
 	}

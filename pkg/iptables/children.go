@@ -39,7 +39,7 @@ func (c *children) has(pid int) bool {
 // cannot be compared: there a flusher with the number of a pod's program for an address is not named.
 func (k *Kernel) ownCommit(port, pid uint32) bool {
 	if port == k.port || k.keeper.ownPort(port) {
-		return true // random numbers of 30 bits: see newPort
+		return true // random numbers of 30 bits: see nft.NewPort
 	}
 	comparable := pid != 0 && k.initialPIDs
 	return k.children.has(int(port)) && (!comparable || pid == port)

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -50,15 +51,15 @@ func TestAFlusherWithAnAddressOfOurs(t *testing.T) {
 		defer s.Close()
 		const child = 4_000_000 // no process has it: /proc/sys/kernel/pid_max ends at 2^22
 		k.children.note(child)
-		flush := func(name string) Commit {
+		flush := func(name string) nft.Commit {
 			t.Helper()
-			b := newBatch()
-			b.begin(unix.NFT_MSG_NEWTABLE, netlink.Create, rules.IPv4)
-			b.text(unix.NFTA_TABLE_NAME, name)
-			b.end()
-			b.finish()
-			b.port = child
-			if err := b.send(); err != nil {
+			b := nft.NewBatch()
+			b.Begin(unix.NFT_MSG_NEWTABLE, netlink.Create, rules.IPv4)
+			b.Text(unix.NFTA_TABLE_NAME, name)
+			b.End()
+			b.Finish()
+			b.Port = child
+			if err := b.Send(); err != nil {
 				t.Fatal(err)
 			}
 			c, err := s.Receive()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -92,7 +93,7 @@ func TestMovedUnknown(t *testing.T) {
 			}
 			return err
 		})
-		if !errors.Is(err, ErrPermission) {
+		if !errors.Is(err, nft.ErrPermission) {
 			t.Errorf("got %v, want ErrPermission", err)
 		}
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -215,7 +216,7 @@ func TestChooseUnknown(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		for _, family := range rules.Families() {
 			_, err := chooseUnprivileged(t, family)
-			if !errors.Is(err, ErrPermission) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
+			if !errors.Is(err, nft.ErrPermission) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
 				t.Errorf("%v without CAP_NET_ADMIN: %v", family, err)
 			}
 		}

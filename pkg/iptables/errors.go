@@ -9,16 +9,8 @@ import (
 var (
 	// ErrLocked: somebody else holds the xtables lock.
 	ErrLocked = errors.New("the xtables lock is held by another program")
-	// ErrStale: somebody wrote since the session's read; nothing was written.
-	ErrStale = errors.New("the tables changed after they were read")
-	// ErrPermission: the kernel refuses, most likely for want of CAP_NET_ADMIN.
-	ErrPermission = errors.New("the kernel refuses access to its tables (CAP_NET_ADMIN is needed)")
 	// ErrNoFamily: the kernel or the tools lack this IP family.
 	ErrNoFamily = errors.New("this IP family is not available")
-	// ErrOverflow: the kernel dropped commits that we were too slow to read, or
-	// somebody committed while we sent a large transaction and did not listen.
-	// The subscription goes on.
-	ErrOverflow = errors.New("commits to nf_tables were missed: the kernel dropped their notifications, or they came while canaryd wrote")
 )
 
 // A Reason classifies a refused restore; it is the label of

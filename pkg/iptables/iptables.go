@@ -162,12 +162,3 @@ type Written struct {
 	// Detour is why others did; nil if the direct path was not asked for.
 	Detour error
 }
-
-// A Commit is one transaction that somebody, perhaps we, committed to
-// nf_tables in this network namespace.
-type Commit struct {
-	Genid uint32
-	PID   uint32 // of the thread, in the initial pid namespace; 0 if the kernel did not say
-	Comm  string // at most 15 bytes
-	Own   bool   // by this Kernel or a program that it executed
-}

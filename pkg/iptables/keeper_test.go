@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -187,7 +188,7 @@ func TestKeeperRefusals(t *testing.T) {
 		says  string
 	}{
 		{aboutBatch, unix.EOPNOTSUPP, ErrKeeperKernel, "no nf_tables"},
-		{aboutBatch, unix.EPERM, ErrPermission, "CAP_NET_ADMIN"},
+		{aboutBatch, unix.EPERM, nft.ErrPermission, "CAP_NET_ADMIN"},
 		{aboutTable, unix.EPERM, ErrKeeperTaken, KeeperTable},
 		{aboutTable, unix.EEXIST, ErrKeeperTaken, KeeperTable},
 		{aboutTable, unix.EINVAL, ErrKeeperKernel, "Linux 5.12"},
@@ -216,11 +217,11 @@ func TestKeeperAfterTroubleOfTheSocket(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 50 {
-			if _, err := unix.SendmsgBuffers(k.fd, keeperBatch(rules.IPv4).chunks, nil, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}, 0); err != nil {
+			if err := keeperBatch(rules.IPv4).SendOver(k.fd); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if _, _, err := firstComplaint(k.fd); !errors.Is(err, unix.ENOBUFS) {
+		if _, _, err := nft.FirstComplaint(k.fd); !errors.Is(err, unix.ENOBUFS) {
 			t.Fatalf("the socket did not overflow: %v", err)
 		}
 		mustKeep(t, &k, rules.IPv4, rules.IPv6)

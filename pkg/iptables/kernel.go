@@ -10,6 +10,8 @@ import (
 	"runtime"
 	"slices"
 
+	"github.com/canaryd/canaryd/pkg/nft"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -42,7 +44,7 @@ type Kernel struct {
 	// initialPIDs: process numbers here are those that the kernel names.
 	initialPIDs bool
 	// subscriptions do not listen while a large transaction is sent.
-	subscriptions subscriptions
+	subscriptions nft.Subscriptions
 	// port is the netlink address that our transactions come from. A commit's
 	// notification has it (nf_tables_gen_notify); the number of our process it has not:
 	// that of a thread, and in the initial pid namespace.
@@ -65,7 +67,7 @@ func Open(ctx context.Context, cfg Config) (*Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Kernel{cfg: cfg, evidence: evidence, disabled: map[rules.Family]error{}, port: newPort(), initialPIDs: inInitialPIDNamespace()}
+	k := &Kernel{cfg: cfg, evidence: evidence, disabled: map[rules.Family]error{}, port: nft.NewPort(), initialPIDs: inInitialPIDNamespace()}
 	if k.tools, err = k.findTools(ctx, evidence.Backend); err != nil && cfg.Backend == "" && evidence.Empty() {
 		err = k.useWhatIsInstalled(ctx, err)
 	}
@@ -96,7 +98,7 @@ func choose(ctx context.Context, cfg Config) (Evidence, error) {
 	if cfg.Backend == "" {
 		return evidence.Prefer(cfg.Before), err
 	}
-	if errors.Is(err, ErrPermission) {
+	if errors.Is(err, nft.ErrPermission) {
 		return Evidence{}, err
 	}
 	return evidence.Force(cfg.Backend), nil
@@ -130,6 +132,12 @@ func (k *Kernel) Close() error {
 		errs = append(errs, os.RemoveAll(k.private))
 	}
 	return errors.Join(errs...)
+}
+
+// Subscribe opens a subscription to commits; see nft.Subscription. It works on the
+// legacy backend too, where it hears of nft's users only.
+func (k *Kernel) Subscribe() (*nft.Subscription, error) {
+	return k.subscriptions.Subscribe(k.ownCommit)
 }
 
 func (k *Kernel) noFamily(family rules.Family) error {
@@ -226,7 +234,7 @@ func (k *Kernel) open(ctx context.Context) error {
 			k.words[family] = newXTLexicon()
 		}
 	}
-	if err == nil || errors.Is(err, ErrPermission) {
+	if err == nil || errors.Is(err, nft.ErrPermission) {
 		return err
 	}
 	// The kernel does not answer us. If it answers iptables, go through that.
@@ -260,17 +268,17 @@ func (k *Kernel) openReader() (reader, error) {
 }
 
 func openNFTReader() (reader, error) {
-	conn, err := dialNFT()
+	conn, err := nft.Dial()
 	if err != nil {
 		return nil, err
 	}
-	if _, err := conn.genid(); err != nil {
-		conn.close()
+	if _, err := conn.Genid(); err != nil {
+		conn.Close()
 		return nil, err
 	}
-	asker, err := openAsker()
+	asker, err := nft.OpenAsker()
 	if err != nil {
-		conn.close()
+		conn.Close()
 		return nil, err
 	}
 	return nftReader{conn, asker, newNFTMemory()}, nil

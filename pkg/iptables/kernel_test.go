@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -188,7 +189,7 @@ func TestReadSilentSaveIsUnreadable(t *testing.T) {
 var failures = []struct{ name, script, want string }{
 	{"exit code", "echo oh dear >&2; exit 3", "stand-in, exit 3: oh dear"},
 	{"privileges", "echo 'Could not fetch rule set generation id: Permission denied (you must be root)' >&2; exit 4",
-		ErrPermission.Error() + ": stand-in, exit 4: Could not fetch rule set generation id: Permission denied (you must be root)"},
+		nft.ErrPermission.Error() + ": stand-in, exit 4: Could not fetch rule set generation id: Permission denied (you must be root)"},
 	{"hangs", "sleep 60 & sleep 60", "stand-in was killed: it did not end within 200ms: context deadline exceeded"},
 }
 
@@ -343,7 +344,7 @@ func TestSubscriptionOverflow(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer s.Close()
-		if err := s.conn.SetReadBuffer(1); err != nil { // the kernel's least: a few messages
+		if err := s.SetBuffer(1); err != nil { // the kernel's least: a few messages
 			t.Fatal(err)
 		}
 		var script strings.Builder
@@ -351,8 +352,8 @@ func TestSubscriptionOverflow(t *testing.T) {
 			fmt.Fprintf(&script, "nft add table ip t%d\n", i)
 		}
 		nstest.Command(t, "sh", "-ec", script.String())
-		for err = nil; !errors.Is(err, ErrOverflow); {
-			if _, err = s.Receive(); err != nil && !errors.Is(err, ErrOverflow) {
+		for err = nil; !errors.Is(err, nft.ErrOverflow); {
+			if _, err = s.Receive(); err != nil && !errors.Is(err, nft.ErrOverflow) {
 				t.Fatal(err)
 			}
 		}

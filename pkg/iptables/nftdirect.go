@@ -1,11 +1,12 @@
 package iptables
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
+
+	"github.com/canaryd/canaryd/pkg/nft"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -17,7 +18,7 @@ import (
 type rawSource interface {
 	// raw returns the rule that iptables would write for spec, and whether
 	// it is known. It may use room, which is overwritten.
-	raw(family rules.Family, spec string, room []byte) (rawRule, bool)
+	raw(family rules.Family, spec string, room []byte) (nft.Rule, bool)
 }
 
 // A directWriter turns scripts into one netlink batch. What it looks at in the
@@ -31,9 +32,9 @@ type rawSource interface {
 // before the next of those or to the end: handles suffice, and nothing refers
 // to a rule that the batch itself brings.
 type directWriter struct {
-	conn   *nftConn
+	conn   *nft.Conn
 	source rawSource
-	batch  *nftBatch
+	batch  *nft.Batch
 	writes bool // the batch has content
 	// written are the chains that the batch touches, added how many rules are new.
 	written []rewrite
@@ -50,14 +51,14 @@ func (w *directWriter) add(family rules.Family, script *Script) error {
 	if script.Empty() {
 		return nil
 	}
-	before := w.batch.mark()
+	before := w.batch.Mark()
 	plan := tablePlan{directWriter: w, family: family, table: script.Table, chains: map[string]*chainPlan{}, exist: map[string]bool{}}
 	err := plan.simulate(script)
 	if err == nil {
 		err = plan.write()
 	}
 	if err != nil {
-		w.batch.cut(before)
+		w.batch.Cut(before)
 		return fmt.Errorf("%s %s %w: %w", family, script.Table, errNotDirect, err)
 	}
 	w.writes = true
@@ -93,9 +94,9 @@ type chainPlan struct {
 
 // A slot is one rule of a chain.
 type slot struct {
-	handle uint64   // 0 if it is new
-	raw    *rawRule // of one that stands
-	spec   string   // of a new one
+	handle uint64    // 0 if it is new
+	raw    *nft.Rule // of one that stands
+	spec   string    // of a new one
 }
 
 func (s slot) isNew() bool { return s.handle == 0 }
@@ -131,7 +132,7 @@ func (p *tablePlan) exists(chain string) (bool, error) {
 	if known, asked := p.exist[chain]; asked {
 		return known, nil
 	}
-	exists, err := p.conn.hasChain(p.family, Place{p.table, chain})
+	exists, err := p.conn.HasChain(p.family, p.table, chain)
 	p.exist[chain] = exists
 	return exists, err
 }
@@ -202,8 +203,8 @@ func (p *tablePlan) load(c *chainPlan) error {
 		return nil
 	}
 	var standing []slot
-	err := p.conn.eachRaw(p.family, Place{p.table, c.name}, func(m rawMessage) error {
-		standing = append(standing, slot{handle: m.handle, raw: &rawRule{slices.Clone(m.rule.expressions), slices.Clone(m.rule.userdata)}})
+	err := p.conn.EachRule(p.family, p.table, c.name, func(m nft.RuleMessage) error {
+		standing = append(standing, slot{handle: m.Handle, raw: new(m.Rule.Clone())})
 		return nil
 	})
 	c.rules, c.loaded = append(standing, c.rules...), true
@@ -222,9 +223,9 @@ func (p *tablePlan) remove(c *chainPlan, step *Step) error {
 		at = slices.IndexFunc(c.rules, func(s slot) bool {
 			if s.isNew() {
 				added, ok := p.source.raw(p.family, s.spec, nil)
-				return ok && sameRaw(added, want)
+				return ok && added.Equal(want)
 			}
-			return sameRaw(*s.raw, want)
+			return s.raw.Equal(want)
 		})
 	}
 	if at < 0 || at >= len(c.rules) {
@@ -238,10 +239,6 @@ func (p *tablePlan) remove(c *chainPlan, step *Step) error {
 	return nil
 }
 
-func sameRaw(a, b rawRule) bool {
-	return bytes.Equal(a.expressions, b.expressions) && bytes.Equal(a.userdata, b.userdata)
-}
-
 var (
 	errUnknownRule = errors.New("a rule whose raw form is not known")
 	// errTakenBack: the kernel would never see the rule, nor refuse it.
@@ -251,7 +248,7 @@ var (
 // write adds the plan's messages to the batch.
 func (p *tablePlan) write() error {
 	p.message(unix.NFT_MSG_NEWTABLE, netlink.Create, unix.NFTA_TABLE_NAME)
-	p.batch.end()
+	p.batch.End()
 	for _, c := range p.order {
 		if c.create {
 			p.writeChain(c)
@@ -267,8 +264,8 @@ func (p *tablePlan) write() error {
 		if c.drop {
 			// Without NONREC the kernel would delete what is in it, too.
 			p.message(unix.NFT_MSG_DELCHAIN, unix.NLM_F_NONREC, unix.NFTA_CHAIN_TABLE)
-			p.batch.text(unix.NFTA_CHAIN_NAME, c.name)
-			p.batch.end()
+			p.batch.Text(unix.NFTA_CHAIN_NAME, c.name)
+			p.batch.End()
 		}
 	}
 	return nil
@@ -276,39 +273,39 @@ func (p *tablePlan) write() error {
 
 // message begins a message that names the table.
 func (p *tablePlan) message(kind uint16, flags netlink.HeaderFlags, attr uint16) {
-	p.batch.message(p, kind, flags, attr)
+	p.messageIn(p.batch, kind, flags, attr)
 }
 
-func (b *nftBatch) message(p *tablePlan, kind uint16, flags netlink.HeaderFlags, attr uint16) {
-	b.begin(kind, flags, p.family)
-	b.text(attr, string(p.table))
+func (p *tablePlan) messageIn(b *nft.Batch, kind uint16, flags netlink.HeaderFlags, attr uint16) {
+	b.Begin(kind, flags, p.family)
+	b.Text(attr, p.table)
 }
 
 // writeChain creates a chain. One of the user's that exists stays as it is
 // (there is no NLM_F_EXCL).
 func (p *tablePlan) writeChain(c *chainPlan) {
 	p.message(unix.NFT_MSG_NEWCHAIN, netlink.Create, unix.NFTA_CHAIN_TABLE)
-	p.batch.text(unix.NFTA_CHAIN_NAME, c.name)
+	p.batch.Text(unix.NFTA_CHAIN_NAME, c.name)
 	if rules.Builtin(p.table, c.name) {
 		base := baseChainOf(p.table, c.name)
-		p.batch.pair(unix.NFTA_CHAIN_HOOK, base.hook, uint32(base.priority))
-		p.batch.number(unix.NFTA_CHAIN_POLICY, nfAccept)
-		p.batch.text(unix.NFTA_CHAIN_TYPE, base.kind)
+		p.batch.Pair(unix.NFTA_CHAIN_HOOK, base.hook, uint32(base.priority))
+		p.batch.Number(unix.NFTA_CHAIN_POLICY, nfAccept)
+		p.batch.Text(unix.NFTA_CHAIN_TYPE, base.kind)
 	}
-	p.batch.end()
+	p.batch.End()
 }
 
 func (p *tablePlan) writeDeletions(c *chainPlan) {
 	if c.empty { // without a handle it means all rules of the chain
 		p.message(unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_TABLE)
-		p.batch.text(unix.NFTA_RULE_CHAIN, c.name)
-		p.batch.end()
+		p.batch.Text(unix.NFTA_RULE_CHAIN, c.name)
+		p.batch.End()
 	}
 	for _, handle := range c.removed {
 		p.message(unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_TABLE)
-		p.batch.text(unix.NFTA_RULE_CHAIN, c.name)
-		p.batch.number64(unix.NFTA_RULE_HANDLE, handle)
-		p.batch.end()
+		p.batch.Text(unix.NFTA_RULE_CHAIN, c.name)
+		p.batch.Number64(unix.NFTA_RULE_HANDLE, handle)
+		p.batch.End()
 	}
 }
 

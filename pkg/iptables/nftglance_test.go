@@ -1,15 +1,14 @@
 package iptables
 
 import (
-	"encoding/binary"
 	"errors"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -103,7 +102,7 @@ func TestGlanceAtTooMuch(t *testing.T) {
 		var text strings.Builder
 		var places []Place
 		text.WriteString("*filter\n")
-		for i := range mostQuestions {
+		for i := range nft.MostQuestions {
 			place := Place{rules.Filter, "C" + string(rune('A'+i%26)) + string(rune('A'+i/26))}
 			places = append(places, place)
 			text.WriteString(":" + place.Chain + " -\n-A " + place.Chain + " -m comment --comment " + place.Chain + "\n")
@@ -119,31 +118,4 @@ func TestGlanceAtTooMuch(t *testing.T) {
 			}
 		}
 	})
-}
-
-// TestTakeAnswer: answers to other questions and malformed ones are no answers.
-func TestTakeAnswer(t *testing.T) {
-	refused := errors.New("checked")
-	q := question{want: unix.NFT_MSG_NEWGEN, check: func([]byte) error { return refused }}
-	kind := uint16(nftType(unix.NFT_MSG_NEWGEN))
-	errno := func(n int32) []byte { return binary.NativeEndian.AppendUint32(nil, uint32(-n)) }
-	whole := answer(kind, 0, 7, []byte("data"))
-	for name, tc := range map[string]struct {
-		datagram []byte
-		result   error
-		broken   bool
-	}{
-		"the answer":            {whole, refused, false},
-		"refused":               {answer(unix.NLMSG_ERROR, 0, 7, errno(int32(unix.ENOENT))), unix.ENOENT, false},
-		"refused without errno": {answer(unix.NLMSG_ERROR, 0, 7, nil), nil, true},
-		"another's":             {answer(kind, 0, 8, nil), nil, true},
-		"another kind":          {answer(kind+1, 0, 7, nil), nil, true},
-		"nothing":               {nil, nil, true},
-		"cut off":               {whole[:len(whole)-1], nil, true},
-	} {
-		result, err := takeAnswer(tc.datagram, 7, q)
-		if !errors.Is(result, tc.result) || (err != nil) != tc.broken {
-			t.Errorf("%s: %v and %v, want %v, broken %v", name, result, err, tc.result, tc.broken)
-		}
-	}
 }

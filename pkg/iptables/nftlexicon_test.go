@@ -12,11 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/nft/nfttest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-func jump(chain string) encode {
-	return expression("immediate", func(ae *netlink.AttributeEncoder) error {
+func jump(chain string) nfttest.Encode {
+	return nfttest.Expression("immediate", func(ae *netlink.AttributeEncoder) error {
 		ae.Nested(unix.NFTA_IMMEDIATE_DATA, func(ae *netlink.AttributeEncoder) error {
 			ae.Nested(unix.NFTA_DATA_VERDICT, func(ae *netlink.AttributeEncoder) error {
 				ae.Int32(unix.NFTA_VERDICT_CODE, unix.NFT_JUMP)
@@ -29,12 +31,12 @@ func jump(chain string) encode {
 	})
 }
 
-func rawOf(t testing.TB, userdata []byte, expressions ...encode) rawRule {
+func rawOf(t testing.TB, userdata []byte, expressions ...nfttest.Encode) nft.Rule {
 	t.Helper()
-	return mustParseRaw(t, ruleMessage(t, userdata, expressions...)).rule
+	return mustParseRaw(t, nfttest.RuleMessage(t, userdata, expressions...)).Rule
 }
 
-func mustIntern(t testing.TB, l *lexicon, raw rawRule) ruleID {
+func mustIntern(t testing.TB, l *lexicon, raw nft.Rule) ruleID {
 	t.Helper()
 	id, err := l.intern(raw)
 	if err != nil {
@@ -52,11 +54,11 @@ func (l *lexicon) text(id ruleID) (rules.Rule, bool) {
 	return found[0], true
 }
 
-var rawContent = cmp.AllowUnexported(rawRule{})
+var rawContent = cmp.AllowUnexported(nft.Rule{})
 
 func TestLexiconLearns(t *testing.T) {
 	l := newLexicon()
-	raw := rawOf(t, nil, xtMatch("comment", commentInfo("hi")), counterOf(3, 4), jump("X"))
+	raw := rawOf(t, nil, nfttest.XTMatch("comment", nfttest.CommentInfo("hi")), nfttest.Counter(3, 4), jump("X"))
 	rule := rules.Rule{Spec: "-m comment --comment hi -j X", Target: "X"}
 	id := mustIntern(t, l, raw)
 	if got, ok := l.text(id); ok {
@@ -86,7 +88,7 @@ func TestLexiconLearns(t *testing.T) {
 	}
 	// The same bytes with user data, even with none in it, are another rule.
 	for _, userdata := range [][]byte{{}, {1}, {0, 1}} {
-		other := rawOf(t, userdata, xtMatch("comment", commentInfo("hi")), counterOf(3, 4), jump("X"))
+		other := rawOf(t, userdata, nfttest.XTMatch("comment", nfttest.CommentInfo("hi")), nfttest.Counter(3, 4), jump("X"))
 		if mustIntern(t, l, other) == id {
 			t.Errorf("user data %v makes no difference", userdata)
 		}
@@ -99,8 +101,8 @@ func TestLexiconLearns(t *testing.T) {
 // What has an index, and what was printed in two ways, is never answered.
 func TestLexiconDoubts(t *testing.T) {
 	l := newLexicon()
-	indexed := mustIntern(t, l, rawOf(t, nil, xtMatch("set", []byte{1, 0, 0, 0}), counterOf(0, 0), jump("X")))
-	double := mustIntern(t, l, rawOf(t, nil, counterOf(0, 0), jump("X")))
+	indexed := mustIntern(t, l, rawOf(t, nil, nfttest.XTMatch("set", []byte{1, 0, 0, 0}), nfttest.Counter(0, 0), jump("X")))
+	double := mustIntern(t, l, rawOf(t, nil, nfttest.Counter(0, 0), jump("X")))
 	for _, c := range []struct {
 		id    ruleID
 		specs []string
@@ -127,10 +129,10 @@ func TestLexiconDoubts(t *testing.T) {
 func TestLexiconForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLexicon()
-		raws := map[string]rawRule{}
+		raws := map[string]nft.Rule{}
 		var held, gone []ruleID
 		for i := range 3 * fewEntries {
-			raw := rawOf(t, nil, xtMatch("comment", commentInfo(fmt.Sprint("c", i))), counterOf(0, 0), jump("X"))
+			raw := rawOf(t, nil, nfttest.XTMatch("comment", nfttest.CommentInfo(fmt.Sprint("c", i))), nfttest.Counter(0, 0), jump("X"))
 			spec := fmt.Sprintf("-m comment --comment c%d -j X", i)
 			id := mustIntern(t, l, raw)
 			if err := l.tell(id, rules.Rule{Spec: spec, Target: "X"}); err != nil {
@@ -175,22 +177,22 @@ func TestLexiconForgets(t *testing.T) {
 func TestLexiconKnowsMarks(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")
-		conn, err := dialNFT()
+		conn, err := nft.Dial()
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer conn.close()
+		defer conn.Close()
 		const spec = `-m comment --comment "canaryd-witness-0123456789abcdef"`
 		nstest.CommandInput(t, "*nat\n:X - [0:0]\n-A X "+spec+"\nCOMMIT\n", "iptables-nft-restore", "--noflush")
 		l := newLexicon()
 		var found []rules.Rule
-		if err := conn.eachRaw(rules.IPv4, Place{rules.Nat, "X"}, func(m rawMessage) error {
-			rule, ok := l.text(mustIntern(t, l, m.rule))
+		if err := conn.EachRule(rules.IPv4, rules.Nat, "X", func(m nft.RuleMessage) error {
+			rule, ok := l.text(mustIntern(t, l, m.Rule))
 			if ok {
 				found = append(found, rule)
 			}
 			made, _ := l.raw(spec, nil)
-			if diff := cmp.Diff(m.rule, made, rawContent); diff != "" {
+			if diff := cmp.Diff(m.Rule, made, rawContent); diff != "" {
 				t.Errorf("as in the kernel and as made (-kernel +made):\n%s", diff)
 			}
 			return nil
@@ -211,14 +213,14 @@ func TestLexiconKnowsMarks(t *testing.T) {
 }
 
 func FuzzLexicon(f *testing.F) {
-	f.Add(ruleMessage(f, []byte{0, 3, 'h', 'i', 0}, xtMatch("comment", commentInfo("canaryd-x")), counterOf(1, 2), jump("X")), "-j X", "X")
+	f.Add(nfttest.RuleMessage(f, []byte{0, 3, 'h', 'i', 0}, nfttest.XTMatch("comment", nfttest.CommentInfo("canaryd-x")), nfttest.Counter(1, 2), jump("X")), "-j X", "X")
 	f.Fuzz(func(t *testing.T, data []byte, spec, target string) {
-		m, err := parseRaw(data)
+		m, err := nft.ParseRule(data)
 		if err != nil {
 			return
 		}
 		l := newLexicon()
-		id, err := l.intern(m.rule)
+		id, err := l.intern(m.Rule)
 		if err != nil {
 			return
 		}

@@ -113,7 +113,7 @@ func TestMirrorSurprises(t *testing.T) {
 		wantAsSaved(t, k, rules.IPv4, "another name")
 
 		listening := k.mirror.events
-		if err := listening.conn.SetReadBuffer(1); err != nil { // the kernel's least
+		if err := listening.SetBuffer(1); err != nil { // the kernel's least
 			t.Fatal(err)
 		}
 		for i := range 40 {

@@ -5,6 +5,8 @@ import (
 	"runtime"
 	"sync"
 
+	"github.com/canaryd/canaryd/pkg/nft"
+
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -26,11 +28,11 @@ func (p *tablePlan) writeNewRules() error {
 		return err
 	}
 	writers, errs := make([]rulesWriter, len(shares)), make([]error, len(shares))
-	count := p.batch.count
+	count := uint32(0)
 	var all sync.WaitGroup
 	for i, chains := range shares {
 		// Each rule is one message, and messages are numbered.
-		writers[i] = rulesWriter{plan: p, batch: &nftBatch{chunks: [][]byte{make([]byte, 0, batchChunk)}, count: count}}
+		writers[i] = rulesWriter{plan: p, batch: p.batch.Part(count)}
 		count += uint32(newRules(chains))
 		all.Go(func() { errs[i] = writers[i].write(chains) })
 	}
@@ -39,17 +41,10 @@ func (p *tablePlan) writeNewRules() error {
 		if errs[i] != nil {
 			return errs[i]
 		}
-		p.batch.join(writers[i].batch)
+		p.batch.Join(writers[i].batch)
 		p.added += writers[i].added
 	}
 	return nil
-}
-
-// join adds the messages of another batch, which are numbered from where this one ends.
-func (b *nftBatch) join(next *nftBatch) {
-	b.chunks = append(b.chunks, next.chunks...)
-	b.bytes += next.bytes
-	b.count = next.count
 }
 
 // shares divides the chains into at most n shares with as many new rules each.
@@ -82,7 +77,7 @@ func newRules(chains []*chainPlan) int {
 // A rulesWriter encodes new rules into a batch, which may be part of another one.
 type rulesWriter struct {
 	plan  *tablePlan
-	batch *nftBatch
+	batch *nft.Batch
 	room  []byte // where each rule that is written is put together
 	added int
 }
@@ -124,8 +119,8 @@ func (w *rulesWriter) writeRule(chain, spec string, next uint64) error {
 	if !ok {
 		return errUnknownRule
 	}
-	w.room = rule.expressions
-	need, err := rule.inspect(p.family)
+	w.room = rule.Expressions
+	need, err := needsOf(rule, p.family)
 	if err != nil {
 		return err
 	}
@@ -136,23 +131,23 @@ func (w *rulesWriter) writeRule(chain, spec string, next uint64) error {
 	if next == 0 {
 		flags |= netlink.Append
 	}
-	w.batch.message(p, unix.NFT_MSG_NEWRULE, flags, unix.NFTA_RULE_TABLE)
-	w.batch.text(unix.NFTA_RULE_CHAIN, chain)
+	p.messageIn(w.batch, unix.NFT_MSG_NEWRULE, flags, unix.NFTA_RULE_TABLE)
+	w.batch.Text(unix.NFTA_RULE_CHAIN, chain)
 	if next != 0 {
-		w.batch.number64(unix.NFTA_RULE_POSITION, next)
+		w.batch.Number64(unix.NFTA_RULE_POSITION, next)
 	}
-	w.batch.blob(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, rule.expressions)
+	w.batch.Blob(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, rule.Expressions)
 	if need.xt {
 		var flags uint32
 		if need.inverted {
 			flags = unix.NFT_RULE_COMPAT_F_INV
 		}
-		w.batch.pair(unix.NFTA_RULE_COMPAT|unix.NLA_F_NESTED, uint32(need.protocol), flags)
+		w.batch.Pair(unix.NFTA_RULE_COMPAT|unix.NLA_F_NESTED, uint32(need.protocol), flags)
 	}
-	if len(rule.userdata) > 0 {
-		w.batch.blob(unix.NFTA_RULE_USERDATA, rule.userdata)
+	if len(rule.Userdata) > 0 {
+		w.batch.Blob(unix.NFTA_RULE_USERDATA, rule.Userdata)
 	}
-	w.batch.end()
+	w.batch.End()
 	w.added++
 	return nil
 }

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/nft"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -41,7 +43,7 @@ func (k *Kernel) encode(payload Payload) *directBatch {
 	if conn == nil {
 		return nil
 	}
-	w := directWriter{conn: conn, source: k.source, batch: newBatch()}
+	w := directWriter{conn: conn, source: k.source, batch: nft.NewBatch()}
 	result := directResult{left: Payload{}, wrote: map[rules.Family][]rules.TableName{}, detour: map[rules.Family]error{}}
 	for _, family := range slices.Sorted(maps.Keys(payload)) {
 		for i := range payload[family] {
@@ -54,8 +56,8 @@ func (k *Kernel) encode(payload Payload) *directBatch {
 			result.wrote[family] = append(result.wrote[family], script.Table)
 		}
 	}
-	w.batch.finish()
-	w.batch.port = k.port
+	w.batch.Finish()
+	w.batch.Port = k.port
 	return &directBatch{w, result}
 }
 
@@ -75,13 +77,13 @@ func (k *Kernel) sendDirectly(b *directBatch, payload Payload, genid uint32) dir
 		result.at = time.Now()
 		return result
 	}
-	b.writer.batch.guard(genid)
+	b.writer.batch.Guard(genid)
 	if err := k.send(&b.writer); err != nil {
 		return k.notDirectly(err, payload)
 	}
 	result := b.result
-	result.at, result.took = time.Now(), b.writer.batch.took
-	if now, err := b.writer.conn.genid(); err != nil || now != genid {
+	result.at, result.took = time.Now(), b.writer.batch.Took
+	if now, err := b.writer.conn.Genid(); err != nil || now != genid {
 		result.moved = 1 // what changes nothing does not move it
 	}
 	return result
@@ -89,16 +91,16 @@ func (k *Kernel) sendDirectly(b *directBatch, payload Payload, genid uint32) dir
 
 func (k *Kernel) send(w *directWriter) error {
 	if k.mirror == nil || w.added < silentFrom {
-		return w.batch.send()
+		return w.batch.Send()
 	}
-	return k.mirror.silently(w.written, k.subscriptions.all(), w.batch.send)
+	return k.mirror.silently(w.written, k.subscriptions.All(), w.batch.Send)
 }
 
 // notDirectly says what follows if the transaction was not taken.
 func (k *Kernel) notDirectly(err error, payload Payload) directResult {
 	switch {
-	case errors.Is(err, ErrStale):
-		return directResult{err: ErrStale}
+	case errors.Is(err, nft.ErrStale):
+		return directResult{err: nft.ErrStale}
 	case k.cfg.Replay == ReplayDirect:
 		refused := &RestoreError{Reason: ReasonOther, Program: "nf_tables", Stderr: err.Error()}
 		if errors.Is(err, unix.ENOENT) {
@@ -114,7 +116,7 @@ func (k *Kernel) notDirectly(err error, payload Payload) directResult {
 }
 
 // directConn returns the connection of the direct path, nil if there is none.
-func (k *Kernel) directConn() *nftConn {
+func (k *Kernel) directConn() *nft.Conn {
 	reader, ok := k.reader.(nftReader)
 	if !ok || k.source == nil || k.cfg.Replay == ReplayText {
 		return nil

@@ -2,11 +2,8 @@ package iptables
 
 import (
 	"errors"
-	"slices"
-	"sync"
-	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/canaryd/canaryd/pkg/nft"
 
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -27,7 +24,7 @@ type rewrite struct {
 // nothing but the chains in written, while neither m nor others listen. Nothing is
 // lost by that: the genid says afterwards whether anybody else committed meanwhile.
 // If so, m begins anew, and others get ErrOverflow.
-func (m *mirror) silently(written []rewrite, others []*Subscription, write func() error) error {
+func (m *mirror) silently(written []rewrite, others []*nft.Subscription, write func() error) error {
 	select {
 	case m.turn <- struct{}{}:
 		defer func() { <-m.turn }()
@@ -35,30 +32,30 @@ func (m *mirror) silently(written []rewrite, others []*Subscription, write func(
 		return write()
 	}
 	before, heard, err := m.listen()
-	if err != nil || !heard || m.events.leave() != nil {
+	if err != nil || !heard || m.events.Leave() != nil {
 		return write()
 	}
 	for _, s := range others {
-		s.leave()
+		s.Leave()
 	}
 	failed := write()
 	for _, s := range others {
-		s.join()
+		s.Join()
 	}
-	err = m.events.join()
+	err = m.events.Join()
 	// Asked for after everybody listens again: what is committed from now on is heard.
 	now, asked := m.genid()
 	switch err = errors.Join(err, asked); {
 	case err == nil && now == before:
-	case err == nil && failed == nil && now == following(before):
-		m.events.heard = now
+	case err == nil && failed == nil && now == nft.Following(before):
+		m.events.SkipTo(now)
 		for _, w := range written {
 			m.families[w.family].rewritten(w.place)
 		}
 	default:
 		m.giveUp()
 		for _, s := range others {
-			s.miss()
+			s.Miss()
 		}
 	}
 	return failed
@@ -66,7 +63,7 @@ func (m *mirror) silently(written []rewrite, others []*Subscription, write func(
 
 // giveUp lets the next read begin anew. An error of close would leave nothing to do.
 func (m *mirror) giveUp() {
-	_ = m.events.close()
+	_ = m.events.Close()
 	m.events = nil
 }
 
@@ -77,61 +74,4 @@ func (f *mirrored) rewritten(place Place) {
 	if _, ok := f.dirty[place]; !ok {
 		f.dirty[place] = false
 	}
-}
-
-// following returns the genid after one commit: the counter leaves out noGuard.
-func following(genid uint32) uint32 {
-	if genid++; genid == noGuard {
-		genid++
-	}
-	return genid
-}
-
-func (e *nftEvents) leave() error { return e.conn.LeaveGroup(unix.NFNLGRP_NFTABLES) }
-
-func (e *nftEvents) join() error { return e.conn.JoinGroup(unix.NFNLGRP_NFTABLES) }
-
-// leave lets the subscription hear nothing for a while. Whether that works decides
-// about time only.
-func (s *Subscription) leave() { _ = s.conn.LeaveGroup(unix.NFNLGRP_NFTABLES) }
-
-// join ends that. One that cannot listen any more says so.
-func (s *Subscription) join() {
-	if err := s.conn.JoinGroup(unix.NFNLGRP_NFTABLES); err != nil {
-		s.deaf.Store(true)
-		s.wake()
-	}
-}
-
-// wake lets a Receive that waits look around: at what was set before.
-func (s *Subscription) wake() { _ = s.conn.SetReadDeadline(time.Now()) }
-
-// miss lets Receive return ErrOverflow.
-func (s *Subscription) miss() {
-	s.missed.Store(true)
-	s.wake()
-}
-
-// subscriptions are those of a Kernel that are open.
-type subscriptions struct {
-	mu   sync.Mutex
-	open []*Subscription
-}
-
-func (o *subscriptions) add(s *Subscription) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.open = append(o.open, s)
-}
-
-func (o *subscriptions) remove(s *Subscription) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.open = slices.DeleteFunc(o.open, func(other *Subscription) bool { return other == s })
-}
-
-func (o *subscriptions) all() []*Subscription {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return slices.Clone(o.open)
 }

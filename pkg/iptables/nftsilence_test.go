@@ -10,11 +10,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // heard tells the commits of a subscription in words, until that which made chain LAST.
-func heard(t *testing.T, s *Subscription) <-chan []string {
+func heard(t *testing.T, s *nft.Subscription) <-chan []string {
 	t.Helper()
 	all := make(chan []string, 1)
 	stop := time.AfterFunc(time.Minute, func() { s.Close() })
@@ -24,7 +25,7 @@ func heard(t *testing.T, s *Subscription) <-chan []string {
 		for {
 			commit, err := s.Receive()
 			switch {
-			case errors.Is(err, ErrOverflow):
+			case errors.Is(err, nft.ErrOverflow):
 				words = append(words, "missed")
 			case err != nil:
 				all <- append(words, err.Error())
@@ -46,7 +47,7 @@ func heard(t *testing.T, s *Subscription) <-chan []string {
 // last makes heard return.
 func last(t *testing.T) { runTool(t, "", "ip6tables-nft", "-t", "raw", "-N", "LAST") }
 
-func openSubscription(t *testing.T, k *Kernel) *Subscription {
+func openSubscription(t *testing.T, k *Kernel) *nft.Subscription {
 	t.Helper()
 	s, err := k.Subscribe()
 	if err != nil {
@@ -138,9 +139,9 @@ func TestWhatIsMissedInTheSilence(t *testing.T) {
 		anew  bool // the mirror begins anew
 	}{
 		{"the transaction alone", func(t *testing.T) error { append1(t); return nil }, []string{"ip6tables-nft"}, false},
-		{"nothing is written", func(*testing.T) error { return ErrStale }, []string{"ip6tables-nft"}, false},
+		{"nothing is written", func(*testing.T) error { return nft.ErrStale }, []string{"ip6tables-nft"}, false},
 		{"somebody else after it", func(t *testing.T) error { append1(t); foreign(t); return nil }, []string{"missed", "ip6tables-nft"}, true},
-		{"somebody else, and it is stale", func(t *testing.T) error { foreign(t); return ErrStale }, []string{"missed", "ip6tables-nft"}, true},
+		{"somebody else, and it is stale", func(t *testing.T) error { foreign(t); return nft.ErrStale }, []string{"missed", "ip6tables-nft"}, true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -151,7 +152,7 @@ func TestWhatIsMissedInTheSilence(t *testing.T) {
 				events := k.mirror.events
 				told := heard(t, openSubscription(t, k))
 				var want error
-				err := k.mirror.silently([]rewrite{{rules.IPv4, place}}, k.subscriptions.all(), func() error {
+				err := k.mirror.silently([]rewrite{{rules.IPv4, place}}, k.subscriptions.All(), func() error {
 					want = tt.write(t)
 					return want
 				})

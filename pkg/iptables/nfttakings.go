@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/nft"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -15,7 +17,7 @@ import (
 // A Taking is what one commit to nf_tables took from one of iptables' tables. There is
 // one for each table that the commit touched, also where it took nothing.
 type Taking struct {
-	Commit Commit
+	Commit nft.Commit
 	Family rules.Family
 	Table  rules.TableName
 	// Deleted: the table itself is gone, and with it everything in it.
@@ -135,18 +137,18 @@ func (l *takingsLog) restart(since uint32) {
 }
 
 // note takes in one notification.
-func (l *takingsLog) note(e nftEvent, table rules.TableName) {
-	switch e.kind {
+func (l *takingsLog) note(e nft.Event, table rules.TableName) {
+	switch e.Kind {
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
-		l.table(e.family, table).deleted = e.kind == unix.NFT_MSG_DELTABLE
+		l.table(e.Family, table).deleted = e.Kind == unix.NFT_MSG_DELTABLE
 	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
-		l.chain(e, table).gone = e.kind == unix.NFT_MSG_DELCHAIN
+		l.chain(e, table).gone = e.Kind == unix.NFT_MSG_DELCHAIN
 	case unix.NFT_MSG_NEWRULE:
 		l.chain(e, table).net++
 	case unix.NFT_MSG_DELRULE:
 		c := l.chain(e, table)
 		c.net--
-		c.lose(e.data)
+		c.lose(e.Data)
 	}
 }
 
@@ -161,14 +163,14 @@ func (l *takingsLog) table(f rules.Family, table rules.TableName) *openTaking {
 	return t
 }
 
-func (l *takingsLog) chain(e nftEvent, table rules.TableName) *openChain {
-	if c := l.last; c != nil && c.of.family == e.family && c.of.table == table && c.name == string(e.chain) {
+func (l *takingsLog) chain(e nft.Event, table rules.TableName) *openChain {
+	if c := l.last; c != nil && c.of.family == e.Family && c.of.table == table && c.name == string(e.Chain) {
 		return c
 	}
-	t := l.table(e.family, table)
-	c := t.chains[string(e.chain)]
+	t := l.table(e.Family, table)
+	c := t.chains[string(e.Chain)]
 	if c == nil {
-		c = &openChain{of: t, name: string(e.chain), builtin: rules.Builtin(table, string(e.chain))}
+		c = &openChain{of: t, name: string(e.Chain), builtin: rules.Builtin(table, string(e.Chain))}
 		t.chains[c.name] = c
 	}
 	l.last = c
@@ -184,12 +186,12 @@ func (c *openChain) lose(data []byte) {
 	if !c.builtin && !bytes.Contains(data, []byte(markPrefix)) {
 		return
 	}
-	m, err := parseRaw(data)
+	m, err := nft.ParseRule(data)
 	if err != nil {
 		return
 	}
-	r := TakenRule{Chain: c.name, Target: m.rule.jump()}
-	r.Comment, _ = markOf(m.rule)
+	r := TakenRule{Chain: c.name, Target: jumpOf(m.Rule)}
+	r.Comment, _ = markOf(m.Rule)
 	if r.Target == "" && r.Comment == "" || r.Comment == "" && !c.builtin {
 		return
 	}
@@ -201,7 +203,7 @@ func (c *openChain) lose(data []byte) {
 }
 
 // end notes that all of a commit was heard.
-func (l *takingsLog) end(by Commit, now time.Time) {
+func (l *takingsLog) end(by nft.Commit, now time.Time) {
 	open := l.open
 	l.open, l.last = nil, nil
 	if len(open) == 0 || by.Own {
@@ -231,7 +233,7 @@ func (l *takingsLog) trim(now time.Time) {
 }
 
 // taking returns what the commit took from the table.
-func (t *openTaking) taking(by Commit) Taking {
+func (t *openTaking) taking(by nft.Commit) Taking {
 	k := Taking{Commit: by, Family: t.family, Table: t.table, Deleted: t.deleted, Rules: t.rules, More: t.more}
 	if t.deleted {
 		return k
@@ -248,23 +250,23 @@ func (t *openTaking) taking(by Commit) Taking {
 	return k
 }
 
-// jump returns the chain that the rule's verdict leads to, "" if it is none.
-func (r rawRule) jump() string {
+// jumpOf returns the chain that the rule's verdict leads to, "" if it is none.
+func jumpOf(r nft.Rule) string {
 	target := ""
-	err := r.each(func(e rawExpression) error {
-		if e.name != "immediate" {
+	err := r.Each(func(e nft.Expression) error {
+		if e.Name != "immediate" {
 			return nil
 		}
-		data, err := attrOf(e.data, unix.NFTA_IMMEDIATE_DATA)
+		data, err := nft.AttrOf(e.Data, unix.NFTA_IMMEDIATE_DATA)
 		if err != nil {
 			return err
 		}
-		verdict, err := attrOf(data, unix.NFTA_DATA_VERDICT)
+		verdict, err := nft.AttrOf(data, unix.NFTA_DATA_VERDICT)
 		if err != nil {
 			return err
 		}
-		chain, err := attrOf(verdict, unix.NFTA_VERDICT_CHAIN)
-		target = cString(chain)
+		chain, err := nft.AttrOf(verdict, unix.NFTA_VERDICT_CHAIN)
+		target = nft.String(chain)
 		return err
 	})
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -121,9 +122,9 @@ func TestTakingsAreBounded(t *testing.T) {
 	log.restart(10)
 	for genid := uint32(11); genid < 11+takingsKept; genid++ {
 		for _, family := range rules.Families() {
-			log.note(nftEvent{kind: unix.NFT_MSG_DELCHAIN, family: family, chain: []byte("X")}, rules.Nat)
+			log.note(nft.Event{Kind: unix.NFT_MSG_DELCHAIN, Family: family, Chain: []byte("X")}, rules.Nat)
 		}
-		log.end(Commit{Genid: genid, PID: 1}, time.Now())
+		log.end(nft.Commit{Genid: genid, PID: 1}, time.Now())
 	}
 	all := log.all()
 	if len(all.List) != takingsKept || all.List[0].Commit.Genid != all.Since+1 || all.Reach(all.Since-1) || !all.Reach(all.Since) {

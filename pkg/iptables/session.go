@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/nft"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -94,10 +96,10 @@ func (s *session) guard(ctx context.Context, family rules.Family) (uint64, error
 	}
 	want, ok := s.noted[family]
 	if !ok {
-		return 0, fmt.Errorf("%w: %v was not read since the last failure", ErrStale, family)
+		return 0, fmt.Errorf("%w: %v was not read since the last failure", nft.ErrStale, family)
 	}
 	if got != want {
-		return 0, ErrStale
+		return 0, nft.ErrStale
 	}
 	return got, nil
 }
@@ -237,8 +239,8 @@ func (s *genidSession) check(ctx context.Context, family rules.Family, anyway bo
 // their handles. iptables-restore would look for a quiet moment for longer.
 func (s *genidSession) writeDirectly(batch *directBatch, due Payload, genid uint64, anyway bool) directResult {
 	direct := s.kernel.sendDirectly(batch, due, uint32(genid))
-	if anyway && errors.Is(direct.err, ErrStale) {
-		direct = s.kernel.sendDirectly(s.kernel.encode(due), due, noGuard)
+	if anyway && errors.Is(direct.err, nft.ErrStale) {
+		direct = s.kernel.sendDirectly(s.kernel.encode(due), due, nft.NoGuard)
 	}
 	return direct
 }
@@ -247,7 +249,7 @@ func (s *genidSession) writeDirectly(batch *directBatch, due Payload, genid uint
 // the family's other tables were just written: then it raced.
 func (s *genidSession) writeRest(ctx context.Context, family rules.Family, scripts []Script, begun bool) Written {
 	before, err := s.guard(ctx, family)
-	raced := begun && errors.Is(err, ErrStale)
+	raced := begun && errors.Is(err, nft.ErrStale)
 	if raced {
 		before, err = s.check(ctx, family, true)
 	}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -37,7 +38,7 @@ func TestSessionOwnWritesAreNotStale(t *testing.T) {
 	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
 		k := openKernel(t, Config{Backend: backend})
 		s := begin(t, k)
-		wantRestore(t, s, family, payload, false, ErrStale) // never read
+		wantRestore(t, s, family, payload, false, nft.ErrStale) // never read
 		mustRead(t, s, family)
 		mustRead(t, s, otherFamily(family))
 		wantRestore(t, s, family, payload, false, nil)
@@ -61,7 +62,7 @@ func TestSessionStale(t *testing.T) {
 		// Whoever moves the lock gets past a legacy session.
 		t.Setenv("XTABLES_LOCKFILE", "/run/another.lock")
 		iptablesCommand(t, backend, family, "-R FOREIGN 1 -p tcp --dport 2")
-		wantRestore(t, s, family, payload, false, ErrStale)
+		wantRestore(t, s, family, payload, false, nft.ErrStale)
 		if got := mustProbe(t, k, family, Place{rules.Mangle, "X"}).Holdings[Place{rules.Mangle, "X"}]; got.Presence == Present {
 			t.Error("a stale restore wrote")
 		}
@@ -98,8 +99,8 @@ func TestSessionRaced(t *testing.T) {
 				mustRead(t, s, rules.IPv4)
 				mustRead(t, s, rules.IPv6)
 				wantRestore(t, s, rules.IPv4, payload, true, nil)
-				wantRestore(t, s, rules.IPv4, payload, false, ErrStale)
-				wantRestore(t, s, rules.IPv6, payload, false, ErrStale)
+				wantRestore(t, s, rules.IPv4, payload, false, nft.ErrStale)
+				wantRestore(t, s, rules.IPv6, payload, false, nft.ErrStale)
 			})
 		})
 	}
@@ -116,7 +117,7 @@ func TestSessionAfterRefusal(t *testing.T) {
 		if !errors.As(err, &refused) || refused.Reason != ReasonMissingChain {
 			t.Fatalf("error is %v", err)
 		}
-		wantRestore(t, s, family, payload, false, ErrStale)
+		wantRestore(t, s, family, payload, false, nft.ErrStale)
 		mustRead(t, s, family)
 		wantRestore(t, s, family, payload, false, nil)
 	})
@@ -148,7 +149,7 @@ func TestSessionStages(t *testing.T) {
 		// What writes the first stage lets somebody else write behind it.
 		standInRestore(t, k, family, `"$RESTORE" "$@" && XTABLES_LOCKFILE=/run/another.lock `+program(backend, family, "")+` -w 5 -t mangle -N FOREIGN$$`)
 		w = s.Restore(t.Context(), stage("filter", "by-text"), stage("nat", "canaryd-3"))[family]
-		want := Written{Stages: 1, Err: ErrStale, Raced: true, Detour: w.Detour}
+		want := Written{Stages: 1, Err: nft.ErrStale, Raced: true, Detour: w.Detour}
 		if backend == Legacy {
 			// It reads what it left behind the restore, the foreign chain among it.
 			want = Written{Stages: 2}

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/nft"
+
 	goiptables "github.com/coreos/go-iptables/iptables"
 
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -166,7 +168,7 @@ func exitError(path string, res result) error {
 		err = errors.New("no message")
 	}
 	if isPermissionText(text) {
-		return fmt.Errorf("%w: %s, exit %d: %w", ErrPermission, filepath.Base(path), res.exit, err)
+		return fmt.Errorf("%w: %s, exit %d: %w", nft.ErrPermission, filepath.Base(path), res.exit, err)
 	}
 	return fmt.Errorf("%s, exit %d: %w", filepath.Base(path), res.exit, err)
 }

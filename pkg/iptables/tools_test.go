@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -64,12 +65,12 @@ func TestOpenWithoutPrivileges(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		dropNetAdmin(t)
 		_, err := Open(t.Context(), Config{})
-		if !errors.Is(err, ErrPermission) {
+		if !errors.Is(err, nft.ErrPermission) {
 			t.Errorf("Open returns %v, want ErrPermission", err)
 		}
 		t.Log(err)
 		for _, family := range rules.Families() {
-			if _, err := openXT(family); !errors.Is(err, ErrPermission) {
+			if _, err := openXT(family); !errors.Is(err, nft.ErrPermission) {
 				t.Errorf("legacy %v: %v, want ErrPermission", family, err)
 			}
 		}

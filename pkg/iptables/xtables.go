@@ -11,6 +11,8 @@ import (
 	"sync"
 	"unsafe"
 
+	"github.com/canaryd/canaryd/pkg/nft"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -262,7 +264,7 @@ func (s *xtSocket) getsockopt(option uintptr, buf []byte) (int, error) {
 func (s *xtSocket) wrap(doing string, err error) error {
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		return fmt.Errorf("%w: %s of %v: %w", ErrPermission, doing, s.family, err)
+		return fmt.Errorf("%w: %s of %v: %w", nft.ErrPermission, doing, s.family, err)
 	case errors.Is(err, unix.ENOPROTOOPT):
 		return fmt.Errorf("%w: %s of %v: %w", errNoLegacy, doing, s.family, err)
 	default:

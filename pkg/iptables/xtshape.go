@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -35,7 +36,7 @@ func (r xtRule) shape(family rules.Family, goal string) *ruleShape {
 		size += len(m)
 		s.matches = append(s.matches, matchName(string(extName(m))))
 		if string(extName(m)) == "comment" {
-			s.comments = append(s.comments, cString(m[xtExtDataAt:]))
+			s.comments = append(s.comments, nft.String(m[xtExtDataAt:]))
 		}
 		extension(m)
 	})

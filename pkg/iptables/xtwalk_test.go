@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/pkg/nft/nfttest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -67,13 +68,13 @@ func sampleTable(family rules.Family) (xtInfo, []byte) {
 	b := xtBuilder{layout: xtLayoutOf(family)}
 	var info xtInfo
 	info.validHooks = 1<<1 | 1<<3
-	info.hookEntry[1] = b.add(verdict(-2), ext("comment", commentInfo("drop it")))
-	b.fallThrough(ext("tcp", make([]byte, 16)), ext("comment", commentInfo("witness")))
+	info.hookEntry[1] = b.add(verdict(-2), ext("comment", nfttest.CommentInfo("drop it")))
+	b.fallThrough(ext("tcp", make([]byte, 16)), ext("comment", nfttest.CommentInfo("witness")))
 	info.underflow[1] = b.add(verdict(-2)) // policy
 	info.hookEntry[3] = b.add(verdict(-2))
 	info.underflow[3] = info.hookEntry[3]
 	b.add(errorTarget("X"))
-	b.fallThrough(ext("comment", commentInfo("nonce")))
+	b.fallThrough(ext("comment", nfttest.CommentInfo("nonce")))
 	b.add(verdict(-5)) // RETURN
 	b.add(errorTarget("EMPTY"))
 	b.add(verdict(-5))

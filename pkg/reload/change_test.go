@@ -11,6 +11,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -165,7 +166,7 @@ func TestACheckedWriteIsNeverUnguarded(t *testing.T) {
 	n.job.Check = Agreement(nil).Check
 	result, err := n.replayer.Force(t.Context(), n.job)
 	must(t, err)
-	if result[v4].Outcome != Failed || !errors.Is(result[v4].Err, iptables.ErrStale) || n.Save(v4) == "" {
+	if result[v4].Outcome != Failed || !errors.Is(result[v4].Err, nft.ErrStale) || n.Save(v4) == "" {
 		t.Errorf("%s, %v", result[v4].Outcome, result[v4].Err)
 	}
 	if strings.Contains(n.Save(v4), "-A KUBE-SVC-A") || !strings.Contains(before, canary.DefaultChain) {

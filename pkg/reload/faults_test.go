@@ -11,6 +11,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -79,7 +80,7 @@ func TestARotationGivesUpAfterFiveStaleReads(t *testing.T) {
 	result, err := n.replayer.Rotate(t.Context(), n.job)
 	must(t, err)
 	n.outcome(result, v4, Failed)
-	if !errors.Is(result[v4].Err, iptables.ErrStale) {
+	if !errors.Is(result[v4].Err, nft.ErrStale) {
 		t.Errorf("error is %v, want ErrStale", result[v4].Err)
 	}
 	if got := n.Reads() - reads; got != 5 {
@@ -124,7 +125,7 @@ func TestACommitDuringTheRestoreMakesItRacedAndItsDoubledHooksGo(t *testing.T) {
 func TestAFlushDuringTheRestoreIsNoProof(t *testing.T) {
 	n := newNode(t, iptables.NFT, nodeText, v4)
 	must(t, n.Flush(v4, rules.Nat, ""))
-	n.OnCommit(func(c iptables.Commit) {
+	n.OnCommit(func(c nft.Commit) {
 		if c.PID != 7 && c.PID != 4242 && strings.Contains(n.SaveTable(v4, rules.Nat), ":KUBE-SVC-A") {
 			must(t, n.As(7, "flusher").Flush(v4, rules.Nat, "")) // right behind our own commit
 		}
@@ -143,7 +144,7 @@ func TestAFileRestoredBeforeTheProofIsTheFilesAndNotOurs(t *testing.T) {
 	old := strings.ReplaceAll(n.SaveTable(v4, rules.Nat), "-A KUBE-SVC-A -j KUBE-MARK-MASQ", "-A KUBE-SVC-A -j RETURN")
 	must(t, n.Flush(v4, rules.Nat, ""))
 	restored := false
-	n.OnCommit(func(c iptables.Commit) {
+	n.OnCommit(func(c nft.Commit) {
 		if c.PID != 7 && !restored {
 			restored = true
 			must(t, n.As(7, "iptables-restore").Restore(v4, old))
@@ -284,10 +285,10 @@ func TestWhatCannotBeReadIsNotTouched(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
 		n.flushAll(v4)
 		restores := n.Restores()
-		n.FailReads(iptables.ErrPermission)
+		n.FailReads(nft.ErrPermission)
 		result := n.heal()
 		n.outcome(result, v4, Failed)
-		if !errors.Is(result[v4].Err, iptables.ErrPermission) || n.Restores() != restores {
+		if !errors.Is(result[v4].Err, nft.ErrPermission) || n.Restores() != restores {
 			t.Errorf("error %v, %d restores", result[v4].Err, n.Restores()-restores)
 		}
 		n.FailReads(nil)

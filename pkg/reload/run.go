@@ -11,6 +11,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -57,7 +58,7 @@ type turn struct {
 	declined map[rules.TableName][]Refusal
 }
 
-func (t *turn) stale() bool { return errors.Is(t.written.Err, iptables.ErrStale) }
+func (t *turn) stale() bool { return errors.Is(t.written.Err, nft.ErrStale) }
 
 // families reads and plans every family, writes all of them by one restore, in
 // two stages if that takes long, and proves each by a second read. Those between

@@ -3,46 +3,29 @@
 // and reads no clock.
 package rules
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
 
 // A Family is an IP family. Every family has tables of its own.
-type Family uint8
+type Family = tableid.Family
 
 // The IP families, in the order in which they are always worked through.
 const (
-	IPv4 Family = 4
-	IPv6 Family = 6
+	IPv4 = tableid.IPv4
+	IPv6 = tableid.IPv6
 )
 
 // Families returns both families in their fixed order.
 func Families() []Family { return []Family{IPv4, IPv6} }
 
-// String returns "ipv4" or "ipv6", the spelling of flags, labels and JSON.
-func (f Family) String() string {
-	if f == IPv6 {
-		return "ipv6"
-	}
-	return "ipv4"
-}
-
-// MarshalText lets a Family be a JSON object's key.
-func (f Family) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
-
-// UnmarshalText reads what MarshalText wrote.
-func (f *Family) UnmarshalText(text []byte) error {
-	switch string(text) {
-	case "ipv4":
-		*f = IPv4
-	case "ipv6":
-		*f = IPv6
-	default:
-		return &ParseError{Text: string(text), Reason: "is neither ipv4 nor ipv6"}
-	}
-	return nil
-}
+// A TableID names a table of a family.
+type TableID = tableid.TableID
 
 // A TableName names one of the five tables that iptables knows.
-type TableName string
+type TableName = string
 
 // The tables of iptables.
 const (

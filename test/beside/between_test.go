@@ -22,6 +22,7 @@ import (
 	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -181,7 +182,7 @@ func (k *intruded) nat(f rules.Family) *rules.Table {
 // told of no race.
 func (k *intruded) compare(newest map[place][]rules.Rule, written map[rules.Family]iptables.Written) {
 	for f, w := range written {
-		if errors.Is(w.Err, iptables.ErrStale) {
+		if errors.Is(w.Err, nft.ErrStale) {
 			k.stale++
 		}
 		if w.Raced {

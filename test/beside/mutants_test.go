@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -46,7 +47,7 @@ func (s *unlockedSession) restore(ctx context.Context, payload iptables.Payload)
 		}
 		now, err := s.world.Fake.Probe(ctx, f, nil)
 		if err == nil && now.Digest != s.digest[f] {
-			err = iptables.ErrStale
+			err = nft.ErrStale
 		}
 		if err != nil {
 			written[f] = iptables.Written{Err: err}

@@ -14,6 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -109,7 +110,7 @@ func newWorld(p path, m mutant, seed uint64, protects func(string) bool) *world 
 		source = canary.SourceLock
 	}
 	w.OnUnlock(func() { w.hint(source) })
-	w.OnCommit(func(c iptables.Commit) {
+	w.OnCommit(func(c nft.Commit) {
 		w.hint(source)
 		if c.PID == uint32(os.Getpid()) {
 			w.ledger.observe(byCanaryd)
@@ -381,7 +382,7 @@ func (w *world) ended(written map[rules.Family]iptables.Written) {
 	w.ledger.observe(byCanaryd)
 	w.ledger.ended(written)
 	for f, one := range written {
-		if errors.Is(one.Err, iptables.ErrStale) {
+		if errors.Is(one.Err, nft.ErrStale) {
 			w.count.stale++
 		}
 		w.tell("canaryd's restore of %s: raced %t, %v", f, one.Raced, one.Err)
@@ -426,7 +427,7 @@ func (s *session) mixed(ctx context.Context, payload iptables.Payload, restore r
 		}
 		s.world.point("between the tables of a restore")
 		one := restore(ctx, iptables.Payload{f: scripts})[f]
-		if _, begun := written[f]; begun && errors.Is(one.Err, iptables.ErrStale) {
+		if _, begun := written[f]; begun && errors.Is(one.Err, nft.ErrStale) {
 			one = s.Session.RestoreAnyway(ctx, iptables.Payload{f: scripts})[f]
 		}
 		written[f] = one

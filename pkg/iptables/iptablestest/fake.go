@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -47,7 +48,7 @@ type Fake struct {
 	sums       map[*rules.Table]uint64                           // of tables' content, once somebody asked
 	genid      uint32
 	unreadable map[rules.Family]map[rules.TableName]error
-	onCommit   []func(iptables.Commit)
+	onCommit   []func(nft.Commit)
 	onUnlock   []func()
 	faults     faults
 	evidence   evidence

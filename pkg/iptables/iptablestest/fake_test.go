@@ -15,6 +15,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -231,13 +232,13 @@ func TestFakeCommits(t *testing.T) {
 	for _, backend := range backends {
 		t.Run(string(backend), func(t *testing.T) {
 			f := iptablestest.NewFake(backend)
-			var got []iptables.Commit
-			f.OnCommit(func(c iptables.Commit) { got = append(got, c) })
+			var got []nft.Commit
+			f.OnCommit(func(c nft.Commit) { got = append(got, c) })
 			who := f.As(77, "a-name-that-is-too-long")
 			must(t, f.Restore(v4, canaryText))
 			must(t, f.Flush(v4, rules.Filter, ""))
 			must(t, who.RestoreNoflush(v4, canaryText+"*mangle\n:X - [0:0]\nCOMMIT\n"))
-			want := []iptables.Commit{
+			want := []nft.Commit{
 				{Genid: 2, PID: 4242, Comm: "iptables"},
 				{Genid: 3, PID: 77, Comm: "a-name-that-is-"},
 				{Genid: 4, PID: 77, Comm: "a-name-that-is-"},
@@ -252,7 +253,7 @@ func TestFakeCommits(t *testing.T) {
 			}
 			must(t, who.SetPolicy(v4, rules.Filter, "FORWARD", "DROP"))
 			if backend == iptables.NFT {
-				want = append(want, iptables.Commit{Genid: 6, PID: 77, Comm: "a-name-that-is-"})
+				want = append(want, nft.Commit{Genid: 6, PID: 77, Comm: "a-name-that-is-"})
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("commits (-want +got):\n%s", diff)
@@ -264,7 +265,7 @@ func TestFakeCommits(t *testing.T) {
 // TestFakeConcurrent is for the race detector.
 func TestFakeConcurrent(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *iptablestest.Fake) {
-		f.OnCommit(func(iptables.Commit) { f.Save(v4) })
+		f.OnCommit(func(nft.Commit) { f.Save(v4) })
 		f.OnUnlock(func() { f.Save(v6) })
 		f.LockWait(time.Minute)
 		var all sync.WaitGroup
@@ -290,7 +291,7 @@ func TestFakeConcurrent(t *testing.T) {
 						t.Error(err)
 					}
 					text := fmt.Sprintf("*nat\n:C%d - [0:0]\nCOMMIT\n", i)
-					if _, err := write(t, s, v6, text); err != nil && !errors.Is(err, iptables.ErrStale) {
+					if _, err := write(t, s, v6, text); err != nil && !errors.Is(err, nft.ErrStale) {
 						t.Error(err)
 					}
 					if err := s.Close(); err != nil {

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -95,7 +96,7 @@ func (f *Fake) DropTableFromReads(family rules.Family, table rules.TableName, er
 // OnCommit registers fn to be called after every commit to nf_tables, a
 // session's own too. On legacy nothing announces a commit. Writers that run at
 // the same time may call it in either order.
-func (f *Fake) OnCommit(fn func(iptables.Commit)) {
+func (f *Fake) OnCommit(fn func(nft.Commit)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.onCommit = append(f.onCommit, fn)

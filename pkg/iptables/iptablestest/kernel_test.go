@@ -11,6 +11,7 @@ import (
 	"github.com/canaryd/canaryd/internal/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -98,7 +99,7 @@ func answers(t *testing.T, k kernel, foreign func(text string)) []string {
 		case errors.As(w.Err, &refused):
 			say("refused %v: %s %s exit %d line %d", w.Raced, refused.Reason, refused.Program, refused.Exit, refused.Line)
 		default:
-			say("raced %v, stale %v, other error %v", w.Raced, errors.Is(w.Err, iptables.ErrStale), w.Err != nil && !errors.Is(w.Err, iptables.ErrStale))
+			say("raced %v, stale %v, other error %v", w.Raced, errors.Is(w.Err, nft.ErrStale), w.Err != nil && !errors.Is(w.Err, nft.ErrStale))
 		}
 	}
 	restore := func(family rules.Family, text string) {

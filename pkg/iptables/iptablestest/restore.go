@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -15,10 +16,10 @@ type run struct {
 	f       *Fake
 	family  rules.Family
 	noflush bool
-	by      iptables.Commit // without Genid
-	lock    func() func()   // takes the xtables lock for one table; returns its release
-	failAt  int             // the table, counted from 1, that is refused; 0 is none
-	commits int             // how many tables were changed
+	by      nft.Commit    // without Genid
+	lock    func() func() // takes the xtables lock for one table; returns its release
+	failAt  int           // the table, counted from 1, that is refused; 0 is none
+	commits int           // how many tables were changed
 }
 
 // run works through text table by table, as the program does: a table is
@@ -142,7 +143,7 @@ func (f *Fake) touch(family rules.Family, table rules.TableName) {
 
 // publish makes tables (nil ones vanish) the content of family in one commit
 // and returns what tells the listeners. Call with the Fake locked.
-func (f *Fake) publish(family rules.Family, tables map[rules.TableName]*rules.Table, by iptables.Commit) (announce func()) {
+func (f *Fake) publish(family rules.Family, tables map[rules.TableName]*rules.Table, by nft.Commit) (announce func()) {
 	by.Genid = f.genid + 1
 	for name, t := range tables {
 		delete(f.sums, f.tables[family][name])

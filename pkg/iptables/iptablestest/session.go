@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -106,7 +107,7 @@ func (s *session) restore(ctx context.Context, family rules.Family, scripts []ip
 	time.Sleep(fault.takes)
 	r := &run{
 		f: s.f, family: family, noflush: true, lock: func() func() { return func() {} },
-		by: iptables.Commit{PID: uint32(os.Getpid()), Comm: cut(tool(family) + "-nft-restore"), Own: true},
+		by: nft.Commit{PID: uint32(os.Getpid()), Comm: cut(tool(family) + "-nft-restore"), Own: true},
 	}
 	switch {
 	case fault.restores != 0:
@@ -134,7 +135,7 @@ func (s *session) admit(ctx context.Context, family rules.Family, text string) (
 	}
 	before = f.digest(family)
 	if seen, read := s.seen[family]; !read || seen != before {
-		return 0, faults{}, iptables.ErrStale
+		return 0, faults{}, nft.ErrStale
 	}
 	f.counts.restores++
 	f.payloads[family] = append(f.payloads[family], text)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -59,7 +60,7 @@ func TestFakeSession(t *testing.T) {
 		{"without a read", func(t *testing.T, _ *iptablestest.Fake, s iptables.Session) error {
 			_, err := write(t, s, v4, filterText)
 			return err
-		}, map[iptables.Backend]error{iptables.NFT: iptables.ErrStale, iptables.Legacy: iptables.ErrStale}},
+		}, map[iptables.Backend]error{iptables.NFT: nft.ErrStale, iptables.Legacy: nft.ErrStale}},
 		{"our own commits make nothing stale", func(t *testing.T, _ *iptablestest.Fake, s iptables.Session) error {
 			read(t, s, v4)
 			read(t, s, v6)
@@ -73,13 +74,13 @@ func TestFakeSession(t *testing.T) {
 			must(t, f.Bypassing().Flush(v4, rules.Nat, ""))
 			_, err := write(t, s, v4, filterText)
 			return err
-		}, map[iptables.Backend]error{iptables.NFT: iptables.ErrStale, iptables.Legacy: iptables.ErrStale}},
+		}, map[iptables.Backend]error{iptables.NFT: nft.ErrStale, iptables.Legacy: nft.ErrStale}},
 		{"somebody wrote the other family", func(t *testing.T, f *iptablestest.Fake, s iptables.Session) error {
 			read(t, s, v4)
 			must(t, f.Bypassing().RestoreNoflush(v6, filterText))
 			_, err := write(t, s, v4, filterText)
 			return err
-		}, map[iptables.Backend]error{iptables.NFT: iptables.ErrStale}},
+		}, map[iptables.Backend]error{iptables.NFT: nft.ErrStale}},
 		{"after a failure", func(t *testing.T, f *iptablestest.Fake, s iptables.Session) error {
 			read(t, s, v4)
 			f.FailRestores(1, iptables.ReasonOther)
@@ -88,7 +89,7 @@ func TestFakeSession(t *testing.T) {
 			}
 			_, err := write(t, s, v4, filterText)
 			return err
-		}, map[iptables.Backend]error{iptables.NFT: iptables.ErrStale, iptables.Legacy: iptables.ErrStale}},
+		}, map[iptables.Backend]error{iptables.NFT: nft.ErrStale, iptables.Legacy: nft.ErrStale}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			onBoth(t, func(t *testing.T, f *iptablestest.Fake) {
@@ -105,19 +106,19 @@ func TestFakeSession(t *testing.T) {
 
 func TestFakeRaced(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *iptablestest.Fake) {
-		nft := f.Info().Backend == iptables.NFT
+		onNFT := f.Info().Backend == iptables.NFT
 		f.BeforeRestore(func() { must(t, f.Bypassing().Flush(v4, rules.Nat, "")) })
 		s := begin(t, f)
 		read(t, s, v4)
-		if raced := restore(t, s, v4, filterText); raced != nft {
-			t.Errorf("raced is %v, want %v", raced, nft)
+		if raced := restore(t, s, v4, filterText); raced != onNFT {
+			t.Errorf("raced is %v, want %v", raced, onNFT)
 		}
 		f.BeforeRestore(nil)
-		if !nft {
+		if !onNFT {
 			return
 		}
 		_, err := write(t, s, v4, filterText)
-		wantErr(t, "after a race", err, iptables.ErrStale)
+		wantErr(t, "after a race", err, nft.ErrStale)
 		read(t, s, v4)
 		if restore(t, s, v4, filterText) {
 			t.Error("raced, though nobody else wrote")

@@ -1,9 +1,10 @@
 package iptablestest
 
 import (
-	"github.com/canaryd/canaryd/pkg/iptables"
 	"net"
 	"sync"
+
+	"github.com/canaryd/canaryd/pkg/nft"
 )
 
 // subscriptionBuffer is how many commits a Subscription holds for a
@@ -13,7 +14,7 @@ const subscriptionBuffer = 256
 // A Subscription is to a Fake what a Subscription is to a Kernel: it
 // receives one Commit for each commit to nf_tables from Subscribe on.
 type Subscription struct {
-	commits  chan iptables.Commit
+	commits  chan nft.Commit
 	overflow chan struct{}
 	closed   chan struct{}
 	close    func()
@@ -22,12 +23,12 @@ type Subscription struct {
 // Subscribe opens a subscription. On legacy it never receives anything.
 func (f *Fake) Subscribe() *Subscription {
 	s := &Subscription{
-		commits:  make(chan iptables.Commit, subscriptionBuffer),
+		commits:  make(chan nft.Commit, subscriptionBuffer),
 		overflow: make(chan struct{}, 1),
 		closed:   make(chan struct{}),
 	}
 	s.close = sync.OnceFunc(func() { close(s.closed) })
-	f.OnCommit(func(c iptables.Commit) {
+	f.OnCommit(func(c nft.Commit) {
 		select {
 		case <-s.closed:
 		case s.commits <- c:
@@ -41,19 +42,19 @@ func (f *Fake) Subscribe() *Subscription {
 // Receive waits for the next commit. It returns ErrOverflow once after some
 // were dropped or Overflow was called, and net.ErrClosed after Close. It is for
 // one goroutine; Close and Overflow may be called from others.
-func (s *Subscription) Receive() (iptables.Commit, error) {
+func (s *Subscription) Receive() (nft.Commit, error) {
 	select {
 	case <-s.closed:
-		return iptables.Commit{}, net.ErrClosed
+		return nft.Commit{}, net.ErrClosed
 	default:
 	}
 	select {
 	case c := <-s.commits:
 		return c, nil
 	case <-s.overflow:
-		return iptables.Commit{}, iptables.ErrOverflow
+		return nft.Commit{}, nft.ErrOverflow
 	case <-s.closed:
-		return iptables.Commit{}, net.ErrClosed
+		return nft.Commit{}, net.ErrClosed
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -24,9 +25,9 @@ var (
 		Begin(context.Context) (iptables.Session, error)
 	}{(*iptables.Kernel)(nil), (*iptablestest.Fake)(nil)}
 	_ = []interface {
-		Receive() (iptables.Commit, error)
+		Receive() (nft.Commit, error)
 		Close() error
-	}{(*iptables.Subscription)(nil), (*iptablestest.Subscription)(nil)}
+	}{(*nft.Subscription)(nil), (*iptablestest.Subscription)(nil)}
 )
 
 func TestFakeSubscription(t *testing.T) {
@@ -37,12 +38,12 @@ func TestFakeSubscription(t *testing.T) {
 		must(t, f.As(7, "nft").FlushTable(v4, rules.Nat))
 		got, err := s.Receive()
 		must(t, err)
-		if diff := cmp.Diff(iptables.Commit{Genid: 3, PID: 7, Comm: "nft"}, got); diff != "" {
+		if diff := cmp.Diff(nft.Commit{Genid: 3, PID: 7, Comm: "nft"}, got); diff != "" {
 			t.Errorf("commit (-want +got):\n%s", diff)
 		}
 		s.Overflow()
 		_, err = s.Receive()
-		wantErr(t, "Receive", err, iptables.ErrOverflow)
+		wantErr(t, "Receive", err, nft.ErrOverflow)
 
 		for range 300 { // more than it holds
 			must(t, f.Restore(v4, canaryText))
@@ -50,7 +51,7 @@ func TestFakeSubscription(t *testing.T) {
 		overflows := 0
 		for n := 0; n < 256+1; n++ {
 			if _, err = s.Receive(); err != nil {
-				wantErr(t, "Receive", err, iptables.ErrOverflow)
+				wantErr(t, "Receive", err, nft.ErrOverflow)
 				overflows++
 			}
 		}

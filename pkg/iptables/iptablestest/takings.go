@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -25,7 +26,7 @@ func (f *Fake) ForgetTakings() {
 }
 
 // take notes what a commit makes of a table. Call with the Fake locked.
-func (f *Fake) take(by iptables.Commit, family rules.Family, name rules.TableName, old, next *rules.Table) {
+func (f *Fake) take(by nft.Commit, family rules.Family, name rules.TableName, old, next *rules.Table) {
 	if by.Own {
 		return
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -57,7 +58,7 @@ func (w Writer) restore(family rules.Family, text string, noflush bool) error {
 	return r.run(text)
 }
 
-func (w Writer) author() iptables.Commit { return iptables.Commit{PID: w.pid, Comm: w.comm} }
+func (w Writer) author() nft.Commit { return nft.Commit{PID: w.pid, Comm: w.comm} }
 
 func (w Writer) takeLock() (release func()) {
 	if w.bypass || w.fake.backend() == iptables.NFT {

@@ -1,4 +1,4 @@
-package iptables
+package nft
 
 import (
 	"errors"
@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/nstest"
-	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // TestAnAnswerThatCameTooLateIsNoOther: a receive that fails leaves its answer
@@ -18,28 +18,27 @@ import (
 func TestAnAnswerThatCameTooLateIsNoOther(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")
-		iptablesCommand(t, NFT, rules.IPv4, "-t nat -N THERE")
-		conn, err := dialNFT()
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-N", "THERE")
+		conn, err := Dial()
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer func() { conn.close() }()
-		there := Place{rules.Nat, "THERE"}
+		defer func() { conn.Close() }()
 		questions := map[string]func() (bool, error){
-			"a table":   func() (bool, error) { return conn.hasTable(rules.IPv4, rules.Nat) },
-			"a chain":   func() (bool, error) { return conn.hasChain(rules.IPv4, there) },
-			"raw chain": func() (bool, error) { _, ok, err := conn.rawChain(rules.IPv4, there); return ok, err },
+			"a table":   func() (bool, error) { return conn.HasTable(tableid.IPv4, "nat") },
+			"a chain":   func() (bool, error) { return conn.HasChain(tableid.IPv4, "nat", "THERE") },
+			"raw chain": func() (bool, error) { _, ok, err := conn.Chain(tableid.IPv4, "nat", "THERE"); return ok, err },
 			"a dump": func() (found bool, err error) {
-				err = conn.eachRawChain(rules.IPv4, func(c rawChain) error { found = found || c.place == there; return nil })
+				err = conn.EachChain(tableid.IPv4, func(c Chain) error { found = found || c.Name == "THERE"; return nil })
 				return found, err
 			},
-			"the counter": func() (bool, error) { id, err := conn.genid(); return id > 0, err },
+			"the counter": func() (bool, error) { id, err := conn.Genid(); return id > 0, err },
 		}
 		for name, ask := range questions {
 			if err := conn.conn.SetReadDeadline(time.Unix(1, 0)); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := conn.hasChain(rules.IPv4, Place{rules.Nat, "GONE"}); !errors.Is(err, os.ErrDeadlineExceeded) {
+			if _, err := conn.HasChain(tableid.IPv4, "nat", "GONE"); !errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Fatalf("the receive ended with %v", err)
 			}
 			if err := conn.conn.SetReadDeadline(time.Time{}); err != nil {
@@ -63,14 +62,14 @@ func TestAnAnswerThatCameTooLateIsNoOther(t *testing.T) {
 // TestTheAskerComesBack: its socket could not be opened again at once.
 func TestTheAskerComesBack(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
-		a, err := openAsker()
+		a, err := OpenAsker()
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer func() { a.close() }()
+		defer func() { a.Close() }()
 		var id uint32
-		question := []question{askGenid(&id)}
-		if err := a.ask(rules.IPv4, question); err != nil {
+		question := []Question{AskGenid(&id)}
+		if err := a.Ask(tableid.IPv4, question); err != nil {
 			t.Fatal(err)
 		}
 		// Nobody takes the answer to this one.
@@ -79,12 +78,12 @@ func TestTheAskerComesBack(t *testing.T) {
 		}
 		for range 3 {
 			withoutFiles(t, func() {
-				if err := a.ask(rules.IPv4, question); err == nil {
+				if err := a.Ask(tableid.IPv4, question); err == nil {
 					t.Error("an old answer is taken for a new one, or no socket is one")
 				}
 			})
 		}
-		if err := a.ask(rules.IPv4, question); err != nil || id == 0 {
+		if err := a.Ask(tableid.IPv4, question); err != nil || id == 0 {
 			t.Errorf("with sockets again: %d, %v", id, err)
 		}
 	})

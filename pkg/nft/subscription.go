@@ -1,4 +1,4 @@
-package iptables
+package nft
 
 import (
 	"encoding/binary"
@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,10 +21,9 @@ import (
 // all other messages before they count.
 const subscriptionBuffer = 1 << 20
 
-// A Subscription receives one Commit for each transaction that anybody
-// commits to nf_tables in this network namespace, the Kernel's own included except
-// for large ones, see silently. Commits from before Subscribe are not seen:
-// subscribe first, then look.
+// A Subscription receives one Commit for each transaction that any process commits
+// to nf_tables in this network namespace, its user's own included, while it listens.
+// Commits from before Subscribe are not seen: subscribe first, then look.
 type Subscription struct {
 	conn    *netlink.Conn
 	own     func(port, pid uint32) bool
@@ -33,20 +34,18 @@ type Subscription struct {
 	deaf    atomic.Bool // it will not hear any more
 }
 
-// Subscribe opens a subscription. It needs CAP_NET_ADMIN, and it works on the
-// legacy backend too, where it tells only of nft's users.
-func (k *Kernel) Subscribe() (*Subscription, error) {
+// Subscribe opens a subscription; own says of a commit's netlink address and process whether it is
+// its user's. It needs CAP_NET_ADMIN.
+func Subscribe(own func(port, pid uint32) bool) (*Subscription, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
-		return nil, nftError("opening a netlink socket", err)
+		return nil, Wrap("opening a netlink socket", err)
 	}
-	s := &Subscription{conn: conn, own: k.ownCommit}
+	s := &Subscription{conn: conn, own: own, left: func() {}}
 	if err := s.begin(); err != nil {
 		conn.Close()
-		return nil, nftError("subscribing to commits", err)
+		return nil, Wrap("subscribing to commits", err)
 	}
-	s.left = func() { k.subscriptions.remove(s) }
-	k.subscriptions.add(s)
 	return s, nil
 }
 
@@ -120,7 +119,7 @@ func (s *Subscription) Receive() (Commit, error) {
 	if m.Header.Type != nftType(unix.NFT_MSG_NEWGEN) {
 		return Commit{}, fmt.Errorf("netlink sent a message of type %#x in spite of the filter", uint16(m.Header.Type))
 	}
-	c, err := parseCommit(m.Data)
+	c, err := ParseCommit(m.Data)
 	c.Own = s.own(m.Header.PID, c.PID)
 	return c, err
 }
@@ -133,7 +132,7 @@ const (
 // drain empties the buffer before an overflow is reported. Until it is empty
 // the kernel drops every further message without another ENOBUFS
 // (NETLINK_S_CONGESTED, af_netlink.c): who looked at the tables earlier could
-// miss a commit that nobody tells of any more.
+// miss a commit of which no message comes any more.
 func (s *Subscription) drain() error {
 	for end := time.Now().Add(drainMost); time.Now().Before(end); {
 		if err := s.conn.SetReadDeadline(time.Now().Add(drainIdle)); err != nil {
@@ -170,4 +169,60 @@ func (s *Subscription) Close() error {
 	}
 	s.left()
 	return s.conn.Close()
+}
+
+// SetBuffer sets the receive buffer, in bytes.
+func (s *Subscription) SetBuffer(bytes int) error { return s.conn.SetReadBuffer(bytes) }
+
+// Leave lets the subscription hear nothing for a while. Whether that works decides
+// about time only.
+func (s *Subscription) Leave() { _ = s.conn.LeaveGroup(unix.NFNLGRP_NFTABLES) }
+
+// Join ends that. One that cannot listen any more says so.
+func (s *Subscription) Join() {
+	if err := s.conn.JoinGroup(unix.NFNLGRP_NFTABLES); err != nil {
+		s.deaf.Store(true)
+		s.wake()
+	}
+}
+
+// wake lets a Receive that waits look around: at what was set before.
+func (s *Subscription) wake() { _ = s.conn.SetReadDeadline(time.Now()) }
+
+// Miss lets Receive return ErrOverflow.
+func (s *Subscription) Miss() {
+	s.missed.Store(true)
+	s.wake()
+}
+
+// Subscriptions are those of one user that are open. The zero value is none.
+type Subscriptions struct {
+	mu   sync.Mutex
+	open []*Subscription
+}
+
+// Subscribe opens a subscription, which is one of them until its Close.
+func (o *Subscriptions) Subscribe(own func(port, pid uint32) bool) (*Subscription, error) {
+	s, err := Subscribe(own)
+	if err != nil {
+		return nil, err
+	}
+	s.left = func() { o.remove(s) }
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.open = append(o.open, s)
+	return s, nil
+}
+
+func (o *Subscriptions) remove(s *Subscription) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.open = slices.DeleteFunc(o.open, func(other *Subscription) bool { return other == s })
+}
+
+// All returns those that are open.
+func (o *Subscriptions) All() []*Subscription {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.open)
 }

@@ -1,0 +1,152 @@
+package iptables
+
+import (
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// This file says what rules of nf_tables mean to iptables, as far as a probe wants to know.
+// A rule may be anything that anyone wrote: no rule may make these functions panic.
+
+// udataComment is the type of a rule's comment in NFTA_RULE_USERDATA
+// (NFTNL_UDATA_RULE_COMMENT in libnftnl's udata.h).
+const udataComment = 0
+
+// A ruleMeaning is what a probe wants to know of one rule.
+type ruleMeaning struct {
+	comment    string
+	hasComment bool
+	// target reports that the rule does something: it has a verdict, a
+	// target, or any expression that is not known to only match or count.
+	target bool
+}
+
+// meaningOf reads what a rule means. Of two comments the match's counts.
+func meaningOf(raw nft.Rule) (ruleMeaning, error) {
+	var m ruleMeaning
+	err := raw.Each(func(e nft.Expression) error {
+		acts, err := acts(e)
+		m.target = m.target || acts
+		if err == nil && e.Name == "match" {
+			err = m.match(e.Data)
+		}
+		return err
+	})
+	if text, ok := userdataComment(raw.Userdata); ok && !m.hasComment {
+		m.comment, m.hasComment = text, true
+	}
+	return m, err
+}
+
+// acts reports whether an expression does more than match and count. One that
+// is not known does: a rule of ours has none, and only ours must be certain.
+func acts(e nft.Expression) (bool, error) {
+	var source uint16 // the attribute with which the expression writes
+	switch e.Name {
+	case "match", "counter", "cmp", "bitwise", "range", "lookup", "limit":
+		return false, nil
+	case "meta": // "meta mark set" is how newer iptables spell -j MARK
+		source = unix.NFTA_META_SREG
+	case "payload":
+		source = unix.NFTA_PAYLOAD_SREG
+	case "ct":
+		source = unix.NFTA_CT_SREG
+	default:
+		return true, nil
+	}
+	value, err := nft.AttrOf(e.Data, source)
+	return value != nil, err
+}
+
+// match reads the data of a "match" expression, which carries an xt match.
+// iptables-nft 1.8.9 stores -m comment as match "comment" revision 0 with the
+// 256 bytes of struct xt_comment_info.
+func (m *ruleMeaning) match(data []byte) error {
+	name, err := nft.AttrOf(data, unix.NFTA_MATCH_NAME)
+	if err != nil || string(nft.UntilNUL(name)) != "comment" {
+		return err
+	}
+	info, err := nft.AttrOf(data, unix.NFTA_MATCH_INFO)
+	m.comment, m.hasComment = nft.String(info), err == nil
+	return err
+}
+
+// userdataComment finds a comment among the type-length-value triples of
+// NFTA_RULE_USERDATA, where nft and newer iptables keep it.
+func userdataComment(data []byte) (string, bool) {
+	for len(data) >= 2 {
+		kind, size := data[0], int(data[1])
+		data = data[2:]
+		if size > len(data) {
+			return "", false
+		}
+		if kind == udataComment {
+			return nft.String(data[:size]), true
+		}
+		data = data[size:]
+	}
+	return "", false
+}
+
+// indexed reports whether the rule holds numbers that mean something only as
+// long as it stands: ipset's match "set" and target "SET" name their set by
+// its index in the kernel, which another set may have tomorrow, and lookup,
+// dynset and objref refer to objects of the same table. A rule that cannot be
+// read counts as indexed.
+func indexed(raw nft.Rule) bool {
+	found := false
+	err := raw.Each(func(e nft.Expression) error {
+		switch e.Name {
+		case "lookup", "dynset", "objref":
+			found = true
+		case "match", "target":
+			// NFTA_TARGET_NAME and NFTA_MATCH_NAME are both 1.
+			name, err := nft.AttrOf(e.Data, unix.NFTA_MATCH_NAME)
+			if err != nil {
+				return err
+			}
+			switch string(nft.UntilNUL(name)) {
+			case "set", "SET":
+				found = true
+			}
+		}
+		return nil
+	})
+	return found || err != nil
+}
+
+// tableName returns the iptables table of that name, "" for any other.
+func tableName[T string | []byte](name T) rules.TableName {
+	for _, t := range [...]rules.TableName{rules.Nat, rules.Filter, rules.Mangle, rules.Raw, rules.Security} {
+		if t == string(name) {
+			return t
+		}
+	}
+	return ""
+}
+
+// iptablesTables returns those of iptables' five tables that exist.
+func iptablesTables(conn *nft.Conn, family rules.Family) ([]rules.TableName, error) {
+	var found []rules.TableName
+	for _, table := range rules.AllTables() {
+		ok, err := conn.HasTable(family, table)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			found = append(found, table)
+		}
+	}
+	return found, nil
+}
+
+// sortedTables returns names sorted and without doubles.
+func sortedTables(names []rules.TableName) []rules.TableName {
+	slices.Sort(names)
+	return slices.Compact(names)
+}

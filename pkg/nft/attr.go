@@ -1,0 +1,137 @@
+package nft
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+
+	"golang.org/x/sys/unix"
+)
+
+// This file reads and writes netlink attributes. What the kernel sends is treated as
+// hostile: no list of attributes may make these functions panic.
+
+// A StringAttr is an attribute that is a string.
+type StringAttr struct {
+	Kind  uint16
+	Value string
+}
+
+// Strings writes attributes that are NUL-terminated strings. It is written by
+// hand because it cannot fail, and probes call it all the time.
+func Strings(attrs ...StringAttr) []byte {
+	var out []byte
+	for _, a := range attrs {
+		out = binary.NativeEndian.AppendUint16(out, uint16(4+len(a.Value)+1))
+		out = binary.NativeEndian.AppendUint16(out, a.Kind)
+		out = append(append(out, a.Value...), 0)
+		for len(out)%4 != 0 {
+			out = append(out, 0)
+		}
+	}
+	return out
+}
+
+// AppendAttr appends an attribute, with as many zeros behind its value, and its padding.
+func AppendAttr[T string | []byte](out []byte, kind uint16, value T, zeros int) []byte {
+	out = binary.NativeEndian.AppendUint16(out, uint16(4+len(value)+zeros))
+	out = binary.NativeEndian.AppendUint16(out, kind)
+	out = append(out, value...)
+	for range zeros {
+		out = append(out, 0)
+	}
+	for len(out)%4 != 0 {
+		out = append(out, 0)
+	}
+	return out
+}
+
+var ErrAttribute = errors.New("a netlink attribute is longer than what holds it, or too short")
+
+// nlaTypeMask leaves the type without NLA_F_NESTED and NLA_F_NET_BYTEORDER.
+const nlaTypeMask = 0x3fff
+
+// NextAttr splits the first attribute from list. The library's decoder would
+// allocate for each of the half million attributes of 46,578 rules.
+func NextAttr(list []byte) (kind uint16, data, rest []byte, err error) {
+	if len(list) < unix.SizeofNlAttr {
+		return 0, nil, nil, ErrAttribute
+	}
+	size := int(binary.NativeEndian.Uint16(list))
+	if size < unix.SizeofNlAttr || size > len(list) {
+		return 0, nil, nil, ErrAttribute
+	}
+	kind = binary.NativeEndian.Uint16(list[2:]) & nlaTypeMask
+	// The last attribute may lack its padding.
+	padded := min((size+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1), len(list))
+	return kind, list[unix.SizeofNlAttr:size], list[padded:], nil
+}
+
+// AttrOf returns the value of the list's first attribute of that kind, nil if
+// there is none.
+func AttrOf(list []byte, wanted uint16) ([]byte, error) {
+	for len(list) > 0 {
+		kind, value, rest, err := NextAttr(list)
+		if err != nil {
+			return nil, err
+		}
+		if kind == wanted {
+			return value, nil
+		}
+		list = rest
+	}
+	return nil, nil
+}
+
+// AttrPath returns the first attribute of the first kind in list, or of the
+// second kind in that one, and so on; nil if there is none or it cannot be
+// read.
+func AttrPath(list []byte, kinds ...uint16) []byte {
+	for _, kind := range kinds {
+		value, err := AttrOf(list, kind)
+		if err != nil || value == nil {
+			return nil
+		}
+		list = value
+	}
+	return list
+}
+
+// noNumber is no value of any attribute that AttrNumber is asked for.
+const noNumber = ^uint32(0)
+
+// AttrNumber returns a number of 32 bits, and one that no attribute has if there is none.
+func AttrNumber(list []byte, kind uint16) uint32 {
+	n, err := AttrUint32(AttrPath(list, kind))
+	if err != nil {
+		return noNumber
+	}
+	return n
+}
+
+// AttrUint32 reads a number of 32 bits.
+func AttrUint32(value []byte) (uint32, error) {
+	if len(value) != 4 {
+		return 0, ErrAttribute
+	}
+	return binary.BigEndian.Uint32(value), nil
+}
+
+// AttrUint64 reads a number of 64 bits.
+func AttrUint64(value []byte) (uint64, error) {
+	if len(value) != 8 {
+		return 0, ErrAttribute
+	}
+	return binary.BigEndian.Uint64(value), nil
+}
+
+// UntilNUL returns the bytes before the first NUL, or all.
+func UntilNUL(b []byte) []byte {
+	if i := bytes.IndexByte(b, 0); i >= 0 {
+		return b[:i]
+	}
+	return b
+}
+
+// String returns the string before the first NUL.
+func String(b []byte) string { return string(UntilNUL(b)) }

@@ -1,0 +1,75 @@
+package nft
+
+import "golang.org/x/sys/unix"
+
+// A Chain is a chain as nf_tables holds it.
+type Chain struct {
+	Table, Name string
+	Handle      uint64 // no other chain or rule of the table ever has the same
+	// Base reports that packets enter the chain at a hook of the kernel's;
+	// Kind, Hook, Priority and Policy are set for such a chain only.
+	Base     bool
+	Kind     string // "filter", "nat" or "route"
+	Hook     uint32
+	Priority int32
+	Policy   uint32 // NF_DROP is 0, NF_ACCEPT is 1
+	Use      uint32 // rules in the chain, and jumps to it
+}
+
+// ParseChain reads NFT_MSG_NEWCHAIN.
+func ParseChain(data []byte) (c Chain, err error) {
+	if len(data) < nfgenmsgLen {
+		return Chain{}, errShort
+	}
+	for rest := data[nfgenmsgLen:]; len(rest) > 0; {
+		var kind uint16
+		var value []byte
+		if kind, value, rest, err = NextAttr(rest); err != nil {
+			return Chain{}, err
+		}
+		switch kind {
+		case unix.NFTA_CHAIN_TABLE:
+			c.Table = commonName(UntilNUL(value))
+		case unix.NFTA_CHAIN_NAME:
+			c.Name = String(value)
+		case unix.NFTA_CHAIN_HANDLE:
+			c.Handle, err = AttrUint64(value)
+		case unix.NFTA_CHAIN_USE:
+			c.Use, err = AttrUint32(value)
+		case unix.NFTA_CHAIN_TYPE:
+			c.Kind = String(value)
+		case unix.NFTA_CHAIN_POLICY:
+			c.Policy, err = AttrUint32(value)
+		case unix.NFTA_CHAIN_HOOK:
+			err = c.parseHook(value)
+		}
+		if err != nil {
+			return Chain{}, err
+		}
+	}
+	return c, nil
+}
+
+func (c *Chain) parseHook(list []byte) error {
+	c.Base = true
+	for len(list) > 0 {
+		kind, value, rest, err := NextAttr(list)
+		if err != nil {
+			return err
+		}
+		list = rest
+		switch kind {
+		case unix.NFTA_HOOK_HOOKNUM:
+			if c.Hook, err = AttrUint32(value); err != nil {
+				return err
+			}
+		case unix.NFTA_HOOK_PRIORITY:
+			priority, err := AttrUint32(value)
+			if err != nil {
+				return err
+			}
+			c.Priority = int32(priority)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,48 @@
+package nft
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+)
+
+// The errors that callers tell apart.
+var (
+	// ErrStale: another process committed since the genid that guards a batch; nothing
+	// was written.
+	ErrStale = errors.New("the tables changed after they were read")
+	// ErrPermission: the kernel refuses, most likely for want of CAP_NET_ADMIN.
+	ErrPermission = errors.New("the kernel refuses access to its tables (CAP_NET_ADMIN is needed)")
+	// ErrOverflow: the kernel dropped commits that we were too slow to read, or
+	// another process committed while we sent a large transaction and did not listen.
+	// The subscription goes on.
+	ErrOverflow = errors.New("commits to nf_tables were missed: the kernel dropped their notifications, or they came while canaryd wrote")
+)
+
+// ErrNone: the kernel has no nf_tables.
+var ErrNone = errors.New("the kernel has no nf_tables (load the module nf_tables)")
+
+// ErrInterrupted: somebody committed while a dump went on, which may have left
+// out rules or told them twice.
+var ErrInterrupted = errors.New("a commit interrupted the dump")
+
+var errTruncated = errors.New("a netlink datagram is larger than what the kernel puts into one")
+
+// ErrTooBig: the batch is larger than the socket may send at once, and we may
+// not raise that (it takes CAP_NET_ADMIN in the initial user namespace).
+var ErrTooBig = errors.New("the transaction is larger than a netlink socket of ours may send")
+
+// Wrap says what failed, and whether it was for want of privileges or of
+// nf_tables itself.
+func Wrap(doing string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, syscall.EPERM), errors.Is(err, syscall.EACCES):
+		return fmt.Errorf("%w: %s: %w", ErrPermission, doing, err)
+	case errors.Is(err, syscall.EPROTONOSUPPORT), errors.Is(err, syscall.EAFNOSUPPORT):
+		return fmt.Errorf("%w: %s: %w", ErrNone, doing, err)
+	default:
+		return fmt.Errorf("%s: %w", doing, err)
+	}
+}

@@ -1,0 +1,213 @@
+package nft
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// eventBuffer is the receive buffer that is asked for, in bytes. The user
+// empties it at each read only; a restore of 20,000 rules is 9.6 MB of
+// notifications. What is too much costs a full read, and nothing else.
+const eventBuffer = 8 << 20
+
+// An Event is one notification of nf_tables'. Its slices are valid until
+// the next one is received.
+type Event struct {
+	Kind   uint16 // NFT_MSG_NEWRULE and the like
+	Family tableid.Family
+	Table  []byte
+	Chain  []byte // of a rule, or the chain itself
+	Handle uint64 // of a chain
+	Data   []byte // of a deleted rule: all that is said of it
+	By     Commit // of a NEWGEN, which ends what is said of a commit
+}
+
+// Events hear of every change that is committed to nf_tables in this
+// network namespace. Unlike a Subscription they are not waited for: the kernel
+// keeps the notifications until they are wanted. They are for one goroutine.
+type Events struct {
+	conn   *netlink.Conn
+	buffer []byte
+	own    func(port, pid uint32) bool // whether a commit is ours
+	// heard is the genid up to which everything was heard.
+	heard uint32
+}
+
+// OpenEvents begins to hear. It joins the group before it asks genid for where it begins. own says
+// of a commit's netlink address and process whether it is the user's own. It needs CAP_NET_ADMIN.
+func OpenEvents(genid func() (uint32, error), own func(port, pid uint32) bool) (*Events, error) {
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return nil, Wrap("opening a netlink socket", err)
+	}
+	e := &Events{conn: conn, buffer: make([]byte, messageBuffer), own: own}
+	if err = e.grow(); err == nil {
+		err = conn.JoinGroup(unix.NFNLGRP_NFTABLES)
+	}
+	if err == nil {
+		e.heard, err = genid()
+	}
+	if err != nil {
+		return nil, errors.Join(Wrap("subscribing to changes", err), conn.Close())
+	}
+	return e, nil
+}
+
+// Close ends the events.
+func (e *Events) Close() error { return e.conn.Close() }
+
+// grow enlarges the receive buffer. Without CAP_NET_ADMIN in the first user
+// namespace it becomes as large as net.core.rmem_max allows.
+func (e *Events) grow() error {
+	raw, err := e.conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var forced error
+	if err := raw.Control(func(fd uintptr) {
+		forced = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer)
+	}); err != nil {
+		return err
+	}
+	if errors.Is(forced, syscall.EPERM) {
+		return e.conn.SetReadBuffer(eventBuffer)
+	}
+	return forced
+}
+
+// SetBuffer sets the receive buffer, in bytes.
+func (e *Events) SetBuffer(bytes int) error { return e.conn.SetReadBuffer(bytes) }
+
+// UpTo returns the genid up to which everything was heard.
+func (e *Events) UpTo() uint32 { return e.heard }
+
+// SkipTo takes everything up to genid for heard, by a caller who knows what it changed.
+func (e *Events) SkipTo(genid uint32) { e.heard = genid }
+
+// Drain calls f for all that was heard until now.
+func (e *Events) Drain(f func(Event)) error {
+	for {
+		datagram, err := receive(e.conn, e.buffer, false)
+		if err != nil {
+			return fmt.Errorf("receiving changes: %w", err)
+		}
+		if datagram == nil {
+			return nil
+		}
+		if err := e.take(datagram, f); err != nil {
+			return err
+		}
+	}
+}
+
+// Wait calls f for all that is heard until the end of commit genid; false if
+// that did not come until the deadline.
+func (e *Events) Wait(genid uint32, deadline time.Time, f func(Event)) (bool, error) {
+	if err := e.Drain(f); err != nil {
+		return false, err
+	}
+	for !e.has(genid) {
+		if err := e.conn.SetReadDeadline(deadline); err != nil {
+			return false, err
+		}
+		datagram, err := receive(e.conn, e.buffer, true)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return false, e.conn.SetReadDeadline(time.Time{})
+		}
+		if err != nil {
+			return false, fmt.Errorf("receiving changes: %w", err)
+		}
+		if err := e.take(datagram, f); err != nil {
+			return false, err
+		}
+	}
+	return true, e.conn.SetReadDeadline(time.Time{})
+}
+
+// has reports whether everything up to genid was heard. The counter wraps.
+func (e *Events) has(genid uint32) bool { return int32(e.heard-genid) >= 0 }
+
+func (e *Events) take(datagram []byte, f func(Event)) error {
+	return eachMessage(datagram, func(m []byte) error {
+		event, err := parseEvent(binary.NativeEndian.Uint16(m[4:]), m[unix.SizeofNlMsghdr:])
+		if err != nil {
+			return err
+		}
+		switch {
+		case event.Kind == unix.NFT_MSG_NEWGEN:
+			event.By.Own = e.own(binary.NativeEndian.Uint32(m[12:]), event.By.PID)
+			e.heard = event.By.Genid
+			f(event)
+		case event.Family != 0:
+			f(event)
+		}
+		return nil
+	})
+}
+
+// parseEvent reads a notification. The family is 0 of a NEWGEN, and of sets, objects and flow
+// tables, of which nothing is said yet.
+func parseEvent(kind uint16, data []byte) (e Event, err error) {
+	if kind>>8 != unix.NFNL_SUBSYS_NFTABLES {
+		return Event{}, nil
+	}
+	if len(data) < nfgenmsgLen {
+		return Event{}, errShort
+	}
+	e.Kind = kind & 0xff
+	attrs := data[nfgenmsgLen:]
+	if e.Kind == unix.NFT_MSG_NEWGEN {
+		e.By, err = ParseCommit(data)
+		return e, err
+	}
+	e.Family = tableid.Family(data[0])
+	switch e.Kind {
+	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
+		e.Table, err = nameOf(attrs, unix.NFTA_TABLE_NAME)
+	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
+		if e.Table, err = nameOf(attrs, unix.NFTA_CHAIN_TABLE); err != nil {
+			break
+		}
+		if e.Chain, err = nameOf(attrs, unix.NFTA_CHAIN_NAME); err != nil {
+			break
+		}
+		var handle []byte
+		if handle, err = AttrOf(attrs, unix.NFTA_CHAIN_HANDLE); err == nil && handle != nil {
+			e.Handle, err = AttrUint64(handle)
+		}
+	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
+		if e.Table, err = nameOf(attrs, unix.NFTA_RULE_TABLE); err == nil {
+			e.Chain, err = nameOf(attrs, unix.NFTA_RULE_CHAIN)
+		}
+		if e.Kind == unix.NFT_MSG_DELRULE {
+			e.Data = data
+		}
+	default: // sets, objects, flow tables
+		return Event{}, nil
+	}
+	return e, err
+}
+
+// nameOf returns an attribute that is a string and must be there.
+func nameOf(attrs []byte, kind uint16) ([]byte, error) {
+	value, err := AttrOf(attrs, kind)
+	if err == nil && value == nil {
+		err = fmt.Errorf("a notification lacks attribute %d", kind)
+	}
+	return UntilNUL(value), err
+}
+
+// Leave lets the events hear nothing for a while: what is committed then is missed.
+func (e *Events) Leave() error { return e.conn.LeaveGroup(unix.NFNLGRP_NFTABLES) }
+
+// Join ends what Leave began.
+func (e *Events) Join() error { return e.conn.JoinGroup(unix.NFNLGRP_NFTABLES) }

@@ -1,0 +1,65 @@
+package nft
+
+import (
+	"errors"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// A Commit is one transaction that a process, perhaps this one, committed to
+// nf_tables in this network namespace.
+type Commit struct {
+	Genid uint32
+	PID   uint32 // of the thread, in the initial pid namespace; 0 if the kernel did not say
+	Comm  string // at most 15 bytes
+	Own   bool   // by who asks, or a program that it executed
+}
+
+// nfgenmsgLen is the size of struct nfgenmsg, which begins every message.
+const nfgenmsgLen = 4
+
+var errShort = errors.New("a netlink message is too short")
+
+func nftType(message uint16) netlink.HeaderType {
+	return netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | message)
+}
+
+// ParseCommit reads NFT_MSG_NEWGEN, as an event or as GETGEN's answer.
+func ParseCommit(data []byte) (c Commit, err error) {
+	if len(data) < nfgenmsgLen {
+		return Commit{}, errShort
+	}
+	found := false
+	for rest := data[nfgenmsgLen:]; len(rest) > 0; {
+		var kind uint16
+		var value []byte
+		if kind, value, rest, err = NextAttr(rest); err != nil {
+			return Commit{}, err
+		}
+		switch kind {
+		case unix.NFTA_GEN_ID:
+			c.Genid, err = AttrUint32(value)
+			found = true
+		case unix.NFTA_GEN_PROC_PID:
+			c.PID, err = AttrUint32(value)
+		case unix.NFTA_GEN_PROC_NAME:
+			c.Comm = String(value)
+		}
+		if err != nil {
+			return Commit{}, err
+		}
+	}
+	if !found {
+		return Commit{}, errors.New("a NEWGEN message has no NFTA_GEN_ID")
+	}
+	return c, nil
+}
+
+// Following returns the genid after one commit: the counter leaves out NoGuard.
+func Following(genid uint32) uint32 {
+	if genid++; genid == NoGuard {
+		genid++
+	}
+	return genid
+}

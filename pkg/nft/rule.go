@@ -1,0 +1,166 @@
+package nft
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// This file reads rules as nf_tables holds them, without understanding what
+// they mean. Formats: linux/netfilter/nf_tables.h, and what
+// net/netfilter/nf_tables_api.c (nf_tables_fill_rule_info) puts into it.
+
+// A Rule is the content of a rule as nf_tables holds it, apart from where it
+// stands: no table, chain, handle or position. Rules of the same bytes are the
+// same rule, unless the bytes name something by a number of the kernel's, such as a set.
+//
+// NFTA_RULE_COMPAT is no part of it: the kernel does not report it.
+type Rule struct {
+	// Expressions is the content of NFTA_RULE_EXPRESSIONS, a list of
+	// NFTA_LIST_ELEM; what counters counted is zeroed.
+	Expressions []byte
+	// Userdata is the content of NFTA_RULE_USERDATA; nil if there is none.
+	Userdata []byte
+}
+
+// A RuleMessage is an NFT_MSG_NEWRULE. Its slices point into the message.
+type RuleMessage struct {
+	Table, Chain []byte
+	Handle       uint64
+	Rule         Rule
+}
+
+// ParseRule reads NFT_MSG_NEWRULE without copying. It sets the counters inside
+// data to zero.
+func ParseRule(data []byte) (m RuleMessage, err error) {
+	if len(data) < nfgenmsgLen {
+		return RuleMessage{}, errShort
+	}
+	for rest := data[nfgenmsgLen:]; len(rest) > 0; {
+		var kind uint16
+		var value []byte
+		if kind, value, rest, err = NextAttr(rest); err != nil {
+			return RuleMessage{}, err
+		}
+		switch kind {
+		case unix.NFTA_RULE_TABLE:
+			m.Table = UntilNUL(value)
+		case unix.NFTA_RULE_CHAIN:
+			m.Chain = UntilNUL(value)
+		case unix.NFTA_RULE_HANDLE:
+			if m.Handle, err = AttrUint64(value); err != nil {
+				return RuleMessage{}, err
+			}
+		case unix.NFTA_RULE_EXPRESSIONS:
+			m.Rule.Expressions = value
+		case unix.NFTA_RULE_USERDATA:
+			m.Rule.Userdata = value
+		}
+	}
+	return m, m.Rule.zeroCounters()
+}
+
+// An Expression is one NFTA_LIST_ELEM: the name of what the rule does, and
+// that one's own attributes.
+type Expression struct {
+	Name string
+	Data []byte
+}
+
+// parseExpression reads the content of an NFTA_LIST_ELEM.
+func parseExpression(elem []byte) (e Expression, err error) {
+	for len(elem) > 0 {
+		var kind uint16
+		var value []byte
+		if kind, value, elem, err = NextAttr(elem); err != nil {
+			return Expression{}, err
+		}
+		switch kind {
+		case unix.NFTA_EXPR_NAME:
+			e.Name = commonName(UntilNUL(value))
+		case unix.NFTA_EXPR_DATA:
+			e.Data = value
+		}
+	}
+	return e, nil
+}
+
+// commonName spares an allocation for names that most rules and chains have: of
+// expressions and of tables.
+func commonName(name []byte) string {
+	switch string(name) {
+	case "nat":
+		return "nat"
+	case "filter":
+		return "filter"
+	case "mangle":
+		return "mangle"
+	case "meta":
+		return "meta"
+	case "cmp":
+		return "cmp"
+	case "counter":
+		return "counter"
+	case "immediate":
+		return "immediate"
+	case "match":
+		return "match"
+	case "target":
+		return "target"
+	case "payload":
+		return "payload"
+	case "bitwise":
+		return "bitwise"
+	}
+	return string(name)
+}
+
+// Clone returns a rule with bytes of its own.
+func (r Rule) Clone() Rule { return Rule{slices.Clone(r.Expressions), slices.Clone(r.Userdata)} }
+
+// Equal reports whether two rules have the same bytes.
+func (r Rule) Equal(o Rule) bool {
+	return bytes.Equal(r.Expressions, o.Expressions) && bytes.Equal(r.Userdata, o.Userdata)
+}
+
+// Each calls f for every expression, in order, until f returns an error.
+func (r Rule) Each(f func(Expression) error) error {
+	for rest := r.Expressions; len(rest) > 0; {
+		kind, elem, after, err := NextAttr(rest)
+		if err != nil {
+			return err
+		}
+		rest = after
+		if kind != unix.NFTA_LIST_ELEM {
+			return fmt.Errorf("%w: attribute %d in a list of expressions", ErrAttribute, kind)
+		}
+		e, err := parseExpression(elem)
+		if err != nil {
+			return err
+		}
+		if err := f(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// zeroCounters sets what was counted to zero, in place.
+func (r Rule) zeroCounters() error {
+	return r.Each(func(e Expression) error {
+		if e.Name != "counter" {
+			return nil
+		}
+		for rest := e.Data; len(rest) > 0; {
+			_, value, after, err := NextAttr(rest)
+			if err != nil {
+				return err
+			}
+			clear(value)
+			rest = after
+		}
+		return nil
+	})
+}

@@ -1,0 +1,73 @@
+package nft
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// A Table is a table as nf_tables names it.
+type Table struct {
+	Family tableid.Family
+	Name   string
+	Owner  uint32 // the netlink address of the socket that owns it; 0: none does
+}
+
+// nftaTableOwner is NFTA_TABLE_OWNER of linux/netfilter/nf_tables.h (Linux 5.12), for
+// which golang.org/x/sys has no name.
+const nftaTableOwner = 7
+
+// parseTable reads NFT_MSG_NEWTABLE.
+func parseTable(data []byte) (t Table, err error) {
+	if len(data) < nfgenmsgLen {
+		return Table{}, errShort
+	}
+	t.Family = tableid.Family(data[0])
+	for rest := data[nfgenmsgLen:]; len(rest) > 0; {
+		var kind uint16
+		var value []byte
+		if kind, value, rest, err = NextAttr(rest); err != nil {
+			return Table{}, err
+		}
+		switch kind {
+		case unix.NFTA_TABLE_NAME:
+			t.Name = String(value)
+		case nftaTableOwner:
+			if t.Owner, err = AttrUint32(value); err != nil {
+				return Table{}, err
+			}
+		}
+	}
+	return t, nil
+}
+
+// EachTable calls f for every table of every family. The error is ErrInterrupted if f may
+// have got a mixture of two states.
+func (c *Conn) EachTable(f func(Table) error) error {
+	err := c.dump(unix.NFT_MSG_GETTABLE, unix.NFT_MSG_NEWTABLE, unix.AF_UNSPEC, nil, func(data []byte) error {
+		t, err := parseTable(data)
+		if err != nil {
+			return err
+		}
+		return f(t)
+	})
+	return Wrap("listing the tables", err)
+}
+
+// Table asks for one table; false if it does not exist.
+func (c *Conn) Table(family tableid.Family, name string) (t Table, ok bool, err error) {
+	attrs := Strings(StringAttr{unix.NFTA_TABLE_NAME, name})
+	err = c.each(unix.NFT_MSG_GETTABLE, 0, uint8(family), attrs, func(m netlink.Message) error {
+		var err error
+		t, err = parseTable(m.Data)
+		return err
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return Table{}, false, nil
+	}
+	return t, err == nil, Wrap(fmt.Sprintf("asking for table %s", name), err)
+}

@@ -1,0 +1,78 @@
+// Package tableid names the kernel's tables, and keeps values by table.
+package tableid
+
+import (
+	"cmp"
+	"fmt"
+)
+
+// A Family is a family of nf_tables, by the kernel's own number (NFPROTO_* in
+// linux/netfilter.h). x_tables has tables in IPv4 and IPv6 only.
+type Family uint8
+
+// The families.
+const (
+	Inet   Family = 1 // IPv4 and IPv6 in one table
+	IPv4   Family = 2
+	ARP    Family = 3
+	Netdev Family = 5
+	Bridge Family = 7
+	IPv6   Family = 10
+)
+
+// familyNames are how flags, labels and JSON spell the families, and how nft does.
+var familyNames = []struct {
+	family    Family
+	name, nft string
+}{
+	{Inet, "inet", "inet"}, {IPv4, "ipv4", "ip"}, {ARP, "arp", "arp"},
+	{Netdev, "netdev", "netdev"}, {Bridge, "bridge", "bridge"}, {IPv6, "ipv6", "ip6"},
+}
+
+// String returns the spelling of flags, labels and JSON, such as "ipv4".
+func (f Family) String() string {
+	for _, n := range familyNames {
+		if n.family == f {
+			return n.name
+		}
+	}
+	return fmt.Sprintf("family %d", uint8(f))
+}
+
+// NFT returns the spelling of the program nft, such as "ip".
+func (f Family) NFT() string {
+	for _, n := range familyNames {
+		if n.family == f {
+			return n.nft
+		}
+	}
+	return f.String()
+}
+
+// MarshalText lets a Family be a JSON object's key.
+func (f Family) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
+
+// UnmarshalText reads what MarshalText wrote.
+func (f *Family) UnmarshalText(text []byte) error {
+	for _, n := range familyNames {
+		if n.name == string(text) {
+			*f = n.family
+			return nil
+		}
+	}
+	return fmt.Errorf("%q is no family of tables, such as ipv4", text)
+}
+
+// A TableID names a table of one network namespace. It is comparable.
+type TableID struct {
+	Family Family
+	Name   string
+}
+
+// String returns the family and the name, such as "ipv4 nat".
+func (t TableID) String() string { return t.Family.String() + " " + t.Name }
+
+// Compare orders tables by family, then by name.
+func (t TableID) Compare(o TableID) int {
+	return cmp.Or(cmp.Compare(t.Family, o.Family), cmp.Compare(t.Name, o.Name))
+}
