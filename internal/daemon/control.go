@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -263,8 +264,9 @@ func renderRequest(r *http.Request) (RenderRequest, error) {
 	query := r.URL.Query()
 	request := RenderRequest{Generation: query.Get("id")}
 	if family := query.Get("family"); family != "" {
-		if err := request.Family.UnmarshalText([]byte(family)); err != nil {
-			return RenderRequest{}, err
+		err := request.Family.UnmarshalText([]byte(family))
+		if err != nil || !slices.Contains(rules.Families(), request.Family) {
+			return RenderRequest{}, fmt.Errorf("%q is neither ipv4 nor ipv6", family)
 		}
 	}
 	return request, nil
