@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/tableid"
+
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -87,7 +89,7 @@ func (fs *familyState) doubled() map[rules.TableName][]rules.Hook {
 func (d *Daemon) undouble(ctx context.Context, st *state) {
 	now := time.Now()
 	job := d.job(st)
-	job.Doubled = map[rules.Family]map[rules.TableName][]rules.Hook{}
+	job.Doubled = map[rules.TableID][]rules.Hook{}
 	for _, f := range rules.Families() {
 		fs := st.families[f]
 		if fs == nil || !due(fs.undoubleAt, now) {
@@ -100,7 +102,8 @@ func (d *Daemon) undouble(ctx context.Context, st *state) {
 			continue
 		}
 		if len(hooks) > 0 {
-			job.Families, job.Doubled[f] = append(job.Families, f), hooks
+			job.Families = append(job.Families, f)
+			tableid.Put(job.Doubled, f, hooks)
 		}
 	}
 	if len(job.Families) == 0 {
@@ -120,7 +123,7 @@ func (d *Daemon) undouble(ctx context.Context, st *state) {
 		}
 		st.families[f].forgetDoubles()
 		if fr.Outcome != reload.Skipped {
-			log.Info("Jumps stood twice, because their owner put them back in the moment in which they were replayed; one of each is left", "family", f, "hooks", job.Doubled[f])
+			log.Info("Jumps stood twice, because their owner put them back in the moment in which they were replayed; one of each is left", "family", f, "hooks", tableid.Of(job.Doubled, f))
 		}
 	}
 	st.lookAt = time.Now()

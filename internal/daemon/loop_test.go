@@ -5,6 +5,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/tableid"
+
 	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -90,9 +92,9 @@ func judged(s scenario.Scenario) scenario.Lost {
 	if s.Name != "restore-old" {
 		return s.Lost
 	}
-	lost := scenario.Lost{rules.IPv4: {}}
+	lost := scenario.Lost{}
 	for _, table := range rules.Guarded() {
-		lost[rules.IPv4][table] = scenario.Replaced
+		lost[rules.IPv4.Table(table)] = scenario.Replaced
 	}
 	return lost
 }
@@ -103,11 +105,11 @@ func wantRecord(t *testing.T, record Flush, lost scenario.Lost) {
 	var families []rules.Family
 	for _, f := range rules.Families() {
 		for _, table := range rules.Guarded() {
-			if kind := lost[f][table]; kind != "" && kind != string(record.Kind) {
+			if kind := lost[f.Table(table)]; kind != "" && kind != string(record.Kind) {
 				t.Errorf("the record says %s, want %s", record.Kind, kind)
 			}
 		}
-		if len(lost[f]) > 0 {
+		if len(tableid.Of(lost, f)) > 0 {
 			families = append(families, f)
 		}
 	}

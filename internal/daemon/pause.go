@@ -101,14 +101,11 @@ func (d *Daemon) hold(ctx context.Context, st *state) {
 		d.retry(ctx, st, err)
 		return
 	}
-	found := map[rules.Family]map[rules.TableName]hit{}
-	for f, tables := range examined {
-		found[f] = map[rules.TableName]hit{}
-		for t, x := range tables {
-			if x.Finding.Verdict.Loss() {
-				found[f][t] = hitOf(x)
-				st.families[f].tables[t].verdict = x.Finding.Verdict
-			}
+	found := map[rules.TableID]hit{}
+	for id, x := range examined {
+		if x.Finding.Verdict.Loss() {
+			found[id] = hitOf(x)
+			st.families[id.Family].tables[id.Name].verdict = x.Finding.Verdict
 		}
 	}
 	d.tell(ctx, st, found)

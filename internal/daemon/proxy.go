@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/tableid"
+
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -82,7 +84,7 @@ func (d *Daemon) ownerless(st *state, now time.Time) *OwnerlessRules {
 // proxyStands reports whether a family holds chains of kube-proxy's that are learned, as
 // far as is known.
 func (st *state) proxyStands(f rules.Family) bool {
-	for t, s := range st.learned.Generation[f] {
+	for t, s := range tableid.Of(st.learned.Generation, f) {
 		if !st.families[f].tables[t].verdict.Loss() && reload.HasProxy(s) {
 			return true
 		}
@@ -114,7 +116,7 @@ func (d *Daemon) heedProxy(ctx context.Context, st *state, f rules.Family, snaps
 	if snapshot.Unreadable[rules.Mangle] == nil {
 		fs.proxy.saw(reload.ProxyStands(snapshot), now)
 	}
-	if fs.frozen() || !reload.ProxyLeft(snapshot, found, st.learned.Generation[f]) {
+	if fs.frozen() || !reload.ProxyLeft(snapshot, found, tableid.Of(st.learned.Generation, f)) {
 		return
 	}
 	st.learned = st.learned.WithoutProxy(snapshot)

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/canaryd/canaryd/pkg/tableid"
+
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -123,30 +125,25 @@ func (m Mark) present(t rules.TableName, chain string, seen iptables.Sighting) b
 }
 
 // Marks are the marks of every family and table.
-type Marks map[rules.Family]map[rules.TableName]Mark
+type Marks map[rules.TableID]Mark
 
 // With returns m with one mark replaced.
-func (m Marks) With(f rules.Family, t rules.TableName, mark Mark) Marks {
-	c := make(Marks, len(m)+1)
-	for family, tables := range m {
-		c[family] = make(map[rules.TableName]Mark, len(tables))
-		for table, old := range tables {
-			c[family][table] = old
-		}
-	}
-	if c[f] == nil {
-		c[f] = map[rules.TableName]Mark{}
-	}
-	c[f][t] = mark
-	return c
+func (m Marks) With(id rules.TableID, mark Mark) Marks {
+	return tableid.With(m, id, mark)
 }
+
+// MarshalJSON writes marks by family and table.
+func (m Marks) MarshalJSON() ([]byte, error) { return tableid.Marshal(m) }
+
+// UnmarshalJSON reads what MarshalJSON wrote.
+func (m *Marks) UnmarshalJSON(data []byte) error { return tableid.Unmarshal(data, m) }
 
 // Only returns the marks of some tables of one family.
 func (m Marks) Only(f rules.Family, tables []rules.TableName) Marks {
 	some := Marks{}
 	for _, t := range tables {
-		if mark := m[f][t]; mark.Nonce != "" {
-			some = some.With(f, t, mark)
+		if mark := m[f.Table(t)]; mark.Nonce != "" {
+			some = some.With(f.Table(t), mark)
 		}
 	}
 	return some
@@ -156,7 +153,7 @@ func (m Marks) Only(f rules.Family, tables []rules.TableName) Marks {
 func (m Marks) Places(f rules.Family, chain string) []iptables.Place {
 	var places []iptables.Place
 	for _, t := range rules.Guarded() {
-		mark := m[f][t]
+		mark := m[f.Table(t)]
 		if mark.Nonce == "" {
 			continue
 		}
@@ -179,7 +176,7 @@ func (m Marks) Places(f rules.Family, chain string) []iptables.Place {
 // CanaryPresent reports whether a probe saw table's canary exactly as planted,
 // or as it was tried to be.
 func (m Marks) CanaryPresent(f rules.Family, t rules.TableName, chain string, seen iptables.Sighting) bool {
-	return m[f][t].standing(t, chain, seen).present(t, chain, seen)
+	return m[f.Table(t)].standing(t, chain, seen).present(t, chain, seen)
 }
 
 // Standing reports whether a probe saw every mark of the family exactly as it
@@ -200,7 +197,7 @@ func (m Marks) Standing(f rules.Family, chain string, seen iptables.Sighting) bo
 func (m Marks) Glance(f rules.Family, chain string, seen iptables.Sighting) map[rules.TableName]Verdict {
 	verdicts := map[rules.TableName]Verdict{}
 	for _, t := range rules.Guarded() {
-		mark := m[f][t]
+		mark := m[f.Table(t)]
 		if mark.Nonce == "" {
 			continue
 		}

@@ -1,7 +1,7 @@
 package reload
 
 import (
-	"maps"
+	"github.com/canaryd/canaryd/pkg/tableid"
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -9,21 +9,15 @@ import (
 
 // Found is what the last reads in the course of one loss found, by family and
 // table. Some of it no later read can tell: see canary.Seen. It is a value.
-type Found map[rules.Family]map[rules.TableName]canary.Finding
+type Found map[rules.TableID]canary.Finding
 
 // With returns what is found after another read of a table. A read that failed
 // tells nothing.
-func (m Found) With(f rules.Family, t rules.TableName, finding canary.Finding) Found {
+func (m Found) With(id rules.TableID, finding canary.Finding) Found {
 	if finding.Verdict == canary.Unknown {
 		return m
 	}
-	next := make(Found, len(m)+1)
-	maps.Copy(next, m)
-	if next[f] = maps.Clone(m[f]); next[f] == nil {
-		next[f] = map[rules.TableName]canary.Finding{}
-	}
-	next[f][t] = finding
-	return next
+	return tableid.With(m, id, finding)
 }
 
 // After returns what is found after a replay was tried. Of a table that was written
@@ -35,7 +29,7 @@ func (m Found) After(result Result) Found {
 			if tr.Unproved {
 				tr.last = canary.Finding{}
 			}
-			m = m.With(f, t, tr.last)
+			m = m.With(f.Table(t), tr.last)
 		}
 	}
 	return m

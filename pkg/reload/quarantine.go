@@ -2,9 +2,10 @@ package reload
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
+
+	"github.com/canaryd/canaryd/pkg/tableid"
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -27,34 +28,28 @@ type Held struct {
 }
 
 // A Quarantine is what was held back, by family and table. It is a value.
-type Quarantine map[rules.Family]map[rules.TableName][]Held
+type Quarantine map[rules.TableID][]Held
 
 // With returns q with one table's rules replaced.
-func (q Quarantine) With(f rules.Family, t rules.TableName, list []Held) Quarantine {
-	next := Quarantine{}
-	for family, tables := range q {
-		next[family] = maps.Clone(tables)
-	}
-	if next[f] == nil {
-		next[f] = map[rules.TableName][]Held{}
-	}
-	next[f][t] = list
+func (q Quarantine) With(id rules.TableID, list []Held) Quarantine {
+	next := tableid.With(q, id, list)
 	if len(list) == 0 {
-		delete(next[f], t)
-	}
-	if len(next[f]) == 0 {
-		delete(next, f)
+		delete(next, id)
 	}
 	return next
 }
 
+// MarshalJSON writes rules by family and table.
+func (q Quarantine) MarshalJSON() ([]byte, error) { return tableid.Marshal(q) }
+
+// UnmarshalJSON reads what MarshalJSON wrote.
+func (q *Quarantine) UnmarshalJSON(data []byte) error { return tableid.Unmarshal(data, q) }
+
 // Count returns how many rules are held back.
 func (q Quarantine) Count() int {
 	n := 0
-	for _, tables := range q {
-		for _, list := range tables {
-			n += len(list)
-		}
+	for _, list := range q {
+		n += len(list)
 	}
 	return n
 }
@@ -62,7 +57,7 @@ func (q Quarantine) Count() int {
 // Standing returns which chains that rules lacked are there now.
 func (q Quarantine) Standing(snapshot iptables.Snapshot) map[iptables.Place]bool {
 	there := map[iptables.Place]bool{}
-	for t, list := range q[snapshot.Family] {
+	for t, list := range tableid.Of(q, snapshot.Family) {
 		for _, h := range list {
 			if h.Lacks != "" && snapshot.Tables[t].Chain(h.Lacks) != nil {
 				there[iptables.Place{Table: t, Chain: h.Lacks}] = true
@@ -76,7 +71,7 @@ func (q Quarantine) Standing(snapshot iptables.Snapshot) map[iptables.Place]bool
 // held back stood there, and the quarantine without those that are no longer: who
 // writes a chain anew has had its word. want is the table's generation.
 func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rules.Section) (rules.Section, Quarantine) {
-	list := q[f][t]
+	list := q[f.Table(t)]
 	if len(list) == 0 {
 		return seen, q
 	}
@@ -103,7 +98,7 @@ func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rul
 	if len(kept) > 0 {
 		seen.Leans = union(want.Leans, seen.Leans)
 	}
-	return seen, q.With(f, t, still)
+	return seen, q.With(f.Table(t), still)
 }
 
 // refusedOf returns the rules of a list that trials found refused, by their text

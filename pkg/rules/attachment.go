@@ -148,11 +148,14 @@ func (s Section) targets() map[string]bool {
 // known that it has nothing but a chain of.
 func (g Generation) Attachments(known iter.Seq[Attachment]) map[Attachment]bool {
 	all, chains := map[Attachment]bool{}, map[string]bool{}
-	for _, tables := range g {
-		for a := range tables[Nat].Attachments() {
+	for id, s := range g {
+		if id.Name != Nat {
+			continue
+		}
+		for a := range s.Attachments() {
 			all[a] = true
 		}
-		for _, c := range tables[Nat].Chains {
+		for _, c := range s.Chains {
 			if ofCNI(c.Name) {
 				chains[c.Name] = true
 			}
@@ -171,9 +174,9 @@ func (g Generation) WithoutAttachments(gone map[Attachment]bool) Generation {
 	if len(gone) == 0 {
 		return g
 	}
-	for f, tables := range g {
-		if s, known := tables[Nat]; known {
-			g = g.With(f, Nat, s.WithoutAttachments(gone))
+	for id, s := range g {
+		if id.Name == Nat {
+			g = g.With(id.Family.Table(Nat), s.WithoutAttachments(gone))
 		}
 	}
 	return g

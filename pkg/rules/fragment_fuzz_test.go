@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // FuzzParseFragment checks that whatever is taken can be restored, touches
@@ -19,7 +20,8 @@ func FuzzParseFragment(f *testing.F) {
 		if err != nil {
 			return
 		}
-		g := rules.Generation{rules.IPv4: got.Sections}
+		g := rules.Generation{}
+		tableid.Put(g, rules.IPv4, got.Sections)
 		if err := rules.Validate(g); err != nil {
 			t.Fatal(err)
 		}

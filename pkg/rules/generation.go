@@ -5,15 +5,18 @@ import (
 	"encoding/hex"
 	"fmt"
 	"hash"
+	"maps"
 	"slices"
 	"strings"
+
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // A Generation is the complete set of rules that ought to be in force: for
 // each family and table the protected chains and the hooks into them.
 //
 // It is a value: who changes one makes a Clone first.
-type Generation map[Family]map[TableName]Section
+type Generation map[TableID]Section
 
 // A Section is one table's part of a generation.
 type Section struct {
@@ -119,11 +122,9 @@ func (s Section) RuleCount() int {
 
 // Counts returns how many rules (hooks included) and chains g holds.
 func (g Generation) Counts() (rules, chains int) {
-	for _, tables := range g {
-		for _, s := range tables {
-			rules += s.RuleCount()
-			chains += len(s.Chains)
-		}
+	for _, s := range g {
+		rules += s.RuleCount()
+		chains += len(s.Chains)
 	}
 	return rules, chains
 }
@@ -131,25 +132,22 @@ func (g Generation) Counts() (rules, chains int) {
 // Clone returns a generation whose maps can be changed without changing g.
 // Chains and rules are shared; they are never changed in place.
 func (g Generation) Clone() Generation {
-	c := make(Generation, len(g))
-	for f, tables := range g {
-		c[f] = make(map[TableName]Section, len(tables))
-		for t, s := range tables {
-			c[f][t] = s
-		}
+	if g == nil {
+		return Generation{}
 	}
-	return c
+	return maps.Clone(g)
 }
 
 // With returns g with one section replaced.
-func (g Generation) With(f Family, t TableName, s Section) Generation {
-	c := g.Clone()
-	if c[f] == nil {
-		c[f] = map[TableName]Section{}
-	}
-	c[f][t] = s
-	return c
+func (g Generation) With(id TableID, s Section) Generation {
+	return tableid.With(g, id, s)
 }
+
+// MarshalJSON writes sections by family and table.
+func (g Generation) MarshalJSON() ([]byte, error) { return tableid.Marshal(g) }
+
+// UnmarshalJSON reads what MarshalJSON wrote.
+func (g *Generation) UnmarshalJSON(data []byte) error { return tableid.Unmarshal(data, g) }
 
 // ID returns the digest by which people name g: 12 hexadecimal digits that
 // depend on chains, rules, hooks and anchors and on no order that has no
@@ -162,7 +160,7 @@ func (g Generation) ID() string {
 	h := sha256.New()
 	for _, f := range Families() {
 		for _, t := range AllTables() {
-			s, ok := g[f][t]
+			s, ok := g[f.Table(t)]
 			if !ok {
 				continue
 			}

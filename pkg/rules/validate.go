@@ -12,17 +12,15 @@ const maxName = 28
 // and chain names are such as iptables knows, and no text can end a line or a
 // table. What comes from disk is checked by it.
 func Validate(g Generation) error {
-	for f, tables := range g {
-		if f != IPv4 && f != IPv6 {
-			return fmt.Errorf("family %d is neither IPv4 nor IPv6", f)
+	for id, s := range g {
+		if id.Family != IPv4 && id.Family != IPv6 {
+			return fmt.Errorf("family %d is neither IPv4 nor IPv6", id.Family)
 		}
-		for t, s := range tables {
-			if len(builtin[t]) == 0 {
-				return fmt.Errorf("%s: there is no table %q", f, t)
-			}
-			if err := s.validate(t); err != nil {
-				return fmt.Errorf("%s %s: %w", f, t, err)
-			}
+		if len(builtin[id.Name]) == 0 {
+			return fmt.Errorf("%s: there is no table %q", id.Family, id.Name)
+		}
+		if err := s.validate(id.Name); err != nil {
+			return fmt.Errorf("%s: %w", id, err)
 		}
 	}
 	return nil

@@ -55,8 +55,8 @@ func TestValidateRefusesWhatWouldBreakOutOfItsLine(t *testing.T) {
 		})
 	}
 	for name, g := range map[string]rules.Generation{
-		"a table that is none":  {rules.IPv4: {"nat\n*filter": {}}},
-		"a family that is none": {5: small()[rules.IPv4]},
+		"a table that is none":  {rules.IPv4.Table("nat\n*filter"): {}},
+		"a family that is none": {rules.Family(5).Table(rules.Nat): small()[rules.IPv4.Table(rules.Nat)]},
 	} {
 		if err := rules.Validate(g); err == nil {
 			t.Errorf("%s: it is accepted", name)

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/canaryd/canaryd/pkg/tableid"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/nstest"
@@ -221,7 +223,7 @@ func (n *node) load(o kube.Options) {
 	if err != nil || len(skips) > 0 {
 		n.Fatalf("generated with %v, skipped %v", err, skips)
 	}
-	for f := range g {
+	for f := range tableid.ByFamily(g) {
 		nstest.CommandInput(n.T, rules.Render(g, f), n.program(f)+"-restore", "-w", "5")
 	}
 }

@@ -126,7 +126,7 @@ func (w Writer) native(family rules.Family, table rules.TableName, change func(*
 	f := w.fake
 	f.mu.Lock()
 	err := f.canNative(family)
-	old := f.tables[family][table]
+	old := f.tables[family.Table(table)]
 	if err == nil && old == nil {
 		err = errors.New("no such table")
 	}
@@ -161,13 +161,11 @@ func (w Writer) FlushRuleset() error {
 	}
 	found, by := false, w.author()
 	by.Genid = f.genid + 1
-	for _, family := range f.families {
-		for name, t := range f.tables[family] {
-			found = true
-			f.take(by, family, name, t, nil)
-		}
-		clear(f.tables[family])
+	for id, t := range f.tables {
+		found = true
+		f.take(by, id.Family, id.Name, t, nil)
 	}
+	clear(f.tables)
 	announce := func() {}
 	if found {
 		announce = f.publish(f.families[0], nil, w.author())

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/canaryd/canaryd/pkg/tableid"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -201,7 +203,7 @@ func FuzzDecode(f *testing.F) {
 			t.Fatal(err)
 		}
 		for _, family := range rules.Families() {
-			for table, s := range g[family] {
+			for table, s := range tableid.Of(g, family) {
 				chains := map[string]bool{}
 				for _, c := range s.Chains {
 					if chains[c.Name] {

@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // largeCluster is the number of endpoints above which kube-proxy leaves out
@@ -36,7 +37,7 @@ func Generate(objects Objects, options Options) (rules.Generation, []Skip, error
 	services := objects.sorted(r)
 	g := rules.Generation{}
 	for _, n := range nodes {
-		g[n.family] = n.sections(n.ports(services, objects.index(n, r), r))
+		tableid.Put(g, n.family, n.sections(n.ports(services, objects.index(n, r), r)))
 	}
 	if err := r.err(); err != nil {
 		return nil, r.skipped(), err

@@ -1,0 +1,79 @@
+package tableid
+
+import (
+	"bytes"
+	"encoding/json"
+	"maps"
+)
+
+// Table returns the key of the family's table of that name.
+func (f Family) Table(name string) TableID { return TableID{f, name} }
+
+// With returns m with one value replaced; m stays as it is.
+func With[M ~map[TableID]V, V any](m M, id TableID, v V) M {
+	next := maps.Clone(m)
+	if next == nil {
+		next = M{}
+	}
+	next[id] = v
+	return next
+}
+
+// Of returns the values of one family's tables, by name.
+func Of[M ~map[TableID]V, V any](m M, f Family) map[string]V {
+	found := map[string]V{}
+	for id, v := range m {
+		if id.Family == f {
+			found[id.Name] = v
+		}
+	}
+	return found
+}
+
+// ByFamily returns the values by family and name.
+func ByFamily[M ~map[TableID]V, V any](m M) map[Family]map[string]V {
+	nested := map[Family]map[string]V{}
+	for id, v := range m {
+		if nested[id.Family] == nil {
+			nested[id.Family] = map[string]V{}
+		}
+		nested[id.Family][id.Name] = v
+	}
+	return nested
+}
+
+// Marshal writes m as JSON objects of families with objects of tables in them, which is how
+// files and the control socket have always had it.
+func Marshal[M ~map[TableID]V, V any](m M) ([]byte, error) {
+	if m == nil {
+		return []byte("null"), nil
+	}
+	return json.Marshal(ByFamily(m))
+}
+
+// Unmarshal reads what Marshal wrote.
+func Unmarshal[M ~map[TableID]V, V any](data []byte, m *M) error {
+	var nested map[Family]map[string]V
+	strict := json.NewDecoder(bytes.NewReader(data))
+	strict.DisallowUnknownFields() // what a field means is not known, so the file is not either
+	if err := strict.Decode(&nested); err != nil {
+		return err
+	}
+	*m = nil
+	if nested != nil {
+		*m = M{}
+	}
+	for f, tables := range nested {
+		for name, v := range tables {
+			(*m)[TableID{f, name}] = v
+		}
+	}
+	return nil
+}
+
+// Put sets the values of one family's tables in m.
+func Put[M ~map[TableID]V, V any](m M, f Family, tables map[string]V) {
+	for name, v := range tables {
+		m[f.Table(name)] = v
+	}
+}
