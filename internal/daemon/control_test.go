@@ -74,7 +74,7 @@ func (f *fakeController) Dismiss(ctx context.Context) (DismissReply, error) {
 }
 
 func (f *fakeController) Render(ctx context.Context, r RenderRequest) (string, error) {
-	return "*nat\nCOMMIT\n", f.note(ctx, "render %q %d", r.Generation, r.Family)
+	return "*nat\nCOMMIT\n", f.note(ctx, "render %q for %s", r.Generation, r.Family)
 }
 
 // control serves c on a socket until the test ends.
@@ -150,7 +150,7 @@ func TestControl(t *testing.T) {
 			t.Errorf("%v; one flush, in full (-want +got):\n%s", err, diff)
 		}
 	}
-	want := []string{"look", `restore "g1"`, "cleanup true", "pause 90.5", "resume", "dismiss", `render "" 0`, `render "a&b" 6`, `flush "1"`, `flush "a&b"`}
+	want := []string{"look", `restore "g1"`, "cleanup true", "pause 90.5", "resume", "dismiss", `render "" for family 0`, `render "a&b" for ipv6`, `flush "1"`, `flush "a&b"`}
 	if diff := cmp.Diff(want, f.asked); diff != "" {
 		t.Errorf("the controller was asked (-want +got):\n%s", diff)
 	}

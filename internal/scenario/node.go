@@ -84,7 +84,15 @@ func LoadParts(ctx context.Context, f Flusher, family rules.Family, parts []Part
 func SavedFilter(family rules.Family) string { return node(family, "saved-filter").Text }
 
 func node(family rules.Family, name string) Part {
-	return Part{Name: name, Text: read("node", fmt.Sprintf("%s.v%d.rules", name, family))}
+	return Part{Name: name, Text: read("node", name+suffix(family))}
+}
+
+// suffix returns the end of the names of files with a family's rules.
+func suffix(family rules.Family) string {
+	if family == rules.IPv6 {
+		return ".v6.rules"
+	}
+	return ".v4.rules"
 }
 
 func read(elem ...string) string {
@@ -103,7 +111,7 @@ func Owners() []string { return []string{"libvirt", "docker", "podman", "tailsca
 // Owner returns what that owner writes; the text is empty where the family has
 // nothing of it.
 func Owner(family rules.Family, name string) Part {
-	text, err := testdata.ReadFile(fmt.Sprintf("testdata/owners/%s.v%d.rules", name, family))
+	text, err := testdata.ReadFile("testdata/owners/" + name + suffix(family))
 	if err != nil {
 		return Part{Name: name} // not every owner was recorded in both families
 	}
