@@ -15,7 +15,6 @@ import (
 	"github.com/canaryd/canaryd/internal/cniresults"
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/internal/journal"
-	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/conntrack"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -105,7 +104,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		log.Info("The kernel may not be read; every look executes iptables, which is some hundred times dearer")
 	}
 
-	hints, writers := canary.NewHints(), &canary.Writers{}
+	hints, writers := watch.NewHints(), &watch.Writers{}
 	registry := prometheus.NewRegistry()
 	metrics := daemon.NewMetrics(registry, daemon.MetricsOptions{
 		Families: kernel.Families(), Sources: o.sourceNames(), Hints: hints.Counts,
@@ -138,7 +137,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		}
 		group.Go(func() error { return face.Run(ctx) })
 	}
-	watch(ctx, group, o, kernel, hints, writers)
+	startWatcher(ctx, group, o, kernel, hints, writers)
 	keepManagerInformed(ctx, group, d)
 	files.run(ctx, group)
 	group.Go(func() error { return d.Run(ctx) })
@@ -192,14 +191,14 @@ func giveBack() {
 	debug.FreeOSMemory()
 }
 
-// watch starts the watcher that the backend has.
-func watch(ctx context.Context, group *errgroup.Group, o *options, kernel *iptables.Kernel, hints *canary.Hints, writers *canary.Writers) {
+// startWatcher starts the watcher that the backend has.
+func startWatcher(ctx context.Context, group *errgroup.Group, o *options, kernel *iptables.Kernel, hints *watch.Hints, writers *watch.Writers) {
 	if kernel.Info().Backend == iptables.NFT {
-		w := &canary.CommitWatcher{Hints: hints, Writers: writers,
-			Subscribe: func() (canary.CommitSource, error) { return kernel.Subscribe() }}
+		w := &watch.CommitWatcher{Hints: hints, Writers: writers,
+			Subscribe: func() (watch.CommitSource, error) { return kernel.Subscribe() }}
 		group.Go(func() error { return w.Run(ctx) })
 		return
 	}
-	w := &canary.LockWatcher{Path: o.lockFile, Hints: hints, Writers: writers}
+	w := &watch.LockWatcher{Path: o.lockFile, Hints: hints, Writers: writers}
 	group.Go(func() error { return w.Run(ctx) })
 }

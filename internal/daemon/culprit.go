@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 
+	"github.com/canaryd/canaryd/pkg/watch"
+
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -16,7 +18,7 @@ import (
 // An inquiry is what is known about who wrote, at one moment of a loss.
 type inquiry struct {
 	takings iptables.Takings
-	writers *canary.Writers
+	writers *watch.Writers
 	own     func(pid uint32) bool
 	legacy  bool
 }
@@ -55,13 +57,13 @@ func (d *Daemon) charge(st *state, f rules.Family, t rules.TableName, finding ca
 
 // answer returns who took what the table lost, in the order of their commits; nil if
 // that is not known.
-func (q inquiry) answer(c charge) []canary.Writer {
+func (q inquiry) answer(c charge) []watch.Writer {
 	if q.legacy {
 		return nil
 	}
-	var guilty []canary.Writer
+	var guilty []watch.Writer
 	for _, k := range q.about(c) {
-		if w := q.writers.Of(k.Commit); !slices.ContainsFunc(guilty, func(g canary.Writer) bool { return g.Genid == w.Genid }) {
+		if w := q.writers.Of(k.Commit); !slices.ContainsFunc(guilty, func(g watch.Writer) bool { return g.Genid == w.Genid }) {
 			guilty = append(guilty, w)
 		}
 	}
@@ -160,12 +162,12 @@ func (c charge) drifters(all []iptables.Taking) []iptables.Taking {
 
 // only returns the one process that wrote while the table came to its loss, if every
 // commit of that time was heard of and there was no other.
-func (q inquiry) only(c charge) []canary.Writer {
+func (q inquiry) only(c charge) []watch.Writer {
 	if !q.writers.Heard(c.since(), c.upto) {
 		return nil
 	}
-	list := slices.DeleteFunc(q.writers.Between(c.since(), c.upto), func(w canary.Writer) bool { return q.own(w.PID) })
-	if len(list) == 0 || slices.ContainsFunc(list, func(w canary.Writer) bool { return w.PID != list[0].PID }) {
+	list := slices.DeleteFunc(q.writers.Between(c.since(), c.upto), func(w watch.Writer) bool { return q.own(w.PID) })
+	if len(list) == 0 || slices.ContainsFunc(list, func(w watch.Writer) bool { return w.PID != list[0].PID }) {
 		return nil
 	}
 	return list[len(list)-1:]

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/watch"
+
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -68,7 +70,7 @@ func (q inquiry) newest(genid uint32) uint32 {
 // about.
 func (l *loss) noteWriters(q inquiry) {
 	legacy := q.legacy
-	var list []canary.Writer
+	var list []watch.Writer
 	if legacy {
 		list = lastOf(q.holders(l))
 	} else {
@@ -106,17 +108,17 @@ func onlyReads(command string) bool {
 }
 
 // holders returns who held the lock shortly before the loss was noticed.
-func (q inquiry) holders(l *loss) []canary.Writer {
+func (q inquiry) holders(l *loss) []watch.Writer {
 	list := q.writers.Since(l.record.Time.Add(-holderWindow))
-	return slices.DeleteFunc(list, func(w canary.Writer) bool { return w.Time.After(l.noticed.Add(holderLate)) })
+	return slices.DeleteFunc(list, func(w watch.Writer) bool { return w.Time.After(l.noticed.Add(holderLate)) })
 }
 
 // lastOf keeps of each process what was heard of it last: who opens the lock is
 // heard of twice, and who closed it last wrote last.
-func lastOf(writers []canary.Writer) []canary.Writer {
-	var last []canary.Writer
+func lastOf(writers []watch.Writer) []watch.Writer {
+	var last []watch.Writer
 	for i, w := range writers {
-		if !slices.ContainsFunc(writers[i+1:], func(later canary.Writer) bool { return later.PID == w.PID }) {
+		if !slices.ContainsFunc(writers[i+1:], func(later watch.Writer) bool { return later.PID == w.PID }) {
 			last = append(last, w)
 		}
 	}
@@ -124,7 +126,7 @@ func lastOf(writers []canary.Writer) []canary.Writer {
 }
 
 // accuse adds processes to those that took something, each once.
-func (r *Flush) accuse(by []canary.Writer) (pids []uint32) {
+func (r *Flush) accuse(by []watch.Writer) (pids []uint32) {
 	for _, w := range by {
 		if !slices.ContainsFunc(r.Culprits, func(c Culprit) bool { return c.PID == w.PID }) {
 			r.Culprits = append(r.Culprits, CulpritOf(w))

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/watch"
+
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/journal"
@@ -50,8 +52,8 @@ type Kernel interface {
 // for what says otherwise.
 type Config struct {
 	Kernel  Kernel
-	Hints   *canary.Hints
-	Writers *canary.Writers
+	Hints   *watch.Hints
+	Writers *watch.Writers
 	Metrics *Metrics
 	Mode    Mode
 	Source  string // the label of the generation's source
@@ -208,7 +210,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		case <-d.cfg.Hints.C():
 			st.hint(time.Now())
 		case <-tick.C:
-			d.cfg.Hints.Count(canary.SourcePoll)
+			d.cfg.Hints.Count(watch.SourcePoll)
 			st.lookAt = earliest(st.lookAt, time.Now())
 		case next := <-d.cfg.Declarations:
 			st.declare(next, time.Now())

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/watch"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -48,7 +50,7 @@ func onFloor(t *testing.T, body func(r floor)) {
 
 func startFloor(t *testing.T, backend iptables.Backend, poll time.Duration) floor {
 	f := floor{rig: &rig{
-		t: t, hints: canary.NewHints(), writers: &canary.Writers{},
+		t: t, hints: watch.NewHints(), writers: &watch.Writers{},
 		reg: prometheus.NewRegistry(), log: &logText{},
 	}, backend: backend}
 	f.iptables("-t nat -N KUBE-SERVICES", "-t nat -A KUBE-SERVICES -d 10.96.0.1/32 -j ACCEPT",
@@ -69,10 +71,10 @@ func startFloor(t *testing.T, backend iptables.Backend, poll time.Duration) floo
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return f.d.Run(ctx) })
 	if backend == iptables.NFT {
-		w := &canary.CommitWatcher{Hints: f.hints, Writers: f.writers, Subscribe: func() (canary.CommitSource, error) { return k.Subscribe() }}
+		w := &watch.CommitWatcher{Hints: f.hints, Writers: f.writers, Subscribe: func() (watch.CommitSource, error) { return k.Subscribe() }}
 		group.Go(func() error { return w.Run(ctx) })
 	} else {
-		w := &canary.LockWatcher{Path: lockFile, Hints: f.hints, Writers: f.writers}
+		w := &watch.LockWatcher{Path: lockFile, Hints: f.hints, Writers: f.writers}
 		group.Go(func() error { return w.Run(ctx) })
 	}
 	t.Cleanup(func() {

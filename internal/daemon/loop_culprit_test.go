@@ -8,9 +8,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/watch"
+
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -170,8 +171,8 @@ func TestManyCulpritsInAList(t *testing.T) {
 func TestLegacyReaderIsNoCulprit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, iptables.Legacy, setup{})
-		r.writers.Note(canary.Writer{Time: time.Now(), PID: 11, Comm: "iptables", Command: "/usr/sbin/iptables-legacy -t nat -F"})
-		r.writers.Note(canary.Writer{Time: time.Now(), PID: 22, Comm: "iptables", Command: "iptables -w 5 -t mangle -S KUBE-PROXY-CANARY"})
+		r.writers.Note(watch.Writer{Time: time.Now(), PID: 11, Comm: "iptables", Command: "/usr/sbin/iptables-legacy -t nat -F"})
+		r.writers.Note(watch.Writer{Time: time.Now(), PID: 22, Comm: "iptables", Command: "iptables -w 5 -t mangle -S KUBE-PROXY-CANARY"})
 		must(t, r.fake.Flush(rules.IPv4, rules.Nat, ""))
 		r.settled()
 		if record := r.oneRecord(); record.Culprit.PID != 11 || len(record.Culprits) != 1 || len(record.Writers) != 2 {

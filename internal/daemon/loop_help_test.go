@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/watch"
+
 	"github.com/canaryd/canaryd/pkg/tableid"
 
 	"github.com/google/go-cmp/cmp"
@@ -82,8 +84,8 @@ type rig struct {
 	t       *testing.T
 	fake    *iptablestest.Fake
 	d       *Daemon
-	hints   *canary.Hints
-	writers *canary.Writers
+	hints   *watch.Hints
+	writers *watch.Writers
 	reg     *prometheus.Registry
 	log     *logText
 	declare chan Declaration // nil without a manifest
@@ -127,7 +129,7 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		s.uptime = bubbleUptime
 	}
 	r := &rig{
-		t: t, fake: fake, hints: canary.NewHints(), writers: &canary.Writers{},
+		t: t, fake: fake, hints: watch.NewHints(), writers: &watch.Writers{},
 		reg: prometheus.NewRegistry(), log: &logText{}, ended: make(chan error, 1),
 	}
 	metrics := NewMetrics(r.reg, MetricsOptions{Families: fake.Families(), Sources: []string{"snapshot"}, Hints: r.hints.Counts})
@@ -159,10 +161,10 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 	}
 	r.d = New(cfg)
 	if !s.deaf {
-		fake.OnUnlock(func() { r.hints.Give(canary.SourceLock) })
+		fake.OnUnlock(func() { r.hints.Give(watch.SourceLock) })
 		fake.OnCommit(func(c nft.Commit) {
-			r.writers.Note(canary.Writer{Time: time.Now(), Genid: c.Genid, PID: c.PID, Comm: c.Comm, Command: c.Comm + " -F", Own: c.Own})
-			r.hints.Give(canary.SourceNFT)
+			r.writers.Note(watch.Writer{Time: time.Now(), Genid: c.Genid, PID: c.PID, Comm: c.Comm, Command: c.Comm + " -F", Own: c.Own})
+			r.hints.Give(watch.SourceNFT)
 		})
 	}
 	ctx, cancel := context.WithCancel(r.log.context(t.Context(), 1))

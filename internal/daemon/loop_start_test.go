@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/watch"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/scenario"
@@ -302,7 +304,7 @@ func TestCommitWatcherFeedsTheLoop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fake := loadedFake(t, iptables.NFT)
 		r := run(t, fake, setup{deaf: true})
-		w := &canary.CommitWatcher{Hints: r.hints, Writers: r.writers, Subscribe: func() (canary.CommitSource, error) { return fake.Subscribe(), nil }}
+		w := &watch.CommitWatcher{Hints: r.hints, Writers: r.writers, Subscribe: func() (watch.CommitSource, error) { return fake.Subscribe(), nil }}
 		done := make(chan error)
 		go func() { done <- w.Run(t.Context()) }()
 		t.Cleanup(func() { must(t, <-done) })

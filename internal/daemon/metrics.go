@@ -3,6 +3,8 @@ package daemon
 import (
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/watch"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
@@ -20,7 +22,7 @@ type MetricsOptions struct {
 	Sources  []string       // names of the sources of generations in use
 	// Hints returns how many hints each source has given; it is called at
 	// each scrape. Nil means none.
-	Hints           func() map[canary.Source]uint64
+	Hints           func() map[watch.Source]uint64
 	Version, Commit string
 	GoVersion       string
 }

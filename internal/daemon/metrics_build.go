@@ -3,7 +3,7 @@ package daemon
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/watch"
 )
 
 // namespace is the first word of every metric's name.
@@ -44,7 +44,7 @@ func (b builder) histograms(name, help string, buckets []float64, labels ...stri
 // A hintCollector reads the hints' own counters when it is scraped, so that
 // giving a hint costs one atomic addition and knows no Prometheus.
 type hintCollector struct {
-	counts func() map[canary.Source]uint64
+	counts func() map[watch.Source]uint64
 	desc   *prometheus.Desc
 }
 
@@ -53,11 +53,11 @@ func (h hintCollector) Describe(descs chan<- *prometheus.Desc) { descs <- h.desc
 
 // Collect implements prometheus.Collector.
 func (h hintCollector) Collect(metrics chan<- prometheus.Metric) {
-	var counts map[canary.Source]uint64
+	var counts map[watch.Source]uint64
 	if h.counts != nil {
 		counts = h.counts()
 	}
-	for _, s := range canary.Sources() {
+	for _, s := range watch.Sources() {
 		metrics <- prometheus.MustNewConstMetric(h.desc, prometheus.CounterValue, float64(counts[s]), string(s))
 	}
 }

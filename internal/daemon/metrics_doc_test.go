@@ -8,10 +8,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/canaryd/canaryd/pkg/watch"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -50,7 +51,7 @@ func TestMetricsDocument(t *testing.T) {
 // metricsTable returns the rows of docs/metrics.md.
 func metricsTable(t *testing.T) string {
 	reg := prometheus.NewRegistry()
-	m := NewMetrics(reg, MetricsOptions{Families: rules.Families(), Sources: []string{"snapshot", "manifest", "rules-dir"}, Hints: canary.NewHints().Counts})
+	m := NewMetrics(reg, MetricsOptions{Families: rules.Families(), Sources: []string{"snapshot", "manifest", "rules-dir"}, Hints: watch.NewHints().Counts})
 	type metric struct {
 		kind, help string
 		labels     map[string]map[string]bool

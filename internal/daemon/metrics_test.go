@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/watch"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -59,8 +61,8 @@ func exposition(t *testing.T, reg prometheus.Gatherer) []byte {
 	return text.Bytes()
 }
 
-func newTestMetrics(families ...rules.Family) (*prometheus.Registry, *Metrics, *canary.Hints) {
-	reg, hints := prometheus.NewRegistry(), canary.NewHints()
+func newTestMetrics(families ...rules.Family) (*prometheus.Registry, *Metrics, *watch.Hints) {
+	reg, hints := prometheus.NewRegistry(), watch.NewHints()
 	return reg, NewMetrics(reg, MetricsOptions{
 		Families: families, Sources: []string{"snapshot"}, Hints: hints.Counts,
 		Version: "v1.2.3", Commit: "abcdef0", GoVersion: "go1.26",
@@ -73,7 +75,7 @@ func TestMetricsAreAllThereFromTheStart(t *testing.T) {
 }
 
 // everything has every method called once, as after a flush.
-func everything(m *Metrics, hints *canary.Hints) {
+func everything(m *Metrics, hints *watch.Hints) {
 	at := time.UnixMilli(1_700_000_000_250)
 
 	m.SetBackend(iptables.Info{Backend: iptables.Legacy, Version: "1.8.7"})
@@ -86,8 +88,8 @@ func everything(m *Metrics, hints *canary.Hints) {
 			m.SetCanaryPresent(family, table, family == rules.IPv6)
 		}
 	}
-	hints.Give(canary.SourceNFT)
-	hints.Give(canary.SourceNFT)
+	hints.Give(watch.SourceNFT)
+	hints.Give(watch.SourceNFT)
 	m.ObserveProbe(rules.IPv4, ProbeLoss, 30*time.Microsecond)
 	m.ObserveProbe(rules.IPv6, ProbeIntact, 20*time.Microsecond)
 	m.SetHooksMissing(rules.IPv4, map[rules.TableName]int{rules.Nat: 3, rules.Filter: 0})

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/watch"
+
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -27,7 +29,7 @@ type hit struct {
 	finding  canary.Finding
 	seen     uint64       // the digest of the read that showed it
 	table    *rules.Table // as that read showed it
-	by       []canary.Writer
+	by       []watch.Writer
 	others   int // rules that went with them and are not protected; 0 also if that is not known
 }
 

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/watch"
+
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -203,7 +205,7 @@ type Culprit struct {
 }
 
 // CulpritOf returns a writer as flush records have it.
-func CulpritOf(w canary.Writer) Culprit {
+func CulpritOf(w watch.Writer) Culprit {
 	o := w.Origin
 	return Culprit{Time: w.Time, PID: w.PID, Comm: w.Comm, Command: w.Command, Ancestors: o.Ancestors, Unit: o.Unit,
 		ContainerID: o.Container.ID, ContainerName: o.Container.Name, PodUID: o.Container.Pod}
@@ -211,7 +213,7 @@ func CulpritOf(w canary.Writer) Culprit {
 
 // Place names the unit or the container that the process ran in; "" if it is not known.
 func (c Culprit) Place() string {
-	return canary.Origin{Unit: c.Unit, Container: canary.Container{ID: c.ContainerID, Pod: c.PodUID, Name: c.ContainerName}}.String()
+	return watch.Origin{Unit: c.Unit, Container: watch.Container{ID: c.ContainerID, Pod: c.PodUID, Name: c.ContainerName}}.String()
 }
 
 // line says by what the process was started, behind its name: " <- bash <- cron, cron.service".

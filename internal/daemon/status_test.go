@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/watch"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -155,7 +157,7 @@ func TestReady(t *testing.T) {
 
 func TestCulpritOf(t *testing.T) {
 	at := time.Unix(1, 0)
-	got := CulpritOf(canary.Writer{Time: at, Genid: 9, PID: 3, Comm: "nft", Command: "nft flush ruleset"})
+	got := CulpritOf(watch.Writer{Time: at, Genid: 9, PID: 3, Comm: "nft", Command: "nft flush ruleset"})
 	if diff := cmp.Diff(Culprit{Time: at, PID: 3, Comm: "nft", Command: "nft flush ruleset"}, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/canaryd/canaryd/pkg/watch"
+
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -51,7 +53,7 @@ func (d *Daemon) unprotectedGone(st *state, f rules.Family, t rules.TableName, h
 // othersWrote reports whether a process that took nothing wrote to the table meanwhile, or
 // may have. On legacy nothing is heard of single writes: what was read around the flush
 // has to do.
-func (q inquiry) othersWrote(f rules.Family, t rules.TableName, from, upto uint32, by []canary.Writer) bool {
+func (q inquiry) othersWrote(f rules.Family, t rules.TableName, from, upto uint32, by []watch.Writer) bool {
 	switch {
 	case q.legacy:
 		return false
@@ -60,6 +62,6 @@ func (q inquiry) othersWrote(f rules.Family, t rules.TableName, from, upto uint3
 	}
 	return slices.ContainsFunc(q.takings.List, func(k iptables.Taking) bool {
 		return k.Family == f && k.Table == t && after(k.Commit.Genid, from) && !after(k.Commit.Genid, upto) &&
-			!slices.ContainsFunc(by, func(w canary.Writer) bool { return w.PID == k.Commit.PID })
+			!slices.ContainsFunc(by, func(w watch.Writer) bool { return w.PID == k.Commit.PID })
 	})
 }

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/watch"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
@@ -224,7 +226,7 @@ func (k *intruded) run() (d *daemon.Daemon, stop func() string) {
 	n.Helper()
 	selector, err := rules.NewSelector(scenario.Protect)
 	n.Must(err)
-	hints, writers := canary.NewHints(), &canary.Writers{}
+	hints, writers := watch.NewHints(), &watch.Writers{}
 	d = daemon.New(daemon.Config{
 		Kernel: k, Hints: hints, Writers: writers,
 		Metrics: daemon.NewMetrics(prometheus.NewRegistry(), daemon.MetricsOptions{Families: rules.Families(), Sources: []string{"snapshot"}}),
@@ -240,11 +242,11 @@ func (k *intruded) run() (d *daemon.Daemon, stop func() string) {
 			n.Errorf("Run ended with %v", err)
 		}
 	})
-	watch := (&canary.LockWatcher{Path: "/run/xtables.lock", Hints: hints, Writers: writers}).Run
+	run := (&watch.LockWatcher{Path: "/run/xtables.lock", Hints: hints, Writers: writers}).Run
 	if k.path != legacy {
-		watch = (&canary.CommitWatcher{Hints: hints, Writers: writers, Subscribe: func() (canary.CommitSource, error) { return k.Subscribe() }}).Run
+		run = (&watch.CommitWatcher{Hints: hints, Writers: writers, Subscribe: func() (watch.CommitSource, error) { return k.Subscribe() }}).Run
 	}
-	all.Go(func() { _ = watch(ctx) }) // it returns nil
+	all.Go(func() { _ = run(ctx) }) // it returns nil
 	return d, func() string {
 		cancel()
 		all.Wait()

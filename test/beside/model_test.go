@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/watch"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
@@ -81,7 +83,7 @@ func inBubble(t *testing.T, cast casting, p path, m mutant, seed uint64) told {
 	var log bytes.Buffer
 	registry := prometheus.NewRegistry()
 	d := daemon.New(daemon.Config{
-		Kernel: w, Hints: w.hints, Writers: &canary.Writers{},
+		Kernel: w, Hints: w.hints, Writers: &watch.Writers{},
 		Metrics: daemon.NewMetrics(registry, daemon.MetricsOptions{Families: rules.Families(), Sources: []string{"snapshot"}}),
 		Mode:    daemon.Heal, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Piecewise: selector.Piecewise, Canary: canary.DefaultChain,
 		PollInterval: poll, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second, MaxStoredAge: 10 * time.Minute,
@@ -147,7 +149,7 @@ func (w *world) drive(do func()) {
 	w.driving = false
 	if w.hinted {
 		w.hinted = false
-		w.hints.Give(canary.SourceNFT)
+		w.hints.Give(watch.SourceNFT)
 	}
 	synctest.Wait()
 }

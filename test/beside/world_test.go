@@ -10,8 +10,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/watch"
+
 	"github.com/canaryd/canaryd/internal/scenario"
-	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -49,7 +50,7 @@ type world struct {
 	rng    *rand.Rand
 	ledger *ledger
 	began  time.Time
-	hints  *canary.Hints
+	hints  *watch.Hints
 	cast   []*actor
 
 	density float64 // how likely somebody comes in at a point
@@ -102,12 +103,12 @@ func (t tally) String() string {
 func newWorld(p path, m mutant, seed uint64, protects func(string) bool) *world {
 	w := &world{
 		Fake: iptablestest.NewFake(p.backend()), path: p, mutant: m,
-		rng: rand.New(rand.NewPCG(seed, 6)), hints: canary.NewHints(), began: time.Now(),
+		rng: rand.New(rand.NewPCG(seed, 6)), hints: watch.NewHints(), began: time.Now(),
 	}
 	w.ledger = newLedger(w.Fake, protects, w.awake)
-	source := canary.SourceNFT
+	source := watch.SourceNFT
 	if p == legacy {
-		source = canary.SourceLock
+		source = watch.SourceLock
 	}
 	w.OnUnlock(func() { w.hint(source) })
 	w.OnCommit(func(c nft.Commit) {
@@ -122,7 +123,7 @@ func newWorld(p path, m mutant, seed uint64, protects func(string) bool) *world 
 }
 
 // hint gives a hint, but not while the test acts: canaryd would wake up beside it.
-func (w *world) hint(source canary.Source) {
+func (w *world) hint(source watch.Source) {
 	switch {
 	case w.rng.Float64() < w.deaf: // the poll must do
 	case w.driving:

@@ -1,4 +1,4 @@
-package canary
+package watch
 
 import (
 	"os"

@@ -1,4 +1,9 @@
-package canary
+// Package watch gives a hint when a table may have changed, and remembers who wrote: it hears
+// of commits to nf_tables, and sees the xtables lock being let go of.
+//
+// A hint is a reason to look and never evidence. What a process is, and what started it, is
+// read from /proc while it lasts; all of that is text of other people's, bounded and escaped.
+package watch
 
 import (
 	"context"
