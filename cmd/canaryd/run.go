@@ -102,9 +102,6 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		disabled[f] = why.Error()
 		log.Info("A family is not watched", "family", f, "reason", why)
 	}
-	if info.ExecProbe {
-		log.Info("The kernel may not be read; every look executes iptables, which is some hundred times dearer")
-	}
 
 	hints, writers := watch.NewHints(), &watch.Writers{}
 	registry := prometheus.NewRegistry()

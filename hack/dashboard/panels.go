@@ -121,8 +121,7 @@ func panels() []panel {
 			query{`canaryd_paused{` + nodes + `} > 0`, "{{instance}}: paused"},
 			query{`canaryd_contended{` + nodes + `} > 0`, "{{instance}}: contended"},
 			query{`canaryd_mixed_backends{` + nodes + `} > 0`, "{{instance}}: both backends hold rules"},
-			query{`canaryd_backend_mismatch{` + nodes + `} > 0`, "{{instance}}: the other backend is in use"},
-			query{`canaryd_exec_probe_mode{` + nodes + `} > 0`, "{{instance}}: probes execute iptables"}),
+			query{`canaryd_backend_mismatch{` + nodes + `} > 0`, "{{instance}}: the other backend is in use"}),
 	}
 }
 

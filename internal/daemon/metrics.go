@@ -56,7 +56,7 @@ type Metrics struct {
 	lossSince, capturePending    prometheus.Gauge
 	lastFlush, lastExamination   prometheus.Gauge
 	generationTime               prometheus.Gauge
-	execProbe, mixed, mismatch   prometheus.Gauge
+	mixed, mismatch              prometheus.Gauge
 	paused, contended, ownerless prometheus.Gauge
 	nothingProtected             prometheus.Gauge
 	awaitingDecision             prometheus.Gauge
@@ -104,7 +104,6 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		lastFlush:       b.gauge("last_flush_timestamp_seconds", "When the last flush was first seen; 0 if there was none."),
 		lastExamination: b.gauge("last_examination_timestamp_seconds", "When it was last known of every family what its tables hold: they were read in full, or a probe showed that nothing had moved since; 0 if it never was."),
 		generationTime:  b.gauge("generation_timestamp_seconds", "When the generation was captured or loaded; 0 while there is none."),
-		execProbe:       b.gauge("exec_probe_mode", "Whether probes execute iptables because the kernel may not be read."),
 		mixed:           b.gauge("mixed_backends", "Whether both iptables backends hold rules."),
 		mismatch:        b.gauge("backend_mismatch", "Whether the other iptables backend is the one in use by now; a restart of canaryd would guard that one."),
 		paused:          b.gauge("paused", "Whether replays are held."),
@@ -304,7 +303,6 @@ func (m *Metrics) SetBackend(info iptables.Info) {
 	for _, family := range m.families {
 		m.backend.WithLabelValues(family.String(), string(info.Backend), info.Version).Set(1)
 	}
-	m.execProbe.Set(truth(info.ExecProbe))
 }
 
 // ObserveSourceError counts an error of a source of generations.

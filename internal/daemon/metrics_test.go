@@ -79,7 +79,7 @@ func everything(m *Metrics, hints *watch.Hints) {
 	at := time.UnixMilli(1_700_000_000_250)
 
 	m.SetBackend(iptables.Info{Backend: iptables.Legacy, Version: "1.8.7"})
-	m.SetBackend(iptables.Info{Backend: iptables.NFT, Version: "1.8.9", ExecProbe: true})
+	m.SetBackend(iptables.Info{Backend: iptables.NFT, Version: "1.8.9"})
 	m.SetGeneration(at.Add(-time.Hour), map[rules.TableID]int{
 		rules.IPv4.Table(rules.Nat): 40, rules.IPv4.Table(rules.Filter): 12, rules.IPv6.Table(rules.Nat): 4,
 	})

@@ -74,7 +74,7 @@ const (
 // after the rules, and no stamp moves by that.
 func (d *Daemon) plansAhead(st *state) bool {
 	info := d.cfg.Kernel.Info()
-	if !st.heals() || info.Backend != iptables.NFT || info.ExecProbe || len(st.sets)+len(st.needs) > 0 {
+	if !st.heals() || info.Backend != iptables.NFT || len(st.sets)+len(st.needs) > 0 {
 		return false
 	}
 	count, _ := st.want().Counts()

@@ -34,10 +34,6 @@ type Config struct {
 	ReadTimeout time.Duration
 	// Replay is the path on which a Restore writes; "" means ReplayAuto.
 	Replay Replay
-	// ExecProbe makes every look execute iptables, even where the kernel may
-	// be asked; see Info.ExecProbe. On legacy the process's environment is
-	// changed from Open to Close then, so only one such Kernel may be open.
-	ExecProbe bool
 }
 
 // A Replay is a path from a Payload to the kernel, by the values of --replay.

@@ -28,7 +28,6 @@ type Info struct {
 	Reason      string // why this backend was chosen, for people
 	Mixed       bool   // both backends hold rules of somebody's
 	RandomFully bool   // MASQUERADE --random-fully is known (1.6.2)
-	ExecProbe   bool   // the kernel may not be read; probes execute iptables
 }
 
 // A Place is a chain in a table.

@@ -50,8 +50,6 @@ type Kernel struct {
 	// that of a thread, and in the initial pid namespace.
 	port   uint32
 	keeper Keeper
-	// restoreEnv undoes privateLockForAll; nil where that was not needed.
-	restoreEnv func() error
 }
 
 // Open chooses a backend unless cfg forces one, finds its programs and opens
@@ -124,9 +122,6 @@ func (k *Kernel) Close() error {
 	}
 	if k.reader != nil {
 		errs = append(errs, k.reader.close())
-	}
-	if k.restoreEnv != nil {
-		errs = append(errs, k.restoreEnv())
 	}
 	if k.private != "" {
 		errs = append(errs, os.RemoveAll(k.private))
@@ -237,15 +232,7 @@ func (k *Kernel) open(ctx context.Context) error {
 	if err == nil || errors.Is(err, nft.ErrPermission) {
 		return err
 	}
-	// The kernel does not answer us. If it answers iptables, go through that.
-	for family := range k.tools {
-		if _, _, err2 := k.save.read(ctx, family); err2 != nil {
-			return fmt.Errorf("%w (and %w)", err, err2)
-		}
-	}
-	k.info.ExecProbe, k.save.byTable = true, true
-	k.reader, err = k.openExecReader(ctx)
-	return err
+	return fmt.Errorf("the kernel's tables cannot be read: %w", err)
 }
 
 func (k *Kernel) newMirror(r nftReader) *mirror {
@@ -258,9 +245,6 @@ func (k *Kernel) newMirror(r nftReader) *mirror {
 }
 
 func (k *Kernel) openReader() (reader, error) {
-	if k.cfg.ExecProbe {
-		return nil, errors.New("it was asked not to ask the kernel")
-	}
 	if k.info.Backend == NFT {
 		return openNFTReader()
 	}
@@ -286,7 +270,7 @@ func openNFTReader() (reader, error) {
 
 func openXTReader(families []rules.Family) (reader, error) {
 	if runtime.GOARCH == "386" {
-		return nil, errors.New("struct ipt_entry is laid out in another way on i386")
+		return nil, errors.New("a 386 program reads other structures of x_tables than its kernel writes: use a program of the kernel's own architecture, or --backend=nft")
 	}
 	r := xtReader{sockets: map[rules.Family]*xtSocket{}}
 	for _, family := range families {
@@ -296,24 +280,6 @@ func openXTReader(families []rules.Family) (reader, error) {
 			return nil, err
 		}
 		r.sockets[family] = s
-	}
-	return r, nil
-}
-
-func (k *Kernel) openExecReader(ctx context.Context) (reader, error) {
-	r := &execReader{backend: k.info.Backend, save: k.save, lists: map[rules.Family]*lister{}, last: map[rules.Family]execLook{}}
-	for family, t := range k.tools {
-		l, err := newLister(ctx, family, t.iptables)
-		if err != nil {
-			return nil, err
-		}
-		r.lists[family] = l
-	}
-	if k.info.Backend == Legacy {
-		var err error
-		if k.restoreEnv, err = privateLockForAll(k.privateLock()); err != nil {
-			return nil, err
-		}
 	}
 	return r, nil
 }

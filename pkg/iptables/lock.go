@@ -61,3 +61,6 @@ func tryLock(path string) (int, error) {
 	}
 	return fd, nil
 }
+
+// lockVariable is what makes iptables-legacy use another lock (1.8.6).
+const lockVariable = "XTABLES_LOCKFILE"

@@ -43,10 +43,6 @@ func (r nftReader) genid() (id uint32, err error) {
 	return id, nft.Wrap("asking for the ruleset's counter", err)
 }
 
-func (r nftReader) tables(_ context.Context, family rules.Family) ([]rules.TableName, error) {
-	return iptablesTables(r.conn, family)
-}
-
 // probe asks between two equal genids. If commits keep coming it returns the
 // last answer with the genid from before, so that the next probe sees a
 // difference. What is as it was at the last probe costs next to nothing.

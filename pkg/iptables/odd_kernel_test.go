@@ -108,37 +108,3 @@ func wantOdd(t *testing.T, got Snapshot, standing []int, moment string) {
 		t.Errorf("%s: OTHER of nat is %v", moment, nat)
 	}
 }
-
-// Where only text can be had of the tables, a line break in a comment costs the rule, and in a name
-// its table.
-func TestOddRulesAsTextAlone(t *testing.T) {
-	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
-		for _, line := range []string{"-N MINE", "-A MINE -p tcp -j RETURN", "-t nat -N OTHER", "-t nat -A OTHER -p udp -j RETURN"} {
-			iptablesCommand(t, backend, family, line)
-		}
-		k := openKernel(t, Config{Backend: backend, Families: []rules.Family{family}, ExecProbe: true})
-		if !addOdd(t, backend, family, "MINE", oddRules[0].args) {
-			t.Fatal("the rule was not taken")
-		}
-		iptablesCommand(t, backend, family, "-A MINE -p udp -j RETURN")
-		got := mustRead(t, k, family)
-		mine := got.Tables[rules.Filter].Chain("MINE").Rules
-		if len(mine) != 3 || mine[0].Spec != "-p tcp -j RETURN" || mine[2].Spec != "-p udp -j RETURN" || len(got.Unreadable) > 0 {
-			t.Fatalf("MINE is %q, unreadable %v", mine, got.Unreadable)
-		}
-		if _, opaque := mine[1].Opaque(); !opaque || mine[1].Target != "ACCEPT" {
-			t.Errorf("the rule is %q to %q", mine[1].Spec, mine[1].Target)
-		}
-		mustProbe(t, k, family, Place{rules.Filter, "MINE"})
-		if !addOdd(t, backend, family, "MINE", []string{"-i", "a\nb"}) {
-			t.Fatal("the second rule was not taken")
-		}
-		got = mustRead(t, k, family)
-		if got.Unreadable[rules.Filter] == nil || len(got.Unreadable) != 1 {
-			t.Errorf("unreadable is %v", got.Unreadable)
-		}
-		if other := got.Tables[rules.Nat].Chain("OTHER"); other == nil || len(other.Rules) != 1 {
-			t.Errorf("OTHER is %v", other)
-		}
-	})
-}

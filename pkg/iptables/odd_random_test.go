@@ -94,11 +94,11 @@ func onlyRule(t *testing.T, k *Kernel, backend Backend, family rules.Family, cha
 		f := k.mirror.families[family]
 		return list[0], fmt.Sprint(f.tables[rules.Filter].chains[chain].ids)
 	}
-	seen, err := k.see(t.Context(), family)
+	seen, err := k.walk(t.Context(), family)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, table := range seen.walked.tables {
+	for _, table := range seen.tables {
 		for i, c := range table.chains {
 			if table.name == rules.Filter && c.name == chain {
 				n := table.names(i)[0]

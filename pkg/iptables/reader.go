@@ -13,8 +13,6 @@ type reader interface {
 	probe(ctx context.Context, family rules.Family, places []Place) (Sighting, error)
 	// digest returns what probe would put into Sighting.Digest.
 	digest(ctx context.Context, family rules.Family) (uint64, error)
-	// tables returns the tables that exist.
-	tables(ctx context.Context, family rules.Family) ([]rules.TableName, error)
 	close() error
 }
 

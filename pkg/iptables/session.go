@@ -23,17 +23,15 @@ func (k *Kernel) Begin(ctx context.Context) (Session, error) {
 		return nil, err
 	}
 	base := session{kernel: k, noted: map[rules.Family]uint64{}, read: map[rules.Family]bool{}, lock: -1}
-	if k.info.Backend == NFT && !k.info.ExecProbe {
+	if k.info.Backend == NFT {
 		return &genidSession{session: base}, nil
 	}
-	if k.info.Backend == Legacy {
-		lock, err := takeLock(ctx, k.cfg.LockFile, k.cfg.LockWait)
-		if err != nil {
-			return nil, err
-		}
-		base.lock = lock
+	lock, err := takeLock(ctx, k.cfg.LockFile, k.cfg.LockWait)
+	if err != nil {
+		return nil, err
 	}
-	return &contentSession{session: base, left: map[rules.Family]sight{}}, nil
+	base.lock = lock
+	return &contentSession{session: base, left: map[rules.Family]xtFamily{}}, nil
 }
 
 // ErrClosed is what a Session's methods return after its Close.
@@ -304,23 +302,22 @@ type contentSession struct {
 	session
 	// left is what restores of ours left behind, with no Read since. If somebody
 	// ignores the lock after that, a probe will show another digest.
-	left map[rules.Family]sight
+	left map[rules.Family]xtFamily
 }
 
 // Read implements Session. Under the lock it does not look twice at what it left.
 func (s *contentSession) Read(ctx context.Context, family rules.Family) (Snapshot, error) {
-	locked := s.lock >= 0
 	seen, left := s.left[family]
 	delete(s.left, family)
 	return s.readBy(ctx, family, func(ctx context.Context, family rules.Family) (Snapshot, error) {
 		err := s.kernel.ready(ctx, family)
-		if err == nil && !(left && locked) {
-			seen, err = s.kernel.see(ctx, family)
+		if err == nil && !left {
+			seen, err = s.kernel.walk(ctx, family)
 		}
 		if err != nil {
 			return Snapshot{}, err
 		}
-		return s.kernel.spell(ctx, family, seen, locked)
+		return s.kernel.spell(ctx, family, seen, true)
 	})
 }
 
@@ -362,7 +359,7 @@ func (s *contentSession) write(ctx context.Context, family rules.Family, scripts
 		return Written{Err: err}
 	}
 	at := time.Now()
-	after, err := s.kernel.see(context.WithoutCancel(ctx), family)
+	after, err := s.kernel.walk(context.WithoutCancel(ctx), family)
 	if err != nil {
 		return Written{At: at, Err: fmt.Errorf("the rules were written, but: %w", err)}
 	}

@@ -121,6 +121,9 @@ func inspect(ctx context.Context, path string, family rules.Family) (v version, 
 	return v, t.HasRandomFully(), nil
 }
 
+// askLockWait is for the private lock, in seconds, which only our own restores take.
+const askLockWait = 5
+
 // openProgram has go-iptables use a program. It asks for the version, for which
 // iptables-nft needs netlink; of what the program complains it keeps nothing.
 func openProgram(ctx context.Context, path string, family rules.Family) (*goiptables.IPTables, error) {
@@ -128,7 +131,7 @@ func openProgram(ctx context.Context, path string, family rules.Family) (*goipta
 	if family == rules.IPv6 {
 		proto = goiptables.ProtocolIPv6
 	}
-	t, err := goiptables.New(goiptables.Path(path), goiptables.IPFamily(proto), goiptables.Timeout(listLockWait))
+	t, err := goiptables.New(goiptables.Path(path), goiptables.IPFamily(proto), goiptables.Timeout(askLockWait))
 	if err == nil {
 		return t, nil
 	}

@@ -85,11 +85,11 @@ func spelt(set rules.Ruleset, unreadable map[rules.TableName]error) (lines []str
 // unknownOf returns the rules of which the lexicon does not know the text.
 func unknownOf(t *testing.T, k *Kernel, family rules.Family, saved rules.Ruleset) (list []string) {
 	t.Helper()
-	seen, err := k.see(t.Context(), family)
+	seen, err := k.walk(t.Context(), family)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, table := range seen.walked.tables {
+	for _, table := range seen.tables {
 		for i, c := range table.chains {
 			for at, n := range table.names(i) {
 				if _, known := k.words[family].rule(n.key, 0); !known {

@@ -23,10 +23,6 @@ func (r xtReader) close() error {
 	return first
 }
 
-func (r xtReader) tables(_ context.Context, family rules.Family) ([]rules.TableName, error) {
-	return r.sockets[family].tables()
-}
-
 // stamp hashes GET_INFO of the listed tables: counts, size and hooks.
 func (r xtReader) stamp(_ context.Context, family rules.Family) (Stamp, error) {
 	s := r.sockets[family]

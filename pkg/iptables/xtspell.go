@@ -19,20 +19,20 @@ const spellTries = 3
 
 // spellOut returns what was walked as a Snapshot, with the text that iptables prints now. It is
 // learned if the xtables lock is held.
-func (k *Kernel) spellOut(ctx context.Context, family rules.Family, seen sight, locked bool) (Snapshot, error) {
+func (k *Kernel) spellOut(ctx context.Context, family rules.Family, seen xtFamily, locked bool) (Snapshot, error) {
 	words := k.words[family]
 	for try := 1; ; try++ {
-		set, agreed, err := k.printWalked(ctx, family, *seen.walked)
+		set, agreed, err := k.printWalked(ctx, family, seen)
 		if err != nil {
 			return Snapshot{}, err
 		}
-		after, err := k.see(ctx, family)
+		after, err := k.walk(ctx, family)
 		if err != nil {
 			return Snapshot{}, err
 		}
 		still := after.digest == seen.digest
 		if still && locked && try == 1 { // else another process ignores the lock
-			words.learn(*seen.walked, set)
+			words.learn(seen, set)
 		}
 		// While a writer never rests, a text that agrees with all bytes is one of that time,
 		// and the next look at the digest finds out.
