@@ -18,7 +18,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A base is a file of chains on which the files of generations rest: they name it and say
+// A base is a file of chains and jumps on which the files of generations rest: they name it and say
 // only what is different in them. A base is never changed, is always whole, and has the
 // digest of its content as its name.
 type base struct {
@@ -35,12 +35,13 @@ const baseSuffix = ".base"
 // baseName is what names of bases look like: half of a SHA-256.
 var baseName = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// A baseLine is a line of a base's file: the format in the first one; then family and
-// table, followed by their chains, a line each.
+// A baseLine is a line of a base's file: the format in the first one; then family, table and
+// jumps, followed by the chains, a line each.
 type baseLine struct {
 	Format int             `json:"format,omitempty"`
 	Family rules.Family    `json:"family,omitempty"`
 	Table  rules.TableName `json:"table,omitempty"`
+	Hooks  []rules.Hook    `json:"hooks,omitempty"`
 	Name   string          `json:"name,omitempty"`
 	Policy string          `json:"policy,omitempty"`
 	Rules  []string        `json:"rules,omitempty"`
@@ -50,7 +51,7 @@ func (s *Store) folder() string { return filepath.Join(s.dir, "generations") }
 
 func (s *Store) basePath(name string) string { return filepath.Join(s.folder(), name+baseSuffix) }
 
-// writeBase writes the chains of g, line by line: as one piece they would take three times
+// writeBase writes the chains and jumps of g, line by line: as one piece they would take three times
 // their size of memory.
 func (s *Store) writeBase(g rules.Generation) (*base, error) {
 	b := base{print: fingerprintOf(g)}
@@ -93,7 +94,7 @@ func encodeBase(w io.Writer, g rules.Generation) error {
 			if !ok {
 				continue
 			}
-			if err := lines.Encode(baseLine{Family: f, Table: t}); err != nil {
+			if err := lines.Encode(baseLine{Family: f, Table: t, Hooks: section.Hooks}); err != nil {
 				return err
 			}
 			for _, c := range section.Chains {
@@ -113,7 +114,7 @@ func encodeBase(w io.Writer, g rules.Generation) error {
 // errNoBase: the file that a generation rests on is not there.
 var errNoBase = errors.New("the file that it rests on is missing")
 
-// readBase returns the chains that a base holds, if its content is what its name says.
+// readBase returns the chains and jumps that a base holds, if its content is what its name says.
 func (s *Store) readBase(name string) (rules.Generation, error) {
 	if !baseName.MatchString(name) {
 		return nil, fmt.Errorf("%q is not the name of a base", name)
@@ -156,7 +157,7 @@ func decodeBase(r io.Reader) (rules.Generation, error) {
 	var chains []rules.Chain
 	put := func() {
 		if in.Table != "" {
-			g = g.With(in.Family, in.Table, rules.Section{Chains: chains})
+			g = g.With(in.Family, in.Table, rules.Section{Chains: chains, Hooks: in.Hooks})
 		}
 	}
 	for {

@@ -15,10 +15,11 @@ import (
 // A difference is a generation as what is different in it from a base.
 type difference map[rules.Family]map[rules.TableName]sectionDifference
 
-// A sectionDifference has the chains as pieces of the base, and all the rest of a section as
-// it is: that is small.
+// A sectionDifference has chains and jumps as pieces of the base, in the places of the
+// section's, and all the rest of a section as it is: that is small.
 type sectionDifference struct {
-	Chains []piece[chainDifference] `json:"chains,omitempty"` // in the place of the section's
+	Chains []piece[chainDifference] `json:"chains,omitempty"`
+	Hooks  []piece[rules.Hook]      `json:"hooks,omitempty"`
 	rules.Section
 }
 
@@ -94,7 +95,7 @@ func (d difference) apply(to rules.Generation) (rules.Generation, error) {
 	g := rules.Generation{}
 	for f, tables := range d {
 		for t, change := range tables {
-			section, err := change.apply(to[f][t].Chains)
+			section, err := change.apply(to[f][t])
 			if err != nil {
 				return nil, fmt.Errorf("%s %s: %w", f, t, err)
 			}
@@ -104,14 +105,18 @@ func (d difference) apply(to rules.Generation) (rules.Generation, error) {
 	return g, nil
 }
 
-func (d sectionDifference) apply(to []rules.Chain) (rules.Section, error) {
-	byName := make(map[string][]rules.Rule, len(to))
-	for _, c := range to {
+func (d sectionDifference) apply(to rules.Section) (rules.Section, error) {
+	byName := make(map[string][]rules.Rule, len(to.Chains))
+	for _, c := range to.Chains {
 		byName[c.Name] = c.Rules
 	}
 	section := d.Section
 	var err error
-	section.Chains, err = expand(d.Chains, to, func(c chainDifference) (rules.Chain, error) {
+	section.Hooks, err = expand(d.Hooks, to.Hooks, func(h rules.Hook) (rules.Hook, error) { return h, nil })
+	if err != nil {
+		return rules.Section{}, fmt.Errorf("jumps: %w", err)
+	}
+	section.Chains, err = expand(d.Chains, to.Chains, func(c chainDifference) (rules.Chain, error) {
 		list, err := expand(c.Rules, byName[c.Name], parseRule)
 		if err != nil {
 			return rules.Chain{}, fmt.Errorf("chain %s: %w", c.Name, err)
@@ -137,6 +142,11 @@ func (d difference) size() int64 {
 	n := 0
 	for _, tables := range d {
 		for _, section := range tables {
+			for _, h := range section.Hooks {
+				if n += run; h.made != nil {
+					n += hookSize(*h.made)
+				}
+			}
 			for _, c := range section.Chains {
 				if n += run; c.made == nil {
 					continue
@@ -153,6 +163,10 @@ func (d difference) size() int64 {
 	return int64(n)
 }
 
+func hookSize(h rules.Hook) int {
+	return len(`{"chain":"","rule":"","anchor":{"position":"bottom","neighbour":""}}`) + len(h.Chain) + len(h.Rule.Spec) + len(h.Anchor.Neighbour.Spec)
+}
+
 // A fingerprint is what must be known of a base to say what is different from it, without
 // its text: 24 bytes a chain and 8 a rule. Two texts with one hash of 64 bits are as good as
 // impossible; a generation that was stored by such a mistake is refused by its ID.
@@ -163,6 +177,7 @@ type sectionPrint struct {
 	names  []uint64
 	ends   []int    // the place in rules behind those of the chain
 	rules  []uint64 // hashes of their text
+	hooks  []uint64
 }
 
 var seed = maphash.MakeSeed()
@@ -188,6 +203,18 @@ func hashChain(c rules.Chain, all []uint64) (uint64, []uint64) {
 	return h.Sum64(), all
 }
 
+func hashHook(h rules.Hook) uint64 {
+	return hashText(fmt.Sprintf("%q %q %q %q %t", h.Chain, h.Rule.Spec, h.Anchor.Position, h.Anchor.Neighbour.Spec, h.Named))
+}
+
+func hashHooks(hooks []rules.Hook) []uint64 {
+	hashes := make([]uint64, len(hooks))
+	for i, h := range hooks {
+		hashes[i] = hashHook(h)
+	}
+	return hashes
+}
+
 func fingerprintOf(g rules.Generation) fingerprint {
 	all := fingerprint{}
 	for f, tables := range g {
@@ -196,7 +223,7 @@ func fingerprintOf(g rules.Generation) fingerprint {
 			n := len(section.Chains)
 			p := sectionPrint{
 				chains: make([]uint64, 0, n), names: make([]uint64, 0, n), ends: make([]int, 0, n),
-				rules: make([]uint64, 0, section.RuleCount()),
+				rules: make([]uint64, 0, section.RuleCount()), hooks: hashHooks(section.Hooks),
 			}
 			for _, c := range section.Chains {
 				var hash uint64
@@ -228,7 +255,8 @@ func (p sectionPrint) difference(section rules.Section) sectionDifference {
 	}
 	var byName map[uint64]int
 	d := sectionDifference{Section: section}
-	d.Section.Chains = nil
+	d.Section.Chains, d.Section.Hooks = nil, nil
+	d.Hooks = pieces(p.hooks, hashHooks(section.Hooks), func(i int) rules.Hook { return section.Hooks[i] })
 	d.Chains = pieces(p.chains, now, func(i int) chainDifference {
 		if byName == nil {
 			byName = make(map[uint64]int, len(p.names))

@@ -97,9 +97,16 @@ func TestDifferences(t *testing.T) {
 		{name: "a jump more", change: func(s *rules.Section) {
 			s.Hooks = append(s.Hooks, rules.Hook{Chain: "PREROUTING", Rule: spec("-j KUBE-SERVICES"), Anchor: rules.Anchor{Position: rules.Behind, Neighbour: spec("-j corp")}})
 		}},
+		{name: "a jump in front", change: func(s *rules.Section) {
+			s.Hooks = slices.Insert(s.Hooks, 0, rules.Hook{Chain: "PREROUTING", Rule: spec("-j KUBE-SERVICES"), Anchor: rules.Anchor{Position: rules.Top}})
+		}},
+		{name: "a jump elsewhere", change: func(s *rules.Section) {
+			s.Hooks[0].Anchor = rules.Anchor{Position: rules.Behind, Neighbour: spec("-j corp")}
+		}},
 		{name: "a jump less", change: func(s *rules.Section) { s.Hooks = nil }},
 		{name: "what is no rule", change: func(s *rules.Section) {
 			s.Alone, s.Leans, s.Policies = nil, []string{"other"}, map[string]string{"OUTPUT": "DROP"}
+			s.Hooks = slices.Clone(s.Hooks)
 			s.Hooks[0].Named, s.Chains[7].Rules = true, nil
 		}},
 		{name: "a third of the chains", other: true, change: func(s *rules.Section) {
@@ -159,6 +166,26 @@ func TestTablesThatComeAndGo(t *testing.T) {
 	if d := cmp.Diff(base, s.bases(t)); d != "" {
 		t.Errorf("bases (-before +now):\n%s", d)
 	}
+}
+
+// TestManyJumps: a node has one for each pod, and a change of one pod is not written as all.
+func TestManyJumps(t *testing.T) {
+	s := openStore(t, t.TempDir(), here)
+	g := manyChains(t, 300)
+	section := g[v4][rules.Nat]
+	for i := range 500 {
+		section.Hooks = append(section.Hooks, rules.Hook{Chain: "POSTROUTING", Rule: spec(fmt.Sprintf("-s 10.1.%d.%d/32 -j KUBE-SVC-%04d", i/250, i%250, i%300)), Anchor: rules.Anchor{Position: rules.Bottom}})
+	}
+	must(t, s.SaveGeneration(g.With(v4, rules.Nat, section), "snapshot", noon))
+	section.Hooks = slices.Delete(slices.Clone(section.Hooks), 200, 201)
+	g = g.With(v4, rules.Nat, section)
+	must(t, s.SaveGeneration(g, "snapshot", noon))
+	if n := len(must1(os.ReadFile(s.path(g.ID())))); n > 1000 {
+		t.Errorf("%d bytes are written", n)
+	}
+	stored, err := openStore(t, s.dir, here).Load(g.ID())
+	must(t, err)
+	exactly(t, g, stored.Generation)
 }
 
 // TestPieces: any list comes out of its pieces, and no element of the base is in two of them.

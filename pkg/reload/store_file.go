@@ -63,6 +63,9 @@ func sizeOf(g rules.Generation) int64 {
 	n := 0
 	for _, tables := range g {
 		for _, section := range tables {
+			for _, h := range section.Hooks {
+				n += hookSize(h)
+			}
 			for _, c := range section.Chains {
 				n += len(`{"name":"","rules":[]}`) + len(c.Name)
 				for _, r := range c.Rules {

@@ -257,7 +257,7 @@ func TestBasesGoWithTheirGenerations(t *testing.T) {
 		s.base = nil // a base of its own
 		save(n, 20)
 		loads()
-		if got, want := len(s.bases(t)), min(n, keptGenerations+1); got > want {
+		if got, want := len(s.bases(t)), min(n, keptGenerations)+1; got > want {
 			t.Errorf("generation %d: %d bases, want %d", n, got, want)
 		}
 		if !slices.Contains(s.bases(t), old[0]) {
