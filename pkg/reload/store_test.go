@@ -170,6 +170,7 @@ func TestFormats(t *testing.T) {
 		{"of the canaryd before", func(s string) string { return strings.Replace(s, `"format":4,`, "", 1) }, false},
 		{"of the one with a format", func(s string) string { return strings.Replace(s, `"format":4,`, `"format":1,`, 1) }, false},
 		{"of the one with a quarantine", func(s string) string { return strings.Replace(s, `"format":4,`, `"format":2,`, 1) }, false},
+		{"of the one with counts", func(s string) string { return strings.Replace(s, `"format":4,`, `"format":3,`, 1) }, false},
 		{"of the next one", func(s string) string { return strings.Replace(s, `"format":4,`, `"format":5,"more":{"x":[1]},`, 1) }, true},
 	} {
 		for _, file := range []string{"state.json", "generations/" + generation(t, 1).ID() + ".json"} {
