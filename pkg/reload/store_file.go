@@ -46,9 +46,7 @@ func (s *Store) text(stored Stored) ([]byte, error) {
 			return json.Marshal(storedFile{Stored: stored, Base: b.name, Difference: d})
 		}
 	}
-	if err := s.pruneBases(); err != nil { // its room may be needed
-		return nil, err
-	}
+	_ = s.pruneBases() // the room may be needed; what cannot be removed keeps nothing from being written
 	s.step("base")
 	b, err := s.writeBase(g)
 	if err != nil {
@@ -149,7 +147,7 @@ func (s *Store) pruneBases() error {
 	}
 	var errs []error
 	for _, e := range entries {
-		if name, ok := strings.CutSuffix(e.Name(), baseSuffix); ok && !needed[name] {
+		if name, ok := strings.CutSuffix(e.Name(), baseSuffix); ok && baseName.MatchString(name) && !needed[name] {
 			s.step("prune base")
 			errs = append(errs, os.Remove(s.basePath(name)))
 		}
