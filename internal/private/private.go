@@ -142,8 +142,17 @@ const Unfinished = ".new"
 
 // Write writes a file of mode 0600 so that a process that is killed meanwhile
 // leaves the old one or the new one. It does not wait for the disk.
-func Write(path string, data []byte) (err error) {
-	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*"+Unfinished)
+func Write(path string, data []byte) error {
+	return Stream(filepath.Dir(path), func(file io.Writer) (string, error) {
+		_, err := file.Write(data)
+		return filepath.Base(path), err
+	})
+}
+
+// Stream writes a file into a folder as Write does, piece by piece: fill writes it and
+// returns its name, which may depend on what was written.
+func Stream(folder string, fill func(io.Writer) (name string, err error)) (err error) {
+	file, err := os.CreateTemp(folder, ".*"+Unfinished)
 	if err != nil {
 		return err
 	}
@@ -152,9 +161,9 @@ func Write(path string, data []byte) (err error) {
 			_ = os.Remove(file.Name()) // a full disk needs the room
 		}
 	}()
-	_, err = file.Write(data)
+	name, err := fill(file)
 	if err = errors.Join(err, file.Close()); err != nil {
 		return err
 	}
-	return os.Rename(file.Name(), path)
+	return os.Rename(file.Name(), filepath.Join(folder, name))
 }

@@ -1,6 +1,8 @@
 package private
 
 import (
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -145,5 +147,33 @@ func TestWrite(t *testing.T) {
 	must(t, err)
 	if len(entries) != 2 {
 		t.Errorf("left behind: %v", entries)
+	}
+}
+
+// TestStream: a file has the name that its writer says at the end; one whose writer fails is
+// not there, nor half of it.
+func TestStream(t *testing.T) {
+	dir := t.TempDir()
+	write := func(err error) error {
+		return Stream(dir, func(file io.Writer) (string, error) {
+			_, _ = io.WriteString(file, "new")
+			return "file", err
+		})
+	}
+	if err := write(io.ErrShortWrite); !errors.Is(err, io.ErrShortWrite) {
+		t.Errorf("error is %v", err)
+	}
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	if len(entries) != 0 {
+		t.Errorf("left behind: %v", entries)
+	}
+	must(t, write(nil))
+	text, err := os.ReadFile(filepath.Join(dir, "file"))
+	must(t, err)
+	info, err := os.Stat(filepath.Join(dir, "file"))
+	must(t, err)
+	if string(text) != "new" || info.Mode().Perm() != 0o600 {
+		t.Errorf("%q, mode %04o", text, info.Mode().Perm())
 	}
 }

@@ -76,7 +76,10 @@ func (s *Store) newestHere(id string) (Stored, bool) {
 
 // LoadHere returns the generation of that ID if it is of this boot and network
 // namespace, whichever backend and version of iptables it is of.
-func (s *Store) LoadHere(id string) (Stored, error) { return s.loadIf(id, s.sameNode) }
+func (s *Store) LoadHere(id string) (Stored, error) {
+	stored, _, err := s.loadIf(id, s.sameNode)
+	return stored, err
+}
 
 // sameNode returns ErrForeign unless what is stored is of this boot and network
 // namespace.

@@ -35,11 +35,15 @@ const (
 	keptGenerations = 5
 	// format is that of the files. Those of format 0 have no format, those of 1
 	// no quarantine, no named hooks and no ipsets, those of 2 no counts and nothing of what
-	// made them; else the same fields. Whoever changes what a field means, or adds one, counts
-	// it up, and reads the formats before or refuses them by name.
-	format = 3
+	// made them, those of 3 no base: they are all whole; else the same fields. A change that
+	// adds a field, or gives one another meaning, counts it up, and reads the formats before or
+	// refuses them by name. It is one number for all files: an older canaryd that took the
+	// state and not its generation would take an older generation for the newest one.
+	format = 4
 	// countedFrom is the first format whose generations say how many rules they hold.
 	countedFrom = 3
+	// basedFrom is the first format whose generations may rest on a base.
+	basedFrom = 4
 	// maxStored bounds what is read from disk: 5,000 services need 10 MB.
 	maxStored = 256 << 20
 )
@@ -110,6 +114,10 @@ type Store struct {
 	named    string // ID of the one that it names on disk
 	headers  map[string]header
 	pinned   string // ID of one that a loss waits for; it is not removed
+	base     *base  // on which the next difference may rest; nil if none is known
+	small    int64  // what needs fewer bytes is written whole
+	// step is called before each change of the folder; tests end there as if killed.
+	step func(what string)
 }
 
 // OpenStore opens the folder, which it makes if it is missing.
@@ -136,7 +144,7 @@ func OpenStore(dir string, identity Identity) (*Store, error) {
 			}
 		}
 	}
-	return &Store{dir: dir, identity: identity}, nil
+	return &Store{dir: dir, identity: identity, small: smallWhole, step: func(string) {}}, nil
 }
 
 // Holds reports whether there is a generation that the state can name: one that
@@ -156,7 +164,12 @@ func (s *Store) Save(stored Stored) error {
 	}
 	stored.Format, stored.Identity, stored.ID = format, s.identity, id
 	stored.Rules, stored.Chains = stored.Generation.Counts()
-	if err := s.write(s.path(id), stored); err != nil {
+	text, err := s.text(stored)
+	if err == nil {
+		s.step("generation")
+		err = private.Write(s.path(id), text)
+	}
+	if err != nil {
 		return fmt.Errorf("keeping generation %s: %w", id, err)
 	}
 	s.written = id
@@ -202,7 +215,10 @@ func (s *Store) LoadState() (State, Stored, error) {
 	if err := s.bound(state.Identity); err != nil {
 		return State{}, Stored{}, err
 	}
-	stored, err := s.Load(state.ID)
+	stored, rests, err := s.loadIf(state.ID, s.bound)
+	if err == nil {
+		s.base = rests // so that the first change after a restart is a small write, too
+	}
 	return state, stored, err
 }
 
@@ -210,21 +226,19 @@ func (s *Store) LoadState() (State, Stored, error) {
 func (s *Store) Resume(id string) { s.written, s.named = id, id }
 
 // Load returns the generation of that ID.
-func (s *Store) Load(id string) (Stored, error) { return s.loadIf(id, s.bound) }
+func (s *Store) Load(id string) (Stored, error) {
+	stored, _, err := s.loadIf(id, s.bound)
+	return stored, err
+}
 
-// loadIf returns the generation of that ID if check lets its identity pass.
-func (s *Store) loadIf(id string, check func(Identity) error) (Stored, error) {
-	stored, err := s.load(id)
+// loadIf returns the generation of that ID, and the base on which it rests, if check lets its
+// identity pass.
+func (s *Store) loadIf(id string, check func(Identity) error) (Stored, *base, error) {
+	stored, rests, err := s.load(id, check)
 	if errors.Is(err, ErrNothingStored) && idPattern.MatchString(id) {
-		return Stored{}, fmt.Errorf("%w: %s; %s", err, id, s.Offer())
+		return Stored{}, nil, fmt.Errorf("%w: %s; %s", err, id, s.Offer())
 	}
-	if err != nil {
-		return Stored{}, err
-	}
-	if err := check(stored.Identity); err != nil {
-		return Stored{}, err
-	}
-	return stored, sound(stored, id)
+	return stored, rests, err
 }
 
 // sound returns nil if the content of a file is what its name says.
@@ -262,7 +276,7 @@ const stateFile = "state.json"
 func (s *Store) statePath() string { return filepath.Join(s.dir, stateFile) }
 
 func (s *Store) path(id string) string {
-	return filepath.Join(s.dir, "generations", id+".json")
+	return filepath.Join(s.folder(), id+".json")
 }
 
 // write writes a file so that whoever is killed meanwhile leaves the old one or
@@ -274,6 +288,7 @@ func (s *Store) write(path string, value any) error {
 	if err != nil {
 		return err
 	}
+	s.step(filepath.Base(path))
 	return private.Write(path, data)
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -49,15 +48,20 @@ const sparseShare = 10
 type header struct {
 	modified time.Time
 	size     int64
-	stored   Stored
+	stored   storedFile
 	err      error
 }
 
 // List returns what is on disk, newest first; nothing if that cannot be read.
 func (s *Store) List() []Kept {
-	entries, err := os.ReadDir(filepath.Join(s.dir, "generations"))
+	list, _ := s.list()
+	return list
+}
+
+func (s *Store) list() ([]Kept, error) {
+	entries, err := os.ReadDir(s.folder())
 	if err != nil {
-		return nil
+		return nil, err
 	}
 	var list []Kept
 	headers := map[string]header{}
@@ -88,7 +92,7 @@ func (s *Store) List() []Kept {
 		return b.Saved.Compare(a.Saved)
 	})
 	markSparse(list)
-	return list
+	return list, nil
 }
 
 func (s *Store) keptOf(id string, h header) Kept {
@@ -103,6 +107,10 @@ func (s *Store) keptOf(id string, h header) Kept {
 	}
 	if err := s.bound(h.stored.Identity); err != nil {
 		k.Foreign = err.Error()
+	} else if base := h.stored.Base; base != "" {
+		if _, err := os.Stat(s.basePath(base)); err != nil {
+			k.Foreign = fmt.Sprintf("%v: %s%s", errNoBase, base, baseSuffix)
+		}
 	}
 	return k
 }
@@ -139,8 +147,8 @@ func Offered(list []Kept) []Kept {
 }
 
 // readHeader reads a generation's file up to its rules, which may be 10 MB.
-func (s *Store) readHeader(id string) (Stored, error) {
-	var h Stored
+func (s *Store) readHeader(id string) (storedFile, error) {
+	var h storedFile
 	file, err := private.Open(s.path(id), os.O_RDONLY)
 	if err != nil {
 		return h, err
@@ -148,7 +156,7 @@ func (s *Store) readHeader(id string) (Stored, error) {
 	defer func() { _ = file.Close() }() // read only
 	fields := map[string]any{
 		"format": &h.Format, "identity": &h.Identity, "id": &h.ID, "source": &h.Source, "captured": &h.Captured,
-		"made": &h.Made, "rules": &h.Rules, "chains": &h.Chains,
+		"made": &h.Made, "rules": &h.Rules, "chains": &h.Chains, "base": &h.Base,
 	}
 	decoder := json.NewDecoder(file)
 	if _, err := decoder.Token(); err != nil {
@@ -163,7 +171,7 @@ func (s *Store) readHeader(id string) (Stored, error) {
 			return h, fmt.Errorf("stored generation %s: %w (format %d, here %d)", id, ErrNewer, h.Format, format)
 		}
 		field, _ := name.(string)
-		if field == "generation" {
+		if field == "generation" || field == "difference" {
 			break
 		}
 		target, ok := fields[field]
@@ -199,35 +207,30 @@ func (s *Store) Offer() string {
 // Show returns the generation of that ID, also one that must not be restored here: note
 // says why then. It may be called from any goroutine.
 func (s *Store) Show(id string) (stored Stored, note string, err error) {
-	stored, err = s.load(id)
+	stored, _, err = s.load(id, func(made Identity) error {
+		if err := s.bound(made); err != nil {
+			note = err.Error()
+		}
+		return nil
+	})
 	if err != nil {
-		return Stored{}, "", err
+		note = ""
 	}
-	if err := s.bound(stored.Identity); err != nil {
-		note = err.Error()
-	}
-	return stored, note, sound(stored, id)
+	return stored, note, err
 }
 
-// load returns the generation of that ID, wherever it was made.
-func (s *Store) load(id string) (Stored, error) {
-	if !idPattern.MatchString(id) {
-		return Stored{}, fmt.Errorf("%q is not a generation's ID (12 hexadecimal digits): %w", id, ErrNothingStored)
-	}
-	var stored Stored
-	if err := s.read(s.path(id), &stored); err != nil {
-		return Stored{}, err
-	}
-	return stored, nil
-}
-
-// prune keeps the newest generations, and one that a loss waits for.
+// prune keeps the newest generations, one that a loss waits for, and the bases of them all.
 func (s *Store) prune() error {
+	list, err := s.list()
+	if err != nil {
+		return err
+	}
 	var errs []error
-	for i, k := range s.List() {
+	for i, k := range list {
 		if i >= keptGenerations && k.ID != s.pinned {
+			s.step("prune")
 			errs = append(errs, os.Remove(s.path(k.ID)))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, s.pruneBases())...)
 }

@@ -1,0 +1,195 @@
+package reload
+
+import (
+	"bufio"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/private"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A base is a file of chains and jumps on which the files of generations rest: they name it and say
+// only what is different in them. A base is never changed, is always whole, and has the
+// digest of its content as its name.
+type base struct {
+	name     string
+	size     int64
+	modified time.Time
+	changes  int64 // bytes of the differences that were written since
+	print    fingerprint
+}
+
+// baseSuffix ends the name of a base's file.
+const baseSuffix = ".base"
+
+// baseName is what names of bases look like: half of a SHA-256.
+var baseName = regexp.MustCompile(`^[0-9a-f]{32}$`)
+
+// A baseLine is a line of a base's file: the format in the first one; then family, table and
+// jumps, followed by the chains, a line each.
+type baseLine struct {
+	Format int             `json:"format,omitempty"`
+	Family rules.Family    `json:"family,omitempty"`
+	Table  rules.TableName `json:"table,omitempty"`
+	Hooks  []rules.Hook    `json:"hooks,omitempty"`
+	Name   string          `json:"name,omitempty"`
+	Policy string          `json:"policy,omitempty"`
+	Rules  []string        `json:"rules,omitempty"`
+}
+
+func (s *Store) folder() string { return filepath.Join(s.dir, "generations") }
+
+func (s *Store) basePath(name string) string { return filepath.Join(s.folder(), name+baseSuffix) }
+
+// writeBase writes the chains and jumps of g, line by line: as one piece they would take three times
+// their size of memory.
+func (s *Store) writeBase(g rules.Generation) (*base, error) {
+	b := base{print: fingerprintOf(g)}
+	err := private.Stream(s.folder(), func(file io.Writer) (string, error) {
+		digest := sha256.New()
+		buffered := bufio.NewWriterSize(io.MultiWriter(file, digest), 64<<10)
+		if err := encodeBase(buffered, g); err != nil {
+			return "", err
+		}
+		if err := buffered.Flush(); err != nil {
+			return "", err
+		}
+		b.name = nameOf(digest.Sum(nil))
+		return b.name + baseSuffix, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	info, err := os.Stat(s.basePath(b.name))
+	if err != nil {
+		return nil, err
+	}
+	b.size, b.modified = info.Size(), info.ModTime()
+	return &b, nil
+}
+
+// nameOf returns the name of a base with that SHA-256.
+func nameOf(digest []byte) string { return hex.EncodeToString(digest)[:32] }
+
+func encodeBase(w io.Writer, g rules.Generation) error {
+	lines := json.NewEncoder(w)
+	lines.SetEscapeHTML(false)
+	if err := lines.Encode(baseLine{Format: format}); err != nil {
+		return err
+	}
+	var specs []string
+	for _, f := range rules.Families() {
+		for _, t := range rules.AllTables() {
+			section, ok := g[f][t]
+			if !ok {
+				continue
+			}
+			if err := lines.Encode(baseLine{Family: f, Table: t, Hooks: section.Hooks}); err != nil {
+				return err
+			}
+			for _, c := range section.Chains {
+				specs = specs[:0]
+				for _, r := range c.Rules {
+					specs = append(specs, r.Spec)
+				}
+				if err := lines.Encode(baseLine{Name: c.Name, Policy: c.Policy, Rules: specs}); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// errNoBase: the file that a generation rests on is not there.
+var errNoBase = errors.New("the file that it rests on is missing")
+
+// readBase returns the chains and jumps that a base holds, if its content is what its name says.
+func (s *Store) readBase(name string) (rules.Generation, error) {
+	if !baseName.MatchString(name) {
+		return nil, fmt.Errorf("%q is not the name of a base", name)
+	}
+	path := s.basePath(name)
+	file, err := private.Open(path, os.O_RDONLY)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %s", errNoBase, path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }() // read only
+	digest := sha256.New()
+	g, err := decodeBase(io.TeeReader(io.LimitReader(file, maxStored), digest))
+	if errors.Is(err, ErrNewer) {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s is corrupt: %w", path, err)
+	}
+	if got := nameOf(digest.Sum(nil)); got != name {
+		return nil, fmt.Errorf("%s is corrupt: its content has the digest %s", path, got)
+	}
+	return g, nil
+}
+
+func decodeBase(r io.Reader) (rules.Generation, error) {
+	lines := json.NewDecoder(r)
+	lines.DisallowUnknownFields()
+	var first baseLine
+	if err := lines.Decode(&first); err != nil {
+		return nil, err
+	}
+	if first.Format > format {
+		return nil, fmt.Errorf("%w (format %d, here %d)", ErrNewer, first.Format, format)
+	}
+	g := rules.Generation{}
+	var in baseLine // the section that is read
+	var chains []rules.Chain
+	put := func() {
+		if in.Table != "" {
+			g = g.With(in.Family, in.Table, rules.Section{Chains: chains, Hooks: in.Hooks})
+		}
+	}
+	for {
+		var line baseLine
+		err := lines.Decode(&line)
+		if errors.Is(err, io.EOF) {
+			put()
+			return g, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if line.Table != "" {
+			put()
+			in, chains = line, nil
+			continue
+		}
+		chain := rules.Chain{Name: line.Name, Policy: line.Policy}
+		if len(line.Rules) > 0 {
+			chain.Rules = make([]rules.Rule, len(line.Rules))
+		}
+		for i, spec := range line.Rules {
+			if chain.Rules[i], err = parseRule(spec); err != nil {
+				return nil, err
+			}
+		}
+		chains = append(chains, chain)
+	}
+}
+
+// stands reports whether a base's file is as it was written.
+func (s *Store) stands(b *base) bool {
+	info, err := os.Stat(s.basePath(b.name))
+	return err == nil && info.Size() == b.size && info.ModTime().Equal(b.modified)
+}

@@ -1,0 +1,350 @@
+package reload
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"hash/maphash"
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A difference is a generation as what is different in it from a base.
+type difference map[rules.Family]map[rules.TableName]sectionDifference
+
+// A sectionDifference has chains and jumps as pieces of the base, in the places of the
+// section's, and all the rest of a section as it is: that is small.
+type sectionDifference struct {
+	Chains []piece[chainDifference] `json:"chains,omitempty"`
+	Hooks  []piece[rules.Hook]      `json:"hooks,omitempty"`
+	rules.Section
+}
+
+// A chainDifference is a chain that the base does not have, or not so. Its pieces are of
+// the base's chain of that name.
+type chainDifference struct {
+	Name   string          `json:"name"`
+	Policy string          `json:"policy,omitempty"`
+	Rules  []piece[string] `json:"rules,omitempty"`
+}
+
+// A piece of a list is a run of the base's list, in JSON [from,count], or a new element.
+type piece[T any] struct {
+	from, count int
+	made        *T
+}
+
+func (p piece[T]) MarshalJSON() ([]byte, error) {
+	if p.made == nil {
+		return json.Marshal([2]int{p.from, p.count})
+	}
+	return json.Marshal(p.made)
+}
+
+func (p *piece[T]) UnmarshalJSON(text []byte) error {
+	if text[0] == '[' {
+		var run []int
+		if err := json.Unmarshal(text, &run); err != nil {
+			return err
+		}
+		if len(run) != 2 || run[0] < 0 || run[1] < 1 {
+			return fmt.Errorf("%v is no run of a list", run)
+		}
+		*p = piece[T]{from: run[0], count: run[1]}
+		return nil
+	}
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	*p = piece[T]{made: new(T)}
+	return decoder.Decode(p.made)
+}
+
+// expand returns the list that pieces of a base make. Each element of the base is taken
+// once at most, so that a small file cannot become a large list.
+func expand[T, E any](pieces []piece[T], from []E, element func(T) (E, error)) ([]E, error) {
+	taken := make([]bool, len(from))
+	var list []E
+	for _, p := range pieces {
+		if p.made != nil {
+			e, err := element(*p.made)
+			if err != nil {
+				return nil, err
+			}
+			list = append(list, e)
+			continue
+		}
+		if p.from > len(from) || p.count > len(from)-p.from {
+			return nil, fmt.Errorf("there is no run [%d,%d] of %d", p.from, p.count, len(from))
+		}
+		for i := p.from; i < p.from+p.count; i++ {
+			if taken[i] {
+				return nil, fmt.Errorf("the run [%d,%d] was taken before", p.from, p.count)
+			}
+			taken[i] = true
+		}
+		list = append(list, from[p.from:p.from+p.count]...)
+	}
+	return list, nil
+}
+
+// apply returns the generation that d makes of a base's chains.
+func (d difference) apply(to rules.Generation) (rules.Generation, error) {
+	g := rules.Generation{}
+	for f, tables := range d {
+		for t, change := range tables {
+			section, err := change.apply(to[f][t])
+			if err != nil {
+				return nil, fmt.Errorf("%s %s: %w", f, t, err)
+			}
+			g = g.With(f, t, section)
+		}
+	}
+	return g, nil
+}
+
+func (d sectionDifference) apply(to rules.Section) (rules.Section, error) {
+	byName := make(map[string][]rules.Rule, len(to.Chains))
+	for _, c := range to.Chains {
+		byName[c.Name] = c.Rules
+	}
+	section := d.Section
+	var err error
+	section.Hooks, err = expand(d.Hooks, to.Hooks, func(h rules.Hook) (rules.Hook, error) { return h, nil })
+	if err != nil {
+		return rules.Section{}, fmt.Errorf("jumps: %w", err)
+	}
+	section.Chains, err = expand(d.Chains, to.Chains, func(c chainDifference) (rules.Chain, error) {
+		list, err := expand(c.Rules, byName[c.Name], parseRule)
+		if err != nil {
+			return rules.Chain{}, fmt.Errorf("chain %s: %w", c.Name, err)
+		}
+		delete(byName, c.Name) // taken once, too
+		return rules.Chain{Name: c.Name, Policy: c.Policy, Rules: list}, nil
+	})
+	return section, err
+}
+
+// parseRule is rules.ParseRule with an error that is nil where there is none.
+func parseRule(spec string) (rules.Rule, error) {
+	r, err := rules.ParseRule(spec)
+	if err != nil {
+		return rules.Rule{}, err
+	}
+	return r, nil
+}
+
+// size returns how many bytes d takes on disk, more or less.
+func (d difference) size() int64 {
+	const run = len(`[12345,12345],`)
+	n := 0
+	for _, tables := range d {
+		for _, section := range tables {
+			for _, h := range section.Hooks {
+				if n += run; h.made != nil {
+					n += hookSize(*h.made)
+				}
+			}
+			for _, c := range section.Chains {
+				if n += run; c.made == nil {
+					continue
+				}
+				n += len(`{"name":"","rules":[]}`) + len(c.made.Name)
+				for _, r := range c.made.Rules {
+					if n += run; r.made != nil {
+						n += len(*r.made)
+					}
+				}
+			}
+		}
+	}
+	return int64(n)
+}
+
+func hookSize(h rules.Hook) int {
+	return len(`{"chain":"","rule":"","anchor":{"position":"bottom","neighbour":""}}`) + len(h.Chain) + len(h.Rule.Spec) + len(h.Anchor.Neighbour.Spec)
+}
+
+// A fingerprint is what must be known of a base to say what is different from it, without
+// its text: 24 bytes a chain and 8 a rule. Two texts with one hash of 64 bits are as good as
+// impossible; a generation that was stored by such a mistake is refused by its ID.
+type fingerprint map[rules.Family]map[rules.TableName]sectionPrint
+
+type sectionPrint struct {
+	chains []uint64 // hashes of name, policy and rules
+	names  []uint64
+	ends   []int    // the place in rules behind those of the chain
+	rules  []uint64 // hashes of their text
+	hooks  []uint64
+}
+
+var seed = maphash.MakeSeed()
+
+func hashText(text string) uint64 { return maphash.String(seed, text) }
+
+// hashChain returns the hash of a chain, and appends those of its rules to all.
+func hashChain(c rules.Chain, all []uint64) (uint64, []uint64) {
+	var h maphash.Hash
+	h.SetSeed(seed)
+	var bytes [8]byte
+	write := func(hash uint64) {
+		binary.LittleEndian.PutUint64(bytes[:], hash)
+		_, _ = h.Write(bytes[:])
+	}
+	write(hashText(c.Name))
+	write(hashText(c.Policy))
+	for _, r := range c.Rules {
+		hash := hashText(r.Spec)
+		write(hash)
+		all = append(all, hash)
+	}
+	return h.Sum64(), all
+}
+
+func hashHook(h rules.Hook) uint64 {
+	return hashText(fmt.Sprintf("%q %q %q %q %t", h.Chain, h.Rule.Spec, h.Anchor.Position, h.Anchor.Neighbour.Spec, h.Named))
+}
+
+func hashHooks(hooks []rules.Hook) []uint64 {
+	hashes := make([]uint64, len(hooks))
+	for i, h := range hooks {
+		hashes[i] = hashHook(h)
+	}
+	return hashes
+}
+
+func fingerprintOf(g rules.Generation) fingerprint {
+	all := fingerprint{}
+	for f, tables := range g {
+		all[f] = map[rules.TableName]sectionPrint{}
+		for t, section := range tables {
+			n := len(section.Chains)
+			p := sectionPrint{
+				chains: make([]uint64, 0, n), names: make([]uint64, 0, n), ends: make([]int, 0, n),
+				rules: make([]uint64, 0, section.RuleCount()), hooks: hashHooks(section.Hooks),
+			}
+			for _, c := range section.Chains {
+				var hash uint64
+				hash, p.rules = hashChain(c, p.rules)
+				p.chains, p.names, p.ends = append(p.chains, hash), append(p.names, hashText(c.Name)), append(p.ends, len(p.rules))
+			}
+			all[f][t] = p
+		}
+	}
+	return all
+}
+
+// difference returns what is different in g from what has this fingerprint.
+func (p fingerprint) difference(g rules.Generation) difference {
+	d := difference{}
+	for f, tables := range g {
+		d[f] = map[rules.TableName]sectionDifference{}
+		for t, section := range tables {
+			d[f][t] = p[f][t].difference(section)
+		}
+	}
+	return d
+}
+
+func (p sectionPrint) difference(section rules.Section) sectionDifference {
+	now, scratch := make([]uint64, len(section.Chains)), []uint64{}
+	for i, c := range section.Chains {
+		now[i], scratch = hashChain(c, scratch[:0])
+	}
+	var byName map[uint64]int
+	d := sectionDifference{Section: section}
+	d.Section.Chains, d.Section.Hooks = nil, nil
+	d.Hooks = pieces(p.hooks, hashHooks(section.Hooks), func(i int) rules.Hook { return section.Hooks[i] })
+	d.Chains = pieces(p.chains, now, func(i int) chainDifference {
+		if byName == nil {
+			byName = make(map[uint64]int, len(p.names))
+			for k, name := range p.names {
+				byName[name] = k
+			}
+		}
+		c := section.Chains[i]
+		var before []uint64
+		if k, ok := byName[hashText(c.Name)]; ok {
+			before = p.rulesOf(k)
+		}
+		_, scratch = hashChain(c, scratch[:0])
+		list := pieces(before, scratch, func(i int) string { return c.Rules[i].Spec })
+		return chainDifference{Name: c.Name, Policy: c.Policy, Rules: list}
+	})
+	return d
+}
+
+// rulesOf returns the hashes of the rules of the chain with that index.
+func (p sectionPrint) rulesOf(i int) []uint64 {
+	from := 0
+	if i > 0 {
+		from = p.ends[i-1]
+	}
+	return p.rules[from:p.ends[i]]
+}
+
+// pieces returns the list now as pieces of a base's list, both by their hashes. element
+// returns what the base does not have.
+func pieces[T any](from, now []uint64, element func(i int) T) []piece[T] {
+	places := placesOf(from)
+	var list []piece[T]
+	next := 0 // where the run would go on
+	for i, hash := range now {
+		at, ok := places.take(hash, next)
+		if !ok {
+			made := element(i)
+			list = append(list, piece[T]{made: &made})
+			continue
+		}
+		if n := len(list); n > 0 && list[n-1].made == nil && list[n-1].from+list[n-1].count == at {
+			list[n-1].count++
+		} else {
+			list = append(list, piece[T]{from: at, count: 1})
+		}
+		next = at + 1
+	}
+	return list
+}
+
+// places says where in a list a hash stands. Each place is taken once.
+type places struct {
+	list  []uint64
+	taken []bool
+	order []int          // places by their hashes; made when it is needed
+	first map[uint64]int // where in the order to look for a hash
+}
+
+func placesOf(list []uint64) *places { return &places{list: list, taken: make([]bool, len(list))} }
+
+// take returns a place of the hash that was not taken, at best the one that is asked for.
+func (p *places) take(hash uint64, best int) (int, bool) {
+	if best < len(p.list) && p.list[best] == hash && !p.taken[best] {
+		p.taken[best] = true
+		return best, true
+	}
+	if len(p.list) == 0 {
+		return 0, false
+	}
+	if p.order == nil {
+		p.order, p.first = make([]int, len(p.list)), map[uint64]int{}
+		for i := range p.order {
+			p.order[i] = i
+		}
+		slices.SortStableFunc(p.order, func(a, b int) int { return cmp.Compare(p.list[a], p.list[b]) })
+	}
+	at, known := p.first[hash]
+	if !known {
+		at, _ = slices.BinarySearchFunc(p.order, hash, func(i int, hash uint64) int { return cmp.Compare(p.list[i], hash) })
+	}
+	for at < len(p.order) && p.list[p.order[at]] == hash && p.taken[p.order[at]] {
+		at++
+	}
+	p.first[hash] = at // so a chain of one rule a thousand times is gone through once
+	if at == len(p.order) || p.list[p.order[at]] != hash {
+		return 0, false
+	}
+	p.taken[p.order[at]] = true
+	return p.order[at], true
+}

@@ -1,0 +1,156 @@
+package reload
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A storedFile is a generation's file: whole, or as what is different from a base.
+type storedFile struct {
+	Stored
+	Base       string     `json:"base,omitempty"`
+	Difference difference `json:"difference,omitempty"`
+}
+
+const (
+	// smallWhole is the size below which a generation is written whole each time: a node of
+	// 400 rules needs no second file.
+	smallWhole = 64 << 10
+	// A difference is written if it takes a differenceShare of the whole generation at most,
+	// and the differences since the base was written take no more than the whole.
+	differenceShare = 4
+	// staleShare is how many times as large as the generation its base may be; a larger one
+	// would cost the next start its time and memory.
+	staleShare = 4
+)
+
+// text returns what is to stand in a generation's file. Where the base that is known will not
+// do, it writes another one first.
+func (s *Store) text(stored Stored) ([]byte, error) {
+	g := stored.Generation
+	size := sizeOf(g)
+	if size < s.small {
+		return json.Marshal(storedFile{Stored: stored})
+	}
+	stored.Generation = nil
+	if b := s.base; b != nil && b.size <= staleShare*size && s.stands(b) {
+		d := b.print.difference(g)
+		if n := d.size(); n <= size/differenceShare && b.changes+n <= size {
+			b.changes += n
+			return json.Marshal(storedFile{Stored: stored, Base: b.name, Difference: d})
+		}
+	}
+	_ = s.pruneBases() // the room may be needed; what cannot be removed keeps nothing from being written
+	s.step("base")
+	b, err := s.writeBase(g)
+	if err != nil {
+		return nil, err
+	}
+	s.base = b
+	return json.Marshal(storedFile{Stored: stored, Base: b.name, Difference: b.print.difference(g)})
+}
+
+// sizeOf returns how many bytes g takes on disk, more or less.
+func sizeOf(g rules.Generation) int64 {
+	n := 0
+	for _, tables := range g {
+		for _, section := range tables {
+			for _, h := range section.Hooks {
+				n += hookSize(h)
+			}
+			for _, c := range section.Chains {
+				n += len(`{"name":"","rules":[]}`) + len(c.Name)
+				for _, r := range c.Rules {
+					n += len(`"",`) + len(r.Spec)
+				}
+			}
+		}
+	}
+	return int64(n)
+}
+
+// load returns the generation of that ID, wherever it was made, if check lets its identity
+// pass and its content is what its name says; and the base on which it rests, if it has one.
+func (s *Store) load(id string, check func(Identity) error) (Stored, *base, error) {
+	if !idPattern.MatchString(id) {
+		return Stored{}, nil, fmt.Errorf("%q is not a generation's ID (12 hexadecimal digits): %w", id, ErrNothingStored)
+	}
+	for again := true; ; again = false {
+		var file storedFile
+		if err := s.read(s.path(id), &file); err != nil {
+			return Stored{}, nil, err
+		}
+		if err := check(file.Identity); err != nil {
+			return Stored{}, nil, err
+		}
+		stored, rests, err := s.whole(file)
+		if again && errors.Is(err, errNoBase) {
+			continue // the loop may have written it again meanwhile, on another base
+		}
+		if err != nil {
+			return Stored{}, nil, fmt.Errorf("stored generation %s: %w", id, err)
+		}
+		return stored, rests, sound(stored, id)
+	}
+}
+
+// whole returns what a file holds together with the base on which it rests.
+func (s *Store) whole(file storedFile) (Stored, *base, error) {
+	if file.Base == "" && file.Difference == nil {
+		return file.Stored, nil, nil
+	}
+	if file.Format < basedFrom || file.Base == "" || file.Generation != nil {
+		return Stored{}, nil, errors.New("it is corrupt: what is whole rests on no base")
+	}
+	chains, err := s.readBase(file.Base)
+	if err != nil {
+		return Stored{}, nil, err
+	}
+	if file.Generation, err = file.Difference.apply(chains); err != nil {
+		return Stored{}, nil, fmt.Errorf("it is corrupt: %w", err)
+	}
+	info, err := os.Stat(s.basePath(file.Base))
+	if err != nil {
+		return file.Stored, nil, nil // it was read; the next difference rests on another one
+	}
+	return file.Stored, &base{name: file.Base, size: info.Size(), modified: info.ModTime(), print: fingerprintOf(chains)}, nil
+}
+
+// pruneBases removes bases on which nothing rests any more: no generation on disk, and no
+// difference that is written next. A generation whose file cannot be read for a while may rest
+// on any; one that is no generation rests on none.
+func (s *Store) pruneBases() error {
+	list, err := s.list()
+	if err != nil {
+		return err
+	}
+	needed := map[string]bool{}
+	for _, k := range list {
+		h := s.headers[k.ID]
+		if unread := (*fs.PathError)(nil); errors.As(h.err, &unread) {
+			return nil
+		}
+		needed[h.stored.Base] = true
+	}
+	if s.base != nil {
+		needed[s.base.name] = true
+	}
+	entries, err := os.ReadDir(s.folder())
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		if name, ok := strings.CutSuffix(e.Name(), baseSuffix); ok && baseName.MatchString(name) && !needed[name] {
+			s.step("prune base")
+			errs = append(errs, os.Remove(s.basePath(name)))
+		}
+	}
+	return errors.Join(errs...)
+}
