@@ -90,7 +90,7 @@ func encodeBase(w io.Writer, g rules.Generation) error {
 	var specs []string
 	for _, f := range rules.Families() {
 		for _, t := range rules.AllTables() {
-			section, ok := g[f][t]
+			section, ok := g[f.Table(t)]
 			if !ok {
 				continue
 			}
@@ -157,7 +157,7 @@ func decodeBase(r io.Reader) (rules.Generation, error) {
 	var chains []rules.Chain
 	put := func() {
 		if in.Table != "" {
-			g = g.With(in.Family, in.Table, rules.Section{Chains: chains, Hooks: in.Hooks})
+			g = g.With(in.Family.Table(in.Table), rules.Section{Chains: chains, Hooks: in.Hooks})
 		}
 	}
 	for {

@@ -34,7 +34,7 @@ func manyServices(t testing.TB) rules.Generation {
 	g := rules.Generation{}
 	for name, table := range set {
 		section := rules.Extract(table, func(chain string) bool { return strings.HasPrefix(chain, "KUBE-") }, func(rules.Rule) bool { return false })
-		g = g.With(v4, name, section).With(v6, name, section)
+		g = g.With(v4.Table(name), section).With(v6.Table(name), section)
 	}
 	if n, _ := g.Counts(); n < 90000 {
 		t.Fatalf("%d rules of 5,000 services", n)
@@ -47,7 +47,7 @@ func endpoint(g rules.Generation, n int) rules.Generation { return endpoints(g, 
 
 // endpoints returns g with another rule in so many chains of nat from the n-th on.
 func endpoints(g rules.Generation, n, chains int) rules.Generation {
-	s := g[v4][rules.Nat]
+	s := g[v4.Table(rules.Nat)]
 	s.Chains = slices.Clone(s.Chains)
 	for ; chains > 0; chains-- {
 		c := &s.Chains[7*n%len(s.Chains)]
@@ -56,7 +56,7 @@ func endpoints(g rules.Generation, n, chains int) rules.Generation {
 		})
 		n++
 	}
-	return g.With(v4, rules.Nat, s)
+	return g.With(v4.Table(rules.Nat), s)
 }
 
 // A meter counts the bytes of the files that are written into a store's folder.

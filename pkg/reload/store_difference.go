@@ -10,10 +10,17 @@ import (
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // A difference is a generation as what is different in it from a base.
-type difference map[rules.Family]map[rules.TableName]sectionDifference
+type difference map[rules.TableID]sectionDifference
+
+// MarshalJSON writes differences by family and table.
+func (d difference) MarshalJSON() ([]byte, error) { return tableid.Marshal(d) }
+
+// UnmarshalJSON reads what MarshalJSON wrote.
+func (d *difference) UnmarshalJSON(data []byte) error { return tableid.Unmarshal(data, d) }
 
 // A sectionDifference has chains and jumps as pieces of the base, in the places of the
 // section's, and all the rest of a section as it is: that is small.
@@ -93,14 +100,12 @@ func expand[T, E any](pieces []piece[T], from []E, element func(T) (E, error)) (
 // apply returns the generation that d makes of a base's chains.
 func (d difference) apply(to rules.Generation) (rules.Generation, error) {
 	g := rules.Generation{}
-	for f, tables := range d {
-		for t, change := range tables {
-			section, err := change.apply(to[f][t])
-			if err != nil {
-				return nil, fmt.Errorf("%s %s: %w", f, t, err)
-			}
-			g = g.With(f, t, section)
+	for id, change := range d {
+		section, err := change.apply(to[id])
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", id, err)
 		}
+		g = g.With(id, section)
 	}
 	return g, nil
 }
@@ -140,22 +145,20 @@ func parseRule(spec string) (rules.Rule, error) {
 func (d difference) size() int64 {
 	const run = len(`[12345,12345],`)
 	n := 0
-	for _, tables := range d {
-		for _, section := range tables {
-			for _, h := range section.Hooks {
-				if n += run; h.made != nil {
-					n += hookSize(*h.made)
-				}
+	for _, section := range d {
+		for _, h := range section.Hooks {
+			if n += run; h.made != nil {
+				n += hookSize(*h.made)
 			}
-			for _, c := range section.Chains {
-				if n += run; c.made == nil {
-					continue
-				}
-				n += len(`{"name":"","rules":[]}`) + len(c.made.Name)
-				for _, r := range c.made.Rules {
-					if n += run; r.made != nil {
-						n += len(*r.made)
-					}
+		}
+		for _, c := range section.Chains {
+			if n += run; c.made == nil {
+				continue
+			}
+			n += len(`{"name":"","rules":[]}`) + len(c.made.Name)
+			for _, r := range c.made.Rules {
+				if n += run; r.made != nil {
+					n += len(*r.made)
 				}
 			}
 		}
@@ -170,7 +173,7 @@ func hookSize(h rules.Hook) int {
 // A fingerprint is what must be known of a base to say what is different from it, without
 // its text: 24 bytes a chain and 8 a rule. Two texts with one hash of 64 bits are as good as
 // impossible; a generation that was stored by such a mistake is refused by its ID.
-type fingerprint map[rules.Family]map[rules.TableName]sectionPrint
+type fingerprint map[rules.TableID]sectionPrint
 
 type sectionPrint struct {
 	chains []uint64 // hashes of name, policy and rules
@@ -217,21 +220,18 @@ func hashHooks(hooks []rules.Hook) []uint64 {
 
 func fingerprintOf(g rules.Generation) fingerprint {
 	all := fingerprint{}
-	for f, tables := range g {
-		all[f] = map[rules.TableName]sectionPrint{}
-		for t, section := range tables {
-			n := len(section.Chains)
-			p := sectionPrint{
-				chains: make([]uint64, 0, n), names: make([]uint64, 0, n), ends: make([]int, 0, n),
-				rules: make([]uint64, 0, section.RuleCount()), hooks: hashHooks(section.Hooks),
-			}
-			for _, c := range section.Chains {
-				var hash uint64
-				hash, p.rules = hashChain(c, p.rules)
-				p.chains, p.names, p.ends = append(p.chains, hash), append(p.names, hashText(c.Name)), append(p.ends, len(p.rules))
-			}
-			all[f][t] = p
+	for id, section := range g {
+		n := len(section.Chains)
+		p := sectionPrint{
+			chains: make([]uint64, 0, n), names: make([]uint64, 0, n), ends: make([]int, 0, n),
+			rules: make([]uint64, 0, section.RuleCount()), hooks: hashHooks(section.Hooks),
 		}
+		for _, c := range section.Chains {
+			var hash uint64
+			hash, p.rules = hashChain(c, p.rules)
+			p.chains, p.names, p.ends = append(p.chains, hash), append(p.names, hashText(c.Name)), append(p.ends, len(p.rules))
+		}
+		all[id] = p
 	}
 	return all
 }
@@ -239,11 +239,8 @@ func fingerprintOf(g rules.Generation) fingerprint {
 // difference returns what is different in g from what has this fingerprint.
 func (p fingerprint) difference(g rules.Generation) difference {
 	d := difference{}
-	for f, tables := range g {
-		d[f] = map[rules.TableName]sectionDifference{}
-		for t, section := range tables {
-			d[f][t] = p[f][t].difference(section)
-		}
+	for id, section := range g {
+		d[id] = p[id].difference(section)
 	}
 	return d
 }

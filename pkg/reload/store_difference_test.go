@@ -28,7 +28,7 @@ func manyChains(t *testing.T, n int) rules.Generation {
 	}
 	s := sectionOf(t, rules.Nat, lines...)
 	s.Alone, s.Leans, s.Policies = []string{"OUTPUT"}, []string{"corp"}, map[string]string{"OUTPUT": "ACCEPT"}
-	return rules.Generation{v4: {rules.Nat: s}, v6: {rules.Nat: s}}
+	return rules.Generation{v4.Table(rules.Nat): s, v6.Table(rules.Nat): s}
 }
 
 // exactly fails unless both generations are the same in every field.
@@ -123,12 +123,12 @@ func TestDifferences(t *testing.T) {
 			s := openStore(t, t.TempDir(), here)
 			s.small = 0
 			before := manyChains(t, 100)
-			delete(before, v6)
+			delete(before, v6.Table(rules.Nat))
 			must(t, s.SaveGeneration(before, "snapshot", noon))
 			base := s.bases(t)
-			section := manyChains(t, 100)[v4][rules.Nat]
+			section := manyChains(t, 100)[v4.Table(rules.Nat)]
 			test.change(&section)
-			after := rules.Generation{v4: {rules.Nat: section}}
+			after := rules.Generation{v4.Table(rules.Nat): section}
 			must(t, s.SaveGeneration(after, "snapshot", noon))
 			must(t, s.SaveState(testState()))
 			if d := cmp.Diff(base, s.bases(t)); (d != "") != test.other {
@@ -154,8 +154,8 @@ func TestTablesThatComeAndGo(t *testing.T) {
 	base := s.bases(t)
 	small := sectionOf(t, rules.Filter, ":KUBE-FORWARD - [0:0]", "-A KUBE-FORWARD -j ACCEPT", "-A FORWARD -j KUBE-FORWARD")
 	for name, next := range map[string]rules.Generation{
-		"a table more": g.With(v4, rules.Filter, small), "a table that holds nothing": g.With(v4, rules.Mangle, rules.Section{}),
-		"a family less": {v4: g[v4]},
+		"a table more": g.With(v4.Table(rules.Filter), small), "a table that holds nothing": g.With(v4.Table(rules.Mangle), rules.Section{}),
+		"a family less": {v4.Table(rules.Nat): g[v4.Table(rules.Nat)]},
 	} {
 		must(t, s.SaveGeneration(next, "snapshot", noon))
 		stored, err := openStore(t, s.dir, here).Load(next.ID())
@@ -172,13 +172,13 @@ func TestTablesThatComeAndGo(t *testing.T) {
 func TestManyJumps(t *testing.T) {
 	s := openStore(t, t.TempDir(), here)
 	g := manyChains(t, 300)
-	section := g[v4][rules.Nat]
+	section := g[v4.Table(rules.Nat)]
 	for i := range 500 {
 		section.Hooks = append(section.Hooks, rules.Hook{Chain: "POSTROUTING", Rule: spec(fmt.Sprintf("-s 10.1.%d.%d/32 -j KUBE-SVC-%04d", i/250, i%250, i%300)), Anchor: rules.Anchor{Position: rules.Bottom}})
 	}
-	must(t, s.SaveGeneration(g.With(v4, rules.Nat, section), "snapshot", noon))
+	must(t, s.SaveGeneration(g.With(v4.Table(rules.Nat), section), "snapshot", noon))
 	section.Hooks = slices.Delete(slices.Clone(section.Hooks), 200, 201)
-	g = g.With(v4, rules.Nat, section)
+	g = g.With(v4.Table(rules.Nat), section)
 	must(t, s.SaveGeneration(g, "snapshot", noon))
 	if n := len(must1(os.ReadFile(s.path(g.ID())))); n > 1000 {
 		t.Errorf("%d bytes are written", n)

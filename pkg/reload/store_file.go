@@ -59,16 +59,14 @@ func (s *Store) text(stored Stored) ([]byte, error) {
 // sizeOf returns how many bytes g takes on disk, more or less.
 func sizeOf(g rules.Generation) int64 {
 	n := 0
-	for _, tables := range g {
-		for _, section := range tables {
-			for _, h := range section.Hooks {
-				n += hookSize(h)
-			}
-			for _, c := range section.Chains {
-				n += len(`{"name":"","rules":[]}`) + len(c.Name)
-				for _, r := range c.Rules {
-					n += len(`"",`) + len(r.Spec)
-				}
+	for _, section := range g {
+		for _, h := range section.Hooks {
+			n += hookSize(h)
+		}
+		for _, c := range section.Chains {
+			n += len(`{"name":"","rules":[]}`) + len(c.Name)
+			for _, r := range c.Rules {
+				n += len(`"",`) + len(r.Spec)
 			}
 		}
 	}

@@ -40,12 +40,12 @@ func rested(t *testing.T, dir string) (s *Store, first, second rules.Generation)
 
 // rewritten returns g with another rule in all chains of nat, too much for a difference.
 func rewritten(g rules.Generation) rules.Generation {
-	s := g[v4][rules.Nat]
+	s := g[v4.Table(rules.Nat)]
 	s.Chains = slices.Clone(s.Chains)
 	for i := range s.Chains {
 		s.Chains[i].Rules = []rules.Rule{spec(`-m comment --comment "` + strings.Repeat("x", 250) + `" -j RETURN`)}
 	}
-	return g.With(v4, rules.Nat, s)
+	return g.With(v4.Table(rules.Nat), s)
 }
 
 // rebase puts text into the base's place, under the name that its content has.
