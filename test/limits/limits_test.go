@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -20,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -208,4 +210,40 @@ func saved(n *nodetest.Node, table rules.TableName) string {
 	text, err := exec.CommandContext(n.Context(), program(n, rules.IPv4, "-save"), "-t", string(table)).Output()
 	n.Must(err)
 	return string(text)
+}
+
+// needRoot skips the test unless it runs as the machine's root: a user namespace has one user.
+func needRoot(n *nodetest.Node) {
+	n.Helper()
+	nstest.NeedRoot(n.T)
+}
+
+// asStranger runs do with the rights of another user. Only this thread has them, and it ends with the
+// goroutine, which is never unlocked from it.
+func asStranger(do func() error) error {
+	const stranger = 65534
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, stranger, stranger, stranger); errno != 0 {
+			done <- fmt.Errorf("becoming user %d: %w", stranger, errno)
+			return
+		}
+		done <- do()
+	}()
+	return <-done
+}
+
+// connect opens a connection to a Unix socket on this thread, and waits until it is closed.
+func connect(path string) error {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
+		return fmt.Errorf("connecting: %w", err)
+	}
+	_, _ = unix.Read(fd, make([]byte, 1)) // nothing is sent, and it is closed
+	return nil
 }
