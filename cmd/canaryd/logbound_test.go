@@ -43,8 +43,8 @@ func TestLogBound(t *testing.T) {
 		note("after a minute", w, c)
 		want := []string{
 			"at once: 60 written, 0 said to be left out",
-			"in ten seconds: 9 written, 1831 said to be left out",
-			"after a minute: 60 written, 100 said to be left out",
+			"in ten seconds: 9 written, 1832 said to be left out",
+			"after a minute: 60 written, 99 said to be left out",
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)

@@ -18,8 +18,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// deepest is how many jumps follow one another at most on nf_tables (NFT_JUMP_STACK_SIZE of
-// include/net/netfilter/nf_tables.h). x_tables makes room for as many as there are chains.
+// deepest is of how many chains a packet's way may be on nf_tables, the built-in one included (NFT_JUMP_STACK_SIZE of
+// include/net/netfilter/nf_tables.h). x_tables makes room for as many as there are.
 const deepest = 16
 
 // nest returns n of the attacker's chains, of which each jumps to the next one.
@@ -45,9 +45,22 @@ func TestLoopsAndDeepNests(t *testing.T) {
 		if err := write(n, "*nat\n"+nest(3)+"-A "+attacker(2)+" -j "+attacker(0)+"\n-A OUTPUT -j "+attacker(0)+"\nCOMMIT\n"); err == nil {
 			n.Error("the kernel takes a loop")
 		}
-		err := write(n, "*nat\n"+nest(deepest+2)+"-A OUTPUT -j "+attacker(0)+"\nCOMMIT\n")
-		if onNFT(n) != (err != nil) {
-			n.Errorf("a nest of %d: %v", deepest+2, err)
+		for chains, refused := range map[int]bool{deepest - 1: false, deepest: onNFT(n)} {
+			err := write(n, "*nat\n"+nest(chains)+"-A OUTPUT -j "+attacker(0)+"\nCOMMIT\n")
+			if refused != (err != nil) {
+				n.Errorf("a nest of %d chains below a built-in one: %v, want refused %t", chains, err, refused)
+			}
+			if !refused {
+				clear := "*nat\n"
+				for i := range chains {
+					clear += "-F " + attacker(i) + "\n"
+				}
+				clear += "-D OUTPUT -j " + attacker(0) + "\n"
+				for i := range chains {
+					clear += "-X " + attacker(i) + "\n"
+				}
+				n.Must(write(n, clear+"COMMIT\n"))
+			}
 		}
 		const rest = 12
 		n.Must(write(n, "*nat\n"+nest(rest)+"COMMIT\n"))
