@@ -136,7 +136,7 @@ func TestStoredLoops(t *testing.T) {
 		d.Stop()
 		for name, text := range loops(n) {
 			store(n, func(g rules.Generation) {
-				section := g[rules.IPv4][rules.Nat]
+				section := g[rules.IPv4.Table(rules.Nat)]
 				for line := range strings.Lines(text) {
 					switch words := strings.Fields(line); words[0][0] {
 					case ':':
@@ -154,7 +154,7 @@ func TestStoredLoops(t *testing.T) {
 						section.Chains[at].Rules = append(section.Chains[at].Rules, rule)
 					}
 				}
-				g[rules.IPv4][rules.Nat] = section
+				g[rules.IPv4.Table(rules.Nat)] = section
 			})
 			want := [3][]string{protected(n, rules.IPv4, rules.Nat), protected(n, rules.IPv4, rules.Filter), protected(n, rules.IPv6, rules.Nat)}
 			n.Must(scenario.Wipe(n.Context(), n.Programs, rules.Families()...))
