@@ -68,37 +68,52 @@ func plainLogger() klog.Logger {
 	if deeper, ok := sink.(interface{ WithCallDepth(int) klog.LogSink }); ok {
 		sink = deeper.WithCallDepth(1)
 	}
-	return klog.New(plainSink{sink})
+	return klog.New(plainSink{sink, &logBound{}})
 }
 
-// A plainSink hands on what is logged, made plain. klog quotes what is one line.
-type plainSink struct{ klog.LogSink }
+// A plainSink hands on what is logged, made plain, and what an operator did not ask for with -v within
+// bounds. klog quotes what is one line.
+type plainSink struct {
+	klog.LogSink
+	bound *logBound // nil: there is none
+}
 
 // Init does nothing: the sink inside has been told.
 func (s plainSink) Init(klog.RuntimeInfo) {}
 
 func (s plainSink) Info(level int, message string, values ...any) {
+	if level == 0 {
+		more, ok := s.bound.admit(message)
+		if !ok {
+			return
+		}
+		values = append(values[:len(values):len(values)], more...)
+	}
 	s.LogSink.Info(level, message, plainValues(values)...)
 }
 
 func (s plainSink) Error(err error, message string, values ...any) {
+	more, ok := s.bound.admit(message)
+	if !ok {
+		return
+	}
 	if err != nil {
 		err = plainError{err}
 	}
-	s.LogSink.Error(err, message, plainValues(values)...)
+	s.LogSink.Error(err, message, plainValues(append(values[:len(values):len(values)], more...))...)
 }
 
 func (s plainSink) WithValues(values ...any) klog.LogSink {
-	return plainSink{s.LogSink.WithValues(plainValues(values)...)}
+	return plainSink{s.LogSink.WithValues(plainValues(values)...), s.bound}
 }
 
 func (s plainSink) WithName(name string) klog.LogSink {
-	return plainSink{s.LogSink.WithName(name)}
+	return plainSink{s.LogSink.WithName(name), s.bound}
 }
 
 func (s plainSink) WithCallDepth(depth int) klog.LogSink {
 	if deeper, ok := s.LogSink.(interface{ WithCallDepth(int) klog.LogSink }); ok {
-		return plainSink{deeper.WithCallDepth(depth)}
+		return plainSink{deeper.WithCallDepth(depth), s.bound}
 	}
 	return s
 }

@@ -127,13 +127,20 @@ func Open(path string, flag int) (*os.File, error) {
 	return nil, err
 }
 
-// Read returns what a file that Open opens holds, most bytes of it at most.
+// Read returns what a file that Open opens holds. One of more than most bytes is an error.
 func Read(path string, most int64) ([]byte, error) {
 	file, err := Open(path, os.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if info.Size() > most {
+		return nil, fmt.Errorf("%s is too large: it has %d bytes, and canaryd reads %d at most", path, info.Size(), most)
+	}
 	return io.ReadAll(io.LimitReader(file, most))
 }
 

@@ -84,7 +84,7 @@ func (s Shelf) recall(source Source) (Declared, error) {
 }
 
 // maxKept bounds what is read from disk, as for generations that were learned.
-const maxKept = 256 << 20
+const maxKept = 64 << 20
 
 // keepAll keeps what is new.
 func (w *Watcher) keepAll(ctx context.Context) {

@@ -78,9 +78,9 @@ func (p printer) print(ctx context.Context, family rules.Family, chains []printe
 }
 
 // printableName reports whether a chain's name can stand in a line for
-// iptables-restore and be nothing but a name. nft allows any.
+// iptables-restore and be nothing but a name. nft allows any, and up to 127 characters.
 func printableName(name string) bool {
-	if name == "" || len(name) > 255 || strings.ContainsAny(name[:1], "-!#") {
+	if name == "" || len(name) > rules.MaxName || strings.ContainsAny(name[:1], "-!#") {
 		return false
 	}
 	for _, c := range []byte(name) {

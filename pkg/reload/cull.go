@@ -67,6 +67,9 @@ func (r run) tryRules(ctx context.Context, t *turn, plans []tablePlan, looks boo
 			trial.suspects[refusal.Rule.Spec] = refusal.Reason
 		}
 		_ = trial.run(ctx) // the refusal stands for what could not be tried
+		if len(trial.bad) == 0 && !looks {
+			trial.bad = tangles(plan, refusedAsTooDeep(t.written.Err))
+		}
 		t.refused[plan.table] = trial.bad
 		found = found || len(trial.bad) > 0
 		if r.job.Strict {

@@ -44,8 +44,9 @@ const (
 	countedFrom = 3
 	// basedFrom is the first format whose generations may rest on a base.
 	basedFrom = 4
-	// maxStored bounds what is read from disk: 5,000 services need 10 MB.
-	maxStored = 256 << 20
+	// maxStored bounds what is read from disk: 5,000 services need 10 MB. To read a file takes some
+	// three times its size of memory.
+	maxStored = 64 << 20
 )
 
 // An Identity is what a stored generation is bound to. Rules of another boot
@@ -288,6 +289,9 @@ func (s *Store) write(path string, value any) error {
 	if err != nil {
 		return err
 	}
+	if len(data) > maxStored {
+		return fmt.Errorf("%s would have %d MiB, and canaryd reads %d at most", path, len(data)>>20, maxStored>>20)
+	}
 	s.step(filepath.Base(path))
 	return private.Write(path, data)
 }
@@ -302,10 +306,19 @@ func (s *Store) read(path string, value any) error {
 		return err
 	}
 	defer func() { _ = file.Close() }() // read only
-	text, err := io.ReadAll(io.LimitReader(file, maxStored))
+	info, err := file.Stat()
 	if err != nil {
 		return err
 	}
+	if info.Size() > maxStored {
+		return fmt.Errorf("%s is too large: it has %d MiB, and canaryd reads %d at most", path, info.Size()>>20, maxStored>>20)
+	}
+	text := make([]byte, 0, info.Size()+bytes.MinRead) // once, and not grown to the double
+	buffer := bytes.NewBuffer(text)
+	if _, err := buffer.ReadFrom(io.LimitReader(file, maxStored)); err != nil {
+		return err
+	}
+	text = buffer.Bytes()
 	// By its format first: fields that are not known would be called corrupt.
 	var about struct {
 		Format int `json:"format"`

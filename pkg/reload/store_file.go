@@ -35,6 +35,9 @@ const (
 func (s *Store) text(stored Stored) ([]byte, error) {
 	g := stored.Generation
 	size := sizeOf(g)
+	if size > maxStored {
+		return nil, fmt.Errorf("it would have %d MiB, and canaryd reads %d at most", size>>20, maxStored>>20)
+	}
 	if size < s.small {
 		return json.Marshal(storedFile{Stored: stored})
 	}

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// maxName is the longest chain name that iptables takes.
-const maxName = 28
+// MaxName is the longest chain name that iptables takes, and prints rules of. nft takes longer ones.
+const MaxName = 28
 
 // Validate reports whether g may be turned into a restore: families, tables
 // and chain names are such as iptables knows, and no text can end a line or a
@@ -59,8 +59,8 @@ func (r Rule) validate() error {
 // user's chain, or nil.
 func CheckChainName(name string) error {
 	switch {
-	case len(name) > maxName:
-		return fmt.Errorf("%q is longer than %d characters", name, maxName)
+	case len(name) > MaxName:
+		return fmt.Errorf("%q is longer than %d characters", name, MaxName)
 	case !validName(name):
 		return fmt.Errorf("%q is not a chain name", name)
 	case isBuiltinName(name):
@@ -72,6 +72,6 @@ func CheckChainName(name string) error {
 
 // validName reports whether iptables and its restore format take the name.
 func validName(name string) bool {
-	return name != "" && len(name) <= maxName && name[0] != '-' && name[0] != '!' && name[0] != ':' &&
+	return name != "" && len(name) <= MaxName && name[0] != '-' && name[0] != '!' && name[0] != ':' &&
 		!strings.ContainsFunc(name, func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '"' })
 }

@@ -1,0 +1,249 @@
+// Package limits tries each row of the table of limits in docs/security.md on the built
+// canaryd: who may write rules, files or requests goes to the limit and beyond. Each time canaryd
+// lives, stays within the memory that the manifest gives it, and puts back what another
+// table loses.
+package limits
+
+import (
+	"bytes"
+	"encoding/base32"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// mostMemory is what the manifest of deploy/kubernetes allows.
+const mostMemory = 448 << 20
+
+// turns is the environment variable that names a file. The test that has a lock on it has
+// the processors to itself.
+const turns = "CANARYD_TEST_TURNS"
+
+// No race detector: memory and processor time are measured here.
+func TestMain(m *testing.M) { os.Exit(prepared(m)) }
+
+func prepared(m *testing.M) int {
+	if os.Getenv(turns) == "" {
+		file, err := os.CreateTemp("", "canaryd-turns")
+		if err != nil {
+			panic(err)
+		}
+		defer os.Remove(file.Name())
+		defer file.Close()
+		if err := os.Setenv(turns, file.Name()); err != nil {
+			panic(err)
+		}
+	}
+	return nodetest.Main(m)
+}
+
+// turn waits for the processors. The tests run in processes of their own.
+func turn(n *nodetest.Node) {
+	n.Helper()
+	file, err := os.Open(os.Getenv(turns))
+	n.Must(err)
+	n.Must(unix.Flock(int(file.Fd()), unix.LOCK_EX))
+	n.Cleanup(func() { _ = file.Close() })
+}
+
+// memory returns what the daemon holds in memory, and the most that it held since it started
+// or since forget.
+func memory(n *nodetest.Node, d *nodetest.Process) (now, most int) {
+	n.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.PID()))
+	n.Must(err)
+	sizes := map[string]int{}
+	for line := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(line, ":")
+		if kib, ok := strings.CutSuffix(strings.TrimSpace(value), " kB"); ok {
+			if sizes[name], err = strconv.Atoi(kib); err != nil {
+				n.Fatal(err)
+			}
+		}
+	}
+	if sizes["VmHWM"] == 0 {
+		n.Fatalf("no VmHWM in:\n%s", text)
+	}
+	return sizes["VmRSS"] << 10, sizes["VmHWM"] << 10
+}
+
+// within fails the test if the daemon held more memory than the manifest allows, and logs it.
+func within(n *nodetest.Node, d *nodetest.Process, when string) {
+	n.Helper()
+	now, most := memory(n, d)
+	n.Logf("%s: %d MiB of memory, %d at most", when, now>>20, most>>20)
+	if most > mostMemory {
+		n.Errorf("%s canaryd held %d MiB of memory, and the manifest allows %d", when, most>>20, mostMemory>>20)
+	}
+}
+
+// lines returns how many lines the daemon has logged.
+func lines(d *nodetest.Process) int { return strings.Count(d.Log(), "\n") }
+
+// program returns a name such as iptables-nft-restore.
+func program(n *nodetest.Node, f rules.Family, suffix string) string {
+	return map[rules.Family]string{rules.IPv4: "iptables-", rules.IPv6: "ip6tables-"}[f] + string(n.Programs.With) + suffix
+}
+
+// write writes rules of IPv4 as their owner does, and returns what the program says if it refuses them.
+func write(n *nodetest.Node, text string) error {
+	n.Helper()
+	cmd := exec.CommandContext(n.Context(), program(n, rules.IPv4, "-restore"), "-w", "5", "--noflush")
+	cmd.Stdin = strings.NewReader(text)
+	if said, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %.300s", cmd, err, said)
+	}
+	return nil
+}
+
+// othersAreRepaired flushes a table of the other family, and waits until it is back. Nothing
+// that is done to tables of IPv4 concerns it.
+func othersAreRepaired(n *nodetest.Node) time.Duration {
+	n.Helper()
+	return repaired(n, rules.IPv6, rules.Nat)
+}
+
+// repaired flushes a table, waits until its protected rules are back, and returns how long that took.
+func repaired(n *nodetest.Node, f rules.Family, table rules.TableName) time.Duration {
+	n.Helper()
+	want := protected(n, f, table)
+	if len(want) < 10 {
+		n.Fatalf("%s %s has %d protected rules, too few for a flush to show anything", f, table, len(want))
+	}
+	if out, err := exec.CommandContext(n.Context(), program(n, f, ""), "-w", "5", "-t", string(table), "-F").CombinedOutput(); err != nil {
+		n.Fatalf("flushing %s %s: %v: %s", f, table, err, out)
+	}
+	return n.Within(nodetest.HealsIn, fmt.Sprintf("the rules of %s %s", f, table), func() error {
+		if got := protected(n, f, table); strings.Join(got, "\n") != strings.Join(want, "\n") {
+			return fmt.Errorf("%d lines of protected rules, want %d", len(got), len(want))
+		}
+		return nil
+	})
+}
+
+// protected returns the protected rules of one table and the jumps to them, in their order.
+// Rules of the attackers of these tests are none of them.
+func protected(n *nodetest.Node, f rules.Family, table rules.TableName) []string {
+	n.Helper()
+	text, err := exec.CommandContext(n.Context(), program(n, f, "-save"), "-t", string(table)).Output()
+	n.Must(err)
+	var list []string
+	for line := range strings.Lines(string(text)) {
+		chain, spec, ok := strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), "-A "), " ")
+		if !ok || !strings.HasPrefix(line, "-A ") || strings.Contains(line, attack) {
+			continue
+		}
+		_, target, _ := strings.Cut(spec, "-j ")
+		if target, _, _ = strings.Cut(target, " "); n.Protects(chain) || n.Protects(target) {
+			list = append(list, chain+" "+spec)
+		}
+	}
+	return list
+}
+
+// attack is how the names of all chains begin that attackers make here.
+const attack = "KUBE-SVC-ATTACK"
+
+// attacker returns the name of the attacker's i-th chain. The preset for kube-proxy protects it: behind
+// its prefix stand 16 digits of base 32.
+func attacker(i int) string {
+	return attack + base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(binary.BigEndian.AppendUint32([]byte{0, 0}, uint32(i)))
+}
+
+// A writer is one restore that runs all the time and commits whenever it is given a table.
+type writer struct {
+	n     *nodetest.Node
+	cmd   *exec.Cmd
+	input io.WriteCloser
+	said  *bytes.Buffer
+}
+
+func newWriter(n *nodetest.Node) *writer {
+	n.Helper()
+	w := &writer{n: n, cmd: exec.CommandContext(n.Context(), program(n, rules.IPv4, "-restore"), "-w", "5", "--noflush"), said: &bytes.Buffer{}}
+	var err error
+	w.input, err = w.cmd.StdinPipe()
+	n.Must(err)
+	w.cmd.Stdout, w.cmd.Stderr = w.said, w.said
+	n.Must(w.cmd.Start())
+	return w
+}
+
+// commit gives the program a table. It waits while a pipe of them is full.
+func (w *writer) commit(text string) {
+	w.n.Helper()
+	if _, err := io.WriteString(w.input, text); err != nil {
+		_ = w.cmd.Wait()
+		w.n.Fatalf("the attacker's restore ended: %v: %s", err, w.said)
+	}
+}
+
+// end waits until all is committed.
+func (w *writer) end() {
+	w.n.Helper()
+	w.n.Must(w.input.Close())
+	if err := w.cmd.Wait(); err != nil {
+		w.n.Fatalf("the attacker's restore: %v: %s", err, w.said)
+	}
+}
+
+// onNFT reports whether the node's backend is nf_tables.
+func onNFT(n *nodetest.Node) bool { return n.Programs.With == iptables.NFT }
+
+// saved returns what iptables-save prints of a table of IPv4.
+func saved(n *nodetest.Node, table rules.TableName) string {
+	n.Helper()
+	text, err := exec.CommandContext(n.Context(), program(n, rules.IPv4, "-save"), "-t", string(table)).Output()
+	n.Must(err)
+	return string(text)
+}
+
+// needRoot skips the test unless it runs as the machine's root: a user namespace has one user.
+func needRoot(n *nodetest.Node) {
+	n.Helper()
+	nstest.NeedRoot(n.T)
+}
+
+// asStranger runs do with the rights of another user. Only this thread has them, and it ends with the
+// goroutine, which is never unlocked from it.
+func asStranger(do func() error) error {
+	const stranger = 65534
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, stranger, stranger, stranger); errno != 0 {
+			done <- fmt.Errorf("becoming user %d: %w", stranger, errno)
+			return
+		}
+		done <- do()
+	}()
+	return <-done
+}
+
+// connect opens a connection to a Unix socket on this thread, and waits until it is closed.
+func connect(path string) error {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
+		return fmt.Errorf("connecting: %w", err)
+	}
+	_, _ = unix.Read(fd, make([]byte, 1)) // nothing is sent, and it is closed
+	return nil
+}

@@ -1,0 +1,88 @@
+package limits
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// TestManyChains: another process makes 10,000 chains under names that canaryd protects. They are learned
+// like any other, the other family is repaired meanwhile, and so is their own table with all of them.
+func TestManyChains(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		turn(n)
+		n.Load()
+		d := n.Start()
+		const many = 10_000
+		before := n.Published().Generation
+		var text bytes.Buffer
+		text.WriteString("*nat\n")
+		for i := range many {
+			fmt.Fprintf(&text, ":%s - [0:0]\n", attacker(i))
+		}
+		for i := range many {
+			fmt.Fprintf(&text, "-A %s -d 10.%d.%d.%d/32 -j ACCEPT\n", attacker(i), i/65536, i/256%256, i%256)
+		}
+		text.WriteString("COMMIT\n")
+		n.Must(write(n, text.String()))
+		n.Logf("ipv6 nat was back %s after its flush", othersAreRepaired(n).Round(time.Millisecond))
+		learned := n.Within(nodetest.HealsIn, "the chains in the generation", func() error {
+			if s := n.Published(); s.Generation.Rules != before.Rules+many {
+				return fmt.Errorf("the generation has %d rules, want %d", s.Generation.Rules, before.Rules+many)
+			}
+			return nodetest.Ready()
+		})
+		n.Logf("learned after %s; ipv4 nat was back %s after its flush", learned.Round(time.Millisecond), repaired(n, rules.IPv4, rules.Nat).Round(time.Millisecond))
+		n.Within(nodetest.HealsIn, "the attacker's rules", func() error {
+			if got := strings.Count(saved(n, rules.Nat), "\n-A "+attack); got != many {
+				return fmt.Errorf("%d stand, want %d", got, many)
+			}
+			return nodetest.Ready()
+		})
+		within(n, d, "with 10,000 chains")
+		d.Stop()
+	})
+}
+
+// TestManyRules: another process writes 200,000 rules into chains of protected names. canaryd stays within
+// the memory that the manifest gives it, repairs the other family and another table of the same
+// one, and does so after a restart as well.
+func TestManyRules(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		turn(n)
+		n.Load()
+		d := n.Start()
+		const many = 200_000
+		chains := 1
+		if onNFT(n) {
+			// To list one chain of so many rules takes the kernel seconds: it looks for the place to go on from the
+			// chain's first rule, for each 32 KiB.
+			chains = 20
+		}
+		var text bytes.Buffer
+		text.WriteString("*nat\n")
+		for i := range chains {
+			fmt.Fprintf(&text, ":%s - [0:0]\n", attacker(i))
+		}
+		for i := range many {
+			fmt.Fprintf(&text, "-A %s -d 10.%d.%d.%d/32 -j ACCEPT\n", attacker(i%chains), i/65536, i/256%256, i%256)
+		}
+		text.WriteString("COMMIT\n")
+		n.Must(write(n, text.String()))
+		n.Logf("ipv6 nat was back %s after its flush", othersAreRepaired(n).Round(time.Millisecond))
+		n.Logf("ipv4 filter was back %s after its flush", repaired(n, rules.IPv4, rules.Filter).Round(time.Millisecond))
+		within(n, d, "with 200,000 rules")
+		d.Stop()
+
+		d = n.Launch()
+		n.Logf("after a restart, ipv6 nat was back %s after its flush", othersAreRepaired(n).Round(time.Millisecond))
+		n.Logf("after a restart, ipv4 filter was back %s after its flush", repaired(n, rules.IPv4, rules.Filter).Round(time.Millisecond))
+		within(n, d, "after a restart with 200,000 rules")
+		d.Stop()
+	})
+}

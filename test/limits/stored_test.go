@@ -1,0 +1,116 @@
+package limits
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/pkg/iptables"
+)
+
+// TestHugeFiles: files in the state folder are larger than any that canaryd writes. They are
+// not read into memory: canaryd says so, begins with what stands, and repairs.
+func TestHugeFiles(t *testing.T) {
+	const huge = 600 << 20
+	for _, story := range []struct {
+		name string
+		file string // in the state folder
+		says string // in the log
+	}{
+		{"state", "state.json", "state.json is too large"},
+		{"generation", "generations/*.json", ".json is too large"},
+		{"journal", "journal.jsonl", ""},
+		{"ipsets", "sets.json", "sets.json is too large"},
+		{"owners", "owners.json", "owners.json is too large"},
+		{"pending loss", "pending.json", "pending.json is too large"},
+	} {
+		t.Run(story.name, func(t *testing.T) {
+			nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+				n.Load()
+				d := n.Start()
+				d.Stop()
+				path := filepath.Join("/run/state", story.file)
+				if found, err := filepath.Glob(path); err == nil && len(found) > 0 {
+					path = found[0]
+				}
+				file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+				n.Must(err)
+				info, err := file.Stat()
+				n.Must(err)
+				_, err = file.WriteAt([]byte(strings.Repeat(" ", 1<<10)), info.Size()) // JSON up to here
+				n.Must(err)
+				n.Must(file.Truncate(huge)) // a hole, which takes no room
+				n.Must(file.Close())
+
+				d = n.Start()
+				n.Logf("ipv6 nat was back %s after its flush", othersAreRepaired(n).Round(time.Millisecond))
+				n.Healed(1)
+				n.Want(0, "status")
+				if story.says != "" {
+					d.WantLog(story.says)
+				}
+				within(n, d, "with a file of 600 MiB")
+				d.Stop()
+			})
+		})
+	}
+}
+
+// TestManyRecords: the journal holds 10,000 flush records. The status shows the newest 100 of them, the
+// files stay within 8 MiB, and a flush is repaired and recorded as ever.
+func TestManyRecords(t *testing.T) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		n.Load()
+		d := n.Start()
+		n.Flush()
+		n.Healed(1)
+		d.Stop()
+		const path, many = "/run/state/journal.jsonl", 10_000
+		text, err := os.ReadFile(path)
+		n.Must(err)
+		var entry struct {
+			ID     string          `json:"id"`
+			Record map[string]any  `json:"record"`
+			Detail json.RawMessage `json:"detail,omitempty"`
+		}
+		n.Must(json.Unmarshal([]byte(strings.SplitN(string(text), "\n", 2)[0]), &entry))
+		entry.Detail = nil
+		for name, value := range entry.Record { // 100 lists of chains would make it an hour's flushes
+			if text, err := json.Marshal(value); err == nil && len(text) > 60 {
+				delete(entry.Record, name)
+			}
+		}
+		file, err := os.Create(path)
+		n.Must(err)
+		for i := range many {
+			entry.ID = fmt.Sprintf("%013x", i)
+			entry.Record["id"] = entry.ID
+			n.Must(json.NewEncoder(file).Encode(entry))
+		}
+		info, err := file.Stat()
+		n.Must(err)
+		n.Must(file.Close())
+
+		d = n.Start()
+		records := n.WholeStatus().Flushes
+		n.Logf("%d records in %d MiB, of which the status shows %d", many, info.Size()>>20, len(records))
+		if len(records) != 100 {
+			n.Errorf("the status has %d flush records, want 100", len(records))
+		}
+		n.Logf("ipv6 nat was back %s after its flush", othersAreRepaired(n).Round(time.Millisecond))
+		newest := n.Healed(1)
+		n.Within(nodetest.HealsIn, "the record on disk", func() error {
+			if text, err := os.ReadFile(path); err != nil || !strings.Contains(string(text), `"`+newest.ID+`"`) {
+				return fmt.Errorf("flush %s is not in it: %v", newest.ID, err)
+			}
+			return nil
+		})
+		within(n, d, "with 10,000 records")
+		d.Stop()
+	})
+}

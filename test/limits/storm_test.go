@@ -1,0 +1,75 @@
+package limits
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+const (
+	commitsASecond = 500
+	stormLasts     = 10 * time.Second
+	// stormShare is what canaryd and its children may use of a core in a storm.
+	stormShare = 0.5
+)
+
+// TestStormOfCommits: another process creates, changes and deletes chains of its own 500 times
+// a second, under names that canaryd protects. Meanwhile other tables are flushed: one of
+// the same table's family, one of the other's. Both come back. What canaryd uses of a core, its memory
+// and its log stay within bounds, and after the storm it knows what stands.
+func TestStormOfCommits(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		turn(n)
+		n.Load()
+		d := n.Start()
+		logged, used, began := lines(d), d.CPU(), time.Now()
+		done := make(chan struct{})
+		w := newWriter(n)
+		commits := 0
+		go func() {
+			defer close(done)
+			for ; time.Since(began) < stormLasts; commits++ {
+				time.Sleep(time.Until(began.Add(time.Duration(commits) * time.Second / commitsASecond)))
+				w.commit(stormCommit(commits))
+			}
+			w.end()
+		}()
+		time.Sleep(stormLasts / 4)
+		for _, f := range rules.Families() {
+			n.Logf("%s filter was back %s after its flush", f, repaired(n, f, rules.Filter).Round(time.Millisecond))
+		}
+		n.Logf("ipv6 nat was back %s after its flush", repaired(n, rules.IPv6, rules.Nat).Round(time.Millisecond))
+		<-done
+		lasted := time.Since(began)
+		share := (d.CPU() - used).Seconds() / lasted.Seconds()
+		n.Logf("%.0f commits a second for %s: canaryd used %.0f %% of a core and logged %d lines", float64(commits)/lasted.Seconds(),
+			lasted.Round(time.Second), 100*share, lines(d)-logged)
+		if share > stormShare {
+			n.Errorf("canaryd used %.0f %% of a core, want at most %.0f", 100*share, 100*stormShare)
+		}
+		if more := lines(d) - logged; more > 60 {
+			n.Errorf("canaryd logged %d lines in the storm, want at most 60:\n%s", more, d.Log())
+		}
+		within(n, d, "in the storm")
+		n.Within(nodetest.HealsIn, "health after the storm", nodetest.Ready)
+		repaired(n, rules.IPv4, rules.Nat)
+		d.Stop()
+	})
+}
+
+// stormCommit returns one commit: of each three, the first makes a chain with a rule, the second changes the
+// rule, and the third deletes chain and rule. There are 50 such chains.
+func stormCommit(i int) string {
+	chain := attacker(i / 3 % 50)
+	switch i % 3 {
+	case 0:
+		return fmt.Sprintf("*nat\n:%s - [0:0]\n-A %s -d 10.9.%d.%d/32 -j ACCEPT\nCOMMIT\n", chain, chain, i/250%250, i%250)
+	case 1:
+		return fmt.Sprintf("*nat\n-R %s 1 -d 10.8.%d.%d/32 -j ACCEPT\nCOMMIT\n", chain, i/250%250, i%250)
+	default:
+		return fmt.Sprintf("*nat\n-F %s\n-X %s\nCOMMIT\n", chain, chain)
+	}
+}
