@@ -80,7 +80,7 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 	if err := printKeeper(w, s.Keeper); err != nil {
 		return err
 	}
-	if err := printDecision(w, s.Decision); err != nil {
+	if err := errors.Join(printBaseline(w, s.Baseline), printDecision(w, s.Decision)); err != nil {
 		return err
 	}
 	if s.Paused {

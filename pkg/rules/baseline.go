@@ -3,6 +3,7 @@ package rules
 import (
 	"hash/maphash"
 	"slices"
+	"strings"
 )
 
 // A Baseline is a generation that an operator confirmed, made for comparing later ones with
@@ -46,7 +47,7 @@ func NewBaseline(g Generation) *Baseline {
 		b.tables[f] = map[TableName]map[string]*confirmedChain{}
 		for t, s := range tables {
 			chains := make(map[string]*confirmedChain, len(s.Chains))
-			s.eachChain(t, func(name string, list []Rule) { chains[name] = &confirmedChain{prints: b.prints(list)} })
+			s.eachChain(t, func(name string, list []Rule) { chains[strings.Clone(name)] = &confirmedChain{prints: b.prints(list)} })
 			b.tables[f][t] = chains
 		}
 	}
@@ -124,16 +125,7 @@ func (b *Baseline) gone(f Family, t TableName) []ChainChange {
 			all = append(all, ChainChange{Family: f, Table: t, Chain: name, Known: true, Gone: len(c.prints)})
 		}
 	}
-	slices.SortFunc(all, func(a, b ChainChange) int {
-		switch {
-		case a.Chain < b.Chain:
-			return -1
-		case a.Chain > b.Chain:
-			return 1
-		default:
-			return 0
-		}
-	})
+	slices.SortFunc(all, func(a, b ChainChange) int { return strings.Compare(a.Chain, b.Chain) })
 	return all
 }
 
