@@ -151,6 +151,9 @@ func printBaseline(w io.Writer, b *daemon.Baseline) error {
 		return nil
 	}
 	line := fmt.Sprintf("%s: %s", baselineName(b.BaselineName), sinceText(*b))
+	if b.Reading {
+		line = "the confirmed baseline is being read"
+	}
 	if b.Error != "" {
 		line = "the confirmed baseline is NOT believed: " + plain(oneLine(b.Error))
 	}
@@ -178,5 +181,9 @@ func notInBaselineText(n *daemon.NotInBaseline) string {
 	if n.More > 0 {
 		words = append(words, count(n.More, "more chain"))
 	}
-	return fmt.Sprintf("%s of these not in %s: %s\n", count(n.Rules, "rule"), name, strings.Join(words, ", "))
+	are := "are"
+	if n.Rules == 1 {
+		are = "is"
+	}
+	return fmt.Sprintf("of these, %s %s not in %s: %s\n", count(n.Rules, "rule"), are, name, strings.Join(words, ", "))
 }

@@ -146,7 +146,7 @@ func printPreview(w io.Writer, output string, reply daemon.RestoreReply) (int, e
 // printChanges prints a row for each table that changes.
 func printChanges(w io.Writer, reply daemon.RestoreReply, adds, removes string) error {
 	heading := []string{"FAMILY", "TABLE", adds, removes}
-	marked := reply.Baseline != nil && reply.Baseline.Error == ""
+	marked := reply.Baseline != nil && reply.Baseline.Generation != ""
 	if marked {
 		heading = append(heading, "NOT IN THE BASELINE")
 	}

@@ -39,8 +39,10 @@ type Baseline struct {
 type BaselineName struct {
 	Generation string    `json:"generation,omitempty"`
 	Confirmed  time.Time `json:"confirmed,omitzero"`
-	// Error is why the file of the baseline is not believed. Then nothing else is known.
-	Error string `json:"error,omitempty"`
+	// Error is why the file of the baseline is not believed, and Reading that it is being read.
+	// Then nothing else is known.
+	Error   string `json:"error,omitempty"`
+	Reading bool   `json:"reading,omitempty"`
 }
 
 // baseline is what the loop knows of the baseline.
@@ -120,6 +122,8 @@ func (b *baseline) name() *BaselineName {
 	switch {
 	case b.err != nil:
 		return &BaselineName{Error: b.err.Error()}
+	case !b.taken:
+		return &BaselineName{Reading: true}
 	case b.base == nil:
 		return nil
 	default:
@@ -130,8 +134,11 @@ func (b *baseline) name() *BaselineName {
 // public returns the baseline as a Status has it, nil if there is none.
 func (b *baseline) public() *Baseline {
 	name := b.name()
-	if name == nil || b.base != nil && !b.compared {
-		return nil // it is compared within a moment
+	switch {
+	case name == nil:
+		return nil
+	case b.base != nil && !b.compared, name.Reading:
+		return &Baseline{BaselineName: BaselineName{Reading: true}}
 	}
 	p := Baseline{BaselineName: *name, Rules: b.stored.Rules, Chains: b.stored.Chains}
 	for _, c := range b.changes {

@@ -30,9 +30,11 @@ func (d *Daemon) publish(st *state) {
 		SourceErrors:     st.sourceErrors,
 		DeclaredRefused:  slices.Clone(st.refused[:min(len(st.refused), quarantinedShown)]),
 		WithoutText:      st.withoutText(),
-		Baseline:         st.baseline.public(),
 		Stopped:          st.removed,
 		Keeper:           d.keepers(st),
+	}
+	if d.cfg.Store != nil {
+		s.Baseline = st.baseline.public()
 	}
 	if !st.removed {
 		s.RulesWithoutOwner = d.ownerless(st, time.Now())

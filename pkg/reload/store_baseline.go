@@ -74,12 +74,16 @@ func readBaseline(path string) (Baseline, error) {
 		return Baseline{}, err
 	}
 	defer func() { _ = file.Close() }() // read only
-	text, err := io.ReadAll(io.LimitReader(file, maxBaseline+1))
+	info, err := file.Stat()
 	if err != nil {
 		return Baseline{}, err
 	}
-	if len(text) > maxBaseline {
+	if info.Size() > maxBaseline {
 		return Baseline{}, fmt.Errorf("%s has more than %d bytes", path, maxBaseline)
+	}
+	text, err := io.ReadAll(io.LimitReader(file, maxBaseline))
+	if err != nil {
+		return Baseline{}, err
 	}
 	// By its format first: fields that are not known would be called corrupt.
 	var about struct {
