@@ -35,7 +35,7 @@ func chainsOf(t testing.TB, lines ...string) rules.Generation {
 			s.Chains = append(s.Chains, c)
 		}
 	}
-	return rules.Generation{rules.IPv4: {rules.Filter: s}}
+	return rules.Generation{rules.IPv4.Table(rules.Filter): s}
 }
 
 // said returns changes as lines: "CHAIN known +rule -2 reordered".
@@ -120,7 +120,7 @@ func TestLacks(t *testing.T) {
 	g := chainsOf(t, "A: -j ACCEPT; -j LOG; -j DROP", "C: -j ACCEPT")
 	for range 2 {
 		for chain, want := range map[string][]string{"A": {"-j LOG"}, "C": {"-j ACCEPT"}, "D": nil} {
-			c, _ := g[rules.IPv4][rules.Filter].Chain(chain)
+			c, _ := g[rules.IPv4.Table(rules.Filter)].Chain(chain)
 			var got []string
 			for _, r := range b.Lacks(rules.IPv4, rules.Filter, chain, c.Rules) {
 				got = append(got, r.Spec)
@@ -134,7 +134,7 @@ func TestLacks(t *testing.T) {
 		}
 		b.Since(g)
 	}
-	part, _ := g[rules.IPv4][rules.Filter].Chain("A")
+	part, _ := g[rules.IPv4.Table(rules.Filter)].Chain("A")
 	if got := b.Lacks(rules.IPv4, rules.Filter, "A", part.Rules[2:]); got != nil {
 		t.Errorf("a part of a chain: %v", got)
 	}
@@ -157,7 +157,7 @@ func services(n, changed int) rules.Generation {
 			s.Chains = append(s.Chains, c)
 		}
 	}
-	return rules.Generation{rules.IPv4: {rules.Nat: s}}
+	return rules.Generation{rules.IPv4.Table(rules.Nat): s}
 }
 
 // BenchmarkBaseline: what a baseline costs at 5,000 services (60,000 rules in 15,000 chains).
@@ -176,10 +176,10 @@ func BenchmarkBaseline(b *testing.B) {
 		}
 	})
 	b.Run("a service changed", func(b *testing.B) {
-		section := first[rules.IPv4][rules.Nat]
-		one := services(1, 1)[rules.IPv4][rules.Nat].Chains
+		section := first[rules.IPv4.Table(rules.Nat)]
+		one := services(1, 1)[rules.IPv4.Table(rules.Nat)].Chains
 		changed := append(append([]rules.Chain{}, one...), section.Chains[3:]...)
-		next := rules.Generation{rules.IPv4: {rules.Nat: {Chains: changed}}}
+		next := rules.Generation{rules.IPv4.Table(rules.Nat): {Chains: changed}}
 		base.Since(first)
 		for b.Loop() {
 			if n := len(base.Since(next)); n != 3 {
