@@ -74,6 +74,7 @@ func flushText(r daemon.FlushReply) string {
 	}
 
 	fmt.Fprintf(&b, "\nlost %s\n", lostText(f.Lost.Rules, f.Lost.Chains, f.Lost.Hooks)+f.Lost.UnprotectedText())
+	b.WriteString(notInBaselineText(f.NotInBaseline))
 	rows := [][]string{{"FAMILY", "TABLE", "KIND", "CHAIN", "RULES", "BY"}}
 	for _, t := range f.Lost.Tables {
 		rows = append(rows, []string{t.Family.String(), string(t.Table), string(t.Kind), fmt.Sprintf("%s, %s", count(t.Chains, "chain"), count(t.Hooks, "hook")), strconv.Itoa(t.Rules), plain(f.TakersOf(t))})

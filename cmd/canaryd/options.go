@@ -34,6 +34,7 @@ type options struct {
 	rules, check, metricsRequired    bool
 	protectGiven                     bool // on the command line, and not by default
 	yes, dryRun                      bool // of restore
+	confirm, forget                  bool // of baseline
 	pause                            time.Duration
 	flush                            string // its number or ID
 	oneFlush                         bool   // flush was given, perhaps by a script that has none
@@ -97,12 +98,18 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.BoolVar(&o.dryRun, "dry-run", false, "print what would be added and removed, and write nothing")
 	all.BoolVar(&o.yes, "yes", false, "remove protected rules that the generation does not have")
 
+	all.BoolVar(&o.confirm, "confirm", false, "take the rules that ought to be in force now for the baseline")
+	all.BoolVar(&o.forget, "forget", false, "remove the baseline")
+
 	all.DurationVar(&o.pause, "for", 10*time.Minute, "how long, at most 24h")
 
 	o.generator.addTo(all)
 
 	if cmd.name == "check" {
 		all.Lookup("output").Usage = "table, json, or line: all in 80 bytes"
+	}
+	if cmd.name == "baseline" {
+		all.Lookup("generation").Usage = "`ID` of the generation that --confirm takes: the present one, or a stored one"
 	}
 
 	flags := pflag.NewFlagSet(cmd.name, pflag.ContinueOnError)

@@ -77,7 +77,7 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 	if err != nil {
 		return err
 	}
-	if err := printKeeper(w, s.Keeper); err != nil {
+	if err := errors.Join(printBaseline(w, s.Baseline), printKeeper(w, s.Keeper)); err != nil {
 		return err
 	}
 	if err := printDecision(w, s.Decision); err != nil {

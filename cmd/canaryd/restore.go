@@ -77,7 +77,9 @@ func (b bench) restore(ctx context.Context, r daemon.RestoreRequest) (daemon.Res
 	if job.Sets, err = b.store.LoadSets(); err != nil {
 		return daemon.RestoreReply{}, err
 	}
-	reply, result, err := daemon.Restoring(ctx, b.replayer(), r.Generation != "", job, r)
+	base, name := b.baseline()
+	reply, result, err := daemon.Restoring(ctx, b.replayer(), r.Generation != "", job, r, base)
+	reply.Baseline = name
 	if result == nil {
 		return reply, err
 	}
@@ -99,6 +101,19 @@ func (b bench) restore(ctx context.Context, r daemon.RestoreRequest) (daemon.Res
 		daemon.KeepRemoval(ctx, b.o.stateDir, reply, result))
 }
 
+// baseline returns what the operator confirmed, and its name; both are nil if that is nothing.
+func (b bench) baseline() (*rules.Baseline, *daemon.BaselineName) {
+	stored, err := b.store.LoadBaseline()
+	switch {
+	case errors.Is(err, reload.ErrNothingStored):
+		return nil, nil
+	case err != nil:
+		return nil, &daemon.BaselineName{Error: err.Error()}
+	default:
+		return rules.NewBaseline(stored.Generation), &daemon.BaselineName{Generation: stored.ID, Confirmed: stored.Confirmed}
+	}
+}
+
 // printPreview prints what a restore would do.
 func printPreview(w io.Writer, output string, reply daemon.RestoreReply) (int, error) {
 	if output == "json" {
@@ -111,7 +126,10 @@ func printPreview(w io.Writer, output string, reply daemon.RestoreReply) (int, e
 		if _, err := fmt.Fprintf(w, "\n@@ %s %s @@\n", c.Family, c.Table); err != nil {
 			return exitError, err
 		}
-		for _, line := range c.Lines {
+		for i, line := range c.Lines {
+			if i < c.NewLines {
+				line = "not in the baseline: " + line
+			}
 			if _, err := fmt.Fprintln(w, plain(line)); err != nil {
 				return exitError, err
 			}
@@ -127,16 +145,30 @@ func printPreview(w io.Writer, output string, reply daemon.RestoreReply) (int, e
 
 // printChanges prints a row for each table that changes.
 func printChanges(w io.Writer, reply daemon.RestoreReply, adds, removes string) error {
-	rows := [][]string{{"FAMILY", "TABLE", adds, removes}}
+	heading := []string{"FAMILY", "TABLE", adds, removes}
+	marked := reply.Baseline != nil && reply.Baseline.Generation != ""
+	if marked {
+		heading = append(heading, "NOT IN THE BASELINE")
+	}
+	rows := [][]string{heading}
 	for _, c := range reply.Changes {
 		removed := countsText(c.Removes)
 		if c.Reorders > 0 {
 			removed += fmt.Sprintf(" (another order in %s)", count(c.Reorders, "chain"))
 		}
-		rows = append(rows, []string{c.Family.String(), string(c.Table), countsText(c.Adds), removed})
+		row := []string{c.Family.String(), string(c.Table), countsText(c.Adds), removed}
+		if marked {
+			row = append(row, count(c.NotInBaseline, "rule"))
+		}
+		rows = append(rows, row)
 	}
 	if len(rows) == 1 {
 		rows = [][]string{{"no protected rule changes"}}
+	}
+	if b := reply.Baseline; b != nil && b.Error != "" && len(reply.Changes) > 0 {
+		if _, err := fmt.Fprintf(w, "no rule is marked, because the confirmed baseline is not believed: %s\n", plain(oneLine(b.Error))); err != nil {
+			return err
+		}
 	}
 	if err := printTable(w, rows); err != nil || reply.Detail == "" || len(reply.Outcomes) > 0 {
 		return err

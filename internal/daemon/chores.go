@@ -61,6 +61,7 @@ func (d *Daemon) newChores() []chore {
 		{"renew the marks", perFamily(rotationAt), (*state).nothingLost, writeLimit, d.rotate},
 		{"end the contention", func(st *state) time.Time { return st.calmAt }, (*state).nothingLost, briefLimit, d.calm},
 		{"look for what is not protected", func(st *state) time.Time { return st.inventory.at }, d.mayTakeInventory, readLimit, d.takeInventory},
+		{"compare with the baseline", d.compareAt, nil, briefLimit, d.compareWithBaseline},
 		{"save", func(st *state) time.Time { return earliest(st.markedAt, st.saveAt) }, nil, diskLimit, d.saveDue},
 		{"give memory back", func(st *state) time.Time { return st.tidyAt }, nil, briefLimit, d.tidy},
 	}

@@ -26,6 +26,7 @@ import (
 //	POST /v1/pause       PauseRequest -> PauseReply
 //	POST /v1/resume      {} -> PauseReply
 //	POST /v1/dismiss     {} -> DismissReply
+//	POST /v1/baseline    BaselineRequest -> BaselineReply
 //	POST /v1/cleanup     CleanupRequest -> {}
 //	GET  /v1/flush       ?name=ID|NUMBER -> FlushReply
 //	GET  /v1/generation  ?id=ID&family=ipv4|ipv6 -> iptables-restore input
@@ -77,6 +78,12 @@ type Decider interface {
 	Dismiss(context.Context) (DismissReply, error)
 }
 
+// A Confirmer keeps the generation that an operator confirmed.
+type Confirmer interface {
+	// Baseline shows the baseline, or confirms or forgets it.
+	Baseline(context.Context, BaselineRequest) (BaselineReply, error)
+}
+
 // A Renderer writes a generation as iptables-restore input.
 type Renderer interface {
 	Render(context.Context, RenderRequest) (string, error)
@@ -95,6 +102,7 @@ type Controller interface {
 	Changer
 	Pauser
 	Decider
+	Confirmer
 	Renderer
 	Historian
 }
@@ -122,6 +130,8 @@ type RestoreReply struct {
 	// Refused is why nothing was written, or not all: it would remove rules that were not
 	// agreed to.
 	Refused string `json:"refused,omitempty"`
+	// Baseline is what Changes are compared with; nil if none is confirmed.
+	Baseline *BaselineName `json:"baseline,omitempty"`
 	// Undo is the generation that was in force before, if it is stored.
 	Undo string `json:"undo,omitempty"`
 }
@@ -200,6 +210,7 @@ func NewControlHandler(c Controller) http.Handler {
 	mux.HandleFunc("POST /v1/dismiss", handle(func(ctx context.Context, _ struct{}) (DismissReply, error) {
 		return c.Dismiss(ctx)
 	}))
+	mux.HandleFunc("POST /v1/baseline", handle(c.Baseline))
 	mux.HandleFunc("GET /v1/flush", func(w http.ResponseWriter, r *http.Request) {
 		reply, err := c.Flush(r.Context(), FlushRequest{Name: r.URL.Query().Get("name")})
 		if err != nil {

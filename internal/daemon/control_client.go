@@ -110,6 +110,11 @@ func (c Client) Dismiss(ctx context.Context) (DismissReply, error) {
 	return call[DismissReply](ctx, c, http.MethodPost, "/v1/dismiss", struct{}{})
 }
 
+// Baseline shows the generation that an operator confirmed, or confirms or forgets it.
+func (c Client) Baseline(ctx context.Context, r BaselineRequest) (BaselineReply, error) {
+	return call[BaselineReply](ctx, c, http.MethodPost, "/v1/baseline", r)
+}
+
 // Flush returns all that the daemon knows of one flush.
 func (c Client) Flush(ctx context.Context, r FlushRequest) (FlushReply, error) {
 	return call[FlushReply](ctx, c, http.MethodGet, "/v1/flush?"+url.Values{"name": {r.Name}}.Encode(), nil)

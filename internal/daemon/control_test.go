@@ -73,6 +73,10 @@ func (f *fakeController) Dismiss(ctx context.Context) (DismissReply, error) {
 	return DismissReply{Flush: "f1", Generation: "g1", Rules: 7}, f.note(ctx, "dismiss")
 }
 
+func (f *fakeController) Baseline(ctx context.Context, r BaselineRequest) (BaselineReply, error) {
+	return BaselineReply{Present: Generation{ID: "g1"}, More: 7}, f.note(ctx, "baseline %v", r)
+}
+
 func (f *fakeController) Render(ctx context.Context, r RenderRequest) (string, error) {
 	return "*nat\nCOMMIT\n", f.note(ctx, "render %q for %s", r.Generation, r.Family)
 }
@@ -138,6 +142,11 @@ func TestControl(t *testing.T) {
 	if reply, err := client.Dismiss(ctx); err != nil || reply != (DismissReply{Flush: "f1", Generation: "g1", Rules: 7}) {
 		t.Errorf("got %+v, %v", reply, err)
 	}
+	for _, request := range []BaselineRequest{{}, {Confirm: true, Generation: "a&b"}, {Forget: true}} {
+		if reply, err := client.Baseline(ctx, request); err != nil || reply.Present.ID != "g1" || reply.More != 7 {
+			t.Errorf("got %+v, %v", reply, err)
+		}
+	}
 	for _, request := range []RenderRequest{{}, {Generation: "a&b", Family: rules.IPv6}} {
 		if text, err := client.Render(ctx, request); err != nil || text != "*nat\nCOMMIT\n" {
 			t.Errorf("got %q, %v", text, err)
@@ -150,7 +159,7 @@ func TestControl(t *testing.T) {
 			t.Errorf("%v; one flush, in full (-want +got):\n%s", err, diff)
 		}
 	}
-	want := []string{"look", `restore "g1"`, "cleanup true", "pause 90.5", "resume", "dismiss", `render "" for family 0`, `render "a&b" for ipv6`, `flush "1"`, `flush "a&b"`}
+	want := []string{"look", `restore "g1"`, "cleanup true", "pause 90.5", "resume", "dismiss", "baseline {false  false}", "baseline {true a&b false}", "baseline {false  true}", `render "" for family 0`, `render "a&b" for ipv6`, `flush "1"`, `flush "a&b"`}
 	if diff := cmp.Diff(want, f.asked); diff != "" {
 		t.Errorf("the controller was asked (-want +got):\n%s", diff)
 	}

@@ -128,6 +128,9 @@ type Daemon struct {
 	journalError atomic.Pointer[string]
 	// listenError is why HTTP is not served, "" if it is.
 	listenError atomic.Pointer[string]
+	// baselineTaken is closed once the loop has what the disk says of the baseline.
+	baselineTaken chan struct{}
+	confirming    sync.Mutex // held while a request changes the baseline
 }
 
 // A request is something that the control socket asks of the loop.
@@ -143,6 +146,8 @@ func New(cfg Config) *Daemon {
 		requests: make(chan request),
 		sweeps:   make(chan sweep, 1),
 		made:     time.Now(),
+
+		baselineTaken: make(chan struct{}),
 	}
 	d.chores = d.newChores()
 	d.publish(d.newState())
@@ -193,6 +198,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 	defer sweeping.Wait()
 	defer close(d.sweeps)
 	sweeping.Go(func() { d.runSweeps(ctx) })
+	baselines := make(chan baseline, 1)
+	go func() { baselines <- d.loadBaseline() }()
 
 	tick := time.NewTicker(d.cfg.PollInterval)
 	defer tick.Stop()
@@ -217,6 +224,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 		case st.sourceErrors = <-d.cfg.SourceErrors:
 		case evidence := <-found:
 			d.weighed(ctx, st, evidence)
+		case read := <-baselines:
+			d.takeBaseline(ctx, st, read)
 		case <-wake.C:
 		case r := <-d.requests:
 			d.work(ctx, worker, "answer a request", d.settleLimit(), func() { r.do(ctx, st) })

@@ -178,6 +178,9 @@ func situations() map[string]situation {
 			st.learned.Generation, st.inventory.at = rules.Generation{}, time.Now()
 			st.edition++
 		},
+		"compare with the baseline": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
+			st.baseline = baseline{taken: true, base: rules.NewBaseline(nil)}
+		},
 		"save":             now(func(st *state) *time.Time { return &st.saveAt }),
 		"give memory back": now(func(st *state) *time.Time { return &st.tidyAt }),
 	}

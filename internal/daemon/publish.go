@@ -33,6 +33,9 @@ func (d *Daemon) publish(st *state) {
 		Stopped:          st.removed,
 		Keeper:           d.keepers(st),
 	}
+	if d.cfg.Store != nil {
+		s.Baseline = st.baseline.public()
+	}
 	if !st.removed {
 		s.RulesWithoutOwner = d.ownerless(st, time.Now())
 	}

@@ -73,6 +73,7 @@ func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.TableID]hi
 				verdicts[f][t] = h.verdict
 			}
 			l.record.add(f, t, h)
+			st.baseline.addTo(&l.record, f, t, h.lost)
 			st.pods.addPods(&l.record, h.lost)
 			l.diff = append(l.diff, diffOf(f, t, h.lost, &l.room))
 			l.unkept = l.diff

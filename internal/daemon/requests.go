@@ -48,6 +48,11 @@ func (d *Daemon) Look(ctx context.Context) (Status, error) {
 // Restore replays what ought to be in force, or the stored generation of the
 // ID that is asked for, without waiting for any grace.
 func (d *Daemon) Restore(ctx context.Context, r RestoreRequest) (RestoreReply, error) {
+	if r.DryRun { // it marks what is not in the baseline
+		if err := d.awaitBaseline(ctx); err != nil {
+			return RestoreReply{}, err
+		}
+	}
 	var reply RestoreReply
 	var failed error
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
@@ -109,7 +114,8 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 		return d.restored(ctx, st, r.Generation, reply, result), err
 	}
 	undo := d.keepForUndo(ctx, st, job, r)
-	reply, result, err := Restoring(ctx, d.replayer(ctx, st), force, job, r)
+	reply, result, err := Restoring(ctx, d.replayer(ctx, st), force, job, r, st.baseline.base)
+	reply.Baseline = st.baseline.name()
 	if result != nil {
 		reply.Undo = undo
 		d.takeReplay(ctx, st, job, result, reply)

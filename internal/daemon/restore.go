@@ -39,6 +39,10 @@ type TableChange struct {
 	// Lines are the rules of a dry run in the words of iptables-save, behind - and +.
 	Lines []string `json:"lines,omitempty"`
 	More  int      `json:"more,omitempty"` // lines that were left out
+	// NotInBaseline counts those of the added rules that the confirmed baseline does not have;
+	// the first NewLines of Lines are theirs.
+	NotInBaseline int `json:"notInBaseline,omitempty"`
+	NewLines      int `json:"newLines,omitempty"`
 }
 
 // Counts count rules, jumps from built-in chains included, and whole chains.
@@ -51,7 +55,7 @@ func countsOf(p reload.Part) Counts { return Counts{Rules: len(p.Rules), Chains:
 
 // changesOf returns the changes of each table that changes, with their lines if these are
 // wanted.
-func changesOf(changes reload.Changes, lines bool) []TableChange {
+func changesOf(changes reload.Changes, lines bool, base *rules.Baseline) []TableChange {
 	var list []TableChange
 	left := diffRoom()
 	for _, f := range rules.Families() {
@@ -64,9 +68,11 @@ func changesOf(changes reload.Changes, lines bool) []TableChange {
 				Family: f, Table: t, Adds: countsOf(c.Added), Removes: countsOf(c.Removed),
 				Reorders: len(c.Reordered), Removal: c.Removed.Digest(),
 			}
+			fresh := notIn(base, f, t, c.Added.Rules)
+			change.NotInBaseline = len(fresh)
 			if lines {
-				diff := diffOfChange(f, t, c, &left)
-				change.Lines, change.More = diff.Lines, diff.More
+				diff, n := diffOfChange(f, t, c, fresh, &left)
+				change.Lines, change.More, change.NewLines = diff.Lines, diff.More, n
 			}
 			list = append(list, change)
 		}
@@ -74,9 +80,16 @@ func changesOf(changes reload.Changes, lines bool) []TableChange {
 	return list
 }
 
-// diffOfChange returns what is removed, then what is added, as long as there is room.
-func diffOfChange(f rules.Family, t rules.TableName, c reload.Change, left *room) TableDiff {
+// diffOfChange returns what is removed, then what is added, as long as there is room. Before
+// both come those of the added rules that are fresh, in so many lines.
+func diffOfChange(f rules.Family, t rules.TableName, c reload.Change, fresh []rules.Hook, left *room) (TableDiff, int) {
 	w := diffWriter{diff: TableDiff{Family: f, Table: t, Lines: []string{}}, room: *left}
+	first := map[string]int{}
+	for _, r := range fresh {
+		w.add("+", r.String())
+		first["+"+r.String()]++
+	}
+	shown := len(w.diff.Lines)
 	for _, side := range []struct {
 		sign string
 		part reload.Part
@@ -85,11 +98,15 @@ func diffOfChange(f rules.Family, t rules.TableName, c reload.Change, left *room
 			w.add(side.sign, ":"+name+" - [0:0]")
 		}
 		for _, r := range side.part.Rules {
+			if line := side.sign + r.String(); first[line] > 0 {
+				first[line]--
+				continue
+			}
 			w.add(side.sign, r.String())
 		}
 	}
 	*left = w.room
-	return w.diff
+	return w.diff, shown
 }
 
 // Agreement returns what agrees to exactly the removals of a preview.
@@ -115,8 +132,8 @@ func (r RestoreReply) Removes() Counts {
 }
 
 // PreviewOf says what a restore would do. Nothing was written.
-func PreviewOf(generation string, p reload.Preview, lines bool) RestoreReply {
-	reply := RestoreReply{Generation: generation, Outcomes: map[rules.Family]Outcome{}, Changes: changesOf(p.Changes, lines)}
+func PreviewOf(generation string, p reload.Preview, lines bool, base *rules.Baseline) RestoreReply {
+	reply := RestoreReply{Generation: generation, Outcomes: map[rules.Family]Outcome{}, Changes: changesOf(p.Changes, lines, base)}
 	if err := errors.Join(p.Unread...); err != nil {
 		reply.Detail = "left as it is, because it cannot be read: " + strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
@@ -181,7 +198,8 @@ func removalBy(reply RestoreReply, result reload.Result, now time.Time) (removal
 				continue
 			}
 			r.record.add(f, t, hit{verdict: Removed, lost: lostBy(t, c.Removed)})
-			r.diff = append(r.diff, diffOfChange(f, t, c, &left))
+			diff, _ := diffOfChange(f, t, c, nil, &left)
+			r.diff = append(r.diff, diff)
 		}
 	}
 	r.record.Kind = Removed
@@ -290,8 +308,9 @@ type replay struct {
 }
 
 // Restoring puts a generation into force: exactly that one if force, else what is lost of
-// it. What that takes away must be agreed to, by what is read right before it is written.
-func Restoring(ctx context.Context, replayer reload.Replayer, force bool, job reload.Job, r RestoreRequest) (RestoreReply, reload.Result, error) {
+// it. What that takes away must be agreed to, by what is read right before it is written. What
+// base does not have is marked; nil is no baseline.
+func Restoring(ctx context.Context, replayer reload.Replayer, force bool, job reload.Job, r RestoreRequest, base *rules.Baseline) (RestoreReply, reload.Result, error) {
 	way := replay{replayer.Heal, replayer.PreviewHeal}
 	if force {
 		way = replay{replayer.Force, replayer.PreviewForce}
@@ -299,7 +318,7 @@ func Restoring(ctx context.Context, replayer reload.Replayer, force bool, job re
 	id := job.Generation.ID()
 	show := func() (RestoreReply, reload.Preview, error) {
 		p, err := way.preview(ctx, job)
-		return PreviewOf(id, p, r.DryRun), p, err
+		return PreviewOf(id, p, r.DryRun, base), p, err
 	}
 	reply, p, err := show()
 	if err != nil || r.DryRun {
@@ -320,7 +339,7 @@ func Restoring(ctx context.Context, replayer reload.Replayer, force bool, job re
 		return again, nil, errors.Join(err, previewErr)
 	}
 	reply = ReplyOf(id, result)
-	reply.Changes = changesOf(changedBy(result), false)
+	reply.Changes = changesOf(changedBy(result), false, base)
 	if refused := refusal(result); refused != nil {
 		reply.Refused = refused.Error()
 	}

@@ -20,6 +20,7 @@ type state struct {
 	edition   int         // how often they did
 	made      reload.Made // what changed them last
 	textless  textless    // of the generation
+	baseline  baseline    // that it is compared with
 	marks     canary.Marks
 	families  map[rules.Family]*familyState
 	loss      *loss                   // nil while nothing is lost

@@ -83,6 +83,9 @@ type Status struct {
 	// WithoutText are rules that stand and cannot be put back if they are lost, because no text of
 	// theirs may be written; the first hundred.
 	WithoutText []Quarantined `json:"withoutText,omitempty"`
+	// Baseline is the generation that an operator confirmed, with how many rules appeared since;
+	// nil if there is none. It is no part of Healthy.
+	Baseline *Baseline `json:"baseline,omitempty"`
 	// Keeper is what keeps established connections through a flush, of the enabled
 	// families. It is no part of Healthy.
 	Keeper map[rules.Family]FamilyKeeper `json:"keeper"`
@@ -156,6 +159,9 @@ type Flush struct {
 	// showed the losses, oldest first, the culprits among them.
 	Writers []Culprit `json:"writers,omitempty"`
 	Lost    Lost      `json:"lost"`
+	// NotInBaseline are the lost rules that the confirmed baseline does not have; nil
+	// where there was none.
+	NotInBaseline *NotInBaseline `json:"notInBaseline,omitempty"`
 	// Pods are those whose host ports went, as far as libcni's files name them; MorePods
 	// is how many are not listed.
 	Pods     []LostPod `json:"pods,omitempty"`
@@ -343,10 +349,11 @@ func (s Status) Public() Status {
 	for i := range s.WithoutText {
 		s.WithoutText[i].Rule, s.WithoutText[i].Reason = "", ""
 	}
+	s.Baseline = s.Baseline.withoutReason()
 	s.Flushes = slices.Clone(s.Flushes)
 	for i := range s.Flushes {
 		f := &s.Flushes[i]
-		f.Detail = ""
+		f.Detail, f.NotInBaseline = "", f.NotInBaseline.withoutNames()
 		f.Culprit.Command = ""
 		f.Culprits, f.Writers = withoutCommands(f.Culprits), withoutCommands(f.Writers)
 	}

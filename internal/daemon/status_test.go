@@ -34,7 +34,11 @@ func sampleStatus() Status {
 		Generation:       Generation{ID: "0123abcd", Source: "snapshot", Captured: at.Add(-time.Hour), Rules: 56, Chains: 20},
 		LossSince:        at, CapturePendingSince: at, JournalError: "no space left on device",
 		RulesWithoutOwner: &OwnerlessRules{Since: at, Families: []rules.Family{rules.IPv4}, Choices: ownerChoices()},
-		Keeper:            map[rules.Family]FamilyKeeper{rules.IPv4: {State: KeeperUnavailable, Reason: "no nf_tables"}},
+		Baseline: &Baseline{
+			BaselineName: BaselineName{Generation: "4567cdef", Confirmed: at.Add(-24 * time.Hour)},
+			Rules:        50, Chains: 19, AppearedRules: 7, AppearedChains: 2, GoneRules: 1, ReorderedChains: 1,
+		},
+		Keeper: map[rules.Family]FamilyKeeper{rules.IPv4: {State: KeeperUnavailable, Reason: "no nf_tables"}},
 		Flushes: []Flush{{
 			ID: "f1", Time: at, Kind: canary.Emptied,
 			Families: []rules.Family{rules.IPv4}, Tables: []rules.TableName{rules.Nat},
@@ -45,6 +49,10 @@ func sampleStatus() Status {
 					Family: rules.IPv4, Table: rules.Nat, Kind: canary.Emptied, Chains: 2, Rules: 30, Hooks: 4, Unprotected: 3, By: []uint32{4242},
 					PerChain: []ChainLoss{{Chain: "KUBE-SERVICES", Rules: 25}, {Chain: "PREROUTING", Rules: 4, Hooks: 4}}, More: 1,
 				}},
+			},
+			NotInBaseline: &NotInBaseline{
+				BaselineName: BaselineName{Generation: "4567cdef", Confirmed: at.Add(-24 * time.Hour)},
+				Rules:        3, Chains: []ChainName{{rules.IPv4, rules.Nat, "KUBE-SECRET", 2}}, More: 1,
 			},
 			Pods:           []LostPod{{"default", "web-0", "5f1e", []string{"8080/tcp"}, true}},
 			MorePods:       2,

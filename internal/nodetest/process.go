@@ -148,7 +148,7 @@ func (p *Process) WantLog(words ...string) {
 // Flags returns a command line of that command with the flags that bind it to
 // This node; the rest are the defaults.
 func (n *Node) Flags(command string) []string {
-	if slices.Contains([]string{"status", "health", "pause", "resume", "dismiss", "version", "detect", "completion"}, command) {
+	if slices.Contains([]string{"status", "health", "pause", "resume", "dismiss", "baseline", "version", "detect", "completion"}, command) {
 		return []string{command}
 	}
 	return []string{command, "--backend=" + string(n.Programs.With), "--state-dir=/run/state"}

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/daemon"
+)
+
+const aboutBaseline = `canaryd learns what stands in protected chains, whichever process wrote it, and puts it back after a
+flush. This shows what it learned since rules were last confirmed, chain by chain, jumps first. With
+--confirm the rules of now are the baseline, with --generation those that were shown: a rule that
+came meanwhile is not confirmed unseen. Restarts keep it. No verdict and no replay depends on it.
+Exit code: 0 no rule appeared or no baseline, 1 rules appeared, 2 baseline unusable or trouble.
+`
+
+// Of a baseline people see so many chains and rules; JSON has more.
+const (
+	shownChains = 100
+	shownRules  = 200
+)
+
+// runBaseline shows, confirms or forgets the baseline.
+func runBaseline(ctx context.Context, o *options, to streams) (int, error) {
+	switch {
+	case o.confirm && o.forget:
+		return exitError, errors.New("--confirm and --forget exclude each other")
+	case o.generation != "" && !o.confirm:
+		return exitError, errors.New("--generation says what --confirm takes, and is of no use without it")
+	}
+	reply, err := o.client().Baseline(ctx, daemon.BaselineRequest{Confirm: o.confirm, Forget: o.forget, Generation: o.generation})
+	if err != nil {
+		return exitError, err
+	}
+	if o.output == "json" {
+		err = printJSON(to.out, reply)
+	} else {
+		_, err = io.WriteString(to.out, baselineText(o, reply))
+	}
+	switch b := reply.Baseline; {
+	case err != nil:
+		return exitError, err
+	case b != nil && b.Error != "":
+		return exitError, fmt.Errorf("the baseline is not believed: %s", b.Error)
+	case b != nil && b.AppearedRules > 0 && !o.confirm:
+		return exitNo, nil
+	default:
+		return exitOK, nil
+	}
+}
+
+// baselineText is the answer for people: counts first, then rules.
+func baselineText(o *options, r daemon.BaselineReply) string {
+	present := fmt.Sprintf("generation %s, %s in %s", r.Present.ID, count(r.Present.Rules, "rule"), count(r.Present.Chains, "chain"))
+	switch b := r.Baseline; {
+	case o.forget && r.Replaced == nil:
+		return "there was no baseline\n"
+	case o.forget:
+		return "the " + baselineName(*r.Replaced) + " is forgotten\n"
+	case b == nil:
+		return fmt.Sprintf("no baseline is confirmed\nwhat ought to be in force: %s\nto confirm it: canaryd baseline --confirm --generation %s\n", present, r.Present.ID)
+	case b.Error != "":
+		return "to replace it: canaryd baseline --confirm; to remove it: canaryd baseline --forget\n"
+	}
+	var text strings.Builder
+	b := r.Baseline
+	if o.confirm {
+		text.WriteString("confirmed: ")
+	}
+	fmt.Fprintf(&text, "%s: %s in %s\n", baselineName(b.BaselineName), count(b.Rules, "rule"), count(b.Chains, "chain"))
+	if o.confirm && r.Replaced != nil {
+		fmt.Fprintf(&text, "it takes the place of the %s\n", baselineName(*r.Replaced))
+	}
+	fmt.Fprintf(&text, "what ought to be in force: %s; %s\n", present, sinceText(*b))
+	if len(r.Changes) == 0 {
+		return text.String()
+	}
+	writeChanges(&text, r)
+	fmt.Fprintf(&text, "\nto confirm what is shown: canaryd baseline --confirm --generation %s\n", r.Present.ID)
+	return text.String()
+}
+
+// writeChanges writes the chains that differ, and then the rules that appeared.
+func writeChanges(text *strings.Builder, r daemon.BaselineReply) {
+	rows := [][]string{{"FAMILY", "TABLE", "CHAIN", "APPEARED", "GONE"}}
+	for _, c := range r.Changes[:min(len(r.Changes), shownChains)] {
+		gone := strconv.Itoa(c.Gone)
+		if c.Reordered {
+			gone += ", and another order"
+		}
+		rows = append(rows, []string{c.Family.String(), string(c.Table), plain(c.Chain), strconv.Itoa(c.Appeared), gone})
+	}
+	text.WriteByte('\n')
+	_ = printTable(text, rows) // a Builder takes everything
+	if more := len(r.Changes) + r.More - (len(rows) - 1); more > 0 {
+		fmt.Fprintf(text, "and %s\n", count(more, "more chain"))
+	}
+	shown, place := 0, ""
+	for _, c := range r.Changes {
+		for i, line := range c.Rules {
+			if shown == shownRules || i == shownRules/10 {
+				break
+			}
+			if at := fmt.Sprintf("\n@@ %s %s @@\n", c.Family, c.Table); at != place {
+				place = at
+				text.WriteString(at)
+			}
+			shown++
+			fmt.Fprintf(text, "+%s\n", plain(line))
+		}
+	}
+	if more := r.Baseline.AppearedRules - shown; more > 0 {
+		fmt.Fprintf(text, "@@ %s: canaryd baseline -o json has them, %d of a chain at most @@\n", count(more, "more rule"), 500)
+	}
+}
+
+// baselineName is a baseline for people.
+func baselineName(b daemon.BaselineName) string {
+	if b.Error != "" {
+		return "baseline that is not believed"
+	}
+	return fmt.Sprintf("baseline of %s, generation %s", b.Confirmed.UTC().Format("2006-01-02 15:04 MST"), b.Generation)
+}
+
+// sinceText says what became of a baseline.
+func sinceText(b daemon.Baseline) string {
+	var words []string
+	if b.AppearedRules > 0 {
+		words = append(words, fmt.Sprintf("%s appeared since in %s", count(b.AppearedRules, "rule"), count(b.AppearedChains, "chain")))
+	}
+	if b.GoneRules > 0 {
+		words = append(words, count(b.GoneRules, "rule")+" gone")
+	}
+	if b.ReorderedChains > 0 {
+		words = append(words, "another order in "+count(b.ReorderedChains, "chain"))
+	}
+	if len(words) == 0 {
+		return "no rule appeared since"
+	}
+	return strings.Join(words, ", ")
+}
+
+// printBaseline says in one line of a status what appeared since the baseline; nothing without one.
+func printBaseline(w io.Writer, b *daemon.Baseline) error {
+	if b == nil {
+		return nil
+	}
+	line := fmt.Sprintf("%s: %s", baselineName(b.BaselineName), sinceText(*b))
+	if b.Reading {
+		line = "the confirmed baseline is being read"
+	}
+	if b.Error != "" {
+		line = "the confirmed baseline is NOT believed: " + plain(oneLine(b.Error))
+	}
+	if b.Error != "" || b.AppearedRules+b.GoneRules+b.ReorderedChains > 0 {
+		line += ": canaryd baseline"
+	}
+	_, err := fmt.Fprintln(w, line)
+	return err
+}
+
+// notInBaselineText says in a line which rules of a flush the baseline did not have; "" if none
+// was confirmed.
+func notInBaselineText(n *daemon.NotInBaseline) string {
+	if n == nil {
+		return ""
+	}
+	name := fmt.Sprintf("the baseline that was confirmed at %s (generation %s)", n.Confirmed.UTC().Format(time.RFC3339), n.Generation)
+	if n.Rules == 0 {
+		return "all of these rules are in " + name + "\n"
+	}
+	var words []string
+	for _, c := range n.Chains {
+		words = append(words, fmt.Sprintf("%s %s %s %d", c.Family, c.Table, plain(c.Chain), c.Rules))
+	}
+	if n.More > 0 {
+		words = append(words, count(n.More, "more chain"))
+	}
+	are := "are"
+	if n.Rules == 1 {
+		are = "is"
+	}
+	return fmt.Sprintf("of these, %s %s not in %s: %s\n", count(n.Rules, "rule"), are, name, strings.Join(words, ", "))
+}

@@ -1,0 +1,257 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// canaryd learns what stands in protected chains, and puts it back after a flush, whichever
+// process wrote it. A baseline shows an operator what came since rules were last
+// confirmed. Nothing is done by it: no verdict, no replay and no refusal rests on it.
+
+// compareShare keeps the comparison with the baseline below 2 % of a core.
+const compareShare = 49
+
+// A Baseline is the confirmed generation in a Status, with how many rules of the present one
+// it lacks. It holds no rule and no name of a chain.
+type Baseline struct {
+	BaselineName
+	Rules  int `json:"rules"` // of the confirmed generation, jumps included
+	Chains int `json:"chains"`
+	// AppearedRules are those that the baseline does not have, jumps included, and
+	// AppearedChains is in how many chains they stand.
+	AppearedRules  int `json:"appearedRules"`
+	AppearedChains int `json:"appearedChains"`
+	// GoneRules are those that the baseline has and the present generation does not.
+	GoneRules int `json:"goneRules"`
+	// ReorderedChains hold rules of the baseline in another order.
+	ReorderedChains int `json:"reorderedChains"`
+}
+
+// A BaselineName says which generation was confirmed, and when; or why that is not known.
+type BaselineName struct {
+	Generation string    `json:"generation,omitempty"`
+	Confirmed  time.Time `json:"confirmed,omitzero"`
+	// Error is why the file of the baseline is not believed, and Reading that it is being read.
+	// Then nothing else is known.
+	Error   string `json:"error,omitempty"`
+	Reading bool   `json:"reading,omitempty"`
+}
+
+// baseline is what the loop knows of the baseline.
+type baseline struct {
+	taken  bool // what the disk has was taken up, or an operator has decided since
+	stored reload.Baseline
+	base   *rules.Baseline // nil: there is none, or its file is not believed
+	err    error           // why it is not believed
+
+	compared   bool
+	edition    int // of the generation that was compared last
+	comparedAt time.Time
+	cost       time.Duration
+	changes    []rules.ChainChange
+}
+
+// baselineOf returns a stored baseline with what compares it. That may take 0.3 s: not in the loop.
+func baselineOf(stored reload.Baseline, err error) baseline {
+	if err != nil {
+		if errors.Is(err, reload.ErrNothingStored) {
+			err = nil
+		}
+		return baseline{taken: true, err: err}
+	}
+	base := rules.NewBaseline(stored.Generation)
+	stored.Generation = nil
+	return baseline{taken: true, stored: stored, base: base}
+}
+
+// loadBaseline reads the baseline, outside of the loop.
+func (d *Daemon) loadBaseline() baseline {
+	if d.cfg.Store == nil {
+		return baseline{taken: true}
+	}
+	return baselineOf(d.cfg.Store.LoadBaseline())
+}
+
+// takeBaseline takes up what the disk has.
+func (d *Daemon) takeBaseline(ctx context.Context, st *state, read baseline) {
+	defer close(d.baselineTaken)
+	st.baseline = read
+	if read.err != nil {
+		klog.FromContext(ctx).Error(read.err, "The confirmed baseline is not believed; rules that appeared since are not shown, and nothing else depends on it",
+			"confirmAgain", "canaryd baseline --confirm", "forgetIt", "canaryd baseline --forget")
+	}
+}
+
+// compareAt returns when the generation is to be compared with the baseline.
+func (d *Daemon) compareAt(st *state) time.Time {
+	b := &st.baseline
+	switch {
+	case b.base == nil || b.compared && b.edition == st.edition:
+		return time.Time{}
+	case !b.compared:
+		return d.made
+	default:
+		return b.comparedAt.Add(compareShare * b.cost)
+	}
+}
+
+func (d *Daemon) compareWithBaseline(_ context.Context, st *state) { st.compareBaseline() }
+
+// compareBaseline finds in what the generation differs from the baseline.
+func (st *state) compareBaseline() {
+	b := &st.baseline
+	if b.base == nil || b.compared && b.edition == st.edition {
+		return
+	}
+	start := time.Now()
+	b.changes = b.base.Since(st.want())
+	b.compared, b.edition, b.comparedAt = true, st.edition, time.Now()
+	b.cost = b.comparedAt.Sub(start)
+}
+
+// name names the baseline, nil if there is none.
+func (b *baseline) name() *BaselineName {
+	switch {
+	case b.err != nil:
+		return &BaselineName{Error: b.err.Error()}
+	case !b.taken:
+		return &BaselineName{Reading: true}
+	case b.base == nil:
+		return nil
+	default:
+		return &BaselineName{Generation: b.stored.ID, Confirmed: b.stored.Confirmed}
+	}
+}
+
+// public returns the baseline as a Status has it, nil if there is none.
+func (b *baseline) public() *Baseline {
+	name := b.name()
+	switch {
+	case name == nil:
+		return nil
+	case b.base != nil && !b.compared, name.Reading:
+		return &Baseline{BaselineName: BaselineName{Reading: true}}
+	}
+	p := Baseline{BaselineName: *name, Rules: b.stored.Rules, Chains: b.stored.Chains}
+	for _, c := range b.changes {
+		p.AppearedRules += len(c.Appeared)
+		p.GoneRules += c.Gone
+		if len(c.Appeared) > 0 {
+			p.AppearedChains++
+		}
+		if c.Reordered {
+			p.ReorderedChains++
+		}
+	}
+	return &p
+}
+
+// withoutReason returns what of it may leave through TCP.
+func (b *Baseline) withoutReason() *Baseline {
+	if b == nil || b.Error == "" {
+		return b
+	}
+	hidden := *b
+	hidden.Error = "its file is not believed"
+	return &hidden
+}
+
+// unconfirmedListed is how many chains with rules that are not in the baseline a record names.
+const unconfirmedListed = 10
+
+// NotInBaseline says of a flush which of the rules that were lost, and that canaryd puts back,
+// were not in the baseline that was confirmed then.
+type NotInBaseline struct {
+	BaselineName
+	Rules int `json:"rules"` // jumps included
+	// Chains are the first chains of them; More is how many are not listed.
+	Chains []ChainName `json:"chains,omitempty"`
+	More   int         `json:"more,omitempty"`
+}
+
+// A ChainName names a chain of a table, with how many rules of it are meant.
+type ChainName struct {
+	Family rules.Family    `json:"family"`
+	Table  rules.TableName `json:"table"`
+	Chain  string          `json:"chain"`
+	Rules  int             `json:"rules"`
+}
+
+// addTo notes in a record which rules that a table lost are not in the baseline. Where it is
+// not known, the record says nothing.
+func (b *baseline) addTo(r *Flush, f rules.Family, t rules.TableName, lost reload.Lost) {
+	if b.base == nil {
+		return
+	}
+	n := NotInBaseline{BaselineName: *b.name()}
+	if r.NotInBaseline != nil {
+		n = *r.NotInBaseline // who was handed the record before keeps what it has
+		n.Chains = n.Chains[:len(n.Chains):len(n.Chains)]
+	}
+	add := func(chain string, list []rules.Rule) {
+		lacking := len(b.base.Lacks(f, t, chain, list))
+		n.Rules += lacking
+		switch {
+		case lacking == 0:
+		case len(n.Chains) == unconfirmedListed:
+			n.More++
+		default:
+			n.Chains = append(n.Chains, ChainName{f, t, strings.Clone(chain), lacking})
+		}
+	}
+	for _, chain := range rules.BuiltinChains(t) {
+		add(chain, jumpsIn(lost.Hooks, chain))
+	}
+	for _, c := range lost.Chains {
+		add(c.Name, c.Was)
+	}
+	r.NotInBaseline = &n
+}
+
+// withoutNames returns what of it may leave through TCP.
+func (n *NotInBaseline) withoutNames() *NotInBaseline {
+	if n == nil {
+		return nil
+	}
+	return &NotInBaseline{BaselineName: n.BaselineName, Rules: n.Rules, More: n.More + len(n.Chains)}
+}
+
+// jumpsIn returns the rules of those hooks that stand in a chain.
+func jumpsIn(hooks []rules.Hook, chain string) []rules.Rule {
+	var list []rules.Rule
+	for _, h := range hooks {
+		if h.Chain == chain {
+			list = append(list, h.Rule)
+		}
+	}
+	return list
+}
+
+// notIn returns those of some rules, with their chains, that a baseline does not have; nothing
+// without one.
+func notIn(base *rules.Baseline, f rules.Family, t rules.TableName, hooks []rules.Hook) []rules.Hook {
+	if base == nil {
+		return nil
+	}
+	var list []rules.Hook
+	for i := 0; i < len(hooks); {
+		chain, n := hooks[i].Chain, i
+		var of []rules.Rule
+		for ; n < len(hooks) && hooks[n].Chain == chain; n++ {
+			of = append(of, hooks[n].Rule)
+		}
+		for _, r := range base.Lacks(f, t, chain, of) {
+			list = append(list, rules.Hook{Chain: chain, Rule: r})
+		}
+		i = n
+	}
+	return list
+}

@@ -1,0 +1,198 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// What a reply quotes of rules. A chain gets a tenth of it at most: one that
+// is filled up hides no other.
+const (
+	baselineChains = 2000
+	baselineLines  = 5000
+	baselineBytes  = 2 << 20
+)
+
+// A BaselineRequest asks for the baseline, or to change it.
+type BaselineRequest struct {
+	// Confirm takes a generation for the baseline: that of the ID, which must be in force or
+	// stored; without an ID the one that ought to be in force.
+	Confirm    bool   `json:"confirm,omitempty"`
+	Generation string `json:"generation,omitempty"`
+	// Forget removes the baseline.
+	Forget bool `json:"forget,omitempty"`
+}
+
+// A BaselineReply is all that is known of the baseline. It quotes rules.
+type BaselineReply struct {
+	// Baseline is nil if none is confirmed.
+	Baseline *Baseline `json:"baseline,omitempty"`
+	// Present is the generation that ought to be in force, with which it was compared.
+	Present Generation `json:"present"`
+	// Changes are the chains that differ: built-in ones first, then those that
+	// the baseline has. More is how many are not listed.
+	Changes []BaselineChange `json:"changes,omitempty"`
+	More    int              `json:"more,omitempty"`
+	// Replaced is the baseline that was confirmed or forgotten before.
+	Replaced *BaselineName `json:"replaced,omitempty"`
+}
+
+// A BaselineChange is in what one chain differs from the baseline.
+type BaselineChange struct {
+	Family   rules.Family    `json:"family"`
+	Table    rules.TableName `json:"table"`
+	Chain    string          `json:"chain"`
+	Known    bool            `json:"known"` // the baseline has rules of it
+	Appeared int             `json:"appeared"`
+	Gone     int             `json:"gone"`
+	// Reordered: rules of the baseline stand in another order.
+	Reordered bool `json:"reordered,omitempty"`
+	// Rules are those that appeared, in the words of iptables-save.
+	Rules []string `json:"rules,omitempty"`
+	More  int      `json:"more,omitempty"` // that were left out
+}
+
+// awaitBaseline waits until what the disk has is taken up.
+func (d *Daemon) awaitBaseline(ctx context.Context) error {
+	select {
+	case <-d.baselineTaken:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Baseline shows the baseline, or confirms or forgets it. Nothing but what is shown depends on it.
+func (d *Daemon) Baseline(ctx context.Context, r BaselineRequest) (BaselineReply, error) {
+	if err := d.awaitBaseline(ctx); err != nil {
+		return BaselineReply{}, err
+	}
+	switch {
+	case r.Confirm && r.Forget || r.Generation != "" && !r.Confirm:
+		return BaselineReply{}, errors.New("a baseline is shown, confirmed (one generation at most), or forgotten")
+	case r.Confirm:
+		return d.confirmBaseline(ctx, r.Generation)
+	case r.Forget:
+		if d.cfg.Store == nil {
+			return BaselineReply{}, errNoFolder
+		}
+		d.confirming.Lock()
+		defer d.confirming.Unlock()
+		if err := d.cfg.Store.ForgetBaseline(); err != nil {
+			return BaselineReply{}, err
+		}
+		return d.setBaseline(ctx, &baseline{taken: true})
+	default:
+		return d.setBaseline(ctx, nil)
+	}
+}
+
+var errNoFolder = errors.New("no state folder is in use, so a baseline cannot be kept")
+
+// confirmBaseline writes a generation as the baseline. The loop goes on meanwhile: at 5,000
+// services it takes half a second.
+func (d *Daemon) confirmBaseline(ctx context.Context, id string) (BaselineReply, error) {
+	if d.cfg.Store == nil {
+		return BaselineReply{}, errNoFolder
+	}
+	d.confirming.Lock()
+	defer d.confirming.Unlock()
+	next := reload.Baseline{Confirmed: time.Now()}
+	var failed error
+	err := d.ask(ctx, func(_ context.Context, st *state) {
+		switch {
+		case st.removed:
+			failed = errStopped
+		case !d.allPlanted(st) || st.captured.IsZero():
+			failed = errors.New("not every table has been read yet, so what stands in all of them is not known")
+		default:
+			next.Captured, next.Generation = st.captured, st.want()
+		}
+	})
+	if err = errors.Join(err, failed); err != nil {
+		return BaselineReply{}, err
+	}
+	if id != "" && id != next.Generation.ID() {
+		stored, _, err := d.cfg.Store.Show(id)
+		if errors.Is(err, reload.ErrNothingStored) {
+			return BaselineReply{}, fmt.Errorf("%w: %s is not in force any more and is not stored; `canaryd baseline` shows the present one", ErrNoGeneration, id)
+		}
+		if err != nil {
+			return BaselineReply{}, err
+		}
+		next.Captured, next.Generation = stored.Captured, stored.Generation
+	}
+	if next, err = d.cfg.Store.SaveBaseline(next); err != nil {
+		return BaselineReply{}, err
+	}
+	confirmed := baselineOf(next, nil)
+	return d.setBaseline(ctx, &confirmed)
+}
+
+// setBaseline has the loop compare with another baseline, unless it is nil, and says what that
+// shows.
+func (d *Daemon) setBaseline(ctx context.Context, next *baseline) (BaselineReply, error) {
+	var reply BaselineReply
+	err := d.ask(ctx, func(ctx context.Context, st *state) {
+		if next != nil {
+			reply.Replaced = st.baseline.name()
+			st.baseline = *next
+			st.logBaseline(ctx)
+		}
+		st.compareBaseline()
+		reply.Baseline, reply.Present = st.baseline.public(), d.generation(st)
+		reply.list(st.baseline.changes)
+		d.publish(st)
+	})
+	return reply, err
+}
+
+func (st *state) logBaseline(ctx context.Context) {
+	log := klog.FromContext(ctx)
+	if b := st.baseline; b.base != nil {
+		log.Info("A baseline was confirmed on request", "generation", b.stored.ID, "rules", b.stored.Rules, "chains", b.stored.Chains)
+		return
+	}
+	log.Info("The baseline was forgotten on request")
+}
+
+// list puts chains that differ into a reply, as long as there is room.
+func (r *BaselineReply) list(changes []rules.ChainChange) {
+	rank := func(c rules.ChainChange) int {
+		switch {
+		case rules.Builtin(c.Table, c.Chain):
+			return 0
+		case c.Known:
+			return 1
+		default:
+			return 2
+		}
+	}
+	changes = slices.Clone(changes)
+	slices.SortStableFunc(changes, func(a, b rules.ChainChange) int { return rank(a) - rank(b) })
+	left := room{baselineLines, baselineBytes}
+	for i, c := range changes {
+		if i == baselineChains {
+			r.More = len(changes) - i
+			return
+		}
+		w := diffWriter{room: room{min(left.lines, baselineLines/10), min(left.bytes, baselineBytes/10)}}
+		w.rules("", c.Chain, c.Appeared)
+		left.lines -= len(w.diff.Lines)
+		for _, line := range w.diff.Lines {
+			left.bytes -= len(line)
+		}
+		r.Changes = append(r.Changes, BaselineChange{
+			Family: c.Family, Table: c.Table, Chain: c.Chain, Known: c.Known, Appeared: len(c.Appeared), Gone: c.Gone, Reordered: c.Reordered,
+			Rules: w.diff.Lines, More: w.diff.More,
+		})
+	}
+}

@@ -1,0 +1,306 @@
+package daemon
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// poison is a rule that another process writes into a chain of kube-proxy's.
+const poison = "-s 203.0.113.7/32 -m comment --comment SECRET -j ACCEPT"
+
+func (r *rig) baseline(request BaselineRequest) BaselineReply {
+	r.t.Helper()
+	reply, err := r.d.Baseline(r.t.Context(), request)
+	must(r.t, err)
+	return reply
+}
+
+// poisoned has another process write into KUBE-FORWARD, and canaryd learn it.
+func (r *rig) poisoned() {
+	r.t.Helper()
+	r.write(rules.Filter, "-A KUBE-FORWARD "+poison)
+	r.after(10 * time.Second)
+}
+
+// wantSince fails unless the status counts that since the baseline.
+func (r *rig) wantSince(when string, rules, chains, gone int) {
+	r.t.Helper()
+	b := r.d.Status().Baseline
+	if b == nil || b.Error != "" || b.AppearedRules != rules || b.AppearedChains != chains || b.GoneRules != gone {
+		r.t.Errorf("%s: the status says %+v; want %d rules in %d chains, and %d gone", when, b, rules, chains, gone)
+	}
+}
+
+// TestPoisonedGeneration: what another process wrote into a protected chain comes back after a
+// flush, as ever. Status, record and preview say that it came after the baseline; a restart
+// keeps that, and nothing else is done about it.
+func TestPoisonedGeneration(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		dir := t.TempDir()
+		r := start(t, backend, setup{store: openStore(t, dir, identity(backend)), journal: t.TempDir()})
+		none := r.baseline(BaselineRequest{})
+		if none.Baseline != nil || len(none.Changes) > 0 || none.Present.ID != r.d.Status().Generation.ID || r.d.Status().Baseline != nil {
+			t.Errorf("without a baseline: %+v, %+v", none, r.d.Status().Baseline)
+		}
+		confirmed := r.baseline(BaselineRequest{Confirm: true})
+		clean := r.d.Status().Generation
+		if b := confirmed.Baseline; b == nil || b.Generation != clean.ID || b.Rules != clean.Rules || b.Chains != clean.Chains || confirmed.Replaced != nil {
+			t.Errorf("confirmed: %+v, of %+v", confirmed, clean)
+		}
+		r.wantSince("once it is confirmed", 0, 0, 0)
+		r.wantLog("A baseline was confirmed on request")
+
+		r.poisoned()
+		r.wantSince("once another process has written", 1, 1, 0)
+		r.wantReady()
+		want := []BaselineChange{{Family: rules.IPv4, Table: rules.Filter, Chain: "KUBE-FORWARD", Known: true, Appeared: 1, Rules: []string{"-A KUBE-FORWARD " + poison}}}
+		if d := cmp.Diff(want, r.baseline(BaselineRequest{}).Changes); d != "" {
+			t.Errorf("what appeared (-want +got):\n%s", d)
+		}
+
+		flushed := func(when string) {
+			t.Helper()
+			seen := len(r.records(0))
+			must(t, r.programs().Flush(t.Context(), rules.IPv4, rules.Filter, ""))
+			r.after(10 * time.Second)
+			if chain := fmt.Sprint(r.chain(rules.IPv4, rules.Filter, "KUBE-FORWARD")); !strings.Contains(chain, poison) {
+				t.Errorf("%s: what was learned is not back: %s", when, chain)
+			}
+			record := r.records(seen)[0]
+			n := record.NotInBaseline
+			if n == nil || n.Generation != clean.ID || n.Rules != 1 || n.More != 0 {
+				t.Fatalf("%s: the record says %+v", when, n)
+			}
+			if d := cmp.Diff([]ChainName{{rules.IPv4, rules.Filter, "KUBE-FORWARD", 1}}, n.Chains); d != "" || record.Outcome != reload.Proved {
+				t.Errorf("%s: %s, chains of the record (-want +got):\n%s", when, record.Outcome, d)
+			}
+			if told := r.full(record.ID); told.Flush.NotInBaseline == nil || told.Flush.NotInBaseline.Rules != 1 {
+				t.Errorf("%s: the journal has %+v", when, told.Flush.NotInBaseline)
+			}
+		}
+		flushed("a flush")
+		text, err := json.Marshal(r.d.Status().Public())
+		must(t, err)
+		if s := string(text); !strings.Contains(s, `"appearedRules":1`) || strings.Contains(s, "SECRET") || strings.Contains(s, "203.0.113.7") {
+			t.Errorf("over TCP: %s", s)
+		}
+		for _, f := range r.d.Status().Public().Flushes {
+			if n := f.NotInBaseline; n == nil || n.Rules != 1 || n.More != 1 || n.Chains != nil {
+				t.Errorf("over TCP a record has %+v", n)
+			}
+		}
+
+		r.restart(t, backend, dir)
+		r.wantSince("after a restart", 1, 1, 0)
+		flushed("a flush after a restart")
+
+		forgotten := r.baseline(BaselineRequest{Forget: true})
+		if forgotten.Replaced == nil || forgotten.Replaced.Generation != clean.ID || r.d.Status().Baseline != nil {
+			t.Errorf("forgotten: %+v, the status has %+v", forgotten, r.d.Status().Baseline)
+		}
+		if _, err := os.Stat(filepath.Join(dir, "baseline.json")); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the file is still there: %v", err)
+		}
+	})
+}
+
+// restart ends a daemon and starts the next one on the same kernel and state folder.
+func (r *rig) restart(t *testing.T, backend iptables.Backend, dir string) {
+	t.Helper()
+	r.stop()
+	*r = *run(t, r.fake, setup{store: openStore(t, dir, identity(backend)), journal: t.TempDir()})
+	r.after(5 * time.Second)
+}
+
+// TestPreviewMarksWhatIsNotInTheBaseline: before a stored generation is brought back, the rules
+// that were never confirmed are shown first.
+func TestPreviewMarksWhatIsNotInTheBaseline(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{store: openStore(t, t.TempDir(), identity(backend)), mode: Observe})
+		r.after(5 * time.Second)
+		clean := r.baseline(BaselineRequest{Confirm: true}).Baseline.Generation
+		r.poisoned()
+		must(t, r.programs().Flush(t.Context(), rules.IPv4, rules.Filter, ""))
+		r.after(time.Second)
+		preview := r.restore(RestoreRequest{DryRun: true})
+		if preview.Baseline == nil || preview.Baseline.Generation != clean {
+			t.Fatalf("compared with %+v", preview.Baseline)
+		}
+		marked := 0
+		for _, c := range preview.Changes {
+			marked += c.NotInBaseline
+			if c.Table == rules.Filter && c.Family == rules.IPv4 {
+				if d := cmp.Diff([]string{"+-A KUBE-FORWARD " + poison}, c.Lines[:c.NewLines]); d != "" || strings.Count(strings.Join(c.Lines, "\n"), poison) != 1 {
+					t.Errorf("marked (-want +got):\n%s\nof %q", d, c.Lines)
+				}
+				if len(c.Lines)+c.More != c.Adds.Rules+c.Adds.Chains+c.Removes.Rules+c.Removes.Chains {
+					t.Errorf("%d lines and %d more of %+v", len(c.Lines), c.More, c)
+				}
+			}
+		}
+		if marked != 1 {
+			t.Errorf("%d rules are marked in %+v", marked, preview.Changes)
+		}
+		if n := r.records(0)[0].NotInBaseline; n == nil || n.Rules != 1 {
+			t.Errorf("a record in observe mode has %+v", n)
+		}
+		if reply := r.restore(RestoreRequest{Agreed: preview.Agreement()}); !reply.Proved() {
+			t.Errorf("nothing is refused for it: %+v", reply)
+		}
+		r.baseline(BaselineRequest{Forget: true})
+		if preview := r.restore(RestoreRequest{DryRun: true, Generation: clean}); preview.Baseline != nil {
+			t.Errorf("without a baseline: %+v", preview)
+		}
+	})
+}
+
+// TestConfirmWhatWasShown: a generation that an operator has seen is confirmed by its ID, and
+// not what another process wrote since; one that is on disk can be, one that is not cannot.
+func TestConfirmWhatWasShown(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{store: openStore(t, t.TempDir(), identity(backend))})
+		r.after(5 * time.Second)
+		shown := r.baseline(BaselineRequest{}).Present.ID
+		r.poisoned()
+		must(t, errorOf(r.d.Pause(t.Context(), PauseRequest{Seconds: 3600})))
+		reply := r.baseline(BaselineRequest{Confirm: true, Generation: shown})
+		if reply.Baseline.Generation != shown || reply.Baseline.AppearedRules != 1 || len(reply.Changes) != 1 {
+			t.Errorf("confirmed: %+v", reply)
+		}
+		r.wantSince("in a pause", 1, 1, 0)
+		present := r.baseline(BaselineRequest{Confirm: true, Generation: reply.Present.ID})
+		if present.Replaced == nil || present.Replaced.Generation != shown || present.Baseline.AppearedRules != 0 {
+			t.Errorf("confirmed next: %+v", present)
+		}
+		for _, bad := range []BaselineRequest{
+			{Confirm: true, Generation: "0123456789ab"}, {Confirm: true, Generation: "../state"}, {Confirm: true, Forget: true}, {Generation: shown},
+		} {
+			if reply, err := r.d.Baseline(t.Context(), bad); err == nil {
+				t.Errorf("%+v is answered with %+v", bad, reply)
+			}
+		}
+		r.wantSince("after what was refused", 0, 0, 0)
+		if got := r.baseline(BaselineRequest{}).Baseline.Generation; got != reply.Present.ID {
+			t.Errorf("the baseline is %s, want %s", got, reply.Present.ID)
+		}
+	})
+}
+
+// TestBaselineThatIsBeingRead: until the disk has answered, nothing is said of a baseline, and not
+// that there is none.
+func TestBaselineThatIsBeingRead(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		d := New(choresConfig(t, backend, t.TempDir(), nil))
+		if b := d.Status().Baseline; b == nil || !b.Reading || b.Generation != "" {
+			t.Errorf("before the loop runs: %+v", b)
+		}
+		st := d.newState()
+		d.takeBaseline(t.Context(), st, d.loadBaseline())
+		if d.publish(st); d.Status().Baseline != nil {
+			t.Errorf("without a file: %+v", d.Status().Baseline)
+		}
+	})
+}
+
+func errorOf[T any](_ T, err error) error { return err }
+
+// TestBaselineIsNotBelieved: a file of the baseline that is torn, another's, newer or too large is
+// reported, and changes nothing else: canaryd starts, guards, and takes the next confirmation.
+func TestBaselineIsNotBelieved(t *testing.T) {
+	for name, spoil := range map[string]func(path string) error{
+		"torn":      func(path string) error { return os.Truncate(path, 300) },
+		"foreign":   func(path string) error { return os.Chown(path, 1234, 0) },
+		"newer":     func(path string) error { return os.WriteFile(path, []byte(`{"format":99}`), 0o600) },
+		"oversized": func(path string) error { return os.Truncate(path, 65<<20) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				if name == "foreign" && os.Geteuid() != 0 {
+					t.Skip("needs root")
+				}
+				dir := t.TempDir()
+				r := start(t, backend, setup{store: openStore(t, dir, identity(backend)), journal: t.TempDir()})
+				r.baseline(BaselineRequest{Confirm: true})
+				r.stop()
+				must(t, spoil(filepath.Join(dir, "baseline.json")))
+				r.restart(t, backend, dir)
+				r.wantReady()
+				r.wantLog("The confirmed baseline is not believed")
+				b := r.d.Status().Baseline
+				if b == nil || b.Error == "" || b.Generation != "" || b.Rules != 0 || b.AppearedRules != 0 {
+					t.Errorf("the status says %+v", b)
+				}
+				if public := r.d.Status().Public().Baseline; public == nil || strings.Contains(public.Error, dir) || public.Error == "" {
+					t.Errorf("over TCP: %+v", public)
+				}
+				if reply := r.baseline(BaselineRequest{}); reply.Baseline == nil || reply.Baseline.Error == "" || len(reply.Changes) > 0 {
+					t.Errorf("asked: %+v", reply)
+				}
+				if preview := r.restore(RestoreRequest{DryRun: true}); preview.Baseline == nil || preview.Baseline.Error == "" {
+					t.Errorf("a preview: %+v", preview)
+				}
+				r.poisoned()
+				r.flushNat()
+				r.settled()
+				if record := r.records(0)[0]; record.Outcome != reload.Proved || record.NotInBaseline != nil {
+					t.Errorf("the record is %+v", record)
+				}
+				r.wantReady()
+				reply := r.baseline(BaselineRequest{Confirm: true})
+				if reply.Replaced == nil || reply.Replaced.Error == "" || reply.Baseline.Error != "" {
+					t.Errorf("confirmed: %+v", reply)
+				}
+				r.wantSince("once it is replaced", 0, 0, 0)
+			})
+		})
+	}
+}
+
+// TestBaselineOfManyChanges: an owner that changes its rules all the time costs comparisons for
+// 2 % of a core at most, and what is asked for is of now.
+func TestBaselineOfManyChanges(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{store: openStore(t, t.TempDir(), identity(backend))})
+		r.baseline(BaselineRequest{Confirm: true})
+		must(t, r.fake.RestoreNoflush(rules.IPv4, scenario.NewService))
+		var lines []string
+		for i := range 700 {
+			lines = append(lines, fmt.Sprintf("-A KUBE-FORWARD -s 10.9.%d.%d/32 -j ACCEPT", i/250, i%250))
+		}
+		r.write(rules.Filter, lines...)
+		r.after(20 * time.Second)
+		reply := r.baseline(BaselineRequest{})
+		first := reply.Changes[0]
+		for _, c := range reply.Changes {
+			if c.Appeared != len(c.Rules)+c.More {
+				t.Errorf("%s: %d appeared, %d are listed and %d more", c.Chain, c.Appeared, len(c.Rules), c.More)
+			}
+			if !c.Known && first.Chain != "KUBE-SERVICES" && first.Chain != "KUBE-FORWARD" {
+				t.Errorf("a new chain stands before those that were confirmed: %+v", reply.Changes)
+			}
+			if c.Chain == "KUBE-FORWARD" && (c.Appeared != 700 || len(c.Rules) != baselineLines/10) {
+				t.Errorf("KUBE-FORWARD: %d appeared, %d are listed", c.Appeared, len(c.Rules))
+			}
+		}
+		if b := reply.Baseline; b.AppearedRules <= 700 || b.AppearedChains != len(reply.Changes) {
+			t.Errorf("counted %+v in %d chains", b, len(reply.Changes))
+		}
+		st := &state{baseline: baseline{base: rules.NewBaseline(nil), compared: true, comparedAt: time.Now(), cost: time.Second}, edition: 1}
+		if at := r.d.compareAt(st); time.Until(at) < 49*time.Second {
+			t.Errorf("after a comparison of a second the next one is due in %s", time.Until(at))
+		}
+	})
+}

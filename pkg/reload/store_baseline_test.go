@@ -1,0 +1,110 @@
+package reload
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// TestBaselineOnDisk: a baseline is read back wherever and whenever that is, until it is forgotten.
+func TestBaselineOnDisk(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, dir, here)
+	if _, err := s.LoadBaseline(); !errors.Is(err, ErrNothingStored) {
+		t.Errorf("without one: %v", err)
+	}
+	must(t, s.ForgetBaseline())
+	g := full(t, 3)
+	saved, err := s.SaveBaseline(Baseline{Confirmed: noon, Captured: noon, Generation: g})
+	must(t, err)
+	if saved.ID != g.ID() || saved.Rules != 3 || saved.Chains != 1 {
+		t.Errorf("saved as %+v", saved)
+	}
+	info, err := os.Stat(s.baselinePath())
+	must(t, err)
+	if info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %o", info.Mode().Perm())
+	}
+	elsewhere := Identity{BootID: "boot-2", NetNS: "1", Backend: "legacy", Version: "1.8.13"}
+	later := openStore(t, dir, elsewhere)
+	for i := range 2 * keptGenerations { // no generation takes its place
+		must(t, later.SaveGeneration(full(t, i+1), "snapshot", noon))
+	}
+	must(t, later.Forget())
+	got, err := later.LoadBaseline()
+	must(t, err)
+	if d := cmp.Diff(saved, got); d != "" {
+		t.Errorf("read back (-want +got):\n%s", d)
+	}
+	must(t, later.ForgetBaseline())
+	if _, err := s.LoadBaseline(); !errors.Is(err, ErrNothingStored) {
+		t.Errorf("once it is forgotten: %v", err)
+	}
+}
+
+// TestBaselineThatIsNotBelieved: of a file that another user or another canaryd wrote, that is
+// torn or too large, nothing is believed; and it can be forgotten and be replaced.
+func TestBaselineThatIsNotBelieved(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		spoil func(path, text string) error
+		want  string
+	}{
+		{"torn", func(path, text string) error { return os.WriteFile(path, []byte(text[:len(text)/2]), 0o600) }, "corrupt"},
+		{"empty", func(path, _ string) error { return os.WriteFile(path, nil, 0o600) }, "corrupt"},
+		{"null", func(path, _ string) error { return os.WriteFile(path, []byte("null"), 0o600) }, "corrupt"},
+		{"newer", func(path, text string) error {
+			return os.WriteFile(path, []byte(strings.Replace(text, `"format":1`, `"format":2,"more":1`, 1)), 0o600)
+		}, ErrNewer.Error()},
+		{"with a field too many", func(path, text string) error {
+			return os.WriteFile(path, []byte(strings.Replace(text, `"format":1`, `"format":1,"more":1`, 1)), 0o600)
+		}, "corrupt"},
+		{"with another rule", func(path, text string) error {
+			return os.WriteFile(path, []byte(strings.Replace(text, "-j RETURN", "-j ACCEPT", 1)), 0o600)
+		}, "corrupt"},
+		{"of an older format", func(path, text string) error {
+			return os.WriteFile(path, []byte(strings.Replace(text, `"format":1`, `"format":0`, 1)), 0o600)
+		}, "corrupt"},
+		{"too large", func(path, text string) error { return os.Truncate(path, maxBaseline+1) }, "more than"},
+		{"another user's", func(path, _ string) error { return os.Chown(path, 1234, 0) }, "belongs to user 1234"},
+		{"a link", func(path, _ string) error {
+			return errors.Join(os.Rename(path, path+"-1"), os.Symlink(path+"-1", path))
+		}, "is a link"},
+		{"a pipe", func(path, _ string) error { return errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)) }, "no regular file"},
+		{"a folder", func(path, _ string) error { return errors.Join(os.Remove(path), os.Mkdir(path, 0o700)) }, "no regular file"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if test.name == "another user's" && os.Geteuid() != 0 {
+				t.Skip("needs root")
+			}
+			s := openStore(t, t.TempDir(), here)
+			_, err := s.SaveBaseline(Baseline{Confirmed: noon, Generation: full(t, 3)})
+			must(t, err)
+			text, err := os.ReadFile(s.baselinePath())
+			must(t, err)
+			must(t, test.spoil(s.baselinePath(), string(text)))
+			got, err := s.LoadBaseline()
+			if err == nil || errors.Is(err, ErrNothingStored) || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%v, want %q", err, test.want)
+			}
+			if got.Generation != nil || got.ID != "" {
+				t.Errorf("believed: %+v", got)
+			}
+			must(t, s.ForgetBaseline())
+			if _, err := s.LoadBaseline(); !errors.Is(err, ErrNothingStored) {
+				t.Errorf("once it is forgotten: %v", err)
+			}
+		})
+	}
+	s := openStore(t, t.TempDir(), here)
+	huge := strings.Repeat("x", maxBaseline)
+	if _, err := s.SaveBaseline(Baseline{Confirmed: noon, Generation: full(t, 1).With(v4.Table(rules.Filter), rules.Section{Leans: []string{huge}})}); err == nil {
+		t.Error("a baseline that could not be read back was written")
+	}
+}

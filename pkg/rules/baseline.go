@@ -1,0 +1,211 @@
+package rules
+
+import (
+	"hash/maphash"
+	"slices"
+	"strings"
+)
+
+// A Baseline is a generation that an operator confirmed, made for comparing later ones with
+// it. It holds digests of the rules and not their text: 62,590 rules take 3 MB. It is for
+// one goroutine at a time.
+type Baseline struct {
+	seed   maphash.Seed // of this process alone: nobody can look for two rules of one digest
+	tables map[TableID]map[string]*confirmedChain
+	turn   int // of Since
+}
+
+// A confirmedChain is one chain of a Baseline, with what it was compared with last.
+type confirmedChain struct {
+	prints []print
+	turn   int // of Since in which it was met last
+	// With what it was compared last; owned by the generation, and let go of with it.
+	of     []Rule
+	change *ChainChange // nil: it was the same
+}
+
+// A print identifies a rule by its text, which is quick, and by its meaning.
+type print struct{ text, meaning uint64 }
+
+// A ChainChange is in what a chain differs from a Baseline.
+type ChainChange struct {
+	Family Family
+	Table  TableName
+	Chain  string
+	// Known: the baseline has the chain; of a built-in chain, jumps in it.
+	Known    bool
+	Appeared []Rule // in their order
+	Gone     int
+	// Reordered: rules that the baseline has stand in another order.
+	Reordered bool
+}
+
+// NewBaseline returns a baseline of that generation. It takes 0.2 s for 62,590 rules.
+func NewBaseline(g Generation) *Baseline {
+	b := &Baseline{seed: maphash.MakeSeed(), tables: map[TableID]map[string]*confirmedChain{}}
+	for id, s := range g {
+		chains := make(map[string]*confirmedChain, len(s.Chains))
+		s.eachChain(id.Name, func(name string, list []Rule) { chains[strings.Clone(name)] = &confirmedChain{prints: b.prints(list)} })
+		b.tables[id] = chains
+	}
+	return b
+}
+
+func (b *Baseline) prints(list []Rule) []print {
+	prints := make([]print, len(list))
+	for i, r := range list {
+		prints[i] = print{b.digest(r.Spec), b.digest(r.Meaning())}
+	}
+	return prints
+}
+
+func (b *Baseline) digest(text string) uint64 { return maphash.String(b.seed, text) }
+
+// eachChain calls do for the built-in chains that have hooks, and then for each protected chain.
+func (s Section) eachChain(t TableName, do func(name string, list []Rule)) {
+	for _, name := range s.HookedChains(t) {
+		var list []Rule
+		for _, h := range s.Hooks {
+			if h.Chain == name {
+				list = append(list, h.Rule)
+			}
+		}
+		do(name, list)
+	}
+	for i := range s.Chains {
+		do(s.Chains[i].Name, s.Chains[i].Rules)
+	}
+}
+
+// Since returns in which chains a generation differs from the baseline, those of jumps first
+// in each table, and those that are gone last. Chains that are the same memory as the last time
+// cost next to nothing: at 5,000 services one look takes 2 ms.
+func (b *Baseline) Since(g Generation) []ChainChange {
+	var all []ChainChange
+	b.turn++
+	for _, f := range Families() {
+		for _, t := range AllTables() {
+			chains := b.tables[f.Table(t)]
+			g[f.Table(t)].eachChain(t, func(name string, list []Rule) {
+				c := chains[name]
+				if c == nil {
+					if len(list) > 0 {
+						all = append(all, ChainChange{Family: f, Table: t, Chain: name, Appeared: list})
+					}
+					return
+				}
+				c.turn = b.turn
+				if !shared(c.of, list) || len(list) == 0 {
+					c.of, c.change = list, b.compare(c.prints, list)
+				}
+				if c.change != nil {
+					change := *c.change
+					change.Family, change.Table, change.Chain = f, t, name
+					all = append(all, change)
+				}
+			})
+			all = append(all, b.gone(f, t)...)
+		}
+	}
+	return all
+}
+
+// gone returns the chains of a table that the last turn did not meet.
+func (b *Baseline) gone(f Family, t TableName) []ChainChange {
+	var all []ChainChange
+	for name, c := range b.tables[f.Table(t)] {
+		if c.turn == b.turn {
+			continue
+		}
+		c.of, c.change = nil, nil
+		if len(c.prints) > 0 {
+			all = append(all, ChainChange{Family: f, Table: t, Chain: name, Known: true, Gone: len(c.prints)})
+		}
+	}
+	slices.SortFunc(all, func(a, b ChainChange) int { return strings.Compare(a.Chain, b.Chain) })
+	return all
+}
+
+// Lacks returns those of some rules of a chain that the baseline does not have there.
+func (b *Baseline) Lacks(f Family, t TableName, chain string, list []Rule) []Rule {
+	c := b.tables[f.Table(t)][chain]
+	switch {
+	case len(list) == 0:
+		return nil
+	case c == nil:
+		return list
+	}
+	change := c.change
+	if !shared(c.of, list) {
+		change = b.compare(c.prints, list)
+	}
+	if change == nil {
+		return nil
+	}
+	return change.Appeared
+}
+
+// compare returns in what the rules of a chain differ; nil if they are the same in the same
+// order. Only of those that differ as text, meanings are compared: most of a chain that
+// changed is as it was.
+func (b *Baseline) compare(prints []print, list []Rule) *ChainChange {
+	same := 0
+	for same < len(list) && same < len(prints) && b.digest(list[same].Spec) == prints[same].text {
+		same++
+	}
+	if same == len(list) && same == len(prints) {
+		return nil
+	}
+	m := matching{prints: prints[same:], at: make([]int, len(list)-same)}
+	list = list[same:]
+	m.match(list, func(p print) uint64 { return p.text }, func(r Rule) uint64 { return b.digest(r.Spec) })
+	m.match(list, func(p print) uint64 { return p.meaning }, func(r Rule) uint64 { return b.digest(r.Meaning()) })
+	change := ChainChange{Known: true, Gone: len(m.prints)}
+	last := 0
+	for i, at := range m.at {
+		if at == 0 {
+			change.Appeared = append(change.Appeared, list[i])
+			continue
+		}
+		change.Gone--
+		change.Reordered = change.Reordered || at < last
+		last = at
+	}
+	if len(change.Appeared) == 0 && change.Gone == 0 && !change.Reordered {
+		return nil
+	}
+	return &change
+}
+
+// A matching says for rules which print each has: its place counted from 1, or 0.
+type matching struct {
+	prints []print
+	at     []int
+	taken  map[int]bool
+}
+
+// match finds prints for the rules that have none yet. Of several that are the same, the first
+// is taken first.
+func (m *matching) match(list []Rule, of func(print) uint64, digest func(Rule) uint64) {
+	if len(m.taken) == len(m.prints) || len(list) == 0 {
+		return
+	}
+	places := map[uint64][]int{}
+	for i, p := range m.prints {
+		if !m.taken[i] {
+			places[of(p)] = append(places[of(p)], i)
+		}
+	}
+	if m.taken == nil {
+		m.taken = map[int]bool{}
+	}
+	for i, r := range list {
+		if m.at[i] != 0 {
+			continue
+		}
+		d := digest(r)
+		if free := places[d]; len(free) > 0 {
+			m.at[i], m.taken[free[0]], places[d] = free[0]+1, true, free[1:]
+		}
+	}
+}
