@@ -134,6 +134,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	if o.metricsAddress != "" {
 		face := daemon.Listening{
 			Address: o.metricsAddress, Report: d.ReportListening,
+			Names:   o.metricsHosts,
 			Handler: daemon.NewHTTPHandler(nodeName(), d.Status, d.Alive, registry),
 		}
 		group.Go(func() error { return face.Run(ctx) })
