@@ -18,7 +18,7 @@ const module = "github.com/canaryd/canaryd/"
 
 // layers lists the house from the roof to the ground. A package imports only
 // what stands behind it in this list.
-var layers = []string{"cmd", "internal/daemon", "pkg/reload", "pkg/canary", "pkg/iptables", "pkg/watch", "pkg/nft", "pkg/conntrack", "internal/journal", "internal/cniresults", "internal/source", "pkg/rules/kube", "pkg/rules", "internal/private", "internal/cgroup", "pkg/tableid"}
+var layers = []string{"cmd", "internal/web", "internal/control", "internal/sdnotify", "internal/daemon", "internal/metrics", "internal/serve", "internal/api", "pkg/reload", "pkg/canary", "pkg/iptables", "pkg/watch", "pkg/nft", "pkg/conntrack", "internal/journal", "internal/cniresults", "internal/source", "pkg/rules/kube", "pkg/rules", "internal/private", "internal/cgroup", "pkg/tableid"}
 
 // A Package is what "go list -json" says about one.
 type Package struct {
@@ -97,6 +97,7 @@ func judge(name, imported string) []string {
 		there := layer(ours)
 		rule(there < 0, "test helpers are imported by tests only")
 		rule(there >= 0 && there < here, "imports run one way, "+strings.Join(layers, " -> "))
+		rule(within(ours, "internal/daemon") && layers[here] != "cmd" && layers[here] != "internal/daemon", "imports run one way: faces know the daemon by the values of internal/api")
 		rule(within(ours, "internal/source") && !slices.Contains([]string{"cmd", "internal/source"}, layers[here]),
 			"declared rules are loaded by cmd, which hands them on as values")
 	}
@@ -113,9 +114,9 @@ func judge(name, imported string) []string {
 	case "pkg/rules/kube":
 		rule(outside && !within(imported, "k8s.io/api") && !within(imported, "k8s.io/apimachinery") && imported != "sigs.k8s.io/yaml",
 			"pkg/rules/kube imports k8s.io/api and sigs.k8s.io/yaml and nothing else from outside")
-	case "internal/daemon", "cmd":
+	case "internal/metrics", "internal/web", "cmd":
 	default:
-		rule(within(imported, "github.com/prometheus"), "only internal/daemon sees Prometheus")
+		rule(within(imported, "github.com/prometheus"), "only internal/metrics and internal/web see Prometheus")
 	}
 	rule(imported == "os/exec" && layers[here] != "pkg/iptables", "only pkg/iptables executes programs")
 	return reasons
