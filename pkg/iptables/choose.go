@@ -61,12 +61,12 @@ func Choose(ctx context.Context, cfg ChooseConfig) (Evidence, error) {
 // countNFT counts nf_tables' rules in iptables' tables. ok is false if the
 // kernel has no nf_tables.
 func countNFT(ctx context.Context, cfg ChooseConfig, counts map[rules.Family]map[Backend]Count) (ok bool, err error) {
-	conn, err := dialNFT()
+	conn, err := nft.Dial()
 	if err == nil {
-		defer conn.close()
-		_, err = conn.genid()
+		defer conn.Close()
+		_, err = conn.Genid()
 	}
-	if errors.Is(err, errNoNFT) {
+	if errors.Is(err, nft.ErrNone) {
 		return false, nil
 	}
 	if err != nil {
@@ -84,10 +84,10 @@ func countNFT(ctx context.Context, cfg ChooseConfig, counts map[rules.Family]map
 // countNFTFamily asks for the hint chains by name and for the rules table by
 // table. A list of all chains would do for both, but one that is taken while
 // somebody writes may leave chains of other tables out, a hint among them.
-func countNFTFamily(ctx context.Context, conn *nftConn, family rules.Family, canary string) (Count, error) {
+func countNFTFamily(ctx context.Context, conn *nft.Conn, family rules.Family, canary string) (Count, error) {
 	var count Count
 	for _, name := range hintChains {
-		is, err := conn.hasChain(family, Place{rules.Mangle, name})
+		is, err := conn.HasChain(family, Place{rules.Mangle, name})
 		if err != nil {
 			return Count{}, err
 		}
@@ -111,7 +111,7 @@ func countNFTFamily(ctx context.Context, conn *nftConn, family rules.Family, can
 // most then is near enough.
 const countTries = 3
 
-func countNFTTable(conn *nftConn, family rules.Family, table rules.TableName, canary string) (int, error) {
+func countNFTTable(conn *nft.Conn, family rules.Family, table rules.TableName, canary string) (int, error) {
 	most := 0
 	for range countTries {
 		n := 0
@@ -124,7 +124,7 @@ func countNFTTable(conn *nftConn, family rules.Family, table rules.TableName, ca
 		if err == nil {
 			return n, nil
 		}
-		if !errors.Is(err, errInterrupted) {
+		if !errors.Is(err, nft.ErrInterrupted) {
 			return 0, err
 		}
 	}
@@ -133,8 +133,8 @@ func countNFTTable(conn *nftConn, family rules.Family, table rules.TableName, ca
 
 // eachRuleOf calls f for every rule of one table. One that does not exist has
 // none. The error is errInterrupted if f may have got a mixture of two states.
-func (c *nftConn) eachRuleOf(family rules.Family, table rules.TableName, f func(nftRule)) error {
-	attrs := encodeStrings(attr{unix.NFTA_RULE_TABLE, string(table)})
+func (c *nft.Conn) eachRuleOf(family rules.Family, table rules.TableName, f func(nftRule)) error {
+	attrs := Strings(nft.StringAttr{unix.NFTA_RULE_TABLE, string(table)})
 	err := c.dump(unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, family, attrs, func(data []byte) error {
 		r, err := parseRule(data)
 		if err == nil && r.place.Table == table {
@@ -142,7 +142,7 @@ func (c *nftConn) eachRuleOf(family rules.Family, table rules.TableName, f func(
 		}
 		return err
 	})
-	return nftError("asking for rules", err)
+	return Wrap("asking for rules", err)
 }
 
 func countLegacy(ctx context.Context, cfg ChooseConfig, counts map[rules.Family]map[Backend]Count) error {

@@ -20,7 +20,7 @@ func (f *mirrored) reread(place Place, itself bool) error {
 		return nil
 	}
 	if itself || t.chains[place.Chain] == nil {
-		raw, ok, err := f.conn.rawChain(f.family, place)
+		raw, ok, err := f.conn.Chain(f.family, place)
 		if err != nil {
 			return err
 		}
@@ -33,7 +33,7 @@ func (f *mirrored) reread(place Place, itself bool) error {
 	}
 	for range rereads {
 		content, err := f.content(place)
-		if errors.Is(err, errInterrupted) {
+		if errors.Is(err, nft.ErrInterrupted) {
 			continue
 		}
 		if err != nil {
@@ -84,24 +84,24 @@ func (f *mirrored) rereadTable(t *mirrorTable) error {
 	earlier := f.shelf.known(f.family)(t.name)
 	var now content
 	chain, whole, wanted, empty := "", false, false, true
-	err := f.conn.eachRawOf(f.family, t.name, func() { chain = "" }, func(m rawMessage) error {
+	err := f.conn.EachRuleOf(f.family, t.name, func() { chain = "" }, func(m nft.RuleMessage) error {
 		empty = false
-		if string(m.chain) != chain {
+		if string(m.Chain) != chain {
 			if wanted && whole && chain != "" {
 				delete(f.dirty, Place{t.name, chain})
 				t.take(chain, now, f.lexicon, earlier)
 			}
-			now, whole, chain = content{}, chain != "", string(m.chain)
+			now, whole, chain = content{}, chain != "", string(m.Chain)
 			wanted = f.wantsRules(t, chain)
 		}
 		if !wanted {
 			return nil
 		}
-		id, err := f.lexicon.intern(m.rule)
-		now.ids, now.handles = append(now.ids, id), append(now.handles, m.handle)
+		id, err := f.lexicon.intern(m.Rule)
+		now.ids, now.handles = append(now.ids, id), append(now.handles, m.Handle)
 		return err
 	})
-	if errors.Is(err, errInterrupted) {
+	if errors.Is(err, nft.ErrInterrupted) {
 		return nil
 	}
 	if err == nil && empty {
@@ -136,9 +136,9 @@ type content struct {
 
 func (f *mirrored) content(place Place) (content, error) {
 	var c content
-	err := f.conn.eachRaw(f.family, place, func(m rawMessage) error {
-		id, err := f.lexicon.intern(m.rule)
-		c.ids, c.handles = append(c.ids, id), append(c.handles, m.handle)
+	err := f.conn.EachRule(f.family, place, func(m nft.RuleMessage) error {
+		id, err := f.lexicon.intern(m.Rule)
+		c.ids, c.handles = append(c.ids, id), append(c.handles, m.Handle)
 		return err
 	})
 	return c, err
