@@ -37,6 +37,7 @@ type Kernel struct {
 	mirror   *mirror                     // on nft, where the kernel may be asked; else nil
 	source   rawSource                   // nil if there is no direct path
 	words    map[rules.Family]*xtLexicon // on legacy, where the kernel may be asked; else nil
+	budgets  map[rules.Family]*budget    // of all families that are open
 	private  string                      // a folder of our own, for the children's lock file
 	children children                    // that wrote
 	// initialPIDs: process numbers here are those that the kernel names.
@@ -215,7 +216,11 @@ func (k *Kernel) open(ctx context.Context) error {
 		return fmt.Errorf("a private folder for the children's lock file: %w", err)
 	}
 	k.private = private
-	k.save = saver{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv(), shelf: newShelf()}
+	k.budgets = map[rules.Family]*budget{}
+	for family := range k.tools {
+		k.budgets[family] = newBudget(k.cfg.MaxRules, k.cfg.Protects)
+	}
+	k.save = saver{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv(), shelf: newShelf(), budgets: k.budgets}
 	k.reader, err = k.openReader()
 	if r, ok := k.reader.(nftReader); ok && err == nil {
 		k.mirror = k.newMirror(r)
@@ -230,12 +235,12 @@ func (k *Kernel) open(ctx context.Context) error {
 		return err
 	}
 	// The kernel does not answer us. If it answers iptables, go through that.
+	k.info.ExecProbe, k.save.byTable = true, true
 	for family := range k.tools {
 		if _, _, err2 := k.save.read(ctx, family); err2 != nil {
 			return fmt.Errorf("%w (and %w)", err, err2)
 		}
 	}
-	k.info.ExecProbe, k.save.byTable = true, true
 	k.reader, err = k.openExecReader(ctx)
 	return err
 }
@@ -246,7 +251,7 @@ func (k *Kernel) newMirror(r nftReader) *mirror {
 		known[family] = newLexicon()
 	}
 	k.source = known
-	return newMirror(r.conn, r.genid, printer{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv()}, known, k.save.shelf, k.ownCommit, k.cfg.ReadTimeout)
+	return newMirror(r.conn, r.genid, printer{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv()}, known, k.budgets, k.save.shelf, k.ownCommit, k.cfg.ReadTimeout)
 }
 
 func (k *Kernel) openReader() (reader, error) {

@@ -31,16 +31,22 @@ func (f *mirrored) reread(place Place, itself bool) error {
 		}
 		t.see(raw)
 	}
+	if stays, err := f.recount(t, place); err != nil {
+		return err
+	} else if stays {
+		delete(f.dirty, place)
+		return nil
+	}
 	for range rereads {
 		content, err := f.content(place)
-		if errors.Is(err, errInterrupted) {
+		if errors.Is(err, errInterrupted) && !content.tooMany {
 			continue
 		}
-		if err != nil {
+		if err != nil && !content.tooMany {
 			return err
 		}
 		delete(f.dirty, place)
-		t.take(place.Chain, content, f.lexicon, f.shelf.known(f.family)(place.Table))
+		f.take(t, place.Chain, content, f.shelf.known(f.family)(place.Table))
 		return nil
 	}
 	return nil
@@ -89,17 +95,15 @@ func (f *mirrored) rereadTable(t *mirrorTable) error {
 		if string(m.chain) != chain {
 			if wanted && whole && chain != "" {
 				delete(f.dirty, Place{t.name, chain})
-				t.take(chain, now, f.lexicon, earlier)
+				f.take(t, chain, now, earlier)
 			}
 			now, whole, chain = content{}, chain != "", string(m.chain)
 			wanted = f.wantsRules(t, chain)
 		}
-		if !wanted {
+		if !wanted || !whole {
 			return nil
 		}
-		id, err := f.lexicon.intern(m.rule)
-		now.ids, now.handles = append(now.ids, id), append(now.handles, m.handle)
-		return err
+		return f.gather(&now, m)
 	})
 	if errors.Is(err, errInterrupted) {
 		return nil
@@ -122,7 +126,7 @@ func (f *mirrored) takeEmpty(t *mirrorTable, earlier *rules.Table) {
 	for place := range f.dirty {
 		if place.Table == t.name && f.wantsRules(t, place.Chain) {
 			delete(f.dirty, place)
-			t.take(place.Chain, content{}, f.lexicon, earlier)
+			f.take(t, place.Chain, content{}, earlier)
 		}
 	}
 }
@@ -132,14 +136,14 @@ func (f *mirrored) takeEmpty(t *mirrorTable, earlier *rules.Table) {
 type content struct {
 	ids     []ruleID
 	handles []uint64
+	weight  weight
+	tooMany bool // more than can be kept at all: ids and handles are not there
 }
 
 func (f *mirrored) content(place Place) (content, error) {
 	var c content
 	err := f.conn.eachRaw(f.family, place, func(m rawMessage) error {
-		id, err := f.lexicon.intern(m.rule)
-		c.ids, c.handles = append(c.ids, id), append(c.handles, m.handle)
-		return err
+		return f.gather(&c, m)
 	})
 	return c, err
 }

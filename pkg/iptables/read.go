@@ -48,7 +48,7 @@ type sight struct {
 
 func (k *Kernel) see(ctx context.Context, family rules.Family) (sight, error) {
 	if words := k.words[family]; words != nil {
-		walked, err := k.reader.(xtReader).read(ctx, family, words)
+		walked, err := k.reader.(xtReader).read(ctx, family, words, k.budgets[family])
 		return sight{walked.digest, &walked}, err
 	}
 	digest, err := k.reader.digest(ctx, family)
@@ -62,6 +62,10 @@ func (k *Kernel) spell(ctx context.Context, family rules.Family, seen sight, loc
 	words := k.words[family]
 	if seen.walked == nil {
 		return k.readText(ctx, family, seen.digest)
+	}
+	if k.budgets[family].shed() { // in these is the text of rules that are left out by now
+		k.save.shelf.drop(family)
+		defer words.purge(words.second())
 	}
 	if set, known := words.ruleset(*seen.walked, k.save.shelf.known(family)); known {
 		k.save.shelf.put(family, set, time.Now())
@@ -101,11 +105,34 @@ type saver struct {
 	// byTable: the kernel cannot be asked what a text stands for that is printed over several
 	// lines, so each table is printed alone then.
 	byTable bool
+	// budgets say which chains' rules are not kept.
+	budgets map[rules.Family]*budget
 }
 
-// read parses the text while it is printed, so that it is nowhere kept as a
-// whole.
+// read returns what iptables-save prints, without the rules of chains that are left out. Where only
+// the text says how many rules there are, it is printed again when the choice has changed.
 func (s saver) read(ctx context.Context, family rules.Family) (rules.Ruleset, map[rules.TableName]error, error) {
+	const tries = 3
+	for try := 1; ; try++ {
+		count := newLineCount(s.budgets[family], s.byTable)
+		set, unreadable, err := s.readOnce(ctx, family, count.skip())
+		if err != nil {
+			return nil, nil, err
+		}
+		if count.settled() || try == tries {
+			for table := range unreadable {
+				delete(set, table)
+			}
+			s.shelf.put(family, set, time.Now())
+			return set, unreadable, nil
+		}
+		s.shelf.drop(family)
+	}
+}
+
+// readOnce parses the text while it is printed, so that it is nowhere kept as a
+// whole.
+func (s saver) readOnce(ctx context.Context, family rules.Family, left func(rules.TableName, string, int) bool) (rules.Ruleset, map[rules.TableName]error, error) {
 	path := s.tools[family].save
 	var set rules.Ruleset
 	var unreadable map[rules.TableName]error
@@ -114,7 +141,7 @@ func (s saver) read(ctx context.Context, family rules.Family) (rules.Ruleset, ma
 	parsed := make(chan error)
 	go func() {
 		var err error
-		set, unreadable, err = rules.ParseSharing(text, s.shelf.known(family))
+		set, unreadable, err = rules.ParseSome(text, s.shelf.known(family), left)
 		// The child is let print to its end: its exit code is the better
 		// reason.
 		_, drainErr := io.Copy(io.Discard, text)
@@ -136,10 +163,6 @@ func (s saver) read(ctx context.Context, family rules.Family) (rules.Ruleset, ma
 	} else if parseErr != nil {
 		return nil, nil, fmt.Errorf("%s printed what cannot be read: %w", filepath.Base(path), parseErr)
 	}
-	for table := range unreadable {
-		delete(set, table)
-	}
-	s.shelf.put(family, set, time.Now())
 	return set, unreadable, nil
 }
 
