@@ -81,6 +81,9 @@ type Status struct {
 	// WithoutText are rules that stand and cannot be put back if they are lost, because no text of
 	// theirs may be written; the first hundred.
 	WithoutText []Quarantined `json:"withoutText,omitempty"`
+	// LeftOut are chains that stand and are not guarded, because there are more rules than canaryd
+	// keeps; the first hundred. It is no part of Healthy: once they are lost, they are Quarantined.
+	LeftOut []LeftOut `json:"leftOut,omitempty"`
 	// Keeper is what keeps established connections through a flush, of the enabled
 	// families. It is no part of Healthy.
 	Keeper map[rules.Family]FamilyKeeper `json:"keeper"`

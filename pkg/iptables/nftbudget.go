@@ -15,8 +15,8 @@ import (
 type outOf struct {
 	counted time.Time // when its rules were last counted
 	took    time.Duration
-	was     int       // how many there were then
-	touched bool      // notifications came since
+	was     int  // how many there were then
+	touched bool // notifications came since
 }
 
 // countEvery is how often, at most, the rules of a chain that is left out are counted while it

@@ -25,9 +25,9 @@ type xtTable struct {
 // An xtChain is a chain; its rules follow those of the chain before it.
 type xtChain struct {
 	name   string
-	start  int // the offset to which rules jump that jump here
-	end    int // in the table's rules
-	policy int // the verdict of its last entry; 1 if that is none
+	start  int  // the offset to which rules jump that jump here
+	end    int  // in the table's rules
+	policy int  // the verdict of its last entry; 1 if that is none
 	out    bool // it is left out: its rules are not among the table's
 }
 
