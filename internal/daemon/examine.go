@@ -55,7 +55,6 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		klog.FromContext(ctx).Info("The tables can be read again", "family", f)
 	}
 	fs.digest, fs.examined, fs.dirty = snapshot.Digest, start, time.Time{}
-	d.noteLeftOut(ctx, st)
 	d.noteOwner(ctx, st, snapshot)
 	st.noteReturn(snapshot)
 	d.noteDecision(ctx, st, snapshot)

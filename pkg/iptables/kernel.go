@@ -218,7 +218,7 @@ func (k *Kernel) open(ctx context.Context) error {
 	k.private = private
 	k.budgets = map[rules.Family]*budget{}
 	for family := range k.tools {
-		k.budgets[family] = newBudget(k.cfg.MaxRules, k.cfg.Protects)
+		k.budgets[family] = newBudget(k.cfg.MaxRules, k.cfg.Canary, k.cfg.Protects)
 	}
 	k.save = saver{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv(), shelf: newShelf(), budgets: k.budgets}
 	k.reader, err = k.openReader()
