@@ -134,7 +134,30 @@ func countNFTTable(conn *nftConn, family rules.Family, table rules.TableName, ca
 // eachRuleOf calls f for every rule of one table. One that does not exist has
 // none. The error is errInterrupted if f may have got a mixture of two states.
 func (c *nftConn) eachRuleOf(family rules.Family, table rules.TableName, f func(nftRule)) error {
-	attrs := encodeStrings(attr{unix.NFTA_RULE_TABLE, string(table)})
+	var chains []string
+	uses := 0
+	err := c.eachRawChain(family, func(chain rawChain) error {
+		if chain.place.Table == table {
+			chains, uses = append(chains, chain.place.Chain), uses+int(chain.use)
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, errInterrupted) {
+		return err
+	}
+	if uses <= wholeMost {
+		return c.eachRuleIn(family, table, nil, f)
+	}
+	for _, chain := range chains {
+		attrs := []attr{{unix.NFTA_RULE_CHAIN, chain}}
+		err = errors.Join(err, c.eachRuleIn(family, table, attrs, f))
+	}
+	return err
+}
+
+// eachRuleIn asks for the rules of a table, or only those of a chain if more says so.
+func (c *nftConn) eachRuleIn(family rules.Family, table rules.TableName, more []attr, f func(nftRule)) error {
+	attrs := encodeStrings(append([]attr{{unix.NFTA_RULE_TABLE, string(table)}}, more...)...)
 	err := c.dump(unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, family, attrs, func(data []byte) error {
 		r, err := parseRule(data)
 		if err == nil && r.place.Table == table {

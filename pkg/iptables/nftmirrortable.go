@@ -39,6 +39,7 @@ type mirrorChain struct {
 	// fickle: it holds rules whose bytes do not say what they mean.
 	fickle bool
 	weight weight // of its rules when they were read
+	use    uint32 // no fewer than its rules when it was first seen
 	out    *outOf // nil if its rules are kept
 }
 
@@ -52,10 +53,11 @@ func (t *mirrorTable) see(raw rawChain) {
 	name := raw.place.Chain
 	c := t.chains[name]
 	if c == nil {
-		c = &mirrorChain{}
+		c = &mirrorChain{use: raw.use}
 		t.chains[name] = c
 		t.view.added(t.name, raw)
 	}
+	raw.use = 0 // it changes with each rule
 	if c.handle == raw.handle && raw.base == (c.base != nil) && (!raw.base || raw == *c.base) {
 		return
 	}

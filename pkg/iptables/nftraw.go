@@ -226,6 +226,8 @@ type rawChain struct {
 	hook     uint32
 	priority int32
 	policy   uint32 // NF_DROP is 0, NF_ACCEPT is 1
+	// use counts the chain's rules and the jumps to it.
+	use uint32
 }
 
 // parseRawChain reads NFT_MSG_NEWCHAIN.
@@ -252,6 +254,8 @@ func parseRawChain(data []byte) (c rawChain, err error) {
 			c.policy, err = attrUint32(value)
 		case unix.NFTA_CHAIN_HOOK:
 			err = c.parseHook(value)
+		case unix.NFTA_CHAIN_USE:
+			c.use, err = attrUint32(value)
 		}
 		if err != nil {
 			return rawChain{}, err
