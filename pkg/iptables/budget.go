@@ -107,7 +107,9 @@ func (b *budget) choose(all map[Place]weight) (out, back []Place) {
 		}
 	}
 	for _, p := range slices.Backward(order) { // the dearest and smallest first
-		if w, left := b.left[p]; left && b.fitsAgain(kept+w.units()) {
+		w, left := b.left[p]
+		_, was := before[p]
+		if left && (b.fitsAgain(kept+w.units()) || !was && b.fits(kept+w.units())) {
 			delete(b.left, p)
 			kept += w.units()
 		}
