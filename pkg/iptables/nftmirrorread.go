@@ -58,7 +58,8 @@ const (
 	wholeFrom  = 64 // chains to read
 	wholeShare = 3  // one of so many
 	// wholeMost is how many rules a table may have for that. The kernel looks for its place in the
-	// table from the beginning for every 32 KiB: 240,000 rules took 10 s, and chain by chain 1 s.
+	// table from the beginning for every 32 KiB. With 95,000 rules in 301 chains a start took 23 s,
+	// and 3 s chain by chain (Linux 6.18, a busy machine).
 	wholeMost = 64_000
 )
 
