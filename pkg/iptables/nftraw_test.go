@@ -200,9 +200,9 @@ func TestRawDump(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := []rawChain{
-			{place: Place{rules.Filter, "OUTPUT"}, base: true, kind: "filter", hook: unix.NF_INET_LOCAL_OUT, priority: 0, policy: 0},
-			{place: Place{rules.Filter, "X"}},
-			{place: Place{rules.Filter, "Y"}},
+			{place: Place{rules.Filter, "OUTPUT"}, base: true, kind: "filter", hook: unix.NF_INET_LOCAL_OUT, priority: 0, policy: 0, use: 1},
+			{place: Place{rules.Filter, "X"}, use: 3},
+			{place: Place{rules.Filter, "Y"}, use: 2},
 		}
 		byName := func(a, b rawChain) int { return bytes.Compare([]byte(a.place.Chain), []byte(b.place.Chain)) }
 		slices.SortFunc(chains, byName)
