@@ -53,7 +53,7 @@ func (b bench) awaiting(snapshot iptables.Snapshot, verdicts daemon.Verdicts) {
 	}
 	lost, err := b.store.LoadHere(pending.ID)
 	for _, t := range record.Lost.Tables {
-		back := err == nil && canary.Covers(lost.Generation[t.Family][t.Table], snapshot.Tables[t.Table])
+		back := err == nil && canary.Covers(lost.Generation[t.Family.Table(t.Table)], snapshot.Tables[t.Table])
 		if t.Family == snapshot.Family && t.Rules > 0 && !back && !verdicts[t.Table].Loss() {
 			verdicts[t.Table] = t.Kind
 		}

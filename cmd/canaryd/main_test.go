@@ -332,10 +332,10 @@ func TestRestoreAsks(t *testing.T) {
 			[]daemon.RestoreRequest{{Generation: "g"}}},
 		{"dry run", options{dryRun: true, yes: true}, daemon.RestoreReply{Changes: changes()}, exitOK, "", []daemon.RestoreRequest{{Generation: "g", DryRun: true}}},
 		{"agreed", options{yes: true}, daemon.RestoreReply{Changes: changes(), Outcomes: map[rules.Family]daemon.Outcome{rules.IPv4: reload.Proved}}, exitOK, "",
-			[]daemon.RestoreRequest{{Generation: "g", DryRun: true}, {Generation: "g", Agreed: reload.Agreement{rules.IPv4: {rules.Nat: "0123"}}}}},
+			[]daemon.RestoreRequest{{Generation: "g", DryRun: true}, {Generation: "g", Agreed: reload.Agreement{rules.IPv4.Table(rules.Nat): "0123"}}}},
 		{"another process wrote", options{yes: true}, daemon.RestoreReply{Refused: "x", Changes: changes()}, exitError,
 			"nothing was written: it would remove 93 protected rules and 30 chains, others than a moment ago, because another process wrote meanwhile; run it again",
-			[]daemon.RestoreRequest{{Generation: "g", DryRun: true}, {Generation: "g", Agreed: reload.Agreement{rules.IPv4: {rules.Nat: "0123"}}}}},
+			[]daemon.RestoreRequest{{Generation: "g", DryRun: true}, {Generation: "g", Agreed: reload.Agreement{rules.IPv4.Table(rules.Nat): "0123"}}}},
 		{"half of it", options{yes: true}, daemon.RestoreReply{Refused: "it would remove: ipv6 nat", Outcomes: map[rules.Family]daemon.Outcome{rules.IPv4: reload.Proved, rules.IPv6: reload.Failed}}, exitError,
 			"not everything was written, because another process wrote meanwhile: it would remove: ipv6 nat; look at it with --dry-run", nil},
 	} {

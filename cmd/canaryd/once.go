@@ -183,7 +183,7 @@ func (b bench) generation(ctx context.Context, to streams) (rules.Generation, er
 			if err := snapshot.Unreadable[t]; err != nil {
 				return nil, fmt.Errorf("%s %s: %w", f, t, err)
 			}
-			g = g.With(f, t, b.o.selector.Protection().Extract(snapshot.Tables[t], canary.IsMark))
+			g = g.With(f.Table(t), b.o.selector.Protection().Extract(snapshot.Tables[t], canary.IsMark))
 		}
 	}
 	return g, nil

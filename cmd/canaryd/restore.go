@@ -84,7 +84,7 @@ func (b bench) restore(ctx context.Context, r daemon.RestoreRequest) (daemon.Res
 	marks := state.Marks
 	for f, fr := range result {
 		for t, tr := range fr.Tables {
-			marks = marks.With(f, t, tr.Mark)
+			marks = marks.With(f.Table(t), tr.Mark)
 		}
 	}
 	confirmed, uptime := state.Confirmed, state.Uptime

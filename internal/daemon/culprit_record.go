@@ -41,7 +41,7 @@ func (d *Daemon) blame(ctx context.Context, st *state, l *loss) {
 // suspected returns what is known to be lost of a table: what a read found, or else what
 // a look at its marks showed.
 func (st *state) suspected(l *loss, f rules.Family, t rules.TableName) canary.Finding {
-	if finding := l.found[f][t]; finding.Verdict.Loss() {
+	if finding := l.found[f.Table(t)]; finding.Verdict.Loss() {
 		return finding
 	}
 	fs := st.families[f]
@@ -51,7 +51,7 @@ func (st *state) suspected(l *loss, f rules.Family, t rules.TableName) canary.Fi
 	v := fs.tables[t].verdict
 	finding := canary.Finding{Verdict: v, MarkLost: v != canary.HooksMissing && v != canary.Drifted}
 	if v == canary.HooksMissing {
-		finding.Witnesses = st.marks[f][t].Witnessed
+		finding.Witnesses = st.marks[f.Table(t)].Witnessed
 	}
 	return finding
 }

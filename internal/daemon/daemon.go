@@ -287,7 +287,7 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 // to it loads modules, and the kernel takes each packet through it from then on. On nft an
 // empty table is all but free. What is declared in it has to be written.
 func (d *Daemon) spares(st *state, f rules.Family, t rules.TableName) bool {
-	declared := st.declared[f][t]
+	declared := st.declared[f.Table(t)]
 	return d.cfg.Kernel.Info().Backend == iptables.Legacy && len(declared.Chains)+len(declared.Hooks) == 0
 }
 

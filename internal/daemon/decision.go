@@ -119,7 +119,7 @@ func (d *Daemon) noteDecision(ctx context.Context, st *state, snapshot iptables.
 	next.waiting = maps.Clone(w.waiting)
 	next.waiting[f] = maps.Clone(w.waiting[f])
 	for t := range w.waiting[f] {
-		if snapshot.Unreadable[t] == nil && len(w.generation) > 0 && canary.Covers(w.generation[f][t], snapshot.Tables[t]) {
+		if snapshot.Unreadable[t] == nil && len(w.generation) > 0 && canary.Covers(w.generation[f.Table(t)], snapshot.Tables[t]) {
 			delete(next.waiting[f], t)
 		}
 	}

@@ -98,7 +98,7 @@ func (st *state) noteApplied(f rules.Family, fr reload.FamilyResult) {
 	}
 	for t, tr := range fr.Tables {
 		if tr.Proved || tr.Read && !tr.Finding.Verdict.Loss() {
-			st.inForce = &Declaration{st.inForce.Generation.With(f, t, st.declared[f][t]), st.inForce.Claims, st.origin}
+			st.inForce = &Declaration{st.inForce.Generation.With(f.Table(t), st.declared[f.Table(t)]), st.inForce.Claims, st.origin}
 		}
 	}
 	st.capture(time.Now())
@@ -106,11 +106,11 @@ func (st *state) noteApplied(f rules.Family, fr reload.FamilyResult) {
 
 // noteUnapplied takes up in which tables the declaration is not in force.
 func (st *state) noteUnapplied() {
-	st.unapplied = map[rules.Family]map[rules.TableName]bool{}
+	st.unapplied = map[rules.TableID]bool{}
 	for f := range st.families {
 		st.unapplied[f] = map[rules.TableName]bool{}
 		for _, t := range rules.Guarded() {
-			st.unapplied[f][t] = st.inForce == nil || !st.declared[f][t].Equal(st.inForce.Generation[f][t])
+			st.unapplied[f.Table(t)] = st.inForce == nil || !st.declared[f.Table(t)].Equal(st.inForce.Generation[f.Table(t)])
 		}
 	}
 }

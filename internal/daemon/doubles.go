@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"slices"
 	"time"
 
@@ -87,7 +88,7 @@ func (fs *familyState) doubled() map[rules.TableName][]rules.Hook {
 func (d *Daemon) undouble(ctx context.Context, st *state) {
 	now := time.Now()
 	job := d.job(st)
-	job.Doubled = map[rules.Family]map[rules.TableName][]rules.Hook{}
+	job.Doubled = map[rules.TableID][]rules.Hook{}
 	for _, f := range rules.Families() {
 		fs := st.families[f]
 		if fs == nil || !due(fs.undoubleAt, now) {
@@ -120,7 +121,7 @@ func (d *Daemon) undouble(ctx context.Context, st *state) {
 		}
 		st.families[f].forgetDoubles()
 		if fr.Outcome != reload.Skipped {
-			log.Info("Jumps stood twice, because their owner put them back in the moment in which they were replayed; one of each is left", "family", f, "hooks", job.Doubled[f])
+			log.Info("Jumps stood twice, because their owner put them back in the moment in which they were replayed; one of each is left", "family", f, "hooks", tableid.Of(job.Doubled, f))
 		}
 	}
 	st.lookAt = time.Now()

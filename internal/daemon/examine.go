@@ -66,12 +66,12 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	for _, t := range rules.Guarded() {
 		x, ts := found[t], fs.tables[t]
 		missing[t] = len(x.Finding.Hooks) + len(x.Finding.Waiting)
-		st.marks = st.marks.With(f, t, x.Mark)
+		st.marks = st.marks.With(f.Table(t), x.Mark)
 		ts.spared = x.Absent && x.Mark.Nonce == "" && d.spares(st, f, t)
 		switch {
 		case ts.frozen && !x.Finding.MarkLost:
 			v := x.Finding.Verdict
-			ts.frozen = v.Loss() || v == canary.Unknown || !canary.Covers(st.want()[f][t], snapshot.Tables[t])
+			ts.frozen = v.Loss() || v == canary.Unknown || !canary.Covers(st.want()[f.Table(t)], snapshot.Tables[t])
 			if ts.frozen {
 				continue
 			}
@@ -202,7 +202,7 @@ func (d *Daemon) learn(st *state, f rules.Family, t rules.TableName, seen rules.
 	ts.seen, ts.known = seen, true
 	seen = d.supplement(st, f, t, seen)
 	_, seen = seen.Split(st.claims) // what is declared is not learned
-	before := st.learned.Generation[f][t]
+	before := st.learned.Generation[f.Table(t)]
 	seen = d.withoutDoubles(fs, ts, before, seen, now)
 	first := !st.learned.Knows(f, t)
 	next, again := st.learned.Learn(f, t, seen, finding, now)
@@ -214,7 +214,7 @@ func (d *Daemon) learn(st *state, f rules.Family, t rules.TableName, seen rules.
 	} else {
 		ts.verdict = canary.Intact
 	}
-	if first || !before.Equal(next.Generation[f][t]) {
+	if first || !before.Equal(next.Generation[f.Table(t)]) {
 		if st.made = reload.MadeByOwners; first {
 			st.made = reload.MadeAtStart
 		}

@@ -163,12 +163,12 @@ func lostUnread(f rules.Family, t rules.TableName, finding canary.Finding) error
 }
 
 // hits returns what a replay found lost under guard.
-func hits(result reload.Result) map[rules.Family]map[rules.TableName]hit {
-	found := map[rules.Family]map[rules.TableName]hit{}
+func hits(result reload.Result) map[rules.TableID]hit {
+	found := map[rules.TableID]hit{}
 	for f, fr := range result {
 		found[f] = map[rules.TableName]hit{}
 		for t, tr := range fr.Tables {
-			found[f][t] = hit{verdict: tr.Finding.Verdict, lost: tr.Lost, policies: tr.Policies, finding: tr.Finding, seen: fr.Seen, table: tr.Seen}
+			found[f.Table(t)] = hit{verdict: tr.Finding.Verdict, lost: tr.Lost, policies: tr.Policies, finding: tr.Finding, seen: fr.Seen, table: tr.Seen}
 		}
 	}
 	return found
@@ -193,7 +193,7 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 		if tr.Read {
 			missing[t] = len(tr.Finding.Hooks) + len(tr.Finding.Waiting)
 		}
-		st.marks = st.marks.With(f, t, tr.Mark)
+		st.marks = st.marks.With(f.Table(t), tr.Mark)
 		ts := fs.tables[t]
 		ts.spared = tr.Absent && tr.Mark.Nonce == "" && d.spares(st, f, t)
 		if tr.Finding.Verdict != canary.Unknown || !ts.verdict.Loss() {

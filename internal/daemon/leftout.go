@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"slices"
 	"strings"
 
@@ -53,16 +54,13 @@ func (d *Daemon) noteLeftOut(ctx context.Context, st *state) {
 		log.Info("Chains are no longer left out", "chains", len(again), "names", largest(again), "stillLeftOut", len(now))
 	}
 	st.leftOut = now
-	counts := map[rules.Family]map[rules.TableName]int{}
+	counts := map[rules.TableID]int{}
 	for _, l := range now {
-		if counts[l.Family] == nil {
-			counts[l.Family] = map[rules.TableName]int{}
-		}
-		counts[l.Family][l.Table]++
+		counts[l.Family.Table(l.Table)]++
 	}
 	for f := range st.families {
 		for _, t := range rules.Guarded() {
-			d.cfg.Metrics.SetLeftOut(f, t, counts[f][t])
+			d.cfg.Metrics.SetLeftOut(f, t, counts[f.Table(t)])
 		}
 	}
 }

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"slices"
 	"time"
 
@@ -203,7 +204,7 @@ func (d *Daemon) judgeSighting(st *state, f rules.Family, fs *familyState, sight
 
 // judgeMarks reports whether marks stand, and notes the loss if they do not.
 func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, sighting iptables.Sighting) bool {
-	for t := range marks[f] {
+	for t := range tableid.Of(marks, f) {
 		d.cfg.Metrics.SetCanaryPresent(f, t, marks.CanaryPresent(f, t, d.cfg.Canary, sighting))
 	}
 	standing := true
@@ -212,7 +213,7 @@ func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, sight
 		case v.Loss():
 			st.families[f].tables[t].verdict, standing = v, false
 		case st.loss != nil: // whatever was found before is over
-			st.loss.found = st.loss.found.With(f, t, canary.Finding{Verdict: v})
+			st.loss.found = st.loss.found.With(f.Table(t), canary.Finding{Verdict: v})
 		}
 	}
 	if standing {

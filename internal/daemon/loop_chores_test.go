@@ -143,7 +143,7 @@ func situations() map[string]situation {
 			st.marks = nil
 			st.suspicion = &suspicion{
 				remains: reload.Remains{Identity: identity(iptables.NFT), ID: "0123456789ab", Generation: st.want()},
-				todo:    map[rules.Family]map[rules.TableName]bool{rules.IPv4: {rules.Nat: true}},
+				todo:    map[rules.TableID]bool{rules.IPv4.Table(rules.Nat): true},
 				read:    map[rules.Family]bool{}, tryAt: time.Now(),
 			}
 		},
@@ -162,7 +162,7 @@ func situations() map[string]situation {
 		"apply the declaration": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
 			own := rules.Section{Chains: []rules.Chain{{Name: "OPS", Rules: []rules.Rule{{Spec: "-j RETURN", Target: "RETURN"}}}}}
 			st.declare(Declaration{
-				Generation: rules.Generation{rules.IPv4: {rules.Filter: own}},
+				Generation: rules.Generation{rules.IPv4.Table(rules.Filter): own},
 				Claims:     func(chain string) bool { return chain == "OPS" },
 			}, time.Now())
 		},

@@ -20,10 +20,10 @@ func TestClaimsGrowAndShrink(t *testing.T) {
 		r.settled()
 
 		ours := rules.Chain{Name: "CNI-HOSTPORT-SETMARK", Rules: []rules.Rule{{Spec: "-j MARK --set-xmark 0x2000/0x2000", Target: "MARK"}}}
-		nat := first[rules.IPv4][rules.Nat]
+		nat := first[rules.IPv4.Table(rules.Nat)]
 		nat.Chains = append(slices.Clip(nat.Chains), ours)
 		wider := func(chain string) bool { return claims(chain) || chain == ours.Name }
-		r.declare <- Declaration{Generation: first.With(rules.IPv4, rules.Nat, nat), Claims: wider}
+		r.declare <- Declaration{Generation: first.With(rules.IPv4.Table(rules.Nat), nat), Claims: wider}
 		r.settled()
 		if got := r.chain(rules.IPv4, rules.Nat, ours.Name); len(got) != 1 {
 			t.Errorf("the chain that is claimed now holds %q", got)

@@ -39,7 +39,7 @@ func manifest(t *testing.T, v4, v6 string) rules.Generation {
 			}
 			s.Policies = nil
 			if len(s.Chains) > 0 {
-				g = g.With(f, table, s)
+				g = g.With(f.Table(table), s)
 			}
 		}
 	}
@@ -80,7 +80,7 @@ func (r *rig) wantDeclared(g rules.Generation) {
 	tables := r.tables()
 	for _, f := range r.fake.Families() {
 		for _, name := range rules.Guarded() {
-			got, want := rules.Extract(tables[f][name], claims, canary.IsMark), g[f][name]
+			got, want := rules.Extract(tables[f][name], claims, canary.IsMark), g[f.Table(name)]
 			text := func(s rules.Section) string {
 				slices.SortFunc(s.Chains, func(a, b rules.Chain) int { return strings.Compare(a.Name, b.Name) })
 				var b strings.Builder

@@ -22,7 +22,7 @@ import (
 // iptables-restore --noflush.
 func drifts(t *testing.T) []drift {
 	t.Helper()
-	nat := medium(t)[rules.IPv4][rules.Nat]
+	nat := medium(t)[rules.IPv4.Table(rules.Nat)]
 	services, _ := nat.Chain("KUBE-SERVICES")
 	first, second := services.Rules[0].Spec, services.Rules[1].Spec
 	svc := services.Rules[0].Target
@@ -85,7 +85,7 @@ func TestDriftIsRepaired(t *testing.T) {
 						r.wantReady()
 						r.settled()
 					}, lossMetrics...)
-					wantMoved(t, moved, healed(scenario.Lost{rules.IPv4: {rules.Nat: string(canary.Drifted)}}, 1))
+					wantMoved(t, moved, healed(scenario.Lost{rules.IPv4.Table(rules.Nat): string(canary.Drifted)}, 1))
 					after := strings.NewReplacer(":corp - [0:0]\n", "", "-A corp -j RETURN\n", "").Replace(r.fake.Save(rules.IPv4))
 					if diff := cmp.Diff(before, after); diff != "" {
 						t.Errorf("something is not as before (-before +now):\n%s", diff)
@@ -156,7 +156,7 @@ func TestDriftAndFlushAtOnce(t *testing.T) {
 			r.flushNat()
 			r.settled()
 		}, lossMetrics...)
-		wantMoved(t, moved, healed(scenario.Lost{rules.IPv4: {rules.Nat: scenario.Emptied, rules.Filter: string(canary.Drifted)}}, 1))
+		wantMoved(t, moved, healed(scenario.Lost{rules.IPv4.Table(rules.Nat): scenario.Emptied, rules.IPv4.Table(rules.Filter): string(canary.Drifted)}, 1))
 		r.wantBack(before, leftBy(t, backend, "flush-nat"))
 		r.wantDeclared(want)
 		if record := r.oneRecord(); record.Kind != canary.Emptied {
@@ -428,12 +428,12 @@ func TestFlushWhileApplyFails(t *testing.T) {
 		first := medium(t)
 		r := startDeclared(t, backend, setup{declared: first})
 		second := small(t)
-		nat := second[rules.IPv4][rules.Nat]
+		nat := second[rules.IPv4.Table(rules.Nat)]
 		bad := rules.Rule{Spec: "-j KUBE-SVC-NOWHERENOWHERE22", Target: "KUBE-SVC-NOWHERENOWHERE22"}
 		nat.Chains = append(slices.Clip(nat.Chains), rules.Chain{Name: "KUBE-SVC-BADBADBADBADBADB", Rules: []rules.Rule{bad}})
-		r.declare <- Declaration{Generation: second.With(rules.IPv4, rules.Nat, nat), Claims: claims}
+		r.declare <- Declaration{Generation: second.With(rules.IPv4.Table(rules.Nat), nat), Claims: claims}
 		r.after(time.Second)
-		mixed := second.With(rules.IPv4, rules.Nat, first[rules.IPv4][rules.Nat])
+		mixed := second.With(rules.IPv4.Table(rules.Nat), first[rules.IPv4.Table(rules.Nat)])
 		r.wantDeclared(mixed)
 		r.wantNotReady("ipv4 nat is not as declared")
 		before := r.tables()

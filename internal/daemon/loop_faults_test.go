@@ -26,7 +26,7 @@ func (r *rig) flushNat() {
 	must(r.t, r.fake.Flush(rules.IPv4, rules.Nat, ""))
 }
 
-var lostNat = scenario.Lost{rules.IPv4: {rules.Nat: scenario.Emptied}}
+var lostNat = scenario.Lost{rules.IPv4.Table(rules.Nat): scenario.Emptied}
 
 // wantOnlyNat fails unless one flush is told and counted, that of nat.
 func (r *rig) wantOnlyNat() {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"maps"
 	"slices"
 	"strings"
@@ -358,11 +359,11 @@ func healed(lost scenario.Lost, times float64) series {
 	want := series{"flush_events_total": times, "rules_absent_seconds": times}
 	for _, f := range rules.Families() {
 		result := reload.Proved
-		if len(lost[f]) == 0 {
+		if len(tableid.Of(lost, f)) == 0 {
 			result = reload.Skipped
 		}
 		want[fmt.Sprintf("replays_total{family=%s,result=%s}", f, result)] = times
-		for table, kind := range lost[f] {
+		for table, kind := range tableid.Of(lost, f) {
 			want[fmt.Sprintf("flushes_total{family=%s,kind=%s,table=%s}", f, kind, table)] = times
 		}
 	}

@@ -239,7 +239,7 @@ func TestHookDeletedByName(t *testing.T) {
 			r.after(2 * time.Second)
 			r.settled()
 		}, lossMetrics...)
-		wantMoved(t, moved, healed(scenario.Lost{rules.IPv4: {rules.Nat: scenario.HooksMissing}}, 1))
+		wantMoved(t, moved, healed(scenario.Lost{rules.IPv4.Table(rules.Nat): scenario.HooksMissing}, 1))
 		r.wantBack(before, before)
 		if got := r.metrics("hooks_missing", "capture_pending"); len(got) != 0 {
 			t.Errorf("in the end: %v", got)

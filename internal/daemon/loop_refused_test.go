@@ -19,11 +19,11 @@ func withRule(t *testing.T, g rules.Generation, chain, spec string) rules.Genera
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := g[rules.IPv4][rules.Filter]
+	s := g[rules.IPv4.Table(rules.Filter)]
 	s.Chains = slices.Clone(s.Chains)
 	i := slices.IndexFunc(s.Chains, func(c rules.Chain) bool { return c.Name == chain })
 	s.Chains[i].Rules = append(slices.Clone(s.Chains[i].Rules), r)
-	return g.With(rules.IPv4, rules.Filter, s)
+	return g.With(rules.IPv4.Table(rules.Filter), s)
 }
 
 // inSite is where all rules are declared.
@@ -76,7 +76,7 @@ func TestRefusedAtStart(t *testing.T) {
 		r := run(t, bareNode(t, backend), setup{declared: withRule(t, good, "KUBE-FORWARD", badTarget), origin: inSite})
 		r.after(time.Minute)
 		r.wantRefused()
-		none := good.With(rules.IPv4, rules.Filter, rules.Section{})
+		none := good.With(rules.IPv4.Table(rules.Filter), rules.Section{})
 		r.wantDeclared(none)
 
 		reply, err := r.d.Restore(t.Context(), RestoreRequest{})
@@ -111,7 +111,7 @@ func TestRefusedLater(t *testing.T) {
 		bad := withRule(t, second, "KUBE-FORWARD", badTarget)
 		r.declare <- Declaration{Generation: bad, Claims: claims, Origin: inSite}
 		r.settled()
-		mixed := second.With(rules.IPv4, rules.Filter, first[rules.IPv4][rules.Filter])
+		mixed := second.With(rules.IPv4.Table(rules.Filter), first[rules.IPv4.Table(rules.Filter)])
 		r.wantDeclared(mixed)
 		r.wantRefused()
 		must(t, r.programs().Flush(t.Context(), rules.IPv4, rules.Filter, ""))
@@ -136,7 +136,7 @@ func TestRefusedWhatStands(t *testing.T) {
 		r.stop()
 		again := run(t, r.fake, setup{declared: withRule(t, second, "KUBE-FORWARD", badTarget), origin: inSite})
 		again.settled()
-		mixed := second.With(rules.IPv4, rules.Filter, first[rules.IPv4][rules.Filter])
+		mixed := second.With(rules.IPv4.Table(rules.Filter), first[rules.IPv4.Table(rules.Filter)])
 		again.wantDeclared(mixed)
 		again.wantRefused()
 		must(t, again.programs().Flush(t.Context(), rules.IPv4, rules.Filter, ""))

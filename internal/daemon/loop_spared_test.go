@@ -140,7 +140,7 @@ func TestDeclaredMakesTables(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		fake := onlyFilter(t, backend)
 		must(t, fake.Flush(rules.IPv4, rules.Filter, ""))
-		own := rules.Generation{rules.IPv4: {rules.Nat: {Chains: []rules.Chain{{Name: "KUBE-MARK-MASQ", Rules: []rules.Rule{{Spec: "-j RETURN", Target: "RETURN"}}}}}}}
+		own := rules.Generation{rules.IPv4.Table(rules.Nat): {Chains: []rules.Chain{{Name: "KUBE-MARK-MASQ", Rules: []rules.Rule{{Spec: "-j RETURN", Target: "RETURN"}}}}}}
 		r := run(t, fake, setup{declared: rules.Generation{}})
 		r.after(5 * time.Second)
 		for range 2 {

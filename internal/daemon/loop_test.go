@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -92,7 +93,7 @@ func judged(s scenario.Scenario) scenario.Lost {
 	}
 	lost := scenario.Lost{rules.IPv4: {}}
 	for _, table := range rules.Guarded() {
-		lost[rules.IPv4][table] = scenario.Replaced
+		lost[rules.IPv4.Table(table)] = scenario.Replaced
 	}
 	return lost
 }
@@ -103,11 +104,11 @@ func wantRecord(t *testing.T, record Flush, lost scenario.Lost) {
 	var families []rules.Family
 	for _, f := range rules.Families() {
 		for _, table := range rules.Guarded() {
-			if kind := lost[f][table]; kind != "" && kind != string(record.Kind) {
+			if kind := lost[f.Table(table)]; kind != "" && kind != string(record.Kind) {
 				t.Errorf("the record says %s, want %s", record.Kind, kind)
 			}
 		}
-		if len(lost[f]) > 0 {
+		if len(tableid.Of(lost, f)) > 0 {
 			families = append(families, f)
 		}
 	}

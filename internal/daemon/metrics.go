@@ -264,11 +264,11 @@ func (m *Metrics) ObserveJournalError() { m.journalErrors.Inc() }
 
 // SetGeneration says what ought to be in force and since when; tables not
 // named hold no rules of it.
-func (m *Metrics) SetGeneration(captured time.Time, count map[rules.Family]map[rules.TableName]int) {
+func (m *Metrics) SetGeneration(captured time.Time, count map[rules.TableID]int) {
 	m.generationTime.Set(seconds(captured))
 	for _, family := range m.families {
 		for _, table := range rules.Guarded() {
-			m.generationRules.WithLabelValues(family.String(), string(table)).Set(float64(count[family][table]))
+			m.generationRules.WithLabelValues(family.String(), string(table)).Set(float64(count[family.Table(table)]))
 		}
 	}
 }

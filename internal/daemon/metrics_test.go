@@ -78,8 +78,8 @@ func everything(m *Metrics, hints *canary.Hints) {
 
 	m.SetBackend(iptables.Info{Backend: iptables.Legacy, Version: "1.8.7"})
 	m.SetBackend(iptables.Info{Backend: iptables.NFT, Version: "1.8.9", ExecProbe: true})
-	m.SetGeneration(at.Add(-time.Hour), map[rules.Family]map[rules.TableName]int{
-		rules.IPv4: {rules.Nat: 40, rules.Filter: 12}, rules.IPv6: {rules.Nat: 4},
+	m.SetGeneration(at.Add(-time.Hour), map[rules.TableID]int{
+		rules.IPv4.Table(rules.Nat): 40, rules.IPv4.Table(rules.Filter): 12, rules.IPv6.Table(rules.Nat): 4,
 	})
 	for _, family := range rules.Families() {
 		for _, table := range rules.Guarded() {

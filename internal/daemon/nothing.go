@@ -105,17 +105,15 @@ func (d *Daemon) meansMoreThanKubelet() bool { return d.cfg.Protects("KUBE-SERVI
 // bare reports whether a generation holds no rule, or only kubelet's.
 func bare(g rules.Generation, beyondKubelet bool) bool {
 	counts := func(chain string) bool { return !beyondKubelet || !slices.Contains(kubeletChains, chain) }
-	for _, tables := range g {
-		for _, s := range tables {
-			for _, c := range s.Chains {
-				if len(c.Rules) > 0 && counts(c.Name) {
-					return false
-				}
+	for _, s := range g {
+		for _, c := range s.Chains {
+			if len(c.Rules) > 0 && counts(c.Name) {
+				return false
 			}
-			for _, h := range s.Hooks {
-				if counts(h.Into()) {
-					return false
-				}
+		}
+		for _, h := range s.Hooks {
+			if counts(h.Into()) {
+				return false
 			}
 		}
 	}

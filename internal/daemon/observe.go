@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -30,7 +31,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 	err = errors.Join(err, d.lostButUnread(st, result))
 	for f, fr := range result {
 		for t, tr := range fr.Tables {
-			st.marks = st.marks.With(f, t, tr.Mark)
+			st.marks = st.marks.With(f.Table(t), tr.Mark)
 		}
 		if !fr.Outcome.Done() {
 			err = errors.Join(err, fr.Err)
@@ -57,7 +58,7 @@ func (d *Daemon) observeUnguarded(ctx context.Context, st *state, err error) {
 	before := st.frozenTables()
 	examined, unread := d.readLoss(ctx, st)
 	found := reload.Result{}
-	for f, tables := range examined {
+	for f, tables := range tableid.ByFamily(examined) {
 		fr := reload.FamilyResult{Tables: map[rules.TableName]reload.TableResult{}}
 		for t, x := range tables {
 			fr.Tables[t], fr.Seen = reload.TableResult{Finding: x.Finding, Lost: x.Lost}, x.Seen
@@ -70,12 +71,12 @@ func (d *Daemon) observeUnguarded(ctx context.Context, st *state, err error) {
 }
 
 // frozenTables returns which tables are frozen.
-func (st *state) frozenTables() map[rules.Family]map[rules.TableName]bool {
-	frozen := map[rules.Family]map[rules.TableName]bool{}
+func (st *state) frozenTables() map[rules.TableID]bool {
+	frozen := map[rules.TableID]bool{}
 	for f, fs := range st.families {
 		frozen[f] = map[rules.TableName]bool{}
 		for t, ts := range fs.tables {
-			frozen[f][t] = ts.frozen
+			frozen[f.Table(t)] = ts.frozen
 		}
 	}
 	return frozen
@@ -92,14 +93,14 @@ func (st *state) freeze(f rules.Family, tables map[rules.TableName]reload.TableR
 
 // observed returns what reads found lost, without what was recorded before: a table that was
 // frozen then is lost once more if its marks are.
-func (st *state) observed(before map[rules.Family]map[rules.TableName]bool, result reload.Result) map[rules.Family]map[rules.TableName]hit {
-	found := map[rules.Family]map[rules.TableName]hit{}
+func (st *state) observed(before map[rules.TableID]bool, result reload.Result) map[rules.TableID]hit {
+	found := map[rules.TableID]hit{}
 	for f, fr := range result {
 		found[f] = map[rules.TableName]hit{}
 		for t, tr := range fr.Tables {
 			again := tr.Finding.MarkLost || len(tr.Finding.Witnesses) > 0
-			if tr.Finding.Verdict.Loss() && (again || !before[f][t]) {
-				found[f][t] = hit{verdict: tr.Finding.Verdict, lost: tr.Lost, finding: tr.Finding, seen: fr.Seen}
+			if tr.Finding.Verdict.Loss() && (again || !before[f.Table(t)]) {
+				found[f.Table(t)] = hit{verdict: tr.Finding.Verdict, lost: tr.Lost, finding: tr.Finding, seen: fr.Seen}
 			}
 		}
 	}
@@ -108,9 +109,9 @@ func (st *state) observed(before map[rules.Family]map[rules.TableName]bool, resu
 
 // readLoss reads every family where nothing is to be written. The error says
 // what could not be read or judged of it.
-func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.Family]map[rules.TableName]reload.Examined, error) {
+func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.TableID]reload.Examined, error) {
 	st.stir(time.Now())
-	examined := map[rules.Family]map[rules.TableName]reload.Examined{}
+	examined := map[rules.TableID]reload.Examined{}
 	var unread []error
 	for f, fs := range st.families {
 		snapshot, err := d.cfg.Kernel.Read(ctx, f)
@@ -119,8 +120,8 @@ func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.Family]map[
 			continue
 		}
 		examined[f] = d.examiner(st).Examine(snapshot, d.job(st, f))
-		st.loss.find(f, examined[f])
-		for t, x := range examined[f] {
+		st.loss.find(f, tableid.Of(examined, f))
+		for t, x := range tableid.Of(examined, f) {
 			if x.Finding.Verdict == canary.Unknown && fs.tables[t].verdict.Loss() {
 				unread = append(unread, lostUnread(f, t, x.Finding))
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -101,12 +102,12 @@ func (d *Daemon) hold(ctx context.Context, st *state) {
 		d.retry(ctx, st, err)
 		return
 	}
-	found := map[rules.Family]map[rules.TableName]hit{}
-	for f, tables := range examined {
+	found := map[rules.TableID]hit{}
+	for f, tables := range tableid.ByFamily(examined) {
 		found[f] = map[rules.TableName]hit{}
 		for t, x := range tables {
 			if x.Finding.Verdict.Loss() {
-				found[f][t] = hitOf(x)
+				found[f.Table(t)] = hitOf(x)
 				st.families[f].tables[t].verdict = x.Finding.Verdict
 			}
 		}

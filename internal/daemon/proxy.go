@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -82,7 +83,7 @@ func (d *Daemon) ownerless(st *state, now time.Time) *OwnerlessRules {
 // proxyStands reports whether a family holds chains of kube-proxy's that are learned, as
 // far as is known.
 func (st *state) proxyStands(f rules.Family) bool {
-	for t, s := range st.learned.Generation[f] {
+	for t, s := range tableid.Of(st.learned.Generation, f) {
 		if !st.families[f].tables[t].verdict.Loss() && reload.HasProxy(s) {
 			return true
 		}
@@ -114,7 +115,7 @@ func (d *Daemon) heedProxy(ctx context.Context, st *state, f rules.Family, snaps
 	if snapshot.Unreadable[rules.Mangle] == nil {
 		fs.proxy.saw(reload.ProxyStands(snapshot), now)
 	}
-	if fs.frozen() || !reload.ProxyLeft(snapshot, found, st.learned.Generation[f]) {
+	if fs.frozen() || !reload.ProxyLeft(snapshot, found, tableid.Of(st.learned.Generation, f)) {
 		return
 	}
 	st.learned = st.learned.WithoutProxy(snapshot)

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"maps"
 	"slices"
 	"time"
@@ -41,7 +42,7 @@ func (d *Daemon) publish(st *state) {
 		s.Families[f] = Verdicts{}
 		for t, ts := range fs.tables {
 			s.Families[f][t] = ts.verdict
-			if st.unapplied[f][t] && (ts.verdict == canary.Intact || ts.verdict == canary.Changed) {
+			if st.unapplied[f.Table(t)] && (ts.verdict == canary.Intact || ts.verdict == canary.Changed) {
 				s.Families[f][t] = canary.Drifted
 				if st.refuses(f, t) {
 					s.Families[f][t] = canary.Refused
@@ -108,11 +109,11 @@ func (d *Daemon) generation(st *state) Generation {
 	d.edition = st.edition
 	want := st.want()
 	count, chains := want.Counts()
-	perTable := map[rules.Family]map[rules.TableName]int{}
-	for f, tables := range want {
+	perTable := map[rules.TableID]int{}
+	for f, tables := range tableid.ByFamily(want) {
 		perTable[f] = map[rules.TableName]int{}
 		for t, section := range tables {
-			perTable[f][t] = section.RuleCount()
+			perTable[f.Table(t)] = section.RuleCount()
 		}
 	}
 	d.cfg.Metrics.SetGeneration(st.captured, perTable)

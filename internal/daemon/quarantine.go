@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"maps"
 	"slices"
 	"time"
@@ -52,7 +53,7 @@ type leaning struct {
 
 // recallHeld takes up what the last run knew of what rules lean on.
 func (d *Daemon) recallHeld(ctx context.Context, st *state, known reload.Quarantine) {
-	for f, tables := range known {
+	for f, tables := range tableid.ByFamily(known) {
 		if st.families[f] == nil {
 			continue
 		}
@@ -73,8 +74,8 @@ func (d *Daemon) recallSets(ctx context.Context, st *state) {
 
 // holdBack takes a replay's quarantine of one table into the state.
 func (d *Daemon) holdBack(st *state, f rules.Family, t rules.TableName, list []reload.Held) {
-	before := st.quarantine[f][t]
-	st.quarantine = st.quarantine.With(f, t, list)
+	before := st.quarantine[f.Table(t)]
+	st.quarantine = st.quarantine.With(f.Table(t), list)
 	d.cfg.Metrics.SetQuarantined(f, t, len(list))
 	for _, h := range list {
 		delete(st.stood[f], iptables.Place{Table: t, Chain: h.Lacks})
@@ -118,7 +119,7 @@ func (d *Daemon) readmit(ctx context.Context, st *state) {
 	held := st.quarantine.Count()
 	var families []rules.Family
 	for _, f := range d.cfg.Kernel.Families() {
-		if len(st.quarantine[f]) > 0 {
+		if len(tableid.Of(st.quarantine, f)) > 0 {
 			families = append(families, f)
 		}
 	}
@@ -161,12 +162,12 @@ func (st *state) noteReturn(snapshot iptables.Snapshot) {
 
 // supplement returns what was read of a table as if what is held back stood there.
 func (d *Daemon) supplement(st *state, f rules.Family, t rules.TableName, seen rules.Section) rules.Section {
-	if len(st.quarantine[f][t]) == 0 {
+	if len(st.quarantine[f.Table(t)]) == 0 {
 		return seen
 	}
-	seen, next := st.quarantine.Supplement(f, t, st.want()[f][t], seen)
-	if len(next[f][t]) != len(st.quarantine[f][t]) {
-		d.holdBack(st, f, t, next[f][t])
+	seen, next := st.quarantine.Supplement(f, t, st.want()[f.Table(t)], seen)
+	if len(next[f.Table(t)]) != len(st.quarantine[f.Table(t)]) {
+		d.holdBack(st, f, t, next[f.Table(t)])
 	}
 	return seen
 }
@@ -182,10 +183,8 @@ func (d *Daemon) captureSets(ctx context.Context, st *state, all bool) {
 	if st.needsOf != st.edition {
 		st.needsOf, st.needs = st.edition, nil
 		for _, g := range []rules.Generation{st.want(), st.decision.lost()} {
-			for _, tables := range g {
-				for _, s := range tables {
-					st.needs = append(st.needs, s.Needs().Sets...)
-				}
+			for _, s := range g {
+				st.needs = append(st.needs, s.Needs().Sets...)
 			}
 		}
 		slices.Sort(st.needs)
@@ -232,7 +231,7 @@ func (st *state) quarantined() []Quarantined {
 	var list []Quarantined
 	for _, f := range rules.Families() {
 		for _, t := range rules.Guarded() {
-			for _, h := range st.quarantine[f][t] {
+			for _, h := range st.quarantine[f.Table(t)] {
 				if len(list) < quarantinedShown {
 					list = append(list, Quarantined{f, t, h.Chain, h.Rule.Spec, h.Reason})
 				}

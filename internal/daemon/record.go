@@ -44,13 +44,13 @@ var gravity = []canary.Verdict{
 // tell puts what a read under guard showed into the open record, counts it
 // and logs it. Tables that the record has already are passed over, so that a
 // replay that is tried again counts nothing twice.
-func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.Family]map[rules.TableName]hit) {
+func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.TableID]hit) {
 	l := st.loss
 	fresh := map[rules.Family]Verdicts{}
 	q := inquiry{}
 	for _, f := range rules.Families() {
 		for _, t := range rules.Guarded() {
-			h := found[f][t]
+			h := found[f.Table(t)]
 			if !h.verdict.Loss() || l.hit[f][t] != "" {
 				continue
 			}

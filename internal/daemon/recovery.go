@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -11,9 +12,9 @@ import (
 // A recovery is what the tries of one loss have put back so far. Where one family
 // or table keeps a loss open, the others may long be whole by then.
 type recovery struct {
-	back     map[rules.Family]map[rules.TableName]time.Time // since when tables that were hit are whole
-	replayed bool                                           // a table was written and proved
-	raced    bool                                           // and somebody else wrote meanwhile
+	back     map[rules.TableID]time.Time // since when tables that were hit are whole
+	replayed bool                        // a table was written and proved
+	raced    bool                        // and somebody else wrote meanwhile
 }
 
 // note takes up another try.
@@ -24,15 +25,12 @@ func (r *recovery) note(hit map[rules.Family]Verdicts, result reload.Result) {
 			switch {
 			case hit[f][t] == "" || !tr.Proved && v == canary.Unknown:
 			case !tr.Proved && v.Loss():
-				delete(r.back[f], t)
-			case r.back[f][t].IsZero():
+				delete(r.back, f.Table(t))
+			case r.back[f.Table(t)].IsZero():
 				if r.back == nil {
-					r.back = map[rules.Family]map[rules.TableName]time.Time{}
+					r.back = map[rules.TableID]time.Time{}
 				}
-				if r.back[f] == nil {
-					r.back[f] = map[rules.TableName]time.Time{}
-				}
-				r.back[f][t] = fr.Done
+				r.back[f.Table(t)] = fr.Done
 			}
 			r.replayed = r.replayed || tr.Proved
 		}
@@ -55,10 +53,8 @@ func (r recovery) outcome(result reload.Result) Outcome {
 // provedAt returns when the last table that was hit was whole again.
 func (r recovery) provedAt() time.Time {
 	var last time.Time
-	for _, tables := range r.back {
-		for _, at := range tables {
-			last = latest(last, at)
-		}
+	for _, at := range r.back {
+		last = latest(last, at)
 	}
 	return last
 }

@@ -68,7 +68,7 @@ func (d *Daemon) noteRefused(ctx context.Context, st *state, result reload.Resul
 	st.refused = nil
 	for _, f := range d.cfg.Kernel.Families() {
 		for _, t := range rules.Guarded() {
-			for _, refusal := range st.refusals[f][t] {
+			for _, refusal := range st.refusals[f.Table(t)] {
 				r := st.refusedOf(f, t, refusal)
 				if old, known := before[r.key()]; known {
 					r.Since = old.Since
@@ -81,7 +81,7 @@ func (d *Daemon) noteRefused(ctx context.Context, st *state, result reload.Resul
 				}
 				st.refused = append(st.refused, r)
 			}
-			d.cfg.Metrics.SetDeclaredRefused(f, t, len(st.refusals[f][t]))
+			d.cfg.Metrics.SetDeclaredRefused(f, t, len(st.refusals[f.Table(t)]))
 		}
 	}
 	if len(st.refused) == 0 && len(before) > 0 {
@@ -112,7 +112,9 @@ func (d *Daemon) forgetRefused(ctx context.Context, st *state) {
 }
 
 // refuses reports whether something that is declared for the table is refused.
-func (st *state) refuses(f rules.Family, t rules.TableName) bool { return len(st.refusals[f][t]) > 0 }
+func (st *state) refuses(f rules.Family, t rules.TableName) bool {
+	return len(st.refusals[f.Table(t)]) > 0
+}
 
 // noteFirst makes what was written first the measure, although tables were refused:
 // of those, what stands there. It is what an earlier run left, and it must come back
@@ -127,10 +129,10 @@ func (st *state) noteFirst(result reload.Result) {
 			tr := result[f].Tables[t]
 			switch {
 			case tr.Proved || tr.Read && !tr.Finding.Verdict.Loss() && tr.Finding.Verdict != canary.Unknown:
-				g = g.With(f, t, st.declared[f][t])
+				g = g.With(f.Table(t), st.declared[f.Table(t)])
 			case tr.Read && st.refuses(f, t):
 				own, _ := tr.Section.Split(st.claims)
-				g = g.With(f, t, own)
+				g = g.With(f.Table(t), own)
 			default:
 				return // of this table nothing is known
 			}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"os"
 	"slices"
 	"strings"
@@ -56,7 +57,7 @@ func changesOf(changes reload.Changes, lines bool) []TableChange {
 	left := diffRoom()
 	for _, f := range rules.Families() {
 		for _, t := range rules.Guarded() {
-			c := changes[f][t]
+			c := changes[f.Table(t)]
 			if c.Empty() {
 				continue
 			}
@@ -99,10 +100,7 @@ func (r RestoreReply) Agreement() reload.Agreement {
 		if c.Removal == "" {
 			continue
 		}
-		if a[c.Family] == nil {
-			a[c.Family] = map[rules.TableName]string{}
-		}
-		a[c.Family][c.Table] = c.Removal
+		a[c.Family.Table(c.Table)] = c.Removal
 	}
 	return a
 }
@@ -132,10 +130,7 @@ func changedBy(result reload.Result) reload.Changes {
 	for f, fr := range result {
 		for t, tr := range fr.Tables {
 			if tr.Proved || tr.Unproved || tr.Replayed && !fr.Written.IsZero() {
-				if changes[f] == nil {
-					changes[f] = map[rules.TableName]reload.Change{}
-				}
-				changes[f][t] = tr.Changed
+				changes[f.Table(t)] = tr.Changed
 			}
 		}
 	}
@@ -182,7 +177,7 @@ func removalBy(reply RestoreReply, result reload.Result, now time.Time) (removal
 	changes := changedBy(result)
 	for _, f := range rules.Families() {
 		for _, t := range rules.Guarded() {
-			c := changes[f][t]
+			c := changes[f.Table(t)]
 			if c.Removed.Empty() {
 				continue
 			}

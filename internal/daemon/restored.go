@@ -19,7 +19,7 @@ func (d *Daemon) readRestored(ctx context.Context, st *state) {
 	for _, f := range rules.Families() {
 		for _, t := range rules.Guarded() {
 			fs := st.families[f]
-			if st.loss != nil && fs != nil && fs.tables[t].verdict == canary.Replaced && st.loss.found[f][t].Restored == "" {
+			if st.loss != nil && fs != nil && fs.tables[t].verdict == canary.Replaced && st.loss.found[f.Table(t)].Restored == "" {
 				d.readLost(ctx, st, f)
 				break
 			}
@@ -41,7 +41,7 @@ func (d *Daemon) followRestored(ctx context.Context, st *state, before, now map[
 			continue
 		}
 		for t, v := range st.marks.Glance(f, d.cfg.Canary, sighting) {
-			if v == canary.Replaced && (moved || st.loss.found[f][t].Restored == "") {
+			if v == canary.Replaced && (moved || st.loss.found[f.Table(t)].Restored == "") {
 				d.readLost(ctx, st, f)
 				break
 			}
@@ -60,11 +60,9 @@ func (st *state) looked() map[rules.Family]iptables.Stamp {
 
 // restored reports whether saved rules were seen in any table.
 func (l *loss) restored() bool {
-	for _, tables := range l.found {
-		for _, finding := range tables {
-			if finding.Restored != "" {
-				return true
-			}
+	for _, finding := range l.found {
+		if finding.Restored != "" {
+			return true
 		}
 	}
 	return false
@@ -81,6 +79,6 @@ func (d *Daemon) readLost(ctx context.Context, st *state, f rules.Family) {
 // find notes what a read of one family found.
 func (l *loss) find(f rules.Family, examined map[rules.TableName]reload.Examined) {
 	for t, x := range examined {
-		l.found = l.found.With(f, t, x.Finding)
+		l.found = l.found.With(f.Table(t), x.Finding)
 	}
 }

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"maps"
 	"time"
 
@@ -31,7 +32,7 @@ type state struct {
 	mode      Mode                    // as configured, or observe once somebody else owns what is claimed
 	applyWait time.Duration
 	// unapplied are the tables whose declaration could not be written.
-	unapplied map[rules.Family]map[rules.TableName]bool
+	unapplied map[rules.TableID]bool
 	unwritten trouble // why
 	// refusals are the declared rules that are refused, and refused says so in a
 	// Status.
@@ -215,12 +216,10 @@ func (st *state) declare(next Declaration, now time.Time) {
 	if retired == nil {
 		retired = map[string]bool{}
 	}
-	for _, tables := range st.declared {
-		for _, s := range tables {
-			for _, c := range s.Chains {
-				if !next.Claims(c.Name) {
-					retired[c.Name] = true
-				}
+	for _, s := range st.declared {
+		for _, c := range s.Chains {
+			if !next.Claims(c.Name) {
+				retired[c.Name] = true
 			}
 		}
 	}
@@ -229,7 +228,7 @@ func (st *state) declare(next Declaration, now time.Time) {
 	st.declared, st.origin = next.Generation, next.Origin
 	for f, fs := range st.families {
 		for t, ts := range fs.tables {
-			own := st.declared[f][t]
+			own := st.declared[f.Table(t)]
 			ts.spared = ts.spared && len(own.Chains)+len(own.Hooks) == 0
 		}
 	}
@@ -255,22 +254,20 @@ func (st *state) compare(now time.Time) {
 
 // claimed returns what declared sources own of the generation.
 func (st *state) claimed(g rules.Generation) rules.Generation {
-	for f, tables := range g {
-		for t, s := range tables {
-			own, _ := s.Split(st.claims)
-			g = g.With(f, t, own)
-		}
+	for id, s := range g {
+		f, t := id.Family, id.Name
+		own, _ := s.Split(st.claims)
+		g = g.With(f.Table(t), own)
 	}
 	return g
 }
 
 // unclaimed returns the generation without what declared sources own.
 func (st *state) unclaimed(g rules.Generation) rules.Generation {
-	for f, tables := range g {
-		for t, s := range tables {
-			_, rest := s.Split(st.claims)
-			g = g.With(f, t, rest)
-		}
+	for id, s := range g {
+		f, t := id.Family, id.Name
+		_, rest := s.Split(st.claims)
+		g = g.With(f.Table(t), rest)
 	}
 	return g
 }
@@ -288,7 +285,7 @@ func (st *state) keep(marks canary.Marks) canary.Marks {
 	for f, fs := range st.families {
 		for t, ts := range fs.tables {
 			if ts.frozen {
-				marks = marks.With(f, t, st.kept[f][t])
+				marks = marks.With(f.Table(t), st.kept[f.Table(t)])
 			}
 		}
 	}
@@ -303,7 +300,7 @@ func (st *state) hint(now time.Time) {
 // planted reports whether every table of the family has a mark, or needs none.
 func (st *state) planted(f rules.Family) bool {
 	for _, t := range rules.Guarded() {
-		if st.marks[f][t].Nonce == "" && !st.families[f].tables[t].spared {
+		if st.marks[f.Table(t)].Nonce == "" && !st.families[f].tables[t].spared {
 			return false
 		}
 	}
@@ -317,7 +314,7 @@ func (st *state) anyPlanted(f rules.Family) bool {
 			return true
 		}
 	}
-	for _, mark := range st.marks[f] {
+	for _, mark := range tableid.Of(st.marks, f) {
 		if mark.Nonce != "" {
 			return true
 		}

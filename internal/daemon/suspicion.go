@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"maps"
 	"slices"
 	"time"
@@ -21,9 +22,9 @@ import (
 // earlier ones stand: no read can show that afterwards.
 type suspicion struct {
 	remains reload.Remains
-	reason  string                                    // why it was not taken up
-	todo    map[rules.Family]map[rules.TableName]bool // the tables that were not judged yet
-	read    map[rules.Family]bool                     // the families that were read
+	reason  string                 // why it was not taken up
+	todo    map[rules.TableID]bool // the tables that were not judged yet
+	read    map[rules.Family]bool  // the families that were read
 	tryAt   time.Time
 	wait    time.Duration
 	trouble trouble // why they could not be read
@@ -36,11 +37,11 @@ func (d *Daemon) suspect(ctx context.Context, st *state, reason string) {
 		return
 	}
 	s := &suspicion{remains: remains, reason: reason, tryAt: time.Now(),
-		todo: map[rules.Family]map[rules.TableName]bool{}, read: map[rules.Family]bool{}}
+		todo: map[rules.TableID]bool{}, read: map[rules.Family]bool{}}
 	for f := range st.families {
 		s.todo[f] = map[rules.TableName]bool{}
 		for _, t := range rules.Guarded() {
-			s.todo[f][t] = true
+			s.todo[f.Table(t)] = true
 		}
 	}
 	st.suspicion = s
@@ -74,10 +75,10 @@ func (d *Daemon) judgeRemains(ctx context.Context, st *state) {
 		return
 	}
 	defer done()
-	found := map[rules.Family]map[rules.TableName]hit{}
+	found := map[rules.TableID]hit{}
 	var failed error
 	for _, f := range rules.Families() {
-		if len(s.todo[f]) == 0 {
+		if len(tableid.Of(s.todo, f)) == 0 {
 			continue
 		}
 		hits, err := d.lostSince(ctx, st, f, there)
@@ -124,7 +125,7 @@ func (d *Daemon) lostSince(ctx context.Context, st *state, f rules.Family, there
 			return nil, err
 		}
 	}
-	remains, todo := st.suspicion.remains, st.suspicion.todo[f]
+	remains, todo := st.suspicion.remains, tableid.Of(st.suspicion.todo, f)
 	st.suspicion.read[f] = true
 	job := reload.Job{Generation: st.unclaimed(remains.Generation), Marks: remains.Marks}
 	if remains.Marks == nil {
@@ -132,8 +133,8 @@ func (d *Daemon) lostSince(ctx context.Context, st *state, f rules.Family, there
 	}
 	hits, unread := map[rules.TableName]hit{}, error(nil)
 	for t, x := range d.examiner(st).Examine(snapshot, job) {
-		want := job.Generation[f][t]
-		if st.marks[f][t].Nonce != "" {
+		want := job.Generation[f.Table(t)]
+		if st.marks[f.Table(t)].Nonce != "" {
 			delete(todo, t) // it has marks of this run by now, and shows nothing any more
 		}
 		if !todo[t] {
@@ -159,14 +160,14 @@ func (d *Daemon) lostSince(ctx context.Context, st *state, f rules.Family, there
 func unknownMarks(f rules.Family) canary.Marks {
 	marks := canary.Marks{}
 	for _, t := range rules.Guarded() {
-		marks = marks.With(f, t, canary.Mark{Nonce: canary.NewNonce()})
+		marks = marks.With(f.Table(t), canary.Mark{Nonce: canary.NewNonce()})
 	}
 	return marks
 }
 
 // await opens a decision about what was found lost, or adds it to the one that is open.
 // Tables that lost no rule are recorded with others, and alone are no loss.
-func (d *Daemon) await(ctx context.Context, st *state, found map[rules.Family]map[rules.TableName]hit) {
+func (d *Daemon) await(ctx context.Context, st *state, found map[rules.TableID]hit) {
 	w, s := st.decision, st.suspicion
 	next := decision{}
 	if w != nil {
@@ -199,12 +200,10 @@ func (d *Daemon) await(ctx context.Context, st *state, found map[rules.Family]ma
 
 // add takes up what was found lost and returns the tables that are new, none if no rule
 // was lost. Who was handed the decision before keeps what it has.
-func (w *decision) add(found map[rules.Family]map[rules.TableName]hit) map[rules.Family]Verdicts {
+func (w *decision) add(found map[rules.TableID]hit) map[rules.Family]Verdicts {
 	lost := 0
-	for _, hits := range found {
-		for _, h := range hits {
-			lost += h.lost.Rules
-		}
+	for _, h := range found {
+		lost += h.lost.Rules
 	}
 	fresh := map[rules.Family]Verdicts{}
 	if lost == 0 {
@@ -217,7 +216,7 @@ func (w *decision) add(found map[rules.Family]map[rules.TableName]hit) map[rules
 	w.waiting, w.kept = waiting, false
 	for _, f := range rules.Families() {
 		for _, t := range rules.Guarded() {
-			h, hit := found[f][t]
+			h, hit := found[f.Table(t)]
 			if !hit || w.waiting[f][t] != "" {
 				continue
 			}

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -12,16 +13,16 @@ import (
 type textless struct {
 	edition    int // of the generation; see state
 	generation rules.Generation
-	found      map[rules.Family]map[rules.TableName][]rules.TextlessRule
+	found      map[rules.TableID][]rules.TextlessRule
 }
 
 // in returns what is found in a generation, given what was found in the one before.
 func (l textless) in(edition int, generation rules.Generation) textless {
-	now := textless{edition, generation, map[rules.Family]map[rules.TableName][]rules.TextlessRule{}}
-	for f, tables := range generation {
+	now := textless{edition, generation, map[rules.TableID][]rules.TextlessRule{}}
+	for f, tables := range tableid.ByFamily(generation) {
 		now.found[f] = map[rules.TableName][]rules.TextlessRule{}
 		for t, section := range tables {
-			now.found[f][t] = section.Opaque(l.generation[f][t], l.found[f][t])
+			now.found[f.Table(t)] = section.Opaque(l.generation[f.Table(t)], l.found[f.Table(t)])
 		}
 	}
 	return now
@@ -36,10 +37,10 @@ func (st *state) withoutText() []Quarantined {
 	var list []Quarantined
 	for _, f := range rules.Families() {
 		for _, t := range rules.Guarded() {
-			for _, r := range st.textless.found[f][t] {
+			for _, r := range st.textless.found[f.Table(t)] {
 				reason, _ := r.Rule.Opaque()
 				is := func(h reload.Held) bool { return h.Chain == r.Chain && h.Rule == r.Rule }
-				if len(list) < quarantinedShown && !slices.ContainsFunc(st.quarantine[f][t], is) {
+				if len(list) < quarantinedShown && !slices.ContainsFunc(st.quarantine[f.Table(t)], is) {
 					list = append(list, Quarantined{f, t, r.Chain, r.Rule.Spec, reason})
 				}
 			}

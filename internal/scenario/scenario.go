@@ -30,7 +30,7 @@ type Flusher interface {
 
 // Lost tells, per family and table, which verdict a flush ought to get. Tables
 // that are not in it lose nothing.
-type Lost map[rules.Family]map[rules.TableName]string
+type Lost map[rules.TableID]string
 
 // The verdicts, as status and metrics spell them.
 const (
@@ -240,12 +240,12 @@ func everywhere(verdict string, families ...rules.Family) Lost {
 	for _, family := range families {
 		lost[family] = map[rules.TableName]string{}
 		for _, table := range rules.Guarded() {
-			lost[family][table] = verdict
+			lost[family.Table(table)] = verdict
 		}
 	}
 	return lost
 }
 
 func only(family rules.Family, table rules.TableName, verdict string) Lost {
-	return Lost{family: {table: verdict}}
+	return Lost{family.Table(table): verdict}
 }

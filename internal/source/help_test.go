@@ -50,7 +50,7 @@ func manifest(path string) Manifest {
 // services returns the names of the services that have rules in d.
 func services(d Declared) []string {
 	var names []string
-	chain, _ := d.Generation[rules.IPv4][rules.Filter].Chain("KUBE-SERVICES")
+	chain, _ := d.Generation[rules.IPv4.Table(rules.Filter)].Chain("KUBE-SERVICES")
 	for _, r := range chain.Rules {
 		_, rest, _ := strings.Cut(r.Spec, "shop/")
 		name, _, _ := strings.Cut(rest, " ")
@@ -63,12 +63,11 @@ func services(d Declared) []string {
 // own returns "family table CHAIN" of every chain that is not kube's.
 func own(d Declared) []string {
 	var names []string
-	for f, tables := range d.Generation {
-		for t, s := range tables {
-			for _, c := range s.Chains {
-				if !ownedByKube(c.Name) {
-					names = append(names, fmt.Sprintf("%s %s %s", f, t, c.Name))
-				}
+	for id, s := range d.Generation {
+		f, t := id.Family, id.Name
+		for _, c := range s.Chains {
+			if !ownedByKube(c.Name) {
+				names = append(names, fmt.Sprintf("%s %s %s", f, t, c.Name))
 			}
 		}
 	}

@@ -31,11 +31,9 @@ func (d RulesDir) path() string { return d.Dir }
 
 func (d RulesDir) recall(g rules.Generation) Declared {
 	own := map[string]bool{}
-	for _, tables := range g {
-		for _, s := range tables {
-			for _, c := range s.Chains {
-				own[c.Name] = true
-			}
+	for _, s := range g {
+		for _, c := range s.Chains {
+			own[c.Name] = true
 		}
 	}
 	return Declared{Generation: g, owners: []owner{{
@@ -101,7 +99,7 @@ func (d RulesDir) declare(files []file, _ Declared) (Declared, error) {
 			continue
 		}
 		for t, s := range fragment.Sections {
-			all.Generation = all.Generation.With(family, t, all.Generation[family][t].Then(s))
+			all.Generation = all.Generation.With(family.Table(t), all.Generation[family.Table(t)].Then(s))
 		}
 	}
 	if len(bad) > 0 {
@@ -171,7 +169,7 @@ func note(declared map[chainKey]string, name string, family rules.Family, fragme
 func circles(g rules.Generation, declared map[chainKey]string) error {
 	for _, f := range rules.Families() {
 		for _, t := range rules.Guarded() {
-			section := g[f][t]
+			section := g[f.Table(t)]
 			done := map[string]bool{}
 			var visit func(name string, way []string) []string
 			visit = func(name string, way []string) []string {

@@ -78,7 +78,7 @@ func (d Declared) Origin(f rules.Family, t rules.TableName, chain string, r rule
 	case rules.Builtin(t, chain):
 		into = r.Target
 	case chain == "":
-		for _, c := range d.Generation[f][t].Chains {
+		for _, c := range d.Generation[f.Table(t)].Chains {
 			into = c.Name
 		}
 	}
@@ -106,10 +106,9 @@ func Combine(parts ...Declared) (Declared, error) {
 		all.owners = append(all.owners, p.owners...)
 		all.Skips = append(all.Skips, p.Skips...)
 		all.Generation = all.Generation.Clone()
-		for f, tables := range p.Generation {
-			for t, s := range tables {
-				all.Generation = all.Generation.With(f, t, all.Generation[f][t].Then(s))
-			}
+		for id, s := range p.Generation {
+			f, t := id.Family, id.Name
+			all.Generation = all.Generation.With(f.Table(t), all.Generation[f.Table(t)].Then(s))
 		}
 	}
 	return all, nil
@@ -120,7 +119,7 @@ func claimed(d, by Declared) error {
 	var conflicts []error
 	for _, f := range rules.Families() {
 		for _, t := range rules.AllTables() {
-			for _, c := range d.Generation[f][t].Chains {
+			for _, c := range d.Generation[f.Table(t)].Chains {
 				for _, o := range by.owners {
 					if o.claims(c.Name) {
 						conflicts = append(conflicts, fmt.Errorf("%s: chain %s belongs to %s too: give one of them another name",

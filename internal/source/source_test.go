@@ -2,6 +2,7 @@ package source
 
 import (
 	"fmt"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"os"
 	"path/filepath"
 	"slices"
@@ -81,7 +82,7 @@ func TestSourcesTogether(t *testing.T) {
 	}
 	must(t, rules.Validate(declared.Generation))
 	// As if the manifest was loaded first, and then the files by name.
-	filter, nat := declared.Generation[rules.IPv4][rules.Filter], declared.Generation[rules.IPv4][rules.Nat]
+	filter, nat := declared.Generation[rules.IPv4.Table(rules.Filter)], declared.Generation[rules.IPv4.Table(rules.Nat)]
 	if got := hooks(filter, "INPUT"); !strings.HasPrefix(got, "LATER top, SITE top, KUBE-FIREWALL top, ") {
 		t.Errorf("hooks of INPUT: %s", got)
 	}
@@ -115,7 +116,7 @@ func TestSourcesTogether(t *testing.T) {
 
 	again, err := Load(t.Context(), manifest(filepath.Join(dir, "m")), RulesDir{Dir: filepath.Join(dir, "r"), Families: []rules.Family{rules.IPv4}})
 	must(t, err)
-	if got := again.Generation[rules.IPv6]; got != nil {
+	if got := tableid.Of(again.Generation, rules.IPv6); got != nil {
 		t.Errorf("rules of a family that was not asked for: %v", got)
 	}
 }
@@ -158,12 +159,10 @@ func TestClaims(t *testing.T) {
 			t.Errorf("Claims(%q) = %v, want %v", chain, got, want)
 		}
 	}
-	for _, tables := range declared.Generation {
-		for _, s := range tables {
-			for _, c := range s.Chains {
-				if !declared.Claims(c.Name) {
-					t.Errorf("chain %s is declared and not claimed", c.Name)
-				}
+	for _, s := range declared.Generation {
+		for _, c := range s.Chains {
+			if !declared.Claims(c.Name) {
+				t.Errorf("chain %s is declared and not claimed", c.Name)
 			}
 		}
 	}

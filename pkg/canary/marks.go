@@ -6,6 +6,7 @@ package canary
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"slices"
 	"strings"
 
@@ -123,21 +124,18 @@ func (m Mark) present(t rules.TableName, chain string, seen iptables.Sighting) b
 }
 
 // Marks are the marks of every family and table.
-type Marks map[rules.Family]map[rules.TableName]Mark
+type Marks map[rules.TableID]Mark
 
 // With returns m with one mark replaced.
 func (m Marks) With(f rules.Family, t rules.TableName, mark Mark) Marks {
 	c := make(Marks, len(m)+1)
-	for family, tables := range m {
+	for family, tables := range tableid.ByFamily(m) {
 		c[family] = make(map[rules.TableName]Mark, len(tables))
 		for table, old := range tables {
-			c[family][table] = old
+			c[family.Table(table)] = old
 		}
 	}
-	if c[f] == nil {
-		c[f] = map[rules.TableName]Mark{}
-	}
-	c[f][t] = mark
+	c[f.Table(t)] = mark
 	return c
 }
 
@@ -145,8 +143,8 @@ func (m Marks) With(f rules.Family, t rules.TableName, mark Mark) Marks {
 func (m Marks) Only(f rules.Family, tables []rules.TableName) Marks {
 	some := Marks{}
 	for _, t := range tables {
-		if mark := m[f][t]; mark.Nonce != "" {
-			some = some.With(f, t, mark)
+		if mark := m[f.Table(t)]; mark.Nonce != "" {
+			some = some.With(f.Table(t), mark)
 		}
 	}
 	return some
@@ -156,7 +154,7 @@ func (m Marks) Only(f rules.Family, tables []rules.TableName) Marks {
 func (m Marks) Places(f rules.Family, chain string) []iptables.Place {
 	var places []iptables.Place
 	for _, t := range rules.Guarded() {
-		mark := m[f][t]
+		mark := m[f.Table(t)]
 		if mark.Nonce == "" {
 			continue
 		}
@@ -179,7 +177,7 @@ func (m Marks) Places(f rules.Family, chain string) []iptables.Place {
 // CanaryPresent reports whether a probe saw table's canary exactly as planted,
 // or as it was tried to be.
 func (m Marks) CanaryPresent(f rules.Family, t rules.TableName, chain string, seen iptables.Sighting) bool {
-	return m[f][t].standing(t, chain, seen).present(t, chain, seen)
+	return m[f.Table(t)].standing(t, chain, seen).present(t, chain, seen)
 }
 
 // Standing reports whether a probe saw every mark of the family exactly as it
@@ -200,7 +198,7 @@ func (m Marks) Standing(f rules.Family, chain string, seen iptables.Sighting) bo
 func (m Marks) Glance(f rules.Family, chain string, seen iptables.Sighting) map[rules.TableName]Verdict {
 	verdicts := map[rules.TableName]Verdict{}
 	for _, t := range rules.Guarded() {
-		mark := m[f][t]
+		mark := m[f.Table(t)]
 		if mark.Nonce == "" {
 			continue
 		}

@@ -52,11 +52,11 @@ func TestIsMarkKnowsOurRulesAndNobodyElses(t *testing.T) {
 
 func TestOnlyKeepsWhatWasPlantedInTheTablesAsked(t *testing.T) {
 	marks := Marks{
-		rules.IPv4: {rules.Nat: {Nonce: nonce, Witnessed: []string{"OUTPUT"}}, rules.Filter: {Nonce: old}, rules.Mangle: {}},
-		rules.IPv6: {rules.Nat: {Nonce: old}},
+		rules.IPv4.Table(rules.Nat): {Nonce: nonce, Witnessed: []string{"OUTPUT"}}, rules.IPv4.Table(rules.Filter): {Nonce: old}, rules.IPv4.Table(rules.Mangle): {},
+		rules.IPv6.Table(rules.Nat): {Nonce: old},
 	}
 	some := marks.Only(rules.IPv4, []rules.TableName{rules.Mangle, rules.Nat})
-	want := Marks{rules.IPv4: {rules.Nat: {Nonce: nonce, Witnessed: []string{"OUTPUT"}}}}
+	want := Marks{rules.IPv4.Table(rules.Nat): {Nonce: nonce, Witnessed: []string{"OUTPUT"}}}
 	if diff := cmp.Diff(want, some); diff != "" {
 		t.Errorf("marks (-want +got):\n%s", diff)
 	}
@@ -99,22 +99,20 @@ func TestResolveTellsWhichOfTwoPlantingsStands(t *testing.T) {
 }
 
 func TestWithLeavesTheMarksAlone(t *testing.T) {
-	m := Marks{rules.IPv4: {rules.Nat: {Nonce: old}}}
-	got := m.With(rules.IPv4, rules.Nat, Mark{Nonce: nonce}).With(rules.IPv6, rules.Filter, Mark{Nonce: nonce})
-	if d := cmp.Diff(Marks{rules.IPv4: {rules.Nat: {Nonce: old}}}, m); d != "" {
+	m := Marks{rules.IPv4.Table(rules.Nat): {Nonce: old}}
+	got := m.With(rules.IPv4.Table(rules.Nat), Mark{Nonce: nonce}).With(rules.IPv6.Table(rules.Filter), Mark{Nonce: nonce})
+	if d := cmp.Diff(Marks{rules.IPv4.Table(rules.Nat): {Nonce: old}}, m); d != "" {
 		t.Errorf("the original (-want +got):\n%s", d)
 	}
-	want := Marks{rules.IPv4: {rules.Nat: {Nonce: nonce}}, rules.IPv6: {rules.Filter: {Nonce: nonce}}}
+	want := Marks{rules.IPv4.Table(rules.Nat): {Nonce: nonce}, rules.IPv6.Table(rules.Filter): {Nonce: nonce}}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 }
 
 func TestAProbeLooksAtEveryCanaryAndEveryWitness(t *testing.T) {
-	m := Marks{rules.IPv4: {
-		rules.Filter: {Nonce: nonce, Witnessed: []string{"INPUT", "FORWARD"}},
-		rules.Mangle: {Nonce: nonce},
-	}}
+	m := Marks{rules.IPv4.Table(rules.Filter): {Nonce: nonce, Witnessed: []string{"INPUT", "FORWARD"}},
+		rules.IPv4.Table(rules.Mangle): {Nonce: nonce}}
 	want := []iptables.Place{
 		{Table: rules.Mangle, Chain: "C"}, {Table: rules.Filter, Chain: "C"},
 		{Table: rules.Filter, Chain: "INPUT"}, {Table: rules.Filter, Chain: "FORWARD"},
@@ -122,7 +120,7 @@ func TestAProbeLooksAtEveryCanaryAndEveryWitness(t *testing.T) {
 	if d := cmp.Diff(want, m.Places(rules.IPv4, "C")); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
-	m[rules.IPv4][rules.Filter] = m[rules.IPv4][rules.Filter].Trying(Mark{Nonce: old, Witnessed: []string{"FORWARD", "OUTPUT"}})
+	m[rules.IPv4.Table(rules.Filter)] = m[rules.IPv4.Table(rules.Filter)].Trying(Mark{Nonce: old, Witnessed: []string{"FORWARD", "OUTPUT"}})
 	want = append(want, iptables.Place{Table: rules.Filter, Chain: "OUTPUT"})
 	if d := cmp.Diff(want, m.Places(rules.IPv4, "C")); d != "" {
 		t.Errorf("while others are tried (-want +got):\n%s", d)
@@ -134,7 +132,7 @@ func TestAProbeLooksAtEveryCanaryAndEveryWitness(t *testing.T) {
 
 func TestGlanceTellsTheStateOfTheMarks(t *testing.T) {
 	const f = rules.IPv4
-	m := Marks{f: {rules.Nat: {Nonce: nonce, Witnessed: []string{"OUTPUT"}}}}
+	m := Marks{f.Table(rules.Nat): {Nonce: nonce, Witnessed: []string{"OUTPUT"}}}
 	canary, out := iptables.Place{Table: rules.Nat, Chain: DefaultChain}, iptables.Place{Table: rules.Nat, Chain: "OUTPUT"}
 	present := func(rules int, comments ...string) iptables.Holding {
 		return iptables.Holding{Presence: iptables.Present, Rules: rules, Comments: comments}
@@ -181,7 +179,7 @@ func TestGlanceTellsTheStateOfTheMarks(t *testing.T) {
 func TestGlanceKnowsWhatWasTried(t *testing.T) {
 	const f, tried = rules.IPv4, Nonce("00000000000000ff")
 	mark := Mark{Nonce: nonce, Witnessed: []string{"OUTPUT"}}
-	m := Marks{f: {rules.Nat: mark.Trying(Mark{Nonce: tried, Witnessed: []string{"INPUT"}})}}
+	m := Marks{f.Table(rules.Nat): mark.Trying(Mark{Nonce: tried, Witnessed: []string{"INPUT"}})}
 	place := func(chain string) iptables.Place { return iptables.Place{Table: rules.Nat, Chain: chain} }
 	sighting := func(inCanary, inOutput, inInput string) iptables.Sighting {
 		h := map[iptables.Place]iptables.Holding{}

@@ -47,13 +47,13 @@ func manyRules(t *testing.T) rules.Generation {
 	if len(nat.Chains) < 10000 || len(nat.Hooks) < 3 {
 		t.Fatalf("%d chains and %d hooks of 5,000 services", len(nat.Chains), len(nat.Hooks))
 	}
-	return rules.Generation{rules.IPv4: {rules.Nat: nat}}
+	return rules.Generation{rules.IPv4.Table(rules.Nat): nat}
 }
 
 // asked returns the addresses and ports of services that have endpoints.
 func asked(t *testing.T, g rules.Generation) (tcp, udp []netip.AddrPort) {
 	t.Helper()
-	chain, _ := g[rules.IPv4][rules.Nat].Chain("KUBE-SERVICES")
+	chain, _ := g[rules.IPv4.Table(rules.Nat)].Chain("KUBE-SERVICES")
 	where := regexp.MustCompile(`^-d (\S+)/32 .*-p (tcp|udp) .*--dport (\d+) -j KUBE-SVC-`)
 	for _, r := range chain.Rules {
 		if m := where.FindStringSubmatch(r.Spec); m != nil {

@@ -52,13 +52,13 @@ func TestAFlusherWithAnAddressOfOurs(t *testing.T) {
 		k.children.note(child)
 		flush := func(name string) Commit {
 			t.Helper()
-			b := newBatch()
-			b.begin(unix.NFT_MSG_NEWTABLE, netlink.Create, rules.IPv4)
-			b.text(unix.NFTA_TABLE_NAME, name)
-			b.end()
-			b.finish()
-			b.port = child
-			if err := b.send(); err != nil {
+			b := nft.NewBatch()
+			b.Begin(unix.NFT_MSG_NEWTABLE, netlink.Create, rules.IPv4)
+			b.Text(unix.NFTA_TABLE_NAME, name)
+			b.End()
+			b.Finish()
+			b.Port = child
+			if err := b.Send(); err != nil {
 				t.Fatal(err)
 			}
 			c, err := s.Receive()

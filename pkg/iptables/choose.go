@@ -61,12 +61,12 @@ func Choose(ctx context.Context, cfg ChooseConfig) (Evidence, error) {
 // countNFT counts nf_tables' rules in iptables' tables. ok is false if the
 // kernel has no nf_tables.
 func countNFT(ctx context.Context, cfg ChooseConfig, counts map[rules.Family]map[Backend]Count) (ok bool, err error) {
-	conn, err := dialNFT()
+	conn, err := nft.Dial()
 	if err == nil {
-		defer conn.close()
-		_, err = conn.genid()
+		defer conn.Close()
+		_, err = conn.Genid()
 	}
-	if errors.Is(err, errNoNFT) {
+	if errors.Is(err, nft.ErrNone) {
 		return false, nil
 	}
 	if err != nil {
@@ -84,10 +84,10 @@ func countNFT(ctx context.Context, cfg ChooseConfig, counts map[rules.Family]map
 // countNFTFamily asks for the hint chains by name and for the rules table by
 // table. A list of all chains would do for both, but one that is taken while
 // somebody writes may leave chains of other tables out, a hint among them.
-func countNFTFamily(ctx context.Context, conn *nftConn, family rules.Family, canary string) (Count, error) {
+func countNFTFamily(ctx context.Context, conn *nft.Conn, family rules.Family, canary string) (Count, error) {
 	var count Count
 	for _, name := range hintChains {
-		is, err := conn.hasChain(family, Place{rules.Mangle, name})
+		is, err := conn.HasChain(family, Place{rules.Mangle, name})
 		if err != nil {
 			return Count{}, err
 		}
@@ -111,7 +111,7 @@ func countNFTFamily(ctx context.Context, conn *nftConn, family rules.Family, can
 // most then is near enough.
 const countTries = 3
 
-func countNFTTable(conn *nftConn, family rules.Family, table rules.TableName, canary string) (int, error) {
+func countNFTTable(conn *nft.Conn, family rules.Family, table rules.TableName, canary string) (int, error) {
 	most := 0
 	for range countTries {
 		n := 0
@@ -124,7 +124,7 @@ func countNFTTable(conn *nftConn, family rules.Family, table rules.TableName, ca
 		if err == nil {
 			return n, nil
 		}
-		if !errors.Is(err, errInterrupted) {
+		if !errors.Is(err, nft.ErrInterrupted) {
 			return 0, err
 		}
 	}
@@ -133,31 +133,31 @@ func countNFTTable(conn *nftConn, family rules.Family, table rules.TableName, ca
 
 // eachRuleOf calls f for every rule of one table. One that does not exist has
 // none. The error is errInterrupted if f may have got a mixture of two states.
-func (c *nftConn) eachRuleOf(family rules.Family, table rules.TableName, f func(nftRule)) error {
+func (c *nft.Conn) eachRuleOf(family rules.Family, table rules.TableName, f func(nftRule)) error {
 	var chains []string
 	uses := 0
-	err := c.eachRawChain(family, func(chain rawChain) error {
+	err := c.EachChain(family, func(chain Chain) error {
 		if chain.place.Table == table {
-			chains, uses = append(chains, chain.place.Chain), uses+int(chain.use)
+			chains, uses = append(chains, chain.place.Chain), uses+int(chain.Use)
 		}
 		return nil
 	})
-	if err != nil && !errors.Is(err, errInterrupted) {
+	if err != nil && !errors.Is(err, nft.ErrInterrupted) {
 		return err
 	}
 	if uses <= wholeMost {
 		return c.eachRuleIn(family, table, nil, f)
 	}
 	for _, chain := range chains {
-		attrs := []attr{{unix.NFTA_RULE_CHAIN, chain}}
+		attrs := []nft.StringAttr{{unix.NFTA_RULE_CHAIN, chain}}
 		err = errors.Join(err, c.eachRuleIn(family, table, attrs, f))
 	}
 	return err
 }
 
 // eachRuleIn asks for the rules of a table, or only those of a chain if more says so.
-func (c *nftConn) eachRuleIn(family rules.Family, table rules.TableName, more []attr, f func(nftRule)) error {
-	attrs := encodeStrings(append([]attr{{unix.NFTA_RULE_TABLE, string(table)}}, more...)...)
+func (c *nft.Conn) eachRuleIn(family rules.Family, table rules.TableName, more []nft.StringAttr, f func(nftRule)) error {
+	attrs := Strings(append([]nft.StringAttr{{unix.NFTA_RULE_TABLE, string(table)}}, more...)...)
 	err := c.dump(unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, family, attrs, func(data []byte) error {
 		r, err := parseRule(data)
 		if err == nil && r.place.Table == table {
@@ -165,7 +165,7 @@ func (c *nftConn) eachRuleIn(family rules.Family, table rules.TableName, more []
 		}
 		return err
 	})
-	return nftError("asking for rules", err)
+	return Wrap("asking for rules", err)
 }
 
 func countLegacy(ctx context.Context, cfg ChooseConfig, counts map[rules.Family]map[Backend]Count) error {

@@ -77,15 +77,15 @@ func stampBackends(families []rules.Family) (map[Backend]uint64, error) {
 }
 
 func stampNFT() (uint64, error) {
-	conn, err := dialNFT()
+	conn, err := nft.Dial()
 	if err == nil {
-		defer conn.close()
+		defer conn.Close()
 		var id uint32
-		if id, err = conn.genid(); err == nil {
+		if id, err = conn.Genid(); err == nil {
 			return uint64(id), nil
 		}
 	}
-	if errors.Is(err, errNoNFT) {
+	if errors.Is(err, nft.ErrNone) {
 		return 0, nil
 	}
 	return 0, err

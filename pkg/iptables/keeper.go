@@ -83,11 +83,11 @@ func (k *Keeper) Release(family rules.Family) error {
 	if err != nil || !ours {
 		return err
 	}
-	b := newBatch()
-	b.begin(unix.NFT_MSG_DELTABLE, 0, family)
-	b.text(unix.NFTA_TABLE_NAME, KeeperTable)
-	b.end()
-	b.finish()
+	b := nft.NewBatch()
+	b.Begin(unix.NFT_MSG_DELTABLE, 0, family)
+	b.Text(unix.NFTA_TABLE_NAME, KeeperTable)
+	b.End()
+	b.Finish()
 	return k.send(b)
 }
 
@@ -116,28 +116,28 @@ func (k *Keeper) dial() error {
 	}
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 	if err != nil {
-		return nftError("opening the keeper's netlink socket", err)
+		return Wrap("opening the keeper's netlink socket", err)
 	}
 	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1) // see nftBatch.send
 	for range dialTries {
-		port := newPort()
+		port := nft.NewPort()
 		if err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: port}); err == nil {
 			k.port.Store(port)
 			k.fd, k.open = fd, true
 			return nil
 		}
 	}
-	return errors.Join(nftError("binding the keeper's netlink socket", err), unix.Close(fd))
+	return errors.Join(Wrap("binding the keeper's netlink socket", err), unix.Close(fd))
 }
 
 // send sends one finished batch over the lasting socket. k.mu must be held.
-func (k *Keeper) send(b *nftBatch) error {
+func (k *Keeper) send(b *Batch) error {
 	k.forgetComplaints()
 	to := &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
 	if _, err := unix.SendmsgBuffers(k.fd, b.chunks, nil, to, 0); err != nil {
-		return nftError("sending the keeper's transaction", err)
+		return Wrap("sending the keeper's transaction", err)
 	}
-	about, errno, err := firstComplaint(k.fd)
+	about, errno, err := nft.FirstComplaint(k.fd)
 	if err != nil || errno == 0 {
 		return err
 	}
@@ -166,9 +166,9 @@ const (
 func keeperRefused(about uint32, errno syscall.Errno) error {
 	switch {
 	case about == aboutBatch && errno == unix.EOPNOTSUPP:
-		return fmt.Errorf("%w: %w", ErrKeeperKernel, errNoNFT)
+		return fmt.Errorf("%w: %w", ErrKeeperKernel, nft.ErrNone)
 	case about == aboutBatch:
-		return nftError("sending the keeper's transaction", errno)
+		return Wrap("sending the keeper's transaction", errno)
 	case errno == unix.EEXIST, errno == unix.EPERM:
 		return fmt.Errorf("%w (%w)", ErrKeeperTaken, errno)
 	case about == aboutTable && (errno == unix.EINVAL || errno == unix.EOPNOTSUPP):
@@ -184,27 +184,27 @@ func keeperRefused(about uint32, errno syscall.Errno) error {
 // socket of its own: on the lasting one the answer could be an old complaint. k.mu
 // must be held.
 func (k *Keeper) owns(family rules.Family) (bool, error) {
-	conn, err := dialNFT()
+	conn, err := nft.Dial()
 	if err != nil {
 		return false, err
 	}
-	defer conn.close()
+	defer conn.Close()
 	var owner uint32
-	attrs := encodeStrings(attr{unix.NFTA_TABLE_NAME, KeeperTable})
+	attrs := Strings(nft.StringAttr{unix.NFTA_TABLE_NAME, KeeperTable})
 	err = conn.each(unix.NFT_MSG_GETTABLE, 0, nfproto(family), attrs, func(m netlink.Message) error {
 		if len(m.Data) < nfgenmsgLen {
 			return errShort
 		}
-		value, err := attrOf(m.Data[nfgenmsgLen:], nftaTableOwner)
+		value, err := nft.AttrOf(m.Data[nfgenmsgLen:], nftaTableOwner)
 		if err == nil && value != nil {
-			owner, err = attrUint32(value)
+			owner, err = nft.AttrUint32(value)
 		}
 		return err
 	})
 	if errors.Is(err, unix.ENOENT) {
 		return false, nil
 	}
-	return err == nil && k.ownPort(owner), nftError("asking for the keeper's table", err)
+	return err == nil && k.ownPort(owner), Wrap("asking for the keeper's table", err)
 }
 
 // From linux/netfilter/nf_tables.h, for which golang.org/x/sys has no names.
@@ -222,30 +222,30 @@ const keeperComment = "made by canaryd, gone with it: keeps established connecti
 // The base chains stand one behind those of iptables: of nat chains at one hook the first that
 // translates ends the walk, so a packet that iptables translates never reaches them. The kernel
 // takes no nat chain before conntrack's priority (-200).
-func keeperBatch(family rules.Family) *nftBatch {
-	b := newBatch()
-	b.begin(unix.NFT_MSG_NEWTABLE, netlink.Create|netlink.Excl, family)
-	b.text(unix.NFTA_TABLE_NAME, KeeperTable)
-	b.number(unix.NFTA_TABLE_FLAGS, nftTableFOwner)
-	b.blob(nftaTableUserdata, commentUserdata(keeperComment))
-	b.end()
+func keeperBatch(family rules.Family) *Batch {
+	b := nft.NewBatch()
+	b.Begin(unix.NFT_MSG_NEWTABLE, netlink.Create|netlink.Excl, family)
+	b.Text(unix.NFTA_TABLE_NAME, KeeperTable)
+	b.Number(unix.NFTA_TABLE_FLAGS, nftTableFOwner)
+	b.Blob(nftaTableUserdata, commentUserdata(keeperComment))
+	b.End()
 	for _, chain := range []string{"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"} {
 		base := baseChainOf(rules.Nat, chain)
 		b.keeperChain(family, chain)
-		b.pair(unix.NFTA_CHAIN_HOOK, base.hook, uint32(base.priority+1))
-		b.number(unix.NFTA_CHAIN_POLICY, nfAccept)
-		b.text(unix.NFTA_CHAIN_TYPE, base.kind)
-		b.end()
+		b.Pair(unix.NFTA_CHAIN_HOOK, base.hook, uint32(base.priority+1))
+		b.Number(unix.NFTA_CHAIN_POLICY, nfAccept)
+		b.Text(unix.NFTA_CHAIN_TYPE, base.kind)
+		b.End()
 	}
 	b.keeperChain(family, keeperUnused)
-	b.end()
-	b.begin(unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, family)
-	b.text(unix.NFTA_RULE_TABLE, KeeperTable)
-	b.text(unix.NFTA_RULE_CHAIN, keeperUnused)
-	masq := appendAttr(nil, unix.NFTA_EXPR_NAME, "masq", 1)
-	b.blob(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, appendAttr(nil, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, masq, 0))
-	b.end()
-	b.finish()
+	b.End()
+	b.Begin(unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, family)
+	b.Text(unix.NFTA_RULE_TABLE, KeeperTable)
+	b.Text(unix.NFTA_RULE_CHAIN, keeperUnused)
+	masq := nft.AppendAttr(nil, unix.NFTA_EXPR_NAME, "masq", 1)
+	b.Blob(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, nft.AppendAttr(nil, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, masq, 0))
+	b.End()
+	b.Finish()
 	return b
 }
 
@@ -253,10 +253,10 @@ func keeperBatch(family rules.Family) *nftBatch {
 const keeperUnused = "unused"
 
 // keeperChain begins a chain of a Keeper's table.
-func (b *nftBatch) keeperChain(family rules.Family, name string) {
-	b.begin(unix.NFT_MSG_NEWCHAIN, netlink.Create, family)
-	b.text(unix.NFTA_CHAIN_TABLE, KeeperTable)
-	b.text(unix.NFTA_CHAIN_NAME, name)
+func (b *Batch) keeperChain(family rules.Family, name string) {
+	b.Begin(unix.NFT_MSG_NEWCHAIN, netlink.Create, family)
+	b.Text(unix.NFTA_CHAIN_TABLE, KeeperTable)
+	b.Text(unix.NFTA_CHAIN_NAME, name)
 }
 
 // commentUserdata encodes a comment as libnftnl does (NFTNL_UDATA_TABLE_COMMENT in

@@ -220,7 +220,7 @@ func TestKeeperAfterTroubleOfTheSocket(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if _, _, err := firstComplaint(k.fd); !errors.Is(err, unix.ENOBUFS) {
+		if _, _, err := nft.FirstComplaint(k.fd); !errors.Is(err, unix.ENOBUFS) {
 			t.Fatalf("the socket did not overflow: %v", err)
 		}
 		mustKeep(t, &k, rules.IPv4, rules.IPv6)

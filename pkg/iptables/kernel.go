@@ -43,7 +43,7 @@ type Kernel struct {
 	// initialPIDs: process numbers here are those that the kernel names.
 	initialPIDs bool
 	// subscriptions do not listen while a large transaction is sent.
-	subscriptions subscriptions
+	subscriptions Subscriptions
 	// port is the netlink address that our transactions come from. A commit's
 	// notification has it (nf_tables_gen_notify); the number of our process it has not:
 	// that of a thread, and in the initial pid namespace.
@@ -66,7 +66,7 @@ func Open(ctx context.Context, cfg Config) (*Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Kernel{cfg: cfg, evidence: evidence, disabled: map[rules.Family]error{}, port: newPort(), initialPIDs: inInitialPIDNamespace()}
+	k := &Kernel{cfg: cfg, evidence: evidence, disabled: map[rules.Family]error{}, port: nft.NewPort(), initialPIDs: inInitialPIDNamespace()}
 	if k.tools, err = k.findTools(ctx, evidence.Backend); err != nil && cfg.Backend == "" && evidence.Empty() {
 		err = k.useWhatIsInstalled(ctx, err)
 	}
@@ -265,17 +265,17 @@ func (k *Kernel) openReader() (reader, error) {
 }
 
 func openNFTReader() (reader, error) {
-	conn, err := dialNFT()
+	conn, err := nft.Dial()
 	if err != nil {
 		return nil, err
 	}
-	if _, err := conn.genid(); err != nil {
-		conn.close()
+	if _, err := conn.Genid(); err != nil {
+		conn.Close()
 		return nil, err
 	}
-	asker, err := openAsker()
+	asker, err := nft.OpenAsker()
 	if err != nil {
-		conn.close()
+		conn.Close()
 		return nil, err
 	}
 	return nftReader{conn, asker, newNFTMemory()}, nil

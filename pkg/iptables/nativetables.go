@@ -24,12 +24,12 @@ func (k *Kernel) NativeTables(ctx context.Context) ([]string, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	conn, err := dialNFT()
+	conn, err := nft.Dial()
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = conn.close() }() // it was read from only
-	if _, err := conn.genid(); errors.Is(err, errNoNFT) {
+	defer func() { _ = conn.Close() }() // it was read from only
+	if _, err := conn.Genid(); errors.Is(err, nft.ErrNone) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
@@ -51,7 +51,7 @@ func (k *Kernel) NativeTables(ctx context.Context) ([]string, error) {
 		return attrs.Err()
 	})
 	if err != nil {
-		return nil, nftError("listing the native tables", err)
+		return nil, Wrap("listing the native tables", err)
 	}
 	slices.Sort(found)
 	return slices.Compact(found), nil

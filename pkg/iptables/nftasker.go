@@ -28,16 +28,16 @@ var (
 
 // A question is one request to nf_tables that is no dump, and how its answer
 // is checked. What check gets is valid until it returns; it may change it.
-type question struct {
-	ask, want uint16
-	attrs     []byte
-	check     func(data []byte) error
+type Question struct {
+	Ask, Want uint16
+	Attrs     []byte
+	Check     func(data []byte) error
 }
 
 // An nftAsker asks many questions at the price of two system calls: one sends
 // them all in one datagram, one receives all answers. The library has neither.
 // It may be used concurrently.
-type nftAsker struct {
+type Asker struct {
 	mu       sync.Mutex // one datagram and its answers at a time
 	fd       int        // -1: it could not be opened again
 	sequence uint32
@@ -53,8 +53,8 @@ type mmsghdr struct {
 	length uint32
 }
 
-func openAsker() (*nftAsker, error) {
-	a := &nftAsker{buffer: make([]byte, mostQuestions*answerSize)}
+func OpenAsker() (*Asker, error) {
+	a := &Asker{buffer: make([]byte, mostQuestions*answerSize)}
 	for i := range a.in {
 		a.iovecs[i].Base = &a.buffer[i*answerSize]
 		a.iovecs[i].SetLen(answerSize)
@@ -64,12 +64,12 @@ func openAsker() (*nftAsker, error) {
 	return a, a.open()
 }
 
-func (a *nftAsker) open() (err error) {
+func (a *Asker) open() (err error) {
 	a.fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
-	return nftError("opening a netlink socket", err)
+	return Wrap("opening a netlink socket", err)
 }
 
-func (a *nftAsker) close() error {
+func (a *Asker) Close() error {
 	if a.fd < 0 {
 		return nil
 	}
@@ -78,7 +78,7 @@ func (a *nftAsker) close() error {
 
 // ask asks all questions and checks every answer. The error is the first
 // check's, or the kernel's errno for a question that it refuses.
-func (a *nftAsker) ask(family rules.Family, all []question) error {
+func (a *Asker) Ask(family rules.Family, all []Question) error {
 	if len(all) > mostQuestions {
 		return errTooMany
 	}
@@ -97,7 +97,7 @@ func (a *nftAsker) ask(family rules.Family, all []question) error {
 	a.sequence += uint32(len(all))
 	err := unix.Sendto(a.fd, a.out, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 	if err != nil {
-		return nftError("asking for the marks", err)
+		return Wrap("asking for the marks", err)
 	}
 	result, err := a.receive(first, all)
 	if err != nil {
@@ -108,19 +108,19 @@ func (a *nftAsker) ask(family rules.Family, all []question) error {
 }
 
 // write appends one request.
-func (a *nftAsker) write(family rules.Family, q question, sequence uint32) {
-	out := binary.NativeEndian.AppendUint32(a.out, uint32(unix.SizeofNlMsghdr+nfgenmsgLen+len(q.attrs)))
-	out = binary.NativeEndian.AppendUint16(out, uint16(nftType(q.ask)))
+func (a *Asker) write(family rules.Family, q Question, sequence uint32) {
+	out := binary.NativeEndian.AppendUint32(a.out, uint32(unix.SizeofNlMsghdr+nfgenmsgLen+len(q.Attrs)))
+	out = binary.NativeEndian.AppendUint16(out, uint16(nftType(q.Ask)))
 	out = binary.NativeEndian.AppendUint16(out, unix.NLM_F_REQUEST)
 	out = binary.NativeEndian.AppendUint32(out, sequence)
 	out = append(out, 0, 0, 0, 0) // the port, which the kernel fills in
 	out = append(out, nfproto(family), unix.NFNETLINK_V0, 0, 0)
-	a.out = append(out, q.attrs...) // whose length is a multiple of 4
+	a.out = append(out, q.Attrs...) // whose length is a multiple of 4
 }
 
 // receive receives and checks all answers. They are there already: the kernel
 // answers while it is asked.
-func (a *nftAsker) receive(first uint32, all []question) (result, err error) {
+func (a *Asker) receive(first uint32, all []Question) (result, err error) {
 	for done := 0; done < len(all); {
 		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(a.fd), uintptr(unsafe.Pointer(&a.in[0])), uintptr(len(all)-done), 0, 0, 0)
 		switch {
@@ -129,7 +129,7 @@ func (a *nftAsker) receive(first uint32, all []question) (result, err error) {
 		case errno == unix.EAGAIN:
 			return nil, errUnanswered
 		case errno != 0:
-			return nil, nftError("receiving answers about the marks", errno)
+			return nil, Wrap("receiving answers about the marks", errno)
 		}
 		for i := range int(n) {
 			if a.in[i].header.Flags&unix.MSG_TRUNC != 0 {
@@ -150,7 +150,7 @@ func (a *nftAsker) receive(first uint32, all []question) (result, err error) {
 
 // takeAnswer takes one datagram, the answer to q. An err says that the kernel
 // does not speak as it should.
-func takeAnswer(b []byte, sequence uint32, q question) (result, err error) {
+func takeAnswer(b []byte, sequence uint32, q Question) (result, err error) {
 	if len(b) < unix.SizeofNlMsghdr {
 		return nil, errShort
 	}
@@ -162,10 +162,10 @@ func takeAnswer(b []byte, sequence uint32, q question) (result, err error) {
 	switch {
 	case got != sequence:
 		return nil, fmt.Errorf("netlink answered request %d, not %d", got, sequence)
-	case kind == uint16(nftType(q.want)):
-		return q.check(data), nil
+	case kind == uint16(nftType(q.Want)):
+		return q.Check(data), nil
 	case kind != unix.NLMSG_ERROR:
-		return nil, fmt.Errorf("netlink answered with a message of type %#x, not %#x", kind, nftType(q.want))
+		return nil, fmt.Errorf("netlink answered with a message of type %#x, not %#x", kind, nftType(q.Want))
 	case len(data) < 4:
 		return nil, errShort
 	}

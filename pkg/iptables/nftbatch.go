@@ -27,18 +27,18 @@ const maxBatch = 256 << 20
 // sequence number of its place. The format is that of
 // linux/netfilter/nfnetlink.h and linux/netfilter/nf_tables.h; numbers in
 // attributes are big-endian, those of the headers in the machine's order.
-type nftBatch struct {
+type Batch struct {
 	chunks [][]byte
 	bytes  int // in all chunks
 	count  uint32
 	start  int           // of the message being written, in the last chunk
-	port   uint32        // the netlink address to send from; 0: what the kernel chooses
-	took   time.Duration // of send, the kernel's part
+	Port   uint32        // the netlink address to send from; 0: what the kernel chooses
+	Took   time.Duration // of send, the kernel's part
 }
 
 // newPort returns a netlink address that nobody else has: the kernel itself gives
 // process numbers, which end at 2^22, and negative ones (netlink_autobind).
-func newPort() uint32 { return 1<<30 | rand.Uint32N(1<<30) }
+func NewPort() uint32 { return 1<<30 | rand.Uint32N(1<<30) }
 
 // A batchMark is a place in a batch to which it can be cut back.
 type batchMark struct {
@@ -50,39 +50,39 @@ type batchMark struct {
 const noGuard = 0
 
 // newBatch begins a batch without a guard.
-func newBatch() *nftBatch {
-	b := &nftBatch{chunks: [][]byte{nil}}
+func NewBatch() *Batch {
+	b := &Batch{chunks: [][]byte{nil}}
 	b.edge(unix.NFNL_MSG_BATCH_BEGIN)
-	b.number(unix.NFNL_BATCH_GENID, noGuard)
-	b.end()
+	b.Number(unix.NFNL_BATCH_GENID, noGuard)
+	b.End()
 	return b
 }
 
 // guard lets the kernel take the batch only while its ruleset counter is genid
 // (nf_tables since Linux 4.12); else it answers ERESTART.
-func (b *nftBatch) guard(genid uint32) {
+func (b *Batch) Guard(genid uint32) {
 	first := b.chunks[0][:binary.NativeEndian.Uint32(b.chunks[0])]
 	binary.BigEndian.PutUint32(first[len(first)-4:], genid) // its only attribute
 }
 
 // finish ends the batch.
-func (b *nftBatch) finish() {
+func (b *Batch) Finish() {
 	b.edge(unix.NFNL_MSG_BATCH_END)
-	b.end()
+	b.End()
 }
 
 // edge begins one of the two messages around a batch. In theirs, nfgenmsg's
 // last half-word names the subsystem, big-endian.
-func (b *nftBatch) edge(message uint16) {
+func (b *Batch) edge(message uint16) {
 	b.header(netlink.HeaderType(message), netlink.Request, []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES})
 }
 
 // begin begins one message of nf_tables; its attributes and end follow.
-func (b *nftBatch) begin(message uint16, flags netlink.HeaderFlags, family rules.Family) {
+func (b *Batch) Begin(message uint16, flags netlink.HeaderFlags, family rules.Family) {
 	b.header(nftType(message), netlink.Request|flags, []byte{nfproto(family), unix.NFNETLINK_V0, 0, 0})
 }
 
-func (b *nftBatch) header(kind netlink.HeaderType, flags netlink.HeaderFlags, gen []byte) {
+func (b *Batch) header(kind netlink.HeaderType, flags netlink.HeaderFlags, gen []byte) {
 	last := len(b.chunks) - 1
 	// The largest attribute is 64 KiB, and no rule has two of that size.
 	if len(b.chunks[last]) > batchChunk-128<<10 {
@@ -101,38 +101,38 @@ func (b *nftBatch) header(kind netlink.HeaderType, flags netlink.HeaderFlags, ge
 }
 
 // end ends the message that begin began.
-func (b *nftBatch) end() {
+func (b *Batch) End() {
 	out := b.chunks[len(b.chunks)-1]
 	binary.NativeEndian.PutUint32(out[b.start:], uint32(len(out)-b.start))
 	b.bytes += len(out) - b.start
 }
 
 // blob writes an attribute that is a series of bytes, or of attributes.
-func (b *nftBatch) blob(kind uint16, value []byte) {
-	b.chunks[len(b.chunks)-1] = appendAttr(b.chunks[len(b.chunks)-1], kind, value, 0)
+func (b *Batch) Blob(kind uint16, value []byte) {
+	b.chunks[len(b.chunks)-1] = AppendAttr(b.chunks[len(b.chunks)-1], kind, value, 0)
 }
 
 // text writes an attribute that is a string with a NUL behind it.
-func (b *nftBatch) text(kind uint16, value string) {
-	b.chunks[len(b.chunks)-1] = appendAttr(b.chunks[len(b.chunks)-1], kind, value, 1)
+func (b *Batch) Text(kind uint16, value string) {
+	b.chunks[len(b.chunks)-1] = AppendAttr(b.chunks[len(b.chunks)-1], kind, value, 1)
 }
 
-func (b *nftBatch) number(kind uint16, value uint32) {
-	b.blob(kind, binary.BigEndian.AppendUint32(nil, value))
+func (b *Batch) Number(kind uint16, value uint32) {
+	b.Blob(kind, binary.BigEndian.AppendUint32(nil, value))
 }
 
-func (b *nftBatch) number64(kind uint16, value uint64) {
-	b.blob(kind, binary.BigEndian.AppendUint64(nil, value))
+func (b *Batch) Number64(kind uint16, value uint64) {
+	b.Blob(kind, binary.BigEndian.AppendUint64(nil, value))
 }
 
 // pair writes an attribute that nests two numbers, of kind 1 and 2.
-func (b *nftBatch) pair(kind uint16, one, two uint32) {
-	nested := appendAttr(nil, 1, binary.BigEndian.AppendUint32(nil, one), 0)
-	nested = appendAttr(nested, 2, binary.BigEndian.AppendUint32(nil, two), 0)
-	b.blob(kind|unix.NLA_F_NESTED, nested)
+func (b *Batch) Pair(kind uint16, one, two uint32) {
+	nested := AppendAttr(nil, 1, binary.BigEndian.AppendUint32(nil, one), 0)
+	nested = AppendAttr(nested, 2, binary.BigEndian.AppendUint32(nil, two), 0)
+	b.Blob(kind|unix.NLA_F_NESTED, nested)
 }
 
-func appendAttr[T string | []byte](out []byte, kind uint16, value T, zeros int) []byte {
+func AppendAttr[T string | []byte](out []byte, kind uint16, value T, zeros int) []byte {
 	out = binary.NativeEndian.AppendUint16(out, uint16(4+len(value)+zeros))
 	out = binary.NativeEndian.AppendUint16(out, kind)
 	out = append(out, value...)
@@ -145,12 +145,12 @@ func appendAttr[T string | []byte](out []byte, kind uint16, value T, zeros int) 
 	return out
 }
 
-func (b *nftBatch) mark() batchMark {
+func (b *Batch) Mark() batchMark {
 	return batchMark{len(b.chunks), len(b.chunks[len(b.chunks)-1]), b.bytes, b.count}
 }
 
 // cut takes back what was written since the mark.
-func (b *nftBatch) cut(m batchMark) {
+func (b *Batch) Cut(m batchMark) {
 	clear(b.chunks[m.chunks:])
 	b.chunks = b.chunks[:m.chunks]
 	b.chunks[m.chunks-1] = b.chunks[m.chunks-1][:m.last]
@@ -159,19 +159,19 @@ func (b *nftBatch) cut(m batchMark) {
 
 // errTooBig: the batch is larger than the socket may send at once, and we may
 // not raise that (it takes CAP_NET_ADMIN in the initial user namespace).
-var errTooBig = errors.New("the transaction is larger than a netlink socket of ours may send")
+var ErrTooBig = errors.New("the transaction is larger than a netlink socket of ours may send")
 
 // A refusedError is a transaction of which the kernel took nothing.
-type refusedError struct {
-	errno syscall.Errno
-	what  string // the message that it complained of
+type RefusedError struct {
+	Errno syscall.Errno
+	What  string // the message that it complained of
 }
 
-func (e *refusedError) Error() string {
-	return fmt.Sprintf("the kernel refused %s: %v", e.what, e.errno)
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("the kernel refused %s: %v", e.What, e.Errno)
 }
 
-func (e *refusedError) Unwrap() error { return e.errno }
+func (e *RefusedError) Unwrap() error { return e.Errno }
 
 // send sends the finished batch as one datagram and returns ErrStale, a
 // *refusedError or another reason why nothing was written. The kernel works a
@@ -179,19 +179,19 @@ func (e *refusedError) Unwrap() error { return e.errno }
 // complaints lie in the socket's queue: an empty queue is success, and nothing
 // here waits. Acknowledgements are not asked for: one for each message would
 // overflow any buffer, and kernels before 6.10 send none for the batch's end.
-func (b *nftBatch) send() error {
+func (b *Batch) Send() error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 	if err != nil {
-		return nftError("opening a netlink socket for a transaction", err)
+		return Wrap("opening a netlink socket for a transaction", err)
 	}
 	defer unix.Close(fd)
 	// Complaints come without a copy of the message (Linux 4.3); where the
 	// kernel does not know this they are longer, and that is all.
 	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
-	if b.port != 0 {
+	if b.Port != 0 {
 		// If somebody has it all the same, the kernel chooses another one, and the
 		// commit is taken for somebody else's, which harms nobody but the record.
-		_ = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: b.port})
+		_ = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: b.Port})
 	}
 	if err := b.makeRoom(fd); err != nil {
 		return err
@@ -199,11 +199,11 @@ func (b *nftBatch) send() error {
 	to := &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
 	start := time.Now()
 	_, err = unix.SendmsgBuffers(fd, b.chunks, nil, to, 0)
-	b.took = time.Since(start)
+	b.Took = time.Since(start)
 	if errors.Is(err, unix.EMSGSIZE) {
-		return errTooBig
+		return ErrTooBig
 	} else if err != nil {
-		return nftError("sending a transaction", err)
+		return Wrap("sending a transaction", err)
 	}
 	return b.complaint(fd)
 }
@@ -211,9 +211,9 @@ func (b *nftBatch) send() error {
 // makeRoom raises the socket's send buffer to what the batch needs; netlink
 // refuses a datagram that is larger (netlink_sendmsg). The kernel doubles the
 // value that it is given.
-func (b *nftBatch) makeRoom(fd int) error {
+func (b *Batch) makeRoom(fd int) error {
 	if b.bytes > maxBatch {
-		return errTooBig
+		return ErrTooBig
 	}
 	err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, b.bytes)
 	if errors.Is(err, unix.EPERM) {
@@ -228,17 +228,17 @@ func (b *nftBatch) makeRoom(fd int) error {
 
 // complaint returns the kernel's first complaint about the batch, nil if it
 // has none.
-func (b *nftBatch) complaint(fd int) error {
-	about, errno, err := firstComplaint(fd)
+func (b *Batch) complaint(fd int) error {
+	about, errno, err := FirstComplaint(fd)
 	switch {
 	case err != nil:
 		return err
 	case errno == unix.ERESTART:
 		return ErrStale
 	case errno == unix.EPERM:
-		return nftError("sending a transaction", errno)
+		return Wrap("sending a transaction", errno)
 	case errno != 0:
-		return &refusedError{errno, b.describe(about)}
+		return &RefusedError{errno, b.describe(about)}
 	default:
 		return nil
 	}
@@ -246,7 +246,7 @@ func (b *nftBatch) complaint(fd int) error {
 
 // firstComplaint returns the first error that lies in the socket's queue and the
 // number of the message that it is about; errno is 0 if there is none.
-func firstComplaint(fd int) (about uint32, errno syscall.Errno, err error) {
+func FirstComplaint(fd int) (about uint32, errno syscall.Errno, err error) {
 	buf := make([]byte, 8<<10) // header, errno and, from old kernels, a copy
 	for {
 		n, _, flags, _, err := unix.Recvmsg(fd, buf, nil, unix.MSG_DONTWAIT)
@@ -256,7 +256,7 @@ func firstComplaint(fd int) (about uint32, errno syscall.Errno, err error) {
 		case errors.Is(err, unix.EAGAIN):
 			return 0, 0, nil
 		case err != nil: // ENOBUFS: so many complaints that some were lost
-			return 0, 0, nftError("reading what became of a transaction", err)
+			return 0, 0, Wrap("reading what became of a transaction", err)
 		}
 		about, errno, err := parseComplaint(buf[:n])
 		switch {
@@ -287,7 +287,7 @@ func parseComplaint(data []byte) (about uint32, errno syscall.Errno, err error) 
 }
 
 // describe names the message with this sequence number, for people.
-func (b *nftBatch) describe(about uint32) string {
+func (b *Batch) describe(about uint32) string {
 	for _, chunk := range b.chunks {
 		for len(chunk) >= unix.SizeofNlMsghdr {
 			size := binary.NativeEndian.Uint32(chunk)

@@ -30,7 +30,7 @@ func TestABatchOnTheWire(t *testing.T) {
 	w := directWriter{batch: b}
 	p := tablePlan{directWriter: &w, family: rules.IPv4, table: rules.Mangle}
 	p.writeChain(&chainPlan{name: "FORWARD"})
-	b.finish()
+	b.Finish()
 	want := strings.Join([]string{
 		message(28, 0x0010, 0x0001, 1) + "0000000a", // begin
 		attribute(8, 1) + "00000001",                // the genid
@@ -53,24 +53,24 @@ func TestABatchOnTheWire(t *testing.T) {
 // A batch that was cut back is as if the rest had never been written, across
 // chunks, too.
 func TestABatchIsCutBack(t *testing.T) {
-	fill := func(b *nftBatch, n int) {
+	fill := func(b *Batch, n int) {
 		for range n {
-			b.begin(unix.NFT_MSG_NEWRULE, 0, rules.IPv6)
-			b.blob(unix.NFTA_RULE_EXPRESSIONS, make([]byte, 60_000))
-			b.end()
+			b.Begin(unix.NFT_MSG_NEWRULE, 0, rules.IPv6)
+			b.Blob(unix.NFTA_RULE_EXPRESSIONS, make([]byte, 60_000))
+			b.End()
 		}
 	}
 	for _, n := range []int{1, 15, 16, 17, 18, 40} {
 		a, b := guardedBatch(7), guardedBatch(7)
 		fill(a, n)
 		fill(b, n)
-		mark := b.mark()
+		mark := b.Mark()
 		fill(b, 33)
-		b.cut(mark)
+		b.Cut(mark)
 		fill(a, 20)
 		fill(b, 20)
-		a.finish()
-		b.finish()
+		a.Finish()
+		b.Finish()
 		if !bytes.Equal(bytes.Join(a.chunks, nil), bytes.Join(b.chunks, nil)) || a.bytes != b.bytes {
 			t.Errorf("behind %d messages: not the same batch", n)
 		}
@@ -118,11 +118,11 @@ func TestParseComplaint(t *testing.T) {
 
 func FuzzComplaint(f *testing.F) {
 	b := guardedBatch(1)
-	b.begin(unix.NFT_MSG_NEWRULE, 0, rules.IPv6)
-	b.text(unix.NFTA_RULE_TABLE, "nat")
-	b.text(unix.NFTA_RULE_CHAIN, "X")
-	b.end()
-	b.finish()
+	b.Begin(unix.NFT_MSG_NEWRULE, 0, rules.IPv6)
+	b.Text(unix.NFTA_RULE_TABLE, "nat")
+	b.Text(unix.NFTA_RULE_CHAIN, "X")
+	b.End()
+	b.Finish()
 	f.Add(complaintBytes(-2))
 	f.Add(complaintBytes(-5000))
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -137,12 +137,12 @@ func FuzzComplaint(f *testing.F) {
 }
 
 // exprs makes the content of NFTA_RULE_EXPRESSIONS.
-func exprs(list ...rawExpression) []byte {
+func exprs(list ...Expression) []byte {
 	var out []byte
 	for _, e := range list {
-		elem := appendAttr(nil, unix.NFTA_EXPR_NAME, e.name, 1)
-		elem = appendAttr(elem, unix.NFTA_EXPR_DATA, e.data, 0)
-		out = appendAttr(out, unix.NFTA_LIST_ELEM, elem, 0)
+		elem := AppendAttr(nil, unix.NFTA_EXPR_NAME, e.Name, 1)
+		elem = AppendAttr(elem, unix.NFTA_EXPR_DATA, e.Data, 0)
+		out = AppendAttr(out, unix.NFTA_LIST_ELEM, elem, 0)
 	}
 	return out
 }
@@ -151,31 +151,31 @@ func exprs(list ...rawExpression) []byte {
 func attrsOf(pairs ...uint32) []byte {
 	var out []byte
 	for i := 0; i < len(pairs); i += 2 {
-		out = appendAttr(out, uint16(pairs[i]), binary.BigEndian.AppendUint32(nil, pairs[i+1]), 0)
+		out = AppendAttr(out, uint16(pairs[i]), binary.BigEndian.AppendUint32(nil, pairs[i+1]), 0)
 	}
 	return out
 }
 
-func compare(op uint32, value ...byte) rawExpression {
-	data := appendAttr(nil, unix.NFTA_DATA_VALUE, value, 0)
-	return rawExpression{"cmp", appendAttr(attrsOf(unix.NFTA_CMP_OP, op), unix.NFTA_CMP_DATA, data, 0)}
+func compare(op uint32, value ...byte) Expression {
+	data := AppendAttr(nil, unix.NFTA_DATA_VALUE, value, 0)
+	return Expression{"cmp", AppendAttr(attrsOf(unix.NFTA_CMP_OP, op), unix.NFTA_CMP_DATA, data, 0)}
 }
 
-func xt(kind, name string) rawExpression {
-	return rawExpression{kind, appendAttr(nil, unix.NFTA_MATCH_NAME, name, 1)}
+func xt(kind, name string) Expression {
+	return Expression{kind, AppendAttr(nil, unix.NFTA_MATCH_NAME, name, 1)}
 }
 
-func jumpTo(chain string) rawExpression {
-	v := appendAttr(nil, unix.NFTA_VERDICT_CHAIN, chain, 1)
-	return rawExpression{"immediate", appendAttr(nil, unix.NFTA_IMMEDIATE_DATA, appendAttr(nil, unix.NFTA_DATA_VERDICT, v, 0), 0)}
+func jumpTo(chain string) Expression {
+	v := AppendAttr(nil, unix.NFTA_VERDICT_CHAIN, chain, 1)
+	return Expression{"immediate", AppendAttr(nil, unix.NFTA_IMMEDIATE_DATA, AppendAttr(nil, unix.NFTA_DATA_VERDICT, v, 0), 0)}
 }
 
 var (
-	l4proto     = rawExpression{"meta", attrsOf(unix.NFTA_META_KEY, unix.NFT_META_L4PROTO, unix.NFTA_META_DREG, 1)}
-	iifname     = rawExpression{"meta", attrsOf(unix.NFTA_META_KEY, unix.NFT_META_IIFNAME, unix.NFTA_META_DREG, 1)}
-	headerProto = rawExpression{"payload", attrsOf(unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_NETWORK_HEADER, unix.NFTA_PAYLOAD_OFFSET, 9, unix.NFTA_PAYLOAD_LEN, 1)}
-	hopLimit    = rawExpression{"payload", attrsOf(unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_NETWORK_HEADER, unix.NFTA_PAYLOAD_OFFSET, 8, unix.NFTA_PAYLOAD_LEN, 1)}
-	counting    = rawExpression{"counter", nil}
+	l4proto     = Expression{"meta", attrsOf(unix.NFTA_META_KEY, unix.NFT_META_L4PROTO, unix.NFTA_META_DREG, 1)}
+	iifname     = Expression{"meta", attrsOf(unix.NFTA_META_KEY, unix.NFT_META_IIFNAME, unix.NFTA_META_DREG, 1)}
+	headerProto = Expression{"payload", attrsOf(unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_NETWORK_HEADER, unix.NFTA_PAYLOAD_OFFSET, 9, unix.NFTA_PAYLOAD_LEN, 1)}
+	hopLimit    = Expression{"payload", attrsOf(unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_NETWORK_HEADER, unix.NFTA_PAYLOAD_OFFSET, 8, unix.NFTA_PAYLOAD_LEN, 1)}
+	counting    = Expression{"counter", nil}
 )
 
 func TestWhatARuleNeeds(t *testing.T) {
@@ -183,29 +183,29 @@ func TestWhatARuleNeeds(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		family rules.Family
-		list   []rawExpression
+		list   []Expression
 		want   needs
 		bad    bool
 	}{
-		{"-j ACCEPT", v4, []rawExpression{counting, jumpTo("")}, needs{jump: []byte{}}, false},
-		{"-p tcp", v4, []rawExpression{l4proto, compare(unix.NFT_CMP_EQ, 6), counting}, needs{protocol: 6}, false},
-		{"-p tcp -m multiport", v4, []rawExpression{l4proto, compare(unix.NFT_CMP_EQ, 6), xt("match", "multiport"), counting}, needs{xt: true, protocol: 6}, false},
-		{"! -p icmpv6 -j MARK", v6, []rawExpression{iifname, compare(unix.NFT_CMP_EQ, 'l', 'o', 0), l4proto, compare(unix.NFT_CMP_NEQ, 58), counting, xt("target", "MARK")}, needs{xt: true, protocol: 58, inverted: true}, false},
-		{"-p all -m comment -j X", v6, []rawExpression{xt("match", "comment"), counting, jumpTo("X")}, needs{xt: true, jump: []byte("X")}, false},
-		{"the protocol in IPv4's header", v4, []rawExpression{headerProto, compare(unix.NFT_CMP_EQ, 17), xt("match", "sctp")}, needs{xt: true, protocol: 17}, false},
-		{"the same byte of IPv6's", v6, []rawExpression{headerProto, compare(unix.NFT_CMP_EQ, 17), xt("match", "sctp")}, needs{xt: true}, false},
-		{"another byte", v4, []rawExpression{hopLimit, compare(unix.NFT_CMP_EQ, 17), xt("match", "sctp")}, needs{xt: true}, false},
-		{"a comparison of something else", v4, []rawExpression{l4proto, counting, compare(unix.NFT_CMP_EQ, 17), xt("match", "sctp")}, needs{xt: true}, false},
-		{"a set", v4, []rawExpression{xt("match", "set")}, needs{}, true},
-		{"what adds to a set", v4, []rawExpression{xt("target", "SET")}, needs{}, true},
-		{"a file descriptor", v4, []rawExpression{xt("match", "bpf")}, needs{}, true},
-		{"nft's set", v4, []rawExpression{l4proto, {"lookup", nil}}, needs{}, true},
-		{"nft's object", v4, []rawExpression{{"objref", nil}}, needs{}, true},
-		{"a set that packets change", v4, []rawExpression{{"dynset", nil}}, needs{}, true},
-		{"what nobody knows", v4, []rawExpression{{"osf", nil}}, needs{}, true},
+		{"-j ACCEPT", v4, []Expression{counting, jumpTo("")}, needs{jump: []byte{}}, false},
+		{"-p tcp", v4, []Expression{l4proto, compare(unix.NFT_CMP_EQ, 6), counting}, needs{protocol: 6}, false},
+		{"-p tcp -m multiport", v4, []Expression{l4proto, compare(unix.NFT_CMP_EQ, 6), xt("match", "multiport"), counting}, needs{xt: true, protocol: 6}, false},
+		{"! -p icmpv6 -j MARK", v6, []Expression{iifname, compare(unix.NFT_CMP_EQ, 'l', 'o', 0), l4proto, compare(unix.NFT_CMP_NEQ, 58), counting, xt("target", "MARK")}, needs{xt: true, protocol: 58, inverted: true}, false},
+		{"-p all -m comment -j X", v6, []Expression{xt("match", "comment"), counting, jumpTo("X")}, needs{xt: true, jump: []byte("X")}, false},
+		{"the protocol in IPv4's header", v4, []Expression{headerProto, compare(unix.NFT_CMP_EQ, 17), xt("match", "sctp")}, needs{xt: true, protocol: 17}, false},
+		{"the same byte of IPv6's", v6, []Expression{headerProto, compare(unix.NFT_CMP_EQ, 17), xt("match", "sctp")}, needs{xt: true}, false},
+		{"another byte", v4, []Expression{hopLimit, compare(unix.NFT_CMP_EQ, 17), xt("match", "sctp")}, needs{xt: true}, false},
+		{"a comparison of something else", v4, []Expression{l4proto, counting, compare(unix.NFT_CMP_EQ, 17), xt("match", "sctp")}, needs{xt: true}, false},
+		{"a set", v4, []Expression{xt("match", "set")}, needs{}, true},
+		{"what adds to a set", v4, []Expression{xt("target", "SET")}, needs{}, true},
+		{"a file descriptor", v4, []Expression{xt("match", "bpf")}, needs{}, true},
+		{"nft's set", v4, []Expression{l4proto, {"lookup", nil}}, needs{}, true},
+		{"nft's object", v4, []Expression{{"objref", nil}}, needs{}, true},
+		{"a set that packets change", v4, []Expression{{"dynset", nil}}, needs{}, true},
+		{"what nobody knows", v4, []Expression{{"osf", nil}}, needs{}, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := rawRule{expressions: exprs(test.list...)}.inspect(test.family)
+			got, err := Rule{Expressions: exprs(test.list...)}.inspect(test.family)
 			if (err != nil) != test.bad || test.bad && !errors.Is(err, errNotPortable) {
 				t.Errorf("error %v", err)
 			}
@@ -224,7 +224,7 @@ func FuzzWhatARuleNeeds(f *testing.F) {
 		if v6 {
 			family = rules.IPv6
 		}
-		rule := rawRule{expressions: data}
+		rule := Rule{Expressions: data}
 		if _, err := rule.inspect(family); err == nil && rule.indexed() {
 			t.Error("a rule with a number of the kernel's passes")
 		}

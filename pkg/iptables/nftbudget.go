@@ -32,8 +32,8 @@ func (o *outOf) due(now time.Time) bool {
 }
 
 // gather takes one rule into the content of a chain. Of more than can be kept at all it only counts.
-func (f *mirrored) gather(c *content, m rawMessage) error {
-	c.weight.add(len(m.rule.expressions) + len(m.rule.userdata))
+func (f *mirrored) gather(c *content, m nft.RuleMessage) error {
+	c.weight.add(len(m.Rule.Expressions) + len(m.Rule.Userdata))
 	if c.tooMany {
 		return nil
 	}
@@ -43,8 +43,8 @@ func (f *mirrored) gather(c *content, m rawMessage) error {
 		c.ids, c.handles, c.tooMany = nil, nil, true
 		return nil
 	}
-	id, err := f.lexicon.intern(m.rule)
-	c.ids, c.handles = append(c.ids, id), append(c.handles, m.handle)
+	id, err := f.lexicon.intern(m.Rule)
+	c.ids, c.handles = append(c.ids, id), append(c.handles, m.Handle)
 	return err
 }
 
@@ -135,11 +135,11 @@ func (f *mirrored) recount(t *mirrorTable, place Place) (stays bool, err error) 
 	}
 	var now weight
 	start := time.Now()
-	err = f.conn.eachRaw(f.family, place, func(m rawMessage) error {
-		now.add(len(m.rule.expressions) + len(m.rule.userdata))
+	err = f.conn.EachRule(f.family, place, func(m nft.RuleMessage) error {
+		now.add(len(m.Rule.Expressions) + len(m.Rule.Userdata))
 		return nil
 	})
-	if errors.Is(err, errInterrupted) {
+	if errors.Is(err, nft.ErrInterrupted) {
 		err = nil // beside a writer that never rests there is no better count
 	}
 	if err != nil || f.budget.fitsAgain(f.kept+now.units()) {

@@ -29,29 +29,29 @@ var errNotPortable = errors.New("cannot be written again as the kernel shows it"
 
 // inspect reads what a rule needs. A rule with an expression that is not known
 // to be complete in itself is refused.
-func (r rawRule) inspect(family rules.Family) (needs, error) {
+func (r Rule) inspect(family rules.Family) (needs, error) {
 	var n needs
 	loaded := false // the expression before this one loaded the protocol
-	err := r.each(func(e rawExpression) error {
+	err := r.Each(func(e Expression) error {
 		if !portable(e) {
-			return fmt.Errorf("a rule with expression %q %w", e.name, errNotPortable)
+			return fmt.Errorf("a rule with expression %q %w", e.Name, errNotPortable)
 		}
 		wasLoaded := loaded
 		loaded = false
-		switch e.name {
+		switch e.Name {
 		case "match", "target":
 			n.xt = true
 		case "meta":
-			loaded = attrNumber(e.data, unix.NFTA_META_KEY) == unix.NFT_META_L4PROTO
+			loaded = nft.AttrNumber(e.Data, unix.NFTA_META_KEY) == unix.NFT_META_L4PROTO
 		case "payload":
-			loaded = family == rules.IPv4 && loadsProtocol(e.data)
+			loaded = family == rules.IPv4 && loadsProtocol(e.Data)
 		case "cmp":
 			if wasLoaded && n.protocol == 0 {
-				n.protocol, n.inverted = compared(e.data)
+				n.protocol, n.inverted = compared(e.Data)
 			}
 		case "immediate":
-			if chain := attrPath(e.data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN); chain != nil {
-				n.jump = untilNUL(chain)
+			if chain := nft.AttrPath(e.Data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN); chain != nil {
+				n.jump = nft.UntilNUL(chain)
 			}
 		}
 		return nil
@@ -64,13 +64,13 @@ func (r rawRule) inspect(family rules.Family) (needs, error) {
 // nft-shared.c); others refer to objects beside the rule (lookup, dynset,
 // objref), or are nothing that iptables prints. Of xt's extensions, those do
 // not that hold an ipset's index (xt_set.h) or a file descriptor (xt_bpf.h).
-func portable(e rawExpression) bool {
-	switch e.name {
+func portable(e Expression) bool {
+	switch e.Name {
 	case "counter", "cmp", "bitwise", "meta", "payload", "immediate", "limit", "log", "range":
 		return true
 	case "match", "target":
 		// NFTA_MATCH_NAME and NFTA_TARGET_NAME are both 1.
-		switch string(untilNUL(attrPath(e.data, unix.NFTA_MATCH_NAME))) {
+		switch string(nft.UntilNUL(nft.AttrPath(e.Data, unix.NFTA_MATCH_NAME))) {
 		case "set", "SET", "bpf", "":
 			return false
 		}
@@ -83,26 +83,26 @@ func portable(e rawExpression) bool {
 // loadsProtocol reports whether a payload expression loads the protocol from
 // the IPv4 header (byte 9), as iptables-nft did before it used meta l4proto.
 func loadsProtocol(data []byte) bool {
-	return attrNumber(data, unix.NFTA_PAYLOAD_BASE) == unix.NFT_PAYLOAD_NETWORK_HEADER &&
-		attrNumber(data, unix.NFTA_PAYLOAD_OFFSET) == 9 && attrNumber(data, unix.NFTA_PAYLOAD_LEN) == 1
+	return nft.AttrNumber(data, unix.NFTA_PAYLOAD_BASE) == unix.NFT_PAYLOAD_NETWORK_HEADER &&
+		nft.AttrNumber(data, unix.NFTA_PAYLOAD_OFFSET) == 9 && nft.AttrNumber(data, unix.NFTA_PAYLOAD_LEN) == 1
 }
 
 // compared returns the byte that a cmp expression compares with, and whether
 // it wants another one.
 func compared(data []byte) (value uint8, inverted bool) {
-	b := attrPath(data, unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE)
+	b := nft.AttrPath(data, unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE)
 	if len(b) != 1 {
 		return 0, false
 	}
-	return b[0], attrNumber(data, unix.NFTA_CMP_OP) == unix.NFT_CMP_NEQ
+	return b[0], nft.AttrNumber(data, unix.NFTA_CMP_OP) == unix.NFT_CMP_NEQ
 }
 
 // attrPath returns the first attribute of the first kind in list, or of the
 // second kind in that one, and so on; nil if there is none or it cannot be
 // read.
-func attrPath(list []byte, kinds ...uint16) []byte {
+func nft.AttrPath(list []byte, kinds ...uint16) []byte {
 	for _, kind := range kinds {
-		value, err := attrOf(list, kind)
+		value, err := nft.AttrOf(list, kind)
 		if err != nil || value == nil {
 			return nil
 		}
@@ -114,8 +114,8 @@ func attrPath(list []byte, kinds ...uint16) []byte {
 // noNumber is no value of any attribute that attrNumber is asked for.
 const noNumber = ^uint32(0)
 
-func attrNumber(list []byte, kind uint16) uint32 {
-	n, err := attrUint32(attrPath(list, kind))
+func nft.AttrNumber(list []byte, kind uint16) uint32 {
+	n, err := nft.AttrUint32(nft.AttrPath(list, kind))
 	if err != nil {
 		return noNumber
 	}

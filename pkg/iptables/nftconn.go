@@ -13,11 +13,11 @@ import (
 )
 
 // errNoNFT: the kernel has no nf_tables.
-var errNoNFT = errors.New("the kernel has no nf_tables (load the module nf_tables)")
+var ErrNone = errors.New("the kernel has no nf_tables (load the module nf_tables)")
 
 // An nftConn asks nf_tables through one lasting netlink connection. Nothing
 // that it asks creates anything. It may be used concurrently.
-type nftConn struct {
+type Conn struct {
 	mu     sync.Mutex // one request and its answers at a time
 	conn   *netlink.Conn
 	buffer []byte // of messageBuffer bytes
@@ -30,64 +30,64 @@ type nftConn struct {
 // at 32 KiB (netlink_dump). A fixed buffer saves a system call for each answer.
 const messageBuffer = 64 << 10
 
-func dialNFT() (*nftConn, error) {
+func Dial() (*Conn, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: messageBuffer})
 	if err != nil {
-		return nil, nftError("opening a netlink socket", err)
+		return nil, Wrap("opening a netlink socket", err)
 	}
-	return &nftConn{conn: conn, buffer: make([]byte, messageBuffer)}, nil
+	return &Conn{conn: conn, buffer: make([]byte, messageBuffer)}, nil
 }
 
 // whole makes sure that no answers to earlier questions can come.
-func (c *nftConn) whole() error {
+func (c *Conn) whole() error {
 	if !c.torn {
 		return nil
 	}
 	fresh, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: messageBuffer})
 	if err != nil {
-		return nftError("opening a netlink socket again", err)
+		return Wrap("opening a netlink socket again", err)
 	}
 	old := c.conn
 	c.conn, c.torn = fresh, false
 	return old.Close()
 }
 
-func (c *nftConn) close() error { return c.conn.Close() }
+func (c *Conn) Close() error { return c.conn.Close() }
 
 // genid returns the ruleset counter of this network namespace, which both
 // families share. It also is the cheapest question to learn whether nf_tables
 // exists and may be asked.
-func (c *nftConn) genid() (uint32, error) {
+func (c *Conn) Genid() (uint32, error) {
 	var id uint32
 	err := c.each(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, nil, func(m netlink.Message) error {
-		commit, err := parseCommit(m.Data)
+		commit, err := ParseCommit(m.Data)
 		id = commit.Genid
 		return err
 	})
 	// EINVAL is nfnetlink's answer for a subsystem that does not exist.
 	if errors.Is(err, unix.EINVAL) {
-		return 0, errNoNFT
+		return 0, ErrNone
 	}
-	return id, nftError("asking for the ruleset's counter", err)
+	return id, Wrap("asking for the ruleset's counter", err)
 }
 
 // hasChain reports whether a chain exists; a chain of a missing table does not.
-func (c *nftConn) hasChain(family rules.Family, place Place) (bool, error) {
+func (c *Conn) HasChain(family rules.Family, place Place) (bool, error) {
 	return c.exists(unix.NFT_MSG_GETCHAIN, family,
-		attr{unix.NFTA_CHAIN_TABLE, string(place.Table)},
-		attr{unix.NFTA_CHAIN_NAME, place.Chain})
+		StringAttr{unix.NFTA_CHAIN_TABLE, string(place.Table)},
+		StringAttr{unix.NFTA_CHAIN_NAME, place.Chain})
 }
 
 // hasTable reports whether a table exists.
-func (c *nftConn) hasTable(family rules.Family, table rules.TableName) (bool, error) {
-	return c.exists(unix.NFT_MSG_GETTABLE, family, attr{unix.NFTA_TABLE_NAME, string(table)})
+func (c *Conn) HasTable(family rules.Family, table rules.TableName) (bool, error) {
+	return c.exists(unix.NFT_MSG_GETTABLE, family, StringAttr{unix.NFTA_TABLE_NAME, string(table)})
 }
 
 // tables returns those of iptables' five tables that exist.
-func (c *nftConn) tables(family rules.Family) ([]rules.TableName, error) {
+func (c *Conn) tables(family rules.Family) ([]rules.TableName, error) {
 	var found []rules.TableName
 	for _, table := range rules.AllTables() {
-		ok, err := c.hasTable(family, table)
+		ok, err := c.HasTable(family, table)
 		if err != nil {
 			return nil, err
 		}
@@ -98,20 +98,20 @@ func (c *nftConn) tables(family rules.Family) ([]rules.TableName, error) {
 	return found, nil
 }
 
-func (c *nftConn) exists(message uint16, family rules.Family, attrs ...attr) (bool, error) {
-	err := c.each(message, 0, nfproto(family), encodeStrings(attrs...), func(netlink.Message) error { return nil })
+func (c *Conn) exists(message uint16, family rules.Family, attrs ...StringAttr) (bool, error) {
+	err := c.each(message, 0, nfproto(family), Strings(attrs...), func(netlink.Message) error { return nil })
 	if errors.Is(err, unix.ENOENT) {
 		return false, nil
 	}
 	if err != nil {
-		return false, nftError(fmt.Sprintf("asking for %q", attrs[len(attrs)-1].value), err)
+		return false, Wrap(fmt.Sprintf("asking for %q", attrs[len(attrs)-1].Value), err)
 	}
 	return true, nil
 }
 
 // each sends one request and calls f for every answer. Answers are streamed:
 // 60,000 rules in one slice would be more memory than all of canaryd.
-func (c *nftConn) each(message uint16, flags netlink.HeaderFlags, family uint8, attrs []byte, f func(netlink.Message) error) error {
+func (c *Conn) each(message uint16, flags netlink.HeaderFlags, family uint8, attrs []byte, f func(netlink.Message) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := c.whole(); err != nil {
@@ -152,14 +152,14 @@ func refusal(err error) bool {
 
 // nftError says what failed, and whether it was for want of privileges or of
 // nf_tables itself.
-func nftError(doing string, err error) error {
+func Wrap(doing string, err error) error {
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, syscall.EPERM), errors.Is(err, syscall.EACCES):
 		return fmt.Errorf("%w: %s: %w", ErrPermission, doing, err)
 	case errors.Is(err, syscall.EPROTONOSUPPORT), errors.Is(err, syscall.EAFNOSUPPORT):
-		return fmt.Errorf("%w: %s: %w", errNoNFT, doing, err)
+		return fmt.Errorf("%w: %s: %w", ErrNone, doing, err)
 	default:
 		return fmt.Errorf("%s: %w", doing, err)
 	}

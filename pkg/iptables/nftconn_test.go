@@ -19,27 +19,27 @@ func TestAnAnswerThatCameTooLateIsNoOther(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")
 		iptablesCommand(t, NFT, rules.IPv4, "-t nat -N THERE")
-		conn, err := dialNFT()
+		conn, err := Dial()
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer func() { conn.close() }()
+		defer func() { conn.Close() }()
 		there := Place{rules.Nat, "THERE"}
 		questions := map[string]func() (bool, error){
-			"a table":   func() (bool, error) { return conn.hasTable(rules.IPv4, rules.Nat) },
-			"a chain":   func() (bool, error) { return conn.hasChain(rules.IPv4, there) },
-			"raw chain": func() (bool, error) { _, ok, err := conn.rawChain(rules.IPv4, there); return ok, err },
+			"a table":   func() (bool, error) { return conn.HasTable(rules.IPv4, rules.Nat) },
+			"a chain":   func() (bool, error) { return conn.HasChain(rules.IPv4, there) },
+			"raw chain": func() (bool, error) { _, ok, err := conn.Chain(rules.IPv4, there); return ok, err },
 			"a dump": func() (found bool, err error) {
-				err = conn.eachRawChain(rules.IPv4, func(c rawChain) error { found = found || c.place == there; return nil })
+				err = conn.EachChain(rules.IPv4, func(c Chain) error { found = found || c.place == there; return nil })
 				return found, err
 			},
-			"the counter": func() (bool, error) { id, err := conn.genid(); return id > 0, err },
+			"the counter": func() (bool, error) { id, err := conn.Genid(); return id > 0, err },
 		}
 		for name, ask := range questions {
 			if err := conn.conn.SetReadDeadline(time.Unix(1, 0)); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := conn.hasChain(rules.IPv4, Place{rules.Nat, "GONE"}); !errors.Is(err, os.ErrDeadlineExceeded) {
+			if _, err := conn.HasChain(rules.IPv4, Place{rules.Nat, "GONE"}); !errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Fatalf("the receive ended with %v", err)
 			}
 			if err := conn.conn.SetReadDeadline(time.Time{}); err != nil {
@@ -63,14 +63,14 @@ func TestAnAnswerThatCameTooLateIsNoOther(t *testing.T) {
 // TestTheAskerComesBack: its socket could not be opened again at once.
 func TestTheAskerComesBack(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
-		a, err := openAsker()
+		a, err := OpenAsker()
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer func() { a.close() }()
+		defer func() { a.Close() }()
 		var id uint32
-		question := []question{askGenid(&id)}
-		if err := a.ask(rules.IPv4, question); err != nil {
+		question := []Question{AskGenid(&id)}
+		if err := a.Ask(rules.IPv4, question); err != nil {
 			t.Fatal(err)
 		}
 		// Nobody takes the answer to this one.
@@ -79,12 +79,12 @@ func TestTheAskerComesBack(t *testing.T) {
 		}
 		for range 3 {
 			withoutFiles(t, func() {
-				if err := a.ask(rules.IPv4, question); err == nil {
+				if err := a.Ask(rules.IPv4, question); err == nil {
 					t.Error("an old answer is taken for a new one, or no socket is one")
 				}
 			})
 		}
-		if err := a.ask(rules.IPv4, question); err != nil || id == 0 {
+		if err := a.Ask(rules.IPv4, question); err != nil || id == 0 {
 			t.Errorf("with sockets again: %d, %v", id, err)
 		}
 	})

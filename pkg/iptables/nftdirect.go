@@ -17,7 +17,7 @@ import (
 type rawSource interface {
 	// raw returns the rule that iptables would write for spec, and whether
 	// it is known. It may use room, which is overwritten.
-	raw(family rules.Family, spec string, room []byte) (rawRule, bool)
+	raw(family rules.Family, spec string, room []byte) (Rule, bool)
 }
 
 // A directWriter turns scripts into one netlink batch. What it looks at in the
@@ -31,9 +31,9 @@ type rawSource interface {
 // before the next of those or to the end: handles suffice, and nothing refers
 // to a rule that the batch itself brings.
 type directWriter struct {
-	conn   *nftConn
+	conn   *nft.Conn
 	source rawSource
-	batch  *nftBatch
+	batch  *Batch
 	writes bool // the batch has content
 	// written are the chains that the batch touches, added how many rules are new.
 	written []rewrite
@@ -50,14 +50,14 @@ func (w *directWriter) add(family rules.Family, script *Script) error {
 	if script.Empty() {
 		return nil
 	}
-	before := w.batch.mark()
+	before := w.batch.Mark()
 	plan := tablePlan{directWriter: w, family: family, table: script.Table, chains: map[string]*chainPlan{}, exist: map[string]bool{}}
 	err := plan.simulate(script)
 	if err == nil {
 		err = plan.write()
 	}
 	if err != nil {
-		w.batch.cut(before)
+		w.batch.Cut(before)
 		return fmt.Errorf("%s %s %w: %w", family, script.Table, errNotDirect, err)
 	}
 	w.writes = true
@@ -93,9 +93,9 @@ type chainPlan struct {
 
 // A slot is one rule of a chain.
 type slot struct {
-	handle uint64   // 0 if it is new
-	raw    *rawRule // of one that stands
-	spec   string   // of a new one
+	handle uint64 // 0 if it is new
+	raw    *Rule  // of one that stands
+	spec   string // of a new one
 }
 
 func (s slot) isNew() bool { return s.handle == 0 }
@@ -131,7 +131,7 @@ func (p *tablePlan) exists(chain string) (bool, error) {
 	if known, asked := p.exist[chain]; asked {
 		return known, nil
 	}
-	exists, err := p.conn.hasChain(p.family, Place{p.table, chain})
+	exists, err := p.conn.HasChain(p.family, Place{p.table, chain})
 	p.exist[chain] = exists
 	return exists, err
 }
@@ -202,8 +202,8 @@ func (p *tablePlan) load(c *chainPlan) error {
 		return nil
 	}
 	var standing []slot
-	err := p.conn.eachRaw(p.family, Place{p.table, c.name}, func(m rawMessage) error {
-		standing = append(standing, slot{handle: m.handle, raw: &rawRule{slices.Clone(m.rule.expressions), slices.Clone(m.rule.userdata)}})
+	err := p.conn.EachRule(p.family, Place{p.table, c.name}, func(m nft.RuleMessage) error {
+		standing = append(standing, slot{handle: m.Handle, raw: &Rule{slices.Clone(m.Rule.Expressions), slices.Clone(m.Rule.Userdata)}})
 		return nil
 	})
 	c.rules, c.loaded = append(standing, c.rules...), true
@@ -238,8 +238,8 @@ func (p *tablePlan) remove(c *chainPlan, step *Step) error {
 	return nil
 }
 
-func sameRaw(a, b rawRule) bool {
-	return bytes.Equal(a.expressions, b.expressions) && bytes.Equal(a.userdata, b.userdata)
+func sameRaw(a, b Rule) bool {
+	return bytes.Equal(a.Expressions, b.Expressions) && bytes.Equal(a.Userdata, b.Userdata)
 }
 
 var (
@@ -251,7 +251,7 @@ var (
 // write adds the plan's messages to the batch.
 func (p *tablePlan) write() error {
 	p.message(unix.NFT_MSG_NEWTABLE, netlink.Create, unix.NFTA_TABLE_NAME)
-	p.batch.end()
+	p.batch.End()
 	for _, c := range p.order {
 		if c.create {
 			p.writeChain(c)
@@ -267,8 +267,8 @@ func (p *tablePlan) write() error {
 		if c.drop {
 			// Without NONREC the kernel would delete what is in it, too.
 			p.message(unix.NFT_MSG_DELCHAIN, unix.NLM_F_NONREC, unix.NFTA_CHAIN_TABLE)
-			p.batch.text(unix.NFTA_CHAIN_NAME, c.name)
-			p.batch.end()
+			p.batch.Text(unix.NFTA_CHAIN_NAME, c.name)
+			p.batch.End()
 		}
 	}
 	return nil
@@ -279,36 +279,36 @@ func (p *tablePlan) message(kind uint16, flags netlink.HeaderFlags, attr uint16)
 	p.batch.message(p, kind, flags, attr)
 }
 
-func (b *nftBatch) message(p *tablePlan, kind uint16, flags netlink.HeaderFlags, attr uint16) {
-	b.begin(kind, flags, p.family)
-	b.text(attr, string(p.table))
+func (b *Batch) message(p *tablePlan, kind uint16, flags netlink.HeaderFlags, attr uint16) {
+	b.Begin(kind, flags, p.family)
+	b.Text(attr, string(p.table))
 }
 
 // writeChain creates a chain. One of the user's that exists stays as it is
 // (there is no NLM_F_EXCL).
 func (p *tablePlan) writeChain(c *chainPlan) {
 	p.message(unix.NFT_MSG_NEWCHAIN, netlink.Create, unix.NFTA_CHAIN_TABLE)
-	p.batch.text(unix.NFTA_CHAIN_NAME, c.name)
+	p.batch.Text(unix.NFTA_CHAIN_NAME, c.name)
 	if rules.Builtin(p.table, c.name) {
 		base := baseChainOf(p.table, c.name)
-		p.batch.pair(unix.NFTA_CHAIN_HOOK, base.hook, uint32(base.priority))
-		p.batch.number(unix.NFTA_CHAIN_POLICY, nfAccept)
-		p.batch.text(unix.NFTA_CHAIN_TYPE, base.kind)
+		p.batch.Pair(unix.NFTA_CHAIN_HOOK, base.hook, uint32(base.priority))
+		p.batch.Number(unix.NFTA_CHAIN_POLICY, nfAccept)
+		p.batch.Text(unix.NFTA_CHAIN_TYPE, base.kind)
 	}
-	p.batch.end()
+	p.batch.End()
 }
 
 func (p *tablePlan) writeDeletions(c *chainPlan) {
 	if c.empty { // without a handle it means all rules of the chain
 		p.message(unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_TABLE)
-		p.batch.text(unix.NFTA_RULE_CHAIN, c.name)
-		p.batch.end()
+		p.batch.Text(unix.NFTA_RULE_CHAIN, c.name)
+		p.batch.End()
 	}
 	for _, handle := range c.removed {
 		p.message(unix.NFT_MSG_DELRULE, 0, unix.NFTA_RULE_TABLE)
-		p.batch.text(unix.NFTA_RULE_CHAIN, c.name)
-		p.batch.number64(unix.NFTA_RULE_HANDLE, handle)
-		p.batch.end()
+		p.batch.Text(unix.NFTA_RULE_CHAIN, c.name)
+		p.batch.Number64(unix.NFTA_RULE_HANDLE, handle)
+		p.batch.End()
 	}
 }
 

@@ -46,9 +46,9 @@ func onNFT(t *testing.T, body func(t *testing.T, family rules.Family)) {
 }
 
 // writeDirectly writes scripts in one batch under the present genid.
-func writeDirectly(t testing.TB, conn *nftConn, source rawSource, family rules.Family, scripts ...Script) error {
+func writeDirectly(t testing.TB, conn *nft.Conn, source rawSource, family rules.Family, scripts ...Script) error {
 	t.Helper()
-	genid, err := conn.genid()
+	genid, err := conn.Genid()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,8 +61,8 @@ func writeDirectly(t testing.TB, conn *nftConn, source rawSource, family rules.F
 	if !w.writes {
 		return nil
 	}
-	w.batch.finish()
-	return w.batch.send()
+	w.batch.Finish()
+	return w.batch.Send()
 }
 
 // What was flushed comes back exactly: iptables-save prints what it printed

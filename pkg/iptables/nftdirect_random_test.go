@@ -63,7 +63,7 @@ func TestTheDirectPathDoesWhatTheTextPathDoes(t *testing.T) {
 type dice struct {
 	t      *testing.T
 	r      *rand.Rand
-	conn   *nftConn
+	conn   *nft.Conn
 	family rules.Family
 	table  rules.TableName
 	source learned
@@ -77,7 +77,7 @@ var (
 )
 
 // newDice draws the rules of which states and scripts are made.
-func newDice(t *testing.T, r *rand.Rand, conn *nftConn, family rules.Family, table rules.TableName) *dice {
+func newDice(t *testing.T, r *rand.Rand, conn *nft.Conn, family rules.Family, table rules.TableName) *dice {
 	d := &dice{t: t, r: r, conn: conn, family: family, table: table, source: learned{}}
 	text := fmt.Sprintf("*%s\n:X - [0:0]\n:Y - [0:0]\n:Z - [0:0]\n", table)
 	for range 150 {

@@ -18,31 +18,31 @@ import (
 
 // learned is a rawSource that knows what stands in the kernel: the i-th raw
 // rule of a chain is the i-th line that iptables-save prints of it.
-type learned map[rules.Family]map[string]rawRule
+type learned map[rules.Family]map[string]Rule
 
-func (l learned) raw(family rules.Family, spec string, _ []byte) (rawRule, bool) {
+func (l learned) raw(family rules.Family, spec string, _ []byte) (Rule, bool) {
 	r, ok := l[family][spec]
 	return r, ok
 }
 
 // learn adds what a family holds now.
-func (l learned) learn(t testing.TB, conn *nftConn, family rules.Family) rules.Ruleset {
+func (l learned) learn(t testing.TB, conn *nft.Conn, family rules.Family) rules.Ruleset {
 	t.Helper()
 	set, unreadable, err := rules.Parse(strings.NewReader(saveNFT(t, family)))
 	if err != nil || len(unreadable) > 0 {
 		t.Fatal(err, unreadable)
 	}
 	if l[family] == nil {
-		l[family] = map[string]rawRule{}
+		l[family] = map[string]Rule{}
 	}
 	for table, content := range set {
 		for _, chain := range content.Chains {
 			i := 0
-			err := conn.eachRaw(family, Place{table, chain.Name}, func(m rawMessage) error {
+			err := conn.EachRule(family, Place{table, chain.Name}, func(m nft.RuleMessage) error {
 				if i >= len(chain.Rules) {
 					return errors.New("more rules than iptables-save prints")
 				}
-				l[family][chain.Rules[i].Spec] = rawRule{slices.Clone(m.rule.expressions), slices.Clone(m.rule.userdata)}
+				l[family][chain.Rules[i].Spec] = Rule{slices.Clone(m.Rule.Expressions), slices.Clone(m.Rule.Userdata)}
 				i++
 				return nil
 			})
@@ -136,20 +136,20 @@ func corpusTexts(t *testing.T) map[string]clusterText {
 	return clusters
 }
 
-func dialTest(t testing.TB) *nftConn {
+func dialTest(t testing.TB) *nft.Conn {
 	t.Helper()
-	conn, err := dialNFT()
+	conn, err := nft.Dial()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { conn.close() })
+	t.Cleanup(func() { conn.Close() })
 	return conn
 }
 
 // guardedBatch begins a batch for that genid.
-func guardedBatch(genid uint32) *nftBatch {
-	b := newBatch()
-	b.guard(genid)
+func guardedBatch(genid uint32) *Batch {
+	b := nft.NewBatch()
+	b.Guard(genid)
 	return b
 }
 

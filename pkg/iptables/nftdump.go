@@ -13,27 +13,27 @@ import (
 
 // errInterrupted: somebody committed while a dump went on, which may have left
 // out rules or told them twice.
-var errInterrupted = errors.New("a commit interrupted the dump")
+var ErrInterrupted = errors.New("a commit interrupted the dump")
 
 var errTruncated = errors.New("a netlink datagram is larger than what the kernel puts into one")
 
 // eachRaw calls f for every rule of one chain, in order. A chain or table that
 // does not exist has none. What f gets is valid until it returns. The error is
 // errInterrupted if f may have got a mixture of two states.
-func (c *nftConn) eachRaw(family rules.Family, place Place, f func(rawMessage) error) error {
-	attrs := encodeStrings(
-		attr{unix.NFTA_RULE_TABLE, string(place.Table)},
-		attr{unix.NFTA_RULE_CHAIN, place.Chain})
+func (c *Conn) EachRule(family rules.Family, place Place, f func(RuleMessage) error) error {
+	attrs := Strings(
+		StringAttr{unix.NFTA_RULE_TABLE, string(place.Table)},
+		StringAttr{unix.NFTA_RULE_CHAIN, place.Chain})
 	err := c.dump(unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, family, attrs, func(data []byte) error {
-		m, err := parseRaw(data)
+		m, err := ParseRule(data)
 		// Kernels before 4.3 ignore the chain that is asked for.
-		if err != nil || string(m.chain) != place.Chain || string(m.table) != string(place.Table) {
+		if err != nil || string(m.Chain) != place.Chain || string(m.Table) != string(place.Table) {
 			return err
 		}
 		return f(m)
 	})
 	if err != nil {
-		return nftError(fmt.Sprintf("reading chain %s of table %s", place.Chain, place.Table), err)
+		return Wrap(fmt.Sprintf("reading chain %s of table %s", place.Chain, place.Table), err)
 	}
 	return nil
 }
@@ -44,48 +44,48 @@ func (c *nftConn) eachRaw(family rules.Family, place Place, f func(rawMessage) e
 // has told, and counts those too that a transaction under way has put in between,
 // of which no flag and no genid tells, nor a notification if it is given up
 // (nf_tables_dump_rules, Linux 6.18).
-func (c *nftConn) eachRawOf(family rules.Family, table rules.TableName, piece func(), f func(rawMessage) error) error {
-	attrs := encodeStrings(attr{unix.NFTA_RULE_TABLE, string(table)})
+func (c *Conn) EachRuleOf(family rules.Family, table rules.TableName, piece func(), f func(RuleMessage) error) error {
+	attrs := Strings(StringAttr{unix.NFTA_RULE_TABLE, string(table)})
 	err := c.dumpPieces(unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, family, attrs, piece, func(data []byte) error {
-		m, err := parseRaw(data)
-		if err != nil || string(m.table) != string(table) {
+		m, err := ParseRule(data)
+		if err != nil || string(m.Table) != string(table) {
 			return err
 		}
 		return f(m)
 	})
 	if err != nil {
-		return nftError(fmt.Sprintf("reading table %s", table), err)
+		return Wrap(fmt.Sprintf("reading table %s", table), err)
 	}
 	return nil
 }
 
 // eachRawChain calls f for every chain of the family's five iptables tables.
-func (c *nftConn) eachRawChain(family rules.Family, f func(rawChain) error) error {
+func (c *Conn) EachChain(family rules.Family, f func(Chain) error) error {
 	err := c.dump(unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_NEWCHAIN, family, nil, func(data []byte) error {
-		chain, err := parseRawChain(data)
+		chain, err := ParseChain(data)
 		if err != nil || chain.place.Table == "" {
 			return err
 		}
 		return f(chain)
 	})
-	return nftError("listing the chains", err)
+	return Wrap("listing the chains", err)
 }
 
 // rawChain asks for one chain; false if it does not exist.
-func (c *nftConn) rawChain(family rules.Family, place Place) (chain rawChain, ok bool, err error) {
-	attrs := encodeStrings(
-		attr{unix.NFTA_CHAIN_TABLE, string(place.Table)},
-		attr{unix.NFTA_CHAIN_NAME, place.Chain})
+func (c *Conn) Chain(family rules.Family, place Place) (chain Chain, ok bool, err error) {
+	attrs := Strings(
+		StringAttr{unix.NFTA_CHAIN_TABLE, string(place.Table)},
+		StringAttr{unix.NFTA_CHAIN_NAME, place.Chain})
 	err = c.each(unix.NFT_MSG_GETCHAIN, 0, nfproto(family), attrs, func(m netlink.Message) error {
 		var err error
-		chain, err = parseRawChain(m.Data)
+		chain, err = ParseChain(m.Data)
 		return err
 	})
 	if errors.Is(err, unix.ENOENT) {
-		return rawChain{}, false, nil
+		return Chain{}, false, nil
 	}
 	if err != nil {
-		return rawChain{}, false, nftError(fmt.Sprintf("asking for chain %s of table %s", place.Chain, place.Table), err)
+		return Chain{}, false, Wrap(fmt.Sprintf("asking for chain %s of table %s", place.Chain, place.Table), err)
 	}
 	return chain, chain.place == place, nil
 }
@@ -107,12 +107,12 @@ func tableName(name []byte) rules.TableName {
 // itself, which may be the only one that says NLM_F_DUMP_INTR (rules behind
 // the place where the dump stood were deleted), and it copies what it receives,
 // 20 MB for 46,578 rules.
-func (c *nftConn) dump(ask, want uint16, family rules.Family, attrs []byte, f func(data []byte) error) error {
+func (c *Conn) dump(ask, want uint16, family rules.Family, attrs []byte, f func(data []byte) error) error {
 	return c.dumpPieces(ask, want, family, attrs, func() {}, f)
 }
 
 // dumpPieces is dump that calls piece before each datagram.
-func (c *nftConn) dumpPieces(ask, want uint16, family rules.Family, attrs []byte, piece func(), f func(data []byte) error) error {
+func (c *Conn) dumpPieces(ask, want uint16, family rules.Family, attrs []byte, piece func(), f func(data []byte) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := c.whole(); err != nil {
@@ -191,7 +191,7 @@ func (d *dumper) result() error {
 	case d.failed != nil:
 		return d.failed
 	case d.interrupted:
-		return errInterrupted
+		return ErrInterrupted
 	}
 	return nil
 }

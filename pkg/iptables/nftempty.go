@@ -30,22 +30,22 @@ func (k *Kernel) RemoveEmpty(ctx context.Context, family rules.Family, table rul
 	if err != nil {
 		return false, err
 	}
-	b := newBatch()
+	b := nft.NewBatch()
 	for _, chain := range standing {
-		b.begin(unix.NFT_MSG_DELCHAIN, unix.NLM_F_NONREC, family)
-		b.text(unix.NFTA_CHAIN_TABLE, string(table))
-		b.text(unix.NFTA_CHAIN_NAME, chain)
-		b.end()
+		b.Begin(unix.NFT_MSG_DELCHAIN, unix.NLM_F_NONREC, family)
+		b.Text(unix.NFTA_CHAIN_TABLE, string(table))
+		b.Text(unix.NFTA_CHAIN_NAME, chain)
+		b.End()
 	}
-	b.begin(unix.NFT_MSG_DELTABLE, unix.NLM_F_NONREC, family)
-	b.text(unix.NFTA_TABLE_NAME, string(table))
-	b.end()
-	b.finish()
-	var refused *refusedError
-	switch err := b.send(); {
+	b.Begin(unix.NFT_MSG_DELTABLE, unix.NLM_F_NONREC, family)
+	b.Text(unix.NFTA_TABLE_NAME, string(table))
+	b.End()
+	b.Finish()
+	var refused *nft.RefusedError
+	switch err := b.Send(); {
 	case err == nil:
 		return true, nil
-	case errors.As(err, &refused) && (refused.errno == unix.EBUSY || refused.errno == unix.ENOENT):
+	case errors.As(err, &refused) && (refused.Errno == unix.EBUSY || refused.Errno == unix.ENOENT):
 		return false, nil // another process has just written to it, or deleted it
 	default:
 		return false, fmt.Errorf("deleting the empty table %s %s: %w", family, table, err)
@@ -54,19 +54,19 @@ func (k *Kernel) RemoveEmpty(ctx context.Context, family rules.Family, table rul
 
 // chainsOf returns the chains that a table has in the kernel.
 func chainsOf(family rules.Family, table rules.TableName) ([]string, error) {
-	conn, err := dialNFT()
+	conn, err := nft.Dial()
 	if err != nil {
 		return nil, err
 	}
-	defer conn.close()
+	defer conn.Close()
 	var names []string
-	err = conn.eachRawChain(family, func(c rawChain) error {
+	err = conn.EachChain(family, func(c Chain) error {
 		if c.place.Table == table {
 			names = append(names, c.place.Chain)
 		}
 		return nil
 	})
-	return names, nftError("listing the chains of an empty table", err)
+	return names, Wrap("listing the chains of an empty table", err)
 }
 
 // EmptyTable reports whether a table holds nothing but built-in chains without rules and

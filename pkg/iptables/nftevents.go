@@ -21,20 +21,20 @@ const eventBuffer = 8 << 20
 
 // An nftEvent is one notification of nf_tables'. Its slices are valid until
 // the next one is received.
-type nftEvent struct {
-	kind   uint16 // NFT_MSG_NEWRULE and the like
-	family rules.Family
-	table  []byte
-	chain  []byte // of a rule, or the chain itself
-	handle uint64 // of a chain
-	data   []byte // of a deleted rule: all that is said of it
-	by     Commit // of a NEWGEN, which ends what is said of a commit
+type Event struct {
+	Kind   uint16 // NFT_MSG_NEWRULE and the like
+	Family rules.Family
+	Table  []byte
+	Chain  []byte // of a rule, or the chain itself
+	Handle uint64 // of a chain
+	Data   []byte // of a deleted rule: all that is said of it
+	By     Commit // of a NEWGEN, which ends what is said of a commit
 }
 
 // An nftEvents hears of every change that is committed to nf_tables in this
 // network namespace. Unlike a Subscription it is not waited for: the kernel
 // keeps the notifications until they are wanted. It is for one goroutine.
-type nftEvents struct {
+type Events struct {
 	conn   *netlink.Conn
 	buffer []byte
 	own    func(port, pid uint32) bool // whether a commit is ours
@@ -43,12 +43,12 @@ type nftEvents struct {
 }
 
 // openEvents joins the group before it asks genid for where it begins.
-func openEvents(genid func() (uint32, error), own func(port, pid uint32) bool) (*nftEvents, error) {
+func OpenEvents(genid func() (uint32, error), own func(port, pid uint32) bool) (*Events, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
-		return nil, nftError("opening a netlink socket", err)
+		return nil, Wrap("opening a netlink socket", err)
 	}
-	e := &nftEvents{conn: conn, buffer: make([]byte, messageBuffer), own: own}
+	e := &Events{conn: conn, buffer: make([]byte, messageBuffer), own: own}
 	if err = e.grow(); err == nil {
 		err = conn.JoinGroup(unix.NFNLGRP_NFTABLES)
 	}
@@ -56,16 +56,16 @@ func openEvents(genid func() (uint32, error), own func(port, pid uint32) bool) (
 		e.heard, err = genid()
 	}
 	if err != nil {
-		return nil, errors.Join(nftError("subscribing to changes", err), conn.Close())
+		return nil, errors.Join(Wrap("subscribing to changes", err), conn.Close())
 	}
 	return e, nil
 }
 
-func (e *nftEvents) close() error { return e.conn.Close() }
+func (e *Events) Close() error { return e.conn.Close() }
 
 // grow enlarges the receive buffer. Without CAP_NET_ADMIN in the first user
 // namespace it becomes as large as net.core.rmem_max allows.
-func (e *nftEvents) grow() error {
+func (e *Events) grow() error {
 	raw, err := e.conn.SyscallConn()
 	if err != nil {
 		return err
@@ -83,7 +83,7 @@ func (e *nftEvents) grow() error {
 }
 
 // drain calls f for all that was heard until now.
-func (e *nftEvents) drain(f func(nftEvent)) error {
+func (e *Events) Drain(f func(Event)) error {
 	for {
 		datagram, err := receive(e.conn, e.buffer, false)
 		if err != nil {
@@ -100,8 +100,8 @@ func (e *nftEvents) drain(f func(nftEvent)) error {
 
 // wait calls f for all that is heard until the end of commit genid; false if
 // that did not come until the deadline.
-func (e *nftEvents) wait(genid uint32, deadline time.Time, f func(nftEvent)) (bool, error) {
-	if err := e.drain(f); err != nil {
+func (e *Events) Wait(genid uint32, deadline time.Time, f func(Event)) (bool, error) {
+	if err := e.Drain(f); err != nil {
 		return false, err
 	}
 	for !e.has(genid) {
@@ -123,20 +123,20 @@ func (e *nftEvents) wait(genid uint32, deadline time.Time, f func(nftEvent)) (bo
 }
 
 // has reports whether everything up to genid was heard. The counter wraps.
-func (e *nftEvents) has(genid uint32) bool { return int32(e.heard-genid) >= 0 }
+func (e *Events) has(genid uint32) bool { return int32(e.heard-genid) >= 0 }
 
-func (e *nftEvents) take(datagram []byte, f func(nftEvent)) error {
+func (e *Events) take(datagram []byte, f func(Event)) error {
 	return eachMessage(datagram, func(m []byte) error {
 		event, err := parseEvent(binary.NativeEndian.Uint16(m[4:]), m[unix.SizeofNlMsghdr:])
 		if err != nil {
 			return err
 		}
 		switch {
-		case event.kind == unix.NFT_MSG_NEWGEN:
-			event.by.Own = e.own(binary.NativeEndian.Uint32(m[12:]), event.by.PID)
-			e.heard = event.by.Genid
+		case event.Kind == unix.NFT_MSG_NEWGEN:
+			event.By.Own = e.own(binary.NativeEndian.Uint32(m[12:]), event.By.PID)
+			e.heard = event.By.Genid
 			f(event)
-		case event.family != 0:
+		case event.Family != 0:
 			f(event)
 		}
 		return nil
@@ -145,59 +145,59 @@ func (e *nftEvents) take(datagram []byte, f func(nftEvent)) error {
 
 // parseEvent reads a notification. The family is 0 of a NEWGEN, and if the event is
 // of no interest.
-func parseEvent(kind uint16, data []byte) (e nftEvent, err error) {
+func parseEvent(kind uint16, data []byte) (e Event, err error) {
 	if kind>>8 != unix.NFNL_SUBSYS_NFTABLES {
-		return nftEvent{}, nil
+		return Event{}, nil
 	}
 	if len(data) < nfgenmsgLen {
-		return nftEvent{}, errShort
+		return Event{}, errShort
 	}
-	e.kind = kind & 0xff
+	e.Kind = kind & 0xff
 	attrs := data[nfgenmsgLen:]
-	if e.kind == unix.NFT_MSG_NEWGEN {
-		e.by, err = parseCommit(data)
+	if e.Kind == unix.NFT_MSG_NEWGEN {
+		e.By, err = ParseCommit(data)
 		return e, err
 	}
 	switch data[0] {
 	case unix.NFPROTO_IPV4:
-		e.family = rules.IPv4
+		e.Family = rules.IPv4
 	case unix.NFPROTO_IPV6:
-		e.family = rules.IPv6
+		e.Family = rules.IPv6
 	default:
-		return nftEvent{}, nil
+		return Event{}, nil
 	}
-	switch e.kind {
+	switch e.Kind {
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
-		e.table, err = nameOf(attrs, unix.NFTA_TABLE_NAME)
+		e.Table, err = nameOf(attrs, unix.NFTA_TABLE_NAME)
 	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
-		if e.table, err = nameOf(attrs, unix.NFTA_CHAIN_TABLE); err != nil {
+		if e.Table, err = nameOf(attrs, unix.NFTA_CHAIN_TABLE); err != nil {
 			break
 		}
-		if e.chain, err = nameOf(attrs, unix.NFTA_CHAIN_NAME); err != nil {
+		if e.Chain, err = nameOf(attrs, unix.NFTA_CHAIN_NAME); err != nil {
 			break
 		}
 		var handle []byte
-		if handle, err = attrOf(attrs, unix.NFTA_CHAIN_HANDLE); err == nil && handle != nil {
-			e.handle, err = attrUint64(handle)
+		if handle, err = AttrOf(attrs, unix.NFTA_CHAIN_HANDLE); err == nil && handle != nil {
+			e.Handle, err = AttrUint64(handle)
 		}
 	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
-		if e.table, err = nameOf(attrs, unix.NFTA_RULE_TABLE); err == nil {
-			e.chain, err = nameOf(attrs, unix.NFTA_RULE_CHAIN)
+		if e.Table, err = nameOf(attrs, unix.NFTA_RULE_TABLE); err == nil {
+			e.Chain, err = nameOf(attrs, unix.NFTA_RULE_CHAIN)
 		}
-		if e.kind == unix.NFT_MSG_DELRULE {
-			e.data = data
+		if e.Kind == unix.NFT_MSG_DELRULE {
+			e.Data = data
 		}
 	default: // sets, objects, flow tables
-		return nftEvent{}, nil
+		return Event{}, nil
 	}
 	return e, err
 }
 
 // nameOf returns an attribute that is a string and must be there.
 func nameOf(attrs []byte, kind uint16) ([]byte, error) {
-	value, err := attrOf(attrs, kind)
+	value, err := AttrOf(attrs, kind)
 	if err == nil && value == nil {
 		err = fmt.Errorf("a notification lacks attribute %d", kind)
 	}
-	return untilNUL(value), err
+	return UntilNUL(value), err
 }

@@ -32,13 +32,13 @@ type nftSeen struct {
 	use     uint32 // rules in the chain, and jumps to it
 	marks   []nftMark
 	holding Holding
-	ask     []question // whether it is still so
+	ask     []Question // whether it is still so
 }
 
 // An nftMark is a rule whose comment is part of the Holding.
 type nftMark struct {
 	handle uint64
-	rule   rawRule // its own copy
+	rule   Rule // its own copy
 }
 
 func newNFTMemory() *nftMemory { return &nftMemory{seen: map[rules.Family]map[Place]nftSeen{}} }
@@ -79,15 +79,15 @@ func (r nftReader) glance(family rules.Family, places []Place) (Sighting, error)
 		return Sighting{}, errOther
 	}
 	var before, after uint32
-	all := make([]question, 1, 2+2*len(places))
-	all[0] = askGenid(&before)
+	all := make([]Question, 1, 2+2*len(places))
+	all[0] = nft.AskGenid(&before)
 	sighting := Sighting{Holdings: make(map[Place]Holding, len(places))}
 	for i, place := range places {
 		all = append(all, known[i].ask...)
 		sighting.Holdings[place] = known[i].holding
 	}
-	all = append(all, askGenid(&after))
-	if err := r.asker.ask(family, all); err != nil {
+	all = append(all, nft.AskGenid(&after))
+	if err := r.asker.Ask(family, all); err != nil {
 		return Sighting{}, err
 	}
 	if before != after {
@@ -97,20 +97,20 @@ func (r nftReader) glance(family rules.Family, places []Place) (Sighting, error)
 	return sighting, nil
 }
 
-func askGenid(to *uint32) question {
-	return question{ask: unix.NFT_MSG_GETGEN, want: unix.NFT_MSG_NEWGEN, check: func(data []byte) error {
-		commit, err := parseCommit(data)
+func nft.AskGenid(to *uint32) Question {
+	return Question{Ask: unix.NFT_MSG_GETGEN, Want: unix.NFT_MSG_NEWGEN, Check: func(data []byte) error {
+		commit, err := ParseCommit(data)
 		*to = commit.Genid
 		return err
 	}}
 }
 
 // askUse asks for the number of rules in a chain and of jumps to it.
-func askUse(place Place, check func(use uint32) error) question {
-	return question{
-		ask: unix.NFT_MSG_GETCHAIN, want: unix.NFT_MSG_NEWCHAIN,
-		attrs: encodeStrings(attr{unix.NFTA_CHAIN_TABLE, string(place.Table)}, attr{unix.NFTA_CHAIN_NAME, place.Chain}),
-		check: func(data []byte) error {
+func askUse(place Place, check func(use uint32) error) Question {
+	return Question{
+		Ask: unix.NFT_MSG_GETCHAIN, Want: unix.NFT_MSG_NEWCHAIN,
+		Attrs: Strings(nft.StringAttr{unix.NFTA_CHAIN_TABLE, string(place.Table)}, nft.StringAttr{unix.NFTA_CHAIN_NAME, place.Chain}),
+		Check: func(data []byte) error {
 			use, err := chainUse(data)
 			if err != nil {
 				return err
@@ -121,41 +121,41 @@ func askUse(place Place, check func(use uint32) error) question {
 }
 
 // questions asks whether the chain still holds as many rules, and the marks.
-func (s nftSeen) questions(place Place) []question {
-	table := attr{unix.NFTA_RULE_TABLE, string(place.Table)}
-	all := []question{askUse(place, func(use uint32) error {
+func (s nftSeen) questions(place Place) []Question {
+	table := nft.StringAttr{unix.NFTA_RULE_TABLE, string(place.Table)}
+	all := []Question{askUse(place, func(use uint32) error {
 		if use != s.use {
 			return errOther
 		}
 		return nil
 	})}
 	for _, mark := range s.marks {
-		attrs := encodeStrings(table, attr{unix.NFTA_RULE_CHAIN, place.Chain})
+		attrs := Strings(table, nft.StringAttr{unix.NFTA_RULE_CHAIN, place.Chain})
 		attrs = binary.NativeEndian.AppendUint16(attrs, unix.SizeofNlAttr+8)
 		attrs = binary.NativeEndian.AppendUint16(attrs, unix.NFTA_RULE_HANDLE)
 		attrs = binary.BigEndian.AppendUint64(attrs, mark.handle)
-		all = append(all, question{ask: unix.NFT_MSG_GETRULE, want: unix.NFT_MSG_NEWRULE, attrs: attrs, check: mark.check})
+		all = append(all, Question{Ask: unix.NFT_MSG_GETRULE, Want: unix.NFT_MSG_NEWRULE, Attrs: attrs, Check: mark.check})
 	}
 	return all
 }
 
 // check reports whether the answer is the rule that is remembered.
 func (m nftMark) check(data []byte) error {
-	got, err := parseRaw(data)
+	got, err := nft.ParseRule(data)
 	if err != nil {
 		return err
 	}
-	if !bytes.Equal(got.rule.expressions, m.rule.expressions) || !bytes.Equal(got.rule.userdata, m.rule.userdata) {
+	if !bytes.Equal(got.Rule.Expressions, m.rule.Expressions) || !bytes.Equal(got.Rule.Userdata, m.rule.Userdata) {
 		return errOther
 	}
 	return nil
 }
 
 // meaning reads what the rule does as far as a probe wants to know.
-func (r rawRule) meaning() (nftRule, error) {
+func (r Rule) meaning() (nftRule, error) {
 	var rule nftRule
-	err := rule.parseExpressions(r.expressions)
-	if text, ok := userdataComment(r.userdata); ok && !rule.hasComment {
+	err := rule.parseExpressions(r.Expressions)
+	if text, ok := userdataComment(r.Userdata); ok && !rule.hasComment {
 		rule.comment, rule.hasComment = text, true
 	}
 	return rule, err
@@ -166,9 +166,9 @@ func chainUse(data []byte) (uint32, error) {
 	if len(data) < nfgenmsgLen {
 		return 0, errShort
 	}
-	value, err := attrOf(data[nfgenmsgLen:], unix.NFTA_CHAIN_USE)
+	value, err := nft.AttrOf(data[nfgenmsgLen:], unix.NFTA_CHAIN_USE)
 	if err != nil {
 		return 0, err
 	}
-	return attrUint32(value)
+	return nft.AttrUint32(value)
 }

@@ -124,7 +124,7 @@ func TestGlanceAtTooMuch(t *testing.T) {
 // TestTakeAnswer: answers to other questions and malformed ones are no answers.
 func TestTakeAnswer(t *testing.T) {
 	refused := errors.New("checked")
-	q := question{want: unix.NFT_MSG_NEWGEN, check: func([]byte) error { return refused }}
+	q := Question{Want: unix.NFT_MSG_NEWGEN, Check: func([]byte) error { return refused }}
 	kind := uint16(nftType(unix.NFT_MSG_NEWGEN))
 	errno := func(n int32) []byte { return binary.NativeEndian.AppendUint32(nil, uint32(-n)) }
 	whole := answer(kind, 0, 7, []byte("data"))

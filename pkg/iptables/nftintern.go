@@ -9,14 +9,14 @@ import (
 // An interner numbers byte strings, from 1, so that equal ones have equal
 // numbers. A map of strings does the same in twice the memory, which for 57,000
 // atoms of 5,000 services are some MB.
-type interner struct {
+type Interner struct {
 	chunks [][]byte // in which the strings lie, each behind its length
 	at     []uint32 // by number-1: the chunk's number and the place in it
-	index  index
+	index  Index
 	seed   maphash.Seed
 }
 
-func newInterner() interner { return interner{seed: maphash.MakeSeed()} }
+func NewInterner() Interner { return Interner{seed: maphash.MakeSeed()} }
 
 const (
 	chunkBits = 16
@@ -29,9 +29,9 @@ const (
 var errTooLong = errors.New("a rule is too long to be kept")
 
 // number returns the string's number.
-func (n *interner) number(text []byte) (uint32, error) {
+func (n *Interner) Number(text []byte) (uint32, error) {
 	hash := maphash.Bytes(n.seed, text)
-	if found := n.index.find(hash, func(i uint32) bool { return string(n.text(i)) == string(text) }); found != 0 {
+	if found := n.index.Find(hash, func(i uint32) bool { return string(n.Text(i)) == string(text) }); found != 0 {
 		return found, nil
 	}
 	if len(text) > internMost {
@@ -47,12 +47,12 @@ func (n *interner) number(text []byte) (uint32, error) {
 	chunk = binary.NativeEndian.AppendUint16(chunk, uint16(len(text)))
 	n.chunks[last] = append(chunk, text...)
 	added := uint32(len(n.at))
-	n.index.add(added, func(i uint32) uint64 { return maphash.Bytes(n.seed, n.text(i)) })
+	n.index.Add(added, func(i uint32) uint64 { return maphash.Bytes(n.seed, n.Text(i)) })
 	return added, nil
 }
 
 // text returns the string of that number. It must not be changed.
-func (n *interner) text(number uint32) []byte {
+func (n *Interner) Text(number uint32) []byte {
 	at := n.at[number-1]
 	b := n.chunks[at>>chunkBits][at&(chunkSize-1):]
 	return b[2 : 2+binary.NativeEndian.Uint16(b)]
@@ -60,13 +60,13 @@ func (n *interner) text(number uint32) []byte {
 
 // An index finds numbers, which are not 0, by a hash of what they stand for. The
 // zero value is empty. It is an open hash table: 5 to 11 bytes for a number.
-type index struct {
+type Index struct {
 	slots []uint32 // a power of two of them
 	used  int
 }
 
 // find returns the number with that hash that same accepts, 0 if there is none.
-func (x *index) find(hash uint64, same func(uint32) bool) uint32 {
+func (x *Index) Find(hash uint64, same func(uint32) bool) uint32 {
 	if len(x.slots) == 0 {
 		return 0
 	}
@@ -80,7 +80,7 @@ func (x *index) find(hash uint64, same func(uint32) bool) uint32 {
 }
 
 // add puts in a number; hashOf must know all that are in, and this one.
-func (x *index) add(number uint32, hashOf func(uint32) uint64) {
+func (x *Index) Add(number uint32, hashOf func(uint32) uint64) {
 	if 4*x.used >= 3*len(x.slots) {
 		old := x.slots
 		x.slots = make([]uint32, max(16, 2*len(old)))
@@ -94,7 +94,7 @@ func (x *index) add(number uint32, hashOf func(uint32) uint64) {
 	x.put(number, hashOf(number))
 }
 
-func (x *index) put(number uint32, hash uint64) {
+func (x *Index) put(number uint32, hash uint64) {
 	mask := uint64(len(x.slots) - 1)
 	i := hash & mask
 	for x.slots[i] != 0 {

@@ -25,10 +25,10 @@ import (
 type lexicon struct {
 	mu      sync.RWMutex
 	start   time.Time // entry.left counts from it
-	atoms   interner  // NFTA_LIST_ELEMs as trim leaves them
-	keys    interner  // rules as makeKey names them; the number is the ruleID
+	atoms   nft.Interner  // NFTA_LIST_ELEMs as trim leaves them
+	keys    nft.Interner  // rules as makeKey names them; the number is the ruleID
 	entries []entry   // by ruleID; 0 is none
-	byText  index     // of ruleIDs
+	byText  Index     // of ruleIDs
 	seed    maphash.Seed
 	small   int // how many entries there were when it was last tidied up
 
@@ -51,8 +51,8 @@ type entry struct {
 func newLexicon() *lexicon {
 	return &lexicon{
 		start:   time.Now(),
-		atoms:   newInterner(),
-		keys:    newInterner(),
+		atoms:   nft.NewInterner(),
+		keys:    nft.NewInterner(),
 		seed:    maphash.MakeSeed(),
 		entries: make([]entry, 1),
 	}
@@ -62,21 +62,21 @@ func newLexicon() *lexicon {
 type lexicons map[rules.Family]*lexicon
 
 // raw is lexicon.raw of one family.
-func (l lexicons) raw(family rules.Family, spec string, room []byte) (rawRule, bool) {
+func (l lexicons) raw(family rules.Family, spec string, room []byte) (Rule, bool) {
 	if l[family] == nil {
-		return rawRule{}, false
+		return Rule{}, false
 	}
 	return l[family].raw(spec, room)
 }
 
 // intern returns the name of a raw rule, which it need not have met before.
-func (l *lexicon) intern(raw rawRule) (ruleID, error) {
+func (l *lexicon) intern(raw Rule) (ruleID, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := l.makeKey(raw); err != nil {
 		return 0, err
 	}
-	number, err := l.keys.number(l.key)
+	number, err := l.keys.Number(l.key)
 	if err != nil {
 		return 0, err
 	}
@@ -113,7 +113,7 @@ func (l *lexicon) texts(ids []ruleID) ([]rules.Rule, bool) {
 // raw returns the rule as nf_tables would hold it that iptables-save prints as
 // spec; false if no such rule was met, or if its bytes are not certain to mean
 // the same again. The rule may use room, which is overwritten.
-func (l *lexicon) raw(spec string, room []byte) (rawRule, bool) {
+func (l *lexicon) raw(spec string, room []byte) (Rule, bool) {
 	if comment, ok := cutMark(spec); ok {
 		return markRule(comment), true
 	}
@@ -121,14 +121,14 @@ func (l *lexicon) raw(spec string, room []byte) (rawRule, bool) {
 	defer l.mu.RUnlock()
 	id := l.find(spec)
 	if id == 0 {
-		return rawRule{}, false
+		return Rule{}, false
 	}
 	return l.rawIn(id, room), true
 }
 
 // find returns the rule that is certain to be printed so, 0 if there is none.
 func (l *lexicon) find(spec string) ruleID {
-	return ruleID(l.byText.find(maphash.String(l.seed, spec), func(n uint32) bool {
+	return ruleID(l.byText.Find(maphash.String(l.seed, spec), func(n uint32) bool {
 		e := &l.entries[n]
 		return e.told && !e.fickle && !e.odd() && e.rule.Spec == spec
 	}))
@@ -139,7 +139,7 @@ func (l *lexicon) index(id ruleID) {
 	if l.find(l.entries[id].rule.Spec) != 0 {
 		return // other bytes that mean the same
 	}
-	l.byText.add(uint32(id), func(n uint32) uint64 { return maphash.String(l.seed, l.entries[n].rule.Spec) })
+	l.byText.Add(uint32(id), func(n uint32) uint64 { return maphash.String(l.seed, l.entries[n].rule.Spec) })
 }
 
 var errPair = errors.New("the text is of another rule")
@@ -308,25 +308,25 @@ func (l *lexicon) now() uint32 { return uint32(time.Since(l.start) / time.Second
 
 // makeKey sets l.key to what names the rule: the numbers of its atoms, and
 // behind a zero its user data if it has any.
-func (l *lexicon) makeKey(raw rawRule) error {
+func (l *lexicon) makeKey(raw Rule) error {
 	l.key = l.key[:0]
-	for rest := raw.expressions; len(rest) > 0; {
-		kind, elem, after, err := nextAttr(rest)
+	for rest := raw.Expressions; len(rest) > 0; {
+		kind, elem, after, err := nft.NextAttr(rest)
 		if err != nil {
 			return err
 		}
 		if kind != unix.NFTA_LIST_ELEM {
-			return fmt.Errorf("%w: attribute %d in a list of expressions", errAttribute, kind)
+			return fmt.Errorf("%w: attribute %d in a list of expressions", nft.ErrAttribute, kind)
 		}
-		number, err := l.atoms.number(trim(rest[:unix.SizeofNlAttr+len(elem)]))
+		number, err := l.atoms.Number(trim(rest[:unix.SizeofNlAttr+len(elem)]))
 		if err != nil {
 			return err
 		}
 		l.key = binary.AppendUvarint(l.key, uint64(number))
 		rest = after
 	}
-	if raw.userdata != nil {
-		l.key = append(append(l.key, 0), raw.userdata...)
+	if raw.Userdata != nil {
+		l.key = append(append(l.key, 0), raw.Userdata...)
 	}
 	return nil
 }
@@ -342,24 +342,24 @@ func trim(attribute []byte) []byte {
 }
 
 // rawOf builds the raw rule again.
-func (l *lexicon) rawOf(id ruleID) rawRule { return l.rawIn(id, nil) }
+func (l *lexicon) rawOf(id ruleID) Rule { return l.rawIn(id, nil) }
 
 // rawIn is rawOf in memory that is overwritten, as far as it suffices.
-func (l *lexicon) rawIn(id ruleID, room []byte) rawRule {
-	key := l.keys.text(uint32(id))
-	raw := rawRule{expressions: room[:0]}
+func (l *lexicon) rawIn(id ruleID, room []byte) Rule {
+	key := l.keys.Text(uint32(id))
+	raw := Rule{Expressions: room[:0]}
 	for len(key) > 0 {
 		number, n := binary.Uvarint(key)
 		key = key[n:]
 		if number == 0 {
-			raw.userdata = slices.Clone(key)
+			raw.Userdata = slices.Clone(key)
 			break
 		}
-		atom := l.atoms.text(uint32(number))
+		atom := l.atoms.Text(uint32(number))
 		size := int(binary.NativeEndian.Uint16(atom))
 		padded := (size + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO - 1)
-		raw.expressions = append(raw.expressions, atom...)
-		raw.expressions = append(raw.expressions, make([]byte, padded-len(atom))...)
+		raw.Expressions = append(raw.Expressions, atom...)
+		raw.Expressions = append(raw.Expressions, make([]byte, padded-len(atom))...)
 	}
 	return raw
 }
@@ -367,18 +367,18 @@ func (l *lexicon) rawIn(id ruleID, room []byte) rawRule {
 // immediateVerdict returns what an "immediate" expression puts into the verdict
 // register: a chain's name or a verdict's, "" if it is anything else.
 func immediateVerdict(data []byte) (string, error) {
-	value, err := attrOf(data, unix.NFTA_IMMEDIATE_DATA)
+	value, err := nft.AttrOf(data, unix.NFTA_IMMEDIATE_DATA)
 	if err != nil {
 		return "", err
 	}
-	v, err := attrOf(value, unix.NFTA_DATA_VERDICT)
+	v, err := nft.AttrOf(value, unix.NFTA_DATA_VERDICT)
 	if err != nil || v == nil {
 		return "", err
 	}
-	if chain, err := attrOf(v, unix.NFTA_VERDICT_CHAIN); err != nil || chain != nil {
-		return cString(chain), err
+	if chain, err := nft.AttrOf(v, unix.NFTA_VERDICT_CHAIN); err != nil || chain != nil {
+		return String(chain), err
 	}
-	code, err := attrOf(v, unix.NFTA_VERDICT_CODE)
+	code, err := nft.AttrOf(v, unix.NFTA_VERDICT_CODE)
 	if err != nil || len(code) != 4 {
 		return "", err
 	}

@@ -29,12 +29,12 @@ func jump(chain string) encode {
 	})
 }
 
-func rawOf(t testing.TB, userdata []byte, expressions ...encode) rawRule {
+func rawOf(t testing.TB, userdata []byte, expressions ...encode) Rule {
 	t.Helper()
-	return mustParseRaw(t, ruleMessage(t, userdata, expressions...)).rule
+	return mustParseRaw(t, ruleMessage(t, userdata, expressions...)).Rule
 }
 
-func mustIntern(t testing.TB, l *lexicon, raw rawRule) ruleID {
+func mustIntern(t testing.TB, l *lexicon, raw Rule) ruleID {
 	t.Helper()
 	id, err := l.intern(raw)
 	if err != nil {
@@ -52,7 +52,7 @@ func (l *lexicon) text(id ruleID) (rules.Rule, bool) {
 	return found[0], true
 }
 
-var rawContent = cmp.AllowUnexported(rawRule{})
+var rawContent = cmp.AllowUnexported(Rule{})
 
 func TestLexiconLearns(t *testing.T) {
 	l := newLexicon()
@@ -127,7 +127,7 @@ func TestLexiconDoubts(t *testing.T) {
 func TestLexiconForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLexicon()
-		raws := map[string]rawRule{}
+		raws := map[string]Rule{}
 		var held, gone []ruleID
 		for i := range 3 * fewEntries {
 			raw := rawOf(t, nil, xtMatch("comment", commentInfo(fmt.Sprint("c", i))), counterOf(0, 0), jump("X"))
@@ -175,22 +175,22 @@ func TestLexiconForgets(t *testing.T) {
 func TestLexiconKnowsMarks(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")
-		conn, err := dialNFT()
+		conn, err := nft.Dial()
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer conn.close()
+		defer conn.Close()
 		const spec = `-m comment --comment "canaryd-witness-0123456789abcdef"`
 		nstest.CommandInput(t, "*nat\n:X - [0:0]\n-A X "+spec+"\nCOMMIT\n", "iptables-nft-restore", "--noflush")
 		l := newLexicon()
 		var found []rules.Rule
-		if err := conn.eachRaw(rules.IPv4, Place{rules.Nat, "X"}, func(m rawMessage) error {
-			rule, ok := l.text(mustIntern(t, l, m.rule))
+		if err := conn.EachRule(rules.IPv4, Place{rules.Nat, "X"}, func(m nft.RuleMessage) error {
+			rule, ok := l.text(mustIntern(t, l, m.Rule))
 			if ok {
 				found = append(found, rule)
 			}
 			made, _ := l.raw(spec, nil)
-			if diff := cmp.Diff(m.rule, made, rawContent); diff != "" {
+			if diff := cmp.Diff(m.Rule, made, rawContent); diff != "" {
 				t.Errorf("as in the kernel and as made (-kernel +made):\n%s", diff)
 			}
 			return nil
@@ -213,12 +213,12 @@ func TestLexiconKnowsMarks(t *testing.T) {
 func FuzzLexicon(f *testing.F) {
 	f.Add(ruleMessage(f, []byte{0, 3, 'h', 'i', 0}, xtMatch("comment", commentInfo("canaryd-x")), counterOf(1, 2), jump("X")), "-j X", "X")
 	f.Fuzz(func(t *testing.T, data []byte, spec, target string) {
-		m, err := parseRaw(data)
+		m, err := nft.ParseRule(data)
 		if err != nil {
 			return
 		}
 		l := newLexicon()
-		id, err := l.intern(m.rule)
+		id, err := l.intern(m.Rule)
 		if err != nil {
 			return
 		}

@@ -43,36 +43,36 @@ func isMarkComment(comment string) bool {
 }
 
 // markOf returns a raw rule's comment if the rule is nothing but a mark.
-func markOf(raw rawRule) (string, bool) {
+func markOf(raw Rule) (string, bool) {
 	var comment string
-	err := raw.each(func(e rawExpression) error {
-		if e.name != "match" {
+	err := raw.Each(func(e Expression) error {
+		if e.Name != "match" {
 			return nil
 		}
-		info, err := attrOf(e.data, unix.NFTA_MATCH_INFO)
-		comment = cString(info)
+		info, err := nft.AttrOf(e.Data, unix.NFTA_MATCH_INFO)
+		comment = String(info)
 		return err
 	})
-	if err != nil || raw.userdata != nil || !isMarkComment(comment) {
+	if err != nil || raw.Userdata != nil || !isMarkComment(comment) {
 		return "", false
 	}
-	return comment, string(raw.expressions) == string(markRule(comment).expressions)
+	return comment, string(raw.Expressions) == string(markRule(comment).Expressions)
 }
 
 // markRule builds a mark as iptables-nft 1.8.9 writes it and Linux 6.18 reports
 // it: match "comment" revision 0, counter.
-func markRule(comment string) rawRule {
+func markRule(comment string) Rule {
 	info := make([]byte, commentSize)
 	copy(info, comment)
-	data := appendAttr(nil, unix.NFTA_MATCH_NAME, "comment", 1)
-	data = appendAttr(data, unix.NFTA_MATCH_REV, make([]byte, 4), 0)
-	data = appendAttr(data, unix.NFTA_MATCH_INFO, info, 0)
-	match := appendAttr(nil, unix.NFTA_EXPR_NAME, "match", 1)
-	match = appendAttr(match, unix.NFTA_EXPR_DATA, data, 0)
-	data = appendAttr(nil, unix.NFTA_COUNTER_BYTES, make([]byte, 8), 0)
-	data = appendAttr(data, unix.NFTA_COUNTER_PACKETS, make([]byte, 8), 0)
-	counter := appendAttr(nil, unix.NFTA_EXPR_NAME, "counter", 1)
-	counter = appendAttr(counter, unix.NFTA_EXPR_DATA, data, 0)
-	list := appendAttr(nil, unix.NFTA_LIST_ELEM, match, 0)
-	return rawRule{expressions: appendAttr(list, unix.NFTA_LIST_ELEM, counter, 0)}
+	data := nft.AppendAttr(nil, unix.NFTA_MATCH_NAME, "comment", 1)
+	data = nft.AppendAttr(data, unix.NFTA_MATCH_REV, make([]byte, 4), 0)
+	data = nft.AppendAttr(data, unix.NFTA_MATCH_INFO, info, 0)
+	match := nft.AppendAttr(nil, unix.NFTA_EXPR_NAME, "match", 1)
+	match = nft.AppendAttr(match, unix.NFTA_EXPR_DATA, data, 0)
+	data = nft.AppendAttr(nil, unix.NFTA_COUNTER_BYTES, make([]byte, 8), 0)
+	data = nft.AppendAttr(data, unix.NFTA_COUNTER_PACKETS, make([]byte, 8), 0)
+	counter := nft.AppendAttr(nil, unix.NFTA_EXPR_NAME, "counter", 1)
+	counter = nft.AppendAttr(counter, unix.NFTA_EXPR_DATA, data, 0)
+	list := nft.AppendAttr(nil, unix.NFTA_LIST_ELEM, match, 0)
+	return Rule{Expressions: nft.AppendAttr(list, unix.NFTA_LIST_ELEM, counter, 0)}
 }

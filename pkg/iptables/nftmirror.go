@@ -27,13 +27,13 @@ type mirror struct {
 	printer  printer
 	timeout  time.Duration // of a read
 	turn     chan struct{} // of capacity 1: one read at a time
-	events   *nftEvents    // nil before the first read and after an overflow
+	events   *nft.Events       // nil before the first read and after an overflow
 	families map[rules.Family]*mirrored
 	own      func(port, pid uint32) bool // whether a commit is ours
 	taken    takingsLog                  // what commits took
 }
 
-func newMirror(conn *nftConn, genid func() (uint32, error), printer printer, known lexicons, budgets map[rules.Family]*budget, shelf *shelf, own func(port, pid uint32) bool, timeout time.Duration) *mirror {
+func newMirror(conn *nft.Conn, genid func() (uint32, error), printer printer, known lexicons, budgets map[rules.Family]*budget, shelf *shelf, own func(port, pid uint32) bool, timeout time.Duration) *mirror {
 	m := &mirror{genid: genid, own: own, printer: printer, timeout: timeout, turn: make(chan struct{}, 1), families: map[rules.Family]*mirrored{}}
 	for family, lexicon := range known {
 		m.families[family] = &mirrored{family: family, lexicon: lexicon, conn: conn, shelf: shelf, budget: budgets[family]}
@@ -45,7 +45,7 @@ func (m *mirror) close() error {
 	if m.events == nil {
 		return nil
 	}
-	return m.events.close()
+	return m.events.Close()
 }
 
 // patience is how long notifications are waited for at a time. Those of a
@@ -87,7 +87,7 @@ func (m *mirror) read(ctx context.Context, family rules.Family) (Snapshot, error
 // the present genid.
 func (m *mirror) listen() (genid uint32, heard bool, err error) {
 	if m.events == nil {
-		if m.events, err = openEvents(m.genid, m.own); err != nil {
+		if m.events, err = nft.OpenEvents(m.genid, m.own); err != nil {
 			m.events = nil
 			return 0, false, err
 		}
@@ -99,25 +99,25 @@ func (m *mirror) listen() (genid uint32, heard bool, err error) {
 	if genid, err = m.genid(); err != nil {
 		return 0, false, err
 	}
-	heard, err = m.events.wait(genid, time.Now().Add(patience), m.mark)
+	heard, err = m.events.Wait(genid, time.Now().Add(patience), m.mark)
 	if err == nil {
 		return genid, heard, nil
 	}
 	// Overflow, or a message that cannot be read: what it told is lost.
 	lost := m.events
 	m.events = nil
-	if cerr := lost.close(); cerr != nil || !errors.Is(err, unix.ENOBUFS) {
+	if cerr := lost.Close(); cerr != nil || !errors.Is(err, unix.ENOBUFS) {
 		return 0, false, errors.Join(err, cerr)
 	}
 	return genid, false, nil
 }
 
-func (m *mirror) mark(e nftEvent) {
-	if e.kind == unix.NFT_MSG_NEWGEN {
-		m.taken.end(e.by, time.Now())
+func (m *mirror) mark(e Event) {
+	if e.Kind == unix.NFT_MSG_NEWGEN {
+		m.taken.end(e.By, time.Now())
 		return
 	}
-	f, table := m.families[e.family], tableName(e.table)
+	f, table := m.families[e.Family], tableName(e.Table)
 	if f != nil && table != "" {
 		m.taken.note(e, table)
 		f.mark(e, table)
@@ -128,7 +128,7 @@ func (m *mirror) mark(e nftEvent) {
 type mirrored struct {
 	family  rules.Family
 	lexicon *lexicon
-	conn    *nftConn
+	conn    *nft.Conn
 	shelf   *shelf
 	tables  map[rules.TableName]*mirrorTable // those that exist
 	// stale: which tables and chains exist must be asked.
@@ -154,9 +154,9 @@ func (f *mirrored) forgetAll() {
 }
 
 // mark takes in one notification.
-func (f *mirrored) mark(e nftEvent, table rules.TableName) {
+func (f *mirrored) mark(e Event, table rules.TableName) {
 	t := f.tables[table]
-	switch e.kind {
+	switch e.Kind {
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
 		f.stale = true
 		delete(f.tables, table)
@@ -171,7 +171,7 @@ func (f *mirrored) mark(e nftEvent, table rules.TableName) {
 			delete(f.tables, table)
 			return
 		}
-		if place := (Place{table, string(e.chain)}); !f.dirty[place] {
+		if place := (Place{table, string(e.Chain)}); !f.dirty[place] {
 			f.dirty[place] = true
 			f.changed++
 		}
@@ -180,11 +180,11 @@ func (f *mirrored) mark(e nftEvent, table rules.TableName) {
 			f.stale = true
 			return
 		}
-		if c := t.chains[string(e.chain)]; c != nil && c.out != nil && !f.wantsCount(c, e.kind, time.Now()) {
+		if c := t.chains[string(e.Chain)]; c != nil && c.out != nil && !f.wantsCount(c, e.Kind, time.Now()) {
 			return
 		}
-		if _, ok := f.dirty[Place{table, string(e.chain)}]; !ok {
-			f.dirty[Place{table, string(e.chain)}] = false
+		if _, ok := f.dirty[Place{table, string(e.Chain)}]; !ok {
+			f.dirty[Place{table, string(e.Chain)}] = false
 		}
 	}
 }
@@ -250,11 +250,11 @@ func (f *mirrored) list() error {
 	for _, name := range exist {
 		add(name)
 	}
-	err = f.conn.eachRawChain(f.family, func(raw rawChain) error {
+	err = f.conn.EachChain(f.family, func(raw Chain) error {
 		add(raw.place.Table).see(raw)
 		return nil
 	})
-	if errors.Is(err, errInterrupted) {
+	if errors.Is(err, nft.ErrInterrupted) {
 		f.stale = true
 		return nil
 	}

@@ -20,7 +20,7 @@ func (f *mirrored) reread(place Place, itself bool) error {
 		return nil
 	}
 	if itself || t.chains[place.Chain] == nil {
-		raw, ok, err := f.conn.rawChain(f.family, place)
+		raw, ok, err := f.conn.Chain(f.family, place)
 		if err != nil {
 			return err
 		}
@@ -39,7 +39,7 @@ func (f *mirrored) reread(place Place, itself bool) error {
 	}
 	for range rereads {
 		content, err := f.content(place)
-		if errors.Is(err, errInterrupted) && !content.tooMany {
+		if errors.Is(err, nft.ErrInterrupted) && !content.tooMany {
 			continue
 		}
 		if err != nil && !content.tooMany {
@@ -107,14 +107,14 @@ func (f *mirrored) rereadTable(t *mirrorTable) error {
 	earlier := f.shelf.known(f.family)(t.name)
 	var now content
 	chain, whole, wanted, empty := "", false, false, true
-	err := f.conn.eachRawOf(f.family, t.name, func() { chain = "" }, func(m rawMessage) error {
+	err := f.conn.EachRuleOf(f.family, t.name, func() { chain = "" }, func(m nft.RuleMessage) error {
 		empty = false
-		if string(m.chain) != chain {
+		if string(m.Chain) != chain {
 			if wanted && whole && chain != "" {
 				delete(f.dirty, Place{t.name, chain})
 				f.take(t, chain, now, earlier)
 			}
-			now, whole, chain = content{}, chain != "", string(m.chain)
+			now, whole, chain = content{}, chain != "", string(m.Chain)
 			wanted = f.wantsRules(t, chain)
 		}
 		if !wanted || !whole {
@@ -122,7 +122,7 @@ func (f *mirrored) rereadTable(t *mirrorTable) error {
 		}
 		return f.gather(&now, m)
 	})
-	if errors.Is(err, errInterrupted) {
+	if errors.Is(err, nft.ErrInterrupted) {
 		return nil
 	}
 	if err == nil && empty {
@@ -159,7 +159,7 @@ type content struct {
 
 func (f *mirrored) content(place Place) (content, error) {
 	var c content
-	err := f.conn.eachRaw(f.family, place, func(m rawMessage) error {
+	err := f.conn.EachRule(f.family, place, func(m nft.RuleMessage) error {
 		return f.gather(&c, m)
 	})
 	return c, err

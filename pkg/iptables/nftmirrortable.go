@@ -30,7 +30,7 @@ type mirrorTable struct {
 // A mirrorChain is the mirror of one chain.
 type mirrorChain struct {
 	handle uint64
-	base   *rawChain // nil for a chain of the user's
+	base   *Chain // nil for a chain of the user's
 	ids    []ruleID
 	read   bool
 	// rules is what content says. It is never changed in place: Snapshots
@@ -48,24 +48,24 @@ func newMirrorTable(name rules.TableName) *mirrorTable {
 }
 
 // see notes that a chain exists. One that was not known has yet to be read.
-func (t *mirrorTable) see(raw rawChain) {
-	t.highest = max(t.highest, raw.handle)
+func (t *mirrorTable) see(raw Chain) {
+	t.highest = max(t.highest, raw.Handle)
 	name := raw.place.Chain
 	c := t.chains[name]
 	if c == nil {
-		c = &mirrorChain{use: raw.use}
+		c = &mirrorChain{use: raw.Use}
 		t.chains[name] = c
 		t.view.added(t.name, raw)
 	}
-	raw.use = 0 // it changes with each rule
-	if c.handle == raw.handle && raw.base == (c.base != nil) && (!raw.base || raw == *c.base) {
+	raw.Use = 0 // it changes with each rule
+	if c.handle == raw.Handle && raw.Base == (c.base != nil) && (!raw.Base || raw == *c.base) {
 		return
 	}
-	if raw.base || c.base != nil {
+	if raw.Base || c.base != nil {
 		t.view = tableView{}
 	}
-	c.handle, c.base = raw.handle, nil
-	if raw.base {
+	c.handle, c.base = raw.Handle, nil
+	if raw.Base {
 		c.base = &raw
 	}
 }
@@ -107,13 +107,13 @@ func (t *mirrorTable) adopt(old *mirrorTable, l *lexicon) (unread []string) {
 
 // renamed reports whether a notification can mean that a chain got another
 // name: no new chain has a handle that is not higher than all before.
-func (t *mirrorTable) renamed(e nftEvent) bool {
-	if c := t.chains[string(e.chain)]; c != nil && c.handle == e.handle {
+func (t *mirrorTable) renamed(e Event) bool {
+	if c := t.chains[string(e.Chain)]; c != nil && c.handle == e.Handle {
 		return false
 	}
-	known := e.handle <= t.highest
-	t.highest = max(t.highest, e.handle)
-	return known && e.kind == unix.NFT_MSG_NEWCHAIN
+	known := e.Handle <= t.highest
+	t.highest = max(t.highest, e.Handle)
+	return known && e.Kind == unix.NFT_MSG_NEWCHAIN
 }
 
 func (t *mirrorTable) drop(name string, l *lexicon) {
@@ -165,7 +165,7 @@ func (t *mirrorTable) odd(name string, c *mirrorChain) bool {
 		return false
 	}
 	return !rules.Builtin(t.name, name) ||
-		baseChainOf(t.name, name) != baseChain{kind: c.base.kind, hook: c.base.hook, priority: c.base.priority}
+		baseChainOf(t.name, name) != baseChain{kind: c.base.Kind, hook: c.base.Hook, priority: c.base.Priority}
 }
 
 // wantsText reports whether texts must be asked.
@@ -178,7 +178,7 @@ func (c *mirrorChain) policy() string {
 	switch {
 	case c.base == nil: // a chain of the user's with a built-in chain's name
 		return ""
-	case c.base.policy == nfAccept:
+	case c.base.Policy == nfAccept:
 		return "ACCEPT"
 	default:
 		return "DROP"
@@ -269,7 +269,7 @@ func (f *mirrored) ask(ctx context.Context, printer printer, t *mirrorTable, bat
 // still reports whether a chain holds what it held.
 func (f *mirrored) still(place Place, before content) (bool, error) {
 	after, err := f.content(place)
-	if errors.Is(err, errInterrupted) {
+	if errors.Is(err, nft.ErrInterrupted) {
 		return false, nil
 	}
 	return err == nil && slices.Equal(after.ids, before.ids) && slices.Equal(after.handles, before.handles), err

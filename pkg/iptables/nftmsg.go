@@ -40,9 +40,9 @@ type nftChain struct {
 	use   uint32 // rules in the chain plus jumps to it
 }
 
-type attr struct {
-	kind  uint16
-	value string
+type StringAttr struct {
+	Kind  uint16
+	Value string
 }
 
 func nftType(message uint16) netlink.HeaderType {
@@ -58,12 +58,12 @@ func nfproto(family rules.Family) uint8 {
 
 // encodeStrings writes attributes that are NUL-terminated strings. Written by
 // hand because it cannot fail and Probe calls it all the time.
-func encodeStrings(attrs ...attr) []byte {
+func Strings(attrs ...StringAttr) []byte {
 	var out []byte
 	for _, a := range attrs {
-		out = binary.NativeEndian.AppendUint16(out, uint16(4+len(a.value)+1))
-		out = binary.NativeEndian.AppendUint16(out, a.kind)
-		out = append(append(out, a.value...), 0)
+		out = binary.NativeEndian.AppendUint16(out, uint16(4+len(a.Value)+1))
+		out = binary.NativeEndian.AppendUint16(out, a.Kind)
+		out = append(append(out, a.Value...), 0)
 		for len(out)%4 != 0 {
 			out = append(out, 0)
 		}
@@ -90,7 +90,7 @@ func decodeNested(data []byte) (*netlink.AttributeDecoder, error) {
 }
 
 // parseCommit reads NFT_MSG_NEWGEN, as an event or as GETGEN's answer.
-func parseCommit(data []byte) (Commit, error) {
+func ParseCommit(data []byte) (Commit, error) {
 	ad, err := decode(data)
 	if err != nil {
 		return Commit{}, err
@@ -249,7 +249,7 @@ func (r *nftRule) parseMatch(data []byte) error {
 		}
 	}
 	if name == "comment" {
-		r.comment, r.hasComment = cString(info), true
+		r.comment, r.hasComment = String(info), true
 	}
 	return ad.Err()
 }
@@ -264,7 +264,7 @@ func userdataComment(data []byte) (string, bool) {
 			return "", false
 		}
 		if kind == udataComment {
-			return cString(data[:size]), true
+			return String(data[:size]), true
 		}
 		data = data[size:]
 	}
@@ -272,14 +272,14 @@ func userdataComment(data []byte) (string, bool) {
 }
 
 // untilNUL returns the bytes before the first NUL, or all.
-func untilNUL(b []byte) []byte {
+func UntilNUL(b []byte) []byte {
 	if i := bytes.IndexByte(b, 0); i >= 0 {
 		return b[:i]
 	}
 	return b
 }
 
-func cString(b []byte) string { return string(untilNUL(b)) }
+func String(b []byte) string { return string(UntilNUL(b)) }
 
 // sortedTables returns names sorted and without doubles.
 func sortedTables(names []rules.TableName) []rules.TableName {

@@ -117,12 +117,12 @@ func TestParseCommit(t *testing.T) {
 	// As received on Linux 6.18: genid 2, pid 10052, "iptables-nft-re".
 	data := []byte{0, 0, 0, 2, 8, 0, 1, 0, 0, 0, 0, 2, 8, 0, 2, 0, 0, 0, 0x27, 0x44, 20, 0, 3, 0}
 	data = append(data, "iptables-nft-re\x00"...)
-	got, err := parseCommit(data)
+	got, err := ParseCommit(data)
 	if diff := cmp.Diff(Commit{Genid: 2, PID: 10052, Comm: "iptables-nft-re"}, got); diff != "" || err != nil {
 		t.Errorf("(-want +got):\n%s%v", diff, err)
 	}
 	for _, bad := range [][]byte{nil, {0, 0, 0}, {0, 0, 0, 0}, {0, 0, 0, 0, 99, 0, 1, 0}, {0, 0, 0, 0, 5, 0, 1, 0, 1}} {
-		if c, err := parseCommit(bad); err == nil {
+		if c, err := ParseCommit(bad); err == nil {
 			t.Errorf("parseCommit(%v) = %v, want an error", bad, c)
 		}
 	}
@@ -146,7 +146,7 @@ func TestEncodeStrings(t *testing.T) {
 		ae.String(2, "a")
 		ae.String(3, "abc")
 	})[nfgenmsgLen:]
-	got := encodeStrings(attr{1, "mangle"}, attr{2, "a"}, attr{3, "abc"})
+	got := Strings(StringAttr{1, "mangle"}, StringAttr{2, "a"}, StringAttr{3, "abc"})
 	if !bytes.Equal(want, got) {
 		t.Errorf("got % x, want % x", got, want)
 	}
@@ -158,6 +158,6 @@ func FuzzNetlinkMessages(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, data []byte) {
 		_, _ = parseRule(data) // none may panic
 		_, _ = parseChain(data)
-		_, _ = parseCommit(data)
+		_, _ = ParseCommit(data)
 	})
 }

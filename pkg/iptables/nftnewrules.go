@@ -30,7 +30,7 @@ func (p *tablePlan) writeNewRules() error {
 	var all sync.WaitGroup
 	for i, chains := range shares {
 		// Each rule is one message, and messages are numbered.
-		writers[i] = rulesWriter{plan: p, batch: &nftBatch{chunks: [][]byte{make([]byte, 0, batchChunk)}, count: count}}
+		writers[i] = rulesWriter{plan: p, batch: &Batch{chunks: [][]byte{make([]byte, 0, batchChunk)}, count: count}}
 		count += uint32(newRules(chains))
 		all.Go(func() { errs[i] = writers[i].write(chains) })
 	}
@@ -39,14 +39,14 @@ func (p *tablePlan) writeNewRules() error {
 		if errs[i] != nil {
 			return errs[i]
 		}
-		p.batch.join(writers[i].batch)
+		p.batch.Join(writers[i].batch)
 		p.added += writers[i].added
 	}
 	return nil
 }
 
 // join adds the messages of another batch, which are numbered from where this one ends.
-func (b *nftBatch) join(next *nftBatch) {
+func (b *Batch) Join(next *Batch) {
 	b.chunks = append(b.chunks, next.chunks...)
 	b.bytes += next.bytes
 	b.count = next.count
@@ -82,7 +82,7 @@ func newRules(chains []*chainPlan) int {
 // A rulesWriter encodes new rules into a batch, which may be part of another one.
 type rulesWriter struct {
 	plan  *tablePlan
-	batch *nftBatch
+	batch *Batch
 	room  []byte // where each rule that is written is put together
 	added int
 }
@@ -124,7 +124,7 @@ func (w *rulesWriter) writeRule(chain, spec string, next uint64) error {
 	if !ok {
 		return errUnknownRule
 	}
-	w.room = rule.expressions
+	w.room = rule.Expressions
 	need, err := rule.inspect(p.family)
 	if err != nil {
 		return err
@@ -137,22 +137,22 @@ func (w *rulesWriter) writeRule(chain, spec string, next uint64) error {
 		flags |= netlink.Append
 	}
 	w.batch.message(p, unix.NFT_MSG_NEWRULE, flags, unix.NFTA_RULE_TABLE)
-	w.batch.text(unix.NFTA_RULE_CHAIN, chain)
+	w.batch.Text(unix.NFTA_RULE_CHAIN, chain)
 	if next != 0 {
-		w.batch.number64(unix.NFTA_RULE_POSITION, next)
+		w.batch.Number64(unix.NFTA_RULE_POSITION, next)
 	}
-	w.batch.blob(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, rule.expressions)
+	w.batch.Blob(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, rule.Expressions)
 	if need.xt {
 		var flags uint32
 		if need.inverted {
 			flags = unix.NFT_RULE_COMPAT_F_INV
 		}
-		w.batch.pair(unix.NFTA_RULE_COMPAT|unix.NLA_F_NESTED, uint32(need.protocol), flags)
+		w.batch.Pair(unix.NFTA_RULE_COMPAT|unix.NLA_F_NESTED, uint32(need.protocol), flags)
 	}
-	if len(rule.userdata) > 0 {
-		w.batch.blob(unix.NFTA_RULE_USERDATA, rule.userdata)
+	if len(rule.Userdata) > 0 {
+		w.batch.Blob(unix.NFTA_RULE_USERDATA, rule.Userdata)
 	}
-	w.batch.end()
+	w.batch.End()
 	w.added++
 	return nil
 }

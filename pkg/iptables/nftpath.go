@@ -41,7 +41,7 @@ func (k *Kernel) encode(payload Payload) *directBatch {
 	if conn == nil {
 		return nil
 	}
-	w := directWriter{conn: conn, source: k.source, batch: newBatch()}
+	w := directWriter{conn: conn, source: k.source, batch: nft.NewBatch()}
 	result := directResult{left: Payload{}, wrote: map[rules.Family][]rules.TableName{}, detour: map[rules.Family]error{}}
 	for _, family := range slices.Sorted(maps.Keys(payload)) {
 		for i := range payload[family] {
@@ -54,8 +54,8 @@ func (k *Kernel) encode(payload Payload) *directBatch {
 			result.wrote[family] = append(result.wrote[family], script.Table)
 		}
 	}
-	w.batch.finish()
-	w.batch.port = k.port
+	w.batch.Finish()
+	w.batch.Port = k.port
 	return &directBatch{w, result}
 }
 
@@ -75,13 +75,13 @@ func (k *Kernel) sendDirectly(b *directBatch, payload Payload, genid uint32) dir
 		result.at = time.Now()
 		return result
 	}
-	b.writer.batch.guard(genid)
+	b.writer.batch.Guard(genid)
 	if err := k.send(&b.writer); err != nil {
 		return k.notDirectly(err, payload)
 	}
 	result := b.result
-	result.at, result.took = time.Now(), b.writer.batch.took
-	if now, err := b.writer.conn.genid(); err != nil || now != genid {
+	result.at, result.took = time.Now(), b.writer.batch.Took
+	if now, err := b.writer.conn.Genid(); err != nil || now != genid {
 		result.moved = 1 // what changes nothing does not move it
 	}
 	return result
@@ -89,9 +89,9 @@ func (k *Kernel) sendDirectly(b *directBatch, payload Payload, genid uint32) dir
 
 func (k *Kernel) send(w *directWriter) error {
 	if k.mirror == nil || w.added < silentFrom {
-		return w.batch.send()
+		return w.batch.Send()
 	}
-	return k.mirror.silently(w.written, k.subscriptions.all(), w.batch.send)
+	return k.mirror.silently(w.written, k.subscriptions.All(), w.batch.Send)
 }
 
 // notDirectly says what follows if the transaction was not taken.
@@ -114,7 +114,7 @@ func (k *Kernel) notDirectly(err error, payload Payload) directResult {
 }
 
 // directConn returns the connection of the direct path, nil if there is none.
-func (k *Kernel) directConn() *nftConn {
+func (k *Kernel) directConn() *nft.Conn {
 	reader, ok := k.reader.(nftReader)
 	if !ok || k.source == nil || k.cfg.Replay == ReplayText {
 		return nil

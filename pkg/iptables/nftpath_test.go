@@ -80,7 +80,7 @@ func (n *lossyNode) payload(t *testing.T, text string) Payload {
 }
 
 // canonical returns the rule as iptables-save spells it, if it was learned.
-func canonical(known map[string]rawRule, rule rules.Rule) rules.Rule {
+func canonical(known map[string]Rule, rule rules.Rule) rules.Rule {
 	for spec := range known {
 		if same, err := rules.ParseRule(spec); err == nil && same.Equal(rule) {
 			return same
@@ -404,14 +404,14 @@ func TestADeletionThatFindsNothingFailsItsTableOnly(t *testing.T) {
 func TestTheDirectPathNeedsPrivileges(t *testing.T) {
 	onNamespace(t, func(t *testing.T) {
 		conn := dialTest(t)
-		genid, err := conn.genid()
+		genid, err := conn.Genid()
 		if err != nil {
 			t.Fatal(err)
 		}
 		dropNetAdmin(t)
 		b := guardedBatch(genid)
-		b.finish()
-		if err := b.send(); !errors.Is(err, ErrPermission) {
+		b.Finish()
+		if err := b.Send(); !errors.Is(err, ErrPermission) {
 			t.Errorf("without CAP_NET_ADMIN: %v", err)
 		}
 	})
@@ -451,8 +451,8 @@ func TestBuiltInChainsAreMadeAsIptablesMakesThem(t *testing.T) {
 		runTool(t, "", tool, "-A", "FORWARD", "-p", "udp", "-j", "DROP")
 		handles := func() []uint64 {
 			var all []uint64
-			if err := conn.eachRaw(family, Place{rules.Filter, "FORWARD"}, func(m rawMessage) error {
-				all = append(all, m.handle)
+			if err := conn.EachRule(family, Place{rules.Filter, "FORWARD"}, func(m nft.RuleMessage) error {
+				all = append(all, m.Handle)
 				return nil
 			}); err != nil {
 				t.Fatal(err)
@@ -509,20 +509,20 @@ func TestTheKernelWantsToKnowTheProtocol(t *testing.T) {
 		if !ok {
 			t.Fatalf("%q is not what iptables-save prints: %v", spec, source)
 		}
-		genid, err := conn.genid()
+		genid, err := conn.Genid()
 		if err != nil {
 			t.Fatal(err)
 		}
 		b := guardedBatch(genid)
-		b.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, family)
-		b.text(unix.NFTA_RULE_TABLE, "filter")
-		b.text(unix.NFTA_RULE_CHAIN, "X")
-		b.blob(unix.NFTA_RULE_EXPRESSIONS, rule.expressions)
-		b.end()
-		b.finish()
-		var refused *refusedError
+		b.Begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, family)
+		b.Text(unix.NFTA_RULE_TABLE, "filter")
+		b.Text(unix.NFTA_RULE_CHAIN, "X")
+		b.Blob(unix.NFTA_RULE_EXPRESSIONS, rule.Expressions)
+		b.End()
+		b.Finish()
+		var refused *nft.RefusedError
 		want := "the kernel refused a rule of chain X of " + family.String() + " filter: invalid argument"
-		if err := b.send(); !errors.As(err, &refused) || err.Error() != want {
+		if err := b.Send(); !errors.As(err, &refused) || err.Error() != want {
 			t.Errorf("without COMPAT: %v, want %q", err, want)
 		}
 	})
@@ -606,14 +606,14 @@ COMMIT
 func TestATransactionThatIsTooLargeIsNotSent(t *testing.T) {
 	onNamespace(t, func(t *testing.T) {
 		conn := dialTest(t)
-		genid, err := conn.genid()
+		genid, err := conn.Genid()
 		if err != nil {
 			t.Fatal(err)
 		}
 		b := guardedBatch(genid)
-		b.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, rules.IPv4)
-		b.text(unix.NFTA_TABLE_NAME, "filter")
-		b.end()
+		b.Begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, rules.IPv4)
+		b.Text(unix.NFTA_TABLE_NAME, "filter")
+		b.End()
 		most, err := os.ReadFile("/proc/sys/net/core/wmem_max")
 		if err != nil {
 			t.Fatal(err)
@@ -623,14 +623,14 @@ func TestATransactionThatIsTooLargeIsNotSent(t *testing.T) {
 			t.Fatal(err)
 		}
 		for b.bytes < 2*limit { // SO_SNDBUF doubles what it is given
-			b.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, rules.IPv4)
-			b.text(unix.NFTA_TABLE_NAME, "filter")
-			b.blob(1000, make([]byte, 60_000)) // of no meaning
-			b.end()
+			b.Begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, rules.IPv4)
+			b.Text(unix.NFTA_TABLE_NAME, "filter")
+			b.Blob(1000, make([]byte, 60_000)) // of no meaning
+			b.End()
 		}
-		b.finish()
-		err = b.send()
-		exists, err2 := conn.hasTable(rules.IPv4, rules.Filter)
+		b.Finish()
+		err = b.Send()
+		exists, err2 := conn.HasTable(rules.IPv4, rules.Filter)
 		if err2 != nil {
 			t.Fatal(err2)
 		}
@@ -638,7 +638,7 @@ func TestATransactionThatIsTooLargeIsNotSent(t *testing.T) {
 			if err != nil || !exists {
 				t.Errorf("as root: %v, and the table's existence is %t", err, exists)
 			}
-		} else if !errors.Is(err, errTooBig) || exists {
+		} else if !errors.Is(err, nft.ErrTooBig) || exists {
 			t.Errorf("in a user namespace: %v, and the table's existence is %t", err, exists)
 		}
 	})

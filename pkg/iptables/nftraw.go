@@ -18,35 +18,35 @@ import (
 // same bytes are the same rule, unless they are indexed.
 //
 // NFTA_RULE_COMPAT is no part of it: the kernel does not report it.
-type rawRule struct {
+type Rule struct {
 	// expressions is the content of NFTA_RULE_EXPRESSIONS, a list of
 	// NFTA_LIST_ELEM; what counters counted is zeroed.
-	expressions []byte
+	Expressions []byte
 	// userdata is the content of NFTA_RULE_USERDATA; nil if there is none.
-	userdata []byte
+	Userdata []byte
 }
 
 // A rawMessage is an NFT_MSG_NEWRULE. Its slices point into the message.
-type rawMessage struct {
-	table, chain []byte
-	handle       uint64
-	rule         rawRule
+type RuleMessage struct {
+	Table, Chain []byte
+	Handle       uint64
+	Rule         Rule
 }
 
-var errAttribute = errors.New("a netlink attribute is longer than what holds it, or too short")
+var ErrAttribute = errors.New("a netlink attribute is longer than what holds it, or too short")
 
 // nlaTypeMask leaves the type without NLA_F_NESTED and NLA_F_NET_BYTEORDER.
 const nlaTypeMask = 0x3fff
 
 // nextAttr splits the first attribute from list. The library's decoder would
 // allocate for each of the half million attributes of 46,578 rules.
-func nextAttr(list []byte) (kind uint16, data, rest []byte, err error) {
+func NextAttr(list []byte) (kind uint16, data, rest []byte, err error) {
 	if len(list) < unix.SizeofNlAttr {
-		return 0, nil, nil, errAttribute
+		return 0, nil, nil, ErrAttribute
 	}
 	size := int(binary.NativeEndian.Uint16(list))
 	if size < unix.SizeofNlAttr || size > len(list) {
-		return 0, nil, nil, errAttribute
+		return 0, nil, nil, ErrAttribute
 	}
 	kind = binary.NativeEndian.Uint16(list[2:]) & nlaTypeMask
 	// The last attribute may lack its padding.
@@ -56,54 +56,54 @@ func nextAttr(list []byte) (kind uint16, data, rest []byte, err error) {
 
 // parseRaw reads NFT_MSG_NEWRULE without copying. It sets the counters inside
 // data to zero.
-func parseRaw(data []byte) (m rawMessage, err error) {
+func ParseRule(data []byte) (m RuleMessage, err error) {
 	if len(data) < nfgenmsgLen {
-		return rawMessage{}, errShort
+		return RuleMessage{}, errShort
 	}
 	for rest := data[nfgenmsgLen:]; len(rest) > 0; {
 		var kind uint16
 		var value []byte
-		if kind, value, rest, err = nextAttr(rest); err != nil {
-			return rawMessage{}, err
+		if kind, value, rest, err = NextAttr(rest); err != nil {
+			return RuleMessage{}, err
 		}
 		switch kind {
 		case unix.NFTA_RULE_TABLE:
-			m.table = untilNUL(value)
+			m.Table = UntilNUL(value)
 		case unix.NFTA_RULE_CHAIN:
-			m.chain = untilNUL(value)
+			m.Chain = UntilNUL(value)
 		case unix.NFTA_RULE_HANDLE:
-			if m.handle, err = attrUint64(value); err != nil {
-				return rawMessage{}, err
+			if m.Handle, err = AttrUint64(value); err != nil {
+				return RuleMessage{}, err
 			}
 		case unix.NFTA_RULE_EXPRESSIONS:
-			m.rule.expressions = value
+			m.Rule.Expressions = value
 		case unix.NFTA_RULE_USERDATA:
-			m.rule.userdata = value
+			m.Rule.Userdata = value
 		}
 	}
-	return m, m.rule.zeroCounters()
+	return m, m.Rule.zeroCounters()
 }
 
 // A rawExpression is one NFTA_LIST_ELEM: the name of what the rule does, and
 // that one's own attributes.
-type rawExpression struct {
-	name string
-	data []byte
+type Expression struct {
+	Name string
+	Data []byte
 }
 
 // parseRawExpression reads the content of an NFTA_LIST_ELEM.
-func parseRawExpression(elem []byte) (e rawExpression, err error) {
+func parseExpression(elem []byte) (e Expression, err error) {
 	for len(elem) > 0 {
 		var kind uint16
 		var value []byte
-		if kind, value, elem, err = nextAttr(elem); err != nil {
-			return rawExpression{}, err
+		if kind, value, elem, err = NextAttr(elem); err != nil {
+			return Expression{}, err
 		}
 		switch kind {
 		case unix.NFTA_EXPR_NAME:
-			e.name = expressionName(untilNUL(value))
+			e.Name = expressionName(UntilNUL(value))
 		case unix.NFTA_EXPR_DATA:
-			e.data = value
+			e.Data = value
 		}
 	}
 	return e, nil
@@ -133,17 +133,17 @@ func expressionName(name []byte) string {
 }
 
 // each calls f for every expression, in order, until f returns an error.
-func (r rawRule) each(f func(rawExpression) error) error {
-	for rest := r.expressions; len(rest) > 0; {
-		kind, elem, after, err := nextAttr(rest)
+func (r Rule) Each(f func(Expression) error) error {
+	for rest := r.Expressions; len(rest) > 0; {
+		kind, elem, after, err := NextAttr(rest)
 		if err != nil {
 			return err
 		}
 		rest = after
 		if kind != unix.NFTA_LIST_ELEM {
-			return fmt.Errorf("%w: attribute %d in a list of expressions", errAttribute, kind)
+			return fmt.Errorf("%w: attribute %d in a list of expressions", ErrAttribute, kind)
 		}
-		e, err := parseRawExpression(elem)
+		e, err := parseExpression(elem)
 		if err != nil {
 			return err
 		}
@@ -155,13 +155,13 @@ func (r rawRule) each(f func(rawExpression) error) error {
 }
 
 // zeroCounters sets what was counted to zero, in place.
-func (r rawRule) zeroCounters() error {
-	return r.each(func(e rawExpression) error {
-		if e.name != "counter" {
+func (r Rule) zeroCounters() error {
+	return r.Each(func(e Expression) error {
+		if e.Name != "counter" {
 			return nil
 		}
-		for rest := e.data; len(rest) > 0; {
-			_, value, after, err := nextAttr(rest)
+		for rest := e.Data; len(rest) > 0; {
+			_, value, after, err := NextAttr(rest)
 			if err != nil {
 				return err
 			}
@@ -177,19 +177,19 @@ func (r rawRule) zeroCounters() error {
 // its index in the kernel, which another set may have tomorrow, and lookup,
 // dynset and objref refer to objects of the same table. A rule that cannot be
 // read counts as indexed.
-func (r rawRule) indexed() bool {
+func (r Rule) indexed() bool {
 	found := false
-	err := r.each(func(e rawExpression) error {
-		switch e.name {
+	err := r.Each(func(e Expression) error {
+		switch e.Name {
 		case "lookup", "dynset", "objref":
 			found = true
 		case "match", "target":
 			// NFTA_TARGET_NAME and NFTA_MATCH_NAME are both 1.
-			name, err := attrOf(e.data, unix.NFTA_MATCH_NAME)
+			name, err := AttrOf(e.Data, unix.NFTA_MATCH_NAME)
 			if err != nil {
 				return err
 			}
-			switch string(untilNUL(name)) {
+			switch string(UntilNUL(name)) {
 			case "set", "SET":
 				found = true
 			}
@@ -201,9 +201,9 @@ func (r rawRule) indexed() bool {
 
 // attrOf returns the value of the list's first attribute of that kind, nil if
 // there is none.
-func attrOf(list []byte, wanted uint16) ([]byte, error) {
+func AttrOf(list []byte, wanted uint16) ([]byte, error) {
 	for len(list) > 0 {
-		kind, value, rest, err := nextAttr(list)
+		kind, value, rest, err := NextAttr(list)
 		if err != nil {
 			return nil, err
 		}
@@ -216,88 +216,88 @@ func attrOf(list []byte, wanted uint16) ([]byte, error) {
 }
 
 // A rawChain is a chain as nf_tables holds it.
-type rawChain struct {
+type Chain struct {
 	place  Place
-	handle uint64 // no other chain or rule of the table ever has the same
+	Handle uint64 // no other chain or rule of the table ever has the same
 	// base reports that packets enter the chain at a hook of the kernel's;
 	// kind, hook, priority and policy are set for such a chain only.
-	base     bool
-	kind     string // "filter", "nat" or "route"
-	hook     uint32
-	priority int32
-	policy   uint32 // NF_DROP is 0, NF_ACCEPT is 1
+	Base     bool
+	Kind     string // "filter", "nat" or "route"
+	Hook     uint32
+	Priority int32
+	Policy   uint32 // NF_DROP is 0, NF_ACCEPT is 1
 	// use counts the chain's rules and the jumps to it.
-	use uint32
+	Use uint32
 }
 
 // parseRawChain reads NFT_MSG_NEWCHAIN.
-func parseRawChain(data []byte) (c rawChain, err error) {
+func ParseChain(data []byte) (c Chain, err error) {
 	if len(data) < nfgenmsgLen {
-		return rawChain{}, errShort
+		return Chain{}, errShort
 	}
 	for rest := data[nfgenmsgLen:]; len(rest) > 0; {
 		var kind uint16
 		var value []byte
-		if kind, value, rest, err = nextAttr(rest); err != nil {
-			return rawChain{}, err
+		if kind, value, rest, err = NextAttr(rest); err != nil {
+			return Chain{}, err
 		}
 		switch kind {
 		case unix.NFTA_CHAIN_TABLE:
-			c.place.Table = tableName(untilNUL(value))
+			c.place.Table = tableName(UntilNUL(value))
 		case unix.NFTA_CHAIN_NAME:
-			c.place.Chain = cString(value)
+			c.place.Chain = String(value)
 		case unix.NFTA_CHAIN_HANDLE:
-			c.handle, err = attrUint64(value)
+			c.Handle, err = AttrUint64(value)
 		case unix.NFTA_CHAIN_TYPE:
-			c.kind = cString(value)
+			c.Kind = String(value)
 		case unix.NFTA_CHAIN_POLICY:
-			c.policy, err = attrUint32(value)
+			c.Policy, err = AttrUint32(value)
 		case unix.NFTA_CHAIN_HOOK:
 			err = c.parseHook(value)
 		case unix.NFTA_CHAIN_USE:
-			c.use, err = attrUint32(value)
+			c.Use, err = AttrUint32(value)
 		}
 		if err != nil {
-			return rawChain{}, err
+			return Chain{}, err
 		}
 	}
 	return c, nil
 }
 
-func (c *rawChain) parseHook(list []byte) error {
-	c.base = true
+func (c *Chain) parseHook(list []byte) error {
+	c.Base = true
 	for len(list) > 0 {
-		kind, value, rest, err := nextAttr(list)
+		kind, value, rest, err := NextAttr(list)
 		if err != nil {
 			return err
 		}
 		list = rest
 		switch kind {
 		case unix.NFTA_HOOK_HOOKNUM:
-			if c.hook, err = attrUint32(value); err != nil {
+			if c.Hook, err = AttrUint32(value); err != nil {
 				return err
 			}
 		case unix.NFTA_HOOK_PRIORITY:
-			priority, err := attrUint32(value)
+			priority, err := AttrUint32(value)
 			if err != nil {
 				return err
 			}
-			c.priority = int32(priority)
+			c.Priority = int32(priority)
 		}
 	}
 	return nil
 }
 
-func attrUint32(value []byte) (uint32, error) {
+func AttrUint32(value []byte) (uint32, error) {
 	if len(value) != 4 {
-		return 0, errAttribute
+		return 0, ErrAttribute
 	}
 	return binary.BigEndian.Uint32(value), nil
 }
 
-func attrUint64(value []byte) (uint64, error) {
+func AttrUint64(value []byte) (uint64, error) {
 	if len(value) != 8 {
-		return 0, errAttribute
+		return 0, ErrAttribute
 	}
 	return binary.BigEndian.Uint64(value), nil
 }

@@ -31,9 +31,9 @@ func xtTarget(name string) encode {
 	})
 }
 
-func mustParseRaw(t testing.TB, data []byte) rawMessage {
+func mustParseRaw(t testing.TB, data []byte) RuleMessage {
 	t.Helper()
-	m, err := parseRaw(data)
+	m, err := ParseRule(data)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,14 +44,14 @@ func TestRawRuleLeavesOutWhatWasCounted(t *testing.T) {
 	comment := xtMatch("comment", commentInfo("hi"))
 	idle := mustParseRaw(t, ruleMessage(t, nil, comment, counterOf(0, 0)))
 	busy := mustParseRaw(t, ruleMessage(t, nil, comment, counterOf(1<<40, 7)))
-	if string(idle.table) != "mangle" || string(idle.chain) != "C" {
-		t.Errorf("it stands in %q, %q", idle.table, idle.chain)
+	if string(idle.Table) != "mangle" || string(idle.Chain) != "C" {
+		t.Errorf("it stands in %q, %q", idle.Table, idle.Chain)
 	}
-	if diff := cmp.Diff(idle.rule, busy.rule, cmp.AllowUnexported(rawRule{})); diff != "" {
+	if diff := cmp.Diff(idle.Rule, busy.Rule, cmp.AllowUnexported(Rule{})); diff != "" {
 		t.Errorf("rules that differ in their counters (-idle +busy):\n%s", diff)
 	}
 	other := mustParseRaw(t, ruleMessage(t, nil, xtMatch("comment", commentInfo("ho")), counterOf(0, 0)))
-	if bytes.Equal(idle.rule.expressions, other.rule.expressions) {
+	if bytes.Equal(idle.Rule.Expressions, other.Rule.Expressions) {
 		t.Error("rules that differ in a comment are the same raw rule")
 	}
 }
@@ -72,12 +72,12 @@ func TestRawRuleIndexed(t *testing.T) {
 		{"verdict", expression("immediate", nil), false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if got := mustParseRaw(t, ruleMessage(t, nil, counterOf(1, 1), c.does)).rule.indexed(); got != c.want {
+			if got := mustParseRaw(t, ruleMessage(t, nil, counterOf(1, 1), c.does)).Rule.indexed(); got != c.want {
 				t.Errorf("indexed is %t, want %t", got, c.want)
 			}
 		})
 	}
-	if !(rawRule{expressions: []byte{9, 0, 1, 0}}).indexed() {
+	if !(Rule{Expressions: []byte{9, 0, 1, 0}}).indexed() {
 		t.Error("a rule that cannot be read is no secure identity, but is not indexed")
 	}
 }
@@ -86,25 +86,25 @@ func FuzzRaw(f *testing.F) {
 	f.Add(ruleMessage(f, []byte{0, 3, 'h', 'i', 0}, xtMatch("comment", commentInfo("hi")), counterOf(1, 2), xtTarget("SET")))
 	f.Add([]byte{2, 0, 0, 0, 8, 0, 1, 0, 0, 0, 0, 2})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		_, _ = parseRawChain(data) // none may panic
+		_, _ = ParseChain(data) // none may panic
 		for kind := range uint16(unix.NFT_MSG_MAX) {
 			_, _ = parseEvent(unix.NFNL_SUBSYS_NFTABLES<<8|kind, data)
 		}
 		d := dumper{want: 7, f: func([]byte) error { return nil }}
 		_ = d.datagram(data)
 		before := slices.Clone(data)
-		m, err := parseRaw(data)
+		m, err := ParseRule(data)
 		if err != nil {
 			return
 		}
-		m.rule.indexed()
-		shape := m.rule.shape()
+		m.Rule.indexed()
+		shape := m.Rule.shape()
 		_ = shape.agrees(rules.Rule{Spec: "-i a -m comment --comment x -j X", Target: "X"})
 		if len(data) != len(before) {
 			t.Error("the message grew")
 		}
-		again, err := parseRaw(data)
-		if err != nil || !bytes.Equal(again.rule.expressions, m.rule.expressions) {
+		again, err := ParseRule(data)
+		if err != nil || !bytes.Equal(again.Rule.Expressions, m.Rule.Expressions) {
 			t.Errorf("a rule without counts reads as another one: %v", err)
 		}
 	})
@@ -135,9 +135,9 @@ func TestDumper(t *testing.T) {
 	}{
 		{"complete", [][]byte{answer(kind, unix.NLM_F_MULTI, 5, []byte("a")), answer(kind, unix.NLM_F_MULTI, 5, []byte("b")), answer(unix.NLMSG_DONE, unix.NLM_F_MULTI, 5, fine)}, "ab", true, nil},
 		{"not at its end", [][]byte{answer(kind, unix.NLM_F_MULTI, 5, []byte("a"))}, "a", false, nil},
-		{"interrupted", [][]byte{answer(kind, unix.NLM_F_DUMP_INTR, 5, []byte("a")), answer(unix.NLMSG_DONE, 0, 5, fine)}, "a", true, errInterrupted},
+		{"interrupted", [][]byte{answer(kind, unix.NLM_F_DUMP_INTR, 5, []byte("a")), answer(unix.NLMSG_DONE, 0, 5, fine)}, "a", true, ErrInterrupted},
 		// The rules that are missing were deleted before the dump came to them.
-		{"interrupted at its very end", [][]byte{answer(kind, 0, 5, []byte("a")), answer(unix.NLMSG_DONE, unix.NLM_F_DUMP_INTR, 5, fine)}, "a", true, errInterrupted},
+		{"interrupted at its very end", [][]byte{answer(kind, 0, 5, []byte("a")), answer(unix.NLMSG_DONE, unix.NLM_F_DUMP_INTR, 5, fine)}, "a", true, ErrInterrupted},
 		{"refused", [][]byte{answer(unix.NLMSG_ERROR, 0, 5, refused)}, "", true, unix.EPERM},
 		{"failed half-way", [][]byte{answer(kind, 0, 5, []byte("a")), answer(unix.NLMSG_DONE, 0, 5, refused)}, "a", true, unix.EPERM},
 		{"an older answer", [][]byte{answer(kind, 0, 4, []byte("x")), answer(unix.NLMSG_DONE, 0, 4, fine), answer(kind, 0, 5, []byte("a"))}, "a", false, nil},
@@ -162,11 +162,11 @@ func TestDumper(t *testing.T) {
 }
 
 // handles returns the handles of a chain's rules.
-func handles(t *testing.T, conn *nftConn, family rules.Family, place Place) []uint64 {
+func handles(t *testing.T, conn *Conn, family rules.Family, place Place) []uint64 {
 	t.Helper()
 	var found []uint64
-	if err := conn.eachRaw(family, place, func(m rawMessage) error {
-		found = append(found, m.handle)
+	if err := conn.EachRule(family, place, func(m RuleMessage) error {
+		found = append(found, m.Handle)
 		return nil
 	}); err != nil {
 		t.Fatal(err)
@@ -177,11 +177,11 @@ func handles(t *testing.T, conn *nftConn, family rules.Family, place Place) []ui
 func TestRawDump(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft", "ip6tables-nft", "nft")
-		conn, err := dialNFT()
+		conn, err := Dial()
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer conn.close()
+		defer conn.Close()
 		place := Place{rules.Filter, "X"}
 		if got := handles(t, conn, rules.IPv4, place); got != nil {
 			t.Errorf("a table that does not exist has rules %v", got)
@@ -195,29 +195,29 @@ func TestRawDump(t *testing.T) {
 		if got := handles(t, conn, rules.IPv6, place); got != nil {
 			t.Errorf("the other family has rules %v", got)
 		}
-		var chains []rawChain
-		if err := conn.eachRawChain(rules.IPv4, func(c rawChain) error { chains = append(chains, c); return nil }); err != nil {
+		var chains []Chain
+		if err := conn.EachChain(rules.IPv4, func(c Chain) error { chains = append(chains, c); return nil }); err != nil {
 			t.Fatal(err)
 		}
-		want := []rawChain{
-			{place: Place{rules.Filter, "OUTPUT"}, base: true, kind: "filter", hook: unix.NF_INET_LOCAL_OUT, priority: 0, policy: 0, use: 1},
-			{place: Place{rules.Filter, "X"}, use: 3},
-			{place: Place{rules.Filter, "Y"}, use: 2},
+		want := []Chain{
+			{place: Place{rules.Filter, "OUTPUT"}, Base: true, Kind: "filter", Hook: unix.NF_INET_LOCAL_OUT, Priority: 0, Policy: 0, Use: 1},
+			{place: Place{rules.Filter, "X"}, Use: 3},
+			{place: Place{rules.Filter, "Y"}, Use: 2},
 		}
-		byName := func(a, b rawChain) int { return bytes.Compare([]byte(a.place.Chain), []byte(b.place.Chain)) }
+		byName := func(a, b Chain) int { return bytes.Compare([]byte(a.place.Chain), []byte(b.place.Chain)) }
 		slices.SortFunc(chains, byName)
 		for i := range chains {
-			if chains[i].handle == 0 {
+			if chains[i].Handle == 0 {
 				t.Errorf("chain %v has no handle", chains[i].place)
 			}
-			chains[i].handle = 0 // which one is the kernel's affair
+			chains[i].Handle = 0 // which one is the kernel's affair
 		}
-		if diff := cmp.Diff(want, chains, cmp.AllowUnexported(rawChain{})); diff != "" {
+		if diff := cmp.Diff(want, chains, cmp.AllowUnexported(Chain{})); diff != "" {
 			t.Errorf("chains (-want +got):\n%s", diff)
 		}
 		// An error of the caller's leaves the connection usable.
 		stop := errors.New("enough")
-		if err := conn.eachRaw(rules.IPv4, place, func(rawMessage) error { return stop }); !errors.Is(err, stop) {
+		if err := conn.EachRule(rules.IPv4, place, func(RuleMessage) error { return stop }); !errors.Is(err, stop) {
 			t.Errorf("got %v, want %v", err, stop)
 		}
 		conn.torn = true

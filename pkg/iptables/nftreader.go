@@ -19,12 +19,12 @@ const probeTries = 4
 // An nftReader reads nf_tables. Its digest is the genid: any commit in the
 // network namespace, of whichever family, changes it.
 type nftReader struct {
-	conn   *nftConn
-	asker  *nftAsker
+	conn   *nft.Conn
+	asker  *nft.Asker
 	memory *nftMemory
 }
 
-func (r nftReader) close() error { return errors.Join(r.conn.close(), r.asker.close()) }
+func (r nftReader) close() error { return errors.Join(r.conn.Close(), r.asker.Close()) }
 
 func (r nftReader) stamp(context.Context, rules.Family) (Stamp, error) {
 	id, err := r.genid()
@@ -38,8 +38,8 @@ func (r nftReader) digest(context.Context, rules.Family) (uint64, error) {
 
 // genid asks for the ruleset's counter at a third of the library's price.
 func (r nftReader) genid() (id uint32, err error) {
-	err = r.asker.ask(rules.IPv4, []question{askGenid(&id)})
-	return id, nftError("asking for the ruleset's counter", err)
+	err = r.asker.Ask(rules.IPv4, []Question{nft.AskGenid(&id)})
+	return id, Wrap("asking for the ruleset's counter", err)
 }
 
 func (r nftReader) tables(_ context.Context, family rules.Family) ([]rules.TableName, error) {
@@ -54,7 +54,7 @@ func (r nftReader) probe(ctx context.Context, family rules.Family, places []Plac
 		return sighting, nil
 	}
 	var sighting Sighting
-	before, err := r.conn.genid()
+	before, err := r.conn.Genid()
 	if err != nil {
 		return Sighting{}, err
 	}
@@ -70,7 +70,7 @@ func (r nftReader) probe(ctx context.Context, family rules.Family, places []Plac
 			}
 			sighting.Holdings[place] = seen[place].holding
 		}
-		after, err := r.conn.genid()
+		after, err := r.conn.Genid()
 		if err != nil {
 			return Sighting{}, err
 		}
@@ -87,18 +87,18 @@ func (r nftReader) probe(ctx context.Context, family rules.Family, places []Plac
 // questions.
 func (r nftReader) look(family rules.Family, place Place) (nftSeen, error) {
 	var s nftSeen
-	err := r.conn.eachRaw(family, place, func(m rawMessage) error {
+	err := r.conn.EachRule(family, place, func(m nft.RuleMessage) error {
 		s.holding.Rules++
-		rule, err := m.rule.meaning()
+		rule, err := m.Rule.meaning()
 		if err != nil || !rule.hasComment || rule.target {
 			return err
 		}
 		s.holding.Comments = append(s.holding.Comments, rule.comment)
-		s.marks = append(s.marks, nftMark{m.handle, rawRule{slices.Clone(m.rule.expressions), slices.Clone(m.rule.userdata)}})
+		s.marks = append(s.marks, nftMark{m.Handle, Rule{slices.Clone(m.Rule.Expressions), slices.Clone(m.Rule.Userdata)}})
 		return nil
 	})
 	// An interrupted dump is followed by another genid; see probe.
-	if err != nil && !errors.Is(err, errInterrupted) {
+	if err != nil && !errors.Is(err, nft.ErrInterrupted) {
 		return nftSeen{}, err
 	}
 	if s.holding.Rules == 0 {
@@ -106,19 +106,19 @@ func (r nftReader) look(family rules.Family, place Place) (nftSeen, error) {
 		return s, err
 	}
 	s.holding.Presence = Present
-	err = r.asker.ask(family, []question{askUse(place, func(use uint32) error { s.use = use; return nil })})
+	err = r.asker.Ask(family, []Question{askUse(place, func(use uint32) error { s.use = use; return nil })})
 	if errors.Is(err, unix.ENOENT) {
 		return s, nil // it went away just now, and the genid tells
 	}
-	return s, nftError(fmt.Sprintf("asking for chain %s of table %s", place.Chain, place.Table), err)
+	return s, Wrap(fmt.Sprintf("asking for chain %s of table %s", place.Chain, place.Table), err)
 }
 
 func (r nftReader) presence(family rules.Family, place Place) (Presence, error) {
-	chain, err := r.conn.hasChain(family, place)
+	chain, err := r.conn.HasChain(family, place)
 	if err != nil || chain {
 		return Present, err
 	}
-	table, err := r.conn.hasTable(family, place.Table)
+	table, err := r.conn.HasTable(family, place.Table)
 	if err != nil || table {
 		return NoChain, err
 	}

@@ -12,22 +12,22 @@ import (
 
 // shape returns what the rule's bytes say that its text must say too. A rule that cannot be read
 // is odd.
-func (r rawRule) shape() ruleShape {
+func (r Rule) shape() ruleShape {
 	s := ruleShape{native: nativeMatches}
-	if r.userdata != nil {
+	if r.Userdata != nil {
 		s.native = nativeOrComment
 	}
 	loaded := uint32(0) // the key of the last meta expression
-	err := r.each(func(e rawExpression) error {
+	err := r.Each(func(e Expression) error {
 		var err error
-		switch e.name {
+		switch e.Name {
 		case "meta":
-			loaded, err = metaKey(e.data)
+			loaded, err = metaKey(e.Data)
 		case "cmp":
-			err = s.compare(loaded, e.data)
+			err = s.compare(loaded, e.Data)
 			loaded = 0
 		case "immediate":
-			s.target, err = immediateVerdict(e.data)
+			s.target, err = immediateVerdict(e.Data)
 		case "target", "match":
 			err = s.extension(e)
 		}
@@ -48,7 +48,7 @@ var (
 
 // metaKey returns what a meta expression loads.
 func metaKey(data []byte) (uint32, error) {
-	key, err := attrOf(data, unix.NFTA_META_KEY)
+	key, err := nft.AttrOf(data, unix.NFTA_META_KEY)
 	if err != nil || len(key) != 4 {
 		return 0, err
 	}
@@ -61,11 +61,11 @@ func (s *ruleShape) compare(loaded uint32, data []byte) error {
 	if loaded != unix.NFT_META_IIFNAME && loaded != unix.NFT_META_OIFNAME {
 		return nil
 	}
-	list, err := attrOf(data, unix.NFTA_CMP_DATA)
+	list, err := nft.AttrOf(data, unix.NFTA_CMP_DATA)
 	if err != nil {
 		return err
 	}
-	value, err := attrOf(list, unix.NFTA_DATA_VALUE)
+	value, err := nft.AttrOf(list, unix.NFTA_DATA_VALUE)
 	if err != nil || len(value) == 0 {
 		return err
 	}
@@ -82,7 +82,7 @@ func (s *ruleShape) compare(loaded uint32, data []byte) error {
 // interfaceName returns the name of an interface as iptables prints it. Odd is set if it would be
 // read back as another one.
 func interfaceName(value []byte, whole bool, odd *string) string {
-	bare := string(untilNUL(value))
+	bare := string(nft.UntilNUL(value))
 	name := bare
 	if !whole {
 		name += "+"
@@ -102,17 +102,17 @@ func interfaceName(value []byte, whole bool, odd *string) string {
 }
 
 // extension reads an xt match or target.
-func (s *ruleShape) extension(e rawExpression) error {
+func (s *ruleShape) extension(e Expression) error {
 	// NFTA_TARGET_* and NFTA_MATCH_* are the same numbers.
-	name, err := attrOf(e.data, unix.NFTA_MATCH_NAME)
+	name, err := nft.AttrOf(e.Data, unix.NFTA_MATCH_NAME)
 	if err != nil {
 		return err
 	}
-	revision, err := attrOf(e.data, unix.NFTA_MATCH_REV)
+	revision, err := nft.AttrOf(e.Data, unix.NFTA_MATCH_REV)
 	if err != nil {
 		return err
 	}
-	info, err := attrOf(e.data, unix.NFTA_MATCH_INFO)
+	info, err := nft.AttrOf(e.Data, unix.NFTA_MATCH_INFO)
 	if err != nil {
 		return err
 	}
@@ -120,17 +120,17 @@ func (s *ruleShape) extension(e rawExpression) error {
 	if len(revision) == 4 {
 		rev = revision[3]
 	}
-	kind := cString(name)
+	kind := String(name)
 	if reason := oddExtension(kind, rev, info); reason != "" && s.odd == "" {
 		s.odd = reason
 	}
-	if e.name == "target" {
+	if e.Name == "target" {
 		s.target = kind
 		return nil
 	}
 	s.matches = append(s.matches, matchName(kind))
 	if kind == "comment" {
-		s.comments = append(s.comments, cString(info))
+		s.comments = append(s.comments, String(info))
 	}
 	return nil
 }
@@ -144,7 +144,7 @@ func matchName(name string) string {
 }
 
 // opaque returns an opaque rule of such bytes.
-func (r rawRule) opaque(reason string) rules.Rule {
-	identity := append(append([]byte(nil), r.expressions...), r.userdata...)
+func (r Rule) opaque(reason string) rules.Rule {
+	identity := append(append([]byte(nil), r.Expressions...), r.Userdata...)
 	return rules.OpaqueRule(identity, r.shape().target, reason)
 }

@@ -35,22 +35,22 @@ func (m *mirror) silently(written []rewrite, others []*Subscription, write func(
 		return write()
 	}
 	before, heard, err := m.listen()
-	if err != nil || !heard || m.events.leave() != nil {
+	if err != nil || !heard || m.events.Leave() != nil {
 		return write()
 	}
 	for _, s := range others {
-		s.leave()
+		s.Leave()
 	}
 	failed := write()
 	for _, s := range others {
-		s.join()
+		s.Join()
 	}
-	err = m.events.join()
+	err = m.events.Join()
 	// Asked for after everybody listens again: what is committed from now on is heard.
 	now, asked := m.genid()
 	switch err = errors.Join(err, asked); {
 	case err == nil && now == before:
-	case err == nil && failed == nil && now == following(before):
+	case err == nil && failed == nil && now == Following(before):
 		m.events.heard = now
 		for _, w := range written {
 			m.families[w.family].rewritten(w.place)
@@ -58,7 +58,7 @@ func (m *mirror) silently(written []rewrite, others []*Subscription, write func(
 	default:
 		m.giveUp()
 		for _, s := range others {
-			s.miss()
+			s.Miss()
 		}
 	}
 	return failed
@@ -66,7 +66,7 @@ func (m *mirror) silently(written []rewrite, others []*Subscription, write func(
 
 // giveUp lets the next read begin anew. An error of close would leave nothing to do.
 func (m *mirror) giveUp() {
-	_ = m.events.close()
+	_ = m.events.Close()
 	m.events = nil
 }
 
@@ -80,23 +80,23 @@ func (f *mirrored) rewritten(place Place) {
 }
 
 // following returns the genid after one commit: the counter leaves out noGuard.
-func following(genid uint32) uint32 {
+func Following(genid uint32) uint32 {
 	if genid++; genid == noGuard {
 		genid++
 	}
 	return genid
 }
 
-func (e *nftEvents) leave() error { return e.conn.LeaveGroup(unix.NFNLGRP_NFTABLES) }
+func (e *nft.Events) Leave() error { return e.conn.LeaveGroup(unix.NFNLGRP_NFTABLES) }
 
-func (e *nftEvents) join() error { return e.conn.JoinGroup(unix.NFNLGRP_NFTABLES) }
+func (e *nft.Events) Join() error { return e.conn.JoinGroup(unix.NFNLGRP_NFTABLES) }
 
 // leave lets the subscription hear nothing for a while. Whether that works decides
 // about time only.
-func (s *Subscription) leave() { _ = s.conn.LeaveGroup(unix.NFNLGRP_NFTABLES) }
+func (s *Subscription) Leave() { _ = s.conn.LeaveGroup(unix.NFNLGRP_NFTABLES) }
 
 // join ends that. One that cannot listen any more says so.
-func (s *Subscription) join() {
+func (s *Subscription) Join() {
 	if err := s.conn.JoinGroup(unix.NFNLGRP_NFTABLES); err != nil {
 		s.deaf.Store(true)
 		s.wake()
@@ -107,30 +107,30 @@ func (s *Subscription) join() {
 func (s *Subscription) wake() { _ = s.conn.SetReadDeadline(time.Now()) }
 
 // miss lets Receive return ErrOverflow.
-func (s *Subscription) miss() {
+func (s *Subscription) Miss() {
 	s.missed.Store(true)
 	s.wake()
 }
 
 // subscriptions are those of a Kernel that are open.
-type subscriptions struct {
+type Subscriptions struct {
 	mu   sync.Mutex
 	open []*Subscription
 }
 
-func (o *subscriptions) add(s *Subscription) {
+func (o *Subscriptions) add(s *Subscription) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.open = append(o.open, s)
 }
 
-func (o *subscriptions) remove(s *Subscription) {
+func (o *Subscriptions) remove(s *Subscription) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.open = slices.DeleteFunc(o.open, func(other *Subscription) bool { return other == s })
 }
 
-func (o *subscriptions) all() []*Subscription {
+func (o *Subscriptions) All() []*Subscription {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return slices.Clone(o.open)

@@ -151,7 +151,7 @@ func TestWhatIsMissedInTheSilence(t *testing.T) {
 				events := k.mirror.events
 				told := heard(t, openSubscription(t, k))
 				var want error
-				err := k.mirror.silently([]rewrite{{rules.IPv4, place}}, k.subscriptions.all(), func() error {
+				err := k.mirror.silently([]rewrite{{rules.IPv4, place}}, k.subscriptions.All(), func() error {
 					want = tt.write(t)
 					return want
 				})

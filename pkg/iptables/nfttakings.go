@@ -135,18 +135,18 @@ func (l *takingsLog) restart(since uint32) {
 }
 
 // note takes in one notification.
-func (l *takingsLog) note(e nftEvent, table rules.TableName) {
-	switch e.kind {
+func (l *takingsLog) note(e Event, table rules.TableName) {
+	switch e.Kind {
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
-		l.table(e.family, table).deleted = e.kind == unix.NFT_MSG_DELTABLE
+		l.table(e.Family, table).deleted = e.Kind == unix.NFT_MSG_DELTABLE
 	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
-		l.chain(e, table).gone = e.kind == unix.NFT_MSG_DELCHAIN
+		l.chain(e, table).gone = e.Kind == unix.NFT_MSG_DELCHAIN
 	case unix.NFT_MSG_NEWRULE:
 		l.chain(e, table).net++
 	case unix.NFT_MSG_DELRULE:
 		c := l.chain(e, table)
 		c.net--
-		c.lose(e.data)
+		c.lose(e.Data)
 	}
 }
 
@@ -161,14 +161,14 @@ func (l *takingsLog) table(f rules.Family, table rules.TableName) *openTaking {
 	return t
 }
 
-func (l *takingsLog) chain(e nftEvent, table rules.TableName) *openChain {
-	if c := l.last; c != nil && c.of.family == e.family && c.of.table == table && c.name == string(e.chain) {
+func (l *takingsLog) chain(e Event, table rules.TableName) *openChain {
+	if c := l.last; c != nil && c.of.family == e.Family && c.of.table == table && c.name == string(e.Chain) {
 		return c
 	}
-	t := l.table(e.family, table)
-	c := t.chains[string(e.chain)]
+	t := l.table(e.Family, table)
+	c := t.chains[string(e.Chain)]
 	if c == nil {
-		c = &openChain{of: t, name: string(e.chain), builtin: rules.Builtin(table, string(e.chain))}
+		c = &openChain{of: t, name: string(e.Chain), builtin: rules.Builtin(table, string(e.Chain))}
 		t.chains[c.name] = c
 	}
 	l.last = c
@@ -184,12 +184,12 @@ func (c *openChain) lose(data []byte) {
 	if !c.builtin && !bytes.Contains(data, []byte(markPrefix)) {
 		return
 	}
-	m, err := parseRaw(data)
+	m, err := nft.ParseRule(data)
 	if err != nil {
 		return
 	}
-	r := TakenRule{Chain: c.name, Target: m.rule.jump()}
-	r.Comment, _ = markOf(m.rule)
+	r := TakenRule{Chain: c.name, Target: m.Rule.jump()}
+	r.Comment, _ = markOf(m.Rule)
 	if r.Target == "" && r.Comment == "" || r.Comment == "" && !c.builtin {
 		return
 	}
@@ -249,22 +249,22 @@ func (t *openTaking) taking(by Commit) Taking {
 }
 
 // jump returns the chain that the rule's verdict leads to, "" if it is none.
-func (r rawRule) jump() string {
+func (r Rule) jump() string {
 	target := ""
-	err := r.each(func(e rawExpression) error {
-		if e.name != "immediate" {
+	err := r.Each(func(e Expression) error {
+		if e.Name != "immediate" {
 			return nil
 		}
-		data, err := attrOf(e.data, unix.NFTA_IMMEDIATE_DATA)
+		data, err := nft.AttrOf(e.Data, unix.NFTA_IMMEDIATE_DATA)
 		if err != nil {
 			return err
 		}
-		verdict, err := attrOf(data, unix.NFTA_DATA_VERDICT)
+		verdict, err := nft.AttrOf(data, unix.NFTA_DATA_VERDICT)
 		if err != nil {
 			return err
 		}
-		chain, err := attrOf(verdict, unix.NFTA_VERDICT_CHAIN)
-		target = cString(chain)
+		chain, err := nft.AttrOf(verdict, unix.NFTA_VERDICT_CHAIN)
+		target = String(chain)
 		return err
 	})
 	if err != nil {

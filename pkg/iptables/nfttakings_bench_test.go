@@ -21,7 +21,7 @@ func BenchmarkTakings(b *testing.B) {
 	for b.Loop() {
 		var log takingsLog
 		for i := range 40_000 {
-			log.note(nftEvent{kind: unix.NFT_MSG_DELRULE, family: rules.IPv4, chain: chains[i*2/5], data: data}, rules.Nat)
+			log.note(Event{Kind: unix.NFT_MSG_DELRULE, Family: rules.IPv4, Chain: chains[i*2/5], Data: data}, rules.Nat)
 		}
 		log.end(Commit{Genid: 1, PID: 1}, time.Now())
 	}

@@ -121,7 +121,7 @@ func TestTakingsAreBounded(t *testing.T) {
 	log.restart(10)
 	for genid := uint32(11); genid < 11+takingsKept; genid++ {
 		for _, family := range rules.Families() {
-			log.note(nftEvent{kind: unix.NFT_MSG_DELCHAIN, family: family, chain: []byte("X")}, rules.Nat)
+			log.note(Event{Kind: unix.NFT_MSG_DELCHAIN, Family: family, Chain: []byte("X")}, rules.Nat)
 		}
 		log.end(Commit{Genid: genid, PID: 1}, time.Now())
 	}

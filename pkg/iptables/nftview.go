@@ -24,10 +24,10 @@ func (v *tableView) touch(chain string) {
 }
 
 // added notes that a chain exists that did not.
-func (v *tableView) added(table rules.TableName, chain rawChain) {
+func (v *tableView) added(table rules.TableName, chain Chain) {
 	v.reshaped, v.touched = true, nil
 	name := chain.place.Chain
-	if v.order == nil || chain.base || rules.Builtin(table, name) {
+	if v.order == nil || chain.Base || rules.Builtin(table, name) {
 		return
 	}
 	if at, found := slices.BinarySearch(v.order, name); !found {

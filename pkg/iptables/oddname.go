@@ -55,7 +55,7 @@ func oddExtension(name string, revision byte, data []byte) string {
 		return ""
 	}
 	if text, ok := textFields[name]; ok {
-		if bytes.ContainsFunc(untilNUL(text.of(data)), isControl) {
+		if bytes.ContainsFunc(nft.UntilNUL(text.of(data)), isControl) {
 			return fmt.Sprintf("the text of its %s holds a line break or another control character", name)
 		}
 		return ""
@@ -73,7 +73,7 @@ func oddExtension(name string, revision byte, data []byte) string {
 		return oddRun(name, data)
 	}
 	for _, field := range fields {
-		if reason := oddName(string(untilNUL(field.of(data)))); reason != "" {
+		if reason := oddName(string(nft.UntilNUL(field.of(data)))); reason != "" {
 			return fmt.Sprintf("a name in its %s %s", name, reason)
 		}
 	}
@@ -110,7 +110,7 @@ func oddPattern(data []byte) string {
 	if len(data) <= lengthAt {
 		return ""
 	}
-	if reason := oddName(string(untilNUL(data[4:patternAt]))); reason != "" {
+	if reason := oddName(string(nft.UntilNUL(data[4:patternAt]))); reason != "" {
 		return "the algorithm of its string " + reason
 	}
 	pattern := data[patternAt : patternAt+min(int(data[lengthAt]), lengthAt-patternAt)]

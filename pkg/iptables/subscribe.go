@@ -38,12 +38,12 @@ type Subscription struct {
 func (k *Kernel) Subscribe() (*Subscription, error) {
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
-		return nil, nftError("opening a netlink socket", err)
+		return nil, Wrap("opening a netlink socket", err)
 	}
 	s := &Subscription{conn: conn, own: k.ownCommit}
 	if err := s.begin(); err != nil {
 		conn.Close()
-		return nil, nftError("subscribing to commits", err)
+		return nil, Wrap("subscribing to commits", err)
 	}
 	s.left = func() { k.subscriptions.remove(s) }
 	k.subscriptions.add(s)
@@ -120,7 +120,7 @@ func (s *Subscription) Receive() (Commit, error) {
 	if m.Header.Type != nftType(unix.NFT_MSG_NEWGEN) {
 		return Commit{}, fmt.Errorf("netlink sent a message of type %#x in spite of the filter", uint16(m.Header.Type))
 	}
-	c, err := parseCommit(m.Data)
+	c, err := ParseCommit(m.Data)
 	c.Own = s.own(m.Header.PID, c.PID)
 	return c, err
 }

@@ -22,8 +22,8 @@ type xtLexicon struct {
 	start  time.Time // xtWord.met counts from it
 	seeds  [2]maphash.Seed
 	words  []xtWord // by number-1
-	byKey  index    // of their numbers
-	byText index    // of the numbers of the first of each text
+	byKey  Index    // of their numbers
+	byText Index    // of the numbers of the first of each text
 	small  int      // how many words there were when it was last tidied up
 }
 
@@ -128,7 +128,7 @@ func (l *xtLexicon) rule(key xtKey, now uint32) (rules.Rule, bool) {
 }
 
 func (l *xtLexicon) find(key xtKey) *xtWord {
-	n := l.byKey.find(key[0], func(n uint32) bool { return l.words[n-1].key == key })
+	n := l.byKey.Find(key[0], func(n uint32) bool { return l.words[n-1].key == key })
 	if n == 0 || key == (xtKey{}) {
 		return nil
 	}
@@ -196,16 +196,16 @@ func (l *xtLexicon) doubt(name xtName, rule rules.Rule) string {
 func (l *xtLexicon) index(number uint32) {
 	w := &l.words[number-1]
 	if l.find(w.key) != w {
-		l.byKey.add(number, func(n uint32) uint64 { return l.words[n-1].key[0] })
+		l.byKey.Add(number, func(n uint32) uint64 { return l.words[n-1].key[0] })
 	}
 	if l.findText(w.rule.Spec) == nil {
-		l.byText.add(number, func(n uint32) uint64 { return l.hash(l.words[n-1].rule.Spec)[0] })
+		l.byText.Add(number, func(n uint32) uint64 { return l.hash(l.words[n-1].rule.Spec)[0] })
 	}
 }
 
 // findText returns the first word of such a text.
 func (l *xtLexicon) findText(spec string) *xtWord {
-	n := l.byText.find(l.hash(spec)[0], func(n uint32) bool { return l.words[n-1].rule.Spec == spec })
+	n := l.byText.Find(l.hash(spec)[0], func(n uint32) bool { return l.words[n-1].rule.Spec == spec })
 	if n == 0 {
 		return nil
 	}
@@ -279,7 +279,7 @@ func (l *xtLexicon) tidy() {
 // forget forgets what was last met before that second. Call it locked.
 func (l *xtLexicon) forget(horizon int64) {
 	old := l.words
-	l.words, l.byKey, l.byText = nil, index{}, index{}
+	l.words, l.byKey, l.byText = nil, Index{}, Index{}
 	for _, w := range old {
 		if int64(w.met) >= horizon {
 			l.words = append(l.words, w)

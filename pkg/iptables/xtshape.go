@@ -35,7 +35,7 @@ func (r xtRule) shape(family rules.Family, goal string) *ruleShape {
 		size += len(m)
 		s.matches = append(s.matches, matchName(string(extName(m))))
 		if string(extName(m)) == "comment" {
-			s.comments = append(s.comments, cString(m[xtExtDataAt:]))
+			s.comments = append(s.comments, String(m[xtExtDataAt:]))
 		}
 		extension(m)
 	})

@@ -140,7 +140,7 @@ func (e xtEntry) isPolicy(layout xtLayout) bool {
 // offset, another one by its target.
 func chainHead(e xtEntry, info xtInfo, at int) (string, bool) {
 	if e.isHead {
-		return cString(e.target[xtExtDataAt:]), true
+		return String(e.target[xtExtDataAt:]), true
 	}
 	for hook, offset := range info.hookEntry {
 		if info.validHooks&(1<<hook) != 0 && int(offset) == at {
@@ -202,7 +202,7 @@ func (e xtEntry) rule(at int) xtRule {
 	r := xtRule{entry: e, target: !e.isStandard || e.verdict() != at+e.next}
 	e.eachMatch(func(m []byte) {
 		if string(extName(m)) == "comment" {
-			r.comment, r.hasComment = untilNUL(m[xtExtDataAt:]), true
+			r.comment, r.hasComment = nft.UntilNUL(m[xtExtDataAt:]), true
 		}
 	})
 	return r
@@ -235,7 +235,7 @@ func (e xtEntry) indexed() bool {
 }
 
 func extName(ext []byte) []byte {
-	return untilNUL(ext[xtExtNameAt : xtExtNameAt+xtExtNameLen])
+	return nft.UntilNUL(ext[xtExtNameAt : xtExtNameAt+xtExtNameLen])
 }
 
 // mark returns a rule's comment if the rule is nothing but a mark, as iptables-legacy

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -33,7 +34,7 @@ type Part struct {
 }
 
 // Changes are those of several tables.
-type Changes map[rules.Family]map[rules.TableName]Change
+type Changes map[rules.TableID]Change
 
 // Empty reports whether nothing is on this side.
 func (p Part) Empty() bool { return len(p.Chains)+len(p.Rules) == 0 }
@@ -74,21 +75,17 @@ func (p Part) Digest() string {
 
 // An Agreement names the removals that an operator agreed to: for each table the Digest of
 // what Change.Removed held when it was shown. It is a value; nil agrees to no removal.
-type Agreement map[rules.Family]map[rules.TableName]string
+type Agreement map[rules.TableID]string
 
 // Agreement returns what agrees to exactly these changes.
 func (c Changes) Agreement() Agreement {
 	a := Agreement{}
-	for f, tables := range c {
-		for t, change := range tables {
-			if change.Removed.Empty() {
-				continue
-			}
-			if a[f] == nil {
-				a[f] = map[rules.TableName]string{}
-			}
-			a[f][t] = change.Removed.Digest()
+	for id, change := range c {
+		f, t := id.Family, id.Name
+		if change.Removed.Empty() {
+			continue
 		}
+		a[f.Table(t)] = change.Removed.Digest()
 	}
 	return a
 }
@@ -98,8 +95,8 @@ func (c Changes) Agreement() Agreement {
 func (a Agreement) Check(c Changes) error {
 	for _, f := range rules.Families() {
 		for _, t := range rules.Guarded() {
-			removed := c[f][t].Removed
-			if !removed.Empty() && removed.Digest() != a[f][t] {
+			removed := c[f.Table(t)].Removed
+			if !removed.Empty() && removed.Digest() != a[f.Table(t)] {
 				return fmt.Errorf("%w: %s %s", ErrNotAgreed, f, t)
 			}
 		}
@@ -158,10 +155,7 @@ func (c Changes) add(t *turn) {
 		if p.change.Empty() {
 			p.change = p.changes()
 		}
-		if c[t.family] == nil {
-			c[t.family] = map[rules.TableName]Change{}
-		}
-		c[t.family][p.table] = p.change
+		c[t.family.Table(p.table)] = p.change
 	}
 }
 

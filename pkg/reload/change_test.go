@@ -79,11 +79,11 @@ func TestPreview(t *testing.T) {
 				n.outcome(result, v4, Proved)
 				var added, removed []string
 				for _, table := range rules.Guarded() {
-					if d := cmp.Diff(preview.Changes[v4][table], result[v4].Tables[table].Changed); d != "" {
+					if d := cmp.Diff(preview.Changes[v4.Table(table)], result[v4].Tables[table].Changed); d != "" {
 						t.Errorf("%s: another change than was shown (-shown +done):\n%s", table, d)
 					}
-					added = append(added, said(preview.Changes[v4][table].Added)...)
-					removed = append(removed, said(preview.Changes[v4][table].Removed)...)
+					added = append(added, said(preview.Changes[v4.Table(table)].Added)...)
+					removed = append(removed, said(preview.Changes[v4.Table(table)].Removed)...)
 				}
 				slices.Sort(added)
 				slices.Sort(removed)

@@ -57,7 +57,7 @@ func newClaimedNode(t *testing.T, backend iptables.Backend) *testNode {
 		snapshot, err := n.Fake.Read(t.Context(), f)
 		must(t, err)
 		for table, seen := range snapshot.Tables {
-			n.job.Generation = n.job.Generation.With(f, table, rules.Extract(seen, protectsBoth, canary.IsMark))
+			n.job.Generation = n.job.Generation.With(f.Table(table), rules.Extract(seen, protectsBoth, canary.IsMark))
 		}
 	}
 	result, err := n.replayer.Plant(t.Context(), n.job)
@@ -181,7 +181,7 @@ func TestAFlushOfClaimedAndLearnedChains(t *testing.T) {
 		result := n.heal()
 		n.outcome(result, v4, Proved)
 		n.marked(v4)
-		if n.job.Marks[v4][rules.Nat].Nonce == marks[v4][rules.Nat].Nonce {
+		if n.job.Marks[v4.Table(rules.Nat)].Nonce == marks[v4.Table(rules.Nat)].Nonce {
 			t.Error("a table that lost its canary keeps its nonce")
 		}
 		if got := result[v4].Tables[rules.Nat]; got.Finding.Verdict != canary.Emptied || !slices.Equal(got.Skipped, []string{"DOCKER"}) {
@@ -207,8 +207,8 @@ func TestADeclarationIntoEmptyTables(t *testing.T) {
 			full := newClaimedNode(t, backend)
 			n := &testNode{Fake: iptablestest.NewFake(backend), t: t, replayer: full.replayer, job: full.job}
 			n.replayer.Kernel = n.Fake
-			own, _ := full.job.Generation[v4][rules.Nat].Split(isKube)
-			n.job.Generation, n.job.Marks = rules.Generation{v4: {rules.Nat: own}}, nil
+			own, _ := full.job.Generation[v4.Table(rules.Nat)].Split(isKube)
+			n.job.Generation, n.job.Marks = rules.Generation{v4.Table(rules.Nat): own}, nil
 			result, err := n.replayer.Plant(t.Context(), n.job)
 			must(t, err)
 			n.take(result)

@@ -61,9 +61,9 @@ func (r run) tryRules(ctx context.Context, t *turn, plans []tablePlan, looks boo
 	for _, plan := range plans {
 		trial := newTrial(r.session, t.family, plan)
 		trial.looks = looks
-		trial.suspects = refusedOf(r.job.Quarantine[t.family][plan.table])
+		trial.suspects = refusedOf(r.job.Quarantine[t.family.Table(plan.table)])
 		trial.strict = r.job.Strict
-		for _, refusal := range r.job.Refused[t.family][plan.table] {
+		for _, refusal := range r.job.Refused[t.family.Table(plan.table)] {
 			trial.suspects[refusal.Rule.Spec] = refusal.Reason
 		}
 		_ = trial.run(ctx) // the refusal stands for what could not be tried

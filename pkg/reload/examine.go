@@ -46,14 +46,14 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 	var tasks []tableTask
 	for _, table := range rules.Guarded() {
 		seen := see(snapshot, table, rules.Protection{Chain: e.Protects, Rule: e.Names})
-		seen.Quiet, seen.Before = job.Quiet[f], job.Found[f][table]
+		seen.Quiet, seen.Before = job.Quiet[f], job.Found[f.Table(table)]
 		if job.Stood != nil {
 			seen.Stood = func(chain string) bool { return job.Stood(f, table, chain) }
 		}
-		section, known := job.Generation[f][table]
+		section, known := job.Generation[f.Table(table)]
 		want := canary.Wanted{
 			CanaryChain: e.Canary,
-			Mark:        job.Marks[f][table],
+			Mark:        job.Marks[f.Table(table)],
 			Section:     section,
 			Claimed:     job.Claimed,
 			Piecewise:   e.Piecewise,
@@ -61,7 +61,7 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 		if seen.Err == nil {
 			want.Mark = want.Mark.Resolve(e.Canary, seen.Table)
 		}
-		held := job.Quarantine[f][table]
+		held := job.Quarantine[f.Table(table)]
 		judged := want
 		judged.Section = without(section, held)
 		tasks = append(tasks, tableTask{

@@ -296,7 +296,7 @@ func TestWhatCannotBeReadIsNotTouched(t *testing.T) {
 			nat := n.natSection()
 			result, err := f(t.Context(), n.job)
 			must(t, err)
-			n.job.Marks = n.job.Marks.With(v4, rules.Nat, result[v4].Tables[rules.Nat].Mark)
+			n.job.Marks = n.job.Marks.With(v4.Table(rules.Nat), result[v4].Tables[rules.Nat].Mark)
 			if tr := result[v4].Tables[rules.Nat]; tr.Finding.Verdict != canary.Unknown || tr.Proved || tr.Read {
 				t.Errorf("nat is %s, proved %v, read %v", tr.Finding.Verdict, tr.Proved, tr.Read)
 			}
@@ -369,7 +369,7 @@ func TestMarksAreKeptOnceForAWriteThatWasOvertaken(t *testing.T) {
 	if len(kept) != 1 {
 		t.Fatalf("marks were kept %d times, want once", len(kept))
 	}
-	if tried := kept[0][v4][rules.Nat].Tried; tried == nil || tried.Nonce != result[v4].Tables[rules.Nat].Mark.Nonce {
+	if tried := kept[0][v4.Table(rules.Nat)].Tried; tried == nil || tried.Nonce != result[v4].Tables[rules.Nat].Mark.Nonce {
 		t.Errorf("kept was %+v, planted is %+v", tried, result[v4].Tables[rules.Nat].Mark)
 	}
 	n.marked(v4)

@@ -1,6 +1,7 @@
 package reload
 
 import (
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"maps"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -9,7 +10,7 @@ import (
 
 // Found is what the last reads in the course of one loss found, by family and
 // table. Some of it no later read can tell: see canary.Seen. It is a value.
-type Found map[rules.Family]map[rules.TableName]canary.Finding
+type Found map[rules.TableID]canary.Finding
 
 // With returns what is found after another read of a table. A read that failed
 // tells nothing.
@@ -19,10 +20,10 @@ func (m Found) With(f rules.Family, t rules.TableName, finding canary.Finding) F
 	}
 	next := make(Found, len(m)+1)
 	maps.Copy(next, m)
-	if next[f] = maps.Clone(m[f]); next[f] == nil {
+	if next[f] = maps.Clone(tableid.Of(m, f)); tableid.Of(next, f) == nil {
 		next[f] = map[rules.TableName]canary.Finding{}
 	}
-	next[f][t] = finding
+	next[f.Table(t)] = finding
 	return next
 }
 
@@ -35,7 +36,7 @@ func (m Found) After(result Result) Found {
 			if tr.Unproved {
 				tr.last = canary.Finding{}
 			}
-			m = m.With(f, t, tr.last)
+			m = m.With(f.Table(t), tr.last)
 		}
 	}
 	return m

@@ -30,7 +30,7 @@ type shrinkKey struct {
 
 // Knows reports whether anything was ever learned of the table.
 func (l Learned) Knows(f rules.Family, t rules.TableName) bool {
-	_, ok := l.Generation[f][t]
+	_, ok := l.Generation[f.Table(t)]
 	return ok
 }
 
@@ -48,7 +48,7 @@ func (l Learned) Shrunk(f rules.Family, t rules.TableName, chain string) time.Ti
 // The zero time means that nothing waits; else Learn must be called again with
 // a fresh read at that time.
 func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, finding canary.Finding, now time.Time) (Learned, time.Time) {
-	old, known := l.Generation[f][t]
+	old, known := l.Generation[f.Table(t)]
 	next := Learned{Generation: l.Generation, shrunk: make(map[shrinkKey]time.Time)}
 	for k, since := range l.shrunk {
 		if k.family != f || k.table != t {
@@ -56,7 +56,7 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 		}
 	}
 	if !known {
-		next.Generation = l.Generation.With(f, t, seen)
+		next.Generation = l.Generation.With(f.Table(t), seen)
 		return next, time.Time{}
 	}
 	var due time.Time
@@ -114,7 +114,7 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 		merged.Leans = union(old.Leans, seen.Leans)
 	}
 	// Also where it equals old: what was seen last is in memory anyway.
-	next.Generation = l.Generation.With(f, t, merged)
+	next.Generation = l.Generation.With(f.Table(t), merged)
 	return next, due
 }
 

@@ -150,7 +150,7 @@ func TestLearn(t *testing.T) {
 				if lesson.want == nil {
 					lesson.want = lesson.seen
 				}
-				want, got := sectionOf(t, rules.Nat, lesson.want...), l.Generation[v4][rules.Nat]
+				want, got := sectionOf(t, rules.Nat, lesson.want...), l.Generation[v4.Table(rules.Nat)]
 				if !want.Equal(got) {
 					t.Errorf("%v: (-want +got):\n%s", lesson.at, cmp.Diff(want, got))
 				}
@@ -180,7 +180,7 @@ func TestWhatOneTableWaitsForIsNoneOfTheOthersBusiness(t *testing.T) {
 	if !due.IsZero() {
 		t.Errorf("ipv4 is due at %v, though its two seconds are over", due)
 	}
-	if _, there := l.Generation[v6][rules.Nat].Chain("KUBE-SVC-B"); !there {
+	if _, there := l.Generation[v6.Table(rules.Nat)].Chain("KUBE-SVC-B"); !there {
 		t.Error("ipv6 forgot its chain with ipv4")
 	}
 	if l.Knows(v4, rules.Filter) {
@@ -219,7 +219,7 @@ func TestALearnedPolicyIsTheNewest(t *testing.T) {
 	id := l.Generation.ID()
 	section.Policies = map[string]string{"OUTPUT": "DROP"}
 	l, _ = l.Learn(v4, rules.Nat, section, canary.Finding{}, noon.Add(time.Second))
-	if d := cmp.Diff(section.Policies, l.Generation[v4][rules.Nat].Policies); d != "" {
+	if d := cmp.Diff(section.Policies, l.Generation[v4.Table(rules.Nat)].Policies); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 	if l.Generation.ID() != id {
@@ -255,7 +255,7 @@ func TestAHookThatIsAloneKeepsItsAnchor(t *testing.T) {
 				l, _ = l.Learn(v4, rules.Nat, sectionOf(t, rules.Nat, append(slices.Clone(chains), hooks...)...), canary.Finding{}, noon)
 			}
 			var got []rules.Anchor
-			for _, h := range l.Generation[v4][rules.Nat].Hooks {
+			for _, h := range l.Generation[v4.Table(rules.Nat)].Hooks {
 				got = append(got, h.Anchor)
 			}
 			if diff := cmp.Diff(test.want, got); diff != "" {

@@ -34,8 +34,8 @@ func TestAChainThatIsLeftOutIsLearnedAtOnce(t *testing.T) {
 	for i, chain := range []rules.Chain{chainOf("KUBE-LARGE", 50), large, chainOf("KUBE-LARGE", 3)} {
 		seen := leftOutSection(chain)
 		next, due := l.Learn(rules.IPv4, rules.Nat, seen, canary.Finding{Verdict: canary.Changed}, noon)
-		if !next.Generation[rules.IPv4][rules.Nat].Equal(seen) || !due.IsZero() {
-			t.Errorf("read %d: learned %+v, due %s", i, next.Generation[rules.IPv4][rules.Nat], due)
+		if !next.Generation[rules.IPv4.Table(rules.Nat)].Equal(seen) || !due.IsZero() {
+			t.Errorf("read %d: learned %+v, due %s", i, next.Generation[rules.IPv4.Table(rules.Nat)], due)
 		}
 		l = next
 	}
@@ -48,7 +48,7 @@ func TestALostChainThatWasLeftOutStaysInQuarantine(t *testing.T) {
 	want := leftOutSection(large)
 	want.Hooks = append(want.Hooks, jumps)
 	held := []Held{{Chain: large.Name, Rule: large.Rules[0]}, {Chain: "PREROUTING", Rule: jumps.Rule}}
-	q := Quarantine{}.With(rules.IPv4, rules.Nat, held)
+	q := Quarantine{}.With(rules.IPv4.Table(rules.Nat), held)
 	into := rules.Hook{Chain: "PREROUTING", Rule: rules.Rule{Spec: "-j KUBE-SMALL", Target: "KUBE-SMALL"}}
 	for name, tc := range map[string]struct {
 		seen  rules.Section
@@ -66,7 +66,7 @@ func TestALostChainThatWasLeftOutStaysInQuarantine(t *testing.T) {
 			}
 			_, next := q.Supplement(rules.IPv4, rules.Nat, want, tc.seen)
 			var still []string
-			for _, h := range next[rules.IPv4][rules.Nat] {
+			for _, h := range next[rules.IPv4.Table(rules.Nat)] {
 				still = append(still, h.Chain)
 			}
 			if diff := cmp.Diff(tc.still, still); diff != "" {

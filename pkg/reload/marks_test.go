@@ -1,6 +1,7 @@
 package reload
 
 import (
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"strings"
 	"testing"
 
@@ -18,7 +19,7 @@ func TestPlantWritesMarksAndNothingElse(t *testing.T) {
 			rules.Mangle: nil, rules.Nat: {"PREROUTING", "OUTPUT", "POSTROUTING"}, rules.Filter: {"INPUT", "FORWARD"},
 		}
 		got := map[rules.TableName][]string{}
-		for table, mark := range n.job.Marks[v4] {
+		for table, mark := range tableid.Of(n.job.Marks, v4) {
 			got[table] = mark.Witnessed
 		}
 		if d := cmp.Diff(want, got); d != "" {
@@ -45,7 +46,7 @@ func TestPlantWritesMarksAndNothingElse(t *testing.T) {
 			t.Errorf("planting touched rules (-before +now):\n%s", d)
 		}
 		n.marked(v4)
-		if got := n.job.Marks[v4][rules.Nat].Witnessed; len(got) > 0 {
+		if got := n.job.Marks[v4.Table(rules.Nat)].Witnessed; len(got) > 0 {
 			t.Errorf("witnesses in %v, where no hooks stand", got)
 		}
 	})
@@ -63,12 +64,12 @@ func TestRotationGivesANewNonceAndTouchesNothingElse(t *testing.T) {
 			n.outcome(result, f, Proved)
 			n.same(f)
 			for _, table := range rules.Guarded() {
-				if n.job.Marks[f][table].Nonce == old[f][table].Nonce {
+				if n.job.Marks[f.Table(table)].Nonce == old[f.Table(table)].Nonce {
 					t.Errorf("%s %s keeps its nonce", f, table)
 				}
 			}
 		}
-		if d := cmp.Diff([]string{"OUTPUT"}, n.job.Marks[v4][rules.Mangle].Witnessed); d != "" {
+		if d := cmp.Diff([]string{"OUTPUT"}, n.job.Marks[v4.Table(rules.Mangle)].Witnessed); d != "" {
 			t.Errorf("a chain that was hooked since has no witness (-want +got):\n%s", d)
 		}
 	})
@@ -164,7 +165,7 @@ func TestForceWritesIntoATableThatIsGone(t *testing.T) {
 func TestForceKnowsNothingOfTablesThatTheGenerationDoesNotHold(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
 		delete(n.job.Generation, v6)
-		delete(n.job.Generation[v4], rules.Filter)
+		delete(tableid.Of(n.job.Generation, v4), rules.Filter)
 		result, err := n.replayer.Force(t.Context(), n.job)
 		must(t, err)
 		n.take(result)
@@ -290,8 +291,8 @@ func TestExamineTellsWhatAReadShows(t *testing.T) {
 		must(t, n.RestoreNoflush(v4, "*filter\n-D INPUT -j KUBE-FIREWALL\nCOMMIT\n"))
 		snapshot, err := n.Fake.Read(t.Context(), v4)
 		must(t, err)
-		tried := n.job.Marks[v4][rules.Mangle]
-		n.job.Marks = n.job.Marks.With(v4, rules.Mangle, canary.Mark{Nonce: "older"}.Trying(tried))
+		tried := n.job.Marks[v4.Table(rules.Mangle)]
+		n.job.Marks = n.job.Marks.With(v4.Table(rules.Mangle), canary.Mark{Nonce: "older"}.Trying(tried))
 		examiner := Examiner{Canary: canary.DefaultChain, Protects: protects}
 		for quiet, want := range map[bool]canary.Verdict{false: canary.Changed, true: canary.HooksMissing} {
 			n.job.Quiet[v4] = quiet

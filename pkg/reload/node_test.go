@@ -1,6 +1,7 @@
 package reload
 
 import (
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"strings"
 	"testing"
 
@@ -88,7 +89,7 @@ func newNode(t *testing.T, backend iptables.Backend, text string, families ...ru
 		snapshot, err := n.Fake.Read(t.Context(), f)
 		must(t, err)
 		for table, seen := range snapshot.Tables {
-			n.job.Generation = n.job.Generation.With(f, table, rules.Extract(seen, protects, canary.IsMark))
+			n.job.Generation = n.job.Generation.With(f.Table(table), rules.Extract(seen, protects, canary.IsMark))
 		}
 		n.before[f] = n.content(f)
 	}
@@ -106,7 +107,7 @@ func newNode(t *testing.T, backend iptables.Backend, text string, families ...ru
 func (n *testNode) take(result Result) {
 	for f, fr := range result {
 		for table, tr := range fr.Tables {
-			n.job.Marks = n.job.Marks.With(f, table, tr.Mark)
+			n.job.Marks = n.job.Marks.With(f.Table(table), tr.Mark)
 		}
 	}
 }
@@ -118,7 +119,7 @@ func (n *testNode) learn() {
 		snapshot, err := n.Fake.Read(n.t.Context(), f)
 		must(n.t, err)
 		for table, seen := range snapshot.Tables {
-			n.job.Generation = n.job.Generation.With(f, table, rules.Extract(seen, n.replayer.Protects, canary.IsMark))
+			n.job.Generation = n.job.Generation.With(f.Table(table), rules.Extract(seen, n.replayer.Protects, canary.IsMark))
 		}
 	}
 	result, err := n.replayer.Rotate(n.t.Context(), n.job)
@@ -175,7 +176,7 @@ func (n *testNode) marked(f rules.Family) {
 		n.t.Errorf("%s: marks are %v\n%s", f, got, n.Save(f))
 	}
 	witnesses := 0
-	for _, mark := range n.job.Marks[f] {
+	for _, mark := range tableid.Of(n.job.Marks, f) {
 		witnesses += len(mark.Witnessed)
 	}
 	if got := strings.Count(n.Save(f), "canaryd-witness:"); got != witnesses {

@@ -1,6 +1,7 @@
 package reload
 
 import (
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -42,12 +43,12 @@ func proxyIn(t *rules.Table) bool {
 // before 1.28 writes, too, those stay that stand.
 func (l Learned) WithoutProxy(snapshot iptables.Snapshot) Learned {
 	next, f := Learned{Generation: l.Generation, shrunk: l.shrunk}, snapshot.Family
-	for t, s := range l.Generation[f] {
+	for t, s := range tableid.Of(l.Generation, f) {
 		_, rest := s.Split(func(chain string) bool {
 			shared := chain == "KUBE-MARK-MASQ" || chain == "KUBE-POSTROUTING"
 			return rules.KubeProxys(chain) || shared && snapshot.Tables[t].Chain(chain) == nil
 		})
-		next.Generation = next.Generation.With(f, t, rest)
+		next.Generation = next.Generation.With(f.Table(t), rest)
 	}
 	return next
 }

@@ -2,6 +2,7 @@ package reload
 
 import (
 	"fmt"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"maps"
 	"slices"
 	"strings"
@@ -27,22 +28,19 @@ type Held struct {
 }
 
 // A Quarantine is what was held back, by family and table. It is a value.
-type Quarantine map[rules.Family]map[rules.TableName][]Held
+type Quarantine map[rules.TableID][]Held
 
 // With returns q with one table's rules replaced.
 func (q Quarantine) With(f rules.Family, t rules.TableName, list []Held) Quarantine {
 	next := Quarantine{}
-	for family, tables := range q {
+	for family, tables := range tableid.ByFamily(q) {
 		next[family] = maps.Clone(tables)
 	}
-	if next[f] == nil {
-		next[f] = map[rules.TableName][]Held{}
-	}
-	next[f][t] = list
+	next[f.Table(t)] = list
 	if len(list) == 0 {
-		delete(next[f], t)
+		delete(next, f.Table(t))
 	}
-	if len(next[f]) == 0 {
+	if len(tableid.Of(next, f)) == 0 {
 		delete(next, f)
 	}
 	return next
@@ -51,10 +49,8 @@ func (q Quarantine) With(f rules.Family, t rules.TableName, list []Held) Quarant
 // Count returns how many rules are held back.
 func (q Quarantine) Count() int {
 	n := 0
-	for _, tables := range q {
-		for _, list := range tables {
-			n += len(list)
-		}
+	for _, list := range q {
+		n += len(list)
 	}
 	return n
 }
@@ -62,7 +58,7 @@ func (q Quarantine) Count() int {
 // Standing returns which chains that rules lacked are there now.
 func (q Quarantine) Standing(snapshot iptables.Snapshot) map[iptables.Place]bool {
 	there := map[iptables.Place]bool{}
-	for t, list := range q[snapshot.Family] {
+	for t, list := range tableid.Of(q, snapshot.Family) {
 		for _, h := range list {
 			if h.Lacks != "" && snapshot.Tables[t].Chain(h.Lacks) != nil {
 				there[iptables.Place{Table: t, Chain: h.Lacks}] = true
@@ -76,7 +72,7 @@ func (q Quarantine) Standing(snapshot iptables.Snapshot) map[iptables.Place]bool
 // held back stood there, and the quarantine without those that are no longer: who
 // writes a chain anew has had its word. want is the table's generation.
 func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rules.Section) (rules.Section, Quarantine) {
-	list := q[f][t]
+	list := q[f.Table(t)]
 	if len(list) == 0 {
 		return seen, q
 	}
@@ -119,7 +115,7 @@ func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rul
 	if len(kept) > 0 {
 		seen.Leans = union(want.Leans, seen.Leans)
 	}
-	return seen, q.With(f, t, still)
+	return seen, q.With(f.Table(t), still)
 }
 
 // refusedOf returns the rules of a list that trials found refused, by their text

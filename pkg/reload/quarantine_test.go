@@ -58,7 +58,7 @@ func leaning(t *testing.T, backend iptables.Backend) *testNode {
 	snapshot, err := n.Fake.Read(t.Context(), v4)
 	must(t, err)
 	for table, seen := range snapshot.Tables {
-		n.job.Generation = n.job.Generation.With(v4, table, rules.Extract(seen, protects, canary.IsMark))
+		n.job.Generation = n.job.Generation.With(v4.Table(table), rules.Extract(seen, protects, canary.IsMark))
 	}
 	n.job.Sets, err = n.Sets().Save(t.Context(), []string{"bad", "friends", "members"})
 	must(t, err)
@@ -74,7 +74,7 @@ func (n *testNode) takeHeld(result Result) {
 	for f, fr := range result {
 		for table, tr := range fr.Tables {
 			if tr.Proved && tr.Replayed {
-				n.job.Quarantine = n.job.Quarantine.With(f, table, tr.Quarantined)
+				n.job.Quarantine = n.job.Quarantine.With(f.Table(table), tr.Quarantined)
 			}
 		}
 	}
@@ -136,10 +136,10 @@ func TestARuleWhoseSetIsMissingIsHeldBackUntilItReturns(t *testing.T) {
 		}
 		n.takeHeld(result)
 		reason := "ipset bad is missing, and its members are not known"
-		want := Quarantine{v4: {rules.Filter: {
+		want := Quarantine{v4.Table(rules.Filter): {
 			{Chain: "KUBE-FORWARD", Rule: rule("-m set --match-set bad src -j DROP"), Reason: reason},
 			{Chain: "FORWARD", Rule: rule("-m set --match-set bad src -j KUBE-FORWARD"), Reason: reason},
-		}}}
+		}}
 		if d := cmp.Diff(want, n.job.Quarantine); d != "" {
 			t.Fatalf("quarantine (-want +got):\n%s", d)
 		}
@@ -231,7 +231,7 @@ func TestOneBadLineNeverCostsATable(t *testing.T) {
 		}
 		n.marked(v4)
 		n.takeHeld(result)
-		for _, h := range n.job.Quarantine[v4][rules.Filter] {
+		for _, h := range n.job.Quarantine[v4.Table(rules.Filter)] {
 			if !strings.Contains(h.Rule.Spec, "match-set bad") || !strings.Contains(h.Reason, "bad") {
 				t.Errorf("held back: %+v", h)
 			}
@@ -339,7 +339,7 @@ func TestAStrictJobIsWrittenAsAWholeOrNotAtAll(t *testing.T) {
 func TestSiftingFindsTheBadOnes(t *testing.T) {
 	for _, bad := range [][]int{{0}, {499}, {17, 18}, {1, 100, 250, 499}} {
 		n := newNode(t, iptables.Legacy, strings.ReplaceAll(strings.ReplaceAll(nodeText, "-A KUBE-FORWARD -j corp\n", ""), ":KUBE-FIREWALL", ":KUBE-LONG - [0:0]\n-A KUBE-LONG -j RETURN\n:KUBE-FIREWALL"), v4)
-		section := n.job.Generation[v4][rules.Filter]
+		section := n.job.Generation[v4.Table(rules.Filter)]
 		long := rules.Chain{Name: "KUBE-LONG"}
 		for i := range 500 {
 			spec := fmt.Sprintf("-s 10.0.%d.%d/32 -j RETURN", i/256, i%256)
@@ -350,7 +350,7 @@ func TestSiftingFindsTheBadOnes(t *testing.T) {
 		}
 		section.Chains = slices.Clone(section.Chains)
 		section.Chains[slices.IndexFunc(section.Chains, func(c rules.Chain) bool { return c.Name == long.Name })] = long
-		n.job.Generation = n.job.Generation.With(v4, rules.Filter, section)
+		n.job.Generation = n.job.Generation.With(v4.Table(rules.Filter), section)
 		n.flushAll(v4)
 		before := n.Restores()
 		result := n.heal()
@@ -370,9 +370,9 @@ func TestSiftingFindsTheBadOnes(t *testing.T) {
 
 func TestTheOwnersLastWordEndsAQuarantine(t *testing.T) {
 	want := sectionOf(t, rules.Filter, ":corp", ":KUBE-A", ":KUBE-B", "-A INPUT -j KUBE-A", "-A FORWARD -j KUBE-A", "-A KUBE-A -j corp", "-A KUBE-A -j RETURN", "-A KUBE-B -j corp", "-A corp -j RETURN")
-	held := Quarantine{v4: {rules.Filter: {
+	held := Quarantine{v4.Table(rules.Filter): {
 		{Chain: "KUBE-A", Rule: rule("-j corp"), Lacks: "corp"}, {Chain: "KUBE-B", Rule: rule("-j corp"), Lacks: "corp"}, {Chain: "FORWARD", Rule: rule("-j KUBE-A")},
-	}}}
+	}}
 	left := []string{":KUBE-A", ":KUBE-B", "-A INPUT -j KUBE-A", "-A KUBE-A -j RETURN"}
 	tests := []struct {
 		name  string
@@ -390,7 +390,7 @@ func TestTheOwnersLastWordEndsAQuarantine(t *testing.T) {
 		slices.SortStableFunc(test.lines, func(a, b string) int { return strings.Compare(b[:1], a[:1]) }) // declarations first
 		got, still := held.Supplement(v4, rules.Filter, want, sectionOf(t, rules.Filter, test.lines...))
 		var chains []string
-		for _, h := range still[v4][rules.Filter] {
+		for _, h := range still[v4.Table(rules.Filter)] {
 			chains = append(chains, h.Chain)
 		}
 		if d := cmp.Diff(test.still, chains); d != "" {
@@ -426,12 +426,12 @@ func TestARestoreWithoutEffectIsBisected(t *testing.T) {
 func TestARuleWithoutATextIsLeftOut(t *testing.T) {
 	eachNode(t, func(t *testing.T, n *testNode) {
 		opaque := rules.OpaqueRule([]byte("x"), "KUBE-FIREWALL", "its comment holds a line break")
-		filter := n.job.Generation[v4][rules.Filter]
+		filter := n.job.Generation[v4.Table(rules.Filter)]
 		filter.Chains = slices.Clone(filter.Chains)
 		at := slices.IndexFunc(filter.Chains, func(c rules.Chain) bool { return c.Name == "KUBE-FORWARD" })
 		filter.Chains[at].Rules = append([]rules.Rule{opaque}, filter.Chains[at].Rules...)
 		filter.Hooks = append(slices.Clone(filter.Hooks), rules.Hook{Chain: "OUTPUT", Rule: opaque, Anchor: rules.Anchor{Position: rules.Top}})
-		n.job.Generation = n.job.Generation.With(v4, rules.Filter, filter)
+		n.job.Generation = n.job.Generation.With(v4.Table(rules.Filter), filter)
 		must(t, n.Flush(v4, rules.Filter, ""))
 		result := n.heal()
 		got := result[v4].Tables[rules.Filter]

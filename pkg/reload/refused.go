@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -20,15 +21,13 @@ type Refusal struct {
 }
 
 // Refusals are what is refused, by family and table. It is a value.
-type Refusals map[rules.Family]map[rules.TableName][]Refusal
+type Refusals map[rules.TableID][]Refusal
 
 // Count returns how many refusals there are.
 func (r Refusals) Count() int {
 	n := 0
-	for _, tables := range r {
-		for _, list := range tables {
-			n += len(list)
-		}
+	for _, list := range r {
+		n += len(list)
 	}
 	return n
 }
@@ -41,10 +40,7 @@ func (r Refusals) After(result Result) Refusals {
 		if len(list) == 0 {
 			return
 		}
-		if next[f] == nil {
-			next[f] = map[rules.TableName][]Refusal{}
-		}
-		next[f][t] = list
+		next[f.Table(t)] = list
 	}
 	for _, f := range rules.Families() {
 		fr, tried := result[f]
@@ -54,7 +50,7 @@ func (r Refusals) After(result Result) Refusals {
 			case tr.Refused != nil:
 				put(f, t, tr.Refused)
 			case !tried || !tr.Proved && (!tr.Read || tr.Finding.Verdict.Loss()):
-				put(f, t, r[f][t])
+				put(f, t, r[f.Table(t)])
 			}
 		}
 	}
@@ -126,7 +122,7 @@ func (r Replayer) Try(ctx context.Context, g rules.Generation, families ...rules
 		}
 		tables := map[rules.TableName]TableResult{}
 		for _, table := range rules.Guarded() {
-			section := g[f][table]
+			section := g[f.Table(table)]
 			plan := tablePlan{table: table, wrote: section.Chains, hooks: section.Hooks, seen: snapshot.Tables[table]}
 			trial := newTrial(s, f, plan)
 			if err := trial.run(ctx); err != nil {

@@ -28,11 +28,11 @@ COMMIT
 
 // withBad returns the generation with a rule more in a chain of nat.
 func withBad(g rules.Generation, r rules.Rule) rules.Generation {
-	s := g[v4][rules.Nat]
+	s := g[v4.Table(rules.Nat)]
 	s.Chains = slices.Clone(s.Chains)
 	i := slices.IndexFunc(s.Chains, func(c rules.Chain) bool { return c.Name == "KUBE-N" })
 	s.Chains[i].Rules = append(slices.Clone(s.Chains[i].Rules), r)
-	return g.With(v4, rules.Nat, s)
+	return g.With(v4.Table(rules.Nat), s)
 }
 
 // TestARefusedRuleKeepsItsTableOnly: the table with a claimed rule that is refused
@@ -45,9 +45,9 @@ func TestARefusedRuleKeepsItsTableOnly(t *testing.T) {
 			bad := rule("-j NOSUCH")
 			n.job.Claimed, n.job.Strict = protects, true
 			for _, table := range rules.Guarded() {
-				s := n.job.Generation[v4][table]
+				s := n.job.Generation[v4.Table(table)]
 				s.Chains = append(slices.Clone(s.Chains), rules.Chain{Name: "KUBE-NEW", Rules: ruleList("-j RETURN")})
-				n.job.Generation = n.job.Generation.With(v4, table, s)
+				n.job.Generation = n.job.Generation.With(v4.Table(table), s)
 			}
 			good := n.job.Generation
 			n.job.Generation = withBad(good, bad)
@@ -56,7 +56,7 @@ func TestARefusedRuleKeepsItsTableOnly(t *testing.T) {
 				result := n.heal()
 				n.outcome(result, v4, []Outcome{Partial, Failed}[try])
 				n.job.Refused = n.job.Refused.After(result)
-				list := n.job.Refused[v4][rules.Nat]
+				list := n.job.Refused[v4.Table(rules.Nat)]
 				if len(list) != 1 || list[0].Chain != "KUBE-N" || list[0].Rule != bad || list[0].Class != iptables.ReasonMissingChain || n.job.Refused.Count() != 1 {
 					t.Fatalf("try %d: refused %+v", try, n.job.Refused)
 				}
@@ -91,9 +91,9 @@ func TestTrial(t *testing.T) {
 			t.Errorf("refused: %+v", refused)
 		}
 		s := rules.Section{Chains: []rules.Chain{{Name: "SITE", Rules: ruleList("-j RETURN", "-j NOSUCH", "-j LATER", "-j corp")}, {Name: "LATER"}}}
-		refused, err = n.replayer.Try(t.Context(), rules.Generation{v4: {rules.Filter: s}}, v4, v6)
+		refused, err = n.replayer.Try(t.Context(), rules.Generation{v4.Table(rules.Filter): s}, v4, v6)
 		must(t, err)
-		if list := refused[v4][rules.Filter]; refused.Count() != 1 || len(list) != 1 || list[0].Rule.Target != "NOSUCH" {
+		if list := refused[v4.Table(rules.Filter)]; refused.Count() != 1 || len(list) != 1 || list[0].Rule.Target != "NOSUCH" {
 			t.Errorf("refused: %+v", refused)
 		}
 		n.same(v4)

@@ -53,10 +53,9 @@ func (s *Store) Remains() (Remains, bool) {
 		r.Marks, r.Uptime = state.Marks, state.Uptime
 		// The marks stand where the state was written, whatever its generation is.
 		r.Identity = state.Identity
-		for f, tables := range state.Quarantine {
-			for t, list := range tables {
-				r.Generation = r.Generation.With(f, t, without(r.Generation[f][t], list))
-			}
+		for id, list := range state.Quarantine {
+			f, t := id.Family, id.Name
+			r.Generation = r.Generation.With(f.Table(t), without(r.Generation[f.Table(t)], list))
 		}
 	}
 	return r, true

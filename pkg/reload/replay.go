@@ -127,7 +127,7 @@ type Job struct {
 	// Found is what the last reads in the course of the same loss found.
 	Found Found
 	// Doubled are the hooks of which copies are to go; for Undouble.
-	Doubled map[rules.Family]map[rules.TableName][]rules.Hook
+	Doubled map[rules.TableID][]rules.Hook
 	// Gone are the containers of which nothing is to stand; for TakeAway.
 	Gone map[rules.Attachment]bool
 	// Pace is what a rule took to write in the last replays.

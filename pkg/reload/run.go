@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"maps"
 	"reflect"
 	"slices"
@@ -148,8 +149,8 @@ func (r run) settle(ctx context.Context, turns, planned []*turn) (again bool) {
 	r.session.Prepare(ctx, payloads(planned)...)
 	found := r.job.Found
 	for _, t := range turns {
-		for table, finding := range t.found[t.family] {
-			found = found.With(t.family, table, finding)
+		for table, finding := range tableid.Of(t.found, t.family) {
+			found = found.With(t.family.Table(table), finding)
 		}
 	}
 	start := time.Now()
@@ -174,7 +175,7 @@ func (r run) settle(ctx context.Context, turns, planned []*turn) (again bool) {
 func (t *turn) tried(marks canary.Marks) canary.Marks {
 	for _, p := range t.plans {
 		if t.sent[p.table] && p.mark.Nonce != "" {
-			marks = marks.With(t.family, p.table, marks[t.family][p.table].Trying(p.mark))
+			marks = marks.With(t.family.Table(p.table), marks[t.family.Table(p.table)].Trying(p.mark))
 		}
 	}
 	return marks
@@ -207,7 +208,7 @@ func (r run) ahead(marks canary.Marks, turns []*turn) canary.Marks {
 	for _, t := range turns {
 		for _, p := range t.plans {
 			if p.mark.Nonce != "" {
-				marks = marks.With(t.family, p.table, marks[t.family][p.table].Trying(p.mark))
+				marks = marks.With(t.family.Table(p.table), marks[t.family.Table(p.table)].Trying(p.mark))
 			}
 		}
 	}
@@ -231,7 +232,7 @@ func (r run) plan(ctx context.Context, t *turn) bool {
 		return false
 	}
 	for _, task := range tasks {
-		t.found = t.found.With(t.family, task.table, task.finding)
+		t.found = t.found.With(t.family.Table(task.table), task.finding)
 	}
 	before := t.result.Tables
 	t.result = newResult(tasks)
@@ -240,14 +241,14 @@ func (r run) plan(ctx context.Context, t *turn) bool {
 		r.job.Judged(t.family, t.result.Tables)
 	}
 	if r.act.rules {
-		t.settle(r.job.Unproved[t.family])
+		t.settle(tableid.Of(r.job.Unproved, t.family))
 	}
 	t.result.Seen = digest
 	t.result.Digest, t.result.proxyCanary = digest, standsIn(tasks, kubeProxyCanary)
 	lack := r.supply(ctx, tasks)
 	for i := range tasks {
 		tasks[i].lacking = lack
-		tasks[i].doubled = r.job.Doubled[t.family][tasks[i].table]
+		tasks[i].doubled = r.job.Doubled[t.family.Table(tasks[i].table)]
 		tasks[i].lacking.refused = r.refusals(t, tasks[i])
 	}
 	if len(t.sent) > 0 || t.nonce == "" { // else nothing was written with it

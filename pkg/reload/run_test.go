@@ -180,7 +180,7 @@ func TestOrderOfASection(t *testing.T) {
 	payload := n.Payloads(v4)[1] // the first was planted
 	_, nat, _ := strings.Cut(payload, "*nat\n")
 	nat, _, _ = strings.Cut(nat, "COMMIT")
-	nonce := string(n.job.Marks[v4][rules.Nat].Nonce)
+	nonce := string(n.job.Marks[v4.Table(rules.Nat)].Nonce)
 	var got []string
 	for line := range strings.Lines(nat) {
 		line = strings.ReplaceAll(strings.TrimSpace(line), nonce, "NEW")

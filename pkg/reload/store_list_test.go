@@ -19,7 +19,7 @@ func full(t *testing.T, n int) rules.Generation {
 	for range n {
 		lines = append(lines, "-A KUBE-SVC-A -j RETURN")
 	}
-	return rules.Generation{v4: {rules.Nat: sectionOf(t, rules.Nat, lines...)}}
+	return rules.Generation{v4.Table(rules.Nat): sectionOf(t, rules.Nat, lines...)}
 }
 
 // saveAt stores a generation as if at that minute.

@@ -30,15 +30,15 @@ func openStore(t *testing.T, dir string, identity Identity) *Store {
 // generation returns one that differs for every n.
 func generation(t *testing.T, n int) rules.Generation {
 	t.Helper()
-	return rules.Generation{v4: {rules.Nat: sectionOf(t, rules.Nat, append(slices.Clone(whole), fmt.Sprintf("-A KUBE-SVC-A -d 10.0.0.%d/32 -j RETURN", n))...)}}
+	return rules.Generation{v4.Table(rules.Nat): sectionOf(t, rules.Nat, append(slices.Clone(whole), fmt.Sprintf("-A KUBE-SVC-A -d 10.0.0.%d/32 -j RETURN", n))...)}
 }
 
 func testState() State {
 	return State{
 		Confirmed: noon.Add(time.Minute), Uptime: time.Hour,
 		Marks: canary.Marks{
-			v4: {rules.Nat: canary.Mark{Nonce: "1", Witnessed: []string{"OUTPUT"}}.Trying(canary.Mark{Nonce: "2"})},
-			v6: {rules.Filter: {Nonce: "3"}},
+			v4.Table(rules.Nat):    canary.Mark{Nonce: "1", Witnessed: []string{"OUTPUT"}}.Trying(canary.Mark{Nonce: "2"}),
+			v6.Table(rules.Filter): {Nonce: "3"},
 		},
 	}
 }

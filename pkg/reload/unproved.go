@@ -2,6 +2,7 @@ package reload
 
 import (
 	"fmt"
+	"github.com/canaryd/canaryd/pkg/tableid"
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -10,28 +11,24 @@ import (
 // Unproved is what was written to put a loss right and could not be read back, by
 // family and table. The next try that can read it decides: what is in force then
 // is proved, and all that follows a replay follows it. It is a value.
-type Unproved map[rules.Family]map[rules.TableName]TableResult
+type Unproved map[rules.TableID]TableResult
 
 // After returns what is unproved after another try.
 func (u Unproved) After(result Result) Unproved {
 	next := Unproved{}
 	keep := func(f rules.Family, t rules.TableName, tr TableResult) {
-		if next[f] == nil {
-			next[f] = map[rules.TableName]TableResult{}
-		}
-		next[f][t] = tr
+		next[f.Table(t)] = tr
 	}
-	for f, tables := range u {
-		for t, tr := range tables {
-			if !result[f].Tables[t].Proved {
-				keep(f, t, tr)
-			}
+	for id, tr := range u {
+		f, t := id.Family, id.Name
+		if !result[f].Tables[t].Proved {
+			keep(f, t, tr)
 		}
 	}
 	for f, fr := range result {
 		for t, tr := range fr.Tables {
 			if tr.Unproved {
-				keep(f, t, tr.owing(u[f][t]))
+				keep(f, t, tr.owing(u[f.Table(t)]))
 			}
 		}
 	}

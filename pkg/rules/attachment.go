@@ -3,6 +3,7 @@ package rules
 import (
 	"crypto/sha512"
 	"encoding/hex"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"iter"
 	"regexp"
 	"slices"
@@ -148,7 +149,7 @@ func (s Section) targets() map[string]bool {
 // known that it has nothing but a chain of.
 func (g Generation) Attachments(known iter.Seq[Attachment]) map[Attachment]bool {
 	all, chains := map[Attachment]bool{}, map[string]bool{}
-	for _, tables := range g {
+	for _, tables := range tableid.ByFamily(g) {
 		for a := range tables[Nat].Attachments() {
 			all[a] = true
 		}
@@ -171,9 +172,9 @@ func (g Generation) WithoutAttachments(gone map[Attachment]bool) Generation {
 	if len(gone) == 0 {
 		return g
 	}
-	for f, tables := range g {
+	for f, tables := range tableid.ByFamily(g) {
 		if s, known := tables[Nat]; known {
-			g = g.With(f, Nat, s.WithoutAttachments(gone))
+			g = g.With(f.Table(Nat), s.WithoutAttachments(gone))
 		}
 	}
 	return g

@@ -76,7 +76,7 @@ func TestParseFragment(t *testing.T) {
 		t.Error(diff)
 	}
 	for f := range want.Sections {
-		if err := rules.Validate(rules.Generation{rules.IPv4: {f: got.Sections[f]}}); err != nil {
+		if err := rules.Validate(rules.Generation{rules.IPv4.Table(f): got.Sections[f]}); err != nil {
 			t.Error(err)
 		}
 	}

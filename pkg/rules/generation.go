@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"hash"
 	"slices"
 	"strings"
@@ -13,7 +14,7 @@ import (
 // each family and table the protected chains and the hooks into them.
 //
 // It is a value: who changes one makes a Clone first.
-type Generation map[Family]map[TableName]Section
+type Generation map[TableID]Section
 
 // A Section is one table's part of a generation.
 type Section struct {
@@ -126,11 +127,9 @@ func (s Section) RuleCount() int {
 
 // Counts returns how many rules (hooks included) and chains g holds.
 func (g Generation) Counts() (rules, chains int) {
-	for _, tables := range g {
-		for _, s := range tables {
-			rules += s.RuleCount()
-			chains += len(s.Chains)
-		}
+	for _, s := range g {
+		rules += s.RuleCount()
+		chains += len(s.Chains)
 	}
 	return rules, chains
 }
@@ -139,10 +138,10 @@ func (g Generation) Counts() (rules, chains int) {
 // Chains and rules are shared; they are never changed in place.
 func (g Generation) Clone() Generation {
 	c := make(Generation, len(g))
-	for f, tables := range g {
+	for f, tables := range tableid.ByFamily(g) {
 		c[f] = make(map[TableName]Section, len(tables))
 		for t, s := range tables {
-			c[f][t] = s
+			c[f.Table(t)] = s
 		}
 	}
 	return c
@@ -151,10 +150,7 @@ func (g Generation) Clone() Generation {
 // With returns g with one section replaced.
 func (g Generation) With(f Family, t TableName, s Section) Generation {
 	c := g.Clone()
-	if c[f] == nil {
-		c[f] = map[TableName]Section{}
-	}
-	c[f][t] = s
+	c[f.Table(t)] = s
 	return c
 }
 
@@ -169,7 +165,7 @@ func (g Generation) ID() string {
 	h := sha256.New()
 	for _, f := range Families() {
 		for _, t := range AllTables() {
-			s, ok := g[f][t]
+			s, ok := g[f.Table(t)]
 			if !ok {
 				continue
 			}

@@ -2,6 +2,7 @@ package rules_test
 
 import (
 	"encoding/json"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"os"
 	"regexp"
 	"slices"
@@ -19,7 +20,7 @@ func r(spec string) rules.Rule {
 }
 
 func small() rules.Generation {
-	return rules.Generation{rules.IPv4: {rules.Nat: {
+	return rules.Generation{rules.IPv4.Table(rules.Nat): {
 		Chains: []rules.Chain{
 			{Name: "KUBE-SERVICES", Rules: []rules.Rule{r(`-d 10.96.0.1/32 -m comment --comment "it\'s \"x\"" -j KUBE-A`), r("-j corp")}},
 			{Name: "KUBE-A", Rules: []rules.Rule{r("-j MASQUERADE")}},
@@ -31,15 +32,15 @@ func small() rules.Generation {
 		},
 		Leans:    []string{"corp"},
 		Policies: map[string]string{"OUTPUT": "ACCEPT"},
-	}}}
+	}}
 }
 
 // changed returns small() with its nat section changed.
 func changed(change func(*rules.Section)) rules.Generation {
 	g := small()
-	s := g[rules.IPv4][rules.Nat]
+	s := g[rules.IPv4.Table(rules.Nat)]
 	change(&s)
-	return g.With(rules.IPv4, rules.Nat, s)
+	return g.With(rules.IPv4.Table(rules.Nat), s)
 }
 
 func TestIDDoesNotDependOnTheOrderOfChainsNorOnWhatIsNotReplayed(t *testing.T) {
@@ -56,7 +57,7 @@ func TestIDDoesNotDependOnTheOrderOfChainsNorOnWhatIsNotReplayed(t *testing.T) {
 		if got := g.ID(); got != want {
 			t.Errorf("%s: ID %s, want %s", name, got, want)
 		}
-		if !g[rules.IPv4][rules.Nat].Equal(small()[rules.IPv4][rules.Nat]) {
+		if !g[rules.IPv4.Table(rules.Nat)].Equal(small()[rules.IPv4.Table(rules.Nat)]) {
 			t.Errorf("%s: the sections are not Equal", name)
 		}
 	}
@@ -66,8 +67,8 @@ func TestIDDependsOnEverythingElse(t *testing.T) {
 	ids := map[string]string{small().ID(): "unchanged"}
 	for name, g := range map[string]rules.Generation{
 		"nothing":           {},
-		"the other family":  {rules.IPv6: small()[rules.IPv4]},
-		"the other table":   {rules.IPv4: {rules.Filter: small()[rules.IPv4][rules.Nat]}},
+		"the other family":  {rules.IPv6: tableid.Of(small(), rules.IPv4)},
+		"the other table":   {rules.IPv4.Table(rules.Filter): small()[rules.IPv4.Table(rules.Nat)]},
 		"one chain less":    changed(func(s *rules.Section) { s.Chains = s.Chains[:2] }),
 		"a chain renamed":   changed(func(s *rules.Section) { s.Chains[1].Name = "KUBE-B" }),
 		"one rule less":     changed(func(s *rules.Section) { s.Chains[0].Rules = s.Chains[0].Rules[:1] }),
@@ -81,7 +82,7 @@ func TestIDDependsOnEverythingElse(t *testing.T) {
 		"another position":  changed(func(s *rules.Section) { s.Hooks[1].Anchor.Position = rules.Bottom }),
 		"another neighbour": changed(func(s *rules.Section) { s.Hooks[0].Anchor.Neighbour = r("-j DROP") }),
 	} {
-		if g[rules.IPv4][rules.Nat].Equal(small()[rules.IPv4][rules.Nat]) {
+		if g[rules.IPv4.Table(rules.Nat)].Equal(small()[rules.IPv4.Table(rules.Nat)]) {
 			t.Errorf("%s: the sections are Equal", name)
 		}
 		id := g.ID()
@@ -131,7 +132,7 @@ func TestOddRulesOfAStoredGenerationAreOpaque(t *testing.T) {
 		if err := json.Unmarshal([]byte(`{"ipv4":{"nat":{"hooks":[{"chain":"OUTPUT","rule":"`+spec+`"}]}}}`), &g); err != nil {
 			t.Fatal(err)
 		}
-		hook := g[rules.IPv4][rules.Nat].Hooks[0].Rule
+		hook := g[rules.IPv4.Table(rules.Nat)].Hooks[0].Rule
 		if _, opaque := hook.Opaque(); !opaque || hook.Target != "A" || rules.Validate(g) != nil {
 			t.Errorf("%s is read as %q to %q", spec, hook.Spec, hook.Target)
 		}
@@ -144,9 +145,9 @@ func TestOddRulesOfAStoredGenerationAreOpaque(t *testing.T) {
 func TestAChangedCloneLeavesTheGenerationAlone(t *testing.T) {
 	g := small()
 	c := g.Clone()
-	c[rules.IPv4][rules.Nat] = rules.Section{}
+	c[rules.IPv4.Table(rules.Nat)] = rules.Section{}
 	c[rules.IPv6] = nil
-	with := g.With(rules.IPv6, rules.Filter, small()[rules.IPv4][rules.Nat])
+	with := g.With(rules.IPv6.Table(rules.Filter), small()[rules.IPv4.Table(rules.Nat)])
 	if d := cmp.Diff(small(), g, exactly); d != "" {
 		t.Errorf("the original changed (-want +got):\n%s", d)
 	}
@@ -157,11 +158,11 @@ func TestAChangedCloneLeavesTheGenerationAlone(t *testing.T) {
 
 func TestRenderWritesWhatLoadsIntoEmptyTables(t *testing.T) {
 	set := parse(t, testdata(t, "node.nft.save"))
-	g := rules.Generation{rules.IPv4: {}, rules.IPv6: small()[rules.IPv4]}
+	g := rules.Generation{rules.IPv4: {}, rules.IPv6: tableid.Of(small(), rules.IPv4)}
 	for name, table := range set {
-		g[rules.IPv4][name] = rules.Extract(table, selector(t, "kube", "cni").Protects, isMark)
+		g[rules.IPv4.Table(name)] = rules.Extract(table, selector(t, "kube", "cni").Protects, isMark)
 	}
-	g[rules.IPv4][rules.Raw] = rules.Section{Policies: map[string]string{"OUTPUT": "DROP"}}
+	g[rules.IPv4.Table(rules.Raw)] = rules.Section{Policies: map[string]string{"OUTPUT": "DROP"}}
 	for f, file := range map[rules.Family]string{rules.IPv4: "render.v4.golden", rules.IPv6: "render.v6.golden"} {
 		got := rules.Render(g, f)
 		if os.Getenv("UPDATE_GOLDEN") != "" {

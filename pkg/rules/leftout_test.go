@@ -56,7 +56,7 @@ func TestAChainThatIsLeftOutIsKnownByName(t *testing.T) {
 	if found := s.Opaque(Section{}, nil); found != nil {
 		t.Errorf("called rules without a text: %v", found)
 	}
-	text := Render(Generation{IPv4: {Nat: s}}, IPv4)
+	text := Render(Generation{IPv4.Table(Nat): s}, IPv4)
 	for _, line := range strings.Split(text, "\n") {
 		if strings.Contains(line, "KUBE-LARGE") && !strings.HasPrefix(line, "#") {
 			t.Errorf("rendered: %q", line)

@@ -102,7 +102,7 @@ func printedBack(t *testing.T, tool string, f rules.Family, table rules.TableNam
 	if n := save().RuleCount(); n != 0 {
 		t.Fatalf("%d rules are left in %s", n, table)
 	}
-	nstest.CommandInput(t, rules.Render(rules.Generation{f: {table: before}}, f), tool+"-restore", "--noflush")
+	nstest.CommandInput(t, rules.Render(rules.Generation{f.Table(table): before}, f), tool+"-restore", "--noflush")
 	if after := save(); !before.Equal(after) {
 		t.Errorf("%s was printed and loaded, and now:\n%s", table, rules.Diff(before, after))
 	}

@@ -287,7 +287,7 @@ func BenchmarkEqualRules(b *testing.B) {
 }
 
 func BenchmarkID(b *testing.B) {
-	g := rules.Generation{rules.IPv4: {rules.Nat: {Chains: []rules.Chain{{Name: "A", Rules: large()}}}}}
+	g := rules.Generation{rules.IPv4.Table(rules.Nat): {Chains: []rules.Chain{{Name: "A", Rules: large()}}}}
 	for b.Loop() {
 		g.ID()
 	}

@@ -15,7 +15,7 @@ import (
 func Render(g Generation, f Family) string {
 	var b strings.Builder
 	for _, t := range AllTables() {
-		s, ok := g[f][t]
+		s, ok := g[f.Table(t)]
 		if !ok || len(s.Chains) == 0 && len(s.Hooks) == 0 {
 			continue
 		}

@@ -5,7 +5,7 @@ import "slices"
 // Rewrites reports whether a nat rule of the family may change an address or a port of
 // a packet: only then are there connections whose packets the kernel translates.
 func (g Generation) Rewrites(f Family) bool {
-	s := g[f][Nat]
+	s := g[f.Table(Nat)]
 	return slices.ContainsFunc(s.Hooks, func(h Hook) bool { return rewrites(h.Rule) }) ||
 		slices.ContainsFunc(s.Chains, func(c Chain) bool { return slices.ContainsFunc(c.Rules, rewrites) })
 }

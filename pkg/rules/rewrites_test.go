@@ -24,17 +24,17 @@ func TestRewrites(t *testing.T) {
 	}
 	for name, spec := range translates {
 		for where, section := range map[string]Section{"chain": chain(spec), "built-in chain": hook(spec)} {
-			g := Generation{IPv4: {Nat: section}}
+			g := Generation{IPv4.Table(Nat): section}
 			if !g.Rewrites(IPv4) {
 				t.Errorf("%s in a %s is said to translate nothing", name, where)
 			}
-			if g.Rewrites(IPv6) || (Generation{IPv4: {Filter: section}}).Rewrites(IPv4) {
+			if g.Rewrites(IPv6) || (Generation{IPv4.Table(Filter): section}).Rewrites(IPv4) {
 				t.Errorf("%s of another family or table counts", name)
 			}
 		}
 	}
 	for _, spec := range []string{"-j MARK --set-xmark 0x4000/0x4000", "-j RETURN", "-j KUBE-MARK-MASQ", "-j KUBE-DNAT", "-p tcp"} {
-		if (Generation{IPv4: {Nat: chain(spec)}}).Rewrites(IPv4) {
+		if (Generation{IPv4.Table(Nat): chain(spec)}).Rewrites(IPv4) {
 			t.Errorf("%s is said to translate", spec)
 		}
 	}

@@ -54,10 +54,9 @@ func (s Section) Join(second Section) Section {
 // Join returns a generation that holds both.
 func (g Generation) Join(second Generation) Generation {
 	joined := g.Clone()
-	for f, tables := range second {
-		for t, s := range tables {
-			joined = joined.With(f, t, joined[f][t].Join(s))
-		}
+	for id, s := range second {
+		f, t := id.Family, id.Name
+		joined = joined.With(f.Table(t), joined[f.Table(t)].Join(s))
 	}
 	return joined
 }

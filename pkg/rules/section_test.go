@@ -1,6 +1,7 @@
 package rules_test
 
 import (
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"slices"
 	"strings"
 	"testing"
@@ -125,17 +126,17 @@ func TestJoinPutsTheFirstSectionsHooksFirst(t *testing.T) {
 func TestJoinOfGenerationsHoldsEveryFamilyAndTableOfBoth(t *testing.T) {
 	a := rules.Section{Chains: []rules.Chain{{Name: "KUBE-A", Rules: []rules.Rule{r("-j RETURN")}}}}
 	b := rules.Section{Chains: []rules.Chain{{Name: "CNI-A", Rules: []rules.Rule{r("-j ACCEPT")}}}}
-	first := rules.Generation{rules.IPv4: {rules.Nat: a, rules.Filter: a}}
-	second := rules.Generation{rules.IPv4: {rules.Nat: b, rules.Mangle: b}, rules.IPv6: {rules.Nat: b}}
+	first := rules.Generation{rules.IPv4.Table(rules.Nat): a, rules.IPv4.Table(rules.Filter): a}
+	second := rules.Generation{rules.IPv4.Table(rules.Nat): b, rules.IPv4.Table(rules.Mangle): b, rules.IPv6.Table(rules.Nat): b}
 	want := rules.Generation{
-		rules.IPv4: {rules.Nat: a.Join(b), rules.Filter: a, rules.Mangle: b},
-		rules.IPv6: {rules.Nat: b},
+		rules.IPv4.Table(rules.Nat): a.Join(b), rules.IPv4.Table(rules.Filter): a, rules.IPv4.Table(rules.Mangle): b,
+		rules.IPv6.Table(rules.Nat): b,
 	}
 	got := first.Join(second)
 	if d := cmp.Diff(want, got, cmpopts.EquateEmpty()); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
-	if got.ID() != want.ID() || len(first) != 1 || len(first[rules.IPv4]) != 2 || len(first[rules.IPv4][rules.Nat].Chains) != 1 {
+	if got.ID() != want.ID() || len(first) != 1 || len(tableid.Of(first, rules.IPv4)) != 2 || len(first[rules.IPv4.Table(rules.Nat)].Chains) != 1 {
 		t.Errorf("ID %s, want %s; first is now %v", got.ID(), want.ID(), first)
 	}
 	for name, g := range map[string]rules.Generation{

@@ -56,7 +56,7 @@ const (
 
 // Translations takes up the family's nat rules on a node.
 func (g Generation) Translations(f Family, site Site) *Translations {
-	s := g[f][Nat]
+	s := g[f.Table(Nat)]
 	t := &Translations{site: site, hooks: map[string]*natChain{}, chains: make(map[string]*natChain, len(s.Chains))}
 	chains := make([]natChain, len(s.Chains))
 	for i, c := range s.Chains {

@@ -2,6 +2,7 @@ package rules
 
 import (
 	"fmt"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"strings"
 )
 
@@ -12,7 +13,7 @@ const maxName = 28
 // and chain names are such as iptables knows, and no text can end a line or a
 // table. What comes from disk is checked by it.
 func Validate(g Generation) error {
-	for f, tables := range g {
+	for f, tables := range tableid.ByFamily(g) {
 		if f != IPv4 && f != IPv6 {
 			return fmt.Errorf("family %d is neither IPv4 nor IPv6", f)
 		}

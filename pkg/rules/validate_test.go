@@ -1,6 +1,7 @@
 package rules_test
 
 import (
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"strings"
 	"testing"
 
@@ -55,8 +56,8 @@ func TestValidateRefusesWhatWouldBreakOutOfItsLine(t *testing.T) {
 		})
 	}
 	for name, g := range map[string]rules.Generation{
-		"a table that is none":  {rules.IPv4: {"nat\n*filter": {}}},
-		"a family that is none": {5: small()[rules.IPv4]},
+		"a table that is none":  {rules.IPv4.Table("nat\n*filter"): {}},
+		"a family that is none": {5: tableid.Of(small(), rules.IPv4)},
 	} {
 		if err := rules.Validate(g); err == nil {
 			t.Errorf("%s: it is accepted", name)

@@ -2,6 +2,7 @@ package faults
 
 import (
 	"fmt"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -161,7 +162,7 @@ func TestOneFamilyFails(t *testing.T) {
 				begin: does(n, "/run/mode."+restorer(n, f), "refuse"),
 				while: func() {
 					n.Same("the other family", of(protected, other), of(n.Protected(), other))
-					for table, verdict := range n.Status().Families[other] {
+					for table, verdict := range tableid.Of(n.Status().Families, other) {
 						if verdict != "intact" {
 							n.Errorf("%s %s is %s", other, table, verdict)
 						}

@@ -32,7 +32,7 @@ func learned(n *nodetest.Node, replayer reload.Replayer) reload.Job {
 	planted, err := replayer.Plant(n.Context(), job)
 	n.Must(err)
 	for table, tr := range take(n, &job, planted, reload.Proved).Tables {
-		job.Generation = job.Generation.With(rules.IPv4, table, tr.Section)
+		job.Generation = job.Generation.With(rules.IPv4.Table(table), tr.Section)
 	}
 	return job
 }
@@ -45,9 +45,9 @@ func take(n *nodetest.Node, job *reload.Job, result reload.Result, want reload.O
 		n.Fatalf("it is %s, want %s: %v", fr.Outcome, want, fr.Err)
 	}
 	for table, tr := range fr.Tables {
-		job.Marks = job.Marks.With(rules.IPv4, table, tr.Mark)
+		job.Marks = job.Marks.With(rules.IPv4.Table(table), tr.Mark)
 		if tr.Replayed {
-			job.Quarantine = job.Quarantine.With(rules.IPv4, table, tr.Quarantined)
+			job.Quarantine = job.Quarantine.With(rules.IPv4.Table(table), tr.Quarantined)
 		}
 	}
 	return fr
@@ -86,7 +86,7 @@ func TestBadLinesAreFoundOnTheKernel(t *testing.T) {
 		healed, err := replayer.Heal(n.Context(), job)
 		fr := take(healed, err, reload.Partial)
 		var got []string
-		for _, h := range job.Quarantine[rules.IPv4][rules.Filter] {
+		for _, h := range job.Quarantine[rules.IPv4.Table(rules.Filter)] {
 			got = append(got, h.Rule.Spec)
 		}
 		if d := cmp.Diff(held, got); d != "" {

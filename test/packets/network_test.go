@@ -5,6 +5,7 @@ package packets
 
 import (
 	"fmt"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"net/netip"
 	"os"
 	"runtime"
@@ -221,7 +222,7 @@ func (n *node) load(o kube.Options) {
 	if err != nil || len(skips) > 0 {
 		n.Fatalf("generated with %v, skipped %v", err, skips)
 	}
-	for f := range g {
+	for f := range tableid.ByFamily(g) {
 		nstest.CommandInput(n.T, rules.Render(g, f), n.program(f)+"-restore", "-w", "5")
 	}
 }

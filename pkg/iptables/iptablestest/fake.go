@@ -43,10 +43,10 @@ type Fake struct {
 
 	mu         sync.Mutex
 	info       iptables.Info
-	tables     map[rules.Family]map[rules.TableName]*rules.Table // never changed in place
-	sums       map[*rules.Table]uint64                           // of tables' content, once somebody asked
+	tables     map[rules.TableID]*rules.Table // never changed in place
+	sums       map[*rules.Table]uint64        // of tables' content, once somebody asked
 	genid      uint32
-	unreadable map[rules.Family]map[rules.TableName]error
+	unreadable map[rules.TableID]error
 	onCommit   []func(iptables.Commit)
 	onUnlock   []func()
 	faults     faults
@@ -68,10 +68,10 @@ func NewFake(backend iptables.Backend, families ...rules.Family) *Fake {
 		lock:       make(chan struct{}, 1),
 		leaning:    newSets(),
 		info:       iptables.Info{Backend: backend, Version: "1.8.9", Reason: "a fake", RandomFully: true},
-		tables:     map[rules.Family]map[rules.TableName]*rules.Table{},
+		tables:     map[rules.TableID]*rules.Table{},
 		sums:       map[*rules.Table]uint64{},
 		genid:      1,
-		unreadable: map[rules.Family]map[rules.TableName]error{},
+		unreadable: map[rules.TableID]error{},
 		payloads:   map[rules.Family][]string{},
 	}
 	for _, family := range families {
@@ -164,7 +164,7 @@ func (f *Fake) holdings(family rules.Family, places []iptables.Place) map[iptabl
 }
 
 func (f *Fake) holding(family rules.Family, p iptables.Place) iptables.Holding {
-	t := f.tables[family][p.Table]
+	t := f.tables[family.Table(p.Table)]
 	if t == nil {
 		return iptables.Holding{Presence: iptables.NoTable}
 	}
@@ -218,7 +218,7 @@ func (f *Fake) read(ctx context.Context, family rules.Family, holder bool) (ipta
 		Digest:     f.digest(family),
 	}
 	for _, t := range f.ordered(family) {
-		if err := f.unreadable[family][t.Name]; err != nil {
+		if err := f.unreadable[family.Table(t.Name)]; err != nil {
 			snap.Unreadable[t.Name] = err
 			continue
 		}
@@ -278,7 +278,7 @@ func (f *Fake) sum(t *rules.Table) uint64 {
 func (f *Fake) ordered(family rules.Family) []*rules.Table {
 	var tables []*rules.Table
 	for _, name := range rules.AllTables() {
-		if t := f.tables[family][name]; t != nil {
+		if t := f.tables[family.Table(name)]; t != nil {
 			tables = append(tables, t)
 		}
 	}
@@ -305,7 +305,7 @@ func (f *Fake) save(family rules.Family, wanted func(rules.TableName) bool) stri
 	for _, t := range f.ordered(family) {
 		switch {
 		case !wanted(t.Name):
-		case f.unreadable[family][t.Name] != nil:
+		case f.unreadable[family.Table(t.Name)] != nil:
 			fmt.Fprintf(&b, "# Table `%s' is incompatible, use 'nft' tool.\n", t.Name)
 		default:
 			b.WriteString(saved(t))

@@ -89,7 +89,7 @@ func (f *Fake) DropTableFromReads(family rules.Family, table rules.TableName, er
 	if !f.has(family) {
 		return
 	}
-	f.unreadable[family][table] = err
+	f.unreadable[family.Table(table)] = err
 }
 
 // OnCommit registers fn to be called after every commit to nf_tables, a

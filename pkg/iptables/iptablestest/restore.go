@@ -3,6 +3,7 @@ package iptablestest
 import (
 	"bufio"
 	"fmt"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"slices"
 	"strings"
 
@@ -93,7 +94,7 @@ func words(raw string) ([]string, error) {
 func (r *run) commit(table rules.TableName, body []command, line, nth int) error {
 	f := r.f
 	f.mu.Lock()
-	old := f.tables[r.family][table]
+	old := f.tables[r.family.Table(table)]
 	s := &section{run: r, table: sorted(orEmpty(old, table)), end: line}
 	if !r.noflush {
 		s.clear(old != nil)
@@ -130,14 +131,14 @@ func (f *Fake) touch(family rules.Family, table rules.TableName) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.tables[family][table] != nil {
+	if f.tables[family.Table(table)] != nil {
 		return
 	}
 	t := rules.NewTable(table)
 	for _, name := range rules.BuiltinChains(table) {
 		t.Add(rules.Chain{Name: name, Policy: "ACCEPT"})
 	}
-	f.tables[family][table] = t
+	f.tables[family.Table(table)] = t
 }
 
 // publish makes tables (nil ones vanish) the content of family in one commit
@@ -145,15 +146,15 @@ func (f *Fake) touch(family rules.Family, table rules.TableName) {
 func (f *Fake) publish(family rules.Family, tables map[rules.TableName]*rules.Table, by iptables.Commit) (announce func()) {
 	by.Genid = f.genid + 1
 	for name, t := range tables {
-		delete(f.sums, f.tables[family][name])
+		delete(f.sums, f.tables[family.Table(name)])
 		if f.backend() == iptables.NFT {
-			f.take(by, family, name, f.tables[family][name], t)
+			f.take(by, family, name, f.tables[family.Table(name)], t)
 		}
 		if t == nil {
-			delete(f.tables[family], name)
+			delete(f.tables, family.Table(name))
 			continue
 		}
-		f.tables[family][name] = t
+		f.tables[family.Table(name)] = t
 	}
 	if f.backend() == iptables.Legacy {
 		return func() {}

@@ -3,6 +3,7 @@ package iptablestest
 import (
 	"context"
 	"errors"
+	"github.com/canaryd/canaryd/pkg/tableid"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -125,7 +126,7 @@ func (w Writer) native(family rules.Family, table rules.TableName, change func(*
 	f := w.fake
 	f.mu.Lock()
 	err := f.canNative(family)
-	old := f.tables[family][table]
+	old := f.tables[family.Table(table)]
 	if err == nil && old == nil {
 		err = errors.New("no such table")
 	}
@@ -161,11 +162,11 @@ func (w Writer) FlushRuleset() error {
 	found, by := false, w.author()
 	by.Genid = f.genid + 1
 	for _, family := range f.families {
-		for name, t := range f.tables[family] {
+		for name, t := range tableid.Of(f.tables, family) {
 			found = true
 			f.take(by, family, name, t, nil)
 		}
-		clear(f.tables[family])
+		clear(tableid.Of(f.tables, family))
 	}
 	announce := func() {}
 	if found {

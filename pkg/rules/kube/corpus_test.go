@@ -140,7 +140,7 @@ func (c corpusCase) match(t *testing.T) {
 		t.Error(err)
 	}
 	for _, table := range []rules.TableName{rules.Nat, rules.Filter} {
-		compare(t, c.expected[table], tableOf(t, g[c.family][table], table))
+		compare(t, c.expected[table], tableOf(t, g[c.family.Table(table)], table))
 	}
 }
 
@@ -175,7 +175,7 @@ func specs(all []rules.Rule) []string {
 // tableOf returns what a table holds once the section is loaded into it empty.
 func tableOf(t *testing.T, s rules.Section, name rules.TableName) *rules.Table {
 	t.Helper()
-	text := rules.Render(rules.Generation{rules.IPv4: {name: s}}, rules.IPv4)
+	text := rules.Render(rules.Generation{rules.IPv4.Table(name): s}, rules.IPv4)
 	for _, chain := range rules.BuiltinChains(name) {
 		text = strings.Replace(text, "\n", "\n:"+chain+" ACCEPT [0:0]\n", 1)
 	}

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"fmt"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"os"
 	"slices"
 	"strings"
@@ -201,7 +202,7 @@ func FuzzDecode(f *testing.F) {
 			t.Fatal(err)
 		}
 		for _, family := range rules.Families() {
-			for table, s := range g[family] {
+			for table, s := range tableid.Of(g, family) {
 				chains := map[string]bool{}
 				for _, c := range s.Chains {
 					if chains[c.Name] {

@@ -68,10 +68,10 @@ func generate(t *testing.T, o Objects, options Options, f rules.Family, table ru
 		t.Error(err)
 	}
 	var lines []string
-	for _, h := range g[f][table].Hooks {
+	for _, h := range g[f.Table(table)].Hooks {
 		lines = append(lines, h.String())
 	}
-	for _, c := range g[f][table].Chains {
+	for _, c := range g[f.Table(table)].Chains {
 		for _, r := range c.Rules {
 			lines = append(lines, "-A "+c.Name+" "+r.Spec)
 		}

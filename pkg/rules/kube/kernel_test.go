@@ -38,7 +38,7 @@ func TestSpelling(t *testing.T) {
 					}
 					ours, theirs := load(rules.Render(g, c.family)), load(string(c.text))
 					for _, table := range []rules.TableName{rules.Nat, rules.Filter} {
-						want := words(tableOf(t, g[c.family][table], table))
+						want := words(tableOf(t, g[c.family.Table(table)], table))
 						if diff := cmp.Diff(want, words(ours[table])); diff != "" {
 							t.Errorf("%s %s: ours (- written, + saved):\n%s", name, table, diff)
 						}

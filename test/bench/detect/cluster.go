@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"slices"
 	"sort"
 
@@ -98,7 +99,7 @@ const hint = "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n"
 // load writes the generation into the empty tables of this namespace.
 func load(ctx context.Context, with scenario.Programs, g rules.Generation) error {
 	for _, f := range rules.Families() {
-		for _, s := range g[f] {
+		for _, s := range tableid.Of(g, f) {
 			// In descending order of names iptables-nft-restore takes a
 			// third of the time for 20,000 rules: it is quadratic in chains.
 			slices.SortFunc(s.Chains, func(a, b rules.Chain) int {

@@ -110,7 +110,7 @@ func TestGeneration(t *testing.T) {
 		if err := rules.Validate(g); err != nil {
 			t.Error(err)
 		}
-		if c, ok := g[rules.IPv4][rules.Nat].Chain("KUBE-SERVICES"); !ok || len(c.Rules) < 3 {
+		if c, ok := g[rules.IPv4.Table(rules.Nat)].Chain("KUBE-SERVICES"); !ok || len(c.Rules) < 3 {
 			t.Errorf("KUBE-SERVICES holds %d rules", len(c.Rules))
 		}
 	}

@@ -111,7 +111,7 @@ func declareOne(ctx context.Context, text []byte, o kube.Options, dir string) (u
 			return fmt.Errorf("nothing new is declared: %w", context.Cause(ctx))
 		}
 	})
-	if err == nil && next.Generation[rules.IPv4][rules.Nat].Equal(first.Generation[rules.IPv4][rules.Nat]) {
+	if err == nil && next.Generation[rules.IPv4.Table(rules.Nat)].Equal(first.Generation[rules.IPv4.Table(rules.Nat)]) {
 		err = errors.New("the declaration is the same as before")
 	}
 	return use, err

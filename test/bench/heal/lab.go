@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -82,7 +83,7 @@ func (l *lab) plant(ctx context.Context) error {
 		return err
 	}
 	for t, tr := range result[rules.IPv4].Tables {
-		l.job.Marks = l.job.Marks.With(rules.IPv4, t, tr.Mark)
+		l.job.Marks = l.job.Marks.With(rules.IPv4.Table(t), tr.Mark)
 	}
 	return result[rules.IPv4].Err
 }
@@ -114,7 +115,7 @@ func (l *lab) look(ctx context.Context, read, examine string, want canary.Verdic
 		l.learned, _ = l.learned.Learn(rules.IPv4, t, x.Section, x.Finding, time.Now())
 	}
 	l.job.Generation = l.learned.Generation
-	if got := found[rules.Nat].Finding.Verdict; len(l.job.Marks[rules.IPv4]) > 0 && got != want {
+	if got := found[rules.Nat].Finding.Verdict; len(tableid.Of(l.job.Marks, rules.IPv4)) > 0 && got != want {
 		return fmt.Errorf("nat is %s, not %s", got, want)
 	}
 	return nil

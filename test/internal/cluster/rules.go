@@ -54,9 +54,9 @@ func (c *Cluster) Sync(gone []string) (string, error) {
 	}
 	var text strings.Builder
 	for _, t := range []rules.TableName{rules.Filter, rules.Nat} {
-		s := g[rules.IPv4][t]
+		s := g[rules.IPv4.Table(t)]
 		s.Hooks = nil
-		one := rules.Render(rules.Generation{rules.IPv4: {t: s}}, rules.IPv4)
+		one := rules.Render(rules.Generation{rules.IPv4.Table(t): s}, rules.IPv4)
 		if t == rules.Nat {
 			declared, deleted := "", ""
 			for _, name := range gone {
@@ -78,7 +78,7 @@ func (c *Cluster) Chains() ([]string, error) {
 		return nil, err
 	}
 	var names []string
-	for _, chain := range g[rules.IPv4][rules.Nat].Chains {
+	for _, chain := range g[rules.IPv4.Table(rules.Nat)].Chains {
 		names = append(names, chain.Name)
 	}
 	return names, nil
@@ -185,7 +185,7 @@ func (c *Cluster) MissingHooks(now rules.Ruleset) (string, error) {
 	var text strings.Builder
 	for _, t := range []rules.TableName{rules.Filter, rules.Nat} {
 		fmt.Fprintf(&text, "*%s\n", t)
-		for _, h := range g[rules.IPv4][t].Hooks {
+		for _, h := range g[rules.IPv4.Table(t)].Hooks {
 			chain := now[t].Chain(h.Chain)
 			if chain == nil || !slices.ContainsFunc(chain.Rules, h.Rule.Equal) {
 				fmt.Fprintf(&text, "-I %s %s\n", h.Chain, h.Rule.Spec)
