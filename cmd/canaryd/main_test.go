@@ -234,6 +234,10 @@ func TestStatusTable(t *testing.T) {
 		"status-quarantine": func(s *api.Status) {
 			s.Quarantined = []api.Quarantined{{Family: rules.IPv4, Table: rules.Filter, Chain: "KUBE-FORWARD", Rule: "-m set --match-set friends src -j ACCEPT", Reason: "ipset friends is missing, and its members are not known"}}
 		},
+		"status-left-out": func(s *api.Status) {
+			s.Families = map[rules.Family]api.Verdicts{rules.IPv4: verdicts(canary.Intact, canary.Intact, canary.Intact)}
+			s.LeftOut = []api.LeftOut{{Family: rules.IPv4, Table: rules.Nat, Chain: "KUBE-SVC-AAAAAAAAAAAAAAAA", Rules: 240000}, {Family: rules.IPv4, Table: rules.Filter, Chain: "OUTPUT", Rules: 120000}}
+		},
 		"status-ownerless": func(s *api.Status) {
 			s.Families = map[rules.Family]api.Verdicts{rules.IPv4: verdicts(canary.Intact, canary.Intact, canary.Intact)}
 			s.RulesWithoutOwner = &api.OwnerlessRules{Since: time.Now().Add(-3 * time.Minute), Families: []rules.Family{rules.IPv4}, Choices: []api.Choice{

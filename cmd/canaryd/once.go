@@ -250,6 +250,7 @@ func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
 		return exitError, err
 	}
 	if err != nil {
+		o.maxRules = 0 // what is removed must be known whole
 		code, err := withBench(ctx, o, func(b bench) (int, error) {
 			err := daemon.RemoveAll(ctx, b.replayer(), b.job(nil, nil), o.rules)
 			if state, _, stateErr := b.store.LoadState(); stateErr == nil { // else it is not known which tables canaryd made

@@ -31,6 +31,7 @@ type options struct {
 	poll, settle, hookGrace          time.Duration
 	lockFile                         string
 	lockWait, maxStoredAge           time.Duration
+	maxRules                         int
 	stateDir, socket, metricsAddress string
 	output, generation               string
 	manifest, rulesDir, cniResults   string
@@ -64,7 +65,7 @@ func renderFlags() []string {
 func runFlags() []string {
 	return []string{
 		"source", "manifest", "rules-dir", "protect", "mode", "replay", "keeper", "backend", "ip-family", "canary-chain", "poll-interval", "settle",
-		"hook-grace", "lock-file", "lock-wait", "max-stored-age", "state-dir", "cni-results", "socket", "metrics-bind-address", "metrics-host", "metrics-required",
+		"hook-grace", "lock-file", "lock-wait", "max-stored-age", "state-dir", "cni-results", "socket", "metrics-bind-address", "metrics-host", "metrics-required", "max-rules",
 	}
 }
 
@@ -94,6 +95,7 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.StringVar(&o.metricsAddress, "metrics-bind-address", "127.0.0.1:9475", "HTTP address; empty: none")
 	all.StringSliceVar(&o.metricsHosts, "metrics-host", nil, "further `names` that HTTP answers under; its address and localhost always are")
 	all.BoolVar(&o.metricsRequired, "metrics-required", false, "not healthy while that address is taken")
+	all.IntVar(&o.maxRules, "max-rules", iptables.DefaultMaxRules, "keep so many rules of a family; 0: no limit")
 	all.StringVarP(&o.output, "output", "o", "table", "table or json")
 	all.StringVar(&o.flush, "flush", "", "tell all of one flush: its `number` in the list, 1 is the newest, or its ID")
 	all.StringVar(&o.generation, "generation", "", "`ID` of a stored generation; default what ought to be in force")
@@ -197,6 +199,9 @@ func (o *options) complete(cmd command) error {
 	} else if o.selector.Protects(o.canaryChain) {
 		errs = append(errs, fmt.Errorf("--canary-chain: %s is a chain that --protect names", o.canaryChain))
 	}
+	if o.maxRules < 0 {
+		errs = append(errs, fmt.Errorf("--max-rules is %d: want at least 0, which is no limit", o.maxRules))
+	}
 	if o.metricsAddress != "" {
 		if _, _, err := net.SplitHostPort(o.metricsAddress); err != nil {
 			errs = append(errs, fmt.Errorf("--metrics-bind-address is %q: want HOST:PORT, or nothing to turn it off", o.metricsAddress))
@@ -260,7 +265,13 @@ func atMost(name string, value, most time.Duration) error {
 func (o *options) kernelConfig() iptables.Config {
 	c := iptables.Config{
 		Families: o.families, Canary: o.canaryChain, LockFile: o.lockFile, LockWait: o.lockWait,
-		Replay: iptables.Replay(o.replay),
+		Replay: iptables.Replay(o.replay), MaxRules: o.maxRules,
+	}
+	if o.maxRules == 0 {
+		c.MaxRules = -1
+	}
+	if !o.uses("manifest") && o.rulesDir == "" { // else any chain may be declared
+		c.Protects = o.selector.Protects
 	}
 	if o.backend != "auto" {
 		c.Backend = iptables.Backend(o.backend)

@@ -66,6 +66,9 @@ func printStatus(w io.Writer, output string, s api.Status) error {
 	if s.RulesWithoutOwner != nil {
 		health = paint(w, yellow, "healthy, but kube-proxy's rules have no owner")
 	}
+	if what := s.NotGuarded(); what != "" {
+		health = paint(w, yellow, "healthy, but "+what)
+	}
 	if s.NothingProtected != nil {
 		health = paint(w, yellow, plain("NOT healthy: "+s.NothingProtected.String()))
 	}
@@ -104,6 +107,11 @@ func printStatus(w io.Writer, output string, s api.Status) error {
 	}
 	for _, q := range s.WithoutText {
 		if _, err := fmt.Fprintf(w, "not put back if it is lost: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason))); err != nil {
+			return err
+		}
+	}
+	for _, l := range s.LeftOut {
+		if _, err := fmt.Fprintf(w, "NOT guarded: %s; there are more rules than canaryd keeps (--max-rules)\n", plain(l.String())); err != nil {
 			return err
 		}
 	}

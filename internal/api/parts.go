@@ -327,3 +327,43 @@ func KeeperStates() []KeeperState {
 
 // QuarantinedShown is how many rules a Status names; the gauge counts all.
 const QuarantinedShown = 100
+
+// A LeftOut is a chain that is not guarded, because there are more rules than canaryd keeps.
+type LeftOut struct {
+	Family rules.Family    `json:"family"`
+	Table  rules.TableName `json:"table"`
+	Chain  string          `json:"chain"` // a built-in one: the jumps in it are not guarded
+	Rules  int             `json:"rules"` // that it holds, as of the last count
+}
+
+// String says it for people.
+func (l LeftOut) String() string {
+	return fmt.Sprintf("%s %s %s: it holds %d rules", l.Family, l.Table, l.Chain, l.Rules)
+}
+
+// LeftOutShown is how many chains a Status names; the gauge counts all.
+const LeftOutShown = 100
+
+// LeftOutText counts chains that are left out, of which a Status has the first only.
+func LeftOutText(n int) string {
+	switch {
+	case n == 1:
+		return "one chain"
+	case n >= LeftOutShown:
+		return fmt.Sprintf("%d chains or more", n)
+	default:
+		return fmt.Sprintf("%d chains", n)
+	}
+}
+
+// NotGuarded says in a few words what is in force and not guarded; empty if all is.
+func (s Status) NotGuarded() string {
+	switch n := len(s.LeftOut); n {
+	case 0:
+		return ""
+	case 1:
+		return "the rules of one chain are not guarded"
+	default:
+		return "the rules of " + LeftOutText(n) + " are not guarded"
+	}
+}

@@ -86,6 +86,9 @@ type Status struct {
 	// Baseline is the generation that an operator confirmed, with how many rules appeared since;
 	// nil if there is none. It is no part of Healthy.
 	Baseline *Baseline `json:"baseline,omitempty"`
+	// LeftOut are chains that stand and are not guarded, because there are more rules than canaryd
+	// keeps; the first hundred. It is no part of Healthy: once they are lost, they are Quarantined.
+	LeftOut []LeftOut `json:"leftOut,omitempty"`
 	// Keeper is what keeps established connections through a flush, of the enabled
 	// families. It is no part of Healthy.
 	Keeper map[rules.Family]FamilyKeeper `json:"keeper"`

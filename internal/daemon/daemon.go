@@ -109,6 +109,9 @@ type Config struct {
 	Sets        Sets                    // nil: only chains are put back, not the ipsets that rules depend on
 	Disabled    map[rules.Family]string // families that are not there, with the reason
 
+	// LeftOut names the chains of which the rules are not read, because they are too many; nil: there
+	// are none.
+	LeftOut func() []iptables.LeftOut
 	// Native names the nftables tables that are no iptables'; nil: they are not known.
 	Native func(context.Context) ([]string, error)
 	// Elsewhere opens the backend that is not guarded, to see what became of the rules
@@ -237,6 +240,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		}
 		for c := d.next(st); c != nil && ctx.Err() == nil; c = d.next(st) {
 			d.work(ctx, worker, c.name, c.limit, func() { c.do(ctx, st) })
+			d.noteLeftOut(ctx, st)
 			d.publish(st)
 		}
 		d.publish(st)

@@ -77,6 +77,8 @@ type setup struct {
 	cpu   func() time.Duration // nil: what reads cost is what they take
 	// native names nftables' own tables; nil is that they are not known.
 	native func(context.Context) ([]string, error)
+	// leftOut names the chains that are left out; nil: none are.
+	leftOut func() []iptables.LeftOut
 	// settle is --settle; 0 is its default.
 	settle time.Duration
 	// keeper is what keeps connections; nil is that nothing does.
@@ -154,7 +156,7 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		PollInterval: time.Second, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second,
 		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, Tidy: s.tidy, Flows: s.flows, CPU: s.cpu, Keeper: s.keeper, Attachments: s.attachments, Elsewhere: s.elsewhere,
 	}
-	cfg.Native = s.native
+	cfg.Native, cfg.LeftOut = s.native, s.leftOut
 	r.broken = make(chan []api.SourceError)
 	cfg.BrokenSources, cfg.SourceErrors = s.broken, r.broken
 	if s.settle > 0 {

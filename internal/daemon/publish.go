@@ -32,6 +32,7 @@ func (d *Daemon) publish(st *state) {
 		SourceErrors:     st.sourceErrors,
 		DeclaredRefused:  slices.Clone(st.refused[:min(len(st.refused), api.QuarantinedShown)]),
 		WithoutText:      st.withoutText(),
+		LeftOut:          st.leftOutNow(),
 		Stopped:          st.removed,
 		Keeper:           d.keepers(st),
 	}

@@ -18,11 +18,12 @@ import (
 // or the worker while it runs a step for the loop.
 type state struct {
 	learned   reload.Learned
-	captured  time.Time   // when learned or declared last changed
-	edition   int         // how often they did
-	made      reload.Made // what changed them last
-	textless  textless    // of the generation
-	baseline  baseline    // that it is compared with
+	captured  time.Time          // when learned or declared last changed
+	edition   int                // how often they did
+	made      reload.Made        // what changed them last
+	textless  textless           // of the generation
+	baseline  baseline           // that it is compared with
+	leftOut   []iptables.LeftOut // by the last read
 	marks     canary.Marks
 	families  map[rules.Family]*familyState
 	loss      *loss                   // nil while nothing is lost

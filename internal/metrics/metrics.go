@@ -55,7 +55,7 @@ type Metrics struct {
 
 	canaryPresent, hooksMissing  *prometheus.GaugeVec
 	generationRules, quarantined *prometheus.GaugeVec
-	declaredRefused              *prometheus.GaugeVec
+	declaredRefused, leftOut     *prometheus.GaugeVec
 	backend, keeper, mode        *prometheus.GaugeVec
 	lossSince, capturePending    prometheus.Gauge
 	lastFlush, lastExamination   prometheus.Gauge
@@ -99,6 +99,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		generationRules: b.gauges("generation_rules", "Rules of the generation that ought to be in force.", "family", "table"),
 		quarantined:     b.gauges("quarantined_rules", "Rules that could not be put back, because what they lean on is missing or they are refused.", "family", "table"),
 		declaredRefused: b.gauges("declared_refused", "Declared rules that iptables or the kernel refuses; their table keeps the rules that were in force.", "family", "table"),
+		leftOut:         b.gauges("chains_left_out", "Chains that are not guarded, because there are more rules than canaryd keeps of a family.", "family", "table"),
 		keeper:          b.gauges("keeper", "Whether the keeper, which holds established connections through a flush, is in this state.", "family", "state"),
 		mode:            b.gauges("mode", "Whether canaryd runs in this mode: it replays what is lost (heal) or only reports it (observe).", "mode"),
 		backend:         b.gauges("backend_info", "The iptables backend in use; always 1.", "family", "backend", "version"),
@@ -150,7 +151,7 @@ func (m *Metrics) zero(sources []string) {
 			for _, kind := range canary.LossKinds() {
 				m.flushes.WithLabelValues(f, t, string(kind))
 			}
-			for _, gauge := range []*prometheus.GaugeVec{m.canaryPresent, m.hooksMissing, m.generationRules, m.quarantined, m.declaredRefused} {
+			for _, gauge := range []*prometheus.GaugeVec{m.canaryPresent, m.hooksMissing, m.generationRules, m.quarantined, m.declaredRefused, m.leftOut} {
 				gauge.WithLabelValues(f, t)
 			}
 		}
@@ -320,6 +321,11 @@ func (m *Metrics) SetQuarantined(family rules.Family, table rules.TableName, n i
 // SetDeclaredRefused says how many of the rules declared for table are refused.
 func (m *Metrics) SetDeclaredRefused(family rules.Family, table rules.TableName, n int) {
 	m.declaredRefused.WithLabelValues(family.String(), string(table)).Set(float64(n))
+}
+
+// SetLeftOut says how many chains of table are left out.
+func (m *Metrics) SetLeftOut(family rules.Family, table rules.TableName, n int) {
+	m.leftOut.WithLabelValues(family.String(), string(table)).Set(float64(n))
 }
 
 func truth(b bool) float64 {

@@ -177,6 +177,9 @@ func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 	if n := len(s.Quarantined); n > 0 {
 		return pageVerdict{Class: "partial", Title: "Whole but for " + rulesText(n), Lines: wholeLines(s, now)}
 	}
+	if n := len(s.LeftOut); n > 0 {
+		return pageVerdict{Class: "partial", Title: api.Upper(api.LeftOutText(n)) + " not guarded", Lines: wholeLines(s, now)}
+	}
 	if o := s.RulesWithoutOwner; o != nil {
 		return pageVerdict{Class: "partial", Title: sinceTitle("Rules without an owner", o.Since), Since: o.Since, Lines: wholeLines(s, now)}
 	}
@@ -236,7 +239,7 @@ func tablesOf(lost []loser) string {
 func wholeLines(s api.Status, now time.Time) []string {
 	lines := []string{"All rules that ought to be in force are."}
 	switch g := s.Generation; {
-	case len(s.Quarantined) > 0:
+	case len(s.Quarantined) > 0 || len(s.LeftOut) > 0 && g.Rules == 0:
 		lines[0] = "All else that ought to be in force is."
 	case g.Rules > 0:
 		lines[0] = fmt.Sprintf("%s rules in %s chains are in force.", countText(g.Rules), countText(g.Chains))
@@ -293,6 +296,14 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 				w.Chains = append(w.Chains, name)
 			}
 			seen[name] = true
+		}
+		list = append(list, w)
+	}
+	if n := len(s.LeftOut); n > 0 {
+		w := pageWarning{Name: "leftout", Class: "bad", Title: api.Upper(s.NotGuarded()) + ".",
+			Text: "There are more rules than canaryd keeps of a family (--max-rules). What is lost of these is not put back.", Command: "canaryd status"}
+		for _, l := range s.LeftOut[:min(n, 5)] {
+			w.Chains = append(w.Chains, fmt.Sprintf("%s/%s/%s", l.Family, l.Table, l.Chain))
 		}
 		list = append(list, w)
 	}

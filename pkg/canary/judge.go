@@ -173,6 +173,7 @@ func Judge(want Wanted, seen Seen) Finding {
 	standing, rest := seen.Section.Split(want.Claimed)
 	want.Section, seen.Section = others, rest
 	standing.Chains = withoutHeld(declared, standing.Chains, seen.Table, want.Claimed)
+	declared, standing = compared(declared, standing, seen.Table)
 	f := judgeContent(want, seen)
 	if !sameContent(declared, standing) {
 		f.Drift = rules.Diff(declared, standing)
@@ -181,38 +182,6 @@ func Judge(want Wanted, seen Seen) Finding {
 		}
 	}
 	return f
-}
-
-// withoutHeld leaves out the chains that nobody declared but that rules of others
-// lead to: the kernel lets nobody delete them, and they take no packet from what
-// is declared.
-func withoutHeld(declared rules.Section, standing []rules.Chain, t *rules.Table, claimed func(string) bool) []rules.Chain {
-	extra := map[string][]rules.Rule{}
-	for _, c := range standing {
-		extra[c.Name] = c.Rules
-	}
-	for _, c := range declared.Chains {
-		delete(extra, c.Name)
-	}
-	if len(extra) == 0 {
-		return standing
-	}
-	held := map[string]bool{}
-	var hold func(list []rules.Rule)
-	hold = func(list []rules.Rule) {
-		for _, r := range list {
-			if inner, ok := extra[r.Target]; ok && !held[r.Target] {
-				held[r.Target] = true
-				hold(inner)
-			}
-		}
-	}
-	for _, c := range t.Chains {
-		if !claimed(c.Name) && !rules.Builtin(t.Name, c.Name) {
-			hold(c.Rules)
-		}
-	}
-	return slices.DeleteFunc(slices.Clone(standing), func(c rules.Chain) bool { return held[c.Name] })
 }
 
 // judgeCanary returns Intact or what became of the canary.
@@ -290,7 +259,7 @@ func hasWitness(t *rules.Table, chain string, n Nonce) bool {
 func missingWitnesses(want Wanted, t *rules.Table) []string {
 	var gone []string
 	for _, chain := range want.Mark.Witnessed {
-		if !hasWitness(t, chain, want.Mark.Nonce) {
+		if !t.Chain(chain).LeftOut() && !hasWitness(t, chain, want.Mark.Nonce) {
 			gone = append(gone, chain)
 		}
 	}
@@ -302,6 +271,9 @@ func missingWitnesses(want Wanted, t *rules.Table) []string {
 func missingHooks(s rules.Section, t *rules.Table) []rules.Hook {
 	var missing []rules.Hook
 	for i, h := range s.Hooks {
+		if t.Chain(h.Chain).LeftOut() {
+			continue // which jumps it holds is not known
+		}
 		nth := 1
 		for _, before := range s.Hooks[:i] {
 			if before.Same(h) {

@@ -115,7 +115,7 @@ func countNFTTable(conn *nft.Conn, family rules.Family, table rules.TableName, c
 	most := 0
 	for range countTries {
 		n := 0
-		err := conn.EachRuleOf(family, table, func() {}, func(m nft.RuleMessage) error {
+		err := eachRuleOf(conn, family, table, func(m nft.RuleMessage) error {
 			meaning, err := meaningOf(m.Rule)
 			if !isOwn(string(m.Chain), canary) && !strings.HasPrefix(meaning.comment, ownComment) {
 				n++
@@ -131,6 +131,29 @@ func countNFTTable(conn *nft.Conn, family rules.Family, table rules.TableName, c
 		}
 	}
 	return most, nil
+}
+
+// eachRuleOf calls f for every rule of one table. One that does not exist has
+// none. The error is nft.ErrInterrupted if f may have got a mixture of two states.
+func eachRuleOf(conn *nft.Conn, family rules.Family, table rules.TableName, f func(nft.RuleMessage) error) error {
+	var chains []string
+	uses := 0
+	err := conn.EachChain(family, func(chain nft.Chain) error {
+		if chain.Table == table {
+			chains, uses = append(chains, chain.Name), uses+int(chain.Use)
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, nft.ErrInterrupted) {
+		return err
+	}
+	if uses <= wholeMost {
+		return conn.EachRuleOf(family, table, func() {}, f)
+	}
+	for _, chain := range chains {
+		err = errors.Join(err, conn.EachRule(family, table, chain, f))
+	}
+	return err
 }
 
 func countLegacy(ctx context.Context, cfg ChooseConfig, counts map[rules.Family]map[Backend]Count) error {

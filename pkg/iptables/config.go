@@ -34,6 +34,11 @@ type Config struct {
 	ReadTimeout time.Duration
 	// Replay is the path on which a Restore writes; "" means ReplayAuto.
 	Replay Replay
+	// MaxRules is how many rules are kept of a family; 0 means DefaultMaxRules, less than that
+	// no limit. Of the chains that are too many, no rule is in a Snapshot; see LeftOut.
+	MaxRules int
+	// Protects names the protected chains, which are left out last; nil means all.
+	Protects func(chain string) bool
 }
 
 // A Replay is a path from a Payload to the kernel, by the values of --replay.
@@ -77,6 +82,10 @@ func (c Config) withDefaults() Config {
 	if c.ReadTimeout == 0 {
 		c.ReadTimeout = defaultReadTimeout
 	}
+	if c.MaxRules == 0 {
+		c.MaxRules = DefaultMaxRules
+	}
+	c.MaxRules = max(c.MaxRules, 0)
 	if c.Replay == "" {
 		c.Replay = ReplayAuto
 	}

@@ -39,6 +39,7 @@ type Kernel struct {
 	mirror   *mirror                     // on nft, where the kernel may be asked; else nil
 	source   rawSource                   // nil if there is no direct path
 	words    map[rules.Family]*xtLexicon // on legacy, where the kernel may be asked; else nil
+	budgets  map[rules.Family]*budget    // of all families that are open
 	private  string                      // a folder of our own, for the children's lock file
 	children children                    // that wrote
 	// initialPIDs: process numbers here are those that the kernel names.
@@ -218,7 +219,11 @@ func (k *Kernel) open(ctx context.Context) error {
 		return fmt.Errorf("a private folder for the children's lock file: %w", err)
 	}
 	k.private = private
-	k.save = saver{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv(), shelf: newShelf()}
+	k.budgets = map[rules.Family]*budget{}
+	for family := range k.tools {
+		k.budgets[family] = newBudget(k.cfg.MaxRules, k.cfg.Canary, k.cfg.Protects)
+	}
+	k.save = saver{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv(), shelf: newShelf(), budgets: k.budgets}
 	k.reader, err = k.openReader()
 	if r, ok := k.reader.(nftReader); ok && err == nil {
 		k.mirror = k.newMirror(r)
@@ -241,7 +246,7 @@ func (k *Kernel) newMirror(r nftReader) *mirror {
 		known[family] = newLexicon()
 	}
 	k.source = known
-	return newMirror(r.conn, r.genid, printer{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv()}, known, k.save.shelf, k.ownCommit, k.cfg.ReadTimeout)
+	return newMirror(r.conn, r.genid, printer{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv()}, known, k.budgets, k.save.shelf, k.ownCommit, k.cfg.ReadTimeout)
 }
 
 func (k *Kernel) openReader() (reader, error) {

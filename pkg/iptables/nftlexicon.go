@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -231,7 +232,37 @@ func (l *lexicon) crowded() bool {
 func (l *lexicon) forget(held []*[]ruleID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	keep, kept := make([]bool, len(l.entries)), 1
+	keep, kept := l.kept(held)
+	l.small = len(l.entries)
+	if 2*kept > len(l.entries) {
+		return
+	}
+	l.keepOnly(keep, held)
+}
+
+// givenUp is when a rule was left that is not to be remembered.
+const givenUp = math.MaxUint32
+
+// giveUp notes that these rules are of a chain that is left out: the next purge drops them.
+func (l *lexicon) giveUp(ids []ruleID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, id := range ids {
+		l.entries[id].left = givenUp
+	}
+}
+
+// purge is forget, however little that is.
+func (l *lexicon) purge(held []*[]ruleID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	keep, _ := l.kept(held)
+	l.keepOnly(keep, held)
+}
+
+// kept returns which entries are not to be forgotten, and how many. Call it locked.
+func (l *lexicon) kept(held []*[]ruleID) (keep []bool, kept int) {
+	keep, kept = make([]bool, len(l.entries)), 1
 	for _, ids := range held {
 		for _, id := range *ids {
 			keep[id] = true
@@ -239,14 +270,17 @@ func (l *lexicon) forget(held []*[]ruleID) {
 	}
 	horizon := int64(l.now()) - int64(remember/time.Second)
 	for id := 1; id < len(keep); id++ {
-		if keep[id] = keep[id] || int64(l.entries[id].left) >= horizon; keep[id] {
+		left := l.entries[id].left
+		if keep[id] = keep[id] || left != givenUp && int64(left) >= horizon; keep[id] {
 			kept++
 		}
 	}
-	l.small = len(l.entries)
-	if 2*kept > len(l.entries) {
-		return
-	}
+	return keep, kept
+}
+
+// keepOnly drops the entries that are not to be kept, and gives those of held their new names. Call
+// it locked.
+func (l *lexicon) keepOnly(keep []bool, held []*[]ruleID) {
 	fresh := newLexicon()
 	renamed := make([]ruleID, len(l.entries))
 	for id := 1; id < len(keep); id++ {

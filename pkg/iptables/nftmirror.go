@@ -35,10 +35,10 @@ type mirror struct {
 	taken    takingsLog                  // what commits took
 }
 
-func newMirror(conn *nft.Conn, genid func() (uint32, error), printer printer, known lexicons, shelf *shelf, own func(port, pid uint32) bool, timeout time.Duration) *mirror {
+func newMirror(conn *nft.Conn, genid func() (uint32, error), printer printer, known lexicons, budgets map[rules.Family]*budget, shelf *shelf, own func(port, pid uint32) bool, timeout time.Duration) *mirror {
 	m := &mirror{genid: genid, own: own, printer: printer, timeout: timeout, turn: make(chan struct{}, 1), families: map[rules.Family]*mirrored{}}
 	for family, lexicon := range known {
-		m.families[family] = &mirrored{family: family, lexicon: lexicon, conn: conn, shelf: shelf}
+		m.families[family] = &mirrored{family: family, lexicon: lexicon, conn: conn, shelf: shelf, budget: budgets[family]}
 	}
 	return m
 }
@@ -66,6 +66,7 @@ func (m *mirror) read(ctx context.Context, family rules.Family) (Snapshot, error
 	}
 	f := m.families[family]
 	f.doubt(time.Now())
+	f.countAgain(time.Now())
 	for {
 		if err := ctx.Err(); err != nil {
 			return Snapshot{}, fmt.Errorf("the %v tables changed all the time while they were read: %w", family, err)
@@ -138,6 +139,9 @@ type mirrored struct {
 	// its rules.
 	dirty   map[Place]bool
 	changed int // how many of dirty are true
+	budget  *budget
+	kept    int // units of all chains of which the rules are kept, as of the last trim
+	wasted  int // units of rules that the lexicon has and no chain of ours has any more
 }
 
 // forgetAll makes the next refresh read everything. What the lexicon knows
@@ -176,6 +180,9 @@ func (f *mirrored) mark(e nft.Event, table rules.TableName) {
 	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
 		if t == nil {
 			f.stale = true
+			return
+		}
+		if c := t.chains[string(e.Chain)]; c != nil && c.out != nil && !f.wantsCount(c, e.Kind, time.Now()) {
 			return
 		}
 		if _, ok := f.dirty[Place{table, string(e.Chain)}]; !ok {
@@ -223,6 +230,7 @@ func (f *mirrored) refresh(ctx context.Context, printer printer) error {
 	if len(f.dirty) == 0 {
 		f.dirty, f.changed = map[Place]bool{}, 0 // it may have been large
 	}
+	f.trim()
 	return f.findTexts(ctx, printer)
 }
 
@@ -279,13 +287,7 @@ func (f *mirrored) tidy() {
 	if !f.lexicon.crowded() {
 		return
 	}
-	var held []*[]ruleID
-	for _, t := range f.tables {
-		for _, c := range t.chains {
-			held = append(held, &c.ids)
-		}
-	}
-	f.lexicon.forget(held)
+	f.lexicon.forget(f.held())
 }
 
 // snapshot returns what is mirrored.

@@ -40,6 +40,9 @@ type mirrorChain struct {
 	rules []rules.Rule
 	// fickle: it holds rules whose bytes do not say what they mean.
 	fickle bool
+	weight weight // of its rules when they were read
+	use    uint32 // no fewer than its rules when it was first seen
+	out    *outOf // nil if its rules are kept
 }
 
 func newMirrorTable(name rules.TableName) *mirrorTable {
@@ -53,10 +56,11 @@ func (t *mirrorTable) see(raw nft.Chain) {
 	name := raw.Name
 	c := t.chains[name]
 	if c == nil {
-		c = &mirrorChain{}
+		c = &mirrorChain{use: raw.Use}
 		t.chains[name] = c
 		t.view.added(t.name, raw)
 	}
+	raw.Use = 0 // it changes with each rule
 	if c.handle == raw.Handle && raw.Base == (c.base != nil) && (!raw.Base || raw == *c.base) {
 		return
 	}
@@ -132,11 +136,12 @@ func (t *mirrorTable) drop(name string, l *lexicon) {
 func (t *mirrorTable) take(name string, now content, l *lexicon, earlier *rules.Table) {
 	c := t.chains[name]
 	_, untold := t.untold[name]
-	if c.read && !c.fickle && !untold && slices.Equal(c.ids, now.ids) {
+	c.weight = now.weight
+	if c.read && c.out == nil && !c.fickle && !untold && slices.Equal(c.ids, now.ids) {
 		return // known, or as opaque as it was, and nothing changed
 	}
 	l.release(c.ids)
-	c.ids, c.read, c.fickle = now.ids, true, false
+	c.ids, c.read, c.fickle, c.out = now.ids, true, false, nil
 	delete(t.doubted, name)
 	delete(t.untold, name)
 	t.view.touch(name)

@@ -38,14 +38,19 @@ func (k *Kernel) Read(ctx context.Context, family rules.Family) (Snapshot, error
 
 // walk reads a family from x_tables.
 func (k *Kernel) walk(ctx context.Context, family rules.Family) (xtFamily, error) {
-	return k.reader.(xtReader).read(ctx, family, k.words[family])
+	return k.reader.(xtReader).read(ctx, family, k.words[family], k.budgets[family])
 }
 
 // spell returns what was walked as a Snapshot. What it executes for that is learned
 // if the xtables lock is held: without it, rules could come and go between two
 // walks that are the same.
 func (k *Kernel) spell(ctx context.Context, family rules.Family, seen xtFamily, locked bool) (Snapshot, error) {
-	if set, known := k.words[family].ruleset(seen, k.save.shelf.known(family)); known {
+	words := k.words[family]
+	if k.budgets[family].shed() { // in these is the text of rules that are left out by now
+		k.save.shelf.drop(family)
+		defer words.purge(words.second())
+	}
+	if set, known := words.ruleset(seen, k.save.shelf.known(family)); known {
 		k.save.shelf.put(family, set, time.Now())
 		return Snapshot{Family: family, Tables: set, Unreadable: map[rules.TableName]error{}, Digest: seen.digest}, nil
 	}
@@ -58,11 +63,18 @@ type saver struct {
 	timeout time.Duration
 	env     []string
 	shelf   *shelf
+	// budgets say which chains' rules are not kept.
+	budgets map[rules.Family]*budget
 }
 
-// read parses the text while it is printed, so that it is nowhere kept as a
-// whole.
+// read returns what iptables-save prints, without the rules of chains that are left out. It parses
+// the text while it is printed, so that it is nowhere kept as a whole.
 func (s saver) read(ctx context.Context, family rules.Family) (rules.Ruleset, map[rules.TableName]error, error) {
+	out := s.budgets[family].places()
+	left := func(t rules.TableName, chain string, _ int) bool { return out[Place{t, chain}] }
+	if len(out) == 0 {
+		left = nil
+	}
 	path := s.tools[family].save
 	var set rules.Ruleset
 	var unreadable map[rules.TableName]error
@@ -70,7 +82,7 @@ func (s saver) read(ctx context.Context, family rules.Family) (rules.Ruleset, ma
 	parsed := make(chan error)
 	go func() {
 		var err error
-		set, unreadable, err = rules.ParseSharing(text, s.shelf.known(family))
+		set, unreadable, err = rules.ParseSome(text, s.shelf.known(family), left)
 		// The child is let print to its end: its exit code is the better
 		// reason.
 		_, drainErr := io.Copy(io.Discard, text)

@@ -23,7 +23,7 @@ type ruleShape struct {
 	// odd says why the rule has no text that may be written back, whatever iptables prints.
 	odd string
 	// identity names the rule if it is opaque; of nft's rules it is taken from their bytes.
-	identity []byte
+	identity rules.Identity
 	// base is what no other rule that is printed in the same words may differ in; legacy's only.
 	base []byte
 }

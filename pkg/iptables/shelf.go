@@ -45,6 +45,15 @@ func (s *shelf) known(family rules.Family) func(rules.TableName) *rules.Table {
 	}
 }
 
+// drop forgets a family's tables, which may hold chains that are left out by now.
+func (s *shelf) drop(family rules.Family) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, name := range rules.AllTables() {
+		delete(s.tables, shelfPlace{family, name})
+	}
+}
+
 func (s *shelf) put(family rules.Family, set rules.Ruleset, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -25,9 +25,10 @@ type xtTable struct {
 // An xtChain is a chain; its rules follow those of the chain before it.
 type xtChain struct {
 	name   string
-	start  int // the offset to which rules jump that jump here
-	end    int // in the table's rules
-	policy int // the verdict of its last entry; 1 if that is none
+	start  int  // the offset to which rules jump that jump here
+	end    int  // in the table's rules
+	policy int  // the verdict of its last entry; 1 if that is none
+	out    bool // it is left out: its rules are not among the table's
 }
 
 // names returns the rules of the i-th chain.
@@ -39,12 +40,15 @@ func (t *xtTable) names(i int) []xtName {
 	return t.rules[first:t.chains[i].end]
 }
 
-// read walks every listed table and names all rules.
-func (r xtReader) read(ctx context.Context, family rules.Family, l *xtLexicon) (xtFamily, error) {
+// read walks every listed table and names all rules, but for those of chains that are left out.
+func (r xtReader) read(ctx context.Context, family rules.Family, l *xtLexicon, b *budget) (xtFamily, error) {
+	if err := r.weigh(ctx, family, b); err != nil {
+		return xtFamily{}, err
+	}
 	var found xtFamily
-	sum := newChecksum()
+	sum, left := newChecksum(), b.places()
 	err := r.walk(ctx, family, func(rules.TableName) bool { return true }, func(name rules.TableName, info xtInfo, data []byte) error {
-		table, err := nameTable(family, name, info, data, l)
+		table, err := nameTable(family, name, info, data, l, left)
 		found.tables = append(found.tables, table)
 		sum.table(info, data)
 		return err
@@ -54,14 +58,21 @@ func (r xtReader) read(ctx context.Context, family rules.Family, l *xtLexicon) (
 }
 
 // nameTable names the rules of a table, and masks what is not content.
-func nameTable(family rules.Family, name rules.TableName, info xtInfo, data []byte, l *xtLexicon) (xtTable, error) {
-	t := xtTable{name: name, rules: make([]xtName, 0, info.entries)}
-	layout, strays := xtLayoutOf(family), false
+func nameTable(family rules.Family, name rules.TableName, info xtInfo, data []byte, l *xtLexicon, left map[Place]bool) (xtTable, error) {
+	t := xtTable{name: name}
+	if len(left) == 0 {
+		t.rules = make([]xtName, 0, info.entries)
+	}
+	layout, strays, out := xtLayoutOf(family), false, false
 	err := walkEntries(family, info, data, xtVisitor{
 		chain: func(name string, start int) {
-			t.chains = append(t.chains, xtChain{name: name, start: start, end: len(t.rules), policy: 1})
+			out = left[Place{t.name, name}]
+			t.chains = append(t.chains, xtChain{name: name, start: start, end: len(t.rules), policy: 1, out: out})
 		},
 		rule: func(r xtRule) {
+			if out {
+				return
+			}
 			n := l.name(r)
 			if comment, ok := r.mark(layout); ok {
 				l.know(n, rules.Rule{Spec: markStart + comment + markEnd})
@@ -95,10 +106,13 @@ func (t *xtTable) shapes(family rules.Family, info xtInfo, data []byte, l *xtLex
 	if !slices.ContainsFunc(t.rules, func(n xtName) bool { return !l.knows(n.key) }) {
 		return nil
 	}
-	at := -1
+	at, chain := -1, -1
 	return walkEntries(family, info, data, xtVisitor{
-		chain: func(string, int) {},
+		chain: func(string, int) { chain++ },
 		rule: func(r xtRule) {
+			if t.chains[chain].out {
+				return
+			}
 			at++
 			n := &t.rules[at]
 			if l.knows(n.key) {
@@ -147,6 +161,10 @@ func (l *xtLexicon) ruleset(f xtFamily, earlier func(rules.TableName) *rules.Tab
 			policy, known := c.policyName(walked.name)
 			if !known {
 				return nil, false
+			}
+			if c.out {
+				built.Add(rules.Chain{Name: c.name, Policy: policy, Rules: rules.LeftOut(c.name)})
+				continue
 			}
 			list, known := l.rules(walked.names(i), before.Chain(c.name), now)
 			if !known {

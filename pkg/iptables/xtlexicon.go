@@ -245,7 +245,7 @@ func (l *xtLexicon) learn(walked xtFamily, printed rules.Ruleset) {
 	for _, t := range walked.tables {
 		for i := range t.chains {
 			names, chain := t.names(i), printed[t.name].Chain(t.chains[i].name)
-			if chain == nil || len(chain.Rules) != len(names) {
+			if chain == nil || t.chains[i].out || len(chain.Rules) != len(names) {
 				continue
 			}
 			for at, name := range names {
@@ -256,12 +256,30 @@ func (l *xtLexicon) learn(walked xtFamily, printed rules.Ruleset) {
 	l.tidy()
 }
 
+// purge forgets what was not met since that second: rules of chains that are left out now among it.
+func (l *xtLexicon) purge(since uint32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.forget(int64(since))
+}
+
+// second returns what purge takes.
+func (l *xtLexicon) second() uint32 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.now()
+}
+
 // tidy forgets what was not met for long, once that may be the half.
 func (l *xtLexicon) tidy() {
 	if len(l.words) <= max(2*l.small, fewEntries) {
 		return
 	}
-	horizon := int64(l.now()) - int64(remember/time.Second)
+	l.forget(int64(l.now()) - int64(remember/time.Second))
+}
+
+// forget forgets what was last met before that second. Call it locked.
+func (l *xtLexicon) forget(horizon int64) {
 	old := l.words
 	l.words, l.byKey, l.byText = nil, nft.Index{}, nft.Index{}
 	for _, w := range old {

@@ -31,7 +31,7 @@ func nothingEarlier(rules.TableName) *rules.Table { return nil }
 // named walks tables and names their rules.
 func named(t *testing.T, l *xtLexicon, family rules.Family, info xtInfo, data []byte) xtFamily {
 	t.Helper()
-	table, err := nameTable(family, rules.Filter, info, data, l)
+	table, err := nameTable(family, rules.Filter, info, data, l, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +139,7 @@ func TestXTLexiconRefusesMalformedTables(t *testing.T) {
 	stray.add(errorTarget("X"))
 	stray.add(verdict(-5))
 	stray.add(errorTarget(xtError))
-	if _, err := nameTable(rules.IPv4, rules.Filter, xtInfo{}, stray.data, newXTLexicon()); !errors.Is(err, errWalk) {
+	if _, err := nameTable(rules.IPv4, rules.Filter, xtInfo{}, stray.data, newXTLexicon(), nil); !errors.Is(err, errWalk) {
 		t.Errorf("rules of no chain: %v", err)
 	}
 	endless := xtBuilder{layout: layout}

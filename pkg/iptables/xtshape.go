@@ -83,17 +83,17 @@ func (e xtEntry) printedInterface(nameAt, maskAt int, odd *string) string {
 	return interfaceName(name[:n], n == xtInterfaceLen || name[n-1] == 0, odd)
 }
 
-// identity returns the bytes by which an opaque rule is named: without the offset that it jumps
+// identity returns the digest by which an opaque rule is named: without the offset that it jumps
 // to, which moves with the rules before it.
-func (r xtRule) identity(goal string) []byte {
+func (r xtRule) identity(goal string) rules.Identity {
 	whole := r.entry.whole
 	if r.entry.isStandard && len(r.entry.target) == xtStandardLen {
 		whole = whole[:len(whole)-xtStandardLen+xtExtDataAt]
 	}
-	return append(append([]byte(nil), whole...), goal...)
+	return rules.IdentityOf(whole, []byte(goal))
 }
 
 // opaque returns the rule without a text.
 func (s *ruleShape) opaque(reason string) rules.Rule {
-	return rules.OpaqueRule(s.identity, s.target, reason)
+	return s.identity.OpaqueRule(s.target, reason)
 }

@@ -26,11 +26,12 @@ func (k *Kernel) spellOut(ctx context.Context, family rules.Family, seen xtFamil
 		if err != nil {
 			return Snapshot{}, err
 		}
-		after, err := k.walk(ctx, family)
+		// Asked for alone: to name every rule once more would take as much memory again.
+		digest, err := k.reader.digest(ctx, family)
 		if err != nil {
 			return Snapshot{}, err
 		}
-		still := after.digest == seen.digest
+		still := digest == seen.digest
 		if still && locked && try == 1 { // else another process ignores the lock
 			words.learn(seen, set)
 		}
@@ -43,7 +44,9 @@ func (k *Kernel) spellOut(ctx context.Context, family rules.Family, seen xtFamil
 		if try == spellTries {
 			return Snapshot{}, fmt.Errorf("the %v tables changed all the time while they were read", family)
 		}
-		seen = after
+		if seen, err = k.walk(ctx, family); err != nil {
+			return Snapshot{}, err
+		}
 	}
 }
 
@@ -81,7 +84,7 @@ func fitsLines(walked xtFamily, printed rules.Ruleset) bool {
 			return false
 		}
 		for i, c := range t.chains {
-			if chain := table.Chain(c.name); chain == nil || len(chain.Rules) != len(t.names(i)) {
+			if chain := table.Chain(c.name); chain == nil || !c.out && len(chain.Rules) != len(t.names(i)) {
 				return false
 			}
 		}
@@ -97,6 +100,10 @@ func (k *Kernel) printUnknown(ctx context.Context, family rules.Family, walked x
 		built, asked := rules.NewTable(t.name), map[string][]int{}
 		var plain []printedChain
 		for i, c := range t.chains {
+			if c.out {
+				built.Add(rules.Chain{Name: c.name, Policy: c.printedPolicy(t.name), Rules: rules.LeftOut(c.name)})
+				continue
+			}
 			names := t.names(i)
 			unknown, odd := k.words[family].unknown(names)
 			built.Add(rules.Chain{Name: c.name, Policy: c.printedPolicy(t.name), Rules: make([]rules.Rule, len(names))})
@@ -177,6 +184,10 @@ func (l *xtLexicon) verify(walked xtFamily, printed rules.Ruleset) (set rules.Ru
 		table := printed[t.name]
 		for i, c := range t.chains {
 			names, chain := t.names(i), table.Chain(c.name)
+			if c.out {
+				chain.Rules = rules.LeftOut(c.name)
+				continue
+			}
 			list := chain.Rules
 			for at, n := range names {
 				rule, known := l.nameText(n, now)

@@ -196,7 +196,7 @@ func FuzzWalkEntries(f *testing.F) {
 		look := newXTLook(family, []Place{{rules.Filter, "INPUT"}, {rules.Filter, "X"}})
 		_ = look.table(rules.Filter, info, data) // may fail, must not panic
 		l := newXTLexicon()
-		if table, err := nameTable(family, rules.Filter, info, data, l); err == nil {
+		if table, err := nameTable(family, rules.Filter, info, data, l, nil); err == nil {
 			walked := xtFamily{tables: []xtTable{table}}
 			l.learn(walked, sampleText())
 			l.ruleset(walked, nothingEarlier)

@@ -179,6 +179,13 @@ func planChains(task tableTask, plan *tablePlan, s *section) {
 		switch {
 		case released[c.Name]:
 			continue
+		case c.LeftOut():
+			if (task.finding.MarkLost || lost[c.Name]) && (standing == nil || len(standing.Rules) == 0) {
+				task.admit(c.Name, c.Rules[0], plan)
+			}
+			continue
+		case standing.LeftOut() && task.finding.Verdict != canary.Replaced:
+			continue // it holds rules of its owner's, and nothing more is known
 		case task.readmit[c.Name]:
 		case standing != nil && rules.EqualRules(standing.Rules, c.Rules):
 			continue
@@ -299,7 +306,7 @@ func extraHook(task tableTask, i int) bool {
 // dropChains empties and deletes chains, but for those that a rule which stays
 // jumps to, and those that can be reached from them.
 func dropChains(task tableTask, stale []string, plan *tablePlan, s *section) {
-	if len(stale) == 0 {
+	if len(stale) == 0 || leadsAnywhere(task.seen.Table, func(name string) bool { return !slices.Contains(stale, name) }) {
 		return
 	}
 	held := heldTargets(task, stale)
@@ -315,6 +322,9 @@ func dropChains(task tableTask, stale []string, plan *tablePlan, s *section) {
 			}
 		}
 	}
+	if leadsAnywhere(task.seen.Table, func(name string) bool { return held[name] }) {
+		return
+	}
 	for _, name := range stale {
 		if !held[name] {
 			plan.removed = append(plan.removed, name)
@@ -325,6 +335,11 @@ func dropChains(task tableTask, stale []string, plan *tablePlan, s *section) {
 			s.drop = append(s.drop, iptables.Step{Verb: verb, Chain: name})
 		}
 	}
+}
+
+// leadsAnywhere reports whether a chain that stays is left out: its rules may lead to any other.
+func leadsAnywhere(t *rules.Table, stays func(chain string) bool) bool {
+	return slices.ContainsFunc(t.Chains, func(c rules.Chain) bool { return c.LeftOut() && stays(c.Name) })
 }
 
 // heldTargets returns what rules jump to that stay as they are: those outside of
@@ -352,13 +367,16 @@ func heldTargets(task tableTask, stale []string) map[string]bool {
 
 func planHooks(task tableTask, plan *tablePlan, s *section) {
 	for _, chain := range task.want.Section.HookedChains(task.table) {
+		if task.seen.Table.Chain(chain).LeftOut() {
+			continue // no place in it is known
+		}
 		var wanted []rules.Hook
 		for _, h := range task.want.Section.Hooks {
 			if h.Chain != chain {
 				continue
 			}
 			lost := slices.ContainsFunc(task.finding.Hooks, h.Same) || task.claimed(h.Into()) || task.holds(h)
-			lost = lost && targetWillStand(task, *plan, h)
+			lost = lost && (targetWillStand(task, *plan, h) || slices.Contains(task.want.Section.Leans, h.Into()))
 			if lost && !stands(task.seen.Table, h) && task.troubled(h.Rule) {
 				h.Rule, lost = task.admit(h.Chain, h.Rule, plan)
 			}
@@ -409,33 +427,6 @@ func standingRules(task tableTask, chain string) []rules.Rule {
 		}
 	}
 	return standing
-}
-
-// planMarks renews the canary and all witnesses under a new nonce.
-func planMarks(task tableTask, plan *tablePlan, s *section, nonce canary.Nonce) {
-	removeWitnesses(task.seen.Table, s)
-	plan.mark = canary.Mark{Nonce: nonce, Witnessed: task.want.Section.HookedChains(task.table)}
-	s.declare = append(s.declare, task.want.CanaryChain)
-	for _, chain := range plan.mark.Witnessed {
-		s.mark = append(s.mark, appendRule(chain, nonce.Witness()))
-	}
-	s.mark = append(s.mark, appendRule(task.want.CanaryChain, nonce.Rule()))
-}
-
-func removeWitnesses(t *rules.Table, s *section) {
-	if t == nil {
-		return
-	}
-	for _, c := range t.Chains {
-		if !rules.Builtin(t.Name, c.Name) {
-			continue
-		}
-		for _, r := range c.Rules {
-			if canary.IsWitness(r) {
-				s.remove = append(s.remove, deleteRule(c.Name, r))
-			}
-		}
-	}
 }
 
 func names(chains []rules.Chain) []string {

@@ -78,7 +78,8 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 	waits := func(chain string) bool {
 		return slices.ContainsFunc(finding.Waiting, func(h rules.Hook) bool { return h.Chain == chain })
 	}
-	half := old.RuleCount() >= 2 && 2*seen.RuleCount() < old.RuleCount() && !stands("")
+	count := sizeBefore(old, seen)
+	half := count >= 2 && 2*seen.RuleCount() < count && !stands("")
 	merged := seen
 	kept := map[string]bool{}
 	at := make(map[string]int, len(merged.Chains))
@@ -115,6 +116,19 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 	// Also where it equals old: what was seen last is in memory anyway.
 	next.Generation = l.Generation.With(f.Table(t), merged)
 	return next, due
+}
+
+// sizeBefore returns how many rules old has, but for those of chains that are left out by now: they
+// grew, and what was known of them must not be kept.
+func sizeBefore(old, seen rules.Section) int {
+	n := old.RuleCount()
+	for _, c := range seen.Chains {
+		if c.LeftOut() {
+			before, _ := old.Chain(c.Name)
+			n -= len(before.Rules)
+		}
+	}
+	return n
 }
 
 // keepHooks returns seen with those of old's missing hooks that keep wants,

@@ -45,7 +45,9 @@ func countLost(task tableTask) Lost {
 				chain.Is = standing.Rules
 			}
 			lost.Chains = append(lost.Chains, chain)
-			lost.Rules += len(c.Rules)
+			if !c.LeftOut() { // how many those were is not known
+				lost.Rules += len(c.Rules)
+			}
 		}
 	}
 	return lost

@@ -16,6 +16,7 @@ func deleteOpaque(seen canary.Seen) []iptables.Step {
 		list := seen.Table.Chain(chain).Rules
 		for i := len(list) - 1; i >= 0; i-- {
 			_, opaque := list[i].Opaque()
+			opaque = opaque && !list[i].LeftOut() // that one stands for rules of which no place is known
 			isHook := func(h rules.Hook) bool { return h.Chain == chain && h.Rule == list[i] }
 			if opaque && slices.ContainsFunc(seen.Section.Hooks, isHook) {
 				steps = append(steps, iptables.Step{Verb: iptables.Delete, Chain: chain, Index: i + 1})

@@ -84,7 +84,23 @@ func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rul
 			seen.Chains[i], kept[c.Name] = whole, true
 		}
 	}
+	for _, held := range list {
+		if held.Rule.LeftOut() && !rules.Builtin(t, held.Chain) {
+			i := slices.IndexFunc(seen.Chains, func(c rules.Chain) bool { return c.Name == held.Chain })
+			whole, wanted := want.Chain(held.Chain)
+			switch {
+			case !wanted || i >= 0 && len(seen.Chains[i].Rules) > 0: // its owner has had its word
+			case i < 0:
+				seen.Chains, kept[held.Chain] = append(seen.Chains, whole), true
+			default:
+				seen.Chains[i], kept[held.Chain] = whole, true
+			}
+		}
+	}
 	missing := func(h rules.Hook) bool {
+		if h.LeftOut() && slices.ContainsFunc(seen.Hooks, func(o rules.Hook) bool { return o.Chain == h.Chain }) {
+			return false // its chain has jumps again
+		}
 		return !slices.ContainsFunc(seen.Hooks, h.Same) && slices.ContainsFunc(list, func(held Held) bool { return held.is(h.Chain, h.Rule) })
 	}
 	var still []Held
@@ -120,9 +136,14 @@ func without(s rules.Section, list []Held) rules.Section {
 	if len(list) == 0 {
 		return s
 	}
-	return s.Without(func(chain string, r rules.Rule) bool {
+	held := func(chain string, r rules.Rule) bool {
 		return slices.ContainsFunc(list, func(h Held) bool { return h.is(chain, r) })
-	})
+	}
+	gone := func(c rules.Chain) bool { return c.LeftOut() && held(c.Name, c.Rules[0]) }
+	if slices.ContainsFunc(s.Chains, gone) { // nothing is left that ought to stand, not even the chain
+		s.Chains = slices.DeleteFunc(slices.Clone(s.Chains), gone)
+	}
+	return s.Without(held)
 }
 
 // readmit plans to put back what is in quarantine and can be had by now.

@@ -43,6 +43,11 @@ func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
 		if c == nil {
 			continue
 		}
+		if c.LeftOut() {
+			// Which jumps it holds is not known: one that is known to be none stands for them.
+			s.Hooks = append(s.Hooks, Hook{Chain: name, Rule: c.Rules[0], Anchor: Anchor{Position: Top}, Named: true})
+			continue
+		}
 		found, alone := p.hooks(t.Name, c, mark)
 		s.Hooks = append(s.Hooks, found...)
 		if alone {
@@ -91,8 +96,15 @@ func (p Protection) hooks(t TableName, c *Chain, mark func(Rule) bool) (found []
 	return found, len(found) > 0 && lastForeign < 0
 }
 
+// leans returns the chains that protected rules jump to and that a replay does not write: those of
+// others, and protected ones that are left out.
 func leans(t *Table, s Section, protects func(string) bool) []string {
 	var found []string
+	for _, c := range s.Chains {
+		if c.LeftOut() {
+			found = append(found, c.Name)
+		}
+	}
 	for _, c := range s.Chains {
 		for _, r := range c.Rules {
 			if r.Target == "" || protects(r.Target) || t.Chain(r.Target) == nil || slices.Contains(found, r.Target) {

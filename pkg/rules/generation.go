@@ -111,11 +111,18 @@ func (s Section) HookedChains(table TableName) []string {
 	return names
 }
 
-// RuleCount returns the number of rules, hooks included.
+// RuleCount returns the number of rules, hooks included; of chains that are left out it counts none.
 func (s Section) RuleCount() int {
-	n := len(s.Hooks)
+	n := 0
+	for _, h := range s.Hooks {
+		if !h.LeftOut() {
+			n++
+		}
+	}
 	for i := range s.Chains {
-		n += len(s.Chains[i].Rules)
+		if !s.Chains[i].LeftOut() {
+			n += len(s.Chains[i].Rules)
+		}
 	}
 	return n
 }

@@ -23,7 +23,24 @@ const MaxSpec = 10239 - 64
 // OpaqueRule returns the opaque rule of such bytes. Target is where the rule goes, as far as
 // that is known; reason says why it has no text, for people.
 func OpaqueRule(identity []byte, target, reason string) Rule {
-	sum := sha256.Sum256(identity)
+	return IdentityOf(identity).OpaqueRule(target, reason)
+}
+
+// An Identity is what names an opaque rule.
+type Identity [8]byte
+
+// IdentityOf returns what names the rule of these bytes, one after the other.
+func IdentityOf(parts ...[]byte) (id Identity) {
+	sum := sha256.New()
+	for _, part := range parts {
+		_, _ = sum.Write(part)
+	}
+	copy(id[:], sum.Sum(nil))
+	return id
+}
+
+// OpaqueRule is OpaqueRule of the rule that is named so.
+func (id Identity) OpaqueRule(target, reason string) Rule {
 	to := ""
 	if target != "" && !strings.ContainsFunc(target, func(c rune) bool { return c <= ' ' || c >= 0x7f || c == ':' }) {
 		to = " to " + target
@@ -34,7 +51,7 @@ func OpaqueRule(identity []byte, target, reason string) Rule {
 		}
 		return c
 	}, reason)
-	return parseOpaque(fmt.Sprintf("%s%x%s: %s", opaqueStart, sum[:8], to, reason))
+	return parseOpaque(fmt.Sprintf("%s%x%s: %s", opaqueStart, id[:], to, reason))
 }
 
 // parseOpaque reads the text of an opaque rule.

@@ -52,7 +52,13 @@ func Parse(r io.Reader) (set Ruleset, unreadable map[TableName]error, err error)
 // gets the very rules that the known table has: it costs no memory for them,
 // and who compares the two looks at pointers.
 func ParseSharing(r io.Reader, known func(TableName) *Table) (set Ruleset, unreadable map[TableName]error, err error) {
-	p := parser{set: Ruleset{}, unreadable: map[TableName]error{}, lookUp: known}
+	return ParseSome(r, known, nil)
+}
+
+// ParseSome is ParseSharing that keeps no rule of chains of which skip returns true for one of
+// their lines, of so many bytes: they are left out (see LeftOut). Nil skips none.
+func ParseSome(r io.Reader, known func(TableName) *Table, skip func(t TableName, chain string, line int) bool) (set Ruleset, unreadable map[TableName]error, err error) {
+	p := parser{set: Ruleset{}, unreadable: map[TableName]error{}, lookUp: known, skip: skip}
 	lines := newLineReader(r)
 	for {
 		line, err := lines.next()
@@ -61,6 +67,9 @@ func ParseSharing(r io.Reader, known func(TableName) *Table) (set Ruleset, unrea
 		}
 		if err != nil {
 			return nil, nil, fmt.Errorf("reading line %d: %w", lines.number+1, err)
+		}
+		if p.skip != nil && p.skips(line) {
+			continue
 		}
 		if p.known != nil && (p.sharesRule(line) || p.sharesChain(line)) {
 			continue
@@ -155,6 +164,25 @@ type parser struct {
 	// the next rule may be of another one.
 	chain  *Chain
 	before []Rule
+
+	skip func(t TableName, chain string, line int) bool // nil: none
+}
+
+// skips leaves out the chain of a rule's line that is to be.
+func (p *parser) skips(line []byte) bool {
+	rest, found := bytes.CutPrefix(line, []byte("-A "))
+	if !found || p.table == nil {
+		return false
+	}
+	name, _, _ := bytes.Cut(rest, []byte(" "))
+	c := p.table.Chain(string(name))
+	if c == nil || !p.skip(p.table.Name, c.Name, len(line)) {
+		return false
+	}
+	if p.chain = nil; !c.LeftOut() {
+		c.Rules = LeftOut(c.Name)
+	}
+	return true
 }
 
 // sharesChain takes the declaration of a user's chain that the known table has.

@@ -11,7 +11,7 @@ import (
 //
 // Built-in chains are not declared, so that no policy is set. A rule that
 // jumps to another owner's chain cannot be loaded without it, an opaque one not at all: each is
-// written as a comment.
+// written as a comment. A chain that is left out is not declared: that would empty it.
 func Render(g Generation, f Family) string {
 	var b strings.Builder
 	for _, t := range AllTables() {
@@ -21,9 +21,14 @@ func Render(g Generation, f Family) string {
 		}
 		fmt.Fprintf(&b, "*%s\n", t)
 		for _, c := range s.Chains {
-			fmt.Fprintf(&b, ":%s - [0:0]\n", c.Name)
+			if !c.LeftOut() {
+				fmt.Fprintf(&b, ":%s - [0:0]\n", c.Name)
+			}
 		}
 		for _, h := range s.Hooks {
+			if slices.Contains(s.Leans, h.Into()) {
+				fmt.Fprintf(&b, "# needs chain %s: ", h.Into())
+			}
 			b.WriteString(comment(h.Rule) + h.String() + "\n")
 		}
 		for _, c := range s.Chains {

@@ -42,7 +42,7 @@ func (s Section) Join(second Section) Section {
 	// What one part leans on the other may bring.
 	brought := make(map[string]bool, len(joined.Chains))
 	for _, c := range joined.Chains {
-		brought[c.Name] = true
+		brought[c.Name] = !c.LeftOut()
 	}
 	joined.Leans = slices.DeleteFunc(joined.Leans, func(name string) bool { return brought[name] })
 	if len(joined.Leans) == 0 {

@@ -13,7 +13,7 @@ type TextlessRule struct {
 func (s Section) Opaque(before Section, found []TextlessRule) []TextlessRule {
 	var all []TextlessRule
 	for _, h := range s.Hooks {
-		if _, opaque := h.Rule.Opaque(); opaque {
+		if _, opaque := h.Rule.Opaque(); opaque && !h.LeftOut() {
 			all = append(all, TextlessRule{h.Chain, h.Rule})
 		}
 	}
@@ -31,7 +31,7 @@ func (s Section) Opaque(before Section, found []TextlessRule) []TextlessRule {
 			continue
 		}
 		for _, r := range c.Rules {
-			if _, opaque := r.Opaque(); opaque {
+			if _, opaque := r.Opaque(); opaque && !r.LeftOut() {
 				all = append(all, TextlessRule{c.Name, r})
 			}
 		}

@@ -1,0 +1,171 @@
+package iptables
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// DefaultMaxRules is how many rules are kept of one family, unless Config.MaxRules says otherwise.
+// 5,000 services are 46,578. What both families take then is in docs/security.md.
+const DefaultMaxRules = 100_000
+
+// bytesPerRule is how long a rule is on the average, as the kernel holds it, before it counts for
+// more than one. Those of 5,000 services have 430 bytes on nft and on legacy, those of IPv6 up to 680.
+const bytesPerRule = 768
+
+// A weight is what a chain takes of a budget.
+type weight struct{ rules, bytes int }
+
+func (w *weight) add(bytes int) { w.rules, w.bytes = w.rules+1, w.bytes+bytes }
+
+// units is the weight in rules of usual length.
+func (w weight) units() int { return max(w.rules, w.bytes/bytesPerRule) }
+
+// A LeftOut is a chain of which the rules are not kept, because there are too many.
+type LeftOut struct {
+	Family rules.Family
+	Table  rules.TableName
+	Chain  string
+	Rules  int // when they were last counted
+}
+
+// A budget says of which chains of a family the rules are kept, when those of all are too many.
+// Its methods may be called concurrently.
+//
+// What is least dear goes first: chains that are not guarded, then those that are, of each kind
+// the largest first. The choice stands: a chain that is left out comes back only when all would
+// take three quarters of the budget with it, and none goes while they fit.
+type budget struct {
+	most   int // 0: no limit
+	guards func(Place) bool
+
+	mu   sync.Mutex
+	left map[Place]weight
+	more bool // chains were left out since shed was asked
+}
+
+// newBudget returns a budget. canary is the name of our own chain, which is guarded as well.
+func newBudget(most int, canary string, protects func(chain string) bool) *budget {
+	guards := func(p Place) bool {
+		return slices.Contains(rules.Guarded(), p.Table) &&
+			(protects == nil || p.Chain == canary || rules.Builtin(p.Table, p.Chain) || protects(p.Chain))
+	}
+	return &budget{most: most, guards: guards, left: map[Place]weight{}}
+}
+
+// alone reports whether so much can be kept if nothing else is.
+func (b *budget) alone(w weight) bool { return b.most == 0 || w.units() <= b.most }
+
+// fits reports whether so many units can be kept.
+func (b *budget) fits(units int) bool { return b.most == 0 || units <= b.most }
+
+// fitsAgain reports whether a chain may come back, if all would take so many units then.
+func (b *budget) fitsAgain(units int) bool { return b.most == 0 || units <= b.most-b.most/4 }
+
+// any reports whether a chain is left out.
+func (b *budget) any() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.left) > 0
+}
+
+// choose decides anew, given what all chains weigh that exist, and returns those of which the
+// rules are no longer kept, and those of which they are to be read again.
+func (b *budget) choose(all map[Place]weight) (out, back []Place) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	order, kept := make([]Place, 0, len(all)), 0
+	for p, w := range all {
+		order = append(order, p)
+		if _, left := b.left[p]; !left {
+			kept += w.units()
+		}
+	}
+	if b.fits(kept) && len(b.left) == 0 {
+		return nil, nil
+	}
+	slices.SortFunc(order, func(p, q Place) int {
+		if g, h := b.guards(p), b.guards(q); g != h {
+			if g {
+				return 1
+			}
+			return -1
+		}
+		return cmp.Or(cmp.Compare(all[q].units(), all[p].units()), cmp.Compare(p.Table, q.Table), cmp.Compare(p.Chain, q.Chain))
+	})
+	before := b.left
+	b.left = map[Place]weight{}
+	for _, p := range order {
+		if _, left := before[p]; left {
+			b.left[p] = all[p]
+		} else if !b.fits(kept) && all[p].units() > 0 {
+			b.left[p] = all[p]
+			kept -= all[p].units()
+		}
+	}
+	for _, p := range slices.Backward(order) { // the dearest and smallest first
+		w, left := b.left[p]
+		_, was := before[p]
+		if left && (b.fitsAgain(kept+w.units()) || !was && b.fits(kept+w.units())) {
+			delete(b.left, p)
+			kept += w.units()
+		}
+	}
+	for _, p := range order {
+		_, was := before[p]
+		_, is := b.left[p]
+		switch {
+		case is && !was:
+			out, b.more = append(out, p), true
+		case was && !is:
+			back = append(back, p)
+		}
+	}
+	return out, back
+}
+
+// shed reports whether more chains are left out than when it was asked last.
+func (b *budget) shed() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	more := b.more
+	b.more = false
+	return more
+}
+
+// places returns the chains that are left out.
+func (b *budget) places() map[Place]bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.left) == 0 {
+		return nil
+	}
+	left := make(map[Place]bool, len(b.left))
+	for p := range b.left {
+		left[p] = true
+	}
+	return left
+}
+
+// LeftOut returns the guarded chains of which the rules are not kept, by family and table, the
+// largest first. It may be called concurrently.
+func (k *Kernel) LeftOut() []LeftOut {
+	var list []LeftOut
+	for _, f := range k.Families() {
+		b := k.budgets[f]
+		b.mu.Lock()
+		for p, w := range b.left {
+			if b.guards(p) {
+				list = append(list, LeftOut{f, p.Table, p.Chain, w.rules})
+			}
+		}
+		b.mu.Unlock()
+	}
+	slices.SortFunc(list, func(x, y LeftOut) int {
+		return cmp.Or(cmp.Compare(x.Family, y.Family), cmp.Compare(x.Table, y.Table), cmp.Compare(y.Rules, x.Rules), cmp.Compare(x.Chain, y.Chain))
+	})
+	return list
+}

@@ -1,0 +1,33 @@
+package reload
+
+import (
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// planMarks renews the canary and all witnesses under a new nonce.
+func planMarks(task tableTask, plan *tablePlan, s *section, nonce canary.Nonce) {
+	removeWitnesses(task.seen.Table, s)
+	plan.mark = canary.Mark{Nonce: nonce, Witnessed: task.want.Section.WitnessedChains(task.table)}
+	s.declare = append(s.declare, task.want.CanaryChain)
+	for _, chain := range plan.mark.Witnessed {
+		s.mark = append(s.mark, appendRule(chain, nonce.Witness()))
+	}
+	s.mark = append(s.mark, appendRule(task.want.CanaryChain, nonce.Rule()))
+}
+
+func removeWitnesses(t *rules.Table, s *section) {
+	if t == nil {
+		return
+	}
+	for _, c := range t.Chains {
+		if !rules.Builtin(t.Name, c.Name) {
+			continue
+		}
+		for _, r := range c.Rules {
+			if canary.IsWitness(r) {
+				s.remove = append(s.remove, deleteRule(c.Name, r))
+			}
+		}
+	}
+}

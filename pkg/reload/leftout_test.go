@@ -1,0 +1,77 @@
+package reload
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// leftOutSection has a chain that is left out, a chain that is not, and a jump in OUTPUT.
+func leftOutSection(chains ...rules.Chain) rules.Section {
+	accept := []rules.Rule{{Spec: "-j ACCEPT", Target: "ACCEPT"}}
+	return rules.Section{
+		Chains: append([]rules.Chain{{Name: "KUBE-SMALL", Rules: accept}}, chains...),
+		Hooks:  []rules.Hook{{Chain: "OUTPUT", Rule: rules.Rule{Spec: "-j KUBE-SMALL", Target: "KUBE-SMALL"}, Anchor: rules.Anchor{Position: rules.Top}}},
+	}
+}
+
+func chainOf(name string, n int) rules.Chain {
+	c := rules.Chain{Name: name}
+	for range n {
+		c.Rules = append(c.Rules, rules.Rule{Spec: "-j ACCEPT", Target: "ACCEPT"})
+	}
+	return c
+}
+
+// What a chain held before it was left out is forgotten at once, even if it was most of the table;
+// and what it holds once it fits again is learned at once.
+func TestAChainThatIsLeftOutIsLearnedAtOnce(t *testing.T) {
+	large := rules.Chain{Name: "KUBE-LARGE", Rules: rules.LeftOut("KUBE-LARGE")}
+	var l Learned
+	for i, chain := range []rules.Chain{chainOf("KUBE-LARGE", 50), large, chainOf("KUBE-LARGE", 3)} {
+		seen := leftOutSection(chain)
+		next, due := l.Learn(rules.IPv4, rules.Nat, seen, canary.Finding{Verdict: canary.Changed}, noon)
+		if !next.Generation[rules.IPv4.Table(rules.Nat)].Equal(seen) || !due.IsZero() {
+			t.Errorf("read %d: learned %+v, due %s", i, next.Generation[rules.IPv4.Table(rules.Nat)], due)
+		}
+		l = next
+	}
+}
+
+// A lost chain that was left out stays in quarantine until it holds rules again, whichever.
+func TestALostChainThatWasLeftOutStaysInQuarantine(t *testing.T) {
+	large := rules.Chain{Name: "KUBE-LARGE", Rules: rules.LeftOut("KUBE-LARGE")}
+	jumps := rules.Hook{Chain: "PREROUTING", Rule: rules.LeftOut("PREROUTING")[0], Named: true}
+	want := leftOutSection(large)
+	want.Hooks = append(want.Hooks, jumps)
+	held := []Held{{Chain: large.Name, Rule: large.Rules[0]}, {Chain: "PREROUTING", Rule: jumps.Rule}}
+	q := Quarantine{}.With(rules.IPv4.Table(rules.Nat), held)
+	into := rules.Hook{Chain: "PREROUTING", Rule: rules.Rule{Spec: "-j KUBE-SMALL", Target: "KUBE-SMALL"}}
+	for name, tc := range map[string]struct {
+		seen  rules.Section
+		still []string
+	}{
+		"both are gone":              {leftOutSection(), []string{"KUBE-LARGE", "PREROUTING"}},
+		"the chain stands empty":     {leftOutSection(chainOf("KUBE-LARGE", 0)), []string{"KUBE-LARGE", "PREROUTING"}},
+		"it holds other rules":       {leftOutSection(chainOf("KUBE-LARGE", 2)), []string{"PREROUTING"}},
+		"it is left out again":       {leftOutSection(large), []string{"PREROUTING"}},
+		"the built-in one has jumps": {rules.Section{Chains: leftOutSection().Chains, Hooks: append(leftOutSection().Hooks, into)}, []string{"KUBE-LARGE"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := without(want, held); len(got.Chains) != 1 || len(got.Hooks) != 1 {
+				t.Errorf("while it is in quarantine it ought to stand: %+v", got)
+			}
+			_, next := q.Supplement(rules.IPv4, rules.Nat, want, tc.seen)
+			var still []string
+			for _, h := range next[rules.IPv4.Table(rules.Nat)] {
+				still = append(still, h.Chain)
+			}
+			if diff := cmp.Diff(tc.still, still); diff != "" {
+				t.Errorf("in quarantine (-want +got)\n%s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,89 @@
+package rules
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const largeSave = `*nat
+:PREROUTING ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:KUBE-LARGE - [0:0]
+:KUBE-SERVICES - [0:0]
+-A PREROUTING -j KUBE-SERVICES
+-A PREROUTING -d 10.0.0.1/32 -j KUBE-LARGE
+-A OUTPUT -j KUBE-SERVICES
+-A KUBE-LARGE -s 10.0.0.1/32 -j RETURN
+-A KUBE-LARGE -s 10.0.0.2/32 -j RETURN
+-A KUBE-SERVICES -j KUBE-LARGE
+-A KUBE-SERVICES -j ACCEPT
+COMMIT
+`
+
+// leaving parses largeSave without the rules of some chains.
+func leaving(t *testing.T, out ...string) *Table {
+	t.Helper()
+	set, _, err := ParseSome(strings.NewReader(largeSave), func(TableName) *Table { return nil }, func(_ TableName, chain string, _ int) bool {
+		for _, name := range out {
+			if name == chain {
+				return true
+			}
+		}
+		return false
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set[Nat]
+}
+
+// A protected chain that is left out is part of the generation by its name. It is a chain that jumps
+// depend on, it counts no rules, and what is rendered neither declares nor fills it.
+func TestAChainThatIsLeftOutIsKnownByName(t *testing.T) {
+	protects := func(chain string) bool { return strings.HasPrefix(chain, "KUBE-") }
+	s := Extract(leaving(t, "KUBE-LARGE"), protects, func(Rule) bool { return false })
+	if c, ok := s.Chain("KUBE-LARGE"); !ok || !c.LeftOut() {
+		t.Errorf("the chain that is left out is %+v", c)
+	}
+	if diff := cmp.Diff([]string{"KUBE-LARGE"}, s.Leans); diff != "" {
+		t.Errorf("chains that rules depend on (-want +got)\n%s", diff)
+	}
+	if got := s.RuleCount(); got != 5 {
+		t.Errorf("it counts %d rules, want 5: two in KUBE-SERVICES and three jumps", got)
+	}
+	if found := s.Opaque(Section{}, nil); found != nil {
+		t.Errorf("called rules without a text: %v", found)
+	}
+	text := Render(Generation{IPv4.Table(Nat): s}, IPv4)
+	for _, line := range strings.Split(text, "\n") {
+		if strings.Contains(line, "KUBE-LARGE") && !strings.HasPrefix(line, "#") {
+			t.Errorf("rendered: %q", line)
+		}
+	}
+	_, rest := s.Split(func(chain string) bool { return chain == "KUBE-SERVICES" })
+	if joined := (Section{}).Join(rest); len(joined.Leans) != 1 {
+		t.Errorf("after a join rules depend on %v", joined.Leans)
+	}
+}
+
+// Of a built-in chain that is left out the jumps are not known: one stands for them, and no mark is
+// planted in it.
+func TestJumpsOfABuiltInChainThatIsLeftOutAreNotKnown(t *testing.T) {
+	s := Extract(leaving(t, "OUTPUT"), func(chain string) bool { return chain == "KUBE-SERVICES" }, func(Rule) bool { return false })
+	var hooks []string
+	for _, h := range s.Hooks {
+		if h.LeftOut() {
+			hooks = append(hooks, h.Chain+" left out")
+			continue
+		}
+		hooks = append(hooks, h.String())
+	}
+	if diff := cmp.Diff([]string{"-A PREROUTING -j KUBE-SERVICES", "OUTPUT left out"}, hooks); diff != "" {
+		t.Errorf("jumps (-want +got)\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"PREROUTING"}, s.WitnessedChains(Nat)); diff != "" {
+		t.Errorf("chains with a witness (-want +got)\n%s", diff)
+	}
+}

@@ -1,0 +1,350 @@
+// Package toomany writes more rules than canaryd keeps, and looks at what it makes of the rest.
+package toomany
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
+
+// large is a protected chain that is too large for the limit.
+const large = "KUBE-SVC-AAAAAAAAAAAAAAAA"
+
+// restore loads lines into a table of IPv4 without touching the others.
+func restore(n *nodetest.Node, table string, lines ...string) {
+	n.Helper()
+	cmd := exec.CommandContext(n.Context(), "iptables-"+string(n.Programs.With)+"-restore", "--noflush", "-w", "60")
+	if n.Programs.With == "nft" {
+		cmd.Args = cmd.Args[:2]
+	}
+	cmd.Stdin = strings.NewReader("*" + table + "\n" + strings.Join(lines, "\n") + "\nCOMMIT\n")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		n.Fatalf("%s: %v: %s", cmd, err, out)
+	}
+}
+
+// fill returns commands that declare a chain and fill it.
+func fill(chain string, count int) []string {
+	lines := []string{fmt.Sprintf(":%s - [0:0]", chain)}
+	for i := range count {
+		lines = append(lines, fmt.Sprintf(`-A %s -s 10.%d.%d.%d/32 -p tcp -m comment --comment "ns-%d/service-%d:http cluster IP" -m tcp --dport %d -j ACCEPT`,
+			chain, i>>16, i>>8&255, i&255, i%77, i, i%60000+1))
+	}
+	return lines
+}
+
+// status returns what the running daemon says.
+func status(n *nodetest.Node) api.Status {
+	n.Helper()
+	code, stdout, stderr := n.Canaryd("status", "-o", "json")
+	var s api.Status
+	if err := json.Unmarshal([]byte(stdout), &s); err != nil || code > 1 {
+		n.Fatalf("canaryd status: exit code %d, %v\n%s", code, err, stderr)
+	}
+	return s
+}
+
+// leftOut waits until exactly these chains are left out of nat, with so many rules.
+func leftOut(n *nodetest.Node, want ...api.LeftOut) api.Status {
+	n.Helper()
+	var s api.Status
+	n.Within(nodetest.StartsIn, "the chains that are left out", func() error {
+		s = status(n)
+		if diff := cmp.Diff(want, s.LeftOut); diff != "" {
+			return fmt.Errorf("(-want +got)\n%s", diff)
+		}
+		return nil
+	})
+	return s
+}
+
+// others returns all chains and rules but those of the large chain, and with none of the jumps to
+// it if it is not to be there.
+func others(n *nodetest.Node, jumps bool) []string {
+	n.Helper()
+	var kept []string
+	for _, line := range n.Lines(func(_ rules.TableName, name string) bool { return n.Protects(name) && name != large },
+		func(r rules.Rule) bool { return n.Protects(r.Target) }) {
+		if !strings.Contains(line, "nat "+large) && (jumps || !strings.Contains(line, "-j "+large)) {
+			kept = append(kept, line)
+		}
+	}
+	return kept
+}
+
+// jumps returns how many rules lead to the large chain.
+func jumps(n *nodetest.Node) int {
+	n.Helper()
+	count := 0
+	for _, c := range n.Save()[rules.IPv4][rules.Nat].Chains {
+		for _, r := range c.Rules {
+			if r.Target == large {
+				count++
+			}
+		}
+	}
+	return count
+}
+
+// verdicts returns nil if every table is intact and the generation is not behind.
+func verdicts(s api.Status) error {
+	if !s.CapturePendingSince.IsZero() {
+		return fmt.Errorf("what is new since %s is not captured", s.CapturePendingSince)
+	}
+	return s.Ready()
+}
+
+// intact waits until that is so.
+func intact(n *nodetest.Node) (s api.Status) {
+	n.Helper()
+	n.Within(nodetest.HealsIn, "all tables to be intact", func() error { s = status(n); return verdicts(s) })
+	return s
+}
+
+// A chain that is too large is said to be not guarded. A flush of the table is noticed, all others
+// come back, and nothing is made of the large one: no chain, no jump, no rule. What its owner
+// writes of it later is guarded again as soon as it fits.
+func TestAChainThatIsTooLargeCostsItselfOnly(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		const size = 1500
+		restore(n, "nat", append(fill(large, size), "-A KUBE-SERVICES -d 10.9.9.9/32 -j "+large, "-A OUTPUT -d 10.8.8.8/32 -j "+large)...)
+		p := n.Start("--max-rules=1000")
+		place := api.LeftOut{Family: rules.IPv4, Table: rules.Nat, Chain: large, Rules: size}
+		leftOut(n, place)
+		s := intact(n)
+		if !s.Healthy {
+			n.Error("a node is not healthy of which a chain is left out that stands")
+		}
+		p.WantLog("E", "Chains are left out", large, "1500 rules", "--max-rules")
+		if got := n.Metrics()[`chains_left_out{family="ipv4",table="nat"}`]; got != 1 {
+			n.Errorf("chains_left_out is %v, want 1", got)
+		}
+		text, _ := n.Want(0, "status")
+		for _, want := range []string{"healthy, but the rules of one chain are not guarded\n", "NOT guarded: ipv4 nat " + large + ": it holds 1500 rules;"} {
+			if !strings.Contains(text, want) {
+				n.Errorf("canaryd status does not say %q:\n%s", want, text)
+			}
+		}
+		before, without := others(n, true), others(n, false)
+
+		// The chains stand, without a rule: the jumps lead somewhere.
+		n.Flush()
+		n.Within(nodetest.HealsIn, "the others to be back", func() error {
+			if diff := cmp.Diff(before, others(n, true)); diff != "" {
+				return fmt.Errorf("(-want +got)\n%s", diff)
+			}
+			return verdicts(status(n))
+		})
+		s = status(n)
+		if len(s.Quarantined) != 1 || s.Quarantined[0].Chain != large || len(s.LeftOut) != 0 {
+			n.Errorf("after a flush: in quarantine %+v, left out %+v; want the large chain in quarantine", s.Quarantined, s.LeftOut)
+		}
+
+		// Its owner writes it again, as large as it was.
+		restore(n, "nat", fill(large, size)...)
+		leftOut(n, place)
+		n.Within(nodetest.HealsIn, "the quarantine to end", func() error {
+			if s := status(n); len(s.Quarantined) > 0 {
+				return fmt.Errorf("in quarantine: %+v", s.Quarantined)
+			}
+			return nil
+		})
+
+		// Chains are deleted as well: there is nothing to jump to.
+		for _, table := range rules.Guarded() {
+			for _, verb := range []string{"-F", "-X"} {
+				n.Must(exec.CommandContext(n.Context(), "iptables-"+string(n.Programs.With), "-w", "60", "-t", string(table), verb).Run())
+			}
+		}
+		n.Within(nodetest.HealsIn, "the others to be back", func() error {
+			if diff := cmp.Diff(without, others(n, true)); diff != "" {
+				return fmt.Errorf("(-want +got)\n%s", diff)
+			}
+			return verdicts(status(n))
+		})
+		if s = status(n); len(s.Quarantined) != 3 {
+			n.Errorf("after -F and -X %d rules are in quarantine, want the large chain and both jumps: %+v", len(s.Quarantined), s.Quarantined)
+		}
+		if n.Save()[rules.IPv4][rules.Nat].Chain(large) != nil {
+			n.Error("canaryd has made the chain of which it knows nothing")
+		}
+
+		// It comes back small: the jumps follow, and it is guarded.
+		restore(n, "nat", fill(large, 3)...)
+		n.Within(nodetest.HealsIn, "the jumps to be back", func() error {
+			s := status(n)
+			if diff := cmp.Diff(before, others(n, true)); diff != "" || len(s.Quarantined)+len(s.LeftOut) > 0 {
+				return fmt.Errorf("in quarantine %+v, left out %+v (-want +got)\n%s", s.Quarantined, s.LeftOut, diff)
+			}
+			return verdicts(s)
+		})
+		whole := n.Save()[rules.IPv4][rules.Nat].Chain(large).Rules
+		n.Flush()
+		n.Within(nodetest.HealsIn, "the chain to be back", func() error {
+			if diff := cmp.Diff(whole, n.Save()[rules.IPv4][rules.Nat].Chain(large).Rules); diff != "" || jumps(n) != 2 {
+				return fmt.Errorf("%d jumps (-want +got)\n%s", jumps(n), diff)
+			}
+			return verdicts(status(n))
+		})
+	})
+}
+
+// A chain that grows above the limit is left out from then on, and nothing of what it was is
+// replayed. When it shrinks it is guarded again, and near the limit it does not come and go.
+func TestAChainThatGrowsAndShrinks(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		restore(n, "nat", append(fill(large, 10), "-A KUBE-SERVICES -d 10.9.9.9/32 -j "+large)...)
+		n.Start("--max-rules=1000")
+		grow := fill(large, 1500)[11:]
+		restore(n, "nat", grow...)
+		leftOut(n, api.LeftOut{Family: rules.IPv4, Table: rules.Nat, Chain: large, Rules: 1500})
+		others := n.Status().Generation.Rules
+
+		// It stays out while all would fit only just.
+		restore(n, "nat", fill(large, 600)...)
+		if s := intact(n); len(s.LeftOut) != 1 {
+			n.Errorf("a chain came back as soon as it fitted: %+v", s.LeftOut)
+		}
+
+		restore(n, "nat", fill(large, 5)...)
+		leftOut(n)
+		n.Within(nodetest.HealsIn, "the generation to have it", func() error {
+			if s := status(n); s.Generation.Rules != others+5 {
+				return fmt.Errorf("the generation has %d rules, want %d", s.Generation.Rules, others+5)
+			}
+			return verdicts(status(n))
+		})
+	})
+}
+
+// A built-in chain can be too large as well: the jumps in it are not guarded, those in others are.
+func TestABuiltInChainThatIsTooLarge(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		restore(n, "nat", fill("OUTPUT", 1500)[1:]...)
+		n.Start("--max-rules=1000")
+		s := leftOut(n, api.LeftOut{Family: rules.IPv4, Table: rules.Nat, Chain: "OUTPUT", Rules: 1502})
+		intact(n)
+		before := others(n, true)
+		n.Flush()
+		outputs := func(line string) bool { return strings.Contains(line, "ipv4 nat OUTPUT") }
+		n.Within(nodetest.HealsIn, "the others to be back", func() error {
+			if diff := cmp.Diff(slices.DeleteFunc(slices.Clone(before), outputs), others(n, true)); diff != "" {
+				return fmt.Errorf("(-want +got)\n%s", diff)
+			}
+			return verdicts(status(n))
+		})
+		if s = status(n); len(s.Quarantined) != 1 || s.Quarantined[0].Chain != "OUTPUT" {
+			n.Errorf("in quarantine %+v, want what stood in OUTPUT", s.Quarantined)
+		}
+		// Its owner puts its jump back.
+		restore(n, "nat", "-A OUTPUT -j KUBE-SERVICES")
+		n.Within(nodetest.HealsIn, "the quarantine to end", func() error {
+			if s := status(n); len(s.Quarantined) > 0 {
+				return fmt.Errorf("in quarantine: %+v", s.Quarantined)
+			}
+			return nil
+		})
+	})
+}
+
+// manifestLimit is the memory limit of deploy/kubernetes.
+const manifestLimit = 448 << 10 // KiB
+
+// peak returns the most memory that a process ever had, in KiB.
+func peak(n *nodetest.Node, p *nodetest.Process) int {
+	n.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
+	n.Must(err)
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			kib, err := strconv.Atoi(strings.Fields(value)[0])
+			n.Must(err)
+			return kib
+		}
+	}
+	n.Fatal("no VmHWM")
+	return 0
+}
+
+// 240,000 rules are more than twice what canaryd keeps. Neither at capture, nor at a flush, nor at
+// a restart from what it stored does it need more memory than the manifest allows.
+func TestMemoryBelowTheManifestsLimit(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it writes 240,000 rules")
+	}
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		const chains, each = 240, 1000
+		var lines []string
+		for i := range chains {
+			name := fmt.Sprintf("KUBE-SVC-AAAAAAAAAAAAAA%c%c", 'A'+i/26, 'A'+i%26)
+			lines = append(append(lines, fill(name, each)...), "-A KUBE-SERVICES -d 10.9.9.9/32 -j "+name)
+		}
+		restore(n, "nat", lines...)
+		const long = 5 * time.Minute
+		settled := func(p *nodetest.Process) api.Status {
+			n.Helper()
+			var s api.Status
+			n.Within(long, "canaryd to have learned", func() error {
+				if !p.Running() {
+					n.Fatal("canaryd ended")
+				}
+				if err := nodetest.Ready(); err != nil {
+					return err
+				}
+				if s = status(n); s.Generation.Rules < 50_000 {
+					return errors.New("the generation is small")
+				}
+				return verdicts(s)
+			})
+			return s
+		}
+		p := n.Launch()
+		s := settled(p)
+		left := int(nodetest.Sum(n.Metrics(), "chains_left_out"))
+		if left < 130 || left > 200 || len(s.LeftOut) != 100 {
+			n.Errorf("%d chains are left out, and %d listed", left, len(s.LeftOut))
+		}
+		report := func(when string, p *nodetest.Process) {
+			n.Helper()
+			kib := peak(n, p)
+			n.Logf("%s: %d rules kept, %d chains left out, VmHWM %d MiB", when, s.Generation.Rules, left, kib>>10)
+			if kib > manifestLimit {
+				n.Errorf("%s canaryd had %d KiB, and the manifest allows %d", when, kib, manifestLimit)
+			}
+		}
+		report("at capture", p)
+		n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Nat, ""))
+		n.Within(long, "the rest to be back", func() error {
+			s := status(n)
+			if len(s.Flushes) == 0 || len(s.Quarantined) == 0 {
+				return errors.New("no flush")
+			}
+			return verdicts(s)
+		})
+		report("after a flush", p)
+		p.Stop()
+		p = n.Launch()
+		settled(p)
+		report("after a restart", p)
+	})
+}
