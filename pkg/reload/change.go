@@ -10,6 +10,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // ErrNotAgreed: a write was not made because Job.Check refused what it would change.
@@ -75,6 +76,12 @@ func (p Part) Digest() string {
 // An Agreement names the removals that an operator agreed to: for each table the Digest of
 // what Change.Removed held when it was shown. It is a value; nil agrees to no removal.
 type Agreement map[rules.TableID]string
+
+// MarshalJSON writes digests by family and table.
+func (a Agreement) MarshalJSON() ([]byte, error) { return tableid.Marshal(a) }
+
+// UnmarshalJSON reads what MarshalJSON wrote.
+func (a *Agreement) UnmarshalJSON(data []byte) error { return tableid.Unmarshal(data, a) }
 
 // Agreement returns what agrees to exactly these changes.
 func (c Changes) Agreement() Agreement {

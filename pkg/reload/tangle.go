@@ -22,8 +22,10 @@ const saysTooDeep = "Too many links"
 // deep says that the kernel bounds the depth.
 func tangles(plan tablePlan, deep bool) map[string]string {
 	t := tangle{deep: deep, chains: map[string][]jump{}, level: map[string]int{}, bad: map[string]string{}}
-	for _, c := range plan.seen.Chains {
-		t.take(c, false)
+	if plan.seen != nil { // else the table does not exist
+		for _, c := range plan.seen.Chains {
+			t.take(c, false)
+		}
 	}
 	planned := slices.Concat(plan.wrote, plan.merged)
 	for _, c := range planned {

@@ -106,3 +106,11 @@ func TestTanglesOfManyWays(t *testing.T) {
 		t.Error("nothing is too deep")
 	}
 }
+
+// A flush may have deleted the table itself.
+func TestTanglesOfATableThatIsGone(t *testing.T) {
+	plan := tablePlan{table: rules.Nat, hooks: []rules.Hook{{Chain: "OUTPUT", Rule: spec("-j KUBE-A")}}}
+	if bad := tangles(plan, true); len(bad) > 0 {
+		t.Errorf("found %v", bad)
+	}
+}
