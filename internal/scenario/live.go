@@ -63,9 +63,9 @@ type Status struct {
 		ID    string `json:"id"`
 		Rules int    `json:"rules"`
 	} `json:"generation"`
-	Families            map[rules.TableID]string `json:"families"`
-	CapturePendingSince time.Time                `json:"capturePendingSince"`
-	Flushes             []Record                 `json:"flushes"`
+	Families            map[rules.Family]map[rules.TableName]string `json:"families"`
+	CapturePendingSince time.Time                                   `json:"capturePendingSince"`
+	Flushes             []Record                                    `json:"flushes"`
 }
 
 // A Result is what became of one scenario under a running canaryd.

@@ -61,7 +61,7 @@ func (s *stage) restoredAndFlushed(seed uint64) bool {
 	var seen scenario.Status
 	s.Within(nodetest.HealsIn, "canaryd to see the file", func() error {
 		seen = s.Published()
-		if verdict := seen.Families[c.family.Table(rules.Nat)]; verdict != scenario.Replaced && len(seen.Flushes) == before {
+		if verdict := seen.Families[c.family][rules.Nat]; verdict != scenario.Replaced && len(seen.Flushes) == before {
 			return fmt.Errorf("it is %s", verdict)
 		}
 		return nil
@@ -70,7 +70,7 @@ func (s *stage) restoredAndFlushed(seed uint64) bool {
 		c.del(rng.IntN(len(c.pods) - 1)) // the last one is not in the file
 		s.podsDo()
 	}
-	in := seen.Families[c.family.Table(rules.Nat)] == scenario.Replaced
+	in := seen.Families[c.family][rules.Nat] == scenario.Replaced
 	s.Must(s.Programs.Flush(s.Context(), c.family, rules.Nat, ""))
 	s.count.flushes += 2
 	return in

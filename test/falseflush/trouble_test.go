@@ -44,10 +44,11 @@ func heldLock(n *nodetest.Node, _ *nodetest.Process) {
 	ended := make(chan error, 1)
 	go func() { ended <- holder.Wait() }()
 	for {
-		for id, v := range n.Published().Families {
-			family, table := id.Family, id.Name
-			if !slices.Contains([]string{"unknown", "intact", "changed"}, v) {
-				n.Errorf("%s %s is %s while the lock is held", family, table, v)
+		for family, tables := range n.Published().Families {
+			for table, v := range tables {
+				if !slices.Contains([]string{"unknown", "intact", "changed"}, v) {
+					n.Errorf("%s %s is %s while the lock is held", family, table, v)
+				}
 			}
 		}
 		select {

@@ -140,10 +140,11 @@ func TestANativeTable(t *testing.T) {
 				continue
 			}
 			n.Within(nodetest.HealsIn, test.name+": all but one table to be back", func() error {
-				for id, verdict := range n.Status().Families {
-					f, table := id.Family, id.Name
-					if one := f == rules.IPv6 && table == rules.Nat; one == (verdict == "intact") {
-						return fmt.Errorf("%s %s is %s", f, table, verdict)
+				for f, tables := range n.Status().Families {
+					for table, verdict := range tables {
+						if one := f == rules.IPv6 && table == rules.Nat; one == (verdict == "intact") {
+							return fmt.Errorf("%s %s is %s", f, table, verdict)
+						}
 					}
 				}
 				return nil
