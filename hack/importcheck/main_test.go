@@ -31,7 +31,7 @@ func TestJudge(t *testing.T) {
 		{"pkg/rules", module + "pkg/rules/kube", "imports run one way"},
 		{"internal/daemon", module + "cmd/canaryd", "imports run one way"},
 		{"pkg/canary", module + "internal/nstest", "test helpers"},
-		{"test/demo", module + "internal/netns", ""},
+		{"hack/demo", module + "internal/netns", ""},
 		{"internal/scenario", module + "pkg/iptables", ""},
 		{"pkg/rules", "strings", ""},
 		{"pkg/rules", "net/netip", ""},

@@ -12,7 +12,7 @@ import (
 // the measurements; it is found from a package in test.
 func (n *Node) Services(count int) string {
 	n.Helper()
-	file, err := os.Open(fmt.Sprintf("../bench/heal/testdata/services-%d.rules.gz", count))
+	file, err := os.Open(fmt.Sprintf("../../hack/bench/heal/testdata/services-%d.rules.gz", count))
 	n.Must(err)
 	defer file.Close()
 	text, err := gzip.NewReader(file)

@@ -19,8 +19,8 @@ import (
 
 	"github.com/canaryd/canaryd/internal/nodetest"
 	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/cluster"
 	"github.com/canaryd/canaryd/pkg/rules"
-	"github.com/canaryd/canaryd/test/internal/cluster"
 )
 
 func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/canaryd/canaryd/test/internal/cluster"
+	"github.com/canaryd/canaryd/internal/testkit/cluster"
 )
 
 const (

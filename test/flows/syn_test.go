@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/cluster"
 	"github.com/canaryd/canaryd/pkg/rules"
-	"github.com/canaryd/canaryd/test/internal/cluster"
 )
 
 // severalSYNs is time for a SYN to be sent again, and once more: after 1 s and

@@ -11,12 +11,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/hack/bench/internal/measure"
 	"github.com/canaryd/canaryd/internal/nodetest"
 	"github.com/canaryd/canaryd/internal/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/rules/kube"
-	"github.com/canaryd/canaryd/test/bench/internal/measure"
 )
 
 func TestMain(m *testing.M) {

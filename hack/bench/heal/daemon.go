@@ -17,9 +17,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/canaryd/canaryd/hack/bench/internal/measure"
 	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/test/bench/internal/measure"
 )
 
 const (

@@ -12,9 +12,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/canaryd/canaryd/hack/bench/internal/measure"
 	"github.com/canaryd/canaryd/internal/netns"
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/test/bench/internal/measure"
 )
 
 // Uses are what one repetition measured, by name.

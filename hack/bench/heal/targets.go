@@ -3,8 +3,8 @@ package main
 import (
 	"fmt"
 
+	"github.com/canaryd/canaryd/hack/bench/internal/measure"
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/test/bench/internal/measure"
 )
 
 // A target is what ought to hold between things that were measured in the same

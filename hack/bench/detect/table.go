@@ -5,8 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/canaryd/canaryd/hack/bench/internal/measure"
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/test/bench/internal/measure"
 )
 
 // A Result is one row: one backend with one number of rules.

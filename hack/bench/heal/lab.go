@@ -7,11 +7,11 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/tableid"
 
+	"github.com/canaryd/canaryd/hack/bench/internal/measure"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
-	"github.com/canaryd/canaryd/test/bench/internal/measure"
 )
 
 // A lab does in this process what the daemon does while nothing is lost: it

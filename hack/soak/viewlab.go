@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/canaryd/canaryd/test/internal/cluster"
+	"github.com/canaryd/canaryd/internal/testkit/cluster"
 )
 
 const (

@@ -15,7 +15,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/canaryd/canaryd/test/internal/cluster"
+	"github.com/canaryd/canaryd/internal/testkit/cluster"
 )
 
 func (l *lab) clientLoad() load {

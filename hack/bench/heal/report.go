@@ -6,8 +6,8 @@ import (
 	"math"
 	"strings"
 
+	"github.com/canaryd/canaryd/hack/bench/internal/measure"
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/test/bench/internal/measure"
 )
 
 // A title says what a measurement is. Those of generation belong to no

@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/hack/bench/internal/measure"
 	"github.com/canaryd/canaryd/internal/source"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/rules/kube"
-	"github.com/canaryd/canaryd/test/bench/internal/measure"
 )
 
 // turns is how often generation is measured in one repetition, of which the

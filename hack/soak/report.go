@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/canaryd/canaryd/test/internal/cluster"
+	"github.com/canaryd/canaryd/internal/testkit/cluster"
 )
 
 // A side is the services, or the host ports.

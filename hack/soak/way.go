@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/canaryd/canaryd/test/internal/cluster"
+	"github.com/canaryd/canaryd/internal/testkit/cluster"
 )
 
 // A way is one kind of connection: how it is translated, and by which protocol.

@@ -15,8 +15,8 @@ import (
 
 	"github.com/canaryd/canaryd/internal/netns"
 	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/internal/testkit/cluster"
 	"github.com/canaryd/canaryd/pkg/rules"
-	"github.com/canaryd/canaryd/test/internal/cluster"
 )
 
 const (
