@@ -24,9 +24,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/browser"
-	"github.com/canaryd/canaryd/internal/netns"
-	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/internal/testkit/browser"
+	"github.com/canaryd/canaryd/internal/testkit/netns"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )

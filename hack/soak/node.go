@@ -13,9 +13,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/netns"
-	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/internal/testkit/cluster"
+	"github.com/canaryd/canaryd/internal/testkit/netns"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

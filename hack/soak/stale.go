@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

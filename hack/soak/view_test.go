@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
 // mattering are the flushes that a client feels most, of both backends.

@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/reload"

@@ -9,8 +9,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/canaryd/canaryd/internal/nodetest"
-	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
 )
 
 // TestInterleavingsOnTheKernel: owners and a flusher write at random moments beside

@@ -19,7 +19,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/canaryd/canaryd/internal/daemon"
-	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"

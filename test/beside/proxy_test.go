@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

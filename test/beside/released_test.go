@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

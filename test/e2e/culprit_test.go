@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/daemon"
-	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )

@@ -5,8 +5,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/nodetest"
-	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

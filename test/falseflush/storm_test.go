@@ -14,7 +14,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )

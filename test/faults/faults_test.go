@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 )
 
 func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }

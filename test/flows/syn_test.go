@@ -12,8 +12,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/canaryd/canaryd/internal/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/cluster"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

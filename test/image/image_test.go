@@ -20,8 +20,8 @@ import (
 	core "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/canaryd/canaryd/internal/nodetest"
-	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 

@@ -12,8 +12,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/canaryd/canaryd/internal/browser"
 	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/testkit/browser"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"

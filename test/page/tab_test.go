@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/browser"
-	"github.com/canaryd/canaryd/internal/nodetest"
-	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/browser"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
 // follows bounds what the page does every two seconds, on a busy machine.

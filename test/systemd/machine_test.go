@@ -11,9 +11,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/nodetest"
-	"github.com/canaryd/canaryd/internal/nstest"
-	"github.com/canaryd/canaryd/internal/testlog"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/testlog"
 )
 
 // startup is what process 1 does before it becomes systemd. Its root is this

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/canaryd/canaryd/internal/nodetest"
-	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
 // pack makes a package, a deb or an rpm, of the program that is under test.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 )
 
 // TestSandbox: under its unit, and with all that the unit takes from it, canaryd

@@ -13,8 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/canaryd/canaryd/internal/nodetest"
-	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
 // Canaryd is built as it is installed: without the race detector, whose memory

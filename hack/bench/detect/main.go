@@ -18,8 +18,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/netns"
-	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/internal/testkit/netns"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 

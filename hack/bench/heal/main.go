@@ -25,7 +25,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/netns"
+	"github.com/canaryd/canaryd/internal/testkit/netns"
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/hack/bench/internal/measure"
-	"github.com/canaryd/canaryd/internal/netns"
+	"github.com/canaryd/canaryd/internal/testkit/netns"
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 

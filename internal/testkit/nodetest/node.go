@@ -15,8 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/canaryd/canaryd/internal/nstest"
-	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/canaryd/canaryd/internal/netns"
+	"github.com/canaryd/canaryd/internal/testkit/netns"
 )
 
 func TestRunIsInside(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
 )
 
 const (

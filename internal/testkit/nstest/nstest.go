@@ -19,8 +19,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/canaryd/canaryd/internal/browser"
-	"github.com/canaryd/canaryd/internal/netns"
+	"github.com/canaryd/canaryd/internal/testkit/browser"
+	"github.com/canaryd/canaryd/internal/testkit/netns"
 )
 
 // marker is the environment variable that holds the name of the test whose

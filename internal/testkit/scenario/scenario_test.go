@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
