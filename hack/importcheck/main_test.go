@@ -52,6 +52,8 @@ func TestJudge(t *testing.T) {
 		{"cmd/canaryd", "os/exec", "executes programs"},
 		{"hack/importcheck", "os/exec", ""},
 		{"internal/testkit/nstest", "os/exec", ""},
+		{"internal/testkit/nstest", module + "internal/testkit/browser", "browser's driver"},
+		{"hack/screenshot", module + "internal/testkit/browser", ""},
 	} {
 		got := strings.Join(judge(c.name, c.imported), "; ")
 		if c.want == "" && got != "" || !strings.Contains(got, c.want) {

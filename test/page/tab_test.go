@@ -41,7 +41,8 @@ func TestMain(m *testing.M) {
 // start returns the browser.
 func start(t *testing.T) *browser.Browser {
 	t.Helper()
-	nstest.NeedBrowser(t)
+	_, err := browser.Find()
+	nstest.Need(t, "a browser", err)
 	one.begin.Do(func() { one.browser, one.err = browser.Start(context.Background()) })
 	if one.err != nil {
 		t.Fatal(one.err)

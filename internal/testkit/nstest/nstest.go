@@ -19,7 +19,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/canaryd/canaryd/internal/testkit/browser"
 	"github.com/canaryd/canaryd/internal/testkit/netns"
 )
 
@@ -118,11 +117,11 @@ func NeedSetting(t *testing.T, path, value string) {
 	}
 }
 
-// NeedBrowser skips the test unless there is a Chromium.
-func NeedBrowser(t *testing.T) {
+// Need skips the test unless err, which says whether this thing is there, is nil.
+func Need(t *testing.T, thing string, err error) {
 	t.Helper()
-	if _, err := browser.Find(); err != nil {
-		skipLoudly(t, "test %s needs a browser: %v", t.Name(), err)
+	if err != nil {
+		skipLoudly(t, "test %s needs %s: %v", t.Name(), thing, err)
 	}
 }
 
