@@ -118,7 +118,7 @@ SOAK ?= 10m
 VIEW_FLAGS ?= -services 5000
 .PHONY: soak
 soak: deps build ## packets to services while their rules are flushed, on both backends, and owners and flushers at random; 10 minutes each
-	CANARYD_SOAK=$(SOAK) go test -count=1 -timeout=0 -v ./test/beside -run TestInterleavings
+	CANARYD_SOAK=$(SOAK) go test -count=1 -timeout=0 -v ./test/interleavings -run TestInterleavings
 	go build -o bin/soak ./hack/soak
 	bin/soak -canaryd bin/canaryd -for $(SOAK) -json bin/soak.json $(SOAK_FLAGS)
 	bin/soak -view -canaryd bin/canaryd -json bin/view.json $(VIEW_FLAGS)
@@ -143,7 +143,7 @@ screenshot: deps-browser build ## draw docs/images: the dashboard, from a Promet
 
 .PHONY: wars
 wars: deps ## somebody who flushes without end, on the kernel: what it costs, and how soon the rules are back after it
-	go test -tags wars -count=1 -v ./test/wars
+	go test -tags wars -count=1 -v -run 'WithoutEnd$$' ./test/limits
 
 .PHONY: flushers
 flushers: ## the firewalls of the distribution against canaryd, as test runs them too; writes the matrix into docs/flushers.md
