@@ -5,28 +5,23 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
-	"syscall"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit/canaryd"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 )
 
 const (
-	address  = "127.0.0.1:9475"
 	startsIn = 30 * time.Second
 	stopsIn  = 15 * time.Second
 )
 
 // A daemon is the built canaryd as a healer.
 type daemon struct {
-	cmd   *exec.Cmd
-	log   string
-	ended chan error
+	*canaryd.Process
 }
 
 func startDaemon(ctx context.Context, l *lab) (*daemon, error) {
@@ -34,19 +29,11 @@ func startDaemon(ctx context.Context, l *lab) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{log: filepath.Join(dir, "canaryd.log"), ended: make(chan error, 1)}
-	file, err := os.Create(d.log)
+	p, err := canaryd.Start(exec.CommandContext(ctx, l.Canaryd, canaryd.Flags(l.Backend, dir)...), filepath.Join(dir, "canaryd.log"))
 	if err != nil {
 		return nil, err
 	}
-	defer file.Close()
-	d.cmd = exec.CommandContext(ctx, l.Canaryd, "run", "--backend="+string(l.Backend), "--state-dir="+filepath.Join(dir, "state"),
-		"--socket="+filepath.Join(dir, "canaryd.sock"), "--metrics-bind-address="+address)
-	d.cmd.Stdout, d.cmd.Stderr = file, file
-	if err := d.cmd.Start(); err != nil {
-		return nil, err
-	}
-	go func() { d.ended <- d.cmd.Wait() }()
+	d := &daemon{p}
 	return d, d.until(ctx, startsIn, "canaryd to learn the rules", d.quiet)
 }
 
@@ -96,13 +83,12 @@ func (d *daemon) until(ctx context.Context, limit time.Duration, what string, is
 			return nil
 		}
 		select {
-		case ended := <-d.ended:
-			d.ended <- ended
-			return fmt.Errorf("canaryd ended by itself: %v\n%s", ended, d.tail())
+		case <-d.Ended():
+			return fmt.Errorf("canaryd ended by itself: %v\n%s", d.Err(), d.Tail())
 		default:
 		}
 		if time.Since(start) > limit {
-			return fmt.Errorf("waited %s for %s: %w\n%s", limit, what, err, d.tail())
+			return fmt.Errorf("waited %s for %s: %w\n%s", limit, what, err, d.Tail())
 		}
 		if err := sleep(ctx, 20*time.Millisecond); err != nil {
 			return err
@@ -129,42 +115,18 @@ func (d *daemon) quiet(ctx context.Context) error {
 
 func (d *daemon) status(ctx context.Context) (scenario.Status, error) {
 	var s scenario.Status
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/api/v1/status", nil)
+	text, err := canaryd.Get(ctx, "/api/v1/status")
 	if err != nil {
 		return s, err
 	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return s, err
-	}
-	defer response.Body.Close()
-	return s, json.NewDecoder(response.Body).Decode(&s)
+	return s, json.Unmarshal(text, &s)
 }
 
 // stop ends canaryd as a service manager does.
 func (d *daemon) stop() (time.Duration, error) {
-	_ = d.cmd.Process.Signal(syscall.SIGTERM) // an error says that it has ended
-	var err error
-	select {
-	case err = <-d.ended:
-	case <-time.After(stopsIn):
-		_ = d.cmd.Process.Kill()
-		err = errors.Join(fmt.Errorf("no end within %s of SIGTERM", stopsIn), <-d.ended)
-	}
+	err := d.Stop(stopsIn)
 	if err != nil {
-		err = fmt.Errorf("canaryd: %w\n%s", err, d.tail())
+		err = fmt.Errorf("canaryd: %w\n%s", err, d.Tail())
 	}
-	// Its children are in it: it waits for all of them.
-	return d.cmd.ProcessState.UserTime() + d.cmd.ProcessState.SystemTime(), err
-}
-
-func (d *daemon) tail() string {
-	text, err := os.ReadFile(d.log)
-	if err != nil {
-		return err.Error()
-	}
-	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
-	return strings.Join(lines[max(0, len(lines)-30):], "\n")
+	return d.Used(), err
 }

@@ -50,11 +50,11 @@ type Syscall struct {
 // idle watches the daemon for that long, and as long again under strace.
 func (n *node) idle(ctx context.Context, long time.Duration) (Idle, error) {
 	var i Idle
-	faults, err := childFaults(n.pid())
+	faults, err := childFaults(n.PID())
 	if err != nil {
 		return i, err
 	}
-	before, err := cpuOf(n.pid())
+	before, err := cpuOf(n.PID())
 	if err != nil {
 		return i, err
 	}
@@ -62,18 +62,18 @@ func (n *node) idle(ctx context.Context, long time.Duration) (Idle, error) {
 	if err := pause(ctx, long); err != nil {
 		return i, err
 	}
-	after, err := cpuOf(n.pid())
+	after, err := cpuOf(n.PID())
 	took := time.Since(start)
 	if err != nil {
 		return i, err
 	}
 	i.Seconds, i.CPUPercent = took.Seconds(), 100*(after-before).Seconds()/took.Seconds()
-	faultsAfter, err := childFaults(n.pid())
+	faultsAfter, err := childFaults(n.PID())
 	if err != nil {
 		return i, err
 	}
 	i.ChildFaults = faultsAfter - faults
-	if i.Memory, err = memory(n.pid()); err != nil {
+	if i.Memory, err = memory(n.PID()); err != nil {
 		return i, err
 	}
 	return i, n.trace(ctx, long, &i)
@@ -82,7 +82,7 @@ func (n *node) idle(ctx context.Context, long time.Duration) (Idle, error) {
 // trace counts system calls with strace.
 func (n *node) trace(ctx context.Context, long time.Duration, i *Idle) error {
 	out := filepath.Join(n.dir, "strace")
-	cmd := exec.CommandContext(ctx, "strace", "-f", "-c", "-U", "name,calls", "-o", out, "-p", strconv.Itoa(n.pid()))
+	cmd := exec.CommandContext(ctx, "strace", "-f", "-c", "-U", "name,calls", "-o", out, "-p", strconv.Itoa(n.PID()))
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	if err := cmd.Start(); errors.Is(err, exec.ErrNotFound) {

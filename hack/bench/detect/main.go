@@ -247,7 +247,7 @@ func fill(ctx context.Context, plan Plan) (result Result, err error) {
 	if err := pause(ctx, plan.After); err != nil {
 		return result, err
 	}
-	result.After, err = memory(n.pid())
+	result.After, err = memory(n.PID())
 	return result, err
 }
 

@@ -12,9 +12,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
+
+func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
 
 // TestShort runs the program as make bench-detect does, with few of
 // everything, and checks what does not depend on the machine.
@@ -23,10 +26,9 @@ func TestShort(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy", "strace")
 		dir := t.TempDir()
-		canaryd, bench := filepath.Join(dir, "canaryd"), filepath.Join(dir, "detect")
-		build(t, canaryd, "github.com/canaryd/canaryd/cmd/canaryd")
-		build(t, bench, ".")
-		testShort(t, canaryd, bench)
+		bench := filepath.Join(dir, "detect")
+		nstest.Command(t, "go", "build", "-o", bench, ".")
+		testShort(t, nodetest.Canaryd(), bench)
 	})
 }
 
@@ -87,13 +89,6 @@ func check(t *testing.T, r Result) {
 	fail(r.Idle.SyscallsPerMinute <= 0 || len(r.Idle.Commonest) == 0, "no system calls")
 	fail(r.Idle.ProcessesPerMinute != 0 || r.Idle.ChildFaults != 0, "processes started while nothing happened")
 	fail(r.Idle.RSS <= r.Idle.Anon || r.Idle.Anon <= 0 || r.Idle.Peak < r.Idle.RSS, "memory")
-}
-
-func build(t *testing.T, path, what string) {
-	t.Helper()
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", path, what).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
 }
 
 // TestGeneration: as many rules as were asked for, and not many more; valid,

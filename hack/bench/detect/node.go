@@ -9,11 +9,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
-	"syscall"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/testkit/canaryd"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -28,18 +27,17 @@ const (
 
 // A node is this namespace with a built canaryd that guards its tables.
 type node struct {
+	*canaryd.Process
 	dir     string
 	program string
 	backend iptables.Backend
-	cmd     *exec.Cmd
-	ended   chan error
 	client  daemon.Client
 }
 
 // start starts canaryd with the flags' defaults, but for the paths, and waits
 // until it has learned the rules and has nothing left to do.
 func start(ctx context.Context, program, dir string, backend iptables.Backend) (*node, error) {
-	n := &node{dir: dir, program: program, backend: backend, client: daemon.Client{Socket: filepath.Join(dir, "socket")}}
+	n := &node{dir: dir, program: program, backend: backend, client: daemon.Client{Socket: canaryd.Socket(dir)}}
 	if err := n.launch(ctx); err != nil {
 		return nil, err
 	}
@@ -51,20 +49,10 @@ func start(ctx context.Context, program, dir string, backend iptables.Backend) (
 
 // launch starts the daemon's process.
 func (n *node) launch(ctx context.Context) error {
-	log, err := os.OpenFile(filepath.Join(n.dir, "log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
-	if err != nil {
-		return err
-	}
-	defer log.Close()
-	n.ended = make(chan error, 1)
-	n.cmd = exec.CommandContext(ctx, n.program, "run", "--backend="+string(n.backend), "--lock-file="+lockFile,
-		"--state-dir="+n.state(), "--socket="+n.client.Socket, "--metrics-bind-address=127.0.0.1:9475")
-	n.cmd.Stdout, n.cmd.Stderr = log, log
-	if err := n.cmd.Start(); err != nil {
-		return err
-	}
-	go func(ended chan<- error, cmd *exec.Cmd) { ended <- cmd.Wait() }(n.ended, n.cmd)
-	return nil
+	flags := append(canaryd.Flags(n.backend, n.dir), "--lock-file="+lockFile)
+	var err error
+	n.Process, err = canaryd.Start(exec.CommandContext(ctx, n.program, flags...), filepath.Join(n.dir, "log"))
+	return err
 }
 
 // again ends the daemon and starts it anew, and returns its flush records once
@@ -81,20 +69,7 @@ func (n *node) again(ctx context.Context) ([]daemon.Flush, error) {
 
 func (n *node) state() string { return filepath.Join(n.dir, "state") }
 
-// pid is the daemon's.
-func (n *node) pid() int { return n.cmd.Process.Pid }
-
-func (n *node) stop() error {
-	if err := n.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return err
-	}
-	select {
-	case err := <-n.ended:
-		return err
-	case <-time.After(stopsIn):
-		return errors.Join(fmt.Errorf("canaryd did not end within %s of SIGTERM", stopsIn), n.cmd.Process.Kill(), <-n.ended)
-	}
-}
+func (n *node) stop() error { return n.Stop(stopsIn) }
 
 // settle waits until all is in force, nothing is left to capture, and there
 // is a closed flush record that is not among last, unless last is nil. It
@@ -106,11 +81,10 @@ func (n *node) settle(ctx context.Context, last []daemon.Flush) ([]daemon.Flush,
 	defer ticker.Stop()
 	for {
 		select {
-		case err := <-n.ended:
-			n.ended <- err
-			return nil, fmt.Errorf("canaryd ended (%w):\n%s", err, n.log())
+		case <-n.Ended():
+			return nil, fmt.Errorf("canaryd ended (%w):\n%s", n.Err(), n.Tail())
 		case <-ctx.Done():
-			return nil, fmt.Errorf("waiting for canaryd to have everything in force: %w\n%s", context.Cause(ctx), n.log())
+			return nil, fmt.Errorf("waiting for canaryd to have everything in force: %w\n%s", context.Cause(ctx), n.Tail())
 		case <-ticker.C:
 		}
 		status, err := n.client.Status(ctx)
@@ -136,14 +110,4 @@ func (n *node) marks() (canary.Marks, error) {
 	}
 	var state reload.State
 	return state.Marks, json.Unmarshal(text, &state)
-}
-
-// log returns the end of the daemon's log.
-func (n *node) log() string {
-	text, err := os.ReadFile(filepath.Join(n.dir, "log"))
-	if err != nil {
-		return err.Error()
-	}
-	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
-	return strings.Join(lines[max(0, len(lines)-20):], "\n")
 }

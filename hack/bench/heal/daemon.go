@@ -1,29 +1,26 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/canaryd/canaryd/hack/bench/internal/measure"
+	"github.com/canaryd/canaryd/internal/testkit/canaryd"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
 const (
-	address = "127.0.0.1:9475"
 	// settle is canaryd's --settle: how long the tables must be quiet
 	// after a flush. It is left out of what a heal takes.
 	settle = 20 * time.Millisecond
@@ -42,54 +39,26 @@ const (
 
 // A process is a running canaryd.
 type process struct {
-	cmd   *exec.Cmd
-	logs  string
-	ended chan error
+	*canaryd.Process
 }
 
 // start starts canaryd as an operator would, and returns when it has learned
 // what is there and is at rest.
 func start(ctx context.Context, program, dir string, backend iptables.Backend) (*process, error) {
-	d := &process{logs: filepath.Join(dir, "canaryd.log"), ended: make(chan error, 1)}
-	log, err := os.Create(d.logs)
+	flags := append(canaryd.Flags(backend, dir), "--settle="+settle.String())
+	p, err := canaryd.Start(exec.CommandContext(ctx, program, flags...), filepath.Join(dir, "canaryd.log"))
 	if err != nil {
 		return nil, err
 	}
-	defer log.Close()
-	d.cmd = exec.CommandContext(ctx, program, "run", "--backend="+string(backend), "--settle="+settle.String(),
-		"--state-dir="+filepath.Join(dir, "state"), "--socket="+filepath.Join(dir, "canaryd.sock"), "--metrics-bind-address="+address)
-	d.cmd.Stdout, d.cmd.Stderr = log, log
-	if err := d.cmd.Start(); err != nil {
-		return nil, err
-	}
-	go func() { d.ended <- d.cmd.Wait() }()
+	d := &process{p}
 	if err := d.calm(ctx, func(s scenario.Status) bool { return s.Generation.Rules > 0 }); err != nil {
-		return nil, errors.Join(fmt.Errorf("waiting for canaryd to be ready: %w\n%s", err, d.log()), d.stop())
+		return nil, errors.Join(fmt.Errorf("waiting for canaryd to be ready: %w\n%s", err, d.Tail()), d.stop())
 	}
 	return d, nil
 }
 
 // stop ends canaryd and joins it.
-func (d *process) stop() error {
-	if err := d.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return err
-	}
-	select {
-	case err := <-d.ended:
-		return err
-	case <-time.After(time.Minute):
-		return errors.Join(errors.New("no end within a minute of SIGTERM"), d.cmd.Process.Kill(), <-d.ended)
-	}
-}
-
-// log returns the end of what canaryd logged.
-func (d *process) log() string {
-	text, err := os.ReadFile(d.logs)
-	if err != nil {
-		return err.Error()
-	}
-	return string(text[max(0, len(text)-4000):])
-}
+func (d *process) stop() error { return d.Stop(time.Minute) }
 
 // until asks canaryd, every so often, until its status is as wanted.
 func (d *process) until(ctx context.Context, every time.Duration, good func(scenario.Status) bool) (scenario.Status, error) {
@@ -97,20 +66,18 @@ func (d *process) until(ctx context.Context, every time.Duration, good func(scen
 	defer cancel()
 	for {
 		select {
-		case err := <-d.ended:
-			d.ended <- err
-			return scenario.Status{}, fmt.Errorf("canaryd ended: %w", err)
+		case <-d.Ended():
+			return scenario.Status{}, fmt.Errorf("canaryd ended: %w", d.Err())
 		case <-ctx.Done():
 			return scenario.Status{}, fmt.Errorf("canaryd is not as it should be: %w", ctx.Err())
 		case <-time.After(every):
 		}
 		var status scenario.Status
-		response, err := get(ctx, "/api/v1/status")
+		text, err := canaryd.Get(ctx, "/api/v1/status")
 		if err != nil {
 			continue // it does not listen yet
 		}
-		err = json.NewDecoder(response.Body).Decode(&status)
-		if err := errors.Join(err, response.Body.Close()); err != nil {
+		if err := json.Unmarshal(text, &status); err != nil {
 			return status, fmt.Errorf("canaryd's status: %w", err)
 		}
 		if good(status) {
@@ -133,18 +100,10 @@ func (d *process) calm(ctx context.Context, good func(scenario.Status) bool) err
 	return err
 }
 
-func get(ctx context.Context, path string) (*http.Response, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
-	if err != nil {
-		return nil, err
-	}
-	return http.DefaultClient.Do(request)
-}
-
 // spent measures what canaryd uses while something happens; Seconds are left
 // to the caller.
 func (d *process) spent(happen func() error) (measure.Use, error) {
-	pid := d.cmd.Process.Pid
+	pid := d.PID()
 	if err := measure.ForgetPeak(pid); err != nil {
 		return measure.Use{}, err
 	}
@@ -153,7 +112,7 @@ func (d *process) spent(happen func() error) (measure.Use, error) {
 		return measure.Use{}, err
 	}
 	if err := happen(); err != nil {
-		return measure.Use{}, fmt.Errorf("%w\n%s", err, d.log())
+		return measure.Use{}, fmt.Errorf("%w\n%s", err, d.Tail())
 	}
 	user2, system2, err := measure.Times(pid)
 	if err != nil {
@@ -251,7 +210,7 @@ func (d *process) rest(ctx context.Context) (measure.Use, error) {
 		return use, err
 	}
 	use.Seconds = second.Seconds()
-	use.MiB, _, err = measure.Memory(d.cmd.Process.Pid)
+	use.MiB, _, err = measure.Memory(d.PID())
 	return use, err
 }
 
@@ -288,7 +247,7 @@ func (d *process) heal(ctx context.Context, flush func() error) (healing, error)
 		return h, err
 	}
 	if err := d.calm(ctx, proved); err != nil { // there may be more than one flush record
-		return h, fmt.Errorf("%w\n%s", err, d.log())
+		return h, fmt.Errorf("%w\n%s", err, d.Tail())
 	}
 	status, err := d.until(ctx, idleEvery, proved)
 	if err != nil {
@@ -312,13 +271,12 @@ func after(r scenario.Record, seconds float64) time.Time {
 
 // replaySeconds returns how long all replays of IPv4 have taken.
 func replaySeconds(ctx context.Context) (float64, error) {
-	response, err := get(ctx, "/metrics")
+	text, err := canaryd.Get(ctx, "/metrics")
 	if err != nil {
 		return 0, err
 	}
-	defer response.Body.Close()
-	for scan := bufio.NewScanner(response.Body); scan.Scan(); {
-		if value, found := strings.CutPrefix(scan.Text(), `canaryd_replay_duration_seconds_sum{family="ipv4"} `); found {
+	for line := range strings.Lines(string(text)) {
+		if value, found := strings.CutPrefix(strings.TrimSpace(line), `canaryd_replay_duration_seconds_sum{family="ipv4"} `); found {
 			return strconv.ParseFloat(value, 64)
 		}
 	}
@@ -332,7 +290,7 @@ func (d *process) record(ctx context.Context, prefix string) (stop func() error,
 		return func() error { return nil }, nil
 	}
 	cmd := exec.CommandContext(ctx, "perf", "record", "-q", "-F", "999", "-g", "--inherit", "-o", prefix+".perf",
-		"-p", strconv.Itoa(d.cmd.Process.Pid))
+		"-p", strconv.Itoa(d.PID()))
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
 		return nil, err

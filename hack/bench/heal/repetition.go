@@ -171,7 +171,7 @@ func (r *repetition) heal(ctx context.Context) (err error) {
 	}
 	defer func() {
 		if stopped := d.stop(); stopped != nil {
-			err = errors.Join(err, fmt.Errorf("canaryd run: %w\n%s", stopped, d.log()))
+			err = errors.Join(err, fmt.Errorf("canaryd run: %w\n%s", stopped, d.Tail()))
 		}
 	}()
 	before, err := r.save(ctx)

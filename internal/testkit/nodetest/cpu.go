@@ -13,7 +13,7 @@ import (
 // /proc/PID/stat (proc(5)), where USER_HZ is 100.
 func (p *Process) CPU() time.Duration {
 	p.n.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID()))
 	p.n.Must(err)
 	// The name in field 2 may hold blanks and brackets.
 	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))

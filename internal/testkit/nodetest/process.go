@@ -2,11 +2,10 @@ package nodetest
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,12 +14,13 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit/canaryd"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 )
 
 const (
 	// HTTP is where the daemon answers.
-	HTTP = "http://127.0.0.1:9475"
+	HTTP = "http://" + canaryd.Address
 	// These bound what takes milliseconds on an idle machine.
 	StartsIn = time.Minute
 	HealsIn  = time.Minute
@@ -29,32 +29,24 @@ const (
 
 // A Process is a running canaryd.
 type Process struct {
-	n     *Node
-	cmd   *exec.Cmd
-	path  string // of the log
-	ended chan struct{}
-	err   error
+	*canaryd.Process
+	n *Node
 }
 
 // Launch starts the daemon.
 func (n *Node) Launch(flags ...string) *Process {
 	n.Helper()
 	n.logs++
-	p := &Process{n: n, path: fmt.Sprintf("/run/canaryd-%d.log", n.logs), ended: make(chan struct{})}
-	file, err := os.Create(p.path)
-	n.Must(err)
-	defer file.Close()
 	line := slices.Concat(n.Under, []string{Canaryd()}, n.Flags("run"), flags)
-	p.cmd = exec.CommandContext(n.Context(), line[0], line[1:]...)
-	p.cmd.Stdout, p.cmd.Stderr = file, file
-	p.cmd.Env = append(os.Environ(), n.Env...)
-	n.Must(p.cmd.Start())
-	go func() { p.err = p.cmd.Wait(); close(p.ended) }()
+	cmd := exec.CommandContext(n.Context(), line[0], line[1:]...)
+	cmd.Env = append(os.Environ(), n.Env...)
+	started, err := canaryd.Start(cmd, fmt.Sprintf("/run/canaryd-%d.log", n.logs))
+	n.Must(err)
+	p := &Process{started, n}
 	n.Cleanup(func() {
-		_ = p.cmd.Process.Kill() // an error says that it has ended
-		<-p.ended
+		n.Must(p.Process.Kill())
 		if n.Failed() {
-			n.Logf("%s:\n%s", strings.Join(p.cmd.Args, " "), p.Log())
+			n.Logf("%s:\n%s", strings.Join(line, " "), p.Log())
 		}
 	})
 	return p
@@ -66,7 +58,7 @@ func (n *Node) Start(flags ...string) *Process {
 	p := n.Launch(flags...)
 	n.Within(StartsIn, "canaryd to be ready", func() error {
 		if !p.Running() {
-			n.Fatalf("canaryd ended at once: %v\n%s", p.err, p.Log())
+			n.Fatalf("canaryd ended at once: %v\n%s", p.Err(), p.Log())
 		}
 		if err := Ready(); err != nil {
 			return err
@@ -79,58 +71,24 @@ func (n *Node) Start(flags ...string) *Process {
 	return p
 }
 
-// Running reports whether the daemon has not ended.
-func (p *Process) Running() bool {
-	select {
-	case <-p.ended:
-		return false
-	default:
-		return true
-	}
-}
-
 // Stop ends the daemon as a service manager does.
 func (p *Process) Stop() {
 	p.n.Helper()
-	p.n.Must(p.cmd.Process.Signal(syscall.SIGTERM))
-	select {
-	case <-p.ended:
-		if p.err != nil {
-			p.n.Fatalf("after SIGTERM canaryd ended with %v, want exit code 0\n%s", p.err, p.Log())
-		}
-	case <-time.After(StopsIn):
-		p.n.Fatalf("canaryd did not end within %s of SIGTERM\n%s", StopsIn, p.Log())
+	if err := p.Process.Stop(StopsIn); err != nil {
+		p.n.Fatalf("after SIGTERM canaryd ended with %v, want exit code 0\n%s", err, p.Log())
 	}
 }
 
 // Kill ends the daemon as the out-of-memory killer does.
 func (p *Process) Kill() {
 	p.n.Helper()
-	p.Signal(syscall.SIGKILL)
-	select {
-	case <-p.ended:
-	case <-time.After(StopsIn):
-		p.n.Fatalf("canaryd did not end within %s of SIGKILL", StopsIn)
-	}
+	p.n.Must(p.Process.Kill())
 }
-
-// PID returns the number of the daemon's process, or of the command that it was
-// started under.
-func (p *Process) PID() int { return p.cmd.Process.Pid }
 
 // Signal sends the daemon a signal.
 func (p *Process) Signal(s syscall.Signal) {
 	p.n.Helper()
-	p.n.Must(p.cmd.Process.Signal(s))
-}
-
-// Log returns what the daemon has logged.
-func (p *Process) Log() string {
-	text, err := os.ReadFile(p.path)
-	if err != nil {
-		return err.Error()
-	}
-	return string(text)
+	p.n.Must(p.Process.Signal(s))
 }
 
 // WantLog fails unless a line of the log has all of these words.
@@ -268,16 +226,7 @@ func (n *Node) Get(path string) string {
 
 // Fetch is Get with an error.
 func Fetch(path string) (string, error) {
-	client := http.Client{Timeout: 5 * time.Second}
-	response, err := client.Get(HTTP + path)
-	if err != nil {
-		return "", err
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	if err == nil && response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s: %s", path, response.Status, strings.TrimSpace(string(text)))
-	}
+	text, err := canaryd.Get(context.Background(), path)
 	return string(text), err
 }
 

@@ -6,20 +6,17 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit/canaryd"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 const (
-	address   = "127.0.0.1:9475"
 	readyIn   = time.Minute // from start to a captured generation
 	healedIn  = time.Minute // longer than any hook grace
 	stopsIn   = 20 * time.Second
@@ -95,9 +92,8 @@ type Live struct {
 	// Flags are further flags of canaryd run.
 	Flags []string
 
-	socket string
-	log    string
-	want   map[rules.Family]Want
+	process *canaryd.Process
+	want    map[rules.Family]Want
 }
 
 // Run loads the node's rules, starts canaryd, does what the scenario says and
@@ -105,7 +101,6 @@ type Live struct {
 // scenario is a Result with Problems.
 func (l *Live) Run(ctx context.Context, s Scenario) (result Result, err error) {
 	result = Result{Scenario: s.Name, Command: s.Command, Backend: string(l.Programs.With)}
-	l.socket, l.log = filepath.Join(l.Dir, "canaryd.sock"), filepath.Join(l.Dir, "canaryd.log")
 	if err := l.measureControl(ctx, s); err != nil {
 		return result, fmt.Errorf("without canaryd: %w", err)
 	}
@@ -119,7 +114,7 @@ func (l *Live) Run(ctx context.Context, s Scenario) (result Result, err error) {
 			result.Problems = append(result.Problems, "canaryd run ended with "+stopped.Error())
 		}
 		if len(result.Problems) > 0 || err != nil {
-			result.Log = tail(l.log)
+			result.Log = l.process.Tail()
 		}
 	}()
 	if err := l.prepare(ctx, s); err != nil {
@@ -168,49 +163,27 @@ func (l *Live) measureControl(ctx context.Context, s Scenario) error {
 
 // start starts canaryd and returns when it has learned the node's rules.
 func (l *Live) start(ctx context.Context) (stop func() error, err error) {
-	log, err := os.Create(l.log)
+	flags := append(canaryd.Flags(l.Programs.With, l.Dir), "--lock-file=/run/xtables.lock")
+	p, err := canaryd.Start(exec.CommandContext(ctx, l.Canaryd, append(flags, l.Flags...)...), filepath.Join(l.Dir, "canaryd.log"))
 	if err != nil {
 		return nil, err
 	}
-	defer log.Close()
-	args := append([]string{"run", "--backend=" + string(l.Programs.With), "--state-dir=" + filepath.Join(l.Dir, "state"),
-		"--socket=" + l.socket, "--metrics-bind-address=" + address, "--lock-file=/run/xtables.lock"}, l.Flags...)
-	cmd := exec.CommandContext(ctx, l.Canaryd, args...)
-	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	stop = func() error {
-		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
-			return err
-		}
-		select {
-		case err := <-ended:
-			return err
-		case <-time.After(stopsIn):
-			return errors.Join(fmt.Errorf("no end within %s of SIGTERM", stopsIn), cmd.Process.Kill(), <-ended)
-		}
-	}
+	l.process = p
 	err = poll(ctx, readyIn, func() (bool, error) {
-		select {
-		case err := <-ended:
-			ended <- err
-			return false, fmt.Errorf("canaryd run ended at once: %w", err)
-		default:
+		if !p.Running() {
+			return false, fmt.Errorf("canaryd run ended at once: %w", p.Err())
 		}
-		if !ready(ctx) {
+		if _, err := canaryd.Get(ctx, "/readyz"); err != nil {
 			return false, nil
 		}
 		status, err := l.status(ctx)
 		return err == nil && status.Healthy && status.Generation.Rules > 0, nil
 	})
 	if err != nil {
-		err = fmt.Errorf("waiting for canaryd to be ready: %w\n%s", err, tail(l.log))
-		return nil, errors.Join(err, stop())
+		err = fmt.Errorf("waiting for canaryd to be ready: %w\n%s", err, p.Tail())
+		return nil, errors.Join(err, p.Stop(stopsIn))
 	}
-	return stop, nil
+	return func() error { return p.Stop(stopsIn) }, nil
 }
 
 // prepare runs the scenario's preparation, waits until it is captured, and
@@ -237,7 +210,7 @@ func (l *Live) prepare(ctx context.Context, s Scenario) error {
 			return time.Since(since) > quietFor, nil
 		})
 		if err != nil {
-			return fmt.Errorf("waiting for canaryd to capture the preparation: %w\n%s", err, tail(l.log))
+			return fmt.Errorf("waiting for canaryd to capture the preparation: %w\n%s", err, l.process.Tail())
 		}
 	}
 	for family, want := range l.want {
@@ -354,7 +327,7 @@ func describe(records []Record) string {
 // status asks the running canaryd. Exit code 1 says "not healthy" and the
 // status is printed all the same.
 func (l *Live) status(ctx context.Context) (Status, error) {
-	cmd := exec.CommandContext(ctx, l.Canaryd, "status", "-o", "json", "--socket="+l.socket)
+	cmd := exec.CommandContext(ctx, l.Canaryd, "status", "-o", "json", "--socket="+canaryd.Socket(l.Dir))
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -366,19 +339,6 @@ func (l *Live) status(ctx context.Context) (Status, error) {
 		return Status{}, fmt.Errorf("canaryd status printed %.200q: %w", out, err)
 	}
 	return status, nil
-}
-
-func ready(ctx context.Context) bool {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/readyz", nil)
-	if err != nil {
-		return false
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return false
-	}
-	response.Body.Close()
-	return response.StatusCode == http.StatusOK
 }
 
 func poll(ctx context.Context, limit time.Duration, done func() (bool, error)) error {
@@ -397,13 +357,3 @@ func poll(ctx context.Context, limit time.Duration, done func() (bool, error)) e
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
-
-// tail returns the last lines of a file.
-func tail(path string) string {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return err.Error()
-	}
-	lines := strings.Split(strings.TrimRight(string(text), "\n"), "\n")
-	return strings.Join(lines[max(0, len(lines)-30):], "\n")
-}
