@@ -99,18 +99,18 @@ lint: ## gofmt, go vet, staticcheck, and the rules of the house
 
 .PHONY: demo
 demo: deps build ## flush a real kube-proxy rule set in every way and watch it come back
-	@go run ./test/demo -canaryd bin/canaryd
+	@go run ./hack/demo -canaryd bin/canaryd
 
 # The profiler's names are in the program that is measured; make bench BENCH='-sizes 1000 -n 3' passes flags on.
 .PHONY: bench
 bench: deps ## measure heals, captures and generation beside iptables-restore, at 100, 1,000 and 5,000 services
 	CGO_ENABLED=0 go build -trimpath -o bin/bench/canaryd ./cmd/canaryd
-	go build -o bin/bench/heal ./test/bench/heal
+	go build -o bin/bench/heal ./hack/bench/heal
 	bin/bench/heal -canaryd bin/bench/canaryd -json bin/bench/heal.json $(BENCH)
 
 .PHONY: bench-detect
 bench-detect: deps build ## what noticing costs and how soon it is, beside an exec probe; half an hour
-	@go run ./test/bench/detect -canaryd bin/canaryd
+	@go run ./hack/bench/detect -canaryd bin/canaryd
 
 # make soak SOAK=2m for two minutes; SOAK_FLAGS='-healers monitor' and others are passed on (-help lists them).
 # VIEW_FLAGS are for its last part, which is all of make view.
@@ -118,14 +118,14 @@ SOAK ?= 10m
 VIEW_FLAGS ?= -services 5000
 .PHONY: soak
 soak: deps build ## packets to services while their rules are flushed, on both backends, and owners and flushers at random; 10 minutes each
-	CANARYD_SOAK=$(SOAK) go test -count=1 -timeout=0 -v ./test/beside -run TestInterleavings
-	go build -o bin/soak ./test/soak
+	CANARYD_SOAK=$(SOAK) go test -count=1 -timeout=0 -v ./test/interleavings -run TestInterleavings
+	go build -o bin/soak ./hack/soak
 	bin/soak -canaryd bin/canaryd -for $(SOAK) -json bin/soak.json $(SOAK_FLAGS)
 	bin/soak -view -canaryd bin/canaryd -json bin/view.json $(VIEW_FLAGS)
 
 .PHONY: view
 view: deps build ## what clients see of each kind of flush: connections reset, never made, refused, and for how long none was answered
-	go build -o bin/soak ./test/soak
+	go build -o bin/soak ./hack/soak
 	bin/soak -view -canaryd bin/canaryd -json bin/view.json $(VIEW_FLAGS)
 
 .PHONY: prometheusrule
@@ -139,11 +139,11 @@ dashboard: ## write deploy/grafana/canaryd.json anew
 
 .PHONY: screenshot
 screenshot: deps-browser build ## draw docs/images: the dashboard, from a Prometheus that watches a canaryd being flushed, and the page
-	@go run ./test/screenshot -canaryd bin/canaryd
+	@go run ./hack/screenshot -canaryd bin/canaryd
 
 .PHONY: wars
 wars: deps ## somebody who flushes without end, on the kernel: what it costs, and how soon the rules are back after it
-	go test -tags wars -count=1 -v ./test/wars
+	go test -tags wars -count=1 -v -run 'WithoutEnd$$' ./test/limits
 
 .PHONY: flushers
 flushers: ## the firewalls of the distribution against canaryd, as test runs them too; writes the matrix into docs/flushers.md

@@ -36,7 +36,8 @@ else
 	# is of many commands, and is not to be healed in the middle for want of time.
 	mapfile -t others < <(go list ./... | grep -v /test/flushers)
 	# Those that take longest begin first, so that in the end nothing waits for them.
-	tested . canaryd -race ./test/soak ./internal/daemon ./test/falseflush ./test/e2e ./pkg/iptables "${others[@]}"
+	tested . canaryd -race ./hack/soak ./internal/daemon ./test/owners ./test/e2e ./pkg/iptables \
+		./test/interleavings ./test/faults ./test/limits "${others[@]}"
 	tested . flushers -race ./test/flushers
 	# It reads files and runs nothing of canaryd's in its own process.
 	tested test/kubernetes kubernetes ./...

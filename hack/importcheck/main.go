@@ -84,6 +84,9 @@ func check(packages []Package) []string {
 func judge(name, imported string) []string {
 	ours, isOurs := strings.CutPrefix(imported, module)
 	here := layer(name)
+	if within(name, "internal/testkit") && within(ours, "internal/testkit/browser") && name != ours {
+		return []string{"the tests of every package would link the browser's driver"}
+	}
 	if here < 0 {
 		return nil // hack, test and test helpers are not the house
 	}

@@ -30,9 +30,9 @@ func TestJudge(t *testing.T) {
 		{"pkg/rules", module + "pkg/iptables", "imports run one way"},
 		{"pkg/rules", module + "pkg/rules/kube", "imports run one way"},
 		{"internal/daemon", module + "cmd/canaryd", "imports run one way"},
-		{"pkg/canary", module + "internal/nstest", "test helpers"},
-		{"test/demo", module + "internal/netns", ""},
-		{"internal/scenario", module + "pkg/iptables", ""},
+		{"pkg/canary", module + "internal/testkit/nstest", "test helpers"},
+		{"hack/demo", module + "internal/testkit/netns", ""},
+		{"internal/testkit/scenario", module + "pkg/iptables", ""},
 		{"pkg/rules", "strings", ""},
 		{"pkg/rules", "net/netip", ""},
 		{"pkg/rules", "os", "no I/O"},
@@ -54,7 +54,9 @@ func TestJudge(t *testing.T) {
 		{"internal/daemon", "os/exec", "executes programs"},
 		{"cmd/canaryd", "os/exec", "executes programs"},
 		{"hack/importcheck", "os/exec", ""},
-		{"internal/nstest", "os/exec", ""},
+		{"internal/testkit/nstest", "os/exec", ""},
+		{"internal/testkit/nstest", module + "internal/testkit/browser", "browser's driver"},
+		{"hack/screenshot", module + "internal/testkit/browser", ""},
 	} {
 		got := strings.Join(judge(c.name, c.imported), "; ")
 		if c.want == "" && got != "" || !strings.Contains(got, c.want) {

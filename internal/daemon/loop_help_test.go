@@ -33,8 +33,8 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/canaryd/canaryd/internal/journal"
-	"github.com/canaryd/canaryd/internal/scenario"
-	"github.com/canaryd/canaryd/internal/testlog"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/internal/testkit/testlog"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"

@@ -11,7 +11,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
-	"github.com/canaryd/canaryd/internal/testlog"
+	"github.com/canaryd/canaryd/internal/testkit/testlog"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

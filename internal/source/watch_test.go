@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/testlog"
+	"github.com/canaryd/canaryd/internal/testkit/testlog"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/conntrack"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -22,7 +22,7 @@ import (
 // manyRules are kube-proxy's of 5,000 services, as iptables-save prints them.
 func manyRules(t *testing.T) rules.Generation {
 	t.Helper()
-	file, err := os.Open("../../test/bench/heal/testdata/services-5000.rules.gz")
+	file, err := os.Open("../../hack/bench/heal/testdata/services-5000.rules.gz")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -96,7 +96,7 @@ func corpus(t *testing.T) iter.Seq2[string, string] {
 	t.Helper()
 	var files []string
 	for _, pattern := range []string{"kube-proxy/*/expected.rules", "node/*.rules"} {
-		found, err := filepath.Glob("../../internal/scenario/testdata/" + pattern)
+		found, err := filepath.Glob("../../internal/testkit/scenario/testdata/" + pattern)
 		if err != nil || len(found) == 0 {
 			t.Fatal("no rules in", pattern, err)
 		}

@@ -18,7 +18,7 @@ const wholeAlways = 1 << 40
 // manyServices are kube-proxy's rules of 5,000 services, for both families.
 func manyServices(t testing.TB) rules.Generation {
 	t.Helper()
-	file, err := os.Open("../../test/bench/heal/testdata/services-5000.rules.gz")
+	file, err := os.Open("../../hack/bench/heal/testdata/services-5000.rules.gz")
 	if err != nil {
 		t.Fatal(err)
 	}

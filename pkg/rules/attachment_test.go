@@ -15,7 +15,7 @@ import (
 // nodesCNI is what real plugins' rules of two containers look like once they are read.
 func nodesCNI(t *testing.T) rules.Section {
 	t.Helper()
-	text, err := os.ReadFile("../../internal/scenario/testdata/node/cni.v4.rules")
+	text, err := os.ReadFile("../../internal/testkit/scenario/testdata/node/cni.v4.rules")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/canaryd/canaryd/internal/randrules"
+	"github.com/canaryd/canaryd/internal/testkit/randrules"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -187,7 +187,7 @@ func stable(t *testing.T, spec string) {
 
 func seeds(f *testing.F, add func(spec string)) {
 	f.Helper()
-	for _, pattern := range []string{"testdata/*.save", "../../internal/scenario/testdata/kube-proxy/*/expected.rules", "../../internal/scenario/testdata/node/*.rules"} {
+	for _, pattern := range []string{"testdata/*.save", "../../internal/testkit/scenario/testdata/kube-proxy/*/expected.rules", "../../internal/testkit/scenario/testdata/node/*.rules"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil || len(files) == 0 {
 			f.Fatalf("no seeds at %s: %v", pattern, err)

@@ -37,8 +37,8 @@ func saved(set rules.Ruleset) string {
 func FuzzParse(f *testing.F) {
 	for _, pattern := range []string{
 		"testdata/*.save",
-		"../../internal/scenario/testdata/kube-proxy/*/expected.rules",
-		"../../internal/scenario/testdata/node/*.rules",
+		"../../internal/testkit/scenario/testdata/kube-proxy/*/expected.rules",
+		"../../internal/testkit/scenario/testdata/node/*.rules",
 	} {
 		files, err := filepath.Glob(pattern)
 		if err != nil || len(files) == 0 {

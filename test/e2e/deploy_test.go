@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/canaryd/canaryd/internal/nodetest"
-	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
 // TestLeastCapabilities: canaryd heals with the capabilities that its unit

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
@@ -113,9 +113,9 @@ var known = map[string]string{
 	"canaryd":   "run",
 	"iptables":  "run",
 	"make":      "planned by make --dry-run: CI itself is make, and the others take minutes",
-	"systemctl": "units checked: test/systemd runs them under a systemd of its own",
-	"dpkg":      "not run: test/systemd installs, upgrades, removes and purges the package",
-	"podman":    "not run: there is no engine here; test/image runs the image's files with these rights and mounts",
+	"systemctl": "units checked: test/packaging runs them under a systemd of its own",
+	"dpkg":      "not run: test/packaging installs, upgrades, removes and purges the package",
+	"podman":    "not run: there is no engine here; test/packaging runs the image's files with these rights and mounts",
 	"kubectl":   "paths checked, what is executed in the pod is run: there is no cluster here; test/kubernetes builds what is applied",
 	"promtool":  "not run: test/alerts does",
 }

@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/canaryd/canaryd/internal/nodetest"
-	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
 // TestNothingProtected: on a node whose kube-proxy writes nftables tables of its own,

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -86,10 +86,11 @@ func TestOddRulesOfOthers(t *testing.T) {
 
 // allIntact returns an error unless every table of both families is intact.
 func allIntact(n *nodetest.Node) error {
-	for id, verdict := range n.Status().Families {
-		f, table := id.Family, id.Name
-		if verdict != "intact" {
-			return fmt.Errorf("%s %s is %s", f, table, verdict)
+	for f, tables := range n.Status().Families {
+		for table, verdict := range tables {
+			if verdict != "intact" {
+				return fmt.Errorf("%s %s is %s", f, table, verdict)
+			}
 		}
 	}
 	return nil

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 )
 
 // TestRestart: what a daemon leaves, and what the next one makes of it.

@@ -1,6 +1,9 @@
 // Package faults tries the built canaryd where what it leans on fails in the
 // middle of a loss: the program that restores, the lock, the kernel's answers, file
 // descriptors, and the disk.
+//
+// It also tries what canaryd leaves to the next one: killed in the middle of a replay,
+// after a flush that no canaryd watched, with files on disk that are damaged.
 package faults
 
 import (
@@ -12,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 )
 
 func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }

@@ -13,9 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/canaryd/canaryd/internal/nodetest"
-	"github.com/canaryd/canaryd/internal/nstest"
-	"github.com/canaryd/canaryd/internal/testlog"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/testlog"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -140,10 +140,11 @@ func TestANativeTable(t *testing.T) {
 				continue
 			}
 			n.Within(nodetest.HealsIn, test.name+": all but one table to be back", func() error {
-				for id, verdict := range n.Status().Families {
-					f, table := id.Family, id.Name
-					if one := f == rules.IPv6 && table == rules.Nat; one == (verdict == "intact") {
-						return fmt.Errorf("%s %s is %s", f, table, verdict)
+				for f, tables := range n.Status().Families {
+					for table, verdict := range tables {
+						if one := f == rules.IPv6 && table == rules.Nat; one == (verdict == "intact") {
+							return fmt.Errorf("%s %s is %s", f, table, verdict)
+						}
 					}
 				}
 				return nil

@@ -9,11 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/canaryd/canaryd/pkg/tableid"
-
 	"golang.org/x/sys/unix"
 
-	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -163,7 +161,7 @@ func TestOneFamilyFails(t *testing.T) {
 				begin: does(n, "/run/mode."+restorer(n, f), "refuse"),
 				while: func() {
 					n.Same("the other family", of(protected, other), of(n.Protected(), other))
-					for table, verdict := range tableid.Of(n.Status().Families, other) {
+					for table, verdict := range n.Status().Families[other] {
 						if verdict != "intact" {
 							n.Errorf("%s %s is %s", other, table, verdict)
 						}

@@ -33,6 +33,9 @@ func TestTableOfLimits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if strings.HasPrefix(string(text), "//go:build ") {
+			continue // run by make, which the table then names
+		}
 		for _, m := range regexp.MustCompile(`(?m)^func (Test[A-Z][a-zA-Z]+)\(t \*testing\.T\)`).FindAllStringSubmatch(string(text), -1) {
 			if m[1] != "TestTableOfLimits" {
 				have = append(have, m[1])

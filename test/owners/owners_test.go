@@ -1,5 +1,9 @@
-// Package owners tries the built canaryd beside programs that write their rules
-// once: the real CNI plugins, with packets, and what others wrote.
+// Package owners tries the built canaryd on nodes whose owners of rules are at work: CNI
+// plugins, kube-proxy, Docker and others. What they wrote once comes back after a flush.
+//
+// What looks like a flush and is none has a story each (TestNeverAFalseFlush), on the real kernel,
+// and the test counts what canaryd did about it. A false flush is one replay too many: it
+// brings back rules that their owner has let go of.
 package owners
 
 import (
@@ -9,13 +13,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/canaryd/canaryd/internal/nodetest"
-	"github.com/canaryd/canaryd/internal/scenario"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
-
-func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
 
 // protect makes the node's canaryd protect that.
 func protect(n *nodetest.Node, list ...string) (flag string) {

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/canaryd/canaryd/internal/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

@@ -1,6 +1,9 @@
 // Package packets sends real packets through the rules that pkg/rules/kube
 // generates: the test's own namespace is the node, further ones are two pods
 // and a client outside of the cluster.
+//
+// It also sends packets through a flush and a replay of the built canaryd: what is
+// established lives on, and what began in between is answered in the end.
 package packets
 
 import (
@@ -15,7 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/rules/kube"

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/browser"
-	"github.com/canaryd/canaryd/internal/nodetest"
-	"github.com/canaryd/canaryd/internal/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/browser"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
 // follows bounds what the page does every two seconds, on a busy machine.
@@ -41,7 +41,8 @@ func TestMain(m *testing.M) {
 // start returns the browser.
 func start(t *testing.T) *browser.Browser {
 	t.Helper()
-	nstest.NeedBrowser(t)
+	_, err := browser.Find()
+	nstest.Need(t, "a browser", err)
 	one.begin.Do(func() { one.browser, one.err = browser.Start(context.Background()) })
 	if one.err != nil {
 		t.Fatal(one.err)

@@ -1,0 +1,311 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/canaryd/canaryd/hack/bench/internal/measure"
+	"github.com/canaryd/canaryd/internal/testkit/canaryd"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/iptables"
+)
+
+const (
+	// settle is canaryd's --settle: how long the tables must be quiet
+	// after a flush. It is left out of what a heal takes.
+	settle = 20 * time.Millisecond
+	// lookEvery is how often the status is asked for where the answer is the
+	// clock, and idleEvery where canaryd's own record is: to answer takes processor
+	// time, which a heal is to have.
+	lookEvery = 5 * time.Millisecond
+	idleEvery = 100 * time.Millisecond
+	// atMost is how long one thing may take, on a busy machine and with
+	// the slowest restore.
+	atMost = 3 * time.Minute
+	// quietFor is how long nothing may happen before something counts as
+	// the end.
+	quietFor = time.Second
+)
+
+// A process is a running canaryd.
+type process struct {
+	*canaryd.Process
+}
+
+// start starts canaryd as an operator would, and returns when it has learned
+// what is there and is at rest.
+func start(ctx context.Context, program, dir string, backend iptables.Backend) (*process, error) {
+	flags := append(canaryd.Flags(backend, dir), "--settle="+settle.String())
+	p, err := canaryd.Start(exec.CommandContext(ctx, program, flags...), filepath.Join(dir, "canaryd.log"))
+	if err != nil {
+		return nil, err
+	}
+	d := &process{p}
+	if err := d.calm(ctx, func(s scenario.Status) bool { return s.Generation.Rules > 0 }); err != nil {
+		return nil, errors.Join(fmt.Errorf("waiting for canaryd to be ready: %w\n%s", err, d.Tail()), d.stop())
+	}
+	return d, nil
+}
+
+// stop ends canaryd and joins it.
+func (d *process) stop() error { return d.Stop(time.Minute) }
+
+// until asks canaryd, every so often, until its status is as wanted.
+func (d *process) until(ctx context.Context, every time.Duration, good func(scenario.Status) bool) (scenario.Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, atMost)
+	defer cancel()
+	for {
+		select {
+		case <-d.Ended():
+			return scenario.Status{}, fmt.Errorf("canaryd ended: %w", d.Err())
+		case <-ctx.Done():
+			return scenario.Status{}, fmt.Errorf("canaryd is not as it should be: %w", ctx.Err())
+		case <-time.After(every):
+		}
+		var status scenario.Status
+		text, err := canaryd.Get(ctx, "/api/v1/status")
+		if err != nil {
+			continue // it does not listen yet
+		}
+		if err := json.Unmarshal(text, &status); err != nil {
+			return status, fmt.Errorf("canaryd's status: %w", err)
+		}
+		if good(status) {
+			return status, nil
+		}
+	}
+}
+
+// calm waits until canaryd is healthy, current, as wanted, and stays so.
+func (d *process) calm(ctx context.Context, good func(scenario.Status) bool) error {
+	var since time.Time
+	var id string
+	_, err := d.until(ctx, idleEvery, func(s scenario.Status) bool {
+		if !s.Healthy || !s.CapturePendingSince.IsZero() || !good(s) || s.Generation.ID != id {
+			since, id = time.Now(), s.Generation.ID
+			return false
+		}
+		return time.Since(since) > quietFor
+	})
+	return err
+}
+
+// spent measures what canaryd uses while something happens; Seconds are left
+// to the caller.
+func (d *process) spent(happen func() error) (measure.Use, error) {
+	pid := d.PID()
+	if err := measure.ForgetPeak(pid); err != nil {
+		return measure.Use{}, err
+	}
+	user, system, err := measure.Times(pid)
+	if err != nil {
+		return measure.Use{}, err
+	}
+	if err := happen(); err != nil {
+		return measure.Use{}, fmt.Errorf("%w\n%s", err, d.Tail())
+	}
+	user2, system2, err := measure.Times(pid)
+	if err != nil {
+		return measure.Use{}, err
+	}
+	_, peak, err := measure.Memory(pid)
+	return measure.Use{UserSeconds: user2 - user, SystemSeconds: system2 - system, MiB: peak}, err
+}
+
+// learn measures from the end of an owner's write until the status names
+// another generation.
+func (d *process) learn(ctx context.Context, write func() error) (measure.Use, error) {
+	before, err := d.until(ctx, lookEvery, func(scenario.Status) bool { return true })
+	if err != nil {
+		return measure.Use{}, err
+	}
+	var took time.Duration
+	use, err := d.spent(func() error {
+		if err := write(); err != nil {
+			return err
+		}
+		written := time.Now()
+		_, err := d.until(ctx, lookEvery, func(s scenario.Status) bool { return s.Generation.ID != before.Generation.ID })
+		took = time.Since(written)
+		return err
+	})
+	use.Seconds = took.Seconds()
+	if err != nil {
+		return use, err
+	}
+	return use, d.calm(ctx, func(scenario.Status) bool { return true })
+}
+
+// A rush is a writer that commits 20 times a second: the endpoints of a busy
+// cluster.
+const (
+	rushEvery = 50 * time.Millisecond
+	rushFor   = 3 * time.Second
+)
+
+// rush measures the longest time without a new generation while an owner keeps
+// writing: no change is older when it gets known, but for what its read takes.
+// What canaryd uses is for all of the rush.
+func (d *process) rush(ctx context.Context, write func(turn int) error) (measure.Use, error) {
+	var longest time.Duration
+	use, err := d.spent(func() error {
+		ctx, cancel := context.WithTimeout(ctx, rushFor)
+		defer cancel()
+		group, ctx := errgroup.WithContext(ctx)
+		group.Go(func() error {
+			for turn := 0; ctx.Err() == nil; turn++ {
+				next := time.Now().Add(rushEvery)
+				if err := write(turn); err != nil {
+					return err
+				}
+				time.Sleep(time.Until(next))
+			}
+			return nil
+		})
+		group.Go(func() error {
+			last, id := time.Now(), ""
+			_, err := d.until(ctx, lookEvery, func(s scenario.Status) bool {
+				longest = max(longest, time.Since(last))
+				if s.Generation.ID != id {
+					last, id = time.Now(), s.Generation.ID
+				}
+				return false
+			})
+			if errors.Is(err, context.DeadlineExceeded) {
+				return nil // the rush is over
+			}
+			return err
+		})
+		return group.Wait()
+	})
+	use.Seconds = longest.Seconds()
+	if err != nil {
+		return use, err
+	}
+	return use, d.calm(ctx, func(scenario.Status) bool { return true })
+}
+
+// rest measures a second in which nothing happens. Its memory is what is
+// resident then.
+func (d *process) rest(ctx context.Context) (measure.Use, error) {
+	const second = time.Second
+	use, err := d.spent(func() error {
+		select {
+		case <-ctx.Done():
+		case <-time.After(second):
+		}
+		return ctx.Err()
+	})
+	if err != nil {
+		return use, err
+	}
+	use.Seconds = second.Seconds()
+	use.MiB, _, err = measure.Memory(d.PID())
+	return use, err
+}
+
+// A healing is what putting rules back took: all of it, without the settle
+// time; of it until the loss was noticed; until the rules were in force, with the settle
+// time; what of that the kernel took for transactions; the proof; and the replay of
+// IPv4 alone as canaryd itself measures it (from its guarded read to its proof).
+type healing struct{ all, notice, inForce, kernel, proof, replay measure.Use }
+
+// heal measures from the flush command's end to the last proof.
+func (d *process) heal(ctx context.Context, flush func() error) (healing, error) {
+	before, err := replaySeconds(ctx)
+	if err != nil {
+		return healing{}, err
+	}
+	known, err := d.until(ctx, lookEvery, func(scenario.Status) bool { return true })
+	if err != nil {
+		return healing{}, err
+	}
+	var h healing
+	proved := func(s scenario.Status) bool {
+		return s.Healthy && len(s.Flushes) > len(known.Flushes) && s.Flushes[0].Outcome != "pending"
+	}
+	var flushed time.Time
+	h.all, err = d.spent(func() error {
+		if err := flush(); err != nil {
+			return err
+		}
+		flushed = time.Now()
+		_, err := d.until(ctx, idleEvery, proved)
+		return err
+	})
+	if err != nil {
+		return h, err
+	}
+	if err := d.calm(ctx, proved); err != nil { // there may be more than one flush record
+		return h, fmt.Errorf("%w\n%s", err, d.Tail())
+	}
+	status, err := d.until(ctx, idleEvery, proved)
+	if err != nil {
+		return h, err
+	}
+	first, last := status.Flushes[len(status.Flushes)-len(known.Flushes)-1], status.Flushes[0]
+	h.notice.Seconds = max(0, after(first, first.NoticedSeconds).Sub(flushed)).Seconds()
+	h.inForce.Seconds = max(0, after(last, last.WrittenSeconds).Sub(flushed)).Seconds()
+	h.kernel.Seconds = last.KernelSeconds
+	h.proof.Seconds = last.AbsentSeconds - last.WrittenSeconds
+	h.all.Seconds = max(0, after(last, last.AbsentSeconds).Sub(flushed)-settle).Seconds()
+	since, err := replaySeconds(ctx)
+	h.replay.Seconds = since - before
+	return h, err
+}
+
+// after returns the time that many seconds after a record's first evidence.
+func after(r scenario.Record, seconds float64) time.Time {
+	return r.Time.Add(time.Duration(seconds * float64(time.Second)))
+}
+
+// replaySeconds returns how long all replays of IPv4 have taken.
+func replaySeconds(ctx context.Context) (float64, error) {
+	text, err := canaryd.Get(ctx, "/metrics")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if value, found := strings.CutPrefix(strings.TrimSpace(line), `canaryd_replay_duration_seconds_sum{family="ipv4"} `); found {
+			return strconv.ParseFloat(value, 64)
+		}
+	}
+	return 0, errors.New("canaryd's metrics do not tell how long replays took")
+}
+
+// record records a profile of canaryd and its children with perf until the
+// function that it returns is called. Without a prefix it does nothing.
+func (d *process) record(ctx context.Context, prefix string) (stop func() error, err error) {
+	if prefix == "" {
+		return func() error { return nil }, nil
+	}
+	cmd := exec.CommandContext(ctx, "perf", "record", "-q", "-F", "999", "-g", "--inherit", "-o", prefix+".perf",
+		"-p", strconv.Itoa(d.PID()))
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	time.Sleep(300 * time.Millisecond) // until it has attached itself, which it does not tell
+	return func() error {
+		if err := cmd.Process.Signal(os.Interrupt); err != nil {
+			return err
+		}
+		_ = cmd.Wait() // it ends with the signal's status
+		report := exec.CommandContext(ctx, "perf", "report", "--stdio", "--no-children", "-g", "none", "--percent-limit=0.5", "-i", prefix+".perf")
+		text, err := report.Output()
+		if err != nil {
+			return fmt.Errorf("perf report: %w", err)
+		}
+		return os.WriteFile(prefix+".txt", text, 0o600)
+	}, nil
+}

@@ -1,0 +1,180 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"strings"
+
+	"github.com/canaryd/canaryd/hack/bench/internal/measure"
+	"github.com/canaryd/canaryd/pkg/iptables"
+)
+
+// A title says what a measurement is. Those of generation belong to no
+// backend.
+type title struct {
+	what string
+	text string
+	tool bool // of no backend
+}
+
+func titles() []title {
+	return []title{
+		{what: healRun, text: "canaryd: flush's end to proved, settle time left out"},
+		{what: inForceRun, text: "of it until the rules are in force, with the settle time"},
+		{what: kernelRun, text: "of that the kernel, for canaryd's transactions"},
+		{what: proofRun, text: "the proof, which comes after that"},
+		{what: noticeRun, text: "of it until the loss is noticed"},
+		{what: replayRun, text: "of it the replay: guarded read, restore, proof"},
+		{what: busyHealRun, text: "the same right after 60 changes in 3 s"},
+		{what: bareRun, text: "iptables-restore --noflush by hand"},
+		{what: replaceRun, text: "iptables-restore by hand, others' rules lost"},
+		{what: pollRun, text: "poll every 30 s, then iptables-restore --noflush"},
+		{what: restingRun, text: "canaryd at rest for 1 s"},
+		{what: firstRead, text: "capture: the first"},
+		{what: fullRead, text: "capture: after everything was rewritten"},
+		{what: oneRead, text: "capture: after one endpoint was replaced"},
+		{what: learnedRun, text: "endpoint replaced to known to the daemon"},
+		{what: rushRun, text: "longest without a new generation, at 20 commits a second"},
+		{what: fullExamine, text: "examination: after everything was rewritten"},
+		{what: oneExamine, text: "examination: after one endpoint was replaced"},
+		{what: decodeRun, text: "manifest: YAML to objects", tool: true},
+		{what: generateRun, text: "manifest: objects to rules", tool: true},
+		{what: declareRun, text: "manifest: one endpoint changed to declared", tool: true},
+	}
+}
+
+// A report is everything that was measured, as JSON has it.
+type report struct {
+	Machine     string   `json:"machine"`
+	Repetitions int      `json:"repetitions"`
+	Series      []series `json:"series"`
+	Targets     []target `json:"targets"`
+
+	sizes    []int
+	backends []iptables.Backend
+	uses     map[key][]measure.Use
+}
+
+// A key says of what; the backend of what belongs to none is empty.
+type key struct {
+	backend  string
+	services int
+	what     string
+}
+
+// A series are all measurements of one thing.
+type series struct {
+	Backend       string          `json:"backend,omitempty"`
+	Services      int             `json:"services"`
+	Name          string          `json:"name"`
+	What          string          `json:"what"`
+	Seconds       measure.Summary `json:"seconds"`
+	UserSeconds   measure.Summary `json:"userSeconds"`
+	SystemSeconds measure.Summary `json:"systemSeconds"`
+	MiB           measure.Summary `json:"mebibytes"`
+	Exponent      float64         `json:"exponent,omitempty"` // growth from 1,000 to 5,000 services
+}
+
+func newReport(c config) *report {
+	return &report{Repetitions: c.repetitions, sizes: c.sizes, backends: c.backends, uses: map[key][]measure.Use{}}
+}
+
+// add adds one repetition's measurements, and makes the summaries anew.
+func (r *report) add(backend string, services int, uses Uses) {
+	for what, use := range uses {
+		k := key{backend, services, what}
+		r.uses[k] = append(r.uses[k], use)
+	}
+	r.Series = nil
+	for _, b := range append([]iptables.Backend{""}, r.backends...) {
+		for _, t := range titles() {
+			for _, n := range r.sizes {
+				if all := r.uses[key{string(b), n, t.what}]; len(all) > 0 {
+					r.Series = append(r.Series, r.series(string(b), n, t))
+				}
+			}
+		}
+	}
+	r.Targets = r.targets()
+}
+
+func (r *report) series(backend string, services int, t title) series {
+	k := key{backend, services, t.what}
+	s := series{
+		Backend: backend, Services: services, Name: t.what, What: t.text,
+		Seconds:       r.of(k, seconds),
+		UserSeconds:   r.of(k, func(u measure.Use) float64 { return u.UserSeconds }),
+		SystemSeconds: r.of(k, func(u measure.Use) float64 { return u.SystemSeconds }),
+		MiB:           r.of(k, func(u measure.Use) float64 { return u.MiB }),
+	}
+	if e := r.exponent(backend, t.what); services == 5000 && !math.IsNaN(e) {
+		s.Exponent = e
+	}
+	return s
+}
+
+func (r *report) of(k key, pick func(measure.Use) float64) measure.Summary {
+	var values []float64
+	for _, u := range r.uses[k] {
+		values = append(values, pick(u))
+	}
+	return measure.Summarize(values...)
+}
+
+func (r *report) seconds(backend string, services int, what string) measure.Summary {
+	return r.of(key{backend, services, what}, seconds)
+}
+
+func (r *report) exponent(backend, what string) float64 {
+	return measure.Exponent(r.seconds(backend, 1000, what), r.seconds(backend, 5000, what), 5)
+}
+
+// write writes the report for people: the table in Markdown, and which targets
+// hold.
+func (r *report) write(w io.Writer) error {
+	head := []string{"backend", "what"}
+	for _, n := range r.sizes {
+		head = append(head, fmt.Sprintf("%d services", n))
+	}
+	largest := r.sizes[len(r.sizes)-1]
+	table := measure.NewTable(append(head, "growth", fmt.Sprintf("CPU s at %d: user + system", largest), "MiB")...)
+	for _, b := range append(r.backends, "") {
+		for _, t := range titles() {
+			if t.tool != (b == "") {
+				continue
+			}
+			row := []string{strings.TrimSpace(string(b)), t.text}
+			for _, n := range r.sizes {
+				row = append(row, r.seconds(string(b), n, t.what).Spread())
+			}
+			growth := "-"
+			if e := r.exponent(string(b), t.what); !math.IsNaN(e) && t.what != restingRun && t.what != pollRun {
+				growth = fmt.Sprintf("%.2f", e)
+			}
+			s := r.series(string(b), largest, t)
+			use, memory := "-", "-"
+			if s.UserSeconds.Median+s.SystemSeconds.Median > 0 {
+				use = fmt.Sprintf("%.2f + %.2f", s.UserSeconds.Median, s.SystemSeconds.Median)
+			}
+			if s.MiB.Median > 0 {
+				memory = fmt.Sprintf("%.0f", s.MiB.Median)
+			}
+			table.Row(append(row, growth, use, memory)...)
+		}
+	}
+	if _, err := table.WriteTo(w); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "\n%s; %d repetitions; medians (least - most). Growth: k when what takes t at 1,000 services takes t × 5^k at 5,000.\n\n",
+		r.Machine, r.Repetitions)
+	if err != nil {
+		return err
+	}
+	for _, t := range r.Targets {
+		if _, err := fmt.Fprintln(w, t); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,265 @@
+// Screenshot flushes a node's rules in many ways under a running canaryd,
+// in a network namespace of its own, has a Prometheus there scrape it, and draws
+// the panels of the Grafana dashboard with what that Prometheus answers to their
+// expressions. Chromium makes a picture of it, and on the way two of canaryd's
+// own page. `make screenshot` runs it.
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"image"
+	"image/color"
+	"image/png"
+	"maps"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/testkit/browser"
+	"github.com/canaryd/canaryd/internal/testkit/netns"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// marker is the environment variable that tells the child what it is.
+const marker = "CANARYD_SCREENSHOT"
+
+func main() {
+	os.Exit(run())
+}
+
+func run() int {
+	var s shot
+	flag.StringVar(&s.canaryd, "canaryd", "bin/canaryd", "the canaryd `program` to watch")
+	flag.StringVar(&s.dashboard, "dashboard", "deploy/grafana/canaryd.json", "the dashboard's `file`")
+	flag.StringVar(&s.page, "page", "bin/dashboard.html", "the page's `file`, an intermediate step")
+	flag.StringVar(&s.pictures, "o", "docs/images", "the pictures' `folder`")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := s.absolute()
+	if err == nil {
+		if _, inside := netns.Inside(marker); inside {
+			err = s.watch(ctx)
+		} else {
+			err = s.take(ctx)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "screenshot:", err)
+		return 1
+	}
+	return 0
+}
+
+// A shot is the files of one picture.
+type shot struct{ canaryd, dashboard, page, pictures string }
+
+func (s *shot) absolute() error {
+	for _, path := range []*string{&s.canaryd, &s.dashboard, &s.page, &s.pictures} {
+		var err error
+		if *path, err = filepath.Abs(*path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// take has a child in a namespace write the page, and makes a picture of it.
+func (s *shot) take(ctx context.Context) error {
+	cmd, err := netns.Command(ctx, marker, "yes", "-canaryd", s.canaryd, "-dashboard", s.dashboard, "-page", s.page, "-o", s.pictures)
+	if err != nil {
+		return err
+	}
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	if err := netns.Run(cmd); err != nil {
+		return err
+	}
+	return s.picture(ctx, "dashboard.png", "file://"+s.page, browser.Look{Width: 1500, Height: 1850}, "")
+}
+
+// picture makes a picture of a page, after a script was run in it. Less than
+// the window is cut off.
+func (s *shot) picture(ctx context.Context, name, url string, look browser.Look, script string) (err error) {
+	b, err := browser.Start(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.Close()) }()
+	tab, err := b.Open(url, look)
+	if err != nil {
+		return err
+	}
+	if script != "" {
+		if err := tab.Eval(script, nil); err != nil {
+			return err
+		}
+	}
+	path := filepath.Join(s.pictures, name)
+	if err := tab.Screenshot(path, false); err != nil {
+		return err
+	}
+	return shrink(path)
+}
+
+// shrink leaves a picture its 256 commonest colours: a third of the size, and
+// nobody sees it.
+func shrink(path string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	full, err := png.Decode(bytes.NewReader(text))
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	bounds, counts := full.Bounds(), map[color.Color]int{}
+	for y := range bounds.Dy() {
+		for x := range bounds.Dx() {
+			counts[full.At(x, y)]++
+		}
+	}
+	palette := color.Palette(slices.SortedFunc(maps.Keys(counts), func(a, b color.Color) int { return cmp.Compare(counts[b], counts[a]) }))
+	palette = palette[:min(len(palette), 256)]
+	nearest := map[color.Color]uint8{}
+	for c := range counts {
+		nearest[c] = uint8(palette.Index(c))
+	}
+	small := image.NewPaletted(bounds, palette)
+	for y := range bounds.Dy() {
+		for x := range bounds.Dx() {
+			small.SetColorIndex(x, y, nearest[full.At(x, y)])
+		}
+	}
+	var out bytes.Buffer
+	if err := (&png.Encoder{CompressionLevel: png.BestCompression}).Encode(&out, small); err != nil {
+		return err
+	}
+	return os.WriteFile(path, out.Bytes(), 0o644)
+}
+
+// config is Prometheus' configuration; it scrapes far more often than on a real
+// node, so that a story of two minutes fills a graph.
+const config = `global: {scrape_interval: 1s, evaluation_interval: 1s}
+scrape_configs:
+  - job_name: canaryd
+    static_configs:
+      - targets: ["127.0.0.1:9475"]
+        labels: {instance: "node-1"}
+`
+
+// watch writes the page: it starts canaryd and Prometheus, does what the story
+// says, and asks.
+func (s *shot) watch(ctx context.Context) error {
+	if err := netns.Setup(); err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	p := scenario.Programs{With: iptables.NFT}
+	if err := scenario.Load(ctx, p, rules.Families()...); err != nil {
+		return err
+	}
+	if err := os.WriteFile("/run/prometheus.yml", []byte(config), 0o644); err != nil {
+		return err
+	}
+	began := time.Now()
+	var ended []func()
+	defer func() {
+		stop()
+		for _, wait := range ended {
+			wait()
+		}
+	}()
+	for _, line := range [][]string{
+		{s.canaryd, "run", "--state-dir=/run/state"},
+		{"prometheus", "--config.file=/run/prometheus.yml", "--storage.tsdb.path=/run/prometheus", "--web.listen-address=127.0.0.1:9090", "--log.level=warn"},
+	} {
+		cmd := exec.CommandContext(ctx, line[0], line[1:]...)
+		cmd.Stderr = os.Stderr
+		cmd.Env = append(os.Environ(), "NODE_NAME=node-1")
+		cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+		cmd.WaitDelay = 10 * time.Second
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		ended = append(ended, func() { _ = cmd.Wait() }) // it was told to end
+	}
+	if err := s.story(ctx, p); err != nil {
+		return err
+	}
+	boards, err := readBoard(s.dashboard)
+	if err != nil {
+		return err
+	}
+	page, err := draw(ctx, boards, began.Add(3*time.Second), time.Now())
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(s.page, page, 0o644)
+}
+
+// A scene is something that is done, after a time.
+type scene struct {
+	after time.Duration
+	do    func() error
+}
+
+// story does to the node what happens to nodes.
+func (s *shot) story(ctx context.Context, p scenario.Programs) error {
+	everything := func() error {
+		for _, f := range rules.Families() {
+			for _, t := range rules.Guarded() {
+				if err := p.Flush(ctx, f, t, ""); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}
+	ask := func(words ...string) func() error {
+		return func() error { return exec.CommandContext(ctx, s.canaryd, words...).Run() }
+	}
+	look := func(name string, how browser.Look, script string) func() error {
+		return func() error { return s.picture(ctx, name, "http://127.0.0.1:9475/", how, script) }
+	}
+	nat := func() error { return p.Flush(ctx, rules.IPv4, rules.Nat, "") }
+	scenes := []scene{
+		{15 * time.Second, nat},
+		{12 * time.Second, everything},
+		{12 * time.Second, func() error { return p.FlushRuleset(ctx) }},
+		{10 * time.Second, func() error { return p.RestoreNoflush(ctx, rules.IPv4, scenario.NewService) }},
+		{8 * time.Second, func() error { return p.Flush(ctx, rules.IPv4, rules.Filter, "FORWARD") }},
+		{10 * time.Second, func() error { return p.Restore(ctx, rules.IPv4, scenario.SavedFilter(rules.IPv4)) }},
+		{12 * time.Second, ask("pause", "--for=1m")},
+		{3 * time.Second, everything},
+		{8 * time.Second, look("page-dark.png", browser.Look{Width: 1280, Height: 1060, Dark: true}, "")},
+		{4 * time.Second, ask("resume")},
+		{8 * time.Second, look("page-light.png", browser.Look{Width: 1280, Height: 1060},
+			"[...document.querySelectorAll('details')].find((d) => d.innerText.includes('hooks_missing')).open = true")},
+	}
+	for i := range 20 { // a war
+		scenes = append(scenes, scene{time.Duration(500+12000*max(0, 1-i)) * time.Millisecond, nat})
+	}
+	for i, next := range append(scenes, scene{15 * time.Second, func() error { return nil }}) {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(next.after):
+		}
+		if err := next.do(); err != nil {
+			return fmt.Errorf("scene %d: %w", i, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/testkit/canaryd"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
+)
+
+const (
+	startsIn = 30 * time.Second
+	stopsIn  = 15 * time.Second
+)
+
+// A daemon is the built canaryd as a healer.
+type daemon struct {
+	*canaryd.Process
+}
+
+func startDaemon(ctx context.Context, l *lab) (*daemon, error) {
+	dir, err := os.MkdirTemp("/run", "soak") // the namespace's own /run: it goes away by itself
+	if err != nil {
+		return nil, err
+	}
+	p, err := canaryd.Start(exec.CommandContext(ctx, l.Canaryd, canaryd.Flags(l.Backend, dir)...), filepath.Join(dir, "canaryd.log"))
+	if err != nil {
+		return nil, err
+	}
+	d := &daemon{p}
+	return d, d.until(ctx, startsIn, "canaryd to learn the rules", d.quiet)
+}
+
+// learn waits until canaryd has another generation than before, and nothing
+// more to learn. That it is quiet says nothing on a busy machine: it may not
+// have looked yet.
+func (d *daemon) learn(ctx context.Context, write func() error) error {
+	before, err := d.status(ctx)
+	if err == nil {
+		err = write()
+	}
+	if err != nil {
+		return err
+	}
+	return d.until(ctx, recoversIn, "canaryd to learn what the owner wrote", func(ctx context.Context) error {
+		if now, err := d.status(ctx); err != nil {
+			return err
+		} else if now.Generation.ID == before.Generation.ID {
+			return errors.New("the generation is that of before")
+		}
+		return d.quiet(ctx)
+	})
+}
+
+func (d *daemon) settled(ctx context.Context) error {
+	return d.until(ctx, recoversIn, "canaryd to put everything back", d.quiet)
+}
+
+func (d *daemon) heals(context.Context) error { return nil }
+
+func (d *daemon) startOver(context.Context) error { return nil }
+
+// steady is how long it must be so: a flush of many commands is repaired in
+// between, too.
+const steady = 300 * time.Millisecond
+
+func (d *daemon) until(ctx context.Context, limit time.Duration, what string, is func(context.Context) error) error {
+	var since time.Time
+	for start := time.Now(); ; {
+		err := is(ctx)
+		switch {
+		case err != nil:
+			since = time.Time{}
+		case since.IsZero():
+			since = time.Now()
+		case time.Since(since) > steady:
+			return nil
+		}
+		select {
+		case <-d.Ended():
+			return fmt.Errorf("canaryd ended by itself: %v\n%s", d.Err(), d.Tail())
+		default:
+		}
+		if time.Since(start) > limit {
+			return fmt.Errorf("waited %s for %s: %w\n%s", limit, what, err, d.Tail())
+		}
+		if err := sleep(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// quiet returns nil if nothing is lost and the generation is up to date as far
+// as canaryd knows.
+func (d *daemon) quiet(ctx context.Context) error {
+	s, err := d.status(ctx)
+	switch {
+	case err != nil:
+		return err
+	case !s.Healthy:
+		return errors.New("not healthy")
+	case s.Generation.Rules == 0:
+		return errors.New("no generation")
+	case !s.CapturePendingSince.IsZero():
+		return errors.New("the generation lags behind")
+	}
+	return nil
+}
+
+func (d *daemon) status(ctx context.Context) (scenario.Status, error) {
+	var s scenario.Status
+	text, err := canaryd.Get(ctx, "/api/v1/status")
+	if err != nil {
+		return s, err
+	}
+	return s, json.Unmarshal(text, &s)
+}
+
+// stop ends canaryd as a service manager does.
+func (d *daemon) stop() (time.Duration, error) {
+	err := d.Stop(stopsIn)
+	if err != nil {
+		err = fmt.Errorf("canaryd: %w\n%s", err, d.Tail())
+	}
+	return d.Used(), err
+}

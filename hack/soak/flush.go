@@ -1,0 +1,62 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A flushKind is one way to flush.
+type flushKind struct {
+	name string
+	do   func(ctx context.Context, f scenario.Flusher) error
+}
+
+// savedFilter is an administrator's file that lets packets through: it is what
+// canaryd makes of its restore that is measured, not the administrator's DROP.
+const savedFilter = `*filter
+:INPUT ACCEPT [0:0]
+:FORWARD ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT
+COMMIT
+`
+
+// flushKinds returns the flushes that are asked for and that the backend can
+// suffer; without names all: the scenarios', but for the one of many flushes and
+// those that add rules first.
+func flushKinds(backend iptables.Backend, names []string) ([]flushKind, error) {
+	kinds := allKinds(backend)
+	if len(names) == 0 {
+		return kinds, nil
+	}
+	is := func(name string) func(flushKind) bool { return func(k flushKind) bool { return k.name == name } }
+	var some []flushKind
+	for _, name := range names {
+		if i := slices.IndexFunc(kinds, is(name)); i >= 0 {
+			some = append(some, kinds[i])
+		} else if !slices.ContainsFunc(allKinds(iptables.NFT), is(name)) { // which has them all
+			return nil, fmt.Errorf("there is no flush %q", name)
+		}
+	}
+	if len(some) == 0 {
+		return nil, fmt.Errorf("%s has none of the flushes %q", backend, names)
+	}
+	return some, nil
+}
+
+func allKinds(backend iptables.Backend) []flushKind {
+	var kinds []flushKind
+	for _, s := range scenario.All() {
+		if s.On(backend) && s.Prepare == nil && s.Times == 0 && s.Name != "restore-filter" {
+			kinds = append(kinds, flushKind{s.Name, s.Do})
+		}
+	}
+	return append(kinds, flushKind{"restore-filter", func(ctx context.Context, f scenario.Flusher) error {
+		return f.Restore(ctx, rules.IPv4, savedFilter)
+	}})
+}

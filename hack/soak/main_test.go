@@ -1,0 +1,87 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+)
+
+func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
+
+// TestTwoMinutes runs the program as make soak does, for two minutes; with
+// -short for 15 s. Nothing is asked of times: the program fails by itself for a
+// wrong translation, or for rules that do not come back.
+func TestTwoMinutes(t *testing.T) {
+	t.Parallel()
+	length, flushes := "2m", 5 // some 35 on an idle machine
+	if testing.Short() {
+		length, flushes = "15s", 1
+	}
+	for _, r := range soak(t, "", "-for="+length) {
+		if r.Flushes < flushes || r.Changes == 0 {
+			t.Errorf("%s: %d flushes and %d changes of services; %d flushes are few for any machine", r.Backend, r.Flushes, r.Changes, flushes)
+		}
+		if r.Services.Failed+r.HostPorts.Failed == 0 {
+			t.Errorf("%s: no connection failed in %d flushes: they did nothing", r.Backend, r.Flushes)
+		}
+	}
+}
+
+// TestMonitor: what soak compares canaryd with brings services back after a
+// flush that it can see, and host ports never. Nobody else does before two looks
+// are over.
+func TestMonitor(t *testing.T) {
+	t.Parallel()
+	for _, r := range soak(t, "", "-healers=monitor", "-for=20s", "-services=10", "-rate=100", "-poll=2s", "-kinds=flush-delete-all,flush-nat") {
+		if len(r.Services.Gaps) == 0 {
+			t.Errorf("%s: the monitor never brought the services back", r.Backend)
+		}
+		if r.HostPorts.Open == 0 || len(r.HostPorts.Gaps) > 0 {
+			t.Errorf("%s: host ports were healed %d times, and not %d times; nobody heals them", r.Backend, len(r.HostPorts.Gaps), r.HostPorts.Open)
+		}
+	}
+}
+
+// TestOldRulesAreFoundOut: the program fails if somebody brings back rules that
+// services have left behind.
+func TestOldRulesAreFoundOut(t *testing.T) {
+	t.Parallel()
+	for _, r := range soak(t, "reached pods of other services", "-healers=stale", "-for=10s", "-services=4", "-rate=100", "-kinds=flush-nat") {
+		if r.Wrong == 0 || r.err() == nil {
+			t.Errorf("%s: no wrong translation was found", r.Backend)
+		}
+	}
+}
+
+// soak runs the program and returns what it found on both backends. It must
+// fail with those words; without any it must not.
+func soak(t *testing.T, failure string, flags ...string) []result {
+	t.Helper()
+	var results []result
+	// In a namespace so that it is skipped, or fails, where there are none.
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "ip", "nft", "iptables-nft", "ip6tables-nft", "iptables-legacy", "ip6tables-legacy")
+		dir := t.TempDir()
+		program, out := filepath.Join(dir, "soak"), filepath.Join(dir, "soak.json")
+		nstest.Command(t, "go", "build", "-o", program, ".")
+		said, err := exec.CommandContext(t.Context(), program, append([]string{"-canaryd=" + nodetest.Canaryd(), "-json=" + out}, flags...)...).CombinedOutput()
+		t.Logf("\n%s", said)
+		if (err != nil) != (failure != "") || !strings.Contains(string(said), failure) {
+			t.Fatalf("the program ended with %v, want a failure that says %q", err, failure)
+		}
+		data, err := os.ReadFile(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(data, &results); err != nil || len(results) != 2 {
+			t.Fatalf("%d results, %v", len(results), err)
+		}
+	})
+	return results
+}

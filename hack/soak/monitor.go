@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// proxyCanary is the chain that kube-proxy watches.
+const proxyCanary = "KUBE-PROXY-CANARY"
+
+// watched are the tables in which it stands; it is looked for in the first.
+var watched = [...]rules.TableName{rules.Mangle, rules.Nat, rules.Filter}
+
+// A monitor does what Monitor of kube-proxy's iptables runner does
+// (k8s.io/kubernetes pkg/util/iptables, 1.36): it plants an empty chain in
+// three tables, looks every poll whether that of mangle still stands, and
+// waits then for the others to go too before kube-proxy writes all of its rules
+// anew. Of its times all are shortened alike: 30 s between looks, and then 5 s
+// in steps of 0.2 s. Host ports are not kube-proxy's, and nobody brings them back.
+type monitor struct {
+	lab    *lab
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+	err    error // once done
+}
+
+func startMonitor(ctx context.Context, l *lab) *monitor {
+	ctx, cancel := context.WithCancel(ctx)
+	m := &monitor{lab: l, cancel: cancel}
+	m.plant(ctx)
+	m.done.Go(func() { m.run(ctx) })
+	return m
+}
+
+func (m *monitor) run(ctx context.Context) {
+	poll := m.lab.Poll
+	for {
+		for m.stands(ctx, watched[0]) {
+			if sleep(ctx, poll) != nil {
+				return
+			}
+		}
+		for start := time.Now(); time.Since(start) < poll/6 && (m.stands(ctx, watched[1]) || m.stands(ctx, watched[2])); {
+			if sleep(ctx, poll/150) != nil {
+				return
+			}
+		}
+		m.lab.owner.Lock()
+		m.plant(ctx)
+		err := m.sync(ctx)
+		m.lab.owner.Unlock()
+		if err != nil && ctx.Err() == nil {
+			m.err = err
+			return
+		}
+		if sleep(ctx, poll) != nil {
+			return
+		}
+	}
+}
+
+// stands is what kube-proxy's ChainExists executes.
+func (m *monitor) stands(ctx context.Context, t rules.TableName) bool {
+	return m.iptables(ctx, t, "-S", proxyCanary, "1") == nil
+}
+
+func (m *monitor) plant(ctx context.Context) {
+	for _, t := range watched {
+		_ = m.iptables(ctx, t, "-N", proxyCanary) // an error says that it stands
+	}
+}
+
+func (m *monitor) iptables(ctx context.Context, t rules.TableName, args ...string) error {
+	words := append([]string{"-w", "5", "-t", string(t)}, args...)
+	return exec.CommandContext(ctx, "iptables-"+string(m.lab.Backend), words...).Run()
+}
+
+// sync writes all of kube-proxy's chains, and those of its hooks that are
+// missing.
+func (m *monitor) sync(ctx context.Context) error {
+	now, err := scenario.Tables(ctx, m.lab.programs, rules.IPv4)
+	if err != nil {
+		return err
+	}
+	missing, err := m.lab.MissingHooks(now)
+	if err != nil {
+		return err
+	}
+	text, err := m.lab.Sync(nil)
+	if err != nil {
+		return err
+	}
+	return m.lab.programs.RestoreNoflush(ctx, rules.IPv4, text+missing)
+}
+
+func (m *monitor) learn(_ context.Context, write func() error) error { return write() }
+
+func (m *monitor) settled(context.Context) error { return nil }
+
+// heals gives the monitor time for two looks.
+func (m *monitor) heals(ctx context.Context) error { return sleep(ctx, 2*m.lab.Poll) }
+
+// startOver puts everything right, the host ports too, as for new pods: the next
+// flush finds a whole node.
+func (m *monitor) startOver(ctx context.Context) error {
+	w := &m.lab.windows[len(m.lab.windows)-1]
+	w.To, w.Cut = clock(), true
+	m.lab.owner.Lock()
+	defer m.lab.owner.Unlock()
+	if err := scenario.Wipe(ctx, m.lab.programs, rules.IPv4); err != nil {
+		return fmt.Errorf("starting over: %w", err)
+	}
+	m.plant(ctx)
+	if err := m.lab.load(ctx); err != nil {
+		return fmt.Errorf("starting over: %w", err)
+	}
+	return sleep(ctx, time.Second)
+}
+
+func (m *monitor) stop() (time.Duration, error) {
+	m.cancel()
+	m.done.Wait()
+	if m.err != nil && !strings.Contains(m.err.Error(), "killed") {
+		return 0, fmt.Errorf("the monitor: %w", m.err)
+	}
+	return 0, nil
+}

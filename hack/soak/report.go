@@ -1,0 +1,172 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/testkit/cluster"
+)
+
+// A side is the services, or the host ports.
+type side struct {
+	Failed int
+	// Gaps are the longest ones of the flushes that made a connection fail.
+	Gaps []time.Duration
+	// Afters are what of them lies behind the end of the flush.
+	Afters []time.Duration
+	Open   int // flushes after which nobody answered until somebody else put things right
+}
+
+// A kindResult is what became of the flushes of one kind.
+type kindResult struct {
+	Flushes, Failed int
+	Open            int           // never healed
+	Longest         time.Duration // gap of the services
+	After           time.Duration // the most of one behind the end of the flush
+}
+
+// A result is what became of one node.
+type result struct {
+	Healer, Backend string
+	Connections     int
+	Rate            float64 // reached, a second
+	Skipped         int     // were due while too many were open
+	Flushes         int
+	ByKind          map[string]kindResult
+	Changes         int // moments at which services changed their pods
+	Services        side
+	HostPorts       side
+	Calm            int      // failed before the first flush: the machine's part
+	Wrong           int      // answers by pods of other services
+	Strangers       []string // the first of them
+	Processor       float64  // of a core, that the healer and its children took
+	View            []cell   // what the clients of the view saw, if there were any
+	Strict          bool     // what the clients of the view lost fails
+	ServiceCount    int
+	Problems        []string
+}
+
+// mostTold bounds the wrong translations that are listed.
+const mostTold = 20
+
+func (l *lab) result(attempts []attempt, skipped int, used time.Duration) result {
+	r := result{
+		Healer: l.Healer, Backend: string(l.Backend), ServiceCount: l.Services(), Connections: len(attempts), Skipped: skipped,
+		Flushes: len(l.windows), ByKind: map[string]kindResult{}, Changes: len(l.truth.Changes) / 2, Problems: l.problems,
+	}
+	if len(attempts) == 0 {
+		r.Problems = append(r.Problems, "no connection was opened")
+		return r
+	}
+	first, last := attempts[0].Start, attempts[len(attempts)-1].Start
+	for i := range l.windows {
+		w := &l.windows[i]
+		if w.To == 0 && i+1 < len(l.windows) {
+			w.To = l.windows[i+1].From
+		} else if w.To == 0 {
+			w.To = last + 1
+		}
+	}
+	span := max(time.Duration(last-first)*time.Microsecond, time.Millisecond)
+	r.Rate = float64(len(attempts)) / span.Seconds()
+	r.Processor = used.Seconds() / span.Seconds()
+	var services, ports []attempt
+	for _, a := range attempts {
+		if a.Target < l.Services() {
+			services = append(services, a)
+		} else {
+			ports = append(ports, a)
+		}
+		if a.Outcome == answered && !l.truth.right(a) {
+			if r.Wrong++; r.Wrong <= mostTold {
+				r.Strangers = append(r.Strangers, a.String())
+			}
+		}
+		if a.Outcome != answered && len(l.windows) > 0 && a.Start < l.windows[0].From {
+			r.Calm++
+		}
+	}
+	r.Services, r.HostPorts = l.side(services), l.side(ports)
+	for _, w := range l.windows {
+		g, k := longestGap(services, w), r.ByKind[w.Kind]
+		k.Flushes, k.Failed = k.Flushes+1, k.Failed+g.Failed
+		if g.Open {
+			k.Open++
+		} else {
+			k.Longest, k.After = max(k.Longest, g.Length), max(k.After, g.After)
+		}
+		r.ByKind[w.Kind] = k
+	}
+	return r
+}
+
+func (l *lab) side(attempts []attempt) side {
+	var s side
+	for _, w := range l.windows {
+		g := longestGap(attempts, w)
+		s.Failed += g.Failed
+		switch {
+		case g.Open:
+			s.Open++
+		case g.Length > 0:
+			s.Gaps, s.Afters = append(s.Gaps, g.Length), append(s.Afters, g.After)
+		}
+	}
+	return s
+}
+
+// err returns what is wrong with the node, whatever the clock says.
+func (r result) err() error {
+	var errs []error
+	for _, p := range r.Problems {
+		errs = append(errs, errors.New(p))
+	}
+	if r.Wrong > 0 {
+		errs = append(errs, fmt.Errorf("%d connections reached pods of other services, such as (start, end, target, outcome, pod):\n%s", r.Wrong, strings.Join(r.Strangers, "\n")))
+	}
+	if r.Flushes == 0 {
+		errs = append(errs, errors.New("nothing was flushed"))
+	}
+	if r.Healer == byCanaryd && r.Services.Open+r.HostPorts.Open > 0 {
+		errs = append(errs, fmt.Errorf("after %d flushes nobody answered any more", r.Services.Open+r.HostPorts.Open))
+	}
+	return errors.Join(append(errs, r.viewErr())...)
+}
+
+// report writes a table in Markdown. Gaps are of the flushes after which
+// connections failed, and after which the healer put things right.
+func report(w io.Writer, results []result) {
+	fmt.Fprintln(w, "\n| healer | backend | target | connections | rate reached | flushes | with failures | never healed | failed | gap p50 | gap p99 | longest | p99 behind the flush | wrong | processor |")
+	fmt.Fprintln(w, "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+	for _, r := range results {
+		for _, part := range []struct {
+			name string
+			side side
+		}{{"cluster IPs", r.Services}, {fmt.Sprintf("%d host ports", cluster.HostPorts), r.HostPorts}} {
+			s := part.side
+			fmt.Fprintf(w, "| %s | %s | %s | %d | %.0f/s | %d | %d | %d | %d | %s | %s | %s | %s | %d | %.1f %% |\n",
+				r.Healer, r.Backend, part.name, r.Connections/2, r.Rate/2, r.Flushes, len(s.Gaps)+s.Open, s.Open, s.Failed,
+				milliseconds(quantile(s.Gaps, 0.5)), milliseconds(quantile(s.Gaps, 0.99)), milliseconds(quantile(s.Gaps, 1)),
+				milliseconds(quantile(s.Afters, 0.99)), r.Wrong, 100*r.Processor)
+		}
+	}
+	fmt.Fprintln(w, "\n| healer | backend | flush | flushes | never healed | failed to cluster IPs | longest gap | longest behind the flush |\n|---|---|---|---|---|---|---|---|")
+	for _, r := range results {
+		for _, kind := range slices.Sorted(maps.Keys(r.ByKind)) {
+			k := r.ByKind[kind]
+			fmt.Fprintf(w, "| %s | %s | %s | %d | %d | %d | %s | %s |\n", r.Healer, r.Backend, kind, k.Flushes, k.Open, k.Failed, milliseconds(k.Longest), milliseconds(k.After))
+		}
+	}
+	fmt.Fprintln(w)
+	for _, r := range results {
+		fmt.Fprintf(w, "%s on %s: %d times two services changed their pods; %d connections failed before the first flush; %d were due and not opened.\n",
+			r.Healer, r.Backend, r.Changes, r.Calm, r.Skipped)
+	}
+}
+
+func milliseconds(d time.Duration) string { return fmt.Sprintf("%.0f ms", d.Seconds()*1000) }

@@ -1,0 +1,176 @@
+package main
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/testkit/cluster"
+)
+
+// A way is one kind of connection: how it is translated, and by which protocol.
+type way struct {
+	Name    string
+	Network string // tcp4 or udp4
+	Place   string // the namespace of the clients
+	Targets []target
+}
+
+// A target is where a connection goes.
+type target struct {
+	At    netip.AddrPort
+	From  netip.Addr // a pod's own address; the zero Addr leaves the choice to the kernel
+	Owner int        // whose pods may answer, as truth counts them
+}
+
+func (w way) String() string {
+	if w.Network == "udp4" {
+		return w.Name + ", UDP"
+	}
+	return w.Name + ", TCP"
+}
+
+// mostTargets bounds the services that one way goes to. They are spread over
+// all: the last one's rule stands far behind the first one's.
+const mostTargets = 16
+
+// ways returns every kind of connection of this node, over TCP and over UDP.
+// kube-proxy marks what comes from outside of the pods' network, so that all of
+// it is masqueraded but for what goes to a host port.
+func (l *lab) ways() []way {
+	var streams, datagrams, nodePorts, hostPorts, hairpins []target
+	n := l.Cluster.Services()
+	for i := range min(n, mostTargets) {
+		owner := i * n / min(n, mostTargets)
+		streams = append(streams, target{At: cluster.Service(owner), Owner: owner})
+	}
+	for i := range l.DatagramServices() {
+		datagrams = append(datagrams, target{At: cluster.Service(i), Owner: i})
+	}
+	for i := range cluster.HostPorts {
+		hostPorts = append(hostPorts, target{At: cluster.HostPort(i), Owner: n + i})
+	}
+	for i := range cluster.NodePorts {
+		nodePorts = append(nodePorts, target{At: cluster.NodePort(i), Owner: n + cluster.HostPorts + i})
+	}
+	for i := range cluster.Hairpins {
+		hairpins = append(hairpins, target{At: cluster.Hairpin(i), From: cluster.HairpinPod(i), Owner: n + cluster.HostPorts + cluster.NodePorts + i})
+	}
+	var all []way
+	add := func(name, place string, tcp, udp []target) {
+		all = append(all, way{name, "tcp4", place, tcp})
+		other := way{name, "udp4", place, nil}
+		for _, t := range udp {
+			t.At = cluster.Datagrams(t.At)
+			other.Targets = append(other.Targets, t)
+		}
+		all = append(all, other)
+	}
+	add("cluster IP from outside", cluster.Client, streams, datagrams)
+	add("node port", cluster.Client, nodePorts, nodePorts)
+	add("hairpin", cluster.Pods, hairpins, hairpins)
+	if l.ForwardDrop {
+		return all // the rest is not marked, and a policy of DROP stops it
+	}
+	add("cluster IP from a pod", cluster.Callers, streams, datagrams)
+	add("host port", cluster.Client, hostPorts, hostPorts)
+	return all
+}
+
+// askAgain is how long a client of UDP waits before it asks again.
+const askAgain = 200 * time.Millisecond
+
+// dial opens a socket and connects it.
+func (w way) dial(t target, limit time.Duration) (net.Conn, error) {
+	dialer := net.Dialer{Timeout: limit, Control: chooseLate}
+	if t.From.IsValid() {
+		from := netip.AddrPortFrom(t.From, 0)
+		if dialer.LocalAddr = net.TCPAddrFromAddrPort(from); w.Network == "udp4" {
+			dialer.LocalAddr = net.UDPAddrFromAddrPort(from)
+		}
+	}
+	return dialer.Dial(w.Network, t.At.String())
+}
+
+// chooseLate lets the kernel choose a port when it connects, one after the
+// other, also where an address is bound before. A port chosen at random may be
+// one that a connection which failed a minute ago left in conntrack.
+func chooseLate(_, _ string, raw syscall.RawConn) error {
+	var failed error
+	err := raw.Control(func(fd uintptr) {
+		failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
+	})
+	return errors.Join(err, failed)
+}
+
+// try opens one connection and waits for one answer.
+func (w way) try(t target, limit time.Duration) attempt {
+	a := attempt{Start: clock(), Target: t.Owner, Outcome: other}
+	deadline := time.Now().Add(limit)
+	conn, err := w.dial(t, limit)
+	if err != nil {
+		a.Outcome, a.End = outcome(err), clock()
+		return a
+	}
+	defer conn.Close()
+	var text string
+	if w.Network == "udp4" {
+		text, err = askUntil(conn, deadline)
+	} else {
+		_ = conn.(*net.TCPConn).SetLinger(0) // it is only a matter of tidiness
+		_ = conn.SetDeadline(deadline)
+		text, err = readLine(conn)
+	}
+	a.End = clock()
+	switch {
+	case errors.Is(err, syscall.ECONNRESET):
+		a.Outcome = reset
+	case err != nil:
+		a.Outcome = outcome(err)
+	default:
+		if a.Pod, err = netip.ParseAddr(text); err == nil {
+			a.Outcome = answered
+		}
+	}
+	return a
+}
+
+// askUntil asks over UDP, again and again from the same port. Refusals count for
+// nothing: a client that asks again does not hear them.
+func askUntil(conn net.Conn, deadline time.Time) (string, error) {
+	answer := make([]byte, 64)
+	for {
+		next := time.Now().Add(askAgain)
+		if next.After(deadline) {
+			next = deadline
+		}
+		_, _ = conn.Write([]byte("?")) // an error is that of the question before
+		_ = conn.SetReadDeadline(next)
+		n, err := conn.Read(answer)
+		for errors.Is(err, syscall.ECONNREFUSED) && time.Now().Before(next) {
+			n, err = conn.Read(answer)
+		}
+		if err == nil || !time.Now().Before(deadline) {
+			return string(answer[:n]), err
+		}
+	}
+}
+
+// readLine reads what a pod says over TCP, which is one short line.
+func readLine(conn net.Conn) (string, error) {
+	answer := make([]byte, 64)
+	for n := 0; ; {
+		more, err := conn.Read(answer[n:])
+		if n += more; n > 0 && answer[n-1] == '\n' {
+			return strings.TrimSpace(string(answer[:n])), nil
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+}

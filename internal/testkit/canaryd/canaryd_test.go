@@ -1,0 +1,56 @@
+package canaryd
+
+import (
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestProcess: what a process says by its end and its log, of programs that end as canaryd may.
+func TestProcess(t *testing.T) {
+	const ready = "echo ready\n"
+	tests := []struct {
+		name   string
+		script string
+		end    func(*Process) error
+		want   string // part of the error; empty for none
+		log    string
+	}{
+		{"it ends by itself", ready + "exit 3", (*Process).Err, "exit status 3", "ready"},
+		{"it is stopped", "trap 'echo bye; exit 0' TERM\n" + ready + "while :; do sleep 0.01; done", stop, "", "ready\nbye"},
+		{"it fails when it is stopped", "trap 'exit 4' TERM\n" + ready + "while :; do sleep 0.01; done", stop, "exit status 4", "ready"},
+		{"it does not heed SIGTERM", "trap '' TERM\n" + ready + "while :; do sleep 0.01; done", stop, "did not end within 500ms", "ready"},
+		{"it is killed", ready + "while :; do sleep 0.01; done", (*Process).Kill, "", "ready"},
+		{"it has ended before it is stopped", ready, func(p *Process) error { <-p.Ended(); return stop(p) }, "", "ready"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			log := filepath.Join(t.TempDir(), "log")
+			p, err := Start(exec.CommandContext(t.Context(), "sh", "-c", test.script), log)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for p.Tail() != "ready" {
+				time.Sleep(time.Millisecond)
+			}
+			got := ""
+			if err := test.end(p); err != nil {
+				got = err.Error()
+			}
+			if test.want == "" && got != "" || !strings.Contains(got, test.want) {
+				t.Errorf("the end says %q, want %q", got, test.want)
+			}
+			if p.Running() {
+				t.Error("it runs on")
+			}
+			if got := strings.TrimSpace(p.Log()); got != test.log {
+				t.Errorf("the log is %q, want %q", got, test.log)
+			}
+		})
+	}
+}
+
+func stop(p *Process) error { return p.Stop(500 * time.Millisecond) }

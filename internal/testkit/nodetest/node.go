@@ -1,0 +1,195 @@
+// Package nodetest gives each test a node of its own: a network namespace with
+// the rules of a Kubernetes node, in which the built canaryd runs.
+package nodetest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Node is a network namespace of its own in which canaryd is tried.
+type Node struct {
+	*testing.T
+	Programs scenario.Programs
+	Families []rules.Family // that can be saved
+	Env      []string       // of the daemon, besides our own
+	Under    []string       // the command that the daemon is started with; empty: none
+	Protects func(chain string) bool
+
+	logs int
+}
+
+// OnBoth runs body for each backend in a node of its own.
+func OnBoth(t *testing.T, body func(n *Node)) {
+	t.Parallel()
+	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
+		t.Run(string(backend), func(t *testing.T) { On(t, backend, body) })
+	}
+}
+
+// On runs body in a node of its own, beside other tests.
+func On(t *testing.T, backend iptables.Backend, body func(n *Node)) {
+	t.Parallel()
+	In(t, backend, body)
+}
+
+// In runs body in a node of its own.
+func In(t *testing.T, backend iptables.Backend, body func(n *Node)) {
+	t.Helper()
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "iptables-"+string(backend), "ip6tables-"+string(backend), "nft")
+		selector, err := rules.NewSelector(scenario.Protect)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body(&Node{T: t, Programs: scenario.Programs{With: backend}, Families: rules.Families(), Protects: selector.Protects})
+	})
+}
+
+// Must fails the test because of an error.
+func (n *Node) Must(err error) {
+	n.Helper()
+	if err != nil {
+		n.Fatal(err)
+	}
+}
+
+// Load writes the rules of a node that runs Kubernetes.
+func (n *Node) Load() {
+	n.Helper()
+	n.Must(scenario.Load(n.Context(), n.Programs, rules.Families()...))
+}
+
+// Flush is iptables -F in every table of both families.
+func (n *Node) Flush() {
+	n.Helper()
+	for _, f := range rules.Families() {
+		for _, t := range rules.Guarded() {
+			n.Must(n.Programs.Flush(n.Context(), f, t, ""))
+		}
+	}
+}
+
+// FlushUnlocked is flush by programs that take another lock than everybody.
+func (n *Node) FlushUnlocked() {
+	n.Helper()
+	for _, program := range []string{"iptables-", "ip6tables-"} {
+		for _, t := range rules.Guarded() {
+			cmd := exec.CommandContext(n.Context(), program+string(n.Programs.With), "-w", "5", "-t", string(t), "-F")
+			cmd.Env = append(os.Environ(), "XTABLES_LOCKFILE=/run/another.lock")
+			if out, err := cmd.CombinedOutput(); err != nil {
+				n.Fatalf("%s: %v: %s", cmd, err, out)
+			}
+		}
+	}
+}
+
+// HoldLock starts a process that holds the xtables lock for that long, or until it is
+// killed.
+func (n *Node) HoldLock(long time.Duration) *exec.Cmd {
+	n.Helper()
+	// --no-fork: flock becomes sleep and is ended with it.
+	holder := exec.CommandContext(n.Context(), "flock", "--no-fork", "/run/xtables.lock", "sleep", fmt.Sprint(long.Seconds()))
+	n.Must(holder.Start())
+	n.Within(StartsIn, "flock to hold the lock", func() error {
+		fd, err := unix.Open("/run/xtables.lock", unix.O_RDONLY, 0)
+		n.Must(err)
+		defer unix.Close(fd)
+		if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err == nil {
+			return errors.New("it is free")
+		}
+		return nil
+	})
+	return holder
+}
+
+// Save returns what all tables hold, without counters.
+func (n *Node) Save() map[rules.Family]rules.Ruleset {
+	n.Helper()
+	all := map[rules.Family]rules.Ruleset{}
+	for _, f := range n.Families {
+		set, err := scenario.Tables(n.Context(), n.Programs, f)
+		n.Must(err)
+		all[f] = set
+	}
+	return all
+}
+
+// Lines returns one line for each chain and rule that is wanted: chains by
+// name, rules in their order.
+func (n *Node) Lines(wantChain func(t rules.TableName, name string) bool, wantRule func(rules.Rule) bool) []string {
+	n.Helper()
+	var lines []string
+	for f, set := range n.Save() {
+		for t, table := range set {
+			for _, c := range table.Chains {
+				builtin := rules.Builtin(t, c.Name)
+				if !builtin && !wantChain(t, c.Name) {
+					continue
+				}
+				where := fmt.Sprintf("%s %s %s", f, t, c.Name)
+				if !builtin {
+					lines = append(lines, where)
+				}
+				i := 0
+				for _, r := range c.Rules {
+					if !builtin || wantRule(r) {
+						lines = append(lines, fmt.Sprintf("%s %04d %s", where, i, r.Spec))
+						i++
+					}
+				}
+			}
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// Protected returns the protected chains, their rules and their hooks.
+func (n *Node) Protected() []string {
+	n.Helper()
+	return n.Lines(
+		func(_ rules.TableName, name string) bool { return n.Protects(name) },
+		func(r rules.Rule) bool { return n.Protects(r.Target) })
+}
+
+// Foreign returns what is neither protected nor anybody's canary.
+func (n *Node) Foreign() []string {
+	n.Helper()
+	return n.Lines(
+		func(_ rules.TableName, name string) bool {
+			return !n.Protects(name) && !strings.HasSuffix(name, "-CANARY")
+		},
+		func(r rules.Rule) bool { return !n.Protects(r.Target) && !canary.IsMark(r) })
+}
+
+// Marks returns canaryd's own chains and rules.
+func (n *Node) Marks() []string {
+	n.Helper()
+	return n.Lines(
+		func(_ rules.TableName, name string) bool { return name == canary.DefaultChain },
+		canary.IsMark)
+}
+
+// Same fails the test, without ending it, unless both lists are equal.
+func (n *Node) Same(what string, want, got []string) {
+	n.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		n.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}

@@ -1,0 +1,248 @@
+package nodetest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/testkit/canaryd"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
+)
+
+const (
+	// HTTP is where the daemon answers.
+	HTTP = "http://" + canaryd.Address
+	// These bound what takes milliseconds on an idle machine.
+	StartsIn = time.Minute
+	HealsIn  = time.Minute
+	StopsIn  = 20 * time.Second
+)
+
+// A Process is a running canaryd.
+type Process struct {
+	*canaryd.Process
+	n *Node
+}
+
+// Launch starts the daemon.
+func (n *Node) Launch(flags ...string) *Process {
+	n.Helper()
+	n.logs++
+	line := slices.Concat(n.Under, []string{Canaryd()}, n.Flags("run"), flags)
+	cmd := exec.CommandContext(n.Context(), line[0], line[1:]...)
+	cmd.Env = append(os.Environ(), n.Env...)
+	started, err := canaryd.Start(cmd, fmt.Sprintf("/run/canaryd-%d.log", n.logs))
+	n.Must(err)
+	p := &Process{started, n}
+	n.Cleanup(func() {
+		n.Must(p.Process.Kill())
+		if n.Failed() {
+			n.Logf("%s:\n%s", strings.Join(line, " "), p.Log())
+		}
+	})
+	return p
+}
+
+// Start starts the daemon and returns when it is ready and has learned.
+func (n *Node) Start(flags ...string) *Process {
+	n.Helper()
+	p := n.Launch(flags...)
+	n.Within(StartsIn, "canaryd to be ready", func() error {
+		if !p.Running() {
+			n.Fatalf("canaryd ended at once: %v\n%s", p.Err(), p.Log())
+		}
+		if err := Ready(); err != nil {
+			return err
+		}
+		if s := n.Status(); s.Generation.Rules == 0 && !slices.Contains(flags, "--max-stored-age=1ms") {
+			return errors.New("no generation")
+		}
+		return nil
+	})
+	return p
+}
+
+// Stop ends the daemon as a service manager does.
+func (p *Process) Stop() {
+	p.n.Helper()
+	if err := p.Process.Stop(StopsIn); err != nil {
+		p.n.Fatalf("after SIGTERM canaryd ended with %v, want exit code 0\n%s", err, p.Log())
+	}
+}
+
+// Kill ends the daemon as the out-of-memory killer does.
+func (p *Process) Kill() {
+	p.n.Helper()
+	p.n.Must(p.Process.Kill())
+}
+
+// Signal sends the daemon a signal.
+func (p *Process) Signal(s syscall.Signal) {
+	p.n.Helper()
+	p.n.Must(p.Process.Signal(s))
+}
+
+// WantLog fails unless a line of the log has all of these words.
+func (p *Process) WantLog(words ...string) {
+	p.n.Helper()
+	log := p.Log()
+	for _, line := range strings.Split(log, "\n") {
+		if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) }) {
+			return
+		}
+	}
+	p.n.Errorf("no line of the log has %q:\n%s", words, log)
+}
+
+// Flags returns a command line of that command with the flags that bind it to
+// This node; the rest are the defaults.
+func (n *Node) Flags(command string) []string {
+	if slices.Contains([]string{"status", "health", "pause", "resume", "dismiss", "baseline", "version", "detect", "completion"}, command) {
+		return []string{command}
+	}
+	return []string{command, "--backend=" + string(n.Programs.With), "--state-dir=/run/state"}
+}
+
+// Canaryd runs a command that ends by itself.
+func (n *Node) Canaryd(command string, flags ...string) (code int, stdout, stderr string) {
+	n.Helper()
+	return n.Exec(exec.CommandContext(n.Context(), Canaryd(), append(n.Flags(command), flags...)...))
+}
+
+// Exec runs a program that ends by itself.
+func (n *Node) Exec(cmd *exec.Cmd) (code int, stdout, stderr string) {
+	n.Helper()
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		n.Fatalf("%s: %v", cmd, err)
+	}
+	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
+}
+
+// Want runs a command and fails unless it ends with that exit code.
+func (n *Node) Want(code int, command string, flags ...string) (stdout, stderr string) {
+	n.Helper()
+	got, stdout, stderr := n.Canaryd(command, flags...)
+	if got != code {
+		n.Errorf("canaryd %s %s: exit code %d, want %d\n%s%s", command, strings.Join(flags, " "), got, code, stdout, stderr)
+	}
+	if code == 2 {
+		n.OneLine(stderr)
+	}
+	return stdout, stderr
+}
+
+// OneLine checks that trouble is told in one line, whatever the log says.
+func (n *Node) OneLine(stderr string) {
+	n.Helper()
+	var told []string
+	for line := range strings.Lines(stderr) {
+		if !strings.HasPrefix(line, "I") && !strings.HasPrefix(line, "E") {
+			told = append(told, line)
+		}
+	}
+	if len(told) != 1 || !strings.HasPrefix(told[0], "canaryd: ") {
+		n.Errorf("want one line that begins with canaryd:, got %q", stderr)
+	}
+}
+
+// Status asks the running daemon, and leaves out the flushes of earlier ones.
+func (n *Node) Status() scenario.Status {
+	n.Helper()
+	s := n.WholeStatus()
+	s.Flushes = slices.DeleteFunc(s.Flushes, func(r scenario.Record) bool { return r.Earlier })
+	return s
+}
+
+// WholeStatus asks the running daemon.
+func (n *Node) WholeStatus() scenario.Status {
+	n.Helper()
+	code, stdout, stderr := n.Canaryd("status", "-o", "json")
+	var s scenario.Status
+	if err := json.Unmarshal([]byte(stdout), &s); err != nil || code > 1 {
+		n.Fatalf("canaryd status: exit code %d, %v\n%s", code, err, stderr)
+	}
+	return s
+}
+
+// Published is the status that the running daemon publishes over HTTP, which costs
+// it less than to be asked for all.
+func (n *Node) Published() scenario.Status {
+	n.Helper()
+	var s scenario.Status
+	n.Must(json.Unmarshal([]byte(n.Get("/api/v1/status")), &s))
+	return s
+}
+
+// Healed waits for as many flush records and for health, and returns the
+// Newest record.
+func (n *Node) Healed(records int) scenario.Record {
+	n.Helper()
+	var newest scenario.Record
+	n.Within(HealsIn, fmt.Sprintf("%d repaired flushes", records), func() error {
+		s := n.Status()
+		if len(s.Flushes) < records || !s.Healthy {
+			return fmt.Errorf("%d flush records, healthy %t", len(s.Flushes), s.Healthy)
+		}
+		newest = s.Flushes[0]
+		return Ready()
+	})
+	return newest
+}
+
+// Within waits until done returns nil and returns how long that took; after limit
+// the test ends.
+func (n *Node) Within(limit time.Duration, what string, done func() error) time.Duration {
+	n.Helper()
+	for start := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+		err := done()
+		if err == nil {
+			return time.Since(start)
+		}
+		if time.Since(start) > limit {
+			n.Fatalf("waited %s for %s: %v", limit, what, err)
+		}
+	}
+}
+
+// Get asks the daemon over HTTP; another status than 200 ends the test.
+func (n *Node) Get(path string) string {
+	n.Helper()
+	text, err := Fetch(path)
+	n.Must(err)
+	return text
+}
+
+// Fetch is Get with an error.
+func Fetch(path string) (string, error) {
+	text, err := canaryd.Get(context.Background(), path)
+	return string(text), err
+}
+
+// Ready returns nil if the daemon says that every table is intact.
+func Ready() error {
+	_, err := Fetch("/readyz")
+	return err
+}
+
+// Stored returns the IDs of the generations on disk.
+func (n *Node) Stored() []string {
+	n.Helper()
+	files, err := filepath.Glob("/run/state/generations/*.json")
+	n.Must(err)
+	for i, f := range files {
+		files[i] = strings.TrimSuffix(filepath.Base(f), ".json")
+	}
+	return files
+}

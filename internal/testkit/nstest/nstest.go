@@ -1,0 +1,243 @@
+// Package nstest runs tests in network namespaces of their own, so that they
+// may write and flush any table.
+package nstest
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/testkit/netns"
+)
+
+// marker is the environment variable that holds the name of the test whose
+// body this process runs.
+const marker = "CANARYD_NSTEST"
+
+// report is the child's file descriptor on which it tells the parent what
+// became of the body. Its exit code alone cannot say "ran nothing" or
+// "skipped".
+const report = 3
+
+// What the child reports.
+const (
+	ended   = "ended"   // the body ran to its end, however it ended
+	skipped = "skipped" // the body skipped the test
+)
+
+// us says whether this process is a child, and whose.
+var us = func() (c struct {
+	test   string
+	inside bool
+}) {
+	c.test, c.inside = netns.Inside(marker)
+	if c.inside {
+		unix.CloseOnExec(report)
+	}
+	return c
+}()
+
+var setup = sync.OnceValue(netns.Setup)
+
+// Run runs body in a network and mount namespace of its own: it executes the
+// test binary again for this one test. What stands in the test before Run is
+// executed in both processes. /run is empty there and the loopback interface
+// is up. A Run inside a Run stays in the namespace that it is in.
+//
+// Where the machine allows no namespaces the test is skipped; with CI=true in
+// the environment it fails.
+func Run(t *testing.T, body func(t *testing.T)) {
+	t.Helper()
+	if !us.inside {
+		runChild(t)
+		return
+	}
+	if err := setup(); errors.Is(err, netns.ErrImpossible) {
+		defer finish(t)
+		skipLoudly(t, "kernel test %s needs root or user namespaces: %v", t.Name(), err)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	if t.Name() == us.test {
+		defer finish(t)
+	}
+	body(t)
+}
+
+// NeedRoot skips the test unless it runs as the machine's root. User
+// namespaces are not enough for large sets: they may not raise socket buffers.
+func NeedRoot(t *testing.T) {
+	t.Helper()
+	if !netns.Root() {
+		skipLoudly(t, "test %s needs real root: a user namespace may not raise socket buffers", t.Name())
+	}
+}
+
+// NeedProgram skips the test unless all of these programs are installed.
+func NeedProgram(t *testing.T, names ...string) {
+	t.Helper()
+	if err := netns.ExtendPath(); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if _, err := exec.LookPath(name); err != nil {
+			skipLoudly(t, "test %s needs %s: run make deps-test (%v)", t.Name(), name, err)
+		}
+	}
+}
+
+// NeedFile skips the test unless all of these files are there.
+func NeedFile(t *testing.T, paths ...string) {
+	t.Helper()
+	for _, path := range paths {
+		if _, err := os.Stat(path); err != nil {
+			skipLoudly(t, "test %s needs %s: run make deps-test (%v)", t.Name(), path, err)
+		}
+	}
+}
+
+// NeedSetting sets a value below /proc/sys, and skips the test where the kernel has no
+// such setting or does not let us set it.
+func NeedSetting(t *testing.T, path, value string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(value), 0); err != nil {
+		skipLoudly(t, "test %s needs %s=%s: %v", t.Name(), path, value, err)
+	}
+}
+
+// Need skips the test unless err, which says whether this thing is there, is nil.
+func Need(t *testing.T, thing string, err error) {
+	t.Helper()
+	if err != nil {
+		skipLoudly(t, "test %s needs %s: %v", t.Name(), thing, err)
+	}
+}
+
+// Command runs a program and returns what it printed on its standard output;
+// the test fails if it fails.
+func Command(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	return CommandInput(t, "", name, args...)
+}
+
+// CommandInput is Command with a standard input.
+func CommandInput(t *testing.T, input, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), name, args...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%s %s: %v\n%s%s", name, strings.Join(args, " "), err, &stdout, &stderr)
+	}
+	return stdout.String()
+}
+
+// skipLoudly skips the test, or fails it where a skip would hide something.
+func skipLoudly(t *testing.T, format string, args ...any) {
+	t.Helper()
+	if os.Getenv("CI") == "true" {
+		t.Fatalf("CI=true forbids to skip: "+format, args...)
+	}
+	t.Skipf("SKIPPED: "+format, args...)
+}
+
+// finish tells the parent that the body came to its end.
+func finish(t *testing.T) {
+	what := ended
+	if t.Skipped() {
+		what = skipped
+	}
+	if _, err := unix.Write(report, []byte(what+"\n")); err != nil {
+		t.Errorf("cannot report %q to the parent process: %v", what, err)
+	}
+}
+
+func runChild(t *testing.T) {
+	t.Helper()
+	cmd, err := netns.Command(t.Context(), marker, t.Name(), childArgs(t)...)
+	if err != nil {
+		skipLoudly(t, "kernel test %s needs root or user namespaces: %v", t.Name(), err)
+	}
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	var output bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &output, &output
+	// The race detector sleeps for a second at exit so that other threads
+	// may report; every test would pay it twice.
+	cmd.Env = append(cmd.Env, "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
+	cmd.ExtraFiles = []*os.File{write}
+	// A grandchild that outlives the child must not hold us up.
+	cmd.WaitDelay = 10 * time.Second
+	err = netns.Run(cmd)
+	write.Close()
+	said := lines(read)
+	// The child's own framing would be read as ours by whoever reads our output.
+	log := strings.TrimRight(strings.ReplaceAll(output.String(), "\x16", ""), "\n")
+	switch {
+	case err != nil:
+		t.Fatalf("in the namespace: %v\n%s", err, log)
+	case slices.Contains(said, skipped):
+		t.Skipf("skipped in the namespace:\n%s", log)
+	case !slices.Contains(said, ended):
+		t.Fatalf("the process in the namespace ran no test to its end\n%s", log)
+	case testing.Verbose():
+		t.Logf("in the namespace:\n%s", log)
+	}
+}
+
+func lines(file *os.File) []string {
+	var all []string
+	for scan := bufio.NewScanner(file); scan.Scan(); {
+		all = append(all, scan.Text())
+	}
+	return all
+}
+
+// passedOn are the flags of the test binary that the child gets too. The
+// others name files that parent and child would both write, or choose tests.
+var passedOn = []string{"test.short", "test.parallel", "test.cpu", "test.fullpath", "test.failfast"}
+
+func childArgs(t *testing.T) []string {
+	args := []string{"-test.run=" + pattern(t.Name()), "-test.count=1", "-test.v=true", "-test.paniconexit0", "-test.timeout=" + timeout(t)}
+	flag.Visit(func(f *flag.Flag) {
+		if slices.Contains(passedOn, f.Name) {
+			args = append(args, fmt.Sprintf("-%s=%s", f.Name, f.Value))
+		}
+	})
+	return args
+}
+
+// timeout lets the child run out of time before the parent does: then it is
+// the child that shows where it hangs.
+func timeout(t *testing.T) string {
+	deadline, ok := t.Deadline()
+	if !ok {
+		return "0"
+	}
+	left := time.Until(deadline)
+	return max(left-min(5*time.Second, left/10), time.Millisecond).String()
+}
+
+// pattern matches exactly the test of that name and its subtests.
+func pattern(name string) string {
+	parts := strings.Split(name, "/")
+	for i, part := range parts {
+		parts[i] = "^" + regexp.QuoteMeta(part) + "$"
+	}
+	return strings.Join(parts, "/")
+}

@@ -1,0 +1,359 @@
+package scenario
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/testkit/canaryd"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+const (
+	readyIn   = time.Minute // from start to a captured generation
+	healedIn  = time.Minute // longer than any hook grace
+	stopsIn   = 20 * time.Second
+	lookEvery = 20 * time.Millisecond
+	// quietFor is how long nothing may happen before a repair counts as the
+	// end: a flush of many commands is several flush records.
+	quietFor = time.Second
+)
+
+// A Record is a flush record as status -o json has it. It is spelled out here
+// and not taken from the daemon because it is a contract with other programs.
+type Record struct {
+	ID       string            `json:"id"`
+	Earlier  bool              `json:"earlier"` // of an earlier run
+	Time     time.Time         `json:"time"`
+	Kind     string            `json:"kind"`
+	Families []rules.Family    `json:"families"`
+	Tables   []rules.TableName `json:"tables"`
+	Culprit  struct {
+		PID     int    `json:"pid"`
+		Comm    string `json:"comm"`
+		Command string `json:"command"`
+	} `json:"culprit"`
+	Lost struct {
+		Chains int `json:"chains"`
+		Rules  int `json:"rules"`
+		Hooks  int `json:"hooks"`
+	} `json:"lost"`
+	NoticedSeconds float64 `json:"noticedSeconds"`
+	AbsentSeconds  float64 `json:"absentSeconds"`
+	WrittenSeconds float64 `json:"writtenSeconds"` // 0: nothing was written
+	KernelSeconds  float64 `json:"kernelSeconds"`
+	Outcome        string  `json:"outcome"`
+	Attempts       int     `json:"attempts"`
+}
+
+// A Status is what the contract says of status -o json, as far as it is needed.
+type Status struct {
+	Healthy    bool `json:"healthy"`
+	Generation struct {
+		ID    string `json:"id"`
+		Rules int    `json:"rules"`
+	} `json:"generation"`
+	Families            map[rules.Family]map[rules.TableName]string `json:"families"`
+	CapturePendingSince time.Time                                   `json:"capturePendingSince"`
+	Flushes             []Record                                    `json:"flushes"`
+}
+
+// A Result is what became of one scenario under a running canaryd.
+type Result struct {
+	Scenario string
+	Command  string
+	Backend  string
+	Lost     string // verdict and size, from the flush records
+	Culprit  string
+	// Noticed and Back count from the start of the flush's first command:
+	// to the first verdict, and to the last proof. Of several times the worst.
+	Noticed time.Duration
+	Back    time.Duration
+	Records []Record
+	// Problems are the reasons why the scenario failed.
+	Problems []string
+	// Log is the end of canaryd's log, if it failed.
+	Log string
+}
+
+// A Live runs scenarios against the built canaryd, with real programs, in the
+// namespace that this process is in. The namespace must be new and all its own.
+type Live struct {
+	Canaryd  string // path of the program
+	Programs Programs
+	Dir      string // for state, socket and log
+	// Flags are further flags of canaryd run.
+	Flags []string
+
+	process *canaryd.Process
+	want    map[rules.Family]Want
+}
+
+// Run loads the node's rules, starts canaryd, does what the scenario says and
+// waits until all is back. The error says that it could not be tried; a failed
+// scenario is a Result with Problems.
+func (l *Live) Run(ctx context.Context, s Scenario) (result Result, err error) {
+	result = Result{Scenario: s.Name, Command: s.Command, Backend: string(l.Programs.With)}
+	if err := l.measureControl(ctx, s); err != nil {
+		return result, fmt.Errorf("without canaryd: %w", err)
+	}
+	stop, err := l.start(ctx)
+	if err != nil {
+		return result, err
+	}
+	defer func() {
+		result.Lost = describe(result.Records)
+		if stopped := stop(); stopped != nil {
+			result.Problems = append(result.Problems, "canaryd run ended with "+stopped.Error())
+		}
+		if len(result.Problems) > 0 || err != nil {
+			result.Log = l.process.Tail()
+		}
+	}()
+	if err := l.prepare(ctx, s); err != nil {
+		return result, err
+	}
+	for range max(s.Times, 1) {
+		if err := l.once(ctx, s, &result); err != nil || len(result.Problems) > 0 {
+			return result, err
+		}
+	}
+	result.Problems = append(result.Problems, judge(s, result.Records)...)
+	return result, nil
+}
+
+// measureControl learns what the flush leaves of other people's rules where no
+// canaryd runs, and leaves the namespace as a freshly loaded node.
+func (l *Live) measureControl(ctx context.Context, s Scenario) error {
+	selector, err := rules.NewSelector(Protect)
+	if err != nil {
+		return err
+	}
+	if err := Load(ctx, l.Programs, rules.Families()...); err != nil {
+		return err
+	}
+	if s.Prepare != nil {
+		if err := s.Prepare(ctx, l.Programs); err != nil {
+			return err
+		}
+	}
+	if err := s.Do(ctx, l.Programs); err != nil {
+		return err
+	}
+	l.want = map[rules.Family]Want{}
+	for _, family := range rules.Families() {
+		left, err := Tables(ctx, l.Programs, family)
+		if err != nil {
+			return err
+		}
+		l.want[family] = Want{Foreign: left, Protects: selector.Protects}
+	}
+	if err := Wipe(ctx, l.Programs, rules.Families()...); err != nil {
+		return err
+	}
+	return Load(ctx, l.Programs, rules.Families()...)
+}
+
+// start starts canaryd and returns when it has learned the node's rules.
+func (l *Live) start(ctx context.Context) (stop func() error, err error) {
+	flags := append(canaryd.Flags(l.Programs.With, l.Dir), "--lock-file=/run/xtables.lock")
+	p, err := canaryd.Start(exec.CommandContext(ctx, l.Canaryd, append(flags, l.Flags...)...), filepath.Join(l.Dir, "canaryd.log"))
+	if err != nil {
+		return nil, err
+	}
+	l.process = p
+	err = poll(ctx, readyIn, func() (bool, error) {
+		if !p.Running() {
+			return false, fmt.Errorf("canaryd run ended at once: %w", p.Err())
+		}
+		if _, err := canaryd.Get(ctx, "/readyz"); err != nil {
+			return false, nil
+		}
+		status, err := l.status(ctx)
+		return err == nil && status.Healthy && status.Generation.Rules > 0, nil
+	})
+	if err != nil {
+		err = fmt.Errorf("waiting for canaryd to be ready: %w\n%s", err, p.Tail())
+		return nil, errors.Join(err, p.Stop(stopsIn))
+	}
+	return func() error { return p.Stop(stopsIn) }, nil
+}
+
+// prepare runs the scenario's preparation, waits until it is captured, and
+// notes what must be there after the flush.
+func (l *Live) prepare(ctx context.Context, s Scenario) error {
+	if s.Prepare != nil {
+		before, err := l.status(ctx)
+		if err != nil {
+			return err
+		}
+		if err := s.Prepare(ctx, l.Programs); err != nil {
+			return err
+		}
+		var since time.Time
+		err = poll(ctx, readyIn, func() (bool, error) {
+			now, err := l.status(ctx)
+			if err != nil || now.Generation.ID == before.Generation.ID || !now.CapturePendingSince.IsZero() {
+				since = time.Time{}
+				return false, nil
+			}
+			if since.IsZero() {
+				since = time.Now()
+			}
+			return time.Since(since) > quietFor, nil
+		})
+		if err != nil {
+			return fmt.Errorf("waiting for canaryd to capture the preparation: %w\n%s", err, l.process.Tail())
+		}
+	}
+	for family, want := range l.want {
+		before, err := Tables(ctx, l.Programs, family)
+		if err != nil {
+			return err
+		}
+		want.Protected = before
+		l.want[family] = want
+	}
+	return nil
+}
+
+// once flushes and waits until all is back.
+func (l *Live) once(ctx context.Context, s Scenario, result *Result) error {
+	before, err := l.status(ctx)
+	if err != nil {
+		return err
+	}
+	var last time.Time
+	if len(before.Flushes) > 0 {
+		last = before.Flushes[0].Time
+	}
+	start := time.Now()
+	if err := s.Do(ctx, l.Programs); err != nil {
+		return err
+	}
+	var records []Record
+	var since time.Time
+	err = poll(ctx, healedIn, func() (bool, error) {
+		status, err := l.status(ctx)
+		if err != nil {
+			return false, err
+		}
+		newer := slices.DeleteFunc(status.Flushes, func(r Record) bool { return !r.Time.After(last) })
+		done := status.Healthy && len(newer) > 0 && !slices.ContainsFunc(newer, func(r Record) bool { return r.Outcome == "pending" })
+		if !done || len(newer) != len(records) {
+			since = time.Now()
+		}
+		records = newer
+		return done && time.Since(since) > quietFor, nil
+	})
+	slices.Reverse(records)
+	result.Records = append(result.Records, records...)
+	if err != nil {
+		result.Problems = append(result.Problems, fmt.Sprintf("not repaired: %v; %d flush records", err, len(records)))
+	}
+	for i, r := range records {
+		verdict := r.Time.Add(seconds(r.NoticedSeconds)).Sub(start)
+		if i == 0 {
+			result.Noticed = max(result.Noticed, verdict)
+		}
+		result.Back = max(result.Back, r.Time.Add(seconds(r.AbsentSeconds)).Sub(start))
+		if r.Culprit.Comm != "" {
+			result.Culprit = r.Culprit.Comm
+		}
+	}
+	for _, family := range rules.Families() {
+		got, err := Tables(ctx, l.Programs, family)
+		if err != nil {
+			return err
+		}
+		for _, line := range Compare(l.want[family], got) {
+			result.Problems = append(result.Problems, family.String()+" "+line)
+		}
+	}
+	return nil
+}
+
+// judge compares the flush records with what the scenario says is lost.
+func judge(s Scenario, records []Record) []string {
+	var problems []string
+	for _, family := range rules.Families() {
+		for _, table := range rules.Guarded() {
+			kind := s.Lost[family.Table(table)]
+			if kind == "" {
+				continue
+			}
+			if !slices.ContainsFunc(records, func(r Record) bool {
+				return slices.Contains(r.Families, family) && slices.Contains(r.Tables, table) && agrees(r.Kind, kind)
+			}) {
+				problems = append(problems, fmt.Sprintf("no flush record says that %s %s is %s", family, table, kind))
+			}
+		}
+	}
+	for _, r := range records {
+		if r.Outcome != "proved" && r.Outcome != "raced" {
+			problems = append(problems, fmt.Sprintf("the flush record of %s ended %s", r.Time.Format(time.TimeOnly), r.Outcome))
+		}
+	}
+	return problems
+}
+
+// agrees reports whether a record's kind is the one wanted. iptables -F comes
+// before -X: who looks in between sees what was emptied.
+func agrees(kind, want string) bool {
+	return kind == want || want == ChainDeleted && kind == Emptied
+}
+
+func describe(records []Record) string {
+	if len(records) == 0 {
+		return "nothing was noticed"
+	}
+	var kinds []string
+	rules, chains, hooks := 0, 0, 0
+	for _, r := range records {
+		kinds = append(kinds, r.Kind)
+		rules, chains, hooks = max(rules, r.Lost.Rules), max(chains, r.Lost.Chains), max(hooks, r.Lost.Hooks)
+	}
+	slices.Sort(kinds)
+	return fmt.Sprintf("%s: %d rules, %d chains, %d hooks", strings.Join(slices.Compact(kinds), ","), rules, chains, hooks)
+}
+
+// status asks the running canaryd. Exit code 1 says "not healthy" and the
+// status is printed all the same.
+func (l *Live) status(ctx context.Context) (Status, error) {
+	cmd := exec.CommandContext(ctx, l.Canaryd, "status", "-o", "json", "--socket="+canaryd.Socket(l.Dir))
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if code := cmd.ProcessState.ExitCode(); err != nil && code != 1 {
+		return Status{}, fmt.Errorf("canaryd status: %w: %s", err, strings.TrimSpace(stderr.String()))
+	}
+	var status Status
+	if err := json.Unmarshal(out, &status); err != nil {
+		return Status{}, fmt.Errorf("canaryd status printed %.200q: %w", out, err)
+	}
+	return status, nil
+}
+
+func poll(ctx context.Context, limit time.Duration, done func() (bool, error)) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not within %s", limit))
+	defer cancel()
+	for {
+		if ok, err := done(); ok || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(lookEvery):
+		}
+	}
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

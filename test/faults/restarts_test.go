@@ -1,0 +1,224 @@
+package faults
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+const stateFile = "/run/state/state.json"
+
+// TestKilled: canaryd is killed at some moment of a replay. The next one puts
+// back what is missing, takes no write of the dead one for a flush, and leaves no
+// mark twice. Each step by itself is killed in internal/daemon, on a Fake.
+func TestKilled(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		protected := n.Protected()
+		d := n.Start()
+		marks := len(n.Marks())
+		found := map[string]int{}
+		for _, delay := range []time.Duration{0, 20, 35, 50, 65, 80, 100, 140} {
+			n.Flush()
+			left := n.Foreign()
+			time.Sleep(delay * time.Millisecond)
+			d.Kill()
+			missing := !slices.Equal(protected, n.Protected())
+			d = n.Start()
+			s := n.Status()
+			for _, f := range s.Flushes {
+				if f.Kind == "replaced" || f.Outcome != "proved" && f.Outcome != "raced" {
+					n.Errorf("killed %s after a flush; the next one tells of %+v", delay*time.Millisecond, f)
+				}
+			}
+			if len(s.Flushes) > 1 || missing && len(s.Flushes) == 0 {
+				n.Errorf("killed %s after a flush, with rules missing: %t; the next one tells of %d flushes", delay*time.Millisecond, missing, len(s.Flushes))
+			}
+			n.Same(fmt.Sprintf("protected rules, killed %s after a flush", delay*time.Millisecond), protected, n.Protected())
+			n.Same("foreign rules", left, n.Foreign())
+			if got := len(n.Marks()); got != marks {
+				n.Errorf("killed %s after a flush: %d lines of marks, want %d", delay*time.Millisecond, got, marks)
+			}
+			found[fmt.Sprintf("missing: %t, told: %t", missing, len(s.Flushes) > 0)]++
+		}
+		n.Logf("what the next one found: %v", found)
+		d.Stop()
+	})
+}
+
+// TestFlushedWhileDown: rules that are lost while nobody watches come back from
+// what is stored, if that is of here and now, whole, and of a format that is
+// known. Else the log says why not, nothing of it is written, and canaryd begins
+// anew.
+func TestFlushedWhileDown(t *testing.T) {
+	identity := func(field string) func(string) string {
+		return func(s string) string {
+			return regexp.MustCompile(`("`+field+`":")[^"]*`).ReplaceAllString(s, "${1}other")
+		}
+	}
+	generation := func(n *nodetest.Node) string {
+		return filepath.Join("/run/state/generations", n.Stored()[0]+".json")
+	}
+	state := func(*nodetest.Node) string { return stateFile }
+	format := regexp.MustCompile(`"format":[0-9]+,`)
+	tests := []struct {
+		name   string
+		file   func(*nodetest.Node) string
+		damage func(string) string
+		back   bool
+		log    []string
+	}{
+		{"whole", state, func(s string) string { return s }, true, []string{"Took up the stored generation"}},
+		{"of the canaryd before", state, func(s string) string { return format.ReplaceAllString(s, "") }, true, []string{"Took up"}},
+		{"of a newer canaryd", state, func(s string) string { return format.ReplaceAllString(s, `"format":9,"x":1,`) }, false, []string{"newer canaryd", "format 9"}},
+		{"of another boot", state, identity("bootID"), false, []string{"made elsewhere", `boot \"other\"`}},
+		{"of another namespace", state, identity("netns"), false, []string{"made elsewhere", `network namespace \"other\"`}},
+		{"of another backend", state, identity("backend"), false, []string{"made elsewhere", `backend \"other\"`}},
+		{"of another iptables", state, identity("iptables"), false, []string{"made elsewhere", `iptables version \"other\"`}},
+		{"a state cut off", state, func(s string) string { return s[:len(s)/2] }, false, []string{"state.json is corrupt"}},
+		{"a generation cut off", generation, func(s string) string { return s[:len(s)/2] }, false, []string{"json is corrupt"}},
+		{"a generation with another rule", generation, func(s string) string { return strings.Replace(s, "KUBE-MARK-MASQ", "KUBE-MARK-MASK", 1) }, false, []string{"is corrupt", "ID"}},
+		{"a generation of another boot", generation, identity("bootID"), false, []string{"made elsewhere", `boot \"other\"`}},
+	}
+	// There a generation of this boot shows what was lost, and an operator has to decide.
+	waiting := []string{"of a newer canaryd", "of another iptables", "a state cut off"}
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		protected := n.Protected()
+		for _, test := range tests {
+			n.Must(os.RemoveAll("/run/state"))
+			d := n.Start()
+			d.Stop()
+			path := test.file(n)
+			text, err := os.ReadFile(path)
+			n.Must(err)
+			damaged := test.damage(string(text))
+			if damaged == string(text) && test.name != "whole" {
+				n.Fatalf("%s: nothing is damaged in %s", test.name, path)
+			}
+			n.Must(os.WriteFile(path, []byte(damaged), 0o600))
+			n.Flush()
+			lost := n.Protected()
+			d = n.Launch()
+			waits := slices.Contains(waiting, test.name)
+			n.Within(nodetest.StartsIn, "canaryd to be ready, or to ask for a decision", func() error {
+				err := nodetest.Ready()
+				switch {
+				case !waits:
+					return err
+				case err == nil || !strings.Contains(err.Error(), "canaryd restore --generation"):
+					return fmt.Errorf("readiness: %w", err)
+				}
+				return nil
+			})
+			d.WantLog(test.log...)
+			if test.back {
+				n.Same(test.name+": protected rules", protected, n.Protected())
+				if got := len(n.Status().Flushes); got != 1 {
+					n.Errorf("%s: %d flush records, want 1", test.name, got)
+				}
+			} else {
+				time.Sleep(300 * time.Millisecond)
+				n.Same(test.name+": what the flush left", lost, n.Protected())
+				want := 0
+				if waits {
+					want = 1
+				}
+				if got := len(n.Status().Flushes); got != want {
+					n.Errorf("%s: %d flush records, want %d", test.name, got, want)
+				}
+			}
+			d.Stop()
+			n.Flush()
+			for _, f := range rules.Families() {
+				for _, table := range rules.Guarded() {
+					n.Must(n.Programs.DeleteChains(n.Context(), f, table))
+				}
+			}
+			n.Load()
+		}
+	})
+}
+
+// TestStored: the last five generations are on disk, status names them, and each
+// of them can be restored by its ID, without a daemon and through it.
+func TestStored(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		d := n.Start()
+		type one struct {
+			id        string
+			protected []string
+		}
+		var all []one
+		for i := range 6 {
+			if i > 0 {
+				n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, fmt.Sprintf("*nat\n-A CNI-HOSTPORT-DNAT -p tcp -m tcp --dport %d -j RETURN\nCOMMIT\n", 30000+i)))
+			}
+			n.Within(20*time.Second, "the generation on disk", func() error {
+				id := n.Status().Generation.ID
+				if i > 0 && id == all[i-1].id || !slices.Contains(n.Stored(), id) || n.Metrics()["capture_pending_since_timestamp_seconds{}"] != 0 {
+					return fmt.Errorf("it is %s, on disk are %q", id, n.Stored())
+				}
+				return nil
+			})
+			all = append(all, one{n.Status().Generation.ID, n.Protected()})
+		}
+		_, stdout, _ := n.Canaryd("status", "-o", "json")
+		var s struct{ Stored []struct{ ID string } }
+		n.Must(json.Unmarshal([]byte(stdout), &s))
+		var got, want []string
+		for _, g := range s.Stored {
+			got = append(got, g.ID)
+		}
+		for _, g := range all[1:] {
+			want = slices.Insert(want, 0, g.id)
+		}
+		n.Same("stored generations by status -o json", want, got)
+		stdout, _ = n.Want(0, "status")
+		for _, id := range want {
+			if !strings.Contains(stdout, id) {
+				n.Errorf("status does not name %s:\n%s", id, stdout)
+			}
+		}
+		if _, stderr := n.Want(2, "restore", "--generation="+all[0].id); !strings.Contains(stderr, "there are "+strings.Join(want, ", ")) {
+			n.Errorf("restore of a generation that is gone says %q", stderr)
+		}
+		info, err := os.Stat(filepath.Join("/run/state/generations", want[0]+".json"))
+		n.Must(err)
+		if info.Mode().Perm() != 0o600 {
+			n.Errorf("a stored generation has mode %o", info.Mode().Perm())
+		}
+		d.Stop()
+
+		for _, g := range all[1:] {
+			if stdout, _ := n.Want(0, "restore", "--yes", "--generation="+g.id); !strings.Contains(stdout, g.id) {
+				n.Errorf("restore prints %q", stdout)
+			}
+			n.Same("protected rules after restore --generation without a daemon", g.protected, n.Protected())
+		}
+		if _, stderr := n.Want(2, "restore", "--generation="+all[0].id); !strings.Contains(stderr, "there are ") {
+			n.Errorf("restore of a generation that is gone says %q", stderr)
+		}
+		d = n.Start()
+		for _, g := range []one{all[2], all[5]} {
+			n.Want(0, "restore", "--yes", "--generation="+g.id)
+			n.Same("protected rules after restore --generation through the daemon", g.protected, n.Protected())
+		}
+		for _, f := range n.Status().Flushes {
+			if f.Kind != "removed" || f.Outcome != "requested" {
+				n.Errorf("what was restored on request is told as a flush: %+v", f)
+			}
+		}
+		d.Stop()
+	})
+}

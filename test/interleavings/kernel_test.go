@@ -1,0 +1,95 @@
+package interleavings
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
+)
+
+// TestInterleavingsOnTheKernel: owners and a flusher write at random moments beside
+// the built canaryd. In the end all is its owner's newest, and no pod that was removed
+// before is back.
+func TestInterleavingsOnTheKernel(t *testing.T) {
+	t.Parallel()
+	lanes := 1
+	if lengthOfSoak(t) > 0 {
+		lanes = 2 // they mostly wait
+	}
+	for _, p := range kernelPaths() {
+		for lane := range lanes {
+			t.Run(fmt.Sprintf("%s-%d", p, lane+1), func(t *testing.T) {
+				nodetest.On(t, p.backend(), func(n *nodetest.Node) {
+					s := newStage(n)
+					d := n.Start("--poll-interval=250ms", "--replay="+string(p.replay()))
+					s.episodes(2, func(seed uint64) {
+						if s.count.episodes%2 == 1 {
+							s.renewed(seed)
+						}
+						s.play(seed)
+					}, atRest)
+					m := n.Metrics()
+					n.Logf("%d flush records; replays: %.0f proved, %.0f raced, %.0f skipped, %.0f partial, %.0f failed", len(n.Status().Flushes),
+						nodetest.Sum(m, "replays_total", `"proved"`), nodetest.Sum(m, "replays_total", `"raced"`), nodetest.Sum(m, "replays_total", `"skipped"`),
+						nodetest.Sum(m, "replays_total", `"partial"`), nodetest.Sum(m, "replays_total", `"failed"`))
+					if len(n.Status().Flushes) == 0 {
+						n.Error("nothing was flushed")
+					}
+					d.Stop()
+				})
+			})
+		}
+	}
+}
+
+// renewed changes the pods while all is calm, and waits until canaryd knows.
+func (s *stage) renewed(seed uint64) {
+	s.Helper()
+	s.renew(rand.New(rand.NewPCG(seed, 9)))
+	s.Within(nodetest.HealsIn, "canaryd to learn which pods there are", func() error {
+		// That it is at rest says nothing of what it has not looked at yet; and a pod for
+		// a pod is no other number of rules.
+		text, err := os.ReadFile("/run/state/generations/" + s.Published().Generation.ID + ".json")
+		if err != nil {
+			return err
+		}
+		for n := range s.pods[0].counter + 1 {
+			want := 0
+			for _, c := range s.pods {
+				if slices.Contains(c.pods, n) {
+					want++
+				}
+			}
+			if got := bytes.Count(text, fmt.Appendf(nil, `dnat name: pod%d\"`, n)); got != want {
+				return fmt.Errorf("it knows pod %d in %d families, and it is in %d", n, got, want)
+			}
+		}
+		return atRest()
+	})
+}
+
+// atRest returns nil if the built canaryd says that nothing is lost and that it
+// knows everything.
+func atRest() error {
+	if err := nodetest.Ready(); err != nil {
+		return err
+	}
+	text, err := nodetest.Fetch("/api/v1/status")
+	if err != nil {
+		return err
+	}
+	var s scenario.Status
+	if err := json.Unmarshal([]byte(text), &s); err != nil {
+		return err
+	}
+	if !s.CapturePendingSince.IsZero() {
+		return errLags
+	}
+	return nil
+}

@@ -1,0 +1,59 @@
+package interleavings
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// TestTheCheckerKnowsWhatStaysAwayWithAChain: what canaryd puts back of a chain without
+// the jumps to chains that their owners removed meanwhile may be what an older version
+// held. Then it is not that version, and nothing else is excused by it.
+func TestTheCheckerKnowsWhatStaysAwayWithAChain(t *testing.T) {
+	const chain, a, b = "KUBE-SERVICES", "KUBE-SVC-AAAAAAAAAAAAAAAA", "KUBE-SVC-BBBBBBBBBBBBBBBB"
+	selector, err := rules.NewSelector(scenario.Protect)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nat := func(lines ...string) *rules.Table {
+		set, _, err := rules.Parse(strings.NewReader(section(rules.Nat, lines...)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return set[rules.Nat]
+	}
+	of := func(targets ...string) []rules.Rule {
+		lines := []string{":" + chain + " - [0:0]"}
+		for _, target := range targets {
+			lines = append(lines, "-A "+chain+" -j "+target)
+		}
+		return content(nat(lines...).Chain(chain))
+	}
+	known := &chapter{versions: [][]rules.Rule{nil, of("RETURN"), of(a, b, "RETURN")}, captured: 2}
+	for _, test := range []struct {
+		name   string
+		outage string
+		read   *rules.Table
+		now    []rules.Rule
+		want   bool
+	}{
+		{"both were removed", "emptied", nat(":" + chain + " - [0:0]"), of("RETURN"), true},
+		{"one was, the other comes back", "emptied", nat(":" + b + " - [0:0]"), of(b, "RETURN"), true},
+		{"one was, and the other stays away, too", "emptied", nat(":" + b + " - [0:0]"), of("RETURN"), false},
+		{"none was", "emptied", nat(":"+a+" - [0:0]", ":"+b+" - [0:0]"), of("RETURN"), false},
+		{"a rule that leads to no chain of theirs stays away", "emptied", nat(":"+a+" - [0:0]", ":"+b+" - [0:0]"), of(a, b), false},
+		{"nobody can tell who removed them", "deleted", nat(":" + chain + " - [0:0]"), of("RETURN"), false},
+		{"there was no flush", "", nat(":" + chain + " - [0:0]"), of("RETURN"), false},
+	} {
+		p := place{rules.IPv4, rules.Nat, chain}
+		l := &ledger{
+			protects: selector.Protects, outage: map[place]string{{rules.IPv4, rules.Nat, ""}: test.outage},
+			read: map[rules.Family]rules.Ruleset{rules.IPv4: {rules.Nat: test.read}},
+		}
+		if got := l.released(p, known, test.now); got != test.want {
+			t.Errorf("%s: %t, want %t", test.name, got, test.want)
+		}
+	}
+}

@@ -1,0 +1,289 @@
+package interleavings
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+func TestMain(m *testing.M) { os.Exit(nodetest.Main(m, "-race")) }
+
+// kernelPaths are the paths that somebody can choose: which tables go which way
+// is canaryd's to decide.
+func kernelPaths() []path { return []path{nftDirect, nftText, legacy} }
+
+// replay returns the path as iptables.Config and --replay have it.
+func (p path) replay() iptables.Replay {
+	if p == nftText {
+		return iptables.ReplayText
+	}
+	return iptables.ReplayAuto
+}
+
+// A stage is a network namespace in which the same stand-ins as in a world write
+// to the kernel's tables. Their numbers are drawn from a seed; who comes first is
+// the kernel's to say.
+type stage struct {
+	*nodetest.Node
+	owners  []*owner
+	pods    []*cni
+	flusher *flusher
+	count   stageTally
+	enough  func() bool // whether no further episode is needed; nil: all are
+}
+
+// An owner is a kube-proxy that more than one goroutine asks to go on.
+type owner struct {
+	mu sync.Mutex
+	*proxy
+	steps int
+}
+
+// A stageTally is what was done on a stage.
+type stageTally struct{ episodes, steps, flushes int }
+
+// newStage loads the tables; what stands then has always been there to canaryd.
+func newStage(n *nodetest.Node) *stage {
+	n.Helper()
+	s := &stage{Node: n, flusher: &flusher{programs: n.Programs, replaces: func(place) {}}}
+	n.Must(load(n.Context(), n.Programs))
+	for _, f := range rules.Families() {
+		p := newProxy(f, n.Programs)
+		for slot := range 3 {
+			p.change(slot, false)
+		}
+		o := &owner{proxy: p}
+		o.finish()
+		c := &cni{family: f, programs: n.Programs}
+		for range 3 {
+			c.add()
+		}
+		s.owners, s.pods = append(s.owners, o), append(s.pods, c)
+	}
+	s.podsDo()
+	if wrong := s.judge(); len(wrong) > 0 {
+		n.Fatalf("before anybody flushes:\n%s", strings.Join(wrong, "\n"))
+	}
+	return s
+}
+
+// finish does everything that kube-proxy has to do, or as much as it can in many
+// tries.
+func (o *owner) finish() {
+	for range 300 {
+		s, ok := o.next()
+		if !ok {
+			return
+		}
+		_ = s.do() // kube-proxy's own errors make it try again
+		o.steps++
+	}
+}
+
+// commit is a change of Services and the partial sync that follows it.
+func (o *owner) commit(rng *rand.Rand) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.change(rng.IntN(slots), rng.IntN(4) == 0)
+	o.finish()
+}
+
+// podsDo has the CNI plugins do what they have begun.
+func (s *stage) podsDo() {
+	for _, c := range s.pods {
+		for _, step := range c.pending {
+			_ = step.do() // -N fails where the chain is there
+		}
+		c.pending = nil
+	}
+}
+
+// play has everybody at work for a moment: owners, a flusher and a stranger.
+func (s *stage) play(seed uint64) {
+	rng := rand.New(rand.NewPCG(seed, 7))
+	long := time.Duration(200+rng.IntN(600)) * time.Millisecond
+	pace := []time.Duration{0, 5 * time.Millisecond, 60 * time.Millisecond}[rng.IntN(3)]
+	end := time.Now().Add(long)
+	var all sync.WaitGroup
+	perform := func(pace time.Duration, act func(rng *rand.Rand)) {
+		rng := rand.New(rand.NewPCG(rng.Uint64(), 8))
+		all.Go(func() {
+			for time.Now().Before(end) {
+				time.Sleep(time.Duration(rng.ExpFloat64() * float64(pace)))
+				act(rng)
+			}
+		})
+	}
+	for _, o := range s.owners {
+		perform(pace, func(rng *rand.Rand) {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			if step, ok := proxyStep(o.proxy, rng); ok {
+				_ = step.do() // kube-proxy's own errors make it try again
+				o.steps++
+			}
+		})
+	}
+	perform(100*time.Millisecond, func(rng *rand.Rand) { s.flush(rng) })
+	perform(200*time.Millisecond, func(rng *rand.Rand) {
+		step, _ := stranger(s.Programs, rng)
+		_ = step.do() // what it deletes may not be there
+	})
+	all.Wait()
+	s.flush(rng)
+}
+
+// flush is one whole command of the flusher's.
+func (s *stage) flush(rng *rand.Rand) {
+	for {
+		step, _ := s.flusher.next(rng)
+		_ = step.do() // nft cannot delete what is not there
+		s.count.flushes++
+		if len(s.flusher.pending) == 0 {
+			return
+		}
+	}
+}
+
+// renew removes a pod and adds another, in each family.
+func (s *stage) renew(rng *rand.Rand) {
+	for _, c := range s.pods {
+		c.del(rng.IntN(len(c.pods)))
+		c.add()
+	}
+	s.podsDo()
+}
+
+// calmFor is how long everything must stay as it ought to be.
+const calmFor = 300 * time.Millisecond
+
+// settle lets everybody finish and kube-proxy look at its canary, until all is as it
+// ought to be and stays so. It returns what is wrong to the last.
+func (s *stage) settle(rest func() error) []string {
+	var since time.Time
+	for start := time.Now(); ; time.Sleep(30 * time.Millisecond) {
+		var wrong []string
+		for _, o := range s.owners {
+			o.mu.Lock()
+			o.finish()
+			_ = o.poll().do() // it returns none
+			if !o.idle() {
+				wrong = append(wrong, fmt.Sprintf("kube-proxy of %s is not done", o.family))
+			}
+			o.mu.Unlock()
+		}
+		if err := rest(); err != nil {
+			wrong = append(wrong, fmt.Sprintf("canaryd is not at rest: %v", err))
+		}
+		wrong = append(wrong, s.judge()...)
+		switch {
+		case len(wrong) > 0 && time.Since(start) > nodetest.HealsIn:
+			return wrong
+		case len(wrong) > 0:
+			since = time.Time{}
+		case since.IsZero():
+			since = time.Now()
+		case time.Since(since) > calmFor:
+			return nil
+		}
+	}
+}
+
+// judge says what is not as its owner wrote it last.
+func (s *stage) judge() (wrong []string) {
+	for i, o := range s.owners {
+		set, err := scenario.Tables(s.Context(), s.Programs, o.family)
+		if err != nil {
+			return []string{err.Error()}
+		}
+		o.mu.Lock()
+		for t, lines := range o.wanted() {
+			wrong = append(wrong, o.notNewest(t, lines, set[t])...)
+		}
+		o.mu.Unlock()
+		wrong = append(wrong, s.pods[i].wrong(set[rules.Nat])...)
+	}
+	return wrong
+}
+
+// wrong says what nat lacks of the pods that there are, and has of those that there
+// are no more.
+func (c *cni) wrong(nat *rules.Table) []string {
+	var want, got []string
+	for _, n := range c.pods {
+		want = append(want, podChain(n)+" with 1 rule", podRule(n))
+	}
+	for _, name := range scenario.ChainNames(nat) {
+		chain := nat.Chain(name)
+		if strings.HasPrefix(name, "CNI-DN-") {
+			got = append(got, fmt.Sprintf("%s with %d rule", name, len(chain.Rules)))
+		}
+		if name == hostports {
+			for _, r := range chain.Rules {
+				got = append(got, r.Spec)
+			}
+		}
+	}
+	for _, from := range []string{"OUTPUT", "PREROUTING"} {
+		want = append(want, from+" "+hostportHook)
+		for _, r := range content(nat.Chain(from)) {
+			if r.Target == hostports {
+				got = append(got, from+" "+r.Spec)
+			}
+		}
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	if slices.Equal(want, got) {
+		return nil
+	}
+	return []string{fmt.Sprintf("in the end the host ports of %s are\n      %s\n  not %s", c.family, strings.Join(got, "\n      "), strings.Join(want, "\n      "))}
+}
+
+// lengthOfSoak returns how long is asked for; 0 if nothing is.
+func lengthOfSoak(t *testing.T) time.Duration {
+	t.Helper()
+	text := os.Getenv(lengthVariable)
+	if text == "" {
+		return 0
+	}
+	long, err := time.ParseDuration(text)
+	if err != nil {
+		t.Fatalf("%s: %v", lengthVariable, err)
+	}
+	return long
+}
+
+// episodes plays and settles as often as asked for.
+func (s *stage) episodes(few int, play func(seed uint64), rest func() error) {
+	s.Helper()
+	long := lengthOfSoak(s.T)
+	first, end := uint64(1), time.Now().Add(long)
+	if long > 0 {
+		first = uint64(time.Now().UnixNano())
+	}
+	for seed := first; !s.Failed() && (s.enough == nil || !s.enough()) && (long == 0 && seed < first+uint64(few) || time.Now().Before(end)); seed++ {
+		play(seed)
+		if wrong := s.settle(rest); len(wrong) > 0 {
+			s.Errorf("seed %d:\n%s", seed, strings.Join(wrong, "\n"))
+		}
+		s.count.episodes++
+	}
+	for _, o := range s.owners {
+		s.count.steps += o.steps
+	}
+	s.Logf("%d episodes from seed %d: %d steps of owners, %d commands of flushers", s.count.episodes, first, s.count.steps, s.count.flushes)
+}
+
+var errLags = errors.New("the generation lags behind")

@@ -1,0 +1,224 @@
+package owners
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+func TestMain(m *testing.M) { os.Exit(prepared(m)) }
+
+// turns is the environment variable that names a file. Who has a lock on it may
+// keep the processors busy.
+const turns = "CANARYD_TEST_TURNS"
+
+func prepared(m *testing.M) int {
+	if os.Getenv(turns) == "" {
+		file, err := os.CreateTemp("", "canaryd-turns")
+		if err != nil {
+			panic(err)
+		}
+		defer os.Remove(file.Name())
+		defer file.Close()
+		if err := os.Setenv(turns, file.Name()); err != nil {
+			panic(err)
+		}
+	}
+	// As it is shipped: with the race detector, which test/e2e has, reading
+	// 60,000 rules takes ten times as long, and commits are farther apart.
+	return nodetest.Main(m)
+}
+
+// turn waits for the right to keep the processors busy. The stories run in
+// processes of their own.
+func turn(n *nodetest.Node) (done func()) {
+	n.Helper()
+	file, err := os.Open(os.Getenv(turns))
+	n.Must(err)
+	n.Must(unix.Flock(int(file.Fd()), unix.LOCK_EX))
+	return func() { n.Must(file.Close()) }
+}
+
+// A story is what may happen on a node while canaryd watches.
+type story struct {
+	name     string
+	backends []iptables.Backend // empty: both
+	flags    []string           // of canaryd run
+	protect  []string           // what --protect lists besides the presets
+	busy     bool               // it takes more of a processor than of time
+	// prepare writes the node's rules and returns what must be left of all rules
+	// but canaryd's in the end; nil if that is for the story to say. Without
+	// prepare the rules are those of Node.Load, and all of them must be left. It may
+	// change the story, such as canaryd's flags, by what it measures of the machine.
+	prepare func(n *nodetest.Node, s *story) (left []string)
+	// happens is the story itself. canaryd is ready when it begins, and must be
+	// again a moment after it.
+	happens func(n *nodetest.Node, d *nodetest.Process)
+	quiet   time.Duration // how long to look on afterwards; at least moment
+	want    counts
+}
+
+// counts are what canaryd counts: replays by their result, flushed tables, and
+// flush records.
+type counts struct{ Proved, Raced, Partial, Failed, Skipped, Tables, Records int }
+
+const (
+	// moment is long enough for the looks after a hint and for two polls.
+	moment = 3 * time.Second
+	// hookGrace is --hook-grace's default, and grace what is learned after it, too.
+	hookGrace = 15 * time.Second
+	grace     = hookGrace + 3*time.Second
+	// settles bounds how long canaryd takes to be up to date again; reads that
+	// failed are repeated at growing distances.
+	settles = time.Minute
+)
+
+var both = []iptables.Backend{iptables.NFT, iptables.Legacy}
+
+// TestNeverAFalseFlush tells all stories at the same time, however few
+// processors there are, because most of them mostly wait. Those that are busy
+// take turns.
+func TestNeverAFalseFlush(t *testing.T) {
+	var all sync.WaitGroup
+	defer all.Wait()
+	for _, s := range stories() {
+		backends := s.backends
+		if len(backends) == 0 {
+			backends = both
+		}
+		for _, backend := range backends {
+			all.Go(func() {
+				t.Run(s.name+"/"+string(backend), func(t *testing.T) {
+					nodetest.In(t, backend, func(n *nodetest.Node) { tell(n, s) })
+				})
+			})
+		}
+	}
+}
+
+func stories() []story {
+	return slices.Concat(ownersStories(), strangersStories(), troubleStories(), flushStories())
+}
+
+// tell tells one story and compares what canaryd counted with what it wants.
+func tell(n *nodetest.Node, s story) {
+	if s.prepare == nil {
+		s.prepare = func(n *nodetest.Node, _ *story) []string { n.Load(); return everything(n) }
+	}
+	selector, err := rules.NewSelector(append(slices.Clone(scenario.Protect), s.protect...))
+	n.Must(err)
+	n.Protects = selector.Protects
+	done := func() {}
+	if s.busy {
+		done = turn(n)
+	}
+	left := s.prepare(n, &s)
+	flags := append([]string{"--protect=" + strings.Join(append(slices.Clone(scenario.Protect), s.protect...), ",")}, s.flags...)
+	d := n.Start(flags...)
+	time.Sleep(time.Second) // marks of a new generation are renewed
+	before := count(n)
+
+	s.happens(n, d)
+	done()
+	time.Sleep(max(s.quiet, moment))
+	n.Within(settles, "canaryd to know what the owners wrote last", func() error {
+		if lines := stale(n); len(lines) > 0 {
+			time.Sleep(200 * time.Millisecond) // asking takes canaryd's time, too
+			return fmt.Errorf("%d differences:\n%s", len(lines), strings.Join(lines[:min(len(lines), 20)], "\n"))
+		}
+		return nodetest.Ready()
+	})
+	got := count(n).minus(before)
+	if diff := cmp.Diff(s.want, got); diff != "" {
+		n.Errorf("replays and flushes (-want +got):\n%s", diff)
+	}
+	if left != nil {
+		n.Same("all rules but canaryd's", left, everything(n))
+	}
+	n.Want(0, "check")
+	n.Logf("seen: %s", got)
+	d.Stop()
+}
+
+// count returns what canaryd has counted so far.
+func count(n *nodetest.Node) counts {
+	n.Helper()
+	samples := n.Metrics()
+	replays := func(result string) int {
+		return int(nodetest.Sum(samples, "replays_total{", fmt.Sprintf("result=%q", result)))
+	}
+	return counts{
+		Proved: replays("proved"), Raced: replays("raced"), Partial: replays("partial"),
+		Failed: replays("failed"), Skipped: replays("skipped"),
+		Tables:  int(nodetest.Sum(samples, "flushes_total{")),
+		Records: int(nodetest.Sum(samples, "flush_events_total{")),
+	}
+}
+
+func (c counts) minus(o counts) counts {
+	return counts{
+		c.Proved - o.Proved, c.Raced - o.Raced, c.Partial - o.Partial, c.Failed - o.Failed, c.Skipped - o.Skipped,
+		c.Tables - o.Tables, c.Records - o.Records,
+	}
+}
+
+// String returns the numbers as a closing note has them.
+func (c counts) String() string {
+	return fmt.Sprintf("%d replays (proved %d, raced %d, partial %d, failed %d, skipped %d), %d flushed tables, %d flush records",
+		c.Proved+c.Raced+c.Partial+c.Failed+c.Skipped, c.Proved, c.Raced, c.Partial, c.Failed, c.Skipped, c.Tables, c.Records)
+}
+
+// stale returns in what the generation that canaryd would put back is not what
+// the tables hold.
+func stale(n *nodetest.Node) []string {
+	n.Helper()
+	var lines []string
+	for family, tables := range n.Save() {
+		text, _ := n.Want(0, "render", "--ip-family="+family.String())
+		rendered, unreadable, err := rules.Parse(strings.NewReader(withBuiltins(text)))
+		if err != nil || len(unreadable) > 0 {
+			n.Fatalf("render prints what cannot be parsed: %v, %v", err, unreadable)
+		}
+		for name, table := range tables {
+			if !slices.Contains(rules.Guarded(), name) {
+				continue
+			}
+			held := rules.Extract(table, n.Protects, canary.IsMark)
+			var known rules.Section
+			if t := rendered[name]; t != nil {
+				known = rules.Extract(t, n.Protects, canary.IsMark)
+			}
+			for _, line := range rules.Diff(held, known).Lines() {
+				lines = append(lines, fmt.Sprintf("%s %s %s", family, name, line))
+			}
+		}
+	}
+	return lines
+}
+
+// withBuiltins declares the built-in chains, which render leaves alone, as the
+// text that iptables-save prints does.
+func withBuiltins(text string) string {
+	for _, table := range rules.Guarded() {
+		head := "*" + string(table) + "\n"
+		declared := head
+		for _, chain := range rules.BuiltinChains(table) {
+			declared += ":" + chain + " - [0:0]\n"
+		}
+		text = strings.Replace(text, head, declared, 1)
+	}
+	return text
+}

@@ -1,0 +1,63 @@
+package owners
+
+import (
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// oneFlush is what one flush of all tables of both families counts.
+var oneFlush = counts{Proved: 2, Tables: 6, Records: 1}
+
+// flushStories are about flushes that there were, and that are not to be
+// answered twice.
+func flushStories() []story {
+	return []story{
+		{
+			// A flush comes in several commands, on a busy machine far apart:
+			// --settle makes one of them.
+			name: "canaryd's own restore is no second flush", flags: []string{"--settle=500ms"},
+			prepare: loadOnly, happens: ownRestore, quiet: 10 * time.Second, want: oneFlush,
+		},
+		{
+			name:    "canaryd is suspended for 30 s and all is flushed meanwhile",
+			prepare: loadOnly, happens: suspendBesideFlush, want: oneFlush,
+		},
+	}
+}
+
+// wipe empties all tables of both families, with a single restore for each.
+func wipe(n *nodetest.Node) {
+	n.Helper()
+	var all sync.WaitGroup
+	for _, family := range rules.Families() {
+		all.Go(func() {
+			if err := scenario.Wipe(n.Context(), n.Programs, family); err != nil {
+				n.Error(err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+func ownRestore(n *nodetest.Node, _ *nodetest.Process) {
+	before := n.Protected()
+	wipe(n)
+	n.Healed(1)
+	n.Same("protected rules", before, n.Protected())
+}
+
+func suspendBesideFlush(n *nodetest.Node, d *nodetest.Process) {
+	before := n.Protected()
+	d.Signal(syscall.SIGSTOP)
+	time.Sleep(suspended / 2)
+	n.Flush()
+	time.Sleep(suspended / 2)
+	d.Signal(syscall.SIGCONT)
+	n.Healed(1)
+	n.Same("protected rules", before, n.Protected())
+}

@@ -1,0 +1,171 @@
+package owners
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net/netip"
+	"os/exec"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// storm replaces one endpoint again and again, both of its rules in one commit,
+// 100 times a second for five seconds, or as fast as the machine does it: on
+// legacy every commit exchanges the table's 13,000 rules, and an idle machine
+// does that 60 times a second (Linux 6.18). What makes it a storm is not its
+// rate: commits come before canaryd knows the ones before, which it learns of all
+// the same while they go on coming.
+func storm(n *nodetest.Node, _ *nodetest.Process) {
+	const commits, each, most = 500, 10 * time.Millisecond, 5000
+	// On legacy commits also wait in a pipe, so that only the second number tells
+	// something there.
+	const overtaken, learned = 250, 2
+	chain, old := endpoint(n)
+	address := netip.MustParseAddr(regexp.MustCompile(`-s ([0-9.]+)`).FindStringSubmatch(old[0].Spec)[1])
+	commit, finish := restoreOwner(n, chain, old, address)
+	if n.Programs.With == iptables.NFT {
+		commit, finish = netlinkOwner(n, chain, old, address)
+	}
+	var last netip.Addr
+	done, unknown, known := 0, 0, 0
+	start, before := time.Now(), n.Published().Generation.ID
+	for ; done < commits || unknown < overtaken || known < learned; done++ {
+		if done == most {
+			n.Fatalf("%d of %d commits came before the one before was known, want %d; %d generations were seen meanwhile, want %d", unknown, done, overtaken, known, learned)
+		}
+		time.Sleep(time.Until(start.Add(time.Duration(done) * each)))
+		switch now := n.Published().Generation.ID; {
+		case now != before:
+			before, known = now, known+1
+		case done > 0:
+			unknown++
+		}
+		last = netip.AddrFrom4([4]byte{10, 200, byte(done / 250), byte(done%250 + 1)})
+		commit(last)
+	}
+	finish()
+	n.Logf("%d commits, %.0f a second, %d before the one before was known; %d generations seen meanwhile", done, float64(done)/time.Since(start).Seconds(), unknown, known)
+	n.Within(settles, "the owner's last endpoint in the generation", func() error {
+		text, _ := n.Want(0, "render", "--ip-family=ipv4")
+		if !strings.Contains(text, fmt.Sprintf("--to-destination %s:", last)) {
+			return fmt.Errorf("%s is not in it", last)
+		}
+		return nil
+	})
+}
+
+// endpoint returns the chain of an endpoint with its two rules.
+func endpoint(n *nodetest.Node) (string, []rules.Rule) {
+	n.Helper()
+	for _, c := range n.Save()[rules.IPv4][rules.Nat].Chains {
+		if strings.HasPrefix(c.Name, "KUBE-SEP-") && len(c.Rules) == 2 && c.Rules[1].Target == "DNAT" {
+			return c.Name, c.Rules
+		}
+	}
+	n.Fatal("there is no endpoint")
+	return "", nil
+}
+
+// restoreOwner commits through one iptables-restore that runs all the time:
+// starting one takes longer than 10 ms.
+func restoreOwner(n *nodetest.Node, chain string, old []rules.Rule, address netip.Addr) (commit func(netip.Addr), finish func()) {
+	n.Helper()
+	cmd := exec.CommandContext(n.Context(), program(n, rules.IPv4, "-restore"), "-w", "5", "--noflush")
+	input, err := cmd.StdinPipe()
+	n.Must(err)
+	said := &bytes.Buffer{}
+	cmd.Stdout, cmd.Stderr = said, said
+	n.Must(cmd.Start())
+	commit = func(next netip.Addr) {
+		text := "*nat\n"
+		for at, r := range old {
+			text += fmt.Sprintf("-R %s %d %s\n", chain, at+1, strings.ReplaceAll(r.Spec, address.String(), next.String()))
+		}
+		_, err := io.WriteString(input, text+"COMMIT\n")
+		n.Must(err)
+	}
+	return commit, func() {
+		n.Must(input.Close())
+		if err := cmd.Wait(); err != nil {
+			n.Fatalf("the owner's restore: %v: %s", err, said)
+		}
+	}
+}
+
+// netlinkOwner commits to nf_tables itself: it reads the chain's rules and
+// replaces them by the same ones with another address.
+func netlinkOwner(n *nodetest.Node, chain string, old []rules.Rule, address netip.Addr) (commit func(netip.Addr), finish func()) {
+	n.Helper()
+	const nft = unix.NFNL_SUBSYS_NFTABLES << 8
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	n.Must(err)
+	protocols := map[string]uint32{"-p tcp": unix.IPPROTO_TCP, "-p udp": unix.IPPROTO_UDP, "-p sctp": unix.IPPROTO_SCTP}
+	where := func() *netlink.AttributeEncoder {
+		e := netlink.NewAttributeEncoder()
+		e.ByteOrder = binary.BigEndian
+		e.String(unix.NFTA_RULE_TABLE, string(rules.Nat))
+		e.String(unix.NFTA_RULE_CHAIN, chain)
+		return e
+	}
+	message := func(kind netlink.HeaderType, flags netlink.HeaderFlags, family byte, id byte, attributes []byte) netlink.Message {
+		head := []byte{family, 0, 0, id} // struct nfgenmsg
+		return netlink.Message{Header: netlink.Header{Type: kind, Flags: netlink.Request | flags}, Data: append(head, attributes...)}
+	}
+	replace := func(next netip.Addr) {
+		question, err := where().Encode()
+		n.Must(err)
+		standing, err := conn.Execute(message(nft|unix.NFT_MSG_GETRULE, netlink.Dump, unix.AF_INET, 0, question))
+		n.Must(err)
+		if len(standing) != len(old) {
+			n.Fatalf("%s holds %d rules, want %d", chain, len(standing), len(old))
+		}
+		batch := []netlink.Message{message(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES, nil)}
+		for i, rule := range standing {
+			e := where()
+			d, err := netlink.NewAttributeDecoder(rule.Data[4:])
+			n.Must(err)
+			for d.Next() {
+				switch d.Type() {
+				case unix.NFTA_RULE_HANDLE:
+					e.Bytes(unix.NFTA_RULE_HANDLE, d.Bytes())
+				case unix.NFTA_RULE_EXPRESSIONS:
+					words := bytes.ReplaceAll(d.Bytes(), address.AsSlice(), next.AsSlice())
+					e.Bytes(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, words)
+				}
+			}
+			n.Must(d.Err())
+			if protocol := protocols[regexp.MustCompile(`-p (\w+)`).FindString(old[i].Spec)]; protocol != 0 {
+				// The kernel does not tell it, and asks for it: matches check it.
+				e.Nested(unix.NFTA_RULE_COMPAT, func(e *netlink.AttributeEncoder) error {
+					e.ByteOrder = binary.BigEndian
+					e.Uint32(unix.NFTA_RULE_COMPAT_PROTO, protocol)
+					e.Uint32(unix.NFTA_RULE_COMPAT_FLAGS, 0)
+					return nil
+				})
+			}
+			data, err := e.Encode()
+			n.Must(err)
+			batch = append(batch, message(nft|unix.NFT_MSG_NEWRULE, netlink.Acknowledge|netlink.Replace, unix.AF_INET, 0, data))
+		}
+		batch = append(batch, message(unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES, nil))
+		_, err = conn.SendMessages(batch)
+		n.Must(err)
+		for acknowledged := 0; acknowledged < len(old); {
+			answers, err := conn.Receive()
+			n.Must(err)
+			acknowledged += len(answers)
+		}
+		address = next
+	}
+	return replace, func() { n.Must(conn.Close()) }
+}

@@ -1,0 +1,246 @@
+// Package packaging tries canaryd as it is installed, with deploy's files.
+//
+// The image's root file system is assembled, and canaryd runs in it as a container runtime
+// would run it for the DaemonSet: what the image holds and what the pod may do are proved to
+// be enough where there is no container engine. The unit runs under a systemd of its own,
+// process 1 of namespaces of its own, and packages are built and looked into.
+package packaging
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/iptables"
+)
+
+// Canaryd is built as it is installed: without the race detector, whose memory
+// the unit's sandbox would be asked for, too.
+func TestMain(m *testing.M) {
+	if text := os.Getenv(podVariable); text != "" {
+		os.Exit(become(text))
+	}
+	os.Exit(nodetest.Main(m))
+}
+
+// daemonSet returns the pod of deploy/kubernetes/base, which test/kubernetes
+// compares with the other ones.
+func daemonSet(t *testing.T) core.PodSpec {
+	t.Helper()
+	var set apps.DaemonSet
+	if err := yaml.UnmarshalStrict([]byte(source(t, "deploy/kubernetes/base/daemonset.yaml")), &set); err != nil {
+		t.Fatal(err)
+	}
+	if spec := set.Spec.Template.Spec; !spec.HostNetwork || len(spec.Containers) != 1 {
+		t.Fatal("the pod is not one container on the host's network")
+	}
+	return set.Spec.Template.Spec
+}
+
+// inPod makes n start its daemons as the container of that pod. Whatever flags
+// they are started with are not seen there.
+func inPod(n *nodetest.Node, spec core.PodSpec) {
+	n.Helper()
+	nstest.NeedRoot(n.T)
+	self, err := os.Executable()
+	n.Must(err)
+	p := pod{
+		Image: rootfs(n.T), Host: "/run/host", Spec: spec,
+		Command: append(words(n.T, "ENTRYPOINT"), spec.Containers[0].Args...),
+		Env:     strings.Fields(instruction(n.T, "ENV")),
+	}
+	text, err := json.Marshal(p)
+	n.Must(err)
+	n.Under, n.Env = []string{self}, []string{podVariable + "=" + string(text)}
+}
+
+// TestPodHeals: the image, run as the DaemonSet says, starts, has the rights
+// that it says and no other, answers the probes, puts back what is flushed while it runs
+// and what was flushed while it did not, and ends when it is told to.
+func TestPodHeals(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		spec := daemonSet(n.T)
+		inPod(n, spec)
+		n.Load()
+		before := n.Protected()
+		d := n.Start()
+		confined(n)
+		container := spec.Containers[0]
+		for name, probe := range map[string]*core.Probe{"startup": container.StartupProbe, "liveness": container.LivenessProbe, "readiness": container.ReadinessProbe} {
+			// On the host, whose folder the socket is in.
+			if code, stdout, stderr := n.Canaryd(probe.Exec.Command[1], probe.Exec.Command[2:]...); code != 0 || stdout != "ok\n" {
+				n.Errorf("the %s probe ends with %d: %s%s", name, code, stdout, stderr)
+			}
+		}
+
+		n.Flush()
+		record := n.Healed(1)
+		n.Same("protected rules", before, n.Protected())
+		if n.Programs.With == iptables.NFT && record.Culprit.PID == 0 {
+			n.Errorf("the kernel said who did it, the record says %+v", record.Culprit)
+		}
+		for _, f := range n.Status().Flushes {
+			if strings.Contains(f.Culprit.Comm, "canaryd") {
+				n.Errorf("canaryd is blamed for what others flushed: %+v", f.Culprit)
+			}
+		}
+		// The host's processes are hidden: a number of theirs is somebody else's here.
+		if record.Culprit.Command != "" {
+			n.Errorf("a process of another pid namespace is said to have run %q", record.Culprit.Command)
+		}
+
+		d.Stop()
+		n.Flush()
+		n.Start()
+		n.Within(nodetest.HealsIn, "what was flushed meanwhile", func() error {
+			if diff := cmp.Diff(before, n.Protected()); diff != "" {
+				return fmt.Errorf("-want +got: %s", diff)
+			}
+			return nil
+		})
+	})
+}
+
+// confined fails the test unless the kernel holds canaryd to what the DaemonSet says.
+func confined(n *nodetest.Node) {
+	n.Helper()
+	dir := canarydProcess(n)
+	const netAdminAndRaw = "0000000000003000" // bits 12 and 13, capabilities(7)
+	want := map[string]string{
+		"NoNewPrivs": "1", "CapBnd": netAdminAndRaw, "CapPrm": netAdminAndRaw, "CapEff": netAdminAndRaw,
+		"CapAmb": "0000000000000000", "CapInh": "0000000000000000",
+	}
+	got := map[string]string{}
+	text, err := os.ReadFile(dir + "/status")
+	n.Must(err)
+	for line := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(line, ":")
+		if _, asked := want[name]; asked {
+			got[name] = strings.TrimSpace(value)
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		n.Errorf("/proc/PID/status (-want +got):\n%s", diff)
+	}
+	writable := map[string]bool{"/run/xtables.lock": true, "/var/lib/canaryd": true, "/run/canaryd": true, "/tmp": true, "/proc": true, "/dev": true}
+	text, err = os.ReadFile(dir + "/mounts")
+	n.Must(err)
+	for line := range strings.Lines(string(text)) {
+		if f := strings.Fields(line); strings.HasPrefix(f[3], "rw") && !writable[f[1]] && !strings.HasPrefix(f[1], "/dev/") {
+			n.Errorf("%s may be written to", f[1])
+		}
+	}
+	if _, err := os.Stat(dir + "/root/bin/sh"); !errors.Is(err, fs.ErrNotExist) {
+		n.Errorf("it has a shell: %v", err)
+	}
+}
+
+// canarydProcess returns the folder in /proc of the canaryd of this node.
+func canarydProcess(n *nodetest.Node) string {
+	n.Helper()
+	ours, err := os.Readlink("/proc/self/ns/net")
+	n.Must(err)
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	n.Must(err)
+	for _, dir := range dirs {
+		comm, err := os.ReadFile(dir + "/comm")
+		if theirs, linkErr := os.Readlink(dir + "/ns/net"); err == nil && linkErr == nil && string(comm) == "canaryd\n" && theirs == ours {
+			return dir
+		}
+	}
+	n.Fatal("no canaryd runs in this network namespace")
+	return ""
+}
+
+// TestAnotherIsRefused: one canaryd guards a node, also where the other one is a
+// pod in a pid namespace of its own and cannot be told by its number.
+func TestAnotherIsRefused(t *testing.T) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		inPod(n, daemonSet(n.T))
+		n.Load()
+		n.Start()
+		_, stderr := n.Want(2, "run", "--socket=/run/other.sock", "--metrics-bind-address=")
+		if !strings.Contains(stderr, "another canaryd runs in this network namespace") {
+			n.Errorf("the second canaryd says %q", stderr)
+		}
+		second := n.Launch()
+		n.Within(nodetest.StartsIn, "the second pod to give up", func() error {
+			if second.Running() {
+				return errors.New("it runs")
+			}
+			return nil
+		})
+		second.WantLog("another canaryd runs in this network namespace")
+		n.Flush()
+		n.Healed(1)
+	})
+}
+
+// TestCulprits: with the host's processes and SYS_ADMIN, as components/culprits
+// gives them, flushes on legacy name who did it.
+func TestCulprits(t *testing.T) {
+	nodetest.On(t, iptables.Legacy, func(n *nodetest.Node) {
+		spec := daemonSet(n.T)
+		spec.HostPID = true
+		rights := spec.Containers[0].SecurityContext.Capabilities
+		rights.Add = append(rights.Add, "SYS_ADMIN")
+		inPod(n, spec)
+		n.Load()
+		n.Start()
+		n.Flush()
+		record := n.Healed(1)
+		// The kernel keeps 15 bytes of a name.
+		if record.Culprit.PID == 0 || !strings.Contains(record.Culprit.Comm, "tables-legac") {
+			n.Errorf("who flushed was %+v", record.Culprit)
+		}
+	})
+}
+
+// TestAddress: the address that the Prometheus overlay has for its nodes is one
+// that canaryd takes, for IPv4 and IPv6.
+func TestAddress(t *testing.T) {
+	patch := source(t, "deploy/kubernetes/overlays/prometheus-operator/address.yaml")
+	_, flag, found := strings.Cut(patch, "- --metrics-bind-address=")
+	flag, _, _ = strings.Cut(flag, "\n")
+	if !found || !strings.Contains(flag, "$(HOST_IP)") {
+		t.Fatalf("the overlay's address is %q", flag)
+	}
+	for _, ip := range []string{"127.0.0.1", "::1"} {
+		t.Run(ip, func(t *testing.T) {
+			nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+				n.Load()
+				address := strings.ReplaceAll(flag, "$(HOST_IP)", ip)
+				n.Launch("--metrics-bind-address=" + address)
+				n.Within(nodetest.StartsIn, "an answer at "+address, func() error {
+					client := http.Client{Timeout: time.Second}
+					response, err := client.Get("http://[" + ip + "]:9475/healthz")
+					if ip == "127.0.0.1" {
+						response, err = client.Get("http://127.0.0.1:9475/healthz")
+					}
+					if err != nil {
+						return err
+					}
+					response.Body.Close()
+					if response.StatusCode != http.StatusOK {
+						return errors.New(response.Status)
+					}
+					return nil
+				})
+			})
+		})
+	}
+}

@@ -1,0 +1,192 @@
+package packaging
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/testlog"
+)
+
+// startup is what process 1 does before it becomes systemd. Its root is this
+// machine's, with a layer in memory above it that takes what is written.
+const startup = `set -eu
+dir=$1
+root=$dir/root
+mkdir -p "$dir/upper" "$dir/work" "$root"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$dir/upper,workdir=$dir/work" "$root"
+mount --bind /run "$root/run"
+mount -t proc proc "$root/proc"
+mount -t sysfs sysfs "$root/sys"
+mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
+mount --rbind /dev "$root/dev"
+mount -t tmpfs tmpfs "$root/tmp"
+mkdir -p "$root/run/old"
+cd "$root"
+pivot_root . run/old
+umount -l /run/old
+exec env -i container=canaryd-test PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+	/lib/systemd/systemd --system --unit=canaryd-test.target --log-target=console --log-level=info --show-status=no`
+
+// A machine is a node whose services a systemd of its own runs. It has the
+// node's network and /run, so that whatever asks canaryd finds it.
+type machine struct {
+	*nodetest.Node
+	pid int // of systemd, in the test's own pid namespace
+	log *testlog.Log
+}
+
+const (
+	bootsIn = 60 * time.Second
+	// canarydLog is where the machine's canaryd logs to: there is no journal.
+	canarydLog = "/run/canaryd.log"
+)
+
+// boot starts a machine with nothing but systemd in it.
+func boot(n *nodetest.Node) *machine {
+	n.Helper()
+	nstest.NeedRoot(n.T)
+	nstest.NeedProgram(n.T, "/lib/systemd/systemd", "systemctl", "unshare", "nsenter")
+	write(n.T, "/run/systemd/system/canaryd-test.target", "[Unit]\nDefaultDependencies=no\n")
+	write(n.T, "/run/systemd/system/canaryd.service.d/log.conf", "[Service]\nStandardOutput=append:"+canarydLog+"\nStandardError=inherit\n")
+
+	group := controlGroup(n)
+	m := &machine{Node: n, log: &testlog.Log{}}
+	cmd := exec.CommandContext(n.Context(), "unshare", "--mount", "--pid", "--fork", "--kill-child", "--cgroup", "--uts", "--ipc",
+		"sh", "-c", startup, "boot", "/run/machine")
+	cmd.Stdout, cmd.Stderr = m.log, m.log
+	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(group.Fd()), Pdeathsig: syscall.SIGKILL}
+	n.Must(cmd.Start())
+	n.Cleanup(func() {
+		_ = cmd.Process.Kill() // an error says that it has ended
+		_ = cmd.Wait()         // with our signal
+		removeGroup(n, group.Name())
+		if n.Failed() {
+			log, _ := os.ReadFile(canarydLog) // it may not have begun to log
+			n.Logf("systemd:\n%s\ncanaryd:\n%s", m.log, log)
+		}
+	})
+	n.Within(bootsIn, "systemd to run", func() error {
+		children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", cmd.Process.Pid, cmd.Process.Pid))
+		if err != nil {
+			return err
+		}
+		if _, err := fmt.Sscan(string(children), &m.pid); err != nil {
+			return fmt.Errorf("unshare has no child: %w", err)
+		}
+		if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", m.pid)); err != nil || string(comm) != "systemd\n" {
+			return fmt.Errorf("process 1 is still %q (%w)", comm, err)
+		}
+		code, stdout, stderr := m.run("systemctl", "is-active", "canaryd-test.target")
+		if code != 0 {
+			return fmt.Errorf("%s%s", stdout, stderr)
+		}
+		return nil
+	})
+	return m
+}
+
+// controlGroup makes the control group that the machine lives in.
+func controlGroup(n *nodetest.Node) *os.File {
+	n.Helper()
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	n.Must(err)
+	for line := range strings.Lines(string(mounts)) {
+		if f := strings.Fields(line); f[2] == "cgroup2" {
+			dir, err := os.MkdirTemp(f[1], "canaryd-test-")
+			n.Must(err)
+			file, err := os.Open(dir)
+			n.Must(err)
+			return file
+		}
+	}
+	n.Fatal("no cgroup2 is mounted, and systemd needs one")
+	return nil
+}
+
+// removeGroup removes a control group and those below it, once their processes
+// are gone.
+func removeGroup(n *nodetest.Node, dir string) {
+	n.Helper()
+	n.Within(bootsIn, "the control groups to be empty", func() error {
+		var dirs []string
+		err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+			if err == nil && e.IsDir() {
+				dirs = append(dirs, path)
+			}
+			return err
+		})
+		slices.Reverse(dirs)
+		for _, d := range dirs {
+			if err == nil {
+				err = os.Remove(d)
+			}
+		}
+		return err
+	})
+}
+
+// run runs a program inside the machine.
+func (m *machine) run(name string, args ...string) (code int, stdout, stderr string) {
+	m.Helper()
+	words := append([]string{"--target", fmt.Sprint(m.pid), "--mount", "--pid", "--cgroup", "--", name}, args...)
+	return m.Exec(exec.CommandContext(m.Context(), "nsenter", words...))
+}
+
+// must runs a program inside the machine and returns what it printed; another
+// exit code than 0 ends the test.
+func (m *machine) must(name string, args ...string) string {
+	m.Helper()
+	code, stdout, stderr := m.run(name, args...)
+	if code != 0 {
+		m.Fatalf("%s %s: exit code %d\n%s%s", name, strings.Join(args, " "), code, stdout, stderr)
+	}
+	return stdout
+}
+
+// show returns a property of canaryd's service.
+func (m *machine) show(property string) string {
+	m.Helper()
+	return strings.TrimSpace(m.must("systemctl", "show", "--value", "-p", property, "canaryd.service"))
+}
+
+// installed puts canaryd and its unit into the machine's root.
+func (m *machine) installed(flags string) {
+	m.Helper()
+	install(m.T, m.root(), "/usr/local")
+	write(m.T, m.root()+"/etc/default/canaryd", "CANARYD_FLAGS=\""+flags+"\"\n")
+	m.must("systemctl", "daemon-reload")
+}
+
+// process returns the daemon's process number, in the test's pid namespace.
+func (m *machine) process() int {
+	m.Helper()
+	inside := m.show("MainPID")
+	tasks, err := filepath.Glob("/proc/[0-9]*/status")
+	m.Must(err)
+	for _, path := range tasks {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has ended
+		}
+		// The last word is its number in the innermost namespace.
+		for line := range strings.Lines(string(text)) {
+			if f := strings.Fields(line); f[0] == "NSpid:" && len(f) > 2 && f[len(f)-1] == inside && strings.HasPrefix(string(text), "Name:\tcanaryd\n") {
+				var pid int
+				_, err := fmt.Sscan(f[1], &pid)
+				m.Must(err)
+				return pid
+			}
+		}
+	}
+	m.Fatalf("there is no canaryd with process number %s", inside)
+	return 0
+}

@@ -1,0 +1,234 @@
+package packets
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/testkit/cluster"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
+
+const (
+	// answersIn is for an answer that must come, silentFor for one that must not.
+	answersIn = 15 * time.Second
+	silentFor = 400 * time.Millisecond
+	again     = 100 * time.Millisecond // between two questions of one client
+	// lonely is the service that has one pod.
+	lonely = 3
+)
+
+// A lab is a node with a cluster around it.
+type lab struct {
+	*nodetest.Node
+	*cluster.Cluster
+}
+
+func inCluster(t *testing.T, body func(l *lab)) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		nstest.NeedProgram(n.T, "ip")
+		c, err := cluster.New(n.Context(), 4)
+		n.Must(err)
+		c.Shrink(lonely)
+		wait, err := c.Serve(n.Context())
+		n.Must(err)
+		n.Cleanup(wait) // the test's context has ended by then
+		l := &lab{n, c}
+		l.putBack()
+		body(l)
+	})
+}
+
+// putBack is the rules' owner, if there were one.
+func (l *lab) putBack() {
+	l.Helper()
+	text, err := l.Rules()
+	l.Must(err)
+	l.Must(l.Programs.RestoreNoflush(l.Context(), rules.IPv4, text))
+}
+
+// dial opens a socket of the client's that keeps its port.
+func (l *lab) dial(network string, to netip.AddrPort) net.Conn {
+	l.Helper()
+	var c net.Conn
+	l.Must(l.In(cluster.Client, func() error {
+		var err error
+		c, err = net.DialTimeout(network, to.String(), answersIn)
+		return err
+	}))
+	l.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// ask asks over UDP, again and again, and returns who answers; nobody if that
+// takes longer than limit.
+func (l *lab) ask(c net.Conn, limit time.Duration) string {
+	l.Helper()
+	answer := make([]byte, 100)
+	for start := time.Now(); time.Since(start) < limit; {
+		_, _ = c.Write([]byte("?")) // a port that nobody listens on refuses the next one
+		l.Must(c.SetReadDeadline(time.Now().Add(again)))
+		if n, err := c.Read(answer); err == nil {
+			return string(answer[:n])
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return ""
+}
+
+func (l *lab) wantAnswer(what string, c net.Conn, from ...netip.Addr) {
+	l.Helper()
+	got := l.ask(c, answersIn)
+	if !strings.Contains(fmt.Sprint(from), got) || got == "" {
+		l.Errorf("%s: %q answers, want one of %v", what, got, from)
+	}
+}
+
+func (l *lab) wantSilence(what string, c net.Conn) {
+	l.Helper()
+	if got := l.ask(c, silentFor); got != "" {
+		l.Errorf("%s: %s answers", what, got)
+	}
+}
+
+// A stream is an established TCP connection.
+type stream struct {
+	net.Conn
+	in  *bufio.Reader
+	pod string
+}
+
+func (l *lab) stream(to netip.AddrPort) *stream {
+	l.Helper()
+	c := l.dial("tcp4", to)
+	s := &stream{Conn: c, in: bufio.NewReader(c)}
+	s.pod = l.line(s)
+	return s
+}
+
+func (l *lab) line(s *stream) string {
+	l.Helper()
+	l.Must(s.SetReadDeadline(time.Now().Add(answersIn)))
+	text, err := s.in.ReadString('\n')
+	if err != nil {
+		l.Errorf("the connection to %s: %v", s.RemoteAddr(), err)
+	}
+	return strings.TrimSpace(text)
+}
+
+// wantAlive fails unless the same pod goes on answering.
+func (l *lab) wantAlive(when string, all ...*stream) {
+	l.Helper()
+	for _, s := range all {
+		if _, err := s.Write([]byte("?")); err != nil {
+			l.Errorf("%s: %v", when, err)
+			continue
+		}
+		if got := l.line(s); got != s.pod {
+			l.Errorf("%s: %s answers the connection to %s, which was %s's", when, got, s.RemoteAddr(), s.pod)
+		}
+	}
+}
+
+// tracked reports whether conntrack holds the flow that began at the socket's
+// port.
+func (l *lab) tracked(c net.Conn) bool {
+	l.Helper()
+	flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+	l.Must(err)
+	from, to := netip.MustParseAddrPort(c.LocalAddr().String()), netip.MustParseAddrPort(c.RemoteAddr().String())
+	for _, f := range flows {
+		if f.Forward.SrcPort == from.Port() && f.Forward.DstPort == to.Port() && f.Forward.DstIP.String() == to.Addr().String() {
+			return true
+		}
+	}
+	return false
+}
+
+func (l *lab) flushNat() {
+	l.Helper()
+	l.Must(l.Programs.Flush(l.Context(), rules.IPv4, rules.Nat, ""))
+}
+
+// TestWithoutCanarydAFlowOfTheOutageStaysDeaf is why there is something to do:
+// the rules are back, by their owner, and a client that kept its port is not
+// heard, while a new one is.
+func TestWithoutCanarydAFlowOfTheOutageStaysDeaf(t *testing.T) {
+	inCluster(t, func(l *lab) {
+		l.flushNat()
+		meanwhile := l.dial("udp4", cluster.DNS())
+		l.wantSilence("during the outage", meanwhile)
+		l.putBack()
+		l.wantAnswer("a new client", l.dial("udp4", cluster.DNS()), l.Endpoints(0)...)
+		l.wantSilence("the client of the outage", meanwhile)
+	})
+}
+
+// TestFlowsThroughAFlush: after the replay the clients of the outage are heard
+// from the ports that they kept; whatever was established goes on, during the
+// outage too; and a flow to somebody else is left as it was.
+func TestFlowsThroughAFlush(t *testing.T) {
+	inCluster(t, func(l *lab) {
+		d := l.Start()
+		streams := []*stream{l.stream(cluster.Service(0)), l.stream(cluster.Service(1)), l.stream(cluster.HostPort(0))}
+		before := l.dial("udp4", cluster.DNS())
+		pod := l.ask(before, answersIn)
+		if pod == "" {
+			l.Fatal("nobody answers before the flush")
+		}
+		stranger := l.dial("udp4", cluster.Stranger)
+		l.wantSilence("the stranger", stranger)
+
+		d.Signal(syscall.SIGSTOP) // the outage lasts for as long as the test needs
+		l.flushNat()
+		dns, port := l.dial("udp4", cluster.DNS()), l.dial("udp4", cluster.HostPort(1))
+		other := l.dial("udp4", netip.AddrPortFrom(cluster.Service(2).Addr(), 54)) // no port of the service
+		l.wantSilence("DNS during the outage", dns)
+		l.wantSilence("the host port during the outage", port)
+		l.wantSilence("another port of a service", other)
+		l.wantAlive("during the outage", streams...)
+		if got := l.ask(before, answersIn); got != pod {
+			l.Errorf("during the outage %q answers the established flow, which was %s's", got, pod)
+		}
+		for what, c := range map[string]net.Conn{"DNS": dns, "the host port": port, "another port": other, "the stranger": stranger} {
+			if !l.tracked(c) {
+				l.Fatalf("conntrack does not know the flow to %s: nothing would be shown", what)
+			}
+		}
+		d.Signal(syscall.SIGCONT)
+		l.Healed(1)
+
+		l.wantAnswer("DNS after the replay", dns, l.Endpoints(0)...)
+		l.wantAnswer("the host port after the replay", port, cluster.HostPod(1))
+		l.wantAlive("after the replay", streams...)
+		if got := l.ask(before, answersIn); got != pod {
+			l.Errorf("after the replay %q answers the established flow, which was %s's", got, pod)
+		}
+		for what, c := range map[string]net.Conn{"another port of a service": other, "the stranger": stranger} {
+			if !l.tracked(c) {
+				l.Errorf("the flow to %s is gone from conntrack", what)
+			}
+		}
+		got := l.Metrics()
+		if n := nodetest.Sum(got, "conntrack_deleted_total", `family="ipv4"`, `protocol="udp"`); n != 2 {
+			l.Errorf("%v flows of UDP were deleted, want those of DNS and the host port", n)
+		}
+		if n := nodetest.Sum(got, "conntrack_deleted_total") + nodetest.Sum(got, "conntrack_errors_total"); n != 2 {
+			l.Errorf("%v flows deleted and errors in all, want 2", n)
+		}
+		d.WantLog("Ended flows that began while the rules were missing", "udp=2")
+	})
+}

@@ -1,0 +1,204 @@
+package packets
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A takedown is a way to take rules away, and whether established connections end by it
+// where there is no keeper.
+type takedown struct {
+	name string
+	do   func(l *lab)
+	ends []iptables.Backend
+}
+
+func (l *lab) flushEvery(too ...func(rules.Family, rules.TableName)) {
+	l.Helper()
+	for _, f := range rules.Families() {
+		for _, t := range []rules.TableName{rules.Raw, rules.Mangle, rules.Nat, rules.Filter} {
+			l.Must(l.Programs.Flush(l.Context(), f, t, ""))
+			for _, do := range too {
+				do(f, t)
+			}
+		}
+	}
+}
+
+func takedowns() []takedown {
+	nft, both := []iptables.Backend{iptables.NFT}, []iptables.Backend{iptables.NFT, iptables.Legacy}
+	return []takedown{
+		{"iptables -t nat -F", func(l *lab) { l.flushNat() }, nil},
+		{"iptables -F of every table", func(l *lab) { l.flushEvery() }, both},
+		{"iptables -F and -X of every table", func(l *lab) {
+			l.flushEvery(func(f rules.Family, t rules.TableName) { l.Must(l.Programs.DeleteChains(l.Context(), f, t)) })
+		}, both},
+		{"iptables-restore of empty tables", func(l *lab) {
+			l.Must(l.Programs.Restore(l.Context(), rules.IPv4, "*mangle\nCOMMIT\n*filter\nCOMMIT\n*nat\nCOMMIT\n"))
+		}, both},
+		{"nft flush ruleset", func(l *lab) { nstest.Command(l.T, "nft", "flush", "ruleset") }, nft},
+		{"nft delete table ip nat", func(l *lab) {
+			if l.Programs.With == iptables.NFT {
+				l.Must(l.Programs.DeleteTable(l.Context(), rules.IPv4, rules.Nat))
+			}
+		}, nft},
+	}
+}
+
+const (
+	// outage is how long rules are missing: many pings.
+	outage = 300 * time.Millisecond
+	// afterwards is how long connections go on pinging once the rules are back.
+	afterwards = 500 * time.Millisecond
+	each       = 5 // connections of each kind
+)
+
+// TestWhatAFlushEnds takes rules away for 0.3 s with nothing but a Keeper, and without. With one
+// no established connection ends, on either backend; without one the test shows which flushes
+// end them: those that take the last nat base chain or the last rule that uses conntrack.
+func TestWhatAFlushEnds(t *testing.T) {
+	for _, d := range takedowns() {
+		for _, kept := range []bool{false, true} {
+			name := d.name + ", without a keeper"
+			if kept {
+				name = d.name + ", with a keeper"
+			}
+			t.Run(name, func(t *testing.T) {
+				inCluster(t, func(l *lab) {
+					var k iptables.Keeper
+					defer k.Close()
+					if kept {
+						l.Must(k.Keep(rules.IPv4))
+						l.Must(k.Keep(rules.IPv6))
+					}
+					p := l.establish(each)
+					d.do(l)
+					time.Sleep(outage)
+					l.putBack()
+					time.Sleep(afterwards)
+					p.finish()
+					l.Logf("%s: %s", name, p.summary())
+					l.wantEnds(p, !kept && slices.Contains(d.ends, l.Programs.With))
+				})
+			})
+		}
+	}
+}
+
+// wantEnds fails unless every TCP connection was reset, or unless every connection lives.
+func (l *lab) wantEnds(p *pingers, want bool) {
+	l.Helper()
+	ends, _ := p.ended()
+	resets := 0
+	for kind, n := range ends {
+		if strings.HasSuffix(kind, reset) {
+			resets += n
+		}
+	}
+	switch {
+	case want && resets == 0:
+		l.Errorf("nothing was reset, so that a keeper would show nothing: %s", p.summary())
+	case !want && len(ends) > 0:
+		l.Errorf("established connections ended: %s", p.summary())
+	}
+}
+
+// TestEstablishedConnectionsLive: canaryd heals, and no connection of any kind notices, however
+// late the heal comes. With --keeper=off connections are reset by the same flush.
+func TestEstablishedConnectionsLive(t *testing.T) {
+	for _, d := range takedowns() {
+		if len(d.ends) == 0 {
+			continue
+		}
+		for _, keeper := range []string{"auto", "off"} {
+			t.Run(d.name+", keeper "+keeper, func(t *testing.T) {
+				inCluster(t, func(l *lab) {
+					if !slices.Contains(d.ends, l.Programs.With) {
+						return
+					}
+					canaryd := l.Start("--keeper=" + keeper)
+					if keeper == "auto" {
+						l.wantKept(true)
+					}
+					p := l.establish(each)
+					canaryd.Signal(syscall.SIGSTOP)
+					d.do(l)
+					time.Sleep(outage)
+					canaryd.Signal(syscall.SIGCONT)
+					record := l.Healed(1)
+					time.Sleep(afterwards)
+					p.finish()
+					l.Logf("%s, keeper %s: %s", d.name, keeper, p.summary())
+					l.wantEnds(p, keeper == "off")
+					if strings.Contains(record.Culprit.Comm, "canaryd") || l.Programs.With == iptables.NFT && record.Culprit.PID == 0 {
+						l.Errorf("the record blames %+v", record.Culprit)
+					}
+					l.wantKept(keeper == "auto")
+				})
+			})
+		}
+	}
+}
+
+// TestConnectionsThroughManyFlushes: canaryd as it runs, with nothing stopped, and flushes at
+// once after each repair.
+func TestConnectionsThroughManyFlushes(t *testing.T) {
+	inCluster(t, func(l *lab) {
+		l.Start()
+		l.wantKept(true)
+		p := l.establish(each)
+		n := 0
+		for range 3 {
+			for _, d := range takedowns() {
+				takes := d.ends == nil || slices.Contains(d.ends, l.Programs.With)
+				if !takes || strings.Contains(d.name, "-X") { // the heal would come between -F and -X
+					continue
+				}
+				d.do(l)
+				n++
+				l.Within(nodetest.HealsIn, "another repaired flush", func() error { return l.repaired(n) })
+			}
+		}
+		p.finish()
+		l.Logf("%d flushes: %s", n, p.summary())
+		l.wantEnds(p, false)
+	})
+}
+
+// repaired returns nil if so many flushes, or more, have records, and all is back.
+func (l *lab) repaired(n int) error {
+	if got := len(l.Status().Flushes); got < n {
+		return fmt.Errorf("%d flush records, want %d", got, n)
+	}
+	return nodetest.Ready()
+}
+
+// wantKept waits until the keeper of IPv4 is there, or fails if it is there and should not.
+func (l *lab) wantKept(want bool) {
+	l.Helper()
+	is := func() bool {
+		return strings.Contains(nstest.Command(l.T, "nft", "list", "tables", "ip"), "table ip "+iptables.KeeperTable+"\n")
+	}
+	if !want {
+		if is() {
+			l.Error("there is a keeper")
+		}
+		return
+	}
+	l.Within(nodetest.StartsIn, "the keeper", func() error {
+		if !is() {
+			return errors.New("there is none")
+		}
+		return nil
+	})
+}

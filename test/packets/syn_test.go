@@ -1,0 +1,254 @@
+package packets
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/testkit/cluster"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// severalSYNs is time for a SYN to be sent again, and once more: after 1 s and
+// after 2 or 3 s.
+const severalSYNs = 4 * time.Second
+
+// A knock is a TCP connection that is being made: one socket, and whatever SYNs
+// the kernel sends for it.
+type knock struct {
+	fd       int
+	from, to netip.AddrPort
+}
+
+// knock begins a connection at a place, from an address there if one is given.
+func (l *lab) knock(place string, from netip.Addr, to netip.AddrPort) *knock {
+	l.Helper()
+	k := &knock{to: to}
+	l.Must(l.In(place, func() error {
+		var err error
+		k.fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		if from.IsValid() {
+			if err := unix.Bind(k.fd, &unix.SockaddrInet4{Addr: from.As4()}); err != nil {
+				return err
+			}
+		}
+		if err := unix.Connect(k.fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}); err != unix.EINPROGRESS {
+			return err
+		}
+		name, err := unix.Getsockname(k.fd)
+		if at, ok := name.(*unix.SockaddrInet4); ok {
+			k.from = netip.AddrPortFrom(netip.AddrFrom4(at.Addr), uint16(at.Port))
+		}
+		return err
+	}))
+	l.Cleanup(func() { _ = unix.Close(k.fd) })
+	return k
+}
+
+// opened reports whether the connection is made before the limit is over.
+func (l *lab) opened(k *knock, limit time.Duration) bool {
+	l.Helper()
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		ready := []unix.PollFd{{Fd: int32(k.fd), Events: unix.POLLOUT}}
+		n, err := unix.Poll(ready, 10)
+		if err == unix.EINTR || n == 0 {
+			continue
+		}
+		l.Must(err)
+		failed, err := unix.GetsockoptInt(k.fd, unix.SOL_SOCKET, unix.SO_ERROR)
+		l.Must(err)
+		if failed != 0 {
+			l.Errorf("%s to %s: %v", k.from, k.to, unix.Errno(failed))
+		}
+		return failed == 0
+	}
+	return false
+}
+
+func (l *lab) wantOpened(what string, k *knock) {
+	l.Helper()
+	if !l.opened(k, answersIn) {
+		l.Errorf("%s: the connection of the outage was not made within %v", what, answersIn)
+	}
+}
+
+func (l *lab) wantStuck(what string, k *knock, limit time.Duration) {
+	l.Helper()
+	if l.opened(k, limit) {
+		l.Errorf("%s: the connection is made: nothing would be shown", what)
+	}
+}
+
+// entry returns what conntrack holds of a connection, nil if it holds nothing.
+func (l *lab) entry(k *knock) *netlink.ConntrackFlow {
+	l.Helper()
+	flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+	l.Must(err)
+	for _, f := range flows {
+		if f.Forward.SrcPort == k.from.Port() && f.Forward.DstPort == k.to.Port() &&
+			f.Forward.SrcIP.String() == k.from.Addr().String() && f.Forward.DstIP.String() == k.to.Addr().String() {
+			return f
+		}
+	}
+	return nil
+}
+
+// hairpins begin connections that are sent to where they come from: one to a
+// service, whose only pod asks for it, and one to a host port. Without a
+// masquerade the pods answer themselves, past the node.
+func (l *lab) hairpins() []*knock {
+	l.Helper()
+	all := []*knock{
+		l.knock(cluster.Pods, l.Endpoints(lonely)[0], cluster.Service(lonely)),
+		l.knock(cluster.Pods, cluster.HostPod(0), cluster.HostPort(0)),
+	}
+	for _, k := range all {
+		l.wantStuck("without a masquerade", k, silentFor)
+		if e := l.entry(k); e == nil || e.Reverse.SrcIP.String() != k.from.Addr().String() {
+			l.Fatalf("the connection to %s is not sent to where it comes from: %v", k.to, e)
+		}
+	}
+	return all
+}
+
+func (l *lab) flushPostrouting() {
+	l.Helper()
+	l.Must(l.Programs.Flush(l.Context(), rules.IPv4, rules.Nat, "POSTROUTING"))
+}
+
+// TestWithoutCanarydASYNOfTheOutageStaysUnheard is why there is something to do
+// about TCP: the rules are back, by their owner, and a connection that was being
+// made is not, however often its SYN is sent again, while a new one is.
+func TestWithoutCanarydASYNOfTheOutageStaysUnheard(t *testing.T) {
+	inCluster(t, func(l *lab) {
+		l.flushNat()
+		meanwhile := l.knock(cluster.Client, netip.Addr{}, cluster.Service(0))
+		l.wantStuck("during the outage", meanwhile, silentFor)
+		l.Within(nodetest.HealsIn, "the kernel to keep its flow", func() error {
+			if l.entry(meanwhile) == nil {
+				return errors.New("it has no entry")
+			}
+			return nil
+		})
+		l.putBack()
+		l.flushPostrouting()
+		hairpins := l.hairpins()
+		l.putBack()
+		l.wantOpened("a new one", l.knock(cluster.Client, netip.Addr{}, cluster.Service(0)))
+		l.wantStuck("the one of the outage", meanwhile, severalSYNs)
+		for _, k := range hairpins { // which had as long, meanwhile
+			l.wantStuck("a hairpin of the outage", k, time.Millisecond)
+		}
+	})
+}
+
+// TestConnectionsThroughAFlush: connections that were being made during the
+// outage are made after the replay, by the sockets that began them; what was
+// answered, by whomever, and what goes to somebody else is left as it was.
+func TestConnectionsThroughAFlush(t *testing.T) {
+	inCluster(t, func(l *lab) {
+		// Whoever may not set it shows less: that flows of any age are ended.
+		if err := os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_timestamp", []byte("1"), 0); err != nil {
+			l.Log("the kernel does not note when flows begin:", err)
+		}
+		d := l.Start()
+		before := []*stream{l.stream(cluster.Service(0)), l.stream(cluster.HostPort(0))}
+
+		d.Signal(syscall.SIGSTOP) // the outage lasts for as long as the test needs
+		l.flushNat()
+		var gap []*knock
+		for i := range 3 {
+			gap = append(gap, l.knock(cluster.Client, netip.Addr{}, cluster.Service(i)))
+		}
+		gap = append(gap, l.knock("", netip.Addr{}, cluster.Service(1))) // the node itself
+		stranger := l.knock(cluster.Client, netip.Addr{}, cluster.Stranger)
+		other := l.knock(cluster.Client, netip.Addr{}, netip.AddrPortFrom(cluster.Service(2).Addr(), 81)) // no port of the service
+		half := l.halfOpen(cluster.Service(2))
+		for _, k := range append(gap, stranger, other) {
+			l.wantStuck("during the outage", k, silentFor/4)
+			if l.entry(k) == nil {
+				l.Fatalf("conntrack does not know the flow to %s: nothing would be shown", k.to)
+			}
+		}
+		l.wantAlive("during the outage", before...)
+		d.Signal(syscall.SIGCONT)
+		l.Healed(1)
+
+		for _, k := range gap {
+			l.wantOpened("after the replay", k)
+		}
+		l.wantAlive("after the replay", before...)
+		for what, k := range map[string]*knock{"the stranger": stranger, "another port of a service": other, "whoever has answered": half} {
+			if l.entry(k) == nil {
+				l.Errorf("the flow to %s is gone from conntrack", what)
+			}
+		}
+		l.wantEnded(len(gap))
+		d.WantLog("Ended flows that began while the rules were missing", "tcp=4", "unmasqueraded=0")
+	})
+}
+
+// TestHairpinsThroughALossOfPostrouting: where only the masquerade was missing,
+// a pod that is sent back to itself is heard after the replay; who needs none is
+// not disturbed, nor is who got through without the one that it ought to have.
+func TestHairpinsThroughALossOfPostrouting(t *testing.T) {
+	inCluster(t, func(l *lab) {
+		d := l.Start()
+		d.Signal(syscall.SIGSTOP)
+		l.flushPostrouting()
+		hairpins := l.hairpins()
+		outside := l.stream(cluster.Service(0)) // from outside, and the pods see it
+		if e := l.entry(&knock{from: addrPort(outside.LocalAddr()), to: cluster.Service(0)}); e == nil || e.Reverse.DstIP.String() != addrPort(outside.LocalAddr()).Addr().String() {
+			l.Fatalf("the client outside is masqueraded all the same: %v", e)
+		}
+		d.Signal(syscall.SIGCONT)
+		l.Healed(1)
+		for _, k := range hairpins {
+			l.wantOpened("a hairpin after the replay", k)
+		}
+		l.wantAlive("after the replay", outside)
+		l.wantEnded(2)
+		d.WantLog("Ended flows that began while the rules were missing", "tcp=2", "unmasqueraded=2")
+	})
+}
+
+func addrPort(a net.Addr) netip.AddrPort { return netip.MustParseAddrPort(a.String()) }
+
+// wantEnded fails unless that many flows of TCP were ended, and no others.
+func (l *lab) wantEnded(count int) {
+	l.Helper()
+	got := l.Metrics()
+	tcp, all := nodetest.Sum(got, "conntrack_deleted_total", `protocol="tcp"`), nodetest.Sum(got, "conntrack_deleted_total")
+	if errors := nodetest.Sum(got, "conntrack_errors_total"); tcp != float64(count) || all != tcp || errors != 0 {
+		l.Errorf("%v flows of TCP were deleted, %v in all, with %v errors; want %d of TCP", tcp, all, errors, count)
+	}
+}
+
+// halfOpen puts a flow into conntrack's table that went past a service, and that
+// somebody answered whose answer the client has not confirmed yet.
+func (l *lab) halfOpen(to netip.AddrPort) *knock {
+	l.Helper()
+	const synReceived = 2 // TCP_CONNTRACK_SYN_RECV
+	k := &knock{from: netip.MustParseAddrPort("192.0.2.77:4000"), to: to}
+	l.Must(netlink.ConntrackCreate(netlink.ConntrackTable, unix.AF_INET, &netlink.ConntrackFlow{
+		FamilyType: unix.AF_INET, TimeOut: 600, ProtoInfo: &netlink.ProtoInfoTCP{State: synReceived},
+		Forward: netlink.IPTuple{
+			Protocol: rules.TCP, SrcIP: k.from.Addr().AsSlice(), SrcPort: k.from.Port(), DstIP: to.Addr().AsSlice(), DstPort: to.Port(),
+		},
+		Reverse: netlink.IPTuple{
+			Protocol: rules.TCP, SrcIP: to.Addr().AsSlice(), SrcPort: to.Port(), DstIP: k.from.Addr().AsSlice(), DstPort: k.from.Port(),
+		},
+	}))
+	return k
+}
