@@ -170,8 +170,8 @@ type FamilyResult struct {
 	Kernel  time.Duration
 	// Err is the first thing that went wrong; nil if Outcome.Done.
 	Err error
-	// Aftercare is why kube-proxy could not be asked for a full sync, or
-	// doubled hooks not be removed; the rules are in force all the same.
+	// Aftercare is why kube-proxy could not be asked for a full sync; the rules are in
+	// force all the same.
 	Aftercare error
 	// Owed: kube-proxy is to have the last word. It was asked for a full sync if
 	// ProxyStands, and could not be otherwise.
@@ -261,13 +261,10 @@ type TableResult struct {
 // then nothing was read or written.
 func (r Replayer) Heal(ctx context.Context, job Job) (Result, error) {
 	return r.each(ctx, job, action{plan: heal, insists: true, rules: true, stages: true}, func(s iptables.Session, f rules.Family, result *FamilyResult) {
-		if result.foreign && result.Outcome.Done() {
-			result.Aftercare = r.dropDoubles(ctx, s, f, job)
-		}
 		// Also where some tables are missing yet: the next try does not touch those
 		// that are proved now.
 		if result.Owed = owed(*result); result.Owed {
-			result.Aftercare = errors.Join(result.Aftercare, nudge(ctx, s, f, *result))
+			result.Aftercare = nudge(ctx, s, f, *result)
 		}
 	})
 }
