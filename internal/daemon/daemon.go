@@ -285,7 +285,7 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 		return !since.IsZero() && now.Sub(since) >= d.cfg.HookGrace
 	}
 	if st.loss != nil {
-		j.Unproved, j.Found = st.loss.unproved, st.loss.found
+		j.Memory = st.loss.memory
 	}
 	return j
 }

@@ -111,7 +111,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 	st.pods.addGone(&st.loss.record, st.loss.gone)
 	st.pods.noteReturned(result, time.Now())
 	st.loss.note(st.loss.hit, result)
-	st.loss.unproved, st.loss.found = st.loss.unproved.After(result), st.loss.found.After(result)
+	st.loss.memory = st.loss.memory.After(result)
 	st.pace = st.pace.After(result)
 	unread := d.lostButUnread(st, result)
 	done := err == nil && unread == nil

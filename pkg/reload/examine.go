@@ -46,7 +46,7 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 	var tasks []tableTask
 	for _, table := range rules.Guarded() {
 		seen := see(snapshot, table, rules.Protection{Chain: e.Protects, Rule: e.Names})
-		seen.Quiet, seen.Before = job.Quiet[f], job.Found[f.Table(table)]
+		seen.Quiet, seen.Before = job.Quiet[f], job.Memory.Finding(f.Table(table))
 		if job.Stood != nil {
 			seen.Stood = func(chain string) bool { return job.Stood(f, table, chain) }
 		}

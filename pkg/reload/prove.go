@@ -53,7 +53,7 @@ func (r run) prove(ctx context.Context, t *turn) {
 		switch {
 		case err == nil:
 			tr.Proved, tr.Mark = true, plan.mark
-			tr = tr.owing(r.job.Unproved[f.Table(plan.table)])
+			tr = tr.owing(r.job.Memory.unproved[f.Table(plan.table)])
 			proved++
 		case seen.Err != nil && plan.mark.Nonce != "":
 			tr.Mark, tr.Unproved = tr.Mark.Trying(plan.mark), true

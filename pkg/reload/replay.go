@@ -34,7 +34,7 @@
 //     other chain that holds rules again, its owner's word stands alone;
 //   - where saved rules replaced a table, all that is protected becomes what it was
 //     before, also what an owner wrote in between, and so it does if they are flushed
-//     before they are replaced, see Found; a file that was saved after the
+//     before they are replaced, see Memory; a file that was saved after the
 //     last change but one, and before the marks were renewed (200 ms after the last
 //     one, and once in 10 s beside owners who never rest) is taken for its owner's
 //     decision;
@@ -121,11 +121,8 @@ type Job struct {
 	Quarantine Quarantine
 	// Sets are the ipsets that rules name, as they were captured.
 	Sets map[string]iptables.Set
-	// Unproved is what earlier tries of the same loss wrote and could not read
-	// back.
-	Unproved Unproved
-	// Found is what the last reads in the course of the same loss found.
-	Found Found
+	// Memory is that of the loss that the job is to end.
+	Memory Memory
 	// Doubled are the hooks of which copies are to go; for Undouble.
 	Doubled map[rules.TableID][]rules.Hook
 	// Gone are the containers of which nothing is to stand; for TakeAway.
@@ -133,10 +130,10 @@ type Job struct {
 	// Pace is what a rule took to write in the last replays.
 	Pace Pace
 	// Settle waits until the flusher is done, while a replay is planned already. It
-	// gets what the plans' reads found, and returns that with what it found itself;
+	// gets the memory with what the plans' reads found, and returns it with its own reads;
 	// again means that another process wrote meanwhile, and everything is to be
 	// planned once more. nil: the flusher is done.
-	Settle func(ctx context.Context, found Found) (now Found, again bool)
+	Settle func(context.Context, Memory) (now Memory, again bool)
 	// Strict: a table with a claimed rule that is refused stays as it is, rather than
 	// get all but that rule. Other tables are written. Refused are the rules that
 	// were refused the last time; they are tried first.

@@ -72,7 +72,7 @@ func TestSavedRulesAreFlushedAfterAReplayThatFailed(t *testing.T) {
 		n.job.Strict = true // nothing is looked for that may be refused
 		first := n.heal()
 		n.outcome(first, v4, Failed)
-		n.job.Found = n.job.Found.After(first)
+		n.job.Memory = n.job.Memory.After(first)
 		must(t, n.Flush(v4, rules.Nat, ""))
 		n.outcome(n.heal(), v4, Proved)
 		wantYoungPods(t, n)
