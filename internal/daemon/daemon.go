@@ -65,14 +65,8 @@ type Config struct {
 	// SourceErrors says what is broken later.
 	BrokenSources []SourceError
 	SourceErrors  <-chan []SourceError
-	Protects      func(chain string) bool
-	// Names tells which rules of built-in chains are protected beside the jumps
-	// into protected chains; nil means none.
-	Names func(t rules.TableName, chain string, r rules.Rule) bool
-	// Piecewise tells the chains that many owners share, each of which writes its
-	// own rules only; nil means none.
-	Piecewise func(chain string) bool
-	Canary    string // the canary chain's name
+	Protection    rules.Protection // what is protected beside what sources declare
+	Canary        string           // the canary chain's name
 
 	PollInterval time.Duration
 	Settle       time.Duration // how long a loss must be quiet before it is judged

@@ -12,7 +12,7 @@ import "github.com/canaryd/canaryd/pkg/rules"
 // one that is younger than the file: CNI plugins write once, so it would stay unreachable for as
 // long as its pod lives. Chains of pods that are gone, which only the file had, would stay.
 // TestASavedFileIsFlushedBeforeItIsReplaced and TestSavedRulesAreFlushedInTheMiddleOfAReplay fail
-// so, on both backends, and of 5 random seeds of TestSavedFilesThatAreFlushed 2 on each path.
+// so, on both backends, and of 5 random seeds of TestSavedFilesThatAreFlushed 2 on each path of nft.
 //
 // So each Finding of a loss remembers what later reads cannot show, and the next read gets it as
 // Seen.Before: Restored, Lacked and Brought. reload.Memory hands it on; the daemon reads a table

@@ -10,7 +10,7 @@ import (
 // youngPods loads a pod, saves all, and replaces it by another one.
 func youngPods(t *testing.T, n *testNode) (saved string) {
 	t.Helper()
-	n.replayer.Protects = func(chain string) bool { return protects(chain) || strings.HasPrefix(chain, "CNI-") }
+	n.replayer.Protection.Chain = func(chain string) bool { return protects(chain) || strings.HasPrefix(chain, "CNI-") }
 	must(t, n.RestoreNoflush(v4, `*nat
 :CNI-HOSTPORT-DNAT - [0:0]
 :CNI-DN-1 - [0:0]

@@ -30,7 +30,7 @@
 //   - what an owner that writes once and rule by rule (CNI) removes between flush and
 //     replay comes back if the flush deleted chains, too, and so does a rule of its
 //     that led to no chain of its own; what it adds meanwhile stays, and in a chain
-//     that Piecewise tells, what is missing of others' comes back beside it. In any
+//     that Protection.Piecewise names, what is missing of others' comes back beside it. In any
 //     other chain that holds rules again, its owner's word stands alone;
 //   - where saved rules replaced a table, all that is protected becomes what it was
 //     before, also what an owner wrote in between, and so it does if they are flushed
@@ -82,15 +82,9 @@ type Beginner interface {
 // A Replayer replays generations through one kernel. It keeps no state and may
 // be copied; one replay at a time may run.
 type Replayer struct {
-	Kernel   Beginner
-	Canary   string                  // the canary chain's name
-	Protects func(chain string) bool // which chains are protected
-	// Names tells which rules of built-in chains are hooks although they jump
-	// into no protected chain; nil means none.
-	Names func(t rules.TableName, chain string, r rules.Rule) bool
-	// Piecewise tells the chains that many owners share, each of which writes its
-	// own rules only, such as portmap's of all host ports; nil means none.
-	Piecewise func(chain string) bool
+	Kernel     Beginner
+	Canary     string // the canary chain's name
+	Protection rules.Protection
 	// Ahead, unless it is nil, is told before each restore the job's marks with
 	// those that it is about to plant as tried. Who keeps them knows its own
 	// write again, even if it is killed before it can prove it.

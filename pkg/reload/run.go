@@ -292,7 +292,7 @@ func (r Replayer) examine(ctx context.Context, s iptables.Session, f rules.Famil
 	if err != nil {
 		return nil, 0, fmt.Errorf("reading %s: %w", f, err)
 	}
-	examiner := Examiner{Canary: r.Canary, Protects: r.Protects, Names: r.Names, Piecewise: r.Piecewise}
+	examiner := Examiner{Canary: r.Canary, Protection: r.Protection}
 	return examiner.tasks(snapshot, job), snapshot.Digest, nil
 }
 

@@ -230,7 +230,7 @@ func (k *intruded) run() (d *daemon.Daemon, stop func() string) {
 	d = daemon.New(daemon.Config{
 		Kernel: k, Hints: hints, Writers: writers,
 		Metrics: daemon.NewMetrics(prometheus.NewRegistry(), daemon.MetricsOptions{Families: rules.Families(), Sources: []string{"snapshot"}}),
-		Mode:    daemon.Heal, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Piecewise: selector.Piecewise, Canary: canary.DefaultChain,
+		Mode:    daemon.Heal, Source: "snapshot", Protection: selector.Protection(), Canary: canary.DefaultChain,
 		PollInterval: 250 * time.Millisecond, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second, MaxStoredAge: 10 * time.Minute,
 		Uptime: daemon.Uptime,
 	})
