@@ -46,7 +46,7 @@ func withBench(ctx context.Context, o *options, do func(bench) (int, error)) (co
 }
 
 func (b bench) replayer() reload.Replayer {
-	return reload.Replayer{Kernel: b.kernel, Canary: b.o.canaryChain, Protects: b.o.selector.Protects, Names: b.o.selector.Names, Piecewise: b.o.selector.Piecewise, Supplier: iptables.NewSets()}
+	return reload.Replayer{Kernel: b.kernel, Canary: b.o.canaryChain, Protection: b.o.selector.Protection(), Supplier: iptables.NewSets()}
 }
 
 // job returns a job on what was stored. Nothing is at work on the hooks when
@@ -93,7 +93,7 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 			if err != nil {
 				return exitError, err
 			}
-			examiner := reload.Examiner{Canary: o.canaryChain, Protects: o.selector.Protects, Names: o.selector.Names, Piecewise: o.selector.Piecewise}
+			examiner := reload.Examiner{Canary: o.canaryChain, Protection: o.selector.Protection()}
 			families[f] = api.Verdicts{}
 			for t, x := range examiner.Examine(snapshot, job) {
 				families[f][t] = x.Finding.Verdict

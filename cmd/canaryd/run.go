@@ -126,7 +126,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	d := daemon.New(daemon.Config{
 		Kernel: kernel, Hints: hints, Writers: writers, Metrics: metrics,
 		Mode: api.Mode(o.mode), Source: strings.Join(o.sourceNames(), "+"),
-		Protects: o.learns, Names: o.names, Piecewise: o.selector.Piecewise, Declared: files.declaration(), Declarations: files.changes,
+		Protection: o.learned(), Declared: files.declaration(), Declarations: files.changes,
 		BrokenSources: files.broken, SourceErrors: files.news, Canary: o.canaryChain,
 		PollInterval: o.poll, Settle: o.settle, HookGrace: o.hookGrace, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime, Tidy: giveBack,
 		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Keeper: o.keeperOf(kernel), Attachments: o.attachments(), Disabled: disabled, Native: kernel.NativeTables, LeftOut: kernel.LeftOut,

@@ -44,14 +44,13 @@ func (o *options) sourceNames() []string {
 	return names
 }
 
-// learns reports whether the snapshot source learns the chain from the kernel.
-func (o *options) learns(chain string) bool {
-	return o.uses("snapshot") && o.selector.Protects(chain)
-}
-
-// names reports whether the snapshot source learns the rule of a built-in chain.
-func (o *options) names(t rules.TableName, chain string, r rules.Rule) bool {
-	return o.uses("snapshot") && o.selector.Names(t, chain, r)
+// learned returns what the snapshot source learns from the kernel.
+func (o *options) learned() rules.Protection {
+	p := o.selector.Protection()
+	if !o.uses("snapshot") {
+		p.Chain, p.Rule = func(string) bool { return false }, nil
+	}
+	return p
 }
 
 // declared is what files have to do with a running daemon. The zero value is

@@ -45,7 +45,7 @@ func (d *Daemon) blame(ctx context.Context, st *state, l *loss) {
 // suspected returns what is known to be lost of a table: what a read found, or else what
 // a look at its marks showed.
 func (st *state) suspected(l *loss, f rules.Family, t rules.TableName) canary.Finding {
-	if finding := l.found[f.Table(t)]; finding.Verdict.Loss() {
+	if finding := l.memory.Finding(f.Table(t)); finding.Verdict.Loss() {
 		return finding
 	}
 	fs := st.families[f]

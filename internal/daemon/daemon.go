@@ -69,14 +69,8 @@ type Config struct {
 	// SourceErrors says what is broken later.
 	BrokenSources []api.SourceError
 	SourceErrors  <-chan []api.SourceError
-	Protects      func(chain string) bool
-	// Names tells which rules of built-in chains are protected beside the jumps
-	// into protected chains; nil means none.
-	Names func(t rules.TableName, chain string, r rules.Rule) bool
-	// Piecewise tells the chains that many owners share, each of which writes its
-	// own rules only; nil means none.
-	Piecewise func(chain string) bool
-	Canary    string // the canary chain's name
+	Protection    rules.Protection // what is protected beside what sources declare
+	Canary        string           // the canary chain's name
 
 	PollInterval time.Duration
 	Settle       time.Duration // how long a loss must be quiet before it is judged
@@ -293,7 +287,7 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 		return !since.IsZero() && now.Sub(since) >= d.cfg.HookGrace
 	}
 	if st.loss != nil {
-		j.Unproved, j.Found = st.loss.unproved, st.loss.found
+		j.Memory = st.loss.memory
 	}
 	return j
 }

@@ -55,23 +55,22 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 	d.concludeHeal(ctx, st, result, err)
 }
 
-// protects returns which chains are protected: those that are claimed, and those
-// that are learned.
-func (d *Daemon) protects(st *state) func(chain string) bool {
-	claims := st.claims
-	if claims == nil {
-		return d.cfg.Protects
+// protection returns what is protected: what is learned, and the chains that are claimed.
+func (d *Daemon) protection(st *state) rules.Protection {
+	p := d.cfg.Protection
+	if claims, learned := st.claims, p.Chain; claims != nil {
+		p.Chain = func(chain string) bool { return claims(chain) || learned(chain) }
 	}
-	return func(chain string) bool { return claims(chain) || d.cfg.Protects(chain) }
+	return p
 }
 
 func (d *Daemon) examiner(st *state) reload.Examiner {
-	return reload.Examiner{Canary: d.cfg.Canary, Protects: d.protects(st), Names: d.cfg.Names, Piecewise: d.cfg.Piecewise}
+	return reload.Examiner{Canary: d.cfg.Canary, Protection: d.protection(st)}
 }
 
 func (d *Daemon) replayer(ctx context.Context, st *state) reload.Replayer {
 	return reload.Replayer{
-		Kernel: d.cfg.Kernel, Canary: d.cfg.Canary, Protects: d.protects(st), Names: d.cfg.Names, Piecewise: d.cfg.Piecewise,
+		Kernel: d.cfg.Kernel, Canary: d.cfg.Canary, Protection: d.protection(st),
 		Supplier: d.supplier(), Ahead: d.ahead(ctx, st),
 		Proved: func(job reload.Job, f rules.Family, result reload.FamilyResult) {
 			d.sweepAfter(job.Generation, f, result, st.families[f].natIntact)
@@ -113,7 +112,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 	st.pods.addGone(&st.loss.record, st.loss.gone)
 	st.pods.noteReturned(result, time.Now())
 	st.loss.note(st.loss.hit, result)
-	st.loss.unproved, st.loss.found = st.loss.unproved.After(result), st.loss.found.After(result)
+	st.loss.memory = st.loss.memory.After(result)
 	st.pace = st.pace.After(result)
 	unread := d.lostButUnread(st, result)
 	done := err == nil && unread == nil

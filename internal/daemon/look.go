@@ -218,7 +218,7 @@ func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, sight
 		case v.Loss():
 			st.families[f].tables[t].verdict, standing = v, false
 		case st.loss != nil: // whatever was found before is over
-			st.loss.found = st.loss.found.With(f.Table(t), canary.Finding{Verdict: v})
+			st.loss.memory = st.loss.memory.With(f.Table(t), canary.Finding{Verdict: v})
 		}
 	}
 	if standing {

@@ -121,7 +121,7 @@ func (r *rig) joined(g rules.Generation) (n, chains int) {
 	n, chains = g.Counts()
 	for _, tables := range r.tables() {
 		for _, name := range rules.Guarded() {
-			_, rest := rules.Extract(tables[name], r.d.cfg.Protects, canary.IsMark).Split(claims)
+			_, rest := rules.Extract(tables[name], r.d.cfg.Protection.Chain, canary.IsMark).Split(claims)
 			n += rest.RuleCount()
 			chains += len(rest.Chains)
 		}

@@ -23,22 +23,34 @@ func TestJumpThatItsOwnerPutBackInTheSameMoment(t *testing.T) {
 		wait   time.Duration
 		after  []string // after the replay and that wait
 		want   int
+		slips  bool // the owner also inserts it between a replay's read and its write
 	}{
-		{"inserted at once", nil, 30 * time.Millisecond, []string{insert}, 1},
-		{"inserted a while later", nil, 5 * time.Second, []string{insert}, 1},
-		{"inserted twice", nil, time.Second, []string{insert, insert}, 1},
-		{"deleted again by its owner", nil, time.Second, []string{insert, remove}, 1},
-		{"inserted long after", nil, late, []string{insert}, 2},
-		{"doubled before", []string{insert}, time.Second, nil, 2},
-		{"doubled before, and at once", []string{insert}, 30 * time.Millisecond, []string{insert}, 2},
+		{"inserted at once", nil, 30 * time.Millisecond, []string{insert}, 1, false},
+		{"inserted a while later", nil, 5 * time.Second, []string{insert}, 1, false},
+		{"inserted twice", nil, time.Second, []string{insert, insert}, 1, false},
+		{"inserted in the middle of the replay", nil, time.Second, nil, 1, true},
+		{"deleted again by its owner", nil, time.Second, []string{insert, remove}, 1, false},
+		{"inserted long after", nil, late, []string{insert}, 2, false},
+		{"doubled before", []string{insert}, time.Second, nil, 2, false},
+		{"doubled before, and at once", []string{insert}, 30 * time.Millisecond, []string{insert}, 2, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				if test.slips && backend == iptables.Legacy {
+					return // the lock keeps everyone out from the read to the proof
+				}
 				r := start(t, backend, setup{})
 				for _, line := range test.before {
 					r.write(rules.Nat, line)
 				}
 				r.after(20 * time.Second)
+				slip := test.slips
+				r.fake.BeforeRestore(func() {
+					if slip {
+						slip = false
+						must(t, r.fake.As(77, "owner").RestoreNoflush(rules.IPv4, section(rules.Nat, insert)))
+					}
+				})
 				r.flushNat()
 				r.after(100*time.Millisecond + test.wait)
 				// Who comes first tells which copy is whose.

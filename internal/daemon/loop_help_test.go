@@ -152,7 +152,7 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 	cfg := Config{
 		ListenRequired: s.listenRequired,
 		Kernel:         fake, Hints: r.hints, Writers: r.writers, Metrics: metrics,
-		Mode: s.mode, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Piecewise: selector.Piecewise, Canary: canary.DefaultChain, Sets: fake.Sets(),
+		Mode: s.mode, Source: "snapshot", Protection: selector.Protection(), Canary: canary.DefaultChain, Sets: fake.Sets(),
 		PollInterval: time.Second, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second,
 		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, Tidy: s.tidy, Flows: s.flows, CPU: s.cpu, Keeper: s.keeper, Attachments: s.attachments, Elsewhere: s.elsewhere,
 	}
@@ -243,7 +243,7 @@ func (r *rig) wantTables(before, foreign map[rules.Family]rules.Ruleset) {
 	r.t.Helper()
 	now := r.tables()
 	for _, f := range r.fake.Families() {
-		want := scenario.Want{Protected: before[f], Foreign: foreign[f], Protects: r.d.cfg.Protects, Names: r.d.cfg.Names}
+		want := scenario.Want{Protected: before[f], Foreign: foreign[f], Protects: r.d.cfg.Protection.Chain, Names: r.d.cfg.Protection.Rule}
 		for _, line := range scenario.Compare(want, now[f]) {
 			r.t.Errorf("%s %s", f, line)
 		}

@@ -51,7 +51,7 @@ func TestFlushIsRemembered(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir := t.TempDir()
 		r := start(t, backend, setup{journal: dir})
-		want := lostLines(r.tables()[rules.IPv4][rules.Nat], r.d.cfg.Protects)
+		want := lostLines(r.tables()[rules.IPv4][rules.Nat], r.d.cfg.Protection.Chain)
 		must(t, r.programs().Flush(t.Context(), rules.IPv4, rules.Nat, ""))
 		r.settled()
 		record := r.oneRecord()

@@ -119,7 +119,7 @@ func (at death) killed(t *testing.T, backend iptables.Backend, step int) bool {
 	}
 	lost := 0
 	for f, now := range first.tables() {
-		lost += len(scenario.Compare(scenario.Want{Protected: before[f], Foreign: now, Protects: first.d.cfg.Protects}, now))
+		lost += len(scenario.Compare(scenario.Want{Protected: before[f], Foreign: now, Protects: first.d.cfg.Protection.Chain}, now))
 	}
 
 	r := run(t, fake, setup{store: openStore(t, dir, id)})

@@ -19,7 +19,7 @@ func (r *rig) unprotected(f rules.Family, t rules.TableName) (n int) {
 	for _, c := range r.tables()[f][t].Chains {
 		builtin := rules.Builtin(t, c.Name)
 		for _, rule := range c.Rules {
-			protected := !builtin && r.d.cfg.Protects(c.Name) || builtin && (r.d.cfg.Protects(rule.Target) || r.d.cfg.Names(t, c.Name, rule))
+			protected := !builtin && r.d.cfg.Protection.Chain(c.Name) || builtin && (r.d.cfg.Protection.Chain(rule.Target) || r.d.cfg.Protection.Rule(t, c.Name, rule))
 			if !protected && !canary.IsMark(rule) {
 				n++
 			}

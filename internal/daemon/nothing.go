@@ -54,7 +54,7 @@ func (d *Daemon) bareNow(st *state) bool {
 
 // meansMoreThanKubelet reports whether more than kubelet's chains is to be guarded: only
 // then are these too little.
-func (d *Daemon) meansMoreThanKubelet() bool { return d.cfg.Protects("KUBE-SERVICES") }
+func (d *Daemon) meansMoreThanKubelet() bool { return d.cfg.Protection.Chain("KUBE-SERVICES") }
 
 // bare reports whether a generation holds no rule, or only kubelet's.
 func bare(g rules.Generation, beyondKubelet bool) bool {
@@ -118,7 +118,7 @@ func (d *Daemon) takeInventory(ctx context.Context, st *state) {
 
 // strangersIn returns the rules of a family that are neither protected nor canaryd's.
 func (d *Daemon) strangersIn(st *state, snapshot iptables.Snapshot) strangers {
-	found, protects := strangers{}, d.protects(st)
+	found, protects := strangers{}, d.protection(st).Chain
 	for _, t := range rules.Guarded() {
 		table := snapshot.Tables[t]
 		if table == nil {

@@ -30,7 +30,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 		return
 	}
 	d.tell(ctx, st, st.observed(before, result))
-	st.loss.found = st.loss.found.After(result)
+	st.loss.memory = st.loss.memory.AfterPlanting(result)
 	err = errors.Join(err, d.lostButUnread(st, result))
 	for f, fr := range result {
 		for t, tr := range fr.Tables {

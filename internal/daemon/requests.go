@@ -212,7 +212,7 @@ func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 		d.cfg.Metrics.SetCanariesGone()
 		replayer := d.replayer(ctx, st)
 		if r.Protect != "" {
-			replayer.Protects, replayer.Names = only.Protects, only.Names
+			replayer.Protection = only.Protection()
 		}
 		failed = RemoveAll(ctx, replayer, d.job(st, d.cfg.Kernel.Families()...), r.Rules)
 		if kernel, ok := d.cfg.Kernel.(TableRemover); ok {

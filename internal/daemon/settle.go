@@ -83,7 +83,7 @@ func (d *Daemon) plansAhead(st *state) bool {
 
 // settle waits until the flusher is done. Where a replay can be planned meanwhile, it
 // returns what waits for the rest of it; else nil.
-func (d *Daemon) settle(ctx context.Context, st *state) func(context.Context, reload.Found) (reload.Found, bool) {
+func (d *Daemon) settle(ctx context.Context, st *state) func(context.Context, reload.Memory) (reload.Memory, bool) {
 	d.notice(ctx, st)
 	l := d.beginLull(ctx, st)
 	if !d.plansAhead(st) {
@@ -92,8 +92,8 @@ func (d *Daemon) settle(ctx context.Context, st *state) func(context.Context, re
 		return nil
 	}
 	d.awaitQuiet(ctx, st, l, d.cfg.Settle/aheadAfter, false)
-	return func(ctx context.Context, found reload.Found) (reload.Found, bool) {
-		st.loss.found = found
+	return func(ctx context.Context, memory reload.Memory) (reload.Memory, bool) {
+		st.loss.memory = memory
 		again := time.Now().Before(l.end) &&
 			(d.wrote(ctx, st, l) || d.awaitQuiet(ctx, st, l, d.cfg.Settle, true))
 		if again {
@@ -101,7 +101,7 @@ func (d *Daemon) settle(ctx context.Context, st *state) func(context.Context, re
 		} else {
 			d.nameCulprit(ctx, st)
 		}
-		return st.loss.found, again
+		return st.loss.memory, again
 	}
 }
 

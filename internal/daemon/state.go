@@ -161,8 +161,7 @@ type loss struct {
 	told     bool                          // whether the log has what was lost
 	counted  bool                          // whether metrics have it
 	unhooked bool                          // hooks were deleted by name, and their grace is over
-	unproved reload.Unproved               // what was written and could not be read back
-	found    reload.Found                  // what the last reads found
+	memory   reload.Memory                 // what reads and tries have shown
 	gone     map[rules.Attachment]bool     // containers that the last replay left out
 	recovery                               // what the tries have put back so far
 	attempts int

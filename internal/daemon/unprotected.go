@@ -32,7 +32,7 @@ func (d *Daemon) unprotectedGone(st *state, f rules.Family, t rules.TableName, h
 	if before.table == nil || before.digest != fs.intact || q.othersWrote(f, t, uint32(fs.intact), uint32(h.seen), h.by) {
 		return 0
 	}
-	p := rules.Protection{Chain: d.protects(st), Rule: d.cfg.Names}
+	p := d.protection(st)
 	return p.OthersGone(before.table, h.table, canary.IsMark)
 }
 

@@ -204,7 +204,7 @@ func parseListing(text []byte, chains []printedChain) (listed []listedChain, who
 		case (verb == "-N" || verb == "-P") && len(found) < len(chains) && chains[len(found)].place.Chain == name:
 			found = append(found, listedChain{})
 		case verb == "-A" && last >= 0 && chains[last].place.Chain == name:
-			found[last].rules = append(found[last].rules, compactRule(printedRule(spec)))
+			found[last].rules = append(found[last].rules, compactRule(rules.PrintedRule(spec)))
 		default:
 			if last < 0 {
 				return []listedChain{{cut: true}}, false
@@ -219,15 +219,6 @@ func parseListing(text []byte, chains []printedChain) (listed []listedChain, who
 // saysOddChains is what iptables-nft prints before each chain of a table that has a chain with a hook
 // which is none of the built-in ones (1.8.9).
 const saysOddChains = "# Table `%s' contains incompatible base-chains, use 'nft' tool to list them.\n"
-
-// printedRule reads a rule's text. One that cannot be read is opaque.
-func printedRule(spec string) rules.Rule {
-	rule, err := rules.ParseRule(spec)
-	if err != nil {
-		return rules.OpaqueRule([]byte(spec), "", "it "+err.Reason)
-	}
-	return rule
-}
 
 // printTries is how many processes are executed for the rules of one chain. One rule among 10,000
 // that is printed over several lines takes 26.

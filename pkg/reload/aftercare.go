@@ -112,30 +112,6 @@ func tablesWith(snapshot iptables.Snapshot, chain string) []rules.TableName {
 	return found
 }
 
-// dropDoubles removes hooks that stand more often than the generation has
-// them, because their owner put them back at the moment in which we did. The
-// first copy stays: owners insert at the top, so it is theirs.
-func (r Replayer) dropDoubles(ctx context.Context, s iptables.Session, f rules.Family, job Job) error {
-	tasks, _, err := r.examine(ctx, s, f, job)
-	if err != nil {
-		return fmt.Errorf("looking for doubled hooks: %w", err)
-	}
-	var scripts []iptables.Script
-	for _, task := range tasks {
-		if script := composeUndouble(task, task.want.Section.Hooks); !script.Empty() {
-			scripts = append(scripts, script)
-		}
-	}
-	if len(scripts) == 0 {
-		return nil
-	}
-	written := s.Restore(ctx, iptables.Payload{f: scripts})
-	if err := written[f].Err; err != nil {
-		return fmt.Errorf("removing doubled hooks from %s: %w", f, err)
-	}
-	return nil
-}
-
 // undouble plans to leave of each of the task's doubled hooks as many as the
 // generation has.
 func undouble(task tableTask, _ canary.Nonce) *tablePlan {

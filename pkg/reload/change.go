@@ -134,7 +134,7 @@ func (r Replayer) preview(ctx context.Context, job Job, act action) (Preview, er
 	r.Supplier = nil // it would make ipsets
 	p := Preview{Changes: Changes{}}
 	for _, f := range job.Families {
-		t := &turn{family: f, found: job.Found}
+		t := &turn{family: f, memory: job.Memory}
 		run{r, s, job, act}.plan(ctx, t)
 		if t.result.Tables == nil {
 			p.Unread = append(p.Unread, t.result.Err)

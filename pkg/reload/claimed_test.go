@@ -50,7 +50,7 @@ func protectsBoth(chain string) bool { return protects(chain) || chain == "DOCKE
 func newClaimedNode(t *testing.T, backend iptables.Backend) *testNode {
 	t.Helper()
 	n := &testNode{Fake: iptablestest.NewFake(backend), t: t, before: map[rules.Family]string{}}
-	n.replayer = Replayer{Kernel: n.Fake, Canary: canary.DefaultChain, Protects: protectsBoth}
+	n.replayer = Replayer{Kernel: n.Fake, Canary: canary.DefaultChain, Protection: rules.Protection{Chain: protectsBoth}}
 	n.job = Job{Families: []rules.Family{v4, v6}, Generation: rules.Generation{}, Quiet: map[rules.Family]bool{}, Claimed: isKube}
 	for _, f := range n.job.Families {
 		must(t, n.RestoreNoflush(f, claimedText))

@@ -8,13 +8,8 @@ import (
 
 // An Examiner judges full reads. It keeps no state.
 type Examiner struct {
-	Canary   string                  // the canary chain's name
-	Protects func(chain string) bool // which chains are protected
-	// Names tells which rules of built-in chains are hooks although they jump
-	// into no protected chain; nil means none.
-	Names func(t rules.TableName, chain string, r rules.Rule) bool
-	// Piecewise tells the chains that many owners share; nil means none.
-	Piecewise func(chain string) bool
+	Canary     string // the canary chain's name
+	Protection rules.Protection
 }
 
 // An Examined table is one table's finding and what the read showed of it.
@@ -45,8 +40,8 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 	f := snapshot.Family
 	var tasks []tableTask
 	for _, table := range rules.Guarded() {
-		seen := see(snapshot, table, rules.Protection{Chain: e.Protects, Rule: e.Names})
-		seen.Quiet, seen.Before = job.Quiet[f], job.Found[f.Table(table)]
+		seen := see(snapshot, table, e.Protection)
+		seen.Quiet, seen.Before = job.Quiet[f], job.Memory.Finding(f.Table(table))
 		if job.Stood != nil {
 			seen.Stood = func(chain string) bool { return job.Stood(f, table, chain) }
 		}
@@ -56,7 +51,7 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 			Mark:        job.Marks[f.Table(table)],
 			Section:     section,
 			Claimed:     job.Claimed,
-			Piecewise:   e.Piecewise,
+			Piecewise:   e.Protection.Piecewise,
 		}
 		if seen.Err == nil {
 			want.Mark = want.Mark.Resolve(e.Canary, seen.Table)

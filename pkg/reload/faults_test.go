@@ -100,7 +100,9 @@ func TestALossIsAnsweredEvenBesideAWriterThatNeverRests(t *testing.T) {
 	n.marked(v4)
 }
 
-func TestACommitDuringTheRestoreMakesItRacedAndItsDoubledHooksGo(t *testing.T) {
+// TestACommitDuringTheRestoreMakesItRaced: jumps that its author put in stay for now. It
+// may be at work, and the daemon removes copies when it is quiet.
+func TestACommitDuringTheRestoreMakesItRaced(t *testing.T) {
 	n := newNode(t, iptables.NFT, nodeText, v4, v6)
 	n.flushAll(v4)
 	wrote := false
@@ -116,8 +118,8 @@ func TestACommitDuringTheRestoreMakesItRacedAndItsDoubledHooksGo(t *testing.T) {
 	if err := result[v4].Aftercare; err != nil {
 		t.Errorf("aftercare: %v", err)
 	}
-	if got := strings.Count(n.SaveTable(v4, rules.Nat), "-A PREROUTING -j KUBE-SERVICES\n"); got != 1 {
-		t.Errorf("the hook stands %d times:\n%s", got, n.SaveTable(v4, rules.Nat))
+	if got := strings.Count(n.SaveTable(v4, rules.Nat), "-A PREROUTING -j KUBE-SERVICES\n"); got != 3 {
+		t.Errorf("the hook stands %d times, want 3:\n%s", got, n.SaveTable(v4, rules.Nat))
 	}
 	n.nudged(v4)
 }

@@ -295,7 +295,7 @@ func TestExamineTellsWhatAReadShows(t *testing.T) {
 		must(t, err)
 		tried := n.job.Marks[v4.Table(rules.Mangle)]
 		n.job.Marks = n.job.Marks.With(v4.Table(rules.Mangle), canary.Mark{Nonce: "older"}.Trying(tried))
-		examiner := Examiner{Canary: canary.DefaultChain, Protects: protects}
+		examiner := Examiner{Canary: canary.DefaultChain, Protection: rules.Protection{Chain: protects}}
 		for quiet, want := range map[bool]canary.Verdict{false: canary.Changed, true: canary.HooksMissing} {
 			n.job.Quiet[v4] = quiet
 			got := examiner.Examine(snapshot, n.job)

@@ -34,10 +34,10 @@ func TestAPodThatCameDuringTheOutageKeepsNobodyOut(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			onBoth(t, func(t *testing.T, n *testNode) {
-				n.replayer.Protects = func(chain string) bool {
+				n.replayer.Protection.Chain = func(chain string) bool {
 					return protects(chain) || strings.HasPrefix(chain, "CNI-") || chain == "SHARED"
 				}
-				n.replayer.Piecewise = func(chain string) bool { return chain == "SHARED" && !test.private }
+				n.replayer.Protection.Piecewise = func(chain string) bool { return chain == "SHARED" && !test.private }
 				lines := []string{"*nat", ":SHARED - [0:0]", ":CNI-DN-1 - [0:0]", ":CNI-DN-2 - [0:0]", "-A PREROUTING -j SHARED", "-A CNI-DN-1 -j RETURN", "-A CNI-DN-2 -j RETURN"}
 				for spec := range strings.Lines(test.before + "\n") {
 					lines = append(lines, "-A SHARED "+strings.TrimSpace(spec))
@@ -63,8 +63,8 @@ func TestAPodThatCameDuringTheOutageKeepsNobodyOut(t *testing.T) {
 // writes between the restore's last check and its commit (nft, as text).
 func TestARuleWrittenAtTheLastMomentIsNotThePriceOfAMerge(t *testing.T) {
 	n := newNode(t, iptables.NFT, nodeText, v4)
-	n.replayer.Protects = func(chain string) bool { return protects(chain) || chain == "SHARED" }
-	n.replayer.Piecewise = func(chain string) bool { return chain == "SHARED" }
+	n.replayer.Protection.Chain = func(chain string) bool { return protects(chain) || chain == "SHARED" }
+	n.replayer.Protection.Piecewise = func(chain string) bool { return chain == "SHARED" }
 	must(t, n.RestoreNoflush(v4, "*nat\n:SHARED - [0:0]\n-A PREROUTING -j SHARED\n-A SHARED -s 10.0.0.1/32 -j ACCEPT\nCOMMIT\n"))
 	n.learn()
 	must(t, n.Flush(v4, rules.Nat, ""))

@@ -83,7 +83,7 @@ func onBoth(t *testing.T, test func(t *testing.T, n *testNode)) {
 func newNode(t *testing.T, backend iptables.Backend, text string, families ...rules.Family) *testNode {
 	t.Helper()
 	n := &testNode{Fake: iptablestest.NewFake(backend, families...), t: t, before: map[rules.Family]string{}}
-	n.replayer = Replayer{Kernel: n.Fake, Canary: canary.DefaultChain, Protects: protects}
+	n.replayer = Replayer{Kernel: n.Fake, Canary: canary.DefaultChain, Protection: rules.Protection{Chain: protects}}
 	n.job = Job{Families: families, Generation: rules.Generation{}, Quiet: map[rules.Family]bool{}}
 	for _, f := range families {
 		must(t, n.RestoreNoflush(f, text))
@@ -120,7 +120,7 @@ func (n *testNode) learn() {
 		snapshot, err := n.Fake.Read(n.t.Context(), f)
 		must(n.t, err)
 		for table, seen := range snapshot.Tables {
-			n.job.Generation = n.job.Generation.With(f.Table(table), rules.Extract(seen, n.replayer.Protects, canary.IsMark))
+			n.job.Generation = n.job.Generation.With(f.Table(table), rules.Extract(seen, n.replayer.Protection.Chain, canary.IsMark))
 		}
 	}
 	result, err := n.replayer.Rotate(n.t.Context(), n.job)

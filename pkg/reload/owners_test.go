@@ -66,7 +66,7 @@ func removePod(t *testing.T, n *testNode) *rules.Table {
 -A CNI-LONELY -j RETURN
 COMMIT
 `
-	n.replayer.Protects = func(chain string) bool { return protects(chain) || strings.HasPrefix(chain, "CNI-") }
+	n.replayer.Protection.Chain = func(chain string) bool { return protects(chain) || strings.HasPrefix(chain, "CNI-") }
 	must(t, n.RestoreNoflush(v4, pods))
 	n.learn()
 	must(t, n.Flush(v4, rules.Nat, ""))

@@ -37,7 +37,7 @@ func (r run) prove(ctx context.Context, t *turn) {
 	proved := 0
 	for _, plan := range t.plans {
 		tr := plan.account(result.Tables[plan.table])
-		seen := see(after, plan.table, rules.Protection{Chain: r.Protects, Rule: r.Names})
+		seen := see(after, plan.table, r.Protection)
 		planted := tr.Section
 		if seen.Err == nil {
 			tr.Section, tr.Read, tr.Table, tr.Absent = seen.Section, true, seen.Table, seen.Table == nil
@@ -53,7 +53,7 @@ func (r run) prove(ctx context.Context, t *turn) {
 		switch {
 		case err == nil:
 			tr.Proved, tr.Mark = true, plan.mark
-			tr = tr.owing(r.job.Unproved[f.Table(plan.table)])
+			tr = tr.owing(r.job.Memory.unproved[f.Table(plan.table)])
 			proved++
 		case seen.Err != nil && plan.mark.Nonce != "":
 			tr.Mark, tr.Unproved = tr.Mark.Trying(plan.mark), true

@@ -52,7 +52,7 @@ func leaning(t *testing.T, backend iptables.Backend) *testNode {
 		n.Sets().Put(s)
 	}
 	must(t, n.Sets().Account(t.Context(), "dropped"))
-	n.replayer = Replayer{Kernel: n.Fake, Canary: canary.DefaultChain, Protects: protects, Supplier: n.Sets()}
+	n.replayer = Replayer{Kernel: n.Fake, Canary: canary.DefaultChain, Protection: rules.Protection{Chain: protects}, Supplier: n.Sets()}
 	n.job = Job{Families: []rules.Family{v4}, Generation: rules.Generation{}, Sets: map[string]iptables.Set{}}
 	must(t, n.RestoreNoflush(v4, leaningText))
 	snapshot, err := n.Fake.Read(t.Context(), v4)

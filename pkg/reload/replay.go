@@ -30,11 +30,11 @@
 //   - what an owner that writes once and rule by rule (CNI) removes between flush and
 //     replay comes back if the flush deleted chains, too, and so does a rule of its
 //     that led to no chain of its own; what it adds meanwhile stays, and in a chain
-//     that Piecewise tells, what is missing of others' comes back beside it. In any
+//     that Protection.Piecewise names, what is missing of others' comes back beside it. In any
 //     other chain that holds rules again, its owner's word stands alone;
 //   - where saved rules replaced a table, all that is protected becomes what it was
 //     before, also what an owner wrote in between, and so it does if they are flushed
-//     before they are replaced, see Found; a file that was saved after the
+//     before they are replaced, see Memory; a file that was saved after the
 //     last change but one, and before the marks were renewed (200 ms after the last
 //     one, and once in 10 s beside owners who never rest) is taken for its owner's
 //     decision;
@@ -82,15 +82,9 @@ type Beginner interface {
 // A Replayer replays generations through one kernel. It keeps no state and may
 // be copied; one replay at a time may run.
 type Replayer struct {
-	Kernel   Beginner
-	Canary   string                  // the canary chain's name
-	Protects func(chain string) bool // which chains are protected
-	// Names tells which rules of built-in chains are hooks although they jump
-	// into no protected chain; nil means none.
-	Names func(t rules.TableName, chain string, r rules.Rule) bool
-	// Piecewise tells the chains that many owners share, each of which writes its
-	// own rules only, such as portmap's of all host ports; nil means none.
-	Piecewise func(chain string) bool
+	Kernel     Beginner
+	Canary     string // the canary chain's name
+	Protection rules.Protection
 	// Ahead, unless it is nil, is told before each restore the job's marks with
 	// those that it is about to plant as tried. Who keeps them knows its own
 	// write again, even if it is killed before it can prove it.
@@ -121,11 +115,8 @@ type Job struct {
 	Quarantine Quarantine
 	// Sets are the ipsets that rules name, as they were captured.
 	Sets map[string]iptables.Set
-	// Unproved is what earlier tries of the same loss wrote and could not read
-	// back.
-	Unproved Unproved
-	// Found is what the last reads in the course of the same loss found.
-	Found Found
+	// Memory is that of the loss that the job is to end.
+	Memory Memory
 	// Doubled are the hooks of which copies are to go; for Undouble.
 	Doubled map[rules.TableID][]rules.Hook
 	// Gone are the containers of which nothing is to stand; for TakeAway.
@@ -133,10 +124,10 @@ type Job struct {
 	// Pace is what a rule took to write in the last replays.
 	Pace Pace
 	// Settle waits until the flusher is done, while a replay is planned already. It
-	// gets what the plans' reads found, and returns that with what it found itself;
+	// gets the memory with what the plans' reads found, and returns it with its own reads;
 	// again means that another process wrote meanwhile, and everything is to be
 	// planned once more. nil: the flusher is done.
-	Settle func(ctx context.Context, found Found) (now Found, again bool)
+	Settle func(context.Context, Memory) (now Memory, again bool)
 	// Strict: a table with a claimed rule that is refused stays as it is, rather than
 	// get all but that rule. Other tables are written. Refused are the rules that
 	// were refused the last time; they are tried first.
@@ -170,8 +161,8 @@ type FamilyResult struct {
 	Kernel  time.Duration
 	// Err is the first thing that went wrong; nil if Outcome.Done.
 	Err error
-	// Aftercare is why kube-proxy could not be asked for a full sync, or
-	// doubled hooks not be removed; the rules are in force all the same.
+	// Aftercare is why kube-proxy could not be asked for a full sync; the rules are in
+	// force all the same.
 	Aftercare error
 	// Owed: kube-proxy is to have the last word. It was asked for a full sync if
 	// ProxyStands, and could not be otherwise.
@@ -261,13 +252,10 @@ type TableResult struct {
 // then nothing was read or written.
 func (r Replayer) Heal(ctx context.Context, job Job) (Result, error) {
 	return r.each(ctx, job, action{plan: heal, insists: true, rules: true, stages: true}, func(s iptables.Session, f rules.Family, result *FamilyResult) {
-		if result.foreign && result.Outcome.Done() {
-			result.Aftercare = r.dropDoubles(ctx, s, f, job)
-		}
 		// Also where some tables are missing yet: the next try does not touch those
 		// that are proved now.
 		if result.Owed = owed(*result); result.Owed {
-			result.Aftercare = errors.Join(result.Aftercare, nudge(ctx, s, f, *result))
+			result.Aftercare = nudge(ctx, s, f, *result)
 		}
 	})
 }

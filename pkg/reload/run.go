@@ -46,7 +46,7 @@ type turn struct {
 	began  time.Time    // when its first read began
 	nonce  canary.Nonce // of the marks that the last plan plants
 	result FamilyResult
-	found  Found // see Job; its own reads count, too
+	memory Memory // see Job; its own reads count, too
 	// culled: rules were tried one by one. refused are those to leave out, by
 	// their text with the reason.
 	culled  bool
@@ -78,7 +78,7 @@ func (r run) families(ctx context.Context) Result {
 	marks := r.job.Marks
 	var turns []*turn
 	for _, f := range r.job.Families {
-		turns = append(turns, &turn{family: f, found: r.job.Found})
+		turns = append(turns, &turn{family: f, memory: r.job.Memory})
 	}
 	for try := 1; len(turns) > 0; try++ {
 		for _, t := range turns {
@@ -149,14 +149,12 @@ func (r run) settle(ctx context.Context, turns, planned []*turn) (again bool) {
 		return false
 	}
 	r.session.Prepare(ctx, payloads(planned)...)
-	found := r.job.Found
+	memory := r.job.Memory
 	for _, t := range turns {
-		for table, finding := range tableid.Of(t.found, t.family) {
-			found = found.With(t.family.Table(table), finding)
-		}
+		memory = memory.withFamily(t.family, t.memory)
 	}
 	start := time.Now()
-	found, again = r.job.Settle(ctx, found)
+	memory, again = r.job.Settle(ctx, memory)
 	waited := time.Since(start)
 	for _, t := range turns {
 		// What could not be read while the flusher was at work can be now.
@@ -165,7 +163,7 @@ func (r run) settle(ctx context.Context, turns, planned []*turn) (again bool) {
 	for _, t := range turns {
 		t.began, t.reread = t.began.Add(waited), true
 		if again {
-			t.found = found
+			t.memory = memory
 		}
 	}
 	return again
@@ -227,14 +225,14 @@ func (r run) plan(ctx context.Context, t *turn) bool {
 		t.began = time.Now()
 	}
 	job := r.job
-	job.Found = t.found
+	job.Memory = t.memory
 	tasks, digest, err := r.examine(ctx, r.session, t.family, job)
 	if err != nil {
 		t.result = FamilyResult{Outcome: Failed, Err: err}
 		return false
 	}
 	for _, task := range tasks {
-		t.found = t.found.With(t.family.Table(task.table), task.finding)
+		t.memory = t.memory.With(t.family.Table(task.table), task.finding)
 	}
 	before := t.result.Tables
 	t.result = newResult(tasks)
@@ -243,7 +241,7 @@ func (r run) plan(ctx context.Context, t *turn) bool {
 		r.job.Judged(t.family, t.result.Tables)
 	}
 	if r.act.rules {
-		t.settle(tableid.Of(r.job.Unproved, t.family))
+		t.settle(tableid.Of(r.job.Memory.unproved, t.family))
 	}
 	t.result.Seen = digest
 	t.result.Digest, t.result.proxyCanary = digest, standsIn(tasks, kubeProxyCanary)
@@ -294,7 +292,7 @@ func (r Replayer) examine(ctx context.Context, s iptables.Session, f rules.Famil
 	if err != nil {
 		return nil, 0, fmt.Errorf("reading %s: %w", f, err)
 	}
-	examiner := Examiner{Canary: r.Canary, Protects: r.Protects, Names: r.Names, Piecewise: r.Piecewise}
+	examiner := Examiner{Canary: r.Canary, Protection: r.Protection}
 	return examiner.tasks(snapshot, job), snapshot.Digest, nil
 }
 

@@ -180,7 +180,7 @@ func decodeBase(r io.Reader) (rules.Generation, error) {
 			chain.Rules = make([]rules.Rule, len(line.Rules))
 		}
 		for i, spec := range line.Rules {
-			if chain.Rules[i], err = parseRule(spec); err != nil {
+			if chain.Rules[i], err = rules.ParseRule(spec); err != nil {
 				return nil, err
 			}
 		}

@@ -122,7 +122,7 @@ func (d sectionDifference) apply(to rules.Section) (rules.Section, error) {
 		return rules.Section{}, fmt.Errorf("jumps: %w", err)
 	}
 	section.Chains, err = expand(d.Chains, to.Chains, func(c chainDifference) (rules.Chain, error) {
-		list, err := expand(c.Rules, byName[c.Name], parseRule)
+		list, err := expand(c.Rules, byName[c.Name], rules.ParseRule)
 		if err != nil {
 			return rules.Chain{}, fmt.Errorf("chain %s: %w", c.Name, err)
 		}
@@ -130,15 +130,6 @@ func (d sectionDifference) apply(to rules.Section) (rules.Section, error) {
 		return rules.Chain{Name: c.Name, Policy: c.Policy, Rules: list}, nil
 	})
 	return section, err
-}
-
-// parseRule is rules.ParseRule with an error that is nil where there is none.
-func parseRule(spec string) (rules.Rule, error) {
-	r, err := rules.ParseRule(spec)
-	if err != nil {
-		return rules.Rule{}, err
-	}
-	return r, nil
 }
 
 // size returns how many bytes d takes on disk, more or less.

@@ -41,7 +41,7 @@ func exactly(t *testing.T, want, got rules.Generation) {
 }
 
 func spec(text string) rules.Rule {
-	r, err := parseRule(text)
+	r, err := rules.ParseRule(text)
 	if err != nil {
 		panic(err)
 	}

@@ -7,14 +7,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Unproved is what was written to put a loss right and could not be read back, by
+// unproved is what was written to put a loss right and could not be read back, by
 // family and table. The next try that can read it decides: what is in force then
 // is proved, and all that follows a replay follows it. It is a value.
-type Unproved map[rules.TableID]TableResult
+type unproved map[rules.TableID]TableResult
 
-// After returns what is unproved after another try.
-func (u Unproved) After(result Result) Unproved {
-	next := Unproved{}
+// after returns what is unproved after another try.
+func (u unproved) after(result Result) unproved {
+	next := unproved{}
 	keep := func(f rules.Family, t rules.TableName, tr TableResult) {
 		next[f.Table(t)] = tr
 	}

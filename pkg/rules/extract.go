@@ -2,13 +2,16 @@ package rules
 
 import "slices"
 
-// A Protection tells what is protected.
+// A Protection says what is protected. A Selector makes one of --protect.
 type Protection struct {
 	// Chain tells the protected chains; rules of built-in chains that jump
 	// into them are hooks.
 	Chain func(name string) bool
 	// Rule tells further rules of built-in chains that are; nil means none.
 	Rule func(t TableName, chain string, r Rule) bool
+	// Piecewise names the chains that many owners share, each of which writes its own rules
+	// only, such as portmap's of all host ports; nil means none.
+	Piecewise func(chain string) bool
 }
 
 // Extract is Protection.Extract where no rules are protected beside chains and

@@ -174,7 +174,7 @@ func (p *fragmentParser) rule(text, verb, name, spec string) *ParseError {
 	wrong := func(reason string) *ParseError { return &ParseError{Text: text, Reason: reason} }
 	rule, err := ParseRule(spec)
 	if err != nil {
-		return wrong(err.Reason)
+		return wrong(reasonOf(err))
 	}
 	if err := rule.validate(); err != nil {
 		return wrong("holds a control character")

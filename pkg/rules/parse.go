@@ -309,29 +309,42 @@ func (p *parser) rule(text string) *ParseError {
 	if chain == nil {
 		return &ParseError{Text: text, Reason: "adds to a chain that is not declared"}
 	}
-	rule, err := ParseRule(spec)
-	if err != nil {
-		rule = OpaqueRule([]byte(spec), "", "it "+err.Reason)
-	}
-	chain.Rules = append(chain.Rules, rule)
+	chain.Rules = append(chain.Rules, PrintedRule(spec))
 	return nil
 }
 
 // ParseRule reads one rule's text: what stands behind "-A CHAIN ". A rule whose
-// text may not be written back as it is comes back opaque.
-func ParseRule(spec string) (Rule, *ParseError) {
+// text may not be written back as it is comes back opaque. The error is a *ParseError.
+func ParseRule(spec string) (Rule, error) {
 	if strings.HasPrefix(spec, opaqueStart) {
 		return parseOpaque(spec), nil
 	}
 	words, err := Split(spec)
 	if err != nil {
-		return Rule{}, &ParseError{Text: spec, Reason: "has a quote that is not closed"}
+		return Rule{}, err
 	}
 	goes, understood := target(words)
 	if reason := doubt(spec, words, understood); reason != "" {
 		return OpaqueRule([]byte(spec), goes, reason), nil
 	}
 	return Rule{Spec: spec, Target: goes}, nil
+}
+
+// PrintedRule reads a rule that iptables printed. One that cannot be read is opaque.
+func PrintedRule(spec string) Rule {
+	rule, err := ParseRule(spec)
+	if err != nil {
+		return OpaqueRule([]byte(spec), "", "it "+reasonOf(err))
+	}
+	return rule
+}
+
+// reasonOf returns what a *ParseError says without its text.
+func reasonOf(err error) string {
+	if wrong := (*ParseError)(nil); errors.As(err, &wrong) {
+		return wrong.Reason
+	}
+	return err.Error()
 }
 
 // target finds what a rule jumps to. The rule is understood if each of its words is an option of a

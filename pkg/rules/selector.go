@@ -86,7 +86,9 @@ func (s Selector) Piecewise(chain string) bool {
 }
 
 // Protection returns all that the selector protects.
-func (s Selector) Protection() Protection { return Protection{Chain: s.Protects, Rule: s.Names} }
+func (s Selector) Protection() Protection {
+	return Protection{Chain: s.Protects, Rule: s.Names, Piecewise: s.Piecewise}
+}
 
 // Names reports whether r is a rule that a preset's owner puts straight into the
 // built-in chain, such as Docker's MASQUERADE: a hook that leads nowhere.

@@ -234,7 +234,7 @@ func (k *intruded) run() (d *daemon.Daemon, stop func() string) {
 	d = daemon.New(daemon.Config{
 		Kernel: k, Hints: hints, Writers: writers,
 		Metrics: metrics.NewMetrics(prometheus.NewRegistry(), metrics.MetricsOptions{Families: rules.Families(), Sources: []string{"snapshot"}}),
-		Mode:    api.Heal, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Piecewise: selector.Piecewise, Canary: canary.DefaultChain,
+		Mode:    api.Heal, Source: "snapshot", Protection: selector.Protection(), Canary: canary.DefaultChain,
 		PollInterval: 250 * time.Millisecond, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second, MaxStoredAge: 10 * time.Minute,
 		Uptime: daemon.Uptime,
 	})

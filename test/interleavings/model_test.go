@@ -89,7 +89,7 @@ func inBubble(t *testing.T, cast casting, p path, m mutant, seed uint64) told {
 	d := daemon.New(daemon.Config{
 		Kernel: w, Hints: w.hints, Writers: &watch.Writers{},
 		Metrics: metrics.NewMetrics(registry, metrics.MetricsOptions{Families: rules.Families(), Sources: []string{"snapshot"}}),
-		Mode:    api.Heal, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Piecewise: selector.Piecewise, Canary: canary.DefaultChain,
+		Mode:    api.Heal, Source: "snapshot", Protection: selector.Protection(), Canary: canary.DefaultChain,
 		PollInterval: poll, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second, MaxStoredAge: 10 * time.Minute,
 		Uptime: func() time.Duration { return time.Hour }, Pace: paceOf(seed),
 	})

@@ -74,7 +74,7 @@ func TestBadLinesAreFoundOnTheKernel(t *testing.T) {
 		n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4, text+"COMMIT\n"))
 
 		kernel := open(n)
-		replayer := reload.Replayer{Kernel: kernel, Canary: canary.DefaultChain, Protects: n.Protects}
+		replayer := reload.Replayer{Kernel: kernel, Canary: canary.DefaultChain, Protection: rules.Protection{Chain: n.Protects}}
 		job := learned(n, replayer)
 		take := func(result reload.Result, err error, want reload.Outcome) reload.FamilyResult {
 			n.Helper()
@@ -158,7 +158,7 @@ COMMIT
 			n.Must(n.Programs.RestoreNoflush(n.Context(), rules.IPv4,
 				"*filter\n:KUBE-FIREWALL - [0:0]\n:KUBE-NODEPORTS - [0:0]\n-A KUBE-FIREWALL "+newer+"\n-A KUBE-NODEPORTS "+newer+"\nCOMMIT\n"))
 		}}
-		replayer := reload.Replayer{Kernel: kernel, Canary: canary.DefaultChain, Protects: n.Protects}
+		replayer := reload.Replayer{Kernel: kernel, Canary: canary.DefaultChain, Protection: rules.Protection{Chain: n.Protects}}
 		job := learned(n, replayer)
 		n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Filter, ""))
 		n.Must(n.Programs.DeleteChains(n.Context(), rules.IPv4, rules.Filter))

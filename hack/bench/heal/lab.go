@@ -48,8 +48,8 @@ func measureLab(ctx context.Context, backend iptables.Backend, services int, dir
 	}()
 	l := lab{
 		kernel:   kernel,
-		replayer: reload.Replayer{Kernel: kernel, Canary: canary.DefaultChain, Protects: selector.Protects},
-		examiner: reload.Examiner{Canary: canary.DefaultChain, Protects: selector.Protects},
+		replayer: reload.Replayer{Kernel: kernel, Canary: canary.DefaultChain, Protection: rules.Protection{Chain: selector.Protects}},
+		examiner: reload.Examiner{Canary: canary.DefaultChain, Protection: rules.Protection{Chain: selector.Protects}},
 		job:      reload.Job{Families: families, Marks: canary.Marks{}},
 		uses:     Uses{},
 	}

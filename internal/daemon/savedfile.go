@@ -19,7 +19,7 @@ func (d *Daemon) readRestored(ctx context.Context, st *state) {
 	for _, f := range rules.Families() {
 		for _, t := range rules.Guarded() {
 			fs := st.families[f]
-			if st.loss != nil && fs != nil && fs.tables[t].verdict == canary.Replaced && st.loss.found[f.Table(t)].Restored == "" {
+			if st.loss != nil && fs != nil && fs.tables[t].verdict == canary.Replaced && st.loss.memory.Finding(f.Table(t)).Restored == "" {
 				d.readLost(ctx, st, f)
 				break
 			}
@@ -33,7 +33,7 @@ func (d *Daemon) readRestored(ctx context.Context, st *state) {
 func (d *Daemon) followRestored(ctx context.Context, st *state, before, now map[rules.Family]iptables.Stamp) {
 	for _, f := range rules.Families() {
 		moved := now[f] != before[f]
-		if !moved && (now[f].Exact || !st.loss.restored()) {
+		if !moved && (now[f].Exact || !st.loss.memory.Restored()) {
 			continue
 		}
 		sighting, err := d.cfg.Kernel.Probe(ctx, f, st.marks.Places(f, d.cfg.Canary))
@@ -41,7 +41,7 @@ func (d *Daemon) followRestored(ctx context.Context, st *state, before, now map[
 			continue
 		}
 		for t, v := range st.marks.Glance(f, d.cfg.Canary, sighting) {
-			if v == canary.Replaced && (moved || st.loss.found[f.Table(t)].Restored == "") {
+			if v == canary.Replaced && (moved || st.loss.memory.Finding(f.Table(t)).Restored == "") {
 				d.readLost(ctx, st, f)
 				break
 			}
@@ -58,16 +58,6 @@ func (st *state) looked() map[rules.Family]iptables.Stamp {
 	return stamps
 }
 
-// restored reports whether saved rules were seen in any table.
-func (l *loss) restored() bool {
-	for _, finding := range l.found {
-		if finding.Restored != "" {
-			return true
-		}
-	}
-	return false
-}
-
 // readLost reads a family that lost something. If it cannot be read, the replay will
 // say so.
 func (d *Daemon) readLost(ctx context.Context, st *state, f rules.Family) {
@@ -79,6 +69,6 @@ func (d *Daemon) readLost(ctx context.Context, st *state, f rules.Family) {
 // find notes what a read of one family found.
 func (l *loss) find(f rules.Family, examined map[rules.TableName]reload.Examined) {
 	for t, x := range examined {
-		l.found = l.found.With(f.Table(t), x.Finding)
+		l.memory = l.memory.With(f.Table(t), x.Finding)
 	}
 }

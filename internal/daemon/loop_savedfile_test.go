@@ -44,12 +44,12 @@ func (r *rig) ofOwners(f rules.Family) map[string][]string {
 	for name, table := range r.tables()[f] {
 		for _, c := range table.Chains {
 			place := fmt.Sprintf("%s %s", name, c.Name)
-			whole := r.d.cfg.Protects(c.Name) && c.Name != canary.DefaultChain
+			whole := r.d.cfg.Protection.Chain(c.Name) && c.Name != canary.DefaultChain
 			if whole {
 				found[place] = []string{}
 			}
 			for _, rule := range c.Rules {
-				if whole || r.d.cfg.Protects(rule.Target) {
+				if whole || r.d.cfg.Protection.Chain(rule.Target) {
 					found[place] = append(found[place], rule.Spec)
 				}
 			}

@@ -10,7 +10,7 @@ import (
 // youngPods loads a pod, saves all, and replaces it by another one.
 func youngPods(t *testing.T, n *testNode) (saved string) {
 	t.Helper()
-	n.replayer.Protects = func(chain string) bool { return protects(chain) || strings.HasPrefix(chain, "CNI-") }
+	n.replayer.Protection.Chain = func(chain string) bool { return protects(chain) || strings.HasPrefix(chain, "CNI-") }
 	must(t, n.RestoreNoflush(v4, `*nat
 :CNI-HOSTPORT-DNAT - [0:0]
 :CNI-DN-1 - [0:0]
@@ -72,7 +72,7 @@ func TestSavedRulesAreFlushedAfterAReplayThatFailed(t *testing.T) {
 		n.job.Strict = true // nothing is looked for that may be refused
 		first := n.heal()
 		n.outcome(first, v4, Failed)
-		n.job.Found = n.job.Found.After(first)
+		n.job.Memory = n.job.Memory.After(first)
 		must(t, n.Flush(v4, rules.Nat, ""))
 		n.outcome(n.heal(), v4, Proved)
 		wantYoungPods(t, n)

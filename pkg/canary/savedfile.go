@@ -2,6 +2,22 @@ package canary
 
 import "github.com/canaryd/canaryd/pkg/rules"
 
+// The saved file that is flushed before it is replaced: another process restores a file that was
+// saved a while ago, and flushes the table before canaryd has replaced the file's rules
+// (`iptables-restore < saved`, then `iptables -F`, within --settle or one replay). The flush leaves
+// empty chains behind: those that the file had, not those of the present.
+//
+// Without this file, Judge would see the flush alone. A chain that is missing then was removed by
+// its owner. That is right for the host port of a pod that went during the outage, and wrong for
+// one that is younger than the file: CNI plugins write once, so it would stay unreachable for as
+// long as its pod lives. Chains of pods that are gone, which only the file had, would stay.
+// TestASavedFileIsFlushedBeforeItIsReplaced and TestSavedRulesAreFlushedInTheMiddleOfAReplay fail
+// so, on both backends, and of 5 random seeds of TestSavedFilesThatAreFlushed 2 on each path of nft.
+//
+// So each Finding of a loss remembers what later reads cannot show, and the next read gets it as
+// Seen.Before: Restored, Lacked and Brought. reload.Memory hands it on; the daemon reads a table
+// as soon as it sees that a file replaced it (internal/daemon/savedfile.go).
+
 // remember completes what is found of a table without its mark by what was found before.
 func (f *Finding) remember(want Wanted, seen Seen) {
 	f.Restored = seen.Before.Restored

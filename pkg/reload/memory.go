@@ -1,0 +1,71 @@
+package reload
+
+import (
+	"github.com/canaryd/canaryd/pkg/tableid"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Memory is what is known of one loss from the reads and tries so far. Its caller keeps it
+// for as long as the loss lasts, and passes it with each Job. It is a value; the zero Memory is
+// that of a loss that was not read yet.
+type Memory struct {
+	// found is what the last read of each table found. Some of it no later read can show:
+	// see canary.Seen.
+	found map[rules.TableID]canary.Finding
+	// unproved is what earlier tries wrote and could not read back.
+	unproved unproved
+}
+
+// With returns the memory after another read of a table. A read that failed shows nothing.
+func (m Memory) With(id rules.TableID, finding canary.Finding) Memory {
+	if finding.Verdict != canary.Unknown {
+		m.found = tableid.With(m.found, id, finding)
+	}
+	return m
+}
+
+// After returns the memory after a replay was tried.
+func (m Memory) After(result Result) Memory {
+	m.unproved = m.unproved.after(result)
+	return m.AfterPlanting(result)
+}
+
+// AfterPlanting returns the memory after marks alone were written. Of a table that was
+// written and could not be read since, nothing is found: what is missing of it next may have
+// stood meanwhile.
+func (m Memory) AfterPlanting(result Result) Memory {
+	for f, fr := range result {
+		for t, tr := range fr.Tables {
+			if tr.Unproved {
+				tr.last = canary.Finding{}
+			}
+			m = m.With(f.Table(t), tr.last)
+		}
+	}
+	return m
+}
+
+// Finding returns what the last read of a table found; the zero Finding if there was none.
+func (m Memory) Finding(id rules.TableID) canary.Finding { return m.found[id] }
+
+// Restored reports whether saved rules stood in any table.
+func (m Memory) Restored() bool {
+	for _, finding := range m.found {
+		if finding.Restored != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// withFamily returns m with what another memory has of the reads of one family.
+func (m Memory) withFamily(f rules.Family, of Memory) Memory {
+	for id, finding := range of.found {
+		if id.Family == f {
+			m = m.With(id, finding)
+		}
+	}
+	return m
+}
