@@ -76,17 +76,6 @@ func (p Part) Digest() string {
 // what Change.Removed held when it was shown. It is a value; nil agrees to no removal.
 type Agreement map[rules.TableID]string
 
-// Agreement returns what agrees to exactly these changes.
-func (c Changes) Agreement() Agreement {
-	a := Agreement{}
-	for id, change := range c {
-		if !change.Removed.Empty() {
-			a[id] = change.Removed.Digest()
-		}
-	}
-	return a
-}
-
 // Check returns ErrNotAgreed, with the first such table, if the changes remove something
 // that was not agreed to.
 func (a Agreement) Check(c Changes) error {

@@ -248,36 +248,6 @@ func TestParseTakesTextForText(t *testing.T) {
 	}
 }
 
-// Where nothing but text is known of a table, a comment with line breaks is joined, and whatever
-// else is odd costs that table.
-func TestParseTable(t *testing.T) {
-	head, tail := "# Generated\n*nat\n:A - [0:0]\n-A A -j RETURN\n", "-A A -j ACCEPT\nCOMMIT\n# Completed\n"
-	got, err := rules.ParseTable(strings.NewReader(head+"-A A -m comment --comment \"x\n\n*filter\nCOMMIT\ny\" -j DROP\n"+tail), rules.Nat)
-	if err != nil {
-		t.Fatal(err)
-	}
-	list := got.Chain("A").Rules
-	if len(list) != 3 || list[0].Spec != "-j RETURN" || list[2].Spec != "-j ACCEPT" {
-		t.Fatalf("read as %q", list)
-	}
-	if reason, opaque := list[1].Opaque(); !opaque || list[1].Target != "DROP" || !strings.Contains(reason, "line break") {
-		t.Errorf("the comment's rule is read as %q", list[1])
-	}
-	for name, text := range map[string]string{
-		"an interface over two lines": head + "-A A -i a\n# -j A\n" + tail,
-		"a quote that never ends":     head + "-A A -m comment --comment \"x\n" + tail,
-		"another table":               "*filter\nCOMMIT\n",
-		"two tables":                  head + tail + "*filter\nCOMMIT\n",
-		"cut off":                     head,
-		"nothing":                     "",
-		"what iptables cannot print":  "# Table `nat' is incompatible, use 'nft' tool.\n",
-	} {
-		if got, err := rules.ParseTable(strings.NewReader(text), rules.Nat); err == nil {
-			t.Errorf("%s: read as %v", name, got)
-		}
-	}
-}
-
 func TestParseErrorsAreShort(t *testing.T) {
 	_, _, err := rules.Parse(strings.NewReader("*nat\n" + strings.Repeat("x", 5000) + "\n"))
 	if err == nil || len(err.Error()) > 250 {
