@@ -223,10 +223,14 @@ const saysOddChains = "# Table `%s' contains incompatible base-chains, use 'nft'
 // printedRule reads a rule's text. One that cannot be read is opaque.
 func printedRule(spec string) rules.Rule {
 	rule, err := rules.ParseRule(spec)
-	if err != nil {
-		return rules.OpaqueRule([]byte(spec), "", "it "+err.Reason)
+	if err == nil {
+		return rule
 	}
-	return rule
+	reason := err.Error()
+	if wrong := (*rules.ParseError)(nil); errors.As(err, &wrong) {
+		reason = "it " + wrong.Reason // without the text, which is the rule's
+	}
+	return rules.OpaqueRule([]byte(spec), "", reason)
 }
 
 // printTries is how many processes are executed for the rules of one chain. One rule among 10,000

@@ -172,7 +172,7 @@ func (p *fragmentParser) declaration(text string) *ParseError {
 
 func (p *fragmentParser) rule(text, verb, name, spec string) *ParseError {
 	wrong := func(reason string) *ParseError { return &ParseError{Text: text, Reason: reason} }
-	rule, err := ParseRule(spec)
+	rule, err := parseRule(spec)
 	if err != nil {
 		return wrong(err.Reason)
 	}

@@ -243,7 +243,7 @@ func (p *parser) rule(text string) *ParseError {
 	if chain == nil {
 		return &ParseError{Text: text, Reason: "adds to a chain that is not declared"}
 	}
-	rule, err := ParseRule(spec)
+	rule, err := parseRule(spec)
 	if err != nil {
 		rule = OpaqueRule([]byte(spec), "", "it "+err.Reason)
 	}
@@ -252,8 +252,17 @@ func (p *parser) rule(text string) *ParseError {
 }
 
 // ParseRule reads one rule's text: what stands behind "-A CHAIN ". A rule whose
-// text may not be written back as it is comes back opaque.
-func ParseRule(spec string) (Rule, *ParseError) {
+// text may not be written back as it is comes back opaque. The error is of type
+// *ParseError.
+func ParseRule(spec string) (Rule, error) {
+	rule, wrong := parseRule(spec)
+	if wrong != nil { // a nil *ParseError would be an error that is not nil
+		return Rule{}, wrong
+	}
+	return rule, nil
+}
+
+func parseRule(spec string) (Rule, *ParseError) {
 	if strings.HasPrefix(spec, opaqueStart) {
 		return parseOpaque(spec), nil
 	}

@@ -248,6 +248,18 @@ func TestParseTakesTextForText(t *testing.T) {
 	}
 }
 
+// A caller that keeps its errors in a variable of type error sees none where there is none.
+func TestParseRuleHasNoErrorThatIsNil(t *testing.T) {
+	var err error
+	if _, err = rules.ParseRule("-j ACCEPT"); err != nil {
+		t.Errorf("a good rule has the error %#v", err)
+	}
+	var wrong *rules.ParseError
+	if _, err = rules.ParseRule(`-m comment --comment "x`); !errors.As(err, &wrong) {
+		t.Errorf("a quote that is not closed: %#v, want a *ParseError", err)
+	}
+}
+
 func TestParseErrorsAreShort(t *testing.T) {
 	_, _, err := rules.Parse(strings.NewReader("*nat\n" + strings.Repeat("x", 5000) + "\n"))
 	if err == nil || len(err.Error()) > 250 {
