@@ -87,7 +87,7 @@ deps-test: # and the firewalls that test/flushers runs
 test: deps-test ## run all tests, against the kernel too, in network namespaces of their own
 	@hack/test.sh
 
-# make fuzz FUZZ=5m for five minutes each.
+# make fuzz FUZZ=5m for five minutes each, FUZZ=3000x for that many inputs each.
 FUZZ ?= 30s
 .PHONY: fuzz
 fuzz: ## run every fuzz target for a while; what makes one fail is kept in testdata/fuzz

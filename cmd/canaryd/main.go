@@ -214,7 +214,7 @@ func fail(to streams, err error) int {
 }
 
 // rareFlags are flags of run that its help leaves out, to fit a screen.
-var rareFlags = []string{"replay", "canary-chain", "poll-interval", "lock-file", "lock-wait", "metrics-required"}
+var rareFlags = []string{"replay", "canary-chain", "poll-interval", "lock-file", "lock-wait", "metrics-host", "metrics-required"}
 
 // usual returns the flags that are not rare.
 func usual(flags *pflag.FlagSet) *pflag.FlagSet {

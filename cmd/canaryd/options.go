@@ -20,7 +20,7 @@ import (
 
 // options are all flags of all commands, as they were given.
 type options struct {
-	source, protect                  []string
+	source, protect, metricsHosts    []string
 	mode, replay, backend, ipFamily  string
 	keeper                           string
 	canaryChain                      string
@@ -60,7 +60,7 @@ func renderFlags() []string {
 func runFlags() []string {
 	return []string{
 		"source", "manifest", "rules-dir", "protect", "mode", "replay", "keeper", "backend", "ip-family", "canary-chain", "poll-interval", "settle",
-		"hook-grace", "lock-file", "lock-wait", "max-stored-age", "state-dir", "cni-results", "socket", "metrics-bind-address", "metrics-required",
+		"hook-grace", "lock-file", "lock-wait", "max-stored-age", "state-dir", "cni-results", "socket", "metrics-bind-address", "metrics-host", "metrics-required",
 	}
 }
 
@@ -88,6 +88,7 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.StringVar(&o.cniResults, "cni-results", "/var/lib/cni/results", "`folder` in which libcni keeps a file per pod; empty: not read")
 	all.StringVar(&o.socket, "socket", "/run/canaryd/canaryd.sock", "the control socket")
 	all.StringVar(&o.metricsAddress, "metrics-bind-address", "127.0.0.1:9475", "HTTP address; empty: none")
+	all.StringSliceVar(&o.metricsHosts, "metrics-host", nil, "further `names` that HTTP answers under; its address and localhost always are")
 	all.BoolVar(&o.metricsRequired, "metrics-required", false, "not healthy while that address is taken")
 	all.StringVarP(&o.output, "output", "o", "table", "table or json")
 	all.StringVar(&o.flush, "flush", "", "tell all of one flush: its `number` in the list, 1 is the newest, or its ID")
@@ -195,6 +196,11 @@ func (o *options) complete(cmd command) error {
 	if o.metricsAddress != "" {
 		if _, _, err := net.SplitHostPort(o.metricsAddress); err != nil {
 			errs = append(errs, fmt.Errorf("--metrics-bind-address is %q: want HOST:PORT, or nothing to turn it off", o.metricsAddress))
+		}
+	}
+	for _, name := range o.metricsHosts {
+		if err := daemon.CheckHostName(name); err != nil {
+			errs = append(errs, fmt.Errorf("--metrics-host: %w", err))
 		}
 	}
 	switch o.ipFamily {

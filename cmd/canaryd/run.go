@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/cgroup"
 	"github.com/canaryd/canaryd/internal/cniresults"
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/internal/journal"
@@ -92,8 +93,9 @@ func (o *options) lastBackend(ctx context.Context) iptables.Backend {
 
 // serve runs the loop, its watchers and its faces, and joins them all.
 func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *reload.Store) error {
-	saveMemory()
 	log := klog.FromContext(ctx)
+	saveMemory()
+	keepWithinGroup(log)
 	info := kernel.Info()
 	log.Info("Starting", "version", version, "mode", o.mode, "backend", info.Backend, "iptables", info.Version,
 		"reason", info.Reason, "families", kernel.Families(), "protect", o.protect)
@@ -132,6 +134,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	if o.metricsAddress != "" {
 		face := daemon.Listening{
 			Address: o.metricsAddress, Report: d.ReportListening,
+			Names:   o.metricsHosts,
 			Handler: daemon.NewHTTPHandler(nodeName(), d.Status, d.Alive, registry),
 		}
 		group.Go(func() error { return face.Run(ctx) })
@@ -180,6 +183,23 @@ func saveMemory() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(50)
 	}
+}
+
+// keepWithinGroup lets the heap keep to the memory that our control group allows, unless
+// GOMEMLIMIT says otherwise: else the kernel ends canaryd where a collection had helped.
+func keepWithinGroup(log klog.Logger) {
+	if os.Getenv("GOMEMLIMIT") != "" {
+		return
+	}
+	limit, err := cgroup.MemoryLimit(os.DirFS("/"))
+	if err != nil {
+		log.Info("A limit of memory could not be read", "reason", err)
+	}
+	if limit.Bytes == 0 {
+		return
+	}
+	debug.SetMemoryLimit(limit.HeapLimit())
+	log.Info("The control group limits memory", "bytes", limit.Bytes, "of", limit.File, "heap", limit.HeapLimit())
 }
 
 // giveBack collects twice: what a sync.Pool holds outlives the first time, and

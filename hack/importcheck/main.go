@@ -18,7 +18,7 @@ const module = "github.com/canaryd/canaryd/"
 
 // layers lists the house from the roof to the ground. A package imports only
 // what stands behind it in this list.
-var layers = []string{"cmd", "internal/daemon", "pkg/reload", "pkg/canary", "pkg/iptables", "pkg/watch", "pkg/nft", "pkg/conntrack", "internal/journal", "internal/cniresults", "internal/source", "pkg/rules/kube", "pkg/rules", "internal/private", "pkg/tableid"}
+var layers = []string{"cmd", "internal/daemon", "pkg/reload", "pkg/canary", "pkg/iptables", "pkg/watch", "pkg/nft", "pkg/conntrack", "internal/journal", "internal/cniresults", "internal/source", "pkg/rules/kube", "pkg/rules", "internal/private", "internal/cgroup", "pkg/tableid"}
 
 // A Package is what "go list -json" says about one.
 type Package struct {

@@ -20,6 +20,8 @@ const retryListen = 5 * time.Second
 type Listening struct {
 	Address string // HOST:PORT
 	Handler http.Handler
+	// Names are those under which it answers, next to the loopback's and that of Address.
+	Names []string
 	// Report is called with why the address cannot be had, and with nil once it can.
 	Report func(error)
 
@@ -33,7 +35,7 @@ func (s Listening) Run(ctx context.Context) error {
 	if err != nil || l == nil {
 		return err
 	}
-	return ServeHTTP(ctx, l, s.Handler)
+	return ServeHTTP(ctx, l, onlyFor(newOwnNames(s.Address, l.Addr(), s.Names), s.Handler))
 }
 
 // await returns the listener, nil if ctx ends before the address can be had.
