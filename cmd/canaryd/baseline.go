@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/api"
 )
 
 const aboutBaseline = `canaryd learns what stands in protected chains, whichever process wrote it, and puts it back after a
@@ -33,7 +33,7 @@ func runBaseline(ctx context.Context, o *options, to streams) (int, error) {
 	case o.generation != "" && !o.confirm:
 		return exitError, errors.New("--generation says what --confirm takes, and is of no use without it")
 	}
-	reply, err := o.client().Baseline(ctx, daemon.BaselineRequest{Confirm: o.confirm, Forget: o.forget, Generation: o.generation})
+	reply, err := o.client().Baseline(ctx, api.BaselineRequest{Confirm: o.confirm, Forget: o.forget, Generation: o.generation})
 	if err != nil {
 		return exitError, err
 	}
@@ -55,7 +55,7 @@ func runBaseline(ctx context.Context, o *options, to streams) (int, error) {
 }
 
 // baselineText is the answer for people: counts first, then rules.
-func baselineText(o *options, r daemon.BaselineReply) string {
+func baselineText(o *options, r api.BaselineReply) string {
 	present := fmt.Sprintf("generation %s, %s in %s", r.Present.ID, count(r.Present.Rules, "rule"), count(r.Present.Chains, "chain"))
 	switch b := r.Baseline; {
 	case o.forget && r.Replaced == nil:
@@ -86,7 +86,7 @@ func baselineText(o *options, r daemon.BaselineReply) string {
 }
 
 // writeChanges writes the chains that differ, and then the rules that appeared.
-func writeChanges(text *strings.Builder, r daemon.BaselineReply) {
+func writeChanges(text *strings.Builder, r api.BaselineReply) {
 	rows := [][]string{{"FAMILY", "TABLE", "CHAIN", "APPEARED", "GONE"}}
 	for _, c := range r.Changes[:min(len(r.Changes), shownChains)] {
 		gone := strconv.Itoa(c.Gone)
@@ -120,7 +120,7 @@ func writeChanges(text *strings.Builder, r daemon.BaselineReply) {
 }
 
 // baselineName is a baseline for people.
-func baselineName(b daemon.BaselineName) string {
+func baselineName(b api.BaselineName) string {
 	if b.Error != "" {
 		return "baseline that is not believed"
 	}
@@ -128,7 +128,7 @@ func baselineName(b daemon.BaselineName) string {
 }
 
 // sinceText says what became of a baseline.
-func sinceText(b daemon.Baseline) string {
+func sinceText(b api.Baseline) string {
 	var words []string
 	if b.AppearedRules > 0 {
 		words = append(words, fmt.Sprintf("%s appeared since in %s", count(b.AppearedRules, "rule"), count(b.AppearedChains, "chain")))
@@ -146,7 +146,7 @@ func sinceText(b daemon.Baseline) string {
 }
 
 // printBaseline says in one line of a status what appeared since the baseline; nothing without one.
-func printBaseline(w io.Writer, b *daemon.Baseline) error {
+func printBaseline(w io.Writer, b *api.Baseline) error {
 	if b == nil {
 		return nil
 	}
@@ -166,7 +166,7 @@ func printBaseline(w io.Writer, b *daemon.Baseline) error {
 
 // notInBaselineText says in a line which rules of a flush the baseline did not have; "" if none
 // was confirmed.
-func notInBaselineText(n *daemon.NotInBaseline) string {
+func notInBaselineText(n *api.NotInBaseline) string {
 	if n == nil {
 		return ""
 	}

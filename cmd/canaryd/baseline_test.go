@@ -8,34 +8,37 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/control"
+
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // A confirmer answers about the baseline, and notes what it was asked.
 type confirmer struct {
-	daemon.Controller
-	reply daemon.BaselineReply
-	asked []daemon.BaselineRequest
+	control.Controller
+	reply api.BaselineReply
+	asked []api.BaselineRequest
 }
 
-func (c *confirmer) Baseline(_ context.Context, r daemon.BaselineRequest) (daemon.BaselineReply, error) {
+func (c *confirmer) Baseline(_ context.Context, r api.BaselineRequest) (api.BaselineReply, error) {
 	c.asked = append(c.asked, r)
 	return c.reply, nil
 }
 
-func confirmedAt() daemon.BaselineName {
-	return daemon.BaselineName{Generation: "0123456789ab", Confirmed: time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)}
+func confirmedAt() api.BaselineName {
+	return api.BaselineName{Generation: "0123456789ab", Confirmed: time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)}
 }
 
 // appeared is an answer with chains of all kinds; its names are an attacker's.
-func appeared() daemon.BaselineReply {
-	r := daemon.BaselineReply{
-		Baseline: &daemon.Baseline{BaselineName: confirmedAt(), Rules: 460, Chains: 147, AppearedRules: 1003, AppearedChains: 103, GoneRules: 2, ReorderedChains: 1},
-		Present:  daemon.Generation{ID: "ba9876543210", Rules: 1461, Chains: 247},
-		Changes: []daemon.BaselineChange{
+func appeared() api.BaselineReply {
+	r := api.BaselineReply{
+		Baseline: &api.Baseline{BaselineName: confirmedAt(), Rules: 460, Chains: 147, AppearedRules: 1003, AppearedChains: 103, GoneRules: 2, ReorderedChains: 1},
+		Present:  api.Generation{ID: "ba9876543210", Rules: 1461, Chains: 247},
+		Changes: []api.BaselineChange{
 			{Family: rules.IPv4, Table: rules.Nat, Chain: "PREROUTING", Known: true, Appeared: 1, Rules: []string{"-A PREROUTING -j KUBE-EVIL"}},
 			{Family: rules.IPv4, Table: rules.Nat, Chain: "KUBE-\x1b[2J", Known: true, Appeared: 2, Gone: 2, Reordered: true, Rules: []string{"-A KUBE-\x1b[2J -j RETURN", "-A KUBE-\x1b[2J -j ACCEPT"}},
 			{Family: rules.IPv6, Table: rules.Filter, Chain: "KUBE-FILLED", Appeared: 900, More: 400},
@@ -47,36 +50,36 @@ func appeared() daemon.BaselineReply {
 	}
 	for i := range 100 {
 		name := fmt.Sprintf("KUBE-SVC-%03d", i)
-		r.Changes = append(r.Changes, daemon.BaselineChange{Family: rules.IPv6, Table: rules.Filter, Chain: name, Appeared: 1, Rules: []string{"-A " + name + " -j RETURN"}})
+		r.Changes = append(r.Changes, api.BaselineChange{Family: rules.IPv6, Table: rules.Filter, Chain: name, Appeared: 1, Rules: []string{"-A " + name + " -j RETURN"}})
 	}
 	return r
 }
 
 func TestBaselineTexts(t *testing.T) {
-	none := daemon.BaselineReply{Present: daemon.Generation{ID: "ba9876543210", Rules: 460, Chains: 147}}
+	none := api.BaselineReply{Present: api.Generation{ID: "ba9876543210", Rules: 460, Chains: 147}}
 	same := none
-	same.Baseline = &daemon.Baseline{BaselineName: confirmedAt(), Rules: 460, Chains: 147}
+	same.Baseline = &api.Baseline{BaselineName: confirmedAt(), Rules: 460, Chains: 147}
 	replaced := same
 	name := confirmedAt()
 	replaced.Replaced = &name
 	broken := none
-	broken.Baseline = &daemon.Baseline{BaselineName: daemon.BaselineName{Error: "baseline.json is corrupt"}}
+	broken.Baseline = &api.Baseline{BaselineName: api.BaselineName{Error: "baseline.json is corrupt"}}
 	for _, test := range []struct {
 		name  string
 		args  []string
-		reply daemon.BaselineReply
+		reply api.BaselineReply
 		code  int
-		asked daemon.BaselineRequest
+		asked api.BaselineRequest
 	}{
-		{"none", nil, none, exitOK, daemon.BaselineRequest{}},
-		{"same", nil, same, exitOK, daemon.BaselineRequest{}},
-		{"appeared", nil, appeared(), exitNo, daemon.BaselineRequest{}},
-		{"broken", nil, broken, exitError, daemon.BaselineRequest{}},
-		{"confirmed", []string{"--confirm"}, same, exitOK, daemon.BaselineRequest{Confirm: true}},
-		{"replaced", []string{"--confirm", "--generation=ba9876543210"}, replaced, exitOK, daemon.BaselineRequest{Confirm: true, Generation: "ba9876543210"}},
-		{"forgotten", []string{"--forget"}, daemon.BaselineReply{Replaced: &name}, exitOK, daemon.BaselineRequest{Forget: true}},
-		{"nothing-forgotten", []string{"--forget"}, none, exitOK, daemon.BaselineRequest{Forget: true}},
-		{"json", []string{"-o", "json"}, replaced, exitOK, daemon.BaselineRequest{}},
+		{"none", nil, none, exitOK, api.BaselineRequest{}},
+		{"same", nil, same, exitOK, api.BaselineRequest{}},
+		{"appeared", nil, appeared(), exitNo, api.BaselineRequest{}},
+		{"broken", nil, broken, exitError, api.BaselineRequest{}},
+		{"confirmed", []string{"--confirm"}, same, exitOK, api.BaselineRequest{Confirm: true}},
+		{"replaced", []string{"--confirm", "--generation=ba9876543210"}, replaced, exitOK, api.BaselineRequest{Confirm: true, Generation: "ba9876543210"}},
+		{"forgotten", []string{"--forget"}, api.BaselineReply{Replaced: &name}, exitOK, api.BaselineRequest{Forget: true}},
+		{"nothing-forgotten", []string{"--forget"}, none, exitOK, api.BaselineRequest{Forget: true}},
+		{"json", []string{"-o", "json"}, replaced, exitOK, api.BaselineRequest{}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := &confirmer{reply: test.reply}
@@ -85,7 +88,7 @@ func TestBaselineTexts(t *testing.T) {
 			if code != test.code {
 				t.Errorf("exit code %d, want %d: %s", code, test.code, stderr)
 			}
-			if d := cmp.Diff([]daemon.BaselineRequest{test.asked}, c.asked); d != "" {
+			if d := cmp.Diff([]api.BaselineRequest{test.asked}, c.asked); d != "" {
 				t.Errorf("asked (-want +got):\n%s", d)
 			}
 			golden(t, "baseline-"+test.name, stdout+stderr)
@@ -100,13 +103,13 @@ func TestBaselineTexts(t *testing.T) {
 
 // TestStatusOfABaseline: one line of a status, and none without a baseline.
 func TestStatusOfABaseline(t *testing.T) {
-	for name, b := range map[string]*daemon.Baseline{
+	for name, b := range map[string]*api.Baseline{
 		"": nil,
 		"baseline of 2026-11-20 10:00 UTC, generation 0123456789ab: no rule appeared since\n":                                                                     {BaselineName: confirmedAt()},
 		"baseline of 2026-11-20 10:00 UTC, generation 0123456789ab: 12 rules appeared since in 3 chains: canaryd baseline\n":                                      {BaselineName: confirmedAt(), AppearedRules: 12, AppearedChains: 3},
 		"baseline of 2026-11-20 10:00 UTC, generation 0123456789ab: 1 rule appeared since in 1 chain, 2 rules gone, another order in 1 chain: canaryd baseline\n": {BaselineName: confirmedAt(), AppearedRules: 1, AppearedChains: 1, GoneRules: 2, ReorderedChains: 1},
-		"the confirmed baseline is NOT believed: baseline.json is corrupt:\\x1b: canaryd baseline\n":                                                              {BaselineName: daemon.BaselineName{Error: "baseline.json is corrupt:\x1b"}},
-		"the confirmed baseline is being read\n": {BaselineName: daemon.BaselineName{Reading: true}},
+		"the confirmed baseline is NOT believed: baseline.json is corrupt:\\x1b: canaryd baseline\n":                                                              {BaselineName: api.BaselineName{Error: "baseline.json is corrupt:\x1b"}},
+		"the confirmed baseline is being read\n": {BaselineName: api.BaselineName{Reading: true}},
 	} {
 		s := status()
 		s.Baseline = b
@@ -122,16 +125,16 @@ func TestStatusOfABaseline(t *testing.T) {
 
 // TestFlushNotInBaseline: which of the lost rules were never confirmed.
 func TestFlushNotInBaseline(t *testing.T) {
-	for want, n := range map[string]*daemon.NotInBaseline{
+	for want, n := range map[string]*api.NotInBaseline{
 		"": nil,
 		"all of these rules are in the baseline that was confirmed at 2026-11-20T10:00:00Z (generation 0123456789ab)\n": {BaselineName: confirmedAt()},
 		"of these, 4 rules are not in the baseline that was confirmed at 2026-11-20T10:00:00Z (generation 0123456789ab): ipv4 filter KUBE-FORWARD 3, 2 more chains\n": {
-			BaselineName: confirmedAt(), Rules: 4, Chains: []daemon.ChainName{{Family: rules.IPv4, Table: rules.Filter, Chain: "KUBE-FORWARD", Rules: 3}}, More: 2,
+			BaselineName: confirmedAt(), Rules: 4, Chains: []api.ChainName{{Family: rules.IPv4, Table: rules.Filter, Chain: "KUBE-FORWARD", Rules: 3}}, More: 2,
 		},
 	} {
 		f := status().Flushes[0]
 		f.NotInBaseline = n
-		text := flushText(daemon.FlushReply{Flush: f})
+		text := flushText(api.FlushReply{Flush: f})
 		if want == "" && strings.Contains(text, "baseline") || !strings.Contains(text, want) {
 			t.Errorf("want %q in\n%s", want, text)
 		}
@@ -141,14 +144,14 @@ func TestFlushNotInBaseline(t *testing.T) {
 // TestPreviewMarks: rules that were never confirmed are marked in front, and counted.
 func TestPreviewMarks(t *testing.T) {
 	name := confirmedAt()
-	reply := daemon.RestoreReply{Generation: "0123456789ab", Changes: changes(), Baseline: &name}
+	reply := api.RestoreReply{Generation: "0123456789ab", Changes: changes(), Baseline: &name}
 	reply.Changes[0].Lines, reply.Changes[0].NewLines, reply.Changes[0].NotInBaseline = []string{"+-A KUBE-SVC-A -j ACCEPT", "--A KUBE-SVC-A -j RETURN"}, 1, 1
 	reply.Changes[1].Lines = []string{"+-A INPUT -j KUBE-FIREWALL"}
 	var out bytes.Buffer
 	if code, err := printPreview(&out, "table", reply); code != exitOK || err != nil {
 		t.Errorf("exit code %d, %v", code, err)
 	}
-	reply.Baseline = &daemon.BaselineName{Error: "baseline.json is corrupt"}
+	reply.Baseline = &api.BaselineName{Error: "baseline.json is corrupt"}
 	reply.Changes = reply.Changes[1:]
 	if code, err := printPreview(&out, "table", reply); code != exitOK || err != nil {
 		t.Errorf("exit code %d, %v", code, err)

@@ -5,7 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 
-	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
@@ -28,7 +29,7 @@ func runDismiss(ctx context.Context, o *options, to streams) (int, error) {
 	return exitOK, nil
 }
 
-func printDismissal(o *options, to streams, reply daemon.DismissReply) error {
+func printDismissal(o *options, to streams, reply api.DismissReply) error {
 	if o.output == "json" {
 		return printJSON(to.out, reply)
 	}
@@ -42,12 +43,12 @@ func printDismissal(o *options, to streams, reply daemon.DismissReply) error {
 
 // awaiting puts tables whose loss waits for a decision, and is not over, into the
 // verdicts that a read without a daemon came to.
-func (b bench) awaiting(snapshot iptables.Snapshot, verdicts daemon.Verdicts) {
+func (b bench) awaiting(snapshot iptables.Snapshot, verdicts api.Verdicts) {
 	pending, err := b.store.LoadPending()
 	if err != nil {
 		return // none waits, or the daemon will say what is wrong with it
 	}
-	var record daemon.Flush
+	var record api.Flush
 	if err := json.Unmarshal(pending.Record, &record); err != nil {
 		return
 	}

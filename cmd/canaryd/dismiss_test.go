@@ -6,7 +6,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/control"
+
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -14,15 +17,15 @@ import (
 // TestStatusAwaitingDecision: what is lost, why it stays so, and what to do.
 func TestStatusAwaitingDecision(t *testing.T) {
 	s := status()
-	tables := map[rules.Family]daemon.Verdicts{rules.IPv4: {rules.Nat: canary.Emptied}}
-	s.Decision = &daemon.Decision{
+	tables := map[rules.Family]api.Verdicts{rules.IPv4: {rules.Nat: canary.Emptied}}
+	s.Decision = &api.Decision{
 		Flush: "660c8b90ccb7b", Generation: "0123456789ab", Tables: tables,
 		Reason:  "the rules were last seen in force longer ago than --max-stored-age (10m0s)",
 		Restore: "canaryd restore --generation 0123456789ab", Dismiss: "canaryd dismiss",
 	}
-	s.Flushes[0].Outcome, s.Flushes[0].AbsentSeconds, s.Flushes[0].Culprit = daemon.AwaitingDecision, 0, daemon.Culprit{}
+	s.Flushes[0].Outcome, s.Flushes[0].AbsentSeconds, s.Flushes[0].Culprit = api.AwaitingDecision, 0, api.Culprit{}
 	s.Flushes[0].LastInForce = s.Flushes[0].Time.Add(-time.Hour)
-	s.Flushes[1].AbsentSeconds, s.Flushes[1].AbsentAtMost, s.Flushes[1].Outcome = 28.0123, true, daemon.Dismissed
+	s.Flushes[1].AbsentSeconds, s.Flushes[1].AbsentAtMost, s.Flushes[1].Outcome = 28.0123, true, api.Dismissed
 	var out bytes.Buffer
 	if err := printStatus(&out, "table", s); err != nil {
 		t.Fatal(err)
@@ -32,25 +35,25 @@ func TestStatusAwaitingDecision(t *testing.T) {
 
 // A decider has a loss that waits.
 type decider struct {
-	daemon.Controller
-	reply daemon.DismissReply
+	control.Controller
+	reply api.DismissReply
 }
 
-func (d decider) Dismiss(context.Context) (daemon.DismissReply, error) { return d.reply, nil }
+func (d decider) Dismiss(context.Context) (api.DismissReply, error) { return d.reply, nil }
 
 func TestDismiss(t *testing.T) {
 	for name, test := range map[string]struct {
-		reply daemon.DismissReply
+		reply api.DismissReply
 		args  []string
 		want  string
 	}{
 		"nothing": {want: "nothing waits for a decision\n"},
 		"one": {
-			reply: daemon.DismissReply{Flush: "660c8b90ccb7b", Generation: "0123456789ab", Rules: 112},
+			reply: api.DismissReply{Flush: "660c8b90ccb7b", Generation: "0123456789ab", Rules: 112},
 			want:  "the loss of flush 660c8b90ccb7b is accepted: 112 rules; generation 0123456789ab stays on disk\n",
 		},
 		"json": {
-			reply: daemon.DismissReply{Flush: "660c8b90ccb7b", Generation: "0123456789ab", Rules: 1}, args: []string{"-o", "json"},
+			reply: api.DismissReply{Flush: "660c8b90ccb7b", Generation: "0123456789ab", Rules: 1}, args: []string{"-o", "json"},
 			want: "{\n  \"flush\": \"660c8b90ccb7b\",\n  \"generation\": \"0123456789ab\",\n  \"rules\": 1\n}\n",
 		},
 	} {

@@ -9,14 +9,14 @@ import (
 	"strings"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/api"
 )
 
 // runFlush asks the daemon for one flush.
 func runFlush(ctx context.Context, o *options, to streams) (int, error) {
-	reply, err := o.client().Flush(ctx, daemon.FlushRequest{Name: o.flush})
+	reply, err := o.client().Flush(ctx, api.FlushRequest{Name: o.flush})
 	switch {
-	case errors.Is(err, daemon.ErrNoFlush):
+	case errors.Is(err, api.ErrNoFlush):
 		return exitNo, err
 	case err != nil:
 		return exitError, err
@@ -34,7 +34,7 @@ func runFlush(ctx context.Context, o *options, to streams) (int, error) {
 
 // flushText is one flush for people: what and when, who, how much, and last the
 // rules, as a diff.
-func flushText(r daemon.FlushReply) string {
+func flushText(r api.FlushReply) string {
 	var b strings.Builder
 	f := r.Flush
 	fmt.Fprintf(&b, "flush %s at %s, %s\n", f.ID, f.Time.UTC().Format("2006-01-02 15:04:05.000 MST"), ago(f.Time))
@@ -119,7 +119,7 @@ func flushText(r daemon.FlushReply) string {
 
 // byFully names those that took something, each with what started it and its command
 // line.
-func byFully(f daemon.Flush) string {
+func byFully(f api.Flush) string {
 	text := ""
 	for _, c := range f.Takers() {
 		text += "by " + plain(c.Text())

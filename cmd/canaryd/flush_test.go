@@ -11,9 +11,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/control"
+
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -21,29 +24,29 @@ import (
 
 // A historian is a daemon that knows one flush, by number and by ID.
 type historian struct {
-	daemon.Controller
-	reply daemon.FlushReply
+	control.Controller
+	reply api.FlushReply
 	err   error // in the place of an answer
 }
 
-func (h historian) Flush(_ context.Context, r daemon.FlushRequest) (daemon.FlushReply, error) {
+func (h historian) Flush(_ context.Context, r api.FlushRequest) (api.FlushReply, error) {
 	if r.Name != "1" && r.Name != h.reply.Flush.ID {
-		return daemon.FlushReply{}, fmt.Errorf("%w: %q; there is 1", daemon.ErrNoFlush, r.Name)
+		return api.FlushReply{}, fmt.Errorf("%w: %q; there is 1", api.ErrNoFlush, r.Name)
 	}
 	return h.reply, h.err
 }
 
 // serveControl serves c until the test ends, and returns the socket.
-func serveControl(t *testing.T, c daemon.Controller) string {
+func serveControl(t *testing.T, c control.Controller) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
 	ctx, cancel := context.WithCancel(context.Background())
-	l, err := daemon.ListenControl(ctx, socket)
+	l, err := control.ListenControl(ctx, socket)
 	if err != nil {
 		t.Fatal(err)
 	}
 	served := make(chan error, 1)
-	go func() { served <- daemon.ServeControl(ctx, l, daemon.NewControlHandler(c)) }()
+	go func() { served <- control.ServeControl(ctx, l, control.NewControlHandler(c)) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-served; err != nil {
@@ -54,35 +57,35 @@ func serveControl(t *testing.T, c daemon.Controller) string {
 }
 
 // oneFlush returns all that is known of a flush.
-func oneFlush() daemon.FlushReply {
+func oneFlush() api.FlushReply {
 	at := time.Date(2026, 3, 4, 5, 6, 7, 89_000_000, time.UTC)
-	culprit := daemon.Culprit{Time: at.Add(time.Millisecond), PID: 4711, Comm: "iptables", Command: "iptables -t nat -F", Ancestors: []string{"bash", "cron\x1b"}, Unit: "cron.service"}
-	other := daemon.Culprit{
+	culprit := api.Culprit{Time: at.Add(time.Millisecond), PID: 4711, Comm: "iptables", Command: "iptables -t nat -F", Ancestors: []string{"bash", "cron\x1b"}, Unit: "cron.service"}
+	other := api.Culprit{
 		Time: at.Add(2 * time.Millisecond), PID: 4712, Comm: "nft", ContainerID: strings.Repeat("0123456789abcdef", 4),
 		PodUID: "8d1f0a52-6c3e-4a8b-9d7e-2f1c0b9a8e7d",
 	}
-	return daemon.FlushReply{
-		Flush: daemon.Flush{
+	return api.FlushReply{
+		Flush: api.Flush{
 			ID: "660c8b90ccb7b", Time: at, Kind: canary.TableDeleted, Families: []rules.Family{rules.IPv4}, Tables: []rules.TableName{rules.Nat, rules.Filter},
-			Culprit: culprit, Culprits: []daemon.Culprit{culprit, other}, Writers: []daemon.Culprit{{Time: at, PID: 4700}, culprit, other},
-			Lost: daemon.Lost{Chains: 14, Rules: 112, Hooks: 3, Unprotected: 3, Tables: []daemon.TableLoss{
+			Culprit: culprit, Culprits: []api.Culprit{culprit, other}, Writers: []api.Culprit{{Time: at, PID: 4700}, culprit, other},
+			Lost: api.Lost{Chains: 14, Rules: 112, Hooks: 3, Unprotected: 3, Tables: []api.TableLoss{
 				{
 					Family: rules.IPv4, Table: rules.Nat, Kind: canary.TableDeleted, Chains: 13, Rules: 110, Hooks: 2, More: 12, Unprotected: 3, By: []uint32{4711, 4712},
-					PerChain: []daemon.ChainLoss{{Chain: "KUBE-SERVICES", Rules: 40}, {Chain: "PREROUTING", Rules: 2, Hooks: 2}},
+					PerChain: []api.ChainLoss{{Chain: "KUBE-SERVICES", Rules: 40}, {Chain: "PREROUTING", Rules: 2, Hooks: 2}},
 				},
 				{
 					Family: rules.IPv4, Table: rules.Filter, Kind: canary.Emptied, Chains: 1, Rules: 2, Hooks: 1, By: []uint32{4711},
-					PerChain: []daemon.ChainLoss{{Chain: "KUBE-FORWARD", Rules: 1}, {Chain: "FORWARD", Rules: 1, Hooks: 1}},
+					PerChain: []api.ChainLoss{{Chain: "KUBE-FORWARD", Rules: 1}, {Chain: "FORWARD", Rules: 1, Hooks: 1}},
 				},
 			}},
-			Pods: []daemon.LostPod{
+			Pods: []api.LostPod{
 				{Namespace: "default", Name: "web-0", Container: "5f1e", HostPorts: []string{"8080/tcp"}},
 				{Container: "c2d9\x1b[2J", HostPorts: []string{"443/tcp", "443/udp"}, Gone: true},
 			},
 			MorePods:       1,
 			NoticedSeconds: 0.0021, AbsentSeconds: 0.0484, Outcome: reload.Proved, Attempts: 2, Policies: []string{"filter FORWARD: ACCEPT, was DROP"},
 		},
-		Diff: []daemon.TableDiff{
+		Diff: []api.TableDiff{
 			{Family: rules.IPv4, Table: rules.Nat, Lines: []string{
 				`--A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES`, "-:KUBE-SERVICES - [0:0]",
 				`--A KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m comment --comment "default/kubernetes:https cluster IP" -j KUBE-SVC-NPX46M4PTMTKRN6Y`,
@@ -98,16 +101,16 @@ func oneFlush() daemon.FlushReply {
 // TestFlush: what people read, and what programs do.
 func TestFlush(t *testing.T) {
 	ago := regexp.MustCompile(`, [0-9hms]+ ago\n`)
-	for name, change := range map[string]func(*daemon.FlushReply){
-		"flush": func(*daemon.FlushReply) {},
-		"flush-while-down": func(r *daemon.FlushReply) {
+	for name, change := range map[string]func(*api.FlushReply){
+		"flush": func(*api.FlushReply) {},
+		"flush-while-down": func(r *api.FlushReply) {
 			r.Flush.LastInForce, r.Flush.AbsentAtMost, r.Flush.AbsentSeconds = r.Flush.Time.Add(-28*time.Second), true, 28.0123
 		},
-		"flush-nobody": func(r *daemon.FlushReply) {
+		"flush-nobody": func(r *api.FlushReply) {
 			f := &r.Flush
-			f.Culprit, f.Culprits, f.Writers, f.Policies, f.Lost.Tables, f.Earlier = daemon.Culprit{}, nil, nil, nil, nil, true
+			f.Culprit, f.Culprits, f.Writers, f.Policies, f.Lost.Tables, f.Earlier = api.Culprit{}, nil, nil, nil, nil, true
 			f.Lost.Unprotected = 0
-			f.Outcome, f.Attempts, f.AbsentSeconds, f.Detail = daemon.Interrupted, 1, 0, "iptables-nft-restore refused the rules:\nline 7 failed"
+			f.Outcome, f.Attempts, f.AbsentSeconds, f.Detail = api.Interrupted, 1, 0, "iptables-nft-restore refused the rules:\nline 7 failed"
 			r.Diff, r.NoDiff = nil, "the journal has no such entry: 660c8b90ccb7b"
 		},
 	} {
@@ -125,7 +128,7 @@ func TestFlush(t *testing.T) {
 			}
 
 			code, stdout, stderr = call(t, "status", "--socket="+socket, "--flush", "660c8b90ccb7b", "-o", "json")
-			var got daemon.FlushReply
+			var got api.FlushReply
 			if err := json.Unmarshal([]byte(stdout), &got); err != nil || code != exitOK || stderr != "" {
 				t.Fatalf("exit code %d, %q, %v", code, stderr, err)
 			}

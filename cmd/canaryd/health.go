@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/control"
 )
 
 // healthTimeout bounds a probe, which waits for nothing but a socket.
@@ -17,13 +17,13 @@ const healthTimeout = 5 * time.Second
 func runHealth(ctx context.Context, o *options, to streams) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
-	client := daemon.Client{Socket: o.socket}
+	client := control.Client{Socket: o.socket}
 	probe := client.Alive
 	if o.word == "ready" {
 		probe = client.Ready
 	}
 	text, err := probe(ctx)
-	var refused *daemon.RefusedError
+	var refused *control.RefusedError
 	switch {
 	case err == nil:
 		_, err := fmt.Fprintln(to.out, plain(oneLine(text)))

@@ -5,7 +5,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -17,7 +18,7 @@ const lineWidth = 80
 // verdictLine says what check found, and whether replays are paused: the losses if there are any, else the tables
 // with declared rules that are refused, else those that are unknown, as many as the
 // line has room for.
-func verdictLine(families map[rules.Family]daemon.Verdicts, paused bool) string {
+func verdictLine(families map[rules.Family]api.Verdicts, paused bool) string {
 	var lost, refused, unknown []string
 	tables := 0
 	for _, f := range rules.Families() {

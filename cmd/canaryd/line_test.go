@@ -6,7 +6,8 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -15,7 +16,7 @@ import (
 func TestVerdictLine(t *testing.T) {
 	intact := verdicts(canary.Intact, canary.Intact, canary.Changed)
 	longest := verdicts(canary.HooksMissing, canary.TableDeleted, canary.ChainDeleted)
-	for want, families := range map[string]map[rules.Family]daemon.Verdicts{
+	for want, families := range map[string]map[rules.Family]api.Verdicts{
 		"whole: 6 tables are intact":                                         {rules.IPv4: intact, rules.IPv6: intact},
 		"whole: 3 tables are intact":                                         {rules.IPv6: intact},
 		"whole: 0 tables are intact":                                         {},
@@ -40,7 +41,7 @@ func TestVerdictLine(t *testing.T) {
 // TestVerdictLineInAPause: the pause and all that fits are named.
 func TestVerdictLineInAPause(t *testing.T) {
 	lost := verdicts(canary.Intact, canary.Emptied, canary.TableDeleted)
-	for want, families := range map[string]map[rules.Family]daemon.Verdicts{
+	for want, families := range map[string]map[rules.Family]api.Verdicts{
 		"paused; whole: 3 tables are intact":                                   {rules.IPv4: verdicts(canary.Intact, canary.Intact, canary.Intact)},
 		"paused; unknown: ipv4 nat":                                            {rules.IPv4: verdicts(canary.Intact, canary.Unknown, canary.Intact)},
 		"paused; lost: ipv4 nat emptied, ipv4 filter table_deleted":            {rules.IPv4: lost},

@@ -13,10 +13,10 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/canaryd/canaryd/internal/control"
+
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
-
-	"github.com/canaryd/canaryd/internal/daemon"
 )
 
 // Set by the linker.
@@ -179,7 +179,7 @@ func run(ctx context.Context, args []string, to streams) int {
 		to = to.behind(done)
 	}
 	code, err := cmd.run(ctx, o, to)
-	if errors.Is(err, daemon.ErrForbidden) {
+	if errors.Is(err, control.ErrForbidden) {
 		err = fmt.Errorf("%w: sudo canaryd %s", err, cmd.name)
 	}
 	if err != nil {

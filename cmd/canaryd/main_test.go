@@ -11,9 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -179,33 +180,33 @@ func TestNoDaemon(t *testing.T) {
 	}
 }
 
-func verdicts(mangle, nat, filter canary.Verdict) daemon.Verdicts {
-	return daemon.Verdicts{rules.Mangle: mangle, rules.Nat: nat, rules.Filter: filter}
+func verdicts(mangle, nat, filter canary.Verdict) api.Verdicts {
+	return api.Verdicts{rules.Mangle: mangle, rules.Nat: nat, rules.Filter: filter}
 }
 
 // status returns a Status whose table is always the same: its times are that
 // long ago, and round.
-func status() daemon.Status {
+func status() api.Status {
 	ago := func(d time.Duration) time.Time { return time.Now().Add(-d) }
-	return daemon.Status{
-		Mode:    daemon.Heal,
-		Backend: daemon.Backend{Name: iptables.NFT, Version: "1.8.9", Reason: "kubelet's hint chain is in nft only"},
-		Families: map[rules.Family]daemon.Verdicts{
+	return api.Status{
+		Mode:    api.Heal,
+		Backend: api.Backend{Name: iptables.NFT, Version: "1.8.9", Reason: "kubelet's hint chain is in nft only"},
+		Families: map[rules.Family]api.Verdicts{
 			rules.IPv4: verdicts(canary.Intact, canary.Emptied, canary.Changed),
 		},
 		DisabledFamilies: map[rules.Family]string{rules.IPv6: "the kernel has no IPv6"},
-		Keeper:           map[rules.Family]daemon.FamilyKeeper{rules.IPv4: {State: daemon.KeeperKept}},
-		Generation:       daemon.Generation{ID: "0123456789ab", Source: "snapshot", Captured: ago(3 * time.Hour), Rules: 112, Chains: 31},
-		Flushes: []daemon.Flush{
+		Keeper:           map[rules.Family]api.FamilyKeeper{rules.IPv4: {State: api.KeeperKept}},
+		Generation:       api.Generation{ID: "0123456789ab", Source: "snapshot", Captured: ago(3 * time.Hour), Rules: 112, Chains: 31},
+		Flushes: []api.Flush{
 			{
 				Time: ago(90 * time.Minute), Kind: canary.Emptied, Families: []rules.Family{rules.IPv4}, Tables: []rules.TableName{rules.Nat},
-				Culprit:        daemon.Culprit{PID: 4711, Comm: "iptables", Command: "iptables -t nat -F"},
-				Lost:           daemon.Lost{Chains: 31, Rules: 112, Hooks: 3},
+				Culprit:        api.Culprit{PID: 4711, Comm: "iptables", Command: "iptables -t nat -F"},
+				Lost:           api.Lost{Chains: 31, Rules: 112, Hooks: 3},
 				NoticedSeconds: 0.0021, AbsentSeconds: 0.0484, Outcome: reload.Proved,
 			},
 			{
 				Time: ago(26 * time.Hour), Kind: canary.TableDeleted, Families: rules.Families(), Tables: rules.Guarded(),
-				Lost: daemon.Lost{Chains: 60, Rules: 240, Hooks: 9}, Outcome: daemon.Pending,
+				Lost: api.Lost{Chains: 60, Rules: 240, Hooks: 9}, Outcome: api.Pending,
 			},
 		},
 	}
@@ -214,13 +215,13 @@ func status() daemon.Status {
 func number(n int) *int { return &n }
 
 func TestStatusTable(t *testing.T) {
-	for name, change := range map[string]func(*daemon.Status){
-		"status": func(*daemon.Status) {},
-		"status-mismatch": func(s *daemon.Status) {
+	for name, change := range map[string]func(*api.Status){
+		"status": func(*api.Status) {},
+		"status-mismatch": func(s *api.Status) {
 			s.Backend.Reason, s.Backend.Mixed, s.Backend.Mismatch = "legacy holds more rules: legacy 412, nft 7", true, true
 		},
-		"status-paused": func(s *daemon.Status) {
-			s.Stored = []daemon.StoredGeneration{
+		"status-paused": func(s *api.Status) {
+			s.Stored = []api.StoredGeneration{
 				{ID: "0123456789ab", Saved: time.Now()},
 				{ID: "ba9876543210", Saved: time.Now().Add(-2 * time.Hour), Made: reload.MadeByOwners, Rules: number(110), Chains: number(30)},
 				{ID: "ffffffffffff", Saved: time.Now().Add(-72 * time.Hour)},
@@ -230,44 +231,44 @@ func TestStatusTable(t *testing.T) {
 			s.JournalError = "keeping the journal: write /var/lib/canaryd/journal.jsonl: no space left on device"
 			s.Paused, s.PausedUntil, s.Contended = true, time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), true
 		},
-		"status-quarantine": func(s *daemon.Status) {
-			s.Quarantined = []daemon.Quarantined{{Family: rules.IPv4, Table: rules.Filter, Chain: "KUBE-FORWARD", Rule: "-m set --match-set friends src -j ACCEPT", Reason: "ipset friends is missing, and its members are not known"}}
+		"status-quarantine": func(s *api.Status) {
+			s.Quarantined = []api.Quarantined{{Family: rules.IPv4, Table: rules.Filter, Chain: "KUBE-FORWARD", Rule: "-m set --match-set friends src -j ACCEPT", Reason: "ipset friends is missing, and its members are not known"}}
 		},
-		"status-ownerless": func(s *daemon.Status) {
-			s.Families = map[rules.Family]daemon.Verdicts{rules.IPv4: verdicts(canary.Intact, canary.Intact, canary.Intact)}
-			s.RulesWithoutOwner = &daemon.OwnerlessRules{Since: time.Now().Add(-3 * time.Minute), Families: []rules.Family{rules.IPv4}, Choices: []daemon.Choice{
+		"status-ownerless": func(s *api.Status) {
+			s.Families = map[rules.Family]api.Verdicts{rules.IPv4: verdicts(canary.Intact, canary.Intact, canary.Intact)}
+			s.RulesWithoutOwner = &api.OwnerlessRules{Since: time.Now().Add(-3 * time.Minute), Families: []rules.Family{rules.IPv4}, Choices: []api.Choice{
 				{If: "kube-proxy belongs on this node", Command: "kubectl ..."}, {If: "kube-proxy has left this node", Command: "canaryd cleanup ..."}}}
 		},
-		"status-refused": func(s *daemon.Status) {
+		"status-refused": func(s *api.Status) {
 			s.Families[rules.IPv4] = verdicts(canary.Intact, canary.Intact, canary.Refused)
-			s.DeclaredRefused = []daemon.Refused{
+			s.DeclaredRefused = []api.Refused{
 				{Family: rules.IPv4, Table: rules.Filter, Chain: "SITE-IN", Where: "/etc/canaryd/rules/10.v4:5", Rule: "-p tcp -j NOSUCH", Class: iptables.ReasonMissingChain,
 					Meaning: "it jumps to a chain or target that does not exist", Reason: "iptables-nft-restore refused the rules (missing_chain, exit 2): Couldn't load target `NOSUCH'"},
 			}
-			s.SourceErrors = []daemon.SourceError{
+			s.SourceErrors = []api.SourceError{
 				{Source: "manifest", Where: "/etc/canaryd/cluster.yaml:7", Reason: "/etc/canaryd/cluster.yaml:7: mapping values are not allowed in this context",
-					Since: time.Now().Add(-time.Hour), InForce: daemon.StoredGood},
+					Since: time.Now().Add(-time.Hour), InForce: api.StoredGood},
 			}
 		},
-		"status-nothing": func(s *daemon.Status) {
+		"status-nothing": func(s *api.Status) {
 			s.Families[rules.IPv4] = verdicts(canary.Intact, canary.Intact, canary.Intact)
-			s.NothingProtected = &daemon.Nothing{Kubelet: true, NativeTables: []string{"ip kube-proxy", "ip6 kube-proxy"}, Rules: 12, Chains: []string{"CILIUM_INPUT"}}
+			s.NothingProtected = &api.Nothing{Kubelet: true, NativeTables: []string{"ip kube-proxy", "ip6 kube-proxy"}, Rules: 12, Chains: []string{"CILIUM_INPUT"}}
 			s.Flushes = nil
 		},
-		"status-no-flush": func(s *daemon.Status) {
-			s.Flushes, s.Keeper[rules.IPv6] = nil, daemon.FamilyKeeper{State: daemon.KeeperIdle}
+		"status-no-flush": func(s *api.Status) {
+			s.Flushes, s.Keeper[rules.IPv6] = nil, api.FamilyKeeper{State: api.KeeperIdle}
 		},
-		"status-no-keeper": func(s *daemon.Status) {
-			s.Keeper[rules.IPv4] = daemon.FamilyKeeper{State: daemon.KeeperUnavailable, Reason: "another process has a table named canaryd-keeper"}
+		"status-no-keeper": func(s *api.Status) {
+			s.Keeper[rules.IPv4] = api.FamilyKeeper{State: api.KeeperUnavailable, Reason: "another process has a table named canaryd-keeper"}
 		},
-		"status-both-fine": func(s *daemon.Status) {
-			s.Families = map[rules.Family]daemon.Verdicts{}
+		"status-both-fine": func(s *api.Status) {
+			s.Families = map[rules.Family]api.Verdicts{}
 			for _, f := range rules.Families() {
 				s.Families[f] = verdicts(canary.Intact, canary.Intact, canary.Intact)
 			}
-			s.DisabledFamilies, s.Flushes, s.Generation.Captured, s.Mode = nil, nil, time.Time{}, daemon.Observe
+			s.DisabledFamilies, s.Flushes, s.Generation.Captured, s.Mode = nil, nil, time.Time{}, api.Observe
 		},
-		"status-many-flushes": func(s *daemon.Status) {
+		"status-many-flushes": func(s *api.Status) {
 			for range 20 {
 				s.Flushes = append(s.Flushes, s.Flushes[0])
 			}
@@ -288,16 +289,16 @@ func TestStatusTable(t *testing.T) {
 func TestCheckTable(t *testing.T) {
 	for _, test := range []struct {
 		name     string
-		families map[rules.Family]daemon.Verdicts
+		families map[rules.Family]api.Verdicts
 		code     int
 	}{
-		{"intact", map[rules.Family]daemon.Verdicts{
+		{"intact", map[rules.Family]api.Verdicts{
 			rules.IPv4: verdicts(canary.Intact, canary.Intact, canary.Changed), rules.IPv6: verdicts(canary.Intact, canary.Intact, canary.Intact),
 		}, exitOK},
-		{"loss", map[rules.Family]daemon.Verdicts{
+		{"loss", map[rules.Family]api.Verdicts{
 			rules.IPv4: verdicts(canary.Unknown, canary.Intact, canary.Intact), rules.IPv6: verdicts(canary.Intact, canary.ChainDeleted, canary.Intact),
 		}, exitNo},
-		{"unknown", map[rules.Family]daemon.Verdicts{rules.IPv4: verdicts(canary.Intact, canary.Unknown, canary.Intact)}, exitError},
+		{"unknown", map[rules.Family]api.Verdicts{rules.IPv4: verdicts(canary.Intact, canary.Unknown, canary.Intact)}, exitError},
 	} {
 		for _, output := range []string{"table", "json", "line"} {
 			t.Run(test.name+" "+output, func(t *testing.T) {
@@ -313,10 +314,10 @@ func TestCheckTable(t *testing.T) {
 }
 
 // changes are those of a restore in two tables.
-func changes() []daemon.TableChange {
-	return []daemon.TableChange{
-		{Family: rules.IPv4, Table: rules.Nat, Adds: daemon.Counts{Rules: 1}, Removes: daemon.Counts{Rules: 93, Chains: 30}, Reorders: 1, Removal: "0123"},
-		{Family: rules.IPv6, Table: rules.Filter, Adds: daemon.Counts{Rules: 2, Chains: 1}},
+func changes() []api.TableChange {
+	return []api.TableChange{
+		{Family: rules.IPv4, Table: rules.Nat, Adds: api.Counts{Rules: 1}, Removes: api.Counts{Rules: 93, Chains: 30}, Reorders: 1, Removal: "0123"},
+		{Family: rules.IPv6, Table: rules.Filter, Adds: api.Counts{Rules: 2, Chains: 1}},
 	}
 }
 
@@ -326,28 +327,28 @@ func TestRestoreAsks(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		o       options
-		reply   daemon.RestoreReply
+		reply   api.RestoreReply
 		code    int
 		message string
-		asked   []daemon.RestoreRequest
+		asked   []api.RestoreRequest
 	}{
-		{"refused", options{}, daemon.RestoreReply{Refused: "x", Changes: changes()}, exitError,
+		{"refused", options{}, api.RestoreReply{Refused: "x", Changes: changes()}, exitError,
 			"nothing was written: it would remove 93 protected rules and 30 chains; --dry-run shows them, --yes agrees to that",
-			[]daemon.RestoreRequest{{Generation: "g"}}},
-		{"dry run", options{dryRun: true, yes: true}, daemon.RestoreReply{Changes: changes()}, exitOK, "", []daemon.RestoreRequest{{Generation: "g", DryRun: true}}},
-		{"agreed", options{yes: true}, daemon.RestoreReply{Changes: changes(), Outcomes: map[rules.Family]daemon.Outcome{rules.IPv4: reload.Proved}}, exitOK, "",
-			[]daemon.RestoreRequest{{Generation: "g", DryRun: true}, {Generation: "g", Agreed: reload.Agreement{rules.IPv4.Table(rules.Nat): "0123"}}}},
-		{"another process wrote", options{yes: true}, daemon.RestoreReply{Refused: "x", Changes: changes()}, exitError,
+			[]api.RestoreRequest{{Generation: "g"}}},
+		{"dry run", options{dryRun: true, yes: true}, api.RestoreReply{Changes: changes()}, exitOK, "", []api.RestoreRequest{{Generation: "g", DryRun: true}}},
+		{"agreed", options{yes: true}, api.RestoreReply{Changes: changes(), Outcomes: map[rules.Family]api.Outcome{rules.IPv4: reload.Proved}}, exitOK, "",
+			[]api.RestoreRequest{{Generation: "g", DryRun: true}, {Generation: "g", Agreed: reload.Agreement{rules.IPv4.Table(rules.Nat): "0123"}}}},
+		{"another process wrote", options{yes: true}, api.RestoreReply{Refused: "x", Changes: changes()}, exitError,
 			"nothing was written: it would remove 93 protected rules and 30 chains, others than a moment ago, because another process wrote meanwhile; run it again",
-			[]daemon.RestoreRequest{{Generation: "g", DryRun: true}, {Generation: "g", Agreed: reload.Agreement{rules.IPv4.Table(rules.Nat): "0123"}}}},
-		{"half of it", options{yes: true}, daemon.RestoreReply{Refused: "it would remove: ipv6 nat", Outcomes: map[rules.Family]daemon.Outcome{rules.IPv4: reload.Proved, rules.IPv6: reload.Failed}}, exitError,
+			[]api.RestoreRequest{{Generation: "g", DryRun: true}, {Generation: "g", Agreed: reload.Agreement{rules.IPv4.Table(rules.Nat): "0123"}}}},
+		{"half of it", options{yes: true}, api.RestoreReply{Refused: "it would remove: ipv6 nat", Outcomes: map[rules.Family]api.Outcome{rules.IPv4: reload.Proved, rules.IPv6: reload.Failed}}, exitError,
 			"not everything was written, because another process wrote meanwhile: it would remove: ipv6 nat; look at it with --dry-run", nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			var asked []daemon.RestoreRequest
+			var asked []api.RestoreRequest
 			test.o.generation, test.o.output = "g", "table"
 			var out bytes.Buffer
-			code, err := test.o.restoreBy(t.Context(), streams{out: &out}, func(_ context.Context, r daemon.RestoreRequest) (daemon.RestoreReply, error) {
+			code, err := test.o.restoreBy(t.Context(), streams{out: &out}, func(_ context.Context, r api.RestoreRequest) (api.RestoreReply, error) {
 				asked = append(asked, r)
 				return test.reply, nil
 			})
@@ -369,14 +370,14 @@ func TestRestoreAsks(t *testing.T) {
 
 // TestPreviewTable: a dry run's counts, and the rules themselves.
 func TestPreviewTable(t *testing.T) {
-	reply := daemon.RestoreReply{Generation: "0123456789ab", Changes: changes(), Detail: "left as it is, because it cannot be read: ipv6 nat: no"}
+	reply := api.RestoreReply{Generation: "0123456789ab", Changes: changes(), Detail: "left as it is, because it cannot be read: ipv6 nat: no"}
 	reply.Changes[0].Lines, reply.Changes[0].More = []string{"-:KUBE-SVC-A - [0:0]", "--A KUBE-SVC-A -j RETURN", "+-A KUBE-SVC-B -j RETURN"}, 120
 	reply.Changes[1].Lines = []string{"+-A INPUT -j KUBE-FIREWALL"}
 	var out bytes.Buffer
 	if code, err := printPreview(&out, "table", reply); code != exitOK || err != nil {
 		t.Errorf("exit code %d, %v", code, err)
 	}
-	if code, err := printPreview(&out, "table", daemon.RestoreReply{}); code != exitOK || err != nil {
+	if code, err := printPreview(&out, "table", api.RestoreReply{}); code != exitOK || err != nil {
 		t.Errorf("exit code %d, %v", code, err)
 	}
 	golden(t, "restore-preview", out.String())
@@ -385,20 +386,20 @@ func TestPreviewTable(t *testing.T) {
 func TestRestoreTable(t *testing.T) {
 	for _, test := range []struct {
 		name  string
-		reply daemon.RestoreReply
+		reply api.RestoreReply
 		code  int
 	}{
-		{"proved", daemon.RestoreReply{Generation: "0123456789ab", Outcomes: map[rules.Family]daemon.Outcome{
+		{"proved", api.RestoreReply{Generation: "0123456789ab", Outcomes: map[rules.Family]api.Outcome{
 			rules.IPv4: reload.Proved, rules.IPv6: reload.Skipped,
 		}}, exitOK},
-		{"failed", daemon.RestoreReply{Generation: "0123456789ab", Outcomes: map[rules.Family]daemon.Outcome{
+		{"failed", api.RestoreReply{Generation: "0123456789ab", Outcomes: map[rules.Family]api.Outcome{
 			rules.IPv4: reload.Partial, rules.IPv6: reload.Proved,
 		}, Detail: "iptables-nft-restore refused the rules (missing_set, exit 2): set NOSUCH does not exist"}, exitNo},
-		{"nothing", daemon.RestoreReply{Generation: "0123456789ab"}, exitNo},
-		{"removed", daemon.RestoreReply{Generation: "0123456789ab", Undo: "ba9876543210", Outcomes: map[rules.Family]daemon.Outcome{
+		{"nothing", api.RestoreReply{Generation: "0123456789ab"}, exitNo},
+		{"removed", api.RestoreReply{Generation: "0123456789ab", Undo: "ba9876543210", Outcomes: map[rules.Family]api.Outcome{
 			rules.IPv4: reload.Proved,
 		}, Changes: changes()}, exitOK},
-		{"refused", daemon.RestoreReply{Generation: "0123456789ab", Refused: "too much", Changes: changes()}, exitNo},
+		{"refused", api.RestoreReply{Generation: "0123456789ab", Refused: "too much", Changes: changes()}, exitNo},
 	} {
 		for _, output := range []string{"table", "json"} {
 			t.Run(test.name+" "+output, func(t *testing.T) {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/canaryd/canaryd/internal/sdnotify"
+
 	systemd "github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
@@ -31,6 +33,6 @@ func keepManagerInformed(ctx context.Context, group *errgroup.Group, d *daemon.D
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "The service manager's watchdog is not fed")
 	}
-	n := daemon.Notifier{Send: tellManager, Status: d.Status, Alive: d.Alive, Watchdog: watchdog}
+	n := sdnotify.Notifier{Send: tellManager, Status: d.Status, Alive: d.Alive, Watchdog: watchdog}
 	group.Go(func() error { return n.Run(ctx) })
 }

@@ -8,6 +8,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/control"
+
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -73,7 +77,7 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 	if err == nil {
 		return report(o, to, status.Families, status.Paused)
 	}
-	if !errors.Is(err, daemon.ErrNoDaemon) {
+	if !errors.Is(err, control.ErrNoDaemon) {
 		return exitError, err
 	}
 	return withBench(ctx, o, func(b bench) (int, error) {
@@ -81,7 +85,7 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 		if err != nil {
 			return exitError, fmt.Errorf("there is nothing to compare with, and no daemon is running: %w", err)
 		}
-		families := map[rules.Family]daemon.Verdicts{}
+		families := map[rules.Family]api.Verdicts{}
 		job := b.job(stored.Generation, state.Marks)
 		job.Quarantine = state.Quarantine
 		for _, f := range b.kernel.Families() {
@@ -90,7 +94,7 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 				return exitError, err
 			}
 			examiner := reload.Examiner{Canary: o.canaryChain, Protects: o.selector.Protects, Names: o.selector.Names, Piecewise: o.selector.Piecewise}
-			families[f] = daemon.Verdicts{}
+			families[f] = api.Verdicts{}
 			for t, x := range examiner.Examine(snapshot, job) {
 				families[f][t] = x.Finding.Verdict
 			}
@@ -101,7 +105,7 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 }
 
 // report prints a row per family and table and returns the exit code.
-func report(o *options, to streams, families map[rules.Family]daemon.Verdicts, paused bool) (int, error) {
+func report(o *options, to streams, families map[rules.Family]api.Verdicts, paused bool) (int, error) {
 	var err error
 	if o.output == "line" {
 		_, err = fmt.Fprintln(to.out, verdictLine(families, paused))
@@ -139,11 +143,11 @@ func runRender(ctx context.Context, o *options, to streams) (int, error) {
 	if len(o.families) > 1 {
 		_, _ = fmt.Fprintln(to.err, "canaryd: printing ipv4; --ip-family=ipv6 prints the other family")
 	}
-	text, err := o.client().Render(ctx, daemon.RenderRequest{Generation: o.generation, Family: family})
+	text, err := o.client().Render(ctx, api.RenderRequest{Generation: o.generation, Family: family})
 	switch {
 	case err == nil:
 		_, err = fmt.Fprint(to.out, text)
-	case errors.Is(err, daemon.ErrNoDaemon):
+	case errors.Is(err, control.ErrNoDaemon):
 		return withBench(ctx, o, func(b bench) (int, error) {
 			g, err := b.generation(ctx, to)
 			if err != nil {
@@ -209,7 +213,7 @@ func runStatus(ctx context.Context, o *options, to streams) (int, error) {
 
 // runPause lets the daemon hold replays.
 func runPause(ctx context.Context, o *options, to streams) (int, error) {
-	reply, err := o.client().Pause(ctx, daemon.PauseRequest{Seconds: o.pause.Seconds()})
+	reply, err := o.client().Pause(ctx, api.PauseRequest{Seconds: o.pause.Seconds()})
 	if err != nil {
 		return exitError, err
 	}
@@ -237,12 +241,12 @@ func runResume(ctx context.Context, o *options, to streams) (int, error) {
 
 // runCleanup removes the marks, through the daemon if there is one.
 func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
-	request := daemon.CleanupRequest{Rules: o.rules}
+	request := api.CleanupRequest{Rules: o.rules}
 	if o.protectGiven {
 		request.Protect = strings.Join(o.protect, ",")
 	}
 	err := o.client().Cleanup(ctx, request)
-	if err != nil && !errors.Is(err, daemon.ErrNoDaemon) {
+	if err != nil && !errors.Is(err, control.ErrNoDaemon) {
 		return exitError, err
 	}
 	if err != nil {

@@ -9,6 +9,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/control"
+
+	"github.com/canaryd/canaryd/internal/web"
+
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
@@ -199,7 +203,7 @@ func (o *options) complete(cmd command) error {
 		}
 	}
 	for _, name := range o.metricsHosts {
-		if err := daemon.CheckHostName(name); err != nil {
+		if err := web.CheckHostName(name); err != nil {
 			errs = append(errs, fmt.Errorf("--metrics-host: %w", err))
 		}
 	}
@@ -264,4 +268,4 @@ func (o *options) kernelConfig() iptables.Config {
 	return c
 }
 
-func (o *options) client() daemon.Client { return daemon.Client{Socket: o.socket} }
+func (o *options) client() control.Client { return control.Client{Socket: o.socket} }

@@ -10,7 +10,8 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -28,7 +29,7 @@ func printJSON(w io.Writer, value any) error {
 	return err
 }
 
-func verdictsOf(families map[rules.Family]daemon.Verdicts) []canary.Verdict {
+func verdictsOf(families map[rules.Family]api.Verdicts) []canary.Verdict {
 	var list []canary.Verdict
 	for _, f := range rules.Families() {
 		if verdicts, ok := families[f]; ok {
@@ -40,10 +41,10 @@ func verdictsOf(families map[rules.Family]daemon.Verdicts) []canary.Verdict {
 	return list
 }
 
-func printVerdicts(w io.Writer, output string, families map[rules.Family]daemon.Verdicts) error {
+func printVerdicts(w io.Writer, output string, families map[rules.Family]api.Verdicts) error {
 	if output == "json" {
 		return printJSON(w, struct {
-			Families map[rules.Family]daemon.Verdicts `json:"families"`
+			Families map[rules.Family]api.Verdicts `json:"families"`
 		}{families})
 	}
 	rows := [][]string{{"FAMILY", "TABLE", "VERDICT"}}
@@ -57,7 +58,7 @@ func printVerdicts(w io.Writer, output string, families map[rules.Family]daemon.
 	return printTable(w, rows)
 }
 
-func printStatus(w io.Writer, output string, s daemon.Status) error {
+func printStatus(w io.Writer, output string, s api.Status) error {
 	if output == "json" {
 		return printJSON(w, s)
 	}
@@ -143,7 +144,7 @@ func printStatus(w io.Writer, output string, s daemon.Status) error {
 }
 
 // printOwnerless says what to do with rules that no process keeps.
-func printOwnerless(w io.Writer, o *daemon.OwnerlessRules) error {
+func printOwnerless(w io.Writer, o *api.OwnerlessRules) error {
 	if o == nil {
 		return nil
 	}
@@ -160,7 +161,7 @@ func printOwnerless(w io.Writer, o *daemon.OwnerlessRules) error {
 }
 
 // printDecision says what waits for a decision, why, and what to do.
-func printDecision(w io.Writer, d *daemon.Decision) error {
+func printDecision(w io.Writer, d *api.Decision) error {
 	if d == nil {
 		return nil
 	}
@@ -170,7 +171,7 @@ func printDecision(w io.Writer, d *daemon.Decision) error {
 }
 
 // printKeeper says in one line what the keeper does for each family.
-func printKeeper(w io.Writer, keeper map[rules.Family]daemon.FamilyKeeper) error {
+func printKeeper(w io.Writer, keeper map[rules.Family]api.FamilyKeeper) error {
 	var words []string
 	for _, f := range rules.Families() {
 		if k, ok := keeper[f]; ok {
@@ -189,7 +190,7 @@ func printKeeper(w io.Writer, keeper map[rules.Family]daemon.FamilyKeeper) error
 	return err
 }
 
-func printFlushes(w io.Writer, flushes []daemon.Flush) error {
+func printFlushes(w io.Writer, flushes []api.Flush) error {
 	if len(flushes) == 0 {
 		_, err := fmt.Fprintln(w, "\nno flush was seen")
 		return err
@@ -216,7 +217,7 @@ func printFlushes(w io.Writer, flushes []daemon.Flush) error {
 }
 
 // absentText says how long the rules of a record were missing, or have been.
-func absentText(f daemon.Flush) string {
+func absentText(f api.Flush) string {
 	absent, known := f.AbsentFor(time.Now())
 	text := fmt.Sprintf("%.3fs", absent.Seconds())
 	switch {
@@ -237,7 +238,7 @@ func absentText(f daemon.Flush) string {
 
 // printStored names the generations that restore may be asked for, if there are
 // others than the one that ought to be in force.
-func printStored(w io.Writer, s daemon.Status) error {
+func printStored(w io.Writer, s api.Status) error {
 	var rows [][]string
 	for _, g := range s.Stored {
 		if g.ID != s.Generation.ID {
@@ -261,7 +262,7 @@ func numberText(n *int) string {
 }
 
 // madeText says what made a stored generation, and what speaks against restoring it.
-func madeText(g daemon.StoredGeneration) string {
+func madeText(g api.StoredGeneration) string {
 	text, ok := map[reload.Made]string{
 		reload.MadeAtStart:  "what stood at the start",
 		reload.MadeByOwners: "changes of the rules' owners",
@@ -280,7 +281,7 @@ func madeText(g daemon.StoredGeneration) string {
 	return text
 }
 
-func scope(f daemon.Flush) string {
+func scope(f api.Flush) string {
 	var words []string
 	for _, family := range f.Families {
 		words = append(words, family.String())

@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/api"
 )
 
 // printRefused names the declared rules that are refused, each with the operator's
 // own file and line.
-func printRefused(w io.Writer, list []daemon.Refused) error {
+func printRefused(w io.Writer, list []api.Refused) error {
 	for _, r := range list {
 		what := plain(cmp.Or(r.Rule, "the table as a whole"))
 		_, err := fmt.Fprintf(w, "declared, but refused: %s %s %s: %s: %s (%s)\n",
@@ -23,13 +23,13 @@ func printRefused(w io.Writer, list []daemon.Refused) error {
 }
 
 // printSourceErrors says what is wrong with the files of declared sources.
-func printSourceErrors(w io.Writer, list []daemon.SourceError) error {
+func printSourceErrors(w io.Writer, list []api.SourceError) error {
 	for _, e := range list {
-		what := map[daemon.Instead]string{
-			daemon.LastGood:   "what it said before stays in force",
-			daemon.StoredGood: "what it said to an earlier run stays in force",
-			daemon.NoneGood:   "NOTHING of it is in force",
-			daemon.AllButThis: "the rest of the file counts",
+		what := map[api.Instead]string{
+			api.LastGood:   "what it said before stays in force",
+			api.StoredGood: "what it said to an earlier run stays in force",
+			api.NoneGood:   "NOTHING of it is in force",
+			api.AllButThis: "the rest of the file counts",
 		}[e.InForce]
 		_, err := fmt.Fprintf(w, "error in %s: %s; %s, since %s\n", e.Source, plain(oneLine(cmp.Or(e.Reason, e.Where))), what, ago(e.Since))
 		if err != nil {

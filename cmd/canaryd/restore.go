@@ -7,18 +7,22 @@ import (
 	"io"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/control"
+
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // A restorer restores by a request: the daemon, or this process without one.
-type restorer func(context.Context, daemon.RestoreRequest) (daemon.RestoreReply, error)
+type restorer func(context.Context, api.RestoreRequest) (api.RestoreReply, error)
 
 // runRestore replays now, through the daemon if there is one.
 func runRestore(ctx context.Context, o *options, to streams) (int, error) {
 	code, err := o.restoreBy(ctx, to, o.client().Restore)
-	if !errors.Is(err, daemon.ErrNoDaemon) {
+	if !errors.Is(err, control.ErrNoDaemon) {
 		return code, err
 	}
 	return withBench(ctx, o, func(b bench) (int, error) { return o.restoreBy(ctx, to, b.restore) })
@@ -28,9 +32,9 @@ func runRestore(ctx context.Context, o *options, to streams) (int, error) {
 // to: what a dry run, right before, shows. If another process writes in between, and more
 // would be taken away, nothing is.
 func (o *options) restoreBy(ctx context.Context, to streams, restore restorer) (int, error) {
-	request := daemon.RestoreRequest{Generation: o.generation, DryRun: o.dryRun}
+	request := api.RestoreRequest{Generation: o.generation, DryRun: o.dryRun}
 	if o.yes && !o.dryRun {
-		preview, err := restore(ctx, daemon.RestoreRequest{Generation: o.generation, DryRun: true})
+		preview, err := restore(ctx, api.RestoreRequest{Generation: o.generation, DryRun: true})
 		if err != nil {
 			return exitError, err
 		}
@@ -51,7 +55,7 @@ func (o *options) restoreBy(ctx context.Context, to streams, restore restorer) (
 }
 
 // refusal says why a restore wrote nothing, and what to do.
-func (o *options) refusal(reply daemon.RestoreReply) error {
+func (o *options) refusal(reply api.RestoreReply) error {
 	if len(reply.Outcomes) > 0 {
 		return fmt.Errorf("not everything was written, because another process wrote meanwhile: %s; look at it with --dry-run", reply.Refused)
 	}
@@ -64,18 +68,18 @@ func (o *options) refusal(reply daemon.RestoreReply) error {
 }
 
 // restore replays a stored generation without a daemon, and keeps what it planted.
-func (b bench) restore(ctx context.Context, r daemon.RestoreRequest) (daemon.RestoreReply, error) {
+func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreReply, error) {
 	state, stored, err := b.store.LoadState()
 	if r.Generation != "" {
 		stored, err = b.store.Load(r.Generation)
 		stored.Made = reload.MadeRestored
 	}
 	if err != nil {
-		return daemon.RestoreReply{}, fmt.Errorf("there is nothing to replay, and no daemon is running: %w", err)
+		return api.RestoreReply{}, fmt.Errorf("there is nothing to replay, and no daemon is running: %w", err)
 	}
 	job := b.job(stored.Generation, state.Marks)
 	if job.Sets, err = b.store.LoadSets(); err != nil {
-		return daemon.RestoreReply{}, err
+		return api.RestoreReply{}, err
 	}
 	base, name := b.baseline()
 	reply, result, err := daemon.Restoring(ctx, b.replayer(), r.Generation != "", job, r, base)
@@ -102,20 +106,20 @@ func (b bench) restore(ctx context.Context, r daemon.RestoreRequest) (daemon.Res
 }
 
 // baseline returns what the operator confirmed, and its name; both are nil if that is nothing.
-func (b bench) baseline() (*rules.Baseline, *daemon.BaselineName) {
+func (b bench) baseline() (*rules.Baseline, *api.BaselineName) {
 	stored, err := b.store.LoadBaseline()
 	switch {
 	case errors.Is(err, reload.ErrNothingStored):
 		return nil, nil
 	case err != nil:
-		return nil, &daemon.BaselineName{Error: err.Error()}
+		return nil, &api.BaselineName{Error: err.Error()}
 	default:
-		return rules.NewBaseline(stored.Generation), &daemon.BaselineName{Generation: stored.ID, Confirmed: stored.Confirmed}
+		return rules.NewBaseline(stored.Generation), &api.BaselineName{Generation: stored.ID, Confirmed: stored.Confirmed}
 	}
 }
 
 // printPreview prints what a restore would do.
-func printPreview(w io.Writer, output string, reply daemon.RestoreReply) (int, error) {
+func printPreview(w io.Writer, output string, reply api.RestoreReply) (int, error) {
 	if output == "json" {
 		return exitOK, printJSON(w, reply)
 	}
@@ -144,7 +148,7 @@ func printPreview(w io.Writer, output string, reply daemon.RestoreReply) (int, e
 }
 
 // printChanges prints a row for each table that changes.
-func printChanges(w io.Writer, reply daemon.RestoreReply, adds, removes string) error {
+func printChanges(w io.Writer, reply api.RestoreReply, adds, removes string) error {
 	heading := []string{"FAMILY", "TABLE", adds, removes}
 	marked := reply.Baseline != nil && reply.Baseline.Generation != ""
 	if marked {
@@ -177,15 +181,15 @@ func printChanges(w io.Writer, reply daemon.RestoreReply, adds, removes string) 
 	return err
 }
 
-func countsText(c daemon.Counts) string {
-	if c == (daemon.Counts{}) {
+func countsText(c api.Counts) string {
+	if c == (api.Counts{}) {
 		return "nothing"
 	}
 	return count(c.Rules, "rule") + ", " + count(c.Chains, "chain")
 }
 
 // printReply prints what became of a restore.
-func printReply(w io.Writer, output string, reply daemon.RestoreReply) (int, error) {
+func printReply(w io.Writer, output string, reply api.RestoreReply) (int, error) {
 	var err error
 	if output == "json" {
 		err = printJSON(w, reply)
@@ -202,7 +206,7 @@ func printReply(w io.Writer, output string, reply daemon.RestoreReply) (int, err
 	}
 }
 
-func printOutcomes(w io.Writer, reply daemon.RestoreReply) error {
+func printOutcomes(w io.Writer, reply api.RestoreReply) error {
 	if reply.Refused != "" && len(reply.Outcomes) == 0 {
 		return printChanges(w, reply, "WOULD ADD", "WOULD REMOVE")
 	}
@@ -234,7 +238,7 @@ func printOutcomes(w io.Writer, reply daemon.RestoreReply) error {
 }
 
 // outcomeText is an outcome of a restore for people.
-func outcomeText(o daemon.Outcome) string {
+func outcomeText(o api.Outcome) string {
 	if o == reload.Skipped {
 		return "nothing was missing"
 	}

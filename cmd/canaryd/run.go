@@ -8,6 +8,14 @@ import (
 	"runtime/debug"
 	"strings"
 
+	"github.com/canaryd/canaryd/internal/control"
+
+	"github.com/canaryd/canaryd/internal/web"
+
+	"github.com/canaryd/canaryd/internal/metrics"
+
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/watch"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -107,7 +115,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 
 	hints, writers := watch.NewHints(), &watch.Writers{}
 	registry := prometheus.NewRegistry()
-	metrics := daemon.NewMetrics(registry, daemon.MetricsOptions{
+	metrics := metrics.NewMetrics(registry, metrics.MetricsOptions{
 		Families: kernel.Families(), Sources: o.sourceNames(), Hints: hints.Counts,
 		Version: version, Commit: commit, GoVersion: runtime.Version(),
 	})
@@ -117,7 +125,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	}
 	d := daemon.New(daemon.Config{
 		Kernel: kernel, Hints: hints, Writers: writers, Metrics: metrics,
-		Mode: daemon.Mode(o.mode), Source: strings.Join(o.sourceNames(), "+"),
+		Mode: api.Mode(o.mode), Source: strings.Join(o.sourceNames(), "+"),
 		Protects: o.learns, Names: o.names, Piecewise: o.selector.Piecewise, Declared: files.declaration(), Declarations: files.changes,
 		BrokenSources: files.broken, SourceErrors: files.news, Canary: o.canaryChain,
 		PollInterval: o.poll, Settle: o.settle, HookGrace: o.hookGrace, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime, Tidy: giveBack,
@@ -125,17 +133,17 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		Sets: iptables.NewSets(), CPU: daemon.CPUTime, ListenRequired: o.metricsRequired,
 		Elsewhere: o.elsewhere,
 	})
-	control, err := daemon.ListenControl(ctx, o.socket)
+	socket, err := control.ListenControl(ctx, o.socket)
 	if err != nil {
 		return fmt.Errorf("the control socket: %w (choose another with --socket)", err)
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return daemon.ServeControl(ctx, control, daemon.NewControlHandler(d)) })
+	group.Go(func() error { return control.ServeControl(ctx, socket, control.NewControlHandler(d)) })
 	if o.metricsAddress != "" {
-		face := daemon.Listening{
+		face := web.Listening{
 			Address: o.metricsAddress, Report: d.ReportListening,
 			Names:   o.metricsHosts,
-			Handler: daemon.NewHTTPHandler(nodeName(), d.Status, d.Alive, registry),
+			Handler: web.NewHTTPHandler(nodeName(), d.Status, d.Alive, registry),
 		}
 		group.Go(func() error { return face.Run(ctx) })
 	}

@@ -8,9 +8,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -42,7 +43,7 @@ func TestScreen(t *testing.T) {
 // what was lost once and is back has no colour.
 func TestColours(t *testing.T) {
 	var out bytes.Buffer
-	err := printVerdicts(screen{&out}, "table", map[rules.Family]daemon.Verdicts{
+	err := printVerdicts(screen{&out}, "table", map[rules.Family]api.Verdicts{
 		rules.IPv4: {rules.Mangle: canary.Intact, rules.Nat: canary.Emptied, rules.Filter: canary.Unknown},
 		rules.IPv6: {rules.Mangle: canary.Changed, rules.Nat: canary.HooksMissing, rules.Filter: canary.Intact},
 	})

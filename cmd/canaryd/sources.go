@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
@@ -58,8 +60,8 @@ type declared struct {
 	watcher *source.Watcher
 	first   source.Declared
 	changes chan daemon.Declaration
-	broken  []daemon.SourceError // at the start
-	news    chan []daemon.SourceError
+	broken  []api.SourceError // at the start
+	news    chan []api.SourceError
 }
 
 // declare loads the declared sources, if there are any, and refuses if the
@@ -71,7 +73,7 @@ func (o *options) declare(ctx context.Context, kernel *iptables.Kernel, failed f
 	if err != nil || len(sources) == 0 {
 		return declared{}, err
 	}
-	d := declared{watcher: source.NewWatcher(failed, sources...), changes: make(chan daemon.Declaration), news: make(chan []daemon.SourceError)}
+	d := declared{watcher: source.NewWatcher(failed, sources...), changes: make(chan daemon.Declaration), news: make(chan []api.SourceError)}
 	d.watcher.Shelf = source.Shelf{Dir: o.stateDir}
 	d.first = d.watcher.Start(ctx)
 	select {
@@ -101,10 +103,10 @@ func (d declared) declaration() *daemon.Declaration {
 }
 
 // errorsOf returns what is wrong with sources as the daemon takes it.
-func errorsOf(problems []source.Problem) []daemon.SourceError {
-	var list []daemon.SourceError
+func errorsOf(problems []source.Problem) []api.SourceError {
+	var list []api.SourceError
 	for _, p := range problems {
-		list = append(list, daemon.SourceError{Source: p.Source, Where: p.Where, Reason: p.Reason, Since: p.Since, InForce: daemon.Instead(p.Instead)})
+		list = append(list, api.SourceError{Source: p.Source, Where: p.Where, Reason: p.Reason, Since: p.Since, InForce: api.Instead(p.Instead)})
 	}
 	return list
 }

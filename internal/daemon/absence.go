@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -50,7 +52,7 @@ func (st *state) boundAbsence(f rules.Family) {
 
 // back notes that everything was back at that time, and returns how long it was absent
 // or, where no canaryd ran when it was lost, can have been at most.
-func (r *Flush) back(at time.Time) time.Duration {
+func back(r *api.Flush, at time.Time) time.Duration {
 	since := r.Time
 	if r.AbsentAtMost = !r.LastInForce.IsZero(); r.AbsentAtMost {
 		since = r.LastInForce

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -18,32 +20,6 @@ import (
 
 // compareShare keeps the comparison with the baseline below 2 % of a core.
 const compareShare = 49
-
-// A Baseline is the confirmed generation in a Status, with how many rules of the present one
-// it lacks. It holds no rule and no name of a chain.
-type Baseline struct {
-	BaselineName
-	Rules  int `json:"rules"` // of the confirmed generation, jumps included
-	Chains int `json:"chains"`
-	// AppearedRules are those that the baseline does not have, jumps included, and
-	// AppearedChains is in how many chains they stand.
-	AppearedRules  int `json:"appearedRules"`
-	AppearedChains int `json:"appearedChains"`
-	// GoneRules are those that the baseline has and the present generation does not.
-	GoneRules int `json:"goneRules"`
-	// ReorderedChains hold rules of the baseline in another order.
-	ReorderedChains int `json:"reorderedChains"`
-}
-
-// A BaselineName says which generation was confirmed, and when; or why that is not known.
-type BaselineName struct {
-	Generation string    `json:"generation,omitempty"`
-	Confirmed  time.Time `json:"confirmed,omitzero"`
-	// Error is why the file of the baseline is not believed, and Reading that it is being read.
-	// Then nothing else is known.
-	Error   string `json:"error,omitempty"`
-	Reading bool   `json:"reading,omitempty"`
-}
 
 // baseline is what the loop knows of the baseline.
 type baseline struct {
@@ -118,29 +94,29 @@ func (st *state) compareBaseline() {
 }
 
 // name names the baseline, nil if there is none.
-func (b *baseline) name() *BaselineName {
+func (b *baseline) name() *api.BaselineName {
 	switch {
 	case b.err != nil:
-		return &BaselineName{Error: b.err.Error()}
+		return &api.BaselineName{Error: b.err.Error()}
 	case !b.taken:
-		return &BaselineName{Reading: true}
+		return &api.BaselineName{Reading: true}
 	case b.base == nil:
 		return nil
 	default:
-		return &BaselineName{Generation: b.stored.ID, Confirmed: b.stored.Confirmed}
+		return &api.BaselineName{Generation: b.stored.ID, Confirmed: b.stored.Confirmed}
 	}
 }
 
 // public returns the baseline as a Status has it, nil if there is none.
-func (b *baseline) public() *Baseline {
+func (b *baseline) public() *api.Baseline {
 	name := b.name()
 	switch {
 	case name == nil:
 		return nil
 	case b.base != nil && !b.compared, name.Reading:
-		return &Baseline{BaselineName: BaselineName{Reading: true}}
+		return &api.Baseline{BaselineName: api.BaselineName{Reading: true}}
 	}
-	p := Baseline{BaselineName: *name, Rules: b.stored.Rules, Chains: b.stored.Chains}
+	p := api.Baseline{BaselineName: *name, Rules: b.stored.Rules, Chains: b.stored.Chains}
 	for _, c := range b.changes {
 		p.AppearedRules += len(c.Appeared)
 		p.GoneRules += c.Gone
@@ -154,44 +130,16 @@ func (b *baseline) public() *Baseline {
 	return &p
 }
 
-// withoutReason returns what of it may leave through TCP.
-func (b *Baseline) withoutReason() *Baseline {
-	if b == nil || b.Error == "" {
-		return b
-	}
-	hidden := *b
-	hidden.Error = "its file is not believed"
-	return &hidden
-}
-
 // unconfirmedListed is how many chains with rules that are not in the baseline a record names.
 const unconfirmedListed = 10
 
-// NotInBaseline says of a flush which of the rules that were lost, and that canaryd puts back,
-// were not in the baseline that was confirmed then.
-type NotInBaseline struct {
-	BaselineName
-	Rules int `json:"rules"` // jumps included
-	// Chains are the first chains of them; More is how many are not listed.
-	Chains []ChainName `json:"chains,omitempty"`
-	More   int         `json:"more,omitempty"`
-}
-
-// A ChainName names a chain of a table, with how many rules of it are meant.
-type ChainName struct {
-	Family rules.Family    `json:"family"`
-	Table  rules.TableName `json:"table"`
-	Chain  string          `json:"chain"`
-	Rules  int             `json:"rules"`
-}
-
 // addTo notes in a record which rules that a table lost are not in the baseline. Where it is
 // not known, the record says nothing.
-func (b *baseline) addTo(r *Flush, f rules.Family, t rules.TableName, lost reload.Lost) {
+func (b *baseline) addTo(r *api.Flush, f rules.Family, t rules.TableName, lost reload.Lost) {
 	if b.base == nil {
 		return
 	}
-	n := NotInBaseline{BaselineName: *b.name()}
+	n := api.NotInBaseline{BaselineName: *b.name()}
 	if r.NotInBaseline != nil {
 		n = *r.NotInBaseline // who was handed the record before keeps what it has
 		n.Chains = n.Chains[:len(n.Chains):len(n.Chains)]
@@ -204,7 +152,7 @@ func (b *baseline) addTo(r *Flush, f rules.Family, t rules.TableName, lost reloa
 		case len(n.Chains) == unconfirmedListed:
 			n.More++
 		default:
-			n.Chains = append(n.Chains, ChainName{f, t, strings.Clone(chain), lacking})
+			n.Chains = append(n.Chains, api.ChainName{Family: f, Table: t, Chain: strings.Clone(chain), Rules: lacking})
 		}
 	}
 	for _, chain := range rules.BuiltinChains(t) {
@@ -214,14 +162,6 @@ func (b *baseline) addTo(r *Flush, f rules.Family, t rules.TableName, lost reloa
 		add(c.Name, c.Was)
 	}
 	r.NotInBaseline = &n
-}
-
-// withoutNames returns what of it may leave through TCP.
-func (n *NotInBaseline) withoutNames() *NotInBaseline {
-	if n == nil {
-		return nil
-	}
-	return &NotInBaseline{BaselineName: n.BaselineName, Rules: n.Rules, More: n.More + len(n.Chains)}
 }
 
 // jumpsIn returns the rules of those hooks that stand in a chain.

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -21,45 +23,6 @@ const (
 	baselineBytes  = 2 << 20
 )
 
-// A BaselineRequest asks for the baseline, or to change it.
-type BaselineRequest struct {
-	// Confirm takes a generation for the baseline: that of the ID, which must be in force or
-	// stored; without an ID the one that ought to be in force.
-	Confirm    bool   `json:"confirm,omitempty"`
-	Generation string `json:"generation,omitempty"`
-	// Forget removes the baseline.
-	Forget bool `json:"forget,omitempty"`
-}
-
-// A BaselineReply is all that is known of the baseline. It quotes rules.
-type BaselineReply struct {
-	// Baseline is nil if none is confirmed.
-	Baseline *Baseline `json:"baseline,omitempty"`
-	// Present is the generation that ought to be in force, with which it was compared.
-	Present Generation `json:"present"`
-	// Changes are the chains that differ: built-in ones first, then those that
-	// the baseline has. More is how many are not listed.
-	Changes []BaselineChange `json:"changes,omitempty"`
-	More    int              `json:"more,omitempty"`
-	// Replaced is the baseline that was confirmed or forgotten before.
-	Replaced *BaselineName `json:"replaced,omitempty"`
-}
-
-// A BaselineChange is in what one chain differs from the baseline.
-type BaselineChange struct {
-	Family   rules.Family    `json:"family"`
-	Table    rules.TableName `json:"table"`
-	Chain    string          `json:"chain"`
-	Known    bool            `json:"known"` // the baseline has rules of it
-	Appeared int             `json:"appeared"`
-	Gone     int             `json:"gone"`
-	// Reordered: rules of the baseline stand in another order.
-	Reordered bool `json:"reordered,omitempty"`
-	// Rules are those that appeared, in the words of iptables-save.
-	Rules []string `json:"rules,omitempty"`
-	More  int      `json:"more,omitempty"` // that were left out
-}
-
 // awaitBaseline waits until what the disk has is taken up.
 func (d *Daemon) awaitBaseline(ctx context.Context) error {
 	select {
@@ -71,23 +34,23 @@ func (d *Daemon) awaitBaseline(ctx context.Context) error {
 }
 
 // Baseline shows the baseline, or confirms or forgets it. Nothing but what is shown depends on it.
-func (d *Daemon) Baseline(ctx context.Context, r BaselineRequest) (BaselineReply, error) {
+func (d *Daemon) Baseline(ctx context.Context, r api.BaselineRequest) (api.BaselineReply, error) {
 	if err := d.awaitBaseline(ctx); err != nil {
-		return BaselineReply{}, err
+		return api.BaselineReply{}, err
 	}
 	switch {
 	case r.Confirm && r.Forget || r.Generation != "" && !r.Confirm:
-		return BaselineReply{}, errors.New("a baseline is shown, confirmed (one generation at most), or forgotten")
+		return api.BaselineReply{}, errors.New("a baseline is shown, confirmed (one generation at most), or forgotten")
 	case r.Confirm:
 		return d.confirmBaseline(ctx, r.Generation)
 	case r.Forget:
 		if d.cfg.Store == nil {
-			return BaselineReply{}, errNoFolder
+			return api.BaselineReply{}, errNoFolder
 		}
 		d.confirming.Lock()
 		defer d.confirming.Unlock()
 		if err := d.cfg.Store.ForgetBaseline(); err != nil {
-			return BaselineReply{}, err
+			return api.BaselineReply{}, err
 		}
 		return d.setBaseline(ctx, &baseline{taken: true})
 	default:
@@ -99,9 +62,9 @@ var errNoFolder = errors.New("no state folder is in use, so a baseline cannot be
 
 // confirmBaseline writes a generation as the baseline. The loop goes on meanwhile: at 5,000
 // services it takes half a second.
-func (d *Daemon) confirmBaseline(ctx context.Context, id string) (BaselineReply, error) {
+func (d *Daemon) confirmBaseline(ctx context.Context, id string) (api.BaselineReply, error) {
 	if d.cfg.Store == nil {
-		return BaselineReply{}, errNoFolder
+		return api.BaselineReply{}, errNoFolder
 	}
 	d.confirming.Lock()
 	defer d.confirming.Unlock()
@@ -118,20 +81,20 @@ func (d *Daemon) confirmBaseline(ctx context.Context, id string) (BaselineReply,
 		}
 	})
 	if err = errors.Join(err, failed); err != nil {
-		return BaselineReply{}, err
+		return api.BaselineReply{}, err
 	}
 	if id != "" && id != next.Generation.ID() {
 		stored, _, err := d.cfg.Store.Show(id)
 		if errors.Is(err, reload.ErrNothingStored) {
-			return BaselineReply{}, fmt.Errorf("%w: %s is not in force any more and is not stored; `canaryd baseline` shows the present one", ErrNoGeneration, id)
+			return api.BaselineReply{}, fmt.Errorf("%w: %s is not in force any more and is not stored; `canaryd baseline` shows the present one", api.ErrNoGeneration, id)
 		}
 		if err != nil {
-			return BaselineReply{}, err
+			return api.BaselineReply{}, err
 		}
 		next.Captured, next.Generation = stored.Captured, stored.Generation
 	}
 	if next, err = d.cfg.Store.SaveBaseline(next); err != nil {
-		return BaselineReply{}, err
+		return api.BaselineReply{}, err
 	}
 	confirmed := baselineOf(next, nil)
 	return d.setBaseline(ctx, &confirmed)
@@ -139,8 +102,8 @@ func (d *Daemon) confirmBaseline(ctx context.Context, id string) (BaselineReply,
 
 // setBaseline has the loop compare with another baseline, unless it is nil, and says what that
 // shows.
-func (d *Daemon) setBaseline(ctx context.Context, next *baseline) (BaselineReply, error) {
-	var reply BaselineReply
+func (d *Daemon) setBaseline(ctx context.Context, next *baseline) (api.BaselineReply, error) {
+	var reply api.BaselineReply
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
 		if next != nil {
 			reply.Replaced = st.baseline.name()
@@ -149,7 +112,7 @@ func (d *Daemon) setBaseline(ctx context.Context, next *baseline) (BaselineReply
 		}
 		st.compareBaseline()
 		reply.Baseline, reply.Present = st.baseline.public(), d.generation(st)
-		reply.list(st.baseline.changes)
+		listChanges(&reply, st.baseline.changes)
 		d.publish(st)
 	})
 	return reply, err
@@ -164,8 +127,8 @@ func (st *state) logBaseline(ctx context.Context) {
 	log.Info("The baseline was forgotten on request")
 }
 
-// list puts chains that differ into a reply, as long as there is room.
-func (r *BaselineReply) list(changes []rules.ChainChange) {
+// listChanges puts chains that differ into a reply, as long as there is room.
+func listChanges(r *api.BaselineReply, changes []rules.ChainChange) {
 	rank := func(c rules.ChainChange) int {
 		switch {
 		case rules.Builtin(c.Table, c.Chain):
@@ -190,7 +153,7 @@ func (r *BaselineReply) list(changes []rules.ChainChange) {
 		for _, line := range w.diff.Lines {
 			left.bytes -= len(line)
 		}
-		r.Changes = append(r.Changes, BaselineChange{
+		r.Changes = append(r.Changes, api.BaselineChange{
 			Family: c.Family, Table: c.Table, Chain: c.Chain, Known: c.Known, Appeared: len(c.Appeared), Gone: c.Gone, Reordered: c.Reordered,
 			Rules: w.diff.Lines, More: w.diff.More,
 		})

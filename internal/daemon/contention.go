@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -39,7 +41,7 @@ type contention struct {
 func (c *contention) contended() bool { return !c.since.IsZero() || c.displaced }
 
 // heals reports whether a loss is answered by a replay.
-func (st *state) heals() bool { return st.mode == Heal && !st.paused() }
+func (st *state) heals() bool { return st.mode == api.Heal && !st.paused() }
 
 // cpu returns what this process and its children have used so far.
 func (d *Daemon) cpu() time.Duration {

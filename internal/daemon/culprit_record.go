@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/watch"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -32,12 +34,12 @@ func (d *Daemon) blame(ctx context.Context, st *state, l *loss) {
 	for _, f := range rules.Families() {
 		for _, t := range rules.Guarded() {
 			if finding := st.suspected(l, f, t); finding.Verdict.Loss() {
-				l.record.accuse(q.answer(d.charge(st, f, t, finding, uint64(q.newest(l.heard)))))
+				accuse(&l.record, q.answer(d.charge(st, f, t, finding, uint64(q.newest(l.heard)))))
 			}
 		}
 	}
 	l.noteWriters(q)
-	l.record.settleCulprit()
+	settleCulprit(&l.record)
 }
 
 // suspected returns what is known to be lost of a table: what a read found, or else what
@@ -81,10 +83,10 @@ func (l *loss) noteWriters(q inquiry) {
 		if q.own(w.PID) {
 			continue
 		}
-		l.record.Writers = append(l.record.Writers, CulpritOf(w))
+		l.record.Writers = append(l.record.Writers, api.CulpritOf(w))
 		if legacy && !onlyReads(w.Command) {
 			// The kernel does not say what a holder did: the last one is the likeliest.
-			l.record.Culprits = []Culprit{CulpritOf(w)}
+			l.record.Culprits = []api.Culprit{api.CulpritOf(w)}
 		}
 	}
 }
@@ -126,10 +128,10 @@ func lastOf(writers []watch.Writer) []watch.Writer {
 }
 
 // accuse adds processes to those that took something, each once.
-func (r *Flush) accuse(by []watch.Writer) (pids []uint32) {
+func accuse(r *api.Flush, by []watch.Writer) (pids []uint32) {
 	for _, w := range by {
-		if !slices.ContainsFunc(r.Culprits, func(c Culprit) bool { return c.PID == w.PID }) {
-			r.Culprits = append(r.Culprits, CulpritOf(w))
+		if !slices.ContainsFunc(r.Culprits, func(c api.Culprit) bool { return c.PID == w.PID }) {
+			r.Culprits = append(r.Culprits, api.CulpritOf(w))
 		}
 		if !slices.Contains(pids, w.PID) {
 			pids = append(pids, w.PID)
@@ -140,9 +142,9 @@ func (r *Flush) accuse(by []watch.Writer) (pids []uint32) {
 
 // settleCulprit picks the most likely of several: the one that took from most tables,
 // of equal ones the last.
-func (r *Flush) settleCulprit() {
-	r.Culprit = Culprit{}
-	r.Culprits = slices.SortedStableFunc(slices.Values(r.Culprits), func(a, b Culprit) int { return a.Time.Compare(b.Time) })
+func settleCulprit(r *api.Flush) {
+	r.Culprit = api.Culprit{}
+	r.Culprits = slices.SortedStableFunc(slices.Values(r.Culprits), func(a, b api.Culprit) int { return a.Time.Compare(b.Time) })
 	most := -1
 	for _, c := range r.Culprits {
 		tables := 0

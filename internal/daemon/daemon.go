@@ -10,6 +10,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/metrics"
+
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/watch"
 
 	"k8s.io/klog/v2"
@@ -54,8 +58,8 @@ type Config struct {
 	Kernel  Kernel
 	Hints   *watch.Hints
 	Writers *watch.Writers
-	Metrics *Metrics
-	Mode    Mode
+	Metrics *metrics.Metrics
+	Mode    api.Mode
 	Source  string // the label of the generation's source
 	// Declared is what the declared sources say at the start, nil if there
 	// are none, and Declarations tells what they say later.
@@ -63,8 +67,8 @@ type Config struct {
 	Declarations <-chan Declaration
 	// BrokenSources is what is wrong with their files at the start, and
 	// SourceErrors says what is broken later.
-	BrokenSources []SourceError
-	SourceErrors  <-chan []SourceError
+	BrokenSources []api.SourceError
+	SourceErrors  <-chan []api.SourceError
 	Protects      func(chain string) bool
 	// Names tells which rules of built-in chains are protected beside the jumps
 	// into protected chains; nil means none.
@@ -118,7 +122,7 @@ type Daemon struct {
 	cfg      Config
 	requests chan request
 	sweeps   chan sweep
-	status   atomic.Pointer[Status]
+	status   atomic.Pointer[api.Status]
 	made     time.Time    // when it was made; what is counted from it no clock that is set can move
 	turned   atomic.Int64 // when the loop last turned, in nanoseconds since made
 	edition  int          // of the generation that status describes
@@ -155,7 +159,7 @@ func New(cfg Config) *Daemon {
 }
 
 // Status returns what is known now.
-func (d *Daemon) Status() Status { return *d.status.Load() }
+func (d *Daemon) Status() api.Status { return *d.status.Load() }
 
 // ReportListening notes why HTTP cannot be served, or that it is. It may be called by any goroutine.
 func (d *Daemon) ReportListening(err error) {

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -17,20 +19,6 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Decision is a loss that waits for one, in a Status: rules of an earlier run are gone,
-// and may not be replayed unasked. It ends when their owner writes them again, when
-// Restore has brought them back, or when Dismiss was run.
-type Decision struct {
-	Flush      string    `json:"flush"` // ID of its record
-	Since      time.Time `json:"since"` // when it was found
-	Generation string    `json:"generation"`
-	Reason     string    `json:"reason"` // why the rules are not replayed unasked
-	// Tables are those that still lack their rules, with what became of them.
-	Tables  map[rules.Family]Verdicts `json:"tables"`
-	Restore string                    `json:"restore"` // the command that brings the rules back
-	Dismiss string                    `json:"dismiss"` // the command that accepts the loss
-}
-
 // dismissCommand accepts a loss.
 const dismissCommand = "canaryd dismiss"
 
@@ -38,14 +26,14 @@ const dismissCommand = "canaryd dismiss"
 // What the tables hold meanwhile is learned and guarded as ever; what was lost stays
 // on disk.
 type decision struct {
-	record     Flush
+	record     api.Flush
 	id         string           // of the generation that was lost
 	generation rules.Generation // its rules; of tables without any, nothing can be seen to be back
 	identity   reload.Identity  // that it is bound to
 	backend    iptables.Backend // that it was guarded on
 	reason     string           // why it is not replayed unasked
-	waiting    map[rules.Family]Verdicts
-	diff       []TableDiff
+	waiting    map[rules.Family]api.Verdicts
+	diff       []api.TableDiff
 	room       room
 	kept       bool    // it is on disk
 	trouble    trouble // why it is not
@@ -58,10 +46,10 @@ func (w *decision) of(id string) bool { return w != nil && w.id == id }
 func (w *decision) waitsIn(f rules.Family) bool { return w != nil && len(w.waiting[f]) > 0 }
 
 // public returns the decision as a Status has it, of a canaryd that guards that backend.
-func (w *decision) public(ours iptables.Backend) Decision {
-	p := Decision{
+func (w *decision) public(ours iptables.Backend) api.Decision {
+	p := api.Decision{
 		Flush: w.record.ID, Since: w.record.Time, Generation: w.id, Reason: w.reason,
-		Tables: map[rules.Family]Verdicts{}, Restore: "canaryd restore --generation " + w.id, Dismiss: dismissCommand,
+		Tables: map[rules.Family]api.Verdicts{}, Restore: "canaryd restore --generation " + w.id, Dismiss: dismissCommand,
 	}
 	if w.backend != ours {
 		p.Restore = fmt.Sprintf("canaryd run --backend=%s, and then %s", w.backend, p.Restore)
@@ -74,7 +62,7 @@ func (w *decision) public(ours iptables.Backend) Decision {
 
 // show puts the decision into a status. Its tables are lost there, although what they
 // hold now is guarded.
-func (w *decision) show(s *Status) {
+func (w *decision) show(s *api.Status) {
 	if w == nil || s.Stopped {
 		return
 	}
@@ -90,12 +78,6 @@ func (w *decision) show(s *Status) {
 	s.LossSince = earliest(s.LossSince, w.record.Time)
 }
 
-// problem says in one line what is lost and what to do.
-func (w Decision) problem() error {
-	return fmt.Errorf("rules were lost while canaryd did not run (%s): `%s` puts them back, `%s` accepts the loss",
-		tablesText(w.Tables), w.Restore, w.Dismiss)
-}
-
 // logAwaiting says what is lost, and what an operator is to do.
 func (d *Daemon) logAwaiting(ctx context.Context, w *decision) {
 	lost, p := w.record.Lost, w.public(d.cfg.Kernel.Info().Backend)
@@ -104,7 +86,7 @@ func (d *Daemon) logAwaiting(ctx context.Context, w *decision) {
 		log = log.WithValues("lastInForce", w.record.LastInForce.UTC().Format(time.RFC3339))
 	}
 	log.Error(errors.New(w.reason), "Rules were lost while canaryd did not run; they are not put back unasked, and a decision is needed",
-		"flush", w.record.ID, "tables", tablesText(w.waiting), "rules", lost.Rules, "chains", lost.Chains, "hooks", lost.Hooks,
+		"flush", w.record.ID, "tables", api.TablesText(w.waiting), "rules", lost.Rules, "chains", lost.Chains, "hooks", lost.Hooks,
 		"generation", w.id, "bringThemBack", p.Restore, "acceptTheLoss", p.Dismiss)
 }
 
@@ -132,26 +114,26 @@ func (d *Daemon) noteDecision(ctx context.Context, st *state, snapshot iptables.
 }
 
 // decided ends a decision: the rules are back, or an operator has accepted the loss.
-func (d *Daemon) decided(ctx context.Context, st *state, outcome Outcome) {
+func (d *Daemon) decided(ctx context.Context, st *state, outcome api.Outcome) {
 	w, now := st.decision, time.Now()
 	st.decision = nil
 	st.edition++
 	st.saveAt = earliest(st.saveAt, now.Add(saveQuiet))
 	what := "An operator has accepted that these rules are lost"
 	w.record.Outcome, w.record.Detail = outcome, ""
-	if outcome != Dismissed {
+	if outcome != api.Dismissed {
 		what = "The rules that were lost while canaryd did not run are back"
 	}
-	if outcome != Dismissed && !w.record.LastInForce.IsZero() {
-		d.cfg.Metrics.ObserveRecovery(w.record.back(now))
+	if outcome != api.Dismissed && !w.record.LastInForce.IsZero() {
+		d.cfg.Metrics.ObserveRecovery(back(&w.record, now))
 	}
 	st.rewrite(w.record)
 	d.write(ctx, w.record, nil)
 	log := klog.FromContext(ctx)
 	if w.record.AbsentAtMost {
-		log = log.WithValues(absentKey(w.record), secondsOf(w.record.AbsentSeconds).Round(time.Millisecond))
+		log = log.WithValues(absentKey(w.record), api.Seconds(w.record.AbsentSeconds).Round(time.Millisecond))
 	}
-	log.Info(what, "flush", w.record.ID, "generation", w.id, "tables", tablesText(recorded(w.record)), "outcome", outcome)
+	log.Info(what, "flush", w.record.ID, "generation", w.id, "tables", api.TablesText(recorded(w.record)), "outcome", outcome)
 	// Where the marks of now are on disk yet, those of before are no evidence any more.
 	forget := d.cfg.Store.ForgetPending
 	if !d.cfg.Store.Holds() {
@@ -163,8 +145,8 @@ func (d *Daemon) decided(ctx context.Context, st *state, outcome Outcome) {
 }
 
 // recorded returns the tables of a record.
-func recorded(r Flush) map[rules.Family]Verdicts {
-	tables := map[rules.Family]Verdicts{}
+func recorded(r api.Flush) map[rules.Family]api.Verdicts {
+	tables := map[rules.Family]api.Verdicts{}
 	for _, t := range r.Lost.Tables {
 		put(tables, t.Family, t.Table, t.Kind)
 	}
@@ -172,8 +154,8 @@ func recorded(r Flush) map[rules.Family]Verdicts {
 }
 
 // rewrite puts a record in the place of the one with its ID, or before all others.
-func (st *state) rewrite(record Flush) {
-	if i := slices.IndexFunc(st.journal, func(f Flush) bool { return f.ID == record.ID }); i >= 0 {
+func (st *state) rewrite(record api.Flush) {
+	if i := slices.IndexFunc(st.journal, func(f api.Flush) bool { return f.ID == record.ID }); i >= 0 {
 		record.Earlier = st.journal[i].Earlier
 		st.journal[i] = record
 		return
@@ -217,7 +199,7 @@ func (d *Daemon) recallDecision(ctx context.Context, st *state) {
 		return
 	}
 	w := &decision{id: pending.ID, identity: pending.Identity, backend: iptables.Backend(pending.Identity.Backend),
-		reason: pending.Reason, room: diffRoom(), kept: true, waiting: map[rules.Family]Verdicts{}}
+		reason: pending.Reason, room: diffRoom(), kept: true, waiting: map[rules.Family]api.Verdicts{}}
 	if err := json.Unmarshal(pending.Record, &w.record); err != nil {
 		log.Error(err, "A loss that waited for a decision cannot be read and is forgotten")
 		return
@@ -253,8 +235,8 @@ func (w *decision) lost() rules.Generation {
 func (st *state) settleEarlier() {
 	for i := range st.journal {
 		r := &st.journal[i]
-		if r.Outcome == AwaitingDecision && (st.decision == nil || st.decision.record.ID != r.ID) {
-			r.Outcome = Interrupted
+		if r.Outcome == api.AwaitingDecision && (st.decision == nil || st.decision.record.ID != r.ID) {
+			r.Outcome = api.Interrupted
 		}
 	}
 	if w := st.decision; w != nil {
@@ -263,18 +245,10 @@ func (st *state) settleEarlier() {
 	}
 }
 
-// A DismissReply says which loss was accepted.
-type DismissReply struct {
-	// Flush and Generation are empty if none waited for a decision.
-	Flush      string `json:"flush,omitempty"`
-	Generation string `json:"generation,omitempty"`
-	Rules      int    `json:"rules,omitempty"` // that were lost
-}
-
 // Dismiss accepts the loss that waits for a decision: what the tables hold is what
 // ought to be in force. The generation that was lost stays on disk as any other.
-func (d *Daemon) Dismiss(ctx context.Context) (DismissReply, error) {
-	var reply DismissReply
+func (d *Daemon) Dismiss(ctx context.Context) (api.DismissReply, error) {
+	var reply api.DismissReply
 	var failed error
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
 		if st.removed {
@@ -282,8 +256,8 @@ func (d *Daemon) Dismiss(ctx context.Context) (DismissReply, error) {
 			return
 		}
 		if w := st.decision; w != nil {
-			reply = DismissReply{Flush: w.record.ID, Generation: w.id, Rules: w.record.Lost.Rules}
-			d.decided(ctx, st, Dismissed)
+			reply = api.DismissReply{Flush: w.record.ID, Generation: w.id, Rules: w.record.Lost.Rules}
+			d.decided(ctx, st, api.Dismissed)
 		}
 		d.publish(st)
 	})
@@ -302,7 +276,7 @@ func (d *Daemon) stored(st *state, id string) (reload.Stored, error) {
 
 // restored takes a replay that an operator asked for, of the generation of that ID, into
 // the decision. One that did not bring back what waits is not called proved.
-func (d *Daemon) restored(ctx context.Context, st *state, id string, reply RestoreReply, result reload.Result) RestoreReply {
+func (d *Daemon) restored(ctx context.Context, st *state, id string, reply api.RestoreReply, result reload.Result) api.RestoreReply {
 	w := st.decision
 	if w == nil {
 		return reply
@@ -322,7 +296,7 @@ func (d *Daemon) restored(ctx context.Context, st *state, id string, reply Resto
 		}
 	}
 	if reply.Detail == "" {
-		reply.Detail = w.public(d.cfg.Kernel.Info().Backend).problem().Error()
+		reply.Detail = w.public(d.cfg.Kernel.Info().Backend).Problem().Error()
 	}
 	return reply
 }

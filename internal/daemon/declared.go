@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -40,7 +42,7 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
 	log := klog.FromContext(ctx)
-	if d.lookForOwner(ctx, st); st.mode != Heal {
+	if d.lookForOwner(ctx, st); st.mode != api.Heal {
 		return
 	}
 	job := d.job(st, d.cfg.Kernel.Families()...)
@@ -127,7 +129,7 @@ func (d *Daemon) lookForOwner(ctx context.Context, st *state) {
 // noteDrift counts drifts and gives the claimed chains up if somebody else
 // keeps writing them.
 func (d *Daemon) noteDrift(ctx context.Context, st *state, finding canary.Finding) {
-	if finding.Verdict != canary.Drifted || st.mode != Heal || st.loss != nil {
+	if finding.Verdict != canary.Drifted || st.mode != api.Heal || st.loss != nil {
 		return
 	}
 	now := time.Now()
@@ -144,7 +146,7 @@ func (d *Daemon) noteDrift(ctx context.Context, st *state, finding canary.Findin
 // noteOwner gives the claimed chains up if their real owner turns out to be at
 // work.
 func (d *Daemon) noteOwner(ctx context.Context, st *state, snapshot iptables.Snapshot) {
-	if st.declared == nil || st.mode != Heal {
+	if st.declared == nil || st.mode != api.Heal {
 		return
 	}
 	if owner := reload.OtherOwner(snapshot, st.claims); owner != "" {
@@ -154,7 +156,7 @@ func (d *Daemon) noteOwner(ctx context.Context, st *state, snapshot iptables.Sna
 
 // giveUp drops to observe mode for the rest of this run.
 func (d *Daemon) giveUp(ctx context.Context, st *state, reason string) {
-	st.mode, st.applyAt, st.unapplied = Observe, time.Time{}, nil
+	st.mode, st.applyAt, st.unapplied = api.Observe, time.Time{}, nil
 	d.forgetRefused(ctx, st)
 	st.capture(time.Now())
 	if st.loss == nil {

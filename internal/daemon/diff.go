@@ -1,19 +1,10 @@
 package daemon
 
 import (
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
-
-// A TableDiff is what a flush changed in the protected rules of one table, in the
-// words of iptables-save. It quotes rules.
-type TableDiff struct {
-	Family rules.Family    `json:"family"`
-	Table  rules.TableName `json:"table"`
-	// Lines begin with - for what was lost and with + for what stood in its place.
-	Lines []string `json:"lines"`
-	More  int      `json:"more,omitempty"` // lines that were left out
-}
 
 // room is how much more a diff may hold.
 type room struct{ lines, bytes int }
@@ -23,10 +14,10 @@ type room struct{ lines, bytes int }
 func diffRoom() room { return room{lines: 500, bytes: 64 << 10} }
 
 // diffOf tells what is lost of one table as long as there is room, hooks first.
-func diffOf(f rules.Family, t rules.TableName, lost reload.Lost, left *room) TableDiff {
+func diffOf(f rules.Family, t rules.TableName, lost reload.Lost, left *room) api.TableDiff {
 	half := diffRoom()
 	w := diffWriter{
-		diff: TableDiff{Family: f, Table: t, Lines: []string{}},
+		diff: api.TableDiff{Family: f, Table: t, Lines: []string{}},
 		room: room{min(left.lines, half.lines/2), min(left.bytes, half.bytes/2)},
 	}
 	before := w.room
@@ -43,7 +34,7 @@ func diffOf(f rules.Family, t rules.TableName, lost reload.Lost, left *room) Tab
 
 // A diffWriter writes lines until its room is used up, and counts the others.
 type diffWriter struct {
-	diff TableDiff
+	diff api.TableDiff
 	room room
 }
 

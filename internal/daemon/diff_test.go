@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -59,7 +61,7 @@ func TestDiff(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			left := diffRoom()
 			got := diffOf(rules.IPv4, rules.Nat, test.lost, &left)
-			if diff := cmp.Diff(TableDiff{Family: rules.IPv4, Table: rules.Nat, Lines: test.want}, got); diff != "" {
+			if diff := cmp.Diff(api.TableDiff{Family: rules.IPv4, Table: rules.Nat, Lines: test.want}, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})

@@ -4,6 +4,10 @@ import (
 	"context"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/metrics"
+
+	"github.com/canaryd/canaryd/internal/api"
+
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -132,7 +136,7 @@ func (fs *familyState) noteSound(digest uint64, missing map[rules.TableName]int)
 			return
 		}
 	}
-	if lastResult(fs) == ProbeIntact {
+	if lastResult(fs) == metrics.ProbeIntact {
 		fs.sound = digest
 	}
 }
@@ -232,7 +236,7 @@ func (d *Daemon) thaw(ctx context.Context, st *state) {
 }
 
 // thawAs does that with this outcome, and this line in the log.
-func (d *Daemon) thawAs(ctx context.Context, st *state, outcome Outcome, what string) {
+func (d *Daemon) thawAs(ctx context.Context, st *state, outcome api.Outcome, what string) {
 	if st.frozenSince.IsZero() {
 		return
 	}
@@ -246,8 +250,8 @@ func (d *Daemon) thawAs(ctx context.Context, st *state, outcome Outcome, what st
 	now := time.Now()
 	absent, lost := now.Sub(st.frozenSince), false
 	for i := range st.journal {
-		if r := &st.journal[i]; r.Outcome == WaitingObserve && !r.Earlier {
-			absent, lost = max(absent, r.back(now)), lost || r.Lost.Rules > 0
+		if r := &st.journal[i]; r.Outcome == api.WaitingObserve && !r.Earlier {
+			absent, lost = max(absent, back(r, now)), lost || r.Lost.Rules > 0
 			r.Outcome = outcome
 			d.write(ctx, *r, nil)
 		}

@@ -13,11 +13,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/serve"
+
+	"github.com/canaryd/canaryd/internal/api"
+
 	"golang.org/x/sys/unix"
 )
-
-// ErrAlreadyRunning: another canaryd guards this network namespace.
-var ErrAlreadyRunning = errors.New("another canaryd runs in this network namespace")
 
 // exclusiveName is an abstract Unix socket: its names belong to the network
 // namespace, as the tables do, and are gone with the process, however it ends.
@@ -52,7 +53,7 @@ func exclude(name string) (release func(), err error) {
 			return nil, fmt.Errorf("looking for another canaryd: %w", err)
 		}
 		if time.Now().After(end) {
-			return nil, fmt.Errorf("%w%s", ErrAlreadyRunning, describe(rival))
+			return nil, fmt.Errorf("%w%s", api.ErrAlreadyRunning, describe(rival))
 		}
 		// Of two that give way to each other, one comes back first.
 		time.Sleep(10*time.Millisecond + mathrand.N(90*time.Millisecond))
@@ -168,5 +169,5 @@ func holder(name string) (*unix.Ucred, error) {
 		return nil, err
 	}
 	defer conn.Close()
-	return peerOf(conn.(*net.UnixConn))
+	return serve.PeerOf(conn.(*net.UnixConn))
 }

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -64,7 +66,7 @@ func TestExclude(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = exclude(name)
-	if !errors.Is(err, ErrAlreadyRunning) || !strings.Contains(err.Error(), fmt.Sprintf("process %d of user %d", os.Getpid(), os.Geteuid())) {
+	if !errors.Is(err, api.ErrAlreadyRunning) || !strings.Contains(err.Error(), fmt.Sprintf("process %d of user %d", os.Getpid(), os.Geteuid())) {
 		t.Errorf("a second one in this process: got %v", err)
 	}
 	second := func(attr *syscall.SysProcAttr) string {
@@ -144,7 +146,7 @@ func TestASquatterDoesNotKeepCanarydOut(t *testing.T) {
 				t.Fatalf("beside a squatter: %v", err)
 			}
 			defer release()
-			if _, err := exclude(name); !errors.Is(err, ErrAlreadyRunning) {
+			if _, err := exclude(name); !errors.Is(err, api.ErrAlreadyRunning) {
 				t.Errorf("a second one in this process: got %v", err)
 			}
 			if got := child(t, 0, "CANARYD_TEST_EXCLUDE="+name); !strings.HasPrefix(got, "refused:") {
@@ -168,7 +170,7 @@ func TestTheNameIsFreeAgain(t *testing.T) {
 	}
 	release := holdName(other)
 	l.Close()
-	if _, err := exclude(name); !errors.Is(err, ErrAlreadyRunning) {
+	if _, err := exclude(name); !errors.Is(err, api.ErrAlreadyRunning) {
 		t.Errorf("beside a canaryd with another name: got %v", err)
 	}
 	release()

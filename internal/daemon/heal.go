@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -34,7 +36,7 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 	used := d.cpu()
 	settle := d.settle(ctx, st)
 	switch {
-	case st.mode == Observe:
+	case st.mode == api.Observe:
 		d.observe(ctx, st)
 		return
 	case st.paused():
@@ -334,7 +336,7 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 		}
 	}
 	d.logHeld(ctx, result)
-	absent := l.record.back(l.provedAt())
+	absent := back(&l.record, l.provedAt())
 	for _, fr := range result {
 		if written := fr.Written.Sub(l.record.Time).Seconds(); !fr.Written.IsZero() && written > l.record.WrittenSeconds {
 			l.record.WrittenSeconds, l.record.KernelSeconds = written, fr.Kernel.Seconds()
@@ -349,9 +351,9 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 
 // worst returns the outcome that the flush record gets: that of the family
 // that went least well.
-func worst(result reload.Result) Outcome {
+func worst(result reload.Result) api.Outcome {
 	outcome := reload.Skipped
-	for _, o := range []Outcome{reload.Proved, reload.Raced, reload.Partial, reload.Failed} {
+	for _, o := range []api.Outcome{reload.Proved, reload.Raced, reload.Partial, reload.Failed} {
 		for _, fr := range result {
 			if fr.Outcome == o {
 				outcome = o

@@ -8,32 +8,16 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/journal"
 )
 
-// ErrNoFlush: no flush of that number or ID is known.
-var ErrNoFlush = errors.New("no such flush")
-
-// A FlushRequest asks for one flush.
-type FlushRequest struct {
-	// Name is its ID, or its number in the status: 1 is the newest.
-	Name string
-}
-
-// A FlushReply is all that is known of one flush. It quotes rules and command
-// lines.
-type FlushReply struct {
-	Flush Flush       `json:"flush"`
-	Diff  []TableDiff `json:"diff"`
-	// NoDiff is why there is no diff.
-	NoDiff string `json:"noDiff,omitempty"`
-}
-
 // A flushDetail is what the journal keeps of a flush beside its record.
 type flushDetail struct {
-	Diff []TableDiff `json:"diff"`
+	Diff []api.TableDiff `json:"diff"`
 }
 
 // journal keeps a finished record, newest first.
@@ -43,13 +27,13 @@ func (d *Daemon) journal(ctx context.Context, st *state, l *loss) {
 }
 
 // remember puts a record before the others.
-func (st *state) remember(record Flush) {
+func (st *state) remember(record api.Flush) {
 	st.journal = slices.Insert(st.journal, 0, record)
 	if len(st.journal) > journalKept {
 		st.journal = st.journal[:journalKept]
 	}
 	if len(st.journal) > recordsListed {
-		st.journal[recordsListed].unlist()
+		unlist(&st.journal[recordsListed])
 	}
 }
 
@@ -64,7 +48,7 @@ func (d *Daemon) keepOpen(ctx context.Context, l *loss) {
 
 // write gives a record to the journal, which never waits for the disk. Without a
 // diff the journal keeps the one that it has.
-func (d *Daemon) write(ctx context.Context, record Flush, diff []TableDiff) {
+func (d *Daemon) write(ctx context.Context, record api.Flush, diff []api.TableDiff) {
 	if d.cfg.Journal == nil {
 		return
 	}
@@ -114,32 +98,32 @@ func (d *Daemon) recallFlushes(ctx context.Context, st *state) {
 	}
 	for _, e := range entries {
 		if record, ok := storedFlush(e); ok {
-			st.remember(record.ofEarlier())
+			st.remember(ofEarlier(record))
 		}
 	}
 }
 
 // storedFlush reads what write wrote.
-func storedFlush(e journal.Entry) (Flush, bool) {
-	var record Flush
+func storedFlush(e journal.Entry) (api.Flush, bool) {
+	var record api.Flush
 	err := json.Unmarshal(e.Record, &record)
 	return record, err == nil && record.ID == e.ID && !record.Time.IsZero() && (record.Kind.Loss() || record.Requested())
 }
 
 // ofEarlier returns the record as one of an earlier run. If it was not closed it
 // never will be.
-func (r Flush) ofEarlier() Flush {
+func ofEarlier(r api.Flush) api.Flush {
 	r.Earlier = true
-	if r.unanswered() {
-		r.Outcome = Interrupted
+	if r.Unanswered() {
+		r.Outcome = api.Interrupted
 	}
 	return r
 }
 
 // Flush returns all that is known of one flush.
-func (d *Daemon) Flush(ctx context.Context, r FlushRequest) (FlushReply, error) {
+func (d *Daemon) Flush(ctx context.Context, r api.FlushRequest) (api.FlushReply, error) {
 	list := d.Status().Flushes
-	var reply FlushReply
+	var reply api.FlushReply
 	id, i := r.Name, find(list, r.Name)
 	if i >= 0 {
 		reply.Flush, id = list[i], list[i].ID
@@ -147,12 +131,12 @@ func (d *Daemon) Flush(ctx context.Context, r FlushRequest) (FlushReply, error) 
 	kept, diff, err := d.kept(ctx, id)
 	switch {
 	case i < 0 && err != nil:
-		return FlushReply{}, fmt.Errorf("%w: %q; %s", ErrNoFlush, r.Name, offer(list))
+		return api.FlushReply{}, fmt.Errorf("%w: %q; %s", api.ErrNoFlush, r.Name, offer(list))
 	case err != nil:
 		reply.NoDiff = err.Error()
 		return reply, nil
 	case i < 0 && kept.Time.Before(d.made):
-		reply.Flush = kept.ofEarlier()
+		reply.Flush = ofEarlier(kept)
 	case i < 0:
 		reply.Flush = kept
 	case kept.Lost.Rules == reply.Flush.Lost.Rules:
@@ -165,17 +149,17 @@ func (d *Daemon) Flush(ctx context.Context, r FlushRequest) (FlushReply, error) 
 }
 
 // kept returns what the journal holds of a flush.
-func (d *Daemon) kept(ctx context.Context, id string) (Flush, []TableDiff, error) {
+func (d *Daemon) kept(ctx context.Context, id string) (api.Flush, []api.TableDiff, error) {
 	if d.cfg.Journal == nil {
-		return Flush{}, nil, errors.New("no state folder is in use")
+		return api.Flush{}, nil, errors.New("no state folder is in use")
 	}
 	e, err := d.cfg.Journal.Find(ctx, id)
 	if err != nil {
-		return Flush{}, nil, err
+		return api.Flush{}, nil, err
 	}
 	record, ok := storedFlush(e)
 	if !ok {
-		return Flush{}, nil, fmt.Errorf("the journal's record of flush %s cannot be read", id)
+		return api.Flush{}, nil, fmt.Errorf("the journal's record of flush %s cannot be read", id)
 	}
 	var detail flushDetail
 	if e.Detail != nil {
@@ -189,18 +173,18 @@ func (d *Daemon) kept(ctx context.Context, id string) (Flush, []TableDiff, error
 const flushIDLength = 13
 
 // find returns the index of the flush of that number or ID, or -1.
-func find(list []Flush, name string) int {
+func find(list []api.Flush, name string) int {
 	if n, err := strconv.Atoi(name); err == nil && len(name) < flushIDLength {
 		if 1 <= n && n <= len(list) {
 			return n - 1
 		}
 		return -1
 	}
-	return slices.IndexFunc(list, func(f Flush) bool { return f.ID == name })
+	return slices.IndexFunc(list, func(f api.Flush) bool { return f.ID == name })
 }
 
 // offer says what may be asked for.
-func offer(list []Flush) string {
+func offer(list []api.Flush) string {
 	switch len(list) {
 	case 0:
 		return "none was seen"

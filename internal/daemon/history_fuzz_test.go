@@ -1,11 +1,15 @@
 package daemon
 
 import (
-	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"github.com/canaryd/canaryd/internal/testkit/sample"
+
+	"github.com/canaryd/canaryd/internal/api"
 
 	"github.com/canaryd/canaryd/internal/journal"
 )
@@ -13,7 +17,7 @@ import (
 // FuzzJournal: whatever somebody wrote into the journal, a start takes up what is
 // a flush record, and status, page and command line can tell of it.
 func FuzzJournal(f *testing.F) {
-	good, err := json.Marshal(sampleStatus().Flushes[0])
+	good, err := json.Marshal(sample.Status().Flushes[0])
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -34,22 +38,21 @@ func FuzzJournal(f *testing.F) {
 		d, st := &Daemon{cfg: Config{Journal: journal.New(dir)}}, &state{}
 		d.recallFlushes(t.Context(), st)
 		for _, flush := range st.journal {
-			if !flush.Earlier || flush.ID == "" || flush.Outcome == Pending {
+			if !flush.Earlier || flush.ID == "" || flush.Outcome == api.Pending {
 				t.Errorf("taken up as %+v", flush)
 			}
 		}
-		s := Status{Flushes: st.journal}
-		for _, shown := range []Status{s, s.Public()} {
+		s := api.Status{Flushes: st.journal}
+		for _, shown := range []api.Status{s, s.Public()} {
 			if _, err := json.Marshal(shown); err != nil {
 				t.Error(err)
 			}
 		}
-		if _, err := json.Marshal(FlushReply{Flush: append(st.journal, Flush{})[0]}); err != nil {
+		if _, err := json.Marshal(api.FlushReply{Flush: append(st.journal, api.Flush{})[0]}); err != nil {
 			t.Error(err)
 		}
-		w := ask(face(s, nil), "GET", "/")
-		if w.Code != 200 || !bytes.Contains(w.Body.Bytes(), []byte("</html>")) {
-			t.Errorf("the page: %d", w.Code)
+		if page := pageOf(t, s); !strings.Contains(page, "</html>") {
+			t.Errorf("the page: %s", page)
 		}
 	})
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -18,29 +20,6 @@ type Keeper interface {
 	Release(rules.Family) error
 }
 
-// A KeeperState says what the keeper does for a family.
-type KeeperState string
-
-// The states of a family's keeper.
-const (
-	KeeperKept        KeeperState = "kept"        // established connections live through a flush
-	KeeperIdle        KeeperState = "idle"        // no protected rule translates
-	KeeperUnavailable KeeperState = "unavailable" // the kernel refuses it; tried again now and then
-	KeeperOff         KeeperState = "off"         // by --keeper, in observe mode, or after a cleanup
-)
-
-// KeeperStates returns every KeeperState.
-func KeeperStates() []KeeperState {
-	return []KeeperState{KeeperKept, KeeperIdle, KeeperUnavailable, KeeperOff}
-}
-
-// A FamilyKeeper is what the keeper does for one family, in a Status.
-type FamilyKeeper struct {
-	State KeeperState `json:"state"`
-	// Reason is why the keeper is unavailable.
-	Reason string `json:"reason,omitempty"`
-}
-
 const (
 	// keeperAgain is when a refused keeper is tried again at the latest. What a kernel lacks it
 	// lacks until a module is loaded, which the kernel does not announce.
@@ -52,7 +31,7 @@ const (
 
 // keeping is what the loop knows of one family's keeper.
 type keeping struct {
-	state   KeeperState
+	state   api.KeeperState
 	reason  string
 	since   time.Time     // of the first try that failed; zero: none did
 	wait    time.Duration // before the next try
@@ -62,9 +41,9 @@ type keeping struct {
 
 // keeperBasis is what decides about the keeper. While it is the same, so is the decision.
 type keeperBasis struct {
-	edition int  // of the generation
-	mode    Mode // observe writes nothing but marks
-	losing  bool // what a loss took may be why nothing translates
+	edition int      // of the generation
+	mode    api.Mode // observe writes nothing but marks
+	losing  bool     // what a loss took may be why nothing translates
 }
 
 func (st *state) keeperBasis() keeperBasis {
@@ -89,19 +68,19 @@ func (d *Daemon) keep(ctx context.Context, st *state) {
 			fs.keeper.tryAt = time.Time{}
 		}
 		switch {
-		case st.mode != Heal:
-			d.release(ctx, f, &fs.keeper, KeeperOff, "observe mode writes nothing but marks")
+		case st.mode != api.Heal:
+			d.release(ctx, f, &fs.keeper, api.KeeperOff, "observe mode writes nothing but marks")
 		case g.Rewrites(f):
 			d.keepFamily(ctx, f, &fs.keeper, now)
-		case st.loss == nil || fs.keeper.state != KeeperKept:
-			d.release(ctx, f, &fs.keeper, KeeperIdle, "no protected rule translates any more")
+		case st.loss == nil || fs.keeper.state != api.KeeperKept:
+			d.release(ctx, f, &fs.keeper, api.KeeperIdle, "no protected rule translates any more")
 		}
 	}
 }
 
 // keepFamily makes the family's table unless it stands, or is to be tried later.
 func (d *Daemon) keepFamily(ctx context.Context, f rules.Family, k *keeping, now time.Time) {
-	if k.state == KeeperKept || !k.tryAt.IsZero() {
+	if k.state == api.KeeperKept || !k.tryAt.IsZero() {
 		return
 	}
 	if err := d.cfg.Keeper.Keep(f); err != nil {
@@ -109,7 +88,7 @@ func (d *Daemon) keepFamily(ctx context.Context, f rules.Family, k *keeping, now
 		return
 	}
 	k.trouble.over()
-	*k = keeping{state: KeeperKept, trouble: k.trouble}
+	*k = keeping{state: api.KeeperKept, trouble: k.trouble}
 	klog.FromContext(ctx).Info("Established connections live through a flush: an empty table keeps the kernel's NAT and connection tracking in place",
 		"family", f, "table", iptables.KeeperTable)
 }
@@ -119,7 +98,7 @@ func (d *Daemon) keeperFailed(ctx context.Context, f rules.Family, k *keeping, e
 	if k.since.IsZero() {
 		k.since = now
 	}
-	k.state, k.reason = KeeperUnavailable, err.Error()
+	k.state, k.reason = api.KeeperUnavailable, err.Error()
 	if k.wait = min(max(2*k.wait, firstTry), keeperAgain); errors.Is(err, iptables.ErrKeeperKernel) {
 		k.wait = keeperAgain
 	}
@@ -134,8 +113,8 @@ func (d *Daemon) keeperFailed(ctx context.Context, f rules.Family, k *keeping, e
 }
 
 // release deletes the family's table, if there is one.
-func (d *Daemon) release(ctx context.Context, f rules.Family, k *keeping, into KeeperState, why string) {
-	if k.state == KeeperKept {
+func (d *Daemon) release(ctx context.Context, f rules.Family, k *keeping, into api.KeeperState, why string) {
+	if k.state == api.KeeperKept {
 		if err := d.cfg.Keeper.Release(f); err != nil {
 			k.tryAt = time.Now().Add(keeperAgain)
 			if k.trouble.met(err, time.Now()) {
@@ -155,20 +134,20 @@ func (d *Daemon) stopKeeping(ctx context.Context, st *state) {
 		return
 	}
 	for f, fs := range st.families {
-		d.release(ctx, f, &fs.keeper, KeeperOff, "canaryd's marks were removed on request")
+		d.release(ctx, f, &fs.keeper, api.KeeperOff, "canaryd's marks were removed on request")
 	}
 }
 
 // keepers returns the keeper's states as a Status has them.
-func (d *Daemon) keepers(st *state) map[rules.Family]FamilyKeeper {
-	all := map[rules.Family]FamilyKeeper{}
+func (d *Daemon) keepers(st *state) map[rules.Family]api.FamilyKeeper {
+	all := map[rules.Family]api.FamilyKeeper{}
 	for f, fs := range st.families {
-		all[f] = FamilyKeeper{State: fs.keeper.state, Reason: fs.keeper.reason}
+		all[f] = api.FamilyKeeper{State: fs.keeper.state, Reason: fs.keeper.reason}
 		switch {
 		case !d.mayKeep():
-			all[f] = FamilyKeeper{State: KeeperOff}
+			all[f] = api.FamilyKeeper{State: api.KeeperOff}
 		case fs.keeper.state == "": // nothing is decided yet
-			all[f] = FamilyKeeper{State: KeeperIdle}
+			all[f] = api.FamilyKeeper{State: api.KeeperIdle}
 		}
 	}
 	return all

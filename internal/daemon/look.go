@@ -6,6 +6,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/metrics"
+
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/tableid"
 
 	"k8s.io/klog/v2"
@@ -151,7 +155,7 @@ func (d *Daemon) glimpse(ctx context.Context, st *state, families []asked) bool 
 		fs.glimpsed = a.stamp
 		st.evidence = a.since
 		if !d.judgeMarks(st, f, part, iptables.Sighting{Holdings: holdings}) {
-			d.cfg.Metrics.ObserveProbe(f, ProbeLoss, end.Sub(a.start))
+			d.cfg.Metrics.ObserveProbe(f, metrics.ProbeLoss, end.Sub(a.start))
 		}
 	}
 	// The heal answers what was hinted at until now, if it can read.
@@ -234,14 +238,14 @@ func (fs *familyState) markDirty(now time.Time) {
 }
 
 // lastResult is the probe's label: what is known of the family now.
-func lastResult(fs *familyState) ProbeResult {
-	result := ProbeIntact
+func lastResult(fs *familyState) metrics.ProbeResult {
+	result := metrics.ProbeIntact
 	for _, ts := range fs.tables {
 		switch {
 		case ts.verdict.Loss():
-			return ProbeLoss
+			return metrics.ProbeLoss
 		case ts.verdict == canary.Unknown:
-			result = ProbeUnknown
+			result = metrics.ProbeUnknown
 		}
 	}
 	return result
@@ -252,12 +256,12 @@ func lastResult(fs *familyState) ProbeResult {
 // stamp that is not exact shows nothing, and what moved and is not read yet is
 // not known, nor is a family of which one table cannot be read.
 func (fs *familyState) noteKnown(at time.Time) {
-	if !fs.dirty.IsZero() || lastResult(fs) == ProbeUnknown {
+	if !fs.dirty.IsZero() || lastResult(fs) == metrics.ProbeUnknown {
 		return
 	}
 	fs.knownAt = at
 	// While something is lost, of the other tables only the marks were looked at.
-	if nat := fs.tables[rules.Nat]; lastResult(fs) == ProbeIntact && nat != nil && nat.verdict == canary.Intact {
+	if nat := fs.tables[rules.Nat]; lastResult(fs) == metrics.ProbeIntact && nat != nil && nat.verdict == canary.Intact {
 		fs.natIntact = at
 	}
 }
@@ -286,7 +290,7 @@ func (fs *familyState) lacks() bool {
 // unknown notes that a family could not be read. It restores nothing and is
 // not healthy; the next hint or tick looks again.
 func (d *Daemon) unknown(ctx context.Context, fs *familyState, f rules.Family, err error, took time.Duration) {
-	d.cfg.Metrics.ObserveProbe(f, ProbeUnknown, took)
+	d.cfg.Metrics.ObserveProbe(f, metrics.ProbeUnknown, took)
 	fs.unseeable()
 	if fs.trouble.met(err, time.Now()) {
 		klog.FromContext(ctx).Error(err, "The tables could not be read; whether rules were lost is unknown until they can", "family", f)
@@ -303,8 +307,8 @@ func (d *Daemon) lost(st *state, f rules.Family, digest uint64) {
 	now := time.Now()
 	defer st.boundAbsence(f)
 	st.loss = &loss{
-		record: Flush{ID: st.newFlushID(st.evidence), Time: st.evidence, Outcome: Pending},
-		hit:    map[rules.Family]Verdicts{}, noticed: now, tryAt: now,
+		record: api.Flush{ID: st.newFlushID(st.evidence), Time: st.evidence, Outcome: api.Pending},
+		hit:    map[rules.Family]api.Verdicts{}, noticed: now, tryAt: now,
 		intact: uint32(st.families[f].intact), heard: uint32(digest), room: diffRoom(),
 	}
 }
@@ -314,7 +318,7 @@ func (d *Daemon) lost(st *state, f rules.Family, digest uint64) {
 func (st *state) newFlushID(at time.Time) string {
 	for n := at.UnixMicro(); ; n++ {
 		id := fmt.Sprintf("%x", n)
-		if !slices.ContainsFunc(st.journal, func(f Flush) bool { return f.ID == id }) {
+		if !slices.ContainsFunc(st.journal, func(f api.Flush) bool { return f.ID == id }) {
 			return id
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -18,7 +20,7 @@ func (r *rig) absentSum() time.Duration {
 	must(r.t, err)
 	for _, family := range families {
 		if family.GetName() == "canaryd_rules_absent_seconds" {
-			return secondsOf(family.GetMetric()[0].GetHistogram().GetSampleSum())
+			return api.Seconds(family.GetMetric()[0].GetHistogram().GetSampleSum())
 		}
 	}
 	r.t.Fatal("there is no histogram of absences")
@@ -53,7 +55,7 @@ func TestAbsentWhileDown(t *testing.T) {
 				r.settled()
 				r.wantBack(before, flushed)
 				record := r.oneRecord()
-				absent := secondsOf(record.AbsentSeconds)
+				absent := api.Seconds(record.AbsentSeconds)
 				if !record.AbsentAtMost || absent < down || absent > test.most || record.Time.Sub(record.LastInForce) < down || record.Outcome != reload.Proved {
 					t.Errorf("absent for %s, want at most %s; the record is %+v", absent, test.most, record)
 				}
@@ -83,18 +85,18 @@ func TestAbsentWhileDown(t *testing.T) {
 func TestAbsentWhileDownObserved(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir, id := t.TempDir(), identity(backend)
-		first := start(t, backend, setup{store: openStore(t, dir, id), mode: Observe})
+		first := start(t, backend, setup{store: openStore(t, dir, id), mode: api.Observe})
 		before := first.tables()
 		first.stop()
 		first.flushNat()
 		time.Sleep(time.Minute)
-		r := run(t, first.fake, setup{store: openStore(t, dir, id), mode: Observe})
+		r := run(t, first.fake, setup{store: openStore(t, dir, id), mode: api.Observe})
 		r.settled()
 		r.write(rules.Nat, sectionOf(before[rules.IPv4][rules.Nat])...)
 		r.after(20 * time.Second)
 		r.wantReady()
 		record := r.oneRecord()
-		if absent := secondsOf(record.AbsentSeconds); !record.AbsentAtMost || absent < time.Minute || absent > 90*time.Second || r.absentSum() != absent {
+		if absent := api.Seconds(record.AbsentSeconds); !record.AbsentAtMost || absent < time.Minute || absent > 90*time.Second || r.absentSum() != absent {
 			t.Errorf("the record is %+v, the histogram has %s", record, r.absentSum())
 		}
 	})
@@ -114,7 +116,7 @@ func TestFlushedAsItEnds(t *testing.T) {
 		r := run(t, first.fake, setup{store: openStore(t, dir, id)})
 		r.settled()
 		r.wantReady()
-		if record := r.oneRecord(); record.LastInForce.After(flushed) || secondsOf(record.AbsentSeconds) < time.Minute {
+		if record := r.oneRecord(); record.LastInForce.After(flushed) || api.Seconds(record.AbsentSeconds) < time.Minute {
 			t.Errorf("flushed at %s, the record is %+v", flushed, record)
 		}
 	})

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/scenario"
@@ -21,7 +23,7 @@ import (
 // poison is a rule that another process writes into a chain of kube-proxy's.
 const poison = "-s 203.0.113.7/32 -m comment --comment SECRET -j ACCEPT"
 
-func (r *rig) baseline(request BaselineRequest) BaselineReply {
+func (r *rig) baseline(request api.BaselineRequest) api.BaselineReply {
 	r.t.Helper()
 	reply, err := r.d.Baseline(r.t.Context(), request)
 	must(r.t, err)
@@ -51,11 +53,11 @@ func TestPoisonedGeneration(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir := t.TempDir()
 		r := start(t, backend, setup{store: openStore(t, dir, identity(backend)), journal: t.TempDir()})
-		none := r.baseline(BaselineRequest{})
+		none := r.baseline(api.BaselineRequest{})
 		if none.Baseline != nil || len(none.Changes) > 0 || none.Present.ID != r.d.Status().Generation.ID || r.d.Status().Baseline != nil {
 			t.Errorf("without a baseline: %+v, %+v", none, r.d.Status().Baseline)
 		}
-		confirmed := r.baseline(BaselineRequest{Confirm: true})
+		confirmed := r.baseline(api.BaselineRequest{Confirm: true})
 		clean := r.d.Status().Generation
 		if b := confirmed.Baseline; b == nil || b.Generation != clean.ID || b.Rules != clean.Rules || b.Chains != clean.Chains || confirmed.Replaced != nil {
 			t.Errorf("confirmed: %+v, of %+v", confirmed, clean)
@@ -66,8 +68,8 @@ func TestPoisonedGeneration(t *testing.T) {
 		r.poisoned()
 		r.wantSince("once another process has written", 1, 1, 0)
 		r.wantReady()
-		want := []BaselineChange{{Family: rules.IPv4, Table: rules.Filter, Chain: "KUBE-FORWARD", Known: true, Appeared: 1, Rules: []string{"-A KUBE-FORWARD " + poison}}}
-		if d := cmp.Diff(want, r.baseline(BaselineRequest{}).Changes); d != "" {
+		want := []api.BaselineChange{{Family: rules.IPv4, Table: rules.Filter, Chain: "KUBE-FORWARD", Known: true, Appeared: 1, Rules: []string{"-A KUBE-FORWARD " + poison}}}
+		if d := cmp.Diff(want, r.baseline(api.BaselineRequest{}).Changes); d != "" {
 			t.Errorf("what appeared (-want +got):\n%s", d)
 		}
 
@@ -84,7 +86,7 @@ func TestPoisonedGeneration(t *testing.T) {
 			if n == nil || n.Generation != clean.ID || n.Rules != 1 || n.More != 0 {
 				t.Fatalf("%s: the record says %+v", when, n)
 			}
-			if d := cmp.Diff([]ChainName{{rules.IPv4, rules.Filter, "KUBE-FORWARD", 1}}, n.Chains); d != "" || record.Outcome != reload.Proved {
+			if d := cmp.Diff([]api.ChainName{{Family: rules.IPv4, Table: rules.Filter, Chain: "KUBE-FORWARD", Rules: 1}}, n.Chains); d != "" || record.Outcome != reload.Proved {
 				t.Errorf("%s: %s, chains of the record (-want +got):\n%s", when, record.Outcome, d)
 			}
 			if told := r.full(record.ID); told.Flush.NotInBaseline == nil || told.Flush.NotInBaseline.Rules != 1 {
@@ -107,7 +109,7 @@ func TestPoisonedGeneration(t *testing.T) {
 		r.wantSince("after a restart", 1, 1, 0)
 		flushed("a flush after a restart")
 
-		forgotten := r.baseline(BaselineRequest{Forget: true})
+		forgotten := r.baseline(api.BaselineRequest{Forget: true})
 		if forgotten.Replaced == nil || forgotten.Replaced.Generation != clean.ID || r.d.Status().Baseline != nil {
 			t.Errorf("forgotten: %+v, the status has %+v", forgotten, r.d.Status().Baseline)
 		}
@@ -129,13 +131,13 @@ func (r *rig) restart(t *testing.T, backend iptables.Backend, dir string) {
 // that were never confirmed are shown first.
 func TestPreviewMarksWhatIsNotInTheBaseline(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
-		r := start(t, backend, setup{store: openStore(t, t.TempDir(), identity(backend)), mode: Observe})
+		r := start(t, backend, setup{store: openStore(t, t.TempDir(), identity(backend)), mode: api.Observe})
 		r.after(5 * time.Second)
-		clean := r.baseline(BaselineRequest{Confirm: true}).Baseline.Generation
+		clean := r.baseline(api.BaselineRequest{Confirm: true}).Baseline.Generation
 		r.poisoned()
 		must(t, r.programs().Flush(t.Context(), rules.IPv4, rules.Filter, ""))
 		r.after(time.Second)
-		preview := r.restore(RestoreRequest{DryRun: true})
+		preview := r.restore(api.RestoreRequest{DryRun: true})
 		if preview.Baseline == nil || preview.Baseline.Generation != clean {
 			t.Fatalf("compared with %+v", preview.Baseline)
 		}
@@ -157,11 +159,11 @@ func TestPreviewMarksWhatIsNotInTheBaseline(t *testing.T) {
 		if n := r.records(0)[0].NotInBaseline; n == nil || n.Rules != 1 {
 			t.Errorf("a record in observe mode has %+v", n)
 		}
-		if reply := r.restore(RestoreRequest{Agreed: preview.Agreement()}); !reply.Proved() {
+		if reply := r.restore(api.RestoreRequest{Agreed: preview.Agreement()}); !reply.Proved() {
 			t.Errorf("nothing is refused for it: %+v", reply)
 		}
-		r.baseline(BaselineRequest{Forget: true})
-		if preview := r.restore(RestoreRequest{DryRun: true, Generation: clean}); preview.Baseline != nil {
+		r.baseline(api.BaselineRequest{Forget: true})
+		if preview := r.restore(api.RestoreRequest{DryRun: true, Generation: clean}); preview.Baseline != nil {
 			t.Errorf("without a baseline: %+v", preview)
 		}
 	})
@@ -173,19 +175,19 @@ func TestConfirmWhatWasShown(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{store: openStore(t, t.TempDir(), identity(backend))})
 		r.after(5 * time.Second)
-		shown := r.baseline(BaselineRequest{}).Present.ID
+		shown := r.baseline(api.BaselineRequest{}).Present.ID
 		r.poisoned()
-		must(t, errorOf(r.d.Pause(t.Context(), PauseRequest{Seconds: 3600})))
-		reply := r.baseline(BaselineRequest{Confirm: true, Generation: shown})
+		must(t, errorOf(r.d.Pause(t.Context(), api.PauseRequest{Seconds: 3600})))
+		reply := r.baseline(api.BaselineRequest{Confirm: true, Generation: shown})
 		if reply.Baseline.Generation != shown || reply.Baseline.AppearedRules != 1 || len(reply.Changes) != 1 {
 			t.Errorf("confirmed: %+v", reply)
 		}
 		r.wantSince("in a pause", 1, 1, 0)
-		present := r.baseline(BaselineRequest{Confirm: true, Generation: reply.Present.ID})
+		present := r.baseline(api.BaselineRequest{Confirm: true, Generation: reply.Present.ID})
 		if present.Replaced == nil || present.Replaced.Generation != shown || present.Baseline.AppearedRules != 0 {
 			t.Errorf("confirmed next: %+v", present)
 		}
-		for _, bad := range []BaselineRequest{
+		for _, bad := range []api.BaselineRequest{
 			{Confirm: true, Generation: "0123456789ab"}, {Confirm: true, Generation: "../state"}, {Confirm: true, Forget: true}, {Generation: shown},
 		} {
 			if reply, err := r.d.Baseline(t.Context(), bad); err == nil {
@@ -193,7 +195,7 @@ func TestConfirmWhatWasShown(t *testing.T) {
 			}
 		}
 		r.wantSince("after what was refused", 0, 0, 0)
-		if got := r.baseline(BaselineRequest{}).Baseline.Generation; got != reply.Present.ID {
+		if got := r.baseline(api.BaselineRequest{}).Baseline.Generation; got != reply.Present.ID {
 			t.Errorf("the baseline is %s, want %s", got, reply.Present.ID)
 		}
 	})
@@ -233,7 +235,7 @@ func TestBaselineIsNotBelieved(t *testing.T) {
 				}
 				dir := t.TempDir()
 				r := start(t, backend, setup{store: openStore(t, dir, identity(backend)), journal: t.TempDir()})
-				r.baseline(BaselineRequest{Confirm: true})
+				r.baseline(api.BaselineRequest{Confirm: true})
 				r.stop()
 				must(t, spoil(filepath.Join(dir, "baseline.json")))
 				r.restart(t, backend, dir)
@@ -246,10 +248,10 @@ func TestBaselineIsNotBelieved(t *testing.T) {
 				if public := r.d.Status().Public().Baseline; public == nil || strings.Contains(public.Error, dir) || public.Error == "" {
 					t.Errorf("over TCP: %+v", public)
 				}
-				if reply := r.baseline(BaselineRequest{}); reply.Baseline == nil || reply.Baseline.Error == "" || len(reply.Changes) > 0 {
+				if reply := r.baseline(api.BaselineRequest{}); reply.Baseline == nil || reply.Baseline.Error == "" || len(reply.Changes) > 0 {
 					t.Errorf("asked: %+v", reply)
 				}
-				if preview := r.restore(RestoreRequest{DryRun: true}); preview.Baseline == nil || preview.Baseline.Error == "" {
+				if preview := r.restore(api.RestoreRequest{DryRun: true}); preview.Baseline == nil || preview.Baseline.Error == "" {
 					t.Errorf("a preview: %+v", preview)
 				}
 				r.poisoned()
@@ -259,7 +261,7 @@ func TestBaselineIsNotBelieved(t *testing.T) {
 					t.Errorf("the record is %+v", record)
 				}
 				r.wantReady()
-				reply := r.baseline(BaselineRequest{Confirm: true})
+				reply := r.baseline(api.BaselineRequest{Confirm: true})
 				if reply.Replaced == nil || reply.Replaced.Error == "" || reply.Baseline.Error != "" {
 					t.Errorf("confirmed: %+v", reply)
 				}
@@ -274,7 +276,7 @@ func TestBaselineIsNotBelieved(t *testing.T) {
 func TestBaselineOfManyChanges(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{store: openStore(t, t.TempDir(), identity(backend))})
-		r.baseline(BaselineRequest{Confirm: true})
+		r.baseline(api.BaselineRequest{Confirm: true})
 		must(t, r.fake.RestoreNoflush(rules.IPv4, scenario.NewService))
 		var lines []string
 		for i := range 700 {
@@ -282,7 +284,7 @@ func TestBaselineOfManyChanges(t *testing.T) {
 		}
 		r.write(rules.Filter, lines...)
 		r.after(20 * time.Second)
-		reply := r.baseline(BaselineRequest{})
+		reply := r.baseline(api.BaselineRequest{})
 		first := reply.Changes[0]
 		for _, c := range reply.Changes {
 			if c.Appeared != len(c.Rules)+c.More {

@@ -10,6 +10,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/sdnotify"
+
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
@@ -62,7 +66,7 @@ func TestStepThatHangs(t *testing.T) {
 		{"a stamp", func(h *hanging) chan struct{} { return h.stamps.set() }, func(*rig) {}, "look", readLimit},
 		{"a guarded write", func(h *hanging) chan struct{} { return h.begins.set() }, (*rig).flushNat, "heal", writeLimit + readLimit + 200*time.Millisecond},
 		{"a request", func(h *hanging) chan struct{} { return h.begins.set() }, func(r *rig) {
-			go func() { _, _ = r.d.Restore(context.Background(), RestoreRequest{}) }()
+			go func() { _, _ = r.d.Restore(context.Background(), api.RestoreRequest{}) }()
 		}, "answer a request", writeLimit + readLimit + 200*time.Millisecond},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -71,10 +75,11 @@ func TestStepThatHangs(t *testing.T) {
 				r := run(t, kernel.Fake, setup{kernel: kernel})
 				r.settled()
 				r.wantReady()
-				m := &manager{began: time.Now()}
+				var heard []string // by the service manager
+				send := func(message string) error { heard = append(heard, message); return nil }
 				ctx, cancel := context.WithCancel(t.Context())
 				go func() {
-					must(t, Notifier{Send: m.send, Status: r.d.Status, Alive: r.d.Alive, Watchdog: 30 * time.Second}.Run(ctx))
+					must(t, sdnotify.Notifier{Send: send, Status: r.d.Status, Alive: r.d.Alive, Watchdog: 30 * time.Second}.Run(ctx))
 				}()
 				defer func() { cancel(); synctest.Wait() }()
 
@@ -88,9 +93,9 @@ func TestStepThatHangs(t *testing.T) {
 				if err := r.d.Alive(); err == nil || !strings.Contains(err.Error(), `"`+test.step+`" has run for `) {
 					t.Errorf("alive: %v; want the step %q and how long it has run", err, test.step)
 				}
-				heard := len(m.heard)
+				before := len(heard)
 				r.after(24 * time.Hour)
-				if fed := strings.Count(strings.Join(m.heard[heard:], "\n"), "WATCHDOG=1"); fed != 0 {
+				if fed := strings.Count(strings.Join(heard[before:], "\n"), "WATCHDOG=1"); fed != 0 {
 					t.Errorf("the watchdog was fed %d times beside a step that hangs", fed)
 				}
 				if n := strings.Count(r.log.String(), "A step hangs"); n != 1 {
@@ -233,7 +238,7 @@ func tryChore(t *testing.T, backend iptables.Backend, name string, prepare situa
 	fake := d.cfg.Kernel.(*iptablestest.Fake)
 	log := &logText{}
 	ctx, st := log.context(t.Context(), 1), d.newState()
-	st.mode = Heal
+	st.mode = api.Heal
 	st.lookAt, st.plantAt = time.Now(), time.Now()
 	for range 200 { // it begins as in Run
 		if c := d.next(st); c != nil {

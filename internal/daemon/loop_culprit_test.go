@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/watch"
 
 	"github.com/google/go-cmp/cmp"
@@ -18,7 +20,7 @@ import (
 )
 
 // whose says who took from which table, such as "ipv4 nat: 11 22".
-func whose(f Flush) []string {
+func whose(f api.Flush) []string {
 	var list []string
 	for _, t := range f.Lost.Tables {
 		list = append(list, strings.TrimSpace(fmt.Sprintf("%s %s: %s", t.Family, t.Table, strings.Trim(fmt.Sprint(t.By), "[]"))))
@@ -27,7 +29,7 @@ func whose(f Flush) []string {
 	return list
 }
 
-func pidsOf(list []Culprit) (pids []uint32) {
+func pidsOf(list []api.Culprit) (pids []uint32) {
 	for _, c := range list {
 		pids = append(pids, c.PID)
 	}
@@ -84,7 +86,7 @@ func TestOwnerBesideAFlush(t *testing.T) {
 		if diff := cmp.Diff([]string{"ipv4 nat: 11"}, whose(record)); diff != "" || record.Culprit.PID != 11 {
 			t.Errorf("the culprit is %+v; who took from which table (-want +got):\n%s", record.Culprit, diff)
 		}
-		if !slices.ContainsFunc(record.Writers, func(c Culprit) bool { return c.PID == 900 }) {
+		if !slices.ContainsFunc(record.Writers, func(c api.Culprit) bool { return c.PID == 900 }) {
 			t.Errorf("the owner wrote meanwhile and is not among the writers: %+v", record.Writers)
 		}
 	})
@@ -145,8 +147,8 @@ func TestCulpritWhereMessagesWereLost(t *testing.T) {
 
 // TestManyCulpritsInAList: names once each, two of them, and how many processes more.
 func TestManyCulpritsInAList(t *testing.T) {
-	one, two, nft := Culprit{PID: 1, Comm: "iptables"}, Culprit{PID: 2, Comm: "iptables"}, Culprit{PID: 3, Comm: "nft"}
-	for want, list := range map[string][]Culprit{
+	one, two, nft := api.Culprit{PID: 1, Comm: "iptables"}, api.Culprit{PID: 2, Comm: "iptables"}, api.Culprit{PID: 3, Comm: "nft"}
+	for want, list := range map[string][]api.Culprit{
 		"unknown":              nil,
 		"iptables (pid 1)":     {one},
 		"iptables (+1)":        {one, two},
@@ -155,13 +157,13 @@ func TestManyCulpritsInAList(t *testing.T) {
 		"pid 7":                {{PID: 7}},
 		"iptables, pid 7 (+1)": {one, {PID: 7}, {PID: 8}},
 	} {
-		f := Flush{Culprits: list}
-		f.settleCulprit()
+		f := api.Flush{Culprits: list}
+		settleCulprit(&f)
 		if got := f.ByText(); got != want {
 			t.Errorf("%+v: %q, want %q", list, got, want)
 		}
 	}
-	if got := (Flush{Culprit: nft}).ByText(); got != "nft (pid 3)" {
+	if got := (api.Flush{Culprit: nft}).ByText(); got != "nft (pid 3)" {
 		t.Errorf("a record of an earlier version: %q", got)
 	}
 }

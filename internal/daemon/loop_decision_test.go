@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -34,14 +36,14 @@ type gap struct {
 	saved      string // what IPv4 held, with the marks
 	generation string // its ID
 	before     map[rules.Family]rules.Ruleset
-	mode       Mode
+	mode       api.Mode
 	elsewhere  func(context.Context, iptables.Backend) (Reader, func(), error)
 }
 
 // beginGap runs a daemon, ends it and lets an hour go by.
 func beginGap(t *testing.T, backend iptables.Backend) *gap {
 	t.Helper()
-	g := &gap{t: t, dir: t.TempDir(), id: identity(backend), mode: Heal}
+	g := &gap{t: t, dir: t.TempDir(), id: identity(backend), mode: api.Heal}
 	g.first = start(t, backend, setup{store: openStore(t, g.dir, g.id), journal: g.dir})
 	g.before, g.saved, g.generation = g.first.tables(), g.first.fake.Save(rules.IPv4), g.first.d.Status().Generation.ID
 	g.first.stop()
@@ -79,17 +81,16 @@ func (r *rig) wantAwaiting(generation string) {
 	}
 	r.wantLog("Rules were lost while canaryd did not run")
 	r.wantLog("canaryd restore --generation " + generation)
-	view := pageView{}.of(s, nil, time.Now())
-	if view.Verdict.Class != "lost" || len(view.Warnings) < 2 || !strings.Contains(view.Warnings[0].Command, generation) {
-		r.t.Errorf("the page says %+v, %+v", view.Verdict, view.Warnings)
+	if page := pageOf(r.t, s); !strings.Contains(page, `class="verdict lost"`) || !strings.Contains(page, "canaryd restore --generation "+generation) {
+		r.t.Errorf("the page says\n%s", page)
 	}
-	if w := s.Flushes[0]; w.Outcome != AwaitingDecision || w.Lost.Rules == 0 || w.ID != s.Decision.Flush {
+	if w := s.Flushes[0]; w.Outcome != api.AwaitingDecision || w.Lost.Rules == 0 || w.ID != s.Decision.Flush {
 		r.t.Errorf("the record is %+v", w)
 	}
 }
 
 // wantDecided fails unless nothing waits any more, also after a restart.
-func (g *gap) wantDecided(r *rig, outcome Outcome) {
+func (g *gap) wantDecided(r *rig, outcome api.Outcome) {
 	g.t.Helper()
 	for again := range 2 {
 		r.wantReady()
@@ -112,7 +113,7 @@ func (g *gap) wantDecided(r *rig, outcome Outcome) {
 // unasked, is recorded and the node is not healthy, over restarts, until an operator has
 // it restored.
 func TestFlushedLongAgo(t *testing.T) {
-	for _, mode := range []Mode{Heal, Observe} {
+	for _, mode := range []api.Mode{api.Heal, api.Observe} {
 		t.Run(string(mode), func(t *testing.T) {
 			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 				g := beginGap(t, backend)
@@ -139,14 +140,14 @@ func TestFlushedLongAgo(t *testing.T) {
 				if n := r.metrics("flush_events"); len(n) != 0 || len(r.d.Status().Flushes) != 1 {
 					t.Errorf("after a restart the flush is counted again: %v, %+v", n, r.d.Status().Flushes)
 				}
-				reply, err := r.d.Restore(t.Context(), RestoreRequest{})
+				reply, err := r.d.Restore(t.Context(), api.RestoreRequest{})
 				must(t, err)
 				if reply.Proved() || !strings.Contains(reply.Detail, g.generation) {
 					t.Errorf("a restore of what is there now says %+v", reply)
 				}
 				r.wantAwaiting(g.generation)
 
-				reply, err = r.d.Restore(t.Context(), RestoreRequest{Generation: g.generation})
+				reply, err = r.d.Restore(t.Context(), api.RestoreRequest{Generation: g.generation})
 				must(t, err)
 				if !reply.Proved() {
 					t.Errorf("the restore: %+v", reply)
@@ -177,7 +178,7 @@ func TestRestoredIsOld(t *testing.T) {
 		if r.tables()[rules.IPv4][rules.Mangle].Chain("KUBE-PROXY-CANARY") == nil {
 			t.Fatal("kube-proxy's canary does not stand")
 		}
-		_, err := r.d.Restore(t.Context(), RestoreRequest{Generation: g.generation})
+		_, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: g.generation})
 		must(t, err)
 		r.settled()
 		if r.tables()[rules.IPv4][rules.Mangle].Chain("KUBE-PROXY-CANARY") != nil {
@@ -222,10 +223,10 @@ func TestDismissed(t *testing.T) {
 		if reply.Generation != g.generation || reply.Rules == 0 || reply.Flush == "" {
 			t.Errorf("the answer is %+v", reply)
 		}
-		if again, err := r.d.Dismiss(t.Context()); err != nil || again != (DismissReply{}) {
+		if again, err := r.d.Dismiss(t.Context()); err != nil || again != (api.DismissReply{}) {
 			t.Errorf("once more: %+v, %v", again, err)
 		}
-		g.wantDecided(r, Dismissed)
+		g.wantDecided(r, api.Dismissed)
 		if n := r.metrics("rules_absent_seconds"); len(n) != 0 {
 			t.Errorf("what never came back was absent for some time: %v", n)
 		}
@@ -285,7 +286,7 @@ func TestRefusedForOtherReasons(t *testing.T) {
 				r.stop()
 				r = g.next()
 				r.wantAwaiting(g.generation)
-				reply, err := r.d.Restore(t.Context(), RestoreRequest{Generation: g.generation})
+				reply, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: g.generation})
 				must(t, err)
 				if !reply.Proved() {
 					t.Errorf("the restore: %+v", reply)
@@ -337,7 +338,7 @@ func TestTheOtherBackendWasFlushed(t *testing.T) {
 			}
 			r.wantAwaiting(g.generation)
 			r.wantNotReady("canaryd run --backend=" + string(backend))
-			if _, err := r.d.Restore(t.Context(), RestoreRequest{Generation: g.generation}); !errors.Is(err, reload.ErrForeign) {
+			if _, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: g.generation}); !errors.Is(err, reload.ErrForeign) {
 				t.Errorf("a restore of the other backend's rules: %v", err)
 			}
 			must(t, scenario.Load(t.Context(), scenario.FakePrograms{Fake: other}, rules.IPv4))
@@ -410,7 +411,7 @@ func TestRebootEndsTheWait(t *testing.T) {
 		r.wantAwaiting(g.generation)
 		r.stop()
 		g.id.BootID = "later"
-		g.wantDecided(g.next(), Interrupted)
+		g.wantDecided(g.next(), api.Interrupted)
 	})
 }
 
@@ -430,7 +431,7 @@ func TestFlushedAgainWhileItWaits(t *testing.T) {
 			time.Sleep(time.Hour)
 		}
 		r := g.next()
-		reply, err := r.d.Restore(t.Context(), RestoreRequest{Generation: g.generation})
+		reply, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: g.generation})
 		must(t, err)
 		if !reply.Proved() {
 			t.Errorf("the restore: %+v", reply)

@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/scenario"
@@ -204,7 +206,7 @@ func TestContended(t *testing.T) {
 		if got := r.metrics("contended"); got["contended"] != 1 {
 			t.Errorf("not given up after four drifts: %v", got)
 		}
-		if s := r.d.Status(); s.Mode != Observe || len(s.Flushes) != 4 || s.Flushes[0].Outcome != WaitingObserve {
+		if s := r.d.Status(); s.Mode != api.Observe || len(s.Flushes) != 4 || s.Flushes[0].Outcome != api.WaitingObserve {
 			t.Errorf("mode %s, flushes %+v", s.Mode, s.Flushes)
 		}
 		r.wantLog("only observes from now on")
@@ -291,7 +293,7 @@ func TestKubeProxyAppears(t *testing.T) {
 			if n := r.fake.Restores() - restores; n != 0 {
 				t.Errorf("%d restores beside kube-proxy", n)
 			}
-			if s := r.d.Status(); s.Mode != Observe || r.metrics("contended")["contended"] != 1 {
+			if s := r.d.Status(); s.Mode != api.Observe || r.metrics("contended")["contended"] != 1 {
 				t.Errorf("mode %s, %v", s.Mode, r.metrics("contended"))
 			}
 			if r.chain(rules.IPv4, rules.Mangle, "KUBE-PROXY-CANARY") == nil || r.chain(rules.IPv4, rules.Nat, latecome) == nil {
@@ -312,7 +314,7 @@ func TestKubeProxyIsThereAtStart(t *testing.T) {
 		if diff := cmp.Diff(before, without(r.tables())); diff != "" {
 			t.Errorf("written beside kube-proxy (-before +now):\n%s", diff)
 		}
-		if s := r.d.Status(); s.Mode != Observe || r.metrics("contended")["contended"] != 1 {
+		if s := r.d.Status(); s.Mode != api.Observe || r.metrics("contended")["contended"] != 1 {
 			t.Errorf("mode %s, %v", s.Mode, r.metrics("contended"))
 		}
 	})
@@ -331,7 +333,7 @@ func TestObserveDeclared(t *testing.T) {
 				}
 			}
 			before := without((&rig{t: t, fake: fake}).tables())
-			r := run(t, fake, setup{declared: want, mode: Observe})
+			r := run(t, fake, setup{declared: want, mode: api.Observe})
 			r.settled()
 			if there {
 				r.wantReady()
@@ -541,7 +543,7 @@ func TestRestoreDeclared(t *testing.T) {
 		r.settled()
 		text := r.fake.Save(rules.IPv4)
 		for _, id := range []string{old, "000000000000"} {
-			if _, err := r.d.Restore(t.Context(), RestoreRequest{Generation: id}); !errors.Is(err, errDeclared) {
+			if _, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: id}); !errors.Is(err, errDeclared) {
 				t.Errorf("restoring %s: %v", id, err)
 			}
 		}
@@ -549,7 +551,7 @@ func TestRestoreDeclared(t *testing.T) {
 			t.Error("a refused request wrote something")
 		}
 		for _, id := range []string{"", r.d.Status().Generation.ID} {
-			reply, err := r.d.Restore(t.Context(), RestoreRequest{Generation: id})
+			reply, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: id})
 			if err != nil || reply.Generation != r.d.Status().Generation.ID {
 				t.Errorf("restoring %q: %+v, %v", id, reply, err)
 			}

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -47,7 +49,7 @@ func TestOwnWriteWithoutProof(t *testing.T) {
 func TestNoTimeOfTheWallIsCompared(t *testing.T) {
 	dir, id := t.TempDir(), identity(iptables.NFT)
 	fake := loadedFake(t, iptables.NFT)
-	wait := func(r *rig, what string, done func(Status) bool) {
+	wait := func(r *rig, what string, done func(api.Status) bool) {
 		t.Helper()
 		for end := time.Now().Add(10 * time.Second); !done(r.d.Status()); time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(end) {
@@ -56,13 +58,13 @@ func TestNoTimeOfTheWallIsCompared(t *testing.T) {
 		}
 	}
 	first := run(t, fake, setup{store: openStore(t, dir, id)})
-	wait(first, "a generation", func(s Status) bool { return s.Healthy && s.Generation.Rules > 0 })
+	wait(first, "a generation", func(s api.Status) bool { return s.Healthy && s.Generation.Rules > 0 })
 	first.stop()
 
 	r := run(t, fake, setup{store: openStore(t, dir, id)})
-	wait(r, "the generation of before", func(s Status) bool { return s.Healthy })
+	wait(r, "the generation of before", func(s api.Status) bool { return s.Healthy })
 	r.flushNat()
-	wait(r, "a repair", func(s Status) bool { return s.Healthy && len(s.Flushes) == 1 })
+	wait(r, "a repair", func(s api.Status) bool { return s.Healthy && len(s.Flushes) == 1 })
 	must(t, r.fake.RestoreNoflush(rules.IPv4, scenario.NewService))
 	time.Sleep(500 * time.Millisecond) // it is learned, and marks are renewed
 	var bare []string
@@ -76,7 +78,7 @@ func TestNoTimeOfTheWallIsCompared(t *testing.T) {
 	if len(bare) > 0 {
 		t.Errorf("times without the monotonic clock: %q", bare)
 	}
-	if found := bareTimes(reflect.ValueOf(state{journal: []Flush{{Time: time.Unix(1, 0)}}}), "state"); !slices.Equal(found, []string{"state.journal[0].Time"}) {
+	if found := bareTimes(reflect.ValueOf(state{journal: []api.Flush{{Time: time.Unix(1, 0)}}}), "state"); !slices.Equal(found, []string{"state.journal[0].Time"}) {
 		t.Errorf("a time without it is not found: %q", found)
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/conntrack"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -192,7 +194,7 @@ func TestTroubleWithFlowsIsTold(t *testing.T) {
 func TestObserveEndsNoFlows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tracker := &flows{held: begunMeanwhile()}
-		r := start(t, iptables.NFT, setup{flows: tracker, mode: Observe})
+		r := start(t, iptables.NFT, setup{flows: tracker, mode: api.Observe})
 		r.flushNat()
 		r.settled()
 		if _, asked := tracker.left(); len(asked) > 0 {

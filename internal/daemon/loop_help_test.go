@@ -1,6 +1,12 @@
 package daemon
 
 import (
+	"html"
+	"net/http"
+	"net/http/httptest"
+
+	"github.com/canaryd/canaryd/internal/web"
+
 	"context"
 	"encoding/json"
 	"fmt"
@@ -11,6 +17,10 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/canaryd/canaryd/internal/metrics"
+
+	"github.com/canaryd/canaryd/internal/api"
 
 	"github.com/canaryd/canaryd/pkg/watch"
 
@@ -44,7 +54,7 @@ func eachBackend(t *testing.T, body func(t *testing.T, backend iptables.Backend)
 
 // A setup is what differs from a daemon as `canaryd run` would start it.
 type setup struct {
-	mode  Mode
+	mode  api.Mode
 	deaf  bool // no hint is ever given; only the poll looks
 	store *reload.Store
 	// journal is the folder of the flush records; "" is none.
@@ -54,7 +64,7 @@ type setup struct {
 	// origin is where that is declared; nil is not known.
 	origin func(rules.Family, rules.TableName, string, rules.Rule) Origin
 	// broken is what is wrong with declared files at the start.
-	broken []SourceError
+	broken []api.SourceError
 	// kernel stands between the daemon and the Fake; nil is nothing.
 	kernel Kernel
 	// uptime is the machine's; nil is the bubble's.
@@ -81,17 +91,18 @@ type setup struct {
 
 // A rig is a running Daemon on a Fake.
 type rig struct {
-	t       *testing.T
-	fake    *iptablestest.Fake
-	d       *Daemon
-	hints   *watch.Hints
-	writers *watch.Writers
-	reg     *prometheus.Registry
-	log     *logText
-	declare chan Declaration // nil without a manifest
-	broken  chan []SourceError
-	cancel  context.CancelFunc
-	ended   chan error
+	t          *testing.T
+	fake       *iptablestest.Fake
+	d          *Daemon
+	hints      *watch.Hints
+	writers    *watch.Writers
+	reg        *prometheus.Registry
+	registered map[string]prometheus.Collector // by the names of metrics
+	log        *logText
+	declare    chan Declaration // nil without a manifest
+	broken     chan []api.SourceError
+	cancel     context.CancelFunc
+	ended      chan error
 }
 
 // loadedFake returns a Fake that holds the scenarios' node.
@@ -123,16 +134,16 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 	selector, err := rules.NewSelector(s.protect)
 	must(t, err)
 	if s.mode == "" {
-		s.mode = Heal
+		s.mode = api.Heal
 	}
 	if s.uptime == nil {
 		s.uptime = bubbleUptime
 	}
 	r := &rig{
 		t: t, fake: fake, hints: watch.NewHints(), writers: &watch.Writers{},
-		reg: prometheus.NewRegistry(), log: &logText{}, ended: make(chan error, 1),
+		reg: prometheus.NewRegistry(), registered: map[string]prometheus.Collector{}, log: &logText{}, ended: make(chan error, 1),
 	}
-	metrics := NewMetrics(r.reg, MetricsOptions{Families: fake.Families(), Sources: []string{"snapshot"}, Hints: r.hints.Counts})
+	metrics := metrics.NewMetrics(registering{r.reg, r.registered}, metrics.MetricsOptions{Families: fake.Families(), Sources: []string{"snapshot"}, Hints: r.hints.Counts})
 	// Tests gather thousands of times, and these two are most of what that takes.
 	r.reg.Unregister(collectors.NewGoCollector())
 	r.reg.Unregister(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -144,7 +155,7 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, Tidy: s.tidy, Flows: s.flows, CPU: s.cpu, Keeper: s.keeper, Attachments: s.attachments, Elsewhere: s.elsewhere,
 	}
 	cfg.Native = s.native
-	r.broken = make(chan []SourceError)
+	r.broken = make(chan []api.SourceError)
 	cfg.BrokenSources, cfg.SourceErrors = s.broken, r.broken
 	if s.settle > 0 {
 		cfg.Settle = s.settle
@@ -373,14 +384,14 @@ func healed(lost scenario.Lost, times float64) series {
 }
 
 // records returns the flush records that came after the first n, oldest first.
-func (r *rig) records(n int) []Flush {
+func (r *rig) records(n int) []api.Flush {
 	flushes := slices.Clone(r.d.Status().Flushes)
 	slices.Reverse(flushes)
 	return flushes[min(n, len(flushes)):]
 }
 
 // oneRecord returns the only flush record.
-func (r *rig) oneRecord() Flush {
+func (r *rig) oneRecord() api.Flush {
 	r.t.Helper()
 	records := r.records(0)
 	if len(records) != 1 {
@@ -440,5 +451,43 @@ func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// pageOf returns the page of a status, with its text as a browser shows it.
+func pageOf(t testing.TB, s api.Status) string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	handler := web.NewHTTPHandler("node-1", func() api.Status { return s }, func() error { return nil }, prometheus.NewRegistry())
+	handler.ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+	if w.Code != http.StatusOK {
+		t.Fatalf("the page: %d", w.Code)
+	}
+	return html.UnescapeString(w.Body.String())
+}
+
+// registering remembers collectors by the names of their metrics: to ask one takes far less
+// time than to gather all.
+type registering struct {
+	*prometheus.Registry
+	byName map[string]prometheus.Collector
+}
+
+func (r registering) Register(c prometheus.Collector) error {
+	descs := make(chan *prometheus.Desc, 64)
+	go func() { c.Describe(descs); close(descs) }()
+	for d := range descs {
+		_, name, _ := strings.Cut(d.String(), `fqName: "`)
+		name, _, _ = strings.Cut(name, `"`)
+		r.byName[name] = c
+	}
+	return r.Registry.Register(c)
+}
+
+func (r registering) MustRegister(list ...prometheus.Collector) {
+	for _, c := range list {
+		if err := r.Register(c); err != nil {
+			panic(err)
+		}
 	}
 }

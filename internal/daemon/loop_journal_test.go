@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/journal"
@@ -21,9 +23,9 @@ import (
 )
 
 // full returns all that is known of one flush.
-func (r *rig) full(name string) FlushReply {
+func (r *rig) full(name string) api.FlushReply {
 	r.t.Helper()
-	reply, err := r.d.Flush(r.t.Context(), FlushRequest{Name: name})
+	reply, err := r.d.Flush(r.t.Context(), api.FlushRequest{Name: name})
 	must(r.t, err)
 	return reply
 }
@@ -96,8 +98,8 @@ func TestUnknownFlush(t *testing.T) {
 		r := start(t, backend, setup{journal: t.TempDir()})
 		ask := func(name, want string) {
 			t.Helper()
-			reply, err := r.d.Flush(t.Context(), FlushRequest{Name: name})
-			if !errors.Is(err, ErrNoFlush) || err.Error() != want || reply.Flush.ID != "" {
+			reply, err := r.d.Flush(t.Context(), api.FlushRequest{Name: name})
+			if !errors.Is(err, api.ErrNoFlush) || err.Error() != want || reply.Flush.ID != "" {
 				t.Errorf("%q: %+v, %v; want %s", name, reply, err, want)
 			}
 		}
@@ -118,12 +120,12 @@ func TestKilledInALoss(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir := t.TempDir()
 		r := start(t, backend, setup{journal: dir})
-		_, err := r.d.Pause(t.Context(), PauseRequest{Seconds: 60})
+		_, err := r.d.Pause(t.Context(), api.PauseRequest{Seconds: 60})
 		must(t, err)
 		must(t, r.programs().Flush(t.Context(), rules.IPv4, rules.Nat, ""))
 		r.settled()
 		open := r.full("1")
-		if open.Flush.Outcome != WaitingPaused || len(open.Diff) != 1 || len(open.Diff[0].Lines) == 0 {
+		if open.Flush.Outcome != api.WaitingPaused || len(open.Diff) != 1 || len(open.Diff[0].Lines) == 0 {
 			t.Errorf("a loss that lasts: %+v", open)
 		}
 		// What is on disk now is what a killed one leaves.
@@ -133,7 +135,7 @@ func TestKilledInALoss(t *testing.T) {
 		next := run(t, loadedFake(t, backend), setup{journal: left})
 		next.settled()
 		got := next.full("1")
-		open.Flush.Outcome, open.Flush.Earlier = Interrupted, true
+		open.Flush.Outcome, open.Flush.Earlier = api.Interrupted, true
 		if diff := cmp.Diff(open, got); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
@@ -146,9 +148,9 @@ func TestJournalOfStrangers(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir := t.TempDir()
 		long := time.Date(1999, 4, 5, 6, 7, 8, 9, time.UTC)
-		old := Flush{
+		old := api.Flush{
 			ID: "35d013b37e000", Time: long, Kind: canary.Emptied, Families: rules.Families(), Tables: []rules.TableName{rules.Nat},
-			Outcome: reload.Skipped, Lost: Lost{Rules: 5},
+			Outcome: reload.Skipped, Lost: api.Lost{Rules: 5},
 		}
 		bad := old
 		bad.ID, bad.Kind = "b", canary.Intact
@@ -161,9 +163,9 @@ func TestJournalOfStrangers(t *testing.T) {
 		j.Close()
 		j.Run(func(err error) { must(t, err) })
 
-		r := start(t, backend, setup{journal: dir, mode: Observe})
+		r := start(t, backend, setup{journal: dir, mode: api.Observe})
 		old.Earlier = true
-		if diff := cmp.Diff([]Flush{old}, r.d.Status().Flushes); diff != "" {
+		if diff := cmp.Diff([]api.Flush{old}, r.d.Status().Flushes); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 		if got := r.full("1"); got.NoDiff == "" || got.Diff != nil {

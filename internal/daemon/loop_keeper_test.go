@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/scenario"
@@ -57,7 +59,7 @@ func (k *keeper) asked() int {
 }
 
 // wantKeeper fails unless the families are kept, and status and metrics say state of all.
-func (r *rig) wantKeeper(k *keeper, state KeeperState, families ...rules.Family) {
+func (r *rig) wantKeeper(k *keeper, state api.KeeperState, families ...rules.Family) {
 	r.t.Helper()
 	want := map[rules.Family]bool{}
 	for _, f := range families {
@@ -72,7 +74,7 @@ func (r *rig) wantKeeper(k *keeper, state KeeperState, families ...rules.Family)
 	}
 	shown := series{}
 	for f, fk := range r.d.Status().Keeper {
-		if fk.State != state || (fk.Reason != "") != (state == KeeperUnavailable) {
+		if fk.State != state || (fk.Reason != "") != (state == api.KeeperUnavailable) {
 			r.t.Errorf("%s: the status says %+v, want %s", f, fk, state)
 		}
 		shown[fmt.Sprintf("keeper{family=%s,state=%s}", f, state)] = 1
@@ -88,7 +90,7 @@ func TestKeeperKeepsWhatTranslates(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		k := newKeeper()
 		r := start(t, backend, setup{keeper: k})
-		r.wantKeeper(k, KeeperKept, rules.Families()...)
+		r.wantKeeper(k, api.KeeperKept, rules.Families()...)
 		if n := k.asked(); n != 2 {
 			t.Errorf("asked %d times for two families", n)
 		}
@@ -103,7 +105,7 @@ func TestKeeperKeepsWhatTranslates(t *testing.T) {
 		r.fake.FailRestores(1000, iptables.ReasonMissingSet)
 		r.flushNat()
 		r.after(5 * time.Minute)
-		r.wantKeeper(k, KeeperKept, rules.Families()...)
+		r.wantKeeper(k, api.KeeperKept, rules.Families()...)
 		r.fake.FailRestores(0, iptables.ReasonMissingSet)
 		r.after(time.Minute)
 		r.pause(time.Hour)
@@ -111,7 +113,7 @@ func TestKeeperKeepsWhatTranslates(t *testing.T) {
 		r.after(time.Hour)
 		r.settled()
 		r.wantReady()
-		r.wantKeeper(k, KeeperKept, rules.Families()...)
+		r.wantKeeper(k, api.KeeperKept, rules.Families()...)
 		if n := k.asked(); n != 0 {
 			t.Errorf("asked %d times although nothing changed", n)
 		}
@@ -126,18 +128,18 @@ func TestKeeperFollowsItsOwners(t *testing.T) {
 		must(t, fake.RestoreNoflush(rules.IPv4, section(rules.Nat, ":KUBE-SERVICES - [0:0]", "-A PREROUTING -j KUBE-SERVICES", "-A KUBE-SERVICES -d 10.0.0.9/32 -j RETURN")))
 		r := run(t, fake, setup{keeper: k})
 		r.settled()
-		r.wantKeeper(k, KeeperIdle)
+		r.wantKeeper(k, api.KeeperIdle)
 		if n := k.asked(); n != 0 {
 			t.Errorf("asked %d times on a node where nothing translates", n)
 		}
 		r.write(rules.Nat, "-A KUBE-SERVICES -d 10.0.0.1/32 -p tcp -j DNAT --to-destination 10.1.0.1:80")
 		r.settled()
-		if got := r.d.Status().Keeper; got[rules.IPv4].State != KeeperKept || got[rules.IPv6].State != KeeperIdle {
+		if got := r.d.Status().Keeper; got[rules.IPv4].State != api.KeeperKept || got[rules.IPv6].State != api.KeeperIdle {
 			t.Errorf("with a first DNAT of IPv4: %+v", got)
 		}
 		r.write(rules.Nat, "-D KUBE-SERVICES -d 10.0.0.1/32 -p tcp -j DNAT --to-destination 10.1.0.1:80")
 		r.after(10 * time.Second)
-		r.wantKeeper(k, KeeperIdle)
+		r.wantKeeper(k, api.KeeperIdle)
 	})
 }
 
@@ -146,16 +148,16 @@ func TestKeeperFollowsItsOwners(t *testing.T) {
 func TestKeeperIsOff(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		k := newKeeper()
-		r := start(t, backend, setup{keeper: k, mode: Observe})
-		r.wantKeeper(k, KeeperOff)
+		r := start(t, backend, setup{keeper: k, mode: api.Observe})
+		r.wantKeeper(k, api.KeeperOff)
 		r.stop()
 		r = start(t, backend, setup{})
-		r.wantKeeper(newKeeper(), KeeperOff)
+		r.wantKeeper(newKeeper(), api.KeeperOff)
 		r.stop()
 		r = start(t, backend, setup{keeper: k})
-		r.wantKeeper(k, KeeperKept, rules.Families()...)
-		must(t, r.d.Cleanup(t.Context(), CleanupRequest{}))
-		r.wantKeeper(k, KeeperOff)
+		r.wantKeeper(k, api.KeeperKept, rules.Families()...)
+		must(t, r.d.Cleanup(t.Context(), api.CleanupRequest{}))
+		r.wantKeeper(k, api.KeeperOff)
 		k.asked()
 		r.after(time.Hour)
 		if n := k.asked(); n != 0 {
@@ -172,10 +174,10 @@ func TestKeeperOfAPredecessor(t *testing.T) {
 		k.fail(fmt.Errorf("%w (EPERM)", iptables.ErrKeeperTaken))
 		r := run(t, loadedFake(t, backend), setup{keeper: k})
 		r.after(200 * time.Millisecond)
-		r.wantKeeper(k, KeeperUnavailable)
+		r.wantKeeper(k, api.KeeperUnavailable)
 		k.fail(nil)
 		r.after(time.Second)
-		r.wantKeeper(k, KeeperKept, rules.Families()...)
+		r.wantKeeper(k, api.KeeperKept, rules.Families()...)
 		if strings.Contains(r.log.String(), "may break established connections") {
 			t.Errorf("the log has what lasted for 0.2 s:\n%s", r.log)
 		}
@@ -206,7 +208,7 @@ func TestKeeperIsRefused(t *testing.T) {
 					r.settled()
 				}
 				r.wantReady()
-				r.wantKeeper(k, KeeperUnavailable)
+				r.wantKeeper(k, api.KeeperUnavailable)
 				if n := k.asked(); n < 16 || n > c.most {
 					t.Errorf("asked %d times in 50 minutes, want 16 to %d", n, c.most)
 				}
@@ -215,7 +217,7 @@ func TestKeeperIsRefused(t *testing.T) {
 				}
 				k.fail(nil)
 				r.after(keeperAgain)
-				r.wantKeeper(k, KeeperKept, rules.Families()...)
+				r.wantKeeper(k, api.KeeperKept, rules.Families()...)
 			})
 		})
 	}
@@ -233,7 +235,7 @@ func TestKeeperStaysWhereItCannotGo(t *testing.T) {
 		k.fail(errors.New("no buffer space available"))
 		r.write(rules.Nat, "-D "+masquerade)
 		r.after(10 * time.Second)
-		r.wantKeeper(k, KeeperKept, rules.IPv4)
+		r.wantKeeper(k, api.KeeperKept, rules.IPv4)
 		r.fake.FailRestores(1000, iptables.ReasonMissingSet)
 		r.flushNat()
 		k.asked()
@@ -244,6 +246,6 @@ func TestKeeperStaysWhereItCannotGo(t *testing.T) {
 		r.fake.FailRestores(0, iptables.ReasonMissingSet)
 		k.fail(nil)
 		r.after(10 * time.Minute)
-		r.wantKeeper(k, KeeperIdle)
+		r.wantKeeper(k, api.KeeperIdle)
 	})
 }

@@ -6,6 +6,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/canaryd/canaryd/internal/scenario"
@@ -17,11 +19,11 @@ import (
 // knownFor returns how old canaryd_last_examination_timestamp_seconds is.
 func (r *rig) knownFor() time.Duration {
 	r.t.Helper()
-	v := testutil.ToFloat64(r.d.cfg.Metrics.lastExamination) // asked thousands of times
+	v := testutil.ToFloat64(r.registered["canaryd_last_examination_timestamp_seconds"]) // asked thousands of times
 	if v == 0 {
 		r.t.Fatal("canaryd_last_examination_timestamp_seconds is 0")
 	}
-	return time.Duration((seconds(time.Now()) - v) * float64(time.Second)).Round(time.Millisecond)
+	return time.Duration((float64(time.Now().UnixMicro())/1e6 - v) * float64(time.Second)).Round(time.Millisecond)
 }
 
 // oldest returns the age that the timestamp reaches within that time.
@@ -60,7 +62,7 @@ func TestQuietIsNotBlind(t *testing.T) {
 // are known to be lost.
 func TestLossIsNotBlind(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
-		r := start(t, backend, setup{mode: Observe})
+		r := start(t, backend, setup{mode: api.Observe})
 		must(t, r.programs().Flush(t.Context(), rules.IPv4, rules.Nat, ""))
 		if got := r.oldest(5 * time.Minute); got > 32*time.Second {
 			t.Errorf("beside a loss the last examination is up to %s old", got)
@@ -121,7 +123,7 @@ func TestBlind(t *testing.T) {
 	t.Run("cleanup", func(t *testing.T) {
 		eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 			r := start(t, backend, setup{})
-			must(t, r.d.Cleanup(t.Context(), CleanupRequest{}))
+			must(t, r.d.Cleanup(t.Context(), api.CleanupRequest{}))
 			r.after(5 * time.Minute)
 			if got := r.knownFor(); got < 4*time.Minute {
 				t.Errorf("five minutes after a cleanup the last examination is %s old", got)

@@ -3,6 +3,8 @@ package daemon
 import (
 	"testing"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -28,7 +30,7 @@ func TestCleanupRemovesWhatItMade(t *testing.T) {
 				r = run(t, fake, setup{store: openStore(t, dir, identity(backend))})
 				r.settled()
 			}
-			must(t, r.d.Cleanup(t.Context(), CleanupRequest{}))
+			must(t, r.d.Cleanup(t.Context(), api.CleanupRequest{}))
 			left := map[rules.Family][]rules.TableName{}
 			for f, tables := range r.tables() {
 				for _, table := range rules.Guarded() {

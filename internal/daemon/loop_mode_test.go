@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -12,17 +14,17 @@ import (
 // TestModeIsExported: canaryd_mode is 1 for the mode that canaryd runs in, also
 // where it drops to observe by itself.
 func TestModeIsExported(t *testing.T) {
-	want := func(r *rig, mode Mode) {
+	want := func(r *rig, mode api.Mode) {
 		r.t.Helper()
 		if diff := cmp.Diff(series{"mode{mode=" + string(mode) + "}": 1}, r.metrics("mode")); diff != "" {
 			r.t.Errorf("canaryd_mode (-want +got):\n%s", diff)
 		}
 	}
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
-		want(start(t, backend, setup{}), Heal)
-		want(start(t, backend, setup{mode: Observe}), Observe)
+		want(start(t, backend, setup{}), api.Heal)
+		want(start(t, backend, setup{mode: api.Observe}), api.Observe)
 		displaced := run(t, loadedFake(t, backend), setup{declared: small(t)}) // beside kube-proxy
 		displaced.after(time.Minute)
-		want(displaced, Observe)
+		want(displaced, api.Observe)
 	})
 }

@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -12,7 +14,7 @@ import (
 // TestRecordsOfNoRules: what took nothing but marks is recorded and put right, and no
 // alert hears of it.
 func TestRecordsOfNoRules(t *testing.T) {
-	for _, mode := range []Mode{Heal, Observe} {
+	for _, mode := range []api.Mode{api.Heal, api.Observe} {
 		t.Run(string(mode), func(t *testing.T) {
 			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 				r := start(t, backend, setup{mode: mode})
@@ -42,7 +44,7 @@ func TestRecordsOfNoRules(t *testing.T) {
 func TestARecordThatGrowsIsCounted(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
-		_, err := r.d.Pause(t.Context(), PauseRequest{Seconds: 60})
+		_, err := r.d.Pause(t.Context(), api.PauseRequest{Seconds: 60})
 		must(t, err)
 		must(t, r.fake.Flush(rules.IPv4, rules.Filter, canary.DefaultChain))
 		r.settled()

@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -70,7 +72,7 @@ func (at slip) observed(t *testing.T, backend iptables.Backend) bool {
 		}
 		k.step(what, s)
 	}
-	r := run(t, fake, setup{mode: Observe, store: openStore(t, dir, id), kernel: readSteps{stepping{fake, step}}})
+	r := run(t, fake, setup{mode: api.Observe, store: openStore(t, dir, id), kernel: readSteps{stepping{fake, step}}})
 	t.Cleanup(func() { close(k.grave) })
 	r.after(4 * time.Second)
 	r.wantReady()
@@ -99,14 +101,14 @@ func (at slip) recorded(t *testing.T, r *rig, fell string) {
 	t.Helper()
 	lost := map[rules.TableName]int{}
 	for _, f := range r.records(0) {
-		if f.Outcome != WaitingObserve {
+		if f.Outcome != api.WaitingObserve {
 			t.Errorf("flushed at %q: a record is %s", fell, f.Outcome)
 		}
 		for _, table := range f.Lost.Tables {
 			lost[table.Table] = max(lost[table.Table], table.Rules)
 		}
 	}
-	control := start(t, r.fake.Info().Backend, setup{mode: Observe})
+	control := start(t, r.fake.Info().Backend, setup{mode: api.Observe})
 	want := map[rules.TableName]int{}
 	for _, table := range []rules.TableName{rules.Nat, at.table} {
 		must(t, control.fake.Flush(rules.IPv4, table, ""))
@@ -126,7 +128,7 @@ func (at slip) recorded(t *testing.T, r *rig, fell string) {
 // planted, and what is lost is recorded all the same.
 func TestObserveBesideALock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := start(t, iptables.Legacy, setup{mode: Observe})
+		r := start(t, iptables.Legacy, setup{mode: api.Observe})
 		r.flushNat()
 		release := r.fake.HoldLock()
 		r.after(10 * time.Second)
@@ -137,7 +139,7 @@ func TestObserveBesideALock(t *testing.T) {
 		}
 		release()
 		r.after(5 * time.Second)
-		if f := r.oneRecord(); f.Outcome != WaitingObserve || f.Lost.Rules == 0 {
+		if f := r.oneRecord(); f.Outcome != api.WaitingObserve || f.Lost.Rules == 0 {
 			t.Errorf("the record is %s with %d rules", f.Outcome, f.Lost.Rules)
 		}
 	})

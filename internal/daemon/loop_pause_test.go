@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/scenario"
@@ -14,9 +16,9 @@ import (
 )
 
 // pause pauses for d.
-func (r *rig) pause(d time.Duration) PauseReply {
+func (r *rig) pause(d time.Duration) api.PauseReply {
 	r.t.Helper()
-	reply, err := r.d.Pause(r.t.Context(), PauseRequest{Seconds: d.Seconds()})
+	reply, err := r.d.Pause(r.t.Context(), api.PauseRequest{Seconds: d.Seconds()})
 	must(r.t, err)
 	if !reply.Until.Equal(time.Now().Add(d)) {
 		r.t.Errorf("a pause of %s at %s lasts until %s", d, time.Now(), reply.Until)
@@ -24,7 +26,7 @@ func (r *rig) pause(d time.Duration) PauseReply {
 	return reply
 }
 
-func (r *rig) resume() PauseReply {
+func (r *rig) resume() api.PauseReply {
 	r.t.Helper()
 	reply, err := r.d.Resume(r.t.Context())
 	must(r.t, err)
@@ -82,7 +84,7 @@ func TestPause(t *testing.T) {
 				if since == 0 || !s.LossSince.Equal(flushed) || s.Families[rules.IPv4][rules.Nat] != canary.Emptied {
 					t.Errorf("loss since %v, want %v; verdicts %v", s.LossSince, flushed, s.Families)
 				}
-				if record := r.oneRecord(); record.Outcome != WaitingPaused || !record.Open() || record.Kind != canary.Emptied || record.Lost.Rules == 0 {
+				if record := r.oneRecord(); record.Outcome != api.WaitingPaused || !record.Open() || record.Kind != canary.Emptied || record.Lost.Rules == 0 {
 					t.Errorf("the record in the pause: %+v", record)
 				}
 				if how == "resume" {
@@ -237,7 +239,7 @@ func TestPauseAndRequests(t *testing.T) {
 		r := start(t, backend, setup{})
 		before, left := r.tables(), leftBy(t, backend, "flush-nat")
 		for _, length := range []float64{0, -1, 0.5, 86401, 1e300, -1e300} {
-			if reply, err := r.d.Pause(t.Context(), PauseRequest{Seconds: length}); err == nil {
+			if reply, err := r.d.Pause(t.Context(), api.PauseRequest{Seconds: length}); err == nil {
 				t.Errorf("a pause of %g s: %+v", length, reply)
 			}
 			r.wantNotHeld()
@@ -245,7 +247,7 @@ func TestPauseAndRequests(t *testing.T) {
 		r.pause(time.Hour)
 		r.flushNat()
 		r.after(time.Second)
-		reply, err := r.d.Restore(t.Context(), RestoreRequest{})
+		reply, err := r.d.Restore(t.Context(), api.RestoreRequest{})
 		must(t, err)
 		if !reply.Proved() {
 			t.Errorf("restore in a pause: %+v", reply)
@@ -257,10 +259,10 @@ func TestPauseAndRequests(t *testing.T) {
 		lost := without(r.tables())
 		r.after(time.Second)
 		r.wantHeld(lost)
-		must(t, r.d.Cleanup(t.Context(), CleanupRequest{}))
+		must(t, r.d.Cleanup(t.Context(), api.CleanupRequest{}))
 		r.wantNotReady("stopped by a cleanup")
 		r.wantNotHeld()
-		if _, err := r.d.Pause(t.Context(), PauseRequest{Seconds: 60}); err == nil {
+		if _, err := r.d.Pause(t.Context(), api.PauseRequest{Seconds: 60}); err == nil {
 			t.Error("a pause after a cleanup did not fail")
 		}
 		if _, err := r.d.Resume(t.Context()); err == nil {

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/cniresults"
@@ -139,9 +141,9 @@ func TestAPodRemovedDuringTheOutage(t *testing.T) {
 		if d := cmp.Diff(want, c.standsOf(webID)); d != "" {
 			t.Errorf("of the pod that stays (-want +got):\n%s", d)
 		}
-		pods := []LostPod{
-			{"default", "gateway-x7k2p", gatewayID, []string{"443/tcp", "8443/tcp", "443/udp"}, true},
-			{"default", "web-0", webID, []string{"8080/tcp"}, false},
+		pods := []api.LostPod{
+			{Namespace: "default", Name: "gateway-x7k2p", Container: gatewayID, HostPorts: []string{"443/tcp", "8443/tcp", "443/udp"}, Gone: true},
+			{Namespace: "default", Name: "web-0", Container: webID, HostPorts: []string{"8080/tcp"}},
 		}
 		if d := cmp.Diff(pods, c.oneRecord().Pods); d != "" {
 			t.Errorf("the record's pods (-want +got):\n%s", d)
@@ -323,7 +325,7 @@ func TestAPodIsRemovedAndAddedAgain(t *testing.T) {
 // pauseFor pauses the daemon.
 func (d *Daemon) pauseFor(t *testing.T, length time.Duration) error {
 	t.Helper()
-	_, err := d.Pause(t.Context(), PauseRequest{Seconds: length.Seconds()})
+	_, err := d.Pause(t.Context(), api.PauseRequest{Seconds: length.Seconds()})
 	return err
 }
 

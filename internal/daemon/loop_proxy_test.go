@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -290,7 +292,7 @@ func TestARulesetWithoutKUBE(t *testing.T) {
 func TestCleanupOfOneOwnersRules(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
-		must(t, r.d.Cleanup(t.Context(), CleanupRequest{Rules: true, Protect: "kube-proxy"}))
+		must(t, r.d.Cleanup(t.Context(), api.CleanupRequest{Rules: true, Protect: "kube-proxy"}))
 		if left := r.proxyChains(); len(left) > 0 {
 			t.Errorf("chains of kube-proxy's are left: %q", left)
 		}
@@ -300,7 +302,7 @@ func TestCleanupOfOneOwnersRules(t *testing.T) {
 			}
 		}
 		r.wantNothingOf("KUBE-CANARYD-CANARY")
-		if err := r.d.Cleanup(t.Context(), CleanupRequest{Rules: true, Protect: "kubee"}); err == nil {
+		if err := r.d.Cleanup(t.Context(), api.CleanupRequest{Rules: true, Protect: "kubee"}); err == nil {
 			t.Error("a cleanup of something that is no preset is not refused")
 		}
 	})

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -56,9 +58,8 @@ func (r *rig) wantRefused() {
 	if list := s.Public().DeclaredRefused; len(list) != 1 || list[0].Where == "" || list[0].Meaning == "" || list[0].Rule+list[0].Reason != "" {
 		r.t.Errorf("over TCP: %+v", list)
 	}
-	v := headlineOf(s.Public(), nil, time.Now())
-	if !strings.HasPrefix(v.Title, "Declared rules refused") || !strings.Contains(strings.Join(v.Lines, " "), "/etc/site/10.v4:7") {
-		r.t.Errorf("the page says %+v", v)
+	if page := pageOf(r.t, s.Public()); !strings.Contains(page, "Declared rules refused") || !strings.Contains(page, "/etc/site/10.v4:7") {
+		r.t.Errorf("the page says\n%s", page)
 	}
 	if got := r.metrics("declared_refused", "source_errors"); got["declared_refused{family=ipv4,table=filter}"] != 1 || got["source_errors_total{source=snapshot}"] != 1 || len(got) != 2 {
 		r.t.Errorf("metrics: %v", got)
@@ -79,7 +80,7 @@ func TestRefusedAtStart(t *testing.T) {
 		none := good.With(rules.IPv4.Table(rules.Filter), rules.Section{})
 		r.wantDeclared(none)
 
-		reply, err := r.d.Restore(t.Context(), RestoreRequest{})
+		reply, err := r.d.Restore(t.Context(), api.RestoreRequest{})
 		if err != nil || reply.Proved() || reply.Outcomes[rules.IPv4] != reload.Partial || !strings.Contains(reply.Detail, "/etc/site/10.v4:7") {
 			t.Errorf("restore: %+v, %v", reply, err)
 		}
@@ -149,7 +150,7 @@ func TestRefusedWhatStands(t *testing.T) {
 // start on, although all that is known is in force and is put back.
 func TestBrokenFiles(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
-		broken := []SourceError{{Source: "rules-dir", Where: "/etc/site/10.v4:5", Reason: `/etc/site/10.v4:5: "hush" is no rule`, InForce: StoredGood}}
+		broken := []api.SourceError{{Source: "rules-dir", Where: "/etc/site/10.v4:5", Reason: `/etc/site/10.v4:5: "hush" is no rule`, InForce: api.StoredGood}}
 		r := run(t, bareNode(t, backend), setup{declared: medium(t), broken: broken})
 		r.settled()
 		r.wantDeclared(medium(t))
@@ -158,20 +159,19 @@ func TestBrokenFiles(t *testing.T) {
 		if len(s.SourceErrors) != 1 || s.SourceErrors[0].Reason != "" || len(r.d.Status().SourceErrors[0].Reason) == 0 {
 			t.Errorf("over TCP: %+v", s.SourceErrors)
 		}
-		v := headlineOf(s, nil, time.Now())
-		if v.Class == "whole" || !strings.Contains(strings.Join(v.Lines, " "), "/etc/site/10.v4:5") {
-			t.Errorf("the page says %+v", v)
+		if page := pageOf(t, s); strings.Contains(page, `class="verdict whole"`) || !strings.Contains(page, "/etc/site/10.v4:5") {
+			t.Errorf("the page says\n%s", page)
 		}
 		r.flushNat()
 		r.settled()
 		r.wantDeclared(medium(t))
 
-		document := SourceError{Source: "manifest", Where: "/etc/all.yaml:9", InForce: AllButThis}
-		r.broken <- []SourceError{document}
+		document := api.SourceError{Source: "manifest", Where: "/etc/all.yaml:9", InForce: api.AllButThis}
+		r.broken <- []api.SourceError{document}
 		r.settled()
 		r.wantReady()
-		if list := warningsOf(r.d.Status(), time.Now()); len(list) != 1 || !strings.Contains(list[0].Text, "Manifest: a document in /etc/all.yaml:9 declares nothing") {
-			t.Errorf("the page warns of %+v", list)
+		if page := pageOf(t, r.d.Status()); !strings.Contains(page, "Manifest: a document in /etc/all.yaml:9 declares nothing") {
+			t.Errorf("the page does not warn:\n%s", page)
 		}
 		r.broken <- nil
 		r.settled()

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/scenario"
@@ -30,7 +32,7 @@ func startEmpty(t *testing.T, backend iptables.Backend) (r *rig, empty string) {
 	return r, empty
 }
 
-func (r *rig) restore(request RestoreRequest) RestoreReply {
+func (r *rig) restore(request api.RestoreRequest) api.RestoreReply {
 	r.t.Helper()
 	reply, err := r.d.Restore(r.t.Context(), request)
 	must(r.t, err)
@@ -38,7 +40,7 @@ func (r *rig) restore(request RestoreRequest) RestoreReply {
 }
 
 // wantUntouched fails unless a restore was refused and changed nothing.
-func (r *rig) wantUntouched(reply RestoreReply, before string) {
+func (r *rig) wantUntouched(reply api.RestoreReply, before string) {
 	r.t.Helper()
 	if reply.Refused == "" || len(reply.Outcomes) > 0 || reply.Proved() {
 		r.t.Errorf("not refused: %+v", reply)
@@ -54,16 +56,16 @@ func TestRestoreRemovesNothingUnasked(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r, empty := startEmpty(t, backend)
 		held, before, id := r.d.Status().Generation, without(r.tables()), r.d.Status().Generation.ID
-		r.wantUntouched(r.restore(RestoreRequest{Generation: empty}), before)
+		r.wantUntouched(r.restore(api.RestoreRequest{Generation: empty}), before)
 
-		preview := r.restore(RestoreRequest{Generation: empty, DryRun: true})
+		preview := r.restore(api.RestoreRequest{Generation: empty, DryRun: true})
 		if n := preview.Removes(); n.Rules != held.Rules || n.Chains != held.Chains {
 			t.Errorf("it would remove %+v, want all of %+v", n, held)
 		}
 		lines := 0
 		for _, c := range preview.Changes {
 			lines += len(c.Lines) + c.More
-			if c.Adds != (Counts{}) {
+			if c.Adds != (api.Counts{}) {
 				t.Errorf("an empty generation adds %+v", c)
 			}
 		}
@@ -75,7 +77,7 @@ func TestRestoreRemovesNothingUnasked(t *testing.T) {
 		}
 
 		moved := r.moved(func() {
-			reply := r.restore(RestoreRequest{Generation: empty, Agreed: preview.Agreement()})
+			reply := r.restore(api.RestoreRequest{Generation: empty, Agreed: preview.Agreement()})
 			if !reply.Proved() || reply.Undo != id || reply.Removes() != preview.Removes() {
 				t.Errorf("the reply is %+v", reply)
 			}
@@ -87,7 +89,7 @@ func TestRestoreRemovesNothingUnasked(t *testing.T) {
 		}
 		r.wantBare()
 		record := r.oneRecord()
-		if record.Kind != Removed || record.Outcome != Requested || record.Lost.Rules != held.Rules || !strings.Contains(record.Detail, "--generation "+id) {
+		if record.Kind != api.Removed || record.Outcome != api.Requested || record.Lost.Rules != held.Rules || !strings.Contains(record.Detail, "--generation "+id) {
 			t.Errorf("the record is %+v", record)
 		}
 		r.wantLog("Protected rules were removed on request")
@@ -96,7 +98,7 @@ func TestRestoreRemovesNothingUnasked(t *testing.T) {
 		}
 
 		// The way back only adds: there is nothing to agree to.
-		if reply := r.restore(RestoreRequest{Generation: id}); !reply.Proved() {
+		if reply := r.restore(api.RestoreRequest{Generation: id}); !reply.Proved() {
 			t.Errorf("the way back: %+v", reply)
 		}
 		r.after(5 * time.Second)
@@ -118,10 +120,10 @@ func protectedOf(text string) int {
 func TestRestoreHoldsForWhatIsWritten(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r, empty := startEmpty(t, backend)
-		preview := r.restore(RestoreRequest{Generation: empty, DryRun: true})
+		preview := r.restore(api.RestoreRequest{Generation: empty, DryRun: true})
 		must(t, r.fake.RestoreNoflush(rules.IPv4, scenario.NewService))
 		before := without(r.tables())
-		r.wantUntouched(r.restore(RestoreRequest{Generation: empty, Agreed: preview.Agreement()}), before)
+		r.wantUntouched(r.restore(api.RestoreRequest{Generation: empty, Agreed: preview.Agreement()}), before)
 		r.after(5 * time.Second)
 		r.wantReady()
 		if len(r.records(0)) > 0 {
@@ -134,19 +136,19 @@ func TestRestoreHoldsForWhatIsWritten(t *testing.T) {
 // again by the time somebody asks for a replay: its newer rules stay, unless agreed to.
 func TestRestoreInObserveMode(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
-		r := start(t, backend, setup{mode: Observe})
+		r := start(t, backend, setup{mode: api.Observe})
 		before := r.tables()
 		r.flushNat()
 		r.settled()
 		must(t, r.fake.RestoreNoflush(rules.IPv4, scenario.NewService))
 		r.after(time.Second)
 		flushed := without(r.tables())
-		r.wantUntouched(r.restore(RestoreRequest{}), flushed)
-		preview := r.restore(RestoreRequest{DryRun: true})
+		r.wantUntouched(r.restore(api.RestoreRequest{}), flushed)
+		preview := r.restore(api.RestoreRequest{DryRun: true})
 		if n := preview.Removes(); n.Rules == 0 || n.Chains == 0 {
 			t.Errorf("the owner's new service is not in %+v", preview)
 		}
-		if reply := r.restore(RestoreRequest{Agreed: preview.Agreement()}); !reply.Proved() {
+		if reply := r.restore(api.RestoreRequest{Agreed: preview.Agreement()}); !reply.Proved() {
 			t.Errorf("agreed to: %+v", reply)
 		}
 		r.settled()
@@ -163,7 +165,7 @@ func TestStoredGenerationsAreDescribed(t *testing.T) {
 		must(t, r.fake.RestoreNoflush(rules.IPv4, scenario.NewService))
 		r.after(10 * time.Second)
 		s := r.d.Status()
-		var stored []StoredGeneration
+		var stored []api.StoredGeneration
 		for _, g := range s.Stored {
 			if g.ID == empty || g.ID == first.ID || g.ID == s.Generation.ID {
 				stored = append(stored, g)
@@ -183,20 +185,20 @@ func TestStoredGenerationsAreDescribed(t *testing.T) {
 			}
 		}
 		for id, want := range map[string]bool{first.ID: true, empty: false} {
-			text, err := r.d.Render(t.Context(), RenderRequest{Generation: id, Family: rules.IPv4})
+			text, err := r.d.Render(t.Context(), api.RenderRequest{Generation: id, Family: rules.IPv4})
 			must(t, err)
 			if !strings.HasPrefix(text, "# generation "+id) || strings.Contains(text, "KUBE-SERVICES") != want || strings.Contains(text, latecome) {
 				t.Errorf("render of %s:\n%s", id, text)
 			}
 			must(t, iptablestest.NewFake(backend).RestoreNoflush(rules.IPv4, text))
 		}
-		if _, err := r.d.Render(t.Context(), RenderRequest{Generation: "0123456789ab"}); !errors.Is(err, ErrNoGeneration) {
+		if _, err := r.d.Render(t.Context(), api.RenderRequest{Generation: "0123456789ab"}); !errors.Is(err, api.ErrNoGeneration) {
 			t.Errorf("render of an unknown generation: %v", err)
 		}
-		if reply := r.restore(RestoreRequest{Generation: first.ID}); !strings.Contains(reply.Refused, reload.ErrNotAgreed.Error()) {
+		if reply := r.restore(api.RestoreRequest{Generation: first.ID}); !strings.Contains(reply.Refused, reload.ErrNotAgreed.Error()) {
 			t.Errorf("%+v", reply)
 		}
-		if _, err := r.d.Restore(t.Context(), RestoreRequest{Generation: "0123456789ab"}); err == nil || !strings.Contains(err.Error(), empty+" (nearly empty)") {
+		if _, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: "0123456789ab"}); err == nil || !strings.Contains(err.Error(), empty+" (nearly empty)") {
 			t.Errorf("what is offered: %v", err)
 		}
 	})

@@ -7,6 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -64,7 +66,7 @@ func TestSparesTables(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			dir, id := t.TempDir(), identity(iptables.Legacy)
 			fake := onlyFilter(t, iptables.Legacy)
-			for _, mode := range []Mode{Heal, Observe, Heal} {
+			for _, mode := range []api.Mode{api.Heal, api.Observe, api.Heal} {
 				r := run(t, fake, setup{mode: mode, store: openStore(t, dir, id)})
 				r.after(5 * time.Second)
 				r.wantBare() // but kubelet's own
@@ -72,7 +74,7 @@ func TestSparesTables(t *testing.T) {
 				must(t, fake.Flush(rules.IPv4, rules.Filter, ""))
 				r.after(5 * time.Second)
 				r.wantExist("after a flush", filter, nil)
-				if _, err := r.d.Restore(t.Context(), RestoreRequest{Generation: r.d.Status().Generation.ID}); err != nil {
+				if _, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: r.d.Status().Generation.ID}); err != nil {
 					t.Error(err)
 				}
 				r.after(5 * time.Second)
@@ -92,7 +94,7 @@ func TestSparesTables(t *testing.T) {
 			}
 			r := run(t, fake, setup{})
 			r.settled()
-			must(t, r.d.Cleanup(t.Context(), CleanupRequest{Rules: true}))
+			must(t, r.d.Cleanup(t.Context(), api.CleanupRequest{Rules: true}))
 			r.wantExist("after a cleanup", filter, nil)
 		})
 	})
@@ -104,7 +106,7 @@ func TestSparesTables(t *testing.T) {
 func TestTableComesIntoBeing(t *testing.T) {
 	for _, deaf := range []bool{false, true} {
 		for _, f := range rules.Families() {
-			for _, mode := range []Mode{Heal, Observe} {
+			for _, mode := range []api.Mode{api.Heal, api.Observe} {
 				synctest.Test(t, func(t *testing.T) {
 					r := run(t, onlyFilter(t, iptables.Legacy), setup{deaf: deaf, mode: mode})
 					r.after(5 * time.Second)
@@ -125,7 +127,7 @@ func TestTableComesIntoBeing(t *testing.T) {
 					if n := len(r.records(0)); n != 1 {
 						t.Errorf("%s deaf=%t: %d flush records, want 1", f, deaf, n)
 					}
-					if mode == Heal {
+					if mode == api.Heal {
 						r.wantBack(before, r.tables())
 					}
 				})

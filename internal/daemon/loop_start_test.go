@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/watch"
 
 	"github.com/google/go-cmp/cmp"
@@ -152,7 +154,7 @@ func TestStoreFails(t *testing.T) {
 // the owner has put its rules back.
 func TestObserve(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
-		r := start(t, backend, setup{mode: Observe})
+		r := start(t, backend, setup{mode: api.Observe})
 		saved := r.fake.Save(rules.IPv4)
 		generation := r.d.Status().Generation
 		for n := 1; n <= 3; n++ {
@@ -216,12 +218,12 @@ func TestRequests(t *testing.T) {
 		r.after(3 * time.Second)
 		r.wantBack(before, r.tables())
 
-		reply, err := r.d.Restore(ctx, RestoreRequest{})
+		reply, err := r.d.Restore(ctx, api.RestoreRequest{})
 		must(t, err)
 		if !reply.Proved() {
 			t.Errorf("Restore of what is intact: %+v", reply)
 		}
-		if _, err := r.d.Restore(ctx, RestoreRequest{Generation: "0123456789ab"}); !errors.Is(err, ErrNoGeneration) {
+		if _, err := r.d.Restore(ctx, api.RestoreRequest{Generation: "0123456789ab"}); !errors.Is(err, api.ErrNoGeneration) {
 			t.Errorf("Restore of an unknown generation: %v", err)
 		}
 
@@ -230,9 +232,9 @@ func TestRequests(t *testing.T) {
 		if id := r.d.Status().Generation.ID; id == first {
 			t.Fatal("the change was not captured")
 		}
-		reply, err = r.d.Restore(ctx, RestoreRequest{Generation: first, DryRun: true})
+		reply, err = r.d.Restore(ctx, api.RestoreRequest{Generation: first, DryRun: true})
 		must(t, err)
-		reply, err = r.d.Restore(ctx, RestoreRequest{Generation: first, Agreed: reply.Agreement()})
+		reply, err = r.d.Restore(ctx, api.RestoreRequest{Generation: first, Agreed: reply.Agreement()})
 		must(t, err)
 		if !reply.Proved() || r.chain(rules.IPv4, rules.Nat, latecome) != nil {
 			t.Errorf("Restore of the first generation: %+v, and %s holds %q", reply, latecome, r.chain(rules.IPv4, rules.Nat, latecome))
@@ -240,16 +242,16 @@ func TestRequests(t *testing.T) {
 		r.after(5 * time.Second)
 		r.wantReady()
 
-		text, err := r.d.Render(ctx, RenderRequest{})
+		text, err := r.d.Render(ctx, api.RenderRequest{})
 		must(t, err)
 		empty := iptablestest.NewFake(backend)
-		v4, err := r.d.Render(ctx, RenderRequest{Family: rules.IPv4})
+		v4, err := r.d.Render(ctx, api.RenderRequest{Family: rules.IPv4})
 		must(t, err)
 		must(t, empty.RestoreNoflush(rules.IPv4, v4))
 		if !strings.HasPrefix(text, v4) || strings.Contains(text, "canaryd-") || !strings.Contains(text, "*nat") {
 			t.Error("Render is not the generation as iptables-restore input")
 		}
-		if _, err := r.d.Render(ctx, RenderRequest{Generation: "0123456789ab"}); !errors.Is(err, ErrNoGeneration) {
+		if _, err := r.d.Render(ctx, api.RenderRequest{Generation: "0123456789ab"}); !errors.Is(err, api.ErrNoGeneration) {
 			t.Errorf("Render of an unknown generation: %v", err)
 		}
 	})
@@ -263,7 +265,7 @@ func TestCleanup(t *testing.T) {
 			if n := len(r.metrics("canary_present")); n != 6 {
 				t.Errorf("before the cleanup %d canaries are present, want 6", n)
 			}
-			must(t, r.d.Cleanup(t.Context(), CleanupRequest{Rules: all}))
+			must(t, r.d.Cleanup(t.Context(), api.CleanupRequest{Rules: all}))
 			text := r.fake.Save(rules.IPv4) + r.fake.Save(rules.IPv6)
 			if strings.Contains(strings.ToLower(text), "canaryd") {
 				t.Error("canaryd's marks are still there")
@@ -288,7 +290,7 @@ func TestCleanup(t *testing.T) {
 			if left := r.metrics("canary_present"); len(left) > 0 {
 				t.Errorf("after a cleanup these canaries are said to be present: %v", left)
 			}
-			if _, err := r.d.Restore(t.Context(), RestoreRequest{}); err == nil {
+			if _, err := r.d.Restore(t.Context(), api.RestoreRequest{}); err == nil {
 				t.Error("a restore after a cleanup did not fail")
 			}
 			if _, err := r.d.Look(t.Context()); err != nil {

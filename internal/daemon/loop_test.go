@@ -5,6 +5,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/tableid"
 
 	"github.com/canaryd/canaryd/internal/scenario"
@@ -100,7 +102,7 @@ func judged(s scenario.Scenario) scenario.Lost {
 }
 
 // wantRecord fails unless a flush record says what the scenario says.
-func wantRecord(t *testing.T, record Flush, lost scenario.Lost) {
+func wantRecord(t *testing.T, record api.Flush, lost scenario.Lost) {
 	t.Helper()
 	var families []rules.Family
 	for _, f := range rules.Families() {

@@ -6,6 +6,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -120,7 +122,7 @@ func TestUnprotectedRulesThatAreNotKnown(t *testing.T) {
 // TestUnprotectedRulesInObserveMode: they are counted there, too.
 func TestUnprotectedRulesInObserveMode(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
-		r := withOthers(t, backend, setup{mode: Observe})
+		r := withOthers(t, backend, setup{mode: api.Observe})
 		had := r.unprotected(rules.IPv4, rules.Mangle)
 		must(t, r.fake.As(11, "iptables").Flush(rules.IPv4, rules.Mangle, ""))
 		r.settled()

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -61,7 +63,7 @@ func TestOwnerInAnotherTableMeanwhile(t *testing.T) {
 		})
 		must(t, r.fake.Flush(rules.IPv6, rules.Filter, ""))
 		r.after(5 * time.Second)
-		text, err := r.d.Render(t.Context(), RenderRequest{Family: rules.IPv6})
+		text, err := r.d.Render(t.Context(), api.RenderRequest{Family: rules.IPv6})
 		must(t, err)
 		if !strings.Contains(text, "KUBE-SVC-AAAAAAAAAAAAAAAA") {
 			t.Error("the generation lacks the chain")
@@ -102,7 +104,7 @@ func TestReadsThatKeepFailing(t *testing.T) {
 // TestObserveHoldsOnToALoss: what nobody put back stays lost.
 func TestObserveHoldsOnToALoss(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
-		r := start(t, backend, setup{mode: Observe})
+		r := start(t, backend, setup{mode: api.Observe})
 		before := r.d.Status().Generation
 		must(t, r.fake.Flush(rules.IPv4, rules.Nat, "KUBE-MARK-MASQ"))
 		r.after(10 * time.Second)
@@ -111,7 +113,7 @@ func TestObserveHoldsOnToALoss(t *testing.T) {
 			t.Errorf("ready %v, lost since %s, %d records, %d rules of %d", s.Ready(), s.LossSince, len(s.Flushes), s.Generation.Rules, before.Rules)
 		}
 		// A restore that somebody asks for ends it.
-		reply, err := r.d.Restore(t.Context(), RestoreRequest{})
+		reply, err := r.d.Restore(t.Context(), api.RestoreRequest{})
 		must(t, err)
 		r.after(3 * time.Second)
 		if s := r.d.Status(); !reply.Proved() || s.Ready() != nil || !s.LossSince.IsZero() {
@@ -124,7 +126,7 @@ func TestObserveHoldsOnToALoss(t *testing.T) {
 // be read.
 func TestObserveCountsWhatItCannotReadYet(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
-		r := start(t, backend, setup{mode: Observe})
+		r := start(t, backend, setup{mode: api.Observe})
 		r.fake.DropTableFromReads(rules.IPv4, rules.Filter, errNative)
 		must(t, r.fake.Flush(rules.IPv4, rules.Filter, ""))
 		r.after(10 * time.Second)
@@ -146,7 +148,7 @@ func TestRestoreOfAnUnreadableTable(t *testing.T) {
 		r.fake.DropTableFromReads(rules.IPv4, rules.Filter, errNative)
 		must(t, r.fake.Flush(rules.IPv4, rules.Filter, ""))
 		r.after(time.Second)
-		reply, err := r.d.Restore(t.Context(), RestoreRequest{})
+		reply, err := r.d.Restore(t.Context(), api.RestoreRequest{})
 		must(t, err)
 		if reply.Proved() || !strings.Contains(reply.Detail, "filter could not be read") {
 			t.Errorf("%+v, want it not proved", reply)

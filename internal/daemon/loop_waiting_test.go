@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -13,7 +15,7 @@ import (
 
 // wantWaiting fails unless the only record is open with that outcome, and was so for that
 // long.
-func (r *rig) wantWaiting(outcome Outcome, since time.Time) {
+func (r *rig) wantWaiting(outcome api.Outcome, since time.Time) {
 	r.t.Helper()
 	record := r.oneRecord()
 	absent, known := record.AbsentFor(time.Now())
@@ -32,21 +34,21 @@ func TestObserveWaits(t *testing.T) {
 	for _, test := range []struct {
 		name       string
 		end        func(r *rig)
-		outcome    Outcome
+		outcome    api.Outcome
 		says, hush string
 	}{
-		{"restore", func(r *rig) { r.restore(RestoreRequest{}) }, reload.Proved, request, owners},
+		{"restore", func(r *rig) { r.restore(api.RestoreRequest{}) }, reload.Proved, request, owners},
 		{"owner", func(r *rig) {
 			must(r.t, scenario.Load(r.t.Context(), r.programs(), rules.IPv4))
 		}, reload.Skipped, owners, request},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
-				r := start(t, backend, setup{mode: Observe, journal: t.TempDir()})
+				r := start(t, backend, setup{mode: api.Observe, journal: t.TempDir()})
 				flushed := time.Now()
 				r.flushNat()
 				r.after(90 * time.Second)
-				r.wantWaiting(WaitingObserve, flushed)
+				r.wantWaiting(api.WaitingObserve, flushed)
 				ended := time.Now()
 				test.end(r)
 				r.after(35 * time.Second)
@@ -78,13 +80,13 @@ func TestPauseWaits(t *testing.T) {
 		r.flushNat()
 		must(t, r.fake.Flush(rules.IPv6, rules.Filter, ""))
 		r.after(time.Minute)
-		r.wantWaiting(WaitingPaused, flushed)
+		r.wantWaiting(api.WaitingPaused, flushed)
 		r.wantNotReady("ipv4 nat is emptied, ipv6 filter is emptied; replays are paused until ")
 		r.stop()
 		if earlier := run(t, r.fake, setup{journal: dir}).d; true {
 			r.after(time.Second)
 			for _, f := range earlier.Status().Flushes {
-				if f.Earlier && (f.Outcome != Interrupted || f.Open()) {
+				if f.Earlier && (f.Outcome != api.Interrupted || f.Open()) {
 					t.Errorf("after a restart the record is %+v", f)
 				}
 			}

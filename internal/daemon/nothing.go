@@ -2,32 +2,15 @@ package daemon
 
 import (
 	"context"
-	"fmt"
 	"slices"
-	"strings"
 	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
-
-// A Nothing says, in a Status, that every table was read and holds no rule that
-// canaryd is to guard, and what was found in the place of such rules. A new node is so
-// for a moment; a node whose rules have other names, or are nftables' own, for ever.
-type Nothing struct {
-	// NativeTables are nftables tables that are no iptables', such as "ip kube-proxy";
-	// the first twenty.
-	NativeTables []string `json:"nativeTables,omitempty"`
-	// Rules counts the rules in iptables' tables that --protect does not name, and
-	// Chains are some of the chains that hold them.
-	Rules  int      `json:"rules,omitempty"`
-	Chains []string `json:"chains,omitempty"`
-	// Kubelet: kubelet's own rules are there, and are guarded.
-	Kubelet bool `json:"kubelet,omitempty"`
-	// Unknown: what is there could not be listed.
-	Unknown bool `json:"unknown,omitempty"`
-}
 
 const (
 	// inventoryEvery is how often it is looked what is there while nothing is protected:
@@ -44,39 +27,10 @@ var kubeletChains = []string{
 	"KUBE-MARK-DROP", "KUBE-MARK-MASQ", "KUBE-POSTROUTING", // until 1.27
 }
 
-// String says in one line that nothing is protected, and what was found instead.
-func (n Nothing) String() string {
-	line := "nothing is protected: no rule that --protect names or a file declares is in iptables' tables"
-	if n.Kubelet {
-		line = "nothing is protected but kubelet's own rules"
-	}
-	var found []string
-	if len(n.NativeTables) > 0 {
-		found = append(found, "native nftables tables, which canaryd does not guard ("+strings.Join(n.NativeTables, ", ")+")")
-	}
-	if n.Rules > 0 {
-		text := fmt.Sprintf("%d iptables rules that --protect does not name", n.Rules)
-		if len(n.Chains) > 0 {
-			text += " (such as those of " + strings.Join(n.Chains, ", ") + ")"
-		}
-		found = append(found, text)
-	}
-	switch {
-	case len(found) > 0 && n.Unknown:
-		return line + "; found instead: " + strings.Join(found, ", and ") + "; what else is there could not be listed"
-	case len(found) > 0:
-		return line + "; found instead: " + strings.Join(found, ", and ")
-	case n.Unknown:
-		return line + "; what is there instead could not be listed"
-	default:
-		return line + ", and no others were found"
-	}
-}
-
 // An inventory is what the loop knows of rules that are not protected, while none are.
 type inventory struct {
 	at      time.Time // the next look at what is there
-	found   Nothing
+	found   api.Nothing
 	taken   bool
 	edition int  // of the generation that bare is of
 	bare    bool // that generation holds nothing to guard
@@ -131,7 +85,7 @@ func (d *Daemon) takeInventory(ctx context.Context, st *state) {
 	inv := &st.inventory
 	inv.at, inv.taken = time.Now().Add(inventoryEvery), true
 	count, _ := st.want().Counts()
-	found := Nothing{Kubelet: count > 0, Unknown: d.cfg.Native == nil}
+	found := api.Nothing{Kubelet: count > 0, Unknown: d.cfg.Native == nil}
 	if d.cfg.Native != nil {
 		native, err := d.cfg.Native(ctx)
 		found.NativeTables, found.Unknown = native[:min(len(native), nativeShown)], err != nil
@@ -188,27 +142,11 @@ func (d *Daemon) strangersIn(st *state, snapshot iptables.Snapshot) strangers {
 
 // nothing returns that nothing is protected, for a Status that is ready; nil if
 // something is.
-func (d *Daemon) nothing(st *state, s Status) *Nothing {
+func (d *Daemon) nothing(st *state, s api.Status) *api.Nothing {
 	if !d.mayTakeInventory(st) || s.Ready() != nil {
 		return nil
 	}
 	found := st.inventory.found
 	found.Unknown = found.Unknown || !st.inventory.taken // that follows
 	return &found
-}
-
-// readyText is what a ready node answers.
-func (s Status) readyText() string {
-	if s.NothingProtected != nil {
-		return "ok, but " + s.NothingProtected.String()
-	}
-	return "ok"
-}
-
-// headline is what the page says first.
-func (n Nothing) headline() pageVerdict {
-	return pageVerdict{Class: "unknown", Title: "Nothing protected", Lines: []string{
-		upper(n.String()) + ".",
-		"A new node is so for a moment. If this one is not new, canaryd guards nothing that matters here: see --protect, and which mode kube-proxy is in.",
-	}}
 }

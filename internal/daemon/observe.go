@@ -5,6 +5,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/tableid"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -49,7 +51,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 	st.loss = nil
 	if l.told {
 		st.frozenSince = earliest(st.frozenSince, l.record.Time)
-		l.record.Outcome = WaitingObserve
+		l.record.Outcome = api.WaitingObserve
 		d.journal(ctx, st, l)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -31,13 +33,13 @@ func CheckPause(what string, length time.Duration) error {
 // already. Detection, counting and learning go on. What is asked for by name,
 // Restore and Cleanup, is done all the same. A pause is kept nowhere: it ends
 // with this process, for nobody remembers one over a restart.
-func (d *Daemon) Pause(ctx context.Context, r PauseRequest) (PauseReply, error) {
+func (d *Daemon) Pause(ctx context.Context, r api.PauseRequest) (api.PauseReply, error) {
 	// More seconds than a Duration holds are too many all the same.
 	length := time.Duration(min(max(r.Seconds, 0), 1e9) * float64(time.Second))
 	if err := CheckPause("the pause", length); err != nil {
-		return PauseReply{}, err
+		return api.PauseReply{}, err
 	}
-	var reply PauseReply
+	var reply api.PauseReply
 	var failed error
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
 		if st.removed {
@@ -58,8 +60,8 @@ func (d *Daemon) Pause(ctx context.Context, r PauseRequest) (PauseReply, error) 
 }
 
 // Resume ends a pause; what is lost is replayed at once.
-func (d *Daemon) Resume(ctx context.Context) (PauseReply, error) {
-	var reply PauseReply
+func (d *Daemon) Resume(ctx context.Context) (api.PauseReply, error) {
+	var reply api.PauseReply
 	var failed error
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
 		if st.removed {
@@ -83,8 +85,8 @@ func (d *Daemon) unpause(ctx context.Context, st *state, why string) {
 	next := "nothing is lost"
 	if st.loss != nil {
 		st.loss.tryAt, next = time.Now(), "replaying what is lost"
-		if st.loss.record.Outcome == WaitingPaused {
-			st.loss.record.Outcome = Pending
+		if st.loss.record.Outcome == api.WaitingPaused {
+			st.loss.record.Outcome = api.Pending
 		}
 	}
 	klog.FromContext(ctx).Info(why, "next", next)
@@ -119,7 +121,7 @@ func (d *Daemon) hold(ctx context.Context, st *state) {
 		st.lookAt = earliest(st.lookAt, time.Now().Add(d.cfg.PollInterval))
 		return
 	}
-	st.loss.record.Outcome = WaitingPaused
+	st.loss.record.Outcome = api.WaitingPaused
 	d.keepOpen(ctx, st.loss)
 	st.loss.tryAt = st.pausedUntil
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/tableid"
 
 	"k8s.io/klog/v2"
@@ -39,42 +41,26 @@ func (w *proxyWatch) saw(stands bool, now time.Time) {
 	}
 }
 
-// An OwnerlessRules says that kube-proxy's rules stand and kube-proxy does not keep them.
-type OwnerlessRules struct {
-	// Since is when KUBE-PROXY-CANARY was first seen missing.
-	Since    time.Time      `json:"since"`
-	Families []rules.Family `json:"families"`
-	// Choices are what to do: the first if kube-proxy belongs on this node, the second if
-	// it has left.
-	Choices []Choice `json:"choices"`
-}
-
-// A Choice is a command, and when it is the right one.
-type Choice struct {
-	If      string `json:"if"`
-	Command string `json:"command"`
-}
-
 // ownerChoices are the ways out. Neither is taken without being asked for: which of them
 // is right only the operator knows.
-func ownerChoices() []Choice {
-	return []Choice{
-		{"kube-proxy belongs on this node", "kubectl -n kube-system rollout restart daemonset/kube-proxy"},
-		{"kube-proxy has left this node", "canaryd cleanup --rules --protect=kube-proxy"},
+func ownerChoices() []api.Choice {
+	return []api.Choice{
+		{If: "kube-proxy belongs on this node", Command: "kubectl -n kube-system rollout restart daemonset/kube-proxy"},
+		{If: "kube-proxy has left this node", Command: "canaryd cleanup --rules --protect=kube-proxy"},
 	}
 }
 
 // ownerless returns what is to be said of kube-proxy's rules, nil while they have an
 // owner, or are not in force. Rules that are lost are another matter.
-func (d *Daemon) ownerless(st *state, now time.Time) *OwnerlessRules {
-	var o *OwnerlessRules
+func (d *Daemon) ownerless(st *state, now time.Time) *api.OwnerlessRules {
+	var o *api.OwnerlessRules
 	for _, f := range rules.Families() {
 		fs := st.families[f]
 		if fs == nil || fs.proxy.gone.IsZero() || now.Sub(fs.proxy.gone) < ownerlessAfter || !st.proxyStands(f) {
 			continue
 		}
 		if o == nil {
-			o = &OwnerlessRules{Since: fs.proxy.gone, Choices: ownerChoices()}
+			o = &api.OwnerlessRules{Since: fs.proxy.gone, Choices: ownerChoices()}
 		}
 		o.Since, o.Families = earliest(o.Since, fs.proxy.gone), append(o.Families, f)
 	}

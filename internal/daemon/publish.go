@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -14,13 +16,13 @@ import (
 // the gauges that follow it.
 func (d *Daemon) publish(st *state) {
 	info := d.cfg.Kernel.Info()
-	s := Status{
+	s := api.Status{
 		Mode:             st.mode,
 		Paused:           st.paused(),
 		PausedUntil:      st.pausedUntil,
 		Contended:        st.contended(),
-		Backend:          Backend{Name: info.Backend, Version: info.Version, Reason: st.choice.reason, Mixed: st.choice.mixed, Mismatch: st.choice.mismatch},
-		Families:         map[rules.Family]Verdicts{},
+		Backend:          api.Backend{Name: info.Backend, Version: info.Version, Reason: st.choice.reason, Mixed: st.choice.mixed, Mismatch: st.choice.mismatch},
+		Families:         map[rules.Family]api.Verdicts{},
 		DisabledFamilies: maps.Clone(d.cfg.Disabled),
 		CanaryChain:      d.cfg.Canary,
 		Generation:       d.generation(st),
@@ -28,7 +30,7 @@ func (d *Daemon) publish(st *state) {
 		Flushes:          slices.Clone(st.journal),
 		Quarantined:      st.quarantined(),
 		SourceErrors:     st.sourceErrors,
-		DeclaredRefused:  slices.Clone(st.refused[:min(len(st.refused), quarantinedShown)]),
+		DeclaredRefused:  slices.Clone(st.refused[:min(len(st.refused), api.QuarantinedShown)]),
 		WithoutText:      st.withoutText(),
 		Stopped:          st.removed,
 		Keeper:           d.keepers(st),
@@ -40,7 +42,7 @@ func (d *Daemon) publish(st *state) {
 		s.RulesWithoutOwner = d.ownerless(st, time.Now())
 	}
 	for f, fs := range st.families {
-		s.Families[f] = Verdicts{}
+		s.Families[f] = api.Verdicts{}
 		for t, ts := range fs.tables {
 			s.Families[f][t] = ts.verdict
 			if st.unapplied[f.Table(t)] && (ts.verdict == canary.Intact || ts.verdict == canary.Changed) {
@@ -77,20 +79,11 @@ func (d *Daemon) publish(st *state) {
 	d.status.Store(&s)
 }
 
-// LastSaved is when a generation was last written to disk; zero if none is there.
-func (s Status) LastSaved() time.Time {
-	var last time.Time
-	for _, g := range s.Stored {
-		last = latest(last, g.Saved)
-	}
-	return last
-}
-
 // storedOf returns the generations on disk as a Status has them.
-func storedOf(kept []reload.Kept) []StoredGeneration {
-	var list []StoredGeneration
+func storedOf(kept []reload.Kept) []api.StoredGeneration {
+	var list []api.StoredGeneration
 	for _, k := range reload.Offered(kept) {
-		g := StoredGeneration{
+		g := api.StoredGeneration{
 			ID: k.ID, Saved: k.Saved, Captured: k.Captured, Source: k.Source, Made: k.Made, NearlyEmpty: k.Sparse, Foreign: k.Foreign,
 		}
 		if k.Counted {
@@ -103,7 +96,7 @@ func storedOf(kept []reload.Kept) []StoredGeneration {
 
 // generation describes the generation. Its counts and ID are taken anew only
 // when it changed: a digest of 60,000 rules on every tick would be felt.
-func (d *Daemon) generation(st *state) Generation {
+func (d *Daemon) generation(st *state) api.Generation {
 	if last := d.status.Load(); last != nil && d.edition == st.edition {
 		return last.Generation
 	}
@@ -115,7 +108,7 @@ func (d *Daemon) generation(st *state) Generation {
 		perTable[id] = section.RuleCount()
 	}
 	d.cfg.Metrics.SetGeneration(st.captured, perTable)
-	g := Generation{Source: d.cfg.Source, Captured: st.captured, Rules: count, Chains: chains}
+	g := api.Generation{Source: d.cfg.Source, Captured: st.captured, Rules: count, Chains: chains}
 	if !st.captured.IsZero() {
 		g.ID = want.ID()
 	}

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/tableid"
 
 	"k8s.io/klog/v2"
@@ -24,19 +26,6 @@ type Sets interface {
 	// beside them an error about those that cannot be kept.
 	Save(ctx context.Context, names []string) (map[string]iptables.Set, error)
 }
-
-// A Quarantined is a rule of the generation that could not be put back, in a
-// Status. Rule and Reason are told through the control socket only.
-type Quarantined struct {
-	Family rules.Family    `json:"family"`
-	Table  rules.TableName `json:"table"`
-	Chain  string          `json:"chain"`
-	Rule   string          `json:"rule,omitempty"`
-	Reason string          `json:"reason,omitempty"`
-}
-
-// quarantinedShown is how many rules a Status names; the gauge counts all.
-const quarantinedShown = 100
 
 // leaning is what the loop knows of what rules lean on beside chains.
 type leaning struct {
@@ -225,13 +214,13 @@ func equalSets(a, b iptables.Set) bool {
 }
 
 // quarantined returns what is in quarantine as a Status has it.
-func (st *state) quarantined() []Quarantined {
-	var list []Quarantined
+func (st *state) quarantined() []api.Quarantined {
+	var list []api.Quarantined
 	for _, f := range rules.Families() {
 		for _, t := range rules.Guarded() {
 			for _, h := range st.quarantine[f.Table(t)] {
-				if len(list) < quarantinedShown {
-					list = append(list, Quarantined{f, t, h.Chain, h.Rule.Spec, h.Reason})
+				if len(list) < api.QuarantinedShown {
+					list = append(list, api.Quarantined{Family: f, Table: t, Chain: h.Chain, Rule: h.Rule.Spec, Reason: h.Reason})
 				}
 			}
 		}

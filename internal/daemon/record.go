@@ -4,8 +4,9 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"strings"
 	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
 
 	"github.com/canaryd/canaryd/pkg/watch"
 
@@ -48,7 +49,7 @@ var gravity = []canary.Verdict{
 // replay that is tried again counts nothing twice.
 func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.TableID]hit) {
 	l := st.loss
-	fresh := map[rules.Family]Verdicts{}
+	fresh := map[rules.Family]api.Verdicts{}
 	q := inquiry{}
 	for _, f := range rules.Families() {
 		for _, t := range rules.Guarded() {
@@ -66,13 +67,13 @@ func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.TableID]hi
 			h.others = d.unprotectedGone(st, f, t, h, q)
 			d.cfg.Metrics.ObserveUnprotected(f, t, h.others)
 			l.heard = later(l.heard, uint32(h.seen))
-			for _, verdicts := range []map[rules.Family]Verdicts{fresh, l.hit} {
+			for _, verdicts := range []map[rules.Family]api.Verdicts{fresh, l.hit} {
 				if verdicts[f] == nil {
-					verdicts[f] = Verdicts{}
+					verdicts[f] = api.Verdicts{}
 				}
 				verdicts[f][t] = h.verdict
 			}
-			l.record.add(f, t, h)
+			addLoss(&l.record, f, t, h)
 			st.baseline.addTo(&l.record, f, t, h.lost)
 			st.pods.addPods(&l.record, h.lost)
 			l.diff = append(l.diff, diffOf(f, t, h.lost, &l.room))
@@ -83,7 +84,7 @@ func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.TableID]hi
 		return
 	}
 	l.noteWriters(q)
-	l.record.settleCulprit()
+	settleCulprit(&l.record)
 	if !l.told {
 		l.record.NoticedSeconds = l.noticed.Sub(l.record.Time).Seconds()
 		l.told = true
@@ -95,7 +96,7 @@ func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.TableID]hi
 // count counts tables of a record. A record without a rule is kept and not counted: the
 // flush took canaryd's marks, or empty chains, and nothing that packets meet. A drift is
 // counted without one, too: it may be a rule too many.
-func (d *Daemon) count(l *loss, fresh map[rules.Family]Verdicts) {
+func (d *Daemon) count(l *loss, fresh map[rules.Family]api.Verdicts) {
 	switch {
 	case l.counted:
 		d.cfg.Metrics.ObserveFurtherLoss(fresh)
@@ -108,21 +109,21 @@ func (d *Daemon) count(l *loss, fresh map[rules.Family]Verdicts) {
 // logNotice says that a flush was noticed, before anything is done about it.
 func (d *Daemon) logNotice(ctx context.Context, st *state) {
 	next := "replaying the generation"
-	if st.mode == Observe {
+	if st.mode == api.Observe {
 		next = "observe mode: the rules' owner has to put them back"
 	}
-	if st.mode == Heal && st.paused() {
+	if st.mode == api.Heal && st.paused() {
 		next = "replays are paused until " + st.pausedUntil.UTC().Format(time.RFC3339)
 	}
-	st.flushLog(ctx).Info("Rules are being flushed", "flush", st.loss.record.ID, "tables", tablesText(st.losses()),
+	st.flushLog(ctx).Info("Rules are being flushed", "flush", st.loss.record.ID, "tables", api.TablesText(st.losses()),
 		"noticedAfter", st.loss.noticed.Sub(st.loss.record.Time).Round(10*time.Microsecond), "next", next)
 }
 
 // losses returns the tables that are lost as far as is known.
-func (st *state) losses() map[rules.Family]Verdicts {
-	lost := map[rules.Family]Verdicts{}
+func (st *state) losses() map[rules.Family]api.Verdicts {
+	lost := map[rules.Family]api.Verdicts{}
 	for f, fs := range st.families {
-		lost[f] = Verdicts{}
+		lost[f] = api.Verdicts{}
 		for t, ts := range fs.tables {
 			if ts.verdict.Loss() {
 				lost[f][t] = ts.verdict
@@ -133,10 +134,10 @@ func (st *state) losses() map[rules.Family]Verdicts {
 }
 
 // logLost says what exactly is lost.
-func (d *Daemon) logLost(ctx context.Context, st *state, fresh map[rules.Family]Verdicts) {
+func (d *Daemon) logLost(ctx context.Context, st *state, fresh map[rules.Family]api.Verdicts) {
 	l, log := st.loss, st.flushLog(ctx)
 	lost := l.record.Lost
-	log.Info("Rules were lost", "flush", l.record.ID, "tables", tablesText(fresh),
+	log.Info("Rules were lost", "flush", l.record.ID, "tables", api.TablesText(fresh),
 		"rules", lost.Rules, "chains", lost.Chains, "hooks", lost.Hooks, "by", culpritsText(l.record))
 	if lost.Unprotected > 0 {
 		log.Info("Rules that --protect does not name were lost, too; their owners have to put them back", "flush", l.record.ID, "rules", lost.Unprotected)
@@ -182,8 +183,8 @@ func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result rel
 	case reload.Partial:
 		what = "The rules are back, but for those that were left out"
 	}
-	log.Info(what, "flush", l.record.ID, "tables", tablesText(l.hit), "outcome", l.record.Outcome,
-		absentKey(l.record), secondsOf(l.record.AbsentSeconds).Round(10*time.Microsecond), "attempts", l.attempts+1)
+	log.Info(what, "flush", l.record.ID, "tables", api.TablesText(l.hit), "outcome", l.record.Outcome,
+		absentKey(l.record), api.Seconds(l.record.AbsentSeconds).Round(10*time.Microsecond), "attempts", l.attempts+1)
 	for f, fr := range result {
 		for t, tr := range fr.Tables {
 			if n := len(tr.Skipped); n > 0 {
@@ -201,7 +202,7 @@ func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result rel
 }
 
 // absentKey is what the log calls how long rules were absent.
-func absentKey(r Flush) string {
+func absentKey(r api.Flush) string {
 	if r.AbsentAtMost {
 		return "absentAtMost"
 	}
@@ -215,20 +216,7 @@ func (d *Daemon) logUnreadable(ctx context.Context, f rules.Family, t rules.Tabl
 	}
 }
 
-// tablesText returns "ipv4 nat emptied, ipv6 nat emptied".
-func tablesText(verdicts map[rules.Family]Verdicts) string {
-	var words []string
-	for _, f := range rules.Families() {
-		for _, t := range rules.Guarded() {
-			if v := verdicts[f][t]; v != "" {
-				words = append(words, fmt.Sprintf("%s %s %s", f, t, v))
-			}
-		}
-	}
-	return strings.Join(words, ", ")
-}
-
-func culpritText(c Culprit) string {
+func culpritText(c api.Culprit) string {
 	if c.PID == 0 {
 		return "unknown"
 	}
@@ -236,5 +224,5 @@ func culpritText(c Culprit) string {
 	if what := cmp.Or(c.Command, c.Comm); what != "" {
 		text += " (" + what + ")"
 	}
-	return text + c.line()
+	return text + c.Line()
 }

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -18,8 +20,8 @@ const (
 	recordsListed = 20  // in so many records; older ones have the tables' counts only
 )
 
-// add puts one table's loss into the record.
-func (r *Flush) add(f rules.Family, t rules.TableName, h hit) {
+// addLoss puts one table's loss into the record.
+func addLoss(r *api.Flush, f rules.Family, t rules.TableName, h hit) {
 	if !slices.Contains(r.Families, f) {
 		r.Families = append(r.Families, f)
 	}
@@ -33,22 +35,22 @@ func (r *Flush) add(f rules.Family, t rules.TableName, h hit) {
 	r.Lost.Rules += h.lost.Rules
 	r.Lost.Hooks += len(h.lost.Hooks)
 	r.Lost.Unprotected += h.others
-	table := TableLoss{
+	table := api.TableLoss{
 		Family: f, Table: t, Kind: h.verdict,
-		Chains: len(h.lost.Chains), Rules: h.lost.Rules, Hooks: len(h.lost.Hooks), Unprotected: h.others, By: r.accuse(h.by), PerChain: perChain(t, h.lost),
+		Chains: len(h.lost.Chains), Rules: h.lost.Rules, Hooks: len(h.lost.Hooks), Unprotected: h.others, By: accuse(r, h.by), PerChain: perChain(t, h.lost),
 	}
 	listed := 0
 	for _, other := range r.Lost.Tables {
 		listed += len(other.PerChain)
 	}
-	table.list(min(tableListed, chainsListed-listed))
+	listChains(&table, min(tableListed, chainsListed-listed))
 	r.Lost.Tables = append(r.Lost.Tables, table)
 	r.Policies = append(r.Policies, h.policies...)
 }
 
 // perChain counts what each chain lost, the worst first.
-func perChain(t rules.TableName, lost reload.Lost) []ChainLoss {
-	var list []ChainLoss
+func perChain(t rules.TableName, lost reload.Lost) []api.ChainLoss {
+	var list []api.ChainLoss
 	for _, chain := range rules.BuiltinChains(t) {
 		hooks := 0
 		for _, h := range lost.Hooks {
@@ -57,19 +59,19 @@ func perChain(t rules.TableName, lost reload.Lost) []ChainLoss {
 			}
 		}
 		if hooks > 0 {
-			list = append(list, ChainLoss{Chain: chain, Rules: hooks, Hooks: hooks})
+			list = append(list, api.ChainLoss{Chain: chain, Rules: hooks, Hooks: hooks})
 		}
 	}
 	for _, c := range lost.Chains {
-		list = append(list, ChainLoss{Chain: c.Name, Rules: len(c.Was)})
+		list = append(list, api.ChainLoss{Chain: c.Name, Rules: len(c.Was)})
 	}
-	slices.SortStableFunc(list, func(a, b ChainLoss) int { return b.Rules - a.Rules })
+	slices.SortStableFunc(list, func(a, b api.ChainLoss) int { return b.Rules - a.Rules })
 	return list
 }
 
-// list keeps the first n chains, without the text of the ruleset that their
+// listChains keeps the first n chains, without the text of the ruleset that their
 // names are part of.
-func (l *TableLoss) list(n int) {
+func listChains(l *api.TableLoss, n int) {
 	l.More += max(len(l.PerChain)-n, 0)
 	l.PerChain = slices.Clone(l.PerChain[:min(len(l.PerChain), n)])
 	for i := range l.PerChain {
@@ -79,9 +81,9 @@ func (l *TableLoss) list(n int) {
 
 // unlist leaves the tables' counts of a record. Who was handed the record before
 // keeps what it has.
-func (r *Flush) unlist() {
+func unlist(r *api.Flush) {
 	r.Lost.Tables = slices.Clone(r.Lost.Tables)
 	for i := range r.Lost.Tables {
-		r.Lost.Tables[i].list(0)
+		listChains(&r.Lost.Tables[i], 0)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -13,14 +15,14 @@ import (
 
 // wantCounts fails unless what a record says of its chains adds up to what it
 // says of its tables, and that to what it says of all.
-func wantCounts(t *testing.T, record Flush) {
+func wantCounts(t *testing.T, record api.Flush) {
 	t.Helper()
 	if record.ID == "" || record.Attempts < 1 {
 		t.Errorf("flush %q after %d attempts", record.ID, record.Attempts)
 	}
-	var all Lost
+	var all api.Lost
 	for _, table := range record.Lost.Tables {
-		sum := TableLoss{Family: table.Family, Table: table.Table, Kind: table.Kind, PerChain: table.PerChain, By: table.By, Unprotected: table.Unprotected}
+		sum := api.TableLoss{Family: table.Family, Table: table.Table, Kind: table.Kind, PerChain: table.PerChain, By: table.By, Unprotected: table.Unprotected}
 		for _, c := range table.PerChain {
 			sum.Rules += c.Rules
 			sum.Hooks += c.Hooks
@@ -59,12 +61,12 @@ func lostChains(t *testing.T, n int) reload.Lost {
 // TestRecordIsBounded: a flush of very many chains is counted in full, and the
 // chains that lost most are named.
 func TestRecordIsBounded(t *testing.T) {
-	var record Flush
+	var record api.Flush
 	for _, table := range []rules.TableName{rules.Nat, rules.Filter, rules.Mangle} {
 		lost := lostChains(t, 150)
 		lost.Hooks = []rules.Hook{{Chain: "OUTPUT"}, {Chain: "OUTPUT"}, {Chain: "OUTPUT"}}
 		lost.Rules += len(lost.Hooks)
-		record.add(rules.IPv4, table, hit{verdict: canary.Emptied, lost: lost})
+		addLoss(&record, rules.IPv4, table, hit{verdict: canary.Emptied, lost: lost})
 	}
 	if diff := cmp.Diff([]int{450, 3 * 11328, 9}, []int{record.Lost.Chains, record.Lost.Rules, record.Lost.Hooks}); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -76,7 +78,7 @@ func TestRecordIsBounded(t *testing.T) {
 	if diff := cmp.Diff([][]int{{100, 100, 0}, {51, 51, 151}}, [][]int{shown, left}); diff != "" {
 		t.Errorf("chains that are listed, and that are not (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(ChainLoss{Chain: "KUBE-SVC-150", Rules: 150}, record.Lost.Tables[0].PerChain[0]); diff != "" {
+	if diff := cmp.Diff(api.ChainLoss{Chain: "KUBE-SVC-150", Rules: 150}, record.Lost.Tables[0].PerChain[0]); diff != "" {
 		t.Errorf("the worst comes first (-want +got):\n%s", diff)
 	}
 }
@@ -85,8 +87,8 @@ func TestRecordIsBounded(t *testing.T) {
 // those of the newest records only.
 func TestOldRecordsHoldLess(t *testing.T) {
 	st := &state{}
-	first := Flush{ID: "0"}
-	first.add(rules.IPv4, rules.Nat, hit{verdict: canary.Emptied, lost: lostChains(t, 3)})
+	first := api.Flush{ID: "0"}
+	addLoss(&first, rules.IPv4, rules.Nat, hit{verdict: canary.Emptied, lost: lostChains(t, 3)})
 	for range journalKept + 1 {
 		st.remember(first)
 	}

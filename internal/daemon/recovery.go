@@ -3,6 +3,8 @@ package daemon
 import (
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -17,7 +19,7 @@ type recovery struct {
 }
 
 // note takes up another try.
-func (r *recovery) note(hit map[rules.Family]Verdicts, result reload.Result) {
+func (r *recovery) note(hit map[rules.Family]api.Verdicts, result reload.Result) {
 	for f, fr := range result {
 		for t, tr := range fr.Tables {
 			v := tr.Finding.Verdict
@@ -38,7 +40,7 @@ func (r *recovery) note(hit map[rules.Family]Verdicts, result reload.Result) {
 }
 
 // outcome returns what became of the whole loss, after a last try.
-func (r recovery) outcome(result reload.Result) Outcome {
+func (r recovery) outcome(result reload.Result) api.Outcome {
 	switch outcome := worst(result); {
 	case outcome != reload.Skipped || !r.replayed:
 		return outcome

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -14,30 +16,6 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
-
-// A Refused is a declared rule that iptables or the kernel refuses, in a Status. Its
-// table keeps what was in force. Rule and Reason leave through the control socket only.
-type Refused struct {
-	Family rules.Family    `json:"family"`
-	Table  rules.TableName `json:"table"`
-	// Chain is a built-in one for a hook, and empty if the table is refused and no
-	// single rule is to blame.
-	Chain  string `json:"chain,omitempty"`
-	Source string `json:"source,omitempty"` // manifest or rules-dir
-	Where  string `json:"where,omitempty"`  // the operator's own file and line
-	// Class is the reason as metrics have it, and Meaning says it in words that
-	// quote nothing.
-	Class   iptables.Reason `json:"class"`
-	Meaning string          `json:"meaning"`
-	Rule    string          `json:"rule,omitempty"`
-	Reason  string          `json:"reason,omitempty"` // what iptables or the kernel said
-	Since   time.Time       `json:"since"`
-}
-
-// place names the rule without quoting it: the operator's file and line, else its table.
-func (r Refused) place() string {
-	return cmp.Or(r.Where, strings.TrimSpace(fmt.Sprintf("%s %s %s", r.Family, r.Table, r.Chain)))
-}
 
 // An Origin says where a rule is declared.
 type Origin struct {
@@ -61,16 +39,16 @@ func meaningOf(class iptables.Reason) string {
 // that is new is logged and counted as an error of its source.
 func (d *Daemon) noteRefused(ctx context.Context, st *state, result reload.Result) {
 	st.refusals = st.refusals.After(result)
-	before := map[string]Refused{}
+	before := map[string]api.Refused{}
 	for _, r := range st.refused {
-		before[r.key()] = r
+		before[keyOf(r)] = r
 	}
 	st.refused = nil
 	for _, f := range d.cfg.Kernel.Families() {
 		for _, t := range rules.Guarded() {
 			for _, refusal := range st.refusals[f.Table(t)] {
 				r := st.refusedOf(f, t, refusal)
-				if old, known := before[r.key()]; known {
+				if old, known := before[keyOf(r)]; known {
 					r.Since = old.Since
 				} else {
 					if r.Source != "" {
@@ -89,12 +67,12 @@ func (d *Daemon) noteRefused(ctx context.Context, st *state, result reload.Resul
 	}
 }
 
-func (r Refused) key() string {
+func keyOf(r api.Refused) string {
 	return fmt.Sprintf("%s %s %s\n%s\n%s", r.Family, r.Table, r.Chain, r.Rule, r.Where)
 }
 
-func (st *state) refusedOf(f rules.Family, t rules.TableName, refusal reload.Refusal) Refused {
-	r := Refused{
+func (st *state) refusedOf(f rules.Family, t rules.TableName, refusal reload.Refusal) api.Refused {
+	r := api.Refused{
 		Family: f, Table: t, Chain: refusal.Chain, Rule: refusal.Rule.Spec, Reason: refusal.Reason,
 		Class: refusal.Class, Meaning: meaningOf(refusal.Class), Since: time.Now(),
 	}
@@ -142,27 +120,13 @@ func (st *state) noteFirst(result reload.Result) {
 	st.capture(time.Now())
 }
 
-// refusedLines say on the page which declared rules are refused, and where they stand.
-func refusedLines(s Status) []string {
-	const shown = 5
-	var lines []string
-	for i, r := range s.DeclaredRefused {
-		if i == shown {
-			lines = append(lines, fmt.Sprintf("And %d more: canaryd status lists them.", len(s.DeclaredRefused)-shown))
-			break
-		}
-		lines = append(lines, fmt.Sprintf("%s %s: %s is refused: %s.", r.Family, r.Table, r.place(), r.Meaning))
-	}
-	return append(lines, "These tables keep what was in force before; all others are as declared. canaryd status quotes the rule and the reason.")
-}
-
 // addRefused says in a reply what no replay brings.
-func (st *state) addRefused(reply *RestoreReply) {
+func (st *state) addRefused(reply *api.RestoreReply) {
 	for _, r := range st.refused {
 		if reply.Outcomes[r.Family].Done() {
 			reply.Outcomes[r.Family] = reload.Partial
 		}
-		detail := fmt.Sprintf("%s %s: declared rules are refused: %s: %s", r.Family, r.Table, r.place(), cmp.Or(r.Reason, r.Meaning))
+		detail := fmt.Sprintf("%s %s: declared rules are refused: %s: %s", r.Family, r.Table, r.Place(), cmp.Or(r.Reason, r.Meaning))
 		reply.Detail = strings.TrimPrefix(reply.Detail+"; "+detail, "; ")
 	}
 }

@@ -7,14 +7,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
-
-var _ Controller = (*Daemon)(nil)
 
 // errStopped answers requests after a cleanup.
 var errStopped = errors.New("canaryd's marks were removed by `canaryd cleanup`, and it stands still; restart it to begin again")
@@ -24,7 +24,7 @@ var errStopped = errors.New("canaryd's marks were removed by `canaryd cleanup`, 
 var errDeclared = errors.New("a declared source is in use: change what it declares instead of restoring an older generation")
 
 // Look looks now, examines everything, and returns the Status of then.
-func (d *Daemon) Look(ctx context.Context) (Status, error) {
+func (d *Daemon) Look(ctx context.Context) (api.Status, error) {
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
 		if st.removed {
 			return
@@ -47,13 +47,13 @@ func (d *Daemon) Look(ctx context.Context) (Status, error) {
 
 // Restore replays what ought to be in force, or the stored generation of the
 // ID that is asked for, without waiting for any grace.
-func (d *Daemon) Restore(ctx context.Context, r RestoreRequest) (RestoreReply, error) {
+func (d *Daemon) Restore(ctx context.Context, r api.RestoreRequest) (api.RestoreReply, error) {
 	if r.DryRun { // it marks what is not in the baseline
 		if err := d.awaitBaseline(ctx); err != nil {
-			return RestoreReply{}, err
+			return api.RestoreReply{}, err
 		}
 	}
-	var reply RestoreReply
+	var reply api.RestoreReply
 	var failed error
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
 		reply, failed = d.restoreNow(ctx, st, r)
@@ -62,9 +62,9 @@ func (d *Daemon) Restore(ctx context.Context, r RestoreRequest) (RestoreReply, e
 	return reply, errors.Join(err, failed)
 }
 
-func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (RestoreReply, error) {
+func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest) (api.RestoreReply, error) {
 	if st.removed {
-		return RestoreReply{}, errStopped
+		return api.RestoreReply{}, errStopped
 	}
 	if r.Generation == "" && !r.DryRun && st.mayWrite() && !st.applyAt.IsZero() {
 		d.apply(ctx, st) // what keeps it from being in force may be gone by now
@@ -75,17 +75,17 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 	force := r.Generation != "" || d.anyTable(st, func(ts *tableState) bool { return ts.frozen })
 	if r.Generation != "" && r.Generation != st.want().ID() {
 		if st.declared != nil && !st.decision.of(r.Generation) {
-			return RestoreReply{}, errDeclared
+			return api.RestoreReply{}, errDeclared
 		}
 		if d.cfg.Store == nil {
-			return RestoreReply{}, fmt.Errorf("%w: %s, no state folder is in use", ErrNoGeneration, r.Generation)
+			return api.RestoreReply{}, fmt.Errorf("%w: %s, no state folder is in use", api.ErrNoGeneration, r.Generation)
 		}
 		stored, err := d.stored(st, r.Generation)
 		if errors.Is(err, reload.ErrNothingStored) {
-			return RestoreReply{}, fmt.Errorf("%w: %s; %s", ErrNoGeneration, r.Generation, d.cfg.Store.Offer())
+			return api.RestoreReply{}, fmt.Errorf("%w: %s; %s", api.ErrNoGeneration, r.Generation, d.cfg.Store.Offer())
 		}
 		if err != nil {
-			return RestoreReply{}, err
+			return api.RestoreReply{}, err
 		}
 		job.Generation = stored.Generation
 		if own := st.own(); own.Claims != nil { // what is declared stays as it is
@@ -102,11 +102,11 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 	}
 	ctx, done := finishing(ctx)
 	defer done()
-	if !force && st.mode == Heal && !r.DryRun {
+	if !force && st.mode == api.Heal && !r.DryRun {
 		// It is what the loop does by itself: there is nothing to agree to.
 		result, err := d.replayer(ctx, st).Heal(ctx, job)
 		if result == nil {
-			return RestoreReply{}, err
+			return api.RestoreReply{}, err
 		}
 		reply := ReplyOf(job.Generation.ID(), result)
 		d.takeReplay(ctx, st, job, result, reply)
@@ -128,7 +128,7 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r RestoreRequest) (R
 
 // keepForUndo has the generation that ought to be in force on disk before another one takes
 // its place, and returns its ID; "" if it is not, or stays in force.
-func (d *Daemon) keepForUndo(ctx context.Context, st *state, job reload.Job, r RestoreRequest) string {
+func (d *Daemon) keepForUndo(ctx context.Context, st *state, job reload.Job, r api.RestoreRequest) string {
 	id := st.want().ID()
 	if r.DryRun || d.cfg.Store == nil || id == job.Generation.ID() || !d.sound(st) {
 		return ""
@@ -153,8 +153,8 @@ func (d *Daemon) anyTable(st *state, is func(*tableState) bool) bool {
 
 // ReplyOf tells a replay's result. A table that could not be read is not
 // proved, whatever became of the others.
-func ReplyOf(generation string, result reload.Result) RestoreReply {
-	reply := RestoreReply{Generation: generation, Outcomes: map[rules.Family]Outcome{}}
+func ReplyOf(generation string, result reload.Result) api.RestoreReply {
+	reply := api.RestoreReply{Generation: generation, Outcomes: map[rules.Family]api.Outcome{}}
 	for f, fr := range result {
 		reply.Outcomes[f] = fr.Outcome
 		if fr.Err != nil {
@@ -171,7 +171,7 @@ func ReplyOf(generation string, result reload.Result) RestoreReply {
 }
 
 // takeReplay takes an asked-for replay into the state.
-func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, result reload.Result, reply RestoreReply) {
+func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, result reload.Result, reply api.RestoreReply) {
 	if reply.Proved() {
 		another := reply.Generation != st.want().ID()
 		st.learned.Generation = st.unclaimed(job.Generation)
@@ -199,7 +199,7 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 // Cleanup removes canaries and witnesses, with r.Rules also the protected
 // chains and hooks, or those of them that r.Protect names, and stops the loop's work
 // for good.
-func (d *Daemon) Cleanup(ctx context.Context, r CleanupRequest) error {
+func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 	only, err := rules.NewSelector(strings.Split(r.Protect, ","))
 	if err != nil && r.Protect != "" {
 		return fmt.Errorf("--protect: %w", err)
@@ -239,7 +239,7 @@ func RemoveAll(ctx context.Context, replayer reload.Replayer, job reload.Job, ev
 
 // Render returns a generation as iptables-restore input for one family: the one that ought
 // to be in force, or any stored one.
-func (d *Daemon) Render(ctx context.Context, r RenderRequest) (string, error) {
+func (d *Daemon) Render(ctx context.Context, r api.RenderRequest) (string, error) {
 	var want rules.Generation
 	err := d.ask(ctx, func(_ context.Context, st *state) { want = st.want() })
 	if err != nil {
@@ -249,11 +249,11 @@ func (d *Daemon) Render(ctx context.Context, r RenderRequest) (string, error) {
 		return renderFamilies(want, r.Family), nil
 	}
 	if d.cfg.Store == nil {
-		return "", fmt.Errorf("%w: %s is not in force, and no state folder is in use", ErrNoGeneration, r.Generation)
+		return "", fmt.Errorf("%w: %s is not in force, and no state folder is in use", api.ErrNoGeneration, r.Generation)
 	}
 	stored, note, err := d.cfg.Store.Show(r.Generation)
 	if errors.Is(err, reload.ErrNothingStored) {
-		return "", fmt.Errorf("%w: %w; canaryd status lists those that are stored", ErrNoGeneration, err)
+		return "", fmt.Errorf("%w: %w; canaryd status lists those that are stored", api.ErrNoGeneration, err)
 	}
 	if err != nil {
 		return "", err

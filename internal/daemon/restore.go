@@ -10,53 +10,23 @@ import (
 	"strings"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/journal"
-	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-const (
-	// Removed is the kind of a record of what canaryd itself took away, because an operator
-	// asked for an earlier generation. It is no verdict.
-	Removed canary.Verdict = "removed"
-	// Requested is the outcome of such a record: nothing is to be put back.
-	Requested Outcome = "requested"
-)
-
-// A TableChange is what a restore does, or would do, to the protected rules of one table.
-type TableChange struct {
-	Family  rules.Family    `json:"family"`
-	Table   rules.TableName `json:"table"`
-	Adds    Counts          `json:"adds"`
-	Removes Counts          `json:"removes"`
-	// Reorders counts chains that get the same rules in another order.
-	Reorders int `json:"reorders,omitempty"`
-	// Removal identifies what is removed: it is what RestoreRequest.Agreed holds.
-	Removal string `json:"removal,omitempty"`
-	// Lines are the rules of a dry run in the words of iptables-save, behind - and +.
-	Lines []string `json:"lines,omitempty"`
-	More  int      `json:"more,omitempty"` // lines that were left out
-	// NotInBaseline counts those of the added rules that the confirmed baseline does not have;
-	// the first NewLines of Lines are theirs.
-	NotInBaseline int `json:"notInBaseline,omitempty"`
-	NewLines      int `json:"newLines,omitempty"`
+func countsOf(p reload.Part) api.Counts {
+	return api.Counts{Rules: len(p.Rules), Chains: len(p.Chains)}
 }
-
-// Counts count rules, jumps from built-in chains included, and whole chains.
-type Counts struct {
-	Rules  int `json:"rules"`
-	Chains int `json:"chains"`
-}
-
-func countsOf(p reload.Part) Counts { return Counts{Rules: len(p.Rules), Chains: len(p.Chains)} }
 
 // changesOf returns the changes of each table that changes, with their lines if these are
 // wanted.
-func changesOf(changes reload.Changes, lines bool, base *rules.Baseline) []TableChange {
-	var list []TableChange
+func changesOf(changes reload.Changes, lines bool, base *rules.Baseline) []api.TableChange {
+	var list []api.TableChange
 	left := diffRoom()
 	for _, f := range rules.Families() {
 		for _, t := range rules.Guarded() {
@@ -64,7 +34,7 @@ func changesOf(changes reload.Changes, lines bool, base *rules.Baseline) []Table
 			if c.Empty() {
 				continue
 			}
-			change := TableChange{
+			change := api.TableChange{
 				Family: f, Table: t, Adds: countsOf(c.Added), Removes: countsOf(c.Removed),
 				Reorders: len(c.Reordered), Removal: c.Removed.Digest(),
 			}
@@ -82,8 +52,8 @@ func changesOf(changes reload.Changes, lines bool, base *rules.Baseline) []Table
 
 // diffOfChange returns what is removed, then what is added, as long as there is room. Before
 // both come those of the added rules that are fresh, in so many lines.
-func diffOfChange(f rules.Family, t rules.TableName, c reload.Change, fresh []rules.Hook, left *room) (TableDiff, int) {
-	w := diffWriter{diff: TableDiff{Family: f, Table: t, Lines: []string{}}, room: *left}
+func diffOfChange(f rules.Family, t rules.TableName, c reload.Change, fresh []rules.Hook, left *room) (api.TableDiff, int) {
+	w := diffWriter{diff: api.TableDiff{Family: f, Table: t, Lines: []string{}}, room: *left}
 	first := map[string]int{}
 	for _, r := range fresh {
 		w.add("+", r.String())
@@ -109,31 +79,9 @@ func diffOfChange(f rules.Family, t rules.TableName, c reload.Change, fresh []ru
 	return w.diff, shown
 }
 
-// Agreement returns what agrees to exactly the removals of a preview.
-func (r RestoreReply) Agreement() reload.Agreement {
-	a := reload.Agreement{}
-	for _, c := range r.Changes {
-		if c.Removal == "" {
-			continue
-		}
-		a[c.Family.Table(c.Table)] = c.Removal
-	}
-	return a
-}
-
-// Removes counts what a restore takes away, in all tables.
-func (r RestoreReply) Removes() Counts {
-	var all Counts
-	for _, c := range r.Changes {
-		all.Rules += c.Removes.Rules
-		all.Chains += c.Removes.Chains
-	}
-	return all
-}
-
 // PreviewOf says what a restore would do. Nothing was written.
-func PreviewOf(generation string, p reload.Preview, lines bool, base *rules.Baseline) RestoreReply {
-	reply := RestoreReply{Generation: generation, Outcomes: map[rules.Family]Outcome{}, Changes: changesOf(p.Changes, lines, base)}
+func PreviewOf(generation string, p reload.Preview, lines bool, base *rules.Baseline) api.RestoreReply {
+	reply := api.RestoreReply{Generation: generation, Outcomes: map[rules.Family]api.Outcome{}, Changes: changesOf(p.Changes, lines, base)}
 	if err := errors.Join(p.Unread...); err != nil {
 		reply.Detail = "left as it is, because it cannot be read: " + strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
@@ -178,16 +126,16 @@ func Untouched(result reload.Result) bool {
 
 // A removal is the record of what canaryd took away on request.
 type removal struct {
-	record Flush
-	diff   []TableDiff
+	record api.Flush
+	diff   []api.TableDiff
 }
 
 // removalBy returns what a replay took away; false if that is nothing.
-func removalBy(reply RestoreReply, result reload.Result, now time.Time) (removal, bool) {
-	r := removal{record: Flush{
-		ID: fmt.Sprintf("%x", now.UnixMicro()), Time: now, Outcome: Requested, Attempts: 1,
-		Culprit: Culprit{Time: now, PID: uint32(os.Getpid()), Comm: "canaryd", Command: "canaryd restore --generation " + reply.Generation},
-		Detail:  reply.undoing(),
+func removalBy(reply api.RestoreReply, result reload.Result, now time.Time) (removal, bool) {
+	r := removal{record: api.Flush{
+		ID: fmt.Sprintf("%x", now.UnixMicro()), Time: now, Outcome: api.Requested, Attempts: 1,
+		Culprit: api.Culprit{Time: now, PID: uint32(os.Getpid()), Comm: "canaryd", Command: "canaryd restore --generation " + reply.Generation},
+		Detail:  undoing(reply),
 	}}
 	left := diffRoom()
 	changes := changedBy(result)
@@ -197,12 +145,12 @@ func removalBy(reply RestoreReply, result reload.Result, now time.Time) (removal
 			if c.Removed.Empty() {
 				continue
 			}
-			r.record.add(f, t, hit{verdict: Removed, lost: lostBy(t, c.Removed)})
+			addLoss(&r.record, f, t, hit{verdict: api.Removed, lost: lostBy(t, c.Removed)})
 			diff, _ := diffOfChange(f, t, c, nil, &left)
 			r.diff = append(r.diff, diff)
 		}
 	}
-	r.record.Kind = Removed
+	r.record.Kind = api.Removed
 	return r, len(r.diff) > 0
 }
 
@@ -232,7 +180,7 @@ func lostBy(t rules.TableName, removed reload.Part) reload.Lost {
 }
 
 // undoing says how to bring back what a restore took away.
-func (r RestoreReply) undoing() string {
+func undoing(r api.RestoreReply) string {
 	if r.Undo == "" {
 		return ""
 	}
@@ -240,7 +188,7 @@ func (r RestoreReply) undoing() string {
 }
 
 // LogRemoval says what a replay took away; it says nothing if that is nothing.
-func LogRemoval(ctx context.Context, reply RestoreReply, record Flush) {
+func LogRemoval(ctx context.Context, reply api.RestoreReply, record api.Flush) {
 	var where []string
 	for _, c := range reply.Changes {
 		if c.Removal != "" {
@@ -252,7 +200,7 @@ func LogRemoval(ctx context.Context, reply RestoreReply, record Flush) {
 }
 
 // noteRemoval records and logs what an asked-for replay took away.
-func (d *Daemon) noteRemoval(ctx context.Context, st *state, reply RestoreReply, result reload.Result) {
+func (d *Daemon) noteRemoval(ctx context.Context, st *state, reply api.RestoreReply, result reload.Result) {
 	r, any := removalBy(reply, result, time.Now())
 	if !any {
 		return
@@ -264,7 +212,7 @@ func (d *Daemon) noteRemoval(ctx context.Context, st *state, reply RestoreReply,
 
 // KeepRemoval records in the journal of the state folder what a replay without a daemon took
 // away. The next daemon lists it among the flushes of before.
-func KeepRemoval(ctx context.Context, dir string, reply RestoreReply, result reload.Result) error {
+func KeepRemoval(ctx context.Context, dir string, reply api.RestoreReply, result reload.Result) error {
 	r, any := removalBy(reply, result, time.Now())
 	if !any {
 		return nil
@@ -288,19 +236,6 @@ func KeepRemoval(ctx context.Context, dir string, reply RestoreReply, result rel
 	return nil
 }
 
-// Requested reports whether a record is of what an operator asked for, and no flush.
-func (f Flush) Requested() bool { return f.Kind == Removed }
-
-// lastFlush returns the newest record of a flush; what an operator asked for is none.
-func (s Status) lastFlush() (Flush, bool) {
-	for _, f := range s.Flushes {
-		if !f.Requested() {
-			return f, true
-		}
-	}
-	return Flush{}, false
-}
-
 // A replay is a way to put a generation into force, and what it would do.
 type replay struct {
 	do      func(context.Context, reload.Job) (reload.Result, error)
@@ -310,13 +245,13 @@ type replay struct {
 // Restoring puts a generation into force: exactly that one if force, else what is lost of
 // it. What that takes away must be agreed to, by what is read right before it is written. What
 // base does not have is marked; nil is no baseline.
-func Restoring(ctx context.Context, replayer reload.Replayer, force bool, job reload.Job, r RestoreRequest, base *rules.Baseline) (RestoreReply, reload.Result, error) {
+func Restoring(ctx context.Context, replayer reload.Replayer, force bool, job reload.Job, r api.RestoreRequest, base *rules.Baseline) (api.RestoreReply, reload.Result, error) {
 	way := replay{replayer.Heal, replayer.PreviewHeal}
 	if force {
 		way = replay{replayer.Force, replayer.PreviewForce}
 	}
 	id := job.Generation.ID()
-	show := func() (RestoreReply, reload.Preview, error) {
+	show := func() (api.RestoreReply, reload.Preview, error) {
 		p, err := way.preview(ctx, job)
 		return PreviewOf(id, p, r.DryRun, base), p, err
 	}
@@ -331,7 +266,7 @@ func Restoring(ctx context.Context, replayer reload.Replayer, force bool, job re
 	job.Check = r.Agreed.Check
 	result, err := way.do(ctx, job)
 	if result == nil {
-		return RestoreReply{}, nil, err
+		return api.RestoreReply{}, nil, err
 	}
 	if Untouched(result) {
 		again, _, previewErr := show()

@@ -4,6 +4,8 @@ import (
 	"maps"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/tableid"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -30,7 +32,7 @@ type state struct {
 	claims    func(chain string) bool // which chains are theirs; nil if there are none
 	inForce   *Declaration            // what was written and proved last; nil: nothing yet
 	applyAt   time.Time               // when declared is written; zero: it is in force
-	mode      Mode                    // as configured, or observe once somebody else owns what is claimed
+	mode      api.Mode                // as configured, or observe once somebody else owns what is claimed
 	applyWait time.Duration
 	// unapplied are the tables whose declaration could not be written.
 	unapplied map[rules.TableID]bool
@@ -38,13 +40,13 @@ type state struct {
 	// refusals are the declared rules that are refused, and refused says so in a
 	// Status.
 	refusals reload.Refusals
-	refused  []Refused
+	refused  []api.Refused
 	// origin says where a declared rule stands; it may be nil.
 	origin func(rules.Family, rules.TableName, string, rules.Rule) Origin
 	// sourceErrors are what is wrong with the files of declared sources.
-	sourceErrors []SourceError
+	sourceErrors []api.SourceError
 	drifts       []time.Time // of the last minute
-	journal      []Flush
+	journal      []api.Flush
 	choice       choice      // of the backend
 	keptBy       keeperBasis // of the last decision about the keeper
 	// frozenSince is since when, in observe mode, rules are missing that
@@ -148,27 +150,27 @@ type tableState struct {
 
 // loss is a flush record in the making.
 type loss struct {
-	record   Flush
+	record   api.Flush
 	noticed  time.Time
-	intact   uint32                    // the genid of the last intact look, and the last one at
-	heard    uint32                    // which something was found lost
-	hit      map[rules.Family]Verdicts // tables counted so far
-	noted    bool                      // whether the log has that it was noticed
-	named    bool                      // whether it was asked whose it is
-	told     bool                      // whether the log has what was lost
-	counted  bool                      // whether metrics have it
-	unhooked bool                      // hooks were deleted by name, and their grace is over
-	unproved reload.Unproved           // what was written and could not be read back
-	found    reload.Found              // what the last reads found
-	gone     map[rules.Attachment]bool // containers that the last replay left out
-	recovery                           // what the tries have put back so far
+	intact   uint32                        // the genid of the last intact look, and the last one at
+	heard    uint32                        // which something was found lost
+	hit      map[rules.Family]api.Verdicts // tables counted so far
+	noted    bool                          // whether the log has that it was noticed
+	named    bool                          // whether it was asked whose it is
+	told     bool                          // whether the log has what was lost
+	counted  bool                          // whether metrics have it
+	unhooked bool                          // hooks were deleted by name, and their grace is over
+	unproved reload.Unproved               // what was written and could not be read back
+	found    reload.Found                  // what the last reads found
+	gone     map[rules.Attachment]bool     // containers that the last replay left out
+	recovery                               // what the tries have put back so far
 	attempts int
 	tryAt    time.Time
 	wait     time.Duration
 
-	diff   []TableDiff // of the tables that were hit
-	room   room        // how much more it may hold
-	unkept []TableDiff // diff, while the journal does not have it
+	diff   []api.TableDiff // of the tables that were hit
+	room   room            // how much more it may hold
+	unkept []api.TableDiff // diff, while the journal does not have it
 
 	complaint  string // what the log said last of why it lasts
 	complained time.Time
@@ -191,7 +193,7 @@ func newState(families []rules.Family, now time.Time) *state {
 // refuse it, and what a flush takes meanwhile must come back all the same.
 func (st *state) own() Declaration {
 	switch {
-	case st.mode == Observe:
+	case st.mode == api.Observe:
 		return Declaration{st.declared, st.claims, st.origin}
 	case st.inForce != nil:
 		return *st.inForce
@@ -236,7 +238,7 @@ func (st *state) declare(next Declaration, now time.Time) {
 	st.learned.Generation = st.unclaimed(st.learned.Generation)
 	st.made = reload.MadeDeclared
 	st.capture(now)
-	if st.mode == Heal {
+	if st.mode == api.Heal {
 		st.applyAt = now
 		return
 	}

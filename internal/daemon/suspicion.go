@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/tableid"
 
 	"k8s.io/klog/v2"
@@ -177,7 +179,7 @@ func (d *Daemon) await(ctx context.Context, st *state, found map[rules.TableID]h
 		now := time.Now()
 		next.id, next.generation, next.backend, next.reason = s.remains.ID, st.unclaimed(s.remains.Generation), iptables.Backend(s.remains.Identity.Backend), s.reason
 		next.identity, next.room = s.remains.Identity, diffRoom()
-		next.record = Flush{ID: fmt.Sprintf("%x", now.UnixMicro()), Time: now, Outcome: AwaitingDecision, Detail: s.reason}
+		next.record = api.Flush{ID: fmt.Sprintf("%x", now.UnixMicro()), Time: now, Outcome: api.AwaitingDecision, Detail: s.reason}
 		if s.remains.Uptime > 0 {
 			next.record.LastInForce = d.inForceAt(s.remains.Uptime)
 		}
@@ -201,16 +203,16 @@ func (d *Daemon) await(ctx context.Context, st *state, found map[rules.TableID]h
 
 // add takes up what was found lost and returns the tables that are new, none if no rule
 // was lost. Who was handed the decision before keeps what it has.
-func (w *decision) add(found map[rules.TableID]hit) map[rules.Family]Verdicts {
+func (w *decision) add(found map[rules.TableID]hit) map[rules.Family]api.Verdicts {
 	lost := 0
 	for _, h := range found {
 		lost += h.lost.Rules
 	}
-	fresh := map[rules.Family]Verdicts{}
+	fresh := map[rules.Family]api.Verdicts{}
 	if lost == 0 {
 		return fresh
 	}
-	waiting := map[rules.Family]Verdicts{}
+	waiting := map[rules.Family]api.Verdicts{}
 	for f, tables := range w.waiting {
 		waiting[f] = maps.Clone(tables)
 	}
@@ -225,16 +227,16 @@ func (w *decision) add(found map[rules.TableID]hit) map[rules.Family]Verdicts {
 			if h.lost.Rules > 0 {
 				put(w.waiting, f, t, h.verdict)
 			}
-			w.record.add(f, t, h)
+			addLoss(&w.record, f, t, h)
 			w.diff = append(w.diff, diffOf(f, t, h.lost, &w.room))
 		}
 	}
 	return fresh
 }
 
-func put(verdicts map[rules.Family]Verdicts, f rules.Family, t rules.TableName, v canary.Verdict) {
+func put(verdicts map[rules.Family]api.Verdicts, f rules.Family, t rules.TableName, v canary.Verdict) {
 	if verdicts[f] == nil {
-		verdicts[f] = Verdicts{}
+		verdicts[f] = api.Verdicts{}
 	}
 	verdicts[f][t] = v
 }

@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"fmt"
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/watch"
@@ -15,19 +14,6 @@ import (
 type standing struct {
 	table  *rules.Table // nil: nothing was read yet, or there is no such table
 	digest uint64
-}
-
-// UnprotectedText says how many rules that --protect does not name went with the others:
-// ", and 3 rules that --protect does not name"; "" if none did, or it is not known.
-func (l Lost) UnprotectedText() string {
-	switch l.Unprotected {
-	case 0:
-		return ""
-	case 1:
-		return ", and 1 rule that --protect does not name"
-	default:
-		return fmt.Sprintf(", and %d rules that --protect does not name", l.Unprotected)
-	}
 }
 
 // noteStanding takes in what a read showed of a table.

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -70,7 +72,7 @@ func (d *Daemon) plant(ctx context.Context, st *state) {
 	st.plantWait = 0
 	st.unplanted.over()
 	st.lookAt = time.Now()
-	if st.mode == Observe && st.declared != nil {
+	if st.mode == api.Observe && st.declared != nil {
 		st.compare(st.lookAt)
 	}
 	want := st.want()

@@ -3,6 +3,8 @@ package daemon
 import (
 	"slices"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -26,18 +28,18 @@ func (l textless) in(edition int, generation rules.Generation) textless {
 
 // withoutText returns the rules of the generation that have no text and are not in quarantine yet, at
 // most quarantinedShown.
-func (st *state) withoutText() []Quarantined {
+func (st *state) withoutText() []api.Quarantined {
 	if st.textless.generation == nil || st.textless.edition != st.edition {
 		st.textless = st.textless.in(st.edition, st.want())
 	}
-	var list []Quarantined
+	var list []api.Quarantined
 	for _, f := range rules.Families() {
 		for _, t := range rules.Guarded() {
 			for _, r := range st.textless.found[f.Table(t)] {
 				reason, _ := r.Rule.Opaque()
 				is := func(h reload.Held) bool { return h.Chain == r.Chain && h.Rule == r.Rule }
-				if len(list) < quarantinedShown && !slices.ContainsFunc(st.quarantine[f.Table(t)], is) {
-					list = append(list, Quarantined{f, t, r.Chain, r.Rule.Spec, reason})
+				if len(list) < api.QuarantinedShown && !slices.ContainsFunc(st.quarantine[f.Table(t)], is) {
+					list = append(list, api.Quarantined{Family: f, Table: t, Chain: r.Chain, Rule: r.Rule.Spec, Reason: reason})
 				}
 			}
 		}

@@ -13,6 +13,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/metrics"
+
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/watch"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -229,8 +233,8 @@ func (k *intruded) run() (d *daemon.Daemon, stop func() string) {
 	hints, writers := watch.NewHints(), &watch.Writers{}
 	d = daemon.New(daemon.Config{
 		Kernel: k, Hints: hints, Writers: writers,
-		Metrics: daemon.NewMetrics(prometheus.NewRegistry(), daemon.MetricsOptions{Families: rules.Families(), Sources: []string{"snapshot"}}),
-		Mode:    daemon.Heal, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Piecewise: selector.Piecewise, Canary: canary.DefaultChain,
+		Metrics: metrics.NewMetrics(prometheus.NewRegistry(), metrics.MetricsOptions{Families: rules.Families(), Sources: []string{"snapshot"}}),
+		Mode:    api.Heal, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Piecewise: selector.Piecewise, Canary: canary.DefaultChain,
 		PollInterval: 250 * time.Millisecond, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second, MaxStoredAge: 10 * time.Minute,
 		Uptime: daemon.Uptime,
 	})

@@ -12,6 +12,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/metrics"
+
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/watch"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -84,8 +88,8 @@ func inBubble(t *testing.T, cast casting, p path, m mutant, seed uint64) told {
 	registry := prometheus.NewRegistry()
 	d := daemon.New(daemon.Config{
 		Kernel: w, Hints: w.hints, Writers: &watch.Writers{},
-		Metrics: daemon.NewMetrics(registry, daemon.MetricsOptions{Families: rules.Families(), Sources: []string{"snapshot"}}),
-		Mode:    daemon.Heal, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Piecewise: selector.Piecewise, Canary: canary.DefaultChain,
+		Metrics: metrics.NewMetrics(registry, metrics.MetricsOptions{Families: rules.Families(), Sources: []string{"snapshot"}}),
+		Mode:    api.Heal, Source: "snapshot", Protects: selector.Protects, Names: selector.Names, Piecewise: selector.Piecewise, Canary: canary.DefaultChain,
 		PollInterval: poll, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second, MaxStoredAge: 10 * time.Minute,
 		Uptime: func() time.Duration { return time.Hour }, Pace: paceOf(seed),
 	})

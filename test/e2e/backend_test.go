@@ -7,7 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/internal/nodetest"
 	"github.com/canaryd/canaryd/internal/nstest"
 	"github.com/canaryd/canaryd/internal/scenario"
@@ -16,10 +17,10 @@ import (
 )
 
 // choice is what the daemon says of its backend.
-func choice(n *nodetest.Node) daemon.Backend {
+func choice(n *nodetest.Node) api.Backend {
 	n.Helper()
 	stdout, _ := n.Want(0, "status", "-o", "json")
-	var s daemon.Status
+	var s api.Status
 	n.Must(json.Unmarshal([]byte(stdout), &s))
 	return s.Backend
 }

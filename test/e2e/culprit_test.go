@@ -10,7 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/internal/nodetest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -77,7 +78,7 @@ func wantTakers(n *nodetest.Node, want map[string]string) {
 	for _, t := range record.Lost.Tables {
 		var names []string
 		for _, pid := range t.By {
-			i := slices.IndexFunc(record.Culprits, func(c daemon.Culprit) bool { return c.PID == pid })
+			i := slices.IndexFunc(record.Culprits, func(c api.Culprit) bool { return c.PID == pid })
 			if i < 0 {
 				n.Fatalf("pid %d is not among the culprits %+v", pid, record.Culprits)
 			}

@@ -10,9 +10,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/internal/nodetest"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -102,16 +103,16 @@ func lostOf(n *nodetest.Node, f rules.Family, t rules.TableName) []string {
 }
 
 // flushJSON asks for all of one flush.
-func flushJSON(n *nodetest.Node, name string) daemon.FlushReply {
+func flushJSON(n *nodetest.Node, name string) api.FlushReply {
 	n.Helper()
 	stdout, _ := n.Want(0, "status", "--flush", name, "-o", "json")
-	var reply daemon.FlushReply
+	var reply api.FlushReply
 	n.Must(json.Unmarshal([]byte(stdout), &reply))
 	return reply
 }
 
 // wantNoRules fails if a rule or a command line of the flush can be had over TCP.
-func wantNoRules(n *nodetest.Node, reply daemon.FlushReply) {
+func wantNoRules(n *nodetest.Node, reply api.FlushReply) {
 	n.Helper()
 	var secrets []string
 	for _, w := range reply.Flush.Writers {

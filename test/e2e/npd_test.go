@@ -14,9 +14,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/internal/nodetest"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -108,10 +109,10 @@ func TestNodeProblemDetector(t *testing.T) {
 func TestCheckScript(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	all := func(v canary.Verdict) map[rules.Family]daemon.Verdicts {
-		verdicts := map[rules.Family]daemon.Verdicts{}
+	all := func(v canary.Verdict) map[rules.Family]api.Verdicts {
+		verdicts := map[rules.Family]api.Verdicts{}
 		for _, f := range rules.Families() {
-			verdicts[f] = daemon.Verdicts{}
+			verdicts[f] = api.Verdicts{}
 			for _, table := range rules.Guarded() {
 				verdicts[f][table] = v
 			}
@@ -127,17 +128,17 @@ func TestCheckScript(t *testing.T) {
 		code   int
 		line   string
 	}{
-		{name: "in force", status: daemon.Status{Healthy: true, Families: all(canary.Changed)}, line: "whole: 6 tables are intact"},
-		{name: "in a pause, nothing lost", status: daemon.Status{Paused: true, Families: all(canary.Intact)}, line: "whole: 6 tables are intact"},
-		{name: "all lost", status: daemon.Status{Families: all(canary.ChainDeleted), LossSince: at}, code: 1,
+		{name: "in force", status: api.Status{Healthy: true, Families: all(canary.Changed)}, line: "whole: 6 tables are intact"},
+		{name: "in a pause, nothing lost", status: api.Status{Paused: true, Families: all(canary.Intact)}, line: "whole: 6 tables are intact"},
+		{name: "all lost", status: api.Status{Families: all(canary.ChainDeleted), LossSince: at}, code: 1,
 			line: "lost: ipv4 filter chain_deleted, ipv4 mangle chain_deleted and 4 more"},
-		{name: "a loss that waits, its tables learned anew", status: daemon.Status{Families: all(canary.Intact), LossSince: at}, code: 1,
+		{name: "a loss that waits, its tables learned anew", status: api.Status{Families: all(canary.Intact), LossSince: at}, code: 1,
 			line: "lost: rules have been missing since 2026-01-02T03:04:05Z"},
-		{name: "a declared rule that is refused", status: daemon.Status{Families: refused}, code: 1, line: "declared rules refused: ipv4 nat"},
-		{name: "not read", status: daemon.Status{Families: all(canary.Unknown)}, code: 2, line: "unknown: ipv4 filter, ipv4 mangle, ipv4 nat, ipv6 filter, ipv6 mangle and 1 more"},
-		{name: "no family yet", status: daemon.Status{}, code: 2, line: "unknown: no table has been looked at yet"},
-		{name: "cleaned up", status: daemon.Status{Stopped: true, Families: all(canary.Unknown)}, code: 2, line: "unknown: a cleanup removed the marks; restart canaryd"},
-		{name: "a step hangs", status: daemon.Status{Healthy: true, Families: all(canary.Intact)}, hangs: true, code: 2, line: "unknown: no canaryd that works answers at HERE"},
+		{name: "a declared rule that is refused", status: api.Status{Families: refused}, code: 1, line: "declared rules refused: ipv4 nat"},
+		{name: "not read", status: api.Status{Families: all(canary.Unknown)}, code: 2, line: "unknown: ipv4 filter, ipv4 mangle, ipv4 nat, ipv6 filter, ipv6 mangle and 1 more"},
+		{name: "no family yet", status: api.Status{}, code: 2, line: "unknown: no table has been looked at yet"},
+		{name: "cleaned up", status: api.Status{Stopped: true, Families: all(canary.Unknown)}, code: 2, line: "unknown: a cleanup removed the marks; restart canaryd"},
+		{name: "a step hangs", status: api.Status{Healthy: true, Families: all(canary.Intact)}, hangs: true, code: 2, line: "unknown: no canaryd that works answers at HERE"},
 		{name: "another program", status: []string{"hello"}, code: 2, line: "unknown: no table has been looked at yet"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

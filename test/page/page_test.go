@@ -8,10 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/browser"
-	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -21,8 +22,8 @@ import (
 // asks for nothing but itself, and is readable on a desk and on a phone, by day
 // and by night.
 func TestStates(t *testing.T) {
-	with := func(status func() daemon.Status, change func(*daemon.Status)) func() daemon.Status {
-		return func() daemon.Status {
+	with := func(status func() api.Status, change func(*api.Status)) func() api.Status {
+		return func() api.Status {
 			s := status()
 			change(&s)
 			return s
@@ -31,7 +32,7 @@ func TestStates(t *testing.T) {
 	soon := time.Now().Add(30 * time.Minute)
 	tests := []struct {
 		name   string
-		status func() daemon.Status
+		status func() api.Status
 		dead   bool
 		class  string
 		title  string   // how it begins
@@ -42,28 +43,28 @@ func TestStates(t *testing.T) {
 		{"outage", outage, false, "lost", "Rules missing since",
 			[]string{"Missing for", "ipv4 nat (emptied), ipv4 filter (hooks_missing); not known of ipv6 nat.", "canaryd is putting them back.", "so far",
 				"Somebody keeps undoing", "2 rules cannot be put back", "ipv4/filter/KUBE-ROUTER-INPUT", "Both backends hold rules", "✕ hooks_missing", "? unknown"}},
-		{"observed outage", with(outage, func(s *daemon.Status) { s.Mode = daemon.Observe }), false, "lost", "Rules missing since",
+		{"observed outage", with(outage, func(s *api.Status) { s.Mode = api.Observe }), false, "lost", "Rules missing since",
 			[]string{"Observe mode: their owner has to put them back.", "canaryd only observes"}},
-		{"outage in a pause", with(outage, func(s *daemon.Status) { s.Paused, s.PausedUntil = true, soon }), false, "lost", "Rules missing since",
+		{"outage in a pause", with(outage, func(s *api.Status) { s.Paused, s.PausedUntil = true, soon }), false, "lost", "Rules missing since",
 			[]string{"Paused: nothing is put back until ", soon.UTC().Format("15:04:05 MST") + ", or canaryd resume.", "heal, paused"}},
-		{"a loss that cannot be read", with(whole, func(s *daemon.Status) {
+		{"a loss that cannot be read", with(whole, func(s *api.Status) {
 			s.Families[rules.IPv4][rules.Nat] = canary.Unknown
 			s.LossSince = time.Now().Add(-5 * time.Second)
 		}), false, "lost", "Rules may be missing since", []string{"not known of ipv4 nat"}},
-		{"unknown", with(whole, func(s *daemon.Status) { s.Families[rules.IPv6][rules.Filter] = canary.Unknown }), false, "unknown", "Not known since",
+		{"unknown", with(whole, func(s *api.Status) { s.Families[rules.IPv6][rules.Filter] = canary.Unknown }), false, "unknown", "Not known since",
 			[]string{"Could not be read, or has no canary yet: ipv6 filter."}},
-		{"long not looked", with(whole, func(s *daemon.Status) { s.LastExamination = time.Now().Add(-5 * time.Minute) }), false, "unknown", "Not known since",
+		{"long not looked", with(whole, func(s *api.Status) { s.LastExamination = time.Now().Add(-5 * time.Minute) }), false, "unknown", "Not known since",
 			[]string{"has not been known for 5 min"}},
 		{"the loop is stuck", whole, true, "unknown", "Not known since", []string{"the loop has not turned for 12s"}},
-		{"nothing yet", func() daemon.Status { return daemon.Status{} }, false, "unknown", "Not known yet", []string{"No family has been looked at yet", "There is none yet: nothing could be put back"}},
-		{"one rule in quarantine", with(busy, func(s *daemon.Status) { s.Quarantined = outage().Quarantined[:1] }), false, "partial", "Whole but for one rule",
+		{"nothing yet", func() api.Status { return api.Status{} }, false, "unknown", "Not known yet", []string{"No family has been looked at yet", "There is none yet: nothing could be put back"}},
+		{"one rule in quarantine", with(busy, func(s *api.Status) { s.Quarantined = outage().Quarantined[:1] }), false, "partial", "Whole but for one rule",
 			[]string{"All else that ought to be in force is.", "One rule cannot be put back.", "ipv4/filter/KUBE-ROUTER-INPUT"}},
-		{"after a restart", with(busy, func(s *daemon.Status) {
-			s.Flushes[0].Outcome, s.Flushes[0].Earlier, s.Flushes[0].AbsentSeconds = daemon.Interrupted, true, 0
+		{"after a restart", with(busy, func(s *api.Status) {
+			s.Flushes[0].Outcome, s.Flushes[0].Earlier, s.Flushes[0].AbsentSeconds = api.Interrupted, true, 0
 		}), false, "whole", "Whole", []string{"Last flush 2 min ago.", "interrupted: canaryd ended before it was answered", ", seen by an earlier run of canaryd"}},
-		{"paused", with(whole, func(s *daemon.Status) { s.Paused, s.PausedUntil = true, soon }), false, "paused", "Paused until", []string{"The rules are in force."}},
-		{"stopped", with(whole, func(s *daemon.Status) { s.Stopped = true }), false, "stopped", "Stopped", []string{"A cleanup removed the canaries"}},
-		{"mismatch, one family, behind", with(whole, func(s *daemon.Status) {
+		{"paused", with(whole, func(s *api.Status) { s.Paused, s.PausedUntil = true, soon }), false, "paused", "Paused until", []string{"The rules are in force."}},
+		{"stopped", with(whole, func(s *api.Status) { s.Stopped = true }), false, "stopped", "Stopped", []string{"A cleanup removed the canaries"}},
+		{"mismatch, one family, behind", with(whole, func(s *api.Status) {
 			delete(s.Families, rules.IPv6)
 			s.DisabledFamilies = map[rules.Family]string{rules.IPv6: "the kernel lacks it"}
 			s.Families[rules.IPv4][rules.Nat] = canary.Changed
@@ -138,13 +139,13 @@ const flawsScript = `(() => {
 // nothing else, in the first page and in what refreshing brings.
 func TestHostile(t *testing.T) {
 	const script, picture = `<script>window.stung=1</script>`, `"><img src=x onerror=window.stung=1>'`
-	evil := func() daemon.Status {
+	evil := func() api.Status {
 		s := outage()
 		for i := range s.Flushes {
 			f := &s.Flushes[i]
 			f.Culprit.Comm, f.Kind, f.Outcome = script, script, picture
-			f.Writers = []daemon.Culprit{{PID: 1, Comm: picture}}
-			f.Lost.Tables[0].PerChain = []daemon.ChainLoss{{Chain: script, Rules: 1}, {Chain: picture, Rules: 1}}
+			f.Writers = []api.Culprit{{PID: 1, Comm: picture}}
+			f.Lost.Tables[0].PerChain = []api.ChainLoss{{Chain: script, Rules: 1}, {Chain: picture, Rules: 1}}
 			f.Lost.Tables[0].Kind = picture
 			f.Policies = []string{script}
 			f.ID = fmt.Sprintf(`%d"onclick="window.stung=1`, i)
@@ -366,7 +367,7 @@ func TestAccessible(t *testing.T) {
 
 // TestMany: a hundred flushes of thousands of chains make no endless page.
 func TestMany(t *testing.T) {
-	many := func() daemon.Status {
+	many := func() api.Status {
 		s := whole()
 		for i := range 100 {
 			f := flush(fmt.Sprint("f", i), time.Duration(i)*time.Hour, canary.Emptied, reload.Proved)
@@ -374,7 +375,7 @@ func TestMany(t *testing.T) {
 			for range 5 {
 				table.PerChain = append(table.PerChain, table.PerChain...)
 			}
-			f.Lost.Tables = []daemon.TableLoss{table, table}
+			f.Lost.Tables = []api.TableLoss{table, table}
 			s.Flushes = append(s.Flushes, f)
 		}
 		return s

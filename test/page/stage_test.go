@@ -10,10 +10,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/web"
+
+	"github.com/canaryd/canaryd/internal/metrics"
+
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/canaryd/canaryd/internal/browser"
-	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -31,18 +36,18 @@ var (
 type stage struct {
 	*testing.T
 	*httptest.Server
-	status atomic.Pointer[func() daemon.Status]
+	status atomic.Pointer[func() api.Status]
 	dead   atomic.Bool  // the loop does not turn
 	broken atomic.Int32 // what is answered instead of the page; 0: the page is
 }
 
-func newStage(t *testing.T, status func() daemon.Status) *stage {
+func newStage(t *testing.T, status func() api.Status) *stage {
 	t.Helper()
 	st := &stage{T: t}
 	st.show(status)
 	registry := prometheus.NewRegistry()
-	daemon.NewMetrics(registry, daemon.MetricsOptions{Families: rules.Families()})
-	face := daemon.NewHTTPHandler("node-1", func() daemon.Status { return (*st.status.Load())() }, func() error {
+	metrics.NewMetrics(registry, metrics.MetricsOptions{Families: rules.Families()})
+	face := web.NewHTTPHandler("node-1", func() api.Status { return (*st.status.Load())() }, func() error {
 		if st.dead.Load() {
 			return errors.New("the loop has not turned for 12s")
 		}
@@ -62,7 +67,7 @@ func newStage(t *testing.T, status func() daemon.Status) *stage {
 
 // show makes status what the daemon knows from now on. It is called for each
 // request, so that a slow machine makes nothing in it older.
-func (st *stage) show(status func() daemon.Status) { st.status.Store(&status) }
+func (st *stage) show(status func() api.Status) { st.status.Store(&status) }
 
 // open opens the page.
 func (st *stage) open(b *browser.Browser, look browser.Look) *tab {
@@ -71,18 +76,18 @@ func (st *stage) open(b *browser.Browser, look browser.Look) *tab {
 }
 
 // whole is the status of a node on which nothing happened since the start.
-func whole() daemon.Status {
+func whole() api.Status {
 	now := time.Now()
-	s := daemon.Status{
-		Mode: daemon.Heal, CanaryChain: "KUBE-CANARYD-CANARY",
-		Backend:         daemon.Backend{Name: iptables.NFT, Version: "1.8.9", Reason: "kubelet's hint chain is in nft only"},
-		Families:        map[rules.Family]daemon.Verdicts{},
-		Generation:      daemon.Generation{ID: "af31f3a40aee", Source: "snapshot", Captured: now.Add(-26 * time.Minute), Rules: 12460, Chains: 4147},
-		Stored:          []daemon.StoredGeneration{{ID: "af31f3a40aee", Saved: now.Add(-26 * time.Minute)}, {ID: "0b1c2d3e4f50", Saved: now.Add(-90 * time.Minute)}},
+	s := api.Status{
+		Mode: api.Heal, CanaryChain: "KUBE-CANARYD-CANARY",
+		Backend:         api.Backend{Name: iptables.NFT, Version: "1.8.9", Reason: "kubelet's hint chain is in nft only"},
+		Families:        map[rules.Family]api.Verdicts{},
+		Generation:      api.Generation{ID: "af31f3a40aee", Source: "snapshot", Captured: now.Add(-26 * time.Minute), Rules: 12460, Chains: 4147},
+		Stored:          []api.StoredGeneration{{ID: "af31f3a40aee", Saved: now.Add(-26 * time.Minute)}, {ID: "0b1c2d3e4f50", Saved: now.Add(-90 * time.Minute)}},
 		LastExamination: now.Add(-time.Second),
 	}
 	for _, f := range rules.Families() {
-		s.Families[f] = daemon.Verdicts{}
+		s.Families[f] = api.Verdicts{}
 		for _, t := range rules.Guarded() {
 			s.Families[f][t] = canary.Intact
 		}
@@ -91,31 +96,31 @@ func whole() daemon.Status {
 }
 
 // flush returns a record of some time ago.
-func flush(id string, ago time.Duration, kind canary.Verdict, outcome daemon.Outcome) daemon.Flush {
-	culprit := daemon.Culprit{PID: 13626, Comm: "iptables-nft"}
-	r := daemon.Flush{
+func flush(id string, ago time.Duration, kind canary.Verdict, outcome api.Outcome) api.Flush {
+	culprit := api.Culprit{PID: 13626, Comm: "iptables-nft"}
+	r := api.Flush{
 		ID: id, Time: time.Now().Add(-ago), Kind: kind, Outcome: outcome,
 		Families: []rules.Family{rules.IPv4}, Tables: []rules.TableName{rules.Nat},
-		Culprit: culprit, Writers: []daemon.Culprit{culprit, {PID: 902, Comm: "kube-proxy"}},
-		Lost:           daemon.Lost{Chains: 61, Rules: 174, Hooks: 8},
+		Culprit: culprit, Writers: []api.Culprit{culprit, {PID: 902, Comm: "kube-proxy"}},
+		Lost:           api.Lost{Chains: 61, Rules: 174, Hooks: 8},
 		NoticedSeconds: 0.00032, AbsentSeconds: 0.04786,
 	}
-	table := daemon.TableLoss{Family: rules.IPv4, Table: rules.Nat, Kind: kind, Chains: 61, Rules: 174, Hooks: 8, More: 41,
-		PerChain: []daemon.ChainLoss{{Chain: "KUBE-SERVICES", Rules: 34}, {Chain: "PREROUTING", Rules: 3, Hooks: 3}}}
+	table := api.TableLoss{Family: rules.IPv4, Table: rules.Nat, Kind: kind, Chains: 61, Rules: 174, Hooks: 8, More: 41,
+		PerChain: []api.ChainLoss{{Chain: "KUBE-SERVICES", Rules: 34}, {Chain: "PREROUTING", Rules: 3, Hooks: 3}}}
 	for i := range 18 {
-		table.PerChain = append(table.PerChain, daemon.ChainLoss{Chain: fmt.Sprintf("KUBE-SVC-%016X", 0x4E5A1B0C9D8E7F60+int64(i)*0x1357), Rules: 4})
+		table.PerChain = append(table.PerChain, api.ChainLoss{Chain: fmt.Sprintf("KUBE-SVC-%016X", 0x4E5A1B0C9D8E7F60+int64(i)*0x1357), Rules: 4})
 	}
-	r.Lost.Tables = []daemon.TableLoss{table}
-	if outcome == daemon.Pending || outcome == reload.Skipped {
+	r.Lost.Tables = []api.TableLoss{table}
+	if outcome == api.Pending || outcome == reload.Skipped {
 		r.AbsentSeconds = 0
 	}
 	return r
 }
 
 // busy is a whole node with a history.
-func busy() daemon.Status {
+func busy() api.Status {
 	s := whole()
-	s.Flushes = []daemon.Flush{
+	s.Flushes = []api.Flush{
 		flush("660c8b90ccb7b", 2*time.Minute, canary.Emptied, reload.Proved),
 		flush("660c8b8f1a2c0", 31*time.Minute, canary.TableDeleted, reload.Proved),
 		flush("660c8b8e00911", 95*time.Minute, canary.Replaced, reload.Raced),
@@ -123,15 +128,15 @@ func busy() daemon.Status {
 		flush("660c8b8c9c3d2", 5*time.Hour, canary.ChainDeleted, reload.Partial),
 	}
 	s.Flushes[1].Families, s.Flushes[1].Tables = rules.Families(), rules.Guarded()
-	s.Flushes[1].Culprit = daemon.Culprit{PID: 4711, Comm: "nft"}
+	s.Flushes[1].Culprit = api.Culprit{PID: 4711, Comm: "nft"}
 	s.Flushes[1].AbsentSeconds = 0.0642
-	s.Flushes[3].Culprit = daemon.Culprit{}
+	s.Flushes[3].Culprit = api.Culprit{}
 	s.Flushes[4].Policies = []string{"ipv4 filter FORWARD: DROP, was ACCEPT"}
 	return s
 }
 
 // outage is a node whose nat rules are missing.
-func outage() daemon.Status {
+func outage() api.Status {
 	s := busy()
 	s.Families[rules.IPv4][rules.Nat] = canary.Emptied
 	s.Families[rules.IPv4][rules.Filter] = canary.HooksMissing
@@ -139,7 +144,7 @@ func outage() daemon.Status {
 	s.LossSince = time.Now().Add(-12 * time.Second)
 	s.Contended = true
 	s.Backend.Mixed = true
-	s.Quarantined = []daemon.Quarantined{{Family: rules.IPv4, Table: rules.Filter, Chain: "KUBE-ROUTER-INPUT"}, {Family: rules.IPv4, Table: rules.Nat, Chain: "CNI-HOSTPORT-DNAT"}}
-	s.Flushes = append([]daemon.Flush{flush("660c8b9111111", 12*time.Second, canary.Emptied, daemon.Pending)}, s.Flushes...)
+	s.Quarantined = []api.Quarantined{{Family: rules.IPv4, Table: rules.Filter, Chain: "KUBE-ROUTER-INPUT"}, {Family: rules.IPv4, Table: rules.Nat, Chain: "CNI-HOSTPORT-DNAT"}}
+	s.Flushes = append([]api.Flush{flush("660c8b9111111", 12*time.Second, canary.Emptied, api.Pending)}, s.Flushes...)
 	return s
 }

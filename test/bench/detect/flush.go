@@ -8,10 +8,11 @@ import (
 	"slices"
 	"time"
 
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/internal/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -118,11 +119,11 @@ func (n *node) verdicts(ctx context.Context, counted string, times int, flush fl
 }
 
 // after returns the records of now that are not in before, newest first.
-func after(now, before []daemon.Flush) []daemon.Flush {
+func after(now, before []api.Flush) []api.Flush {
 	if len(before) == 0 {
 		return now
 	}
-	i := slices.IndexFunc(now, func(f daemon.Flush) bool { return f.ID == before[0].ID })
+	i := slices.IndexFunc(now, func(f api.Flush) bool { return f.ID == before[0].ID })
 	if i < 0 {
 		return now
 	}

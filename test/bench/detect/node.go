@@ -13,7 +13,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/control"
+
+	"github.com/canaryd/canaryd/internal/api"
+
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -33,13 +36,13 @@ type node struct {
 	backend iptables.Backend
 	cmd     *exec.Cmd
 	ended   chan error
-	client  daemon.Client
+	client  control.Client
 }
 
 // start starts canaryd with the flags' defaults, but for the paths, and waits
 // until it has learned the rules and has nothing left to do.
 func start(ctx context.Context, program, dir string, backend iptables.Backend) (*node, error) {
-	n := &node{dir: dir, program: program, backend: backend, client: daemon.Client{Socket: filepath.Join(dir, "socket")}}
+	n := &node{dir: dir, program: program, backend: backend, client: control.Client{Socket: filepath.Join(dir, "socket")}}
 	if err := n.launch(ctx); err != nil {
 		return nil, err
 	}
@@ -69,7 +72,7 @@ func (n *node) launch(ctx context.Context) error {
 
 // again ends the daemon and starts it anew, and returns its flush records once
 // it has nothing left to do.
-func (n *node) again(ctx context.Context) ([]daemon.Flush, error) {
+func (n *node) again(ctx context.Context) ([]api.Flush, error) {
 	if err := n.stop(); err != nil {
 		return nil, err
 	}
@@ -99,7 +102,7 @@ func (n *node) stop() error {
 // settle waits until all is in force, nothing is left to capture, and there
 // is a closed flush record that is not among last, unless last is nil. It
 // returns all records, newest first, and never nil.
-func (n *node) settle(ctx context.Context, last []daemon.Flush) ([]daemon.Flush, error) {
+func (n *node) settle(ctx context.Context, last []api.Flush) ([]api.Flush, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, settled, fmt.Errorf("not within %s", settled))
 	defer cancel()
 	ticker := time.NewTicker(askEvery)
@@ -114,16 +117,16 @@ func (n *node) settle(ctx context.Context, last []daemon.Flush) ([]daemon.Flush,
 		case <-ticker.C:
 		}
 		status, err := n.client.Status(ctx)
-		if err != nil && !errors.Is(err, daemon.ErrNoDaemon) && ctx.Err() == nil {
+		if err != nil && !errors.Is(err, control.ErrNoDaemon) && ctx.Err() == nil {
 			return nil, err
 		}
 		if err != nil || !status.Healthy || status.Generation.Rules == 0 || !status.CapturePendingSince.IsZero() || !status.LossSince.IsZero() {
 			continue
 		}
 		fresh := after(status.Flushes, last)
-		open := slices.ContainsFunc(fresh, func(f daemon.Flush) bool { return f.Outcome == daemon.Pending })
+		open := slices.ContainsFunc(fresh, func(f api.Flush) bool { return f.Outcome == api.Pending })
 		if last == nil || len(fresh) > 0 && !open {
-			return append([]daemon.Flush{}, status.Flushes...), nil
+			return append([]api.Flush{}, status.Flushes...), nil
 		}
 	}
 }

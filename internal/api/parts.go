@@ -1,0 +1,329 @@
+package api
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Baseline is the confirmed generation in a Status, with how many rules of the present one
+// it lacks. It holds no rule and no name of a chain.
+type Baseline struct {
+	BaselineName
+	Rules  int `json:"rules"` // of the confirmed generation, jumps included
+	Chains int `json:"chains"`
+	// AppearedRules are those that the baseline does not have, jumps included, and
+	// AppearedChains is in how many chains they stand.
+	AppearedRules  int `json:"appearedRules"`
+	AppearedChains int `json:"appearedChains"`
+	// GoneRules are those that the baseline has and the present generation does not.
+	GoneRules int `json:"goneRules"`
+	// ReorderedChains hold rules of the baseline in another order.
+	ReorderedChains int `json:"reorderedChains"`
+}
+
+// A BaselineName says which generation was confirmed, and when; or why that is not known.
+type BaselineName struct {
+	Generation string    `json:"generation,omitempty"`
+	Confirmed  time.Time `json:"confirmed,omitzero"`
+	// Error is why the file of the baseline is not believed, and Reading that it is being read.
+	// Then nothing else is known.
+	Error   string `json:"error,omitempty"`
+	Reading bool   `json:"reading,omitempty"`
+}
+
+// withoutReason returns what of it may leave through TCP.
+func (b *Baseline) withoutReason() *Baseline {
+	if b == nil || b.Error == "" {
+		return b
+	}
+	hidden := *b
+	hidden.Error = "its file is not believed"
+	return &hidden
+}
+
+// A Decision is a loss that waits for one, in a Status: rules of an earlier run are gone,
+// and may not be replayed unasked. It ends when their owner writes them again, when
+// Restore has brought them back, or when Dismiss was run.
+type Decision struct {
+	Flush      string    `json:"flush"` // ID of its record
+	Since      time.Time `json:"since"` // when it was found
+	Generation string    `json:"generation"`
+	Reason     string    `json:"reason"` // why the rules are not replayed unasked
+	// Tables are those that still lack their rules, with what became of them.
+	Tables  map[rules.Family]Verdicts `json:"tables"`
+	Restore string                    `json:"restore"` // the command that brings the rules back
+	Dismiss string                    `json:"dismiss"` // the command that accepts the loss
+}
+
+// problem says in one line what is lost and what to do.
+func (w Decision) Problem() error {
+	return fmt.Errorf("rules were lost while canaryd did not run (%s): `%s` puts them back, `%s` accepts the loss",
+		TablesText(w.Tables), w.Restore, w.Dismiss)
+}
+
+// A FamilyKeeper is what the keeper does for one family, in a Status.
+type FamilyKeeper struct {
+	State KeeperState `json:"state"`
+	// Reason is why the keeper is unavailable.
+	Reason string `json:"reason,omitempty"`
+}
+
+// A Nothing says, in a Status, that every table was read and holds no rule that
+// canaryd is to guard, and what was found in the place of such rules. A new node is so
+// for a moment; a node whose rules have other names, or are nftables' own, for ever.
+type Nothing struct {
+	// NativeTables are nftables tables that are no iptables', such as "ip kube-proxy";
+	// the first twenty.
+	NativeTables []string `json:"nativeTables,omitempty"`
+	// Rules counts the rules in iptables' tables that --protect does not name, and
+	// Chains are some of the chains that hold them.
+	Rules  int      `json:"rules,omitempty"`
+	Chains []string `json:"chains,omitempty"`
+	// Kubelet: kubelet's own rules are there, and are guarded.
+	Kubelet bool `json:"kubelet,omitempty"`
+	// Unknown: what is there could not be listed.
+	Unknown bool `json:"unknown,omitempty"`
+}
+
+// String says in one line that nothing is protected, and what was found instead.
+func (n Nothing) String() string {
+	line := "nothing is protected: no rule that --protect names or a file declares is in iptables' tables"
+	if n.Kubelet {
+		line = "nothing is protected but kubelet's own rules"
+	}
+	var found []string
+	if len(n.NativeTables) > 0 {
+		found = append(found, "native nftables tables, which canaryd does not guard ("+strings.Join(n.NativeTables, ", ")+")")
+	}
+	if n.Rules > 0 {
+		text := fmt.Sprintf("%d iptables rules that --protect does not name", n.Rules)
+		if len(n.Chains) > 0 {
+			text += " (such as those of " + strings.Join(n.Chains, ", ") + ")"
+		}
+		found = append(found, text)
+	}
+	switch {
+	case len(found) > 0 && n.Unknown:
+		return line + "; found instead: " + strings.Join(found, ", and ") + "; what else is there could not be listed"
+	case len(found) > 0:
+		return line + "; found instead: " + strings.Join(found, ", and ")
+	case n.Unknown:
+		return line + "; what is there instead could not be listed"
+	default:
+		return line + ", and no others were found"
+	}
+}
+
+// readyText is what a ready node answers.
+func (s Status) ReadyText() string {
+	if s.NothingProtected != nil {
+		return "ok, but " + s.NothingProtected.String()
+	}
+	return "ok"
+}
+
+// begun reports whether the marks were planted, or taken up from an earlier
+// run, and every table was looked at.
+func (s Status) Begun() bool {
+	if s.Stopped {
+		return true // by a cleanup: there is nothing to wait for
+	}
+	if s.Generation.ID == "" || len(s.Families) == 0 {
+		return false
+	}
+	for _, verdicts := range s.Families {
+		for _, v := range verdicts {
+			if v == canary.Unknown || v == "" {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// Line says in one line how the node is, for people who ask the service
+// manager. It holds no rule and no command line: every user may read it.
+func (s Status) Line() string {
+	var line string
+	switch err := s.Ready(); {
+	case s.Paused:
+		line = Upper(err.Error())
+	case s.Stopped:
+		line = "Stopped by a cleanup; a restart begins anew"
+	case err != nil && s.Generation.ID == "":
+		line = "Waiting for every table to be readable and planted: " + err.Error()
+	case err != nil:
+		line = "NOT whole: " + err.Error()
+	case s.NothingProtected != nil:
+		line = Upper(s.NothingProtected.String())
+	default:
+		line = fmt.Sprintf("Whole: %d rules in %d chains", s.Generation.Rules, s.Generation.Chains)
+	}
+	if last, ok := s.LastFlush(); ok {
+		line += fmt.Sprintf("; last flush at %s: %s, %s", last.Time.UTC().Format(time.RFC3339), last.Kind, last.Outcome)
+	}
+	return line
+}
+
+// An OwnerlessRules says that kube-proxy's rules stand and kube-proxy does not keep them.
+type OwnerlessRules struct {
+	// Since is when KUBE-PROXY-CANARY was first seen missing.
+	Since    time.Time      `json:"since"`
+	Families []rules.Family `json:"families"`
+	// Choices are what to do: the first if kube-proxy belongs on this node, the second if
+	// it has left.
+	Choices []Choice `json:"choices"`
+}
+
+// LastSaved is when a generation was last written to disk; zero if none is there.
+func (s Status) LastSaved() time.Time {
+	var last time.Time
+	for _, g := range s.Stored {
+		if g.Saved.After(last) {
+			last = g.Saved
+		}
+	}
+	return last
+}
+
+// A Quarantined is a rule of the generation that could not be put back, in a
+// Status. Rule and Reason are told through the control socket only.
+type Quarantined struct {
+	Family rules.Family    `json:"family"`
+	Table  rules.TableName `json:"table"`
+	Chain  string          `json:"chain"`
+	Rule   string          `json:"rule,omitempty"`
+	Reason string          `json:"reason,omitempty"`
+}
+
+// A Refused is a declared rule that iptables or the kernel refuses, in a Status. Its
+// table keeps what was in force. Rule and Reason leave through the control socket only.
+type Refused struct {
+	Family rules.Family    `json:"family"`
+	Table  rules.TableName `json:"table"`
+	// Chain is a built-in one for a hook, and empty if the table is refused and no
+	// single rule is to blame.
+	Chain  string `json:"chain,omitempty"`
+	Source string `json:"source,omitempty"` // manifest or rules-dir
+	Where  string `json:"where,omitempty"`  // the operator's own file and line
+	// Class is the reason as metrics have it, and Meaning says it in words that
+	// quote nothing.
+	Class   iptables.Reason `json:"class"`
+	Meaning string          `json:"meaning"`
+	Rule    string          `json:"rule,omitempty"`
+	Reason  string          `json:"reason,omitempty"` // what iptables or the kernel said
+	Since   time.Time       `json:"since"`
+}
+
+// place names the rule without quoting it: the operator's file and line, else its table.
+func (r Refused) Place() string {
+	return cmp.Or(r.Where, strings.TrimSpace(fmt.Sprintf("%s %s %s", r.Family, r.Table, r.Chain)))
+}
+
+// lastFlush returns the newest record of a flush; what an operator asked for is none.
+func (s Status) LastFlush() (Flush, bool) {
+	for _, f := range s.Flushes {
+		if !f.Requested() {
+			return f, true
+		}
+	}
+	return Flush{}, false
+}
+
+// A SourceError is what is wrong with the files of a declared source, in a Status.
+// Reason may quote a file and leaves through the control socket only.
+type SourceError struct {
+	Source string    `json:"source"` // manifest or rules-dir
+	Where  string    `json:"where"`  // file and line, or as much as is known
+	Reason string    `json:"reason,omitempty"`
+	Since  time.Time `json:"since"`
+	// InForce is what counts in the place of what the files say.
+	InForce Instead `json:"inForce"`
+}
+
+// Instead says what counts while a source's files cannot be used.
+type Instead string
+
+// What may count while files cannot be used.
+const (
+	LastGood   Instead = "last_good" // what the files said before
+	StoredGood Instead = "stored"    // what they said to an earlier run
+	NoneGood   Instead = "nothing"   // nothing: what they said is not known
+	AllButThis Instead = "rest"      // all of them but this document
+)
+
+// whole reports whether none of the source's files can be used.
+func (e SourceError) whole() bool { return e.InForce != AllButThis }
+
+// line says in one line what is broken. It quotes nothing of a file.
+func (e SourceError) Line() string {
+	if !e.whole() {
+		return fmt.Sprintf("%s: a document in %s declares nothing, the rest of its file counts", e.Source, e.Where)
+	}
+	return fmt.Sprintf("%s cannot be used because of %s: %s", e.Source, e.Where, map[Instead]string{
+		LastGood:   "what it said before stays in force",
+		StoredGood: "what it said to an earlier run of canaryd is in force",
+		NoneGood:   "what it declares is not known, and not in force",
+	}[e.InForce])
+}
+
+// brokenSource returns why declared rules are not those that the files hold, nil if
+// they are.
+func (s Status) BrokenSource() error {
+	for _, e := range s.SourceErrors {
+		if e.whole() {
+			return fmt.Errorf("%s", e.Line())
+		}
+	}
+	return nil
+}
+
+// A KeeperState says what the keeper does for a family.
+type KeeperState string
+
+// The states of a family's keeper.
+const (
+	KeeperKept        KeeperState = "kept"        // established connections live through a flush
+	KeeperIdle        KeeperState = "idle"        // no protected rule translates
+	KeeperUnavailable KeeperState = "unavailable" // the kernel refuses it; tried again now and then
+	KeeperOff         KeeperState = "off"         // by --keeper, in observe mode, or after a cleanup
+)
+
+func Upper(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
+
+// A Choice is a command, and when it is the right one.
+type Choice struct {
+	If      string `json:"if"`
+	Command string `json:"command"`
+}
+
+// tablesText returns "ipv4 nat emptied, ipv6 nat emptied".
+func TablesText(verdicts map[rules.Family]Verdicts) string {
+	var words []string
+	for _, f := range rules.Families() {
+		for _, t := range rules.Guarded() {
+			if v := verdicts[f][t]; v != "" {
+				words = append(words, fmt.Sprintf("%s %s %s", f, t, v))
+			}
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+// ErrAlreadyRunning: another canaryd guards this network namespace.
+var ErrAlreadyRunning = errors.New("another canaryd runs in this network namespace")
+
+// KeeperStates returns every KeeperState.
+func KeeperStates() []KeeperState {
+	return []KeeperState{KeeperKept, KeeperIdle, KeeperUnavailable, KeeperOff}
+}
+
+// QuarantinedShown is how many rules a Status names; the gauge counts all.
+const QuarantinedShown = 100

@@ -1,0 +1,251 @@
+// Package api has what canaryd shows and is asked: status, flush records, requests and replies. Their JSON
+// is the contract of the control socket, of /api/v1/status and of -o json. All of it are values.
+package api
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Mode says what follows a loss.
+type Mode string
+
+// The modes.
+const (
+	Heal    Mode = "heal"    // replay
+	Observe Mode = "observe" // count and tell, write nothing but marks
+)
+
+// Modes returns every Mode.
+func Modes() []Mode { return []Mode{Heal, Observe} }
+
+// A Status is all that canaryd knows, at one moment. The loop makes a new one
+// and never changes one that it has handed out; neither may whoever reads it.
+//
+// Its JSON is part of the contract: status -o json and /api/v1/status.
+type Status struct {
+	// Healthy: the last look at every table of every enabled family showed
+	// it intact or changed by its owner, and something is protected.
+	Healthy bool `json:"healthy"`
+	// NothingProtected: there is no rule to guard. The node is ready, as a new one is,
+	// and not healthy.
+	NothingProtected *Nothing `json:"nothingProtected,omitempty"`
+	Mode             Mode     `json:"mode"`
+	Paused           bool     `json:"paused"`
+	// PausedUntil is when a pause runs out.
+	PausedUntil time.Time `json:"pausedUntil,omitzero"`
+	// Contended: somebody keeps undoing what is replayed, and replays are
+	// limited; or somebody else keeps writing what is declared.
+	Contended bool    `json:"contended"`
+	Backend   Backend `json:"backend"`
+	// Families holds the enabled families only.
+	Families map[rules.Family]Verdicts `json:"families"`
+	// DisabledFamilies says why a family is not watched.
+	DisabledFamilies map[rules.Family]string `json:"disabledFamilies,omitempty"`
+	CanaryChain      string                  `json:"canaryChain"`
+	// Stopped: a cleanup removed the marks, and nothing is done any more.
+	Stopped    bool       `json:"stopped,omitempty"`
+	Generation Generation `json:"generation"`
+	// Stored are the generations on disk that restore may be asked for: newest first, then
+	// those that hold next to nothing, then those that must not be restored here.
+	Stored []StoredGeneration `json:"stored,omitempty"`
+	// LastExamination is when it was last known of every enabled family what its
+	// tables hold. On nft that is each look; on legacy, where only reading a table
+	// shows what it holds, at least one in 30 s. It falls behind while a table
+	// cannot be read.
+	LastExamination time.Time `json:"lastExamination,omitzero"`
+	// LossSince is when the loss that stands now was first seen.
+	LossSince time.Time `json:"lossSince,omitzero"`
+	// Decision is a loss that is not replayed unasked, and that lasts until an operator
+	// decides about it or the rules are back.
+	Decision *Decision `json:"decision,omitempty"`
+	// CapturePendingSince is when an owner first changed what the generation
+	// does not hold yet.
+	CapturePendingSince time.Time `json:"capturePendingSince,omitzero"`
+	// Quarantined are rules that could not be put back; the first hundred.
+	Quarantined []Quarantined `json:"quarantined,omitempty"`
+	// DeclaredRefused are declared rules that are refused; the first hundred.
+	DeclaredRefused []Refused `json:"declaredRefused,omitempty"`
+	// SourceErrors are what is wrong with the files of declared sources.
+	SourceErrors []SourceError `json:"sourceErrors,omitempty"`
+	// RulesWithoutOwner says that kube-proxy's rules are in force and kube-proxy does not
+	// keep them; nil while it does, or they are not there. It is no part of Healthy.
+	RulesWithoutOwner *OwnerlessRules `json:"rulesWithoutOwner,omitempty"`
+	// WithoutText are rules that stand and cannot be put back if they are lost, because no text of
+	// theirs may be written; the first hundred.
+	WithoutText []Quarantined `json:"withoutText,omitempty"`
+	// Baseline is the generation that an operator confirmed, with how many rules appeared since;
+	// nil if there is none. It is no part of Healthy.
+	Baseline *Baseline `json:"baseline,omitempty"`
+	// Keeper is what keeps established connections through a flush, of the enabled
+	// families. It is no part of Healthy.
+	Keeper map[rules.Family]FamilyKeeper `json:"keeper"`
+	// JournalError is why flush records are not on disk; empty if they are.
+	JournalError string `json:"journalError,omitempty"`
+	// ListenError is why metrics, health and page are not served over HTTP; empty if
+	// they are, or are turned off. It is part of Healthy only if that was asked for.
+	ListenError string `json:"listenError,omitempty"`
+	// ListenRequired: a node whose HTTP address cannot be had is not healthy.
+	ListenRequired bool `json:"listenRequired,omitempty"`
+	// Flushes are the last flush records, newest first.
+	Flushes []Flush `json:"flushes"`
+}
+
+// Verdicts is a family's verdict for each guarded table.
+type Verdicts map[rules.TableName]canary.Verdict
+
+// A Backend is the choice of backend, in a Status.
+type Backend struct {
+	Name    iptables.Backend `json:"name"` // the guarded one
+	Version string           `json:"version"`
+	Reason  string           `json:"reason"` // by the newest evidence
+	Mixed   bool             `json:"mixed"`  // both hold rules
+	// Mismatch: the evidence is for the other one, and Reason says why.
+	Mismatch bool `json:"mismatch"`
+}
+
+// A Generation is a generation without its rules, in a Status. ID is empty
+// while there is none.
+type Generation struct {
+	ID       string    `json:"id"`
+	Source   string    `json:"source"`
+	Captured time.Time `json:"captured,omitzero"`
+	Rules    int       `json:"rules"`  // in all families and tables, hooks included
+	Chains   int       `json:"chains"` // protected chains in all families and tables
+}
+
+// A StoredGeneration is one that is on disk, in a Status.
+type StoredGeneration struct {
+	ID    string    `json:"id"`
+	Saved time.Time `json:"saved"`
+	// Captured is when it was learned, Source from what, and Made by what: start (what stood
+	// when canaryd began), owners, declared, or restored. Both are empty if unknown.
+	Captured time.Time   `json:"captured,omitzero"`
+	Source   string      `json:"source,omitempty"`
+	Made     reload.Made `json:"made,omitempty"`
+	// Rules, jumps included, and Chains are missing of a file that an older canaryd wrote.
+	Rules  *int `json:"rules,omitempty"`
+	Chains *int `json:"chains,omitempty"`
+	// NearlyEmpty: it holds less than a tenth of the rules of the fullest one, as after a
+	// flush that was taken for its owners' decision.
+	NearlyEmpty bool `json:"nearlyEmpty,omitempty"`
+	// Foreign is why it must not be restored here, such as another boot.
+	Foreign string `json:"foreign,omitempty"`
+}
+
+// Dismissed is the outcome of such a flush once an operator has accepted the loss.
+const Dismissed Outcome = "dismissed"
+
+// Interrupted is the outcome of a flush of an earlier run, which ended before
+// the flush was answered. What the next run found lost is a flush of its own.
+const Interrupted Outcome = "interrupted"
+
+// MarshalJSON writes no null where the contract has a list or an object.
+func (s Status) MarshalJSON() ([]byte, error) {
+	type plain Status
+	p := plain(s)
+	if p.Families == nil {
+		p.Families = map[rules.Family]Verdicts{}
+	}
+	if p.Flushes == nil {
+		p.Flushes = []Flush{}
+	}
+	if p.Keeper == nil {
+		p.Keeper = map[rules.Family]FamilyKeeper{}
+	}
+	return json.Marshal(p)
+}
+
+// Public returns the status without what reading rules needs root for
+// elsewhere too: command lines, and details that may quote rules. Only this
+// may leave through TCP. s stays as it is.
+func (s Status) Public() Status {
+	s.Quarantined = slices.Clone(s.Quarantined)
+	for i := range s.Quarantined {
+		s.Quarantined[i].Rule, s.Quarantined[i].Reason = "", ""
+	}
+	s.DeclaredRefused = slices.Clone(s.DeclaredRefused)
+	for i := range s.DeclaredRefused {
+		s.DeclaredRefused[i].Rule, s.DeclaredRefused[i].Reason = "", ""
+	}
+	s.SourceErrors = slices.Clone(s.SourceErrors)
+	for i := range s.SourceErrors {
+		s.SourceErrors[i].Reason = ""
+	}
+	s.WithoutText = slices.Clone(s.WithoutText)
+	for i := range s.WithoutText {
+		s.WithoutText[i].Rule, s.WithoutText[i].Reason = "", ""
+	}
+	s.Baseline = s.Baseline.withoutReason()
+	s.Flushes = slices.Clone(s.Flushes)
+	for i := range s.Flushes {
+		f := &s.Flushes[i]
+		f.Detail, f.NotInBaseline = "", f.NotInBaseline.withoutNames()
+		f.Culprit.Command = ""
+		f.Culprits, f.Writers = withoutCommands(f.Culprits), withoutCommands(f.Writers)
+	}
+	return s
+}
+
+// Ready returns nil if the rules that ought to be in force are, and canaryd
+// would put them back: every guarded table of every enabled family is intact
+// or changed by its owner, and canaryd is not paused. Otherwise the error
+// names all tables that lost something and the pause, else the first table of
+// which nothing is known, or the reason, in one line.
+func (s Status) Ready() error {
+	if s.Decision != nil && !s.Stopped {
+		return s.Decision.Problem()
+	}
+	if s.Stopped {
+		return errors.New("stopped by a cleanup")
+	}
+	lost, paused := s.lostText(), s.pauseText()
+	switch {
+	case lost != "" && paused != "":
+		return errors.New(lost + "; " + paused)
+	case lost != "" || paused != "":
+		return errors.New(lost + paused)
+	}
+	if len(s.Families) == 0 {
+		return fmt.Errorf("no family has been looked at yet")
+	}
+	var unknown, refused error
+	if s.ListenRequired && s.ListenError != "" {
+		unknown = fmt.Errorf("HTTP is not served: %s", s.ListenError)
+	}
+	for _, family := range rules.Families() {
+		verdicts, enabled := s.Families[family]
+		if !enabled {
+			continue
+		}
+		for _, table := range rules.Guarded() {
+			switch v := verdicts[table]; {
+			case v == canary.Refused:
+				refused = cmp.Or(refused, s.refusalOf(family, table))
+			case v != canary.Intact && v != canary.Changed && unknown == nil:
+				unknown = fmt.Errorf("%s %s is %s", family, table, canary.Unknown)
+			}
+		}
+	}
+	return cmp.Or(unknown, refused, s.BrokenSource())
+}
+
+// refusalOf says in one line which declared rule keeps a table as it is. It quotes no
+// rule.
+func (s Status) refusalOf(f rules.Family, t rules.TableName) error {
+	for _, r := range s.DeclaredRefused {
+		if r.Family == f && r.Table == t {
+			return fmt.Errorf("%s %s is not as declared: %s is refused: %s", f, t, r.Place(), r.Meaning)
+		}
+	}
+	return fmt.Errorf("%s %s is not as declared: a rule is refused", f, t)
+}

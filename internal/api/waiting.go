@@ -1,0 +1,80 @@
+package api
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// The outcomes of a flush that lasts because canaryd may not put the rules back. They are in
+// no metric.
+const (
+	WaitingPaused  Outcome = "waiting: paused"  // until the pause ends
+	WaitingObserve Outcome = "waiting: observe" // until the rules' owner writes them, or a restore
+)
+
+// Open reports whether the rules of a record are still missing, as far as this run knows.
+func (f Flush) Open() bool {
+	return f.AbsentSeconds == 0 && (f.Outcome == AwaitingDecision || !f.Earlier && f.Unanswered())
+}
+
+// Bound reports whether what AbsentFor returns is no more than a bound: canaryd did not run
+// when the rules went, and knows only when they were last in force.
+func (f Flush) Bound() bool { return f.AbsentAtMost || f.Open() && !f.LastInForce.IsZero() }
+
+// unanswered reports whether a record's outcome is one that a flush has while it lasts.
+func (f Flush) Unanswered() bool {
+	switch f.Outcome {
+	case Pending, WaitingPaused, WaitingObserve, reload.Failed:
+		return true
+	default:
+		return false
+	}
+}
+
+// AbsentFor returns how long the rules of a record were missing, or have been until now;
+// false if it is not known, or nothing is missed.
+func (f Flush) AbsentFor(now time.Time) (time.Duration, bool) {
+	switch {
+	case f.AbsentSeconds > 0:
+		return Seconds(f.AbsentSeconds), true
+	case f.Open() && !f.LastInForce.IsZero():
+		return max(now.Sub(f.LastInForce), 0), true
+	case f.Open():
+		return max(now.Sub(f.Time), 0), true
+	default:
+		return 0, false
+	}
+}
+
+// lostText names all tables that lost something, such as "ipv4 nat is emptied, ipv6 nat is
+// emptied". It is empty if none did.
+func (s Status) lostText() string {
+	var parts []string
+	for _, f := range rules.Families() {
+		for _, t := range rules.Guarded() {
+			if v := s.Families[f][t]; v.Loss() {
+				parts = append(parts, fmt.Sprintf("%s %s is %s", f, t, v))
+			}
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// pauseText says that replays are paused, "" if they are not.
+func (s Status) pauseText() string {
+	switch {
+	case !s.Paused:
+		return ""
+	case s.PausedUntil.IsZero():
+		return "replays are paused"
+	default:
+		return "replays are paused until " + s.PausedUntil.UTC().Format(time.RFC3339)
+	}
+}
+
+// Seconds returns a number of seconds as a duration.
+func Seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

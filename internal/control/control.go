@@ -1,0 +1,240 @@
+// Package control is the control socket: the server that only root and canaryd's own user may ask, and
+// the client that canaryd's commands use.
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/serve"
+
+	"github.com/canaryd/canaryd/internal/api"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// The control protocol is HTTP with JSON over a Unix socket, and the only way
+// to change anything:
+//
+//	GET  /v1/status      the Status, in full
+//	GET  /v1/healthz     "ok", or 503 with why the loop hangs
+//	GET  /v1/readyz      "ok" and perhaps more, or 503 with why the node is not healthy
+//	POST /v1/look        look now, then the Status
+//	POST /v1/restore     RestoreRequest -> RestoreReply
+//	POST /v1/pause       PauseRequest -> PauseReply
+//	POST /v1/resume      {} -> PauseReply
+//	POST /v1/dismiss     {} -> DismissReply
+//	POST /v1/baseline    BaselineRequest -> BaselineReply
+//	POST /v1/cleanup     CleanupRequest -> {}
+//	GET  /v1/flush       ?name=ID|NUMBER -> FlushReply
+//	GET  /v1/generation  ?id=ID&family=ipv4|ipv6 -> iptables-restore input
+//
+// An answer other than 200 is a failure: {"error": "one line"}.
+
+// maxRequest bounds a request's body in bytes; the longest one names a
+// generation.
+const maxRequest = 64 << 10
+
+// controlTimeout bounds one request, a restore of both families included:
+// each may take a minute and be tried a few times.
+const controlTimeout = 10 * time.Minute
+
+// A Looker tells what canaryd knows.
+type Looker interface {
+	// Alive returns nil, or why the loop hangs.
+	Alive() error
+	// Status returns the newest Status at once.
+	Status() api.Status
+	// Look looks now and returns a Status from after that look.
+	Look(context.Context) (api.Status, error)
+}
+
+// A Changer changes what the kernel holds.
+type Changer interface {
+	// Restore replays a generation and proves it. The error is for what
+	// kept it from being tried; an unproved replay is a reply.
+	Restore(context.Context, api.RestoreRequest) (api.RestoreReply, error)
+	// Cleanup removes what canaryd planted and stops healing.
+	Cleanup(context.Context, api.CleanupRequest) error
+}
+
+// A Pauser holds replays.
+type Pauser interface {
+	// Pause holds replays for a while, from now on, whatever an earlier pause
+	// was for.
+	Pause(context.Context, api.PauseRequest) (api.PauseReply, error)
+	// Resume ends a pause, and lets what is lost be replayed.
+	Resume(context.Context) (api.PauseReply, error)
+}
+
+// A Decider ends the wait for a decision.
+type Decider interface {
+	// Dismiss accepts the loss that waits for a decision, if one does.
+	Dismiss(context.Context) (api.DismissReply, error)
+}
+
+// A Confirmer keeps the generation that an operator confirmed.
+type Confirmer interface {
+	// Baseline shows the baseline, or confirms or forgets it.
+	Baseline(context.Context, api.BaselineRequest) (api.BaselineReply, error)
+}
+
+// A Renderer writes a generation as iptables-restore input.
+type Renderer interface {
+	Render(context.Context, api.RenderRequest) (string, error)
+}
+
+// A Historian tells of one flush what may not leave through TCP.
+type Historian interface {
+	Flush(context.Context, api.FlushRequest) (api.FlushReply, error)
+}
+
+// A Controller is what stands behind the control socket. Its methods may be
+// called by many goroutines; their contexts end when the client goes away or
+// the daemon stops.
+type Controller interface {
+	Looker
+	Changer
+	Pauser
+	Decider
+	Confirmer
+	Renderer
+	Historian
+}
+
+// A failure is the body of every answer that is not 200.
+type failure struct {
+	Error string `json:"error"`
+	// Reason tells failures apart that callers act upon.
+	Reason string `json:"reason,omitempty"`
+}
+
+const (
+	reasonNoGeneration = "no_generation"
+	reasonNoFlush      = "no_flush"
+)
+
+// NewControlHandler returns the control protocol for c, to be served by
+// ServeControl and never over TCP.
+func NewControlHandler(c Controller) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) {
+		serve.WriteJSON(w, http.StatusOK, c.Status())
+	})
+	mux.HandleFunc("GET /v1/healthz", func(w http.ResponseWriter, _ *http.Request) { serve.WriteCheck(w, c.Alive(), "ok") })
+	mux.HandleFunc("GET /v1/readyz", func(w http.ResponseWriter, _ *http.Request) {
+		s := c.Status()
+		serve.WriteCheck(w, s.Ready(), s.ReadyText())
+	})
+	mux.HandleFunc("POST /v1/look", handle(func(ctx context.Context, _ struct{}) (api.Status, error) {
+		return c.Look(ctx)
+	}))
+	mux.HandleFunc("POST /v1/restore", handle(c.Restore))
+	mux.HandleFunc("POST /v1/cleanup", handle(func(ctx context.Context, r api.CleanupRequest) (struct{}, error) {
+		return struct{}{}, c.Cleanup(ctx, r)
+	}))
+	mux.HandleFunc("POST /v1/pause", handle(c.Pause))
+	mux.HandleFunc("POST /v1/resume", handle(func(ctx context.Context, _ struct{}) (api.PauseReply, error) {
+		return c.Resume(ctx)
+	}))
+	mux.HandleFunc("POST /v1/dismiss", handle(func(ctx context.Context, _ struct{}) (api.DismissReply, error) {
+		return c.Dismiss(ctx)
+	}))
+	mux.HandleFunc("POST /v1/baseline", handle(c.Baseline))
+	mux.HandleFunc("GET /v1/flush", func(w http.ResponseWriter, r *http.Request) {
+		reply, err := c.Flush(r.Context(), api.FlushRequest{Name: r.URL.Query().Get("name")})
+		if err != nil {
+			writeFailure(w, err)
+			return
+		}
+		serve.WriteJSON(w, http.StatusOK, reply)
+	})
+	mux.HandleFunc("GET /v1/generation", func(w http.ResponseWriter, r *http.Request) {
+		request, err := renderRequest(r)
+		if err != nil {
+			serve.WriteJSON(w, http.StatusBadRequest, failure{Error: err.Error()})
+			return
+		}
+		text, err := c.Render(r.Context(), request)
+		if err != nil {
+			writeFailure(w, err)
+			return
+		}
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		_, _ = io.WriteString(w, text)
+	})
+	return mux
+}
+
+// handle turns a function of a request and a reply into a handler.
+func handle[Request, Reply any](do func(context.Context, Request) (Reply, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		request, err := decode[Request](http.MaxBytesReader(w, r.Body, maxRequest))
+		if err != nil {
+			serve.WriteJSON(w, http.StatusBadRequest, failure{Error: err.Error()})
+			return
+		}
+		reply, err := do(r.Context(), request)
+		if err != nil {
+			writeFailure(w, err)
+			return
+		}
+		serve.WriteJSON(w, http.StatusOK, reply)
+	}
+}
+
+// decode reads one JSON object with no unknown field and nothing behind it. An
+// empty body is an empty request.
+func decode[Request any](body io.Reader) (Request, error) {
+	var request, none Request
+	decoder := json.NewDecoder(body)
+	decoder.DisallowUnknownFields()
+	switch err := decoder.Decode(&request); {
+	case errors.Is(err, io.EOF):
+		return none, nil
+	case err != nil:
+		return none, fmt.Errorf("the request cannot be read: %w", err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return none, errors.New("the request cannot be read: something follows the JSON object")
+	}
+	return request, nil
+}
+
+func renderRequest(r *http.Request) (api.RenderRequest, error) {
+	query := r.URL.Query()
+	request := api.RenderRequest{Generation: query.Get("id")}
+	if family := query.Get("family"); family != "" {
+		err := request.Family.UnmarshalText([]byte(family))
+		if err != nil || !slices.Contains(rules.Families(), request.Family) {
+			return api.RenderRequest{}, fmt.Errorf("%q is neither ipv4 nor ipv6", family)
+		}
+	}
+	return request, nil
+}
+
+func writeFailure(w http.ResponseWriter, err error) {
+	if errors.Is(err, api.ErrNoGeneration) {
+		serve.WriteJSON(w, http.StatusNotFound, failure{Error: err.Error(), Reason: reasonNoGeneration})
+		return
+	}
+	if errors.Is(err, api.ErrNoFlush) {
+		serve.WriteJSON(w, http.StatusNotFound, failure{Error: err.Error(), Reason: reasonNoFlush})
+		return
+	}
+	serve.WriteJSON(w, http.StatusInternalServerError, failure{Error: err.Error()})
+}
+
+// ServeControl serves handler on l, as returned by ListenControl, to root and
+// our own user until ctx ends, and closes l, which removes the socket. It
+// returns nil after an orderly end.
+func ServeControl(ctx context.Context, l *net.UnixListener, handler http.Handler) error {
+	return serve.Serve(ctx, newPeerListener(ctx, l), &http.Server{Handler: handler, WriteTimeout: controlTimeout})
+}

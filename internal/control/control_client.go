@@ -1,0 +1,223 @@
+package control
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrNoDaemon: nobody listens at the control socket.
+var ErrNoDaemon = errors.New("no canaryd is running")
+
+// ErrForbidden: a daemon may run, but this user may not ask it.
+var ErrForbidden = errors.New("only root, and the user that canaryd runs as, may ask canaryd")
+
+// ErrNotCanaryd: what listens at the control socket does not answer as canaryd does.
+var ErrNotCanaryd = errors.New("what listens there is no canaryd")
+
+// statusTimeout bounds a question that a daemon answers from its memory.
+const statusTimeout = 30 * time.Second
+
+// maxReply bounds an answer in bytes. The text of 5,000 services is 10 MB.
+const maxReply = 256 << 20
+
+// A RefusedError is a request that the daemon answered with a failure.
+type RefusedError struct {
+	Code    int // HTTP's
+	Message string
+	reason  string
+}
+
+func (e *RefusedError) Error() string { return e.Message }
+
+// Is makes errors.Is(err, ErrNoGeneration) and ErrNoFlush true on both sides of
+// the socket.
+func (e *RefusedError) Is(target error) bool {
+	return target == api.ErrNoGeneration && e.reason == reasonNoGeneration || target == api.ErrNoFlush && e.reason == reasonNoFlush
+}
+
+// A Client asks a running daemon through its control socket. Each call is one
+// connection; every method returns an error that wraps ErrNoDaemon if nobody
+// listens, and a *RefusedError if the daemon says no. Contexts bound the
+// calls: there is no timeout besides.
+type Client struct {
+	Socket string // the path of the control socket
+}
+
+// Status returns what the daemon knows.
+func (c Client) Status(ctx context.Context) (api.Status, error) {
+	within, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	s, err := call[api.Status](within, c, http.MethodGet, "/v1/status", nil)
+	if err != nil && within.Err() != nil && ctx.Err() == nil {
+		return s, fmt.Errorf("%s: %w, or it hangs: no answer within %s (--socket names canaryd's control socket)", c.Socket, ErrNotCanaryd, statusTimeout)
+	}
+	return s, err
+}
+
+// Alive returns "ok" if the daemon's loop turns, and a *RefusedError that says why it does not.
+func (c Client) Alive(ctx context.Context) (string, error) { return c.probe(ctx, "/v1/healthz") }
+
+// Ready returns a line that begins with "ok" if nothing is known to be lost, and a *RefusedError
+// that says what is.
+func (c Client) Ready(ctx context.Context) (string, error) { return c.probe(ctx, "/v1/readyz") }
+
+func (c Client) probe(ctx context.Context, path string) (string, error) {
+	text, err := c.do(ctx, http.MethodGet, path, nil)
+	return strings.TrimSpace(string(text)), err
+}
+
+// Look lets the daemon look now and returns what it knows then.
+func (c Client) Look(ctx context.Context) (api.Status, error) {
+	return call[api.Status](ctx, c, http.MethodPost, "/v1/look", struct{}{})
+}
+
+// Restore lets the daemon replay a generation.
+func (c Client) Restore(ctx context.Context, r api.RestoreRequest) (api.RestoreReply, error) {
+	return call[api.RestoreReply](ctx, c, http.MethodPost, "/v1/restore", r)
+}
+
+// Cleanup lets the daemon remove its marks; it stops healing then.
+func (c Client) Cleanup(ctx context.Context, r api.CleanupRequest) error {
+	_, err := call[struct{}](ctx, c, http.MethodPost, "/v1/cleanup", r)
+	return err
+}
+
+// Pause lets the daemon hold replays.
+func (c Client) Pause(ctx context.Context, r api.PauseRequest) (api.PauseReply, error) {
+	return call[api.PauseReply](ctx, c, http.MethodPost, "/v1/pause", r)
+}
+
+// Resume lets the daemon end a pause.
+func (c Client) Resume(ctx context.Context) (api.PauseReply, error) {
+	return call[api.PauseReply](ctx, c, http.MethodPost, "/v1/resume", struct{}{})
+}
+
+// Dismiss lets the daemon accept the loss that waits for a decision.
+func (c Client) Dismiss(ctx context.Context) (api.DismissReply, error) {
+	return call[api.DismissReply](ctx, c, http.MethodPost, "/v1/dismiss", struct{}{})
+}
+
+// Baseline shows the generation that an operator confirmed, or confirms or forgets it.
+func (c Client) Baseline(ctx context.Context, r api.BaselineRequest) (api.BaselineReply, error) {
+	return call[api.BaselineReply](ctx, c, http.MethodPost, "/v1/baseline", r)
+}
+
+// Flush returns all that the daemon knows of one flush.
+func (c Client) Flush(ctx context.Context, r api.FlushRequest) (api.FlushReply, error) {
+	return call[api.FlushReply](ctx, c, http.MethodGet, "/v1/flush?"+url.Values{"name": {r.Name}}.Encode(), nil)
+}
+
+// Render returns a generation as iptables-restore input.
+func (c Client) Render(ctx context.Context, r api.RenderRequest) (string, error) {
+	query := url.Values{}
+	if r.Generation != "" {
+		query.Set("id", r.Generation)
+	}
+	if r.Family != 0 {
+		query.Set("family", r.Family.String())
+	}
+	text, err := c.do(ctx, http.MethodGet, "/v1/generation?"+query.Encode(), nil)
+	return string(text), err
+}
+
+// call sends request as JSON, unless it is nil, and reads a Reply.
+func call[Reply any](ctx context.Context, c Client, method, path string, request any) (Reply, error) {
+	var reply, none Reply
+	var body []byte
+	if request != nil {
+		var err error
+		if body, err = json.Marshal(request); err != nil {
+			return none, err
+		}
+	}
+	text, err := c.do(ctx, method, path, body)
+	if err != nil {
+		return none, err
+	}
+	if err := json.Unmarshal(text, &reply); err != nil {
+		return none, fmt.Errorf("%s: %w, or another version of it: its answer cannot be read: %w", c.Socket, ErrNotCanaryd, err)
+	}
+	return reply, nil
+}
+
+// do makes one connection for one request.
+func (c Client) do(ctx context.Context, method, path string, body []byte) ([]byte, error) {
+	// The host is never looked up; HTTP wants one.
+	request, err := http.NewRequestWithContext(ctx, method, "http://canaryd"+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	connected := false
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var dialer net.Dialer
+			conn, err := dialer.DialContext(ctx, "unix", c.Socket)
+			connected = err == nil
+			return conn, err
+		},
+	}}
+	response, err := client.Do(request)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
+		return nil, fmt.Errorf("%w: nobody listens at %s", ErrNoDaemon, c.Socket)
+	}
+	if err != nil {
+		return nil, c.explain(ctx, err, connected)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(response.Body, maxReply))
+	if err != nil {
+		return nil, err
+	}
+	if response.StatusCode != http.StatusOK {
+		return nil, c.refused(response.StatusCode, text)
+	}
+	return text, nil
+}
+
+// explain says what a request that got no answer means, and what to do. A daemon closes a
+// connection of another user unheard, where the socket's mode lets it through.
+func (c Client) explain(ctx context.Context, err error, connected bool) error {
+	closed := errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE)
+	switch {
+	case ctx.Err() != nil:
+		return err
+	case errors.Is(err, fs.ErrPermission), connected && closed && os.Geteuid() != 0:
+		return fmt.Errorf("%w at %s", ErrForbidden, c.Socket)
+	case connected && closed:
+		return fmt.Errorf("%s: %w, or it has just been stopped: it closed the connection without an answer (--socket names canaryd's control socket)", c.Socket, ErrNotCanaryd)
+	case connected, errors.Is(err, unix.EPROTOTYPE):
+		return fmt.Errorf("%s: %w (--socket names canaryd's control socket)", c.Socket, ErrNotCanaryd)
+	default:
+		return err
+	}
+}
+
+// refused reads a failure; text that is none, such as another version's "404
+// page not found", is passed on.
+func (c Client) refused(code int, text []byte) error {
+	var f failure
+	err := json.Unmarshal(text, &f)
+	switch {
+	case err != nil && code == http.StatusServiceUnavailable: // what writeCheck answers
+		f.Error = strings.TrimSpace(string(text))
+	case err != nil || f.Error == "":
+		f.Error = fmt.Sprintf("%s: %v, or another version of it: it answered %d: %.200s", c.Socket, ErrNotCanaryd, code, strings.TrimSpace(string(text)))
+	}
+	return &RefusedError{Code: code, Message: f.Error, reason: f.Reason}
+}

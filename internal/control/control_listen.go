@@ -1,0 +1,80 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/private"
+)
+
+// maxSocketPath is what fits into a struct sockaddr_un, its closing zero left out.
+const maxSocketPath = 107
+
+// ListenControl listens on a Unix socket of mode 0600 at path and makes its
+// folder, of mode 0700, if there is none. A folder that other users may change is an error. A socket that a dead daemon left is
+// replaced; one that answers is an error that wraps ErrAlreadyRunning; what is
+// no socket stays.
+func ListenControl(ctx context.Context, path string) (*net.UnixListener, error) {
+	if len(path) > maxSocketPath {
+		return nil, fmt.Errorf("the path of the control socket %s is longer than %d bytes", path, maxSocketPath)
+	}
+	if err := private.Folder(filepath.Dir(path)); err != nil {
+		return nil, err
+	}
+	if err := removeStale(ctx, path); err != nil {
+		return nil, err
+	}
+	config := net.ListenConfig{Control: ownerOnly}
+	l, err := config.Listen(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	return l.(*net.UnixListener), nil
+}
+
+// ownerOnly sets the mode of a socket that is not bound yet. bind gives it to
+// the file (less the umask), so the file never has another one; to change the
+// umask instead would meddle with every other goroutine's files.
+func ownerOnly(_, _ string, socket syscall.RawConn) error {
+	var failed error
+	if err := socket.Control(func(fd uintptr) { failed = unix.Fchmod(int(fd), 0o600) }); err != nil {
+		return err
+	}
+	return failed
+}
+
+// removeStale removes the socket at path if nobody listens there any more.
+func removeStale(ctx context.Context, path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if info.Mode().Type() != fs.ModeSocket {
+		return fmt.Errorf("%s is in the way: it is no socket", path)
+	}
+	dialer := net.Dialer{Timeout: time.Second}
+	conn, err := dialer.DialContext(ctx, "unix", path)
+	switch {
+	case err == nil:
+		conn.Close()
+		return fmt.Errorf("%w: it answers at %s", api.ErrAlreadyRunning, path)
+	case errors.Is(err, unix.ECONNREFUSED):
+		return os.Remove(path)
+	default:
+		return fmt.Errorf("whether anybody listens at %s cannot be told: %w", path, err)
+	}
+}

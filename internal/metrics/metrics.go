@@ -1,0 +1,338 @@
+// Package metrics counts for Prometheus what the daemon does. Every label value is there from the
+// first scrape on.
+package metrics
+
+import (
+	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
+
+	"github.com/canaryd/canaryd/pkg/watch"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/conntrack"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// MetricsOptions is what Metrics must know beforehand, so that every label
+// value is there from the first scrape on.
+type MetricsOptions struct {
+	Families []rules.Family // the enabled ones
+	Sources  []string       // names of the sources of generations in use
+	// Hints returns how many hints each source has given; it is called at
+	// each scrape. Nil means none.
+	Hints           func() map[watch.Source]uint64
+	Version, Commit string
+	GoVersion       string
+}
+
+// A ProbeResult is the label result of canaryd_probes_total.
+type ProbeResult string
+
+// The results of a probe.
+const (
+	ProbeIntact  ProbeResult = "intact"
+	ProbeLoss    ProbeResult = "loss"
+	ProbeUnknown ProbeResult = "unknown"
+)
+
+// ProbeResults returns every ProbeResult.
+func ProbeResults() []ProbeResult { return []ProbeResult{ProbeIntact, ProbeLoss, ProbeUnknown} }
+
+// Metrics counts and times what the loop does: one method per event, however
+// many series the event moves. The methods may be called by any goroutine.
+type Metrics struct {
+	flushes, replays, restoreFailures *prometheus.CounterVec
+	probes, sourceErrors              *prometheus.CounterVec
+	flowsEnded, sweepErrors           *prometheus.CounterVec
+	flushEvents, journalErrors        prometheus.Counter
+	flushedUnprotected                *prometheus.CounterVec
+
+	canaryPresent, hooksMissing  *prometheus.GaugeVec
+	generationRules, quarantined *prometheus.GaugeVec
+	declaredRefused              *prometheus.GaugeVec
+	backend, keeper, mode        *prometheus.GaugeVec
+	lossSince, capturePending    prometheus.Gauge
+	lastFlush, lastExamination   prometheus.Gauge
+	generationTime               prometheus.Gauge
+	mixed, mismatch              prometheus.Gauge
+	paused, contended, ownerless prometheus.Gauge
+	nothingProtected             prometheus.Gauge
+	awaitingDecision             prometheus.Gauge
+	rulesAbsent, probeDuration   prometheus.Histogram
+	replayDuration               *prometheus.HistogramVec
+	families                     []rules.Family
+}
+
+// NewMetrics registers every metric of the contract with reg, each label value
+// at 0: a counter that first appears at 1 has no increase, so the first flush
+// would never alert. It panics if reg holds one of them already.
+func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
+	// Buckets, in seconds. A probe is one or two system calls; a replay lies
+	// between one small batch and iptables-nft-restore's minute; an absence
+	// between a replay at its best and an owner's own slow sync.
+	probeBuckets := []float64{10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3, 0.1, 0.25, 1}
+	replayBuckets := []float64{5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60}
+	absentBuckets := []float64{5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120}
+
+	b := builder{reg}
+	m := &Metrics{
+		families: o.Families,
+
+		flushes:         b.counters("flushes_total", "Losses found, by the table that was hit.", "family", "table", "kind"),
+		flushEvents:     b.counter("flush_events_total", "Flush records of lost rules, one however many tables a flush hit."),
+		replays:         b.counters("replays_total", "Replays by what became of them.", "family", "result"),
+		restoreFailures: b.counters("restore_failures_total", "Restores that iptables or the kernel refused, by reason.", "family", "reason"),
+		probes:          b.counters("probes_total", "Probes by what they showed.", "family", "result"),
+		sourceErrors:    b.counters("source_errors_total", "Errors of a source of generations; the last good generation stays in force.", "source"),
+		flowsEnded:      b.counters("conntrack_deleted_total", "Flows deleted from conntrack because they began while the rules were missing and were not translated, or not masqueraded.", "family", "protocol"),
+		journalErrors:   b.counter("journal_errors_total", "Flush records that could not be written to disk, counted with each try."),
+		sweepErrors:     b.counters("conntrack_errors_total", "Searches for such flows that failed or found more than they may delete.", "family"),
+
+		canaryPresent:   b.gauges("canary_present", "Whether the canary stood with its nonce at the last probe; 0 after a cleanup.", "family", "table"),
+		hooksMissing:    b.gauges("hooks_missing", "Hooks that were missing at the last examination.", "family", "table"),
+		generationRules: b.gauges("generation_rules", "Rules of the generation that ought to be in force.", "family", "table"),
+		quarantined:     b.gauges("quarantined_rules", "Rules that could not be put back, because what they lean on is missing or they are refused.", "family", "table"),
+		declaredRefused: b.gauges("declared_refused", "Declared rules that iptables or the kernel refuses; their table keeps the rules that were in force.", "family", "table"),
+		keeper:          b.gauges("keeper", "Whether the keeper, which holds established connections through a flush, is in this state.", "family", "state"),
+		mode:            b.gauges("mode", "Whether canaryd runs in this mode: it replays what is lost (heal) or only reports it (observe).", "mode"),
+		backend:         b.gauges("backend_info", "The iptables backend in use; always 1.", "family", "backend", "version"),
+
+		lossSince:       b.gauge("loss_since_timestamp_seconds", "When the loss that stands now was first seen; 0 while nothing is lost."),
+		capturePending:  b.gauge("capture_pending_since_timestamp_seconds", "Since when the generation lags behind what the owners wrote; 0 while it is current."),
+		lastFlush:       b.gauge("last_flush_timestamp_seconds", "When the last flush was first seen; 0 if there was none."),
+		lastExamination: b.gauge("last_examination_timestamp_seconds", "When it was last known of every family what its tables hold: they were read in full, or a probe showed that nothing had moved since; 0 if it never was."),
+		generationTime:  b.gauge("generation_timestamp_seconds", "When the generation was captured or loaded; 0 while there is none."),
+		mixed:           b.gauge("mixed_backends", "Whether both iptables backends hold rules."),
+		mismatch:        b.gauge("backend_mismatch", "Whether the other iptables backend is the one in use by now; a restart of canaryd would guard that one."),
+		paused:          b.gauge("paused", "Whether replays are held."),
+		contended:       b.gauge("contended", "Whether somebody keeps undoing what is replayed."),
+		ownerless:       b.gauge("rules_without_owner", "Whether kube-proxy's rules are in force and kube-proxy's canary has been missing for two minutes."),
+
+		nothingProtected: b.gauge("nothing_protected", "Whether every table was read and holds no rule to guard; kubelet's own do not count."),
+
+		awaitingDecision: b.gauge("awaiting_decision", "Whether rules that were lost while canaryd did not run wait for an operator's decision."),
+
+		rulesAbsent:    b.histogram("rules_absent_seconds", "From the first evidence of a loss to the proof that everything is back.", absentBuckets),
+		probeDuration:  b.histogram("probe_duration_seconds", "How long a probe of one family took.", probeBuckets),
+		replayDuration: b.histograms("replay_duration_seconds", "How long a replay of one family took, its proof included.", replayBuckets, "family"),
+	}
+	m.flushedUnprotected = b.counters("flushed_unprotected_rules_total", "Rules that --protect does not name and that went in the same flush as protected ones, where it is known how many there were.", "family", "table")
+	build := b.gauges("build_info", "The running program; always 1.", "version", "commit", "goversion")
+	build.WithLabelValues(o.Version, o.Commit, o.GoVersion).Set(1)
+	reg.MustRegister(
+		hintCollector{counts: o.Hints, desc: prometheus.NewDesc("canaryd_hints_total", "Reasons to look, by where they came from.", []string{"source"}, nil)},
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
+	m.zero(o.Sources)
+	return m
+}
+
+// zero touches every series, which makes it exist.
+func (m *Metrics) zero(sources []string) {
+	for _, source := range sources {
+		m.sourceErrors.WithLabelValues(source)
+	}
+	for _, mode := range api.Modes() {
+		m.mode.WithLabelValues(string(mode))
+	}
+	for _, family := range m.families {
+		f := family.String()
+		for _, table := range rules.Guarded() {
+			t := string(table)
+			m.flushedUnprotected.WithLabelValues(f, t)
+			for _, kind := range canary.LossKinds() {
+				m.flushes.WithLabelValues(f, t, string(kind))
+			}
+			for _, gauge := range []*prometheus.GaugeVec{m.canaryPresent, m.hooksMissing, m.generationRules, m.quarantined, m.declaredRefused} {
+				gauge.WithLabelValues(f, t)
+			}
+		}
+		for _, result := range reload.Outcomes() {
+			m.replays.WithLabelValues(f, string(result))
+		}
+		for _, reason := range iptables.Reasons() {
+			m.restoreFailures.WithLabelValues(f, string(reason))
+		}
+		for _, result := range ProbeResults() {
+			m.probes.WithLabelValues(f, string(result))
+		}
+		m.replayDuration.WithLabelValues(f)
+		for _, protocol := range sweptProtocols() {
+			m.flowsEnded.WithLabelValues(f, protocol)
+		}
+		m.sweepErrors.WithLabelValues(f)
+		for _, state := range api.KeeperStates() {
+			m.keeper.WithLabelValues(f, string(state))
+		}
+	}
+}
+
+// ObserveProbe counts and times one probe of one family.
+func (m *Metrics) ObserveProbe(family rules.Family, result ProbeResult, took time.Duration) {
+	m.probes.WithLabelValues(family.String(), string(result)).Inc()
+	m.probeDuration.Observe(took.Seconds())
+}
+
+// SetCanaryPresent says whether a probe found table's canary with its nonce.
+func (m *Metrics) SetCanaryPresent(family rules.Family, table rules.TableName, present bool) {
+	m.canaryPresent.WithLabelValues(family.String(), string(table)).Set(truth(present))
+}
+
+// SetCanariesGone says that canaryd has removed its canaries and probes no more. A
+// canary that could not be removed counts as gone too: it guards nothing.
+func (m *Metrics) SetCanariesGone() {
+	for _, family := range m.families {
+		for _, table := range rules.Guarded() {
+			m.SetCanaryPresent(family, table, false)
+		}
+	}
+}
+
+// SetHooksMissing says how many hooks a full read of one family showed each of
+// its tables to lack; tables not named are left as they were.
+func (m *Metrics) SetHooksMissing(family rules.Family, missing map[rules.TableName]int) {
+	for table, n := range missing {
+		m.hooksMissing.WithLabelValues(family.String(), string(table)).Set(float64(n))
+	}
+}
+
+// ObserveFlush counts one flush record, first seen at the given time, and
+// every table that it hit; verdicts that are no loss are passed over.
+func (m *Metrics) ObserveFlush(at time.Time, hit map[rules.Family]api.Verdicts) {
+	m.flushEvents.Inc()
+	m.lastFlush.Set(seconds(at))
+	m.ObserveFurtherLoss(hit)
+}
+
+// ObserveFurtherLoss counts tables that turned out to be hit while their
+// record was open already; verdicts that are no loss are passed over.
+func (m *Metrics) ObserveFurtherLoss(hit map[rules.Family]api.Verdicts) {
+	for family, verdicts := range hit {
+		for table, kind := range verdicts {
+			if kind.Loss() {
+				m.flushes.WithLabelValues(family.String(), string(table), string(kind)).Inc()
+			}
+		}
+	}
+}
+
+// ObserveUnprotected counts rules of others that went in a flush of one table.
+func (m *Metrics) ObserveUnprotected(family rules.Family, table rules.TableName, n int) {
+	m.flushedUnprotected.WithLabelValues(family.String(), string(table)).Add(float64(n))
+}
+
+// ObserveRecovery notes that everything is proved to be back, absent after the
+// first evidence of its loss.
+func (m *Metrics) ObserveRecovery(absent time.Duration) {
+	m.rulesAbsent.Observe(absent.Seconds())
+}
+
+// ObserveReplay counts and times one replay of one family; a skipped one took
+// no time and is not timed.
+func (m *Metrics) ObserveReplay(family rules.Family, result api.Outcome, took time.Duration) {
+	m.replays.WithLabelValues(family.String(), string(result)).Inc()
+	if result != reload.Skipped {
+		m.replayDuration.WithLabelValues(family.String()).Observe(took.Seconds())
+	}
+}
+
+// ObserveRestoreFailure counts one refused restore.
+func (m *Metrics) ObserveRestoreFailure(family rules.Family, reason iptables.Reason) {
+	m.restoreFailures.WithLabelValues(family.String(), string(reason)).Inc()
+}
+
+// sweptProtocols are the protocols whose flows are deleted, by number.
+func sweptProtocols() map[uint8]string {
+	return map[uint8]string{rules.TCP: "tcp", rules.UDP: "udp", rules.SCTP: "sctp"}
+}
+
+// ObserveSweep counts the flows that were deleted after a replay of nat.
+func (m *Metrics) ObserveSweep(family rules.Family, deleted conntrack.Deleted, failed bool) {
+	for number, protocol := range sweptProtocols() {
+		m.flowsEnded.WithLabelValues(family.String(), protocol).Add(float64(deleted.ByProtocol[number]))
+	}
+	if failed {
+		m.sweepErrors.WithLabelValues(family.String()).Inc()
+	}
+}
+
+// ObserveJournalError counts flush records that are not on disk.
+func (m *Metrics) ObserveJournalError() { m.journalErrors.Inc() }
+
+// SetGeneration says what ought to be in force and since when; tables not
+// named hold no rules of it.
+func (m *Metrics) SetGeneration(captured time.Time, count map[rules.TableID]int) {
+	m.generationTime.Set(seconds(captured))
+	for _, family := range m.families {
+		for _, table := range rules.Guarded() {
+			m.generationRules.WithLabelValues(family.String(), string(table)).Set(float64(count[family.Table(table)]))
+		}
+	}
+}
+
+// SetStatus follows what a new Status says: when the tables were last known,
+// since when something is lost or the generation lags behind, whether replays are held or fought, in which mode canaryd
+// runs, what the newest evidence says of the backend, and what the keeper does.
+func (m *Metrics) SetStatus(s api.Status) {
+	m.lastExamination.Set(seconds(s.LastExamination))
+	m.lossSince.Set(seconds(s.LossSince))
+	m.capturePending.Set(seconds(s.CapturePendingSince))
+	m.paused.Set(truth(s.Paused))
+	m.contended.Set(truth(s.Contended))
+	m.ownerless.Set(truth(s.RulesWithoutOwner != nil))
+	m.nothingProtected.Set(truth(s.NothingProtected != nil))
+	m.awaitingDecision.Set(truth(s.Decision != nil))
+	m.mixed.Set(truth(s.Backend.Mixed))
+	m.mismatch.Set(truth(s.Backend.Mismatch))
+	for _, mode := range api.Modes() {
+		m.mode.WithLabelValues(string(mode)).Set(truth(s.Mode == mode))
+	}
+	for family, keeper := range s.Keeper {
+		for _, state := range api.KeeperStates() {
+			m.keeper.WithLabelValues(family.String(), string(state)).Set(truth(keeper.State == state))
+		}
+	}
+}
+
+// SetBackend says what the kernel is asked with.
+func (m *Metrics) SetBackend(info iptables.Info) {
+	m.backend.Reset()
+	for _, family := range m.families {
+		m.backend.WithLabelValues(family.String(), string(info.Backend), info.Version).Set(1)
+	}
+}
+
+// ObserveSourceError counts an error of a source of generations.
+func (m *Metrics) ObserveSourceError(source string) { m.sourceErrors.WithLabelValues(source).Inc() }
+
+// SetQuarantined says how many of table's rules are left out of replays.
+func (m *Metrics) SetQuarantined(family rules.Family, table rules.TableName, n int) {
+	m.quarantined.WithLabelValues(family.String(), string(table)).Set(float64(n))
+}
+
+// SetDeclaredRefused says how many of the rules declared for table are refused.
+func (m *Metrics) SetDeclaredRefused(family rules.Family, table rules.TableName, n int) {
+	m.declaredRefused.WithLabelValues(family.String(), string(table)).Set(float64(n))
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// seconds returns t as Prometheus has timestamps, and 0 for the zero time.
+func seconds(t time.Time) float64 {
+	if t.IsZero() {
+		return 0
+	}
+	return float64(t.UnixMicro()) / 1e6
+}

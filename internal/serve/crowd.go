@@ -1,0 +1,98 @@
+package serve
+
+import (
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+)
+
+// A crowd is a listener with a bounded number of connections. A new connection never waits
+// for one that has sent no request: where there are too many, the oldest of those is closed. Any local user
+// may connect to the loopback address, and a probe or a scrape must be
+// answered all the same.
+type crowd struct {
+	net.Listener
+	most int
+
+	mu      sync.Mutex
+	room    *sync.Cond        // a connection ended, or sent no request
+	silent  []*crowdedConn    // have sent no request yet, oldest first
+	talking map[net.Conn]bool // have sent one, and may take as long as the answer
+	closed  bool
+}
+
+// A crowdedConn is a connection of a crowd.
+type crowdedConn struct {
+	net.Conn
+	crowd *crowd
+	once  sync.Once
+}
+
+func newCrowd(l net.Listener, most int) *crowd {
+	c := &crowd{Listener: l, most: most, talking: map[net.Conn]bool{}}
+	c.room = sync.NewCond(&c.mu)
+	return c
+}
+
+// Accept returns the next connection. It waits only while requests are answered on as many
+// connections as there may be.
+func (c *crowd) Accept() (net.Conn, error) {
+	conn, err := c.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	made := &crowdedConn{Conn: conn, crowd: c}
+	c.mu.Lock()
+	for len(c.talking) >= c.most && !c.closed {
+		c.room.Wait()
+	}
+	var evicted *crowdedConn
+	if len(c.silent)+len(c.talking) >= c.most && len(c.silent) > 0 {
+		evicted, c.silent = c.silent[0], c.silent[1:]
+	}
+	c.silent = append(c.silent, made)
+	c.mu.Unlock()
+	if evicted != nil {
+		evicted.Close()
+	}
+	return made, nil
+}
+
+// Close ends the listener, and an Accept that waits.
+func (c *crowd) Close() error {
+	c.mu.Lock()
+	c.closed = true
+	c.room.Broadcast()
+	c.mu.Unlock()
+	return c.Listener.Close()
+}
+
+// follow is what http.Server calls when a connection's state changes.
+func (c *crowd) follow(conn net.Conn, state http.ConnState) {
+	made, ok := conn.(*crowdedConn)
+	if !ok || state != http.StateActive {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if i := slices.Index(c.silent, made); i >= 0 {
+		c.silent = slices.Delete(c.silent, i, i+1)
+		c.talking[made] = true
+	}
+}
+
+// Close closes the connection and makes room for another one.
+func (m *crowdedConn) Close() error {
+	m.once.Do(func() {
+		c := m.crowd
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if i := slices.Index(c.silent, m); i >= 0 {
+			c.silent = slices.Delete(c.silent, i, i+1)
+		}
+		delete(c.talking, m)
+		c.room.Signal()
+	})
+	return m.Conn.Close()
+}

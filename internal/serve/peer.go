@@ -1,0 +1,28 @@
+package serve
+
+import (
+	"fmt"
+	"net"
+
+	"golang.org/x/sys/unix"
+)
+
+// PeerOf returns who is at the other end of a Unix socket, as the kernel noted
+// it when the connection was made.
+func PeerOf(conn *net.UnixConn) (*unix.Ucred, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var peer *unix.Ucred
+	var failed error
+	if err := raw.Control(func(fd uintptr) {
+		peer, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return nil, err
+	}
+	if failed != nil {
+		return nil, fmt.Errorf("asking who is connected: %w", failed)
+	}
+	return peer, nil
+}

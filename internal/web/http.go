@@ -1,0 +1,65 @@
+// Package web is what HTTP shows: metrics, health, readiness, the status as JSON and as a page. Nothing in
+// it changes any state, and none of it shows rules or command lines.
+package web
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/serve"
+
+	"github.com/canaryd/canaryd/internal/api"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// answerTimeout bounds an answer over TCP. The longest is a scrape, and
+// Prometheus gives up after 10 s by default.
+const answerTimeout = 15 * time.Second
+
+// NewHTTPHandler returns the read-only face of the daemon: metrics, health,
+// readiness, status as JSON and as a page. Nothing in it changes any state,
+// and none of it shows rules or command lines: it may be served over TCP.
+//
+// node is the node's name for the page, or empty. snapshot returns the newest Status; alive says why the loop does not turn,
+// or nil. Both are called by many goroutines.
+func NewHTTPHandler(node string, snapshot func() api.Status, alive func() error, metrics prometheus.Gatherer) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		serve.WriteCheck(w, alive(), "ok")
+	})
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		s := snapshot()
+		serve.WriteCheck(w, s.Ready(), s.ReadyText())
+	})
+	mux.HandleFunc("GET /api/v1/status", func(w http.ResponseWriter, _ *http.Request) {
+		serve.WriteJSON(w, http.StatusOK, snapshot().Public())
+	})
+	mux.Handle("GET /{$}", newPage(node, snapshot, alive))
+	return guarded(mux)
+}
+
+// guarded adds the headers that every answer has: nothing is cached, guessed
+// at, framed, or loaded from elsewhere.
+func guarded(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Cache-Control", "no-store")
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("Referrer-Policy", "no-referrer")
+		h.Set("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'") // the page has its own
+		next.ServeHTTP(w, r)
+	})
+}
+
+// ServeHTTP serves handler on l until ctx ends, and closes l. It returns nil after an orderly end.
+func ServeHTTP(ctx context.Context, l net.Listener, handler http.Handler) error {
+	server := &http.Server{Handler: handler, WriteTimeout: answerTimeout}
+	// A connection is one answer: 64 that are idle would lock everybody out.
+	server.SetKeepAlivesEnabled(false)
+	return serve.Serve(ctx, l, server)
+}

@@ -1,0 +1,97 @@
+package web
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+)
+
+// ownNames are the names under which HTTP answers, as a request's Host header has them. A web
+// site in a browser on the node can let its own name lead to canaryd's address (DNS rebinding)
+// and would read what is answered; the browser still sends the site's name.
+type ownNames struct {
+	everyAddress bool // canaryd listens at all addresses
+	addresses    map[netip.Addr]bool
+	names        map[string]bool
+}
+
+// newOwnNames returns the names of a server at bind, which is HOST:PORT, that listens at these
+// addresses, and further names. The loopback's are always among them.
+func newOwnNames(bind string, listening net.Addr, further []string) ownNames {
+	o := ownNames{addresses: map[netip.Addr]bool{}, names: map[string]bool{"localhost": true}}
+	for _, name := range further {
+		o.add(name)
+	}
+	o.add(hostOf(bind))
+	if listening != nil {
+		o.add(hostOf(listening.String()))
+	}
+	return o
+}
+
+func (o *ownNames) add(host string) {
+	addr, err := netip.ParseAddr(host)
+	switch {
+	case host == "" || err == nil && addr.IsUnspecified():
+		o.everyAddress = true
+	case err == nil:
+		o.addresses[plainAddr(addr)] = true
+	default:
+		o.names[plainName(host)] = true
+	}
+}
+
+// has reports whether a Host header names us. The port is not looked at: a tunnel changes it.
+// Without a header there is no browser at the other end.
+func (o *ownNames) has(header string) bool {
+	if header == "" {
+		return true
+	}
+	host := hostOf(header)
+	if addr, err := netip.ParseAddr(host); err == nil {
+		return o.everyAddress || addr.Unmap().IsLoopback() || o.addresses[plainAddr(addr)]
+	}
+	return o.names[plainName(host)]
+}
+
+// hostOf returns the host of HOST:PORT, HOST or [HOST].
+func hostOf(text string) string {
+	if host, _, err := net.SplitHostPort(text); err == nil {
+		return host
+	}
+	if inner, ok := strings.CutPrefix(text, "["); ok {
+		return strings.TrimSuffix(inner, "]")
+	}
+	return text
+}
+
+// plainAddr leaves out how an address was written: a Host header has no zone.
+func plainAddr(addr netip.Addr) netip.Addr { return addr.Unmap().WithZone("") }
+
+func plainName(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }
+
+// onlyFor answers requests for other hosts than ours with 421 and what to do.
+func onlyFor(own ownNames, next http.Handler) http.Handler {
+	return guarded(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if own.has(r.Host) {
+			next.ServeHTTP(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.WriteHeader(http.StatusMisdirectedRequest)
+		fmt.Fprintf(w, "canaryd does not answer under the name %.100q. Ask for its address, or for localhost on the node, or name it to canaryd: --metrics-host=NAME\n", r.Host)
+	}))
+}
+
+// CheckHostName returns why name cannot be a host's in a Host header without its port.
+func CheckHostName(name string) error {
+	if _, err := netip.ParseAddr(name); err == nil {
+		return nil
+	}
+	if name == "" || strings.Trim(strings.ToLower(name), "abcdefghijklmnopqrstuvwxyz0123456789-._") != "" {
+		return fmt.Errorf("%q is no name of a host: want one without a port, or an address", name)
+	}
+	return nil
+}

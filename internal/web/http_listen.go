@@ -1,0 +1,72 @@
+package web
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+)
+
+// retryListen is how often an address is tried that another process has.
+const retryListen = 5 * time.Second
+
+// A Listening serves HTTP at an address, also where it can have it only later: another
+// process may have the port, and must not keep canaryd from guarding.
+type Listening struct {
+	Address string // HOST:PORT
+	Handler http.Handler
+	// Names are those under which it answers, next to the loopback's and that of Address.
+	Names []string
+	// Report is called with why the address cannot be had, and with nil once it can.
+	Report func(error)
+
+	listen func(address string) (net.Listener, error) // nil: net.Listen
+}
+
+// Run serves until ctx ends, and returns nil then. An address that can never be had, such as
+// one that is no address, is an error at once.
+func (s Listening) Run(ctx context.Context) error {
+	l, err := s.await(ctx)
+	if err != nil || l == nil {
+		return err
+	}
+	return ServeHTTP(ctx, l, onlyFor(newOwnNames(s.Address, l.Addr(), s.Names), s.Handler))
+}
+
+// await returns the listener, nil if ctx ends before the address can be had.
+func (s Listening) await(ctx context.Context) (net.Listener, error) {
+	listen := s.listen
+	if listen == nil {
+		listen = func(address string) (net.Listener, error) { return net.Listen("tcp", address) }
+	}
+	again := time.NewTicker(retryListen)
+	defer again.Stop()
+	log := klog.FromContext(ctx)
+	for tried := false; ; tried = true {
+		l, err := listen(s.Address)
+		switch {
+		case err == nil:
+			s.Report(nil)
+			if tried {
+				log.Info("Metrics, health and page are served from now on", "address", s.Address)
+			}
+			return l, nil
+		case !errors.Is(err, unix.EADDRINUSE) && !errors.Is(err, unix.EADDRNOTAVAIL):
+			return nil, fmt.Errorf("%w (choose another with --metrics-bind-address, empty for none)", err)
+		case !tried:
+			log.Error(err, "No metrics, health and page over HTTP: the address cannot be had. What answers there is not canaryd. Rules are guarded all the same",
+				"address", s.Address, "next", "trying again every "+retryListen.String())
+		}
+		s.Report(err)
+		select {
+		case <-ctx.Done():
+			return nil, nil
+		case <-again.C:
+		}
+	}
+}

@@ -1,0 +1,76 @@
+package web
+
+import (
+	"bytes"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"html/template"
+	"net/http"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
+)
+
+// The page for people is one document; it loads nothing.
+var (
+	//go:embed page.html
+	pageText string
+	//go:embed page.css
+	pageCSS string
+	//go:embed page.js
+	pageScript string
+)
+
+// pagePolicy allows the page its own style and script, by their digests, and
+// to ask for itself again.
+func pagePolicy() string {
+	return fmt.Sprintf("default-src 'none'; style-src '%s'; script-src '%s'; connect-src 'self'; img-src data:; "+
+		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'", digest(pageCSS), digest(pageScript))
+}
+
+func digest(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return "sha256-" + base64.StdEncoding.EncodeToString(sum[:])
+}
+
+// newPage returns the page for people: the public status as HTML. It is whole
+// without its script, which asks for it again and again and moves what changed
+// into the one that is shown. Nothing on it changes any state.
+func newPage(node string, snapshot func() api.Status, alive func() error) http.Handler {
+	page := template.Must(template.New("page").Funcs(template.FuncMap{
+		"ago":   agoText,
+		"clock": clockText,
+		"at":    func(t, now time.Time) moment { return moment{t, now} },
+		"count": countText,
+		"iso":   func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
+		"utc":   utcText,
+	}).Parse(pageText))
+	sum := sha256.Sum256([]byte(pageText + pageCSS + pageScript))
+	base := pageView{
+		Build: hex.EncodeToString(sum[:6]), CSS: template.CSS(pageCSS), Script: template.JS(pageScript),
+		Node: node, Began: time.Now(),
+	}
+	policy := pagePolicy()
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		var text bytes.Buffer
+		if err := page.Execute(&text, base.of(snapshot().Public(), alive(), time.Now())); err != nil {
+			http.Error(w, "the page cannot be made", http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+		w.Header().Set("Content-Security-Policy", policy)
+		_, _ = w.Write(bytes.Map(visible, text.Bytes()))
+	})
+}
+
+// visible replaces what a terminal obeys and a browser does not show: whoever
+// writes rules names the chains, and a page may be fetched with curl.
+func visible(r rune) rune {
+	if r < ' ' && r != '\n' && r != '\t' || 0x7f <= r && r < 0xa0 {
+		return '\ufffd'
+	}
+	return r
+}

@@ -1,0 +1,48 @@
+package web
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/canaryd/canaryd/internal/api"
+)
+
+// nothingHeadline is what the page says first.
+func nothingHeadline(n api.Nothing) pageVerdict {
+	return pageVerdict{Class: "unknown", Title: "Nothing protected", Lines: []string{
+		api.Upper(n.String()) + ".",
+		"A new node is so for a moment. If this one is not new, canaryd guards nothing that matters here: see --protect, and which mode kube-proxy is in.",
+	}}
+}
+
+// refusedLines say on the page which declared rules are refused, and where they stand.
+func refusedLines(s api.Status) []string {
+	const shown = 5
+	var lines []string
+	for i, r := range s.DeclaredRefused {
+		if i == shown {
+			lines = append(lines, fmt.Sprintf("And %d more: canaryd status lists them.", len(s.DeclaredRefused)-shown))
+			break
+		}
+		lines = append(lines, fmt.Sprintf("%s %s: %s is refused: %s.", r.Family, r.Table, r.Place(), r.Meaning))
+	}
+	return append(lines, "These tables keep what was in force before; all others are as declared. canaryd status quotes the rule and the reason.")
+}
+
+// sourceWarning is for the page: what is wrong with files that the headline does not
+// have.
+func sourceWarning(s api.Status) []pageWarning {
+	var lines []string
+	for _, e := range s.SourceErrors {
+		lines = append(lines, api.Upper(e.Line()))
+	}
+	if len(lines) == 0 {
+		return nil
+	}
+	const shown = 5
+	if n := len(lines) - shown; n > 0 {
+		lines = append(lines[:shown], fmt.Sprintf("And %d more", n))
+	}
+	return []pageWarning{{Name: "sources", Class: "bad", Title: "Files that declare rules have errors.",
+		Text: strings.Join(lines, ". ") + ". The reasons:", Command: "canaryd status"}}
+}

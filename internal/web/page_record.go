@@ -1,0 +1,185 @@
+package web
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
+
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A pageRecord is a flush record.
+type pageRecord struct {
+	api.Flush
+	Where, Absent, Noticed  string
+	Class                   string // of its outcome
+	KindMeans, OutcomeMeans string
+	Groups                  []pageGroup
+}
+
+// A pageGroup is what one table lost, with fewer chains.
+type pageGroup struct {
+	api.TableLoss
+	By string // who took it
+}
+
+func recordOf(f api.Flush, now time.Time) pageRecord {
+	r := pageRecord{Flush: f, Noticed: durationText(api.Seconds(f.NoticedSeconds)), Class: outcomeClass(f.Outcome),
+		KindMeans: kindMeanings[f.Kind], OutcomeMeans: outcomeMeanings[f.Outcome]}
+	var families, tables []string
+	for _, family := range f.Families {
+		families = append(families, family.String())
+	}
+	for _, table := range f.Tables {
+		tables = append(tables, string(table))
+	}
+	if len(tables) == len(rules.Guarded()) {
+		tables = []string{"all tables"}
+	}
+	r.Where = strings.Join(families, "+") + " " + strings.Join(tables, ", ")
+	switch absent, known := f.AbsentFor(now); {
+	case !known:
+		r.Absent = "not known"
+	case f.Bound():
+		r.Absent = "at most " + durationText(absent)
+	default:
+		r.Absent = durationText(absent)
+	}
+	if f.Open() && r.Absent != "not known" {
+		r.Absent += " so far"
+	}
+	for _, t := range f.Lost.Tables {
+		g := pageGroup{TableLoss: t, By: f.TakersOf(t)}
+		if shown := chainsShown / len(f.Lost.Tables); len(t.PerChain) > shown {
+			g.PerChain, g.More = t.PerChain[:shown], t.More+len(t.PerChain)-shown
+		}
+		r.Groups = append(r.Groups, g)
+	}
+	return r
+}
+
+// absentText is how long the rules were absent, or can have been at most.
+func absentText(f api.Flush) string {
+	text := durationText(api.Seconds(f.AbsentSeconds))
+	if f.AbsentAtMost {
+		return "at most " + text
+	}
+	return text
+}
+
+func outcomeClass(o api.Outcome) string {
+	switch o {
+	case reload.Proved:
+		return "good"
+	case reload.Raced:
+		return "warn"
+	case reload.Skipped, api.Interrupted, api.Requested, api.Dismissed:
+		return "dull"
+	default:
+		return "bad"
+	}
+}
+
+// A pageStrip shows when flushes were, from left to right.
+type pageStrip struct {
+	Span  string // what its whole length is
+	Ticks []pageTick
+}
+
+// A pageTick is one flush; X is in percent.
+type pageTick struct{ Class, X string }
+
+// spans are the lengths that a strip may have.
+var spans = []struct {
+	length time.Duration
+	name   string
+}{{10 * time.Minute, "10 minutes ago"}, {time.Hour, "1 hour ago"}, {6 * time.Hour, "6 hours ago"}, {24 * time.Hour, "24 hours ago"},
+	{7 * 24 * time.Hour, "7 days ago"}, {30 * 24 * time.Hour, "30 days ago"}, {365 * 24 * time.Hour, "1 year ago"}}
+
+// stripOf returns the shortest strip that has room for all records.
+func stripOf(records []pageRecord, now time.Time) pageStrip {
+	if len(records) == 0 {
+		return pageStrip{}
+	}
+	oldest := now.Sub(records[len(records)-1].Time)
+	span := spans[len(spans)-1]
+	for _, s := range spans {
+		if oldest <= s.length {
+			span = s
+			break
+		}
+	}
+	strip := pageStrip{Span: span.name}
+	for _, r := range slices.Backward(records) {
+		x := 100 * (1 - now.Sub(r.Time).Seconds()/span.length.Seconds())
+		strip.Ticks = append(strip.Ticks, pageTick{r.Class, strconv.FormatFloat(min(100, max(0, x)), 'f', 2, 64)})
+	}
+	return strip
+}
+
+// durationText returns a duration as people say it, with two digits or more.
+func durationText(d time.Duration) string {
+	switch {
+	case d <= 0:
+		return "0 s"
+	case d < time.Millisecond:
+		return fmt.Sprintf("%d µs", d.Microseconds())
+	case d < 10*time.Millisecond:
+		return fmt.Sprintf("%.1f ms", d.Seconds()*1e3)
+	case d < time.Second:
+		return fmt.Sprintf("%.0f ms", d.Seconds()*1e3)
+	case d < 10*time.Second:
+		return fmt.Sprintf("%.1f s", d.Seconds())
+	case d < time.Minute:
+		return fmt.Sprintf("%d s", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%d min %d s", int(d.Minutes()), int(d.Seconds())%60)
+	default:
+		return spanText(d)
+	}
+}
+
+// spanText returns a duration in one unit.
+func spanText(d time.Duration) string {
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%d s", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%d min", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%d h", int(d.Hours()))
+	default:
+		return fmt.Sprintf("%d days", int(d.Hours()/24))
+	}
+}
+
+func agoText(t, now time.Time) string {
+	if d := now.Sub(t); d >= time.Second {
+		return spanText(d) + " ago"
+	}
+	return "just now"
+}
+
+// clockText returns the time of day, and the day if it is another one.
+func clockText(t, now time.Time) string {
+	if t, now := t.UTC(), now.UTC(); t.Format(time.DateOnly) == now.Format(time.DateOnly) {
+		return t.Format("15:04:05 MST")
+	}
+	return utcText(t)
+}
+
+func utcText(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 MST") }
+
+// countText writes 62590 as 62,590.
+func countText(n int) string {
+	text := strconv.Itoa(n)
+	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
+}

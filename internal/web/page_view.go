@@ -1,0 +1,367 @@
+package web
+
+import (
+	"cmp"
+	"fmt"
+	"html/template"
+	"strings"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// What the page is bounded to. The socket has the rest.
+const (
+	recordsShown = 50
+	chainsShown  = 60 // of one flush, those that lost most
+	// blindAfter is how old the last examination may be while everything
+	// counts as known: the alert CanarydBlind says the same.
+	blindAfter = time.Minute
+)
+
+// A pageView is what page.html shows.
+type pageView struct {
+	api.Status
+	Build  string // of page, style and script: a page of an older canaryd loads itself anew
+	CSS    template.CSS
+	Script template.JS
+	Node   string // may be empty
+	Began  time.Time
+	Now    time.Time
+
+	Verdict  pageVerdict
+	Warnings []pageWarning
+	Tables   []rules.TableName
+	Rows     []pageRow
+	Records  []pageRecord
+	Older    int // records that are not shown
+	Strip    pageStrip
+}
+
+// A pageVerdict is what the page says first.
+type pageVerdict struct {
+	Class string // whole, partial, lost, unknown, paused, stopped
+	Title string
+	Since time.Time // ends the title; may be zero
+	Lines []string
+}
+
+// A pageWarning is something to know or to do besides.
+type pageWarning struct {
+	Name, Class, Title, Text, Command string
+	Chains                            []string
+	Choices                           []api.Choice // commands of which one is right
+}
+
+// A pageRow is one family's verdicts, in the order of Tables.
+type pageRow struct {
+	Family   rules.Family
+	Label    string
+	Disabled string // why it is not watched
+	Cells    []pageCell
+}
+
+// A pageCell is the verdict on one table.
+type pageCell struct {
+	Words                []string // of the verdict, between its underscores
+	Class, Sign, Meaning string
+}
+
+// Icon is the picture in the browser's tab.
+func (v pageVerdict) Icon() template.URL {
+	colour := map[string]string{"whole": "1a8a45", "lost": "c0202b", "paused": "2f6fd6"}[v.Class]
+	return template.URL("data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E" +
+		"%3Ccircle cx='8' cy='8' r='7' fill='%23" + cmp.Or(colour, "c98a12") + "'/%3E%3C/svg%3E")
+}
+
+// A moment is a time, and when that is told.
+type moment struct{ Time, Now time.Time }
+
+// of returns the view of s at now. dead says why the loop does not turn.
+func (view pageView) of(s api.Status, dead error, now time.Time) pageView {
+	view.Status, view.Now = s, now
+	view.Tables = rules.Guarded()
+	for _, f := range rules.Families() {
+		row := pageRow{Family: f, Label: familyLabel(f), Disabled: s.DisabledFamilies[f]}
+		verdicts, enabled := s.Families[f]
+		if !enabled && row.Disabled == "" {
+			continue
+		}
+		if enabled {
+			row.Disabled = ""
+		}
+		for _, t := range view.Tables {
+			row.Cells = append(row.Cells, cellOf(cmp.Or(verdicts[t], canary.Unknown)))
+		}
+		view.Rows = append(view.Rows, row)
+	}
+	view.Verdict = headlineOf(s, dead, now)
+	view.Warnings = warningsOf(s, now)
+	for _, f := range s.Flushes[:min(len(s.Flushes), recordsShown)] {
+		view.Records = append(view.Records, recordOf(f, now))
+	}
+	view.Older = len(s.Flushes) - len(view.Records)
+	view.Strip = stripOf(view.Records, now)
+	return view
+}
+
+func familyLabel(f rules.Family) string { return strings.Replace(f.String(), "ip", "IP", 1) }
+
+// A loser is a table that lost something.
+type loser struct {
+	table   string
+	verdict canary.Verdict
+}
+
+// headlineOf says whether the node is whole. What is worse comes first; nothing
+// that is not known counts as whole.
+func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
+	var lost []loser
+	var unknown []string
+	for _, f := range rules.Families() {
+		verdicts, enabled := s.Families[f]
+		if !enabled {
+			continue
+		}
+		for _, t := range rules.Guarded() {
+			v := cmp.Or(verdicts[t], canary.Unknown)
+			switch {
+			case v.Loss():
+				lost = append(lost, loser{fmt.Sprintf("%s %s", f, t), v})
+			case v == canary.Unknown:
+				unknown = append(unknown, fmt.Sprintf("%s %s", f, t))
+			}
+		}
+	}
+	switch {
+	case s.Stopped:
+		return pageVerdict{Class: "stopped", Title: "Stopped", Lines: []string{"A cleanup removed the canaries. Nothing is watched until canaryd is restarted."}}
+	case dead != nil:
+		return pageVerdict{Class: "unknown", Title: sinceTitle("Not known", s.LastExamination), Since: s.LastExamination,
+			Lines: []string{"canaryd answers but does not work: " + dead.Error() + "."}}
+	case len(lost) > 0 || !s.LossSince.IsZero():
+		v := pageVerdict{Class: "lost", Title: sinceTitle("Rules missing", s.LossSince), Since: s.LossSince}
+		if len(lost) == 0 && len(unknown) > 0 {
+			v.Title = sinceTitle("Rules may be missing", s.LossSince)
+		}
+		v.Lines = lossLines(s, lost, unknown, now)
+		return v
+	case len(s.Families) == 0:
+		return pageVerdict{Class: "unknown", Title: "Not known yet", Lines: []string{"No family has been looked at yet."}}
+	case len(unknown) > 0:
+		return pageVerdict{Class: "unknown", Title: sinceTitle("Not known", s.LastExamination), Since: s.LastExamination,
+			Lines: []string{"Could not be read, or has no canary yet: " + strings.Join(unknown, ", ") + ". Nothing is replayed on a guess; the log says why."}}
+	case !s.LastExamination.IsZero() && now.Sub(s.LastExamination) > blindAfter:
+		return pageVerdict{Class: "unknown", Title: sinceTitle("Not known", s.LastExamination), Since: s.LastExamination,
+			Lines: []string{"The canaries stand, but what the tables hold has not been known for " + spanText(now.Sub(s.LastExamination)) + "."}}
+	case len(s.DeclaredRefused) > 0:
+		since := s.DeclaredRefused[0].Since
+		return pageVerdict{Class: "partial", Title: sinceTitle("Declared rules refused", since), Since: since, Lines: refusedLines(s)}
+	case s.BrokenSource() != nil:
+		return pageVerdict{Class: "partial", Title: "Declared rules not known", Lines: []string{api.Upper(s.BrokenSource().Error()) + ".",
+			"All else that ought to be in force is. The file is read again as soon as it changes."}}
+	case s.Paused:
+		v := pageVerdict{Class: "paused", Title: "Paused", Lines: []string{"The rules are in force. What is lost until then is told, but not put back."}}
+		if !s.PausedUntil.IsZero() {
+			v.Title, v.Since = "Paused until", s.PausedUntil
+		}
+		return v
+	}
+	if s.NothingProtected != nil {
+		return nothingHeadline(*s.NothingProtected)
+	}
+	if n := len(s.Quarantined); n > 0 {
+		return pageVerdict{Class: "partial", Title: "Whole but for " + rulesText(n), Lines: wholeLines(s, now)}
+	}
+	if o := s.RulesWithoutOwner; o != nil {
+		return pageVerdict{Class: "partial", Title: sinceTitle("Rules without an owner", o.Since), Since: o.Since, Lines: wholeLines(s, now)}
+	}
+	return pageVerdict{Class: "whole", Title: "Whole", Lines: wholeLines(s, now)}
+}
+
+// sinceTitle returns the title that t follows.
+func sinceTitle(title string, t time.Time) string {
+	if t.IsZero() {
+		return title
+	}
+	return title + " since"
+}
+
+// lossLines say what is missing and what is done about it.
+func lossLines(s api.Status, lost []loser, unknown []string, now time.Time) []string {
+	next := "canaryd is putting them back."
+	switch {
+	case s.Decision != nil:
+		next = "They were lost while canaryd did not run, and are not put back unasked."
+	case s.Mode == api.Observe:
+		next = "Observe mode: their owner has to put them back."
+	case s.Paused && s.PausedUntil.IsZero():
+		next = "Paused: nothing is put back before canaryd resume."
+	case s.Paused:
+		next = "Paused: nothing is put back until " + clockText(s.PausedUntil, now) + ", or canaryd resume."
+	}
+	what := "Missing"
+	if !s.LossSince.IsZero() {
+		what += " for " + durationText(now.Sub(s.LossSince))
+	}
+	if len(lost) > 0 {
+		what += " in " + tablesOf(lost)
+	}
+	if len(unknown) > 0 {
+		what += "; not known of " + strings.Join(unknown, ", ")
+	}
+	return []string{what + ".", next}
+}
+
+// tablesOf names the tables that are lost, and their verdicts: most flushes hit
+// many in the same way.
+func tablesOf(lost []loser) string {
+	var parts []string
+	for i := 0; i < len(lost); {
+		end := i
+		var names []string
+		for ; end < len(lost) && lost[end].verdict == lost[i].verdict; end++ {
+			names = append(names, lost[end].table)
+		}
+		parts = append(parts, fmt.Sprintf("%s (%s)", strings.Join(names, ", "), lost[i].verdict))
+		i = end
+	}
+	return strings.Join(parts, ", ")
+}
+
+func wholeLines(s api.Status, now time.Time) []string {
+	lines := []string{"All rules that ought to be in force are."}
+	switch g := s.Generation; {
+	case len(s.Quarantined) > 0:
+		lines[0] = "All else that ought to be in force is."
+	case g.Rules > 0:
+		lines[0] = fmt.Sprintf("%s rules in %s chains are in force.", countText(g.Rules), countText(g.Chains))
+	}
+	if s.Mode == api.Observe {
+		lines = append(lines, "Observe mode: what is lost is told, but not put back.")
+	}
+	if f, ok := s.LastFlush(); ok {
+		line := "Last flush " + agoText(f.Time, now)
+		if f.Outcome.Done() && f.AbsentSeconds > 0 {
+			line += ", back after " + absentText(f)
+		}
+		lines = append(lines, line+".")
+	}
+	return lines
+}
+
+// warningsOf returns what is to be known besides the verdict, the gravest
+// first.
+func warningsOf(s api.Status, now time.Time) []pageWarning {
+	var list []pageWarning
+	if d := s.Decision; d != nil {
+		list = append(list,
+			pageWarning{Name: "decision", Class: "bad", Title: "A decision is needed.", Text: "The rules are not put back unasked, because " + d.Reason + ". To put them back:", Command: d.Restore},
+			pageWarning{Name: "dismiss", Class: "warn", Title: "Or accept the loss.", Text: "What the tables hold now is what ought to be in force:", Command: d.Dismiss})
+	}
+	if s.Contended {
+		w := pageWarning{Name: "contended", Class: "bad", Title: "Somebody keeps undoing what is replayed.",
+			Text: "Replays are limited until one has stood for 10 s. Stop who flushes, or end the fight:", Command: "canaryd pause --for=1h"}
+		if s.Mode == api.Observe {
+			w.Text, w.Command = "Somebody else keeps writing the chains that are declared here; canaryd only observes.", ""
+		}
+		list = append(list, w)
+	}
+	if s.Backend.Mismatch {
+		list = append(list, pageWarning{Name: "mismatch", Class: "bad", Title: "The other backend is in use by now.",
+			Text: "Its rules are not guarded: restart canaryd, or say which is right with --backend. The evidence:", Command: "canaryd detect"})
+	}
+	list = append(list, sourceWarning(s)...)
+	if o := s.RulesWithoutOwner; o != nil {
+		list = append(list, pageWarning{Name: "ownerless", Class: "bad", Title: "kube-proxy's rules have no owner.",
+			Text: "They are in force, but KUBE-PROXY-CANARY has been missing for " + durationText(now.Sub(o.Since)) + ", so no process corrects them.", Choices: o.Choices})
+	}
+	if n := len(s.Quarantined); n > 0 {
+		w := pageWarning{Name: "quarantine", Class: "bad", Title: api.Upper(rulesText(n)) + " cannot be put back.",
+			Text: "The kernel lacks what they name. They are tried again; the rest of their tables is not held up.", Command: "canaryd status"}
+		if n == 1 {
+			w.Text = "The kernel lacks what it names. It is tried again; the rest of its table is not held up."
+		}
+		seen := map[string]bool{}
+		for _, q := range s.Quarantined {
+			name := fmt.Sprintf("%s/%s/%s", q.Family, q.Table, q.Chain)
+			if !seen[name] && len(seen) < 5 {
+				w.Chains = append(w.Chains, name)
+			}
+			seen[name] = true
+		}
+		list = append(list, w)
+	}
+	if s.Backend.Mixed {
+		list = append(list, pageWarning{Name: "mixed", Class: "warn", Title: "Both backends hold rules.",
+			Text: fmt.Sprintf("Those of %s are guarded. Why that one:", s.Backend.Name), Command: "canaryd detect"})
+	}
+	if s.JournalError != "" {
+		list = append(list, pageWarning{Name: "journal", Class: "warn", Title: "Flush records are not on disk.",
+			Text: "After a restart nobody would know of the newest. " + s.JournalError})
+	}
+	if since := s.CapturePendingSince; !since.IsZero() && now.Sub(since) > blindAfter {
+		list = append(list, pageWarning{Name: "pending", Class: "warn", Title: "The generation is behind.",
+			Text: "Changes of " + agoText(since, now) + " are not in it yet; a replay would not bring them."})
+	}
+	return list
+}
+
+// rulesText counts rules in quarantine, of which a Status has the first only.
+func rulesText(n int) string {
+	switch {
+	case n == 1:
+		return "one rule"
+	case n >= api.QuarantinedShown:
+		return fmt.Sprintf("%d rules or more", n)
+	default:
+		return fmt.Sprintf("%d rules", n)
+	}
+}
+
+// cellOf describes a verdict; the word is the one that metrics and log have.
+func cellOf(v canary.Verdict) pageCell {
+	c := pageCell{Words: strings.Split(string(v), "_"), Class: "bad", Sign: "✕", Meaning: kindMeanings[v]}
+	switch v {
+	case canary.Intact:
+		c.Class, c.Sign, c.Meaning = "good", "✓", "the generation is in force"
+	case canary.Changed:
+		c.Class, c.Sign, c.Meaning = "good", "✓", "its owner changed it, and the generation follows"
+	case canary.Refused:
+		c.Meaning = "a rule that is declared for it is refused; what was in force before stays"
+	case canary.Unknown:
+		c.Class, c.Sign, c.Meaning = "warn", "?", "it could not be read, or no canary is planted yet"
+	}
+	return c
+}
+
+// kindMeanings explains the kinds of loss.
+var kindMeanings = map[canary.Verdict]string{
+	canary.HooksMissing: "a built-in chain was flushed, or hooks were deleted by name",
+	canary.Emptied:      "rules were flushed, chains left, as iptables -F does",
+	canary.ChainDeleted: "chains were deleted, as iptables -X or a full restore does",
+	canary.TableDeleted: "the table was deleted, as nft flush ruleset does",
+	canary.Replaced:     "saved rules were restored over it",
+	canary.Drifted:      "a stranger changed what is declared",
+	api.Removed:         "canaryd took rules away that the generation does not have which an operator asked for",
+}
+
+// outcomeMeanings explains what became of a flush.
+var outcomeMeanings = map[api.Outcome]string{
+	reload.Proved:        "everything is in force again, and a read showed it",
+	reload.Raced:         "everything is in force again, but another process wrote meanwhile",
+	reload.Partial:       "some tables or rules are still missing",
+	reload.Failed:        "nothing could be put back; it is tried again",
+	reload.Skipped:       "canaryd wrote nothing: the owner put the rules back",
+	api.WaitingPaused:    "replays are paused; the rules come back when the pause ends",
+	api.WaitingObserve:   "canaryd only observes; the rules' owner has to put them back",
+	api.Pending:          "it is not answered yet",
+	api.Requested:        "an operator asked for it: there is nothing to put back",
+	api.Interrupted:      "canaryd ended before it was answered; what the next one found lost is a flush of its own",
+	api.AwaitingDecision: "the rules are not put back unasked: an operator has to decide, or their owner to write them",
+	api.Dismissed:        "an operator has accepted the loss",
+}
