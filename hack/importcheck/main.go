@@ -16,9 +16,22 @@ import (
 
 const module = "github.com/canaryd/canaryd/"
 
-// layers lists the house from the roof to the ground. A package imports only
-// what stands behind it in this list.
-var layers = []string{"cmd", "internal/web", "internal/control", "internal/sdnotify", "internal/daemon", "internal/metrics", "internal/serve", "internal/api", "pkg/reload", "pkg/canary", "pkg/iptables", "pkg/watch", "pkg/nft", "pkg/conntrack", "internal/journal", "internal/cniresults", "internal/source", "pkg/rules/kube", "pkg/rules", "internal/private", "internal/cgroup", "pkg/tableid"}
+// rooms lists the house from the roof to the ground. A package imports only what
+// stands behind it in this list.
+var rooms = []string{
+	"cmd", "internal/web", "internal/control", "internal/sdnotify", "internal/daemon", "internal/metrics", "internal/serve", "internal/api",
+	"pkg/reload", "pkg/native", "pkg/canary", "pkg/iptables", "pkg/watch", "pkg/nft", "pkg/conntrack",
+	"internal/journal", "internal/cniresults", "internal/cgroup", "internal/source",
+	"pkg/rules/kube", "pkg/rules", "internal/private", "pkg/tableid",
+}
+
+// faces are the rooms in which the daemon meets the world.
+var faces = []string{"internal/web", "internal/control", "internal/serve", "internal/metrics", "internal/sdnotify", "internal/api"}
+
+// helpers are packages for tests, by purpose. What only tests may import is no room.
+var helpers = []string{
+	"internal/testkit", "pkg/iptables/iptablestest", "pkg/nft/nfttest",
+}
 
 // A Package is what "go list -json" says about one.
 type Package struct {
@@ -66,11 +79,15 @@ func read(r io.Reader) ([]Package, error) {
 	}
 }
 
-// check returns a line for every import that breaks a rule.
+// check returns a line for every import that breaks a rule, and for every package of which
+// no rule is known.
 func check(packages []Package) []string {
 	var broken []string
 	for _, p := range packages {
 		name := strings.TrimPrefix(p.ImportPath, module)
+		if room(name) < 0 && !isHelper(name) && (within(name, "pkg") || within(name, "internal")) {
+			broken = append(broken, name+" is no room of the house: give it a place in hack/importcheck")
+		}
 		for _, imported := range p.Imports {
 			for _, reason := range judge(name, imported) {
 				broken = append(broken, fmt.Sprintf("%s imports %s: %s", name, imported, reason))
@@ -83,7 +100,7 @@ func check(packages []Package) []string {
 // judge returns the rules that are broken when the package name imports that.
 func judge(name, imported string) []string {
 	ours, isOurs := strings.CutPrefix(imported, module)
-	here := layer(name)
+	here := room(name)
 	if within(name, "internal/testkit") && within(ours, "internal/testkit/browser") && name != ours {
 		return []string{"the tests of every package would link the browser's driver"}
 	}
@@ -97,21 +114,26 @@ func judge(name, imported string) []string {
 		}
 	}
 	if isOurs {
-		there := layer(ours)
+		there := room(ours)
 		rule(there < 0, "test helpers are imported by tests only")
-		rule(there >= 0 && there < here, "imports run one way, "+strings.Join(layers, " -> "))
-		rule(within(ours, "internal/daemon") && layers[here] != "cmd" && layers[here] != "internal/daemon", "imports run one way: faces know the daemon by the values of internal/api")
-		rule(within(ours, "internal/source") && !slices.Contains([]string{"cmd", "internal/source"}, layers[here]),
+		rule(there >= 0 && there < here, "imports run one way, "+strings.Join(rooms, " -> "))
+		rule(there >= 0 && isFace(there) && !isFace(here) && rooms[here] != "cmd" && rooms[here] != "internal/daemon",
+			"a face is imported by cmd, internal/daemon and other faces")
+		rule(within(ours, "internal/daemon") && rooms[here] != "cmd" && rooms[here] != "internal/daemon",
+			"imports run one way: faces know the daemon by the values of internal/api")
+		rule(within(ours, "internal/source") && !slices.Contains([]string{"cmd", "internal/source"}, rooms[here]),
 			"declared rules are loaded by cmd, which hands them on as values")
 	}
 	outside := !isOurs && strings.Contains(strings.Split(imported, "/")[0], ".")
-	switch layers[here] {
+	switch rooms[here] {
 	case "pkg/rules":
 		rule(outside, "pkg/rules imports the standard library and pkg/tableid only")
 		rule(slices.Contains([]string{"os", "net", "time", "syscall"}, imported) || path.Dir(imported) == "os",
 			"pkg/rules does no I/O and reads no clock")
 	case "pkg/nft":
 		rule(isOurs && ours != "pkg/tableid", "pkg/nft knows nothing of iptables: of ours it imports pkg/tableid only")
+	case "pkg/watch":
+		rule(isOurs && !within(ours, "pkg/watch") && ours != "pkg/nft", "pkg/watch gives hints and knows no rules: of ours it imports pkg/nft only")
 	case "pkg/tableid":
 		rule(outside || isOurs, "pkg/tableid imports the standard library only")
 	case "pkg/rules/kube":
@@ -121,13 +143,29 @@ func judge(name, imported string) []string {
 	default:
 		rule(within(imported, "github.com/prometheus"), "only internal/metrics and internal/web see Prometheus")
 	}
-	rule(imported == "os/exec" && layers[here] != "pkg/iptables", "only pkg/iptables executes programs")
+	rule(imported == "os/exec" && rooms[here] != "pkg/iptables", "only pkg/iptables executes programs")
 	return reasons
 }
 
-// layer returns the index of the layer that the package is in, or -1.
-func layer(name string) int {
-	return slices.IndexFunc(layers, func(l string) bool { return within(name, l) })
+// room returns the place of the package's room in the list, or -1. Of rooms within rooms the
+// inner one counts.
+func room(name string) int {
+	if isHelper(name) {
+		return -1
+	}
+	best := -1
+	for i, r := range rooms {
+		if within(name, r) && (best < 0 || len(r) > len(rooms[best])) {
+			best = i
+		}
+	}
+	return best
+}
+
+func isFace(room int) bool { return slices.Contains(faces, rooms[room]) }
+
+func isHelper(name string) bool {
+	return slices.ContainsFunc(helpers, func(h string) bool { return within(name, h) })
 }
 
 func within(name, folder string) bool {

@@ -33,7 +33,7 @@ func manifest(t *testing.T, v4, v6 string) rules.Generation {
 		snapshot, err := fake.Read(t.Context(), f)
 		must(t, err)
 		for table, seen := range snapshot.Tables {
-			s := rules.Extract(seen, claims, canary.IsMark)
+			s := rules.Protection{Chain: claims}.Extract(seen, canary.IsMark)
 			for i := range s.Hooks {
 				s.Hooks[i].Anchor = rules.Anchor{Position: rules.Top}
 			}
@@ -80,7 +80,7 @@ func (r *rig) wantDeclared(g rules.Generation) {
 	tables := r.tables()
 	for _, f := range r.fake.Families() {
 		for _, name := range rules.Guarded() {
-			got, want := rules.Extract(tables[f][name], claims, canary.IsMark), g[f.Table(name)]
+			got, want := rules.Protection{Chain: claims}.Extract(tables[f][name], canary.IsMark), g[f.Table(name)]
 			text := func(s rules.Section) string {
 				slices.SortFunc(s.Chains, func(a, b rules.Chain) int { return strings.Compare(a.Name, b.Name) })
 				var b strings.Builder
@@ -121,7 +121,7 @@ func (r *rig) joined(g rules.Generation) (n, chains int) {
 	n, chains = g.Counts()
 	for _, tables := range r.tables() {
 		for _, name := range rules.Guarded() {
-			_, rest := rules.Extract(tables[name], r.d.cfg.Protection.Chain, canary.IsMark).Split(claims)
+			_, rest := rules.Protection{Chain: r.d.cfg.Protection.Chain}.Extract(tables[name], canary.IsMark).Split(claims)
 			n += rest.RuleCount()
 			chains += len(rest.Chains)
 		}

@@ -59,7 +59,7 @@ type Wanted struct {
 type Seen struct {
 	Table *rules.Table // nil: the table does not exist
 	Err   error        // not nil: the table could not be read
-	// Section is what rules.Extract learned from Table.
+	// Section is what rules.Protection.Extract learned from Table.
 	Section rules.Section
 	// Quiet says that nothing protected in this family changed for the hook
 	// grace, so that a jump that was deleted by name will not be followed by

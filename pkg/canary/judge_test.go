@@ -69,14 +69,14 @@ func tableOf(t testing.TB, text string) *rules.Table {
 }
 
 func seenTable(table *rules.Table) Seen {
-	return Seen{Table: table, Section: rules.Extract(table, protects, IsMark)}
+	return Seen{Table: table, Section: rules.Protection{Chain: protects}.Extract(table, IsMark)}
 }
 
 // wantedOf is what was in force in a table in which every mark stands.
 func wantedOf(t testing.TB, text string) Wanted {
 	t.Helper()
 	table := tableOf(t, text)
-	s := rules.Extract(table, protects, IsMark)
+	s := rules.Protection{Chain: protects}.Extract(table, IsMark)
 	return Wanted{CanaryChain: DefaultChain, Mark: Mark{Nonce: nonce, Witnessed: s.HookedChains(table.Name)}, Section: s}
 }
 

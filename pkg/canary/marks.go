@@ -1,6 +1,20 @@
-// Package canary answers one question: is the generation still in force? It
-// plants marks, probes them for next to nothing, and judges what a full read
-// shows.
+// Package canary answers one question: is the generation still in force? It plants marks,
+// probes them for next to nothing, and judges what a full read shows.
+//
+// A flush does not say what it took. So each table gets [Mark]: a canary, which is a chain with
+// one rule that holds a [Nonce], and a witness with the same nonce in each built-in chain that
+// leads to what is protected. They do nothing to packets. [Marks] are those of all tables:
+// Places says what to probe for, Standing and Glance what a probe shows of them.
+//
+// Standing marks are not the proof that nothing changed, and lost ones do not say what is
+// missing. That is for [Judge]: it takes what is [Wanted] of a table and what a read has
+// [Seen], and returns a [Finding] with a [Verdict]. It tells a flush from a decision of the
+// rules' owner, who may delete what is its own: Changed is no loss, and what Loss reports is.
+// [Covers] says whether after a loss an owner has put its rules back by itself.
+//
+// All of it is values and pure functions, without I/O and without a clock; what took time, such
+// as Seen.Quiet, is the caller's to say. They may be used by many goroutines. A table that
+// could not be read is [Unknown], with the error in Finding.Err: it is neither intact nor lost.
 package canary
 
 import (

@@ -1,14 +1,17 @@
 // Package conntrack ends flows that began while nat rules were missing.
 //
-// The kernel asks nat once per flow, at its first packet, and remembers the
-// answer for as long as packets come. A client that asked a service's address
-// over UDP during an outage, and keeps asking from the same port, is therefore
-// not heard long after the rules are back; so it goes for SCTP. A TCP client
-// sends its SYN again for two minutes, and each one keeps the entry without a
-// translation alive. Once the entry is gone, its next SYN is a first packet.
+// The kernel asks nat once per flow, at its first packet, and remembers the answer for as long
+// as packets come. A client that asked a service's address over UDP during an outage, and keeps
+// asking from the same port, is therefore not heard long after the rules are back; so it goes
+// for SCTP. A TCP client sends its SYN again for two minutes, and each one keeps the entry
+// without a translation alive. Once the entry is gone, its next SYN is a first packet.
 //
-// What has seen an answer is a connection, wherever it leads, and TCP's are
-// never ended.
+// What has seen an answer is a connection, wherever it leads, and TCP's are never ended.
+//
+// [Kernel.Look] takes up the node's addresses, rules.Generation.Translations what the nat rules
+// do on it, and [Kernel.Sweep] ends the flows that these [Rules] would treat otherwise. The
+// zero Kernel is ready and may be used by any number of goroutines; Rules are for one at a
+// time. After an error [Deleted] still counts what was ended.
 package conntrack
 
 import (

@@ -43,7 +43,7 @@ func manyRules(t *testing.T) rules.Generation {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nat := rules.Extract(set[rules.Nat], func(chain string) bool { return strings.HasPrefix(chain, "KUBE-") }, func(rules.Rule) bool { return false })
+	nat := rules.Protection{Chain: func(chain string) bool { return strings.HasPrefix(chain, "KUBE-") }}.Extract(set[rules.Nat], func(rules.Rule) bool { return false })
 	if len(nat.Chains) < 10000 || len(nat.Hooks) < 3 {
 		t.Fatalf("%d chains and %d hooks of 5,000 services", len(nat.Chains), len(nat.Hooks))
 	}

@@ -338,42 +338,6 @@ func TestSubscription(t *testing.T) {
 	})
 }
 
-func TestSubscriptionOverflow(t *testing.T) {
-	nstest.Run(t, func(t *testing.T) {
-		k := openKernel(t, Config{Backend: NFT})
-		s, err := k.Subscribe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer s.Close()
-		if err := s.SetBuffer(1); err != nil { // the kernel's least: a few messages
-			t.Fatal(err)
-		}
-		var script strings.Builder
-		for i := range 60 {
-			fmt.Fprintf(&script, "nft add table ip t%d\n", i)
-		}
-		nstest.Command(t, "sh", "-ec", script.String())
-		for err = nil; !errors.Is(err, nft.ErrOverflow); {
-			if _, err = s.Receive(); err != nil && !errors.Is(err, nft.ErrOverflow) {
-				t.Fatal(err)
-			}
-		}
-		// Nothing is dropped any more, although what was in the buffer was
-		// not fetched yet.
-		nstest.Command(t, "nft", "add", "table", "ip", "last")
-		for {
-			c, err := s.Receive()
-			if err != nil {
-				t.Fatalf("after the overflow: %v", err)
-			}
-			if uint64(c.Genid) == mustStamp(t, k, rules.IPv4).Value {
-				break
-			}
-		}
-	})
-}
-
 func TestOpen(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		k := openKernel(t, Config{Backend: Legacy, Families: []rules.Family{rules.IPv6}})

@@ -8,7 +8,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
-	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -102,7 +101,8 @@ func TestGlanceAtTooMuch(t *testing.T) {
 		var text strings.Builder
 		var places []Place
 		text.WriteString("*filter\n")
-		for i := range nft.MostQuestions {
+		for i := range 50 { // a datagram takes 40
+
 			place := Place{rules.Filter, "C" + string(rune('A'+i%26)) + string(rune('A'+i/26))}
 			places = append(places, place)
 			text.WriteString(":" + place.Chain + " -\n-A " + place.Chain + " -m comment --comment " + place.Chain + "\n")

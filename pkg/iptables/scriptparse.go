@@ -8,10 +8,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// ParseScripts reads what Scripts.WriteTo writes: chains are declared before
-// anything else, and every table is committed. It is for tests, which have
-// restores as text. Rules are not looked at: what iptables would refuse is in the
-// scripts as it stands in the text.
+// ParseScripts reads what Scripts.WriteTo writes: chains are declared before anything else, and
+// every table is committed. It is for callers that have a restore as text; canaryd composes its
+// own. Rules are not looked at: what iptables would refuse is in the scripts as it stands there.
 func ParseScripts(text string) (Scripts, error) {
 	var scripts Scripts
 	for line := range strings.Lines(text) {

@@ -13,10 +13,10 @@ import (
 )
 
 const (
-	// MostQuestions bounds one datagram: the kernel answers all of it before
+	// mostQuestions bounds one datagram: the kernel answers all of it before
 	// we can receive, and an answer takes up to 4 KiB of the 208 KiB that a
 	// socket has for what was not received yet.
-	MostQuestions = 40
+	mostQuestions = 40
 	// answerSize is room for one answer: a rule with a comment is 600 bytes.
 	answerSize = 2 << 10
 )
@@ -42,9 +42,9 @@ type Asker struct {
 	fd       int        // -1: it could not be opened again
 	sequence uint32
 	out      []byte
-	in       [MostQuestions]mmsghdr
-	iovecs   [MostQuestions]unix.Iovec
-	buffer   []byte // of MostQuestions answers
+	in       [mostQuestions]mmsghdr
+	iovecs   [mostQuestions]unix.Iovec
+	buffer   []byte // of mostQuestions answers
 }
 
 // mmsghdr is struct mmsghdr of recvmmsg(2).
@@ -54,7 +54,7 @@ type mmsghdr struct {
 }
 
 func OpenAsker() (*Asker, error) {
-	a := &Asker{buffer: make([]byte, MostQuestions*answerSize)}
+	a := &Asker{buffer: make([]byte, mostQuestions*answerSize)}
 	for i := range a.in {
 		a.iovecs[i].Base = &a.buffer[i*answerSize]
 		a.iovecs[i].SetLen(answerSize)
@@ -79,7 +79,7 @@ func (a *Asker) Close() error {
 // Ask asks all questions and checks every answer. The error is the first
 // check's, or the kernel's errno for a question that it refuses.
 func (a *Asker) Ask(family tableid.Family, all []Question) error {
-	if len(all) > MostQuestions {
+	if len(all) > mostQuestions {
 		return errTooMany
 	}
 	a.mu.Lock()
@@ -175,7 +175,7 @@ func takeAnswer(b []byte, sequence uint32, q Question) (result, err error) {
 // AskGenid asks for the ruleset's counter.
 func AskGenid(to *uint32) Question {
 	return Question{Ask: unix.NFT_MSG_GETGEN, Want: unix.NFT_MSG_NEWGEN, Check: func(data []byte) error {
-		commit, err := ParseCommit(data)
+		commit, err := parseCommit(data)
 		*to = commit.Genid
 		return err
 	}}

@@ -206,9 +206,6 @@ func (b *Batch) Send() error {
 	return b.complaint(fd)
 }
 
-// Size returns how many bytes the batch has.
-func (b *Batch) Size() int { return b.bytes }
-
 // Wire returns the batch as it is sent, a copy.
 func (b *Batch) Wire() []byte { return slices.Concat(b.chunks...) }
 

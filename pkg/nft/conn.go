@@ -59,7 +59,7 @@ func (c *Conn) Close() error { return c.conn.Close() }
 func (c *Conn) Genid() (uint32, error) {
 	var id uint32
 	err := c.each(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, nil, func(m netlink.Message) error {
-		commit, err := ParseCommit(m.Data)
+		commit, err := parseCommit(m.Data)
 		id = commit.Genid
 		return err
 	})

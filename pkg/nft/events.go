@@ -84,7 +84,8 @@ func (e *Events) grow() error {
 	return forced
 }
 
-// SetBuffer sets the receive buffer, in bytes.
+// SetBuffer sets the receive buffer, in bytes, of which the kernel takes the double. A
+// listener has 16 MiB at first; what does not fit is missed, and the next Drain or Wait says so.
 func (e *Events) SetBuffer(bytes int) error { return e.conn.SetReadBuffer(bytes) }
 
 // UpTo returns the genid up to which everything was heard.
@@ -166,7 +167,7 @@ func parseEvent(kind uint16, data []byte) (e Event, err error) {
 	e.Kind = kind & 0xff
 	attrs := data[nfgenmsgLen:]
 	if e.Kind == unix.NFT_MSG_NEWGEN {
-		e.By, err = ParseCommit(data)
+		e.By, err = parseCommit(data)
 		return e, err
 	}
 	e.Family = tableid.Family(data[0])

@@ -25,8 +25,8 @@ func nftType(message uint16) netlink.HeaderType {
 	return netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | message)
 }
 
-// ParseCommit reads NFT_MSG_NEWGEN, as an event or as GETGEN's answer.
-func ParseCommit(data []byte) (c Commit, err error) {
+// parseCommit reads NFT_MSG_NEWGEN, as an event or as GETGEN's answer.
+func parseCommit(data []byte) (c Commit, err error) {
 	if len(data) < nfgenmsgLen {
 		return Commit{}, errShort
 	}

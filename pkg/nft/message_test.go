@@ -15,12 +15,12 @@ func TestParseCommit(t *testing.T) {
 	// As received on Linux 6.18: genid 2, pid 10052, "iptables-nft-re".
 	data := []byte{0, 0, 0, 2, 8, 0, 1, 0, 0, 0, 0, 2, 8, 0, 2, 0, 0, 0, 0x27, 0x44, 20, 0, 3, 0}
 	data = append(data, "iptables-nft-re\x00"...)
-	got, err := ParseCommit(data)
+	got, err := parseCommit(data)
 	if diff := cmp.Diff(Commit{Genid: 2, PID: 10052, Comm: "iptables-nft-re"}, got); diff != "" || err != nil {
 		t.Errorf("(-want +got):\n%s%v", diff, err)
 	}
 	for _, bad := range [][]byte{nil, {0, 0, 0}, {0, 0, 0, 0}, {0, 0, 0, 0, 99, 0, 1, 0}, {0, 0, 0, 0, 5, 0, 1, 0, 1}} {
-		if c, err := ParseCommit(bad); err == nil {
+		if c, err := parseCommit(bad); err == nil {
 			t.Errorf("parseCommit(%v) = %v, want an error", bad, c)
 		}
 	}

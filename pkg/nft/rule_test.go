@@ -33,7 +33,7 @@ func FuzzMessages(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		_, _ = ParseChain(data) // none may panic
 		_, _ = parseTable(data)
-		_, _ = ParseCommit(data)
+		_, _ = parseCommit(data)
 		for kind := range uint16(unix.NFT_MSG_MAX) {
 			_, _ = parseEvent(unix.NFNL_SUBSYS_NFTABLES<<8|kind, data)
 		}

@@ -119,7 +119,7 @@ func (s *Subscription) Receive() (Commit, error) {
 	if m.Header.Type != nftType(unix.NFT_MSG_NEWGEN) {
 		return Commit{}, fmt.Errorf("netlink sent a message of type %#x in spite of the filter", uint16(m.Header.Type))
 	}
-	c, err := ParseCommit(m.Data)
+	c, err := parseCommit(m.Data)
 	c.Own = s.own(m.Header.PID, c.PID)
 	return c, err
 }
@@ -170,9 +170,6 @@ func (s *Subscription) Close() error {
 	s.left()
 	return s.conn.Close()
 }
-
-// SetBuffer sets the receive buffer, in bytes.
-func (s *Subscription) SetBuffer(bytes int) error { return s.conn.SetReadBuffer(bytes) }
 
 // Leave lets the subscription hear nothing for a while. Whether that works decides
 // about time only.

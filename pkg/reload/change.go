@@ -83,17 +83,6 @@ func (a Agreement) MarshalJSON() ([]byte, error) { return tableid.Marshal(a) }
 // UnmarshalJSON reads what MarshalJSON wrote.
 func (a *Agreement) UnmarshalJSON(data []byte) error { return tableid.Unmarshal(data, a) }
 
-// Agreement returns what agrees to exactly these changes.
-func (c Changes) Agreement() Agreement {
-	a := Agreement{}
-	for id, change := range c {
-		if !change.Removed.Empty() {
-			a[id] = change.Removed.Digest()
-		}
-	}
-	return a
-}
-
 // Check returns ErrNotAgreed, with the first such table, if the changes remove something
 // that was not agreed to.
 func (a Agreement) Check(c Changes) error {

@@ -74,7 +74,7 @@ func TestPreview(t *testing.T) {
 				if d := cmp.Diff(whole, n.Save(v4)); d != "" || len(preview.Unread) > 0 {
 					t.Fatalf("a preview wrote, or could not read %v (-before +now):\n%s", preview.Unread, d)
 				}
-				n.job.Check = preview.Changes.Agreement().Check
+				n.job.Check = preview.Changes.agreement().Check
 				result, err := n.replayer.Force(t.Context(), n.job)
 				must(t, err)
 				n.outcome(result, v4, Proved)
@@ -107,7 +107,7 @@ func TestNothingIsRemovedThatWasNotAgreedTo(t *testing.T) {
 		must(t, n.RestoreNoflush(v4, newer))
 		preview, err := n.replayer.PreviewForce(t.Context(), n.job)
 		must(t, err)
-		for name, agreed := range map[string]Agreement{"none": nil, "for less": preview.Changes.Agreement()} {
+		for name, agreed := range map[string]Agreement{"none": nil, "for less": preview.Changes.agreement()} {
 			if agreed != nil {
 				must(t, n.RestoreNoflush(v4, "*nat\n:KUBE-SVC-D - [0:0]\n-A KUBE-SVC-D -j RETURN\nCOMMIT\n"))
 			}
@@ -123,7 +123,7 @@ func TestNothingIsRemovedThatWasNotAgreedTo(t *testing.T) {
 			}
 		}
 		must(t, n.RestoreNoflush(v4, "*nat\n-F KUBE-SVC-D\n-X KUBE-SVC-D\nCOMMIT\n"))
-		n.job.Check = preview.Changes.Agreement().Check
+		n.job.Check = preview.Changes.agreement().Check
 		result, err := n.replayer.Force(t.Context(), n.job)
 		must(t, err)
 		n.take(result)
@@ -140,7 +140,7 @@ func TestTheAgreementHoldsForWhatIsWritten(t *testing.T) {
 	must(t, n.RestoreNoflush(v4, newer))
 	preview, err := n.replayer.PreviewForce(t.Context(), n.job)
 	must(t, err)
-	n.job.Check = preview.Changes.Agreement().Check
+	n.job.Check = preview.Changes.agreement().Check
 	const late = "*nat\n:KUBE-SVC-D - [0:0]\n-A KUBE-SVC-D -j RETURN\nCOMMIT\n"
 	n.meddle(1, func() { must(t, n.RestoreNoflush(v4, late)) })
 	result, err := n.replayer.Force(t.Context(), n.job)

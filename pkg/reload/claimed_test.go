@@ -57,7 +57,7 @@ func newClaimedNode(t *testing.T, backend iptables.Backend) *testNode {
 		snapshot, err := n.Fake.Read(t.Context(), f)
 		must(t, err)
 		for table, seen := range snapshot.Tables {
-			n.job.Generation = n.job.Generation.With(f.Table(table), rules.Extract(seen, protectsBoth, canary.IsMark))
+			n.job.Generation = n.job.Generation.With(f.Table(table), rules.Protection{Chain: protectsBoth}.Extract(seen, canary.IsMark))
 		}
 	}
 	result, err := n.replayer.Plant(t.Context(), n.job)
@@ -128,7 +128,7 @@ func TestHealWritesExactlyWhatIsDeclared(t *testing.T) {
 				if tr.Finding.Verdict != canary.Drifted || len(tr.Finding.Drift) == 0 {
 					t.Errorf("%s %v, want drifted", tr.Finding.Verdict, tr.Finding.Drift)
 				}
-				if d := cmp.Diff(test.lost, tr.Lost.Names()); d != "" {
+				if d := cmp.Diff(test.lost, tr.Lost.names()); d != "" {
 					t.Errorf("lost (-want +got):\n%s", d)
 				}
 				if d := cmp.Diff(marks, n.job.Marks); d != "" {

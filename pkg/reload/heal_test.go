@@ -219,8 +219,8 @@ func TestSavedRulesFromThePastMakeWayForExactlyTheGeneration(t *testing.T) {
 		must(t, n.Restore(v4, old))
 		result := n.heal()
 		n.outcome(result, v4, Proved)
-		if got := result[v4].Tables[rules.Nat]; got.Finding.Verdict != canary.Replaced || !slices.Equal(got.Lost.Names(), []string{"KUBE-SVC-A"}) {
-			t.Errorf("%s, lost %v; want replaced, lost KUBE-SVC-A", got.Finding.Verdict, got.Lost.Names())
+		if got := result[v4].Tables[rules.Nat]; got.Finding.Verdict != canary.Replaced || !slices.Equal(got.Lost.names(), []string{"KUBE-SVC-A"}) {
+			t.Errorf("%s, lost %v; want replaced, lost KUBE-SVC-A", got.Finding.Verdict, got.Lost.names())
 		}
 		n.nudged(v4)
 		n.same(v4)

@@ -68,5 +68,5 @@ func tableOf(t *testing.T, table rules.TableName, lines ...string) *rules.Table 
 
 func sectionOf(t *testing.T, table rules.TableName, lines ...string) rules.Section {
 	t.Helper()
-	return rules.Extract(tableOf(t, table, lines...), protects, canary.IsMark)
+	return rules.Protection{Chain: protects}.Extract(tableOf(t, table, lines...), canary.IsMark)
 }

@@ -21,15 +21,6 @@ type LostChain struct {
 	Stands  bool // the chain itself was left
 }
 
-// Names returns the names of the lost chains.
-func (l Lost) Names() []string {
-	var list []string
-	for _, c := range l.Chains {
-		list = append(list, c.Name)
-	}
-	return list
-}
-
 // countLost counts what the finding says is lost.
 func countLost(task tableTask) Lost {
 	lost := Lost{Hooks: task.finding.Hooks, Rules: len(task.finding.Hooks)}

@@ -90,7 +90,7 @@ func newNode(t *testing.T, backend iptables.Backend, text string, families ...ru
 		snapshot, err := n.Fake.Read(t.Context(), f)
 		must(t, err)
 		for table, seen := range snapshot.Tables {
-			n.job.Generation = n.job.Generation.With(f.Table(table), rules.Extract(seen, protects, canary.IsMark))
+			n.job.Generation = n.job.Generation.With(f.Table(table), rules.Protection{Chain: protects}.Extract(seen, canary.IsMark))
 		}
 		n.before[f] = n.content(f)
 	}
@@ -120,7 +120,7 @@ func (n *testNode) learn() {
 		snapshot, err := n.Fake.Read(n.t.Context(), f)
 		must(n.t, err)
 		for table, seen := range snapshot.Tables {
-			n.job.Generation = n.job.Generation.With(f.Table(table), rules.Extract(seen, n.replayer.Protection.Chain, canary.IsMark))
+			n.job.Generation = n.job.Generation.With(f.Table(table), rules.Protection{Chain: n.replayer.Protection.Chain}.Extract(seen, canary.IsMark))
 		}
 	}
 	result, err := n.replayer.Rotate(n.t.Context(), n.job)

@@ -58,7 +58,7 @@ func leaning(t *testing.T, backend iptables.Backend) *testNode {
 	snapshot, err := n.Fake.Read(t.Context(), v4)
 	must(t, err)
 	for table, seen := range snapshot.Tables {
-		n.job.Generation = n.job.Generation.With(v4.Table(table), rules.Extract(seen, protects, canary.IsMark))
+		n.job.Generation = n.job.Generation.With(v4.Table(table), rules.Protection{Chain: protects}.Extract(seen, canary.IsMark))
 	}
 	n.job.Sets, err = n.Sets().Save(t.Context(), []string{"bad", "friends", "members"})
 	must(t, err)

@@ -41,9 +41,9 @@ func TestRemains(t *testing.T) {
 			dir, now := t.TempDir(), here
 			s := openStore(t, dir, here)
 			older, newest := generation(t, 1), generation(t, 2)
-			must(t, s.SaveGeneration(older, "snapshot", noon))
+			must(t, s.saveGeneration(older, "snapshot", noon))
 			must(t, os.Chtimes(s.path(older.ID()), noon, noon))
-			must(t, s.SaveGeneration(newest, "snapshot", noon))
+			must(t, s.saveGeneration(newest, "snapshot", noon))
 			must(t, s.SaveState(testState()))
 			test.change(t, dir, newest.ID(), &now)
 			got, ok := openStore(t, dir, now).Remains()
@@ -75,13 +75,13 @@ func TestPending(t *testing.T) {
 		t.Errorf("of a new store: %v", err)
 	}
 	lost := generation(t, 0)
-	must(t, s.SaveGeneration(lost, "snapshot", noon))
+	must(t, s.saveGeneration(lost, "snapshot", noon))
 	want := Pending{Format: format, Identity: here, ID: lost.ID(), Reason: "it is old", Record: json.RawMessage(`{"id":"1"}`)}
 	must(t, s.SavePending(want))
 	stays := func(s *Store, from, to int, want bool) {
 		t.Helper()
 		for n := from; n < to; n++ {
-			must(t, s.SaveGeneration(generation(t, n), "snapshot", noon))
+			must(t, s.saveGeneration(generation(t, n), "snapshot", noon))
 		}
 		if got := slices.ContainsFunc(s.List(), func(k Kept) bool { return k.ID == lost.ID() }); got != want {
 			t.Errorf("the generation is kept: %t, want %t", got, want)
@@ -116,7 +116,7 @@ func TestLastBackend(t *testing.T) {
 	legacy := here
 	legacy.Backend = "legacy"
 	s := openStore(t, dir, legacy)
-	must(t, s.SaveGeneration(generation(t, 1), "snapshot", noon))
+	must(t, s.saveGeneration(generation(t, 1), "snapshot", noon))
 	must(t, s.SaveState(testState()))
 	if got := LastBackend(dir, here); got != "legacy" {
 		t.Errorf("got %q", got)

@@ -1,6 +1,22 @@
-// Package reload puts a generation back and proves it: it learns generations
-// from the live kernel, composes restores, runs them guarded, and keeps
-// generations on disk.
+// Package reload puts a generation back and proves it: it learns generations from the live
+// kernel, composes restores, runs them guarded, and keeps generations on disk.
+//
+// An [Examiner] judges a full read by a [Job], which says what is wanted: the generation, the
+// marks, and what earlier tries of the same loss found. What an owner decided goes into
+// [Learned], and so into the next generation. A [Replayer] does the writing: Plant makes marks,
+// Heal puts back what is lost, Rotate renews the marks, Force restores a generation that an
+// operator names, and PreviewHeal and PreviewForce say what these would change. Each returns a
+// [Result], by family and table, with an [Outcome]; its marks, its [Quarantine] and what it
+// [Found] go into the next Job. A [Store] keeps generations and state on disk, a [Limiter] says
+// when the next replay may begin.
+//
+// Jobs and results are values, and nothing is kept between calls: the caller is one loop that
+// owns its state. A Replayer may be copied; one replay at a time may run.
+//
+// An error of a Replayer's method says that no session could begin, and nothing was read or
+// written (iptables.ErrLocked). What became of a family is in its [FamilyResult]: see Outcome,
+// and Err for the first thing that went wrong. A Store's errors that callers tell apart are
+// [ErrNothingStored], [ErrForeign] and [ErrNewer].
 //
 // What is guaranteed beside owners who go on writing:
 //

@@ -30,17 +30,14 @@ func stageOf(table rules.TableName) int {
 	return deciding
 }
 
-// A Pace is how long it takes to write a rule, as the last replays show. It is a
-// value; the zero value is what a machine with two cores needs.
-type Pace struct{ perRule time.Duration }
-
-// PaceOf returns a pace of so long for each rule.
-func PaceOf(perRule time.Duration) Pace { return Pace{perRule} }
+// A Pace is how long it takes to write a rule, as the last replays show. Zero
+// is what a machine with two cores needs.
+type Pace time.Duration
 
 const (
 	// firstPace is what a rule took on nft with all its tables lost, at 1,000
 	// and 5,000 services (Linux 6.18); on legacy it was 10 µs.
-	firstPace = 16 * time.Microsecond
+	firstPace = Pace(16 * time.Microsecond)
 	// paceFrom is how many rules tell what one takes. Of fewer, the start of
 	// iptables-restore or the kernel's waiting for RCU is most.
 	paceFrom = 500
@@ -48,10 +45,10 @@ const (
 
 // estimate returns how long it takes to write so many rules.
 func (p Pace) estimate(rules int) time.Duration {
-	if p.perRule == 0 {
-		p.perRule = firstPace
+	if p == 0 {
+		p = firstPace
 	}
-	return time.Duration(rules) * p.perRule
+	return time.Duration(rules) * time.Duration(p)
 }
 
 // After returns the pace that a replay showed.
@@ -62,7 +59,7 @@ func (p Pace) After(result Result) Pace {
 		took = max(took, fr.writing) // all families are written by one restore
 	}
 	if rules >= paceFrom {
-		p.perRule = took / time.Duration(rules)
+		return Pace(took) / Pace(rules)
 	}
 	return p
 }

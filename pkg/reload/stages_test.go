@@ -66,7 +66,7 @@ func tablesOf(stages []iptables.Payload) string {
 }
 
 func TestWhatDecidesIsWrittenFirst(t *testing.T) {
-	slow, quick := PaceOf(time.Second), PaceOf(time.Nanosecond)
+	slow, quick := Pace(time.Second), Pace(time.Nanosecond)
 	const whole, staged = "restore mangle nat filter", "restore mangle filter, then nat"
 	once := func(do func(n *testNode)) func(*testNode) func() {
 		return func(n *testNode) func() { return sync.OnceFunc(func() { do(n) }) }
@@ -161,10 +161,10 @@ func TestPace(t *testing.T) {
 		result Result
 		want   time.Duration // for 10,000 rules
 	}{
-		{"nothing is known yet", Pace{}, nil, 160 * time.Millisecond},
-		{"few rules tell nothing", Pace{}, wrote(time.Second, 100, 100), 160 * time.Millisecond},
-		{"many do, those of both families together", Pace{}, wrote(10*time.Millisecond, 400, 600), 100 * time.Millisecond},
-		{"the last replay counts", PaceOf(time.Second), wrote(5*time.Millisecond, 1000, 0), 50 * time.Millisecond},
+		{"nothing is known yet", Pace(0), nil, 160 * time.Millisecond},
+		{"few rules tell nothing", Pace(0), wrote(time.Second, 100, 100), 160 * time.Millisecond},
+		{"many do, those of both families together", Pace(0), wrote(10*time.Millisecond, 400, 600), 100 * time.Millisecond},
+		{"the last replay counts", Pace(time.Second), wrote(5*time.Millisecond, 1000, 0), 50 * time.Millisecond},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := tt.before.After(tt.result).estimate(10_000); got != tt.want {

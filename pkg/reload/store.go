@@ -152,11 +152,6 @@ func OpenStore(dir string, identity Identity) (*Store, error) {
 // was written since the store was opened, or resumed from.
 func (s *Store) Holds() bool { return s.written != "" }
 
-// SaveGeneration writes a generation, unless it is the one written last.
-func (s *Store) SaveGeneration(g rules.Generation, source string, captured time.Time) error {
-	return s.Save(Stored{Source: source, Captured: captured, Generation: g})
-}
-
 // Save writes stored.Generation, with what made it, unless it is the one written last.
 func (s *Store) Save(stored Stored) error {
 	id := stored.Generation.ID()

@@ -34,7 +34,7 @@ func TestBaselineOnDisk(t *testing.T) {
 	elsewhere := Identity{BootID: "boot-2", NetNS: "1", Backend: "legacy", Version: "1.8.13"}
 	later := openStore(t, dir, elsewhere)
 	for i := range 2 * keptGenerations { // no generation takes its place
-		must(t, later.SaveGeneration(full(t, i+1), "snapshot", noon))
+		must(t, later.saveGeneration(full(t, i+1), "snapshot", noon))
 	}
 	must(t, later.Forget())
 	got, err := later.LoadBaseline()

@@ -33,7 +33,7 @@ func manyServices(t testing.TB) rules.Generation {
 	}
 	g := rules.Generation{}
 	for name, table := range set {
-		section := rules.Extract(table, func(chain string) bool { return strings.HasPrefix(chain, "KUBE-") }, func(rules.Rule) bool { return false })
+		section := rules.Protection{Chain: func(chain string) bool { return strings.HasPrefix(chain, "KUBE-") }}.Extract(table, func(rules.Rule) bool { return false })
 		g = g.With(v4.Table(name), section).With(v6.Table(name), section)
 	}
 	if n, _ := g.Counts(); n < 90000 {
@@ -91,17 +91,17 @@ func (m *meter) written(t testing.TB) int64 {
 func TestAMinuteOfChanges(t *testing.T) {
 	s := openStore(t, t.TempDir(), here)
 	g := manyServices(t)
-	must(t, s.SaveGeneration(g, "snapshot", noon))
+	must(t, s.saveGeneration(g, "snapshot", noon))
 	disk := meter{s: s}
 	whole := disk.written(t)
-	must(t, s.SaveGeneration(endpoint(g, 7000), "snapshot", noon))
+	must(t, s.saveGeneration(endpoint(g, 7000), "snapshot", noon))
 	if n := disk.written(t); n > 16<<10 {
 		t.Errorf("a change of one chain: %d bytes are written", n)
 	}
 	total := int64(0)
 	for second := range 60 {
 		g = endpoints(g, 20*second, 20)
-		must(t, s.SaveGeneration(g, "snapshot", noon))
+		must(t, s.saveGeneration(g, "snapshot", noon))
 		wrote := disk.written(t)
 		total += wrote
 		if wrote > whole/20 && second < 10 {
@@ -154,7 +154,7 @@ func BenchmarkSave(b *testing.B) {
 				b.Fatal(err)
 			}
 			s.small = small
-			if err := s.SaveGeneration(first, "snapshot", noon); err != nil {
+			if err := s.saveGeneration(first, "snapshot", noon); err != nil {
 				b.Fatal(err)
 			}
 			disk, n, wrote := meter{s: s}, 0, int64(0)
@@ -162,7 +162,7 @@ func BenchmarkSave(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				n++
-				if err := s.SaveGeneration(endpoint(first, n), "snapshot", noon); err != nil {
+				if err := s.saveGeneration(endpoint(first, n), "snapshot", noon); err != nil {
 					b.Fatal(err)
 				}
 				wrote += disk.written(b)

@@ -124,12 +124,12 @@ func TestDifferences(t *testing.T) {
 			s.small = 0
 			before := manyChains(t, 100)
 			delete(before, v6.Table(rules.Nat))
-			must(t, s.SaveGeneration(before, "snapshot", noon))
+			must(t, s.saveGeneration(before, "snapshot", noon))
 			base := s.bases(t)
 			section := manyChains(t, 100)[v4.Table(rules.Nat)]
 			test.change(&section)
 			after := rules.Generation{v4.Table(rules.Nat): section}
-			must(t, s.SaveGeneration(after, "snapshot", noon))
+			must(t, s.saveGeneration(after, "snapshot", noon))
 			must(t, s.SaveState(testState()))
 			if d := cmp.Diff(base, s.bases(t)); (d != "") != test.other {
 				t.Errorf("bases (-before +now):\n%s", d)
@@ -150,14 +150,14 @@ func TestTablesThatComeAndGo(t *testing.T) {
 	s := openStore(t, t.TempDir(), here)
 	s.small = 0
 	g := manyChains(t, 100)
-	must(t, s.SaveGeneration(g, "snapshot", noon))
+	must(t, s.saveGeneration(g, "snapshot", noon))
 	base := s.bases(t)
 	small := sectionOf(t, rules.Filter, ":KUBE-FORWARD - [0:0]", "-A KUBE-FORWARD -j ACCEPT", "-A FORWARD -j KUBE-FORWARD")
 	for name, next := range map[string]rules.Generation{
 		"a table more": g.With(v4.Table(rules.Filter), small), "a table that holds nothing": g.With(v4.Table(rules.Mangle), rules.Section{}),
 		"a family less": {v4.Table(rules.Nat): g[v4.Table(rules.Nat)]},
 	} {
-		must(t, s.SaveGeneration(next, "snapshot", noon))
+		must(t, s.saveGeneration(next, "snapshot", noon))
 		stored, err := openStore(t, s.dir, here).Load(next.ID())
 		must(t, err)
 		t.Log(name)
@@ -176,10 +176,10 @@ func TestManyJumps(t *testing.T) {
 	for i := range 500 {
 		section.Hooks = append(section.Hooks, rules.Hook{Chain: "POSTROUTING", Rule: spec(fmt.Sprintf("-s 10.1.%d.%d/32 -j KUBE-SVC-%04d", i/250, i%250, i%300)), Anchor: rules.Anchor{Position: rules.Bottom}})
 	}
-	must(t, s.SaveGeneration(g.With(v4.Table(rules.Nat), section), "snapshot", noon))
+	must(t, s.saveGeneration(g.With(v4.Table(rules.Nat), section), "snapshot", noon))
 	section.Hooks = slices.Delete(slices.Clone(section.Hooks), 200, 201)
 	g = g.With(v4.Table(rules.Nat), section)
-	must(t, s.SaveGeneration(g, "snapshot", noon))
+	must(t, s.saveGeneration(g, "snapshot", noon))
 	if n := len(must1(os.ReadFile(s.path(g.ID())))); n > 1000 {
 		t.Errorf("%d bytes are written", n)
 	}
@@ -240,7 +240,7 @@ func TestTheFirstChangeAfterARestartIsSmall(t *testing.T) {
 	s := openStore(t, t.TempDir(), here)
 	s.small = 0
 	g := manyChains(t, 100)
-	must(t, s.SaveGeneration(g, "snapshot", noon))
+	must(t, s.saveGeneration(g, "snapshot", noon))
 	must(t, s.SaveState(testState()))
 	base := s.bases(t)
 	for n := range 3 {
@@ -250,7 +250,7 @@ func TestTheFirstChangeAfterARestartIsSmall(t *testing.T) {
 		must(t, err)
 		s.Resume(stored.ID)
 		g = endpoint(g, n)
-		must(t, s.SaveGeneration(g, "snapshot", noon))
+		must(t, s.saveGeneration(g, "snapshot", noon))
 		must(t, s.SaveState(testState()))
 		if d := cmp.Diff(base, s.bases(t)); d != "" {
 			t.Errorf("bases after restart %d (-before +now):\n%s", n, d)
@@ -271,10 +271,10 @@ func TestABaseThatVanished(t *testing.T) {
 			s := openStore(t, t.TempDir(), here)
 			s.small = 0
 			g := manyChains(t, 100)
-			must(t, s.SaveGeneration(g, "snapshot", noon))
+			must(t, s.saveGeneration(g, "snapshot", noon))
 			must(t, harm(s.basePath(s.bases(t)[0])))
 			next := endpoint(g, 1)
-			must(t, s.SaveGeneration(next, "snapshot", noon))
+			must(t, s.saveGeneration(next, "snapshot", noon))
 			stored, err := openStore(t, s.dir, here).Load(next.ID())
 			must(t, err)
 			exactly(t, next, stored.Generation)

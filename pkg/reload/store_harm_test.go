@@ -28,9 +28,9 @@ func rested(t *testing.T, dir string) (s *Store, first, second rules.Generation)
 	s.small = 0
 	first = manyChains(t, 40)
 	second = endpoint(first, 5)
-	must(t, s.SaveGeneration(first, "snapshot", noon))
+	must(t, s.saveGeneration(first, "snapshot", noon))
 	must(t, os.Chtimes(s.path(first.ID()), noon, noon))
-	must(t, s.SaveGeneration(second, "snapshot", noon))
+	must(t, s.saveGeneration(second, "snapshot", noon))
 	must(t, s.SaveState(testState()))
 	if n := len(s.bases(t)); n != 1 {
 		t.Fatalf("%d bases", n)
@@ -153,7 +153,7 @@ func TestADifferenceThatWasTamperedWith(t *testing.T) {
 				t.Errorf("remains are %s", got.ID)
 			}
 			_, _ = s.List(), s.Offer()
-			must(t, s.SaveGeneration(second, "snapshot", noon)) // what was harmed is replaced
+			must(t, s.saveGeneration(second, "snapshot", noon)) // what was harmed is replaced
 			if _, err := openStore(t, dir, here).Load(second.ID()); err != nil {
 				t.Errorf("after the next save: %v", err)
 			}
@@ -218,7 +218,7 @@ func TestOlderFilesAreTakenUp(t *testing.T) {
 		exactly(t, g, stored.Generation)
 		s.Resume(stored.ID)
 		next := endpoint(g, 1)
-		must(t, s.SaveGeneration(next, "snapshot", noon))
+		must(t, s.saveGeneration(next, "snapshot", noon))
 		if n := len(s.bases(t)); n != 1 {
 			t.Errorf("%d bases after format %d", n, older)
 		}
@@ -237,7 +237,7 @@ func TestBasesGoWithTheirGenerations(t *testing.T) {
 	s.small = 0
 	save := func(n, chains int) string {
 		g := endpoints(manyChains(t, 40), 1000*n, chains)
-		must(t, s.SaveGeneration(g, "snapshot", noon))
+		must(t, s.saveGeneration(g, "snapshot", noon))
 		at := noon.Add(time.Duration(n) * time.Minute)
 		must(t, os.Chtimes(s.path(s.written), at, at))
 		return s.written
@@ -295,13 +295,13 @@ func TestBasesGoWithTheirGenerations(t *testing.T) {
 func TestASmallGenerationLeavesTheBase(t *testing.T) {
 	s := openStore(t, t.TempDir(), here)
 	g := manyChains(t, 300)
-	must(t, s.SaveGeneration(g, "snapshot", noon))
+	must(t, s.saveGeneration(g, "snapshot", noon))
 	base := s.bases(t)
 	for n := range keptGenerations + 2 {
-		must(t, s.SaveGeneration(generation(t, n), "snapshot", noon))
+		must(t, s.saveGeneration(generation(t, n), "snapshot", noon))
 	}
 	g = endpoint(g, 3)
-	must(t, s.SaveGeneration(g, "snapshot", noon))
+	must(t, s.saveGeneration(g, "snapshot", noon))
 	if d := cmp.Diff(base, s.bases(t)); d != "" || len(base) != 1 {
 		t.Errorf("bases (-before +now):\n%s", d)
 	}
@@ -329,7 +329,7 @@ func TestKilledBetweenTwoSteps(t *testing.T) {
 			return endpoint(g, 500)
 		}},
 		{"a large change after another", func(g rules.Generation, s *Store) rules.Generation {
-			must(t, s.SaveGeneration(rewritten(g), "snapshot", noon))
+			must(t, s.saveGeneration(rewritten(g), "snapshot", noon))
 			return endpoints(manyChains(t, 80), 500, 1)
 		}},
 		{"a change that is the last to need a base", func(g rules.Generation, s *Store) rules.Generation {
@@ -338,7 +338,7 @@ func TestKilledBetweenTwoSteps(t *testing.T) {
 			}
 			g = rewritten(g)
 			for n := range keptGenerations - 1 {
-				must(t, s.SaveGeneration(endpoint(g, 100*n), "snapshot", noon))
+				must(t, s.saveGeneration(endpoint(g, 100*n), "snapshot", noon))
 				must(t, s.SaveState(testState()))
 			}
 			return endpoint(g, 800)
@@ -349,7 +349,7 @@ func TestKilledBetweenTwoSteps(t *testing.T) {
 				dir := t.TempDir()
 				s, first, _ := rested(t, dir)
 				for n := range keptGenerations {
-					must(t, s.SaveGeneration(endpoint(first, 100*n), "snapshot", noon))
+					must(t, s.saveGeneration(endpoint(first, 100*n), "snapshot", noon))
 				}
 				must(t, s.SaveState(testState()))
 				next, left, at := test.saves(first, s), step, ""
@@ -368,7 +368,7 @@ func TestKilledBetweenTwoSteps(t *testing.T) {
 						}
 					}()
 					ended = true
-					must(t, s.SaveGeneration(next, "snapshot", noon))
+					must(t, s.saveGeneration(next, "snapshot", noon))
 					must(t, s.SaveState(testState()))
 					ended = false
 					return ended
@@ -389,7 +389,7 @@ func TestKilledBetweenTwoSteps(t *testing.T) {
 				}
 				s.Resume(stored.ID)
 				for n := range keptGenerations {
-					must(t, s.SaveGeneration(endpoint(first, 900+n), "snapshot", noon))
+					must(t, s.saveGeneration(endpoint(first, 900+n), "snapshot", noon))
 				}
 				if n := len(s.bases(t)); n > 2 {
 					t.Errorf("killed before %q: %d bases are left", at, n)
@@ -424,7 +424,7 @@ func TestFullDiskKeepsTheOldState(t *testing.T) {
 			}
 			must(t, litter.Close())
 			g := next(first)
-			if err := s.SaveGeneration(g, "snapshot", noon); !errors.Is(err, syscall.ENOSPC) {
+			if err := s.saveGeneration(g, "snapshot", noon); !errors.Is(err, syscall.ENOSPC) {
 				t.Errorf("%s: saved with %v", name, err)
 			}
 			_, stored, err := openStore(t, dir, here).LoadState()
@@ -441,7 +441,7 @@ func TestFullDiskKeepsTheOldState(t *testing.T) {
 				}
 			}
 			must(t, os.Remove(dir+"/litter"))
-			must(t, s.SaveGeneration(g, "snapshot", noon))
+			must(t, s.saveGeneration(g, "snapshot", noon))
 			must(t, s.SaveState(testState()))
 			_, stored, err = openStore(t, dir, here).LoadState()
 			must(t, err)

@@ -80,7 +80,7 @@ func TestShow(t *testing.T) {
 	elsewhere := here
 	elsewhere.Backend = "legacy"
 	g := full(t, 3)
-	must(t, openStore(t, dir, elsewhere).SaveGeneration(g, "snapshot", noon))
+	must(t, openStore(t, dir, elsewhere).saveGeneration(g, "snapshot", noon))
 	s := openStore(t, dir, here)
 	stored, note, err := s.Show(g.ID())
 	must(t, err)
@@ -90,7 +90,7 @@ func TestShow(t *testing.T) {
 	if _, err := s.Load(g.ID()); !errors.Is(err, ErrForeign) {
 		t.Errorf("load: %v, want %v", err, ErrForeign)
 	}
-	must(t, s.SaveGeneration(g, "snapshot", noon))
+	must(t, s.saveGeneration(g, "snapshot", noon))
 	if _, note, err := s.Show(g.ID()); err != nil || note != "" {
 		t.Errorf("%q, %v", note, err)
 	}

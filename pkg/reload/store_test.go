@@ -52,7 +52,7 @@ func TestWhatIsStoredComesBack(t *testing.T) {
 	if s.Holds() {
 		t.Error("a new store holds something")
 	}
-	must(t, s.SaveGeneration(g, "snapshot", noon))
+	must(t, s.saveGeneration(g, "snapshot", noon))
 	must(t, s.SaveState(state))
 	if !s.Holds() {
 		t.Error("the store does not hold what was saved")
@@ -99,7 +99,7 @@ func TestAGenerationFromElsewhereIsRefusedWithTheDifference(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			dir, g := t.TempDir(), generation(t, 1)
 			s := openStore(t, dir, here)
-			must(t, s.SaveGeneration(g, "snapshot", noon))
+			must(t, s.saveGeneration(g, "snapshot", noon))
 			must(t, s.SaveState(testState()))
 			there := here
 			test.change(&there)
@@ -139,7 +139,7 @@ func TestWhatWasTamperedWithIsRefused(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			dir, g := t.TempDir(), generation(t, 1)
 			s := openStore(t, dir, here)
-			must(t, s.SaveGeneration(g, "snapshot", noon))
+			must(t, s.saveGeneration(g, "snapshot", noon))
 			must(t, s.SaveState(testState()))
 			path := filepath.Join(dir, "generations", g.ID()+".json")
 			text, err := os.ReadFile(path)
@@ -177,7 +177,7 @@ func TestFormats(t *testing.T) {
 			t.Run(test.name+" "+filepath.Base(file), func(t *testing.T) {
 				dir := t.TempDir()
 				s := openStore(t, dir, here)
-				must(t, s.SaveGeneration(generation(t, 1), "snapshot", noon))
+				must(t, s.saveGeneration(generation(t, 1), "snapshot", noon))
 				must(t, s.SaveState(testState()))
 				text, err := os.ReadFile(filepath.Join(dir, file))
 				must(t, err)
@@ -207,7 +207,7 @@ func TestWhatIsOnDiskIsNamed(t *testing.T) {
 	var want []string
 	for n := range 3 {
 		g := generation(t, n)
-		must(t, s.SaveGeneration(g, "snapshot", noon))
+		must(t, s.saveGeneration(g, "snapshot", noon))
 		must(t, os.Chtimes(s.path(g.ID()), noon, noon.Add(time.Duration(n)*time.Minute)))
 		want = slices.Insert(want, 0, g.ID())
 	}
@@ -232,10 +232,10 @@ func TestWhatIsOnDiskIsNamed(t *testing.T) {
 func TestKilledBetweenGenerationAndState(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, here)
-	must(t, s.SaveGeneration(generation(t, 0), "snapshot", noon))
+	must(t, s.saveGeneration(generation(t, 0), "snapshot", noon))
 	must(t, s.SaveState(testState()))
 	for n := range keptGenerations + 2 {
-		must(t, s.SaveGeneration(generation(t, n+1), "snapshot", noon)) // killed before SaveState
+		must(t, s.saveGeneration(generation(t, n+1), "snapshot", noon)) // killed before SaveState
 		if _, stored, err := openStore(t, dir, here).LoadState(); err != nil || stored.ID != generation(t, 0).ID() {
 			t.Fatalf("after %d more: %v", n+1, err)
 		}
@@ -250,7 +250,7 @@ func TestLitterIsRemoved(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, here)
 	g := generation(t, 1)
-	must(t, s.SaveGeneration(g, "snapshot", noon))
+	must(t, s.saveGeneration(g, "snapshot", noon))
 	must(t, s.SaveState(testState()))
 	for _, name := range []string{"state.json.new", "generations/" + g.ID() + ".json.new", "generations/.probe-1", "generations/.x.json77"} {
 		must(t, os.WriteFile(filepath.Join(dir, name), []byte("{"), 0o600))
@@ -259,7 +259,7 @@ func TestLitterIsRemoved(t *testing.T) {
 	if _, _, err := s.LoadState(); err != nil {
 		t.Error(err)
 	}
-	must(t, s.SaveGeneration(g, "snapshot", noon))
+	must(t, s.saveGeneration(g, "snapshot", noon))
 	must(t, s.SaveState(testState()))
 	for _, folder := range []string{dir, filepath.Join(dir, "generations")} {
 		entries, err := os.ReadDir(folder)
@@ -275,7 +275,7 @@ func TestLitterIsRemoved(t *testing.T) {
 func TestAForgottenStateIsGoneAndItsGenerationStays(t *testing.T) {
 	g, s := generation(t, 1), openStore(t, t.TempDir(), here)
 	must(t, s.Forget())
-	must(t, s.SaveGeneration(g, "snapshot", noon))
+	must(t, s.saveGeneration(g, "snapshot", noon))
 	must(t, s.SaveState(testState()))
 	must(t, s.Forget())
 	if _, _, err := s.LoadState(); !errors.Is(err, ErrNothingStored) {
@@ -289,7 +289,7 @@ func TestAForgottenStateIsGoneAndItsGenerationStays(t *testing.T) {
 func TestATruncatedStateIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, here)
-	must(t, s.SaveGeneration(generation(t, 1), "snapshot", noon))
+	must(t, s.saveGeneration(generation(t, 1), "snapshot", noon))
 	must(t, s.SaveState(testState()))
 	must(t, os.Truncate(filepath.Join(dir, "state.json"), 20))
 	if _, _, err := s.LoadState(); err == nil || !strings.Contains(err.Error(), "state.json is corrupt") {
@@ -304,7 +304,7 @@ func TestTheLastFiveGenerationsAreKept(t *testing.T) {
 	for n := range 7 {
 		g := generation(t, n)
 		ids = append(ids, g.ID())
-		must(t, s.SaveGeneration(g, "snapshot", noon))
+		must(t, s.saveGeneration(g, "snapshot", noon))
 		// The clock of a file system may be coarse.
 		age := time.Now().Add(time.Duration(n-10) * time.Second)
 		must(t, os.Chtimes(filepath.Join(dir, "generations", g.ID()+".json"), age, age))
@@ -323,7 +323,7 @@ func TestTheClockWasSetBack(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, here)
 	for n := range 7 {
-		must(t, s.SaveGeneration(generation(t, n), "snapshot", noon))
+		must(t, s.saveGeneration(generation(t, n), "snapshot", noon))
 		later := time.Now().Add(time.Hour)
 		must(t, os.Chtimes(filepath.Join(dir, "generations", generation(t, n).ID()+".json"), later, later))
 	}
@@ -336,15 +336,15 @@ func TestTheClockWasSetBack(t *testing.T) {
 func TestTheSameGenerationIsNotWrittenTwice(t *testing.T) {
 	dir, g := t.TempDir(), generation(t, 1)
 	s := openStore(t, dir, here)
-	must(t, s.SaveGeneration(g, "snapshot", noon))
+	must(t, s.saveGeneration(g, "snapshot", noon))
 	path := filepath.Join(dir, "generations", g.ID()+".json")
 	must(t, os.Remove(path))
-	must(t, s.SaveGeneration(g, "snapshot", noon))
+	must(t, s.saveGeneration(g, "snapshot", noon))
 	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("it was written again: %v", err)
 	}
-	must(t, s.SaveGeneration(generation(t, 2), "snapshot", noon))
-	must(t, s.SaveGeneration(g, "snapshot", noon))
+	must(t, s.saveGeneration(generation(t, 2), "snapshot", noon))
+	must(t, s.saveGeneration(g, "snapshot", noon))
 	if _, err := s.Load(g.ID()); err != nil {
 		t.Errorf("a generation that returns is not there: %v", err)
 	}
@@ -353,7 +353,7 @@ func TestTheSameGenerationIsNotWrittenTwice(t *testing.T) {
 func TestOnlyTheirOwnerReadsFilesAndFolders(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "var", "canaryd")
 	s := openStore(t, dir, here)
-	must(t, s.SaveGeneration(generation(t, 1), "snapshot", noon))
+	must(t, s.saveGeneration(generation(t, 1), "snapshot", noon))
 	must(t, s.SaveState(testState()))
 	files := 0
 	must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -403,7 +403,7 @@ func TestWhatCannotBeReadIsNotNothing(t *testing.T) {
 func TestHostileStateFolder(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, here)
-	must(t, s.SaveGeneration(generation(t, 1), "snapshot", noon))
+	must(t, s.saveGeneration(generation(t, 1), "snapshot", noon))
 	must(t, s.SaveState(testState()))
 	state := filepath.Join(dir, "state.json")
 	for name, put := range map[string]func() error{

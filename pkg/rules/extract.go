@@ -14,12 +14,6 @@ type Protection struct {
 	Piecewise func(chain string) bool
 }
 
-// Extract is Protection.Extract where no rules are protected beside chains and
-// the hooks into them.
-func Extract(t *Table, protects func(chain string) bool, mark func(Rule) bool) Section {
-	return Protection{Chain: protects}.Extract(t, mark)
-}
-
 // Extract learns one table's section: its protected chains, the hooks with
 // their anchors, and what they lean on. mark tells canaryd's own rules, which
 // are part of no generation and count as nobody's neighbour.

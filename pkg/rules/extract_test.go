@@ -15,7 +15,7 @@ func isMark(r rules.Rule) bool { return strings.Contains(r.Spec, "canaryd-") }
 func extract(t *testing.T, table rules.TableName, body string) rules.Section {
 	t.Helper()
 	text := "*" + string(table) + "\n" + body + "COMMIT\n"
-	return rules.Extract(parse(t, text)[table], selector(t, "KUBE-*").Protects, isMark)
+	return rules.Protection{Chain: selector(t, "KUBE-*").Protects}.Extract(parse(t, text)[table], isMark)
 }
 
 const (
@@ -122,7 +122,7 @@ func TestExtractTakesWhatIsProtectedAndNothingElse(t *testing.T) {
 }
 
 func TestExtractOfNoTableIsNothing(t *testing.T) {
-	if d := cmp.Diff(rules.Section{}, rules.Extract(nil, func(string) bool { return true }, isMark), exactly); d != "" {
+	if d := cmp.Diff(rules.Section{}, rules.Protection{Chain: func(string) bool { return true }}.Extract(nil, isMark), exactly); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 }

@@ -159,7 +159,7 @@ func TestRenderWritesWhatLoadsIntoEmptyTables(t *testing.T) {
 	set := parse(t, testdata(t, "node.nft.save"))
 	g := rules.Generation{rules.IPv6.Table(rules.Nat): small()[rules.IPv4.Table(rules.Nat)]}
 	for name, table := range set {
-		g[rules.IPv4.Table(name)] = rules.Extract(table, selector(t, "kube", "cni").Protects, isMark)
+		g[rules.IPv4.Table(name)] = rules.Protection{Chain: selector(t, "kube", "cni").Protects}.Extract(table, isMark)
 	}
 	g[rules.IPv4.Table(rules.Raw)] = rules.Section{Policies: map[string]string{"OUTPUT": "DROP"}}
 	for f, file := range map[rules.Family]string{rules.IPv4: "render.v4.golden", rules.IPv6: "render.v6.golden"} {

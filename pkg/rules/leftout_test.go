@@ -43,7 +43,7 @@ func leaving(t *testing.T, out ...string) *Table {
 // depend on, it counts no rules, and what is rendered neither declares nor fills it.
 func TestAChainThatIsLeftOutIsKnownByName(t *testing.T) {
 	protects := func(chain string) bool { return strings.HasPrefix(chain, "KUBE-") }
-	s := Extract(leaving(t, "KUBE-LARGE"), protects, func(Rule) bool { return false })
+	s := Protection{Chain: protects}.Extract(leaving(t, "KUBE-LARGE"), func(Rule) bool { return false })
 	if c, ok := s.Chain("KUBE-LARGE"); !ok || !c.LeftOut() {
 		t.Errorf("the chain that is left out is %+v", c)
 	}
@@ -71,7 +71,7 @@ func TestAChainThatIsLeftOutIsKnownByName(t *testing.T) {
 // Of a built-in chain that is left out the jumps are not known: one stands for them, and no mark is
 // planted in it.
 func TestJumpsOfABuiltInChainThatIsLeftOutAreNotKnown(t *testing.T) {
-	s := Extract(leaving(t, "OUTPUT"), func(chain string) bool { return chain == "KUBE-SERVICES" }, func(Rule) bool { return false })
+	s := Protection{Chain: func(chain string) bool { return chain == "KUBE-SERVICES" }}.Extract(leaving(t, "OUTPUT"), func(Rule) bool { return false })
 	var hooks []string
 	for _, h := range s.Hooks {
 		if h.LeftOut() {

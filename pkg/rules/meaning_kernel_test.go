@@ -95,7 +95,7 @@ func printedBack(t *testing.T, tool string, f rules.Family, table rules.TableNam
 	t.Helper()
 	save := func() rules.Section {
 		set := parse(t, nstest.Command(t, tool+"-save", "-t", string(table)))
-		return rules.Extract(set[table], func(string) bool { return true }, func(rules.Rule) bool { return false })
+		return rules.Protection{Chain: func(string) bool { return true }}.Extract(set[table], func(rules.Rule) bool { return false })
 	}
 	before := save()
 	nstest.CommandInput(t, fmt.Sprintf("*%s\nCOMMIT\n", table), tool+"-restore")

@@ -12,9 +12,6 @@ type Needs struct {
 	Accounts []string // counters of the match "nfacct"
 }
 
-// None reports whether nothing is needed.
-func (n Needs) None() bool { return len(n.Sets) == 0 && len(n.Accounts) == 0 }
-
 // setOptions name an ipset (libxt_set.c and libxt_SET.c of iptables 1.8.9), as iptables-save prints it: "--set" alone is the match recent's.
 var setOptions = []string{"--match-set", "--add-set", "--del-set", "--map-set"}
 

@@ -85,44 +85,6 @@ func ParseSome(r io.Reader, known func(TableName) *Table, skip func(t TableName,
 	return p.set, p.unreadable, nil
 }
 
-// ParseTable reads what "iptables-save -t NAME" prints, where nothing but this text is known of
-// the table: no rule of another table can be meant. It joins lines between which a quote is open:
-// iptables escapes quotes, so that a quoted text with a line break in it has no other end. Such
-// a rule is opaque. Whatever else is no part of the format is an error, and the table is unknown.
-func ParseTable(r io.Reader, name TableName) (*Table, error) {
-	p := parser{set: Ruleset{}, unreadable: map[TableName]error{}, lookUp: func(TableName) *Table { return nil }}
-	lines := newLineReader(r)
-	rule := "" // of which a quote is open
-	for {
-		line, err := lines.next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return nil, fmt.Errorf("reading line %d: %w", lines.number+1, err)
-		}
-		text := rule + string(line)
-		if _, err := Split(text); err != nil && strings.HasPrefix(text, "-A ") && len(text) < maxLine {
-			rule = text + "\n"
-			continue
-		}
-		rule = ""
-		if err := p.line(text); err != nil {
-			err.Line = lines.number
-			return nil, err
-		}
-	}
-	switch {
-	case p.unreadable[name] != nil:
-		return nil, p.unreadable[name]
-	case rule != "" || p.table != nil:
-		return nil, &ParseError{Line: lines.number, Text: "*" + string(name), Reason: "is not closed by COMMIT"}
-	case len(p.set) > 1 || p.set[name] == nil:
-		return nil, &ParseError{Text: "*" + string(name), Reason: "is not the one table that was printed"}
-	}
-	return p.set[name], nil
-}
-
 // A lineReader cuts a text into lines. Of one that is longer than maxLine it keeps the
 // beginning, which is too long for a rule that could be written back.
 type lineReader struct {

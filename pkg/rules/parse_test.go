@@ -248,33 +248,15 @@ func TestParseTakesTextForText(t *testing.T) {
 	}
 }
 
-// Where nothing but text is known of a table, a comment with line breaks is joined, and whatever
-// else is odd costs that table.
-func TestParseTable(t *testing.T) {
-	head, tail := "# Generated\n*nat\n:A - [0:0]\n-A A -j RETURN\n", "-A A -j ACCEPT\nCOMMIT\n# Completed\n"
-	got, err := rules.ParseTable(strings.NewReader(head+"-A A -m comment --comment \"x\n\n*filter\nCOMMIT\ny\" -j DROP\n"+tail), rules.Nat)
-	if err != nil {
-		t.Fatal(err)
+// A caller that keeps its errors in a variable of type error sees none where there is none.
+func TestParseRuleHasNoErrorThatIsNil(t *testing.T) {
+	var err error
+	if _, err = rules.ParseRule("-j ACCEPT"); err != nil {
+		t.Errorf("a good rule has the error %#v", err)
 	}
-	list := got.Chain("A").Rules
-	if len(list) != 3 || list[0].Spec != "-j RETURN" || list[2].Spec != "-j ACCEPT" {
-		t.Fatalf("read as %q", list)
-	}
-	if reason, opaque := list[1].Opaque(); !opaque || list[1].Target != "DROP" || !strings.Contains(reason, "line break") {
-		t.Errorf("the comment's rule is read as %q", list[1])
-	}
-	for name, text := range map[string]string{
-		"an interface over two lines": head + "-A A -i a\n# -j A\n" + tail,
-		"a quote that never ends":     head + "-A A -m comment --comment \"x\n" + tail,
-		"another table":               "*filter\nCOMMIT\n",
-		"two tables":                  head + tail + "*filter\nCOMMIT\n",
-		"cut off":                     head,
-		"nothing":                     "",
-		"what iptables cannot print":  "# Table `nat' is incompatible, use 'nft' tool.\n",
-	} {
-		if got, err := rules.ParseTable(strings.NewReader(text), rules.Nat); err == nil {
-			t.Errorf("%s: read as %v", name, got)
-		}
+	var wrong *rules.ParseError
+	if _, err = rules.ParseRule(`-m comment --comment "x`); !errors.As(err, &wrong) {
+		t.Errorf("a quote that is not closed: %#v, want a *ParseError", err)
 	}
 }
 

@@ -1,6 +1,27 @@
-// Package rules holds a complete set of firewall rules as a value: it parses
-// what iptables-save prints, compares, renders and digests it. It does no I/O
-// and reads no clock.
+// Package rules holds a complete set of firewall rules as a value: it parses what iptables-save
+// prints, compares, renders and digests it. It does no I/O and reads no clock.
+//
+// The way through it:
+//
+//   - [Parse] makes of a text what one family's tables hold, a [Ruleset] of [Table], [Chain]
+//     and [Rule]. [ParseFragment] reads what an operator declares.
+//   - A [Selector] says which chains are protected, by presets and globs. Its [Protection]
+//     extracts a [Section] of a table: the protected chains and the rules that lead into them.
+//   - Sections by table are a [Generation], the complete set of rules that ought to be in
+//     force. Its ID is a digest.
+//   - [Diff] says in which a section differs from another one, [Rule.Equal] whether two rules
+//     mean the same, however they are spelled. [Render] writes text for iptables-restore.
+//   - [Generation.Translations] takes a flow's first packet through the nat rules. A
+//     [Baseline] says what appeared since an operator confirmed a generation.
+//
+// Everything is a value. Chains and rules are shared between values and never changed in place,
+// so that what did not change is the same memory, and comparing it costs next to nothing.
+// Values may be read by many goroutines at a time. A [Baseline] and [Translations] remember
+// what they computed: each is for one goroutine at a time.
+//
+// A text that is no part of the format is a [*ParseError]. A rule of which the text may not be
+// written back as it stands is no error but opaque: it has its place and is compared, and
+// [Render] leaves it out.
 package rules
 
 import (

@@ -86,7 +86,7 @@ func (site) Beyond(iface string, a netip.Addr) bool {
 func learnNat(t *testing.T, f rules.Family, text string) rules.Generation {
 	t.Helper()
 	protects := selector(t, "kube", "cni", "DOCKER", "KUBE-*").Protects
-	return rules.Generation{f.Table(rules.Nat): rules.Extract(parse(t, text)[rules.Nat], protects, isMark)}
+	return rules.Generation{f.Table(rules.Nat): rules.Protection{Chain: protects}.Extract(parse(t, text)[rules.Nat], isMark)}
 }
 
 func TestWhichFlowsAreTranslated(t *testing.T) {

@@ -3,6 +3,16 @@
 //
 // A hint is a reason to look and never evidence. What a process is, and what started it, is
 // read from /proc while it lasts; all of that is text of other people's, bounded and escaped.
+//
+// A [CommitWatcher] hears of commits from a [CommitSource], such as an iptables.Kernel's
+// subscription; a [LockWatcher] waits for the xtables lock to be let go of, which is all that
+// the legacy backend shows. Both can run at the same time. Each gives [Hints], whose channel
+// says when to look, and notes in [Writers] which [Writer] it was, with its [Origin]. The
+// reader of the channel looks, and then asks Writers who wrote since the last look.
+//
+// Run watches until its context ends, and then returns nil: whatever breaks meanwhile is set up
+// again, and is a hint, because something may have been missed. Hints and Writers may be used
+// by any number of goroutines.
 package watch
 
 import (

@@ -64,9 +64,9 @@ func tellStory(t *testing.T, cast casting, p path, m mutant, seed uint64) told {
 // some thousand rules are worth.
 func paceOf(seed uint64) reload.Pace {
 	if seed%2 == 0 {
-		return reload.Pace{}
+		return 0
 	}
-	return reload.PaceOf(time.Second)
+	return reload.Pace(time.Second)
 }
 
 func inBubble(t *testing.T, cast casting, p path, m mutant, seed uint64) told {

@@ -196,10 +196,10 @@ func stale(n *nodetest.Node) []string {
 			if !slices.Contains(rules.Guarded(), name) {
 				continue
 			}
-			held := rules.Extract(table, n.Protects, canary.IsMark)
+			held := rules.Protection{Chain: n.Protects}.Extract(table, canary.IsMark)
 			var known rules.Section
 			if t := rendered[name]; t != nil {
-				known = rules.Extract(t, n.Protects, canary.IsMark)
+				known = rules.Protection{Chain: n.Protects}.Extract(t, canary.IsMark)
 			}
 			for _, line := range rules.Diff(held, known).Lines() {
 				lines = append(lines, fmt.Sprintf("%s %s %s", family, name, line))

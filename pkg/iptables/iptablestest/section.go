@@ -294,7 +294,7 @@ func (s *section) rule(line int, what, name string, spec []string) *iptables.Res
 // leans refuses a rule that names a set or an nfacct object that is missing.
 func (s *section) leans(line int, chain string, r rules.Rule) *iptables.RestoreError {
 	needs := r.Needs()
-	if needs.None() {
+	if len(needs.Sets)+len(needs.Accounts) == 0 {
 		return nil
 	}
 	switch set, account := s.f.leaning.lacks(needs.Sets, needs.Accounts); {

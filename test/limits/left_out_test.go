@@ -1,5 +1,4 @@
-// Package toomany writes more rules than canaryd keeps, and looks at what it makes of the rest.
-package toomany
+package limits
 
 import (
 	"encoding/json"
@@ -20,8 +19,6 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
-
-func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
 
 // large is a protected chain that is too large for the limit.
 const large = "KUBE-SVC-AAAAAAAAAAAAAAAA"

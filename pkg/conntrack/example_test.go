@@ -1,0 +1,28 @@
+package conntrack_test
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/conntrack"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// After nat is back, end the flows that began without it. This example needs CAP_NET_ADMIN, so
+// it is compiled and not run.
+func ExampleKernel_Sweep() {
+	var generation rules.Generation // what is in force again
+	var lastComplete time.Time      // when nat was last seen complete
+	var kernel conntrack.Kernel
+	site, err := kernel.Look()
+	if err != nil {
+		panic(err)
+	}
+	nat := generation.Translations(rules.IPv4, site)
+	deleted, err := kernel.Sweep(context.Background(), rules.IPv4, lastComplete, nat)
+	if err != nil { // what was ended until then is counted all the same
+		fmt.Println("the sweep ended early:", err)
+	}
+	fmt.Println(deleted.ByProtocol[rules.UDP], "flows of UDP were ended")
+}

@@ -1,0 +1,32 @@
+package reload
+
+import (
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// saveGeneration keeps a generation of which no more is known than its source.
+func (s *Store) saveGeneration(g rules.Generation, source string, captured time.Time) error {
+	return s.Save(Stored{Source: source, Captured: captured, Generation: g})
+}
+
+// agreement returns what agrees to exactly these changes.
+func (c Changes) agreement() Agreement {
+	a := Agreement{}
+	for id, change := range c {
+		if !change.Removed.Empty() {
+			a[id] = change.Removed.Digest()
+		}
+	}
+	return a
+}
+
+// names returns the names of the lost chains.
+func (l Lost) names() []string {
+	var list []string
+	for _, c := range l.Chains {
+		list = append(list, c.Name)
+	}
+	return list
+}

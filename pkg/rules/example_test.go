@@ -1,0 +1,109 @@
+package rules_test
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// Two spellings of one rule are the same rule; another port is another one.
+func ExampleRule_Equal() {
+	parse := func(spec string) rules.Rule {
+		r, err := rules.ParseRule(spec)
+		if err != nil {
+			panic(err)
+		}
+		return r
+	}
+	written := parse("--protocol tcp --dport 8080 -s 10.1.2.3 -j ACCEPT")
+	printed := parse("-s 10.1.2.3/32 -p tcp -m tcp --dport 8080 -j ACCEPT")
+	another := parse("-s 10.1.2.3/32 -p tcp -m tcp --dport 8081 -j ACCEPT")
+	fmt.Println(written.Equal(printed), written.Equal(another))
+	fmt.Println(written.Meaning())
+	// Output:
+	// true false
+	// -s 10.1.2.3/32 -p 6 -m tcp --dport 8080 -j ACCEPT
+}
+
+// A selector takes presets and globs. It protects no owner's canary, whatever a glob says.
+func ExampleNewSelector() {
+	selector, err := rules.NewSelector([]string{"cni", "MY-*"})
+	if err != nil {
+		panic(err)
+	}
+	for _, chain := range []string{"CNI-HOSTPORT-DNAT", "MY-FIREWALL", "MY-CANARY", "KUBE-SERVICES", "INPUT"} {
+		fmt.Println(chain, selector.Protects(chain))
+	}
+	_, err = rules.NewSelector([]string{"kubernetes"})
+	fmt.Println(err)
+	// Output:
+	// CNI-HOSTPORT-DNAT true
+	// MY-FIREWALL true
+	// MY-CANARY false
+	// KUBE-SERVICES false
+	// INPUT false
+	// "kubernetes" is neither a preset (kube, cni, docker, podman, libvirt, tailscale) nor a chain name or glob
+}
+
+// From what iptables-save prints to what is missing: parse, extract what is protected,
+// compare. Rules of others are no part of a section, so it does not matter what became of them.
+func ExampleDiff() {
+	selector, err := rules.NewSelector([]string{"MY-*"})
+	if err != nil {
+		panic(err)
+	}
+	noMarks := func(rules.Rule) bool { return false }
+	section := func(saved string) rules.Section {
+		tables, _, err := rules.Parse(strings.NewReader(saved))
+		if err != nil {
+			panic(err)
+		}
+		return selector.Protection().Extract(tables[rules.Filter], noMarks)
+	}
+	wanted := section(`*filter
+:INPUT ACCEPT [0:0]
+:MY-FIREWALL - [0:0]
+-A INPUT -i lo -j ACCEPT
+-A INPUT -j MY-FIREWALL
+-A MY-FIREWALL -p tcp -m tcp --dport 22 -j ACCEPT
+-A MY-FIREWALL -j DROP
+COMMIT
+`)
+	found := section(`*filter
+:INPUT ACCEPT [0:0]
+:MY-FIREWALL - [0:0]
+-A MY-FIREWALL -p tcp --dport 22 -j ACCEPT
+COMMIT
+`)
+	fmt.Println(rules.Diff(wanted, found))
+	fmt.Println("the same:", len(rules.Diff(wanted, wanted)) == 0)
+	// Output:
+	// hook is missing: -A INPUT -j MY-FIREWALL (at the bottom)
+	// rule 2 is missing: -A MY-FIREWALL -j DROP
+	// the same: true
+}
+
+// A generation is what ought to be in force, by table; its ID is a digest of it.
+func ExampleRender() {
+	fragment, err := rules.ParseFragment(strings.NewReader(`*filter
+:MY-FIREWALL - [0:0]
+-A MY-FIREWALL -s 192.0.2.0/24 -j DROP
+-I INPUT -j MY-FIREWALL
+COMMIT
+`), rules.IPv4)
+	if err != nil {
+		panic(err)
+	}
+	generation := rules.Generation{}.With(rules.IPv4.Table(rules.Filter), fragment.Sections[rules.Filter])
+	number, chains := generation.Counts()
+	fmt.Println(generation.ID(), number, "rules", chains, "chain")
+	fmt.Print(rules.Render(generation, rules.IPv4))
+	// Output:
+	// dd3889358110 2 rules 1 chain
+	// *filter
+	// :MY-FIREWALL - [0:0]
+	// -A INPUT -j MY-FIREWALL
+	// -A MY-FIREWALL -s 192.0.2.0/24 -j DROP
+	// COMMIT
+}

@@ -1,0 +1,45 @@
+package watch_test
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/watch"
+)
+
+// Watch commits: a hint says when to look, and the writers say who wrote.
+func ExampleCommitWatcher() {
+	ctx, cancel := context.WithCancel(context.Background())
+	kernel := iptablestest.NewFake(iptables.NFT, rules.IPv4)
+	source := kernel.Subscribe() // of a real one: (*iptables.Kernel).Subscribe
+	watcher := watch.CommitWatcher{
+		Subscribe: func() (watch.CommitSource, error) { return source, nil },
+		Hints:     watch.NewHints(),
+		Writers:   &watch.Writers{},
+	}
+	ended := make(chan error)
+	go func() { ended <- watcher.Run(ctx) }()
+
+	start := time.Now()
+	if err := kernel.As(4711, "firewalld").RestoreNoflush(rules.IPv4, "*nat\n:THEIRS - [0:0]\nCOMMIT\n"); err != nil {
+		panic(err)
+	}
+	var writers []watch.Writer
+	for len(writers) == 0 {
+		<-watcher.Hints.C() // a reason to look, and no more: the beginning is one too
+		writers = watcher.Writers.Since(start)
+	}
+	for _, w := range writers {
+		fmt.Println(w.Comm, "wrote; it was this process:", w.Own)
+	}
+
+	cancel()
+	fmt.Println(<-ended)
+	// Output:
+	// firewalld wrote; it was this process: false
+	// <nil>
+}
