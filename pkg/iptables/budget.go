@@ -37,7 +37,7 @@ type LeftOut struct {
 //
 // What is least dear goes first: chains that are not guarded, then those that are, of each kind
 // the largest first. The choice stands: a chain that is left out comes back only when all would
-// take three quarters of the budget with it, and none goes while they fit.
+// take three quarters of the budget with it, and none goes while they fit. An empty chain is never left out.
 type budget struct {
 	most   int // 0: no limit
 	guards func(Place) bool
@@ -99,6 +99,9 @@ func (b *budget) choose(all map[Place]weight) (out, back []Place) {
 	before := b.left
 	b.left = map[Place]weight{}
 	for _, p := range order {
+		if all[p].rules == 0 {
+			continue // there is nothing to keep, and that it was emptied must be seen
+		}
 		if _, left := before[p]; left {
 			b.left[p] = all[p]
 		} else if !b.fits(kept) && all[p].units() > 0 {

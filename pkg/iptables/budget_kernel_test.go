@@ -51,6 +51,13 @@ func TestAReadWithoutTheLargestChains(t *testing.T) {
 		sees(map[string]int{"KUBE-LARGE": -1, "KUBE-SMALL": 21, "OTHERS": 60}, large)
 		sees(map[string]int{"KUBE-LARGE": -1, "KUBE-SMALL": 21, "OTHERS": 60}, large)
 
+		// An empty chain is seen to be empty, although all others fill the limit by more than
+		// three quarters: that it was flushed must not stay unseen.
+		iptablesCommand(t, backend, family, "-t nat -F KUBE-LARGE")
+		sees(map[string]int{"KUBE-LARGE": 0, "KUBE-SMALL": 21, "OTHERS": 60})
+		fill("KUBE-LARGE", 300)
+		sees(map[string]int{"KUBE-LARGE": -1, "KUBE-SMALL": 21, "OTHERS": 60}, large)
+
 		// It grew above the limit: what was known of it is forgotten.
 		fill("KUBE-SMALL", 90)
 		sees(map[string]int{"KUBE-LARGE": -1, "KUBE-SMALL": 90, "OTHERS": -1}, large)

@@ -52,6 +52,7 @@ func TestWhichChainsAreLeftOut(t *testing.T) {
 		{"it comes back at three quarters", [][]string{{"KUBE-A=60", "KUBE-B=41"}, {"KUBE-A=34", "KUBE-B=41"}}, []string{"KUBE-A", ""}},
 		{"of two the smaller comes back", [][]string{{"KUBE-A=90", "KUBE-B=80", "KUBE-C=30"}, {"KUBE-A=70", "KUBE-B=40", "KUBE-C=30"}},
 			[]string{"KUBE-A KUBE-B", "KUBE-A"}},
+		{"one that was emptied is not left out, however full it is", [][]string{{"KUBE-A=60", "KUBE-B=90"}, {"KUBE-A=99", "KUBE-B=0"}}, []string{"KUBE-B", ""}},
 		{"one that is gone is not left out", [][]string{{"KUBE-A=101"}, {"KUBE-B=1"}}, []string{"KUBE-A", ""}},
 		{"another grows", [][]string{{"KUBE-A=60", "KUBE-B=41"}, {"KUBE-A=60", "KUBE-B=101", "KUBE-C=5"}}, []string{"KUBE-A", "KUBE-B"}},
 	} {

@@ -143,7 +143,7 @@ func (f *mirrored) recount(t *mirrorTable, place Place) (stays bool, err error) 
 	if errors.Is(err, nft.ErrInterrupted) {
 		err = nil // beside a writer that never rests there is no better count
 	}
-	if err != nil || f.budget.fitsAgain(f.kept+now.units()) {
+	if err != nil || now.rules == 0 || f.budget.fitsAgain(f.kept+now.units()) {
 		return false, err
 	}
 	c.weight, *c.out = now, outOf{counted: time.Now(), was: now.rules, took: time.Since(start)}

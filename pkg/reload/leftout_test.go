@@ -1,11 +1,15 @@
 package reload
 
 import (
+	"slices"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -73,5 +77,29 @@ func TestALostChainThatWasLeftOutStaysInQuarantine(t *testing.T) {
 				t.Errorf("in quarantine (-want +got)\n%s", diff)
 			}
 		})
+	}
+}
+
+// A table that the first stage brought back keeps its quarantine, although another process wrote
+// before the second, so that all is read again and nothing is left to write in this one.
+func TestAQuarantineOutlivesTheNextTry(t *testing.T) {
+	n := leaning(t, iptables.NFT)
+	opaque := rules.LeftOut("KUBE-LARGE")[0]
+	filter := n.job.Generation[v4.Table(rules.Filter)]
+	filter.Chains = append(slices.Clone(filter.Chains), rules.Chain{Name: "KUBE-LARGE", Rules: []rules.Rule{opaque}})
+	n.job.Generation = n.job.Generation.With(v4.Table(rules.Filter), filter)
+	n.job.Pace = Pace(time.Second)
+	wrote := sync.OnceFunc(func() { must(t, n.Bypassing().RestoreNoflush(v4, "*filter\n:OTHERS - [0:0]\nCOMMIT\n")) })
+	n.replayer.Kernel = &stager{recorder: recorder{Beginner: n.Fake}, between: wrote}
+	must(t, n.Bypassing().RestoreNoflush(v4, "*filter\n:KUBE-LARGE - [0:0]\nCOMMIT\n")) // iptables -F leaves chains
+	must(t, n.Flush(v4, rules.Filter, ""))
+	must(t, n.Flush(v4, rules.Nat, ""))
+	result := n.heal()
+	got := result[v4].Tables[rules.Filter]
+	if !got.Proved || len(got.Quarantined) != 1 || result[v4].Outcome != Partial {
+		t.Errorf("proved %t, in quarantine %+v, %s; want the chain that is left out", got.Proved, got.Quarantined, result[v4].Outcome)
+	}
+	if !got.Replayed {
+		t.Error("nobody takes over the quarantine of a table that is not called replayed")
 	}
 }

@@ -192,6 +192,8 @@ func (t *turn) keep(before map[rules.TableName]TableResult) {
 		now.Finding, now.Lost, now.Policies, now.flushed, now.restored = old.Finding, old.Lost, old.Policies, old.flushed, old.restored
 		now.Seen = old.Seen
 		now.Proved, now.Wrote, now.Skipped, now.Changed = true, len(p.wrote), p.skipped, old.Changed.and(p.change)
+		// Without these the rules that were left out would be forgotten, and the node called healthy.
+		now.Replayed, now.Quarantined, now.Weakened = p.replay, p.quarantined, p.weakened
 		t.result.Tables[p.table] = now
 	}
 }

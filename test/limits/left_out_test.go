@@ -166,9 +166,7 @@ func TestAChainThatIsTooLargeCostsItselfOnly(t *testing.T) {
 
 		// Chains are deleted as well: there is nothing to jump to.
 		for _, table := range rules.Guarded() {
-			for _, verb := range []string{"-F", "-X"} {
-				n.Must(exec.CommandContext(n.Context(), "iptables-"+string(n.Programs.With), "-w", "60", "-t", string(table), verb).Run())
-			}
+			restore(n, string(table), "-F", "-X") // at once: canaryd would answer the first before the second
 		}
 		n.Within(nodetest.HealsIn, "the others to be back", func() error {
 			if diff := cmp.Diff(without, others(n, true)); diff != "" {
@@ -334,7 +332,7 @@ func TestMemoryBelowTheManifestsLimit(t *testing.T) {
 		n.Within(long, "the rest to be back", func() error {
 			s := status(n)
 			if len(s.Flushes) == 0 || len(s.Quarantined) == 0 {
-				return errors.New("no flush")
+				return fmt.Errorf("%d flushes, %d rules in quarantine, %d chains left out, tables %v", len(s.Flushes), len(s.Quarantined), len(s.LeftOut), s.Families)
 			}
 			return verdicts(s)
 		})
