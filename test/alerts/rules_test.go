@@ -210,7 +210,7 @@ func TestRunbookNames(t *testing.T) {
 func exported(t *testing.T) map[string]bool {
 	t.Helper()
 	known := map[string]bool{}
-	for _, line := range strings.Split(read(t, "../../internal/daemon/testdata/metrics_start.txt"), "\n") {
+	for _, line := range strings.Split(read(t, "../../internal/metrics/testdata/metrics_start.txt"), "\n") {
 		if name := regexp.MustCompile(`^(?:# TYPE )?(canaryd_[a-z_]+)`).FindStringSubmatch(line); name != nil {
 			known[name[1]] = true
 		}
@@ -240,6 +240,6 @@ func TestRulesNameWhatIsExported(t *testing.T) {
 func TestExposition(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"metrics_start.txt", "metrics_flush.txt"} {
-		promtool(t, read(t, "../../internal/daemon/testdata/"+name), "check", "metrics")
+		promtool(t, read(t, "../../internal/metrics/testdata/"+name), "check", "metrics")
 	}
 }
