@@ -51,7 +51,6 @@ func newMirrorTable(name rules.TableName) *mirrorTable {
 
 // see notes that a chain exists. One that was not known has yet to be read.
 func (t *mirrorTable) see(raw nft.Chain) {
-	raw.Use = 0 // it changes with each jump to the chain
 	t.highest = max(t.highest, raw.Handle)
 	name := raw.Name
 	c := t.chains[name]
