@@ -8,12 +8,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/control"
-
-	"github.com/canaryd/canaryd/internal/api"
-
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/control"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

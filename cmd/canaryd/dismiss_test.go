@@ -6,10 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/control"
-
 	"github.com/canaryd/canaryd/internal/api"
-
+	"github.com/canaryd/canaryd/internal/control"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
 )

@@ -7,7 +7,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/canaryd/canaryd/internal/api"
-
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
 )

@@ -13,10 +13,10 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/canaryd/canaryd/internal/control"
-
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/control"
 )
 
 // Set by the linker.

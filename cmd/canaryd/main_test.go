@@ -11,10 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/api"
-
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"

@@ -5,13 +5,12 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/canaryd/canaryd/internal/sdnotify"
-
 	systemd "github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/sdnotify"
 )
 
 // tellManager sends a message of sd_notify(3) to the service manager, if one

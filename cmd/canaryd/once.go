@@ -8,10 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/control"
-
 	"github.com/canaryd/canaryd/internal/api"
-
+	"github.com/canaryd/canaryd/internal/control"
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"

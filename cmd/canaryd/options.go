@@ -9,14 +9,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/control"
-
-	"github.com/canaryd/canaryd/internal/web"
-
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/control"
 	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/internal/web"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"

@@ -7,10 +7,8 @@ import (
 	"io"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/control"
-
 	"github.com/canaryd/canaryd/internal/api"
-
+	"github.com/canaryd/canaryd/internal/control"
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"

@@ -8,28 +8,23 @@ import (
 	"runtime/debug"
 	"strings"
 
-	"github.com/canaryd/canaryd/internal/control"
-
-	"github.com/canaryd/canaryd/internal/web"
-
-	"github.com/canaryd/canaryd/internal/metrics"
-
-	"github.com/canaryd/canaryd/internal/api"
-
-	"github.com/canaryd/canaryd/pkg/watch"
-
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/cgroup"
 	"github.com/canaryd/canaryd/internal/cniresults"
+	"github.com/canaryd/canaryd/internal/control"
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/internal/journal"
+	"github.com/canaryd/canaryd/internal/metrics"
+	"github.com/canaryd/canaryd/internal/web"
 	"github.com/canaryd/canaryd/pkg/conntrack"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/watch"
 )
 
 // runDaemon runs the daemon until ctx ends.

@@ -6,11 +6,10 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/canaryd/canaryd/internal/api"
-
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/internal/source"
 	"github.com/canaryd/canaryd/pkg/iptables"

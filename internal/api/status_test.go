@@ -6,16 +6,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/testkit/golden"
 	"github.com/canaryd/canaryd/internal/testkit/sample"
-
-	"github.com/canaryd/canaryd/pkg/watch"
-
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/watch"
 )
 
 func TestStatusJSON(t *testing.T) {

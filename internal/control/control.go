@@ -13,10 +13,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/serve"
-
 	"github.com/canaryd/canaryd/internal/api"
-
+	"github.com/canaryd/canaryd/internal/serve"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

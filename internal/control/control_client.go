@@ -15,9 +15,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/api"
-
 	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/api"
 )
 
 // ErrNoDaemon: nobody listens at the control socket.

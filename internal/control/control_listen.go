@@ -11,10 +11,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/api"
-
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/private"
 )
 

@@ -5,9 +5,9 @@ import (
 	"net"
 	"os"
 
-	"github.com/canaryd/canaryd/internal/serve"
-
 	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/serve"
 )
 
 // A peerListener hands out only connections from root and from our own user.

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
-
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

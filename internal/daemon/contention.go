@@ -4,10 +4,9 @@ import (
 	"context"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/api"
-
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 

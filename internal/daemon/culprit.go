@@ -4,11 +4,10 @@ import (
 	"context"
 	"slices"
 
-	"github.com/canaryd/canaryd/pkg/watch"
-
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/watch"
 )
 
 // This file finds out who took the rules that are lost. On nft a commit's messages say

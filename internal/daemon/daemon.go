@@ -10,19 +10,16 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/metrics"
-
-	"github.com/canaryd/canaryd/internal/api"
-
-	"github.com/canaryd/canaryd/pkg/watch"
-
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/journal"
+	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/watch"
 )
 
 // A Prober looks at a family for next to nothing.

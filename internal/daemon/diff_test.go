@@ -5,10 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/canaryd/canaryd/internal/api"
-
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )

@@ -6,12 +6,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/canaryd/canaryd/pkg/tableid"
-
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // A jump stands twice if its owner checks for it, a replay puts it back, and the owner then

@@ -4,12 +4,10 @@ import (
 	"context"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/metrics"
-
-	"github.com/canaryd/canaryd/internal/api"
-
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"

@@ -13,11 +13,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/serve"
+	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/api"
-
-	"golang.org/x/sys/unix"
+	"github.com/canaryd/canaryd/internal/serve"
 )
 
 // exclusiveName is an abstract Unix socket: its names belong to the network

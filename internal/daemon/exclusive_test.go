@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/api"
-
 	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/api"
 )
 
 // TestExcludeForParent is no test: it is the second daemon.

@@ -8,10 +8,9 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/canaryd/canaryd/internal/api"
-
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/journal"
 )
 

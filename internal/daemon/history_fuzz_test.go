@@ -7,11 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/canaryd/canaryd/internal/testkit/sample"
-
 	"github.com/canaryd/canaryd/internal/api"
-
 	"github.com/canaryd/canaryd/internal/journal"
+	"github.com/canaryd/canaryd/internal/testkit/sample"
 )
 
 // FuzzJournal: whatever somebody wrote into the journal, a start takes up what is

@@ -5,10 +5,9 @@ import (
 	"errors"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/api"
-
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )

@@ -6,17 +6,14 @@ import (
 	"slices"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/metrics"
-
-	"github.com/canaryd/canaryd/internal/api"
-
-	"github.com/canaryd/canaryd/pkg/tableid"
-
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 const (

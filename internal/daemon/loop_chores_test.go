@@ -10,10 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/sdnotify"
-
 	"github.com/canaryd/canaryd/internal/api"
-
+	"github.com/canaryd/canaryd/internal/sdnotify"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"

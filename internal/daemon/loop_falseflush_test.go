@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
-
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"

@@ -1,16 +1,13 @@
 package daemon
 
 import (
-	"html"
-	"net/http"
-	"net/http/httptest"
-
-	"github.com/canaryd/canaryd/internal/web"
-
 	"context"
 	"encoding/json"
 	"fmt"
+	"html"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -18,29 +15,26 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/metrics"
-
-	"github.com/canaryd/canaryd/internal/api"
-
-	"github.com/canaryd/canaryd/pkg/watch"
-
-	"github.com/canaryd/canaryd/pkg/tableid"
-
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/journal"
+	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/internal/testkit/testlog"
+	"github.com/canaryd/canaryd/internal/web"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
+	"github.com/canaryd/canaryd/pkg/watch"
 )
 
 // eachBackend runs body for both backends, each in a bubble of virtual time.

@@ -3,10 +3,9 @@ package daemon
 import (
 	"testing"
 
-	"github.com/canaryd/canaryd/internal/api"
-
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"

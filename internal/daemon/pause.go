@@ -6,10 +6,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/api"
-
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

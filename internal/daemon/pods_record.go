@@ -5,7 +5,6 @@ import (
 	"strings"
 
 	"github.com/canaryd/canaryd/internal/api"
-
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )

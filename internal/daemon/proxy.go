@@ -4,15 +4,13 @@ import (
 	"context"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/api"
-
-	"github.com/canaryd/canaryd/pkg/tableid"
-
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // A kube-proxy that has left corrects nothing any more, and what a replay puts back of

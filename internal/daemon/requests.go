@@ -7,10 +7,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/api"
-
 	"k8s.io/klog/v2"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"

@@ -5,13 +5,11 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
-
-	"github.com/canaryd/canaryd/pkg/tableid"
-
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // state is all that the loop knows. One goroutine has it at a time: the loop,

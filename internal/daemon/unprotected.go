@@ -3,11 +3,10 @@ package daemon
 import (
 	"slices"
 
-	"github.com/canaryd/canaryd/pkg/watch"
-
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/watch"
 )
 
 // A standing table is what a read showed of a table in which nothing was lost.

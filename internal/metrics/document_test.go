@@ -8,15 +8,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/canaryd/canaryd/internal/testkit/golden"
-
-	"github.com/canaryd/canaryd/pkg/watch"
-
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/canaryd/canaryd/internal/testkit/golden"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/watch"
 )
 
 const (

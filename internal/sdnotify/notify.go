@@ -7,9 +7,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/api"
-
 	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/api"
 )
 
 const (

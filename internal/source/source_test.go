@@ -8,9 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/canaryd/canaryd/pkg/tableid"
-
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 const site = "*filter\n:SITE -\n-A SITE -s 192.0.2.0/24 -j DROP\n-I INPUT -j SITE\nCOMMIT\n"

@@ -10,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/canaryd/canaryd/internal/testkit/sample"
-
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/testkit/sample"
 )
 
 // TestOwnNames: which Host headers canaryd answers, wherever it listens. A web site's own name

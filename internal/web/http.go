@@ -8,12 +8,11 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/serve"
-
-	"github.com/canaryd/canaryd/internal/api"
-
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/serve"
 )
 
 // answerTimeout bounds an answer over TCP. The longest is a scrape, and

@@ -15,15 +15,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/testkit/sample"
-
-	"github.com/canaryd/canaryd/internal/metrics"
-
-	"github.com/canaryd/canaryd/internal/api"
-
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/metrics"
+	"github.com/canaryd/canaryd/internal/testkit/sample"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
 )

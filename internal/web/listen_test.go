@@ -13,10 +13,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/serve"
-
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/serve"
 )
 
 // TestIdleConnectionsKeepNoProbeWaiting: 900 connections that say nothing, and as many that

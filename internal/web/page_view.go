@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
-
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"

@@ -23,10 +23,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/canaryd/canaryd/pkg/tableid"
-
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // DefaultChain is the name of canaryd's canary chain.

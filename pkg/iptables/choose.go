@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/canaryd/canaryd/pkg/nft"
-
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

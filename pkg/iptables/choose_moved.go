@@ -8,7 +8,6 @@ import (
 	"io"
 
 	"github.com/canaryd/canaryd/pkg/nft"
-
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

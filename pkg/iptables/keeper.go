@@ -7,11 +7,10 @@ import (
 	"sync/atomic"
 	"syscall"
 
-	"github.com/canaryd/canaryd/pkg/nft"
-
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

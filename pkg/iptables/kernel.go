@@ -10,10 +10,9 @@ import (
 	"runtime"
 	"slices"
 
-	"github.com/canaryd/canaryd/pkg/nft"
-
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

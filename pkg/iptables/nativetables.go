@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/nft"
-
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

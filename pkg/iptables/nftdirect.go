@@ -6,11 +6,10 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/canaryd/canaryd/pkg/nft"
-
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

@@ -5,10 +5,9 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/canaryd/canaryd/pkg/nft"
-
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

@@ -3,9 +3,9 @@ package iptables
 import (
 	"strings"
 
-	"github.com/canaryd/canaryd/pkg/nft"
-
 	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
 )
 
 // Our own marks (canaries and witnesses) are translated without having been

@@ -6,10 +6,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/canaryd/canaryd/pkg/nft"
-
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

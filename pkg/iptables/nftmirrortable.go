@@ -9,10 +9,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/canaryd/canaryd/pkg/nft"
-
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

@@ -5,10 +5,10 @@ import (
 	"runtime"
 	"sync"
 
-	"github.com/canaryd/canaryd/pkg/nft"
-
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
 )
 
 // This file encodes the new rules of a table, several chains at a time: at 1,000

@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/nft"
-
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

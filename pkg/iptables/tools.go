@@ -11,10 +11,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/canaryd/canaryd/pkg/nft"
-
 	goiptables "github.com/coreos/go-iptables/iptables"
 
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

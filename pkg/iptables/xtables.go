@@ -11,10 +11,9 @@ import (
 	"sync"
 	"unsafe"
 
-	"github.com/canaryd/canaryd/pkg/nft"
-
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 

@@ -1,10 +1,9 @@
 package reload
 
 import (
-	"github.com/canaryd/canaryd/pkg/tableid"
-
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // A Memory is what is known of one loss from the reads and tries so far. Its caller keeps it

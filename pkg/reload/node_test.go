@@ -4,14 +4,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/canaryd/canaryd/pkg/tableid"
-
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // nodeText is a small node: two owners' protected chains, hooks at the top, in

@@ -3,10 +3,9 @@ package reload
 import (
 	"slices"
 
-	"github.com/canaryd/canaryd/pkg/tableid"
-
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // HasProxy reports whether a table's section holds a chain of kube-proxy's.

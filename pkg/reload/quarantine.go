@@ -5,11 +5,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/canaryd/canaryd/pkg/tableid"
-
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // Held is a rule of the generation that could not be put back, so that the rest

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
-
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"

@@ -14,14 +14,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/canaryd/canaryd/pkg/tableid"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/rules/kube"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // The places that packets come from and go to. Far is a pod like near, but

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"sort"
 
-	"github.com/canaryd/canaryd/pkg/tableid"
-
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,6 +13,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/rules/kube"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // localNode is the node whose rules are loaded; half of the endpoints run there.

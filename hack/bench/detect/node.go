@@ -11,10 +11,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/canaryd/canaryd/internal/control"
-
 	"github.com/canaryd/canaryd/internal/api"
-
+	"github.com/canaryd/canaryd/internal/control"
 	"github.com/canaryd/canaryd/internal/testkit/canaryd"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"

@@ -2,10 +2,11 @@ package iptablestest
 
 import (
 	"context"
-	"github.com/canaryd/canaryd/pkg/iptables"
 	"maps"
 	"slices"
 	"sync"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
 // Sets is what Sets reaches, in memory: see Fake.Sets.

@@ -7,11 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/canaryd/canaryd/pkg/tableid"
-
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // names returns what was read, in order, with where it was read.
