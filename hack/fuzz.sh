@@ -4,7 +4,7 @@
 # FUZZ is how long each runs, such as 30s, or how many inputs each is given, such as 1000x.
 # Arguments are packages, all without any.
 #
-# Each package is built once: "go test -fuzz" takes one target, and would link for each anew.
+# Each package is built once: "go test -fuzz" takes one target, and would link each time.
 # With a time Go's fuzzer now and then fails with "context deadline exceeded" and no finding, when
 # the time ends (golang/go#75804, until Go 1.27); with a number its context has no deadline.
 set -euo pipefail

@@ -156,7 +156,7 @@ func (s Status) Line() string {
 	case s.Paused:
 		line = Upper(err.Error())
 	case s.Stopped:
-		line = "Stopped by a cleanup; a restart begins anew"
+		line = "Stopped by a cleanup; a restart begins again"
 	case err != nil && s.Generation.ID == "":
 		line = "Waiting for every table to be readable and planted: " + err.Error()
 	case err != nil:
@@ -194,7 +194,7 @@ func (s Status) LastSaved() time.Time {
 }
 
 // A Quarantined is a rule of the generation that could not be put back, in a
-// Status. Rule and Reason are told through the control socket only.
+// Status. Rule and Reason leave through the control socket only.
 type Quarantined struct {
 	Family rules.Family    `json:"family"`
 	Table  rules.TableName `json:"table"`

@@ -66,7 +66,7 @@ type Config struct {
 	// SourceErrors says what is broken later.
 	BrokenSources []api.SourceError
 	SourceErrors  <-chan []api.SourceError
-	Protection    rules.Protection // what is protected beside what sources declare
+	Protection    rules.Protection // what is protected besides what sources declare
 	Canary        string           // the canary chain's name
 
 	PollInterval time.Duration

@@ -14,7 +14,7 @@ import (
 type recovery struct {
 	back     map[rules.TableID]time.Time // since when tables that were hit are whole
 	replayed bool                        // a table was written and proved
-	raced    bool                        // and somebody else wrote meanwhile
+	raced    bool                        // and another process wrote meanwhile
 }
 
 // note takes up another try.

@@ -31,7 +31,7 @@ type state struct {
 	claims    func(chain string) bool // which chains are theirs; nil if there are none
 	inForce   *Declaration            // what was written and proved last; nil: nothing yet
 	applyAt   time.Time               // when declared is written; zero: it is in force
-	mode      api.Mode                // as configured, or observe once somebody else owns what is claimed
+	mode      api.Mode                // as configured, or observe once another owner has what is claimed
 	applyWait time.Duration
 	// unapplied are the tables whose declaration could not be written.
 	unapplied map[rules.TableID]bool

@@ -21,7 +21,7 @@ func compared(declared, standing rules.Section, t *rules.Table) (rules.Section, 
 	return cut(declared), cut(standing)
 }
 
-// withoutHeld leaves out the chains that nobody declared but that rules of others
+// withoutHeld leaves out the chains that are not declared but that rules of others
 // lead to: the kernel lets nobody delete them, and they take no packet from what
 // is declared.
 func withoutHeld(declared rules.Section, standing []rules.Chain, t *rules.Table, claimed func(string) bool) []rules.Chain {

@@ -8,7 +8,7 @@
 //
 // Standing marks are not the proof that nothing changed, and lost ones do not say what is
 // missing. That is for [Judge]: it takes what is [Wanted] of a table and what a read has
-// [Seen], and returns a [Finding] with a [Verdict]. It tells a flush from a decision of the
+// [Seen], and returns a [Finding] with a [Verdict]. It separates a flush from a decision of the
 // rules' owner, who may delete what is its own: Changed is no loss, and what Loss reports is.
 // [Covers] says whether after a loss an owner has put its rules back by itself.
 //

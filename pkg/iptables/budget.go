@@ -72,7 +72,7 @@ func (b *budget) any() bool {
 	return len(b.left) > 0
 }
 
-// choose decides anew, given what all chains weigh that exist, and returns those of which the
+// choose decides again, given what all chains weigh that exist, and returns those of which the
 // rules are no longer kept, and those of which they are to be read again.
 func (b *budget) choose(all map[Place]weight) (out, back []Place) {
 	b.mu.Lock()

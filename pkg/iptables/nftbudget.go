@@ -141,7 +141,7 @@ func (f *mirrored) recount(t *mirrorTable, place Place) (stays bool, err error) 
 		return nil
 	})
 	if errors.Is(err, nft.ErrInterrupted) {
-		err = nil // beside a writer that never rests there is no better count
+		err = nil // next to a writer that never rests there is no better count
 	}
 	if err != nil || now.rules == 0 || f.budget.fitsAgain(f.kept+now.units()) {
 		return false, err

@@ -38,7 +38,7 @@ type Batch struct {
 	Took time.Duration // of send, the kernel's part
 }
 
-// NewPort returns a netlink address that nobody else has: the kernel itself gives
+// NewPort returns a netlink address that no other socket has: the kernel itself gives
 // process numbers, which end at 2^22, and negative ones (netlink_autobind).
 func NewPort() uint32 { return 1<<30 | rand.Uint32N(1<<30) }
 

@@ -22,8 +22,8 @@ var (
 // ErrNone: the kernel has no nf_tables.
 var ErrNone = errors.New("the kernel has no nf_tables (load the module nf_tables)")
 
-// ErrInterrupted: somebody committed while a dump went on, which may have left
-// out rules or told them twice.
+// ErrInterrupted: another process committed while a dump went on, which may have left
+// out rules or listed them twice.
 var ErrInterrupted = errors.New("a commit interrupted the dump")
 
 var errTruncated = errors.New("a netlink datagram is larger than what the kernel puts into one")

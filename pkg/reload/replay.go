@@ -46,7 +46,7 @@
 //   - what an owner that writes once and rule by rule (CNI) removes between flush and
 //     replay comes back if the flush deleted chains, too, and so does a rule of its
 //     that led to no chain of its own; what it adds meanwhile stays, and in a chain
-//     that Protection.Piecewise names, what is missing of others' comes back beside it. In any
+//     that Protection.Piecewise names, what is missing of others' comes back next to it. In any
 //     other chain that holds rules again, its owner's word stands alone;
 //   - where saved rules replaced a table, all that is protected becomes what it was
 //     before, also what an owner wrote in between, and so it does if they are flushed

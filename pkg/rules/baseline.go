@@ -10,7 +10,7 @@ import (
 // it. It holds digests of the rules and not their text: 62,590 rules take 3 MB. It is for
 // one goroutine at a time.
 type Baseline struct {
-	seed   maphash.Seed // of this process alone: nobody can look for two rules of one digest
+	seed   maphash.Seed // of this process alone: no other process can look for two rules of one digest
 	tables map[TableID]map[string]*confirmedChain
 	turn   int // of Since
 }

@@ -45,7 +45,7 @@ type Fake struct {
 	mu         sync.Mutex
 	info       iptables.Info
 	tables     map[rules.TableID]*rules.Table // never changed in place
-	sums       map[*rules.Table]uint64        // of tables' content, once somebody asked
+	sums       map[*rules.Table]uint64        // of tables' content, once they were asked for
 	genid      uint32
 	unreadable map[rules.TableID]error
 	onCommit   []func(nft.Commit)
