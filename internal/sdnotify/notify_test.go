@@ -144,7 +144,7 @@ func TestStatusLine(t *testing.T) {
 	until := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	for want, s := range map[string]api.Status{
 		"Replays are paused until 2026-05-01T12:00:00Z":                                        {Paused: true, PausedUntil: until},
-		"Stopped by a cleanup; a restart begins again":                                          {Stopped: true},
+		"Stopped by a cleanup; a restart begins again":                                         {Stopped: true},
 		"Waiting for every table to be readable and planted: no family has been looked at yet": {},
 		"Whole: 460 rules in 147 chains":                                                       verdictOf(canary.Changed, "g1"),
 		"NOT whole: ipv4 mangle is unknown":                                                    verdictOf(canary.Unknown, "g1"),

@@ -32,7 +32,7 @@ func (c *Conn) EachRule(family tableid.Family, table, chain string, f func(RuleM
 	return nil
 }
 
-// EachRuleOf is eachRaw for all chains of a table, one chain after the other.
+// EachRuleOf is EachRule for all chains of a table, one chain after the other.
 // piece is called before the first rule of each datagram: only what lies in one
 // piece was read in one go. The kernel begins each by counting as many rules as it
 // has told, and counts those too that a transaction under way has put in between,
