@@ -230,7 +230,7 @@ func TestBaselineIsNotBelieved(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 				if name == "foreign" && os.Geteuid() != 0 {
-					t.Skip("needs root")
+					t.Skip("SKIPPED: only root can give a file to another user")
 				}
 				dir := t.TempDir()
 				r := start(t, backend, setup{store: openStore(t, dir, identity(backend)), journal: t.TempDir()})

@@ -81,7 +81,7 @@ func TestBaselineThatIsNotBelieved(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if test.name == "another user's" && os.Geteuid() != 0 {
-				t.Skip("needs root")
+				t.Skip("SKIPPED: only root can give a file to another user")
 			}
 			s := openStore(t, t.TempDir(), here)
 			_, err := s.SaveBaseline(Baseline{Confirmed: noon, Generation: full(t, 3)})
