@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -121,36 +120,21 @@ func TestStrangersAtTheSocket(t *testing.T) {
 		n.Load()
 		d := n.Start()
 		const stranger = 65534
-		if err := asUser(stranger, func() error { return ask(controlSocket) }); err == nil || !strings.Contains(err.Error(), "permission denied") {
+		if err := nodetest.AsUser(stranger, func() error { return ask(controlSocket) }); err == nil || !strings.Contains(err.Error(), "permission denied") {
 			n.Errorf("user %d connects: got %v, want permission denied", stranger, err)
 		}
 		n.Must(os.Chmod(filepath.Dir(controlSocket), 0o755))
 		n.Must(os.Chmod(controlSocket, 0o666))
-		if err := asUser(stranger, func() error { return ask(controlSocket) }); err == nil || strings.Contains(err.Error(), "permission denied") {
+		if err := nodetest.AsUser(stranger, func() error { return ask(controlSocket) }); err == nil || strings.Contains(err.Error(), "permission denied") {
 			n.Errorf("user %d at a socket that is free for all: got %v, want a connection that is closed", stranger, err)
 		}
-		if err := asUser(0, func() error { return ask(controlSocket) }); err != nil {
+		if err := nodetest.AsUser(0, func() error { return ask(controlSocket) }); err != nil {
 			n.Errorf("root: %v", err)
 		}
 		d.WantLog("A connection to the control socket was refused", fmt.Sprintf("uid=%d", stranger))
 		n.Want(0, "status")
 		d.Stop()
 	})
-}
-
-// asUser runs do with another user's rights. Only this thread has them, and it
-// ends with the goroutine, which is never unlocked from it.
-func asUser(uid int, do func() error) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
-			done <- fmt.Errorf("becoming user %d: %w", uid, errno)
-			return
-		}
-		done <- do()
-	}()
-	return <-done
 }
 
 // ask sends a request to a Unix socket, on this thread, and wants an answer.

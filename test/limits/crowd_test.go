@@ -54,7 +54,7 @@ func TestLogStorm(t *testing.T) {
 		d := n.Start()
 		n.Must(os.Chmod("/run/canaryd", 0o755))
 		n.Must(os.Chmod("/run/canaryd/canaryd.sock", 0o666))
-		n.Must(asStranger(func() error {
+		n.Must(nodetest.AsUser(stranger, func() error {
 			for range 3000 {
 				if err := connect("/run/canaryd/canaryd.sock"); err != nil {
 					return err

@@ -12,7 +12,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -29,36 +28,8 @@ import (
 // mostMemory is what the manifest of deploy/kubernetes allows.
 const mostMemory = 448 << 20
 
-// turns is the environment variable that names a file. The test that has a lock on it has
-// the processors to itself.
-const turns = "CANARYD_TEST_TURNS"
-
 // No race detector: memory and processor time are measured here.
-func TestMain(m *testing.M) { os.Exit(prepared(m)) }
-
-func prepared(m *testing.M) int {
-	if os.Getenv(turns) == "" {
-		file, err := os.CreateTemp("", "canaryd-turns")
-		if err != nil {
-			panic(err)
-		}
-		defer os.Remove(file.Name())
-		defer file.Close()
-		if err := os.Setenv(turns, file.Name()); err != nil {
-			panic(err)
-		}
-	}
-	return nodetest.Main(m)
-}
-
-// turn waits for the processors. The tests run in processes of their own.
-func turn(n *nodetest.Node) {
-	n.Helper()
-	file, err := os.Open(os.Getenv(turns))
-	n.Must(err)
-	n.Must(unix.Flock(int(file.Fd()), unix.LOCK_EX))
-	n.Cleanup(func() { _ = file.Close() })
-}
+func TestMain(m *testing.M) { os.Exit(nodetest.MainWithTurns(m)) }
 
 // memory returns what the daemon holds in memory, and the most that it held since it started
 // or since forget.
@@ -218,21 +189,8 @@ func needRoot(n *nodetest.Node) {
 	nstest.NeedRoot(n.T)
 }
 
-// asStranger runs do with the rights of another user. Only this thread has them, and it ends with the
-// goroutine, which is never unlocked from it.
-func asStranger(do func() error) error {
-	const stranger = 65534
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, stranger, stranger, stranger); errno != 0 {
-			done <- fmt.Errorf("becoming user %d: %w", stranger, errno)
-			return
-		}
-		done <- do()
-	}()
-	return <-done
-}
+// stranger is a user who is neither root nor canaryd.
+const stranger = 65534
 
 // connect opens a connection to a Unix socket on this thread, and waits until it is closed.
 func connect(path string) error {

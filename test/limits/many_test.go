@@ -16,7 +16,7 @@ import (
 // like any other, the other family is repaired meanwhile, and so is their own table with all of them.
 func TestManyChains(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
-		turn(n)
+		n.Turn()
 		n.Load()
 		d := n.Start()
 		const many = 10_000
@@ -55,7 +55,7 @@ func TestManyChains(t *testing.T) {
 // one, and does so after a restart as well.
 func TestManyRules(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
-		turn(n)
+		n.Turn()
 		n.Load()
 		d := n.Start()
 		const many = 200_000

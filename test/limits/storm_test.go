@@ -22,7 +22,7 @@ const (
 // and its log stay within bounds, and after the storm it knows what stands.
 func TestStormOfCommits(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
-		turn(n)
+		n.Turn()
 		n.Load()
 		d := n.Start()
 		logged, used, began := lines(d), d.CPU(), time.Now()

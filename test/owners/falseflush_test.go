@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
@@ -19,38 +18,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-func TestMain(m *testing.M) { os.Exit(prepared(m)) }
-
-// turns is the environment variable that names a file. Who has a lock on it may
-// keep the processors busy.
-const turns = "CANARYD_TEST_TURNS"
-
-func prepared(m *testing.M) int {
-	if os.Getenv(turns) == "" {
-		file, err := os.CreateTemp("", "canaryd-turns")
-		if err != nil {
-			panic(err)
-		}
-		defer os.Remove(file.Name())
-		defer file.Close()
-		if err := os.Setenv(turns, file.Name()); err != nil {
-			panic(err)
-		}
-	}
-	// As it is shipped: with the race detector, which test/e2e has, reading
-	// 60,000 rules takes ten times as long, and commits are farther apart.
-	return nodetest.Main(m)
-}
-
-// turn waits for the right to keep the processors busy. The stories run in
-// processes of their own.
-func turn(n *nodetest.Node) (done func()) {
-	n.Helper()
-	file, err := os.Open(os.Getenv(turns))
-	n.Must(err)
-	n.Must(unix.Flock(int(file.Fd()), unix.LOCK_EX))
-	return func() { n.Must(file.Close()) }
-}
+// As it is shipped: with the race detector, which test/e2e has, reading
+// 60,000 rules takes ten times as long, and commits are farther apart.
+func TestMain(m *testing.M) { os.Exit(nodetest.MainWithTurns(m)) }
 
 // A story is what may happen on a node while canaryd watches.
 type story struct {
@@ -123,7 +93,7 @@ func tell(n *nodetest.Node, s story) {
 	n.Protects = selector.Protects
 	done := func() {}
 	if s.busy {
-		done = turn(n)
+		done = n.Turn()
 	}
 	left := s.prepare(n, &s)
 	flags := append([]string{"--protect=" + strings.Join(append(slices.Clone(scenario.Protect), s.protect...), ",")}, s.flags...)
