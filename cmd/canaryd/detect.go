@@ -21,14 +21,14 @@ ones nft. Where nobody has written yet, run takes the one whose programs are ins
 daemon, and executes and writes nothing. Exit code: 0, 2 trouble.
 `
 
-// weigh gathers the evidence for the backends.
-func (o *options) weigh(ctx context.Context) (iptables.Evidence, error) {
+// gatherEvidence gathers the evidence for the backends.
+func (o *options) gatherEvidence(ctx context.Context) (iptables.Evidence, error) {
 	return iptables.Choose(ctx, iptables.ChooseConfig{Families: o.families, Canary: o.canaryChain})
 }
 
 // runDetect prints the choice of the backend and the evidence for it.
 func runDetect(ctx context.Context, o *options, to streams) (int, error) {
-	evidence, err := o.weigh(ctx)
+	evidence, err := o.gatherEvidence(ctx)
 	if err != nil {
 		return exitError, err
 	}
@@ -92,10 +92,10 @@ const (
 // awaitEvidence waits a little where there is no evidence for either backend,
 // so that who starts at the same time may decide. It returns early when there
 // is some, or cannot be read, which is for others to tell, or when ctx ends.
-func awaitEvidence(ctx context.Context, weigh func(context.Context) (iptables.Evidence, error)) {
+func awaitEvidence(ctx context.Context, gatherEvidence func(context.Context) (iptables.Evidence, error)) {
 	end := time.Now().Add(firstWait)
 	for first := true; ; first = false {
-		evidence, err := weigh(ctx)
+		evidence, err := gatherEvidence(ctx)
 		if err != nil || !evidence.Empty() || !time.Now().Before(end) {
 			return
 		}

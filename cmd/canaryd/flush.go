@@ -73,11 +73,11 @@ func flushText(r api.FlushReply) string {
 		_ = printTable(&b, rows) // a Builder takes everything
 	}
 
-	fmt.Fprintf(&b, "\nlost %s\n", lostText(f.Lost.Rules, f.Lost.Chains, f.Lost.Hooks)+f.Lost.UnprotectedText())
+	fmt.Fprintf(&b, "\nlost %s\n", lostText(f.Lost.Rules, f.Lost.Chains, f.Lost.Jumps)+f.Lost.UnprotectedText())
 	b.WriteString(notInBaselineText(f.NotInBaseline))
 	rows := [][]string{{"FAMILY", "TABLE", "KIND", "CHAIN", "RULES", "BY"}}
 	for _, t := range f.Lost.Tables {
-		rows = append(rows, []string{t.Family.String(), string(t.Table), string(t.Kind), fmt.Sprintf("%s, %s", count(t.Chains, "chain"), count(t.Hooks, "hook")), strconv.Itoa(t.Rules), plain(f.TakersOf(t))})
+		rows = append(rows, []string{t.Family.String(), string(t.Table), string(t.Kind), fmt.Sprintf("%s, %s", count(t.Chains, "chain"), count(t.Jumps, "jump")), strconv.Itoa(t.Rules), plain(f.TakersOf(t))})
 		left := t.Rules
 		for _, c := range t.PerChain {
 			left -= c.Rules
@@ -141,8 +141,8 @@ func known(text string) string {
 	return plain(text)
 }
 
-func lostText(rules, chains, hooks int) string {
-	return fmt.Sprintf("%s, %s, %s", count(rules, "rule"), count(chains, "chain"), count(hooks, "hook"))
+func lostText(rules, chains, jumps int) string {
+	return fmt.Sprintf("%s, %s, %s", count(rules, "rule"), count(chains, "chain"), count(jumps, "jump"))
 }
 
 // count returns "1 rule" and "2 rules".

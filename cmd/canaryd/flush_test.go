@@ -66,14 +66,14 @@ func oneFlush() api.FlushReply {
 		Flush: api.Flush{
 			ID: "660c8b90ccb7b", Time: at, Kind: canary.TableDeleted, Families: []rules.Family{rules.IPv4}, Tables: []rules.TableName{rules.Nat, rules.Filter},
 			Culprit: culprit, Culprits: []api.Culprit{culprit, other}, Writers: []api.Culprit{{Time: at, PID: 4700}, culprit, other},
-			Lost: api.Lost{Chains: 14, Rules: 112, Hooks: 3, Unprotected: 3, Tables: []api.TableLoss{
+			Lost: api.Lost{Chains: 14, Rules: 112, Jumps: 3, Unprotected: 3, Tables: []api.TableLoss{
 				{
-					Family: rules.IPv4, Table: rules.Nat, Kind: canary.TableDeleted, Chains: 13, Rules: 110, Hooks: 2, More: 12, Unprotected: 3, By: []uint32{4711, 4712},
-					PerChain: []api.ChainLoss{{Chain: "KUBE-SERVICES", Rules: 40}, {Chain: "PREROUTING", Rules: 2, Hooks: 2}},
+					Family: rules.IPv4, Table: rules.Nat, Kind: canary.TableDeleted, Chains: 13, Rules: 110, Jumps: 2, More: 12, Unprotected: 3, By: []uint32{4711, 4712},
+					PerChain: []api.ChainLoss{{Chain: "KUBE-SERVICES", Rules: 40}, {Chain: "PREROUTING", Rules: 2, Jumps: 2}},
 				},
 				{
-					Family: rules.IPv4, Table: rules.Filter, Kind: canary.Emptied, Chains: 1, Rules: 2, Hooks: 1, By: []uint32{4711},
-					PerChain: []api.ChainLoss{{Chain: "KUBE-FORWARD", Rules: 1}, {Chain: "FORWARD", Rules: 1, Hooks: 1}},
+					Family: rules.IPv4, Table: rules.Filter, Kind: canary.Emptied, Chains: 1, Rules: 2, Jumps: 1, By: []uint32{4711},
+					PerChain: []api.ChainLoss{{Chain: "KUBE-FORWARD", Rules: 1}, {Chain: "FORWARD", Rules: 1, Jumps: 1}},
 				},
 			}},
 			Pods: []api.LostPod{

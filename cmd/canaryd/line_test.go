@@ -14,7 +14,7 @@ import (
 // TestVerdictLine: one line of no more than 80 bytes, whatever was found.
 func TestVerdictLine(t *testing.T) {
 	intact := verdicts(canary.Intact, canary.Intact, canary.Changed)
-	longest := verdicts(canary.HooksMissing, canary.TableDeleted, canary.ChainDeleted)
+	longest := verdicts(canary.JumpsMissing, canary.TableDeleted, canary.ChainDeleted)
 	for want, families := range map[string]map[rules.Family]api.Verdicts{
 		"whole: 6 tables are intact":                                         {rules.IPv4: intact, rules.IPv6: intact},
 		"whole: 3 tables are intact":                                         {rules.IPv6: intact},
@@ -22,7 +22,7 @@ func TestVerdictLine(t *testing.T) {
 		"unknown: ipv4 nat, ipv6 nat":                                        {rules.IPv4: verdicts(canary.Intact, canary.Unknown, canary.Intact), rules.IPv6: verdicts(canary.Intact, "", canary.Intact)},
 		"lost: ipv6 filter emptied":                                          {rules.IPv4: verdicts(canary.Unknown, canary.Intact, canary.Intact), rules.IPv6: verdicts(canary.Intact, canary.Intact, canary.Emptied)},
 		"lost: ipv4 nat chain_deleted":                                       {rules.IPv4: verdicts(canary.Intact, canary.ChainDeleted, canary.Intact)},
-		"lost: ipv4 mangle hooks_missing, ipv4 nat table_deleted and 4 more": {rules.IPv4: longest, rules.IPv6: longest},
+		"lost: ipv4 mangle jumps_missing, ipv4 nat table_deleted and 4 more": {rules.IPv4: longest, rules.IPv6: longest},
 		"lost: ipv4 mangle emptied, ipv4 nat emptied, ipv4 filter emptied and 3 more": {
 			rules.IPv4: verdicts(canary.Emptied, canary.Emptied, canary.Emptied), rules.IPv6: verdicts(canary.Emptied, canary.Emptied, canary.Emptied),
 		},

@@ -126,7 +126,7 @@ restart of the daemon ends a pause.
 `
 	aboutResume = `Exit code: 0 also if there was no pause, 2 no daemon or trouble.
 `
-	aboutCleanup = `Removes canaries and witnesses; with --rules the protected chains and the hooks into them too, with
+	aboutCleanup = `Removes canaries and witnesses; with --rules the protected chains and the jumps into them too, with
 --protect only those that it names (kube-proxy: kube without kubelet's). A running daemon does it
 itself and watches nothing any more until it is started again. It deletes its table canaryd-keeper
 too, which else vanishes with its process, and on nft the tables that canaryd had made, if they are

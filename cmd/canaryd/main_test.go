@@ -122,7 +122,7 @@ func TestBadCommandLines(t *testing.T) {
 		{"--settle=-1ms", `--settle is -1ms: want at least 0s`},
 		{"--settle=10h", `--settle is 10h0m0s: want at most 30s`},
 		{"--settle=30001ms", `--settle is 30.001s: want at most 30s`},
-		{"--hook-grace=-1ms", `--hook-grace is -1ms: want at least 0s`},
+		{"--jump-grace=-1ms", `--jump-grace is -1ms: want at least 0s`},
 		{"--lock-wait=0", `--lock-wait is 0s: want at least 1ms`},
 		{"--max-stored-age=-1h", `--max-stored-age is -1h0m0s: want at least 0s`},
 		{"pause --for=0", `--for is 0s: want at least 1s and at most 24h0m0s`},
@@ -200,12 +200,12 @@ func status() api.Status {
 			{
 				Time: ago(90 * time.Minute), Kind: canary.Emptied, Families: []rules.Family{rules.IPv4}, Tables: []rules.TableName{rules.Nat},
 				Culprit:        api.Culprit{PID: 4711, Comm: "iptables", Command: "iptables -t nat -F"},
-				Lost:           api.Lost{Chains: 31, Rules: 112, Hooks: 3},
+				Lost:           api.Lost{Chains: 31, Rules: 112, Jumps: 3},
 				NoticedSeconds: 0.0021, AbsentSeconds: 0.0484, Outcome: reload.Proved,
 			},
 			{
 				Time: ago(26 * time.Hour), Kind: canary.TableDeleted, Families: rules.Families(), Tables: rules.Guarded(),
-				Lost: api.Lost{Chains: 60, Rules: 240, Hooks: 9}, Outcome: api.Pending,
+				Lost: api.Lost{Chains: 60, Rules: 240, Jumps: 9}, Outcome: api.Pending,
 			},
 		},
 	}

@@ -47,7 +47,7 @@ func (b bench) replayer() reload.Replayer {
 	return reload.Replayer{Kernel: b.kernel, Canary: b.o.canaryChain, Protection: b.o.selector.Protection(), Supplier: iptables.NewSets()}
 }
 
-// job returns a job on what was stored. Nothing is at work on the hooks when
+// job returns a job on what was stored. Nothing is at work on the jumps when
 // somebody asks for a replay, so no grace is waited for.
 func (b bench) job(g rules.Generation, marks canary.Marks) reload.Job {
 	j := reload.Job{Families: b.kernel.Families(), Generation: g, Marks: marks, Quiet: map[rules.Family]bool{}}
@@ -265,7 +265,7 @@ func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
 	}
 	what := "canaries and witnesses are removed"
 	if o.rules {
-		what = "canaries, witnesses, protected chains and their hooks are removed"
+		what = "canaries, witnesses, protected chains and their jumps are removed"
 	}
 	_, err = fmt.Fprintln(to.out, what)
 	return exitOK, err

@@ -26,7 +26,7 @@ type options struct {
 	mode, replay, backend, ipFamily  string
 	keeper                           string
 	canaryChain                      string
-	poll, settle, hookGrace          time.Duration
+	poll, settle, jumpGrace          time.Duration
 	lockFile                         string
 	lockWait, maxStoredAge           time.Duration
 	maxRules                         int
@@ -63,7 +63,7 @@ func renderFlags() []string {
 func runFlags() []string {
 	return []string{
 		"source", "manifest", "rules-dir", "protect", "mode", "replay", "keeper", "backend", "ip-family", "canary-chain", "poll-interval", "settle",
-		"hook-grace", "lock-file", "lock-wait", "max-stored-age", "state-dir", "cni-results", "socket", "metrics-bind-address", "metrics-host", "metrics-required", "max-rules",
+		"jump-grace", "lock-file", "lock-wait", "max-stored-age", "state-dir", "cni-results", "socket", "metrics-bind-address", "metrics-host", "metrics-required", "max-rules",
 	}
 }
 
@@ -83,7 +83,7 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.StringVar(&o.canaryChain, "canary-chain", canary.DefaultChain, "name of our own chain")
 	all.DurationVar(&o.poll, "poll-interval", time.Second, "look at least this often")
 	all.DurationVar(&o.settle, "settle", 20*time.Millisecond, "quiet time before a replay, at most 30s")
-	all.DurationVar(&o.hookGrace, "hook-grace", 15*time.Second, "leave deleted hooks to their owner this long")
+	all.DurationVar(&o.jumpGrace, "jump-grace", 15*time.Second, "leave deleted jumps to their owner this long")
 	all.StringVar(&o.lockFile, "lock-file", "/run/xtables.lock", "the xtables lock")
 	all.DurationVar(&o.lockWait, "lock-wait", 5*time.Second, "wait this long for the lock, then again later")
 	all.DurationVar(&o.maxStoredAge, "max-stored-age", 10*time.Minute, "replay at start only what is younger")
@@ -98,7 +98,7 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.StringVar(&o.flush, "flush", "", "tell all of one flush: its `number` in the list, 1 is the newest, or its ID")
 	all.StringVar(&o.generation, "generation", "", "`ID` of a stored generation; default what ought to be in force")
 	all.BoolVar(&o.check, "check", false, "ask the kernel for each rule of --manifest and --rules-dir")
-	all.BoolVar(&o.rules, "rules", false, "remove the protected chains and their hooks as well")
+	all.BoolVar(&o.rules, "rules", false, "remove the protected chains and their jumps as well")
 
 	all.BoolVar(&o.dryRun, "dry-run", false, "print what would be added and removed, and write nothing")
 	all.BoolVar(&o.yes, "yes", false, "remove protected rules that the generation does not have")
@@ -173,7 +173,7 @@ func (o *options) complete(cmd command) error {
 		atLeast("poll-interval", o.poll, 10*time.Millisecond),
 		atLeast("settle", o.settle, 0),
 		atMost("settle", o.settle, daemon.MostSettle),
-		atLeast("hook-grace", o.hookGrace, 0),
+		atLeast("jump-grace", o.jumpGrace, 0),
 		atLeast("lock-wait", o.lockWait, time.Millisecond),
 		atLeast("max-stored-age", o.maxStoredAge, 0),
 		daemon.CheckPause("--for", o.pause),

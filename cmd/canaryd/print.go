@@ -209,7 +209,7 @@ func printFlushes(w io.Writer, flushes []api.Flush) error {
 		}
 		rows = append(rows, []string{
 			strconv.Itoa(i + 1), ago(f.Time), string(f.Kind), scope(f),
-			lostText(f.Lost.Rules, f.Lost.Chains, f.Lost.Hooks),
+			lostText(f.Lost.Rules, f.Lost.Chains, f.Lost.Jumps),
 			plain(f.ByText()), absentText(f), string(f.Outcome),
 		})
 	}

@@ -38,7 +38,7 @@ func runDaemon(ctx context.Context, o *options, _ streams) (code int, err error)
 		if err := tellManager("STATUS=Looking for rules that tell which backend is in use"); err != nil {
 			klog.FromContext(ctx).Error(err, "Starting all the same")
 		}
-		awaitEvidence(ctx, o.weigh)
+		awaitEvidence(ctx, o.gatherEvidence)
 		if ctx.Err() != nil {
 			return exitOK, nil // SIGTERM: nothing was begun
 		}
@@ -123,7 +123,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		Mode: api.Mode(o.mode), Source: strings.Join(o.sourceNames(), "+"),
 		Protection: o.learned(), Declared: files.declaration(), Declarations: files.changes,
 		BrokenSources: files.broken, SourceErrors: files.news, Canary: o.canaryChain,
-		PollInterval: o.poll, Settle: o.settle, HookGrace: o.hookGrace, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime, Tidy: giveBack,
+		PollInterval: o.poll, Settle: o.settle, JumpGrace: o.jumpGrace, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime, FreeMemory: giveBack,
 		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Keeper: o.keeperOf(kernel), Attachments: o.attachments(), Disabled: disabled, Native: kernel.NativeTables, LeftOut: kernel.LeftOut,
 		Sets: iptables.NewSets(), CPU: daemon.CPUTime, ListenRequired: o.metricsRequired,
 		Elsewhere: o.elsewhere,

@@ -44,7 +44,7 @@ func TestColours(t *testing.T) {
 	var out bytes.Buffer
 	err := printVerdicts(screen{&out}, "table", map[rules.Family]api.Verdicts{
 		rules.IPv4: {rules.Mangle: canary.Intact, rules.Nat: canary.Emptied, rules.Filter: canary.Unknown},
-		rules.IPv6: {rules.Mangle: canary.Changed, rules.Nat: canary.HooksMissing, rules.Filter: canary.Intact},
+		rules.IPv6: {rules.Mangle: canary.Changed, rules.Nat: canary.JumpsMissing, rules.Filter: canary.Intact},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -55,7 +55,7 @@ func TestColours(t *testing.T) {
 		"ipv4    nat     <31>emptied<0>",
 		"ipv4    filter  <33>unknown<0>",
 		"ipv6    mangle  changed",
-		"ipv6    nat     <31>hooks_missing<0>",
+		"ipv6    nat     <31>jumps_missing<0>",
 		"ipv6    filter  <32>intact<0>",
 		"",
 	}, "\n")

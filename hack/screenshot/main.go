@@ -246,7 +246,7 @@ func (s *shot) story(ctx context.Context, p scenario.Programs) error {
 		{8 * time.Second, look("page-dark.png", browser.Look{Width: 1280, Height: 1060, Dark: true}, "")},
 		{4 * time.Second, ask("resume")},
 		{8 * time.Second, look("page-light.png", browser.Look{Width: 1280, Height: 1060},
-			"[...document.querySelectorAll('details')].find((d) => d.innerText.includes('hooks_missing')).open = true")},
+			"[...document.querySelectorAll('details')].find((d) => d.innerText.includes('jumps_missing')).open = true")},
 	}
 	for i := range 20 { // a war
 		scenes = append(scenes, scene{time.Duration(500+12000*max(0, 1-i)) * time.Millisecond, nat})

@@ -82,14 +82,14 @@ func (m *monitor) iptables(ctx context.Context, t rules.TableName, args ...strin
 	return exec.CommandContext(ctx, "iptables-"+string(m.lab.Backend), words...).Run()
 }
 
-// sync writes all of kube-proxy's chains, and those of its hooks that are
+// sync writes all of kube-proxy's chains, and those of its jumps that are
 // missing.
 func (m *monitor) sync(ctx context.Context) error {
 	now, err := scenario.Tables(ctx, m.lab.programs, rules.IPv4)
 	if err != nil {
 		return err
 	}
-	missing, err := m.lab.MissingHooks(now)
+	missing, err := m.lab.MissingJumps(now)
 	if err != nil {
 		return err
 	}

@@ -21,7 +21,7 @@ import (
 
 const (
 	calm       = 3 * time.Second // of load before the first flush
-	recoversIn = time.Minute     // longer than any hook grace, on a busy machine too
+	recoversIn = time.Minute     // longer than any jump grace, on a busy machine too
 )
 
 // A healer puts rules back.

@@ -249,7 +249,7 @@ func (c Culprit) Text() string {
 type Lost struct {
 	Chains int `json:"chains"`
 	Rules  int `json:"rules"`
-	Hooks  int `json:"hooks"`
+	Jumps  int `json:"jumps"`
 	// Unprotected are rules that --protect does not name and that went in the same
 	// flush, not counted in Rules; 0 also where that cannot be known.
 	Unprotected int `json:"unprotectedRules,omitempty"`
@@ -263,15 +263,15 @@ type TableLoss struct {
 	Table  rules.TableName `json:"table"`
 	Kind   canary.Verdict  `json:"kind"`
 	Chains int             `json:"chains"`
-	Rules  int             `json:"rules"` // hooks included
-	Hooks  int             `json:"hooks"`
+	Rules  int             `json:"rules"` // jumps included
+	Jumps  int             `json:"jumps"`
 	// Unprotected are rules that --protect does not name; see Lost.
 	Unprotected int `json:"unprotectedRules,omitempty"`
 	// By are the process numbers of those among Culprits that took something from this
 	// table; empty if that is not known.
 	By []uint32 `json:"by,omitempty"`
 	// PerChain are the chains that lost most, the worst first, built-in chains
-	// that lost hooks among them. More is how many are not listed.
+	// that lost jumps among them. More is how many are not listed.
 	PerChain []ChainLoss `json:"perChain,omitempty"`
 	More     int         `json:"more,omitempty"`
 }
@@ -279,8 +279,8 @@ type TableLoss struct {
 // A ChainLoss counts what one chain lost.
 type ChainLoss struct {
 	Chain string `json:"chain"`
-	Rules int    `json:"rules"`           // hooks included
-	Hooks int    `json:"hooks,omitempty"` // of a built-in chain
+	Rules int    `json:"rules"`           // jumps included
+	Jumps int    `json:"jumps,omitempty"` // of a built-in chain
 }
 
 // An Outcome is what became of a replay or a flush. Skipped also means that the owner

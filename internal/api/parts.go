@@ -208,7 +208,7 @@ type Quarantined struct {
 type Refused struct {
 	Family rules.Family    `json:"family"`
 	Table  rules.TableName `json:"table"`
-	// Chain is a built-in one for a hook, and empty if the table is refused and no
+	// Chain is a built-in one for a jump, and empty if the table is refused and no
 	// single rule is to blame.
 	Chain  string `json:"chain,omitempty"`
 	Source string `json:"source,omitempty"` // manifest or rules-dir

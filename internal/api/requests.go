@@ -90,7 +90,7 @@ func (r RestoreReply) Proved() bool {
 }
 
 // A CleanupRequest asks for canaryd's own marks to be removed and, with Rules,
-// the protected chains and hooks as well.
+// the protected chains and jumps as well.
 type CleanupRequest struct {
 	Rules bool `json:"rules,omitempty"`
 	// Protect narrows Rules to what it names, as --protect takes it; empty means all that

@@ -122,7 +122,7 @@ type Generation struct {
 	ID       string    `json:"id"`
 	Source   string    `json:"source"`
 	Captured time.Time `json:"captured,omitzero"`
-	Rules    int       `json:"rules"`  // in all families and tables, hooks included
+	Rules    int       `json:"rules"`  // in all families and tables, jumps included
 	Chains   int       `json:"chains"` // protected chains in all families and tables
 }
 

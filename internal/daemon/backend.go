@@ -10,28 +10,28 @@ import (
 )
 
 const (
-	// weighEvery is how often canaryd looks whether the evidence for the
+	// checkBackendEvery is how often canaryd looks whether the evidence for the
 	// backends moved, and the least time between two evidences that must
 	// agree: an upgrade of iptables or a reload of a firewall takes seconds.
-	weighEvery = 30 * time.Second
-	// weighShare keeps reading both backends (60 ms for 18,000 rules on
+	checkBackendEvery = 30 * time.Second
+	// checkBackendShare keeps reading both backends (60 ms for 18,000 rules on
 	// nft, 14 ms on legacy) to 2 % of a core where they move all the time.
-	weighShare = 49
+	checkBackendShare = 49
 )
 
-// A Weigher says which backend the evidence is for.
-type Weigher interface {
+// A BackendChecker says which backend the evidence is for.
+type BackendChecker interface {
 	// Evidence is what the backend in use was chosen by.
 	Evidence() iptables.Evidence
 	// Moved reports, without reading a rule, whether it may be another now.
 	Moved(ctx context.Context, last iptables.Evidence) (bool, error)
-	// Weigh gathers it anew.
-	Weigh(ctx context.Context) (iptables.Evidence, error)
+	// GatherEvidence reads both backends and decides again.
+	GatherEvidence(ctx context.Context) (iptables.Evidence, error)
 }
 
-// A scale weighs the backends while the daemon runs. It has a goroutine of its
+// A backendCheck compares the backends while the daemon runs. It has a goroutine of its
 // own, so that no flush waits until both backends are read.
-type scale struct {
+type backendCheck struct {
 	kernel  Kernel
 	last    iptables.Evidence
 	confirm bool // last was the first to speak against the backend in use
@@ -39,19 +39,19 @@ type scale struct {
 	trouble bool
 }
 
-func newScale(kernel Kernel) *scale {
-	return &scale{kernel: kernel, last: kernel.Evidence(), wait: weighEvery}
+func newBackendCheck(kernel Kernel) *backendCheck {
+	return &backendCheck{kernel: kernel, last: kernel.Evidence(), wait: checkBackendEvery}
 }
 
 // run sends what it finds until ctx ends.
-func (s *scale) run(ctx context.Context, found chan<- iptables.Evidence) {
+func (s *backendCheck) run(ctx context.Context, found chan<- iptables.Evidence) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(s.wait):
 		}
-		moved, err := s.weigh(ctx)
+		moved, err := s.check(ctx)
 		s.tell(ctx, err)
 		if !moved {
 			continue
@@ -64,18 +64,18 @@ func (s *scale) run(ctx context.Context, found chan<- iptables.Evidence) {
 	}
 }
 
-// weigh reports whether there is new evidence. After trouble it looks again,
+// check reports whether there is new evidence. After trouble it looks again,
 // and what was known stands.
-func (s *scale) weigh(ctx context.Context) (bool, error) {
-	s.wait = weighEvery
+func (s *backendCheck) check(ctx context.Context) (bool, error) {
+	s.wait = checkBackendEvery
 	if !s.confirm {
 		if moved, err := s.kernel.Moved(ctx, s.last); err != nil || !moved {
 			return false, err
 		}
 	}
 	start := time.Now()
-	evidence, err := s.kernel.Weigh(ctx)
-	s.wait = max(weighEvery, weighShare*time.Since(start))
+	evidence, err := s.kernel.GatherEvidence(ctx)
+	s.wait = max(checkBackendEvery, checkBackendShare*time.Since(start))
 	if err != nil {
 		return false, err
 	}
@@ -86,7 +86,7 @@ func (s *scale) weigh(ctx context.Context) (bool, error) {
 }
 
 // tell logs trouble once, and its end.
-func (s *scale) tell(ctx context.Context, err error) {
+func (s *backendCheck) tell(ctx context.Context, err error) {
 	log := klog.FromContext(ctx)
 	switch {
 	case ctx.Err() != nil:
@@ -122,9 +122,9 @@ func (d *Daemon) newState() *state {
 	return st
 }
 
-// weighed takes up new evidence. It never changes the backend: what canaryd
+// takeEvidence takes up new evidence. It never changes the backend: what canaryd
 // guards, and its marks, are where it was started.
-func (d *Daemon) weighed(ctx context.Context, st *state, e iptables.Evidence) {
+func (d *Daemon) takeEvidence(ctx context.Context, st *state, e iptables.Evidence) {
 	log, ours := klog.FromContext(ctx), d.cfg.Kernel.Info().Backend
 	was, is := st.choice, choice{reason: e.Reason, mixed: e.Mixed, doubtful: against(e, ours)}
 	is.mismatch = is.doubtful && (was.doubtful || was.mismatch)

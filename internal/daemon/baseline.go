@@ -155,7 +155,7 @@ func (b *baseline) addTo(r *api.Flush, f rules.Family, t rules.TableName, lost r
 		}
 	}
 	for _, chain := range rules.BuiltinChains(t) {
-		add(chain, jumpsIn(lost.Hooks, chain))
+		add(chain, jumpsIn(lost.Jumps, chain))
 	}
 	for _, c := range lost.Chains {
 		add(c.Name, c.Was)
@@ -163,10 +163,10 @@ func (b *baseline) addTo(r *api.Flush, f rules.Family, t rules.TableName, lost r
 	r.NotInBaseline = &n
 }
 
-// jumpsIn returns the rules of those hooks that stand in a chain.
-func jumpsIn(hooks []rules.Hook, chain string) []rules.Rule {
+// jumpsIn returns the rules of those jumps that stand in a chain.
+func jumpsIn(jumps []rules.Jump, chain string) []rules.Rule {
 	var list []rules.Rule
-	for _, h := range hooks {
+	for _, h := range jumps {
 		if h.Chain == chain {
 			list = append(list, h.Rule)
 		}
@@ -176,19 +176,19 @@ func jumpsIn(hooks []rules.Hook, chain string) []rules.Rule {
 
 // notIn returns those of some rules, with their chains, that a baseline does not have; nothing
 // without one.
-func notIn(base *rules.Baseline, f rules.Family, t rules.TableName, hooks []rules.Hook) []rules.Hook {
+func notIn(base *rules.Baseline, f rules.Family, t rules.TableName, jumps []rules.Jump) []rules.Jump {
 	if base == nil {
 		return nil
 	}
-	var list []rules.Hook
-	for i := 0; i < len(hooks); {
-		chain, n := hooks[i].Chain, i
+	var list []rules.Jump
+	for i := 0; i < len(jumps); {
+		chain, n := jumps[i].Chain, i
 		var of []rules.Rule
-		for ; n < len(hooks) && hooks[n].Chain == chain; n++ {
-			of = append(of, hooks[n].Rule)
+		for ; n < len(jumps) && jumps[n].Chain == chain; n++ {
+			of = append(of, jumps[n].Rule)
 		}
 		for _, r := range base.Lacks(f, t, chain, of) {
-			list = append(list, rules.Hook{Chain: chain, Rule: r})
+			list = append(list, rules.Jump{Chain: chain, Rule: r})
 		}
 		i = n
 	}

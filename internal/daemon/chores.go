@@ -51,7 +51,7 @@ func (d *Daemon) newChores() []chore {
 		{"look", func(st *state) time.Time { return st.lookAt }, nil, readLimit, d.look},
 		{"heal", lossTryAt, nil, d.settleLimit(), d.heal},
 		{"examine", perFamily(func(fs *familyState) time.Time { return fs.examineAt }), nil, readLimit, d.examine},
-		{"ask kube-proxy for a full sync", perFamily(func(fs *familyState) time.Time { return fs.lastWord.at }), (*state).mayWrite, writeLimit, d.giveLastWord},
+		{"ask kube-proxy for a full sync", perFamily(func(fs *familyState) time.Time { return fs.pendingSync.at }), (*state).mayWrite, writeLimit, d.askPendingSyncs},
 		{"plant", func(st *state) time.Time { return st.plantAt }, d.mayPlant, writeLimit, d.plant},
 		{"keep connections", d.keepAt, d.mayKeepNow, briefLimit, d.keep},
 		{"apply the declaration", func(st *state) time.Time { return st.applyAt }, (*state).mayWrite, writeLimit, d.apply},
@@ -63,7 +63,7 @@ func (d *Daemon) newChores() []chore {
 		{"look for what is not protected", func(st *state) time.Time { return st.inventory.at }, d.mayTakeInventory, readLimit, d.takeInventory},
 		{"compare with the baseline", d.compareAt, nil, briefLimit, d.compareWithBaseline},
 		{"save", func(st *state) time.Time { return earliest(st.markedAt, st.saveAt) }, nil, diskLimit, d.saveDue},
-		{"give memory back", func(st *state) time.Time { return st.tidyAt }, nil, briefLimit, d.tidy},
+		{"give memory back", func(st *state) time.Time { return st.freeMemoryAt }, nil, briefLimit, d.freeMemory},
 	}
 }
 

@@ -17,23 +17,23 @@ const (
 	// undoneKept is how many replays in a row may be undone within calmFor before
 	// that is called a contention. If they are dear, the limit says so before.
 	undoneKept = 10
-	// unhookedKept is how often hooks may be deleted by name, again as soon as
+	// jumpsDeletedKept is how often jumps may be deleted by name, again as soon as
 	// they are repaired, before that is called a contention. Each round takes
-	// --hook-grace, so that it needs no limit.
-	unhookedKept = 2
+	// --jump-grace, so that it needs no limit.
+	jumpsDeletedKept = 2
 )
 
 // contention is what the loop knows of somebody who undoes its replays.
 type contention struct {
-	limit     *reload.Limiter
-	since     time.Time     // zero: replays stay in place
-	replays   int           // since then
-	spent     time.Duration // CPU time that the limit knows of
-	calmAt    time.Time     // when it is over if nothing happens; zero: there is none
-	healed    time.Time     // when the last replay ended
-	undone    int           // replays in a row that stood for less than calmFor
-	unhooked  int           // repairs in a row of hooks that were deleted by name
-	displaced bool          // somebody else owns what is declared, for the rest of the run
+	limit        *reload.Limiter
+	since        time.Time     // zero: replays stay in place
+	replays      int           // since then
+	spent        time.Duration // CPU time that the limit knows of
+	calmAt       time.Time     // when it is over if nothing happens; zero: there is none
+	healed       time.Time     // when the last replay ended
+	undone       int           // replays in a row that stood for less than calmFor
+	jumpsDeleted int           // repairs in a row of jumps that were deleted by name
+	displaced    bool          // somebody else owns what is declared, for the rest of the run
 }
 
 // contended reports whether somebody keeps undoing what is replayed.
@@ -93,22 +93,22 @@ func (d *Daemon) noteHealed(ctx context.Context, st *state, l *loss) {
 		st.undone = 0
 	}
 	switch {
-	case !l.unhooked || now.Sub(st.healed) > d.cfg.HookGrace+calmFor:
-		st.unhooked = 0
+	case !l.jumpsDeleted || now.Sub(st.healed) > d.cfg.JumpGrace+calmFor:
+		st.jumpsDeleted = 0
 	default:
-		st.unhooked++
+		st.jumpsDeleted++
 	}
 	st.healed = now
 	st.replays++
-	if st.since.IsZero() && (st.undone >= undoneKept || st.unhooked >= unhookedKept) {
+	if st.since.IsZero() && (st.undone >= undoneKept || st.jumpsDeleted >= jumpsDeletedKept) {
 		st.begin(ctx, l)
 	}
 	if st.since.IsZero() {
 		return
 	}
 	st.calmAt = now.Add(calmFor)
-	if st.unhooked > 0 {
-		st.calmAt = st.calmAt.Add(d.cfg.HookGrace)
+	if st.jumpsDeleted > 0 {
+		st.calmAt = st.calmAt.Add(d.cfg.JumpGrace)
 	}
 }
 
@@ -116,7 +116,7 @@ func (d *Daemon) noteHealed(ctx context.Context, st *state, l *loss) {
 func (d *Daemon) calm(ctx context.Context, st *state) {
 	klog.FromContext(ctx).Info("What was replayed stays in place again; replays are not limited any more",
 		"lasted", latest(st.healed, st.since).Sub(st.since).Round(time.Millisecond), "replays", st.replays)
-	st.since, st.calmAt, st.unhooked = time.Time{}, time.Time{}, 0
+	st.since, st.calmAt, st.jumpsDeleted = time.Time{}, time.Time{}, 0
 	st.undone = 0
 }
 

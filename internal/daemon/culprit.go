@@ -128,7 +128,7 @@ func (c charge) lastTakers(all []iptables.Taking) []iptables.Taking {
 			})
 		})
 	}
-	for _, h := range c.finding.Hooks {
+	for _, h := range c.finding.Jumps {
 		if !slices.Contains(c.finding.Witnesses, h.Chain) {
 			find(func(k iptables.Taking) bool {
 				return k.Deleted || k.TookRule(iptables.TakenRule{Chain: h.Chain, Target: h.Rule.Target})

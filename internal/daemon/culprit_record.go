@@ -51,8 +51,8 @@ func (st *state) suspected(l *loss, f rules.Family, t rules.TableName) canary.Fi
 		return canary.Finding{}
 	}
 	v := fs.tables[t].verdict
-	finding := canary.Finding{Verdict: v, MarkLost: v != canary.HooksMissing && v != canary.Drifted}
-	if v == canary.HooksMissing {
+	finding := canary.Finding{Verdict: v, MarkLost: v != canary.JumpsMissing && v != canary.Drifted}
+	if v == canary.JumpsMissing {
 		finding.Witnesses = st.marks[f.Table(t)].Witnessed
 	}
 	return finding

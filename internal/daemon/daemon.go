@@ -25,8 +25,8 @@ import (
 // A Prober looks at a family for next to nothing.
 type Prober interface {
 	Stamp(context.Context, rules.Family) (iptables.Stamp, error)
-	Peek(context.Context, rules.Family, []iptables.Place) (map[iptables.Place]iptables.Holding, error)
-	Probe(context.Context, rules.Family, []iptables.Place) (iptables.Sighting, error)
+	ProbeOnly(context.Context, rules.Family, []iptables.Place) (map[iptables.Place]iptables.Holding, error)
+	Probe(context.Context, rules.Family, []iptables.Place) (iptables.Probed, error)
 }
 
 // A Reader reads a family in full.
@@ -40,7 +40,7 @@ type Kernel interface {
 	Prober
 	Reader
 	reload.Beginner
-	Weigher
+	BackendChecker
 	// Own tells this process and its children from who else writes.
 	Own(pid uint32) bool
 	// Takings returns what the last commits took from the tables, on nft.
@@ -71,7 +71,7 @@ type Config struct {
 
 	PollInterval time.Duration
 	Settle       time.Duration // how long a loss must be quiet before it is judged
-	HookGrace    time.Duration
+	JumpGrace    time.Duration
 	MaxStoredAge time.Duration
 	// Pace is what a rule is thought to take to write until replays have shown it;
 	// the zero value is what is usual.
@@ -80,9 +80,9 @@ type Config struct {
 	// tests.
 	Uptime func() time.Duration
 
-	// Tidy, unless it is nil, is called when the daemon has nothing to do any
+	// FreeMemory, unless it is nil, is called when the daemon has nothing to do any
 	// more after it has read or written: it gives memory back.
-	Tidy func()
+	FreeMemory func()
 
 	// CPU returns the CPU time that this process and those that it executed have
 	// used; nil: replays are limited by their number only.
@@ -189,9 +189,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 	worker := newWorker()
 	defer worker.stop()
 	found := make(chan iptables.Evidence)
-	var weighing sync.WaitGroup
-	defer weighing.Wait() // ctx has ended by then
-	weighing.Go(func() { newScale(d.cfg.Kernel).run(ctx, found) })
+	var checking sync.WaitGroup
+	defer checking.Wait() // ctx has ended by then
+	checking.Go(func() { newBackendCheck(d.cfg.Kernel).run(ctx, found) })
 	var sweeping sync.WaitGroup
 	defer sweeping.Wait()
 	defer close(d.sweeps)
@@ -221,7 +221,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 			st.declare(next, time.Now())
 		case st.sourceErrors = <-d.cfg.SourceErrors:
 		case evidence := <-found:
-			d.weighed(ctx, st, evidence)
+			d.takeEvidence(ctx, st, evidence)
 		case read := <-baselines:
 			d.takeBaseline(ctx, st, read)
 		case <-wake.C:
@@ -281,7 +281,7 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 	now, learned := time.Now(), st.learned
 	j.Stood = func(f rules.Family, t rules.TableName, chain string) bool {
 		since := learned.Shrunk(f, t, chain)
-		return !since.IsZero() && now.Sub(since) >= d.cfg.HookGrace
+		return !since.IsZero() && now.Sub(since) >= d.cfg.JumpGrace
 	}
 	if st.loss != nil {
 		j.Memory = st.loss.memory
@@ -294,7 +294,7 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 // empty table is all but free. What is declared in it has to be written.
 func (d *Daemon) spares(st *state, f rules.Family, t rules.TableName) bool {
 	declared := st.declared[f.Table(t)]
-	return d.cfg.Kernel.Info().Backend == iptables.Legacy && len(declared.Chains)+len(declared.Hooks) == 0
+	return d.cfg.Kernel.Info().Backend == iptables.Legacy && len(declared.Chains)+len(declared.Jumps) == 0
 }
 
 // ask runs do between the loop's steps and waits for it.

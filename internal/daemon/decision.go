@@ -85,7 +85,7 @@ func (d *Daemon) logAwaiting(ctx context.Context, w *decision) {
 		log = log.WithValues("lastInForce", w.record.LastInForce.UTC().Format(time.RFC3339))
 	}
 	log.Error(errors.New(w.reason), "Rules were lost while canaryd did not run; they are not put back unasked, and a decision is needed",
-		"flush", w.record.ID, "tables", api.TablesText(w.waiting), "rules", lost.Rules, "chains", lost.Chains, "hooks", lost.Hooks,
+		"flush", w.record.ID, "tables", api.TablesText(w.waiting), "rules", lost.Rules, "chains", lost.Chains, "jumps", lost.Jumps,
 		"generation", w.id, "bringThemBack", p.Restore, "acceptTheLoss", p.Dismiss)
 }
 
@@ -284,7 +284,7 @@ func (d *Daemon) restored(ctx context.Context, st *state, id string, reply api.R
 		w.record.Attempts++
 		now := time.Now()
 		for _, fs := range st.families { // what came back is old: kube-proxy is to have the last word
-			fs.lastWord, fs.examineAt = lastWord{until: now.Add(lastWordWithin)}, now
+			fs.pendingSync, fs.examineAt = pendingSync{until: now.Add(pendingSyncWithin)}, now
 		}
 		d.decided(ctx, st, worst(result))
 		return reply

@@ -21,7 +21,7 @@ type Declaration struct {
 	// Claims tells which chains the sources own, wanted or not. It must
 	// always give the same answer.
 	Claims func(chain string) bool
-	// Origin says where a rule is declared; a hook's chain is built in. nil: that is
+	// Origin says where a rule is declared; a jump's chain is built in. nil: that is
 	// not known.
 	Origin func(f rules.Family, t rules.TableName, chain string, r rules.Rule) Origin
 }
@@ -51,7 +51,7 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 	d.noteRefused(ctx, st, result)
 	st.noteFirst(result)
 	for f, fr := range result {
-		d.absorb(st, f, fr)
+		d.applyResult(st, f, fr)
 		st.noteApplied(f, fr)
 		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
 		d.countRefusal(f, fr.Err)

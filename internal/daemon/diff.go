@@ -13,7 +13,7 @@ type room struct{ lines, bytes int }
 // it at most.
 func diffRoom() room { return room{lines: 500, bytes: 64 << 10} }
 
-// diffOf tells what is lost of one table as long as there is room, hooks first.
+// diffOf tells what is lost of one table as long as there is room, jumps first.
 func diffOf(f rules.Family, t rules.TableName, lost reload.Lost, left *room) api.TableDiff {
 	half := diffRoom()
 	w := diffWriter{
@@ -21,7 +21,7 @@ func diffOf(f rules.Family, t rules.TableName, lost reload.Lost, left *room) api
 		room: room{min(left.lines, half.lines/2), min(left.bytes, half.bytes/2)},
 	}
 	before := w.room
-	for _, h := range lost.Hooks {
+	for _, h := range lost.Jumps {
 		w.add("-", h.String())
 	}
 	for _, c := range lost.Chains {
@@ -59,7 +59,7 @@ func (w *diffWriter) rules(sign, chain string, list []rules.Rule) {
 			w.diff.More += len(list) - i
 			return
 		}
-		w.add(sign, rules.Hook{Chain: chain, Rule: r}.String())
+		w.add(sign, rules.Jump{Chain: chain, Rule: r}.String())
 	}
 }
 

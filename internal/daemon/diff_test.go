@@ -33,7 +33,7 @@ func TestDiff(t *testing.T) {
 		want []string
 	}{
 		{"nothing", reload.Lost{}, []string{}},
-		{"a hook", reload.Lost{Hooks: []rules.Hook{{Chain: "OUTPUT", Rule: ruleList("-j KUBE-SERVICES")[0]}}}, []string{"--A OUTPUT -j KUBE-SERVICES"}},
+		{"a jump", reload.Lost{Jumps: []rules.Jump{{Chain: "OUTPUT", Rule: ruleList("-j KUBE-SERVICES")[0]}}}, []string{"--A OUTPUT -j KUBE-SERVICES"}},
 		{
 			"a chain that was deleted", reload.Lost{Chains: []reload.LostChain{{Name: "KUBE-X", Was: ruleList(a, b)}}},
 			[]string{"-:KUBE-X - [0:0]", "--A KUBE-X " + a, "--A KUBE-X " + b},

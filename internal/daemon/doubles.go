@@ -32,41 +32,41 @@ import (
 //     KUBE-SERVICES twice: at 5,000 services a new flow took 197-298 us, and 303-430 us with a copy
 //     of each jump.
 
-// A placed hook was put back by a replay.
+// A placed jump was put back by a replay.
 type placed struct {
-	hook rules.Hook
+	jump rules.Jump
 	at   time.Time
 	// doubled: since then it stands more often than before.
 	doubled bool
 }
 
-// notePlaced remembers the hooks that a replay put into a table.
-func (ts *tableState) notePlaced(hooks []rules.Hook, now time.Time) {
-	for _, h := range hooks {
-		ts.placed = slices.DeleteFunc(ts.placed, func(p placed) bool { return p.hook.Same(h) })
-		ts.placed = append(ts.placed, placed{hook: h, at: now})
+// notePlaced remembers the jumps that a replay put into a table.
+func (ts *tableState) notePlaced(jumps []rules.Jump, now time.Time) {
+	for _, h := range jumps {
+		ts.placed = slices.DeleteFunc(ts.placed, func(p placed) bool { return p.jump.Same(h) })
+		ts.placed = append(ts.placed, placed{jump: h, at: now})
 	}
 }
 
-// withoutDoubles returns what was seen of a table without the copies of hooks that
+// withoutDoubles returns what was seen of a table without the copies of jumps that
 // their owner made while they were replayed, and plans to take those away.
 func (d *Daemon) withoutDoubles(fs *familyState, ts *tableState, known, seen rules.Section, now time.Time) rules.Section {
 	kept := ts.placed[:0]
 	for _, p := range ts.placed {
-		if !p.doubled && now.Sub(p.at) > d.cfg.HookGrace {
+		if !p.doubled && now.Sub(p.at) > d.cfg.JumpGrace {
 			continue // whoever doubles it now does so knowingly
 		}
-		left := max(1, copies(known.Hooks, p.hook))
-		p.doubled = copies(seen.Hooks, p.hook) > left
+		left := max(1, copies(known.Jumps, p.jump))
+		p.doubled = copies(seen.Jumps, p.jump) > left
 		if p.doubled {
-			seen.Hooks = slices.DeleteFunc(slices.Clone(seen.Hooks), func(h rules.Hook) bool {
-				if !h.Same(p.hook) {
+			seen.Jumps = slices.DeleteFunc(slices.Clone(seen.Jumps), func(h rules.Jump) bool {
+				if !h.Same(p.jump) {
 					return false
 				}
 				left--
 				return left < 0
 			})
-			fs.undoubleAt = latest(fs.undoubleAt, now.Add(d.cfg.HookGrace))
+			fs.undoubleAt = latest(fs.undoubleAt, now.Add(d.cfg.JumpGrace))
 		}
 		kept = append(kept, p)
 	}
@@ -74,9 +74,9 @@ func (d *Daemon) withoutDoubles(fs *familyState, ts *tableState, known, seen rul
 	return seen
 }
 
-func copies(hooks []rules.Hook, h rules.Hook) int {
+func copies(jumps []rules.Jump, h rules.Jump) int {
 	n := 0
-	for _, k := range hooks {
+	for _, k := range jumps {
 		if k.Same(h) {
 			n++
 		}
@@ -84,13 +84,13 @@ func copies(hooks []rules.Hook, h rules.Hook) int {
 	return n
 }
 
-// doubled returns the hooks of a family that their owner doubled.
-func (fs *familyState) doubled() map[rules.TableName][]rules.Hook {
-	found := map[rules.TableName][]rules.Hook{}
+// doubled returns the jumps of a family that their owner doubled.
+func (fs *familyState) doubled() map[rules.TableName][]rules.Jump {
+	found := map[rules.TableName][]rules.Jump{}
 	for t, ts := range fs.tables {
 		for _, p := range ts.placed {
 			if p.doubled {
-				found[t] = append(found[t], p.hook)
+				found[t] = append(found[t], p.jump)
 			}
 		}
 	}
@@ -102,21 +102,21 @@ func (fs *familyState) doubled() map[rules.TableName][]rules.Hook {
 func (d *Daemon) undouble(ctx context.Context, st *state) {
 	now := time.Now()
 	job := d.job(st)
-	job.Doubled = map[rules.TableID][]rules.Hook{}
+	job.Doubled = map[rules.TableID][]rules.Jump{}
 	for _, f := range rules.Families() {
 		fs := st.families[f]
 		if fs == nil || !due(fs.undoubleAt, now) {
 			continue
 		}
 		fs.undoubleAt = time.Time{}
-		hooks := fs.doubled()
-		if quietAt := fs.moved.Add(d.cfg.HookGrace); len(hooks) > 0 && (now.Before(quietAt) || !fs.dirty.IsZero()) {
+		jumps := fs.doubled()
+		if quietAt := fs.moved.Add(d.cfg.JumpGrace); len(jumps) > 0 && (now.Before(quietAt) || !fs.dirty.IsZero()) {
 			fs.undoubleAt = latest(quietAt, now.Add(captureMost))
 			continue
 		}
-		if len(hooks) > 0 {
+		if len(jumps) > 0 {
 			job.Families = append(job.Families, f)
-			tableid.Put(job.Doubled, f, hooks)
+			tableid.Put(job.Doubled, f, jumps)
 		}
 	}
 	if len(job.Families) == 0 {
@@ -127,16 +127,16 @@ func (d *Daemon) undouble(ctx context.Context, st *state) {
 	for _, f := range job.Families {
 		fr, ok := result[f]
 		if ok {
-			d.absorb(st, f, fr)
+			d.applyResult(st, f, fr)
 		}
 		if ferr := errors.Join(err, fr.Err); ferr != nil {
 			log.V(1).Info("Jumps that stand twice could not be put right yet", "family", f, "reason", ferr)
-			st.families[f].undoubleAt = time.Now().Add(d.cfg.HookGrace)
+			st.families[f].undoubleAt = time.Now().Add(d.cfg.JumpGrace)
 			continue
 		}
 		st.families[f].forgetDoubles()
 		if fr.Outcome != reload.Skipped {
-			log.Info("Jumps stood twice, because their owner put them back in the moment in which they were replayed; one of each is left", "family", f, "hooks", tableid.Of(job.Doubled, f))
+			log.Info("Jumps stood twice, because their owner put them back in the moment in which they were replayed; one of each is left", "family", f, "jumps", tableid.Of(job.Doubled, f))
 		}
 	}
 	st.lookAt = time.Now()

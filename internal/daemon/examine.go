@@ -22,7 +22,7 @@ func (d *Daemon) examine(ctx context.Context, st *state) {
 			d.examineFamily(ctx, st, f, fs)
 		}
 	}
-	d.thaw(ctx, st)
+	d.resumeLearning(ctx, st)
 }
 
 func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, fs *familyState) {
@@ -32,7 +32,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	fs.readEnd = time.Now()
 	took := fs.readEnd.Sub(start)
 	fs.readPause = d.readPause(took, used)
-	st.stir(fs.readEnd)
+	st.scheduleFreeMemory(fs.readEnd)
 	if err != nil {
 		fs.unseeable()
 		if fs.lacks() {
@@ -60,21 +60,21 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	d.noteOwner(ctx, st, snapshot)
 	st.noteReturn(snapshot)
 	d.noteDecision(ctx, st, snapshot)
-	fs.lastWord.saw(reload.ProxyStands(snapshot), fs.readEnd)
+	fs.pendingSync.saw(reload.ProxyStands(snapshot), fs.readEnd)
 	found := d.judge(st, f, snapshot, start)
 	st.pods.disbelieve(found[rules.Nat].Section, found[rules.Nat].Finding, start)
 	d.heedProxy(ctx, st, f, snapshot, found, fs.readEnd)
 	missing := map[rules.TableName]int{}
 	for _, t := range rules.Guarded() {
 		x, ts := found[t], fs.tables[t]
-		missing[t] = len(x.Finding.Hooks) + len(x.Finding.Waiting)
+		missing[t] = len(x.Finding.Jumps) + len(x.Finding.Waiting)
 		st.marks = st.marks.With(f.Table(t), x.Mark)
 		ts.spared = x.Absent && x.Mark.Nonce == "" && d.spares(st, f, t)
 		switch {
-		case ts.frozen && !x.Finding.MarkLost:
+		case ts.learningStopped && !x.Finding.MarkLost:
 			v := x.Finding.Verdict
-			ts.frozen = v.Loss() || v == canary.Unknown || !canary.Covers(st.want()[f.Table(t)], snapshot.Tables[t])
-			if ts.frozen {
+			ts.learningStopped = v.Loss() || v == canary.Unknown || !canary.Covers(st.want()[f.Table(t)], snapshot.Tables[t])
+			if ts.learningStopped {
 				continue
 			}
 			ts.verdict = canary.Intact
@@ -106,10 +106,10 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 			ts.noteStanding(x.Table, x.Seen)
 		}
 		if len(x.Finding.Waiting) > 0 {
-			fs.examineAt = earliest(fs.examineAt, fs.moved.Add(d.cfg.HookGrace))
+			fs.examineAt = earliest(fs.examineAt, fs.moved.Add(d.cfg.JumpGrace))
 		}
 		for _, h := range x.Finding.Waiting {
-			if at := st.learned.Shrunk(f, t, h.Chain).Add(d.cfg.HookGrace); at.After(start) {
+			if at := st.learned.Shrunk(f, t, h.Chain).Add(d.cfg.JumpGrace); at.After(start) {
 				fs.examineAt = earliest(fs.examineAt, at)
 			}
 		}
@@ -124,7 +124,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	}
 	fs.noteKnown(start)
 	fs.noteSound(snapshot.Digest, missing)
-	d.cfg.Metrics.SetHooksMissing(f, missing)
+	d.cfg.Metrics.SetJumpsMissing(f, missing)
 }
 
 // noteSound notes the digest of a read that showed nothing lost or missing.
@@ -159,7 +159,7 @@ func (d *Daemon) readPause(took, used time.Duration) time.Duration {
 	return max(took, readShare*(d.cpu()-used))
 }
 
-// judge examines a snapshot. Hooks that were deleted by name are judged as
+// judge examines a snapshot. Jumps that were deleted by name are judged as
 // lost only if this very read shows that nothing has moved for the grace.
 func (d *Daemon) judge(st *state, f rules.Family, snapshot iptables.Snapshot, now time.Time) map[rules.TableName]reload.Examined {
 	fs := st.families[f]
@@ -167,7 +167,7 @@ func (d *Daemon) judge(st *state, f rules.Family, snapshot iptables.Snapshot, no
 	found := d.examiner(st).Examine(snapshot, d.job(st, f))
 	d.noteMoves(fs, found, now)
 	for _, x := range found {
-		if len(x.Finding.Waiting) > 0 && now.Sub(fs.moved) >= d.cfg.HookGrace {
+		if len(x.Finding.Waiting) > 0 && now.Sub(fs.moved) >= d.cfg.JumpGrace {
 			fs.quiet = true
 		}
 	}
@@ -228,25 +228,25 @@ func (d *Daemon) learn(st *state, f rules.Family, t rules.TableName, seen rules.
 	}
 }
 
-// thaw ends what observe mode only watches, once nothing is frozen any more.
-func (d *Daemon) thaw(ctx context.Context, st *state) {
-	d.thawAs(ctx, st, reload.Skipped, "The owners have put their rules back")
+// resumeLearning ends what observe mode only watches, once every table is learned again.
+func (d *Daemon) resumeLearning(ctx context.Context, st *state) {
+	d.resumeLearningAs(ctx, st, reload.Skipped, "The owners have put their rules back")
 }
 
-// thawAs does that with this outcome, and this line in the log.
-func (d *Daemon) thawAs(ctx context.Context, st *state, outcome api.Outcome, what string) {
-	if st.frozenSince.IsZero() {
+// resumeLearningAs does that with this outcome, and this line in the log.
+func (d *Daemon) resumeLearningAs(ctx context.Context, st *state, outcome api.Outcome, what string) {
+	if st.learningStoppedSince.IsZero() {
 		return
 	}
 	for _, fs := range st.families {
 		for _, ts := range fs.tables {
-			if ts.frozen {
+			if ts.learningStopped {
 				return
 			}
 		}
 	}
 	now := time.Now()
-	absent, lost := now.Sub(st.frozenSince), false
+	absent, lost := now.Sub(st.learningStoppedSince), false
 	for i := range st.journal {
 		if r := &st.journal[i]; r.Outcome == api.WaitingObserve && !r.Earlier {
 			absent, lost = max(absent, back(r, now)), lost || r.Lost.Rules > 0
@@ -257,6 +257,6 @@ func (d *Daemon) thawAs(ctx context.Context, st *state, outcome api.Outcome, wha
 	if lost {
 		d.cfg.Metrics.ObserveRecovery(absent)
 	}
-	st.frozenSince = time.Time{}
+	st.learningStoppedSince = time.Time{}
 	klog.FromContext(ctx).Info(what, "absent", absent.Round(time.Millisecond))
 }

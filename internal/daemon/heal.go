@@ -42,7 +42,7 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 		d.hold(ctx, st)
 		return
 	}
-	st.loss.unhooked = d.anyFamily(st, func(fs *familyState) bool { return fs.quiet })
+	st.loss.jumpsDeleted = d.anyFamily(st, func(fs *familyState) bool { return fs.quiet })
 	st.loss.gone = d.gonePods(ctx, st)
 	job := d.job(st, d.cfg.Kernel.Families()...)
 	job.Generation = job.Generation.WithoutAttachments(st.loss.gone)
@@ -70,7 +70,7 @@ func (d *Daemon) examiner(st *state) reload.Examiner {
 func (d *Daemon) replayer(ctx context.Context, st *state) reload.Replayer {
 	return reload.Replayer{
 		Kernel: d.cfg.Kernel, Canary: d.cfg.Canary, Protection: d.protection(st),
-		Supplier: d.supplier(), Ahead: d.ahead(ctx, st),
+		Supplier: d.supplier(), BeforeWrite: d.beforeWrite(ctx, st),
 		Proved: func(job reload.Job, f rules.Family, result reload.FamilyResult) {
 			d.sweepAfter(job.Generation, f, result, st.families[f].natIntact)
 		},
@@ -121,14 +121,14 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 		if !ok {
 			continue
 		}
-		d.absorb(st, f, fr)
-		st.families[f].lastWord.owe(fr, time.Now())
+		d.applyResult(st, f, fr)
+		st.families[f].pendingSync.owe(fr, time.Now())
 		if fr.Owed && fr.ProxyStands() {
 			st.families[f].nudged(time.Now())
 		}
 		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
 		d.countRefusal(f, fr.Err)
-		done = done && (fr.Outcome.Done() || fr.AllBut())
+		done = done && (fr.Outcome.Done() || fr.DoneExceptQuarantined())
 		err = errors.Join(err, fr.Err)
 	}
 	d.countLocked(st, result, err)
@@ -173,12 +173,12 @@ func hits(result reload.Result) map[rules.TableID]hit {
 	return found
 }
 
-// absorb takes what a write and its proof showed of one family into the state.
-func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
+// applyResult takes what a write and its proof showed of one family into the state.
+func (d *Daemon) applyResult(st *state, f rules.Family, fr reload.FamilyResult) {
 	fs := st.families[f]
 	now := time.Now()
-	st.stir(now)
-	fs.lastWord.saw(fr.ProxyStands(), now)
+	st.scheduleFreeMemory(now)
+	fs.pendingSync.saw(fr.ProxyStands(), now)
 	if fr.ProxyKnown() {
 		fs.proxy.saw(fr.ProxyStands(), now)
 	}
@@ -190,7 +190,7 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 			continue
 		}
 		if tr.Read {
-			missing[t] = len(tr.Finding.Hooks) + len(tr.Finding.Waiting)
+			missing[t] = len(tr.Finding.Jumps) + len(tr.Finding.Waiting)
 		}
 		st.marks = st.marks.With(f.Table(t), tr.Mark)
 		ts := fs.tables[t]
@@ -210,14 +210,14 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 			d.holdBack(st, f, t, tr.Quarantined)
 		}
 		if tr.Proved {
-			ts.verdict, ts.frozen, missing[t] = canary.Intact, false, 0
+			ts.verdict, ts.learningStopped, missing[t] = canary.Intact, false, 0
 			d.cfg.Metrics.SetCanaryPresent(f, t, true)
 		}
 		// Beside a foreign write the finding is of one read and the section of
-		// another: a hook that was deleted in between has its grace, which the
+		// another: a jump that was deleted in between has its grace, which the
 		// examination that follows gives it. So has what is missing while the
-		// generation is frozen: it was flushed.
-		judged := fr.Digest != 0 && (!ts.frozen || tr.Proved) || !st.learned.Knows(f, t)
+		// generation stays as it is while its learning is stopped: it was flushed.
+		judged := fr.Digest != 0 && (!ts.learningStopped || tr.Proved) || !st.learned.Knows(f, t)
 		if tr.Read && judged && !ts.verdict.Loss() && ts.verdict != canary.Unknown {
 			d.learn(st, f, t, tr.Section, tr.Finding, now)
 		}
@@ -232,7 +232,7 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 	} else {
 		fs.markDirty(now)
 	}
-	d.cfg.Metrics.SetHooksMissing(f, missing)
+	d.cfg.Metrics.SetJumpsMissing(f, missing)
 	d.examineAfter(st, f, fr, now)
 	if st.decision.waitsIn(f) { // what was read is not compared with what waits
 		fs.examineAt = earliest(fs.examineAt, now)
@@ -243,16 +243,16 @@ func (d *Daemon) absorb(st *state, f rules.Family, fr reload.FamilyResult) {
 
 // examineAfter plans an examination of what the reads around a write were the
 // first to show: a look that finds the digest of such a read takes it for
-// examined. A hook that was deleted by name waits for its grace, and what a
+// examined. A jump that was deleted by name waits for its grace, and what a
 // renewal found lost under standing marks has nobody yet who replays it.
 func (d *Daemon) examineAfter(st *state, f rules.Family, fr reload.FamilyResult, now time.Time) {
 	fs := st.families[f]
 	for t, tr := range fr.Tables {
 		ts := fs.tables[t]
-		if len(tr.Finding.Waiting) > 0 && !ts.frozen {
-			fs.examineAt = earliest(fs.examineAt, fs.moved.Add(d.cfg.HookGrace))
+		if len(tr.Finding.Waiting) > 0 && !ts.learningStopped {
+			fs.examineAt = earliest(fs.examineAt, fs.moved.Add(d.cfg.JumpGrace))
 		}
-		if st.loss == nil && ts.verdict.Loss() && !ts.frozen {
+		if st.loss == nil && ts.verdict.Loss() && !ts.learningStopped {
 			fs.examineAt = earliest(fs.examineAt, now)
 		}
 	}

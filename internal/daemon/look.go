@@ -50,7 +50,7 @@ func (d *Daemon) look(ctx context.Context, st *state) {
 			}
 		}
 	}
-	if st.loss != nil || !d.glimpse(ctx, st, families) {
+	if st.loss != nil || !d.probeUrgent(ctx, st, families) {
 		for _, a := range families {
 			d.probe(ctx, st, a, free)
 		}
@@ -98,7 +98,7 @@ func (d *Daemon) stamp(ctx context.Context, st *state, f rules.Family, woken boo
 	a.stamp, err = d.cfg.Kernel.Stamp(ctx, f)
 	end := time.Now()
 	a.took = end.Sub(a.start)
-	fs.peeks.spend(end, a.took, peekShare*len(st.families))
+	fs.urgentProbes.spend(end, a.took, urgentShare*len(st.families))
 	if err != nil {
 		d.unknown(ctx, fs, f, err, a.took)
 		return a, false
@@ -127,31 +127,31 @@ func (fs *familyState) stampReady(families int) time.Time {
 	case fs.stamp.Shapes == iptables.Stamp{}.Shapes:
 		return fs.walks.readyAt(walkShare * families)
 	default:
-		return fs.peeks.readyAt(peekShare * families)
+		return fs.urgentProbes.readyAt(urgentShare * families)
 	}
 }
 
-// glimpse looks at what moved and is read at once, before any large table of
+// probeUrgent looks at what moved and is read at once, before any large table of
 // any family is walked, and reports whether it found a loss. Marks that it sees
 // standing are no reason not to probe.
-func (d *Daemon) glimpse(ctx context.Context, st *state, families []asked) bool {
+func (d *Daemon) probeUrgent(ctx context.Context, st *state, families []asked) bool {
 	for _, a := range families {
 		f, fs := a.family, st.families[a.family]
-		part := st.marks.Only(f, a.stamp.Urgent(fs.glimpsed))
+		part := st.marks.Only(f, a.stamp.Urgent(fs.probedUrgent))
 		places := part.Places(f, d.cfg.Canary)
 		if len(places) == 0 {
 			continue
 		}
 		start := time.Now()
-		holdings, err := d.cfg.Kernel.Peek(ctx, f, places)
+		holdings, err := d.cfg.Kernel.ProbeOnly(ctx, f, places)
 		end := time.Now()
-		fs.peeks.spend(end, end.Sub(start), peekShare*len(st.families))
+		fs.urgentProbes.spend(end, end.Sub(start), urgentShare*len(st.families))
 		if err != nil {
 			continue // the probe will tell
 		}
-		fs.glimpsed = a.stamp
+		fs.probedUrgent = a.stamp
 		st.evidence = a.since
-		if !d.judgeMarks(st, f, part, iptables.Sighting{Holdings: holdings}) {
+		if !d.judgeMarks(st, f, part, iptables.Probed{Holdings: holdings}) {
 			d.cfg.Metrics.ObserveProbe(f, metrics.ProbeLoss, end.Sub(a.start))
 		}
 	}
@@ -170,7 +170,7 @@ func (d *Daemon) probe(ctx context.Context, st *state, a asked, free func() bool
 		return
 	}
 	st.evidence = earliest(st.evidence, fs.unseen)
-	sighting, err := d.cfg.Kernel.Probe(ctx, f, st.marks.Places(f, d.cfg.Canary))
+	probed, err := d.cfg.Kernel.Probe(ctx, f, st.marks.Places(f, d.cfg.Canary))
 	end := time.Now()
 	took := a.took + end.Sub(start)
 	if err != nil {
@@ -178,14 +178,14 @@ func (d *Daemon) probe(ctx context.Context, st *state, a asked, free func() bool
 		d.unknown(ctx, fs, f, err, took)
 		return
 	}
-	fs.stamp, fs.glimpsed, fs.probed, fs.unseen = a.stamp, a.stamp, a.start, time.Time{}
+	fs.stamp, fs.probedUrgent, fs.probed, fs.unseen = a.stamp, a.stamp, a.start, time.Time{}
 	if fs.trouble.there() {
 		fs.examineAt = latest(start, fs.readAt)
 	}
 	if fs.trouble.over() {
 		klog.FromContext(ctx).Info("The tables can be looked at again", "family", f)
 	}
-	d.judgeSighting(st, f, fs, sighting)
+	d.judgeProbe(st, f, fs, probed)
 	if !free() {
 		fs.walks.spend(end, took, walkShare*len(st.families))
 	}
@@ -193,24 +193,24 @@ func (d *Daemon) probe(ctx context.Context, st *state, a asked, free func() bool
 	d.cfg.Metrics.ObserveProbe(f, lastResult(fs), took)
 }
 
-// judgeSighting notes what a probe showed: a loss, or that something moved.
-func (d *Daemon) judgeSighting(st *state, f rules.Family, fs *familyState, sighting iptables.Sighting) {
-	if !d.judgeMarks(st, f, st.marks, sighting) {
+// judgeProbe notes what a probe showed: a loss, or that something moved.
+func (d *Daemon) judgeProbe(st *state, f rules.Family, fs *familyState, probed iptables.Probed) {
+	if !d.judgeMarks(st, f, st.marks, probed) {
 		return
 	}
-	fs.intact = sighting.Digest
-	if fs.examined.IsZero() || sighting.Digest != fs.digest {
+	fs.intact = probed.Digest
+	if fs.examined.IsZero() || probed.Digest != fs.digest {
 		fs.markDirty(time.Now())
 	}
 }
 
 // judgeMarks reports whether marks stand, and notes the loss if they do not.
-func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, sighting iptables.Sighting) bool {
+func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, probed iptables.Probed) bool {
 	for t := range tableid.Of(marks, f) {
-		d.cfg.Metrics.SetCanaryPresent(f, t, marks.CanaryPresent(f, t, d.cfg.Canary, sighting))
+		d.cfg.Metrics.SetCanaryPresent(f, t, marks.CanaryPresent(f, t, d.cfg.Canary, probed))
 	}
 	standing := true
-	for t, v := range marks.Glance(f, d.cfg.Canary, sighting) {
+	for t, v := range marks.Verdicts(f, d.cfg.Canary, probed) {
 		switch {
 		case v.Loss():
 			st.families[f].tables[t].verdict, standing = v, false
@@ -221,7 +221,7 @@ func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, sight
 	if standing {
 		return true
 	}
-	d.lost(st, f, sighting.Digest)
+	d.lost(st, f, probed.Digest)
 	return false
 }
 
@@ -277,7 +277,7 @@ func (fs *familyState) unseeable() {
 // lacks reports whether something of the family is lost that a replay answers.
 func (fs *familyState) lacks() bool {
 	for _, ts := range fs.tables {
-		if ts.verdict.Loss() && !ts.frozen {
+		if ts.verdict.Loss() && !ts.learningStopped {
 			return true
 		}
 	}

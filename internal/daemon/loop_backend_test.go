@@ -19,9 +19,9 @@ const (
 	logUnmixed    = "Only one backend holds rules again"
 	logMismatch   = "The other backend is in use by now"
 	logMatch      = "The guarded backend is the one in use again"
-	logUnweighed  = "Which backend is in use cannot be looked at any more"
-	logWeighable  = "Which backend is in use can be looked at again"
-	aWeighAndMore = weighEvery + time.Second
+	logUnchecked  = "Which backend is in use cannot be looked at any more"
+	logChecked    = "Which backend is in use can be looked at again"
+	aCheckAndMore = checkBackendEvery + time.Second
 )
 
 // holds is what the rig's backend and the other one hold from now on.
@@ -53,7 +53,7 @@ func (r *rig) wantChoice(when string, mixed, mismatch bool, lines map[string]int
 	if diff := cmp.Diff(want, r.metrics("mixed_backends", "backend_mismatch")); diff != "" {
 		r.t.Errorf("%s: metrics (-want +got):\n%s", when, diff)
 	}
-	for _, line := range []string{logMixed, logUnmixed, logMismatch, logMatch, logUnweighed, logWeighable} {
+	for _, line := range []string{logMixed, logUnmixed, logMismatch, logMatch, logUnchecked, logChecked} {
 		if n := strings.Count(r.log.String(), line); n != lines[line] {
 			r.t.Errorf("%s: the log says %d times %q, want %d", when, n, line, lines[line])
 		}
@@ -75,24 +75,24 @@ func TestSecondBackendFillsUp(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
 		r.after(10 * time.Minute)
-		if n := r.fake.Weighs(); n != 0 {
+		if n := r.fake.EvidenceGathered(); n != 0 {
 			t.Errorf("both backends were read %d times though nothing moved", n)
 		}
 		r.wantReason("at first", "a fake")
 
 		r.holds(iptables.Count{Rules: 300, Hint: true}, plain(40))
-		r.after(aWeighAndMore)
+		r.after(aCheckAndMore)
 		r.wantChoice("with rules on the other backend", true, false, map[string]int{logMixed: 1})
 		r.wantReason("with rules on the other backend", "kubelet's hint chain is in "+string(backend)+" only")
 		r.wantReady()
 		r.after(10 * time.Minute)
 		r.wantChoice("ten minutes later", true, false, map[string]int{logMixed: 1})
-		if n := r.fake.Weighs(); n != 1 {
+		if n := r.fake.EvidenceGathered(); n != 1 {
 			t.Errorf("both backends were read %d times, want once", n)
 		}
 
 		r.holds(iptables.Count{Rules: 300, Hint: true}, plain(0))
-		r.after(aWeighAndMore)
+		r.after(aCheckAndMore)
 		r.wantChoice("without them", false, false, map[string]int{logMixed: 1, logUnmixed: 1})
 	})
 }
@@ -104,21 +104,21 @@ func TestAlternativesAreSwitched(t *testing.T) {
 		other := backend.Other()
 		r := start(t, backend, setup{})
 		r.holds(plain(20), iptables.Count{Rules: 300, Hint: true})
-		r.after(aWeighAndMore)
+		r.after(aCheckAndMore)
 		r.wantChoice("once", true, false, map[string]int{logMixed: 1})
 		r.wantReason("once", "a fake")
-		r.after(weighEvery)
+		r.after(checkBackendEvery)
 		told := map[string]int{logMixed: 1, logMismatch: 1}
 		reason := "kubelet's hint chain is in " + string(other) + " only"
 		r.wantChoice("twice", true, true, told)
 		r.wantReason("twice", reason)
 		r.wantLog(`evidence="` + string(other) + `"`)
 		r.after(10 * time.Minute)
-		if n := r.fake.Weighs(); n != 2 {
+		if n := r.fake.EvidenceGathered(); n != 2 {
 			t.Errorf("both backends were read %d times, want twice", n)
 		}
 		r.holds(plain(20), iptables.Count{Rules: 310, Hint: true})
-		r.after(aWeighAndMore)
+		r.after(aCheckAndMore)
 		r.wantChoice("later", true, true, told)
 
 		// It guards what it guarded, and does not learn from the other side.
@@ -135,12 +135,12 @@ func TestAlternativesAreSwitched(t *testing.T) {
 
 		told[logMatch], told[logUnmixed] = 1, 1
 		r.holds(plain(20), plain(0))
-		r.after(aWeighAndMore)
+		r.after(aCheckAndMore)
 		r.wantChoice("switched back", false, false, told)
 		r.wantReason("switched back", string(backend)+" holds more rules: "+string(backend)+" 20, "+string(other)+" 0")
 
 		r.holds(plain(0), plain(0))
-		r.after(aWeighAndMore)
+		r.after(aCheckAndMore)
 		r.wantChoice("flushed on both sides", false, false, told)
 		if s := r.d.Status().Backend.Reason; !strings.HasPrefix(s, "neither backend holds rules") {
 			t.Errorf("where nobody holds rules the reason is %q", s)
@@ -152,16 +152,16 @@ func TestAlternativesAreSwitched(t *testing.T) {
 func TestNoFlapping(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
-		r.after(weighEvery / 2) // between two looks
+		r.after(checkBackendEvery / 2) // between two looks
 		for range 20 {
 			r.holds(plain(0), plain(300))
-			r.after(weighEvery)
+			r.after(checkBackendEvery)
 			r.wantChoice("for a moment", false, false, nil)
 			r.holds(plain(300), plain(0))
-			r.after(weighEvery)
+			r.after(checkBackendEvery)
 			r.wantChoice("and back", false, false, nil)
 		}
-		if n := r.fake.Weighs(); n != 40 {
+		if n := r.fake.EvidenceGathered(); n != 40 {
 			t.Errorf("both backends were read %d times, want 40", n)
 		}
 	})
@@ -173,7 +173,7 @@ func TestForcedBackendIsNoMismatch(t *testing.T) {
 		r := start(t, backend, setup{})
 		r.fake.ForceBackend()
 		r.holds(plain(1), plain(300))
-		r.after(5 * aWeighAndMore)
+		r.after(5 * aCheckAndMore)
 		r.wantChoice("forced", true, false, map[string]int{logMixed: 1})
 		if s := r.d.Status().Backend.Reason; !strings.HasPrefix(s, "it was asked for, against the evidence: ") {
 			t.Errorf("the reason is %q", s)
@@ -187,26 +187,26 @@ func TestEvidenceCannotBeRead(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
 		r.holds(plain(20), plain(300))
-		r.after(2 * aWeighAndMore)
+		r.after(2 * aCheckAndMore)
 		told := map[string]int{logMixed: 1, logMismatch: 1}
 		r.wantChoice("before", true, true, told)
 
 		r.fake.FailEvidence(errors.New("no buffer space"))
 		r.holds(plain(300), plain(0))
 		r.after(10 * time.Minute)
-		told[logUnweighed] = 1
+		told[logUnchecked] = 1
 		r.wantChoice("while it cannot be read", true, true, told)
 		r.wantReady()
 
 		r.fake.FailEvidence(nil)
-		r.after(aWeighAndMore)
-		told[logWeighable], told[logMatch], told[logUnmixed] = 1, 1, 1
+		r.after(aCheckAndMore)
+		told[logChecked], told[logMatch], told[logUnmixed] = 1, 1, 1
 		r.wantChoice("when it can again", false, false, told)
 	})
 }
 
 // TestWeighingIsBounded: where the other backend moves all the time and is
-// large, weighing takes 2 % of a core, and no flush waits for it.
+// large, checking takes 2 % of a core, and no flush waits for it.
 func TestWeighingIsBounded(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -217,13 +217,13 @@ func TestWeighingIsBounded(t *testing.T) {
 			r.holds(plain(300), plain(1))
 			r.after(time.Second)
 		}
-		n := r.fake.Weighs()
+		n := r.fake.EvidenceGathered()
 		if most := int(hour/(50*takes)) + 1; n < 2 || n > most {
 			t.Errorf("both backends were read %d times in %s, want at most %d", n, hour, most)
 		}
 
 		// In the middle of the next one.
-		for r.fake.Weighs() == n {
+		for r.fake.EvidenceGathered() == n {
 			r.holds(plain(300), plain(1))
 			r.after(time.Second)
 		}
@@ -233,7 +233,7 @@ func TestWeighingIsBounded(t *testing.T) {
 			t.Errorf("a flush while both backends are read: %+v", record)
 		}
 		r.wantReady()
-		r.stop() // joins the weighing: else the bubble would not end
+		r.stop() // joins the checking: else the bubble would not end
 	})
 }
 

@@ -76,9 +76,9 @@ type blinding struct {
 	fails atomic.Int64 // so many
 }
 
-func (b *blinding) Probe(ctx context.Context, f rules.Family, places []iptables.Place) (iptables.Sighting, error) {
+func (b *blinding) Probe(ctx context.Context, f rules.Family, places []iptables.Place) (iptables.Probed, error) {
 	if b.fails.Add(-1) >= 0 {
-		return iptables.Sighting{}, errInjected
+		return iptables.Probed{}, errInjected
 	}
 	return b.Fake.Probe(ctx, f, places)
 }

@@ -22,19 +22,19 @@ import (
 // A hanging is a kernel that answers one kind of question no more.
 type hanging struct {
 	*iptablestest.Fake
-	stamps, begins hook
+	stamps, begins jump
 }
 
-// A hook keeps those who come by, once it is set, until the channel is closed.
-type hook struct{ at atomic.Pointer[chan struct{}] }
+// A jump keeps those who come by, once it is set, until the channel is closed.
+type jump struct{ at atomic.Pointer[chan struct{}] }
 
-func (h *hook) set() chan struct{} {
+func (h *jump) set() chan struct{} {
 	c := make(chan struct{})
 	h.at.Store(&c)
 	return c
 }
 
-func (h *hook) pass() {
+func (h *jump) pass() {
 	if c := h.at.Load(); c != nil {
 		<-*c
 	}
@@ -157,7 +157,7 @@ func situations() map[string]situation {
 			st.families[rules.IPv4].tables[rules.Nat].verdict = "emptied"
 		},
 		"examine":                        ipv4(func(fs *familyState) *time.Time { return &fs.examineAt }),
-		"ask kube-proxy for a full sync": ipv4(func(fs *familyState) *time.Time { return &fs.lastWord.at }),
+		"ask kube-proxy for a full sync": ipv4(func(fs *familyState) *time.Time { return &fs.pendingSync.at }),
 		"plant": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
 			st.marks, st.plantAt = nil, time.Now()
 		},
@@ -185,7 +185,7 @@ func situations() map[string]situation {
 			st.baseline = baseline{taken: true, base: rules.NewBaseline(nil)}
 		},
 		"save":             now(func(st *state) *time.Time { return &st.saveAt }),
-		"give memory back": now(func(st *state) *time.Time { return &st.tidyAt }),
+		"give memory back": now(func(st *state) *time.Time { return &st.freeMemoryAt }),
 	}
 }
 

@@ -90,9 +90,9 @@ func TestOwnerBesideAFlush(t *testing.T) {
 	})
 }
 
-// TestHookDeletedBesideOthers: a jump is deleted by name, and the loss is seen only after
+// TestJumpDeletedBesideOthers: a jump is deleted by name, and the loss is seen only after
 // the grace. Neither who deleted another jump meanwhile nor who wrote last is blamed.
-func TestHookDeletedBesideOthers(t *testing.T) {
+func TestJumpDeletedBesideOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fake := loadedFake(t, iptables.NFT)
 		must(t, fake.RestoreNoflush(rules.IPv4, section(rules.Nat, ":DOCKER - [0:0]", "-A PREROUTING -j DOCKER")))

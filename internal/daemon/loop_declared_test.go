@@ -34,8 +34,8 @@ func manifest(t *testing.T, v4, v6 string) rules.Generation {
 		must(t, err)
 		for table, seen := range snapshot.Tables {
 			s := rules.Protection{Chain: claims}.Extract(seen, canary.IsMark)
-			for i := range s.Hooks {
-				s.Hooks[i].Anchor = rules.Anchor{Position: rules.Top}
+			for i := range s.Jumps {
+				s.Jumps[i].Anchor = rules.Anchor{Position: rules.Top}
 			}
 			s.Policies = nil
 			if len(s.Chains) > 0 {
@@ -73,7 +73,7 @@ func startDeclared(t *testing.T, backend iptables.Backend, s setup) *rig {
 	return r
 }
 
-// wantDeclared fails unless the claimed chains and hooks are as declared, in
+// wantDeclared fails unless the claimed chains and jumps are as declared, in
 // every table.
 func (r *rig) wantDeclared(g rules.Generation) {
 	r.t.Helper()
@@ -91,7 +91,7 @@ func (r *rig) wantDeclared(g rules.Generation) {
 					}
 				}
 				for _, chain := range rules.BuiltinChains(name) {
-					for _, h := range s.Hooks {
+					for _, h := range s.Jumps {
 						if h.Chain == chain {
 							b.WriteString(h.String() + "\n")
 						}

@@ -61,12 +61,12 @@ func TestJumpThatItsOwnerPutBackInTheSameMoment(t *testing.T) {
 				removals := r.fake.Restores()
 				r.after(5 * time.Second)
 				r.wantReady()
-				if n := r.hooks(); n < test.want {
-					t.Fatalf("the hook stands %d times before the owner is quiet", n)
+				if n := r.jumps(); n < test.want {
+					t.Fatalf("the jump stands %d times before the owner is quiet", n)
 				}
 				r.after(40 * time.Second)
-				if n := r.hooks(); n != test.want {
-					t.Errorf("the hook stands %d times, want %d", n, test.want)
+				if n := r.jumps(); n != test.want {
+					t.Errorf("the jump stands %d times, want %d", n, test.want)
 				}
 				if test.wait < late && slices.Equal(test.after, []string{insert}) {
 					if got := texts(r.tables()[rules.IPv4][rules.Nat].Chain("OUTPUT")); got[0] != hostport {
@@ -79,8 +79,8 @@ func TestJumpThatItsOwnerPutBackInTheSameMoment(t *testing.T) {
 				r.flushNat()
 				r.after(30 * time.Second)
 				r.wantReady()
-				if n := r.hooks(); n != test.want {
-					t.Errorf("after the next flush the hook stands %d times, want %d", n, test.want)
+				if n := r.jumps(); n != test.want {
+					t.Errorf("after the next flush the jump stands %d times, want %d", n, test.want)
 				}
 				if n := len(r.records(0)); n != 2 {
 					t.Errorf("%d flush records, want 2", n)
@@ -90,8 +90,8 @@ func TestJumpThatItsOwnerPutBackInTheSameMoment(t *testing.T) {
 	}
 }
 
-// hooks counts how often the jump to host ports stands in OUTPUT of IPv4.
-func (r *rig) hooks() int {
+// jumps counts how often the jump to host ports stands in OUTPUT of IPv4.
+func (r *rig) jumps() int {
 	n := 0
 	for _, rule := range r.tables()[rules.IPv4][rules.Nat].Chain("OUTPUT").Rules {
 		if !canary.IsMark(rule) && rule.Spec == hostport {

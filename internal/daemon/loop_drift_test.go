@@ -48,19 +48,19 @@ func drifts(t *testing.T) []drift {
 		{"the services emptied", []string{"-F KUBE-SERVICES"}},
 		{"an endpoint's chain deleted", []string{"-F " + svc, "-F " + sep, "-X " + sep}},
 		{"a chain that nobody declared", []string{":KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]", "-A KUBE-SVC-AAAAAAAAAAAAAAAA -j RETURN"}},
-		{"chains that nobody declared, tied together and hooked", []string{
+		{"chains that nobody declared, tied together and jumped", []string{
 			":KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]", ":KUBE-SEP-AAAAAAAAAAAAAAAA - [0:0]",
 			"-A KUBE-SVC-AAAAAAAAAAAAAAAA -j KUBE-SEP-AAAAAAAAAAAAAAAA", "-A KUBE-SEP-AAAAAAAAAAAAAAAA -j " + svc,
 			"-I KUBE-SERVICES -j KUBE-SVC-AAAAAAAAAAAAAAAA", "-A OUTPUT -j KUBE-SVC-AAAAAAAAAAAAAAAA",
 		}},
 		{"a service of kube-proxy's", strings.Split(strings.TrimSuffix(strings.TrimPrefix(scenario.NewService, "*nat\n"), "\nCOMMIT\n"), "\n")},
-		{"a hook deleted", []string{"-D PREROUTING " + portals}},
-		{"all hooks deleted", []string{"-D PREROUTING " + portals, "-D OUTPUT " + portals}},
-		{"a hook reworded", []string{"-I PREROUTING -p tcp -j KUBE-SERVICES", "-D PREROUTING " + portals}},
-		{"a hook more", []string{"-A INPUT -j KUBE-MARK-MASQ"}},
-		{"a hook doubled at the top", []string{"-I PREROUTING " + portals}},
-		{"a hook doubled at the bottom", []string{"-A PREROUTING " + portals}},
-		{"a hook three times and a rule less", []string{"-A OUTPUT " + portals, "-I OUTPUT " + portals, "-D KUBE-SERVICES " + first}},
+		{"a jump deleted", []string{"-D PREROUTING " + portals}},
+		{"all jumps deleted", []string{"-D PREROUTING " + portals, "-D OUTPUT " + portals}},
+		{"a jump reworded", []string{"-I PREROUTING -p tcp -j KUBE-SERVICES", "-D PREROUTING " + portals}},
+		{"a jump more", []string{"-A INPUT -j KUBE-MARK-MASQ"}},
+		{"a jump doubled at the top", []string{"-I PREROUTING " + portals}},
+		{"a jump doubled at the bottom", []string{"-A PREROUTING " + portals}},
+		{"a jump three times and a rule less", []string{"-A OUTPUT " + portals, "-I OUTPUT " + portals, "-D KUBE-SERVICES " + first}},
 	}
 }
 
@@ -132,13 +132,13 @@ func TestUnclaimedIsJudgedAsEver(t *testing.T) {
 		if now := r.d.Status().Generation; now.Rules != before.Rules+2 {
 			t.Errorf("the generation is %+v, was %+v", now, before)
 		}
-		// A hook of theirs that is deleted by name waits for the grace.
+		// A jump of theirs that is deleted by name waits for the grace.
 		r.after(20 * time.Second)
 		r.write(rules.Nat, "-D OUTPUT "+hostport)
 		r.after(10 * time.Second)
 		r.wantNoFlush()
 		r.after(10 * time.Second)
-		if record := r.oneRecord(); record.Kind != canary.HooksMissing || record.Lost.Hooks != 1 {
+		if record := r.oneRecord(); record.Kind != canary.JumpsMissing || record.Lost.Jumps != 1 {
 			t.Errorf("the record says %+v", record)
 		}
 		r.wantReady()

@@ -62,8 +62,8 @@ type setup struct {
 	// kernel stands between the daemon and the Fake; nil is nothing.
 	kernel Kernel
 	// uptime is the machine's; nil is the bubble's.
-	uptime func() time.Duration
-	tidy   func() // nil: nothing
+	uptime     func() time.Duration
+	freeMemory func() // nil: nothing
 	// protect is --protect; nil is what the scenarios' node needs.
 	protect []string
 	// flows are the node's; nil is that they are left alone.
@@ -147,8 +147,8 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		ListenRequired: s.listenRequired,
 		Kernel:         fake, Hints: r.hints, Writers: r.writers, Metrics: metrics,
 		Mode: s.mode, Source: "snapshot", Protection: selector.Protection(), Canary: canary.DefaultChain, Sets: fake.Sets(),
-		PollInterval: time.Second, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second,
-		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, Tidy: s.tidy, Flows: s.flows, CPU: s.cpu, Keeper: s.keeper, Attachments: s.attachments, Elsewhere: s.elsewhere,
+		PollInterval: time.Second, Settle: 20 * time.Millisecond, JumpGrace: 15 * time.Second,
+		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, FreeMemory: s.freeMemory, Flows: s.flows, CPU: s.cpu, Keeper: s.keeper, Attachments: s.attachments, Elsewhere: s.elsewhere,
 	}
 	cfg.Native, cfg.LeftOut = s.native, s.leftOut
 	r.broken = make(chan []api.SourceError)

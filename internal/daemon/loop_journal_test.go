@@ -29,7 +29,7 @@ func (r *rig) full(name string) api.FlushReply {
 	return reply
 }
 
-// lostLines are the lines of nat's chains and hooks that protects names, as a diff
+// lostLines are the lines of nat's chains and jumps that protects names, as a diff
 // has them.
 func lostLines(table *rules.Table, protects func(string) bool) []string {
 	var lines []string

@@ -140,9 +140,9 @@ func TestFlushWithinTwoSecondsBringsTheFormerContentBack(t *testing.T) {
 	})
 }
 
-// TestCleanupOfKubeProxy does what kube-proxy --cleanup does: it unhooks, jump
+// TestCleanupOfKubeProxy does what kube-proxy --cleanup does: it deletes its jumps, jump
 // by jump, then flushes and deletes its chains, one restore per table. Nobody
-// is to re-hook meanwhile, and nothing is to come back.
+// is to re-jump meanwhile, and nothing is to come back.
 func TestCleanupOfKubeProxy(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -194,8 +194,8 @@ func TestCleanupOfKubeProxy(t *testing.T) {
 	})
 }
 
-// TestHookReinserted: Docker deletes a hook and inserts it again.
-func TestHookReinserted(t *testing.T) {
+// TestJumpReinserted: Docker deletes a jump and inserts it again.
+func TestJumpReinserted(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
 		r.after(20 * time.Second)
@@ -204,7 +204,7 @@ func TestHookReinserted(t *testing.T) {
 				r.write(rules.Nat, "-D OUTPUT "+hostport)
 				r.after(5 * time.Second)
 				if s := r.d.Status(); s.CapturePendingSince.IsZero() {
-					t.Error("a hook that waits is not pending")
+					t.Error("a jump that waits is not pending")
 				}
 				r.write(rules.Nat, "-I OUTPUT "+hostport)
 				r.after(time.Second)
@@ -220,9 +220,9 @@ func TestHookReinserted(t *testing.T) {
 	})
 }
 
-// TestHookDeletedByName: a hook that was deleted and left so is put back after
+// TestJumpDeletedByName: a jump that was deleted and left so is put back after
 // the grace, because what it jumps to still works.
-func TestHookDeletedByName(t *testing.T) {
+func TestJumpDeletedByName(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
 		r.after(20 * time.Second)
@@ -233,23 +233,23 @@ func TestHookDeletedByName(t *testing.T) {
 			if n := len(r.records(0)); n != 0 {
 				t.Errorf("%d flush records within the grace", n)
 			}
-			if got := r.metrics("hooks_missing"); got["hooks_missing{family=ipv4,table=nat}"] != 1 || len(got) != 1 {
-				t.Errorf("hooks missing: %v", got)
+			if got := r.metrics("jumps_missing"); got["jumps_missing{family=ipv4,table=nat}"] != 1 || len(got) != 1 {
+				t.Errorf("jumps missing: %v", got)
 			}
 			r.after(2 * time.Second)
 			r.settled()
 		}, lossMetrics...)
-		wantMoved(t, moved, healed(scenario.Lost{rules.IPv4.Table(rules.Nat): scenario.HooksMissing}, 1))
+		wantMoved(t, moved, healed(scenario.Lost{rules.IPv4.Table(rules.Nat): scenario.JumpsMissing}, 1))
 		r.wantBack(before, before)
-		if got := r.metrics("hooks_missing", "capture_pending"); len(got) != 0 {
+		if got := r.metrics("jumps_missing", "capture_pending"); len(got) != 0 {
 			t.Errorf("in the end: %v", got)
 		}
 	})
 }
 
-// TestHookReworded: kube-proxy replaces its hook by one with another match, in
+// TestJumpReworded: kube-proxy replaces its jump by one with another match, in
 // one commit or in two. The old one is not resurrected, not by a flush either.
-func TestHookReworded(t *testing.T) {
+func TestJumpReworded(t *testing.T) {
 	for _, gap := range []time.Duration{0, 20 * time.Millisecond} {
 		eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 			r := start(t, backend, setup{})
@@ -264,9 +264,9 @@ func TestHookReworded(t *testing.T) {
 			must(t, r.fake.Flush(rules.IPv4, rules.Nat, ""))
 			r.settled()
 			r.wantReady()
-			hooks := slices.DeleteFunc(r.chain(rules.IPv4, rules.Nat, "PREROUTING"), func(spec string) bool { return !strings.Contains(spec, "KUBE-SERVICES") })
-			if len(hooks) != 1 || !strings.Contains(hooks[0], "ctstate NEW") {
-				t.Errorf("PREROUTING jumps to KUBE-SERVICES by %q", hooks)
+			jumps := slices.DeleteFunc(r.chain(rules.IPv4, rules.Nat, "PREROUTING"), func(spec string) bool { return !strings.Contains(spec, "KUBE-SERVICES") })
+			if len(jumps) != 1 || !strings.Contains(jumps[0], "ctstate NEW") {
+				t.Errorf("PREROUTING jumps to KUBE-SERVICES by %q", jumps)
 			}
 		})
 	}
@@ -287,8 +287,8 @@ func TestWitnessDeleted(t *testing.T) {
 		r.settled()
 		r.wantBack(before, before)
 		record := r.oneRecord()
-		if record.Kind != canary.HooksMissing || record.Lost.Hooks != 0 {
-			t.Errorf("the record says %s and %d hooks", record.Kind, record.Lost.Hooks)
+		if record.Kind != canary.JumpsMissing || record.Lost.Jumps != 0 {
+			t.Errorf("the record says %s and %d jumps", record.Kind, record.Lost.Jumps)
 		}
 	})
 }

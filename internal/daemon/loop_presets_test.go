@@ -68,7 +68,7 @@ func TestWhatAnOwnerRemovedStaysRemoved(t *testing.T) {
 		}
 		r.settled()
 		gone("after the removal")
-		r.after(2 * r.d.cfg.HookGrace)
+		r.after(2 * r.d.cfg.JumpGrace)
 		gone("after the grace")
 		before := r.tables()
 		if flushes := len(r.d.Status().Flushes); flushes != 0 {

@@ -34,7 +34,7 @@ func (s *slipping) Begin(ctx context.Context) (iptables.Session, error) {
 }
 
 // TestSeenFirstByAWrite: a loss under standing marks that the read of a renewal
-// is the first to show is healed all the same, and a hook that was deleted by
+// is the first to show is healed all the same, and a jump that was deleted by
 // name just before a renewal or a replay has its grace and is put back.
 func TestSeenFirstByAWrite(t *testing.T) {
 	renewal := func(r *rig, arm func()) {
@@ -57,8 +57,8 @@ func TestSeenFirstByAWrite(t *testing.T) {
 		slips string                   // what somebody does to nat just before
 	}{
 		{"emptied before a renewal", renewal, "-F KUBE-SERVICES"},
-		{"unhooked before a renewal", renewal, "-D OUTPUT " + hostport},
-		{"unhooked before a replay", flush, "-D OUTPUT " + hostport},
+		{"jumpsDeleted before a renewal", renewal, "-D OUTPUT " + hostport},
+		{"jumpsDeleted before a replay", flush, "-D OUTPUT " + hostport},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -83,10 +83,10 @@ func TestSeenFirstByAWrite(t *testing.T) {
 	}
 }
 
-// TestUnhookedBeforeTheProof: a hook that was put back, and that somebody deletes
+// TestJumpDeletedBeforeTheProof: a jump that was put back, and that somebody deletes
 // by name before the proof has read it, is not forgotten: it has its grace and is
 // put back once more. (On legacy nobody writes before the proof: the lock is held.)
-func TestUnhookedBeforeTheProof(t *testing.T) {
+func TestJumpDeletedBeforeTheProof(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fake := loadedFake(t, iptables.NFT)
 		r := run(t, fake, setup{})
@@ -104,7 +104,7 @@ func TestUnhookedBeforeTheProof(t *testing.T) {
 		armed.Store(true)
 		r.after(time.Minute)
 		if n := deletions.Load(); n != 1 {
-			t.Fatalf("the hook was deleted %d times before a proof", n)
+			t.Fatalf("the jump was deleted %d times before a proof", n)
 		}
 		r.wantReady()
 		if diff := cmp.Diff(before, texts(r.tables()[rules.IPv4][rules.Nat].Chain("OUTPUT"))); diff != "" {

@@ -79,7 +79,7 @@ func TestScenarios(t *testing.T) {
 		if n := len(r.metrics("canary_present")); n != 6 {
 			t.Errorf("%d canaries are present, want 6", n)
 		}
-		// Its ID may differ: a hook's anchor goes with the foreign rules.
+		// Its ID may differ: a jump's anchor goes with the foreign rules.
 		if now := r.d.Status().Generation; now.Rules != generation.Rules || now.Chains != generation.Chains {
 			t.Errorf("the generation is %+v, was %+v", now, generation)
 		}

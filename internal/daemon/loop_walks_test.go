@@ -21,7 +21,7 @@ type dearKernel struct {
 	spent atomic.Int64 // nanoseconds
 }
 
-func (k *dearKernel) Probe(ctx context.Context, f rules.Family, places []iptables.Place) (iptables.Sighting, error) {
+func (k *dearKernel) Probe(ctx context.Context, f rules.Family, places []iptables.Place) (iptables.Probed, error) {
 	time.Sleep(k.cost)
 	k.spent.Add(int64(k.cost))
 	return k.Fake.Probe(ctx, f, places)

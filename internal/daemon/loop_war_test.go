@@ -111,13 +111,13 @@ func TestNoWar(t *testing.T) {
 	}
 }
 
-// TestWarOfHooks: somebody deletes a hook by name as soon as it is repaired.
+// TestWarOfJumps: somebody deletes a jump by name as soon as it is repaired.
 // That takes the grace each time, and is told.
-func TestWarOfHooks(t *testing.T) {
+func TestWarOfJumps(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
 		before := r.tables()
-		unhook := func() bool {
+		deleteJump := func() bool {
 			for _, rule := range r.tables()[rules.IPv4][rules.Nat].Chain("POSTROUTING").Rules {
 				if rule.Target == "KUBE-POSTROUTING" {
 					r.write(rules.Nat, "-D POSTROUTING "+rule.Spec)
@@ -128,12 +128,12 @@ func TestWarOfHooks(t *testing.T) {
 		}
 		deleted := 0
 		for end := time.Now().Add(time.Minute + 10*time.Second); time.Now().Before(end); r.after(500 * time.Millisecond) {
-			if unhook() {
+			if deleteJump() {
 				deleted++
 			}
 		}
 		if deleted < 4 || deleted > 5 {
-			t.Errorf("the hook was repaired %d times in 70 s, want once in the grace of 15 s", deleted-1)
+			t.Errorf("the jump was repaired %d times in 70 s, want once in the grace of 15 s", deleted-1)
 		}
 		if s := r.d.Status(); !s.Contended {
 			t.Error("nobody is told")

@@ -64,7 +64,7 @@ func bare(g rules.Generation, beyondKubelet bool) bool {
 				return false
 			}
 		}
-		for _, h := range s.Hooks {
+		for _, h := range s.Jumps {
 			if counts(h.Into()) {
 				return false
 			}
@@ -100,7 +100,7 @@ func (d *Daemon) takeInventory(ctx context.Context, st *state) {
 				found.Unknown = true
 				continue
 			}
-			st.stir(time.Now())
+			st.scheduleFreeMemory(time.Now())
 			known = d.strangersIn(st, snapshot)
 			known.digest = fs.digest
 			inv.strange[f] = known

@@ -17,7 +17,7 @@ import (
 // rules back. One guarded read says what is lost and where marks are to be planted: a
 // table that is flushed after it keeps its loss, which the next look finds.
 func (d *Daemon) observe(ctx context.Context, st *state) {
-	before := st.frozenTables()
+	before := st.notLearning()
 	job := d.job(st, d.cfg.Kernel.Families()...)
 	// The state file gets the new marks before they are planted, and must keep those
 	// that were lost.
@@ -39,7 +39,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 		}
 		st.families[f].examineAt = time.Now().Add(captureQuiet)
 	}
-	st.stir(time.Now())
+	st.scheduleFreeMemory(time.Now())
 	st.markedAt = earliest(st.markedAt, time.Now())
 	if err != nil {
 		d.retry(ctx, st, err)
@@ -48,7 +48,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 	l := st.loss
 	st.loss = nil
 	if l.told {
-		st.frozenSince = earliest(st.frozenSince, l.record.Time)
+		st.learningStoppedSince = earliest(st.learningStoppedSince, l.record.Time)
 		l.record.Outcome = api.WaitingObserve
 		d.journal(ctx, st, l)
 	}
@@ -56,7 +56,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 
 // observeUnguarded records what is lost where nothing can be planted, because of err.
 func (d *Daemon) observeUnguarded(ctx context.Context, st *state, err error) {
-	before := st.frozenTables()
+	before := st.notLearning()
 	examined, unread := d.readLoss(ctx, st)
 	found := reload.Result{}
 	for f, tables := range tableid.ByFamily(examined) {
@@ -71,28 +71,28 @@ func (d *Daemon) observeUnguarded(ctx context.Context, st *state, err error) {
 	d.retry(ctx, st, errors.Join(err, unread))
 }
 
-// frozenTables returns which tables are frozen.
-func (st *state) frozenTables() map[rules.TableID]bool {
-	frozen := map[rules.TableID]bool{}
+// notLearning returns the tables whose learning is stopped.
+func (st *state) notLearning() map[rules.TableID]bool {
+	learningStopped := map[rules.TableID]bool{}
 	for f, fs := range st.families {
 		for t, ts := range fs.tables {
-			frozen[f.Table(t)] = ts.frozen
+			learningStopped[f.Table(t)] = ts.learningStopped
 		}
 	}
-	return frozen
+	return learningStopped
 }
 
 // freeze freezes the tables that a read found lost.
 func (st *state) freeze(f rules.Family, tables map[rules.TableName]reload.TableResult) {
 	for t, tr := range tables {
 		if ts := st.families[f].tables[t]; tr.Finding.Verdict.Loss() {
-			ts.verdict, ts.frozen = tr.Finding.Verdict, true
+			ts.verdict, ts.learningStopped = tr.Finding.Verdict, true
 		}
 	}
 }
 
 // observed returns what reads found lost, without what was recorded before: a table that was
-// frozen then is lost once more if its marks are.
+// learned no more is lost once more if its marks are.
 func (st *state) observed(before map[rules.TableID]bool, result reload.Result) map[rules.TableID]hit {
 	found := map[rules.TableID]hit{}
 	for f, fr := range result {
@@ -109,7 +109,7 @@ func (st *state) observed(before map[rules.TableID]bool, result reload.Result) m
 // readLoss reads every family where nothing is to be written. The error says
 // what could not be read or judged of it.
 func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.TableID]reload.Examined, error) {
-	st.stir(time.Now())
+	st.scheduleFreeMemory(time.Now())
 	examined := map[rules.TableID]reload.Examined{}
 	var unread []error
 	for f, fs := range st.families {

@@ -196,7 +196,7 @@ func lostPods(lost reload.Lost) map[rules.Attachment]bool {
 		was.Chains = append(was.Chains, rules.Chain{Name: c.Name, Rules: c.Was})
 		is.Chains = append(is.Chains, rules.Chain{Name: c.Name, Rules: c.Is})
 	}
-	was.Hooks = lost.Hooks
+	was.Jumps = lost.Jumps
 	all, left := was.Attachments(), is.Attachments()
 	maps.DeleteFunc(all, func(a rules.Attachment, _ bool) bool { return left[a] })
 	return all
@@ -250,7 +250,7 @@ func (d *Daemon) takeAway(ctx context.Context, st *state) {
 	log, pods := klog.FromContext(ctx), w.names(job.Gone)
 	result, err := d.replayer(ctx, st).TakeAway(ctx, job)
 	for f, fr := range result {
-		d.absorb(st, f, fr)
+		d.applyResult(st, f, fr)
 		err = errors.Join(err, fr.Err)
 		if v := fr.Tables[rules.Nat].Finding.Verdict; fr.Err == nil && v != canary.Intact && v != canary.Changed {
 			err = errors.Join(err, fmt.Errorf("%s nat is %s", f, v))

@@ -100,7 +100,7 @@ func (d *Daemon) heedProxy(ctx context.Context, st *state, f rules.Family, snaps
 	if snapshot.Unreadable[rules.Mangle] == nil {
 		fs.proxy.saw(reload.ProxyStands(snapshot), now)
 	}
-	if fs.frozen() || !reload.ProxyLeft(snapshot, found, tableid.Of(st.learned.Generation, f)) {
+	if fs.learningStopped() || !reload.ProxyLeft(snapshot, found, tableid.Of(st.learned.Generation, f)) {
 		return
 	}
 	st.learned = st.learned.WithoutProxy(snapshot)
@@ -110,10 +110,10 @@ func (d *Daemon) heedProxy(ctx context.Context, st *state, f rules.Family, snaps
 	klog.FromContext(ctx).Info("kube-proxy has removed its chains and its canary; a flush does not bring them back", "family", f)
 }
 
-// frozen reports whether observe mode only watches a table of the family.
-func (fs *familyState) frozen() bool {
+// learningStopped reports whether observe mode only watches a table of the family.
+func (fs *familyState) learningStopped() bool {
 	for _, ts := range fs.tables {
-		if ts.frozen {
+		if ts.learningStopped {
 			return true
 		}
 	}

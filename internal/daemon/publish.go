@@ -57,7 +57,7 @@ func (d *Daemon) publish(st *state) {
 		}
 	}
 	s.LastExamination = lastKnown(st)
-	s.LossSince = st.frozenSince
+	s.LossSince = st.learningStoppedSince
 	st.decision.show(&s)
 	if st.loss != nil {
 		s.LossSince = earliest(s.LossSince, st.loss.record.Time)

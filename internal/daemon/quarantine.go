@@ -112,9 +112,9 @@ func (d *Daemon) readmit(ctx context.Context, st *state) {
 	st.readmitAt = time.Now().Add(st.readmitIn)
 	result, err := d.replayer(ctx, st).Readmit(ctx, d.job(st, families...))
 	for f, fr := range result {
-		d.absorb(st, f, fr)
+		d.applyResult(st, f, fr)
 		d.countRefusal(f, fr.Err)
-		if !fr.Outcome.Done() && !fr.AllBut() {
+		if !fr.Outcome.Done() && !fr.DoneExceptQuarantined() {
 			err = errors.Join(err, fr.Err)
 		}
 	}

@@ -39,7 +39,7 @@ func hitOf(x reload.Examined) hit {
 
 // gravity orders the kinds of loss; a record gets the gravest.
 var gravity = []canary.Verdict{
-	canary.Drifted, canary.HooksMissing, canary.Emptied, canary.Replaced, canary.ChainDeleted, canary.TableDeleted,
+	canary.Drifted, canary.JumpsMissing, canary.Emptied, canary.Replaced, canary.ChainDeleted, canary.TableDeleted,
 }
 
 // tell puts what a read under guard showed into the open record, counts it
@@ -136,7 +136,7 @@ func (d *Daemon) logLost(ctx context.Context, st *state, fresh map[rules.Family]
 	l, log := st.loss, st.flushLog(ctx)
 	lost := l.record.Lost
 	log.Info("Rules were lost", "flush", l.record.ID, "tables", api.TablesText(fresh),
-		"rules", lost.Rules, "chains", lost.Chains, "hooks", lost.Hooks, "by", culpritsText(l.record))
+		"rules", lost.Rules, "chains", lost.Chains, "jumps", lost.Jumps, "by", culpritsText(l.record))
 	if lost.Unprotected > 0 {
 		log.Info("Rules that --protect does not name were lost, too; their owners have to put them back", "flush", l.record.ID, "rules", lost.Unprotected)
 	}

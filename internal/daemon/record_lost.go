@@ -32,11 +32,11 @@ func addLoss(r *api.Flush, f rules.Family, t rules.TableName, h hit) {
 	}
 	r.Lost.Chains += len(h.lost.Chains)
 	r.Lost.Rules += h.lost.Rules
-	r.Lost.Hooks += len(h.lost.Hooks)
+	r.Lost.Jumps += len(h.lost.Jumps)
 	r.Lost.Unprotected += h.others
 	table := api.TableLoss{
 		Family: f, Table: t, Kind: h.verdict,
-		Chains: len(h.lost.Chains), Rules: h.lost.Rules, Hooks: len(h.lost.Hooks), Unprotected: h.others, By: accuse(r, h.by), PerChain: perChain(t, h.lost),
+		Chains: len(h.lost.Chains), Rules: h.lost.Rules, Jumps: len(h.lost.Jumps), Unprotected: h.others, By: accuse(r, h.by), PerChain: perChain(t, h.lost),
 	}
 	listed := 0
 	for _, other := range r.Lost.Tables {
@@ -51,14 +51,14 @@ func addLoss(r *api.Flush, f rules.Family, t rules.TableName, h hit) {
 func perChain(t rules.TableName, lost reload.Lost) []api.ChainLoss {
 	var list []api.ChainLoss
 	for _, chain := range rules.BuiltinChains(t) {
-		hooks := 0
-		for _, h := range lost.Hooks {
+		jumps := 0
+		for _, h := range lost.Jumps {
 			if h.Chain == chain {
-				hooks++
+				jumps++
 			}
 		}
-		if hooks > 0 {
-			list = append(list, api.ChainLoss{Chain: chain, Rules: hooks, Hooks: hooks})
+		if jumps > 0 {
+			list = append(list, api.ChainLoss{Chain: chain, Rules: jumps, Jumps: jumps})
 		}
 	}
 	for _, c := range lost.Chains {

@@ -24,8 +24,8 @@ func wantCounts(t *testing.T, record api.Flush) {
 		sum := api.TableLoss{Family: table.Family, Table: table.Table, Kind: table.Kind, PerChain: table.PerChain, By: table.By, Unprotected: table.Unprotected}
 		for _, c := range table.PerChain {
 			sum.Rules += c.Rules
-			sum.Hooks += c.Hooks
-			if c.Hooks == 0 {
+			sum.Jumps += c.Jumps
+			if c.Jumps == 0 {
 				sum.Chains++
 			}
 		}
@@ -34,9 +34,9 @@ func wantCounts(t *testing.T, record api.Flush) {
 		}
 		all.Chains += table.Chains
 		all.Rules += table.Rules
-		all.Hooks += table.Hooks
+		all.Jumps += table.Jumps
 	}
-	if all.Chains != record.Lost.Chains || all.Rules != record.Lost.Rules || all.Hooks != record.Lost.Hooks {
+	if all.Chains != record.Lost.Chains || all.Rules != record.Lost.Rules || all.Jumps != record.Lost.Jumps {
 		t.Errorf("the tables add up to %+v, the record says %+v", all, record.Lost)
 	}
 }
@@ -63,11 +63,11 @@ func TestRecordIsBounded(t *testing.T) {
 	var record api.Flush
 	for _, table := range []rules.TableName{rules.Nat, rules.Filter, rules.Mangle} {
 		lost := lostChains(t, 150)
-		lost.Hooks = []rules.Hook{{Chain: "OUTPUT"}, {Chain: "OUTPUT"}, {Chain: "OUTPUT"}}
-		lost.Rules += len(lost.Hooks)
+		lost.Jumps = []rules.Jump{{Chain: "OUTPUT"}, {Chain: "OUTPUT"}, {Chain: "OUTPUT"}}
+		lost.Rules += len(lost.Jumps)
 		addLoss(&record, rules.IPv4, table, hit{verdict: canary.Emptied, lost: lost})
 	}
-	if diff := cmp.Diff([]int{450, 3 * 11328, 9}, []int{record.Lost.Chains, record.Lost.Rules, record.Lost.Hooks}); diff != "" {
+	if diff := cmp.Diff([]int{450, 3 * 11328, 9}, []int{record.Lost.Chains, record.Lost.Rules, record.Lost.Jumps}); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	var shown, left []int

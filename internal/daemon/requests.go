@@ -71,7 +71,7 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest
 	job := d.job(st, d.cfg.Kernel.Families()...)
 	// Observe mode has replanted the marks above what is lost; Heal would take it
 	// for its owner's decision.
-	force := r.Generation != "" || d.anyTable(st, func(ts *tableState) bool { return ts.frozen })
+	force := r.Generation != "" || d.anyTable(st, func(ts *tableState) bool { return ts.learningStopped })
 	if r.Generation != "" && r.Generation != st.want().ID() {
 		if st.declared != nil && !st.decision.of(r.Generation) {
 			return api.RestoreReply{}, errDeclared
@@ -182,21 +182,21 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 	st.lookAt = time.Now()
 	if st.loss != nil {
 		d.concludeHeal(ctx, st, result, nil)
-		d.thawAs(ctx, st, worst(result), "The rules are back: they were restored on request")
+		d.resumeLearningAs(ctx, st, worst(result), "The rules are back: they were restored on request")
 		return
 	}
 	st.pods.noteReturned(result, time.Now())
 	for f, fr := range result {
-		d.absorb(st, f, fr)
+		d.applyResult(st, f, fr)
 		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
 		d.countRefusal(f, fr.Err)
 	}
-	d.thawAs(ctx, st, worst(result), "The rules are back: they were restored on request")
+	d.resumeLearningAs(ctx, st, worst(result), "The rules are back: they were restored on request")
 	klog.FromContext(ctx).Info("Replayed on request", "generation", reply.Generation, "outcomes", reply.Outcomes)
 }
 
 // Cleanup removes canaries and witnesses, with r.Rules also the protected
-// chains and hooks, or those of them that r.Protect names, and stops the loop's work
+// chains and jumps, or those of them that r.Protect names, and stops the loop's work
 // for good.
 func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 	only, err := rules.NewSelector(strings.Split(r.Protect, ","))

@@ -51,7 +51,7 @@ func changesOf(changes reload.Changes, lines bool, base *rules.Baseline) []api.T
 
 // diffOfChange returns what is removed, then what is added, as long as there is room. Before
 // both come those of the added rules that are fresh, in so many lines.
-func diffOfChange(f rules.Family, t rules.TableName, c reload.Change, fresh []rules.Hook, left *room) (api.TableDiff, int) {
+func diffOfChange(f rules.Family, t rules.TableName, c reload.Change, fresh []rules.Jump, left *room) (api.TableDiff, int) {
 	w := diffWriter{diff: api.TableDiff{Family: f, Table: t, Lines: []string{}}, room: *left}
 	first := map[string]int{}
 	for _, r := range fresh {
@@ -169,7 +169,7 @@ func lostBy(t rules.TableName, removed reload.Part) reload.Lost {
 	}
 	for _, r := range removed.Rules {
 		if rules.Builtin(t, r.Chain) {
-			lost.Hooks = append(lost.Hooks, r)
+			lost.Jumps = append(lost.Jumps, r)
 			continue
 		}
 		c := chain(r.Chain)

@@ -36,11 +36,11 @@ func (d *Daemon) followRestored(ctx context.Context, st *state, before, now map[
 		if !moved && (now[f].Exact || !st.loss.memory.Restored()) {
 			continue
 		}
-		sighting, err := d.cfg.Kernel.Probe(ctx, f, st.marks.Places(f, d.cfg.Canary))
+		probed, err := d.cfg.Kernel.Probe(ctx, f, st.marks.Places(f, d.cfg.Canary))
 		if err != nil {
 			continue
 		}
-		for t, v := range st.marks.Glance(f, d.cfg.Canary, sighting) {
+		for t, v := range st.marks.Verdicts(f, d.cfg.Canary, probed) {
 			if v == canary.Replaced && (moved || st.loss.memory.Finding(f.Table(t)).Restored == "") {
 				d.readLost(ctx, st, f)
 				break
@@ -53,7 +53,7 @@ func (d *Daemon) followRestored(ctx context.Context, st *state, before, now map[
 func (st *state) looked() map[rules.Family]iptables.Stamp {
 	stamps := map[rules.Family]iptables.Stamp{}
 	for f, fs := range st.families {
-		stamps[f] = fs.glimpsed
+		stamps[f] = fs.probedUrgent
 	}
 	return stamps
 }

@@ -48,34 +48,34 @@ type state struct {
 	journal      []api.Flush
 	choice       choice      // of the backend
 	keptBy       keeperBasis // of the last decision about the keeper
-	// frozenSince is since when, in observe mode, rules are missing that
+	// learningStoppedSince is since when, in observe mode, rules are missing that
 	// their owner has not put back.
-	frozenSince time.Time
-	ownerless   bool // the log has that kube-proxy's rules have no owner
+	learningStoppedSince time.Time
+	ownerless            bool // the log has that kube-proxy's rules have no owner
 
 	pods         podWatch
 	ownersKept   reload.Owners // as the disk has them
 	ownersAt     time.Time     // when it was last seen to
 	ownersUnkept trouble       // why it has not
 
-	hinted    time.Time     // when the hint came that asks for the next look; zero: none did
-	evidence  time.Time     // since when what the present look finds may be so
-	woken     bool          // by a hint, not by the poll: look closely
-	lookAt    time.Time     // next look without a hint
-	followUp  time.Duration // distance of the looks that follow a replay
-	plantAt   time.Time     // not before this
-	plantWait time.Duration
-	unplanted trouble   // why the last planting failed
-	markedAt  time.Time // marks that are not on disk: since when; zero: none
-	saveAt    time.Time // when the generation is written; zero: nothing to write
-	savedAt   time.Time
-	confirmed time.Time     // when everything was last in force, as the disk has it
-	uptime    time.Duration // of the machine, then
-	kept      canary.Marks  // as the disk has them
-	saveCost  time.Duration
-	tidyAt    time.Time // when memory is given back; zero: there is none to give
-	tidied    time.Time
-	removed   bool // cleanup took everything out; nothing is done any more
+	hinted       time.Time     // when the hint came that asks for the next look; zero: none did
+	evidence     time.Time     // since when what the present look finds may be so
+	woken        bool          // by a hint, not by the poll: look closely
+	lookAt       time.Time     // next look without a hint
+	followUp     time.Duration // distance of the looks that follow a replay
+	plantAt      time.Time     // not before this
+	plantWait    time.Duration
+	unplanted    trouble   // why the last planting failed
+	markedAt     time.Time // marks that are not on disk: since when; zero: none
+	saveAt       time.Time // when the generation is written; zero: nothing to write
+	savedAt      time.Time
+	confirmed    time.Time     // when everything was last in force, as the disk has it
+	uptime       time.Duration // of the machine, then
+	kept         canary.Marks  // as the disk has them
+	saveCost     time.Duration
+	freeMemoryAt time.Time // when memory is given back; zero: there is none to give
+	memoryFreed  time.Time
+	removed      bool // cleanup took everything out; nothing is done any more
 	// madeTables are the tables that did not exist before canaryd wrote to them.
 	madeTables reload.Tables
 
@@ -95,21 +95,21 @@ type state struct {
 type familyState struct {
 	tables map[rules.TableName]*tableState
 
-	stamp    iptables.Stamp // of the last probe
-	probed   time.Time      // zero: never
-	glimpsed iptables.Stamp // up to which what is urgent was peeked at
-	walks    budget         // what probes may cost where stamps are not exact,
-	peeks    budget         // and what stamps and peeks may
-	unasked  time.Time      // when the first hint came that has to wait for a stamp; zero: none does
-	unseen   time.Time      // since when something may have been written that no probe has seen; zero: nothing was
-	intact   uint64         // digest of the last probe that saw all marks standing
-	sound    uint64         // digest of the last read that showed everything in force
-	digest   uint64         // of what was examined last
-	examined time.Time      // zero: never
-	trouble  trouble        // why the last probe failed
-	unread   trouble        // why the last full read failed
-	readAt   time.Time      // after a read that failed: no other one before this
-	knownAt  time.Time      // when it was last known what the tables hold; zero: never
+	stamp        iptables.Stamp // of the last probe
+	probed       time.Time      // zero: never
+	probedUrgent iptables.Stamp // up to which what is urgent was probed
+	walks        budget         // what probes may cost where stamps are not exact,
+	urgentProbes budget         // and what stamps and urgentProbes may
+	unasked      time.Time      // when the first hint came that has to wait for a stamp; zero: none does
+	unseen       time.Time      // since when something may have been written that no probe has seen; zero: nothing was
+	intact       uint64         // digest of the last probe that saw all marks standing
+	sound        uint64         // digest of the last read that showed everything in force
+	digest       uint64         // of what was examined last
+	examined     time.Time      // zero: never
+	trouble      trouble        // why the last probe failed
+	unread       trouble        // why the last full read failed
+	readAt       time.Time      // after a read that failed: no other one before this
+	knownAt      time.Time      // when it was last known what the tables hold; zero: never
 	// natIntact is when it was last known that nat held the whole generation;
 	// zero: never.
 	natIntact time.Time
@@ -119,12 +119,12 @@ type familyState struct {
 	readEnd   time.Time
 	readPause time.Duration // between readEnd and the next read
 	moved     time.Time     // when something protected changed last
-	quiet     bool          // the last examination found the hook grace over
+	quiet     bool          // the last examination found the jump grace over
 
-	undoubleAt time.Time // when hooks that stand twice are put right; zero: none does
-	lastWord   lastWord
-	proxy      proxyWatch
-	keeper     keeping
+	undoubleAt  time.Time // when jumps that stand twice are put right; zero: none does
+	pendingSync pendingSync
+	proxy       proxyWatch
+	keeper      keeping
 
 	rotateAt time.Time // zero: the marks are as new as the generation
 	rotateBy time.Time // when they are renewed although owners are not quiet
@@ -137,34 +137,34 @@ type tableState struct {
 	known   bool          // whether seen holds anything
 	pending bool          // the generation does not hold yet what was seen
 	trouble trouble       // why the table could not be read
-	// frozen: a loss was seen in observe mode and lasts until the owner has
+	// learningStopped: a loss was seen in observe mode and lasts until the owner has
 	// put its rules back; nothing is learned meanwhile.
-	frozen bool
+	learningStopped bool
 	// spared: it does not exist and nothing is protected in it, so that it has no marks.
 	spared bool
-	placed []placed // hooks that were put back, those of the last grace
+	placed []placed // jumps that were put back, those of the last grace
 	// standing is what the last read showed of it while nothing was lost.
 	standing standing
 }
 
 // loss is a flush record in the making.
 type loss struct {
-	record   api.Flush
-	noticed  time.Time
-	intact   uint32                        // the genid of the last intact look, and the last one at
-	heard    uint32                        // which something was found lost
-	hit      map[rules.Family]api.Verdicts // tables counted so far
-	noted    bool                          // whether the log has that it was noticed
-	named    bool                          // whether it was asked whose it is
-	told     bool                          // whether the log has what was lost
-	counted  bool                          // whether metrics have it
-	unhooked bool                          // hooks were deleted by name, and their grace is over
-	memory   reload.Memory                 // what reads and tries have shown
-	gone     map[rules.Attachment]bool     // containers that the last replay left out
-	recovery                               // what the tries have put back so far
-	attempts int
-	tryAt    time.Time
-	wait     time.Duration
+	record       api.Flush
+	noticed      time.Time
+	intact       uint32                        // the genid of the last intact look, and the last one at
+	heard        uint32                        // which something was found lost
+	hit          map[rules.Family]api.Verdicts // tables counted so far
+	noted        bool                          // whether the log has that it was noticed
+	named        bool                          // whether it was asked whose it is
+	told         bool                          // whether the log has what was lost
+	counted      bool                          // whether metrics have it
+	jumpsDeleted bool                          // jumps were deleted by name, and their grace is over
+	memory       reload.Memory                 // what reads and tries have shown
+	gone         map[rules.Attachment]bool     // containers that the last replay left out
+	recovery                                   // what the tries have put back so far
+	attempts     int
+	tryAt        time.Time
+	wait         time.Duration
 
 	diff   []api.TableDiff // of the tables that were hit
 	room   room            // how much more it may hold
@@ -230,7 +230,7 @@ func (st *state) declare(next Declaration, now time.Time) {
 	for f, fs := range st.families {
 		for t, ts := range fs.tables {
 			own := st.declared[f.Table(t)]
-			ts.spared = ts.spared && len(own.Chains)+len(own.Hooks) == 0
+			ts.spared = ts.spared && len(own.Chains)+len(own.Jumps) == 0
 		}
 	}
 	st.learned.Generation = st.unclaimed(st.learned.Generation)
@@ -283,7 +283,7 @@ func (st *state) capture(at time.Time) {
 func (st *state) keep(marks canary.Marks) canary.Marks {
 	for f, fs := range st.families {
 		for t, ts := range fs.tables {
-			if ts.frozen {
+			if ts.learningStopped {
 				marks = marks.With(f.Table(t), st.kept[f.Table(t)])
 			}
 		}

@@ -29,11 +29,11 @@ const (
 	saveQuiet    = time.Second
 	saveShare    = 49
 	confirmEvery = time.Minute
-	// Memory is given back when nothing was read or written for tidyQuiet, by
+	// Memory is given back when nothing was read or written for freeMemoryQuiet, by
 	// when the disk has what was learned. To collect 10 MiB takes 10 ms, so it
-	// is done every tidyPause at most.
-	tidyQuiet = 1500 * time.Millisecond
-	tidyPause = 30 * time.Second
+	// is done every freeMemoryPause at most.
+	freeMemoryQuiet = 1500 * time.Millisecond
+	freeMemoryPause = 30 * time.Second
 )
 
 // plant writes the first canaries and witnesses. Whatever is there when that
@@ -47,7 +47,7 @@ func (d *Daemon) plant(ctx context.Context, st *state) {
 	}
 	result, err := d.replayer(ctx, st).Plant(ctx, d.job(st, families...))
 	for f, fr := range result {
-		d.absorb(st, f, fr)
+		d.applyResult(st, f, fr)
 		d.countRefusal(f, fr.Err)
 		err = errors.Join(err, fr.Err)
 	}
@@ -118,7 +118,7 @@ func rotationAt(fs *familyState) time.Time {
 	at := fs.rotateAt
 	for _, ts := range fs.tables {
 		switch {
-		case ts.frozen:
+		case ts.learningStopped:
 			return time.Time{}
 		case ts.pending || !fs.dirty.IsZero():
 			at = fs.rotateBy
@@ -144,7 +144,7 @@ func (d *Daemon) rotate(ctx context.Context, st *state) {
 		fs.rotateAt, fs.rotateBy = time.Time{}, time.Time{}
 		fr, ok := result[f]
 		if ok {
-			d.absorb(st, f, fr)
+			d.applyResult(st, f, fr)
 		}
 		if ferr := errors.Join(err, fr.Err); ferr != nil {
 			// A flush came in between, or the lock is held: look, then again.
@@ -202,7 +202,7 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 // planSave has the generation written once it has been quiet for a moment.
 func (st *state) planSave(now time.Time) {
 	st.saveAt = earliest(st.saveAt, latest(now.Add(saveQuiet), st.savedAt.Add(saveShare*st.saveCost)))
-	st.stir(st.saveAt)
+	st.scheduleFreeMemory(st.saveAt)
 }
 
 // saveGeneration writes what ought to be in force.
@@ -216,11 +216,11 @@ func (d *Daemon) saveMarks(st *state, marks canary.Marks) error {
 	return d.cfg.Store.SaveState(reload.State{Confirmed: st.confirmed, Uptime: st.uptime, Marks: st.kept, Quarantine: st.quarantine, MadeTables: st.madeTables})
 }
 
-// ahead keeps the marks that a write is about to plant: if canaryd is killed
+// beforeWrite keeps the marks that a write is about to plant: if canaryd is killed
 // before it has proved and saved them, the next start knows them for its own, and
 // takes them neither for an old file's nor for a stranger's. A disk that fails
 // puts no replay off.
-func (d *Daemon) ahead(ctx context.Context, st *state) func(canary.Marks) {
+func (d *Daemon) beforeWrite(ctx context.Context, st *state) func(canary.Marks) {
 	if d.cfg.Store == nil {
 		return nil
 	}
@@ -234,23 +234,23 @@ func (d *Daemon) ahead(ctx context.Context, st *state) func(canary.Marks) {
 	}
 }
 
-// stir notes that something is read or written at that time which leaves memory
+// scheduleFreeMemory notes that something is read or written at that time which leaves memory
 // behind.
-func (st *state) stir(at time.Time) {
-	st.tidyAt = latest(st.tidyAt, latest(at.Add(tidyQuiet), st.tidied.Add(tidyPause)))
+func (st *state) scheduleFreeMemory(at time.Time) {
+	st.freeMemoryAt = latest(st.freeMemoryAt, latest(at.Add(freeMemoryQuiet), st.memoryFreed.Add(freeMemoryPause)))
 }
 
-// tidy gives memory back.
-func (d *Daemon) tidy(_ context.Context, st *state) {
-	st.tidyAt, st.tidied = time.Time{}, time.Now()
-	if d.cfg.Tidy != nil {
-		d.cfg.Tidy()
+// freeMemory gives memory back to the kernel.
+func (d *Daemon) freeMemory(_ context.Context, st *state) {
+	st.freeMemoryAt, st.memoryFreed = time.Time{}, time.Now()
+	if d.cfg.FreeMemory != nil {
+		d.cfg.FreeMemory()
 	}
 }
 
 // sound reports whether the last look showed everything in force.
 func (d *Daemon) sound(st *state) bool {
-	if st.loss != nil || !st.frozenSince.IsZero() {
+	if st.loss != nil || !st.learningStoppedSince.IsZero() {
 		return false
 	}
 	return !d.anyFamily(st, func(fs *familyState) bool {

@@ -4,11 +4,11 @@ import "time"
 
 const (
 	// walkShare is the part of a core that walks of all families together may
-	// take beside a writer that never rests, as one in so many; peekShare that
-	// of stamps and peeks, which go on when walks must wait. Together they are
+	// take beside a writer that never rests, as one in so many; urgentShare that
+	// of stamps and urgentProbes, which go on when walks must wait. Together they are
 	// 2 %.
-	walkShare = 60
-	peekShare = 300
+	walkShare   = 60
+	urgentShare = 300
 	// walkBurst is what a family may spend at once after a quiet time: seven
 	// walks of 20,000 rules (13 ms each, measured on Linux 6.18), more than a
 	// flush in several commands asks for.

@@ -51,7 +51,7 @@ type Metrics struct {
 	flushEvents, journalErrors        prometheus.Counter
 	flushedUnprotected                *prometheus.CounterVec
 
-	canaryPresent, hooksMissing  *prometheus.GaugeVec
+	canaryPresent, jumpsMissing  *prometheus.GaugeVec
 	generationRules, quarantined *prometheus.GaugeVec
 	declaredRefused, leftOut     *prometheus.GaugeVec
 	backend, keeper, mode        *prometheus.GaugeVec
@@ -93,7 +93,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		sweepErrors:     b.counters("conntrack_errors_total", "Searches for such flows that failed or found more than they may delete.", "family"),
 
 		canaryPresent:   b.gauges("canary_present", "Whether the canary stood with its nonce at the last probe; 0 after a cleanup.", "family", "table"),
-		hooksMissing:    b.gauges("hooks_missing", "Hooks that were missing at the last examination.", "family", "table"),
+		jumpsMissing:    b.gauges("jumps_missing", "Jumps that were missing at the last examination.", "family", "table"),
 		generationRules: b.gauges("generation_rules", "Rules of the generation that ought to be in force.", "family", "table"),
 		quarantined:     b.gauges("quarantined_rules", "Rules that could not be put back, because what they lean on is missing or they are refused.", "family", "table"),
 		declaredRefused: b.gauges("declared_refused", "Declared rules that iptables or the kernel refuses; their table keeps the rules that were in force.", "family", "table"),
@@ -149,7 +149,7 @@ func (m *Metrics) zero(sources []string) {
 			for _, kind := range canary.LossKinds() {
 				m.flushes.WithLabelValues(f, t, string(kind))
 			}
-			for _, gauge := range []*prometheus.GaugeVec{m.canaryPresent, m.hooksMissing, m.generationRules, m.quarantined, m.declaredRefused, m.leftOut} {
+			for _, gauge := range []*prometheus.GaugeVec{m.canaryPresent, m.jumpsMissing, m.generationRules, m.quarantined, m.declaredRefused, m.leftOut} {
 				gauge.WithLabelValues(f, t)
 			}
 		}
@@ -194,11 +194,11 @@ func (m *Metrics) SetCanariesGone() {
 	}
 }
 
-// SetHooksMissing says how many hooks a full read of one family showed each of
+// SetJumpsMissing says how many jumps a full read of one family showed each of
 // its tables to lack; tables not named are left as they were.
-func (m *Metrics) SetHooksMissing(family rules.Family, missing map[rules.TableName]int) {
+func (m *Metrics) SetJumpsMissing(family rules.Family, missing map[rules.TableName]int) {
 	for table, n := range missing {
-		m.hooksMissing.WithLabelValues(family.String(), string(table)).Set(float64(n))
+		m.jumpsMissing.WithLabelValues(family.String(), string(table)).Set(float64(n))
 	}
 }
 

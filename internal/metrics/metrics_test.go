@@ -70,7 +70,7 @@ func everything(m *Metrics, hints *watch.Hints) {
 	hints.Give(watch.SourceNFT)
 	m.ObserveProbe(rules.IPv4, ProbeLoss, 30*time.Microsecond)
 	m.ObserveProbe(rules.IPv6, ProbeIntact, 20*time.Microsecond)
-	m.SetHooksMissing(rules.IPv4, map[rules.TableName]int{rules.Nat: 3, rules.Filter: 0})
+	m.SetJumpsMissing(rules.IPv4, map[rules.TableName]int{rules.Nat: 3, rules.Filter: 0})
 	m.ObserveFlush(at, map[rules.Family]api.Verdicts{
 		rules.IPv4: {rules.Nat: canary.Emptied, rules.Filter: canary.ChainDeleted, rules.Mangle: canary.Intact},
 		rules.IPv6: {rules.Nat: canary.Unknown},

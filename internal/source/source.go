@@ -70,7 +70,7 @@ func (d Declared) Known() bool { return len(d.owners) > 0 }
 func (d Declared) id() string { return fmt.Sprint(len(d.owners), d.Generation.ID()) }
 
 // Origin returns the source that declares a rule, and where it stands there: file and
-// line, or as much as is known. A hook's chain is built in. Without a chain, the
+// line, or as much as is known. A jump's chain is built in. Without a chain, the
 // source of one of the table's chains is returned.
 func (d Declared) Origin(f rules.Family, t rules.TableName, chain string, r rules.Rule) (source, where string) {
 	into := chain

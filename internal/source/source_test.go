@@ -83,11 +83,11 @@ func TestSourcesTogether(t *testing.T) {
 	must(t, rules.Validate(declared.Generation))
 	// As if the manifest was loaded first, and then the files by name.
 	filter, nat := declared.Generation[rules.IPv4.Table(rules.Filter)], declared.Generation[rules.IPv4.Table(rules.Nat)]
-	if got := hooks(filter, "INPUT"); !strings.HasPrefix(got, "LATER top, SITE top, KUBE-FIREWALL top, ") {
-		t.Errorf("hooks of INPUT: %s", got)
+	if got := jumps(filter, "INPUT"); !strings.HasPrefix(got, "LATER top, SITE top, KUBE-FIREWALL top, ") {
+		t.Errorf("jumps of INPUT: %s", got)
 	}
-	if got := hooks(nat, "POSTROUTING"); got != "KUBE-POSTROUTING top, SITE-NAT bottom" {
-		t.Errorf("hooks of POSTROUTING: %s", got)
+	if got := jumps(nat, "POSTROUTING"); got != "KUBE-POSTROUTING top, SITE-NAT bottom" {
+		t.Errorf("jumps of POSTROUTING: %s", got)
 	}
 	if len(nat.Leans) != 0 || !slices.Equal(filter.Leans, []string{"DOCKER-USER"}) {
 		t.Errorf("leans on %q in nat and %q in filter", nat.Leans, filter.Leans)
@@ -121,9 +121,9 @@ func TestSourcesTogether(t *testing.T) {
 	}
 }
 
-func hooks(s rules.Section, chain string) string {
+func jumps(s rules.Section, chain string) string {
 	var all []string
-	for _, h := range s.Hooks {
+	for _, h := range s.Jumps {
 		if h.Chain == chain {
 			all = append(all, fmt.Sprint(h.Rule.Target, " ", h.Anchor.Position))
 		}

@@ -351,7 +351,7 @@ func cellOf(v canary.Verdict) pageCell {
 
 // kindMeanings explains the kinds of loss.
 var kindMeanings = map[canary.Verdict]string{
-	canary.HooksMissing: "a built-in chain was flushed, or hooks were deleted by name",
+	canary.JumpsMissing: "a built-in chain was flushed, or jumps were deleted by name",
 	canary.Emptied:      "rules were flushed, chains left, as iptables -F does",
 	canary.ChainDeleted: "chains were deleted, as iptables -X or a full restore does",
 	canary.TableDeleted: "the table was deleted, as nft flush ruleset does",

@@ -3,22 +3,22 @@ package canary
 import "github.com/canaryd/canaryd/pkg/rules"
 
 // Covers reports whether, after a loss, an owner has put its rules back: every
-// hook stands and jumps to a chain with rules, and every chain that nothing led
+// jump stands and jumps to a chain with rules, and every chain that nothing led
 // to, such as a hint, is there again. It asks less than Judge, because what an
 // owner writes anew need not be what it wrote before.
 func Covers(want rules.Section, t *rules.Table) bool {
-	for _, h := range missingHooks(want, t) {
+	for _, h := range missingJumps(want, t) {
 		if !superseded(want, t, h) {
 			return false
 		}
 	}
-	for _, h := range want.Hooks {
+	for _, h := range want.Jumps {
 		if c, ok := want.Chain(h.Into()); ok && len(c.Rules) > 0 && !hasRules(t, c.Name) {
 			return false
 		}
 	}
 	led := map[string]bool{}
-	for _, h := range want.Hooks {
+	for _, h := range want.Jumps {
 		led[h.Into()] = true
 	}
 	for _, c := range want.Chains {

@@ -41,7 +41,7 @@ func ExampleJudge() {
 	section := see(intact).Section
 	wanted := canary.Wanted{
 		CanaryChain: canary.DefaultChain,
-		Mark:        canary.Mark{Nonce: "0123456789abcdef", Witnessed: section.HookedChains(rules.Nat)},
+		Mark:        canary.Mark{Nonce: "0123456789abcdef", Witnessed: section.JumpChains(rules.Nat)},
 		Section:     section,
 	}
 	without := func(part string) string { // intact without the lines that have it
@@ -67,7 +67,7 @@ func ExampleJudge() {
 	// Output:
 	// nothing: intact, a loss: false
 	// iptables -t nat -F: emptied, a loss: true
-	// iptables -t nat -F OUTPUT: hooks_missing, a loss: true
+	// iptables -t nat -F OUTPUT: jumps_missing, a loss: true
 	// nft delete table ip nat: table_deleted, a loss: true
 	// a rule was deleted by its owner: changed, a loss: false
 	// a torn read: unknown, a loss: false

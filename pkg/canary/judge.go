@@ -15,7 +15,7 @@ const (
 	Unknown      Verdict = "unknown"       // it could not be read, or nothing was planted yet
 	Intact       Verdict = "intact"        // the generation is in force
 	Changed      Verdict = "changed"       // marks stand, content moved: its owner decided so
-	HooksMissing Verdict = "hooks_missing" // a built-in chain was flushed, or hooks deleted by name
+	JumpsMissing Verdict = "jumps_missing" // a built-in chain was flushed, or jumps deleted by name
 	Emptied      Verdict = "emptied"       // rules flushed, chains left (iptables -F)
 	ChainDeleted Verdict = "chain_deleted" // the canary's chain is gone (iptables -X, a full restore)
 	TableDeleted Verdict = "table_deleted" // the table is gone (nft flush ruleset, nft delete table)
@@ -39,7 +39,7 @@ func (v Verdict) Loss() bool {
 
 // LossKinds returns every verdict that shows loss.
 func LossKinds() []Verdict {
-	return []Verdict{HooksMissing, Emptied, ChainDeleted, TableDeleted, Replaced, Drifted}
+	return []Verdict{JumpsMissing, Emptied, ChainDeleted, TableDeleted, Replaced, Drifted}
 }
 
 // Wanted is what ought to be in force in one table.
@@ -61,11 +61,11 @@ type Seen struct {
 	Err   error        // not nil: the table could not be read
 	// Section is what rules.Protection.Extract learned from Table.
 	Section rules.Section
-	// Quiet says that nothing protected in this family changed for the hook
+	// Quiet says that nothing protected in this family changed for the jump
 	// grace, so that a jump that was deleted by name will not be followed by
 	// its chain.
 	Quiet bool
-	// Stood tells the chains that have stood empty for the hook grace, also where the
+	// Stood tells the chains that have stood empty for the jump grace, also where the
 	// family has not been quiet; nil means none.
 	Stood func(chain string) bool
 	// Before is what the last read in the course of the same loss found; the
@@ -81,12 +81,12 @@ type Finding struct {
 	MarkLost bool
 	// Witnesses are the built-in chains whose witness is gone.
 	Witnesses []string
-	// Hooks are the hooks that are lost, those to put back.
-	Hooks []rules.Hook
-	// Waiting are hooks that are missing while their witness stands, and of an emptied
+	// Jumps are the jumps that are lost, those to put back.
+	Jumps []rules.Jump
+	// Waiting are jumps that are missing while their witness stands, and of an emptied
 	// chain that many share a jump to a full one, while the grace runs: perhaps their
 	// owner is at work.
-	Waiting []rules.Hook
+	Waiting []rules.Jump
 	// Emptied and Missing are protected chains that hold nothing or are gone
 	// and ought not to be; in a table that lost its mark, all such chains.
 	Emptied []string
@@ -101,7 +101,7 @@ type Finding struct {
 	Restored string
 	Brought  []string
 	Lacked   []string
-	// Drift is in which claimed chains and hooks are not as declared.
+	// Drift is in which claimed chains and jumps are not as declared.
 	Drift rules.Difference
 	// Err is why the verdict is unknown.
 	Err error
@@ -134,11 +134,11 @@ func neverEmpty(table rules.TableName, chain string) bool {
 //   - an emptied chain is lost if its owner never empties it, or if chains that
 //     only it referenced still hold rules; of a chain that many share, the last one to
 //     leave takes away the jump first (portmap, netavark), so this has the grace;
-//   - a hook missing beside a standing witness was deleted by name: lost only
-//     if its target still has rules, no other hook took its place, and the
+//   - a jump missing beside a standing witness was deleted by name: lost only
+//     if its target still has rules, no other jump took its place, and the
 //     family has been quiet for the grace; one that leads nowhere (Docker's
 //     MASQUERADE) never is, its owner takes just that away with the network;
-//   - claimed chains and the hooks into them that are not exactly as declared
+//   - claimed chains and the jumps into them that are not exactly as declared
 //     have drifted, but for chains too many that rules of others lead to;
 //   - every other difference is a decision of the rules' owner.
 func Judge(want Wanted, seen Seen) Finding {
@@ -146,7 +146,7 @@ func Judge(want Wanted, seen Seen) Finding {
 		return Finding{Verdict: Unknown, Err: seen.Err}
 	}
 	if want.Mark.Nonce == "" {
-		if seen.Table == nil && len(want.Section.Chains)+len(want.Section.Hooks) == 0 {
+		if seen.Table == nil && len(want.Section.Chains)+len(want.Section.Jumps) == 0 {
 			return Finding{Verdict: Intact}
 		}
 		return Finding{Verdict: Unknown}
@@ -154,10 +154,10 @@ func Judge(want Wanted, seen Seen) Finding {
 	if v := judgeCanary(want, seen.Table); v != Intact {
 		f := Finding{Verdict: v, MarkLost: true}
 		f.Witnesses = missingWitnesses(want, seen.Table)
-		for _, h := range missingHooks(want.Section, seen.Table) {
-			// An owner that already re-hooked in other words has the last one.
+		for _, h := range missingJumps(want.Section, seen.Table) {
+			// An owner that already re-jumped in other words has the last one.
 			if v == Replaced || !superseded(want.Section, seen.Table, h) {
-				f.Hooks = append(f.Hooks, h)
+				f.Jumps = append(f.Jumps, h)
 			}
 		}
 		emptied, missing := lostChains(want.Section, seen.Table)
@@ -204,17 +204,17 @@ func judgeCanary(want Wanted, t *rules.Table) Verdict {
 
 func judgeContent(want Wanted, seen Seen) Finding {
 	f := Finding{Verdict: Intact, Witnesses: missingWitnesses(want, seen.Table)}
-	for _, h := range missingHooks(want.Section, seen.Table) {
+	for _, h := range missingJumps(want.Section, seen.Table) {
 		switch {
 		case slices.Contains(f.Witnesses, h.Chain):
 			if !superseded(want.Section, seen.Table, h) {
-				f.Hooks = append(f.Hooks, h)
+				f.Jumps = append(f.Jumps, h)
 			}
 		case h.Named || !hasRules(seen.Table, h.Rule.Target) || reworded(seen.Table, h):
 			// Its owner let go of it. A rule that leads nowhere leaves nothing
 			// behind that could tell whether its owner meant it.
 		case seen.Quiet:
-			f.Hooks = append(f.Hooks, h)
+			f.Jumps = append(f.Jumps, h)
 		default:
 			f.Waiting = append(f.Waiting, h)
 		}
@@ -226,7 +226,7 @@ func judgeContent(want Wanted, seen Seen) Finding {
 		if neverEmpty(seen.Table.Name, c.Name) {
 			f.Emptied = append(f.Emptied, c.Name)
 		} else if i := orphaned(want.Section, seen.Table, c); i >= 0 && shared && !stood {
-			f.Waiting = append(f.Waiting, rules.Hook{Chain: c.Name, Rule: c.Rules[i]})
+			f.Waiting = append(f.Waiting, rules.Jump{Chain: c.Name, Rule: c.Rules[i]})
 		} else if i >= 0 {
 			f.Emptied = append(f.Emptied, c.Name)
 		}
@@ -236,8 +236,8 @@ func judgeContent(want Wanted, seen Seen) Finding {
 		f.Verdict = Emptied
 		// What hung below an emptied chain and is gone was lost with it.
 		f.Missing = missing
-	case len(f.Hooks) > 0 || len(f.Witnesses) > 0:
-		f.Verdict = HooksMissing
+	case len(f.Jumps) > 0 || len(f.Witnesses) > 0:
+		f.Verdict = JumpsMissing
 	case !sameContent(want.Section, seen.Section):
 		f.Verdict = Changed
 	}
@@ -266,16 +266,16 @@ func missingWitnesses(want Wanted, t *rules.Table) []string {
 	return gone
 }
 
-// missingHooks counts: a hook that is wanted twice and stands once is missing
+// missingJumps counts: a jump that is wanted twice and stands once is missing
 // once.
-func missingHooks(s rules.Section, t *rules.Table) []rules.Hook {
-	var missing []rules.Hook
-	for i, h := range s.Hooks {
+func missingJumps(s rules.Section, t *rules.Table) []rules.Jump {
+	var missing []rules.Jump
+	for i, h := range s.Jumps {
 		if t.Chain(h.Chain).LeftOut() {
 			continue // which jumps it holds is not known
 		}
 		nth := 1
-		for _, before := range s.Hooks[:i] {
+		for _, before := range s.Jumps[:i] {
 			if before.Same(h) {
 				nth++
 			}
@@ -287,7 +287,7 @@ func missingHooks(s rules.Section, t *rules.Table) []rules.Hook {
 	return missing
 }
 
-func countRule(t *rules.Table, h rules.Hook) int {
+func countRule(t *rules.Table, h rules.Jump) int {
 	n := 0
 	if c := t.Chain(h.Chain); c != nil {
 		for _, r := range c.Rules {
@@ -300,25 +300,25 @@ func countRule(t *rules.Table, h rules.Hook) int {
 }
 
 // reworded reports whether another rule of the built-in chain jumps to the
-// hook's target: an owner that rewrites a hook inserts the new one first and
+// jump's target: an owner that rewrites a jump inserts the new one first and
 // deletes the old one by name, however long after.
-func reworded(t *rules.Table, h rules.Hook) bool {
+func reworded(t *rules.Table, h rules.Jump) bool {
 	c := t.Chain(h.Chain)
 	return c != nil && slices.ContainsFunc(c.Rules, func(r rules.Rule) bool {
 		return r.Target == h.Rule.Target && !r.Equal(h.Rule)
 	})
 }
 
-// superseded reports whether the built-in chain now holds a hook to the same
-// target that was not there before: its owner rewrote the hook, as kube-proxy
+// superseded reports whether the built-in chain now holds a jump to the same
+// target that was not there before: its owner rewrote the jump, as kube-proxy
 // does when an upgrade changes a match.
 //
 // Of a rule that leads nowhere there is no such thing: another MASQUERADE is
 // another network's.
-func superseded(s rules.Section, t *rules.Table, h rules.Hook) bool {
+func superseded(s rules.Section, t *rules.Table, h rules.Jump) bool {
 	c := t.Chain(h.Chain)
 	return !h.Named && c != nil && slices.ContainsFunc(c.Rules, func(r rules.Rule) bool {
-		return r.Target == h.Rule.Target && !slices.ContainsFunc(s.Hooks, func(k rules.Hook) bool {
+		return r.Target == h.Rule.Target && !slices.ContainsFunc(s.Jumps, func(k rules.Jump) bool {
 			return k.Chain == h.Chain && k.Rule.Equal(r)
 		})
 	})
@@ -377,13 +377,13 @@ func onlyReferrer(s rules.Section, from, chain string) bool {
 			return false
 		}
 	}
-	return !slices.ContainsFunc(s.Hooks, func(h rules.Hook) bool { return h.Rule.Target == chain })
+	return !slices.ContainsFunc(s.Jumps, func(h rules.Jump) bool { return h.Rule.Target == chain })
 }
 
 // sameContent reports whether two sections hold the same chains, rules and
-// hooks. Where hooks stand does not matter: positions are never corrected.
+// jumps. Where jumps stand does not matter: positions are never corrected.
 func sameContent(want, seen rules.Section) bool {
-	if len(want.Chains) != len(seen.Chains) || len(want.Hooks) != len(seen.Hooks) {
+	if len(want.Chains) != len(seen.Chains) || len(want.Jumps) != len(seen.Jumps) {
 		return false
 	}
 	at := make(map[string][]rules.Rule, len(seen.Chains))
@@ -396,11 +396,11 @@ func sameContent(want, seen rules.Section) bool {
 			return false
 		}
 	}
-	return slices.EqualFunc(sortedHooks(want), sortedHooks(seen), rules.Hook.Same)
+	return slices.EqualFunc(sortedJumps(want), sortedJumps(seen), rules.Jump.Same)
 }
 
-func sortedHooks(s rules.Section) []rules.Hook {
-	return slices.SortedFunc(slices.Values(s.Hooks), func(a, b rules.Hook) int {
+func sortedJumps(s rules.Section) []rules.Jump {
+	return slices.SortedFunc(slices.Values(s.Jumps), func(a, b rules.Jump) int {
 		return strings.Compare(a.String(), b.String())
 	})
 }

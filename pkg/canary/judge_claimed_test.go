@@ -55,13 +55,13 @@ func TestWhatIsClaimedMustBeExactlyAsDeclared(t *testing.T) {
 		{"a chain that nobody declared", []edit{with(":" + other + " - [0:0]")}, []string{other + " is not declared"}},
 		{"two that are tied together", []edit{with(":"+other+" - [0:0]", ":KUBE-SEP-B - [0:0]", "-A "+other+" -j KUBE-SEP-B", "-A KUBE-SEP-B -j "+svc)},
 			[]string{other + " is not declared", "KUBE-SEP-B is not declared"}},
-		{"a hook deleted by name", []edit{without(hookPre)}, []string{"hooks differ"}},
-		{"a hook more in a hooked chain", []edit{with("-A OUTPUT -p tcp -j KUBE-SERVICES")}, []string{"hooks differ"}},
-		{"a hook more in another chain", []edit{with("-A INPUT -j " + svc)}, []string{"hooks differ"}},
-		{"a hook doubled", []edit{with(hookOut)}, []string{"hooks differ"}},
-		{"a hook reworded", []edit{without(hookOut), with("-A OUTPUT -p tcp -j KUBE-SERVICES")}, []string{"hooks differ"}},
-		{"a hook moved to another chain", []edit{without(hookOut), with("-A INPUT -j KUBE-SERVICES")}, []string{"hooks differ"}},
-		{"much at once", []edit{without(toNodePorts, hookPre), with("-A " + sep + " -j RETURN")}, []string{sep + " holds other rules", otherRules, "hooks differ"}},
+		{"a jump deleted by name", []edit{without(jumpPre)}, []string{"jumps differ"}},
+		{"a jump more in a jumped chain", []edit{with("-A OUTPUT -p tcp -j KUBE-SERVICES")}, []string{"jumps differ"}},
+		{"a jump more in another chain", []edit{with("-A INPUT -j " + svc)}, []string{"jumps differ"}},
+		{"a jump doubled", []edit{with(jumpOut)}, []string{"jumps differ"}},
+		{"a jump reworded", []edit{without(jumpOut), with("-A OUTPUT -p tcp -j KUBE-SERVICES")}, []string{"jumps differ"}},
+		{"a jump moved to another chain", []edit{without(jumpOut), with("-A INPUT -j KUBE-SERVICES")}, []string{"jumps differ"}},
+		{"much at once", []edit{without(toNodePorts, jumpPre), with("-A " + sep + " -j RETURN")}, []string{sep + " holds other rules", otherRules, "jumps differ"}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -95,14 +95,14 @@ func TestBesideClaimedChainsTheOthersAreJudgedAsEver(t *testing.T) {
 	}{
 		{name: "nothing happened", want: summary{Verdict: Intact}},
 		{name: "foreign rules", edits: []edit{without("-A PREROUTING -i lo -j ACCEPT"), with(":corp - [0:0]", "-A PREROUTING -j corp")}, want: summary{Verdict: Intact}},
-		{name: "a hook in another place", edits: []edit{without(hookPre), with(hookPre)}, want: summary{Verdict: Intact}},
+		{name: "a jump in another place", edits: []edit{without(jumpPre), with(jumpPre)}, want: summary{Verdict: Intact}},
 		{name: "chains in another order", edits: []edit{deleted(sep), with(":"+sep+" - [0:0]", "-A "+sep+" -p tcp -m tcp -j DNAT --to-destination 10.1.0.1:80")}, want: summary{Verdict: Intact}},
 		{name: "a rule of theirs", edits: []edit{with("-A KUBE-NODEPORTS -j RETURN")}, want: summary{Verdict: Changed}},
 		{name: "a chain of theirs", edits: []edit{with(":KUBE-FORWARD - [0:0]")}, want: summary{Verdict: Changed}},
-		{name: "a hook of theirs more", edits: []edit{with("-A INPUT -j KUBE-MARK-MASQ")}, want: summary{Verdict: Changed}},
-		{name: "a hook of theirs doubled", edits: []edit{with(hookPost)}, want: summary{Verdict: Changed}},
-		{name: "a hook of theirs deleted", edits: []edit{without(hookPost)}, want: summary{Verdict: Changed, Waiting: []string{hookPost}}},
-		{name: "and left so", edits: []edit{without(hookPost)}, quiet: true, want: summary{Verdict: HooksMissing, Hooks: []string{hookPost}}},
+		{name: "a jump of theirs more", edits: []edit{with("-A INPUT -j KUBE-MARK-MASQ")}, want: summary{Verdict: Changed}},
+		{name: "a jump of theirs doubled", edits: []edit{with(jumpPost)}, want: summary{Verdict: Changed}},
+		{name: "a jump of theirs deleted", edits: []edit{without(jumpPost)}, want: summary{Verdict: Changed, Waiting: []string{jumpPost}}},
+		{name: "and left so", edits: []edit{without(jumpPost)}, quiet: true, want: summary{Verdict: JumpsMissing, Jumps: []string{jumpPost}}},
 		{name: "a chain of theirs emptied", edits: []edit{flushed("KUBE-POSTROUTING")}, want: summary{Verdict: Emptied, Emptied: []string{"KUBE-POSTROUTING"}}},
 		{name: "a chain of theirs emptied that may be", edits: []edit{flushed("KUBE-NODEPORTS")}, want: summary{Verdict: Changed}},
 
@@ -112,20 +112,20 @@ func TestBesideClaimedChainsTheOthersAreJudgedAsEver(t *testing.T) {
 			want: summary{Verdict: Drifted}, drift: []string{svc + " holds other rules"},
 		},
 		{
-			name: "their hook waits beside a drift", edits: []edit{without(hookPost, hookPre)},
-			want: summary{Verdict: Drifted, Waiting: []string{hookPost}}, drift: []string{"hooks differ"},
+			name: "their jump waits beside a drift", edits: []edit{without(jumpPost, jumpPre)},
+			want: summary{Verdict: Drifted, Waiting: []string{jumpPost}}, drift: []string{"jumps differ"},
 		},
 		{
-			name: "their loss is the graver", edits: []edit{flushed("KUBE-POSTROUTING"), without(hookPre)},
-			want: summary{Verdict: Emptied, Emptied: []string{"KUBE-POSTROUTING"}}, drift: []string{"hooks differ"},
+			name: "their loss is the graver", edits: []edit{flushed("KUBE-POSTROUTING"), without(jumpPre)},
+			want: summary{Verdict: Emptied, Emptied: []string{"KUBE-POSTROUTING"}}, drift: []string{"jumps differ"},
 		},
 		{
 			name: "a built-in chain flushed: the witness tells", edits: []edit{flushed("PREROUTING")},
-			want: summary{Verdict: HooksMissing, Witnesses: []string{"PREROUTING"}}, drift: []string{"hooks differ"},
+			want: summary{Verdict: JumpsMissing, Witnesses: []string{"PREROUTING"}}, drift: []string{"jumps differ"},
 		},
 		{
 			name: "the witness alone", edits: []edit{without(`-A OUTPUT -m comment --comment "canaryd-witness:0123456789abcdef"`)},
-			want: summary{Verdict: HooksMissing, Witnesses: []string{"OUTPUT"}},
+			want: summary{Verdict: JumpsMissing, Witnesses: []string{"OUTPUT"}},
 		},
 
 		// The canary.
@@ -135,11 +135,11 @@ func TestBesideClaimedChainsTheOthersAreJudgedAsEver(t *testing.T) {
 		},
 		{
 			name: "everything flushed", edits: []edit{flushed()},
-			want: summary{Emptied, true, hooked, hooks3, nil, chains, nil},
+			want: summary{Emptied, true, jumped, jumps3, nil, chains, nil},
 		},
 		{
 			name: "an old file restored", edits: []edit{replaced(string(nonce), "fedcba9876543210"), with(":" + other + " - [0:0]")},
-			want: summary{Verdict: Replaced, MarkLost: true, Witnesses: hooked},
+			want: summary{Verdict: Replaced, MarkLost: true, Witnesses: jumped},
 		},
 	}
 	for _, test := range tests {
@@ -184,7 +184,7 @@ func TestAllOrNothingClaimed(t *testing.T) {
 	}
 }
 
-// inShort says once for each chain, and once for all hooks, that it differs.
+// inShort says once for each chain, and once for all jumps, that it differs.
 func inShort(d rules.Difference) []string {
 	var list []string
 	for _, v := range d {
@@ -194,8 +194,8 @@ func inShort(d rules.Difference) []string {
 			text = v.Chain + " is missing"
 		case rules.ChainUnwanted:
 			text = v.Chain + " is not declared"
-		case rules.HookMissing, rules.HookMisplaced, rules.HookDoubled, rules.HookUnwanted:
-			text = "hooks differ"
+		case rules.JumpMissing, rules.JumpMisplaced, rules.JumpDoubled, rules.JumpUnwanted:
+			text = "jumps differ"
 		}
 		if !slices.Contains(list, text) {
 			list = append(list, text)

@@ -15,7 +15,7 @@ func compared(declared, standing rules.Section, t *rules.Table) (rules.Section, 
 	}
 	cut := func(s rules.Section) rules.Section {
 		s.Chains = slices.DeleteFunc(slices.Clone(s.Chains), func(c rules.Chain) bool { return t.Chain(c.Name).LeftOut() })
-		s.Hooks = slices.DeleteFunc(slices.Clone(s.Hooks), func(h rules.Hook) bool { return t.Chain(h.Chain).LeftOut() })
+		s.Jumps = slices.DeleteFunc(slices.Clone(s.Jumps), func(h rules.Jump) bool { return t.Chain(h.Chain).LeftOut() })
 		return s
 	}
 	return cut(declared), cut(standing)

@@ -117,16 +117,16 @@ func (r ruin) jumps(chain string) []string {
 	return found
 }
 
-// reworded: the hook's target is still hooked in the same built-in chain, by
-// another rule; rehooked: by one that was not there before.
-func (r ruin) reworded(before ruin, hook, chain, target string) (reworded, rehooked bool) {
+// reworded: the jump's target is still jumped in the same built-in chain, by
+// another rule; rejumped: by one that was not there before.
+func (r ruin) reworded(before ruin, jump, chain, target string) (reworded, rejumped bool) {
 	for _, l := range r.jumps(target) {
-		if strings.HasPrefix(l, "-A "+chain+" ") && l != hook {
+		if strings.HasPrefix(l, "-A "+chain+" ") && l != jump {
 			reworded = true
-			rehooked = rehooked || !before.has(l)
+			rejumped = rejumped || !before.has(l)
 		}
 	}
-	return reworded, rehooked
+	return reworded, rejumped
 }
 
 // orphans reports whether the chain was emptied while a chain that only it led
@@ -170,7 +170,7 @@ func FuzzJudge(f *testing.F) {
 		}
 		whole, left := tableOf(t, scene.text), tableOf(t, strings.Join(after, "\n")+"\n")
 		want := Wanted{CanaryChain: DefaultChain, Section: protection.Extract(whole, IsMark), Claimed: scene.claimed}
-		want.Mark = Mark{Nonce: nonce, Witnessed: want.Section.HookedChains(whole.Name)}
+		want.Mark = Mark{Nonce: nonce, Witnessed: want.Section.JumpChains(whole.Name)}
 		seen := Seen{Table: left, Section: protection.Extract(left, IsMark), Quiet: quiet}
 		got := Judge(want, seen)
 
@@ -196,7 +196,7 @@ func FuzzJudge(f *testing.F) {
 				t.Errorf("the witness of %s stands and is said to be lost", chain)
 			}
 		}
-		for _, h := range want.Section.Hooks {
+		for _, h := range want.Section.Jumps {
 			line := h.String()
 			if after.has(line) {
 				continue
@@ -211,7 +211,7 @@ func FuzzJudge(f *testing.F) {
 				if flushed {
 					lost("the named " + line + " is missing")
 				}
-				if back := slices.ContainsFunc(got.Hooks, h.Same); back != (flushed || !marked) {
+				if back := slices.ContainsFunc(got.Jumps, h.Same); back != (flushed || !marked) {
 					t.Errorf("%s is put back: %t; its chain was flushed: %t, the canary stands: %t", line, back, flushed, marked)
 				}
 				if slices.ContainsFunc(got.Waiting, h.Same) {
@@ -219,16 +219,16 @@ func FuzzJudge(f *testing.F) {
 				}
 				continue
 			}
-			reworded, rehooked := after.reworded(before, line, h.Chain, h.Rule.Target)
+			reworded, rejumped := after.reworded(before, line, h.Chain, h.Rule.Target)
 			flushed := slices.Contains(got.Witnesses, h.Chain)
 			switch {
 			case !foreign(h.Rule.Target):
 				lost("the claimed " + line + " is missing")
 			case !marked:
-			case flushed && !rehooked, !flushed && quiet && !reworded && len(after.rules(h.Rule.Target)) > 0:
+			case flushed && !rejumped, !flushed && quiet && !reworded && len(after.rules(h.Rule.Target)) > 0:
 				lost(line + " is missing")
-				if !slices.ContainsFunc(got.Hooks, h.Same) {
-					t.Errorf("%s is lost, and these are to be put back: %v", line, got.Hooks)
+				if !slices.ContainsFunc(got.Jumps, h.Same) {
+					t.Errorf("%s is lost, and these are to be put back: %v", line, got.Jumps)
 				}
 			case !flushed && !reworded && len(after.rules(h.Rule.Target)) > 0:
 				if !slices.ContainsFunc(got.Waiting, h.Same) {

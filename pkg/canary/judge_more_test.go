@@ -12,7 +12,7 @@ import (
 
 func TestJudgeOfATableThatIsGone(t *testing.T) {
 	got := summarize(Judge(wantedOf(t, node), Seen{}))
-	want := summary{TableDeleted, true, hooked, hooks3, nil, nil, chains}
+	want := summary{TableDeleted, true, jumped, jumps3, nil, nil, chains}
 	if d := cmp.Diff(want, got, cmpopts.EquateEmpty()); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
@@ -72,18 +72,18 @@ COMMIT
 	}
 }
 
-func TestAHookThatIsWantedTwiceAndStandsOnceIsMissingOnce(t *testing.T) {
-	twice := with(hookOut)(node)
+func TestAJumpThatIsWantedTwiceAndStandsOnceIsMissingOnce(t *testing.T) {
+	twice := with(jumpOut)(node)
 	seen := seenTable(tableOf(t, node))
 	seen.Quiet = true
 	got := summarize(Judge(wantedOf(t, twice), seen))
-	want := summary{Verdict: HooksMissing, Hooks: []string{hookOut}}
+	want := summary{Verdict: JumpsMissing, Jumps: []string{jumpOut}}
 	if d := cmp.Diff(want, got, cmpopts.EquateEmpty()); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 }
 
-func TestAHookIntoAnEmptyChainIsNotPutBack(t *testing.T) {
+func TestAJumpIntoAnEmptyChainIsNotPutBack(t *testing.T) {
 	before := with("-A INPUT -j KUBE-NODEPORTS", "-A INPUT "+nonce.Witness().Spec)(node)
 	after := flushed("KUBE-NODEPORTS")(without("-A INPUT -j KUBE-NODEPORTS")(before))
 	seen := seenTable(tableOf(t, after))
@@ -99,7 +99,7 @@ func TestOnlyUnknownIntactAndChangedAreNoLoss(t *testing.T) {
 			t.Errorf("%s counts as loss", v)
 		}
 	}
-	for _, v := range []Verdict{HooksMissing, Emptied, ChainDeleted, TableDeleted, Replaced, Drifted} {
+	for _, v := range []Verdict{JumpsMissing, Emptied, ChainDeleted, TableDeleted, Replaced, Drifted} {
 		if !v.Loss() || !slices.Contains(LossKinds(), v) {
 			t.Errorf("%s does not count as loss", v)
 		}
@@ -116,9 +116,9 @@ func TestCoversWhenTheOwnerHasPutItsRulesBack(t *testing.T) {
 		{"everything stands", nil, true},
 		{"canary and witnesses are gone, the rules are back", []edit{deleted(DefaultChain), replaced("canaryd-witness:", "was-")}, true},
 		{"the owner writes something else than before", []edit{replaced("10.1.0.1:80", "10.1.0.2:80"), deleted("KUBE-NODEPORTS")}, true},
-		{"a hook is missing", []edit{without(hookPre)}, false},
-		{"a hook is written in other words", []edit{replaced(hookOut, "-A OUTPUT -p tcp -j KUBE-SERVICES")}, true},
-		{"hooks stand before an empty chain", []edit{flushed("KUBE-SERVICES")}, false},
+		{"a jump is missing", []edit{without(jumpPre)}, false},
+		{"a jump is written in other words", []edit{replaced(jumpOut, "-A OUTPUT -p tcp -j KUBE-SERVICES")}, true},
+		{"jumps stand before an empty chain", []edit{flushed("KUBE-SERVICES")}, false},
 		{"everything is empty", []edit{flushed()}, false},
 	}
 	for _, test := range tests {
@@ -135,16 +135,16 @@ func TestCoversWhenTheOwnerHasPutItsRulesBack(t *testing.T) {
 	}
 }
 
-// An owner that is upgraded inserts its hook in other words, and deletes the
+// An owner that is upgraded inserts its jump in other words, and deletes the
 // old one when it comes to it: by then both are part of the generation.
-func TestJudgeLetsAReplacedHookGoHoweverLate(t *testing.T) {
+func TestJudgeLetsAReplacedJumpGoHoweverLate(t *testing.T) {
 	reworded := "-A OUTPUT -p tcp -j KUBE-SERVICES"
-	both := strings.Replace(node, hookOut, hookOut+"\n"+reworded, 1)
-	table := tableOf(t, without(hookOut)(both))
+	both := strings.Replace(node, jumpOut, jumpOut+"\n"+reworded, 1)
+	table := tableOf(t, without(jumpOut)(both))
 	seen := seenTable(table)
 	seen.Quiet = true
 	got := Judge(wantedOf(t, both), seen)
-	if got.Verdict != Changed || len(got.Hooks) > 0 {
-		t.Errorf("verdict %s with hooks %v: want changed, and nothing put back", got.Verdict, got.Hooks)
+	if got.Verdict != Changed || len(got.Jumps) > 0 {
+		t.Errorf("verdict %s with jumps %v: want changed, and nothing put back", got.Verdict, got.Jumps)
 	}
 }

@@ -29,7 +29,7 @@ COMMIT
 `
 
 const (
-	hookDocker = "-A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER"
+	jumpDocker = "-A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER"
 	masq17     = "-A POSTROUTING -s 172.17.0.0/16 ! -o docker0 -j MASQUERADE"
 	masq18     = "-A POSTROUTING -s 172.18.40.0/24 ! -o br-4f5a6b7c8d9e -j MASQUERADE"
 	masqLAN    = "-A POSTROUTING -o eth0 -j MASQUERADE"
@@ -60,23 +60,23 @@ func TestARuleThatLeadsNowhereIsLostWithItsChainAndLetGoOfByName(t *testing.T) {
 		{name: "all networks were", edits: []edit{without(both...)}, quiet: true, want: summary{Verdict: Changed}},
 		{
 			name: "POSTROUTING was flushed", edits: []edit{flushed("POSTROUTING")},
-			want: summary{Verdict: HooksMissing, Witnesses: []string{"POSTROUTING"}, Hooks: both},
+			want: summary{Verdict: JumpsMissing, Witnesses: []string{"POSTROUTING"}, Jumps: both},
 		},
 		{
 			name:  "and somebody put another network's there",
 			edits: []edit{flushed("POSTROUTING"), with(firewalld)},
-			want:  summary{Verdict: HooksMissing, Witnesses: []string{"POSTROUTING"}, Hooks: both},
+			want:  summary{Verdict: JumpsMissing, Witnesses: []string{"POSTROUTING"}, Jumps: both},
 		},
 		{
 			name:  "and Docker was faster with one of them",
 			edits: []edit{flushed("POSTROUTING"), with(masq18)},
-			want:  summary{Verdict: HooksMissing, Witnesses: []string{"POSTROUTING"}, Hooks: []string{masq17}},
+			want:  summary{Verdict: JumpsMissing, Witnesses: []string{"POSTROUTING"}, Jumps: []string{masq17}},
 		},
 		{
 			name: "everything was flushed", edits: []edit{flushed()},
 			want: summary{
 				Verdict: Emptied, MarkLost: true, Witnesses: []string{"PREROUTING", "POSTROUTING"},
-				Hooks: []string{hookDocker, masq17, masq18}, Emptied: []string{"DOCKER"},
+				Jumps: []string{jumpDocker, masq17, masq18}, Emptied: []string{"DOCKER"},
 			},
 		},
 		{name: "the neighbour went", edits: []edit{without(masqLAN)}, want: summary{Verdict: Intact}},
@@ -91,7 +91,7 @@ func TestARuleThatLeadsNowhereIsLostWithItsChainAndLetGoOfByName(t *testing.T) {
 			}
 			after := tableOf(t, text)
 			got := summarize(Judge(
-				Wanted{CanaryChain: DefaultChain, Mark: Mark{Nonce: nonce, Witnessed: before.HookedChains(rules.Nat)}, Section: before},
+				Wanted{CanaryChain: DefaultChain, Mark: Mark{Nonce: nonce, Witnessed: before.JumpChains(rules.Nat)}, Section: before},
 				Seen{Table: after, Section: protection.Extract(after, IsMark), Quiet: test.quiet}))
 			if d := cmp.Diff(test.want, got, cmpopts.EquateEmpty()); d != "" {
 				t.Errorf("(-want +got):\n%s", d)
@@ -134,7 +134,7 @@ func TestTheLastPodTakesItsJumpAwayBeforeItsChain(t *testing.T) {
 		{name: "they were", edits: []edit{without(jump1, jump2), deleted("CNI-DN-1", "CNI-DN-2")}, quiet: true, want: summary{Verdict: Changed}},
 		{name: "nobody comes back for the chain", edits: []edit{flushed(shared)}, quiet: true, want: summary{Verdict: Emptied, Emptied: []string{shared}}},
 		{name: "who writes all of a chain empties it at once", edits: []edit{flushed(shared)}, whole: true, want: summary{Verdict: Emptied, Emptied: []string{shared}}},
-		{name: "the table was flushed", edits: []edit{flushed()}, want: summary{Verdict: Emptied, MarkLost: true, Witnesses: []string{"PREROUTING"}, Hooks: []string{"-A PREROUTING -j " + shared}, Emptied: []string{"CNI-DN-1", "CNI-DN-2", shared}}},
+		{name: "the table was flushed", edits: []edit{flushed()}, want: summary{Verdict: Emptied, MarkLost: true, Witnesses: []string{"PREROUTING"}, Jumps: []string{"-A PREROUTING -j " + shared}, Emptied: []string{"CNI-DN-1", "CNI-DN-2", shared}}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -143,7 +143,7 @@ func TestTheLastPodTakesItsJumpAwayBeforeItsChain(t *testing.T) {
 				text = e(text)
 			}
 			section := protection.Extract(tableOf(t, sharedNode), IsMark)
-			want := Wanted{CanaryChain: DefaultChain, Mark: Mark{Nonce: nonce, Witnessed: section.HookedChains(rules.Nat)}, Section: section}
+			want := Wanted{CanaryChain: DefaultChain, Mark: Mark{Nonce: nonce, Witnessed: section.JumpChains(rules.Nat)}, Section: section}
 			if !test.whole {
 				want.Piecewise = func(chain string) bool { return chain == shared }
 			}

@@ -47,9 +47,9 @@ COMMIT
 const (
 	svc, sep = "KUBE-SVC-AAAAAAAAAAAAAAAA", "KUBE-SEP-AAAAAAAAAAAAAAAA"
 
-	hookPre  = `-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES`
-	hookOut  = `-A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES`
-	hookPost = `-A POSTROUTING -j KUBE-POSTROUTING`
+	jumpPre  = `-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES`
+	jumpOut  = `-A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES`
+	jumpPost = `-A POSTROUTING -j KUBE-POSTROUTING`
 )
 
 func protects(chain string) bool {
@@ -77,7 +77,7 @@ func wantedOf(t testing.TB, text string) Wanted {
 	t.Helper()
 	table := tableOf(t, text)
 	s := rules.Protection{Chain: protects}.Extract(table, IsMark)
-	return Wanted{CanaryChain: DefaultChain, Mark: Mark{Nonce: nonce, Witnessed: s.HookedChains(table.Name)}, Section: s}
+	return Wanted{CanaryChain: DefaultChain, Mark: Mark{Nonce: nonce, Witnessed: s.JumpChains(table.Name)}, Section: s}
 }
 
 // An edit is something that somebody did to a table's text.
@@ -139,17 +139,17 @@ func filterLines(text string, drop func(line string) bool) string {
 	return b.String()
 }
 
-// summary is a Finding with its hooks as the commands that append them.
+// summary is a Finding with its jumps as the commands that append them.
 type summary struct {
 	Verdict                                     Verdict
 	MarkLost                                    bool
-	Witnesses, Hooks, Waiting, Emptied, Missing []string
+	Witnesses, Jumps, Waiting, Emptied, Missing []string
 }
 
 func summarize(f Finding) summary {
 	s := summary{Verdict: f.Verdict, MarkLost: f.MarkLost, Witnesses: f.Witnesses, Emptied: f.Emptied, Missing: f.Missing}
-	for _, h := range f.Hooks {
-		s.Hooks = append(s.Hooks, h.String())
+	for _, h := range f.Jumps {
+		s.Jumps = append(s.Jumps, h.String())
 	}
 	for _, h := range f.Waiting {
 		s.Waiting = append(s.Waiting, h.String())
@@ -158,8 +158,8 @@ func summarize(f Finding) summary {
 }
 
 var (
-	hooked = []string{"PREROUTING", "OUTPUT", "POSTROUTING"}
-	hooks3 = []string{hookPre, hookOut, hookPost}
+	jumped = []string{"PREROUTING", "OUTPUT", "POSTROUTING"}
+	jumps3 = []string{jumpPre, jumpOut, jumpPost}
 	chains = []string{"KUBE-MARK-MASQ", "KUBE-NODEPORTS", "KUBE-POSTROUTING", sep, "KUBE-SERVICES", svc}
 )
 
@@ -178,16 +178,16 @@ func TestJudgeTellsLossFromDecision(t *testing.T) {
 		// The canary.
 		{
 			name: "-F empties the table and keeps its chains", edits: []edit{flushed()},
-			want: summary{Emptied, true, hooked, hooks3, nil, chains, nil},
+			want: summary{Emptied, true, jumped, jumps3, nil, chains, nil},
 		},
 		{
 			name: "-F and -X leave built-in chains alone", edits: []edit{flushed(), deleted(append(chains, DefaultChain)...)},
-			want: summary{ChainDeleted, true, hooked, hooks3, nil, nil, chains},
+			want: summary{ChainDeleted, true, jumped, jumps3, nil, nil, chains},
 		},
 		{
 			name:  "-F by somebody and then half of its rules back by their owner",
-			edits: []edit{flushed(), with(hookPre, "-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000")},
-			want:  summary{Emptied, true, hooked, []string{hookOut, hookPost}, nil, chains[1:], nil},
+			edits: []edit{flushed(), with(jumpPre, "-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000")},
+			want:  summary{Emptied, true, jumped, []string{jumpOut, jumpPost}, nil, chains[1:], nil},
 		},
 		{
 			name: "the canary's chain alone was flushed", edits: []edit{flushed(DefaultChain)},
@@ -199,7 +199,7 @@ func TestJudgeTellsLossFromDecision(t *testing.T) {
 		},
 		{
 			name: "a file saved under an old nonce was restored", edits: []edit{replaced(string(nonce), "fedcba9876543210")},
-			want: summary{Verdict: Replaced, MarkLost: true, Witnesses: hooked},
+			want: summary{Verdict: Replaced, MarkLost: true, Witnesses: jumped},
 		},
 		{
 			name: "a second rule in the canary", edits: []edit{with("-A KUBE-CANARYD-CANARY -j RETURN")},
@@ -215,64 +215,64 @@ func TestJudgeTellsLossFromDecision(t *testing.T) {
 			want:  summary{Verdict: Replaced, MarkLost: true},
 		},
 		{
-			name:  "a saved file is restored: hooks in other words are no newer, so they do not supersede",
-			edits: []edit{replaced(string(nonce), "0"), replaced(hookOut, "-A OUTPUT -j KUBE-SERVICES")},
-			want:  summary{Replaced, true, hooked, []string{hookOut}, nil, nil, nil},
+			name:  "a saved file is restored: jumps in other words are no newer, so they do not supersede",
+			edits: []edit{replaced(string(nonce), "0"), replaced(jumpOut, "-A OUTPUT -j KUBE-SERVICES")},
+			want:  summary{Replaced, true, jumped, []string{jumpOut}, nil, nil, nil},
 		},
 		{
-			name:  "after -F the owner has hooked again in other words, which are newer",
+			name:  "after -F the owner has jumped again in other words, which are newer",
 			edits: []edit{flushed(), with("-A OUTPUT -p tcp -j KUBE-SERVICES")},
-			want:  summary{Emptied, true, hooked, []string{hookPre, hookPost}, nil, chains, nil},
+			want:  summary{Emptied, true, jumped, []string{jumpPre, jumpPost}, nil, chains, nil},
 		},
 
-		// Witnesses and hooks.
+		// Witnesses and jumps.
 		{
 			name: "one built-in chain was flushed", edits: []edit{flushed("OUTPUT")},
-			want: summary{Verdict: HooksMissing, Witnesses: []string{"OUTPUT"}, Hooks: []string{hookOut}},
+			want: summary{Verdict: JumpsMissing, Witnesses: []string{"OUTPUT"}, Jumps: []string{jumpOut}},
 		},
 		{
-			name: "a built-in chain was flushed and its owner hooked again", edits: []edit{flushed("OUTPUT"), with(hookOut)},
-			want: summary{Verdict: HooksMissing, Witnesses: []string{"OUTPUT"}},
+			name: "a built-in chain was flushed and its owner jumped again", edits: []edit{flushed("OUTPUT"), with(jumpOut)},
+			want: summary{Verdict: JumpsMissing, Witnesses: []string{"OUTPUT"}},
 		},
 		{
-			name:  "the witness alone was deleted, the hook stands",
+			name:  "the witness alone was deleted, the jump stands",
 			edits: []edit{without(`-A OUTPUT -m comment --comment "canaryd-witness:0123456789abcdef"`)},
-			want:  summary{Verdict: HooksMissing, Witnesses: []string{"OUTPUT"}},
+			want:  summary{Verdict: JumpsMissing, Witnesses: []string{"OUTPUT"}},
 		},
 		{
 			name:  "the witness is another planting's",
 			edits: []edit{replaced(`-A OUTPUT -m comment --comment "canaryd-witness:0123456789abcdef"`, `-A OUTPUT -m comment --comment "canaryd-witness:0"`)},
-			want:  summary{Verdict: HooksMissing, Witnesses: []string{"OUTPUT"}},
+			want:  summary{Verdict: JumpsMissing, Witnesses: []string{"OUTPUT"}},
 		},
 		{
-			name: "a hook was deleted by name a moment ago", edits: []edit{without(hookOut)},
-			want: summary{Verdict: Changed, Waiting: []string{hookOut}},
+			name: "a jump was deleted by name a moment ago", edits: []edit{without(jumpOut)},
+			want: summary{Verdict: Changed, Waiting: []string{jumpOut}},
 		},
 		{
-			name: "a hook was deleted by name and nothing followed", edits: []edit{without(hookOut)}, quiet: true,
-			want: summary{Verdict: HooksMissing, Hooks: []string{hookOut}},
+			name: "a jump was deleted by name and nothing followed", edits: []edit{without(jumpOut)}, quiet: true,
+			want: summary{Verdict: JumpsMissing, Jumps: []string{jumpOut}},
 		},
 		{
-			name: "its target is gone: the owner is leaving", edits: []edit{without(hookPost), deleted("KUBE-POSTROUTING")},
+			name: "its target is gone: the owner is leaving", edits: []edit{without(jumpPost), deleted("KUBE-POSTROUTING")},
 			quiet: true, want: summary{Verdict: Changed},
 		},
 		{
-			name: "hook and target are gone", edits: []edit{without(hookPre, hookOut), deleted("KUBE-SERVICES", "KUBE-NODEPORTS", svc, sep)},
+			name: "jump and target are gone", edits: []edit{without(jumpPre, jumpOut), deleted("KUBE-SERVICES", "KUBE-NODEPORTS", svc, sep)},
 			quiet: true, want: summary{Verdict: Changed},
 		},
 		{
-			name:  "the hook was rewritten by its owner",
-			edits: []edit{replaced(hookOut, "-A OUTPUT -m conntrack --ctstate NEW -j KUBE-SERVICES")}, quiet: true,
+			name:  "the jump was rewritten by its owner",
+			edits: []edit{replaced(jumpOut, "-A OUTPUT -m conntrack --ctstate NEW -j KUBE-SERVICES")}, quiet: true,
 			want: changed,
 		},
 		{
-			name:  "a hook to the same target that stood before supersedes nothing",
-			edits: []edit{without(hookOut), with(hookPre)}, quiet: true,
-			want: summary{Verdict: HooksMissing, Hooks: []string{hookOut}},
+			name:  "a jump to the same target that stood before supersedes nothing",
+			edits: []edit{without(jumpOut), with(jumpPre)}, quiet: true,
+			want: summary{Verdict: JumpsMissing, Jumps: []string{jumpOut}},
 		},
 		{
-			name: "two chains: one flushed, in the other a hook deleted by name", edits: []edit{flushed("OUTPUT"), without(hookPre)},
-			want: summary{Verdict: HooksMissing, Witnesses: []string{"OUTPUT"}, Hooks: []string{hookOut}, Waiting: []string{hookPre}},
+			name: "two chains: one flushed, in the other a jump deleted by name", edits: []edit{flushed("OUTPUT"), without(jumpPre)},
+			want: summary{Verdict: JumpsMissing, Witnesses: []string{"OUTPUT"}, Jumps: []string{jumpOut}, Waiting: []string{jumpPre}},
 		},
 
 		// Content.
@@ -311,7 +311,7 @@ func TestJudgeTellsLossFromDecision(t *testing.T) {
 		},
 		{
 			name: "a flushed content chain and a flushed built-in chain", edits: []edit{flushed("KUBE-SERVICES", "PREROUTING")},
-			want: summary{Verdict: Emptied, Witnesses: []string{"PREROUTING"}, Hooks: []string{hookPre}, Emptied: []string{"KUBE-SERVICES"}},
+			want: summary{Verdict: Emptied, Witnesses: []string{"PREROUTING"}, Jumps: []string{jumpPre}, Emptied: []string{"KUBE-SERVICES"}},
 		},
 		{
 			name: "a chain was removed by its owner", edits: []edit{without("-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS"), deleted("KUBE-NODEPORTS")},
@@ -319,12 +319,12 @@ func TestJudgeTellsLossFromDecision(t *testing.T) {
 		},
 		{
 			name:  "even one that is never empty",
-			edits: []edit{without(hookPost), deleted("KUBE-POSTROUTING", "KUBE-MARK-MASQ")}, quiet: true, want: changed,
+			edits: []edit{without(jumpPost), deleted("KUBE-POSTROUTING", "KUBE-MARK-MASQ")}, quiet: true, want: changed,
 		},
 		{name: "a chain came", edits: []edit{with(":KUBE-SVC-BBBBBBBBBBBBBBBB - [0:0]")}, want: changed},
 		{name: "a rule came", edits: []edit{with("-A KUBE-SERVICES -d 10.96.0.2/32 -j KUBE-MARK-MASQ")}, want: changed},
 		{name: "an endpoint was replaced", edits: []edit{replaced("10.1.0.1:80", "10.1.0.2:80")}, want: changed},
-		{name: "a hook came", edits: []edit{with("-A INPUT -j KUBE-NODEPORTS")}, want: changed},
+		{name: "a jump came", edits: []edit{with("-A INPUT -j KUBE-NODEPORTS")}, want: changed},
 		{
 			name:  "rules in another order",
 			edits: []edit{without("-A KUBE-POSTROUTING -j MASQUERADE"), replaced("-A KUBE-POSTROUTING -m mark", "-A KUBE-POSTROUTING -j MASQUERADE\n-A KUBE-POSTROUTING -m mark")},
@@ -332,7 +332,7 @@ func TestJudgeTellsLossFromDecision(t *testing.T) {
 		},
 		{name: "foreign rules came, went and moved", edits: []edit{without("-A PREROUTING -i lo -j ACCEPT"), with("-A PREROUTING -j ACCEPT", ":corp - [0:0]")}, want: intact},
 		{name: "chains in another order", edits: []edit{deleted("KUBE-NODEPORTS"), with(":KUBE-NODEPORTS - [0:0]", "-A KUBE-NODEPORTS -p tcp -m tcp --dport 30001 -j "+svc)}, want: intact},
-		{name: "a hook in another place", edits: []edit{without(hookPre), with(hookPre)}, want: intact},
+		{name: "a jump in another place", edits: []edit{without(jumpPre), with(jumpPre)}, want: intact},
 		{name: "a policy", edits: []edit{replaced(":OUTPUT ACCEPT", ":OUTPUT DROP")}, want: intact},
 	}
 	for _, test := range tests {

@@ -4,7 +4,7 @@
 // A flush does not say what it took. So each table gets [Mark]: a canary, which is a chain with
 // one rule that holds a [Nonce], and a witness with the same nonce in each built-in chain that
 // leads to what is protected. They do nothing to packets. [Marks] are those of all tables:
-// Places says what to probe for, Standing and Glance what a probe shows of them.
+// Places says what to probe for, Standing and Verdicts what a probe shows of them.
 //
 // Standing marks are not the proof that nothing changed, and lost ones do not say what is
 // missing. That is for [Judge]: it takes what is [Wanted] of a table and what a read has
@@ -123,7 +123,7 @@ func (m Mark) Resolve(chain string, t *rules.Table) Mark {
 }
 
 // standing is Resolve for what a probe saw.
-func (m Mark) standing(t rules.TableName, chain string, seen iptables.Sighting) Mark {
+func (m Mark) standing(t rules.TableName, chain string, seen iptables.Probed) Mark {
 	if m.Tried != nil && m.Tried.present(t, chain, seen) {
 		return *m.Tried
 	}
@@ -131,7 +131,7 @@ func (m Mark) standing(t rules.TableName, chain string, seen iptables.Sighting) 
 }
 
 // present reports whether a probe saw the canary exactly as planted.
-func (m Mark) present(t rules.TableName, chain string, seen iptables.Sighting) bool {
+func (m Mark) present(t rules.TableName, chain string, seen iptables.Probed) bool {
 	h := seen.Holdings[iptables.Place{Table: t, Chain: chain}]
 	return m.Nonce != "" && h.Presence == iptables.Present && h.Rules == 1 &&
 		slices.Equal(h.Comments, []string{m.Nonce.Comment()})
@@ -188,14 +188,14 @@ func (m Marks) Places(f rules.Family, chain string) []iptables.Place {
 
 // CanaryPresent reports whether a probe saw table's canary exactly as planted,
 // or as it was tried to be.
-func (m Marks) CanaryPresent(f rules.Family, t rules.TableName, chain string, seen iptables.Sighting) bool {
+func (m Marks) CanaryPresent(f rules.Family, t rules.TableName, chain string, seen iptables.Probed) bool {
 	return m[f.Table(t)].standing(t, chain, seen).present(t, chain, seen)
 }
 
 // Standing reports whether a probe saw every mark of the family exactly as it
 // was planted. Standing marks do not prove that nothing changed; see Judge.
-func (m Marks) Standing(f rules.Family, chain string, seen iptables.Sighting) bool {
-	for _, v := range m.Glance(f, chain, seen) {
+func (m Marks) Standing(f rules.Family, chain string, seen iptables.Probed) bool {
+	for _, v := range m.Verdicts(f, chain, seen) {
 		if v != Intact {
 			return false
 		}
@@ -203,11 +203,11 @@ func (m Marks) Standing(f rules.Family, chain string, seen iptables.Sighting) bo
 	return true
 }
 
-// Glance returns for every table of the family what a probe alone tells: the
+// Verdicts returns for every table of the family what a probe alone tells: the
 // state of its marks. Intact means no more than that they stand. Marks that were
 // tried stand as well as those that they were to replace: our own write, cut
 // off before its proof, is nobody's flush.
-func (m Marks) Glance(f rules.Family, chain string, seen iptables.Sighting) map[rules.TableName]Verdict {
+func (m Marks) Verdicts(f rules.Family, chain string, seen iptables.Probed) map[rules.TableName]Verdict {
 	verdicts := map[rules.TableName]Verdict{}
 	for _, t := range rules.Guarded() {
 		mark := m[f.Table(t)]
@@ -230,7 +230,7 @@ func (m Marks) Glance(f rules.Family, chain string, seen iptables.Sighting) map[
 			for _, w := range mark.Witnessed {
 				place := seen.Holdings[iptables.Place{Table: t, Chain: w}]
 				if !slices.Contains(place.Comments, mark.Nonce.WitnessComment()) {
-					verdicts[t] = HooksMissing
+					verdicts[t] = JumpsMissing
 				}
 			}
 		}

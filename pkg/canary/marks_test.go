@@ -60,7 +60,7 @@ func TestOnlyKeepsWhatWasPlantedInTheTablesAsked(t *testing.T) {
 	if diff := cmp.Diff(want, some); diff != "" {
 		t.Errorf("marks (-want +got):\n%s", diff)
 	}
-	seen := iptables.Sighting{Holdings: map[iptables.Place]iptables.Holding{
+	seen := iptables.Probed{Holdings: map[iptables.Place]iptables.Holding{
 		{Table: rules.Nat, Chain: DefaultChain}: {Presence: iptables.Present, Rules: 1, Comments: []string{nonce.Comment()}},
 		{Table: rules.Nat, Chain: "OUTPUT"}:     {Presence: iptables.Present, Rules: 1, Comments: []string{nonce.WitnessComment()}},
 	}}
@@ -130,7 +130,7 @@ func TestAProbeLooksAtEveryCanaryAndEveryWitness(t *testing.T) {
 	}
 }
 
-func TestGlanceTellsTheStateOfTheMarks(t *testing.T) {
+func TestVerdictsOfMarks(t *testing.T) {
 	const f = rules.IPv4
 	m := Marks{f.Table(rules.Nat): {Nonce: nonce, Witnessed: []string{"OUTPUT"}}}
 	canary, out := iptables.Place{Table: rules.Nat, Chain: DefaultChain}, iptables.Place{Table: rules.Nat, Chain: "OUTPUT"}
@@ -152,54 +152,54 @@ func TestGlanceTellsTheStateOfTheMarks(t *testing.T) {
 		{"a rule more", map[iptables.Place]iptables.Holding{canary: present(2, nonce.Comment()), out: witness}, Replaced},
 		{"a comment more", map[iptables.Place]iptables.Holding{canary: present(2, nonce.Comment(), "x"), out: witness}, Replaced},
 		{"a rule without a comment", map[iptables.Place]iptables.Holding{canary: present(1), out: witness}, Replaced},
-		{"the witness is gone", map[iptables.Place]iptables.Holding{canary: good, out: present(3, "somebody's")}, HooksMissing},
-		{"the witness is old", map[iptables.Place]iptables.Holding{canary: good, out: present(1, old.WitnessComment())}, HooksMissing},
-		{"the built-in chain is gone", map[iptables.Place]iptables.Holding{canary: good, out: {Presence: iptables.NoChain}}, HooksMissing},
+		{"the witness is gone", map[iptables.Place]iptables.Holding{canary: good, out: present(3, "somebody's")}, JumpsMissing},
+		{"the witness is old", map[iptables.Place]iptables.Holding{canary: good, out: present(1, old.WitnessComment())}, JumpsMissing},
+		{"the built-in chain is gone", map[iptables.Place]iptables.Holding{canary: good, out: {Presence: iptables.NoChain}}, JumpsMissing},
 	}
 	for _, test := range tests {
-		seen := iptables.Sighting{Holdings: test.seen}
+		seen := iptables.Probed{Holdings: test.seen}
 		want := map[rules.TableName]Verdict{rules.Nat: test.want}
-		if d := cmp.Diff(want, m.Glance(f, DefaultChain, seen)); d != "" {
+		if d := cmp.Diff(want, m.Verdicts(f, DefaultChain, seen)); d != "" {
 			t.Errorf("%s (-want +got):\n%s", test.name, d)
 		}
 		if got := m.Standing(f, DefaultChain, seen); got != (test.want == Intact) {
 			t.Errorf("%s: Standing is %v", test.name, got)
 		}
-		if got := m.CanaryPresent(f, rules.Nat, DefaultChain, seen); got != (test.want == Intact || test.want == HooksMissing) {
+		if got := m.CanaryPresent(f, rules.Nat, DefaultChain, seen); got != (test.want == Intact || test.want == JumpsMissing) {
 			t.Errorf("%s: CanaryPresent is %v", test.name, got)
 		}
 	}
-	if m.CanaryPresent(f, rules.Filter, DefaultChain, iptables.Sighting{}) {
+	if m.CanaryPresent(f, rules.Filter, DefaultChain, iptables.Probed{}) {
 		t.Error("a canary that was never planted is present")
 	}
 }
 
-// TestGlanceKnowsWhatWasTried: a write of our own whose end is not known is
+// TestVerdictsKnowWhatWasTried: a write of our own whose end is not known is
 // nobody's flush, whether it came about or not.
-func TestGlanceKnowsWhatWasTried(t *testing.T) {
+func TestVerdictsKnowWhatWasTried(t *testing.T) {
 	const f, tried = rules.IPv4, Nonce("00000000000000ff")
 	mark := Mark{Nonce: nonce, Witnessed: []string{"OUTPUT"}}
 	m := Marks{f.Table(rules.Nat): mark.Trying(Mark{Nonce: tried, Witnessed: []string{"INPUT"}})}
 	place := func(chain string) iptables.Place { return iptables.Place{Table: rules.Nat, Chain: chain} }
-	sighting := func(inCanary, inOutput, inInput string) iptables.Sighting {
+	probed := func(inCanary, inOutput, inInput string) iptables.Probed {
 		h := map[iptables.Place]iptables.Holding{}
 		for chain, comment := range map[string]string{DefaultChain: inCanary, "OUTPUT": inOutput, "INPUT": inInput} {
 			h[place(chain)] = iptables.Holding{Presence: iptables.Present, Rules: 1, Comments: []string{comment}}
 		}
-		return iptables.Sighting{Holdings: h}
+		return iptables.Probed{Holdings: h}
 	}
 	for _, test := range []struct {
 		name string
-		seen iptables.Sighting
+		seen iptables.Probed
 		want Verdict
 	}{
-		{"it came about", sighting(tried.Comment(), "-", tried.WitnessComment()), Intact},
-		{"it did not", sighting(nonce.Comment(), nonce.WitnessComment(), "-"), Intact},
-		{"it came about, and the witness was flushed", sighting(tried.Comment(), nonce.WitnessComment(), "-"), HooksMissing},
-		{"it did not, and the witness was flushed", sighting(nonce.Comment(), "-", tried.WitnessComment()), HooksMissing},
-		{"neither stands", sighting(old.Comment(), nonce.WitnessComment(), tried.WitnessComment()), Replaced},
+		{"it came about", probed(tried.Comment(), "-", tried.WitnessComment()), Intact},
+		{"it did not", probed(nonce.Comment(), nonce.WitnessComment(), "-"), Intact},
+		{"it came about, and the witness was flushed", probed(tried.Comment(), nonce.WitnessComment(), "-"), JumpsMissing},
+		{"it did not, and the witness was flushed", probed(nonce.Comment(), "-", tried.WitnessComment()), JumpsMissing},
+		{"neither stands", probed(old.Comment(), nonce.WitnessComment(), tried.WitnessComment()), Replaced},
 	} {
-		if got := m.Glance(f, DefaultChain, test.seen)[rules.Nat]; got != test.want {
+		if got := m.Verdicts(f, DefaultChain, test.seen)[rules.Nat]; got != test.want {
 			t.Errorf("%s: %s, want %s", test.name, got, test.want)
 		}
 		if got := m.CanaryPresent(f, rules.Nat, DefaultChain, test.seen); got != (test.want != Replaced) {

@@ -44,8 +44,8 @@ func manyRules(t *testing.T) rules.Generation {
 		t.Fatal(err)
 	}
 	nat := rules.Protection{Chain: func(chain string) bool { return strings.HasPrefix(chain, "KUBE-") }}.Extract(set[rules.Nat], func(rules.Rule) bool { return false })
-	if len(nat.Chains) < 10000 || len(nat.Hooks) < 3 {
-		t.Fatalf("%d chains and %d hooks of 5,000 services", len(nat.Chains), len(nat.Hooks))
+	if len(nat.Chains) < 10000 || len(nat.Jumps) < 3 {
+		t.Fatalf("%d chains and %d jumps of 5,000 services", len(nat.Chains), len(nat.Jumps))
 	}
 	return rules.Generation{rules.IPv4.Table(rules.Nat): nat}
 }

@@ -11,11 +11,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Weigh gathers the evidence for the backends anew. The Kernel goes on with
+// GatherEvidence reads both backends again. The Kernel goes on with
 // the backend that it was opened with, whatever the evidence says; where that
 // one was forced, so is the Evidence's. It reads every table of both backends
 // (see Moved). It may be called concurrently.
-func (k *Kernel) Weigh(ctx context.Context) (Evidence, error) {
+func (k *Kernel) GatherEvidence(ctx context.Context) (Evidence, error) {
 	evidence, err := Choose(ctx, k.cfg.chooseConfig())
 	if err == nil && k.cfg.Backend != "" {
 		evidence = evidence.Force(k.cfg.Backend)

@@ -32,10 +32,10 @@ func TestMoved(t *testing.T) {
 			}
 			return moved
 		}
-		weigh := func() {
+		gather := func() {
 			t.Helper()
 			var err error
-			if last, err = k.Weigh(t.Context()); err != nil {
+			if last, err = k.GatherEvidence(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -73,7 +73,7 @@ func TestMoved(t *testing.T) {
 			if got := moved(); got != step.want {
 				t.Errorf("%s: moved %t, want %t", step.name, got, step.want)
 			}
-			weigh()
+			gather()
 			if last.Backend != ours || last.Mixed != step.mixed || strings.Contains(last.Reason, "against") != step.against {
 				t.Errorf("%s: %s, mixed %t, %q; want %s, %t, against the evidence %t", step.name, last.Backend, last.Mixed, last.Reason, ours, step.mixed, step.against)
 			}
@@ -114,10 +114,10 @@ func TestMovedCosts(t *testing.T) {
 			}
 			return err
 		})
-		weigh := quickest(t, func() error { _, err := k.Weigh(t.Context()); return err })
-		t.Logf("moved %s, weigh %s, with 20,000 rules in %s %v", look, weigh, other, family)
-		if look*10 > weigh {
-			t.Errorf("a look takes %s, all of the evidence %s: want a tenth at most", look, weigh)
+		all := quickest(t, func() error { _, err := k.GatherEvidence(t.Context()); return err })
+		t.Logf("moved %s, all %s, with 20,000 rules in %s %v", look, all, other, family)
+		if look*10 > all {
+			t.Errorf("a look takes %s, all of the evidence %s: want a tenth at most", look, all)
 		}
 	})
 }
@@ -162,7 +162,7 @@ func TestReasonIsRenewed(t *testing.T) {
 			if err != nil || !moved {
 				t.Fatalf("after %q it moved: %t, %v", step.command, moved, err)
 			}
-			if last, err = k.Weigh(t.Context()); err != nil {
+			if last, err = k.GatherEvidence(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			if last.Reason != step.reason {

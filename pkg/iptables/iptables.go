@@ -100,7 +100,7 @@ type Shape struct {
 const smallTable = 64 << 10
 
 // Urgent returns the tables that moved since an earlier Stamp and are worth a
-// Peek at once, because they are small or lost half of what they held: what
+// ProbeOnly at once, because they are small or lost half of what they held: what
 // most flushes leave behind is both.
 func (s Stamp) Urgent(since Stamp) []rules.TableName {
 	var urgent []rules.TableName
@@ -113,10 +113,10 @@ func (s Stamp) Urgent(since Stamp) []rules.TableName {
 	return urgent
 }
 
-// A Sighting is the result of one probe: a Holding for every Place asked for,
+// A Probed is the result of one probe: a Holding for every Place asked for,
 // and a digest of the whole family's content, counters left out, that is equal
 // only if nothing was written in between. On nft the digest is the genid.
-type Sighting struct {
+type Probed struct {
 	Holdings map[Place]Holding
 	Digest   uint64
 }
@@ -127,7 +127,7 @@ type Snapshot struct {
 	Family     rules.Family
 	Tables     rules.Ruleset
 	Unreadable map[rules.TableName]error
-	// Digest is the Sighting's digest from before the read: if a later
+	// Digest is the Probed's digest from before the read: if a later
 	// probe still shows it, the snapshot is current.
 	Digest uint64
 	// Moved is told by a Session's Read only: somebody else wrote since the

@@ -12,7 +12,7 @@ import (
 )
 
 // TestUrgent: the stamp names the table that was flushed, be it small or large,
-// and a peek at it tells nothing of the others.
+// and a probeOnly at it tells nothing of the others.
 func TestUrgent(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		k := openKernel(t, Config{Backend: Legacy})
@@ -41,12 +41,12 @@ func TestUrgent(t *testing.T) {
 		want("-t mangle -S", rules.Mangle) // which creates it
 
 		place, other := Place{rules.Filter, canary}, Place{rules.Security, canary}
-		got, err := k.Peek(t.Context(), family, []Place{place, other})
+		got, err := k.ProbeOnly(t.Context(), family, []Place{place, other})
 		if diff := cmp.Diff(map[Place]Holding{place: {Presence: Present}, other: {}}, got); err != nil || diff != "" {
-			t.Errorf("a peek says (-want +got), %v:\n%s", err, diff)
+			t.Errorf("a probeOnly says (-want +got), %v:\n%s", err, diff)
 		}
 		if strings.Contains(tablesOf(t, Legacy), "security") {
-			t.Error("a peek created a table")
+			t.Error("a probeOnly created a table")
 		}
 	})
 }

@@ -77,15 +77,15 @@ func TestDigestSeesWhatTheStampMisses(t *testing.T) {
 		iptablesCommand(t, backend, family, "-t filter -N X")
 		iptablesCommand(t, backend, family, "-t filter -A X -p tcp --dport 80 -j ACCEPT")
 		iptablesCommand(t, backend, family, "-t filter -A OUTPUT -j X")
-		stamp, sighting := mustStamp(t, k, family), mustProbe(t, k, family)
+		stamp, probed := mustStamp(t, k, family), mustProbe(t, k, family)
 
 		// Traffic moves counters and nothing else.
-		if again := mustProbe(t, k, family); again.Digest != sighting.Digest {
-			t.Errorf("the digest moved from %#x to %#x though nobody wrote", sighting.Digest, again.Digest)
+		if again := mustProbe(t, k, family); again.Digest != probed.Digest {
+			t.Errorf("the digest moved from %#x to %#x though nobody wrote", probed.Digest, again.Digest)
 		}
 		sendTraffic(t, family)
-		if again := mustProbe(t, k, family); again.Digest != sighting.Digest {
-			t.Errorf("the digest moved from %#x to %#x though only packets were counted", sighting.Digest, again.Digest)
+		if again := mustProbe(t, k, family); again.Digest != probed.Digest {
+			t.Errorf("the digest moved from %#x to %#x though only packets were counted", probed.Digest, again.Digest)
 		}
 
 		iptablesCommand(t, backend, family, "-t filter -R X 1 -p tcp --dport 81 -j ACCEPT")
@@ -96,7 +96,7 @@ func TestDigestSeesWhatTheStampMisses(t *testing.T) {
 		if stamp.Exact != (backend == NFT) {
 			t.Errorf("Exact is %t", stamp.Exact)
 		}
-		if got := mustProbe(t, k, family); got.Digest == sighting.Digest {
+		if got := mustProbe(t, k, family); got.Digest == probed.Digest {
 			t.Error("a replaced rule did not move the digest")
 		}
 		iptablesCommand(t, backend, family, "-t filter -A X -j ACCEPT")

@@ -71,13 +71,13 @@ func mustRead(t *testing.T, s interface {
 	return snapshot
 }
 
-func mustProbe(t *testing.T, k *Kernel, family rules.Family, places ...Place) Sighting {
+func mustProbe(t *testing.T, k *Kernel, family rules.Family, places ...Place) Probed {
 	t.Helper()
-	sighting, err := k.Probe(t.Context(), family, places)
+	probed, err := k.Probe(t.Context(), family, places)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return sighting
+	return probed
 }
 
 func mustStamp(t *testing.T, k *Kernel, family rules.Family) Stamp {

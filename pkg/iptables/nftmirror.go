@@ -75,7 +75,7 @@ func (m *mirror) read(ctx context.Context, family rules.Family) (Snapshot, error
 			return Snapshot{}, err
 		}
 		if heard && f.current() {
-			f.tidy()
+			f.forgetUnused()
 			return f.snapshot(uint64(genid)), nil
 		}
 		if err := f.refresh(ctx, m.printer); err != nil {
@@ -281,8 +281,8 @@ func (f *mirrored) list() error {
 	return nil
 }
 
-// tidy lets the lexicon forget what nobody has had for long.
-func (f *mirrored) tidy() {
+// forgetUnused drops from the lexicon what no chain has held for long.
+func (f *mirrored) forgetUnused() {
 	if !f.lexicon.crowded() {
 		return
 	}

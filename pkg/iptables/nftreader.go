@@ -45,30 +45,30 @@ func (r nftReader) genid() (id uint32, err error) {
 // probe asks between two equal genids. If commits keep coming it returns the
 // last answer with the genid from before, so that the next probe sees a
 // difference. What is as it was at the last probe costs next to nothing.
-func (r nftReader) probe(ctx context.Context, family rules.Family, places []Place) (Sighting, error) {
-	if sighting, err := r.glance(family, places); err == nil {
-		return sighting, nil
+func (r nftReader) probe(ctx context.Context, family rules.Family, places []Place) (Probed, error) {
+	if probed, err := r.probeUnchanged(family, places); err == nil {
+		return probed, nil
 	}
-	var sighting Sighting
+	var probed Probed
 	before, err := r.conn.Genid()
 	if err != nil {
-		return Sighting{}, err
+		return Probed{}, err
 	}
 	for range probeTries {
 		if err := ctx.Err(); err != nil {
-			return Sighting{}, err
+			return Probed{}, err
 		}
-		sighting = Sighting{Holdings: make(map[Place]Holding, len(places)), Digest: uint64(before)}
+		probed = Probed{Holdings: make(map[Place]Holding, len(places)), Digest: uint64(before)}
 		seen := make(map[Place]nftSeen, len(places))
 		for _, place := range places {
 			if seen[place], err = r.look(family, place); err != nil {
-				return Sighting{}, err
+				return Probed{}, err
 			}
-			sighting.Holdings[place] = seen[place].holding
+			probed.Holdings[place] = seen[place].holding
 		}
 		after, err := r.conn.Genid()
 		if err != nil {
-			return Sighting{}, err
+			return Probed{}, err
 		}
 		if after == before {
 			r.memory.remember(family, seen)
@@ -76,7 +76,7 @@ func (r nftReader) probe(ctx context.Context, family rules.Family, places []Plac
 		}
 		before = after
 	}
-	return sighting, nil
+	return probed, nil
 }
 
 // look reads one chain. Only a chain without rules costs more than two

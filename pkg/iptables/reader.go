@@ -10,8 +10,8 @@ import (
 // Its methods may be called concurrently.
 type reader interface {
 	stamp(ctx context.Context, family rules.Family) (Stamp, error)
-	probe(ctx context.Context, family rules.Family, places []Place) (Sighting, error)
-	// digest returns what probe would put into Sighting.Digest.
+	probe(ctx context.Context, family rules.Family, places []Place) (Probed, error)
+	// digest returns what probe would put into Probed.Digest.
 	digest(ctx context.Context, family rules.Family) (uint64, error)
 	close() error
 }
@@ -29,25 +29,25 @@ func (k *Kernel) Stamp(ctx context.Context, family rules.Family) (Stamp, error) 
 // Probe looks at the given places and digests the family. A place that cannot
 // be read is an error, never "missing". It creates nothing. It may be called
 // concurrently.
-func (k *Kernel) Probe(ctx context.Context, family rules.Family, places []Place) (Sighting, error) {
+func (k *Kernel) Probe(ctx context.Context, family rules.Family, places []Place) (Probed, error) {
 	if err := k.ready(ctx, family); err != nil {
-		return Sighting{}, err
+		return Probed{}, err
 	}
 	return k.reader.probe(ctx, family, places)
 }
 
-// Peek is Probe of the places alone: on legacy it walks their tables and no
+// ProbeOnly is Probe of the places alone: on legacy it walks their tables and no
 // others, so that it tells nothing of the family as a whole. It may be called
 // concurrently.
-func (k *Kernel) Peek(ctx context.Context, family rules.Family, places []Place) (map[Place]Holding, error) {
+func (k *Kernel) ProbeOnly(ctx context.Context, family rules.Family, places []Place) (map[Place]Holding, error) {
 	if err := k.ready(ctx, family); err != nil {
 		return nil, err
 	}
 	if r, ok := k.reader.(xtReader); ok {
-		return r.peek(ctx, family, places)
+		return r.probeOnly(ctx, family, places)
 	}
-	sighting, err := k.reader.probe(ctx, family, places)
-	return sighting.Holdings, err
+	probed, err := k.reader.probe(ctx, family, places)
+	return probed.Holdings, err
 }
 
 // ready refuses a family that is not open, and work for a context that ended.

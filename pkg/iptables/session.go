@@ -270,7 +270,7 @@ func (s *session) moved(by uint32) {
 // Our own commits are counted: one for each script that writes anything. More
 // than those were somebody else's. A script that changes nothing makes no
 // commit, so a foreign commit at that moment can go unseen. A script that
-// renews marks always writes; one that only puts back hooks or chains does,
+// renews marks always writes; one that only puts back jumps or chains does,
 // unless somebody else did so first.
 func (s *genidSession) restoreByText(ctx context.Context, family rules.Family, scripts []Script, before uint64) Written {
 	text := Scripts(scripts)

@@ -8,7 +8,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestStampUrgent: which tables are worth a peek; in the middle is nat.
+// TestStampUrgent: which tables are worth a probeOnly; in the middle is nat.
 func TestStampUrgent(t *testing.T) {
 	const large = 8 << 20
 	nat := func(value uint64, size uint32) Stamp {

@@ -252,7 +252,7 @@ func (l *xtLexicon) learn(walked xtFamily, printed rules.Ruleset) {
 			}
 		}
 	}
-	l.tidy()
+	l.forgetUnused()
 }
 
 // purge forgets what was not met since that second: rules of chains that are left out now among it.
@@ -269,8 +269,8 @@ func (l *xtLexicon) second() uint32 {
 	return l.now()
 }
 
-// tidy forgets what was not met for long, once that may be the half.
-func (l *xtLexicon) tidy() {
+// forgetUnused drops what was not met for long, once that may be the half.
+func (l *xtLexicon) forgetUnused() {
 	if len(l.words) <= max(2*l.small, fewEntries) {
 		return
 	}

@@ -49,22 +49,22 @@ func (r xtReader) stamp(_ context.Context, family rules.Family) (Stamp, error) {
 }
 
 func (r xtReader) digest(ctx context.Context, family rules.Family) (uint64, error) {
-	sighting, err := r.probe(ctx, family, nil)
-	return sighting.Digest, err
+	probed, err := r.probe(ctx, family, nil)
+	return probed.Digest, err
 }
 
 // probe walks every listed table: for the digest all of them must be read.
-func (r xtReader) probe(ctx context.Context, family rules.Family, places []Place) (Sighting, error) {
+func (r xtReader) probe(ctx context.Context, family rules.Family, places []Place) (Probed, error) {
 	look := newXTLook(family, places)
 	err := r.walk(ctx, family, func(rules.TableName) bool { return true }, look.table)
 	if err != nil {
-		return Sighting{}, err
+		return Probed{}, err
 	}
-	return look.sighting(), nil
+	return look.probed(), nil
 }
 
-// peek walks the listed tables that hold the places.
-func (r xtReader) peek(ctx context.Context, family rules.Family, places []Place) (map[Place]Holding, error) {
+// probeOnly walks the listed tables that hold the places.
+func (r xtReader) probeOnly(ctx context.Context, family rules.Family, places []Place) (map[Place]Holding, error) {
 	look := newXTLook(family, places)
 	err := r.walk(ctx, family, func(table rules.TableName) bool {
 		return slices.ContainsFunc(places, func(p Place) bool { return p.Table == table })
@@ -171,6 +171,6 @@ func (l *xtLook) table(table rules.TableName, info xtInfo, data []byte) error {
 	return err
 }
 
-func (l *xtLook) sighting() Sighting {
-	return Sighting{Holdings: l.holdings, Digest: l.sum.value()}
+func (l *xtLook) probed() Probed {
+	return Probed{Holdings: l.holdings, Digest: l.sum.value()}
 }

@@ -102,7 +102,7 @@ func TestXTLook(t *testing.T) {
 				at(xtError):      {Presence: NoChain},
 				{rules.Nat, "X"}: {Presence: NoTable},
 			}
-			if diff := cmp.Diff(want, look.sighting().Holdings); diff != "" {
+			if diff := cmp.Diff(want, look.probed().Holdings); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
@@ -117,7 +117,7 @@ func TestXTLookMasksCounters(t *testing.T) {
 		if err := look.table(rules.Filter, info, data); err != nil {
 			t.Fatal(err)
 		}
-		return look.sighting().Digest
+		return look.probed().Digest
 	}
 	layout := xtLayoutOf(rules.IPv4)
 	plain := digest(func([]byte) {})

@@ -112,7 +112,7 @@ func tablesWith(snapshot iptables.Snapshot, chain string) []rules.TableName {
 	return found
 }
 
-// undouble plans to leave of each of the task's doubled hooks as many as the
+// undouble plans to leave of each of the task's doubled jumps as many as the
 // generation has.
 func undouble(task tableTask, _ canary.Nonce) *tablePlan {
 	if v := task.finding.Verdict; v != canary.Intact && v != canary.Changed {
@@ -125,17 +125,17 @@ func undouble(task tableTask, _ canary.Nonce) *tablePlan {
 	return &tablePlan{table: task.table, mark: task.want.Mark, script: script}
 }
 
-// composeUndouble deletes copies of some hooks by index, the last one first so that
+// composeUndouble deletes copies of some jumps by index, the last one first so that
 // the indexes before it stay true.
-func composeUndouble(task tableTask, hooks []rules.Hook) iptables.Script {
+func composeUndouble(task tableTask, jumps []rules.Jump) iptables.Script {
 	script := iptables.Script{Table: task.table}
 	if task.seen.Err != nil || task.seen.Table == nil {
 		return script
 	}
-	for _, chain := range task.want.Section.HookedChains(task.table) {
+	for _, chain := range task.want.Section.JumpChains(task.table) {
 		left := map[string]int{}
-		for _, h := range task.want.Section.Hooks {
-			if h.Chain == chain && slices.ContainsFunc(hooks, h.Same) {
+		for _, h := range task.want.Section.Jumps {
+			if h.Chain == chain && slices.ContainsFunc(jumps, h.Same) {
 				left[h.Rule.Spec]++
 			}
 		}

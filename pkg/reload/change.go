@@ -30,7 +30,7 @@ type Change struct {
 // A Part is one side of a Change.
 type Part struct {
 	Chains []string
-	Rules  []rules.Hook // with their chains: those of protected chains, and jumps into them
+	Rules  []rules.Jump // with their chains: those of protected chains, and jumps into them
 }
 
 // Changes are those of several tables.
@@ -223,23 +223,23 @@ func (p *tablePlan) changes() Change {
 		c.Removed.Rules = appendRules(c.Removed.Rules, name, p.seen.Chain(name).Rules)
 	}
 	for _, chain := range rules.BuiltinChains(p.table) {
-		gone, fresh := jumpsOf(p.unhooked, chain), jumpsOf(p.hooks, chain)
+		gone, fresh := jumpsOf(p.jumpsTaken, chain), jumpsOf(p.jumps, chain)
 		c.Removed.Rules = appendRules(c.Removed.Rules, chain, beyond(gone, fresh))
 		c.Added.Rules = appendRules(c.Added.Rules, chain, beyond(fresh, gone))
 	}
 	return c
 }
 
-func appendRules(list []rules.Hook, chain string, add []rules.Rule) []rules.Hook {
+func appendRules(list []rules.Jump, chain string, add []rules.Rule) []rules.Jump {
 	for _, r := range add {
 		if !canary.IsMark(r) {
-			list = append(list, rules.Hook{Chain: chain, Rule: r})
+			list = append(list, rules.Jump{Chain: chain, Rule: r})
 		}
 	}
 	return list
 }
 
-func jumpsOf(list []rules.Hook, chain string) []rules.Rule {
+func jumpsOf(list []rules.Jump, chain string) []rules.Rule {
 	var of []rules.Rule
 	for _, h := range list {
 		if h.Chain == chain {

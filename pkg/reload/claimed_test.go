@@ -94,17 +94,17 @@ var claimedDrifts = []struct {
 	{name: "an empty chain more", lines: ":KUBE-SVC-C - [0:0]"},
 	{name: "a loop of chains more", lines: ":KUBE-SVC-C - [0:0]\n:KUBE-SVC-D - [0:0]\n-A KUBE-SVC-C -j KUBE-SVC-D\n-A KUBE-SVC-D -j KUBE-SVC-A"},
 	{
-		name:  "chains more, that declared ones and hooks lead to",
+		name:  "chains more, that declared ones and jumps lead to",
 		lines: ":KUBE-SVC-C - [0:0]\n:KUBE-SVC-D - [0:0]\n-A KUBE-SVC-C -j KUBE-SVC-D\n-I KUBE-SVC-A -j KUBE-SVC-C\n-A KUBE-SVC-D -j KUBE-SVC-B\n-I INPUT -j KUBE-SVC-D\n-I OUTPUT -j KUBE-SVC-C",
 		lost:  []string{"KUBE-SVC-A"},
 	},
-	{name: "a hook deleted", lines: "-D OUTPUT -j KUBE-SERVICES"},
-	{name: "a hook more", lines: "-A INPUT -j KUBE-MARK-MASQ"},
-	{name: "a hook reworded", lines: "-I PREROUTING -p tcp -j KUBE-SERVICES\n-D PREROUTING -j KUBE-SERVICES"},
-	{name: "a hook doubled at the top", lines: "-I OUTPUT -j KUBE-SERVICES"},
-	{name: "a hook doubled at the bottom", lines: "-A OUTPUT -j KUBE-SERVICES"},
-	{name: "a hook doubled beyond a witness of ours", lines: "-A POSTROUTING -j KUBE-POSTROUTING\n-A POSTROUTING -j KUBE-POSTROUTING"},
-	{name: "a hook moved behind foreign rules and doubled", lines: "-D OUTPUT -j KUBE-SERVICES\n-A OUTPUT -j KUBE-SERVICES\n-A OUTPUT -j KUBE-SERVICES"},
+	{name: "a jump deleted", lines: "-D OUTPUT -j KUBE-SERVICES"},
+	{name: "a jump more", lines: "-A INPUT -j KUBE-MARK-MASQ"},
+	{name: "a jump reworded", lines: "-I PREROUTING -p tcp -j KUBE-SERVICES\n-D PREROUTING -j KUBE-SERVICES"},
+	{name: "a jump doubled at the top", lines: "-I OUTPUT -j KUBE-SERVICES"},
+	{name: "a jump doubled at the bottom", lines: "-A OUTPUT -j KUBE-SERVICES"},
+	{name: "a jump doubled beyond a witness of ours", lines: "-A POSTROUTING -j KUBE-POSTROUTING\n-A POSTROUTING -j KUBE-POSTROUTING"},
+	{name: "a jump moved behind foreign rules and doubled", lines: "-D OUTPUT -j KUBE-SERVICES\n-A OUTPUT -j KUBE-SERVICES\n-A OUTPUT -j KUBE-SERVICES"},
 	{
 		name: "a jump out of a claimed chain", lines: "-I KUBE-SVC-A -j corp\n-A corp -j ACCEPT", lost: []string{"KUBE-SVC-A"},
 		left: "-A corp -j ACCEPT\n",
@@ -276,8 +276,8 @@ func TestTheProofOfADeclarationFailsIfSomethingDiffers(t *testing.T) {
 			n.slip("-A KUBE-SVC-B -j RETURN")
 		}},
 		{name: "a chain slipped in", spoil: func(n *testNode) { n.slip(":KUBE-SVC-C - [0:0]") }},
-		{name: "a hook slipped in", spoil: func(n *testNode) { n.slip("-A INPUT -j KUBE-SVC-A") }},
-		{name: "a hook was doubled meanwhile", spoil: func(n *testNode) { n.slip("-A OUTPUT -j KUBE-SERVICES") }},
+		{name: "a jump slipped in", spoil: func(n *testNode) { n.slip("-A INPUT -j KUBE-SVC-A") }},
+		{name: "a jump was doubled meanwhile", spoil: func(n *testNode) { n.slip("-A OUTPUT -j KUBE-SERVICES") }},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

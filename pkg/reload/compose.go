@@ -20,7 +20,7 @@ type tableTask struct {
 	held    []Held          // what is in quarantine of it
 	readmit map[string]bool // chains to write again, because something is
 	lacking lacking
-	doubled []rules.Hook // see Job
+	doubled []rules.Jump // see Job
 }
 
 // A tablePlan is what a restore will do to one table, and what the proof will
@@ -34,8 +34,8 @@ type tablePlan struct {
 	wrote       []rules.Chain // with exactly these rules
 	merged      []rules.Chain // those that its owners had begun to write again, with what was missing
 	removed     []string
-	hooks       []rules.Hook // put back
-	unhooked    []rules.Hook // taken away; some of them are put back elsewhere
+	jumps       []rules.Jump // put back
+	jumpsTaken  []rules.Jump // taken away; some of them are put back elsewhere
 	change      Change       // for who asked: a preview or a check
 	skipped     []string     // differ, but their owner wrote them already
 	seen        *rules.Table // what stood there when it was planned
@@ -46,19 +46,19 @@ type tablePlan struct {
 }
 
 // A section gathers what is done to one table beside writing chains, sorted by
-// when it must be done: unhook before chains are rewritten, the canary last of
+// when it must be done: unjump before chains are rewritten, the canary last of
 // all.
 type section struct {
 	declare []string        // chains beside those that are written
-	remove  []iptables.Step // hooks and witnesses that go
-	hook    []iptables.Step
+	remove  []iptables.Step // jumps and witnesses that go
+	jump    []iptables.Step
 	drop    []iptables.Step // chains that go
 	mark    []iptables.Step // witnesses, then the canary
 }
 
 // script returns the section together with the chains that are written.
 func (s *section) script(table rules.TableName, wrote []rules.Chain) iptables.Script {
-	n := len(s.remove) + len(s.hook) + len(s.drop) + len(s.mark)
+	n := len(s.remove) + len(s.jump) + len(s.drop) + len(s.mark)
 	for i := range wrote {
 		n += len(wrote[i].Rules)
 	}
@@ -73,7 +73,7 @@ func (s *section) script(table rules.TableName, wrote []rules.Chain) iptables.Sc
 			script.Steps = append(script.Steps, iptables.Step{Verb: iptables.Append, Chain: wrote[i].Name, Rule: r})
 		}
 	}
-	for _, part := range [][]iptables.Step{s.hook, s.drop, s.mark} {
+	for _, part := range [][]iptables.Step{s.jump, s.drop, s.mark} {
 		script.Steps = append(script.Steps, part...)
 	}
 	return script
@@ -92,7 +92,7 @@ func composeReplay(task tableTask, nonce canary.Nonce) tablePlan {
 	var s section
 	planChains(task, &plan, &s)
 	planRemovals(task, &plan, &s)
-	planHooks(task, &plan, &s)
+	planJumps(task, &plan, &s)
 	if task.finding.MarkLost {
 		planMarks(task, &plan, &s, nonce)
 	} else {
@@ -129,14 +129,14 @@ func composeRotation(task tableTask, nonce canary.Nonce) tablePlan {
 }
 
 // composeRemoval plans to take canaryd's marks out of a table, and with
-// everything also the protected chains and their hooks.
+// everything also the protected chains and their jumps.
 func composeRemoval(task tableTask, everything bool) tablePlan {
 	plan := tablePlan{table: task.table}
 	var s section
 	removeWitnesses(task.seen.Table, &s)
 	if everything {
 		s.remove = append(s.remove, deleteOpaque(task.seen)...)
-		for _, h := range task.seen.Section.Hooks {
+		for _, h := range task.seen.Section.Jumps {
 			if _, opaque := h.Rule.Opaque(); !opaque {
 				s.remove = append(s.remove, deleteRule(h.Chain, h.Rule))
 			}
@@ -252,13 +252,13 @@ func (t tableTask) exact(chain string) bool {
 	return t.finding.Verdict == canary.Replaced && t.known || t.claimed(chain)
 }
 
-// planRemovals takes out the protected chains and hooks that saved rules
+// planRemovals takes out the protected chains and jumps that saved rules
 // brought back from the past, or that nobody declared.
 func planRemovals(task tableTask, plan *tablePlan, s *section) {
-	for i, h := range task.seen.Section.Hooks {
-		if extraHook(task, i) {
+	for i, h := range task.seen.Section.Jumps {
+		if extraJump(task, i) {
 			s.remove = append(s.remove, deleteRule(h.Chain, h.Rule))
-			plan.unhooked = append(plan.unhooked, h)
+			plan.jumpsTaken = append(plan.jumpsTaken, h)
 		}
 	}
 	var stale []string
@@ -281,21 +281,21 @@ func planRemovals(task tableTask, plan *tablePlan, s *section) {
 	dropChains(task, stale, plan, s)
 }
 
-// extraHook reports whether the i-th hook that was seen is to go: there are
+// extraJump reports whether the i-th jump that was seen is to go: there are
 // more of it than are wanted. Then all of them go, and those that are wanted
 // are put back in their place: "-D" by value takes the first, and by index,
 // where somebody slips in, perhaps a stranger's.
-func extraHook(task tableTask, i int) bool {
-	h, standing, wanted := task.seen.Section.Hooks[i], 0, 0
+func extraJump(task tableTask, i int) bool {
+	h, standing, wanted := task.seen.Section.Jumps[i], 0, 0
 	if _, opaque := h.Rule.Opaque(); opaque || !task.exact(h.Into()) {
 		return false // one without a text could not be put back
 	}
-	for _, k := range task.seen.Section.Hooks {
+	for _, k := range task.seen.Section.Jumps {
 		if k.Same(h) {
 			standing++
 		}
 	}
-	for _, k := range task.want.Section.Hooks {
+	for _, k := range task.want.Section.Jumps {
 		if k.Same(h) {
 			wanted++
 		}
@@ -343,7 +343,7 @@ func leadsAnywhere(t *rules.Table, stays func(chain string) bool) bool {
 }
 
 // heldTargets returns what rules jump to that stay as they are: those outside of
-// protected chains and hooks, and those of learned chains where only claimed
+// protected chains and jumps, and those of learned chains where only claimed
 // ones are put right.
 func heldTargets(task tableTask, stale []string) map[string]bool {
 	ours := map[string]bool{}
@@ -356,7 +356,7 @@ func heldTargets(task tableTask, stale []string) map[string]bool {
 	held := map[string]bool{}
 	for _, c := range task.seen.Table.Chains {
 		if ours[c.Name] || rules.Builtin(task.table, c.Name) {
-			continue // a built-in chain's jumps to protected chains are hooks
+			continue // a built-in chain's jumps to protected chains are jumps
 		}
 		for _, r := range c.Rules {
 			held[r.Target] = true
@@ -365,17 +365,17 @@ func heldTargets(task tableTask, stale []string) map[string]bool {
 	return held
 }
 
-func planHooks(task tableTask, plan *tablePlan, s *section) {
-	for _, chain := range task.want.Section.HookedChains(task.table) {
+func planJumps(task tableTask, plan *tablePlan, s *section) {
+	for _, chain := range task.want.Section.JumpChains(task.table) {
 		if task.seen.Table.Chain(chain).LeftOut() {
 			continue // no place in it is known
 		}
-		var wanted []rules.Hook
-		for _, h := range task.want.Section.Hooks {
+		var wanted []rules.Jump
+		for _, h := range task.want.Section.Jumps {
 			if h.Chain != chain {
 				continue
 			}
-			lost := slices.ContainsFunc(task.finding.Hooks, h.Same) || task.claimed(h.Into()) || task.holds(h)
+			lost := slices.ContainsFunc(task.finding.Jumps, h.Same) || task.claimed(h.Into()) || task.holds(h)
 			lost = lost && (targetWillStand(task, *plan, h) || slices.Contains(task.want.Section.Leans, h.Into()))
 			if lost && !stands(task.seen.Table, h) && task.troubled(h.Rule) {
 				h.Rule, lost = task.admit(h.Chain, h.Rule, plan)
@@ -384,21 +384,21 @@ func planHooks(task tableTask, plan *tablePlan, s *section) {
 				wanted = append(wanted, h)
 			}
 		}
-		steps, placed := placeHooks(chain, standingRules(task, chain), wanted)
-		s.hook = append(s.hook, steps...)
-		plan.hooks = append(plan.hooks, placed...)
+		steps, placed := placeJumps(chain, standingRules(task, chain), wanted)
+		s.jump = append(s.jump, steps...)
+		plan.jumps = append(plan.jumps, placed...)
 	}
 }
 
-// targetWillStand reports whether a hook has where to jump to. Its owner may
-// have removed the chain just before somebody flushed the hook's; one jump to a
+// targetWillStand reports whether a jump has where to jump to. Its owner may
+// have removed the chain just before somebody flushed the jump's; one jump to a
 // missing chain would fail the whole table.
-func targetWillStand(task tableTask, plan tablePlan, h rules.Hook) bool {
+func targetWillStand(task tableTask, plan tablePlan, h rules.Jump) bool {
 	return h.Named || task.seen.Table.Chain(h.Rule.Target) != nil ||
 		slices.ContainsFunc(plan.wrote, func(c rules.Chain) bool { return c.Name == h.Rule.Target })
 }
 
-func stands(t *rules.Table, h rules.Hook) bool {
+func stands(t *rules.Table, h rules.Jump) bool {
 	c := t.Chain(h.Chain)
 	return c != nil && slices.ContainsFunc(c.Rules, h.Rule.Equal)
 }
@@ -411,8 +411,8 @@ func standingRules(task tableTask, chain string) []rules.Rule {
 		return nil
 	}
 	extra := map[string]int{}
-	for i, h := range task.seen.Section.Hooks {
-		if h.Chain == chain && extraHook(task, i) {
+	for i, h := range task.seen.Section.Jumps {
+		if h.Chain == chain && extraJump(task, i) {
 			extra[h.Rule.Spec]++
 		}
 	}

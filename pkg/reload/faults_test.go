@@ -119,7 +119,7 @@ func TestACommitDuringTheRestoreMakesItRaced(t *testing.T) {
 		t.Errorf("aftercare: %v", err)
 	}
 	if got := strings.Count(n.SaveTable(v4, rules.Nat), "-A PREROUTING -j KUBE-SERVICES\n"); got != 3 {
-		t.Errorf("the hook stands %d times, want 3:\n%s", got, n.SaveTable(v4, rules.Nat))
+		t.Errorf("the jump stands %d times, want 3:\n%s", got, n.SaveTable(v4, rules.Nat))
 	}
 	n.nudged(v4)
 }
@@ -201,7 +201,7 @@ func TestATableThatIsRefusedAsAWholeCostsNoOther(t *testing.T) {
 			n.PartialCommit(k + 1) // the tables before it are written
 			result := n.heal()
 			n.outcome(result, v4, Partial)
-			if result[v4].AllBut() {
+			if result[v4].DoneExceptQuarantined() {
 				t.Error("all but single rules is called back")
 			}
 			for table, tr := range result[v4].Tables {
@@ -231,7 +231,7 @@ func lost(fr FamilyResult) map[rules.TableName]bool {
 }
 
 // TestARefusalIsNobodyElsesWord: after one it is not known whether somebody else
-// wrote. A hook and a chain that are not as they were to be are not called theirs.
+// wrote. A jump and a chain that are not as they were to be are not called theirs.
 func TestARefusalIsNobodyElsesWord(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
 		must(t, n.RestoreNoflush(v4, "*nat\n-D OUTPUT -j KUBE-SERVICES\nCOMMIT\n"))
@@ -239,7 +239,7 @@ func TestARefusalIsNobodyElsesWord(t *testing.T) {
 		n.FailRestores(-1, iptables.ReasonOther)
 		result := n.heal()
 		n.outcome(result, v4, Failed)
-		if tr := result[v4].Tables[rules.Nat]; tr.Finding.Verdict != canary.HooksMissing || tr.Proved {
+		if tr := result[v4].Tables[rules.Nat]; tr.Finding.Verdict != canary.JumpsMissing || tr.Proved {
 			t.Errorf("nat is %s, proved %t", tr.Finding.Verdict, tr.Proved)
 		}
 		n.FailRestores(0, "")
@@ -313,9 +313,9 @@ func TestWhatCannotBeReadIsNotTouched(t *testing.T) {
 // natSection is nat even when it cannot be read.
 func (n *testNode) natSection() string {
 	places := []iptables.Place{{Table: rules.Nat, Chain: canary.DefaultChain}, {Table: rules.Nat, Chain: "KUBE-SERVICES"}}
-	sighting, err := n.Probe(n.t.Context(), v4, places)
+	probed, err := n.Probe(n.t.Context(), v4, places)
 	must(n.t, err)
-	return fmt.Sprint(sighting.Holdings)
+	return fmt.Sprint(probed.Holdings)
 }
 
 func TestATriedNonceIsRecognizedOnceItCanBeRead(t *testing.T) {
@@ -363,7 +363,7 @@ func TestMarksAreKeptOnceForAWriteThatWasOvertaken(t *testing.T) {
 	n := newNode(t, iptables.NFT, nodeText, v4)
 	must(t, n.Flush(v4, rules.Nat, ""))
 	var kept []canary.Marks
-	n.replayer.Ahead = func(marks canary.Marks) {
+	n.replayer.BeforeWrite = func(marks canary.Marks) {
 		kept = append(kept, marks)
 		must(t, n.RestoreNoflush(v4, "*nat\n-A corp -j RETURN\nCOMMIT\n")) // while the disk is slow
 	}

@@ -29,8 +29,8 @@ func takeAway(task tableTask, gone map[rules.Attachment]bool) *tablePlan {
 	plan := &tablePlan{table: task.table, mark: task.want.Mark}
 	var s section
 	left := task.seen.Section.WithoutAttachments(gone)
-	for _, h := range task.seen.Section.Hooks {
-		if going(h.Rule) && !contains(left.Hooks, h) {
+	for _, h := range task.seen.Section.Jumps {
+		if going(h.Rule) && !contains(left.Jumps, h) {
 			s.remove = append(s.remove, deleteRule(h.Chain, h.Rule))
 		}
 	}
@@ -60,8 +60,8 @@ func takeAway(task tableTask, gone map[rules.Attachment]bool) *tablePlan {
 	return plan
 }
 
-func contains(hooks []rules.Hook, h rules.Hook) bool {
-	for _, k := range hooks {
+func contains(jumps []rules.Jump, h rules.Jump) bool {
+	for _, k := range jumps {
 		if k.Same(h) {
 			return true
 		}

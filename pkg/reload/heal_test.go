@@ -37,7 +37,7 @@ func TestHealBringsBackWhatAFlushTookAndNothingElse(t *testing.T) {
 		{
 			name:  "iptables -F INPUT",
 			flush: func(n *testNode) error { return n.Flush(v4, rules.Filter, "INPUT") },
-			want:  map[rules.TableName]canary.Verdict{rules.Filter: canary.HooksMissing},
+			want:  map[rules.TableName]canary.Verdict{rules.Filter: canary.JumpsMissing},
 		},
 		{
 			name:  "iptables -t nat -F KUBE-SERVICES",
@@ -212,7 +212,7 @@ func TestSavedRulesFromThePastMakeWayForExactlyTheGeneration(t *testing.T) {
 			"-A KUBE-SVC-A -j KUBE-MARK-MASQ\n", "-A KUBE-SVC-A -j KUBE-SVC-OLD\n-A KUBE-SVC-OLD -j KUBE-SVC-OLDER\n-A KUBE-SVC-OLDER -j RETURN\n",
 			":KUBE-SVC-A - [0:0]\n", ":KUBE-SVC-A - [0:0]\n:KUBE-SVC-OLD - [0:0]\n:KUBE-SVC-OLDER - [0:0]\n",
 			"-A OUTPUT -j KUBE-SERVICES\n", "-A OUTPUT -j KUBE-SVC-OLD\n-A OUTPUT -j KUBE-SERVICES\n-A OUTPUT -j KUBE-SERVICES\n",
-			"-A POSTROUTING -j KUBE-POSTROUTING\n", "", // which goes behind its neighbour, counted without the stale hook
+			"-A POSTROUTING -j KUBE-POSTROUTING\n", "", // which goes behind its neighbour, counted without the stale jump
 			"-A POSTROUTING -o wg0 -j MASQUERADE\n", "-A POSTROUTING -j KUBE-SVC-OLD\n-A POSTROUTING -o wg0 -j MASQUERADE\n",
 			"canaryd-canary:", "canaryd-canary:0", "canaryd-witness:", "canaryd-witness:0",
 		).Replace(n.SaveTable(v4, rules.Nat))
@@ -255,7 +255,7 @@ func TestSavedRulesKeepAnOldChainThatAStrangerJumpsTo(t *testing.T) {
 	})
 }
 
-func TestAHookWhoseChainItsOwnerRemovedIsNotPutBack(t *testing.T) {
+func TestAJumpWhoseChainItsOwnerRemovedIsNotPutBack(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
 		// The owner goes, and before that was learned somebody flushes INPUT.
 		must(t, n.RestoreNoflush(v4, "*filter\n-D INPUT -j KUBE-FIREWALL\n-F KUBE-FIREWALL\n-X KUBE-FIREWALL\n-F INPUT\nCOMMIT\n"))
@@ -267,7 +267,7 @@ func TestAHookWhoseChainItsOwnerRemovedIsNotPutBack(t *testing.T) {
 	})
 }
 
-func TestHooksDeletedByNameComeBackOnlyWhenQuiet(t *testing.T) {
+func TestJumpsDeletedByNameComeBackOnlyWhenQuiet(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
 		must(t, n.RestoreNoflush(v4, "*nat\n-D POSTROUTING -j KUBE-POSTROUTING\nCOMMIT\n"))
 		n.outcome(n.heal(), v4, Skipped)
@@ -275,8 +275,8 @@ func TestHooksDeletedByNameComeBackOnlyWhenQuiet(t *testing.T) {
 		result := n.heal()
 		n.outcome(result, v4, Proved)
 		n.same(v4) // behind its neighbour
-		if lost := result[v4].Tables[rules.Nat].Lost; lost.Rules != 1 || len(lost.Hooks) != 1 {
-			t.Errorf("lost %+v, want one hook", lost)
+		if lost := result[v4].Tables[rules.Nat].Lost; lost.Rules != 1 || len(lost.Jumps) != 1 {
+			t.Errorf("lost %+v, want one jump", lost)
 		}
 	})
 }

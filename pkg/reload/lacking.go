@@ -88,8 +88,8 @@ func (r run) supplySet(ctx context.Context, name string, have map[string]bool, w
 	return nil
 }
 
-// holds reports whether the hook is in quarantine.
-func (t *tableTask) holds(h rules.Hook) bool {
+// holds reports whether the jump is in quarantine.
+func (t *tableTask) holds(h rules.Jump) bool {
 	return slices.ContainsFunc(t.held, func(held Held) bool { return held.is(h.Chain, h.Rule) })
 }
 
@@ -161,7 +161,7 @@ func (p *tablePlan) keepHeld(task tableTask) {
 	for _, h := range task.held {
 		decided := slices.ContainsFunc(slices.Concat(p.wrote, p.merged), func(c rules.Chain) bool { return c.Name == h.Chain })
 		again := slices.ContainsFunc(p.quarantined, func(q Held) bool { return q.is(h.Chain, h.Rule) })
-		placed := slices.ContainsFunc(p.hooks, func(k rules.Hook) bool { return h.is(k.Chain, k.Rule) })
+		placed := slices.ContainsFunc(p.jumps, func(k rules.Jump) bool { return h.is(k.Chain, k.Rule) })
 		if !decided && !again && !placed {
 			p.quarantined = append(p.quarantined, h)
 		}

@@ -42,7 +42,7 @@ func (l Learned) Shrunk(f rules.Family, t rules.TableName, chain string) time.Ti
 
 // Learn adopts what a read under standing marks showed of one table. Growth
 // and changed rules count at once; what shrank is adopted once it has stood
-// for ShrinkDelay, and until then the former content is kept. Hooks in
+// for ShrinkDelay, and until then the former content is kept. Jumps in
 // finding.Waiting are kept as well, and so are the chains that they are missing from.
 //
 // The zero time means that nothing waits; else Learn must be called again with
@@ -76,7 +76,7 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 		return false
 	}
 	waits := func(chain string) bool {
-		return slices.ContainsFunc(finding.Waiting, func(h rules.Hook) bool { return h.Chain == chain })
+		return slices.ContainsFunc(finding.Waiting, func(h rules.Jump) bool { return h.Chain == chain })
 	}
 	count := sizeBefore(old, seen)
 	half := count >= 2 && 2*seen.RuleCount() < count && !stands("")
@@ -106,10 +106,10 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 	if half {
 		return next, due // the clocks of its chains run all the same
 	}
-	merged.Hooks = keepHooks(old.Hooks, seen.Hooks, func(h rules.Hook) bool {
+	merged.Jumps = keepJumps(old.Jumps, seen.Jumps, func(h rules.Jump) bool {
 		return kept[h.Into()] || slices.ContainsFunc(finding.Waiting, h.Same)
 	})
-	merged.Hooks = keepAnchors(old.Hooks, merged.Hooks, seen.Alone)
+	merged.Jumps = keepAnchors(old.Jumps, merged.Jumps, seen.Alone)
 	if len(kept) > 0 {
 		merged.Leans = union(old.Leans, seen.Leans)
 	}
@@ -131,9 +131,9 @@ func sizeBefore(old, seen rules.Section) int {
 	return n
 }
 
-// keepHooks returns seen with those of old's missing hooks that keep wants,
-// each behind the nearest hook that it stood behind before.
-func keepHooks(old, seen []rules.Hook, keep func(rules.Hook) bool) []rules.Hook {
+// keepJumps returns seen with those of old's missing jumps that keep wants,
+// each behind the nearest jump that it stood behind before.
+func keepJumps(old, seen []rules.Jump, keep func(rules.Jump) bool) []rules.Jump {
 	merged := slices.Clone(seen)
 	for i, h := range old {
 		if !keep(h) || slices.ContainsFunc(merged, h.Same) {
@@ -148,12 +148,12 @@ func keepHooks(old, seen []rules.Hook, keep func(rules.Hook) bool) []rules.Hook 
 	return merged
 }
 
-// keepAnchors returns seen with old's anchors in the chains in which hooks are alone: a
+// keepAnchors returns seen with old's anchors in the chains in which jumps are alone: a
 // flusher that comes twice, as firewalld does when it reloads, leaves them alone
-// in between, and a hook from the bottom would be put above everything when it
-// is lost again. Hooks that were put in another order since are where their
+// in between, and a jump from the bottom would be put above everything when it
+// is lost again. Jumps that were put in another order since are where their
 // owner wants them.
-func keepAnchors(old, seen []rules.Hook, alone []string) []rules.Hook {
+func keepAnchors(old, seen []rules.Jump, alone []string) []rules.Jump {
 	merged := slices.Clone(seen)
 	order := []rules.Position{rules.Top, rules.Behind, rules.Bottom}
 	for _, chain := range alone {

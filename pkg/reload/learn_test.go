@@ -17,7 +17,7 @@ var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 type lesson struct {
 	at      time.Duration
 	seen    []string // lines of nat
-	waiting []string // hooks into PREROUTING of which the finding says that they wait
+	waiting []string // jumps into PREROUTING of which the finding says that they wait
 	want    []string // nil: what was seen
 	due     time.Duration
 }
@@ -126,12 +126,12 @@ func TestLearn(t *testing.T) {
 			},
 			{13 * s, []string{services, svcA, svcB, "-A KUBE-SERVICES -j RETURN"}, nil, nil, 0},
 		}},
-		{"the hook into a chain that is kept is kept, one into a chain that stands goes", []lesson{
+		{"the jump into a chain that is kept is kept, one into a chain that stands goes", []lesson{
 			{0, append(slices.Clone(whole), "-A PREROUTING -j KUBE-SVC-B", "-A OUTPUT -j KUBE-SERVICES"), nil, nil, 0},
 			{10 * s, noB, nil, append(slices.Clone(noBYet), "-A PREROUTING -j KUBE-SVC-B"), 12 * s},
 			{12 * s, noB, nil, nil, 0},
 		}},
-		{"a hook that waits is kept as long as it waits", []lesson{
+		{"a jump that waits is kept as long as it waits", []lesson{
 			{0, whole, nil, nil, 0},
 			{s, []string{services, masq, svcA, svcB, ruleA, ruleB, inA, inB, inMasq}, []string{"-j KUBE-SERVICES"}, whole, 0},
 			{2 * s, []string{services, masq, svcA, svcB, ruleA, ruleB, inA, inB, inMasq}, nil, nil, 0},
@@ -143,7 +143,7 @@ func TestLearn(t *testing.T) {
 			for _, lesson := range test.lessons {
 				var finding canary.Finding
 				for _, spec := range lesson.waiting {
-					finding.Waiting = append(finding.Waiting, rules.Hook{Chain: "PREROUTING", Rule: rule(spec)})
+					finding.Waiting = append(finding.Waiting, rules.Jump{Chain: "PREROUTING", Rule: rule(spec)})
 				}
 				next, again := l.Learn(v4, rules.Nat, sectionOf(t, rules.Nat, lesson.seen...), finding, noon.Add(lesson.at))
 				l = next
@@ -188,25 +188,25 @@ func TestWhatOneTableWaitsForIsNoneOfTheOthersBusiness(t *testing.T) {
 	}
 }
 
-func TestHooksThatAreKeptKeepTheirOrder(t *testing.T) {
-	hook := func(spec string) rules.Hook { return rules.Hook{Chain: "FORWARD", Rule: rule(spec)} }
-	a, b, c, d, e := hook("-j KUBE-A"), hook("-j KUBE-B"), hook("-j KUBE-C"), hook("-j KUBE-D"), hook("-j KUBE-E")
-	old := []rules.Hook{a, b, c, d}
+func TestJumpsThatAreKeptKeepTheirOrder(t *testing.T) {
+	jump := func(spec string) rules.Jump { return rules.Jump{Chain: "FORWARD", Rule: rule(spec)} }
+	a, b, c, d, e := jump("-j KUBE-A"), jump("-j KUBE-B"), jump("-j KUBE-C"), jump("-j KUBE-D"), jump("-j KUBE-E")
+	old := []rules.Jump{a, b, c, d}
 	tests := []struct {
 		name             string
-		seen, keep, want []rules.Hook
+		seen, keep, want []rules.Jump
 	}{
 		{"none is missing", old, old, old},
-		{"one in the middle", []rules.Hook{a, c, d}, []rules.Hook{b}, old},
-		{"the first", []rules.Hook{b, c, d}, []rules.Hook{a}, old},
-		{"the last", []rules.Hook{a, b, c}, []rules.Hook{d}, old},
+		{"one in the middle", []rules.Jump{a, c, d}, []rules.Jump{b}, old},
+		{"the first", []rules.Jump{b, c, d}, []rules.Jump{a}, old},
+		{"the last", []rules.Jump{a, b, c}, []rules.Jump{d}, old},
 		{"all", nil, old, old},
-		{"one behind one that goes", []rules.Hook{a, d}, []rules.Hook{c}, []rules.Hook{a, c, d}},
-		{"one before a new one", []rules.Hook{a, b, d, e}, []rules.Hook{c}, []rules.Hook{a, b, c, d, e}},
-		{"none is kept", []rules.Hook{d, a}, nil, []rules.Hook{d, a}},
+		{"one behind one that goes", []rules.Jump{a, d}, []rules.Jump{c}, []rules.Jump{a, c, d}},
+		{"one before a new one", []rules.Jump{a, b, d, e}, []rules.Jump{c}, []rules.Jump{a, b, c, d, e}},
+		{"none is kept", []rules.Jump{d, a}, nil, []rules.Jump{d, a}},
 	}
 	for _, test := range tests {
-		got := keepHooks(old, test.seen, func(h rules.Hook) bool { return slices.ContainsFunc(test.keep, h.Same) })
+		got := keepJumps(old, test.seen, func(h rules.Jump) bool { return slices.ContainsFunc(test.keep, h.Same) })
 		if d := cmp.Diff(test.want, got); d != "" {
 			t.Errorf("%s (-want +got):\n%s", test.name, d)
 		}
@@ -228,8 +228,8 @@ func TestALearnedPolicyIsTheNewest(t *testing.T) {
 }
 
 // A reload of firewalld flushes twice. In between there is nothing but what was
-// replayed, and a hook's place says nothing then.
-func TestAHookThatIsAloneKeepsItsAnchor(t *testing.T) {
+// replayed, and a jump's place says nothing then.
+func TestAJumpThatIsAloneKeepsItsAnchor(t *testing.T) {
 	const (
 		accept = "-A PREROUTING -i lo -j ACCEPT"
 		docker = "-A PREROUTING -j DOCKER"
@@ -251,11 +251,11 @@ func TestAHookThatIsAloneKeepsItsAnchor(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var l Learned
-			for _, hooks := range [][]string{test.first, test.then} {
-				l, _ = l.Learn(v4, rules.Nat, sectionOf(t, rules.Nat, append(slices.Clone(chains), hooks...)...), canary.Finding{}, noon)
+			for _, jumps := range [][]string{test.first, test.then} {
+				l, _ = l.Learn(v4, rules.Nat, sectionOf(t, rules.Nat, append(slices.Clone(chains), jumps...)...), canary.Finding{}, noon)
 			}
 			var got []rules.Anchor
-			for _, h := range l.Generation[v4.Table(rules.Nat)].Hooks {
+			for _, h := range l.Generation[v4.Table(rules.Nat)].Jumps {
 				got = append(got, h.Anchor)
 			}
 			if diff := cmp.Diff(test.want, got); diff != "" {

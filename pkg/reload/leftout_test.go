@@ -18,7 +18,7 @@ func leftOutSection(chains ...rules.Chain) rules.Section {
 	accept := []rules.Rule{{Spec: "-j ACCEPT", Target: "ACCEPT"}}
 	return rules.Section{
 		Chains: append([]rules.Chain{{Name: "KUBE-SMALL", Rules: accept}}, chains...),
-		Hooks:  []rules.Hook{{Chain: "OUTPUT", Rule: rules.Rule{Spec: "-j KUBE-SMALL", Target: "KUBE-SMALL"}, Anchor: rules.Anchor{Position: rules.Top}}},
+		Jumps:  []rules.Jump{{Chain: "OUTPUT", Rule: rules.Rule{Spec: "-j KUBE-SMALL", Target: "KUBE-SMALL"}, Anchor: rules.Anchor{Position: rules.Top}}},
 	}
 }
 
@@ -48,12 +48,12 @@ func TestAChainThatIsLeftOutIsLearnedAtOnce(t *testing.T) {
 // A lost chain that was left out stays in quarantine until it holds rules again, whichever.
 func TestALostChainThatWasLeftOutStaysInQuarantine(t *testing.T) {
 	large := rules.Chain{Name: "KUBE-LARGE", Rules: rules.LeftOut("KUBE-LARGE")}
-	jumps := rules.Hook{Chain: "PREROUTING", Rule: rules.LeftOut("PREROUTING")[0], Named: true}
+	jumps := rules.Jump{Chain: "PREROUTING", Rule: rules.LeftOut("PREROUTING")[0], Named: true}
 	want := leftOutSection(large)
-	want.Hooks = append(want.Hooks, jumps)
+	want.Jumps = append(want.Jumps, jumps)
 	held := []Held{{Chain: large.Name, Rule: large.Rules[0]}, {Chain: "PREROUTING", Rule: jumps.Rule}}
 	q := Quarantine{}.With(rules.IPv4.Table(rules.Nat), held)
-	into := rules.Hook{Chain: "PREROUTING", Rule: rules.Rule{Spec: "-j KUBE-SMALL", Target: "KUBE-SMALL"}}
+	into := rules.Jump{Chain: "PREROUTING", Rule: rules.Rule{Spec: "-j KUBE-SMALL", Target: "KUBE-SMALL"}}
 	for name, tc := range map[string]struct {
 		seen  rules.Section
 		still []string
@@ -62,10 +62,10 @@ func TestALostChainThatWasLeftOutStaysInQuarantine(t *testing.T) {
 		"the chain stands empty":     {leftOutSection(chainOf("KUBE-LARGE", 0)), []string{"KUBE-LARGE", "PREROUTING"}},
 		"it holds other rules":       {leftOutSection(chainOf("KUBE-LARGE", 2)), []string{"PREROUTING"}},
 		"it is left out again":       {leftOutSection(large), []string{"PREROUTING"}},
-		"the built-in one has jumps": {rules.Section{Chains: leftOutSection().Chains, Hooks: append(leftOutSection().Hooks, into)}, []string{"KUBE-LARGE"}},
+		"the built-in one has jumps": {rules.Section{Chains: leftOutSection().Chains, Jumps: append(leftOutSection().Jumps, into)}, []string{"KUBE-LARGE"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := without(want, held); len(got.Chains) != 1 || len(got.Hooks) != 1 {
+			if got := without(want, held); len(got.Chains) != 1 || len(got.Jumps) != 1 {
 				t.Errorf("while it is in quarantine it ought to stand: %+v", got)
 			}
 			_, next := q.Supplement(rules.IPv4, rules.Nat, want, tc.seen)

@@ -10,8 +10,8 @@ import (
 // Lost is what a table lost.
 type Lost struct {
 	Chains []LostChain
-	Rules  int // in chains and hooks
-	Hooks  []rules.Hook
+	Rules  int // in chains and jumps
+	Jumps  []rules.Jump
 }
 
 // A LostChain is a protected chain as it was, and what stood in its place.
@@ -23,7 +23,7 @@ type LostChain struct {
 
 // countLost counts what the finding says is lost.
 func countLost(task tableTask) Lost {
-	lost := Lost{Hooks: task.finding.Hooks, Rules: len(task.finding.Hooks)}
+	lost := Lost{Jumps: task.finding.Jumps, Rules: len(task.finding.Jumps)}
 	missing := lostNames(task.finding)
 	for _, c := range task.want.Section.Chains {
 		standing, gone := task.seen.Table.Chain(c.Name), missing[c.Name]

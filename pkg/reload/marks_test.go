@@ -48,7 +48,7 @@ func TestPlantWritesMarksAndNothingElse(t *testing.T) {
 		}
 		n.marked(v4)
 		if got := n.job.Marks[v4.Table(rules.Nat)].Witnessed; len(got) > 0 {
-			t.Errorf("witnesses in %v, where no hooks stand", got)
+			t.Errorf("witnesses in %v, where no jumps stand", got)
 		}
 	})
 }
@@ -71,7 +71,7 @@ func TestRotationGivesANewNonceAndTouchesNothingElse(t *testing.T) {
 			}
 		}
 		if d := cmp.Diff([]string{"OUTPUT"}, n.job.Marks[v4.Table(rules.Mangle)].Witnessed); d != "" {
-			t.Errorf("a chain that was hooked since has no witness (-want +got):\n%s", d)
+			t.Errorf("a chain that was jumped since has no witness (-want +got):\n%s", d)
 		}
 	})
 }
@@ -97,7 +97,7 @@ func TestRotationDoesNotPaintOverAFlush(t *testing.T) {
 		want  canary.Verdict
 	}{
 		{"-F", func(_ *testNode, w iptablestest.Writer) error { return w.Flush(v4, rules.Nat, "") }, canary.Emptied},
-		{"-F of a built-in chain", func(_ *testNode, w iptablestest.Writer) error { return w.Flush(v4, rules.Nat, "OUTPUT") }, canary.HooksMissing},
+		{"-F of a built-in chain", func(_ *testNode, w iptablestest.Writer) error { return w.Flush(v4, rules.Nat, "OUTPUT") }, canary.JumpsMissing},
 		{"-F of the canary", func(_ *testNode, w iptablestest.Writer) error {
 			return w.Flush(v4, rules.Nat, canary.DefaultChain)
 		}, canary.Emptied},
@@ -251,7 +251,7 @@ func TestKubeProxyIsNudgedOnlyAfterItsChainsWereLost(t *testing.T) {
 				return n.RestoreNoflush(v4, strings.Replace(written, ":KUBE-SVC-NEW - [0:0]\n", "", 1)+"COMMIT\n")
 			}, []string{"*nat", "*mangle"},
 		},
-		{"only hooks were lost", func(n *testNode) error { return n.Flush(v4, rules.Filter, "INPUT") }, nil},
+		{"only jumps were lost", func(n *testNode) error { return n.Flush(v4, rules.Filter, "INPUT") }, nil},
 		{"only the canary was lost", func(n *testNode) error { return n.Flush(v4, rules.Nat, canary.DefaultChain) }, nil},
 	}
 	for _, test := range tests {
@@ -295,13 +295,13 @@ func TestExamineTellsWhatAReadShows(t *testing.T) {
 		tried := n.job.Marks[v4.Table(rules.Mangle)]
 		n.job.Marks = n.job.Marks.With(v4.Table(rules.Mangle), canary.Mark{Nonce: "older"}.Trying(tried))
 		examiner := Examiner{Canary: canary.DefaultChain, Protection: rules.Protection{Chain: protects}}
-		for quiet, want := range map[bool]canary.Verdict{false: canary.Changed, true: canary.HooksMissing} {
+		for quiet, want := range map[bool]canary.Verdict{false: canary.Changed, true: canary.JumpsMissing} {
 			n.job.Quiet[v4] = quiet
 			got := examiner.Examine(snapshot, n.job)
 			if v := got[rules.Filter].Finding.Verdict; v != want {
 				t.Errorf("quiet %v: filter is %s, want %s", quiet, v, want)
 			}
-			if lost := got[rules.Nat].Lost; got[rules.Nat].Finding.Verdict != canary.Emptied || lost.Rules != 7 || len(lost.Chains) != 4 || len(lost.Hooks) != 3 {
+			if lost := got[rules.Nat].Lost; got[rules.Nat].Finding.Verdict != canary.Emptied || lost.Rules != 7 || len(lost.Chains) != 4 || len(lost.Jumps) != 3 {
 				t.Errorf("nat is %s and lost %+v", got[rules.Nat].Finding.Verdict, lost)
 			}
 			if d := cmp.Diff(tried, got[rules.Mangle].Mark); d != "" || got[rules.Mangle].Finding.Verdict != canary.Intact {

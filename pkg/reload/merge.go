@@ -13,11 +13,11 @@ import (
 // touched, and the chain is not declared, for that would empty it: beside a writer
 // whom no guard holds off, its rule must not be the price.
 func mergeChain(task *tableTask, c rules.Chain, standing *rules.Chain, released map[string]bool, plan *tablePlan, s *section) bool {
-	wanted := make([]rules.Hook, 0, len(c.Rules))
+	wanted := make([]rules.Jump, 0, len(c.Rules))
 	for _, r := range c.Rules {
-		wanted = append(wanted, rules.Hook{Chain: c.Name, Rule: r})
+		wanted = append(wanted, rules.Jump{Chain: c.Name, Rule: r})
 	}
-	at := matchHooks(standing.Rules, wanted)
+	at := matchJumps(standing.Rules, wanted)
 	var slots []slot
 	for _, r := range standing.Rules {
 		slots = append(slots, slot{rule: r})
@@ -55,7 +55,7 @@ func mergeChain(task *tableTask, c rules.Chain, standing *rules.Chain, released 
 		merged.Rules = append(merged.Rules, slot.rule)
 	}
 	plan.merged = append(plan.merged, merged)
-	s.hook = append(s.hook, stepsFor(c.Name, slots)...)
+	s.jump = append(s.jump, stepsFor(c.Name, slots)...)
 	return true
 }
 

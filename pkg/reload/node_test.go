@@ -13,7 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// nodeText is a small node: two owners' protected chains, hooks at the top, in
+// nodeText is a small node: two owners' protected chains, jumps at the top, in
 // the middle and at the bottom, kube-proxy's canaries, and foreign rules.
 const nodeText = `*mangle
 :KUBE-IPTABLES-HINT - [0:0]
@@ -170,9 +170,9 @@ func (n *testNode) same(f rules.Family) {
 // marked says that every mark stands exactly once.
 func (n *testNode) marked(f rules.Family) {
 	n.t.Helper()
-	sighting, err := n.Probe(n.t.Context(), f, n.job.Marks.Places(f, canary.DefaultChain))
+	probed, err := n.Probe(n.t.Context(), f, n.job.Marks.Places(f, canary.DefaultChain))
 	must(n.t, err)
-	if got := n.job.Marks.Glance(f, canary.DefaultChain, sighting); !n.job.Marks.Standing(f, canary.DefaultChain, sighting) || len(got) != 3 {
+	if got := n.job.Marks.Verdicts(f, canary.DefaultChain, probed); !n.job.Marks.Standing(f, canary.DefaultChain, probed) || len(got) != 3 {
 		n.t.Errorf("%s: marks are %v\n%s", f, got, n.Save(f))
 	}
 	witnesses := 0

@@ -13,20 +13,20 @@ type slot struct {
 	fresh bool // the replay puts it there
 }
 
-// placeHooks returns the steps that put the missing ones of a built-in
-// chain's wanted hooks where they belong among the rules that stand there,
-// and the hooks that it puts.
+// placeJumps returns the steps that put the missing ones of a built-in
+// chain's wanted jumps where they belong among the rules that stand there,
+// and the jumps that it puts.
 //
-// A missing hook goes next to a neighbour of its own kind where one stands, so
-// that hooks keep their order among themselves; else to its anchor. A foreign
+// A missing jump goes next to a neighbour of its own kind where one stands, so
+// that jumps keep their order among themselves; else to its anchor. A foreign
 // neighbour that is gone means top. Indexes appear only beside standing rules:
 // "-I CHAIN 3" into an emptied chain would fail the whole table.
-func placeHooks(chain string, standing []rules.Rule, wanted []rules.Hook) (steps []iptables.Step, placed []rules.Hook) {
+func placeJumps(chain string, standing []rules.Rule, wanted []rules.Jump) (steps []iptables.Step, placed []rules.Jump) {
 	slots := make([]slot, len(standing))
 	for i, r := range standing {
 		slots[i] = slot{rule: r}
 	}
-	at := matchHooks(standing, wanted)
+	at := matchJumps(standing, wanted)
 	for i, h := range wanted {
 		if at[i] >= 0 {
 			continue
@@ -44,9 +44,9 @@ func placeHooks(chain string, standing []rules.Rule, wanted []rules.Hook) (steps
 	return stepsFor(chain, slots), placed
 }
 
-// matchHooks returns for each wanted hook the index of the standing rule that
+// matchJumps returns for each wanted jump the index of the standing rule that
 // is it, or -1. Each standing rule is matched once.
-func matchHooks(standing []rules.Rule, wanted []rules.Hook) []int {
+func matchJumps(standing []rules.Rule, wanted []rules.Jump) []int {
 	at := make([]int, len(wanted))
 	used := make([]bool, len(standing))
 	for i, h := range wanted {
@@ -62,7 +62,7 @@ func matchHooks(standing []rules.Rule, wanted []rules.Hook) []int {
 }
 
 // position returns the index at which wanted[i] goes.
-func position(slots []slot, wanted []rules.Hook, at []int, i int) int {
+func position(slots []slot, wanted []rules.Jump, at []int, i int) int {
 	anchor := wanted[i].Anchor
 	for j := i - 1; j >= 0; j-- {
 		if at[j] >= 0 && wanted[j].Anchor == anchor {

@@ -49,14 +49,14 @@ func texts(t *testing.T, steps []iptables.Step) []string {
 	return lines[1 : len(lines)-1] // without "*filter" and "COMMIT"
 }
 
-// hooksOf learns the hooks of a FORWARD chain that holds these rules.
-func hooksOf(t *testing.T, specs ...string) []rules.Hook {
+// learnedJumps learns the jumps of a FORWARD chain that holds these rules.
+func learnedJumps(t *testing.T, specs ...string) []rules.Jump {
 	t.Helper()
 	lines := []string{":KUBE-A", ":KUBE-B", ":KUBE-C"}
 	for _, s := range specs {
 		lines = append(lines, "-A FORWARD "+s)
 	}
-	return sectionOf(t, rules.Filter, lines...).Hooks
+	return sectionOf(t, rules.Filter, lines...).Jumps
 }
 
 const (
@@ -64,7 +64,7 @@ const (
 	x, y, z = "-i lo -j ACCEPT", "-i eth0 -j ACCEPT", "-i tun0 -j DROP"
 )
 
-func TestPlaceHooks(t *testing.T) {
+func TestPlaceJumps(t *testing.T) {
 	tests := []struct {
 		name                   string
 		before, standing, want []string
@@ -75,11 +75,11 @@ func TestPlaceHooks(t *testing.T) {
 			want: []string{a, x, b}, commands: []string{},
 		},
 		{
-			name: "hooks at the top come back with plain -I in reverse order", before: []string{a, b, c, x}, standing: []string{x},
+			name: "jumps at the top come back with plain -I in reverse order", before: []string{a, b, c, x}, standing: []string{x},
 			want: []string{a, b, c, x}, commands: []string{"-I FORWARD " + c, "-I FORWARD " + b, "-I FORWARD " + a},
 		},
 		{
-			name: "hooks at the bottom come back with -A", before: []string{x, a, b}, standing: []string{x},
+			name: "jumps at the bottom come back with -A", before: []string{x, a, b}, standing: []string{x},
 			want: []string{x, a, b}, commands: []string{"-A FORWARD " + a, "-A FORWARD " + b},
 		},
 		{
@@ -87,15 +87,15 @@ func TestPlaceHooks(t *testing.T) {
 			want: []string{a, b, c}, commands: []string{"-I FORWARD " + c, "-I FORWARD " + b, "-I FORWARD " + a},
 		},
 		{
-			name: "a hook goes behind its neighbour", before: []string{x, y, a, z}, standing: []string{x, y, z},
+			name: "a jump goes behind its neighbour", before: []string{x, y, a, z}, standing: []string{x, y, z},
 			want: []string{x, y, a, z}, commands: []string{"-I FORWARD 3 " + a},
 		},
 		{
-			name: "two hooks go behind one neighbour in their order", before: []string{x, a, b, z}, standing: []string{x, z},
+			name: "two jumps go behind one neighbour in their order", before: []string{x, a, b, z}, standing: []string{x, z},
 			want: []string{x, a, b, z}, commands: []string{"-I FORWARD 2 " + a, "-I FORWARD 3 " + b},
 		},
 		{
-			name: "hooks behind two neighbours", before: []string{x, a, y, b, z}, standing: []string{x, y, z},
+			name: "jumps behind two neighbours", before: []string{x, a, y, b, z}, standing: []string{x, y, z},
 			want: []string{x, a, y, b, z}, commands: []string{"-I FORWARD 2 " + a, "-I FORWARD 4 " + b},
 		},
 		{
@@ -107,7 +107,7 @@ func TestPlaceHooks(t *testing.T) {
 			want: []string{a, z}, commands: []string{"-I FORWARD " + a},
 		},
 		{
-			name: "a neighbour that is gone, and a hook that stood before", before: []string{b, x, a, z}, standing: []string{b, z},
+			name: "a neighbour that is gone, and a jump that stood before", before: []string{b, x, a, z}, standing: []string{b, z},
 			want: []string{b, a, z},
 		},
 		{
@@ -136,18 +136,18 @@ func TestPlaceHooks(t *testing.T) {
 			want: []string{x, b, a}, commands: []string{},
 		},
 		{
-			name: "a hook that stood twice and stands once comes back once", before: []string{a, a, x}, standing: []string{a, x},
+			name: "a jump that stood twice and stands once comes back once", before: []string{a, a, x}, standing: []string{a, x},
 			want: []string{a, a, x},
 		},
 		{
-			name: "bottom hooks in a chain that a stranger lengthened", before: []string{x, a, b}, standing: []string{x, a, y},
+			name: "bottom jumps in a chain that a stranger lengthened", before: []string{x, a, b}, standing: []string{x, a, y},
 			want: []string{x, a, b, y},
 		},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			wanted := hooksOf(t, test.before...)
-			steps, placed := placeHooks("FORWARD", ruleList(test.standing...), wanted)
+			wanted := learnedJumps(t, test.before...)
+			steps, placed := placeJumps("FORWARD", ruleList(test.standing...), wanted)
 			commands := texts(t, steps)
 			if d := cmp.Diff(test.want, applied(t, test.standing, commands)); d != "" {
 				t.Errorf("by %q the chain becomes (-want +got):\n%s", commands, d)
@@ -156,9 +156,9 @@ func TestPlaceHooks(t *testing.T) {
 				t.Errorf("commands (-want +got):\n%s", d)
 			}
 			if len(placed) != len(commands) || len(placed) != len(test.want)-len(test.standing) {
-				t.Errorf("%d hooks are said to be placed by %d commands", len(placed), len(commands))
+				t.Errorf("%d jumps are said to be placed by %d commands", len(placed), len(commands))
 			}
-			again, _ := placeHooks("FORWARD", ruleList(test.want...), wanted)
+			again, _ := placeJumps("FORWARD", ruleList(test.want...), wanted)
 			if len(again) > 0 {
 				t.Errorf("a second replay would write %q", texts(t, again))
 			}

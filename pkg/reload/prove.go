@@ -18,7 +18,7 @@ func (r run) prove(ctx context.Context, t *turn) {
 		*result = FamilyResult{Outcome: Failed, Err: fmt.Errorf("%s: %w, %d times in a row", f, t.written.Err, r.tries())}
 		return
 	}
-	result.Err, result.foreign = errors.Join(t.written.Err, t.asideErr()), raced
+	result.Err, result.foreign = errors.Join(t.written.Err, t.skippedErr()), raced
 	result.Direct, result.Detour = t.written.Direct, t.written.Detour
 	result.Written, result.Kernel = t.written.At, t.written.Kernel
 	after, err := r.session.Read(ctx, f)
@@ -106,7 +106,7 @@ func rememberTries(plans []tablePlan, result *FamilyResult) {
 
 // account notes what the plan did to its table.
 func (p tablePlan) account(tr TableResult) TableResult {
-	tr.Skipped, tr.Wrote, tr.Placed, tr.Changed = p.skipped, len(p.wrote), p.hooks, tr.Changed.and(p.change)
+	tr.Skipped, tr.Wrote, tr.Placed, tr.Changed = p.skipped, len(p.wrote), p.jumps, tr.Changed.and(p.change)
 	tr.Replayed, tr.Quarantined, tr.Weakened = p.replay, p.quarantined, p.weakened
 	return tr
 }
@@ -118,7 +118,7 @@ func (p tablePlan) judge(chain string, seen canary.Seen) canary.Finding {
 
 // proveTable returns nil if the table is as planned. Where somebody else
 // wrote since the guarded read, what differs in a chain that still holds rules
-// is theirs; the marks, the hooks and the non-emptiness must hold all the same.
+// is theirs; the marks, the jumps and the non-emptiness must hold all the same.
 func proveTable(chain string, plan tablePlan, seen canary.Seen, finding canary.Finding, foreign bool) error {
 	if plan.mark.Nonce == "" {
 		return proveRemoved(chain, plan, seen)
@@ -140,9 +140,9 @@ func proveTable(chain string, plan tablePlan, seen canary.Seen, finding canary.F
 			return fmt.Errorf("chain %s holds %d rules other than the %d written", c.Name, len(standing.Rules), len(c.Rules))
 		}
 	}
-	for _, h := range plan.hooks {
+	for _, h := range plan.jumps {
 		if !stands(seen.Table, h) && !foreign {
-			return fmt.Errorf("hook %s is missing", h)
+			return fmt.Errorf("jump %s is missing", h)
 		}
 	}
 	for _, name := range plan.removed {

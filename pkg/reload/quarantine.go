@@ -14,7 +14,7 @@ import (
 // Held is a rule of the generation that could not be put back, so that the rest
 // of its table could. It stays in the generation.
 type Held struct {
-	Chain string     `json:"chain"` // a built-in one for a hook
+	Chain string     `json:"chain"` // a built-in one for a jump
 	Rule  rules.Rule `json:"rule"`
 	// Reason is why, for people. It may quote what iptables complained of.
 	Reason string `json:"reason"`
@@ -96,20 +96,20 @@ func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rul
 			}
 		}
 	}
-	missing := func(h rules.Hook) bool {
-		if h.LeftOut() && slices.ContainsFunc(seen.Hooks, func(o rules.Hook) bool { return o.Chain == h.Chain }) {
+	missing := func(h rules.Jump) bool {
+		if h.LeftOut() && slices.ContainsFunc(seen.Jumps, func(o rules.Jump) bool { return o.Chain == h.Chain }) {
 			return false // its chain has jumps again
 		}
-		return !slices.ContainsFunc(seen.Hooks, h.Same) && slices.ContainsFunc(list, func(held Held) bool { return held.is(h.Chain, h.Rule) })
+		return !slices.ContainsFunc(seen.Jumps, h.Same) && slices.ContainsFunc(list, func(held Held) bool { return held.is(h.Chain, h.Rule) })
 	}
 	var still []Held
 	for _, held := range list {
-		hook := rules.Builtin(t, held.Chain)
-		if kept[held.Chain] || hook && slices.ContainsFunc(want.Hooks, func(h rules.Hook) bool { return held.is(h.Chain, h.Rule) && missing(h) }) {
+		jump := rules.Builtin(t, held.Chain)
+		if kept[held.Chain] || jump && slices.ContainsFunc(want.Jumps, func(h rules.Jump) bool { return held.is(h.Chain, h.Rule) && missing(h) }) {
 			still = append(still, held)
 		}
 	}
-	seen.Hooks = keepHooks(want.Hooks, seen.Hooks, missing)
+	seen.Jumps = keepJumps(want.Jumps, seen.Jumps, missing)
 	if len(kept) > 0 {
 		seen.Leans = union(want.Leans, seen.Leans)
 	}
@@ -157,9 +157,9 @@ func readmit(task tableTask, nonce canary.Nonce) *tablePlan {
 		standing := task.seen.Table.Chain(h.Chain)
 		left, ok := short.Chain(h.Chain)
 		task.readmit[h.Chain] = ok && standing != nil && rules.EqualRules(standing.Rules, left.Rules)
-		for _, hook := range task.want.Section.Hooks {
-			if h.is(hook.Chain, hook.Rule) {
-				task.finding.Hooks = append(task.finding.Hooks, hook)
+		for _, jump := range task.want.Section.Jumps {
+			if h.is(jump.Chain, jump.Rule) {
+				task.finding.Jumps = append(task.finding.Jumps, jump)
 			}
 		}
 	}

@@ -131,8 +131,8 @@ func TestARuleWhoseSetIsMissingIsHeldBackUntilItReturns(t *testing.T) {
 		n.Sets().Destroy("bad")
 		result := n.heal()
 		n.outcome(result, v4, Partial)
-		if !result[v4].AllBut() || !strings.Contains(result[v4].Err.Error(), "ipset bad is missing") {
-			t.Errorf("all but: %t, error %v", result[v4].AllBut(), result[v4].Err)
+		if !result[v4].DoneExceptQuarantined() || !strings.Contains(result[v4].Err.Error(), "ipset bad is missing") {
+			t.Errorf("all but: %t, error %v", result[v4].DoneExceptQuarantined(), result[v4].Err)
 		}
 		n.takeHeld(result)
 		reason := "ipset bad is missing, and its members are not known"
@@ -226,7 +226,7 @@ func TestOneBadLineNeverCostsATable(t *testing.T) {
 		n.Sets().Destroy("bad")
 		result := n.heal()
 		n.outcome(result, v4, Partial)
-		if !result[v4].AllBut() {
+		if !result[v4].DoneExceptQuarantined() {
 			t.Errorf("%+v", result[v4])
 		}
 		n.marked(v4)
@@ -268,7 +268,7 @@ func TestWhatIsKnownToBeRefusedIsNotTriedInAnOutage(t *testing.T) {
 			before := n.Restores()
 			result := n.heal()
 			n.outcome(result, v4, Partial)
-			if !result[v4].AllBut() {
+			if !result[v4].DoneExceptQuarantined() {
 				t.Errorf("%+v", result[v4])
 			}
 			n.takeHeld(result)
@@ -383,7 +383,7 @@ func TestTheOwnersLastWordEndsAQuarantine(t *testing.T) {
 		{"as it was left", left, []string{"KUBE-A", "KUBE-B", "FORWARD"}, true},
 		{"the owner rewrote a chain", append(slices.Clone(left), "-A KUBE-A -j DROP"), []string{"KUBE-B", "FORWARD"}, false},
 		{"the owner put the rule back", []string{":corp", ":KUBE-A", ":KUBE-B", "-A INPUT -j KUBE-A", "-A KUBE-A -j corp", "-A KUBE-A -j RETURN"}, []string{"KUBE-B", "FORWARD"}, true},
-		{"and the hook", append([]string{"-A FORWARD -j KUBE-A"}, left...), []string{"KUBE-A", "KUBE-B"}, true},
+		{"and the jump", append([]string{"-A FORWARD -j KUBE-A"}, left...), []string{"KUBE-A", "KUBE-B"}, true},
 		{"the owner removed a chain", []string{":KUBE-A", "-A INPUT -j KUBE-A", "-A KUBE-A -j RETURN"}, []string{"KUBE-A", "FORWARD"}, false},
 	}
 	for _, test := range tests {
@@ -430,7 +430,7 @@ func TestARuleWithoutATextIsLeftOut(t *testing.T) {
 		filter.Chains = slices.Clone(filter.Chains)
 		at := slices.IndexFunc(filter.Chains, func(c rules.Chain) bool { return c.Name == "KUBE-FORWARD" })
 		filter.Chains[at].Rules = append([]rules.Rule{opaque}, filter.Chains[at].Rules...)
-		filter.Hooks = append(slices.Clone(filter.Hooks), rules.Hook{Chain: "OUTPUT", Rule: opaque, Anchor: rules.Anchor{Position: rules.Top}})
+		filter.Jumps = append(slices.Clone(filter.Jumps), rules.Jump{Chain: "OUTPUT", Rule: opaque, Anchor: rules.Anchor{Position: rules.Top}})
 		n.job.Generation = n.job.Generation.With(v4.Table(rules.Filter), filter)
 		must(t, n.Flush(v4, rules.Filter, ""))
 		result := n.heal()

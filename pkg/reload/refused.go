@@ -12,7 +12,7 @@ import (
 
 // A Refusal is a claimed rule that iptables or the kernel refuses.
 type Refusal struct {
-	Chain string     // a built-in one for a hook; empty if no single rule is to blame
+	Chain string     // a built-in one for a jump; empty if no single rule is to blame
 	Rule  rules.Rule // the zero value likewise
 	// Reason is what iptables or the kernel said, for people. It may quote the rule.
 	Reason string
@@ -64,14 +64,14 @@ func (t *turn) decline(plan tablePlan, trial trial, claimed func(chain string) b
 	if len(list) == 0 {
 		return
 	}
-	if t.aside == nil {
-		t.aside = map[rules.TableName]error{}
+	if t.skippedTables == nil {
+		t.skippedTables = map[rules.TableName]error{}
 	}
 	if t.declined == nil {
 		t.declined = map[rules.TableName][]Refusal{}
 	}
 	t.declined[plan.table] = list
-	t.aside[plan.table] = fmt.Errorf("%s %s stays as it is, because %d of the rules declared for it are refused: %s",
+	t.skippedTables[plan.table] = fmt.Errorf("%s %s stays as it is, because %d of the rules declared for it are refused: %s",
 		t.family, plan.table, len(list), list[0].Reason)
 }
 
@@ -96,7 +96,7 @@ func refusalsIn(plan tablePlan, trial trial, claimed func(chain string) bool) []
 			}
 		}
 	}
-	for _, h := range plan.hooks {
+	for _, h := range plan.jumps {
 		if claimed(h.Into()) {
 			note(h.Chain, h.Rule)
 		}
@@ -122,7 +122,7 @@ func (r Replayer) Try(ctx context.Context, g rules.Generation, families ...rules
 		tables := map[rules.TableName]TableResult{}
 		for _, table := range rules.Guarded() {
 			section := g[f.Table(table)]
-			plan := tablePlan{table: table, wrote: section.Chains, hooks: section.Hooks, seen: snapshot.Tables[table]}
+			plan := tablePlan{table: table, wrote: section.Chains, jumps: section.Jumps, seen: snapshot.Tables[table]}
 			trial := newTrial(s, f, plan)
 			if err := trial.run(ctx); err != nil {
 				return nil, fmt.Errorf("trying the rules of %s %s: %w", f, table, err)
@@ -134,9 +134,9 @@ func (r Replayer) Try(ctx context.Context, g rules.Generation, families ...rules
 	return Refusals{}.After(result), nil
 }
 
-// reportDeclined notes in the result why tables are set aside.
+// reportDeclined notes in the result why tables are skipped.
 func (t *turn) reportDeclined() {
-	for table, err := range t.aside {
+	for table, err := range t.skippedTables {
 		tr := t.result.Tables[table]
 		if tr.Refused = t.declined[table]; tr.Refused == nil {
 			tr.Refused = refusedAsAWhole(err)

@@ -101,10 +101,10 @@ type Replayer struct {
 	Kernel     Beginner
 	Canary     string // the canary chain's name
 	Protection rules.Protection
-	// Ahead, unless it is nil, is told before each restore the job's marks with
+	// BeforeWrite, unless it is nil, is told before each restore the job's marks with
 	// those that it is about to plant as tried. Who keeps them knows its own
 	// write again, even if it is killed before it can prove it.
-	Ahead func(canary.Marks)
+	BeforeWrite func(canary.Marks)
 	// Proved, unless it is nil, gets what became of a family's replay as soon as
 	// it was proved, or failed: before the other family's and the aftercare, which
 	// may take longer than it.
@@ -119,10 +119,10 @@ type Job struct {
 	Families   []rules.Family
 	Generation rules.Generation
 	Marks      canary.Marks
-	// Quiet says of which families nothing protected changed for the hook
+	// Quiet says of which families nothing protected changed for the jump
 	// grace.
 	Quiet map[rules.Family]bool
-	// Stood tells the chains that have stood empty for the hook grace; nil means
+	// Stood tells the chains that have stood empty for the jump grace; nil means
 	// none.
 	Stood func(f rules.Family, t rules.TableName, chain string) bool
 	// Claimed tells the chains of a declared source; nil means none.
@@ -133,8 +133,8 @@ type Job struct {
 	Sets map[string]iptables.Set
 	// Memory is that of the loss that the job is to end.
 	Memory Memory
-	// Doubled are the hooks of which copies are to go; for Undouble.
-	Doubled map[rules.TableID][]rules.Hook
+	// Doubled are the jumps of which copies are to go; for Undouble.
+	Doubled map[rules.TableID][]rules.Jump
 	// Gone are the containers of which nothing is to stand; for TakeAway.
 	Gone map[rules.Attachment]bool
 	// Pace is what a rule took to write in the last replays.
@@ -150,7 +150,7 @@ type Job struct {
 	Strict  bool
 	Refused Refusals
 	// Judged, unless it is nil, gets what each guarded read of a family found before
-	// anything that rests on it is written, or passed to Ahead. The last call counts.
+	// anything that rests on it is written, or passed to BeforeWrite. The last call counts.
 	Judged func(rules.Family, map[rules.TableName]TableResult)
 	// Check, unless it is nil, is asked right before each write for what that would change,
 	// by the read that the write rests on; with an error nothing more is written. The
@@ -183,7 +183,7 @@ type FamilyResult struct {
 	// Owed: kube-proxy is to have the last word. It was asked for a full sync if
 	// ProxyStands, and could not be otherwise.
 	Owed bool
-	// Digest identifies the content of the last read, as a Sighting's does;
+	// Digest identifies the content of the last read, as a Probed's does;
 	// 0 if nothing could be read, or somebody else wrote meanwhile.
 	Digest uint64
 
@@ -209,9 +209,9 @@ func (r FamilyResult) Beaten() bool {
 	return r.foreign && !r.Outcome.Done() && !errors.As(r.Err, &refused)
 }
 
-// AllBut reports whether everything that was written is proved, and rules were
+// DoneExceptQuarantined reports whether everything that was written is proved, and rules were
 // left out because what they lean on is missing, or because they are refused.
-func (r FamilyResult) AllBut() bool {
+func (r FamilyResult) DoneExceptQuarantined() bool {
 	left := 0
 	for _, tr := range r.Tables {
 		if tr.Finding.Verdict.Loss() && !tr.Proved {
@@ -250,7 +250,7 @@ type TableResult struct {
 	Gone     *rules.Section
 	Policies []string     // built-in policies that differ from the generation's
 	Wrote    int          // chains whose content was written
-	Placed   []rules.Hook // that were put back
+	Placed   []rules.Jump // that were put back
 	Changed  Change       // what the write did to protected rules, of a checked job
 
 	// flushed: no mark at all was left standing, so that more may be gone than
@@ -289,7 +289,7 @@ func (r Replayer) Replant(ctx context.Context, job Job) (Result, error) {
 	return r.each(ctx, job, action{plan: plant, insists: true}, nil)
 }
 
-// Rotate gives intact tables a new nonce and their hooked chains a witness
+// Rotate gives intact tables a new nonce and their jumped chains a witness
 // each. It is due after the generation moved: a file that was saved before
 // carries the nonce of then, and restoring it is told from the present only
 // if the nonce has changed since.
@@ -312,14 +312,14 @@ func (r Replayer) Readmit(ctx context.Context, job Job) (Result, error) {
 	return r.each(ctx, job, action{plan: readmit, rules: true, retries: true}, nil)
 }
 
-// Undouble takes away the copies of job.Doubled's hooks that stand beyond what the
+// Undouble takes away the copies of job.Doubled's jumps that stand beyond what the
 // generation has.
 func (r Replayer) Undouble(ctx context.Context, job Job) (Result, error) {
 	return r.each(ctx, job, action{plan: undouble}, nil)
 }
 
 // Remove takes every canary and witness out of the tables; with everything,
-// the protected chains and their hooks too.
+// the protected chains and their jumps too.
 func (r Replayer) Remove(ctx context.Context, job Job, everything bool) (Result, error) {
 	remove := func(task tableTask, _ canary.Nonce) *tablePlan {
 		if task.seen.Err != nil || task.seen.Table == nil {
@@ -370,7 +370,7 @@ type action struct {
 // vacant reports whether the table does not exist, and nothing is wanted in it.
 func (t tableTask) vacant() bool {
 	section := t.want.Section
-	return t.absent() && t.want.Mark.Nonce == "" && len(section.Chains)+len(section.Hooks) == 0
+	return t.absent() && t.want.Mark.Nonce == "" && len(section.Chains)+len(section.Jumps) == 0
 }
 
 func heal(task tableTask, nonce canary.Nonce) *tablePlan {
@@ -387,7 +387,7 @@ func force(task tableTask, nonce canary.Nonce) *tablePlan {
 	}
 	task.finding = canary.Finding{
 		Verdict: canary.Replaced, MarkLost: true,
-		Hooks: task.want.Section.Hooks,
+		Jumps: task.want.Section.Jumps,
 	}
 	plan := composeReplay(task, nonce)
 	return &plan
@@ -398,8 +398,8 @@ func plant(task tableTask, nonce canary.Nonce) *tablePlan {
 	if !unplanted && !task.finding.MarkLost && len(task.finding.Witnesses) == 0 || task.spare && task.vacant() {
 		return nil
 	}
-	// Witnesses go where hooks stand now.
-	task.want.Section.Hooks = task.seen.Section.Hooks
+	// Witnesses go where jumps stand now.
+	task.want.Section.Jumps = task.seen.Section.Jumps
 	plan := composePlant(task, nonce)
 	return &plan
 }
@@ -415,7 +415,7 @@ func rotate(task tableTask, nonce canary.Nonce) *tablePlan {
 	if v := task.finding.Verdict; v != canary.Intact && v != canary.Changed || task.want.Mark.Nonce == "" {
 		return nil
 	}
-	task.want.Section.Hooks = task.seen.Section.Hooks
+	task.want.Section.Jumps = task.seen.Section.Jumps
 	plan := composeRotation(task, nonce)
 	return &plan
 }

@@ -46,15 +46,15 @@ type turn struct {
 	nonce  canary.Nonce // of the marks that the last plan plants
 	result FamilyResult
 	memory Memory // see Job; its own reads count, too
-	// culled: rules were tried one by one. refused are those to leave out, by
+	// bisected: rules were tried one by one. refused are those to leave out, by
 	// their text with the reason.
-	culled  bool
-	refused map[rules.TableName]map[string]string
-	// aside are tables that were refused as a whole, with the reason: others are
+	bisected bool
+	refused  map[rules.TableName]map[string]string
+	// skippedTables are tables that were refused as a whole, with the reason: others are
 	// written without them. blame is a refusal of which it must be seen yet
 	// which table it was for.
-	aside map[rules.TableName]error
-	blame error
+	skippedTables map[rules.TableName]error
+	blame         error
 	// declined are the refusals for which a strict job leaves tables as they are.
 	declined map[rules.TableName][]Refusal
 }
@@ -111,13 +111,13 @@ func (r run) families(ctx context.Context) Result {
 			stale = nil
 		}
 		for _, t := range planned {
-			if !slices.Contains(stale, t) && (r.cull(ctx, t) || r.setAside(t)) {
+			if !slices.Contains(stale, t) && (r.bisect(ctx, t) || r.skipTable(t)) {
 				stale = append(stale, t)
 			}
 			if slices.Contains(stale, t) {
 				continue
 			}
-			if r.prove(ctx, t); r.cullSilent(ctx, t) {
+			if r.prove(ctx, t); r.bisectSilent(ctx, t) {
 				stale = append(stale, t)
 				continue
 			}
@@ -202,7 +202,7 @@ func (t *turn) keep(before map[rules.TableName]TableResult) {
 // write: what was told before is not told again, so that the next try, which plants
 // the same marks, is written right after its read.
 func (r run) ahead(marks canary.Marks, turns []*turn) canary.Marks {
-	if r.Ahead == nil || len(turns) == 0 {
+	if r.BeforeWrite == nil || len(turns) == 0 {
 		return marks
 	}
 	told := marks
@@ -214,7 +214,7 @@ func (r run) ahead(marks canary.Marks, turns []*turn) canary.Marks {
 		}
 	}
 	if !reflect.DeepEqual(marks, told) {
-		r.Ahead(marks)
+		r.BeforeWrite(marks)
 	}
 	return marks
 }
@@ -259,7 +259,7 @@ func (r run) plan(ctx context.Context, t *turn) bool {
 	if t.staged {
 		sortByStage(plans)
 	}
-	t.plans = t.withoutAside(plans)
+	t.plans = t.withoutSkipped(plans)
 	if job.Strict {
 		t.reportDeclined()
 	}

@@ -167,7 +167,7 @@ func TestFamiliesAreWrittenTogether(t *testing.T) {
 	}
 }
 
-// TestOrderOfASection holds the order on which other things rest: hooks go
+// TestOrderOfASection holds the order on which other things rest: jumps go
 // before their targets are rewritten, chains are whole before anything leads
 // to them, and the canary comes last, so that it stands only if all stands.
 func TestOrderOfASection(t *testing.T) {

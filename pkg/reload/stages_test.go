@@ -108,7 +108,7 @@ func TestWhatDecidesIsWrittenFirst(t *testing.T) {
 		{
 			name: "nat is refused: the others stay proved", pace: slow, legacy: true,
 			fail: func(stage int) bool { return stage == 1 },
-			// The second read shows that nothing is left but nat, which is set aside.
+			// The second read shows that nothing is left but nat, which is skipped.
 			want: []string{"read ipv4", staged, "read ipv4"}, outcome: Partial,
 		},
 	} {

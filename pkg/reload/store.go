@@ -34,7 +34,7 @@ var (
 const (
 	keptGenerations = 5
 	// format is that of the files. Those of format 0 have no format, those of 1
-	// no quarantine, no named hooks and no ipsets, those of 2 no counts and nothing of what
+	// no quarantine, no named jumps and no ipsets, those of 2 no counts and nothing of what
 	// made them, those of 3 no base: they are all whole; else the same fields. A change that
 	// adds a field, or gives one another meaning, counts it up, and reads the formats before or
 	// refuses them by name. It is one number for all files: an older canaryd that took the

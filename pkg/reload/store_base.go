@@ -41,7 +41,7 @@ type baseLine struct {
 	Format int             `json:"format,omitempty"`
 	Family rules.Family    `json:"family,omitempty"`
 	Table  rules.TableName `json:"table,omitempty"`
-	Hooks  []rules.Hook    `json:"hooks,omitempty"`
+	Jumps  []rules.Jump    `json:"jumps,omitempty"`
 	Name   string          `json:"name,omitempty"`
 	Policy string          `json:"policy,omitempty"`
 	Rules  []string        `json:"rules,omitempty"`
@@ -94,7 +94,7 @@ func encodeBase(w io.Writer, g rules.Generation) error {
 			if !ok {
 				continue
 			}
-			if err := lines.Encode(baseLine{Family: f, Table: t, Hooks: section.Hooks}); err != nil {
+			if err := lines.Encode(baseLine{Family: f, Table: t, Jumps: section.Jumps}); err != nil {
 				return err
 			}
 			for _, c := range section.Chains {
@@ -157,7 +157,7 @@ func decodeBase(r io.Reader) (rules.Generation, error) {
 	var chains []rules.Chain
 	put := func() {
 		if in.Table != "" {
-			g = g.With(in.Family.Table(in.Table), rules.Section{Chains: chains, Hooks: in.Hooks})
+			g = g.With(in.Family.Table(in.Table), rules.Section{Chains: chains, Jumps: in.Jumps})
 		}
 	}
 	for {

@@ -26,7 +26,7 @@ func (d *difference) UnmarshalJSON(data []byte) error { return tableid.Unmarshal
 // section's, and all the rest of a section as it is: that is small.
 type sectionDifference struct {
 	Chains []piece[chainDifference] `json:"chains,omitempty"`
-	Hooks  []piece[rules.Hook]      `json:"hooks,omitempty"`
+	Jumps  []piece[rules.Jump]      `json:"jumps,omitempty"`
 	rules.Section
 }
 
@@ -117,7 +117,7 @@ func (d sectionDifference) apply(to rules.Section) (rules.Section, error) {
 	}
 	section := d.Section
 	var err error
-	section.Hooks, err = expand(d.Hooks, to.Hooks, func(h rules.Hook) (rules.Hook, error) { return h, nil })
+	section.Jumps, err = expand(d.Jumps, to.Jumps, func(h rules.Jump) (rules.Jump, error) { return h, nil })
 	if err != nil {
 		return rules.Section{}, fmt.Errorf("jumps: %w", err)
 	}
@@ -137,9 +137,9 @@ func (d difference) size() int64 {
 	const run = len(`[12345,12345],`)
 	n := 0
 	for _, section := range d {
-		for _, h := range section.Hooks {
+		for _, h := range section.Jumps {
 			if n += run; h.made != nil {
-				n += hookSize(*h.made)
+				n += jumpSize(*h.made)
 			}
 		}
 		for _, c := range section.Chains {
@@ -157,7 +157,7 @@ func (d difference) size() int64 {
 	return int64(n)
 }
 
-func hookSize(h rules.Hook) int {
+func jumpSize(h rules.Jump) int {
 	return len(`{"chain":"","rule":"","anchor":{"position":"bottom","neighbour":""}}`) + len(h.Chain) + len(h.Rule.Spec) + len(h.Anchor.Neighbour.Spec)
 }
 
@@ -171,7 +171,7 @@ type sectionPrint struct {
 	names  []uint64
 	ends   []int    // the place in rules behind those of the chain
 	rules  []uint64 // hashes of their text
-	hooks  []uint64
+	jumps  []uint64
 }
 
 var seed = maphash.MakeSeed()
@@ -197,14 +197,14 @@ func hashChain(c rules.Chain, all []uint64) (uint64, []uint64) {
 	return h.Sum64(), all
 }
 
-func hashHook(h rules.Hook) uint64 {
+func hashJump(h rules.Jump) uint64 {
 	return hashText(fmt.Sprintf("%q %q %q %q %t", h.Chain, h.Rule.Spec, h.Anchor.Position, h.Anchor.Neighbour.Spec, h.Named))
 }
 
-func hashHooks(hooks []rules.Hook) []uint64 {
-	hashes := make([]uint64, len(hooks))
-	for i, h := range hooks {
-		hashes[i] = hashHook(h)
+func hashJumps(jumps []rules.Jump) []uint64 {
+	hashes := make([]uint64, len(jumps))
+	for i, h := range jumps {
+		hashes[i] = hashJump(h)
 	}
 	return hashes
 }
@@ -215,7 +215,7 @@ func fingerprintOf(g rules.Generation) fingerprint {
 		n := len(section.Chains)
 		p := sectionPrint{
 			chains: make([]uint64, 0, n), names: make([]uint64, 0, n), ends: make([]int, 0, n),
-			rules: make([]uint64, 0, section.RuleCount()), hooks: hashHooks(section.Hooks),
+			rules: make([]uint64, 0, section.RuleCount()), jumps: hashJumps(section.Jumps),
 		}
 		for _, c := range section.Chains {
 			var hash uint64
@@ -243,8 +243,8 @@ func (p sectionPrint) difference(section rules.Section) sectionDifference {
 	}
 	var byName map[uint64]int
 	d := sectionDifference{Section: section}
-	d.Section.Chains, d.Section.Hooks = nil, nil
-	d.Hooks = pieces(p.hooks, hashHooks(section.Hooks), func(i int) rules.Hook { return section.Hooks[i] })
+	d.Section.Chains, d.Section.Jumps = nil, nil
+	d.Jumps = pieces(p.jumps, hashJumps(section.Jumps), func(i int) rules.Jump { return section.Jumps[i] })
 	d.Chains = pieces(p.chains, now, func(i int) chainDifference {
 		if byName == nil {
 			byName = make(map[uint64]int, len(p.names))

@@ -95,19 +95,19 @@ func TestDifferences(t *testing.T) {
 			s.Chains[7].Policy, s.Chains[8].Rules = "DROP", nil
 		}},
 		{name: "a jump more", change: func(s *rules.Section) {
-			s.Hooks = append(s.Hooks, rules.Hook{Chain: "PREROUTING", Rule: spec("-j KUBE-SERVICES"), Anchor: rules.Anchor{Position: rules.Behind, Neighbour: spec("-j corp")}})
+			s.Jumps = append(s.Jumps, rules.Jump{Chain: "PREROUTING", Rule: spec("-j KUBE-SERVICES"), Anchor: rules.Anchor{Position: rules.Behind, Neighbour: spec("-j corp")}})
 		}},
 		{name: "a jump in front", change: func(s *rules.Section) {
-			s.Hooks = slices.Insert(s.Hooks, 0, rules.Hook{Chain: "PREROUTING", Rule: spec("-j KUBE-SERVICES"), Anchor: rules.Anchor{Position: rules.Top}})
+			s.Jumps = slices.Insert(s.Jumps, 0, rules.Jump{Chain: "PREROUTING", Rule: spec("-j KUBE-SERVICES"), Anchor: rules.Anchor{Position: rules.Top}})
 		}},
 		{name: "a jump elsewhere", change: func(s *rules.Section) {
-			s.Hooks[0].Anchor = rules.Anchor{Position: rules.Behind, Neighbour: spec("-j corp")}
+			s.Jumps[0].Anchor = rules.Anchor{Position: rules.Behind, Neighbour: spec("-j corp")}
 		}},
-		{name: "a jump less", change: func(s *rules.Section) { s.Hooks = nil }},
+		{name: "a jump less", change: func(s *rules.Section) { s.Jumps = nil }},
 		{name: "what is no rule", change: func(s *rules.Section) {
 			s.Alone, s.Leans, s.Policies = nil, []string{"other"}, map[string]string{"OUTPUT": "DROP"}
-			s.Hooks = slices.Clone(s.Hooks)
-			s.Hooks[0].Named, s.Chains[7].Rules = true, nil
+			s.Jumps = slices.Clone(s.Jumps)
+			s.Jumps[0].Named, s.Chains[7].Rules = true, nil
 		}},
 		{name: "a third of the chains", other: true, change: func(s *rules.Section) {
 			for i := range 70 {
@@ -174,10 +174,10 @@ func TestManyJumps(t *testing.T) {
 	g := manyChains(t, 300)
 	section := g[v4.Table(rules.Nat)]
 	for i := range 500 {
-		section.Hooks = append(section.Hooks, rules.Hook{Chain: "POSTROUTING", Rule: spec(fmt.Sprintf("-s 10.1.%d.%d/32 -j KUBE-SVC-%04d", i/250, i%250, i%300)), Anchor: rules.Anchor{Position: rules.Bottom}})
+		section.Jumps = append(section.Jumps, rules.Jump{Chain: "POSTROUTING", Rule: spec(fmt.Sprintf("-s 10.1.%d.%d/32 -j KUBE-SVC-%04d", i/250, i%250, i%300)), Anchor: rules.Anchor{Position: rules.Bottom}})
 	}
 	must(t, s.saveGeneration(g.With(v4.Table(rules.Nat), section), "snapshot", noon))
-	section.Hooks = slices.Delete(slices.Clone(section.Hooks), 200, 201)
+	section.Jumps = slices.Delete(slices.Clone(section.Jumps), 200, 201)
 	g = g.With(v4.Table(rules.Nat), section)
 	must(t, s.saveGeneration(g, "snapshot", noon))
 	if n := len(must1(os.ReadFile(s.path(g.ID())))); n > 1000 {

@@ -63,8 +63,8 @@ func (s *Store) text(stored Stored) ([]byte, error) {
 func sizeOf(g rules.Generation) int64 {
 	n := 0
 	for _, section := range g {
-		for _, h := range section.Hooks {
-			n += hookSize(h)
+		for _, h := range section.Jumps {
+			n += jumpSize(h)
 		}
 		for _, c := range section.Chains {
 			n += len(`{"name":"","rules":[]}`) + len(c.Name)

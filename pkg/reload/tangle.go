@@ -31,7 +31,7 @@ func tangles(plan tablePlan, deep bool) map[string]string {
 	for _, c := range planned {
 		t.take(c, true)
 	}
-	for _, h := range plan.hooks {
+	for _, h := range plan.jumps {
 		t.chains[h.Chain] = append(t.chains[h.Chain], jump{h.Rule.Target, h.Rule.Spec, true})
 	}
 	for _, name := range rules.BuiltinChains(plan.table) {

@@ -109,7 +109,7 @@ func TestTanglesOfManyWays(t *testing.T) {
 
 // A flush may have deleted the table itself.
 func TestTanglesOfATableThatIsGone(t *testing.T) {
-	plan := tablePlan{table: rules.Nat, hooks: []rules.Hook{{Chain: "OUTPUT", Rule: spec("-j KUBE-A")}}}
+	plan := tablePlan{table: rules.Nat, jumps: []rules.Jump{{Chain: "OUTPUT", Rule: spec("-j KUBE-A")}}}
 	if bad := tangles(plan, true); len(bad) > 0 {
 		t.Errorf("found %v", bad)
 	}

@@ -71,7 +71,7 @@ func (t *turn) settled() Outcome {
 			outcome, t.result.Err = Partial, leftOut(t.family, table, tr.Quarantined)
 		}
 	}
-	if err := t.asideErr(); err != nil {
+	if err := t.skippedErr(); err != nil {
 		t.result.Err = err
 		if outcome == Skipped {
 			return Failed

@@ -73,7 +73,7 @@ func (s Section) Attachments() map[Attachment]bool {
 			}
 		}
 	}
-	for _, h := range s.Hooks {
+	for _, h := range s.Jumps {
 		if ofCNI(h.Into()) {
 			note(h.Rule)
 		}
@@ -100,7 +100,7 @@ func (s Section) WithoutAttachments(gone map[Attachment]bool) Section {
 		}
 	}
 	next := s
-	next.Hooks = slices.DeleteFunc(slices.Clone(s.Hooks), func(h Hook) bool {
+	next.Jumps = slices.DeleteFunc(slices.Clone(s.Jumps), func(h Jump) bool {
 		out := ofCNI(h.Into()) && drop(h.Rule)
 		theirs[h.Into()] = theirs[h.Into()] || out
 		return out
@@ -128,7 +128,7 @@ func (s Section) WithoutAttachments(gone map[Attachment]bool) Section {
 	return next
 }
 
-// targets returns what rules of CNI's chains and hooks jump to.
+// targets returns what rules of CNI's chains and jumps jump to.
 func (s Section) targets() map[string]bool {
 	led := map[string]bool{}
 	for _, c := range s.Chains {
@@ -138,7 +138,7 @@ func (s Section) targets() map[string]bool {
 			}
 		}
 	}
-	for _, h := range s.Hooks {
+	for _, h := range s.Jumps {
 		led[h.Into()] = true
 	}
 	return led

@@ -42,8 +42,8 @@ func TestWithoutAttachments(t *testing.T) {
 	if d := cmp.Diff(map[rules.Attachment]bool{second: true}, left.Attachments()); d != "" {
 		t.Errorf("attachments (-want +got):\n%s", d)
 	}
-	if len(left.Hooks) != len(s.Hooks)-1 || len(left.Chains) != len(s.Chains)-2 {
-		t.Errorf("%d hooks of %d and %d chains of %d are left", len(left.Hooks), len(s.Hooks), len(left.Chains), len(s.Chains))
+	if len(left.Jumps) != len(s.Jumps)-1 || len(left.Chains) != len(s.Chains)-2 {
+		t.Errorf("%d jumps of %d and %d chains of %d are left", len(left.Jumps), len(s.Jumps), len(left.Chains), len(s.Chains))
 	}
 	for _, name := range []string{"CNI-46d5e6e569f30aa7e18e02f1", "CNI-DN-46d5e6e569f30aa7e18e0"} {
 		if _, there := left.Chain(name); there {
@@ -51,7 +51,7 @@ func TestWithoutAttachments(t *testing.T) {
 		}
 	}
 	cut := s
-	cut.Hooks, cut.Chains = nil, nil
+	cut.Jumps, cut.Chains = nil, nil
 	for _, c := range s.Chains { // the jumps are gone, as in the midst of a DEL
 		if c.Name != "CNI-HOSTPORT-DNAT" {
 			cut.Chains = append(cut.Chains, c)

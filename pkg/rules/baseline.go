@@ -61,11 +61,11 @@ func (b *Baseline) prints(list []Rule) []print {
 
 func (b *Baseline) digest(text string) uint64 { return maphash.String(b.seed, text) }
 
-// eachChain calls do for the built-in chains that have hooks, and then for each protected chain.
+// eachChain calls do for the built-in chains that have jumps, and then for each protected chain.
 func (s Section) eachChain(t TableName, do func(name string, list []Rule)) {
-	for _, name := range s.HookedChains(t) {
+	for _, name := range s.JumpChains(t) {
 		var list []Rule
-		for _, h := range s.Hooks {
+		for _, h := range s.Jumps {
 			if h.Chain == name {
 				list = append(list, h.Rule)
 			}

@@ -26,7 +26,7 @@ func chainsOf(t testing.TB, lines ...string) rules.Generation {
 				t.Fatal(err)
 			}
 			if name == "INPUT" {
-				s.Hooks = append(s.Hooks, rules.Hook{Chain: name, Rule: r})
+				s.Jumps = append(s.Jumps, rules.Jump{Chain: name, Rule: r})
 				continue
 			}
 			c.Rules = append(c.Rules, r)

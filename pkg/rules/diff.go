@@ -18,10 +18,10 @@ type Deviation struct {
 	// with it or that it should not have.
 	Rules []Rule
 	// Wanted and Found are the rule's places in its chain, counted from 1,
-	// or, if it is doubled, how often it stands there. Hooks are counted
-	// among hooks.
+	// or, if it is doubled, how often it stands there. Jumps are counted
+	// among jumps.
 	Wanted, Found int
-	// Anchor is where a missing hook stood, or where among the wanted rules
+	// Anchor is where a missing jump stood, or where among the wanted rules
 	// a misplaced one belongs.
 	Anchor Anchor
 }
@@ -33,19 +33,19 @@ type Kind uint8
 const (
 	ChainGone Kind = iota
 	ChainEmptied
-	HookMissing
+	JumpMissing
 	RuleMissing
-	HookMisplaced
+	JumpMisplaced
 	RuleMisplaced
-	HookDoubled
+	JumpDoubled
 	RuleDoubled
-	HookUnwanted
+	JumpUnwanted
 	RuleUnwanted
 	ChainUnwanted
 )
 
 // Diff returns in which got differs from want. Rules are compared by their
-// meaning, hooks by chain and rule and by their order among themselves: what
+// meaning, jumps by chain and rule and by their order among themselves: what
 // others put between them is theirs. It looks at no policy.
 func Diff(want, got Section) Difference {
 	var d Difference
@@ -70,12 +70,12 @@ func Diff(want, got Section) Difference {
 			d = append(d, Deviation{Kind: ChainUnwanted, Chain: c.Name, Rules: rs})
 		}
 	}
-	d = append(d, diffHooks(want.Hooks, got.Hooks)...)
+	d = append(d, diffJumps(want.Jumps, got.Jumps)...)
 	slices.SortStableFunc(d, func(a, b Deviation) int { return int(a.Kind) - int(b.Kind) })
 	return d
 }
 
-func diffHooks(want, got []Hook) Difference {
+func diffJumps(want, got []Jump) Difference {
 	var chains []string
 	wanted, found := map[string][]Rule{}, map[string][]Rule{}
 	anchors := map[string][]Anchor{}
@@ -88,8 +88,8 @@ func diffHooks(want, got []Hook) Difference {
 		chains = append(chains, h.Chain)
 		found[h.Chain] = append(found[h.Chain], h.Rule)
 	}
-	hook := map[Kind]Kind{
-		RuleMissing: HookMissing, RuleMisplaced: HookMisplaced, RuleDoubled: HookDoubled, RuleUnwanted: HookUnwanted,
+	jump := map[Kind]Kind{
+		RuleMissing: JumpMissing, RuleMisplaced: JumpMisplaced, RuleDoubled: JumpDoubled, RuleUnwanted: JumpUnwanted,
 	}
 	var d Difference
 	for i, name := range chains {
@@ -97,8 +97,8 @@ func diffHooks(want, got []Hook) Difference {
 			continue
 		}
 		for _, v := range sequence(name, wanted[name], found[name]) {
-			v.Kind = hook[v.Kind]
-			if v.Kind == HookMissing {
+			v.Kind = jump[v.Kind]
+			if v.Kind == JumpMissing {
 				v.Anchor = anchors[name][v.Wanted-1]
 			}
 			d = append(d, v)
@@ -215,7 +215,7 @@ func (d Difference) Lines() []string {
 func (v Deviation) lines() []string {
 	rule := ""
 	if len(v.Rules) == 1 {
-		rule = Hook{Chain: v.Chain, Rule: v.Rules[0]}.String()
+		rule = Jump{Chain: v.Chain, Rule: v.Rules[0]}.String()
 	}
 	switch v.Kind {
 	case ChainGone:
@@ -224,20 +224,20 @@ func (v Deviation) lines() []string {
 		return v.withRules("chain %s is empty", "without")
 	case ChainUnwanted:
 		return v.withRules("chain %s is not wanted", "with")
-	case HookMissing:
-		return []string{"hook is missing: " + rule + v.Anchor.suffix("")}
+	case JumpMissing:
+		return []string{"jump is missing: " + rule + v.Anchor.suffix("")}
 	case RuleMissing:
 		return []string{fmt.Sprintf("rule %d is missing: %s", v.Wanted, rule)}
-	case HookMisplaced:
-		return []string{fmt.Sprintf("hook %d is out of order: %s%s", v.Found, rule, v.Anchor.suffix("belongs "))}
+	case JumpMisplaced:
+		return []string{fmt.Sprintf("jump %d is out of order: %s%s", v.Found, rule, v.Anchor.suffix("belongs "))}
 	case RuleMisplaced:
 		return []string{fmt.Sprintf("rule %d is out of order: %s%s", v.Found, rule, v.Anchor.suffix("belongs "))}
-	case HookDoubled:
-		return []string{fmt.Sprintf("hook is there %s instead of %s: %s", times(v.Found), times(v.Wanted), rule)}
+	case JumpDoubled:
+		return []string{fmt.Sprintf("jump is there %s instead of %s: %s", times(v.Found), times(v.Wanted), rule)}
 	case RuleDoubled:
 		return []string{fmt.Sprintf("rule is there %s instead of %s: %s", times(v.Found), times(v.Wanted), rule)}
-	case HookUnwanted:
-		return []string{"hook is not wanted: " + rule}
+	case JumpUnwanted:
+		return []string{"jump is not wanted: " + rule}
 	default:
 		return []string{fmt.Sprintf("rule %d is not wanted: %s", v.Found, rule)}
 	}
@@ -253,7 +253,7 @@ func (v Deviation) withRules(format, with string) []string {
 	}
 	lines := []string{fmt.Sprintf(format, v.Chain) + " " + what}
 	for _, r := range v.Rules {
-		lines = append(lines, "  "+Hook{Chain: v.Chain, Rule: r}.String())
+		lines = append(lines, "  "+Jump{Chain: v.Chain, Rule: r}.String())
 	}
 	return lines
 }

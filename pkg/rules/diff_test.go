@@ -26,7 +26,7 @@ func wanted() rules.Section {
 			{Name: "KUBE-MARK-MASQ", Rules: []rules.Rule{r("-j MARK --set-xmark 0x4000/0x4000")}},
 			{Name: "KUBE-NODEPORTS"},
 		},
-		Hooks: []rules.Hook{
+		Jumps: []rules.Jump{
 			{Chain: "PREROUTING", Rule: r("-j KUBE-SERVICES"), Anchor: rules.Anchor{Position: rules.Top}},
 			{Chain: "PREROUTING", Rule: r("-m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT"), Anchor: rules.Anchor{Position: rules.Behind, Neighbour: r("-i lo -j ACCEPT")}},
 			{Chain: "OUTPUT", Rule: r("-j KUBE-SERVICES"), Anchor: rules.Anchor{Position: rules.Bottom}},
@@ -44,12 +44,12 @@ func TestDiff(t *testing.T) {
 		{"only spelled differently", func(s *rules.Section) {
 			s.Chains[2].Rules = []rules.Rule{r("-j MARK --or-mark 0x4000")}
 			(*services(s))[0] = r(`-m comment --comment "default/a cluster IP" -m tcp -p tcp -d 10.96.0.1 --dport https -j KUBE-SVC-A`)
-			s.Hooks[1].Rule = r("-j CNI-HOSTPORT-DNAT -m addrtype --dst-type local")
-			s.Hooks[0].Anchor.Position = rules.Bottom
+			s.Jumps[1].Rule = r("-j CNI-HOSTPORT-DNAT -m addrtype --dst-type local")
+			s.Jumps[0].Anchor.Position = rules.Bottom
 			slices.Reverse(s.Chains)
 		}},
 		{"everything flushed", func(s *rules.Section) {
-			s.Hooks = nil
+			s.Jumps = nil
 			for i := range s.Chains {
 				s.Chains[i].Rules = nil
 			}
@@ -72,16 +72,16 @@ func TestDiff(t *testing.T) {
 			*services(s) = slices.Insert(*services(s), 0, r("-m addrtype --dst-type local -j KUBE-NODEPORTS"))
 		}},
 		{"a rule three times", func(s *rules.Section) { s.Chains[2].Rules = slices.Repeat(s.Chains[2].Rules, 3) }},
-		{"hooks missing", func(s *rules.Section) { s.Hooks = s.Hooks[:1] }},
-		{"hooks in the wrong order", func(s *rules.Section) { s.Hooks[0], s.Hooks[1] = s.Hooks[1], s.Hooks[0] }},
-		{"a hook doubled", func(s *rules.Section) { s.Hooks = append(s.Hooks, s.Hooks[2]) }},
-		{"a hook elsewhere", func(s *rules.Section) { s.Hooks[2].Chain = "POSTROUTING" }},
+		{"jumps missing", func(s *rules.Section) { s.Jumps = s.Jumps[:1] }},
+		{"jumps in the wrong order", func(s *rules.Section) { s.Jumps[0], s.Jumps[1] = s.Jumps[1], s.Jumps[0] }},
+		{"a jump doubled", func(s *rules.Section) { s.Jumps = append(s.Jumps, s.Jumps[2]) }},
+		{"a jump elsewhere", func(s *rules.Section) { s.Jumps[2].Chain = "POSTROUTING" }},
 		{"all at once", func(s *rules.Section) {
 			s.Chains[1].Rules = nil
 			slices.Reverse(*services(s))
 			*services(s) = append(*services(s), r("-j DROP"))
 			s.Chains = append(s.Chains[:2], rules.Chain{Name: "STRANGE"})
-			s.Hooks = append(s.Hooks[1:], s.Hooks[2])
+			s.Jumps = append(s.Jumps[1:], s.Jumps[2])
 		}},
 	}
 	var b strings.Builder

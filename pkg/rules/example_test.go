@@ -79,7 +79,7 @@ COMMIT
 	fmt.Println(rules.Diff(wanted, found))
 	fmt.Println("the same:", len(rules.Diff(wanted, wanted)) == 0)
 	// Output:
-	// hook is missing: -A INPUT -j MY-FIREWALL (at the bottom)
+	// jump is missing: -A INPUT -j MY-FIREWALL (at the bottom)
 	// rule 2 is missing: -A MY-FIREWALL -j DROP
 	// the same: true
 }

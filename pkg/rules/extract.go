@@ -4,8 +4,8 @@ import "slices"
 
 // A Protection says what is protected. A Selector makes one of --protect.
 type Protection struct {
-	// Chain tells the protected chains; rules of built-in chains that jump
-	// into them are hooks.
+	// Chain tells the protected chains; a rule of a built-in chain that leads
+	// into one of them is a jump.
 	Chain func(name string) bool
 	// Rule tells further rules of built-in chains that are; nil means none.
 	Rule func(t TableName, chain string, r Rule) bool
@@ -14,7 +14,7 @@ type Protection struct {
 	Piecewise func(chain string) bool
 }
 
-// Extract learns one table's section: its protected chains, the hooks with
+// Extract learns one table's section: its protected chains, the jumps with
 // their anchors, and what they lean on. mark tells canaryd's own rules, which
 // are part of no generation and count as nobody's neighbour.
 func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
@@ -42,11 +42,11 @@ func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
 		}
 		if c.LeftOut() {
 			// Which jumps it holds is not known: one that is known to be none stands for them.
-			s.Hooks = append(s.Hooks, Hook{Chain: name, Rule: c.Rules[0], Anchor: Anchor{Position: Top}, Named: true})
+			s.Jumps = append(s.Jumps, Jump{Chain: name, Rule: c.Rules[0], Anchor: Anchor{Position: Top}, Named: true})
 			continue
 		}
-		found, alone := p.hooks(t.Name, c, mark)
-		s.Hooks = append(s.Hooks, found...)
+		found, alone := p.jumps(t.Name, c, mark)
+		s.Jumps = append(s.Jumps, found...)
 		if alone {
 			s.Alone = append(s.Alone, name)
 		}
@@ -55,9 +55,9 @@ func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
 	return s
 }
 
-// hooks returns the hooks in one built-in chain with their anchors, and whether
+// jumps returns the jumps in one built-in chain with their anchors, and whether
 // there are some and no foreign rule beside them.
-func (p Protection) hooks(t TableName, c *Chain, mark func(Rule) bool) (found []Hook, alone bool) {
+func (p Protection) jumps(t TableName, c *Chain, mark func(Rule) bool) (found []Jump, alone bool) {
 	const foreign, ours, jump, named = 0, 1, 2, 3
 	kinds := make([]byte, len(c.Rules))
 	lastForeign := -1
@@ -80,7 +80,7 @@ func (p Protection) hooks(t TableName, c *Chain, mark func(Rule) bool) (found []
 		case foreign:
 			neighbour = i
 		default:
-			h := Hook{Chain: c.Name, Rule: r, Anchor: Anchor{Position: Top}, Named: kinds[i] == named}
+			h := Jump{Chain: c.Name, Rule: r, Anchor: Anchor{Position: Top}, Named: kinds[i] == named}
 			switch {
 			case neighbour >= 0 && i > lastForeign:
 				h.Anchor.Position = Bottom

@@ -23,7 +23,7 @@ const (
 	foreign = "-i lo -j ACCEPT"
 )
 
-func TestExtractAnchorsAHookByTheForeignRulesAroundIt(t *testing.T) {
+func TestExtractAnchorsAJumpByTheForeignRulesAroundIt(t *testing.T) {
 	top := rules.Anchor{Position: rules.Top}
 	bottom := rules.Anchor{Position: rules.Bottom}
 	behind := func(spec string) rules.Anchor {
@@ -46,8 +46,8 @@ func TestExtractAnchorsAHookByTheForeignRulesAroundIt(t *testing.T) {
 		{"a mark before it is nobody's neighbour", []string{mark, "-j KUBE-A"}, []rules.Anchor{top}},
 		{"a mark after it does not make it less the last", []string{foreign, "-j KUBE-A", mark}, []rules.Anchor{bottom}},
 		{"a mark between it and its neighbour", []string{foreign, mark, "-j KUBE-A", "-j DROP"}, []rules.Anchor{behind(foreign)}},
-		{"a jump to somebody else's chain is no hook", []string{"-j corp"}, nil},
-		{"a comment that names a protected chain is no hook", []string{`-m comment --comment "-j KUBE-A"`}, nil},
+		{"a jump to somebody else's chain is no jump", []string{"-j corp"}, nil},
+		{"a comment that names a protected chain is no jump", []string{`-m comment --comment "-j KUBE-A"`}, nil},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -60,9 +60,9 @@ func TestExtractAnchorsAHookByTheForeignRulesAroundIt(t *testing.T) {
 			if alone := slices.Contains(section.Alone, "INPUT"); alone != (test.name == "alone" || test.name == "a mark before it is nobody's neighbour") {
 				t.Errorf("alone: %t", alone)
 			}
-			for _, h := range section.Hooks {
+			for _, h := range section.Jumps {
 				if h.Chain != "INPUT" || !strings.HasPrefix(h.Rule.Target, "KUBE-") {
-					t.Errorf("hook %s", h)
+					t.Errorf("jump %s", h)
 				}
 				got = append(got, h.Anchor)
 			}
@@ -102,7 +102,7 @@ func TestExtractTakesWhatIsProtectedAndNothingElse(t *testing.T) {
 			}},
 			{Name: "KUBE-A"},
 		},
-		Hooks: []rules.Hook{
+		Jumps: []rules.Jump{
 			{Chain: "PREROUTING", Rule: rules.Rule{Spec: "-j KUBE-A", Target: "KUBE-A"}, Anchor: rules.Anchor{Position: rules.Top}},
 			{Chain: "POSTROUTING", Rule: rules.Rule{Spec: "-j KUBE-Z", Target: "KUBE-Z"}, Anchor: rules.Anchor{Position: rules.Top}},
 		},
@@ -113,8 +113,8 @@ func TestExtractTakesWhatIsProtectedAndNothingElse(t *testing.T) {
 	if d := cmp.Diff(want, got, exactly); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
-	if d := cmp.Diff([]string{"PREROUTING", "POSTROUTING"}, got.HookedChains(rules.Nat)); d != "" {
-		t.Errorf("hooked chains (-want +got):\n%s", d)
+	if d := cmp.Diff([]string{"PREROUTING", "POSTROUTING"}, got.JumpChains(rules.Nat)); d != "" {
+		t.Errorf("jumped chains (-want +got):\n%s", d)
 	}
 	if n := got.RuleCount(); n != 6 {
 		t.Errorf("%d rules, want 6", n)

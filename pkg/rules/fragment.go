@@ -10,12 +10,12 @@ import (
 )
 
 // A Fragment is what an operator declares in one file, for one family: chains
-// of his own with their rules, and the hooks into them.
+// of his own with their rules, and the jumps into them.
 type Fragment struct {
 	Sections map[TableName]Section
 	// Lines are the lines on which the chains are declared.
 	Lines map[TableName]map[string]int
-	// RuleLines are the lines on which the rules stand, hooks among them; of equal
+	// RuleLines are the lines on which the rules stand, jumps among them; of equal
 	// ones in one chain the first.
 	RuleLines map[TableName]map[ChainRule]int
 }
@@ -29,12 +29,12 @@ type ChainRule struct{ Chain, Spec string }
 //	*filter
 //	:SITE-DROP - [0:0]              a chain of the fragment; every one must be declared
 //	-A SITE-DROP -s 192.0.2.0/24 -j DROP
-//	-A FORWARD -j SITE-DROP         a hook, behind all other rules of FORWARD
-//	-I INPUT -j SITE-DROP           a hook, before all other rules of INPUT;
+//	-A FORWARD -j SITE-DROP         a jump, behind all other rules of FORWARD
+//	-I INPUT -j SITE-DROP           a jump, before all other rules of INPUT;
 //	                                of several the last comes first, as always
 //	COMMIT
 //
-// Built-in chains need not be declared, and rules in them must be hooks: a jump
+// Built-in chains need not be declared, and rules in them must be jumps: a jump
 // to a chain of the same table of the same fragment. Everything else would be
 // a rule in a chain that is not the fragment's. What canaryd could not compare
 // with what the kernel prints is refused too: host names, and lists of
@@ -74,11 +74,11 @@ type fragmentParser struct {
 	opened int    // its line
 	lines  map[string]int
 	rules  map[ChainRule]int
-	hooks  []numberedHook
+	jumps  []numberedJump
 }
 
-type numberedHook struct {
-	Hook
+type numberedJump struct {
+	Jump
 	line int
 	text string
 }
@@ -131,7 +131,7 @@ func (p *fragmentParser) open(text string) *ParseError {
 	case again:
 		return &ParseError{Text: text, Reason: "stands there twice: write all of a table into one section"}
 	}
-	p.table, p.opened, p.lines, p.rules, p.hooks = NewTable(name), p.number, map[string]int{}, map[ChainRule]int{}, nil
+	p.table, p.opened, p.lines, p.rules, p.jumps = NewTable(name), p.number, map[string]int{}, map[ChainRule]int{}, nil
 	return nil
 }
 
@@ -193,8 +193,8 @@ func (p *fragmentParser) rule(text, verb, name, spec string) *ParseError {
 		if verb == "-I" {
 			position = Top
 		}
-		// Whether it is a hook is known at the end of the table.
-		p.hooks = append(p.hooks, numberedHook{Hook{Chain: name, Rule: rule, Anchor: Anchor{Position: position}}, p.number, text})
+		// Whether it is a jump is known at the end of the table.
+		p.jumps = append(p.jumps, numberedJump{Jump{Chain: name, Rule: rule, Anchor: Anchor{Position: position}}, p.number, text})
 		return nil
 	}
 	chain := p.table.Chain(name)
@@ -268,23 +268,23 @@ func checkAddress(text string, family Family) string {
 	}
 }
 
-// close ends a table: its hooks must lead to its chains.
+// close ends a table: its jumps must lead to its chains.
 func (p *fragmentParser) close() *ParseError {
 	s := Section{Chains: p.table.Chains}
-	for i, h := range p.hooks {
+	for i, h := range p.jumps {
 		wrong := func(reason string) *ParseError { return &ParseError{Line: h.line, Text: h.text, Reason: reason} }
 		if p.table.Chain(h.Rule.Target) == nil {
 			return wrong("is a rule in a built-in chain that jumps to no chain of this table of this file: " +
 				"declare a chain, put the rule there, and jump to it from " + h.Chain)
 		}
-		for _, o := range p.hooks[:i] {
-			if o.Same(h.Hook) {
+		for _, o := range p.jumps[:i] {
+			if o.Same(h.Jump) {
 				return wrong(fmt.Sprintf("stands on line %d already", o.line))
 			}
 		}
-		s = s.Then(Section{Hooks: []Hook{h.Hook}})
+		s = s.Then(Section{Jumps: []Jump{h.Jump}})
 	}
-	slices.SortStableFunc(s.Hooks, func(a, b Hook) int {
+	slices.SortStableFunc(s.Jumps, func(a, b Jump) int {
 		return slices.Index(builtin[p.table.Name], a.Chain) - slices.Index(builtin[p.table.Name], b.Chain)
 	})
 	s.Leans = chainsOfOthers(p.table)
@@ -294,20 +294,20 @@ func (p *fragmentParser) close() *ParseError {
 	return nil
 }
 
-// Then returns what stands when later is loaded after s: its hooks at the top
-// stand before those of s, its hooks at the bottom behind them.
+// Then returns what stands when later is loaded after s: its jumps at the top
+// stand before those of s, its jumps at the bottom behind them.
 func (s Section) Then(later Section) Section {
 	joined := s.Join(later)
-	joined.Hooks = nil
-	for _, h := range later.Hooks {
+	joined.Jumps = nil
+	for _, h := range later.Jumps {
 		if h.Anchor.Position == Top {
-			joined.Hooks = append(joined.Hooks, h)
+			joined.Jumps = append(joined.Jumps, h)
 		}
 	}
-	joined.Hooks = append(joined.Hooks, s.Hooks...)
-	for _, h := range later.Hooks {
+	joined.Jumps = append(joined.Jumps, s.Jumps...)
+	for _, h := range later.Jumps {
 		if h.Anchor.Position != Top {
-			joined.Hooks = append(joined.Hooks, h)
+			joined.Jumps = append(joined.Jumps, h)
 		}
 	}
 	// Either may have leaned on what the other has.

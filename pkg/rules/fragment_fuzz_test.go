@@ -26,9 +26,9 @@ func FuzzParseFragment(f *testing.F) {
 			t.Fatal(err)
 		}
 		for table, s := range got.Sections {
-			for _, h := range s.Hooks {
+			for _, h := range s.Jumps {
 				if _, found := s.Chain(h.Rule.Target); !found {
-					t.Errorf("%s: a hook into a chain of others: %s", table, h)
+					t.Errorf("%s: a jump into a chain of others: %s", table, h)
 				}
 			}
 			for _, c := range s.Chains {
@@ -36,7 +36,7 @@ func FuzzParseFragment(f *testing.F) {
 					t.Errorf("%s: chain %s stands on no line", table, c.Name)
 				}
 			}
-			// Hooks at the top are written in the order in which they are
+			// Jumps at the top are written in the order in which they are
 			// to stand, so each is put before what follows it.
 			var lines []string
 			lines = append(lines, "*"+string(table))
@@ -46,11 +46,11 @@ func FuzzParseFragment(f *testing.F) {
 					lines = append(lines, "-A "+c.Name+" "+r.Spec)
 				}
 			}
-			for i := range s.Hooks {
-				if h := s.Hooks[len(s.Hooks)-1-i]; h.Anchor.Position == rules.Top {
+			for i := range s.Jumps {
+				if h := s.Jumps[len(s.Jumps)-1-i]; h.Anchor.Position == rules.Top {
 					lines = append(lines, "-I "+h.Chain+" "+h.Rule.Spec)
 				}
-				if h := s.Hooks[i]; h.Anchor.Position == rules.Bottom {
+				if h := s.Jumps[i]; h.Anchor.Position == rules.Bottom {
 					lines = append(lines, h.String())
 				}
 			}

@@ -44,7 +44,7 @@ func TestParseFragment(t *testing.T) {
 					}},
 					{Name: "SITE-DROP", Rules: []rules.Rule{rule(t, "-j DROP")}},
 				},
-				Hooks: []rules.Hook{ // in the order of the chains, the last -I first
+				Jumps: []rules.Jump{ // in the order of the chains, the last -I first
 					{Chain: "INPUT", Rule: rule(t, "-p udp -j SITE-IN"), Anchor: top},
 					{Chain: "INPUT", Rule: rule(t, "-p tcp -j SITE-IN"), Anchor: top},
 					{Chain: "FORWARD", Rule: rule(t, "-j SITE-IN"), Anchor: bottom},
@@ -53,7 +53,7 @@ func TestParseFragment(t *testing.T) {
 			},
 			rules.Nat: {
 				Chains: []rules.Chain{{Name: "SITE-NAT"}},
-				Hooks:  []rules.Hook{{Chain: "POSTROUTING", Rule: rule(t, "-j SITE-NAT"), Anchor: bottom}},
+				Jumps:  []rules.Jump{{Chain: "POSTROUTING", Rule: rule(t, "-j SITE-NAT"), Anchor: bottom}},
 			},
 		},
 		Lines: map[rules.TableName]map[string]int{
@@ -124,9 +124,9 @@ func TestParseFragmentRefuses(t *testing.T) {
 		"a chain of no table":         {"*filter\n-A PREROUTING -j DROP", 2, "table filter does not have"},
 		"-I in a chain":               {"*filter\n:X -\n-I X -j DROP", 3, "write its rules with -A"},
 		"a rule's number":             {"*filter\n:X -\n-I INPUT 2 -j X", 3, "a rule's number"},
-		"no hook":                     {"*filter\n:X -\n-A INPUT -j DROP\nCOMMIT", 3, "jump to it from INPUT"},
-		"a hook into another's":       {"*filter\n-A INPUT -j DOCKER-USER\nCOMMIT", 2, "jumps to no chain of this table of this file"},
-		"a hook twice":                {"*filter\n:X -\n-A INPUT -p 6 -j X\n-A INPUT -p tcp -j X\nCOMMIT", 4, "stands on line 3 already"},
+		"no jump":                     {"*filter\n:X -\n-A INPUT -j DROP\nCOMMIT", 3, "jump to it from INPUT"},
+		"a jump into another's":       {"*filter\n-A INPUT -j DOCKER-USER\nCOMMIT", 2, "jumps to no chain of this table of this file"},
+		"a jump twice":                {"*filter\n:X -\n-A INPUT -p 6 -j X\n-A INPUT -p tcp -j X\nCOMMIT", 4, "stands on line 3 already"},
 		"the other family":            {"*filter\n:X -\n-A X ! -s 2001:db8::/32 -j DROP", 3, "file of rules for ipv4"},
 		"a host's name":               {"*filter\n:X -\n-A X -d example.com -j DROP", 3, "names are not looked up"},
 		"a list of addresses":         {"*filter\n:X -\n-A X -d 10.0.0.1,10.0.0.2 -j DROP", 3, "one rule for each"},

@@ -13,7 +13,7 @@ import (
 )
 
 // A Generation is the complete set of rules that ought to be in force: for
-// each family and table the protected chains and the hooks into them.
+// each family and table the protected chains and the jumps into them.
 //
 // It is a value: who changes one makes a Clone first.
 type Generation map[TableID]Section
@@ -22,11 +22,11 @@ type Generation map[TableID]Section
 type Section struct {
 	// Chains are the protected chains, in the order in which they were read.
 	Chains []Chain `json:"chains,omitempty"`
-	// Hooks are the rules in built-in chains that jump into protected
+	// Jumps are the rules in built-in chains that jump into protected
 	// chains or that a preset names, in the order in which they stand.
-	Hooks []Hook `json:"hooks,omitempty"`
-	// Alone are the built-in chains in which there were hooks and no foreign
-	// rules when the section was read. A hook's place there says nothing about
+	Jumps []Jump `json:"hooks,omitempty"`
+	// Alone are the built-in chains in which there were jumps and no foreign
+	// rules when the section was read. A jump's place there says nothing about
 	// where it belongs.
 	Alone []string `json:"alone,omitempty"`
 	// Leans are chains of others that protected rules jump to. They are not
@@ -37,8 +37,8 @@ type Section struct {
 	Policies map[string]string `json:"policies,omitempty"`
 }
 
-// A Hook is a rule in a built-in chain, and where it stood.
-type Hook struct {
+// A Jump is a rule in a built-in chain, and where it stood.
+type Jump struct {
 	Chain  string `json:"chain"`
 	Rule   Rule   `json:"rule"`
 	Anchor Anchor `json:"anchor"`
@@ -47,32 +47,32 @@ type Hook struct {
 	Named bool `json:"named,omitempty"`
 }
 
-// Into returns the protected chain that the hook jumps into, "" for a Named one.
-func (h Hook) Into() string {
+// Into returns the protected chain that the jump jumps into, "" for a Named one.
+func (h Jump) Into() string {
 	if h.Named {
 		return ""
 	}
 	return h.Rule.Target
 }
 
-// Same reports whether two hooks are the same rule in the same chain,
+// Same reports whether two jumps are the same rule in the same chain,
 // wherever they stand.
-func (h Hook) Same(o Hook) bool { return h.Chain == o.Chain && h.Rule.Equal(o.Rule) }
+func (h Jump) Same(o Jump) bool { return h.Chain == o.Chain && h.Rule.Equal(o.Rule) }
 
-// String returns the hook as a command that would append it.
-func (h Hook) String() string { return "-A " + h.Chain + " " + h.Rule.Spec }
+// String returns the jump as a command that would append it.
+func (h Jump) String() string { return "-A " + h.Chain + " " + h.Rule.Spec }
 
-// A Position tells where among the foreign rules of its chain a hook stood.
+// A Position tells where among the foreign rules of its chain a jump stood.
 type Position string
 
-// The positions, told by what foreign rules stood around the hook.
+// The positions, told by what foreign rules stood around the jump.
 const (
 	Top    Position = "top"    // none before it
 	Bottom Position = "bottom" // some before it, none after it
 	Behind Position = "behind" // behind the anchor's neighbour
 )
 
-// An Anchor is a hook's position, with the nearest foreign rule before it.
+// An Anchor is a jump's position, with the nearest foreign rule before it.
 type Anchor struct {
 	Position  Position `json:"position"`
 	Neighbour Rule     `json:"neighbour"`
@@ -100,21 +100,21 @@ func (s Section) Chain(name string) (Chain, bool) {
 	return s.Chains[i], true
 }
 
-// HookedChains returns the built-in chains that hold hooks, in kernel order.
-func (s Section) HookedChains(table TableName) []string {
+// JumpChains returns the built-in chains that hold jumps, in kernel order.
+func (s Section) JumpChains(table TableName) []string {
 	var names []string
 	for _, name := range builtin[table] {
-		if slices.ContainsFunc(s.Hooks, func(h Hook) bool { return h.Chain == name }) {
+		if slices.ContainsFunc(s.Jumps, func(h Jump) bool { return h.Chain == name }) {
 			names = append(names, name)
 		}
 	}
 	return names
 }
 
-// RuleCount returns the number of rules, hooks included; of chains that are left out it counts none.
+// RuleCount returns the number of rules, jumps included; of chains that are left out it counts none.
 func (s Section) RuleCount() int {
 	n := 0
-	for _, h := range s.Hooks {
+	for _, h := range s.Jumps {
 		if !h.LeftOut() {
 			n++
 		}
@@ -127,7 +127,7 @@ func (s Section) RuleCount() int {
 	return n
 }
 
-// Counts returns how many rules (hooks included) and chains g holds.
+// Counts returns how many rules (jumps included) and chains g holds.
 func (g Generation) Counts() (rules, chains int) {
 	for _, s := range g {
 		rules += s.RuleCount()
@@ -157,7 +157,7 @@ func (g Generation) MarshalJSON() ([]byte, error) { return tableid.Marshal(g) }
 func (g *Generation) UnmarshalJSON(data []byte) error { return tableid.Unmarshal(data, g) }
 
 // ID returns the digest by which people name g: 12 hexadecimal digits that
-// depend on chains, rules, hooks and anchors and on no order that has no
+// depend on chains, rules, jumps and anchors and on no order that has no
 // meaning (that of the chains).
 //
 // It is a digest of the rules' text: two spellings of one rule give two IDs.
@@ -197,7 +197,7 @@ func (s Section) digest(h hash.Hash) {
 			line(r.Spec)
 		}
 	}
-	for _, k := range s.Hooks {
+	for _, k := range s.Jumps {
 		line("hook", k.Chain, k.Rule.Spec, string(k.Anchor.Position), k.Anchor.Neighbour.Spec)
 	}
 	_, _ = h.Write(buf)
@@ -213,12 +213,12 @@ func (s Section) byName() []int {
 	return order
 }
 
-// Equal reports whether two sections hold the same chains, rules and hooks in
+// Equal reports whether two sections hold the same chains, rules and jumps in
 // the same order and places; the order of chains means nothing. Like the ID it
 // compares text: sections that differ in spelling alone are not Equal, which
 // costs a capture and no more. Diff compares meaning.
 func (s Section) Equal(o Section) bool {
-	return len(s.Chains) == len(o.Chains) && slices.EqualFunc(s.Hooks, o.Hooks, equalHook) && s.equalChains(o)
+	return len(s.Chains) == len(o.Chains) && slices.EqualFunc(s.Jumps, o.Jumps, equalJump) && s.equalChains(o)
 }
 
 // equalChains compares chains in the order in which they stand, which is that
@@ -241,7 +241,7 @@ func equalChain(a, b Chain) bool {
 	return a.Name == b.Name && (shared(a.Rules, b.Rules) || slices.EqualFunc(a.Rules, b.Rules, equalText))
 }
 
-func equalHook(a, b Hook) bool {
+func equalJump(a, b Jump) bool {
 	return a.Chain == b.Chain && equalText(a.Rule, b.Rule) &&
 		a.Anchor.Position == b.Anchor.Position && equalText(a.Anchor.Neighbour, b.Anchor.Neighbour)
 }

@@ -25,7 +25,7 @@ func small() rules.Generation {
 			{Name: "KUBE-A", Rules: []rules.Rule{r("-j MASQUERADE")}},
 			{Name: "KUBE-EMPTY"},
 		},
-		Hooks: []rules.Hook{
+		Jumps: []rules.Jump{
 			{Chain: "PREROUTING", Rule: r("-j KUBE-SERVICES"), Anchor: rules.Anchor{Position: rules.Behind, Neighbour: r("-i lo -j ACCEPT")}},
 			{Chain: "OUTPUT", Rule: r("-j KUBE-SERVICES"), Anchor: rules.Anchor{Position: rules.Top}},
 		},
@@ -74,12 +74,12 @@ func TestIDDependsOnEverythingElse(t *testing.T) {
 		"a rule changed":    changed(func(s *rules.Section) { s.Chains[1].Rules[0] = r("-j MASQUERADE --random-fully") }),
 		"rules reversed":    changed(func(s *rules.Section) { slices.Reverse(s.Chains[0].Rules) }),
 		"rules moved":       changed(func(s *rules.Section) { s.Chains[1].Rules, s.Chains[2].Rules = nil, s.Chains[1].Rules }),
-		"one hook less":     changed(func(s *rules.Section) { s.Hooks = s.Hooks[:1] }),
-		"a hook changed":    changed(func(s *rules.Section) { s.Hooks[0].Rule = r("-p tcp -j KUBE-SERVICES") }),
-		"a hook moved":      changed(func(s *rules.Section) { s.Hooks[1].Chain = "POSTROUTING" }),
-		"hooks reversed":    changed(func(s *rules.Section) { slices.Reverse(s.Hooks) }),
-		"another position":  changed(func(s *rules.Section) { s.Hooks[1].Anchor.Position = rules.Bottom }),
-		"another neighbour": changed(func(s *rules.Section) { s.Hooks[0].Anchor.Neighbour = r("-j DROP") }),
+		"one jump less":     changed(func(s *rules.Section) { s.Jumps = s.Jumps[:1] }),
+		"a jump changed":    changed(func(s *rules.Section) { s.Jumps[0].Rule = r("-p tcp -j KUBE-SERVICES") }),
+		"a jump moved":      changed(func(s *rules.Section) { s.Jumps[1].Chain = "POSTROUTING" }),
+		"jumps reversed":    changed(func(s *rules.Section) { slices.Reverse(s.Jumps) }),
+		"another position":  changed(func(s *rules.Section) { s.Jumps[1].Anchor.Position = rules.Bottom }),
+		"another neighbour": changed(func(s *rules.Section) { s.Jumps[0].Anchor.Neighbour = r("-j DROP") }),
 	} {
 		if g[rules.IPv4.Table(rules.Nat)].Equal(small()[rules.IPv4.Table(rules.Nat)]) {
 			t.Errorf("%s: the sections are Equal", name)
@@ -131,9 +131,9 @@ func TestOddRulesOfAStoredGenerationAreOpaque(t *testing.T) {
 		if err := json.Unmarshal([]byte(`{"ipv4":{"nat":{"hooks":[{"chain":"OUTPUT","rule":"`+spec+`"}]}}}`), &g); err != nil {
 			t.Fatal(err)
 		}
-		hook := g[rules.IPv4.Table(rules.Nat)].Hooks[0].Rule
-		if _, opaque := hook.Opaque(); !opaque || hook.Target != "A" || rules.Validate(g) != nil {
-			t.Errorf("%s is read as %q to %q", spec, hook.Spec, hook.Target)
+		jump := g[rules.IPv4.Table(rules.Nat)].Jumps[0].Rule
+		if _, opaque := jump.Opaque(); !opaque || jump.Target != "A" || rules.Validate(g) != nil {
+			t.Errorf("%s is read as %q to %q", spec, jump.Spec, jump.Target)
 		}
 		if text := rules.Render(g, rules.IPv4); strings.Contains(text, "\n-A") || !strings.Contains(text, "\n# -A OUTPUT # rule ") {
 			t.Errorf("%s is written as\n%s", spec, text)
@@ -188,7 +188,7 @@ func TestOpaqueRulesOfASection(t *testing.T) {
 	odd, plain := rules.OpaqueRule([]byte("x"), "B", "why"), rule(t, "-j RETURN")
 	first := rules.Section{
 		Chains: []rules.Chain{{Name: "A", Rules: []rules.Rule{plain, odd}}, {Name: "B", Rules: []rules.Rule{plain}}},
-		Hooks:  []rules.Hook{{Chain: "OUTPUT", Rule: odd}, {Chain: "OUTPUT", Rule: plain}},
+		Jumps:  []rules.Jump{{Chain: "OUTPUT", Rule: odd}, {Chain: "OUTPUT", Rule: plain}},
 	}
 	found := first.Opaque(rules.Section{}, nil)
 	want := []rules.TextlessRule{{Chain: "OUTPUT", Rule: odd}, {Chain: "A", Rule: odd}}

@@ -34,14 +34,14 @@ func (t *Table) AnyLeftOut() bool {
 }
 
 // LeftOut reports whether the jump stands for those of a built-in chain that is left out.
-func (h Hook) LeftOut() bool { return h.Named && h.Rule.LeftOut() }
+func (h Jump) LeftOut() bool { return h.Named && h.Rule.LeftOut() }
 
-// WitnessedChains returns the built-in chains that hold hooks and whose rules are kept, in
+// WitnessedChains returns the built-in chains that hold jumps and whose rules are kept, in
 // kernel order: canaryd could not find its own rule in the others again.
 func (s Section) WitnessedChains(table TableName) []string {
 	var names []string
-	for _, name := range s.HookedChains(table) {
-		for _, h := range s.Hooks {
+	for _, name := range s.JumpChains(table) {
+		for _, h := range s.Jumps {
 			if h.Chain == name && !h.LeftOut() {
 				names = append(names, name)
 				break

@@ -72,15 +72,15 @@ func TestAChainThatIsLeftOutIsKnownByName(t *testing.T) {
 // planted in it.
 func TestJumpsOfABuiltInChainThatIsLeftOutAreNotKnown(t *testing.T) {
 	s := Protection{Chain: func(chain string) bool { return chain == "KUBE-SERVICES" }}.Extract(leaving(t, "OUTPUT"), func(Rule) bool { return false })
-	var hooks []string
-	for _, h := range s.Hooks {
+	var jumps []string
+	for _, h := range s.Jumps {
 		if h.LeftOut() {
-			hooks = append(hooks, h.Chain+" left out")
+			jumps = append(jumps, h.Chain+" left out")
 			continue
 		}
-		hooks = append(hooks, h.String())
+		jumps = append(jumps, h.String())
 	}
-	if diff := cmp.Diff([]string{"-A PREROUTING -j KUBE-SERVICES", "OUTPUT left out"}, hooks); diff != "" {
+	if diff := cmp.Diff([]string{"-A PREROUTING -j KUBE-SERVICES", "OUTPUT left out"}, jumps); diff != "" {
 		t.Errorf("jumps (-want +got)\n%s", diff)
 	}
 	if diff := cmp.Diff([]string{"PREROUTING"}, s.WitnessedChains(Nat)); diff != "" {

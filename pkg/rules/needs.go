@@ -70,9 +70,9 @@ func (r Rule) WithoutAccount(name string) Rule {
 // jumpOptions name where a rule goes.
 var jumpOptions = []string{"-j", "-g", "--jump", "--goto"}
 
-// Onto returns the rule with another chain to go to, where it goes to a chain:
+// WithTarget returns the rule with another chain to go to, where it goes to a chain:
 // it matches the same packets.
-func (r Rule) Onto(chain string) Rule {
+func (r Rule) WithTarget(chain string) Rule {
 	words, err := Split(r.Spec)
 	if _, opaque := r.Opaque(); opaque || err != nil {
 		return r
@@ -101,7 +101,7 @@ func (s Section) Needs() Needs {
 			add(r)
 		}
 	}
-	for _, h := range s.Hooks {
+	for _, h := range s.Jumps {
 		add(h.Rule)
 	}
 	for _, list := range []*[]string{&all.Sets, &all.Accounts} {
@@ -112,7 +112,7 @@ func (s Section) Needs() Needs {
 }
 
 // Without returns the section without the rules that left reports, those of
-// chains and hooks. Chains stay, even without a rule.
+// chains and jumps. Chains stay, even without a rule.
 func (s Section) Without(left func(chain string, r Rule) bool) Section {
 	chains := s.Chains
 	for i, c := range s.Chains {
@@ -125,8 +125,8 @@ func (s Section) Without(left func(chain string, r Rule) bool) Section {
 		chains[i].Rules = slices.DeleteFunc(slices.Clone(c.Rules), func(r Rule) bool { return left(c.Name, r) })
 	}
 	s.Chains = chains
-	if gone := func(h Hook) bool { return left(h.Chain, h.Rule) }; slices.ContainsFunc(s.Hooks, gone) {
-		s.Hooks = slices.DeleteFunc(slices.Clone(s.Hooks), gone)
+	if gone := func(h Jump) bool { return left(h.Chain, h.Rule) }; slices.ContainsFunc(s.Jumps, gone) {
+		s.Jumps = slices.DeleteFunc(slices.Clone(s.Jumps), gone)
 	}
 	return s
 }

@@ -64,7 +64,7 @@ func TestARuleThatGoesElsewhereMatchesTheSame(t *testing.T) {
 		`-m comment --comment "-j KUBE-A" -j KUBE-A`: `-m comment --comment "-j KUBE-A" -j T`,
 		`-m comment --comment -j -j KUBE-A`:          `-m comment --comment "-j" -j T`,
 	} {
-		got := ruleOf(t, spec).Onto("T")
+		got := ruleOf(t, spec).WithTarget("T")
 		if !got.Equal(ruleOf(t, want)) || got.Target != "T" {
 			t.Errorf("%s becomes %+v, want %s", spec, got, want)
 		}
@@ -81,7 +81,7 @@ func TestASectionWithoutSomeRulesSharesTheRest(t *testing.T) {
 	left := s.Without(func(chain string, r rules.Rule) bool {
 		return chain == "FORWARD" || strings.Contains(r.Spec, "one")
 	})
-	if left.RuleCount() != whole-2 || len(left.Hooks) != 1 || s.RuleCount() != whole {
+	if left.RuleCount() != whole-2 || len(left.Jumps) != 1 || s.RuleCount() != whole {
 		t.Errorf("%d rules are left of %d, which are now %d", left.RuleCount(), whole, s.RuleCount())
 	}
 	a, _ := left.Chain("KUBE-A")

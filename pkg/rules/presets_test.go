@@ -105,7 +105,7 @@ func TestRulesThatDockerPutsIntoBuiltInChainsAreToldByTheirForm(t *testing.T) {
 	}
 }
 
-func TestANamedRuleIsAHookWithAnAnchorAndNobodysNeighbour(t *testing.T) {
+func TestANamedRuleIsAJumpWithAnAnchorAndNobodysNeighbour(t *testing.T) {
 	text := `*nat
 :PREROUTING ACCEPT [0:0]
 :POSTROUTING ACCEPT [0:0]
@@ -121,7 +121,7 @@ COMMIT
 `
 	got := selector(t, "docker").Protection().Extract(parse(t, text)[rules.Nat], isMark)
 	rule := func(spec string) rules.Rule { r, _ := rules.ParseRule(spec); return r }
-	want := []rules.Hook{
+	want := []rules.Jump{
 		{Chain: "PREROUTING", Rule: rule("-m addrtype --dst-type LOCAL -j DOCKER"), Anchor: rules.Anchor{Position: rules.Top}},
 		{Chain: "POSTROUTING", Rule: rule("-s 172.17.0.0/16 ! -o docker0 -j MASQUERADE"), Anchor: rules.Anchor{Position: rules.Top}, Named: true},
 		{
@@ -133,14 +133,14 @@ COMMIT
 			Anchor: rules.Anchor{Position: rules.Bottom}, Named: true,
 		},
 	}
-	if d := cmp.Diff(want, got.Hooks); d != "" {
-		t.Errorf("hooks (-want +got):\n%s", d)
+	if d := cmp.Diff(want, got.Jumps); d != "" {
+		t.Errorf("jumps (-want +got):\n%s", d)
 	}
-	if d := cmp.Diff([]string{"DOCKER", "", "", ""}, []string{got.Hooks[0].Into(), got.Hooks[1].Into(), got.Hooks[2].Into(), got.Hooks[3].Into()}); d != "" {
+	if d := cmp.Diff([]string{"DOCKER", "", "", ""}, []string{got.Jumps[0].Into(), got.Jumps[1].Into(), got.Jumps[2].Into(), got.Jumps[3].Into()}); d != "" {
 		t.Errorf("they lead into (-want +got):\n%s", d)
 	}
 	own, rest := got.Split(func(string) bool { return true })
-	if len(own.Hooks) != 1 || len(rest.Hooks) != 3 {
-		t.Errorf("a declared source that claims every chain claims %d hooks and leaves %d, want 1 and 3", len(own.Hooks), len(rest.Hooks))
+	if len(own.Jumps) != 1 || len(rest.Jumps) != 3 {
+		t.Errorf("a declared source that claims every chain claims %d jumps and leaves %d, want 1 and 3", len(own.Jumps), len(rest.Jumps))
 	}
 }

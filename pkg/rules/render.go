@@ -16,7 +16,7 @@ func Render(g Generation, f Family) string {
 	var b strings.Builder
 	for _, t := range AllTables() {
 		s, ok := g[f.Table(t)]
-		if !ok || len(s.Chains) == 0 && len(s.Hooks) == 0 {
+		if !ok || len(s.Chains) == 0 && len(s.Jumps) == 0 {
 			continue
 		}
 		fmt.Fprintf(&b, "*%s\n", t)
@@ -25,7 +25,7 @@ func Render(g Generation, f Family) string {
 				fmt.Fprintf(&b, ":%s - [0:0]\n", c.Name)
 			}
 		}
-		for _, h := range s.Hooks {
+		for _, h := range s.Jumps {
 			if slices.Contains(s.Leans, h.Into()) {
 				fmt.Fprintf(&b, "# needs chain %s: ", h.Into())
 			}

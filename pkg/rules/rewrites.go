@@ -6,7 +6,7 @@ import "slices"
 // a packet: only then are there connections whose packets the kernel translates.
 func (g Generation) Rewrites(f Family) bool {
 	s := g[f.Table(Nat)]
-	return slices.ContainsFunc(s.Hooks, func(h Hook) bool { return rewrites(h.Rule) }) ||
+	return slices.ContainsFunc(s.Jumps, func(h Jump) bool { return rewrites(h.Rule) }) ||
 		slices.ContainsFunc(s.Chains, func(c Chain) bool { return slices.ContainsFunc(c.Rules, rewrites) })
 }
 

@@ -15,15 +15,15 @@ func TestRewrites(t *testing.T) {
 	chain := func(spec string) Section {
 		return Section{Chains: []Chain{{Name: "KUBE-X", Rules: []Rule{rule(spec)}}}}
 	}
-	hook := func(spec string) Section {
-		return Section{Hooks: []Hook{{Chain: "POSTROUTING", Rule: rule(spec), Named: true}}}
+	jump := func(spec string) Section {
+		return Section{Jumps: []Jump{{Chain: "POSTROUTING", Rule: rule(spec), Named: true}}}
 	}
 	translates := map[string]string{
 		"DNAT": "-p tcp -j DNAT --to-destination 10.0.0.1:80", "SNAT": "-j SNAT --to-source 192.0.2.1", "MASQUERADE": "-j MASQUERADE --random-fully",
 		"REDIRECT": "-p tcp -j REDIRECT --to-ports 8080", "NETMAP": "-j NETMAP --to 10.0.0.0/24",
 	}
 	for name, spec := range translates {
-		for where, section := range map[string]Section{"chain": chain(spec), "built-in chain": hook(spec)} {
+		for where, section := range map[string]Section{"chain": chain(spec), "built-in chain": jump(spec)} {
 			g := Generation{IPv4.Table(Nat): section}
 			if !g.Rewrites(IPv4) {
 				t.Errorf("%s in a %s is said to translate nothing", name, where)

@@ -3,7 +3,7 @@ package rules
 import "slices"
 
 // Split parts a section into what concerns the claimed chains, those chains
-// and the hooks into them, and the rest.
+// and the jumps into them, and the rest.
 func (s Section) Split(claimed func(chain string) bool) (own, rest Section) {
 	if claimed == nil {
 		return Section{}, s
@@ -16,21 +16,21 @@ func (s Section) Split(claimed func(chain string) bool) (own, rest Section) {
 		}
 		part.Chains = append(part.Chains, c)
 	}
-	for _, h := range s.Hooks {
+	for _, h := range s.Jumps {
 		part := &rest
 		if !h.Named && claimed(h.Rule.Target) {
 			part = &own
 		}
-		part.Hooks = append(part.Hooks, h)
+		part.Jumps = append(part.Jumps, h)
 	}
 	return own, rest
 }
 
-// Join returns a section that holds both, first's hooks before second's.
+// Join returns a section that holds both, first's jumps before second's.
 func (s Section) Join(second Section) Section {
 	joined := Section{
 		Chains:   slices.Concat(s.Chains, second.Chains),
-		Hooks:    slices.Concat(s.Hooks, second.Hooks),
+		Jumps:    slices.Concat(s.Jumps, second.Jumps),
 		Leans:    slices.Concat(s.Leans, second.Leans),
 		Policies: second.Policies,
 	}

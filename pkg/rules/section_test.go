@@ -13,8 +13,8 @@ import (
 
 func kube(chain string) bool { return strings.HasPrefix(chain, "KUBE-") }
 
-func hook(chain, spec string, p rules.Position) rules.Hook {
-	return rules.Hook{Chain: chain, Rule: r(spec), Anchor: rules.Anchor{Position: p}}
+func jump(chain, spec string, p rules.Position) rules.Jump {
+	return rules.Jump{Chain: chain, Rule: r(spec), Anchor: rules.Anchor{Position: p}}
 }
 
 // mixed is a section of two owners, theirs and ours interleaved.
@@ -26,19 +26,19 @@ func mixed() rules.Section {
 			{Name: "CNI-B"},
 			{Name: "KUBE-MARK"},
 		},
-		Hooks: []rules.Hook{
-			hook("PREROUTING", "-j CNI-A", rules.Top),
-			hook("PREROUTING", "-j KUBE-SERVICES", rules.Top),
-			hook("PREROUTING", "-j CNI-B", rules.Bottom),
-			hook("OUTPUT", "-j KUBE-SERVICES", rules.Top),
-			hook("OUTPUT", "-j KUBE-SERVICES", rules.Top),
+		Jumps: []rules.Jump{
+			jump("PREROUTING", "-j CNI-A", rules.Top),
+			jump("PREROUTING", "-j KUBE-SERVICES", rules.Top),
+			jump("PREROUTING", "-j CNI-B", rules.Bottom),
+			jump("OUTPUT", "-j KUBE-SERVICES", rules.Top),
+			jump("OUTPUT", "-j KUBE-SERVICES", rules.Top),
 		},
 		Leans:    []string{"corp", "office"},
 		Policies: map[string]string{"OUTPUT": "DROP"},
 	}
 }
 
-func TestSplitPartsChainsAndHooksAndKeepsTheirOrder(t *testing.T) {
+func TestSplitPartsChainsAndJumpsAndKeepsTheirOrder(t *testing.T) {
 	s := mixed()
 	tests := []struct {
 		name      string
@@ -49,10 +49,10 @@ func TestSplitPartsChainsAndHooksAndKeepsTheirOrder(t *testing.T) {
 		{"nothing is claimed", func(string) bool { return false }, rules.Section{Leans: s.Leans, Policies: s.Policies}, s},
 		{"all is claimed", func(string) bool { return true }, s, rules.Section{Leans: s.Leans, Policies: s.Policies}},
 		{"some", kube, rules.Section{
-			Chains: []rules.Chain{s.Chains[1], s.Chains[3]}, Hooks: []rules.Hook{s.Hooks[1], s.Hooks[3], s.Hooks[4]},
+			Chains: []rules.Chain{s.Chains[1], s.Chains[3]}, Jumps: []rules.Jump{s.Jumps[1], s.Jumps[3], s.Jumps[4]},
 			Leans: s.Leans, Policies: s.Policies,
 		}, rules.Section{
-			Chains: []rules.Chain{s.Chains[0], s.Chains[2]}, Hooks: []rules.Hook{s.Hooks[0], s.Hooks[2]},
+			Chains: []rules.Chain{s.Chains[0], s.Chains[2]}, Jumps: []rules.Jump{s.Jumps[0], s.Jumps[2]},
 			Leans: s.Leans, Policies: s.Policies,
 		}},
 	}
@@ -69,7 +69,7 @@ func TestSplitPartsChainsAndHooksAndKeepsTheirOrder(t *testing.T) {
 				t.Errorf("the section itself was changed:\n%s", d)
 			}
 			// Together they mean what they meant before: no rule more or less,
-			// and hooks of each owner in their order.
+			// and jumps of each owner in their order.
 			joined := own.Join(rest)
 			if joined.RuleCount() != s.RuleCount() || len(joined.Chains) != len(s.Chains) {
 				t.Errorf("%d rules in %d chains, want %d in %d", joined.RuleCount(), len(joined.Chains), s.RuleCount(), len(s.Chains))
@@ -93,9 +93,9 @@ func TestSplitPartsChainsAndHooksAndKeepsTheirOrder(t *testing.T) {
 	}
 }
 
-func TestJoinPutsTheFirstSectionsHooksFirst(t *testing.T) {
-	first := rules.Section{Hooks: []rules.Hook{hook("OUTPUT", "-j KUBE-A", rules.Top)}, Chains: []rules.Chain{{Name: "KUBE-A"}}, Leans: []string{"x", "b"}}
-	second := rules.Section{Hooks: []rules.Hook{hook("OUTPUT", "-j CNI-A", rules.Top)}, Chains: []rules.Chain{{Name: "CNI-A"}}, Leans: []string{"b", "a"}}
+func TestJoinPutsTheFirstSectionsJumpsFirst(t *testing.T) {
+	first := rules.Section{Jumps: []rules.Jump{jump("OUTPUT", "-j KUBE-A", rules.Top)}, Chains: []rules.Chain{{Name: "KUBE-A"}}, Leans: []string{"x", "b"}}
+	second := rules.Section{Jumps: []rules.Jump{jump("OUTPUT", "-j CNI-A", rules.Top)}, Chains: []rules.Chain{{Name: "CNI-A"}}, Leans: []string{"b", "a"}}
 	accept, drop := map[string]string{"OUTPUT": "ACCEPT"}, map[string]string{"OUTPUT": "DROP"}
 	for _, test := range []struct {
 		name                      string
@@ -110,7 +110,7 @@ func TestJoinPutsTheFirstSectionsHooksFirst(t *testing.T) {
 		got := first.Join(second)
 		want := rules.Section{
 			Chains: []rules.Chain{{Name: "KUBE-A"}, {Name: "CNI-A"}},
-			Hooks:  []rules.Hook{first.Hooks[0], second.Hooks[0]},
+			Jumps:  []rules.Jump{first.Jumps[0], second.Jumps[0]},
 			Leans:  []string{"a", "b", "x"}, Policies: test.wantPolicy,
 		}
 		if d := cmp.Diff(want, got); d != "" {

@@ -91,7 +91,7 @@ func (s Selector) Protection() Protection {
 }
 
 // Names reports whether r is a rule that a preset's owner puts straight into the
-// built-in chain, such as Docker's MASQUERADE: a hook that leads nowhere.
+// built-in chain, such as Docker's MASQUERADE: a jump that leads nowhere.
 func (s Selector) Names(t TableName, chain string, r Rule) bool {
 	if len(s.rules) == 0 {
 		return false

@@ -41,7 +41,7 @@ type Site interface {
 // for concurrent use.
 type Translations struct {
 	site   Site
-	hooks  map[string]*natChain // the jumps and other rules in built-in chains
+	jumps  map[string]*natChain // the jumps and other rules in built-in chains
 	chains map[string]*natChain
 	steps  int // rules looked at
 }
@@ -57,23 +57,23 @@ const (
 // Translations takes up the family's nat rules on a node.
 func (g Generation) Translations(f Family, site Site) *Translations {
 	s := g[f.Table(Nat)]
-	t := &Translations{site: site, hooks: map[string]*natChain{}, chains: make(map[string]*natChain, len(s.Chains))}
+	t := &Translations{site: site, jumps: map[string]*natChain{}, chains: make(map[string]*natChain, len(s.Chains))}
 	chains := make([]natChain, len(s.Chains))
 	for i, c := range s.Chains {
 		chains[i].text = c.Rules
 		t.chains[c.Name] = &chains[i]
 	}
-	for _, h := range s.Hooks {
-		if t.hooks[h.Chain] == nil {
-			t.hooks[h.Chain] = &natChain{}
+	for _, h := range s.Jumps {
+		if t.jumps[h.Chain] == nil {
+			t.jumps[h.Chain] = &natChain{}
 		}
-		t.hooks[h.Chain].text = append(t.hooks[h.Chain].text, h.Rule)
+		t.jumps[h.Chain].text = append(t.jumps[h.Chain].text, h.Rule)
 	}
 	return t
 }
 
 // Empty reports whether no flow can be translated: nothing leads to a DNAT.
-func (t *Translations) Empty() bool { return t.hooks["PREROUTING"] == nil && t.hooks["OUTPUT"] == nil }
+func (t *Translations) Empty() bool { return t.jumps["PREROUTING"] == nil && t.jumps["OUTPUT"] == nil }
 
 // Translates reports whether the rules surely send flow somewhere else than it
 // asked for.
@@ -158,7 +158,7 @@ type walk struct {
 func (t *Translations) through(hook string, flow Flow, m nfmark) *walk {
 	w := &walk{Translations: t, hook: hook, flow: flow}
 	end := course{m, true}
-	if c := t.hooks[hook]; c != nil {
+	if c := t.jumps[hook]; c != nil {
 		end = w.chain(c, end, 0)
 	}
 	w.escapes = w.escapes || w.unclear || end.reached

@@ -37,7 +37,7 @@ func (s Section) validate(t TableName) error {
 			}
 		}
 	}
-	for _, h := range s.Hooks {
+	for _, h := range s.Jumps {
 		if !Builtin(t, h.Chain) {
 			return fmt.Errorf("%q is not a built-in chain", h.Chain)
 		}

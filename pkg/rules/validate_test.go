@@ -32,7 +32,7 @@ func TestValidateRefusesWhatWouldBreakOutOfItsLine(t *testing.T) {
 		{"a second line in a rule", spec("-j RETURN\nCOMMIT\n*filter\n:INPUT DROP"), "control character"},
 		{"a carriage return in a rule", spec("-j RETURN\r-F"), "control character"},
 		{"a NUL in a rule", spec("-j RETURN\x00"), "control character"},
-		{"a second line in a hook", func(s *rules.Section) { s.Hooks[0].Rule.Spec = "-j A\n-F" }, "control character"},
+		{"a second line in a jump", func(s *rules.Section) { s.Jumps[0].Rule.Spec = "-j A\n-F" }, "control character"},
 		{"a second line in a chain's name", name("A\n-F"), "protected chain"},
 		{"a blank in a chain's name", name("A -j X"), "protected chain"},
 		{"a chain without name", name(""), "protected chain"},
@@ -43,8 +43,8 @@ func TestValidateRefusesWhatWouldBreakOutOfItsLine(t *testing.T) {
 		{"a chain beyond ASCII", name("KÜBE"), "protected chain"},
 		{"a name of 29 characters", name(strings.Repeat("A", 29)), "protected chain"},
 		{"a built-in chain as a protected one", name("OUTPUT"), "protected chain"},
-		{"a hook in a user's chain", func(s *rules.Section) { s.Hooks[0].Chain = "KUBE-A" }, "built-in"},
-		{"a hook in another table's chain", func(s *rules.Section) { s.Hooks[0].Chain = "FORWARD" }, "built-in"},
+		{"a jump in a user's chain", func(s *rules.Section) { s.Jumps[0].Chain = "KUBE-A" }, "built-in"},
+		{"a jump in another table's chain", func(s *rules.Section) { s.Jumps[0].Chain = "FORWARD" }, "built-in"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

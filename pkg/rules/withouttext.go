@@ -8,11 +8,11 @@ type TextlessRule struct {
 	Rule  Rule
 }
 
-// Opaque returns the section's opaque rules, first those of its hooks. Of chains that are as they were
+// Opaque returns the section's opaque rules, first those of its jumps. Of chains that are as they were
 // in an earlier section it takes what was found there: sections hold ten thousands of rules.
 func (s Section) Opaque(before Section, found []TextlessRule) []TextlessRule {
 	var all []TextlessRule
-	for _, h := range s.Hooks {
+	for _, h := range s.Jumps {
 		if _, opaque := h.Rule.Opaque(); opaque && !h.LeftOut() {
 			all = append(all, TextlessRule{h.Chain, h.Rule})
 		}

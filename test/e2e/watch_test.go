@@ -171,7 +171,7 @@ func TestTenFlushes(t *testing.T) {
 		}
 		for name, want := range map[string]float64{
 			"flush_events_total{": records, "rules_absent_seconds{": records, "loss_since_timestamp_seconds{": 0,
-			"canary_present{": 6, "exec_probe_mode{": 0, "hooks_missing{": 0, "restore_failures_total{": 0,
+			"canary_present{": 6, "exec_probe_mode{": 0, "jumps_missing{": 0, "restore_failures_total{": 0,
 			"last_flush_timestamp_seconds{": float64(status.Flushes[0].Time.UnixMicro()) / 1e6,
 		} {
 			if got := nodetest.Sum(after, name); got < want-0.001 || got > want+0.001 {

@@ -56,7 +56,7 @@ type step struct {
 	loses []iptables.Backend
 	of    []rules.Family
 	// late is where a flusher still puts rules after canaryd's replay; where
-	// hooks stand is never corrected.
+	// jumps stand is never corrected.
 	late lateness
 	// numbered is the target of rules that a flusher inserts by number, and
 	// which therefore stand elsewhere if canaryd's replay came before them.
@@ -375,7 +375,7 @@ func specs(chain *rules.Chain) []string {
 	return all
 }
 
-// misplaced says which hooks stand elsewhere than a replay puts them: on top where they
+// misplaced says which jumps stand elsewhere than a replay puts them: on top where they
 // stood on top, at the bottom where they stood there, else behind their old neighbour,
 // or on top where that is gone.
 func misplaced(m *machine, s step, before, after rules.Ruleset) []string {
@@ -396,7 +396,7 @@ func misplaced(m *machine, s step, before, after rules.Ruleset) []string {
 				case s.late == inserts && bottom: // of a chain that was empty
 				case s.late == appends && w.above != "" && w.below == "":
 				default:
-					lines = append(lines, fmt.Sprintf("%s %s: this hook stood between %q and %q and stands between %q and %q: %s",
+					lines = append(lines, fmt.Sprintf("%s %s: this jump stood between %q and %q and stands between %q and %q: %s",
 						table, name, w.above, w.below, i.above, i.below, spec))
 				}
 			}
@@ -405,10 +405,10 @@ func misplaced(m *machine, s step, before, after rules.Ruleset) []string {
 	return lines
 }
 
-// A place is where a hook stands: the nearest foreign rules, empty for none.
+// A place is where a jump stands: the nearest foreign rules, empty for none.
 type place struct{ above, below string }
 
-// places returns the place of each hook of a chain.
+// places returns the place of each jump of a chain.
 func places(m *machine, chain *rules.Chain) map[string]place {
 	all := map[string]place{}
 	if chain == nil {

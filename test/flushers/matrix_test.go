@@ -116,10 +116,10 @@ func cell(records []scenario.Record) string {
 		return "nothing lost"
 	}
 	var noticed, absent float64
-	var lost, hooks int
+	var lost, jumps int
 	for _, r := range records {
 		noticed, absent = max(noticed, r.NoticedSeconds), max(absent, r.AbsentSeconds)
-		lost, hooks = lost+r.Lost.Rules, hooks+r.Lost.Hooks
+		lost, jumps = lost+r.Lost.Rules, jumps+r.Lost.Jumps
 	}
 	flushes := "1 flush"
 	if len(records) > 1 {
@@ -128,7 +128,7 @@ func cell(records []scenario.Record) string {
 	if families := hit(records); len(families) == 1 {
 		flushes += fmt.Sprintf(" of %s alone", families[0])
 	}
-	return fmt.Sprintf("%s: %d rules, %d of them hooks; noticed %s, back %s", flushes, lost, hooks, milliseconds(noticed), milliseconds(absent))
+	return fmt.Sprintf("%s: %d rules, %d of them jumps; noticed %s, back %s", flushes, lost, jumps, milliseconds(noticed), milliseconds(absent))
 }
 
 func milliseconds(seconds float64) string {

@@ -77,7 +77,7 @@ type cni struct {
 
 const (
 	hostports    = "CNI-HOSTPORT-DNAT"
-	hostportHook = `-m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT`
+	hostportJump = `-m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT`
 )
 
 func podChain(n int) string { return fmt.Sprintf("CNI-DN-%021x", n) }
@@ -120,14 +120,14 @@ func (c *cni) add() {
 	c.do("ensures "+hostports, "-N "+hostports) // fails if it is there
 	for _, from := range []string{"PREROUTING", "OUTPUT"} {
 		missing := false
-		c.pending = append(c.pending, step{name: "cni checks its hook", do: func() error {
-			missing = c.programs.RestoreNoflush(context.Background(), c.family, section(rules.Nat, "-C "+from+" "+hostportHook)) != nil
+		c.pending = append(c.pending, step{name: "cni checks its jump", do: func() error {
+			missing = c.programs.RestoreNoflush(context.Background(), c.family, section(rules.Nat, "-C "+from+" "+hostportJump)) != nil
 			return nil
-		}}, step{name: "cni ensures its hook", do: func() error {
+		}}, step{name: "cni ensures its jump", do: func() error {
 			if !missing {
 				return nil
 			}
-			return c.programs.RestoreNoflush(context.Background(), c.family, section(rules.Nat, "-A "+from+" "+hostportHook))
+			return c.programs.RestoreNoflush(context.Background(), c.family, section(rules.Nat, "-A "+from+" "+hostportJump))
 		}})
 	}
 	c.do(fmt.Sprintf("adds pod %d", n), "-A "+hostports+" "+podRule(n))
@@ -180,9 +180,9 @@ func (f *flusher) plan(rng *rand.Rand) {
 			}
 		}
 	case kind == 4:
-		hooked := [][2]string{{"nat", "PREROUTING"}, {"nat", "OUTPUT"}, {"nat", "POSTROUTING"}, {"filter", "FORWARD"}, {"filter", "INPUT"}}[rng.IntN(5)]
-		f.add(fmt.Sprintf("-F %s %s %s", families[0], hooked[0], hooked[1]), func(ctx context.Context) error {
-			return p.Flush(ctx, families[0], rules.TableName(hooked[0]), hooked[1])
+		builtins := [][2]string{{"nat", "PREROUTING"}, {"nat", "OUTPUT"}, {"nat", "POSTROUTING"}, {"filter", "FORWARD"}, {"filter", "INPUT"}}[rng.IntN(5)]
+		f.add(fmt.Sprintf("-F %s %s %s", families[0], builtins[0], builtins[1]), func(ctx context.Context) error {
+			return p.Flush(ctx, families[0], rules.TableName(builtins[0]), builtins[1])
 		})
 	case kind == 5:
 		f.add(fmt.Sprintf("restores a file with filter only, %s", families[0]), func(ctx context.Context) error {

@@ -330,8 +330,8 @@ func (l *ledger) foreign(p place, now []rules.Rule) {
 	}
 }
 
-// builtin checks what canaryd made of a built-in chain: only hooks and marks are
-// its business, and no hook stands twice because of it.
+// builtin checks what canaryd made of a built-in chain: only jumps and marks are
+// its business, and no jump stands twice because of it.
 func (l *ledger) builtin(p place, before, after *rules.Chain) {
 	others := func(c *rules.Chain) []rules.Rule {
 		return slices.DeleteFunc(slices.Clone(content(c)), func(r rules.Rule) bool { return l.protects(r.Target) || canary.IsMark(r) })
@@ -375,7 +375,7 @@ func (l *ledger) capture() {
 	}
 }
 
-// doubled returns the hooks that stand more than once.
+// doubled returns the jumps that stand more than once.
 func (l *ledger) doubled() []string {
 	var found []string
 	for f, set := range l.last {

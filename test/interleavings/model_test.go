@@ -33,7 +33,7 @@ const (
 	// monitor is how often kube-proxy looks at its canary; 30 s at home.
 	monitor = 2 * time.Second
 	poll    = time.Second
-	// calm is longer than everything that canaryd waits for: hook grace, the
+	// calm is longer than everything that canaryd waits for: jump grace, the
 	// limit on replays, tries.
 	calm = 60 * time.Second
 	// restless is far more than it takes until all is calm.
@@ -87,7 +87,7 @@ func inBubble(t *testing.T, cast casting, p path, m mutant, seed uint64) told {
 		Kernel: w, Hints: w.hints, Writers: &watch.Writers{},
 		Metrics: metrics.NewMetrics(registry, metrics.MetricsOptions{Families: rules.Families(), Sources: []string{"snapshot"}}),
 		Mode:    api.Heal, Source: "snapshot", Protection: selector.Protection(), Canary: canary.DefaultChain,
-		PollInterval: poll, Settle: 20 * time.Millisecond, HookGrace: 15 * time.Second, MaxStoredAge: 10 * time.Minute,
+		PollInterval: poll, Settle: 20 * time.Millisecond, JumpGrace: 15 * time.Second, MaxStoredAge: 10 * time.Minute,
 		Uptime: func() time.Duration { return time.Hour }, Pace: paceOf(seed),
 	})
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))))

@@ -236,7 +236,7 @@ func (c *cni) wrong(nat *rules.Table) []string {
 		}
 	}
 	for _, from := range []string{"OUTPUT", "PREROUTING"} {
-		want = append(want, from+" "+hostportHook)
+		want = append(want, from+" "+hostportJump)
 		for _, r := range content(nat.Chain(from)) {
 			if r.Target == hostports {
 				got = append(got, from+" "+r.Spec)

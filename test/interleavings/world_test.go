@@ -254,7 +254,7 @@ func (w *world) Stamp(ctx context.Context, f rules.Family) (iptables.Stamp, erro
 }
 
 // Probe implements daemon.Kernel.
-func (w *world) Probe(ctx context.Context, f rules.Family, places []iptables.Place) (iptables.Sighting, error) {
+func (w *world) Probe(ctx context.Context, f rules.Family, places []iptables.Place) (iptables.Probed, error) {
 	w.point("before a probe")
 	defer w.point("after a probe")
 	return w.Fake.Probe(ctx, f, places)

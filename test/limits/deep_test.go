@@ -148,7 +148,7 @@ func TestStoredLoops(t *testing.T) {
 						}
 						at := slices.IndexFunc(section.Chains, func(c rules.Chain) bool { return c.Name == words[1] })
 						if at < 0 {
-							section.Hooks = append(section.Hooks, rules.Hook{Chain: words[1], Rule: rule, Anchor: rules.Anchor{Position: rules.Top}})
+							section.Jumps = append(section.Jumps, rules.Jump{Chain: words[1], Rule: rule, Anchor: rules.Anchor{Position: rules.Top}})
 							continue
 						}
 						section.Chains[at].Rules = append(section.Chains[at].Rules, rule)

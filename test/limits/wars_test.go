@@ -1,7 +1,7 @@
 //go:build wars
 
 // These tests try the built canaryd against programs that do not stop: that flush ten times
-// a second, or delete hooks as soon as they are back.
+// a second, or delete jumps as soon as they are back.
 //
 // They are built with the tag "wars" only (make wars): they measure processor time
 // against a limit, which says nothing on a machine that runs other tests meanwhile.
@@ -141,44 +141,44 @@ func TestFlusherWithoutEnd(t *testing.T) {
 	})
 }
 
-// TestHooksDeletedWithoutEnd: a hook that is deleted by name is repaired after
+// TestJumpsDeletedWithoutEnd: a jump that is deleted by name is repaired after
 // the grace, each time, and that somebody deletes it again is told.
-func TestHooksDeletedWithoutEnd(t *testing.T) {
+func TestJumpsDeletedWithoutEnd(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		const grace = 700 * time.Millisecond
 		n.Load()
-		d := n.Start("--hook-grace=" + grace.String())
+		d := n.Start("--jump-grace=" + grace.String())
 		protected := n.Protected()
-		hook := ""
+		jump := ""
 		for _, r := range n.Save()[rules.IPv4][rules.Nat].Chain("POSTROUTING").Rules {
 			if r.Target == "KUBE-POSTROUTING" {
-				hook = r.Spec
+				jump = r.Spec
 			}
 		}
 		deleted := 0
 		fight(n, 8*time.Second, everyFlush, func() {
-			if n.Programs.RestoreNoflush(n.Context(), rules.IPv4, "*nat\n-D POSTROUTING "+hook+"\nCOMMIT\n") == nil {
+			if n.Programs.RestoreNoflush(n.Context(), rules.IPv4, "*nat\n-D POSTROUTING "+jump+"\nCOMMIT\n") == nil {
 				deleted++
 			}
 		})
 		last := time.Now()
 		metrics := n.Metrics()
 		if metrics["contended{}"] != 1 {
-			n.Errorf("canaryd_contended is not raised although the hook was deleted %d times", deleted)
+			n.Errorf("canaryd_contended is not raised although the jump was deleted %d times", deleted)
 		}
-		n.Within(nodetest.HealsIn, "the hook", func() error {
+		n.Within(nodetest.HealsIn, "the jump", func() error {
 			if strings.Join(protected, "\n") != strings.Join(n.Protected(), "\n") {
 				return fmt.Errorf("it is missing")
 			}
 			return nil
 		})
 		back := time.Since(last)
-		n.Logf("the hook was deleted %d times; back after %s", deleted, back.Round(time.Millisecond))
+		n.Logf("the jump was deleted %d times; back after %s", deleted, back.Round(time.Millisecond))
 		if deleted < 4 || deleted > 11 {
-			n.Errorf("the hook was repaired %d times in 8 s, with a grace of %s", deleted-1, grace)
+			n.Errorf("the jump was repaired %d times in 8 s, with a grace of %s", deleted-1, grace)
 		}
 		if back > grace+backIn {
-			n.Errorf("the hook is back after %s, with a grace of %s", back, grace)
+			n.Errorf("the jump is back after %s, with a grace of %s", back, grace)
 		}
 		d.Stop()
 	})

@@ -31,7 +31,7 @@ func ownersStories() []story {
 		},
 		{
 			name: "Docker deletes and inserts its jumps", quiet: grace, protect: []string{"DOCKER*"},
-			prepare: docker, happens: rehook,
+			prepare: docker, happens: rewriteJumps,
 		},
 	}
 }
@@ -91,7 +91,7 @@ func everything(n *nodetest.Node) []string {
 }
 
 // control returns what kube-proxy's cleanup leaves where no canaryd runs, and
-// writes the node's rules once more. A cleanup that takes longer than --hook-grace
+// writes the node's rules once more. A cleanup that takes longer than --jump-grace
 // between two changes is taken for a flush, as docs/guarantees.md says. So a machine
 // that is busy with other tests gets a grace of four times what it needs.
 func control(n *nodetest.Node, s *story, count int) []string {
@@ -99,9 +99,9 @@ func control(n *nodetest.Node, s *story, count int) []string {
 	services(n, count)
 	took, gap := kubeProxyCleanup(n)
 	n.Logf("without canaryd the cleanup took %s, with %s at most between two changes", took.Round(time.Millisecond), gap.Round(time.Millisecond))
-	if needs := 4 * gap; needs > hookGrace {
-		s.flags = append(s.flags, "--hook-grace="+needs.String())
-		s.quiet += needs - hookGrace
+	if needs := 4 * gap; needs > jumpGrace {
+		s.flags = append(s.flags, "--jump-grace="+needs.String())
+		s.quiet += needs - jumpGrace
 	}
 	left := everything(n)
 	n.Must(scenario.Wipe(n.Context(), n.Programs, rules.Families()...))
@@ -205,8 +205,8 @@ COMMIT
 	return everything(n)
 }
 
-// rehook is what Docker does whenever it is started or reloaded.
-func rehook(n *nodetest.Node, _ *nodetest.Process) {
+// rewriteJumps is what Docker does whenever it is started or reloaded.
+func rewriteJumps(n *nodetest.Node, _ *nodetest.Process) {
 	for round := range 20 {
 		for _, family := range rules.Families() {
 			for _, chain := range dockerJumps {

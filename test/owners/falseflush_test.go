@@ -48,9 +48,9 @@ type counts struct{ Proved, Raced, Partial, Failed, Skipped, Tables, Records int
 const (
 	// moment is long enough for the looks after a hint and for two polls.
 	moment = 3 * time.Second
-	// hookGrace is --hook-grace's default, and grace what is learned after it, too.
-	hookGrace = 15 * time.Second
-	grace     = hookGrace + 3*time.Second
+	// jumpGrace is --jump-grace's default, and grace what is learned after it, too.
+	jumpGrace = 15 * time.Second
+	grace     = jumpGrace + 3*time.Second
 	// settles bounds how long canaryd takes to be up to date again; reads that
 	// failed are repeated at growing distances.
 	settles = time.Minute

@@ -99,11 +99,11 @@ func flush(id string, ago time.Duration, kind canary.Verdict, outcome api.Outcom
 		ID: id, Time: time.Now().Add(-ago), Kind: kind, Outcome: outcome,
 		Families: []rules.Family{rules.IPv4}, Tables: []rules.TableName{rules.Nat},
 		Culprit: culprit, Writers: []api.Culprit{culprit, {PID: 902, Comm: "kube-proxy"}},
-		Lost:           api.Lost{Chains: 61, Rules: 174, Hooks: 8},
+		Lost:           api.Lost{Chains: 61, Rules: 174, Jumps: 8},
 		NoticedSeconds: 0.00032, AbsentSeconds: 0.04786,
 	}
-	table := api.TableLoss{Family: rules.IPv4, Table: rules.Nat, Kind: kind, Chains: 61, Rules: 174, Hooks: 8, More: 41,
-		PerChain: []api.ChainLoss{{Chain: "KUBE-SERVICES", Rules: 34}, {Chain: "PREROUTING", Rules: 3, Hooks: 3}}}
+	table := api.TableLoss{Family: rules.IPv4, Table: rules.Nat, Kind: kind, Chains: 61, Rules: 174, Jumps: 8, More: 41,
+		PerChain: []api.ChainLoss{{Chain: "KUBE-SERVICES", Rules: 34}, {Chain: "PREROUTING", Rules: 3, Jumps: 3}}}
 	for i := range 18 {
 		table.PerChain = append(table.PerChain, api.ChainLoss{Chain: fmt.Sprintf("KUBE-SVC-%016X", 0x4E5A1B0C9D8E7F60+int64(i)*0x1357), Rules: 4})
 	}
@@ -121,7 +121,7 @@ func busy() api.Status {
 		flush("660c8b90ccb7b", 2*time.Minute, canary.Emptied, reload.Proved),
 		flush("660c8b8f1a2c0", 31*time.Minute, canary.TableDeleted, reload.Proved),
 		flush("660c8b8e00911", 95*time.Minute, canary.Replaced, reload.Raced),
-		flush("660c8b8d3e5f1", 4*time.Hour, canary.HooksMissing, reload.Skipped),
+		flush("660c8b8d3e5f1", 4*time.Hour, canary.JumpsMissing, reload.Skipped),
 		flush("660c8b8c9c3d2", 5*time.Hour, canary.ChainDeleted, reload.Partial),
 	}
 	s.Flushes[1].Families, s.Flushes[1].Tables = rules.Families(), rules.Guarded()
@@ -136,7 +136,7 @@ func busy() api.Status {
 func outage() api.Status {
 	s := busy()
 	s.Families[rules.IPv4][rules.Nat] = canary.Emptied
-	s.Families[rules.IPv4][rules.Filter] = canary.HooksMissing
+	s.Families[rules.IPv4][rules.Filter] = canary.JumpsMissing
 	s.Families[rules.IPv6][rules.Nat] = canary.Unknown
 	s.LossSince = time.Now().Add(-12 * time.Second)
 	s.Contended = true

@@ -73,7 +73,7 @@ func (l *looker) hint(ctx context.Context) error {
 			return err
 		}
 		if !l.marks.Standing(f, canary.DefaultChain, sighting) {
-			return fmt.Errorf("the marks of %s do not stand: %v", f, l.marks.Glance(f, canary.DefaultChain, sighting))
+			return fmt.Errorf("the marks of %s do not stand: %v", f, l.marks.Verdicts(f, canary.DefaultChain, sighting))
 		}
 	}
 	return nil

@@ -12,7 +12,7 @@ import (
 // A Result is one row: one backend with one number of rules.
 type Result struct {
 	Backend iptables.Backend `json:"backend"`
-	Rules   int              `json:"rules"` // protected, hooks included
+	Rules   int              `json:"rules"` // protected, jumps included
 	Chains  int              `json:"chains"`
 	Looks   Looks            `json:"looks"`
 	// Verdicts are one for nft; for legacy with the lock and without it.

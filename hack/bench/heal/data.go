@@ -61,7 +61,7 @@ type payload struct {
 	// empty makes the tables as they are on a new node.
 	empty string
 	// rewrite is a full sync over what full has left: the same chains, no
-	// hooks. Chains are declared in the order that iptables-nft-restore
+	// jumps. Chains are declared in the order that iptables-nft-restore
 	// digests fastest: nobody measures it.
 	rewrite string
 	// one replaces the chain of one endpoint.
@@ -127,7 +127,7 @@ func oneChain(text []byte) (string, error) {
 	return b.String() + "COMMIT\n", nil
 }
 
-// rewrite returns text without hooks and with its chains declared in
+// rewrite returns text without jumps and with its chains declared in
 // descending order.
 func rewrite(text []byte) string {
 	var b strings.Builder

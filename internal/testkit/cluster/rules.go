@@ -46,7 +46,7 @@ func (c *Cluster) Rules() (string, error) {
 }
 
 // Sync returns what kube-proxy restores without a flush: all of its chains, in
-// which gone are those that no service has any more. Its hooks are in place.
+// which gone are those that no service has any more. Its jumps are in place.
 func (c *Cluster) Sync(gone []string) (string, error) {
 	g, err := c.generate()
 	if err != nil {
@@ -55,7 +55,7 @@ func (c *Cluster) Sync(gone []string) (string, error) {
 	var text strings.Builder
 	for _, t := range []rules.TableName{rules.Filter, rules.Nat} {
 		s := g[rules.IPv4.Table(t)]
-		s.Hooks = nil
+		s.Jumps = nil
 		one := rules.Render(rules.Generation{rules.IPv4.Table(t): s}, rules.IPv4)
 		if t == rules.Nat {
 			declared, deleted := "", ""
@@ -175,9 +175,9 @@ func hostPorts() string {
 ` + dnat.String() + each.String() + "COMMIT\n"
 }
 
-// MissingHooks returns the rules in built-in chains that kube-proxy would find
+// MissingJumps returns the rules in built-in chains that kube-proxy would find
 // missing beside what the tables hold, as iptables-restore takes them.
-func (c *Cluster) MissingHooks(now rules.Ruleset) (string, error) {
+func (c *Cluster) MissingJumps(now rules.Ruleset) (string, error) {
 	g, err := c.generate()
 	if err != nil {
 		return "", err
@@ -185,7 +185,7 @@ func (c *Cluster) MissingHooks(now rules.Ruleset) (string, error) {
 	var text strings.Builder
 	for _, t := range []rules.TableName{rules.Filter, rules.Nat} {
 		fmt.Fprintf(&text, "*%s\n", t)
-		for _, h := range g[rules.IPv4.Table(t)].Hooks {
+		for _, h := range g[rules.IPv4.Table(t)].Jumps {
 			chain := now[t].Chain(h.Chain)
 			if chain == nil || !slices.ContainsFunc(chain.Rules, h.Rule.Equal) {
 				fmt.Fprintf(&text, "-I %s %s\n", h.Chain, h.Rule.Spec)

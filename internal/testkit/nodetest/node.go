@@ -160,7 +160,7 @@ func (n *Node) Lines(wantChain func(t rules.TableName, name string) bool, wantRu
 	return lines
 }
 
-// Protected returns the protected chains, their rules and their hooks.
+// Protected returns the protected chains, their rules and their jumps.
 func (n *Node) Protected() []string {
 	n.Helper()
 	return n.Lines(

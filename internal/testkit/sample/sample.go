@@ -39,10 +39,10 @@ func Status() api.Status {
 			Families: []rules.Family{rules.IPv4}, Tables: []rules.TableName{rules.Nat},
 			Culprit: writer, Culprits: []api.Culprit{writer}, Writers: []api.Culprit{writer},
 			Lost: api.Lost{
-				Chains: 2, Rules: 30, Hooks: 4, Unprotected: 3,
+				Chains: 2, Rules: 30, Jumps: 4, Unprotected: 3,
 				Tables: []api.TableLoss{{
-					Family: rules.IPv4, Table: rules.Nat, Kind: canary.Emptied, Chains: 2, Rules: 30, Hooks: 4, Unprotected: 3, By: []uint32{4242},
-					PerChain: []api.ChainLoss{{Chain: "KUBE-SERVICES", Rules: 25}, {Chain: "PREROUTING", Rules: 4, Hooks: 4}}, More: 1,
+					Family: rules.IPv4, Table: rules.Nat, Kind: canary.Emptied, Chains: 2, Rules: 30, Jumps: 4, Unprotected: 3, By: []uint32{4242},
+					PerChain: []api.ChainLoss{{Chain: "KUBE-SERVICES", Rules: 25}, {Chain: "PREROUTING", Rules: 4, Jumps: 4}}, More: 1,
 				}},
 			},
 			NotInBaseline: &api.NotInBaseline{

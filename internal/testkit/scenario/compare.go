@@ -29,25 +29,25 @@ func Tables(ctx context.Context, f Flusher, family rules.Family) (rules.Ruleset,
 // Want is what one family's tables ought to hold after a flush was repaired.
 type Want struct {
 	// Protected is what the tables held before the flush: the protected
-	// chains and hooks must be as in it.
+	// chains and jumps must be as in it.
 	Protected rules.Ruleset
 	// Foreign is what the same flush leaves where no canaryd runs: all rules
 	// of others must be as in it.
 	Foreign rules.Ruleset
 	// Late says that the flush goes on after the rules are back. What it puts
-	// above or below the hooks then stays there, even where the same rules
+	// above or below the jumps then stays there, even where the same rules
 	// stood elsewhere before.
 	Late bool
 	// Protects tells the protected chains.
 	Protects func(chain string) bool
-	// Names tells further hooks among the rules of built-in chains; nil means
+	// Names tells further jumps among the rules of built-in chains; nil means
 	// none.
 	Names func(t rules.TableName, chain string, r rules.Rule) bool
 }
 
 // Compare returns a line for everything in which got is not as wanted, nothing
 // if all is well. Counters, canaryd's own marks and the canaries of others are
-// not compared. In a built-in chain that lost no foreign rule, hooks and
+// not compared. In a built-in chain that lost no foreign rule, jumps and
 // foreign rules must stand in the old order; else each kind in its own.
 func Compare(want Want, got rules.Ruleset) []string {
 	var c comparison
@@ -102,20 +102,20 @@ func (c *comparison) user(kind, name string, want *rules.Table) {
 }
 
 func (c *comparison) builtin(name string) {
-	hook := func(r rules.Rule) bool {
+	jump := func(r rules.Rule) bool {
 		return c.want.Protects(r.Target) || c.want.Names != nil && c.want.Names(c.name, name, r)
 	}
-	foreign := func(r rules.Rule) bool { return !hook(r) }
+	foreign := func(r rules.Rule) bool { return !jump(r) }
 	before, control, got := c.before.Chain(name), c.control.Chain(name), c.got.Chain(name)
 	wrong := len(c.lines)
-	c.sequence("hook", name, specs(before, hook), specs(got, hook))
+	c.sequence("jump", name, specs(before, jump), specs(got, jump))
 	c.sequence("foreign", name, specs(control, foreign), specs(got, foreign))
 	if want, is := Policy(control), Policy(got); want != is {
 		c.say("the policy of %s is %s and should be %s", name, is, want)
 	}
 	if !c.want.Late && len(c.lines) == wrong && slices.Equal(specs(before, foreign), specs(control, foreign)) &&
 		!slices.Equal(specs(before, all), specs(got, all)) {
-		c.say("hooks of %s stand elsewhere among the foreign rules:\n  was %s\n  is  %s",
+		c.say("jumps of %s stand elsewhere among the foreign rules:\n  was %s\n  is  %s",
 			name, strings.Join(specs(before, all), "\n      "), strings.Join(specs(got, all), "\n      "))
 	}
 }

@@ -48,23 +48,23 @@ func TestCompare(t *testing.T) {
 			edit: []string{"10.0.0.1", "10.0.0.2", "10.0.0.2", "10.0.0.1"},
 			want: []string{"protected rules of KUBE-FORWARD are in another order"},
 		},
-		"hook missing": {
+		"jump missing": {
 			edit: []string{"-A FORWARD -j KUBE-FORWARD\n", ""},
-			want: []string{"hook rule of FORWARD is missing: -j KUBE-FORWARD"},
+			want: []string{"jump rule of FORWARD is missing: -j KUBE-FORWARD"},
 		},
-		"hook doubled": {
+		"jump doubled": {
 			edit: []string{"-A FORWARD -j KUBE-FORWARD\n", "-A FORWARD -j KUBE-FORWARD\n-A FORWARD -j KUBE-FORWARD\n"},
-			want: []string{"hook rule of FORWARD stands there 2 times and should 1 times"},
+			want: []string{"jump rule of FORWARD stands there 2 times and should 1 times"},
 		},
-		"hook elsewhere": {
+		"jump elsewhere": {
 			edit: []string{"-A INPUT -i lo -j ACCEPT\n-A INPUT -j KUBE-FIREWALL\n", "-A INPUT -j KUBE-FIREWALL\n-A INPUT -i lo -j ACCEPT\n"},
-			want: []string{"hooks of INPUT stand elsewhere"},
+			want: []string{"jumps of INPUT stand elsewhere"},
 		},
-		"hook elsewhere where the same rules were written anew afterwards": {
+		"jump elsewhere where the same rules were written anew afterwards": {
 			edit: []string{"-A INPUT -i lo -j ACCEPT\n-A INPUT -j KUBE-FIREWALL\n", "-A INPUT -j KUBE-FIREWALL\n-A INPUT -i lo -j ACCEPT\n"},
 			late: true,
 		},
-		"hook elsewhere where the neighbours were lost": {
+		"jump elsewhere where the neighbours were lost": {
 			control: "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD DROP [0:0]\n:theirs - [0:0]\n-A theirs -s 10.0.0.3/32 -j DROP\n-A INPUT -j theirs\nCOMMIT\n",
 			edit:    []string{"-A INPUT -i lo -j ACCEPT\n", ""},
 		},
@@ -86,7 +86,7 @@ func TestCompare(t *testing.T) {
 		},
 		"table missing": {
 			control: "# nothing\n", edit: []string{whole, ""},
-			want: []string{"hook rule of INPUT", "hook rule of FORWARD", "KUBE-FIREWALL is missing", "KUBE-FORWARD is missing"},
+			want: []string{"jump rule of INPUT", "jump rule of FORWARD", "KUBE-FIREWALL is missing", "KUBE-FORWARD is missing"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

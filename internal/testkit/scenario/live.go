@@ -18,7 +18,7 @@ import (
 
 const (
 	readyIn   = time.Minute // from start to a captured generation
-	healedIn  = time.Minute // longer than any hook grace
+	healedIn  = time.Minute // longer than any jump grace
 	stopsIn   = 20 * time.Second
 	lookEvery = 20 * time.Millisecond
 	// quietFor is how long nothing may happen before a repair counts as the
@@ -43,7 +43,7 @@ type Record struct {
 	Lost struct {
 		Chains int `json:"chains"`
 		Rules  int `json:"rules"`
-		Hooks  int `json:"hooks"`
+		Jumps  int `json:"jumps"`
 	} `json:"lost"`
 	NoticedSeconds float64 `json:"noticedSeconds"`
 	AbsentSeconds  float64 `json:"absentSeconds"`
@@ -315,13 +315,13 @@ func describe(records []Record) string {
 		return "nothing was noticed"
 	}
 	var kinds []string
-	rules, chains, hooks := 0, 0, 0
+	rules, chains, jumps := 0, 0, 0
 	for _, r := range records {
 		kinds = append(kinds, r.Kind)
-		rules, chains, hooks = max(rules, r.Lost.Rules), max(chains, r.Lost.Chains), max(hooks, r.Lost.Hooks)
+		rules, chains, jumps = max(rules, r.Lost.Rules), max(chains, r.Lost.Chains), max(jumps, r.Lost.Jumps)
 	}
 	slices.Sort(kinds)
-	return fmt.Sprintf("%s: %d rules, %d chains, %d hooks", strings.Join(slices.Compact(kinds), ","), rules, chains, hooks)
+	return fmt.Sprintf("%s: %d rules, %d chains, %d jumps", strings.Join(slices.Compact(kinds), ","), rules, chains, jumps)
 }
 
 // status asks the running canaryd. Exit code 1 says "not healthy" and the

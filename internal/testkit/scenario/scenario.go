@@ -38,7 +38,7 @@ const (
 	ChainDeleted = "chain_deleted"
 	TableDeleted = "table_deleted"
 	Replaced     = "replaced"
-	HooksMissing = "hooks_missing"
+	JumpsMissing = "jumps_missing"
 )
 
 // A Scenario is one way to lose rules. Its functions may share what they saw,
@@ -98,21 +98,21 @@ func All() []Scenario {
 		},
 		{
 			Name: "flush-forward", Command: "iptables -F FORWARD", Backends: bothBackends,
-			Lost: only(rules.IPv4, rules.Filter, HooksMissing),
+			Lost: only(rules.IPv4, rules.Filter, JumpsMissing),
 			Do: func(ctx context.Context, f Flusher) error {
 				return f.Flush(ctx, rules.IPv4, rules.Filter, "FORWARD")
 			},
 		},
 		{
 			Name: "flush-prerouting", Command: "iptables -t nat -F PREROUTING", Backends: bothBackends,
-			Lost: only(rules.IPv4, rules.Nat, HooksMissing),
+			Lost: only(rules.IPv4, rules.Nat, JumpsMissing),
 			Do: func(ctx context.Context, f Flusher) error {
 				return f.Flush(ctx, rules.IPv4, rules.Nat, "PREROUTING")
 			},
 		},
 		{
 			Name: "flush-postrouting", Command: "iptables -t nat -F POSTROUTING", Backends: bothBackends,
-			Lost: only(rules.IPv4, rules.Nat, HooksMissing),
+			Lost: only(rules.IPv4, rules.Nat, JumpsMissing),
 			Do: func(ctx context.Context, f Flusher) error {
 				return f.Flush(ctx, rules.IPv4, rules.Nat, "POSTROUTING")
 			},

@@ -127,7 +127,7 @@ func shows(t *testing.T, before, after *rules.Table) []string {
 	case emptied > 0:
 		return []string{Emptied}
 	case len(diff) > 0:
-		return []string{HooksMissing}
+		return []string{JumpsMissing}
 	case before.Name == rules.Mangle && after.RuleCount() == 0:
 		return []string{"", Emptied} // of ours it holds one empty chain: only a canary could tell
 	default:

@@ -161,9 +161,9 @@ func operations() []operation {
 		merge("append, flush, append", "*filter", ":F1 - [0:0]", "-A F1 -j ACCEPT", "-F F1", "-A F1 -j DROP", "COMMIT"),
 		merge("flush an absent built-in chain", "*nat", "-F INPUT", "COMMIT"),
 		merge("insert far into an empty built-in chain", "*nat", "-I POSTROUTING 2 -j ACCEPT", "COMMIT"),
-		merge("unhook and delete", "*nat", "-F A", "-D PREROUTING -j A", "-X A", "COMMIT"),
+		merge("unjump and delete", "*nat", "-F A", "-D PREROUTING -j A", "-X A", "COMMIT"),
 		merge("delete what is not empty, then more", "*nat", "-X Q", "-A NOPE -j ACCEPT", "COMMIT"),
-		merge("delete, then unhook", "*filter", ":H - [0:0]", "-A FORWARD -j H", "-X H", "-D FORWARD -j H", "COMMIT"),
+		merge("delete, then unjump", "*filter", ":H - [0:0]", "-A FORWARD -j H", "-X H", "-D FORWARD -j H", "COMMIT"),
 		merge("chains in a loop", "*nat", ":L1 - [0:0]", ":L2 - [0:0]", "-A L1 -j L2", "-A L2 -j L1", "COMMIT"),
 		merge("delete all chains, one in use", "*nat", "-X", "COMMIT"),
 		deleteChains("nat"),
@@ -337,12 +337,12 @@ func chainsInFake(t *testing.T, fake *iptablestest.Fake) []string {
 				places = append(places, iptables.Place{Table: table, Chain: name})
 			}
 		}
-		sighting, err := fake.Probe(t.Context(), family, places)
+		probed, err := fake.Probe(t.Context(), family, places)
 		if err != nil {
 			t.Fatal(err)
 		}
 		prefix := map[rules.Family]string{rules.IPv4: "ip ", rules.IPv6: "ip6 "}[family]
-		for place, holding := range sighting.Holdings {
+		for place, holding := range probed.Holdings {
 			if holding.Presence == iptables.Present {
 				all = append(all, prefix+string(place.Table)+" "+place.Chain)
 			}

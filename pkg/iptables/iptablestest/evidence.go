@@ -14,10 +14,10 @@ type evidence struct {
 	nft, legacy iptables.Count
 	forced      bool
 	stamp       uint64 // how often the counts were set
-	weighed     uint64 // what stamp was when Weigh returned last
+	weighed     uint64 // what stamp was when GatherEvidence returned last
 	err         error
 	takes       time.Duration
-	weighs      int
+	gathered    int
 }
 
 // SetCounts is what both backends hold from now on, which moves the evidence.
@@ -35,25 +35,25 @@ func (f *Fake) ForceBackend() {
 	f.evidence.forced = true
 }
 
-// FailEvidence makes Moved and Weigh return err until FailEvidence(nil).
+// FailEvidence makes Moved and GatherEvidence return err until FailEvidence(nil).
 func (f *Fake) FailEvidence(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.evidence.err = err
 }
 
-// WeighTakes makes every Weigh last that long.
+// WeighTakes makes every GatherEvidence last that long.
 func (f *Fake) WeighTakes(d time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.evidence.takes = d
 }
 
-// Weighs returns how often Weigh was called.
-func (f *Fake) Weighs() int {
+// EvidenceGathered returns how often GatherEvidence was called.
+func (f *Fake) EvidenceGathered() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.evidence.weighs
+	return f.evidence.gathered
 }
 
 // Evidence returns what speaks for the Fake's backend at first: Info's reason,
@@ -67,7 +67,7 @@ func (f *Fake) Evidence() iptables.Evidence {
 	}
 }
 
-// Moved reports whether SetCounts was called since Weigh returned last, or
+// Moved reports whether SetCounts was called since GatherEvidence returned last, or
 // ever if last is Evidence's. Unlike the Kernel's it makes no difference
 // between the backends. It fails with FailEvidence's error.
 func (f *Fake) Moved(ctx context.Context, _ iptables.Evidence) (bool, error) {
@@ -79,10 +79,10 @@ func (f *Fake) Moved(ctx context.Context, _ iptables.Evidence) (bool, error) {
 	return f.evidence.err == nil && f.evidence.stamp != f.evidence.weighed, f.evidence.err
 }
 
-// Weigh decides by what SetCounts said. It fails with FailEvidence's error.
-func (f *Fake) Weigh(ctx context.Context) (iptables.Evidence, error) {
+// GatherEvidence decides by what SetCounts said. It fails with FailEvidence's error.
+func (f *Fake) GatherEvidence(ctx context.Context) (iptables.Evidence, error) {
 	f.mu.Lock()
-	f.evidence.weighs++
+	f.evidence.gathered++
 	now := f.evidence
 	f.mu.Unlock()
 	select {

@@ -127,11 +127,11 @@ func (f *Fake) Stamp(ctx context.Context, family rules.Family) (iptables.Stamp, 
 	return stamp, nil
 }
 
-// Peek returns what each of the places holds. It fails like Probe.
-func (f *Fake) Peek(ctx context.Context, family rules.Family, places []iptables.Place) (map[iptables.Place]iptables.Holding, error) {
+// ProbeOnly returns what each of the places holds. It fails like Probe.
+func (f *Fake) ProbeOnly(ctx context.Context, family rules.Family, places []iptables.Place) (map[iptables.Place]iptables.Holding, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.counts.peeks++
+	f.counts.urgentProbes++
 	if err := f.mayRead(ctx, family, f.faults.probes); err != nil {
 		return nil, err
 	}
@@ -142,14 +142,14 @@ func (f *Fake) Peek(ctx context.Context, family rules.Family, places []iptables.
 // DropTableFromReads hides, as the kernel's own answer does. It fails with
 // ErrNoFamily, with FailProbes' error, with ErrLocked after ReadsNeedLock, and
 // when ctx is done.
-func (f *Fake) Probe(ctx context.Context, family rules.Family, places []iptables.Place) (iptables.Sighting, error) {
+func (f *Fake) Probe(ctx context.Context, family rules.Family, places []iptables.Place) (iptables.Probed, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.counts.probes++
 	if err := f.mayRead(ctx, family, f.faults.probes); err != nil {
-		return iptables.Sighting{}, err
+		return iptables.Probed{}, err
 	}
-	return iptables.Sighting{Holdings: f.holdings(family, places), Digest: f.digest(family)}, nil
+	return iptables.Probed{Holdings: f.holdings(family, places), Digest: f.digest(family)}, nil
 }
 
 func (f *Fake) holdings(family rules.Family, places []iptables.Place) map[iptables.Place]iptables.Holding {

@@ -24,7 +24,7 @@ const (
 	v6 = rules.IPv6
 )
 
-// canaryText plants a canary and hooks a chain.
+// canaryText plants a canary and jumps a chain.
 const canaryText = `*nat
 :CANARY - [0:0]
 :SVC - [0:0]

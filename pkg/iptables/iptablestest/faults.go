@@ -24,7 +24,7 @@ type faults struct {
 
 // counts is what the Fake was asked to do.
 type counts struct {
-	stamps, peeks, probes, reads, begins, restores int
+	stamps, urgentProbes, probes, reads, begins, restores int
 }
 
 // HoldLock takes the xtables lock on behalf of another program, waiting until
@@ -39,14 +39,14 @@ func (f *Fake) HoldLock() (release func()) {
 // first it does not wait at all.
 func (f *Fake) LockWait(d time.Duration) { f.change(func(t *faults) { t.lockWait = d }) }
 
-// ReadsNeedLock makes Read, Probe, Peek and Stamp return ErrLocked on legacy while
+// ReadsNeedLock makes Read, Probe, ProbeOnly and Stamp return ErrLocked on legacy while
 // another program holds the lock, as "iptables-legacy -S" fails then.
 func (f *Fake) ReadsNeedLock(yes bool) { f.change(func(t *faults) { t.readsNeedLock = yes }) }
 
 // FailReads makes Read, a session's too, return err until FailReads(nil).
 func (f *Fake) FailReads(err error) { f.change(func(t *faults) { t.reads = err }) }
 
-// FailProbes makes Probe, Peek and Stamp return err until FailProbes(nil).
+// FailProbes makes Probe, ProbeOnly and Stamp return err until FailProbes(nil).
 func (f *Fake) FailProbes(err error) { f.change(func(t *faults) { t.probes = err }) }
 
 // FailRestores makes the next n restores of sessions write nothing and return a
@@ -118,8 +118,8 @@ func (f *Fake) Stamps() int { return f.count().stamps }
 // Probes returns how often Probe was called.
 func (f *Fake) Probes() int { return f.count().probes }
 
-// Peeks returns how often Peek was called.
-func (f *Fake) Peeks() int { return f.count().peeks }
+// ProbesOnly returns how often ProbeOnly was called.
+func (f *Fake) ProbesOnly() int { return f.count().urgentProbes }
 
 // Reads returns how often a full read was asked for, by sessions too.
 func (f *Fake) Reads() int { return f.count().reads }

@@ -46,8 +46,8 @@ func TestFakeLikeKernel(t *testing.T) {
 // kernel is what answers asks.
 type kernel interface {
 	Stamp(context.Context, rules.Family) (iptables.Stamp, error)
-	Peek(context.Context, rules.Family, []iptables.Place) (map[iptables.Place]iptables.Holding, error)
-	Probe(context.Context, rules.Family, []iptables.Place) (iptables.Sighting, error)
+	ProbeOnly(context.Context, rules.Family, []iptables.Place) (map[iptables.Place]iptables.Holding, error)
+	Probe(context.Context, rules.Family, []iptables.Place) (iptables.Probed, error)
 	Read(context.Context, rules.Family) (iptables.Snapshot, error)
 	Begin(context.Context) (iptables.Session, error)
 }
@@ -62,7 +62,7 @@ func answers(t *testing.T, k kernel, foreign func(text string)) []string {
 	look := func(after string) {
 		stamp, err := k.Stamp(t.Context(), v4)
 		must(t, err)
-		sighting, err := k.Probe(t.Context(), v4, []iptables.Place{
+		probed, err := k.Probe(t.Context(), v4, []iptables.Place{
 			{Table: rules.Nat, Chain: "CANARY"}, {Table: rules.Nat, Chain: "SVC"}, {Table: rules.Nat, Chain: "INPUT"},
 			{Table: rules.Nat, Chain: "OUTPUT"}, {Table: rules.Filter, Chain: "OURS"}, {Table: rules.Filter, Chain: "INPUT"},
 		})
@@ -70,13 +70,13 @@ func answers(t *testing.T, k kernel, foreign func(text string)) []string {
 		snap, err := k.Read(t.Context(), v4)
 		must(t, err)
 		say("%s: stamp moved %v, exact %v; digest moved %v, agrees %v", after,
-			stamp != last, stamp.Exact, sighting.Digest != digest, snap.Digest == sighting.Digest)
+			stamp != last, stamp.Exact, probed.Digest != digest, snap.Digest == probed.Digest)
 		say("urgent %v", stamp.Urgent(last))
-		peeked, err := k.Peek(t.Context(), v4, []iptables.Place{{Table: rules.Nat, Chain: "CANARY"}})
+		only, err := k.ProbeOnly(t.Context(), v4, []iptables.Place{{Table: rules.Nat, Chain: "CANARY"}})
 		must(t, err)
-		say("peeked %v", peeked)
-		last, digest = stamp, sighting.Digest
-		say("%v", sighting.Holdings)
+		say("only %v", only)
+		last, digest = stamp, probed.Digest
+		say("%v", probed.Holdings)
 		for _, name := range rules.AllTables() {
 			if table := snap.Tables[name]; table != nil {
 				say("%s: %v", name, table.Chains)

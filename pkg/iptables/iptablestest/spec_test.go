@@ -93,8 +93,8 @@ func TestFakeCommands(t *testing.T) {
 			return f.RestoreNoflush(v4, "*nat\n"+strings.Join(lines, "\n")+"\nCOMMIT\n")
 		}
 	}
-	const canary, svc, hook = `-A CANARY -m comment --comment "canaryd-canary:1"`, "-A SVC -s 10.0.0.1/32 -j RETURN", "-A OUTPUT -j SVC"
-	whole := []string{":CANARY", ":SVC", hook, canary, svc}
+	const canary, svc, jump = `-A CANARY -m comment --comment "canaryd-canary:1"`, "-A SVC -s 10.0.0.1/32 -j RETURN", "-A OUTPUT -j SVC"
+	whole := []string{":CANARY", ":SVC", jump, canary, svc}
 	nftOnly := "only nft can do this"
 	for _, tt := range []struct {
 		name        string
@@ -103,17 +103,17 @@ func TestFakeCommands(t *testing.T) {
 		err         string   // "" if it works
 		legacyErr   string
 	}{
-		{"flush one chain", func(f *iptablestest.Fake) error { return f.Flush(v4, rules.Nat, "SVC") }, []string{":CANARY", ":SVC", hook, canary}, nil, "", ""},
+		{"flush one chain", func(f *iptablestest.Fake) error { return f.Flush(v4, rules.Nat, "SVC") }, []string{":CANARY", ":SVC", jump, canary}, nil, "", ""},
 		{"flush no chain", func(f *iptablestest.Fake) error { return f.Flush(v4, rules.Nat, "NOPE") }, whole, nil, "No chain/target/match", "line 2 failed"},
 		{"flush all", func(f *iptablestest.Fake) error { return f.Flush(v4, rules.Nat, "") }, []string{":CANARY", ":SVC"}, nil, "", ""},
 		{"delete chains in use", func(f *iptablestest.Fake) error { return f.DeleteChains(v4, rules.Nat) }, whole, nil, "Device or resource busy", "line 2 failed"},
 		{"flush and delete", merge("-F", "-X"), []string{}, nil, "", ""},
-		{"unhook", merge("-D OUTPUT -j SVC", "-F SVC", "-X SVC"), []string{":CANARY", canary}, nil, "", ""},
-		{"unhook too late", merge("-F SVC", "-X SVC"), whole, nil, "Device or resource busy", "line 3 failed"},
-		{"declare", merge(":SVC - [0:0]"), []string{":CANARY", ":SVC", hook, canary}, nil, "", ""},
-		{"declare with policy", merge(":SVC ACCEPT [0:0]"), []string{":CANARY", ":SVC", hook, canary}, whole, "", "Can't set policy"},
+		{"delete the jump", merge("-D OUTPUT -j SVC", "-F SVC", "-X SVC"), []string{":CANARY", canary}, nil, "", ""},
+		{"unjump too late", merge("-F SVC", "-X SVC"), whole, nil, "Device or resource busy", "line 3 failed"},
+		{"declare", merge(":SVC - [0:0]"), []string{":CANARY", ":SVC", jump, canary}, nil, "", ""},
+		{"declare with policy", merge(":SVC ACCEPT [0:0]"), []string{":CANARY", ":SVC", jump, canary}, whole, "", "Can't set policy"},
 		{"insert, replace, delete by number", merge("-I SVC 1 -s 10.0.0.2 -j RETURN", "-I SVC 3 -j RETURN", "-R SVC 3 -j ACCEPT", "-D SVC 1"),
-			[]string{":CANARY", ":SVC", hook, canary, svc, "-A SVC -j ACCEPT"}, nil, "", ""},
+			[]string{":CANARY", ":SVC", jump, canary, svc, "-A SVC -j ACCEPT"}, nil, "", ""},
 		{"new chain", merge("-N A", "-N A"), whole, nil, "Chain already exists", "line 3 failed"},
 		{"policy", merge("-P OUTPUT DROP"), whole, nil, "not intended for filtering", "not intended for filtering"},
 		{"policy of a user's chain", merge("-P SVC ACCEPT"), whole, nil, "Bad built-in chain name", "line 2 failed"},

@@ -20,7 +20,7 @@ var (
 		Info() iptables.Info
 		Families() []rules.Family
 		Stamp(context.Context, rules.Family) (iptables.Stamp, error)
-		Probe(context.Context, rules.Family, []iptables.Place) (iptables.Sighting, error)
+		Probe(context.Context, rules.Family, []iptables.Place) (iptables.Probed, error)
 		Read(context.Context, rules.Family) (iptables.Snapshot, error)
 		Begin(context.Context) (iptables.Session, error)
 	}{(*iptables.Kernel)(nil), (*iptablestest.Fake)(nil)}

@@ -107,7 +107,7 @@ func (n node) sections(ports []servicePort) map[rules.TableName]rules.Section {
 		w.servicePort(&ports[i])
 	}
 	return map[rules.TableName]rules.Section{
-		rules.Nat:    {Chains: w.natChains(), Hooks: w.hooks(natHooks)},
-		rules.Filter: {Chains: w.filterChains(), Hooks: w.hooks(filterHooks)},
+		rules.Nat:    {Chains: w.natChains(), Jumps: w.jumps(natJumps)},
+		rules.Filter: {Chains: w.filterChains(), Jumps: w.jumps(filterJumps)},
 	}
 }

@@ -55,7 +55,7 @@ func newSlice(namespace, service, suffix string, port corev1.EndpointPort, endpo
 	return s
 }
 
-// generate returns what one family's table holds, hooks and chains in iptables'
+// generate returns what one family's table holds, jumps and chains in iptables'
 // own words; names of chains that belong to one service end in its number of
 // appearance, so that tests can be read.
 func generate(t *testing.T, o Objects, options Options, f rules.Family, table rules.TableName) []string {
@@ -68,7 +68,7 @@ func generate(t *testing.T, o Objects, options Options, f rules.Family, table ru
 		t.Error(err)
 	}
 	var lines []string
-	for _, h := range g[f.Table(table)].Hooks {
+	for _, h := range g[f.Table(table)].Jumps {
 		lines = append(lines, h.String())
 	}
 	for _, c := range g[f.Table(table)].Chains {

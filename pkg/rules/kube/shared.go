@@ -15,20 +15,20 @@ const (
 	kubeletFirewall       = "KUBE-FIREWALL"
 )
 
-// A hook is a jump from a built-in chain.
-type hook struct{ chain, target, match string }
+// A jump is a rule of a built-in chain that leads into one of kube-proxy's chains.
+type jump struct{ chain, target, match string }
 
 const newOnly = " -m conntrack --ctstate NEW"
 
-// The hooks in the order in which they stand: kube-proxy prepends one after
+// The jumps in the order in which they stand: kube-proxy prepends one after
 // the other, so the reverse of iptablesJumpChains, kubelet's before them all.
 var (
-	natHooks = []hook{
+	natJumps = []jump{
 		{"PREROUTING", servicesChain, comment + `kubernetes service portals"`},
 		{"OUTPUT", servicesChain, comment + `kubernetes service portals"`},
 		{"POSTROUTING", postrouting, comment + `kubernetes postrouting rules"`},
 	}
-	filterHooks = []hook{
+	filterJumps = []jump{
 		{"INPUT", kubeletFirewall, ""},
 		{"INPUT", proxyFirewall, newOnly + comment + `kubernetes load balancer firewall"`},
 		{"INPUT", nodePortsChain, comment + `kubernetes health check service ports"`},
@@ -43,10 +43,10 @@ var (
 	}
 )
 
-func (w *writer) hooks(all []hook) []rules.Hook {
-	made := make([]rules.Hook, len(all))
+func (w *writer) jumps(all []jump) []rules.Jump {
+	made := make([]rules.Jump, len(all))
 	for i, h := range all {
-		made[i] = rules.Hook{Chain: h.chain, Rule: w.jump(h.target, h.match), Anchor: rules.Anchor{Position: rules.Top}}
+		made[i] = rules.Jump{Chain: h.chain, Rule: w.jump(h.target, h.match), Anchor: rules.Anchor{Position: rules.Top}}
 	}
 	return made
 }

@@ -10,36 +10,36 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// lastWordWithin is for how long after a replay kube-proxy is asked for a full sync
+// pendingSyncWithin is for how long after a replay kube-proxy is asked for a full sync
 // as soon as its canary is back. The sync that it has just done may have begun before the
 // replay, or a second flush may have taken it: kube-proxy plants its canary after the
 // sync, and what is flushed in between it never looks for (pkg/util/iptables Monitor,
 // 1.36). It looks every 30 s: a canary that is back later than this is of a sync that
 // began after the replay, even if that took 7 s (5,000 services on nft).
-const lastWordWithin = 15 * time.Second
+const pendingSyncWithin = 15 * time.Second
 
-// A lastWord is a full sync that kube-proxy is owed because it could not be asked for
+// A pendingSync is a full sync that kube-proxy is owed because it could not be asked for
 // it after a replay: its own canary did not stand.
-type lastWord struct {
+type pendingSync struct {
 	until time.Time // no longer than this; zero: nothing is owed
 	at    time.Time // when it is asked; zero: its canary is not back yet
 }
 
 // owe takes up what a replay leaves owed.
-func (w *lastWord) owe(fr reload.FamilyResult, now time.Time) {
+func (w *pendingSync) owe(fr reload.FamilyResult, now time.Time) {
 	switch {
 	case fr.Owed && fr.ProxyStands():
-		*w = lastWord{}
+		*w = pendingSync{}
 	case fr.Owed:
-		*w = lastWord{until: now.Add(lastWordWithin)}
+		*w = pendingSync{until: now.Add(pendingSyncWithin)}
 	}
 }
 
 // saw notes whether kube-proxy's canary stood at that time.
-func (w *lastWord) saw(stands bool, now time.Time) {
+func (w *pendingSync) saw(stands bool, now time.Time) {
 	switch {
 	case w.until.Before(now):
-		*w = lastWord{}
+		*w = pendingSync{}
 	case stands && w.at.IsZero():
 		w.at = now
 	}
@@ -50,14 +50,14 @@ func (w *lastWord) saw(stands bool, now time.Time) {
 // somebody restores it before kube-proxy has looked.
 func (fs *familyState) nudged(now time.Time) { fs.planRotation(now) }
 
-// giveLastWord asks kube-proxy for the full syncs that it is owed.
-func (d *Daemon) giveLastWord(ctx context.Context, st *state) {
+// askPendingSyncs asks kube-proxy for the full syncs that it is owed.
+func (d *Daemon) askPendingSyncs(ctx context.Context, st *state) {
 	for _, f := range rules.Families() {
 		fs := st.families[f]
-		if fs == nil || !due(fs.lastWord.at, time.Now()) {
+		if fs == nil || !due(fs.pendingSync.at, time.Now()) {
 			continue
 		}
-		fs.lastWord = lastWord{}
+		fs.pendingSync = pendingSync{}
 		if err := d.replayer(ctx, st).Nudge(ctx, f); err != nil {
 			klog.FromContext(ctx).Error(err, "kube-proxy could not be asked for a full sync", "family", f)
 		}

@@ -71,30 +71,30 @@ func (m *nftMemory) remember(family rules.Family, seen map[Place]nftSeen) {
 // errOther: something is not as it was remembered.
 var errOther = errors.New("not as it was")
 
-// glance probes the places if they all are as they were when they were probed
+// probeUnchanged probes the places if they all are as they were when they were probed
 // before. Everything else is an error, and nothing is known then.
-func (r nftReader) glance(family rules.Family, places []Place) (Sighting, error) {
+func (r nftReader) probeUnchanged(family rules.Family, places []Place) (Probed, error) {
 	known, ok := r.memory.recall(family, places)
 	if !ok {
-		return Sighting{}, errOther
+		return Probed{}, errOther
 	}
 	var before, after uint32
 	all := make([]nft.Question, 1, 2+2*len(places))
 	all[0] = nft.AskGenid(&before)
-	sighting := Sighting{Holdings: make(map[Place]Holding, len(places))}
+	probed := Probed{Holdings: make(map[Place]Holding, len(places))}
 	for i, place := range places {
 		all = append(all, known[i].ask...)
-		sighting.Holdings[place] = known[i].holding
+		probed.Holdings[place] = known[i].holding
 	}
 	all = append(all, nft.AskGenid(&after))
 	if err := r.asker.Ask(family, all); err != nil {
-		return Sighting{}, err
+		return Probed{}, err
 	}
 	if before != after {
-		return Sighting{}, errOther
+		return Probed{}, errOther
 	}
-	sighting.Digest = uint64(before)
-	return sighting, nil
+	probed.Digest = uint64(before)
+	return probed, nil
 }
 
 // askUse asks for the number of rules in a chain and of jumps to it.

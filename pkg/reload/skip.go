@@ -8,12 +8,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// setAside reports whether a restore was refused that is worth trying without the
+// skipTable reports whether a restore was refused that is worth trying without the
 // table that it was refused for. iptables-restore ends at the first table that is
 // refused: without that, one which is refused as a whole (a built-in chain with
 // another hook than iptables', no memory for all its rules) would keep those behind
 // it out for as long as it lasts. Which one it was, the next read shows.
-func (r run) setAside(t *turn) bool {
+func (r run) skipTable(t *turn) bool {
 	var refused *iptables.RestoreError
 	if len(t.plans) < 2 || !errors.As(t.written.Err, &refused) || refused.Exit < 0 || refused.Reason == iptables.ReasonLock {
 		return false
@@ -22,28 +22,28 @@ func (r run) setAside(t *turn) bool {
 	return true
 }
 
-// withoutAside returns the new plans without those of tables that are set aside,
+// withoutSkipped returns the new plans without those of tables that are skipped,
 // and of the one to blame: tables are written in order, so it is the first that is
 // still to be written.
-func (t *turn) withoutAside(plans []tablePlan) []tablePlan {
+func (t *turn) withoutSkipped(plans []tablePlan) []tablePlan {
 	wasPlanned := func(p tablePlan) bool {
 		return slices.ContainsFunc(t.plans, func(old tablePlan) bool { return old.table == p.table })
 	}
 	if i := slices.IndexFunc(plans, wasPlanned); t.blame != nil && i >= 0 {
-		if t.aside == nil {
-			t.aside = map[rules.TableName]error{}
+		if t.skippedTables == nil {
+			t.skippedTables = map[rules.TableName]error{}
 		}
-		t.aside[plans[i].table] = t.blame
+		t.skippedTables[plans[i].table] = t.blame
 	}
 	t.blame = nil
-	return slices.DeleteFunc(plans, func(p tablePlan) bool { return t.aside[p.table] != nil })
+	return slices.DeleteFunc(plans, func(p tablePlan) bool { return t.skippedTables[p.table] != nil })
 }
 
-// asideErr returns why tables were set aside, nil if none was.
-func (t *turn) asideErr() error {
+// skippedErr returns why tables were skipped, nil if none was.
+func (t *turn) skippedErr() error {
 	var errs []error
 	for _, table := range rules.Guarded() {
-		if err := t.aside[table]; err != nil {
+		if err := t.skippedTables[table]; err != nil {
 			errs = append(errs, err)
 		}
 	}

@@ -11,9 +11,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// glanceMarks are planted before each case: a canary, and a witness behind two
+// probeMarks are planted before each case: a canary, and a witness behind two
 // other rules.
-const glanceMarks = `*filter
+const probeMarks = `*filter
 :CANARY - [0:0]
 -A CANARY -m comment --comment canaryd-canary:1
 -A INPUT -s 10.0.0.1 -j ACCEPT
@@ -22,10 +22,10 @@ const glanceMarks = `*filter
 COMMIT
 `
 
-// TestGlance: whatever somebody does between two probes, the second one sees
+// TestProbeUnchanged: whatever somebody does between two probes, the second one sees
 // what a probe that remembers nothing sees; and where the marks and the number
 // of rules are as they were, nothing is read again.
-func TestGlance(t *testing.T) {
+func TestProbeUnchanged(t *testing.T) {
 	for name, tc := range map[string]struct {
 		lines []string // arguments of iptables
 		input string   // of iptables-restore --noflush
@@ -47,21 +47,21 @@ func TestGlance(t *testing.T) {
 		"the witness deleted":        {lines: []string{"-D INPUT 3"}},
 		"the witness changed places": {lines: []string{"-D INPUT 3", "-I INPUT -m comment --comment canaryd-witness:1"}},
 		"all flushed":                {lines: []string{"-F", "-X"}},
-		"all flushed and restored":   {lines: []string{"-F", "-X"}, input: glanceMarks},
+		"all flushed and restored":   {lines: []string{"-F", "-X"}, input: probeMarks},
 	} {
 		t.Run(name, func(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
 				nstest.NeedProgram(t, "iptables-nft")
 				family := rules.IPv4
-				nstest.CommandInput(t, glanceMarks, "iptables-nft-restore", "--noflush")
+				nstest.CommandInput(t, probeMarks, "iptables-nft-restore", "--noflush")
 				k := openKernel(t, Config{Backend: NFT, Families: []rules.Family{family}})
 				r, ok := k.reader.(nftReader)
 				if !ok {
 					t.Fatalf("the reader is a %T", k.reader)
 				}
 				places := []Place{{rules.Filter, "CANARY"}, {rules.Filter, "INPUT"}}
-				if _, err := r.glance(family, places); !errors.Is(err, errOther) {
-					t.Errorf("a glance that follows no probe: %v", err)
+				if _, err := r.probeUnchanged(family, places); !errors.Is(err, errOther) {
+					t.Errorf("probeUnchanged without a probe before: %v", err)
 				}
 				mustProbe(t, k, family, places...)
 				sendTraffic(t, family) // counters are no content
@@ -71,9 +71,9 @@ func TestGlance(t *testing.T) {
 				if tc.input != "" {
 					nstest.CommandInput(t, tc.input, "iptables-nft-restore", "--noflush")
 				}
-				glance, err := r.glance(family, places)
+				unchanged, err := r.probeUnchanged(family, places)
 				if (err == nil) != tc.again {
-					t.Errorf("the glance returned %v, want success: %v", err, tc.again)
+					t.Errorf("probeUnchanged returned %v, want success: %v", err, tc.again)
 				}
 				got := mustProbe(t, k, family, places...)
 				r.memory = newNFTMemory()
@@ -85,8 +85,8 @@ func TestGlance(t *testing.T) {
 					t.Errorf("the second probe (-want +got):\n%s", diff)
 				}
 				if tc.again {
-					if diff := cmp.Diff(want, glance); diff != "" {
-						t.Errorf("the glance (-want +got):\n%s", diff)
+					if diff := cmp.Diff(want, unchanged); diff != "" {
+						t.Errorf("probeUnchanged (-want +got):\n%s", diff)
 					}
 				}
 			})
@@ -94,8 +94,8 @@ func TestGlance(t *testing.T) {
 	}
 }
 
-// TestGlanceAtTooMuch: more places than go into one datagram are all read.
-func TestGlanceAtTooMuch(t *testing.T) {
+// TestProbeUnchangedOfTooMuch: more places than go into one datagram are all read.
+func TestProbeUnchangedOfTooMuch(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")
 		var text strings.Builder
@@ -110,9 +110,9 @@ func TestGlanceAtTooMuch(t *testing.T) {
 		nstest.CommandInput(t, text.String()+"COMMIT\n", "iptables-nft-restore")
 		k := openKernel(t, Config{Backend: NFT, Families: []rules.Family{rules.IPv4}})
 		for range 2 {
-			sighting := mustProbe(t, k, rules.IPv4, places...)
+			probed := mustProbe(t, k, rules.IPv4, places...)
 			for _, place := range places {
-				if diff := cmp.Diff(Holding{Present, 1, []string{place.Chain}}, sighting.Holdings[place]); diff != "" {
+				if diff := cmp.Diff(Holding{Present, 1, []string{place.Chain}}, probed.Holdings[place]); diff != "" {
 					t.Errorf("%v (-want +got):\n%s", place, diff)
 				}
 			}

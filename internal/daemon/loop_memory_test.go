@@ -15,11 +15,11 @@ import (
 // happens.
 func TestTidy(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
-		var tidied atomic.Int64
-		r := start(t, backend, setup{tidy: func() { tidied.Add(1) }})
+		var memoryFreed atomic.Int64
+		r := start(t, backend, setup{freeMemory: func() { memoryFreed.Add(1) }})
 		want := func(n int64, when string) {
 			t.Helper()
-			if got := tidied.Load(); got != n {
+			if got := memoryFreed.Load(); got != n {
 				t.Errorf("%s memory was given back %d times, want %d", when, got, n)
 			}
 		}
@@ -39,7 +39,7 @@ func TestTidy(t *testing.T) {
 			must(t, r.programs().Flush(t.Context(), rules.IPv4, rules.Nat, ""))
 			r.after(6 * time.Second)
 		}
-		if got := tidied.Load(); got < 3 || got > 5 {
+		if got := memoryFreed.Load(); got < 3 || got > 5 {
 			t.Errorf("beside a flush every 6 s memory was given back %d times in a minute, want twice", got-2)
 		}
 	})

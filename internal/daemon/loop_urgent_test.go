@@ -16,26 +16,26 @@ import (
 
 // What reading a small table takes, and asking for a stamp.
 const (
-	peekCost  = 100 * time.Microsecond
-	stampCost = 50 * time.Microsecond
+	urgentCost = 100 * time.Microsecond
+	stampCost  = 50 * time.Microsecond
 )
 
-// A sizedKernel is a dearKernel whose stamps and peeks take time too.
+// A sizedKernel is a dearKernel whose stamps and urgentProbes take time too.
 type sizedKernel struct {
 	*dearKernel
-	peeked atomic.Int64 // nanoseconds, with those of stamps
+	probing atomic.Int64 // nanoseconds, with those of stamps
 }
 
 func (k *sizedKernel) Stamp(ctx context.Context, f rules.Family) (iptables.Stamp, error) {
 	time.Sleep(stampCost)
-	k.peeked.Add(int64(stampCost))
+	k.probing.Add(int64(stampCost))
 	return k.Fake.Stamp(ctx, f)
 }
 
-func (k *sizedKernel) Peek(ctx context.Context, f rules.Family, places []iptables.Place) (map[iptables.Place]iptables.Holding, error) {
-	time.Sleep(peekCost)
-	k.peeked.Add(int64(peekCost))
-	return k.Fake.Peek(ctx, f, places)
+func (k *sizedKernel) ProbeOnly(ctx context.Context, f rules.Family, places []iptables.Place) (map[iptables.Place]iptables.Holding, error) {
+	time.Sleep(urgentCost)
+	k.probing.Add(int64(urgentCost))
+	return k.Fake.ProbeOnly(ctx, f, places)
 }
 
 // startSized starts a Daemon on a node whose IPv4 nat is large and whose other
@@ -90,9 +90,9 @@ func (r *rig) noticed(after time.Time, have int) time.Duration {
 	return records[0].Time.Add(time.Duration(records[0].NoticedSeconds * float64(time.Second))).Sub(after)
 }
 
-// TestGlimpse: a flush that leaves a small table behind, or half of a large one,
+// TestProbeUrgent: a flush that leaves a small table behind, or half of a large one,
 // is noticed before any large table is walked, whether or not walks have to wait.
-func TestGlimpse(t *testing.T) {
+func TestProbeUrgent(t *testing.T) {
 	flushes := []iptables.Place{
 		{Table: rules.Filter, Chain: "ipv6"}, {Table: rules.Nat, Chain: "ipv6"}, {Table: rules.Mangle, Chain: "ipv4"}, {Table: rules.Nat, Chain: "ipv4"},
 	}
@@ -111,8 +111,8 @@ func TestGlimpse(t *testing.T) {
 					flushed := time.Now()
 					must(t, r.fake.Flush(family, flush.Table, ""))
 					r.after(5 * time.Second)
-					if took := r.noticed(flushed, 0); took > 2*(peekCost+stampCost) {
-						t.Errorf("noticed after %s, want the time of two stamps and a peek", took)
+					if took := r.noticed(flushed, 0); took > 2*(urgentCost+stampCost) {
+						t.Errorf("noticed after %s, want the time of two stamps and an urgent probe", took)
 					}
 					if record := r.oneRecord(); record.AbsentSeconds > 0.5 {
 						t.Errorf("the record says %+v: what had to wait for a walk is no evidence of it", record)
@@ -124,9 +124,9 @@ func TestGlimpse(t *testing.T) {
 	}
 }
 
-// TestGlimpseLosesNoHint: what came with the same hint as a loss, or with one
+// TestProbeUrgentLosesNoHint: what came with the same hint as a loss, or with one
 // that had to wait, and shows in no fingerprint is found all the same.
-func TestGlimpseLosesNoHint(t *testing.T) {
+func TestProbeUrgentLosesNoHint(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, k := startSized(t)
 		r.endpoint(0, true)
@@ -178,19 +178,19 @@ func TestPostponedHint(t *testing.T) {
 	})
 }
 
-// TestGlimpseIsNoLook: where a glimpse sees all marks that it looks at standing,
+// TestProbeUrgentIsNoLook: where probeUrgent sees all marks that it looks at standing,
 // the family is walked nevertheless: an old file that was restored moves no
 // fingerprint, and may come with a change of a small table.
-func TestGlimpseIsNoLook(t *testing.T) {
+func TestProbeUrgentIsNoLook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, k := startSized(t)
 		old := "-A " + canary.DefaultChain + " " + canary.NewNonce().Rule().Spec
-		peeked := k.peeked.Load()
+		before := k.probing.Load()
 		restored := time.Now()
 		must(t, r.fake.RestoreNoflush(rules.IPv4, section(rules.Filter, ":FOREIGN - [0:0]")+section(rules.Nat, ":"+canary.DefaultChain+" - [0:0]", old)))
 		r.after(5 * time.Second)
-		if k.peeked.Load() == peeked {
-			t.Error("the small table that moved was not peeked at")
+		if k.probing.Load() == before {
+			t.Error("the small table that moved was not probed")
 		}
 		if took := r.noticed(restored, 0); took > 3*k.cost {
 			t.Errorf("a replaced canary was noticed after %s", took)
@@ -202,22 +202,22 @@ func TestGlimpseIsNoLook(t *testing.T) {
 }
 
 // TestPeeksBesideABusyWriter: a writer that never rests on a small table makes
-// stamps and peeks cost no more than their share, and walks of the large table
+// stamps and urgentProbes cost no more than their share, and walks of the large table
 // that it leaves alone no more than theirs.
 func TestPeeksBesideABusyWriter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, k := startSized(t)
 		const busy = time.Minute
-		spent, peeked := k.spent.Load(), k.peeked.Load()
+		spent, before := k.spent.Load(), k.probing.Load()
 		begin := time.Now()
 		for n := 0; time.Since(begin) < busy; n++ {
 			r.small("KUBE-FORWARD", n)
 			r.after(5 * time.Millisecond)
 		}
-		took := time.Duration(k.peeked.Load() - peeked)
+		took := time.Duration(k.probing.Load() - before)
 		ticks := 4 * stampCost * time.Duration(busy/time.Second) // they wait for no budget
-		if most := busy/peekShare + ticks + 2*(walkBurst+peekCost); took > most || took < busy/peekShare/2 {
-			t.Errorf("peeks took %s in %s, want at most %s and not nearly nothing", took, busy, most)
+		if most := busy/urgentShare + ticks + 2*(walkBurst+urgentCost); took > most || took < busy/urgentShare/2 {
+			t.Errorf("urgentProbes took %s in %s, want at most %s and not nearly nothing", took, busy, most)
 		}
 		took = time.Duration(k.spent.Load() - spent)
 		if most := busy/walkShare + 2*(walkBurst+k.cost); took > most {

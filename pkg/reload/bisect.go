@@ -23,15 +23,15 @@ const (
 	trialTime = 10 * time.Second
 )
 
-// cull finds the rules for which a restore was refused, by writing halves of what
+// bisect finds the rules for which a restore was refused, by writing halves of what
 // was planned to a chain that nothing jumps to: on legacy the kernel does not say
 // which rule it refuses, nor iptables-restore which of several. It returns false
 // if it finds none: then it was not for single rules that the restore was refused.
-// A turn is culled once. Rules that were refused before are tried first: if they
+// A turn is bisected once. Rules that were refused before are tried first: if they
 // are all, a readmission that fails costs a few trials, however long the table.
-func (r run) cull(ctx context.Context, t *turn) bool {
+func (r run) bisect(ctx context.Context, t *turn) bool {
 	var refused *iptables.RestoreError
-	if !r.act.rules || t.culled || !errors.As(t.written.Err, &refused) || refused.Exit < 0 {
+	if !r.act.rules || t.bisected || !errors.As(t.written.Err, &refused) || refused.Exit < 0 {
 		return false
 	}
 	if refused.Reason == iptables.ReasonLock || refused.Reason == iptables.ReasonIncompatible {
@@ -40,10 +40,10 @@ func (r run) cull(ctx context.Context, t *turn) bool {
 	return r.tryRules(ctx, t, t.pending(), false)
 }
 
-// cullSilent is cull where a restore was taken and proved to have had no effect: iptables-restore
+// bisectSilent bisects where a restore was taken and proved to have had no effect: iptables-restore
 // that reads a rule's word as an option of its own, such as -h, ends with 0 and writes nothing.
-func (r run) cullSilent(ctx context.Context, t *turn) bool {
-	if r.job.Strict || !r.act.rules || t.culled || t.written.Err != nil || t.result.foreign || t.result.Err == nil {
+func (r run) bisectSilent(ctx context.Context, t *turn) bool {
+	if r.job.Strict || !r.act.rules || t.bisected || t.written.Err != nil || t.result.foreign || t.result.Err == nil {
 		return false
 	}
 	unproved := slices.DeleteFunc(slices.Clone(t.plans), func(p tablePlan) bool {
@@ -56,7 +56,7 @@ func (r run) cullSilent(ctx context.Context, t *turn) bool {
 // tryRules tries the rules of plans, and reports whether one is bad. Where it looks, a rule is bad too
 // if it was taken and does not stand then.
 func (r run) tryRules(ctx context.Context, t *turn, plans []tablePlan, looks bool) bool {
-	t.culled, t.refused = true, map[rules.TableName]map[string]string{}
+	t.bisected, t.refused = true, map[rules.TableName]map[string]string{}
 	found := false
 	for _, plan := range plans {
 		trial := newTrial(r.session, t.family, plan)
@@ -113,7 +113,7 @@ func (t *trial) run(ctx context.Context) error {
 		all = append(all, c.Rules...)
 		t.fresh[c.Name] = t.plan.seen.Chain(c.Name) == nil
 	}
-	for _, h := range t.plan.hooks {
+	for _, h := range t.plan.jumps {
 		all = append(all, h.Rule)
 	}
 	if len(all) == 0 {
@@ -182,7 +182,7 @@ func (t *trial) write(ctx context.Context, list []rules.Rule) error {
 	script := iptables.Script{Table: t.plan.table, Declare: trialChains()}
 	for _, r := range list {
 		if t.fresh[r.Target] {
-			r = r.Onto(trialTarget)
+			r = r.WithTarget(trialTarget)
 		}
 		script.Steps = append(script.Steps, appendRule(trialChain, r))
 	}
