@@ -7,6 +7,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -25,7 +26,7 @@ func verdictLine(families map[rules.Family]api.Verdicts, paused bool) string {
 		if !enabled {
 			continue
 		}
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			tables++
 			switch v := verdicts[t]; {
 			case v.Loss():

@@ -16,6 +16,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -204,7 +205,7 @@ func status() api.Status {
 				NoticedSeconds: 0.0021, AbsentSeconds: 0.0484, Outcome: reload.Proved,
 			},
 			{
-				Time: ago(26 * time.Hour), Kind: canary.TableDeleted, Families: rules.Families(), Tables: rules.Guarded(),
+				Time: ago(26 * time.Hour), Kind: canary.TableDeleted, Families: rules.Families(), Tables: protect.Tables(),
 				Lost: api.Lost{Chains: 60, Rules: 240, Jumps: 9}, Outcome: api.Pending,
 			},
 		},

@@ -13,6 +13,7 @@ import (
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -181,7 +182,7 @@ func (b bench) generation(ctx context.Context, to streams) (rules.Generation, er
 		if err != nil {
 			return nil, err
 		}
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			if err := snapshot.Unreadable[t]; err != nil {
 				return nil, fmt.Errorf("%s %s: %w", f, t, err)
 			}

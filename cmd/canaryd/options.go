@@ -17,6 +17,7 @@ import (
 	"github.com/canaryd/canaryd/internal/web"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -43,8 +44,8 @@ type options struct {
 	oneFlush                         bool   // flush was given, perhaps by a script that has none
 	word                             string // behind the command, of its words
 
-	selector rules.Selector // of protect
-	families []rules.Family // of ipFamily
+	selector protect.Selector // of protect
+	families []rules.Family   // of ipFamily
 }
 
 func newOptions() *options { return &options{} }
@@ -74,7 +75,7 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.StringSliceVar(&o.source, "source", []string{"snapshot"}, "snapshot (of the kernel), manifest")
 	all.StringVar(&o.manifest, "manifest", "", "Kubernetes objects: YAML `file` or folder")
 	all.StringVar(&o.rulesDir, "rules-dir", "", "`folder` of your own rules: *.v4, *.v6")
-	all.StringSliceVar(&o.protect, "protect", []string{"kube", "cni"}, "presets ("+strings.Join(rules.PresetNames(), ", ")+") and globs of chain names")
+	all.StringSliceVar(&o.protect, "protect", []string{"kube", "cni"}, "presets ("+strings.Join(protect.PresetNames(), ", ")+") and globs of chain names")
 	all.StringVar(&o.mode, "mode", "heal", "heal, or observe: write nothing but canaries")
 	all.StringVar(&o.replay, "replay", "auto", "auto, text (iptables), direct (nft only)")
 	all.StringVar(&o.keeper, "keeper", "auto", "auto (hold connections through a flush), off")
@@ -143,7 +144,7 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 func flagValues(cmd command) map[string][]string {
 	values := map[string][]string{
 		"source":            {"snapshot", "manifest"},
-		"protect":           rules.PresetNames(),
+		"protect":           protect.PresetNames(),
 		"mode":              {"heal", "observe"},
 		"replay":            {"auto", "text", "direct"},
 		"keeper":            {"auto", "off"},
@@ -182,14 +183,14 @@ func (o *options) complete(cmd command) error {
 		errs = append(errs, errors.New("--source is empty: want snapshot or manifest"))
 	}
 	if len(o.protect) == 0 {
-		errs = append(errs, errors.New("--protect is empty: want presets ("+strings.Join(rules.PresetNames(), ", ")+") or globs of chain names"))
+		errs = append(errs, errors.New("--protect is empty: want presets ("+strings.Join(protect.PresetNames(), ", ")+") or globs of chain names"))
 	}
 	for _, s := range o.source {
 		errs = append(errs, oneOf("source", s, values["source"]...))
 	}
 	errs = append(errs, o.generator.check(), o.checkSources())
 	var err error
-	if o.selector, err = rules.NewSelector(o.protect); err != nil {
+	if o.selector, err = protect.NewSelector(o.protect); err != nil {
 		errs = append(errs, fmt.Errorf("--protect: %w", err))
 	}
 	if err := rules.CheckChainName(o.canaryChain); err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -32,7 +33,7 @@ func verdictsOf(families map[rules.Family]api.Verdicts) []canary.Verdict {
 	var list []canary.Verdict
 	for _, f := range rules.Families() {
 		if verdicts, ok := families[f]; ok {
-			for _, t := range rules.Guarded() {
+			for _, t := range protect.Tables() {
 				list = append(list, verdicts[t])
 			}
 		}
@@ -49,7 +50,7 @@ func printVerdicts(w io.Writer, output string, families map[rules.Family]api.Ver
 	rows := [][]string{{"FAMILY", "TABLE", "VERDICT"}}
 	for _, f := range rules.Families() {
 		if verdicts, ok := families[f]; ok {
-			for _, t := range rules.Guarded() {
+			for _, t := range protect.Tables() {
 				rows = append(rows, []string{f.String(), string(t), string(verdicts[t])})
 			}
 		}

@@ -7,8 +7,8 @@ import (
 
 	"github.com/canaryd/canaryd/internal/source"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
-	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // checkDeclared asks the kernel whether it takes what files declare, and names the
@@ -41,7 +41,7 @@ func checkDeclared(ctx context.Context, o *options, to streams) (code int, err e
 		return exitError, err
 	}
 	for _, f := range kernel.Families() {
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			for _, r := range refused[f.Table(t)] {
 				_, where := all.Origin(f, t, r.Chain, r.Rule)
 				_, _ = fmt.Fprintf(to.err, "canaryd: refused: %s: %s %s -A %s %s (%s)\n", // the exit code says it too

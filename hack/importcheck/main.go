@@ -22,7 +22,7 @@ var rooms = []string{
 	"cmd", "internal/web", "internal/control", "internal/sdnotify", "internal/daemon", "internal/metrics", "internal/serve", "internal/api",
 	"pkg/reload", "pkg/native", "pkg/canary", "pkg/iptables", "pkg/watch", "pkg/nft", "pkg/conntrack",
 	"internal/journal", "internal/cniresults", "internal/cgroup", "internal/source",
-	"pkg/rules/kube", "pkg/rules", "internal/private", "pkg/tableid",
+	"pkg/rules/kube", "pkg/protect", "pkg/rules", "internal/private", "pkg/tableid",
 }
 
 // faces are the rooms in which the daemon meets the world.
@@ -130,6 +130,8 @@ func judge(name, imported string) []string {
 		rule(outside, "pkg/rules imports the standard library and pkg/tableid only")
 		rule(slices.Contains([]string{"os", "net", "time", "syscall"}, imported) || path.Dir(imported) == "os",
 			"pkg/rules does no I/O and reads no clock")
+	case "pkg/protect":
+		rule(outside || isOurs && ours != "pkg/rules", "pkg/protect names owners' rules: it imports the standard library and pkg/rules only")
 	case "pkg/nft":
 		rule(isOurs && ours != "pkg/tableid", "pkg/nft knows nothing of iptables: of ours it imports pkg/tableid only")
 	case "pkg/watch":

@@ -28,6 +28,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/netns"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -219,7 +220,7 @@ type scene struct {
 func (s *shot) story(ctx context.Context, p scenario.Programs) error {
 	everything := func() error {
 		for _, f := range rules.Families() {
-			for _, t := range rules.Guarded() {
+			for _, t := range protect.Tables() {
 				if err := p.Flush(ctx, f, t, ""); err != nil {
 					return err
 				}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -308,7 +309,7 @@ type Choice struct {
 func TablesText(verdicts map[rules.Family]Verdicts) string {
 	var words []string
 	for _, f := range rules.Families() {
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			if v := verdicts[f][t]; v != "" {
 				words = append(words, fmt.Sprintf("%s %s %s", f, t, v))
 			}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -230,7 +231,7 @@ func (s Status) Ready() error {
 		if !enabled {
 			continue
 		}
-		for _, table := range rules.Guarded() {
+		for _, table := range protect.Tables() {
 			switch v := verdicts[table]; {
 			case v == canary.Refused:
 				refused = cmp.Or(refused, s.refusalOf(family, table))

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -55,7 +56,7 @@ func (f Flush) AbsentFor(now time.Time) (time.Duration, bool) {
 func (s Status) lostText() string {
 	var parts []string
 	for _, f := range rules.Families() {
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			if v := s.Families[f][t]; v.Loss() {
 				parts = append(parts, fmt.Sprintf("%s %s is %s", f, t, v))
 			}

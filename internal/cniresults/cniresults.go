@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/protect"
 )
 
 const (
@@ -43,13 +43,13 @@ type Reading struct {
 	// Folder identifies the folder itself: another one may be mounted in its place.
 	Folder string
 	// Attached are the containers of files that were read and understood.
-	Attached map[rules.Attachment]Pod
+	Attached map[protect.Attachment]Pod
 
 	names []string // of all files, also of those that say nothing
 }
 
 // Keeps reports whether there is a file for the attachment, even one that cannot be read.
-func (r Reading) Keeps(a rules.Attachment) bool {
+func (r Reading) Keeps(a protect.Attachment) bool {
 	if _, ok := r.Attached[a]; ok {
 		return true
 	}
@@ -74,7 +74,7 @@ type Folder struct {
 type file struct {
 	size       int64
 	moved      time.Time
-	attachment rules.Attachment
+	attachment protect.Attachment
 	pod        Pod
 	understood bool
 }
@@ -104,7 +104,7 @@ func (d *Folder) Read() (Reading, error) {
 	if len(entries) > mostFiles {
 		return Reading{}, fmt.Errorf("reading what libcni keeps: %s holds %d files, more than %d", d.path, len(entries), mostFiles)
 	}
-	r := Reading{Folder: folder, Attached: map[rules.Attachment]Pod{}}
+	r := Reading{Folder: folder, Attached: map[protect.Attachment]Pod{}}
 	files := make(map[string]file, len(entries))
 	whole := true
 	for _, e := range entries {
@@ -179,14 +179,14 @@ type cached struct {
 // errForeign: the file is not what libcni writes under that name.
 var errForeign = errors.New("no file of libcni's")
 
-func parse(name string, text []byte) (rules.Attachment, Pod, error) {
+func parse(name string, text []byte) (protect.Attachment, Pod, error) {
 	var c cached
 	if err := json.Unmarshal(text, &c); err != nil {
-		return rules.Attachment{}, Pod{}, err
+		return protect.Attachment{}, Pod{}, err
 	}
 	if c.Kind != "cniCacheV1" || c.NetworkName == "" || c.ContainerID == "" || c.IfName == "" ||
 		name != c.NetworkName+"-"+c.ContainerID+"-"+c.IfName {
-		return rules.Attachment{}, Pod{}, errForeign
+		return protect.Attachment{}, Pod{}, errForeign
 	}
 	var pod Pod
 	for _, arg := range c.CniArgs {
@@ -207,5 +207,5 @@ func parse(name string, text []byte) (rules.Attachment, Pod, error) {
 		}
 		pod.HostPorts = append(pod.HostPorts, port)
 	}
-	return rules.Attachment{Network: c.NetworkName, Container: c.ContainerID}, pod, nil
+	return protect.Attachment{Network: c.NetworkName, Container: c.ContainerID}, pod, nil
 }

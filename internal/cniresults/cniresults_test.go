@@ -8,12 +8,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/protect"
 )
 
 var (
-	web     = rules.Attachment{Network: "cbr0", Container: "5f1e0c6a2b7d4e89a1c3f5d7b9e1a3c5"}
-	gateway = rules.Attachment{Network: "cbr0", Container: "c2d94b1f8e6a47d0b3a5c7e9f1b3d5a7"}
+	web     = protect.Attachment{Network: "cbr0", Container: "5f1e0c6a2b7d4e89a1c3f5d7b9e1a3c5"}
+	gateway = protect.Attachment{Network: "cbr0", Container: "c2d94b1f8e6a47d0b3a5c7e9f1b3d5a7"}
 )
 
 func must(t *testing.T, err error) {
@@ -31,20 +31,20 @@ func results(t *testing.T) string {
 	return dir
 }
 
-func nameOf(a rules.Attachment) string { return a.Network + "-" + a.Container + "-eth0" }
+func nameOf(a protect.Attachment) string { return a.Network + "-" + a.Container + "-eth0" }
 
 // TestRealFiles: what libcni itself wrote is understood.
 func TestRealFiles(t *testing.T) {
 	r, err := New(results(t)).Read()
 	must(t, err)
-	want := map[rules.Attachment]Pod{
+	want := map[protect.Attachment]Pod{
 		web:     {"default", "web-0", []string{"8080/tcp"}},
 		gateway: {"default", "gateway-x7k2p", []string{"443/tcp", "8443/tcp", "443/udp"}},
 	}
 	if d := cmp.Diff(want, r.Attached); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
-	if r.Folder == "" || !r.Keeps(web) || r.Keeps(rules.Attachment{Network: "cbr0", Container: "5f1e"}) {
+	if r.Folder == "" || !r.Keeps(web) || r.Keeps(protect.Attachment{Network: "cbr0", Container: "5f1e"}) {
 		t.Errorf("folder %q, keeps the first: %t", r.Folder, r.Keeps(web))
 	}
 }
@@ -123,7 +123,7 @@ func TestChangesAreSeen(t *testing.T) {
 		[]byte(`{"kind":"cniCacheV1","containerId":"late","ifName":"eth0","networkName":"cbr0"}`), 0o600))
 	r, err = folder.Read()
 	must(t, err)
-	if _, ok := r.Attached[rules.Attachment{Network: "cbr0", Container: "late"}]; !ok {
+	if _, ok := r.Attached[protect.Attachment{Network: "cbr0", Container: "late"}]; !ok {
 		t.Error("a file that was half there is not read again: the folder's own time does not move")
 	}
 }

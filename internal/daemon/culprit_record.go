@@ -9,6 +9,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/watch"
 )
@@ -30,7 +31,7 @@ func (d *Daemon) blame(ctx context.Context, st *state, l *loss) {
 	q := d.inquire(ctx)
 	l.record.Culprits = nil
 	for _, f := range rules.Families() {
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			if finding := st.suspected(l, f, t); finding.Verdict.Loss() {
 				accuse(&l.record, q.answer(d.charge(st, f, t, finding, uint64(q.newest(l.heard)))))
 			}

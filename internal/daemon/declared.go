@@ -11,6 +11,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -109,7 +110,7 @@ func (st *state) noteApplied(f rules.Family, fr reload.FamilyResult) {
 func (st *state) noteUnapplied() {
 	st.unapplied = map[rules.TableID]bool{}
 	for f := range st.families {
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			st.unapplied[f.Table(t)] = st.inForce == nil || !st.declared[f.Table(t)].Equal(st.inForce.Generation[f.Table(t)])
 		}
 	}

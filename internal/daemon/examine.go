@@ -10,6 +10,7 @@ import (
 	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -65,7 +66,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	st.pods.disbelieve(found[rules.Nat].Section, found[rules.Nat].Finding, start)
 	d.heedProxy(ctx, st, f, snapshot, found, fs.readEnd)
 	missing := map[rules.TableName]int{}
-	for _, t := range rules.Guarded() {
+	for _, t := range protect.Tables() {
 		x, ts := found[t], fs.tables[t]
 		missing[t] = len(x.Finding.Jumps) + len(x.Finding.Waiting)
 		st.marks = st.marks.With(f.Table(t), x.Mark)

@@ -9,6 +9,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -45,7 +46,7 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 	st.loss.jumpsDeleted = d.anyFamily(st, func(fs *familyState) bool { return fs.quiet })
 	st.loss.gone = d.gonePods(ctx, st)
 	job := d.job(st, d.cfg.Kernel.Families()...)
-	job.Generation = job.Generation.WithoutAttachments(st.loss.gone)
+	job.Generation = protect.DetachAll(job.Generation, st.loss.gone)
 	job.Settle = settle
 	result, err := d.replayer(ctx, st).Heal(ctx, job)
 	if result != nil { // else the lock was not had, and nothing was done
@@ -184,7 +185,7 @@ func (d *Daemon) applyResult(st *state, f rules.Family, fr reload.FamilyResult) 
 	}
 	st.noteMade(f, fr)
 	missing := map[rules.TableName]int{}
-	for _, t := range rules.Guarded() {
+	for _, t := range protect.Tables() {
 		tr, ok := fr.Tables[t]
 		if !ok {
 			continue

@@ -10,6 +10,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -42,7 +43,7 @@ func (d *Daemon) noteLeftOut(ctx context.Context, st *state) {
 		counts[l.Family.Table(l.Table)]++
 	}
 	for f := range st.families {
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			d.cfg.Metrics.SetLeftOut(f, t, counts[f.Table(t)])
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -21,7 +22,7 @@ import (
 // flushAll is iptables -F in all tables of IPv4.
 func flushAll(t *testing.T, fake *iptablestest.Fake) {
 	t.Helper()
-	for _, table := range rules.Guarded() {
+	for _, table := range protect.Tables() {
 		must(t, fake.Flush(rules.IPv4, table, ""))
 	}
 }
@@ -356,7 +357,7 @@ func TestNothingWasLost(t *testing.T) {
 		"no state":                  func(g *gap) { must(g.t, openStore(g.t, g.dir, g.id).Forget()); flushAll(g.t, g.first.fake) },
 		"its owner was there again": func(g *gap) {
 			flushAll(g.t, g.first.fake)
-			for _, table := range rules.Guarded() {
+			for _, table := range protect.Tables() {
 				g.first.write(table, sectionOf(g.before[rules.IPv4][table])...)
 			}
 		},

@@ -13,13 +13,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // claims tells the chains that a manifest owns: kube-proxy's and kubelet's,
 // but for kubelet's hint.
 func claims(chain string) bool {
-	kube, err := rules.NewSelector([]string{"kube"})
+	kube, err := protect.NewSelector([]string{"kube"})
 	return err == nil && kube.Protects(chain) && chain != "KUBE-IPTABLES-HINT"
 }
 
@@ -79,7 +80,7 @@ func (r *rig) wantDeclared(g rules.Generation) {
 	r.t.Helper()
 	tables := r.tables()
 	for _, f := range r.fake.Families() {
-		for _, name := range rules.Guarded() {
+		for _, name := range protect.Tables() {
 			got, want := rules.Protection{Chain: claims}.Extract(tables[f][name], canary.IsMark), g[f.Table(name)]
 			text := func(s rules.Section) string {
 				slices.SortFunc(s.Chains, func(a, b rules.Chain) int { return strings.Compare(a.Name, b.Name) })
@@ -120,7 +121,7 @@ func (r *rig) joined(g rules.Generation) (n, chains int) {
 	r.t.Helper()
 	n, chains = g.Counts()
 	for _, tables := range r.tables() {
-		for _, name := range rules.Guarded() {
+		for _, name := range protect.Tables() {
 			_, rest := rules.Protection{Chain: r.d.cfg.Protection.Chain}.Extract(tables[name], canary.IsMark).Split(claims)
 			n += rest.RuleCount()
 			chains += len(rest.Chains)

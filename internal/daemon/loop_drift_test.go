@@ -15,6 +15,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -279,7 +280,7 @@ func TestKubeProxyAppears(t *testing.T) {
 			r := startDeclared(t, backend, setup{})
 			restores := r.fake.Restores()
 			for _, f := range rules.Families() {
-				for _, table := range rules.Guarded() {
+				for _, table := range protect.Tables() {
 					must(t, r.fake.RestoreNoflush(f, section(table, ":KUBE-PROXY-CANARY - [0:0]")))
 				}
 			}

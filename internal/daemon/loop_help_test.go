@@ -31,6 +31,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -127,7 +128,7 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 	if s.protect == nil {
 		s.protect = scenario.Protect
 	}
-	selector, err := rules.NewSelector(s.protect)
+	selector, err := protect.NewSelector(s.protect)
 	must(t, err)
 	if s.mode == "" {
 		s.mode = api.Heal
@@ -237,7 +238,7 @@ func (r *rig) wantTables(before, foreign map[rules.Family]rules.Ruleset) {
 	r.t.Helper()
 	now := r.tables()
 	for _, f := range r.fake.Families() {
-		want := scenario.Want{Protected: before[f], Foreign: foreign[f], Protects: r.d.cfg.Protection.Chain, Names: r.d.cfg.Protection.Rule}
+		want := scenario.Want{Protected: before[f], Foreign: foreign[f], Protects: r.d.cfg.Protection.Chain, MatchesPreset: r.d.cfg.Protection.Rule}
 		for _, line := range scenario.Compare(want, now[f]) {
 			r.t.Errorf("%s %s", f, line)
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -150,7 +151,7 @@ func (r *rig) wantMarksOnce() {
 	r.t.Helper()
 	tables := r.tables()
 	for _, f := range rules.Families() {
-		for _, name := range rules.Guarded() {
+		for _, name := range protect.Tables() {
 			if c := tables[f][name].Chain(canary.DefaultChain); c == nil || len(c.Rules) != 1 {
 				r.t.Errorf("%s %s: the canary is %+v", f, name, c)
 			}

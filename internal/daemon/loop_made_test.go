@@ -8,6 +8,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -32,7 +33,7 @@ func TestCleanupRemovesWhatItMade(t *testing.T) {
 			must(t, r.d.Cleanup(t.Context(), api.CleanupRequest{}))
 			left := map[rules.Family][]rules.TableName{}
 			for f, tables := range r.tables() {
-				for _, table := range rules.Guarded() {
+				for _, table := range protect.Tables() {
 					if tables[table] != nil {
 						left[f] = append(left[f], table)
 					}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -71,7 +72,7 @@ func (r *rig) proxyChains() []string {
 func (r *rig) flushAll() {
 	r.t.Helper()
 	for _, f := range rules.Families() {
-		for _, table := range rules.Guarded() {
+		for _, table := range protect.Tables() {
 			must(r.t, r.fake.Flush(f, table, ""))
 			must(r.t, r.fake.DeleteChains(f, table))
 		}
@@ -228,7 +229,7 @@ func TestAProxyThatNeverPlantedACanary(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		fake := loadedFake(t, backend)
 		for _, f := range rules.Families() {
-			for _, table := range rules.Guarded() {
+			for _, table := range protect.Tables() {
 				must(t, fake.RestoreNoflush(f, section(table, ":"+proxyCanary+" - [0:0]", "-X "+proxyCanary)))
 			}
 		}

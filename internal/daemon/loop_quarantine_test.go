@@ -8,6 +8,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -51,10 +52,10 @@ func ipvsFake(t *testing.T, backend iptables.Backend) *iptablestest.Fake {
 // flushDelete does iptables -F and -X in every table.
 func flushDelete(t *testing.T, fake *iptablestest.Fake) {
 	t.Helper()
-	for _, table := range rules.Guarded() {
+	for _, table := range protect.Tables() {
 		must(t, fake.Flush(rules.IPv4, table, ""))
 	}
-	for _, table := range rules.Guarded() {
+	for _, table := range protect.Tables() {
 		must(t, fake.DeleteChains(rules.IPv4, table))
 	}
 }
@@ -165,7 +166,7 @@ func TestCapturedSetsComeBackWithTheirMembers(t *testing.T) {
 		r.fake.Sets().Put(newer) // kube-proxy; no rule changes
 		r.after(confirmEvery)
 		before := r.fake.SaveTable(rules.IPv4, rules.Nat)
-		for _, table := range rules.Guarded() {
+		for _, table := range protect.Tables() {
 			must(t, r.fake.Flush(rules.IPv4, table, ""))
 		}
 		r.fake.Sets().Destroy(clusterIPs.Name)
@@ -191,7 +192,7 @@ func TestASetThatNobodyCanMakeHoldsBackItsRuleAlone(t *testing.T) {
 		r := run(t, ipvsFake(t, backend), setup{})
 		r.settled()
 		r.fake.Sets().Refuse(clusterIPs.Name, nft.ErrPermission)
-		for _, table := range rules.Guarded() {
+		for _, table := range protect.Tables() {
 			must(t, r.fake.Flush(rules.IPv4, table, ""))
 		}
 		r.fake.Sets().Destroy(clusterIPs.Name)

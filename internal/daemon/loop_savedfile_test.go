@@ -10,6 +10,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -71,7 +72,7 @@ func TestASavedFileIsFlushedBeforeItIsReplaced(t *testing.T) {
 	restore := func(w world, f rules.Family) { must(w.t, w.fake.Restore(f, w.saved[f])) }
 	flush := func(w world, f rules.Family) { must(w.t, w.fake.Flush(f, rules.Nat, "")) }
 	flushAll := func(w world, f rules.Family) {
-		for _, table := range rules.Guarded() {
+		for _, table := range protect.Tables() {
 			must(w.t, w.fake.Flush(f, table, ""))
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -16,7 +17,7 @@ import (
 func TestAFlusherOfSeveralCommands(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
-		for i, table := range rules.Guarded() {
+		for i, table := range protect.Tables() {
 			if i > 0 {
 				time.Sleep(12 * time.Millisecond)
 			}
@@ -101,7 +102,7 @@ func TestAnExaminationComesBeforeTheLook(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		r.fake.DropTableFromReads(rules.IPv6, rules.Nat, errors.New("a native rule"))
-		for _, table := range rules.Guarded() {
+		for _, table := range protect.Tables() {
 			must(t, r.fake.Flush(rules.IPv6, table, ""))
 		}
 		time.Sleep(500 * time.Millisecond)

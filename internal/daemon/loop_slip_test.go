@@ -14,6 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -44,7 +45,7 @@ func TestSeenFirstByAWrite(t *testing.T) {
 	flush := func(r *rig, arm func()) {
 		// Without kube-proxy there is no nudge after the replay, and nothing else
 		// that calls for an examination.
-		for _, table := range rules.Guarded() {
+		for _, table := range protect.Tables() {
 			r.write(table, ":KUBE-PROXY-CANARY - [0:0]", "-X KUBE-PROXY-CANARY")
 		}
 		r.after(20 * time.Second)

@@ -13,6 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -58,7 +59,7 @@ func TestSparesTables(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			r := run(t, onlyFilter(t, iptables.NFT), setup{})
 			r.settled()
-			r.wantExist("on nft", rules.Guarded(), rules.Guarded())
+			r.wantExist("on nft", protect.Tables(), protect.Tables())
 		})
 	})
 	t.Run("legacy", func(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -93,7 +94,7 @@ func judged(s scenario.Scenario) scenario.Lost {
 		return s.Lost
 	}
 	lost := scenario.Lost{}
-	for _, table := range rules.Guarded() {
+	for _, table := range protect.Tables() {
 		lost[rules.IPv4.Table(table)] = scenario.Replaced
 	}
 	return lost
@@ -104,7 +105,7 @@ func wantRecord(t *testing.T, record api.Flush, lost scenario.Lost) {
 	t.Helper()
 	var families []rules.Family
 	for _, f := range rules.Families() {
-		for _, table := range rules.Guarded() {
+		for _, table := range protect.Tables() {
 			if kind := lost[f.Table(table)]; kind != "" && kind != string(record.Kind) {
 				t.Errorf("the record says %s, want %s", record.Kind, kind)
 			}

@@ -8,6 +8,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -118,7 +119,7 @@ func (d *Daemon) takeInventory(ctx context.Context, st *state) {
 // strangersIn returns the rules of a family that are neither protected nor canaryd's.
 func (d *Daemon) strangersIn(st *state, snapshot iptables.Snapshot) strangers {
 	found, protects := strangers{}, d.protection(st).Chain
-	for _, t := range rules.Guarded() {
+	for _, t := range protect.Tables() {
 		table := snapshot.Tables[t]
 		if table == nil {
 			continue

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/cniresults"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -73,7 +74,7 @@ func (w *podWatch) kept() []reload.AttachedPod {
 
 // recall takes up what the last run knew of pods.
 func (w *podWatch) recall(known reload.Owners) {
-	w.folder, w.known = known.Folder, map[rules.Attachment]attached{}
+	w.folder, w.known = known.Folder, map[protect.Attachment]attached{}
 	for _, p := range known.Pods {
 		k := attached{Pod: cniresults.Pod{Namespace: p.Namespace, Name: p.Name, HostPorts: p.HostPorts}}
 		if p.Returned {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/cniresults"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -34,9 +35,9 @@ type Attachments interface {
 // podWatch is what is known of the containers that CNI plugins attached.
 type podWatch struct {
 	folder string // which one was read; empty: none yet
-	known  map[rules.Attachment]attached
+	known  map[protect.Attachment]attached
 	// rules are the attachments that the generation has rules for, of that edition.
-	rules      map[rules.Attachment]bool
+	rules      map[protect.Attachment]bool
 	edition    int
 	readAt     time.Time // when the folder was read last
 	unread     trouble
@@ -86,7 +87,7 @@ func (d *Daemon) readPods(ctx context.Context, st *state) bool {
 	}
 	w.unread.over()
 	if w.folder != r.Folder || w.known == nil {
-		w.folder, w.known = r.Folder, map[rules.Attachment]attached{}
+		w.folder, w.known = r.Folder, map[protect.Attachment]attached{}
 	}
 	d.haveRules(st)
 	for a, pod := range r.Attached {
@@ -105,7 +106,7 @@ func (d *Daemon) readPods(ctx context.Context, st *state) bool {
 			st.examineAttachment(a, now)
 		}
 	}
-	maps.DeleteFunc(w.known, func(a rules.Attachment, k attached) bool { return !k.gone.IsZero() && !w.rules[a] })
+	maps.DeleteFunc(w.known, func(a protect.Attachment, k attached) bool { return !k.gone.IsZero() && !w.rules[a] })
 	if len(w.leftovers()) > 0 && !w.untaken.there() {
 		w.takeAwayAt = earliest(w.takeAwayAt, now)
 	}
@@ -115,13 +116,13 @@ func (d *Daemon) readPods(ctx context.Context, st *state) bool {
 // haveRules takes up which attachments the generation has rules for.
 func (d *Daemon) haveRules(st *state) {
 	if w := &st.pods; w.rules == nil || w.edition != st.edition {
-		w.rules, w.edition = st.want().Attachments(maps.Keys(w.known)), st.edition
+		w.rules, w.edition = protect.AllAttachments(st.want(), maps.Keys(w.known)), st.edition
 	}
 }
 
 // vanished returns the attachments whose file was there and is not any more.
-func (w *podWatch) vanished(r cniresults.Reading) []rules.Attachment {
-	var list []rules.Attachment
+func (w *podWatch) vanished(r cniresults.Reading) []protect.Attachment {
+	var list []protect.Attachment
 	for a, k := range w.known {
 		if k.gone.IsZero() && !r.Keeps(a) {
 			list = append(list, a)
@@ -132,7 +133,7 @@ func (w *podWatch) vanished(r cniresults.Reading) []rules.Attachment {
 
 // cleared reports whether these are all of several files: no runtime removes pods so, but
 // a script that empties the folder does.
-func (w *podWatch) cleared(vanished []rules.Attachment) bool {
+func (w *podWatch) cleared(vanished []protect.Attachment) bool {
 	there := 0
 	for _, k := range w.known {
 		if k.gone.IsZero() {
@@ -143,7 +144,7 @@ func (w *podWatch) cleared(vanished []rules.Attachment) bool {
 }
 
 // examineAttachment asks for a look at what stands of a container whose file has gone.
-func (st *state) examineAttachment(a rules.Attachment, now time.Time) {
+func (st *state) examineAttachment(a protect.Attachment, now time.Time) {
 	if !st.pods.rules[a] || st.loss != nil {
 		return
 	}
@@ -156,12 +157,12 @@ func (st *state) examineAttachment(a rules.Attachment, now time.Time) {
 
 // gone returns the attachments that the generation has rules for, and whose container is
 // gone.
-func (w *podWatch) gone() map[rules.Attachment]bool {
-	var list map[rules.Attachment]bool
+func (w *podWatch) gone() map[protect.Attachment]bool {
+	var list map[protect.Attachment]bool
 	for a, k := range w.known {
 		if !k.gone.IsZero() && w.rules[a] {
 			if list == nil {
-				list = map[rules.Attachment]bool{}
+				list = map[protect.Attachment]bool{}
 			}
 			list[a] = true
 		}
@@ -170,9 +171,9 @@ func (w *podWatch) gone() map[rules.Attachment]bool {
 }
 
 // leftovers returns those of the gone of which a replay put rules back.
-func (w *podWatch) leftovers() map[rules.Attachment]bool {
+func (w *podWatch) leftovers() map[protect.Attachment]bool {
 	list := w.gone()
-	maps.DeleteFunc(list, func(a rules.Attachment, _ bool) bool { return !w.known[a].cameBack() })
+	maps.DeleteFunc(list, func(a protect.Attachment, _ bool) bool { return !w.known[a].cameBack() })
 	return list
 }
 
@@ -182,7 +183,7 @@ func (w *podWatch) disbelieve(standing rules.Section, finding canary.Finding, si
 	if finding.MarkLost || finding.Verdict == canary.Unknown || len(w.gone()) == 0 {
 		return
 	}
-	for a := range standing.Attachments() {
+	for a := range protect.Attachments(standing) {
 		if k, ok := w.known[a]; ok && !k.gone.IsZero() && !k.cameBack() && !since.Before(k.gone) {
 			delete(w.known, a)
 		}
@@ -190,15 +191,15 @@ func (w *podWatch) disbelieve(standing rules.Section, finding canary.Finding, si
 }
 
 // lostPods returns the attachments of which a table lost rules.
-func lostPods(lost reload.Lost) map[rules.Attachment]bool {
+func lostPods(lost reload.Lost) map[protect.Attachment]bool {
 	var was, is rules.Section
 	for _, c := range lost.Chains {
 		was.Chains = append(was.Chains, rules.Chain{Name: c.Name, Rules: c.Was})
 		is.Chains = append(is.Chains, rules.Chain{Name: c.Name, Rules: c.Is})
 	}
 	was.Jumps = lost.Jumps
-	all, left := was.Attachments(), is.Attachments()
-	maps.DeleteFunc(all, func(a rules.Attachment, _ bool) bool { return left[a] })
+	all, left := protect.Attachments(was), protect.Attachments(is)
+	maps.DeleteFunc(all, func(a protect.Attachment, _ bool) bool { return left[a] })
 	return all
 }
 
@@ -219,7 +220,7 @@ func (w *podWatch) noteReturned(result reload.Result, now time.Time) {
 }
 
 // letGo takes containers that are gone out of what is learned.
-func (st *state) letGo(gone map[rules.Attachment]bool, now time.Time) {
+func (st *state) letGo(gone map[protect.Attachment]bool, now time.Time) {
 	if len(gone) == 0 {
 		return
 	}
@@ -276,7 +277,7 @@ func (d *Daemon) takeAway(ctx context.Context, st *state) {
 
 // gonePods returns the containers of which nothing is to be replayed: those that are known
 // to be gone right before the tables are read.
-func (d *Daemon) gonePods(ctx context.Context, st *state) map[rules.Attachment]bool {
+func (d *Daemon) gonePods(ctx context.Context, st *state) map[protect.Attachment]bool {
 	if !d.readPods(ctx, st) {
 		return nil
 	}
@@ -285,10 +286,10 @@ func (d *Daemon) gonePods(ctx context.Context, st *state) map[rules.Attachment]b
 
 // letGoAfter lets go of the containers that a replay left out, unless their rules stand:
 // those were not lost.
-func (st *state) letGoAfter(result reload.Result, gone map[rules.Attachment]bool, now time.Time) {
+func (st *state) letGoAfter(result reload.Result, gone map[protect.Attachment]bool, now time.Time) {
 	gone = maps.Clone(gone)
 	for _, fr := range result {
-		for a := range fr.Tables[rules.Nat].Section.Attachments() {
+		for a := range protect.Attachments(fr.Tables[rules.Nat].Section) {
 			delete(gone, a)
 		}
 	}
@@ -296,7 +297,7 @@ func (st *state) letGoAfter(result reload.Result, gone map[rules.Attachment]bool
 }
 
 // names are pods as people know them, in order.
-func (w *podWatch) names(list map[rules.Attachment]bool) []string {
+func (w *podWatch) names(list map[protect.Attachment]bool) []string {
 	var names []string
 	for a := range list {
 		names = append(names, podName(w.known[a].Pod, a.Container))

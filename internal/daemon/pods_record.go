@@ -5,8 +5,8 @@ import (
 	"strings"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
-	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // podsListed is how many pods one record names.
@@ -22,7 +22,7 @@ func (w *podWatch) addPods(r *api.Flush, lost reload.Lost) {
 }
 
 // addGone names in a record the pods whose host ports did not come back.
-func (w *podWatch) addGone(r *api.Flush, gone map[rules.Attachment]bool) {
+func (w *podWatch) addGone(r *api.Flush, gone map[protect.Attachment]bool) {
 	r.Pods = slices.Clone(r.Pods)
 	for a := range gone {
 		w.addPod(r, a, true)
@@ -30,7 +30,7 @@ func (w *podWatch) addGone(r *api.Flush, gone map[rules.Attachment]bool) {
 	sortPods(r)
 }
 
-func (w *podWatch) addPod(r *api.Flush, a rules.Attachment, gone bool) {
+func (w *podWatch) addPod(r *api.Flush, a protect.Attachment, gone bool) {
 	k, ok := w.known[a]
 	if !ok || len(k.HostPorts) == 0 {
 		return

@@ -11,6 +11,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -79,7 +80,7 @@ func (d *Daemon) holdBack(st *state, f rules.Family, t rules.TableName, list []r
 func (d *Daemon) logHeld(ctx context.Context, result reload.Result) {
 	log := klog.FromContext(ctx)
 	for _, f := range rules.Families() {
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			tr := result[f].Tables[t]
 			for _, h := range tr.Quarantined[:min(namesKept, len(tr.Quarantined))] {
 				next := "it is tried again"
@@ -215,7 +216,7 @@ func equalSets(a, b iptables.Set) bool {
 func (st *state) quarantined() []api.Quarantined {
 	var list []api.Quarantined
 	for _, f := range rules.Families() {
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			for _, h := range st.quarantine[f.Table(t)] {
 				if len(list) < api.QuarantinedShown {
 					list = append(list, api.Quarantined{Family: f, Table: t, Chain: h.Chain, Rule: h.Rule.Spec, Reason: h.Reason})

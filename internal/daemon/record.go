@@ -10,6 +10,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/watch"
@@ -50,7 +51,7 @@ func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.TableID]hi
 	fresh := map[rules.Family]api.Verdicts{}
 	q := inquiry{}
 	for _, f := range rules.Families() {
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			h := found[f.Table(t)]
 			if !h.verdict.Loss() || l.hit[f][t] != "" {
 				continue

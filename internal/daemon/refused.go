@@ -12,6 +12,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -44,7 +45,7 @@ func (d *Daemon) noteRefused(ctx context.Context, st *state, result reload.Resul
 	}
 	st.refused = nil
 	for _, f := range d.cfg.Kernel.Families() {
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			for _, refusal := range st.refusals[f.Table(t)] {
 				r := st.refusedOf(f, t, refusal)
 				if old, known := before[keyOf(r)]; known {
@@ -102,7 +103,7 @@ func (st *state) noteFirst(result reload.Result) {
 	}
 	g := rules.Generation{}
 	for f := range st.families {
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			tr := result[f].Tables[t]
 			switch {
 			case tr.Proved || tr.Read && !tr.Finding.Verdict.Loss() && tr.Finding.Verdict != canary.Unknown:

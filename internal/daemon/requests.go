@@ -11,6 +11,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -92,7 +93,7 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest
 		}
 	}
 	gone := d.gonePods(ctx, st)
-	job.Generation = job.Generation.WithoutAttachments(gone)
+	job.Generation = protect.DetachAll(job.Generation, gone)
 	if st.loss != nil {
 		st.loss.gone = gone
 	}
@@ -199,7 +200,7 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 // chains and jumps, or those of them that r.Protect names, and stops the loop's work
 // for good.
 func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
-	only, err := rules.NewSelector(strings.Split(r.Protect, ","))
+	only, err := protect.NewSelector(strings.Split(r.Protect, ","))
 	if err != nil && r.Protect != "" {
 		return fmt.Errorf("--protect: %w", err)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/journal"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -28,7 +29,7 @@ func changesOf(changes reload.Changes, lines bool, base *rules.Baseline) []api.T
 	var list []api.TableChange
 	left := diffRoom()
 	for _, f := range rules.Families() {
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			c := changes[f.Table(t)]
 			if c.Empty() {
 				continue
@@ -139,7 +140,7 @@ func removalBy(reply api.RestoreReply, result reload.Result, now time.Time) (rem
 	left := diffRoom()
 	changes := changedBy(result)
 	for _, f := range rules.Families() {
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			c := changes[f.Table(t)]
 			if c.Removed.Empty() {
 				continue

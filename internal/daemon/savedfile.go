@@ -5,6 +5,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -17,7 +18,7 @@ import (
 // table.
 func (d *Daemon) readRestored(ctx context.Context, st *state) {
 	for _, f := range rules.Families() {
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			fs := st.families[f]
 			if st.loss != nil && fs != nil && fs.tables[t].verdict == canary.Replaced && st.loss.memory.Finding(f.Table(t)).Restored == "" {
 				d.readLost(ctx, st, f)

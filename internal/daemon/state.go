@@ -7,6 +7,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -160,7 +161,7 @@ type loss struct {
 	counted      bool                          // whether metrics have it
 	jumpsDeleted bool                          // jumps were deleted by name, and their grace is over
 	memory       reload.Memory                 // what reads and tries have shown
-	gone         map[rules.Attachment]bool     // containers that the last replay left out
+	gone         map[protect.Attachment]bool   // containers that the last replay left out
 	recovery                                   // what the tries have put back so far
 	attempts     int
 	tryAt        time.Time
@@ -178,7 +179,7 @@ func newState(families []rules.Family, now time.Time) *state {
 	st := &state{marks: canary.Marks{}, families: map[rules.Family]*familyState{}, contention: contention{limit: reload.NewLimiter()}}
 	for _, f := range families {
 		fs := &familyState{tables: map[rules.TableName]*tableState{}, moved: now}
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			fs.tables[t] = &tableState{verdict: canary.Unknown}
 		}
 		st.families[f] = fs
@@ -298,7 +299,7 @@ func (st *state) hint(now time.Time) {
 
 // planted reports whether every table of the family has a mark, or needs none.
 func (st *state) planted(f rules.Family) bool {
-	for _, t := range rules.Guarded() {
+	for _, t := range protect.Tables() {
 		if st.marks[f.Table(t)].Nonce == "" && !st.families[f].tables[t].spared {
 			return false
 		}

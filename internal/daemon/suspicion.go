@@ -13,6 +13,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -40,7 +41,7 @@ func (d *Daemon) suspect(ctx context.Context, st *state, reason string) {
 	s := &suspicion{remains: remains, reason: reason, tryAt: time.Now(),
 		todo: map[rules.TableID]bool{}, read: map[rules.Family]bool{}}
 	for f := range st.families {
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			s.todo[f.Table(t)] = true
 		}
 	}
@@ -160,7 +161,7 @@ func (d *Daemon) lostSince(ctx context.Context, st *state, f rules.Family, there
 // canary that stands is another planting's.
 func unknownMarks(f rules.Family) canary.Marks {
 	marks := canary.Marks{}
-	for _, t := range rules.Guarded() {
+	for _, t := range protect.Tables() {
 		marks = marks.With(f.Table(t), canary.Mark{Nonce: canary.NewNonce()})
 	}
 	return marks
@@ -216,7 +217,7 @@ func (w *decision) add(found map[rules.TableID]hit) map[rules.Family]api.Verdict
 	}
 	w.waiting, w.kept = waiting, false
 	for _, f := range rules.Families() {
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			h, hit := found[f.Table(t)]
 			if !hit || w.waiting[f][t] != "" {
 				continue

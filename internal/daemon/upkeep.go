@@ -11,6 +11,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -85,7 +86,7 @@ func (d *Daemon) plant(ctx context.Context, st *state) {
 func unplanted(st *state, result reload.Result) error {
 	var errs []error
 	for _, f := range rules.Families() {
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			if tr, ok := result[f].Tables[t]; ok && tr.Mark.Nonce == "" && !st.families[f].tables[t].spared {
 				errs = append(errs, fmt.Errorf("%s %s: %w", f, t, tr.Finding.Err))
 			}

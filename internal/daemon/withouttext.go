@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -33,7 +34,7 @@ func (st *state) withoutText() []api.Quarantined {
 	}
 	var list []api.Quarantined
 	for _, f := range rules.Families() {
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			for _, r := range st.textless.found[f.Table(t)] {
 				reason, _ := r.Rule.Opaque()
 				is := func(h reload.Held) bool { return h.Chain == r.Chain && h.Rule == r.Rule }

@@ -12,6 +12,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/conntrack"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/watch"
@@ -143,7 +144,7 @@ func (m *Metrics) zero(sources []string) {
 	}
 	for _, family := range m.families {
 		f := family.String()
-		for _, table := range rules.Guarded() {
+		for _, table := range protect.Tables() {
 			t := string(table)
 			m.flushedUnprotected.WithLabelValues(f, t)
 			for _, kind := range canary.LossKinds() {
@@ -188,7 +189,7 @@ func (m *Metrics) SetCanaryPresent(family rules.Family, table rules.TableName, p
 // canary that could not be removed counts as gone too: it guards nothing.
 func (m *Metrics) SetCanariesGone() {
 	for _, family := range m.families {
-		for _, table := range rules.Guarded() {
+		for _, table := range protect.Tables() {
 			m.SetCanaryPresent(family, table, false)
 		}
 	}
@@ -270,7 +271,7 @@ func (m *Metrics) ObserveJournalError() { m.journalErrors.Inc() }
 func (m *Metrics) SetGeneration(captured time.Time, count map[rules.TableID]int) {
 	m.generationTime.Set(seconds(captured))
 	for _, family := range m.families {
-		for _, table := range rules.Guarded() {
+		for _, table := range protect.Tables() {
 			m.generationRules.WithLabelValues(family.String(), string(table)).Set(float64(count[family.Table(table)]))
 		}
 	}

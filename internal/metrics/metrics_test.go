@@ -16,6 +16,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/golden"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/watch"
@@ -62,7 +63,7 @@ func everything(m *Metrics, hints *watch.Hints) {
 		rules.IPv4.Table(rules.Nat): 40, rules.IPv4.Table(rules.Filter): 12, rules.IPv6.Table(rules.Nat): 4,
 	})
 	for _, family := range rules.Families() {
-		for _, table := range rules.Guarded() {
+		for _, table := range protect.Tables() {
 			m.SetCanaryPresent(family, table, family == rules.IPv6)
 		}
 	}

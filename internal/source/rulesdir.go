@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -129,7 +130,7 @@ func (d RulesDir) declare(files []file, _ Declared) (Declared, error) {
 }
 
 func (d RulesDir) parse(f file, family rules.Family) (rules.Fragment, error) {
-	fragment, err := rules.ParseFragment(bytes.NewReader(f.data), family)
+	fragment, err := rules.ParseFragment(bytes.NewReader(f.data), family, protect.Tables()...)
 	if wrong := (*rules.ParseError)(nil); errors.As(err, &wrong) {
 		return rules.Fragment{}, fmt.Errorf("%s:%d: %w", f.name, wrong.Line, &rules.ParseError{Text: wrong.Text, Reason: wrong.Reason})
 	}
@@ -151,7 +152,7 @@ func (d RulesDir) parse(f file, family rules.Family) (rules.Fragment, error) {
 // another file declares is an error.
 func note(declared map[chainKey]string, name string, family rules.Family, fragment rules.Fragment) error {
 	var bad []error
-	for _, t := range rules.Guarded() {
+	for _, t := range protect.Tables() {
 		for _, c := range fragment.Sections[t].Chains {
 			key, here := chainKey{family, t, c.Name}, fmt.Sprintf("%s:%d", name, fragment.Lines[t][c.Name])
 			if there := declared[key]; there != "" {
@@ -168,7 +169,7 @@ func note(declared map[chainKey]string, name string, family rules.Family, fragme
 // kernel refuses a table that has one, and with it everybody's rules.
 func circles(g rules.Generation, declared map[chainKey]string) error {
 	for _, f := range rules.Families() {
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			section := g[f.Table(t)]
 			done := map[string]bool{}
 			var visit func(name string, way []string) []string

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
-	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // A pageRecord is a flush record.
@@ -37,7 +37,7 @@ func recordOf(f api.Flush, now time.Time) pageRecord {
 	for _, table := range f.Tables {
 		tables = append(tables, string(table))
 	}
-	if len(tables) == len(rules.Guarded()) {
+	if len(tables) == len(protect.Tables()) {
 		tables = []string{"all tables"}
 	}
 	r.Where = strings.Join(families, "+") + " " + strings.Join(tables, ", ")

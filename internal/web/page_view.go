@@ -9,6 +9,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -83,7 +84,7 @@ type moment struct{ Time, Now time.Time }
 // of returns the view of s at now. dead says why the loop does not turn.
 func (view pageView) of(s api.Status, dead error, now time.Time) pageView {
 	view.Status, view.Now = s, now
-	view.Tables = rules.Guarded()
+	view.Tables = protect.Tables()
 	for _, f := range rules.Families() {
 		row := pageRow{Family: f, Label: familyLabel(f), Disabled: s.DisabledFamilies[f]}
 		verdicts, enabled := s.Families[f]
@@ -126,7 +127,7 @@ func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 		if !enabled {
 			continue
 		}
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			v := cmp.Or(verdicts[t], canary.Unknown)
 			switch {
 			case v.Loss():

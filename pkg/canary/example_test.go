@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -26,7 +27,7 @@ COMMIT
 
 // The judge takes what is wanted of a table and what a read showed of it.
 func ExampleJudge() {
-	selector, err := rules.NewSelector([]string{"kube"})
+	selector, err := protect.NewSelector([]string{"kube"})
 	if err != nil {
 		panic(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -38,11 +39,11 @@ const (
 // protectsDocker also protects what the docker preset does, and node's chains.
 func protectsDocker(t testing.TB) rules.Protection {
 	t.Helper()
-	s, err := rules.NewSelector([]string{"docker"})
+	s, err := protect.NewSelector([]string{"docker"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return rules.Protection{Chain: func(chain string) bool { return protects(chain) || s.Protects(chain) }, Rule: s.Names}
+	return rules.Protection{Chain: func(chain string) bool { return protects(chain) || s.Protects(chain) }, Rule: s.MatchesPreset}
 }
 
 func TestARuleThatLeadsNowhereIsLostWithItsChainAndLetGoOfByName(t *testing.T) {

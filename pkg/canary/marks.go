@@ -24,6 +24,7 @@ import (
 	"strings"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
@@ -165,7 +166,7 @@ func (m Marks) Only(f rules.Family, tables []rules.TableName) Marks {
 // Places returns the places that a probe of one family looks at.
 func (m Marks) Places(f rules.Family, chain string) []iptables.Place {
 	var places []iptables.Place
-	for _, t := range rules.Guarded() {
+	for _, t := range protect.Tables() {
 		mark := m[f.Table(t)]
 		if mark.Nonce == "" {
 			continue
@@ -209,7 +210,7 @@ func (m Marks) Standing(f rules.Family, chain string, seen iptables.Probed) bool
 // off before its proof, is nobody's flush.
 func (m Marks) Verdicts(f rules.Family, chain string, seen iptables.Probed) map[rules.TableName]Verdict {
 	verdicts := map[rules.TableName]Verdict{}
-	for _, t := range rules.Guarded() {
+	for _, t := range protect.Tables() {
 		mark := m[f.Table(t)]
 		if mark.Nonce == "" {
 			continue

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -50,7 +51,7 @@ type budget struct {
 // newBudget returns a budget. canary is the name of our own chain, which is guarded as well.
 func newBudget(most int, canary string, protects func(chain string) bool) *budget {
 	guards := func(p Place) bool {
-		return slices.Contains(rules.Guarded(), p.Table) &&
+		return slices.Contains(protect.Tables(), p.Table) &&
 			(protects == nil || p.Chain == canary || rules.Builtin(p.Table, p.Chain) || protects(p.Chain))
 	}
 	return &budget{most: most, guards: guards, left: map[Place]weight{}}

@@ -32,6 +32,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -84,7 +85,7 @@ type Stamp struct {
 	Value uint64
 	Exact bool
 	// Shapes tell, where they can be had for next to nothing (on legacy, from the
-	// kernel itself), which table moved: one for each of rules.Guarded, zero for
+	// kernel itself), which table moved: one for each of protect.Tables, zero for
 	// a table that does not exist.
 	Shapes [3]Shape
 }
@@ -104,7 +105,7 @@ const smallTable = 64 << 10
 // most flushes leave behind is both.
 func (s Stamp) Urgent(since Stamp) []rules.TableName {
 	var urgent []rules.TableName
-	for i, table := range rules.Guarded() {
+	for i, table := range protect.Tables() {
 		now, before := s.Shapes[i], since.Shapes[i]
 		if now != before && (now.Size <= smallTable || now.Size < before.Size/2) {
 			urgent = append(urgent, table)

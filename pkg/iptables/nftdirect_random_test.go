@@ -13,6 +13,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit/randrules"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -25,7 +26,7 @@ func TestTheDirectPathDoesWhatTheTextPathDoes(t *testing.T) {
 		t.Logf("CANARYD_SEED=%d", seed)
 		conn := dialTest(t)
 		done, failed := 0, 0
-		for i, table := range append(rules.Guarded(), rules.Raw) {
+		for i, table := range append(protect.Tables(), rules.Raw) {
 			r := rand.New(rand.NewPCG(seed, uint64(family)<<8|uint64(i)))
 			d := newDice(t, r, conn, family, table)
 			for range 40 {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/internal/testkit/randrules"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -152,7 +153,7 @@ func TestLegacyRandomRulesAreReadWithoutExecutingAnything(t *testing.T) {
 		t.Logf("CANARYD_SEED=%d", seed)
 		restore := program(Legacy, family, "-restore")
 		loaded := 0
-		for i, table := range append(rules.Guarded(), rules.Raw) {
+		for i, table := range append(protect.Tables(), rules.Raw) {
 			r := rand.New(rand.NewPCG(seed, uint64(family)<<8|uint64(i)))
 			nstest.CommandInput(t, "*"+string(table)+"\n:X - [0:0]\n:Y - [0:0]\n:Z - [0:0]\n-A Y -g Z\nCOMMIT\n", restore, "--noflush")
 			for range 50 {

@@ -7,6 +7,7 @@ import (
 	"hash/fnv"
 	"slices"
 
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -38,7 +39,7 @@ func (r xtReader) stamp(_ context.Context, family rules.Family) (Stamp, error) {
 			return Stamp{}, err
 		}
 		sum.Write(info.raw[:])
-		if i := slices.Index(rules.Guarded(), table); i >= 0 {
+		if i := slices.Index(protect.Tables(), table); i >= 0 {
 			own := fnv.New64a()
 			own.Write(info.raw[:])
 			stamp.Shapes[i] = Shape{Value: own.Sum64(), Size: info.size}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -22,7 +23,7 @@ func OtherOwner(snapshot iptables.Snapshot, claims func(chain string) bool) stri
 	if claims == nil || !claims("KUBE-SERVICES") {
 		return ""
 	}
-	for _, table := range rules.Guarded() {
+	for _, table := range protect.Tables() {
 		if snapshot.Tables[table].Chain(kubeProxyCanary) != nil {
 			return fmt.Sprintf("kube-proxy writes the chains that the manifest claims: its %s stands in %s %s", kubeProxyCanary, snapshot.Family, table)
 		}
@@ -37,7 +38,7 @@ func OtherOwner(snapshot iptables.Snapshot, claims func(chain string) bool) stri
 // it missed nothing: a partial sync names the chains of those services only that
 // changed after it.
 func owed(result FamilyResult) bool {
-	return result.Outcome == Raced || slices.ContainsFunc(rules.Guarded(), func(t rules.TableName) bool {
+	return result.Outcome == Raced || slices.ContainsFunc(protect.Tables(), func(t rules.TableName) bool {
 		tr := result.Tables[t]
 		missed := tr.flushed
 		if t == rules.Mangle { // where it has its canary and nothing else
@@ -104,7 +105,7 @@ func standsIn(tasks []tableTask, chain string) []rules.TableName {
 
 func tablesWith(snapshot iptables.Snapshot, chain string) []rules.TableName {
 	var found []rules.TableName
-	for _, table := range rules.Guarded() {
+	for _, table := range protect.Tables() {
 		if snapshot.Tables[table].Chain(chain) != nil {
 			found = append(found, table)
 		}

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
@@ -87,7 +88,7 @@ func (a *Agreement) UnmarshalJSON(data []byte) error { return tableid.Unmarshal(
 // that was not agreed to.
 func (a Agreement) Check(c Changes) error {
 	for _, f := range rules.Families() {
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			removed := c[f.Table(t)].Removed
 			if !removed.Empty() && removed.Digest() != a[f.Table(t)] {
 				return fmt.Errorf("%w: %s %s", ErrNotAgreed, f, t)
@@ -128,7 +129,7 @@ func (r Replayer) preview(ctx context.Context, job Job, act action) (Preview, er
 		if t.result.Tables == nil {
 			p.Unread = append(p.Unread, t.result.Err)
 		}
-		for _, table := range rules.Guarded() {
+		for _, table := range protect.Tables() {
 			if tr, ok := t.result.Tables[table]; ok && !tr.Read {
 				p.Unread = append(p.Unread, fmt.Errorf("%s %s: %w", f, table, tr.Finding.Err))
 			}

@@ -12,6 +12,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -79,7 +80,7 @@ func TestPreview(t *testing.T) {
 				must(t, err)
 				n.outcome(result, v4, Proved)
 				var added, removed []string
-				for _, table := range rules.Guarded() {
+				for _, table := range protect.Tables() {
 					if d := cmp.Diff(preview.Changes[v4.Table(table)], result[v4].Tables[table].Changed); d != "" {
 						t.Errorf("%s: another change than was shown (-shown +done):\n%s", table, d)
 					}

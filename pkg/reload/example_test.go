@@ -7,6 +7,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -20,7 +21,7 @@ func ExampleReplayer_Heal() {
 		"-A MY-DNAT -d 192.0.2.1/32 -j DNAT --to-destination 10.1.0.1\nCOMMIT\n"); err != nil {
 		panic(err)
 	}
-	selector, err := rules.NewSelector([]string{"MY-*"})
+	selector, err := protect.NewSelector([]string{"MY-*"})
 	if err != nil {
 		panic(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -195,7 +196,7 @@ func TestARefusedRestoreFailsAndTheNextOneHeals(t *testing.T) {
 // TestATableThatIsRefusedAsAWholeCostsNoOther: iptables-restore ends at it, and
 // what stands behind it goes in all the same.
 func TestATableThatIsRefusedAsAWholeCostsNoOther(t *testing.T) {
-	for k, refused := range rules.Guarded() {
+	for k, refused := range protect.Tables() {
 		onBoth(t, func(t *testing.T, n *testNode) {
 			n.flushAll(v4)
 			n.PartialCommit(k + 1) // the tables before it are written

@@ -5,6 +5,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -18,17 +19,17 @@ func (r Replayer) TakeAway(ctx context.Context, job Job) (Result, error) {
 
 // takeAway plans that for one table, if its marks stand: who flushed it has the word
 // first.
-func takeAway(task tableTask, gone map[rules.Attachment]bool) *tablePlan {
+func takeAway(task tableTask, gone map[protect.Attachment]bool) *tablePlan {
 	if v := task.finding.Verdict; task.table != rules.Nat || v != canary.Intact && v != canary.Changed {
 		return nil
 	}
 	going := func(r rules.Rule) bool {
-		a, ok := rules.AttachmentOf(r)
+		a, ok := protect.AttachmentOf(r)
 		return ok && gone[a]
 	}
 	plan := &tablePlan{table: task.table, mark: task.want.Mark}
 	var s section
-	left := task.seen.Section.WithoutAttachments(gone)
+	left := protect.Detach(task.seen.Section, gone)
 	for _, h := range task.seen.Section.Jumps {
 		if going(h.Rule) && !contains(left.Jumps, h) {
 			s.remove = append(s.remove, deleteRule(h.Chain, h.Rule))

@@ -10,6 +10,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
@@ -64,7 +65,7 @@ func TestRotationGivesANewNonceAndTouchesNothingElse(t *testing.T) {
 		for _, f := range []rules.Family{v4, v6} {
 			n.outcome(result, f, Proved)
 			n.same(f)
-			for _, table := range rules.Guarded() {
+			for _, table := range protect.Tables() {
 				if n.job.Marks[f.Table(table)].Nonce == old[f.Table(table)].Nonce {
 					t.Errorf("%s %s keeps its nonce", f, table)
 				}

@@ -9,6 +9,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
@@ -196,7 +197,7 @@ func verdicts(fr FamilyResult) map[rules.TableName]canary.Verdict {
 // flushAll does iptables -F in every table.
 func (n *testNode) flushAll(f rules.Family) {
 	n.t.Helper()
-	for _, table := range rules.Guarded() {
+	for _, table := range protect.Tables() {
 		must(n.t, n.Flush(f, table, ""))
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -78,7 +79,7 @@ func (r run) prove(ctx context.Context, t *turn) {
 		}
 		result.Tables[plan.table] = tr
 	}
-	for _, table := range rules.Guarded() { // of an earlier try, too
+	for _, table := range protect.Tables() { // of an earlier try, too
 		if tr := result.Tables[table]; tr.Proved && len(tr.Quarantined) > 0 && result.Err == nil {
 			result.Err = leftOut(f, table, tr.Quarantined)
 		}

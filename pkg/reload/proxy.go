@@ -4,13 +4,14 @@ import (
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // HasProxy reports whether a table's section holds a chain of kube-proxy's.
 func HasProxy(s rules.Section) bool {
-	return slices.ContainsFunc(s.Chains, func(c rules.Chain) bool { return rules.KubeProxys(c.Name) })
+	return slices.ContainsFunc(s.Chains, func(c rules.Chain) bool { return protect.KubeProxys(c.Name) })
 }
 
 // ProxyLeft reports whether one read of a family shows that kube-proxy has taken away
@@ -20,7 +21,7 @@ func HasProxy(s rules.Section) bool {
 // marks, but has no reason to take exactly these chains.
 func ProxyLeft(snapshot iptables.Snapshot, found map[rules.TableName]Examined, learned map[rules.TableName]rules.Section) bool {
 	had := false
-	for _, table := range rules.Guarded() {
+	for _, table := range protect.Tables() {
 		x, holds := found[table], HasProxy(learned[table])
 		had = had || holds
 		lost := x.Finding.MarkLost || len(x.Finding.Witnesses) > 0
@@ -34,7 +35,7 @@ func ProxyLeft(snapshot iptables.Snapshot, found map[rules.TableName]Examined, l
 // proxyIn reports whether anything of kube-proxy's is in a table.
 func proxyIn(t *rules.Table) bool {
 	return t != nil && slices.ContainsFunc(t.Chains, func(c rules.Chain) bool {
-		return c.Name == kubeProxyCanary || rules.KubeProxys(c.Name)
+		return c.Name == kubeProxyCanary || protect.KubeProxys(c.Name)
 	})
 }
 
@@ -46,7 +47,7 @@ func (l Learned) WithoutProxy(snapshot iptables.Snapshot) Learned {
 	for t, s := range tableid.Of(l.Generation, f) {
 		_, rest := s.Split(func(chain string) bool {
 			shared := chain == "KUBE-MARK-MASQ" || chain == "KUBE-POSTROUTING"
-			return rules.KubeProxys(chain) || shared && snapshot.Tables[t].Chain(chain) == nil
+			return protect.KubeProxys(chain) || shared && snapshot.Tables[t].Chain(chain) == nil
 		})
 		next.Generation = next.Generation.With(f.Table(t), rest)
 	}
@@ -54,8 +55,8 @@ func (l Learned) WithoutProxy(snapshot iptables.Snapshot) Learned {
 }
 
 // WithoutAttachments returns what is learned without the rules of these containers.
-func (l Learned) WithoutAttachments(gone map[rules.Attachment]bool) Learned {
-	return Learned{Generation: l.Generation.WithoutAttachments(gone), shrunk: l.shrunk}
+func (l Learned) WithoutAttachments(gone map[protect.Attachment]bool) Learned {
+	return Learned{Generation: protect.DetachAll(l.Generation, gone), shrunk: l.shrunk}
 }
 
 // ProxyKnown reports whether the replay's reads showed the table in which ProxyStands

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -43,7 +44,7 @@ func (r Refusals) After(result Result) Refusals {
 	}
 	for _, f := range rules.Families() {
 		fr, tried := result[f]
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			tr := fr.Tables[t]
 			switch {
 			case tr.Refused != nil:
@@ -120,7 +121,7 @@ func (r Replayer) Try(ctx context.Context, g rules.Generation, families ...rules
 			return nil, fmt.Errorf("reading %s: %w", f, err)
 		}
 		tables := map[rules.TableName]TableResult{}
-		for _, table := range rules.Guarded() {
+		for _, table := range protect.Tables() {
 			section := g[f.Table(table)]
 			plan := tablePlan{table: table, wrote: section.Chains, jumps: section.Jumps, seen: snapshot.Tables[table]}
 			trial := newTrial(s, f, plan)

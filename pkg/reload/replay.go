@@ -68,6 +68,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -136,7 +137,7 @@ type Job struct {
 	// Doubled are the jumps of which copies are to go; for Undouble.
 	Doubled map[rules.TableID][]rules.Jump
 	// Gone are the containers of which nothing is to stand; for TakeAway.
-	Gone map[rules.Attachment]bool
+	Gone map[protect.Attachment]bool
 	// Pace is what a rule took to write in the last replays.
 	Pace Pace
 	// Settle waits until the flusher is done, while a replay is planned already. It

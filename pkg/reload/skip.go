@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -42,7 +43,7 @@ func (t *turn) withoutSkipped(plans []tablePlan) []tablePlan {
 // skippedErr returns why tables were skipped, nil if none was.
 func (t *turn) skippedErr() error {
 	var errs []error
-	for _, table := range rules.Guarded() {
+	for _, table := range protect.Tables() {
 		if err := t.skippedTables[table]; err != nil {
 			errs = append(errs, err)
 		}

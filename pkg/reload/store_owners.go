@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -24,7 +25,7 @@ type Owners struct {
 
 // AttachedPod is a container of which a file of libcni's was seen.
 type AttachedPod struct {
-	rules.Attachment
+	protect.Attachment
 	Namespace string   `json:"namespace,omitempty"`
 	Name      string   `json:"name,omitempty"`
 	HostPorts []string `json:"hostPorts,omitempty"`

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -59,7 +60,7 @@ func (t *turn) settle(unproved map[rules.TableName]TableResult) {
 // settled is the outcome of a family in which nothing is left to write.
 func (t *turn) settled() Outcome {
 	outcome := Skipped
-	for _, table := range rules.Guarded() {
+	for _, table := range protect.Tables() {
 		tr := t.result.Tables[table]
 		if !tr.Proved {
 			continue

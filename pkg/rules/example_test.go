@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -26,30 +27,10 @@ func ExampleRule_Equal() {
 	// -s 10.1.2.3/32 -p 6 -m tcp --dport 8080 -j ACCEPT
 }
 
-// A selector takes presets and globs. It protects no owner's canary, whatever a glob says.
-func ExampleNewSelector() {
-	selector, err := rules.NewSelector([]string{"cni", "MY-*"})
-	if err != nil {
-		panic(err)
-	}
-	for _, chain := range []string{"CNI-HOSTPORT-DNAT", "MY-FIREWALL", "MY-CANARY", "KUBE-SERVICES", "INPUT"} {
-		fmt.Println(chain, selector.Protects(chain))
-	}
-	_, err = rules.NewSelector([]string{"kubernetes"})
-	fmt.Println(err)
-	// Output:
-	// CNI-HOSTPORT-DNAT true
-	// MY-FIREWALL true
-	// MY-CANARY false
-	// KUBE-SERVICES false
-	// INPUT false
-	// "kubernetes" is neither a preset (kube, cni, docker, podman, libvirt, tailscale) nor a chain name or glob
-}
-
 // From what iptables-save prints to what is missing: parse, extract what is protected,
 // compare. Rules of others are no part of a section, so it does not matter what became of them.
 func ExampleDiff() {
-	selector, err := rules.NewSelector([]string{"MY-*"})
+	selector, err := protect.NewSelector([]string{"MY-*"})
 	if err != nil {
 		panic(err)
 	}
@@ -91,7 +72,7 @@ func ExampleRender() {
 -A MY-FIREWALL -s 192.0.2.0/24 -j DROP
 -I INPUT -j MY-FIREWALL
 COMMIT
-`), rules.IPv4)
+`), rules.IPv4, protect.Tables()...)
 	if err != nil {
 		panic(err)
 	}

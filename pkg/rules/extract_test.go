@@ -7,8 +7,18 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
+
+func selector(t *testing.T, list ...string) protect.Selector {
+	t.Helper()
+	s, err := protect.NewSelector(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
 
 func isMark(r rules.Rule) bool { return strings.Contains(r.Spec, "canaryd-") }
 

@@ -41,8 +41,8 @@ type ChainRule struct{ Chain, Spec string }
 // addresses, of which iptables makes several rules.
 //
 // The error is of type *ParseError, or one of reading.
-func ParseFragment(r io.Reader, family Family) (Fragment, error) {
-	p := fragmentParser{family: family, all: Fragment{
+func ParseFragment(r io.Reader, family Family, tables ...TableName) (Fragment, error) {
+	p := fragmentParser{family: family, tables: tables, all: Fragment{
 		Sections: map[TableName]Section{}, Lines: map[TableName]map[string]int{}, RuleLines: map[TableName]map[ChainRule]int{},
 	}}
 	scan := bufio.NewScanner(r)
@@ -67,6 +67,7 @@ func ParseFragment(r io.Reader, family Family) (Fragment, error) {
 
 type fragmentParser struct {
 	family Family
+	tables []TableName // those that a fragment may have
 	all    Fragment
 	number int
 
@@ -126,8 +127,8 @@ func (p *fragmentParser) open(text string) *ParseError {
 	switch _, again := p.all.Sections[name]; {
 	case p.table != nil:
 		return &ParseError{Text: text, Reason: "opens a table inside another one: end that with COMMIT"}
-	case !slices.Contains(Guarded(), name):
-		return &ParseError{Text: text, Reason: "is none of the tables that canaryd guards: mangle, nat, filter"}
+	case !slices.Contains(p.tables, name):
+		return &ParseError{Text: text, Reason: "is none of the tables that canaryd guards: " + strings.Join(p.tables, ", ")}
 	case again:
 		return &ParseError{Text: text, Reason: "stands there twice: write all of a table into one section"}
 	}
@@ -199,7 +200,7 @@ func (p *fragmentParser) rule(text, verb, name, spec string) *ParseError {
 	}
 	chain := p.table.Chain(name)
 	switch {
-	case chain == nil && isBuiltinName(name):
+	case chain == nil && builtinName(name):
 		return wrong("adds to a chain that table " + string(p.table.Name) + " does not have")
 	case chain == nil:
 		return wrong("adds to a chain that is not declared above: write :" + name + " - [0:0] if it is yours; chains of others stay theirs")

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
@@ -16,7 +17,7 @@ func FuzzParseFragment(f *testing.F) {
 	f.Add("*mangle\n:A -\n:B -\n-A A -g B\n-I PREROUTING -s 10/8 -j A\nCOMMIT\n*filter\nCOMMIT")
 	f.Add("*nat\n:A - [1:2]\n[3:4] -A A -m comment --comment \"-t \\\" nat\" -j DNAT --to-destination 10.0.0.1:80\nCOMMIT")
 	f.Fuzz(func(t *testing.T, text string) {
-		got, err := rules.ParseFragment(strings.NewReader(text), rules.IPv4)
+		got, err := rules.ParseFragment(strings.NewReader(text), rules.IPv4, protect.Tables()...)
 		if err != nil {
 			return
 		}
@@ -54,7 +55,7 @@ func FuzzParseFragment(f *testing.F) {
 					lines = append(lines, h.String())
 				}
 			}
-			again, err := rules.ParseFragment(strings.NewReader(strings.Join(append(lines, "COMMIT"), "\n")), rules.IPv4)
+			again, err := rules.ParseFragment(strings.NewReader(strings.Join(append(lines, "COMMIT"), "\n")), rules.IPv4, protect.Tables()...)
 			if err != nil {
 				t.Fatalf("what was taken is refused when it is written again: %v", err)
 			}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -30,7 +31,7 @@ COMMIT
 `
 
 func TestParseFragment(t *testing.T) {
-	got, err := rules.ParseFragment(strings.NewReader(strings.ReplaceAll(fragment, "\n", "\r\n")), rules.IPv4)
+	got, err := rules.ParseFragment(strings.NewReader(strings.ReplaceAll(fragment, "\n", "\r\n")), rules.IPv4, protect.Tables()...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +92,7 @@ func TestParseFragmentTakesValuesThatLookLikeOptions(t *testing.T) {
 		`-j LOG --log-prefix "-h "`, "-m statistic --mode random --probability 0.5 -j DROP", "-m recent --set -j DROP",
 	} {
 		text := "*filter\n:X -\n-A X " + spec + "\nCOMMIT\n"
-		if _, err := rules.ParseFragment(strings.NewReader(text), rules.IPv4); err != nil {
+		if _, err := rules.ParseFragment(strings.NewReader(text), rules.IPv4, protect.Tables()...); err != nil {
 			t.Errorf("%s: %v", spec, err)
 		}
 	}
@@ -153,7 +154,7 @@ func TestParseFragmentRefuses(t *testing.T) {
 		"open counters":               {"*filter\n:X -\n[3:4 -A X -j DROP", 3, "counters"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := rules.ParseFragment(strings.NewReader(c.text), rules.IPv4)
+			_, err := rules.ParseFragment(strings.NewReader(c.text), rules.IPv4, protect.Tables()...)
 			var wrong *rules.ParseError
 			if !errors.As(err, &wrong) {
 				t.Fatalf("error %v, want a ParseError", err)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/internal/testkit/randrules"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -39,7 +40,7 @@ func TestTheKernelAgreesOnMeaning(t *testing.T) {
 					nstest.NeedProgram(t, tool+"-restore", tool+"-save")
 					n := seed(t)
 					t.Logf("CANARYD_SEED=%d", n)
-					for i, table := range append(rules.Guarded(), rules.Raw) {
+					for i, table := range append(protect.Tables(), rules.Raw) {
 						r := rand.New(rand.NewPCG(n, uint64(family)<<8|uint64(i)))
 						for range 2 {
 							agree(t, r, tool, family, table)

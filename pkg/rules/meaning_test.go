@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/canaryd/canaryd/internal/testkit/randrules"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -207,7 +208,7 @@ func seeds(f *testing.F, add func(spec string)) {
 	}
 	r := rand.New(rand.NewPCG(1, 1))
 	for i := range 200 {
-		add(randrules.Draw(r, rules.Families()[i%2], rules.Guarded()[i%3]).Spell(r))
+		add(randrules.Draw(r, rules.Families()[i%2], protect.Tables()[i%3]).Spell(r))
 	}
 }
 

@@ -5,8 +5,8 @@
 //
 //   - [Parse] makes of a text what one family's tables hold, a [Ruleset] of [Table], [Chain]
 //     and [Rule]. [ParseFragment] reads what an operator declares.
-//   - A [Selector] says which chains are protected, by presets and globs. Its [Protection]
-//     extracts a [Section] of a table: the protected chains and the rules that lead into them.
+//   - A [Protection] says which chains are protected, and extracts a [Section] of a table: the
+//     protected chains and the jumps into them.
 //   - Sections by table are a [Generation], the complete set of rules that ought to be in
 //     force. Its ID is a digest.
 //   - [Diff] says in which a section differs from another one, [Rule.Equal] whether two rules
@@ -57,10 +57,6 @@ const (
 	Security TableName = "security"
 )
 
-// Guarded returns the tables that canaryd protects, in the order in which a
-// replay writes them.
-func Guarded() []TableName { return []TableName{Mangle, Nat, Filter} }
-
 // AllTables returns the five tables of iptables.
 func AllTables() []TableName { return []TableName{Raw, Mangle, Nat, Filter, Security} }
 
@@ -77,6 +73,9 @@ var builtin = map[TableName][]string{
 func Builtin(table TableName, chain string) bool {
 	return slices.Contains(builtin[table], chain)
 }
+
+// builtinName reports whether some table has a built-in chain of that name: mangle has all names.
+func builtinName(chain string) bool { return Builtin(Mangle, chain) }
 
 // BuiltinChains returns table's built-in chains in the kernel's hook order.
 func BuiltinChains(table TableName) []string { return slices.Clone(builtin[table]) }

@@ -63,7 +63,7 @@ func CheckChainName(name string) error {
 		return fmt.Errorf("%q is longer than %d characters", name, MaxName)
 	case !validName(name):
 		return fmt.Errorf("%q is not a chain name", name)
-	case isBuiltinName(name):
+	case builtinName(name):
 		return fmt.Errorf("%q is a built-in chain", name)
 	default:
 		return nil

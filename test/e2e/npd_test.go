@@ -19,6 +19,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -112,7 +113,7 @@ func TestCheckScript(t *testing.T) {
 		verdicts := map[rules.Family]api.Verdicts{}
 		for _, f := range rules.Families() {
 			verdicts[f] = api.Verdicts{}
-			for _, table := range rules.Guarded() {
+			for _, table := range protect.Tables() {
 				verdicts[f][table] = v
 			}
 		}

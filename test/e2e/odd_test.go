@@ -10,6 +10,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -55,7 +56,7 @@ func TestOddRulesOfOthers(t *testing.T) {
 		}
 		for round := range 2 {
 			for _, f := range rules.Families() {
-				for _, table := range append(rules.Guarded(), rules.Raw) {
+				for _, table := range append(protect.Tables(), rules.Raw) {
 					tool(n, f, "-t", string(table), "-F")
 				}
 			}

@@ -22,7 +22,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/protect"
 )
 
 const (
@@ -275,7 +275,7 @@ func TestNothingLeaksOverTCP(t *testing.T) {
 		}
 		d := n.Start("--mode=observe")
 		look("before a flush")
-		for _, table := range rules.Guarded() {
+		for _, table := range protect.Tables() {
 			nstest.Command(n.T, "iptables-"+string(n.Programs.With), "-w", "5", "-M", "/"+secret, "-t", string(table), "-F")
 		}
 		n.Within(nodetest.HealsIn, "the flush to be noticed", func() error {

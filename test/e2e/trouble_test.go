@@ -14,6 +14,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -160,7 +161,7 @@ func TestWithoutIP6Tables(t *testing.T) {
 		if got := strings.Count(d.Log(), "A family is not watched"); got != 1 {
 			n.Errorf("the missing family is told %d times, want once", got)
 		}
-		for _, table := range rules.Guarded() {
+		for _, table := range protect.Tables() {
 			n.Must(n.Programs.Flush(n.Context(), rules.IPv4, table, ""))
 		}
 		n.Healed(1)

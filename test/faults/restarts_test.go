@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -140,7 +141,7 @@ func TestFlushedWhileDown(t *testing.T) {
 			d.Stop()
 			n.Flush()
 			for _, f := range rules.Families() {
-				for _, table := range rules.Guarded() {
+				for _, table := range protect.Tables() {
 					n.Must(n.Programs.DeleteChains(n.Context(), f, table))
 				}
 			}

@@ -25,6 +25,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/watch"
 )
@@ -225,7 +226,7 @@ func (s *intrudedSession) Close() error {
 func (k *intruded) run() (d *daemon.Daemon, stop func() string) {
 	n := k.stage
 	n.Helper()
-	selector, err := rules.NewSelector(scenario.Protect)
+	selector, err := protect.NewSelector(scenario.Protect)
 	n.Must(err)
 	hints, writers := watch.NewHints(), &watch.Writers{}
 	d = daemon.New(daemon.Config{

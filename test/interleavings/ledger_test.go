@@ -11,6 +11,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -152,14 +153,14 @@ func (l *ledger) observe(who writer) {
 			l.violation("the fake cannot be read: %v", err)
 			return
 		}
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			before, after := l.last[f][t], snapshot.Tables[t]
 			for _, name := range scenario.ChainNames(before, after) {
 				l.changed(who, place{f, t, name}, before, after)
 			}
 		}
 		l.last[f] = snapshot.Tables
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			l.noteOutage(place{f, t, ""}, content(snapshot.Tables[t].Chain(canary.DefaultChain)))
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/watch"
@@ -67,7 +68,7 @@ func paceOf(seed uint64) reload.Pace {
 }
 
 func inBubble(t *testing.T, cast casting, p path, m mutant, seed uint64) told {
-	selector, err := rules.NewSelector(scenario.Protect)
+	selector, err := protect.NewSelector(scenario.Protect)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -89,7 +90,7 @@ func (p *proxy) add(name string, free bool, do func() error) {
 
 // plant makes sure of the canary, table by table, mangle first.
 func (p *proxy) plant() {
-	for _, t := range rules.Guarded() {
+	for _, t := range protect.Tables() {
 		p.add("plants its canary in "+string(t), false, func() error {
 			_ = p.write(t, "-N "+proxyCanary) // it may be there
 			return nil

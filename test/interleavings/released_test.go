@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -13,7 +14,7 @@ import (
 // held. Then it is not that version, and nothing else is excused by it.
 func TestTheCheckerKnowsWhatStaysAwayWithAChain(t *testing.T) {
 	const chain, a, b = "KUBE-SERVICES", "KUBE-SVC-AAAAAAAAAAAAAAAA", "KUBE-SVC-BBBBBBBBBBBBBBBB"
-	selector, err := rules.NewSelector(scenario.Protect)
+	selector, err := protect.NewSelector(scenario.Protect)
 	if err != nil {
 		t.Fatal(err)
 	}

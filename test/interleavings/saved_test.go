@@ -12,6 +12,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -131,7 +132,7 @@ func (pl *plot) plan(w *world) {
 		{"restore", "delete"}, {"restore"}, {"flush"},
 	}[w.rng.IntN(7)]
 	for _, command := range commands {
-		tables := [][]rules.TableName{{rules.Nat}, rules.Guarded()}[w.rng.IntN(2)]
+		tables := [][]rules.TableName{{rules.Nat}, protect.Tables()}[w.rng.IntN(2)]
 		for _, f := range families {
 			for _, t := range tables {
 				pl.troupe.flusher.add(fmt.Sprintf("%s %s %s", command, f, t), func(ctx context.Context) error { return pl.act(ctx, w, command, f, t) })

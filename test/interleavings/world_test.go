@@ -14,6 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/watch"
 )
@@ -274,8 +275,8 @@ func (w *world) Read(ctx context.Context, f rules.Family) (iptables.Snapshot, er
 		w.read(first)
 		return first, nil
 	}
-	cut := w.rng.IntN(len(rules.Guarded()) + 1)
-	for _, t := range rules.Guarded()[cut:] {
+	cut := w.rng.IntN(len(protect.Tables()) + 1)
+	for _, t := range protect.Tables()[cut:] {
 		if table := second.Tables[t]; table != nil {
 			first.Tables[t] = table
 		} else {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -164,7 +165,7 @@ func TestAChainThatIsTooLargeCostsItselfOnly(t *testing.T) {
 		})
 
 		// Chains are deleted as well: there is nothing to jump to.
-		for _, table := range rules.Guarded() {
+		for _, table := range protect.Tables() {
 			restore(n, string(table), "-F", "-X") // at once: canaryd would answer the first before the second
 		}
 		n.Within(nodetest.HealsIn, "the others to be back", func() error {

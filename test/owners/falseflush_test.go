@@ -15,6 +15,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -88,7 +89,7 @@ func tell(n *nodetest.Node, s story) {
 	if s.prepare == nil {
 		s.prepare = func(n *nodetest.Node, _ *story) []string { n.Load(); return everything(n) }
 	}
-	selector, err := rules.NewSelector(append(slices.Clone(scenario.Protect), s.protect...))
+	selector, err := protect.NewSelector(append(slices.Clone(scenario.Protect), s.protect...))
 	n.Must(err)
 	n.Protects = selector.Protects
 	done := func() {}
@@ -163,7 +164,7 @@ func stale(n *nodetest.Node) []string {
 			n.Fatalf("render prints what cannot be parsed: %v, %v", err, unreadable)
 		}
 		for name, table := range tables {
-			if !slices.Contains(rules.Guarded(), name) {
+			if !slices.Contains(protect.Tables(), name) {
 				continue
 			}
 			held := rules.Protection{Chain: n.Protects}.Extract(table, canary.IsMark)
@@ -182,7 +183,7 @@ func stale(n *nodetest.Node) []string {
 // withBuiltins declares the built-in chains, which render leaves alone, as the
 // text that iptables-save prints does.
 func withBuiltins(text string) string {
-	for _, table := range rules.Guarded() {
+	for _, table := range protect.Tables() {
 		head := "*" + string(table) + "\n"
 		declared := head
 		for _, chain := range rules.BuiltinChains(table) {

@@ -16,13 +16,14 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// protect makes the node's canaryd protect that.
-func protect(n *nodetest.Node, list ...string) (flag string) {
+// protects makes the node's canaryd protect that.
+func protects(n *nodetest.Node, list ...string) (flag string) {
 	n.Helper()
-	s, err := rules.NewSelector(list)
+	s, err := protect.NewSelector(list)
 	n.Must(err)
 	n.Protects = s.Protects
 	return "--protect=" + strings.Join(list, ",")
@@ -36,7 +37,7 @@ func flush(n *nodetest.Node, chains bool) {
 		return
 	}
 	for _, f := range n.Families {
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			_ = n.Programs.DeleteChains(n.Context(), f, t) // refused where canaryd was faster
 		}
 	}
@@ -49,8 +50,8 @@ func TestOwners(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		list := append([]string{"kube", "cni"}, scenario.Owners()...)
 		n.Must(scenario.LoadOwners(n.Context(), n.Programs, n.Families...))
-		flag := protect(n, list...)
-		s, err := rules.NewSelector(list)
+		flag := protects(n, list...)
+		s, err := protect.NewSelector(list)
 		n.Must(err)
 		before := map[rules.Family]rules.Ruleset{}
 		keep := func() {
@@ -63,7 +64,7 @@ func TestOwners(t *testing.T) {
 		back := func(what string) {
 			n.Helper()
 			for f, set := range n.Save() {
-				want := scenario.Want{Protected: before[f], Foreign: set, Protects: s.Protects, Names: s.Names}
+				want := scenario.Want{Protected: before[f], Foreign: set, Protects: s.Protects, MatchesPreset: s.MatchesPreset}
 				for _, line := range scenario.Compare(want, set) {
 					n.Errorf("%s: %s %s", what, f, line)
 				}

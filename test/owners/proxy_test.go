@@ -6,12 +6,13 @@ import (
 	"testing"
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // ofProxy reports whether a word of iptables-save is a chain of kube-proxy's.
 func ofProxy(name string) bool {
-	return rules.KubeProxys(name) || name == "KUBE-PROXY-CANARY" || name == "KUBE-MARK-MASQ" || name == "KUBE-POSTROUTING"
+	return protect.KubeProxys(name) || name == "KUBE-PROXY-CANARY" || name == "KUBE-MARK-MASQ" || name == "KUBE-POSTROUTING"
 }
 
 // cleansUp is kube-proxy --cleanup in one family, with the kernel's own iptables: jumps

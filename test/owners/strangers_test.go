@@ -11,6 +11,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -63,7 +64,7 @@ func readers(n *nodetest.Node, _ *nodetest.Process) {
 	for _, family := range rules.Families() {
 		all.Go(func() {
 			for i := range 100 {
-				table := rules.Guarded()[i%3]
+				table := protect.Tables()[i%3]
 				if _, err := n.Programs.Save(n.Context(), family); err != nil {
 					n.Error(err)
 				}

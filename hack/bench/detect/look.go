@@ -10,6 +10,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -83,7 +84,7 @@ func (l *looker) hint(ctx context.Context) error {
 // table of each family.
 func (l *looker) execute(context.Context) error {
 	for _, f := range rules.Families() {
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			there, err := l.exec[f].ChainExists(string(t), canary.DefaultChain)
 			if err != nil {
 				return err

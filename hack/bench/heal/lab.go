@@ -8,6 +8,7 @@ import (
 	"github.com/canaryd/canaryd/hack/bench/internal/measure"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -31,7 +32,7 @@ func measureLab(ctx context.Context, backend iptables.Backend, services int, dir
 	if err != nil {
 		return nil, err
 	}
-	selector, err := rules.NewSelector([]string{"kube"})
+	selector, err := protect.NewSelector([]string{"kube"})
 	if err != nil {
 		return nil, err
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -53,7 +54,7 @@ func In(t *testing.T, backend iptables.Backend, body func(n *Node)) {
 	t.Helper()
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-"+string(backend), "ip6tables-"+string(backend), "nft")
-		selector, err := rules.NewSelector(scenario.Protect)
+		selector, err := protect.NewSelector(scenario.Protect)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -79,7 +80,7 @@ func (n *Node) Load() {
 func (n *Node) Flush() {
 	n.Helper()
 	for _, f := range rules.Families() {
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			n.Must(n.Programs.Flush(n.Context(), f, t, ""))
 		}
 	}
@@ -89,7 +90,7 @@ func (n *Node) Flush() {
 func (n *Node) FlushUnlocked() {
 	n.Helper()
 	for _, program := range []string{"iptables-", "ip6tables-"} {
-		for _, t := range rules.Guarded() {
+		for _, t := range protect.Tables() {
 			cmd := exec.CommandContext(n.Context(), program+string(n.Programs.With), "-w", "5", "-t", string(t), "-F")
 			cmd.Env = append(os.Environ(), "XTABLES_LOCKFILE=/run/another.lock")
 			if out, err := cmd.CombinedOutput(); err != nil {

@@ -40,9 +40,9 @@ type Want struct {
 	Late bool
 	// Protects tells the protected chains.
 	Protects func(chain string) bool
-	// Names tells further jumps among the rules of built-in chains; nil means
+	// MatchesPreset tells further jumps among the rules of built-in chains; nil means
 	// none.
-	Names func(t rules.TableName, chain string, r rules.Rule) bool
+	MatchesPreset func(t rules.TableName, chain string, r rules.Rule) bool
 }
 
 // Compare returns a line for everything in which got is not as wanted, nothing
@@ -103,7 +103,7 @@ func (c *comparison) user(kind, name string, want *rules.Table) {
 
 func (c *comparison) builtin(name string) {
 	jump := func(r rules.Rule) bool {
-		return c.want.Protects(r.Target) || c.want.Names != nil && c.want.Names(c.name, name, r)
+		return c.want.Protects(r.Target) || c.want.MatchesPreset != nil && c.want.MatchesPreset(c.name, name, r)
 	}
 	foreign := func(r rules.Rule) bool { return !jump(r) }
 	before, control, got := c.before.Chain(name), c.control.Chain(name), c.got.Chain(name)

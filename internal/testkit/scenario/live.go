@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/testkit/canaryd"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -132,7 +133,7 @@ func (l *Live) Run(ctx context.Context, s Scenario) (result Result, err error) {
 // measureControl learns what the flush leaves of other people's rules where no
 // canaryd runs, and leaves the namespace as a freshly loaded node.
 func (l *Live) measureControl(ctx context.Context, s Scenario) error {
-	selector, err := rules.NewSelector(Protect)
+	selector, err := protect.NewSelector(Protect)
 	if err != nil {
 		return err
 	}
@@ -284,7 +285,7 @@ func (l *Live) once(ctx context.Context, s Scenario, result *Result) error {
 func judge(s Scenario, records []Record) []string {
 	var problems []string
 	for _, family := range rules.Families() {
-		for _, table := range rules.Guarded() {
+		for _, table := range protect.Tables() {
 			kind := s.Lost[family.Table(table)]
 			if kind == "" {
 				continue

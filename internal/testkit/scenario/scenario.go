@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -72,14 +73,14 @@ func All() []Scenario {
 			Name: "flush-all", Command: "iptables -F, every table", Backends: bothBackends,
 			Lost: everywhere(Emptied, bothFamilies...),
 			Do: func(ctx context.Context, f Flusher) error {
-				return flush(ctx, f, false, bothFamilies, rules.Guarded()...)
+				return flush(ctx, f, false, bothFamilies, protect.Tables()...)
 			},
 		},
 		{
 			Name: "flush-delete-all", Command: "iptables -F; iptables -X, every table", Backends: bothBackends,
 			Lost: everywhere(ChainDeleted, bothFamilies...),
 			Do: func(ctx context.Context, f Flusher) error {
-				return flush(ctx, f, true, bothFamilies, rules.Guarded()...)
+				return flush(ctx, f, true, bothFamilies, protect.Tables()...)
 			},
 		},
 		{
@@ -129,14 +130,14 @@ func All() []Scenario {
 			Name: "flush-ipv6", Command: "ip6tables -F, every table", Backends: bothBackends,
 			Lost: everywhere(Emptied, rules.IPv6),
 			Do: func(ctx context.Context, f Flusher) error {
-				return flush(ctx, f, false, []rules.Family{rules.IPv6}, rules.Guarded()...)
+				return flush(ctx, f, false, []rules.Family{rules.IPv6}, protect.Tables()...)
 			},
 		},
 		{
 			Name: "flush-ten-times", Command: "iptables -F, every table, 10 times", Backends: bothBackends, Times: 10,
 			Lost: everywhere(Emptied, bothFamilies...),
 			Do: func(ctx context.Context, f Flusher) error {
-				return flush(ctx, f, false, bothFamilies, rules.Guarded()...)
+				return flush(ctx, f, false, bothFamilies, protect.Tables()...)
 			},
 		},
 	}, nftOnly()...)
@@ -203,7 +204,7 @@ COMMIT
 // Wipe makes every guarded table as empty as in a new namespace.
 func Wipe(ctx context.Context, f Flusher, families ...rules.Family) error {
 	var text string
-	for _, table := range rules.Guarded() {
+	for _, table := range protect.Tables() {
 		text += "*" + string(table) + "\n"
 		for _, chain := range rules.BuiltinChains(table) {
 			text += ":" + chain + " ACCEPT [0:0]\n"
@@ -238,7 +239,7 @@ func flush(ctx context.Context, f Flusher, chainsToo bool, families []rules.Fami
 func everywhere(verdict string, families ...rules.Family) Lost {
 	lost := Lost{}
 	for _, family := range families {
-		for _, table := range rules.Guarded() {
+		for _, table := range protect.Tables() {
 			lost[family.Table(table)] = verdict
 		}
 	}

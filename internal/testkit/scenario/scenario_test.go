@@ -8,6 +8,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -49,7 +50,7 @@ func TestOwnersLoad(t *testing.T) {
 				}
 				must(t, Wipe(t.Context(), p, family))
 				must(t, LoadParts(t.Context(), p, family, []Part{part}))
-				s, err := rules.NewSelector([]string{name})
+				s, err := protect.NewSelector([]string{name})
 				must(t, err)
 				count := 0
 				for _, table := range tables(t, p, family) {
@@ -83,7 +84,7 @@ func TestScenariosTakeWhatTheySay(t *testing.T) {
 				must(t, s.Do(t.Context(), p))
 				for _, family := range rules.Families() {
 					after := tables(t, p, family)
-					for _, table := range rules.Guarded() {
+					for _, table := range protect.Tables() {
 						if got, want := shows(t, before[family][table], after[table]), s.Lost[family.Table(table)]; !slices.Contains(got, want) {
 							t.Errorf("%s %s looks %q, want %q", family, table, got, want)
 						}
@@ -157,9 +158,9 @@ func tables(t *testing.T, f Flusher, family rules.Family) rules.Ruleset {
 	return set
 }
 
-func selector(t *testing.T) rules.Selector {
+func selector(t *testing.T) protect.Selector {
 	t.Helper()
-	s, err := rules.NewSelector(Protect)
+	s, err := protect.NewSelector(Protect)
 	must(t, err)
 	return s
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -115,7 +116,7 @@ func (f *Fake) Stamp(ctx context.Context, family rules.Family) (iptables.Stamp, 
 	h := fnv.New64a()
 	for _, t := range f.ordered(family) {
 		fmt.Fprintln(h, t.Name, len(t.Chains), t.RuleCount())
-		if i := slices.Index(rules.Guarded(), t.Name); i >= 0 {
+		if i := slices.Index(protect.Tables(), t.Name); i >= 0 {
 			// As large as the kernel's entries are, or nearly.
 			stamp.Shapes[i] = iptables.Shape{
 				Value: uint64(len(t.Chains))<<32 | uint64(t.RuleCount()),

@@ -1,4 +1,4 @@
-package rules_test
+package protect_test
 
 import (
 	"os"
@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -16,9 +17,9 @@ const (
 	hash24 = "46d5e6e569f30aa7e18e02f1" // 24 hex digits, as the bridge plugin's
 )
 
-func selector(t *testing.T, list ...string) rules.Selector {
+func selector(t *testing.T, list ...string) protect.Selector {
 	t.Helper()
-	s, err := rules.NewSelector(list)
+	s, err := protect.NewSelector(list)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,14 +96,14 @@ func TestSelectorProtectsExactlyWhatWasNamed(t *testing.T) {
 }
 
 func TestTheZeroSelectorProtectsNothing(t *testing.T) {
-	if (rules.Selector{}).Protects("KUBE-SERVICES") {
+	if (protect.Selector{}).Protects("KUBE-SERVICES") {
 		t.Error("it protects KUBE-SERVICES")
 	}
 }
 
 func TestSelectorNamesTheBadWord(t *testing.T) {
 	for _, word := range []string{"kubee", "dockers", "", "  ", "KUBE-[", "KUBE-[a-", `A\`} {
-		_, err := rules.NewSelector([]string{"kube", word})
+		_, err := protect.NewSelector([]string{"kube", word})
 		if err == nil || !strings.Contains(err.Error(), strings.Trim(strings.TrimSpace(word), `\`)) {
 			t.Errorf("%q: error is %v, want one that names it", word, err)
 		}
@@ -112,7 +113,7 @@ func TestSelectorNamesTheBadWord(t *testing.T) {
 // A node's dump from iptables-save: everything of kube-proxy's, kubelet's and
 // the CNI plugins' is protected, everything else is not.
 func TestPresetsTakeTheirOwnersChainsFromANode(t *testing.T) {
-	file, err := os.Open("testdata/node.nft.save")
+	file, err := os.Open("../rules/testdata/node.nft.save")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +140,7 @@ func TestPresetsTakeTheirOwnersChainsFromANode(t *testing.T) {
 // TestPiecewise: chains that many share, each of which writes its own rules only,
 // are told from those that somebody writes as a whole.
 func TestPiecewise(t *testing.T) {
-	s, err := rules.NewSelector([]string{"kube", "cni", "docker", "podman", "libvirt", "tailscale", "MY-*"})
+	s, err := protect.NewSelector([]string{"kube", "cni", "docker", "podman", "libvirt", "tailscale", "MY-*"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package rules_test
+package protect_test
 
 import (
 	"os"
@@ -9,6 +9,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -33,13 +34,13 @@ func nodesCNI(t *testing.T) rules.Section {
 // TestWithoutAttachments: of one container nothing is left, of all others everything.
 func TestWithoutAttachments(t *testing.T) {
 	s := nodesCNI(t)
-	first := rules.Attachment{Network: "cbr0", Container: "5f1e0c6a2b7d4e89a1c3f5d7b9e1a3c5"}
-	second := rules.Attachment{Network: "cbr0", Container: "c2d94b1f8e6a47d0b3a5c7e9f1b3d5a7"}
-	if d := cmp.Diff(map[rules.Attachment]bool{first: true, second: true}, s.Attachments()); d != "" {
+	first := protect.Attachment{Network: "cbr0", Container: "5f1e0c6a2b7d4e89a1c3f5d7b9e1a3c5"}
+	second := protect.Attachment{Network: "cbr0", Container: "c2d94b1f8e6a47d0b3a5c7e9f1b3d5a7"}
+	if d := cmp.Diff(map[protect.Attachment]bool{first: true, second: true}, protect.Attachments(s)); d != "" {
 		t.Fatalf("attachments (-want +got):\n%s", d)
 	}
-	left := s.WithoutAttachments(map[rules.Attachment]bool{first: true})
-	if d := cmp.Diff(map[rules.Attachment]bool{second: true}, left.Attachments()); d != "" {
+	left := protect.Detach(s, map[protect.Attachment]bool{first: true})
+	if d := cmp.Diff(map[protect.Attachment]bool{second: true}, protect.Attachments(left)); d != "" {
 		t.Errorf("attachments (-want +got):\n%s", d)
 	}
 	if len(left.Jumps) != len(s.Jumps)-1 || len(left.Chains) != len(s.Chains)-2 {
@@ -57,15 +58,15 @@ func TestWithoutAttachments(t *testing.T) {
 			cut.Chains = append(cut.Chains, c)
 		}
 	}
-	if _, there := cut.WithoutAttachments(map[rules.Attachment]bool{first: true}).Chain("CNI-DN-46d5e6e569f30aa7e18e0"); there {
+	if _, there := protect.Detach(cut, map[protect.Attachment]bool{first: true}).Chain("CNI-DN-46d5e6e569f30aa7e18e0"); there {
 		t.Error("a chain that is known by its name only is left")
 	}
-	none := left.WithoutAttachments(map[rules.Attachment]bool{second: true})
+	none := protect.Detach(left, map[protect.Attachment]bool{second: true})
 	if c, there := none.Chain("CNI-HOSTPORT-DNAT"); !there || len(c.Rules) != 0 {
 		t.Errorf("the chain that all share: %t with %d rules", there, len(c.Rules))
 	}
-	other := map[rules.Attachment]bool{{Network: "cbr1", Container: first.Container}: true}
-	if d := cmp.Diff(s, s.WithoutAttachments(other)); d != "" {
+	other := map[protect.Attachment]bool{{Network: "cbr1", Container: first.Container}: true}
+	if d := cmp.Diff(s, protect.Detach(s, other)); d != "" {
 		t.Errorf("another network's (-want +got):\n%s", d)
 	}
 }
@@ -81,7 +82,7 @@ func TestAttachmentOf(t *testing.T) {
 		`-m comment --comment "say name: \"net\" id: \"abc\" too" -j CNI-1`: "",
 		`-s 10.0.0.1/32 -j CNI-1`:                                           "",
 	} {
-		a, ok := rules.AttachmentOf(rules.Rule{Spec: spec, Target: "CNI-1"})
+		a, ok := protect.AttachmentOf(rules.Rule{Spec: spec, Target: "CNI-1"})
 		if got := a.Network + " " + a.Container; ok != (want != "") || ok && got != want {
 			t.Errorf("%s: %q, %t; want %q", spec, got, ok, want)
 		}

@@ -1,4 +1,4 @@
-package rules_test
+package protect_test
 
 import (
 	"strings"
@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -35,7 +36,7 @@ func TestEveryPresetNamesItsOwnersChainsAndNobodyElses(t *testing.T) {
 			if !s.Protects(chain) {
 				t.Errorf("%s does not protect %s", preset, chain)
 			}
-			for _, other := range rules.PresetNames() {
+			for _, other := range protect.PresetNames() {
 				if other != preset && selector(t, other).Protects(chain) {
 					t.Errorf("%s protects %s's %s", other, preset, chain)
 				}
@@ -47,8 +48,8 @@ func TestEveryPresetNamesItsOwnersChainsAndNobodyElses(t *testing.T) {
 			}
 		}
 	}
-	for _, preset := range rules.PresetNames() {
-		if _, err := rules.NewSelector([]string{preset}); err != nil {
+	for _, preset := range protect.PresetNames() {
+		if _, err := protect.NewSelector([]string{preset}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -96,10 +97,10 @@ func TestRulesThatDockerPutsIntoBuiltInChainsAreToldByTheirForm(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := docker.Names(test.at.table, test.at.chain, r); got != test.want {
+		if got := docker.MatchesPreset(test.at.table, test.at.chain, r); got != test.want {
 			t.Errorf("%v %s is named: %t", test.at, test.spec, got)
 		}
-		if all.Names(test.at.table, test.at.chain, r) {
+		if all.MatchesPreset(test.at.table, test.at.chain, r) {
 			t.Errorf("%v %s is named by another preset", test.at, test.spec)
 		}
 	}
@@ -119,7 +120,12 @@ func TestANamedRuleIsAJumpWithAnAnchorAndNobodysNeighbour(t *testing.T) {
 -A POSTROUTING -s 172.17.0.2/32 -d 172.17.0.2/32 -p tcp -m tcp --dport 80 -j MASQUERADE
 COMMIT
 `
-	got := selector(t, "docker").Protection().Extract(parse(t, text)[rules.Nat], isMark)
+	tables, unreadable, err := rules.Parse(strings.NewReader(text))
+	if err != nil || len(unreadable) > 0 {
+		t.Fatalf("%v, unreadable %v", err, unreadable)
+	}
+	mark := func(r rules.Rule) bool { return strings.Contains(r.Spec, "canaryd-") }
+	got := selector(t, "docker").Protection().Extract(tables[rules.Nat], mark)
 	rule := func(spec string) rules.Rule { r, _ := rules.ParseRule(spec); return r }
 	want := []rules.Jump{
 		{Chain: "PREROUTING", Rule: rule("-m addrtype --dst-type LOCAL -j DOCKER"), Anchor: rules.Anchor{Position: rules.Top}},

@@ -1,11 +1,15 @@
-package rules
+package protect
 
-import "strings"
+import (
+	"strings"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
 
 // A namedRule is the form of a rule that an owner puts straight into a built-in
 // chain, word by word as iptables-save prints it.
 type namedRule struct {
-	table TableName
+	table rules.TableName
 	chain string
 	// words are compared as they are, but for "<something>": that stands for
 	// one word, the same wherever it occurs in the rule, and "<bridge>" for
@@ -13,12 +17,12 @@ type namedRule struct {
 	words []string
 }
 
-func nameRule(t TableName, chain, spec string) namedRule {
+func nameRule(t rules.TableName, chain, spec string) namedRule {
 	return namedRule{t, chain, strings.Fields(spec)}
 }
 
 // matches reports whether a rule of such words has the form.
-func (n namedRule) matches(t TableName, chain string, words []string) bool {
+func (n namedRule) matches(t rules.TableName, chain string, words []string) bool {
 	if n.table != t || n.chain != chain || len(n.words) != len(words) {
 		return false
 	}

@@ -1,10 +1,12 @@
-package rules
+package protect
 
 import (
 	"fmt"
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // A Selector says which chains are protected, and which rules beside those that
@@ -63,7 +65,7 @@ func NewSelector(list []string) (Selector, error) {
 // never are, whatever a glob says: an owner's canary tells it of a flush, so
 // nobody else may bring it back.
 func (s Selector) Protects(chain string) bool {
-	if chain == "" || strings.HasSuffix(chain, "-CANARY") || isBuiltinName(chain) {
+	if chain == "" || strings.HasSuffix(chain, "-CANARY") || rules.Builtin(rules.Mangle, chain) {
 		return false
 	}
 	if _, ok := s.exact[chain]; ok {
@@ -86,17 +88,17 @@ func (s Selector) Piecewise(chain string) bool {
 }
 
 // Protection returns all that the selector protects.
-func (s Selector) Protection() Protection {
-	return Protection{Chain: s.Protects, Rule: s.Names, Piecewise: s.Piecewise}
+func (s Selector) Protection() rules.Protection {
+	return rules.Protection{Chain: s.Protects, Rule: s.MatchesPreset, Piecewise: s.Piecewise}
 }
 
-// Names reports whether r is a rule that a preset's owner puts straight into the
+// MatchesPreset reports whether r is a rule that a preset's owner puts straight into the
 // built-in chain, such as Docker's MASQUERADE: a jump that leads nowhere.
-func (s Selector) Names(t TableName, chain string, r Rule) bool {
+func (s Selector) MatchesPreset(t rules.TableName, chain string, r rules.Rule) bool {
 	if len(s.rules) == 0 {
 		return false
 	}
-	words, err := Split(r.Spec)
+	words, err := rules.Split(r.Spec)
 	return err == nil && slices.ContainsFunc(s.rules, func(n namedRule) bool { return n.matches(t, chain, words) })
 }
 
@@ -107,5 +109,3 @@ func (h hashedName) matches(chain string) bool {
 	}
 	return strings.Trim(rest, h.alphabet) == ""
 }
-
-func isBuiltinName(chain string) bool { return slices.Contains(builtin[Mangle], chain) }

@@ -1,6 +1,10 @@
-package rules
+package protect
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
 
 // A preset is what one kind of owner writes: which chains, and which rules
 // straight into built-in ones.
@@ -110,7 +114,7 @@ func dockerPreset() preset {
 		"-o <bridge> -m addrtype --src-type LOCAL -j SNAT --to-source <ip>",
 		"-s <net> -d <net> -p <proto> -m <proto> --dport <port> -j MASQUERADE",
 	} {
-		p.rules = append(p.rules, nameRule(Nat, "POSTROUTING", spec))
+		p.rules = append(p.rules, nameRule(rules.Nat, "POSTROUTING", spec))
 	}
 	for _, spec := range []string{
 		"-o <bridge> -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
@@ -118,7 +122,7 @@ func dockerPreset() preset {
 		"-i <bridge> -o <bridge> -j ACCEPT",
 		"-i <bridge> -o <bridge> -j DROP",
 	} {
-		p.rules = append(p.rules, nameRule(Filter, "FORWARD", spec))
+		p.rules = append(p.rules, nameRule(rules.Filter, "FORWARD", spec))
 	}
 	return p
 }

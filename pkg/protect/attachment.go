@@ -1,4 +1,4 @@
-package rules
+package protect
 
 import (
 	"crypto/sha512"
@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // An Attachment is a container's connection to a CNI network, as the comments of
@@ -21,11 +23,11 @@ type Attachment struct {
 var cniComment = regexp.MustCompile(`^(?:[a-z]+ )?name: "([^"\\]+)" id: "([^"\\]+)"$`)
 
 // AttachmentOf returns the attachment that a rule's comment names.
-func AttachmentOf(r Rule) (Attachment, bool) {
+func AttachmentOf(r rules.Rule) (Attachment, bool) {
 	if !strings.Contains(r.Spec, "id: ") {
 		return Attachment{}, false
 	}
-	words, err := Split(r.Spec)
+	words, err := rules.Split(r.Spec)
 	i := slices.Index(words, "--comment")
 	if err != nil || i < 0 || i+1 == len(words) {
 		return Attachment{}, false
@@ -56,9 +58,9 @@ func ofContainer(chain string) bool {
 
 // Attachments returns the attachments that rules of the section are for; nil if there
 // are none.
-func (s Section) Attachments() map[Attachment]bool {
+func Attachments(s rules.Section) map[Attachment]bool {
 	var all map[Attachment]bool
-	note := func(r Rule) {
+	note := func(r rules.Rule) {
 		if a, ok := AttachmentOf(r); ok {
 			if all == nil {
 				all = map[Attachment]bool{}
@@ -81,13 +83,13 @@ func (s Section) Attachments() map[Attachment]bool {
 	return all
 }
 
-// WithoutAttachments returns the section without the rules for these attachments, and
+// Detach returns the section without the rules for these attachments, and
 // without the chains that are theirs alone. s stays as it is.
-func (s Section) WithoutAttachments(gone map[Attachment]bool) Section {
+func Detach(s rules.Section, gone map[Attachment]bool) rules.Section {
 	if len(gone) == 0 {
 		return s
 	}
-	drop := func(r Rule) bool {
+	drop := func(r rules.Rule) bool {
 		a, ok := AttachmentOf(r)
 		return ok && gone[a]
 	}
@@ -100,7 +102,7 @@ func (s Section) WithoutAttachments(gone map[Attachment]bool) Section {
 		}
 	}
 	next := s
-	next.Jumps = slices.DeleteFunc(slices.Clone(s.Jumps), func(h Jump) bool {
+	next.Jumps = slices.DeleteFunc(slices.Clone(s.Jumps), func(h rules.Jump) bool {
 		out := ofCNI(h.Into()) && drop(h.Rule)
 		theirs[h.Into()] = theirs[h.Into()] || out
 		return out
@@ -108,7 +110,7 @@ func (s Section) WithoutAttachments(gone map[Attachment]bool) Section {
 	next.Chains = nil
 	for _, c := range s.Chains {
 		if ofCNI(c.Name) && slices.ContainsFunc(c.Rules, drop) {
-			kept := Chain{Name: c.Name, Policy: c.Policy}
+			kept := rules.Chain{Name: c.Name, Policy: c.Policy}
 			for _, r := range c.Rules {
 				if drop(r) {
 					theirs[r.Target] = true
@@ -121,15 +123,15 @@ func (s Section) WithoutAttachments(gone map[Attachment]bool) Section {
 		}
 		next.Chains = append(next.Chains, c)
 	}
-	led := next.targets()
-	next.Chains = slices.DeleteFunc(next.Chains, func(c Chain) bool {
+	led := targets(next)
+	next.Chains = slices.DeleteFunc(next.Chains, func(c rules.Chain) bool {
 		return theirs[c.Name] && ofContainer(c.Name) && !led[c.Name]
 	})
 	return next
 }
 
 // targets returns what rules of CNI's chains and jumps jump to.
-func (s Section) targets() map[string]bool {
+func targets(s rules.Section) map[string]bool {
 	led := map[string]bool{}
 	for _, c := range s.Chains {
 		if ofCNI(c.Name) {
@@ -144,15 +146,15 @@ func (s Section) targets() map[string]bool {
 	return led
 }
 
-// Attachments returns the attachments that rules of the generation are for, and those of
+// AllAttachments returns the attachments that rules of the generation are for, and those of
 // known that it has nothing but a chain of.
-func (g Generation) Attachments(known iter.Seq[Attachment]) map[Attachment]bool {
+func AllAttachments(g rules.Generation, known iter.Seq[Attachment]) map[Attachment]bool {
 	all, chains := map[Attachment]bool{}, map[string]bool{}
 	for id, s := range g {
-		if id.Name != Nat {
+		if id.Name != rules.Nat {
 			continue
 		}
-		for a := range s.Attachments() {
+		for a := range Attachments(s) {
 			all[a] = true
 		}
 		for _, c := range s.Chains {
@@ -169,14 +171,14 @@ func (g Generation) Attachments(known iter.Seq[Attachment]) map[Attachment]bool 
 	return all
 }
 
-// WithoutAttachments returns the generation without the rules for these attachments.
-func (g Generation) WithoutAttachments(gone map[Attachment]bool) Generation {
+// DetachAll returns the generation without the rules for these attachments.
+func DetachAll(g rules.Generation, gone map[Attachment]bool) rules.Generation {
 	if len(gone) == 0 {
 		return g
 	}
 	for id, s := range g {
-		if id.Name == Nat {
-			g = g.With(id.Family.Table(Nat), s.WithoutAttachments(gone))
+		if id.Name == rules.Nat {
+			g = g.With(id.Family.Table(rules.Nat), Detach(s, gone))
 		}
 	}
 	return g

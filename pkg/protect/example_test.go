@@ -1,0 +1,27 @@
+package protect_test
+
+import (
+	"fmt"
+
+	"github.com/canaryd/canaryd/pkg/protect"
+)
+
+// A selector takes presets and globs. It protects no owner's canary, whatever a glob says.
+func ExampleNewSelector() {
+	selector, err := protect.NewSelector([]string{"cni", "MY-*"})
+	if err != nil {
+		panic(err)
+	}
+	for _, chain := range []string{"CNI-HOSTPORT-DNAT", "MY-FIREWALL", "MY-CANARY", "KUBE-SERVICES", "INPUT"} {
+		fmt.Println(chain, selector.Protects(chain))
+	}
+	_, err = protect.NewSelector([]string{"kubernetes"})
+	fmt.Println(err)
+	// Output:
+	// CNI-HOSTPORT-DNAT true
+	// MY-FIREWALL true
+	// MY-CANARY false
+	// KUBE-SERVICES false
+	// INPUT false
+	// "kubernetes" is neither a preset (kube, cni, docker, podman, libvirt, tailscale) nor a chain name or glob
+}
