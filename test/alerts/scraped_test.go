@@ -226,7 +226,7 @@ func TestFirstFlushAlerts(t *testing.T) {
 }
 
 // TestFlushBeforeTheFirstScrapeAlerts: what was flushed while canaryd was down
-// is counted before anybody scrapes, and is seen all the same.
+// is counted before Prometheus scrapes, and is seen all the same.
 func TestFlushBeforeTheFirstScrapeAlerts(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
@@ -243,7 +243,7 @@ func TestFlushBeforeTheFirstScrapeAlerts(t *testing.T) {
 	})
 }
 
-// TestRulesAbsentAlerts: what is not put back is told after half a minute.
+// TestRulesAbsentAlerts: what is not put back is reported after half a minute.
 func TestRulesAbsentAlerts(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()

@@ -25,7 +25,7 @@ func choice(n *nodetest.Node) api.Backend {
 }
 
 // TestAlternativesAreSwitched: kubelet and kube-proxy write to the other
-// backend while canaryd runs. It is told, and the guarded side stays guarded.
+// backend while canaryd runs. It is reported, and the guarded side stays guarded.
 // On one backend only: it takes a minute, and what moves the evidence on the
 // other one is tested at the kernel (pkg/iptables, TestMoved).
 func TestAlternativesAreSwitched(t *testing.T) {
@@ -43,15 +43,15 @@ func TestAlternativesAreSwitched(t *testing.T) {
 		nstest.CommandInput(n.T, "*filter\n"+strings.Repeat("-A OUTPUT -j ACCEPT\n", 500)+"COMMIT\n", "iptables-"+string(other)+"-restore", "--noflush")
 		before, moved := tables(n), time.Now()
 
-		n.Within(2*time.Minute, "both backends to be told", logs(d, "Both backends hold rules"))
+		n.Within(2*time.Minute, "both backends to be reported", logs(d, "Both backends hold rules"))
 		if is := choice(n); !is.Mixed || is.Mismatch {
 			n.Errorf("after %s: %+v", time.Since(moved), is)
 		}
-		n.Within(2*time.Minute, "the mismatch to be told", logs(d, "The other backend is in use by now"))
+		n.Within(2*time.Minute, "the mismatch to be reported", logs(d, "The other backend is in use by now"))
 		took := time.Since(moved)
-		n.Logf("told after %s", took.Round(time.Second))
+		n.Logf("reported after %s", took.Round(time.Second))
 		if took < 30*time.Second {
-			n.Errorf("told after %s, want two looks 30 s apart", took)
+			n.Errorf("reported after %s, want two looks 30 s apart", took)
 		}
 		d.WantLog("The other backend is in use by now", fmt.Sprintf(`evidence="%s"`, other), "--backend")
 		if is := choice(n); is.Name != ours || !is.Mixed || !is.Mismatch || !strings.Contains(is.Reason, string(other)) {

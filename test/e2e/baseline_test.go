@@ -130,7 +130,7 @@ func TestPoisonedGeneration(t *testing.T) {
 		shows("after a wipe")
 
 		if stdout, _ := n.Want(0, "baseline", "--confirm", "--generation="+n.Status().Generation.ID); !strings.Contains(stdout, "takes the place of") {
-			n.Errorf("confirmed anew:\n%s", stdout)
+			n.Errorf("confirmed again:\n%s", stdout)
 		}
 		n.Want(0, "baseline")
 		n.Want(0, "baseline", "--forget")

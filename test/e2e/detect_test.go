@@ -31,7 +31,7 @@ func detected(n *nodetest.Node, flags ...string) iptables.Evidence {
 	return e
 }
 
-// TestDetect: the choice on a node, beside a running daemon and without one,
+// TestDetect: the choice on a node, next to a running daemon and without one,
 // and against a stranger's rules on the other backend.
 func TestDetect(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
@@ -39,7 +39,7 @@ func TestDetect(t *testing.T) {
 		nstest.NeedProgram(n.T, "iptables-"+string(other), "ip6tables-"+string(other))
 		before := tables(n)
 		if e := detected(n); e.Backend != iptables.NFT || !e.Empty() || e.Mixed || e.Reason != "neither backend holds rules, and nft is the default" {
-			n.Errorf("where nobody has written: %+v", e)
+			n.Errorf("without any rules: %+v", e)
 		}
 		if after := tables(n); after != before {
 			n.Errorf("detect created tables: %s, before %s", after, before)
@@ -57,7 +57,7 @@ func TestDetect(t *testing.T) {
 		}
 		d := n.Start("--backend=auto")
 		if diff := cmp.Diff(alone.Counts, detected(n).Counts); diff != "" {
-			n.Errorf("canaryd's own marks are counted (-without +beside a daemon):\n%s", diff)
+			n.Errorf("canaryd's own marks are counted (-without +next to a daemon):\n%s", diff)
 		}
 		d.WantLog("Starting", `backend="`+string(ours)+`"`, alone.Reason)
 		d.Stop()
@@ -120,7 +120,7 @@ func logs(p *nodetest.Process, text string) func() error {
 
 const waits = "Nobody has written rules yet"
 
-// TestFirstWait: where nobody has written yet, who starts at the same time
+// TestFirstWait: where no program has written rules yet, one that starts at the same time
 // decides the backend, and SIGTERM ends the wait.
 func TestFirstWait(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
@@ -140,7 +140,7 @@ func TestFirstWaitEnds(t *testing.T) {
 		start := time.Now()
 		n.Within(nodetest.StartsIn, "the start", logs(d, "Starting"))
 		if took := time.Since(start); took < time.Second {
-			n.Errorf("it waited %s for somebody to write, want 2 s", took)
+			n.Errorf("it waited %s for rules, want 2 s", took)
 		}
 		d.Stop()
 

@@ -35,7 +35,7 @@ func documents(t *testing.T) []string {
 	return all
 }
 
-// told are commands in the midst of a sentence. iptables and nft are named there
+// inline are commands in the midst of a sentence. iptables and nft are named there
 // as what others do.
 var told = regexp.MustCompile("`((?:canaryd|make|systemctl|dpkg|kubectl|promtool) [^`]+)`")
 
@@ -145,7 +145,7 @@ func TestDocumentsPrograms(t *testing.T) {
 }
 
 // TestDocumentsCommands runs what the documents tell their reader to type, in a
-// node of each document's own, beside a running canaryd.
+// node of each document's own, next to a running canaryd.
 func TestDocumentsCommands(t *testing.T) {
 	t.Parallel()
 	for _, path := range documents(t) {

@@ -170,13 +170,13 @@ func TestKeeperIsNobodysRule(t *testing.T) {
 		before := detect()
 		d := n.Start("--keeper=off")
 		rendered := render()
-		n.Same("detect beside a daemon", strings.Split(before, "\n"), strings.Split(detect(), "\n"))
+		n.Same("detect next to a daemon", strings.Split(before, "\n"), strings.Split(detect(), "\n"))
 		d.Stop()
 		n.Start()
 		wantKeepers(n, bothKeepers)
-		n.Same("detect beside a keeper", strings.Split(before, "\n"), strings.Split(detect(), "\n"))
+		n.Same("detect next to a keeper", strings.Split(before, "\n"), strings.Split(detect(), "\n"))
 		if got := render(); got != rendered {
-			n.Errorf("render prints otherwise beside a keeper:\n%s\nbefore:\n%s", got, rendered)
+			n.Errorf("render prints otherwise next to a keeper:\n%s\nbefore:\n%s", got, rendered)
 		}
 		time.Sleep(time.Second) // what the start asked for is done
 		hints := nodetest.Sum(n.Metrics(), "hints_total", `source="nft"`)

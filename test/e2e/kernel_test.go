@@ -22,7 +22,7 @@ func executeWithoutIPv6() error {
 	return syscall.Exec(os.Args[1], os.Args[1:], os.Environ())
 }
 
-// TestWithoutIPv6: a family that the kernel lacks is told once and left out,
+// TestWithoutIPv6: a family that the kernel lacks is reported once and left out,
 // and the other one is guarded.
 func TestWithoutIPv6(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
@@ -35,7 +35,7 @@ func TestWithoutIPv6(t *testing.T) {
 		n.Healed(1)
 		d.WantLog("A family is not watched", "ipv6", "the kernel has no IPv6")
 		if got := strings.Count(d.Log(), "IPv6"); got != 1 {
-			n.Errorf("the missing family is told %d times, want once", got)
+			n.Errorf("the missing family is reported %d times, want once", got)
 		}
 		table, _ := n.Want(0, "status")
 		if !strings.Contains(table, "ipv6 is not watched") {

@@ -91,7 +91,7 @@ func TestManifest(t *testing.T) {
 			n.Error("the operator's own rules are not there")
 		}
 		if flushes := n.Status().Flushes; len(flushes) > 0 {
-			n.Errorf("writing what is declared is told as %d flushes", len(flushes))
+			n.Errorf("writing what is declared is reported as %d flushes", len(flushes))
 		}
 
 		declare(n, manifest("10.1.0.6", "fd00:10::6"))
@@ -108,7 +108,7 @@ func TestManifest(t *testing.T) {
 			return nil
 		})
 		d.WantLog("cluster.yaml")
-		n.Same("rules beside a broken manifest", before, n.Protected())
+		n.Same("rules next to a broken manifest", before, n.Protected())
 		declare(n, manifest("10.1.0.6", "fd00:10::6"))
 
 		n.Flush()

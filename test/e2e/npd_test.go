@@ -68,7 +68,7 @@ func TestNodeProblemDetector(t *testing.T) {
 	program := pluginOf(t, "canaryd.json")
 	script := pluginOf(t, "canaryd-daemonset.json")
 	if diff := cmp.Diff(program.Conditions, script.Conditions); diff != "" {
-		t.Errorf("the condition (-on the node +beside the DaemonSet):\n%s", diff)
+		t.Errorf("the condition (-on the node +next to the DaemonSet):\n%s", diff)
 	}
 	plugins := []plugin{
 		{program, func(n *nodetest.Node) *exec.Cmd {
@@ -132,7 +132,7 @@ func TestCheckScript(t *testing.T) {
 		{name: "in a pause, nothing lost", status: api.Status{Paused: true, Families: all(canary.Intact)}, line: "whole: 6 tables are intact"},
 		{name: "all lost", status: api.Status{Families: all(canary.ChainDeleted), LossSince: at}, code: 1,
 			line: "lost: ipv4 filter chain_deleted, ipv4 mangle chain_deleted and 4 more"},
-		{name: "a loss that waits, its tables learned anew", status: api.Status{Families: all(canary.Intact), LossSince: at}, code: 1,
+		{name: "a loss that waits, its tables learned again", status: api.Status{Families: all(canary.Intact), LossSince: at}, code: 1,
 			line: "lost: rules have been missing since 2026-01-02T03:04:05Z"},
 		{name: "a declared rule that is refused", status: api.Status{Families: refused}, code: 1, line: "declared rules refused: ipv4 nat"},
 		{name: "not read", status: api.Status{Families: all(canary.Unknown)}, code: 2, line: "unknown: ipv4 filter, ipv4 mangle, ipv4 nat, ipv6 filter, ipv6 mangle and 1 more"},
@@ -262,7 +262,7 @@ func (c logConfig) events(n *nodetest.Node, lines []string) []string {
 }
 
 // TestFlushesAreEvents: a flush that was healed is one event of the node, on the
-// node and beside the DaemonSet, and one that was not is none.
+// node and next to the DaemonSet, and one that was not is none.
 func TestFlushesAreEvents(t *testing.T) {
 	var journald, file logConfig
 	decode(t, "canaryd-flushes.json", &journald)

@@ -25,10 +25,11 @@ func tool(n *nodetest.Node, f rules.Family, args ...string) string {
 	return string(out)
 }
 
-// TestOddRulesOfOthers: rules that iptables prints over several lines, or as options of its own, stand
-// in chains of others, in a table that is not guarded and in protected chains, together with a native
-// rule on nft. They make no table unknown. After a flush everything is back but those that stood in
-// protected chains, which are in quarantine with the reason, and nothing stands in their place.
+// TestOddRulesOfOthers: rules that iptables prints over several lines, or as options of its own,
+// stand in chains of others, in a table that is not guarded and in protected chains, together with
+// a native rule on nft. They make no table unknown. After a flush everything is back but those that
+// stood in protected chains, which are in quarantine with the reason, and nothing stands in their
+// place.
 func TestOddRulesOfOthers(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -97,8 +98,8 @@ func allIntact(n *nodetest.Node) error {
 	return nil
 }
 
-// TestANativeRuleOfOthers: one native rule in a chain that is nobody's concern does not keep the
-// chains of its table from coming back when they are emptied while it stands.
+// TestANativeRuleOfOthers: one native rule in a chain that is not canaryd's concern does not keep
+// the chains of its table from coming back when they are emptied while it stands.
 func TestANativeRuleOfOthers(t *testing.T) {
 	t.Run("directly", func(t *testing.T) { nodetest.On(t, iptables.NFT, func(n *nodetest.Node) { besideANativeRule(n) }) })
 	t.Run("as text", func(t *testing.T) {

@@ -16,8 +16,8 @@ func TestRestart(t *testing.T) {
 
 		first := n.Start()
 		id := n.Status().Generation.ID
-		n.Same("protected rules beside canaryd", protected, n.Protected())
-		n.Same("foreign rules beside canaryd", foreign, n.Foreign())
+		n.Same("protected rules next to canaryd", protected, n.Protected())
+		n.Same("foreign rules next to canaryd", foreign, n.Foreign())
 		marks := n.Marks()
 		if got := len(marks); got < 6*2+4 {
 			n.Errorf("%d marks, want a canary with its rule in 6 tables, and witnesses:\n%s", got, strings.Join(marks, "\n"))

@@ -34,7 +34,7 @@ const (
 var logLine = regexp.MustCompile(`^[IWE]\d{4} [0-9:.]+ +\d+ [a-z0-9_]+\.go:\d+\] "`)
 
 // listeners returns what this network namespace listens at, by
-// /proc/self/net: nobody but canaryd is in it.
+// /proc/self/net: only canaryd is in it.
 func listeners(n *nodetest.Node) []string {
 	n.Helper()
 	var all []string
@@ -112,7 +112,7 @@ func TestListeners(t *testing.T) {
 	})
 }
 
-// TestStrangersAtTheSocket: another user cannot connect, and if somebody made
+// TestStrangersAtTheSocket: another user cannot connect, and if an operator made
 // socket and folder free for all, is still not heard.
 func TestStrangersAtTheSocket(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
@@ -162,7 +162,7 @@ func ask(path string) error {
 	return nil
 }
 
-// TestConnectionsAreBounded: whoever holds hundreds of connections, and sends a
+// TestConnectionsAreBounded: a client that holds hundreds of connections, and sends a
 // byte now and then or a request without end, takes a few file descriptors of
 // canaryd's, keeps it from no repair, and is cut off.
 func TestConnectionsAreBounded(t *testing.T) {

@@ -31,7 +31,7 @@ func openTerminal(n *nodetest.Node) (seen, shown *os.File) {
 }
 
 // onTerminal runs canaryd on a terminal and returns what that shows. If shows is
-// not nil it is told, whenever there is more, all that the terminal shows so far.
+// not nil it gets, whenever there is more, all that the terminal shows so far.
 func onTerminal(n *nodetest.Node, env, args []string, shows func(string)) string {
 	n.Helper()
 	seen, shown := openTerminal(n)
@@ -57,7 +57,7 @@ func onTerminal(n *nodetest.Node, env, args []string, shows func(string)) string
 	return string(text)
 }
 
-// TestTerminal: tables have colours on a terminal, unless somebody wants none,
+// TestTerminal: tables have colours on a terminal, unless the user wants none,
 // and a command that waits says that it does.
 func TestTerminal(t *testing.T) {
 	nodetest.On(t, "legacy", func(n *nodetest.Node) {

@@ -130,7 +130,7 @@ func dropNetAdmin(n *nodetest.Node) []string {
 	return []string{path, "--bounding-set=-net_admin", "--inh-caps=-net_admin", "--"}
 }
 
-// TestWithoutIP6Tables: a family that is not there is told once and left out.
+// TestWithoutIP6Tables: a family that is not there is reported once and left out.
 func TestWithoutIP6Tables(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Families = []rules.Family{rules.IPv4}
@@ -159,7 +159,7 @@ func TestWithoutIP6Tables(t *testing.T) {
 		d := n.Start()
 		d.WantLog("A family is not watched", "ipv6", "ip6tables-"+string(n.Programs.With)+" is not installed")
 		if got := strings.Count(d.Log(), "A family is not watched"); got != 1 {
-			n.Errorf("the missing family is told %d times, want once", got)
+			n.Errorf("the missing family is reported %d times, want once", got)
 		}
 		for _, table := range protect.Tables() {
 			n.Must(n.Programs.Flush(n.Context(), rules.IPv4, table, ""))

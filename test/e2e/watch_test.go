@@ -19,13 +19,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestLockHeld: while somebody holds the xtables lock nothing is written and
+// TestLockHeld: while another process holds the xtables lock nothing is written and
 // canaryd is not ready; the release is what it waits for.
 func TestLockHeld(t *testing.T) {
 	nodetest.On(t, iptables.Legacy, func(n *nodetest.Node) {
 		n.Load()
 		protected := n.Protected()
-		// Nobody waits for the poll; the log has a line for each try.
+		// canaryd does not wait for the poll; the log has a line for each try.
 		d := n.Start("--lock-wait=500ms", "--poll-interval=10m", "-v=2")
 
 		holder := n.HoldLock(10 * time.Minute)

@@ -1,4 +1,4 @@
-// Package faults tries the built canaryd where what it leans on fails in the
+// Package faults tries the built canaryd where what it depends on fails in the
 // middle of a loss: the program that restores, the lock, the kernel's answers, file
 // descriptors, and the disk.
 //
@@ -118,7 +118,7 @@ func (n node) neverWrong(f fault, before map[string]float64, protected []string)
 	}
 }
 
-// missing checks for as long as the fault lasts that nobody calls the node whole.
+// missing checks for as long as the fault lasts that nothing calls the node healthy.
 func (n node) missing(f fault, before map[string]float64, protected []string) {
 	n.Helper()
 	if f.deaf {

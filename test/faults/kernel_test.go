@@ -104,7 +104,7 @@ func TestTheKernelRefuses(t *testing.T) {
 	})
 }
 
-// TestANativeTable: whoever flushes makes one table of IPv6 one that iptables cannot write: a
+// TestANativeTable: the flusher makes one table of IPv6 one that iptables cannot write: a
 // built-in chain has another hook. Everything else is back meanwhile, that table is not called
 // whole, and it is back as soon as it can be written. A native rule does not keep its table out.
 func TestANativeTable(t *testing.T) {
@@ -183,8 +183,8 @@ func nativeHandle(n *nodetest.Node) string {
 	return ""
 }
 
-// TestTheLockIsHeld: somebody has the xtables lock for many times --lock-wait. On
-// nft nobody asks for it.
+// TestTheLockIsHeld: another process has the xtables lock for many times --lock-wait. On
+// nft canaryd does not ask for it.
 func TestTheLockIsHeld(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()

@@ -49,17 +49,17 @@ func TestKilled(t *testing.T) {
 			if got := len(n.Marks()); got != marks {
 				n.Errorf("killed %s after a flush: %d lines of marks, want %d", delay*time.Millisecond, got, marks)
 			}
-			found[fmt.Sprintf("missing: %t, told: %t", missing, len(s.Flushes) > 0)]++
+			found[fmt.Sprintf("missing: %t, reported: %t", missing, len(s.Flushes) > 0)]++
 		}
 		n.Logf("what the next one found: %v", found)
 		d.Stop()
 	})
 }
 
-// TestFlushedWhileDown: rules that are lost while nobody watches come back from
+// TestFlushedWhileDown: rules that are lost while no canaryd watches come back from
 // what is stored, if that is of here and now, whole, and of a format that is
 // known. Else the log says why not, nothing of it is written, and canaryd begins
-// anew.
+// again.
 func TestFlushedWhileDown(t *testing.T) {
 	identity := func(field string) func(string) string {
 		return func(s string) string {
@@ -217,7 +217,7 @@ func TestStored(t *testing.T) {
 		}
 		for _, f := range n.Status().Flushes {
 			if f.Kind != "removed" || f.Outcome != "requested" {
-				n.Errorf("what was restored on request is told as a flush: %+v", f)
+				n.Errorf("what was restored on request is reported as a flush: %+v", f)
 			}
 		}
 		d.Stop()

@@ -3,7 +3,7 @@ package flushers
 import "os"
 
 // fail2banFlushers are fail2ban with iptables-multiport and a jail whose log stays
-// empty. It adds and removes one chain and one jump; whoever takes that for a
+// empty. It adds and removes one chain and one jump; to take that for a
 // flush replays for nothing.
 func fail2banFlushers() []flusher {
 	var server *service

@@ -60,7 +60,7 @@ func firewalldFlushers() []flusher {
 	return all
 }
 
-// letDown is what iptables-nft and ebtables-nft 1.8.9 say where somebody else commits while
+// letDown is what iptables-nft and ebtables-nft 1.8.9 say where another process commits while
 // a restore is at work that deletes: they try again to delete what they have deleted.
 // Seen three times in about 70 reloads on two processors at a load of 12 to 27.
 var letDown = regexp.MustCompile(`(CHAIN_DEL|RULE_DELETE) failed \(No such file or directory\)`)

@@ -23,13 +23,13 @@ import (
 func TestMain(m *testing.M) { os.Exit(prepared(m)) }
 
 const (
-	// patience bounds what takes seconds, and longer beside other tests.
+	// patience bounds what takes seconds, and longer while other tests run.
 	patience = time.Minute
 	// quiet is how long nothing may happen before a step is at its end: a
 	// flusher of many commands leaves several flush records.
 	quiet = 1200 * time.Millisecond
 	// turns is how many machines take their steps at the same time. What is measured
-	// beside too many others says nothing.
+	// while too many others run says nothing.
 	turns = 6
 )
 
@@ -40,13 +40,13 @@ type flusher struct {
 	// those of the machine's own that it cannot do without.
 	unpacked, needs []string
 	// install writes its configuration and starts what runs all the time. That
-	// happens before anybody else writes rules, as when a machine starts.
+	// happens before any other program writes rules, as when a machine starts.
 	install func(m *machine)
 	flags   []string // of canaryd run
 	steps   []step
 }
 
-// A step is what somebody does with a flusher.
+// A step is what an operator does with a flusher.
 type step struct {
 	name string
 	// owners is what the owners of protected rules do before, nil for nothing.
@@ -117,7 +117,7 @@ type left struct {
 }
 
 // endure takes a machine's steps without canaryd, to learn what they leave, and
-// then beside it.
+// then with it.
 func endure(m *machine, f flusher) {
 	m.Helper()
 	m.reset()
@@ -171,7 +171,7 @@ func learn(m *machine, owners func(m *machine)) {
 	time.Sleep(time.Second) // marks of a new generation are renewed
 }
 
-// take takes a step beside canaryd and judges what it left.
+// take takes a step while canaryd runs and judges what it left.
 func take(m *machine, s step, control left) row {
 	m.Helper()
 	before, replays := m.Save(), nodetest.Sum(m.Metrics(), "replays_total{")

@@ -25,7 +25,7 @@ const (
 	unpacked = "/var/cache/canaryd-test/flushers"
 	// layers is where what is written to a machine's folders goes.
 	layers = "/run/layers"
-	// flusherPath is the PATH of whoever flushes: iptables is what the machine's
+	// flusherPath is the PATH of the flushers: iptables is what the machine's
 	// alternatives say.
 	flusherPath = "/usr/sbin:/usr/bin:/sbin:/bin"
 )
@@ -36,14 +36,14 @@ const (
 type machine struct {
 	*nodetest.Node
 	unpacks bool // its flusher is one of those that were unpacked
-	hurry   bool // nobody looks on: a flusher that takes its time need not
+	hurry   bool // no person waits: a flusher that takes its time need not
 	runs    []*service
 }
 
 // machineOf makes a machine of a node, for that flusher.
 func machineOf(n *nodetest.Node, f flusher) *machine {
 	n.Helper()
-	nstest.NeedRoot(n.T) // files of a root who is nobody in a user namespace are refused
+	nstest.NeedRoot(n.T) // files of a root that is mapped to "nobody" in a user namespace are refused
 	for _, path := range f.unpacked {
 		nstest.NeedFile(n.T, filepath.Join(unpacked, path))
 	}
@@ -189,7 +189,7 @@ func (m *machine) stop(s *service) {
 	m.gone(s)
 }
 
-// gone waits for the end of a service that was told to end.
+// gone waits for the end of a service that was asked to end.
 func (m *machine) gone(s *service) {
 	m.Helper()
 	select {

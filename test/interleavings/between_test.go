@@ -51,7 +51,7 @@ type intruded struct {
 type intrudedSession struct {
 	iptables.Session
 	kernel *intruded
-	late   chan struct{} // an owner who waits for the lock; nil: nobody does
+	late   chan struct{} // an owner who waits for the lock; nil: none does
 }
 
 func (k *intruded) Begin(ctx context.Context) (iptables.Session, error) {
@@ -183,7 +183,7 @@ func (k *intruded) nat(f rules.Family) *rules.Table {
 }
 
 // compare looks whether a restore wrote over what was the newest right before it, and
-// told of no race.
+// reported no race.
 func (k *intruded) compare(newest map[place][]rules.Rule, written map[rules.Family]iptables.Written) {
 	for f, w := range written {
 		if errors.Is(w.Err, nft.ErrStale) {
@@ -197,7 +197,7 @@ func (k *intruded) compare(newest map[place][]rules.Rule, written map[rules.Fami
 		for p, before := range newest {
 			if after := content(now.Chain(p.chain)); p.family == f && !rules.EqualRules(before, after) {
 				k.found.Store(true)
-				k.violations = append(k.violations, fmt.Sprintf("a newer write was written over, and nothing told of a race: %s:\n  was %s\n  is  %s", p, texts(before), texts(after)))
+				k.violations = append(k.violations, fmt.Sprintf("a newer write was written over, and nothing reported a race: %s:\n  was %s\n  is  %s", p, texts(before), texts(after)))
 			}
 		}
 	}
@@ -301,12 +301,12 @@ func TestCommitsBetweenReadAndWrite(t *testing.T) {
 		t.Run(string(p), func(t *testing.T) {
 			nodetest.On(t, p.backend(), func(n *nodetest.Node) {
 				k := intrudes(n, p, whole, 2)
-				n.Logf("%d commits between a read and a write, %d of them had to wait for the lock; %d stale restores, %d told as raced", k.commits, k.waited, k.stale, k.raced)
+				n.Logf("%d commits between a read and a write, %d of them had to wait for the lock; %d stale restores, %d reported as raced", k.commits, k.waited, k.stale, k.raced)
 				for _, v := range k.violations {
 					n.Error(v)
 				}
 				if k.commits == 0 || p != legacy && k.stale == 0 {
-					n.Error("nobody came in between")
+					n.Error("no writer came in between")
 				}
 			})
 		})

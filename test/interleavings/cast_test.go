@@ -14,13 +14,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// An actor is somebody who writes to the tables, or makes writing hard.
+// An actor is a program that writes to the tables, or makes writing hard.
 type actor struct {
 	who    writer
-	weight int // how often it is picked, beside the others
+	weight int // how often it is picked, relative to the others
 	next   func(w *world) (step, bool)
 	held   []step // the step that waits for the lock
-	proxy  *proxy // whose it is; nil: nobody's
+	proxy  *proxy // whose it is; nil: no program's
 	pods   *cni
 }
 
@@ -29,7 +29,7 @@ type troupe struct {
 	proxies []*proxy
 	pods    []*cni
 	flusher *flusher
-	plot    *plot // nil: nobody agreed on anything
+	plot    *plot // nil: no actor agreed on anything
 }
 
 func newTroupe(w *world) *troupe {
@@ -145,7 +145,7 @@ func (c *cni) del(i int) {
 // A flusher is everybody who takes rules that are not his.
 type flusher struct {
 	programs scenario.Flusher
-	replaces func(place) // is told which table saved rules are about to replace
+	replaces func(place) // gets the table that saved rules are about to replace
 	pending  []step
 	saved    map[rules.Family]string
 }
@@ -249,7 +249,7 @@ func savedTable(save string, t rules.TableName) string {
 	return text
 }
 
-// stranger writes rules that are nobody's business.
+// stranger writes rules that do not concern canaryd.
 func stranger(p scenario.Flusher, rng *rand.Rand) (step, bool) {
 	line := []string{
 		"-I FORWARD -i tun1 -j ACCEPT", "-A FORWARD -i tun2 -j DROP", "-D FORWARD -i tun1 -j ACCEPT", "-A corp -j RETURN", "-I INPUT -j corp",

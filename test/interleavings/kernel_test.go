@@ -13,7 +13,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 )
 
-// TestInterleavingsOnTheKernel: owners and a flusher write at random moments beside
+// TestInterleavingsOnTheKernel: owners and a flusher write at random moments next to
 // the built canaryd. In the end all is its owner's newest, and no pod that was removed
 // before is back.
 func TestInterleavingsOnTheKernel(t *testing.T) {

@@ -75,12 +75,12 @@ func (c *chapter) partly(content []rules.Rule) bool {
 }
 
 // joins reports whether what stood of a chain that many share, because a pod was
-// added since a flush, was kept in its order, and beside it came, in their order, all
+// added since a flush, was kept in its order, and next to it came, in their order, all
 // the rules of one version that canaryd may know, but for those that lead to a chain
 // that is gone.
 func (c *chapter) joins(old, now []rules.Rule, is *rules.Table) bool {
 	if len(old) == 0 {
-		return false // nobody was added: then it is a version or it is not
+		return false // no pod was added: then it is a version or it is not
 	}
 	back := lacking(now, old)
 	if len(back)+len(old) != len(now) || !rules.EqualRules(lacking(now, back), old) {
@@ -105,16 +105,16 @@ type ledger struct {
 	read     map[rules.Family]rules.Ruleset // what canaryd read last
 	chapters map[place]*chapter
 	// replaced are the tables that saved rules replaced, until canaryd says that
-	// it knows everything: what stands there is the past to it, whoever wrote it.
+	// it knows everything: what stands there is the past to it, whatever wrote it.
 	replaced map[place]bool
 	outage   map[place]string // tables without canary: "emptied" or "deleted"
 	// overwrites are newer writes that canaryd wrote over in the restore that
-	// goes on; whether it may have is told by what becomes of the restore.
+	// goes on; whether it may have is shown by what becomes of the restore.
 	overwrites map[rules.Family][]string
 	violations []string
-	raced      int // overwrites that were told as raced
+	raced      int // overwrites that were reported as raced
 	stale      int // chains that were bridged with what had not been captured
-	merged     int // chains that a pod was added to during an outage, and the others' rules beside it
+	merged     int // chains that a pod was added to during an outage, and the others' rules next to it
 	// missing is since when a table has no canary, by the clock of the time in which
 	// canaryd is awake.
 	missing map[place]time.Duration
@@ -168,7 +168,7 @@ func (l *ledger) observe(who writer) {
 
 // noteOutage notes how far a flush went, by what it left of canaryd's canary. Where
 // it left chains, one that is missing was removed by its owner, and canaryd must
-// know that; where it left none, nobody can.
+// know that; where it left none, no program can.
 func (l *ledger) noteOutage(p place, mark []rules.Rule) {
 	if _, since := l.missing[p]; len(mark) == 1 {
 		delete(l.missing, p)
@@ -350,7 +350,7 @@ func (l *ledger) ended(written map[rules.Family]iptables.Written) {
 			continue
 		}
 		for _, line := range list {
-			l.violation("a newer write was written over, and nothing told of a race: %s", line)
+			l.violation("a newer write was written over, and nothing reported a race: %s", line)
 		}
 	}
 	clear(l.overwrites)

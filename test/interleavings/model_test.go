@@ -41,8 +41,8 @@ const (
 	restless = 10 * time.Minute
 )
 
-// A told is the outcome of one seed.
-type told struct {
+// An outcome is what became of one seed.
+type outcome struct {
 	violations []string
 	story, log string
 	count      tally
@@ -52,8 +52,8 @@ type told struct {
 type casting func(w *world) *troupe
 
 // tellStory runs canaryd through the episodes of one seed.
-func tellStory(t *testing.T, cast casting, p path, m mutant, seed uint64) told {
-	var result told
+func tellStory(t *testing.T, cast casting, p path, m mutant, seed uint64) outcome {
+	var result outcome
 	synctest.Test(t, func(t *testing.T) { result = inBubble(t, cast, p, m, seed) })
 	return result
 }
@@ -67,7 +67,7 @@ func paceOf(seed uint64) reload.Pace {
 	return reload.Pace(time.Second)
 }
 
-func inBubble(t *testing.T, cast casting, p path, m mutant, seed uint64) told {
+func inBubble(t *testing.T, cast casting, p path, m mutant, seed uint64) outcome {
 	selector, err := protect.NewSelector(scenario.Protect)
 	if err != nil {
 		t.Fatal(err)
@@ -119,7 +119,7 @@ func inBubble(t *testing.T, cast casting, p path, m mutant, seed uint64) told {
 		w.count.noticed += proxy.noticed
 	}
 	w.count.replays = len(d.Status().Flushes)
-	return told{w.ledger.violations, strings.Join(w.story, "\n"), log.String(), w.count}
+	return outcome{w.ledger.violations, strings.Join(w.story, "\n"), log.String(), w.count}
 }
 
 // play is one episode: everybody at work, until the budget is used up.
@@ -180,7 +180,7 @@ func (w *world) patience() time.Duration {
 	return 0
 }
 
-// settle lets everybody finish what was begun, and then nobody do anything but
+// settle lets all actors finish what was begun, and then do nothing but
 // kube-proxy look at its canary; in the end all must be right.
 func (tr *troupe) settle(w *world, d *daemon.Daemon) {
 	w.density, w.naps, w.deaf = 0, 0, 0
@@ -188,7 +188,7 @@ func (tr *troupe) settle(w *world, d *daemon.Daemon) {
 	start := time.Now()
 	for quiet := time.Duration(0); quiet < calm; quiet += monitor {
 		if time.Since(start) > restless {
-			w.ledger.violation("nobody does anything new, and they do not come to rest")
+			w.ledger.violation("no actor does anything new, and they do not come to rest")
 			break
 		}
 		// What canaryd was in the middle of when the trouble ended may take longer than
@@ -300,7 +300,7 @@ func (p *proxy) notNewest(t rules.TableName, lines []string, got *rules.Table) (
 }
 
 // fail tells all of a story in which something went wrong.
-func (s told) fail(t *testing.T, p path, seed uint64) {
+func (s outcome) fail(t *testing.T, p path, seed uint64) {
 	t.Helper()
 	test, _, _ := strings.Cut(t.Name(), "/")
 	t.Errorf("%s=%s/%d go test ./test/interleavings -run '%s$' tells it again:\n%s", seedVariable, p, seed, test, strings.Join(s.violations, "\n"))
@@ -313,7 +313,7 @@ func (s told) fail(t *testing.T, p path, seed uint64) {
 // nft-text/17.
 const seedVariable = "CANARYD_SEED"
 
-// lengthVariable names the environment variable that has the stories told for as
+// lengthVariable names the environment variable that has the stories run for as
 // long as it says, such as 10m, with other seeds each time.
 const lengthVariable = "CANARYD_SOAK"
 
@@ -359,19 +359,19 @@ func interleavings(t *testing.T, cast casting, each int) {
 	for _, p := range paths() {
 		t.Run(string(p), func(t *testing.T) {
 			var all tally
-			start, first, told := time.Now(), uint64(0), 0
+			start, first, runs := time.Now(), uint64(0), 0
 			for seed := range seeds(t, each) {
-				if told == 0 {
+				if runs == 0 {
 					first = seed
 				}
 				s := tellStory(t, cast, p, whole, seed)
 				all.add(s.count)
-				told++
+				runs++
 				if len(s.violations) > 0 {
 					s.fail(t, p, seed)
 				}
 			}
-			t.Logf("%d seeds from %d, %d episodes in %s: %s", told, first, told*episodes, time.Since(start).Round(time.Millisecond), all)
+			t.Logf("%d seeds from %d, %d episodes in %s: %s", runs, first, runs*episodes, time.Since(start).Round(time.Millisecond), all)
 		})
 	}
 }

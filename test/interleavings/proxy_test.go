@@ -13,7 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A step is the most that a program does before anybody else may come in
+// A step is the most that a program does before another actor may come in
 // between: one command, or one table of a restore.
 type step struct {
 	name string

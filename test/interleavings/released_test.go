@@ -45,7 +45,7 @@ func TestTheCheckerKnowsWhatStaysAwayWithAChain(t *testing.T) {
 		{"one was, and the other stays away, too", "emptied", nat(":" + b + " - [0:0]"), of("RETURN"), false},
 		{"none was", "emptied", nat(":"+a+" - [0:0]", ":"+b+" - [0:0]"), of("RETURN"), false},
 		{"a rule that leads to no chain of theirs stays away", "emptied", nat(":"+a+" - [0:0]", ":"+b+" - [0:0]"), of(a, b), false},
-		{"nobody can tell who removed them", "deleted", nat(":" + chain + " - [0:0]"), of("RETURN"), false},
+		{"nothing shows who removed them", "deleted", nat(":" + chain + " - [0:0]"), of("RETURN"), false},
 		{"there was no flush", "", nat(":" + chain + " - [0:0]"), of("RETURN"), false},
 	} {
 		p := place{rules.IPv4, rules.Nat, chain}

@@ -194,7 +194,7 @@ func (pl *plot) note(w *world, command string, f rules.Family, sc *scene) {
 func (pl *plot) read(w *world, s iptables.Snapshot) {
 	sc, nat := pl.scenes[s.Family], s.Tables[rules.Nat]
 	if sc != nil && w.session && 3*sc.standing(nat) < 2*len(sc.chains) {
-		clear(sc.away) // where so many chains are gone nobody is taken for their owner
+		clear(sc.away) // where so many chains are gone no actor is taken for their owner
 	}
 	if sc == nil || !sc.restored || sc.told || !pl.fromFile(s.Family, nat) {
 		return
@@ -276,7 +276,7 @@ func complete(nat *rules.Table, n int) bool {
 	return jumpsTo(nat, n) && len(content(nat.Chain(podChain(n)))) == 1
 }
 
-// TestSavedFilesThatAreFlushed tells stories of saved files beside pods, and wants in the
+// TestSavedFilesThatAreFlushed tells stories of saved files next to pods, and wants in the
 // end each pod's host port that is there, and none that is not, as far as canaryd has
 // read the file's rules before they were flushed.
 func TestSavedFilesThatAreFlushed(t *testing.T) { interleavings(t, newPlot, 5) }

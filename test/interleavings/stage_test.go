@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(nodetest.Main(m, "-race")) }
 
-// kernelPaths are the paths that somebody can choose: which tables go which way
+// kernelPaths are the paths that a caller can choose: which tables go which way
 // is canaryd's to decide.
 func kernelPaths() []path { return []path{nftDirect, nftText, legacy} }
 
@@ -73,7 +73,7 @@ func newStage(n *nodetest.Node) *stage {
 	}
 	s.podsDo()
 	if wrong := s.judge(); len(wrong) > 0 {
-		n.Fatalf("before anybody flushes:\n%s", strings.Join(wrong, "\n"))
+		n.Fatalf("before any flush:\n%s", strings.Join(wrong, "\n"))
 	}
 	return s
 }

@@ -53,12 +53,12 @@ type world struct {
 	hints  *watch.Hints
 	cast   []*actor
 
-	density float64 // how likely somebody comes in at a point
-	budget  int     // how often somebody may still
+	density float64 // how likely an actor comes in at a point
+	budget  int     // how often an actor may still
 	naps    float64 // how likely a point takes time
 	deaf    float64 // how likely a hint is lost
 
-	still   int           // above 0: nobody can come in now
+	still   int           // above 0: no actor can come in now
 	driving bool          // the test's goroutine acts
 	hinted  bool          // a hint is to be given when it is done
 	dozing  time.Time     // since when canaryd's worker is in the middle of something; zero: it is not
@@ -68,7 +68,7 @@ type world struct {
 	queue   []*actor
 	story   []string
 	count   tally
-	onRead  func(iptables.Snapshot) // is told what canaryd reads; nil: nobody is
+	onRead  func(iptables.Snapshot) // gets what canaryd reads; nil: nothing does
 }
 
 // A tally is what a world saw.
@@ -96,7 +96,7 @@ func (t *tally) add(o tally) {
 
 // String returns the numbers as a closing note has them.
 func (t tally) String() string {
-	return fmt.Sprintf("%d steps of others (%d inside of a step of canaryd's, %d of them between its read and its proof), %d replays, %d restores (%d stale, %d in two stages), %d newer writes written over and told as raced, %d chains bridged with older rules, %d with a pod that was added meanwhile, %d full syncs of kube-proxy after a flush, %d jumps doubled by an owner between its check and its insertion, %d flushes of saved rules that were read before and %d that were not",
+	return fmt.Sprintf("%d steps of others (%d inside of a step of canaryd's, %d of them between its read and its proof), %d replays, %d restores (%d stale, %d in two stages), %d newer writes written over and reported as raced, %d chains bridged with older rules, %d with a pod that was added meanwhile, %d full syncs of kube-proxy after a flush, %d jumps doubled by an owner between its check and its insertion, %d flushes of saved rules that were read before and %d that were not",
 		t.steps, t.within, t.between, t.replays, t.restores, t.stale, t.staged, t.raced, t.bridged, t.merged, t.noticed, t.doubled, t.told, t.untold)
 }
 
@@ -122,7 +122,7 @@ func newWorld(p path, m mutant, seed uint64, protects func(string) bool) *world 
 	return w
 }
 
-// hint gives a hint, but not while the test acts: canaryd would wake up beside it.
+// hint gives a hint, but not while the test acts: canaryd would wake up at the same time.
 func (w *world) hint(source watch.Source) {
 	switch {
 	case w.rng.Float64() < w.deaf: // the poll must do
@@ -138,7 +138,7 @@ func (w *world) hint(source watch.Source) {
 // is what the other reads must be said all the same.
 func (w *world) turn() { w.turns.Add(1) }
 
-// point is where somebody else may come in.
+// point is where another actor may come in.
 func (w *world) point(where string) {
 	w.turn()
 	if w.still > 0 {
@@ -217,7 +217,7 @@ func (w *world) act(a *actor, where string) {
 func (w *world) do(a *actor, s step, where string) {
 	w.still++
 	if w.session {
-		w.ledger.observe(byCanaryd) // on legacy nobody tells of commits
+		w.ledger.observe(byCanaryd) // on legacy the kernel announces no commits
 	}
 	err := s.do()
 	w.ledger.observe(a.who)

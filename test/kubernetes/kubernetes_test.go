@@ -190,7 +190,7 @@ func TestPod(t *testing.T) {
 	}
 	strategy := made["DaemonSet"].(*apps.DaemonSet).Spec.UpdateStrategy
 	if strategy.Type != apps.RollingUpdateDaemonSetStrategyType || strategy.RollingUpdate.MaxSurge.IntValue() != 0 {
-		t.Error("an update would start a second canaryd beside the first")
+		t.Error("an update would start a second canaryd next to the first")
 	}
 	limits := canaryd(t, pod).Resources
 	if _, limited := limits.Limits[core.ResourceCPU]; limited {

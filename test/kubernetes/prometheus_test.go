@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-var update = flag.Bool("update", false, "write the PrometheusRule anew")
+var update = flag.Bool("update", false, "write the PrometheusRule again")
 
 const (
 	rulesFile = "../../deploy/prometheus/canaryd.rules.yaml"
@@ -57,7 +57,7 @@ func TestPrometheusRule(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(b.String(), string(got)); diff != "" {
-		t.Errorf("the PrometheusRule is not that of the rules file; make prometheusrule writes it anew (-want +got):\n%s", diff)
+		t.Errorf("the PrometheusRule is not that of the rules file; make prometheusrule writes it again (-want +got):\n%s", diff)
 	}
 
 	var want monitoring.PrometheusRuleSpec

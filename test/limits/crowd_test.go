@@ -13,8 +13,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// TestCrowds: 900 connections are open to the TCP port and as many to the control socket, of which a half has sent
-// the beginning of a request. Probes, the status and repairs go on, and canaryd holds few of them.
+// TestCrowds: 900 connections are open to the TCP port and as many to the control socket, of which
+// a half has sent the beginning of a request. Probes, the status and repairs go on, and canaryd
+// holds few of them.
 func TestCrowds(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()
@@ -44,9 +45,9 @@ func TestCrowds(t *testing.T) {
 	})
 }
 
-// TestLogStorm: another user connects 3,000 times to a control socket that is open to all, by an operator's
-// mistake. The log has a bounded number of lines of that, and says what it leaves out; of
-// other things it has each line.
+// TestLogStorm: another user connects 3,000 times to a control socket that is open to all, by an
+// operator's mistake. The log has a bounded number of lines of that, and says what it leaves out;
+// of other things it has each line.
 func TestLogStorm(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		needRoot(n)

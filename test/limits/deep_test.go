@@ -18,8 +18,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// deepest is of how many chains a packet's way may be on nf_tables, the built-in one included (NFT_JUMP_STACK_SIZE of
-// include/net/netfilter/nf_tables.h). x_tables makes room for as many as there are.
+// deepest is of how many chains a packet's way may be on nf_tables, the built-in one included
+// (NFT_JUMP_STACK_SIZE of include/net/netfilter/nf_tables.h). x_tables makes room for as many as
+// there are.
 const deepest = 16
 
 // nest returns n of the attacker's chains, of which each jumps to the next one.
@@ -34,9 +35,10 @@ func nest(n int) string {
 	return chains.String() + jumps.String()
 }
 
-// TestLoopsAndDeepNests: the kernel refuses loops, and on nf_tables deep nests, of an attacker's own. One
-// that it takes, because nothing jumps to it yet, is learned; after a restore of the attacker's file that makes it too deep the
-// kernel refuses what completes it, and only that is not put back.
+// TestLoopsAndDeepNests: the kernel refuses loops, and on nf_tables deep nests, of an attacker's
+// own. One that it takes, because nothing jumps to it yet, is learned; after a restore of the
+// attacker's file that makes it too deep the kernel refuses what completes it, and only that is not
+// put back.
 func TestLoopsAndDeepNests(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -70,7 +72,8 @@ func TestLoopsAndDeepNests(t *testing.T) {
 			}
 			return nil
 		})
-		// Six chains that are not protected lead to it, in a file that is restored in place of the table.
+		// Six chains that are not protected lead to it, in a file that is restored in place of the
+		// table.
 		file := "*nat\n:OUTPUT ACCEPT [0:0]\n:" + attacker(0) + " - [0:0]\n"
 		for i := range 6 {
 			file += fmt.Sprintf(":LEAD-%d - [0:0]\n", i)
@@ -105,8 +108,8 @@ func loops(n *nodetest.Node) map[string]string {
 	return all
 }
 
-// TestDeclaredLoops: a fragment that declares a loop or too deep a nest is refused with its table, and
-// other tables are repaired.
+// TestDeclaredLoops: a fragment that declares a loop or too deep a nest is refused with its table,
+// and other tables are repaired.
 func TestDeclaredLoops(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -128,7 +131,8 @@ func TestDeclaredLoops(t *testing.T) {
 	})
 }
 
-// TestStoredLoops: a stored generation with a loop, or with too deep a nest, is replayed but for its table or what completes the loop.
+// TestStoredLoops: a stored generation with a loop, or with too deep a nest, is replayed but for
+// its table or what completes the loop.
 func TestStoredLoops(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()

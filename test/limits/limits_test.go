@@ -70,7 +70,8 @@ func program(n *nodetest.Node, f rules.Family, suffix string) string {
 	return map[rules.Family]string{rules.IPv4: "iptables-", rules.IPv6: "ip6tables-"}[f] + string(n.Programs.With) + suffix
 }
 
-// write writes rules of IPv4 as their owner does, and returns what the program says if it refuses them.
+// write writes rules of IPv4 as their owner does, and returns what the program says if it refuses
+// them.
 func write(n *nodetest.Node, text string) error {
 	n.Helper()
 	cmd := exec.CommandContext(n.Context(), program(n, rules.IPv4, "-restore"), "-w", "5", "--noflush")
@@ -88,7 +89,8 @@ func othersAreRepaired(n *nodetest.Node) time.Duration {
 	return repaired(n, rules.IPv6, rules.Nat)
 }
 
-// repaired flushes a table, waits until its protected rules are back, and returns how long that took.
+// repaired flushes a table, waits until its protected rules are back, and returns how long that
+// took.
 func repaired(n *nodetest.Node, f rules.Family, table rules.TableName) time.Duration {
 	n.Helper()
 	want := protected(n, f, table)
@@ -129,8 +131,8 @@ func protected(n *nodetest.Node, f rules.Family, table rules.TableName) []string
 // attack is how the names of all chains begin that attackers make here.
 const attack = "KUBE-SVC-ATTACK"
 
-// attacker returns the name of the attacker's i-th chain. The preset for kube-proxy protects it: behind
-// its prefix stand 16 digits of base 32.
+// attacker returns the name of the attacker's i-th chain. The preset for kube-proxy protects it:
+// behind its prefix stand 16 digits of base 32.
 func attacker(i int) string {
 	return attack + base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(binary.BigEndian.AppendUint32([]byte{0, 0}, uint32(i)))
 }

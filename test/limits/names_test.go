@@ -11,7 +11,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// comments returns matches with comments that take so many characters, the blank before each included.
+// comments returns matches with comments that take so many characters, the blank before each
+// included.
 func comments(size int) (words []string) {
 	const frame, most = len(" -m comment --comment "), 255
 	for left := size; left > 0; {
@@ -25,8 +26,9 @@ func comments(size int) (words []string) {
 	return words
 }
 
-// TestLongestRules: a rule of as many characters as iptables-restore reads comes back after a flush, one
-// of one more is in quarantine, and so are rules that are much longer. Nothing else is concerned.
+// TestLongestRules: a rule of as many characters as iptables-restore reads comes back after a
+// flush, one of one more is in quarantine, and so are rules that are much longer. Nothing else is
+// concerned.
 func TestLongestRules(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
@@ -63,9 +65,9 @@ func TestLongestRules(t *testing.T) {
 	})
 }
 
-// TestNames: chains with names as long as iptables takes them, and with names of which only nft makes any, stand
-// where a glob protects them. All that iptables takes comes back, also after a restart; a name that
-// it does not take costs its own chain.
+// TestNames: chains with names as long as iptables takes them, and with names of which only nft
+// makes any, stand where a glob protects them. All that iptables takes comes back, also after a
+// restart; a name that it does not take costs its own chain.
 func TestNames(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()

@@ -61,8 +61,8 @@ func TestHugeFiles(t *testing.T) {
 	}
 }
 
-// TestManyRecords: the journal holds 10,000 flush records. The status shows the newest 100 of them, the
-// files stay within 8 MiB, and a flush is repaired and recorded as ever.
+// TestManyRecords: the journal holds 10,000 flush records. The status shows the newest 100 of them,
+// the files stay within 8 MiB, and a flush is repaired and recorded as ever.
 func TestManyRecords(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		n.Load()

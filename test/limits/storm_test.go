@@ -16,10 +16,10 @@ const (
 	stormShare = 0.5
 )
 
-// TestStormOfCommits: another process creates, changes and deletes chains of its own 500 times
-// a second, under names that canaryd protects. Meanwhile other tables are flushed: one of
-// the same table's family, one of the other's. Both come back. What canaryd uses of a core, its memory
-// and its log stay within bounds, and after the storm it knows what stands.
+// TestStormOfCommits: another process creates, changes and deletes chains of its own 500 times a
+// second, under names that canaryd protects. Meanwhile other tables are flushed: one of the same
+// table's family, one of the other's. Both come back. What canaryd uses of a core, its memory and
+// its log stay within bounds, and after the storm it knows what stands.
 func TestStormOfCommits(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Turn()
@@ -60,8 +60,8 @@ func TestStormOfCommits(t *testing.T) {
 	})
 }
 
-// stormCommit returns one commit: of each three, the first makes a chain with a rule, the second changes the
-// rule, and the third deletes chain and rule. There are 50 such chains.
+// stormCommit returns one commit: of each three, the first makes a chain with a rule, the second
+// changes the rule, and the third deletes chain and rule. There are 50 such chains.
 func stormCommit(i int) string {
 	chain := attacker(i / 3 % 50)
 	switch i % 3 {

@@ -142,7 +142,7 @@ func TestFlusherWithoutEnd(t *testing.T) {
 }
 
 // TestJumpsDeletedWithoutEnd: a jump that is deleted by name is repaired after
-// the grace, each time, and that somebody deletes it again is told.
+// the grace, each time, and that it is deleted again is reported.
 func TestJumpsDeletedWithoutEnd(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		const grace = 700 * time.Millisecond

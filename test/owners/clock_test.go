@@ -14,8 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// TestClockSetWhileDown: how old a stored generation is, is told by a clock that
-// nobody can set. That a jump does not matter to the running loop is shown in
+// TestClockSetWhileDown: how old a stored generation is, is measured by a clock that
+// no program can set. That a jump does not matter to the running loop is shown in
 // internal/daemon: the machine's clock is not for tests to set.
 func TestClockSetWhileDown(t *testing.T) {
 	for _, test := range []struct {

@@ -123,7 +123,7 @@ func remove(n *nodetest.Node, tools string, p pod) {
 	cni(n, tools, "DEL", "bridge", p)
 }
 
-// dial asks the node's port from outside and returns who answers, "" for nobody.
+// dial asks the node's port from outside and returns who answers, "" for none.
 func dial(n *nodetest.Node, port int) string {
 	n.Helper()
 	name, _ := inside(n, "client", func() (string, error) {

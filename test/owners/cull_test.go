@@ -54,7 +54,7 @@ func take(n *nodetest.Node, job *reload.Job, result reload.Result, want reload.O
 }
 
 // TestBadLinesAreFoundOnTheKernel: rules that the kernel refuses for a reason that
-// nobody looks for (here a set, with nobody to look) are left out, and 2,000
+// canaryd does not look for (here a set, with nothing to look for it) are left out, and 2,000
 // others go in.
 func TestBadLinesAreFoundOnTheKernel(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
@@ -90,7 +90,7 @@ func TestBadLinesAreFoundOnTheKernel(t *testing.T) {
 			got = append(got, h.Rule.Spec)
 		}
 		if d := cmp.Diff(held, got); d != "" {
-			n.Errorf("held back (-want +got):\n%s", d)
+			n.Errorf("quarantined (-want +got):\n%s", d)
 		}
 		saved, err := n.Programs.Save(n.Context(), rules.IPv4)
 		n.Must(err)
@@ -167,7 +167,7 @@ COMMIT
 		n.Must(err)
 		take(n, &job, healed, reload.Partial)
 		if kernel.behind > 0 || job.Quarantine.Count() != 1 {
-			t.Fatalf("the owner wrote: %t; %d rules are held back", kernel.behind <= 0, job.Quarantine.Count())
+			t.Fatalf("the owner wrote: %t; %d rules are quarantined", kernel.behind <= 0, job.Quarantine.Count())
 		}
 		n.Same("protected rules", []string{
 			"ipv4 filter FORWARD 0000 -j KUBE-FORWARD",

@@ -153,7 +153,8 @@ func TestSets(t *testing.T) {
 		// In between canaryd may have put a rule back that names it.
 		_ = exec.CommandContext(n.Context(), "ipset", "destroy", "KUBE-CLUSTER-IP").Run()
 		n.Healed(1)
-		// A set that goes between canaryd's look and its restore costs the rule one round in quarantine.
+		// A set that goes between canaryd's look and its restore costs the rule one round in
+		// quarantine.
 		n.Within(2*nodetest.HealsIn, "every rule to be back", func() error {
 			if after := n.Protected(); len(after) != len(before) {
 				return errors.New(strings.Join(after, "\n"))

@@ -37,7 +37,7 @@ func troubleStories() []story {
 
 func loadOnly(n *nodetest.Node, _ *story) []string { n.Load(); return nil }
 
-// heldLock has somebody keep the lock while the marks wait to be renewed.
+// heldLock has another process keep the lock while the marks wait to be renewed.
 func heldLock(n *nodetest.Node, _ *nodetest.Process) {
 	newEndpoint(n, 1)
 	holder := n.HoldLock(lockHeld)
@@ -157,7 +157,7 @@ func starved(n *nodetest.Node, s *story) []string {
 // killing stands in for a program of iptables' that the kernel's killer may choose:
 // of five saves one dies in mid-sentence and one gets no memory; of four
 // restores one dies before its first deed, and one after its last, together with
-// the save that would have told what it did.
+// the save that would have shown what it did.
 const killing = `#!/bin/sh
 cd /run/programs
 [ -e plenty ] && exec real/NAME "$@"

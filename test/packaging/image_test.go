@@ -70,7 +70,7 @@ func inPod(n *nodetest.Node, spec core.PodSpec) {
 
 // TestPodHeals: the image, run as the DaemonSet says, starts, has the rights
 // that it says and no other, answers the probes, puts back what is flushed while it runs
-// and what was flushed while it did not, and ends when it is told to.
+// and what was flushed while it did not, and ends when it is asked to.
 func TestPodHeals(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		spec := daemonSet(n.T)
@@ -98,7 +98,7 @@ func TestPodHeals(t *testing.T) {
 				n.Errorf("canaryd is blamed for what others flushed: %+v", f.Culprit)
 			}
 		}
-		// The host's processes are hidden: a number of theirs is somebody else's here.
+		// The host's processes are hidden: a number of theirs is another process's here.
 		if record.Culprit.Command != "" {
 			n.Errorf("a process of another pid namespace is said to have run %q", record.Culprit.Command)
 		}
@@ -167,7 +167,7 @@ func canarydProcess(n *nodetest.Node) string {
 }
 
 // TestAnotherIsRefused: one canaryd guards a node, also where the other one is a
-// pod in a pid namespace of its own and cannot be told by its number.
+// pod in a pid namespace of its own and cannot be recognized by its number.
 func TestAnotherIsRefused(t *testing.T) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		inPod(n, daemonSet(n.T))

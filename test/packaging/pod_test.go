@@ -23,7 +23,7 @@ const (
 	stageVariable = "CANARYD_TEST_POD_INSIDE"
 )
 
-// A pod is what a container runtime is told: one container on the host's network.
+// A pod is what a container runtime gets: one container on the host's network.
 type pod struct {
 	Image   string // the folder with its root file system
 	Host    string // the folder that stands for the host's root, but for /run

@@ -76,7 +76,7 @@ func TestContainerfile(t *testing.T) {
 	t.Parallel()
 	all := strings.Join(instructions(t), "\n")
 	for _, copied := range regexp.MustCompile(`(?m)^COPY ([a-z]\S*) (\S+)$`).FindAllStringSubmatch(all, -1) {
-		// The script looks for the list beside itself.
+		// The script looks for the list next to itself.
 		if want := "/src/" + filepath.Dir(copied[1]) + "/"; copied[2] != want {
 			t.Errorf("%s is copied to %s, want %s", copied[1], copied[2], want)
 		}

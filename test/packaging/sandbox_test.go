@@ -147,7 +147,7 @@ func TestWatchdog(t *testing.T) {
 	})
 }
 
-// TestFlushersRestart: canaryd comes before whoever flushes at boot, goes on
+// TestFlushersRestart: canaryd comes before what flushes at boot, goes on
 // while they are restarted, and puts back what they flush.
 func TestFlushersRestart(t *testing.T) {
 	nodetest.On(t, "nft", func(n *nodetest.Node) {

@@ -140,7 +140,7 @@ func TestScore(t *testing.T) {
 
 // distribution writes into root the units that a distribution's boot has, as
 // far as their order matters to a firewall: what the manuals of systemd.special
-// and bootup say of the targets, and of whoever flushes what it is ordered by.
+// and bootup say of the targets, and of flushers what it is ordered by.
 func distribution(t *testing.T, root string, boots ...string) {
 	t.Helper()
 	for name, text := range map[string]string{
@@ -156,7 +156,7 @@ func distribution(t *testing.T, root string, boots ...string) {
 		"ufw.service":       early("Wants=network-pre.target\nBefore=network-pre.target\nAfter=local-fs.target"),
 		"firewalld.service": service("Wants=network-pre.target\nBefore=network-pre.target"),
 		"docker.service":    service("After=network.target firewalld.service"),
-		// Whoever configures a cloud's machine needs the network before sysinit is done.
+		// What configures a cloud's machine needs the network before sysinit is done.
 		"networkd.service":   early("After=network-pre.target\nBefore=network.target"),
 		"cloud-init.service": early("After=networkd.service\nBefore=sysinit.target"),
 	} {
@@ -195,7 +195,7 @@ func verify(t *testing.T, root, unit string) string {
 	return string(out)
 }
 
-// TestBootOrder: that canaryd comes before whoever flushes closes no circle in
+// TestBootOrder: that canaryd comes before what flushes closes no circle in
 // a machine's boot, also where a firewall is as early as can be.
 func TestBootOrder(t *testing.T) {
 	t.Parallel()
@@ -213,7 +213,7 @@ func TestBootOrder(t *testing.T) {
 				t.Errorf("systemd-analyze verify: %s", out)
 			}
 
-			// As an ordinary service it would close one; were this not told, the
+			// As an ordinary service it would close one; were this not said, the
 			// test above would prove nothing.
 			path := filepath.Join(root, "usr/lib/systemd/system/canaryd.service")
 			unit := strings.Replace(source(t, unitFile), "DefaultDependencies=no\n", "", 1)

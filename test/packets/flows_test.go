@@ -73,13 +73,13 @@ func (l *lab) dial(network string, to netip.AddrPort) net.Conn {
 	return c
 }
 
-// ask asks over UDP, again and again, and returns who answers; nobody if that
+// ask asks over UDP, again and again, and returns what answers; "nobody" if that
 // takes longer than limit.
 func (l *lab) ask(c net.Conn, limit time.Duration) string {
 	l.Helper()
 	answer := make([]byte, 100)
 	for start := time.Now(); time.Since(start) < limit; {
-		_, _ = c.Write([]byte("?")) // a port that nobody listens on refuses the next one
+		_, _ = c.Write([]byte("?")) // a port without a listener refuses the next one
 		l.Must(c.SetReadDeadline(time.Now().Add(again)))
 		if n, err := c.Read(answer); err == nil {
 			return string(answer[:n])
@@ -179,7 +179,7 @@ func TestWithoutCanarydAFlowOfTheOutageStaysDeaf(t *testing.T) {
 
 // TestFlowsThroughAFlush: after the replay the clients of the outage are heard
 // from the ports that they kept; whatever was established goes on, during the
-// outage too; and a flow to somebody else is left as it was.
+// outage too; and a flow to another address is left as it was.
 func TestFlowsThroughAFlush(t *testing.T) {
 	inCluster(t, func(l *lab) {
 		d := l.Start()
@@ -187,7 +187,7 @@ func TestFlowsThroughAFlush(t *testing.T) {
 		before := l.dial("udp4", cluster.DNS())
 		pod := l.ask(before, answersIn)
 		if pod == "" {
-			l.Fatal("nobody answers before the flush")
+			l.Fatal("nothing answers before the flush")
 		}
 		stranger := l.dial("udp4", cluster.Stranger)
 		l.wantSilence("the stranger", stranger)

@@ -70,7 +70,7 @@ func attempts() []attempt {
 		second(ok("source ranges say nothing of the node port", client, "ranges", nodePort, bothPods, here)),
 		ok("source ranges say nothing of the cluster IP", near, "ranges", clusterIP, bothPods, own),
 		ok("a node in the ranges reaches the address that it has itself", here, "own-range", loadBalancer, bothPods, here),
-		no(silent, "a node in the ranges lets nobody else in", client, "own-range", loadBalancer),
+		no(silent, "a node in the ranges lets no other client in", client, "own-range", loadBalancer),
 
 		ok("a pod that asks itself is masqueraded", near, "alone", clusterIP, near, here),
 		ok("the other pod is not", far, "alone", clusterIP, near, own),

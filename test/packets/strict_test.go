@@ -114,7 +114,7 @@ func TestStrictNode(t *testing.T) {
 }
 
 // dropsInvalid sends one segment of no connection, an answer to a SYN that
-// nobody sent, towards a pod.
+// no client sent, towards a pod.
 func (n *node) dropsInvalid(t *testing.T, f rules.Family, proved *table) {
 	t.Helper()
 	count := func() int {

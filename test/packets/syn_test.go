@@ -155,10 +155,10 @@ func TestWithoutCanarydASYNOfTheOutageStaysUnheard(t *testing.T) {
 
 // TestConnectionsThroughAFlush: connections that were being made during the
 // outage are made after the replay, by the sockets that began them; what was
-// answered, by whomever, and what goes to somebody else is left as it was.
+// answered, by anything, and what goes to another address is left as it was.
 func TestConnectionsThroughAFlush(t *testing.T) {
 	inCluster(t, func(l *lab) {
-		// Whoever may not set it shows less: that flows of any age are ended.
+		// A process that may not set it shows less: that flows of any age are ended.
 		if err := os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_timestamp", []byte("1"), 0); err != nil {
 			l.Log("the kernel does not note when flows begin:", err)
 		}
@@ -189,7 +189,7 @@ func TestConnectionsThroughAFlush(t *testing.T) {
 			l.wantOpened("after the replay", k)
 		}
 		l.wantAlive("after the replay", before...)
-		for what, k := range map[string]*knock{"the stranger": stranger, "another port of a service": other, "whoever has answered": half} {
+		for what, k := range map[string]*knock{"the stranger": stranger, "another port of a service": other, "one that was answered": half} {
 			if l.entry(k) == nil {
 				l.Errorf("the flow to %s is gone from conntrack", what)
 			}
@@ -236,7 +236,7 @@ func (l *lab) wantEnded(count int) {
 }
 
 // halfOpen puts a flow into conntrack's table that went past a service, and that
-// somebody answered whose answer the client has not confirmed yet.
+// a pod answered whose answer the client has not confirmed yet.
 func (l *lab) halfOpen(to netip.AddrPort) *knock {
 	l.Helper()
 	const synReceived = 2 // TCP_CONNTRACK_SYN_RECV

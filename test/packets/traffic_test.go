@@ -21,7 +21,7 @@ import (
 const (
 	// patience is for an answer that must come.
 	patience = 4 * time.Second
-	// silence is how long nothing must come. That the packet came by is told
+	// silence is how long nothing must come. That the packet came by is shown
 	// by the counter of the rule that dropped it.
 	silence = 300 * time.Millisecond
 )
@@ -119,7 +119,7 @@ func (n *node) ask(from string, number int, protocol string, to netip.AddrPort, 
 			answer, err = io.ReadAll(c)
 			return
 		}
-		// Who sends from the node is told at once that OUTPUT lets nothing
+		// Who sends from the node hears at once that OUTPUT lets nothing
 		// out, be it by DROP or by REJECT; only then comes the refusal.
 		if _, err = c.Write([]byte("who?")); err == nil || errors.Is(err, syscall.EPERM) {
 			answer = make([]byte, 100)

@@ -8,7 +8,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// TestDaemon: somebody watches the page of a running canaryd while the node is
+// TestDaemon: a person watches the page of a running canaryd while the node is
 // flushed in a pause, healed, and canaryd is stopped.
 func TestDaemon(t *testing.T) {
 	nodetest.In(t, iptables.NFT, func(n *nodetest.Node) {
@@ -40,7 +40,7 @@ func TestDaemon(t *testing.T) {
 		}
 		tab.value(`document.querySelector('details').open = true`)
 		if text := tab.text(".chains"); !strings.Contains(text, "KUBE-SERVICES") || !strings.Contains(text, "ipv6 nat emptied:") {
-			n.Errorf("what was lost is told as:\n%s", text)
+			n.Errorf("what was lost is reported as:\n%s", text)
 		}
 		// The command that it names tells the rest.
 		words := strings.Fields(tab.text(".record code.run"))
