@@ -89,8 +89,8 @@ func TestSourcesTogether(t *testing.T) {
 	if got := jumps(nat, "POSTROUTING"); got != "KUBE-POSTROUTING top, SITE-NAT bottom" {
 		t.Errorf("jumps of POSTROUTING: %s", got)
 	}
-	if len(nat.Leans) != 0 || !slices.Equal(filter.Leans, []string{"DOCKER-USER"}) {
-		t.Errorf("leans on %q in nat and %q in filter", nat.Leans, filter.Leans)
+	if len(nat.DependsOn) != 0 || !slices.Equal(filter.DependsOn, []string{"DOCKER-USER"}) {
+		t.Errorf("leans on %q in nat and %q in filter", nat.DependsOn, filter.DependsOn)
 	}
 	for _, c := range []struct {
 		table       rules.TableName

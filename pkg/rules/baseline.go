@@ -95,7 +95,7 @@ func (b *Baseline) Since(g Generation) []ChainChange {
 					return
 				}
 				c.turn = b.turn
-				if !shared(c.of, list) || len(list) == 0 {
+				if !sameMemory(c.of, list) || len(list) == 0 {
 					c.of, c.change = list, b.compare(c.prints, list)
 				}
 				if c.change != nil {
@@ -136,7 +136,7 @@ func (b *Baseline) Lacks(f Family, t TableName, chain string, list []Rule) []Rul
 		return list
 	}
 	change := c.change
-	if !shared(c.of, list) {
+	if !sameMemory(c.of, list) {
 		change = b.compare(c.prints, list)
 	}
 	if change == nil {

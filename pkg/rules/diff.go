@@ -132,7 +132,7 @@ func sequence(chain string, want, got []Rule) Difference {
 		from[places[m][0]] = i
 		places[m] = places[m][1:]
 	}
-	told := map[string]bool{}
+	reported := map[string]bool{}
 	order := make([]int, 0, len(from)) // places in want, as they stand in got
 	for i, r := range got {
 		m := r.Meaning()
@@ -142,9 +142,9 @@ func sequence(chain string, want, got []Rule) Difference {
 			order = append(order, j)
 		case n == 0:
 			d = append(d, Deviation{Kind: RuleUnwanted, Chain: chain, Rules: []Rule{r}, Found: i + 1})
-		case n < count[m] && !told[m]:
+		case n < count[m] && !reported[m]:
 			// Which of them is one too many nobody can tell.
-			told[m] = true
+			reported[m] = true
 			d = append(d, Deviation{Kind: RuleDoubled, Chain: chain, Rules: []Rule{r}, Wanted: n, Found: count[m]})
 		}
 	}

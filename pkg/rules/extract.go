@@ -31,7 +31,7 @@ func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
 				s.Policies = map[string]string{}
 			}
 			s.Policies[c.Name] = c.Policy
-		case protects(c.Name) && validName(c.Name): // the kernel takes names that no restore can say
+		case protects(c.Name) && isChainName(c.Name): // the kernel takes names that no restore can say
 			s.Chains = append(s.Chains, Chain{Name: c.Name, Rules: c.Rules})
 		}
 	}
@@ -51,7 +51,7 @@ func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
 			s.Alone = append(s.Alone, name)
 		}
 	}
-	s.Leans = leans(t, s, protects)
+	s.DependsOn = dependencies(t, s, protects)
 	return s
 }
 
@@ -95,7 +95,7 @@ func (p Protection) jumps(t TableName, c *Chain, mark func(Rule) bool) (found []
 
 // leans returns the chains that protected rules jump to and that a replay does not write: those of
 // others, and protected ones that are left out.
-func leans(t *Table, s Section, protects func(string) bool) []string {
+func dependencies(t *Table, s Section, protects func(string) bool) []string {
 	var found []string
 	for _, c := range s.Chains {
 		if c.LeftOut() {

@@ -200,7 +200,7 @@ func (p *fragmentParser) rule(text, verb, name, spec string) *ParseError {
 	}
 	chain := p.table.Chain(name)
 	switch {
-	case chain == nil && builtinName(name):
+	case chain == nil && isBuiltinName(name):
 		return wrong("adds to a chain that table " + string(p.table.Name) + " does not have")
 	case chain == nil:
 		return wrong("adds to a chain that is not declared above: write :" + name + " - [0:0] if it is yours; chains of others stay theirs")
@@ -288,7 +288,7 @@ func (p *fragmentParser) close() *ParseError {
 	slices.SortStableFunc(s.Jumps, func(a, b Jump) int {
 		return slices.Index(builtin[p.table.Name], a.Chain) - slices.Index(builtin[p.table.Name], b.Chain)
 	})
-	s.Leans = chainsOfOthers(p.table)
+	s.DependsOn = chainsOfOthers(p.table)
 	p.all.Sections[p.table.Name] = s
 	p.all.Lines[p.table.Name], p.all.RuleLines[p.table.Name] = p.lines, p.rules
 	p.table = nil
@@ -312,7 +312,7 @@ func (s Section) Then(later Section) Section {
 		}
 	}
 	// Either may have leaned on what the other has.
-	joined.Leans = slices.DeleteFunc(joined.Leans, func(chain string) bool {
+	joined.DependsOn = slices.DeleteFunc(joined.DependsOn, func(chain string) bool {
 		_, found := joined.Chain(chain)
 		return found
 	})

@@ -50,7 +50,7 @@ func TestParseFragment(t *testing.T) {
 					{Chain: "INPUT", Rule: rule(t, "-p tcp -j SITE-IN"), Anchor: top},
 					{Chain: "FORWARD", Rule: rule(t, "-j SITE-IN"), Anchor: bottom},
 				},
-				Leans: []string{"KUBE-MARK-DROP"},
+				DependsOn: []string{"KUBE-MARK-DROP"},
 			},
 			rules.Nat: {
 				Chains: []rules.Chain{{Name: "SITE-NAT"}},

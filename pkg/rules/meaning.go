@@ -62,12 +62,12 @@ func quoteAll(words []string) string {
 // A writer writes a form's canonical text.
 type writer struct {
 	*form
-	text []byte
-	said []said
+	text    []byte
+	options []canonicalOption
 }
 
 // A said is one option in its canonical spelling.
-type said struct {
+type canonicalOption struct {
 	not         bool
 	name, value string // value is quoted, and empty if there is none
 }
@@ -86,8 +86,8 @@ func (w *writer) rule() {
 	order := w.order()
 	for i := 0; i < len(order); {
 		n := i + 1
-		if w.pure(order[i]) {
-			for n < len(order) && w.pure(order[n]) {
+		if w.isPure(order[i]) {
+			for n < len(order) && w.isPure(order[n]) {
 				n++
 			}
 		}
@@ -95,7 +95,7 @@ func (w *writer) rule() {
 		i = n
 	}
 	for i := range w.exts {
-		if w.comment(i) {
+		if w.isComment(i) {
 			w.extension("-m", i)
 		}
 	}
@@ -109,7 +109,7 @@ func (w *writer) rule() {
 func (w *writer) order() []int {
 	order := make([]int, 0, len(w.form.exts))
 	for i := range w.exts {
-		if i == w.target || w.comment(i) {
+		if i == w.target || w.isComment(i) {
 			continue
 		}
 		if first := w.mergesInto(order, i); first >= 0 {
@@ -133,7 +133,7 @@ func (w *writer) mergesInto(before []int, i int) int {
 		return -1
 	}
 	n := len(before) - 1
-	for n >= 0 && w.pure(before[n]) {
+	for n >= 0 && w.isPure(before[n]) {
 		n--
 	}
 	if n < 0 || w.exts[before[n]].known != known || !w.disjoint(before[n], i) {
@@ -145,19 +145,19 @@ func (w *writer) mergesInto(before []int, i int) int {
 // disjoint reports whether two extensions of one kind share no option.
 func (w *writer) disjoint(a, b int) bool {
 	w.gather(a)
-	first := slices.Clone(w.said)
+	first := slices.Clone(w.options)
 	w.gather(b)
 	for _, s := range first {
-		if slices.ContainsFunc(w.said, func(o said) bool { return o.name == s.name }) {
+		if slices.ContainsFunc(w.options, func(o canonicalOption) bool { return o.name == s.name }) {
 			return false
 		}
 	}
 	return true
 }
 
-func (w *writer) comment(i int) bool { return i != w.target && w.exts[i].name == "comment" }
+func (w *writer) isComment(i int) bool { return i != w.target && w.exts[i].name == "comment" }
 
-func (w *writer) pure(i int) bool { return w.exts[i].known != nil && w.exts[i].known.pure }
+func (w *writer) isPure(i int) bool { return w.exts[i].known != nil && w.exts[i].known.pure }
 
 // run writes matches of which the order means nothing, or a single one.
 func (w *writer) run(matches []int) {
@@ -221,7 +221,7 @@ func (w *writer) extension(flag string, i int) {
 	w.word(flag)
 	w.word(Quote(w.exts[i].name))
 	w.gather(i)
-	for _, s := range w.said {
+	for _, s := range w.options {
 		w.not(s.not)
 		w.word(s.name)
 		if s.value != "" {
@@ -232,24 +232,24 @@ func (w *writer) extension(flag string, i int) {
 
 // gather collects what an extension's options say: sorted if it is known.
 func (w *writer) gather(i int) {
-	w.said = w.said[:0]
+	w.options = w.options[:0]
 	known := w.exts[i].known
 	for j := range w.opts {
 		if s := &w.opts[j]; s.owner == i {
 			if known == nil {
-				w.said = append(w.said, said{not: s.not, name: Quote(s.name)})
+				w.options = append(w.options, canonicalOption{not: s.not, name: Quote(s.name)})
 			} else {
-				w.say(known, s)
+				w.translate(known, s)
 			}
 		}
 	}
-	if known != nil && len(w.said) > 1 {
-		slices.SortStableFunc(w.said, func(a, b said) int { return strings.Compare(a.name, b.name) })
+	if known != nil && len(w.options) > 1 {
+		slices.SortStableFunc(w.options, func(a, b canonicalOption) int { return strings.Compare(a.name, b.name) })
 	}
 }
 
 // say translates one option of a known extension.
-func (w *writer) say(known *vocabulary, s *setting) {
+func (w *writer) translate(known *vocabulary, s *setting) {
 	o := known.options[s.name]
 	values, ok := "", true
 	for i, word := range s.words {
@@ -264,7 +264,7 @@ func (w *writer) say(known *vocabulary, s *setting) {
 		values += Quote(v)
 	}
 	if !ok {
-		w.said = append(w.said, said{s.not, s.name, quoteAll(s.words)})
+		w.options = append(w.options, canonicalOption{s.not, s.name, quoteAll(s.words)})
 		return
 	}
 	not := s.not
@@ -274,7 +274,7 @@ func (w *writer) say(known *vocabulary, s *setting) {
 		}
 	}
 	if o.means == nil {
-		w.unlessSilent(known, said{not, s.name, values})
+		w.addUnlessDefault(known, canonicalOption{not, s.name, values})
 		return
 	}
 	for _, m := range o.means {
@@ -282,12 +282,12 @@ func (w *writer) say(known *vocabulary, s *setting) {
 		if !given {
 			fixed = values
 		}
-		w.unlessSilent(known, said{not, name, fixed})
+		w.addUnlessDefault(known, canonicalOption{not, name, fixed})
 	}
 }
 
-func (w *writer) unlessSilent(known *vocabulary, s said) {
-	if s.not || !slices.Contains(known.silent[s.name], s.value) {
-		w.said = append(w.said, s)
+func (w *writer) addUnlessDefault(known *vocabulary, s canonicalOption) {
+	if s.not || !slices.Contains(known.defaults[s.name], s.value) {
+		w.options = append(w.options, s)
 	}
 }

@@ -71,7 +71,7 @@ func (r Rule) Opaque() (reason string, opaque bool) {
 }
 
 // doubt returns why a rule's text may not be written back as it is, or nothing.
-func doubt(spec string, words []string, understood bool) string {
+func whyNotWritable(spec string, words []string, understood bool) string {
 	switch {
 	case len(spec) > MaxSpec:
 		return fmt.Sprintf("its text has %d characters, and iptables-restore reads no line of more than %d", len(spec), MaxSpec)
@@ -88,7 +88,7 @@ func doubt(spec string, words []string, understood bool) string {
 			return "it has a match that this iptables cannot print"
 		}
 	}
-	return misreading(words)
+	return whyMisread(words)
 }
 
 func isControl(c rune) bool { return c < ' ' && c != '\t' || c == 0x7f }

@@ -25,7 +25,7 @@ var longBase = []string{
 
 // misreading returns why iptables would read the words of a rule as something else than a rule,
 // or nothing.
-func misreading(words []string) string { return readOptions(words, nil) }
+func whyMisread(words []string) string { return readOptions(words, nil) }
 
 // readOptions goes through the words option by option. base is called with each option of no
 // extension and its value, and may refuse it; nil refuses none.

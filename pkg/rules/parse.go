@@ -286,7 +286,7 @@ func ParseRule(spec string) (Rule, error) {
 		return Rule{}, err
 	}
 	goes, understood := target(words)
-	if reason := doubt(spec, words, understood); reason != "" {
+	if reason := whyNotWritable(spec, words, understood); reason != "" {
 		return OpaqueRule([]byte(spec), goes, reason), nil
 	}
 	return Rule{Spec: spec, Target: goes}, nil

@@ -26,17 +26,17 @@ func Render(g Generation, f Family) string {
 			}
 		}
 		for _, h := range s.Jumps {
-			if slices.Contains(s.Leans, h.Into()) {
+			if slices.Contains(s.DependsOn, h.Into()) {
 				fmt.Fprintf(&b, "# needs chain %s: ", h.Into())
 			}
-			b.WriteString(comment(h.Rule) + h.String() + "\n")
+			b.WriteString(commentSign(h.Rule) + h.String() + "\n")
 		}
 		for _, c := range s.Chains {
 			for _, r := range c.Rules {
-				if slices.Contains(s.Leans, r.Target) {
+				if slices.Contains(s.DependsOn, r.Target) {
 					fmt.Fprintf(&b, "# needs chain %s: ", r.Target)
 				}
-				fmt.Fprintf(&b, "%s-A %s %s\n", comment(r), c.Name, r.Spec)
+				fmt.Fprintf(&b, "%s-A %s %s\n", commentSign(r), c.Name, r.Spec)
 			}
 		}
 		b.WriteString("COMMIT\n")
@@ -45,7 +45,7 @@ func Render(g Generation, f Family) string {
 }
 
 // comment begins the line of a rule that cannot be loaded.
-func comment(r Rule) string {
+func commentSign(r Rule) string {
 	if _, opaque := r.Opaque(); opaque {
 		return "# "
 	}

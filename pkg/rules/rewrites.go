@@ -6,11 +6,11 @@ import "slices"
 // a packet: only then are there connections whose packets the kernel translates.
 func (g Generation) Rewrites(f Family) bool {
 	s := g[f.Table(Nat)]
-	return slices.ContainsFunc(s.Jumps, func(h Jump) bool { return rewrites(h.Rule) }) ||
-		slices.ContainsFunc(s.Chains, func(c Chain) bool { return slices.ContainsFunc(c.Rules, rewrites) })
+	return slices.ContainsFunc(s.Jumps, func(h Jump) bool { return isTranslation(h.Rule) }) ||
+		slices.ContainsFunc(s.Chains, func(c Chain) bool { return slices.ContainsFunc(c.Rules, isTranslation) })
 }
 
-func rewrites(r Rule) bool {
+func isTranslation(r Rule) bool {
 	switch r.Target {
 	case "DNAT", "SNAT", "MASQUERADE", "REDIRECT", "NETMAP":
 		return true

@@ -75,7 +75,7 @@ func Builtin(table TableName, chain string) bool {
 }
 
 // builtinName reports whether some table has a built-in chain of that name: mangle has all names.
-func builtinName(chain string) bool { return Builtin(Mangle, chain) }
+func isBuiltinName(chain string) bool { return Builtin(Mangle, chain) }
 
 // BuiltinChains returns table's built-in chains in the kernel's hook order.
 func BuiltinChains(table TableName) []string { return slices.Clone(builtin[table]) }

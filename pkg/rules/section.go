@@ -8,7 +8,7 @@ func (s Section) Split(claimed func(chain string) bool) (own, rest Section) {
 	if claimed == nil {
 		return Section{}, s
 	}
-	own, rest = Section{Leans: s.Leans, Policies: s.Policies}, Section{Leans: s.Leans, Policies: s.Policies}
+	own, rest = Section{DependsOn: s.DependsOn, Policies: s.Policies}, Section{DependsOn: s.DependsOn, Policies: s.Policies}
 	for _, c := range s.Chains {
 		part := &rest
 		if claimed(c.Name) {
@@ -29,24 +29,24 @@ func (s Section) Split(claimed func(chain string) bool) (own, rest Section) {
 // Join returns a section that holds both, first's jumps before second's.
 func (s Section) Join(second Section) Section {
 	joined := Section{
-		Chains:   slices.Concat(s.Chains, second.Chains),
-		Jumps:    slices.Concat(s.Jumps, second.Jumps),
-		Leans:    slices.Concat(s.Leans, second.Leans),
-		Policies: second.Policies,
+		Chains:    slices.Concat(s.Chains, second.Chains),
+		Jumps:     slices.Concat(s.Jumps, second.Jumps),
+		DependsOn: slices.Concat(s.DependsOn, second.DependsOn),
+		Policies:  second.Policies,
 	}
 	if joined.Policies == nil {
 		joined.Policies = s.Policies
 	}
-	slices.Sort(joined.Leans)
-	joined.Leans = slices.Compact(joined.Leans)
+	slices.Sort(joined.DependsOn)
+	joined.DependsOn = slices.Compact(joined.DependsOn)
 	// What one part leans on the other may bring.
 	brought := make(map[string]bool, len(joined.Chains))
 	for _, c := range joined.Chains {
 		brought[c.Name] = !c.LeftOut()
 	}
-	joined.Leans = slices.DeleteFunc(joined.Leans, func(name string) bool { return brought[name] })
-	if len(joined.Leans) == 0 {
-		joined.Leans = nil
+	joined.DependsOn = slices.DeleteFunc(joined.DependsOn, func(name string) bool { return brought[name] })
+	if len(joined.DependsOn) == 0 {
+		joined.DependsOn = nil
 	}
 	return joined
 }

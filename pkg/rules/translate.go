@@ -48,10 +48,10 @@ type Translations struct {
 
 // These bound what strange rules may cost; real ones come nowhere near.
 const (
-	deepest = 16 // jumps in a row
-	// mostSteps is how many rules are looked at for all flows together. A flow
+	maxDepth = 16 // jumps in a row
+	// maxSteps is how many rules are looked at for all flows together. A flow
 	// to a service takes about 20, one to anywhere else 5.
-	mostSteps = 10000000
+	maxSteps = 10000000
 )
 
 // Translations takes up the family's nat rules on a node.
@@ -79,11 +79,11 @@ func (t *Translations) Empty() bool { return t.jumps["PREROUTING"] == nil && t.j
 // asked for.
 func (t *Translations) Translates(flow Flow) bool {
 	w := t.through(t.entry(flow), flow, nfmark{})
-	elsewhere := func(s sending) bool {
+	elsewhere := func(s reachedDNAT) bool {
 		// A flow that is sent to where it goes anyway shows no translation.
 		return s.to.addr.IsValid() && (s.to.addr != flow.Destination.Addr() || s.to.port != 0 && s.to.port != flow.Destination.Port())
 	}
-	return !w.escapes && len(w.sent) > 0 && !slices.ContainsFunc(w.sent, func(s sending) bool { return !elsewhere(s) })
+	return !w.escapes && len(w.dnats) > 0 && !slices.ContainsFunc(w.dnats, func(s reachedDNAT) bool { return !elsewhere(s) })
 }
 
 // Masquerades reports whether the rules surely masquerade flow, which they have
@@ -97,7 +97,7 @@ func (t *Translations) Masquerades(flow Flow, backend netip.AddrPort) bool {
 	}
 	w := t.through(t.entry(flow), flow, nfmark{})
 	leads := false
-	for _, s := range w.sent {
+	for _, s := range w.dnats {
 		if !s.mayLeadTo(backend, flow) {
 			continue
 		}
@@ -126,13 +126,13 @@ type service struct {
 	port uint16
 }
 
-// A sending is a DNAT that a flow may come to, and the mark that it has then.
-type sending struct {
+// A reachedDNAT is a DNAT that a flow may come to, and the mark that it has then.
+type reachedDNAT struct {
 	to   service
 	mark nfmark
 }
 
-func (s sending) mayLeadTo(backend netip.AddrPort, flow Flow) bool {
+func (s reachedDNAT) mayLeadTo(backend netip.AddrPort, flow Flow) bool {
 	port := s.to.port
 	if port == 0 {
 		port = flow.Destination.Port()
@@ -145,8 +145,8 @@ type walk struct {
 	*Translations
 	hook string
 	flow Flow
-	// sent are the DNATs that it may come to.
-	sent []sending
+	// dnats are the DNATs that it may come to.
+	dnats []reachedDNAT
 	// masquerades says that it may come to a MASQUERADE.
 	masquerades bool
 	// escapes says that it may leave the hook in another way than those.
@@ -173,7 +173,7 @@ type course struct {
 }
 
 // or joins two courses that lead to one place.
-func (c course) or(other course) course {
+func (c course) join(other course) course {
 	switch {
 	case !other.reached:
 		return c
@@ -185,37 +185,37 @@ func (c course) or(other course) course {
 
 // chain goes through one chain and returns how the flow comes back from it.
 func (w *walk) chain(c *natChain, at course, depth int) (back course) {
-	if depth > deepest {
+	if depth > maxDepth {
 		w.unclear = true
 		return course{reached: true}
 	}
 	c.open = true
 	defer func() { c.open = false }()
-	rules := c.asked(w.flow.Destination)
+	rules := c.candidates(w.flow.Destination)
 	for rule := rules.next(); rule != nil; rule = rules.next() {
-		if w.steps++; w.steps > mostSteps {
+		if w.steps++; w.steps > maxSteps {
 			w.unclear = true
 			return course{reached: true}
 		}
-		verdict := rule.asks(w, at.nfmark)
+		verdict := rule.matches(w, at.nfmark)
 		if verdict == no {
 			continue
 		}
 		after, returns := w.target(rule, at, depth)
-		if rule.goes || rule.unread || returns {
-			back = back.or(after)
+		if rule.isGoto || rule.unread || returns {
+			back = back.join(after)
 		}
-		if rule.goes || returns {
+		if rule.isGoto || returns {
 			after = course{}
 		}
 		if verdict == maybe {
-			after = after.or(at)
+			after = after.join(at)
 		}
 		if at = after; !at.reached {
 			return back
 		}
 	}
-	return back.or(at)
+	return back.join(at)
 }
 
 // target does what a rule does to packets that match, and returns how they come
@@ -231,7 +231,7 @@ func (w *walk) target(rule *natRule, at course, depth int) (after course, return
 	case "RETURN":
 		return at, true
 	case "DNAT":
-		w.sent = append(w.sent, sending{rule.to, at.nfmark})
+		w.dnats = append(w.dnats, reachedDNAT{rule.to, at.nfmark})
 		return course{}, false
 	case "MASQUERADE":
 		w.masquerades = true

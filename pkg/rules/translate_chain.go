@@ -29,9 +29,9 @@ type cursor struct {
 }
 
 // asked returns a cursor for flows to that destination.
-func (c *natChain) asked(to netip.AddrPort) cursor {
+func (c *natChain) candidates(to netip.AddrPort) cursor {
 	if c.read == nil {
-		c.file()
+		c.indexRules()
 	}
 	return cursor{c, [...][]int32{c.toAddress[to.Addr()], c.toPort[to.Port()], c.others}}
 }
@@ -59,7 +59,7 @@ func (c *natChain) rule(i int32) *natRule {
 }
 
 // file files the rules under what they ask of a destination.
-func (c *natChain) file() {
+func (c *natChain) indexRules() {
 	c.read = make([]*natRule, len(c.text))
 	for i := range c.text {
 		place := int32(i)

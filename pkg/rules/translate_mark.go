@@ -27,7 +27,7 @@ func (m nfmark) either(other nfmark) nfmark {
 
 // is answers whether the bits of mask are those of value, and no others are set
 // in value (mark_mt in net/netfilter/xt_mark.c).
-func (m nfmark) is(value, mask uint32) answer {
+func (m nfmark) compare(value, mask uint32) answer {
 	switch {
 	case value&^mask != 0 || (m.value^value)&mask&m.known != 0:
 		return no

@@ -48,7 +48,7 @@ func sure(is bool) answer {
 }
 
 // but returns the answer to the question behind a "!".
-func (a answer) but(not bool) answer {
+func (a answer) negatedIf(not bool) answer {
 	if not {
 		return yes - a
 	}
@@ -58,14 +58,14 @@ func (a answer) but(not bool) answer {
 type portSpan struct{ first, last uint16 }
 
 // asks answers one of a rule's questions about a packet of a walk.
-func (t *test) asks(w *walk, m nfmark) answer {
+func (t *test) matches(w *walk, m nfmark) answer {
 	switch t.kind {
 	case fromInterface:
-		return w.cameFrom(t.iface).but(t.not)
+		return w.cameFrom(t.iface).negatedIf(t.not)
 	case ofMark:
-		return m.is(t.mark.value, t.mark.mask).but(t.not)
+		return m.compare(t.mark.value, t.mark.mask).negatedIf(t.not)
 	default:
-		return sure(t.holds(w.flow, w.site)).but(t.not)
+		return sure(t.holds(w.flow, w.site)).negatedIf(t.not)
 	}
 }
 
@@ -107,7 +107,7 @@ func within(spans []portSpan, port uint16) bool {
 // which it all holds.
 type natRule struct {
 	target string
-	goes   bool // -g: what it leads to does not come back
+	isGoto bool // -g: what it leads to does not come back
 	tests  []test
 	// sure says that tests are all that the rule asks.
 	sure bool
@@ -118,13 +118,13 @@ type natRule struct {
 }
 
 // asks answers whether the rule matches a packet of a walk.
-func (n *natRule) asks(w *walk, m nfmark) answer {
+func (n *natRule) matches(w *walk, m nfmark) answer {
 	all := yes
 	if !n.sure {
 		all = maybe
 	}
 	for i := range n.tests {
-		if all = min(all, n.tests[i].asks(w, m)); all == no {
+		if all = min(all, n.tests[i].matches(w, m)); all == no {
 			return no
 		}
 	}
@@ -144,7 +144,7 @@ func readNatRule(rule Rule) *natRule {
 		n.sure, n.unread = false, true
 		return n
 	}
-	n.goes = f.jump == "-g"
+	n.isGoto = f.jump == "-g"
 	for i := range f.base {
 		if f.base[i].given {
 			n.base(&f.base[i])

@@ -28,7 +28,7 @@ func Validate(g Generation) error {
 
 func (s Section) validate(t TableName) error {
 	for _, c := range s.Chains {
-		if !validName(c.Name) || Builtin(t, c.Name) {
+		if !isChainName(c.Name) || Builtin(t, c.Name) {
 			return fmt.Errorf("%q cannot be a protected chain", c.Name)
 		}
 		for _, r := range c.Rules {
@@ -61,9 +61,9 @@ func CheckChainName(name string) error {
 	switch {
 	case len(name) > MaxName:
 		return fmt.Errorf("%q is longer than %d characters", name, MaxName)
-	case !validName(name):
+	case !isChainName(name):
 		return fmt.Errorf("%q is not a chain name", name)
-	case builtinName(name):
+	case isBuiltinName(name):
 		return fmt.Errorf("%q is a built-in chain", name)
 	default:
 		return nil
@@ -71,7 +71,7 @@ func CheckChainName(name string) error {
 }
 
 // validName reports whether iptables and its restore format take the name.
-func validName(name string) bool {
+func isChainName(name string) bool {
 	return name != "" && len(name) <= MaxName && name[0] != '-' && name[0] != '!' && name[0] != ':' &&
 		!strings.ContainsFunc(name, func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '"' })
 }

@@ -10,7 +10,7 @@ type vocabulary struct {
 	short map[string]string
 	// silent are options with the values that mean the same as leaving them
 	// out: what iptables-save adds to, or leaves out of, what was written.
-	silent map[string][]string
+	defaults map[string][]string
 	// pure says that the match asks one question, changes nothing and never
 	// drops a packet by itself, so that neighbours of its kind may change places.
 	pure bool

@@ -22,7 +22,7 @@ func (s Section) Opaque(before Section, found []TextlessRule) []TextlessRule {
 		for at < len(before.Chains) && strings.Compare(before.Chains[at].Name, c.Name) < 0 {
 			at++
 		}
-		if at < len(before.Chains) && before.Chains[at].Name == c.Name && shared(before.Chains[at].Rules, c.Rules) {
+		if at < len(before.Chains) && before.Chains[at].Name == c.Name && sameMemory(before.Chains[at].Rules, c.Rules) {
 			for _, f := range found {
 				if f.Chain == c.Name {
 					all = append(all, f)
