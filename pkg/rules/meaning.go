@@ -5,12 +5,11 @@ import (
 	"strings"
 )
 
-// Equal reports whether two rules mean the same to the kernel of one family,
-// however they are spelled: whether their Meanings are the same text.
+// Equal reports whether two rules mean the same to the kernel, in one family, however they are
+// spelled: whether their Meanings are equal.
 //
-// It never takes two rules that mean different things for one. It may take two
-// spellings of one meaning for two, where pkg/rules does not know the match,
-// the option or the name that somebody used.
+// It never takes two meanings for one. It may take two spellings of one meaning for two, where
+// this package does not know the match, the option or a name in it.
 func (r Rule) Equal(o Rule) bool {
 	if r.Spec == o.Spec {
 		return true
@@ -21,20 +20,18 @@ func (r Rule) Equal(o Rule) bool {
 	return r.Meaning() == o.Meaning()
 }
 
-// Meaning returns the one spelling that all rules of r's meaning share. It is
-// a rule's text too, and its own Meaning; but it is made for comparing, and
-// iptables-save prints other text.
+// Meaning returns the one spelling that all rules of r's meaning share. It is a rule's text, and
+// its own Meaning, but not what iptables-save prints: it is for comparing.
 //
-// What it makes the same is what iptables 1.8.9 and the kernel make the same,
-// measured on both backends: the order of options within a match, spellings of
-// options, addresses, ports, protocols and marks, matches that -p implies,
-// defaults, the place of comments. It keeps the order of matches where a match
-// counts, remembers or may drop (xt_limit, xt_recent, xt_tcp's hotdrop).
-// Extensions that it does not know keep their exact words, and a rule that it
-// cannot read keeps all of them.
+// It makes equal what iptables 1.8.9 and the kernel make equal, measured on both backends. That
+// is the order of options within a match, spellings of options, addresses, ports, protocols and
+// marks, matches that -p implies, defaults, and the place of comments. It keeps the order of
+// matches where one of them counts, remembers or may drop (xt_limit, xt_recent, xt_tcp's
+// hotdrop). It keeps the words of unknown extensions, and all words of a rule that it cannot
+// read.
 //
-// The family is nowhere needed: addresses tell theirs, and each family's
-// defaults mean nothing else in the other one.
+// It needs no family: an address shows its family, and one family's defaults have no other
+// meaning in the other family.
 func (r Rule) Meaning() string {
 	words, err := Split(r.Spec)
 	if err != nil {
@@ -59,14 +56,14 @@ func quoteAll(words []string) string {
 	return strings.Join(quoted, " ")
 }
 
-// A writer writes a form's canonical text.
+// A writer writes the canonical text of a form.
 type writer struct {
 	*form
 	text    []byte
 	options []canonicalOption
 }
 
-// A said is one option in its canonical spelling.
+// A canonicalOption is one option in its canonical spelling.
 type canonicalOption struct {
 	not         bool
 	name, value string // value is quoted, and empty if there is none
@@ -104,8 +101,8 @@ func (w *writer) rule() {
 	}
 }
 
-// order returns the matches but comments in their order, repetitions of a match
-// that merges taken together.
+// order returns the matches, comments excepted, in their order. A match that merges into an
+// earlier one is not listed, and its options move to that one.
 func (w *writer) order() []int {
 	order := make([]int, 0, len(w.form.exts))
 	for i := range w.exts {
@@ -125,8 +122,8 @@ func (w *writer) order() []int {
 	return order
 }
 
-// mergesInto returns the match before it that takes match i's options, or -1.
-// Only pure matches may stand between the two.
+// mergesInto returns the earlier match that takes the options of match i, or -1. Only pure
+// matches may stand between the two.
 func (w *writer) mergesInto(before []int, i int) int {
 	known := w.exts[i].known
 	if known == nil || !known.merges {
@@ -142,7 +139,7 @@ func (w *writer) mergesInto(before []int, i int) int {
 	return before[n]
 }
 
-// disjoint reports whether two extensions of one kind share no option.
+// disjoint reports whether two extensions of one name share no option.
 func (w *writer) disjoint(a, b int) bool {
 	w.gather(a)
 	first := slices.Clone(w.options)
@@ -159,7 +156,7 @@ func (w *writer) isComment(i int) bool { return i != w.target && w.exts[i].name 
 
 func (w *writer) isPure(i int) bool { return w.exts[i].known != nil && w.exts[i].known.pure }
 
-// run writes matches of which the order means nothing, or a single one.
+// run writes a single match, or neighbouring matches whose order has no meaning.
 func (w *writer) run(matches []int) {
 	if len(matches) == 1 {
 		w.extension("-m", matches[0])
@@ -230,7 +227,7 @@ func (w *writer) extension(flag string, i int) {
 	}
 }
 
-// gather collects what an extension's options say: sorted if it is known.
+// gather sets w.options to those of extension i; a known extension's are sorted.
 func (w *writer) gather(i int) {
 	w.options = w.options[:0]
 	known := w.exts[i].known
@@ -248,7 +245,7 @@ func (w *writer) gather(i int) {
 	}
 }
 
-// say translates one option of a known extension.
+// translate appends one option of a known extension in its canonical spelling.
 func (w *writer) translate(known *vocabulary, s *setting) {
 	o := known.options[s.name]
 	values, ok := "", true

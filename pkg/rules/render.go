@@ -6,12 +6,12 @@ import (
 	"strings"
 )
 
-// Render writes one family's part of a generation as input for
-// iptables-restore that loads into empty tables.
+// Render returns one family's part of a generation as input for iptables-restore, to be loaded
+// into empty tables.
 //
-// Built-in chains are not declared, so that no policy is set. A rule that
-// jumps to another owner's chain cannot be loaded without it, an opaque one not at all: each is
-// written as a comment. A chain that is left out is not declared: that would empty it.
+// It does not declare built-in chains, so that no policy is set, nor chains that are left out:
+// that would empty them. Rules that cannot be loaded are written as comments: opaque ones, and
+// those that jump to another owner's chain.
 func Render(g Generation, f Family) string {
 	var b strings.Builder
 	for _, t := range AllTables() {
@@ -44,7 +44,7 @@ func Render(g Generation, f Family) string {
 	return b.String()
 }
 
-// comment begins the line of a rule that cannot be loaded.
+// commentSign returns what begins the line of a rule: "# " if the rule cannot be loaded.
 func commentSign(r Rule) string {
 	if _, opaque := r.Opaque(); opaque {
 		return "# "

@@ -2,8 +2,8 @@ package rules
 
 import "slices"
 
-// Split parts a section into what concerns the claimed chains, those chains
-// and the jumps into them, and the rest.
+// Split divides a section in two: own has the claimed chains and the jumps into them, rest has
+// everything else.
 func (s Section) Split(claimed func(chain string) bool) (own, rest Section) {
 	if claimed == nil {
 		return Section{}, s
@@ -26,7 +26,7 @@ func (s Section) Split(claimed func(chain string) bool) (own, rest Section) {
 	return own, rest
 }
 
-// Join returns a section that holds both, first's jumps before second's.
+// Join returns a section that holds both, the jumps of s before those of second.
 func (s Section) Join(second Section) Section {
 	joined := Section{
 		Chains:    slices.Concat(s.Chains, second.Chains),
@@ -39,19 +39,19 @@ func (s Section) Join(second Section) Section {
 	}
 	slices.Sort(joined.DependsOn)
 	joined.DependsOn = slices.Compact(joined.DependsOn)
-	// What one part leans on the other may bring.
-	brought := make(map[string]bool, len(joined.Chains))
+	// One part may have the chains that the other depends on.
+	has := make(map[string]bool, len(joined.Chains))
 	for _, c := range joined.Chains {
-		brought[c.Name] = !c.LeftOut()
+		has[c.Name] = !c.LeftOut()
 	}
-	joined.DependsOn = slices.DeleteFunc(joined.DependsOn, func(name string) bool { return brought[name] })
+	joined.DependsOn = slices.DeleteFunc(joined.DependsOn, func(name string) bool { return has[name] })
 	if len(joined.DependsOn) == 0 {
 		joined.DependsOn = nil
 	}
 	return joined
 }
 
-// Join returns a generation that holds both.
+// Join returns a generation that holds both, joined table by table.
 func (g Generation) Join(second Generation) Generation {
 	joined := g.Clone()
 	for id, s := range second {

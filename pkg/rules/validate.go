@@ -5,12 +5,12 @@ import (
 	"strings"
 )
 
-// MaxName is the longest chain name that iptables takes, and prints rules of. nft takes longer ones.
+// MaxName is the longest chain name that iptables takes and prints. nft takes longer ones.
 const MaxName = 28
 
-// Validate reports whether g may be turned into a restore: families, tables
-// and chain names are such as iptables knows, and no text can end a line or a
-// table. What comes from disk is checked by it.
+// Validate reports why g may not be turned into input of iptables-restore: a family, table or
+// chain that iptables does not have, or a text that would end a line. It guards against what
+// stands in a file.
 func Validate(g Generation) error {
 	for id, s := range g {
 		if id.Family != IPv4 && id.Family != IPv6 {
@@ -55,8 +55,7 @@ func (r Rule) validate() error {
 	return nil
 }
 
-// CheckChainName returns an error that says why name cannot be the name of a
-// user's chain, or nil.
+// CheckChainName returns why name cannot be the name of a chain that is not built in, or nil.
 func CheckChainName(name string) error {
 	switch {
 	case len(name) > MaxName:
@@ -70,7 +69,7 @@ func CheckChainName(name string) error {
 	}
 }
 
-// validName reports whether iptables and its restore format take the name.
+// isChainName reports whether iptables, and the input of iptables-restore, allow the name.
 func isChainName(name string) bool {
 	return name != "" && len(name) <= MaxName && name[0] != '-' && name[0] != '!' && name[0] != ':' &&
 		!strings.ContainsFunc(name, func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '"' })
