@@ -180,7 +180,7 @@ func TestBrokenFilesChangeNothing(t *testing.T) {
 		"a wrong field": {func(t *testing.T, path string) {
 			must(t, os.WriteFile(path, []byte(strings.Replace(a, "port: 80\n", "prot: 80\n", 1)), 0o644))
 		}, "Service shop/a"},
-		"a service twice":    {func(t *testing.T, path string) { must(t, os.WriteFile(path, []byte(a+"---\n"+a), 0o644)) }, "stands there twice"},
+		"a service twice":    {func(t *testing.T, path string) { must(t, os.WriteFile(path, []byte(a+"---\n"+a), 0o644)) }, "is declared twice"},
 		"deleted":            {func(t *testing.T, path string) { must(t, os.Remove(path)) }, "holds no file *.yaml"},
 		"a link to nowhere":  {func(t *testing.T, path string) { must(t, os.Remove(path)); must(t, os.Symlink("gone", path)) }, "no such file"},
 		"the folder deleted": {func(t *testing.T, path string) { must(t, os.RemoveAll(filepath.Dir(path))) }, "no such file"},

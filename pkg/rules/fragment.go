@@ -128,7 +128,7 @@ func (p *fragmentParser) open(text string) *ParseError {
 	case !slices.Contains(p.tables, name):
 		return &ParseError{Text: text, Reason: "is none of the tables that canaryd guards: " + strings.Join(p.tables, ", ")}
 	case again:
-		return &ParseError{Text: text, Reason: "stands there twice: write all of a table into one section"}
+		return &ParseError{Text: text, Reason: "opens a table that was closed above: write all of its rules into one section"}
 	}
 	p.table, p.opened, p.lines, p.rules, p.jumps = NewTable(name), p.number, map[string]int{}, map[ChainRule]int{}, nil
 	return nil

@@ -46,8 +46,8 @@ type Translations struct {
 // Bounds on what unusual rules may cost. Those of real nodes stay far below.
 const (
 	maxDepth = 16 // jumps in a row
-	// maxSteps is how many rules are looked at for all flows together. A flow
-	// to a service takes about 20, one to anywhere else 5.
+	// maxSteps is how many rules are evaluated for all flows together. A flow to a service
+	// takes about 20, any other flow 5.
 	maxSteps = 10000000
 )
 

@@ -49,7 +49,7 @@ func (s Section) validate(t TableName) error {
 }
 
 func (r Rule) validate() error {
-	if strings.ContainsFunc(r.Spec, func(c rune) bool { return c < ' ' && c != '\t' || c == 0x7f }) {
+	if strings.ContainsFunc(r.Spec, isControl) {
 		return fmt.Errorf("rule %q holds a control character", r.Spec)
 	}
 	return nil
