@@ -160,7 +160,7 @@ func TestRefusedOptions(t *testing.T) {
 	}{
 		{func(o *Options) { o.IPTablesMasqueradeBit = 32 }, "--iptables-masquerade-bit: 32 is not within 0 and 31"},
 		{func(o *Options) { o.MakeIPTablesUtilChains, o.IPTablesDropBit = true, -1 }, "--iptables-drop-bit: -1 is not within 0 and 31"},
-		{func(o *Options) { o.MakeIPTablesUtilChains, o.IPTablesDropBit = true, 14 }, "--iptables-drop-bit: 14 is the masquerade bit already"},
+		{func(o *Options) { o.MakeIPTablesUtilChains, o.IPTablesDropBit = true, 14 }, "--iptables-drop-bit: 14 is the masquerade bit: choose another"},
 		{func(o *Options) { o.IPTablesDropBit = 14 }, ""},
 		{func(o *Options) { o.ClusterCIDRs = []string{"10.0.0.0"} }, `--cluster-cidr: "10.0.0.0" is not a CIDR`},
 		{func(o *Options) { o.ClusterCIDRs = []string{"fd00::/8", " 10.0.0.5/8"} }, `--cluster-cidr: " 10.0.0.5/8" is not a CIDR`},
