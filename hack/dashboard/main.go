@@ -1,6 +1,5 @@
-// Dashboard prints deploy/grafana/canaryd.json, the Grafana dashboard. It is
-// generated so that all panels ask for the same nodes in the same way; `make
-// dashboard` writes it anew.
+// Dashboard prints deploy/grafana/canaryd.json, the Grafana dashboard. It is generated so that all
+// panels select nodes in the same way. `make dashboard` writes the file.
 package main
 
 import (
@@ -28,8 +27,8 @@ func run() int {
 // object is a JSON object; encoding/json sorts its keys.
 type object = map[string]any
 
-// schema is the version of the dashboard's format, that of Grafana 10.4: older
-// ones show it too, newer ones migrate it when they load it.
+// schema is the version of the dashboard's format, that of Grafana 10.4. Older versions can show
+// it, and newer ones migrate it when they load it.
 const schema = 39
 
 // Render returns the dashboard as Grafana imports it.
@@ -54,7 +53,7 @@ func Render() ([]byte, error) {
 	return append(text, '\n'), nil
 }
 
-// source is the data source that was chosen on top of the dashboard.
+// source is the data source that the user chose at the top of the dashboard.
 func source() object { return object{"type": "prometheus", "uid": "${datasource}"} }
 
 func variables() []object {
@@ -85,8 +84,8 @@ func link(title, url string) object {
 // columns is the width of Grafana's grid.
 const columns = 24
 
-// place numbers the panels and sets them from left to right, row by row. All
-// panels of a row have the same height.
+// place numbers the panels and arranges them from left to right, row by row. All panels of a row
+// have the same height.
 func place(list []panel) []object {
 	var placed []object
 	x, y := 0, 0

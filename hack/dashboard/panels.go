@@ -3,27 +3,27 @@ package main
 // A panel is one panel of the dashboard.
 type panel struct {
 	title, kind, unit string
-	says              string // what it shows, for who hovers over its title
+	says              string // a description, shown next to the title
 	width, height     int
 	queries           []query
 	stack             bool
 	bars              bool
 	text              string      // of a panel of kind text
-	steps             [][2]any    // thresholds: from which value on, which colour; the first has nil
-	mappings          [][2]string // values and the words shown for them
+	steps             [][2]any    // thresholds: the value from which a colour is used; the first has nil
+	mappings          [][2]string // values and the words that replace them
 	links             []object
 }
 
-// A query is one expression and how its series are called.
+// A query is an expression, and the name of its series.
 type query struct{ expr, legend string }
 
-// nodes is what every expression selects by.
+// nodes is the selector of each expression.
 const nodes = `instance=~"$instance"`
 
-// quiet is green at 0, red above.
+// quiet is green at 0 and red above.
 func quiet() [][2]any { return [][2]any{{nil, "green"}, {1, "red"}} }
 
-// who leads from a node's series to its flush records, where culprits are.
+// who links a node's series to its flush records, which name the culprits.
 func who() []object {
 	return []object{
 		{"title": "Who did it: flush records of ${__field.labels.instance}", "url": "http://${__field.labels.instance}/", "targetBlank": true},
@@ -39,14 +39,14 @@ func graph(title, says, unit string, queries ...query) panel {
 	return panel{title: title, kind: "timeseries", says: says, unit: unit, width: 12, height: 8, queries: queries}
 }
 
-// counted shows how often something happened, as bars on top of each other.
+// counted is a panel that shows how often something happened, as stacked bars.
 func counted(title, says string, queries ...query) panel {
 	p := graph(title, says, "short", queries...)
 	p.bars, p.stack = true, true
 	return p
 }
 
-// panels returns all panels, in the order in which somebody reads who was paged.
+// panels returns all panels, in the order in which an operator on call reads them.
 func panels() []panel {
 	flushKinds := counted("Flushes by kind and node", "Tables that were hit. Click a bar for the flush records of its node.",
 		query{`sum by (instance, kind) (increase(canaryd_flushes_total{` + nodes + `}[$__rate_interval])) > 0`, "{{instance}} {{kind}}"})
@@ -66,7 +66,7 @@ func panels() []panel {
 	}
 
 	canaries := panel{
-		title: "Canaries", kind: "state-timeline", says: "Whether the canary of each table stood with its nonce at the last probe.", width: 12, height: 8,
+		title: "Canaries", kind: "state-timeline", says: "Whether the last probe found the canary of each table with its nonce.", width: 12, height: 8,
 		queries:  []query{{`canaryd_canary_present{` + nodes + `}`, "{{instance}} {{family}} {{table}}"}},
 		steps:    [][2]any{{nil, "red"}, {1, "green"}},
 		mappings: [][2]string{{"0", "gone"}, {"1", "stands"}},
@@ -74,32 +74,32 @@ func panels() []panel {
 	return []panel{
 		stat("Nodes with a loss", "Nodes on which protected rules are missing now.", "short",
 			`count(canaryd_loss_since_timestamp_seconds{`+nodes+`} > 0) or vector(0)`, quiet()),
-		stat("Longest loss now", "Since when the oldest loss that stands has stood.", "s",
+		stat("Longest loss now", "How long the oldest loss that is not repaired has lasted.", "s",
 			`max((timestamp(canaryd_loss_since_timestamp_seconds{`+nodes+`}) - canaryd_loss_since_timestamp_seconds{`+nodes+`}) and canaryd_loss_since_timestamp_seconds{`+nodes+`} > 0) or vector(0)`,
 			[][2]any{{nil, "green"}, {0.001, "orange"}, {30, "red"}}),
 		stat("Flushes", "Within the time shown.", "short",
 			`round(sum(increase(canaryd_flush_events_total{`+nodes+`}[$__range])))`, [][2]any{{nil, "green"}, {1, "orange"}}),
 		stat("Blind nodes", "Nodes of which a table has not been known for a minute, or that cannot be scraped.", "short",
 			`(count(timestamp(canaryd_last_examination_timestamp_seconds{`+nodes+`}) - canaryd_last_examination_timestamp_seconds{`+nodes+`} > 60) or vector(0)) + (count(up{job=~".*canaryd.*",`+nodes+`} == 0) or vector(0))`, quiet()),
-		stat("Paused or contended", "Nodes on which replays are held, or undone by somebody.", "short",
+		stat("Paused or contended", "Nodes on which replays are paused, or undone by another process.", "short",
 			`sum(canaryd_paused{`+nodes+`}) + sum(canaryd_contended{`+nodes+`})`, [][2]any{{nil, "green"}, {1, "orange"}}),
-		stat("Rules in quarantine", "Rules that could not be put back, because what they lean on is missing.", "short",
+		stat("Rules in quarantine", "Rules that could not be put back, because something that they depend on is missing, or they are refused.", "short",
 			`sum(canaryd_quarantined_rules{`+nodes+`})`, quiet()),
 
 		flushKinds, last, culprits,
 
-		graph("Time rules were absent", "From the first evidence of a loss to the proof that everything is back; and how old a loss is that stands.", "s",
+		graph("Time rules were absent", "From the first evidence of a loss to the proof that everything is back; and the age of a loss that is not repaired.", "s",
 			query{`histogram_quantile(0.5, sum by (le) (rate(canaryd_rules_absent_seconds_bucket{` + nodes + `}[$__rate_interval])))`, "half of the repairs"},
 			query{`histogram_quantile(0.99, sum by (le) (rate(canaryd_rules_absent_seconds_bucket{` + nodes + `}[$__rate_interval])))`, "99 % of the repairs"},
 			query{`(timestamp(canaryd_loss_since_timestamp_seconds{` + nodes + `}) - canaryd_loss_since_timestamp_seconds{` + nodes + `}) and canaryd_loss_since_timestamp_seconds{` + nodes + `} > 0`, "{{instance}}, still lost"}),
-		counted("Replays by result", "raced: somebody wrote meanwhile. skipped: the owner was faster.",
+		counted("Replays by result", "raced: another process wrote meanwhile. skipped: the owner was faster.",
 			query{`sum by (result) (increase(canaryd_replays_total{` + nodes + `}[$__rate_interval]))`, "{{result}}"}),
 
 		canaries,
 		graph("Generation", "Rules that are kept in force. A step down is an owner's decision, or rules that were deleted one by one.", "short",
 			query{`sum by (instance) (canaryd_generation_rules{` + nodes + `})`, "{{instance}}"}),
 
-		graph("Probe cost", "What looking costs: time per probe, and CPU time of the whole process in cores.", "s",
+		graph("Probe cost", "The time of a probe, and the CPU time of the whole process in cores.", "s",
 			query{`sum(rate(canaryd_probe_duration_seconds_sum{` + nodes + `}[$__rate_interval])) / sum(rate(canaryd_probe_duration_seconds_count{` + nodes + `}[$__rate_interval]))`, "a probe, on average"},
 			query{`histogram_quantile(0.99, sum by (le) (rate(canaryd_probe_duration_seconds_bucket{` + nodes + `}[$__rate_interval])))`, "99 % of the probes"},
 			query{`max by (instance) (rate(process_cpu_seconds_total{job=~".*canaryd.*",` + nodes + `}[$__rate_interval]))`, "{{instance}}: CPU seconds per second"}),
@@ -115,9 +115,9 @@ func panels() []panel {
 			query{`sum by (instance) (increase(canaryd_journal_errors_total{` + nodes + `}[$__rate_interval])) > 0`, "{{instance}}: journal not written"},
 			query{`sum by (protocol) (increase(canaryd_conntrack_deleted_total{` + nodes + `}[$__rate_interval])) > 0`, "flows ended: {{protocol}}"}),
 
-		graph("Reasons to look", "Hints a second: commits heard of, locks released, polls, and notifications that were lost.", "ops",
+		graph("Reasons to look", "Hints a second: commits, released locks, polls, and lost notifications.", "ops",
 			query{`sum by (source) (rate(canaryd_hints_total{` + nodes + `}[$__rate_interval]))`, "{{source}}"}),
-		graph("States", "1 while it is so.", "short",
+		graph("States", "1 while a node is in this state.", "short",
 			query{`canaryd_paused{` + nodes + `} > 0`, "{{instance}}: paused"},
 			query{`canaryd_contended{` + nodes + `} > 0`, "{{instance}}: contended"},
 			query{`canaryd_mixed_backends{` + nodes + `} > 0`, "{{instance}}: both backends hold rules"},
@@ -125,7 +125,7 @@ func panels() []panel {
 	}
 }
 
-// object returns the panel as Grafana has it, but for its place.
+// object returns the panel in Grafana's format, without its place.
 func (p panel) object() object {
 	o := object{"title": p.title, "type": p.kind}
 	if p.says != "" {
@@ -165,7 +165,7 @@ func (p panel) object() object {
 	return o
 }
 
-// custom returns what only this kind of panel has.
+// custom returns the options that only this kind of panel has.
 func (p panel) custom() object {
 	switch {
 	case p.kind != "timeseries":

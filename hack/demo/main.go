@@ -1,6 +1,6 @@
-// Demo flushes a real kube-proxy rule set in every way that canaryd must
-// survive, each in a network namespace of its own, and prints how long the
-// rules were away. It touches nothing of the machine's.
+// Demo flushes a real kube-proxy rule set in each way that canaryd must survive, and prints how
+// long the rules were missing. Each flush has a network namespace of its own; nothing of the
+// machine's is touched.
 package main
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// marker is the environment variable that tells a child its row: "nft/flush-all".
+// marker is the environment variable with the row of a child: "nft/flush-all".
 const marker = "CANARYD_DEMO"
 
 // oneRow is how long one row may take; the scenario's own limits are shorter.
@@ -58,7 +58,7 @@ func run() int {
 	return parent(ctx, program, *only, *verbose)
 }
 
-// parent runs every row in a process and namespaces of its own.
+// parent runs each row in a process and namespaces of its own.
 func parent(ctx context.Context, program, only string, verbose bool) int {
 	const format = "%-46s %-7s %-52s %10s %14s  %s\n"
 	fmt.Printf(format, "flush", "backend", "what was lost", "noticed", "back + proved", "")
@@ -132,7 +132,7 @@ func try(ctx context.Context, row, program string) (scenario.Result, error) {
 	if err := netns.Setup(); err != nil {
 		return scenario.Result{}, err
 	}
-	dir, err := os.MkdirTemp("/run", "demo") // this namespace's own /run: it goes away by itself
+	dir, err := os.MkdirTemp("/run", "demo") // it ends with the namespace
 	if err != nil {
 		return scenario.Result{}, err
 	}

@@ -18,11 +18,11 @@ import (
 
 const (
 	step = time.Second
-	// rateInterval is four scrapes, as Grafana has it.
+	// rateInterval is four scrapes, as in Grafana.
 	rateInterval = "4s"
 )
 
-// A board is the dashboard as far as it is drawn.
+// A board is the part of the dashboard that is drawn.
 type board struct {
 	Title  string  `json:"title"`
 	Panels []panel `json:"panels"`
@@ -64,13 +64,13 @@ func readBoard(path string) (board, error) {
 	return b, err
 }
 
-// A series is what Prometheus answers: values by second since the begin.
+// A series is a result of Prometheus: values by seconds since the begin.
 type series struct {
 	name   string
 	points [][2]float64
 }
 
-// ask asks Prometheus for all that a panel shows.
+// ask queries Prometheus for all series of a panel.
 func ask(ctx context.Context, p panel, begin, end time.Time) ([]series, error) {
 	var all []series
 	for _, t := range p.Targets {

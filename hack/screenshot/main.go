@@ -1,8 +1,7 @@
-// Screenshot flushes a node's rules in many ways under a running canaryd,
-// in a network namespace of its own, has a Prometheus there scrape it, and draws
-// the panels of the Grafana dashboard with what that Prometheus answers to their
-// expressions. Chromium makes a picture of it, and on the way two of canaryd's
-// own page. `make screenshot` runs it.
+// Screenshot makes the pictures in docs/images. In a network namespace of its own, it flushes a
+// node's rules in many ways while canaryd runs, and a Prometheus scrapes canaryd. Then it draws
+// the panels of the Grafana dashboard from that Prometheus, and Chromium makes a picture of them.
+// It also makes two pictures of canaryd's own page. `make screenshot` runs it.
 package main
 
 import (
@@ -32,7 +31,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// marker is the environment variable that tells the child what it is.
+// marker is the environment variable that only the child has.
 const marker = "CANARYD_SCREENSHOT"
 
 func main() {
@@ -76,7 +75,7 @@ func (s *shot) absolute() error {
 	return nil
 }
 
-// take has a child in a namespace write the page, and makes a picture of it.
+// take lets a child in a namespace write the page, and makes a picture of it.
 func (s *shot) take(ctx context.Context) error {
 	cmd, err := netns.Command(ctx, marker, "yes", "-canaryd", s.canaryd, "-dashboard", s.dashboard, "-page", s.page, "-o", s.pictures)
 	if err != nil {
@@ -89,8 +88,7 @@ func (s *shot) take(ctx context.Context) error {
 	return s.picture(ctx, "dashboard.png", "file://"+s.page, browser.Look{Width: 1500, Height: 1850}, "")
 }
 
-// picture makes a picture of a page, after a script was run in it. Less than
-// the window is cut off.
+// picture runs a script in a page and makes a picture of what the window shows.
 func (s *shot) picture(ctx context.Context, name, url string, look browser.Look, script string) (err error) {
 	b, err := browser.Start(ctx)
 	if err != nil {
@@ -113,8 +111,8 @@ func (s *shot) picture(ctx context.Context, name, url string, look browser.Look,
 	return shrink(path)
 }
 
-// shrink leaves a picture its 256 commonest colours: a third of the size, and
-// nobody sees it.
+// shrink reduces a picture to its 256 most frequent colours: a third of the size, without a
+// visible difference.
 func shrink(path string) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -149,8 +147,8 @@ func shrink(path string) error {
 	return os.WriteFile(path, out.Bytes(), 0o644)
 }
 
-// config is Prometheus' configuration; it scrapes far more often than on a real
-// node, so that a story of two minutes fills a graph.
+// config is the configuration of Prometheus. It scrapes far more often than on a real node, so
+// that a story of two minutes fills a graph.
 const config = `global: {scrape_interval: 1s, evaluation_interval: 1s}
 scrape_configs:
   - job_name: canaryd
@@ -159,8 +157,8 @@ scrape_configs:
         labels: {instance: "node-1"}
 `
 
-// watch writes the page: it starts canaryd and Prometheus, does what the story
-// says, and asks.
+// watch writes the page: it starts canaryd and Prometheus, plays the story, and queries
+// Prometheus.
 func (s *shot) watch(ctx context.Context) error {
 	if err := netns.Setup(); err != nil {
 		return err
@@ -210,7 +208,7 @@ func (s *shot) watch(ctx context.Context) error {
 	return os.WriteFile(s.page, page, 0o644)
 }
 
-// A scene is something that is done, after a time.
+// A scene is a step of the story, and its time.
 type scene struct {
 	after time.Duration
 	do    func() error

@@ -20,23 +20,22 @@ import (
 )
 
 const (
-	// patience is how long a connection may take. It is shorter than the
-	// second after which TCP asks again, so what began during an outage fails.
+	// patience is how long a connection may take. TCP sends a SYN again after a second, so a
+	// connection that began during an outage fails.
 	patience = 500 * time.Millisecond
-	// mostOpen bounds the connections that are open at the same time: what
-	// 1,000 a second need if nobody answers, and once more.
-	mostOpen = 1000
+	// maxOpen is how many connections may be open at the same time: twice what 1,000 a second
+	// need while no pod answers.
+	maxOpen = 1000
 )
 
-// A load is what a client is told.
+// A load says which connections a client opens.
 type load struct {
 	Rate      int
 	Services  []netip.AddrPort
 	HostPorts []netip.AddrPort
 }
 
-// target returns where the nth connection goes: services and host ports take
-// turns.
+// target returns the target of the nth connection: services and host ports alternate.
 func (l load) target(n int) (index int, at netip.AddrPort) {
 	if n%2 == 0 {
 		index = n / 2 % len(l.Services)
@@ -46,7 +45,7 @@ func (l load) target(n int) (index int, at netip.AddrPort) {
 	return len(l.Services) + index, l.HostPorts[index]
 }
 
-// How a connection ends.
+// The outcomes of a connection.
 const (
 	answered = "answered"
 	refused  = "refused"
@@ -59,7 +58,7 @@ type attempt struct {
 	Start, End int64 // microseconds of the machine's monotonic clock
 	Target     int   // services first, then host ports
 	Outcome    string
-	Pod        netip.Addr // who answered
+	Pod        netip.Addr // the pod that answered
 }
 
 func (a attempt) String() string {
@@ -82,18 +81,16 @@ func parseAttempt(line string) (attempt, error) {
 	return a, errors.Join(errs[:]...)
 }
 
-// clock returns the machine's monotonic time, which all its processes share,
-// in microseconds.
+// clock returns the machine's monotonic time, which all processes share, in microseconds.
 func clock() int64 {
 	var t unix.Timespec
-	// It fails for clocks that are not there, and this one always is.
+	// It fails for unknown clocks only.
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t)
 	return t.Nano() / 1000
 }
 
-// runClient opens connections at the rate of its load until its input ends,
-// and writes a line for each: its attempt, or "skipped" for one that was
-// due while too many were open.
+// runClient opens connections at the rate of its load until its input ends. It writes a line for
+// each: its attempt, or "skipped" if too many were open when it was due.
 func runClient(ctx context.Context, text string, stdin io.Reader, stdout io.Writer) error {
 	var l load
 	if err := json.Unmarshal([]byte(text), &l); err != nil {
@@ -105,7 +102,7 @@ func runClient(ctx context.Context, text string, stdin io.Reader, stdout io.Writ
 		_, _ = io.Copy(io.Discard, stdin)
 		cancel()
 	}()
-	lines := make(chan string, mostOpen)
+	lines := make(chan string, maxOpen)
 	var writing sync.WaitGroup
 	var failed error
 	writing.Go(func() {
@@ -126,7 +123,7 @@ func runClient(ctx context.Context, text string, stdin io.Reader, stdout io.Writ
 		case <-tick.C:
 		}
 		for due := int(time.Since(begin).Seconds() * float64(l.Rate)); begun < due; begun++ {
-			if open.Load() >= mostOpen {
+			if open.Load() >= maxOpen {
 				lines <- "skipped"
 				continue
 			}
@@ -144,8 +141,8 @@ func runClient(ctx context.Context, text string, stdin io.Reader, stdout io.Writ
 	return failed
 }
 
-// connect opens one connection, and ends it with a reset when it was answered:
-// neither side waits for what may still be under way.
+// connect opens one connection and, once it is answered, ends it with a reset, so that neither
+// side keeps it in memory.
 func (l load) connect(n int) attempt {
 	index, at := l.target(n)
 	a := attempt{Start: clock(), Target: index, Outcome: other}
@@ -158,7 +155,7 @@ func (l load) connect(n int) attempt {
 		return a
 	}
 	defer conn.Close()
-	_ = conn.(*net.TCPConn).SetLinger(0) // it is only a matter of tidiness
+	_ = conn.(*net.TCPConn).SetLinger(0) // if that fails, the connection just ends later
 	_ = conn.SetDeadline(deadline)       // without it the pod answers or the connection ends
 	line, err := bufio.NewReaderSize(conn, 64).ReadString('\n')
 	if err != nil {

@@ -19,13 +19,13 @@ const (
 	stopsIn  = 15 * time.Second
 )
 
-// A daemon is the built canaryd as a healer.
+// A daemon is canaryd as a healer.
 type daemon struct {
 	*canaryd.Process
 }
 
 func startDaemon(ctx context.Context, l *lab) (*daemon, error) {
-	dir, err := os.MkdirTemp("/run", "soak") // the namespace's own /run: it goes away by itself
+	dir, err := os.MkdirTemp("/run", "soak") // it ends with the namespace
 	if err != nil {
 		return nil, err
 	}
@@ -37,9 +37,9 @@ func startDaemon(ctx context.Context, l *lab) (*daemon, error) {
 	return d, d.until(ctx, startsIn, "canaryd to learn the rules", d.quiet)
 }
 
-// learn waits until canaryd has another generation than before, and nothing
-// more to learn. That it is quiet says nothing on a busy machine: it may not
-// have looked yet.
+// learn waits until canaryd has another generation than before write, and nothing more to learn.
+// To wait until it is quiet is not enough: on a busy machine it may not have noticed the write
+// yet.
 func (d *daemon) learn(ctx context.Context, write func() error) error {
 	before, err := d.status(ctx)
 	if err == nil {
@@ -52,7 +52,7 @@ func (d *daemon) learn(ctx context.Context, write func() error) error {
 		if now, err := d.status(ctx); err != nil {
 			return err
 		} else if now.Generation.ID == before.Generation.ID {
-			return errors.New("the generation is that of before")
+			return errors.New("the generation has not changed")
 		}
 		return d.quiet(ctx)
 	})
@@ -66,8 +66,8 @@ func (d *daemon) heals(context.Context) error { return nil }
 
 func (d *daemon) startOver(context.Context) error { return nil }
 
-// steady is how long it must be so: a flush of many commands is repaired in
-// between, too.
+// steady is how long a state must last to count: canaryd may also repair between two commands of
+// a flush.
 const steady = 300 * time.Millisecond
 
 func (d *daemon) until(ctx context.Context, limit time.Duration, what string, is func(context.Context) error) error {
@@ -96,8 +96,7 @@ func (d *daemon) until(ctx context.Context, limit time.Duration, what string, is
 	}
 }
 
-// quiet returns nil if nothing is lost and the generation is up to date as far
-// as canaryd knows.
+// quiet returns nil if canaryd reports no loss, and a generation that is up to date.
 func (d *daemon) quiet(ctx context.Context) error {
 	s, err := d.status(ctx)
 	switch {

@@ -13,29 +13,29 @@ import (
 const (
 	// deadAfter is how long an established connection may have no answer.
 	deadAfter = 20 * time.Second
-	// opensIn is how long one may take to be established, when nothing is flushed.
+	// opensIn is how long a connection may take to be established without a flush.
 	opensIn = 5 * time.Second
-	// idlePing is the time between two questions while no flush is near.
+	// idlePing is the time between two questions long before and after a flush.
 	idlePing = 100 * time.Millisecond
 )
 
-// What becomes of a flow.
+// The states of a flow.
 const (
 	alive = ""
 	reset = "reset"
-	dead  = "dead"  // nothing for deadAfter
+	dead  = "dead"  // no answer for deadAfter
 	moved = "moved" // another pod answers
 )
 
-// A flow is an established connection that asks all the time; over UDP it is a
-// socket that was answered.
+// A flow is an established connection that asks all the time. Over UDP it is a socket that has
+// had an answer.
 type flow struct {
 	way    way
 	target target
 	conn   net.Conn
 	pod    string
 	pace   *pace
-	ended  chan struct{} // once nothing reads it any more
+	ended  chan struct{} // closed when no goroutine reads conn any more
 
 	mu      sync.Mutex
 	last    int64 // when it was last answered, by clock
@@ -52,7 +52,7 @@ type pace struct {
 func (p *pace) set(d time.Duration) { p.mu.Lock(); p.wait = d; p.mu.Unlock() }
 func (p *pace) rest()               { p.mu.Lock(); d := p.wait; p.mu.Unlock(); time.Sleep(d) }
 
-// openFlow establishes a connection and lets it ask.
+// openFlow establishes a connection and starts to ask.
 func openFlow(w way, t target, p *pace) (*flow, error) {
 	f := &flow{way: w, target: t, pace: p, ended: make(chan struct{})}
 	var err error
@@ -81,7 +81,7 @@ func openFlow(w way, t target, p *pace) (*flow, error) {
 	return f, nil
 }
 
-// askStream asks, waits for the answer, rests, and so on. Go sets TCP_NODELAY.
+// askStream asks, waits for the answer, rests, and begins again. Go sets TCP_NODELAY.
 func (f *flow) askStream() {
 	defer close(f.ended)
 	for {
@@ -91,21 +91,21 @@ func (f *flow) askStream() {
 		if err == nil {
 			pod, err = readLine(f.conn)
 		}
-		if !f.heard(pod, err) {
+		if !f.record(pod, err) {
 			return
 		}
 		f.pace.rest()
 	}
 }
 
-// askDatagrams asks whether it is answered or not, until the flow is lost.
+// askDatagrams asks, whether there are answers or not, until the flow is lost.
 func (f *flow) askDatagrams() {
 	for {
 		select {
 		case <-f.ended:
 			return
 		default:
-			_, _ = f.conn.Write([]byte("?")) // an error is that of a question before
+			_, _ = f.conn.Write([]byte("?")) // an error is about an earlier question
 			f.pace.rest()
 		}
 	}
@@ -118,11 +118,11 @@ func (f *flow) hearDatagrams() {
 		_ = f.conn.SetReadDeadline(time.Now().Add(deadAfter))
 		for start := time.Now(); ; {
 			n, err := f.conn.Read(answer)
-			// A refusal is heard once for a question, and counts for nothing.
+			// Each question may be refused once. A refusal does not count.
 			if errors.Is(err, syscall.ECONNREFUSED) && time.Since(start) < deadAfter {
 				continue
 			}
-			if !f.heard(string(answer[:n]), err) {
+			if !f.record(string(answer[:n]), err) {
 				return
 			}
 			break
@@ -130,9 +130,9 @@ func (f *flow) hearDatagrams() {
 	}
 }
 
-// heard takes an answer, or an error for the end of the flow, and reports
-// whether it goes on.
-func (f *flow) heard(pod string, err error) bool {
+// record takes an answer, or an error at the end of the flow, and reports whether the flow goes
+// on.
+func (f *flow) record(pod string, err error) bool {
 	now := clock()
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -156,7 +156,7 @@ type flowView struct {
 	Lost  string // alive, reset, dead or moved
 }
 
-// begin forgets what was before.
+// begin forgets what was seen before.
 func (f *flow) begin() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -170,14 +170,14 @@ func (f *flow) isLost() bool {
 	return f.lost != alive
 }
 
-// now returns what became of the flow by now; a stall may still go on.
+// now returns what has become of the flow so far; a stall may still last.
 func (f *flow) now() flowView {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return flowView{max(f.longest, clock()-f.last), f.lost}
 }
 
-// after waits until the flow has been answered again, or is lost.
+// after waits until the flow has an answer from after the moment, or is lost.
 func (f *flow) after(moment int64) flowView {
 	for {
 		f.mu.Lock()

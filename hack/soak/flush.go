@@ -16,8 +16,8 @@ type flushKind struct {
 	do   func(ctx context.Context, f scenario.Flusher) error
 }
 
-// savedFilter is an administrator's file that lets packets through: it is what
-// canaryd makes of its restore that is measured, not the administrator's DROP.
+// savedFilter is an administrator's file that accepts all packets, so that canaryd's repair is
+// measured, and not a DROP of the administrator.
 const savedFilter = `*filter
 :INPUT ACCEPT [0:0]
 :FORWARD ACCEPT [0:0]
@@ -26,9 +26,9 @@ const savedFilter = `*filter
 COMMIT
 `
 
-// flushKinds returns the flushes that are asked for and that the backend can
-// suffer; without names all: the scenarios', but for the one of many flushes and
-// those that add rules first.
+// flushKinds returns the named flushes, as far as they are possible on the backend; without
+// names, all. They are the scenarios, without the one of many flushes and those that add rules
+// first.
 func flushKinds(backend iptables.Backend, names []string) ([]flushKind, error) {
 	kinds := allKinds(backend)
 	if len(names) == 0 {

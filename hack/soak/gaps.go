@@ -14,14 +14,14 @@ type change struct {
 	Pods       []netip.Addr // from then on
 }
 
-// A truth is which pods each target had, and when.
+// A truth says which pods each target had, and when.
 type truth struct {
 	First   [][]netip.Addr // by target
 	Changes []change       // in their order
 }
 
-// right reports whether the pod that answered was one of the target's. For what
-// was under way during a change both answers are.
+// right reports whether the pod that answered was one of the target's. During a change, both pods
+// are right.
 func (t truth) right(a attempt) bool {
 	now := t.First[a.Target]
 	for _, c := range t.Changes {
@@ -38,31 +38,29 @@ func (t truth) right(a attempt) bool {
 	return slices.Contains(now, a.Pod)
 }
 
-// A window is the time that belongs to one flush: from its first command to
-// the next flush, or to when somebody else put things right.
+// A window is the time of one flush: from its first command to the next flush, or until the test
+// put the rules right.
 type window struct {
 	Kind     string
 	From, To int64
 	Done     int64 // the end of the flush's last command
-	Cut      bool  // somebody else put things right
+	Cut      bool  // the test put the rules right
 }
 
-// A gap is the longest time for which nobody was answered.
+// A gap is the longest time without an answer.
 type gap struct {
 	Length time.Duration // 0: nothing failed
-	// After is the most of a gap that lies behind the flush's last command: what
-	// the healer took, without what the flusher took.
+	// After is the longest part of a gap after the flush's last command: the time of the
+	// healer, without that of the flusher.
 	After time.Duration
-	// Open: nobody was answered any more, or not until somebody else put
-	// things right.
+	// Open says that there was no answer until the end, or until the test put the rules right.
 	Open   bool
 	Failed int
 }
 
-// longestGap looks at attempts in the order of their starts. A gap reaches from
-// the start of the last connection that was answered before a failed one to
-// the start of the first that is answered after it, also if a client that had
-// no processor for a while began that one in the next window.
+// longestGap examines attempts, which are sorted by their starts. A gap begins with the last
+// answered connection before a failed one, and ends with the next answered one. The latter may
+// belong to the next window, if the client had no processor for a while.
 func longestGap(attempts []attempt, w window) gap {
 	var g gap
 	from, _ := slices.BinarySearchFunc(attempts, w.From, func(a attempt, at int64) int { return cmp.Compare(a.Start, at) })
@@ -104,8 +102,8 @@ func longestGap(attempts []attempt, w window) gap {
 	return g
 }
 
-// quantile returns the value that a share of the values does not exceed, by
-// the nearest rank: of 40 values the 0.99th is the largest.
+// quantile returns the smallest value that is not below a share of the values (the nearest rank):
+// of 40 values, the 0.99 quantile is the largest.
 func quantile(values []time.Duration, share float64) time.Duration {
 	if len(values) == 0 {
 		return 0

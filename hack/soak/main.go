@@ -1,10 +1,10 @@
-// Soak sends packets to services while their rules are flushed, and tells for
-// how long nobody answered. Each backend has a node of its own, in network
-// namespaces; nothing of the machine's is touched.
+// Soak sends packets to services while their rules are flushed, and prints for how long no pod
+// answered. Each backend has a node of its own, in network namespaces; nothing of the machine's
+// is touched.
 //
-// It fails if a connection reaches a pod that is not of its service, if canaryd
-// does not put rules back, or ends. How long that takes is printed, and fails
-// nothing: it is a property of the machine too.
+// It fails if a connection reaches a pod of another service, if canaryd does not put rules back,
+// or if canaryd ends. It prints how long a heal takes and does not fail for that, because it
+// depends on the machine too.
 package main
 
 import (
@@ -27,21 +27,21 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// The environment variables that tell a child its part.
+// The environment variables with the part of a child.
 const (
 	nodeMarker   = "CANARYD_SOAK_NODE"   // a node, by its plan
 	clientMarker = "CANARYD_SOAK_CLIENT" // the client of a node, by its load
 	viewMarker   = "CANARYD_SOAK_VIEW"   // a client of the view, by its load
 )
 
-// Who heals.
+// The healers.
 const (
 	byCanaryd = "canaryd"
 	byMonitor = "monitor" // what kube-proxy's Monitor does
-	byStale   = "stale"   // who brings back old rules: the program must say so
+	byStale   = "stale"   // brings back old rules, which this program must notice
 )
 
-// A plan is all that one node is told.
+// A plan describes one node.
 type plan struct {
 	Healer   string
 	Backend  iptables.Backend
@@ -51,7 +51,7 @@ type plan struct {
 	Services int
 	Seed     uint64
 	Poll     time.Duration // of the monitor
-	Kinds    []string      // of flushes; empty: all that the backend can suffer
+	Kinds    []string      // of flushes; empty: all that are possible on the backend
 
 	View           bool // measure the clients' view, not a rate
 	FlushesPerKind int  // instead of For
@@ -69,18 +69,18 @@ func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if text, inside := netns.Inside(clientMarker); inside {
-		return told(runClient(ctx, text, os.Stdin, os.Stdout))
+		return exitCode(runClient(ctx, text, os.Stdin, os.Stdout))
 	}
 	if text, inside := netns.Inside(viewMarker); inside {
-		return told(runViewer(text, os.Stdin, os.Stdout))
+		return exitCode(runViewer(text, os.Stdin, os.Stdout))
 	}
 	if text, inside := netns.Inside(nodeMarker); inside {
-		return told(runNode(ctx, text))
+		return exitCode(runNode(ctx, text))
 	}
-	return told(parent(ctx))
+	return exitCode(parent(ctx))
 }
 
-func told(err error) int {
+func exitCode(err error) int {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "soak:", err)
 		return 1
@@ -88,8 +88,8 @@ func told(err error) int {
 	return 0
 }
 
-// parent runs all nodes, and prints what became of them. Nodes of one healer
-// run side by side, healers one after the other.
+// parent runs all nodes, and prints the results. Nodes of one healer run in parallel, healers one
+// after the other.
 func parent(ctx context.Context) error {
 	first := plan{}
 	flag.StringVar(&first.Canaryd, "canaryd", "bin/canaryd", "the canaryd `program` to try")
@@ -97,11 +97,11 @@ func parent(ctx context.Context) error {
 	flag.IntVar(&first.Rate, "rate", 1000, "new connections a second, on each backend")
 	flag.IntVar(&first.Services, "services", 100, "how many services there are")
 	flag.Uint64Var(&first.Seed, "seed", 0, "of flushes and changes; 0 is a new one")
-	flag.DurationVar(&first.Poll, "poll", 3*time.Second, "how often the monitor looks; kube-proxy's does so every 30s")
+	flag.DurationVar(&first.Poll, "poll", 3*time.Second, "how often the monitor checks its canary; kube-proxy's does so every 30s")
 	viewFlags(&first)
 	backends := flag.String("backends", "nft,legacy", "comma-separated `names`")
 	healers := flag.String("healers", byCanaryd, "comma-separated `names`: canaryd; monitor for what kube-proxy does without it; stale for old rules")
-	kinds := flag.String("kinds", "", "comma-separated `names` of flushes; default all that a backend can suffer")
+	kinds := flag.String("kinds", "", "comma-separated `names` of flushes; default all that are possible on a backend")
 	out := flag.String("json", "", "also write the results to this `file`")
 	flag.Parse()
 	var err error
@@ -172,7 +172,7 @@ func node(ctx context.Context, p plan) (result, error) {
 	if err != nil {
 		return r, err
 	}
-	// The flushes, and what comes before and after them.
+	// The limit is for the flushes, and for the work before and after them.
 	ctx, cancel := context.WithTimeout(ctx, p.longest())
 	defer cancel()
 	cmd, err := netns.Command(ctx, nodeMarker, string(text))

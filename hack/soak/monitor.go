@@ -15,15 +15,14 @@ import (
 // proxyCanary is the chain that kube-proxy watches.
 const proxyCanary = "KUBE-PROXY-CANARY"
 
-// watched are the tables in which it stands; it is looked for in the first.
+// watched are the tables with that chain; stands checks the first.
 var watched = [...]rules.TableName{rules.Mangle, rules.Nat, rules.Filter}
 
-// A monitor does what Monitor of kube-proxy's iptables runner does
-// (k8s.io/kubernetes pkg/util/iptables, 1.36): it plants an empty chain in
-// three tables, looks every poll whether that of mangle still stands, and
-// waits then for the others to go too before kube-proxy writes all of its rules
-// anew. Of its times all are shortened alike: 30 s between looks, and then 5 s
-// in steps of 0.2 s. Host ports are not kube-proxy's, and nobody brings them back.
+// A monitor does what Monitor of kube-proxy's iptables runner does (k8s.io/kubernetes
+// pkg/util/iptables, 1.36). It plants an empty chain in three tables and checks that of mangle at
+// each poll. When that is gone, it waits until the others are gone too, and kube-proxy writes all
+// of its rules again. All times are shortened by the same factor; the real ones are 30 s between
+// checks, and then 5 s in steps of 0.2 s. Host ports are not kube-proxy's, so they stay lost.
 type monitor struct {
 	lab    *lab
 	cancel context.CancelFunc
@@ -66,7 +65,7 @@ func (m *monitor) run(ctx context.Context) {
 	}
 }
 
-// stands is what kube-proxy's ChainExists executes.
+// stands executes what kube-proxy's ChainExists executes.
 func (m *monitor) stands(ctx context.Context, t rules.TableName) bool {
 	return m.iptables(ctx, t, "-S", proxyCanary, "1") == nil
 }
@@ -82,8 +81,7 @@ func (m *monitor) iptables(ctx context.Context, t rules.TableName, args ...strin
 	return exec.CommandContext(ctx, "iptables-"+string(m.lab.Backend), words...).Run()
 }
 
-// sync writes all of kube-proxy's chains, and those of its jumps that are
-// missing.
+// sync writes all of kube-proxy's chains, and its missing jumps.
 func (m *monitor) sync(ctx context.Context) error {
 	now, err := scenario.Tables(ctx, m.lab.programs, rules.IPv4)
 	if err != nil {
@@ -104,11 +102,11 @@ func (m *monitor) learn(_ context.Context, write func() error) error { return wr
 
 func (m *monitor) settled(context.Context) error { return nil }
 
-// heals gives the monitor time for two looks.
+// heals gives the monitor the time of two polls.
 func (m *monitor) heals(ctx context.Context) error { return sleep(ctx, 2*m.lab.Poll) }
 
-// startOver puts everything right, the host ports too, as for new pods: the next
-// flush finds a whole node.
+// startOver loads all rules again, host ports included, so that the next flush finds them
+// complete.
 func (m *monitor) startOver(ctx context.Context) error {
 	w := &m.lab.windows[len(m.lab.windows)-1]
 	w.To, w.Cut = clock(), true

@@ -26,32 +26,32 @@ const (
 
 // A healer puts rules back.
 type healer interface {
-	// learn lets the rules' owner write, and waits until the healer knows what
-	// it wrote: a flush in the very instant after it is not what is tried here.
+	// learn lets the rules' owner write, and waits until the healer has learned the rules: a
+	// flush right after a write is not tested here.
 	learn(ctx context.Context, write func() error) error
 	// settled waits until everything is in force.
 	settled(ctx context.Context) error
-	// heals gives it the time that it needs when a flush has had its own.
+	// heals waits for as long as the healer may need after a flush.
 	heals(ctx context.Context) error
-	// startOver puts right what it does not. That ends the flush's window.
+	// startOver puts right what the healer does not. That ends the flush's window.
 	startOver(ctx context.Context) error
-	// stop ends it and returns the processor time that it took.
+	// stop ends the healer, and returns the processor time that it used.
 	stop() (time.Duration, error)
 }
 
 // Traffic is what clients do around the flushes.
 type traffic interface {
-	// before is called before a flush, and returns when it may come.
+	// before is called before a flush, and returns when the flush may begin.
 	before(ctx context.Context) error
-	// after is called behind it, and returns when it has had its time.
+	// after is called after a flush, and returns when all of its effects were seen.
 	after(ctx context.Context) error
 	// end ends all clients.
 	end() error
-	// result is what they saw, and what the healer used meanwhile.
+	// result returns what the clients saw. used is the healer's processor time.
 	result(used time.Duration) result
 }
 
-// A lab is one node at work.
+// A lab is one node during the run.
 type lab struct {
 	plan
 	*cluster.Cluster
@@ -65,7 +65,7 @@ type lab struct {
 	problems []string
 }
 
-// runNode plays one node's part and prints its result as JSON.
+// runNode runs one node, and prints its result as JSON.
 func runNode(ctx context.Context, text string) error {
 	var p plan
 	if err := json.Unmarshal([]byte(text), &p); err != nil {
@@ -119,10 +119,10 @@ func (l *lab) soak(ctx context.Context) (result, error) {
 	}
 	err = errors.Join(l.flushes(ctx, clients), clients.end())
 	if err == nil && l.ForwardDrop {
-		err = l.forward(ctx, "ACCEPT") // host ports are asked, too
+		err = l.forward(ctx, "ACCEPT") // for the host ports
 	}
 	if err == nil {
-		err = l.everybodyAnswers(ctx)
+		err = l.allAnswer(ctx)
 	}
 	if err != nil {
 		l.problems = append(l.problems, err.Error())
@@ -147,8 +147,8 @@ func (l *lab) startHealer(ctx context.Context) (healer, error) {
 	}
 }
 
-// flushesPerDaemon is after how many flushes of the view canaryd is restarted: ten
-// that come within ten seconds of each other are a fight, which it limits.
+// flushesPerDaemon is the number of flushes in the view after which canaryd is restarted. It
+// takes ten flushes within ten seconds of each other for a fight, and delays its replays.
 const flushesPerDaemon = 5
 
 // renew restarts canaryd.
@@ -169,7 +169,7 @@ func (l *lab) clients(ctx context.Context) (traffic, error) {
 	return l.startRate(ctx)
 }
 
-// Services returns how many are asked for, before there is a cluster too.
+// Services returns the number of services in the plan. It is valid before there is a cluster.
 func (l *lab) Services() int { return l.plan.Services }
 
 // load writes the node's rules.
@@ -181,8 +181,7 @@ func (l *lab) load(ctx context.Context) error {
 	return l.programs.RestoreNoflush(ctx, rules.IPv4, text)
 }
 
-// flushes flushes in every way, in an order of the seed's, and lets services
-// change their pods in between.
+// flushes flushes in each way, in a random order, and changes pods of services in between.
 func (l *lab) flushes(ctx context.Context, clients traffic) error {
 	kinds, err := flushKinds(l.Backend, l.Kinds)
 	if err == nil {
@@ -218,7 +217,7 @@ func (l *lab) flushes(ctx context.Context, clients traffic) error {
 	return l.healer.settled(ctx)
 }
 
-// flush flushes once, in the midst of traffic.
+// flush flushes once, while clients connect.
 func (l *lab) flush(ctx context.Context, kind flushKind, clients traffic) error {
 	err := l.healer.settled(ctx)
 	if err == nil && l.ForwardDrop {
@@ -239,8 +238,8 @@ func (l *lab) flush(ctx context.Context, kind flushKind, clients traffic) error 
 	return clients.after(ctx)
 }
 
-// forward sets FORWARD's policy, which is its owner's: a flush of rules leaves it
-// alone, and the end of its table takes it away.
+// forward sets the policy of FORWARD. A flush of rules keeps the policy, and the deletion of its
+// table removes it.
 func (l *lab) forward(ctx context.Context, policy string) error {
 	if err := exec.CommandContext(ctx, "iptables-"+string(l.Backend), "-w", "5", "-P", "FORWARD", policy).Run(); err != nil {
 		return fmt.Errorf("setting FORWARD's policy to %s: %w", policy, err)
@@ -248,14 +247,13 @@ func (l *lab) forward(ctx context.Context, policy string) error {
 	return nil
 }
 
-// moment returns a time below limit, of the seed's.
+// moment returns a random time below limit.
 func (l *lab) moment(limit time.Duration) time.Duration {
 	return time.Duration(l.dice.Int64N(int64(limit)))
 }
 
-// change lets two services have one pod of each other's, as kube-proxy writes
-// it. From then on, who brings back older rules leads connections to pods of
-// another service.
+// change lets two services exchange a pod, as kube-proxy writes it. Older rules then lead
+// connections to pods of another service.
 func (l *lab) change(ctx context.Context) error {
 	n := l.Cluster.Services()
 	i := l.dice.IntN(n)
@@ -286,9 +284,8 @@ func (l *lab) change(ctx context.Context) error {
 	return nil
 }
 
-// everybodyAnswers asks at every target once, when all is over: eventually
-// everything is as it was.
-func (l *lab) everybodyAnswers(ctx context.Context) error {
+// allAnswer connects to each target once at the end, when all rules must be back.
+func (l *lab) allAnswer(ctx context.Context) error {
 	one := l.clientLoad()
 	var errs []error
 	for n := range 2 * max(len(one.Services), len(one.HostPorts)) {

@@ -79,9 +79,9 @@ func (c *rateClient) after(ctx context.Context) error {
 	return errors.Join(sleep(ctx, time.Second+c.lab.moment(time.Second)), c.lab.healer.heals(ctx), c.lab.healer.startOver(ctx))
 }
 
-// end stops the client and puts what it has seen into the order of the starts.
+// end stops the client, and sorts the attempts by their starts.
 func (c *rateClient) end() error {
-	_ = c.stdin.Close() // then it ends; if not, the context's end kills it
+	_ = c.stdin.Close() // the client then ends; if not, the end of ctx kills it
 	c.reading.Wait()
 	if err := c.cmd.Wait(); err != nil {
 		c.attempts = nil

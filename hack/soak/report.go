@@ -12,47 +12,47 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/cluster"
 )
 
-// A side is the services, or the host ports.
+// A side is the results of the services, or of the host ports.
 type side struct {
 	Failed int
-	// Gaps are the longest ones of the flushes that made a connection fail.
+	// Gaps has the longest gap of each flush that made a connection fail.
 	Gaps []time.Duration
-	// Afters are what of them lies behind the end of the flush.
+	// Afters has the part of each gap after the end of the flush.
 	Afters []time.Duration
-	Open   int // flushes after which nobody answered until somebody else put things right
+	Open   int // flushes without an answer until the test put the rules right
 }
 
-// A kindResult is what became of the flushes of one kind.
+// A kindResult is the result of the flushes of one kind.
 type kindResult struct {
 	Flushes, Failed int
 	Open            int           // never healed
-	Longest         time.Duration // gap of the services
-	After           time.Duration // the most of one behind the end of the flush
+	Longest         time.Duration // the longest gap of the services
+	After           time.Duration // the longest part of a gap after the end of the flush
 }
 
-// A result is what became of one node.
+// A result is the result of one node.
 type result struct {
 	Healer, Backend string
 	Connections     int
-	Rate            float64 // reached, a second
-	Skipped         int     // were due while too many were open
+	Rate            float64 // connections opened a second
+	Skipped         int     // connections that were due while too many were open
 	Flushes         int
 	ByKind          map[string]kindResult
 	Changes         int // moments at which services changed their pods
 	Services        side
 	HostPorts       side
-	Calm            int      // failed before the first flush: the machine's part
+	Calm            int      // connections that failed before the first flush: because of the machine
 	Wrong           int      // answers by pods of other services
-	Strangers       []string // the first of them
-	Processor       float64  // of a core, that the healer and its children took
-	View            []cell   // what the clients of the view saw, if there were any
-	Strict          bool     // what the clients of the view lost fails
+	Strangers       []string // the first wrong answers
+	Processor       float64  // cores that the healer and its children used
+	View            []cell   // what the clients of the view saw
+	Strict          bool     // a lost connection of the view is a failure
 	ServiceCount    int
 	Problems        []string
 }
 
-// mostTold bounds the wrong translations that are listed.
-const mostTold = 20
+// maxStrangers is how many wrong answers are listed.
+const maxStrangers = 20
 
 func (l *lab) result(attempts []attempt, skipped int, used time.Duration) result {
 	r := result{
@@ -83,7 +83,7 @@ func (l *lab) result(attempts []attempt, skipped int, used time.Duration) result
 			ports = append(ports, a)
 		}
 		if a.Outcome == answered && !l.truth.right(a) {
-			if r.Wrong++; r.Wrong <= mostTold {
+			if r.Wrong++; r.Wrong <= maxStrangers {
 				r.Strangers = append(r.Strangers, a.String())
 			}
 		}
@@ -120,7 +120,7 @@ func (l *lab) side(attempts []attempt) side {
 	return s
 }
 
-// err returns what is wrong with the node, whatever the clock says.
+// err returns what is wrong with the node, times excepted.
 func (r result) err() error {
 	var errs []error
 	for _, p := range r.Problems {
@@ -133,13 +133,13 @@ func (r result) err() error {
 		errs = append(errs, errors.New("nothing was flushed"))
 	}
 	if r.Healer == byCanaryd && r.Services.Open+r.HostPorts.Open > 0 {
-		errs = append(errs, fmt.Errorf("after %d flushes nobody answered any more", r.Services.Open+r.HostPorts.Open))
+		errs = append(errs, fmt.Errorf("after %d flushes no pod answered any more", r.Services.Open+r.HostPorts.Open))
 	}
 	return errors.Join(append(errs, r.viewErr())...)
 }
 
-// report writes a table in Markdown. Gaps are of the flushes after which
-// connections failed, and after which the healer put things right.
+// report writes a table in Markdown. Gaps are of flushes that made connections fail, and that the
+// healer repaired.
 func report(w io.Writer, results []result) {
 	fmt.Fprintln(w, "\n| healer | backend | target | connections | rate reached | flushes | with failures | never healed | failed | gap p50 | gap p99 | longest | p99 behind the flush | wrong | processor |")
 	fmt.Fprintln(w, "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")

@@ -10,18 +10,17 @@ import (
 )
 
 const (
-	// patient is how long a patient connection may take: TCP asks four times and
-	// more meanwhile.
+	// patient is how long a patient connection may take: TCP sends its SYN at least four times.
 	patient = 15 * time.Second
-	// impatient is how long an impatient one may take.
+	// impatient is how long an impatient connection may take.
 	impatient = 20 * time.Millisecond
 )
 
-// A viewLoad is what a client of the view gets, which has one place's ways.
+// A viewLoad is the load of one client of the view, which has the ways of one place.
 type viewLoad struct {
 	Ways []way
 	Each int // established connections of each way
-	// The time between two: questions of a flow, patient connections of a way, and
+	// The times between two questions of a flow, two patient connections of a way, and two
 	// impatient ones.
 	Ping, Patient, Impatient time.Duration
 }
@@ -34,22 +33,21 @@ type wayView struct {
 	Impatient []attempt // none over UDP
 }
 
-// The orders to the client, each in a line. It answers the first and the last of
-// them with a line of JSON.
+// The orders to the client, one on each line. It answers near and away with a line of JSON.
 const (
-	near   = "near"   // a flush is near: open what was lost, and ask often
+	near   = "near"   // a flush is near: open lost flows again, and ask often
 	enough = "enough" // begin no more patient connections
-	cut    = "cut"    // the test puts things right: what flows see from now on is not the flush's
-	away   = "away"   // begin none at all, wait for all, and say what they saw
+	cut    = "cut"    // the test puts the rules right: later stalls do not belong to the flush
+	away   = "away"   // begin no more connections, wait for all, and report
 )
 
-// A viewReply is what it answers.
+// A viewReply is the client's answer.
 type viewReply struct {
 	Error string
 	Views []wayView // to "away"
 }
 
-// A viewer is a client of the view at work.
+// A viewer is a client of the view.
 type viewer struct {
 	viewLoad
 	pace    pace
@@ -61,7 +59,7 @@ type viewer struct {
 	all     chan struct{} // closed at "away"
 }
 
-// runViewer obeys until its input ends.
+// runViewer follows orders until its input ends.
 func runViewer(text string, stdin io.Reader, stdout io.Writer) error {
 	v := &viewer{pace: pace{wait: idlePing}}
 	if err := json.Unmarshal([]byte(text), &v.viewLoad); err != nil {
@@ -94,7 +92,7 @@ func runViewer(text string, stdin io.Reader, stdout io.Writer) error {
 	return nil
 }
 
-// near establishes what is not, and begins to ask often.
+// near opens missing flows, and begins to ask often.
 func (v *viewer) near() error {
 	for i, w := range v.Ways {
 		for n := range v.Each {
@@ -113,7 +111,7 @@ func (v *viewer) near() error {
 		}
 	}
 	v.pace.set(v.Ping)
-	time.Sleep(2 * idlePing) // who rests for longer has ended that by then
+	time.Sleep(2 * idlePing) // each flow has ended its long rest by then
 	v.patient, v.all = make(chan struct{}), make(chan struct{})
 	v.views = make([]wayView, len(v.Ways))
 	for i, w := range v.Ways {
@@ -129,8 +127,7 @@ func (v *viewer) near() error {
 	return nil
 }
 
-// every begins connections of a way, one after each wait, until the channel is
-// closed.
+// every begins connections of a way, one after each wait, until the channel is closed.
 func (v *viewer) every(until chan struct{}, wait time.Duration, i int, limit time.Duration, keep func(*wayView, attempt)) {
 	w := v.Ways[i]
 	v.asking.Go(func() {
@@ -153,7 +150,7 @@ func (v *viewer) every(until chan struct{}, wait time.Duration, i int, limit tim
 	})
 }
 
-// cut keeps what flows have seen by now.
+// cut records what the flows have seen so far.
 func (v *viewer) cut() {
 	for i, flows := range v.flows {
 		for _, f := range flows {
@@ -162,7 +159,7 @@ func (v *viewer) cut() {
 	}
 }
 
-// away waits for every connection's end or answer.
+// away waits for the end of each connection and for an answer of each flow.
 func (v *viewer) away() []wayView {
 	close(v.all)
 	now := clock()

@@ -65,7 +65,7 @@ func TestTheViewSeesWhatIsLost(t *testing.T) {
 	for _, r := range soak(t, "", "-view", "-healers=monitor", "-services=10", "-poll=1s", "-kinds=flush-delete-all,flush-nat") {
 		checkTraffic(t, r)
 		seen := map[string]cell{}
-		for _, c := range merge(r.View, byWay, cell.behind) {
+		for _, c := range merge(r.View, byWay, cell.withFlushes) {
 			seen[c.Way] = c
 		}
 		for _, way := range []string{"host port, TCP", "node port, TCP"} {
@@ -111,11 +111,11 @@ func TestCells(t *testing.T) {
 	open := cell{Flushes: 2, Failed: 2, Gaps: []time.Duration{9 * ms, neverHealed}, Stalls: []time.Duration{0, 2 * ms}}
 	none := cell{Flushes: 2, Stalls: []time.Duration{4 * ms, 0}} // UDP
 	want = cell{Flushes: 2, Failed: 3, Gaps: []time.Duration{9 * ms, neverHealed}, Stalls: []time.Duration{4 * ms, 2 * ms}}
-	if diff := cmp.Diff(want, healed.beside(open).beside(none)); diff != "" {
+	if diff := cmp.Diff(want, healed.withWay(open).withWay(none)); diff != "" {
 		t.Errorf("three ways (-want +got):\n%s", diff)
 	}
 	want = cell{Flushes: 4, Failed: 3, Gaps: []time.Duration{3 * ms, 5 * ms, 9 * ms, neverHealed}, Stalls: []time.Duration{ms, ms, 0, 2 * ms}}
-	if diff := cmp.Diff(want, healed.behind(open)); diff != "" {
+	if diff := cmp.Diff(want, healed.withFlushes(open)); diff != "" {
 		t.Errorf("four flushes (-want +got):\n%s", diff)
 	}
 	if got := medianAndWorst(want.Gaps); got != "5 / 9 ms" {

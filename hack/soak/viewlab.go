@@ -19,15 +19,15 @@ import (
 )
 
 const (
-	// beforeFlush is for how long connections begin before a flush, and behindFlush
-	// for how long patient ones begin behind it.
+	// beforeFlush is how long connections begin before a flush, and behindFlush how long
+	// patient ones begin after it.
 	beforeFlush = 500 * time.Millisecond
 	behindFlush = 1500 * time.Millisecond
 )
 
 func viewFlags(p *plan) {
 	flag.BoolVar(&p.View, "view", false, "measure what clients see, with established, patient and impatient connections of every kind")
-	flag.IntVar(&p.FlushesPerKind, "flushes-per-kind", 1, "with -view, how often each kind of flush comes; -for means nothing then")
+	flag.IntVar(&p.FlushesPerKind, "flushes-per-kind", 1, "with -view, how often each kind of flush comes; -for has no effect then")
 	flag.BoolVar(&p.ForwardDrop, "forward-drop", false, "with -view, FORWARD's policy is DROP, and only connections that kube-proxy marks are opened")
 	flag.BoolVar(&p.Strict, "strict", true, "with -view, fail if canaryd's clients lose a connection")
 	flag.IntVar(&p.Each, "each", 2, "with -view, established connections of each of ten kinds")
@@ -36,7 +36,7 @@ func viewFlags(p *plan) {
 	flag.DurationVar(&p.Impatient, "impatient", 2*time.Millisecond, "with -view, between two connections that wait for 20ms")
 }
 
-// longest bounds the flushes, and what comes before and after them.
+// longest bounds the time of the flushes, and of the work before and after them.
 func (p plan) longest() time.Duration {
 	if !p.View {
 		return p.For + 3*time.Minute
@@ -45,13 +45,13 @@ func (p plan) longest() time.Duration {
 	return 3*time.Minute + time.Duration(kinds*p.FlushesPerKind)*(deadAfter+recoversIn)
 }
 
-// A view is the clients of one node, a process in each place.
+// A view is the clients of one node, one process in each place.
 type view struct {
 	lab     *lab
 	began   int64
 	clients []*viewClient
 	cells   []*cell
-	// strangers are the first wrong answers.
+	// strangers has the first wrong answers.
 	strangers []string
 }
 
@@ -63,7 +63,7 @@ type viewClient struct {
 	stderr  bytes.Buffer
 }
 
-// startView starts the clients, which open nothing yet.
+// startView starts the clients, which open no connection yet.
 func (l *lab) startView(ctx context.Context) (traffic, error) {
 	v := &view{lab: l, began: clock()}
 	all := l.ways()
@@ -102,11 +102,11 @@ func (l *lab) startView(ctx context.Context) (traffic, error) {
 	return v, nil
 }
 
-// tell sends an order to every client, at the same time, and returns the answers.
-func (v *view) tell(what string) ([]viewReply, error) {
+// order sends an order to all clients, and then returns their answers.
+func (v *view) order(what string) ([]viewReply, error) {
 	for _, c := range v.clients {
 		if _, err := io.WriteString(c.stdin, what+"\n"); err != nil {
-			return nil, fmt.Errorf("telling a client %q: %w: %s", what, err, c.stderr.String())
+			return nil, fmt.Errorf("sending a client %q: %w: %s", what, err, c.stderr.String())
 		}
 	}
 	if what == enough || what == cut {
@@ -116,7 +116,7 @@ func (v *view) tell(what string) ([]viewReply, error) {
 	for _, c := range v.clients {
 		var r viewReply
 		if err := c.replies.Decode(&r); err != nil {
-			return nil, fmt.Errorf("hearing a client's answer to %q: %w: %s", what, err, c.stderr.String())
+			return nil, fmt.Errorf("reading a client's answer to %q: %w: %s", what, err, c.stderr.String())
 		}
 		if r.Error != "" {
 			return nil, fmt.Errorf("a client's answer to %q: %s", what, r.Error)
@@ -127,7 +127,7 @@ func (v *view) tell(what string) ([]viewReply, error) {
 }
 
 func (v *view) before(ctx context.Context) error {
-	if _, err := v.tell(near); err != nil {
+	if _, err := v.order(near); err != nil {
 		return err
 	}
 	return sleep(ctx, beforeFlush+v.lab.moment(beforeFlush/10))
@@ -136,13 +136,13 @@ func (v *view) before(ctx context.Context) error {
 func (v *view) after(ctx context.Context) error {
 	err := sleep(ctx, behindFlush)
 	if err == nil {
-		_, err = v.tell(enough)
+		_, err = v.order(enough)
 	}
 	if err == nil {
 		err = errors.Join(v.lab.healer.settled(ctx), v.lab.healer.heals(ctx))
 	}
 	if err == nil && v.lab.Healer != byCanaryd {
-		_, err = v.tell(cut)
+		_, err = v.order(cut)
 	}
 	if err == nil {
 		err = v.lab.healer.startOver(ctx)
@@ -154,23 +154,23 @@ func (v *view) after(ctx context.Context) error {
 	if w.To == 0 {
 		w.To = clock()
 	}
-	replies, err := v.tell(away)
+	replies, err := v.order(away)
 	for _, r := range replies {
 		for _, seen := range r.Views {
-			v.take(*w, seen)
+			v.add(*w, seen)
 		}
 	}
 	return err
 }
 
-// take adds what one way saw of one flush.
-func (v *view) take(w window, seen wayView) {
+// add adds what one way saw of one flush.
+func (v *view) add(w window, seen wayView) {
 	i := slices.IndexFunc(v.cells, func(c *cell) bool { return c.Flush == w.Kind && c.Way == seen.Way })
 	if i < 0 {
 		i, v.cells = len(v.cells), append(v.cells, &cell{Flush: w.Kind, Way: seen.Way})
 	}
 	for _, stranger := range v.cells[i].add(w, seen, v.lab.truth) {
-		if len(v.strangers) < mostTold {
+		if len(v.strangers) < maxStrangers {
 			v.strangers = append(v.strangers, fmt.Sprintf("%s, %s: %s", w.Kind, seen.Way, stranger))
 		}
 	}
@@ -179,7 +179,7 @@ func (v *view) take(w window, seen wayView) {
 func (v *view) end() error {
 	var errs []error
 	for _, c := range v.clients {
-		_ = c.stdin.Close() // then it ends; if not, the context's end kills it
+		_ = c.stdin.Close() // the client then ends; if not, the end of ctx kills it
 		if err := c.cmd.Wait(); err != nil {
 			errs = append(errs, fmt.Errorf("a client of the view: %w: %s", err, c.stderr.String()))
 		}

@@ -17,22 +17,22 @@ type cell struct {
 	Flushes    int
 
 	Established int // connections, once for each flush
-	Resets      int // of them, also those that had no answer for 20 s
+	Resets      int // of them, those without an answer for 20 s included
 	Stalls      []time.Duration
 
 	Begun   int // patient connections
-	Never   int // of them, without an answer in 15 s
-	Refused int // of them, by the node's own stack
+	Never   int // of them, those without an answer in 15 s
+	Refused int // of them, those that the node itself refused
 
 	Asked  int // impatient connections
 	Failed int // of them
-	Calm   int // of them, before the flush: the machine's part
-	// Gaps are the longest ones of each flush, 0 where nothing failed, and Afters
-	// what of them lies behind the flusher's last command. Both are neverHealed if
-	// no connection was answered until the test put things right.
+	Calm   int // of them, those that failed before the flush, because of the machine
+	// Gaps has the longest gap of each flush, 0 if nothing failed. Afters has the part of it
+	// after the flusher's last command. Both are neverHealed if no connection was answered until
+	// the test put the rules right.
 	Gaps, Afters []time.Duration
 
-	Wrong int // answers by pods of other services, or of a flow by another pod
+	Wrong int // answers by pods of other services, or by another pod of a flow's service
 }
 
 const neverHealed = -1 * time.Nanosecond
@@ -92,8 +92,8 @@ func (c *cell) addImpatient(w window, all []attempt) {
 	c.Gaps, c.Afters = append(c.Gaps, g.Length), append(c.Afters, g.After)
 }
 
-// counts adds the numbers of another cell, but for its flushes and times.
-func (c *cell) counts(other cell) {
+// addCounts adds the numbers of another cell, flushes and times excepted.
+func (c *cell) addCounts(other cell) {
 	c.Established += other.Established
 	c.Resets += other.Resets
 	c.Begun += other.Begun
@@ -105,22 +105,22 @@ func (c *cell) counts(other cell) {
 	c.Wrong += other.Wrong
 }
 
-// beside adds what another way saw of the same flushes: of each the longest time counts.
-func (c cell) beside(other cell) cell {
-	c.counts(other)
+// withWay adds what another way saw of the same flushes: of each flush, the longest time counts.
+func (c cell) withWay(other cell) cell {
+	c.addCounts(other)
 	c.Stalls, c.Gaps, c.Afters = longer(c.Stalls, other.Stalls), longer(c.Gaps, other.Gaps), longer(c.Afters, other.Afters)
 	return c
 }
 
-// behind adds what the same way saw of other flushes.
-func (c cell) behind(other cell) cell {
-	c.counts(other)
+// withFlushes adds what the same way saw of other flushes.
+func (c cell) withFlushes(other cell) cell {
+	c.addCounts(other)
 	c.Flushes += other.Flushes
 	c.Stalls, c.Gaps, c.Afters = slices.Concat(c.Stalls, other.Stalls), slices.Concat(c.Gaps, other.Gaps), slices.Concat(c.Afters, other.Afters)
 	return c
 }
 
-// longer returns of each flush the longer time. To be never healed is longer than all.
+// longer returns the longer time of each flush. neverHealed is the longest.
 func longer(some, others []time.Duration) []time.Duration {
 	if len(some) == 0 || len(others) == 0 {
 		return slices.Concat(some, others)
@@ -134,7 +134,7 @@ func longer(some, others []time.Duration) []time.Duration {
 	return all
 }
 
-// merge returns one cell for each name, in their order.
+// merge merges the cells of each name, and returns them sorted by name.
 func merge(cells []cell, name func(cell) string, add func(a, b cell) cell) []cell {
 	merged := map[string]cell{}
 	for _, c := range cells {
@@ -153,7 +153,7 @@ func merge(cells []cell, name func(cell) string, add func(a, b cell) cell) []cel
 func byFlush(c cell) string { return c.Flush }
 func byWay(c cell) string   { return c.Way }
 
-// viewErr returns what canaryd's clients lost, if it is to be an error.
+// viewErr returns the lost connections of canaryd's clients, if they are a failure.
 func (r result) viewErr() error {
 	if r.Healer != byCanaryd || !r.Strict {
 		return nil
@@ -170,11 +170,11 @@ func (r result) viewErr() error {
 	return errors.Join(errs...)
 }
 
-// viewReport writes tables in Markdown: by flush, by kind of connection, and, if
-// any was lost, a third one that says where.
+// viewReport writes tables in Markdown: by flush, by kind of connection, and one of the cells
+// with lost connections.
 func viewReport(w io.Writer, results []result) {
-	viewTable(w, results, "flush", func(cells []cell) []cell { return merge(cells, byFlush, cell.beside) }, byFlush)
-	viewTable(w, results, "connection", func(cells []cell) []cell { return merge(cells, byWay, cell.behind) }, byWay)
+	viewTable(w, results, "flush", func(cells []cell) []cell { return merge(cells, byFlush, cell.withWay) }, byFlush)
+	viewTable(w, results, "connection", func(cells []cell) []cell { return merge(cells, byWay, cell.withFlushes) }, byWay)
 	lost := func(cells []cell) []cell {
 		return slices.DeleteFunc(slices.Clone(cells), func(c cell) bool { return c.Resets+c.Never+c.Wrong == 0 })
 	}
@@ -218,7 +218,7 @@ func share(some, all int) string {
 	return fmt.Sprintf("%d of %d", some, all)
 }
 
-// medianAndWorst leaves out what was never healed.
+// medianAndWorst returns the median and the longest time, without flushes that were never healed.
 func medianAndWorst(all []time.Duration) string {
 	all = slices.DeleteFunc(slices.Clone(all), func(d time.Duration) bool { return d == neverHealed })
 	if len(all) == 0 {

@@ -13,7 +13,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/cluster"
 )
 
-// A way is one kind of connection: how it is translated, and by which protocol.
+// A way is one kind of connection: how it is translated, and its protocol.
 type way struct {
 	Name    string
 	Network string // tcp4 or udp4
@@ -21,11 +21,11 @@ type way struct {
 	Targets []target
 }
 
-// A target is where a connection goes.
+// A target is the destination of a connection.
 type target struct {
 	At    netip.AddrPort
-	From  netip.Addr // a pod's own address; the zero Addr leaves the choice to the kernel
-	Owner int        // whose pods may answer, as truth counts them
+	From  netip.Addr // the source, a pod's address; with the zero Addr the kernel chooses
+	Owner int        // the index in truth of the pods that may answer
 }
 
 func (w way) String() string {
@@ -35,18 +35,17 @@ func (w way) String() string {
 	return w.Name + ", TCP"
 }
 
-// mostTargets bounds the services that one way goes to. They are spread over
-// all: the last one's rule stands far behind the first one's.
-const mostTargets = 16
+// maxTargets is how many services one way uses. They are spread over all services, because the
+// rule of the last service stands far behind that of the first.
+const maxTargets = 16
 
-// ways returns every kind of connection of this node, over TCP and over UDP.
-// kube-proxy marks what comes from outside of the pods' network, so that all of
-// it is masqueraded but for what goes to a host port.
+// ways returns all kinds of connections of this node, over TCP and UDP. kube-proxy masquerades
+// all traffic from outside of the pods' network, except to host ports.
 func (l *lab) ways() []way {
 	var streams, datagrams, nodePorts, hostPorts, hairpins []target
 	n := l.Cluster.Services()
-	for i := range min(n, mostTargets) {
-		owner := i * n / min(n, mostTargets)
+	for i := range min(n, maxTargets) {
+		owner := i * n / min(n, maxTargets)
 		streams = append(streams, target{At: cluster.Service(owner), Owner: owner})
 	}
 	for i := range l.DatagramServices() {
@@ -75,14 +74,14 @@ func (l *lab) ways() []way {
 	add("node port", cluster.Client, nodePorts, nodePorts)
 	add("hairpin", cluster.Pods, hairpins, hairpins)
 	if l.ForwardDrop {
-		return all // the rest is not marked, and a policy of DROP stops it
+		return all // kube-proxy does not mark the rest, so a policy of DROP stops it
 	}
 	add("cluster IP from a pod", cluster.Callers, streams, datagrams)
 	add("host port", cluster.Client, hostPorts, hostPorts)
 	return all
 }
 
-// askAgain is how long a client of UDP waits before it asks again.
+// askAgain is how long a UDP client waits before it asks again.
 const askAgain = 200 * time.Millisecond
 
 // dial opens a socket and connects it.
@@ -97,9 +96,9 @@ func (w way) dial(t target, limit time.Duration) (net.Conn, error) {
 	return dialer.Dial(w.Network, t.At.String())
 }
 
-// chooseLate lets the kernel choose a port when it connects, one after the
-// other, also where an address is bound before. A port chosen at random may be
-// one that a connection which failed a minute ago left in conntrack.
+// chooseLate makes the kernel choose a port when it connects, in ascending order, even if an
+// address was bound before. A random port may be one that conntrack still has from a connection
+// that failed a minute ago.
 func chooseLate(_, _ string, raw syscall.RawConn) error {
 	var failed error
 	err := raw.Control(func(fd uintptr) {
@@ -122,7 +121,7 @@ func (w way) try(t target, limit time.Duration) attempt {
 	if w.Network == "udp4" {
 		text, err = askUntil(conn, deadline)
 	} else {
-		_ = conn.(*net.TCPConn).SetLinger(0) // it is only a matter of tidiness
+		_ = conn.(*net.TCPConn).SetLinger(0) // if that fails, the connection just ends later
 		_ = conn.SetDeadline(deadline)
 		text, err = readLine(conn)
 	}
@@ -140,8 +139,8 @@ func (w way) try(t target, limit time.Duration) attempt {
 	return a
 }
 
-// askUntil asks over UDP, again and again from the same port. Refusals count for
-// nothing: a client that asks again does not hear them.
+// askUntil asks over UDP, again and again from the same port. It ignores refusals, as a client
+// does that asks again.
 func askUntil(conn net.Conn, deadline time.Time) (string, error) {
 	answer := make([]byte, 64)
 	for {
@@ -149,7 +148,7 @@ func askUntil(conn net.Conn, deadline time.Time) (string, error) {
 		if next.After(deadline) {
 			next = deadline
 		}
-		_, _ = conn.Write([]byte("?")) // an error is that of the question before
+		_, _ = conn.Write([]byte("?")) // an error is about an earlier question
 		_ = conn.SetReadDeadline(next)
 		n, err := conn.Read(answer)
 		for errors.Is(err, syscall.ECONNREFUSED) && time.Now().Before(next) {
@@ -161,7 +160,7 @@ func askUntil(conn net.Conn, deadline time.Time) (string, error) {
 	}
 }
 
-// readLine reads what a pod says over TCP, which is one short line.
+// readLine reads a pod's answer over TCP, which is one short line.
 func readLine(conn net.Conn) (string, error) {
 	answer := make([]byte, 64)
 	for n := 0; ; {

@@ -1,4 +1,4 @@
-// Package cgroup says how much memory the control groups of this process allow.
+// Package cgroup reads how much memory the control groups of this process allow.
 package cgroup
 
 import (
@@ -12,28 +12,29 @@ import (
 
 // A Limit is the smallest limit of memory that holds for this process.
 type Limit struct {
-	Bytes int64  // 0: there is none
-	File  string // where it stands
+	Bytes int64  // 0: no limit
+	File  string // the file that has it
 }
 
-// unlimited is what version 1 has for no limit, cgroup-v1/memory.rst: the largest count of
-// pages that fits, 2^63 less a page. Nothing of that size is a limit.
+// unlimited is the smallest number that means "no limit" in version 1. There it is the largest
+// count of pages that fits, 2^63 less a page (cgroup-v1/memory.rst), which depends on the page
+// size.
 const unlimited = 1 << 62
 
-// MemoryLimit returns the smallest limit of our control group and its ancestors, as far as they
-// are visible. root is the machine's root folder. An error is a limit that could not be read,
-// and comes with the smallest of the others.
+// MemoryLimit returns the smallest limit of our control group and its visible ancestors. root is
+// the machine's root folder. The error joins the limits that could not be read; the Limit is then
+// the smallest of the others.
 func MemoryLimit(root fs.FS) (Limit, error) {
 	groups, err := fs.ReadFile(root, "proc/self/cgroup")
 	if errors.Is(err, fs.ErrNotExist) {
 		return Limit{}, nil // a kernel without control groups
 	}
 	if err != nil {
-		return Limit{}, fmt.Errorf("looking for our control group: %w", err)
+		return Limit{}, fmt.Errorf("reading the control group of this process: %w", err)
 	}
 	mounts, err := fs.ReadFile(root, "proc/self/mountinfo")
 	if err != nil {
-		return Limit{}, fmt.Errorf("looking for the folder of control groups: %w", err)
+		return Limit{}, fmt.Errorf("reading where control groups are mounted: %w", err)
 	}
 	var least Limit
 	var errs []error
@@ -73,8 +74,8 @@ func MemoryLimit(root fs.FS) (Limit, error) {
 	return least, errors.Join(errs...)
 }
 
-// visible returns the mount point of a hierarchy, and our group's path below it. A container
-// may have only its own group mounted, or a root that is not ours.
+// visible returns the mount point of a hierarchy, and our group's path below it. In a container,
+// only its own group may be mounted, or a part of the tree that does not have our group.
 func visible(mounts, kind, group string) (top, below string, found bool) {
 	for line := range strings.Lines(mounts) {
 		// ID PARENT DEVICE ROOT POINT OPTIONS [MORE] - TYPE SOURCE OPTIONS, proc_pid_mountinfo(5)
@@ -85,14 +86,15 @@ func visible(mounts, kind, group string) (top, below string, found bool) {
 		}
 		inside, ok := strings.CutPrefix(group, strings.TrimSuffix(unescape(f[3]), "/"))
 		if !ok || inside != "" && inside[0] != '/' || strings.Contains(group+"/", "/../") {
-			continue // another part of the tree than ours
+			continue // a part of the tree that does not have our group
 		}
 		return strings.TrimPrefix(unescape(f[4]), "/"), path.Join(".", inside), true
 	}
 	return "", "", false
 }
 
-// read returns the limit of one file; a group without the file, such as the topmost, has none.
+// read returns the limit in one file. A group without the file, such as the topmost, has no
+// limit.
 func read(root fs.FS, name string) (Limit, error) {
 	text, err := fs.ReadFile(root, name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -108,7 +110,7 @@ func read(root fs.FS, name string) (Limit, error) {
 	bytes, err := strconv.ParseUint(word, 10, 64)
 	switch {
 	case err != nil:
-		return Limit{}, fmt.Errorf("/%s is no limit of memory: %.40q", name, word)
+		return Limit{}, fmt.Errorf("/%s does not hold a limit of memory: %.40q", name, word)
 	case bytes >= unlimited:
 		return Limit{}, nil
 	}
@@ -117,20 +119,20 @@ func read(root fs.FS, name string) (Limit, error) {
 
 func hasWord(list, word string) bool { return strings.Contains(","+list+",", ","+word+",") }
 
-// unescape undoes how the kernel writes blanks and backslashes in mountinfo.
+// unescape reverses how the kernel writes blanks and backslashes in mountinfo.
 func unescape(name string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(name)
 }
 
-// headroom are the parts of four that canaryd's heap may have of a limit; the rest is for what
-// runs in the same group: at 5,000 services iptables-nft-restore takes up to 76 MiB (make bench),
-// and the kernel's buffers of netlink count as well. Of the manifest's 448 MiB that leaves 112.
+// headroom is how many quarters of a limit canaryd's heap may use. The rest is for other memory
+// of the group: at 5,000 services iptables-nft-restore takes up to 76 MiB (make bench), and
+// netlink's buffers in the kernel count too. Of the manifest's 448 MiB that leaves 112.
 const headroom = 3
 
-// least is the smallest heap limit that helps: below it the collector only burns time. At 20,000
-// rules canaryd has 30 MiB resident, of which its program is the half.
+// least is the smallest useful heap limit: below it the garbage collector only uses processor
+// time. With 20,000 rules canaryd has 30 MiB resident, half of it the program itself.
 const least = 32 << 20
 
-// HeapLimit is what the Go runtime is to keep to, of a limit of memory. The runtime collects
-// more often before it grows past that; a limit that is far away changes nothing.
+// HeapLimit returns the memory limit for the Go runtime, which collects garbage more often before
+// it grows past the limit. A limit far away changes nothing.
 func (l Limit) HeapLimit() int64 { return max(l.Bytes/4*headroom, least) }

@@ -53,7 +53,7 @@ func TestMemoryLimit(t *testing.T) {
 		{"v2, a limit of nothing", "0::/system.slice/canaryd.service\n", mountV2, map[string]string{service + "memory.max": "0\n"}, Limit{1, "/" + service + "memory.max"}, ""},
 		{"v2, garbage", "0::/system.slice/canaryd.service\n", mountV2,
 			map[string]string{service + "memory.max": "lots\n", service + "memory.high": "-5\n", "sys/fs/cgroup/system.slice/memory.max": "99999999999999999999\n", "sys/fs/cgroup/memory.max": "1048576\n"},
-			Limit{1048576, "/sys/fs/cgroup/memory.max"}, `/sys/fs/cgroup/system.slice/canaryd.service/memory.max is no limit of memory: "lots"`},
+			Limit{1048576, "/sys/fs/cgroup/memory.max"}, `/sys/fs/cgroup/system.slice/canaryd.service/memory.max does not hold a limit of memory: "lots"`},
 		{"v2, unreadable", "0::/system.slice/canaryd.service\n", mountV2,
 			map[string]string{service + "memory.max": forbidden, service + "memory.high": "1048576\n"},
 			Limit{1048576, "/" + service + "memory.high"}, "permission denied"},
@@ -68,8 +68,8 @@ func TestMemoryLimit(t *testing.T) {
 			map[string]string{v1 + "memory.limit_in_bytes": "469762048\n"}, Limit{469762048, "/" + v1 + "memory.limit_in_bytes"}, ""},
 		{"nothing is mounted", "0::/\n", "", nil, Limit{}, ""},
 		{"mounts that are no mounts", "0::/\nx\n:\n", "\n - \n- cgroup2\n1 2 3 / / rw - cgroup2\n", nil, Limit{}, ""},
-		{"unreadable groups", forbidden, mountV2, nil, Limit{}, "looking for our control group: open proc/self/cgroup: permission denied"},
-		{"unreadable mounts", "0::/\n", forbidden, nil, Limit{}, "looking for the folder of control groups: open proc/self/mountinfo: permission denied"},
+		{"unreadable groups", forbidden, mountV2, nil, Limit{}, "reading the control group of this process: open proc/self/cgroup: permission denied"},
+		{"unreadable mounts", "0::/\n", forbidden, nil, Limit{}, "reading where control groups are mounted: open proc/self/mountinfo: permission denied"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			files := tree{"proc/self/cgroup": c.groups, "proc/self/mountinfo": c.mounts}

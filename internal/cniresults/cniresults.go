@@ -1,7 +1,7 @@
-// Package cniresults reads the files in which libcni remembers what it attached: one per
-// container, network and interface, /var/lib/cni/results by default. A container runtime
-// (containerd, CRI-O) writes a file behind the plugins' ADD and removes it behind their
-// DEL. It writes in place, so that a file may be half there.
+// Package cniresults reads the files in which libcni records attachments: one for each container,
+// network and interface, by default in /var/lib/cni/results. A container runtime (containerd,
+// CRI-O) writes a file after the plugins' ADD and removes it after their DEL. It writes in place,
+// so a read may find half a file.
 package cniresults
 
 import (
@@ -21,31 +21,31 @@ import (
 )
 
 const (
-	mostFiles = 4096    // a node has some hundred containers
-	mostBytes = 1 << 20 // of one file; usual are 2 KiB
-	mostPorts = 64      // of one container that are named
-	// restless is how long a folder's time is no proof that nothing has changed since: the
-	// kernel's clock for files goes in steps of some milliseconds.
-	restless = 2 * time.Second
+	maxFiles = 4096    // a node has some hundred containers
+	maxBytes = 1 << 20 // of one file, which usually has 2 KiB
+	maxPorts = 64      // that are reported of one container
+	// clockStep is how old a folder's time must be to prove that nothing has changed since: the
+	// kernel's clock for files advances in steps of some milliseconds.
+	clockStep = 2 * time.Second
 )
 
-// A Pod is what a file says of its container. The names are empty where Kubernetes did
-// not make it.
+// A Pod is the pod that a file names. The names are empty for a container that Kubernetes did not
+// make.
 type Pod struct {
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name,omitempty"`
-	// HostPorts are those that portmap was asked for, such as "8080/tcp".
+	// HostPorts are the ports that portmap was asked for, such as "8080/tcp".
 	HostPorts []string `json:"hostPorts,omitempty"`
 }
 
-// A Reading is what the folder held at one moment.
+// A Reading is the content of the folder at one moment.
 type Reading struct {
-	// Folder identifies the folder itself: another one may be mounted in its place.
+	// Folder identifies the folder: another one may be mounted in its place.
 	Folder string
-	// Attached are the containers of files that were read and understood.
+	// Attached are the attachments of the files that could be read.
 	Attached map[protect.Attachment]Pod
 
-	names []string // of all files, also of those that say nothing
+	names []string // of all files, even unreadable ones
 }
 
 // Keeps reports whether there is a file for the attachment, even one that cannot be read.
@@ -64,13 +64,13 @@ func (r Reading) Keeps(a protect.Attachment) bool {
 // A Folder is where libcni keeps its files. It is for one goroutine.
 type Folder struct {
 	path  string
-	moved time.Time // of the folder, when it was read last
-	calm  bool      // nothing can have changed unless moved has
+	moved time.Time // the folder's modification time at the last read
+	calm  bool      // if moved is the same, nothing has changed since
 	last  Reading
 	files map[string]file
 }
 
-// A file is what was read of one.
+// A file is what was read from one file.
 type file struct {
 	size       int64
 	moved      time.Time
@@ -82,8 +82,8 @@ type file struct {
 // New returns a Folder that has not been read yet.
 func New(path string) *Folder { return &Folder{path: path} }
 
-// Read returns what the folder holds now. Where nothing has changed that costs one system
-// call. The error says why that is not known; a missing folder is one.
+// Read returns the present content of the folder. If nothing has changed, that costs one system
+// call. The error says why the content is unknown; a missing folder is an error too.
 func (d *Folder) Read() (Reading, error) {
 	info, err := os.Stat(d.path)
 	if err != nil {
@@ -101,12 +101,12 @@ func (d *Folder) Read() (Reading, error) {
 	if err != nil {
 		return Reading{}, fmt.Errorf("reading what libcni keeps: %w", err)
 	}
-	if len(entries) > mostFiles {
-		return Reading{}, fmt.Errorf("reading what libcni keeps: %s holds %d files, more than %d", d.path, len(entries), mostFiles)
+	if len(entries) > maxFiles {
+		return Reading{}, fmt.Errorf("reading what libcni keeps: %s holds %d files, more than %d", d.path, len(entries), maxFiles)
 	}
 	r := Reading{Folder: folder, Attached: map[protect.Attachment]Pod{}}
 	files := make(map[string]file, len(entries))
-	whole := true
+	allRead := true
 	for _, e := range entries {
 		r.names = append(r.names, e.Name())
 		f := d.file(e)
@@ -114,15 +114,15 @@ func (d *Folder) Read() (Reading, error) {
 		if f.understood {
 			r.Attached[f.attachment] = f.pod
 		}
-		whole = whole && f.understood
+		allRead = allRead && f.understood
 	}
 	d.moved, d.last, d.files = info.ModTime(), r, files
-	d.calm = whole && time.Since(d.moved) > restless
+	d.calm = allRead && time.Since(d.moved) > clockStep
 	return r, nil
 }
 
-// identity distinguishes a folder from another in its place. An inode's number is used again at
-// once, so its time of birth belongs to it, where the file system has one.
+// identity returns a text that differs for another folder in the same place. An inode's number
+// may be used again at once, so the text has its time of birth too, if the file system has that.
 func identity(path string) (string, error) {
 	var s unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_INO|unix.STATX_BTIME, &s); err != nil {
@@ -131,10 +131,10 @@ func identity(path string) (string, error) {
 	return fmt.Sprintf("%d:%d:%d:%d.%09d", s.Dev_major, s.Dev_minor, s.Ino, s.Btime.Sec, s.Btime.Nsec), nil
 }
 
-// file reads one file, unless it is as it was. What cannot be read says nothing.
+// file reads one file, unless it has not changed. A file that cannot be read is not understood.
 func (d *Folder) file(e os.DirEntry) file {
 	info, err := e.Info()
-	if err != nil || !info.Mode().IsRegular() || info.Size() > mostBytes {
+	if err != nil || !info.Mode().IsRegular() || info.Size() > maxBytes {
 		return file{}
 	}
 	f := file{size: info.Size(), moved: info.ModTime()}
@@ -149,18 +149,20 @@ func (d *Folder) file(e os.DirEntry) file {
 	return f
 }
 
-// readFile reads a file that is what it was a moment ago: no link, no pipe.
+// readFile reads a file. It follows no link and waits for no pipe, which may have replaced the
+// file since Read checked it.
 func readFile(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }() // read only
-	return io.ReadAll(io.LimitReader(f, mostBytes+1))
+	return io.ReadAll(io.LimitReader(f, maxBytes+1))
 }
 
-// A cached is libcni's cachedInfo (containernetworking/cni libcni/api.go, since 0.8), as
-// far as it is of use here. Names of ports differ in their case between runtimes.
+// A cached is the part of libcni's cachedInfo that is used here (containernetworking/cni
+// libcni/api.go, since 0.8). encoding/json ignores the case of names, which differs between
+// runtimes.
 type cached struct {
 	Kind           string      `json:"kind"`
 	ContainerID    string      `json:"containerId"`
@@ -176,8 +178,8 @@ type cached struct {
 	} `json:"capabilityArgs"`
 }
 
-// errForeign: the file is not what libcni writes under that name.
-var errForeign = errors.New("no file of libcni's")
+// errForeign says that libcni would not write this under that name.
+var errForeign = errors.New("not a file of libcni")
 
 func parse(name string, text []byte) (protect.Attachment, Pod, error) {
 	var c cached
@@ -198,7 +200,7 @@ func parse(name string, text []byte) (protect.Attachment, Pod, error) {
 		}
 	}
 	for _, m := range c.CapabilityArgs.PortMappings {
-		if m.HostPort <= 0 || len(pod.HostPorts) == mostPorts {
+		if m.HostPort <= 0 || len(pod.HostPorts) == maxPorts {
 			continue
 		}
 		port := strconv.Itoa(m.HostPort) + "/" + strings.ToLower(m.Protocol)

@@ -14,7 +14,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if a.Container == "" || !strings.HasPrefix(name, a.Network+"-"+a.Container+"-") || len(pod.HostPorts) > mostPorts {
+		if a.Container == "" || !strings.HasPrefix(name, a.Network+"-"+a.Container+"-") || len(pod.HostPorts) > maxPorts {
 			t.Errorf("%q is %+v, with %d ports", name, a, len(pod.HostPorts))
 		}
 	})

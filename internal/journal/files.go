@@ -14,42 +14,41 @@ import (
 )
 
 const (
-	// maxFile is when a file is put aside for a new one. Only one is kept aside.
+	// maxFile is the size at which a new file is begun. One old file is kept.
 	maxFile = 4 << 20
-	// maxLine bounds an entry. What is longer is not written, and not read.
+	// maxLine bounds an entry. A longer one is neither written nor read.
 	maxLine = 256 << 10
 )
 
-// errOversize: an entry is too long even without its detail.
+// errOversize says that an entry is too long even without its detail.
 var errOversize = errors.New("an entry is too long for the journal")
 
-// write appends entries and returns those that are not on disk, with the reason.
-// It does not wait for the disk itself: what only a crash of the machine could
-// lose is the story of a boot that is over.
+// write appends entries, and returns those that are not on disk, with the reason. It does not
+// sync: a crash of the machine also ends the boot that the entries are about.
 func (j *Journal) write(entries []Entry) ([]Entry, error) {
 	var oversize error
 	for i, e := range entries {
 		line, err := e.line()
 		if errors.Is(err, errOversize) {
 			oversize = fmt.Errorf("flush %s: %w", e.ID, err)
-			continue // it would not fit the next time either
+			continue // it would be too long the next time too
 		}
 		if err == nil {
 			err = j.append(line)
 		}
 		if err != nil {
-			return entries[i:], fmt.Errorf("keeping the journal: %w", err)
+			return entries[i:], fmt.Errorf("writing the journal: %w", err)
 		}
 	}
 	return nil, oversize
 }
 
-// line returns the entry as a line, without its detail if there is no room for it.
+// line returns the entry as a line, without its detail if that is too long.
 func (e Entry) line() ([]byte, error) {
 	for {
 		var text bytes.Buffer
 		encoder := json.NewEncoder(&text)
-		encoder.SetEscapeHTML(false) // rules hold them, and people read it
+		encoder.SetEscapeHTML(false) // people read it, and rules have < and >
 		if err := encoder.Encode(e); err != nil {
 			return nil, err
 		}
@@ -63,17 +62,16 @@ func (e Entry) line() ([]byte, error) {
 	}
 }
 
-// create makes the file, unless it is there: a program that follows it, such as
-// node-problem-detector, wants to find it. What keeps it from being made also
-// keeps an entry from being written, which says so.
+// create makes the file if it does not exist: a program that follows it, such as
+// node-problem-detector, needs it. It reports no error, because the next write will.
 func (j *Journal) create() {
 	if file, _, err := open(j.path, os.O_RDWR|os.O_CREATE); err == nil {
 		_ = file.Close() // nothing was written
 	}
 }
 
-// append writes one line, into a new file if this one is full. A line that could
-// not be written in full is taken back: a full disk needs the room.
+// append writes one line, into a new file if this one is full. A line that was written in part is
+// removed, because a full disk needs the room.
 func (j *Journal) append(line []byte) error {
 	file, size, err := open(j.path, os.O_RDWR|os.O_CREATE)
 	if err != nil {
@@ -99,7 +97,7 @@ func (j *Journal) append(line []byte) error {
 			return err
 		}
 	}
-	if last[0] != '\n' { // a crash tore the last line; a reader leaves it out
+	if last[0] != '\n' { // a crash cut the last line off; read skips it
 		line = append([]byte{'\n'}, line...)
 	}
 	if _, err := file.WriteAt(line, size); err != nil {
@@ -108,7 +106,7 @@ func (j *Journal) append(line []byte) error {
 	return nil
 }
 
-// open opens a file of ours and returns its size.
+// open opens a file of the journal and returns its size.
 func open(path string, flag int) (*os.File, int64, error) {
 	file, err := private.Open(path, flag)
 	if err != nil {
@@ -122,9 +120,9 @@ func open(path string, flag int) (*os.File, int64, error) {
 	return file, info.Size(), nil
 }
 
-// read calls each for every entry on disk, oldest first; if mention is not empty,
-// only for those whose lines hold it. Lines that are no entries are left out. A
-// file that cannot be read does not keep it from the other one.
+// read calls each for every entry on disk, oldest first. If mention is not empty, it skips lines
+// without that text. It skips lines that are not entries. If one file cannot be read, it reads
+// the other one.
 func (j *Journal) read(mention string, each func(Entry)) error {
 	var errs []error
 	for _, path := range []string{j.old, j.path} {
@@ -141,7 +139,7 @@ func readFile(path, mention string, each func(Entry)) error {
 		return err
 	}
 	defer file.Close()
-	// A file of ours is never longer; of somebody else's the end will do.
+	// The journal's own files are never longer. Of any other file, the end is enough.
 	if _, err := file.Seek(max(size-maxFile, 0), io.SeekStart); err != nil {
 		return err
 	}
@@ -155,8 +153,7 @@ func readFile(path, mention string, each func(Entry)) error {
 	})
 }
 
-// readLines calls each for every line that is not too long. The line is the
-// reader's again when each returns.
+// readLines calls each for every line that is not too long. The line is valid until each returns.
 func readLines(r io.Reader, each func(line []byte)) error {
 	lines := bufio.NewReaderSize(r, maxLine)
 	skip := false
@@ -176,14 +173,15 @@ func readLines(r io.Reader, each func(line []byte)) error {
 	}
 }
 
-// parse reads a line. What it returns is a copy.
+// parse reads a line. The Entry shares no memory with it.
 func parse(line []byte) (Entry, bool) {
 	var e Entry
 	err := json.Unmarshal(line, &e)
-	return e, err == nil && validID(e.ID) && len(e.Record) > 0
+	return e, err == nil && isID(e.ID) && len(e.Record) > 0
 }
 
-func validID(id string) bool {
+// isID reports whether the text may be an entry's ID.
+func isID(id string) bool {
 	for _, c := range id {
 		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
 			return false

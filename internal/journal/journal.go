@@ -1,6 +1,5 @@
-// Package journal keeps records on disk, as lines of JSON in two files of bounded
-// size. It writes on a goroutine of its own, so that a slow or full disk delays
-// nobody who has something to tell.
+// Package journal keeps records on disk, as lines of JSON in two files of bounded size. It writes
+// on a goroutine of its own, so that a slow or full disk delays no caller.
 package journal
 
 import (
@@ -14,45 +13,45 @@ import (
 )
 
 const (
-	queued = 64 // entries that may wait for the disk to answer
-	// unwritten entries are kept, newest ones first, until the disk has room again,
-	// which is tried with each new entry and every retryAfter.
+	queued = 64 // entries that may wait while the disk does not answer
+	// unwritten is how many entries, the newest, are kept while writing fails. Each new entry,
+	// and every retryAfter, tries again.
 	unwritten  = 16
 	retryAfter = time.Minute
 )
 
 var (
-	// ErrBusy: the disk takes nothing and too many entries wait for it already.
+	// ErrBusy says that too many entries wait for the disk already.
 	ErrBusy = errors.New("the disk does not keep up with the journal")
-	// ErrNotFound: the journal has no entry of that ID, or none any more.
+	// ErrNotFound says that the journal has no entry of that ID, or no longer has it.
 	ErrNotFound = errors.New("the journal has no such entry")
-	// errEnded: whoever wrote the journal has ended.
+	// errEnded says that Run has ended.
 	errEnded = errors.New("the journal is closed")
 )
 
-// An Entry is one thing that happened. An entry takes the place of an earlier one
-// with its ID; without a Detail it leaves that one's.
+// An Entry is one thing that happened. It replaces an earlier entry with the same ID, but keeps
+// that one's Detail if it has none.
 type Entry struct {
 	ID     string          `json:"id"` // 1 to 16 hexadecimal digits
 	Record json.RawMessage `json:"record"`
-	// Detail is what is read again only if somebody asks for this entry.
+	// Detail is read again only by Find.
 	Detail json.RawMessage `json:"detail,omitempty"`
 }
 
-// A Journal is the two files in one folder. Load before Run; Keep and Find while
-// it runs; Close, after the last Keep, ends it.
+// A Journal is the two files in one folder. Call Load before Run, Keep and Find while it runs,
+// and Close after the last Keep.
 type Journal struct {
 	path, old string
-	room      int64 // how long each may get
+	room      int64 // the most bytes of each file
 	entries   chan Entry
 	asks      chan ask
 	ended     chan struct{}
 }
 
-// An ask is somebody who waits for an entry.
+// An ask is one call of Find.
 type ask struct {
 	id     string
-	answer chan<- answer // with room for it
+	answer chan<- answer // has room for one
 }
 
 type answer struct {
@@ -60,7 +59,7 @@ type answer struct {
 	err   error
 }
 
-// New returns the journal in a folder, which need not hold one yet.
+// New returns the journal in a folder, which may still be empty.
 func New(dir string) *Journal {
 	return &Journal{
 		path: filepath.Join(dir, "journal.jsonl"), old: filepath.Join(dir, "journal.1.jsonl"), room: maxFile,
@@ -68,7 +67,7 @@ func New(dir string) *Journal {
 	}
 }
 
-// Keep has an entry written soon. It never waits; the error is ErrBusy.
+// Keep hands an entry to Run. It never waits; the error is ErrBusy.
 func (j *Journal) Keep(e Entry) error {
 	select {
 	case j.entries <- e:
@@ -78,10 +77,10 @@ func (j *Journal) Keep(e Entry) error {
 	}
 }
 
-// Close ends Run once everything that was kept is written. It does not wait.
+// Close ends Run, once all entries are written. It does not wait.
 func (j *Journal) Close() { close(j.entries) }
 
-// Find returns the entry of that ID, also one that was kept just now.
+// Find returns the entry of that ID, even if it is not written yet.
 func (j *Journal) Find(ctx context.Context, id string) (Entry, error) {
 	found := make(chan answer, 1)
 	select {
@@ -99,8 +98,8 @@ func (j *Journal) Find(ctx context.Context, id string) (Entry, error) {
 	}
 }
 
-// Run writes what is kept until Close. It reports what each write came to: an
-// error, or nil.
+// Run writes entries until Close. It calls report with the result of each write: an error, or
+// nil.
 func (j *Journal) Run(report func(error)) {
 	defer close(j.ended)
 	j.create()
@@ -135,13 +134,13 @@ func (j *Journal) Run(report func(error)) {
 	}
 }
 
-// drain takes in what else was kept by now.
+// drain adds the entries that have arrived meanwhile.
 func (j *Journal) drain(waiting []Entry) []Entry {
 	for {
 		select {
 		case e, open := <-j.entries:
 			if !open {
-				return waiting // the next receive says so too
+				return waiting // Run's next receive sees it too
 			}
 			waiting = add(waiting, e)
 		default:
@@ -150,36 +149,35 @@ func (j *Journal) drain(waiting []Entry) []Entry {
 	}
 }
 
-// add returns the entries with another one, in the place of an older one of its
-// ID if there is one.
+// add returns the entries with e added, or merged with an earlier one of its ID.
 func add(entries []Entry, e Entry) []Entry {
 	i := slices.IndexFunc(entries, func(o Entry) bool { return o.ID == e.ID })
 	if i < 0 {
 		return append(entries, e)
 	}
-	entries[i] = entries[i].followedBy(e)
+	entries[i] = entries[i].merge(e)
 	return entries
 }
 
-// followedBy returns what two entries of one ID say together.
-func (e Entry) followedBy(next Entry) Entry {
+// merge returns the entry after next, of the same ID, replaced it.
+func (e Entry) merge(next Entry) Entry {
 	if next.Detail == nil {
 		next.Detail = e.Detail
 	}
 	return next
 }
 
-// find looks among what is on disk and what is not written yet.
+// find searches the files and the entries that are not written yet.
 func (j *Journal) find(id string, waiting []Entry) (Entry, error) {
 	var found Entry
 	err := j.read(id, func(e Entry) {
 		if e.ID == id {
-			found = found.followedBy(e)
+			found = found.merge(e)
 		}
 	})
 	for _, e := range waiting {
 		if e.ID == id {
-			found = found.followedBy(e)
+			found = found.merge(e)
 		}
 	}
 	switch {
@@ -192,11 +190,11 @@ func (j *Journal) find(id string, waiting []Entry) (Entry, error) {
 	}
 }
 
-// Load returns the newest entries, at most n, oldest first and without details.
-// What cannot be read is left out, and the error says why.
+// Load returns the newest entries, at most n, oldest first and without details. Unreadable ones
+// are missing, and the error says why.
 func (j *Journal) Load(n int) ([]Entry, error) {
 	var entries []Entry
-	left := map[string]bool{} // older ones, that are heard of again
+	left := map[string]bool{} // too old, and not to be added again by a later line
 	err := j.read("", func(e Entry) {
 		if left[e.ID] {
 			return

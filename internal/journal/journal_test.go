@@ -366,7 +366,7 @@ func FuzzRead(f *testing.F) {
 			t.Errorf("%d entries, want at most 10", len(before))
 		}
 		for _, e := range before {
-			if !validID(e.ID) || !json.Valid(e.Record) || e.Detail != nil {
+			if !isID(e.ID) || !json.Valid(e.Record) || e.Detail != nil {
 				t.Errorf("entry %+v", e)
 			}
 		}

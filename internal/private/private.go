@@ -1,5 +1,5 @@
-// Package private keeps folders and files from other users, and opens no file that
-// another user could have put there.
+// Package private makes folders and files that other users cannot read or change, and opens no
+// file that another user could have put there.
 package private
 
 import (
@@ -13,9 +13,9 @@ import (
 	"syscall"
 )
 
-// Folder makes a folder of mode 0700 at path, with its parents, if there is none. One that
-// is there is an error if another user owns it, may write to it, or may put
-// another one in its place. If it is ours it gets mode 0700: Kubernetes makes 0755.
+// Folder makes a folder of mode 0700 at path, with its parents, if it does not exist. If it
+// exists, it is an error if another user owns it, may write to it, or may put another folder in
+// its place. A folder of our own user gets mode 0700: Kubernetes makes 0755.
 func Folder(path string) error {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return err
@@ -24,9 +24,9 @@ func Folder(path string) error {
 	if err != nil {
 		return err
 	}
-	// A link leads to the folder; its own place matters as well.
+	// path may be a link: check the folders of the link, then those of its target.
 	for parent := filepath.Dir(path); ; parent = filepath.Dir(parent) {
-		if err := judge(parent, true); err != nil {
+		if err := checkFolder(parent, true); err != nil {
 			return err
 		}
 		if parent == "/" {
@@ -37,29 +37,29 @@ func Folder(path string) error {
 		return err
 	}
 	for parent := filepath.Dir(path); parent != "/"; parent = filepath.Dir(parent) {
-		if err := judge(parent, true); err != nil {
+		if err := checkFolder(parent, true); err != nil {
 			return err
 		}
 	}
-	if err := judge(path, false); err != nil {
+	if err := checkFolder(path, false); err != nil {
 		return err
 	}
-	return tighten(path)
+	return restrict(path)
 }
 
-// judge returns why a folder is not safe from other users. In a parent with the sticky
-// bit, such as /tmp, others may write, but cannot move what is not theirs.
-func judge(path string, parent bool) error {
+// checkFolder returns why a folder is not safe from other users. In a parent with the sticky bit,
+// such as /tmp, other users may write, but not move files of ours.
+func checkFolder(path string, parent bool) error {
 	info, err := os.Stat(path)
 	if err != nil {
 		return err
 	}
 	if !info.IsDir() {
-		return fmt.Errorf("%s is no folder", path)
+		return fmt.Errorf("%s is not a folder", path)
 	}
 	owner := info.Sys().(*syscall.Stat_t) // what Stat returns on Linux
-	if !trusted(owner.Uid) && (!parent || !unmapped(owner.Uid)) {
-		return fmt.Errorf("%s belongs to user %d, who could change what canaryd reads there%s", path, owner.Uid, advice(parent, "give it to root: chown root "+path))
+	if !isTrusted(owner.Uid) && (!parent || !isUnmapped(owner.Uid)) {
+		return fmt.Errorf("%s belongs to user %d, which could change what canaryd reads there%s", path, owner.Uid, advice(parent, "give it to root: chown root "+path))
 	}
 	sticky := parent && info.Mode()&fs.ModeSticky != 0
 	groupWrites := info.Mode().Perm()&0o020 != 0 && owner.Gid != 0 && owner.Gid != uint32(os.Getegid())
@@ -69,7 +69,7 @@ func judge(path string, parent bool) error {
 	return nil
 }
 
-// advice is what to do about a folder of canaryd's own. Those above it serve others, too.
+// advice returns what to do about canaryd's own folder; a parent serves other programs too.
 func advice(parent bool, what string) string {
 	if parent {
 		return ""
@@ -77,8 +77,8 @@ func advice(parent bool, what string) string {
 	return "; " + what
 }
 
-// tighten sets mode 0700 on a folder of our own.
-func tighten(path string) error {
+// restrict sets mode 0700 on a folder of our own user.
+func restrict(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
 		return err
@@ -89,12 +89,12 @@ func tighten(path string) error {
 	return os.Chmod(path, 0o700)
 }
 
-// trusted reports whether a user is root or our own.
-func trusted(uid uint32) bool { return uid == 0 || uid == uint32(os.Geteuid()) }
+// isTrusted reports whether a user is root or our own.
+func isTrusted(uid uint32) bool { return uid == 0 || uid == uint32(os.Geteuid()) }
 
-// unmapped reports whether a user is one that this user namespace has no number for.
-// The machine's root, who owns / there, is one of them.
-func unmapped(uid uint32) bool {
+// isUnmapped reports whether this user namespace has no number for a user. One of those is the
+// machine's root, which owns / there.
+func isUnmapped(uid uint32) bool {
 	const overflow = 65534 // /proc/sys/kernel/overflowuid, unless an operator changed it
 	text, err := os.ReadFile("/proc/self/uid_map")
 	if err != nil || uid != overflow {
@@ -103,12 +103,12 @@ func unmapped(uid uint32) bool {
 	return strings.Join(strings.Fields(string(text)), " ") != "0 0 4294967295"
 }
 
-// Open opens a regular file of root's or our own. It follows no link in the last place
-// and waits for no pipe; either is an error. flag is as in os.OpenFile.
+// Open opens a regular file that belongs to root or our own user. A link at the end of path is an
+// error, and so is a pipe, for which Open does not wait. flag is as in os.OpenFile.
 func Open(path string, flag int) (*os.File, error) {
 	file, err := os.OpenFile(path, flag|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
 	if errors.Is(err, syscall.ELOOP) {
-		return nil, fmt.Errorf("%s is a link; canaryd follows none", path)
+		return nil, fmt.Errorf("%s is a symbolic link, which canaryd does not follow here: replace it by the file", path)
 	}
 	if err != nil {
 		return nil, err
@@ -117,8 +117,8 @@ func Open(path string, flag int) (*os.File, error) {
 	switch {
 	case err != nil:
 	case !info.Mode().IsRegular():
-		err = fmt.Errorf("%s is no regular file", path)
-	case !trusted(info.Sys().(*syscall.Stat_t).Uid):
+		err = fmt.Errorf("%s is not a regular file", path)
+	case !isTrusted(info.Sys().(*syscall.Stat_t).Uid):
 		err = fmt.Errorf("%s belongs to user %d; canaryd reads only root's files and its own", path, info.Sys().(*syscall.Stat_t).Uid)
 	default:
 		return file, nil
@@ -127,7 +127,7 @@ func Open(path string, flag int) (*os.File, error) {
 	return nil, err
 }
 
-// Read returns what a file that Open opens holds. One of more than most bytes is an error.
+// Read returns the content of a file that Open opens. A file of more than most bytes is an error.
 func Read(path string, most int64) ([]byte, error) {
 	file, err := Open(path, os.O_RDONLY)
 	if err != nil {
@@ -144,11 +144,11 @@ func Read(path string, most int64) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, most))
 }
 
-// Unfinished ends the name of a file that Write has not finished.
+// Unfinished ends the name of a file while Write is writing it.
 const Unfinished = ".new"
 
-// Write writes a file of mode 0600 so that a process that is killed meanwhile
-// leaves the old one or the new one. It does not wait for the disk.
+// Write writes a file of mode 0600. A process that is killed meanwhile leaves the old file or the
+// new one. It does not sync.
 func Write(path string, data []byte) error {
 	return Stream(filepath.Dir(path), func(file io.Writer) (string, error) {
 		_, err := file.Write(data)
@@ -156,8 +156,8 @@ func Write(path string, data []byte) error {
 	})
 }
 
-// Stream writes a file into a folder as Write does, piece by piece: fill writes it and
-// returns its name, which may depend on what was written.
+// Stream is Write in pieces: fill writes the file and returns its name, which may depend on the
+// content.
 func Stream(folder string, fill func(io.Writer) (name string, err error)) (err error) {
 	file, err := os.CreateTemp(folder, ".*"+Unfinished)
 	if err != nil {

@@ -96,14 +96,14 @@ func TestFolder(t *testing.T) {
 	}
 }
 
-// TestOpen: what is no regular file of ours is not opened, and a pipe is not waited for.
+// TestOpen: a file that is not regular, or not ours, is not opened, and a pipe is not waited for.
 func TestOpen(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
 	must(t, os.WriteFile(file, []byte("x"), 0o600))
 	must(t, os.Symlink(file, dir+"/link"))
 	must(t, syscall.Mkfifo(dir+"/pipe", 0o600))
-	for name, want := range map[string]string{"file": "", "link": "is a link", "pipe": "is no regular file", "none": "no such file"} {
+	for name, want := range map[string]string{"file": "", "link": "is a symbolic link", "pipe": "is not a regular file", "none": "no such file"} {
 		for _, flag := range []int{os.O_RDONLY, os.O_RDWR} {
 			f, err := Open(filepath.Join(dir, name), flag)
 			if want == "" {

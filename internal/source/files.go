@@ -13,28 +13,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A busyError tells that files are being written and must be read later.
+// A busyError says that files are being written and must be read later.
 type busyError struct{ path, reason string }
 
 func (e *busyError) Error() string { return e.path + ": " + e.reason }
 
-// read returns what a file holds, or a *busyError while somebody writes it.
+// read returns the content of a file, or a *busyError while another process writes it. A file of
+// more than most bytes is an error.
 //
-// Somebody does if the file is open for writing, which the kernel tells by
-// refusing a lease (fcntl(2), F_SETLEASE; local file systems, and files that
-// are ours unless we have CAP_LEASE), or if its size or times change while it is
-// read. A reader also waits until the folder has been quiet (see Watcher), and
-// compares all files together before and after. What no reader can tell is a
-// writer that closes the file half-way and goes on later: if what stands there
-// is a whole YAML document, it counts. Who writes a new file and renames it
-// over the old one is always safe.
+// A file is being written if its size or times change while it is read, or if it is open for
+// writing. Of the latter the kernel tells by refusing a lease (fcntl(2), F_SETLEASE), on local
+// file systems, for files of our own user or with CAP_LEASE. The Watcher also waits until the
+// folder has been quiet, and compares all files before and after.
 //
-// A file of more than most bytes is an error.
+// A writer that closes the file half-way and continues later cannot be noticed: if the first half
+// is valid, it counts. Writing a new file and renaming it over the old one is always safe.
 func read(path string, most int64) ([]byte, error) {
 	if info, err := os.Stat(path); err != nil {
 		return nil, err
 	} else if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s: is no plain file", path) // and opening a pipe would wait
+		return nil, fmt.Errorf("%s: is not a regular file", path) // opening a pipe would block
 	} else if info.Size() > most {
 		return nil, tooLarge(path)
 	}
@@ -47,8 +45,8 @@ func read(path string, most int64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if openForWriting(file) {
-		return nil, &busyError{path, "somebody has it open for writing"}
+	if isOpenForWriting(file) {
+		return nil, &busyError{path, "another process has it open for writing"}
 	}
 	data, err := io.ReadAll(io.LimitReader(file, most+1))
 	if err != nil {
@@ -67,41 +65,39 @@ func read(path string, most int64) ([]byte, error) {
 	return data, nil
 }
 
-// openForWriting reports whether anybody has the file open for writing, as
-// far as the kernel tells. The lease is given back at once; a writer that
-// opens the file in between waits for that long.
-func openForWriting(file *os.File) bool {
+// isOpenForWriting reports whether a process has the file open for writing, as far as the kernel
+// knows. The lease is given back at once: a process that opens the file in between waits that
+// long.
+func isOpenForWriting(file *os.File) bool {
 	_, err := unix.FcntlInt(file.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
 	if err == nil {
-		_, _ = unix.FcntlInt(file.Fd(), unix.F_SETLEASE, unix.F_UNLCK) // closing the file does it too
+		_, _ = unix.FcntlInt(file.Fd(), unix.F_SETLEASE, unix.F_UNLCK) // closing the file would do too
 	}
 	return errors.Is(err, unix.EAGAIN)
 }
 
-// mostRead bounds what is read of a source, all its files together: 5,000 services with
-// their endpoints are 10 MiB of YAML, which takes twenty times as much memory while it is
-// decoded.
-const mostRead = 64 << 20
+// maxRead bounds the size of a source, all its files together. 5,000 services with their
+// endpoints are 10 MiB of YAML, and decoding takes twenty times as much memory.
+const maxRead = 64 << 20
 
 func tooLarge(path string) error {
-	return fmt.Errorf("%s: is too large: of a source, all its files together, canaryd reads %d MiB at most", path, mostRead>>20)
+	return fmt.Errorf("%s: is too large: canaryd reads at most %d MiB of a source, all files together", path, maxRead>>20)
 }
 
-// A file is what was read from one.
+// A file is a file's name and content.
 type file struct {
 	name string
 	data []byte
 }
 
-// readAll reads a file, or the wanted files of a folder. kinds are those, for
-// people.
+// readAll reads a file, or the wanted files of a folder. kinds names the wanted files in errors.
 func readAll(path string, wanted func(name string) bool, kinds string) ([]file, error) {
 	names, err := list(path, wanted, kinds)
 	if err != nil {
 		return nil, err
 	}
 	files, bad := make([]file, len(names)), make([]error, len(names))
-	left := int64(mostRead)
+	left := int64(maxRead)
 	for i, name := range names {
 		files[i].name = name
 		files[i].data, bad[i] = read(name, left)
@@ -110,7 +106,7 @@ func readAll(path string, wanted func(name string) bool, kinds string) ([]file, 
 	return files, errors.Join(bad...)
 }
 
-// list returns path, or the wanted files of the folder that path is, sorted.
+// list returns path itself, or the wanted files of the folder, sorted.
 func list(path string, wanted func(name string) bool, kinds string) ([]string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -140,19 +136,19 @@ func within(folder string, wanted func(name string) bool) ([]string, error) {
 	return names, nil
 }
 
-// A sight is what a source's files look like without reading them.
-type sight struct {
-	// places are where a change would change what is read.
+// A stats is what a source's files look like without reading them.
+type stats struct {
+	// places are the names whose change may change what is read.
 	places []place
-	// stamp differs when something changed.
+	// stamp differs if something changed.
 	stamp string
 }
 
-// A place is a name in a folder. It is watched through the folder: a file that
-// is replaced or appears later is another inode.
+// A place is a name in a folder, and is watched through the folder: a file that is replaced, or
+// made later, is another inode.
 type place struct {
 	folder string
-	name   string                 // empty: all that are wanted
+	name   string                 // empty: all wanted names
 	wanted func(name string) bool // nil with a name
 }
 
@@ -164,11 +160,11 @@ func (p place) concerns(event string) bool {
 	return filepath.Clean(folder) == p.folder && (name == p.name || p.wanted != nil && p.wanted(name))
 }
 
-// lookAt looks at a file, or at the wanted files of a folder.
-func lookAt(path string, wanted func(name string) bool) sight {
+// statAll returns the stats of a file, or of the wanted files of a folder.
+func statAll(path string, wanted func(name string) bool) stats {
 	places, resolved := follow(path)
 	info, err := os.Stat(path)
-	var s sight
+	var s stats
 	s.add(places, path, info, err)
 	if err != nil || !info.IsDir() {
 		return s
@@ -190,7 +186,7 @@ func lookAt(path string, wanted func(name string) bool) sight {
 	return s
 }
 
-func (s *sight) add(places []place, path string, info fs.FileInfo, err error) {
+func (s *stats) add(places []place, path string, info fs.FileInfo, err error) {
 	s.places = append(s.places, places...)
 	switch {
 	case err != nil:
@@ -202,7 +198,7 @@ func (s *sight) add(places []place, path string, info fs.FileInfo, err error) {
 	}
 }
 
-// stampOf differs for a file that was replaced or written to.
+// stampOf returns a text that changes if the file is replaced or written to.
 func stampOf(info fs.FileInfo) string {
 	s, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
@@ -211,12 +207,12 @@ func stampOf(info fs.FileInfo) string {
 	return fmt.Sprint(s.Dev, s.Ino, s.Mode, s.Size, s.Mtim, s.Ctim)
 }
 
-// maxLinks is how many symbolic links are followed, as the kernel does.
+// maxLinks is how many symbolic links are followed, as in the kernel.
 const maxLinks = 40
 
-// follow walks a path as the kernel does and returns every place where another
-// link, file or folder would make it lead elsewhere: each symbolic link on
-// the way and the end. A path that leads nowhere ends at what is missing.
+// follow walks a path as the kernel does. It returns each place where another link, file or
+// folder would lead elsewhere: each symbolic link on the way, and the end. A path to a missing
+// file ends at what is missing.
 func follow(path string) (places []place, resolved string) {
 	path, err := filepath.Abs(path)
 	if err != nil {

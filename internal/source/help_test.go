@@ -66,7 +66,7 @@ func own(d Declared) []string {
 	for id, s := range d.Generation {
 		f, t := id.Family, id.Name
 		for _, c := range s.Chains {
-			if !ownedByKube(c.Name) {
+			if !isKubeChain(c.Name) {
 				names = append(names, fmt.Sprintf("%s %s %s", f, t, c.Name))
 			}
 		}

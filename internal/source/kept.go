@@ -15,15 +15,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// keptFormat is that of the files of a Shelf.
+// keptFormat is the format of the files of a Shelf.
 const keptFormat = 1
 
-// A Shelf keeps on disk what sources said when they could be used last. Unlike a
-// generation that was learned, that is an order of the operator's: it holds after a
-// reboot too. The zero value keeps nothing.
+// A Shelf keeps on disk what each source declared when its files were last good. A learned
+// generation holds for one boot only, but an operator's declaration holds after a reboot too. The
+// zero value keeps nothing.
 type Shelf struct{ Dir string }
 
-// A kept is what one source said.
+// A kept is what one source declared.
 type kept struct {
 	Format     int              `json:"format"`
 	Path       string           `json:"path"` // of its files
@@ -35,8 +35,8 @@ func (s Shelf) file(source string) string {
 	return filepath.Join(s.Dir, "declared-"+source+".json")
 }
 
-// keep writes what a source said, so that who is killed meanwhile leaves the old file
-// or the new one.
+// keep writes what a source declared. A process that is killed meanwhile leaves the old file or
+// the new one.
 func (s Shelf) keep(source Source, said Declared) error {
 	if s.Dir == "" {
 		return nil
@@ -46,15 +46,15 @@ func (s Shelf) keep(source Source, said Declared) error {
 		err = private.Write(s.file(source.Name()), data)
 	}
 	if err != nil {
-		return fmt.Errorf("keeping what the source %s says: %w", source.Name(), err)
+		return fmt.Errorf("storing what the source %s declares: %w", source.Name(), err)
 	}
 	return nil
 }
 
-// errNotKept: nothing of the source is on disk.
-var errNotKept = errors.New("nothing is kept of this source")
+// errNotKept says that nothing of the source is on disk.
+var errNotKept = errors.New("this source has no stored rules")
 
-// recall returns what a source said when it could be used last.
+// recall returns what a source declared when its files were last good.
 func (s Shelf) recall(source Source) (Declared, error) {
 	if s.Dir == "" {
 		return Declared{}, errNotKept
@@ -73,9 +73,9 @@ func (s Shelf) recall(source Source) (Declared, error) {
 	}
 	switch {
 	case k.Format != keptFormat:
-		return Declared{}, fmt.Errorf("%s: format %d is not known here", path, k.Format)
+		return Declared{}, fmt.Errorf("%s has format %d, and this canaryd reads %d", path, k.Format, keptFormat)
 	case k.Path != source.path():
-		return Declared{}, fmt.Errorf("%w: %s is of %s", errNotKept, path, k.Path)
+		return Declared{}, fmt.Errorf("%w: %s was made from %s", errNotKept, path, k.Path)
 	}
 	if err := rules.Validate(k.Generation); err != nil {
 		return Declared{}, fmt.Errorf("%s: %w", path, err)
@@ -83,10 +83,10 @@ func (s Shelf) recall(source Source) (Declared, error) {
 	return source.recall(k.Generation), nil
 }
 
-// maxKept bounds what is read from disk, as for generations that were learned.
+// maxKept bounds the size of a file that is read, as for learned generations.
 const maxKept = 64 << 20
 
-// keepAll keeps what is new.
+// keepAll stores what has changed.
 func (w *Watcher) keepAll(ctx context.Context) {
 	for _, s := range w.states {
 		if !s.unkept {
@@ -95,7 +95,7 @@ func (w *Watcher) keepAll(ctx context.Context) {
 		err := w.Shelf.keep(s, s.good)
 		s.unkept = err != nil
 		if err != nil && !w.keptBadly {
-			klog.FromContext(ctx).Error(err, "If a file is broken at the next start, its last good rules will not be known")
+			klog.FromContext(ctx).Error(err, "Could not store declared rules; if a file is broken at the next start, its last good rules will be unknown")
 		}
 		w.keptBadly = err != nil
 	}

@@ -12,9 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules/kube"
 )
 
-// A Manifest declares what kube-proxy and kubelet would write for the
-// Services, EndpointSlices and the Node in a file, or in the *.yaml, *.yml and
-// *.json files of a folder.
+// A Manifest declares the rules that kube-proxy and kubelet would write for the Services,
+// EndpointSlices and the Node in a file, or in the *.yaml, *.yml and *.json files of a folder.
 type Manifest struct {
 	Path    string
 	Options kube.Options
@@ -29,7 +28,7 @@ func (m Manifest) recall(g rules.Generation) Declared {
 	return Declared{Generation: g, owners: m.owners()}
 }
 
-func (m Manifest) look() sight { return lookAt(m.Path, inManifest) }
+func (m Manifest) stat() stats { return statAll(m.Path, inManifest) }
 
 func inManifest(name string) bool {
 	return !strings.HasPrefix(name, ".") && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
@@ -64,33 +63,31 @@ func (m Manifest) declare(files []file, last Declared) (Declared, error) {
 func (m Manifest) owners() []owner {
 	return []owner{{
 		source: m.Name(),
-		claims: ownedByKube,
+		claims: isKubeChain,
 		where:  func(rules.Family, rules.TableName, string) string { return "the manifest " + m.Path },
 	}}
 }
 
 func decode(decoder *kube.Decoder, f file) (kube.Objects, error) {
-	if !saysSomething(f.data) {
+	if isBlank(f.data) {
 		return kube.Objects{}, fmt.Errorf("%s: holds no object: delete the file, or write an empty List if no services are meant", f.name)
 	}
 	return decoder.Decode(f.name, f.data)
 }
 
-// saysSomething reports whether YAML holds more than comments and marks of
-// documents.
-func saysSomething(data []byte) bool {
+// isBlank reports whether YAML has only comments and document separators.
+func isBlank(data []byte) bool {
 	for line := range bytes.Lines(bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))) {
 		line = bytes.TrimSpace(line)
 		if len(line) > 0 && line[0] != '#' && !bytes.Equal(line, []byte("---")) && !bytes.Equal(line, []byte("...")) {
-			return true
+			return false
 		}
 	}
-	return false
+	return true
 }
 
-// The chains that a manifest claims, wanted or not: that is how those of a
-// service that is gone are known. Canaries and KUBE-IPTABLES-HINT stay with
-// kube-proxy and kubelet.
+// The chains that a manifest claims, even if it does not declare them now: so the chains of a
+// deleted service are recognised. Canaries and KUBE-IPTABLES-HINT belong to kube-proxy and kubelet.
 var (
 	kubeChains = []string{
 		"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-MARK-MASQ",
@@ -104,7 +101,8 @@ const (
 	hashLength = 16
 )
 
-func ownedByKube(chain string) bool {
+// isKubeChain reports whether a manifest claims the chain.
+func isKubeChain(chain string) bool {
 	if !strings.HasPrefix(chain, "KUBE-") {
 		return false
 	}

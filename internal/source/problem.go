@@ -17,27 +17,27 @@ type Problem struct {
 	Source string
 	Where  string // file and line, or as much as is known
 	Reason string // in one line; it may quote the file
-	// Instead is what counts in the place of what the files say.
+	// Instead says what is used in place of the files.
 	Instead Instead
 	Since   time.Time
 }
 
-// Instead says what counts while files cannot be used.
+// Instead says what is used while files cannot be.
 type Instead string
 
-// What may count while files cannot be used.
+// The values of Instead.
 const (
-	LastGood Instead = "last_good" // what they said before
-	Stored   Instead = "stored"    // what they said to an earlier run
-	Nothing  Instead = "nothing"   // nothing: what they said is not known
-	TheRest  Instead = "rest"      // all of them but one document
+	LastGood Instead = "last_good" // what they declared before
+	Stored   Instead = "stored"    // what they declared in an earlier run
+	Nothing  Instead = "nothing"   // nothing: no earlier rules are known
+	TheRest  Instead = "rest"      // the files without one document
 )
 
-// Problems delivers what is wrong now with all sources, each time that it is something
-// else, and first what Start found. Who reads late gets the newest only.
+// Problems delivers the problems of all sources: first those that Start found, and then each time
+// that they change. A slow reader gets only the newest.
 func (w *Watcher) Problems() <-chan []Problem { return w.problems }
 
-// problemsNow returns what is wrong with all sources.
+// problemsNow returns the present problems of all sources.
 func (w *Watcher) problemsNow() []Problem {
 	var all []Problem
 	for _, s := range w.states {
@@ -49,7 +49,7 @@ func (w *Watcher) problemsNow() []Problem {
 	return all
 }
 
-// report offers what is wrong now, in the place of what was not yet taken.
+// report sends the problems if they changed, in place of those that were not yet received.
 func (w *Watcher) report() {
 	now := w.problemsNow()
 	if slices.Equal(now, w.reported) {
@@ -73,13 +73,13 @@ func (s *state) problem() Problem {
 	return p
 }
 
-// shownDocuments is how many documents of one source are named: in a file
-// such as `kubectl get all` writes, most are of kinds that declare nothing.
+// shownDocuments is how many documents of one source are named. In a file that `kubectl get all`
+// wrote, most are of kinds that declare nothing.
 const shownDocuments = 20
 
-// tellUnknown counts and logs objects of kinds that declare nothing, and reports them:
-// each is an error of its document, and the rest of the file counts.
-func (w *Watcher) tellUnknown(ctx context.Context, s *state, unknown []kube.Skip) {
+// reportUnknown makes each object of a kind that declares nothing a problem, and counts and logs
+// the new ones. The rest of the file is used.
+func (w *Watcher) reportUnknown(ctx context.Context, s *state, unknown []kube.Skip) {
 	log := klog.FromContext(ctx)
 	before := map[string]time.Time{}
 	for _, p := range s.documents {

@@ -13,13 +13,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A RulesDir declares the operator's own fragments: the files *.v4 and *.v6 of
-// a folder, in the order of their names. rules.ParseFragment says what may
-// stand there.
+// A RulesDir declares the operator's own fragments: the files *.v4 and *.v6 of a folder, in the
+// order of their names. rules.ParseFragment describes their content.
 type RulesDir struct {
 	Dir string
-	// Families are the families whose files count; none means both. The
-	// others are checked all the same.
+	// Families are the families whose rules are used; none means both. The files of the others
+	// are checked all the same.
 	Families []rules.Family
 	// Canary is the name of canaryd's own chain, which no file may declare.
 	Canary string
@@ -41,12 +40,12 @@ func (d RulesDir) recall(g rules.Generation) Declared {
 		source: d.Name(),
 		claims: func(chain string) bool { return own[chain] },
 		where: func(rules.Family, rules.TableName, string) string {
-			return "what canaryd kept of the fragments in " + d.Dir
+			return "what canaryd stored of the fragments in " + d.Dir
 		},
 	}}}
 }
 
-func (d RulesDir) look() sight { return lookAt(d.Dir, inRulesDir) }
+func (d RulesDir) stat() stats { return statAll(d.Dir, inRulesDir) }
 
 var fragmentFamilies = map[string]rules.Family{".v4": rules.IPv4, ".v6": rules.IPv6}
 
@@ -54,14 +53,14 @@ func inRulesDir(name string) bool {
 	return !strings.HasPrefix(name, ".") && fragmentFamilies[filepath.Ext(name)] != 0
 }
 
-// A chainKey says where in the rules a chain stands.
+// A chainKey identifies a chain of the rules.
 type chainKey struct {
 	family rules.Family
 	table  rules.TableName
 	chain  string
 }
 
-// A ruleKey says where in the rules a rule stands.
+// A ruleKey identifies a rule of the rules.
 type ruleKey struct {
 	family rules.Family
 	table  rules.TableName
@@ -70,7 +69,7 @@ type ruleKey struct {
 
 func (d RulesDir) read() ([]file, error) {
 	if info, err := os.Stat(d.Dir); err == nil && !info.IsDir() {
-		return nil, fmt.Errorf("%s: is no folder", d.Dir)
+		return nil, fmt.Errorf("%s: is not a folder", d.Dir)
 	}
 	return readAll(d.Dir, inRulesDir, "*.v4 or *.v6")
 }
@@ -78,7 +77,7 @@ func (d RulesDir) read() ([]file, error) {
 func (d RulesDir) declare(files []file, _ Declared) (Declared, error) {
 	all := Declared{Generation: rules.Generation{}}
 	declared := map[chainKey]string{} // file and line
-	lines := map[ruleKey]string{}     // likewise
+	lines := map[ruleKey]string{}     // file and line
 	var bad []error
 	for _, file := range files {
 		family := fragmentFamilies[filepath.Ext(file.name)]
@@ -87,7 +86,7 @@ func (d RulesDir) declare(files []file, _ Declared) (Declared, error) {
 			bad = append(bad, err)
 			continue
 		}
-		if err := note(declared, file.name, family, fragment); err != nil {
+		if err := addChains(declared, file.name, family, fragment); err != nil {
 			bad = append(bad, err)
 			continue
 		}
@@ -106,7 +105,7 @@ func (d RulesDir) declare(files []file, _ Declared) (Declared, error) {
 	if len(bad) > 0 {
 		return Declared{}, errors.Join(bad...)
 	}
-	if err := circles(all.Generation, declared); err != nil {
+	if err := checkCycles(all.Generation, declared); err != nil {
 		return Declared{}, err
 	}
 	own := map[string]bool{}
@@ -138,7 +137,7 @@ func (d RulesDir) parse(f file, family rules.Family) (rules.Fragment, error) {
 		return rules.Fragment{}, fmt.Errorf("%s: %w", f.name, err)
 	}
 	if len(fragment.Sections) == 0 {
-		return rules.Fragment{}, fmt.Errorf("%s: holds no table: delete the file if no rules are meant", f.name)
+		return rules.Fragment{}, fmt.Errorf("%s: holds no table: delete the file if it shall declare no rules", f.name)
 	}
 	for t, lines := range fragment.Lines {
 		if line := lines[d.Canary]; line != 0 {
@@ -148,9 +147,9 @@ func (d RulesDir) parse(f file, family rules.Family) (rules.Fragment, error) {
 	return fragment, nil
 }
 
-// note writes down where the fragment's chains are declared. A chain that
-// another file declares is an error.
-func note(declared map[chainKey]string, name string, family rules.Family, fragment rules.Fragment) error {
+// addChains records where the fragment's chains are declared. A chain that another file declares
+// is an error.
+func addChains(declared map[chainKey]string, name string, family rules.Family, fragment rules.Fragment) error {
 	var bad []error
 	for _, t := range protect.Tables() {
 		for _, c := range fragment.Sections[t].Chains {
@@ -165,9 +164,9 @@ func note(declared map[chainKey]string, name string, family rules.Family, fragme
 	return errors.Join(bad...)
 }
 
-// circles returns an error when chains jump to each other in a circle: the
-// kernel refuses a table that has one, and with it everybody's rules.
-func circles(g rules.Generation, declared map[chainKey]string) error {
+// checkCycles returns an error if chains jump to each other in a circle: the kernel refuses a
+// table with a circle as a whole.
+func checkCycles(g rules.Generation, declared map[chainKey]string) error {
 	for _, f := range rules.Families() {
 		for _, t := range protect.Tables() {
 			section := g[f.Table(t)]

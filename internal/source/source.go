@@ -1,11 +1,9 @@
-// Package source loads the rules that files declare: a manifest of Kubernetes
-// objects and a folder of the operator's own fragments. It checks them, and it
-// watches the files.
+// Package source loads the rules that files declare: a manifest of Kubernetes objects, and a
+// folder of the operator's own fragments. It checks them, and it watches the files.
 //
-// Whatever is wrong with a file, nothing of it is applied: the last good rules
-// stay. "Nothing" is never taken for "no rules": a missing or empty file or folder is
-// broken. A file that somebody is writing is not read; see read for how that
-// is told and what cannot be.
+// If anything is wrong with a file, nothing of it is applied: the last good rules stay. A missing
+// or empty file or folder is wrong too: it never means "no rules". A file that is being written
+// is not read; see read for how that is noticed.
 package source
 
 import (
@@ -18,29 +16,30 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules/kube"
 )
 
-// A Source declares rules. Manifest and RulesDir are the ones there are.
+// A Source declares rules: a Manifest or a RulesDir.
 type Source interface {
-	// Name is what metrics and logs call it.
+	// Name is its name in metrics and logs.
 	Name() string
-	look() sight
+	// stat returns what the files look like without reading them.
+	stat() stats
 	read() ([]file, error)
-	// declare makes rules of files; last is what it made of them before,
-	// or the zero value. What they have in common is not made twice.
+	// declare makes rules of files. last is its last result, or the zero value: what has not
+	// changed since is not made again.
 	declare(files []file, last Declared) (Declared, error)
-	// path is where the files are, and recall returns what they declared when they
-	// could be used last.
+	// path is where the files are.
 	path() string
+	// recall returns what the files declared when they were last good, from its generation.
 	recall(g rules.Generation) Declared
 }
 
-// Declared is what one source, or several together, declare. It is a value.
+// Declared is what one or several sources declare. It is a value.
 type Declared struct {
 	Generation rules.Generation
-	// Skips tell of objects in files that have no part in the rules.
+	// Skips are the objects in files that have no part in the rules.
 	Skips []kube.Skip
 
 	owners  []owner
-	decoded *kube.Decoder // what was read of a manifest
+	decoded *kube.Decoder // the documents of a manifest
 }
 
 // An owner is one source's claim to chains.
@@ -48,12 +47,12 @@ type owner struct {
 	source string // its name
 	claims func(chain string) bool
 	where  func(f rules.Family, t rules.TableName, chain string) string
-	// line says where a rule stands, "" if that is not known; nil: of none.
+	// line returns the file and line of a rule, "" if unknown. Nil knows none.
 	line func(f rules.Family, t rules.TableName, chain string, r rules.Rule) string
 }
 
-// Claims reports whether a declared source owns the chain of that name, be it
-// wanted now or not.
+// Claims reports whether a declared source owns the chain of that name, even if no file declares
+// the chain now.
 func (d Declared) Claims(chain string) bool {
 	for _, o := range d.owners {
 		if o.claims(chain) {
@@ -63,15 +62,15 @@ func (d Declared) Claims(chain string) bool {
 	return false
 }
 
-// Known reports whether it is known of any source what it declares.
+// Known reports whether the rules of any source are known.
 func (d Declared) Known() bool { return len(d.owners) > 0 }
 
-// id differs between declarations that ask for different things.
+// id returns a text that differs between declarations with different rules.
 func (d Declared) id() string { return fmt.Sprint(len(d.owners), d.Generation.ID()) }
 
-// Origin returns the source that declares a rule, and where it stands there: file and
-// line, or as much as is known. A jump's chain is built in. Without a chain, the
-// source of one of the table's chains is returned.
+// Origin returns the source that declares a rule, and the rule's file and line, or as much as is
+// known. A jump's chain is built in. Without a chain, it returns the source of one of the table's
+// chains.
 func (d Declared) Origin(f rules.Family, t rules.TableName, chain string, r rules.Rule) (source, where string) {
 	into := chain
 	switch {
@@ -94,10 +93,9 @@ func (d Declared) Origin(f rules.Family, t rules.TableName, chain string, r rule
 	return "", ""
 }
 
-// Combine returns what the parts declare together, as if each was loaded after
-// the one before it. A chain that two of them claim is an error that names
-// both.
-func Combine(parts ...Declared) (Declared, error) {
+// combine returns what the parts declare together, as if each were loaded after the one before
+// it. If two parts claim one chain, the error names both.
+func combine(parts ...Declared) (Declared, error) {
 	all := Declared{Generation: rules.Generation{}}
 	for _, p := range parts {
 		if err := errors.Join(claimed(all, p), claimed(p, all)); err != nil {
@@ -113,7 +111,7 @@ func Combine(parts ...Declared) (Declared, error) {
 	return all, nil
 }
 
-// claimed returns an error for every chain of d that an owner in by claims.
+// claimed returns an error for each chain of d that an owner in by claims.
 func claimed(d, by Declared) error {
 	var conflicts []error
 	for _, f := range rules.Families() {
@@ -140,7 +138,7 @@ func (d Declared) where(f rules.Family, t rules.TableName, chain string) string 
 	return ""
 }
 
-// A sourceError says on one line what is wrong with a source.
+// A sourceError says in one line what is wrong with a source.
 type sourceError struct {
 	source string
 	err    error
@@ -149,11 +147,10 @@ type sourceError struct {
 func (e *sourceError) Error() string { return e.source + ": " + oneLine(e.err) }
 func (e *sourceError) Unwrap() error { return e.err }
 
-// shownErrors is how many of several errors are told: somebody who mends five
-// will look again.
+// shownErrors is how many errors of a source are shown: who fixes five will look again.
 const shownErrors = 5
 
-// oneLine writes the errors that err joins behind each other.
+// oneLine returns the errors that err joins in one line.
 func oneLine(err error) string {
 	all := flatten(err)
 	more := ""

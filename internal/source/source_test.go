@@ -25,8 +25,8 @@ func TestLoadErrors(t *testing.T) {
 		"an empty file":     {map[string]string{"m/a.yaml": a, "m/b.yaml": "", "r/site.v4": site}, "manifest: DIR/m/b.yaml: holds no object: delete the file, or write an empty List if no services are meant"},
 		"an unknown field":  {map[string]string{"m/a.yaml": "---\n" + strings.Replace(a, "clusterIP:", "clusterAddress:", 1), "r/site.v4": site}, "manifest: DIR/m/a.yaml:1: Service shop/a: clusterAddress: there is no such field"},
 		"no rules":          {map[string]string{"m/a.yaml": a, "r/readme": ""}, "rules-dir: DIR/r: the folder holds no file *.v4 or *.v6"},
-		"a file of rules":   {map[string]string{"m/a.yaml": a, "r": site}, "rules-dir: DIR/r: is no folder"},
-		"an empty fragment": {map[string]string{"m/a.yaml": a, "r/site.v4": "# later\n"}, "rules-dir: DIR/r/site.v4: holds no table: delete the file if no rules are meant"},
+		"a file of rules":   {map[string]string{"m/a.yaml": a, "r": site}, "rules-dir: DIR/r: is not a folder"},
+		"an empty fragment": {map[string]string{"m/a.yaml": a, "r/site.v4": "# later\n"}, "rules-dir: DIR/r/site.v4: holds no table: delete the file if it shall declare no rules"},
 		"a wrong line":      {map[string]string{"m/a.yaml": a, "r/site.v6": site}, `rules-dir: DIR/r/site.v6:3: "-A SITE -s 192.0.2.0/24 -j DROP" has the address 192.0.2.0 in a file of rules for ipv6`},
 		"canaryd's own":     {map[string]string{"m/a.yaml": a, "r/site.v4": strings.ReplaceAll(site, "SITE", "TWEETY")}, "rules-dir: DIR/r/site.v4:2: TWEETY in filter is canaryd's own chain: choose another name"},
 		"two files, one chain": {map[string]string{"m/a.yaml": a, "r/a.v4": site, "r/b.v4": site},
@@ -61,7 +61,7 @@ func TestEveryErrorOfAFolderIsTold(t *testing.T) {
 }
 
 func TestPipeIsNoManifest(t *testing.T) {
-	if _, err := Load(t.Context(), manifest(os.DevNull)); err == nil || !strings.Contains(err.Error(), "is no plain file") {
+	if _, err := Load(t.Context(), manifest(os.DevNull)); err == nil || !strings.Contains(err.Error(), "is not a regular file") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -89,8 +89,8 @@ func TestSourcesTogether(t *testing.T) {
 	if got := jumps(nat, "POSTROUTING"); got != "KUBE-POSTROUTING top, SITE-NAT bottom" {
 		t.Errorf("jumps of POSTROUTING: %s", got)
 	}
-	if len(nat.Leans) != 0 || !slices.Equal(filter.Leans, []string{"DOCKER-USER"}) {
-		t.Errorf("leans on %q in nat and %q in filter", nat.Leans, filter.Leans)
+	if len(nat.DependsOn) != 0 || !slices.Equal(filter.DependsOn, []string{"DOCKER-USER"}) {
+		t.Errorf("leans on %q in nat and %q in filter", nat.DependsOn, filter.DependsOn)
 	}
 	for _, c := range []struct {
 		table       rules.TableName
@@ -209,12 +209,12 @@ func TestSizesAreBounded(t *testing.T) {
 		must(t, os.Truncate(name, size)) // it has no blocks on disk
 	}
 	dir := t.TempDir()
-	large(filepath.Join(dir, "one/a.yaml"), mostRead+1)
-	large(filepath.Join(dir, "many/a.yaml"), mostRead/2)
-	large(filepath.Join(dir, "many/b.yaml"), mostRead/2+1)
+	large(filepath.Join(dir, "one/a.yaml"), maxRead+1)
+	large(filepath.Join(dir, "many/a.yaml"), maxRead/2)
+	large(filepath.Join(dir, "many/b.yaml"), maxRead/2+1)
 	for folder, want := range map[string]string{"one": "one/a.yaml", "many": "many/b.yaml"} {
 		_, err := readAll(filepath.Join(dir, folder), inManifest, "")
-		if err == nil || err.Error() != filepath.Join(dir, want)+": is too large: of a source, all its files together, canaryd reads 64 MiB at most" {
+		if err == nil || err.Error() != filepath.Join(dir, want)+": is too large: canaryd reads at most 64 MiB of a source, all files together" {
 			t.Errorf("%s: error %v", folder, err)
 		}
 	}

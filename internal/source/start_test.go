@@ -68,7 +68,7 @@ func TestStartWithBrokenFiles(t *testing.T) {
 	if !strings.Contains(log.String(), "those that an earlier run took from the same files stay") {
 		t.Errorf("the log:\n%s", log)
 	}
-	if _, where := stored.Origin(rules.IPv4, rules.Filter, "SITE", rules.Rule{Spec: "-j DROP", Target: "DROP"}); !strings.Contains(where, "canaryd kept") {
+	if _, where := stored.Origin(rules.IPv4, rules.Filter, "SITE", rules.Rule{Spec: "-j DROP", Target: "DROP"}); !strings.Contains(where, "canaryd stored") {
 		t.Errorf("a rule from disk is said to stand in %q", where)
 	}
 

@@ -12,26 +12,25 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules/kube"
 )
 
-// timing is how patient a Watcher is.
+// timing are the times of a Watcher.
 type timing struct {
-	quiet time.Duration // files are read once nothing happened to them this long,
-	most  time.Duration // but after this long all the same
-	again time.Duration // broken files are read again, and missed events found
+	quiet time.Duration // files are read when they have not changed for this long,
+	most  time.Duration // or after this long in any case
+	again time.Duration // how often broken files are read again, and missed events found
 }
 
-var patience = timing{quiet: 200 * time.Millisecond, most: 2 * time.Second, again: 10 * time.Second}
+var defaultTiming = timing{quiet: 200 * time.Millisecond, most: 2 * time.Second, again: 10 * time.Second}
 
-// A Watcher loads sources and loads them again when their files change.
-//
-// Every source stands for itself: while the files of one are broken, its last
-// good rules stay and those of the others follow their files.
+// A Watcher loads sources, and loads them again when their files change. Sources are independent:
+// while the files of one are broken, its last good rules stay, and those of the others follow
+// their files.
 type Watcher struct {
 	timing
 	changes chan Declared
 	failed  func(source string)
 	states  []*state
 	id      string // of what was returned or sent last; empty before Load and Start
-	// Shelf keeps what sources said; to be set before Start.
+	// Shelf keeps what sources declared. Set it before Start.
 	Shelf     Shelf
 	keptBadly bool
 	problems  chan []Problem
@@ -41,39 +40,39 @@ type Watcher struct {
 // A state is what a Watcher knows about one source.
 type state struct {
 	Source
-	good   Declared // what was read last without an error
+	good   Declared // the last result without an error
 	stamp  string   // of the files when they were read last
-	broken string   // why they could not be used; empty if they could
-	busy   int      // how often in a row somebody was writing them
-	skips  string   // what was logged of them
+	broken string   // why the files cannot be used; empty if they can
+	busy   int      // how often in a row another process was writing them
+	skips  string   // the skips that were logged last
 
-	instead   Instead   // of what is broken
-	since     time.Time // when it broke
-	documents []Problem // of single documents; the rest of the files counts
+	instead   Instead   // what is used while the files are broken
+	since     time.Time // when they broke
+	documents []Problem // problems of single documents; the rest of the files is used
 	unkept    bool      // good is not on disk
 }
 
-// NewWatcher returns a Watcher of the sources. failed is told the name of a
-// source each time its files could not be used, and may be nil.
+// NewWatcher returns a Watcher of the sources. It calls failed, which may be nil, with the name
+// of a source each time its files cannot be used.
 func NewWatcher(failed func(source string), sources ...Source) *Watcher {
-	w := &Watcher{timing: patience, changes: make(chan Declared, 1), problems: make(chan []Problem, 1), failed: failed}
+	w := &Watcher{timing: defaultTiming, changes: make(chan Declared, 1), problems: make(chan []Problem, 1), failed: failed}
 	for _, s := range sources {
 		w.states = append(w.states, &state{Source: s})
 	}
 	return w
 }
 
-// Load loads sources once.
+// Load loads the sources once.
 func Load(ctx context.Context, sources ...Source) (Declared, error) {
 	return NewWatcher(nil, sources...).Load(ctx)
 }
 
-// Changes delivers what is declared now, each time that it is something else.
-// Who reads late gets the newest only.
+// Changes delivers what is declared, each time that it changes. A slow reader gets only the
+// newest.
 func (w *Watcher) Changes() <-chan Declared { return w.changes }
 
-// Load loads all sources. An error says on one line what is wrong where. It, or
-// Start, must have succeeded before Run.
+// Load loads all sources. The error says in one line what is wrong and where. Run needs a Load or
+// Start without an error.
 func (w *Watcher) Load(ctx context.Context) (Declared, error) {
 	deadline := time.Now().Add(w.most)
 	for _, s := range w.states {
@@ -88,15 +87,14 @@ func (w *Watcher) Load(ctx context.Context) (Declared, error) {
 		return Declared{}, &sourceError{"sources", err}
 	}
 	for _, s := range w.states {
-		w.tellSkips(ctx, s)
+		w.logSkips(ctx, s)
 	}
 	w.id = all.id()
 	return all, nil
 }
 
-// Start loads all sources, as Load does, but broken files do not end it: in their
-// place counts what is on the Shelf, or nothing. Problems reports them, and Run goes
-// on reading them.
+// Start loads all sources, as Load does, but goes on if files are broken: it takes what the Shelf
+// has in their place, or nothing. Problems reports them, and Run reads them again.
 func (w *Watcher) Start(ctx context.Context) Declared {
 	deadline := time.Now().Add(w.most)
 	all := Declared{Generation: rules.Generation{}}
@@ -104,22 +102,22 @@ func (w *Watcher) Start(ctx context.Context) Declared {
 		declared, err := w.loadFirst(ctx, s, deadline)
 		next := Declared{}
 		if err == nil {
-			next, err = Combine(all, declared)
+			next, err = combine(all, declared)
 		}
 		if err == nil {
 			s.good, s.unkept, all = declared, true, next
-			w.tellSkips(ctx, s)
+			w.logSkips(ctx, s)
 			continue
 		}
 		s.instead = Nothing
 		stored, storedErr := w.Shelf.recall(s)
 		if storedErr == nil {
-			next, storedErr = Combine(all, stored)
+			next, storedErr = combine(all, stored)
 		}
 		if storedErr == nil {
 			s.good, s.instead, all = stored, Stored, next
 		} else if !errors.Is(storedErr, errNotKept) {
-			klog.FromContext(ctx).Error(storedErr, "What the source said to an earlier run is not known", "source", s.Name())
+			klog.FromContext(ctx).Error(storedErr, "Could not read what the source declared in an earlier run", "source", s.Name())
 		}
 		w.fail(ctx, s, err)
 	}
@@ -138,12 +136,12 @@ func (w *Watcher) loadFirst(ctx context.Context, s *state, deadline time.Time) (
 	return declared, err
 }
 
-// load loads a source, and says what its files looked like. They are read in
-// one go, before anything is made of them, so that they belong together.
+// load loads a source, and returns the stamp of its files. It reads all files before it makes
+// rules of them, so that they belong together.
 func (s *state) load() (Declared, string, error) {
-	before := s.look().stamp
+	before := s.stat().stamp
 	files, err := s.read()
-	if s.look().stamp != before {
+	if s.stat().stamp != before {
 		err = &busyError{"the files", "they changed while they were read"}
 	}
 	if err != nil {
@@ -158,7 +156,7 @@ func isBusy(err error) bool {
 	return errors.As(err, &busy)
 }
 
-// combine combines the last good parts, with part in the place of changed's.
+// combine combines the last good parts, with part in place of changed's.
 func (w *Watcher) combine(changed *state, part Declared) (Declared, error) {
 	parts := make([]Declared, len(w.states))
 	for i, s := range w.states {
@@ -167,7 +165,7 @@ func (w *Watcher) combine(changed *state, part Declared) (Declared, error) {
 			parts[i] = part
 		}
 	}
-	return Combine(parts...)
+	return combine(parts...)
 }
 
 // Run watches the files until ctx ends, and then returns nil.
@@ -175,49 +173,49 @@ func (w *Watcher) Run(ctx context.Context) error {
 	if w.id == "" {
 		return errors.New("the sources were not loaded")
 	}
-	eye := newEye(ctx)
-	defer eye.close()
-	w.keepAll(ctx) // and not in Start: who watches them goes by them
+	notify := newNotifier(ctx)
+	defer notify.close()
+	w.keepAll(ctx) // not in Start: a process that does not run the Watcher must not store
 	defer w.keepAll(ctx)
 	again := time.NewTicker(w.again)
 	defer again.Stop()
-	due := time.NewTimer(w.quiet) // something may have happened since Load
+	due := time.NewTimer(w.quiet) // files may have changed since Load
 	defer due.Stop()
-	since := time.Now() // the first event that is not answered; zero if all are
+	since := time.Now() // the first event that is not handled yet; zero if all are
 	touch := func() {
 		if since.IsZero() {
 			since = time.Now()
 		}
 		due.Reset(max(0, min(w.quiet, w.most-time.Since(since))))
 	}
-	eye.aim(w.places())
+	notify.watch(w.places())
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case event, open := <-eye.events():
+		case event, open := <-notify.events():
 			switch {
 			case !open:
-				eye.close() // opened again by the next aim
-			case !eye.concerned(event.Name):
+				notify.close() // opened again by the next aim
+			case !notify.concerns(event.Name):
 				continue
-			case eye.leads(event.Name):
-				eye.aim(w.places())
+			case notify.mayMove(event.Name):
+				notify.watch(w.places())
 			}
 			for _, s := range w.states {
 				s.busy = 0
 			}
 			touch()
-		case err := <-eye.errors():
-			eye.failed(err)
+		case err := <-notify.errors():
+			notify.failed(err)
 			touch()
 		case <-again.C:
-			eye.aim(w.places())
-			w.keepAll(ctx) // no more often: at 5,000 services it is 10 MB
+			notify.watch(w.places())
+			w.keepAll(ctx) // not more often: at 5,000 services it writes 10 MB
 			touch()
 		case <-due.C:
-			// A folder that came into sight was not watched while it was filled.
-			if eye.aim(w.places()) && time.Since(since) < w.most {
+			// A new folder was not watched while it was filled.
+			if notify.watch(w.places()) && time.Since(since) < w.most {
 				touch()
 				continue
 			}
@@ -232,17 +230,16 @@ func (w *Watcher) Run(ctx context.Context) error {
 func (w *Watcher) places() []place {
 	var all []place
 	for _, s := range w.states {
-		all = append(all, s.look().places...)
+		all = append(all, s.stat().places...)
 	}
 	return all
 }
 
-// reload loads the sources whose files changed or are broken, and sends what
-// has become of it. It is true when somebody is writing files, which are to be
-// read soon.
+// reload loads the sources whose files changed or are broken, and sends the result. soon says
+// that another process is writing files, which are to be read soon.
 func (w *Watcher) reload(ctx context.Context) (soon bool) {
 	for _, s := range w.states {
-		if s.broken == "" && s.busy == 0 && s.look().stamp == s.stamp {
+		if s.broken == "" && s.busy == 0 && s.stat().stamp == s.stamp {
 			continue
 		}
 		declared, stamp, err := s.load()
@@ -264,15 +261,15 @@ func (w *Watcher) reload(ctx context.Context) (soon bool) {
 			continue
 		}
 		s.good, s.unkept = declared, true
-		s.mended(ctx)
-		w.tellSkips(ctx, s)
+		s.recovered(ctx)
+		w.logSkips(ctx, s)
 		w.send(all)
 	}
 	w.report()
 	return soon
 }
 
-// fail counts an error, and logs it if it is another one than before.
+// fail counts an error, and logs it if it is not the one before.
 func (w *Watcher) fail(ctx context.Context, s *state, err error) {
 	if w.failed != nil {
 		w.failed(s.Name())
@@ -294,14 +291,14 @@ func (w *Watcher) fail(ctx context.Context, s *state, err error) {
 	s.broken = text
 }
 
-func (s *state) mended(ctx context.Context) {
+func (s *state) recovered(ctx context.Context) {
 	if s.broken != "" {
 		klog.FromContext(ctx).Info("Declared rules can be used again", "source", s.Name())
 	}
 	s.broken, s.instead = "", ""
 }
 
-// send offers what is declared now, in the place of what was not yet taken.
+// send sends what is declared, in place of what was not yet received.
 func (w *Watcher) send(d Declared) {
 	id := d.id()
 	if id == w.id {
@@ -312,16 +309,16 @@ func (w *Watcher) send(d Declared) {
 	case <-w.changes:
 	default:
 	}
-	w.changes <- d // nobody else sends
+	w.changes <- d // the only sender
 }
 
 // shownSkips is how many objects one change logs.
 const shownSkips = 20
 
-// tellSkips logs the objects that have no part in the rules, if they are
-// others than before. Those that are none of kube-proxy's business are told to
-// who asks for more. Those of a kind that declares nothing are errors.
-func (w *Watcher) tellSkips(ctx context.Context, s *state) {
+// logSkips logs the objects that have no part in the rules, if they changed. Those that
+// kube-proxy ignores by design are logged at -v=2. Those of kinds that declare nothing are
+// problems.
+func (w *Watcher) logSkips(ctx context.Context, s *state) {
 	log := klog.FromContext(ctx)
 	var all strings.Builder
 	var broken, others, unknown []kube.Skip
@@ -340,7 +337,7 @@ func (w *Watcher) tellSkips(ctx context.Context, s *state) {
 		return
 	}
 	s.skips = all.String()
-	w.tellUnknown(ctx, s, unknown)
+	w.reportUnknown(ctx, s, unknown)
 	for i, skip := range broken {
 		if i == shownSkips {
 			log.Info("More objects are left out", "source", s.Name(), "count", len(broken)-i)
@@ -353,7 +350,7 @@ func (w *Watcher) tellSkips(ctx context.Context, s *state) {
 	}
 }
 
-// sleep waits for d and reports whether ctx is still alive then.
+// sleep waits for d, and reports whether ctx is still alive then.
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

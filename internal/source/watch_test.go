@@ -180,7 +180,7 @@ func TestBrokenFilesChangeNothing(t *testing.T) {
 		"a wrong field": {func(t *testing.T, path string) {
 			must(t, os.WriteFile(path, []byte(strings.Replace(a, "port: 80\n", "prot: 80\n", 1)), 0o644))
 		}, "Service shop/a"},
-		"a service twice":    {func(t *testing.T, path string) { must(t, os.WriteFile(path, []byte(a+"---\n"+a), 0o644)) }, "stands there twice"},
+		"a service twice":    {func(t *testing.T, path string) { must(t, os.WriteFile(path, []byte(a+"---\n"+a), 0o644)) }, "is declared twice"},
 		"deleted":            {func(t *testing.T, path string) { must(t, os.Remove(path)) }, "holds no file *.yaml"},
 		"a link to nowhere":  {func(t *testing.T, path string) { must(t, os.Remove(path)); must(t, os.Symlink("gone", path)) }, "no such file"},
 		"the folder deleted": {func(t *testing.T, path string) { must(t, os.RemoveAll(filepath.Dir(path))) }, "no such file"},
@@ -232,7 +232,7 @@ func TestFileThatStaysOpenIsTold(t *testing.T) {
 	defer file.Close()
 	_, err = file.WriteString(service("b", 2))
 	must(t, err)
-	s.breaks("manifest", "services.yaml: somebody has it open for writing")
+	s.breaks("manifest", "services.yaml: another process has it open for writing")
 	must(t, file.Close()) // which is no event
 	s.becomes("b")
 }
@@ -327,7 +327,7 @@ func TestRunNeedsLoad(t *testing.T) {
 
 // A fake is a source without files.
 type fake struct {
-	sight
+	stats
 	err   error
 	loads int
 }
@@ -335,7 +335,7 @@ type fake struct {
 func (f *fake) Name() string                               { return "fake" }
 func (f *fake) path() string                               { return "/fake" }
 func (f *fake) recall(rules.Generation) Declared           { return Declared{} }
-func (f *fake) look() sight                                { return f.sight }
+func (f *fake) stat() stats                                { return f.stats }
 func (f *fake) read() ([]file, error)                      { f.loads++; return nil, f.err }
 func (f *fake) declare([]file, Declared) (Declared, error) { return Declared{}, nil }
 
@@ -383,10 +383,10 @@ func TestBusyFilesAreReadAgainUntilItIsAnError(t *testing.T) {
 		w := NewWatcher(nil, f)
 		start := time.Now()
 		_, err := w.Load(t.Context())
-		if !isBusy(err) || time.Since(start) != patience.most {
+		if !isBusy(err) || time.Since(start) != defaultTiming.most {
 			t.Errorf("after %s: %v", time.Since(start), err)
 		}
-		if want := int(patience.most/patience.quiet) + 1; f.loads != want {
+		if want := int(defaultTiming.most/defaultTiming.quiet) + 1; f.loads != want {
 			t.Errorf("%d attempts, want %d", f.loads, want)
 		}
 	})

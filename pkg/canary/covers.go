@@ -2,10 +2,9 @@ package canary
 
 import "github.com/canaryd/canaryd/pkg/rules"
 
-// Covers reports whether, after a loss, an owner has put its rules back: every
-// jump stands and jumps to a chain with rules, and every chain that nothing led
-// to, such as a hint, is there again. It asks less than Judge, because what an
-// owner writes anew need not be what it wrote before.
+// Covers reports whether an owner has put its rules back after a loss: each jump stands and leads
+// to a chain with rules, and each chain that no rule leads to, such as a hint, exists again. It
+// asks for less than Judge, because an owner may write other rules than before.
 func Covers(want rules.Section, t *rules.Table) bool {
 	for _, h := range missingJumps(want, t) {
 		if !superseded(want, t, h) {

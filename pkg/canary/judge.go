@@ -7,27 +7,27 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Verdict says what became of one table.
+// A Verdict is what became of one table.
 type Verdict string
 
 // The verdicts. Unknown, Intact, Changed and Refused are no loss.
 const (
 	Unknown      Verdict = "unknown"       // it could not be read, or nothing was planted yet
 	Intact       Verdict = "intact"        // the generation is in force
-	Changed      Verdict = "changed"       // marks stand, content moved: its owner decided so
+	Changed      Verdict = "changed"       // marks stand, rules changed: a decision of their owner
 	JumpsMissing Verdict = "jumps_missing" // a built-in chain was flushed, or jumps deleted by name
 	Emptied      Verdict = "emptied"       // rules flushed, chains left (iptables -F)
 	ChainDeleted Verdict = "chain_deleted" // the canary's chain is gone (iptables -X, a full restore)
 	TableDeleted Verdict = "table_deleted" // the table is gone (nft flush ruleset, nft delete table)
-	Replaced     Verdict = "replaced"      // a canary of another planting: saved rules were restored
-	Drifted      Verdict = "drifted"       // a declared source's rules were changed by a stranger
-	// Refused: what is declared is not in force, because the kernel refuses a rule of
-	// it. Judge does not give this one; it is for who writes what is declared.
+	Replaced     Verdict = "replaced"      // a canary with another nonce: saved rules were restored
+	Drifted      Verdict = "drifted"       // another process changed a declared source's rules
+	// Refused: declared rules are not in force, because the kernel refuses one of them. Judge
+	// never returns it; the writer of declared rules does.
 	Refused Verdict = "refused"
 )
 
-// Loss reports whether the verdict is one that a replay answers. No verdict at
-// all, of a table that was not read, is none.
+// Loss reports whether a replay answers the verdict. It is false for the empty verdict of a table
+// that was not read.
 func (v Verdict) Loss() bool {
 	switch v {
 	case "", Unknown, Intact, Changed, Refused:
@@ -47,11 +47,11 @@ type Wanted struct {
 	CanaryChain string
 	Mark        Mark
 	Section     rules.Section
-	// Claimed tells the chains that a declared source owns: whatever else
-	// somebody makes of them is drift. Nil means none.
+	// Claimed reports whether a declared source owns a chain: each change of it is drift. Nil
+	// means none.
 	Claimed func(chain string) bool
-	// Piecewise tells the chains that many owners share, each of which takes its
-	// own rules away before the chains that they lead to. Nil means none.
+	// Piecewise reports whether many owners share a chain. Each of them removes its own rules
+	// before the chains that these lead to. Nil means none.
 	Piecewise func(chain string) bool
 }
 
@@ -61,54 +61,53 @@ type Seen struct {
 	Err   error        // not nil: the table could not be read
 	// Section is what rules.Protection.Extract learned from Table.
 	Section rules.Section
-	// Quiet says that nothing protected in this family changed for the jump
-	// grace, so that a jump that was deleted by name will not be followed by
-	// its chain.
+	// Quiet says that nothing protected in this family changed for the jump grace. So the owner
+	// of a jump that was deleted by name is not about to delete the chain too.
 	Quiet bool
-	// Stood tells the chains that have stood empty for the jump grace, also where the
-	// family has not been quiet; nil means none.
+	// Stood reports whether a chain has stood empty for the jump grace, even if the family was
+	// not quiet. Nil means none.
 	Stood func(chain string) bool
-	// Before is what the last read in the course of the same loss found; the
-	// zero Finding if there was none.
+	// Before is the Finding of the last read during the same loss; the zero Finding if there
+	// was none.
 	Before Finding
 }
 
 // A Finding is a verdict and what it rests on.
 type Finding struct {
 	Verdict Verdict
-	// MarkLost: the canary is missing, emptied, deleted or another's. The
-	// table's content is then judged by nothing older than this planting.
+	// MarkLost says that the canary is missing, empty, or has another nonce. Findings from
+	// before this planting then say nothing about the table.
 	MarkLost bool
 	// Witnesses are the built-in chains whose witness is gone.
 	Witnesses []string
-	// Jumps are the jumps that are lost, those to put back.
+	// Jumps are the lost jumps, which are to be put back.
 	Jumps []rules.Jump
-	// Waiting are jumps that are missing while their witness stands, and of an emptied
-	// chain that many share a jump to a full one, while the grace runs: perhaps their
-	// owner is at work.
+	// Waiting are jumps that may be lost, but whose owner may still be at work until the grace
+	// has passed. They are missing while their witness stands, or led from an emptied chain that
+	// many owners share to a chain that still has rules.
 	Waiting []rules.Jump
-	// Emptied and Missing are protected chains that hold nothing or are gone
-	// and ought not to be; in a table that lost its mark, all such chains.
+	// Emptied and Missing are lost protected chains: without a rule, or gone. In a table that
+	// lost its mark, these are all such chains.
 	Emptied []string
 	Missing []string
-	// Released are protected chains that are gone although the flush left
-	// chains standing: their owner removed them meanwhile.
+	// Released are protected chains that are gone, although the flush left chains standing:
+	// their owner removed them meanwhile.
 	Released []string
-	// Restored is the canary of the saved rules that stood in the table in the course
-	// of this loss; empty if none did. Brought are protected chains that only they
-	// had, as far as nobody fills them. Lacked are the chains that are missing and
-	// were when the table was first seen without them or, of saved rules, with these.
+	// Restored is the canary of the saved rules that were restored during this loss; empty if
+	// none were. Brought are protected chains that only the saved rules had, and that are still
+	// empty. Lacked are missing chains that were missing from the first read on: the first one
+	// of a table without chains, or the first one after saved rules were restored.
 	Restored string
 	Brought  []string
 	Lacked   []string
-	// Drift is in which claimed chains and jumps are not as declared.
+	// Drift lists how claimed chains and jumps differ from what is declared.
 	Drift rules.Difference
 	// Err is why the verdict is unknown.
 	Err error
 }
 
-// Rules that their owners never leave empty (kube-proxy and kubelet): one that
-// is empty was flushed.
+// neverEmpty reports whether kube-proxy or kubelet own the chain and never leave it empty: if it
+// is empty, it was flushed.
 func neverEmpty(table rules.TableName, chain string) bool {
 	switch table {
 	case rules.Nat:
@@ -120,27 +119,26 @@ func neverEmpty(table rules.TableName, chain string) bool {
 	}
 }
 
-// Judge decides what became of one table, from state alone. It is a pure
-// function. Its rules, in order:
+// Judge decides what became of one table. It is a pure function. Its rules, in order:
 //
-//   - what could not be read, or never had a canary, is unknown; but a table that
-//     does not exist and of which nothing is wanted is intact;
-//   - a canary that is missing, empty or another planting's: the table was
-//     deleted, flushed or replaced; where it is empty, chains were left
-//     standing, and those few that are gone were removed by their owner since
-//     (a pod's, by CNI DEL), who finds nothing else of them to take away; but
-//     what the flush found missing already, see lacked;
-//   - a witness gone from a built-in chain: that chain was flushed;
-//   - an emptied chain is lost if its owner never empties it, or if chains that
-//     only it referenced still hold rules; of a chain that many share, the last one to
-//     leave takes away the jump first (portmap, netavark), so this has the grace;
-//   - a jump missing beside a standing witness was deleted by name: lost only
-//     if its target still has rules, no other jump took its place, and the
-//     family has been quiet for the grace; one that leads nowhere (Docker's
-//     MASQUERADE) never is, its owner takes just that away with the network;
-//   - claimed chains and the jumps into them that are not exactly as declared
-//     have drifted, but for chains too many that rules of others lead to;
-//   - every other difference is a decision of the rules' owner.
+//   - A table that could not be read, or never had a canary, is unknown. But a table
+//     that does not exist, and of which nothing is wanted, is intact.
+//   - If the canary is missing, empty or has another nonce, the table was deleted,
+//     flushed or replaced. A flush that empties the canary leaves all chains standing.
+//     So the few chains that are missing then were removed by their owner (a pod's, by
+//     CNI DEL), unless they were missing before the flush: see lacked.
+//   - If a witness is missing, its built-in chain was flushed.
+//   - An emptied chain is lost if its owner never leaves it empty, or if a chain that
+//     only it referenced still has rules. Of a chain that many owners share, the last
+//     one removes its rule first and then the chain (portmap, netavark): this waits for
+//     the grace.
+//   - A jump that is missing while its witness stands was deleted by name. It is lost
+//     only if its target still has rules, no other jump leads there, and the family has
+//     been quiet for the grace. A Named jump (Docker's MASQUERADE) is never lost: its
+//     owner deletes just that rule with the network.
+//   - Claimed chains, and the jumps into them, that are not as declared have drifted.
+//     Undeclared chains that other owners' rules lead to do not count.
+//   - Every other difference is a decision of the rules' owner.
 func Judge(want Wanted, seen Seen) Finding {
 	if seen.Err != nil {
 		return Finding{Verdict: Unknown, Err: seen.Err}
@@ -155,13 +153,13 @@ func Judge(want Wanted, seen Seen) Finding {
 		f := Finding{Verdict: v, MarkLost: true}
 		f.Witnesses = missingWitnesses(want, seen.Table)
 		for _, h := range missingJumps(want.Section, seen.Table) {
-			// An owner that already re-jumped in other words has the last one.
+			// An owner may already have written the jump in other words; then it has the last word.
 			if v == Replaced || !superseded(want.Section, seen.Table, h) {
 				f.Jumps = append(f.Jumps, h)
 			}
 		}
 		emptied, missing := lostChains(want.Section, seen.Table)
-		f.Emptied = names(emptied)
+		f.Emptied = chainNames(emptied)
 		f.Missing = missing
 		f.remember(want, seen)
 		return f
@@ -172,8 +170,8 @@ func Judge(want Wanted, seen Seen) Finding {
 	declared, others := want.Section.Split(want.Claimed)
 	standing, rest := seen.Section.Split(want.Claimed)
 	want.Section, seen.Section = others, rest
-	standing.Chains = withoutHeld(declared, standing.Chains, seen.Table, want.Claimed)
-	declared, standing = compared(declared, standing, seen.Table)
+	standing.Chains = withoutReferenced(declared, standing.Chains, seen.Table, want.Claimed)
+	declared, standing = withoutLeftOut(declared, standing, seen.Table)
 	f := judgeContent(want, seen)
 	if !sameContent(declared, standing) {
 		f.Drift = rules.Diff(declared, standing)
@@ -184,7 +182,7 @@ func Judge(want Wanted, seen Seen) Finding {
 	return f
 }
 
-// judgeCanary returns Intact or what became of the canary.
+// judgeCanary returns what became of the canary: Intact if it stands.
 func judgeCanary(want Wanted, t *rules.Table) Verdict {
 	if t == nil {
 		return TableDeleted
@@ -202,6 +200,7 @@ func judgeCanary(want Wanted, t *rules.Table) Verdict {
 	}
 }
 
+// judgeContent judges a table whose canary stands, claimed chains excepted.
 func judgeContent(want Wanted, seen Seen) Finding {
 	f := Finding{Verdict: Intact, Witnesses: missingWitnesses(want, seen.Table)}
 	for _, h := range missingJumps(want.Section, seen.Table) {
@@ -210,9 +209,9 @@ func judgeContent(want Wanted, seen Seen) Finding {
 			if !superseded(want.Section, seen.Table, h) {
 				f.Jumps = append(f.Jumps, h)
 			}
-		case h.Named || !hasRules(seen.Table, h.Rule.Target) || reworded(seen.Table, h):
-			// Its owner let go of it. A rule that leads nowhere leaves nothing
-			// behind that could tell whether its owner meant it.
+		case h.Named || !hasRules(seen.Table, h.Rule.Target) || hasOtherJump(seen.Table, h):
+			// Its owner removed it. After a Named jump, nothing remains that would show whether its
+			// owner meant that.
 		case seen.Quiet:
 			f.Jumps = append(f.Jumps, h)
 		default:
@@ -234,7 +233,7 @@ func judgeContent(want Wanted, seen Seen) Finding {
 	switch {
 	case len(f.Emptied) > 0:
 		f.Verdict = Emptied
-		// What hung below an emptied chain and is gone was lost with it.
+		// The chains below an emptied chain that are gone were lost with it.
 		f.Missing = missing
 	case len(f.Jumps) > 0 || len(f.Witnesses) > 0:
 		f.Verdict = JumpsMissing
@@ -266,13 +265,13 @@ func missingWitnesses(want Wanted, t *rules.Table) []string {
 	return gone
 }
 
-// missingJumps counts: a jump that is wanted twice and stands once is missing
-// once.
+// missingJumps returns the jumps that t lacks. It counts: a jump that is wanted twice and stands
+// once is missing once.
 func missingJumps(s rules.Section, t *rules.Table) []rules.Jump {
 	var missing []rules.Jump
 	for i, h := range s.Jumps {
 		if t.Chain(h.Chain).LeftOut() {
-			continue // which jumps it holds is not known
+			continue // its jumps are unknown
 		}
 		nth := 1
 		for _, before := range s.Jumps[:i] {
@@ -299,22 +298,18 @@ func countRule(t *rules.Table, h rules.Jump) int {
 	return n
 }
 
-// reworded reports whether another rule of the built-in chain jumps to the
-// jump's target: an owner that rewrites a jump inserts the new one first and
-// deletes the old one by name, however long after.
-func reworded(t *rules.Table, h rules.Jump) bool {
+// hasOtherJump reports whether another rule of the built-in chain jumps to the jump's target. An
+// owner that rewrites a jump inserts the new one first, and deletes the old one by name later.
+func hasOtherJump(t *rules.Table, h rules.Jump) bool {
 	c := t.Chain(h.Chain)
 	return c != nil && slices.ContainsFunc(c.Rules, func(r rules.Rule) bool {
 		return r.Target == h.Rule.Target && !r.Equal(h.Rule)
 	})
 }
 
-// superseded reports whether the built-in chain now holds a jump to the same
-// target that was not there before: its owner rewrote the jump, as kube-proxy
-// does when an upgrade changes a match.
-//
-// Of a rule that leads nowhere there is no such thing: another MASQUERADE is
-// another network's.
+// superseded reports whether the built-in chain now holds a new jump to the same target: its
+// owner rewrote the jump, as kube-proxy does when an upgrade changes a match. It is false for a
+// Named jump: another MASQUERADE belongs to another network.
 func superseded(s rules.Section, t *rules.Table, h rules.Jump) bool {
 	c := t.Chain(h.Chain)
 	return !h.Named && c != nil && slices.ContainsFunc(c.Rules, func(r rules.Rule) bool {
@@ -329,8 +324,8 @@ func hasRules(t *rules.Table, chain string) bool {
 	return c != nil && len(c.Rules) > 0
 }
 
-// lostChains returns the wanted chains that are there without the rules that
-// they ought to have, and those that are not there.
+// lostChains returns the wanted chains that have lost all of their rules, and the names of those
+// that do not exist.
 func lostChains(s rules.Section, t *rules.Table) (emptied []rules.Chain, missing []string) {
 	for _, wanted := range s.Chains {
 		c := t.Chain(wanted.Name)
@@ -344,7 +339,7 @@ func lostChains(s rules.Section, t *rules.Table) (emptied []rules.Chain, missing
 	return emptied, missing
 }
 
-func names(chains []rules.Chain) []string {
+func chainNames(chains []rules.Chain) []string {
 	var list []string
 	for _, c := range chains {
 		list = append(list, c.Name)
@@ -352,9 +347,9 @@ func names(chains []rules.Chain) []string {
 	return list
 }
 
-// orphaned returns the first of the emptied chain's rules that led to a chain that only
-// this one referenced and that still holds rules, or -1: an owner that empties a chain
-// of its own on purpose removes what hung below it in the same transaction.
+// orphaned returns the index of the first rule of the emptied chain that led to a chain which
+// only this one referenced and which still has rules, or -1. An owner that empties its chain on
+// purpose removes the chains below it in the same transaction.
 func orphaned(s rules.Section, t *rules.Table, emptied rules.Chain) int {
 	return slices.IndexFunc(emptied.Rules, func(r rules.Rule) bool {
 		return hasRules(t, r.Target) && !referenced(t, r.Target) && onlyReferrer(s, emptied.Name, r.Target)
@@ -380,8 +375,8 @@ func onlyReferrer(s rules.Section, from, chain string) bool {
 	return !slices.ContainsFunc(s.Jumps, func(h rules.Jump) bool { return h.Rule.Target == chain })
 }
 
-// sameContent reports whether two sections hold the same chains, rules and
-// jumps. Where jumps stand does not matter: positions are never corrected.
+// sameContent reports whether two sections hold the same chains, rules and jumps. The places of
+// jumps do not count, because canaryd never corrects them.
 func sameContent(want, seen rules.Section) bool {
 	if len(want.Chains) != len(seen.Chains) || len(want.Jumps) != len(seen.Jumps) {
 		return false

@@ -6,10 +6,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// This file says what of a table is compared with what a source declared.
+// This file selects what is compared of a table with what a source declares.
 
-// compared returns what of two sections can be compared: nothing of chains that are left out.
-func compared(declared, standing rules.Section, t *rules.Table) (rules.Section, rules.Section) {
+// withoutLeftOut returns both sections without chains that are left out: their rules are unknown.
+func withoutLeftOut(declared, standing rules.Section, t *rules.Table) (rules.Section, rules.Section) {
 	if !t.AnyLeftOut() {
 		return declared, standing
 	}
@@ -21,10 +21,10 @@ func compared(declared, standing rules.Section, t *rules.Table) (rules.Section, 
 	return cut(declared), cut(standing)
 }
 
-// withoutHeld leaves out the chains that are not declared but that rules of others
-// lead to: the kernel lets nobody delete them, and they take no packet from what
-// is declared.
-func withoutHeld(declared rules.Section, standing []rules.Chain, t *rules.Table, claimed func(string) bool) []rules.Chain {
+// withoutReferenced returns standing without the undeclared chains that rules of other owners
+// lead to. The kernel does not allow to delete them, and they take no packet from declared
+// chains.
+func withoutReferenced(declared rules.Section, standing []rules.Chain, t *rules.Table, claimed func(string) bool) []rules.Chain {
 	extra := map[string][]rules.Rule{}
 	for _, c := range standing {
 		extra[c.Name] = c.Rules
@@ -35,23 +35,23 @@ func withoutHeld(declared rules.Section, standing []rules.Chain, t *rules.Table,
 	if len(extra) == 0 {
 		return standing
 	}
-	held := map[string]bool{}
-	var hold func(list []rules.Rule)
-	hold = func(list []rules.Rule) {
+	referenced := map[string]bool{}
+	var follow func(list []rules.Rule)
+	follow = func(list []rules.Rule) {
 		for _, r := range list {
-			if inner, ok := extra[r.Target]; ok && !held[r.Target] {
-				held[r.Target] = true
-				hold(inner)
+			if inner, ok := extra[r.Target]; ok && !referenced[r.Target] {
+				referenced[r.Target] = true
+				follow(inner)
 			}
 		}
 	}
 	for _, c := range t.Chains {
 		if c.LeftOut() { // its rules may lead to any of them
-			return slices.DeleteFunc(slices.Clone(standing), func(c rules.Chain) bool { _, held := extra[c.Name]; return held })
+			return slices.DeleteFunc(slices.Clone(standing), func(c rules.Chain) bool { _, isExtra := extra[c.Name]; return isExtra })
 		}
 		if !claimed(c.Name) && !rules.Builtin(t.Name, c.Name) {
-			hold(c.Rules)
+			follow(c.Rules)
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(standing), func(c rules.Chain) bool { return held[c.Name] })
+	return slices.DeleteFunc(slices.Clone(standing), func(c rules.Chain) bool { return referenced[c.Name] })
 }

@@ -119,7 +119,7 @@ func (r ruin) jumps(chain string) []string {
 
 // reworded: the jump's target is still jumped in the same built-in chain, by
 // another rule; rejumped: by one that was not there before.
-func (r ruin) reworded(before ruin, jump, chain, target string) (reworded, rejumped bool) {
+func (r ruin) hasOtherJump(before ruin, jump, chain, target string) (reworded, rejumped bool) {
 	for _, l := range r.jumps(target) {
 		if strings.HasPrefix(l, "-A "+chain+" ") && l != jump {
 			reworded = true
@@ -219,7 +219,7 @@ func FuzzJudge(f *testing.F) {
 				}
 				continue
 			}
-			reworded, rejumped := after.reworded(before, line, h.Chain, h.Rule.Target)
+			reworded, rejumped := after.hasOtherJump(before, line, h.Chain, h.Rule.Target)
 			flushed := slices.Contains(got.Witnesses, h.Chain)
 			switch {
 			case !foreign(h.Rule.Target):

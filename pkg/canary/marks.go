@@ -1,20 +1,20 @@
-// Package canary answers one question: is the generation still in force? It plants marks,
-// probes them for next to nothing, and judges what a full read shows.
+// Package canary answers one question: is the generation still in force? It says which marks to
+// plant, what a probe shows of them, and what became of a table that was read.
 //
-// A flush does not say what it took. So each table gets [Mark]: a canary, which is a chain with
-// one rule that holds a [Nonce], and a witness with the same nonce in each built-in chain that
-// leads to what is protected. They do nothing to packets. [Marks] are those of all tables:
-// Places says what to probe for, Standing and Verdicts what a probe shows of them.
+// A flush does not say what it removed. So each table gets a [Mark]: a canary, which is a chain
+// with one rule that holds a [Nonce], and a witness with the same nonce in each built-in chain
+// that holds jumps. They do nothing to packets. [Marks] are those of all tables: Places says
+// what to probe, Standing and Verdicts say what a probe shows.
 //
-// Standing marks are not the proof that nothing changed, and lost ones do not say what is
-// missing. That is for [Judge]: it takes what is [Wanted] of a table and what a read has
-// [Seen], and returns a [Finding] with a [Verdict]. It separates a flush from a decision of the
-// rules' owner, who may delete what is its own: Changed is no loss, and what Loss reports is.
-// [Covers] says whether after a loss an owner has put its rules back by itself.
+// Standing marks do not prove that nothing changed, and lost marks do not say what is missing.
+// [Judge] does: it compares what is [Wanted] of a table with what a read has [Seen], and returns
+// a [Finding] with a [Verdict]. It separates a flush from a decision of the rules' owner, which
+// may delete its own rules. [Verdict.Loss] says which verdicts are losses. [Covers] says whether
+// an owner has put its rules back by itself.
 //
-// All of it is values and pure functions, without I/O and without a clock; what took time, such
-// as Seen.Quiet, is the caller's to say. They may be used by many goroutines. A table that
-// could not be read is [Unknown], with the error in Finding.Err: it is neither intact nor lost.
+// The package has values and pure functions only, without I/O and without a clock: the caller
+// sets what depends on time, such as Seen.Quiet. Many goroutines may use it. A table that could
+// not be read is [Unknown], with the error in Finding.Err: it is neither intact nor lost.
 package canary
 
 import (
@@ -37,8 +37,8 @@ const (
 	witnessPrefix = "canaryd-witness:"
 )
 
-// A Nonce is what makes a canary this planting's and no other's: 64 random
-// bits. A saved file that is restored later brings back an old one.
+// A Nonce is 64 random bits that identify one planting. A saved file that is restored later
+// brings back an old one.
 type Nonce string
 
 // NewNonce returns a nonce that was never used before.
@@ -51,17 +51,17 @@ func NewNonce() Nonce {
 // Comment returns the comment of the canary's one rule.
 func (n Nonce) Comment() string { return canaryPrefix + string(n) }
 
-// WitnessComment returns the comment of every witness.
+// WitnessComment returns the comment of each witness.
 func (n Nonce) WitnessComment() string { return witnessPrefix + string(n) }
 
 // Rule returns the canary's one rule.
 func (n Nonce) Rule() rules.Rule { return commentRule(n.Comment()) }
 
-// Witness returns the witness rule.
+// Witness returns the rule of each witness.
 func (n Nonce) Witness() rules.Rule { return commentRule(n.WitnessComment()) }
 
-// commentRule spells the rule as iptables-save does: it quotes every string
-// that holds more than letters, digits and underscores.
+// commentRule returns the rule as iptables-save spells it: with quotes around a string that has
+// more than letters, digits and underscores.
 func commentRule(comment string) rules.Rule {
 	return rules.Rule{Spec: `-m comment --comment "` + comment + `"`}
 }
@@ -78,8 +78,7 @@ func IsWitness(r rules.Rule) bool {
 	return ok && strings.HasPrefix(c, witnessPrefix)
 }
 
-// markComment returns the comment of a rule that consists of nothing but a
-// comment of ours.
+// markComment returns the comment of a canary's rule or a witness.
 func markComment(r rules.Rule) (string, bool) {
 	if r.Target != "" || !strings.Contains(r.Spec, "canaryd-") {
 		return "", false
@@ -92,18 +91,17 @@ func markComment(r rules.Rule) (string, bool) {
 	return words[3], ours
 }
 
-// A Mark is what was last planted in one table: the nonce, and the built-in
-// chains that got a witness. The zero Mark was never planted.
+// A Mark is what was last planted in one table: the nonce, and the built-in chains that got a
+// witness. The zero Mark was never planted.
 type Mark struct {
 	Nonce     Nonce    `json:"nonce"`
 	Witnessed []string `json:"witnessed,omitempty"`
-	// Tried is a mark that a write whose end is not known may have planted.
-	// The section that plants it is atomic: if its canary stands, so does
-	// everything else that was written with it.
+	// Tried is a mark that may have been planted, by a write whose end is unknown. A table is
+	// written atomically: if the canary stands, so does all that was written with it.
 	Tried *Mark `json:"tried,omitempty"`
 }
 
-// Trying returns m with a note that next may have been planted.
+// Trying returns m with the record that next may have been planted.
 func (m Mark) Trying(next Mark) Mark {
 	next.Tried = nil
 	m.Tried = &next
@@ -125,20 +123,20 @@ func (m Mark) Resolve(chain string, t *rules.Table) Mark {
 
 // standing is Resolve for what a probe saw.
 func (m Mark) standing(t rules.TableName, chain string, seen iptables.Probed) Mark {
-	if m.Tried != nil && m.Tried.present(t, chain, seen) {
+	if m.Tried != nil && m.Tried.isPresent(t, chain, seen) {
 		return *m.Tried
 	}
 	return m
 }
 
-// present reports whether a probe saw the canary exactly as planted.
-func (m Mark) present(t rules.TableName, chain string, seen iptables.Probed) bool {
+// isPresent reports whether a probe saw the canary exactly as planted.
+func (m Mark) isPresent(t rules.TableName, chain string, seen iptables.Probed) bool {
 	h := seen.Holdings[iptables.Place{Table: t, Chain: chain}]
 	return m.Nonce != "" && h.Presence == iptables.Present && h.Rules == 1 &&
 		slices.Equal(h.Comments, []string{m.Nonce.Comment()})
 }
 
-// Marks are the marks of every family and table.
+// Marks are the marks of all tables.
 type Marks map[rules.TableID]Mark
 
 // With returns m with one mark replaced.
@@ -152,7 +150,7 @@ func (m Marks) MarshalJSON() ([]byte, error) { return tableid.Marshal(m) }
 // UnmarshalJSON reads what MarshalJSON wrote.
 func (m *Marks) UnmarshalJSON(data []byte) error { return tableid.Unmarshal(data, m) }
 
-// Only returns the marks of some tables of one family.
+// Only returns the marks of these tables of one family.
 func (m Marks) Only(f rules.Family, tables []rules.TableName) Marks {
 	some := Marks{}
 	for _, t := range tables {
@@ -163,7 +161,7 @@ func (m Marks) Only(f rules.Family, tables []rules.TableName) Marks {
 	return some
 }
 
-// Places returns the places that a probe of one family looks at.
+// Places returns the places to probe in one family.
 func (m Marks) Places(f rules.Family, chain string) []iptables.Place {
 	var places []iptables.Place
 	for _, t := range protect.Tables() {
@@ -187,10 +185,10 @@ func (m Marks) Places(f rules.Family, chain string) []iptables.Place {
 	return places
 }
 
-// CanaryPresent reports whether a probe saw table's canary exactly as planted,
-// or as it was tried to be.
+// CanaryPresent reports whether a probe saw the table's canary exactly as planted. A tried canary
+// counts too.
 func (m Marks) CanaryPresent(f rules.Family, t rules.TableName, chain string, seen iptables.Probed) bool {
-	return m[f.Table(t)].standing(t, chain, seen).present(t, chain, seen)
+	return m[f.Table(t)].standing(t, chain, seen).isPresent(t, chain, seen)
 }
 
 // Standing reports whether a probe saw every mark of the family exactly as it
@@ -204,10 +202,9 @@ func (m Marks) Standing(f rules.Family, chain string, seen iptables.Probed) bool
 	return true
 }
 
-// Verdicts returns for every table of the family what a probe alone tells: the
-// state of its marks. Intact means no more than that they stand. Marks that were
-// tried stand as well as those that they were to replace: our own write, cut
-// off before its proof, is nobody's flush.
+// Verdicts returns what a probe alone shows of each table of the family: the state of its marks.
+// Intact means only that these stand. Tried marks count like planted ones: a write of canaryd's
+// that ended before its proof is not a flush.
 func (m Marks) Verdicts(f rules.Family, chain string, seen iptables.Probed) map[rules.TableName]Verdict {
 	verdicts := map[rules.TableName]Verdict{}
 	for _, t := range protect.Tables() {
@@ -224,7 +221,7 @@ func (m Marks) Verdicts(f rules.Family, chain string, seen iptables.Probed) map[
 			verdicts[t] = ChainDeleted
 		case h.Rules == 0:
 			verdicts[t] = Emptied
-		case !mark.present(t, chain, seen):
+		case !mark.isPresent(t, chain, seen):
 			verdicts[t] = Replaced
 		default:
 			verdicts[t] = Intact

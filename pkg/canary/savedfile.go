@@ -2,23 +2,23 @@ package canary
 
 import "github.com/canaryd/canaryd/pkg/rules"
 
-// The saved file that is flushed before it is replaced: another process restores a file that was
-// saved a while ago, and flushes the table before canaryd has replaced the file's rules
-// (`iptables-restore < saved`, then `iptables -F`, within --settle or one replay). The flush leaves
-// empty chains behind: those that the file had, not those of the present.
+// This file covers a saved file that is restored and then flushed: another process runs
+// `iptables-restore < saved` and then `iptables -F`, before canaryd has replaced the saved rules.
+// The flush leaves empty chains behind, but those of the saved file and not the present ones.
 //
-// Without this file, Judge would see the flush alone. A chain that is missing then was removed by
-// its owner. That is right for the host port of a pod that went during the outage, and wrong for
-// one that is younger than the file: CNI plugins write once, so it would stay unreachable for as
-// long as its pod lives. Chains of pods that are gone, which only the file had, would stay.
-// TestASavedFileIsFlushedBeforeItIsReplaced and TestSavedRulesAreFlushedInTheMiddleOfAReplay fail
-// so, on both backends, and of 5 random seeds of TestSavedFilesThatAreFlushed 2 on each path of nft.
+// Without this file, Judge would see the flush alone, and take a missing chain for one that its
+// owner removed. That is right for the host port of a pod that ended during the outage. It is
+// wrong for a host port that is younger than the saved file. CNI plugins write once, so the port
+// would stay unreachable as long as its pod lives. And chains that only the file had would stay.
+// TestASavedFileIsFlushedBeforeItIsReplaced and TestSavedRulesAreFlushedInTheMiddleOfAReplay then
+// fail on both backends, and TestSavedFilesThatAreFlushed with 2 of 5 seeds on each path of nft.
 //
-// So each Finding of a loss remembers what later reads cannot show, and the next read gets it as
-// Seen.Before: Restored, Lacked and Brought. reload.Memory hands it on; the daemon reads a table
-// as soon as it sees that a file replaced it (internal/daemon/savedfile.go).
+// So each Finding of a loss has what later reads cannot show (Restored, Lacked and Brought), and
+// the next read gets it as Seen.Before. reload.Memory keeps it. The daemon reads a table as soon
+// as it sees that a file replaced it (internal/daemon/savedfile.go).
 
-// remember completes what is found of a table without its mark by what was found before.
+// remember adds to the Finding of a table without its mark what earlier Findings of the loss
+// show.
 func (f *Finding) remember(want Wanted, seen Seen) {
 	f.Restored = seen.Before.Restored
 	if f.Verdict == Replaced {
@@ -31,12 +31,13 @@ func (f *Finding) remember(want Wanted, seen Seen) {
 	f.Brought = brought(f.Verdict, want.Section, seen)
 }
 
-// lacked returns which of the chains that are missing in a table without its mark
-// are lost for sure. A flush that leaves chains standing takes none away; who finds a
-// chain missing after it knows that its owner was there. Not so if it was missing
-// before: saved rules that lack it, restored and then flushed, leave just the same
-// behind. So what the first read of such rules, or of a table without chains, missed is
-// lost until it stands again; what is missed later was removed by its owner.
+// lacked returns the missing chains that are certainly lost, in a table without its mark.
+//
+// A flush that leaves chains standing deletes none, so a chain that is missing after it was
+// removed by its owner. That is wrong if the chain was missing before: saved rules without it,
+// restored and then flushed, leave the same behind. So the chains that are missing in the first
+// read, of saved rules or of a table without chains, are lost until they stand again. Chains that
+// are missing later were removed by their owner.
 func lacked(v Verdict, restored string, missing []string, before Finding) []string {
 	if v != Emptied && (v != Replaced || restored != before.Restored) {
 		return missing
@@ -45,7 +46,7 @@ func lacked(v Verdict, restored string, missing []string, before Finding) []stri
 	return list
 }
 
-// divide returns which of the names are listed, and the others.
+// divide splits names into those that are listed and the others.
 func divide(names, listed []string) (in, out []string) {
 	is := make(map[string]bool, len(listed))
 	for _, name := range listed {
@@ -61,8 +62,8 @@ func divide(names, listed []string) (in, out []string) {
 	return in, out
 }
 
-// split tells the missing chains that are lost from those that their owner has
-// removed, in a table of which a flush left the chains.
+// split divides the missing chains, in a table of which a flush left the chains, into lost ones
+// and those that their owner has removed.
 func (f *Finding) split(want rules.Section) {
 	_, released := divide(f.Missing, f.Lacked)
 	if 2*len(released) > len(want.Chains) { // no owner removes that many
@@ -72,8 +73,8 @@ func (f *Finding) split(want rules.Section) {
 	f.Missing, f.Released = f.Lacked, released
 }
 
-// brought returns the protected chains that nobody wants and that saved rules have
-// brought back, while no one fills them. A flush leaves them behind empty.
+// brought returns the protected chains that are not wanted and that saved rules brought back, as
+// long as they are empty. A flush leaves them behind.
 func brought(v Verdict, want rules.Section, seen Seen) []string {
 	var list []string
 	if v != Replaced {
@@ -84,6 +85,6 @@ func brought(v Verdict, want rules.Section, seen Seen) []string {
 		}
 		return list
 	}
-	_, list = divide(names(seen.Section.Chains), names(want.Chains))
+	_, list = divide(chainNames(seen.Section.Chains), chainNames(want.Chains))
 	return list
 }

@@ -10,8 +10,8 @@ import (
 
 const align = 4 // NLMSG_ALIGNTO and NLA_ALIGNTO
 
-// messages yields the netlink messages in a datagram. It stops at one that is
-// longer than what is left.
+// messages yields the netlink messages in a datagram. It stops at one that is longer than the
+// rest.
 func messages(data []byte) iter.Seq2[unix.NlMsghdr, []byte] {
 	return func(yield func(unix.NlMsghdr, []byte) bool) {
 		for len(data) >= unix.SizeofNlMsghdr {
@@ -25,8 +25,8 @@ func messages(data []byte) iter.Seq2[unix.NlMsghdr, []byte] {
 	}
 }
 
-// attributes yields the netlink attributes in data, by type without its flags.
-// It stops at one that is longer than what is left.
+// attributes yields the netlink attributes in data, by type without its flags. It stops at one
+// that is longer than the rest.
 func attributes(data []byte) iter.Seq2[int, []byte] {
 	const header = 4 // struct nlattr
 	return func(yield func(int, []byte) bool) {

@@ -12,10 +12,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A conn is a socket to conntrack. vishvananda/netlink's own ConntrackFlow is
-// not used: it holds the whole table in memory at once, and reads no ports of
-// SCTP (v1.3.1). Nor is its socket, which takes 130 KB of memory for each
-// answer that it receives.
+// A conn is a socket to conntrack. vishvananda/netlink's ConntrackFlow is not used: it holds the
+// whole table in memory, and reads no ports of SCTP (v1.3.1). Its socket is not used either: it
+// takes 130 KB of memory for each answer.
 type conn struct {
 	fd       int
 	sequence uint32
@@ -25,9 +24,8 @@ type conn struct {
 const (
 	// patience is how long the kernel may take for one message.
 	patience = 2 * time.Second
-	// datagram is the most that the kernel sends at once: it makes its
-	// answers to a dump as large as what it is asked to fill, up to 32 KiB
-	// (netlink_dump in net/netlink/af_netlink.c).
+	// datagram is the most that the kernel sends at once: an answer to a dump is as large as
+	// the buffer, up to 32 KiB (netlink_dump in net/netlink/af_netlink.c).
 	datagram = 32 << 10
 )
 
@@ -37,7 +35,7 @@ const (
 	msgDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_DELETE
 )
 
-var errInterrupted = errors.New("the table changed its shape in the middle")
+var errInterrupted = errors.New("conntrack's table was resized during the dump")
 
 func dial(ctx context.Context) (*conn, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
@@ -61,14 +59,13 @@ func dial(ctx context.Context) (*conn, error) {
 
 func (c *conn) Close() { _ = unix.Close(c.fd) }
 
-// dump hands each flow that the filter lets through to take, and perhaps
-// others.
+// dump calls take with each flow that the filter lets through, and on some kernels with others.
 func (c *conn) dump(ctx context.Context, f rules.Family, want filter, take func(message []byte)) error {
 	return c.ask(ctx, f, msgGet, unix.NLM_F_DUMP, want.encode(), take)
 }
 
-// ask sends a request and hands each message of the answer to take. Messages
-// are only valid until it returns.
+// ask sends a request and calls take with each message of the answer. A message is valid until
+// take returns.
 func (c *conn) ask(ctx context.Context, f rules.Family, kind, flags int, attributes []byte, take func(message []byte)) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -87,7 +84,7 @@ func (c *conn) ask(ctx context.Context, f rules.Family, kind, flags int, attribu
 		}
 		for header, body := range messages(c.buffer[:n]) {
 			if header.Seq != c.sequence {
-				continue // the end of an answer that was given up
+				continue // the rest of an earlier answer
 			}
 			interrupted = interrupted || header.Flags&unix.NLM_F_DUMP_INTR != 0
 			switch {
@@ -101,8 +98,8 @@ func (c *conn) ask(ctx context.Context, f rules.Family, kind, flags int, attribu
 				return ctx.Err()
 			default:
 				take(body)
-				// Each flow is marked as one of many (ctnetlink_fill_info), also
-				// the one that was asked for alone.
+				// The kernel marks each flow as part of a list (ctnetlink_fill_info), even a
+				// single one.
 				if flags&(unix.NLM_F_DUMP|unix.NLM_F_ACK) == 0 {
 					return ctx.Err()
 				}
@@ -131,7 +128,7 @@ func (c *conn) send(f rules.Family, kind, flags int, attributes []byte) error {
 	return unix.Sendto(c.fd, request, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 }
 
-// refusal returns the error at the end of an answer.
+// refusal returns the error that the kernel reports at the end of an answer.
 func refusal(body []byte) error {
 	if len(body) < 4 {
 		return nil

@@ -1,17 +1,17 @@
 // Package conntrack ends flows that began while nat rules were missing.
 //
-// The kernel asks nat once per flow, at its first packet, and remembers the answer for as long
-// as packets come. A client that asked a service's address over UDP during an outage, and keeps
-// asking from the same port, is therefore not heard long after the rules are back; so it goes
-// for SCTP. A TCP client sends its SYN again for two minutes, and each one keeps the entry
-// without a translation alive. Once the entry is gone, its next SYN is a first packet.
+// The kernel asks nat once per flow, at its first packet, and keeps the answer as long as packets
+// come. A UDP client that first asked a service during an outage, and keeps its port, therefore
+// gets no answer long after the rules are back. SCTP behaves the same. A TCP client repeats its
+// SYN for two minutes, and each SYN keeps the entry without a translation alive. Once the entry
+// is deleted, the next packet is a first one.
 //
-// What has seen an answer is a connection, wherever it leads, and TCP's are never ended.
+// A TCP flow that has seen an answer is a connection, wherever it leads, and never ended.
 //
-// [Kernel.Look] takes up the node's addresses, rules.Generation.Translations what the nat rules
-// do on it, and [Kernel.Sweep] ends the flows that these [Rules] would treat otherwise. The
-// zero Kernel is ready and may be used by any number of goroutines; Rules are for one at a
-// time. After an error [Deleted] still counts what was ended.
+// [Kernel.Look] reads the node's addresses, rules.Generation.Translations says what the nat rules
+// do on it, and [Kernel.Sweep] ends the flows that these [Rules] would treat otherwise. The zero
+// Kernel is ready, and any number of goroutines may use it; Rules are for one at a time. After
+// an error, [Deleted] still counts what was ended.
 package conntrack
 
 import (
@@ -27,59 +27,56 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Kernel is conntrack's table in the network namespace of the process. It
-// needs CAP_NET_ADMIN and nothing else. The zero value is ready, and its
-// methods may be called by any goroutine.
+// A Kernel is the table of conntrack in the network namespace of the process. It needs
+// CAP_NET_ADMIN and nothing else. The zero value is ready, and any goroutine may call its
+// methods.
 type Kernel struct {
-	// plain leaves all filtering to us, as kernels before 5.8 do.
+	// plain asks the kernel for no filter, as if it were older than 5.8.
 	plain bool
 }
 
-// Rules tell what nat does to flows, for sure: rules.Translations does.
+// Rules say what nat certainly does to flows, as rules.Translations do.
 type Rules interface {
-	// Translates reports whether the flow is sent somewhere else.
+	// Translates reports whether the flow is sent to another destination.
 	Translates(flow rules.Flow) bool
-	// Masquerades reports whether the flow, which was sent to backend, gets
-	// another source.
+	// Masquerades reports whether the flow, once sent to backend, gets another source.
 	Masquerades(flow rules.Flow, backend netip.AddrPort) bool
 }
 
 // Deleted counts the flows that were ended.
 type Deleted struct {
 	ByProtocol map[uint8]int
-	// Unmasqueraded are those among them that were sent to the right place
-	// with the wrong source.
+	// Unmasqueraded counts those among them that were sent to the right place with the wrong
+	// source.
 	Unmasqueraded int
 }
 
-// mostDeleted is how many flows one sweep ends. Each takes two system calls,
-// and the message that names it is kept until the dump has ended: 200 bytes.
-const mostDeleted = 10000
+// maxDeleted is how many flows one sweep ends. Each takes two system calls, and the 200 bytes
+// that name it stay in memory until the dump has ended.
+const maxDeleted = 10000
 
-// clockStep is how far the clock may have been set between a time that is given
-// and the start of a flow that conntrack noted.
+// clockStep is how far the clock may have been set between since and the start of a flow that
+// conntrack recorded.
 const clockStep = time.Second
 
-// Sweep ends the flows of a family that nat would treat otherwise today:
+// Sweep ends the flows of a family that nat would now treat otherwise:
 //
-//   - those of UDP that were not translated, and would be;
-//   - those of TCP and SCTP too, as long as no answer came: it would make them
-//     connections, wherever they lead;
-//   - of all three those that were translated but not masqueraded, and would
-//     be, as long as no answer came.
+//   - UDP flows that were not translated, and now would be;
+//   - TCP and SCTP flows of that kind, if they have seen no answer: an answer makes
+//     them connections, wherever they lead;
+//   - flows of all three that were translated but not masqueraded, and now would be,
+//     if they have seen no answer.
 //
-// The last two only if they began after since. Where the kernel does not note
-// when a flow began (net.netfilter.nf_conntrack_timestamp is off, which is its
-// default) all of them end: a flow that is stuck without an answer cannot get
-// one, whenever it began, and its next packet has everything to win.
+// The last two kinds end only if they began after since. Where the kernel does not record when a
+// flow began (net.netfilter.nf_conntrack_timestamp is off, the default), their age is not asked.
+// A flow without an answer cannot get one, whenever it began, so its next packet can only win.
 //
-// The kernel leaves out most of the flows that are of no concern, where it can;
-// each one is looked at all the same. The flows that were ended are counted
-// also if there is an error.
+// The kernel filters out most of the other flows, where it can; Sweep checks each flow all the
+// same. After an error, Deleted counts the flows that were ended before.
 //
-// A flow is named by its tuple and its ID, so one that was ended meanwhile and
-// began again is left alone. One that was chosen for its lack of an answer is
-// asked for again right before it is ended.
+// A flow is named by its tuple and its ID, so a flow that ended meanwhile and began again is left
+// alone. For a flow that was chosen because it has no answer, Sweep asks again right before it
+// ends it.
 func (k Kernel) Sweep(ctx context.Context, f rules.Family, since time.Time, nat Rules) (Deleted, error) {
 	s := sweep{ctx: ctx, family: f, nat: nat, deleted: Deleted{ByProtocol: map[uint8]int{}}}
 	if !since.IsZero() {
@@ -91,33 +88,32 @@ func (k Kernel) Sweep(ctx context.Context, f rules.Family, since time.Time, nat 
 	}
 	defer conn.Close()
 	s.conn = conn
-	err = s.all(k.plain)
+	err = s.run(k.plain)
 	if s.left > 0 {
-		err = errors.Join(err, fmt.Errorf("%d more flows of %s are to be deleted than the %d of one sweep", s.left, f, mostDeleted))
+		err = errors.Join(err, fmt.Errorf("%d flows of %s are left: one sweep deletes %d", s.left, f, maxDeleted))
 	}
 	return s.deleted, err
 }
 
-// A sweep is one Sweep under way.
+// A sweep is one call of Sweep.
 type sweep struct {
 	ctx    context.Context
 	conn   *conn
 	family rules.Family
-	since  time.Time // zero: of whatever age
+	since  time.Time // zero: flows of any age
 	nat    Rules
 	stuck  []entry // that the last dump showed
-	taken  int     // with those of the dumps before
-	left   int     // flows that are one too many
-	// answered counts the flows that were read and have seen an answer.
+	taken  int     // how many, with those of earlier dumps
+	left   int     // stuck flows beyond maxDeleted
+	// answered counts the flows read that have seen an answer.
 	answered int
 	deleted  Deleted
 }
 
-// all ends first the flows that were not answered, whose clients hang, and then
-// those of UDP that were answered untranslated. Kernels before 5.8 answer each
-// question with the whole table, those before 5.15 the first one: then it is
-// enough.
-func (s *sweep) all(plain bool) error {
+// run ends first the flows without an answer, whose clients hang, and then the UDP flows that
+// were answered untranslated. A kernel before 5.8 ignores both filters and returns the whole
+// table, and one before 5.15 ignores the first: then one pass is enough.
+func (s *sweep) run(plain bool) error {
 	if plain {
 		return s.pass(filter{})
 	}
@@ -135,13 +131,13 @@ func (s *sweep) all(plain bool) error {
 func (s *sweep) pass(want filter) error {
 	var errs []error
 	if err := s.dump(want); err != nil {
-		// What was read is ended all the same; an interrupted dump may only
-		// have left some out.
+		// The flows that were read are ended all the same: an interrupted dump may only lack
+		// some.
 		errs = append(errs, fmt.Errorf("reading conntrack's %s flows: %w", s.family, err))
 	}
 	for _, e := range s.stuck {
 		if err := s.end(e); err != nil {
-			// The next one would fare no better.
+			// The next one would fail too.
 			errs = append(errs, fmt.Errorf("deleting a flow of %s to %s: %w", s.family, e.flow.Destination, err))
 			break
 		}
@@ -150,8 +146,8 @@ func (s *sweep) pass(want filter) error {
 	return errors.Join(errs...)
 }
 
-// fewAnswered is how many flows may get their answer while the kernel writes
-// that they have none.
+// fewAnswered is how many flows may get their answer while the kernel lists those without one.
+// More than that shows that it did not filter.
 const fewAnswered = 100
 
 func (s *sweep) dump(want filter) error {
@@ -160,29 +156,29 @@ func (s *sweep) dump(want filter) error {
 		if e.seenReply {
 			s.answered++
 		}
-		s.take(e, ok)
+		s.keepIfStuck(e, ok)
 	})
 }
 
-// take keeps a flow that is to be ended.
-func (s *sweep) take(e entry, ok bool) {
+// keepIfStuck keeps a flow that is to be ended.
+func (s *sweep) keepIfStuck(e entry, ok bool) {
 	switch {
-	case !ok || !s.ends(&e):
-	case s.taken == mostDeleted:
+	case !ok || !s.isStuck(&e):
+	case s.taken == maxDeleted:
 		s.left++
 	default:
 		s.taken++
-		e.attributes = bytes.Clone(e.attributes) // the rest of the buffer can go
+		e.attributes = bytes.Clone(e.attributes) // the buffer is used again
 		s.stuck = append(s.stuck, e)
 	}
 }
 
-// ends reports whether a flow is to be ended.
-func (s *sweep) ends(e *entry) bool {
+// isStuck reports whether a flow is to be ended.
+func (s *sweep) isStuck(e *entry) bool {
 	switch {
 	case !e.translated && e.flow.Protocol == rules.UDP:
 		return s.nat.Translates(e.flow)
-	case !e.silent() || !e.start.IsZero() && e.start.Before(s.since):
+	case !e.isUnanswered() || !e.start.IsZero() && e.start.Before(s.since):
 		return false
 	case !e.translated:
 		return s.nat.Translates(e.flow)
@@ -191,10 +187,10 @@ func (s *sweep) ends(e *entry) bool {
 	}
 }
 
-// end ends a flow, if it is still there and still the same.
+// end ends a flow, if it still exists and has not changed.
 func (s *sweep) end(e entry) error {
 	if e.translated || e.flow.Protocol != rules.UDP {
-		still, err := s.still(e)
+		still, err := s.isUnchanged(e)
 		if err != nil || !still {
 			return err
 		}
@@ -212,12 +208,12 @@ func (s *sweep) end(e entry) error {
 	return err
 }
 
-// still reports whether no answer has come to a flow since it was read.
-func (s *sweep) still(e entry) (bool, error) {
+// isUnchanged reports whether no answer has come to a flow since it was read.
+func (s *sweep) isUnchanged(e entry) (bool, error) {
 	still := false
 	err := s.conn.ask(s.ctx, s.family, msgGet, 0, e.attributes, func(message []byte) {
 		now, ok := parseEntry(message)
-		still = ok && now.id == e.id && now.translated == e.translated && now.silent()
+		still = ok && now.id == e.id && now.translated == e.translated && now.isUnanswered()
 	})
 	if errors.Is(err, unix.ENOENT) {
 		return false, nil

@@ -249,13 +249,13 @@ func TestFlowsFromBeforeTheLossStay(t *testing.T) {
 // time.
 func TestNoMoreThanOneSweepsWorth(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
-		for i := range conntrack.MostDeleted + 5 {
+		for i := range conntrack.MaxDeleted + 5 {
 			create(t, rules.IPv4, udp(fmt.Sprintf("192.0.%d.%d:4000", i/250, i%250+1)))
 		}
 		for _, want := range []struct {
 			deleted int
 			all     bool
-		}{{conntrack.MostDeleted, false}, {5, true}} {
+		}{{conntrack.MaxDeleted, false}, {5, true}} {
 			deleted, err := conntrack.Kernel{}.Sweep(t.Context(), rules.IPv4, time.Time{}, everything{})
 			if deleted.ByProtocol[rules.UDP] != want.deleted || (err == nil) != want.all {
 				t.Errorf("deleted %v, %v; want %d, and an error if there are more", deleted, err, want.deleted)

@@ -12,23 +12,22 @@ import (
 // An entry is one flow as conntrack has it.
 type entry struct {
 	flow        rules.Flow
-	backend     netip.AddrPort // who is to answer
+	backend     netip.AddrPort // where the answer comes from
 	translated  bool           // it is sent to another address than it asked for
 	masqueraded bool           // it is sent with another source than its own
 	seenReply   bool
-	synSent     bool      // of TCP: nothing but the first SYN was seen
-	start       time.Time // zero where the kernel does not note it
+	synSent     bool      // of TCP: only the first SYN was seen
+	start       time.Time // zero where the kernel does not record it
 	id          uint32
-	attributes  []byte // as the kernel wrote them, its ID among them
+	attributes  []byte // as the kernel wrote them, the ID included
 }
 
-// silent reports whether the flow has never got an answer.
-func (e *entry) silent() bool {
+// isUnanswered reports whether the flow has never seen an answer.
+func (e *entry) isUnanswered() bool {
 	return !e.seenReply && (e.flow.Protocol != rules.TCP || e.synSent)
 }
 
-// Of enum ctattr_type in linux/netfilter/nfnetlink_conntrack.h, what nl does
-// not name.
+// Values of enum ctattr_type in linux/netfilter/nfnetlink_conntrack.h that nl lacks.
 const (
 	ctaFilter     = 25 // since Linux 5.8
 	ctaStatusMask = 26 // since Linux 5.15
@@ -36,19 +35,18 @@ const (
 
 // Bits of enum ip_conntrack_status (linux/netfilter/nf_conntrack_common.h).
 const (
-	statusSeenReply = 1 << 1 // IPS_SEEN_REPLY: packets came from both sides
+	statusSeenReply = 1 << 1 // IPS_SEEN_REPLY: both sides sent packets
 	statusAssured   = 1 << 2 // IPS_ASSURED: it is a connection
 	statusSrcNAT    = 1 << 4 // IPS_SRC_NAT: nat gave the flow another source
 	statusDstNAT    = 1 << 5 // IPS_DST_NAT: and another destination
 )
 
-// tcpSynSent is TCP_CONNTRACK_SYN_SENT (linux/netfilter/nf_conntrack_tcp.h). A
-// SYN from the other side makes SYN_SENT2 of it, a SYN with ACK SYN_RECV.
+// tcpSynSent is TCP_CONNTRACK_SYN_SENT (linux/netfilter/nf_conntrack_tcp.h). A SYN from the other
+// side turns it into SYN_SENT2, a SYN with ACK into SYN_RECV.
 const tcpSynSent = 1
 
-// parseEntry reads one message of a dump. It is false for what is no flow of
-// UDP, SCTP or TCP, and for one of a zone of its own: which rules it met is not
-// known.
+// parseEntry reads one message of a dump. ok is false for a flow that is not of UDP, SCTP or TCP,
+// and for one in a zone: the rules that it met are unknown.
 func parseEntry(message []byte) (entry, bool) {
 	if len(message) < nl.SizeofNfgenmsg {
 		return entry{}, false
@@ -80,15 +78,15 @@ func parseEntry(message []byte) (entry, bool) {
 		}
 	}
 	e.backend = reply.Source
-	// Who is translated is answered by another than it asked, who is
-	// masqueraded at another place than it asked from.
+	// The answer to a translated flow comes from another address than the flow asked. That to a
+	// masqueraded one goes to another address than the flow came from.
 	e.translated = e.translated || reply.Source != e.flow.Destination
 	e.masqueraded = e.masqueraded || reply.Destination != e.flow.Source
 	e.seenReply = e.seenReply || !haveStatus // unknown: it may have
-	return e, haveOrig && haveReply && !zoned && swept(e.flow.Protocol)
+	return e, haveOrig && haveReply && !zoned && isSwept(e.flow.Protocol)
 }
 
-func swept(protocol uint8) bool {
+func isSwept(protocol uint8) bool {
 	return protocol == rules.UDP || protocol == rules.TCP || protocol == rules.SCTP
 }
 
@@ -98,7 +96,7 @@ func (e *entry) readStatus(status uint32) {
 	e.seenReply = status&(statusSeenReply|statusAssured) != 0
 }
 
-// tcpState returns the state of a TCP flow, 0 for another's.
+// tcpState returns the state of a TCP flow, 0 for another protocol's.
 func tcpState(protoinfo []byte) uint8 {
 	for kind, value := range attributes(protoinfo) {
 		if kind != nl.CTA_PROTOINFO_TCP {
@@ -153,18 +151,17 @@ func parseTuple(tuple []byte) (rules.Flow, bool) {
 	return flow, have == 3 && from.IsValid() && to.IsValid()
 }
 
-// A filter is what the kernel is asked for. The zero value asks for everything.
+// A filter is the set of flows that the kernel is asked for. The zero value asks for all.
 type filter struct {
 	protocol     uint8  // 0: any
-	status, mask uint32 // the bits of mask are as in status
+	status, mask uint32 // the flow's bits in mask equal status
 }
 
-// byProtocol is the flag of CTA_FILTER for CTA_PROTO_NUM
-// (net/netfilter/nf_internals.h, CTA_FILTER_F_CTA_PROTO_NUM).
+// byProtocol is the flag of CTA_FILTER for CTA_PROTO_NUM (CTA_FILTER_F_CTA_PROTO_NUM in
+// net/netfilter/nf_internals.h).
 const byProtocol = 1 << 3
 
-// encode writes the filter as attributes. Kernels that do not know one of them
-// leave it out.
+// encode returns the filter as attributes. A kernel ignores those that it does not know.
 func (f filter) encode() []byte {
 	var b []byte
 	if f.mask != 0 {

@@ -12,28 +12,27 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// What tests know of the inside.
+// What tests need from inside the package.
 const (
-	MostDeleted = mostDeleted
-	SeenReply   = statusSeenReply
-	Assured     = statusAssured
+	MaxDeleted = maxDeleted
+	SeenReply  = statusSeenReply
+	Assured    = statusAssured
 )
 
-// Plain is conntrack's table as a kernel shows it that cannot filter.
+// Plain returns the table as a kernel shows it that cannot filter.
 func Plain() Kernel { return Kernel{plain: true} }
 
-// A Parsed is what is read of a message.
+// A Parsed is what parseEntry reads from a message.
 type Parsed struct {
 	Flow                                     rules.Flow
 	Backend                                  netip.AddrPort
 	Translated, Masqueraded, Silent, Started bool
 }
 
-// ParseEntry returns what is read of a message, and the attributes that are
-// kept, if it is a flow.
+// ParseEntry returns what parseEntry reads from a message. ok says whether it is a flow.
 func ParseEntry(message []byte) (p Parsed, attributes []byte, ok bool) {
 	e, ok := parseEntry(message)
-	return Parsed{e.flow, e.backend, e.translated, e.masqueraded, e.silent(), !e.start.IsZero()}, e.attributes, ok
+	return Parsed{e.flow, e.backend, e.translated, e.masqueraded, e.isUnanswered(), !e.start.IsZero()}, e.attributes, ok
 }
 
 // A Made is a flow that a test puts into conntrack's table.

@@ -16,7 +16,7 @@ type Site struct {
 	networks map[string][]netip.Prefix // by interface
 }
 
-// Look returns the Site of now, for the network namespace of the process.
+// Look returns the present Site of the network namespace of the process.
 func (Kernel) Look() (rules.Site, error) {
 	site := Site{map[netip.Addr]bool{}, map[string][]netip.Prefix{}}
 	interfaces, err := net.Interfaces()
@@ -26,7 +26,7 @@ func (Kernel) Look() (rules.Site, error) {
 	for _, i := range interfaces {
 		addresses, err := i.Addrs()
 		if err != nil {
-			continue // it went away since, or has lost its last address
+			continue // the interface is gone, or has lost its last address
 		}
 		for _, a := range addresses {
 			network, ok := a.(*net.IPNet)
@@ -46,13 +46,11 @@ func (Kernel) Look() (rules.Site, error) {
 	return site, nil
 }
 
-// Local reports whether an address is one of the node's own; all of 127.0.0.0/8
-// are.
+// Local reports whether an address is one of the node's own. All of 127.0.0.0/8 are.
 func (s Site) Local(a netip.Addr) bool { return a.IsLoopback() || s.local[a] }
 
-// Beyond reports whether an address is of one of the networks that the
-// interface has an address in. An interface that is not there may lead
-// anywhere.
+// Beyond reports whether an address is in a network in which the interface has an address. An
+// interface that does not exist may lead anywhere.
 func (s Site) Beyond(iface string, a netip.Addr) bool {
 	networks, known := s.networks[iface]
 	for _, n := range networks {

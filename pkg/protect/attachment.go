@@ -11,15 +11,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// An Attachment is a container's connection to a CNI network, as the comments of
-// portmap's and ipMasq's rules name it.
+// An Attachment is a container's connection to a CNI network, as named in the comments of rules
+// that the plugin portmap and the option ipMasq write.
 type Attachment struct {
 	Network   string `json:"network"`
 	Container string `json:"container"`
 }
 
-// cniComment is what bridge, ptp (ipMasq) and portmap write:
-// containernetworking/plugins pkg/utils FormatComment, plugins/meta/portmap.
+// cniComment is the comment that the plugins bridge and ptp (with ipMasq) and portmap write. Its
+// form is from containernetworking/plugins: FormatComment in pkg/utils, and plugins/meta/portmap.
 var cniComment = regexp.MustCompile(`^(?:[a-z]+ )?name: "([^"\\]+)" id: "([^"\\]+)"$`)
 
 // AttachmentOf returns the attachment that a rule's comment names.
@@ -39,25 +39,24 @@ func AttachmentOf(r rules.Rule) (Attachment, bool) {
 	return Attachment{Network: strings.Clone(found[1]), Container: strings.Clone(found[2])}, true
 }
 
-// chains returns the names of the chains that CNI plugins make for this attachment alone:
-// a prefix and as much of a digest as fits into 28 characters.
+// chains returns the names of the chains that CNI plugins make for this attachment alone. Each is
+// a prefix and as much of a digest as fits into the 28 characters of a chain's name.
 func (a Attachment) chains() []string {
 	sum := sha512.Sum512([]byte(a.Network + a.Container))
 	digest := hex.EncodeToString(sum[:])
 	return []string{"CNI-DN-" + digest[:21], "CNI-SN-" + digest[:21], "CNI-" + digest[:24]}
 }
 
-// ofCNI reports whether CNI plugins write a chain of that name. Nowhere else is a
-// comment taken for theirs.
-func ofCNI(chain string) bool { return strings.HasPrefix(chain, "CNI-") }
+// isCNIChain reports whether CNI plugins write a chain of that name. Comments are read as those
+// of CNI plugins in such chains only.
+func isCNIChain(chain string) bool { return strings.HasPrefix(chain, "CNI-") }
 
-// ofContainer reports whether a CNI plugin makes a chain of that name for one container.
-func ofContainer(chain string) bool {
+// isContainerChain reports whether a CNI plugin makes a chain of that name for one container.
+func isContainerChain(chain string) bool {
 	return slices.ContainsFunc(cniHashed(), func(h hashedName) bool { return h.matches(chain) })
 }
 
-// Attachments returns the attachments that rules of the section are for; nil if there
-// are none.
+// Attachments returns the attachments named by the section's rules; nil if there are none.
 func Attachments(s rules.Section) map[Attachment]bool {
 	var all map[Attachment]bool
 	note := func(r rules.Rule) {
@@ -69,22 +68,22 @@ func Attachments(s rules.Section) map[Attachment]bool {
 		}
 	}
 	for _, c := range s.Chains {
-		if ofCNI(c.Name) {
+		if isCNIChain(c.Name) {
 			for _, r := range c.Rules {
 				note(r)
 			}
 		}
 	}
 	for _, h := range s.Jumps {
-		if ofCNI(h.Into()) {
+		if isCNIChain(h.Into()) {
 			note(h.Rule)
 		}
 	}
 	return all
 }
 
-// Detach returns the section without the rules for these attachments, and
-// without the chains that are theirs alone. s stays as it is.
+// Detach returns the section without the rules of these attachments, and without the chains that
+// belong to them alone. s does not change.
 func Detach(s rules.Section, gone map[Attachment]bool) rules.Section {
 	if len(gone) == 0 {
 		return s
@@ -93,8 +92,8 @@ func Detach(s rules.Section, gone map[Attachment]bool) rules.Section {
 		a, ok := AttachmentOf(r)
 		return ok && gone[a]
 	}
-	// Chains that are theirs by name, that their rules led to, or that held nothing else. A
-	// name helps where the owner has removed the jump already.
+	// A chain is theirs by its name, because one of their rules led to it, or because it held
+	// nothing else. The name decides where the owner has removed the jump already.
 	theirs := map[string]bool{}
 	for a := range gone {
 		for _, name := range a.chains() {
@@ -103,13 +102,13 @@ func Detach(s rules.Section, gone map[Attachment]bool) rules.Section {
 	}
 	next := s
 	next.Jumps = slices.DeleteFunc(slices.Clone(s.Jumps), func(h rules.Jump) bool {
-		out := ofCNI(h.Into()) && drop(h.Rule)
+		out := isCNIChain(h.Into()) && drop(h.Rule)
 		theirs[h.Into()] = theirs[h.Into()] || out
 		return out
 	})
 	next.Chains = nil
 	for _, c := range s.Chains {
-		if ofCNI(c.Name) && slices.ContainsFunc(c.Rules, drop) {
+		if isCNIChain(c.Name) && slices.ContainsFunc(c.Rules, drop) {
 			kept := rules.Chain{Name: c.Name, Policy: c.Policy}
 			for _, r := range c.Rules {
 				if drop(r) {
@@ -125,16 +124,16 @@ func Detach(s rules.Section, gone map[Attachment]bool) rules.Section {
 	}
 	led := targets(next)
 	next.Chains = slices.DeleteFunc(next.Chains, func(c rules.Chain) bool {
-		return theirs[c.Name] && ofContainer(c.Name) && !led[c.Name]
+		return theirs[c.Name] && isContainerChain(c.Name) && !led[c.Name]
 	})
 	return next
 }
 
-// targets returns what rules of CNI's chains and jumps jump to.
+// targets returns the chains that rules of CNI chains, and the section's jumps, lead to.
 func targets(s rules.Section) map[string]bool {
 	led := map[string]bool{}
 	for _, c := range s.Chains {
-		if ofCNI(c.Name) {
+		if isCNIChain(c.Name) {
 			for _, r := range c.Rules {
 				led[r.Target] = true
 			}
@@ -146,8 +145,8 @@ func targets(s rules.Section) map[string]bool {
 	return led
 }
 
-// AllAttachments returns the attachments that rules of the generation are for, and those of
-// known that it has nothing but a chain of.
+// AllAttachments returns the attachments named by the generation's rules, and those of known of
+// which the generation has a chain although it has no rule.
 func AllAttachments(g rules.Generation, known iter.Seq[Attachment]) map[Attachment]bool {
 	all, chains := map[Attachment]bool{}, map[string]bool{}
 	for id, s := range g {
@@ -158,7 +157,7 @@ func AllAttachments(g rules.Generation, known iter.Seq[Attachment]) map[Attachme
 			all[a] = true
 		}
 		for _, c := range s.Chains {
-			if ofCNI(c.Name) {
+			if isCNIChain(c.Name) {
 				chains[c.Name] = true
 			}
 		}
@@ -171,7 +170,7 @@ func AllAttachments(g rules.Generation, known iter.Seq[Attachment]) map[Attachme
 	return all
 }
 
-// DetachAll returns the generation without the rules for these attachments.
+// DetachAll returns the generation without the rules of these attachments, as Detach does.
 func DetachAll(g rules.Generation, gone map[Attachment]bool) rules.Generation {
 	if len(gone) == 0 {
 		return g

@@ -6,12 +6,12 @@ import (
 	"sync"
 )
 
-// kubeChains is the preset kube, made once: KubeProxys is asked for each of 16,000 chains.
+// kubeChains is the preset kube, made once: a replay asks KubeProxys about each of 16,000 chains.
 var kubeChains = sync.OnceValue(kubePreset)
 
-// KubeProxys reports whether kube-proxy, and no other program, writes a chain of that
-// name. KUBE-MARK-MASQ and KUBE-POSTROUTING are not among them: a kubelet before 1.28
-// writes these too, so they may outlive a kube-proxy that has left.
+// KubeProxys reports whether kube-proxy, and no other program, writes a chain of that name. It is
+// false for KUBE-MARK-MASQ and KUBE-POSTROUTING: a kubelet before 1.28 writes them too, so they
+// may remain after kube-proxy has left the node.
 func KubeProxys(chain string) bool {
 	if !strings.HasPrefix(chain, "KUBE-") {
 		return false

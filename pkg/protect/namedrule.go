@@ -6,14 +6,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A namedRule is the form of a rule that an owner puts straight into a built-in
-// chain, word by word as iptables-save prints it.
+// A namedRule is the form of a rule that an owner writes into a built-in chain itself, word by
+// word as iptables-save prints it.
 type namedRule struct {
 	table rules.TableName
 	chain string
-	// words are compared as they are, but for "<something>": that stands for
-	// one word, the same wherever it occurs in the rule, and "<bridge>" for
-	// the name of a bridge that Docker made.
+	// words are compared literally, except placeholders such as "<net>". A placeholder stands
+	// for one word, the same wherever it occurs in the rule. "<bridge>" takes only the name of
+	// a bridge that Docker made.
 	words []string
 }
 
@@ -21,7 +21,7 @@ func nameRule(t rules.TableName, chain, spec string) namedRule {
 	return namedRule{t, chain, strings.Fields(spec)}
 }
 
-// matches reports whether a rule of such words has the form.
+// matches reports whether a rule with these words has the form.
 func (n namedRule) matches(t rules.TableName, chain string, words []string) bool {
 	if n.table != t || n.chain != chain || len(n.words) != len(words) {
 		return false
@@ -32,7 +32,7 @@ func (n namedRule) matches(t rules.TableName, chain string, words []string) bool
 		case want == words[i]:
 		case want[0] != '<':
 			return false
-		case want == "<bridge>" && !dockerBridge(words[i]):
+		case want == "<bridge>" && !isDockerBridge(words[i]):
 			return false
 		case filled[want] != "" && filled[want] != words[i]:
 			return false
@@ -43,8 +43,8 @@ func (n namedRule) matches(t rules.TableName, chain string, words []string) bool
 	return true
 }
 
-// dockerBridge reports whether Docker gave the interface its name: docker0,
-// Swarm's docker_gwbridge, or br- and the first 12 digits of the network's ID.
-func dockerBridge(name string) bool {
+// isDockerBridge reports whether Docker chose the interface's name: docker0, Swarm's
+// docker_gwbridge, or br- and the first 12 digits of the network's ID.
+func isDockerBridge(name string) bool {
 	return name == "docker0" || name == "docker_gwbridge" || hashedName{"br-", 12, hexLow}.matches(name)
 }

@@ -6,15 +6,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A preset is what one kind of owner writes: which chains, and which rules
-// straight into built-in ones.
+// A preset is what one owner writes: its chains, and its rules in built-in chains.
 type preset struct {
 	exact  []string
 	hashed []hashedName
 	rules  []namedRule
-	// piecewise: the exact chains are shared by many, a container or a network
-	// after another, and each writes its own rules only; piecewiseHashed: so are
-	// the others.
+	// piecewise says that many containers or networks share each of the exact chains, and that
+	// the owner writes the rules of one at a time. piecewiseHashed says so of the hashed ones.
 	piecewise, piecewiseHashed bool
 }
 
@@ -23,23 +21,29 @@ func PresetNames() []string {
 	return []string{"kube", "cni", "docker", "podman", "libvirt", "tailscale"}
 }
 
-// presetOf names the chains of each owner exactly: a glob such as KUBE-* would
-// take in kube-router's chains and every canary. Only what is generated, a hash
-// or a bridge's name, is told by its form.
+// presetOf returns the preset of that name.
 //
-// Where each list was taken from, read in 2026:
+// It lists the chains of an owner by their exact names: a glob such as KUBE-* would include
+// kube-router's chains and every canary. Names that an owner generates, from a hash, are
+// recognised by their form.
 //
-//	kube       k8s.io/kubernetes 1.36 pkg/proxy/{iptables,ipvs}, pkg/kubelet; KUBE-XLB-* until 1.23, KUBE-MARK-DROP until 1.27
-//	cni        containernetworking/plugins 1.9 plugins/meta/{portmap,firewall}, pkg/ip/ipmasq; CNI-SN-* until 0.7
-//	docker     moby 28 and 29 daemon/libnetwork/{iptables,drivers/bridge/internal/iptabler}, and its golden files; the rules in FORWARD until 28.0
-//	podman     netavark 1.17 src/firewall/varktables/types.rs; hashes are the first 13 digits of a SHA-512 (src/network/core_utils.rs)
+// Sources of the lists, read in 2026:
+//
+//	kube       k8s.io/kubernetes 1.36 pkg/proxy/{iptables,ipvs}, pkg/kubelet;
+//	           KUBE-XLB-* until 1.23, KUBE-MARK-DROP until 1.27
+//	cni        containernetworking/plugins 1.9 plugins/meta/{portmap,firewall}, pkg/ip/ipmasq;
+//	           CNI-SN-* until 0.7
+//	docker     moby 28 and 29 daemon/libnetwork/{iptables,drivers/bridge/internal/iptabler} and
+//	           its golden files; the rules in FORWARD until 28.0
+//	podman     netavark 1.17 src/firewall/varktables/types.rs; hashes are the first 13 digits
+//	           of a SHA-512 (src/network/core_utils.rs)
 //	libvirt    libvirt 10 src/network/network_iptables.c
 //	tailscale  tailscale 1.80 util/linuxfw/iptables_runner.go
 func presetOf(name string) (preset, bool) {
 	switch name {
 	case "kube":
 		return kubePreset(), true
-	case "kube-proxy": // of use to cleanup only, and in no list
+	case "kube-proxy": // for the subcommand cleanup only: PresetNames does not list it
 		return kubeProxyPreset(), true
 	case "cni":
 		return preset{
@@ -58,7 +62,7 @@ func presetOf(name string) (preset, bool) {
 				"NETAVARK-HOSTPORT-DNAT", "NETAVARK-HOSTPORT-SETMARK", "NETAVARK-HOSTPORT-MASQ",
 				"NETAVARK_FORWARD", "NETAVARK_INPUT", "NETAVARK_ISOLATION_1", "NETAVARK_ISOLATION_2", "NETAVARK_ISOLATION_3",
 			},
-			hashed:    []hashedName{{"NETAVARK-DN-", 13, hexUp}, {"NETAVARK-", 13, hexUp}}, // each a network's
+			hashed:    []hashedName{{"NETAVARK-DN-", 13, hexUp}, {"NETAVARK-", 13, hexUp}}, // one for each network
 			piecewise: true, piecewiseHashed: true,
 		}, true
 	case "libvirt":
@@ -70,8 +74,8 @@ func presetOf(name string) (preset, bool) {
 	}
 }
 
-// cniHashed are the chains that CNI plugins make for one container each. ipMasq's is CNI-
-// and 24 digits, portmap's fills the 28 characters that a name may have.
+// cniHashed has the forms of the chains that CNI plugins make for one container each. ipMasq's is
+// CNI- and 24 digits. portmap's fill the 28 characters that a chain's name may have.
 func cniHashed() []hashedName {
 	return []hashedName{{"CNI-DN-", 0, hexLow}, {"CNI-SN-", 0, hexLow}, {"CNI-", 24, hexLow}}
 }
@@ -89,8 +93,8 @@ func kubePreset() preset {
 	return p
 }
 
-// kubeProxyPreset is kubePreset without what only kubelet writes, and does not write
-// again for as long as its own canary stands.
+// kubeProxyPreset is kubePreset without the chains that only kubelet writes. kubelet does not
+// write them again as long as its own canary stands.
 func kubeProxyPreset() preset {
 	p := kubePreset()
 	p.exact = slices.DeleteFunc(p.exact, func(chain string) bool {
@@ -99,9 +103,9 @@ func kubeProxyPreset() preset {
 	return p
 }
 
-// dockerPreset has the rules that Docker puts straight into built-in chains, for
-// each network and, with the userland proxy turned off, for each published port.
-// A bridge that was named by its user is not told from anybody's.
+// dockerPreset has Docker's chains, and the rules that Docker writes into built-in chains: for
+// each network and, with the userland proxy turned off, for each published port. A rule for a
+// bridge whose name the user chose is not recognised: any program could have written it.
 func dockerPreset() preset {
 	p := preset{exact: []string{
 		"DOCKER", "DOCKER-USER", "DOCKER-FORWARD", "DOCKER-BRIDGE", "DOCKER-CT", "DOCKER-INTERNAL", "DOCKER-INGRESS",

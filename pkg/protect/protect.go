@@ -1,7 +1,7 @@
 // Package protect says what canaryd guards: which tables, which chains and which rules of
 // built-in chains, by owner. A preset names what one owner writes, such as kube-proxy or CNI
-// plugins; a [Selector] is the value of --protect. It does no I/O; its values are not changed
-// after they were made and may be used by many goroutines at a time.
+// plugins; a [Selector] is the value of --protect. The package does no I/O. Its values do not
+// change after they were made, so that many goroutines may use them at a time.
 package protect
 
 import "github.com/canaryd/canaryd/pkg/rules"

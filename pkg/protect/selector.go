@@ -9,10 +9,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Selector says which chains are protected, and which rules beside those that
-// jump into them. The zero Selector protects none.
+// A Selector says which chains are protected, and which rules of built-in chains besides those
+// that jump into them. The zero Selector protects none.
 type Selector struct {
-	exact  map[string]bool // and whether the chain is written piecewise
+	exact  map[string]bool // chains by name; true: written piecewise
 	hashed []hashedName
 	shared []hashedName // those of hashed that are written piecewise
 	globs  []string
@@ -32,8 +32,8 @@ const (
 	hexUp  = "0123456789ABCDEF"
 )
 
-// NewSelector reads the value of --protect: names of presets (see PresetNames)
-// and globs of chain names, as path.Match has them. An error names the bad word.
+// NewSelector reads the value of --protect: names of presets (see PresetNames), and names or
+// globs of chains in the syntax of path.Match. The error names the word that is wrong.
 func NewSelector(list []string) (Selector, error) {
 	s := Selector{exact: map[string]bool{}}
 	for _, word := range list {
@@ -61,9 +61,9 @@ func NewSelector(list []string) (Selector, error) {
 	return s, nil
 }
 
-// Protects reports whether chain is protected. Built-in chains and canaries
-// never are, whatever a glob says: an owner's canary tells it of a flush, so
-// nobody else may bring it back.
+// Protects reports whether chain is protected. Built-in chains never are, and neither are
+// canaries, even if a glob matches: an owner notices a flush by the loss of its canary, so only
+// the owner may bring it back.
 func (s Selector) Protects(chain string) bool {
 	if chain == "" || strings.HasSuffix(chain, "-CANARY") || rules.Builtin(rules.Mangle, chain) {
 		return false
@@ -80,9 +80,9 @@ func (s Selector) Protects(chain string) bool {
 	})
 }
 
-// Piecewise reports whether a preset's chain is shared by many, of which each
-// writes its own rules only: that it holds some says nothing of the others'. A
-// chain that a glob alone names is not told to be.
+// Piecewise reports whether a preset's chain is shared by many containers or networks, whose
+// rules the owner writes one at a time. That such a chain holds rules says nothing of the other
+// containers' rules. It is false for a chain that only a glob matches.
 func (s Selector) Piecewise(chain string) bool {
 	return s.exact[chain] || slices.ContainsFunc(s.shared, func(h hashedName) bool { return h.matches(chain) })
 }
@@ -92,8 +92,8 @@ func (s Selector) Protection() rules.Protection {
 	return rules.Protection{Chain: s.Protects, Rule: s.MatchesPreset, Piecewise: s.Piecewise}
 }
 
-// MatchesPreset reports whether r is a rule that a preset's owner puts straight into the
-// built-in chain, such as Docker's MASQUERADE: a jump that leads nowhere.
+// MatchesPreset reports whether r is a rule that the owner of a preset writes into the built-in
+// chain itself, such as Docker's MASQUERADE. It is a jump that leads into no chain.
 func (s Selector) MatchesPreset(t rules.TableName, chain string, r rules.Rule) bool {
 	if len(s.rules) == 0 {
 		return false
@@ -102,6 +102,7 @@ func (s Selector) MatchesPreset(t rules.TableName, chain string, r rules.Rule) b
 	return err == nil && slices.ContainsFunc(s.rules, func(n namedRule) bool { return n.matches(t, chain, words) })
 }
 
+// matches reports whether the chain's name has the form.
 func (h hashedName) matches(chain string) bool {
 	rest, ok := strings.CutPrefix(chain, h.prefix)
 	if !ok || rest == "" || h.length > 0 && len(rest) != h.length {

@@ -376,7 +376,7 @@ func planJumps(task tableTask, plan *tablePlan, s *section) {
 				continue
 			}
 			lost := slices.ContainsFunc(task.finding.Jumps, h.Same) || task.claimed(h.Into()) || task.holds(h)
-			lost = lost && (targetWillStand(task, *plan, h) || slices.Contains(task.want.Section.Leans, h.Into()))
+			lost = lost && (targetWillStand(task, *plan, h) || slices.Contains(task.want.Section.DependsOn, h.Into()))
 			if lost && !stands(task.seen.Table, h) && task.troubled(h.Rule) {
 				h.Rule, lost = task.admit(h.Chain, h.Rule, plan)
 			}

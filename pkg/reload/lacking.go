@@ -95,7 +95,7 @@ func (t *tableTask) holds(h rules.Jump) bool {
 
 // troubled reports whether a rule cannot be written as it is.
 func (t *tableTask) troubled(r rules.Rule) bool {
-	if slices.Contains(t.want.Section.Leans, r.Target) && t.seen.Table.Chain(r.Target) == nil {
+	if slices.Contains(t.want.Section.DependsOn, r.Target) && t.seen.Table.Chain(r.Target) == nil {
 		return true
 	}
 	if _, refused := t.lacking.refused[r.Spec]; refused {
@@ -132,7 +132,7 @@ func (t *tableTask) admit(chain string, r rules.Rule, plan *tablePlan) (rules.Ru
 	if reason, opaque := r.Opaque(); opaque {
 		return hold(Held{Reason: reason + "; its owner has to put it back"})
 	}
-	if slices.Contains(t.want.Section.Leans, r.Target) && t.seen.Table.Chain(r.Target) == nil {
+	if slices.Contains(t.want.Section.DependsOn, r.Target) && t.seen.Table.Chain(r.Target) == nil {
 		return hold(Held{Reason: fmt.Sprintf("chain %s is missing", r.Target), Lacks: r.Target})
 	}
 	if reason, refused := t.lacking.refused[r.Spec]; refused {

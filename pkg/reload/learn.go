@@ -111,7 +111,7 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 	})
 	merged.Jumps = keepAnchors(old.Jumps, merged.Jumps, seen.Alone)
 	if len(kept) > 0 {
-		merged.Leans = union(old.Leans, seen.Leans)
+		merged.DependsOn = union(old.DependsOn, seen.DependsOn)
 	}
 	// Also where it equals old: what was seen last is in memory anyway.
 	next.Generation = l.Generation.With(f.Table(t), merged)

@@ -111,7 +111,7 @@ func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rul
 	}
 	seen.Jumps = keepJumps(want.Jumps, seen.Jumps, missing)
 	if len(kept) > 0 {
-		seen.Leans = union(want.Leans, seen.Leans)
+		seen.DependsOn = union(want.DependsOn, seen.DependsOn)
 	}
 	return seen, q.With(f.Table(t), still)
 }

@@ -104,7 +104,7 @@ func TestBaselineThatIsNotBelieved(t *testing.T) {
 	}
 	s := openStore(t, t.TempDir(), here)
 	huge := strings.Repeat("x", maxBaseline)
-	if _, err := s.SaveBaseline(Baseline{Confirmed: noon, Generation: full(t, 1).With(v4.Table(rules.Filter), rules.Section{Leans: []string{huge}})}); err == nil {
+	if _, err := s.SaveBaseline(Baseline{Confirmed: noon, Generation: full(t, 1).With(v4.Table(rules.Filter), rules.Section{DependsOn: []string{huge}})}); err == nil {
 		t.Error("a baseline that could not be read back was written")
 	}
 }

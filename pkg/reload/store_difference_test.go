@@ -27,7 +27,7 @@ func manyChains(t *testing.T, n int) rules.Generation {
 		}
 	}
 	s := sectionOf(t, rules.Nat, lines...)
-	s.Alone, s.Leans, s.Policies = []string{"OUTPUT"}, []string{"corp"}, map[string]string{"OUTPUT": "ACCEPT"}
+	s.Alone, s.DependsOn, s.Policies = []string{"OUTPUT"}, []string{"corp"}, map[string]string{"OUTPUT": "ACCEPT"}
 	return rules.Generation{v4.Table(rules.Nat): s, v6.Table(rules.Nat): s}
 }
 
@@ -105,7 +105,7 @@ func TestDifferences(t *testing.T) {
 		}},
 		{name: "a jump less", change: func(s *rules.Section) { s.Jumps = nil }},
 		{name: "what is no rule", change: func(s *rules.Section) {
-			s.Alone, s.Leans, s.Policies = nil, []string{"other"}, map[string]string{"OUTPUT": "DROP"}
+			s.Alone, s.DependsOn, s.Policies = nil, []string{"other"}, map[string]string{"OUTPUT": "DROP"}
 			s.Jumps = slices.Clone(s.Jumps)
 			s.Jumps[0].Named, s.Chains[7].Rules = true, nil
 		}},

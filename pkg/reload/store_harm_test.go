@@ -135,7 +135,7 @@ func TestADifferenceThatWasTamperedWith(t *testing.T) {
 			path := s.basePath(s.bases(t)[0])
 			must(t, os.Remove(path))
 			must(t, syscall.Mkfifo(path, 0o600))
-		}, "is no regular file"},
+		}, "is not a regular file"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			dir := t.TempDir()

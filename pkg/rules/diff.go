@@ -6,23 +6,21 @@ import (
 	"strings"
 )
 
-// A Difference is all in which one table differs from what was wanted of it,
-// the gravest first. It is empty if nothing does.
+// A Difference lists all deviations of one table from what was wanted, the gravest first.
 type Difference []Deviation
 
-// A Deviation is one thing in which a table differs from what was wanted.
+// A Deviation is one difference between a table and what was wanted.
 type Deviation struct {
 	Kind  Kind
 	Chain string
-	// Rules are the rule in question; for a chain, all rules that are lost
-	// with it or that it should not have.
+	// Rules holds the rule in question; for a chain, all rules that are lost with it, or that
+	// it should not have.
 	Rules []Rule
-	// Wanted and Found are the rule's places in its chain, counted from 1,
-	// or, if it is doubled, how often it stands there. Jumps are counted
-	// among jumps.
+	// Wanted and Found are the rule's places in its chain, counted from 1; for a doubled rule,
+	// how often it stands there. A jump's place is that among the chain's jumps.
 	Wanted, Found int
-	// Anchor is where a missing jump stood, or where among the wanted rules
-	// a misplaced one belongs.
+	// Anchor is where a missing jump stood, or where a misplaced rule belongs among the wanted
+	// ones.
 	Anchor Anchor
 }
 
@@ -44,9 +42,9 @@ const (
 	ChainUnwanted
 )
 
-// Diff returns in which got differs from want. Rules are compared by their
-// meaning, jumps by chain and rule and by their order among themselves: what
-// others put between them is theirs. It looks at no policy.
+// Diff returns the differences between want and got. It compares rules by their meaning, and
+// jumps by chain, rule and their order among themselves: other programs may put rules between
+// them. It ignores policies.
 func Diff(want, got Section) Difference {
 	var d Difference
 	found := make(map[string][]Rule, len(got.Chains))
@@ -132,7 +130,7 @@ func sequence(chain string, want, got []Rule) Difference {
 		from[places[m][0]] = i
 		places[m] = places[m][1:]
 	}
-	told := map[string]bool{}
+	reported := map[string]bool{}
 	order := make([]int, 0, len(from)) // places in want, as they stand in got
 	for i, r := range got {
 		m := r.Meaning()
@@ -142,16 +140,16 @@ func sequence(chain string, want, got []Rule) Difference {
 			order = append(order, j)
 		case n == 0:
 			d = append(d, Deviation{Kind: RuleUnwanted, Chain: chain, Rules: []Rule{r}, Found: i + 1})
-		case n < count[m] && !told[m]:
-			// Which of them is one too many nobody can tell.
-			told[m] = true
+		case n < count[m] && !reported[m]:
+			// Which of the copies is one too many cannot be known.
+			reported[m] = true
 			d = append(d, Deviation{Kind: RuleDoubled, Chain: chain, Rules: []Rule{r}, Wanted: n, Found: count[m]})
 		}
 	}
 	return append(d, misplaced(chain, want, order, from)...)
 }
 
-// misplaced tells the fewest rules that have to move to bring order into order.
+// misplaced returns the smallest set of rules that must move to put the chain in order.
 func misplaced(chain string, want []Rule, order []int, from map[int]int) Difference {
 	stay := longestRise(order)
 	found := make(map[int]int, len(from))
@@ -199,11 +197,11 @@ func longestRise(list []int) []bool {
 	return rises
 }
 
-// String returns the lines of d, one below the other.
+// String returns the lines of d, separated by line breaks.
 func (d Difference) String() string { return strings.Join(d.Lines(), "\n") }
 
-// Lines says d for people, a line for each deviation and for each rule of a
-// chain that is gone or empty.
+// Lines describes d for people: one line for each deviation, and one for each rule of a chain
+// that is gone or empty.
 func (d Difference) Lines() []string {
 	var lines []string
 	for _, v := range d {
@@ -258,7 +256,7 @@ func (v Deviation) withRules(format, with string) []string {
 	return lines
 }
 
-// suffix says in words where a rule stood or belongs.
+// suffix describes where a rule stood or belongs.
 func (a Anchor) suffix(verb string) string {
 	switch a.Position {
 	case Top, Bottom:

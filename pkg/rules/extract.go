@@ -2,21 +2,21 @@ package rules
 
 import "slices"
 
-// A Protection says what is protected. A Selector makes one of --protect.
+// A Protection says what is protected. protect.Selector makes one from --protect.
 type Protection struct {
-	// Chain tells the protected chains; a rule of a built-in chain that leads
-	// into one of them is a jump.
+	// Chain reports whether a chain is protected. A rule of a built-in chain that leads into a
+	// protected chain is a jump.
 	Chain func(name string) bool
-	// Rule tells further rules of built-in chains that are; nil means none.
+	// Rule reports whether another rule of a built-in chain is protected too; nil means none.
 	Rule func(t TableName, chain string, r Rule) bool
-	// Piecewise names the chains that many owners share, each of which writes its own rules
-	// only, such as portmap's of all host ports; nil means none.
+	// Piecewise reports whether many owners share a chain and each writes its own rules only,
+	// as portmap does for each host port; nil means none.
 	Piecewise func(chain string) bool
 }
 
-// Extract learns one table's section: its protected chains, the jumps with
-// their anchors, and what they lean on. mark tells canaryd's own rules, which
-// are part of no generation and count as nobody's neighbour.
+// Extract returns one table's section: its protected chains, the jumps with their anchors, and
+// the chains that they depend on. mark reports whether a rule is canaryd's own: such rules belong
+// to no generation and are no neighbours of a jump.
 func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
 	protects := p.Chain
 	var s Section
@@ -31,7 +31,7 @@ func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
 				s.Policies = map[string]string{}
 			}
 			s.Policies[c.Name] = c.Policy
-		case protects(c.Name) && validName(c.Name): // the kernel takes names that no restore can say
+		case protects(c.Name) && isChainName(c.Name): // the kernel takes names that iptables-restore cannot read
 			s.Chains = append(s.Chains, Chain{Name: c.Name, Rules: c.Rules})
 		}
 	}
@@ -41,7 +41,7 @@ func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
 			continue
 		}
 		if c.LeftOut() {
-			// Which jumps it holds is not known: one that is known to be none stands for them.
+			// Its jumps are unknown: one Named jump stands for all of them.
 			s.Jumps = append(s.Jumps, Jump{Chain: name, Rule: c.Rules[0], Anchor: Anchor{Position: Top}, Named: true})
 			continue
 		}
@@ -51,12 +51,12 @@ func (p Protection) Extract(t *Table, mark func(Rule) bool) Section {
 			s.Alone = append(s.Alone, name)
 		}
 	}
-	s.Leans = leans(t, s, protects)
+	s.DependsOn = dependencies(t, s, protects)
 	return s
 }
 
-// jumps returns the jumps in one built-in chain with their anchors, and whether
-// there are some and no foreign rule beside them.
+// jumps returns the jumps in one built-in chain with their anchors. alone says that the chain has
+// jumps and no foreign rule.
 func (p Protection) jumps(t TableName, c *Chain, mark func(Rule) bool) (found []Jump, alone bool) {
 	const foreign, ours, jump, named = 0, 1, 2, 3
 	kinds := make([]byte, len(c.Rules))
@@ -93,9 +93,9 @@ func (p Protection) jumps(t TableName, c *Chain, mark func(Rule) bool) (found []
 	return found, len(found) > 0 && lastForeign < 0
 }
 
-// leans returns the chains that protected rules jump to and that a replay does not write: those of
-// others, and protected ones that are left out.
-func leans(t *Table, s Section, protects func(string) bool) []string {
+// dependencies returns the chains that protected rules jump to and that a replay does not write:
+// other owners' chains, and protected chains that are left out.
+func dependencies(t *Table, s Section, protects func(string) bool) []string {
 	var found []string
 	for _, c := range s.Chains {
 		if c.LeftOut() {

@@ -116,9 +116,9 @@ func TestExtractTakesWhatIsProtectedAndNothingElse(t *testing.T) {
 			{Chain: "PREROUTING", Rule: rules.Rule{Spec: "-j KUBE-A", Target: "KUBE-A"}, Anchor: rules.Anchor{Position: rules.Top}},
 			{Chain: "POSTROUTING", Rule: rules.Rule{Spec: "-j KUBE-Z", Target: "KUBE-Z"}, Anchor: rules.Anchor{Position: rules.Top}},
 		},
-		Alone:    []string{"PREROUTING", "POSTROUTING"},
-		Leans:    []string{"corp"},
-		Policies: map[string]string{"PREROUTING": "ACCEPT", "OUTPUT": "DROP", "POSTROUTING": "ACCEPT"},
+		Alone:     []string{"PREROUTING", "POSTROUTING"},
+		DependsOn: []string{"corp"},
+		Policies:  map[string]string{"PREROUTING": "ACCEPT", "OUTPUT": "DROP", "POSTROUTING": "ACCEPT"},
 	}
 	if d := cmp.Diff(want, got, exactly); d != "" {
 		t.Errorf("(-want +got):\n%s", d)

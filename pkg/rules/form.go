@@ -5,9 +5,8 @@ import (
 	"strings"
 )
 
-// A form is one rule taken apart into its options: what belongs to no
-// extension, the extensions in the order in which iptables loads them, and
-// their options. Values are still as somebody wrote them.
+// A form is one rule split into its options: those that belong to no extension, the extensions in
+// the order in which iptables loads them, and their options. Values are as they were written.
 type form struct {
 	base   [len(baseOrder)]setting // in baseOrder
 	exts   []extension
@@ -28,18 +27,17 @@ type setting struct {
 // An extension is one match or the target of a rule.
 type extension struct {
 	name string
-	// known is what we know of it; nil for one that is compared by its
-	// exact arguments.
+	// known is nil for an extension that is compared word by word.
 	known *vocabulary
-	// bare says that it has no options at all: a chain or a verdict.
+	// bare says that it has no options: it is a chain or a verdict.
 	bare bool
 }
 
-// baseOrder are the options of no extension, in the order in which
-// iptables-save prints them.
+// baseOrder are the options that belong to no extension, in the order in which iptables-save
+// prints them.
 var baseOrder = [...]string{"-s", "-d", "-i", "-o", "-p", "-f"}
 
-// baseOptions are their spellings, from iptables' own option table.
+// baseOptions are the spellings of options that belong to no extension, from iptables' own table.
 var baseOptions = map[string]string{
 	"-s": "-s", "--source": "-s", "--src": "-s",
 	"-d": "-d", "--destination": "-d", "--dst": "-d",
@@ -55,16 +53,16 @@ var baseOptions = map[string]string{
 
 const protocolAt = 4 // -p in baseOrder
 
-// Room for the rules of every day, so that reading one allocates once for all
-// its extensions and once for all its options.
+// Arrays on the stack that are large enough for most rules, so that reading a rule allocates
+// nothing for its extensions and options.
 type (
 	roomForExtensions [4]extension
 	roomForOptions    [6]setting
 )
 
-// read takes a rule's words apart. It is false for a rule of which it is not
-// sure that it reads it as iptables does: a word where an option is due, an
-// option that no extension of the rule is known to have, a value that is missing.
+// read splits a rule's words. It returns false if iptables might read the rule in another way:
+// there is a word where an option is due, an option of no known extension of the rule, or no
+// value where one is due.
 func (f *form) read(words []string) bool {
 	f.target = -1
 	not := false
@@ -87,8 +85,8 @@ func (f *form) read(words []string) bool {
 	return !not
 }
 
-// option takes one option with its values from the front of words and returns
-// how many words that were; 0 if it cannot.
+// option reads one option with its values from the front of words, and returns how many words
+// these are; 0 if it cannot read them.
 func (f *form) option(not bool, words []string) int {
 	name := words[0]
 	short, base := "", false
@@ -100,7 +98,7 @@ func (f *form) option(not bool, words []string) int {
 		return f.extensionOption(not, words)
 	case short == "-f":
 		return f.setBase(short, not, words[:1])
-	case len(words) < 2 || words[1] == "!": // "-s ! 10.0.0.1": iptables stopped taking that
+	case len(words) < 2 || words[1] == "!": // iptables no longer takes "-s ! 10.0.0.1"
 		return 0
 	}
 	switch short {
@@ -148,10 +146,9 @@ func (f *form) load(name string, from map[string]*vocabulary) {
 	f.exts = append(f.exts, extension{name: name, known: known})
 }
 
-// extensionOption takes an option of a match or target. iptables looks the
-// name up in the extensions that are loaded, the latest first; if none has it,
-// it loads the match named like the rule's protocol; getopt then takes a
-// beginning of a name for the name.
+// extensionOption reads an option of a match or target. iptables looks for the name in the loaded
+// extensions, the latest first. If none has it, iptables loads the match of the rule's protocol.
+// Then getopt takes the beginning of a name for the name.
 func (f *form) extensionOption(not bool, words []string) int {
 	last := len(f.exts) - 1
 	if last >= 0 && f.exts[last].known == nil && !f.exts[last].bare {
@@ -201,7 +198,7 @@ func (f *form) add(owner int, name string, o option, not bool, words []string) i
 	return 1 + o.args
 }
 
-// exact takes one word of an extension of which nothing is known.
+// exact reads one word of an unknown extension.
 func (f *form) exact(owner int, not bool, words []string) int {
 	f.opts = append(f.opts, setting{owner: owner, given: true, not: not, name: words[0]})
 	return 1

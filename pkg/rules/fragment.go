@@ -9,38 +9,36 @@ import (
 	"strings"
 )
 
-// A Fragment is what an operator declares in one file, for one family: chains
-// of his own with their rules, and the jumps into them.
+// A Fragment is what an operator declares in one file, for one family: chains with their rules,
+// and the jumps into them.
 type Fragment struct {
 	Sections map[TableName]Section
-	// Lines are the lines on which the chains are declared.
+	// Lines are the numbers of the lines that declare the chains.
 	Lines map[TableName]map[string]int
-	// RuleLines are the lines on which the rules stand, jumps among them; of equal
-	// ones in one chain the first.
+	// RuleLines are the numbers of the lines of the rules, jumps included; for equal rules of
+	// one chain, of the first.
 	RuleLines map[TableName]map[ChainRule]int
 }
 
 // A ChainRule is a rule of a chain, by its text.
 type ChainRule struct{ Chain, Spec string }
 
-// ParseFragment reads a fragment. It is written as input of iptables-restore,
-// of which these parts are taken:
+// ParseFragment reads a fragment, which is input of iptables-restore reduced to these parts:
 //
 //	*filter
-//	:SITE-DROP - [0:0]              a chain of the fragment; every one must be declared
+//	:SITE-DROP - [0:0]              a chain of the fragment; each must be declared
 //	-A SITE-DROP -s 192.0.2.0/24 -j DROP
 //	-A FORWARD -j SITE-DROP         a jump, behind all other rules of FORWARD
 //	-I INPUT -j SITE-DROP           a jump, before all other rules of INPUT;
-//	                                of several the last comes first, as always
+//	                                of several, the last one comes first, as in iptables
 //	COMMIT
 //
-// Built-in chains need not be declared, and rules in them must be jumps: a jump
-// to a chain of the same table of the same fragment. Everything else would be
-// a rule in a chain that is not the fragment's. What canaryd could not compare
-// with what the kernel prints is refused too: host names, and lists of
+// Built-in chains need no declaration. Each rule in them must jump to a chain of the same table
+// of this fragment, because any other rule would change a chain that is not the fragment's.
+// Refused too is what cannot be compared with what the kernel prints: host names, and lists of
 // addresses, of which iptables makes several rules.
 //
-// The error is of type *ParseError, or one of reading.
+// The error is a *ParseError, or that of the reader.
 func ParseFragment(r io.Reader, family Family, tables ...TableName) (Fragment, error) {
 	p := fragmentParser{family: family, tables: tables, all: Fragment{
 		Sections: map[TableName]Section{}, Lines: map[TableName]map[string]int{}, RuleLines: map[TableName]map[ChainRule]int{},
@@ -67,7 +65,7 @@ func ParseFragment(r io.Reader, family Family, tables ...TableName) (Fragment, e
 
 type fragmentParser struct {
 	family Family
-	tables []TableName // those that a fragment may have
+	tables []TableName // the tables that a fragment may have
 	all    Fragment
 	number int
 
@@ -90,8 +88,8 @@ func (p *fragmentParser) line(text string) *ParseError {
 	case text == "" || text[0] == '#':
 		return nil
 	case p.table == nil && len(p.all.Sections) == 0 && !opensTable(text):
-		// It may be no fragment but a link to a file of secrets, so it is not quoted.
-		return &ParseError{Reason: "what stands there is outside a table: the first line of a fragment, after comments, is such as *filter"}
+		// The text is not quoted: the file may be a link to one that holds secrets.
+		return &ParseError{Reason: "is outside a table: a fragment begins, after comments, with a line such as *filter"}
 	case text[0] == '*':
 		return p.open(text)
 	case p.table == nil:
@@ -105,7 +103,7 @@ func (p *fragmentParser) line(text string) *ParseError {
 	if command[0] == '[' {
 		_, after, found := strings.Cut(command, "] ")
 		if !found {
-			return wrong("has counters that are not closed")
+			return wrong("has counters without a closing bracket")
 		}
 		command = after
 	}
@@ -130,7 +128,7 @@ func (p *fragmentParser) open(text string) *ParseError {
 	case !slices.Contains(p.tables, name):
 		return &ParseError{Text: text, Reason: "is none of the tables that canaryd guards: " + strings.Join(p.tables, ", ")}
 	case again:
-		return &ParseError{Text: text, Reason: "stands there twice: write all of a table into one section"}
+		return &ParseError{Text: text, Reason: "opens a table that was closed above: write all of its rules into one section"}
 	}
 	p.table, p.opened, p.lines, p.rules, p.jumps = NewTable(name), p.number, map[string]int{}, map[ChainRule]int{}, nil
 	return nil
@@ -194,13 +192,13 @@ func (p *fragmentParser) rule(text, verb, name, spec string) *ParseError {
 		if verb == "-I" {
 			position = Top
 		}
-		// Whether it is a jump is known at the end of the table.
+		// close checks at the end of the table whether it is a jump.
 		p.jumps = append(p.jumps, numberedJump{Jump{Chain: name, Rule: rule, Anchor: Anchor{Position: position}}, p.number, text})
 		return nil
 	}
 	chain := p.table.Chain(name)
 	switch {
-	case chain == nil && builtinName(name):
+	case chain == nil && isBuiltinName(name):
 		return wrong("adds to a chain that table " + string(p.table.Name) + " does not have")
 	case chain == nil:
 		return wrong("adds to a chain that is not declared above: write :" + name + " - [0:0] if it is yours; chains of others stay theirs")
@@ -211,15 +209,15 @@ func (p *fragmentParser) rule(text, verb, name, spec string) *ParseError {
 	return nil
 }
 
-// checkWords returns why a rule cannot stand in a fragment, or nothing.
+// checkWords returns why a rule may not stand in a fragment, or "".
 func (p *fragmentParser) checkWords(spec string) string {
-	words, _ := Split(spec) // ParseRule did it without an error
+	words, _ := Split(spec) // ParseRule split it without an error
 	if len(words) > 0 && words[0] != "!" && !strings.HasPrefix(words[0], "-") {
-		return "has a rule's number or a word without an option: -I takes none here"
+		return "begins with a number or a word that is no option: write -I without a rule's number"
 	}
 	for _, table := range []string{"-t", "--table"} {
 		if len(words) > 0 && words[0] == table {
-			return "names a table: the line *TABLE above does"
+			return "names a table: leave that to the line *TABLE above"
 		}
 	}
 	for i, word := range words {
@@ -236,21 +234,21 @@ func (p *fragmentParser) checkWords(spec string) string {
 		}
 		return ""
 	})
-	if strings.HasPrefix(reason, `"`) { // it begins with the word
+	if strings.HasPrefix(reason, `"`) { // reasons of misread begin with the word
 		return "cannot stand in a fragment: " + reason
 	}
 	return reason
 }
 
-// hostOptions are options of extensions of which iptables looks up the value if it is a name
+// hostOptions are the options of extensions whose value may be a name that iptables looks up
 // (XTTYPE_HOST and XTTYPE_HOSTMASK, 1.8.9).
 var hostOptions = []string{
 	"--ctorigsrc", "--ctorigdst", "--ctreplsrc", "--ctrepldst", "--on-ip", "--gateway", "--tunnel-src", "--tunnel-dst",
 	"--vaddr", "--src-pfx", "--dst-pfx", "--ahres", "--rt-0-addrs",
 }
 
-// checkAddress returns why text, an address with or without a mask, cannot
-// stand in a rule of that family, or nothing.
+// checkAddress returns why text, an address with or without a mask, may not stand in a rule of
+// that family, or "".
 func checkAddress(text string, family Family) string {
 	if strings.Contains(text, ",") {
 		return fmt.Sprintf("lists addresses (%s), of which iptables makes several rules: write one rule for each", text)
@@ -288,15 +286,15 @@ func (p *fragmentParser) close() *ParseError {
 	slices.SortStableFunc(s.Jumps, func(a, b Jump) int {
 		return slices.Index(builtin[p.table.Name], a.Chain) - slices.Index(builtin[p.table.Name], b.Chain)
 	})
-	s.Leans = chainsOfOthers(p.table)
+	s.DependsOn = chainsOfOthers(p.table)
 	p.all.Sections[p.table.Name] = s
 	p.all.Lines[p.table.Name], p.all.RuleLines[p.table.Name] = p.lines, p.rules
 	p.table = nil
 	return nil
 }
 
-// Then returns what stands when later is loaded after s: its jumps at the top
-// stand before those of s, its jumps at the bottom behind them.
+// Then returns the section that results from loading later after s: the top jumps of later stand
+// before those of s, its bottom jumps behind them.
 func (s Section) Then(later Section) Section {
 	joined := s.Join(later)
 	joined.Jumps = nil
@@ -311,17 +309,17 @@ func (s Section) Then(later Section) Section {
 			joined.Jumps = append(joined.Jumps, h)
 		}
 	}
-	// Either may have leaned on what the other has.
-	joined.Leans = slices.DeleteFunc(joined.Leans, func(chain string) bool {
+	// Either may depend on a chain of the other.
+	joined.DependsOn = slices.DeleteFunc(joined.DependsOn, func(chain string) bool {
 		_, found := joined.Chain(chain)
 		return found
 	})
 	return joined
 }
 
-// chainsOfOthers returns the targets of t's rules that must be chains of
-// somebody else's: what -g names, and names that no extension has, which are
-// of capitals and digits alone. DOCKER may be either and is not returned.
+// chainsOfOthers returns the targets of t's rules that must be other owners' chains: what -g
+// names, and names of no extension's form, which has capitals and digits only. A target such as
+// DOCKER may be an extension and is not returned.
 func chainsOfOthers(t *Table) []string {
 	var found []string
 	for i := range t.Chains {

@@ -50,7 +50,7 @@ func TestParseFragment(t *testing.T) {
 					{Chain: "INPUT", Rule: rule(t, "-p tcp -j SITE-IN"), Anchor: top},
 					{Chain: "FORWARD", Rule: rule(t, "-j SITE-IN"), Anchor: bottom},
 				},
-				Leans: []string{"KUBE-MARK-DROP"},
+				DependsOn: []string{"KUBE-MARK-DROP"},
 			},
 			rules.Nat: {
 				Chains: []rules.Chain{{Name: "SITE-NAT"}},
@@ -108,7 +108,7 @@ func TestParseFragmentRefuses(t *testing.T) {
 		"no fragment":                 {"# keys\nhush:$6$salt$hash:19000:0:99999:7:::", 2, "outside a table"},
 		"no fragment with a star":     {"*.hush", 1, "outside a table"},
 		"a table that is not guarded": {"*raw\nCOMMIT", 1, "mangle, nat, filter"},
-		"a table twice":               {"*nat\nCOMMIT\n*nat\nCOMMIT", 3, "stands there twice"},
+		"a table twice":               {"*nat\nCOMMIT\n*nat\nCOMMIT", 3, "was closed above"},
 		"a table in a table":          {"*nat\n*filter", 2, "inside another one"},
 		"cut off":                     {"\n*nat\n:X -\n", 2, "is the file cut off?"},
 		"cut off in a rule":           {"*nat\n:X -\n-A X -m comment --comment \"ha", 3, "quote that is not closed"},

@@ -29,8 +29,8 @@ func small() rules.Generation {
 			{Chain: "PREROUTING", Rule: r("-j KUBE-SERVICES"), Anchor: rules.Anchor{Position: rules.Behind, Neighbour: r("-i lo -j ACCEPT")}},
 			{Chain: "OUTPUT", Rule: r("-j KUBE-SERVICES"), Anchor: rules.Anchor{Position: rules.Top}},
 		},
-		Leans:    []string{"corp"},
-		Policies: map[string]string{"OUTPUT": "ACCEPT"},
+		DependsOn: []string{"corp"},
+		Policies:  map[string]string{"OUTPUT": "ACCEPT"},
 	}}
 }
 
@@ -51,7 +51,7 @@ func TestIDDoesNotDependOnTheOrderOfChainsNorOnWhatIsNotReplayed(t *testing.T) {
 		"the same again":  small(),
 		"chains reversed": changed(func(s *rules.Section) { slices.Reverse(s.Chains) }),
 		"another policy":  changed(func(s *rules.Section) { s.Policies = map[string]string{"OUTPUT": "DROP"} }),
-		"no leans":        changed(func(s *rules.Section) { s.Leans = nil }),
+		"no leans":        changed(func(s *rules.Section) { s.DependsOn = nil }),
 	} {
 		if got := g.ID(); got != want {
 			t.Errorf("%s: ID %s, want %s", name, got, want)

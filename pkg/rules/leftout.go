@@ -1,13 +1,13 @@
 package rules
 
-// A chain that is left out stands in the kernel and holds more rules than canaryd keeps of it. In
-// memory it has one opaque rule in the place of all: so it is neither empty nor missing, is equal
-// to itself however often its rules change, and is never written.
+// A chain that is left out stands in the kernel and holds more rules than canaryd keeps. In
+// memory, one opaque rule stands for all of them. So the chain is neither empty nor missing, it is
+// equal to itself whatever becomes of its rules, and it is never written.
 
-// leftOutReason is the reason that the opaque rule of a chain that is left out has.
+// leftOutReason is the reason of the opaque rule that stands for a chain's rules.
 const leftOutReason = "its chain is left out: there are more rules than canaryd keeps (--max-rules)"
 
-// LeftOut returns what stands for the rules of a chain that is left out.
+// LeftOut returns the rule that stands for the rules of a chain that is left out.
 func LeftOut(chain string) []Rule {
 	return []Rule{OpaqueRule([]byte("left out "+chain), "", leftOutReason)}
 }
@@ -33,11 +33,12 @@ func (t *Table) AnyLeftOut() bool {
 	return false
 }
 
-// LeftOut reports whether the jump stands for those of a built-in chain that is left out.
+// LeftOut reports whether the jump stands for all jumps of a built-in chain that is left out.
 func (h Jump) LeftOut() bool { return h.Named && h.Rule.LeftOut() }
 
-// WitnessedChains returns the built-in chains that hold jumps and whose rules are kept, in
-// kernel order: canaryd could not find its own rule in the others again.
+// WitnessedChains returns the built-in chains that get a witness: those with jumps, in the order
+// of netfilter's hooks. A chain that is left out gets none: canaryd could not find its witness in
+// it.
 func (s Section) WitnessedChains(table TableName) []string {
 	var names []string
 	for _, name := range s.JumpChains(table) {

@@ -47,7 +47,7 @@ func TestAChainThatIsLeftOutIsKnownByName(t *testing.T) {
 	if c, ok := s.Chain("KUBE-LARGE"); !ok || !c.LeftOut() {
 		t.Errorf("the chain that is left out is %+v", c)
 	}
-	if diff := cmp.Diff([]string{"KUBE-LARGE"}, s.Leans); diff != "" {
+	if diff := cmp.Diff([]string{"KUBE-LARGE"}, s.DependsOn); diff != "" {
 		t.Errorf("chains that rules depend on (-want +got)\n%s", diff)
 	}
 	if got := s.RuleCount(); got != 5 {
@@ -63,8 +63,8 @@ func TestAChainThatIsLeftOutIsKnownByName(t *testing.T) {
 		}
 	}
 	_, rest := s.Split(func(chain string) bool { return chain == "KUBE-SERVICES" })
-	if joined := (Section{}).Join(rest); len(joined.Leans) != 1 {
-		t.Errorf("after a join rules depend on %v", joined.Leans)
+	if joined := (Section{}).Join(rest); len(joined.DependsOn) != 1 {
+		t.Errorf("after a join rules depend on %v", joined.DependsOn)
 	}
 }
 

@@ -5,12 +5,11 @@ import (
 	"strings"
 )
 
-// Equal reports whether two rules mean the same to the kernel of one family,
-// however they are spelled: whether their Meanings are the same text.
+// Equal reports whether two rules mean the same to the kernel, in one family, however they are
+// spelled: whether their Meanings are equal.
 //
-// It never takes two rules that mean different things for one. It may take two
-// spellings of one meaning for two, where pkg/rules does not know the match,
-// the option or the name that somebody used.
+// It never takes two meanings for one. It may take two spellings of one meaning for two, where
+// this package does not know the match, the option or a name in it.
 func (r Rule) Equal(o Rule) bool {
 	if r.Spec == o.Spec {
 		return true
@@ -21,20 +20,18 @@ func (r Rule) Equal(o Rule) bool {
 	return r.Meaning() == o.Meaning()
 }
 
-// Meaning returns the one spelling that all rules of r's meaning share. It is
-// a rule's text too, and its own Meaning; but it is made for comparing, and
-// iptables-save prints other text.
+// Meaning returns the one spelling that all rules of r's meaning share. It is a rule's text, and
+// its own Meaning, but not what iptables-save prints: it is for comparing.
 //
-// What it makes the same is what iptables 1.8.9 and the kernel make the same,
-// measured on both backends: the order of options within a match, spellings of
-// options, addresses, ports, protocols and marks, matches that -p implies,
-// defaults, the place of comments. It keeps the order of matches where a match
-// counts, remembers or may drop (xt_limit, xt_recent, xt_tcp's hotdrop).
-// Extensions that it does not know keep their exact words, and a rule that it
-// cannot read keeps all of them.
+// It makes equal what iptables 1.8.9 and the kernel make equal, measured on both backends. That
+// is the order of options within a match, spellings of options, addresses, ports, protocols and
+// marks, matches that -p implies, defaults, and the place of comments. It keeps the order of
+// matches where one of them counts, remembers or may drop (xt_limit, xt_recent, xt_tcp's
+// hotdrop). It keeps the words of unknown extensions, and all words of a rule that it cannot
+// read.
 //
-// The family is nowhere needed: addresses tell theirs, and each family's
-// defaults mean nothing else in the other one.
+// It needs no family: an address shows its family, and one family's defaults have no other
+// meaning in the other family.
 func (r Rule) Meaning() string {
 	words, err := Split(r.Spec)
 	if err != nil {
@@ -59,15 +56,15 @@ func quoteAll(words []string) string {
 	return strings.Join(quoted, " ")
 }
 
-// A writer writes a form's canonical text.
+// A writer writes the canonical text of a form.
 type writer struct {
 	*form
-	text []byte
-	said []said
+	text    []byte
+	options []canonicalOption
 }
 
-// A said is one option in its canonical spelling.
-type said struct {
+// A canonicalOption is one option in its canonical spelling.
+type canonicalOption struct {
 	not         bool
 	name, value string // value is quoted, and empty if there is none
 }
@@ -86,8 +83,8 @@ func (w *writer) rule() {
 	order := w.order()
 	for i := 0; i < len(order); {
 		n := i + 1
-		if w.pure(order[i]) {
-			for n < len(order) && w.pure(order[n]) {
+		if w.isPure(order[i]) {
+			for n < len(order) && w.isPure(order[n]) {
 				n++
 			}
 		}
@@ -95,7 +92,7 @@ func (w *writer) rule() {
 		i = n
 	}
 	for i := range w.exts {
-		if w.comment(i) {
+		if w.isComment(i) {
 			w.extension("-m", i)
 		}
 	}
@@ -104,12 +101,12 @@ func (w *writer) rule() {
 	}
 }
 
-// order returns the matches but comments in their order, repetitions of a match
-// that merges taken together.
+// order returns the matches, comments excepted, in their order. A match that merges into an
+// earlier one is not listed, and its options move to that one.
 func (w *writer) order() []int {
 	order := make([]int, 0, len(w.form.exts))
 	for i := range w.exts {
-		if i == w.target || w.comment(i) {
+		if i == w.target || w.isComment(i) {
 			continue
 		}
 		if first := w.mergesInto(order, i); first >= 0 {
@@ -125,15 +122,15 @@ func (w *writer) order() []int {
 	return order
 }
 
-// mergesInto returns the match before it that takes match i's options, or -1.
-// Only pure matches may stand between the two.
+// mergesInto returns the earlier match that takes the options of match i, or -1. Only pure
+// matches may stand between the two.
 func (w *writer) mergesInto(before []int, i int) int {
 	known := w.exts[i].known
 	if known == nil || !known.merges {
 		return -1
 	}
 	n := len(before) - 1
-	for n >= 0 && w.pure(before[n]) {
+	for n >= 0 && w.isPure(before[n]) {
 		n--
 	}
 	if n < 0 || w.exts[before[n]].known != known || !w.disjoint(before[n], i) {
@@ -142,24 +139,24 @@ func (w *writer) mergesInto(before []int, i int) int {
 	return before[n]
 }
 
-// disjoint reports whether two extensions of one kind share no option.
+// disjoint reports whether two extensions of one name share no option.
 func (w *writer) disjoint(a, b int) bool {
 	w.gather(a)
-	first := slices.Clone(w.said)
+	first := slices.Clone(w.options)
 	w.gather(b)
 	for _, s := range first {
-		if slices.ContainsFunc(w.said, func(o said) bool { return o.name == s.name }) {
+		if slices.ContainsFunc(w.options, func(o canonicalOption) bool { return o.name == s.name }) {
 			return false
 		}
 	}
 	return true
 }
 
-func (w *writer) comment(i int) bool { return i != w.target && w.exts[i].name == "comment" }
+func (w *writer) isComment(i int) bool { return i != w.target && w.exts[i].name == "comment" }
 
-func (w *writer) pure(i int) bool { return w.exts[i].known != nil && w.exts[i].known.pure }
+func (w *writer) isPure(i int) bool { return w.exts[i].known != nil && w.exts[i].known.pure }
 
-// run writes matches of which the order means nothing, or a single one.
+// run writes a single match, or neighbouring matches whose order has no meaning.
 func (w *writer) run(matches []int) {
 	if len(matches) == 1 {
 		w.extension("-m", matches[0])
@@ -221,7 +218,7 @@ func (w *writer) extension(flag string, i int) {
 	w.word(flag)
 	w.word(Quote(w.exts[i].name))
 	w.gather(i)
-	for _, s := range w.said {
+	for _, s := range w.options {
 		w.not(s.not)
 		w.word(s.name)
 		if s.value != "" {
@@ -230,26 +227,26 @@ func (w *writer) extension(flag string, i int) {
 	}
 }
 
-// gather collects what an extension's options say: sorted if it is known.
+// gather sets w.options to those of extension i; a known extension's are sorted.
 func (w *writer) gather(i int) {
-	w.said = w.said[:0]
+	w.options = w.options[:0]
 	known := w.exts[i].known
 	for j := range w.opts {
 		if s := &w.opts[j]; s.owner == i {
 			if known == nil {
-				w.said = append(w.said, said{not: s.not, name: Quote(s.name)})
+				w.options = append(w.options, canonicalOption{not: s.not, name: Quote(s.name)})
 			} else {
-				w.say(known, s)
+				w.translate(known, s)
 			}
 		}
 	}
-	if known != nil && len(w.said) > 1 {
-		slices.SortStableFunc(w.said, func(a, b said) int { return strings.Compare(a.name, b.name) })
+	if known != nil && len(w.options) > 1 {
+		slices.SortStableFunc(w.options, func(a, b canonicalOption) int { return strings.Compare(a.name, b.name) })
 	}
 }
 
-// say translates one option of a known extension.
-func (w *writer) say(known *vocabulary, s *setting) {
+// translate appends one option of a known extension in its canonical spelling.
+func (w *writer) translate(known *vocabulary, s *setting) {
 	o := known.options[s.name]
 	values, ok := "", true
 	for i, word := range s.words {
@@ -264,7 +261,7 @@ func (w *writer) say(known *vocabulary, s *setting) {
 		values += Quote(v)
 	}
 	if !ok {
-		w.said = append(w.said, said{s.not, s.name, quoteAll(s.words)})
+		w.options = append(w.options, canonicalOption{s.not, s.name, quoteAll(s.words)})
 		return
 	}
 	not := s.not
@@ -274,7 +271,7 @@ func (w *writer) say(known *vocabulary, s *setting) {
 		}
 	}
 	if o.means == nil {
-		w.unlessSilent(known, said{not, s.name, values})
+		w.addUnlessDefault(known, canonicalOption{not, s.name, values})
 		return
 	}
 	for _, m := range o.means {
@@ -282,12 +279,12 @@ func (w *writer) say(known *vocabulary, s *setting) {
 		if !given {
 			fixed = values
 		}
-		w.unlessSilent(known, said{not, name, fixed})
+		w.addUnlessDefault(known, canonicalOption{not, name, fixed})
 	}
 }
 
-func (w *writer) unlessSilent(known *vocabulary, s said) {
-	if s.not || !slices.Contains(known.silent[s.name], s.value) {
-		w.said = append(w.said, s)
+func (w *writer) addUnlessDefault(known *vocabulary, s canonicalOption) {
+	if s.not || !slices.Contains(known.defaults[s.name], s.value) {
+		w.options = append(w.options, s)
 	}
 }

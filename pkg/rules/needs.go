@@ -5,20 +5,21 @@ import (
 	"strings"
 )
 
-// Needs is what a rule leans on beside chains: objects that live outside of the
-// tables and that the kernel wants to find when the rule is written.
+// Needs are the objects outside of the tables that a rule depends on: the kernel refuses the rule
+// without them.
 type Needs struct {
 	Sets     []string // ipsets, of the match "set" and the target SET
 	Accounts []string // counters of the match "nfacct"
 }
 
-// setOptions name an ipset (libxt_set.c and libxt_SET.c of iptables 1.8.9), as iptables-save prints it: "--set" alone is the match recent's.
+// setOptions are the options that name an ipset, as iptables-save prints them (libxt_set.c and
+// libxt_SET.c of iptables 1.8.9). "--set" is an option of the match recent.
 var setOptions = []string{"--match-set", "--add-set", "--del-set", "--map-set"}
 
 const accountOption = "--nfacct-name"
 
-// Needs returns what the rule leans on. A rule that names no such thing is told
-// without taking its text apart.
+// Needs returns the objects that the rule depends on. It splits the text only of rules that may
+// name one.
 func (r Rule) Needs() Needs {
 	var n Needs
 	if !strings.Contains(r.Spec, "set ") && !strings.Contains(r.Spec, accountOption) {
@@ -31,7 +32,7 @@ func (r Rule) Needs() Needs {
 	for i := 0; i+1 < len(words); i++ {
 		switch {
 		case slices.Contains(freeText, words[i]):
-			i++ // somebody's text, whatever it says
+			i++ // free text, whatever it says
 		case slices.Contains(setOptions, words[i]):
 			i++
 			n.Sets = append(n.Sets, words[i])
@@ -43,11 +44,11 @@ func (r Rule) Needs() Needs {
 	return n
 }
 
-// freeText are the options whose value is somebody's text.
+// freeText are the options whose value is free text.
 var freeText = []string{"--comment", "--log-prefix", "--nflog-prefix", "--string", "--hex-string"}
 
-// WithoutAccount returns the rule without its matches "nfacct" of that name: they
-// only count, so that it matches the same packets.
+// WithoutAccount returns the rule without its matches "nfacct" of that name. They only count, so
+// the rule matches the same packets without them.
 func (r Rule) WithoutAccount(name string) Rule {
 	words, err := Split(r.Spec)
 	if _, opaque := r.Opaque(); opaque || err != nil {
@@ -67,11 +68,10 @@ func (r Rule) WithoutAccount(name string) Rule {
 	return Rule{Spec: quoteAll(words), Target: r.Target}
 }
 
-// jumpOptions name where a rule goes.
+// jumpOptions are the options that say where a rule goes.
 var jumpOptions = []string{"-j", "-g", "--jump", "--goto"}
 
-// WithTarget returns the rule with another chain to go to, where it goes to a chain:
-// it matches the same packets.
+// WithTarget returns the rule with its target replaced by chain. It matches the same packets.
 func (r Rule) WithTarget(chain string) Rule {
 	words, err := Split(r.Spec)
 	if _, opaque := r.Opaque(); opaque || err != nil {
@@ -89,7 +89,7 @@ func (r Rule) WithTarget(chain string) Rule {
 	return Rule{Spec: quoteAll(words), Target: chain}
 }
 
-// Needs returns what the section's rules lean on, each once, in order of names.
+// Needs returns the objects that the section's rules depend on, each once, sorted by name.
 func (s Section) Needs() Needs {
 	var all Needs
 	add := func(r Rule) {
@@ -111,8 +111,8 @@ func (s Section) Needs() Needs {
 	return all
 }
 
-// Without returns the section without the rules that left reports, those of
-// chains and jumps. Chains stay, even without a rule.
+// Without returns the section without the rules and jumps for which left returns true. Chains
+// stay, even without a rule.
 func (s Section) Without(left func(chain string, r Rule) bool) Section {
 	chains := s.Chains
 	for i, c := range s.Chains {

@@ -7,12 +7,12 @@ import (
 	"unicode/utf8"
 )
 
+// opaqueStart begins the Spec of an opaque rule; no text of iptables' begins with it.
+//
 // An opaque rule stands in the kernel, but has no text that may be written back: iptables prints
 // it over several lines, prints what iptables-restore would read as something else, or does not
 // understand it at all. Its Spec names it by a digest, so that it can be compared and counted
-// like any other rule. It is never written: a replay leaves it out and says why.
-//
-// No rule of iptables' begins with a number sign.
+// like any other rule. A replay leaves it out and says why.
 const opaqueStart = "# rule "
 
 // MaxSpec is the longest text of a rule that iptables-restore reads. It cuts lines at 10,239
@@ -20,16 +20,16 @@ const opaqueStart = "# rule "
 // need up to 64.
 const MaxSpec = 10239 - 64
 
-// OpaqueRule returns the opaque rule of such bytes. Target is where the rule goes, as far as
-// that is known; reason says why it has no text, for people.
+// OpaqueRule returns the opaque rule for these bytes. target is where the rule goes, as far as
+// that is known; reason tells people why it has no text.
 func OpaqueRule(identity []byte, target, reason string) Rule {
 	return IdentityOf(identity).OpaqueRule(target, reason)
 }
 
-// An Identity is what names an opaque rule.
+// An Identity is the digest that names an opaque rule.
 type Identity [8]byte
 
-// IdentityOf returns what names the rule of these bytes, one after the other.
+// IdentityOf returns the Identity of the rule whose bytes are parts, one after the other.
 func IdentityOf(parts ...[]byte) (id Identity) {
 	sum := sha256.New()
 	for _, part := range parts {
@@ -39,7 +39,7 @@ func IdentityOf(parts ...[]byte) (id Identity) {
 	return id
 }
 
-// OpaqueRule is OpaqueRule of the rule that is named so.
+// OpaqueRule returns the opaque rule with this Identity; see the function OpaqueRule.
 func (id Identity) OpaqueRule(target, reason string) Rule {
 	to := ""
 	if target != "" && !strings.ContainsFunc(target, func(c rune) bool { return c <= ' ' || c >= 0x7f || c == ':' }) {
@@ -70,8 +70,8 @@ func (r Rule) Opaque() (reason string, opaque bool) {
 	return reason, true
 }
 
-// doubt returns why a rule's text may not be written back as it is, or nothing.
-func doubt(spec string, words []string, understood bool) string {
+// whyNotWritable returns why a rule's text may not be written back, or "".
+func whyNotWritable(spec string, words []string, understood bool) string {
 	switch {
 	case len(spec) > MaxSpec:
 		return fmt.Sprintf("its text has %d characters, and iptables-restore reads no line of more than %d", len(spec), MaxSpec)
@@ -82,13 +82,13 @@ func doubt(spec string, words []string, understood bool) string {
 	case understood:
 		return ""
 	}
-	// iptables prints this without quotes; a comment may hold the same words.
+	// iptables prints this without quotes. In a comment the same words would be one word.
 	for i := 0; i+1 < len(words); i++ {
 		if words[i] == "[unsupported" && words[i+1] == "revision]" {
 			return "it has a match that this iptables cannot print"
 		}
 	}
-	return misreading(words)
+	return whyMisread(words)
 }
 
 func isControl(c rune) bool { return c < ' ' && c != '\t' || c == 0x7f }

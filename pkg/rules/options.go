@@ -6,11 +6,12 @@ import (
 	"strings"
 )
 
-// This file reads a rule's words as getopt_long reads them, to find those that iptables would
-// take for an option of its own: "-i a -h", where "a -h" is an interface's name that was printed
-// without quotes, makes iptables-restore print its help, and "-M PROGRAM" makes it execute one.
+// This file reads a rule's words as getopt_long does, to find words that iptables would take for
+// options of its own. If an interface is named "a -h", iptables prints "-i a -h" without quotes,
+// and iptables-restore then prints its help. "-M PROGRAM" makes it execute the program.
 
-// programOptions are the long options that are no part of a rule (iptables.c of 1.8.9).
+// programOptions are the long options of the program that are not part of a rule (iptables.c of
+// 1.8.9).
 var programOptions = []string{
 	"append", "delete", "check", "insert", "replace", "list", "list-rules", "flush", "zero", "new-chain", "delete-chain",
 	"rename-chain", "policy", "table", "numeric", "verbose", "wait", "wait-interval", "exact", "version", "help",
@@ -23,12 +24,12 @@ var longBase = []string{
 	"match", "jump", "goto", "set-counters",
 }
 
-// misreading returns why iptables would read the words of a rule as something else than a rule,
-// or nothing.
-func misreading(words []string) string { return readOptions(words, nil) }
+// whyMisread returns why iptables would read the words as something else than a rule, or "".
+func whyMisread(words []string) string { return readOptions(words, nil) }
 
-// readOptions goes through the words option by option. base is called with each option of no
-// extension and its value, and may refuse it; nil refuses none.
+// readOptions goes through the words option by option, and returns why one of them is wrong, or
+// "". It calls base with each option that belongs to no extension and its value; base may return
+// a reason to refuse it. A nil base refuses none.
 func readOptions(words []string, base func(option, value string) string) string {
 	var exts roomForExtensions
 	var opts roomForOptions
@@ -36,7 +37,7 @@ func readOptions(words []string, base func(option, value string) string) string 
 	for i := 0; i < len(words); {
 		word := words[i]
 		if !strings.HasPrefix(word, "-") {
-			i++ // "!", or a value of an option that is not known
+			i++ // "!", or the value of an unknown option
 			continue
 		}
 		owned := f.owns(word)
@@ -49,7 +50,7 @@ func readOptions(words []string, base func(option, value string) string) string 
 		if n == 0 || n == 1 && !owned {
 			n = f.skip(words[i:])
 		}
-		// getopt takes the first value whatever it is, an extension the second itself.
+		// getopt takes the first value whatever it is; the extension takes the second one.
 		if n == 3 && strings.HasPrefix(words[i+2], "-") {
 			return fmt.Sprintf("%q stands where the second value of %s is due", words[i+2], word)
 		}
@@ -64,7 +65,7 @@ func readOptions(words []string, base func(option, value string) string) string 
 }
 
 // understood reports whether a form that was read has known extensions only, and no value that
-// looks like an option where an extension reads it itself.
+// looks like an option.
 func (f *form) understood() bool {
 	for i := range f.exts {
 		if f.exts[i].known == nil && !f.exts[i].bare {
@@ -79,7 +80,7 @@ func (f *form) understood() bool {
 	return true
 }
 
-// skip returns how many words an option takes that form.option does not.
+// skip returns how many words an option takes that form.option cannot read.
 func (f *form) skip(words []string) int {
 	short := baseOptions[words[0]]
 	if len(words) > 1 && (short != "" && short != "-f" || slices.Contains(freeText, words[0]) || slices.Contains(hostOptions, words[0])) {
@@ -88,12 +89,12 @@ func (f *form) skip(words []string) int {
 	return 1
 }
 
-// owns reports whether an extension of the rule is known to have the option.
+// owns reports whether a known extension of the rule has the option.
 func (f *form) owns(word string) bool {
 	for i := range f.exts {
 		k := f.exts[i].known
 		if k == nil {
-			// The one match with an option that is the beginning of one of the program's.
+			// The one option of a match that is the beginning of an option of the program.
 			if f.exts[i].name == "policy" && word == "--pol" {
 				return true
 			}
@@ -109,8 +110,8 @@ func (f *form) owns(word string) bool {
 	return false
 }
 
-// misread returns why getopt takes a word for something else than an option of a rule that
-// stands alone, or nothing.
+// misread returns why getopt takes a word for something else than a complete option of a rule, or
+// "".
 func (f *form) misread(word string) string {
 	if baseOptions[word] != "" {
 		return ""

@@ -1,7 +1,7 @@
 package rules
 
-// OthersGone counts the rules that stood in a table before and do not now, of those that
-// are neither protected nor marks. Either table may be nil: it did not exist.
+// OthersGone counts the rules that before holds and now does not, without protected rules and
+// marks. A nil table does not exist.
 func (p Protection) OthersGone(before, now *Table, mark func(Rule) bool) int {
 	if before == nil {
 		return 0
@@ -25,7 +25,7 @@ func (p Protection) OthersGone(before, now *Table, mark func(Rule) bool) int {
 	return gone
 }
 
-// others returns the rules of a chain that are not protected by themselves.
+// others returns the rules of a chain that are neither marks nor protected themselves.
 func (c *Chain) others(p Protection, builtin bool, t TableName, mark func(Rule) bool) (list []Rule) {
 	if c == nil {
 		return nil

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// A ParseError says which text could not be read and why.
+// A ParseError says which text is wrong, and why.
 type ParseError struct {
 	Line   int    // 1 for the first line; 0 where there are no lines
 	Text   string // empty where it is not to be shown
@@ -31,32 +31,31 @@ func (e *ParseError) Error() string {
 	return fmt.Sprintf("line %d: %s", e.Line, what)
 }
 
-// maxLine bounds one line of a save file. A rule of which the line is longer is opaque, as
-// rules that are much shorter are: see MaxSpec.
+// maxLine is the longest line of a save file that is kept whole. A rule on a longer line is
+// opaque, as are much shorter ones: see MaxSpec.
 const maxLine = 64 << 10
 
-// Parse reads what iptables-save prints, for one family.
+// Parse reads the output of iptables-save, for one family.
 //
-// A table that iptables could not print ("is incompatible, use 'nft' tool")
-// is returned in unreadable with the reason and is not in the ruleset: such a
-// table is unknown, not empty. A line that is no part of the format is an
-// error of type *ParseError and nothing is returned: a rule may have been printed
-// over several lines, and then no line behind it is certain. A rule that stands on
-// its line but may not be written back as it stands there is opaque.
+// A table that iptables could not print ("is incompatible, use 'nft' tool") is not in set, but in
+// unreadable with the reason: it is unknown, not empty. A line that is no part of the format is a
+// *ParseError, and Parse returns nothing else: a rule may have been printed over several lines,
+// and then no line behind it is certain. A rule on one line whose text may not be written back is
+// opaque.
 func Parse(r io.Reader) (set Ruleset, unreadable map[TableName]error, err error) {
 	return ParseSharing(r, func(TableName) *Table { return nil })
 }
 
-// ParseSharing is Parse for a text of which much was parsed before: known
-// returns what a table held then, or nil. A chain of which the text is the same
-// gets the very rules that the known table has: it costs no memory for them,
-// and who compares the two looks at pointers.
+// ParseSharing is Parse for a text of which much was parsed before. known returns what a table
+// held then, or nil. A chain with the same text gets the rules of the known table itself: they
+// cost no memory, and comparing the two compares pointers.
 func ParseSharing(r io.Reader, known func(TableName) *Table) (set Ruleset, unreadable map[TableName]error, err error) {
 	return ParseSome(r, known, nil)
 }
 
-// ParseSome is ParseSharing that keeps no rule of chains of which skip returns true for one of
-// their lines, of so many bytes: they are left out (see LeftOut). Nil skips none.
+// ParseSome is ParseSharing without the rules of some chains. It calls skip with the length of
+// each rule's line; where skip returns true, the chain is left out (see LeftOut). A nil skip
+// skips none.
 func ParseSome(r io.Reader, known func(TableName) *Table, skip func(t TableName, chain string, line int) bool) (set Ruleset, unreadable map[TableName]error, err error) {
 	p := parser{set: Ruleset{}, unreadable: map[TableName]error{}, lookUp: known, skip: skip}
 	lines := newLineReader(r)
@@ -85,8 +84,8 @@ func ParseSome(r io.Reader, known func(TableName) *Table, skip func(t TableName,
 	return p.set, p.unreadable, nil
 }
 
-// A lineReader cuts a text into lines. Of one that is longer than maxLine it keeps the
-// beginning, which is too long for a rule that could be written back.
+// A lineReader cuts a text into lines. Of a line longer than maxLine it returns the beginning,
+// which is still too long for a rule that may be written back.
 type lineReader struct {
 	in     *bufio.Reader
 	number int // of the last line
@@ -95,7 +94,7 @@ type lineReader struct {
 
 func newLineReader(r io.Reader) *lineReader { return &lineReader{in: bufio.NewReaderSize(r, maxLine)} }
 
-// next returns the next line, which holds until the next call.
+// next returns the next line. It is valid until the next call.
 func (l *lineReader) next() ([]byte, error) {
 	if l.err != nil {
 		return nil, l.err
@@ -130,7 +129,8 @@ type parser struct {
 	skip func(t TableName, chain string, line int) bool // nil: none
 }
 
-// skips leaves out the chain of a rule's line that is to be.
+// skips marks the chain of a rule's line as left out, if skip says so, and reports whether it
+// did.
 func (p *parser) skips(line []byte) bool {
 	rest, found := bytes.CutPrefix(line, []byte("-A "))
 	if !found || p.table == nil {
@@ -147,7 +147,8 @@ func (p *parser) skips(line []byte) bool {
 	return true
 }
 
-// sharesChain takes the declaration of a user's chain that the known table has.
+// sharesChain takes the line that declares a chain, if the known table has the chain, and reports
+// whether it did.
 func (p *parser) sharesChain(line []byte) bool {
 	rest, found := bytes.CutPrefix(line, []byte(":"))
 	name, policy, _ := bytes.Cut(rest, []byte(" "))
@@ -163,8 +164,8 @@ func (p *parser) sharesChain(line []byte) bool {
 	return true
 }
 
-// sharesRule takes a rule's line for what the known table has in its place, if
-// it is the same text and so was everything before it in its chain.
+// sharesRule takes a rule's line if the known table has the same text in that place, and the same
+// rules before it in the chain. Then the chain shares the known table's rules.
 func (p *parser) sharesRule(line []byte) bool {
 	rest, found := bytes.CutPrefix(line, []byte("-A "))
 	if !found || line[len(line)-1] == '\r' {
@@ -226,7 +227,7 @@ func (p *parser) line(text string) *ParseError {
 	}
 }
 
-// comment notes the tables that iptables-nft-save says it cannot print:
+// comment records a table that iptables-nft-save says it cannot print:
 //
 //	# Table `nat' is incompatible, use 'nft' tool.
 func (p *parser) comment(text string) {
@@ -242,7 +243,7 @@ func (p *parser) comment(text string) {
 func (p *parser) declaration(text string) *ParseError {
 	fields := strings.Fields(text[1:])
 	if len(fields) < 2 {
-		return &ParseError{Text: text, Reason: "declares no chain and policy"}
+		return &ParseError{Text: text, Reason: "lacks a chain's name or policy"}
 	}
 	c := Chain{Name: fields[0]}
 	if Builtin(p.table.Name, c.Name) && fields[1] != "-" {
@@ -258,7 +259,7 @@ func (p *parser) rule(text string) *ParseError {
 	if line[0] == '[' {
 		_, after, found := strings.Cut(line, "] ")
 		if !found {
-			return &ParseError{Text: text, Reason: "has counters that are not closed"}
+			return &ParseError{Text: text, Reason: "has counters without a closing bracket"}
 		}
 		line = after
 	}
@@ -275,8 +276,8 @@ func (p *parser) rule(text string) *ParseError {
 	return nil
 }
 
-// ParseRule reads one rule's text: what stands behind "-A CHAIN ". A rule whose
-// text may not be written back as it is comes back opaque. The error is a *ParseError.
+// ParseRule reads one rule's text: what stands behind "-A CHAIN ". A rule whose text may not be
+// written back is opaque. The error is a *ParseError.
 func ParseRule(spec string) (Rule, error) {
 	if strings.HasPrefix(spec, opaqueStart) {
 		return parseOpaque(spec), nil
@@ -286,13 +287,14 @@ func ParseRule(spec string) (Rule, error) {
 		return Rule{}, err
 	}
 	goes, understood := target(words)
-	if reason := doubt(spec, words, understood); reason != "" {
+	if reason := whyNotWritable(spec, words, understood); reason != "" {
 		return OpaqueRule([]byte(spec), goes, reason), nil
 	}
 	return Rule{Spec: spec, Target: goes}, nil
 }
 
-// PrintedRule reads a rule that iptables printed. One that cannot be read is opaque.
+// PrintedRule reads the text of a rule that iptables printed. A text that ParseRule refuses gives
+// an opaque rule.
 func PrintedRule(spec string) Rule {
 	rule, err := ParseRule(spec)
 	if err != nil {
@@ -301,7 +303,7 @@ func PrintedRule(spec string) Rule {
 	return rule
 }
 
-// reasonOf returns what a *ParseError says without its text.
+// reasonOf returns the reason of a *ParseError, without the text.
 func reasonOf(err error) string {
 	if wrong := (*ParseError)(nil); errors.As(err, &wrong) {
 		return wrong.Reason
@@ -309,8 +311,8 @@ func reasonOf(err error) string {
 	return err.Error()
 }
 
-// target finds what a rule jumps to. The rule is understood if each of its words is an option of a
-// rule, or the value of one.
+// target returns what a rule jumps to. understood says that each word is a known option of a rule
+// or its value.
 func target(words []string) (name string, understood bool) {
 	var exts roomForExtensions
 	var opts roomForOptions
@@ -321,7 +323,7 @@ func target(words []string) (name string, understood bool) {
 	for i := 0; i+1 < len(words); i++ {
 		switch words[i] {
 		case "--comment", "--log-prefix", "--nflog-prefix", "--string":
-			i++ // the next word is somebody's text, not an option
+			i++ // the next word is free text, not an option
 		case "-j", "-g", "--jump", "--goto":
 			name = words[i+1]
 		}

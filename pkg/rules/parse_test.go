@@ -171,7 +171,7 @@ func TestParseRefusesWhatIsNoSaveFile(t *testing.T) {
 		{"a rule in a built-in chain that was not declared", "*nat\n-A OUTPUT -j ACCEPT\nCOMMIT\n", "not declared", 2},
 		{"a rule outside a table", "-A INPUT -j ACCEPT\n", "outside a table", 1},
 		{"COMMIT outside a table", "*nat\nCOMMIT\nCOMMIT\n", "outside a table", 3},
-		{"a declaration without policy", "*nat\n:A\nCOMMIT\n", "no chain and policy", 2},
+		{"a declaration without policy", "*nat\n:A\nCOMMIT\n", "lacks a chain's name or policy", 2},
 		{"a command that is no rule", "*nat\n:A - [0:0]\n-I A -j RETURN\nCOMMIT\n", "neither", 3},
 		{"counters that never end", "*nat\n:A - [0:0]\n[1:2 -A A -j RETURN\nCOMMIT\n", "counters", 3},
 		{"counters before something else", "*nat\n:A - [0:0]\n[1:2] -D A -j RETURN\nCOMMIT\n", "not a rule", 3},

@@ -27,8 +27,8 @@ func Split(line string) ([]string, error) {
 	return words, nil
 }
 
-// splitWord reads the word at the beginning of text and tells how long its
-// spelling is; 0 if a quote is not closed.
+// splitWord returns the first word of text, and how many bytes its spelling takes: 0 if a quote
+// is not closed.
 func splitWord(text string) (word string, length int) {
 	end := strings.IndexAny(text, " \t\"")
 	switch {
@@ -38,7 +38,7 @@ func splitWord(text string) (word string, length int) {
 		return text[:end], end
 	}
 	if end == 0 {
-		// Nearly all quoted words have no escape in them and end with the quote.
+		// Most quoted words hold no escape and end with the quote.
 		if n := strings.IndexAny(text[1:], `"\\`) + 1; n > 0 && text[n] == '"' && (n+1 == len(text) || text[n+1] == ' ') {
 			return text[1:n], n + 1
 		}

@@ -6,12 +6,12 @@ import (
 	"strings"
 )
 
-// Render writes one family's part of a generation as input for
-// iptables-restore that loads into empty tables.
+// Render returns one family's part of a generation as input for iptables-restore, to be loaded
+// into empty tables.
 //
-// Built-in chains are not declared, so that no policy is set. A rule that
-// jumps to another owner's chain cannot be loaded without it, an opaque one not at all: each is
-// written as a comment. A chain that is left out is not declared: that would empty it.
+// It does not declare built-in chains, so that no policy is set, nor chains that are left out:
+// that would empty them. Rules that cannot be loaded are written as comments: opaque ones, and
+// those that jump to another owner's chain.
 func Render(g Generation, f Family) string {
 	var b strings.Builder
 	for _, t := range AllTables() {
@@ -26,17 +26,17 @@ func Render(g Generation, f Family) string {
 			}
 		}
 		for _, h := range s.Jumps {
-			if slices.Contains(s.Leans, h.Into()) {
+			if slices.Contains(s.DependsOn, h.Into()) {
 				fmt.Fprintf(&b, "# needs chain %s: ", h.Into())
 			}
-			b.WriteString(comment(h.Rule) + h.String() + "\n")
+			b.WriteString(commentSign(h.Rule) + h.String() + "\n")
 		}
 		for _, c := range s.Chains {
 			for _, r := range c.Rules {
-				if slices.Contains(s.Leans, r.Target) {
+				if slices.Contains(s.DependsOn, r.Target) {
 					fmt.Fprintf(&b, "# needs chain %s: ", r.Target)
 				}
-				fmt.Fprintf(&b, "%s-A %s %s\n", comment(r), c.Name, r.Spec)
+				fmt.Fprintf(&b, "%s-A %s %s\n", commentSign(r), c.Name, r.Spec)
 			}
 		}
 		b.WriteString("COMMIT\n")
@@ -44,8 +44,8 @@ func Render(g Generation, f Family) string {
 	return b.String()
 }
 
-// comment begins the line of a rule that cannot be loaded.
-func comment(r Rule) string {
+// commentSign returns what begins the line of a rule: "# " if the rule cannot be loaded.
+func commentSign(r Rule) string {
 	if _, opaque := r.Opaque(); opaque {
 		return "# "
 	}

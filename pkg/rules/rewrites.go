@@ -2,15 +2,15 @@ package rules
 
 import "slices"
 
-// Rewrites reports whether a nat rule of the family may change an address or a port of
-// a packet: only then are there connections whose packets the kernel translates.
+// Rewrites reports whether a nat rule of the family may change a packet's address or port.
+// Without one, the kernel translates no connection.
 func (g Generation) Rewrites(f Family) bool {
 	s := g[f.Table(Nat)]
-	return slices.ContainsFunc(s.Jumps, func(h Jump) bool { return rewrites(h.Rule) }) ||
-		slices.ContainsFunc(s.Chains, func(c Chain) bool { return slices.ContainsFunc(c.Rules, rewrites) })
+	return slices.ContainsFunc(s.Jumps, func(h Jump) bool { return isTranslation(h.Rule) }) ||
+		slices.ContainsFunc(s.Chains, func(c Chain) bool { return slices.ContainsFunc(c.Rules, isTranslation) })
 }
 
-func rewrites(r Rule) bool {
+func isTranslation(r Rule) bool {
 	switch r.Target {
 	case "DNAT", "SNAT", "MASQUERADE", "REDIRECT", "NETMAP":
 		return true

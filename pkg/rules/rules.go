@@ -3,13 +3,13 @@
 //
 // The way through it:
 //
-//   - [Parse] makes of a text what one family's tables hold, a [Ruleset] of [Table], [Chain]
-//     and [Rule]. [ParseFragment] reads what an operator declares.
+//   - [Parse] reads what one family's tables hold: a [Ruleset] of [Table], [Chain] and [Rule].
+//     [ParseFragment] reads what an operator declares.
 //   - A [Protection] says which chains are protected, and extracts a [Section] of a table: the
 //     protected chains and the jumps into them.
 //   - Sections by table are a [Generation], the complete set of rules that ought to be in
 //     force. Its ID is a digest.
-//   - [Diff] says in which a section differs from another one, [Rule.Equal] whether two rules
+//   - [Diff] lists the differences between two sections. [Rule.Equal] reports whether two rules
 //     mean the same, however they are spelled. [Render] writes text for iptables-restore.
 //   - [Generation.Translations] takes a flow's first packet through the nat rules. A
 //     [Baseline] says what appeared since an operator confirmed a generation.
@@ -19,8 +19,8 @@
 // Values may be read by many goroutines at a time. A [Baseline] and [Translations] remember
 // what they computed: each is for one goroutine at a time.
 //
-// A text that is no part of the format is a [*ParseError]. A rule of which the text may not be
-// written back as it stands is no error but opaque: it has its place and is compared, and
+// A text that is no part of the format is a [*ParseError]. A rule whose text may not be written
+// back as it stands is not an error, but opaque: it keeps its place and is compared, and
 // [Render] leaves it out.
 package rules
 
@@ -30,10 +30,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A Family is an IP family. Every family has tables of its own.
+// A Family is a family of tables. iptables has tables in IPv4 and IPv6.
 type Family = tableid.Family
 
-// The IP families, in the order in which they are always worked through.
+// The IP families, in the order in which every loop goes through them.
 const (
 	IPv4 = tableid.IPv4
 	IPv6 = tableid.IPv6
@@ -74,14 +74,14 @@ func Builtin(table TableName, chain string) bool {
 	return slices.Contains(builtin[table], chain)
 }
 
-// builtinName reports whether some table has a built-in chain of that name: mangle has all names.
-func builtinName(chain string) bool { return Builtin(Mangle, chain) }
+// isBuiltinName reports whether a table has a built-in chain of that name: mangle has all five.
+func isBuiltinName(chain string) bool { return Builtin(Mangle, chain) }
 
-// BuiltinChains returns table's built-in chains in the kernel's hook order.
+// BuiltinChains returns table's built-in chains in the order of netfilter's hooks.
 func BuiltinChains(table TableName) []string { return slices.Clone(builtin[table]) }
 
-// A Rule is one rule without its chain: the text that stands behind
-// "-A CHAIN " in what iptables-save prints, counters left out.
+// A Rule is one rule without its chain: the text behind "-A CHAIN " in the output of
+// iptables-save, without counters.
 type Rule struct {
 	// Spec is the rule's text in iptables' own quoting.
 	Spec string
@@ -90,7 +90,7 @@ type Rule struct {
 	Target string
 }
 
-// A Chain is a named list of rules. Policy is empty for a chain of the user's.
+// A Chain is a named list of rules. Policy is empty for a chain that is not built in.
 type Chain struct {
 	Name   string
 	Policy string
@@ -117,9 +117,9 @@ func (t *Table) Grow(n int) {
 	}
 }
 
-// With returns a copy of the table with these chains in the place of those of
-// the same names; those that it does not have are left out. The copy shares the
-// index, so that neither may get a chain of a new name or lose one.
+// With returns a copy of the table in which these chains replace those of the same names. Chains
+// with other names are ignored. The copy shares the index with t: after With, neither of them may
+// get or lose a chain.
 func (t *Table) With(chains ...Chain) *Table {
 	changed := &Table{Name: t.Name, Chains: slices.Clone(t.Chains), index: t.index}
 	for _, c := range chains {
@@ -154,7 +154,7 @@ func (t *Table) Add(c Chain) *Chain {
 	return &t.Chains[len(t.Chains)-1]
 }
 
-// Delete removes the chain of that name if there is one.
+// Delete removes the chain of that name, if the table has it.
 func (t *Table) Delete(name string) {
 	i, ok := t.index[name]
 	if !ok {
@@ -180,6 +180,5 @@ func (t *Table) RuleCount() int {
 	return n
 }
 
-// A Ruleset is what one family's tables hold, by name. A table that does not
-// exist is not in it.
+// A Ruleset holds one family's tables by name, without the tables that do not exist.
 type Ruleset map[TableName]*Table

@@ -2,13 +2,13 @@ package rules
 
 import "slices"
 
-// Split parts a section into what concerns the claimed chains, those chains
-// and the jumps into them, and the rest.
+// Split divides a section in two: own has the claimed chains and the jumps into them, rest has
+// everything else.
 func (s Section) Split(claimed func(chain string) bool) (own, rest Section) {
 	if claimed == nil {
 		return Section{}, s
 	}
-	own, rest = Section{Leans: s.Leans, Policies: s.Policies}, Section{Leans: s.Leans, Policies: s.Policies}
+	own, rest = Section{DependsOn: s.DependsOn, Policies: s.Policies}, Section{DependsOn: s.DependsOn, Policies: s.Policies}
 	for _, c := range s.Chains {
 		part := &rest
 		if claimed(c.Name) {
@@ -26,32 +26,32 @@ func (s Section) Split(claimed func(chain string) bool) (own, rest Section) {
 	return own, rest
 }
 
-// Join returns a section that holds both, first's jumps before second's.
+// Join returns a section that holds both, the jumps of s before those of second.
 func (s Section) Join(second Section) Section {
 	joined := Section{
-		Chains:   slices.Concat(s.Chains, second.Chains),
-		Jumps:    slices.Concat(s.Jumps, second.Jumps),
-		Leans:    slices.Concat(s.Leans, second.Leans),
-		Policies: second.Policies,
+		Chains:    slices.Concat(s.Chains, second.Chains),
+		Jumps:     slices.Concat(s.Jumps, second.Jumps),
+		DependsOn: slices.Concat(s.DependsOn, second.DependsOn),
+		Policies:  second.Policies,
 	}
 	if joined.Policies == nil {
 		joined.Policies = s.Policies
 	}
-	slices.Sort(joined.Leans)
-	joined.Leans = slices.Compact(joined.Leans)
-	// What one part leans on the other may bring.
-	brought := make(map[string]bool, len(joined.Chains))
+	slices.Sort(joined.DependsOn)
+	joined.DependsOn = slices.Compact(joined.DependsOn)
+	// One part may have the chains that the other depends on.
+	has := make(map[string]bool, len(joined.Chains))
 	for _, c := range joined.Chains {
-		brought[c.Name] = !c.LeftOut()
+		has[c.Name] = !c.LeftOut()
 	}
-	joined.Leans = slices.DeleteFunc(joined.Leans, func(name string) bool { return brought[name] })
-	if len(joined.Leans) == 0 {
-		joined.Leans = nil
+	joined.DependsOn = slices.DeleteFunc(joined.DependsOn, func(name string) bool { return has[name] })
+	if len(joined.DependsOn) == 0 {
+		joined.DependsOn = nil
 	}
 	return joined
 }
 
-// Join returns a generation that holds both.
+// Join returns a generation that holds both, joined table by table.
 func (g Generation) Join(second Generation) Generation {
 	joined := g.Clone()
 	for id, s := range second {

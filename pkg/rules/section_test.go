@@ -33,8 +33,8 @@ func mixed() rules.Section {
 			jump("OUTPUT", "-j KUBE-SERVICES", rules.Top),
 			jump("OUTPUT", "-j KUBE-SERVICES", rules.Top),
 		},
-		Leans:    []string{"corp", "office"},
-		Policies: map[string]string{"OUTPUT": "DROP"},
+		DependsOn: []string{"corp", "office"},
+		Policies:  map[string]string{"OUTPUT": "DROP"},
 	}
 }
 
@@ -46,14 +46,14 @@ func TestSplitPartsChainsAndJumpsAndKeepsTheirOrder(t *testing.T) {
 		own, rest rules.Section
 	}{
 		{"nobody claims", nil, rules.Section{}, s},
-		{"nothing is claimed", func(string) bool { return false }, rules.Section{Leans: s.Leans, Policies: s.Policies}, s},
-		{"all is claimed", func(string) bool { return true }, s, rules.Section{Leans: s.Leans, Policies: s.Policies}},
+		{"nothing is claimed", func(string) bool { return false }, rules.Section{DependsOn: s.DependsOn, Policies: s.Policies}, s},
+		{"all is claimed", func(string) bool { return true }, s, rules.Section{DependsOn: s.DependsOn, Policies: s.Policies}},
 		{"some", kube, rules.Section{
 			Chains: []rules.Chain{s.Chains[1], s.Chains[3]}, Jumps: []rules.Jump{s.Jumps[1], s.Jumps[3], s.Jumps[4]},
-			Leans: s.Leans, Policies: s.Policies,
+			DependsOn: s.DependsOn, Policies: s.Policies,
 		}, rules.Section{
 			Chains: []rules.Chain{s.Chains[0], s.Chains[2]}, Jumps: []rules.Jump{s.Jumps[0], s.Jumps[2]},
-			Leans: s.Leans, Policies: s.Policies,
+			DependsOn: s.DependsOn, Policies: s.Policies,
 		}},
 	}
 	for _, test := range tests {
@@ -79,7 +79,7 @@ func TestSplitPartsChainsAndJumpsAndKeepsTheirOrder(t *testing.T) {
 					t.Errorf("%s holds %v", c.Name, got.Rules)
 				}
 			}
-			if d := cmp.Diff(s.Leans, joined.Leans); d != "" {
+			if d := cmp.Diff(s.DependsOn, joined.DependsOn); d != "" {
 				t.Errorf("leans (-want +got):\n%s", d)
 			}
 			if d := cmp.Diff(s.Policies, joined.Policies); d != "" {
@@ -94,8 +94,8 @@ func TestSplitPartsChainsAndJumpsAndKeepsTheirOrder(t *testing.T) {
 }
 
 func TestJoinPutsTheFirstSectionsJumpsFirst(t *testing.T) {
-	first := rules.Section{Jumps: []rules.Jump{jump("OUTPUT", "-j KUBE-A", rules.Top)}, Chains: []rules.Chain{{Name: "KUBE-A"}}, Leans: []string{"x", "b"}}
-	second := rules.Section{Jumps: []rules.Jump{jump("OUTPUT", "-j CNI-A", rules.Top)}, Chains: []rules.Chain{{Name: "CNI-A"}}, Leans: []string{"b", "a"}}
+	first := rules.Section{Jumps: []rules.Jump{jump("OUTPUT", "-j KUBE-A", rules.Top)}, Chains: []rules.Chain{{Name: "KUBE-A"}}, DependsOn: []string{"x", "b"}}
+	second := rules.Section{Jumps: []rules.Jump{jump("OUTPUT", "-j CNI-A", rules.Top)}, Chains: []rules.Chain{{Name: "CNI-A"}}, DependsOn: []string{"b", "a"}}
 	accept, drop := map[string]string{"OUTPUT": "ACCEPT"}, map[string]string{"OUTPUT": "DROP"}
 	for _, test := range []struct {
 		name                      string
@@ -109,15 +109,15 @@ func TestJoinPutsTheFirstSectionsJumpsFirst(t *testing.T) {
 		first.Policies, second.Policies = test.first, test.second
 		got := first.Join(second)
 		want := rules.Section{
-			Chains: []rules.Chain{{Name: "KUBE-A"}, {Name: "CNI-A"}},
-			Jumps:  []rules.Jump{first.Jumps[0], second.Jumps[0]},
-			Leans:  []string{"a", "b", "x"}, Policies: test.wantPolicy,
+			Chains:    []rules.Chain{{Name: "KUBE-A"}, {Name: "CNI-A"}},
+			Jumps:     []rules.Jump{first.Jumps[0], second.Jumps[0]},
+			DependsOn: []string{"a", "b", "x"}, Policies: test.wantPolicy,
 		}
 		if d := cmp.Diff(want, got); d != "" {
 			t.Errorf("%s (-want +got):\n%s", test.name, d)
 		}
-		if !slices.Equal(first.Leans, []string{"x", "b"}) || !slices.Equal(second.Leans, []string{"b", "a"}) {
-			t.Fatalf("%s: the joined sections were changed: %v, %v", test.name, first.Leans, second.Leans)
+		if !slices.Equal(first.DependsOn, []string{"x", "b"}) || !slices.Equal(second.DependsOn, []string{"b", "a"}) {
+			t.Fatalf("%s: the joined sections were changed: %v, %v", test.name, first.DependsOn, second.DependsOn)
 		}
 	}
 }

@@ -12,49 +12,46 @@ const (
 	SCTP uint8 = 132
 )
 
-// A Flow is the first packet of a flow as it came: before any translation.
+// A Flow is the first packet of a flow before any translation.
 type Flow struct {
-	Protocol            uint8 // IP's number of it
+	Protocol            uint8 // its number in IP
 	Source, Destination netip.AddrPort
 }
 
-// A Site tells of a node what rules ask about addresses.
+// A Site answers what rules ask about a node's addresses.
 type Site interface {
 	// Local reports whether an address is one of the node's own.
 	Local(netip.Addr) bool
-	// Beyond reports whether an address may be of the network that an
-	// interface leads to.
+	// Beyond reports whether packets from an address may come in by an interface.
 	Beyond(iface string, a netip.Addr) bool
 }
 
-// Translations says what a family's nat rules do to flows: which they send
-// somewhere else, and which of those they masquerade.
+// Translations says what a family's nat rules do to flows: which they send to another
+// destination, and which of those they masquerade.
 //
-// It knows less than the kernel, and errs on one side only: what it says
-// happens for sure. Each question takes a flow through the rules as its first
-// packet would go. A rule with a match that cannot be answered from addresses
-// and ports (a probability, an interface, a mark that other rules may have set)
-// may match or not, and both ways are followed.
+// It knows less than the kernel, but what it reports is certain. Each question takes the first
+// packet of a flow through the rules. Some matches cannot be answered from addresses and ports: a
+// probability, an interface, a mark that other rules may have set. A rule with such a match may
+// match or not, and both ways are followed.
 //
-// It reads a rule when a flow first comes to it: of the 40,000 rules of 5,000
-// services that are the few of the services that were asked for. It is not safe
-// for concurrent use.
+// It reads a rule when a flow first comes to it. Of the 40,000 rules of 5,000 services, these are
+// the few of the services in question. It is not safe for concurrent use.
 type Translations struct {
 	site   Site
 	jumps  map[string]*natChain // the jumps and other rules in built-in chains
 	chains map[string]*natChain
-	steps  int // rules looked at
+	steps  int // rules evaluated so far
 }
 
-// These bound what strange rules may cost; real ones come nowhere near.
+// Bounds on what unusual rules may cost. Those of real nodes stay far below.
 const (
-	deepest = 16 // jumps in a row
-	// mostSteps is how many rules are looked at for all flows together. A flow
-	// to a service takes about 20, one to anywhere else 5.
-	mostSteps = 10000000
+	maxDepth = 16 // jumps in a row
+	// maxSteps is how many rules are evaluated for all flows together. A flow to a service
+	// takes about 20, any other flow 5.
+	maxSteps = 10000000
 )
 
-// Translations takes up the family's nat rules on a node.
+// Translations returns what the family's nat rules do on a node.
 func (g Generation) Translations(f Family, site Site) *Translations {
 	s := g[f.Table(Nat)]
 	t := &Translations{site: site, jumps: map[string]*natChain{}, chains: make(map[string]*natChain, len(s.Chains))}
@@ -72,32 +69,32 @@ func (g Generation) Translations(f Family, site Site) *Translations {
 	return t
 }
 
-// Empty reports whether no flow can be translated: nothing leads to a DNAT.
+// Empty reports whether the rules translate no flow: no jump can lead to a DNAT.
 func (t *Translations) Empty() bool { return t.jumps["PREROUTING"] == nil && t.jumps["OUTPUT"] == nil }
 
-// Translates reports whether the rules surely send flow somewhere else than it
-// asked for.
+// Translates reports whether the rules certainly send flow to another destination than it asked
+// for.
 func (t *Translations) Translates(flow Flow) bool {
 	w := t.through(t.entry(flow), flow, nfmark{})
-	elsewhere := func(s sending) bool {
-		// A flow that is sent to where it goes anyway shows no translation.
+	elsewhere := func(s reachedDNAT) bool {
+		// A flow that is sent to its own destination does not change.
 		return s.to.addr.IsValid() && (s.to.addr != flow.Destination.Addr() || s.to.port != 0 && s.to.port != flow.Destination.Port())
 	}
-	return !w.escapes && len(w.sent) > 0 && !slices.ContainsFunc(w.sent, func(s sending) bool { return !elsewhere(s) })
+	return !w.escapes && len(w.dnats) > 0 && !slices.ContainsFunc(w.dnats, func(s reachedDNAT) bool { return !elsewhere(s) })
 }
 
-// Masquerades reports whether the rules surely masquerade flow, which they have
-// sent to backend: whichever way through them leads there.
+// Masquerades reports whether the rules certainly masquerade flow once they have sent it to
+// backend: on each way through them that leads there.
 //
-// A flow of the node's own is never sure: the address that it would be given
-// may be the one that it has. Only that of a loopback address never is.
+// A flow of the node's own is uncertain, because the address that it would get may be the one
+// that it has. A loopback address is the exception: no masquerade gives one.
 func (t *Translations) Masquerades(flow Flow, backend netip.AddrPort) bool {
 	if from := flow.Source.Addr(); t.site.Local(from) && !from.IsLoopback() {
 		return false
 	}
 	w := t.through(t.entry(flow), flow, nfmark{})
 	leads := false
-	for _, s := range w.sent {
+	for _, s := range w.dnats {
 		if !s.mayLeadTo(backend, flow) {
 			continue
 		}
@@ -111,7 +108,7 @@ func (t *Translations) Masquerades(flow Flow, backend netip.AddrPort) bool {
 	return leads && !w.unclear
 }
 
-// entry returns the built-in chain that the flow's first packet comes to.
+// entry returns the built-in chain that the flow's first packet enters.
 func (t *Translations) entry(flow Flow) string {
 	if t.site.Local(flow.Source.Addr()) {
 		return "OUTPUT"
@@ -119,20 +116,20 @@ func (t *Translations) entry(flow Flow) string {
 	return "PREROUTING"
 }
 
-// A service is an address and a port that flows are sent to. Port 0 keeps the
-// flow's; without an address it is not known.
+// A service is the destination of a DNAT. Port 0 keeps the flow's port; without an address the
+// destination is unknown.
 type service struct {
 	addr netip.Addr
 	port uint16
 }
 
-// A sending is a DNAT that a flow may come to, and the mark that it has then.
-type sending struct {
+// A reachedDNAT is a DNAT that a flow may come to, and its mark there.
+type reachedDNAT struct {
 	to   service
 	mark nfmark
 }
 
-func (s sending) mayLeadTo(backend netip.AddrPort, flow Flow) bool {
+func (s reachedDNAT) mayLeadTo(backend netip.AddrPort, flow Flow) bool {
 	port := s.to.port
 	if port == 0 {
 		port = flow.Destination.Port()
@@ -140,18 +137,18 @@ func (s sending) mayLeadTo(backend netip.AddrPort, flow Flow) bool {
 	return !s.to.addr.IsValid() || s.to.addr == backend.Addr() && port == backend.Port()
 }
 
-// A walk takes one flow through one hook of nat.
+// A walk takes one flow through the chains of one of netfilter's hooks in nat.
 type walk struct {
 	*Translations
 	hook string
 	flow Flow
-	// sent are the DNATs that it may come to.
-	sent []sending
-	// masquerades says that it may come to a MASQUERADE.
+	// dnats are the DNATs that the flow may come to.
+	dnats []reachedDNAT
+	// masquerades says that the flow may come to a MASQUERADE.
 	masquerades bool
-	// escapes says that it may leave the hook in another way than those.
+	// escapes says that the flow may leave the hook without any of these.
 	escapes bool
-	// unclear says that there are ways that were not followed to their ends.
+	// unclear says that some ways were not followed to their ends.
 	unclear bool
 }
 
@@ -165,15 +162,14 @@ func (t *Translations) through(hook string, flow Flow, m nfmark) *walk {
 	return w
 }
 
-// A course is what is known of the flow at one place: whether it may come
-// there, and with which mark.
+// A course is what is known of the flow at one place: whether it may come there, and its mark.
 type course struct {
 	nfmark
 	reached bool
 }
 
-// or joins two courses that lead to one place.
-func (c course) or(other course) course {
+// join returns the course behind two that lead to one place.
+func (c course) join(other course) course {
 	switch {
 	case !other.reached:
 		return c
@@ -183,43 +179,43 @@ func (c course) or(other course) course {
 	return course{c.either(other.nfmark), true}
 }
 
-// chain goes through one chain and returns how the flow comes back from it.
+// chain takes the flow through one chain, and returns how it leaves the chain at its end.
 func (w *walk) chain(c *natChain, at course, depth int) (back course) {
-	if depth > deepest {
+	if depth > maxDepth {
 		w.unclear = true
 		return course{reached: true}
 	}
 	c.open = true
 	defer func() { c.open = false }()
-	rules := c.asked(w.flow.Destination)
+	rules := c.candidates(w.flow.Destination)
 	for rule := rules.next(); rule != nil; rule = rules.next() {
-		if w.steps++; w.steps > mostSteps {
+		if w.steps++; w.steps > maxSteps {
 			w.unclear = true
 			return course{reached: true}
 		}
-		verdict := rule.asks(w, at.nfmark)
+		verdict := rule.matches(w, at.nfmark)
 		if verdict == no {
 			continue
 		}
 		after, returns := w.target(rule, at, depth)
-		if rule.goes || rule.unread || returns {
-			back = back.or(after)
+		if rule.isGoto || rule.unread || returns {
+			back = back.join(after)
 		}
-		if rule.goes || returns {
+		if rule.isGoto || returns {
 			after = course{}
 		}
 		if verdict == maybe {
-			after = after.or(at)
+			after = after.join(at)
 		}
 		if at = after; !at.reached {
 			return back
 		}
 	}
-	return back.or(at)
+	return back.join(at)
 }
 
-// target does what a rule does to packets that match, and returns how they come
-// to the next rule of the chain or, where the rule says so, return from it.
+// target does what a rule does to a packet that matches. It returns how the packet comes to the
+// next rule of the chain, or, if returns is true, how it leaves the chain.
 func (w *walk) target(rule *natRule, at course, depth int) (after course, returns bool) {
 	switch rule.target {
 	case "", "LOG", "NFLOG", "ULOG", "AUDIT", "SET":
@@ -231,7 +227,7 @@ func (w *walk) target(rule *natRule, at course, depth int) (after course, return
 	case "RETURN":
 		return at, true
 	case "DNAT":
-		w.sent = append(w.sent, sending{rule.to, at.nfmark})
+		w.dnats = append(w.dnats, reachedDNAT{rule.to, at.nfmark})
 		return course{}, false
 	case "MASQUERADE":
 		w.masquerades = true
@@ -242,10 +238,10 @@ func (w *walk) target(rule *natRule, at course, depth int) (after course, return
 	}
 	next, known := w.chains[rule.target]
 	switch {
-	case !known: // what it does is not of the generation
+	case !known: // another owner's chain: what it does is unknown
 		w.escapes = true
 		return course{reached: true}, false
-	case next.open: // the kernel takes no loop
+	case next.open: // a loop, which the kernel refuses
 		return course{reached: true}, false
 	}
 	return w.chain(next, at, depth+1), false

@@ -6,37 +6,36 @@ import (
 	"strings"
 )
 
-// A natChain is a chain of which each rule is read when a flow first comes to it.
+// A natChain is a chain whose rules are read when a flow first comes to them.
 type natChain struct {
 	text []Rule
 	read []*natRule
-	open bool // a flow is in it
-	// The places of rules that only flows to one address, or to one of a few
-	// ports, can match, and those of all others. nil until a flow comes.
+	open bool // the walk is inside it
+	// The places of rules that only flows to one address can match, of those that only flows to
+	// a few ports can match, and of all others. nil until a flow comes.
 	toAddress map[netip.Addr][]int32
 	toPort    map[uint16][]int32
 	others    []int32
 }
 
-// fewPorts is how many ports a rule may name to be filed under each of them.
+// fewPorts is how many ports a rule may name to be listed under each of them.
 const fewPorts = 64
 
-// A cursor goes through the rules of a chain that a flow may match, in their
-// order.
+// A cursor iterates in order over the rules of a chain that a flow may match.
 type cursor struct {
 	chain *natChain
 	lists [3][]int32
 }
 
-// asked returns a cursor for flows to that destination.
-func (c *natChain) asked(to netip.AddrPort) cursor {
+// candidates returns a cursor for flows to that destination.
+func (c *natChain) candidates(to netip.AddrPort) cursor {
 	if c.read == nil {
-		c.file()
+		c.indexRules()
 	}
 	return cursor{c, [...][]int32{c.toAddress[to.Addr()], c.toPort[to.Port()], c.others}}
 }
 
-// next returns the next rule, nil behind the last.
+// next returns the next rule; nil at the end.
 func (c *cursor) next() *natRule {
 	first, at := int32(math.MaxInt32), -1
 	for i, list := range c.lists {
@@ -58,8 +57,8 @@ func (c *natChain) rule(i int32) *natRule {
 	return c.read[i]
 }
 
-// file files the rules under what they ask of a destination.
-func (c *natChain) file() {
+// indexRules lists the rules by the destination that they ask for.
+func (c *natChain) indexRules() {
 	c.read = make([]*natRule, len(c.text))
 	for i := range c.text {
 		place := int32(i)
@@ -89,9 +88,9 @@ func (c *natChain) file() {
 	}
 }
 
-// firstDestination returns the one address that a rule is for, if its text
-// begins with it, as iptables-save prints it. Nothing more of it is read:
-// most rules of most nodes are KUBE-SERVICES' for services that no flow asked for.
+// firstDestination returns the one address that a rule is for, if its text begins with it, as
+// iptables-save prints it. It reads no more of the rule: on most nodes, most rules are those of
+// KUBE-SERVICES for services that no flow asks for.
 func firstDestination(spec string) (netip.Addr, bool) {
 	rest, ok := strings.CutPrefix(spec, "-d ")
 	if !ok {
@@ -102,7 +101,7 @@ func firstDestination(spec string) (netip.Addr, bool) {
 	return p.Addr(), err == nil && p.IsSingleIP()
 }
 
-// destination returns the one address that the rule is for, else the few ports.
+// destination returns the one address that the rule is for, or else the few ports.
 func (n *natRule) destination() (netip.Addr, []portSpan) {
 	var ports []portSpan
 	for _, t := range n.tests {

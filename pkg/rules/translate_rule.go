@@ -14,7 +14,7 @@ type test struct {
 	protocol uint8
 	ports    []portSpan
 	iface    string
-	mark     marking // value and mask are compared with
+	mark     marking // the value and mask to compare with
 }
 
 type testKind uint8
@@ -31,7 +31,7 @@ const (
 	ofMark
 )
 
-// An answer is what is known of a question about a packet.
+// An answer says whether a packet matches.
 type answer uint8
 
 const (
@@ -47,8 +47,8 @@ func sure(is bool) answer {
 	return no
 }
 
-// but returns the answer to the question behind a "!".
-func (a answer) but(not bool) answer {
+// negatedIf returns the answer behind a "!" if not is true, else a itself.
+func (a answer) negatedIf(not bool) answer {
 	if not {
 		return yes - a
 	}
@@ -57,19 +57,19 @@ func (a answer) but(not bool) answer {
 
 type portSpan struct{ first, last uint16 }
 
-// asks answers one of a rule's questions about a packet of a walk.
-func (t *test) asks(w *walk, m nfmark) answer {
+// matches answers one of a rule's questions about a packet of a walk.
+func (t *test) matches(w *walk, m nfmark) answer {
 	switch t.kind {
 	case fromInterface:
-		return w.cameFrom(t.iface).but(t.not)
+		return w.cameFrom(t.iface).negatedIf(t.not)
 	case ofMark:
-		return m.is(t.mark.value, t.mark.mask).but(t.not)
+		return m.compare(t.mark.value, t.mark.mask).negatedIf(t.not)
 	default:
-		return sure(t.holds(w.flow, w.site)).but(t.not)
+		return sure(t.holds(w.flow, w.site)).negatedIf(t.not)
 	}
 }
 
-// holds answers what addresses and ports tell.
+// holds answers a question that addresses and ports decide.
 func (t *test) holds(flow Flow, site Site) bool {
 	switch t.kind {
 	case ofProtocol:
@@ -89,9 +89,8 @@ func (t *test) holds(flow Flow, site Site) bool {
 	}
 }
 
-// cameFrom answers whether the flow's packets came in by an interface. An
-// address only ever says where a packet did not come from, and those of the
-// node itself come in by none.
+// cameFrom answers whether the flow's packets came in by an interface. An address can only
+// exclude an interface. Packets of the node itself come in by none.
 func (w *walk) cameFrom(iface string) answer {
 	if w.hook == "OUTPUT" || w.hook == "PREROUTING" && !strings.HasSuffix(iface, "+") && !w.site.Beyond(iface, w.flow.Source.Addr()) {
 		return no
@@ -103,35 +102,34 @@ func within(spans []portSpan, port uint16) bool {
 	return slices.ContainsFunc(spans, func(s portSpan) bool { return s.first <= port && port <= s.last })
 }
 
-// A natRule is what a rule asks of a packet, and what becomes of those for
-// which it all holds.
+// A natRule is what a rule asks of a packet, and what it does to one that matches.
 type natRule struct {
 	target string
-	goes   bool // -g: what it leads to does not come back
+	isGoto bool // it uses -g: packets do not come back behind it
 	tests  []test
-	// sure says that tests are all that the rule asks.
+	// sure says that tests are all conditions of the rule.
 	sure bool
-	// unread: not even -j and -g can be distinguished.
+	// unread says that the text could not be read: it may use -j or -g.
 	unread bool
-	to     service // of a DNAT to one place; port 0 keeps the flow's
-	set    marking // of a MARK
+	to     service // the destination of a DNAT; port 0 keeps the flow's port
+	set    marking // what a MARK does
 }
 
-// asks answers whether the rule matches a packet of a walk.
-func (n *natRule) asks(w *walk, m nfmark) answer {
+// matches answers whether the rule matches a packet of a walk.
+func (n *natRule) matches(w *walk, m nfmark) answer {
 	all := yes
 	if !n.sure {
 		all = maybe
 	}
 	for i := range n.tests {
-		if all = min(all, n.tests[i].asks(w, m)); all == no {
+		if all = min(all, n.tests[i].matches(w, m)); all == no {
 			return no
 		}
 	}
 	return all
 }
 
-// plainMatches are the matches of which all or some options are understood.
+// plainMatches are the matches of which some or all options are understood.
 var plainMatches = []string{"comment", "udp", "tcp", "sctp", "multiport", "addrtype", "recent", "mark"}
 
 // readNatRule reads a rule of nat.
@@ -144,7 +142,7 @@ func readNatRule(rule Rule) *natRule {
 		n.sure, n.unread = false, true
 		return n
 	}
-	n.goes = f.jump == "-g"
+	n.isGoto = f.jump == "-g"
 	for i := range f.base {
 		if f.base[i].given {
 			n.base(&f.base[i])
@@ -180,8 +178,7 @@ func readMarking(known *vocabulary, o *setting) marking {
 	return marking{value, mask, !ok || !okToo}
 }
 
-// add takes a test that could be read; one that could not leaves the rule
-// unsure.
+// add adds a test, or makes the rule unsure if the test could not be read.
 func (n *natRule) add(t test, ok bool) {
 	if ok {
 		n.tests = append(n.tests, t)
@@ -213,7 +210,7 @@ func (n *natRule) base(s *setting) {
 		n.add(test{kind: ofProtocol, not: s.not, protocol: uint8(number)}, ok && okToo)
 	case "-i":
 		n.add(test{kind: fromInterface, not: s.not, iface: s.words[0]}, true)
-	default: // -o is not known before routing, -f is no question to a flow
+	default: // -o is unknown before routing, -f asks about fragments
 		n.sure = false
 	}
 }
@@ -222,7 +219,7 @@ func (n *natRule) option(match string, o *setting) {
 	switch match {
 	case "comment":
 	case "recent":
-		// kube-proxy's affinity: what only notes the source always matches.
+		// kube-proxy's affinity: an option that only records the source always matches.
 		if !slices.Contains([]string{"--set", "--name", "--rsource", "--mask"}, o.name) || o.not {
 			n.sure = false
 		}
@@ -257,7 +254,7 @@ func (n *natRule) option(match string, o *setting) {
 	}
 }
 
-// readPorts reads a list of ports and of ranges.
+// readPorts reads a list of ports and ranges.
 func readPorts(text string) ([]portSpan, bool) {
 	list, ok := portList(text)
 	if !ok {
@@ -279,7 +276,7 @@ func readPorts(text string) ([]portSpan, bool) {
 	return spans, true
 }
 
-// readDestination reads where a DNAT sends flows, if that is one address.
+// readDestination reads the destination of a DNAT, if that is one address.
 func readDestination(text string) service {
 	text, ok := natAddress(text)
 	if !ok {

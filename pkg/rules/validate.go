@@ -5,12 +5,12 @@ import (
 	"strings"
 )
 
-// MaxName is the longest chain name that iptables takes, and prints rules of. nft takes longer ones.
+// MaxName is the longest chain name that iptables takes and prints. nft takes longer ones.
 const MaxName = 28
 
-// Validate reports whether g may be turned into a restore: families, tables
-// and chain names are such as iptables knows, and no text can end a line or a
-// table. What comes from disk is checked by it.
+// Validate reports why g may not be turned into input of iptables-restore: a family, table or
+// chain that iptables does not have, or a text that would end a line. It guards against what
+// stands in a file.
 func Validate(g Generation) error {
 	for id, s := range g {
 		if id.Family != IPv4 && id.Family != IPv6 {
@@ -28,7 +28,7 @@ func Validate(g Generation) error {
 
 func (s Section) validate(t TableName) error {
 	for _, c := range s.Chains {
-		if !validName(c.Name) || Builtin(t, c.Name) {
+		if !isChainName(c.Name) || Builtin(t, c.Name) {
 			return fmt.Errorf("%q cannot be a protected chain", c.Name)
 		}
 		for _, r := range c.Rules {
@@ -49,29 +49,28 @@ func (s Section) validate(t TableName) error {
 }
 
 func (r Rule) validate() error {
-	if strings.ContainsFunc(r.Spec, func(c rune) bool { return c < ' ' && c != '\t' || c == 0x7f }) {
+	if strings.ContainsFunc(r.Spec, isControl) {
 		return fmt.Errorf("rule %q holds a control character", r.Spec)
 	}
 	return nil
 }
 
-// CheckChainName returns an error that says why name cannot be the name of a
-// user's chain, or nil.
+// CheckChainName returns why name cannot be the name of a chain that is not built in, or nil.
 func CheckChainName(name string) error {
 	switch {
 	case len(name) > MaxName:
 		return fmt.Errorf("%q is longer than %d characters", name, MaxName)
-	case !validName(name):
+	case !isChainName(name):
 		return fmt.Errorf("%q is not a chain name", name)
-	case builtinName(name):
+	case isBuiltinName(name):
 		return fmt.Errorf("%q is a built-in chain", name)
 	default:
 		return nil
 	}
 }
 
-// validName reports whether iptables and its restore format take the name.
-func validName(name string) bool {
+// isChainName reports whether iptables, and the input of iptables-restore, allow the name.
+func isChainName(name string) bool {
 	return name != "" && len(name) <= MaxName && name[0] != '-' && name[0] != '!' && name[0] != ':' &&
 		!strings.ContainsFunc(name, func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '"' })
 }

@@ -7,12 +7,11 @@ import (
 	"strings"
 )
 
-// Every function here turns one value into the spelling by which values of
-// the same meaning are the same. ok is false for what it cannot read; such a
-// value is compared as it was written.
+// Each function here returns the canonical spelling of a value: values of one meaning have one
+// spelling. ok is false for a value that it cannot read, which is then compared as it was written.
 
-// number reads an unsigned number as strtoul does with base 0: hexadecimal
-// behind 0x, octal behind 0 (xtables_strtoui of iptables 1.8.9).
+// number reads an unsigned number as strtoul does with base 0: hexadecimal after 0x, octal after
+// 0 (xtables_strtoui of iptables 1.8.9).
 func number(text string, size int) (n uint64, ok bool) {
 	base := 10
 	if len(text) > 1 && text[0] == '0' {
@@ -32,7 +31,7 @@ func decimal(text string) (string, bool) {
 
 func hexadecimal(n uint32) string { return "0x" + strconv.FormatUint(uint64(n), 16) }
 
-// markMask reads VALUE or VALUE/MASK; without a mask every bit counts.
+// markMask reads VALUE or VALUE/MASK. Without a mask, every bit counts.
 func markMask(text string) (value, mask uint32, ok bool) {
 	v, m, masked := strings.Cut(text, "/")
 	n, ok := number(v, 32)
@@ -60,25 +59,27 @@ func mark(text string) (string, bool) {
 	return markText(v, m), ok
 }
 
-// The targets MARK and CONNMARK do (mark AND NOT mask) XOR value, which
-// iptables calls --set-xmark; the kernel knows nothing else (xt_mark.h,
-// struct xt_mark_tginfo2). How the other options become that is from
-// libxt_MARK.c and libxt_CONNMARK.c, measured on both backends.
+// setMark writes --set-mark as --set-xmark. The targets MARK and CONNMARK compute
+// (mark AND NOT mask) XOR value and nothing else (struct xt_mark_tginfo2 in xt_mark.h). This and
+// the next three functions follow libxt_MARK.c and libxt_CONNMARK.c, measured on both backends.
 func setMark(text string) (string, bool) {
 	v, m, ok := markMask(text)
 	return markText(v, v|m), ok
 }
 
+// andMark writes --and-mark as --set-xmark.
 func andMark(text string) (string, bool) {
 	n, ok := number(text, 32)
 	return markText(0, ^uint32(n)), ok
 }
 
+// orMark writes --or-mark as --set-xmark.
 func orMark(text string) (string, bool) {
 	n, ok := number(text, 32)
 	return markText(uint32(n), uint32(n)), ok
 }
 
+// xorMark writes --xor-mark as --set-xmark.
 func xorMark(text string) (string, bool) {
 	n, ok := number(text, 32)
 	return markText(uint32(n), 0), ok
@@ -90,7 +91,7 @@ func bitMask(text string) (string, bool) {
 }
 
 func idRange(text string) (string, bool) {
-	if text == "root" { // of all names the one that every machine gives the same number
+	if text == "root" { // the one name that has the same number on every machine
 		return "0", true
 	}
 	if strings.HasPrefix(text, "-") || strings.HasSuffix(text, "-") {
@@ -103,7 +104,7 @@ func lengthRange(text string) (string, bool) { return span(text, ":", "65535", d
 
 func timeRange(text string) (string, bool) { return span(text, ":", "4294967295", decimal) }
 
-// span reads ONE or FIRST sep LAST, where an open end means 0 or most.
+// span reads ONE or FIRST sep LAST. An open end means 0 or most.
 func span(text, sep, most string, one func(string) (string, bool)) (string, bool) {
 	first, last, ranged := strings.Cut(text, sep)
 	if !ranged {
@@ -126,8 +127,7 @@ func span(text, sep, most string, one func(string) (string, bool)) (string, bool
 	return a + sep + b, true
 }
 
-// wordList reads a list of names of which neither order nor repetition nor
-// case means anything.
+// wordList reads a list of names in which order, repetition and case have no meaning.
 func wordList(text string) (string, bool) {
 	upper := strings.ToUpper(text)
 	if !strings.Contains(upper, ",") {
@@ -169,8 +169,8 @@ func tcpFlags(text string) (string, bool) {
 	return strings.Join(list, ","), true
 }
 
-// probability rounds as the kernel keeps it, in steps of 1/2^31, and prints
-// eleven digits as iptables does (libxt_statistic.c).
+// probability rounds to steps of 1/2^31, as the kernel does, and prints eleven digits, as
+// iptables does (libxt_statistic.c).
 func probability(text string) (string, bool) {
 	p, err := strconv.ParseFloat(text, 64)
 	if err != nil || !(p >= 0 && p <= 1) {
@@ -180,10 +180,9 @@ func probability(text string) (string, bool) {
 	return strconv.FormatFloat(math.Round(p*steps)/steps, 'f', 11, 64), true
 }
 
-// rate reads limit's COUNT/UNIT. The kernel keeps ten-thousandths of a second
-// per packet and iptables prints the largest unit that loses nothing by it
-// (parse_rate and print_rate of libxt_limit.c); so 60/min is 1/sec, and
-// 7000/hour becomes 7001/hour.
+// rate reads COUNT/UNIT of the match limit. The kernel keeps ten-thousandths of a second per
+// packet, and iptables prints the largest unit that loses nothing (parse_rate and print_rate of
+// libxt_limit.c). So 60/min is 1/sec, and 7000/hour becomes 7001/hour.
 func rate(text string) (string, bool) {
 	units := [...]struct {
 		name  string
@@ -202,7 +201,7 @@ func rate(text string) (string, bool) {
 		}
 		every = units[i].every
 	}
-	// What is printed may be read as another rate once more: 9999/sec, 10000/sec.
+	// Reading what was printed may change the rate again: 9999/sec becomes 10000/sec.
 	printed := ""
 	for range 8 {
 		wait := every / n
@@ -233,7 +232,7 @@ func firstOf(text string) string {
 	return strings.ToLower(text[:1])
 }
 
-// named returns a function that knows names and takes the rest as it stands.
+// named returns a value that reads the names in the map, in any case.
 func named(names map[string]string) func(string) (string, bool) {
 	return func(text string) (string, bool) {
 		n, ok := names[strings.ToLower(text)]

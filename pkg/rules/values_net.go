@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// address reads ADDRESS, ADDRESS/BITS or ADDRESS/MASK. Host bits go, a single
-// host has all bits, and the family is the address's own.
+// address reads ADDRESS, ADDRESS/BITS or ADDRESS/MASK. It clears the host bits, and gives an
+// address without a mask all bits.
 func address(text string) (string, bool) {
 	host, mask, masked := strings.Cut(text, "/")
 	a, err := netip.ParseAddr(host)
@@ -35,8 +35,8 @@ func address(text string) (string, bool) {
 	return text, true
 }
 
-// maskedAddress is address with a mask such as 255.255.0.0, which need not
-// be a prefix (iptables keeps 255.0.255.0).
+// maskedAddress is address for a mask such as 255.255.0.0. It need not be a prefix: iptables
+// keeps 255.0.255.0.
 func maskedAddress(a netip.Addr, mask string) (string, bool) {
 	m, err := netip.ParseAddr(mask)
 	if err != nil || m.BitLen() != a.BitLen() || m.Zone() != "" {
@@ -62,7 +62,7 @@ func maskedAddress(a netip.Addr, mask string) (string, bool) {
 	return masked.String() + "/" + m.String(), true
 }
 
-// plainAddress is one address without a mask.
+// plainAddress reads one address without a mask.
 func plainAddress(text string) (string, bool) {
 	a, err := netip.ParseAddr(text)
 	if err != nil || a.Zone() != "" {
@@ -85,9 +85,9 @@ func addressRange(text string) (string, bool) {
 	return first + "-" + last, true
 }
 
-// port reads a number or a service's name. Measured: 010 is port 8 to the
-// matches tcp, udp, sctp and multiport and to NAT, and port 10 to dccp, conntrack
-// and TPROXY; so nothing is said of it.
+// port reads a number or a service's name. It refuses octal numbers. Measured: 010 is port 8 for
+// the matches tcp, udp, sctp and multiport and for NAT, and port 10 for dccp, conntrack and
+// TPROXY.
 func port(text string) (string, bool) {
 	if len(text) > 1 && text[0] == '0' && text[1] != 'x' && text[1] != 'X' {
 		return "", false
@@ -102,8 +102,7 @@ func port(text string) (string, bool) {
 // portRange reads PORT, FIRST:LAST, :LAST or FIRST:.
 func portRange(text string) (string, bool) { return span(text, ":", "65535", port) }
 
-// otherPorts returns all ports outside of a canonical range that has one of
-// the ends.
+// otherPorts returns all ports outside of a canonical range that begins at 0 or ends at 65535.
 func otherPorts(text string) (string, bool) {
 	first, last, ranged := strings.Cut(text, ":")
 	if !ranged {
@@ -130,8 +129,8 @@ func natPorts(text string) (string, bool) {
 	return span(text, "-", "", port)
 }
 
-// portList reads multiport's list. A packet needs one of its ports, so
-// neither order nor repetition means anything (xt_multiport.c).
+// portList reads multiport's list. Order and repetition have no meaning, because a packet matches
+// if it has one of the ports (xt_multiport.c).
 func portList(text string) (string, bool) {
 	list := strings.Split(text, ",")
 	for i := range list {
@@ -145,7 +144,7 @@ func portList(text string) (string, bool) {
 	return strings.Join(slices.Compact(list), ","), true
 }
 
-// protocol returns a protocol's number, as text.
+// protocol returns a protocol's number as text.
 func protocol(text string) (string, bool) {
 	if n, ok := number(text, 8); ok {
 		return strconv.FormatUint(n, 10), true
@@ -157,9 +156,8 @@ func protocol(text string) (string, bool) {
 	return n, true
 }
 
-// natAddress reads what DNAT and SNAT translate to: [ADDRESS[-ADDRESS]][:PORTS],
-// where an IPv6 address stands in brackets if ports follow, and PORTS may have
-// a base port behind a slash (libxt_NAT.c).
+// natAddress reads the value of DNAT and SNAT: [ADDRESS[-ADDRESS]][:PORTS]. An IPv6 address
+// stands in brackets if ports follow. PORTS may have a base port behind a slash (libxt_NAT.c).
 func natAddress(text string) (string, bool) {
 	addresses, ports, ported := text, "", false
 	switch {
@@ -215,7 +213,7 @@ func hardware(text string) (string, bool) {
 	return strings.Join(parts, ":"), true
 }
 
-// icmpType reads TYPE, TYPE/CODE or a name of names.
+// icmpType returns a value that reads TYPE, TYPE/CODE or one of the names.
 func icmpType(names map[string]string) func(string) (string, bool) {
 	return func(text string) (string, bool) {
 		if n, ok := names[strings.ToLower(text)]; ok {

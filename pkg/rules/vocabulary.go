@@ -1,41 +1,42 @@
 package rules
 
-// A vocabulary is what is known of one match or target: which options it
-// has, how their values are compared, and what it does if nothing is said.
+// A vocabulary is what this package knows of one match or target: its options, how their values
+// are compared, and the defaults.
 type vocabulary struct {
 	name    string
 	options map[string]option
-	// short are beginnings of option names that people use; iptables takes
-	// any beginning that only one option has.
+	// short are the beginnings of option names that people write. iptables takes any
+	// beginning that only one option has.
 	short map[string]string
-	// silent are options with the values that mean the same as leaving them
-	// out: what iptables-save adds to, or leaves out of, what was written.
-	silent map[string][]string
-	// pure says that the match asks one question, changes nothing and never
-	// drops a packet by itself, so that neighbours of its kind may change places.
+	// defaults are the values that mean the same as leaving the option out: iptables-save
+	// adds such options to what was written, or leaves them out.
+	defaults map[string][]string
+	// pure says that the match only compares: it changes nothing and never drops a packet by
+	// itself. So the order of neighbouring pure matches has no meaning.
 	pure bool
-	// merges says that two of its kind side by side are the same as one with
-	// the options of both. iptables-nft prints them so, iptables-legacy does not.
+	// merges says that two of these matches in a row mean the same as one with the options of
+	// both. iptables-nft prints one, iptables-legacy prints two.
 	merges bool
 }
 
 // An option is one option of an extension.
 type option struct {
-	// name is the option's full name if this is another name for it.
+	// name is the option's full name, if this is an alias.
 	name string
 	args int // how many values follow
-	// values read the values. If one of them cannot, the option is compared
-	// as it was written, under its own name.
+	// values has one reader for each value. If one of them fails, the option is compared as
+	// it was written, under its own name.
 	values []value
-	// means are the options that are meant by it, each with the values that
-	// were read, or with the ones that stand here behind the name.
+	// means are the options that this one stands for, each with the values that were read, or
+	// with those that follow the name here.
 	means []string
-	// opposite turns a canonical value behind "!" into one that means the
-	// same without it, if there is one.
+	// opposite turns a canonical value behind "!" into one that means the same without "!".
+	// It fails where there is none.
 	opposite value
 }
 
-// A value turns one value into its canonical spelling; ok is false if it cannot.
+// A value is a function that returns a value's canonical spelling; ok is false if it cannot read
+// the value.
 type value func(text string) (canonical string, ok bool)
 
 func asIs(text string) (string, bool) { return text, true }
@@ -46,23 +47,22 @@ func two(v, w value) option       { return option{args: 2, values: []value{v, w}
 func alias(name string) option    { return option{name: name} }
 func as(n string, v value) option { return option{args: 1, values: []value{v}, means: []string{n}} }
 
-// matches and targets are the known extensions by every name under which
-// iptables loads them. The vocabulary is that of kube-proxy, kubelet, the CNI
-// plugins, Docker, flannel, Kilo and Istio. What the kernel makes of each
-// option was measured with iptables 1.8.9 on both backends.
+// matches and targets are the known extensions, by every name under which iptables loads them.
+// kube-proxy, kubelet, the CNI plugins, Docker, flannel, Kilo and Istio use no others. How each
+// option is printed was measured with iptables 1.8.9 on both backends.
 var (
 	matches = index(matchList, map[string]string{"icmpv6": "icmp6", "ipv6-icmp": "icmp6"})
 	targets = index(targetList, nil)
 )
 
-// exactTargets are targets that have options and are no chains, and whose
-// options are compared exactly as they stand.
+// exactTargets are targets with options, hence not chains, whose options are compared word by
+// word.
 var exactTargets = []string{
 	"AUDIT", "CHECKSUM", "CLASSIFY", "CLUSTERIP", "CONNSECMARK", "DNPT", "DSCP", "ECN", "HL", "HMARK", "IDLETIMER", "LED",
 	"RATEEST", "SECMARK", "SET", "SNPT", "SYNPROXY", "TCPOPTSTRIP", "TEE", "TOS", "TRACE", "TTL", "ULOG",
 }
 
-// index fills in what the tables leave out, and returns them by name.
+// index completes the aliases in the list, and returns the vocabularies by name.
 func index(list []vocabulary, others map[string]string) map[string]*vocabulary {
 	byName := make(map[string]*vocabulary, len(list))
 	for i := range list {
@@ -82,12 +82,12 @@ func index(list []vocabulary, others map[string]string) map[string]*vocabulary {
 	return byName
 }
 
-// protocolMatch names the match that iptables loads for a protocol's number
-// when an option of it is used without -m.
+// protocolMatch names the match that iptables loads for a protocol's number when a rule uses one
+// of its options without -m.
 var protocolMatch = map[string]string{"1": "icmp", "6": "tcp", "17": "udp", "33": "dccp", "58": "icmp6", "132": "sctp"}
 
-// protocols are the names that xtables_chain_protos (xtables.c) and Debian's
-// /etc/protocols give to the protocols that such rules name.
+// protocols are the numbers of protocols by name, from xtables_chain_protos (xtables.c) and
+// Debian's /etc/protocols, as far as rules of nodes name them.
 var protocols = map[string]string{
 	"all": "0", "icmp": "1", "igmp": "2", "ipencap": "4", "ipv4": "4", "tcp": "6", "udp": "17", "dccp": "33", "ipv6": "41",
 	"gre": "47", "esp": "50", "ipv6-crypt": "50", "ah": "51", "ipv6-auth": "51", "ipv6-icmp": "58", "icmpv6": "58",
@@ -95,7 +95,7 @@ var protocols = map[string]string{
 	"mobility-header": "135", "udplite": "136",
 }
 
-// services are the names of IANA's list that are in use for what nodes serve.
+// services are the ports by name that nodes commonly serve, from IANA's list.
 var services = map[string]string{
 	"ftp-data": "20", "ftp": "21", "ssh": "22", "telnet": "23", "smtp": "25", "domain": "53", "bootps": "67", "bootpc": "68",
 	"tftp": "69", "http": "80", "kerberos": "88", "pop3": "110", "sunrpc": "111", "ntp": "123", "imap2": "143", "snmp": "161",
@@ -127,7 +127,7 @@ var icmp6Names = map[string]string{
 }
 
 // rejects are REJECT's answers: the short names of libipt_REJECT.c and
-// libip6t_REJECT.c. The default of each family is silent.
+// libip6t_REJECT.c. iptables-save leaves out the default of each family.
 var rejects = map[string]string{
 	"net-unreach": "icmp-net-unreachable", "host-unreach": "icmp-host-unreachable", "proto-unreach": "icmp-proto-unreachable",
 	"net-prohib": "icmp-net-prohibited", "host-prohib": "icmp-host-prohibited", "admin-prohib": "icmp-admin-prohibited",

@@ -27,9 +27,9 @@ var matchList = []vocabulary{
 			"--syn":        {means: []string{"--tcp-flags FIN,SYN,RST,ACK SYN"}},
 			"--tcp-option": one(decimal),
 		}),
-		silent: map[string][]string{"--sport": {"0:65535"}, "--dport": {"0:65535"}, "--tcp-flags": {"NONE NONE"}},
+		defaults: map[string][]string{"--sport": {"0:65535"}, "--dport": {"0:65535"}, "--tcp-flags": {"NONE NONE"}},
 	},
-	{name: "udp", merges: true, options: ports(nil), silent: everyPort},
+	{name: "udp", merges: true, options: ports(nil), defaults: everyPort},
 	{name: "dccp", options: ports(nil)},
 	{name: "sctp", options: ports(map[string]option{"--chunk-types": two(asIs, asIs)})},
 	{name: "icmp", options: map[string]option{"--icmp-type": one(icmpType(icmpNames))}},
@@ -66,13 +66,13 @@ var matchList = []vocabulary{
 		options: map[string]option{
 			"--mode": one(asIs), "--probability": one(probability), "--every": one(decimal), "--packet": one(decimal),
 		},
-		silent: map[string][]string{"--packet": {"0"}},
+		defaults: map[string][]string{"--packet": {"0"}},
 	},
 	{
 		name:    "limit",
 		options: map[string]option{"--limit": one(rate), "--limit-burst": one(decimal)},
 		// XT_LIMIT_AVG and XT_LIMIT_BURST of libxt_limit.c.
-		silent: map[string][]string{"--limit": {"3/hour"}, "--limit-burst": {"5"}},
+		defaults: map[string][]string{"--limit": {"3/hour"}, "--limit-burst": {"5"}},
 	},
 	{
 		name: "connlimit",
@@ -80,7 +80,7 @@ var matchList = []vocabulary{
 			"--connlimit-upto": one(decimal), "--connlimit-above": one(decimal), "--connlimit-mask": one(decimal),
 			"--connlimit-saddr": flag(), "--connlimit-daddr": flag(),
 		},
-		silent: map[string][]string{"--connlimit-saddr": {""}},
+		defaults: map[string][]string{"--connlimit-saddr": {""}},
 	},
 	{
 		name: "recent",
@@ -89,7 +89,7 @@ var matchList = []vocabulary{
 			"--seconds": one(decimal), "--hitcount": one(decimal), "--name": one(asIs), "--mask": one(plainAddress),
 			"--rsource": flag(), "--rdest": flag(),
 		},
-		silent: map[string][]string{
+		defaults: map[string][]string{
 			"--name": {"DEFAULT"}, "--rsource": {""},
 			"--mask": {"255.255.255.255", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"},
 		},
@@ -167,7 +167,7 @@ var targetList = []vocabulary{
 			"--save-mark": flag(), "--restore-mark": flag(), "--nfmask": one(bitMask), "--ctmask": one(bitMask),
 			"--mask": {args: 1, values: []value{bitMask}, means: []string{"--nfmask", "--ctmask"}},
 		}),
-		silent: map[string][]string{"--nfmask": {fullMark}, "--ctmask": {fullMark}},
+		defaults: map[string][]string{"--nfmask": {fullMark}, "--ctmask": {fullMark}},
 	},
 	{
 		name:    "DNAT",
@@ -193,9 +193,9 @@ var targetList = []vocabulary{
 	},
 	{name: "NETMAP", options: map[string]option{"--to": one(address)}},
 	{
-		name:    "REJECT",
-		options: map[string]option{"--reject-with": one(named(rejects))},
-		silent:  map[string][]string{"--reject-with": {"port-unreach"}},
+		name:     "REJECT",
+		options:  map[string]option{"--reject-with": one(named(rejects))},
+		defaults: map[string][]string{"--reject-with": {"port-unreach"}},
 	},
 	{
 		name: "LOG",
@@ -203,7 +203,7 @@ var targetList = []vocabulary{
 			"--log-level": one(logLevel), "--log-prefix": one(asIs), "--log-tcp-sequence": flag(), "--log-tcp-options": flag(),
 			"--log-ip-options": flag(), "--log-uid": flag(), "--log-macdecode": flag(),
 		},
-		silent: map[string][]string{"--log-level": {"4"}},
+		defaults: map[string][]string{"--log-level": {"4"}},
 	},
 	{
 		name: "NFLOG",
@@ -217,7 +217,7 @@ var targetList = []vocabulary{
 		options: map[string]option{
 			"--queue-num": one(decimal), "--queue-balance": one(asIs), "--queue-bypass": flag(), "--queue-cpu-fanout": flag(),
 		},
-		silent: map[string][]string{"--queue-num": {"0"}},
+		defaults: map[string][]string{"--queue-num": {"0"}},
 	},
 	{
 		name: "CT",
@@ -227,9 +227,9 @@ var targetList = []vocabulary{
 		},
 	},
 	{
-		name:    "TPROXY",
-		options: map[string]option{"--on-port": one(port), "--on-ip": one(plainAddress), "--tproxy-mark": one(mark)},
-		silent:  map[string][]string{"--on-ip": {"0.0.0.0", "::"}, "--tproxy-mark": {"0x0/0x0"}},
+		name:     "TPROXY",
+		options:  map[string]option{"--on-port": one(port), "--on-ip": one(plainAddress), "--tproxy-mark": one(mark)},
+		defaults: map[string][]string{"--on-ip": {"0.0.0.0", "::"}, "--tproxy-mark": {"0x0/0x0"}},
 	},
 	{name: "TCPMSS", options: map[string]option{"--set-mss": one(decimal), "--clamp-mss-to-pmtu": flag()}},
 }

@@ -8,8 +8,9 @@ type TextlessRule struct {
 	Rule  Rule
 }
 
-// Opaque returns the section's opaque rules, first those of its jumps. Of chains that are as they were
-// in an earlier section it takes what was found there: sections hold ten thousands of rules.
+// Opaque returns the section's opaque rules, those among its jumps first. found is the result for
+// an earlier section, before: chains that have not changed since are not searched again, because
+// a section may hold tens of thousands of rules.
 func (s Section) Opaque(before Section, found []TextlessRule) []TextlessRule {
 	var all []TextlessRule
 	for _, h := range s.Jumps {
@@ -17,12 +18,12 @@ func (s Section) Opaque(before Section, found []TextlessRule) []TextlessRule {
 			all = append(all, TextlessRule{h.Chain, h.Rule})
 		}
 	}
-	at := 0 // in before, whose chains stand in the same order wherever iptables printed both
+	at := 0 // in before: iptables prints chains in the order of their names
 	for _, c := range s.Chains {
 		for at < len(before.Chains) && strings.Compare(before.Chains[at].Name, c.Name) < 0 {
 			at++
 		}
-		if at < len(before.Chains) && before.Chains[at].Name == c.Name && shared(before.Chains[at].Rules, c.Rules) {
+		if at < len(before.Chains) && before.Chains[at].Name == c.Name && sameMemory(before.Chains[at].Rules, c.Rules) {
 			for _, f := range found {
 				if f.Chain == c.Name {
 					all = append(all, f)

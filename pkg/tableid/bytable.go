@@ -19,7 +19,7 @@ func With[M ~map[TableID]V, V any](m M, id TableID, v V) M {
 	return next
 }
 
-// Of returns the values of one family's tables, by name.
+// Of returns the values of the tables of family f, by table name.
 func Of[M ~map[TableID]V, V any](m M, f Family) map[string]V {
 	found := map[string]V{}
 	for id, v := range m {
@@ -30,7 +30,7 @@ func Of[M ~map[TableID]V, V any](m M, f Family) map[string]V {
 	return found
 }
 
-// ByFamily returns the values by family and name.
+// ByFamily returns the values by family and then by table name.
 func ByFamily[M ~map[TableID]V, V any](m M) map[Family]map[string]V {
 	nested := map[Family]map[string]V{}
 	for id, v := range m {
@@ -42,8 +42,8 @@ func ByFamily[M ~map[TableID]V, V any](m M) map[Family]map[string]V {
 	return nested
 }
 
-// Marshal writes m as JSON objects of families with objects of tables in them, which is how
-// files and the control socket have always had it.
+// Marshal writes m as a JSON object of families, each an object of tables. Files in the state
+// folder and the control socket use this form.
 func Marshal[M ~map[TableID]V, V any](m M) ([]byte, error) {
 	if m == nil {
 		return []byte("null"), nil
@@ -55,7 +55,7 @@ func Marshal[M ~map[TableID]V, V any](m M) ([]byte, error) {
 func Unmarshal[M ~map[TableID]V, V any](data []byte, m *M) error {
 	var nested map[Family]map[string]V
 	strict := json.NewDecoder(bytes.NewReader(data))
-	strict.DisallowUnknownFields() // what a field means is not known, so the file is not either
+	strict.DisallowUnknownFields() // a later version may have written the file: what it adds is unknown
 	if err := strict.Decode(&nested); err != nil {
 		return err
 	}

@@ -2,7 +2,7 @@
 //
 // A [TableID] is a family and a name, such as "ipv4 nat"; it is comparable, so values by table
 // are a map[TableID]V. Such maps are values: [With] returns a changed copy, and a map that was
-// handed out is not written to. [Put] is for the one who makes the map. [Of] and [ByFamily]
+// handed out is not written to. [Put] fills a map while it is being made. [Of] and [ByFamily]
 // show it by family; [Marshal] and [Unmarshal] are its form in JSON.
 //
 // Families are nf_tables' own, by the kernel's numbers. iptables has tables in IPv4 and IPv6
@@ -28,7 +28,7 @@ const (
 	IPv6   Family = 10
 )
 
-// familyNames are how flags, labels and JSON spell the families, and how nft does.
+// familyNames has two spellings of each family: that of flags, labels and JSON, and that of nft.
 var familyNames = []struct {
 	family    Family
 	name, nft string
@@ -57,7 +57,7 @@ func (f Family) NFT() string {
 	return f.String()
 }
 
-// MarshalText lets a Family be a JSON object's key.
+// MarshalText writes the family's name: a Family may be the key of a JSON object.
 func (f Family) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
 
 // UnmarshalText reads what MarshalText wrote.
@@ -68,7 +68,7 @@ func (f *Family) UnmarshalText(text []byte) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%q is no family of tables, such as ipv4", text)
+	return fmt.Errorf("%q is not a family of tables; ipv4 is one, inet another", text)
 }
 
 // A TableID names a table of one network namespace. It is comparable.

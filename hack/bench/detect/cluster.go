@@ -16,12 +16,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// localNode is the node whose rules are loaded; half of the endpoints run there.
+// localNode is the node whose rules are loaded. Half of the endpoints run there.
 const localNode = "node-a"
 
-// generation returns what kube-proxy writes for as many services as make want
-// rules, or a few more. The services are IPv4's, as in most clusters, so that
-// one table is as large as it can be; IPv6 has the chains that all share.
+// generation returns what kube-proxy writes for the smallest number of services that makes at
+// least want rules. The services have IPv4 addresses only, as in most clusters, which makes one
+// table as large as possible. IPv6 has the shared chains.
 func generation(want int) (rules.Generation, error) {
 	options := kube.DefaultOptions()
 	options.HostnameOverride = localNode
@@ -45,9 +45,8 @@ func generation(want int) (rules.Generation, error) {
 	return made(sort.Search(most, enough)), failed
 }
 
-// cluster returns services of the kinds that clusters have: every third has a
-// node port, every tenth a load balancer that keeps traffic local, every
-// seventh affinity, and up to five endpoints are behind each.
+// cluster returns services like those of real clusters. Every third has a node port, every tenth
+// a load balancer with policy Local, every seventh affinity, and each has up to five endpoints.
 func cluster(services int) kube.Objects {
 	o := kube.Objects{Nodes: []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: localNode}}}}
 	for i := range services {
@@ -93,15 +92,15 @@ func endpoints(service metav1.ObjectMeta, i int) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// kubelet's chain in mangle, by which the backend is chosen.
+// hint is kubelet's chain in mangle, by which canaryd chooses the backend.
 const hint = "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\nCOMMIT\n"
 
 // load writes the generation into the empty tables of this namespace.
 func load(ctx context.Context, with scenario.Programs, g rules.Generation) error {
 	for _, f := range rules.Families() {
 		for _, s := range tableid.Of(g, f) {
-			// In descending order of names iptables-nft-restore takes a
-			// third of the time for 20,000 rules: it is quadratic in chains.
+			// With chains in descending order, iptables-nft-restore takes a third of the time
+			// for 20,000 rules: its time is quadratic in the number of chains.
 			slices.SortFunc(s.Chains, func(a, b rules.Chain) int {
 				if a.Name < b.Name {
 					return 1

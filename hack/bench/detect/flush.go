@@ -17,58 +17,57 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Verdict tells how long after a flush the running canaryd knew of it, by its
-// own flush records.
+// A Verdict says how long after a flush canaryd noticed it, by its own flush records.
 type Verdict struct {
-	// Counted names the moment from which Delay counts.
+	// Counted is the moment from which Delay counts.
 	Counted string `json:"counted"`
 	Delay   Spread `json:"delayMicroseconds"`
-	// WithFlush counts from before the flush began.
+	// WithFlush counts from the beginning of the flush.
 	WithFlush Spread `json:"withFlushMicroseconds"`
-	// Early are those of which canaryd knew before that moment, by its poll:
-	// their Delay is 0.
+	// Early counts the flushes that canaryd noticed before that moment, by its poll: their
+	// Delay is 0.
 	Early int `json:"early"`
-	// Extra are flush records too many.
+	// Extra counts flush records beyond one for each flush.
 	Extra int `json:"extra"`
 }
 
-// The moments from which verdicts count.
+// The moments from which delays count.
 const (
 	fromCommit  = "the commit" // the end of the system call that commits
 	fromRelease = "the lock's release"
 	fromProgram = "the end of iptables -F, which took another lock"
 )
 
-// A flusher flushes one table and returns when it was done.
+// A flusher flushes one table and returns the time when that was done.
 type flusher func(ctx context.Context, f rules.Family, t rules.TableName) (time.Time, error)
 
-// bigEvery is how often the table with the services is flushed. To put 20,000
-// rules back takes a second, so most flushes hit the other five.
+// bigEvery is how often the table with the services is flushed. Putting 20,000 rules back takes a
+// second, so most flushes are of the other five tables.
 const bigEvery = 20
 
-// againEvery is after how many flushes the daemon is started again. It takes
-// this benchmark for a war, and would let up to ten seconds pass before each
-// replay; one that has just begun has all its credit.
+// againEvery is the number of flushes after which the daemon is restarted. It would take this
+// benchmark for a fight, and wait up to ten seconds before each replay. A daemon that has just
+// started replays at once.
 const againEvery = 5
 
-// victims returns what is flushed one after the other.
-func victims(times int) []iptables.Place {
-	small := []iptables.Place{
-		{Table: rules.Mangle, Chain: "ipv4"}, {Table: rules.Filter, Chain: "ipv4"},
-		{Table: rules.Mangle, Chain: "ipv6"}, {Table: rules.Nat, Chain: "ipv6"}, {Table: rules.Filter, Chain: "ipv6"},
+// victims returns the tables to flush, in order.
+func victims(times int) []rules.TableID {
+	small := []rules.TableID{
+		rules.IPv4.Table(rules.Mangle), rules.IPv4.Table(rules.Filter),
+		rules.IPv6.Table(rules.Mangle), rules.IPv6.Table(rules.Nat), rules.IPv6.Table(rules.Filter),
 	}
-	all := make([]iptables.Place, times)
+	all := make([]rules.TableID, times)
 	for i := range all {
 		all[i] = small[i%len(small)]
 		if i%bigEvery == bigEvery-1 {
-			all[i] = iptables.Place{Table: rules.Nat, Chain: "ipv4"}
+			all[i] = rules.IPv4.Table(rules.Nat)
 		}
 	}
 	return all
 }
 
-// verdicts flushes so many times, each time when all is in force again, and
-// compares clocks with the flush records.
+// verdicts flushes that many times, each time when all rules are in force again, and compares the
+// times with the flush records.
 func (n *node) verdicts(ctx context.Context, counted string, times int, flush flusher) (Verdict, error) {
 	v := Verdict{Counted: counted}
 	last, err := n.settle(ctx, nil)
@@ -85,22 +84,18 @@ func (n *node) verdicts(ctx context.Context, counted string, times int, flush fl
 				return v, err
 			}
 		}
-		// So that flushes fall anywhere between two ticks.
+		// The wait is random, so that flushes come at any time between two polls.
 		if err := pause(ctx, 50*time.Millisecond+rand.N(100*time.Millisecond)); err != nil {
 			return v, err
 		}
-		family := rules.IPv4
-		if victim.Chain == rules.IPv6.String() {
-			family = rules.IPv6
-		}
 		begin := time.Now()
-		done, err := flush(ctx, family, victim.Table)
+		done, err := flush(ctx, victim.Family, victim.Name)
 		if err != nil {
-			return v, fmt.Errorf("flushing %s %s: %w", family, victim.Table, err)
+			return v, fmt.Errorf("flushing %s: %w", victim, err)
 		}
 		now, err := n.settle(ctx, last)
 		if err != nil {
-			return v, fmt.Errorf("after a flush of %s %s: %w", family, victim.Table, err)
+			return v, fmt.Errorf("after a flush of %s: %w", victim, err)
 		}
 		newer := after(now, last)
 		first := newer[len(newer)-1]
@@ -117,7 +112,7 @@ func (n *node) verdicts(ctx context.Context, counted string, times int, flush fl
 	return v, nil
 }
 
-// after returns the records of now that are not in before, newest first.
+// after returns the records in now that are not in before, newest first.
 func after(now, before []api.Flush) []api.Flush {
 	if len(before) == 0 {
 		return now
@@ -138,9 +133,9 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// A batch flushes nft tables over a netlink connection of its own. The kernel
-// commits within the system call that sends the batch, so that the moment of
-// the commit is known better than from any program's end.
+// A batch flushes nft tables through a netlink connection of its own. The kernel commits within
+// the system call that sends the batch. So its end tells the moment of the commit better than the
+// end of a program.
 type batch struct{ conn *netlink.Conn }
 
 func openBatch() (*batch, error) {
@@ -148,8 +143,7 @@ func openBatch() (*batch, error) {
 	return &batch{conn}, err
 }
 
-// flush does what "nft flush table" does: one NFT_MSG_DELRULE that names no
-// chain.
+// flush does what "nft flush table" does: it sends one NFT_MSG_DELRULE without a chain.
 func (b *batch) flush(_ context.Context, f rules.Family, t rules.TableName) (time.Time, error) {
 	const begin, end = 0x10, 0x11 // NFNL_MSG_BATCH_BEGIN and _END
 	family := map[rules.Family]byte{rules.IPv4: unix.NFPROTO_IPV4, rules.IPv6: unix.NFPROTO_IPV6}[f]
@@ -179,8 +173,8 @@ func (b *batch) flush(_ context.Context, f rules.Family, t rules.TableName) (tim
 
 func (b *batch) close() error { return b.conn.Close() }
 
-// underLock flushes a legacy table while this process holds the xtables lock,
-// and returns when it let go of it.
+// underLock flushes a legacy table while this process holds the xtables lock, and returns when it
+// released the lock.
 func underLock(ctx context.Context, f rules.Family, t rules.TableName) (released time.Time, err error) {
 	fd, err := unix.Open(lockFile, unix.O_RDONLY|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
 	if err != nil {

@@ -21,33 +21,33 @@ type Idle struct {
 	Seconds    float64 `json:"seconds"`
 	CPUPercent float64 `json:"cpuPercent"` // of one core
 	Memory
-	// ChildFaults are the page faults of children that ended meanwhile: there
-	// is no program that runs without one.
+	// ChildFaults are the page faults of children that ended meanwhile. Each program has some,
+	// so 0 means that none was executed.
 	ChildFaults int64 `json:"childFaults"`
 
-	// What strace counted in a time of its own, because to be counted costs
-	// CPU time. Traced is 0 where there is no strace.
+	// What strace counted, in a separate period, because strace costs CPU time. Traced is 0
+	// if strace is not installed.
 	Traced             float64 `json:"tracedSeconds"`
 	SyscallsPerMinute  float64 `json:"syscallsPerMinute"`
 	ProcessesPerMinute float64 `json:"processesPerMinute"`
-	// Commonest are the system calls per minute, the commonest first.
+	// Commonest are the system calls, the most frequent first.
 	Commonest []Syscall `json:"commonest"`
 }
 
-// Memory is a process's, in MiB.
+// Memory is the memory of a process, in MiB.
 type Memory struct {
 	RSS  float64 `json:"residentMiB"`
-	Anon float64 `json:"residentAnonymousMiB"` // what of RSS is not the program's file
-	Peak float64 `json:"peakMiB"`              // the most that was ever resident
+	Anon float64 `json:"residentAnonymousMiB"` // RSS without the program's file
+	Peak float64 `json:"peakMiB"`              // the highest RSS so far
 }
 
-// A Syscall says how often one was made.
+// A Syscall says how often a system call was made.
 type Syscall struct {
 	Name      string  `json:"name"`
 	PerMinute float64 `json:"perMinute"`
 }
 
-// idle watches the daemon for that long, and as long again under strace.
+// idle measures the daemon for that long, and again for as long with strace.
 func (n *node) idle(ctx context.Context, long time.Duration) (Idle, error) {
 	var i Idle
 	faults, err := childFaults(n.PID())
@@ -95,7 +95,7 @@ func (n *node) trace(ctx context.Context, long time.Duration, i *Idle) error {
 	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
 		return errors.Join(err, waited)
 	}
-	_ = cmd.Wait() // strace ends as the signal would end it
+	_ = cmd.Wait() // strace ends with the signal's status
 	took := time.Since(start).Seconds()
 	text, err := os.ReadFile(out)
 	if err != nil {
@@ -110,8 +110,8 @@ func (n *node) trace(ctx context.Context, long time.Duration, i *Idle) error {
 		rate := float64(count) * 60 / took
 		i.SyscallsPerMinute += rate
 		i.Commonest = append(i.Commonest, Syscall{name, rate})
-		// Every process that canaryd starts executes a program at once;
-		// clone3 alone may be a thread.
+		// Each process that canaryd starts executes a program at once. clone3 alone may start
+		// a thread.
 		if name == "execve" || name == "execveat" {
 			i.ProcessesPerMinute += rate
 		}
@@ -155,8 +155,8 @@ func parseCounts(text []byte) (map[string]int, error) {
 	return counts, nil
 }
 
-// childFaults reads cminflt of /proc/PID/stat; see proc(5). The command's name
-// stands in brackets and may hold anything.
+// childFaults returns cminflt of /proc/PID/stat; see proc(5). The command's name stands in
+// brackets and may contain any character.
 func childFaults(pid int) (int64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

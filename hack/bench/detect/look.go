@@ -14,21 +14,21 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Looks compares what a look at all tables of both families costs with the
-// same question asked by executing iptables, in the same minute.
+// Looks compares the cost of a look at all tables of both families with that of asking by
+// executing iptables, in the same minute.
 type Looks struct {
-	Tick Cost `json:"tick"` // nobody gave a hint: Stamp, which has not moved
-	Hint Cost `json:"hint"` // somebody wrote: Stamp, then Probe of all marks
+	Tick Cost `json:"tick"` // without a hint: Stamp, which has not moved
+	Hint Cost `json:"hint"` // after a write: Stamp, then Probe of all marks
 	Exec Cost `json:"exec"` // go-iptables' ChainExists for each canary
 }
 
-// A Cost is that of one look, in microseconds.
+// A Cost is the cost of one look, in microseconds.
 type Cost struct {
 	Wall Spread `json:"wallMicroseconds"`
 	CPU  Spread `json:"cpuMicroseconds"`
 }
 
-// A looker asks all the questions of one look.
+// A looker does the looks of each kind.
 type looker struct {
 	kernel *iptables.Kernel
 	marks  canary.Marks
@@ -43,7 +43,7 @@ func newLooker(ctx context.Context, n *node, backend iptables.Backend) (*looker,
 	l := &looker{marks: marks, exec: map[rules.Family]*goiptables.IPTables{}}
 	for f, protocol := range map[rules.Family]goiptables.Protocol{rules.IPv4: goiptables.ProtocolIPv4, rules.IPv6: goiptables.ProtocolIPv6} {
 		prefix := map[rules.Family]string{rules.IPv4: "iptables-", rules.IPv6: "ip6tables-"}[f]
-		// A child that takes the lock would wake the daemon; see execEnv.
+		// The child takes otherLock: the real lock would wake the daemon.
 		if l.exec[f], err = goiptables.New(goiptables.IPFamily(protocol), goiptables.Path(prefix+string(backend))); err != nil {
 			return nil, err
 		}
@@ -52,8 +52,8 @@ func newLooker(ctx context.Context, n *node, backend iptables.Backend) (*looker,
 	return l, err
 }
 
-// tick is a look without a hint: as long as the stamps stand, nothing else is
-// asked (on legacy for 30 s, then the tables are walked).
+// tick is a look without a hint: if the stamps have not moved, nothing else is asked. On legacy
+// that holds for 30 s, and then the tables are walked.
 func (l *looker) tick(ctx context.Context) error {
 	for _, f := range rules.Families() {
 		if _, err := l.kernel.Stamp(ctx, f); err != nil {
@@ -63,25 +63,24 @@ func (l *looker) tick(ctx context.Context) error {
 	return nil
 }
 
-// hint is a look after somebody wrote, with its judgement.
+// hint is a look after a write, with its verdicts.
 func (l *looker) hint(ctx context.Context) error {
 	for _, f := range rules.Families() {
 		if _, err := l.kernel.Stamp(ctx, f); err != nil {
 			return err
 		}
-		sighting, err := l.kernel.Probe(ctx, f, l.marks.Places(f, canary.DefaultChain))
+		seen, err := l.kernel.Probe(ctx, f, l.marks.Places(f, canary.DefaultChain))
 		if err != nil {
 			return err
 		}
-		if !l.marks.Standing(f, canary.DefaultChain, sighting) {
-			return fmt.Errorf("the marks of %s do not stand: %v", f, l.marks.Verdicts(f, canary.DefaultChain, sighting))
+		if !l.marks.Standing(f, canary.DefaultChain, seen) {
+			return fmt.Errorf("the marks of %s do not stand: %v", f, l.marks.Verdicts(f, canary.DefaultChain, seen))
 		}
 	}
 	return nil
 }
 
-// execute is what kube-proxy's Monitor does for its one canary, done for each
-// table of each family.
+// execute does what kube-proxy's Monitor does for its one canary, for each table of each family.
 func (l *looker) execute(context.Context) error {
 	for _, f := range rules.Families() {
 		for _, t := range protect.Tables() {
@@ -101,8 +100,8 @@ func (l *looker) execute(context.Context) error {
 func (l *looker) compare(ctx context.Context, rounds int) (Looks, error) {
 	kinds := []struct {
 		look func(context.Context) error
-		// A round repeats what is quick, so that the clocks' own cost and
-		// resolution do not count.
+		// repeat is how often a round repeats a quick look, so that the cost and the
+		// resolution of the clocks do not matter.
 		repeat    int
 		wall, cpu []time.Duration
 	}{{look: l.tick, repeat: 20}, {look: l.hint, repeat: 5}, {look: l.execute, repeat: 1}}
@@ -120,8 +119,8 @@ func (l *looker) compare(ctx context.Context, rounds int) (Looks, error) {
 	return Looks{of(0), of(1), of(2)}, ctx.Err()
 }
 
-// cost returns the wall time and the CPU time, children's included, of one of
-// so many calls.
+// cost returns the wall time and the CPU time of one look, children included, as the mean of
+// repeat looks.
 func cost(ctx context.Context, look func(context.Context) error, repeat int) (wall, cpu time.Duration, err error) {
 	before, err := usage()
 	if err != nil {

@@ -1,7 +1,6 @@
-// Detect measures what it costs canaryd to notice a flush, and how soon it
-// does: for small and large rule sets, on both backends, beside the probe that
-// kube-proxy executes. Each row runs in namespaces of its own and touches
-// nothing of the machine's.
+// Detect measures how soon canaryd notices a flush, and what that costs: for small and large rule
+// sets, on both backends, compared with the probe that kube-proxy executes. Each row runs in
+// namespaces of its own and touches nothing of the machine's.
 package main
 
 import (
@@ -23,8 +22,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// marker is the environment variable that tells a child which row it measures:
-// a Plan as JSON.
+// marker is the environment variable with the row that a child measures: a Plan as JSON.
 const marker = "CANARYD_BENCH_DETECT"
 
 // oneRow is how long one row may take. 200 flushes at 20,000 rules take the most.
@@ -39,11 +37,11 @@ type Plan struct {
 	Lockless int              `json:"lockless"` // flushes that bypass the lock, on legacy
 	Rounds   int              `json:"rounds"`   // of looks
 	Idle     time.Duration    `json:"idle"`
-	// Rest is how long the daemon is left alone before it counts as idle:
-	// after a change it writes the generation to disk within a second or two.
+	// Rest is how long to wait before the daemon counts as idle: it writes a changed
+	// generation to disk within a second or two.
 	Rest time.Duration `json:"rest"`
-	// After is how long it is left alone after the flushes: it gives memory
-	// back twice a minute at most.
+	// After is how long to wait after the flushes before memory is measured: the daemon frees
+	// memory at most twice a minute.
 	After time.Duration `json:"after"`
 }
 
@@ -54,7 +52,7 @@ func main() {
 func run() int {
 	program := flag.String("canaryd", "bin/canaryd", "the canaryd `program` to measure")
 	output := flag.String("o", "table", "table or json")
-	short := flag.Bool("short", false, "few rules, flushes and seconds: does it work at all")
+	short := flag.Bool("short", false, "few rules, flushes and seconds, to check that it works")
 	sizes := flag.String("rules", "", "comma-separated `numbers` of rules; default 1000,20000")
 	backends := flag.String("backends", "nft,legacy", "comma-separated `names`")
 	flushes := flag.Int("flushes", 0, "flushes for each row; default 200")
@@ -96,7 +94,7 @@ func (p Plan) forAll(program, backends, sizes string, numbers []int) ([]Plan, er
 		for size := range strings.SplitSeq(sizes, ",") {
 			var n int
 			if _, err := fmt.Sscan(size, &n); err != nil || n < 1 {
-				return nil, fmt.Errorf("-rules: %q is no number of rules", size)
+				return nil, fmt.Errorf("-rules: %q is not a number of rules", size)
 			}
 			numbers = append(numbers, n)
 		}
@@ -122,7 +120,7 @@ func (p Plan) forAll(program, backends, sizes string, numbers []int) ([]Plan, er
 	return all, nil
 }
 
-// parent measures row after row, never two at a time, and prints them.
+// parent measures one row after the other and prints them.
 func parent(ctx context.Context, plans []Plan, output string) int {
 	var all []Result
 	for _, plan := range plans {
@@ -193,12 +191,12 @@ func child(ctx context.Context, text string) int {
 	return 0
 }
 
-// otherLock is the lock of every program that this one executes: legacy ones
-// would wake the daemon with the real one, and wait for it while this process
-// holds it. The daemon's own children have a third.
+// otherLock is the lock of each program that this one executes. With the real lock, legacy
+// programs would wake the daemon, and wait while this process holds it. The daemon's own children
+// use a third lock.
 const otherLock = "/run/bench.lock"
 
-// fill measures one row in the namespaces that this process is in.
+// fill measures one row in the namespaces of this process.
 func fill(ctx context.Context, plan Plan) (result Result, err error) {
 	if err := netns.Setup(); err != nil {
 		return result, err
@@ -251,7 +249,7 @@ func fill(ctx context.Context, plan Plan) (result Result, err error) {
 	return result, err
 }
 
-// allVerdicts measures what the backend has to be measured for.
+// allVerdicts measures the delays that matter for the backend.
 func (n *node) allVerdicts(ctx context.Context, plan Plan) ([]Verdict, error) {
 	if plan.Backend == iptables.NFT {
 		b, err := openBatch()

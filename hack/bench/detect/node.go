@@ -26,7 +26,7 @@ const (
 	askEvery = 20 * time.Millisecond
 )
 
-// A node is this namespace with a built canaryd that guards its tables.
+// A node is this namespace with a canaryd that guards its tables.
 type node struct {
 	*canaryd.Process
 	dir     string
@@ -35,8 +35,8 @@ type node struct {
 	client  control.Client
 }
 
-// start starts canaryd with the flags' defaults, but for the paths, and waits
-// until it has learned the rules and has nothing left to do.
+// start starts canaryd with default flags, the paths excepted, and waits until it has learned the
+// rules and is idle.
 func start(ctx context.Context, program, dir string, backend iptables.Backend) (*node, error) {
 	n := &node{dir: dir, program: program, backend: backend, client: control.Client{Socket: canaryd.Socket(dir)}}
 	if err := n.launch(ctx); err != nil {
@@ -56,8 +56,7 @@ func (n *node) launch(ctx context.Context) error {
 	return err
 }
 
-// again ends the daemon and starts it anew, and returns its flush records once
-// it has nothing left to do.
+// again restarts the daemon, and returns its flush records once it is idle.
 func (n *node) again(ctx context.Context) ([]api.Flush, error) {
 	if err := n.stop(); err != nil {
 		return nil, err
@@ -72,9 +71,9 @@ func (n *node) state() string { return filepath.Join(n.dir, "state") }
 
 func (n *node) stop() error { return n.Stop(stopsIn) }
 
-// settle waits until all is in force, nothing is left to capture, and there
-// is a closed flush record that is not among last, unless last is nil. It
-// returns all records, newest first, and never nil.
+// settle waits until all rules are in force and captured, and until there is a closed flush
+// record that is not in last, unless last is nil. It returns all records, newest first, and never
+// nil.
 func (n *node) settle(ctx context.Context, last []api.Flush) ([]api.Flush, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, settled, fmt.Errorf("not within %s", settled))
 	defer cancel()

@@ -15,20 +15,20 @@ type Result struct {
 	Rules   int              `json:"rules"` // protected, jumps included
 	Chains  int              `json:"chains"`
 	Looks   Looks            `json:"looks"`
-	// Verdicts are one for nft; for legacy with the lock and without it.
+	// Verdicts has one element for nft, and two for legacy: with the lock and without.
 	Verdicts []Verdict `json:"verdicts"`
 	Idle     Idle      `json:"idle"`
-	// After is the daemon's memory when all flushes are over and it had a rest.
+	// After is the daemon's memory some time after all flushes.
 	After Memory `json:"after"`
 }
 
-// Ratio says how many times cheaper a look is than the exec probe, by the
-// medians of the CPU time, or of the wall time if that says less.
+// Ratio returns how many times cheaper a look is than executing iptables, by the medians of CPU
+// time or of wall time, whichever is less.
 func (l Looks) Ratio(look Cost) float64 {
 	return min(l.Exec.CPU.Median/look.CPU.Median, l.Exec.Wall.Median/look.Wall.Median)
 }
 
-// table prints the results side by side.
+// table returns the results as a table.
 func table(all []Result) string {
 	row := func(name string, cell func(Result) string) []string {
 		cells := []string{name}
@@ -91,7 +91,7 @@ func table(all []Result) string {
 	return b.String()
 }
 
-// around prints the median and the middle four fifths.
+// around returns the median, and the 10th and 90th percentiles.
 func (s Spread) around() string {
 	return fmt.Sprintf("%s (%s - %s)", duration(s.Median), duration(s.P10), duration(s.P90))
 }

@@ -21,19 +21,17 @@ import (
 )
 
 const (
-	// settle is canaryd's --settle: how long the tables must be quiet
-	// after a flush. It is left out of what a heal takes.
+	// settle is canaryd's --settle: how long the tables must be quiet after a flush. It does
+	// not count as part of a heal.
 	settle = 20 * time.Millisecond
-	// lookEvery is how often the status is asked for where the answer is the
-	// clock, and idleEvery where canaryd's own record is: to answer takes processor
-	// time, which a heal is to have.
-	lookEvery = 5 * time.Millisecond
+	// askEvery is how often the status is asked for where the answers measure the time, and
+	// idleEvery where a flush record does. There answers are rare, because they take processor
+	// time from the heal.
+	askEvery  = 5 * time.Millisecond
 	idleEvery = 100 * time.Millisecond
-	// atMost is how long one thing may take, on a busy machine and with
-	// the slowest restore.
+	// atMost is how long one step may take, on a busy machine and with the slowest restore.
 	atMost = 3 * time.Minute
-	// quietFor is how long nothing may happen before something counts as
-	// the end.
+	// quietFor is how long nothing may happen before a step counts as finished.
 	quietFor = time.Second
 )
 
@@ -42,8 +40,8 @@ type process struct {
 	*canaryd.Process
 }
 
-// start starts canaryd as an operator would, and returns when it has learned
-// what is there and is at rest.
+// start starts canaryd as an operator would, and returns when it has learned the rules and is
+// idle.
 func start(ctx context.Context, program, dir string, backend iptables.Backend) (*process, error) {
 	flags := append(canaryd.Flags(backend, dir), "--settle="+settle.String())
 	p, err := canaryd.Start(exec.CommandContext(ctx, program, flags...), filepath.Join(dir, "canaryd.log"))
@@ -57,10 +55,10 @@ func start(ctx context.Context, program, dir string, backend iptables.Backend) (
 	return d, nil
 }
 
-// stop ends canaryd and joins it.
+// stop ends canaryd and waits for its end.
 func (d *process) stop() error { return d.Stop(time.Minute) }
 
-// until asks canaryd, every so often, until its status is as wanted.
+// until asks for canaryd's status at these intervals until it is good.
 func (d *process) until(ctx context.Context, every time.Duration, good func(scenario.Status) bool) (scenario.Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()
@@ -69,7 +67,7 @@ func (d *process) until(ctx context.Context, every time.Duration, good func(scen
 		case <-d.Ended():
 			return scenario.Status{}, fmt.Errorf("canaryd ended: %w", d.Err())
 		case <-ctx.Done():
-			return scenario.Status{}, fmt.Errorf("canaryd is not as it should be: %w", ctx.Err())
+			return scenario.Status{}, fmt.Errorf("waiting for canaryd's status: %w", ctx.Err())
 		case <-time.After(every):
 		}
 		var status scenario.Status
@@ -86,7 +84,7 @@ func (d *process) until(ctx context.Context, every time.Duration, good func(scen
 	}
 }
 
-// calm waits until canaryd is healthy, current, as wanted, and stays so.
+// calm waits until canaryd is healthy, up to date and good, and stays so.
 func (d *process) calm(ctx context.Context, good func(scenario.Status) bool) error {
 	var since time.Time
 	var id string
@@ -100,8 +98,7 @@ func (d *process) calm(ctx context.Context, good func(scenario.Status) bool) err
 	return err
 }
 
-// spent measures what canaryd uses while something happens; Seconds are left
-// to the caller.
+// spent measures what canaryd uses while happen runs. The caller sets Seconds.
 func (d *process) spent(happen func() error) (measure.Use, error) {
 	pid := d.PID()
 	if err := measure.ForgetPeak(pid); err != nil {
@@ -122,10 +119,10 @@ func (d *process) spent(happen func() error) (measure.Use, error) {
 	return measure.Use{UserSeconds: user2 - user, SystemSeconds: system2 - system, MiB: peak}, err
 }
 
-// learn measures from the end of an owner's write until the status names
-// another generation.
+// learn measures the time from the end of an owner's write until the status has another
+// generation.
 func (d *process) learn(ctx context.Context, write func() error) (measure.Use, error) {
-	before, err := d.until(ctx, lookEvery, func(scenario.Status) bool { return true })
+	before, err := d.until(ctx, askEvery, func(scenario.Status) bool { return true })
 	if err != nil {
 		return measure.Use{}, err
 	}
@@ -135,7 +132,7 @@ func (d *process) learn(ctx context.Context, write func() error) (measure.Use, e
 			return err
 		}
 		written := time.Now()
-		_, err := d.until(ctx, lookEvery, func(s scenario.Status) bool { return s.Generation.ID != before.Generation.ID })
+		_, err := d.until(ctx, askEvery, func(s scenario.Status) bool { return s.Generation.ID != before.Generation.ID })
 		took = time.Since(written)
 		return err
 	})
@@ -146,16 +143,15 @@ func (d *process) learn(ctx context.Context, write func() error) (measure.Use, e
 	return use, d.calm(ctx, func(scenario.Status) bool { return true })
 }
 
-// A rush is a writer that commits 20 times a second: the endpoints of a busy
-// cluster.
+// A rush is a writer that commits 20 times a second, as in a busy cluster.
 const (
 	rushEvery = 50 * time.Millisecond
 	rushFor   = 3 * time.Second
 )
 
-// rush measures the longest time without a new generation while an owner keeps
-// writing: no change is older when it gets known, but for what its read takes.
-// What canaryd uses is for all of the rush.
+// rush measures the longest time without a new generation while an owner keeps writing. That is
+// the age of a change when canaryd learns it, apart from the time of the read. The rest of the
+// Use is for the whole rush.
 func (d *process) rush(ctx context.Context, write func(turn int) error) (measure.Use, error) {
 	var longest time.Duration
 	use, err := d.spent(func() error {
@@ -174,7 +170,7 @@ func (d *process) rush(ctx context.Context, write func(turn int) error) (measure
 		})
 		group.Go(func() error {
 			last, id := time.Now(), ""
-			_, err := d.until(ctx, lookEvery, func(s scenario.Status) bool {
+			_, err := d.until(ctx, askEvery, func(s scenario.Status) bool {
 				longest = max(longest, time.Since(last))
 				if s.Generation.ID != id {
 					last, id = time.Now(), s.Generation.ID
@@ -195,8 +191,7 @@ func (d *process) rush(ctx context.Context, write func(turn int) error) (measure
 	return use, d.calm(ctx, func(scenario.Status) bool { return true })
 }
 
-// rest measures a second in which nothing happens. Its memory is what is
-// resident then.
+// rest measures a second in which nothing happens, and the memory that is resident then.
 func (d *process) rest(ctx context.Context) (measure.Use, error) {
 	const second = time.Second
 	use, err := d.spent(func() error {
@@ -226,7 +221,7 @@ func (d *process) heal(ctx context.Context, flush func() error) (healing, error)
 	if err != nil {
 		return healing{}, err
 	}
-	known, err := d.until(ctx, lookEvery, func(scenario.Status) bool { return true })
+	known, err := d.until(ctx, askEvery, func(scenario.Status) bool { return true })
 	if err != nil {
 		return healing{}, err
 	}
@@ -264,12 +259,12 @@ func (d *process) heal(ctx context.Context, flush func() error) (healing, error)
 	return h, err
 }
 
-// after returns the time that many seconds after a record's first evidence.
+// after returns the time that many seconds after the first evidence of a record.
 func after(r scenario.Record, seconds float64) time.Time {
 	return r.Time.Add(time.Duration(seconds * float64(time.Second)))
 }
 
-// replaySeconds returns how long all replays of IPv4 have taken.
+// replaySeconds returns the time that all replays of IPv4 have taken.
 func replaySeconds(ctx context.Context) (float64, error) {
 	text, err := canaryd.Get(ctx, "/metrics")
 	if err != nil {
@@ -280,11 +275,11 @@ func replaySeconds(ctx context.Context) (float64, error) {
 			return strconv.ParseFloat(value, 64)
 		}
 	}
-	return 0, errors.New("canaryd's metrics do not tell how long replays took")
+	return 0, errors.New("canaryd's metrics lack canaryd_replay_duration_seconds_sum")
 }
 
-// record records a profile of canaryd and its children with perf until the
-// function that it returns is called. Without a prefix it does nothing.
+// record records a profile of canaryd and its children with perf, until stop is called. Without a
+// prefix it does nothing.
 func (d *process) record(ctx context.Context, prefix string) (stop func() error, err error) {
 	if prefix == "" {
 		return func() error { return nil }, nil
@@ -295,7 +290,7 @@ func (d *process) record(ctx context.Context, prefix string) (stop func() error,
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	time.Sleep(300 * time.Millisecond) // until it has attached itself, which it does not tell
+	time.Sleep(300 * time.Millisecond) // perf does not report when it has attached itself
 	return func() error {
 		if err := cmd.Process.Signal(os.Interrupt); err != nil {
 			return err

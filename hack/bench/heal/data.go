@@ -20,10 +20,10 @@ import (
 //go:embed testdata/*.gz
 var testdata embed.FS
 
-// sizes are the numbers of services that there is data for.
+// sizes returns the numbers of services for which testdata has files.
 func sizes() []int { return []int{100, 1000, 5000} }
 
-// data returns what testdata holds of that many services.
+// data returns a file of testdata, for that many services.
 func data(services int, kind string) ([]byte, error) {
 	packed, err := testdata.ReadFile(fmt.Sprintf("testdata/services-%d.%s.gz", services, kind))
 	if err != nil {
@@ -36,7 +36,7 @@ func data(services int, kind string) ([]byte, error) {
 	return io.ReadAll(z)
 }
 
-// options are those that kube-proxy ran with.
+// options returns the options with which kube-proxy ran.
 func options(services int) kube.Options {
 	o := kube.DefaultOptions()
 	o.Families = []rules.Family{rules.IPv4}
@@ -53,25 +53,22 @@ func options(services int) kube.Options {
 	return o
 }
 
-// A payload is what an owner writes to the tables, as files for
-// iptables-restore.
+// A payload is what an owner writes to the tables, as files for iptables-restore.
 type payload struct {
-	// full is kube-proxy's own text, word for word.
+	// full is kube-proxy's own text, unchanged.
 	full string
 	// empty makes the tables as they are on a new node.
 	empty string
-	// rewrite is a full sync over what full has left: the same chains, no
-	// jumps. Chains are declared in the order that iptables-nft-restore
-	// digests fastest: nobody measures it.
+	// rewrite is a full sync after full: the same chains, without jumps. It is not measured, so
+	// it declares chains in the order in which iptables-nft-restore is fastest.
 	rewrite string
 	// one replaces the chain of one endpoint.
 	one   string
-	chain string // its text, see oneChain
-	rules int    // lines of rules in full
+	chain string // the text of one, see oneChain
+	rules int    // the number of rules in full
 }
 
-// toPort returns a text that replaces the chain of one endpoint, which listens
-// on that port then.
+// toPort returns a text that replaces the chain of one endpoint, with another port.
 func (p payload) toPort(port int) string {
 	return strings.ReplaceAll(p.chain, "PORT", strconv.Itoa(port))
 }
@@ -100,8 +97,8 @@ func (p payload) write(dir string, services int) (payload, error) {
 	return p, err
 }
 
-// oneChain returns a restore of the first endpoint's chain in which the
-// endpoint's port is called PORT.
+// oneChain returns input of iptables-restore that replaces the first endpoint's chain, with PORT
+// in place of the endpoint's port.
 func oneChain(text []byte) (string, error) {
 	var chain string
 	var b strings.Builder
@@ -127,8 +124,7 @@ func oneChain(text []byte) (string, error) {
 	return b.String() + "COMMIT\n", nil
 }
 
-// rewrite returns text without jumps and with its chains declared in
-// descending order.
+// rewrite returns text without jumps, and with its chains declared in descending order.
 func rewrite(text []byte) string {
 	var b strings.Builder
 	var declared []string

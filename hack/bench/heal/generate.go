@@ -19,11 +19,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules/kube"
 )
 
-// turns is how often generation is measured in one repetition, of which the
-// median counts: the first turn alone would measure a heap that grows.
+// turns is how often a repetition measures generation. The median counts: the first turn alone
+// would measure how the heap grows.
 const turns = 5
 
-// measureGeneration measures the way from YAML to rules. It needs no tables.
+// measureGeneration measures the way from YAML to rules, without tables.
 func measureGeneration(ctx context.Context, services int, dir string) (Uses, error) {
 	text, err := data(services, "objects.yaml")
 	if err != nil {
@@ -53,7 +53,7 @@ func measureGeneration(ctx context.Context, services int, dir string) (Uses, err
 	return uses, err
 }
 
-// median returns the medians of all that was used.
+// median returns the median of each field.
 func median(all []measure.Use) measure.Use {
 	of := func(pick func(measure.Use) float64) float64 {
 		var values []float64
@@ -70,15 +70,14 @@ func median(all []measure.Use) measure.Use {
 	}
 }
 
-// declareOne measures from the moment at which a manifest with one changed
-// endpoint takes the place of the old one until the rules are declared. The
-// watcher's wait for a quiet folder is in it.
+// declareOne measures the time from replacing a manifest by one with a changed endpoint until its
+// rules are declared. It includes the Watcher's wait for a quiet folder.
 func declareOne(ctx context.Context, text []byte, o kube.Options, dir string) (use measure.Use, err error) {
 	path := filepath.Join(dir, "objects.yaml")
 	if err := os.WriteFile(path, text, 0o600); err != nil {
 		return use, err
 	}
-	ctx = klog.NewContext(ctx, klog.Logger{}) // what it leaves out is the same in every repetition
+	ctx = klog.NewContext(ctx, klog.Logger{}) // no log: the skips are the same in each repetition
 	watcher := source.NewWatcher(nil, source.Manifest{Path: path, Options: o})
 	first, err := watcher.Load(ctx)
 	if err != nil {
@@ -91,7 +90,7 @@ func declareOne(ctx context.Context, text []byte, o kube.Options, dir string) (u
 		cancel()
 		err = errors.Join(err, group.Wait())
 	}()
-	time.Sleep(quietFor) // its first look, at what happened since Load
+	time.Sleep(quietFor) // the Watcher first checks for changes since Load
 	changed, err := changeOne(text)
 	if err != nil {
 		return use, err
@@ -112,15 +111,14 @@ func declareOne(ctx context.Context, text []byte, o kube.Options, dir string) (u
 		}
 	})
 	if err == nil && next.Generation[rules.IPv4.Table(rules.Nat)].Equal(first.Generation[rules.IPv4.Table(rules.Nat)]) {
-		err = errors.New("the declaration is the same as before")
+		err = errors.New("the declared rules have not changed")
 	}
 	return use, err
 }
 
 var readyEndpoint = regexp.MustCompile(`addresses:\n  - (10\.[0-9.]+)\n  conditions: {}\n`)
 
-// changeOne returns the objects with another address of an endpoint that
-// rules are made of.
+// changeOne returns the objects with another address for an endpoint that has rules.
 func changeOne(text []byte) ([]byte, error) {
 	at := readyEndpoint.FindSubmatchIndex(text)
 	if at == nil {

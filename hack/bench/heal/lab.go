@@ -14,8 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A lab does in this process what the daemon does while nothing is lost: it
-// reads what the kernel holds and judges it.
+// A lab does in this process what the daemon does while nothing is lost: it reads the tables and
+// judges them.
 type lab struct {
 	kernel   *iptables.Kernel
 	replayer reload.Replayer
@@ -25,8 +25,7 @@ type lab struct {
 	uses     Uses
 }
 
-// measureLab measures reads and examinations of the rules that are loaded in
-// this namespace.
+// measureLab measures reads and examinations of the rules in this namespace.
 func measureLab(ctx context.Context, backend iptables.Backend, services int, dir string) (_ Uses, err error) {
 	p, err := payload{}.write(dir, services)
 	if err != nil {
@@ -62,7 +61,7 @@ func measureLab(ctx context.Context, backend iptables.Backend, services int, dir
 	steps := []func() error{
 		func() error { return l.look(ctx, firstRead, "", canary.Intact) },
 		func() error { return l.plant(ctx) },
-		func() error { return l.look(ctx, "", "", canary.Intact) }, // the marks are in it
+		func() error { return l.look(ctx, "", "", canary.Intact) }, // reads the marks
 		owner(p.one),
 		func() error { return l.look(ctx, oneRead, oneExamine, canary.Changed) },
 		owner(p.rewrite),
@@ -76,8 +75,7 @@ func measureLab(ctx context.Context, backend iptables.Backend, services int, dir
 	return l.uses, nil
 }
 
-// plant writes the marks, by which a table that was changed is told from one
-// that was flushed.
+// plant writes the marks, which distinguish a changed table from a flushed one.
 func (l *lab) plant(ctx context.Context) error {
 	result, err := l.replayer.Plant(ctx, l.job)
 	if err != nil {
@@ -89,7 +87,7 @@ func (l *lab) plant(ctx context.Context) error {
 	return result[rules.IPv4].Err
 }
 
-// look reads and judges, and learns what it saw; nat must turn out as wanted.
+// look reads, judges and learns the tables. The verdict of nat must be want.
 func (l *lab) look(ctx context.Context, read, examine string, want canary.Verdict) error {
 	var snapshot iptables.Snapshot
 	use, err := measure.Work(func() (err error) {

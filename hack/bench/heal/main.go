@@ -1,10 +1,9 @@
-// Heal measures what it costs to put rules back, and to be ready for it:
-// canaryd beside a bare iptables-restore and beside the loop that polls and
-// restores, on both backends and at several sizes, all in one run.
+// Heal measures the cost of putting rules back, and of being ready for it. It compares canaryd
+// with iptables-restore, and with a loop that polls and restores, on both backends and at several
+// sizes, in one run.
 //
-// Everything that writes rules runs in a network namespace of its own. A
-// repetition measures all things once, at each size on each backend, so
-// that a noisy neighbour meets all alike.
+// Each process that writes rules runs in a network namespace of its own. A repetition measures
+// everything once, at each size on each backend, so that other load affects all alike.
 package main
 
 import (
@@ -30,10 +29,10 @@ import (
 )
 
 const (
-	// marker tells a child its task: "repetition/nft/100/0.5",
+	// marker is the environment variable with a child's task: "repetition/nft/100/0.5",
 	// "lab/nft/100" or "generate/100".
 	marker = "CANARYD_BENCH"
-	// folder is where a child that is in its namespace already puts files.
+	// folder is the environment variable with the folder for a child's files.
 	folder = "CANARYD_BENCH_FOLDER"
 )
 
@@ -68,7 +67,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	keep := flags.String("json", "", "`file` to write the JSON to as well")
 	perf := flags.String("perf", "", "`folder` for profiles of canaryd while it heals, which perf records; they cost time")
 	flags.Usage = func() {
-		fmt.Fprintln(stderr, "usage: heal [flags]: measures canaryd's heals beside others'")
+		fmt.Fprintln(stderr, "usage: heal [flags]: compares canaryd's heals with other ways to put rules back")
 		flags.PrintDefaults()
 	}
 	if task, inside := netns.Inside(marker); inside {
@@ -157,7 +156,7 @@ func measureAll(ctx context.Context, c config, progress io.Writer) (*report, err
 			}
 			r.add("", services, uses)
 			for _, backend := range c.backends {
-				// The flushes lie evenly in the poll's period.
+				// The flushes are spread evenly over the poll's period.
 				phase := (float64(turn) + 0.5) / float64(c.repetitions)
 				task := fmt.Sprintf("repetition/%s/%d/%v/%d", backend, services, phase, turn)
 				if uses, err = apart(ctx, true, task, c); err != nil {
@@ -173,8 +172,7 @@ func measureAll(ctx context.Context, c config, progress io.Writer) (*report, err
 	return r, nil
 }
 
-// apart does a task in a process of its own, in a namespace of its own if it
-// writes rules.
+// apart does a task in another process, which has a namespace of its own if it writes rules.
 func apart(ctx context.Context, writes bool, task string, c config) (Uses, error) {
 	ctx, cancel := context.WithTimeout(ctx, oneTurn)
 	defer cancel()
@@ -183,7 +181,7 @@ func apart(ctx context.Context, writes bool, task string, c config) (Uses, error
 		if err != nil {
 			return nil, err
 		}
-		defer func() { _ = os.RemoveAll(dir) }() // it is a temporary one
+		defer func() { _ = os.RemoveAll(dir) }() // a temporary folder may stay
 		return within(ctx, task, dir)
 	}
 	cmd, err := netns.Command(ctx, marker, task)
@@ -204,7 +202,7 @@ func apart(ctx context.Context, writes bool, task string, c config) (Uses, error
 	return uses, nil
 }
 
-// child does a task and prints what it used as JSON.
+// child does a task, and prints its Uses as JSON.
 func child(ctx context.Context, task string, stdout, stderr io.Writer) int {
 	uses, err := do(ctx, task)
 	if err == nil {
@@ -242,8 +240,7 @@ func do(ctx context.Context, task string) (Uses, error) {
 	return nil, fmt.Errorf("there is no task %q", task)
 }
 
-// load returns how many processes wanted a processor in the last minute. If
-// others were at work, compare processor times.
+// load returns the load average of the last minute. If it is high, compare processor times.
 func load() string {
 	text, err := os.ReadFile("/proc/loadavg")
 	first, _, found := strings.Cut(string(text), " ")
@@ -253,7 +250,7 @@ func load() string {
 	return first
 }
 
-// machine says on what was measured.
+// machine describes the machine of the measurements.
 func machine() string {
 	kernel, err := os.ReadFile("/proc/sys/kernel/osrelease")
 	if err != nil {

@@ -17,10 +17,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// Uses are what one repetition measured, by name.
+// Uses are the measurements of one repetition, by name.
 type Uses map[string]measure.Use
 
-// What a repetition measures; titles says what each is.
+// The measurements of a repetition; titles describes them.
 const (
 	bareRun     = "bare"
 	replaceRun  = "replace"
@@ -45,12 +45,12 @@ const (
 	declareRun  = "declare-one"
 )
 
-// A repetition is one turn of everything that is measured in tables, on one
-// backend at one size, in the namespace that this process is in.
+// A repetition measures everything in tables once, on one backend at one size, in the namespace
+// of this process.
 type repetition struct {
 	backend  iptables.Backend
 	services int
-	phase    float64 // when in the poll's period the flush comes, from 0 to 1
+	phase    float64 // when the flush comes within the poll's period, from 0 to 1
 	canaryd  string
 	perf     string // prefix of the profiles to write; empty for none
 
@@ -63,7 +63,7 @@ func (r *repetition) run(ctx context.Context) (Uses, error) {
 	r.uses = Uses{}
 	err := netns.Setup()
 	if err == nil {
-		r.dir, err = os.MkdirTemp("/run", "bench") // this namespace's own /run: it goes away by itself
+		r.dir, err = os.MkdirTemp("/run", "bench") // it ends with the namespace
 	}
 	if err == nil {
 		r.payload, err = payload{}.write(r.dir, r.services)
@@ -82,12 +82,12 @@ func (r *repetition) run(ctx context.Context) (Uses, error) {
 
 func (r *repetition) program(suffix string) string { return "iptables-" + string(r.backend) + suffix }
 
-// restore runs iptables-restore as kube-proxy does, beside everybody's rules.
+// restore runs iptables-restore as kube-proxy does, without a flush of other rules.
 func (r *repetition) restore(ctx context.Context, path string) (measure.Use, error) {
 	return measure.Program(ctx, path, r.program("-restore"), "-w", "5", "--noflush")
 }
 
-// flush takes all rules away with one command.
+// flush removes all rules with one command.
 func (r *repetition) flush(ctx context.Context) error {
 	var err error
 	if r.backend == iptables.NFT {
@@ -98,7 +98,7 @@ func (r *repetition) flush(ctx context.Context) error {
 	return err
 }
 
-// replace loads the rules as a new node would: all of the tables is replaced.
+// replace loads the rules as on a new node: it replaces the content of the tables.
 func (r *repetition) replace(ctx context.Context) error {
 	use, err := measure.Program(ctx, r.payload.full, r.program("-restore"), "-w", "5")
 	r.uses[replaceRun] = use
@@ -109,10 +109,10 @@ func (r *repetition) replace(ctx context.Context) error {
 // default).
 const pollEvery = 30 * time.Second
 
-// poll flushes and does what the loop that kube-proxy and kubelet have today
-// does: execute iptables to look for a canary chain, and restore everything
-// once it is gone. Its restore is the bare one. The wait for its next turn is not
-// slept through: the flushes of all repetitions lie evenly in the period.
+// poll flushes, and does what kube-proxy and kubelet do in a loop: it executes iptables to look
+// for a canary chain, and restores everything once that is gone. The restore is bareRun's. It
+// does not wait for the loop's next turn, but adds the wait: the flushes of all repetitions are
+// spread evenly over the period.
 func (r *repetition) poll(ctx context.Context) error {
 	const chain = "KUBE-PROXY-CANARY"
 	if _, err := measure.Program(ctx, "", r.program(""), "-w", "5", "-t", "mangle", "-N", chain); err != nil {
@@ -134,20 +134,20 @@ func (r *repetition) poll(ctx context.Context) error {
 	return err
 }
 
-// lookFor lists a chain that is not there.
+// lookFor lists a chain that must be missing.
 func lookFor(ctx context.Context, program, chain string) (measure.Use, error) {
 	use, err := measure.Work(func() error {
 		err := exec.CommandContext(ctx, program, "-w", "5", "-t", "mangle", "-S", chain).Run()
 		if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() == 1 {
 			return nil
 		}
-		return fmt.Errorf("the flush left the chain %s, or it cannot be looked for: %w", chain, err)
+		return fmt.Errorf("the flush left the chain %s, or iptables failed: %w", chain, err)
 	})
 	return use, err
 }
 
-// inProcess runs this program again for what is measured within a process: its
-// memory is to be its own.
+// inProcess runs this program again for the measurements within a process, so that their memory
+// is counted alone.
 func (r *repetition) inProcess(ctx context.Context) error {
 	uses, err := within(ctx, fmt.Sprintf("lab/%s/%d", r.backend, r.services), r.dir)
 	for name, use := range uses {
@@ -156,9 +156,9 @@ func (r *repetition) inProcess(ctx context.Context) error {
 	return err
 }
 
-// heal flushes beside the built canaryd.
+// heal flushes while canaryd runs.
 func (r *repetition) heal(ctx context.Context) (err error) {
-	// A node as a full sync left it.
+	// Begin with the rules as a full sync left them.
 	if err := r.flush(ctx); err != nil {
 		return err
 	}
@@ -200,23 +200,23 @@ func (r *repetition) heal(ctx context.Context) (err error) {
 		return err
 	}
 	if !slices.Equal(before, after) {
-		return fmt.Errorf("what came back is not what was there: %d rules of %d; the first that differ:\n%s%s",
+		return fmt.Errorf("other rules came back than were there: %d rules of %d; the first that differ:\n%s%s",
 			len(after), len(before), firstOf(before, after), firstOf(after, before))
 	}
 	return r.follow(ctx, d)
 }
 
-// quiet returns how long nothing is written before the flush. On legacy canaryd
-// looks at a table of 60,000 rules once in 10 s at most while somebody writes; what
-// that does to a flush in a busy time is measured for itself.
+// quiet returns how long no process writes before the flush. On legacy, canaryd walks a table of
+// 60,000 rules at most once in 10 s while processes write; a flush in a busy time is measured
+// separately.
 func (r *repetition) quiet() time.Duration {
 	if r.backend == iptables.Legacy && r.services > 100 {
 		return 12 * time.Second
 	}
-	return quietFor // the new generation is saved and its nonce rotated
+	return quietFor // enough to save the new generation and to rotate its nonce
 }
 
-// follow lets the owner write beside canaryd, and flushes again right after.
+// follow lets the owner write while canaryd runs, and flushes again directly after that.
 func (r *repetition) follow(ctx context.Context, d *process) (err error) {
 	r.uses[learnedRun], err = d.learn(ctx, func() error {
 		_, err := r.restore(ctx, r.payload.one)
@@ -241,8 +241,8 @@ func (r *repetition) follow(ctx context.Context, d *process) (err error) {
 	return err
 }
 
-// save returns kube-proxy's rules as iptables-save prints them, sorted: nobody
-// may be fast by leaving something out.
+// save returns kube-proxy's rules as iptables-save prints them, sorted. It shows that a heal was
+// not fast because it left rules out.
 func (r *repetition) save(ctx context.Context) ([]string, error) {
 	out, err := exec.CommandContext(ctx, r.program("-save")).Output()
 	if err != nil {
@@ -261,7 +261,7 @@ func (r *repetition) save(ctx context.Context) ([]string, error) {
 	return lines, nil
 }
 
-// firstOf returns the first line of all that others lack.
+// firstOf returns the first line of all that others lacks.
 func firstOf(all, others []string) string {
 	for _, line := range all {
 		if _, found := slices.BinarySearch(others, line); !found {

@@ -10,12 +10,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// A title says what a measurement is. Those of generation belong to no
-// backend.
+// A title describes a measurement.
 type title struct {
 	what string
 	text string
-	tool bool // of no backend
+	tool bool // it belongs to no backend, as those of generation
 }
 
 func titles() []title {
@@ -44,7 +43,7 @@ func titles() []title {
 	}
 }
 
-// A report is everything that was measured, as JSON has it.
+// A report is everything that was measured, in the form of its JSON.
 type report struct {
 	Machine     string   `json:"machine"`
 	Repetitions int      `json:"repetitions"`
@@ -56,14 +55,14 @@ type report struct {
 	uses     map[key][]measure.Use
 }
 
-// A key says of what; the backend of what belongs to none is empty.
+// A key names a series of measurements. backend is empty for those that belong to no backend.
 type key struct {
 	backend  string
 	services int
 	what     string
 }
 
-// A series are all measurements of one thing.
+// A series is all measurements of one thing.
 type series struct {
 	Backend       string          `json:"backend,omitempty"`
 	Services      int             `json:"services"`
@@ -80,7 +79,7 @@ func newReport(c config) *report {
 	return &report{Repetitions: c.repetitions, sizes: c.sizes, backends: c.backends, uses: map[key][]measure.Use{}}
 }
 
-// add adds one repetition's measurements, and makes the summaries anew.
+// add adds one repetition's measurements, and computes the summaries again.
 func (r *report) add(backend string, services int, uses Uses) {
 	for what, use := range uses {
 		k := key{backend, services, what}
@@ -130,8 +129,7 @@ func (r *report) exponent(backend, what string) float64 {
 	return measure.Exponent(r.seconds(backend, 1000, what), r.seconds(backend, 5000, what), 5)
 }
 
-// write writes the report for people: the table in Markdown, and which targets
-// hold.
+// write writes the report for people: a table in Markdown, and which targets hold.
 func (r *report) write(w io.Writer) error {
 	head := []string{"backend", "what"}
 	for _, n := range r.sizes {

@@ -7,15 +7,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// A target is what ought to hold between things that were measured in the same
-// run.
+// A target is what ought to hold between measurements of the same run.
 type target struct {
 	What   string  `json:"what"`
 	Got    float64 `json:"got"`
 	AtMost float64 `json:"atMost"`
 	Holds  bool    `json:"holds"`
-	// CPU is the same ratio of processor times, which others' work changes
-	// less; 0 if there is none.
+	// CPU is the same ratio of processor times, on which other load has less influence; 0 if
+	// there is none.
 	CPU float64 `json:"cpu,omitempty"`
 }
 
@@ -31,11 +30,11 @@ func (t target) String() string {
 	return text
 }
 
-// linear is the growth from 1,000 to 5,000 services that is allowed: five
-// times the services, and 1.3 for caches that get too small.
+// linear is the allowed growth from 1,000 to 5,000 services: five times, and 1.3 because caches
+// become too small.
 const linear = 5 * 1.3
 
-// targets compares what was measured, as far as it was.
+// targets returns the targets for which there are measurements.
 func (r *report) targets() []target {
 	var all []target
 	add := func(what string, got, unit measure.Summary, atMost float64) {

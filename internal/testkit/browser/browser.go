@@ -1,6 +1,6 @@
-// Package browser drives a headless Chromium over its debugging pipe, for tests
-// of pages and for pictures of them. It needs no library: the pipe carries JSON
-// messages that end in a zero byte.
+// Package browser controls a headless Chromium through its debugging pipe, to test pages and to
+// make pictures of them. It needs no library: the pipe carries JSON messages that end in a zero
+// byte.
 package browser
 
 import (
@@ -16,12 +16,11 @@ import (
 	"time"
 )
 
-// programs are the names that distributions and vendors give it, the smallest
-// first.
+// programs are Chromium's names in distributions and from vendors, the smallest program first.
 var programs = []string{"chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"}
 
-// answerIn bounds one answer of Chromium's. Its first one comes when it has
-// started, which takes long on a busy machine.
+// answerIn bounds one answer of Chromium. The first answer comes when Chromium has started, which
+// takes long on a busy machine.
 const answerIn = 60 * time.Second
 
 // Find returns the program's path.
@@ -45,7 +44,7 @@ type Browser struct {
 	last    int
 	waiting map[int]chan<- answer
 	tabs    map[string]*Tab
-	gone    error         // why nothing is answered any more; nil while something is
+	gone    error         // why Chromium no longer answers; nil while it does
 	done    chan struct{} // closed when gone is set
 }
 
@@ -54,8 +53,7 @@ type answer struct {
 	Error  *struct{ Message string }
 }
 
-// Start starts a Chromium that knows nothing of other ones. It ends with ctx at
-// the latest. Close it.
+// Start starts a Chromium with a profile of its own. Call Close; it also ends with ctx.
 func Start(ctx context.Context) (_ *Browser, err error) {
 	program, err := Find()
 	if err != nil {
@@ -66,7 +64,7 @@ func Start(ctx context.Context) (_ *Browser, err error) {
 		return nil, err
 	}
 	b := &Browser{profile: profile, waiting: map[int]chan<- answer{}, tabs: map[string]*Tab{}, done: make(chan struct{})}
-	// It reads from its descriptor 3 and writes to 4.
+	// Chromium reads from descriptor 3 and writes to 4.
 	theirIn, in, err := os.Pipe()
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(profile))
@@ -76,7 +74,7 @@ func Start(ctx context.Context) (_ *Browser, err error) {
 		return nil, errors.Join(err, theirIn.Close(), in.Close(), os.RemoveAll(profile))
 	}
 	b.in = in
-	// Without its sandbox, which root may not have: it only ever sees our own page.
+	// No sandbox: Chromium refuses it to root, and loads our own page only.
 	b.cmd = exec.CommandContext(ctx, program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
 		"--hide-scrollbars", "--no-first-run", "--disable-background-networking", "--disable-component-update",
 		"--disable-extensions", "--force-color-profile=srgb",
@@ -93,7 +91,7 @@ func Start(ctx context.Context) (_ *Browser, err error) {
 	return b, nil
 }
 
-// Close ends it and removes what it kept.
+// Close ends Chromium and removes its profile.
 func (b *Browser) Close() error {
 	_ = b.call("", "Browser.close", nil, nil) // it may be gone already
 	b.in.Close()
@@ -103,8 +101,8 @@ func (b *Browser) Close() error {
 		_ = b.cmd.Process.Kill()
 		<-b.done
 	}
-	_ = b.cmd.Wait() // it was told to end
-	// Its children may still write into it for a moment.
+	_ = b.cmd.Wait() // it was asked to end, or killed
+	// Its children may still write into the profile for a moment.
 	var err error
 	for range 20 {
 		if err = os.RemoveAll(b.profile); err == nil {
@@ -115,7 +113,7 @@ func (b *Browser) Close() error {
 	return err
 }
 
-// read hands out what Chromium says until it says nothing more.
+// read delivers Chromium's messages until the pipe is closed.
 func (b *Browser) read(out io.ReadCloser) {
 	defer out.Close()
 	r := bufio.NewReader(out)
@@ -133,7 +131,7 @@ func (b *Browser) read(out io.ReadCloser) {
 			Params    json.RawMessage
 		}
 		if err := json.Unmarshal(text[:len(text)-1], &m); err != nil {
-			b.end(fmt.Errorf("reading what Chromium says: %w", err))
+			b.end(fmt.Errorf("reading a message of Chromium: %w", err))
 			return
 		}
 		b.mu.Lock()
@@ -143,7 +141,7 @@ func (b *Browser) read(out io.ReadCloser) {
 				delete(b.waiting, m.ID)
 			}
 		} else if tab := b.tabs[m.SessionID]; tab != nil {
-			tab.heard(m.Method, m.Params)
+			tab.handle(m.Method, m.Params)
 		}
 		b.mu.Unlock()
 	}
@@ -156,8 +154,8 @@ func (b *Browser) end(err error) {
 	close(b.done)
 }
 
-// call asks for method, of a tab's session or of the browser, and waits for the
-// answer. in and out may be nil.
+// call calls a method, of a tab's session or of the browser, and waits for the answer. in and out
+// may be nil.
 func (b *Browser) call(session, method string, in, out any) error {
 	if in == nil {
 		in = struct{}{}

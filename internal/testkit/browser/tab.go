@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// A Look is how somebody looks at a page.
+// A Look is how a page is displayed.
 type Look struct {
 	Width, Height int
-	Phone         bool // touch, and the page's own viewport counts
+	Phone         bool // with touch, and with the viewport that the page asks for
 	Dark          bool
 	NoScript      bool
-	Reduced       bool // no motion is wanted
+	Reduced       bool // the user prefers reduced motion
 }
 
 // A Tab is an open page.
@@ -24,13 +24,13 @@ type Tab struct {
 	session string
 	profile string
 
-	// These change under the browser's lock.
+	// b.mu guards these.
 	loads    int
 	requests []string
 	troubles []string
 }
 
-// Open opens url in a profile of its own and returns when it is loaded.
+// Open opens url in a profile of its own, and returns when it is loaded.
 func (b *Browser) Open(url string, look Look) (*Tab, error) {
 	var context struct{ BrowserContextID string }
 	if err := b.call("", "Target.createBrowserContext", nil, &context); err != nil {
@@ -59,7 +59,7 @@ func (b *Browser) Open(url string, look Look) (*Tab, error) {
 	return t, t.Go(url)
 }
 
-// Close closes it, and forgets what its page kept.
+// Close closes the tab and removes its profile.
 func (t *Tab) Close() error {
 	err := t.b.call("", "Target.disposeBrowserContext", object{"browserContextId": t.profile}, nil)
 	t.b.mu.Lock()
@@ -68,8 +68,7 @@ func (t *Tab) Close() error {
 	return err
 }
 
-// Show has the page looked at in another way. Whether scripts run is decided
-// when it is loaded.
+// Show displays the page in another way. NoScript has an effect at the next load.
 func (t *Tab) Show(look Look) error {
 	scheme, motion := "light", "no-preference"
 	if look.Dark {
@@ -97,7 +96,7 @@ func (t *Tab) Show(look Look) error {
 
 type object = map[string]any
 
-// Go opens another url in the tab and returns when it is loaded.
+// Go opens another url in the tab, and returns when it is loaded.
 func (t *Tab) Go(url string) error {
 	t.b.mu.Lock()
 	before := t.loads
@@ -120,12 +119,11 @@ func (t *Tab) Go(url string) error {
 	return fmt.Errorf("opening %s: not loaded within %s", url, answerIn)
 }
 
-// Call asks for any method of the debugging protocol. in and out may be nil.
+// Call calls any method of the debugging protocol. in and out may be nil.
 func (t *Tab) Call(method string, in, out any) error { return t.b.call(t.session, method, in, out) }
 
-// Eval evaluates an expression of JavaScript in the page, awaits its promise if
-// it is one, and stores its value in out, which may be nil. It works where the
-// page's own scripts may not run.
+// Eval evaluates a JavaScript expression in the page, awaits its promise if it is one, and stores
+// its value in out, which may be nil. It works even if the page's own scripts may not run.
 func (t *Tab) Eval(expression string, out any) error {
 	var got struct {
 		Result           struct{ Value json.RawMessage }
@@ -163,7 +161,7 @@ func (t *Tab) Press(key string) error {
 	return t.Call("Input.dispatchKeyEvent", object{"type": "keyUp", "key": key, "code": key, "windowsVirtualKeyCode": code}, nil)
 }
 
-// Screenshot writes a picture of what the window shows, or of the whole page.
+// Screenshot writes a picture of the visible part, or of the whole page.
 func (t *Tab) Screenshot(path string, whole bool) error {
 	params := object{"format": "png", "captureBeyondViewport": whole}
 	if whole {
@@ -182,23 +180,22 @@ func (t *Tab) Screenshot(path string, whole bool) error {
 	return os.WriteFile(path, picture.Data, 0o644)
 }
 
-// Requests returns every address that the page asked for so far.
+// Requests returns the addresses that the page has requested so far.
 func (t *Tab) Requests() []string {
 	t.b.mu.Lock()
 	defer t.b.mu.Unlock()
 	return slices.Clone(t.requests)
 }
 
-// Troubles returns what the page's console holds: errors, warnings, refusals
-// because of its policy.
+// Troubles returns the errors, warnings and refusals of the page's policy in its console.
 func (t *Tab) Troubles() []string {
 	t.b.mu.Lock()
 	defer t.b.mu.Unlock()
 	return slices.Clone(t.troubles)
 }
 
-// heard takes an event. The browser's lock is held.
-func (t *Tab) heard(method string, params json.RawMessage) {
+// handle handles an event. b.mu must be held.
+func (t *Tab) handle(method string, params json.RawMessage) {
 	switch method {
 	case "Page.loadEventFired":
 		t.loads++

@@ -1,5 +1,5 @@
-// Package canaryd runs the built program, for tests and measurements, in the namespaces
-// that the calling process is in.
+// Package canaryd runs the built program, for tests and measurements, in the namespaces of the
+// calling process.
 package canaryd
 
 import (
@@ -18,20 +18,20 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// Address is where canaryd answers over HTTP.
+// Address is the address at which canaryd serves HTTP.
 const Address = "127.0.0.1:9475"
 
-// Flags are those of canaryd run with all of its files in dir; its default flags are as an
-// operator has them.
+// Flags returns the arguments of "canaryd run" with all of its files in dir. All other flags keep
+// their defaults, as on an operator's node.
 func Flags(backend iptables.Backend, dir string) []string {
 	return []string{"run", "--backend=" + string(backend), "--state-dir=" + filepath.Join(dir, "state"),
 		"--socket=" + Socket(dir), "--metrics-bind-address=" + Address}
 }
 
-// Socket is the control socket of a canaryd with those flags.
+// Socket returns the path of the control socket that Flags sets.
 func Socket(dir string) string { return filepath.Join(dir, "canaryd.sock") }
 
-// A Process is a canaryd that was started.
+// A Process is a running canaryd.
 type Process struct {
 	cmd   *exec.Cmd
 	log   string
@@ -39,11 +39,11 @@ type Process struct {
 	err   error // once ended is closed
 }
 
-// Start starts a command that runs canaryd. What it prints is appended to the file log.
+// Start starts a command that runs canaryd. Its output is appended to the file log.
 func Start(cmd *exec.Cmd, log string) (*Process, error) {
 	file, err := os.OpenFile(log, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("the log of canaryd: %w", err)
+		return nil, fmt.Errorf("opening the log of canaryd: %w", err)
 	}
 	defer file.Close()
 	cmd.Stdout, cmd.Stderr = file, file
@@ -55,7 +55,7 @@ func Start(cmd *exec.Cmd, log string) (*Process, error) {
 	return p, nil
 }
 
-// PID returns the number of the process, or of the command that canaryd was started under.
+// PID returns the process ID of canaryd, or of the command that canaryd was started under.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
 // Args returns the command line.
@@ -64,7 +64,7 @@ func (p *Process) Args() []string { return p.cmd.Args }
 // Signal sends a signal.
 func (p *Process) Signal(s os.Signal) error { return p.cmd.Process.Signal(s) }
 
-// Ended is closed when the process has ended.
+// Ended returns a channel that is closed when the process has ended.
 func (p *Process) Ended() <-chan struct{} { return p.ended }
 
 // Running reports whether the process has not ended.
@@ -83,15 +83,15 @@ func (p *Process) Err() error {
 	return p.err
 }
 
-// Used waits for the end and returns the processor time that was used, also by the programs
-// that canaryd executed: it waits for all of them.
+// Used waits for the end, and returns the processor time of canaryd and of all programs that it
+// executed.
 func (p *Process) Used() time.Duration {
 	<-p.ended
 	return p.cmd.ProcessState.UserTime() + p.cmd.ProcessState.SystemTime()
 }
 
-// Stop ends canaryd as a service manager does, and returns how it ended. A canaryd that
-// takes longer than within is killed, which is an error.
+// Stop ends canaryd as a service manager does, and returns how it ended. If that takes longer
+// than within, it kills canaryd and returns an error.
 func (p *Process) Stop(within time.Duration) error {
 	if err := p.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("stopping canaryd: %w", err)
@@ -104,7 +104,7 @@ func (p *Process) Stop(within time.Duration) error {
 	}
 }
 
-// Kill ends canaryd as the out-of-memory killer does, and returns when it has ended.
+// Kill ends canaryd as the out-of-memory killer does, and waits for its end.
 func (p *Process) Kill() error {
 	if err := p.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("killing canaryd: %w", err)
@@ -113,7 +113,7 @@ func (p *Process) Kill() error {
 	return nil
 }
 
-// Log returns what was printed.
+// Log returns the output so far.
 func (p *Process) Log() string {
 	text, err := os.ReadFile(p.log)
 	if err != nil {
@@ -128,7 +128,8 @@ func (p *Process) Tail() string {
 	return strings.Join(lines[max(0, len(lines)-30):], "\n")
 }
 
-// Get asks the canaryd of this namespace over HTTP; another status than 200 is an error.
+// Get requests a path from the canaryd in this namespace over HTTP. A status other than 200 is an
+// error.
 func Get(ctx context.Context, path string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

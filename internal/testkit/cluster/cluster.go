@@ -1,6 +1,6 @@
-// Package cluster is a cluster to send packets through: the namespace that the
-// process is in is the node, one more holds the pods that answer, one the pods
-// that only ask, and one a client outside. Every answer says which pod gave it.
+// Package cluster makes a cluster to send packets through. The namespace of the process is the
+// node. Three more hold the pods that answer, the pods that only ask, and a client outside. Each
+// answer names the pod that gave it.
 package cluster
 
 import (
@@ -20,37 +20,37 @@ import (
 const (
 	Client  = "client"
 	Callers = "callers" // pods that ask and serve nothing
-	Pods    = "pods"    // a pod among them that asks is answered only by a masqueraded way
+	Pods    = "pods"    // a pod here that asks gets an answer only if it is masqueraded
 )
 
-// MostServices is how many services a cluster can have: each has a pod in
-// either of two networks of 16,384 addresses.
-const MostServices = 10000
+// MaxServices is how many services a cluster can have: each has one pod in each of two networks
+// of 16,384 addresses.
+const MaxServices = 10000
 
-// What every cluster has besides.
+// What each cluster has in addition.
 const (
 	HostPorts = 2 // pods with a port of the node
 	NodePorts = 2 // services with a node port
 	Hairpins  = 2 // services whose only pod may ask them
-	// datagramServices bounds the services that are found over UDP too.
+	// datagramServices bounds the services that also serve UDP.
 	datagramServices = 4
 )
 
 // node is the node's address on its link to the client.
 var node = netip.MustParseAddr("192.0.2.1")
 
-// nth returns the address that lies n behind the tenth of a network.
+// nth returns address 10+n of a network.
 func nth(network string, n int) netip.Addr {
 	first := netip.MustParseAddr(network).As4()
 	n += 10
 	return netip.AddrFrom4([4]byte{first[0], first[1], first[2] + byte(n>>8), byte(n)})
 }
 
-// Service returns where a service is found.
+// Service returns the address of a service.
 func Service(i int) netip.AddrPort { return netip.AddrPortFrom(nth("10.96.0.0", i), 80) }
 
-// Datagrams returns where a service is found over UDP that is found over TCP at
-// that address. A cluster IP has another port for it, and the node has not.
+// Datagrams returns the UDP address of a service with that TCP address. A cluster IP has another
+// port for UDP; the node's ports are the same.
 func Datagrams(at netip.AddrPort) netip.AddrPort {
 	if at.Addr() == node {
 		return at
@@ -58,22 +58,22 @@ func Datagrams(at netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(at.Addr(), 53)
 }
 
-// DNS returns where the first service is found over UDP.
+// DNS returns the UDP address of the first service.
 func DNS() netip.AddrPort { return Datagrams(Service(0)) }
 
-// HostPort returns where the pod of a host port is found, over TCP and UDP.
+// HostPort returns the address of a host port, over TCP and UDP.
 func HostPort(i int) netip.AddrPort { return netip.AddrPortFrom(node, uint16(8081+i)) }
 
-// NodePort returns where a service with a node port is found, over TCP and UDP.
+// NodePort returns the address of a service with a node port, over TCP and UDP.
 func NodePort(i int) netip.AddrPort { return netip.AddrPortFrom(node, uint16(30080+i)) }
 
-// Hairpin returns where a service of one pod is found.
+// Hairpin returns the address of a service with one pod.
 func Hairpin(i int) netip.AddrPort { return netip.AddrPortFrom(nth("10.98.0.0", i), 80) }
 
-// Stranger is an address beyond the node at which nobody is.
+// Stranger is an address outside the cluster that no host has.
 var Stranger = netip.MustParseAddrPort("198.51.100.9:53")
 
-// pod returns one of the two pods that service i begins with.
+// pod returns one of the first two pods of service i.
 func pod(i, replica int) netip.Addr {
 	return nth([]string{"10.244.64.0", "10.244.128.0"}[replica], i)
 }
@@ -89,13 +89,13 @@ func NodePortPods(i int) []netip.Addr {
 // HairpinPod returns the only pod of a service.
 func HairpinPod(i int) netip.Addr { return nth("10.244.7.0", i) }
 
-// The ports that every pod listens on.
+// The ports on which each pod listens.
 const (
 	streams   = 8080
 	datagrams = 5353
 )
 
-// A Cluster is what New made. Its namespaces go away with the process's own.
+// A Cluster is made by New. Its namespaces end with the process's own.
 type Cluster struct {
 	services int
 	spaces   map[string]int // file descriptors
@@ -103,11 +103,11 @@ type Cluster struct {
 	endpoints [][]netip.Addr
 }
 
-// New makes the namespaces, links and addresses around the namespace that the
-// process is in, which must be new, and have a /run of its own.
+// New makes the namespaces, links and addresses around the namespace of the process, which must
+// be new and have its own /run.
 func New(ctx context.Context, services int) (*Cluster, error) {
-	if services < 2 || services > MostServices {
-		return nil, fmt.Errorf("%d services: a cluster has 2 to %d", services, MostServices)
+	if services < 2 || services > MaxServices {
+		return nil, fmt.Errorf("%d services: a cluster has 2 to %d", services, MaxServices)
 	}
 	c := &Cluster{services: services, spaces: map[string]int{}}
 	for i := range services {
@@ -129,17 +129,16 @@ func New(ctx context.Context, services int) (*Cluster, error) {
 	return c, errors.Join(c.wire(ctx), c.tune())
 }
 
-// wire makes links, addresses and routes. What no rule translates leaves by the
-// uplink, at the other end of which nobody takes it: it is lost without an answer.
-// All pods that answer stand behind one address, for 10,000 neighbours are more
-// than a kernel keeps.
+// wire makes links, addresses and routes. Packets that no rule translates leave by the uplink,
+// where they are lost without an answer. All pods that answer are behind one address, because a
+// kernel does not keep 10,000 neighbours.
 func (c *Cluster) wire(ctx context.Context) error {
 	var here strings.Builder
 	fmt.Fprintf(&here, "link add uplink type veth peer name sink netns %s\nlink set uplink up\naddr add 203.0.113.2/24 dev uplink\n", Pods)
 	for place, network := range map[string]string{Client: "192.0.2.1/24", Callers: "10.244.4.1/24", Pods: "10.244.0.1/24"} {
 		fmt.Fprintf(&here, "link add to-%s type veth peer name eth0 netns %s\nlink set to-%s up\naddr add %s dev to-%s\n", place, place, place, network, place)
 	}
-	// Nobody has the gateway's hardware address.
+	// No interface has the gateway's hardware address.
 	here.WriteString("neigh add 203.0.113.1 lladdr 02:00:00:00:00:01 dev uplink\nroute add default via 203.0.113.1\nroute add 10.244.0.0/16 via 10.244.0.2\n")
 	const client = "link set eth0 up\naddr add 192.0.2.9/24 dev eth0\nroute add default via 192.0.2.1\n"
 	const callers = "link set eth0 up\naddr add 10.244.4.2/24 dev eth0\nroute add default via 10.244.4.1\n"
@@ -151,7 +150,7 @@ func (c *Cluster) wire(ctx context.Context) error {
 		ip(ctx, client, "-n", Client, "-batch", "-"), ip(ctx, callers, "-n", Callers, "-batch", "-"))
 }
 
-// tune sets what a node has set.
+// tune sets kernel settings as on a node.
 func (c *Cluster) tune() error {
 	set := func(place string, settings ...string) error {
 		return c.In(place, func() error {
@@ -171,13 +170,13 @@ func (c *Cluster) tune() error {
 		set(Client, ports), set(Callers, ports), set(Pods, ports))
 }
 
-// In runs do with its thread in the namespace of a place; empty is the node.
-// Sockets and processes that it makes stay there.
+// In runs do on a thread in the namespace of a place; "" is the node. Sockets and processes that
+// do makes stay there.
 func (c *Cluster) In(place string, do func() error) error {
 	runtime.LockOSThread()
 	if err := unix.Setns(c.spaces[place], unix.CLONE_NEWNET); err != nil {
 		runtime.UnlockOSThread()
-		return fmt.Errorf("into the namespace of %q: %w", place, err)
+		return fmt.Errorf("entering the namespace of %q: %w", place, err)
 	}
 	defer func() {
 		// Without a way back the thread stays locked, and ends with its goroutine.

@@ -14,29 +14,26 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules/kube"
 )
 
-// Endpoints returns the pods of a service as they are now.
+// Endpoints returns the present pods of a service.
 func (c *Cluster) Endpoints(i int) []netip.Addr { return slices.Clone(c.endpoints[i]) }
 
-// Services returns how many there are.
+// Services returns the number of services.
 func (c *Cluster) Services() int { return c.services }
 
-// DatagramServices returns how many of them are found over UDP too; the last
-// one never is.
+// DatagramServices returns how many services also serve UDP. The last service never does.
 func (c *Cluster) DatagramServices() int { return min(c.services-1, datagramServices) }
 
-// Swap gives two services one pod of each other's: as if both pods had ended,
-// and new ones got their addresses.
+// Swap exchanges one pod between two services, as if both pods had ended and new ones had got
+// their addresses.
 func (c *Cluster) Swap(i, j int) {
 	c.endpoints[i], c.endpoints[j] = slices.Clone(c.endpoints[i]), slices.Clone(c.endpoints[j])
 	c.endpoints[i][0], c.endpoints[j][0] = c.endpoints[j][0], c.endpoints[i][0]
 }
 
-// Shrink leaves a service its first pod only, which then is sent to itself when
-// it asks for the service.
+// Shrink reduces a service to its first pod. If that pod asks for the service, it reaches itself.
 func (c *Cluster) Shrink(i int) { c.endpoints[i] = c.endpoints[i][:1] }
 
-// Rules returns what kube-proxy and the portmap plugin write into a node's
-// empty tables.
+// Rules returns what kube-proxy and the plugin portmap write into the empty tables of a node.
 func (c *Cluster) Rules() (string, error) {
 	g, err := c.generate()
 	if err != nil {
@@ -45,8 +42,8 @@ func (c *Cluster) Rules() (string, error) {
 	return rules.Render(g, rules.IPv4) + hostPorts(), nil
 }
 
-// Sync returns what kube-proxy restores without a flush: all of its chains, in
-// which gone are those that no service has any more. Its jumps are in place.
+// Sync returns what kube-proxy restores without a flush: all of its chains, without its jumps,
+// which stand already. gone are the chains that no service has any more.
 func (c *Cluster) Sync(gone []string) (string, error) {
 	g, err := c.generate()
 	if err != nil {
@@ -149,8 +146,7 @@ func (c *Cluster) objects() kube.Objects {
 	return objects
 }
 
-// hostPorts is what the portmap plugin 1.6 writes for the pods that have one,
-// for TCP and UDP.
+// hostPorts returns what portmap 1.6 writes for the pods with a host port, for TCP and UDP.
 func hostPorts() string {
 	var chains, dnat, each strings.Builder
 	for i := range HostPorts {
@@ -175,8 +171,8 @@ func hostPorts() string {
 ` + dnat.String() + each.String() + "COMMIT\n"
 }
 
-// MissingJumps returns the rules in built-in chains that kube-proxy would find
-// missing beside what the tables hold, as iptables-restore takes them.
+// MissingJumps returns the jumps of kube-proxy that the tables lack, as input of
+// iptables-restore.
 func (c *Cluster) MissingJumps(now rules.Ruleset) (string, error) {
 	g, err := c.generate()
 	if err != nil {

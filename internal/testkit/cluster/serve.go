@@ -13,13 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// idle is how long a pod keeps a connection on which nothing comes.
+// idle is how long a pod keeps a silent connection.
 const idle = 10 * time.Minute
 
-// Serve lets every pod answer until ctx ends: over TCP at once, and to every
-// byte, with its own address and a newline; over UDP to every datagram with
-// its own address. One socket of either kind has all of the pods' addresses. The
-// returned function waits for the end of that.
+// Serve lets each pod answer with its own address until ctx ends. Over TCP it sends that and a
+// newline, at once and after each byte that it receives; over UDP it answers each datagram. One
+// socket for each protocol has the addresses of all pods. wait waits until they are closed.
 func (c *Cluster) Serve(ctx context.Context) (wait func(), err error) {
 	var listener net.Listener
 	var socket *net.UDPConn
@@ -29,7 +28,7 @@ func (c *Cluster) Serve(ctx context.Context) (wait func(), err error) {
 			return err
 		}
 		if socket, err = net.ListenUDP("udp4", &net.UDPAddr{Port: datagrams}); err == nil {
-			err = tellDestination(socket)
+			err = reportDestination(socket)
 		}
 		return err
 	})
@@ -62,8 +61,8 @@ func (c *Cluster) Serve(ctx context.Context) (wait func(), err error) {
 	return all.Wait, nil
 }
 
-// tellDestination makes the kernel say to which address a datagram was sent.
-func tellDestination(socket *net.UDPConn) error {
+// reportDestination makes the kernel report to which address a datagram was sent.
+func reportDestination(socket *net.UDPConn) error {
 	raw, err := socket.SyscallConn()
 	if err != nil {
 		return err
@@ -73,8 +72,8 @@ func tellDestination(socket *net.UDPConn) error {
 	return errors.Join(err, failed)
 }
 
-// answerDatagrams answers every datagram, from the address that it was sent to,
-// until the socket is closed.
+// answerDatagrams answers each datagram from the address that it was sent to, until the socket is
+// closed.
 func answerDatagrams(socket *net.UDPConn) {
 	question, control := make([]byte, 64), make([]byte, 64)
 	for {
@@ -86,15 +85,15 @@ func answerDatagrams(socket *net.UDPConn) {
 			continue
 		}
 		if me, err := destination(control[:length]); err == nil {
-			// The same control message says from where the answer is sent. Who does not
-			// hear it asks again.
+			// The same control message sets the answer's source. If the answer is lost, the
+			// client asks again.
 			_, _, _ = socket.WriteMsgUDPAddrPort([]byte(me.String()), control[:length], from)
 		}
 	}
 }
 
-// destination returns the address that is in the control message of a datagram:
-// the last four bytes of struct in_pktinfo.
+// destination returns the address in the control message of a datagram: the last four bytes of
+// struct in_pktinfo.
 func destination(control []byte) (netip.Addr, error) {
 	all, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
@@ -105,7 +104,7 @@ func destination(control []byte) (netip.Addr, error) {
 			return netip.AddrFrom4([4]byte(m.Data[8:12])), nil
 		}
 	}
-	return netip.Addr{}, errors.New("the datagram says not to whom it was sent")
+	return netip.Addr{}, errors.New("the datagram has no destination address")
 }
 
 func answer(ctx context.Context, conn net.Conn) {

@@ -1,5 +1,5 @@
-// Package golden compares what a test got with a file in its package's testdata. With the flag
-// -update the file is written instead.
+// Package golden compares a test's result with a file in the package's testdata. The flag -update
+// writes the file instead.
 package golden
 
 import (
@@ -13,7 +13,7 @@ import (
 
 var update = flag.Bool("update", false, "write golden files, and documents that tests write, to disk")
 
-// Update reports whether files are to be written.
+// Update reports whether the flag -update is set.
 func Update() bool { return *update }
 
 // Compare compares got with a file in testdata.

@@ -1,9 +1,8 @@
-// Package netns runs this very program again in a network namespace and a
-// mount namespace of its own, so that tests and the demo can flush every table
-// there is without touching the machine's.
+// Package netns runs this program again in a network namespace and a mount namespace of its own,
+// so that tests and the demo can flush all tables without touching the machine's.
 //
-// The program is cloned into its namespaces as a whole, so every thread of it
-// is inside; no goroutine has to hold on to a thread.
+// The whole process is cloned into the namespaces, so that each of its threads is inside, and no
+// goroutine must stay on one thread.
 package netns
 
 import (
@@ -24,17 +23,15 @@ import (
 // ErrImpossible says that this process may not have namespaces of its own.
 var ErrImpossible = errors.New("network namespaces need root or user namespaces")
 
-// sbin is where iptables lives; it is not in everybody's PATH.
+// sbin are the folders of iptables, which some users do not have in their PATH.
 var sbin = []string{"/usr/local/sbin", "/usr/sbin", "/sbin"}
 
-// Command returns a command that runs this program again, with args, in a
-// network and a mount namespace of its own. The child finds value under the
-// environment variable marker, tells by it that it is inside, and calls Setup
-// first. The error, if any, is ErrImpossible with the kernel's reason.
+// Command returns a command that runs this program again, with args, in a network and a mount
+// namespace of its own. The child finds value in the environment variable marker: see Inside. It
+// must call Setup first. An error is ErrImpossible with the kernel's reason.
 //
-// The child is killed when the thread that started it ends: whoever starts it
-// from a goroutine locks that goroutine to its thread until Wait returns, as
-// Run does.
+// The child is killed when the thread that started it ends. So a goroutine that starts it locks
+// itself to its thread until Wait returns, as Run does.
 func Command(ctx context.Context, marker, value string, args ...string) (*exec.Cmd, error) {
 	attr, err := attributes()
 	if err != nil {
@@ -48,15 +45,15 @@ func Command(ctx context.Context, marker, value string, args ...string) (*exec.C
 	return cmd, nil
 }
 
-// Run runs a command of Command's and waits for it.
+// Run runs a command that Command returned, and waits for its end.
 func Run(cmd *exec.Cmd) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	return cmd.Run()
 }
 
-// Inside returns the value under which Command started this process, and
-// whether it did. It hides the marker from the processes that this one starts.
+// Inside returns the value that Command gave this process, and whether it did. It removes the
+// marker from the environment of the processes that this one starts.
 func Inside(marker string) (value string, inside bool) {
 	value, inside = os.LookupEnv(marker)
 	if inside {
@@ -66,13 +63,12 @@ func Inside(marker string) (value string, inside bool) {
 	return value, inside
 }
 
-// Setup makes the namespaces usable from inside: mounts no longer propagate,
-// /run is empty and our own (every program that writes iptables rules locks
-// /run/xtables.lock, and two namespaces must not share one lock), and the
-// loopback interface is up.
+// Setup makes the namespaces usable from inside. Mounts no longer propagate, the loopback
+// interface is up, and /run is empty: each program that writes iptables rules locks
+// /run/xtables.lock, and two namespaces must not share a lock.
 //
-// /proc/net and /proc/sys/net follow the task's namespace by themselves; /sys
-// still shows the machine's interfaces and nothing here reads it.
+// /proc/net and /proc/sys/net follow the namespace by themselves. /sys still shows the machine's
+// interfaces, but no test reads it.
 func Setup() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return refused("keeping mounts private", err)
@@ -86,7 +82,7 @@ func Setup() error {
 	return ExtendPath()
 }
 
-// ExtendPath adds the folders for administrators' programs to PATH.
+// ExtendPath adds the folders of administrators' programs to PATH.
 func ExtendPath() error {
 	path := strings.Split(os.Getenv("PATH"), ":")
 	for _, dir := range sbin {
@@ -97,8 +93,7 @@ func ExtendPath() error {
 	return os.Setenv("PATH", strings.Join(path, ":"))
 }
 
-// Root reports whether this process is root of the machine and not merely of a
-// user namespace.
+// Root reports whether this process is root of the machine, and not only of a user namespace.
 func Root() bool {
 	if os.Geteuid() != 0 {
 		return false
@@ -131,9 +126,8 @@ func loopbackUp() error {
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo)
 }
 
-// attributes tries, once, which way into new namespaces the kernel allows:
-// the straight one for those who may, else through a user namespace. Being
-// uid 0 decides nothing: root of a container usually may not.
+// attributes tries once which way into new namespaces the kernel allows: the direct one, or
+// through a user namespace. The user ID 0 decides nothing: root of a container usually may not.
 var attributes = sync.OnceValues(func() (func() *syscall.SysProcAttr, error) {
 	probe := func(attr *syscall.SysProcAttr) error {
 		cmd := exec.Command("true")
@@ -154,9 +148,9 @@ func straight() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}
 }
 
-// throughUser makes the user namespace first and the others only when its ids
-// are mapped: a network namespace whose owner has no root yet hands its
-// /proc/net/ip_tables_names to the machine's root, and nobody inside may read it.
+// throughUser makes the user namespace first, and the others when its IDs are mapped. If the
+// network namespace's owner had no root yet, the kernel would give its /proc/net/ip_tables_names
+// to the machine's root, and no process inside could read it.
 func throughUser() *syscall.SysProcAttr {
 	attr := &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER, Unshareflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}
 	attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}

@@ -11,18 +11,17 @@ import (
 )
 
 const (
-	// program is the environment variable that names the canaryd to test. It is
-	// built once, by the process outside; those in the namespaces inherit it.
+	// program is the environment variable with the path of the canaryd to test. The process
+	// outside the namespaces builds it once, and those inside inherit it.
 	program = "CANARYD_TEST_PROGRAM"
-	// builds is the environment variable that names a folder in which
-	// hack/test.sh built canaryd for all packages: "canaryd", and behind that the
-	// flags of go build, such as "canaryd-race".
+	// builds is the environment variable with a folder in which hack/test.sh built canaryd for
+	// all packages. A file's name is "canaryd" and the flags of go build: "canaryd-race".
 	builds = "CANARYD_TEST_BUILDS"
 )
 
-// Main is what TestMain of a package that tries the built canaryd hands to
-// os.Exit: it builds canaryd, with these flags of go build, and runs the tests.
-// With -race, a race found ends canaryd with 66, and the test says so.
+// Main is the body of TestMain for a package that tests the built canaryd: it builds canaryd,
+// with these flags of go build, and runs the tests. Its result is for os.Exit. With -race, a race
+// ends canaryd with 66, and its test fails.
 func Main(m *testing.M, flags ...string) int {
 	if os.Getenv(program) != "" {
 		return m.Run()
@@ -30,16 +29,16 @@ func Main(m *testing.M, flags ...string) int {
 	if dir := os.Getenv(builds); dir != "" {
 		path := filepath.Join(dir, "canaryd"+strings.Join(flags, ""))
 		if _, err := os.Stat(path); err != nil {
-			return trouble(fmt.Errorf("%s is set: %w", builds, err))
+			return failed(fmt.Errorf("%s is set: %w", builds, err))
 		}
 		if err := os.Setenv(program, path); err != nil {
-			return trouble(err)
+			return failed(err)
 		}
 		return m.Run()
 	}
 	dir, err := os.MkdirTemp("", "canaryd-test")
 	if err != nil {
-		return trouble(err)
+		return failed(err)
 	}
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "canaryd")
@@ -47,15 +46,16 @@ func Main(m *testing.M, flags ...string) int {
 	build := exec.Command("go", words...)
 	build.Stdout, build.Stderr = os.Stderr, os.Stderr
 	if err := build.Run(); err != nil {
-		return trouble(fmt.Errorf("building canaryd: %w", err))
+		return failed(fmt.Errorf("building canaryd: %w", err))
 	}
 	if err := os.Setenv(program, path); err != nil {
-		return trouble(err)
+		return failed(err)
 	}
 	return m.Run()
 }
 
-func trouble(err error) int {
+// failed prints an error and returns the exit code.
+func failed(err error) int {
 	fmt.Fprintln(os.Stderr, "nodetest:", err)
 	return 1
 }

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// CPU returns the CPU time that the daemon and the programs that it executed, as
-// far as they have ended, have used, in steps of 10 ms: fields 14 to 17 of
-// /proc/PID/stat (proc(5)), where USER_HZ is 100.
+// CPU returns the processor time of the daemon, and of the programs that it executed as far as
+// they have ended, in steps of 10 ms. It is the sum of fields 14 to 17 of /proc/PID/stat
+// (proc(5)), where USER_HZ is 100.
 func (p *Process) CPU() time.Duration {
 	p.n.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID()))
 	p.n.Must(err)
-	// The name in field 2 may hold blanks and brackets.
+	// The name in field 2 may contain blanks and brackets.
 	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
 	var ticks int64
 	for _, field := range fields[11:15] {

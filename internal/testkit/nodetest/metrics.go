@@ -9,8 +9,8 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// Metrics returns the samples of /metrics: "name{label="value"}" with its
-// labels sorted.
+// Metrics returns the samples of /metrics by name{label="value"}, without the prefix canaryd_ and
+// with sorted labels.
 func (n *Node) Metrics() map[string]float64 {
 	n.Helper()
 	parser := expfmt.NewTextParser(model.UTF8Validation)
@@ -31,7 +31,7 @@ func (n *Node) Metrics() map[string]float64 {
 	return samples
 }
 
-// Sum adds the samples whose names begin so and hold those words.
+// Sum adds the samples whose names begin with prefix and contain all of the words.
 func Sum(samples map[string]float64, prefix string, words ...string) float64 {
 	var total float64
 	for name, value := range samples {

@@ -23,19 +23,19 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Node is a network namespace of its own in which canaryd is tried.
+// A Node is a network namespace of its own in which canaryd is tested.
 type Node struct {
 	*testing.T
 	Programs scenario.Programs
-	Families []rules.Family // that can be saved
-	Env      []string       // of the daemon, besides our own
-	Under    []string       // the command that the daemon is started with; empty: none
+	Families []rules.Family // the families that Save reads
+	Env      []string       // further environment variables of the daemon
+	Under    []string       // a command that starts the daemon; empty: none
 	Protects func(chain string) bool
 
 	logs int
 }
 
-// OnBoth runs body for each backend in a node of its own.
+// OnBoth runs body for each backend, in a node of its own.
 func OnBoth(t *testing.T, body func(n *Node)) {
 	t.Parallel()
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
@@ -43,7 +43,7 @@ func OnBoth(t *testing.T, body func(n *Node)) {
 	}
 }
 
-// On runs body in a node of its own, beside other tests.
+// On runs body in a node of its own, in parallel with other tests.
 func On(t *testing.T, backend iptables.Backend, body func(n *Node)) {
 	t.Parallel()
 	In(t, backend, body)
@@ -62,7 +62,7 @@ func In(t *testing.T, backend iptables.Backend, body func(n *Node)) {
 	})
 }
 
-// Must fails the test because of an error.
+// Must fails the test if there is an error.
 func (n *Node) Must(err error) {
 	n.Helper()
 	if err != nil {
@@ -70,13 +70,13 @@ func (n *Node) Must(err error) {
 	}
 }
 
-// Load writes the rules of a node that runs Kubernetes.
+// Load writes the rules of a Kubernetes node.
 func (n *Node) Load() {
 	n.Helper()
 	n.Must(scenario.Load(n.Context(), n.Programs, rules.Families()...))
 }
 
-// Flush is iptables -F in every table of both families.
+// Flush runs iptables -F on every table of both families.
 func (n *Node) Flush() {
 	n.Helper()
 	for _, f := range rules.Families() {
@@ -86,7 +86,7 @@ func (n *Node) Flush() {
 	}
 }
 
-// FlushUnlocked is flush by programs that take another lock than everybody.
+// FlushUnlocked is Flush by programs that take another lock than all others.
 func (n *Node) FlushUnlocked() {
 	n.Helper()
 	for _, program := range []string{"iptables-", "ip6tables-"} {
@@ -100,8 +100,7 @@ func (n *Node) FlushUnlocked() {
 	}
 }
 
-// HoldLock starts a process that holds the xtables lock for that long, or until it is
-// killed.
+// HoldLock starts a process that holds the xtables lock for that time, or until it is killed.
 func (n *Node) HoldLock(long time.Duration) *exec.Cmd {
 	n.Helper()
 	// --no-fork: flock becomes sleep and is ended with it.
@@ -119,7 +118,7 @@ func (n *Node) HoldLock(long time.Duration) *exec.Cmd {
 	return holder
 }
 
-// Save returns what all tables hold, without counters.
+// Save returns the content of all tables, without counters.
 func (n *Node) Save() map[rules.Family]rules.Ruleset {
 	n.Helper()
 	all := map[rules.Family]rules.Ruleset{}
@@ -131,8 +130,7 @@ func (n *Node) Save() map[rules.Family]rules.Ruleset {
 	return all
 }
 
-// Lines returns one line for each chain and rule that is wanted: chains by
-// name, rules in their order.
+// Lines returns one line for each wanted chain and rule, chains by name and rules in their order.
 func (n *Node) Lines(wantChain func(t rules.TableName, name string) bool, wantRule func(rules.Rule) bool) []string {
 	n.Helper()
 	var lines []string
@@ -161,7 +159,7 @@ func (n *Node) Lines(wantChain func(t rules.TableName, name string) bool, wantRu
 	return lines
 }
 
-// Protected returns the protected chains, their rules and their jumps.
+// Protected returns the protected chains, their rules, and the jumps into them.
 func (n *Node) Protected() []string {
 	n.Helper()
 	return n.Lines(
@@ -169,7 +167,7 @@ func (n *Node) Protected() []string {
 		func(r rules.Rule) bool { return n.Protects(r.Target) })
 }
 
-// Foreign returns what is neither protected nor anybody's canary.
+// Foreign returns the chains and rules that are neither protected nor a canary.
 func (n *Node) Foreign() []string {
 	n.Helper()
 	return n.Lines(
@@ -187,7 +185,7 @@ func (n *Node) Marks() []string {
 		canary.IsMark)
 }
 
-// Same fails the test, without ending it, unless both lists are equal.
+// Same fails the test, without ending it, if the lists differ.
 func (n *Node) Same(what string, want, got []string) {
 	n.Helper()
 	if diff := cmp.Diff(want, got); diff != "" {

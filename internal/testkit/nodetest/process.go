@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	// HTTP is where the daemon answers.
+	// HTTP is the address of the daemon.
 	HTTP = "http://" + canaryd.Address
-	// These bound what takes milliseconds on an idle machine.
+	// Bounds for steps that take milliseconds on an idle machine.
 	StartsIn = time.Minute
 	HealsIn  = time.Minute
 	StopsIn  = 20 * time.Second
@@ -52,7 +52,7 @@ func (n *Node) Launch(flags ...string) *Process {
 	return p
 }
 
-// Start starts the daemon and returns when it is ready and has learned.
+// Start starts the daemon, and returns when it is ready and has a generation.
 func (n *Node) Start(flags ...string) *Process {
 	n.Helper()
 	p := n.Launch(flags...)
@@ -91,7 +91,7 @@ func (p *Process) Signal(s syscall.Signal) {
 	p.n.Must(p.Process.Signal(s))
 }
 
-// WantLog fails unless a line of the log has all of these words.
+// WantLog fails the test unless a line of the log contains all of these words.
 func (p *Process) WantLog(words ...string) {
 	p.n.Helper()
 	log := p.Log()
@@ -103,8 +103,8 @@ func (p *Process) WantLog(words ...string) {
 	p.n.Errorf("no line of the log has %q:\n%s", words, log)
 }
 
-// Flags returns a command line of that command with the flags that bind it to
-// This node; the rest are the defaults.
+// Flags returns the arguments of a command with the flags that bind it to this node. All others
+// keep their defaults.
 func (n *Node) Flags(command string) []string {
 	if slices.Contains([]string{"status", "health", "pause", "resume", "dismiss", "baseline", "version", "detect", "completion"}, command) {
 		return []string{command}
@@ -130,7 +130,7 @@ func (n *Node) Exec(cmd *exec.Cmd) (code int, stdout, stderr string) {
 	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
 }
 
-// Want runs a command and fails unless it ends with that exit code.
+// Want runs a command, and fails the test unless it ends with that exit code.
 func (n *Node) Want(code int, command string, flags ...string) (stdout, stderr string) {
 	n.Helper()
 	got, stdout, stderr := n.Canaryd(command, flags...)
@@ -143,7 +143,7 @@ func (n *Node) Want(code int, command string, flags ...string) (stdout, stderr s
 	return stdout, stderr
 }
 
-// OneLine checks that trouble is told in one line, whatever the log says.
+// OneLine checks that an error is one line, log lines excepted.
 func (n *Node) OneLine(stderr string) {
 	n.Helper()
 	var told []string
@@ -157,7 +157,7 @@ func (n *Node) OneLine(stderr string) {
 	}
 }
 
-// Status asks the running daemon, and leaves out the flushes of earlier ones.
+// Status returns the daemon's status, without the flushes of earlier runs.
 func (n *Node) Status() scenario.Status {
 	n.Helper()
 	s := n.WholeStatus()
@@ -165,7 +165,7 @@ func (n *Node) Status() scenario.Status {
 	return s
 }
 
-// WholeStatus asks the running daemon.
+// WholeStatus returns the daemon's status.
 func (n *Node) WholeStatus() scenario.Status {
 	n.Helper()
 	code, stdout, stderr := n.Canaryd("status", "-o", "json")
@@ -176,8 +176,8 @@ func (n *Node) WholeStatus() scenario.Status {
 	return s
 }
 
-// Published is the status that the running daemon publishes over HTTP, which costs
-// it less than to be asked for all.
+// Published returns the status that the daemon publishes over HTTP. That costs the daemon less
+// than WholeStatus.
 func (n *Node) Published() scenario.Status {
 	n.Helper()
 	var s scenario.Status
@@ -185,8 +185,8 @@ func (n *Node) Published() scenario.Status {
 	return s
 }
 
-// Healed waits for as many flush records and for health, and returns the
-// Newest record.
+// Healed waits until there are that many flush records and the node is healthy, and returns the
+// newest record.
 func (n *Node) Healed(records int) scenario.Record {
 	n.Helper()
 	var newest scenario.Record
@@ -201,8 +201,8 @@ func (n *Node) Healed(records int) scenario.Record {
 	return newest
 }
 
-// Within waits until done returns nil and returns how long that took; after limit
-// the test ends.
+// Within waits until done returns nil, and returns how long that took. After limit, it ends the
+// test.
 func (n *Node) Within(limit time.Duration, what string, done func() error) time.Duration {
 	n.Helper()
 	for start := time.Now(); ; time.Sleep(20 * time.Millisecond) {
@@ -216,7 +216,7 @@ func (n *Node) Within(limit time.Duration, what string, done func() error) time.
 	}
 }
 
-// Get asks the daemon over HTTP; another status than 200 ends the test.
+// Get requests a path from the daemon over HTTP. A status other than 200 ends the test.
 func (n *Node) Get(path string) string {
 	n.Helper()
 	text, err := Fetch(path)
@@ -230,7 +230,7 @@ func Fetch(path string) (string, error) {
 	return string(text), err
 }
 
-// Ready returns nil if the daemon says that every table is intact.
+// Ready returns nil if the daemon reports every table as intact.
 func Ready() error {
 	_, err := Fetch("/readyz")
 	return err

@@ -7,9 +7,9 @@ import (
 	"os"
 )
 
-// Services returns what kube-proxy wrote to IPv4's nat and filter for 100, 1,000
-// or 5,000 services, as iptables-restore --noflush takes it. The data is that of
-// the measurements; it is found from a package in test.
+// Services returns what kube-proxy wrote to IPv4's nat and filter for 100, 1,000 or 5,000
+// services, as input of iptables-restore --noflush. It reads the data of the measurements, by a
+// path from a package in test.
 func (n *Node) Services(count int) string {
 	n.Helper()
 	file, err := os.Open(fmt.Sprintf("../../hack/bench/heal/testdata/services-%d.rules.gz", count))

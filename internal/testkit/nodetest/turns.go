@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// turns is the environment variable that names a file. The test that has a lock on it may keep
-// the processors busy.
+// turns is the environment variable with the path of a file. The test that locks the file may
+// keep the processors busy.
 const turns = "CANARYD_TEST_TURNS"
 
 // MainWithTurns is Main for a package whose tests take turns; see Turn.
@@ -18,19 +18,19 @@ func MainWithTurns(m *testing.M, flags ...string) int {
 	if os.Getenv(turns) == "" {
 		file, err := os.CreateTemp("", "canaryd-turns")
 		if err != nil {
-			return trouble(err)
+			return failed(err)
 		}
 		defer os.Remove(file.Name())
 		defer file.Close()
 		if err := os.Setenv(turns, file.Name()); err != nil {
-			return trouble(err)
+			return failed(err)
 		}
 	}
 	return Main(m, flags...)
 }
 
-// Turn waits for the processors, until done is called or the test ends. The tests of nodes run in
-// processes of their own.
+// Turn waits until this test may keep the processors busy, which lasts until done is called or
+// the test ends. A file lock is used because nodes are tested in processes of their own.
 func (n *Node) Turn() (done func()) {
 	n.Helper()
 	file, err := os.Open(os.Getenv(turns))
@@ -40,8 +40,8 @@ func (n *Node) Turn() (done func()) {
 	return func() { n.Must(file.Close()) }
 }
 
-// AsUser runs do with another user's rights. Only this thread has them, and it ends with the
-// goroutine, which is never unlocked from it.
+// AsUser runs do with another user's rights. Only one thread has them. The goroutine never
+// unlocks the thread, so both end together.
 func AsUser(uid int, do func() error) error {
 	done := make(chan error)
 	go func() {

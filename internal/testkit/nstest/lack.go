@@ -9,30 +9,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Lack is something that a kernel may have been built or started without, as
-// programs get to know of it: a system call that fails.
+// A Lack is a feature that a kernel may not have. It simulates what programs see of that: a
+// system call that fails.
 type Lack struct {
 	call  uint32
-	args  []Arg // that the call has then
+	args  []Arg // only calls with these arguments fail
 	errno unix.Errno
 }
 
-// An Arg is the value of one argument of a system call, of which the lower 32
-// bits of a little-endian machine are compared.
+// An Arg is the value of one argument of a system call. The lower 32 bits of a little-endian
+// machine are compared.
 type Arg struct{ Index, Value uint32 }
 
-// LackIPv6 is a kernel that was started with ipv6.disable=1.
+// LackIPv6 simulates a kernel that was started with ipv6.disable=1.
 func LackIPv6() Lack {
 	return Lack{unix.SYS_SOCKET, []Arg{{0, unix.AF_INET6}}, unix.EAFNOSUPPORT}
 }
 
-// LackNFT is a kernel without nfnetlink, hence without nf_tables.
+// LackNFT simulates a kernel without nfnetlink, hence without nf_tables.
 func LackNFT() Lack {
 	return Lack{unix.SYS_SOCKET, []Arg{{0, unix.AF_NETLINK}, {2, unix.NETLINK_NETFILTER}}, unix.EPROTONOSUPPORT}
 }
 
-// LackLegacy are the two families of a kernel without x_tables' socket
-// options: a level and IPT_SO_GET_INFO.
+// LackLegacy simulates a kernel without the socket options of x_tables, in both families. They
+// are a level and IPT_SO_GET_INFO.
 func LackLegacy() []Lack {
 	const getInfo = 64
 	return []Lack{
@@ -41,12 +41,11 @@ func LackLegacy() []Lack {
 	}
 }
 
-// LackExec is no kernel but a test of who executes nothing.
+// LackExec makes execve fail: it tests code that must execute no program.
 func LackExec() Lack { return Lack{unix.SYS_EXECVE, nil, unix.EPERM} }
 
-// Without makes the calling goroutine, and all that it executes, live with a
-// kernel that lacks something. It cannot be undone: the goroutine keeps its
-// thread for itself, and the thread ends with it.
+// Without simulates a kernel that lacks features, for the calling goroutine and all programs that
+// it executes. It cannot be undone: the goroutine keeps its thread, and the thread ends with it.
 func Without(lacks ...Lack) error {
 	runtime.LockOSThread()
 	for _, lack := range lacks {
@@ -57,7 +56,7 @@ func Without(lacks ...Lack) error {
 	return nil
 }
 
-// install adds a seccomp filter; see struct seccomp_data in linux/seccomp.h.
+// install adds a seccomp filter (struct seccomp_data in linux/seccomp.h).
 func (l Lack) install() error {
 	const firstArg, argSize = 16, 8
 	type test struct{ offset, value uint32 }
@@ -67,8 +66,8 @@ func (l Lack) install() error {
 	}
 	var program []bpf.Instruction
 	for i, t := range tests {
-		// Each test is two instructions; behind the last one stands the
-		// answer "fail", behind that "allow".
+		// Each test is two instructions. The last test is followed by the answer "fail", and
+		// that by "allow".
 		toAllow := uint8(2*(len(tests)-i-1) + 1)
 		program = append(program, bpf.LoadAbsolute{Off: t.offset, Size: 4},
 			bpf.JumpIf{Cond: bpf.JumpEqual, Val: t.value, SkipFalse: toAllow})

@@ -1,5 +1,5 @@
-// Package nstest runs tests in network namespaces of their own, so that they
-// may write and flush any table.
+// Package nstest runs tests in network namespaces of their own, so that they may write and flush
+// any table.
 package nstest
 
 import (
@@ -22,22 +22,20 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/netns"
 )
 
-// marker is the environment variable that holds the name of the test whose
-// body this process runs.
+// marker is the environment variable with the name of the test whose body this process runs.
 const marker = "CANARYD_NSTEST"
 
-// report is the child's file descriptor on which it tells the parent what
-// became of the body. Its exit code alone cannot say "ran nothing" or
-// "skipped".
+// report is the file descriptor on which the child reports what became of the body. An exit code
+// alone cannot say "ran nothing" or "skipped".
 const report = 3
 
 // What the child reports.
 const (
-	ended   = "ended"   // the body ran to its end, however it ended
+	ended   = "ended"   // the body ran to its end, passed or failed
 	skipped = "skipped" // the body skipped the test
 )
 
-// us says whether this process is a child, and whose.
+// us says whether this process is a child, and of which test.
 var us = func() (c struct {
 	test   string
 	inside bool
@@ -51,13 +49,12 @@ var us = func() (c struct {
 
 var setup = sync.OnceValue(netns.Setup)
 
-// Run runs body in a network and mount namespace of its own: it executes the
-// test binary again for this one test. What stands in the test before Run is
-// executed in both processes. /run is empty there and the loopback interface
-// is up. A Run inside a Run stays in the namespace that it is in.
+// Run runs body in a network and mount namespace of its own: it executes the test binary again
+// for this one test. The code of the test before Run is executed in both processes. Inside, /run
+// is empty and the loopback interface is up. A Run inside a Run stays in its namespace.
 //
-// Where the machine allows no namespaces the test is skipped; with CI=true in
-// the environment it fails.
+// If the machine allows no namespaces, the test is skipped; with CI=true in the environment, it
+// fails.
 func Run(t *testing.T, body func(t *testing.T)) {
 	t.Helper()
 	if !us.inside {
@@ -76,8 +73,8 @@ func Run(t *testing.T, body func(t *testing.T)) {
 	body(t)
 }
 
-// NeedRoot skips the test unless it runs as the machine's root. User
-// namespaces are not enough for large sets: they may not raise socket buffers.
+// NeedRoot skips the test unless it runs as root of the machine. Large sets need that: in a user
+// namespace, root may not raise socket buffers.
 func NeedRoot(t *testing.T) {
 	t.Helper()
 	if !netns.Root() {
@@ -98,7 +95,7 @@ func NeedProgram(t *testing.T, names ...string) {
 	}
 }
 
-// NeedFile skips the test unless all of these files are there.
+// NeedFile skips the test unless all of these files exist.
 func NeedFile(t *testing.T, paths ...string) {
 	t.Helper()
 	for _, path := range paths {
@@ -108,8 +105,8 @@ func NeedFile(t *testing.T, paths ...string) {
 	}
 }
 
-// NeedSetting sets a value below /proc/sys, and skips the test where the kernel has no
-// such setting or does not let us set it.
+// NeedSetting sets a value below /proc/sys. It skips the test if the kernel has no such setting,
+// or does not allow this process to set it.
 func NeedSetting(t *testing.T, path, value string) {
 	t.Helper()
 	if err := os.WriteFile(path, []byte(value), 0); err != nil {
@@ -117,7 +114,7 @@ func NeedSetting(t *testing.T, path, value string) {
 	}
 }
 
-// Need skips the test unless err, which says whether this thing is there, is nil.
+// Need skips the test if err is not nil. err says whether the thing is there.
 func Need(t *testing.T, thing string, err error) {
 	t.Helper()
 	if err != nil {
@@ -125,8 +122,7 @@ func Need(t *testing.T, thing string, err error) {
 	}
 }
 
-// Command runs a program and returns what it printed on its standard output;
-// the test fails if it fails.
+// Command runs a program and returns its standard output. If the program fails, so does the test.
 func Command(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	return CommandInput(t, "", name, args...)
@@ -144,7 +140,8 @@ func CommandInput(t *testing.T, input, name string, args ...string) string {
 	return stdout.String()
 }
 
-// skipLoudly skips the test, or fails it where a skip would hide something.
+// skipLoudly skips the test, or fails it with CI=true: in CI a skip would hide that the test
+// never ran.
 func skipLoudly(t *testing.T, format string, args ...any) {
 	t.Helper()
 	if os.Getenv("CI") == "true" {
@@ -153,7 +150,7 @@ func skipLoudly(t *testing.T, format string, args ...any) {
 	t.Skipf("SKIPPED: "+format, args...)
 }
 
-// finish tells the parent that the body came to its end.
+// finish reports to the parent that the body has ended.
 func finish(t *testing.T) {
 	what := ended
 	if t.Skipped() {
@@ -177,16 +174,16 @@ func runChild(t *testing.T) {
 	defer read.Close()
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output
-	// The race detector sleeps for a second at exit so that other threads
-	// may report; every test would pay it twice.
+	// At exit the race detector sleeps for a second, so that other threads can report. Each
+	// test would wait twice.
 	cmd.Env = append(cmd.Env, "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
 	cmd.ExtraFiles = []*os.File{write}
-	// A grandchild that outlives the child must not hold us up.
+	// A grandchild that outlives the child must not delay this process.
 	cmd.WaitDelay = 10 * time.Second
 	err = netns.Run(cmd)
 	write.Close()
 	said := lines(read)
-	// The child's own framing would be read as ours by whoever reads our output.
+	// A reader of the output would take the child's framing characters for those of this process.
 	log := strings.TrimRight(strings.ReplaceAll(output.String(), "\x16", ""), "\n")
 	switch {
 	case err != nil:
@@ -208,8 +205,8 @@ func lines(file *os.File) []string {
 	return all
 }
 
-// passedOn are the flags of the test binary that the child gets too. The
-// others name files that parent and child would both write, or choose tests.
+// passedOn are the flags of the test binary that the child gets too. Other flags name files that
+// both processes would write, or choose tests.
 var passedOn = []string{"test.short", "test.parallel", "test.cpu", "test.fullpath", "test.failfast"}
 
 func childArgs(t *testing.T) []string {
@@ -222,8 +219,8 @@ func childArgs(t *testing.T) []string {
 	return args
 }
 
-// timeout lets the child run out of time before the parent does: then it is
-// the child that shows where it hangs.
+// timeout lets the child run out of time before the parent does: then the child shows where it
+// hangs.
 func timeout(t *testing.T) string {
 	deadline, ok := t.Deadline()
 	if !ok {
@@ -233,7 +230,7 @@ func timeout(t *testing.T) string {
 	return max(left-min(5*time.Second, left/10), time.Millisecond).String()
 }
 
-// pattern matches exactly the test of that name and its subtests.
+// pattern returns a pattern for exactly the test of that name and its subtests.
 func pattern(name string) string {
 	parts := strings.Split(name, "/")
 	for i, part := range parts {

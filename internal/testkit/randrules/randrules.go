@@ -1,5 +1,5 @@
-// Package randrules draws random rules, in the many ways in which people spell
-// them, for tests that hold what we make of rules against what iptables does.
+// Package randrules draws random rules in many spellings, for tests that compare how canaryd and
+// iptables read them.
 package randrules
 
 import (
@@ -11,17 +11,17 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A choice draws one option: spellings of one meaning, nothing for "leave it out".
+// A choice draws one option: spellings of one meaning, or nothing to leave the option out.
 type choice func(*rand.Rand) []string
 
 // A part is a match, the target or one option of no extension.
 type part struct {
-	leads   []string // spellings of what comes first; "" where -p implies the match
+	leads   []string // spellings of the first words; "" where -p implies the match
 	choices []choice
 	drawn   [][]string
 }
 
-// A Rule is a random rule, from which other spellings and other rules are made.
+// A Rule is a random rule. Other spellings, and other rules, can be made from it.
 type Rule struct {
 	proto *part // always first: iptables wants it before the ports
 	base  []*part
@@ -67,7 +67,7 @@ func (w Rule) all() []*part {
 	return slices.DeleteFunc(slices.Concat([]*part{w.proto}, w.base, w.parts, []*part{w.last}), func(p *part) bool { return p == nil })
 }
 
-// Spell writes the rule in one of its many ways.
+// Spell returns the rule in a random spelling.
 func (w Rule) Spell(r *rand.Rand) string {
 	var texts []string
 	for _, p := range append(slices.Clone(w.parts), w.last) {
@@ -82,7 +82,7 @@ func (w Rule) Spell(r *rand.Rand) string {
 	return strings.Join(strings.Fields(strings.Join(texts, " ")), " ")
 }
 
-// Mutate draws one of the rule's options again.
+// Mutate returns the rule with one of its options drawn again.
 func (w Rule) Mutate(r *rand.Rand) Rule {
 	m := Rule{last: w.last.clone()}
 	if w.proto != nil {
@@ -103,8 +103,8 @@ func (w Rule) Mutate(r *rand.Rand) Rule {
 	return m
 }
 
-// same gives several spellings of one meaning, which is now and then negated
-// if that is allowed, or left out.
+// same returns a choice of several spellings of one meaning. With negate it is sometimes negated;
+// odds is how often it is not left out.
 func same(odds float64, negate bool, groups ...[]string) choice {
 	return func(r *rand.Rand) []string {
 		if r.Float64() > odds {
@@ -122,7 +122,7 @@ func same(odds float64, negate bool, groups ...[]string) choice {
 
 func g(spellings ...string) []string { return spellings }
 
-// each makes every word a group of its own.
+// each returns a group for each word.
 func each(option string, words ...string) [][]string {
 	var groups [][]string
 	for _, w := range words {
@@ -131,7 +131,7 @@ func each(option string, words ...string) [][]string {
 	return groups
 }
 
-// alike puts several option names before the spellings of each group.
+// alike puts each of several option names before each spelling of a group.
 func alike(names []string, groups ...[]string) [][]string {
 	var all [][]string
 	for _, group := range groups {
@@ -232,7 +232,7 @@ func Draw(r *rand.Rand, f rules.Family, t rules.TableName) Rule {
 		w.parts = append(w.parts, matchOf(r, f, t))
 	}
 	r.Shuffle(len(w.parts), func(i, j int) { w.parts[i], w.parts[j] = w.parts[j], w.parts[i] })
-	// Behind a match that is not known, nobody can tell whose an option is.
+	// After an unknown match, the owner of an option is ambiguous: name the match.
 	if i := slices.Index(w.parts, match); i > 0 && slices.ContainsFunc(w.parts[:i], (*part).unknown) {
 		match.leads = match.leads[:1]
 	}
@@ -245,7 +245,7 @@ func Draw(r *rand.Rand, f rules.Family, t rules.TableName) Rule {
 
 func flagOf(odds float64, negate bool, option string) choice { return same(odds, negate, g(option)) }
 
-// matchOf draws a match that goes with every protocol.
+// matchOf draws a match that is valid with each protocol.
 func matchOf(r *rand.Rand, f rules.Family, t rules.TableName) *part {
 	plain := addressesOf(f)
 	mask, range1, range2 := "255.255.255.255", "10.0.0.1-10.0.0.9", "10.0.0.1-10.0.0.1"
@@ -297,7 +297,7 @@ func matchOf(r *rand.Rand, f rules.Family, t rules.TableName) *part {
 		{leads: g("-m length"), choices: []choice{same(1, true, g("--length 10:65535", "--length 10:"), g("--length 8", "--length 010", "--length 8:8"), g("--length 0:65535"))}},
 		{leads: g("-m " + hop[0]), choices: []choice{same(1, false, g(hop[1]+"eq 3", hop[1]+"eq 0x3"), g("! "+hop[1]+"eq 3"), g(hop[1]+"lt 3"))}},
 		{leads: g("-m helper"), choices: []choice{same(1, true, each("--helper", "ftp", "sip")...)}},
-		// Extensions of which nothing is known: one spelling each.
+		// Unknown extensions have one spelling each.
 		{leads: g("-m u32"), choices: []choice{same(1, false, each("--u32", `"0x0&0xff=0x1"`, `"0x0&0xff=0x2"`)...)}},
 		{leads: g("-m string"), choices: []choice{same(1, false, g(`--string "-j X" --algo bm`), g(`--string "-j Y" --algo bm`))}},
 	}
@@ -367,5 +367,5 @@ func targetOf(r *rand.Rand, f rules.Family, t rules.TableName, proto string) *pa
 	return pick(r, list...)
 }
 
-// String spells the rule in one way, always the same.
+// String returns one spelling of the rule, always the same.
 func (w Rule) String() string { return fmt.Sprintf("%q", w.Spell(rand.New(rand.NewPCG(1, 1)))) }

@@ -1,4 +1,4 @@
-// Package sample has what tests of several packages show to people.
+// Package sample has values that tests of several packages print.
 package sample
 
 import (
@@ -11,7 +11,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Status has every field set, secrets in those that may hold some.
+// Status returns a Status with every field set. Fields that may hold secrets hold one.
 func Status() api.Status {
 	at := time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
 	writer := api.Culprit{

@@ -10,7 +10,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Tables saves and parses what one family's tables hold.
+// Tables returns the content of one family's tables.
 func Tables(ctx context.Context, f Flusher, family rules.Family) (rules.Ruleset, error) {
 	text, err := f.Save(ctx, family)
 	if err != nil {
@@ -28,27 +28,22 @@ func Tables(ctx context.Context, f Flusher, family rules.Family) (rules.Ruleset,
 
 // Want is what one family's tables ought to hold after a flush was repaired.
 type Want struct {
-	// Protected is what the tables held before the flush: the protected
-	// chains and jumps must be as in it.
+	// Protected is the content before the flush: protected chains and jumps must be as in it.
 	Protected rules.Ruleset
-	// Foreign is what the same flush leaves where no canaryd runs: all rules
-	// of others must be as in it.
+	// Foreign is what the same flush leaves without canaryd: all other rules must be as in it.
 	Foreign rules.Ruleset
-	// Late says that the flush goes on after the rules are back. What it puts
-	// above or below the jumps then stays there, even where the same rules
-	// stood elsewhere before.
+	// Late says that the flush goes on after the rules are back. Rules that it then adds above
+	// or below the jumps stay there, even if they stood elsewhere before.
 	Late bool
-	// Protects tells the protected chains.
+	// Protects reports whether a chain is protected.
 	Protects func(chain string) bool
-	// MatchesPreset tells further jumps among the rules of built-in chains; nil means
-	// none.
+	// MatchesPreset reports whether a preset names a rule of a built-in chain; nil means none.
 	MatchesPreset func(t rules.TableName, chain string, r rules.Rule) bool
 }
 
-// Compare returns a line for everything in which got is not as wanted, nothing
-// if all is well. Counters, canaryd's own marks and the canaries of others are
-// not compared. In a built-in chain that lost no foreign rule, jumps and
-// foreign rules must stand in the old order; else each kind in its own.
+// Compare returns a line for each difference between got and what is wanted. It ignores counters,
+// canaryd's marks and other programs' canaries. In a built-in chain that lost no foreign rule,
+// jumps and foreign rules must stand in the old order; in others, each of the two kinds.
 func Compare(want Want, got rules.Ruleset) []string {
 	var c comparison
 	c.want = want
@@ -131,7 +126,7 @@ func (c *comparison) sequence(kind, chain string, want, got []string) {
 		case w == 0:
 			c.say("%s rule of %s is there and should not be: %s", kind, chain, spec)
 		case w != g:
-			c.say("%s rule of %s stands there %d times and should %d times: %s", kind, chain, g, w, spec)
+			c.say("%s rule of %s is there %d times and should be there %d times: %s", kind, chain, g, w, spec)
 		}
 	}
 	if len(c.lines) == wrong && !slices.Equal(want, got) {
@@ -141,23 +136,23 @@ func (c *comparison) sequence(kind, chain string, want, got []string) {
 
 func all(rules.Rule) bool { return true }
 
-// specs returns the rules of a chain that keep picks, canaryd's marks left out.
+// specs returns the rules of a chain that keep selects, without canaryd's marks.
 func specs(chain *rules.Chain, keep func(rules.Rule) bool) []string {
 	if chain == nil {
 		return nil
 	}
 	var list []string
 	for _, r := range chain.Rules {
-		if keep(r) && !mark(r) {
+		if keep(r) && !isMark(r) {
 			list = append(list, r.Spec)
 		}
 	}
 	return list
 }
 
-// mark reports whether the rule is canaryd's own: its comment says so. It does
-// not ask pkg/canary, whose idea of it may be what is wrong.
-func mark(r rules.Rule) bool {
+// isMark reports whether the rule is canaryd's own, by its comment. It does not use pkg/canary,
+// which may be wrong.
+func isMark(r rules.Rule) bool {
 	words, err := rules.Split(r.Spec)
 	if err != nil || r.Target != "" {
 		return false
@@ -166,8 +161,8 @@ func mark(r rules.Rule) bool {
 	return i >= 0 && i+1 < len(words) && strings.HasPrefix(words[i+1], "canaryd-")
 }
 
-// Policy returns a built-in chain's policy. One that does not exist, on nft,
-// lets everything pass.
+// Policy returns a built-in chain's policy. On nft the chain may not exist, and then all packets
+// pass.
 func Policy(chain *rules.Chain) string {
 	if chain == nil || chain.Policy == "" {
 		return "ACCEPT"
@@ -183,8 +178,7 @@ func counts(list []string) map[string]int {
 	return n
 }
 
-// ChainNames returns the names of all chains of these tables, sorted; a table may be
-// nil.
+// ChainNames returns the names of all chains of these tables, sorted. A table may be nil.
 func ChainNames(tables ...*rules.Table) []string {
 	var names []string
 	for _, t := range tables {

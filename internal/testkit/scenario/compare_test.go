@@ -54,7 +54,7 @@ func TestCompare(t *testing.T) {
 		},
 		"jump doubled": {
 			edit: []string{"-A FORWARD -j KUBE-FORWARD\n", "-A FORWARD -j KUBE-FORWARD\n-A FORWARD -j KUBE-FORWARD\n"},
-			want: []string{"jump rule of FORWARD stands there 2 times and should 1 times"},
+			want: []string{"jump rule of FORWARD is there 2 times and should be there 1 times"},
 		},
 		"jump elsewhere": {
 			edit: []string{"-A INPUT -i lo -j ACCEPT\n-A INPUT -j KUBE-FIREWALL\n", "-A INPUT -j KUBE-FIREWALL\n-A INPUT -i lo -j ACCEPT\n"},

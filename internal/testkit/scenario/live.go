@@ -18,17 +18,17 @@ import (
 )
 
 const (
-	readyIn   = time.Minute // from start to a captured generation
-	healedIn  = time.Minute // longer than any jump grace
-	stopsIn   = 20 * time.Second
-	lookEvery = 20 * time.Millisecond
-	// quietFor is how long nothing may happen before a repair counts as the
-	// end: a flush of many commands is several flush records.
+	readyIn  = time.Minute // from start to a captured generation
+	healedIn = time.Minute // longer than any jump grace
+	stopsIn  = 20 * time.Second
+	askEvery = 20 * time.Millisecond
+	// quietFor is how long nothing may happen before a repair counts as the last: a flush of
+	// many commands makes several flush records.
 	quietFor = time.Second
 )
 
-// A Record is a flush record as status -o json has it. It is spelled out here
-// and not taken from the daemon because it is a contract with other programs.
+// A Record is a flush record in the output of status -o json. It is declared here, and not taken
+// from internal/api, because other programs rely on this format.
 type Record struct {
 	ID       string            `json:"id"`
 	Earlier  bool              `json:"earlier"` // of an earlier run
@@ -54,7 +54,7 @@ type Record struct {
 	Attempts       int     `json:"attempts"`
 }
 
-// A Status is what the contract says of status -o json, as far as it is needed.
+// A Status has the fields of status -o json that are needed here.
 type Status struct {
 	Healthy    bool `json:"healthy"`
 	Generation struct {
@@ -66,15 +66,15 @@ type Status struct {
 	Flushes             []Record                                    `json:"flushes"`
 }
 
-// A Result is what became of one scenario under a running canaryd.
+// A Result is what became of one scenario while canaryd runs.
 type Result struct {
 	Scenario string
 	Command  string
 	Backend  string
 	Lost     string // verdict and size, from the flush records
 	Culprit  string
-	// Noticed and Back count from the start of the flush's first command:
-	// to the first verdict, and to the last proof. Of several times the worst.
+	// Noticed and Back are the times from the start of the flush's first command to the first
+	// verdict, and to the last proof. If Do ran several times, the longest counts.
 	Noticed time.Duration
 	Back    time.Duration
 	Records []Record
@@ -84,8 +84,8 @@ type Result struct {
 	Log string
 }
 
-// A Live runs scenarios against the built canaryd, with real programs, in the
-// namespace that this process is in. The namespace must be new and all its own.
+// A Live runs scenarios with the built canaryd and the real programs, in the namespace of this
+// process. The namespace must be new, and used by nothing else.
 type Live struct {
 	Canaryd  string // path of the program
 	Programs Programs
@@ -97,9 +97,8 @@ type Live struct {
 	want    map[rules.Family]Want
 }
 
-// Run loads the node's rules, starts canaryd, does what the scenario says and
-// waits until all is back. The error says that it could not be tried; a failed
-// scenario is a Result with Problems.
+// Run loads the node's rules, starts canaryd, runs the scenario and waits until all rules are
+// back. An error means that it could not be tried; a failed scenario is a Result with Problems.
 func (l *Live) Run(ctx context.Context, s Scenario) (result Result, err error) {
 	result = Result{Scenario: s.Name, Command: s.Command, Backend: string(l.Programs.With)}
 	if err := l.measureControl(ctx, s); err != nil {
@@ -130,8 +129,8 @@ func (l *Live) Run(ctx context.Context, s Scenario) (result Result, err error) {
 	return result, nil
 }
 
-// measureControl learns what the flush leaves of other people's rules where no
-// canaryd runs, and leaves the namespace as a freshly loaded node.
+// measureControl finds out what the flush leaves of foreign rules without canaryd. Then it loads
+// the node's rules again into empty tables.
 func (l *Live) measureControl(ctx context.Context, s Scenario) error {
 	selector, err := protect.NewSelector(Protect)
 	if err != nil {
@@ -162,7 +161,7 @@ func (l *Live) measureControl(ctx context.Context, s Scenario) error {
 	return Load(ctx, l.Programs, rules.Families()...)
 }
 
-// start starts canaryd and returns when it has learned the node's rules.
+// start starts canaryd, and returns when it has learned the node's rules.
 func (l *Live) start(ctx context.Context) (stop func() error, err error) {
 	flags := append(canaryd.Flags(l.Programs.With, l.Dir), "--lock-file=/run/xtables.lock")
 	p, err := canaryd.Start(exec.CommandContext(ctx, l.Canaryd, append(flags, l.Flags...)...), filepath.Join(l.Dir, "canaryd.log"))
@@ -187,8 +186,8 @@ func (l *Live) start(ctx context.Context) (stop func() error, err error) {
 	return func() error { return p.Stop(stopsIn) }, nil
 }
 
-// prepare runs the scenario's preparation, waits until it is captured, and
-// notes what must be there after the flush.
+// prepare runs the scenario's Prepare, waits until canaryd has captured that, and saves what must
+// be there after the flush.
 func (l *Live) prepare(ctx context.Context, s Scenario) error {
 	if s.Prepare != nil {
 		before, err := l.status(ctx)
@@ -225,7 +224,7 @@ func (l *Live) prepare(ctx context.Context, s Scenario) error {
 	return nil
 }
 
-// once flushes and waits until all is back.
+// once flushes, and waits until all rules are back.
 func (l *Live) once(ctx context.Context, s Scenario, result *Result) error {
 	before, err := l.status(ctx)
 	if err != nil {
@@ -281,7 +280,7 @@ func (l *Live) once(ctx context.Context, s Scenario, result *Result) error {
 	return nil
 }
 
-// judge compares the flush records with what the scenario says is lost.
+// judge compares the flush records with what the scenario loses.
 func judge(s Scenario, records []Record) []string {
 	var problems []string
 	for _, family := range rules.Families() {
@@ -305,8 +304,8 @@ func judge(s Scenario, records []Record) []string {
 	return problems
 }
 
-// agrees reports whether a record's kind is the one wanted. iptables -F comes
-// before -X: who looks in between sees what was emptied.
+// agrees reports whether a record's kind is the wanted one. iptables -F comes before -X, so
+// canaryd may find the chains empty in between.
 func agrees(kind, want string) bool {
 	return kind == want || want == ChainDeleted && kind == Emptied
 }
@@ -325,8 +324,7 @@ func describe(records []Record) string {
 	return fmt.Sprintf("%s: %d rules, %d chains, %d jumps", strings.Join(slices.Compact(kinds), ","), rules, chains, jumps)
 }
 
-// status asks the running canaryd. Exit code 1 says "not healthy" and the
-// status is printed all the same.
+// status returns canaryd's status. It is printed with exit code 1, too, which says "not healthy".
 func (l *Live) status(ctx context.Context) (Status, error) {
 	cmd := exec.CommandContext(ctx, l.Canaryd, "status", "-o", "json", "--socket="+canaryd.Socket(l.Dir))
 	var stderr bytes.Buffer
@@ -352,7 +350,7 @@ func poll(ctx context.Context, limit time.Duration, done func() (bool, error)) e
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-time.After(lookEvery):
+		case <-time.After(askEvery):
 		}
 	}
 }

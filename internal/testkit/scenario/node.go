@@ -1,6 +1,5 @@
-// Package scenario holds the flushes that canaryd must survive, the rules that
-// they are tried on, and the comparison of what was there with what came back.
-// Tests and the demo use the same ones.
+// Package scenario has the flushes that canaryd must survive, the rules that they flush, and the
+// comparison of the rules before and after. Tests and the demo share it.
 package scenario
 
 import (
@@ -16,14 +15,13 @@ import (
 //go:embed testdata
 var testdata embed.FS
 
-// A Part is one owner's rules of one family, as iptables-restore --noflush
-// takes them.
+// A Part is one owner's rules of one family, as input of iptables-restore --noflush.
 type Part struct {
 	Name string
 	Text string
 }
 
-// Protect is what canaryd is told to protect on the node.
+// Protect is the value of --protect on the node.
 var Protect = []string{"kube", "cni"}
 
 // Cases returns the names of the kube-proxy rule sets of one family.
@@ -43,9 +41,9 @@ func CaseFiles(name string) (fs.FS, error) {
 	return fs.Sub(testdata, path.Join("testdata/kube-proxy", name))
 }
 
-// Node returns the rules of a node that runs Kubernetes, two containers with
-// host ports and a firewall of its owner's, in the order in which they are
-// loaded. The kube-proxy rules are those of the named case.
+// Node returns the rules of a Kubernetes node with two containers that have host ports, and a
+// firewall of the node's administrator, in the order of loading. The kube-proxy rules are those
+// of the named case.
 func Node(family rules.Family, kubeProxy string) []Part {
 	return []Part{
 		node(family, "foreign-first"),
@@ -80,14 +78,14 @@ func LoadParts(ctx context.Context, f Flusher, family rules.Family, parts []Part
 	return nil
 }
 
-// SavedFilter returns an administrator's saved file that holds only filter.
+// SavedFilter returns an administrator's saved file with the table filter only.
 func SavedFilter(family rules.Family) string { return node(family, "saved-filter").Text }
 
 func node(family rules.Family, name string) Part {
 	return Part{Name: name, Text: read("node", name+suffix(family))}
 }
 
-// suffix returns the end of the names of files with a family's rules.
+// suffix returns the end of the name of a file with a family's rules.
 func suffix(family rules.Family) string {
 	if family == rules.IPv6 {
 		return ".v6.rules"
@@ -104,12 +102,12 @@ func read(elem ...string) string {
 	return string(text)
 }
 
-// Owners returns who else writes rules to a node, by the names of their
-// presets, in the order in which they would start.
+// Owners returns the other programs that write rules to a node, by the names of their presets, in
+// the order in which they would start.
 func Owners() []string { return []string{"libvirt", "docker", "podman", "tailscale"} }
 
-// Owner returns what that owner writes; the text is empty where the family has
-// nothing of it.
+// Owner returns the rules of one of the Owners. The text is empty if it writes none in that
+// family.
 func Owner(family rules.Family, name string) Part {
 	text, err := testdata.ReadFile("testdata/owners/" + name + suffix(family))
 	if err != nil {
@@ -118,7 +116,7 @@ func Owner(family rules.Family, name string) Part {
 	return Part{Name: name, Text: string(text)}
 }
 
-// LoadOwners writes the rules of all Owners among those of other people.
+// LoadOwners writes the rules of all Owners, between foreign rules.
 func LoadOwners(ctx context.Context, f Flusher, families ...rules.Family) error {
 	for _, family := range families {
 		parts := []Part{node(family, "foreign-first")}

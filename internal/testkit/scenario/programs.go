@@ -11,15 +11,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Programs is a Flusher that runs the real programs in the network namespace
-// that this process is in.
+// Programs is a Flusher that executes the real programs in the network namespace of this process.
 type Programs struct {
 	With iptables.Backend
 }
 
 var _ Flusher = Programs{}
 
-// Backend returns the backend whose programs are run.
+// Backend returns the backend whose programs are executed.
 func (p Programs) Backend() iptables.Backend { return p.With }
 
 // Flush runs iptables -F.
@@ -55,12 +54,12 @@ func (p Programs) Save(ctx context.Context, family rules.Family) (string, error)
 
 // DeleteTable runs nft delete table.
 func (p Programs) DeleteTable(ctx context.Context, family rules.Family, table rules.TableName) error {
-	return p.nft(ctx, "delete", "table", nftFamily(family), string(table))
+	return p.nft(ctx, "delete", "table", family.NFT(), string(table))
 }
 
 // FlushTable runs nft flush table.
 func (p Programs) FlushTable(ctx context.Context, family rules.Family, table rules.TableName) error {
-	return p.nft(ctx, "flush", "table", nftFamily(family), string(table))
+	return p.nft(ctx, "flush", "table", family.NFT(), string(table))
 }
 
 // FlushRuleset runs nft flush ruleset.
@@ -68,19 +67,12 @@ func (p Programs) FlushRuleset(ctx context.Context) error { return p.nft(ctx, "f
 
 func (p Programs) nft(ctx context.Context, words ...string) error {
 	if p.With != iptables.NFT {
-		return fmt.Errorf("nft has nothing to do with the %s backend", p.With)
+		return fmt.Errorf("nft cannot change tables of the %s backend", p.With)
 	}
 	return p.run(ctx, "nft", words...)
 }
 
-func nftFamily(family rules.Family) string {
-	if family == rules.IPv6 {
-		return "ip6"
-	}
-	return "ip"
-}
-
-// name returns such as "ip6tables-legacy-restore".
+// name returns a program's name, such as "ip6tables-legacy-restore".
 func (p Programs) name(family rules.Family, suffix string) string {
 	base := "iptables"
 	if family == rules.IPv6 {

@@ -10,8 +10,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Flusher does to a namespace's tables what firewall tools do. An empty
-// chain means all of them.
+// A Flusher changes a namespace's tables as firewall tools do. An empty chain means all chains.
 type Flusher interface {
 	Backend() iptables.Backend
 	// Flush is iptables -t TABLE -F [CHAIN].
@@ -23,14 +22,13 @@ type Flusher interface {
 	RestoreNoflush(ctx context.Context, family rules.Family, text string) error
 	// Save is iptables-save.
 	Save(ctx context.Context, family rules.Family) (string, error)
-	// DeleteTable, FlushTable and FlushRuleset are nft's, and only nft's.
+	// DeleteTable, FlushTable and FlushRuleset are commands of nft.
 	DeleteTable(ctx context.Context, family rules.Family, table rules.TableName) error
 	FlushTable(ctx context.Context, family rules.Family, table rules.TableName) error
 	FlushRuleset(ctx context.Context) error
 }
 
-// Lost tells, per family and table, which verdict a flush ought to get. Tables
-// that are not in it lose nothing.
+// Lost is the verdict that a flush ought to get, by table. Other tables lose nothing.
 type Lost map[rules.TableID]string
 
 // The verdicts, as status and metrics spell them.
@@ -42,19 +40,19 @@ const (
 	JumpsMissing = "jumps_missing"
 )
 
-// A Scenario is one way to lose rules. Its functions may share what they saw,
-// so a Scenario is used for one namespace at a time.
+// A Scenario is one way to lose rules. Its functions may share variables, so a Scenario is for
+// one namespace at a time.
 type Scenario struct {
 	Name string
-	// Command is what an administrator would have typed.
+	// Command is what an administrator would type.
 	Command  string
 	Backends []iptables.Backend
 	Lost     Lost
-	// Prepare, if there is one, runs while canaryd watches. It takes nothing
-	// away; wait until canaryd has captured what it added before Do.
+	// Prepare runs while canaryd watches, and only adds rules. Call Do when canaryd has
+	// captured them. It may be nil.
 	Prepare func(ctx context.Context, f Flusher) error
 	Do      func(ctx context.Context, f Flusher) error
-	// Times says how often in a row, each time repaired; 0 is once.
+	// Times is how often Do is called, each time after the repair; 0 means once.
 	Times int
 }
 
@@ -66,7 +64,7 @@ var (
 	bothFamilies = rules.Families()
 )
 
-// All returns every scenario, anew for each call.
+// All returns all scenarios, new ones for each call.
 func All() []Scenario {
 	return append([]Scenario{
 		{
@@ -143,7 +141,7 @@ func All() []Scenario {
 	}, nftOnly()...)
 }
 
-// nftOnly returns what only nft can do.
+// nftOnly returns the scenarios that need nft.
 func nftOnly() []Scenario {
 	backends := []iptables.Backend{iptables.NFT}
 	return []Scenario{
@@ -165,8 +163,8 @@ func nftOnly() []Scenario {
 	}
 }
 
-// restoreOld restores a file that was saved while canaryd watched: it holds
-// our own canary, and it lacks the service that was added since.
+// restoreOld restores a file that was saved while canaryd watched: it has canaryd's own canary,
+// and lacks a service that was added later.
 func restoreOld() Scenario {
 	var saved string
 	return Scenario{
@@ -188,8 +186,8 @@ func restoreOld() Scenario {
 	}
 }
 
-// NewService is what kube-proxy writes when a service with one endpoint comes
-// up: chains of its own, and a rule in KUBE-SERVICES.
+// NewService is what kube-proxy writes for a new service with one endpoint: chains of its own,
+// and a rule in KUBE-SERVICES.
 const NewService = `*nat
 :KUBE-SVC-LATECOMER2345672 - [0:0]
 :KUBE-SEP-LATECOMER2345673 - [0:0]
@@ -201,7 +199,7 @@ const NewService = `*nat
 COMMIT
 `
 
-// Wipe makes every guarded table as empty as in a new namespace.
+// Wipe makes each guarded table as empty as in a new namespace.
 func Wipe(ctx context.Context, f Flusher, families ...rules.Family) error {
 	var text string
 	for _, table := range protect.Tables() {
@@ -228,8 +226,8 @@ func flush(ctx context.Context, f Flusher, chainsToo bool, families []rules.Fami
 			if !chainsToo {
 				continue
 			}
-			// Where canaryd watches, the chains may be full again already,
-			// and -X refuses them. That is no failure of the flush.
+			// Where canaryd watches, the chains may already have rules again, and -X refuses
+			// them. The flush has succeeded all the same.
 			_ = f.DeleteChains(ctx, family, table)
 		}
 	}

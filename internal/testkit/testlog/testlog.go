@@ -1,4 +1,4 @@
-// Package testlog keeps what is written to a log, for a test that reads it meanwhile.
+// Package testlog has a log that a test can read while it is written.
 package testlog
 
 import (
@@ -6,20 +6,20 @@ import (
 	"sync"
 )
 
-// A Log is an empty one at first. Many goroutines may use it.
+// A Log keeps what is written to it. The zero Log is empty, and many goroutines may use it.
 type Log struct {
 	mu   sync.Mutex
 	text bytes.Buffer
 }
 
-// Write adds to the log.
+// Write appends to the log.
 func (l *Log) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(p)
 }
 
-// String returns all of it so far.
+// String returns what was written so far.
 func (l *Log) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -15,9 +15,8 @@ func familyOf(ip netip.Addr) rules.Family {
 	return rules.IPv6
 }
 
-// parseIP reads an address as kube-proxy does (k8s.io/utils/net's
-// ParseIPSloppy): octets may have leading zeros and are decimal all the same,
-// an IPv4-mapped address is IPv4, a zone is not allowed.
+// parseIP reads an address as kube-proxy does (ParseIPSloppy of k8s.io/utils/net). Octets with
+// leading zeros are decimal, an IPv4-mapped address is IPv4, and a zone is an error.
 func parseIP(text string) (netip.Addr, bool) {
 	ip, err := netip.ParseAddr(text)
 	if err != nil {
@@ -32,8 +31,7 @@ func parseIP(text string) (netip.Addr, bool) {
 	return ip.Unmap(), ip.Zone() == ""
 }
 
-// spelled returns the usual spelling of an address, which is text itself most
-// of the time: then there is nothing to allocate.
+// spelled returns the usual spelling of an address: text itself if that is it, to save memory.
 func spelled(ip netip.Addr, text string) string {
 	var usual [64]byte
 	if string(ip.AppendTo(usual[:0])) == text {
@@ -42,7 +40,7 @@ func spelled(ip netip.Addr, text string) string {
 	return ip.String()
 }
 
-// parseCIDR reads a prefix as ParseCIDRSloppy does; bits behind it are cut off.
+// parseCIDR reads a prefix as ParseCIDRSloppy does, and clears the bits behind it.
 func parseCIDR(text string) (netip.Prefix, bool) {
 	address, length, found := strings.Cut(text, "/")
 	bits, err := strconv.ParseUint(length, 10, 8)
@@ -63,8 +61,8 @@ func parseCIDR(text string) (netip.Prefix, bool) {
 	return cidr, err == nil
 }
 
-// withoutLeadingZeros strips them from the octets of an IPv4 address, or of
-// the one at the end of an IPv6 address.
+// withoutLeadingZeros removes leading zeros from the octets of an IPv4 address, or from those at
+// the end of an IPv6 address.
 func withoutLeadingZeros(text string) string {
 	head, tail := "", text
 	if i := strings.LastIndexByte(text, ':'); i >= 0 {

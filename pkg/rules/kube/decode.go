@@ -16,23 +16,21 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Decode reads the YAML or JSON documents of one file. It is strict: a field
-// that does not exist, or stands there twice, is an error. Either all of the
-// file is returned or nothing; name is for the errors.
+// Decode reads the YAML or JSON documents of one file. An unknown field, or a field that is there
+// twice, is an error, and then Decode returns nothing of the file. name is for the errors.
 func Decode(name string, data []byte) (Objects, error) {
 	var d Decoder
 	return d.Decode(name, data)
 }
 
-// A Decoder decodes a set of files that is decoded again whenever one of them
-// changes: a document that it knows from last time costs a checksum instead of
-// 90 µs. It is not for concurrent use.
+// A Decoder decodes a set of files that is decoded again whenever one of them changes. A document
+// that has not changed costs a checksum instead of 90 µs. It is not for concurrent use.
 type Decoder struct {
-	before, seen map[[sha256.Size]byte]Objects // by document; without origins
+	before, seen map[[sha256.Size]byte]Objects // by the document's checksum; without origins
 }
 
-// Next returns a Decoder that knows the documents that d has decoded, and not
-// those that d only knew. A nil d has decoded none.
+// Next returns the Decoder for the next time. It knows the documents that d decoded, and not
+// those that d only knew. d may be nil.
 func (d *Decoder) Next() *Decoder {
 	if d == nil {
 		return &Decoder{}
@@ -40,8 +38,8 @@ func (d *Decoder) Next() *Decoder {
 	return &Decoder{before: d.seen}
 }
 
-// Decode is Decode. What is returned may share objects with what other Decoders
-// of the same line return, so that equal pointers mean equal objects.
+// Decode is the function Decode. The result may share objects with those of earlier Decoders, so
+// that equal pointers mean equal objects.
 func (d *Decoder) Decode(name string, data []byte) (Objects, error) {
 	var all Objects
 	for _, doc := range documents(data) {
@@ -66,7 +64,7 @@ func (d *Decoder) document(name string, doc document) (Objects, error) {
 	if err := one.document(doc.text); err != nil {
 		return Objects{}, err
 	}
-	if !twice { // an object that stands there twice is two objects, each with its line
+	if !twice { // an object that is declared twice is two objects, each with its line
 		d.remember(sum, one.objects)
 	}
 	return one.objects, nil
@@ -79,14 +77,13 @@ func (d *Decoder) remember(sum [sha256.Size]byte, found Objects) {
 	d.seen[sum] = found
 }
 
-// A document is one document of a YAML file and the line on which it starts.
+// A document is one document of a YAML file, and the line on which it begins.
 type document struct {
 	line int
 	text []byte
 }
 
-// documents cuts a YAML file at the lines that begin with "---" and stand for
-// themselves or before a space.
+// documents splits a YAML file at lines that are "---" or begin with "--- ".
 func documents(data []byte) []document {
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
 	var all []document
@@ -106,7 +103,7 @@ func documents(data []byte) []document {
 	return append(all, document{first, data[start:]})
 }
 
-// A decoder decodes one document. Where its objects come from is added later.
+// A decoder decodes one document. addFrom records later where its objects stand.
 type decoder struct {
 	file    string
 	line    int
@@ -121,14 +118,14 @@ func (d *decoder) document(text []byte) error {
 		return d.yamlError(err)
 	}
 	if string(data) == "null" {
-		return nil // nothing but comments
+		return nil // only comments
 	}
 	return d.object(data, "")
 }
 
 var yamlLine = regexp.MustCompile(`line (\d+): `)
 
-// yamlError turns the line within the document into the line of the file.
+// yamlError replaces the line within the document by the line of the file.
 func (d *decoder) yamlError(err error) error {
 	text := strings.TrimPrefix(err.Error(), "error converting YAML to JSON: ")
 	text = strings.Join(strings.Fields(strings.TrimPrefix(text, "yaml: ")), " ")
@@ -142,8 +139,8 @@ func (d *decoder) yamlError(err error) error {
 	return fmt.Errorf("%s:%d: %s", d.file, line, strings.TrimPrefix(text, "unmarshal errors: "))
 }
 
-// object reads one object, or a list of them. The members of a typed list may
-// leave out their own type.
+// object reads one object, or a list of objects. The items of a list of one type may lack their
+// own type.
 func (d *decoder) object(data []byte, memberOf string) error {
 	var head struct {
 		APIVersion string            `json:"apiVersion"`
@@ -190,7 +187,7 @@ func (d *decoder) object(data []byte, memberOf string) error {
 	return nil
 }
 
-// member decodes one object and appends it to its kind's list.
+// member decodes one object and appends it to the list of its kind.
 func member[T any, P interface {
 	*T
 	metav1.Object
@@ -232,7 +229,7 @@ func badField(err error) string {
 	return ""
 }
 
-// reason says what encoding/json found without naming Go types.
+// reason says what encoding/json reported, without Go's type names.
 func reason(err error) string {
 	if wrong := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrong) {
 		return "is of the wrong type: " + wrong.Value + unquoted(wrong)
@@ -243,7 +240,7 @@ func reason(err error) string {
 	return strings.TrimPrefix(err.Error(), "json: ")
 }
 
-// unquoted says what to do about a text that YAML takes for something else.
+// unquoted advises quotes for a text that YAML reads as a number or a bool.
 func unquoted(wrong *json.UnmarshalTypeError) string {
 	if wrong.Type == nil || wrong.Type.Kind() != reflect.String {
 		return ""

@@ -16,24 +16,24 @@ import (
 // An endpoint is one address and port behind a port of a service.
 type endpoint struct {
 	ip      string
-	address string // with the port, as DNAT wants it
-	chain   string // filled in for those that get one
+	address string // with the port, in the form of DNAT
+	chain   string // empty for an endpoint without a chain
 
 	local, ready, serving, terminating bool
 	hints                              *discoveryv1.EndpointHints
 }
 
-// An index finds the slices of a service in one family.
+// An index holds the slices of each service in one family.
 type index map[types.NamespacedName][]*discoveryv1.EndpointSlice
 
-// index sorts the slices by the service that they belong to. kube-proxy knows
-// none that are labelled headless and none of another family.
+// index groups the slices by service. kube-proxy ignores slices that are labelled headless, and
+// those of another family.
 func (all *Objects) index(n node, r *report) index {
 	found := make(index, len(all.Services))
 	for _, s := range all.Slices {
 		if string(s.AddressType) != familyName(n.family) {
 			if s.AddressType != discoveryv1.AddressTypeIPv4 && s.AddressType != discoveryv1.AddressTypeIPv6 {
-				r.slice(s).skip("addressType", "is "+strconv.Quote(string(s.AddressType))+", of which kube-proxy knows nothing")
+				r.slice(s).skip("addressType", "is "+strconv.Quote(string(s.AddressType))+", which kube-proxy does not know")
 			}
 			continue
 		}
@@ -57,17 +57,16 @@ func (all *Objects) index(n node, r *report) index {
 		slices.SortFunc(list, func(a, b *discoveryv1.EndpointSlice) int { return strings.Compare(a.Name, b.Name) })
 		for i, s := range list[1:] {
 			if s.Name == list[i].Name {
-				r.slice(s).refuse("metadata.name", "stands there twice")
+				r.slice(s).refuse("metadata.name", "is declared twice")
 			}
 		}
 	}
 	return found
 }
 
-// endpoints returns what stands behind one port of a service, sorted by their
-// text as kube-proxy sorts them. Of several with the same address one that is
-// not terminating counts, of several such the one in the last slice (kube-proxy
-// leaves it to chance).
+// endpoints returns the endpoints behind one port of a service, sorted by their text as in
+// kube-proxy. If several have the same address, one that is not terminating counts, and among
+// those the one in the last slice. In kube-proxy that is random.
 func (read *reader) endpoints(list []*discoveryv1.EndpointSlice, port *corev1.ServicePort) []endpoint {
 	r := read.report
 	var all []endpoint
@@ -110,7 +109,7 @@ func (read *reader) addEndpoints(all []endpoint, s *discoveryv1.EndpointSlice, p
 			r.slice(s).broken("endpoints["+strconv.Itoa(i)+"].addresses", "is empty")
 			continue
 		}
-		ip, ok := parseIP(e.Addresses[0]) // the API allows more, which nobody uses
+		ip, ok := parseIP(e.Addresses[0]) // the API allows more; kube-proxy uses the first
 		if !ok || familyOf(ip) != n.family {
 			r.slice(s).refuse("endpoints["+strconv.Itoa(i)+"].addresses[0]",
 				"%q is not an %s address", e.Addresses[0], familyName(n.family))
@@ -148,12 +147,12 @@ func sameProtocol(have *corev1.Protocol, want corev1.Protocol) bool {
 	return have == nil && want == corev1.ProtocolTCP || have != nil && *have == want
 }
 
-// A choice says which endpoints the rules of one port of a service use. It
-// follows kube-proxy's CategorizeEndpoints.
+// A choice says which endpoints the rules of one port of a service use. It follows kube-proxy's
+// CategorizeEndpoints.
 type choice struct {
 	cluster, local []*endpoint // by traffic policy
 	reachable      []*endpoint // those of both
-	any            bool        // some endpoint anywhere takes traffic
+	any            bool        // an endpoint on some node takes traffic
 }
 
 func (n *node) choose(p *servicePort) choice {
@@ -198,17 +197,18 @@ func (n *node) choose(p *servicePort) choice {
 	case !p.usesCluster():
 		c.reachable = c.local
 	case topology == anywhere && !leaving:
-		c.reachable = c.cluster // which holds every local one
+		c.reachable = c.cluster // it has all local ones
 	default:
 		c.reachable = by(func(e *endpoint) bool { return slices.Contains(c.cluster, e) || slices.Contains(c.local, e) })
 	}
 	return c
 }
 
-// leaving reports whether the endpoint may be used when nothing better is left.
+// leaving reports whether the endpoint is terminating but still serves: it is used if no endpoint
+// is ready.
 func (e *endpoint) leaving() bool { return e.serving && e.terminating }
 
-// A topology says which endpoints' hints count on this node.
+// A topology says which hints of endpoints count on this node.
 type topology int
 
 const (
@@ -217,9 +217,8 @@ const (
 	sameZone
 )
 
-// topology returns what the hints ask for. They count when every ready
-// endpoint has one and one is meant for this node, else for its zone
-// (topologyModeFromHints).
+// topology returns which hints count. Those for nodes do if each ready endpoint has one and one
+// of them is for this node; else those for zones, by the same rule (topologyModeFromHints).
 func (n *node) topology(all []endpoint) topology {
 	nodes, zones := true, true
 	nodeHit, zoneHit := false, false
@@ -243,12 +242,12 @@ func (n *node) topology(all []endpoint) topology {
 	}
 }
 
-// hinted reports whether the endpoint is meant for this node.
+// hinted reports whether a hint names this node.
 func (n *node) hinted(e *endpoint) bool {
 	return e.hints != nil && slices.ContainsFunc(e.hints.ForNodes, func(h discoveryv1.ForNode) bool { return h.Name == n.name })
 }
 
-// zoneHinted reports whether the endpoint is meant for this node's zone.
+// zoneHinted reports whether a hint names this node's zone.
 func (n *node) zoneHinted(e *endpoint) bool {
 	return e.hints != nil && slices.ContainsFunc(e.hints.ForZones, func(h discoveryv1.ForZone) bool { return h.Name == n.zone })
 }

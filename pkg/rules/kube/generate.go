@@ -1,10 +1,9 @@
-// Package kube makes the rules that kube-proxy, in iptables mode, and kubelet
-// write from Services, EndpointSlices and a Node.
+// Package kube makes the rules that kube-proxy, in iptables mode, and kubelet write from Services,
+// EndpointSlices and a Node. The rules are spelled as iptables-save prints them.
 //
 // It follows Kubernetes 1.36: pkg/proxy/iptables/proxier.go for the rules,
-// pkg/proxy/serviceport.go, endpointslicecache.go and topology.go for what they
-// are made of, cmd/kube-proxy/app for the options. The rules are spelled as
-// iptables-save prints them.
+// pkg/proxy/serviceport.go, endpointslicecache.go and topology.go for their input, and
+// cmd/kube-proxy/app for the options.
 package kube
 
 import (
@@ -18,16 +17,16 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// largeCluster is the number of endpoints above which kube-proxy leaves out
-// the comments in the chains of endpoints.
+// largeCluster is the number of endpoints above which kube-proxy leaves out the comments in the
+// chains of endpoints.
 const largeCluster = 1000
 
-// Generate returns the rules that a full sync leaves in nat and filter, and
-// what objects and fields have no part in them. The same objects give the same
-// rules whatever their order. An error joins every *ObjectError there is.
+// Generate returns the rules that a full sync of kube-proxy leaves in nat and filter, and the
+// objects and fields that it skipped. The order of the objects has no influence. The error joins
+// one *ObjectError for each field that is wrong.
 //
-// Not written: the canaries of kube-proxy and kubelet and KUBE-IPTABLES-HINT,
-// which stay their owners', and rules that only count (nfacct).
+// It does not write the canaries of kube-proxy and kubelet and KUBE-IPTABLES-HINT, by which their
+// owners notice a flush, nor rules that only count (nfacct).
 func Generate(objects Objects, options Options) (rules.Generation, []Skip, error) {
 	nodes, err := options.nodes(objects)
 	if err != nil {
@@ -45,7 +44,7 @@ func Generate(objects Objects, options Options) (rules.Generation, []Skip, error
 	return g, r.skipped(), nil
 }
 
-// sorted returns the services that are proxied, by namespace and name.
+// sorted returns the services that kube-proxy handles, by namespace and name.
 func (all *Objects) sorted(r *report) []*corev1.Service {
 	services := slices.Clone(all.Services)
 	slices.SortStableFunc(services, func(a, b *corev1.Service) int {
@@ -56,14 +55,14 @@ func (all *Objects) sorted(r *report) []*corev1.Service {
 	})
 	for i, s := range services {
 		if i > 0 && serviceKey(s) == serviceKey(services[i-1]) {
-			r.service(s).refuse("metadata.name", "stands there twice%s", r.at(services[i-1]))
+			r.service(s).refuse("metadata.name", "is declared twice%s", r.at(services[i-1]))
 		}
 	}
 	byName := slices.Clone(all.Nodes)
 	slices.SortFunc(byName, func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
 	for i, n := range byName {
 		if i > 0 && n.Name == byName[i-1].Name {
-			r.node(n).refuse("metadata.name", "stands there twice%s", r.at(byName[i-1]))
+			r.node(n).refuse("metadata.name", "is declared twice%s", r.at(byName[i-1]))
 		}
 	}
 	return slices.DeleteFunc(services, func(s *corev1.Service) bool {
@@ -89,14 +88,14 @@ func (n node) ports(services []*corev1.Service, slicesOf index, r *report) []ser
 	return all
 }
 
-// A reader reads objects with the eyes of a node.
+// A reader reads objects for one node.
 type reader struct {
 	node
 	*report
 	text
 }
 
-// sections writes both tables.
+// sections returns the rules of nat and filter.
 func (n node) sections(ports []servicePort) map[rules.TableName]rules.Section {
 	endpoints := 0
 	for i := range ports {

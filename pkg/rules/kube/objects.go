@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Objects are what rules are generated from. They are only read.
+// Objects are what the rules are generated from. This package does not change them.
 type Objects struct {
 	Services []*corev1.Service
 	Slices   []*discoveryv1.EndpointSlice
@@ -30,7 +30,7 @@ func (all *Objects) Add(o Objects) {
 	}
 }
 
-// addFrom appends the objects of a document that stands there.
+// addFrom appends the objects of a document, and records where the document stands.
 func (all *Objects) addFrom(o Objects, where string) {
 	for _, s := range o.Services {
 		all.from(s, where)
@@ -55,23 +55,23 @@ func (all *Objects) from(object any, where string) {
 	all.origin[object] = where
 }
 
-// A Skip tells of an object, or a field of one, that has no part in the rules.
+// A Skip is an object, or a field of one, that has no part in the rules.
 type Skip struct {
 	Where  string // file and line; empty when the object was not read from a file
 	Object string // kind, namespace and name
 	Field  string // empty for the whole object
 	Reason string
-	// Broken tells that the object is at fault. Else it is none of
-	// kube-proxy's business: headless, for another proxy, and the like.
+	// Broken says that the object is wrong. If it is false, kube-proxy ignores such objects by
+	// design: headless services, those of another proxy, and the like.
 	Broken bool
-	// Unknown: the object is of a kind that declares no rules. Whether one
-	// that does was meant cannot be known: it is an error of this object.
+	// Unknown says that the object's kind declares no rules. It is an error, because the kind
+	// may be misspelled.
 	Unknown bool
 }
 
 func (s Skip) String() string { return describe(s.Where, s.Object, s.Field, s.Reason) }
 
-// An ObjectError says which field of which object no rules can be made from.
+// An ObjectError names a field from which no rules can be made.
 type ObjectError struct {
 	Where, Object, Field, Reason string
 }
@@ -99,8 +99,8 @@ func (all *Objects) node(name string) *corev1.Node {
 	return nil
 }
 
-// podCIDRs returns the pod CIDRs of n. The older field counts where the API
-// server has not copied it into the newer one.
+// podCIDRs returns the pod CIDRs of n. It takes the older field where the API server has not
+// copied that into the newer one.
 func podCIDRs(n *corev1.Node) []string {
 	switch {
 	case n == nil:

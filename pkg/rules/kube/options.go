@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A LocalMode says how traffic of pods on this node is told from other
-// traffic; the values are those of kube-proxy's --detect-local-mode.
+// A LocalMode says how rules recognise traffic of the node's own pods. The values are those of
+// kube-proxy's --detect-local-mode.
 type LocalMode string
 
 // The modes of kube-proxy 1.36.
@@ -24,33 +24,31 @@ const (
 	InterfaceNamePrefix LocalMode = "InterfaceNamePrefix"
 )
 
-// Primary is the value of --nodeport-addresses that stands for the node's own
-// addresses.
+// Primary is the value of --nodeport-addresses for the node's own addresses.
 const Primary = "primary"
 
-// Options say for which node, and how, rules are written. The names are those
-// of the flags of kube-proxy and kubelet.
+// Options say for which node, and how, rules are written. The fields are named like the flags of
+// kube-proxy and kubelet.
 type Options struct {
 	// Families are the IP families to write; none means both.
 	Families []rules.Family
-	// HostnameOverride is the name of this node: its Node object's, and the
-	// one that endpoints bear which are local. Empty means the only Node
-	// object's.
+	// HostnameOverride is the name of this node in its Node object and in local endpoints.
+	// Empty means the name of the only Node object.
 	HostnameOverride string
-	// NodeIPs are the node's addresses, at most one of each family. One that
-	// is missing is taken from the Node object.
+	// NodeIPs are the node's addresses, at most one of each family. A missing one is taken
+	// from the Node object.
 	NodeIPs []netip.Addr
 
 	MasqueradeAll         bool
 	IPTablesMasqueradeBit int
-	// ConntrackTCPBeLiberal tells that nf_conntrack_tcp_be_liberal is set.
-	// kube-proxy then does not drop INVALID packets.
+	// ConntrackTCPBeLiberal says that nf_conntrack_tcp_be_liberal is set. kube-proxy then
+	// does not drop INVALID packets.
 	ConntrackTCPBeLiberal bool
-	// RandomFully tells that the installed iptables has MASQUERADE
-	// --random-fully, which is 1.6.2 and later.
+	// RandomFully says that the installed iptables has MASQUERADE --random-fully (1.6.2 and
+	// later).
 	RandomFully bool
 
-	// DetectLocalMode chooses which of the fields below it counts.
+	// DetectLocalMode chooses which of the next three fields is used.
 	DetectLocalMode        LocalMode
 	ClusterCIDRs           []string // none: no local detection
 	PodBridgeInterface     string
@@ -58,19 +56,19 @@ type Options struct {
 
 	// NodePortAddresses are CIDRs, or Primary alone; none means all.
 	NodePortAddresses []string
-	// InterfaceAddrs are the addresses of this machine's interfaces, of which
-	// NodePortAddresses chooses.
+	// InterfaceAddrs are the addresses of this machine's interfaces. NodePortAddresses selects
+	// some of them.
 	InterfaceAddrs []netip.Addr
-	// IPTablesLocalhostNodePorts counts for IPv4 only, like kube-proxy's.
+	// IPTablesLocalhostNodePorts has an effect for IPv4 only, as in kube-proxy.
 	IPTablesLocalhostNodePorts bool
 
-	// MakeIPTablesUtilChains adds what kubelets before 1.28 wrote.
+	// MakeIPTablesUtilChains adds the rules that a kubelet before 1.28 writes.
 	MakeIPTablesUtilChains bool
 	IPTablesDropBit        int
 }
 
-// DefaultOptions returns the defaults of kube-proxy and kubelet, but for
-// MakeIPTablesUtilChains, which means nothing since kubelet 1.28 and is off.
+// DefaultOptions returns the defaults of kube-proxy and kubelet. MakeIPTablesUtilChains is off:
+// kubelet ignores it since 1.28.
 func DefaultOptions() Options {
 	return Options{
 		IPTablesMasqueradeBit:      14,
@@ -81,7 +79,7 @@ func DefaultOptions() Options {
 	}
 }
 
-// A node is what the rules of one family depend on besides the objects.
+// A node is what the rules of one family depend on, apart from the objects.
 type node struct {
 	Options
 	family     rules.Family
@@ -90,12 +88,12 @@ type node struct {
 	ip         netip.Addr
 	local      detector
 	everywhere bool         // node ports are open on every address
-	nodePorts  []netip.Addr // else on these
+	nodePorts  []netip.Addr // if not everywhere: node ports are open on these addresses
 	localhost  bool         // node ports are open on 127.0.0.0/8
 }
 
-// A detector holds the matches that tell the traffic of local pods. All are
-// empty when local detection is off.
+// A detector holds the matches that recognise traffic of local pods. All are empty when local
+// detection is off.
 type detector struct {
 	local        string
 	notSource    string // stands before the destination in what iptables prints
@@ -118,7 +116,7 @@ func (o Options) nodes(objects Objects) ([]node, error) {
 		case o.IPTablesDropBit < 0 || o.IPTablesDropBit > 31:
 			refuse("iptables-drop-bit", "%d is not within 0 and 31", o.IPTablesDropBit)
 		case o.IPTablesDropBit == o.IPTablesMasqueradeBit:
-			refuse("iptables-drop-bit", "%d is the masquerade bit already", o.IPTablesDropBit)
+			refuse("iptables-drop-bit", "%d is the masquerade bit: choose another", o.IPTablesDropBit)
 		}
 	}
 
@@ -133,7 +131,7 @@ func (o Options) nodes(objects Objects) ([]node, error) {
 	self := objects.node(name)
 	ips, found := o.nodeIPs(self)
 	if !found {
-		refuse("node-ip", "%v are not one address of each family", o.NodeIPs)
+		refuse("node-ip", "%v: give at most one address of each family", o.NodeIPs)
 	}
 	addresses, err := o.nodePortPrefixes(ips)
 	if err != nil {
@@ -161,9 +159,9 @@ func (o Options) nodes(objects Objects) ([]node, error) {
 	return all, errors.Join(bad...)
 }
 
-// detectors returns the local detection of both families, as kube-proxy's
-// getLocalDetectors does. Of a node's CIDRs the first one of a family counts;
-// of a cluster's there may be only one.
+// detectors returns the local detection of both families, as kube-proxy's getLocalDetectors does.
+// A node may have several CIDRs of a family, and the first one counts; a cluster may have one
+// only.
 func (o Options) detectors(self *corev1.Node) (map[rules.Family]detector, error) {
 	byCIDR := func(flag string, cidrs []string) (map[rules.Family]detector, error) {
 		found := map[rules.Family]detector{}
@@ -174,7 +172,7 @@ func (o Options) detectors(self *corev1.Node) (map[rules.Family]detector, error)
 			}
 			if _, done := found[familyOf(cidr.Addr())]; done {
 				if o.DetectLocalMode != NodeCIDR {
-					return nil, fmt.Errorf("%s: %v are not one CIDR of each family", flag, cidrs)
+					return nil, fmt.Errorf("%s: %v: give at most one CIDR of each family", flag, cidrs)
 				}
 				continue
 			}
@@ -194,7 +192,7 @@ func (o Options) detectors(self *corev1.Node) (map[rules.Family]detector, error)
 	case ClusterCIDR, "":
 		return byCIDR("--cluster-cidr", o.ClusterCIDRs)
 	case NodeCIDR:
-		// kube-proxy waits for the node's pod CIDRs and gives up without.
+		// kube-proxy waits for the node's pod CIDRs, and ends if they do not come.
 		if len(podCIDRs(self)) == 0 {
 			return nil, fmt.Errorf("--detect-local-mode: NodeCIDR needs a Node object %q with spec.podCIDRs", o.HostnameOverride)
 		}
@@ -251,8 +249,8 @@ func (o Options) nodePortPrefixes(ips map[rules.Family]netip.Addr) ([]netip.Pref
 	return all, nil
 }
 
-// openNodePorts says on which addresses node ports are open, as kube-proxy's
-// NodePortAddresses does: a family that has no CIDR has all its addresses.
+// openNodePorts sets the addresses on which node ports are open, as kube-proxy's
+// NodePortAddresses does: without a CIDR of the family these are all addresses.
 func (n *node) openNodePorts(cidrs []netip.Prefix) {
 	var mine []netip.Prefix
 	for _, cidr := range cidrs {
@@ -280,7 +278,7 @@ func (n *node) openNodePorts(cidrs []netip.Prefix) {
 	n.nodePorts = slices.Compact(n.nodePorts)
 }
 
-// checkInterface returns an error when iptables would not take the name.
+// checkInterface returns an error if iptables would refuse the name.
 func checkInterface(name string) error {
 	if len(name) > 15 || strings.ContainsAny(name, " \t\n\"/!") || strings.HasPrefix(name, "-") {
 		return fmt.Errorf("%q is not an interface's name", name)

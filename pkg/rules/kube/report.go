@@ -10,7 +10,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// A report gathers what is wrong with objects while they are read.
+// A report collects what is wrong with objects while they are read.
 type report struct {
 	objects *Objects
 	skips   []Skip
@@ -34,7 +34,7 @@ func (r *report) slice(s *discoveryv1.EndpointSlice) reporter {
 
 func (r *report) node(n *corev1.Node) reporter { return reporter{r, n, "Node", "", n.Name} }
 
-// title names the object. It is spelled only when there is something to tell.
+// title names the object. It is made only for a message.
 func (r reporter) title() string {
 	if r.namespace == "" {
 		return r.kind + " " + r.name
@@ -50,25 +50,22 @@ func (r *report) at(object any) string {
 	return ""
 }
 
-// skip tells that the object, or a field of it, is none of kube-proxy's
-// business.
+// skip records that kube-proxy ignores the object, or a field of it, by design.
 func (r reporter) skip(field, reason string) {
 	r.skips = append(r.skips, Skip{r.objects.origin[r.object], r.title(), field, reason, false, false})
 }
 
-// broken tells that the object, or a field of it, is left out as kube-proxy
-// leaves it out.
+// broken records that the object, or a field of it, is wrong, and that kube-proxy leaves it out.
 func (r reporter) broken(field, format string, args ...any) {
 	r.skips = append(r.skips, Skip{r.objects.origin[r.object], r.title(), field, fmt.Sprintf(format, args...), true, false})
 }
 
-// refuse tells that no rules can be made of the field.
+// refuse records that no rules can be made from the field.
 func (r reporter) refuse(field, format string, args ...any) {
 	r.errs = append(r.errs, &ObjectError{r.objects.origin[r.object], r.title(), field, fmt.Sprintf(format, args...)})
 }
 
-// skipped returns the skips in an order that does not depend on that of the
-// objects. Both families may have told the same.
+// skipped returns the skips, sorted, each once: reading both families may have recorded the same.
 func (r *report) skipped() []Skip {
 	slices.SortFunc(r.skips, func(a, b Skip) int {
 		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Where, b.Where),

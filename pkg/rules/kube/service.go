@@ -11,24 +11,24 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// The labels that take an object out of kube-proxy's sight.
+// The labels of objects that kube-proxy ignores.
 const (
 	labelProxyName = "service.kubernetes.io/service-proxy-name"
 	labelHeadless  = corev1.IsHeadlessService
 )
 
-// A servicePort is one port of a service in one family, with what its rules
-// say of it. It follows kube-proxy's newBaseServiceInfo.
+// A servicePort is one port of a service in one family, with everything that its rules depend on.
+// It follows kube-proxy's newBaseServiceInfo.
 type servicePort struct {
 	name     string // NAMESPACE/SERVICE or NAMESPACE/SERVICE:PORT
-	protocol string // in small letters
+	protocol string // in lower case
 	port     string
 	nodePort string // empty when there is none
 
 	clusterIP   string
 	externalIPs []string
 	lbIPs       []string
-	ranges      []netip.Prefix // who may come to lbIPs; none: everybody
+	ranges      []netip.Prefix // the sources that may use lbIPs; none: all
 
 	affinity   string // seconds; empty without affinity
 	healthPort string // empty when there is none
@@ -39,27 +39,26 @@ type servicePort struct {
 	endpoints []endpoint
 }
 
-// external reports whether there are destinations besides the cluster IP.
+// external reports whether there are destinations apart from the cluster IP.
 func (p *servicePort) external() bool {
 	return p.nodePort != "" || len(p.lbIPs) > 0 || len(p.externalIPs) > 0
 }
 
-// usesCluster reports whether traffic ever goes by policy Cluster. It does for
-// external destinations of policy Local too: traffic from the node itself and
-// from its pods takes that short cut.
+// usesCluster reports whether some traffic follows policy Cluster. With policy Local for external
+// destinations, traffic from the node and its pods to them still does.
 func (p *servicePort) usesCluster() bool { return !p.internalLocal || p.external() }
 
-// usesLocal reports whether traffic ever goes by policy Local.
+// usesLocal reports whether some traffic follows policy Local.
 func (p *servicePort) usesLocal() bool {
 	return p.internalLocal || p.externalLocal && p.external()
 }
 
-// proxied reports whether kube-proxy takes notice of the service at all.
+// proxied reports whether kube-proxy handles the service.
 func proxied(s *corev1.Service, r reporter) bool {
 	_, foreign := s.Labels[labelProxyName]
 	switch {
 	case foreign:
-		r.skip("", "is left to another proxy by its label "+labelProxyName)
+		r.skip("", "belongs to another proxy by its label "+labelProxyName)
 	case s.Spec.ClusterIP == corev1.ClusterIPNone:
 		r.skip("", "is headless")
 	case s.Spec.Type == corev1.ServiceTypeExternalName:
@@ -72,18 +71,17 @@ func proxied(s *corev1.Service, r reporter) bool {
 	return false
 }
 
-// service appends the ports of s, of which there are none when it has no
-// address in the node's family.
+// service appends the ports of s. There are none if s has no address in the node's family.
 func (read *reader) service(all []servicePort, s *corev1.Service) []servicePort {
 	f, r := read.family, read.report.service(s)
 	field, number, address := clusterIP(s, f)
 	if address == "" {
 		return all
 	}
-	if !dnsLabel(s.Namespace) {
+	if !isDNSLabel(s.Namespace) {
 		r.refuse("metadata.namespace", "%q is not a namespace", s.Namespace)
 	}
-	if !dnsLabel(s.Name) {
+	if !isDNSLabel(s.Name) {
 		r.refuse("metadata.name", "%q is not a service's name", s.Name)
 	}
 	ip, ok := parseIP(address)
@@ -122,7 +120,7 @@ func (read *reader) service(all []servicePort, s *corev1.Service) []servicePort 
 	return all
 }
 
-// port fills in what belongs to the port of that number.
+// port fills in what one port of the service adds, and reports whether the port is valid.
 func (read *reader) port(p *servicePort, s *corev1.Service, number int, r reporter) bool {
 	from := &s.Spec.Ports[number]
 	p.from = from
@@ -135,7 +133,7 @@ func (read *reader) port(p *servicePort, s *corev1.Service, number int, r report
 		p.name = read.join(s.Namespace, "/", s.Name)
 	} else {
 		p.name = read.join(s.Namespace, "/", s.Name, ":", from.Name)
-		if !dnsLabel(from.Name) {
+		if !isDNSLabel(from.Name) {
 			refuse("name", "%q is not a port's name", from.Name)
 		}
 	}
@@ -156,15 +154,14 @@ func (read *reader) port(p *servicePort, s *corev1.Service, number int, r report
 	for i := range s.Spec.Ports[:number] {
 		other, _ := protocol(s.Spec.Ports[i].Protocol)
 		if s.Spec.Ports[i].Name == from.Name && other == p.protocol {
-			refuse("name", "%q stands there twice", from.Name)
+			refuse("name", "%q is declared twice", from.Name)
 		}
 	}
 	return ok
 }
 
-// clusterIP returns the service's address in a family, and the field that
-// holds it, with the number in it or -1. Objects older than dual stack have no
-// list of families.
+// clusterIP returns the service's address in a family, and the field that holds it, with the
+// index in that field or -1. Objects from before dual stack have no list of families.
 func clusterIP(s *corev1.Service, f rules.Family) (field string, number int, address string) {
 	if len(s.Spec.IPFamilies) == 0 {
 		ip, ok := parseIP(s.Spec.ClusterIP)
@@ -194,8 +191,8 @@ func externalIPs(s *corev1.Service, f rules.Family, r reporter) []string {
 	return all
 }
 
-// loadBalancerIPs returns the ingress addresses that traffic for the service
-// arrives with; not those of a load balancer that is a proxy itself.
+// loadBalancerIPs returns the ingress addresses with which traffic arrives at the node. It leaves
+// out those of a load balancer that is a proxy itself.
 func loadBalancerIPs(s *corev1.Service, f rules.Family, r reporter) []string {
 	var all []string
 	for i, ingress := range s.Status.LoadBalancer.Ingress {
@@ -212,9 +209,8 @@ func loadBalancerIPs(s *corev1.Service, f rules.Family, r reporter) []string {
 	return all
 }
 
-// sourceRanges returns who may come to the load balancer's addresses. One
-// range that takes in everybody undoes the others, and so does having none
-// that can be read.
+// sourceRanges returns the sources that may use the load balancer's addresses. The result is nil,
+// which means all, if a range includes every address or if no range can be read.
 func sourceRanges(s *corev1.Service, f rules.Family, r reporter) []netip.Prefix {
 	var all []netip.Prefix
 	for i, text := range s.Spec.LoadBalancerSourceRanges {
@@ -232,10 +228,10 @@ func sourceRanges(s *corev1.Service, f rules.Family, r reporter) []netip.Prefix 
 	return all
 }
 
-// maxAffinity is the longest affinity that the API server takes: a day.
+// maxAffinity is the longest affinity that the API server accepts, in seconds: a day.
 const maxAffinity = 86400
 
-// affinity returns for how many seconds a client keeps its endpoint.
+// affinity returns for how many seconds a client keeps its endpoint, as text.
 func affinity(s *corev1.Service, r reporter) string {
 	switch s.Spec.SessionAffinity {
 	case corev1.ServiceAffinityClientIP:
@@ -256,8 +252,8 @@ func affinity(s *corev1.Service, r reporter) string {
 	return strconv.Itoa(int(seconds))
 }
 
-// externalLocal reports whether external traffic goes by policy Local. The
-// field counts only for types that have external destinations.
+// externalLocal reports whether external traffic follows policy Local. The field has an effect
+// only for types that have external destinations.
 func externalLocal(s *corev1.Service) bool {
 	switch s.Spec.Type {
 	case corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort:
@@ -271,7 +267,7 @@ func externalLocal(s *corev1.Service) bool {
 	return s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
 
-// protocol returns what iptables calls a protocol; TCP is the API's default.
+// protocol returns iptables' name of a protocol. The API's default is TCP.
 func protocol(p corev1.Protocol) (string, bool) {
 	switch p {
 	case corev1.ProtocolTCP, "":
@@ -294,9 +290,9 @@ func familyName(f rules.Family) string {
 	return string(corev1.IPv4Protocol)
 }
 
-// dnsLabel reports whether name is one (RFC 1123). The API server takes no
-// other names, and others could end a comment or be too long for it.
-func dnsLabel(name string) bool {
+// isDNSLabel reports whether name is a DNS label (RFC 1123). The API server accepts no other
+// names, and others could end a comment or be too long for one.
+func isDNSLabel(name string) bool {
 	if name == "" || len(name) > 63 || name[0] == '-' || name[len(name)-1] == '-' {
 		return false
 	}

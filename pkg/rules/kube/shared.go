@@ -20,8 +20,8 @@ type jump struct{ chain, target, match string }
 
 const newOnly = " -m conntrack --ctstate NEW"
 
-// The jumps in the order in which they stand: kube-proxy prepends one after
-// the other, so the reverse of iptablesJumpChains, kubelet's before them all.
+// The jumps in the order in which they stand in the chains. kube-proxy prepends each jump, so the
+// order is the reverse of iptablesJumpChains; kubelet's come first.
 var (
 	natJumps = []jump{
 		{"PREROUTING", servicesChain, comment + `kubernetes service portals"`},
@@ -51,7 +51,7 @@ func (w *writer) jumps(all []jump) []rules.Jump {
 	return made
 }
 
-// natShared is the number of nat's chains that all services share.
+// natShared returns the number of chains in nat that all services share.
 func (n *node) natShared() int {
 	if n.MakeIPTablesUtilChains {
 		return 5
@@ -59,8 +59,8 @@ func (n *node) natShared() int {
 	return 4
 }
 
-// natChains returns the shared chains of nat, then those of the services,
-// which were written behind the room for them.
+// natChains returns the chains of nat: the shared ones, then those of the services. newWriter
+// left room for the shared ones.
 func (w *writer) natChains() []rules.Chain {
 	bit := mark(w.IPTablesMasqueradeBit)
 	masquerade := []string{comment, `kubernetes service traffic requiring SNAT" -j MASQUERADE`}
@@ -71,7 +71,7 @@ func (w *writer) natChains() []rules.Chain {
 		{Name: servicesChain, Rules: append(w.services, w.toNodePorts()...)},
 		{Name: postrouting, Rules: []rules.Rule{
 			w.jump("RETURN", " -m mark ! --mark ", bit, "/", bit),
-			// The bit goes, lest the packet be masqueraded when it comes by again.
+			// Clear the bit: the packet may come here again, and must not be masqueraded twice.
 			w.rule("MARK", " -j MARK --set-xmark ", bit, "/0x0"),
 			w.rule("MASQUERADE", masquerade...),
 		}},
@@ -111,12 +111,12 @@ func (w *writer) toNodePorts() []rules.Rule {
 	return all
 }
 
-// filterChains returns the chains of filter.
+// filterChains returns the chains of filter; all of them are shared.
 func (w *writer) filterChains() []rules.Chain {
 	bit := mark(w.IPTablesMasqueradeBit)
 	var forwarded []rules.Rule
 	if !w.ConntrackTCPBeLiberal {
-		// Else the kernel resets connections: kubernetes issue 74839.
+		// Without it the kernel resets connections: kubernetes issue 74839.
 		forwarded = append(forwarded, w.jump("DROP", " -m conntrack --ctstate INVALID"))
 	}
 	forwarded = append(forwarded,
@@ -132,10 +132,9 @@ func (w *writer) filterChains() []rules.Chain {
 	}
 }
 
-// localnet returns the rules of KUBE-FIREWALL, which kube-proxy shares with
-// kubelet. The first makes up for route_localnet (kubernetes issue 90259);
-// the second drops what KUBE-MARK-DROP has marked, in the order of kubelets
-// 1.25 to 1.27.
+// localnet returns the rules of KUBE-FIREWALL, which kube-proxy and kubelet share. The first
+// closes what route_localnet opens (kubernetes issue 90259). The second drops what KUBE-MARK-DROP
+// has marked, in the order of kubelet 1.25 to 1.27.
 func (w *writer) localnet() []rules.Rule {
 	var all []rules.Rule
 	if w.family == rules.IPv4 && (w.localhost || w.MakeIPTablesUtilChains) {

@@ -8,16 +8,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// comment opens a comment. What iptables-save prints of ours is always quoted,
-// for every comment has a space or a slash.
+// comment begins a comment. Comments of kube-proxy's rules have a space or a slash in them, so
+// iptables-save prints them in quotes.
 const comment = ` -m comment --comment "`
 
-// A text holds the words of all rules, and the lists of them, in a few large
-// pieces of memory: one allocation for each of 60,000 rules would take as long
-// as writing them.
+// A text holds the words of all rules, and the slices of rules, in a few large pieces of memory.
+// Allocating each of 60,000 rules would take as long as writing them.
 type text struct {
 	b       *strings.Builder
-	rules   []rules.Rule // not yet given out
+	rules   []rules.Rule // room that list has not used yet
 	scratch []byte
 }
 
@@ -37,8 +36,8 @@ func (t *text) join(parts ...string) string {
 	return t.b.String()[start:]
 }
 
-// room makes room for that many bytes: behind what is written, which never
-// moves, or in a new piece.
+// room makes room for that many bytes: behind the text so far, which never moves, or in a new
+// piece.
 func (t *text) room(length int) {
 	if t.b == nil || t.b.Cap()-t.b.Len() < length {
 		t.b = &strings.Builder{}
@@ -46,20 +45,20 @@ func (t *text) room(length int) {
 	}
 }
 
-// rule returns the rule that the parts spell. Every part that is a word
-// begins with a space, so the first one is cut off.
+// rule returns the rule with the words of parts. Each part begins with a space, so the first
+// space is cut off.
 func (t *text) rule(target string, parts ...string) rules.Rule {
 	return rules.Rule{Spec: t.join(parts...)[1:], Target: target}
 }
 
-// jump returns the rule that goes to target when the parts match.
+// jump returns the rule that jumps to target if the parts match.
 func (t *text) jump(target string, parts ...string) rules.Rule {
 	var all [16]string
 	words := append(append(all[:0], parts...), " -j ", target)
 	return rules.Rule{Spec: t.join(words...)[1:], Target: target}
 }
 
-// chain returns the name of a chain: prefix and hash of what it is for.
+// chain returns the name of a chain: the prefix, and a hash of what the chain is for.
 func (t *text) chain(prefix string, of ...string) string {
 	var name [hashLength]byte
 	name, t.scratch = hash(t.scratch, of...)
@@ -80,9 +79,9 @@ func (t *text) list(n int) []rules.Rule {
 	return list
 }
 
-// probability returns the match that holds once in n times, as iptables-save
-// prints it. kube-proxy writes ten digits, the kernel keeps 31 bits of them
-// (xt_statistic), and iptables prints those with eleven digits.
+// probability returns the match that holds once in n times, as iptables-save prints it.
+// kube-proxy writes ten digits, the kernel keeps 31 bits (xt_statistic), and iptables prints
+// these as eleven digits.
 func probability(n int) string {
 	written := math.Round(1e10/float64(n)) / 1e10
 	kept := math.Round(written * (1 << 31))

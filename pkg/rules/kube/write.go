@@ -10,16 +10,16 @@ type writer struct {
 	text
 	large bool // leave out the comments in the chains of endpoints
 
-	hostBits string // behind an address that stands for itself
-	refusal  string // what REJECT answers with
-	mask     string // what recent makes of a client's address
-	odds     []string
+	hostBits string   // the prefix length of a single address
+	refusal  string   // the option of REJECT
+	mask     string   // the mask that recent applies to a client's address
+	odds     []string // results of probability, by n
 
 	// The chains that all services share.
 	services, nodePorts                                 []rules.Rule // nat
 	refused, refusedOutside, healthPorts, notFromRanges []rules.Rule // filter
 
-	own []rules.Chain // nat's: room for the shared ones, then those of single services
+	own []rules.Chain // in nat: room for the shared chains, then those of the services
 }
 
 func newWriter(n node, large bool, ports, endpoints int) *writer {
@@ -34,8 +34,7 @@ func newWriter(n node, large bool, ports, endpoints int) *writer {
 	return w
 }
 
-// servicePort writes what kube-proxy's syncProxyRules writes for one port of
-// one service.
+// servicePort writes the rules that kube-proxy's syncProxyRules writes for one port of a service.
 func (w *writer) servicePort(p *servicePort) {
 	c := w.choose(p)
 	o := outcome{
@@ -80,13 +79,13 @@ func (w *writer) servicePort(p *servicePort) {
 	}
 }
 
-// An outcome is what follows for one port of a service on this node.
+// An outcome is what the rules of one port of a service do on this node.
 type outcome struct {
 	*servicePort
 	choice
-	internal bool // the cluster IP leads somewhere
-	outside  bool // external destinations lead somewhere, for all clients
-	firewall bool // load-balancer addresses are only for the source ranges
+	internal bool // the cluster IP leads to an endpoint
+	outside  bool // external destinations lead to an endpoint, for all clients
+	firewall bool // only the source ranges may use load balancer addresses
 
 	clusterChain, localChain, externalChain, firewallChain string // the names of its chains
 }
@@ -95,7 +94,7 @@ func (w *writer) add(name string, all []rules.Rule) {
 	w.own = append(w.own, rules.Chain{Name: name, Rules: all})
 }
 
-// capture writes the rules by which traffic for the service finds its chains.
+// capture writes the rules that lead traffic for the service into its chains.
 func (w *writer) capture(o *outcome) {
 	to := func(target, address, what string) {
 		w.services = append(w.services, w.jump(target, " -d ", address, w.hostBits, " -p ", o.protocol,
@@ -132,8 +131,8 @@ func (o *outcome) internalChain() string {
 	return o.clusterChain
 }
 
-// refuse writes the rules for what leads nowhere: REJECT where there is no
-// endpoint at all, DROP where there is none on this node and policy is Local.
+// refuse writes the rules for destinations without an endpoint: REJECT where no node has one,
+// DROP where policy is Local and this node has none.
 func (w *writer) refuse(o *outcome) {
 	target, options, why := "REJECT", w.refusal, " has no endpoints"
 	if o.any {
@@ -161,9 +160,8 @@ func (w *writer) refuse(o *outcome) {
 	}
 }
 
-// external writes the way of traffic for external destinations. With
-// policy Local the source address is kept, and traffic from this node and its
-// pods goes by policy Cluster all the same.
+// external returns the rules for traffic to external destinations. Policy Local keeps the source
+// address. Traffic from this node and its pods follows policy Cluster all the same.
 func (w *writer) external(o *outcome) []rules.Rule {
 	all := w.list(4)
 	if !o.externalLocal {
@@ -186,9 +184,8 @@ func (w *writer) external(o *outcome) []rules.Rule {
 	return all
 }
 
-// firewall lets the source ranges in. Where this node is in one of them,
-// so are the load balancer's addresses: traffic from here to them loops back
-// with such an address as its source.
+// firewall returns the rules that let the source ranges in. If this node is in a range, they let
+// in the load balancer's addresses too: traffic from here to them loops back with such a source.
 func (w *writer) firewall(o *outcome) []rules.Rule {
 	all := w.list(len(o.ranges) + len(o.lbIPs) + 1)
 	fromHere := false
@@ -204,8 +201,8 @@ func (w *writer) firewall(o *outcome) []rules.Rule {
 	return append(all, w.rule("", comment, "other traffic to ", o.name, ` will be dropped by KUBE-PROXY-FIREWALL"`))
 }
 
-// policy spreads traffic over endpoints. The one that the cluster IP
-// leads to masquerades what comes from outside the cluster.
+// policy returns the rules that spread traffic over endpoints. The chain of the cluster IP
+// masquerades traffic from outside the cluster.
 func (w *writer) policy(o *outcome, internal bool, endpoints []*endpoint) []rules.Rule {
 	length := 1 + len(endpoints)
 	if o.affinity != "" {
@@ -222,7 +219,7 @@ func (w *writer) policy(o *outcome, internal bool, endpoints []*endpoint) []rule
 	}
 	if o.affinity != "" {
 		for _, e := range endpoints {
-			all = append(all, w.jump(e.chain, w.note(o, " -> ", e.address), " -m recent --rcheck --seconds ", o.affinity,
+			all = append(all, w.jump(e.chain, w.endpointComment(o, " -> ", e.address), " -m recent --rcheck --seconds ", o.affinity,
 				" --reap --name ", e.chain, " --mask ", w.mask, " --rsource"))
 		}
 	}
@@ -231,15 +228,15 @@ func (w *writer) policy(o *outcome, internal bool, endpoints []*endpoint) []rule
 		if left := len(endpoints) - i; left > 1 {
 			odds = w.probability(left)
 		}
-		all = append(all, w.jump(e.chain, w.note(o, " -> ", e.address), odds))
+		all = append(all, w.jump(e.chain, w.endpointComment(o, " -> ", e.address), odds))
 	}
 	return all
 }
 
-// endpoint rewrites the destination. An endpoint that calls its own
-// service must see another source address than its own.
+// endpoint returns the rules that translate to one endpoint. An endpoint that calls its own
+// service must see another source address than its own, so they masquerade that.
 func (w *writer) endpoint(o *outcome, e *endpoint) []rules.Rule {
-	note := w.note(o)
+	note := w.endpointComment(o)
 	recent := ""
 	if o.affinity != "" {
 		recent = w.join(" -m recent --set --name ", e.chain, " --mask ", w.mask, " --rsource")
@@ -249,9 +246,9 @@ func (w *writer) endpoint(o *outcome, e *endpoint) []rules.Rule {
 		w.rule("DNAT", " -p ", o.protocol, note, recent, " -m ", o.protocol, " -j DNAT --to-destination ", e.address))
 }
 
-// note returns the comment of a rule in the chains of endpoints, with more
-// behind the service's name.
-func (w *writer) note(o *outcome, more ...string) string {
+// endpointComment returns the comment of a rule in the chains of endpoints: the service's name,
+// and more. It is empty in large clusters.
+func (w *writer) endpointComment(o *outcome, more ...string) string {
 	if w.large {
 		return ""
 	}

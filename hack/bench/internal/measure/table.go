@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// A Table is a table in Markdown that can also be read as it is.
+// A Table is a table in Markdown whose source is readable, too.
 type Table struct {
 	head []string
 	rows [][]string
@@ -16,7 +16,7 @@ type Table struct {
 // NewTable returns a table with these columns and no rows.
 func NewTable(head ...string) *Table { return &Table{head: head} }
 
-// Row adds a row. It has as many cells as there are columns.
+// Row adds a row, which has one cell for each column.
 func (t *Table) Row(cells ...string) { t.rows = append(t.rows, cells) }
 
 // WriteTo writes the table.

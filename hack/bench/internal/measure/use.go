@@ -1,12 +1,10 @@
-// Package measure tells what work costs: time, processor and memory of a
-// program, of this process or of one that runs on, and medians of several
-// such measurements.
+// Package measure measures the time, processor time and memory of a program, of this process or of
+// a running process, and summarizes several measurements.
 package measure
 
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -18,19 +16,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Use is what some work took.
+// A Use is what some work used.
 type Use struct {
-	Seconds       float64 `json:"seconds"`                 // by the clock on the wall
+	Seconds       float64 `json:"seconds"`                 // wall time
 	UserSeconds   float64 `json:"userSeconds,omitempty"`   // of all processors, children included
 	SystemSeconds float64 `json:"systemSeconds,omitempty"` // the same, in the kernel
-	// MiB is the memory that was resident, where it was looked at: of a
-	// program its peak. A program that is started counts at least as much
-	// as the process that starts it (Linux keeps the peak across exec).
+	// MiB is the resident memory, if it was measured; of a program, its peak. That is at least
+	// the peak of the process that started the program, because Linux keeps it across exec.
 	MiB float64 `json:"mebibytes,omitempty"`
 }
 
-// Program runs a program to its end; input is the path of its standard input,
-// "" for none.
+// Program runs a program to its end. input is the path of its standard input, "" for none.
 func Program(ctx context.Context, input, name string, args ...string) (Use, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	var stderr bytes.Buffer
@@ -40,7 +36,7 @@ func Program(ctx context.Context, input, name string, args ...string) (Use, erro
 		if err != nil {
 			return Use{}, err
 		}
-		defer func() { _ = file.Close() }() // it was read from only
+		defer func() { _ = file.Close() }() // nothing was written to it
 		cmd.Stdin = file
 	}
 	start := time.Now()
@@ -56,8 +52,8 @@ func Program(ctx context.Context, input, name string, args ...string) (Use, erro
 	return use, nil
 }
 
-// Work does work in this process. What other goroutines and children that have
-// ended used meanwhile counts too; MiB is the peak of the process itself.
+// Work runs work in this process. Other goroutines, and children that end meanwhile, count too.
+// MiB is the peak of this process alone.
 func Work(work func() error) (Use, error) {
 	if err := ForgetPeak(os.Getpid()); err != nil {
 		return Use{}, err
@@ -73,7 +69,7 @@ func Work(work func() error) (Use, error) {
 	return Use{Seconds: took.Seconds(), UserSeconds: user2 - user, SystemSeconds: system2 - system, MiB: peak}, err
 }
 
-// ForgetPeak makes what is resident now the peak (proc_pid_clear_refs(5)).
+// ForgetPeak sets the peak to what is resident now (proc_pid_clear_refs(5)).
 func ForgetPeak(pid int) error {
 	return os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0)
 }
@@ -89,18 +85,17 @@ func ownTimes() (user, system float64) {
 	return user, system
 }
 
-// tick is the unit of times in /proc/PID/stat: USER_HZ is 100 on every
-// architecture that Go runs on.
+// tick is the unit of times in /proc/PID/stat: USER_HZ is 100 on each architecture of Go.
 const tick = 0.01
 
-// Times returns what a process that runs on, and its children that have ended,
-// have used so far (proc_pid_stat(5)), to a hundredth of a second.
+// Times returns what a running process, and its children that have ended, have used so far
+// (proc_pid_stat(5)), in steps of 10 ms.
 func Times(pid int) (user, system float64, err error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, 0, err
 	}
-	// The program's name may hold anything, so count behind its bracket: field 3 is the first.
+	// The program's name may contain any character. Field 3 is the first behind its bracket.
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if len(fields) < 15 {
 		return 0, 0, fmt.Errorf("/proc/%d/stat holds %q", pid, stat)
@@ -116,8 +111,7 @@ func Times(pid int) (user, system float64, err error) {
 	return times[0] + times[2], times[1] + times[3], nil
 }
 
-// Memory returns how much of a process is resident, and the most that ever was,
-// in MiB (proc_pid_status(5)).
+// Memory returns the resident memory of a process, and its peak, in MiB (proc_pid_status(5)).
 func Memory(pid int) (resident, peak float64, err error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -139,7 +133,7 @@ func Memory(pid int) (resident, peak float64, err error) {
 		}
 	}
 	if resident == 0 || peak == 0 {
-		return 0, 0, errors.New("the kernel does not tell how much memory is resident")
+		return 0, 0, fmt.Errorf("/proc/%d/status lacks VmRSS or VmHWM", pid)
 	}
 	return resident, peak, nil
 }
