@@ -68,7 +68,7 @@ func (l *lexicon) Intern(raw nft.Rule) (nft.RuleID, error) {
 
 // intern is Intern; l.mu must be held.
 func (l *lexicon) intern(raw nft.Rule) (nft.RuleID, error) {
-	id, err := l.store.ID(raw)
+	id, err := l.store.Intern(raw)
 	if err != nil || int(id) < len(l.entries) {
 		return id, err
 	}

@@ -23,12 +23,12 @@ type FamilyConfig struct {
 	Tables func(name string) bool // whether a table is held
 	Rules  Rulebook
 	Budget MirrorBudget // nil: all rules are kept
-	View   MirrorView
+	View   MirrorView   // nil: the user asks Chain
 	// KeepHandles keeps the handles of all rules, 8 bytes each.
 	KeepHandles bool
 }
 
-// A Rulebook numbers rules for a Mirror. A RuleStore with a lock and a way to forget is one.
+// A Rulebook numbers rules for a Mirror. A RuleStore is one.
 type Rulebook interface {
 	// Intern returns the rule's number, which stays until a Purge.
 	Intern(Rule) (RuleID, error)
@@ -39,7 +39,7 @@ type Rulebook interface {
 	Purge(held []*[]RuleID)
 }
 
-// A MirrorView hears what a Mirror read. Its methods may call Chain and nothing else.
+// A MirrorView hears what a Mirror read. Its methods may ask the mirror, and change nothing in it.
 type MirrorView interface {
 	// Reshaped says that a chain is new, gone, or has another hook or policy. Without a chain's
 	// name it says that of the table and of any of its chains.
@@ -47,6 +47,12 @@ type MirrorView interface {
 	// Took says what a chain holds now; same reports that these are the rules that it held.
 	Took(place Place, now Content, same bool)
 }
+
+// blind is the view of a mirror without one.
+type blind struct{}
+
+func (blind) Reshaped(string, string)   {}
+func (blind) Took(Place, Content, bool) {}
 
 // A FamilyMirror is what a Mirror holds of one family.
 type FamilyMirror struct {
@@ -82,6 +88,9 @@ type MirrorChain struct {
 func newFamilyMirror(conn *Conn, cfg FamilyConfig) *FamilyMirror {
 	if cfg.Budget == nil {
 		cfg.Budget = unlimited{}
+	}
+	if cfg.View == nil {
+		cfg.View = blind{}
 	}
 	return &FamilyMirror{cfg: cfg, conn: conn, dirty: map[Place]bool{}}
 }
@@ -123,13 +132,15 @@ func (f *FamilyMirror) Reread(p Place) {
 	}
 }
 
+// RereadItself makes the next read ask for a chain and its rules.
+func (f *FamilyMirror) RereadItself(p Place) { f.dirty[p] = true }
+
 // Purge lets the rulebook forget what no chain has.
 func (f *FamilyMirror) Purge(purge func(held []*[]RuleID)) { purge(f.held()) }
 
 // take takes in one notification.
 func (f *FamilyMirror) take(e Event, table string) {
 	t := f.tables[table]
-	place := Place{table, string(e.Chain)}
 	switch e.Kind {
 	case unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE:
 		f.forget(table)
@@ -140,8 +151,8 @@ func (f *FamilyMirror) take(e Event, table string) {
 		case t.renamed(e):
 			// The jumps to it changed too, of which the kernel sends nothing.
 			f.forget(table)
-		case !f.dirty[place]:
-			f.dirty[place] = true
+		case !f.dirty[Place{table, string(e.Chain)}]:
+			f.RereadItself(Place{table, string(e.Chain)})
 			f.changed++
 		}
 	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
@@ -149,8 +160,12 @@ func (f *FamilyMirror) take(e Event, table string) {
 			f.stale = true
 			return
 		}
-		if c := t.chains[place.Chain]; c == nil || c.out == nil || f.wantsCount(c, e.Kind) {
-			f.Reread(place)
+		if c := t.chains[string(e.Chain)]; c != nil && c.out != nil && !f.wantsCount(c, e.Kind) {
+			return
+		}
+		// The name is copied only if the chain is not to be read already: events are many.
+		if _, dirty := f.dirty[Place{table, string(e.Chain)}]; !dirty {
+			f.dirty[Place{table, string(e.Chain)}] = false
 		}
 	}
 }

@@ -200,9 +200,6 @@ func (f *FamilyMirror) Still(place Place, before Content) (bool, error) {
 	return err == nil && slices.Equal(after.IDs, before.IDs) && slices.Equal(after.Handles, before.Handles), err
 }
 
-// RereadItself makes the next read ask for a chain and its rules.
-func (f *FamilyMirror) RereadItself(p Place) { f.dirty[p] = true }
-
 // keep takes over what a chain holds. While a table is read for the first time, what is above the
 // limit goes at once: it must not be in memory, not even until all is read.
 func (f *FamilyMirror) keep(t *mirrorTable, place Place, now Content) {

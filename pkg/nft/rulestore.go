@@ -11,8 +11,8 @@ import (
 // A RuleID names a rule of a RuleStore, from 1. Equal ones are equal rules.
 type RuleID uint32
 
-// A RuleStore numbers rules, and gives their bytes back. The zero value is of no use; it is not
-// for concurrent use.
+// A RuleStore numbers rules, and gives their bytes back. NewRuleStore makes one; it is not for
+// concurrent use. It is a Rulebook for mirrors that need no more than the bytes of rules.
 //
 // Memory: a rule is a list of atoms. 46,578 rules of 5,000 services are 20 MB of messages, but
 // few atoms (a match by protocol, a jump) occur once only, and those without the zeros behind a
@@ -26,8 +26,8 @@ type RuleStore struct {
 // NewRuleStore returns a store without rules.
 func NewRuleStore() RuleStore { return RuleStore{atoms: NewInterner(), keys: NewInterner()} }
 
-// ID returns the rule's number: the next one if the store does not have the rule yet.
-func (s *RuleStore) ID(r Rule) (RuleID, error) {
+// Intern returns the rule's number: the next one if the store does not have the rule yet.
+func (s *RuleStore) Intern(r Rule) (RuleID, error) {
 	if err := s.makeKey(r); err != nil {
 		return 0, err
 	}
@@ -53,6 +53,23 @@ func (s *RuleStore) Rule(id RuleID, room []byte) Rule {
 		r.Expressions = append(r.Expressions, make([]byte, padded-len(atom))...)
 	}
 	return r
+}
+
+// Release implements Rulebook: rules stay until a Purge.
+func (s *RuleStore) Release([]RuleID, bool) {}
+
+// Purge implements Rulebook: only the rules of held stay.
+func (s *RuleStore) Purge(held []*[]RuleID) {
+	kept, renamed := NewRuleStore(), map[RuleID]RuleID{}
+	for _, ids := range held {
+		for i, id := range *ids {
+			if renamed[id] == 0 {
+				renamed[id], _ = kept.Intern(s.Rule(id, nil)) // it was interned before: no error
+			}
+			(*ids)[i] = renamed[id]
+		}
+	}
+	*s = kept
 }
 
 // makeKey sets s.key to what names the rule: the numbers of its atoms, and behind a zero its user
