@@ -213,14 +213,17 @@ func giveBack() {
 	debug.FreeOSMemory()
 }
 
-// startWatcher starts the watcher that the backend has.
+// signsOf returns what the writers of the guarded tables can be noticed by. On a node with
+// iptables-legacy alone a commit watcher would cost time and find nothing.
+func signsOf(backend iptables.Backend) watch.Signs {
+	return watch.Signs{Commits: backend == iptables.NFT, Lock: backend == iptables.Legacy}
+}
+
+// startWatcher starts the watchers that the guarded tables need.
 func startWatcher(ctx context.Context, group *errgroup.Group, o *options, kernel *iptables.Kernel, hints *watch.Hints, writers *watch.Writers) {
-	if kernel.Info().Backend == iptables.NFT {
-		w := &watch.CommitWatcher{Hints: hints, Writers: writers,
-			Subscribe: func() (watch.CommitSource, error) { return kernel.Subscribe() }}
-		group.Go(func() error { return w.Run(ctx) })
-		return
+	all := watch.Watchers{
+		Hints: hints, Writers: writers, Lock: o.lockFile,
+		Subscribe: func() (watch.CommitSource, error) { return kernel.Subscribe() },
 	}
-	w := &watch.LockWatcher{Path: o.lockFile, Hints: hints, Writers: writers}
-	group.Go(func() error { return w.Run(ctx) })
+	group.Go(func() error { return all.Run(ctx, signsOf(kernel.Info().Backend)) })
 }

@@ -110,7 +110,7 @@ func onlyReads(command string) bool {
 
 // holders returns who held the lock shortly before the loss was noticed.
 func (q inquiry) holders(l *loss) []watch.Writer {
-	list := q.writers.Since(l.record.Time.Add(-holderWindow))
+	list := q.writers.Holders(l.record.Time.Add(-holderWindow))
 	return slices.DeleteFunc(list, func(w watch.Writer) bool { return w.Time.After(l.noticed.Add(holderLate)) })
 }
 

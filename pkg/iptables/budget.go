@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -12,18 +13,6 @@ import (
 // DefaultMaxRules is how many rules are kept of one family, unless Config.MaxRules says otherwise.
 // 5,000 services are 46,578. What both families take then is in docs/security.md.
 const DefaultMaxRules = 100_000
-
-// bytesPerRule is how long a rule is on the average, as the kernel holds it, before it counts for
-// more than one. Those of 5,000 services have 430 bytes on nft and on legacy, those of IPv6 up to 680.
-const bytesPerRule = 768
-
-// A weight is what a chain takes of a budget.
-type weight struct{ rules, bytes int }
-
-func (w *weight) add(bytes int) { w.rules, w.bytes = w.rules+1, w.bytes+bytes }
-
-// units is the weight in rules of usual length.
-func (w weight) units() int { return max(w.rules, w.bytes/bytesPerRule) }
 
 // A LeftOut is a chain of which the rules are not kept, because there are too many.
 type LeftOut struct {
@@ -36,15 +25,14 @@ type LeftOut struct {
 // A budget says of which chains of a family the rules are kept, when those of all are too many.
 // Its methods may be called concurrently.
 //
-// What is least dear goes first: chains that are not guarded, then those that are, of each kind
-// the largest first. The choice stands: a chain that is left out comes back only when all would
+// Chains that are not guarded go first, then those that are, of each kind the largest first. The choice stands: a chain that is left out comes back only when all would
 // take three quarters of the budget with it, and none goes while they fit. An empty chain is never left out.
 type budget struct {
 	most   int // 0: no limit
 	guards func(Place) bool
 
 	mu   sync.Mutex
-	left map[Place]weight
+	left map[Place]nft.Weight
 	more bool // chains were left out since shed was asked
 }
 
@@ -54,11 +42,8 @@ func newBudget(most int, canary string, protects func(chain string) bool) *budge
 		return slices.Contains(protect.Tables(), p.Table) &&
 			(protects == nil || p.Chain == canary || rules.Builtin(p.Table, p.Chain) || protects(p.Chain))
 	}
-	return &budget{most: most, guards: guards, left: map[Place]weight{}}
+	return &budget{most: most, guards: guards, left: map[Place]nft.Weight{}}
 }
-
-// alone reports whether so much can be kept if nothing else is.
-func (b *budget) alone(w weight) bool { return b.most == 0 || w.units() <= b.most }
 
 // fits reports whether so many units can be kept.
 func (b *budget) fits(units int) bool { return b.most == 0 || units <= b.most }
@@ -75,14 +60,14 @@ func (b *budget) any() bool {
 
 // choose decides again, given what all chains weigh that exist, and returns those of which the
 // rules are no longer kept, and those of which they are to be read again.
-func (b *budget) choose(all map[Place]weight) (out, back []Place) {
+func (b *budget) choose(all map[Place]nft.Weight) (out, back []Place) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	order, kept := make([]Place, 0, len(all)), 0
 	for p, w := range all {
 		order = append(order, p)
 		if _, left := b.left[p]; !left {
-			kept += w.units()
+			kept += w.Units()
 		}
 	}
 	if b.fits(kept) && len(b.left) == 0 {
@@ -95,27 +80,27 @@ func (b *budget) choose(all map[Place]weight) (out, back []Place) {
 			}
 			return -1
 		}
-		return cmp.Or(cmp.Compare(all[q].units(), all[p].units()), cmp.Compare(p.Table, q.Table), cmp.Compare(p.Chain, q.Chain))
+		return cmp.Or(cmp.Compare(all[q].Units(), all[p].Units()), cmp.Compare(p.Table, q.Table), cmp.Compare(p.Chain, q.Chain))
 	})
 	before := b.left
-	b.left = map[Place]weight{}
+	b.left = map[Place]nft.Weight{}
 	for _, p := range order {
-		if all[p].rules == 0 {
+		if all[p].Rules == 0 {
 			continue // there is nothing to keep, and that it was emptied must be seen
 		}
 		if _, left := before[p]; left {
 			b.left[p] = all[p]
-		} else if !b.fits(kept) && all[p].units() > 0 {
+		} else if !b.fits(kept) && all[p].Units() > 0 {
 			b.left[p] = all[p]
-			kept -= all[p].units()
+			kept -= all[p].Units()
 		}
 	}
-	for _, p := range slices.Backward(order) { // the dearest and smallest first
+	for _, p := range slices.Backward(order) { // guarded and small ones first
 		w, left := b.left[p]
 		_, was := before[p]
-		if left && (b.fitsAgain(kept+w.units()) || !was && b.fits(kept+w.units())) {
+		if left && (b.fitsAgain(kept+w.Units()) || !was && b.fits(kept+w.Units())) {
 			delete(b.left, p)
-			kept += w.units()
+			kept += w.Units()
 		}
 	}
 	for _, p := range order {
@@ -163,7 +148,7 @@ func (k *Kernel) LeftOut() []LeftOut {
 		b.mu.Lock()
 		for p, w := range b.left {
 			if b.guards(p) {
-				list = append(list, LeftOut{f, p.Table, p.Chain, w.rules})
+				list = append(list, LeftOut{f, p.Table, p.Chain, w.Rules})
 			}
 		}
 		b.mu.Unlock()

@@ -8,13 +8,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // nat returns places in table nat and what they weigh: "KUBE-A=30" has 30 rules of usual length,
 // "KUBE-A=30x4" those that are four times as long.
-func nat(chains ...string) map[Place]weight {
-	all := map[Place]weight{}
+func nat(chains ...string) map[Place]nft.Weight {
+	all := map[Place]nft.Weight{}
 	for _, text := range chains {
 		name, rest, _ := strings.Cut(text, "=")
 		var count int
@@ -22,7 +23,7 @@ func nat(chains ...string) map[Place]weight {
 		if n, _ := fmt.Sscanf(rest, "%dx%d", &count, &factor); n == 0 {
 			panic(text)
 		}
-		all[Place{rules.Nat, name}] = weight{count, count * factor * bytesPerRule}
+		all[Place{Table: rules.Nat, Chain: name}] = nft.Weight{Rules: count, Bytes: count * factor * 768}
 	}
 	return all
 }
@@ -68,7 +69,7 @@ func TestWhichChainsAreLeftOut(t *testing.T) {
 					if b.places()[p] {
 						names = append(names, p.Chain)
 					} else {
-						kept += w.units()
+						kept += w.Units()
 					}
 				}
 				if kept > 100 {
@@ -85,7 +86,7 @@ func TestWhichChainsAreLeftOut(t *testing.T) {
 
 func TestWithoutALimitNothingIsLeftOut(t *testing.T) {
 	b := newBudget(0, "", nil)
-	if out, _ := b.choose(nat("KUBE-A=1000000")); out != nil || !b.alone(weight{rules: 1e6}) {
+	if out, _ := b.choose(nat("KUBE-A=1000000")); out != nil || !b.fits(1e6) {
 		t.Errorf("left out: %v", out)
 	}
 }

@@ -114,7 +114,7 @@ func countNFTTable(conn *nft.Conn, family rules.Family, table rules.TableName, c
 	most := 0
 	for range countTries {
 		n := 0
-		err := eachRuleOf(conn, family, table, func(m nft.RuleMessage) error {
+		err := conn.EachRuleIn(family, table, func(m nft.RuleMessage) error {
 			meaning, err := meaningOf(m.Rule)
 			if !isOwn(string(m.Chain), canary) && !strings.HasPrefix(meaning.comment, ownComment) {
 				n++
@@ -130,29 +130,6 @@ func countNFTTable(conn *nft.Conn, family rules.Family, table rules.TableName, c
 		}
 	}
 	return most, nil
-}
-
-// eachRuleOf calls f for every rule of one table. One that does not exist has
-// none. The error is nft.ErrInterrupted if f may have got a mixture of two states.
-func eachRuleOf(conn *nft.Conn, family rules.Family, table rules.TableName, f func(nft.RuleMessage) error) error {
-	var chains []string
-	uses := 0
-	err := conn.EachChain(family, func(chain nft.Chain) error {
-		if chain.Table == table {
-			chains, uses = append(chains, chain.Name), uses+int(chain.Use)
-		}
-		return nil
-	})
-	if err != nil && !errors.Is(err, nft.ErrInterrupted) {
-		return err
-	}
-	if uses <= wholeMost {
-		return conn.EachRuleOf(family, table, func() {}, f)
-	}
-	for _, chain := range chains {
-		err = errors.Join(err, conn.EachRule(family, table, chain, f))
-	}
-	return err
 }
 
 func countLegacy(ctx context.Context, cfg ChooseConfig, counts map[rules.Family]map[Backend]Count) error {
@@ -203,7 +180,7 @@ func (c *Count) walk(family rules.Family, table rules.TableName, canary string, 
 	return walkEntries(family, info, data, xtVisitor{
 		chain: func(name string, _ int) {
 			own = isOwn(name, canary)
-			c.Hint = c.Hint || isHint(Place{table, name})
+			c.Hint = c.Hint || isHint(Place{Table: table, Chain: name})
 		},
 		rule: func(r xtRule) {
 			if !own && !bytes.HasPrefix(r.comment, []byte(ownComment)) {

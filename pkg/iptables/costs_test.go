@@ -38,7 +38,7 @@ func TestCosts(t *testing.T) {
 				for _, table := range protect.Tables() {
 					iptablesCommand(t, backend, rules.IPv4, "-t "+string(table)+" -N "+canary)
 					iptablesCommand(t, backend, rules.IPv4, "-t "+string(table)+" -A "+canary+" -m comment --comment canaryd-12345678")
-					places = append(places, Place{table, canary})
+					places = append(places, Place{Table: table, Chain: canary})
 				}
 				stamp := testing.Benchmark(func(b *testing.B) {
 					b.ReportAllocs()

@@ -32,6 +32,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -55,10 +56,7 @@ type Info struct {
 }
 
 // A Place is a chain in a table.
-type Place struct {
-	Table rules.TableName
-	Chain string
-}
+type Place = nft.Place
 
 // Presence says how much of a Place exists.
 type Presence uint8

@@ -245,7 +245,11 @@ func (k *Kernel) newMirror(r nftReader) *mirror {
 		known[family] = newLexicon()
 	}
 	k.source = known
-	return newMirror(r.conn, r.genid, printer{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv()}, known, k.budgets, k.save.shelf, k.ownCommit, k.cfg.ReadTimeout)
+	return newMirror(mirrorConfig{
+		conn: r.conn, genid: r.genid, own: k.ownCommit,
+		printer: printer{tools: k.tools, timeout: k.cfg.ReadTimeout, env: k.childEnv()},
+		known:   known, budgets: k.budgets, shelf: k.save.shelf, timeout: k.cfg.ReadTimeout,
+	})
 }
 
 func (k *Kernel) openReader() (reader, error) {

@@ -40,7 +40,7 @@ func TestUrgent(t *testing.T) {
 		want("-t nat -F LARGE", rules.Nat)
 		want("-t mangle -S", rules.Mangle) // which creates it
 
-		place, other := Place{rules.Filter, canary}, Place{rules.Security, canary}
+		place, other := Place{Table: rules.Filter, Chain: canary}, Place{Table: rules.Security, Chain: canary}
 		got, err := k.ProbeOnly(t.Context(), family, []Place{place, other})
 		if diff := cmp.Diff(map[Place]Holding{place: {Presence: Present}, other: {}}, got); err != nil || diff != "" {
 			t.Errorf("a probeOnly says (-want +got), %v:\n%s", err, diff)

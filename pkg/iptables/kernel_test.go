@@ -23,7 +23,7 @@ const canary = "KUBE-CANARYD-CANARY"
 func TestProbePresence(t *testing.T) {
 	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
 		k := openKernel(t, Config{Backend: backend})
-		places := []Place{{rules.Mangle, canary}, {rules.Nat, canary}, {rules.Filter, canary}, {rules.Filter, "INPUT"}, {rules.Filter, "MIXED"}}
+		places := []Place{{Table: rules.Mangle, Chain: canary}, {Table: rules.Nat, Chain: canary}, {Table: rules.Filter, Chain: canary}, {Table: rules.Filter, Chain: "INPUT"}, {Table: rules.Filter, Chain: "MIXED"}}
 		want := map[Place]Holding{}
 		check := func(step string) {
 			t.Helper()
@@ -163,8 +163,8 @@ func TestReadNativeRuleIsOpaque(t *testing.T) {
 			t.Errorf("Y is %v", y.Rules)
 		}
 		// The probe does not need iptables to understand the table.
-		probe := mustProbe(t, k, rules.IPv4, Place{rules.Nat, "X"})
-		if diff := cmp.Diff(Holding{Presence: Present, Rules: 3}, probe.Holdings[Place{rules.Nat, "X"}]); diff != "" {
+		probe := mustProbe(t, k, rules.IPv4, Place{Table: rules.Nat, Chain: "X"})
+		if diff := cmp.Diff(Holding{Presence: Present, Rules: 3}, probe.Holdings[Place{Table: rules.Nat, Chain: "X"}]); diff != "" {
 			t.Errorf("probe (-want +got):\n%s", diff)
 		}
 	})
@@ -225,7 +225,7 @@ func TestReadMirrorFailures(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
 				nstest.NeedProgram(t, "iptables-nft")
 				k := openKernel(t, Config{Backend: NFT})
-				k.mirror.printer.timeout = 200 * time.Millisecond
+				k.mirror.families[rules.IPv4].printer.timeout = 200 * time.Millisecond
 				iptablesCommand(t, NFT, rules.IPv4, "-t nat -N X")
 				iptablesCommand(t, NFT, rules.IPv4, "-t nat -A X -j ACCEPT")
 				real := k.tools[rules.IPv4]

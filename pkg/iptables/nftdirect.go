@@ -36,7 +36,7 @@ type directWriter struct {
 	batch  *nft.Batch
 	writes bool // the batch has content
 	// written are the chains that the batch touches, added how many rules are new.
-	written []rewrite
+	written []nft.Rewrite
 	added   int
 }
 
@@ -62,7 +62,7 @@ func (w *directWriter) add(family rules.Family, script *Script) error {
 	}
 	w.writes = true
 	for _, c := range plan.order {
-		w.written = append(w.written, rewrite{family, Place{script.Table, c.name}})
+		w.written = append(w.written, nft.Rewrite{Family: family, Place: Place{Table: script.Table, Chain: c.name}})
 	}
 	w.added += plan.added
 	return nil

@@ -3,7 +3,6 @@ package iptables
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"hash/maphash"
 	"math"
 	"slices"
@@ -20,40 +19,30 @@ import (
 // It learns from what iptables prints and never decodes: what it says is what
 // iptables said of the very same bytes. It may be used concurrently.
 //
-// Memory: a rule is a list of atoms. 46,578 rules of 5,000 services are 20 MB
-// of messages, but few atoms (a match by protocol, a jump) occur once only,
-// and those without the zeros behind a comment are short.
+// It implements nft.Rulebook for the mirror.
 type lexicon struct {
 	mu      sync.RWMutex
-	start   time.Time    // entry.left counts from it
-	atoms   nft.Interner // NFTA_LIST_ELEMs as trim leaves them
-	keys    nft.Interner // rules as makeKey names them; the number is the ruleID
-	entries []entry      // by ruleID; 0 is none
-	byText  nft.Index    // of ruleIDs
+	start   time.Time // entry.left counts from it
+	store   nft.RuleStore
+	entries []entry   // by nft.RuleID; 0 is none
+	byText  nft.Index // of rules' numbers
 	seed    maphash.Seed
 	small   int // how many entries there were when it was last tidied up
-
-	key []byte // room to work in
 }
-
-// A ruleID names a raw rule of a lexicon. Equal ones are equal rules. It holds
-// until the lexicon forgets.
-type ruleID uint32
 
 // An entry is the text of a raw rule, if that is known.
 type entry struct {
-	rule rules.Rule
-	left uint32 // when a chain was last without it that had it, in seconds
-	told bool
-	// fickle: its bytes do not say what it means; see nft.Rule.indexed.
+	rule    rules.Rule
+	left    uint32 // when a chain was last without it that had it, in seconds
+	learned bool   // the text is there
+	// fickle: its bytes do not say what it means; see indexed.
 	fickle bool
 }
 
 func newLexicon() *lexicon {
 	return &lexicon{
 		start:   time.Now(),
-		atoms:   nft.NewInterner(),
-		keys:    nft.NewInterner(),
+		store:   nft.NewRuleStore(),
 		seed:    maphash.MakeSeed(),
 		entries: make([]entry, 1),
 	}
@@ -70,37 +59,35 @@ func (l lexicons) raw(family rules.Family, spec string, room []byte) (nft.Rule, 
 	return l[family].raw(spec, room)
 }
 
-// intern returns the name of a raw rule, which it need not have met before.
-func (l *lexicon) intern(raw nft.Rule) (ruleID, error) {
+// Intern implements nft.Rulebook.
+func (l *lexicon) Intern(raw nft.Rule) (nft.RuleID, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err := l.makeKey(raw); err != nil {
-		return 0, err
-	}
-	number, err := l.keys.Number(l.key)
-	if err != nil {
-		return 0, err
-	}
-	id := ruleID(number)
-	if int(id) < len(l.entries) {
-		return id, nil
+	return l.intern(raw)
+}
+
+// intern is Intern; l.mu must be held.
+func (l *lexicon) intern(raw nft.Rule) (nft.RuleID, error) {
+	id, err := l.store.Intern(raw)
+	if err != nil || int(id) < len(l.entries) {
+		return id, err
 	}
 	e := entry{left: l.now(), fickle: indexed(raw)}
 	if comment, ok := markOf(raw); ok && !e.fickle {
-		e.rule, e.told = rules.Rule{Spec: markStart + comment + markEnd}, true
+		e.rule, e.learned = rules.Rule{Spec: markStart + comment + markEnd}, true
 	} else if odd := shapeOf(raw).odd; odd != "" {
-		e.rule, e.told, e.fickle = opaque(raw, odd), true, false
+		e.rule, e.learned, e.fickle = opaque(raw, odd), true, false
 	}
 	l.entries = append(l.entries, e)
 	return id, nil
 }
 
 // texts returns the texts of raw rules, if all are known and certain.
-func (l *lexicon) texts(ids []ruleID) ([]rules.Rule, bool) {
+func (l *lexicon) texts(ids []nft.RuleID) ([]rules.Rule, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, id := range ids {
-		if e := &l.entries[id]; !e.told || e.fickle {
+		if e := &l.entries[id]; !e.learned || e.fickle {
 			return nil, false
 		}
 	}
@@ -124,19 +111,19 @@ func (l *lexicon) raw(spec string, room []byte) (nft.Rule, bool) {
 	if id == 0 {
 		return nft.Rule{}, false
 	}
-	return l.rawIn(id, room), true
+	return l.store.Rule(id, room), true
 }
 
 // find returns the rule that is certain to be printed so, 0 if there is none.
-func (l *lexicon) find(spec string) ruleID {
-	return ruleID(l.byText.Find(maphash.String(l.seed, spec), func(n uint32) bool {
+func (l *lexicon) find(spec string) nft.RuleID {
+	return nft.RuleID(l.byText.Find(maphash.String(l.seed, spec), func(n uint32) bool {
 		e := &l.entries[n]
-		return e.told && !e.fickle && !e.odd() && e.rule.Spec == spec
+		return e.learned && !e.fickle && !e.odd() && e.rule.Spec == spec
 	}))
 }
 
 // index lets find know of a rule's text.
-func (l *lexicon) index(id ruleID) {
+func (l *lexicon) index(id nft.RuleID) {
 	if l.find(l.entries[id].rule.Spec) != 0 {
 		return // other bytes that mean the same
 	}
@@ -145,28 +132,28 @@ func (l *lexicon) index(id ruleID) {
 
 var errPair = errors.New("the text is of another rule")
 
-// tell says what iptables printed for the rule. It refuses a text whose
+// learn takes what iptables printed for the rule. It refuses a text whose
 // comment or target is not the rule's. A rule that was printed in two ways
 // is fickle from now on.
-func (l *lexicon) tell(id ruleID, rule rules.Rule) error {
+func (l *lexicon) learn(id nft.RuleID, rule rules.Rule) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e := &l.entries[id]
-	if e.told && e.rule == rule {
+	if e.learned && e.rule == rule {
 		return nil
 	}
-	shape := shapeOf(l.rawOf(id))
+	shape := shapeOf(l.store.Rule(id, nil))
 	if err := shape.agrees(rule); err != nil {
 		return err
 	}
 	switch {
 	case e.fickle:
-	case e.told:
+	case e.learned:
 		e.fickle = true
 	default:
 		e.rule = rule
 		l.index(id)
-		e.told = true
+		e.learned = true
 	}
 	return nil
 }
@@ -178,35 +165,42 @@ func (e *entry) odd() bool {
 }
 
 // known returns the text of a rule if it is certain.
-func (l *lexicon) known(id ruleID) (rules.Rule, bool) {
+func (l *lexicon) known(id nft.RuleID) (rules.Rule, bool) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	e := &l.entries[id]
-	return e.rule, e.told && !e.fickle
+	return e.rule, e.learned && !e.fickle
 }
 
 // opaque returns a rule without text, for a reason that is not the rule's own.
-func (l *lexicon) opaque(id ruleID, reason string) rules.Rule {
+func (l *lexicon) opaque(id nft.RuleID, reason string) rules.Rule {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	return opaque(l.rawOf(id), reason)
+	return opaque(l.store.Rule(id, nil), reason)
 }
 
 // anyOdd reports whether one of the rules is known to be odd, and perhaps printed over several
 // lines.
-func (l *lexicon) anyOdd(ids []ruleID) bool {
+func (l *lexicon) anyOdd(ids []nft.RuleID) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	return slices.ContainsFunc(ids, func(id ruleID) bool { return l.entries[id].odd() })
+	return slices.ContainsFunc(ids, func(id nft.RuleID) bool { return l.entries[id].odd() })
 }
 
-// release notes that a chain has lost these rules, or lost some of them.
-func (l *lexicon) release(ids []ruleID) {
+// givenUp is when a rule was left that is not to be remembered.
+const givenUp = math.MaxUint32
+
+// Release implements nft.Rulebook. A rule that was released for good is dropped by the next Purge;
+// others are remembered for a while.
+func (l *lexicon) Release(ids []nft.RuleID, forGood bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	now := l.now()
+	left := l.now()
+	if forGood {
+		left = givenUp
+	}
 	for _, id := range ids {
-		l.entries[id].left = now
+		l.entries[id].left = left
 	}
 }
 
@@ -226,9 +220,9 @@ func (l *lexicon) crowded() bool {
 }
 
 // forget drops what no chain holds and none held for a while, if that is the
-// half. held must name every ruleID that is in use; afterwards it gives each
-// its new name.
-func (l *lexicon) forget(held []*[]ruleID) {
+// half. held must name every nft.RuleID that is in use; afterwards it gives each
+// its new number.
+func (l *lexicon) forget(held []*[]nft.RuleID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	keep, kept := l.kept(held)
@@ -239,28 +233,16 @@ func (l *lexicon) forget(held []*[]ruleID) {
 	l.keepOnly(keep, held)
 }
 
-// givenUp is when a rule was left that is not to be remembered.
-const givenUp = math.MaxUint32
-
-// giveUp notes that these rules are of a chain that is left out: the next purge drops them.
-func (l *lexicon) giveUp(ids []ruleID) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, id := range ids {
-		l.entries[id].left = givenUp
-	}
-}
-
-// purge is forget, however little that is.
-func (l *lexicon) purge(held []*[]ruleID) {
+// Purge implements nft.Rulebook: it is forget, however little that is.
+func (l *lexicon) Purge(held []*[]nft.RuleID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	keep, _ := l.kept(held)
 	l.keepOnly(keep, held)
 }
 
-// kept returns which entries are not to be forgotten, and how many. Call it locked.
-func (l *lexicon) kept(held []*[]ruleID) (keep []bool, kept int) {
+// kept returns which entries are not to be forgotten, and how many. l.mu must be held.
+func (l *lexicon) kept(held []*[]nft.RuleID) (keep []bool, kept int) {
 	keep, kept = make([]bool, len(l.entries)), 1
 	for _, ids := range held {
 		for _, id := range *ids {
@@ -277,22 +259,22 @@ func (l *lexicon) kept(held []*[]ruleID) (keep []bool, kept int) {
 	return keep, kept
 }
 
-// keepOnly drops the entries that are not to be kept, and gives those of held their new names. Call
-// it locked.
-func (l *lexicon) keepOnly(keep []bool, held []*[]ruleID) {
+// keepOnly drops the entries that are not to be kept, and gives those of held their new numbers.
+// l.mu must be held.
+func (l *lexicon) keepOnly(keep []bool, held []*[]nft.RuleID) {
 	fresh := newLexicon()
-	renamed := make([]ruleID, len(l.entries))
+	renamed := make([]nft.RuleID, len(l.entries))
 	for id := 1; id < len(keep); id++ {
 		if !keep[id] {
 			continue
 		}
-		name, err := fresh.intern(l.rawOf(ruleID(id)))
+		name, err := fresh.intern(l.store.Rule(nft.RuleID(id), nil))
 		if err != nil {
 			continue // it was interned before: this cannot be
 		}
 		renamed[id] = name
 		fresh.entries[name] = l.entries[id]
-		if e := l.entries[id]; e.told && !e.fickle && !e.odd() {
+		if e := l.entries[id]; e.learned && !e.fickle && !e.odd() {
 			fresh.index(name)
 		}
 	}
@@ -301,69 +283,11 @@ func (l *lexicon) keepOnly(keep []bool, held []*[]ruleID) {
 			(*ids)[i] = renamed[id]
 		}
 	}
-	l.atoms, l.keys, l.entries, l.byText, l.seed = fresh.atoms, fresh.keys, fresh.entries, fresh.byText, fresh.seed
+	l.store, l.entries, l.byText, l.seed = fresh.store, fresh.entries, fresh.byText, fresh.seed
 	l.small = len(l.entries)
 }
 
 func (l *lexicon) now() uint32 { return uint32(time.Since(l.start) / time.Second) }
-
-// makeKey sets l.key to what names the rule: the numbers of its atoms, and
-// behind a zero its user data if it has any.
-func (l *lexicon) makeKey(raw nft.Rule) error {
-	l.key = l.key[:0]
-	for rest := raw.Expressions; len(rest) > 0; {
-		kind, elem, after, err := nft.NextAttr(rest)
-		if err != nil {
-			return err
-		}
-		if kind != unix.NFTA_LIST_ELEM {
-			return fmt.Errorf("%w: attribute %d in a list of expressions", nft.ErrAttribute, kind)
-		}
-		number, err := l.atoms.Number(trim(rest[:unix.SizeofNlAttr+len(elem)]))
-		if err != nil {
-			return err
-		}
-		l.key = binary.AppendUvarint(l.key, uint64(number))
-		rest = after
-	}
-	if raw.Userdata != nil {
-		l.key = append(append(l.key, 0), raw.Userdata...)
-	}
-	return nil
-}
-
-// trim returns an attribute without the zeros at its end (a comment's match
-// has up to 255). Its header says how many there were.
-func trim(attribute []byte) []byte {
-	end := len(attribute)
-	for end > unix.SizeofNlAttr && attribute[end-1] == 0 {
-		end--
-	}
-	return attribute[:end]
-}
-
-// rawOf builds the raw rule again.
-func (l *lexicon) rawOf(id ruleID) nft.Rule { return l.rawIn(id, nil) }
-
-// rawIn is rawOf in memory that is overwritten, as far as it suffices.
-func (l *lexicon) rawIn(id ruleID, room []byte) nft.Rule {
-	key := l.keys.Text(uint32(id))
-	raw := nft.Rule{Expressions: room[:0]}
-	for len(key) > 0 {
-		number, n := binary.Uvarint(key)
-		key = key[n:]
-		if number == 0 {
-			raw.Userdata = slices.Clone(key)
-			break
-		}
-		atom := l.atoms.Text(uint32(number))
-		size := int(binary.NativeEndian.Uint16(atom))
-		padded := (size + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO - 1)
-		raw.Expressions = append(raw.Expressions, atom...)
-		raw.Expressions = append(raw.Expressions, make([]byte, padded-len(atom))...)
-	}
-	return raw
-}
 
 // immediateVerdict returns what an "immediate" expression puts into the verdict
 // register: a chain's name or a verdict's, "" if it is anything else.

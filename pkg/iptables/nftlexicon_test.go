@@ -36,9 +36,9 @@ func rawOf(t testing.TB, userdata []byte, expressions ...nfttest.Encode) nft.Rul
 	return mustParseRaw(t, nfttest.RuleMessage(t, userdata, expressions...)).Rule
 }
 
-func mustIntern(t testing.TB, l *lexicon, raw nft.Rule) ruleID {
+func mustIntern(t testing.TB, l *lexicon, raw nft.Rule) nft.RuleID {
 	t.Helper()
-	id, err := l.intern(raw)
+	id, err := l.Intern(raw)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,8 +46,8 @@ func mustIntern(t testing.TB, l *lexicon, raw nft.Rule) ruleID {
 }
 
 // text returns what the lexicon knows of one rule.
-func (l *lexicon) text(id ruleID) (rules.Rule, bool) {
-	found, ok := l.texts([]ruleID{id})
+func (l *lexicon) text(id nft.RuleID) (rules.Rule, bool) {
+	found, ok := l.texts([]nft.RuleID{id})
 	if !ok {
 		return rules.Rule{}, false
 	}
@@ -69,11 +69,11 @@ func TestLexiconLearns(t *testing.T) {
 		{Spec: "-m comment --comment ho -j X", Target: "X"},
 		{Spec: "-j X", Target: "X"},
 	} {
-		if err := l.tell(id, wrong); !errors.Is(err, errPair) {
+		if err := l.learn(id, wrong); !errors.Is(err, errPair) {
 			t.Errorf("it takes %v: %v", wrong, err)
 		}
 	}
-	if err := l.tell(id, rule); err != nil {
+	if err := l.learn(id, rule); err != nil {
 		t.Fatal(err)
 	}
 	if got, ok := l.text(mustIntern(t, l, raw)); !ok || got != rule {
@@ -92,7 +92,7 @@ func TestLexiconLearns(t *testing.T) {
 		if mustIntern(t, l, other) == id {
 			t.Errorf("user data %v makes no difference", userdata)
 		}
-		if diff := cmp.Diff(other, l.rawOf(mustIntern(t, l, other)), rawContent); diff != "" {
+		if diff := cmp.Diff(other, l.store.Rule(mustIntern(t, l, other), nil), rawContent); diff != "" {
 			t.Errorf("built again (-want +got):\n%s", diff)
 		}
 	}
@@ -104,14 +104,14 @@ func TestLexiconDoubts(t *testing.T) {
 	indexed := mustIntern(t, l, rawOf(t, nil, nfttest.XTMatch("set", []byte{1, 0, 0, 0}), nfttest.Counter(0, 0), jump("X")))
 	double := mustIntern(t, l, rawOf(t, nil, nfttest.Counter(0, 0), jump("X")))
 	for _, c := range []struct {
-		id    ruleID
+		id    nft.RuleID
 		specs []string
 	}{
 		{indexed, []string{"-m set --match-set a src -j X"}},
 		{double, []string{"-j X", "-p all -j X"}},
 	} {
 		for _, spec := range c.specs {
-			if err := l.tell(c.id, rules.Rule{Spec: spec, Target: "X"}); err != nil {
+			if err := l.learn(c.id, rules.Rule{Spec: spec, Target: "X"}); err != nil {
 				t.Error(err)
 			}
 		}
@@ -130,12 +130,12 @@ func TestLexiconForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLexicon()
 		raws := map[string]nft.Rule{}
-		var held, gone []ruleID
+		var held, gone []nft.RuleID
 		for i := range 3 * fewEntries {
 			raw := rawOf(t, nil, nfttest.XTMatch("comment", nfttest.CommentInfo(fmt.Sprint("c", i))), nfttest.Counter(0, 0), jump("X"))
 			spec := fmt.Sprintf("-m comment --comment c%d -j X", i)
 			id := mustIntern(t, l, raw)
-			if err := l.tell(id, rules.Rule{Spec: spec, Target: "X"}); err != nil {
+			if err := l.learn(id, rules.Rule{Spec: spec, Target: "X"}); err != nil {
 				t.Fatal(err)
 			}
 			if i%3 == 0 {
@@ -148,11 +148,11 @@ func TestLexiconForgets(t *testing.T) {
 			t.Error("it is not crowded")
 		}
 		time.Sleep(remember / 2)
-		l.release(gone[:1])
+		l.Release(gone[:1], false)
 		time.Sleep(remember/2 + 2*time.Second)
 		kept, _ := l.text(gone[0])
-		raws[kept.Spec] = l.rawOf(gone[0])
-		l.forget([]*[]ruleID{&held})
+		raws[kept.Spec] = l.store.Rule(gone[0], nil)
+		l.forget([]*[]nft.RuleID{&held})
 		if got, want := len(l.entries), 1+len(held)+1; got != want {
 			t.Errorf("%d entries are left, want %d", got, want)
 		}
@@ -224,8 +224,8 @@ func FuzzLexicon(f *testing.F) {
 		if err != nil {
 			return
 		}
-		_ = l.tell(id, rules.Rule{Spec: spec, Target: target}) // must not panic
-		again, err := l.intern(l.rawOf(id))
+		_ = l.learn(id, rules.Rule{Spec: spec, Target: target}) // must not panic
+		again, err := l.intern(l.store.Rule(id, nil))
 		if err != nil || again != id {
 			t.Errorf("built again it is rule %d, not %d: %v", again, id, err)
 		}

@@ -129,21 +129,6 @@ func tableName[T string | []byte](name T) rules.TableName {
 	return ""
 }
 
-// iptablesTables returns those of iptables' five tables that exist.
-func iptablesTables(conn *nft.Conn, family rules.Family) ([]rules.TableName, error) {
-	var found []rules.TableName
-	for _, table := range rules.AllTables() {
-		ok, err := conn.HasTable(family, table)
-		if err != nil {
-			return nil, err
-		}
-		if ok {
-			found = append(found, table)
-		}
-	}
-	return found, nil
-}
-
 // sortedTables returns names sorted and without doubles.
 func sortedTables(names []rules.TableName) []rules.TableName {
 	slices.Sort(names)

@@ -112,15 +112,15 @@ func TestMirrorSurprises(t *testing.T) {
 		iptablesCommand(t, NFT, rules.IPv4, "-t nat -E X Y")
 		wantAsSaved(t, k, rules.IPv4, "another name")
 
-		listening := k.mirror.events
-		if err := listening.SetBuffer(1); err != nil { // the kernel's least
-			t.Fatal(err)
-		}
-		for i := range 40 {
-			iptablesCommand(t, NFT, rules.IPv4, fmt.Sprint("-t nat -A Y -p tcp --dport ", i+1, " -j ACCEPT"))
+		since := k.Takings(t.Context()).Since
+		many := "*nat\n" + strings.Repeat("-A Y -p tcp -m comment --comment \"more than fits\" -m tcp --dport 80 -j ACCEPT\n", 45_000) + "COMMIT\n"
+		for _, text := range []string{many, "*nat\n-F Y\n-A Y -j ACCEPT\nCOMMIT\n"} {
+			if err := restoreNFT(t.Context(), text); err != nil {
+				t.Fatal(err)
+			}
 		}
 		wantAsSaved(t, k, rules.IPv4, "an overflow")
-		if k.mirror.events == listening {
+		if k.Takings(t.Context()).Since == since {
 			t.Error("nothing was lost: this shows nothing")
 		}
 

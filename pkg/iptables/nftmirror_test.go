@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -303,4 +304,19 @@ func TestMirrorRandomEdits(t *testing.T) {
 			})
 		}
 	}
+}
+
+// iptablesTables returns those of iptables' five tables that exist.
+func iptablesTables(conn *nft.Conn, family rules.Family) ([]rules.TableName, error) {
+	var found []rules.TableName
+	for _, table := range rules.AllTables() {
+		ok, err := conn.HasTable(family, table)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			found = append(found, table)
+		}
+	}
+	return found, nil
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // manyChains are more than what is read one by one.
-const manyChains = 2 * wholeFrom
+const manyChains = 128
 
 // markedRules is a restore that leaves n marks in each of many chains, and none
 // in every third. Nobody has to print marks.
@@ -94,7 +94,7 @@ func TestMirrorWholeBesideBusyWriter(t *testing.T) {
 		}()
 		commits := map[uint64]bool{}
 		for end := time.Now().Add(10 * time.Second); time.Now().Before(end) && len(commits) < 200; {
-			k.mirror.families[rules.IPv4].forgetAll()
+			k.mirror.families[rules.IPv4].raw.ForgetAll()
 			s := mustRead(t, k, rules.IPv4)
 			commits[s.Digest] = true
 			for _, c := range s.Tables[rules.Nat].Chains {

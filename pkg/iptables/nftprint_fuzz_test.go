@@ -14,7 +14,7 @@ func FuzzListing(f *testing.F) {
 	f.Add("# Table `filter' contains incompatible base-chains, use 'nft' tool to list them.\n-N A\n-A A -m comment --comment \"x\ny\" -j DROP\n")
 	f.Add("-A A -j RETURN\n-N A")
 	f.Add("-N A\n-N A\n-A INPUT -j A\n-P INPUT DROP\r\n\x00")
-	chains := []printedChain{{place: Place{rules.Filter, "A"}}, {place: Place{rules.Filter, "INPUT"}}}
+	chains := []printedChain{{place: Place{Table: rules.Filter, Chain: "A"}}, {place: Place{Table: rules.Filter, Chain: "INPUT"}}}
 	f.Fuzz(func(t *testing.T, text string) {
 		listed, whole := parseListing([]byte(text), chains)
 		if len(listed) > len(chains) {

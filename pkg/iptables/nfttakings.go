@@ -75,20 +75,6 @@ func (k *Kernel) Takings(ctx context.Context) Takings {
 	return k.mirror.takings(ctx)
 }
 
-// takings takes in what was heard since the last read.
-func (m *mirror) takings(ctx context.Context) Takings {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	select {
-	case m.turn <- struct{}{}:
-		// What fails here fails at the next read, too, which says so.
-		_, _, _ = m.listen()
-		<-m.turn
-	case <-ctx.Done():
-	}
-	return m.taken.all()
-}
-
 // A takingsLog gathers takings from notifications.
 type takingsLog struct {
 	mu    sync.Mutex

@@ -59,7 +59,7 @@ func TestProbeUnchanged(t *testing.T) {
 				if !ok {
 					t.Fatalf("the reader is a %T", k.reader)
 				}
-				places := []Place{{rules.Filter, "CANARY"}, {rules.Filter, "INPUT"}}
+				places := []Place{{Table: rules.Filter, Chain: "CANARY"}, {Table: rules.Filter, Chain: "INPUT"}}
 				if _, err := r.probeUnchanged(family, places); !errors.Is(err, errOther) {
 					t.Errorf("probeUnchanged without a probe before: %v", err)
 				}
@@ -103,7 +103,7 @@ func TestProbeUnchangedOfTooMuch(t *testing.T) {
 		text.WriteString("*filter\n")
 		for i := range 50 { // a datagram takes 40
 
-			place := Place{rules.Filter, "C" + string(rune('A'+i%26)) + string(rune('A'+i/26))}
+			place := Place{Table: rules.Filter, Chain: "C" + string(rune('A'+i%26)) + string(rune('A'+i/26))}
 			places = append(places, place)
 			text.WriteString(":" + place.Chain + " -\n-A " + place.Chain + " -m comment --comment " + place.Chain + "\n")
 		}

@@ -11,88 +11,98 @@ import (
 // Snapshot to the next: at 5,000 services it takes ten times as long to build as
 // what changed takes to read. The zero value is a table to be built.
 type tableView struct {
-	ready    *rules.Table // as it was last shown
-	touched  []string     // chains of ready that say something else since
+	ready    *rules.Table // as it was last shown; never changed in place
 	reshaped bool         // other chains exist than in ready
 	order    []string     // the names of the user's chains, sorted; nil if not known
 }
 
-// touch notes that a chain has other rules.
-func (v *tableView) touch(chain string) {
-	if v.ready != nil && !v.reshaped {
-		v.touched = append(v.touched, chain)
-	}
-}
-
-// added notes that a chain exists that did not.
-func (v *tableView) added(table rules.TableName, chain nft.Chain) {
-	v.reshaped, v.touched = true, nil
-	name := chain.Name
-	if v.order == nil || chain.Base || rules.Builtin(table, name) {
-		return
-	}
-	if at, found := slices.BinarySearch(v.order, name); !found {
-		v.order = slices.Insert(v.order, at, name)
+// added notes that a chain of the user's exists that did not.
+func (v *tableView) added(chain string) {
+	v.reshaped = true
+	if at, found := slices.BinarySearch(v.order, chain); v.order != nil && !found {
+		v.order = slices.Insert(v.order, at, chain)
 	}
 }
 
 // removed notes that a chain exists no more.
 func (v *tableView) removed(chain string) {
-	v.reshaped, v.touched = true, nil
+	v.reshaped = true
 	if at, found := slices.BinarySearch(v.order, chain); found {
 		v.order = slices.Delete(v.order, at, at+1)
 	}
 }
 
-// table returns the table to show.
-func (v *tableView) table(t *mirrorTable) *rules.Table {
+// show returns a table as iptables-save prints it.
+func (f *familyText) show(name rules.TableName, t *tableText) *rules.Table {
+	v := &t.view
 	switch {
 	case v.ready == nil || v.reshaped:
-		v.ready = v.build(t)
-	case len(v.touched) > 0:
-		changed := make([]rules.Chain, len(v.touched))
-		for i, name := range v.touched {
-			changed[i] = t.show(name)
+		v.ready = f.build(name, t)
+	case len(t.fresh) > 0:
+		changed := make([]rules.Chain, 0, len(t.fresh))
+		for chain := range t.fresh {
+			changed = append(changed, f.showChain(name, t, chain))
 		}
 		v.ready = v.ready.With(changed...)
 	}
-	v.reshaped, v.touched = false, nil
+	v.reshaped = false
+	if len(t.fresh) > 0 {
+		t.fresh = map[string][]rules.Rule{} // it may have been large
+	}
 	return v.ready
 }
 
-// build builds the table anew. Chains stand as iptables-save prints them: the
-// built-in ones, those that do not exist too, and the user's by name.
-func (v *tableView) build(t *mirrorTable) *rules.Table {
+// build builds a table. Chains stand as iptables-save prints them: the built-in ones, those that do
+// not exist too, and the user's by name.
+func (f *familyText) build(name rules.TableName, t *tableText) *rules.Table {
+	v := &t.view
 	if v.order == nil {
-		v.order = make([]string, 0, len(t.chains))
-		for name, c := range t.chains {
-			if !t.odd(name, c) && !rules.Builtin(t.name, name) {
-				v.order = append(v.order, name)
-			}
-		}
+		all := f.raw.Chains(name)
+		v.order = slices.DeleteFunc(all, func(chain string) bool {
+			p := Place{Table: name, Chain: chain}
+			return rules.Builtin(name, chain) || odd(p, f.raw.Chain(p))
+		})
 		slices.Sort(v.order)
 	}
-	builtin := rules.BuiltinChains(t.name)
-	built := rules.NewTable(t.name)
+	builtin := rules.BuiltinChains(name)
+	built := rules.NewTable(name)
 	built.Grow(len(builtin) + len(v.order))
-	for _, name := range builtin {
-		built.Add(t.show(name))
+	for _, chain := range builtin {
+		built.Add(f.showChain(name, t, chain))
 	}
-	for _, name := range v.order {
-		built.Add(t.show(name))
+	for _, chain := range v.order {
+		built.Add(f.showChain(name, t, chain))
 	}
 	return built
 }
 
-// show returns a chain as iptables-save prints it.
-func (t *mirrorTable) show(name string) rules.Chain {
-	c := t.chains[name]
-	if c == nil || t.odd(name, c) {
+// showChain returns a chain as iptables-save prints it.
+func (f *familyText) showChain(table rules.TableName, t *tableText, name string) rules.Chain {
+	p := Place{Table: table, Chain: name}
+	c := f.raw.Chain(p)
+	if c == nil || odd(p, c) {
 		return rules.Chain{Name: name, Policy: "ACCEPT"} // built-in, and not there
 	}
-	chain := rules.Chain{Name: name, Rules: c.rules}
-	if rules.Builtin(t.name, name) {
-		chain.Policy = c.policy()
+	chain := rules.Chain{Name: name}
+	if fresh, ok := t.fresh[name]; ok {
+		chain.Rules = fresh
+	} else if shown := t.view.ready.Chain(name); shown != nil {
+		chain.Rules = shown.Rules
+	}
+	if rules.Builtin(table, name) {
+		chain.Policy = policyOf(c)
 	}
 	return chain
+}
+
+// policyOf returns what iptables calls the policy of a chain with a built-in chain's name.
+func policyOf(c *nft.MirrorChain) string {
+	switch {
+	case c.Base == nil: // a chain of the user's
+		return ""
+	case c.Base.Policy == nfAccept:
+		return "ACCEPT"
+	default:
+		return "DROP"
+	}
 }

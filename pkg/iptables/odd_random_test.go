@@ -91,8 +91,8 @@ func onlyRule(t *testing.T, k *Kernel, backend Backend, family rules.Family, cha
 		return rules.Rule{}, fmt.Sprint(len(list), " rules")
 	}
 	if backend == NFT {
-		f := k.mirror.families[family]
-		return list[0], fmt.Sprint(f.tables[rules.Filter].chains[chain].ids)
+		c := k.mirror.families[family].raw.Chain(Place{Table: rules.Filter, Chain: chain})
+		return list[0], fmt.Sprint(c.IDs)
 	}
 	seen, err := k.walk(t.Context(), family)
 	if err != nil {

@@ -71,7 +71,7 @@ type saver struct {
 // the text while it is printed, so that it is nowhere kept as a whole.
 func (s saver) read(ctx context.Context, family rules.Family) (rules.Ruleset, map[rules.TableName]error, error) {
 	out := s.budgets[family].places()
-	left := func(t rules.TableName, chain string, _ int) bool { return out[Place{t, chain}] }
+	left := func(t rules.TableName, chain string, _ int) bool { return out[Place{Table: t, Chain: chain}] }
 	if len(out) == 0 {
 		left = nil
 	}

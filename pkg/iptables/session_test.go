@@ -44,7 +44,7 @@ func TestSessionOwnWritesAreNotStale(t *testing.T) {
 		wantRestore(t, s, family, payload, false, nil)
 		wantRestore(t, s, otherFamily(family), payload, false, nil)
 		wantRestore(t, s, family, payload, false, nil)
-		place := Place{rules.Mangle, "X"}
+		place := Place{Table: rules.Mangle, Chain: "X"}
 		want := map[Place]Holding{place: {Presence: Present, Rules: 1, Comments: []string{"one"}}}
 		if diff := cmp.Diff(want, mustProbe(t, k, family, place).Holdings); diff != "" {
 			t.Errorf("after the restore (-want +got):\n%s", diff)
@@ -63,7 +63,7 @@ func TestSessionStale(t *testing.T) {
 		t.Setenv("XTABLES_LOCKFILE", "/run/another.lock")
 		iptablesCommand(t, backend, family, "-R FOREIGN 1 -p tcp --dport 2")
 		wantRestore(t, s, family, payload, false, nft.ErrStale)
-		if got := mustProbe(t, k, family, Place{rules.Mangle, "X"}).Holdings[Place{rules.Mangle, "X"}]; got.Presence == Present {
+		if got := mustProbe(t, k, family, Place{Table: rules.Mangle, Chain: "X"}).Holdings[Place{Table: rules.Mangle, Chain: "X"}]; got.Presence == Present {
 			t.Error("a stale restore wrote")
 		}
 		mustRead(t, s, family)
@@ -133,7 +133,7 @@ func TestSessionStages(t *testing.T) {
 			return Payload{family: mustParseScripts(t, "*"+table+"\n:X - [0:0]\n-A X -m comment --comment \""+source+"\"\nCOMMIT\n")}
 		}
 		comments := func(table rules.TableName) []string {
-			place := Place{table, "X"}
+			place := Place{Table: table, Chain: "X"}
 			return mustProbe(t, k, family, place).Holdings[place].Comments
 		}
 		s := begin(t, k)

@@ -8,12 +8,12 @@ import (
 )
 
 // shelfLife is how long the rules of a table that was emptied are kept: longer
-// than any flush lasts that somebody answers.
+// than any flush lasts that its owner or canaryd answers.
 const shelfLife = 10 * time.Minute
 
 // A shelf keeps the tables that were read last, so that the next read hands
 // out a chain whose text is the same as the very same slice: it costs no
-// memory, and who compares the two looks at pointers. A table that lost more
+// memory, and the two are compared by their addresses. A table that lost more
 // than half of its rules does not take the place of the one before for
 // shelfLife: it was flushed, and they come back.
 //
@@ -43,6 +43,11 @@ func (s *shelf) known(family rules.Family) func(rules.TableName) *rules.Table {
 		defer s.mu.Unlock()
 		return s.tables[shelfPlace{family, table}].table
 	}
+}
+
+// chain returns a chain as it was read before, or nil.
+func (s *shelf) chain(family rules.Family, p Place) *rules.Chain {
+	return s.known(family)(p.Table).Chain(p.Chain)
 }
 
 // drop forgets a family's tables, which may hold chains that are left out by now.

@@ -3,6 +3,7 @@ package iptables
 import (
 	"context"
 
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -20,12 +21,12 @@ func (r xtReader) weigh(ctx context.Context, family rules.Family, b *budget) err
 		if err != nil {
 			return err
 		}
-		most += max(int(info.entries), int(info.size)/bytesPerRule)
+		most += nft.Weight{Rules: int(info.entries), Bytes: int(info.size)}.Units()
 	}
 	if b.fits(most) && !b.any() {
 		return nil
 	}
-	all := map[Place]weight{}
+	all := map[Place]nft.Weight{}
 	err = r.walk(ctx, family, func(rules.TableName) bool { return true }, func(name rules.TableName, info xtInfo, data []byte) error {
 		return weighTable(family, name, info, data, all)
 	})
@@ -36,17 +37,17 @@ func (r xtReader) weigh(ctx context.Context, family rules.Family, b *budget) err
 }
 
 // weighTable notes what each chain of a table weighs.
-func weighTable(family rules.Family, table rules.TableName, info xtInfo, data []byte, all map[Place]weight) error {
+func weighTable(family rules.Family, table rules.TableName, info xtInfo, data []byte, all map[Place]nft.Weight) error {
 	var here Place
-	var now weight
+	var now nft.Weight
 	err := walkEntries(family, info, data, xtVisitor{
 		chain: func(chain string, _ int) {
 			if here.Chain != "" {
 				all[here] = now
 			}
-			here, now = Place{table, chain}, weight{}
+			here, now = Place{Table: table, Chain: chain}, nft.Weight{}
 		},
-		rule: func(r xtRule) { now.add(len(r.entry.whole)) },
+		rule: func(r xtRule) { now.Add(len(r.entry.whole)) },
 	})
 	if here.Chain != "" {
 		all[here] = now

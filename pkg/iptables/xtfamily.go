@@ -66,7 +66,7 @@ func nameTable(family rules.Family, name rules.TableName, info xtInfo, data []by
 	layout, strays, out := xtLayoutOf(family), false, false
 	err := walkEntries(family, info, data, xtVisitor{
 		chain: func(name string, start int) {
-			out = left[Place{t.name, name}]
+			out = left[Place{Table: t.name, Chain: name}]
 			t.chains = append(t.chains, xtChain{name: name, start: start, end: len(t.rules), policy: 1, out: out})
 		},
 		rule: func(r xtRule) {

@@ -155,7 +155,7 @@ func (l *xtLook) table(table rules.TableName, info xtInfo, data []byte) error {
 			if wanted {
 				l.holdings[here] = holding
 			}
-			here, holding = Place{table, name}, Holding{Presence: Present}
+			here, holding = Place{Table: table, Chain: name}, Holding{Presence: Present}
 			_, wanted = l.holdings[here]
 		},
 		rule: func(r xtRule) {

@@ -108,7 +108,7 @@ func (k *Kernel) printUnknown(ctx context.Context, family rules.Family, walked x
 			unknown, odd := k.words[family].unknown(names)
 			built.Add(rules.Chain{Name: c.name, Policy: c.printedPolicy(t.name), Rules: make([]rules.Rule, len(names))})
 			if asked[c.name] = unknown; len(unknown) > 0 && !odd {
-				plain = append(plain, printedChain{Place{t.name, c.name}, len(names)})
+				plain = append(plain, printedChain{Place{Table: t.name, Chain: c.name}, len(names)})
 				asked[c.name] = nil
 			}
 		}
@@ -131,7 +131,7 @@ func (k *Kernel) printUnknown(ctx context.Context, family rules.Family, walked x
 		}
 		for chain, unknown := range asked {
 			list := built.Chain(chain).Rules
-			err := p.printRules(ctx, family, Place{t.name, chain}, unknown, func(i int, rule rules.Rule, err error) {
+			err := p.printRules(ctx, family, Place{Table: t.name, Chain: chain}, unknown, func(i int, rule rules.Rule, err error) {
 				if list[i] = rule; err != nil {
 					list[i] = rules.OpaqueRule(nil, "", err.Error())
 				}

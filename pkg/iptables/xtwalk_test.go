@@ -87,20 +87,20 @@ func TestXTLook(t *testing.T) {
 	for _, family := range rules.Families() {
 		t.Run(family.String(), func(t *testing.T) {
 			info, data := sampleTable(family)
-			at := func(chain string) Place { return Place{rules.Filter, chain} }
-			places := []Place{at("INPUT"), at("OUTPUT"), at("FORWARD"), at("X"), at("EMPTY"), at(xtError), {rules.Nat, "X"}}
+			at := func(chain string) Place { return Place{Table: rules.Filter, Chain: chain} }
+			places := []Place{at("INPUT"), at("OUTPUT"), at("FORWARD"), at("X"), at("EMPTY"), at(xtError), {Table: rules.Nat, Chain: "X"}}
 			look := newXTLook(family, places)
 			if err := look.table(rules.Filter, info, data); err != nil {
 				t.Fatal(err)
 			}
 			want := map[Place]Holding{
-				at("INPUT"):      {Presence: Present, Rules: 2, Comments: []string{"witness"}},
-				at("OUTPUT"):     {Presence: Present},
-				at("FORWARD"):    {Presence: NoChain},
-				at("X"):          {Presence: Present, Rules: 1, Comments: []string{"nonce"}},
-				at("EMPTY"):      {Presence: Present},
-				at(xtError):      {Presence: NoChain},
-				{rules.Nat, "X"}: {Presence: NoTable},
+				at("INPUT"):                    {Presence: Present, Rules: 2, Comments: []string{"witness"}},
+				at("OUTPUT"):                   {Presence: Present},
+				at("FORWARD"):                  {Presence: NoChain},
+				at("X"):                        {Presence: Present, Rules: 1, Comments: []string{"nonce"}},
+				at("EMPTY"):                    {Presence: Present},
+				at(xtError):                    {Presence: NoChain},
+				{Table: rules.Nat, Chain: "X"}: {Presence: NoTable},
 			}
 			if diff := cmp.Diff(want, look.probed().Holdings); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
@@ -193,7 +193,7 @@ func FuzzWalkEntries(f *testing.F) {
 		data = bytes.Clone(data) // which is masked, and the fuzzer's own must stay as they are
 		info := xtInfo{validHooks: hooks, hookEntry: [5]uint32{0, first, 0, second, 0}, underflow: [5]uint32{0, first, 0, second, 0}}
 		info.fits(family, data)
-		look := newXTLook(family, []Place{{rules.Filter, "INPUT"}, {rules.Filter, "X"}})
+		look := newXTLook(family, []Place{{Table: rules.Filter, Chain: "INPUT"}, {Table: rules.Filter, Chain: "X"}})
 		_ = look.table(rules.Filter, info, data) // may fail, must not panic
 		l := newXTLexicon()
 		if table, err := nameTable(family, rules.Filter, info, data, l, nil); err == nil {

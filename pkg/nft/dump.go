@@ -35,9 +35,9 @@ func (c *Conn) EachRule(family tableid.Family, table, chain string, f func(RuleM
 // EachRuleOf is EachRule for all chains of a table, one chain after the other.
 // piece is called before the first rule of each datagram: only what lies in one
 // piece was read in one go. The kernel begins each by counting as many rules as it
-// has told, and counts those too that a transaction under way has put in between,
-// of which no flag and no genid tells, nor a notification if it is given up
-// (nf_tables_dump_rules, Linux 6.18).
+// has sent, and counts those too that a transaction under way has put in between.
+// Of those no flag and no genid says anything, nor a notification if the transaction
+// is given up (nf_tables_dump_rules, Linux 6.18).
 func (c *Conn) EachRuleOf(family tableid.Family, table string, piece func(), f func(RuleMessage) error) error {
 	attrs := Strings(StringAttr{unix.NFTA_RULE_TABLE, table})
 	err := c.dumpPieces(unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, family, attrs, piece, func(data []byte) error {
@@ -51,6 +51,29 @@ func (c *Conn) EachRuleOf(family tableid.Family, table string, piece func(), f f
 		return Wrap(fmt.Sprintf("reading table %s", table), err)
 	}
 	return nil
+}
+
+// EachRuleIn calls f for every rule of one table. One that does not exist has none. The error is
+// ErrInterrupted if f may have got a mixture of two states.
+func (c *Conn) EachRuleIn(family tableid.Family, table string, f func(RuleMessage) error) error {
+	var chains []string
+	uses := 0
+	err := c.EachChain(family, func(chain Chain) error {
+		if chain.Table == table {
+			chains, uses = append(chains, chain.Name), uses+int(chain.Use)
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, ErrInterrupted) {
+		return err
+	}
+	if uses <= wholeMost {
+		return c.EachRuleOf(family, table, func() {}, f)
+	}
+	for _, chain := range chains {
+		err = errors.Join(err, c.EachRule(family, table, chain, f))
+	}
+	return err
 }
 
 // EachChain calls f for every chain of the family's tables.

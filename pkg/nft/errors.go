@@ -15,7 +15,7 @@ var (
 	ErrPermission = errors.New("the kernel refuses access to its tables (CAP_NET_ADMIN is needed)")
 	// ErrOverflow: the kernel dropped commits that we were too slow to read, or
 	// another process committed while we sent a large transaction and did not listen.
-	// The subscription goes on.
+	// The subscription has ended: subscribe again, then look at everything.
 	ErrOverflow = errors.New("commits to nf_tables were missed: the kernel dropped their notifications, or they came while canaryd wrote")
 )
 

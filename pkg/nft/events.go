@@ -84,10 +84,6 @@ func (e *Events) grow() error {
 	return forced
 }
 
-// SetBuffer sets the receive buffer, in bytes, of which the kernel takes the double. A
-// listener has 16 MiB at first; what does not fit is missed, and the next Drain or Wait says so.
-func (e *Events) SetBuffer(bytes int) error { return e.conn.SetReadBuffer(bytes) }
-
 // UpTo returns the genid up to which everything was heard.
 func (e *Events) UpTo() uint32 { return e.heard }
 

@@ -104,7 +104,8 @@ func ExampleSubscribe() {
 		commit, err := subscription.Receive()
 		switch {
 		case errors.Is(err, nft.ErrOverflow):
-			fmt.Println("commits were missed: look at everything")
+			fmt.Println("commits were missed: subscribe again, and then look at everything")
+			return
 		case errors.Is(err, net.ErrClosed):
 			return
 		case err != nil:

@@ -22,16 +22,17 @@ import (
 const subscriptionBuffer = 1 << 20
 
 // A Subscription receives one Commit for each transaction that any process commits
-// to nf_tables in this network namespace, its user's own included, while it listens.
-// Commits from before Subscribe are not seen: subscribe first, then look.
+// to nf_tables in this network namespace, its user's own included. Its commits are
+// those since Subscribe, in their order and without a gap, until the first error.
+// That error is the last: every later Receive returns it, too. After ErrOverflow,
+// subscribe again, and then look at everything.
 type Subscription struct {
 	conn    *netlink.Conn
 	own     func(port, pid uint32) bool
-	left    func()            // is told of Close
+	left    func()            // called by Close
 	pending []netlink.Message // received with others, not yet returned
 	closed  atomic.Bool
-	missed  atomic.Bool // it did not listen when somebody else committed
-	deaf    atomic.Bool // it will not hear any more
+	ended   atomic.Pointer[error] // why nothing more will be received; nil while it listens
 }
 
 // Subscribe opens a subscription; own says of a commit's netlink address and process whether it is
@@ -82,83 +83,52 @@ func onlyNewgen() []bpf.Instruction {
 	}
 }
 
-// errDeaf: a socket that did not listen for a while does not listen again.
-var errDeaf = errors.New("the kernel does not let a socket listen to commits again")
-
-// Receive waits for the next commit. It returns ErrOverflow if the kernel had
-// to drop some, or one was missed, after which it may be called again, and
-// net.ErrClosed after Close. It is for one goroutine; Close may be called from
-// another.
+// Receive waits for the next commit. It returns ErrOverflow if the kernel dropped a
+// commit, or if another process committed after Leave and before Join. It returns
+// net.ErrClosed after Close. Receive is for one goroutine; Close, Leave, Join and Miss
+// may be called from another.
 func (s *Subscription) Receive() (Commit, error) {
 	for len(s.pending) == 0 {
 		if s.closed.Load() {
 			return Commit{}, net.ErrClosed
 		}
-		if s.deaf.Load() {
-			return Commit{}, errDeaf
-		}
-		if s.missed.Swap(false) {
-			return Commit{}, s.drain()
+		if end := s.ended.Load(); end != nil {
+			return Commit{}, *end
 		}
 		messages, err := s.conn.Receive()
-		if errors.Is(err, unix.ENOBUFS) {
-			return Commit{}, s.drain()
+		switch {
+		case err == nil:
+			s.pending = messages
+		case errors.Is(err, unix.ENOBUFS):
+			s.end(ErrOverflow)
+		case errors.Is(err, net.ErrClosed), errors.Is(err, os.ErrClosed):
+			s.end(net.ErrClosed)
+		default: // a deadline is end's own, which has set its error
+			s.end(fmt.Errorf("receiving commits: %w", err))
 		}
-		if errors.Is(err, os.ErrDeadlineExceeded) { // woken, see wake
-			if err = s.conn.SetReadDeadline(time.Time{}); err == nil {
-				continue
-			}
-		}
-		if err != nil {
-			return Commit{}, s.receiveError(err)
-		}
-		s.pending = messages
 	}
 	m := s.pending[0]
 	s.pending = s.pending[1:]
 	if m.Header.Type != nftType(unix.NFT_MSG_NEWGEN) {
-		return Commit{}, fmt.Errorf("netlink sent a message of type %#x in spite of the filter", uint16(m.Header.Type))
+		s.pending = nil
+		s.end(fmt.Errorf("netlink sent a message of type %#x in spite of the filter", uint16(m.Header.Type)))
+		return s.Receive()
 	}
 	c, err := parseCommit(m.Data)
+	if err != nil {
+		s.pending = nil
+		s.end(err)
+		return s.Receive()
+	}
 	c.Own = s.own(m.Header.PID, c.PID)
-	return c, err
+	return c, nil
 }
 
-const (
-	drainIdle = time.Millisecond       // the buffer counts as empty after this
-	drainMost = 100 * time.Millisecond // so that Receive returns beside a busy writer
-)
-
-// drain empties the buffer before an overflow is reported. Until it is empty
-// the kernel drops every further message without another ENOBUFS
-// (NETLINK_S_CONGESTED, af_netlink.c): who looked at the tables earlier could
-// miss a commit of which no message comes any more.
-func (s *Subscription) drain() error {
-	for end := time.Now().Add(drainMost); time.Now().Before(end); {
-		if err := s.conn.SetReadDeadline(time.Now().Add(drainIdle)); err != nil {
-			return s.receiveError(err)
-		}
-		messages, err := s.conn.Receive()
-		s.pending = append(s.pending, messages...)
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			break
-		}
-		if err != nil && !errors.Is(err, unix.ENOBUFS) {
-			return s.receiveError(err)
-		}
-	}
-	if err := s.conn.SetReadDeadline(time.Time{}); err != nil {
-		return s.receiveError(err)
-	}
-	return ErrOverflow
-}
-
-func (s *Subscription) receiveError(err error) error {
-	switch {
-	case s.closed.Load() || errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrClosed):
-		return net.ErrClosed
-	default:
-		return fmt.Errorf("receiving commits: %w", err)
+// end lets Receive return err from now on, unless it has another error already. A Receive
+// that waits is woken by a deadline.
+func (s *Subscription) end(err error) {
+	if s.ended.CompareAndSwap(nil, &err) {
+		_ = s.conn.SetReadDeadline(time.Now())
 	}
 }
 
@@ -171,26 +141,19 @@ func (s *Subscription) Close() error {
 	return s.conn.Close()
 }
 
-// Leave lets the subscription hear nothing for a while. Whether that works decides
-// about time only.
+// Leave stops listening until Join. An error of the kernel's is of no matter: the
+// subscription then hears more than it has to.
 func (s *Subscription) Leave() { _ = s.conn.LeaveGroup(unix.NFNLGRP_NFTABLES) }
 
-// Join ends that. One that cannot listen any more says so.
+// Join listens again after Leave. If the kernel refuses, Receive returns that error.
 func (s *Subscription) Join() {
 	if err := s.conn.JoinGroup(unix.NFNLGRP_NFTABLES); err != nil {
-		s.deaf.Store(true)
-		s.wake()
+		s.end(fmt.Errorf("listening to commits again: %w", err))
 	}
 }
 
-// wake lets a Receive that waits look around: at what was set before.
-func (s *Subscription) wake() { _ = s.conn.SetReadDeadline(time.Now()) }
-
 // Miss lets Receive return ErrOverflow.
-func (s *Subscription) Miss() {
-	s.missed.Store(true)
-	s.wake()
-}
+func (s *Subscription) Miss() { s.end(ErrOverflow) }
 
 // Subscriptions are those of one user that are open. The zero value is none.
 type Subscriptions struct {

@@ -3,8 +3,10 @@ package nft
 import (
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
@@ -12,11 +14,6 @@ import (
 func TestSubscriptionOverflow(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
-		conn, err := Dial()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
 		s, err := Subscribe(func(uint32, uint32) bool { return false })
 		if err != nil {
 			t.Fatal(err)
@@ -30,24 +27,60 @@ func TestSubscriptionOverflow(t *testing.T) {
 			fmt.Fprintf(&script, "nft add table ip t%d\n", i)
 		}
 		nstest.Command(t, "sh", "-ec", script.String())
-		for err = nil; !errors.Is(err, ErrOverflow); {
-			if _, err = s.Receive(); err != nil && !errors.Is(err, ErrOverflow) {
-				t.Fatal(err)
+		for n := 0; err == nil; n++ {
+			var c Commit
+			if c, err = s.Receive(); err == nil && c.Genid != uint32(n)+2 {
+				t.Fatalf("commit %d has genid %d: there is a gap", n, c.Genid)
 			}
 		}
-		// Nothing is dropped any more, although what was in the buffer was
-		// not fetched yet.
+		// The first error is the last, although the kernel sends commits again.
 		nstest.Command(t, "nft", "add", "table", "ip", "last")
-		for {
-			c, err := s.Receive()
-			if err != nil {
-				t.Fatalf("after the overflow: %v", err)
-			}
-			if genid, err := conn.Genid(); err != nil {
+		for range 3 {
+			if !errors.Is(err, ErrOverflow) {
 				t.Fatal(err)
-			} else if c.Genid == genid {
-				break
 			}
+			_, err = s.Receive()
+		}
+		fresh, err := Subscribe(func(uint32, uint32) bool { return false })
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer fresh.Close()
+		nstest.Command(t, "nft", "delete", "table", "ip", "last")
+		if c, err := fresh.Receive(); err != nil || c.Genid != 63 {
+			t.Errorf("a fresh subscription receives %+v, %v", c, err)
+		}
+		s.Close()
+		if _, err := s.Receive(); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("after Close, Receive returns %v", err)
+		}
+	})
+}
+
+// TestSubscriptionMiss: Miss wakes a Receive that waits, and what was received before is not lost.
+func TestSubscriptionMiss(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		s, err := Subscribe(func(uint32, uint32) bool { return false })
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		nstest.Command(t, "nft", "add", "table", "ip", "a")
+		if _, err := s.Receive(); err != nil {
+			t.Fatal(err)
+		}
+		received := make(chan error, 1)
+		go func() { _, err := s.Receive(); received <- err }()
+		time.Sleep(10 * time.Millisecond)
+		s.Miss()
+		if err := <-received; !errors.Is(err, ErrOverflow) {
+			t.Errorf("after Miss, Receive returns %v", err)
+		}
+		s.Leave()
+		s.Join()
+		if _, err := s.Receive(); !errors.Is(err, ErrOverflow) {
+			t.Errorf("after Join, Receive returns %v", err)
 		}
 	})
 }

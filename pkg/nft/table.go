@@ -47,8 +47,11 @@ func parseTable(data []byte) (t Table, err error) {
 
 // EachTable calls f for every table of every family. The error is ErrInterrupted if f may
 // have got a mixture of two states.
-func (c *Conn) EachTable(f func(Table) error) error {
-	err := c.dump(unix.NFT_MSG_GETTABLE, unix.NFT_MSG_NEWTABLE, unix.AF_UNSPEC, nil, func(data []byte) error {
+func (c *Conn) EachTable(f func(Table) error) error { return c.eachTableOf(unix.AF_UNSPEC, f) }
+
+// eachTableOf is EachTable for one family.
+func (c *Conn) eachTableOf(family tableid.Family, f func(Table) error) error {
+	err := c.dump(unix.NFT_MSG_GETTABLE, unix.NFT_MSG_NEWTABLE, family, nil, func(data []byte) error {
 		t, err := parseTable(data)
 		if err != nil {
 			return err

@@ -3,7 +3,6 @@ package watch_test
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
@@ -24,14 +23,18 @@ func ExampleCommitWatcher() {
 	ended := make(chan error)
 	go func() { ended <- watcher.Run(ctx) }()
 
-	start := time.Now()
+	before, err := kernel.Stamp(ctx, rules.IPv4)
+	if err != nil {
+		panic(err)
+	}
+	genid := uint32(before.Value)
 	if err := kernel.As(4711, "firewalld").RestoreNoflush(rules.IPv4, "*nat\n:THEIRS - [0:0]\nCOMMIT\n"); err != nil {
 		panic(err)
 	}
 	var writers []watch.Writer
 	for len(writers) == 0 {
 		<-watcher.Hints.C() // a reason to look, and no more: the beginning is one too
-		writers = watcher.Writers.Since(start)
+		writers = watcher.Writers.Between(genid, genid+1)
 	}
 	for _, w := range writers {
 		fmt.Println(w.Comm, "wrote; it was this process:", w.Own)

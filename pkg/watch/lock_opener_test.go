@@ -18,7 +18,7 @@ import (
 // commands are the command lines of everybody noted, oldest first.
 func commands(ws *Writers) []string {
 	var list []string
-	for _, w := range ws.Since(time.Time{}) {
+	for _, w := range ws.Holders(time.Time{}) {
 		list = append(list, w.Command)
 	}
 	return list
@@ -64,7 +64,7 @@ func TestOpenersAreNamed(t *testing.T) {
 		eventually(t, "the holder is noted, when "+round, func() bool { return len(commands(w.Writers)) == before+1 })
 		release()
 		eventually(t, "and once more when he lets go", func() bool { return len(commands(w.Writers)) == before+2 })
-		both := w.Writers.Since(time.Time{})[before:]
+		both := w.Writers.Holders(time.Time{})[before:]
 		if both[0].PID != both[1].PID || both[0].Command != both[1].Command || !strings.Contains(both[0].Command, "TestHoldLockForParent") || both[1].Time.Before(both[0].Time) {
 			t.Errorf("%s: a child of process %d is noted as %+v", round, shell, both)
 		}
@@ -74,7 +74,7 @@ func TestOpenersAreNamed(t *testing.T) {
 	release()
 	holdLock(t, path)()
 	drain(w.Hints)
-	if again := noted("TestHoldLockForParent"); again != n || slices.ContainsFunc(w.Writers.Since(time.Time{}), func(w Writer) bool { return int(w.PID) == os.Getpid() }) {
+	if again := noted("TestHoldLockForParent"); again != n || slices.ContainsFunc(w.Writers.Holders(time.Time{}), func(w Writer) bool { return int(w.PID) == os.Getpid() }) {
 		t.Errorf("we or a child of ours are noted: %q", commands(w.Writers))
 	}
 }

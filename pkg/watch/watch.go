@@ -4,11 +4,12 @@
 // A hint is a reason to look and never evidence. What a process is, and what started it, is
 // read from /proc while it lasts; all of that is text of other people's, bounded and escaped.
 //
-// A [CommitWatcher] hears of commits from a [CommitSource], such as an iptables.Kernel's
+// A [CommitWatcher] receives commits from a [CommitSource], such as an iptables.Kernel's
 // subscription; a [LockWatcher] waits for the xtables lock to be let go of, which is all that
-// the legacy backend shows. Both can run at the same time. Each gives [Hints], whose channel
-// says when to look, and notes in [Writers] which [Writer] it was, with its [Origin]. The
-// reader of the channel looks, and then asks Writers who wrote since the last look.
+// the legacy backend shows. Both can run at the same time: [Watchers] runs those that the
+// guarded tables need. Each gives [Hints], whose channel says when to look, and notes in
+// [Writers] which [Writer] it was, with its [Origin]. The reader of the channel looks, and
+// then asks Writers who wrote since the last look.
 //
 // Run watches until its context ends, and then returns nil: whatever breaks meanwhile is set up
 // again, and is a hint, because something may have been missed. Hints and Writers may be used
@@ -19,14 +20,43 @@ import (
 	"context"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 )
+
+// Signs are what writers of tables can be noticed by.
+type Signs struct {
+	Commits bool // to nf_tables
+	Lock    bool // the xtables lock, which iptables-legacy takes
+}
+
+// Watchers run side by side, with the same hints and the same writers.
+type Watchers struct {
+	Hints     *Hints
+	Writers   *Writers
+	Subscribe func() (CommitSource, error) // for Commits: see CommitWatcher
+	Lock      string                       // for Lock: the lock file, such as /run/xtables.lock
+}
+
+// Run watches for these signs and for no others until ctx ends, and then returns nil.
+func (w Watchers) Run(ctx context.Context, signs Signs) error {
+	var group errgroup.Group
+	if signs.Commits {
+		commits := &CommitWatcher{Subscribe: w.Subscribe, Hints: w.Hints, Writers: w.Writers}
+		group.Go(func() error { return commits.Run(ctx) })
+	}
+	if signs.Lock {
+		lock := &LockWatcher{Path: w.Lock, Hints: w.Hints, Writers: w.Writers}
+		group.Go(func() error { return lock.Run(ctx) })
+	}
+	return group.Wait()
+}
 
 // procFolder is where the kernel shows its processes.
 const procFolder = "/proc"
 
-// A watch that broke is set up anew at once-ish: the poll covers the gap, and a
-// kernel that refuses for good is asked twelve times a minute.
+// A watch that broke is set up again after firstRetry, and later after lastRetry: the poll covers
+// the gap, and a kernel that refuses for good is asked twelve times a minute.
 const (
 	firstRetry = 100 * time.Millisecond
 	lastRetry  = 5 * time.Second

@@ -7,17 +7,16 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// A CommitSource tells of every commit to nf_tables in this network namespace.
+// A CommitSource receives every commit to nf_tables in this network namespace, without a gap.
 type CommitSource interface {
-	// Receive waits for the next commit. After an error, an overflow
-	// included, the source is of no more use.
+	// Receive waits for the next commit. Its first error, an overflow included, is its last.
 	Receive() (nft.Commit, error)
 	// Close ends a Receive that waits.
 	Close() error
 }
 
-// A CommitWatcher turns nf_tables commits into hints, and notes at once who
-// committed: a process that lives for 3 ms cannot be asked about later.
+// A CommitWatcher turns nf_tables commits into hints, and notes at once which process
+// committed: of one that lives for 3 ms nothing can be read later.
 type CommitWatcher struct {
 	// Subscribe opens a new source: a (*iptables.Kernel).Subscribe.
 	Subscribe func() (CommitSource, error)
@@ -37,7 +36,7 @@ func (w *CommitWatcher) Run(ctx context.Context) error {
 }
 
 // watch follows one subscription until it fails or ctx ends. It worked if it
-// told of a commit.
+// received a commit.
 func (w *CommitWatcher) watch(ctx context.Context) (worked bool, err error) {
 	source, err := w.Subscribe()
 	if err != nil {
@@ -68,9 +67,9 @@ func (w *CommitWatcher) watch(ctx context.Context) (worked bool, err error) {
 	}
 }
 
-// note comes before the hint, so that whoever follows the hint finds the writer.
-// What we write ourselves is no flush: while one family is put back another may be
-// found lost, and nobody but its flusher is to be named for it.
+// note remembers the writer of a commit. It comes before the hint, so that the reader of
+// the hint finds the writer. A commit of ours is no flush: while one family is put back
+// another may be found lost, and only its flusher is to be named for it.
 func (w *CommitWatcher) note(c nft.Commit) {
 	if c.Own {
 		w.Writers.Note(Writer{Time: time.Now(), Genid: c.Genid, Own: true})

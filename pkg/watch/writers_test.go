@@ -55,18 +55,37 @@ func TestWritersForgetTheOldest(t *testing.T) {
 	}
 }
 
-func TestWritersSince(t *testing.T) {
+// TestWritersOfBothKinds: commits and holders of the lock do not take each other's places.
+func TestWritersOfBothKinds(t *testing.T) {
+	var ws Writers
+	ws.Note(Writer{PID: 1, Genid: 1})
+	ws.Note(Writer{PID: 2})
+	for id := uint32(2); id <= writersKept; id++ {
+		ws.Note(Writer{PID: 3, Genid: id})
+	}
+	if got := ws.Holders(time.Time{}); len(got) != 1 || got[0].PID != 2 {
+		t.Errorf("holders: %+v", got)
+	}
+	for range writersKept {
+		ws.Note(Writer{PID: 4})
+	}
+	if got := ws.Between(0, 1); len(got) != 1 || got[0].PID != 1 {
+		t.Errorf("writers of commits: %+v", got)
+	}
+}
+
+func TestWritersHolders(t *testing.T) {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	var ws Writers
 	for i := range 3 {
 		ws.Note(Writer{PID: uint32(i), Time: start.Add(time.Duration(i) * time.Second)})
 	}
 	var pids []uint32
-	for _, w := range ws.Since(start.Add(time.Second)) {
+	for _, w := range ws.Holders(start.Add(time.Second)) {
 		pids = append(pids, w.PID)
 	}
 	if diff := cmp.Diff([]uint32{1, 2}, pids); diff != "" {
-		t.Errorf("Since (-want +got):\n%s", diff)
+		t.Errorf("Holders (-want +got):\n%s", diff)
 	}
 }
 

@@ -11,12 +11,14 @@ import (
 // reader that is slow.
 const subscriptionBuffer = 256
 
-// A Subscription is to a Fake what a Subscription is to a Kernel: it
-// receives one Commit for each commit to nf_tables from Subscribe on.
+// A Subscription is to a Fake what nft.Subscription is to a Kernel: it receives one
+// Commit for each commit to nf_tables since Subscribe, without a gap, until the first
+// error, which is the last.
 type Subscription struct {
 	commits  chan nft.Commit
-	overflow chan struct{}
+	overflow chan struct{} // closed when a commit was missed
 	closed   chan struct{}
+	miss     func()
 	close    func()
 }
 
@@ -24,28 +26,40 @@ type Subscription struct {
 func (f *Fake) Subscribe() *Subscription {
 	s := &Subscription{
 		commits:  make(chan nft.Commit, subscriptionBuffer),
-		overflow: make(chan struct{}, 1),
+		overflow: make(chan struct{}),
 		closed:   make(chan struct{}),
 	}
+	s.miss = sync.OnceFunc(func() { close(s.overflow) })
 	s.close = sync.OnceFunc(func() { close(s.closed) })
 	f.OnCommit(func(c nft.Commit) {
 		select {
 		case <-s.closed:
+			return
+		case <-s.overflow:
+			return
+		default:
+		}
+		select {
 		case s.commits <- c:
 		default:
-			s.Overflow()
+			s.miss()
 		}
 	})
 	return s
 }
 
-// Receive waits for the next commit. It returns ErrOverflow once after some
-// were dropped or Overflow was called, and net.ErrClosed after Close. It is for
-// one goroutine; Close and Overflow may be called from others.
+// Receive waits for the next commit. It returns ErrOverflow after a commit did not fit or
+// Overflow was called, and net.ErrClosed after Close. It is for one goroutine; Close and
+// Overflow may be called from others.
 func (s *Subscription) Receive() (nft.Commit, error) {
 	select {
 	case <-s.closed:
 		return nft.Commit{}, net.ErrClosed
+	default:
+	}
+	select {
+	case c := <-s.commits:
+		return c, nil
 	default:
 	}
 	select {
@@ -58,13 +72,8 @@ func (s *Subscription) Receive() (nft.Commit, error) {
 	}
 }
 
-// Overflow makes a Receive return ErrOverflow, as if commits had been dropped.
-func (s *Subscription) Overflow() {
-	select {
-	case s.overflow <- struct{}{}:
-	default:
-	}
-}
+// Overflow lets Receive return ErrOverflow, as if a commit had been dropped.
+func (s *Subscription) Overflow() { s.miss() }
 
 // Close ends the subscription and lets a waiting Receive return. It never fails.
 func (s *Subscription) Close() error {

@@ -41,24 +41,30 @@ func TestFakeSubscription(t *testing.T) {
 		if diff := cmp.Diff(nft.Commit{Genid: 3, PID: 7, Comm: "nft"}, got); diff != "" {
 			t.Errorf("commit (-want +got):\n%s", diff)
 		}
-		s.Overflow()
-		_, err = s.Receive()
-		wantErr(t, "Receive", err, nft.ErrOverflow)
-
 		for range 300 { // more than it holds
 			must(t, f.Restore(v4, canaryText))
 		}
-		overflows := 0
-		for n := 0; n < 256+1; n++ {
-			if _, err = s.Receive(); err != nil {
-				wantErr(t, "Receive", err, nft.ErrOverflow)
-				overflows++
+		for n := range 256 {
+			got, err := s.Receive()
+			must(t, err)
+			if want := uint32(4 + n); got.Genid != want {
+				t.Fatalf("commit %d has genid %d, want %d: there is a gap", n, got.Genid, want)
 			}
 		}
-		if overflows != 1 {
-			t.Errorf("%d overflows, want 1", overflows)
+		for range 2 { // the first error is the last
+			must(t, f.Restore(v4, canaryText))
+			_, err = s.Receive()
+			wantErr(t, "Receive", err, nft.ErrOverflow)
 		}
+		must(t, s.Close())
+		_, err = s.Receive()
+		wantErr(t, "Receive", err, net.ErrClosed)
 
+		s = f.Subscribe()
+		s.Overflow()
+		_, err = s.Receive()
+		wantErr(t, "Receive", err, nft.ErrOverflow)
+		s = f.Subscribe()
 		ended := make(chan error)
 		go func() {
 			_, err := s.Receive()

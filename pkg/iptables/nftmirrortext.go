@@ -1,0 +1,315 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A familyText is the text of one family's mirrored tables. It implements nft.MirrorView and
+// nft.MirrorFiller.
+type familyText struct {
+	family  rules.Family
+	raw     *nft.FamilyMirror
+	lexicon *lexicon
+	printer printer
+	shelf   *shelf
+	tables  map[rules.TableName]*tableText // those that exist
+}
+
+// A tableText is the text of one mirrored table.
+type tableText struct {
+	// fresh are the rules of chains that the view does not show yet.
+	fresh map[string][]rules.Rule
+	// textless are chains with rules whose text has to be asked, and what they held when they
+	// were read.
+	textless map[string]nft.Content
+	// fickle are chains with rules whose bytes do not say what they mean.
+	fickle map[string]bool
+	// doubted are chains of which iptables printed what cannot be the text of their rules, and when.
+	doubted map[string]time.Time
+	view    tableView
+}
+
+// table returns the text of a table, which it begins if there is none.
+func (f *familyText) table(name rules.TableName) *tableText {
+	t := f.tables[name]
+	if t == nil {
+		t = &tableText{fresh: map[string][]rules.Rule{}, textless: map[string]nft.Content{}, fickle: map[string]bool{}, doubted: map[string]time.Time{}}
+		f.tables[name] = t
+	}
+	return t
+}
+
+// forget drops what is known of a chain.
+func (t *tableText) forget(chain string) {
+	delete(t.fresh, chain)
+	delete(t.textless, chain)
+	delete(t.fickle, chain)
+	delete(t.doubted, chain)
+}
+
+// Reshaped implements nft.MirrorView.
+func (f *familyText) Reshaped(table, chain string) {
+	if chain == "" {
+		f.reshapedTable(table)
+		return
+	}
+	t, c := f.table(table), f.raw.Chain(Place{Table: table, Chain: chain})
+	switch {
+	case c == nil:
+		t.forget(chain)
+		t.view.removed(chain)
+	case c.Base != nil || rules.Builtin(table, chain):
+		t.view.reshaped, t.view.order = true, nil
+	default:
+		t.view.added(chain)
+	}
+}
+
+// reshapedTable notes that any chain of a table may be another one.
+func (f *familyText) reshapedTable(table string) {
+	if !slices.Contains(f.raw.Tables(), table) {
+		delete(f.tables, table)
+		return
+	}
+	t := f.table(table)
+	t.view.reshaped, t.view.order = true, nil
+	gone := func(chain string) bool { return f.raw.Chain(Place{Table: table, Chain: chain}) == nil }
+	for _, chains := range [][]string{slices.Collect(maps.Keys(t.fresh)), slices.Collect(maps.Keys(t.textless)), slices.Collect(maps.Keys(t.fickle)), slices.Collect(maps.Keys(t.doubted))} {
+		for _, chain := range chains {
+			if gone(chain) {
+				t.forget(chain)
+			}
+		}
+	}
+}
+
+// Took implements nft.MirrorView.
+func (f *familyText) Took(p Place, now nft.Content, same bool) {
+	t := f.table(p.Table)
+	_, textless := t.textless[p.Chain]
+	if same && !textless && !t.fickle[p.Chain] {
+		return // known, or as opaque as it was
+	}
+	t.forget(p.Chain)
+	if now.LeftOut {
+		t.fresh[p.Chain] = rules.LeftOut(p.Chain)
+		return
+	}
+	found, known := f.lexicon.texts(now.IDs)
+	if !known && !odd(p, f.raw.Chain(p)) {
+		t.textless[p.Chain] = now
+	}
+	t.fresh[p.Chain] = shared(found, f.earlier(p))
+}
+
+// earlier returns a chain as it was on the shelf, or nil.
+func (f *familyText) earlier(p Place) *rules.Chain { return f.shelf.chain(f.family, p) }
+
+// shared returns found, or what an earlier chain has in memory of the same.
+func shared(found []rules.Rule, earlier *rules.Chain) []rules.Rule {
+	if earlier != nil && slices.Equal(found, earlier.Rules) {
+		return earlier.Rules
+	}
+	return found
+}
+
+// odd reports whether the chain is none that iptables shows: it has a hook, but
+// is not one of the built-in chains (iptables-nft-save 1.8.9 leaves it out:
+// "contains incompatible base-chains").
+func odd(p Place, c *nft.MirrorChain) bool {
+	if c.Base == nil {
+		return false
+	}
+	return !rules.Builtin(p.Table, p.Chain) ||
+		baseChainOf(p.Table, p.Chain) != baseChain{kind: c.Base.Kind, hook: c.Base.Hook, priority: c.Base.Priority}
+}
+
+// Wants implements nft.MirrorFiller.
+func (f *familyText) Wants() bool {
+	for _, t := range f.tables {
+		if len(t.textless) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// Fill implements nft.MirrorFiller: it asks iptables for what the lexicon lacks. It believes what is
+// printed of a chain only if the chain holds the very same rules before and after; other chains are
+// read again.
+func (f *familyText) Fill(ctx context.Context) error {
+	for name, t := range f.tables {
+		for len(t.textless) > 0 {
+			// What is to be read may have changed again; the rest of its table
+			// can be asked for nevertheless.
+			var batch []Place
+			for chain := range t.textless {
+				if batch = append(batch, Place{Table: name, Chain: chain}); len(batch) == printMost {
+					break
+				}
+			}
+			slices.SortFunc(batch, func(a, b Place) int { return strings.Compare(a.Chain, b.Chain) })
+			if err := f.ask(ctx, t, batch); err != nil {
+				return err
+			}
+			if f.raw.Dirty() {
+				return nil // listen first to what happened
+			}
+		}
+	}
+	return nil
+}
+
+// A chainAnswer is what was printed of a chain, rule by rule: an opaque rule where it could not be
+// read, and an error for all of them if iptables does not understand the chain.
+type chainAnswer struct {
+	rules   []rules.Rule
+	err     error
+	skipped map[int]error // rules that were not asked for, and why
+}
+
+// ask has one batch of chains printed.
+func (f *familyText) ask(ctx context.Context, t *tableText, batch []Place) error {
+	answers := make(map[Place]chainAnswer, len(batch))
+	var plain []printedChain // of which each rule takes one line, as far as is known
+	for _, place := range batch {
+		if before := t.textless[place.Chain]; f.lexicon.anyOdd(before.IDs) {
+			answers[place] = chainAnswer{err: errLines}
+		} else {
+			plain = append(plain, printedChain{place, len(before.IDs)})
+		}
+	}
+	err := f.printer.print(ctx, f.family, plain, func(place Place, found []rules.Rule, err error) {
+		answers[place] = chainAnswer{rules: found, err: err}
+	})
+	if err != nil {
+		return err
+	}
+	for _, place := range batch {
+		before, said := t.textless[place.Chain], answers[place]
+		same, err := f.raw.Still(place, before)
+		if err == nil && same && errors.Is(said.err, errLines) {
+			if said, err = f.askRules(ctx, place, before.IDs); err == nil {
+				same, err = f.raw.Still(place, before)
+			}
+		}
+		if err != nil {
+			return err
+		}
+		if !same {
+			f.raw.RereadItself(place)
+			continue
+		}
+		doubted := f.learn(t, place, before.IDs, said)
+		delete(t.textless, place.Chain)
+		if doubted {
+			t.doubted[place.Chain] = time.Now()
+		}
+	}
+	if len(t.textless) == 0 {
+		t.textless = map[string]nft.Content{} // it may have been large
+	}
+	return nil
+}
+
+// askRules has those rules of a chain printed of which the text is not known, one by one.
+func (f *familyText) askRules(ctx context.Context, place Place, ids []nft.RuleID) (chainAnswer, error) {
+	said := chainAnswer{rules: make([]rules.Rule, len(ids)), skipped: map[int]error{}}
+	var unknown []int
+	for i, id := range ids {
+		rule, certain := f.lexicon.known(id)
+		if said.rules[i] = rule; !certain {
+			unknown = append(unknown, i)
+		}
+	}
+	err := f.printer.printRules(ctx, f.family, place, unknown, func(i int, rule rules.Rule, err error) {
+		switch {
+		case errors.Is(err, errOverLines):
+			rule = rules.OpaqueRule(nil, "", err.Error())
+		case err != nil:
+			said.skipped[i] = err
+		}
+		said.rules[i] = rule
+	})
+	return said, err
+}
+
+// learn pairs a chain's rules with what iptables printed for them. What it did not print, or
+// not of the very same rule, is opaque, and the chain is doubted.
+func (f *familyText) learn(t *tableText, place Place, ids []nft.RuleID, said chainAnswer) (doubted bool) {
+	if said.err == nil && len(said.rules) != len(ids) {
+		said.err = fmt.Errorf("its chain holds %d rules, of which iptables prints %d", len(ids), len(said.rules))
+	}
+	fickle, found := false, make([]rules.Rule, len(ids))
+	for i, id := range ids {
+		failed := said.err
+		if failed == nil {
+			failed = said.skipped[i]
+		}
+		if failed == nil {
+			failed = f.lexicon.learn(id, said.rules[i])
+		}
+		rule, certain := f.lexicon.known(id)
+		switch {
+		case certain:
+		case failed != nil:
+			rule, doubted = f.lexicon.opaque(id, failed.Error()), true
+		default:
+			rule, fickle = said.rules[i], true
+		}
+		found[i] = rule
+	}
+	if fickle {
+		t.fickle[place.Chain] = true
+	}
+	t.fresh[place.Chain] = shared(found, f.earlier(place))
+	return doubted
+}
+
+// doubtFor is how long a chain stays as it is of which iptables printed what cannot be its rules,
+// or did not understand it: the bytes say nothing of that, so that another try may do better.
+const doubtFor = 5 * time.Minute
+
+// doubt has those chains read again that were doubted for long enough.
+func (f *familyText) doubt(now time.Time) {
+	for name, t := range f.tables {
+		for chain, since := range t.doubted {
+			if now.Sub(since) >= doubtFor {
+				t.fickle[chain], t.doubted[chain] = true, now
+				f.raw.Reread(Place{Table: name, Chain: chain})
+			}
+		}
+	}
+}
+
+// forgetUnused drops from the lexicon what no chain has held for long.
+func (f *familyText) forgetUnused() {
+	if f.lexicon.crowded() {
+		f.raw.Purge(f.lexicon.forget)
+	}
+}
+
+// snapshot returns what is mirrored.
+func (f *familyText) snapshot(genid uint64) Snapshot {
+	s := Snapshot{Family: f.family, Tables: rules.Ruleset{}, Unreadable: map[rules.TableName]error{}, Digest: genid}
+	changed := false
+	for _, name := range f.raw.Tables() {
+		t := f.table(name)
+		shown := t.view.ready
+		s.Tables[name] = f.show(name, t)
+		changed = changed || s.Tables[name] != shown
+	}
+	if changed {
+		f.shelf.put(f.family, s.Tables, time.Now())
+	}
+	return s
+}
