@@ -37,7 +37,7 @@ func OtherOwner(snapshot iptables.Snapshot, claims func(chain string) bool) stri
 // to learn of an earlier flush. What kube-proxy wrote itself since the flush is no sign that
 // it missed nothing: a partial sync names the chains of those services only that
 // changed after it.
-func owed(result FamilyResult) bool {
+func needsProxySync(result FamilyResult) bool {
 	return result.Outcome == Raced || slices.ContainsFunc(protect.Tables(), func(t rules.TableName) bool {
 		tr := result.Tables[t]
 		missed := tr.flushed
@@ -72,11 +72,11 @@ func nudge(ctx context.Context, s iptables.Session, f rules.Family, result Famil
 
 // ProxyStands reports whether the last read showed the canary by which kube-proxy
 // can be asked for a full sync.
-func (r FamilyResult) ProxyStands() bool { return slices.Contains(r.proxyCanary, rules.Mangle) }
+func (r FamilyResult) ProxyCanaryStands() bool { return slices.Contains(r.proxyCanary, rules.Mangle) }
 
 // ProxyStands reports whether the canary stands by which kube-proxy can be asked for a
 // full sync.
-func ProxyStands(snapshot iptables.Snapshot) bool {
+func ProxyCanaryStands(snapshot iptables.Snapshot) bool {
 	return snapshot.Tables[rules.Mangle].Chain(kubeProxyCanary) != nil
 }
 
@@ -93,16 +93,6 @@ func (r Replayer) Nudge(ctx context.Context, f rules.Family) error {
 	return errors.Join(err, s.Close())
 }
 
-func standsIn(tasks []tableTask, chain string) []rules.TableName {
-	var found []rules.TableName
-	for _, task := range tasks {
-		if task.seen.Table.Chain(chain) != nil {
-			found = append(found, task.table)
-		}
-	}
-	return found
-}
-
 func tablesWith(snapshot iptables.Snapshot, chain string) []rules.TableName {
 	var found []rules.TableName
 	for _, table := range protect.Tables() {
@@ -115,11 +105,11 @@ func tablesWith(snapshot iptables.Snapshot, chain string) []rules.TableName {
 
 // undouble plans to leave of each of the task's doubled jumps as many as the
 // generation has.
-func undouble(task tableTask, _ canary.Nonce) *tablePlan {
+func removeDoubles(task tableTask, _ canary.Nonce) *tablePlan {
 	if v := task.finding.Verdict; v != canary.Intact && v != canary.Changed {
 		return nil
 	}
-	script := composeUndouble(task, task.doubled)
+	script := composeRemoveDoubles(task, task.doubled)
 	if script.Empty() {
 		return nil
 	}
@@ -128,7 +118,7 @@ func undouble(task tableTask, _ canary.Nonce) *tablePlan {
 
 // composeUndouble deletes copies of some jumps by index, the last one first so that
 // the indexes before it stay true.
-func composeUndouble(task tableTask, jumps []rules.Jump) iptables.Script {
+func composeRemoveDoubles(task tableTask, jumps []rules.Jump) iptables.Script {
 	script := iptables.Script{Table: task.table}
 	if task.seen.Err != nil || task.seen.Table == nil {
 		return script

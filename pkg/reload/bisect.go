@@ -29,9 +29,9 @@ const (
 // if it finds none: then it was not for single rules that the restore was refused.
 // A turn is bisected once. Rules that were refused before are tried first: if they
 // are all, a readmission that fails costs a few trials, however long the table.
-func (r run) bisect(ctx context.Context, t *turn) bool {
+func (r run) bisect(ctx context.Context, t *familyRun) bool {
 	var refused *iptables.RestoreError
-	if !r.act.rules || t.bisected || !errors.As(t.written.Err, &refused) || refused.Exit < 0 {
+	if !r.action.writesRules || t.bisected || !errors.As(t.answer.Err, &refused) || refused.Exit < 0 {
 		return false
 	}
 	if refused.Reason == iptables.ReasonLock || refused.Reason == iptables.ReasonIncompatible {
@@ -42,8 +42,8 @@ func (r run) bisect(ctx context.Context, t *turn) bool {
 
 // bisectSilent bisects where a restore was taken and proved to have had no effect: iptables-restore
 // that reads a rule's word as an option of its own, such as -h, ends with 0 and writes nothing.
-func (r run) bisectSilent(ctx context.Context, t *turn) bool {
-	if r.job.Strict || !r.act.rules || t.bisected || t.written.Err != nil || t.result.foreign || t.result.Err == nil {
+func (r run) bisectSilent(ctx context.Context, t *familyRun) bool {
+	if r.job.Strict || !r.action.writesRules || t.bisected || t.answer.Err != nil || t.result.otherWrote || t.result.Err == nil {
 		return false
 	}
 	unproved := slices.DeleteFunc(slices.Clone(t.plans), func(p tablePlan) bool {
@@ -55,12 +55,12 @@ func (r run) bisectSilent(ctx context.Context, t *turn) bool {
 
 // tryRules tries the rules of plans, and reports whether one is bad. Where it looks, a rule is bad too
 // if it was taken and does not stand then.
-func (r run) tryRules(ctx context.Context, t *turn, plans []tablePlan, looks bool) bool {
+func (r run) tryRules(ctx context.Context, t *familyRun, plans []tablePlan, looks bool) bool {
 	t.bisected, t.refused = true, map[rules.TableName]map[string]string{}
 	found := false
 	for _, plan := range plans {
 		trial := newTrial(r.session, t.family, plan)
-		trial.looks = looks
+		trial.readsBack = looks
 		trial.suspects = refusedOf(r.job.Quarantine[t.family.Table(plan.table)])
 		trial.strict = r.job.Strict
 		for _, refusal := range r.job.Refused[t.family.Table(plan.table)] {
@@ -68,12 +68,12 @@ func (r run) tryRules(ctx context.Context, t *turn, plans []tablePlan, looks boo
 		}
 		_ = trial.run(ctx) // the refusal stands for what could not be tried
 		if len(trial.bad) == 0 && !looks {
-			trial.bad = tangles(plan, refusedAsTooDeep(t.written.Err))
+			trial.bad = loopsAndDeepNests(plan, refusedAsTooDeep(t.answer.Err))
 		}
 		t.refused[plan.table] = trial.bad
 		found = found || len(trial.bad) > 0
 		if r.job.Strict {
-			t.decline(plan, trial, r.job.Claimed)
+			t.skipRefused(plan, trial, r.job.Claimed)
 		}
 	}
 	return found
@@ -81,21 +81,21 @@ func (r run) tryRules(ctx context.Context, t *turn, plans []tablePlan, looks boo
 
 // A trial tries one table's rules.
 type trial struct {
-	session iptables.Session
-	family  rules.Family
-	plan    tablePlan
-	until   time.Time
-	fresh   map[string]bool // chains that rules may jump to and that are not there
-	tried   int
-	bad     map[string]string // rules by text, and why
-	errs    map[string]error  // of those, what iptables said, as far as it did
+	session   iptables.Session
+	family    rules.Family
+	plan      tablePlan
+	until     time.Time
+	newChains map[string]bool // chains that rules may jump to and that are not there
+	tried     int
+	bad       map[string]string // rules by text, and why
+	errs      map[string]error  // of those, what iptables said, as far as it did
 	// suspects were refused before, by text.
 	suspects map[string]string
 	// strict: one rule that is still refused is enough to know, and others are
 	// not tried.
 	strict bool
 	// looks: a rule is bad too if it was taken and does not stand then.
-	looks bool
+	readsBack bool
 }
 
 func newTrial(s iptables.Session, f rules.Family, plan tablePlan) trial {
@@ -105,13 +105,13 @@ func newTrial(s iptables.Session, f rules.Family, plan tablePlan) trial {
 // run tries all rules. The error says why nothing could be tried.
 func (t *trial) run(ctx context.Context) error {
 	var all []rules.Rule
-	t.fresh = map[string]bool{}
+	t.newChains = map[string]bool{}
 	for _, c := range t.plan.merged {
 		all = append(all, c.Rules...)
 	}
 	for _, c := range t.plan.wrote {
 		all = append(all, c.Rules...)
-		t.fresh[c.Name] = t.plan.seen.Chain(c.Name) == nil
+		t.newChains[c.Name] = t.plan.seen.Chain(c.Name) == nil
 	}
 	for _, h := range t.plan.jumps {
 		all = append(all, h.Rule)
@@ -129,16 +129,16 @@ func (t *trial) run(ctx context.Context) error {
 			suspects = append(suspects, r)
 		}
 	}
-	t.sift(ctx, suspects)
+	t.findBad(ctx, suspects)
 	if !t.strict || len(t.bad) == 0 {
-		t.sift(ctx, slices.DeleteFunc(all, suspect))
+		t.findBad(ctx, slices.DeleteFunc(all, suspect))
 	}
-	t.clear(ctx)
+	t.removeChains(ctx)
 	return nil
 }
 
 // clear removes the chains of the trial.
-func (t *trial) clear(ctx context.Context) {
+func (t *trial) removeChains(ctx context.Context) {
 	// Declared first, so that they are empty and can be deleted.
 	script := iptables.Script{Table: t.plan.table, Declare: trialChains()}
 	for _, name := range trialChains() {
@@ -150,7 +150,7 @@ func (t *trial) clear(ctx context.Context) {
 func trialChains() []string { return []string{trialChain, trialTarget} }
 
 // sift puts the bad ones of list into t.bad.
-func (t *trial) sift(ctx context.Context, list []rules.Rule) {
+func (t *trial) findBad(ctx context.Context, list []rules.Rule) {
 	if len(list) == 0 {
 		return
 	}
@@ -166,27 +166,27 @@ func (t *trial) sift(ctx context.Context, list []rules.Rule) {
 	case len(list) == 1:
 		t.bad[list[0].Spec], t.errs[list[0].Spec] = err.Error(), err
 	default:
-		t.sift(ctx, list[:len(list)/2])
-		t.sift(ctx, list[len(list)/2:])
+		t.findBad(ctx, list[:len(list)/2])
+		t.findBad(ctx, list[len(list)/2:])
 	}
 }
 
 // write tries rules. No chain of the plan is touched: its owner may be writing it.
 func (t *trial) write(ctx context.Context, list []rules.Rule) error {
 	t.tried++
-	if t.looks { // what an earlier one left would be taken for its effect
+	if t.readsBack { // what an earlier one left would be taken for its effect
 		if err := t.restore(ctx, iptables.Script{Table: t.plan.table, Declare: trialChains()}); err != nil {
 			return err
 		}
 	}
 	script := iptables.Script{Table: t.plan.table, Declare: trialChains()}
 	for _, r := range list {
-		if t.fresh[r.Target] {
+		if t.newChains[r.Target] {
 			r = r.WithTarget(trialTarget)
 		}
 		script.Steps = append(script.Steps, appendRule(trialChain, r))
 	}
-	if err := t.restore(ctx, script); err != nil || !t.looks {
+	if err := t.restore(ctx, script); err != nil || !t.readsBack {
 		return err
 	}
 	snapshot, err := t.session.Read(ctx, t.family)

@@ -107,16 +107,16 @@ type Preview struct {
 
 // PreviewHeal returns what Heal would change. It writes nothing.
 func (r Replayer) PreviewHeal(ctx context.Context, job Job) (Preview, error) {
-	return r.preview(ctx, job, action{plan: heal, rules: true})
+	return r.preview(ctx, job, action{plan: heal, writesRules: true})
 }
 
 // PreviewForce returns what Force would change. It writes nothing.
 func (r Replayer) PreviewForce(ctx context.Context, job Job) (Preview, error) {
-	return r.preview(ctx, job, action{plan: force, rules: true, all: true, retries: true})
+	return r.preview(ctx, job, action{plan: force, writesRules: true, allTables: true, retriesRefused: true})
 }
 
 // preview plans a job under guard and lets go of it.
-func (r Replayer) preview(ctx context.Context, job Job, act action) (Preview, error) {
+func (r Replayer) preview(ctx context.Context, job Job, do action) (Preview, error) {
 	s, err := r.Kernel.Begin(ctx)
 	if err != nil {
 		return Preview{}, fmt.Errorf("beginning a guarded read: %w", err)
@@ -124,8 +124,8 @@ func (r Replayer) preview(ctx context.Context, job Job, act action) (Preview, er
 	r.Supplier = nil // it would make ipsets
 	p := Preview{Changes: Changes{}}
 	for _, f := range job.Families {
-		t := &turn{family: f, memory: job.Memory}
-		run{r, s, job, act}.plan(ctx, t)
+		t := &familyRun{family: f, memory: job.Memory}
+		run{r, s, job, do}.plan(ctx, t)
 		if t.result.Tables == nil {
 			p.Unread = append(p.Unread, t.result.Err)
 		}
@@ -143,7 +143,7 @@ func (r Replayer) preview(ctx context.Context, job Job, act action) (Preview, er
 }
 
 // add notes what a turn's plans change, in the plans as well.
-func (c Changes) add(t *turn) {
+func (c Changes) add(t *familyRun) {
 	for i := range t.plans {
 		p := &t.plans[i]
 		if p.change.Empty() {
@@ -156,20 +156,20 @@ func (c Changes) add(t *turn) {
 // refuses asks the job's check for what is about to be written, and ends the turns if it
 // refuses that. It is asked again for each try: the check holds for what is written, and
 // another process may have written since the last one.
-func (r run) refuses(turns []*turn, end func(*turn)) bool {
-	if r.job.Check == nil || len(turns) == 0 {
+func (r run) checkRefuses(runs []*familyRun, end func(*familyRun)) bool {
+	if r.job.Check == nil || len(runs) == 0 {
 		return false
 	}
 	changes := Changes{}
-	for _, t := range turns {
+	for _, t := range runs {
 		changes.add(t)
 	}
 	err := r.job.Check(changes)
 	if err == nil {
 		return false
 	}
-	for _, t := range turns {
-		t.refuse(err)
+	for _, t := range runs {
+		t.endRefused(err)
 		end(t)
 	}
 	return true
@@ -177,7 +177,7 @@ func (r run) refuses(turns []*turn, end func(*turn)) bool {
 
 // refuse ends a turn whose write was not allowed. What an earlier try of it wrote and
 // proved stays in the result.
-func (t *turn) refuse(err error) {
+func (t *familyRun) endRefused(err error) {
 	for table, tr := range t.result.Tables {
 		if !tr.Proved {
 			delete(t.result.Tables, table)
@@ -192,10 +192,10 @@ func (t *turn) refuse(err error) {
 
 // insists reports whether what was found stale again and again is written all the same. A
 // checked job never is: what another process wrote since would go unseen.
-func (r run) insists() bool { return r.act.insists && r.job.Check == nil }
+func (r run) mayWriteUnguarded() bool { return r.action.mayWriteUnguarded && r.job.Check == nil }
 
 // tries is how often a family is read because another process wrote between read and write.
-func (r run) tries() int {
+func (r run) maxReads() int {
 	if r.job.Check != nil {
 		return checkedTries
 	}
@@ -212,7 +212,7 @@ func (p *tablePlan) changes() Change {
 			c.Added.Rules = appendRules(c.Added.Rules, chain.Name, chain.Rules)
 			continue
 		}
-		gone, fresh := beyond(standing.Rules, chain.Rules), beyond(chain.Rules, standing.Rules)
+		gone, fresh := rulesOnlyIn(standing.Rules, chain.Rules), rulesOnlyIn(chain.Rules, standing.Rules)
 		c.Removed.Rules = appendRules(c.Removed.Rules, chain.Name, gone)
 		c.Added.Rules = appendRules(c.Added.Rules, chain.Name, fresh)
 		if len(gone)+len(fresh) == 0 && !rules.EqualRules(standing.Rules, chain.Rules) {
@@ -224,9 +224,9 @@ func (p *tablePlan) changes() Change {
 		c.Removed.Rules = appendRules(c.Removed.Rules, name, p.seen.Chain(name).Rules)
 	}
 	for _, chain := range rules.BuiltinChains(p.table) {
-		gone, fresh := jumpsOf(p.jumpsTaken, chain), jumpsOf(p.jumps, chain)
-		c.Removed.Rules = appendRules(c.Removed.Rules, chain, beyond(gone, fresh))
-		c.Added.Rules = appendRules(c.Added.Rules, chain, beyond(fresh, gone))
+		gone, fresh := jumpRulesIn(p.jumpsTaken, chain), jumpRulesIn(p.jumps, chain)
+		c.Removed.Rules = appendRules(c.Removed.Rules, chain, rulesOnlyIn(gone, fresh))
+		c.Added.Rules = appendRules(c.Added.Rules, chain, rulesOnlyIn(fresh, gone))
 	}
 	return c
 }
@@ -240,7 +240,7 @@ func appendRules(list []rules.Jump, chain string, add []rules.Rule) []rules.Jump
 	return list
 }
 
-func jumpsOf(list []rules.Jump, chain string) []rules.Rule {
+func jumpRulesIn(list []rules.Jump, chain string) []rules.Rule {
 	var of []rules.Rule
 	for _, h := range list {
 		if h.Chain == chain {
@@ -251,7 +251,7 @@ func jumpsOf(list []rules.Jump, chain string) []rules.Rule {
 }
 
 // beyond returns the rules of a that b does not have, as often as it lacks them.
-func beyond(a, b []rules.Rule) []rules.Rule {
+func rulesOnlyIn(a, b []rules.Rule) []rules.Rule {
 	if len(a) == 0 || rules.EqualRules(a, b) {
 		return nil
 	}

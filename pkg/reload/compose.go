@@ -11,16 +11,16 @@ import (
 // A tableTask is one table on the way from loss to proof: what is wanted, what
 // the guarded read showed, and what was found.
 type tableTask struct {
-	table   rules.TableName
-	want    canary.Wanted
-	known   bool // whether the generation says anything of the table
-	seen    canary.Seen
-	finding canary.Finding
-	spare   bool            // see Job
-	held    []Held          // what is in quarantine of it
-	readmit map[string]bool // chains to write again, because something is
-	lacking lacking
-	doubled []rules.Jump // see Job
+	table       rules.TableName
+	want        canary.Wanted
+	known       bool // whether the generation says anything of the table
+	seen        canary.Seen
+	finding     canary.Finding
+	leaveAbsent bool              // see Job
+	quarantined []QuarantinedRule // what is in quarantine of it
+	readmit     map[string]bool   // chains to write again, because something is
+	unavailable unavailable
+	doubled     []rules.Jump // see Job
 }
 
 // A tablePlan is what a restore will do to one table, and what the proof will
@@ -34,14 +34,14 @@ type tablePlan struct {
 	wrote       []rules.Chain // with exactly these rules
 	merged      []rules.Chain // those that its owners had begun to write again, with what was missing
 	removed     []string
-	jumps       []rules.Jump // put back
-	jumpsTaken  []rules.Jump // taken away; some of them are put back elsewhere
-	change      Change       // for who asked: a preview or a check
-	skipped     []string     // differ, but their owner wrote them already
-	seen        *rules.Table // what stood there when it was planned
-	replay      bool         // rules are written, not marks alone
-	quarantined []Held       // left out: what they need is missing, or they are refused
-	weakened    []Held       // written without a match that only counts
+	jumps       []rules.Jump      // put back
+	jumpsTaken  []rules.Jump      // taken away; some of them are put back elsewhere
+	change      Change            // for who asked: a preview or a check
+	skipped     []string          // differ, but their owner wrote them already
+	seen        *rules.Table      // what stood there when it was planned
+	replay      bool              // rules are written, not marks alone
+	quarantined []QuarantinedRule // left out: what they need is missing, or they are refused
+	weakened    []QuarantinedRule // written without a match that only counts
 	script      iptables.Script
 }
 
@@ -100,7 +100,7 @@ func composeReplay(task tableTask, nonce canary.Nonce) tablePlan {
 			s.mark = append(s.mark, appendRule(chain, task.want.Mark.Nonce.Witness()))
 		}
 	}
-	plan.keepHeld(task)
+	plan.keepQuarantined(task)
 	plan.script = s.script(task.table, plan.wrote)
 	return plan
 }
@@ -170,14 +170,14 @@ func planChains(task tableTask, plan *tablePlan, s *section) {
 	} else {
 		lost = lostNames(task.finding)
 	}
-	released := make(map[string]bool, len(task.finding.Released))
+	ownerRemoved := make(map[string]bool, len(task.finding.Released))
 	for _, name := range task.finding.Released {
-		released[name] = !task.claimed(name)
+		ownerRemoved[name] = !task.claimed(name)
 	}
 	for _, c := range task.want.Section.Chains {
 		standing := task.seen.Table.Chain(c.Name)
 		switch {
-		case released[c.Name]:
+		case ownerRemoved[c.Name]:
 			continue
 		case c.LeftOut():
 			if (task.finding.MarkLost || lost[c.Name]) && (standing == nil || len(standing.Rules) == 0) {
@@ -191,7 +191,7 @@ func planChains(task tableTask, plan *tablePlan, s *section) {
 			continue
 		case task.finding.Verdict == canary.Replaced || task.claimed(c.Name):
 		case standing != nil && len(standing.Rules) > 0:
-			merges := task.shared(c.Name) && mergeChain(&task, c, standing, released, plan, s)
+			merges := task.shared(c.Name) && mergeChain(&task, c, standing, ownerRemoved, plan, s)
 			if task.finding.MarkLost && !merges {
 				plan.skipped = append(plan.skipped, c.Name)
 			}
@@ -199,33 +199,33 @@ func planChains(task tableTask, plan *tablePlan, s *section) {
 		case !task.finding.MarkLost && !lost[c.Name]:
 			continue
 		}
-		writeChain(&task, c, released, plan)
+		writeChain(&task, c, ownerRemoved, plan)
 	}
 }
 
 // writeChain plans to write all of a chain but the rules that cannot be had, and
 // those that jump to a chain that its owner removed.
-func writeChain(task *tableTask, c rules.Chain, released map[string]bool, plan *tablePlan) {
+func writeChain(task *tableTask, c rules.Chain, ownerRemoved map[string]bool, plan *tablePlan) {
 	written := rules.Chain{Name: c.Name, Rules: c.Rules}
-	if task.anyTroubled(c.Rules, released) {
+	if task.anyUnwritable(c.Rules, ownerRemoved) {
 		written.Rules = nil
 		for _, r := range c.Rules {
-			if released[r.Target] {
+			if ownerRemoved[r.Target] {
 				continue
 			}
 			if r, ok := task.admit(c.Name, r, plan); ok {
 				written.Rules = append(written.Rules, r)
 			}
 		}
-		plan.holdTo(written)
+		plan.proveAsWritten(written)
 	}
 	plan.wrote = append(plan.wrote, written)
 }
 
 // anyTroubled is called for each of 16,000 chains, so it makes no closure.
-func (t *tableTask) anyTroubled(list []rules.Rule, released map[string]bool) bool {
+func (t *tableTask) anyUnwritable(list []rules.Rule, ownerRemoved map[string]bool) bool {
 	for _, r := range list {
-		if released[r.Target] || t.troubled(r) {
+		if ownerRemoved[r.Target] || t.unwritable(r) {
 			return true
 		}
 	}
@@ -233,7 +233,7 @@ func (t *tableTask) anyTroubled(list []rules.Rule, released map[string]bool) boo
 }
 
 // holdTo makes the proof want the chain as it is written.
-func (p *tablePlan) holdTo(c rules.Chain) {
+func (p *tablePlan) proveAsWritten(c rules.Chain) {
 	chains := slices.Clone(p.section.Chains)
 	i := slices.IndexFunc(chains, func(o rules.Chain) bool { return o.Name == c.Name })
 	chains[i] = c
@@ -248,7 +248,7 @@ func (t tableTask) claimed(chain string) bool {
 // exact reports whether nothing about the chain is right but what the
 // generation says: its table was replaced by saved rules, which are older, or
 // the chain is a declared source's.
-func (t tableTask) exact(chain string) bool {
+func (t tableTask) mustEqual(chain string) bool {
 	return t.finding.Verdict == canary.Replaced && t.known || t.claimed(chain)
 }
 
@@ -262,12 +262,12 @@ func planRemovals(task tableTask, plan *tablePlan, s *section) {
 		}
 	}
 	var stale []string
-	brought := make(map[string]bool, len(task.finding.Brought))
+	fromFile := make(map[string]bool, len(task.finding.Brought))
 	for _, name := range task.finding.Brought {
-		brought[name] = task.known
+		fromFile[name] = task.known
 	}
 	for _, c := range task.seen.Section.Chains {
-		if brought[c.Name] || task.exact(c.Name) {
+		if fromFile[c.Name] || task.mustEqual(c.Name) {
 			stale = append(stale, c.Name)
 		}
 	}
@@ -287,7 +287,7 @@ func planRemovals(task tableTask, plan *tablePlan, s *section) {
 // where somebody slips in, perhaps a stranger's.
 func extraJump(task tableTask, i int) bool {
 	h, standing, wanted := task.seen.Section.Jumps[i], 0, 0
-	if _, opaque := h.Rule.Opaque(); opaque || !task.exact(h.Into()) {
+	if _, opaque := h.Rule.Opaque(); opaque || !task.mustEqual(h.Into()) {
 		return false // one without a text could not be put back
 	}
 	for _, k := range task.seen.Section.Jumps {
@@ -306,27 +306,27 @@ func extraJump(task tableTask, i int) bool {
 // dropChains empties and deletes chains, but for those that a rule which stays
 // jumps to, and those that can be reached from them.
 func dropChains(task tableTask, stale []string, plan *tablePlan, s *section) {
-	if len(stale) == 0 || leadsAnywhere(task.seen.Table, func(name string) bool { return !slices.Contains(stale, name) }) {
+	if len(stale) == 0 || leftOutStays(task.seen.Table, func(name string) bool { return !slices.Contains(stale, name) }) {
 		return
 	}
-	held := heldTargets(task, stale)
+	referenced := referencedTargets(task, stale)
 	for grown := true; grown; {
 		grown = false
 		for _, name := range stale {
-			if !held[name] {
+			if !referenced[name] {
 				continue
 			}
 			for _, r := range task.seen.Table.Chain(name).Rules {
-				grown = grown || !held[r.Target]
-				held[r.Target] = true
+				grown = grown || !referenced[r.Target]
+				referenced[r.Target] = true
 			}
 		}
 	}
-	if leadsAnywhere(task.seen.Table, func(name string) bool { return held[name] }) {
+	if leftOutStays(task.seen.Table, func(name string) bool { return referenced[name] }) {
 		return
 	}
 	for _, name := range stale {
-		if !held[name] {
+		if !referenced[name] {
 			plan.removed = append(plan.removed, name)
 		}
 	}
@@ -338,31 +338,31 @@ func dropChains(task tableTask, stale []string, plan *tablePlan, s *section) {
 }
 
 // leadsAnywhere reports whether a chain that stays is left out: its rules may lead to any other.
-func leadsAnywhere(t *rules.Table, stays func(chain string) bool) bool {
+func leftOutStays(t *rules.Table, stays func(chain string) bool) bool {
 	return slices.ContainsFunc(t.Chains, func(c rules.Chain) bool { return c.LeftOut() && stays(c.Name) })
 }
 
 // heldTargets returns what rules jump to that stay as they are: those outside of
 // protected chains and jumps, and those of learned chains where only claimed
 // ones are put right.
-func heldTargets(task tableTask, stale []string) map[string]bool {
+func referencedTargets(task tableTask, stale []string) map[string]bool {
 	ours := map[string]bool{}
 	for _, name := range stale {
 		ours[name] = true
 	}
 	for _, c := range task.seen.Section.Chains {
-		ours[c.Name] = ours[c.Name] || task.exact(c.Name)
+		ours[c.Name] = ours[c.Name] || task.mustEqual(c.Name)
 	}
-	held := map[string]bool{}
+	referenced := map[string]bool{}
 	for _, c := range task.seen.Table.Chains {
 		if ours[c.Name] || rules.Builtin(task.table, c.Name) {
 			continue // a built-in chain's jumps to protected chains are jumps
 		}
 		for _, r := range c.Rules {
-			held[r.Target] = true
+			referenced[r.Target] = true
 		}
 	}
-	return held
+	return referenced
 }
 
 func planJumps(task tableTask, plan *tablePlan, s *section) {
@@ -375,9 +375,9 @@ func planJumps(task tableTask, plan *tablePlan, s *section) {
 			if h.Chain != chain {
 				continue
 			}
-			lost := slices.ContainsFunc(task.finding.Jumps, h.Same) || task.claimed(h.Into()) || task.holds(h)
+			lost := slices.ContainsFunc(task.finding.Jumps, h.Same) || task.claimed(h.Into()) || task.isQuarantined(h)
 			lost = lost && (targetWillStand(task, *plan, h) || slices.Contains(task.want.Section.Leans, h.Into()))
-			if lost && !stands(task.seen.Table, h) && task.troubled(h.Rule) {
+			if lost && !stands(task.seen.Table, h) && task.unwritable(h.Rule) {
 				h.Rule, lost = task.admit(h.Chain, h.Rule, plan)
 			}
 			if lost || stands(task.seen.Table, h) {

@@ -41,10 +41,10 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 	f := snapshot.Family
 	var tasks []tableTask
 	for _, table := range protect.Tables() {
-		seen := see(snapshot, table, e.Protection)
+		seen := seenOf(snapshot, table, e.Protection)
 		seen.Quiet, seen.Before = job.Quiet[f], job.Memory.Finding(f.Table(table))
-		if job.Stood != nil {
-			seen.Stood = func(chain string) bool { return job.Stood(f, table, chain) }
+		if job.StoodEmpty != nil {
+			seen.Stood = func(chain string) bool { return job.StoodEmpty(f, table, chain) }
 		}
 		section, known := job.Generation[f.Table(table)]
 		want := canary.Wanted{
@@ -57,12 +57,12 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 		if seen.Err == nil {
 			want.Mark = want.Mark.Resolve(e.Canary, seen.Table)
 		}
-		held := job.Quarantine[f.Table(table)]
+		list := job.Quarantine[f.Table(table)]
 		judged := want
-		judged.Section = without(section, held)
+		judged.Section = without(section, list)
 		tasks = append(tasks, tableTask{
-			table: table, want: want, known: known, seen: seen, finding: canary.Judge(judged, seen), held: held,
-			spare: job.Spare != nil && job.Spare(f, table),
+			table: table, want: want, known: known, seen: seen, finding: canary.Judge(judged, seen), quarantined: list,
+			leaveAbsent: job.LeaveAbsent != nil && job.LeaveAbsent(f, table),
 		})
 	}
 	return tasks
@@ -71,7 +71,7 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 // absent reports whether the read showed that the table does not exist.
 func (t tableTask) absent() bool { return t.seen.Err == nil && t.seen.Table == nil }
 
-func see(snapshot iptables.Snapshot, table rules.TableName, protection rules.Protection) canary.Seen {
+func seenOf(snapshot iptables.Snapshot, table rules.TableName, protection rules.Protection) canary.Seen {
 	if err := snapshot.Unreadable[table]; err != nil {
 		return canary.Seen{Err: err}
 	}

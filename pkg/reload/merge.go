@@ -12,7 +12,7 @@ import (
 // since the flush, such as a pod's host port, wrote its own only. Nothing that stands is
 // touched, and the chain is not declared, for that would empty it: beside a writer
 // whom no guard holds off, its rule must not be the price.
-func mergeChain(task *tableTask, c rules.Chain, standing *rules.Chain, released map[string]bool, plan *tablePlan, s *section) bool {
+func mergeChain(task *tableTask, c rules.Chain, standing *rules.Chain, ownerRemoved map[string]bool, plan *tablePlan, s *section) bool {
 	wanted := make([]rules.Jump, 0, len(c.Rules))
 	for _, r := range c.Rules {
 		wanted = append(wanted, rules.Jump{Chain: c.Name, Rule: r})
@@ -29,7 +29,7 @@ func mergeChain(task *tableTask, c rules.Chain, standing *rules.Chain, released 
 			next = at[i] + 1
 			continue
 		}
-		if released[r.Target] {
+		if ownerRemoved[r.Target] {
 			continue
 		}
 		r, ok := task.admit(c.Name, r, plan)

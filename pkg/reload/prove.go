@@ -13,23 +13,23 @@ import (
 
 // prove reads the family again and decides table by table whether what was
 // planned is in force.
-func (r run) prove(ctx context.Context, t *turn) {
-	f, result, raced := t.family, &t.result, t.written.Raced
-	if t.stale() && !r.insists() {
-		*result = FamilyResult{Outcome: Failed, Err: fmt.Errorf("%s: %w, %d times in a row", f, t.written.Err, r.tries())}
+func (r run) prove(ctx context.Context, t *familyRun) {
+	f, result, raced := t.family, &t.result, t.answer.Raced
+	if t.stale() && !r.mayWriteUnguarded() {
+		*result = FamilyResult{Outcome: Failed, Err: fmt.Errorf("%s: %w, %d times in a row", f, t.answer.Err, r.maxReads())}
 		return
 	}
-	result.Err, result.foreign = errors.Join(t.written.Err, t.skippedErr()), raced
-	result.Direct, result.Detour = t.written.Direct, t.written.Detour
-	result.Written, result.Kernel = t.written.At, t.written.Kernel
+	result.Err, result.otherWrote = errors.Join(t.answer.Err, t.skippedErr()), raced
+	result.Direct, result.Detour = t.answer.Direct, t.answer.Detour
+	result.Written, result.Kernel = t.answer.At, t.answer.Kernel
 	after, err := r.session.Read(ctx, f)
 	if err != nil {
-		result.Outcome, result.Err = Failed, errors.Join(t.written.Err, fmt.Errorf("reading %s for the proof: %w", f, err))
-		rememberTries(t.plans, result)
+		result.Outcome, result.Err = Failed, errors.Join(t.answer.Err, fmt.Errorf("reading %s for the proof: %w", f, err))
+		recordTried(t.plans, result)
 		return
 	}
-	result.foreign, result.Digest = raced || after.Moved, after.Digest
-	if result.foreign {
+	result.otherWrote, result.Digest = raced || after.Moved, after.Digest
+	if result.otherWrote {
 		// What somebody else wrote may be in a table that was not replayed
 		// and is not looked at here: let it be examined.
 		result.Digest = 0
@@ -38,50 +38,50 @@ func (r run) prove(ctx context.Context, t *turn) {
 	proved := 0
 	for _, plan := range t.plans {
 		tr := plan.account(result.Tables[plan.table])
-		seen := see(after, plan.table, r.Protection)
+		seen := seenOf(after, plan.table, r.Protection)
 		planted := tr.Section
 		if seen.Err == nil {
 			tr.Section, tr.Read, tr.Table, tr.Absent = seen.Section, true, seen.Table, seen.Table == nil
 		}
-		if t.written.Err != nil {
+		if t.answer.Err != nil {
 			seen.Before = tr.last // nothing may have changed
 		}
 		finding := plan.judge(r.Canary, seen)
 		tr.last = finding
 		// After a refusal nobody can say whether others wrote. What is not as it was
 		// planned is not for them to answer then.
-		err := proveTable(r.Canary, plan, seen, finding, result.foreign && t.written.Err == nil)
+		err := proveTable(r.Canary, plan, seen, finding, result.otherWrote && t.answer.Err == nil)
 		switch {
 		case err == nil:
 			tr.Proved, tr.Mark = true, plan.mark
-			tr = tr.owing(r.job.Memory.unproved[f.Table(plan.table)])
+			tr = tr.withEarlier(r.job.Memory.unproved[f.Table(plan.table)])
 			proved++
 		case seen.Err != nil && plan.mark.Nonce != "":
 			tr.Mark, tr.Unproved = tr.Mark.Trying(plan.mark), true
-		case seen.Err == nil && t.written.Err == nil && plan.mark.Nonce != "":
+		case seen.Err == nil && t.answer.Err == nil && plan.mark.Nonce != "":
 			// It was planted for sure: if the former one stands, somebody has restored a
 			// file since that was saved before.
 			tr.Mark = plan.mark
 		case seen.Err == nil && seen.Table.Chain(r.Canary) != nil:
 			tr.Mark = tr.Mark.Trying(plan.mark).Resolve(r.Canary, seen.Table)
 		}
-		if finding.Verdict.Loss() && t.written.Err == nil && tr.Finding.Verdict == canary.Unknown {
-			tr.Gone = &planted
+		if finding.Verdict.Loss() && t.answer.Err == nil && tr.Finding.Verdict == canary.Unknown {
+			tr.LostBeforeProof = &planted
 		}
 		if err != nil && result.Err == nil {
 			result.Err = fmt.Errorf("%s %s is not as it was written: %w", f, plan.table, err)
 		}
 		if err != nil && r.job.Strict {
-			tr.Refused = refusedAsAWhole(t.written.Err)
+			tr.Refused = refusedAsAWhole(t.answer.Err)
 		}
 		if len(plan.quarantined) > 0 && result.Err == nil {
-			result.Err = leftOut(f, plan.table, plan.quarantined)
+			result.Err = quarantinedError(f, plan.table, plan.quarantined)
 		}
 		result.Tables[plan.table] = tr
 	}
 	for _, table := range protect.Tables() { // of an earlier try, too
 		if tr := result.Tables[table]; tr.Proved && len(tr.Quarantined) > 0 && result.Err == nil {
-			result.Err = leftOut(f, table, tr.Quarantined)
+			result.Err = quarantinedError(f, table, tr.Quarantined)
 		}
 	}
 	switch {
@@ -97,7 +97,7 @@ func (r run) prove(ctx context.Context, t *turn) {
 }
 
 // rememberTries notes which nonces may have been written, and what else.
-func rememberTries(plans []tablePlan, result *FamilyResult) {
+func recordTried(plans []tablePlan, result *FamilyResult) {
 	for _, plan := range plans {
 		tr := plan.account(result.Tables[plan.table])
 		tr.Mark, tr.Unproved = tr.Mark.Trying(plan.mark), true

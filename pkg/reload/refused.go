@@ -60,7 +60,7 @@ func (r Refusals) After(result Result) Refusals {
 // decline sets a plan's table aside if a trial found that a claimed rule of it is
 // refused. The operator meant the table's rules together: a part of a firewall may
 // let in what all of it keeps out. Rules that are learned go into quarantine, as ever.
-func (t *turn) decline(plan tablePlan, trial trial, claimed func(chain string) bool) {
+func (t *familyRun) skipRefused(plan tablePlan, trial trial, claimed func(chain string) bool) {
 	list := refusalsIn(plan, trial, claimed)
 	if len(list) == 0 {
 		return
@@ -68,10 +68,10 @@ func (t *turn) decline(plan tablePlan, trial trial, claimed func(chain string) b
 	if t.skippedTables == nil {
 		t.skippedTables = map[rules.TableName]error{}
 	}
-	if t.declined == nil {
-		t.declined = map[rules.TableName][]Refusal{}
+	if t.claimedRefused == nil {
+		t.claimedRefused = map[rules.TableName][]Refusal{}
 	}
-	t.declined[plan.table] = list
+	t.claimedRefused[plan.table] = list
 	t.skippedTables[plan.table] = fmt.Errorf("%s %s stays as it is, because %d of the rules declared for it are refused: %s",
 		t.family, plan.table, len(list), list[0].Reason)
 }
@@ -136,10 +136,10 @@ func (r Replayer) Try(ctx context.Context, g rules.Generation, families ...rules
 }
 
 // reportDeclined notes in the result why tables are skipped.
-func (t *turn) reportDeclined() {
+func (t *familyRun) reportSkipped() {
 	for table, err := range t.skippedTables {
 		tr := t.result.Tables[table]
-		if tr.Refused = t.declined[table]; tr.Refused == nil {
+		if tr.Refused = t.claimedRefused[table]; tr.Refused == nil {
 			tr.Refused = refusedAsAWhole(err)
 		}
 		t.result.Tables[table] = tr

@@ -85,7 +85,7 @@ func (s *Store) LoadHere(id string) (Stored, error) {
 // namespace.
 func (s *Store) sameNode(o Identity) error {
 	o.Backend, o.Version = s.identity.Backend, s.identity.Version
-	return s.bound(o)
+	return s.checkIdentity(o)
 }
 
 // sameNode reports whether both are of the same boot and network namespace.

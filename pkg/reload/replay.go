@@ -125,7 +125,7 @@ type Job struct {
 	Quiet map[rules.Family]bool
 	// Stood tells the chains that have stood empty for the jump grace; nil means
 	// none.
-	Stood func(f rules.Family, t rules.TableName, chain string) bool
+	StoodEmpty func(f rules.Family, t rules.TableName, chain string) bool
 	// Claimed tells the chains of a declared source; nil means none.
 	Claimed func(chain string) bool
 	// Quarantine are the rules of the generation that were held back before.
@@ -137,7 +137,7 @@ type Job struct {
 	// Doubled are the jumps of which copies are to go; for Undouble.
 	Doubled map[rules.TableID][]rules.Jump
 	// Gone are the containers of which nothing is to stand; for TakeAway.
-	Gone map[protect.Attachment]bool
+	GoneContainers map[protect.Attachment]bool
 	// Pace is what a rule took to write in the last replays.
 	Pace Pace
 	// Settle waits until the flusher is done, while a replay is planned already. It
@@ -159,7 +159,7 @@ type Job struct {
 	Check func(Changes) error
 	// Spare names the tables that get no first marks while they do not exist and the
 	// generation has nothing in them; nil means none. To write to a table makes it.
-	Spare func(rules.Family, rules.TableName) bool
+	LeaveAbsent func(rules.Family, rules.TableName) bool
 }
 
 // A Result is what became of a job, by family.
@@ -183,7 +183,7 @@ type FamilyResult struct {
 	Aftercare error
 	// Owed: kube-proxy is to have the last word. It was asked for a full sync if
 	// ProxyStands, and could not be otherwise.
-	Owed bool
+	SyncNeeded bool
 	// Digest identifies the content of the last read, as a Probed's does;
 	// 0 if nothing could be read, or somebody else wrote meanwhile.
 	Digest uint64
@@ -199,7 +199,7 @@ type FamilyResult struct {
 
 	wroteRules  int               // how many commands were written, by the restore that
 	writing     time.Duration     // took so long, for all families together
-	foreign     bool              // somebody else wrote between the guarded read and the proof
+	otherWrote  bool              // somebody else wrote between the guarded read and the proof
 	proxyCanary []rules.TableName // where the proof saw kube-proxy's canary
 }
 
@@ -207,7 +207,7 @@ type FamilyResult struct {
 // and somebody else wrote between its guarded read and the proof.
 func (r FamilyResult) Beaten() bool {
 	var refused *iptables.RestoreError
-	return r.foreign && !r.Outcome.Done() && !errors.As(r.Err, &refused)
+	return r.otherWrote && !r.Outcome.Done() && !errors.As(r.Err, &refused)
 }
 
 // DoneExceptQuarantined reports whether everything that was written is proved, and rules were
@@ -242,17 +242,17 @@ type TableResult struct {
 	// missing or they are refused, and Weakened those that were written
 	// without a match that only counts.
 	Replayed    bool
-	Quarantined []Held
-	Weakened    []Held
+	Quarantined []QuarantinedRule
+	Weakened    []QuarantinedRule
 	// Refused is why a strict job left the table as it is; nil if it did not.
 	Refused []Refusal
 	// Gone is what stood when the table got its first marks, if another process took
 	// them before the proof: no other read shows what it took with them.
-	Gone     *rules.Section
-	Policies []string     // built-in policies that differ from the generation's
-	Wrote    int          // chains whose content was written
-	Placed   []rules.Jump // that were put back
-	Changed  Change       // what the write did to protected rules, of a checked job
+	LostBeforeProof *rules.Section
+	Policies        []string     // built-in policies that differ from the generation's
+	Wrote           int          // chains whose content was written
+	Placed          []rules.Jump // that were put back
+	Changed         Change       // what the write did to protected rules, of a checked job
 
 	// flushed: no mark at all was left standing, so that more may be gone than
 	// the generation knows.
@@ -268,10 +268,10 @@ type TableResult struct {
 // The error is ErrLocked or another reason for which no session could begin;
 // then nothing was read or written.
 func (r Replayer) Heal(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plan: heal, insists: true, rules: true, stages: true}, func(s iptables.Session, f rules.Family, result *FamilyResult) {
+	return r.each(ctx, job, action{plan: heal, mayWriteUnguarded: true, writesRules: true, mayStage: true}, func(s iptables.Session, f rules.Family, result *FamilyResult) {
 		// Also where some tables are missing yet: the next try does not touch those
 		// that are proved now.
-		if result.Owed = owed(*result); result.Owed {
+		if result.SyncNeeded = needsProxySync(*result); result.SyncNeeded {
 			result.Aftercare = nudge(ctx, s, f, *result)
 		}
 	})
@@ -281,13 +281,13 @@ func (r Replayer) Heal(ctx context.Context, job Job) (Result, error) {
 // and touches nothing else. Marks that were lost stay lost: they are the
 // evidence of a flush.
 func (r Replayer) Plant(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plan: plantFirst, insists: true}, nil)
+	return r.each(ctx, job, action{plan: plantFirst, mayWriteUnguarded: true}, nil)
 }
 
 // Replant does that for tables that lost their marks, too: where nothing is
 // replayed, the next flush must be noticed all the same.
 func (r Replayer) Replant(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plan: plant, insists: true}, nil)
+	return r.each(ctx, job, action{plan: plant, mayWriteUnguarded: true}, nil)
 }
 
 // Rotate gives intact tables a new nonce and their jumped chains a witness
@@ -303,20 +303,20 @@ func (r Replayer) Rotate(ctx context.Context, job Job) (Result, error) {
 // Tables of which it says nothing, because they could not be read when it was
 // learned, are left alone.
 func (r Replayer) Force(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plan: force, insists: true, rules: true, all: true, retries: true}, nil)
+	return r.each(ctx, job, action{plan: force, mayWriteUnguarded: true, writesRules: true, allTables: true, retriesRefused: true}, nil)
 }
 
 // Readmit puts back rules of job.Quarantine for which there is by now what they
 // lean on, into chains that stand as they were left. A result is Skipped if there
 // are none.
 func (r Replayer) Readmit(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plan: readmit, rules: true, retries: true}, nil)
+	return r.each(ctx, job, action{plan: readmit, writesRules: true, retriesRefused: true}, nil)
 }
 
 // Undouble takes away the copies of job.Doubled's jumps that stand beyond what the
 // generation has.
-func (r Replayer) Undouble(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plan: undouble}, nil)
+func (r Replayer) RemoveDoubles(ctx context.Context, job Job) (Result, error) {
+	return r.each(ctx, job, action{plan: removeDoubles}, nil)
 }
 
 // Remove takes every canary and witness out of the tables; with everything,
@@ -331,17 +331,17 @@ func (r Replayer) Remove(ctx context.Context, job Job, everything bool) (Result,
 		}
 		return nil
 	}
-	return r.each(ctx, job, action{plan: remove, insists: true}, nil)
+	return r.each(ctx, job, action{plan: remove, mayWriteUnguarded: true}, nil)
 }
 
 // each does act to every family of the job in one session, and then what comes
 // after, when all families have had their turn.
-func (r Replayer) each(ctx context.Context, job Job, act action, after func(iptables.Session, rules.Family, *FamilyResult)) (Result, error) {
+func (r Replayer) each(ctx context.Context, job Job, do action, after func(iptables.Session, rules.Family, *FamilyResult)) (Result, error) {
 	s, err := r.Kernel.Begin(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("beginning a guarded write: %w", err)
 	}
-	result := run{r, s, job, act}.families(ctx)
+	result := run{r, s, job, do}.families(ctx)
 	if after != nil {
 		for _, f := range job.Families {
 			fr := result[f]
@@ -360,12 +360,12 @@ type action struct {
 	// plan picks what to write to a table; nil means nothing.
 	plan func(task tableTask, nonce canary.Nonce) *tablePlan
 	// insists: rather write beside a busy writer than not at all.
-	insists bool
+	mayWriteUnguarded bool
 	// stages: what decides about packets may be written before what translates them.
-	stages bool
+	mayStage bool
 	// rules: it may write rules of the generation; all: of any table; retries:
 	// also those that were refused before.
-	rules, all, retries bool
+	writesRules, allTables, retriesRefused bool
 }
 
 // vacant reports whether the table does not exist, and nothing is wanted in it.
@@ -396,7 +396,7 @@ func force(task tableTask, nonce canary.Nonce) *tablePlan {
 
 func plant(task tableTask, nonce canary.Nonce) *tablePlan {
 	unplanted := task.seen.Err == nil && task.want.Mark.Nonce == ""
-	if !unplanted && !task.finding.MarkLost && len(task.finding.Witnesses) == 0 || task.spare && task.vacant() {
+	if !unplanted && !task.finding.MarkLost && len(task.finding.Witnesses) == 0 || task.leaveAbsent && task.vacant() {
 		return nil
 	}
 	// Witnesses go where jumps stand now.

@@ -66,32 +66,32 @@ func (p Pace) After(result Result) Pace {
 
 // write writes what is planned for all turns and not written yet, and notes what
 // became of it.
-func (r run) write(ctx context.Context, turns []*turn, restore func(context.Context, ...iptables.Payload) map[rules.Family]iptables.Written) {
-	if len(turns) == 0 {
+func (r run) write(ctx context.Context, runs []*familyRun, restore func(context.Context, ...iptables.Payload) map[rules.Family]iptables.Written) {
+	if len(runs) == 0 {
 		return
 	}
-	payloads := payloads(turns)
+	payloads := payloads(runs)
 	start := time.Now()
 	written := restore(ctx, payloads...)
 	took := time.Since(start)
-	for _, t := range turns {
-		t.note(payloads, written[t.family])
+	for _, t := range runs {
+		t.recordWrite(payloads, written[t.family])
 		t.result.writing = took
 	}
 }
 
 // stage decides whether what is planned is written in stages.
-func (r run) stage(turns []*turn) {
+func (r run) chooseStages(runs []*familyRun) {
 	steps := 0
-	for _, t := range turns {
+	for _, t := range runs {
 		for _, p := range t.plans {
 			steps += len(p.script.Steps)
 		}
 	}
-	if !r.act.stages || r.job.Pace.estimate(steps) < stagesFrom {
+	if !r.action.mayStage || r.job.Pace.estimate(steps) < stagesFrom {
 		return
 	}
-	for _, t := range turns {
+	for _, t := range runs {
 		t.staged = true
 		sortByStage(t.plans)
 	}
@@ -102,9 +102,9 @@ func sortByStage(plans []tablePlan) {
 }
 
 // payloads returns what is to be written, in its stages.
-func payloads(turns []*turn) []iptables.Payload {
+func payloads(runs []*familyRun) []iptables.Payload {
 	stages := []iptables.Payload{{}, {}}
-	for _, t := range turns {
+	for _, t := range runs {
 		for _, p := range t.pending() {
 			stage := stages[deciding]
 			if t.staged {
@@ -117,10 +117,10 @@ func payloads(turns []*turn) []iptables.Payload {
 }
 
 // pending returns the plans that have not landed.
-func (t *turn) pending() []tablePlan {
+func (t *familyRun) pending() []tablePlan {
 	var pending []tablePlan
 	for _, p := range t.plans {
-		if !t.landed[p.table] {
+		if !t.written[p.table] {
 			pending = append(pending, p)
 		}
 	}
@@ -129,13 +129,13 @@ func (t *turn) pending() []tablePlan {
 
 // note notes what became of a write of payloads. A stage that was found stale was
 // not written, and neither was one behind a stage that failed.
-func (t *turn) note(payloads []iptables.Payload, w iptables.Written) {
+func (t *familyRun) recordWrite(payloads []iptables.Payload, w iptables.Written) {
 	if t.sent == nil { // of this try
-		t.sent, t.landed = map[rules.TableName]bool{}, map[rules.TableName]bool{}
-		t.written = iptables.Written{}
+		t.sent, t.written = map[rules.TableName]bool{}, map[rules.TableName]bool{}
+		t.answer = iptables.Written{}
 	}
-	w.Direct = slices.Concat(t.written.Direct, w.Direct)
-	t.written = w
+	w.Direct = slices.Concat(t.answer.Direct, w.Direct)
+	t.answer = w
 	for stage, payload := range payloads {
 		for _, script := range payload[t.family] {
 			landed := stage < w.Stages
@@ -144,7 +144,7 @@ func (t *turn) note(payloads []iptables.Payload, w iptables.Written) {
 				t.result.wroteRules += len(script.Steps)
 			}
 			if landed {
-				t.landed[script.Table] = true
+				t.written[script.Table] = true
 			}
 		}
 	}

@@ -109,14 +109,14 @@ func (m Tables) With(f rules.Family, t rules.TableName) Tables {
 // 0600, written atomically. It is for one goroutine, and nobody else may use the
 // folder.
 type Store struct {
-	dir      string
-	identity Identity
-	written  string // ID of the generation that the state names when it is written next
-	named    string // ID of the one that it names on disk
-	headers  map[string]header
-	pinned   string // ID of one that a loss waits for; it is not removed
-	base     *base  // on which the next difference may rest; nil if none is known
-	small    int64  // what needs fewer bytes is written whole
+	dir        string
+	identity   Identity
+	written    string // ID of the generation that the state names when it is written next
+	named      string // ID of the one that it names on disk
+	headers    map[string]header
+	pinned     string // ID of one that a loss waits for; it is not removed
+	base       *base  // on which the next difference may rest; nil if none is known
+	wholeBelow int64  // what needs fewer bytes is written whole
 	// step is called before each change of the folder; tests end there as if killed.
 	step func(what string)
 }
@@ -145,7 +145,7 @@ func OpenStore(dir string, identity Identity) (*Store, error) {
 			}
 		}
 	}
-	return &Store{dir: dir, identity: identity, small: smallWhole, step: func(string) {}}, nil
+	return &Store{dir: dir, identity: identity, wholeBelow: wholeBelow, step: func(string) {}}, nil
 }
 
 // Holds reports whether there is a generation that the state can name: one that
@@ -160,7 +160,7 @@ func (s *Store) Save(stored Stored) error {
 	}
 	stored.Format, stored.Identity, stored.ID = format, s.identity, id
 	stored.Rules, stored.Chains = stored.Generation.Counts()
-	text, err := s.text(stored)
+	text, err := s.encode(stored)
 	if err == nil {
 		s.step("generation")
 		err = private.Write(s.path(id), text)
@@ -208,10 +208,10 @@ func (s *Store) LoadState() (State, Stored, error) {
 	if err := s.read(s.statePath(), &state); err != nil {
 		return State{}, Stored{}, err
 	}
-	if err := s.bound(state.Identity); err != nil {
+	if err := s.checkIdentity(state.Identity); err != nil {
 		return State{}, Stored{}, err
 	}
-	stored, rests, err := s.loadIf(state.ID, s.bound)
+	stored, rests, err := s.loadIf(state.ID, s.checkIdentity)
 	if err == nil {
 		s.base = rests // so that the first change after a restart is a small write, too
 	}
@@ -223,7 +223,7 @@ func (s *Store) Resume(id string) { s.written, s.named = id, id }
 
 // Load returns the generation of that ID.
 func (s *Store) Load(id string) (Stored, error) {
-	stored, _, err := s.loadIf(id, s.bound)
+	stored, _, err := s.loadIf(id, s.checkIdentity)
 	return stored, err
 }
 
@@ -238,7 +238,7 @@ func (s *Store) loadIf(id string, check func(Identity) error) (Stored, *base, er
 }
 
 // sound returns nil if the content of a file is what its name says.
-func sound(stored Stored, id string) error {
+func checkContent(stored Stored, id string) error {
 	if err := rules.Validate(stored.Generation); err != nil {
 		return fmt.Errorf("stored generation %s: %w", id, err)
 	}
@@ -252,7 +252,7 @@ func sound(stored Stored, id string) error {
 var idPattern = regexp.MustCompile(`^[0-9a-f]{12}$`)
 
 // bound returns ErrForeign with the first difference.
-func (s *Store) bound(o Identity) error {
+func (s *Store) checkIdentity(o Identity) error {
 	for _, c := range []struct{ what, stored, now string }{
 		{"boot", o.BootID, s.identity.BootID},
 		{"network namespace", o.NetNS, s.identity.NetNS},

@@ -189,7 +189,7 @@ func decodeBase(r io.Reader) (rules.Generation, error) {
 }
 
 // stands reports whether a base's file is as it was written.
-func (s *Store) stands(b *base) bool {
+func (s *Store) unchanged(b *base) bool {
 	info, err := os.Stat(s.basePath(b.name))
 	return err == nil && info.Size() == b.size && info.ModTime().Equal(b.modified)
 }

@@ -21,7 +21,7 @@ type storedFile struct {
 const (
 	// smallWhole is the size below which a generation is written whole each time: a node of
 	// 400 rules needs no second file.
-	smallWhole = 64 << 10
+	wholeBelow = 64 << 10
 	// A difference is written if it takes a differenceShare of the whole generation at most,
 	// and the differences since the base was written take no more than the whole.
 	differenceShare = 4
@@ -32,17 +32,17 @@ const (
 
 // text returns what is to stand in a generation's file. Where the base that is known will not
 // do, it writes another one first.
-func (s *Store) text(stored Stored) ([]byte, error) {
+func (s *Store) encode(stored Stored) ([]byte, error) {
 	g := stored.Generation
 	size := sizeOf(g)
 	if size > maxStored {
 		return nil, fmt.Errorf("it would have %d MiB, and canaryd reads %d at most", size>>20, maxStored>>20)
 	}
-	if size < s.small {
+	if size < s.wholeBelow {
 		return json.Marshal(storedFile{Stored: stored})
 	}
 	stored.Generation = nil
-	if b := s.base; b != nil && b.size <= staleShare*size && s.stands(b) {
+	if b := s.base; b != nil && b.size <= staleShare*size && s.unchanged(b) {
 		d := b.print.difference(g)
 		if n := d.size(); n <= size/differenceShare && b.changes+n <= size {
 			b.changes += n
@@ -90,19 +90,19 @@ func (s *Store) load(id string, check func(Identity) error) (Stored, *base, erro
 		if err := check(file.Identity); err != nil {
 			return Stored{}, nil, err
 		}
-		stored, rests, err := s.whole(file)
+		stored, rests, err := s.resolve(file)
 		if again && errors.Is(err, errNoBase) {
 			continue // the loop may have written it again meanwhile, on another base
 		}
 		if err != nil {
 			return Stored{}, nil, fmt.Errorf("stored generation %s: %w", id, err)
 		}
-		return stored, rests, sound(stored, id)
+		return stored, rests, checkContent(stored, id)
 	}
 }
 
 // whole returns what a file holds together with the base on which it rests.
-func (s *Store) whole(file storedFile) (Stored, *base, error) {
+func (s *Store) resolve(file storedFile) (Stored, *base, error) {
 	if file.Base == "" && file.Difference == nil {
 		return file.Stored, nil, nil
 	}

@@ -105,7 +105,7 @@ func (s *Store) keptOf(id string, h header) Kept {
 	if k.Counted = h.stored.Format >= countedFrom; k.Counted {
 		k.Rules, k.Chains = h.stored.Rules, h.stored.Chains
 	}
-	if err := s.bound(h.stored.Identity); err != nil {
+	if err := s.checkIdentity(h.stored.Identity); err != nil {
 		k.Foreign = err.Error()
 	} else if base := h.stored.Base; base != "" {
 		if _, err := os.Stat(s.basePath(base)); err != nil {
@@ -208,7 +208,7 @@ func (s *Store) Offer() string {
 // says why then. It may be called from any goroutine.
 func (s *Store) Show(id string) (stored Stored, note string, err error) {
 	stored, _, err = s.load(id, func(made Identity) error {
-		if err := s.bound(made); err != nil {
+		if err := s.checkIdentity(made); err != nil {
 			note = err.Error()
 		}
 		return nil

@@ -61,7 +61,7 @@ func (s *Store) LoadOwners() (Owners, error) {
 		return Owners{}, nil
 	case err != nil:
 		return Owners{}, err
-	case s.bound(stored.Identity) != nil:
+	case s.checkIdentity(stored.Identity) != nil:
 		return Owners{}, nil
 	}
 	return stored.Owners, nil

@@ -35,7 +35,7 @@ func (s *Store) LoadSets() (map[string]iptables.Set, error) {
 		}
 		return nil, err
 	}
-	if err := s.bound(stored.Identity); err != nil {
+	if err := s.checkIdentity(stored.Identity); err != nil {
 		return nil, err
 	}
 	for name, set := range stored.Sets {

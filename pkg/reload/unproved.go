@@ -28,7 +28,7 @@ func (u unproved) after(result Result) unproved {
 	for f, fr := range result {
 		for t, tr := range fr.Tables {
 			if tr.Unproved {
-				keep(f, t, tr.owing(u[f.Table(t)]))
+				keep(f, t, tr.withEarlier(u[f.Table(t)]))
 			}
 		}
 	}
@@ -37,7 +37,7 @@ func (u unproved) after(result Result) unproved {
 
 // owing returns tr with what an earlier try of the same loss left to be done
 // once it is proved.
-func (tr TableResult) owing(earlier TableResult) TableResult {
+func (tr TableResult) withEarlier(earlier TableResult) TableResult {
 	tr.Wrote += earlier.Wrote
 	tr.flushed, tr.restored = tr.flushed || earlier.flushed, tr.restored || earlier.restored
 	return tr
@@ -45,7 +45,7 @@ func (tr TableResult) owing(earlier TableResult) TableResult {
 
 // settle takes what an earlier try wrote, and this read shows to be in force, for
 // proved.
-func (t *turn) settle(unproved map[rules.TableName]TableResult) {
+func (t *familyRun) acceptEarlierWrites(unproved map[rules.TableName]TableResult) {
 	for table, earlier := range unproved {
 		now := t.result.Tables[table]
 		if v := now.Finding.Verdict; v != canary.Intact && v != canary.Changed || now.Proved {
@@ -58,7 +58,7 @@ func (t *turn) settle(unproved map[rules.TableName]TableResult) {
 }
 
 // settled is the outcome of a family in which nothing is left to write.
-func (t *turn) settled() Outcome {
+func (t *familyRun) outcomeWithoutWrite() Outcome {
 	outcome := Skipped
 	for _, table := range protect.Tables() {
 		tr := t.result.Tables[table]
@@ -69,7 +69,7 @@ func (t *turn) settled() Outcome {
 			outcome = Proved
 		}
 		if len(tr.Quarantined) > 0 {
-			outcome, t.result.Err = Partial, leftOut(t.family, table, tr.Quarantined)
+			outcome, t.result.Err = Partial, quarantinedError(t.family, table, tr.Quarantined)
 		}
 	}
 	if err := t.skippedErr(); err != nil {
@@ -82,6 +82,6 @@ func (t *turn) settled() Outcome {
 	return outcome
 }
 
-func leftOut(f rules.Family, t rules.TableName, list []Held) error {
-	return fmt.Errorf("%s %s: %d rules were left out: %s", f, t, len(list), why(list))
+func quarantinedError(f rules.Family, t rules.TableName, list []QuarantinedRule) error {
+	return fmt.Errorf("%s %s: %d rules were left out: %s", f, t, len(list), reasonsOf(list))
 }

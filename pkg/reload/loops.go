@@ -20,19 +20,19 @@ const saysTooDeep = "Too many links"
 // tangles returns the planned jumps that make a loop, or too deep a nest, together with what stands
 // in chains of others, by their text with the reason. A trial finds none of them: each is good alone.
 // deep says that the kernel bounds the depth.
-func tangles(plan tablePlan, deep bool) map[string]string {
-	t := tangle{deep: deep, chains: map[string][]jump{}, level: map[string]int{}, bad: map[string]string{}}
+func loopsAndDeepNests(plan tablePlan, deep bool) map[string]string {
+	t := chainWalk{deep: deep, chains: map[string][]link{}, level: map[string]int{}, bad: map[string]string{}}
 	if plan.seen != nil { // else the table does not exist
 		for _, c := range plan.seen.Chains {
-			t.take(c, false)
+			t.add(c, false)
 		}
 	}
 	planned := slices.Concat(plan.wrote, plan.merged)
 	for _, c := range planned {
-		t.take(c, true)
+		t.add(c, true)
 	}
 	for _, h := range plan.jumps {
-		t.chains[h.Chain] = append(t.chains[h.Chain], jump{h.Rule.Target, h.Rule.Spec, true})
+		t.chains[h.Chain] = append(t.chains[h.Chain], link{h.Rule.Target, h.Rule.Spec, true})
 	}
 	for _, name := range rules.BuiltinChains(plan.table) {
 		t.visit(name)
@@ -46,38 +46,38 @@ func tangles(plan tablePlan, deep bool) map[string]string {
 }
 
 // A jump is one that stands or is planned.
-type jump struct {
+type link struct {
 	to, spec string
 	planned  bool
 }
 
 // A tangle is a walk through the chains of a table, as they would be.
-type tangle struct {
+type chainWalk struct {
 	deep   bool
-	chains map[string][]jump
+	chains map[string][]link
 	level  map[string]int // how deep a chain was walked through; more shallow need not be done
-	path   []jump         // that led here; the first one's to is where the walk began
+	path   []link         // that led here; the first one's to is where the walk began
 	bad    map[string]string
 }
 
-func (t *tangle) take(c rules.Chain, planned bool) {
-	jumps := []jump{}
+func (t *chainWalk) add(c rules.Chain, planned bool) {
+	jumps := []link{}
 	for _, r := range c.Rules {
 		if r.Target != "" {
-			jumps = append(jumps, jump{r.Target, r.Spec, planned})
+			jumps = append(jumps, link{r.Target, r.Spec, planned})
 		}
 	}
 	t.chains[c.Name] = jumps
 }
 
-func (t *tangle) visit(name string) {
-	t.path = append(t.path[:0], jump{to: name})
+func (t *chainWalk) visit(name string) {
+	t.path = append(t.path[:0], link{to: name})
 	t.walk(name)
 }
 
 // walk follows the jumps of the path's last chain. It returns how long the path is after which the walk goes
 // on: a jump behind it was found bad.
-func (t *tangle) walk(name string) int {
+func (t *chainWalk) walk(name string) int {
 	here := len(t.path)
 	if level, done := t.level[name]; done && level >= here {
 		return here
@@ -90,7 +90,7 @@ func (t *tangle) walk(name string) int {
 		back := here
 		t.path = append(t.path, j)
 		switch {
-		case slices.ContainsFunc(t.path[:here], func(k jump) bool { return k.to == j.to }):
+		case slices.ContainsFunc(t.path[:here], func(k link) bool { return k.to == j.to }):
 			back = t.blame(fmt.Sprintf("it would make a loop of chains that leads back to %s", j.to))
 		case t.deep && here > mostJumps:
 			back = t.blame(fmt.Sprintf("more than %d jumps would follow one another, and the kernel takes no more", mostJumps))
@@ -107,7 +107,7 @@ func (t *tangle) walk(name string) int {
 }
 
 // blame finds the last planned jump of the path bad, and returns how long the path is up to it.
-func (t *tangle) blame(reason string) int {
+func (t *chainWalk) blame(reason string) int {
 	for i := len(t.path) - 1; i > 0; i-- {
 		if j := t.path[i]; j.planned {
 			t.bad[j.spec] = reason

@@ -12,18 +12,18 @@ import (
 // TakeAway removes what stands of job.Gone's rules, with the chains that are theirs
 // alone: rules of containers that a replay put back, and whose container was gone by then.
 // A result is Skipped if none stand.
-func (r Replayer) TakeAway(ctx context.Context, job Job) (Result, error) {
-	plan := func(task tableTask, _ canary.Nonce) *tablePlan { return takeAway(task, job.Gone) }
+func (r Replayer) RemoveContainers(ctx context.Context, job Job) (Result, error) {
+	plan := func(task tableTask, _ canary.Nonce) *tablePlan { return removeContainers(task, job.GoneContainers) }
 	return r.each(ctx, job, action{plan: plan}, nil)
 }
 
 // takeAway plans that for one table, if its marks stand: who flushed it has the word
 // first.
-func takeAway(task tableTask, gone map[protect.Attachment]bool) *tablePlan {
+func removeContainers(task tableTask, gone map[protect.Attachment]bool) *tablePlan {
 	if v := task.finding.Verdict; task.table != rules.Nat || v != canary.Intact && v != canary.Changed {
 		return nil
 	}
-	going := func(r rules.Rule) bool {
+	leaves := func(r rules.Rule) bool {
 		a, ok := protect.AttachmentOf(r)
 		return ok && gone[a]
 	}
@@ -31,7 +31,7 @@ func takeAway(task tableTask, gone map[protect.Attachment]bool) *tablePlan {
 	var s section
 	left := protect.Detach(task.seen.Section, gone)
 	for _, h := range task.seen.Section.Jumps {
-		if going(h.Rule) && !contains(left.Jumps, h) {
+		if leaves(h.Rule) && !contains(left.Jumps, h) {
 			s.remove = append(s.remove, deleteRule(h.Chain, h.Rule))
 		}
 	}
@@ -39,12 +39,12 @@ func takeAway(task tableTask, gone map[protect.Attachment]bool) *tablePlan {
 	for _, c := range task.seen.Section.Chains {
 		kept, stays := left.Chain(c.Name)
 		switch {
-		case !stays && !heldByOthers(task, c.Name, going):
+		case !stays && !referencedByOthers(task, c.Name, leaves):
 			dropped = append(dropped, c)
 			plan.removed = append(plan.removed, c.Name)
 		case !stays || len(kept.Rules) < len(c.Rules):
 			for _, r := range c.Rules {
-				if going(r) {
+				if leaves(r) {
 					s.remove = append(s.remove, deleteRule(c.Name, r))
 				}
 			}
@@ -72,10 +72,10 @@ func contains(jumps []rules.Jump, h rules.Jump) bool {
 
 // heldByOthers reports whether a rule that stays jumps to a chain: the kernel would
 // refuse to delete it, and the table's whole transaction with it.
-func heldByOthers(task tableTask, chain string, going func(rules.Rule) bool) bool {
+func referencedByOthers(task tableTask, chain string, leaves func(rules.Rule) bool) bool {
 	for _, c := range task.seen.Table.Chains {
 		for _, r := range c.Rules {
-			if r.Target == chain && !going(r) {
+			if r.Target == chain && !leaves(r) {
 				return true
 			}
 		}

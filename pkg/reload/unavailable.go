@@ -23,36 +23,36 @@ type Supplier interface {
 
 // lacking is what rules lean on that is missing and cannot be had, by name with
 // the reason, and rules that were found to be refused, by their text.
-type lacking struct {
-	sets, accounts, refused map[string]string
+type unavailable struct {
+	sets, nfaccts, refused map[string]string
 }
 
 // supply makes the ipsets and nfacct objects that the tasks' tables lean on and
 // that are missing, and returns those that cannot be had. Where it cannot be told
 // what is missing, nothing is said to be: the restore will tell.
-func (r run) supply(ctx context.Context, tasks []tableTask) lacking {
-	lack := lacking{sets: map[string]string{}, accounts: map[string]string{}}
-	if r.Supplier == nil || !r.act.rules {
-		return lack
+func (r run) supply(ctx context.Context, tasks []tableTask) unavailable {
+	absent := unavailable{sets: map[string]string{}, nfaccts: map[string]string{}}
+	if r.Supplier == nil || !r.action.writesRules {
+		return absent
 	}
 	var needs rules.Needs
 	for _, task := range tasks {
-		if task.finding.Verdict.Loss() || len(task.held) > 0 || r.act.all {
+		if task.finding.Verdict.Loss() || len(task.quarantined) > 0 || r.action.allTables {
 			n := task.want.Section.Needs()
 			needs.Sets, needs.Accounts = union(needs.Sets, n.Sets), union(needs.Accounts, n.Accounts)
 		}
 	}
 	for _, name := range needs.Accounts {
 		if err := r.Supplier.Account(ctx, name); err != nil {
-			lack.accounts[name] = err.Error()
+			absent.nfaccts[name] = err.Error()
 		}
 	}
 	if len(needs.Sets) == 0 {
-		return lack
+		return absent
 	}
 	names, err := r.Supplier.Names(ctx)
 	if err != nil {
-		return lack
+		return absent
 	}
 	have := make(map[string]bool, len(names))
 	for _, name := range names {
@@ -60,10 +60,10 @@ func (r run) supply(ctx context.Context, tasks []tableTask) lacking {
 	}
 	for _, name := range needs.Sets {
 		if err := r.supplySet(ctx, name, have, nil); err != nil {
-			lack.sets[name] = err.Error()
+			absent.sets[name] = err.Error()
 		}
 	}
-	return lack
+	return absent
 }
 
 // supplySet makes a set that is missing, and before it the sets that are members
@@ -89,25 +89,25 @@ func (r run) supplySet(ctx context.Context, name string, have map[string]bool, w
 }
 
 // holds reports whether the jump is in quarantine.
-func (t *tableTask) holds(h rules.Jump) bool {
-	return slices.ContainsFunc(t.held, func(held Held) bool { return held.is(h.Chain, h.Rule) })
+func (t *tableTask) isQuarantined(h rules.Jump) bool {
+	return slices.ContainsFunc(t.quarantined, func(q QuarantinedRule) bool { return q.matches(h.Chain, h.Rule) })
 }
 
 // troubled reports whether a rule cannot be written as it is.
-func (t *tableTask) troubled(r rules.Rule) bool {
+func (t *tableTask) unwritable(r rules.Rule) bool {
 	if slices.Contains(t.want.Section.Leans, r.Target) && t.seen.Table.Chain(r.Target) == nil {
 		return true
 	}
-	if _, refused := t.lacking.refused[r.Spec]; refused {
+	if _, refused := t.unavailable.refused[r.Spec]; refused {
 		return true
 	}
 	if _, opaque := r.Opaque(); opaque {
 		return true
 	}
-	if len(t.lacking.sets) == 0 && len(t.lacking.accounts) == 0 {
+	if len(t.unavailable.sets) == 0 && len(t.unavailable.nfaccts) == 0 {
 		return false
 	}
-	return missing(t.lacking.sets, r.Needs().Sets) != "" || missing(t.lacking.accounts, r.Needs().Accounts) != ""
+	return missing(t.unavailable.sets, r.Needs().Sets) != "" || missing(t.unavailable.nfaccts, r.Needs().Accounts) != ""
 }
 
 // missing returns the first of the names that is in the list.
@@ -124,32 +124,32 @@ func missing(list map[string]string, names []string) string {
 // plan's quarantine. A match that only counts is dropped rather than the rule,
 // but not from what somebody declared.
 func (t *tableTask) admit(chain string, r rules.Rule, plan *tablePlan) (rules.Rule, bool) {
-	hold := func(h Held) (rules.Rule, bool) {
+	quarantine := func(h QuarantinedRule) (rules.Rule, bool) {
 		h.Chain, h.Rule = chain, r
 		plan.quarantined = append(plan.quarantined, h)
 		return r, false
 	}
 	if reason, opaque := r.Opaque(); opaque {
-		return hold(Held{Reason: reason + "; its owner has to put it back"})
+		return quarantine(QuarantinedRule{Reason: reason + "; its owner has to put it back"})
 	}
 	if slices.Contains(t.want.Section.Leans, r.Target) && t.seen.Table.Chain(r.Target) == nil {
-		return hold(Held{Reason: fmt.Sprintf("chain %s is missing", r.Target), Lacks: r.Target})
+		return quarantine(QuarantinedRule{Reason: fmt.Sprintf("chain %s is missing", r.Target), MissingChain: r.Target})
 	}
-	if reason, refused := t.lacking.refused[r.Spec]; refused {
-		return hold(Held{Reason: reason, Refused: true})
+	if reason, refused := t.unavailable.refused[r.Spec]; refused {
+		return quarantine(QuarantinedRule{Reason: reason, Refused: true})
 	}
 	needs := r.Needs()
-	if name := missing(t.lacking.sets, needs.Sets); name != "" {
-		return hold(Held{Reason: t.lacking.sets[name]})
+	if name := missing(t.unavailable.sets, needs.Sets); name != "" {
+		return quarantine(QuarantinedRule{Reason: t.unavailable.sets[name]})
 	}
-	for name := missing(t.lacking.accounts, needs.Accounts); name != ""; name = missing(t.lacking.accounts, r.Needs().Accounts) {
+	for name := missing(t.unavailable.nfaccts, needs.Accounts); name != ""; name = missing(t.unavailable.nfaccts, r.Needs().Accounts) {
 		if t.claimed(chain) || t.claimed(r.Target) {
-			return hold(Held{Reason: t.lacking.accounts[name]})
+			return quarantine(QuarantinedRule{Reason: t.unavailable.nfaccts[name]})
 		}
-		plan.weakened = append(plan.weakened, Held{Chain: chain, Rule: r, Reason: t.lacking.accounts[name]})
+		plan.weakened = append(plan.weakened, QuarantinedRule{Chain: chain, Rule: r, Reason: t.unavailable.nfaccts[name]})
 		lighter := r.WithoutAccount(name)
 		if lighter.Spec == r.Spec {
-			return hold(Held{Reason: t.lacking.accounts[name]}) // said in words that are not iptables-save's
+			return quarantine(QuarantinedRule{Reason: t.unavailable.nfaccts[name]}) // said in words that are not iptables-save's
 		}
 		r = lighter
 	}
@@ -157,11 +157,11 @@ func (t *tableTask) admit(chain string, r rules.Rule, plan *tablePlan) (rules.Ru
 }
 
 // keepHeld keeps in quarantine what the plan does not decide anew.
-func (p *tablePlan) keepHeld(task tableTask) {
-	for _, h := range task.held {
+func (p *tablePlan) keepQuarantined(task tableTask) {
+	for _, h := range task.quarantined {
 		decided := slices.ContainsFunc(slices.Concat(p.wrote, p.merged), func(c rules.Chain) bool { return c.Name == h.Chain })
-		again := slices.ContainsFunc(p.quarantined, func(q Held) bool { return q.is(h.Chain, h.Rule) })
-		placed := slices.ContainsFunc(p.jumps, func(k rules.Jump) bool { return h.is(k.Chain, k.Rule) })
+		again := slices.ContainsFunc(p.quarantined, func(q QuarantinedRule) bool { return q.matches(h.Chain, h.Rule) })
+		placed := slices.ContainsFunc(p.jumps, func(k rules.Jump) bool { return h.matches(k.Chain, k.Rule) })
 		if !decided && !again && !placed {
 			p.quarantined = append(p.quarantined, h)
 		}
