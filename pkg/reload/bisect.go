@@ -12,23 +12,23 @@ import (
 )
 
 const (
-	// trialChain is where rules are tried on, and trialTarget is where those jump to
-	// that lead to a chain which is not there. No packet comes there, and nothing
-	// protects chains of such names: no glob takes in what ends in -CANARY.
+	// trialChain is the chain to which trials write rules, and trialTarget is where those rules
+	// jump whose own target does not exist. No packet reaches either. Nothing protects them,
+	// because no glob matches a name that ends in -CANARY.
 	trialChain  = "KUBE-CANARYD-TRIAL-CANARY"
 	trialTarget = "KUBE-CANARYD-TRIAL-TO-CANARY"
-	// Of 20,000 rules a bad one is found in 30 trials, at 0.1 to 0.3 s each.
-	// What is not decided within these is left out as well.
+	// maxTrials and trialTime bound the search in one table. Among 20,000 rules it finds a bad one
+	// in 30 trials of 0.1 to 0.3 s. Rules that are undecided by then are quarantined as well.
 	maxTrials = 256
 	trialTime = 10 * time.Second
 )
 
-// bisect finds the rules for which a restore was refused, by writing halves of what
-// was planned to a chain that nothing jumps to: on legacy the kernel does not say
-// which rule it refuses, nor iptables-restore which of several. It returns false
-// if it finds none: then it was not for single rules that the restore was refused.
-// A turn is bisected once. Rules that were refused before are tried first: if they
-// are all, a readmission that fails costs a few trials, however long the table.
+// bisect finds the rules for which a restore was refused, and reports whether there are any. It
+// writes ever smaller halves of the plan to a chain that nothing jumps to: on legacy the kernel
+// does not say which rule it refuses, and iptables-restore does not say which of several. If it
+// finds none, the kernel refused the table as a whole. Each family is bisected once in a run. Rules
+// that were refused before are tried first: where they are the cause, a failed readmission costs
+// few trials, however long the table is.
 func (r run) bisect(ctx context.Context, t *familyRun) bool {
 	var refused *iptables.RestoreError
 	if !r.action.writesRules || t.bisected || !errors.As(t.answer.Err, &refused) || refused.Exit < 0 {
@@ -40,8 +40,9 @@ func (r run) bisect(ctx context.Context, t *familyRun) bool {
 	return r.tryRules(ctx, t, t.pending(), false)
 }
 
-// bisectSilent bisects where a restore was taken and proved to have had no effect: iptables-restore
-// that reads a rule's word as an option of its own, such as -h, ends with 0 and writes nothing.
+// bisectSilent bisects a restore that succeeded and had no effect, as the proof showed. This
+// happens when iptables-restore reads a word of a rule as an option of its own, such as -h: it then
+// exits with 0 and writes nothing.
 func (r run) bisectSilent(ctx context.Context, t *familyRun) bool {
 	if r.job.Strict || !r.action.writesRules || t.bisected || t.answer.Err != nil || t.result.otherWrote || t.result.Err == nil {
 		return false
@@ -53,8 +54,8 @@ func (r run) bisectSilent(ctx context.Context, t *familyRun) bool {
 	return len(unproved) > 0 && r.tryRules(ctx, t, unproved, true)
 }
 
-// tryRules tries the rules of plans, and reports whether one is bad. Where it looks, a rule is bad too
-// if it was taken and does not stand then.
+// tryRules tries the rules of plans one table after another, and reports whether one is bad. With
+// readsBack, a rule is also bad if the restore took it and it does not stand afterwards.
 func (r run) tryRules(ctx context.Context, t *familyRun, plans []tablePlan, looks bool) bool {
 	t.bisected, t.refused = true, map[rules.TableName]map[string]string{}
 	found := false
@@ -79,22 +80,22 @@ func (r run) tryRules(ctx context.Context, t *familyRun, plans []tablePlan, look
 	return found
 }
 
-// A trial tries one table's rules.
+// A trial finds the bad rules of one table.
 type trial struct {
 	session   iptables.Session
 	family    rules.Family
 	plan      tablePlan
 	until     time.Time
-	newChains map[string]bool // chains that rules may jump to and that are not there
+	newChains map[string]bool // chains that the plan writes and that do not exist yet
 	tried     int
-	bad       map[string]string // rules by text, and why
-	errs      map[string]error  // of those, what iptables said, as far as it did
-	// suspects were refused before, by text.
+	bad       map[string]string // the bad rules, by text with the reason
+	errs      map[string]error  // the error of each bad rule that was tried alone, by its text
+	// suspects are the rules that were refused before, by text with the reason.
 	suspects map[string]string
-	// strict: one rule that is still refused is enough to know, and others are
-	// not tried.
+	// strict ends the trial at the first suspect that is still refused: that decides about the
+	// table.
 	strict bool
-	// looks: a rule is bad too if it was taken and does not stand then.
+	// readsBack makes a rule bad, too, if the restore took it and it does not stand afterwards.
 	readsBack bool
 }
 
@@ -102,7 +103,7 @@ func newTrial(s iptables.Session, f rules.Family, plan tablePlan) trial {
 	return trial{session: s, family: f, plan: plan, until: time.Now().Add(trialTime), bad: map[string]string{}, errs: map[string]error{}}
 }
 
-// run tries all rules. The error says why nothing could be tried.
+// run tries all rules of the plan. An error means that the trial chain itself could not be written.
 func (t *trial) run(ctx context.Context) error {
 	var all []rules.Rule
 	t.newChains = map[string]bool{}
@@ -137,9 +138,9 @@ func (t *trial) run(ctx context.Context) error {
 	return nil
 }
 
-// clear removes the chains of the trial.
+// removeChains deletes the chains of the trial.
 func (t *trial) removeChains(ctx context.Context) {
-	// Declared first, so that they are empty and can be deleted.
+	// A declaration empties the chains, and only an empty chain can be deleted.
 	script := iptables.Script{Table: t.plan.table, Declare: trialChains()}
 	for _, name := range trialChains() {
 		script.Steps = append(script.Steps, iptables.Step{Verb: iptables.Drop, Chain: name})
@@ -149,7 +150,7 @@ func (t *trial) removeChains(ctx context.Context) {
 
 func trialChains() []string { return []string{trialChain, trialTarget} }
 
-// sift puts the bad ones of list into t.bad.
+// findBad adds the bad rules of list to t.bad.
 func (t *trial) findBad(ctx context.Context, list []rules.Rule) {
 	if len(list) == 0 {
 		return
@@ -171,10 +172,11 @@ func (t *trial) findBad(ctx context.Context, list []rules.Rule) {
 	}
 }
 
-// write tries rules. No chain of the plan is touched: its owner may be writing it.
+// write writes rules to the trial chain. It touches no chain of the plan, because the owner may be
+// writing that one.
 func (t *trial) write(ctx context.Context, list []rules.Rule) error {
 	t.tried++
-	if t.readsBack { // what an earlier one left would be taken for its effect
+	if t.readsBack { // remove the rules of the last trial, or they pass for the effect of this one
 		if err := t.restore(ctx, iptables.Script{Table: t.plan.table, Declare: trialChains()}); err != nil {
 			return err
 		}
@@ -193,7 +195,7 @@ func (t *trial) write(ctx context.Context, list []rules.Rule) error {
 	if err != nil {
 		return err
 	}
-	if snapshot.Moved { // another process wrote: what stands says nothing
+	if snapshot.Moved { // another process wrote, so the read proves nothing
 		return nil
 	}
 	if c := snapshot.Tables[t.plan.table].Chain(trialChain); c == nil || len(c.Rules) != len(list) {
@@ -202,11 +204,11 @@ func (t *trial) write(ctx context.Context, list []rules.Rule) error {
 	return nil
 }
 
-// errNoEffect is the reason why a rule is left out that a restore takes and does not write.
+// errNoEffect is the reason of a rule that iptables-restore takes and does not write.
 var errNoEffect = errors.New("iptables-restore ended without an error and without writing the rule")
 
-// restore asks for no guard: on legacy the lock is held, on nft what is done to a
-// chain of nobody's is right whatever somebody writes meanwhile.
+// restore writes without a guard. On legacy canaryd holds the lock; on nft a write to a chain that
+// only canaryd uses is right whatever other processes write.
 func (t *trial) restore(ctx context.Context, script iptables.Script) error {
 	return t.session.RestoreAnyway(ctx, iptables.Payload{t.family: {script}})[t.family].Err
 }

@@ -9,15 +9,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TakeAway removes what stands of job.Gone's rules, with the chains that are theirs
-// alone: rules of containers that a replay put back, and whose container was gone by then.
-// A result is Skipped if none stand.
+// RemoveContainers removes the rules of job.GoneContainers, and the chains that only they use. A
+// replay put those rules back while, or before, their container was deleted. A result is Skipped if
+// none of the rules stand.
 func (r Replayer) RemoveContainers(ctx context.Context, job Job) (Result, error) {
 	plan := func(task tableTask, _ canary.Nonce) *tablePlan { return removeContainers(task, job.GoneContainers) }
 	return r.each(ctx, job, action{plan: plan}, nil)
 }
 
-// takeAway plans that for one table, if its marks stand: who flushed it has the word
+// removeContainers plans the removal for one table, if its marks stand: a flushed table is replayed
 // first.
 func removeContainers(task tableTask, gone map[protect.Attachment]bool) *tablePlan {
 	if v := task.finding.Verdict; task.table != rules.Nat || v != canary.Intact && v != canary.Changed {
@@ -61,6 +61,7 @@ func removeContainers(task tableTask, gone map[protect.Attachment]bool) *tablePl
 	return plan
 }
 
+// contains reports whether one of the jumps is the same as h.
 func contains(jumps []rules.Jump, h rules.Jump) bool {
 	for _, k := range jumps {
 		if k.Same(h) {
@@ -70,8 +71,8 @@ func contains(jumps []rules.Jump, h rules.Jump) bool {
 	return false
 }
 
-// heldByOthers reports whether a rule that stays jumps to a chain: the kernel would
-// refuse to delete it, and the table's whole transaction with it.
+// referencedByOthers reports whether a remaining rule references a chain. The kernel would refuse
+// to delete that chain, and the table's whole transaction with it.
 func referencedByOthers(task tableTask, chain string, leaves func(rules.Rule) bool) bool {
 	for _, c := range task.seen.Table.Chains {
 		for _, r := range c.Rules {

@@ -13,13 +13,13 @@ type Examiner struct {
 	Protection rules.Protection
 }
 
-// An Examined table is one table's finding and what the read showed of it.
+// Examined is what one table's read showed, and what the judge found in it.
 type Examined struct {
 	Finding canary.Finding
-	Section rules.Section // empty if it could not be read
-	Mark    canary.Mark   // the mark judged by, with tries resolved
+	Section rules.Section // the protected part; empty if the table could not be read
+	Mark    canary.Mark   // the mark that the judge looked for, with tried nonces resolved
 	Lost    Lost
-	Table   *rules.Table // what the read showed, whole
+	Table   *rules.Table // the complete table
 	Seen    uint64       // the digest of the read
 	Absent  bool         // the table does not exist
 }
@@ -37,6 +37,7 @@ func (e Examiner) Examine(snapshot iptables.Snapshot, job Job) map[rules.TableNa
 	return found
 }
 
+// tasks judges each guarded table of a snapshot. Quarantined rules are not expected to stand.
 func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 	f := snapshot.Family
 	var tasks []tableTask
@@ -71,6 +72,7 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 // absent reports whether the read showed that the table does not exist.
 func (t tableTask) absent() bool { return t.seen.Err == nil && t.seen.Table == nil }
 
+// seenOf returns what a snapshot shows of one table, in the form that the judge takes.
 func seenOf(snapshot iptables.Snapshot, table rules.TableName, protection rules.Protection) canary.Seen {
 	if err := snapshot.Unreadable[table]; err != nil {
 		return canary.Seen{Err: err}

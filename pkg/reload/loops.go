@@ -8,18 +8,18 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// mostJumps is how many jumps may follow one another on nf_tables: a built-in chain and 15 below
-// it (NFT_JUMP_STACK_SIZE of include/net/netfilter/nf_tables.h, nft_chain_validate). x_tables has no such
-// limit.
+// mostJumps is how many jumps may follow one another on nf_tables: a built-in chain and 15 below it
+// (NFT_JUMP_STACK_SIZE of include/net/netfilter/nf_tables.h, nft_chain_validate). x_tables has no
+// such limit.
 const mostJumps = 15
 
-// saysTooDeep is what a program prints of a nest that the kernel finds too deep (EMLINK), and, on
-// recent kernels, of a loop as well.
+// saysTooDeep is the error text for chains that are nested too deep (EMLINK). Recent kernels give
+// it for a loop as well.
 const saysTooDeep = "Too many links"
 
-// tangles returns the planned jumps that make a loop, or too deep a nest, together with what stands
-// in chains of others, by their text with the reason. A trial finds none of them: each is good alone.
-// deep says that the kernel bounds the depth.
+// loopsAndDeepNests returns the planned rules that close a loop of chains or nest them too deep, by
+// text with the reason. The other links may stand in chains of other owners. A trial finds none of
+// these rules, because each one is good alone. deep says that the kernel bounds the depth.
 func loopsAndDeepNests(plan tablePlan, deep bool) map[string]string {
 	t := chainWalk{deep: deep, chains: map[string][]link{}, level: map[string]int{}, bad: map[string]string{}}
 	if plan.seen != nil { // else the table does not exist
@@ -37,7 +37,7 @@ func loopsAndDeepNests(plan tablePlan, deep bool) map[string]string {
 	for _, name := range rules.BuiltinChains(plan.table) {
 		t.visit(name)
 	}
-	t.deep = false // what no built-in chain leads to may be as deep as it likes
+	t.deep = false // chains that no built-in chain leads to may be nested as deep as they like
 	clear(t.level)
 	for _, c := range planned {
 		t.visit(c.Name)
@@ -45,21 +45,22 @@ func loopsAndDeepNests(plan tablePlan, deep bool) map[string]string {
 	return t.bad
 }
 
-// A jump is one that stands or is planned.
+// A link is a rule that leads to another chain; it stands, or is planned.
 type link struct {
 	to, spec string
 	planned  bool
 }
 
-// A tangle is a walk through the chains of a table, as they would be.
+// A chainWalk walks through the chains of a table as they would be after the write.
 type chainWalk struct {
 	deep   bool
 	chains map[string][]link
-	level  map[string]int // how deep a chain was walked through; more shallow need not be done
-	path   []link         // that led here; the first one's to is where the walk began
+	level  map[string]int // the depth at which a chain was walked; a lower depth needs no second walk
+	path   []link         // the links that led here; the first one's target is where the walk began
 	bad    map[string]string
 }
 
+// add adds the links of a chain, and replaces those that it had.
 func (t *chainWalk) add(c rules.Chain, planned bool) {
 	jumps := []link{}
 	for _, r := range c.Rules {
@@ -70,13 +71,14 @@ func (t *chainWalk) add(c rules.Chain, planned bool) {
 	t.chains[c.Name] = jumps
 }
 
+// visit walks from a chain.
 func (t *chainWalk) visit(name string) {
 	t.path = append(t.path[:0], link{to: name})
 	t.walk(name)
 }
 
-// walk follows the jumps of the path's last chain. It returns how long the path is after which the walk goes
-// on: a jump behind it was found bad.
+// walk follows the links of the path's last chain. It returns how long the path is where the walk
+// goes on, because a link behind it was found bad.
 func (t *chainWalk) walk(name string) int {
 	here := len(t.path)
 	if level, done := t.level[name]; done && level >= here {
@@ -91,7 +93,7 @@ func (t *chainWalk) walk(name string) int {
 		t.path = append(t.path, j)
 		switch {
 		case slices.ContainsFunc(t.path[:here], func(k link) bool { return k.to == j.to }):
-			back = t.blame(fmt.Sprintf("it would make a loop of chains that leads back to %s", j.to))
+			back = t.blame(fmt.Sprintf("it would close a loop of chains that leads back to %s", j.to))
 		case t.deep && here > mostJumps:
 			back = t.blame(fmt.Sprintf("more than %d jumps would follow one another, and the kernel takes no more", mostJumps))
 		default:
@@ -99,14 +101,14 @@ func (t *chainWalk) walk(name string) int {
 		}
 		t.path = t.path[:here]
 		if back < here {
-			delete(t.level, name) // it was not walked through to its end
+			delete(t.level, name) // the walk did not reach its end
 			return back
 		}
 	}
 	return here
 }
 
-// blame finds the last planned jump of the path bad, and returns how long the path is up to it.
+// blame finds the last planned link of the path bad, and returns how long the path is up to it.
 func (t *chainWalk) blame(reason string) int {
 	for i := len(t.path) - 1; i > 0; i-- {
 		if j := t.path[i]; j.planned {
@@ -114,10 +116,10 @@ func (t *chainWalk) blame(reason string) int {
 			return i
 		}
 	}
-	return len(t.path) - 1 // all of it stands, so the kernel takes it
+	return len(t.path) - 1 // every link stands, so the kernel takes them
 }
 
-// refusedAsTooDeep reports whether a restore was refused for too deep a nest.
+// refusedAsTooDeep reports whether a restore was refused because chains are nested too deep.
 func refusedAsTooDeep(err error) bool {
 	return err != nil && strings.Contains(err.Error(), saysTooDeep)
 }

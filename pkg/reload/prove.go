@@ -11,8 +11,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// prove reads the family again and decides table by table whether what was
-// planned is in force.
+// prove reads the family again and decides for each table whether the plan is in force.
 func (r run) prove(ctx context.Context, t *familyRun) {
 	f, result, raced := t.family, &t.result, t.answer.Raced
 	if t.stale() && !r.mayWriteUnguarded() {
@@ -30,8 +29,8 @@ func (r run) prove(ctx context.Context, t *familyRun) {
 	}
 	result.otherWrote, result.Digest = raced || after.Moved, after.Digest
 	if result.otherWrote {
-		// What somebody else wrote may be in a table that was not replayed
-		// and is not looked at here: let it be examined.
+		// What another process wrote may be in a table that was not replayed and that the proof
+		// does not judge. Without a digest the loop examines all tables.
 		result.Digest = 0
 	}
 	result.proxyCanary = tablesWith(after, kubeProxyCanary)
@@ -44,12 +43,12 @@ func (r run) prove(ctx context.Context, t *familyRun) {
 			tr.Section, tr.Read, tr.Table, tr.Absent = seen.Section, true, seen.Table, seen.Table == nil
 		}
 		if t.answer.Err != nil {
-			seen.Before = tr.last // nothing may have changed
+			seen.Before = tr.last // the write failed, so perhaps nothing changed
 		}
 		finding := plan.judge(r.Canary, seen)
 		tr.last = finding
-		// After a refusal nobody can say whether others wrote. What is not as it was
-		// planned is not for them to answer then.
+		// After a refusal it is unknown whether another process wrote, so no difference is ascribed
+		// to one.
 		err := proveTable(r.Canary, plan, seen, finding, result.otherWrote && t.answer.Err == nil)
 		switch {
 		case err == nil:
@@ -59,8 +58,8 @@ func (r run) prove(ctx context.Context, t *familyRun) {
 		case seen.Err != nil && plan.mark.Nonce != "":
 			tr.Mark, tr.Unproved = tr.Mark.Trying(plan.mark), true
 		case seen.Err == nil && t.answer.Err == nil && plan.mark.Nonce != "":
-			// It was planted for sure: if the former one stands, somebody has restored a
-			// file since that was saved before.
+			// The write succeeded, so the mark was planted. If the former one stands, another
+			// process has restored a file that was saved before.
 			tr.Mark = plan.mark
 		case seen.Err == nil && seen.Table.Chain(r.Canary) != nil:
 			tr.Mark = tr.Mark.Trying(plan.mark).Resolve(r.Canary, seen.Table)
@@ -79,7 +78,7 @@ func (r run) prove(ctx context.Context, t *familyRun) {
 		}
 		result.Tables[plan.table] = tr
 	}
-	for _, table := range protect.Tables() { // of an earlier try, too
+	for _, table := range protect.Tables() { // tables of an earlier try count, too
 		if tr := result.Tables[table]; tr.Proved && len(tr.Quarantined) > 0 && result.Err == nil {
 			result.Err = quarantinedError(f, table, tr.Quarantined)
 		}
@@ -96,7 +95,8 @@ func (r run) prove(ctx context.Context, t *familyRun) {
 	}
 }
 
-// rememberTries notes which nonces may have been written, and what else.
+// recordTried records the marks that may have been planted, and the rest of what may have been
+// written.
 func recordTried(plans []tablePlan, result *FamilyResult) {
 	for _, plan := range plans {
 		tr := plan.account(result.Tables[plan.table])
@@ -105,21 +105,21 @@ func recordTried(plans []tablePlan, result *FamilyResult) {
 	}
 }
 
-// account notes what the plan did to its table.
+// account returns a table's result with what the plan did to it.
 func (p tablePlan) account(tr TableResult) TableResult {
 	tr.Skipped, tr.Wrote, tr.Placed, tr.Changed = p.skipped, len(p.wrote), p.jumps, tr.Changed.and(p.change)
 	tr.Replayed, tr.Quarantined, tr.Weakened = p.replay, p.quarantined, p.weakened
 	return tr
 }
 
-// judge decides what became of the table since it was written.
+// judge judges a read of the table by what the plan wrote.
 func (p tablePlan) judge(chain string, seen canary.Seen) canary.Finding {
 	return canary.Judge(canary.Wanted{CanaryChain: chain, Mark: p.mark, Section: p.section, Claimed: p.claimed, Piecewise: p.piecewise}, seen)
 }
 
-// proveTable returns nil if the table is as planned. Where somebody else
-// wrote since the guarded read, what differs in a chain that still holds rules
-// is theirs; the marks, the jumps and the non-emptiness must hold all the same.
+// proveTable returns nil if the table is as planned. If another process wrote since the guarded
+// read, a chain that still holds rules may differ; marks must stand all the same, and no loss may
+// be found.
 func proveTable(chain string, plan tablePlan, seen canary.Seen, finding canary.Finding, foreign bool) error {
 	if plan.mark.Nonce == "" {
 		return proveRemoved(chain, plan, seen)
@@ -154,7 +154,7 @@ func proveTable(chain string, plan tablePlan, seen canary.Seen, finding canary.F
 	return nil
 }
 
-// proveRemoved returns nil if marks and removed chains are gone.
+// proveRemoved returns nil if the marks and the removed chains are gone.
 func proveRemoved(chain string, plan tablePlan, seen canary.Seen) error {
 	if seen.Err != nil {
 		return fmt.Errorf("it could not be read: %w", seen.Err)

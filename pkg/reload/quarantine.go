@@ -11,25 +11,25 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// Held is a rule of the generation that could not be put back, so that the rest
-// of its table could. It stays in the generation.
+// A QuarantinedRule is a rule of the generation that cannot be put back yet. A replay leaves it
+// out, so that the rest of its table comes back. It stays in the generation.
 type QuarantinedRule struct {
-	Chain string     `json:"chain"` // a built-in one for a jump
+	Chain string     `json:"chain"` // of a jump: the built-in chain
 	Rule  rules.Rule `json:"rule"`
-	// Reason is why, for people. It may quote what iptables complained of.
+	// Reason says in words why; it may quote an error of iptables.
 	Reason string `json:"reason"`
-	// Lacks is the chain of somebody else's that must be there first; empty if
-	// it lacks something else.
+	// MissingChain is another owner's chain that the rule needs; empty if the reason is a different
+	// one.
 	MissingChain string `json:"lacks,omitempty"`
-	// Refused: trials found that the kernel refuses it. A replay does not try
-	// again, in the middle of an outage; a readmission does.
+	// Refused means that the kernel refused the rule in a trial. A replay does not try it again in
+	// the middle of an outage; Readmit does.
 	Refused bool `json:"refused,omitempty"`
 }
 
-// A Quarantine is what was held back, by family and table. It is a value.
+// A Quarantine holds the quarantined rules of each table. It is a value.
 type Quarantine map[rules.TableID][]QuarantinedRule
 
-// With returns q with one table's rules replaced.
+// With returns q with other rules for one table.
 func (q Quarantine) With(id rules.TableID, list []QuarantinedRule) Quarantine {
 	next := tableid.With(q, id, list)
 	if len(list) == 0 {
@@ -44,7 +44,7 @@ func (q Quarantine) MarshalJSON() ([]byte, error) { return tableid.Marshal(q) }
 // UnmarshalJSON reads what MarshalJSON wrote.
 func (q *Quarantine) UnmarshalJSON(data []byte) error { return tableid.Unmarshal(data, q) }
 
-// Count returns how many rules are held back.
+// Count returns how many rules are quarantined.
 func (q Quarantine) Count() int {
 	n := 0
 	for _, list := range q {
@@ -53,7 +53,7 @@ func (q Quarantine) Count() int {
 	return n
 }
 
-// Standing returns which chains that rules lacked are there now.
+// Standing returns the chains that quarantined rules waited for and that the snapshot shows.
 func (q Quarantine) Standing(snapshot iptables.Snapshot) map[iptables.Place]bool {
 	there := map[iptables.Place]bool{}
 	for t, list := range tableid.Of(q, snapshot.Family) {
@@ -66,16 +66,16 @@ func (q Quarantine) Standing(snapshot iptables.Snapshot) map[iptables.Place]bool
 	return there
 }
 
-// Supplement returns what a read showed of one table as if the rules that are
-// held back stood there, and the quarantine without those that are no longer: who
-// writes a chain anew has had its word. want is the table's generation.
+// Supplement returns what a read showed of one table as if its quarantined rules stood, so that
+// learning does not forget them. It also returns the quarantine without rules whose chain its owner
+// has written since, because the owner's word counts. want is the table's generation.
 func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rules.Section) (rules.Section, Quarantine) {
 	list := q[f.Table(t)]
 	if len(list) == 0 {
 		return seen, q
 	}
 	short := without(want, list)
-	kept := map[string]bool{} // chains that stand as they were left
+	kept := map[string]bool{} // chains that stand as the replay left them
 	seen.Chains = slices.Clone(seen.Chains)
 	for i, c := range seen.Chains {
 		left, ok := short.Chain(c.Name)
@@ -88,7 +88,7 @@ func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rul
 			i := slices.IndexFunc(seen.Chains, func(c rules.Chain) bool { return c.Name == h.Chain })
 			full, wanted := want.Chain(h.Chain)
 			switch {
-			case !wanted || i >= 0 && len(seen.Chains[i].Rules) > 0: // its owner has had its word
+			case !wanted || i >= 0 && len(seen.Chains[i].Rules) > 0: // its owner wrote the chain
 			case i < 0:
 				seen.Chains, kept[h.Chain] = append(seen.Chains, full), true
 			default:
@@ -116,8 +116,7 @@ func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rul
 	return seen, q.With(f.Table(t), still)
 }
 
-// refusedOf returns the rules of a list that trials found refused, by their text
-// with the reason.
+// refusedOf returns the refused rules of a list, by text with the reason.
 func refusedOf(list []QuarantinedRule) map[string]string {
 	refused := map[string]string{}
 	for _, h := range list {
@@ -128,11 +127,12 @@ func refusedOf(list []QuarantinedRule) map[string]string {
 	return refused
 }
 
+// matches reports whether h is this rule of this chain.
 func (h QuarantinedRule) matches(chain string, r rules.Rule) bool {
 	return h.Chain == chain && h.Rule.Spec == r.Spec
 }
 
-// without returns a section without the rules that are held back.
+// without returns a section without its quarantined rules.
 func without(s rules.Section, list []QuarantinedRule) rules.Section {
 	if len(list) == 0 {
 		return s
@@ -141,13 +141,13 @@ func without(s rules.Section, list []QuarantinedRule) rules.Section {
 		return slices.ContainsFunc(list, func(h QuarantinedRule) bool { return h.matches(chain, r) })
 	}
 	gone := func(c rules.Chain) bool { return c.LeftOut() && quarantined(c.Name, c.Rules[0]) }
-	if slices.ContainsFunc(s.Chains, gone) { // nothing is left that ought to stand, not even the chain
+	if slices.ContainsFunc(s.Chains, gone) { // nothing of such a chain is expected to stand, not even the chain
 		s.Chains = slices.DeleteFunc(slices.Clone(s.Chains), gone)
 	}
 	return s.Without(quarantined)
 }
 
-// readmit plans to put back what is in quarantine and can be had by now.
+// readmit plans to put back the quarantined rules that can be written by now.
 func readmit(task tableTask, nonce canary.Nonce) *tablePlan {
 	if len(task.quarantined) == 0 || task.seen.Err != nil || task.finding.Verdict.Loss() || task.finding.Verdict == canary.Unknown {
 		return nil
@@ -172,7 +172,7 @@ func readmit(task tableTask, nonce canary.Nonce) *tablePlan {
 	return &plan
 }
 
-// why returns in one line why rules were left out: the reasons, each once.
+// reasonsOf returns the reasons of quarantined rules in one line, each reason once.
 func reasonsOf(list []QuarantinedRule) string {
 	var reasons []string
 	for _, h := range list {

@@ -135,7 +135,7 @@ func TestARuleWhoseSetIsMissingIsHeldBackUntilItReturns(t *testing.T) {
 			t.Errorf("all but: %t, error %v", result[v4].DoneExceptQuarantined(), result[v4].Err)
 		}
 		n.takeHeld(result)
-		reason := "ipset bad is missing, and its members are not known"
+		reason := "ipset bad is missing, and its members are unknown"
 		want := Quarantine{v4.Table(rules.Filter): {
 			{Chain: "KUBE-FORWARD", Rule: rule("-m set --match-set bad src -j DROP"), Reason: reason},
 			{Chain: "FORWARD", Rule: rule("-m set --match-set bad src -j KUBE-FORWARD"), Reason: reason},

@@ -16,10 +16,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// staleReads is how often a family is read because somebody wrote between
-// read and restore. A writer that commits more often than
-// iptables-save can read would put a replay off for ever; then a loss is
-// answered all the same, and counts as raced.
+// staleReads is how often a family is read because another process wrote between read and restore.
+// A process that commits faster than iptables-save reads could delay a replay for ever. After so
+// many reads canaryd writes without a guard, and the replay counts as raced.
 const staleReads = 5
 
 // A run is one job in one session.
@@ -30,41 +29,39 @@ type run struct {
 	action  action
 }
 
-// A turn is one family on its way from the guarded read to the proof.
+// A familyRun is one family of a run, from the guarded read to the proof.
 type familyRun struct {
 	family rules.Family
 	plans  []tablePlan // in the order in which they are written
 	answer iptables.Written
-	// sent are the tables of plans that the last write may have written, and
-	// landed those that it has.
+	// sent are the tables that the last write may have written, and written those that it has.
 	sent, written map[rules.TableName]bool
-	// staged: what decides is written before what translates.
+	// staged: filter and mangle are written before nat.
 	staged bool
-	// reread: it was read once more after the flusher was done.
+	// reread: the family was read again after the flusher was quiet.
 	reread bool
 	start  time.Time    // when its first read began
 	nonce  canary.Nonce // of the marks that the last plan plants
 	result FamilyResult
-	memory Memory // see Job; its own reads count, too
-	// bisected: rules were tried one by one. refused are those to leave out, by
-	// their text with the reason.
+	memory Memory // see Job; it includes this run's reads
+	// bisected: rules were tried one by one. refused are those to leave out, by text with the
+	// reason.
 	bisected bool
 	refused  map[rules.TableName]map[string]string
-	// skippedTables are tables that were refused as a whole, with the reason: others are
-	// written without them. blame is a refusal of which it must be seen yet
-	// which table it was for.
+	// skippedTables are the tables that were refused as a whole, with the reason; others are
+	// written without them. tableRefusal is a refusal whose table the next read shows.
 	skippedTables map[rules.TableName]error
 	tableRefusal  error
-	// declined are the refusals for which a strict job leaves tables as they are.
+	// claimedRefused are the refusals for which a strict job leaves tables as they are.
 	claimedRefused map[rules.TableName][]Refusal
 }
 
+// stale reports whether the kernel refused the write because another process wrote after the read.
 func (t *familyRun) stale() bool { return errors.Is(t.answer.Err, nft.ErrStale) }
 
-// families reads and plans every family, writes all of them by one restore, in
-// two stages if that takes long, and proves each by a second read. Those between
-// whose read and restore another process wrote have all of it again, and so, without
-// them, have those in which rules were found that are refused.
+// families reads and plans every family, writes all of them by one restore, and proves each by a
+// second read. A long replay is written in two stages. A family is tried again if another process
+// wrote between its read and the restore, or if a trial found rules that the next try leaves out.
 func (r run) families(ctx context.Context) Result {
 	result := Result{}
 	end := func(t *familyRun) {
@@ -128,7 +125,7 @@ func (r run) families(ctx context.Context) Result {
 	return result
 }
 
-// planTurns plans families and returns those of which something is to be written.
+// planFamilies plans families, and returns those to which something is to be written.
 func (r run) planFamilies(ctx context.Context, runs []*familyRun) []*familyRun {
 	var planned []*familyRun
 	for _, t := range runs {
@@ -140,9 +137,8 @@ func (r run) planFamilies(ctx context.Context, runs []*familyRun) []*familyRun {
 	return planned
 }
 
-// settle waits until the flusher is done, with everything ready to be written. It
-// returns true if another process wrote meanwhile. The wait is no part of what a
-// replay takes.
+// settle waits until the flusher is quiet, with everything ready to be written. It returns true if
+// the families have to be planned again. The wait does not count as time of the replay.
 func (r run) settle(ctx context.Context, runs, planned []*familyRun) (again bool) {
 	if r.job.Settle == nil {
 		return false
@@ -156,7 +152,7 @@ func (r run) settle(ctx context.Context, runs, planned []*familyRun) (again bool
 	memory, again = r.job.Settle(ctx, memory)
 	waited := time.Since(start)
 	for _, t := range runs {
-		// What could not be read while the flusher was at work can be now.
+		// A family that could not be read while the flusher was at work may be readable now.
 		again = again || t.result.Outcome == Failed && !t.reread
 	}
 	for _, t := range runs {
@@ -168,9 +164,9 @@ func (r run) settle(ctx context.Context, runs, planned []*familyRun) (again bool
 	return again
 }
 
-// tried returns the marks with those that the turn's last write may have
-// planted. Without them its own canary would be taken for one of saved rules, and
-// what the owner wrote since for the past.
+// withTriedMarks returns the marks with those that the last write may have planted. Without them,
+// canaryd would take its own new canary for one of saved rules, and delete what the owner wrote
+// since.
 func (t *familyRun) withTriedMarks(marks canary.Marks) canary.Marks {
 	for _, p := range t.plans {
 		if t.sent[p.table] && p.mark.Nonce != "" {
@@ -180,8 +176,8 @@ func (t *familyRun) withTriedMarks(marks canary.Marks) canary.Marks {
 	return marks
 }
 
-// keep keeps what is to be reported of the tables that the turn's last write
-// brought back, although others have to be written once more.
+// keepReport keeps the result of tables that the last write put back, while other tables are
+// written again.
 func (t *familyRun) keepReport(before map[rules.TableName]TableResult) {
 	for _, p := range t.plans {
 		old, now := before[p.table], t.result.Tables[p.table]
@@ -191,16 +187,15 @@ func (t *familyRun) keepReport(before map[rules.TableName]TableResult) {
 		now.Finding, now.Lost, now.Policies, now.flushed, now.restored = old.Finding, old.Lost, old.Policies, old.flushed, old.restored
 		now.Seen = old.Seen
 		now.Proved, now.Wrote, now.Skipped, now.Changed = true, len(p.wrote), p.skipped, old.Changed.and(p.change)
-		// Without these the rules that were left out would be forgotten, and the node called healthy.
+		// Without these the quarantined rules would be forgotten, and the node reported healthy.
 		now.Replayed, now.Quarantined, now.Weakened = p.replay, p.quarantined, p.weakened
 		t.result.Tables[p.table] = now
 	}
 }
 
-// ahead tells which marks the turns are about to plant, beside those of turns
-// before, and returns all of them. To keep them takes time, in which somebody may
-// write: what was told before is not told again, so that the next try, which plants
-// the same marks, is written right after its read.
+// announceMarks passes the marks that the families are about to plant to BeforeWrite, and returns
+// all marks. To save them takes time in which another process may write. The next try plants the
+// same marks, so it is not announced again and is written right after its read.
 func (r run) announceMarks(marks canary.Marks, runs []*familyRun) canary.Marks {
 	if r.BeforeWrite == nil || len(runs) == 0 {
 		return marks
@@ -219,8 +214,8 @@ func (r run) announceMarks(marks canary.Marks, runs []*familyRun) canary.Marks {
 	return marks
 }
 
-// plan reads one family under guard, judges its tables and picks what to write.
-// It returns false if there is nothing, and then the turn's result says why.
+// plan reads one family under guard, judges its tables and plans what to write. It returns false if
+// there is nothing to write; the result says why.
 func (r run) plan(ctx context.Context, t *familyRun) bool {
 	if t.start.IsZero() {
 		t.start = time.Now()
@@ -252,7 +247,7 @@ func (r run) plan(ctx context.Context, t *familyRun) bool {
 		tasks[i].doubled = r.job.Doubled[t.family.Table(tasks[i].table)]
 		tasks[i].unavailable.refused = r.refusals(t, tasks[i])
 	}
-	if len(t.sent) > 0 || t.nonce == "" { // else nothing was written with it
+	if len(t.sent) > 0 || t.nonce == "" { // otherwise nothing was written with this nonce
 		t.nonce = canary.NewNonce()
 	}
 	plans := planAll(tasks, r.action.plan, t.nonce)
@@ -270,16 +265,15 @@ func (r run) plan(ctx context.Context, t *familyRun) bool {
 	return len(t.plans) > 0
 }
 
-// refusals returns which rules of a table are to be left out as refused, with the
-// reasons: those that trials of this turn found and, unless the action is to try
-// them again, those that earlier ones did. To find those anew would cost 30 trials
-// in the middle of each outage.
+// refusals returns the rules of a table to leave out as refused, with the reasons: those that
+// trials of this run found and, unless the action retries them, those of earlier runs. To find the
+// latter again would cost 30 trials in the middle of an outage.
 func (r run) refusals(t *familyRun, task tableTask) map[string]string {
 	if r.action.retriesRefused {
 		return t.refused[task.table]
 	}
 	list := task.quarantined
-	if r.job.Strict { // what is declared is tried again: its table waits for it
+	if r.job.Strict { // a declared rule is tried again, because its table waits for it
 		list = slices.DeleteFunc(slices.Clone(list), func(h QuarantinedRule) bool { return task.claimed(h.Chain) || task.claimed(h.Rule.Target) })
 	}
 	all := refusedOf(list)
@@ -297,6 +291,7 @@ func (r Replayer) examine(ctx context.Context, s iptables.Session, f rules.Famil
 	return examiner.tasks(snapshot, job), snapshot, nil
 }
 
+// planAll returns the plans of those tables to which something is to be written.
 func planAll(tasks []tableTask, pick func(tableTask, canary.Nonce) *tablePlan, nonce canary.Nonce) []tablePlan {
 	var plans []tablePlan
 	for _, task := range tasks {
@@ -307,6 +302,7 @@ func planAll(tasks []tableTask, pick func(tableTask, canary.Nonce) *tablePlan, n
 	return plans
 }
 
+// newResult returns the result of a family that was judged and not written yet.
 func newResult(tasks []tableTask) FamilyResult {
 	result := FamilyResult{Tables: map[rules.TableName]TableResult{}}
 	for _, task := range tasks {

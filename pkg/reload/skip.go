@@ -9,11 +9,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// skipTable reports whether a restore was refused that is worth trying without the
-// table that it was refused for. iptables-restore ends at the first table that is
-// refused: without that, one which is refused as a whole (a built-in chain with
-// another hook than iptables', no memory for all its rules) would keep those behind
-// it out for as long as it lasts. Which one it was, the next read shows.
+// skipTable reports whether a refused restore is worth another try without the table that was
+// refused. iptables-restore ends at the first refused table. If the kernel refuses a table as a
+// whole, the tables behind it would wait for as long as that lasts. Reasons are a built-in chain at
+// another hook than iptables', or too little memory. The next read shows which table it was.
 func (r run) skipTable(t *familyRun) bool {
 	var refused *iptables.RestoreError
 	if len(t.plans) < 2 || !errors.As(t.answer.Err, &refused) || refused.Exit < 0 || refused.Reason == iptables.ReasonLock {
@@ -23,9 +22,9 @@ func (r run) skipTable(t *familyRun) bool {
 	return true
 }
 
-// withoutSkipped returns the new plans without those of tables that are skipped,
-// and of the one to blame: tables are written in order, so it is the first that is
-// still to be written.
+// withoutSkipped returns the new plans without those of skipped tables. A table that was just
+// refused is skipped, too: tables are written in order, so it is the first one that is still to be
+// written.
 func (t *familyRun) withoutSkipped(plans []tablePlan) []tablePlan {
 	wasPlanned := func(p tablePlan) bool {
 		return slices.ContainsFunc(t.plans, func(old tablePlan) bool { return old.table == p.table })

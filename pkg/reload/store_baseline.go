@@ -16,15 +16,15 @@ import (
 )
 
 const (
-	// baselineFormat is that of the baseline's file. It has one of its own, because
-	// the file lives longer than a boot, and other files change more often.
+	// baselineFormat is the format of the baseline's file. It is separate, because that file
+	// outlives a boot and changes less often than the others.
 	baselineFormat = 1
 	// maxBaseline bounds that file in bytes: 5,000 services need 10 MB.
 	maxBaseline = 64 << 20
 )
 
 // A Baseline is the generation that an operator confirmed. It is bound to no boot, backend or
-// version of iptables: it is compared and never written to the kernel.
+// iptables version, because it is compared and never written to the kernel.
 type Baseline struct {
 	Format     int              `json:"format"`
 	Confirmed  time.Time        `json:"confirmed"`
@@ -37,8 +37,8 @@ type Baseline struct {
 
 func (s *Store) baselinePath() string { return filepath.Join(s.dir, "baseline.json") }
 
-// SaveBaseline writes a baseline, in the place of an earlier one, and returns it as it was
-// written. It and the other methods for baselines may be called from any goroutine.
+// SaveBaseline replaces the baseline, and returns it as it was written. It and the other methods
+// for baselines may be called by any goroutine.
 func (s *Store) SaveBaseline(b Baseline) (Baseline, error) {
 	b.Format, b.ID = baselineFormat, b.Generation.ID()
 	b.Rules, b.Chains = b.Generation.Counts()
@@ -50,13 +50,13 @@ func (s *Store) SaveBaseline(b Baseline) (Baseline, error) {
 		err = private.Write(s.baselinePath(), text)
 	}
 	if err != nil {
-		return Baseline{}, fmt.Errorf("keeping the baseline: %w", err)
+		return Baseline{}, fmt.Errorf("saving the baseline: %w", err)
 	}
 	return b, nil
 }
 
-// LoadBaseline returns the baseline that was confirmed. The error is ErrNothingStored, or says
-// what is wrong with its file; then nothing of it is believed.
+// LoadBaseline returns the baseline. The error is ErrNothingStored, or says what is wrong with the
+// file; then nothing of it is used.
 func (s *Store) LoadBaseline() (Baseline, error) {
 	b, err := readBaseline(s.baselinePath())
 	if err != nil && !errors.Is(err, ErrNothingStored) {
@@ -85,7 +85,7 @@ func readBaseline(path string) (Baseline, error) {
 	if err != nil {
 		return Baseline{}, err
 	}
-	// By its format first: fields that are not known would be called corrupt.
+	// The format is checked first, or unknown fields of a newer format would be called corrupt.
 	var about struct {
 		Format int `json:"format"`
 	}
@@ -114,7 +114,7 @@ func readBaseline(path string) (Baseline, error) {
 // ForgetBaseline removes the baseline, whatever its file holds.
 func (s *Store) ForgetBaseline() error {
 	if err := os.Remove(s.baselinePath()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("forgetting the baseline: %w", err)
+		return fmt.Errorf("removing the baseline: %w", err)
 	}
 	return nil
 }

@@ -10,26 +10,26 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Supplier has what rules lean on beside chains: *iptables.Sets or
-// *iptablestest.Sets. What exists it never changes.
+// A Supplier creates the objects other than chains that rules depend on: *iptables.Sets does, and
+// *iptablestest.Sets in tests. It never changes an object that exists.
 type Supplier interface {
 	// Names returns the names of all ipsets.
 	Names(context.Context) ([]string, error)
-	// Create makes an ipset; the error is iptables.ErrSetStands if there is one.
+	// Create creates an ipset. The error is iptables.ErrSetStands if one of that name exists.
 	Create(context.Context, iptables.Set) error
-	// Account makes an nfacct object unless there is one.
+	// Account creates an nfacct object unless it exists.
 	Account(ctx context.Context, name string) error
 }
 
-// lacking is what rules lean on that is missing and cannot be had, by name with
-// the reason, and rules that were found to be refused, by their text.
+// unavailable lists what a replay cannot use: ipsets and nfacct objects that are missing and cannot
+// be created, by name with the reason, and refused rules, by text with the reason.
 type unavailable struct {
 	sets, nfaccts, refused map[string]string
 }
 
-// supply makes the ipsets and nfacct objects that the tasks' tables lean on and
-// that are missing, and returns those that cannot be had. Where it cannot be told
-// what is missing, nothing is said to be: the restore will tell.
+// supply creates the missing ipsets and nfacct objects that the tasks' tables depend on, and
+// returns those that it could not create. If it cannot list the ipsets, it reports none as missing,
+// and the restore finds out.
 func (r run) supply(ctx context.Context, tasks []tableTask) unavailable {
 	absent := unavailable{sets: map[string]string{}, nfaccts: map[string]string{}}
 	if r.Supplier == nil || !r.action.writesRules {
@@ -66,15 +66,15 @@ func (r run) supply(ctx context.Context, tasks []tableTask) unavailable {
 	return absent
 }
 
-// supplySet makes a set that is missing, and before it the sets that are members
-// of it. within are the sets on the way to it.
+// supplySet creates a missing ipset, after the sets that are its members. within are the sets that
+// led to it.
 func (r run) supplySet(ctx context.Context, name string, have map[string]bool, within []string) error {
 	if have[name] {
 		return nil
 	}
 	set, captured := r.job.Sets[name]
 	if !captured || slices.Contains(within, name) {
-		return fmt.Errorf("ipset %s is missing, and its members are not known", name)
+		return fmt.Errorf("ipset %s is missing, and its members are unknown", name)
 	}
 	for _, member := range set.Lists() {
 		if err := r.supplySet(ctx, member, have, append(within, name)); err != nil {
@@ -88,12 +88,12 @@ func (r run) supplySet(ctx context.Context, name string, have map[string]bool, w
 	return nil
 }
 
-// holds reports whether the jump is in quarantine.
+// isQuarantined reports whether a jump is quarantined.
 func (t *tableTask) isQuarantined(h rules.Jump) bool {
 	return slices.ContainsFunc(t.quarantined, func(q QuarantinedRule) bool { return q.matches(h.Chain, h.Rule) })
 }
 
-// troubled reports whether a rule cannot be written as it is.
+// unwritable reports whether a rule cannot be written as it is.
 func (t *tableTask) unwritable(r rules.Rule) bool {
 	if slices.Contains(t.want.Section.Leans, r.Target) && t.seen.Table.Chain(r.Target) == nil {
 		return true
@@ -110,7 +110,7 @@ func (t *tableTask) unwritable(r rules.Rule) bool {
 	return missing(t.unavailable.sets, r.Needs().Sets) != "" || missing(t.unavailable.nfaccts, r.Needs().Accounts) != ""
 }
 
-// missing returns the first of the names that is in the list.
+// missing returns the first of the names that is in the list, or "".
 func missing(list map[string]string, names []string) string {
 	for _, name := range names {
 		if _, ok := list[name]; ok {
@@ -120,9 +120,9 @@ func missing(list map[string]string, names []string) string {
 	return ""
 }
 
-// admit returns the rule as it can be written, or false and puts it into the
-// plan's quarantine. A match that only counts is dropped rather than the rule,
-// but not from what somebody declared.
+// admit returns a rule as it can be written, or quarantines it in the plan and returns false. If
+// only a match that counts depends on something missing, the rule is written without that match;
+// but never a declared rule.
 func (t *tableTask) admit(chain string, r rules.Rule, plan *tablePlan) (rules.Rule, bool) {
 	quarantine := func(h QuarantinedRule) (rules.Rule, bool) {
 		h.Chain, h.Rule = chain, r
@@ -149,14 +149,14 @@ func (t *tableTask) admit(chain string, r rules.Rule, plan *tablePlan) (rules.Ru
 		plan.weakened = append(plan.weakened, QuarantinedRule{Chain: chain, Rule: r, Reason: t.unavailable.nfaccts[name]})
 		lighter := r.WithoutAccount(name)
 		if lighter.Spec == r.Spec {
-			return quarantine(QuarantinedRule{Reason: t.unavailable.nfaccts[name]}) // said in words that are not iptables-save's
+			return quarantine(QuarantinedRule{Reason: t.unavailable.nfaccts[name]}) // the rule is not in iptables-save's words
 		}
 		r = lighter
 	}
 	return r, true
 }
 
-// keepHeld keeps in quarantine what the plan does not decide anew.
+// keepQuarantined keeps those rules quarantined of which the plan decides nothing.
 func (p *tablePlan) keepQuarantined(task tableTask) {
 	for _, h := range task.quarantined {
 		decided := slices.ContainsFunc(slices.Concat(p.wrote, p.merged), func(c rules.Chain) bool { return c.Name == h.Chain })
