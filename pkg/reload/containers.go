@@ -2,6 +2,7 @@ package reload
 
 import (
 	"context"
+	"slices"
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -31,7 +32,7 @@ func removeContainers(task tableTask, gone map[protect.Attachment]bool) *tablePl
 	var s section
 	left := protect.Detach(task.seen.Section, gone)
 	for _, h := range task.seen.Section.Jumps {
-		if leaves(h.Rule) && !contains(left.Jumps, h) {
+		if leaves(h.Rule) && !slices.ContainsFunc(left.Jumps, h.Same) {
 			s.remove = append(s.remove, deleteRule(h.Chain, h.Rule))
 		}
 	}
@@ -59,16 +60,6 @@ func removeContainers(task tableTask, gone map[protect.Attachment]bool) *tablePl
 		return nil
 	}
 	return plan
-}
-
-// contains reports whether one of the jumps is the same as h.
-func contains(jumps []rules.Jump, h rules.Jump) bool {
-	for _, k := range jumps {
-		if k.Same(h) {
-			return true
-		}
-	}
-	return false
 }
 
 // referencedByOthers reports whether a remaining rule references a chain. The kernel would refuse

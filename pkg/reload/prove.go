@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -36,47 +37,9 @@ func (r run) prove(ctx context.Context, t *familyRun) {
 	result.proxyCanary = tablesWith(after, kubeProxyCanary)
 	proved := 0
 	for _, plan := range t.plans {
-		tr := plan.account(result.Tables[plan.table])
-		seen := seenOf(after, plan.table, r.Protection)
-		planted := tr.Section
-		if seen.Err == nil {
-			tr.Section, tr.Read, tr.Table, tr.Absent = seen.Section, true, seen.Table, seen.Table == nil
-		}
-		if t.answer.Err != nil {
-			seen.Before = tr.last // the write failed, so perhaps nothing changed
-		}
-		finding := plan.judge(r.Canary, seen)
-		tr.last = finding
-		// After a refusal it is unknown whether another process wrote, so no difference is ascribed
-		// to one.
-		err := proveTable(r.Canary, plan, seen, finding, result.otherWrote && t.answer.Err == nil)
-		switch {
-		case err == nil:
-			tr.Proved, tr.Mark = true, plan.mark
-			tr = tr.withEarlier(r.job.Memory.unproved[f.Table(plan.table)])
+		if r.proveOne(t, plan, after) {
 			proved++
-		case seen.Err != nil && plan.mark.Nonce != "":
-			tr.Mark, tr.Unproved = tr.Mark.Trying(plan.mark), true
-		case seen.Err == nil && t.answer.Err == nil && plan.mark.Nonce != "":
-			// The write succeeded, so the mark was planted. If the former one stands, another
-			// process has restored a file that was saved before.
-			tr.Mark = plan.mark
-		case seen.Err == nil && seen.Table.Chain(r.Canary) != nil:
-			tr.Mark = tr.Mark.Trying(plan.mark).Resolve(r.Canary, seen.Table)
 		}
-		if finding.Verdict.Loss() && t.answer.Err == nil && tr.Finding.Verdict == canary.Unknown {
-			tr.LostBeforeProof = &planted
-		}
-		if err != nil && result.Err == nil {
-			result.Err = fmt.Errorf("%s %s is not as it was written: %w", f, plan.table, err)
-		}
-		if err != nil && r.job.Strict {
-			tr.Refused = refusedAsAWhole(t.answer.Err)
-		}
-		if len(plan.quarantined) > 0 && result.Err == nil {
-			result.Err = quarantinedError(f, plan.table, plan.quarantined)
-		}
-		result.Tables[plan.table] = tr
 	}
 	for _, table := range protect.Tables() { // tables of an earlier try count, too
 		if tr := result.Tables[table]; tr.Proved && len(tr.Quarantined) > 0 && result.Err == nil {
@@ -93,6 +56,53 @@ func (r run) prove(ctx context.Context, t *familyRun) {
 	default:
 		result.Outcome = Failed
 	}
+}
+
+// proveOne records in the result what a read shows of one planned table, and reports whether the
+// plan is in force.
+func (r run) proveOne(t *familyRun, plan tablePlan, after iptables.Snapshot) bool {
+	f, result, wrote := t.family, &t.result, t.answer.Err == nil
+	tr := plan.account(result.Tables[plan.table])
+	seen := seenOf(after, plan.table, r.Protection)
+	planted := tr.Section
+	if seen.Err == nil {
+		tr.Section, tr.Read, tr.Table, tr.Absent = seen.Section, true, seen.Table, seen.Table == nil
+	}
+	if !wrote {
+		seen.Before = tr.last // perhaps nothing changed
+	}
+	finding := plan.judge(r.Canary, seen)
+	tr.last = finding
+	// After a refusal it is unknown whether another process wrote, so no difference is ascribed
+	// to one.
+	err := proveTable(r.Canary, plan, seen, finding, result.otherWrote && wrote)
+	switch {
+	case err == nil:
+		tr.Proved, tr.Mark = true, plan.mark
+		tr = tr.withEarlier(r.job.Memory.unproved[f.Table(plan.table)])
+	case seen.Err != nil && plan.mark.Nonce != "":
+		tr.Mark, tr.Unproved = tr.Mark.Trying(plan.mark), true
+	case seen.Err == nil && wrote && plan.mark.Nonce != "":
+		// The write succeeded, so the mark was planted. If the former one stands, another
+		// process has restored a file that was saved before.
+		tr.Mark = plan.mark
+	case seen.Err == nil && seen.Table.Chain(r.Canary) != nil:
+		tr.Mark = tr.Mark.Trying(plan.mark).Resolve(r.Canary, seen.Table)
+	}
+	if finding.Verdict.Loss() && wrote && tr.Finding.Verdict == canary.Unknown {
+		tr.LostBeforeProof = &planted
+	}
+	if err != nil && result.Err == nil {
+		result.Err = fmt.Errorf("%s %s is not as it was written: %w", f, plan.table, err)
+	}
+	if err != nil && r.job.Strict {
+		tr.Refused = refusedAsAWhole(t.answer.Err)
+	}
+	if len(plan.quarantined) > 0 && result.Err == nil {
+		result.Err = quarantinedError(f, plan.table, plan.quarantined)
+	}
+	result.Tables[plan.table] = tr
+	return err == nil
 }
 
 // recordTried records the marks that may have been planted, and the rest of what may have been

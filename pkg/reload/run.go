@@ -94,35 +94,42 @@ func (r run) families(ctx context.Context) Result {
 		if r.checkRefuses(planned, end) {
 			return result
 		}
-		var stale []*familyRun
-		r.write(ctx, planned, r.session.Restore)
+		again := r.writeFamilies(ctx, planned, try)
 		for _, t := range planned {
-			if t.stale() {
-				stale = append(stale, t)
+			if slices.Contains(again, t) {
+				continue
 			}
-		}
-		if try >= r.maxReads() {
-			if r.mayWriteUnguarded() {
-				r.write(ctx, stale, r.session.RestoreAnyway)
-			}
-			stale = nil
-		}
-		for _, t := range planned {
-			if !slices.Contains(stale, t) && (r.bisect(ctx, t) || r.skipTable(t)) {
-				stale = append(stale, t)
-			}
-			if slices.Contains(stale, t) {
+			if r.bisect(ctx, t) || r.skipTable(t) {
+				again = append(again, t)
 				continue
 			}
 			if r.prove(ctx, t); r.bisectSilent(ctx, t) {
-				stale = append(stale, t)
+				again = append(again, t)
 				continue
 			}
 			end(t)
 		}
-		runs = stale
+		runs = again
 	}
 	return result
+}
+
+// writeFamilies writes families and returns those that were stale and may be read again. After
+// maxReads it returns none, and writes stale ones without a guard where the action may.
+func (r run) writeFamilies(ctx context.Context, planned []*familyRun, try int) (stale []*familyRun) {
+	r.write(ctx, planned, r.session.Restore)
+	for _, t := range planned {
+		if t.stale() {
+			stale = append(stale, t)
+		}
+	}
+	if try < r.maxReads() {
+		return stale
+	}
+	if r.mayWriteUnguarded() {
+		r.write(ctx, stale, r.session.RestoreAnyway)
+	}
+	return nil
 }
 
 // planFamilies plans families, and returns those to which something is to be written.

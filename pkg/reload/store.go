@@ -289,7 +289,11 @@ func (s *Store) write(path string, value any) error {
 }
 
 // read reads a file of this format or of an older one.
-func (s *Store) read(path string, value any) error {
+func (s *Store) read(path string, value any) error { return readFile(path, format, value) }
+
+// readFile reads a JSON file whose format may be as new as newest. It knows every field, or the file
+// is corrupt.
+func readFile(path string, newest int, value any) error {
 	file, err := private.Open(path, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
 		return ErrNothingStored
@@ -318,8 +322,8 @@ func (s *Store) read(path string, value any) error {
 	if err := json.Unmarshal(text, &about); err != nil {
 		return fmt.Errorf("%s is corrupt: %w", path, err)
 	}
-	if about.Format > format {
-		return fmt.Errorf("%s: %w (format %d, here %d)", path, ErrNewer, about.Format, format)
+	if about.Format > newest {
+		return fmt.Errorf("%s: %w (format %d, here %d)", path, ErrNewer, about.Format, newest)
 	}
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()
