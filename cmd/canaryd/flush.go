@@ -12,7 +12,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-// runFlush asks the daemon for one flush.
+// runFlush prints one flush of the running daemon.
 func runFlush(ctx context.Context, o *options, to streams) (int, error) {
 	reply, err := o.client().Flush(ctx, api.FlushRequest{Name: o.flush})
 	switch {
@@ -117,8 +117,7 @@ func flushText(r api.FlushReply) string {
 	return b.String()
 }
 
-// byFully names those that took something, each with what started it and its command
-// line.
+// byFully names the processes that removed something, each with its ancestors and its command line.
 func byFully(f api.Flush) string {
 	text := ""
 	for _, c := range f.Takers() {
@@ -134,13 +133,15 @@ func byFully(f api.Flush) string {
 	return text
 }
 
+// known returns text, or "?" if it is empty.
 func known(text string) string {
 	if text == "" {
-		return "?" // it ended before it could be looked up
+		return "?" // the process ended before canaryd read it from /proc
 	}
 	return plain(text)
 }
 
+// lostText returns counts of rules, chains and jumps.
 func lostText(rules, chains, jumps int) string {
 	return fmt.Sprintf("%s, %s, %s", count(rules, "rule"), count(chains, "chain"), count(jumps, "jump"))
 }
@@ -153,7 +154,7 @@ func count(n int, what string) string {
 	return strconv.Itoa(n) + " " + what + "s"
 }
 
-// span returns a time in the record as people read it.
+// span returns a duration of a record for people.
 func span(seconds float64) string {
 	d := time.Duration(seconds * float64(time.Second))
 	if d >= time.Second {

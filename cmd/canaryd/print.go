@@ -151,7 +151,7 @@ func printStatus(w io.Writer, output string, s api.Status) error {
 	return printStored(w, s)
 }
 
-// printOwnerless says what to do with rules that no process keeps.
+// printOwnerless prints what to do about rules that no process maintains.
 func printOwnerless(w io.Writer, o *api.OwnerlessRules) error {
 	if o == nil {
 		return nil
@@ -168,7 +168,7 @@ func printOwnerless(w io.Writer, o *api.OwnerlessRules) error {
 	return err
 }
 
-// printDecision says what waits for a decision, why, and what to do.
+// printDecision prints why a decision is needed, and what to do.
 func printDecision(w io.Writer, d *api.Decision) error {
 	if d == nil {
 		return nil
@@ -178,7 +178,7 @@ func printDecision(w io.Writer, d *api.Decision) error {
 	return err
 }
 
-// printKeeper says in one line what the keeper does for each family.
+// printKeeper prints the keeper's state of each family in one line.
 func printKeeper(w io.Writer, keeper map[rules.Family]api.FamilyKeeper) error {
 	var words []string
 	for _, f := range rules.Families() {
@@ -224,7 +224,7 @@ func printFlushes(w io.Writer, flushes []api.Flush) error {
 	return err
 }
 
-// absentText says how long the rules of a record were missing, or have been.
+// absentText says how long the rules of a record were missing, or have been missing so far.
 func absentText(f api.Flush) string {
 	absent, known := f.AbsentFor(time.Now())
 	text := fmt.Sprintf("%.3fs", absent.Seconds())
@@ -244,8 +244,7 @@ func absentText(f api.Flush) string {
 	return text
 }
 
-// printStored names the generations that restore may be asked for, if there are
-// others than the one that ought to be in force.
+// printStored lists the generations that restore may be asked for, other than the one in force.
 func printStored(w io.Writer, s api.Status) error {
 	var rows [][]string
 	for _, g := range s.Stored {
@@ -269,7 +268,7 @@ func numberText(n *int) string {
 	return strconv.Itoa(*n)
 }
 
-// madeText says what made a stored generation, and what speaks against restoring it.
+// madeText says what made a stored generation, and why it may be a bad idea to restore it.
 func madeText(g api.StoredGeneration) string {
 	text, ok := map[reload.Made]string{
 		reload.MadeAtStart:  "what stood at the start",
@@ -300,7 +299,7 @@ func scope(f api.Flush) string {
 	return strings.Join(words, " ")
 }
 
-// ago returns how long ago t was, in the largest unit that tells something.
+// ago returns how long ago t was, in seconds or minutes.
 func ago(t time.Time) string {
 	if t.IsZero() {
 		return "never"
