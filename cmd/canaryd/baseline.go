@@ -46,7 +46,7 @@ func runBaseline(ctx context.Context, o *options, to streams) (int, error) {
 	case err != nil:
 		return exitError, err
 	case b != nil && b.Error != "":
-		return exitError, fmt.Errorf("the baseline is not believed: %s", b.Error)
+		return exitError, fmt.Errorf("the baseline is unusable: %s", b.Error)
 	case b != nil && b.AppearedRules > 0 && !o.confirm:
 		return exitNo, nil
 	default:
@@ -122,7 +122,7 @@ func writeChanges(text *strings.Builder, r api.BaselineReply) {
 // baselineName names a baseline for people.
 func baselineName(b api.BaselineName) string {
 	if b.Error != "" {
-		return "baseline that is not believed"
+		return "unusable baseline"
 	}
 	return fmt.Sprintf("baseline of %s, generation %s", b.Confirmed.UTC().Format("2006-01-02 15:04 MST"), b.Generation)
 }
@@ -156,7 +156,7 @@ func printBaseline(w io.Writer, b *api.Baseline) error {
 		line = "the confirmed baseline is being read"
 	}
 	if b.Error != "" {
-		line = "the confirmed baseline is NOT believed: " + plain(oneLine(b.Error))
+		line = "the confirmed baseline is UNUSABLE: " + plain(oneLine(b.Error))
 	}
 	if b.Error != "" || b.AppearedRules+b.GoneRules+b.ReorderedChains > 0 {
 		line += ": canaryd baseline"

@@ -17,7 +17,7 @@ func detectFlags() []string { return []string{"backend", "ip-family", "canary-ch
 
 const aboutDetect = `Prints what each backend holds, our own marks left out, and which one run would watch. Each weighs
 as much as it has rules, and 100 more with kubelet's hint chain; the heavier one wins, and of equal
-ones nft. Where nobody has written yet, run takes the one whose programs are installed. Needs no
+ones nft. Where there are no rules yet, run takes the one whose programs are installed. Needs no
 daemon, and executes and writes nothing. Exit code: 0, 2 trouble.
 `
 
@@ -99,7 +99,7 @@ func awaitEvidence(ctx context.Context, gatherEvidence func(context.Context) (ip
 			return
 		}
 		if first {
-			klog.FromContext(ctx).Info("Nobody has written rules yet; waiting a moment for who decides which backend is in use", "atMost", firstWait)
+			klog.FromContext(ctx).Info("There are no rules yet; waiting a moment for an owner that shows which backend is in use", "atMost", firstWait)
 		}
 		select {
 		case <-ctx.Done():

@@ -50,7 +50,7 @@ func verdictLine(families map[rules.Family]api.Verdicts, paused bool) string {
 	case len(unknown) > 0:
 		return enumerate(pause+"unknown: ", unknown)
 	default:
-		return fmt.Sprintf("%swhole: %d tables are intact", pause, tables)
+		return fmt.Sprintf("%sintact: %d tables", pause, tables)
 	}
 }
 

@@ -55,7 +55,7 @@ func commands() []command {
 		{"render", "print the generation as iptables-restore input", aboutRender, renderFlags(), runRender},
 		{"status", "what the running daemon knows: exit 0 healthy, 1 not, 2 no daemon", aboutStatus, []string{"flush", "socket", "output"}, runStatus},
 		{"health", "a probe: does the daemon live, or with ready: is the node healthy", aboutHealth, []string{"socket"}, runHealth},
-		{"pause", "hold replays for a while; still detects and counts", aboutPause, []string{"for", "socket"}, runPause},
+		{"pause", "pause replays for a while; still detects and counts", aboutPause, []string{"for", "socket"}, runPause},
 		{"resume", "end a pause; what is lost is replayed at once", aboutResume, []string{"socket"}, runResume},
 		{"dismiss", "accept a loss that waits for a decision", aboutDismiss, []string{"socket", "output"}, runDismiss},
 		{"baseline", "rules that appeared since an operator confirmed them", aboutBaseline, []string{"confirm", "generation", "forget", "socket", "output"}, runBaseline},
@@ -111,8 +111,9 @@ It loads into empty tables: canaryd render | iptables-restore. With --check it p
 tries each that files declare in a chain that nothing jumps to, and names those that the kernel
 refuses. Needs root. Exit code then: 0 all are taken, 1 some are refused, 2 broken file or trouble.
 `
-	aboutStatus = `Lists the last flushes, those seen by earlier runs too. With --flush it tells one in full: who wrote
-meanwhile, with command lines, and the rules that were lost, as a diff of what iptables-save prints.
+	aboutStatus = `Lists the last flushes, those seen by earlier runs too. With --flush it shows one in full: which
+processes wrote meanwhile, with command lines, and the lost rules, as a diff of what iptables-save
+prints.
 Exit code: 0 healthy, 1 not healthy, 2 no daemon or trouble; with --flush 0, 1 no such flush, 2.
 `
 	aboutHealth = `For probes, through the control socket, which connections of other users cannot fill up.
@@ -232,7 +233,7 @@ const helpWidth = 100
 // help prints a command's description. That of run, the default command, lists all others.
 func help(w io.Writer, cmd command, flags *pflag.FlagSet) {
 	if cmd.name == "run" {
-		_, _ = fmt.Fprint(w, "canaryd notices when somebody flushes iptables rules, puts them back, and proves it.\n\nUsage: canaryd [COMMAND] [FLAGS]\n\n")
+		_, _ = fmt.Fprint(w, "canaryd notices when a process flushes iptables rules, puts them back, and proves it.\n\nUsage: canaryd [COMMAND] [FLAGS]\n\n")
 		for _, c := range commands() {
 			if !c.hidden() {
 				_, _ = fmt.Fprintf(w, "  %-10s %s\n", c.name, c.summary)

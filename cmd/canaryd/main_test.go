@@ -174,7 +174,7 @@ func TestNoDaemon(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	for _, command := range []string{"status", "pause", "resume", "dismiss"} {
 		code, stdout, stderr := call(t, command, "--socket="+socket)
-		if want := "canaryd: no canaryd is running: nobody listens at " + socket + "\n"; code != exitError || stdout != "" || stderr != want {
+		if want := "canaryd: no canaryd is running: no process listens at " + socket + "\n"; code != exitError || stdout != "" || stderr != want {
 			t.Errorf("%s: exit code %d, %q, %q; want 2 and %q", command, code, stdout, stderr, want)
 		}
 	}

@@ -26,7 +26,7 @@ func manual() string {
 	b.WriteString(`.\" Made by "canaryd man"; do not edit.
 .TH CANARYD 8 ` + manualDate + ` canaryd
 .SH NAME
-canaryd \- notices when somebody flushes iptables rules, puts them back, and proves it
+canaryd \- notices when a process flushes iptables rules, puts them back, and proves it
 .SH SYNOPSIS
 .B canaryd
 .RI [ command ]
@@ -34,7 +34,7 @@ canaryd \- notices when somebody flushes iptables rules, puts them back, and pro
 .SH DESCRIPTION
 canaryd looks at what the kernel holds in the tables mangle, nat and filter of IPv4 and IPv6, on iptables-nft and
 iptables-legacy.
-What a flush takes of the protected rules it puts back within milliseconds, reads it again, and tells what was lost, by whom and for
+What a flush takes of the protected rules it puts back within milliseconds, reads it again, and reports what was lost, by which process and for
 how long.
 .PP
 Without a command it is the daemon.
@@ -82,7 +82,7 @@ The stored generations, and journal.jsonl with the flushes that were seen, a lin
 journal.1.jsonl.
 .TP
 .I /run/xtables.lock
-The lock that is shared by whoever writes iptables rules.
+The lock that programs share which write iptables rules.
 .SH SIGNALS
 SIGTERM and SIGINT end the daemon; canaries and rules stay in place.
 .SH EXIT STATUS

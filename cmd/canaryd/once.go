@@ -218,7 +218,7 @@ func runPause(ctx context.Context, o *options, to streams) (int, error) {
 	}
 	again := ""
 	if reply.WasPaused {
-		again = ", instead of as long as was asked for before"
+		again = ", in place of the earlier pause"
 	}
 	_, err = fmt.Fprintf(to.out, "replays are paused until %s%s\n", reply.Until.UTC().Format(time.RFC3339), again)
 	return exitOK, err

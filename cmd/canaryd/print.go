@@ -93,7 +93,7 @@ func printStatus(w io.Writer, output string, s api.Status) error {
 		}
 	}
 	if s.Contended {
-		if _, err := fmt.Fprintln(w, "somebody keeps undoing what is replayed; the log says who"); err != nil {
+		if _, err := fmt.Fprintln(w, "a process keeps undoing the replays; the log names it"); err != nil {
 			return err
 		}
 	}
@@ -101,7 +101,7 @@ func printStatus(w io.Writer, output string, s api.Status) error {
 		return err
 	}
 	for _, q := range s.Quarantined {
-		if _, err := fmt.Fprintf(w, "in quarantine: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason))); err != nil {
+		if _, err := fmt.Fprintf(w, "quarantined: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason))); err != nil {
 			return err
 		}
 	}

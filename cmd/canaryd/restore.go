@@ -167,7 +167,7 @@ func printChanges(w io.Writer, reply api.RestoreReply, adds, removes string) err
 		rows = [][]string{{"no protected rule changes"}}
 	}
 	if b := reply.Baseline; b != nil && b.Error != "" && len(reply.Changes) > 0 {
-		if _, err := fmt.Fprintf(w, "no rule is marked, because the confirmed baseline is not believed: %s\n", plain(oneLine(b.Error))); err != nil {
+		if _, err := fmt.Fprintf(w, "no rule is marked, because the confirmed baseline is unusable: %s\n", plain(oneLine(b.Error))); err != nil {
 			return err
 		}
 	}

@@ -35,7 +35,7 @@ func runDaemon(ctx context.Context, o *options, _ streams) (code int, err error)
 	}
 	defer release()
 	if o.backend == "auto" && o.lastBackend(ctx) == "" {
-		if err := notifyManager("STATUS=Looking for rules that tell which backend is in use"); err != nil {
+		if err := notifyManager("STATUS=Looking for rules that show which backend is in use"); err != nil {
 			klog.FromContext(ctx).Error(err, "Starting all the same")
 		}
 		awaitEvidence(ctx, o.gatherEvidence)
