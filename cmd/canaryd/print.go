@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -58,97 +57,106 @@ func printVerdicts(w io.Writer, output string, families map[rules.Family]api.Ver
 	return printTable(w, rows)
 }
 
+// printStatus prints a status: health, what an operator has to know, verdicts, flushes and stored
+// generations.
 func printStatus(w io.Writer, output string, s api.Status) error {
 	if output == "json" {
 		return printJSON(w, s)
 	}
-	health := paint(w, green, "healthy")
-	if s.RulesWithoutOwner != nil {
-		health = paint(w, yellow, "healthy, but kube-proxy's rules have no owner")
+	_, err := fmt.Fprintf(w, "%s\nmode %s, backend %s %s (%s)\ngeneration %s from %s: %d rules in %d chains, captured %s\n",
+		healthText(w, s), s.Mode, s.Backend.Name, s.Backend.Version, plain(s.Backend.Reason),
+		s.Generation.ID, s.Generation.Source, s.Generation.Rules, s.Generation.Chains, ago(s.Generation.Captured))
+	for _, next := range []func() error{
+		func() error { return printBaseline(w, s.Baseline) },
+		func() error { return printKeeper(w, s.Keeper) },
+		func() error { return printDecision(w, s.Decision) },
+		func() error { return printText(w, replaysText(s)) },
+		func() error { return printSourceErrors(w, s.SourceErrors) },
+		func() error { return printRefused(w, s.DeclaredRefused) },
+		func() error { return printOwnerless(w, s.RulesWithoutOwner) },
+		func() error { return printText(w, notGuardedText(s)+troubleText(s)) },
+		func() error { return printVerdicts(w, output, s.Families) },
+		func() error { return printFlushes(w, s.Flushes) },
+		func() error { return printStored(w, s) },
+	} {
+		if err != nil {
+			return err
+		}
+		err = next()
 	}
-	if what := s.NotGuarded(); what != "" {
-		health = paint(w, yellow, "healthy, but "+what)
+	return err
+}
+
+func printText(w io.Writer, text string) error {
+	_, err := io.WriteString(w, text)
+	return err
+}
+
+// healthText says whether the node is healthy, and if not why.
+func healthText(w io.Writer, s api.Status) string {
+	if err := s.Ready(); err != nil {
+		return paint(w, red, "NOT healthy: "+err.Error())
 	}
 	if s.NothingProtected != nil {
-		health = paint(w, yellow, plain("NOT healthy: "+s.NothingProtected.String()))
+		return paint(w, yellow, plain("NOT healthy: "+s.NothingProtected.String()))
 	}
-	if err := s.Ready(); err != nil {
-		health = paint(w, red, "NOT healthy: "+err.Error())
+	if what := s.NotGuarded(); what != "" {
+		return paint(w, yellow, "healthy, but "+what)
 	}
-	_, err := fmt.Fprintf(w, "%s\nmode %s, backend %s %s (%s)\ngeneration %s from %s: %d rules in %d chains, captured %s\n",
-		health, s.Mode, s.Backend.Name, s.Backend.Version, plain(s.Backend.Reason),
-		s.Generation.ID, s.Generation.Source, s.Generation.Rules, s.Generation.Chains, ago(s.Generation.Captured))
-	if err != nil {
-		return err
+	if s.RulesWithoutOwner != nil {
+		return paint(w, yellow, "healthy, but kube-proxy's rules have no owner")
 	}
-	if err := errors.Join(printBaseline(w, s.Baseline), printKeeper(w, s.Keeper)); err != nil {
-		return err
-	}
-	if err := printDecision(w, s.Decision); err != nil {
-		return err
-	}
+	return paint(w, green, "healthy")
+}
+
+// replaysText says what keeps canaryd from replaying.
+func replaysText(s api.Status) string {
+	text := ""
 	if s.Paused {
-		if _, err := fmt.Fprintf(w, "replays are paused until %s; canaryd resume ends that\n", s.PausedUntil.UTC().Format(time.RFC3339)); err != nil {
-			return err
-		}
+		text += fmt.Sprintf("replays are paused until %s; canaryd resume ends that\n", s.PausedUntil.UTC().Format(time.RFC3339))
 	}
 	if s.Contended {
-		if _, err := fmt.Fprintln(w, "a process keeps undoing the replays; the log names it"); err != nil {
-			return err
-		}
+		text += "a process keeps undoing the replays; the log names it\n"
 	}
-	if err := errors.Join(printSourceErrors(w, s.SourceErrors), printRefused(w, s.DeclaredRefused), printOwnerless(w, s.RulesWithoutOwner)); err != nil {
-		return err
-	}
+	return text
+}
+
+// notGuardedText names the rules that canaryd cannot put back, or does not guard.
+func notGuardedText(s api.Status) string {
+	var text strings.Builder
 	for _, q := range s.Quarantined {
-		if _, err := fmt.Fprintf(w, "quarantined: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason))); err != nil {
-			return err
-		}
+		fmt.Fprintf(&text, "quarantined: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason)))
 	}
 	for _, q := range s.WithoutText {
-		if _, err := fmt.Fprintf(w, "not put back if it is lost: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason))); err != nil {
-			return err
-		}
+		fmt.Fprintf(&text, "not put back if it is lost: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason)))
 	}
 	for _, l := range s.LeftOut {
-		if _, err := fmt.Fprintf(w, "NOT guarded: %s; there are more rules than canaryd keeps (--max-rules)\n", plain(l.String())); err != nil {
-			return err
-		}
+		fmt.Fprintf(&text, "NOT guarded: %s; there are more rules than canaryd keeps (--max-rules)\n", plain(l.String()))
 	}
+	return text.String()
+}
+
+// troubleText says what is wrong with the backend, the journal, the HTTP address and families.
+func troubleText(s api.Status) string {
+	var text strings.Builder
 	if s.Backend.Mixed {
-		if _, err := fmt.Fprintf(w, "both backends hold rules; those of %s are guarded\n", s.Backend.Name); err != nil {
-			return err
-		}
+		fmt.Fprintf(&text, "both backends hold rules; those of %s are guarded\n", s.Backend.Name)
 	}
 	if s.Backend.Mismatch {
-		if _, err := fmt.Fprintln(w, "the other backend is in use by now, and its rules are NOT guarded: restart canaryd, or say which is right with --backend"); err != nil {
-			return err
-		}
+		text.WriteString("the other backend is in use by now, and its rules are NOT guarded: restart canaryd, or say which is right with --backend\n")
 	}
 	if s.JournalError != "" {
-		if _, err := fmt.Fprintf(w, "flush records are NOT on disk: %s\n", plain(oneLine(s.JournalError))); err != nil {
-			return err
-		}
+		fmt.Fprintf(&text, "flush records are NOT on disk: %s\n", plain(oneLine(s.JournalError)))
 	}
 	if s.ListenError != "" {
-		if _, err := fmt.Fprintf(w, "metrics and page are NOT served, and what answers there is not canaryd: %s\n", plain(oneLine(s.ListenError))); err != nil {
-			return err
-		}
+		fmt.Fprintf(&text, "metrics and page are NOT served, and what answers there is not canaryd: %s\n", plain(oneLine(s.ListenError)))
 	}
 	for _, f := range rules.Families() {
 		if why, ok := s.DisabledFamilies[f]; ok {
-			if _, err := fmt.Fprintf(w, "%s is not watched: %s\n", f, plain(oneLine(why))); err != nil {
-				return err
-			}
+			fmt.Fprintf(&text, "%s is not watched: %s\n", f, plain(oneLine(why)))
 		}
 	}
-	if err := printVerdicts(w, output, s.Families); err != nil {
-		return err
-	}
-	if err := printFlushes(w, s.Flushes); err != nil {
-		return err
-	}
-	return printStored(w, s)
+	return text.String()
 }
 
 // printOwnerless prints what to do about rules that no process maintains.
