@@ -19,7 +19,7 @@ came meanwhile is not confirmed unseen. Restarts keep it. No verdict and no repl
 Exit code: 0 no rule appeared or no baseline, 1 rules appeared, 2 baseline unusable or trouble.
 `
 
-// Of a baseline people see so many chains and rules; JSON has more.
+// shownChains and shownRules bound the text for people; JSON has more.
 const (
 	shownChains = 100
 	shownRules  = 200
@@ -46,7 +46,7 @@ func runBaseline(ctx context.Context, o *options, to streams) (int, error) {
 	case err != nil:
 		return exitError, err
 	case b != nil && b.Error != "":
-		return exitError, fmt.Errorf("the baseline is not believed: %s", b.Error)
+		return exitError, fmt.Errorf("the baseline is unusable: %s", b.Error)
 	case b != nil && b.AppearedRules > 0 && !o.confirm:
 		return exitNo, nil
 	default:
@@ -54,7 +54,7 @@ func runBaseline(ctx context.Context, o *options, to streams) (int, error) {
 	}
 }
 
-// baselineText is the answer for people: counts first, then rules.
+// baselineText returns the answer for people: counts first, then rules.
 func baselineText(o *options, r api.BaselineReply) string {
 	present := fmt.Sprintf("generation %s, %s in %s", r.Present.ID, count(r.Present.Rules, "rule"), count(r.Present.Chains, "chain"))
 	switch b := r.Baseline; {
@@ -119,15 +119,15 @@ func writeChanges(text *strings.Builder, r api.BaselineReply) {
 	}
 }
 
-// baselineName is a baseline for people.
+// baselineName names a baseline for people.
 func baselineName(b api.BaselineName) string {
 	if b.Error != "" {
-		return "baseline that is not believed"
+		return "unusable baseline"
 	}
 	return fmt.Sprintf("baseline of %s, generation %s", b.Confirmed.UTC().Format("2006-01-02 15:04 MST"), b.Generation)
 }
 
-// sinceText says what became of a baseline.
+// sinceText says what changed since a baseline was confirmed.
 func sinceText(b api.Baseline) string {
 	var words []string
 	if b.AppearedRules > 0 {
@@ -145,7 +145,8 @@ func sinceText(b api.Baseline) string {
 	return strings.Join(words, ", ")
 }
 
-// printBaseline says in one line of a status what appeared since the baseline; nothing without one.
+// printBaseline prints a line of the status about what changed since the baseline; nothing without
+// one.
 func printBaseline(w io.Writer, b *api.Baseline) error {
 	if b == nil {
 		return nil
@@ -155,7 +156,7 @@ func printBaseline(w io.Writer, b *api.Baseline) error {
 		line = "the confirmed baseline is being read"
 	}
 	if b.Error != "" {
-		line = "the confirmed baseline is NOT believed: " + plain(oneLine(b.Error))
+		line = "the confirmed baseline is UNUSABLE: " + plain(oneLine(b.Error))
 	}
 	if b.Error != "" || b.AppearedRules+b.GoneRules+b.ReorderedChains > 0 {
 		line += ": canaryd baseline"
@@ -164,8 +165,7 @@ func printBaseline(w io.Writer, b *api.Baseline) error {
 	return err
 }
 
-// notInBaselineText says in a line which rules of a flush the baseline did not have; "" if none
-// was confirmed.
+// notInBaselineText says which lost rules of a flush the baseline lacked; "" without a baseline.
 func notInBaselineText(n *api.NotInBaseline) string {
 	if n == nil {
 		return ""

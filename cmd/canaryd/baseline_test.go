@@ -106,7 +106,7 @@ func TestStatusOfABaseline(t *testing.T) {
 		"baseline of 2026-11-20 10:00 UTC, generation 0123456789ab: no rule appeared since\n":                                                                     {BaselineName: confirmedAt()},
 		"baseline of 2026-11-20 10:00 UTC, generation 0123456789ab: 12 rules appeared since in 3 chains: canaryd baseline\n":                                      {BaselineName: confirmedAt(), AppearedRules: 12, AppearedChains: 3},
 		"baseline of 2026-11-20 10:00 UTC, generation 0123456789ab: 1 rule appeared since in 1 chain, 2 rules gone, another order in 1 chain: canaryd baseline\n": {BaselineName: confirmedAt(), AppearedRules: 1, AppearedChains: 1, GoneRules: 2, ReorderedChains: 1},
-		"the confirmed baseline is NOT believed: baseline.json is corrupt:\\x1b: canaryd baseline\n":                                                              {BaselineName: api.BaselineName{Error: "baseline.json is corrupt:\x1b"}},
+		"the confirmed baseline is UNUSABLE: baseline.json is corrupt:\\x1b: canaryd baseline\n":                                                                  {BaselineName: api.BaselineName{Error: "baseline.json is corrupt:\x1b"}},
 		"the confirmed baseline is being read\n": {BaselineName: api.BaselineName{Reading: true}},
 	} {
 		s := status()

@@ -9,15 +9,15 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// A suggestion is what a command may be completed with.
+// A suggestion is what a shell may complete a command with.
 type suggestion struct {
 	command command
-	flags   []*pflag.Flag // that help shows
+	flags   []*pflag.Flag // flags that help shows
 	values  map[string][]string
 	words   []string
 }
 
-// suggestions are those of all commands that help lists.
+// suggestions returns those of all commands that help lists.
 func suggestions() []suggestion {
 	var all []suggestion
 	for _, c := range commands() {
@@ -45,7 +45,7 @@ func takesPath(f *pflag.Flag) bool {
 	}
 }
 
-// runCompletion prints what makes a shell complete canaryd's command lines.
+// runCompletion prints the completion script of a shell.
 func runCompletion(_ context.Context, o *options, to streams) (int, error) {
 	print := map[string]func([]suggestion) string{"bash": bashCompletion, "zsh": zshCompletion, "fish": fishCompletion}
 	if _, err := io.WriteString(to.out, print[o.word](suggestions())); err != nil {
@@ -54,8 +54,8 @@ func runCompletion(_ context.Context, o *options, to streams) (int, error) {
 	return exitOK, nil
 }
 
-// bashCompletion needs nothing of the package bash-completion. Bash takes
-// --flag=value for three words, since = is in COMP_WORDBREAKS.
+// bashCompletion returns the script for bash. It does not need the package bash-completion. Bash
+// splits --flag=value into three words, because = is in COMP_WORDBREAKS.
 func bashCompletion(all []suggestion) string {
 	var names []string
 	var values, flags, words strings.Builder
@@ -117,7 +117,7 @@ complete -F _canaryd canaryd
 `, values.String(), indent(flags.String()), strings.Join(names, " "), indent(words.String()))
 }
 
-// zshCompletion is a function of zsh's completion system, for a folder of fpath.
+// zshCompletion returns the script for zsh, a completion function for a folder of fpath.
 func zshCompletion(all []suggestion) string {
 	var list, cases strings.Builder
 	for _, s := range all {
@@ -173,13 +173,13 @@ fi
 `, list.String(), cases.String())
 }
 
-// zshQuote makes text fit between single quotes in a specification, where
-// brackets and colons mean something.
+// zshQuote quotes text for a specification between single quotes, in which brackets and colons have
+// a meaning.
 func zshQuote(text string) string {
 	return strings.NewReplacer("'", `'\''`, "[", `\[`, "]", `\]`, ":", `\:`).Replace(text)
 }
 
-// fishCompletion is a list of fish's complete commands.
+// fishCompletion returns the script for fish, a list of its complete commands.
 func fishCompletion(all []suggestion) string {
 	var b strings.Builder
 	b.WriteString("# Completion of canaryd for fish: canaryd completion fish\ncomplete -c canaryd -f\n")
@@ -211,8 +211,10 @@ func fishCompletion(all []suggestion) string {
 	return b.String()
 }
 
+// fishQuote quotes text for single quotes.
 func fishQuote(text string) string { return strings.NewReplacer(`\`, `\\`, "'", `\'`).Replace(text) }
 
+// indent puts a tab before each line.
 func indent(lines string) string {
 	if lines == "" {
 		return ""

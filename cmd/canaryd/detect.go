@@ -12,21 +12,21 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// detectFlags are the flags of detect.
+// detectFlags returns the flags of detect.
 func detectFlags() []string { return []string{"backend", "ip-family", "canary-chain", "output"} }
 
 const aboutDetect = `Prints what each backend holds, our own marks left out, and which one run would watch. Each weighs
 as much as it has rules, and 100 more with kubelet's hint chain; the heavier one wins, and of equal
-ones nft. Where nobody has written yet, run takes the one whose programs are installed. Needs no
+ones nft. Where there are no rules yet, run takes the one whose programs are installed. Needs no
 daemon, and executes and writes nothing. Exit code: 0, 2 trouble.
 `
 
-// gatherEvidence gathers the evidence for the backends.
+// gatherEvidence counts what each backend holds.
 func (o *options) gatherEvidence(ctx context.Context) (iptables.Evidence, error) {
 	return iptables.Choose(ctx, iptables.ChooseConfig{Families: o.families, Canary: o.canaryChain})
 }
 
-// runDetect prints the choice of the backend and the evidence for it.
+// runDetect prints which backend canaryd chooses, and the evidence for it.
 func runDetect(ctx context.Context, o *options, to streams) (int, error) {
 	evidence, err := o.gatherEvidence(ctx)
 	if err != nil {
@@ -81,17 +81,16 @@ func mixed(w io.Writer, both bool) string {
 }
 
 const (
-	// firstWait is how long run waits where nobody has written yet: at boot
-	// kubelet or kube-proxy may start at the same moment, and the backend
-	// that it writes to is the right one. What canaryd would guard meanwhile
-	// is not there yet.
+	// firstWait is how long run waits while there are no rules yet. At boot, kubelet or kube-proxy
+	// may start at the same moment, and the backend that it writes to is the right one. Meanwhile
+	// there is nothing to guard.
 	firstWait = 2 * time.Second
 	firstLook = 200 * time.Millisecond
 )
 
-// awaitEvidence waits a little where there is no evidence for either backend,
-// so that who starts at the same time may decide. It returns early when there
-// is some, or cannot be read, which is for others to tell, or when ctx ends.
+// awaitEvidence waits up to firstWait while neither backend has rules, so that an owner that starts
+// now can decide. It returns early when there is evidence, when it cannot be read, or when ctx
+// ends; what follows reports such an error.
 func awaitEvidence(ctx context.Context, gatherEvidence func(context.Context) (iptables.Evidence, error)) {
 	end := time.Now().Add(firstWait)
 	for first := true; ; first = false {
@@ -100,7 +99,7 @@ func awaitEvidence(ctx context.Context, gatherEvidence func(context.Context) (ip
 			return
 		}
 		if first {
-			klog.FromContext(ctx).Info("Nobody has written rules yet; waiting a moment for who decides which backend is in use", "atMost", firstWait)
+			klog.FromContext(ctx).Info("There are no rules yet; waiting a moment for an owner that shows which backend is in use", "atMost", firstWait)
 		}
 		select {
 		case <-ctx.Done():

@@ -40,12 +40,12 @@ func printDismissal(o *options, to streams, reply api.DismissReply) error {
 	return err
 }
 
-// awaiting puts tables whose loss waits for a decision, and is not over, into the
-// verdicts that a read without a daemon came to.
+// awaiting adds the tables whose loss still waits for a decision to the verdicts of a read without
+// a daemon.
 func (b bench) awaiting(snapshot iptables.Snapshot, verdicts api.Verdicts) {
 	pending, err := b.store.LoadPending()
 	if err != nil {
-		return // none waits, or the daemon will say what is wrong with it
+		return // none waits, or the next daemon reports what is wrong with it
 	}
 	var record api.Flush
 	if err := json.Unmarshal(pending.Record, &record); err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// elsewhere opens the backend that is not guarded, for reading.
+// elsewhere opens the backend that is not guarded, for reading only.
 func (o *options) elsewhere(ctx context.Context, backend iptables.Backend) (daemon.Reader, func(), error) {
 	cfg := o.kernelConfig()
 	cfg.Backend, cfg.Replay = backend, iptables.ReplayAuto

@@ -12,7 +12,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-// runFlush asks the daemon for one flush.
+// runFlush prints one flush of the running daemon.
 func runFlush(ctx context.Context, o *options, to streams) (int, error) {
 	reply, err := o.client().Flush(ctx, api.FlushRequest{Name: o.flush})
 	switch {
@@ -38,20 +38,7 @@ func flushText(r api.FlushReply) string {
 	var b strings.Builder
 	f := r.Flush
 	fmt.Fprintf(&b, "flush %s at %s, %s\n", f.ID, f.Time.UTC().Format("2006-01-02 15:04:05.000 MST"), ago(f.Time))
-	absent := "not known to be back"
-	if f.Open() {
-		absent = "absent for " + absentText(f)
-	}
-	if f.AbsentSeconds > 0 {
-		absent = "absent for " + span(f.AbsentSeconds)
-		if f.AbsentAtMost {
-			absent = "absent for at most " + span(f.AbsentSeconds)
-		}
-		if f.WrittenSeconds > 0 {
-			absent = "written after " + span(f.WrittenSeconds) + ", " + absent
-		}
-	}
-	fmt.Fprintf(&b, "%s, %s: noticed after %s, %s, %s\n", f.Kind, f.Outcome, span(f.NoticedSeconds), absent, count(f.Attempts, "replay"))
+	fmt.Fprintf(&b, "%s, %s: noticed after %s, %s, %s\n", f.Kind, f.Outcome, span(f.NoticedSeconds), absentFully(f), count(f.Attempts, "replay"))
 	if !f.LastInForce.IsZero() {
 		fmt.Fprintf(&b, "canaryd did not run when it happened; the rules were last seen in force at %s\n", f.LastInForce.UTC().Format("2006-01-02 15:04:05 MST"))
 	}
@@ -73,26 +60,7 @@ func flushText(r api.FlushReply) string {
 		_ = printTable(&b, rows) // a Builder takes everything
 	}
 
-	fmt.Fprintf(&b, "\nlost %s\n", lostText(f.Lost.Rules, f.Lost.Chains, f.Lost.Jumps)+f.Lost.UnprotectedText())
-	b.WriteString(notInBaselineText(f.NotInBaseline))
-	rows := [][]string{{"FAMILY", "TABLE", "KIND", "CHAIN", "RULES", "BY"}}
-	for _, t := range f.Lost.Tables {
-		rows = append(rows, []string{t.Family.String(), string(t.Table), string(t.Kind), fmt.Sprintf("%s, %s", count(t.Chains, "chain"), count(t.Jumps, "jump")), strconv.Itoa(t.Rules), plain(f.TakersOf(t))})
-		left := t.Rules
-		for _, c := range t.PerChain {
-			left -= c.Rules
-			rows = append(rows, []string{"", "", "", plain(c.Chain), strconv.Itoa(c.Rules), ""})
-		}
-		if t.More > 0 {
-			rows = append(rows, []string{"", "", "", fmt.Sprintf("%d more", t.More), strconv.Itoa(left), ""})
-		}
-		if t.Unprotected > 0 {
-			rows = append(rows, []string{"", "", "", "not named by --protect", strconv.Itoa(t.Unprotected), ""})
-		}
-	}
-	if len(rows) > 1 {
-		_ = printTable(&b, rows)
-	}
+	writeLost(&b, f)
 	for _, p := range f.Pods {
 		fmt.Fprintf(&b, "host ports of pod %s\n", plain(p.String()))
 	}
@@ -117,8 +85,49 @@ func flushText(r api.FlushReply) string {
 	return b.String()
 }
 
-// byFully names those that took something, each with what started it and its command
-// line.
+// writeLost writes what each table and chain lost.
+func writeLost(b *strings.Builder, f api.Flush) {
+	fmt.Fprintf(b, "\nlost %s\n", lostText(f.Lost.Rules, f.Lost.Chains, f.Lost.Jumps)+f.Lost.UnprotectedText())
+	b.WriteString(notInBaselineText(f.NotInBaseline))
+	rows := [][]string{{"FAMILY", "TABLE", "KIND", "CHAIN", "RULES", "BY"}}
+	for _, t := range f.Lost.Tables {
+		rows = append(rows, []string{t.Family.String(), string(t.Table), string(t.Kind), fmt.Sprintf("%s, %s", count(t.Chains, "chain"), count(t.Jumps, "jump")), strconv.Itoa(t.Rules), plain(f.TakersOf(t))})
+		left := t.Rules
+		for _, c := range t.PerChain {
+			left -= c.Rules
+			rows = append(rows, []string{"", "", "", plain(c.Chain), strconv.Itoa(c.Rules), ""})
+		}
+		if t.More > 0 {
+			rows = append(rows, []string{"", "", "", fmt.Sprintf("%d more", t.More), strconv.Itoa(left), ""})
+		}
+		if t.Unprotected > 0 {
+			rows = append(rows, []string{"", "", "", "not named by --protect", strconv.Itoa(t.Unprotected), ""})
+		}
+	}
+	if len(rows) > 1 {
+		_ = printTable(b, rows)
+	}
+}
+
+// absentFully says when the rules were written, and how long they were absent.
+func absentFully(f api.Flush) string {
+	absent := "not known to be back"
+	if f.Open() {
+		absent = "absent for " + absentText(f)
+	}
+	if f.AbsentSeconds > 0 {
+		absent = "absent for " + span(f.AbsentSeconds)
+		if f.AbsentAtMost {
+			absent = "absent for at most " + span(f.AbsentSeconds)
+		}
+		if f.WrittenSeconds > 0 {
+			absent = "written after " + span(f.WrittenSeconds) + ", " + absent
+		}
+	}
+	return absent
+}
+
+// byFully names the processes that removed something, each with its ancestors and its command line.
 func byFully(f api.Flush) string {
 	text := ""
 	for _, c := range f.Takers() {
@@ -134,13 +143,15 @@ func byFully(f api.Flush) string {
 	return text
 }
 
+// known returns text, or "?" if it is empty.
 func known(text string) string {
 	if text == "" {
-		return "?" // it ended before it could be looked up
+		return "?" // the process ended before canaryd read it from /proc
 	}
 	return plain(text)
 }
 
+// lostText returns counts of rules, chains and jumps.
 func lostText(rules, chains, jumps int) string {
 	return fmt.Sprintf("%s, %s, %s", count(rules, "rule"), count(chains, "chain"), count(jumps, "jump"))
 }
@@ -153,7 +164,7 @@ func count(n int, what string) string {
 	return strconv.Itoa(n) + " " + what + "s"
 }
 
-// span returns a time in the record as people read it.
+// span returns a duration of a record for people.
 func span(seconds float64) string {
 	d := time.Duration(seconds * float64(time.Second))
 	if d >= time.Second {

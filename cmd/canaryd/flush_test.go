@@ -155,7 +155,7 @@ func TestFlushExitCodes(t *testing.T) {
 		{socket, "660c8b90ccb7c", exitNo, `canaryd: no such flush: "660c8b90ccb7c"; there is 1`},
 		{socket, "", exitNo, `canaryd: no such flush: ""; there is 1`},
 		{broken, "1", exitError, "canaryd: the disk is on fire"},
-		{none, "1", exitError, "canaryd: no canaryd is running: nobody listens at " + none},
+		{none, "1", exitError, "canaryd: no canaryd is running: no process listens at " + none},
 	} {
 		for _, output := range []string{"table", "json"} {
 			code, stdout, stderr := call(t, "status", "--socket="+test.socket, "--flush="+test.name, "-o", output)

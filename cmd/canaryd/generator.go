@@ -12,8 +12,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules/kube"
 )
 
-// generator are the flags of the generator of Kubernetes rules. Their names and
-// defaults are kube-proxy's and kubelet's.
+// A generator has the flags of the generator of Kubernetes rules. Their names and defaults are
+// those of kube-proxy and kubelet.
 type generator struct {
 	kube        kube.Options
 	localMode   string
@@ -21,7 +21,7 @@ type generator struct {
 	randomFully string
 }
 
-// generatorFlags are the generator's flags, by name.
+// generatorFlags returns the names of the generator's flags.
 func generatorFlags() []string {
 	return []string{
 		"hostname-override", "node-ip", "masquerade-all", "iptables-masquerade-bit", "iptables-drop-bit",
@@ -31,6 +31,7 @@ func generatorFlags() []string {
 	}
 }
 
+// addTo defines the generator's flags.
 func (g *generator) addTo(flags *pflag.FlagSet) {
 	g.kube = kube.DefaultOptions()
 	k := &g.kube
@@ -50,8 +51,8 @@ func (g *generator) addTo(flags *pflag.FlagSet) {
 	flags.StringVar(&g.randomFully, "random-fully", "auto", "MASQUERADE --random-fully: auto, true, false")
 }
 
-// options returns what the generator is told for these families. randomFully
-// says whether the installed iptables has --random-fully.
+// options returns the generator's options for these families. randomFully says whether the
+// installed iptables has --random-fully.
 func (g *generator) options(families []rules.Family, randomFully bool) (kube.Options, error) {
 	k := g.kube
 	k.Families = families
@@ -76,8 +77,7 @@ func (g *generator) options(families []rules.Family, randomFully bool) (kube.Opt
 	return k, nil
 }
 
-// check returns what is wrong with the flags that need nothing else to be
-// checked.
+// check returns what is wrong with the flags that can be checked on their own.
 func (g *generator) check() error {
 	return errors.Join(
 		oneOf("random-fully", g.randomFully, "auto", "true", "false"),

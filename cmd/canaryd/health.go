@@ -9,11 +9,11 @@ import (
 	"github.com/canaryd/canaryd/internal/control"
 )
 
-// healthTimeout bounds a probe, which waits for nothing but a socket.
+// healthTimeout bounds a probe, which waits for a socket only.
 const healthTimeout = 5 * time.Second
 
-// runHealth asks the running daemon through its socket, which other users cannot reach:
-// no connections of theirs can keep a probe waiting, as they can over TCP.
+// runHealth asks the running daemon through its control socket. Other users cannot reach that, so
+// their connections cannot keep a probe waiting, as they can over TCP.
 func runHealth(ctx context.Context, o *options, to streams) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()

@@ -11,13 +11,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// lineWidth is how many bytes a line of check has at most: node-problem-detector
-// cuts what a plugin prints there (max_output_length), in the middle of a word.
+// lineWidth bounds a line of check in bytes: node-problem-detector cuts a plugin's output there, in
+// the middle of a word (max_output_length).
 const lineWidth = 80
 
-// verdictLine says what check found, and whether replays are paused: the losses if there are any, else the tables
-// with declared rules that are refused, else those that are unknown, as many as the
-// line has room for.
+// verdictLine says in one line what check found, and whether replays are paused. It names the
+// losses; without any, the tables whose declared rules are refused; without those, the unknown
+// tables.
 func verdictLine(families map[rules.Family]api.Verdicts, paused bool) string {
 	var lost, refused, unknown []string
 	tables := 0
@@ -50,14 +50,14 @@ func verdictLine(families map[rules.Family]api.Verdicts, paused bool) string {
 	case len(unknown) > 0:
 		return enumerate(pause+"unknown: ", unknown)
 	default:
-		return fmt.Sprintf("%swhole: %d tables are intact", pause, tables)
+		return fmt.Sprintf("%sintact: %d tables", pause, tables)
 	}
 }
 
-// nothingLine is for a node on which there is no rule to guard. It is no loss.
+// nothingLine is the line of a node that has no rule to guard, which is no loss.
 const nothingLine = "nothing protected: no table holds a rule to guard; see canaryd status"
 
-// enumerate lists the items that fit and counts the rest.
+// enumerate appends the items that fit, and counts the others.
 func enumerate(line string, items []string) string {
 	for i, item := range items {
 		next := line + item
@@ -76,7 +76,7 @@ func enumerate(line string, items []string) string {
 	return line
 }
 
-// errorLine says in one line why nothing can be said.
+// errorLine says in one line why check found out nothing.
 func errorLine(err error) string {
 	line := strings.Join(strings.Fields("unknown: "+err.Error()), " ")
 	if len(line) <= lineWidth {

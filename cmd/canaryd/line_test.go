@@ -16,12 +16,12 @@ func TestVerdictLine(t *testing.T) {
 	intact := verdicts(canary.Intact, canary.Intact, canary.Changed)
 	longest := verdicts(canary.JumpsMissing, canary.TableDeleted, canary.ChainDeleted)
 	for want, families := range map[string]map[rules.Family]api.Verdicts{
-		"whole: 6 tables are intact":                                         {rules.IPv4: intact, rules.IPv6: intact},
-		"whole: 3 tables are intact":                                         {rules.IPv6: intact},
-		"whole: 0 tables are intact":                                         {},
-		"unknown: ipv4 nat, ipv6 nat":                                        {rules.IPv4: verdicts(canary.Intact, canary.Unknown, canary.Intact), rules.IPv6: verdicts(canary.Intact, "", canary.Intact)},
-		"lost: ipv6 filter emptied":                                          {rules.IPv4: verdicts(canary.Unknown, canary.Intact, canary.Intact), rules.IPv6: verdicts(canary.Intact, canary.Intact, canary.Emptied)},
-		"lost: ipv4 nat chain_deleted":                                       {rules.IPv4: verdicts(canary.Intact, canary.ChainDeleted, canary.Intact)},
+		"intact: 6 tables":             {rules.IPv4: intact, rules.IPv6: intact},
+		"intact: 3 tables":             {rules.IPv6: intact},
+		"intact: 0 tables":             {},
+		"unknown: ipv4 nat, ipv6 nat":  {rules.IPv4: verdicts(canary.Intact, canary.Unknown, canary.Intact), rules.IPv6: verdicts(canary.Intact, "", canary.Intact)},
+		"lost: ipv6 filter emptied":    {rules.IPv4: verdicts(canary.Unknown, canary.Intact, canary.Intact), rules.IPv6: verdicts(canary.Intact, canary.Intact, canary.Emptied)},
+		"lost: ipv4 nat chain_deleted": {rules.IPv4: verdicts(canary.Intact, canary.ChainDeleted, canary.Intact)},
 		"lost: ipv4 mangle jumps_missing, ipv4 nat table_deleted and 4 more": {rules.IPv4: longest, rules.IPv6: longest},
 		"lost: ipv4 mangle emptied, ipv4 nat emptied, ipv4 filter emptied and 3 more": {
 			rules.IPv4: verdicts(canary.Emptied, canary.Emptied, canary.Emptied), rules.IPv6: verdicts(canary.Emptied, canary.Emptied, canary.Emptied),
@@ -41,7 +41,7 @@ func TestVerdictLine(t *testing.T) {
 func TestVerdictLineInAPause(t *testing.T) {
 	lost := verdicts(canary.Intact, canary.Emptied, canary.TableDeleted)
 	for want, families := range map[string]map[rules.Family]api.Verdicts{
-		"paused; whole: 3 tables are intact":                                   {rules.IPv4: verdicts(canary.Intact, canary.Intact, canary.Intact)},
+		"paused; intact: 3 tables":                                             {rules.IPv4: verdicts(canary.Intact, canary.Intact, canary.Intact)},
 		"paused; unknown: ipv4 nat":                                            {rules.IPv4: verdicts(canary.Intact, canary.Unknown, canary.Intact)},
 		"paused; lost: ipv4 nat emptied, ipv4 filter table_deleted":            {rules.IPv4: lost},
 		"paused; lost: ipv4 nat emptied, ipv4 filter table_deleted and 2 more": {rules.IPv4: lost, rules.IPv6: lost},

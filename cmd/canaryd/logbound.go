@@ -6,29 +6,31 @@ import (
 )
 
 const (
-	// logAtOnce is how many lines of one message the log has at once, and logEvery how often it has one
-	// after that. No more come in the worst contention: those that a flush brings are fewer.
+	// logAtOnce is how many lines of one message are logged at once, and logEvery how often one is
+	// logged after that. A flush logs fewer, and no contention needs more.
 	logAtOnce = 60
 	logEvery  = time.Second
-	// logMessages is how many messages are counted one by one. canaryd has some hundred.
+	// logMessages is how many messages have a bound of their own. canaryd has about a hundred.
 	logMessages = 500
 )
 
-// A logBound keeps others from filling the log: a process that makes canaryd say the same thing again and
-// again is heard once a second. Each message has a bound of its own, so that a storm of one hides no other.
+// A logBound keeps other processes from filling the log: a message that such a process provokes
+// again and again is logged once a second. Each message has its own bound, so that many lines of
+// one hide no other.
 type logBound struct {
 	mu       sync.Mutex
 	messages map[string]*messageBound
 }
 
-// A messageBound is what the log has of one message.
+// A messageBound is the bound of one message.
 type messageBound struct {
-	spent   time.Duration // each line costs logEvery, and is earned back in that time
-	at      time.Time     // when spent was right
-	leftOut int           // lines since the last one that was written
+	spent   time.Duration // each line costs logEvery, and time pays it back
+	at      time.Time     // when spent was last updated
+	leftOut int           // lines that were left out since the last one that was written
 }
 
-// admit reports whether the log is to have another line of the message, and what that line adds.
+// admit reports whether another line of the message is logged, and returns the values that it adds
+// to the line.
 func (b *logBound) admit(message string) (values []any, ok bool) {
 	if b == nil {
 		return nil, true
@@ -38,7 +40,7 @@ func (b *logBound) admit(message string) (values []any, ok bool) {
 	m := b.messages[message]
 	if m == nil {
 		if len(b.messages) >= logMessages {
-			message = "" // all others together
+			message = "" // all further messages share one bound
 		}
 		if m = b.messages[message]; m == nil {
 			if b.messages == nil {

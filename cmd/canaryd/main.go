@@ -1,5 +1,4 @@
-// Canaryd notices when somebody flushes iptables rules, puts them back, and
-// proves it.
+// Canaryd notices when a process flushes iptables rules, puts them back, and proves it.
 package main
 
 import (
@@ -19,34 +18,35 @@ import (
 	"github.com/canaryd/canaryd/internal/control"
 )
 
-// Set by the linker.
+// version and commit are set by the linker.
 var (
 	version = "unknown"
 	commit  = "unknown"
 )
 
-// Exit codes, as the commands' descriptions have them.
+// Exit codes; the commands' descriptions name them, too.
 const (
 	exitOK    = 0
 	exitNo    = 1 // the answer is no: loss, not proved, not healthy
-	exitError = 2 // wrong usage, or trouble
+	exitError = 2 // wrong usage, or an error
 )
 
 // A command is one of canaryd's subcommands.
 type command struct {
 	name    string
-	summary string   // half a line, in the list of commands
-	about   string   // some lines, in its own help
-	flags   []string // of options, by name; see options.flagSet
+	summary string   // half a line, for the list of commands
+	about   string   // some lines, for its own help
+	flags   []string // names of its flags; see options.flagSet
 	run     func(context.Context, *options, streams) (int, error)
 }
 
-// streams are where a command writes to.
+// streams are what a command writes to.
 type streams struct {
 	out, err io.Writer
-	watched  bool // somebody looks at a terminal that err is shown on
+	watched  bool // err is a terminal
 }
 
+// commands returns all commands, in the order of help.
 func commands() []command {
 	return []command{
 		{"run", "watch, and put back what is flushed (the default)", aboutRun, runFlags(), runDaemon},
@@ -55,7 +55,7 @@ func commands() []command {
 		{"render", "print the generation as iptables-restore input", aboutRender, renderFlags(), runRender},
 		{"status", "what the running daemon knows: exit 0 healthy, 1 not, 2 no daemon", aboutStatus, []string{"flush", "socket", "output"}, runStatus},
 		{"health", "a probe: does the daemon live, or with ready: is the node healthy", aboutHealth, []string{"socket"}, runHealth},
-		{"pause", "hold replays for a while; still detects and counts", aboutPause, []string{"for", "socket"}, runPause},
+		{"pause", "pause replays for a while; still detects and counts", aboutPause, []string{"for", "socket"}, runPause},
 		{"resume", "end a pause; what is lost is replayed at once", aboutResume, []string{"socket"}, runResume},
 		{"dismiss", "accept a loss that waits for a decision", aboutDismiss, []string{"socket", "output"}, runDismiss},
 		{"baseline", "rules that appeared since an operator confirmed them", aboutBaseline, []string{"confirm", "generation", "forget", "socket", "output"}, runBaseline},
@@ -67,17 +67,16 @@ func commands() []command {
 	}
 }
 
-// hidden reports whether help does not list a command.
+// hidden reports whether help leaves the command out.
 func (c command) hidden() bool { return c.name == "man" }
 
-// slow reports whether a command may take longer than a second where there are
-// tens of thousands of rules.
+// slow reports whether a command may take more than a second with tens of thousands of rules.
 func (c command) slow() bool {
 	return slices.Contains([]string{"check", "restore", "render", "detect", "cleanup"}, c.name)
 }
 
-// words are what may stand behind a command beside flags; the first is the
-// default, and one at most is given.
+// words returns the words that may follow a command. One at most is given; the first is the
+// default.
 func (c command) words() []string {
 	if c.name == "completion" {
 		return []string{"bash", "zsh", "fish"}
@@ -93,7 +92,7 @@ const (
 bash: source <(canaryd completion); zsh: into a folder of fpath as _canaryd; fish: into
 ~/.config/fish/completions/canaryd.fish. Packages bring all three.
 `
-	// aboutRun is for the manual; the help of run lists the commands instead.
+	// aboutRun is in the manual only; the help of run lists the commands instead.
 	aboutRun = `With --source=manifest it takes the generator's flags, which are those of render, too.
 `
 	aboutCheck = `Asks the running daemon to look now. Without one it reads the kernel and compares with what the
@@ -112,8 +111,9 @@ It loads into empty tables: canaryd render | iptables-restore. With --check it p
 tries each that files declare in a chain that nothing jumps to, and names those that the kernel
 refuses. Needs root. Exit code then: 0 all are taken, 1 some are refused, 2 broken file or trouble.
 `
-	aboutStatus = `Lists the last flushes, those seen by earlier runs too. With --flush it tells one in full: who wrote
-meanwhile, with command lines, and the rules that were lost, as a diff of what iptables-save prints.
+	aboutStatus = `Lists the last flushes, those seen by earlier runs too. With --flush it shows one in full: which
+processes wrote meanwhile, with command lines, and the lost rules, as a diff of what iptables-save
+prints.
 Exit code: 0 healthy, 1 not healthy, 2 no daemon or trouble; with --flush 0, 1 no such flush, 2.
 `
 	aboutHealth = `For probes, through the control socket, which connections of other users cannot fill up.
@@ -141,8 +141,7 @@ func main() {
 	os.Exit(code)
 }
 
-// run runs one command line and returns its exit code. Whatever goes wrong is
-// one line on the error stream.
+// run runs one command line and returns its exit code. An error is one line on the error stream.
 func run(ctx context.Context, args []string, to streams) int {
 	cmd, rest, err := choose(args)
 	if err != nil {
@@ -188,8 +187,7 @@ func run(ctx context.Context, args []string, to streams) int {
 	return code
 }
 
-// choose splits a command line into its command and the flags behind it.
-// Without a command it is "run".
+// choose returns the command of a command line, and what follows it. Without a command it is "run".
 func choose(args []string) (command, []string, error) {
 	name, rest := "run", args
 	if len(args) > 0 && args[0] != "" && args[0][0] != '-' {
@@ -208,12 +206,13 @@ func choose(args []string) (command, []string, error) {
 	return command{}, nil, fmt.Errorf("there is no command %q (see canaryd --help)", name)
 }
 
+// fail prints an error and returns its exit code.
 func fail(to streams, err error) int {
 	_, _ = fmt.Fprintln(to.err, "canaryd:", plain(oneLine(err.Error())))
 	return exitError
 }
 
-// rareFlags are flags of run that its help leaves out, to fit a screen.
+// rareFlags are the flags of run that its help leaves out, so that it fits a screen.
 var rareFlags = []string{"replay", "canary-chain", "poll-interval", "lock-file", "lock-wait", "metrics-host", "metrics-required", "max-rules"}
 
 // usual returns the flags that are not rare.
@@ -228,14 +227,13 @@ func usual(flags *pflag.FlagSet) *pflag.FlagSet {
 	return some
 }
 
-// helpWidth is how long a line of help may be.
+// helpWidth is the longest line of help.
 const helpWidth = 100
 
-// help prints a command's description. That of run, the default, lists the
-// other commands.
+// help prints a command's description. That of run, the default command, lists all others.
 func help(w io.Writer, cmd command, flags *pflag.FlagSet) {
 	if cmd.name == "run" {
-		_, _ = fmt.Fprint(w, "canaryd notices when somebody flushes iptables rules, puts them back, and proves it.\n\nUsage: canaryd [COMMAND] [FLAGS]\n\n")
+		_, _ = fmt.Fprint(w, "canaryd notices when a process flushes iptables rules, puts them back, and proves it.\n\nUsage: canaryd [COMMAND] [FLAGS]\n\n")
 		for _, c := range commands() {
 			if !c.hidden() {
 				_, _ = fmt.Fprintf(w, "  %-10s %s\n", c.name, c.summary)

@@ -174,7 +174,7 @@ func TestNoDaemon(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	for _, command := range []string{"status", "pause", "resume", "dismiss"} {
 		code, stdout, stderr := call(t, command, "--socket="+socket)
-		if want := "canaryd: no canaryd is running: nobody listens at " + socket + "\n"; code != exitError || stdout != "" || stderr != want {
+		if want := "canaryd: no canaryd is running: no process listens at " + socket + "\n"; code != exitError || stdout != "" || stderr != want {
 			t.Errorf("%s: exit code %d, %q, %q; want 2 and %q", command, code, stdout, stderr, want)
 		}
 	}
@@ -232,7 +232,7 @@ func TestStatusTable(t *testing.T) {
 			s.Paused, s.PausedUntil, s.Contended = true, time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), true
 		},
 		"status-quarantine": func(s *api.Status) {
-			s.Quarantined = []api.Quarantined{{Family: rules.IPv4, Table: rules.Filter, Chain: "KUBE-FORWARD", Rule: "-m set --match-set friends src -j ACCEPT", Reason: "ipset friends is missing, and its members are not known"}}
+			s.Quarantined = []api.Quarantined{{Family: rules.IPv4, Table: rules.Filter, Chain: "KUBE-FORWARD", Rule: "-m set --match-set friends src -j ACCEPT", Reason: "ipset friends is missing, and its members are unknown"}}
 		},
 		"status-left-out": func(s *api.Status) {
 			s.Families = map[rules.Family]api.Verdicts{rules.IPv4: verdicts(canary.Intact, canary.Intact, canary.Intact)}

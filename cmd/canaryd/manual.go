@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// runManual prints canaryd(8), which the sources and packages have as a file.
+// runManual prints canaryd(8); the repository and the packages have it as a file.
 func runManual(_ context.Context, _ *options, to streams) (int, error) {
 	if _, err := io.WriteString(to.out, manual()); err != nil {
 		return exitError, err
@@ -17,16 +17,16 @@ func runManual(_ context.Context, _ *options, to streams) (int, error) {
 	return exitOK, nil
 }
 
-// manualDate is when the text in manual was last revised.
+// manualDate is when the text in manual was last changed.
 const manualDate = "2026-11-21"
 
-// manual is the manual page in the man(7) language, made of what help prints.
+// manual returns the manual page in the man(7) language, with the texts of help.
 func manual() string {
 	var b strings.Builder
 	b.WriteString(`.\" Made by "canaryd man"; do not edit.
 .TH CANARYD 8 ` + manualDate + ` canaryd
 .SH NAME
-canaryd \- notices when somebody flushes iptables rules, puts them back, and proves it
+canaryd \- notices when a process flushes iptables rules, puts them back, and proves it
 .SH SYNOPSIS
 .B canaryd
 .RI [ command ]
@@ -34,7 +34,7 @@ canaryd \- notices when somebody flushes iptables rules, puts them back, and pro
 .SH DESCRIPTION
 canaryd looks at what the kernel holds in the tables mangle, nat and filter of IPv4 and IPv6, on iptables-nft and
 iptables-legacy.
-What a flush takes of the protected rules it puts back within milliseconds, reads it again, and tells what was lost, by whom and for
+What a flush takes of the protected rules it puts back within milliseconds, reads it again, and reports what was lost, by which process and for
 how long.
 .PP
 Without a command it is the daemon.
@@ -49,7 +49,7 @@ Without a command it is the daemon.
 			fmt.Fprintf(&b, ".PP\n%s", roffLines(c.about))
 		}
 		newOptions().flagSet(c).VisitAll(func(f *pflag.Flag) {
-			// Run's flags that help hides are the generator's; klog's are klog's to describe.
+			// Hidden flags of run are the generator's, which render shows, and klog's.
 			if f.Hidden {
 				return
 			}
@@ -62,7 +62,7 @@ Without a command it is the daemon.
 			if value != "" {
 				fmt.Fprintf(&b, " \\fI%s\\fR", roff(value))
 			}
-			fmt.Fprintf(&b, "\n%s", roff(usage)) // as it is: it may begin with a value
+			fmt.Fprintf(&b, "\n%s", roff(usage)) // not as a sentence: it may begin with a value
 			if d := f.DefValue; d != "" && d != "false" && d != "[]" && d != "0" {
 				fmt.Fprintf(&b, " (default %s)", roff(d))
 			}
@@ -82,7 +82,7 @@ The stored generations, and journal.jsonl with the flushes that were seen, a lin
 journal.1.jsonl.
 .TP
 .I /run/xtables.lock
-The lock that is shared by whoever writes iptables rules.
+The lock that programs share which write iptables rules.
 .SH SIGNALS
 SIGTERM and SIGINT end the daemon; canaries and rules stay in place.
 .SH EXIT STATUS
@@ -95,6 +95,7 @@ SIGTERM and SIGINT end the daemon; canaries and rules stay in place.
 	return b.String()
 }
 
+// wordsOf returns the words of a command as the manual shows them.
 func wordsOf(c command) string {
 	if words := c.words(); len(words) > 0 {
 		return " [" + strings.Join(words, "|") + "]"
@@ -102,7 +103,7 @@ func wordsOf(c command) string {
 	return ""
 }
 
-// sentence begins with a capital letter.
+// sentence returns text with a capital first letter.
 func sentence(text string) string {
 	if text == "" {
 		return ""
@@ -110,8 +111,7 @@ func sentence(text string) string {
 	return strings.ToUpper(text[:1]) + text[1:]
 }
 
-// roff escapes what roff would read: backslashes, hyphens that are meant as
-// typed, and a control character at a line's beginning.
+// roff escapes text for roff: backslashes, hyphens, and a control character at the start of a line.
 func roff(text string) string {
 	text = strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(text)
 	if strings.HasPrefix(text, ".") || strings.HasPrefix(text, "'") {
@@ -120,7 +120,7 @@ func roff(text string) string {
 	return text
 }
 
-// roffLines escapes lines, and begins a line with each sentence, as roff wants.
+// roffLines escapes text and begins a line with each sentence, as roff expects.
 func roffLines(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(strings.ReplaceAll(strings.Join(strings.Fields(text), " "), ". ", ".\n") + "\n") {

@@ -13,18 +13,17 @@ import (
 	"github.com/canaryd/canaryd/internal/sdnotify"
 )
 
-// tellManager sends a message of sd_notify(3) to the service manager, if one
-// has started this process and wants to hear from it.
-func tellManager(message string) error {
+// notifyManager sends a message of sd_notify(3) to the service manager, if it started this process
+// and listens.
+func notifyManager(message string) error {
 	if _, err := systemd.SdNotify(false, message); err != nil {
 		return fmt.Errorf("telling the service manager: %w", err)
 	}
 	return nil
 }
 
-// keepManagerInformed lets the service manager, if there is one, hear of the
-// daemon until ctx ends.
-func keepManagerInformed(ctx context.Context, group *errgroup.Group, d *daemon.Daemon) {
+// startNotifier reports the daemon's state to the service manager, if there is one, until ctx ends.
+func startNotifier(ctx context.Context, group *errgroup.Group, d *daemon.Daemon) {
 	if os.Getenv("NOTIFY_SOCKET") == "" {
 		return
 	}
@@ -32,6 +31,6 @@ func keepManagerInformed(ctx context.Context, group *errgroup.Group, d *daemon.D
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "The service manager's watchdog is not fed")
 	}
-	n := sdnotify.Notifier{Send: tellManager, Status: d.Status, Alive: d.Alive, Watchdog: watchdog}
+	n := sdnotify.Notifier{Send: notifyManager, Status: d.Status, Alive: d.Alive, Watchdog: watchdog}
 	group.Go(func() error { return n.Run(ctx) })
 }

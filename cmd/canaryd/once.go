@@ -18,15 +18,15 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A bench is what a command works at when no daemon runs: the kernel, and what
-// the last daemon stored.
+// A bench is what a command works with when no daemon runs: the kernel, and what the last daemon
+// stored.
 type bench struct {
 	o      *options
 	kernel *iptables.Kernel
 	store  *reload.Store
 }
 
-// withBench runs do without a daemon, and with none able to start meanwhile.
+// withBench runs do without a daemon, and lets none start meanwhile.
 func withBench(ctx context.Context, o *options, do func(bench) (int, error)) (code int, err error) {
 	release, err := daemon.Exclude()
 	if err != nil {
@@ -48,8 +48,7 @@ func (b bench) replayer() reload.Replayer {
 	return reload.Replayer{Kernel: b.kernel, Canary: b.o.canaryChain, Protection: b.o.selector.Protection(), Supplier: iptables.NewSets()}
 }
 
-// job returns a job on what was stored. Nothing is at work on the jumps when
-// somebody asks for a replay, so no grace is waited for.
+// job returns a job on stored rules. An operator asked for it, so it waits for no jump grace.
 func (b bench) job(g rules.Generation, marks canary.Marks) reload.Job {
 	j := reload.Job{Families: b.kernel.Families(), Generation: g, Marks: marks, Quiet: map[rules.Family]bool{}}
 	for _, f := range j.Families {
@@ -58,15 +57,16 @@ func (b bench) job(g rules.Generation, marks canary.Marks) reload.Job {
 	return j
 }
 
-// runCheck looks once. Asked for a line it prints one, also if it cannot look.
+// runCheck looks once. With -o line it prints a line even if it cannot look.
 func runCheck(ctx context.Context, o *options, to streams) (int, error) {
 	code, err := look(ctx, o, to)
 	if err != nil && o.output == "line" {
-		_, _ = fmt.Fprintln(to.out, errorLine(err)) // err is the one to tell
+		_, _ = fmt.Fprintln(to.out, errorLine(err)) // if printing fails, err is still the error to report
 	}
 	return code, err
 }
 
+// look asks the daemon for the verdicts or, without one, judges what the last daemon stored.
 func look(ctx context.Context, o *options, to streams) (int, error) {
 	status, err := o.client().Look(ctx)
 	if err == nil && status.NothingProtected != nil && o.output == "line" {
@@ -103,7 +103,7 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 	})
 }
 
-// report prints a row per family and table and returns the exit code.
+// report prints the verdicts and returns the exit code.
 func report(o *options, to streams, families map[rules.Family]api.Verdicts, paused bool) (int, error) {
 	var err error
 	if o.output == "line" {
@@ -126,8 +126,7 @@ func report(o *options, to streams, families map[rules.Family]api.Verdicts, paus
 	return code, nil
 }
 
-// runRender prints the generation: the daemon's, else the stored one, else
-// what the kernel holds now.
+// runRender prints a generation: the daemon's, else the stored one, else what the kernel holds now.
 func runRender(ctx context.Context, o *options, to streams) (int, error) {
 	family := o.families[0]
 	if !o.uses("snapshot") || o.rulesDir != "" {
@@ -162,6 +161,7 @@ func runRender(ctx context.Context, o *options, to streams) (int, error) {
 	return exitOK, nil
 }
 
+// generation returns what runRender prints without a daemon.
 func (b bench) generation(ctx context.Context, to streams) (rules.Generation, error) {
 	if b.o.generation != "" {
 		stored, note, err := b.store.Show(b.o.generation)
@@ -192,7 +192,7 @@ func (b bench) generation(ctx context.Context, to streams) (rules.Generation, er
 	return g, nil
 }
 
-// runStatus asks the daemon what it knows.
+// runStatus prints what the daemon knows.
 func runStatus(ctx context.Context, o *options, to streams) (int, error) {
 	if o.oneFlush {
 		return runFlush(ctx, o, to)
@@ -210,7 +210,7 @@ func runStatus(ctx context.Context, o *options, to streams) (int, error) {
 	return exitOK, nil
 }
 
-// runPause lets the daemon hold replays.
+// runPause pauses the daemon's replays.
 func runPause(ctx context.Context, o *options, to streams) (int, error) {
 	reply, err := o.client().Pause(ctx, api.PauseRequest{Seconds: o.pause.Seconds()})
 	if err != nil {
@@ -218,7 +218,7 @@ func runPause(ctx context.Context, o *options, to streams) (int, error) {
 	}
 	again := ""
 	if reply.WasPaused {
-		again = ", instead of as long as was asked for before"
+		again = ", in place of the earlier pause"
 	}
 	_, err = fmt.Fprintf(to.out, "replays are paused until %s%s\n", reply.Until.UTC().Format(time.RFC3339), again)
 	return exitOK, err
@@ -238,7 +238,7 @@ func runResume(ctx context.Context, o *options, to streams) (int, error) {
 	return exitOK, err
 }
 
-// runCleanup removes the marks, through the daemon if there is one.
+// runCleanup removes the marks, through the daemon if one runs.
 func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
 	request := api.CleanupRequest{Rules: o.rules}
 	if o.protectGiven {
@@ -249,10 +249,10 @@ func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
 		return exitError, err
 	}
 	if err != nil {
-		o.maxRules = 0 // what is removed must be known whole
+		o.maxRules = 0 // a chain that is left out could not be removed
 		code, err := withBench(ctx, o, func(b bench) (int, error) {
 			err := daemon.RemoveAll(ctx, b.replayer(), b.job(nil, nil), o.rules)
-			if state, _, stateErr := b.store.LoadState(); stateErr == nil { // else it is not known which tables canaryd made
+			if state, _, stateErr := b.store.LoadState(); stateErr == nil { // otherwise it is unknown which tables canaryd made
 				daemon.RemoveMade(ctx, b.kernel, state.MadeTables)
 			}
 			if err = errors.Join(err, b.store.Forget()); err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// options are all flags of all commands, as they were given.
+// options has the flags of all commands, as they were given.
 type options struct {
 	source, protect, metricsHosts    []string
 	mode, replay, backend, ipFamily  string
@@ -36,31 +36,31 @@ type options struct {
 	manifest, rulesDir, cniResults   string
 	generator                        generator
 	rules, check, metricsRequired    bool
-	protectGiven                     bool // on the command line, and not by default
-	yes, dryRun                      bool // of restore
-	confirm, forget                  bool // of baseline
+	protectGiven                     bool // --protect was given
+	yes, dryRun                      bool // restore
+	confirm, forget                  bool // baseline
 	pause                            time.Duration
-	flush                            string // its number or ID
-	oneFlush                         bool   // flush was given, perhaps by a script that has none
-	word                             string // behind the command, of its words
+	flush                            string // number or ID of a flush
+	oneFlush                         bool   // --flush was given, perhaps empty
+	word                             string // the word behind the command, one of command.words
 
-	selector protect.Selector // of protect
-	families []rules.Family   // of ipFamily
+	selector protect.Selector // made of protect
+	families []rules.Family   // made of ipFamily
 }
 
 func newOptions() *options { return &options{} }
 
-// lookFlags are the flags that say which tables are meant and how they are read.
+// lookFlags returns the flags that say which tables are read, and how.
 func lookFlags() []string {
 	return []string{"protect", "backend", "ip-family", "canary-chain", "lock-file", "lock-wait", "state-dir", "socket", "output"}
 }
 
-// renderFlags are the flags of render: the generator's in the first place.
+// renderFlags returns the flags of render.
 func renderFlags() []string {
 	return append([]string{"source", "manifest", "rules-dir", "check", "ip-family", "generation", "backend", "protect", "state-dir", "socket"}, generatorFlags()...)
 }
 
-// runFlags are the flags of the daemon.
+// runFlags returns the flags of the daemon.
 func runFlags() []string {
 	return []string{
 		"source", "manifest", "rules-dir", "protect", "mode", "replay", "keeper", "backend", "ip-family", "canary-chain", "poll-interval", "settle",
@@ -68,8 +68,7 @@ func runFlags() []string {
 	}
 }
 
-// flagSet returns cmd's flags, and klog's for all. Of klog's, help shows the
-// verbosity only.
+// flagSet returns cmd's flags together with klog's. Help shows only the verbosity of the latter.
 func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all := pflag.NewFlagSet("canaryd", pflag.ContinueOnError)
 	all.StringSliceVar(&o.source, "source", []string{"snapshot"}, "snapshot (of the kernel), manifest")
@@ -78,7 +77,7 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.StringSliceVar(&o.protect, "protect", []string{"kube", "cni"}, "presets ("+strings.Join(protect.PresetNames(), ", ")+") and globs of chain names")
 	all.StringVar(&o.mode, "mode", "heal", "heal, or observe: write nothing but canaries")
 	all.StringVar(&o.replay, "replay", "auto", "auto, text (iptables), direct (nft only)")
-	all.StringVar(&o.keeper, "keeper", "auto", "auto (hold connections through a flush), off")
+	all.StringVar(&o.keeper, "keeper", "auto", "auto (keep connections through a flush), off")
 	all.StringVar(&o.backend, "backend", "auto", "auto (by evidence), nft or legacy")
 	all.StringVar(&o.ipFamily, "ip-family", "auto", "auto (all there are), ipv4, ipv6, dual")
 	all.StringVar(&o.canaryChain, "canary-chain", canary.DefaultChain, "name of our own chain")
@@ -96,7 +95,7 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.BoolVar(&o.metricsRequired, "metrics-required", false, "not healthy while that address is taken")
 	all.IntVar(&o.maxRules, "max-rules", iptables.DefaultMaxRules, "keep so many rules of a family; 0: no limit")
 	all.StringVarP(&o.output, "output", "o", "table", "table or json")
-	all.StringVar(&o.flush, "flush", "", "tell all of one flush: its `number` in the list, 1 is the newest, or its ID")
+	all.StringVar(&o.flush, "flush", "", "show all of one flush: its `number` in the list, 1 is the newest, or its ID")
 	all.StringVar(&o.generation, "generation", "", "`ID` of a stored generation; default what ought to be in force")
 	all.BoolVar(&o.check, "check", false, "ask the kernel for each rule of --manifest and --rules-dir")
 	all.BoolVar(&o.rules, "rules", false, "remove the protected chains and their jumps as well")
@@ -139,8 +138,8 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	return flags
 }
 
-// flagValues are the values that flags of cmd are chosen from, by flag. Protect
-// takes globs as well.
+// flagValues returns the values that a command's flags may have, by flag. --protect takes globs as
+// well.
 func flagValues(cmd command) map[string][]string {
 	values := map[string][]string{
 		"source":            {"snapshot", "manifest"},
@@ -160,8 +159,7 @@ func flagValues(cmd command) map[string][]string {
 	return values
 }
 
-// complete checks the values and derives what others need of them. Its error
-// names every bad flag, in one line.
+// complete checks the values and derives the others. Its error names every wrong flag in one line.
 func (o *options) complete(cmd command) error {
 	values := flagValues(cmd)
 	errs := []error{
@@ -225,7 +223,7 @@ func (o *options) complete(cmd command) error {
 	return nil
 }
 
-// uses reports whether the source is asked for.
+// uses reports whether --source names this source.
 func (o *options) uses(source string) bool { return slices.Contains(o.source, source) }
 
 func (o *options) checkSources() error {
@@ -260,7 +258,7 @@ func atMost(name string, value, most time.Duration) error {
 	return fmt.Errorf("--%s is %s: want at most %s", name, value, most)
 }
 
-// kernelConfig returns how the kernel is opened.
+// kernelConfig returns the configuration with which the kernel is opened.
 func (o *options) kernelConfig() iptables.Config {
 	c := iptables.Config{
 		Families: o.families, Canary: o.canaryChain, LockFile: o.lockFile, LockWait: o.lockWait,
@@ -269,7 +267,7 @@ func (o *options) kernelConfig() iptables.Config {
 	if o.maxRules == 0 {
 		c.MaxRules = -1
 	}
-	if !o.uses("manifest") && o.rulesDir == "" { // else any chain may be declared
+	if !o.uses("manifest") && o.rulesDir == "" { // otherwise any chain may be declared
 		c.Protects = o.selector.Protects
 	}
 	if o.backend != "auto" {

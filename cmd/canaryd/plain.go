@@ -11,10 +11,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// plain returns text as one line without what moves a terminal's cursor, sets
-// its title or colours it: whoever writes rules chooses the names of chains, and
-// iptables takes any byte but blanks in them. What does not print is escaped as
-// Go does it.
+// plain returns text as one line without anything that moves a terminal's cursor, sets its title or
+// changes colours. Other processes choose the names of chains, and iptables takes any byte but
+// blanks in them. What does not print is escaped as Go does it.
 func plain(text string) string {
 	if strings.IndexFunc(text, unprintable) < 0 {
 		return text
@@ -38,9 +37,8 @@ func plain(text string) string {
 
 func unprintable(r rune) bool { return r == utf8.RuneError || !strconv.IsPrint(r) }
 
-// plainJSON escapes what encoding/json leaves as it is though a terminal may
-// obey it: DEL, the C1 controls, and marks that turn the direction of writing.
-// All of them stand inside strings.
+// plainJSON escapes what encoding/json leaves alone and a terminal may obey: DEL, the C1 controls,
+// and marks that turn the direction of writing. All of them stand inside strings.
 func plainJSON(text []byte) []byte {
 	var b bytes.Buffer
 	for len(text) > 0 {
@@ -59,10 +57,9 @@ func plainJSON(text []byte) []byte {
 	return b.Bytes()
 }
 
-// plainLogger is klog's logger, but each line of the log is one line: klog writes
-// a value that has a newline in it as it is, over several lines, and then also
-// what controls a terminal. What iptables prints of a chain's name, or of a rule,
-// would be such a value.
+// plainLogger returns klog's logger with one line for each log entry. klog itself writes a value
+// with newlines over several lines, and then also what controls a terminal; a chain's name or a
+// rule may be such a value.
 func plainLogger() klog.Logger {
 	sink := klog.NewKlogr().GetSink()
 	if deeper, ok := sink.(interface{ WithCallDepth(int) klog.LogSink }); ok {
@@ -71,14 +68,14 @@ func plainLogger() klog.Logger {
 	return klog.New(plainSink{sink, &logBound{}})
 }
 
-// A plainSink hands on what is logged, made plain, and what an operator did not ask for with -v within
-// bounds. klog quotes what is one line.
+// A plainSink logs plain values, and keeps what -v did not ask for within bounds. klog quotes
+// values of one line.
 type plainSink struct {
 	klog.LogSink
-	bound *logBound // nil: there is none
+	bound *logBound // nil: no bound
 }
 
-// Init does nothing: the sink inside has been told.
+// Init does nothing, because the wrapped sink is already initialised.
 func (s plainSink) Init(klog.RuntimeInfo) {}
 
 func (s plainSink) Info(level int, message string, values ...any) {
@@ -145,5 +142,5 @@ func plainValues(values []any) []any {
 	return clean
 }
 
-// oneLine puts text of several lines into one. The rest is klog's to quote.
+// oneLine joins the lines of text. klog quotes the rest.
 func oneLine(text string) string { return strings.ReplaceAll(text, "\n", "; ") }

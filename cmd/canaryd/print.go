@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -58,100 +57,109 @@ func printVerdicts(w io.Writer, output string, families map[rules.Family]api.Ver
 	return printTable(w, rows)
 }
 
+// printStatus prints a status: health, what an operator has to know, verdicts, flushes and stored
+// generations.
 func printStatus(w io.Writer, output string, s api.Status) error {
 	if output == "json" {
 		return printJSON(w, s)
 	}
-	health := paint(w, green, "healthy")
-	if s.RulesWithoutOwner != nil {
-		health = paint(w, yellow, "healthy, but kube-proxy's rules have no owner")
+	_, err := fmt.Fprintf(w, "%s\nmode %s, backend %s %s (%s)\ngeneration %s from %s: %d rules in %d chains, captured %s\n",
+		healthText(w, s), s.Mode, s.Backend.Name, s.Backend.Version, plain(s.Backend.Reason),
+		s.Generation.ID, s.Generation.Source, s.Generation.Rules, s.Generation.Chains, ago(s.Generation.Captured))
+	for _, next := range []func() error{
+		func() error { return printBaseline(w, s.Baseline) },
+		func() error { return printKeeper(w, s.Keeper) },
+		func() error { return printDecision(w, s.Decision) },
+		func() error { return printText(w, replaysText(s)) },
+		func() error { return printSourceErrors(w, s.SourceErrors) },
+		func() error { return printRefused(w, s.DeclaredRefused) },
+		func() error { return printOwnerless(w, s.RulesWithoutOwner) },
+		func() error { return printText(w, notGuardedText(s)+troubleText(s)) },
+		func() error { return printVerdicts(w, output, s.Families) },
+		func() error { return printFlushes(w, s.Flushes) },
+		func() error { return printStored(w, s) },
+	} {
+		if err != nil {
+			return err
+		}
+		err = next()
 	}
-	if what := s.NotGuarded(); what != "" {
-		health = paint(w, yellow, "healthy, but "+what)
+	return err
+}
+
+func printText(w io.Writer, text string) error {
+	_, err := io.WriteString(w, text)
+	return err
+}
+
+// healthText says whether the node is healthy, and if not why.
+func healthText(w io.Writer, s api.Status) string {
+	if err := s.Ready(); err != nil {
+		return paint(w, red, "NOT healthy: "+err.Error())
 	}
 	if s.NothingProtected != nil {
-		health = paint(w, yellow, plain("NOT healthy: "+s.NothingProtected.String()))
+		return paint(w, yellow, plain("NOT healthy: "+s.NothingProtected.String()))
 	}
-	if err := s.Ready(); err != nil {
-		health = paint(w, red, "NOT healthy: "+err.Error())
+	if what := s.NotGuarded(); what != "" {
+		return paint(w, yellow, "healthy, but "+what)
 	}
-	_, err := fmt.Fprintf(w, "%s\nmode %s, backend %s %s (%s)\ngeneration %s from %s: %d rules in %d chains, captured %s\n",
-		health, s.Mode, s.Backend.Name, s.Backend.Version, plain(s.Backend.Reason),
-		s.Generation.ID, s.Generation.Source, s.Generation.Rules, s.Generation.Chains, ago(s.Generation.Captured))
-	if err != nil {
-		return err
+	if s.RulesWithoutOwner != nil {
+		return paint(w, yellow, "healthy, but kube-proxy's rules have no owner")
 	}
-	if err := errors.Join(printBaseline(w, s.Baseline), printKeeper(w, s.Keeper)); err != nil {
-		return err
-	}
-	if err := printDecision(w, s.Decision); err != nil {
-		return err
-	}
+	return paint(w, green, "healthy")
+}
+
+// replaysText says what keeps canaryd from replaying.
+func replaysText(s api.Status) string {
+	text := ""
 	if s.Paused {
-		if _, err := fmt.Fprintf(w, "replays are paused until %s; canaryd resume ends that\n", s.PausedUntil.UTC().Format(time.RFC3339)); err != nil {
-			return err
-		}
+		text += fmt.Sprintf("replays are paused until %s; canaryd resume ends that\n", s.PausedUntil.UTC().Format(time.RFC3339))
 	}
 	if s.Contended {
-		if _, err := fmt.Fprintln(w, "somebody keeps undoing what is replayed; the log says who"); err != nil {
-			return err
-		}
+		text += "a process keeps undoing the replays; the log names it\n"
 	}
-	if err := errors.Join(printSourceErrors(w, s.SourceErrors), printRefused(w, s.DeclaredRefused), printOwnerless(w, s.RulesWithoutOwner)); err != nil {
-		return err
-	}
+	return text
+}
+
+// notGuardedText names the rules that canaryd cannot put back, or does not guard.
+func notGuardedText(s api.Status) string {
+	var text strings.Builder
 	for _, q := range s.Quarantined {
-		if _, err := fmt.Fprintf(w, "in quarantine: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason))); err != nil {
-			return err
-		}
+		fmt.Fprintf(&text, "quarantined: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason)))
 	}
 	for _, q := range s.WithoutText {
-		if _, err := fmt.Fprintf(w, "not put back if it is lost: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason))); err != nil {
-			return err
-		}
+		fmt.Fprintf(&text, "not put back if it is lost: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason)))
 	}
 	for _, l := range s.LeftOut {
-		if _, err := fmt.Fprintf(w, "NOT guarded: %s; there are more rules than canaryd keeps (--max-rules)\n", plain(l.String())); err != nil {
-			return err
-		}
+		fmt.Fprintf(&text, "NOT guarded: %s; there are more rules than canaryd keeps (--max-rules)\n", plain(l.String()))
 	}
+	return text.String()
+}
+
+// troubleText says what is wrong with the backend, the journal, the HTTP address and families.
+func troubleText(s api.Status) string {
+	var text strings.Builder
 	if s.Backend.Mixed {
-		if _, err := fmt.Fprintf(w, "both backends hold rules; those of %s are guarded\n", s.Backend.Name); err != nil {
-			return err
-		}
+		fmt.Fprintf(&text, "both backends hold rules; those of %s are guarded\n", s.Backend.Name)
 	}
 	if s.Backend.Mismatch {
-		if _, err := fmt.Fprintln(w, "the other backend is in use by now, and its rules are NOT guarded: restart canaryd, or say which is right with --backend"); err != nil {
-			return err
-		}
+		text.WriteString("the other backend is in use by now, and its rules are NOT guarded: restart canaryd, or say which is right with --backend\n")
 	}
 	if s.JournalError != "" {
-		if _, err := fmt.Fprintf(w, "flush records are NOT on disk: %s\n", plain(oneLine(s.JournalError))); err != nil {
-			return err
-		}
+		fmt.Fprintf(&text, "flush records are NOT on disk: %s\n", plain(oneLine(s.JournalError)))
 	}
 	if s.ListenError != "" {
-		if _, err := fmt.Fprintf(w, "metrics and page are NOT served, and what answers there is not canaryd: %s\n", plain(oneLine(s.ListenError))); err != nil {
-			return err
-		}
+		fmt.Fprintf(&text, "metrics and page are NOT served, and what answers there is not canaryd: %s\n", plain(oneLine(s.ListenError)))
 	}
 	for _, f := range rules.Families() {
 		if why, ok := s.DisabledFamilies[f]; ok {
-			if _, err := fmt.Fprintf(w, "%s is not watched: %s\n", f, plain(oneLine(why))); err != nil {
-				return err
-			}
+			fmt.Fprintf(&text, "%s is not watched: %s\n", f, plain(oneLine(why)))
 		}
 	}
-	if err := printVerdicts(w, output, s.Families); err != nil {
-		return err
-	}
-	if err := printFlushes(w, s.Flushes); err != nil {
-		return err
-	}
-	return printStored(w, s)
+	return text.String()
 }
 
-// printOwnerless says what to do with rules that no process keeps.
+// printOwnerless prints what to do about rules that no process maintains.
 func printOwnerless(w io.Writer, o *api.OwnerlessRules) error {
 	if o == nil {
 		return nil
@@ -168,7 +176,7 @@ func printOwnerless(w io.Writer, o *api.OwnerlessRules) error {
 	return err
 }
 
-// printDecision says what waits for a decision, why, and what to do.
+// printDecision prints why a decision is needed, and what to do.
 func printDecision(w io.Writer, d *api.Decision) error {
 	if d == nil {
 		return nil
@@ -178,7 +186,7 @@ func printDecision(w io.Writer, d *api.Decision) error {
 	return err
 }
 
-// printKeeper says in one line what the keeper does for each family.
+// printKeeper prints the keeper's state of each family in one line.
 func printKeeper(w io.Writer, keeper map[rules.Family]api.FamilyKeeper) error {
 	var words []string
 	for _, f := range rules.Families() {
@@ -224,7 +232,7 @@ func printFlushes(w io.Writer, flushes []api.Flush) error {
 	return err
 }
 
-// absentText says how long the rules of a record were missing, or have been.
+// absentText says how long the rules of a record were missing, or have been missing so far.
 func absentText(f api.Flush) string {
 	absent, known := f.AbsentFor(time.Now())
 	text := fmt.Sprintf("%.3fs", absent.Seconds())
@@ -244,8 +252,7 @@ func absentText(f api.Flush) string {
 	return text
 }
 
-// printStored names the generations that restore may be asked for, if there are
-// others than the one that ought to be in force.
+// printStored lists the generations that restore may be asked for, other than the one in force.
 func printStored(w io.Writer, s api.Status) error {
 	var rows [][]string
 	for _, g := range s.Stored {
@@ -269,7 +276,7 @@ func numberText(n *int) string {
 	return strconv.Itoa(*n)
 }
 
-// madeText says what made a stored generation, and what speaks against restoring it.
+// madeText says what made a stored generation, and why it may be a bad idea to restore it.
 func madeText(g api.StoredGeneration) string {
 	text, ok := map[reload.Made]string{
 		reload.MadeAtStart:  "what stood at the start",
@@ -300,7 +307,7 @@ func scope(f api.Flush) string {
 	return strings.Join(words, " ")
 }
 
-// ago returns how long ago t was, in the largest unit that tells something.
+// ago returns how long ago t was, in seconds or minutes.
 func ago(t time.Time) string {
 	if t.IsZero() {
 		return "never"

@@ -8,8 +8,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-// printRefused names the declared rules that are refused, each with the operator's
-// own file and line.
+// printRefused prints the refused declared rules, each with the operator's file and line.
 func printRefused(w io.Writer, list []api.Refused) error {
 	for _, r := range list {
 		what := plain(cmp.Or(r.Rule, "the table as a whole"))
@@ -22,7 +21,7 @@ func printRefused(w io.Writer, list []api.Refused) error {
 	return nil
 }
 
-// printSourceErrors says what is wrong with the files of declared sources.
+// printSourceErrors prints what is wrong with the files of declared sources.
 func printSourceErrors(w io.Writer, list []api.SourceError) error {
 	for _, e := range list {
 		what := map[api.Instead]string{

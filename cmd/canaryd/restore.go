@@ -14,10 +14,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A restorer restores by a request: the daemon, or this process without one.
+// A restorer carries out a request to restore: the daemon does, or this process without one.
 type restorer func(context.Context, api.RestoreRequest) (api.RestoreReply, error)
 
-// runRestore replays now, through the daemon if there is one.
+// runRestore replays now, through the daemon if one runs.
 func runRestore(ctx context.Context, o *options, to streams) (int, error) {
 	code, err := o.restoreBy(ctx, to, o.client().Restore)
 	if !errors.Is(err, control.ErrNoDaemon) {
@@ -26,9 +26,8 @@ func runRestore(ctx context.Context, o *options, to streams) (int, error) {
 	return withBench(ctx, o, func(b bench) (int, error) { return o.restoreBy(ctx, to, b.restore) })
 }
 
-// restoreBy restores, and prints what that did. What it may take away is what --yes agrees
-// to: what a dry run, right before, shows. If another process writes in between, and more
-// would be taken away, nothing is.
+// restoreBy restores, and prints the result. --yes agrees to what a dry run right before shows. If
+// another process writes in between and the restore would remove more, it removes nothing.
 func (o *options) restoreBy(ctx context.Context, to streams, restore restorer) (int, error) {
 	request := api.RestoreRequest{Generation: o.generation, DryRun: o.dryRun}
 	if o.yes && !o.dryRun {
@@ -52,7 +51,7 @@ func (o *options) restoreBy(ctx context.Context, to streams, restore restorer) (
 	return exitError, o.refusal(reply)
 }
 
-// refusal says why a restore wrote nothing, and what to do.
+// refusal says why a restore wrote nothing or not everything, and what to do.
 func (o *options) refusal(reply api.RestoreReply) error {
 	if len(reply.Outcomes) > 0 {
 		return fmt.Errorf("not everything was written, because another process wrote meanwhile: %s; look at it with --dry-run", reply.Refused)
@@ -65,7 +64,7 @@ func (o *options) refusal(reply api.RestoreReply) error {
 	return errors.New(what + "; --dry-run shows them, --yes agrees to that")
 }
 
-// restore replays a stored generation without a daemon, and keeps what it planted.
+// restore replays a stored generation without a daemon, and saves the marks that it planted.
 func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreReply, error) {
 	state, stored, err := b.store.LoadState()
 	if r.Generation != "" {
@@ -103,7 +102,7 @@ func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreRe
 		daemon.KeepRemoval(ctx, b.o.stateDir, reply, result))
 }
 
-// baseline returns what the operator confirmed, and its name; both are nil if that is nothing.
+// baseline returns the confirmed baseline and its name; both are nil without one.
 func (b bench) baseline() (*rules.Baseline, *api.BaselineName) {
 	stored, err := b.store.LoadBaseline()
 	switch {
@@ -168,7 +167,7 @@ func printChanges(w io.Writer, reply api.RestoreReply, adds, removes string) err
 		rows = [][]string{{"no protected rule changes"}}
 	}
 	if b := reply.Baseline; b != nil && b.Error != "" && len(reply.Changes) > 0 {
-		if _, err := fmt.Fprintf(w, "no rule is marked, because the confirmed baseline is not believed: %s\n", plain(oneLine(b.Error))); err != nil {
+		if _, err := fmt.Fprintf(w, "no rule is marked, because the confirmed baseline is unusable: %s\n", plain(oneLine(b.Error))); err != nil {
 			return err
 		}
 	}
@@ -235,7 +234,7 @@ func printOutcomes(w io.Writer, reply api.RestoreReply) error {
 	return err
 }
 
-// outcomeText is an outcome of a restore for people.
+// outcomeText returns the outcome of a restore for people.
 func outcomeText(o api.Outcome) string {
 	if o == reload.Skipped {
 		return "nothing was missing"

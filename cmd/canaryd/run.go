@@ -35,12 +35,12 @@ func runDaemon(ctx context.Context, o *options, _ streams) (code int, err error)
 	}
 	defer release()
 	if o.backend == "auto" && o.lastBackend(ctx) == "" {
-		if err := tellManager("STATUS=Looking for rules that tell which backend is in use"); err != nil {
+		if err := notifyManager("STATUS=Looking for rules that show which backend is in use"); err != nil {
 			klog.FromContext(ctx).Error(err, "Starting all the same")
 		}
 		awaitEvidence(ctx, o.gatherEvidence)
 		if ctx.Err() != nil {
-			return exitOK, nil // SIGTERM: nothing was begun
+			return exitOK, nil // SIGTERM, before anything began
 		}
 	}
 	kernel, store, err := open(ctx, o)
@@ -74,13 +74,12 @@ func open(ctx context.Context, o *options) (*iptables.Kernel, *reload.Store, err
 		}
 		err = fmt.Errorf("%w (choose another with --state-dir)", err)
 	}
-	_ = kernel.Close() // the first error is the one to tell
+	_ = kernel.Close() // the first error is the one to report
 	return nil, nil, err
 }
 
-// lastBackend returns the backend that canaryd guarded before in this boot and network
-// namespace, as the state folder has it; "" if it has none. After a flush of everything
-// nothing else says.
+// lastBackend returns the backend that canaryd guarded before in this boot and network namespace;
+// "" if the state folder has none. After a flush of everything there is no other evidence.
 func (o *options) lastBackend(ctx context.Context) iptables.Backend {
 	here, err := daemon.Identify(iptables.Info{})
 	if err != nil {
@@ -94,7 +93,7 @@ func (o *options) lastBackend(ctx context.Context) iptables.Backend {
 	return last
 }
 
-// serve runs the loop, its watchers and its faces, and joins them all.
+// serve runs the loop, its watchers and its faces, and waits for all of them.
 func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *reload.Store) error {
 	log := klog.FromContext(ctx)
 	saveMemory()
@@ -123,7 +122,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		Mode: api.Mode(o.mode), Source: strings.Join(o.sourceNames(), "+"),
 		Protection: o.learned(), Declared: files.declaration(), Declarations: files.changes,
 		BrokenSources: files.broken, SourceErrors: files.news, Canary: o.canaryChain,
-		PollInterval: o.poll, Settle: o.settle, JumpGrace: o.jumpGrace, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime, FreeMemory: giveBack,
+		PollInterval: o.poll, Settle: o.settle, JumpGrace: o.jumpGrace, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime, FreeMemory: freeMemory,
 		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Keeper: o.keeperOf(kernel), Attachments: o.attachments(), Disabled: disabled, Native: kernel.NativeTables, LeftOut: kernel.LeftOut,
 		Sets: iptables.NewSets(), CPU: daemon.CPUTime, ListenRequired: o.metricsRequired,
 		Elsewhere: o.elsewhere,
@@ -143,13 +142,13 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		group.Go(func() error { return face.Run(ctx) })
 	}
 	startWatcher(ctx, group, o, kernel, hints, writers)
-	keepManagerInformed(ctx, group, d)
+	startNotifier(ctx, group, d)
 	files.run(ctx, group)
 	group.Go(func() error { return d.Run(ctx) })
 	return group.Wait()
 }
 
-// keeperOf returns the kernel's keeper, nil if there is to be none.
+// keeperOf returns the kernel's keeper; nil if --keeper is off.
 func (o *options) keeperOf(kernel *iptables.Kernel) daemon.Keeper {
 	if o.keeper == "off" {
 		return nil
@@ -157,7 +156,7 @@ func (o *options) keeperOf(kernel *iptables.Kernel) daemon.Keeper {
 	return kernel.Keeper()
 }
 
-// attachments are libcni's files, nil if they are not to be read.
+// attachments returns libcni's files; nil if canaryd must not read them.
 func (o *options) attachments() daemon.Attachments {
 	if o.cniResults == "" {
 		return nil
@@ -165,31 +164,30 @@ func (o *options) attachments() daemon.Attachments {
 	return cniresults.New(o.cniResults)
 }
 
-// nodeName is what the page calls this node: what a DaemonSet says, else the
-// host's name.
+// nodeName returns the node's name for the page: the DaemonSet's, else the host's.
 func nodeName() string {
 	if name := os.Getenv("NODE_NAME"); name != "" {
 		return name
 	}
 	name, err := os.Hostname()
 	if err != nil {
-		return "" // the page does without
+		return "" // the page works without a name
 	}
 	return name
 }
 
-// saveMemory lets the heap grow by half, not to the double, between
-// collections, unless GOGC says otherwise. At 20,000 rules 28 MiB were resident on
-// nft and 27 MiB on legacy once the daemon was quiet, 14 MiB of them pages of the
-// program's file, and at most 39 and 40 MiB while it started (make bench-detect).
+// saveMemory lets the heap grow by half between collections, instead of doubling, unless GOGC is
+// set. At 20,000 rules a quiet daemon kept 28 MiB resident on nft and 27 MiB on legacy, 14 MiB of
+// them pages of its program file. While it started it had at most 39 and 40 MiB (make
+// bench-detect).
 func saveMemory() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(50)
 	}
 }
 
-// keepWithinGroup lets the heap keep to the memory that our control group allows, unless
-// GOMEMLIMIT says otherwise: else the kernel ends canaryd where a collection had helped.
+// keepWithinGroup limits the heap to the memory that the control group allows, unless GOMEMLIMIT is
+// set. Without it the kernel ends canaryd where a collection would have helped.
 func keepWithinGroup(log klog.Logger) {
 	if os.Getenv("GOMEMLIMIT") != "" {
 		return
@@ -205,10 +203,10 @@ func keepWithinGroup(log klog.Logger) {
 	log.Info("The control group limits memory", "bytes", limit.Bytes, "of", limit.File, "heap", limit.HeapLimit())
 }
 
-// giveBack collects twice: what a sync.Pool holds outlives the first time, and
-// encoding/json keeps in one the buffer in which it wrote the generation, 2 MiB
-// at 20,000 rules.
-func giveBack() {
+// freeMemory returns free memory to the kernel. It collects twice, because the content of a
+// sync.Pool outlives the first collection. encoding/json keeps the buffer there in which it wrote
+// the generation: 2 MiB at 20,000 rules.
+func freeMemory() {
 	runtime.GC()
 	debug.FreeOSMemory()
 }

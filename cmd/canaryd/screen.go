@@ -14,12 +14,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
-// A screen is a terminal that shows colours. What prints to anything else prints
-// the same without them.
+// A screen is a terminal that shows colours. Any other writer gets the same text without them.
 type screen struct{ io.Writer }
 
-// onScreen returns file as a screen if it is one, and nobody asked for no
-// colours: https://no-color.org.
+// onScreen returns file as a screen if it is a terminal and NO_COLOR is not set
+// (https://no-color.org).
 func onScreen(file *os.File, getenv func(string) string) io.Writer {
 	if getenv("NO_COLOR") != "" || !terminal(file, getenv) {
 		return file
@@ -33,7 +32,7 @@ func terminal(file *os.File, getenv func(string) string) bool {
 	return err == nil && getenv("TERM") != "dumb" && getenv("TERM") != ""
 }
 
-// A colour is a terminal's number for one.
+// A colour is the number of a terminal's colour.
 type colour int
 
 const (
@@ -52,8 +51,8 @@ func paint(w io.Writer, c colour, text string) string {
 	return fmt.Sprintf("\x1b[%dm%s\x1b[0m", c, text)
 }
 
-// colourOf is what a cell of a table is painted in: those that say how something
-// is now, or how it ended. What was lost once and is back alarms nobody.
+// colourOf returns the colour of a table's cell. Only the present state and outcomes have one: a
+// loss that is over must not alarm.
 func colourOf(heading, cell string) colour {
 	verdict, outcome := canary.Verdict(cell), reload.Outcome(cell)
 	switch {
@@ -69,14 +68,14 @@ func colourOf(heading, cell string) colour {
 }
 
 const (
-	// patience is how long a command may take before it says that it is at work.
+	// patience is how long a command may run before it shows that it is at work.
 	patience = time.Second
-	// eraseLine puts the cursor to the line's begin and empties the line.
+	// eraseLine moves the cursor to the start of the line and empties the line.
 	eraseLine = "\r\x1b[K"
 )
 
-// atWork tells on a terminal each second how long a command has been at work,
-// in a line that is gone when the command prints something or is done.
+// atWork shows each second on a terminal how long a command has been running. The line disappears
+// when the command prints something or ends.
 func atWork(ctx context.Context, to io.Writer, name string) (done func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
@@ -84,15 +83,15 @@ func atWork(ctx context.Context, to io.Writer, name string) (done func()) {
 		defer close(ended)
 		tick := time.NewTicker(patience)
 		defer tick.Stop()
-		for begin, told := time.Now(), false; ; told = true {
+		for begin, shown := time.Now(), false; ; shown = true {
 			select {
 			case <-ctx.Done():
-				if told {
+				if shown {
 					_, _ = fmt.Fprint(to, eraseLine)
 				}
 				return
 			case <-tick.C:
-				// The cursor stays at the begin, so that a line of the log covers it.
+				// The cursor stays at the start, so that a line of the log covers this one.
 				_, _ = fmt.Fprintf(to, "%scanaryd %s: %s\r", eraseLine, name, time.Since(begin).Round(time.Second))
 			}
 		}
@@ -103,7 +102,7 @@ func atWork(ctx context.Context, to io.Writer, name string) (done func()) {
 	})
 }
 
-// An after writes once it has done something else.
+// An after calls a function before it writes.
 type after struct {
 	io.Writer
 	first func()
@@ -115,7 +114,7 @@ func (a after) Write(p []byte) (int, error) {
 	return a.Writer.Write(p)
 }
 
-// behind returns to with first before whatever is written to it.
+// behind returns to with first called before each write.
 func (to streams) behind(first func()) streams {
 	if s, ok := to.out.(screen); ok {
 		to.out = screen{after{s.Writer, first}}

@@ -17,8 +17,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// declaredSources returns the sources that declare rules, none of which is the
-// snapshot.
+// declaredSources returns the sources that declare rules, which the snapshot does not.
 func (o *options) declaredSources(families []rules.Family, randomFully bool) ([]source.Source, error) {
 	var sources []source.Source
 	if o.uses("manifest") {
@@ -34,7 +33,7 @@ func (o *options) declaredSources(families []rules.Family, randomFully bool) ([]
 	return sources, nil
 }
 
-// sourceNames are the sources in use, as metrics and status name them.
+// sourceNames returns the sources in use as metrics and status name them.
 func (o *options) sourceNames() []string {
 	names := slices.Clone(o.source)
 	if o.rulesDir != "" {
@@ -52,8 +51,8 @@ func (o *options) learned() rules.Protection {
 	return p
 }
 
-// declared is what files have to do with a running daemon. The zero value is
-// that they have nothing.
+// declared is what a running daemon gets from files. The zero value is for a daemon without
+// declared sources.
 type declared struct {
 	watcher *source.Watcher
 	first   source.Declared
@@ -62,10 +61,10 @@ type declared struct {
 	news    chan []api.SourceError
 }
 
-// declare loads the declared sources, if there are any, and refuses if the
-// chains that they claim have another owner. Broken files do not end canaryd: the
-// rest is guarded, with what they said to an earlier run if the state folder has it.
-// failed hears of a source each time that its files turn out to be broken.
+// declare loads the declared sources, if there are any. It refuses if kube-proxy owns the chains
+// that they claim. Broken files do not end canaryd: the rest is guarded, with what those files said
+// to an earlier run if the state folder has it. failed is called with a source whenever its files
+// turn out to be broken.
 func (o *options) declare(ctx context.Context, kernel *iptables.Kernel, failed func(string)) (declared, error) {
 	sources, err := o.declaredSources(kernel.Families(), kernel.Info().RandomFully)
 	if err != nil || len(sources) == 0 {
@@ -91,7 +90,7 @@ func (o *options) declare(ctx context.Context, kernel *iptables.Kernel, failed f
 	return d, nil
 }
 
-// declaration returns what the files say at the start, or nil.
+// declaration returns what the files declare at the start, or nil.
 func (d declared) declaration() *daemon.Declaration {
 	if d.watcher == nil || !d.first.Known() {
 		return nil
@@ -100,7 +99,7 @@ func (d declared) declaration() *daemon.Declaration {
 	return &next
 }
 
-// errorsOf returns what is wrong with sources as the daemon takes it.
+// errorsOf converts the problems of sources for the daemon.
 func errorsOf(problems []source.Problem) []api.SourceError {
 	var list []api.SourceError
 	for _, p := range problems {
@@ -109,7 +108,7 @@ func errorsOf(problems []source.Problem) []api.SourceError {
 	return list
 }
 
-// declarationOf returns what files say as the daemon takes it.
+// declarationOf converts what files declare for the daemon.
 func declarationOf(d source.Declared) daemon.Declaration {
 	return daemon.Declaration{
 		Generation: d.Generation, Claims: d.Claims,
@@ -148,11 +147,10 @@ func (d declared) run(ctx context.Context, group *errgroup.Group) {
 	})
 }
 
-// withoutLog is for commands that print what the log would have.
+// withoutLog returns a context without a log, for commands that print what would be logged.
 func withoutLog(ctx context.Context) context.Context { return klog.NewContext(ctx, klog.Logger{}) }
 
-// printSkips says which objects have no part in the rules, and returns how many of
-// them are errors.
+// printSkips prints which objects declare no rules, and returns how many of them are errors.
 func printSkips(to streams, all source.Declared) (errs int) {
 	for _, skip := range all.Skips {
 		word := "skipped:"
@@ -165,8 +163,7 @@ func printSkips(to streams, all source.Declared) (errs int) {
 	return errs
 }
 
-// renderDeclared prints what the declared sources make of their files, without
-// a daemon and without the kernel.
+// renderDeclared prints the rules that files declare, without a daemon and without the kernel.
 func renderDeclared(ctx context.Context, o *options, to streams, family rules.Family) (int, error) {
 	if o.generation != "" {
 		return exitError, errors.New("--generation names a stored generation; with --source=manifest the files say what is printed")

@@ -84,4 +84,4 @@ elif [ ${#unread[@]} -gt 0 ]; then
 elif [ "$tables" -eq 0 ]; then
 	unknown 'no table has been looked at yet'
 fi
-echo "whole: $tables tables are intact"
+echo "intact: $tables tables"

@@ -13,17 +13,17 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// NotInBaseline says of a flush which of the rules that were lost, and that canaryd puts back,
-// were not in the baseline that was confirmed then.
+// NotInBaseline says which of the rules that a flush lost, and that canaryd puts back, the
+// confirmed baseline lacked.
 type NotInBaseline struct {
 	BaselineName
 	Rules int `json:"rules"` // jumps included
-	// Chains are the first chains of them; More is how many are not listed.
+	// Chains are the first chains with such rules; More is how many are not listed.
 	Chains []ChainName `json:"chains,omitempty"`
 	More   int         `json:"more,omitempty"`
 }
 
-// A ChainName names a chain of a table, with how many rules of it are meant.
+// A ChainName names a chain of a table, and says how many of its rules are meant.
 type ChainName struct {
 	Family rules.Family    `json:"family"`
 	Table  rules.TableName `json:"table"`
@@ -31,7 +31,7 @@ type ChainName struct {
 	Rules  int             `json:"rules"`
 }
 
-// withoutNames returns what of it may leave through TCP.
+// withoutNames returns what may leave through TCP.
 func (n *NotInBaseline) withoutNames() *NotInBaseline {
 	if n == nil {
 		return nil
@@ -39,8 +39,7 @@ func (n *NotInBaseline) withoutNames() *NotInBaseline {
 	return &NotInBaseline{BaselineName: n.BaselineName, Rules: n.Rules, More: n.More + len(n.Chains)}
 }
 
-// Takers returns those that took something; of a record of an earlier version, which
-// has one only, that one.
+// Takers returns the processes that removed something. A record of an earlier version has only one.
 func (f Flush) Takers() []Culprit {
 	if len(f.Culprits) == 0 && f.Culprit.PID != 0 {
 		return []Culprit{f.Culprit}
@@ -48,8 +47,8 @@ func (f Flush) Takers() []Culprit {
 	return f.Culprits
 }
 
-// ByText names the culprits in a few words: "nft (pid 3)", or "iptables, nft (+2)" where
-// two more processes took something.
+// ByText names the culprits in a few words: "nft (pid 3)", or "iptables, nft (+2)" if two more
+// processes removed something.
 func (f Flush) ByText() string {
 	list := f.Takers()
 	switch {
@@ -73,7 +72,7 @@ func (f Flush) ByText() string {
 	return text
 }
 
-// TakersOf names those that took something from one table; "" if that is not known.
+// TakersOf names the processes that removed something from one table; "" if they are unknown.
 func (f Flush) TakersOf(t TableLoss) string {
 	var names []string
 	for _, c := range f.Culprits {
@@ -84,8 +83,8 @@ func (f Flush) TakersOf(t TableLoss) string {
 	return strings.Join(names, ", ")
 }
 
-// name is what the kernel calls the process or, if it ended before that could be looked
-// up, its number.
+// name returns the kernel's name of the process. It is the pid if the process ended before canaryd
+// read its name.
 func (c Culprit) name() string {
 	if c.Comm == "" {
 		return fmt.Sprintf("pid %d", c.PID)
@@ -93,18 +92,18 @@ func (c Culprit) name() string {
 	return c.Comm
 }
 
-// A LostPod is a pod whose host ports a flush took. Its names are empty where Kubernetes
-// did not make the container.
+// A LostPod is a pod whose host ports a flush removed. Its names are empty if Kubernetes did not
+// create the container.
 type LostPod struct {
 	Namespace string   `json:"namespace,omitempty"`
 	Name      string   `json:"name,omitempty"`
 	Container string   `json:"container"`
 	HostPorts []string `json:"hostPorts"`
-	// Gone: it was removed during the outage, so its host ports were not put back.
+	// Gone means that the pod was removed during the outage, so its host ports were not put back.
 	Gone bool `json:"gone,omitempty"`
 }
 
-// String names the pod as people know it, with its host ports.
+// String returns the pod's namespace and name, or its container, with its host ports.
 func (p LostPod) String() string {
 	name := p.Container
 	if p.Name != "" {
@@ -118,18 +117,18 @@ func (p LostPod) String() string {
 }
 
 const (
-	// Removed is the kind of a record of what canaryd itself took away, because an operator
-	// asked for an earlier generation. It is no verdict.
+	// Removed is the kind of a record of what canaryd itself removed, because an operator asked for
+	// an earlier generation. It is no verdict.
 	Removed canary.Verdict = "removed"
-	// Requested is the outcome of such a record: nothing is to be put back.
+	// Requested is the outcome of such a record: there is nothing to put back.
 	Requested Outcome = "requested"
 )
 
-// Requested reports whether a record is of what an operator asked for, and no flush.
+// Requested reports whether the record is of a removal that an operator asked for.
 func (f Flush) Requested() bool { return f.Kind == Removed }
 
-// UnprotectedText says how many rules that --protect does not name went with the others:
-// ", and 3 rules that --protect does not name"; "" if none did, or it is not known.
+// UnprotectedText says how many rules that --protect does not name were lost with the others: ",
+// and 3 rules that --protect does not name". It is "" if there were none, or if that is unknown.
 func (l Lost) UnprotectedText() string {
 	switch l.Unprotected {
 	case 0:
@@ -141,57 +140,55 @@ func (l Lost) UnprotectedText() string {
 	}
 }
 
-// culpritsNamed is how many of a flush's culprits are named in a line.
+// CulpritsNamed is how many of a flush's culprits ByText names.
 const CulpritsNamed = 2
 
-// A Flush is the record of one flush, however many tables it hit.
+// A Flush is the record of one flush, of all tables that it hit.
 type Flush struct {
 	ID   string    `json:"id"`
 	Time time.Time `json:"time"` // of the first evidence
-	// Kind is the gravest verdict among the tables that were hit.
+	// Kind is the most serious verdict among the tables that were hit.
 	Kind     canary.Verdict    `json:"kind"`
 	Families []rules.Family    `json:"families"`
 	Tables   []rules.TableName `json:"tables"`
-	// Culprit is the process that took from most tables; its PID is 0 if none is known.
+	// Culprit is the process that removed something from most tables; its PID is 0 if it is
+	// unknown.
 	Culprit Culprit `json:"culprit"`
-	// Culprits are all that took something, oldest first; on legacy, where the kernel
-	// does not say what a process did, the last that held the lock.
+	// Culprits are all processes that removed something, oldest first. On legacy the kernel does
+	// not say what a process did; there it is the last one that held the lock.
 	Culprits []Culprit `json:"culprits,omitempty"`
-	// Writers are all that wrote between the last intact look and the read that
-	// showed the losses, oldest first, the culprits among them.
+	// Writers are all processes that wrote between the last look that found everything intact and
+	// the read that showed the loss, oldest first. The culprits are among them.
 	Writers []Culprit `json:"writers,omitempty"`
 	Lost    Lost      `json:"lost"`
-	// NotInBaseline are the lost rules that the confirmed baseline does not have; nil
-	// where there was none.
+	// NotInBaseline are the lost rules that the confirmed baseline lacks; nil without a baseline.
 	NotInBaseline *NotInBaseline `json:"notInBaseline,omitempty"`
-	// Pods are those whose host ports went, as far as libcni's files name them; MorePods
-	// is how many are not listed.
+	// Pods are the pods whose host ports were lost, as far as libcni's files name them; MorePods is
+	// how many are not listed.
 	Pods     []LostPod `json:"pods,omitempty"`
 	MorePods int       `json:"morePods,omitempty"`
-	// NoticedSeconds is from the first evidence to the verdict,
-	// AbsentSeconds from there to the proof that all is back; 0 while it lasts: then the
-	// rules have been missing since Time.
+	// NoticedSeconds is the time from the first evidence to the verdict. AbsentSeconds is the time
+	// from the first evidence to the proof that everything is back; 0 while the loss lasts.
 	NoticedSeconds float64 `json:"noticedSeconds"`
 	AbsentSeconds  float64 `json:"absentSeconds"`
-	// AbsentAtMost: AbsentSeconds is no more than a bound. The flush came while no
-	// canaryd ran, and the time is counted from LastInForce, when the rules were last
-	// known to be in force.
+	// AbsentAtMost means that AbsentSeconds is only a bound. The flush came while canaryd did not
+	// run, and the time is counted from LastInForce, when the rules were last known to be in force.
 	AbsentAtMost bool      `json:"absentAtMost,omitempty"`
 	LastInForce  time.Time `json:"lastInForce,omitzero"`
-	// WrittenSeconds is from the first evidence to the end of the last write: from
-	// then on the rules were in force, and the rest of AbsentSeconds is the proof.
-	// KernelSeconds is what of it the kernel took for canaryd's own transactions.
+	// WrittenSeconds is the time from the first evidence to the end of the last write. The rules
+	// were in force then; the rest of AbsentSeconds is the proof. KernelSeconds is how much of it
+	// the kernel took for canaryd's own transactions.
 	WrittenSeconds float64 `json:"writtenSeconds,omitempty"`
 	KernelSeconds  float64 `json:"kernelSeconds,omitempty"`
 	Outcome        Outcome `json:"outcome"`
-	// Attempts is how often a replay was tried.
+	// Attempts is how many replays were tried.
 	Attempts int `json:"attempts"`
-	// Policies are built-in chains' policies that differ from before.
+	// Policies are the policies of built-in chains that differ from before.
 	Policies []string `json:"policies,omitempty"`
-	// Detail explains the outcome to people. It may quote rules.
+	// Detail explains the outcome in words. It may quote rules.
 	Detail string `json:"detail,omitempty"`
-	// Earlier: an earlier run of canaryd saw it, perhaps of another boot; it is in
-	// no metric.
+	// Earlier means that an earlier run of canaryd recorded it, perhaps in another boot. No metric
+	// counts it.
 	Earlier bool `json:"earlier,omitempty"`
 }
 
@@ -200,31 +197,31 @@ type Culprit struct {
 	Time    time.Time `json:"time,omitzero"`
 	PID     uint32    `json:"pid"` // in the initial pid namespace
 	Comm    string    `json:"comm"`
-	Command string    `json:"command,omitempty"` // its command line, if it could be read
-	// Ancestors are what the kernel calls its parent, and that one's, three at most.
+	Command string    `json:"command,omitempty"` // its command line, if canaryd could read it
+	// Ancestors are the kernel's names of its parent, grandparent and great-grandparent.
 	Ancestors []string `json:"ancestors,omitempty"`
-	// Unit is systemd's unit that it ran in; of a container the one around it, if any.
+	// Unit is the systemd unit that it ran in; for a container, the unit around it, if any.
 	Unit string `json:"unit,omitempty"`
-	// ContainerID, ContainerName and PodUID are what its cgroup's path has of the
-	// container that it ran in.
+	// ContainerID, ContainerName and PodUID are what the path of its cgroup says about its
+	// container.
 	ContainerID   string `json:"containerID,omitempty"`
 	ContainerName string `json:"containerName,omitempty"`
 	PodUID        string `json:"podUID,omitempty"`
 }
 
-// CulpritOf returns a writer as flush records have it.
+// CulpritOf returns a writer in the form of flush records.
 func CulpritOf(w watch.Writer) Culprit {
 	o := w.Origin
 	return Culprit{Time: w.Time, PID: w.PID, Comm: w.Comm, Command: w.Command, Ancestors: o.Ancestors, Unit: o.Unit,
 		ContainerID: o.Container.ID, ContainerName: o.Container.Name, PodUID: o.Container.Pod}
 }
 
-// Place names the unit or the container that the process ran in; "" if it is not known.
+// Place names the unit or the container that the process ran in; "" if it is unknown.
 func (c Culprit) Place() string {
 	return watch.Origin{Unit: c.Unit, Container: watch.Container{ID: c.ContainerID, Pod: c.PodUID, Name: c.ContainerName}}.String()
 }
 
-// line says by what the process was started, behind its name: " <- bash <- cron, cron.service".
+// Line names the ancestors and the unit or container: " <- bash <- cron, cron.service".
 func (c Culprit) Line() string {
 	text := ""
 	for _, name := range c.Ancestors {
@@ -236,7 +233,8 @@ func (c Culprit) Line() string {
 	return text
 }
 
-// Text names the process and what started it: "nft (pid 3) <- bash <- cron, cron.service".
+// Text names the process, its ancestors and its unit or container: "nft (pid 3) <- bash <- cron,
+// cron.service".
 func (c Culprit) Text() string {
 	text := fmt.Sprintf("pid %d", c.PID)
 	if c.Comm != "" {
@@ -245,19 +243,19 @@ func (c Culprit) Text() string {
 	return text + c.Line()
 }
 
-// Lost counts what a flush took away.
+// Lost counts what a flush removed.
 type Lost struct {
 	Chains int `json:"chains"`
 	Rules  int `json:"rules"`
 	Jumps  int `json:"jumps"`
-	// Unprotected are rules that --protect does not name and that went in the same
-	// flush, not counted in Rules; 0 also where that cannot be known.
+	// Unprotected counts the rules that --protect does not name and that went in the same flush.
+	// Rules does not include them. It is 0 if that is unknown.
 	Unprotected int `json:"unprotectedRules,omitempty"`
-	// Tables are the same counts for each table that was hit, with chains by name.
+	// Tables has the same counts for each table that was hit, with chains by name.
 	Tables []TableLoss `json:"tables,omitempty"`
 }
 
-// A TableLoss counts what a flush took from one table.
+// A TableLoss counts what a flush removed from one table.
 type TableLoss struct {
 	Family rules.Family    `json:"family"`
 	Table  rules.TableName `json:"table"`
@@ -265,13 +263,13 @@ type TableLoss struct {
 	Chains int             `json:"chains"`
 	Rules  int             `json:"rules"` // jumps included
 	Jumps  int             `json:"jumps"`
-	// Unprotected are rules that --protect does not name; see Lost.
+	// Unprotected counts rules that --protect does not name; see Lost.
 	Unprotected int `json:"unprotectedRules,omitempty"`
-	// By are the process numbers of those among Culprits that took something from this
-	// table; empty if that is not known.
+	// By has the pids of those Culprits that removed something from this table; empty if they are
+	// unknown.
 	By []uint32 `json:"by,omitempty"`
-	// PerChain are the chains that lost most, the worst first, built-in chains
-	// that lost jumps among them. More is how many are not listed.
+	// PerChain has the chains that lost most, with the largest loss first. Built-in chains that
+	// lost jumps are among them. More is how many are not listed.
 	PerChain []ChainLoss `json:"perChain,omitempty"`
 	More     int         `json:"more,omitempty"`
 }
@@ -283,19 +281,18 @@ type ChainLoss struct {
 	Jumps int    `json:"jumps,omitempty"` // of a built-in chain
 }
 
-// An Outcome is what became of a replay or a flush. Skipped also means that the owner
-// put back what canaryd only observed.
+// An Outcome is what became of a replay or a flush. Skipped also means that the owner put back what
+// canaryd only observed.
 type Outcome = reload.Outcome
 
-// Pending is the outcome of a flush that is not answered yet; it is in no
-// metric.
+// Pending is the outcome of a flush before its first replay. No metric has it.
 const Pending Outcome = "pending"
 
-// AwaitingDecision is the outcome of a flush whose rules are not replayed unasked,
-// until they are back or an operator has decided; it is in no metric.
+// AwaitingDecision is the outcome of a flush whose rules canaryd may not replay unasked. It lasts
+// until the rules are back or an operator has decided. No metric has it.
 const AwaitingDecision Outcome = "waiting: decision"
 
-// MarshalJSON writes no null where the contract has a list.
+// MarshalJSON writes an empty list where the contract has a list, and never null.
 func (f Flush) MarshalJSON() ([]byte, error) {
 	type plain Flush
 	p := plain(f)
@@ -308,6 +305,7 @@ func (f Flush) MarshalJSON() ([]byte, error) {
 	return json.Marshal(p)
 }
 
+// withoutCommands returns the processes without their command lines.
 func withoutCommands(list []Culprit) []Culprit {
 	list = slices.Clone(list)
 	for i := range list {

@@ -13,83 +13,83 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Baseline is the confirmed generation in a Status, with how many rules of the present one
-// it lacks. It holds no rule and no name of a chain.
+// A Baseline is the confirmed generation in a Status, with counts of what differs in the present
+// one. It has no rule and no name of a chain.
 type Baseline struct {
 	BaselineName
 	Rules  int `json:"rules"` // of the confirmed generation, jumps included
 	Chains int `json:"chains"`
-	// AppearedRules are those that the baseline does not have, jumps included, and
-	// AppearedChains is in how many chains they stand.
+	// AppearedRules counts the rules that the baseline lacks, jumps included, and AppearedChains
+	// the chains that have them.
 	AppearedRules  int `json:"appearedRules"`
 	AppearedChains int `json:"appearedChains"`
-	// GoneRules are those that the baseline has and the present generation does not.
+	// GoneRules counts the rules that only the baseline has.
 	GoneRules int `json:"goneRules"`
-	// ReorderedChains hold rules of the baseline in another order.
+	// ReorderedChains counts the chains that have rules of the baseline in another order.
 	ReorderedChains int `json:"reorderedChains"`
 }
 
-// A BaselineName says which generation was confirmed, and when; or why that is not known.
+// A BaselineName says which generation was confirmed, and when; or why that is unknown.
 type BaselineName struct {
 	Generation string    `json:"generation,omitempty"`
 	Confirmed  time.Time `json:"confirmed,omitzero"`
-	// Error is why the file of the baseline is not believed, and Reading that it is being read.
-	// Then nothing else is known.
+	// Error is why the file of the baseline cannot be used, and Reading means that it is still
+	// being read. Nothing else is known then.
 	Error   string `json:"error,omitempty"`
 	Reading bool   `json:"reading,omitempty"`
 }
 
-// withoutReason returns what of it may leave through TCP.
+// withoutReason returns what may leave through TCP.
 func (b *Baseline) withoutReason() *Baseline {
 	if b == nil || b.Error == "" {
 		return b
 	}
 	hidden := *b
-	hidden.Error = "its file is not believed"
+	hidden.Error = "its file is unusable"
 	return &hidden
 }
 
-// A Decision is a loss that waits for one, in a Status: rules of an earlier run are gone,
-// and may not be replayed unasked. It ends when their owner writes them again, when
-// Restore has brought them back, or when Dismiss was run.
+// A Decision is a loss in a Status that waits for an operator. Rules of an earlier run are gone,
+// and canaryd may not replay them unasked. It ends when their owner writes them, when Restore puts
+// them back, or when Dismiss accepts the loss.
 type Decision struct {
-	Flush      string    `json:"flush"` // ID of its record
+	Flush      string    `json:"flush"` // ID of its flush record
 	Since      time.Time `json:"since"` // when it was found
 	Generation string    `json:"generation"`
 	Reason     string    `json:"reason"` // why the rules are not replayed unasked
-	// Tables are those that still lack their rules, with what became of them.
+	// Tables are the tables that still lack rules, with their verdicts.
 	Tables  map[rules.Family]Verdicts `json:"tables"`
-	Restore string                    `json:"restore"` // the command that brings the rules back
+	Restore string                    `json:"restore"` // the command that puts the rules back
 	Dismiss string                    `json:"dismiss"` // the command that accepts the loss
 }
 
-// problem says in one line what is lost and what to do.
+// Problem says in one line what is lost and what to do.
 func (w Decision) Problem() error {
 	return fmt.Errorf("rules were lost while canaryd did not run (%s): `%s` puts them back, `%s` accepts the loss",
 		TablesText(w.Tables), w.Restore, w.Dismiss)
 }
 
-// A FamilyKeeper is what the keeper does for one family, in a Status.
+// A FamilyKeeper is the keeper's state for one family, in a Status.
 type FamilyKeeper struct {
 	State KeeperState `json:"state"`
 	// Reason is why the keeper is unavailable.
 	Reason string `json:"reason,omitempty"`
 }
 
-// A Nothing says, in a Status, that every table was read and holds no rule that
-// canaryd is to guard, and what was found in the place of such rules. A new node is so
-// for a moment; a node whose rules have other names, or are nftables' own, for ever.
+// Nothing says, in a Status, that every table was read and has no rule to guard, and what was found
+// instead. A new node is like this for a moment. A node whose rules have other names, or stand in
+// native nftables tables, stays like this.
 type Nothing struct {
-	// NativeTables are nftables tables that are no iptables', such as "ip kube-proxy";
-	// the first twenty.
+	// NativeTables are nftables tables that are not iptables', such as "ip kube-proxy"; the first
+	// twenty.
 	NativeTables []string `json:"nativeTables,omitempty"`
-	// Rules counts the rules in iptables' tables that --protect does not name, and
-	// Chains are some of the chains that hold them.
+	// Rules counts the rules in iptables' tables that --protect does not name. Chains are some of
+	// the chains that have them.
 	Rules  int      `json:"rules,omitempty"`
 	Chains []string `json:"chains,omitempty"`
-	// Kubelet: kubelet's own rules are there, and are guarded.
+	// Kubelet means that kubelet's own rules are there, and are guarded.
 	Kubelet bool `json:"kubelet,omitempty"`
-	// Unknown: what is there could not be listed.
+	// Unknown means that canaryd could not list what is there.
 	Unknown bool `json:"unknown,omitempty"`
 }
 
@@ -122,7 +122,7 @@ func (n Nothing) String() string {
 	}
 }
 
-// readyText is what a ready node answers.
+// ReadyText is the answer of a ready node.
 func (s Status) ReadyText() string {
 	if s.NothingProtected != nil {
 		return "ok, but " + s.NothingProtected.String()
@@ -130,11 +130,11 @@ func (s Status) ReadyText() string {
 	return "ok"
 }
 
-// begun reports whether the marks were planted, or taken up from an earlier
-// run, and every table was looked at.
+// Begun reports whether the marks were planted, or taken over from an earlier run, and every table
+// was looked at.
 func (s Status) Begun() bool {
 	if s.Stopped {
-		return true // by a cleanup: there is nothing to wait for
+		return true // after a cleanup there is nothing to wait for
 	}
 	if s.Generation.ID == "" || len(s.Families) == 0 {
 		return false
@@ -149,8 +149,8 @@ func (s Status) Begun() bool {
 	return true
 }
 
-// Line says in one line how the node is, for people who ask the service
-// manager. It holds no rule and no command line: every user may read it.
+// Line says in one line how the node is, for systemctl status. Every user may read that, so it has
+// no rule and no command line.
 func (s Status) Line() string {
 	var line string
 	switch err := s.Ready(); {
@@ -161,11 +161,11 @@ func (s Status) Line() string {
 	case err != nil && s.Generation.ID == "":
 		line = "Waiting for every table to be readable and planted: " + err.Error()
 	case err != nil:
-		line = "NOT whole: " + err.Error()
+		line = "NOT healthy: " + err.Error()
 	case s.NothingProtected != nil:
 		line = Upper(s.NothingProtected.String())
 	default:
-		line = fmt.Sprintf("Whole: %d rules in %d chains", s.Generation.Rules, s.Generation.Chains)
+		line = fmt.Sprintf("Healthy: %d rules in %d chains", s.Generation.Rules, s.Generation.Chains)
 	}
 	if last, ok := s.LastFlush(); ok {
 		line += fmt.Sprintf("; last flush at %s: %s, %s", last.Time.UTC().Format(time.RFC3339), last.Kind, last.Outcome)
@@ -173,17 +173,17 @@ func (s Status) Line() string {
 	return line
 }
 
-// An OwnerlessRules says that kube-proxy's rules stand and kube-proxy does not keep them.
+// OwnerlessRules says that kube-proxy's rules stand and that kube-proxy does not maintain them.
 type OwnerlessRules struct {
 	// Since is when KUBE-PROXY-CANARY was first seen missing.
 	Since    time.Time      `json:"since"`
 	Families []rules.Family `json:"families"`
-	// Choices are what to do: the first if kube-proxy belongs on this node, the second if
-	// it has left.
+	// Choices are what to do: the first if kube-proxy belongs on this node, the second if it has
+	// left.
 	Choices []Choice `json:"choices"`
 }
 
-// LastSaved is when a generation was last written to disk; zero if none is there.
+// LastSaved is when a generation was last written to disk; zero if there is none.
 func (s Status) LastSaved() time.Time {
 	var last time.Time
 	for _, g := range s.Stored {
@@ -194,8 +194,8 @@ func (s Status) LastSaved() time.Time {
 	return last
 }
 
-// A Quarantined is a rule of the generation that could not be put back, in a
-// Status. Rule and Reason leave through the control socket only.
+// A Quarantined is a quarantined rule of the generation, in a Status. Rule and Reason leave through
+// the control socket only.
 type Quarantined struct {
 	Family rules.Family    `json:"family"`
 	Table  rules.TableName `json:"table"`
@@ -204,18 +204,17 @@ type Quarantined struct {
 	Reason string          `json:"reason,omitempty"`
 }
 
-// A Refused is a declared rule that iptables or the kernel refuses, in a Status. Its
-// table keeps what was in force. Rule and Reason leave through the control socket only.
+// A Refused is a declared rule that iptables or the kernel refuses, in a Status. Its table keeps
+// what was in force. Rule and Reason leave through the control socket only.
 type Refused struct {
 	Family rules.Family    `json:"family"`
 	Table  rules.TableName `json:"table"`
-	// Chain is a built-in one for a jump, and empty if the table is refused and no
-	// single rule is to blame.
+	// Chain is the built-in chain of a jump. It is empty if the table is refused and no single rule
+	// is the cause.
 	Chain  string `json:"chain,omitempty"`
 	Source string `json:"source,omitempty"` // manifest or rules-dir
 	Where  string `json:"where,omitempty"`  // the operator's own file and line
-	// Class is the reason as metrics have it, and Meaning says it in words that
-	// quote nothing.
+	// Class is the reason as metrics have it. Meaning says it in words that quote nothing.
 	Class   iptables.Reason `json:"class"`
 	Meaning string          `json:"meaning"`
 	Rule    string          `json:"rule,omitempty"`
@@ -223,12 +222,12 @@ type Refused struct {
 	Since   time.Time       `json:"since"`
 }
 
-// place names the rule without quoting it: the operator's file and line, else its table.
+// Place names the rule without quoting it: the operator's file and line, else its table.
 func (r Refused) Place() string {
 	return cmp.Or(r.Where, strings.TrimSpace(fmt.Sprintf("%s %s %s", r.Family, r.Table, r.Chain)))
 }
 
-// lastFlush returns the newest record of a flush; what an operator asked for is none.
+// LastFlush returns the newest record of a flush. What an operator asked for is none.
 func (s Status) LastFlush() (Flush, bool) {
 	for _, f := range s.Flushes {
 		if !f.Requested() {
@@ -238,34 +237,34 @@ func (s Status) LastFlush() (Flush, bool) {
 	return Flush{}, false
 }
 
-// A SourceError is what is wrong with the files of a declared source, in a Status.
-// Reason may quote a file and leaves through the control socket only.
+// A SourceError is what is wrong with the files of a declared source, in a Status. Reason may quote
+// a file, and leaves through the control socket only.
 type SourceError struct {
 	Source string    `json:"source"` // manifest or rules-dir
 	Where  string    `json:"where"`  // file and line, or as much as is known
 	Reason string    `json:"reason,omitempty"`
 	Since  time.Time `json:"since"`
-	// InForce is what counts in the place of what the files say.
+	// InForce says what counts instead of the files.
 	InForce Instead `json:"inForce"`
 }
 
 // Instead says what counts while a source's files cannot be used.
 type Instead string
 
-// What may count while files cannot be used.
+// What counts while files cannot be used.
 const (
 	LastGood   Instead = "last_good" // what the files said before
 	StoredGood Instead = "stored"    // what they said to an earlier run
-	NoneGood   Instead = "nothing"   // nothing: what they said is not known
+	NoneGood   Instead = "nothing"   // nothing, because it is unknown what they said
 	AllButThis Instead = "rest"      // all of them but this document
 )
 
-// whole reports whether none of the source's files can be used.
-func (e SourceError) whole() bool { return e.InForce != AllButThis }
+// unusable reports whether none of the source's files can be used.
+func (e SourceError) unusable() bool { return e.InForce != AllButThis }
 
-// line says in one line what is broken. It quotes nothing of a file.
+// Line says in one line what is broken. It quotes nothing of a file.
 func (e SourceError) Line() string {
-	if !e.whole() {
+	if !e.unusable() {
 		return fmt.Sprintf("%s: a document in %s declares nothing, the rest of its file counts", e.Source, e.Where)
 	}
 	return fmt.Sprintf("%s cannot be used because of %s: %s", e.Source, e.Where, map[Instead]string{
@@ -275,11 +274,10 @@ func (e SourceError) Line() string {
 	}[e.InForce])
 }
 
-// brokenSource returns why declared rules are not those that the files hold, nil if
-// they are.
+// BrokenSource returns why the declared rules are not those of the files; nil if they are.
 func (s Status) BrokenSource() error {
 	for _, e := range s.SourceErrors {
-		if e.whole() {
+		if e.unusable() {
 			return fmt.Errorf("%s", e.Line())
 		}
 	}
@@ -291,12 +289,13 @@ type KeeperState string
 
 // The states of a family's keeper.
 const (
-	KeeperKept        KeeperState = "kept"        // established connections live through a flush
+	KeeperKept        KeeperState = "kept"        // established connections survive a flush
 	KeeperIdle        KeeperState = "idle"        // no protected rule translates
-	KeeperUnavailable KeeperState = "unavailable" // the kernel refuses it; tried again now and then
+	KeeperUnavailable KeeperState = "unavailable" // the kernel refuses it; canaryd tries again
 	KeeperOff         KeeperState = "off"         // by --keeper, in observe mode, or after a cleanup
 )
 
+// Upper returns text with a capital first letter.
 func Upper(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
 
 // A Choice is a command, and when it is the right one.
@@ -305,7 +304,7 @@ type Choice struct {
 	Command string `json:"command"`
 }
 
-// tablesText returns "ipv4 nat emptied, ipv6 nat emptied".
+// TablesText names tables with their verdicts: "ipv4 nat emptied, ipv6 nat emptied".
 func TablesText(verdicts map[rules.Family]Verdicts) string {
 	var words []string
 	for _, f := range rules.Families() {
@@ -326,26 +325,28 @@ func KeeperStates() []KeeperState {
 	return []KeeperState{KeeperKept, KeeperIdle, KeeperUnavailable, KeeperOff}
 }
 
-// QuarantinedShown is how many rules a Status names; the gauge counts all.
+// QuarantinedShown is how many rules a Status lists; the metric counts all.
 const QuarantinedShown = 100
 
-// A LeftOut is a chain that is not guarded, because there are more rules than canaryd keeps.
+// A LeftOut is a chain that is not guarded, because there are more rules than canaryd keeps
+// (--max-rules).
 type LeftOut struct {
 	Family rules.Family    `json:"family"`
 	Table  rules.TableName `json:"table"`
-	Chain  string          `json:"chain"` // a built-in one: the jumps in it are not guarded
-	Rules  int             `json:"rules"` // that it holds, as of the last count
+	Chain  string          `json:"chain"` // of a built-in chain, the jumps in it are not guarded
+	Rules  int             `json:"rules"` // at the last count
 }
 
-// String says it for people.
+// String names the chain and counts its rules.
 func (l LeftOut) String() string {
 	return fmt.Sprintf("%s %s %s: it holds %d rules", l.Family, l.Table, l.Chain, l.Rules)
 }
 
-// LeftOutShown is how many chains a Status names; the gauge counts all.
+// LeftOutShown is how many chains a Status lists; the metric counts all.
 const LeftOutShown = 100
 
-// LeftOutText counts chains that are left out, of which a Status has the first only.
+// LeftOutText counts chains that are left out. Of more than LeftOutShown it does not know the
+// number.
 func LeftOutText(n int) string {
 	switch {
 	case n == 1:
@@ -357,7 +358,7 @@ func LeftOutText(n int) string {
 	}
 }
 
-// NotGuarded says in a few words what is in force and not guarded; empty if all is.
+// NotGuarded says in a few words what is in force and not guarded; "" if everything is.
 func (s Status) NotGuarded() string {
 	switch n := len(s.LeftOut); n {
 	case 0:

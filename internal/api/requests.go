@@ -8,9 +8,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A BaselineRequest asks for the baseline, or to change it.
+// A BaselineRequest asks for the baseline, or changes it.
 type BaselineRequest struct {
-	// Confirm takes a generation for the baseline: that of the ID, which must be in force or
+	// Confirm makes a generation the baseline: the one with the ID, which must be in force or
 	// stored; without an ID the one that ought to be in force.
 	Confirm    bool   `json:"confirm,omitempty"`
 	Generation string `json:"generation,omitempty"`
@@ -18,47 +18,47 @@ type BaselineRequest struct {
 	Forget bool `json:"forget,omitempty"`
 }
 
-// A BaselineReply is all that is known of the baseline. It quotes rules.
+// A BaselineReply is everything that is known of the baseline. It quotes rules.
 type BaselineReply struct {
-	// Baseline is nil if none is confirmed.
+	// Baseline is nil if there is none.
 	Baseline *Baseline `json:"baseline,omitempty"`
-	// Present is the generation that ought to be in force, with which it was compared.
+	// Present is the generation that ought to be in force, with which the baseline was compared.
 	Present Generation `json:"present"`
-	// Changes are the chains that differ: built-in ones first, then those that
-	// the baseline has. More is how many are not listed.
+	// Changes are the chains that differ: built-in chains first, then those that the baseline has.
+	// More is how many are not listed.
 	Changes []BaselineChange `json:"changes,omitempty"`
 	More    int              `json:"more,omitempty"`
-	// Replaced is the baseline that was confirmed or forgotten before.
+	// Replaced is the baseline that was replaced or removed.
 	Replaced *BaselineName `json:"replaced,omitempty"`
 }
 
-// A BaselineChange is in what one chain differs from the baseline.
+// A BaselineChange says how one chain differs from the baseline.
 type BaselineChange struct {
 	Family   rules.Family    `json:"family"`
 	Table    rules.TableName `json:"table"`
 	Chain    string          `json:"chain"`
-	Known    bool            `json:"known"` // the baseline has rules of it
+	Known    bool            `json:"known"` // the baseline has the chain
 	Appeared int             `json:"appeared"`
 	Gone     int             `json:"gone"`
-	// Reordered: rules of the baseline stand in another order.
+	// Reordered means that rules of the baseline stand in another order.
 	Reordered bool `json:"reordered,omitempty"`
-	// Rules are those that appeared, in the words of iptables-save.
+	// Rules are the rules that appeared, in the words of iptables-save.
 	Rules []string `json:"rules,omitempty"`
-	More  int      `json:"more,omitempty"` // that were left out
+	More  int      `json:"more,omitempty"` // rules that are not listed
 }
 
-// ErrNoGeneration: there is no generation of that ID, or none at all.
+// ErrNoGeneration: there is no generation with that ID, or none at all.
 var ErrNoGeneration = errors.New("no such generation")
 
 // A RestoreRequest asks for a replay.
 type RestoreRequest struct {
-	// Generation is the ID of what to replay; empty means what ought to be
-	// in force.
+	// Generation is the ID of the generation to replay; empty means the one that ought to be in
+	// force.
 	Generation string `json:"generation,omitempty"`
-	// DryRun: say what would change, and write nothing.
+	// DryRun means to return what would change, and to write nothing.
 	DryRun bool `json:"dryRun,omitempty"`
-	// Agreed are the removals that may be made: for each table the Removal of what a dry
-	// run showed. A restore that would remove anything else writes nothing.
+	// Agreed are the removals that the operator agreed to: for each table the Removal that a dry
+	// run returned. A restore that would remove anything else writes nothing.
 	Agreed reload.Agreement `json:"agreed,omitempty"`
 }
 
@@ -67,19 +67,19 @@ type RestoreReply struct {
 	Generation string                   `json:"generation"`
 	Outcomes   map[rules.Family]Outcome `json:"outcomes"`         // empty if nothing was tried
 	Detail     string                   `json:"detail,omitempty"` // for people
-	// Changes are those of each table: what was done or, of a dry run and of a refused
-	// restore, what would be done.
+	// Changes are what the restore did to each table. After a dry run or a refusal they are what it
+	// would do.
 	Changes []TableChange `json:"changes,omitempty"`
-	// Refused is why nothing was written, or not all: it would remove rules that were not
-	// agreed to.
+	// Refused is why nothing, or not everything, was written: it would remove rules that the
+	// operator did not agree to.
 	Refused string `json:"refused,omitempty"`
-	// Baseline is what Changes are compared with; nil if none is confirmed.
+	// Baseline is what Changes are compared with; nil if there is none.
 	Baseline *BaselineName `json:"baseline,omitempty"`
 	// Undo is the generation that was in force before, if it is stored.
 	Undo string `json:"undo,omitempty"`
 }
 
-// Proved reports whether every family's rules are proved to be in force.
+// Proved reports whether every family is proved to be in force.
 func (r RestoreReply) Proved() bool {
 	for _, outcome := range r.Outcomes {
 		if !outcome.Done() {
@@ -89,24 +89,24 @@ func (r RestoreReply) Proved() bool {
 	return len(r.Outcomes) > 0
 }
 
-// A CleanupRequest asks for canaryd's own marks to be removed and, with Rules,
-// the protected chains and jumps as well.
+// A CleanupRequest asks canaryd to remove its own marks and, with Rules, the protected chains and
+// jumps as well.
 type CleanupRequest struct {
 	Rules bool `json:"rules,omitempty"`
-	// Protect narrows Rules to what it names, as --protect takes it; empty means all that
+	// Protect limits Rules to what it names, in the words of --protect; empty means everything that
 	// the daemon protects.
 	Protect string `json:"protect,omitempty"`
 }
 
-// A PauseRequest asks for replays to be held.
+// A PauseRequest asks canaryd to pause replays.
 type PauseRequest struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// A PauseReply says what a request found and what it made of it.
+// A PauseReply says whether replays were paused before, and until when they are now.
 type PauseReply struct {
 	WasPaused bool      `json:"wasPaused"`
-	Until     time.Time `json:"until,omitzero"` // when the pause runs out; zero: there is none
+	Until     time.Time `json:"until,omitzero"` // when the pause ends; zero: there is none
 }
 
 // A RenderRequest asks for a generation's text.
@@ -117,23 +117,23 @@ type RenderRequest struct {
 
 // A DismissReply says which loss was accepted.
 type DismissReply struct {
-	// Flush and Generation are empty if none waited for a decision.
+	// Flush and Generation are empty if no loss waited for a decision.
 	Flush      string `json:"flush,omitempty"`
 	Generation string `json:"generation,omitempty"`
-	Rules      int    `json:"rules,omitempty"` // that were lost
+	Rules      int    `json:"rules,omitempty"` // how many were lost
 }
 
-// A TableDiff is what a flush changed in the protected rules of one table, in the
-// words of iptables-save. It quotes rules.
+// A TableDiff is what a flush changed in the protected rules of one table, in the words of
+// iptables-save. It quotes rules.
 type TableDiff struct {
 	Family rules.Family    `json:"family"`
 	Table  rules.TableName `json:"table"`
-	// Lines begin with - for what was lost and with + for what stood in its place.
+	// Lines begin with - for a lost rule, and with + for a rule that stood in its place.
 	Lines []string `json:"lines"`
 	More  int      `json:"more,omitempty"` // lines that were left out
 }
 
-// ErrNoFlush: no flush of that number or ID is known.
+// ErrNoFlush: no flush with that number or ID is known.
 var ErrNoFlush = errors.New("no such flush")
 
 // A FlushRequest asks for one flush.
@@ -142,8 +142,7 @@ type FlushRequest struct {
 	Name string
 }
 
-// A FlushReply is all that is known of one flush. It quotes rules and command
-// lines.
+// A FlushReply is everything that is known of one flush. It quotes rules and command lines.
 type FlushReply struct {
 	Flush Flush       `json:"flush"`
 	Diff  []TableDiff `json:"diff"`
@@ -159,18 +158,18 @@ type TableChange struct {
 	Removes Counts          `json:"removes"`
 	// Reorders counts chains that get the same rules in another order.
 	Reorders int `json:"reorders,omitempty"`
-	// Removal identifies what is removed: it is what RestoreRequest.Agreed holds.
+	// Removal identifies what is removed, for RestoreRequest.Agreed.
 	Removal string `json:"removal,omitempty"`
-	// Lines are the rules of a dry run in the words of iptables-save, behind - and +.
+	// Lines are the rules of a dry run in the words of iptables-save, each behind - or +.
 	Lines []string `json:"lines,omitempty"`
 	More  int      `json:"more,omitempty"` // lines that were left out
-	// NotInBaseline counts those of the added rules that the confirmed baseline does not have;
-	// the first NewLines of Lines are theirs.
+	// NotInBaseline counts the added rules that the confirmed baseline lacks. They are the first
+	// NewLines of Lines.
 	NotInBaseline int `json:"notInBaseline,omitempty"`
 	NewLines      int `json:"newLines,omitempty"`
 }
 
-// Counts count rules, jumps from built-in chains included, and whole chains.
+// Counts counts rules, jumps included, and complete chains.
 type Counts struct {
 	Rules  int `json:"rules"`
 	Chains int `json:"chains"`
@@ -188,7 +187,7 @@ func (r RestoreReply) Agreement() reload.Agreement {
 	return a
 }
 
-// Removes counts what a restore takes away, in all tables.
+// Removes counts what a restore removes in all tables.
 func (r RestoreReply) Removes() Counts {
 	var all Counts
 	for _, c := range r.Changes {

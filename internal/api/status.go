@@ -1,5 +1,6 @@
-// Package api has what canaryd shows and is asked: status, flush records, requests and replies. Their JSON
-// is the contract of the control socket, of /api/v1/status and of -o json. All of it are values.
+// Package api has what canaryd shows and what it is asked: status, flush records, requests and
+// replies. Their JSON is the contract of the control socket, of /api/v1/status and of -o json. All
+// types are values.
 package api
 
 import (
@@ -23,102 +24,100 @@ type Mode string
 // The modes.
 const (
 	Heal    Mode = "heal"    // replay
-	Observe Mode = "observe" // count and tell, write nothing but marks
+	Observe Mode = "observe" // report only; write nothing but marks
 )
 
 // Modes returns every Mode.
 func Modes() []Mode { return []Mode{Heal, Observe} }
 
-// A Status is all that canaryd knows, at one moment. The loop makes a new one
-// and never changes one that it has handed out; neither may whoever reads it.
+// A Status is everything that canaryd knows at one moment. The loop makes a new one each time;
+// nothing may change one that was handed out.
 //
 // Its JSON is part of the contract: status -o json and /api/v1/status.
 type Status struct {
-	// Healthy: the last look at every table of every enabled family showed
-	// it intact or changed by its owner, and something is protected.
+	// Healthy means that something is protected, and that the last look found every table of every
+	// enabled family intact or changed by its owner.
 	Healthy bool `json:"healthy"`
-	// NothingProtected: there is no rule to guard. The node is ready, as a new one is,
+	// NothingProtected is set if there is no rule to guard. Such a node is ready, as a new one is,
 	// and not healthy.
 	NothingProtected *Nothing `json:"nothingProtected,omitempty"`
 	Mode             Mode     `json:"mode"`
 	Paused           bool     `json:"paused"`
-	// PausedUntil is when a pause runs out.
+	// PausedUntil is when a pause ends.
 	PausedUntil time.Time `json:"pausedUntil,omitzero"`
-	// Contended: somebody keeps undoing what is replayed, and replays are
-	// limited; or somebody else keeps writing what is declared.
+	// Contended means that a process keeps undoing the replays, so that they are limited; or that
+	// another process keeps writing declared chains.
 	Contended bool    `json:"contended"`
 	Backend   Backend `json:"backend"`
-	// Families holds the enabled families only.
+	// Families has the enabled families only.
 	Families map[rules.Family]Verdicts `json:"families"`
 	// DisabledFamilies says why a family is not watched.
 	DisabledFamilies map[rules.Family]string `json:"disabledFamilies,omitempty"`
 	CanaryChain      string                  `json:"canaryChain"`
-	// Stopped: a cleanup removed the marks, and nothing is done any more.
+	// Stopped means that a cleanup removed the marks, and that canaryd does nothing any more.
 	Stopped    bool       `json:"stopped,omitempty"`
 	Generation Generation `json:"generation"`
-	// Stored are the generations on disk that restore may be asked for: newest first, then
-	// those that hold next to nothing, then those that must not be restored here.
+	// Stored are the generations on disk: newest first, then those that hold next to nothing, then
+	// those that must not be restored here.
 	Stored []StoredGeneration `json:"stored,omitempty"`
-	// LastExamination is when it was last known of every enabled family what its
-	// tables hold. On nft that is each look; on legacy, where only reading a table
-	// shows what it holds, at least one in 30 s. It falls behind while a table
-	// cannot be read.
+	// LastExamination is when canaryd last knew of every enabled family what its tables hold. On
+	// nft that is each look. On legacy only a full read shows it, at least every 30 s. It falls
+	// behind while a table cannot be read.
 	LastExamination time.Time `json:"lastExamination,omitzero"`
-	// LossSince is when the loss that stands now was first seen.
+	// LossSince is when the present loss was first seen.
 	LossSince time.Time `json:"lossSince,omitzero"`
-	// Decision is a loss that is not replayed unasked, and that lasts until an operator
-	// decides about it or the rules are back.
+	// Decision is a loss that canaryd may not replay unasked. It lasts until an operator decides or
+	// the rules are back.
 	Decision *Decision `json:"decision,omitempty"`
-	// CapturePendingSince is when an owner first changed what the generation
-	// does not hold yet.
+	// CapturePendingSince is when an owner first changed something that the generation does not
+	// have yet.
 	CapturePendingSince time.Time `json:"capturePendingSince,omitzero"`
-	// Quarantined are rules that could not be put back; the first hundred.
+	// Quarantined are the quarantined rules; the first hundred.
 	Quarantined []Quarantined `json:"quarantined,omitempty"`
-	// DeclaredRefused are declared rules that are refused; the first hundred.
+	// DeclaredRefused are the declared rules that are refused; the first hundred.
 	DeclaredRefused []Refused `json:"declaredRefused,omitempty"`
 	// SourceErrors are what is wrong with the files of declared sources.
 	SourceErrors []SourceError `json:"sourceErrors,omitempty"`
-	// RulesWithoutOwner says that kube-proxy's rules are in force and kube-proxy does not
-	// keep them; nil while it does, or they are not there. It is no part of Healthy.
+	// RulesWithoutOwner is set if kube-proxy's rules are in force and kube-proxy does not maintain
+	// them. It does not affect Healthy.
 	RulesWithoutOwner *OwnerlessRules `json:"rulesWithoutOwner,omitempty"`
-	// WithoutText are rules that stand and cannot be put back if they are lost, because no text of
-	// theirs may be written; the first hundred.
+	// WithoutText are opaque rules: they stand and cannot be put back if they are lost. The first
+	// hundred.
 	WithoutText []Quarantined `json:"withoutText,omitempty"`
 	// Baseline is the generation that an operator confirmed, with how many rules appeared since;
-	// nil if there is none. It is no part of Healthy.
+	// nil if there is none. It does not affect Healthy.
 	Baseline *Baseline `json:"baseline,omitempty"`
 	// LeftOut are chains that stand and are not guarded, because there are more rules than canaryd
-	// keeps; the first hundred. It is no part of Healthy: once they are lost, they are Quarantined.
+	// keeps; the first hundred. They do not affect Healthy; once they are lost, they are
+	// Quarantined.
 	LeftOut []LeftOut `json:"leftOut,omitempty"`
-	// Keeper is what keeps established connections through a flush, of the enabled
-	// families. It is no part of Healthy.
+	// Keeper is the keeper's state for each enabled family. It does not affect Healthy.
 	Keeper map[rules.Family]FamilyKeeper `json:"keeper"`
-	// JournalError is why flush records are not on disk; empty if they are.
+	// JournalError is why flush records are not on disk; "" if they are.
 	JournalError string `json:"journalError,omitempty"`
-	// ListenError is why metrics, health and page are not served over HTTP; empty if
-	// they are, or are turned off. It is part of Healthy only if that was asked for.
+	// ListenError is why metrics, health and page are not served over HTTP; "" if they are, or are
+	// turned off. It affects Healthy only with ListenRequired.
 	ListenError string `json:"listenError,omitempty"`
-	// ListenRequired: a node whose HTTP address cannot be had is not healthy.
+	// ListenRequired means that a node without its HTTP address is not healthy.
 	ListenRequired bool `json:"listenRequired,omitempty"`
 	// Flushes are the last flush records, newest first.
 	Flushes []Flush `json:"flushes"`
 }
 
-// Verdicts is a family's verdict for each guarded table.
+// Verdicts has a family's verdict on each guarded table.
 type Verdicts map[rules.TableName]canary.Verdict
 
 // A Backend is the choice of backend, in a Status.
 type Backend struct {
-	Name    iptables.Backend `json:"name"` // the guarded one
+	Name    iptables.Backend `json:"name"` // the one that is guarded
 	Version string           `json:"version"`
 	Reason  string           `json:"reason"` // by the newest evidence
-	Mixed   bool             `json:"mixed"`  // both hold rules
-	// Mismatch: the evidence is for the other one, and Reason says why.
+	Mixed   bool             `json:"mixed"`  // both backends hold rules
+	// Mismatch means that the evidence favours the other backend; Reason says why.
 	Mismatch bool `json:"mismatch"`
 }
 
-// A Generation is a generation without its rules, in a Status. ID is empty
-// while there is none.
+// A Generation is a generation in a Status, without its rules. ID is empty if there is none.
 type Generation struct {
 	ID       string    `json:"id"`
 	Source   string    `json:"source"`
@@ -131,29 +130,29 @@ type Generation struct {
 type StoredGeneration struct {
 	ID    string    `json:"id"`
 	Saved time.Time `json:"saved"`
-	// Captured is when it was learned, Source from what, and Made by what: start (what stood
-	// when canaryd began), owners, declared, or restored. Both are empty if unknown.
+	// Captured is when it was learned, Source from what, and Made by what: start (what stood when
+	// canaryd began), owners, declared, or restored. Source and Made are empty if unknown.
 	Captured time.Time   `json:"captured,omitzero"`
 	Source   string      `json:"source,omitempty"`
 	Made     reload.Made `json:"made,omitempty"`
-	// Rules, jumps included, and Chains are missing of a file that an older canaryd wrote.
+	// Rules, jumps included, and Chains are missing for a file that an older canaryd wrote.
 	Rules  *int `json:"rules,omitempty"`
 	Chains *int `json:"chains,omitempty"`
-	// NearlyEmpty: it holds less than a tenth of the rules of the fullest one, as after a
-	// flush that was taken for its owners' decision.
+	// NearlyEmpty means that it has less than a tenth of the rules of the largest one, as after a
+	// flush that was learned as its owners' decision.
 	NearlyEmpty bool `json:"nearlyEmpty,omitempty"`
 	// Foreign is why it must not be restored here, such as another boot.
 	Foreign string `json:"foreign,omitempty"`
 }
 
-// Dismissed is the outcome of such a flush once an operator has accepted the loss.
+// Dismissed is the outcome of a flush whose loss an operator has accepted.
 const Dismissed Outcome = "dismissed"
 
-// Interrupted is the outcome of a flush of an earlier run, which ended before
-// the flush was answered. What the next run found lost is a flush of its own.
+// Interrupted is the outcome of a flush of an earlier run that ended before a replay. What the next
+// run finds lost is a flush of its own.
 const Interrupted Outcome = "interrupted"
 
-// MarshalJSON writes no null where the contract has a list or an object.
+// MarshalJSON writes an empty list or object where the contract has one, and never null.
 func (s Status) MarshalJSON() ([]byte, error) {
 	type plain Status
 	p := plain(s)
@@ -169,9 +168,8 @@ func (s Status) MarshalJSON() ([]byte, error) {
 	return json.Marshal(p)
 }
 
-// Public returns the status without what reading rules needs root for
-// elsewhere too: command lines, and details that may quote rules. Only this
-// may leave through TCP. s stays as it is.
+// Public returns the status without command lines, and without details that may quote rules: to
+// read those elsewhere needs root, too. Only this may leave through TCP. s stays as it is.
 func (s Status) Public() Status {
 	s.Quarantined = slices.Clone(s.Quarantined)
 	for i := range s.Quarantined {
@@ -200,11 +198,10 @@ func (s Status) Public() Status {
 	return s
 }
 
-// Ready returns nil if the rules that ought to be in force are, and canaryd
-// would put them back: every guarded table of every enabled family is intact
-// or changed by its owner, and canaryd is not paused. Otherwise the error
-// names all tables that lost something and the pause, else the first table of
-// which nothing is known, or the reason, in one line.
+// Ready returns nil if the rules that ought to be in force are, and canaryd would put them back.
+// That means: every guarded table of every enabled family is intact or changed by its owner, and
+// canaryd is not paused. Otherwise the error names all tables that lost something and the pause;
+// without these, the first unknown table or another reason.
 func (s Status) Ready() error {
 	if s.Decision != nil && !s.Stopped {
 		return s.Decision.Problem()
@@ -243,8 +240,7 @@ func (s Status) Ready() error {
 	return cmp.Or(unknown, refused, s.BrokenSource())
 }
 
-// refusalOf says in one line which declared rule keeps a table as it is. It quotes no
-// rule.
+// refusalOf says in one line which declared rule keeps a table as it is. It quotes no rule.
 func (s Status) refusalOf(f rules.Family, t rules.TableName) error {
 	for _, r := range s.DeclaredRefused {
 		if r.Family == f && r.Table == t {

@@ -10,8 +10,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// The outcomes of a flush that lasts because canaryd may not put the rules back. They are in
-// no metric.
+// The outcomes of a flush that lasts because canaryd may not put the rules back. No metric has
+// them.
 const (
 	WaitingPaused  Outcome = "waiting: paused"  // until the pause ends
 	WaitingObserve Outcome = "waiting: observe" // until the rules' owner writes them, or a restore
@@ -22,11 +22,11 @@ func (f Flush) Open() bool {
 	return f.AbsentSeconds == 0 && (f.Outcome == AwaitingDecision || !f.Earlier && f.Unanswered())
 }
 
-// Bound reports whether what AbsentFor returns is no more than a bound: canaryd did not run
-// when the rules went, and knows only when they were last in force.
+// Bound reports whether AbsentFor returns only a bound: canaryd did not run when the rules were
+// lost, and knows only when they were last in force.
 func (f Flush) Bound() bool { return f.AbsentAtMost || f.Open() && !f.LastInForce.IsZero() }
 
-// unanswered reports whether a record's outcome is one that a flush has while it lasts.
+// Unanswered reports whether the outcome is one that a flush has while it lasts.
 func (f Flush) Unanswered() bool {
 	switch f.Outcome {
 	case Pending, WaitingPaused, WaitingObserve, reload.Failed:
@@ -36,8 +36,8 @@ func (f Flush) Unanswered() bool {
 	}
 }
 
-// AbsentFor returns how long the rules of a record were missing, or have been until now;
-// false if it is not known, or nothing is missed.
+// AbsentFor returns how long the rules of a record were missing, or have been missing until now. It
+// returns false if that is unknown, or if no rule is missed.
 func (f Flush) AbsentFor(now time.Time) (time.Duration, bool) {
 	switch {
 	case f.AbsentSeconds > 0:
@@ -51,8 +51,8 @@ func (f Flush) AbsentFor(now time.Time) (time.Duration, bool) {
 	}
 }
 
-// lostText names all tables that lost something, such as "ipv4 nat is emptied, ipv6 nat is
-// emptied". It is empty if none did.
+// lostText names all tables that lost something: "ipv4 nat is emptied, ipv6 nat is emptied". It is
+// "" if none did.
 func (s Status) lostText() string {
 	var parts []string
 	for _, f := range rules.Families() {
@@ -65,7 +65,7 @@ func (s Status) lostText() string {
 	return strings.Join(parts, ", ")
 }
 
-// pauseText says that replays are paused, "" if they are not.
+// pauseText says that replays are paused; "" if they are not.
 func (s Status) pauseText() string {
 	switch {
 	case !s.Paused:

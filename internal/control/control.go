@@ -1,5 +1,5 @@
-// Package control is the control socket: the server that only root and canaryd's own user may ask, and
-// the client that canaryd's commands use.
+// Package control is the control socket: its server, which serves only root and canaryd's own user,
+// and the client that canaryd's commands use.
 package control
 
 import (
@@ -36,51 +36,49 @@ import (
 //
 // An answer other than 200 is a failure: {"error": "one line"}.
 
-// maxRequest bounds a request's body in bytes; the longest one names a
-// generation.
+// maxRequest bounds the body of a request in bytes. The longest one names a generation.
 const maxRequest = 64 << 10
 
-// controlTimeout bounds one request, a restore of both families included:
-// each may take a minute and be tried a few times.
+// controlTimeout bounds one request, such as a restore of both families: each may take a minute and
+// several tries.
 const controlTimeout = 10 * time.Minute
 
-// A Looker tells what canaryd knows.
+// A Looker says what canaryd knows.
 type Looker interface {
 	// Alive returns nil, or why the loop hangs.
 	Alive() error
 	// Status returns the newest Status at once.
 	Status() api.Status
-	// Look looks now and returns a Status from after that look.
+	// Look looks now, and returns a Status from after that look.
 	Look(context.Context) (api.Status, error)
 }
 
 // A Changer changes what the kernel holds.
 type Changer interface {
-	// Restore replays a generation and proves it. The error is for what
-	// kept it from being tried; an unproved replay is a reply.
+	// Restore replays a generation and proves it. An error means that nothing could be tried; a
+	// replay that is not proved is a reply.
 	Restore(context.Context, api.RestoreRequest) (api.RestoreReply, error)
-	// Cleanup removes what canaryd planted and stops healing.
+	// Cleanup removes what canaryd planted, and ends healing.
 	Cleanup(context.Context, api.CleanupRequest) error
 }
 
-// A Pauser holds replays.
+// A Pauser pauses replays.
 type Pauser interface {
-	// Pause holds replays for a while, from now on, whatever an earlier pause
-	// was for.
+	// Pause pauses replays for a time from now on, and replaces an earlier pause.
 	Pause(context.Context, api.PauseRequest) (api.PauseReply, error)
-	// Resume ends a pause, and lets what is lost be replayed.
+	// Resume ends a pause, so that what is lost is replayed.
 	Resume(context.Context) (api.PauseReply, error)
 }
 
 // A Decider ends the wait for a decision.
 type Decider interface {
-	// Dismiss accepts the loss that waits for a decision, if one does.
+	// Dismiss accepts the loss that waits for a decision, if there is one.
 	Dismiss(context.Context) (api.DismissReply, error)
 }
 
-// A Confirmer keeps the generation that an operator confirmed.
+// A Confirmer has the generation that an operator confirmed.
 type Confirmer interface {
-	// Baseline shows the baseline, or confirms or forgets it.
+	// Baseline returns, confirms or removes the baseline.
 	Baseline(context.Context, api.BaselineRequest) (api.BaselineReply, error)
 }
 
@@ -89,14 +87,13 @@ type Renderer interface {
 	Render(context.Context, api.RenderRequest) (string, error)
 }
 
-// A Historian tells of one flush what may not leave through TCP.
+// A Historian returns all of one flush, including what may not leave through TCP.
 type Historian interface {
 	Flush(context.Context, api.FlushRequest) (api.FlushReply, error)
 }
 
-// A Controller is what stands behind the control socket. Its methods may be
-// called by many goroutines; their contexts end when the client goes away or
-// the daemon stops.
+// A Controller answers the requests of the control socket. Many goroutines may call its methods.
+// Their contexts end when the client disconnects or the daemon stops.
 type Controller interface {
 	Looker
 	Changer
@@ -110,7 +107,7 @@ type Controller interface {
 // A failure is the body of every answer that is not 200.
 type failure struct {
 	Error string `json:"error"`
-	// Reason tells failures apart that callers act upon.
+	// Reason distinguishes failures that callers handle.
 	Reason string `json:"reason,omitempty"`
 }
 
@@ -119,8 +116,8 @@ const (
 	reasonNoFlush      = "no_flush"
 )
 
-// NewControlHandler returns the control protocol for c, to be served by
-// ServeControl and never over TCP.
+// NewControlHandler returns the handler of the control protocol. ServeControl serves it; it must
+// never be served over TCP.
 func NewControlHandler(c Controller) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) {
@@ -171,7 +168,7 @@ func NewControlHandler(c Controller) http.Handler {
 	return mux
 }
 
-// handle turns a function of a request and a reply into a handler.
+// handle makes a handler of a function from a request to a reply.
 func handle[Request, Reply any](do func(context.Context, Request) (Reply, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		request, err := decode[Request](http.MaxBytesReader(w, r.Body, maxRequest))
@@ -188,8 +185,8 @@ func handle[Request, Reply any](do func(context.Context, Request) (Reply, error)
 	}
 }
 
-// decode reads one JSON object with no unknown field and nothing behind it. An
-// empty body is an empty request.
+// decode reads one JSON object, without unknown fields and with nothing behind it. An empty body is
+// an empty request.
 func decode[Request any](body io.Reader) (Request, error) {
 	var request, none Request
 	decoder := json.NewDecoder(body)
@@ -206,6 +203,7 @@ func decode[Request any](body io.Reader) (Request, error) {
 	return request, nil
 }
 
+// renderRequest reads a RenderRequest from a URL's query.
 func renderRequest(r *http.Request) (api.RenderRequest, error) {
 	query := r.URL.Query()
 	request := api.RenderRequest{Generation: query.Get("id")}
@@ -218,6 +216,7 @@ func renderRequest(r *http.Request) (api.RenderRequest, error) {
 	return request, nil
 }
 
+// writeFailure answers a request that failed.
 func writeFailure(w http.ResponseWriter, err error) {
 	if errors.Is(err, api.ErrNoGeneration) {
 		serve.WriteJSON(w, http.StatusNotFound, failure{Error: err.Error(), Reason: reasonNoGeneration})
@@ -230,9 +229,8 @@ func writeFailure(w http.ResponseWriter, err error) {
 	serve.WriteJSON(w, http.StatusInternalServerError, failure{Error: err.Error()})
 }
 
-// ServeControl serves handler on l, as returned by ListenControl, to root and
-// our own user until ctx ends, and closes l, which removes the socket. It
-// returns nil after an orderly end.
+// ServeControl serves handler to root and canaryd's own user until ctx ends. It closes l, which
+// removes the socket, and returns nil after an orderly end.
 func ServeControl(ctx context.Context, l *net.UnixListener, handler http.Handler) error {
 	return serve.Serve(ctx, newPeerListener(ctx, l), &http.Server{Handler: handler, WriteTimeout: controlTimeout})
 }

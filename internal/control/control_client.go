@@ -20,40 +20,38 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-// ErrNoDaemon: nobody listens at the control socket.
+// ErrNoDaemon: no process listens at the control socket.
 var ErrNoDaemon = errors.New("no canaryd is running")
 
-// ErrForbidden: a daemon may run, but this user may not ask it.
+// ErrForbidden: a daemon may be running, but this user may not ask it.
 var ErrForbidden = errors.New("only root, and the user that canaryd runs as, may ask canaryd")
 
-// ErrNotCanaryd: what listens at the control socket does not answer as canaryd does.
+// ErrNotCanaryd: the process that listens at the control socket does not answer as canaryd does.
 var ErrNotCanaryd = errors.New("what listens there is no canaryd")
 
-// statusTimeout bounds a question that a daemon answers from its memory.
+// statusTimeout bounds a request that a daemon answers from memory.
 const statusTimeout = 30 * time.Second
 
-// maxReply bounds an answer in bytes. The text of 5,000 services is 10 MB.
+// maxReply bounds an answer in bytes. The rules of 5,000 services take 10 MB.
 const maxReply = 256 << 20
 
-// A RefusedError is a request that the daemon answered with a failure.
+// A RefusedError is the daemon's answer to a request that failed.
 type RefusedError struct {
-	Code    int // HTTP's
+	Code    int // the HTTP status
 	Message string
 	reason  string
 }
 
 func (e *RefusedError) Error() string { return e.Message }
 
-// Is makes errors.Is(err, ErrNoGeneration) and ErrNoFlush true on both sides of
-// the socket.
+// Is makes errors.Is find api.ErrNoGeneration and api.ErrNoFlush on both sides of the socket.
 func (e *RefusedError) Is(target error) bool {
 	return target == api.ErrNoGeneration && e.reason == reasonNoGeneration || target == api.ErrNoFlush && e.reason == reasonNoFlush
 }
 
-// A Client asks a running daemon through its control socket. Each call is one
-// connection; every method returns an error that wraps ErrNoDaemon if nobody
-// listens, and a *RefusedError if the daemon says no. Contexts bound the
-// calls: there is no timeout besides.
+// A Client asks a running daemon through its control socket. Each call is one connection. Every
+// method returns an error that wraps ErrNoDaemon if no process listens, and a *RefusedError if the
+// daemon refuses. Contexts bound the calls; only Status has a timeout of its own.
 type Client struct {
 	Socket string // the path of the control socket
 }
@@ -69,11 +67,11 @@ func (c Client) Status(ctx context.Context) (api.Status, error) {
 	return s, err
 }
 
-// Alive returns "ok" if the daemon's loop turns, and a *RefusedError that says why it does not.
+// Alive returns "ok" if the daemon's loop works, and a *RefusedError that says why it hangs.
 func (c Client) Alive(ctx context.Context) (string, error) { return c.probe(ctx, "/v1/healthz") }
 
-// Ready returns a line that begins with "ok" if nothing is known to be lost, and a *RefusedError
-// that says what is.
+// Ready returns a line that begins with "ok" if the node is ready, and a *RefusedError that says
+// why it is not.
 func (c Client) Ready(ctx context.Context) (string, error) { return c.probe(ctx, "/v1/readyz") }
 
 func (c Client) probe(ctx context.Context, path string) (string, error) {
@@ -81,43 +79,43 @@ func (c Client) probe(ctx context.Context, path string) (string, error) {
 	return strings.TrimSpace(string(text)), err
 }
 
-// Look lets the daemon look now and returns what it knows then.
+// Look makes the daemon look now, and returns what it knows then.
 func (c Client) Look(ctx context.Context) (api.Status, error) {
 	return call[api.Status](ctx, c, http.MethodPost, "/v1/look", struct{}{})
 }
 
-// Restore lets the daemon replay a generation.
+// Restore makes the daemon replay a generation.
 func (c Client) Restore(ctx context.Context, r api.RestoreRequest) (api.RestoreReply, error) {
 	return call[api.RestoreReply](ctx, c, http.MethodPost, "/v1/restore", r)
 }
 
-// Cleanup lets the daemon remove its marks; it stops healing then.
+// Cleanup makes the daemon remove its marks, and ends its healing.
 func (c Client) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 	_, err := call[struct{}](ctx, c, http.MethodPost, "/v1/cleanup", r)
 	return err
 }
 
-// Pause lets the daemon hold replays.
+// Pause pauses the daemon's replays.
 func (c Client) Pause(ctx context.Context, r api.PauseRequest) (api.PauseReply, error) {
 	return call[api.PauseReply](ctx, c, http.MethodPost, "/v1/pause", r)
 }
 
-// Resume lets the daemon end a pause.
+// Resume ends a pause.
 func (c Client) Resume(ctx context.Context) (api.PauseReply, error) {
 	return call[api.PauseReply](ctx, c, http.MethodPost, "/v1/resume", struct{}{})
 }
 
-// Dismiss lets the daemon accept the loss that waits for a decision.
+// Dismiss makes the daemon accept the loss that waits for a decision.
 func (c Client) Dismiss(ctx context.Context) (api.DismissReply, error) {
 	return call[api.DismissReply](ctx, c, http.MethodPost, "/v1/dismiss", struct{}{})
 }
 
-// Baseline shows the generation that an operator confirmed, or confirms or forgets it.
+// Baseline returns, confirms or removes the baseline.
 func (c Client) Baseline(ctx context.Context, r api.BaselineRequest) (api.BaselineReply, error) {
 	return call[api.BaselineReply](ctx, c, http.MethodPost, "/v1/baseline", r)
 }
 
-// Flush returns all that the daemon knows of one flush.
+// Flush returns everything that the daemon knows of one flush.
 func (c Client) Flush(ctx context.Context, r api.FlushRequest) (api.FlushReply, error) {
 	return call[api.FlushReply](ctx, c, http.MethodGet, "/v1/flush?"+url.Values{"name": {r.Name}}.Encode(), nil)
 }
@@ -155,9 +153,9 @@ func call[Reply any](ctx context.Context, c Client, method, path string, request
 	return reply, nil
 }
 
-// do makes one connection for one request.
+// do makes one request on a connection of its own.
 func (c Client) do(ctx context.Context, method, path string, body []byte) ([]byte, error) {
-	// The host is never looked up; HTTP wants one.
+	// The host is not used, but HTTP requires one.
 	request, err := http.NewRequestWithContext(ctx, method, "http://canaryd"+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
@@ -174,7 +172,7 @@ func (c Client) do(ctx context.Context, method, path string, body []byte) ([]byt
 	}}
 	response, err := client.Do(request)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
-		return nil, fmt.Errorf("%w: nobody listens at %s", ErrNoDaemon, c.Socket)
+		return nil, fmt.Errorf("%w: no process listens at %s", ErrNoDaemon, c.Socket)
 	}
 	if err != nil {
 		return nil, c.explain(ctx, err, connected)
@@ -190,8 +188,8 @@ func (c Client) do(ctx context.Context, method, path string, body []byte) ([]byt
 	return text, nil
 }
 
-// explain says what a request that got no answer means, and what to do. A daemon closes a
-// connection of another user unheard, where the socket's mode lets it through.
+// explain says what a request without an answer means, and what to do. Where the mode of the socket
+// lets another user connect, a daemon closes the connection without reading from it.
 func (c Client) explain(ctx context.Context, err error, connected bool) error {
 	closed := errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE)
 	switch {
@@ -208,8 +206,8 @@ func (c Client) explain(ctx context.Context, err error, connected bool) error {
 	}
 }
 
-// refused reads a failure; text that is none, such as another version's "404
-// page not found", is passed on.
+// refused returns the failure in an answer. It passes on other text, such as another version's "404
+// page not found".
 func (c Client) refused(code int, text []byte) error {
 	var f failure
 	err := json.Unmarshal(text, &f)

@@ -17,13 +17,13 @@ import (
 	"github.com/canaryd/canaryd/internal/private"
 )
 
-// maxSocketPath is what fits into a struct sockaddr_un, its closing zero left out.
+// maxSocketPath is the longest path that fits into a struct sockaddr_un, without its closing zero.
 const maxSocketPath = 107
 
-// ListenControl listens on a Unix socket of mode 0600 at path and makes its
-// folder, of mode 0700, if there is none. A folder that other users may change is an error. A socket that a dead daemon left is
-// replaced; one that answers is an error that wraps ErrAlreadyRunning; what is
-// no socket stays.
+// ListenControl listens on a Unix socket of mode 0600 at path, and creates its folder with mode
+// 0700 if it is missing. A folder that other users may change is an error. A socket that a dead
+// daemon left is replaced. If one answers, the error wraps ErrAlreadyRunning. A file that is no
+// socket stays, and is an error.
 func ListenControl(ctx context.Context, path string) (*net.UnixListener, error) {
 	if len(path) > maxSocketPath {
 		return nil, fmt.Errorf("the path of the control socket %s is longer than %d bytes", path, maxSocketPath)
@@ -42,9 +42,9 @@ func ListenControl(ctx context.Context, path string) (*net.UnixListener, error) 
 	return l.(*net.UnixListener), nil
 }
 
-// ownerOnly sets the mode of a socket that is not bound yet. bind gives it to
-// the file (less the umask), so the file never has another one; to change the
-// umask instead would meddle with every other goroutine's files.
+// ownerOnly sets the mode of a socket before it is bound. bind creates the file with that mode,
+// less the umask, so the file never has a wider one. Changing the umask instead would affect the
+// files of all other goroutines.
 func ownerOnly(_, _ string, socket syscall.RawConn) error {
 	var failed error
 	if err := socket.Control(func(fd uintptr) { failed = unix.Fchmod(int(fd), 0o600) }); err != nil {
@@ -53,7 +53,7 @@ func ownerOnly(_, _ string, socket syscall.RawConn) error {
 	return failed
 }
 
-// removeStale removes the socket at path if nobody listens there any more.
+// removeStale removes the socket at path if no process listens there any more.
 func removeStale(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -74,6 +74,6 @@ func removeStale(ctx context.Context, path string) error {
 	case errors.Is(err, unix.ECONNREFUSED):
 		return os.Remove(path)
 	default:
-		return fmt.Errorf("whether anybody listens at %s cannot be told: %w", path, err)
+		return fmt.Errorf("cannot find out whether a process listens at %s: %w", path, err)
 	}
 }

@@ -10,9 +10,9 @@ import (
 	"github.com/canaryd/canaryd/internal/serve"
 )
 
-// A peerListener hands out only connections from root and from our own user.
-// The socket's mode says the same; this holds even if somebody changes it.
-// From anybody else not one byte is read.
+// A peerListener accepts connections from root and from canaryd's own user only. The mode of the
+// socket ensures the same, but another process may change it. Of any other user's connection it
+// reads no byte.
 type peerListener struct {
 	*net.UnixListener
 	allowed func(uid uint32) bool
@@ -28,7 +28,7 @@ func newPeerListener(ctx context.Context, l *net.UnixListener) net.Listener {
 	}
 }
 
-// Accept waits for the next connection of somebody who may connect.
+// Accept returns the next connection of an allowed user, and closes all others.
 func (p *peerListener) Accept() (net.Conn, error) {
 	for {
 		conn, err := p.AcceptUnix()

@@ -277,9 +277,9 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 	for f, fs := range st.families {
 		j.Quiet[f] = fs.quiet
 	}
-	j.Spare = func(f rules.Family, t rules.TableName) bool { return d.spares(st, f, t) }
+	j.LeaveAbsent = func(f rules.Family, t rules.TableName) bool { return d.spares(st, f, t) }
 	now, learned := time.Now(), st.learned
-	j.Stood = func(f rules.Family, t rules.TableName, chain string) bool {
+	j.StoodEmpty = func(f rules.Family, t rules.TableName, chain string) bool {
 		since := learned.Shrunk(f, t, chain)
 		return !since.IsZero() && now.Sub(since) >= d.cfg.JumpGrace
 	}

@@ -122,7 +122,7 @@ func (d *Daemon) undouble(ctx context.Context, st *state) {
 	if len(job.Families) == 0 {
 		return
 	}
-	result, err := d.replayer(ctx, st).Undouble(ctx, job)
+	result, err := d.replayer(ctx, st).RemoveDoubles(ctx, job)
 	log := klog.FromContext(ctx)
 	for _, f := range job.Families {
 		fr, ok := result[f]

@@ -61,7 +61,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	d.noteOwner(ctx, st, snapshot)
 	st.noteReturn(snapshot)
 	d.noteDecision(ctx, st, snapshot)
-	fs.pendingSync.saw(reload.ProxyStands(snapshot), fs.readEnd)
+	fs.pendingSync.saw(reload.ProxyCanaryStands(snapshot), fs.readEnd)
 	found := d.judge(st, f, snapshot, start)
 	st.pods.disbelieve(found[rules.Nat].Section, found[rules.Nat].Finding, start)
 	d.heedProxy(ctx, st, f, snapshot, found, fs.readEnd)

@@ -124,7 +124,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 		}
 		d.applyResult(st, f, fr)
 		st.families[f].pendingSync.owe(fr, time.Now())
-		if fr.Owed && fr.ProxyStands() {
+		if fr.SyncNeeded && fr.ProxyCanaryStands() {
 			st.families[f].nudged(time.Now())
 		}
 		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
@@ -179,9 +179,9 @@ func (d *Daemon) applyResult(st *state, f rules.Family, fr reload.FamilyResult) 
 	fs := st.families[f]
 	now := time.Now()
 	st.scheduleFreeMemory(now)
-	fs.pendingSync.saw(fr.ProxyStands(), now)
+	fs.pendingSync.saw(fr.ProxyCanaryStands(), now)
 	if fr.ProxyKnown() {
-		fs.proxy.saw(fr.ProxyStands(), now)
+		fs.proxy.saw(fr.ProxyCanaryStands(), now)
 	}
 	st.noteMade(f, fr)
 	missing := map[rules.TableName]int{}
@@ -202,8 +202,8 @@ func (d *Daemon) applyResult(st *state, f rules.Family, fr reload.FamilyResult) 
 		if tr.Proved {
 			ts.notePlaced(tr.Placed, now)
 		}
-		if tr.Gone != nil && !st.learned.Knows(f, t) {
-			d.learn(st, f, t, *tr.Gone, canary.Finding{Verdict: canary.Intact}, now)
+		if tr.LostBeforeProof != nil && !st.learned.Knows(f, t) {
+			d.learn(st, f, t, *tr.LostBeforeProof, canary.Finding{Verdict: canary.Intact}, now)
 			fs.examineAt = now
 			continue
 		}

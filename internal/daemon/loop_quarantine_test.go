@@ -80,9 +80,9 @@ func (r *rig) wantQuarantine(want int) {
 	}
 }
 
-// TestALearnedRuleThatLeansOnAMissingChainComesBackWithIt: it stays in the
+// TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt: it stays in the
 // generation, is told, and comes back as soon as the chain does.
-func TestALearnedRuleThatLeansOnAMissingChainComesBackWithIt(t *testing.T) {
+func TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir, id0 := t.TempDir(), identity(backend)
 		r := run(t, ipvsFake(t, backend), setup{store: openStore(t, dir, id0)})

@@ -28,9 +28,9 @@ type pendingSync struct {
 // owe takes up what a replay leaves owed.
 func (w *pendingSync) owe(fr reload.FamilyResult, now time.Time) {
 	switch {
-	case fr.Owed && fr.ProxyStands():
+	case fr.SyncNeeded && fr.ProxyCanaryStands():
 		*w = pendingSync{}
-	case fr.Owed:
+	case fr.SyncNeeded:
 		*w = pendingSync{until: now.Add(pendingSyncWithin)}
 	}
 }

@@ -245,11 +245,11 @@ func (d *Daemon) takeAway(ctx context.Context, st *state) {
 	}
 	w.takeAwayAt = time.Time{}
 	job := d.job(st, d.cfg.Kernel.Families()...)
-	if job.Gone = w.leftovers(); len(job.Gone) == 0 {
+	if job.GoneContainers = w.leftovers(); len(job.GoneContainers) == 0 {
 		return
 	}
-	log, pods := klog.FromContext(ctx), w.names(job.Gone)
-	result, err := d.replayer(ctx, st).TakeAway(ctx, job)
+	log, pods := klog.FromContext(ctx), w.names(job.GoneContainers)
+	result, err := d.replayer(ctx, st).RemoveContainers(ctx, job)
 	for f, fr := range result {
 		d.applyResult(st, f, fr)
 		err = errors.Join(err, fr.Err)
@@ -266,7 +266,7 @@ func (d *Daemon) takeAway(ctx context.Context, st *state) {
 		return
 	}
 	w.untaken.over()
-	st.letGo(job.Gone, time.Now())
+	st.letGo(job.GoneContainers, time.Now())
 	for _, fr := range result {
 		if fr.Outcome != reload.Skipped {
 			log.Info("Rules of pods that were removed during the outage had come back with it; they are removed", "pods", pods)

@@ -98,7 +98,7 @@ func (d *Daemon) tellOwnerless(ctx context.Context, st *state) {
 func (d *Daemon) heedProxy(ctx context.Context, st *state, f rules.Family, snapshot iptables.Snapshot, found map[rules.TableName]reload.Examined, now time.Time) {
 	fs := st.families[f]
 	if snapshot.Unreadable[rules.Mangle] == nil {
-		fs.proxy.saw(reload.ProxyStands(snapshot), now)
+		fs.proxy.saw(reload.ProxyCanaryStands(snapshot), now)
 	}
 	if fs.learningStopped() || !reload.ProxyLeft(snapshot, found, tableid.Of(st.learned.Generation, f)) {
 		return

@@ -59,12 +59,12 @@ func (d *Daemon) recallSets(ctx context.Context, st *state) {
 }
 
 // holdBack takes a replay's quarantine of one table into the state.
-func (d *Daemon) holdBack(st *state, f rules.Family, t rules.TableName, list []reload.Held) {
+func (d *Daemon) holdBack(st *state, f rules.Family, t rules.TableName, list []reload.QuarantinedRule) {
 	before := st.quarantine[f.Table(t)]
 	st.quarantine = st.quarantine.With(f.Table(t), list)
 	d.cfg.Metrics.SetQuarantined(f, t, len(list))
 	for _, h := range list {
-		delete(st.stood[f], iptables.Place{Table: t, Chain: h.Lacks})
+		delete(st.stood[f], iptables.Place{Table: t, Chain: h.MissingChain})
 	}
 	switch {
 	case st.quarantine.Count() == 0:

@@ -37,7 +37,7 @@ func (st *state) withoutText() []api.Quarantined {
 		for _, t := range protect.Tables() {
 			for _, r := range st.textless.found[f.Table(t)] {
 				reason, _ := r.Rule.Opaque()
-				is := func(h reload.Held) bool { return h.Chain == r.Chain && h.Rule == r.Rule }
+				is := func(h reload.QuarantinedRule) bool { return h.Chain == r.Chain && h.Rule == r.Rule }
 				if len(list) < api.QuarantinedShown && !slices.ContainsFunc(st.quarantine[f.Table(t)], is) {
 					list = append(list, api.Quarantined{Family: f, Table: t, Chain: r.Chain, Rule: r.Rule.Spec, Reason: reason})
 				}

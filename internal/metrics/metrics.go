@@ -1,4 +1,4 @@
-// Package metrics counts for Prometheus what the daemon does. Every label value is there from the
+// Package metrics counts for Prometheus what the daemon does. Every label value exists from the
 // first scrape on.
 package metrics
 
@@ -18,13 +18,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// MetricsOptions is what Metrics must know beforehand, so that every label
-// value is there from the first scrape on.
+// MetricsOptions is what NewMetrics needs to create every label value at once.
 type MetricsOptions struct {
 	Families []rules.Family // the enabled ones
 	Sources  []string       // names of the sources of generations in use
-	// Hints returns how many hints each source has given; it is called at
-	// each scrape. Nil means none.
+	// Hints returns how many hints each source has given, at each scrape; nil means none.
 	Hints           func() map[watch.Source]uint64
 	Version, Commit string
 	GoVersion       string
@@ -43,8 +41,8 @@ const (
 // ProbeResults returns every ProbeResult.
 func ProbeResults() []ProbeResult { return []ProbeResult{ProbeIntact, ProbeLoss, ProbeUnknown} }
 
-// Metrics counts and times what the loop does: one method per event, however
-// many series the event moves. The methods may be called by any goroutine.
+// Metrics counts and times what the loop does. It has one method for each event, however many
+// series that changes. Any goroutine may call the methods.
 type Metrics struct {
 	flushes, replays, restoreFailures *prometheus.CounterVec
 	probes, sourceErrors              *prometheus.CounterVec
@@ -68,13 +66,13 @@ type Metrics struct {
 	families                     []rules.Family
 }
 
-// NewMetrics registers every metric of the contract with reg, each label value
-// at 0: a counter that first appears at 1 has no increase, so the first flush
-// would never alert. It panics if reg holds one of them already.
+// NewMetrics registers every metric with reg, with each label value at 0. A counter that first
+// appears at 1 has no increase, so the first flush would raise no alert. It panics if reg has one
+// of them already.
 func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
-	// Buckets, in seconds. A probe is one or two system calls; a replay lies
-	// between one small batch and iptables-nft-restore's minute; an absence
-	// between a replay at its best and an owner's own slow sync.
+	// Buckets, in seconds. A probe is one or two system calls. A replay takes from 5 ms for a small
+	// batch to a minute with iptables-nft-restore. Rules are absent for at least one good replay,
+	// and at most until their owner's slow sync.
 	probeBuckets := []float64{10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3, 0.1, 0.25, 1}
 	replayBuckets := []float64{5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60}
 	absentBuckets := []float64{5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120}
@@ -96,10 +94,10 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		canaryPresent:   b.gauges("canary_present", "Whether the canary stood with its nonce at the last probe; 0 after a cleanup.", "family", "table"),
 		jumpsMissing:    b.gauges("jumps_missing", "Jumps that were missing at the last examination.", "family", "table"),
 		generationRules: b.gauges("generation_rules", "Rules of the generation that ought to be in force.", "family", "table"),
-		quarantined:     b.gauges("quarantined_rules", "Rules that could not be put back, because what they lean on is missing or they are refused.", "family", "table"),
+		quarantined:     b.gauges("quarantined_rules", "Rules that could not be put back, because what they depend on is missing or they are refused.", "family", "table"),
 		declaredRefused: b.gauges("declared_refused", "Declared rules that iptables or the kernel refuses; their table keeps the rules that were in force.", "family", "table"),
 		leftOut:         b.gauges("chains_left_out", "Chains that are not guarded, because there are more rules than canaryd keeps of a family.", "family", "table"),
-		keeper:          b.gauges("keeper", "Whether the keeper, which holds established connections through a flush, is in this state.", "family", "state"),
+		keeper:          b.gauges("keeper", "Whether the keeper, which keeps established connections alive through a flush, is in this state.", "family", "state"),
 		mode:            b.gauges("mode", "Whether canaryd runs in this mode: it replays what is lost (heal) or only reports it (observe).", "mode"),
 		backend:         b.gauges("backend_info", "The iptables backend in use; always 1.", "family", "backend", "version"),
 
@@ -110,8 +108,8 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		generationTime:  b.gauge("generation_timestamp_seconds", "When the generation was captured or loaded; 0 while there is none."),
 		mixed:           b.gauge("mixed_backends", "Whether both iptables backends hold rules."),
 		mismatch:        b.gauge("backend_mismatch", "Whether the other iptables backend is the one in use by now; a restart of canaryd would guard that one."),
-		paused:          b.gauge("paused", "Whether replays are held."),
-		contended:       b.gauge("contended", "Whether somebody keeps undoing what is replayed."),
+		paused:          b.gauge("paused", "Whether replays are paused."),
+		contended:       b.gauge("contended", "Whether a process keeps undoing the replays."),
 		ownerless:       b.gauge("rules_without_owner", "Whether kube-proxy's rules are in force and kube-proxy's canary has been missing for two minutes."),
 
 		nothingProtected: b.gauge("nothing_protected", "Whether every table was read and holds no rule to guard; kubelet's own do not count."),
@@ -134,7 +132,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 	return m
 }
 
-// zero touches every series, which makes it exist.
+// zero creates every series.
 func (m *Metrics) zero(sources []string) {
 	for _, source := range sources {
 		m.sourceErrors.WithLabelValues(source)
@@ -180,13 +178,13 @@ func (m *Metrics) ObserveProbe(family rules.Family, result ProbeResult, took tim
 	m.probeDuration.Observe(took.Seconds())
 }
 
-// SetCanaryPresent says whether a probe found table's canary with its nonce.
+// SetCanaryPresent records whether a probe found a table's canary with its nonce.
 func (m *Metrics) SetCanaryPresent(family rules.Family, table rules.TableName, present bool) {
 	m.canaryPresent.WithLabelValues(family.String(), string(table)).Set(truth(present))
 }
 
-// SetCanariesGone says that canaryd has removed its canaries and probes no more. A
-// canary that could not be removed counts as gone too: it guards nothing.
+// SetCanariesGone records that canaryd has removed its canaries and probes no more. A canary that
+// it could not remove counts as gone, because it guards nothing.
 func (m *Metrics) SetCanariesGone() {
 	for _, family := range m.families {
 		for _, table := range protect.Tables() {
@@ -195,24 +193,23 @@ func (m *Metrics) SetCanariesGone() {
 	}
 }
 
-// SetJumpsMissing says how many jumps a full read of one family showed each of
-// its tables to lack; tables not named are left as they were.
+// SetJumpsMissing records how many jumps a full read of a family found missing in each table.
+// Tables that are not named keep their number.
 func (m *Metrics) SetJumpsMissing(family rules.Family, missing map[rules.TableName]int) {
 	for table, n := range missing {
 		m.jumpsMissing.WithLabelValues(family.String(), string(table)).Set(float64(n))
 	}
 }
 
-// ObserveFlush counts one flush record, first seen at the given time, and
-// every table that it hit; verdicts that are no loss are passed over.
+// ObserveFlush counts one flush record, first seen at the given time, and every table that it hit.
+// Verdicts that are no loss do not count.
 func (m *Metrics) ObserveFlush(at time.Time, hit map[rules.Family]api.Verdicts) {
 	m.flushEvents.Inc()
 	m.lastFlush.Set(seconds(at))
 	m.ObserveFurtherLoss(hit)
 }
 
-// ObserveFurtherLoss counts tables that turned out to be hit while their
-// record was open already; verdicts that are no loss are passed over.
+// ObserveFurtherLoss counts tables that were found lost after their record was opened.
 func (m *Metrics) ObserveFurtherLoss(hit map[rules.Family]api.Verdicts) {
 	for family, verdicts := range hit {
 		for table, kind := range verdicts {
@@ -223,19 +220,19 @@ func (m *Metrics) ObserveFurtherLoss(hit map[rules.Family]api.Verdicts) {
 	}
 }
 
-// ObserveUnprotected counts rules of others that went in a flush of one table.
+// ObserveUnprotected counts rules that --protect does not name and that a flush removed from one
+// table.
 func (m *Metrics) ObserveUnprotected(family rules.Family, table rules.TableName, n int) {
 	m.flushedUnprotected.WithLabelValues(family.String(), string(table)).Add(float64(n))
 }
 
-// ObserveRecovery notes that everything is proved to be back, absent after the
-// first evidence of its loss.
+// ObserveRecovery records how long the rules were absent, when all of them are proved to be back.
 func (m *Metrics) ObserveRecovery(absent time.Duration) {
 	m.rulesAbsent.Observe(absent.Seconds())
 }
 
-// ObserveReplay counts and times one replay of one family; a skipped one took
-// no time and is not timed.
+// ObserveReplay counts and times one replay of one family. A skipped replay is counted and not
+// timed.
 func (m *Metrics) ObserveReplay(family rules.Family, result api.Outcome, took time.Duration) {
 	m.replays.WithLabelValues(family.String(), string(result)).Inc()
 	if result != reload.Skipped {
@@ -248,7 +245,7 @@ func (m *Metrics) ObserveRestoreFailure(family rules.Family, reason iptables.Rea
 	m.restoreFailures.WithLabelValues(family.String(), string(reason)).Inc()
 }
 
-// sweptProtocols are the protocols whose flows are deleted, by number.
+// sweptProtocols returns the protocols whose flows are deleted, by number.
 func sweptProtocols() map[uint8]string {
 	return map[uint8]string{rules.TCP: "tcp", rules.UDP: "udp", rules.SCTP: "sctp"}
 }
@@ -266,8 +263,8 @@ func (m *Metrics) ObserveSweep(family rules.Family, deleted conntrack.Deleted, f
 // ObserveJournalError counts flush records that are not on disk.
 func (m *Metrics) ObserveJournalError() { m.journalErrors.Inc() }
 
-// SetGeneration says what ought to be in force and since when; tables not
-// named hold no rules of it.
+// SetGeneration records how many rules ought to be in force, and since when. Tables that are not
+// named have none.
 func (m *Metrics) SetGeneration(captured time.Time, count map[rules.TableID]int) {
 	m.generationTime.Set(seconds(captured))
 	for _, family := range m.families {
@@ -277,9 +274,7 @@ func (m *Metrics) SetGeneration(captured time.Time, count map[rules.TableID]int)
 	}
 }
 
-// SetStatus follows what a new Status says: when the tables were last known,
-// since when something is lost or the generation lags behind, whether replays are held or fought, in which mode canaryd
-// runs, what the newest evidence says of the backend, and what the keeper does.
+// SetStatus sets the gauges that follow a Status.
 func (m *Metrics) SetStatus(s api.Status) {
 	m.lastExamination.Set(seconds(s.LastExamination))
 	m.lossSince.Set(seconds(s.LossSince))
@@ -301,7 +296,7 @@ func (m *Metrics) SetStatus(s api.Status) {
 	}
 }
 
-// SetBackend says what the kernel is asked with.
+// SetBackend records the backend and the version of iptables.
 func (m *Metrics) SetBackend(info iptables.Info) {
 	m.backend.Reset()
 	for _, family := range m.families {
@@ -312,17 +307,17 @@ func (m *Metrics) SetBackend(info iptables.Info) {
 // ObserveSourceError counts an error of a source of generations.
 func (m *Metrics) ObserveSourceError(source string) { m.sourceErrors.WithLabelValues(source).Inc() }
 
-// SetQuarantined says how many of table's rules are left out of replays.
+// SetQuarantined records how many rules of a table are quarantined.
 func (m *Metrics) SetQuarantined(family rules.Family, table rules.TableName, n int) {
 	m.quarantined.WithLabelValues(family.String(), string(table)).Set(float64(n))
 }
 
-// SetDeclaredRefused says how many of the rules declared for table are refused.
+// SetDeclaredRefused records how many declared rules of a table are refused.
 func (m *Metrics) SetDeclaredRefused(family rules.Family, table rules.TableName, n int) {
 	m.declaredRefused.WithLabelValues(family.String(), string(table)).Set(float64(n))
 }
 
-// SetLeftOut says how many chains of table are left out.
+// SetLeftOut records how many chains of a table are left out.
 func (m *Metrics) SetLeftOut(family rules.Family, table rules.TableName, n int) {
 	m.leftOut.WithLabelValues(family.String(), string(table)).Set(float64(n))
 }
@@ -334,7 +329,7 @@ func truth(b bool) float64 {
 	return 0
 }
 
-// seconds returns t as Prometheus has timestamps, and 0 for the zero time.
+// seconds returns t as a timestamp of Prometheus; the zero time is 0.
 func seconds(t time.Time) float64 {
 	if t.IsZero() {
 		return 0

@@ -6,10 +6,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// namespace is the first word of every metric's name.
+// namespace begins the name of every metric.
 const namespace = "canaryd"
 
-// A builder makes metrics and registers them, so that none is made and forgotten.
+// A builder creates metrics and registers them, so that none can be forgotten.
 type builder struct{ reg prometheus.Registerer }
 
 func register[C prometheus.Collector](b builder, c C) C {
@@ -41,8 +41,8 @@ func (b builder) histograms(name, help string, buckets []float64, labels ...stri
 	return register(b, prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: name, Help: help, Buckets: buckets}, labels))
 }
 
-// A hintCollector reads the hints' own counters when it is scraped, so that
-// giving a hint costs one atomic addition and knows no Prometheus.
+// A hintCollector reads the counters of the hints at each scrape. So a hint costs one atomic
+// addition, and its package does not import Prometheus.
 type hintCollector struct {
 	counts func() map[watch.Source]uint64
 	desc   *prometheus.Desc

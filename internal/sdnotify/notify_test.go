@@ -34,7 +34,7 @@ func verdictOf(v canary.Verdict, id string) api.Status {
 }
 
 func TestNotifier(t *testing.T) {
-	const whole = "STATUS=Whole: 460 rules in 147 chains"
+	const whole = "STATUS=Healthy: 460 rules in 147 chains"
 	const waits = "STATUS=Waiting for every table to be readable and planted: ipv4 mangle is unknown"
 	const stops = "STOPPING=1\nSTATUS=Stopping; canaries and rules stay in place"
 	flushed := verdictOf(canary.Emptied, "g1")
@@ -63,7 +63,7 @@ func TestNotifier(t *testing.T) {
 		name:   "a loss is no reason to keep others waiting",
 		status: func(time.Duration) api.Status { return verdictOf(canary.Emptied, "g1") },
 		lasts:  time.Second,
-		want:   []string{"0s READY=1\nSTATUS=NOT whole: ipv4 mangle is emptied, ipv4 nat is emptied, ipv4 filter is emptied", "1s " + stops},
+		want:   []string{"0s READY=1\nSTATUS=NOT healthy: ipv4 mangle is emptied, ipv4 nat is emptied, ipv4 filter is emptied", "1s " + stops},
 	}, {
 		name:   "nobody waits for ever for a table that cannot be read",
 		status: func(time.Duration) api.Status { return verdictOf(canary.Unknown, "") },
@@ -84,7 +84,7 @@ func TestNotifier(t *testing.T) {
 		lasts: 9 * time.Second,
 		want: []string{
 			"0s READY=1\n" + whole,
-			"4s STATUS=NOT whole: ipv4 mangle is emptied, ipv4 nat is emptied, ipv4 filter is emptied; last flush at 2026-05-01T12:00:00Z: emptied, pending",
+			"4s STATUS=NOT healthy: ipv4 mangle is emptied, ipv4 nat is emptied, ipv4 filter is emptied; last flush at 2026-05-01T12:00:00Z: emptied, pending",
 			"6s " + whole + "; last flush at 2026-05-01T12:00:00Z: emptied, proved",
 			"9s " + stops,
 		},
@@ -146,8 +146,8 @@ func TestStatusLine(t *testing.T) {
 		"Replays are paused until 2026-05-01T12:00:00Z":                                        {Paused: true, PausedUntil: until},
 		"Stopped by a cleanup; a restart begins again":                                         {Stopped: true},
 		"Waiting for every table to be readable and planted: no family has been looked at yet": {},
-		"Whole: 460 rules in 147 chains":                                                       verdictOf(canary.Changed, "g1"),
-		"NOT whole: ipv4 mangle is unknown":                                                    verdictOf(canary.Unknown, "g1"),
+		"Healthy: 460 rules in 147 chains":                                                     verdictOf(canary.Changed, "g1"),
+		"NOT healthy: ipv4 mangle is unknown":                                                  verdictOf(canary.Unknown, "g1"),
 	} {
 		if got := s.Line(); got != want {
 			t.Errorf("got %q, want %q", got, want)

@@ -7,18 +7,17 @@ import (
 	"sync"
 )
 
-// A crowd is a listener with a bounded number of connections. A new connection never waits
-// for one that has sent no request: where there are too many, the oldest of those is closed. Any local user
-// may connect to the loopback address, and a probe or a scrape must be
-// answered all the same.
+// A crowd is a listener with a bounded number of connections. Any local user may connect to the
+// loopback address, and a probe or a scrape must still be answered. So a new connection never waits
+// for one that has sent no request: if there are too many, the oldest of those is closed.
 type crowd struct {
 	net.Listener
 	most int
 
 	mu      sync.Mutex
-	room    *sync.Cond        // a connection ended, or sent no request
-	silent  []*crowdedConn    // have sent no request yet, oldest first
-	talking map[net.Conn]bool // have sent one, and may take as long as the answer
+	room    *sync.Cond        // signalled when a connection ends
+	silent  []*crowdedConn    // connections without a request yet, oldest first
+	talking map[net.Conn]bool // connections with a request, which may take as long as the answer
 	closed  bool
 }
 
@@ -35,7 +34,7 @@ func newCrowd(l net.Listener, most int) *crowd {
 	return c
 }
 
-// Accept returns the next connection. It waits only while requests are answered on as many
+// Accept returns the next connection. It waits only while requests are being answered on as many
 // connections as there may be.
 func (c *crowd) Accept() (net.Conn, error) {
 	conn, err := c.Listener.Accept()
@@ -68,7 +67,7 @@ func (c *crowd) Close() error {
 	return c.Listener.Close()
 }
 
-// follow is what http.Server calls when a connection's state changes.
+// follow moves a connection to those with a request; http.Server calls it.
 func (c *crowd) follow(conn net.Conn, state http.ConnState) {
 	made, ok := conn.(*crowdedConn)
 	if !ok || state != http.StateActive {

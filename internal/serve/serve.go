@@ -1,5 +1,5 @@
-// Package serve serves HTTP in bounds: as many connections as fit, each with a deadline, and says who is
-// at the other end of a Unix socket.
+// Package serve serves HTTP within bounds: a limited number of connections, each with a deadline.
+// It also finds out which process is at the other end of a Unix socket.
 package serve
 
 import (
@@ -12,22 +12,21 @@ import (
 	"time"
 )
 
-// Limits of both servers, the TCP one and the control socket.
+// The limits of both servers: TCP and the control socket.
 const (
 	headerTimeout = 2 * time.Second
 	bodyTimeout   = 4 * time.Second // header and body; a handler may take longer
 	idleTimeout   = 10 * time.Second
-	// shutdownTimeout is what requests under way get when the daemon ends;
-	// they are cut off after it.
+	// shutdownTimeout is how long open requests may take when the daemon ends.
 	shutdownTimeout = 5 * time.Second
 	maxHeader       = 16 << 10
-	// maxConnections is how many there are at once, of each server (see crowd). More would
-	// take the file descriptors with which iptables is executed and the kernel is asked.
+	// maxConnections bounds the connections of each server (see crowd). More would use up the file
+	// descriptors that canaryd needs for iptables and netlink.
 	maxConnections = 64
 )
 
-// writeCheck answers with a line that begins with "ok", or 503 with one line that says
-// what is wrong.
+// WriteCheck answers with a line that begins with "ok", or with 503 and one line that says what is
+// wrong.
 func WriteCheck(w http.ResponseWriter, problem error, ok string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	if problem != nil {
@@ -38,8 +37,8 @@ func WriteCheck(w http.ResponseWriter, problem error, ok string) {
 	fmt.Fprintln(w, ok)
 }
 
-// writeJSON answers with one JSON object. An error of the connection is the
-// reader's to notice.
+// WriteJSON answers with one JSON object. It ignores an error of the connection, which the client
+// notices.
 func WriteJSON(w http.ResponseWriter, code int, value any) {
 	text, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {
@@ -51,9 +50,8 @@ func WriteJSON(w http.ResponseWriter, code int, value any) {
 	_, _ = w.Write(append(text, '\n'))
 }
 
-// serve runs server on l until ctx ends, then lets requests under way finish
-// for shutdownTimeout. Every request's context ends with ctx, so that a long
-// one learns of it.
+// Serve runs server on l until ctx ends, and then lets open requests finish within shutdownTimeout.
+// The context of every request ends with ctx, so that a long one can stop.
 func Serve(ctx context.Context, l net.Listener, server *http.Server) error {
 	server.ReadHeaderTimeout = headerTimeout
 	server.ReadTimeout = bodyTimeout

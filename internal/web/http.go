@@ -1,5 +1,5 @@
-// Package web is what HTTP shows: metrics, health, readiness, the status as JSON and as a page. Nothing in
-// it changes any state, and none of it shows rules or command lines.
+// Package web is what HTTP shows: metrics, health, readiness, and the status as JSON and as a page.
+// It changes nothing, and shows neither rules nor command lines.
 package web
 
 import (
@@ -15,16 +15,16 @@ import (
 	"github.com/canaryd/canaryd/internal/serve"
 )
 
-// answerTimeout bounds an answer over TCP. The longest is a scrape, and
-// Prometheus gives up after 10 s by default.
+// answerTimeout bounds an answer over TCP. A scrape takes longest, and Prometheus gives up after 10
+// s by default.
 const answerTimeout = 15 * time.Second
 
-// NewHTTPHandler returns the read-only face of the daemon: metrics, health,
-// readiness, status as JSON and as a page. Nothing in it changes any state,
-// and none of it shows rules or command lines: it may be served over TCP.
+// NewHTTPHandler returns the handler for metrics, health, readiness, and the status as JSON and as
+// a page. It changes nothing, and shows neither rules nor command lines, so that it may be served
+// over TCP.
 //
-// node is the node's name for the page, or empty. snapshot returns the newest Status; alive says why the loop does not turn,
-// or nil. Both are called by many goroutines.
+// node is the name of the node for the page, and may be empty. snapshot returns the newest Status.
+// alive returns why the loop hangs, or nil. Many goroutines may call both.
 func NewHTTPHandler(node string, snapshot func() api.Status, alive func() error, metrics prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
@@ -42,8 +42,8 @@ func NewHTTPHandler(node string, snapshot func() api.Status, alive func() error,
 	return guarded(mux)
 }
 
-// guarded adds the headers that every answer has: nothing is cached, guessed
-// at, framed, or loaded from elsewhere.
+// guarded adds headers to every answer, so that browsers do not cache it, guess its type, frame it,
+// or load anything from elsewhere.
 func guarded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -58,7 +58,7 @@ func guarded(next http.Handler) http.Handler {
 // ServeHTTP serves handler on l until ctx ends, and closes l. It returns nil after an orderly end.
 func ServeHTTP(ctx context.Context, l net.Listener, handler http.Handler) error {
 	server := &http.Server{Handler: handler, WriteTimeout: answerTimeout}
-	// A connection is one answer: 64 that are idle would lock everybody out.
+	// Each connection is one answer: 64 idle ones would lock all others out.
 	server.SetKeepAlivesEnabled(false)
 	return serve.Serve(ctx, l, server)
 }

@@ -8,17 +8,17 @@ import (
 	"strings"
 )
 
-// ownNames are the names under which HTTP answers, as a request's Host header has them. A web
-// site in a browser on the node can let its own name lead to canaryd's address (DNS rebinding)
-// and would read what is answered; the browser still sends the site's name.
+// ownNames are the values of a request's Host header that HTTP answers. A web site in a browser on
+// the node can let its own name lead to canaryd's address (DNS rebinding), and would then read the
+// answers. The browser still sends the name of the site.
 type ownNames struct {
 	everyAddress bool // canaryd listens at all addresses
 	addresses    map[netip.Addr]bool
 	names        map[string]bool
 }
 
-// newOwnNames returns the names of a server at bind, which is HOST:PORT, that listens at these
-// addresses, and further names. The loopback's are always among them.
+// newOwnNames returns the names of a server that is bound to HOST:PORT and listens at an address,
+// with further names. Those of the loopback address are always among them.
 func newOwnNames(bind string, listening net.Addr, further []string) ownNames {
 	o := ownNames{addresses: map[netip.Addr]bool{}, names: map[string]bool{"localhost": true}}
 	for _, name := range further {
@@ -43,8 +43,8 @@ func (o *ownNames) add(host string) {
 	}
 }
 
-// has reports whether a Host header names us. The port is not looked at: a tunnel changes it.
-// Without a header there is no browser at the other end.
+// has reports whether a Host header names this server. It ignores the port, which a tunnel changes.
+// Without a header the client is no browser.
 func (o *ownNames) has(header string) bool {
 	if header == "" {
 		return true
@@ -67,12 +67,12 @@ func hostOf(text string) string {
 	return text
 }
 
-// plainAddr leaves out how an address was written: a Host header has no zone.
+// plainAddr returns an address without its zone, which a Host header does not have.
 func plainAddr(addr netip.Addr) netip.Addr { return addr.Unmap().WithZone("") }
 
 func plainName(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }
 
-// onlyFor answers requests for other hosts than ours with 421 and what to do.
+// onlyFor answers requests for other hosts with 421 and what to do.
 func onlyFor(own ownNames, next http.Handler) http.Handler {
 	return guarded(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if own.has(r.Host) {
@@ -85,7 +85,7 @@ func onlyFor(own ownNames, next http.Handler) http.Handler {
 	}))
 }
 
-// CheckHostName returns why name cannot be a host's in a Host header without its port.
+// CheckHostName returns why name cannot stand in a Host header without a port.
 func CheckHostName(name string) error {
 	if _, err := netip.ParseAddr(name); err == nil {
 		return nil

@@ -12,24 +12,25 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// retryListen is how often an address is tried that another process has.
+// retryListen is how often canaryd tries an address that another process uses.
 const retryListen = 5 * time.Second
 
-// A Listening serves HTTP at an address, also where it can have it only later: another
-// process may have the port, and must not keep canaryd from guarding.
+// A Listening serves HTTP at an address, as soon as it gets that address: another process may use
+// the port, and must not keep canaryd from guarding.
 type Listening struct {
 	Address string // HOST:PORT
 	Handler http.Handler
-	// Names are those under which it answers, next to the loopback's and that of Address.
+	// Names are the names under which it answers, in addition to the loopback's and that of
+	// Address.
 	Names []string
-	// Report is called with why the address cannot be had, and with nil once it can.
+	// Report is called with why the address cannot be used, and with nil once it can.
 	Report func(error)
 
 	listen func(address string) (net.Listener, error) // nil: net.Listen
 }
 
-// Run serves until ctx ends, and returns nil then. An address that can never be had, such as
-// one that is no address, is an error at once.
+// Run serves until ctx ends, and then returns nil. An address that can never be used, such as one
+// that is malformed, is an error at once.
 func (s Listening) Run(ctx context.Context) error {
 	l, err := s.await(ctx)
 	if err != nil || l == nil {
@@ -38,7 +39,7 @@ func (s Listening) Run(ctx context.Context) error {
 	return ServeHTTP(ctx, l, onlyFor(newOwnNames(s.Address, l.Addr(), s.Names), s.Handler))
 }
 
-// await returns the listener, nil if ctx ends before the address can be had.
+// await returns the listener; nil if ctx ends before the address can be used.
 func (s Listening) await(ctx context.Context) (net.Listener, error) {
 	listen := s.listen
 	if listen == nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-// The page for people is one document; it loads nothing.
+// The page is one document, and loads nothing.
 var (
 	//go:embed page.html
 	pageText string
@@ -24,8 +24,8 @@ var (
 	pageScript string
 )
 
-// pagePolicy allows the page its own style and script, by their digests, and
-// to ask for itself again.
+// pagePolicy allows the page its own style and script by their digests, and to ask for itself
+// again.
 func pagePolicy() string {
 	return fmt.Sprintf("default-src 'none'; style-src '%s'; script-src '%s'; connect-src 'self'; img-src data:; "+
 		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'", digest(pageCSS), digest(pageScript))
@@ -36,9 +36,9 @@ func digest(text string) string {
 	return "sha256-" + base64.StdEncoding.EncodeToString(sum[:])
 }
 
-// newPage returns the page for people: the public status as HTML. It is whole
-// without its script, which asks for it again and again and moves what changed
-// into the one that is shown. Nothing on it changes any state.
+// newPage returns the page: the public status as HTML. It is complete without its script, which
+// asks for it again and again and moves what changed into the page that is shown. Nothing on it
+// changes any state.
 func newPage(node string, snapshot func() api.Status, alive func() error) http.Handler {
 	page := template.Must(template.New("page").Funcs(template.FuncMap{
 		"ago":   agoText,
@@ -66,8 +66,8 @@ func newPage(node string, snapshot func() api.Status, alive func() error) http.H
 	})
 }
 
-// visible replaces what a terminal obeys and a browser does not show: whoever
-// writes rules names the chains, and a page may be fetched with curl.
+// visible replaces characters that a terminal obeys and a browser does not show. Other processes
+// choose the names of chains, and the page may be fetched with curl.
 func visible(r rune) rune {
 	if r < ' ' && r != '\n' && r != '\t' || 0x7f <= r && r < 0xa0 {
 		return '\ufffd'

@@ -1,6 +1,6 @@
-// Asks for the page anew and moves what changed into the one that is shown, so
-// that what is open stays open and what is marked stays marked. All text comes
-// from the server, escaped; times are the node's, not this machine's.
+// Asks for the page again and moves what changed into the page that is shown. So open records stay
+// open, and marked text stays marked. All text comes from the server, escaped; times are the
+// node's, not this machine's.
 'use strict';
 (() => {
   const every = 2000, patience = 5000;
@@ -10,7 +10,7 @@
 
   function attributes(old, fresh) {
     for (const { name } of [...old.attributes]) {
-      // Whoever looks opens and closes records, nobody else.
+      // Only the reader opens and closes records.
       if (!fresh.hasAttribute(name) && name !== 'open') old.removeAttribute(name);
     }
     for (const { name, value } of fresh.attributes) {
@@ -18,8 +18,8 @@
     }
   }
 
-  // follow makes old like fresh with as few changes as it can. Elements with
-  // an id are the same thing if it is the same.
+  // follow makes old equal to fresh with as few changes as possible. Elements with the same id are
+  // the same thing.
   function follow(old, fresh) {
     if (old.isEqualNode(fresh)) return;
     if (old.nodeType === Node.TEXT_NODE) { old.data = fresh.data; return; }
@@ -32,7 +32,7 @@
     let next = old.firstChild;
     for (const want of [...fresh.childNodes]) {
       let same = want.id ? named.get(want.id) : next;
-      // What has no name is cheap. Moving an element would take its focus.
+      // Elements without an id are cheap to replace. A moved element would lose its focus.
       while (want.id && same && next && next !== same && !next.id) { const gone = next; next = next.nextSibling; gone.remove(); }
       if (same && (same.nodeType !== want.nodeType || same.nodeName !== want.nodeName || (same.id || '') !== (want.id || ''))) same = null;
       if (!same) { old.insertBefore(want, next); continue; }
@@ -87,7 +87,7 @@
   live.hidden = false;
   live.addEventListener('click', () => {
     live.ariaPressed = live.ariaPressed === 'true' ? 'false' : 'true';
-    live.textContent = live.ariaPressed === 'true' ? 'live' : 'held';
+    live.textContent = live.ariaPressed === 'true' ? 'live' : 'not live';
     tick();
   });
   document.addEventListener('visibilitychange', tick);

@@ -7,7 +7,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 )
 
-// nothingHeadline is what the page says first.
+// nothingHeadline returns the headline of a node on which nothing is protected.
 func nothingHeadline(n api.Nothing) pageVerdict {
 	return pageVerdict{Class: "unknown", Title: "Nothing protected", Lines: []string{
 		api.Upper(n.String()) + ".",
@@ -15,7 +15,7 @@ func nothingHeadline(n api.Nothing) pageVerdict {
 	}}
 }
 
-// refusedLines say on the page which declared rules are refused, and where they stand.
+// refusedLines names the declared rules that are refused, with file and line.
 func refusedLines(s api.Status) []string {
 	const shown = 5
 	var lines []string
@@ -29,8 +29,7 @@ func refusedLines(s api.Status) []string {
 	return append(lines, "These tables keep what was in force before; all others are as declared. canaryd status quotes the rule and the reason.")
 }
 
-// sourceWarning is for the page: what is wrong with files that the headline does not
-// have.
+// sourceWarning returns a warning about broken files of declared rules, if there are any.
 func sourceWarning(s api.Status) []pageWarning {
 	var lines []string
 	for _, e := range s.SourceErrors {

@@ -12,7 +12,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/reload"
 )
 
-// A pageRecord is a flush record.
+// A pageRecord is a flush record in the words of the page.
 type pageRecord struct {
 	api.Flush
 	Where, Absent, Noticed  string
@@ -21,10 +21,10 @@ type pageRecord struct {
 	Groups                  []pageGroup
 }
 
-// A pageGroup is what one table lost, with fewer chains.
+// A pageGroup is what one table lost, with as many chains as the page shows.
 type pageGroup struct {
 	api.TableLoss
-	By string // who took it
+	By string // the processes that removed it
 }
 
 func recordOf(f api.Flush, now time.Time) pageRecord {
@@ -43,13 +43,13 @@ func recordOf(f api.Flush, now time.Time) pageRecord {
 	r.Where = strings.Join(families, "+") + " " + strings.Join(tables, ", ")
 	switch absent, known := f.AbsentFor(now); {
 	case !known:
-		r.Absent = "not known"
+		r.Absent = "unknown"
 	case f.Bound():
 		r.Absent = "at most " + durationText(absent)
 	default:
 		r.Absent = durationText(absent)
 	}
-	if f.Open() && r.Absent != "not known" {
+	if f.Open() && r.Absent != "unknown" {
 		r.Absent += " so far"
 	}
 	for _, t := range f.Lost.Tables {
@@ -62,7 +62,7 @@ func recordOf(f api.Flush, now time.Time) pageRecord {
 	return r
 }
 
-// absentText is how long the rules were absent, or can have been at most.
+// absentText says how long the rules were absent, or at most absent.
 func absentText(f api.Flush) string {
 	text := durationText(api.Seconds(f.AbsentSeconds))
 	if f.AbsentAtMost {
@@ -84,9 +84,9 @@ func outcomeClass(o api.Outcome) string {
 	}
 }
 
-// A pageStrip shows when flushes were, from left to right.
+// A pageStrip shows the times of the flushes from left to right.
 type pageStrip struct {
-	Span  string // what its whole length is
+	Span  string // how long ago its left end is
 	Ticks []pageTick
 }
 
@@ -100,7 +100,7 @@ var spans = []struct {
 }{{10 * time.Minute, "10 minutes ago"}, {time.Hour, "1 hour ago"}, {6 * time.Hour, "6 hours ago"}, {24 * time.Hour, "24 hours ago"},
 	{7 * 24 * time.Hour, "7 days ago"}, {30 * 24 * time.Hour, "30 days ago"}, {365 * 24 * time.Hour, "1 year ago"}}
 
-// stripOf returns the shortest strip that has room for all records.
+// stripOf returns the shortest strip that shows all records.
 func stripOf(records []pageRecord, now time.Time) pageStrip {
 	if len(records) == 0 {
 		return pageStrip{}
@@ -121,7 +121,7 @@ func stripOf(records []pageRecord, now time.Time) pageStrip {
 	return strip
 }
 
-// durationText returns a duration as people say it, with two digits or more.
+// durationText returns a duration for people, with at least two digits.
 func durationText(d time.Duration) string {
 	switch {
 	case d <= 0:
@@ -164,7 +164,7 @@ func agoText(t, now time.Time) string {
 	return "just now"
 }
 
-// clockText returns the time of day, and the day if it is another one.
+// clockText returns the time of day, with the date if it is not today's.
 func clockText(t, now time.Time) string {
 	if t, now := t.UTC(), now.UTC(); t.Format(time.DateOnly) == now.Format(time.DateOnly) {
 		return t.Format("15:04:05 MST")
@@ -174,7 +174,7 @@ func clockText(t, now time.Time) string {
 
 func utcText(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 MST") }
 
-// countText writes 62590 as 62,590.
+// countText returns 62590 as 62,590.
 func countText(n int) string {
 	text := strconv.Itoa(n)
 	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {

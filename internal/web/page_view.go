@@ -14,19 +14,19 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// What the page is bounded to. The socket has the rest.
+// The limits of the page. The control socket has the rest.
 const (
 	recordsShown = 50
-	chainsShown  = 60 // of one flush, those that lost most
-	// blindAfter is how old the last examination may be while everything
-	// counts as known: the alert CanarydBlind says the same.
+	chainsShown  = 60 // of one flush, the largest losses
+	// blindAfter is how old the last examination may be before the page says that the state is
+	// unknown; the alert CanarydBlind has the same limit.
 	blindAfter = time.Minute
 )
 
 // A pageView is what page.html shows.
 type pageView struct {
 	api.Status
-	Build  string // of page, style and script: a page of an older canaryd loads itself anew
+	Build  string // of page, style and script; the page of an older canaryd reloads itself
 	CSS    template.CSS
 	Script template.JS
 	Node   string // may be empty
@@ -42,22 +42,22 @@ type pageView struct {
 	Strip    pageStrip
 }
 
-// A pageVerdict is what the page says first.
+// A pageVerdict is the headline of the page.
 type pageVerdict struct {
-	Class string // whole, partial, lost, unknown, paused, stopped
+	Class string // healthy, partial, lost, unknown, paused, stopped
 	Title string
-	Since time.Time // ends the title; may be zero
+	Since time.Time // appended to the title, unless it is zero
 	Lines []string
 }
 
-// A pageWarning is something to know or to do besides.
+// A pageWarning is something to know or to do, in addition to the headline.
 type pageWarning struct {
 	Name, Class, Title, Text, Command string
 	Chains                            []string
-	Choices                           []api.Choice // commands of which one is right
+	Choices                           []api.Choice // commands of which the operator runs one
 }
 
-// A pageRow is one family's verdicts, in the order of Tables.
+// A pageRow has one family's verdicts, in the order of Tables.
 type pageRow struct {
 	Family   rules.Family
 	Label    string
@@ -73,15 +73,15 @@ type pageCell struct {
 
 // Icon is the picture in the browser's tab.
 func (v pageVerdict) Icon() template.URL {
-	colour := map[string]string{"whole": "1a8a45", "lost": "c0202b", "paused": "2f6fd6"}[v.Class]
+	colour := map[string]string{"healthy": "1a8a45", "lost": "c0202b", "paused": "2f6fd6"}[v.Class]
 	return template.URL("data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E" +
 		"%3Ccircle cx='8' cy='8' r='7' fill='%23" + cmp.Or(colour, "c98a12") + "'/%3E%3C/svg%3E")
 }
 
-// A moment is a time, and when that is told.
+// A moment is a time together with the time of the page.
 type moment struct{ Time, Now time.Time }
 
-// of returns the view of s at now. dead says why the loop does not turn.
+// of returns the view of s at now. dead says why the loop hangs.
 func (view pageView) of(s api.Status, dead error, now time.Time) pageView {
 	view.Status, view.Now = s, now
 	view.Tables = protect.Tables()
@@ -117,8 +117,8 @@ type loser struct {
 	verdict canary.Verdict
 }
 
-// headlineOf says whether the node is whole. What is worse comes first; nothing
-// that is not known counts as whole.
+// headlineOf says whether the node is healthy. The worst state comes first, and nothing unknown
+// counts as healthy.
 func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 	var lost []loser
 	var unknown []string
@@ -141,7 +141,7 @@ func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 	case s.Stopped:
 		return pageVerdict{Class: "stopped", Title: "Stopped", Lines: []string{"A cleanup removed the canaries. Nothing is watched until canaryd is restarted."}}
 	case dead != nil:
-		return pageVerdict{Class: "unknown", Title: sinceTitle("Not known", s.LastExamination), Since: s.LastExamination,
+		return pageVerdict{Class: "unknown", Title: sinceTitle("Unknown", s.LastExamination), Since: s.LastExamination,
 			Lines: []string{"canaryd answers but does not work: " + dead.Error() + "."}}
 	case len(lost) > 0 || !s.LossSince.IsZero():
 		v := pageVerdict{Class: "lost", Title: sinceTitle("Rules missing", s.LossSince), Since: s.LossSince}
@@ -153,19 +153,19 @@ func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 	case len(s.Families) == 0:
 		return pageVerdict{Class: "unknown", Title: "Not known yet", Lines: []string{"No family has been looked at yet."}}
 	case len(unknown) > 0:
-		return pageVerdict{Class: "unknown", Title: sinceTitle("Not known", s.LastExamination), Since: s.LastExamination,
+		return pageVerdict{Class: "unknown", Title: sinceTitle("Unknown", s.LastExamination), Since: s.LastExamination,
 			Lines: []string{"Could not be read, or has no canary yet: " + strings.Join(unknown, ", ") + ". Nothing is replayed on a guess; the log says why."}}
 	case !s.LastExamination.IsZero() && now.Sub(s.LastExamination) > blindAfter:
-		return pageVerdict{Class: "unknown", Title: sinceTitle("Not known", s.LastExamination), Since: s.LastExamination,
+		return pageVerdict{Class: "unknown", Title: sinceTitle("Unknown", s.LastExamination), Since: s.LastExamination,
 			Lines: []string{"The canaries stand, but what the tables hold has not been known for " + spanText(now.Sub(s.LastExamination)) + "."}}
 	case len(s.DeclaredRefused) > 0:
 		since := s.DeclaredRefused[0].Since
 		return pageVerdict{Class: "partial", Title: sinceTitle("Declared rules refused", since), Since: since, Lines: refusedLines(s)}
 	case s.BrokenSource() != nil:
-		return pageVerdict{Class: "partial", Title: "Declared rules not known", Lines: []string{api.Upper(s.BrokenSource().Error()) + ".",
+		return pageVerdict{Class: "partial", Title: "Declared rules unknown", Lines: []string{api.Upper(s.BrokenSource().Error()) + ".",
 			"All else that ought to be in force is. The file is read again as soon as it changes."}}
 	case s.Paused:
-		v := pageVerdict{Class: "paused", Title: "Paused", Lines: []string{"The rules are in force. What is lost until then is told, but not put back."}}
+		v := pageVerdict{Class: "paused", Title: "Paused", Lines: []string{"The rules are in force. What is lost until then is recorded, but not put back."}}
 		if !s.PausedUntil.IsZero() {
 			v.Title, v.Since = "Paused until", s.PausedUntil
 		}
@@ -175,18 +175,18 @@ func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 		return nothingHeadline(*s.NothingProtected)
 	}
 	if n := len(s.Quarantined); n > 0 {
-		return pageVerdict{Class: "partial", Title: "Whole but for " + rulesText(n), Lines: wholeLines(s, now)}
+		return pageVerdict{Class: "partial", Title: api.Upper(rulesText(n)) + " quarantined", Lines: inForceLines(s, now)}
 	}
 	if n := len(s.LeftOut); n > 0 {
-		return pageVerdict{Class: "partial", Title: api.Upper(api.LeftOutText(n)) + " not guarded", Lines: wholeLines(s, now)}
+		return pageVerdict{Class: "partial", Title: api.Upper(api.LeftOutText(n)) + " not guarded", Lines: inForceLines(s, now)}
 	}
 	if o := s.RulesWithoutOwner; o != nil {
-		return pageVerdict{Class: "partial", Title: sinceTitle("Rules without an owner", o.Since), Since: o.Since, Lines: wholeLines(s, now)}
+		return pageVerdict{Class: "partial", Title: sinceTitle("Rules without an owner", o.Since), Since: o.Since, Lines: inForceLines(s, now)}
 	}
-	return pageVerdict{Class: "whole", Title: "Whole", Lines: wholeLines(s, now)}
+	return pageVerdict{Class: "healthy", Title: "Healthy", Lines: inForceLines(s, now)}
 }
 
-// sinceTitle returns the title that t follows.
+// sinceTitle returns a title that ends with a time, unless it is zero.
 func sinceTitle(title string, t time.Time) string {
 	if t.IsZero() {
 		return title
@@ -194,7 +194,7 @@ func sinceTitle(title string, t time.Time) string {
 	return title + " since"
 }
 
-// lossLines say what is missing and what is done about it.
+// lossLines says what is missing and what happens next.
 func lossLines(s api.Status, lost []loser, unknown []string, now time.Time) []string {
 	next := "canaryd is putting them back."
 	switch {
@@ -215,13 +215,13 @@ func lossLines(s api.Status, lost []loser, unknown []string, now time.Time) []st
 		what += " in " + tablesOf(lost)
 	}
 	if len(unknown) > 0 {
-		what += "; not known of " + strings.Join(unknown, ", ")
+		what += "; unknown: " + strings.Join(unknown, ", ")
 	}
 	return []string{what + ".", next}
 }
 
-// tablesOf names the tables that are lost, and their verdicts: most flushes hit
-// many in the same way.
+// tablesOf names the lost tables with their verdicts. Tables with the same verdict share it,
+// because most flushes hit many tables in the same way.
 func tablesOf(lost []loser) string {
 	var parts []string
 	for i := 0; i < len(lost); {
@@ -236,7 +236,8 @@ func tablesOf(lost []loser) string {
 	return strings.Join(parts, ", ")
 }
 
-func wholeLines(s api.Status, now time.Time) []string {
+// inForceLines says how many rules are in force, and when the last flush was.
+func inForceLines(s api.Status, now time.Time) []string {
 	lines := []string{"All rules that ought to be in force are."}
 	switch g := s.Generation; {
 	case len(s.Quarantined) > 0 || len(s.LeftOut) > 0 && g.Rules == 0:
@@ -245,7 +246,7 @@ func wholeLines(s api.Status, now time.Time) []string {
 		lines[0] = fmt.Sprintf("%s rules in %s chains are in force.", countText(g.Rules), countText(g.Chains))
 	}
 	if s.Mode == api.Observe {
-		lines = append(lines, "Observe mode: what is lost is told, but not put back.")
+		lines = append(lines, "Observe mode: what is lost is recorded, but not put back.")
 	}
 	if f, ok := s.LastFlush(); ok {
 		line := "Last flush " + agoText(f.Time, now)
@@ -257,8 +258,7 @@ func wholeLines(s api.Status, now time.Time) []string {
 	return lines
 }
 
-// warningsOf returns what is to be known besides the verdict, the gravest
-// first.
+// warningsOf returns the warnings, the most serious first.
 func warningsOf(s api.Status, now time.Time) []pageWarning {
 	var list []pageWarning
 	if d := s.Decision; d != nil {
@@ -267,10 +267,10 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 			pageWarning{Name: "dismiss", Class: "warn", Title: "Or accept the loss.", Text: "What the tables hold now is what ought to be in force:", Command: d.Dismiss})
 	}
 	if s.Contended {
-		w := pageWarning{Name: "contended", Class: "bad", Title: "Somebody keeps undoing what is replayed.",
-			Text: "Replays are limited until one has stood for 10 s. Stop who flushes, or end the fight:", Command: "canaryd pause --for=1h"}
+		w := pageWarning{Name: "contended", Class: "bad", Title: "A process keeps undoing the replays.",
+			Text: "Replays are limited until one has stood for 10 s. Stop that process, or pause the replays:", Command: "canaryd pause --for=1h"}
 		if s.Mode == api.Observe {
-			w.Text, w.Command = "Somebody else keeps writing the chains that are declared here; canaryd only observes.", ""
+			w.Text, w.Command = "Another process keeps writing the chains that are declared here; canaryd only observes.", ""
 		}
 		list = append(list, w)
 	}
@@ -285,9 +285,9 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 	}
 	if n := len(s.Quarantined); n > 0 {
 		w := pageWarning{Name: "quarantine", Class: "bad", Title: api.Upper(rulesText(n)) + " cannot be put back.",
-			Text: "The kernel lacks what they name. They are tried again; the rest of their tables is not held up.", Command: "canaryd status"}
+			Text: "They are quarantined: the kernel lacks what they depend on, or refuses them. They are tried again; the rest of their tables is in force.", Command: "canaryd status"}
 		if n == 1 {
-			w.Text = "The kernel lacks what it names. It is tried again; the rest of its table is not held up."
+			w.Text = "It is quarantined: the kernel lacks what it depends on, or refuses it. It is tried again; the rest of its table is in force."
 		}
 		seen := map[string]bool{}
 		for _, q := range s.Quarantined {
@@ -313,7 +313,7 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 	}
 	if s.JournalError != "" {
 		list = append(list, pageWarning{Name: "journal", Class: "warn", Title: "Flush records are not on disk.",
-			Text: "After a restart nobody would know of the newest. " + s.JournalError})
+			Text: "They are lost if canaryd restarts now. " + s.JournalError})
 	}
 	if since := s.CapturePendingSince; !since.IsZero() && now.Sub(since) > blindAfter {
 		list = append(list, pageWarning{Name: "pending", Class: "warn", Title: "The generation is behind.",
@@ -322,7 +322,7 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 	return list
 }
 
-// rulesText counts rules in quarantine, of which a Status has the first only.
+// rulesText counts quarantined rules, of which a Status has the first only.
 func rulesText(n int) string {
 	switch {
 	case n == 1:
@@ -334,7 +334,7 @@ func rulesText(n int) string {
 	}
 }
 
-// cellOf describes a verdict; the word is the one that metrics and log have.
+// cellOf returns the cell of a verdict, in the words of the metrics and the log.
 func cellOf(v canary.Verdict) pageCell {
 	c := pageCell{Words: strings.Split(string(v), "_"), Class: "bad", Sign: "✕", Meaning: kindMeanings[v]}
 	switch v {
@@ -357,11 +357,11 @@ var kindMeanings = map[canary.Verdict]string{
 	canary.ChainDeleted: "chains were deleted, as iptables -X or a full restore does",
 	canary.TableDeleted: "the table was deleted, as nft flush ruleset does",
 	canary.Replaced:     "saved rules were restored over it",
-	canary.Drifted:      "a stranger changed what is declared",
+	canary.Drifted:      "another process changed what is declared",
 	api.Removed:         "canaryd took rules away that the generation does not have which an operator asked for",
 }
 
-// outcomeMeanings explains what became of a flush.
+// outcomeMeanings explains the outcomes of a flush.
 var outcomeMeanings = map[api.Outcome]string{
 	reload.Proved:        "everything is in force again, and a read showed it",
 	reload.Raced:         "everything is in force again, but another process wrote meanwhile",

@@ -12,13 +12,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// kubeProxyCanary is the chain by whose absence from mangle kube-proxy learns
-// of a flush; it then writes everything anew (k8s.io/kubernetes
+// kubeProxyCanary is the chain that kube-proxy keeps in every table that it writes. When it is
+// missing from mangle, kube-proxy takes that for a flush and does a full sync (k8s.io/kubernetes
 // pkg/util/iptables Monitor, since 1.17).
 const kubeProxyCanary = "KUBE-PROXY-CANARY"
 
-// OtherOwner returns why chains that a declared source claims are somebody
-// else's, or nothing: kube-proxy keeps its canary in every table that it writes.
+// OtherOwner returns why chains that a declared source claims belong to a running kube-proxy, or
+// "". The evidence is kube-proxy's canary in any guarded table.
 func OtherOwner(snapshot iptables.Snapshot, claims func(chain string) bool) string {
 	if claims == nil || !claims("KUBE-SERVICES") {
 		return ""
@@ -31,13 +31,13 @@ func OtherOwner(snapshot iptables.Snapshot, claims func(chain string) bool) stri
 	return ""
 }
 
-// owed reports whether kube-proxy is to have the last word: a replay bridged
-// the gap with rules of before, the flush may have taken some that were too
-// new to be known, or a saved mangle brought back its canary, by whose absence it was
-// to learn of an earlier flush. What kube-proxy wrote itself since the flush is no sign that
-// it missed nothing: a partial sync names the chains of those services only that
-// changed after it.
-func owed(result FamilyResult) bool {
+// needsProxySync reports whether kube-proxy has to do a full sync after this result. It has to if
+// the replay raced or wrote rules of before, because kube-proxy may have changed them since. It has
+// to if the flush may have taken rules that were too new to be in the generation. And it has to if
+// a saved mangle brought back its canary, which hides an earlier flush from it. Rules that
+// kube-proxy wrote since the flush prove nothing: a partial sync writes only the services that
+// changed.
+func needsProxySync(result FamilyResult) bool {
 	return result.Outcome == Raced || slices.ContainsFunc(protect.Tables(), func(t rules.TableName) bool {
 		tr := result.Tables[t]
 		missed := tr.flushed
@@ -48,9 +48,9 @@ func owed(result FamilyResult) bool {
 	})
 }
 
-// nudge makes kube-proxy do its own full sync, by deleting its canary where a
-// flush left it standing. One restore per table, mangle last, because its
-// absence there is what kube-proxy looks for. It is not retried.
+// nudge makes kube-proxy do a full sync, by deleting its canary from the tables in which the proof
+// saw it. Each table is a restore of its own, with mangle last, because kube-proxy looks there. It
+// is not retried.
 func nudge(ctx context.Context, s iptables.Session, f rules.Family, result FamilyResult) error {
 	for _, table := range []rules.TableName{rules.Nat, rules.Filter, rules.Mangle} {
 		if !slices.Contains(result.proxyCanary, table) {
@@ -70,13 +70,12 @@ func nudge(ctx context.Context, s iptables.Session, f rules.Family, result Famil
 	return nil
 }
 
-// ProxyStands reports whether the last read showed the canary by which kube-proxy
-// can be asked for a full sync.
-func (r FamilyResult) ProxyStands() bool { return slices.Contains(r.proxyCanary, rules.Mangle) }
+// ProxyCanaryStands reports whether the last read showed kube-proxy's canary in mangle. Only then
+// can canaryd ask kube-proxy for a full sync.
+func (r FamilyResult) ProxyCanaryStands() bool { return slices.Contains(r.proxyCanary, rules.Mangle) }
 
-// ProxyStands reports whether the canary stands by which kube-proxy can be asked for a
-// full sync.
-func ProxyStands(snapshot iptables.Snapshot) bool {
+// ProxyCanaryStands reports whether a snapshot shows kube-proxy's canary in mangle.
+func ProxyCanaryStands(snapshot iptables.Snapshot) bool {
 	return snapshot.Tables[rules.Mangle].Chain(kubeProxyCanary) != nil
 }
 
@@ -93,16 +92,7 @@ func (r Replayer) Nudge(ctx context.Context, f rules.Family) error {
 	return errors.Join(err, s.Close())
 }
 
-func standsIn(tasks []tableTask, chain string) []rules.TableName {
-	var found []rules.TableName
-	for _, task := range tasks {
-		if task.seen.Table.Chain(chain) != nil {
-			found = append(found, task.table)
-		}
-	}
-	return found
-}
-
+// tablesWith returns the guarded tables in which a chain stands.
 func tablesWith(snapshot iptables.Snapshot, chain string) []rules.TableName {
 	var found []rules.TableName
 	for _, table := range protect.Tables() {
@@ -113,22 +103,21 @@ func tablesWith(snapshot iptables.Snapshot, chain string) []rules.TableName {
 	return found
 }
 
-// undouble plans to leave of each of the task's doubled jumps as many as the
-// generation has.
-func undouble(task tableTask, _ canary.Nonce) *tablePlan {
+// removeDoubles plans to delete the copies of the task's doubled jumps that exceed the generation.
+func removeDoubles(task tableTask, _ canary.Nonce) *tablePlan {
 	if v := task.finding.Verdict; v != canary.Intact && v != canary.Changed {
 		return nil
 	}
-	script := composeUndouble(task, task.doubled)
+	script := composeRemoveDoubles(task, task.doubled)
 	if script.Empty() {
 		return nil
 	}
 	return &tablePlan{table: task.table, mark: task.want.Mark, script: script}
 }
 
-// composeUndouble deletes copies of some jumps by index, the last one first so that
-// the indexes before it stay true.
-func composeUndouble(task tableTask, jumps []rules.Jump) iptables.Script {
+// composeRemoveDoubles returns the script that deletes surplus copies of jumps. It deletes by
+// index, the last one first, so that the remaining indexes stay true.
+func composeRemoveDoubles(task tableTask, jumps []rules.Jump) iptables.Script {
 	script := iptables.Script{Table: task.table}
 	if task.seen.Err != nil || task.seen.Table == nil {
 		return script

@@ -12,26 +12,26 @@ import (
 )
 
 const (
-	// trialChain is where rules are tried on, and trialTarget is where those jump to
-	// that lead to a chain which is not there. No packet comes there, and nothing
-	// protects chains of such names: no glob takes in what ends in -CANARY.
+	// trialChain is the chain to which trials write rules, and trialTarget is where those rules
+	// jump whose own target does not exist. No packet reaches either. Nothing protects them,
+	// because no glob matches a name that ends in -CANARY.
 	trialChain  = "KUBE-CANARYD-TRIAL-CANARY"
 	trialTarget = "KUBE-CANARYD-TRIAL-TO-CANARY"
-	// Of 20,000 rules a bad one is found in 30 trials, at 0.1 to 0.3 s each.
-	// What is not decided within these is left out as well.
+	// maxTrials and trialTime bound the search in one table. Among 20,000 rules it finds a bad one
+	// in 30 trials of 0.1 to 0.3 s. Rules that are undecided by then are quarantined as well.
 	maxTrials = 256
 	trialTime = 10 * time.Second
 )
 
-// bisect finds the rules for which a restore was refused, by writing halves of what
-// was planned to a chain that nothing jumps to: on legacy the kernel does not say
-// which rule it refuses, nor iptables-restore which of several. It returns false
-// if it finds none: then it was not for single rules that the restore was refused.
-// A turn is bisected once. Rules that were refused before are tried first: if they
-// are all, a readmission that fails costs a few trials, however long the table.
-func (r run) bisect(ctx context.Context, t *turn) bool {
+// bisect finds the rules for which a restore was refused, and reports whether there are any. It
+// writes ever smaller halves of the plan to a chain that nothing jumps to: on legacy the kernel
+// does not say which rule it refuses, and iptables-restore does not say which of several. If it
+// finds none, the kernel refused the table as a whole. Each family is bisected once in a run. Rules
+// that were refused before are tried first: where they are the cause, a failed readmission costs
+// few trials, however long the table is.
+func (r run) bisect(ctx context.Context, t *familyRun) bool {
 	var refused *iptables.RestoreError
-	if !r.act.rules || t.bisected || !errors.As(t.written.Err, &refused) || refused.Exit < 0 {
+	if !r.action.writesRules || t.bisected || !errors.As(t.answer.Err, &refused) || refused.Exit < 0 {
 		return false
 	}
 	if refused.Reason == iptables.ReasonLock || refused.Reason == iptables.ReasonIncompatible {
@@ -40,10 +40,11 @@ func (r run) bisect(ctx context.Context, t *turn) bool {
 	return r.tryRules(ctx, t, t.pending(), false)
 }
 
-// bisectSilent bisects where a restore was taken and proved to have had no effect: iptables-restore
-// that reads a rule's word as an option of its own, such as -h, ends with 0 and writes nothing.
-func (r run) bisectSilent(ctx context.Context, t *turn) bool {
-	if r.job.Strict || !r.act.rules || t.bisected || t.written.Err != nil || t.result.foreign || t.result.Err == nil {
+// bisectSilent bisects a restore that succeeded and had no effect, as the proof showed. This
+// happens when iptables-restore reads a word of a rule as an option of its own, such as -h: it then
+// exits with 0 and writes nothing.
+func (r run) bisectSilent(ctx context.Context, t *familyRun) bool {
+	if r.job.Strict || !r.action.writesRules || t.bisected || t.answer.Err != nil || t.result.otherWrote || t.result.Err == nil {
 		return false
 	}
 	unproved := slices.DeleteFunc(slices.Clone(t.plans), func(p tablePlan) bool {
@@ -53,14 +54,14 @@ func (r run) bisectSilent(ctx context.Context, t *turn) bool {
 	return len(unproved) > 0 && r.tryRules(ctx, t, unproved, true)
 }
 
-// tryRules tries the rules of plans, and reports whether one is bad. Where it looks, a rule is bad too
-// if it was taken and does not stand then.
-func (r run) tryRules(ctx context.Context, t *turn, plans []tablePlan, looks bool) bool {
+// tryRules tries the rules of plans one table after another, and reports whether one is bad. With
+// readsBack, a rule is also bad if the restore took it and it does not stand afterwards.
+func (r run) tryRules(ctx context.Context, t *familyRun, plans []tablePlan, looks bool) bool {
 	t.bisected, t.refused = true, map[rules.TableName]map[string]string{}
 	found := false
 	for _, plan := range plans {
 		trial := newTrial(r.session, t.family, plan)
-		trial.looks = looks
+		trial.readsBack = looks
 		trial.suspects = refusedOf(r.job.Quarantine[t.family.Table(plan.table)])
 		trial.strict = r.job.Strict
 		for _, refusal := range r.job.Refused[t.family.Table(plan.table)] {
@@ -68,50 +69,50 @@ func (r run) tryRules(ctx context.Context, t *turn, plans []tablePlan, looks boo
 		}
 		_ = trial.run(ctx) // the refusal stands for what could not be tried
 		if len(trial.bad) == 0 && !looks {
-			trial.bad = tangles(plan, refusedAsTooDeep(t.written.Err))
+			trial.bad = loopsAndDeepNests(plan, refusedAsTooDeep(t.answer.Err))
 		}
 		t.refused[plan.table] = trial.bad
 		found = found || len(trial.bad) > 0
 		if r.job.Strict {
-			t.decline(plan, trial, r.job.Claimed)
+			t.skipRefused(plan, trial, r.job.Claimed)
 		}
 	}
 	return found
 }
 
-// A trial tries one table's rules.
+// A trial finds the bad rules of one table.
 type trial struct {
-	session iptables.Session
-	family  rules.Family
-	plan    tablePlan
-	until   time.Time
-	fresh   map[string]bool // chains that rules may jump to and that are not there
-	tried   int
-	bad     map[string]string // rules by text, and why
-	errs    map[string]error  // of those, what iptables said, as far as it did
-	// suspects were refused before, by text.
+	session   iptables.Session
+	family    rules.Family
+	plan      tablePlan
+	until     time.Time
+	newChains map[string]bool // chains that the plan writes and that do not exist yet
+	tried     int
+	bad       map[string]string // the bad rules, by text with the reason
+	errs      map[string]error  // the error of each bad rule that was tried alone, by its text
+	// suspects are the rules that were refused before, by text with the reason.
 	suspects map[string]string
-	// strict: one rule that is still refused is enough to know, and others are
-	// not tried.
+	// strict ends the trial at the first suspect that is still refused: that decides about the
+	// table.
 	strict bool
-	// looks: a rule is bad too if it was taken and does not stand then.
-	looks bool
+	// readsBack makes a rule bad, too, if the restore took it and it does not stand afterwards.
+	readsBack bool
 }
 
 func newTrial(s iptables.Session, f rules.Family, plan tablePlan) trial {
 	return trial{session: s, family: f, plan: plan, until: time.Now().Add(trialTime), bad: map[string]string{}, errs: map[string]error{}}
 }
 
-// run tries all rules. The error says why nothing could be tried.
+// run tries all rules of the plan. An error means that the trial chain itself could not be written.
 func (t *trial) run(ctx context.Context) error {
 	var all []rules.Rule
-	t.fresh = map[string]bool{}
+	t.newChains = map[string]bool{}
 	for _, c := range t.plan.merged {
 		all = append(all, c.Rules...)
 	}
 	for _, c := range t.plan.wrote {
 		all = append(all, c.Rules...)
-		t.fresh[c.Name] = t.plan.seen.Chain(c.Name) == nil
+		t.newChains[c.Name] = t.plan.seen.Chain(c.Name) == nil
 	}
 	for _, h := range t.plan.jumps {
 		all = append(all, h.Rule)
@@ -129,17 +130,17 @@ func (t *trial) run(ctx context.Context) error {
 			suspects = append(suspects, r)
 		}
 	}
-	t.sift(ctx, suspects)
+	t.findBad(ctx, suspects)
 	if !t.strict || len(t.bad) == 0 {
-		t.sift(ctx, slices.DeleteFunc(all, suspect))
+		t.findBad(ctx, slices.DeleteFunc(all, suspect))
 	}
-	t.clear(ctx)
+	t.removeChains(ctx)
 	return nil
 }
 
-// clear removes the chains of the trial.
-func (t *trial) clear(ctx context.Context) {
-	// Declared first, so that they are empty and can be deleted.
+// removeChains deletes the chains of the trial.
+func (t *trial) removeChains(ctx context.Context) {
+	// A declaration empties the chains, and only an empty chain can be deleted.
 	script := iptables.Script{Table: t.plan.table, Declare: trialChains()}
 	for _, name := range trialChains() {
 		script.Steps = append(script.Steps, iptables.Step{Verb: iptables.Drop, Chain: name})
@@ -149,8 +150,8 @@ func (t *trial) clear(ctx context.Context) {
 
 func trialChains() []string { return []string{trialChain, trialTarget} }
 
-// sift puts the bad ones of list into t.bad.
-func (t *trial) sift(ctx context.Context, list []rules.Rule) {
+// findBad adds the bad rules of list to t.bad.
+func (t *trial) findBad(ctx context.Context, list []rules.Rule) {
 	if len(list) == 0 {
 		return
 	}
@@ -166,34 +167,35 @@ func (t *trial) sift(ctx context.Context, list []rules.Rule) {
 	case len(list) == 1:
 		t.bad[list[0].Spec], t.errs[list[0].Spec] = err.Error(), err
 	default:
-		t.sift(ctx, list[:len(list)/2])
-		t.sift(ctx, list[len(list)/2:])
+		t.findBad(ctx, list[:len(list)/2])
+		t.findBad(ctx, list[len(list)/2:])
 	}
 }
 
-// write tries rules. No chain of the plan is touched: its owner may be writing it.
+// write writes rules to the trial chain. It touches no chain of the plan, because the owner may be
+// writing that one.
 func (t *trial) write(ctx context.Context, list []rules.Rule) error {
 	t.tried++
-	if t.looks { // what an earlier one left would be taken for its effect
+	if t.readsBack { // remove the rules of the last trial, or they pass for the effect of this one
 		if err := t.restore(ctx, iptables.Script{Table: t.plan.table, Declare: trialChains()}); err != nil {
 			return err
 		}
 	}
 	script := iptables.Script{Table: t.plan.table, Declare: trialChains()}
 	for _, r := range list {
-		if t.fresh[r.Target] {
+		if t.newChains[r.Target] {
 			r = r.WithTarget(trialTarget)
 		}
 		script.Steps = append(script.Steps, appendRule(trialChain, r))
 	}
-	if err := t.restore(ctx, script); err != nil || !t.looks {
+	if err := t.restore(ctx, script); err != nil || !t.readsBack {
 		return err
 	}
 	snapshot, err := t.session.Read(ctx, t.family)
 	if err != nil {
 		return err
 	}
-	if snapshot.Moved { // another process wrote: what stands says nothing
+	if snapshot.Moved { // another process wrote, so the read proves nothing
 		return nil
 	}
 	if c := snapshot.Tables[t.plan.table].Chain(trialChain); c == nil || len(c.Rules) != len(list) {
@@ -202,11 +204,11 @@ func (t *trial) write(ctx context.Context, list []rules.Rule) error {
 	return nil
 }
 
-// errNoEffect is the reason why a rule is left out that a restore takes and does not write.
+// errNoEffect is the reason of a rule that iptables-restore takes and does not write.
 var errNoEffect = errors.New("iptables-restore ended without an error and without writing the rule")
 
-// restore asks for no guard: on legacy the lock is held, on nft what is done to a
-// chain of nobody's is right whatever somebody writes meanwhile.
+// restore writes without a guard. On legacy canaryd holds the lock; on nft a write to a chain that
+// only canaryd uses is right whatever other processes write.
 func (t *trial) restore(ctx context.Context, script iptables.Script) error {
 	return t.session.RestoreAnyway(ctx, iptables.Payload{t.family: {script}})[t.family].Err
 }

@@ -14,11 +14,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// ErrNotAgreed: a write was not made because Job.Check refused what it would change.
+// ErrNotAgreed means that Job.Check refused a write, and nothing more was written.
 var ErrNotAgreed = errors.New("this would remove protected rules that were not agreed to")
 
-// checkedTries is how often a checked job is read and planned while other processes write
-// in between. It is never written without a guard, so it tries more often than others.
+// checkedTries is how often a checked job reads and plans while other processes keep writing. A
+// checked job never writes without a guard, so it tries more often than others.
 const checkedTries = 20
 
 // A Change is what a write does to the protected rules of one table. Rules are compared by
@@ -28,16 +28,16 @@ type Change struct {
 	Reordered      []string // chains that hold the same rules in another order
 }
 
-// A Part is one side of a Change.
+// A Part is one side of a Change: what is added, or what is removed.
 type Part struct {
 	Chains []string
-	Rules  []rules.Jump // with their chains: those of protected chains, and jumps into them
+	Rules  []rules.Jump // rules of protected chains, and jumps into them, each with its chain
 }
 
-// Changes are those of several tables.
+// Changes are the changes of several tables.
 type Changes map[rules.TableID]Change
 
-// Empty reports whether nothing is on this side.
+// Empty reports whether the part holds no chain and no rule.
 func (p Part) Empty() bool { return len(p.Chains)+len(p.Rules) == 0 }
 
 // Empty reports whether the write changes no protected rule.
@@ -45,7 +45,7 @@ func (c Change) Empty() bool {
 	return c.Added.Empty() && c.Removed.Empty() && len(c.Reordered) == 0
 }
 
-// and returns both changes, one after the other.
+// and returns both changes together.
 func (c Change) and(next Change) Change {
 	return Change{c.Added.and(next.Added), c.Removed.and(next.Removed), slices.Concat(c.Reordered, next.Reordered)}
 }
@@ -54,7 +54,7 @@ func (p Part) and(next Part) Part {
 	return Part{slices.Concat(p.Chains, next.Chains), slices.Concat(p.Rules, next.Rules)}
 }
 
-// Digest identifies the part by its content; "" is the empty part.
+// Digest identifies the content of the part; it is "" for the empty part.
 func (p Part) Digest() string {
 	if p.Empty() {
 		return ""
@@ -74,8 +74,8 @@ func (p Part) Digest() string {
 	return hex.EncodeToString(h.Sum(nil))[:24]
 }
 
-// An Agreement names the removals that an operator agreed to: for each table the Digest of
-// what Change.Removed held when it was shown. It is a value; nil agrees to no removal.
+// An Agreement names the removals that an operator agreed to: for each table, the Digest of the
+// Change.Removed that the operator saw. It is a value; nil agrees to no removal.
 type Agreement map[rules.TableID]string
 
 // MarshalJSON writes digests by family and table.
@@ -84,8 +84,8 @@ func (a Agreement) MarshalJSON() ([]byte, error) { return tableid.Marshal(a) }
 // UnmarshalJSON reads what MarshalJSON wrote.
 func (a *Agreement) UnmarshalJSON(data []byte) error { return tableid.Unmarshal(data, a) }
 
-// Check returns ErrNotAgreed, with the first such table, if the changes remove something
-// that was not agreed to.
+// Check returns ErrNotAgreed with the first table from which the changes remove something that the
+// operator did not agree to.
 func (a Agreement) Check(c Changes) error {
 	for _, f := range rules.Families() {
 		for _, t := range protect.Tables() {
@@ -101,31 +101,31 @@ func (a Agreement) Check(c Changes) error {
 // A Preview is what a job would do.
 type Preview struct {
 	Changes Changes
-	// Unread says why a table, or a whole family, is left as it is.
+	// Unread says why a table, or a whole family, could not be read and so stays as it is.
 	Unread []error
 }
 
 // PreviewHeal returns what Heal would change. It writes nothing.
 func (r Replayer) PreviewHeal(ctx context.Context, job Job) (Preview, error) {
-	return r.preview(ctx, job, action{plan: heal, rules: true})
+	return r.preview(ctx, job, action{plan: heal, writesRules: true})
 }
 
 // PreviewForce returns what Force would change. It writes nothing.
 func (r Replayer) PreviewForce(ctx context.Context, job Job) (Preview, error) {
-	return r.preview(ctx, job, action{plan: force, rules: true, all: true, retries: true})
+	return r.preview(ctx, job, action{plan: force, writesRules: true, allTables: true, retriesRefused: true})
 }
 
-// preview plans a job under guard and lets go of it.
-func (r Replayer) preview(ctx context.Context, job Job, act action) (Preview, error) {
+// preview plans a job under guard and ends the session without a write.
+func (r Replayer) preview(ctx context.Context, job Job, do action) (Preview, error) {
 	s, err := r.Kernel.Begin(ctx)
 	if err != nil {
 		return Preview{}, fmt.Errorf("beginning a guarded read: %w", err)
 	}
-	r.Supplier = nil // it would make ipsets
+	r.Supplier = nil // a Supplier would create ipsets
 	p := Preview{Changes: Changes{}}
 	for _, f := range job.Families {
-		t := &turn{family: f, memory: job.Memory}
-		run{r, s, job, act}.plan(ctx, t)
+		t := &familyRun{family: f, memory: job.Memory}
+		run{r, s, job, do}.plan(ctx, t)
 		if t.result.Tables == nil {
 			p.Unread = append(p.Unread, t.result.Err)
 		}
@@ -142,8 +142,8 @@ func (r Replayer) preview(ctx context.Context, job Job, act action) (Preview, er
 	return p, nil
 }
 
-// add notes what a turn's plans change, in the plans as well.
-func (c Changes) add(t *turn) {
+// add adds what a family's plans change, and records it in the plans for the result.
+func (c Changes) add(t *familyRun) {
 	for i := range t.plans {
 		p := &t.plans[i]
 		if p.change.Empty() {
@@ -153,31 +153,31 @@ func (c Changes) add(t *turn) {
 	}
 }
 
-// refuses asks the job's check for what is about to be written, and ends the turns if it
-// refuses that. It is asked again for each try: the check holds for what is written, and
-// another process may have written since the last one.
-func (r run) refuses(turns []*turn, end func(*turn)) bool {
-	if r.job.Check == nil || len(turns) == 0 {
+// checkRefuses asks Job.Check for the next write, and ends all families if the check refuses it.
+// Each try asks again: another process may have written since the last one, and what the plan
+// changes may differ.
+func (r run) checkRefuses(runs []*familyRun, end func(*familyRun)) bool {
+	if r.job.Check == nil || len(runs) == 0 {
 		return false
 	}
 	changes := Changes{}
-	for _, t := range turns {
+	for _, t := range runs {
 		changes.add(t)
 	}
 	err := r.job.Check(changes)
 	if err == nil {
 		return false
 	}
-	for _, t := range turns {
-		t.refuse(err)
+	for _, t := range runs {
+		t.endRefused(err)
 		end(t)
 	}
 	return true
 }
 
-// refuse ends a turn whose write was not allowed. What an earlier try of it wrote and
-// proved stays in the result.
-func (t *turn) refuse(err error) {
+// endRefused ends a family whose write the check refused. Tables that an earlier try wrote and
+// proved stay in the result.
+func (t *familyRun) endRefused(err error) {
 	for table, tr := range t.result.Tables {
 		if !tr.Proved {
 			delete(t.result.Tables, table)
@@ -190,19 +190,19 @@ func (t *turn) refuse(err error) {
 	t.result.Outcome, t.result.Err, t.result.Digest = outcome, err, 0
 }
 
-// insists reports whether what was found stale again and again is written all the same. A
-// checked job never is: what another process wrote since would go unseen.
-func (r run) insists() bool { return r.act.insists && r.job.Check == nil }
+// mayWriteUnguarded reports whether a family that was stale in every try is written without a
+// guard. A checked job never is, because the check would miss what another process wrote.
+func (r run) mayWriteUnguarded() bool { return r.action.mayWriteUnguarded && r.job.Check == nil }
 
-// tries is how often a family is read because another process wrote between read and write.
-func (r run) tries() int {
+// maxReads is how often a family is read when other processes write between read and write.
+func (r run) maxReads() int {
 	if r.job.Check != nil {
 		return checkedTries
 	}
 	return staleReads
 }
 
-// changes returns what the plan does to the protected rules that it was made for.
+// changes returns what the plan adds to, removes from and reorders in the protected rules.
 func (p *tablePlan) changes() Change {
 	var c Change
 	for _, chain := range slices.Concat(p.wrote, p.merged) {
@@ -212,7 +212,7 @@ func (p *tablePlan) changes() Change {
 			c.Added.Rules = appendRules(c.Added.Rules, chain.Name, chain.Rules)
 			continue
 		}
-		gone, fresh := beyond(standing.Rules, chain.Rules), beyond(chain.Rules, standing.Rules)
+		gone, fresh := rulesOnlyIn(standing.Rules, chain.Rules), rulesOnlyIn(chain.Rules, standing.Rules)
 		c.Removed.Rules = appendRules(c.Removed.Rules, chain.Name, gone)
 		c.Added.Rules = appendRules(c.Added.Rules, chain.Name, fresh)
 		if len(gone)+len(fresh) == 0 && !rules.EqualRules(standing.Rules, chain.Rules) {
@@ -224,13 +224,14 @@ func (p *tablePlan) changes() Change {
 		c.Removed.Rules = appendRules(c.Removed.Rules, name, p.seen.Chain(name).Rules)
 	}
 	for _, chain := range rules.BuiltinChains(p.table) {
-		gone, fresh := jumpsOf(p.jumpsTaken, chain), jumpsOf(p.jumps, chain)
-		c.Removed.Rules = appendRules(c.Removed.Rules, chain, beyond(gone, fresh))
-		c.Added.Rules = appendRules(c.Added.Rules, chain, beyond(fresh, gone))
+		gone, fresh := jumpRulesIn(p.jumpsTaken, chain), jumpRulesIn(p.jumps, chain)
+		c.Removed.Rules = appendRules(c.Removed.Rules, chain, rulesOnlyIn(gone, fresh))
+		c.Added.Rules = appendRules(c.Added.Rules, chain, rulesOnlyIn(fresh, gone))
 	}
 	return c
 }
 
+// appendRules appends rules to list with their chain. It leaves out canaryd's own marks.
 func appendRules(list []rules.Jump, chain string, add []rules.Rule) []rules.Jump {
 	for _, r := range add {
 		if !canary.IsMark(r) {
@@ -240,7 +241,8 @@ func appendRules(list []rules.Jump, chain string, add []rules.Rule) []rules.Jump
 	return list
 }
 
-func jumpsOf(list []rules.Jump, chain string) []rules.Rule {
+// jumpRulesIn returns the rules of those jumps that stand in a chain.
+func jumpRulesIn(list []rules.Jump, chain string) []rules.Rule {
 	var of []rules.Rule
 	for _, h := range list {
 		if h.Chain == chain {
@@ -250,8 +252,9 @@ func jumpsOf(list []rules.Jump, chain string) []rules.Rule {
 	return of
 }
 
-// beyond returns the rules of a that b does not have, as often as it lacks them.
-func beyond(a, b []rules.Rule) []rules.Rule {
+// rulesOnlyIn returns the rules of a that b lacks. A rule that a has more often than b appears as
+// often as b lacks it.
+func rulesOnlyIn(a, b []rules.Rule) []rules.Rule {
 	if len(a) == 0 || rules.EqualRules(a, b) {
 		return nil
 	}

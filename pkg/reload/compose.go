@@ -8,55 +8,53 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A tableTask is one table on the way from loss to proof: what is wanted, what
-// the guarded read showed, and what was found.
+// A tableTask is one table of a family that is being judged and planned: what the generation wants,
+// what the guarded read showed, and what the judge found.
 type tableTask struct {
-	table   rules.TableName
-	want    canary.Wanted
-	known   bool // whether the generation says anything of the table
-	seen    canary.Seen
-	finding canary.Finding
-	spare   bool            // see Job
-	held    []Held          // what is in quarantine of it
-	readmit map[string]bool // chains to write again, because something is
-	lacking lacking
-	doubled []rules.Jump // see Job
+	table       rules.TableName
+	want        canary.Wanted
+	known       bool // the generation has the table
+	seen        canary.Seen
+	finding     canary.Finding
+	leaveAbsent bool              // see Job.LeaveAbsent
+	quarantined []QuarantinedRule // rules that earlier replays quarantined
+	readmit     map[string]bool   // chains to write again because a quarantined rule of theirs may be writable now
+	unavailable unavailable
+	doubled     []rules.Jump // see Job.Doubled
 }
 
-// A tablePlan is what a restore will do to one table, and what the proof will
-// look for.
+// A tablePlan is what a restore does to one table, and what the proof then expects.
 type tablePlan struct {
 	table       rules.TableName
-	mark        canary.Mark   // in force if it succeeds
-	section     rules.Section // what the proof judges by; empty for marks alone
+	mark        canary.Mark   // the mark that stands after the write; empty if marks are removed
+	section     rules.Section // what the proof expects; empty if only marks are written
 	claimed     func(chain string) bool
 	piecewise   func(chain string) bool
-	wrote       []rules.Chain // with exactly these rules
-	merged      []rules.Chain // those that its owners had begun to write again, with what was missing
+	wrote       []rules.Chain // chains that are emptied and written with exactly these rules
+	merged      []rules.Chain // chains that hold rules of their owners and get the missing ones
 	removed     []string
-	jumps       []rules.Jump // put back
-	jumpsTaken  []rules.Jump // taken away; some of them are put back elsewhere
-	change      Change       // for who asked: a preview or a check
-	skipped     []string     // differ, but their owner wrote them already
-	seen        *rules.Table // what stood there when it was planned
-	replay      bool         // rules are written, not marks alone
-	quarantined []Held       // left out: what they need is missing, or they are refused
-	weakened    []Held       // written without a match that only counts
+	jumps       []rules.Jump      // jumps that are put back
+	jumpsTaken  []rules.Jump      // jumps that are deleted; some of them are put back elsewhere
+	change      Change            // what a preview or a check sees
+	skipped     []string          // chains that differ from the generation because their owner wrote them again
+	seen        *rules.Table      // the table when the plan was made
+	replay      bool              // rules are written, and not marks alone
+	quarantined []QuarantinedRule // rules that this plan leaves out
+	weakened    []QuarantinedRule // rules that this plan writes without a match that only counts
 	script      iptables.Script
 }
 
-// A section gathers what is done to one table beside writing chains, sorted by
-// when it must be done: unjump before chains are rewritten, the canary last of
-// all.
+// A section collects the steps of one table's script in the order in which they must run: jumps are
+// deleted before chains are rewritten, and the canary comes last.
 type section struct {
-	declare []string        // chains beside those that are written
-	remove  []iptables.Step // jumps and witnesses that go
+	declare []string        // chains that are declared in addition to those that are written
+	remove  []iptables.Step // jumps and witnesses to delete
 	jump    []iptables.Step
-	drop    []iptables.Step // chains that go
+	drop    []iptables.Step // chains to delete
 	mark    []iptables.Step // witnesses, then the canary
 }
 
-// script returns the section together with the chains that are written.
+// script returns the steps of the section, with the chains that are written among them.
 func (s *section) script(table rules.TableName, wrote []rules.Chain) iptables.Script {
 	n := len(s.remove) + len(s.jump) + len(s.drop) + len(s.mark)
 	for i := range wrote {
@@ -81,12 +79,11 @@ func (s *section) script(table rules.TableName, wrote []rules.Chain) iptables.Sc
 
 // composeReplay plans how to put back what one table lost.
 //
-// A table that lost its canary gets a new nonce and the complete generation,
-// without the chains that hold rules already: their owner was faster, and its
-// word is newer. Of a chain that many share only some were: what is missing of the
-// others comes back beside it. If the table was replaced by saved rules, nothing in it is
-// newer than the generation, and what is protected becomes exactly that;
-// but a generation that never knew the table has nothing to say of it.
+// A table that lost its canary gets a new nonce and the complete generation. Chains that hold rules
+// already stay as they are: their owner wrote them after the flush, and its rules are newer. Chains
+// that many owners share get the rules that are missing. If saved rules replaced the table, nothing
+// in it is newer than the generation, so its protected part becomes exactly the generation. A table
+// that the generation does not have stays as it is.
 func composeReplay(task tableTask, nonce canary.Nonce) tablePlan {
 	plan := tablePlan{table: task.table, mark: task.want.Mark, section: task.want.Section, claimed: task.want.Claimed, piecewise: task.want.Piecewise, seen: task.seen.Table, replay: true}
 	var s section
@@ -100,12 +97,12 @@ func composeReplay(task tableTask, nonce canary.Nonce) tablePlan {
 			s.mark = append(s.mark, appendRule(chain, task.want.Mark.Nonce.Witness()))
 		}
 	}
-	plan.keepHeld(task)
+	plan.keepQuarantined(task)
 	plan.script = s.script(task.table, plan.wrote)
 	return plan
 }
 
-// composePlant plans new marks for a table and nothing else.
+// composePlant plans new marks for a table, and nothing else.
 func composePlant(task tableTask, nonce canary.Nonce) tablePlan {
 	plan := tablePlan{table: task.table}
 	var s section
@@ -114,10 +111,9 @@ func composePlant(task tableTask, nonce canary.Nonce) tablePlan {
 	return plan
 }
 
-// composeRotation plans to replace standing marks by new ones. Its first step
-// deletes the old canary by its nonce: if somebody flushed or replaced the
-// table meanwhile, that step fails and with it the whole script, so that a
-// loss is never painted over.
+// composeRotation plans to replace standing marks by new ones. The first step deletes the old
+// canary by its nonce. If another process flushed or replaced the table meanwhile, that step fails
+// and with it the whole script, so that new marks never hide a loss.
 func composeRotation(task tableTask, nonce canary.Nonce) tablePlan {
 	plan := tablePlan{table: task.table}
 	var s section
@@ -128,8 +124,8 @@ func composeRotation(task tableTask, nonce canary.Nonce) tablePlan {
 	return plan
 }
 
-// composeRemoval plans to take canaryd's marks out of a table, and with
-// everything also the protected chains and their jumps.
+// composeRemoval plans to remove canaryd's marks from a table and, with everything, also the
+// protected chains and the jumps into them.
 func composeRemoval(task tableTask, everything bool) tablePlan {
 	plan := tablePlan{table: task.table}
 	var s section
@@ -143,7 +139,7 @@ func composeRemoval(task tableTask, everything bool) tablePlan {
 		}
 		dropChains(task, names(task.seen.Section.Chains), &plan, &s)
 	}
-	// Chains of trials are left behind only by who was killed in the middle of one.
+	// A trial leaves its chains behind only if canaryd was killed in the middle of it.
 	for _, name := range append(trialChains(), task.want.CanaryChain) {
 		if task.seen.Table.Chain(name) != nil {
 			s.declare = append(s.declare, name)
@@ -158,11 +154,12 @@ func appendRule(chain string, r rules.Rule) iptables.Step {
 	return iptables.Step{Verb: iptables.Append, Chain: chain, Rule: r}
 }
 
-// deleteRule deletes the first rule of the chain that means the same as r.
+// deleteRule returns the step that deletes the first rule of the chain that means the same as r.
 func deleteRule(chain string, r rules.Rule) iptables.Step {
 	return iptables.Step{Verb: iptables.Delete, Chain: chain, Rule: r}
 }
 
+// planChains plans which chains of the generation are written, merged, skipped or quarantined.
 func planChains(task tableTask, plan *tablePlan, s *section) {
 	var lost map[string]bool
 	if task.finding.MarkLost {
@@ -170,14 +167,14 @@ func planChains(task tableTask, plan *tablePlan, s *section) {
 	} else {
 		lost = lostNames(task.finding)
 	}
-	released := make(map[string]bool, len(task.finding.Released))
+	ownerRemoved := make(map[string]bool, len(task.finding.Released))
 	for _, name := range task.finding.Released {
-		released[name] = !task.claimed(name)
+		ownerRemoved[name] = !task.claimed(name)
 	}
 	for _, c := range task.want.Section.Chains {
 		standing := task.seen.Table.Chain(c.Name)
 		switch {
-		case released[c.Name]:
+		case ownerRemoved[c.Name]:
 			continue
 		case c.LeftOut():
 			if (task.finding.MarkLost || lost[c.Name]) && (standing == nil || len(standing.Rules) == 0) {
@@ -185,13 +182,13 @@ func planChains(task tableTask, plan *tablePlan, s *section) {
 			}
 			continue
 		case standing.LeftOut() && task.finding.Verdict != canary.Replaced:
-			continue // it holds rules of its owner's, and nothing more is known
+			continue // it holds rules of its owner that canaryd did not read
 		case task.readmit[c.Name]:
 		case standing != nil && rules.EqualRules(standing.Rules, c.Rules):
 			continue
 		case task.finding.Verdict == canary.Replaced || task.claimed(c.Name):
 		case standing != nil && len(standing.Rules) > 0:
-			merges := task.shared(c.Name) && mergeChain(&task, c, standing, released, plan, s)
+			merges := task.shared(c.Name) && mergeChain(&task, c, standing, ownerRemoved, plan, s)
 			if task.finding.MarkLost && !merges {
 				plan.skipped = append(plan.skipped, c.Name)
 			}
@@ -199,41 +196,42 @@ func planChains(task tableTask, plan *tablePlan, s *section) {
 		case !task.finding.MarkLost && !lost[c.Name]:
 			continue
 		}
-		writeChain(&task, c, released, plan)
+		writeChain(&task, c, ownerRemoved, plan)
 	}
 }
 
-// writeChain plans to write all of a chain but the rules that cannot be had, and
-// those that jump to a chain that its owner removed.
-func writeChain(task *tableTask, c rules.Chain, released map[string]bool, plan *tablePlan) {
+// writeChain plans to write a chain without the rules that cannot be written and without those that
+// jump to a chain which its owner removed.
+func writeChain(task *tableTask, c rules.Chain, ownerRemoved map[string]bool, plan *tablePlan) {
 	written := rules.Chain{Name: c.Name, Rules: c.Rules}
-	if task.anyTroubled(c.Rules, released) {
+	if task.anyUnwritable(c.Rules, ownerRemoved) {
 		written.Rules = nil
 		for _, r := range c.Rules {
-			if released[r.Target] {
+			if ownerRemoved[r.Target] {
 				continue
 			}
 			if r, ok := task.admit(c.Name, r, plan); ok {
 				written.Rules = append(written.Rules, r)
 			}
 		}
-		plan.holdTo(written)
+		plan.proveAsWritten(written)
 	}
 	plan.wrote = append(plan.wrote, written)
 }
 
-// anyTroubled is called for each of 16,000 chains, so it makes no closure.
-func (t *tableTask) anyTroubled(list []rules.Rule, released map[string]bool) bool {
+// anyUnwritable reports whether one of the rules cannot be written as it is. It runs for each of
+// 16,000 chains, so it creates no closure.
+func (t *tableTask) anyUnwritable(list []rules.Rule, ownerRemoved map[string]bool) bool {
 	for _, r := range list {
-		if released[r.Target] || t.troubled(r) {
+		if ownerRemoved[r.Target] || t.unwritable(r) {
 			return true
 		}
 	}
 	return false
 }
 
-// holdTo makes the proof want the chain as it is written.
-func (p *tablePlan) holdTo(c rules.Chain) {
+// proveAsWritten makes the proof expect the chain as the plan writes it.
+func (p *tablePlan) proveAsWritten(c rules.Chain) {
 	chains := slices.Clone(p.section.Chains)
 	i := slices.IndexFunc(chains, func(o rules.Chain) bool { return o.Name == c.Name })
 	chains[i] = c
@@ -245,15 +243,14 @@ func (t tableTask) claimed(chain string) bool {
 	return chain != "" && t.want.Claimed != nil && t.want.Claimed(chain)
 }
 
-// exact reports whether nothing about the chain is right but what the
-// generation says: its table was replaced by saved rules, which are older, or
-// the chain is a declared source's.
-func (t tableTask) exact(chain string) bool {
+// mustEqual reports whether a chain has to be exactly what the generation says. That holds if
+// older, saved rules replaced its table, and for each chain of a declared source.
+func (t tableTask) mustEqual(chain string) bool {
 	return t.finding.Verdict == canary.Replaced && t.known || t.claimed(chain)
 }
 
-// planRemovals takes out the protected chains and jumps that saved rules
-// brought back from the past, or that nobody declared.
+// planRemovals plans to remove protected chains and jumps that a saved file brought back, or that
+// stand in a declared source's chains without being declared.
 func planRemovals(task tableTask, plan *tablePlan, s *section) {
 	for i, h := range task.seen.Section.Jumps {
 		if extraJump(task, i) {
@@ -262,12 +259,12 @@ func planRemovals(task tableTask, plan *tablePlan, s *section) {
 		}
 	}
 	var stale []string
-	brought := make(map[string]bool, len(task.finding.Brought))
+	fromFile := make(map[string]bool, len(task.finding.Brought))
 	for _, name := range task.finding.Brought {
-		brought[name] = task.known
+		fromFile[name] = task.known
 	}
 	for _, c := range task.seen.Section.Chains {
-		if brought[c.Name] || task.exact(c.Name) {
+		if fromFile[c.Name] || task.mustEqual(c.Name) {
 			stale = append(stale, c.Name)
 		}
 	}
@@ -281,14 +278,14 @@ func planRemovals(task tableTask, plan *tablePlan, s *section) {
 	dropChains(task, stale, plan, s)
 }
 
-// extraJump reports whether the i-th jump that was seen is to go: there are
-// more of it than are wanted. Then all of them go, and those that are wanted
-// are put back in their place: "-D" by value takes the first, and by index,
-// where somebody slips in, perhaps a stranger's.
+// extraJump reports whether the i-th jump of the read is to be deleted, because it stands more
+// often than the generation wants it. All its copies are deleted then, and the wanted ones are put
+// back in their place. A deletion by value takes the first copy, whichever that is; a deletion by
+// index may take another owner's rule, if one is inserted meanwhile.
 func extraJump(task tableTask, i int) bool {
 	h, standing, wanted := task.seen.Section.Jumps[i], 0, 0
-	if _, opaque := h.Rule.Opaque(); opaque || !task.exact(h.Into()) {
-		return false // one without a text could not be put back
+	if _, opaque := h.Rule.Opaque(); opaque || !task.mustEqual(h.Into()) {
+		return false // an opaque jump could not be put back
 	}
 	for _, k := range task.seen.Section.Jumps {
 		if k.Same(h) {
@@ -303,30 +300,30 @@ func extraJump(task tableTask, i int) bool {
 	return standing > wanted
 }
 
-// dropChains empties and deletes chains, but for those that a rule which stays
-// jumps to, and those that can be reached from them.
+// dropChains plans to empty and delete chains. It keeps those that a remaining rule references, and
+// those that can be reached from them.
 func dropChains(task tableTask, stale []string, plan *tablePlan, s *section) {
-	if len(stale) == 0 || leadsAnywhere(task.seen.Table, func(name string) bool { return !slices.Contains(stale, name) }) {
+	if len(stale) == 0 || leftOutStays(task.seen.Table, func(name string) bool { return !slices.Contains(stale, name) }) {
 		return
 	}
-	held := heldTargets(task, stale)
+	referenced := referencedTargets(task, stale)
 	for grown := true; grown; {
 		grown = false
 		for _, name := range stale {
-			if !held[name] {
+			if !referenced[name] {
 				continue
 			}
 			for _, r := range task.seen.Table.Chain(name).Rules {
-				grown = grown || !held[r.Target]
-				held[r.Target] = true
+				grown = grown || !referenced[r.Target]
+				referenced[r.Target] = true
 			}
 		}
 	}
-	if leadsAnywhere(task.seen.Table, func(name string) bool { return held[name] }) {
+	if leftOutStays(task.seen.Table, func(name string) bool { return referenced[name] }) {
 		return
 	}
 	for _, name := range stale {
-		if !held[name] {
+		if !referenced[name] {
 			plan.removed = append(plan.removed, name)
 		}
 	}
@@ -337,47 +334,48 @@ func dropChains(task tableTask, stale []string, plan *tablePlan, s *section) {
 	}
 }
 
-// leadsAnywhere reports whether a chain that stays is left out: its rules may lead to any other.
-func leadsAnywhere(t *rules.Table, stays func(chain string) bool) bool {
+// leftOutStays reports whether a chain that stays is left out by --max-rules: canaryd did not read
+// its rules, and they may jump to any other chain.
+func leftOutStays(t *rules.Table, stays func(chain string) bool) bool {
 	return slices.ContainsFunc(t.Chains, func(c rules.Chain) bool { return c.LeftOut() && stays(c.Name) })
 }
 
-// heldTargets returns what rules jump to that stay as they are: those outside of
-// protected chains and jumps, and those of learned chains where only claimed
-// ones are put right.
-func heldTargets(task tableTask, stale []string) map[string]bool {
+// referencedTargets returns the chains that remaining rules reference: rules of chains that are not
+// protected and, where only a declared source's chains are corrected, rules of learned chains.
+func referencedTargets(task tableTask, stale []string) map[string]bool {
 	ours := map[string]bool{}
 	for _, name := range stale {
 		ours[name] = true
 	}
 	for _, c := range task.seen.Section.Chains {
-		ours[c.Name] = ours[c.Name] || task.exact(c.Name)
+		ours[c.Name] = ours[c.Name] || task.mustEqual(c.Name)
 	}
-	held := map[string]bool{}
+	referenced := map[string]bool{}
 	for _, c := range task.seen.Table.Chains {
 		if ours[c.Name] || rules.Builtin(task.table, c.Name) {
-			continue // a built-in chain's jumps to protected chains are jumps
+			continue // a built-in chain's rules that lead here are jumps, and those are planned
 		}
 		for _, r := range c.Rules {
-			held[r.Target] = true
+			referenced[r.Target] = true
 		}
 	}
-	return held
+	return referenced
 }
 
+// planJumps plans to put back the lost jumps of each built-in chain, each at its anchor.
 func planJumps(task tableTask, plan *tablePlan, s *section) {
 	for _, chain := range task.want.Section.JumpChains(task.table) {
 		if task.seen.Table.Chain(chain).LeftOut() {
-			continue // no place in it is known
+			continue // canaryd did not read the chain, so no place in it is known
 		}
 		var wanted []rules.Jump
 		for _, h := range task.want.Section.Jumps {
 			if h.Chain != chain {
 				continue
 			}
-			lost := slices.ContainsFunc(task.finding.Jumps, h.Same) || task.claimed(h.Into()) || task.holds(h)
+			lost := slices.ContainsFunc(task.finding.Jumps, h.Same) || task.claimed(h.Into()) || task.isQuarantined(h)
 			lost = lost && (targetWillStand(task, *plan, h) || slices.Contains(task.want.Section.DependsOn, h.Into()))
-			if lost && !stands(task.seen.Table, h) && task.troubled(h.Rule) {
+			if lost && !stands(task.seen.Table, h) && task.unwritable(h.Rule) {
 				h.Rule, lost = task.admit(h.Chain, h.Rule, plan)
 			}
 			if lost || stands(task.seen.Table, h) {
@@ -390,21 +388,21 @@ func planJumps(task tableTask, plan *tablePlan, s *section) {
 	}
 }
 
-// targetWillStand reports whether a jump has where to jump to. Its owner may
-// have removed the chain just before somebody flushed the jump's; one jump to a
-// missing chain would fail the whole table.
+// targetWillStand reports whether the chain that a jump leads to exists after the write. Its owner
+// may have removed the chain right before the flush, and one jump to a missing chain would make the
+// kernel refuse the whole table.
 func targetWillStand(task tableTask, plan tablePlan, h rules.Jump) bool {
 	return h.Named || task.seen.Table.Chain(h.Rule.Target) != nil ||
 		slices.ContainsFunc(plan.wrote, func(c rules.Chain) bool { return c.Name == h.Rule.Target })
 }
 
+// stands reports whether a jump stands in a table.
 func stands(t *rules.Table, h rules.Jump) bool {
 	c := t.Chain(h.Chain)
 	return c != nil && slices.ContainsFunc(c.Rules, h.Rule.Equal)
 }
 
-// standingRules returns a built-in chain's rules as they will be once the
-// section's deletions are done.
+// standingRules returns the rules of a built-in chain as they are after the section's deletions.
 func standingRules(task tableTask, chain string) []rules.Rule {
 	c := task.seen.Table.Chain(chain)
 	if c == nil {
@@ -420,7 +418,7 @@ func standingRules(task tableTask, chain string) []rules.Rule {
 	for _, r := range c.Rules {
 		switch {
 		case task.finding.MarkLost && canary.IsWitness(r):
-		case extra[r.Spec] > 0: // -D takes the first that is equal
+		case extra[r.Spec] > 0: // -D deletes the first rule that is equal
 			extra[r.Spec]--
 		default:
 			standing = append(standing, r)

@@ -5,7 +5,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// planMarks renews the canary and all witnesses under a new nonce.
+// planMarks replaces the canary and all witnesses by new ones with this nonce.
 func planMarks(task tableTask, plan *tablePlan, s *section, nonce canary.Nonce) {
 	removeWitnesses(task.seen.Table, s)
 	plan.mark = canary.Mark{Nonce: nonce, Witnessed: task.want.Section.WitnessedChains(task.table)}
@@ -16,6 +16,7 @@ func planMarks(task tableTask, plan *tablePlan, s *section, nonce canary.Nonce) 
 	s.mark = append(s.mark, appendRule(task.want.CanaryChain, nonce.Rule()))
 }
 
+// removeWitnesses deletes all witnesses from the built-in chains of a table.
 func removeWitnesses(t *rules.Table, s *section) {
 	if t == nil {
 		return

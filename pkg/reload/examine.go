@@ -13,13 +13,13 @@ type Examiner struct {
 	Protection rules.Protection
 }
 
-// An Examined table is one table's finding and what the read showed of it.
+// Examined is what one table's read showed, and what the judge found in it.
 type Examined struct {
 	Finding canary.Finding
-	Section rules.Section // empty if it could not be read
-	Mark    canary.Mark   // the mark judged by, with tries resolved
+	Section rules.Section // the protected part; empty if the table could not be read
+	Mark    canary.Mark   // the mark that the judge looked for, with tried nonces resolved
 	Lost    Lost
-	Table   *rules.Table // what the read showed, whole
+	Table   *rules.Table // the complete table
 	Seen    uint64       // the digest of the read
 	Absent  bool         // the table does not exist
 }
@@ -37,14 +37,15 @@ func (e Examiner) Examine(snapshot iptables.Snapshot, job Job) map[rules.TableNa
 	return found
 }
 
+// tasks judges each guarded table of a snapshot. Quarantined rules are not expected to stand.
 func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 	f := snapshot.Family
 	var tasks []tableTask
 	for _, table := range protect.Tables() {
-		seen := see(snapshot, table, e.Protection)
+		seen := seenOf(snapshot, table, e.Protection)
 		seen.Quiet, seen.Before = job.Quiet[f], job.Memory.Finding(f.Table(table))
-		if job.Stood != nil {
-			seen.Stood = func(chain string) bool { return job.Stood(f, table, chain) }
+		if job.StoodEmpty != nil {
+			seen.Stood = func(chain string) bool { return job.StoodEmpty(f, table, chain) }
 		}
 		section, known := job.Generation[f.Table(table)]
 		want := canary.Wanted{
@@ -57,12 +58,12 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 		if seen.Err == nil {
 			want.Mark = want.Mark.Resolve(e.Canary, seen.Table)
 		}
-		held := job.Quarantine[f.Table(table)]
+		list := job.Quarantine[f.Table(table)]
 		judged := want
-		judged.Section = without(section, held)
+		judged.Section = without(section, list)
 		tasks = append(tasks, tableTask{
-			table: table, want: want, known: known, seen: seen, finding: canary.Judge(judged, seen), held: held,
-			spare: job.Spare != nil && job.Spare(f, table),
+			table: table, want: want, known: known, seen: seen, finding: canary.Judge(judged, seen), quarantined: list,
+			leaveAbsent: job.LeaveAbsent != nil && job.LeaveAbsent(f, table),
 		})
 	}
 	return tasks
@@ -71,7 +72,8 @@ func (e Examiner) tasks(snapshot iptables.Snapshot, job Job) []tableTask {
 // absent reports whether the read showed that the table does not exist.
 func (t tableTask) absent() bool { return t.seen.Err == nil && t.seen.Table == nil }
 
-func see(snapshot iptables.Snapshot, table rules.TableName, protection rules.Protection) canary.Seen {
+// seenOf returns what a snapshot shows of one table, in the form that the judge takes.
+func seenOf(snapshot iptables.Snapshot, table rules.TableName, protection rules.Protection) canary.Seen {
 	if err := snapshot.Unreadable[table]; err != nil {
 		return canary.Seen{Err: err}
 	}

@@ -115,8 +115,8 @@ func TestNftFlushRulesetTakesBothFamiliesAndBothComeBack(t *testing.T) {
 		n.outcome(result, f, Partial)
 		n.marked(f)
 		filter := result[f].Tables[rules.Filter]
-		held := []Held{{Chain: "KUBE-FORWARD", Rule: rule("-j corp"), Reason: "chain corp is missing", Lacks: "corp"}}
-		if d := cmp.Diff(held, filter.Quarantined); d != "" {
+		list := []QuarantinedRule{{Chain: "KUBE-FORWARD", Rule: rule("-j corp"), Reason: "chain corp is missing", MissingChain: "corp"}}
+		if d := cmp.Diff(list, filter.Quarantined); d != "" {
 			t.Errorf("quarantined (-want +got):\n%s", d)
 		}
 		if !filter.Proved || filter.Finding.Verdict != canary.TableDeleted || !strings.Contains(result[f].Err.Error(), "corp") {

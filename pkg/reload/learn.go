@@ -8,17 +8,17 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// ShrinkDelay is how long a change that empties or removes chains, or takes
-// half a table, must stand before it is adopted: a flush that comes one table
-// or one command at a time begins exactly like such a change.
+// ShrinkDelay is how long a change must stand before it is learned, if it empties or removes chains
+// or takes half a table. A flush that comes table by table, or command by command, begins exactly
+// like such a change.
 const ShrinkDelay = 2 * time.Second
 
-// Learned is the generation as the live kernel teaches it. It is a value:
-// Learn returns the next one.
+// Learned is the generation that was learned from the kernel. It is a value: Learn returns the next
+// one.
 type Learned struct {
 	Generation rules.Generation
-	// shrunk tells since when a chain ("" for half the table) has been seen
-	// with less than the generation still holds.
+	// shrunk has the time since when a read showed less of a chain ("" for half the table) than the
+	// generation has.
 	shrunk map[shrinkKey]time.Time
 }
 
@@ -28,25 +28,23 @@ type shrinkKey struct {
 	chain  string
 }
 
-// Knows reports whether anything was ever learned of the table.
+// Knows reports whether the table was ever learned.
 func (l Learned) Knows(f rules.Family, t rules.TableName) bool {
 	_, ok := l.Generation[f.Table(t)]
 	return ok
 }
 
-// Shrunk returns since when a chain has been seen empty, or not at all, that the
-// generation still holds; zero if it is not so.
+// Shrunk returns the time since when a chain of the generation has been seen empty or missing. It
+// is zero for every other chain.
 func (l Learned) Shrunk(f rules.Family, t rules.TableName, chain string) time.Time {
 	return l.shrunk[shrinkKey{f, t, chain}]
 }
 
-// Learn adopts what a read under standing marks showed of one table. Growth
-// and changed rules count at once; what shrank is adopted once it has stood
-// for ShrinkDelay, and until then the former content is kept. Jumps in
-// finding.Waiting are kept as well, and so are the chains that they are missing from.
+// Learn learns what a read of one table showed while its marks stood. Growth and changed rules
+// count at once. What shrank counts after ShrinkDelay, and until then its former content stays in
+// the generation; so do the jumps in finding.Waiting and the chains that they are missing from.
 //
-// The zero time means that nothing waits; else Learn must be called again with
-// a fresh read at that time.
+// The time is zero if nothing waits. Otherwise Learn must be called with another read at that time.
 func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, finding canary.Finding, now time.Time) (Learned, time.Time) {
 	old, known := l.Generation[f.Table(t)]
 	next := Learned{Generation: l.Generation, shrunk: make(map[shrinkKey]time.Time)}
@@ -66,7 +64,7 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 		if !before {
 			since = now
 		}
-		next.shrunk[k] = since // also once it stood: what waits beside it must not set it back
+		next.shrunk[k] = since // even after ShrinkDelay: other changes that wait must not restart this clock
 		if now.Sub(since) >= ShrinkDelay {
 			return true
 		}
@@ -88,8 +86,8 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 	}
 	for _, c := range old.Chains {
 		i, there := at[c.Name]
-		// An empty chain that is gone waits as well: KUBE-IPTABLES-HINT never
-		// holds a rule, and a firewall's restart deletes it in a first step.
+		// A missing chain waits even if it was empty. KUBE-IPTABLES-HINT never holds a rule, and
+		// the first step of a firewall's restart deletes it.
 		if there && (len(c.Rules) == 0 || len(merged.Chains[i].Rules) > 0) || stands(c.Name) && !waits(c.Name) {
 			continue
 		}
@@ -104,7 +102,7 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 		}
 	}
 	if half {
-		return next, due // the clocks of its chains run all the same
+		return next, due // the clocks of its chains go on
 	}
 	merged.Jumps = keepJumps(old.Jumps, seen.Jumps, func(h rules.Jump) bool {
 		return kept[h.Into()] || slices.ContainsFunc(finding.Waiting, h.Same)
@@ -113,13 +111,14 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 	if len(kept) > 0 {
 		merged.DependsOn = union(old.DependsOn, seen.DependsOn)
 	}
-	// Also where it equals old: what was seen last is in memory anyway.
+	// The new section is kept even if it equals the old one, because the last read is in memory
+	// anyway.
 	next.Generation = l.Generation.With(f.Table(t), merged)
 	return next, due
 }
 
-// sizeBefore returns how many rules old has, but for those of chains that are left out by now: they
-// grew, and what was known of them must not be kept.
+// sizeBefore returns how many rules old has, without those of chains that are left out by now. Such
+// a chain grew, and its former rules must not be kept.
 func sizeBefore(old, seen rules.Section) int {
 	n := old.RuleCount()
 	for _, c := range seen.Chains {
@@ -131,8 +130,8 @@ func sizeBefore(old, seen rules.Section) int {
 	return n
 }
 
-// keepJumps returns seen with those of old's missing jumps that keep wants,
-// each behind the nearest jump that it stood behind before.
+// keepJumps returns seen with those missing jumps of old that keep selects. Each goes behind the
+// nearest jump that it stood behind before.
 func keepJumps(old, seen []rules.Jump, keep func(rules.Jump) bool) []rules.Jump {
 	merged := slices.Clone(seen)
 	for i, h := range old {
@@ -148,11 +147,10 @@ func keepJumps(old, seen []rules.Jump, keep func(rules.Jump) bool) []rules.Jump 
 	return merged
 }
 
-// keepAnchors returns seen with old's anchors in the chains in which jumps are alone: a
-// flusher that comes twice, as firewalld does when it reloads, leaves them alone
-// in between, and a jump from the bottom would be put above everything when it
-// is lost again. Jumps that were put in another order since are where their
-// owner wants them.
+// keepAnchors returns seen with old's anchors for the jumps of those chains that hold nothing else.
+// A flusher that comes twice, as firewalld does when it reloads, leaves jumps alone in between.
+// With an anchor from that read, a jump from the bottom would come back above everything. Jumps
+// whose order has changed stay where their owner put them.
 func keepAnchors(old, seen []rules.Jump, alone []string) []rules.Jump {
 	merged := slices.Clone(seen)
 	order := []rules.Position{rules.Top, rules.Behind, rules.Bottom}
@@ -180,6 +178,7 @@ func keepAnchors(old, seen []rules.Jump, alone []string) []rules.Jump {
 	return merged
 }
 
+// union returns the elements of both lists, sorted, each once.
 func union(a, b []string) []string {
 	all := append(slices.Clone(a), b...)
 	slices.Sort(all)

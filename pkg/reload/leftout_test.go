@@ -51,8 +51,8 @@ func TestALostChainThatWasLeftOutStaysInQuarantine(t *testing.T) {
 	jumps := rules.Jump{Chain: "PREROUTING", Rule: rules.LeftOut("PREROUTING")[0], Named: true}
 	want := leftOutSection(large)
 	want.Jumps = append(want.Jumps, jumps)
-	held := []Held{{Chain: large.Name, Rule: large.Rules[0]}, {Chain: "PREROUTING", Rule: jumps.Rule}}
-	q := Quarantine{}.With(rules.IPv4.Table(rules.Nat), held)
+	list := []QuarantinedRule{{Chain: large.Name, Rule: large.Rules[0]}, {Chain: "PREROUTING", Rule: jumps.Rule}}
+	q := Quarantine{}.With(rules.IPv4.Table(rules.Nat), list)
 	into := rules.Jump{Chain: "PREROUTING", Rule: rules.Rule{Spec: "-j KUBE-SMALL", Target: "KUBE-SMALL"}}
 	for name, tc := range map[string]struct {
 		seen  rules.Section
@@ -65,7 +65,7 @@ func TestALostChainThatWasLeftOutStaysInQuarantine(t *testing.T) {
 		"the built-in one has jumps": {rules.Section{Chains: leftOutSection().Chains, Jumps: append(leftOutSection().Jumps, into)}, []string{"KUBE-LARGE"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := without(want, held); len(got.Chains) != 1 || len(got.Jumps) != 1 {
+			if got := without(want, list); len(got.Chains) != 1 || len(got.Jumps) != 1 {
 				t.Errorf("while it is in quarantine it ought to stand: %+v", got)
 			}
 			_, next := q.Supplement(rules.IPv4, rules.Nat, want, tc.seen)

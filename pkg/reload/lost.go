@@ -14,14 +14,14 @@ type Lost struct {
 	Jumps  []rules.Jump
 }
 
-// A LostChain is a protected chain as it was, and what stood in its place.
+// A LostChain is a protected chain as the generation has it, and what stood in its place.
 type LostChain struct {
 	Name    string
 	Was, Is []rules.Rule
-	Stands  bool // the chain itself was left
+	Stands  bool // the chain itself stood
 }
 
-// countLost counts what the finding says is lost.
+// countLost returns what the finding says is lost.
 func countLost(task tableTask) Lost {
 	lost := Lost{Jumps: task.finding.Jumps, Rules: len(task.finding.Jumps)}
 	missing := lostNames(task.finding)
@@ -36,7 +36,7 @@ func countLost(task tableTask) Lost {
 				chain.Is = standing.Rules
 			}
 			lost.Chains = append(lost.Chains, chain)
-			if !c.LeftOut() { // how many those were is not known
+			if !c.LeftOut() { // canaryd never read how many rules such a chain has
 				lost.Rules += len(c.Rules)
 			}
 		}
@@ -44,8 +44,8 @@ func countLost(task tableTask) Lost {
 	return lost
 }
 
-// lostNames returns the chains that a finding says are missing or emptied: all
-// 16,000 of 5,000 services, so that a list is no way to look one up.
+// lostNames returns the chains that a finding says are missing or emptied. It is a map because that
+// may be all 16,000 chains of 5,000 services.
 func lostNames(finding canary.Finding) map[string]bool {
 	lost := make(map[string]bool, len(finding.Missing)+len(finding.Emptied))
 	for _, list := range [][]string{finding.Missing, finding.Emptied} {
@@ -56,6 +56,7 @@ func lostNames(finding canary.Finding) map[string]bool {
 	return lost
 }
 
+// changedPolicies returns the built-in chains whose policy differs from the generation's, in words.
 func changedPolicies(task tableTask) []string {
 	var changed []string
 	for _, chain := range rules.BuiltinChains(task.table) {

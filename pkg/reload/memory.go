@@ -6,18 +6,17 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A Memory is what is known of one loss from the reads and tries so far. Its caller keeps it
-// for as long as the loss lasts, and passes it with each Job. It is a value; the zero Memory is
-// that of a loss that was not read yet.
+// A Memory is what the reads and tries so far have shown of one loss. The caller keeps it while the
+// loss lasts, and passes it with each Job. It is a value; the zero Memory is of a new loss.
 type Memory struct {
-	// found is what the last read of each table found. Some of it no later read can show:
-	// see canary.Seen.
+	// found is what the last read of each table found. Later reads cannot show all of it: see
+	// canary.Seen.
 	found map[rules.TableID]canary.Finding
 	// unproved is what earlier tries wrote and could not read back.
 	unproved unproved
 }
 
-// With returns the memory after another read of a table. A read that failed shows nothing.
+// With returns the memory after another read of a table. A failed read adds nothing.
 func (m Memory) With(id rules.TableID, finding canary.Finding) Memory {
 	if finding.Verdict != canary.Unknown {
 		m.found = tableid.With(m.found, id, finding)
@@ -25,15 +24,14 @@ func (m Memory) With(id rules.TableID, finding canary.Finding) Memory {
 	return m
 }
 
-// After returns the memory after a replay was tried.
+// After returns the memory after a replay.
 func (m Memory) After(result Result) Memory {
 	m.unproved = m.unproved.after(result)
 	return m.AfterPlanting(result)
 }
 
-// AfterPlanting returns the memory after marks alone were written. Of a table that was
-// written and could not be read since, nothing is found: what is missing of it next may have
-// stood meanwhile.
+// AfterPlanting returns the memory after a write of marks alone. A table that was written and could
+// not be read since has no finding: what the next read misses may have stood in the meantime.
 func (m Memory) AfterPlanting(result Result) Memory {
 	for f, fr := range result {
 		for t, tr := range fr.Tables {
@@ -49,7 +47,7 @@ func (m Memory) AfterPlanting(result Result) Memory {
 // Finding returns what the last read of a table found; the zero Finding if there was none.
 func (m Memory) Finding(id rules.TableID) canary.Finding { return m.found[id] }
 
-// Restored reports whether saved rules stood in any table.
+// Restored reports whether a read showed saved rules in any table.
 func (m Memory) Restored() bool {
 	for _, finding := range m.found {
 		if finding.Restored != "" {
@@ -59,7 +57,7 @@ func (m Memory) Restored() bool {
 	return false
 }
 
-// withFamily returns m with what another memory has of the reads of one family.
+// withFamily returns m with what another memory knows of one family's reads.
 func (m Memory) withFamily(f rules.Family, of Memory) Memory {
 	for id, finding := range of.found {
 		if id.Family == f {

@@ -7,12 +7,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// mergeChain plans to put the missing rules of a chain that many share between
-// those that stand in it, and reports whether there are any. Who wrote there
-// since the flush, such as a pod's host port, wrote its own only. Nothing that stands is
-// touched, and the chain is not declared, for that would empty it: beside a writer
-// whom no guard holds off, its rule must not be the price.
-func mergeChain(task *tableTask, c rules.Chain, standing *rules.Chain, released map[string]bool, plan *tablePlan, s *section) bool {
+// mergeChain plans to insert the missing rules of a shared chain between those that stand in it,
+// and reports whether there are any. An owner that wrote to it since the flush, such as a CNI
+// plugin for one pod's host port, wrote only its own rules. Rules that stand are not touched, and
+// the chain is not declared, because a declaration would empty it. So a writer that ignores every
+// guard loses no rule.
+func mergeChain(task *tableTask, c rules.Chain, standing *rules.Chain, ownerRemoved map[string]bool, plan *tablePlan, s *section) bool {
 	wanted := make([]rules.Jump, 0, len(c.Rules))
 	for _, r := range c.Rules {
 		wanted = append(wanted, rules.Jump{Chain: c.Name, Rule: r})
@@ -29,7 +29,7 @@ func mergeChain(task *tableTask, c rules.Chain, standing *rules.Chain, released 
 			next = at[i] + 1
 			continue
 		}
-		if released[r.Target] {
+		if ownerRemoved[r.Target] {
 			continue
 		}
 		r, ok := task.admit(c.Name, r, plan)
@@ -59,9 +59,9 @@ func mergeChain(task *tableTask, c rules.Chain, standing *rules.Chain, released 
 	return true
 }
 
-// lastResorts returns the index from which on a chain's rules are its last word
-// on all that came so far: Docker drops at the end of a chain what none of the
-// rules above accepts, and others return. New rules are inserted above these.
+// lastResorts returns the index of the rules at a chain's end that decide about all other packets.
+// Docker ends a chain with a DROP for what no rule above accepts; others end with RETURN. Missing
+// rules are inserted above these.
 func lastResorts(list []rules.Rule) int {
 	n := len(list)
 	for n > 0 && (list[n-1].Target == "DROP" || list[n-1].Target == "REJECT" || list[n-1].Spec == "-j RETURN") {
@@ -70,7 +70,8 @@ func lastResorts(list []rules.Rule) int {
 	return n
 }
 
-// shared reports whether a chain that holds rules after a flush may lack others'.
+// shared reports whether many owners write rules of their own to a chain. After a flush such a
+// chain may hold the rules of one owner and lack those of others.
 func (t tableTask) shared(chain string) bool {
 	return t.want.Piecewise != nil && t.want.Piecewise(chain) && t.finding.MarkLost && t.finding.Verdict != canary.Replaced
 }

@@ -7,20 +7,18 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A slot is one rule of a built-in chain as it will be after a replay.
+// A slot is one rule of a chain as it will stand after a replay.
 type slot struct {
 	rule  rules.Rule
-	fresh bool // the replay puts it there
+	fresh bool // the replay inserts it
 }
 
-// placeJumps returns the steps that put the missing ones of a built-in
-// chain's wanted jumps where they belong among the rules that stand there,
-// and the jumps that it puts.
+// placeJumps returns the steps that insert the missing ones of a built-in chain's wanted jumps, and
+// those jumps.
 //
-// A missing jump goes next to a neighbour of its own kind where one stands, so
-// that jumps keep their order among themselves; else to its anchor. A foreign
-// neighbour that is gone means top. Indexes appear only beside standing rules:
-// "-I CHAIN 3" into an emptied chain would fail the whole table.
+// A missing jump goes next to a wanted jump with the same anchor, if one stands, so that jumps keep
+// their order. Otherwise it goes to its anchor, or to the top if the neighbour is gone. Steps use
+// indexes only among standing rules: "-I CHAIN 3" into an empty chain would fail the whole table.
 func placeJumps(chain string, standing []rules.Rule, wanted []rules.Jump) (steps []iptables.Step, placed []rules.Jump) {
 	slots := make([]slot, len(standing))
 	for i, r := range standing {
@@ -44,8 +42,8 @@ func placeJumps(chain string, standing []rules.Rule, wanted []rules.Jump) (steps
 	return stepsFor(chain, slots), placed
 }
 
-// matchJumps returns for each wanted jump the index of the standing rule that
-// is it, or -1. Each standing rule is matched once.
+// matchJumps returns the index of the standing rule that is each wanted jump, or -1. Each standing
+// rule is matched once.
 func matchJumps(standing []rules.Rule, wanted []rules.Jump) []int {
 	at := make([]int, len(wanted))
 	used := make([]bool, len(standing))
@@ -61,7 +59,7 @@ func matchJumps(standing []rules.Rule, wanted []rules.Jump) []int {
 	return at
 }
 
-// position returns the index at which wanted[i] goes.
+// position returns the index at which wanted[i] is to be inserted.
 func position(slots []slot, wanted []rules.Jump, at []int, i int) int {
 	anchor := wanted[i].Anchor
 	for j := i - 1; j >= 0; j-- {
@@ -91,8 +89,8 @@ func position(slots []slot, wanted []rules.Jump, at []int, i int) int {
 	return 0
 }
 
-// stepsFor puts the fresh slots in place: those at the top with plain -I in
-// reverse order, those at the end with -A, and others by index.
+// stepsFor returns the steps that insert the fresh slots: plain -I in reverse order at the top, -A
+// at the end, and -I with an index in between.
 func stepsFor(chain string, slots []slot) []iptables.Step {
 	insert := func(index int, r rules.Rule) iptables.Step {
 		return iptables.Step{Verb: iptables.Insert, Chain: chain, Index: index, Rule: r}

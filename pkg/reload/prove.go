@@ -7,81 +7,43 @@ import (
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// prove reads the family again and decides table by table whether what was
-// planned is in force.
-func (r run) prove(ctx context.Context, t *turn) {
-	f, result, raced := t.family, &t.result, t.written.Raced
-	if t.stale() && !r.insists() {
-		*result = FamilyResult{Outcome: Failed, Err: fmt.Errorf("%s: %w, %d times in a row", f, t.written.Err, r.tries())}
+// prove reads the family again and decides for each table whether the plan is in force.
+func (r run) prove(ctx context.Context, t *familyRun) {
+	f, result, raced := t.family, &t.result, t.answer.Raced
+	if t.stale() && !r.mayWriteUnguarded() {
+		*result = FamilyResult{Outcome: Failed, Err: fmt.Errorf("%s: %w, %d times in a row", f, t.answer.Err, r.maxReads())}
 		return
 	}
-	result.Err, result.foreign = errors.Join(t.written.Err, t.skippedErr()), raced
-	result.Direct, result.Detour = t.written.Direct, t.written.Detour
-	result.Written, result.Kernel = t.written.At, t.written.Kernel
+	result.Err, result.otherWrote = errors.Join(t.answer.Err, t.skippedErr()), raced
+	result.Direct, result.Detour = t.answer.Direct, t.answer.Detour
+	result.Written, result.Kernel = t.answer.At, t.answer.Kernel
 	after, err := r.session.Read(ctx, f)
 	if err != nil {
-		result.Outcome, result.Err = Failed, errors.Join(t.written.Err, fmt.Errorf("reading %s for the proof: %w", f, err))
-		rememberTries(t.plans, result)
+		result.Outcome, result.Err = Failed, errors.Join(t.answer.Err, fmt.Errorf("reading %s for the proof: %w", f, err))
+		recordTried(t.plans, result)
 		return
 	}
-	result.foreign, result.Digest = raced || after.Moved, after.Digest
-	if result.foreign {
-		// What somebody else wrote may be in a table that was not replayed
-		// and is not looked at here: let it be examined.
+	result.otherWrote, result.Digest = raced || after.Moved, after.Digest
+	if result.otherWrote {
+		// What another process wrote may be in a table that was not replayed and that the proof
+		// does not judge. Without a digest the loop examines all tables.
 		result.Digest = 0
 	}
 	result.proxyCanary = tablesWith(after, kubeProxyCanary)
 	proved := 0
 	for _, plan := range t.plans {
-		tr := plan.account(result.Tables[plan.table])
-		seen := see(after, plan.table, r.Protection)
-		planted := tr.Section
-		if seen.Err == nil {
-			tr.Section, tr.Read, tr.Table, tr.Absent = seen.Section, true, seen.Table, seen.Table == nil
-		}
-		if t.written.Err != nil {
-			seen.Before = tr.last // nothing may have changed
-		}
-		finding := plan.judge(r.Canary, seen)
-		tr.last = finding
-		// After a refusal nobody can say whether others wrote. What is not as it was
-		// planned is not for them to answer then.
-		err := proveTable(r.Canary, plan, seen, finding, result.foreign && t.written.Err == nil)
-		switch {
-		case err == nil:
-			tr.Proved, tr.Mark = true, plan.mark
-			tr = tr.owing(r.job.Memory.unproved[f.Table(plan.table)])
+		if r.proveOne(t, plan, after) {
 			proved++
-		case seen.Err != nil && plan.mark.Nonce != "":
-			tr.Mark, tr.Unproved = tr.Mark.Trying(plan.mark), true
-		case seen.Err == nil && t.written.Err == nil && plan.mark.Nonce != "":
-			// It was planted for sure: if the former one stands, somebody has restored a
-			// file since that was saved before.
-			tr.Mark = plan.mark
-		case seen.Err == nil && seen.Table.Chain(r.Canary) != nil:
-			tr.Mark = tr.Mark.Trying(plan.mark).Resolve(r.Canary, seen.Table)
 		}
-		if finding.Verdict.Loss() && t.written.Err == nil && tr.Finding.Verdict == canary.Unknown {
-			tr.Gone = &planted
-		}
-		if err != nil && result.Err == nil {
-			result.Err = fmt.Errorf("%s %s is not as it was written: %w", f, plan.table, err)
-		}
-		if err != nil && r.job.Strict {
-			tr.Refused = refusedAsAWhole(t.written.Err)
-		}
-		if len(plan.quarantined) > 0 && result.Err == nil {
-			result.Err = leftOut(f, plan.table, plan.quarantined)
-		}
-		result.Tables[plan.table] = tr
 	}
-	for _, table := range protect.Tables() { // of an earlier try, too
+	for _, table := range protect.Tables() { // tables of an earlier try count, too
 		if tr := result.Tables[table]; tr.Proved && len(tr.Quarantined) > 0 && result.Err == nil {
-			result.Err = leftOut(f, table, tr.Quarantined)
+			result.Err = quarantinedError(f, table, tr.Quarantined)
 		}
 	}
 	switch {
@@ -96,8 +58,56 @@ func (r run) prove(ctx context.Context, t *turn) {
 	}
 }
 
-// rememberTries notes which nonces may have been written, and what else.
-func rememberTries(plans []tablePlan, result *FamilyResult) {
+// proveOne records in the result what a read shows of one planned table, and reports whether the
+// plan is in force.
+func (r run) proveOne(t *familyRun, plan tablePlan, after iptables.Snapshot) bool {
+	f, result, wrote := t.family, &t.result, t.answer.Err == nil
+	tr := plan.account(result.Tables[plan.table])
+	seen := seenOf(after, plan.table, r.Protection)
+	planted := tr.Section
+	if seen.Err == nil {
+		tr.Section, tr.Read, tr.Table, tr.Absent = seen.Section, true, seen.Table, seen.Table == nil
+	}
+	if !wrote {
+		seen.Before = tr.last // perhaps nothing changed
+	}
+	finding := plan.judge(r.Canary, seen)
+	tr.last = finding
+	// After a refusal it is unknown whether another process wrote, so no difference is ascribed
+	// to one.
+	err := proveTable(r.Canary, plan, seen, finding, result.otherWrote && wrote)
+	switch {
+	case err == nil:
+		tr.Proved, tr.Mark = true, plan.mark
+		tr = tr.withEarlier(r.job.Memory.unproved[f.Table(plan.table)])
+	case seen.Err != nil && plan.mark.Nonce != "":
+		tr.Mark, tr.Unproved = tr.Mark.Trying(plan.mark), true
+	case seen.Err == nil && wrote && plan.mark.Nonce != "":
+		// The write succeeded, so the mark was planted. If the former one stands, another
+		// process has restored a file that was saved before.
+		tr.Mark = plan.mark
+	case seen.Err == nil && seen.Table.Chain(r.Canary) != nil:
+		tr.Mark = tr.Mark.Trying(plan.mark).Resolve(r.Canary, seen.Table)
+	}
+	if finding.Verdict.Loss() && wrote && tr.Finding.Verdict == canary.Unknown {
+		tr.LostBeforeProof = &planted
+	}
+	if err != nil && result.Err == nil {
+		result.Err = fmt.Errorf("%s %s is not as it was written: %w", f, plan.table, err)
+	}
+	if err != nil && r.job.Strict {
+		tr.Refused = refusedAsAWhole(t.answer.Err)
+	}
+	if len(plan.quarantined) > 0 && result.Err == nil {
+		result.Err = quarantinedError(f, plan.table, plan.quarantined)
+	}
+	result.Tables[plan.table] = tr
+	return err == nil
+}
+
+// recordTried records the marks that may have been planted, and the rest of what may have been
+// written.
+func recordTried(plans []tablePlan, result *FamilyResult) {
 	for _, plan := range plans {
 		tr := plan.account(result.Tables[plan.table])
 		tr.Mark, tr.Unproved = tr.Mark.Trying(plan.mark), true
@@ -105,21 +115,21 @@ func rememberTries(plans []tablePlan, result *FamilyResult) {
 	}
 }
 
-// account notes what the plan did to its table.
+// account returns a table's result with what the plan did to it.
 func (p tablePlan) account(tr TableResult) TableResult {
 	tr.Skipped, tr.Wrote, tr.Placed, tr.Changed = p.skipped, len(p.wrote), p.jumps, tr.Changed.and(p.change)
 	tr.Replayed, tr.Quarantined, tr.Weakened = p.replay, p.quarantined, p.weakened
 	return tr
 }
 
-// judge decides what became of the table since it was written.
+// judge judges a read of the table by what the plan wrote.
 func (p tablePlan) judge(chain string, seen canary.Seen) canary.Finding {
 	return canary.Judge(canary.Wanted{CanaryChain: chain, Mark: p.mark, Section: p.section, Claimed: p.claimed, Piecewise: p.piecewise}, seen)
 }
 
-// proveTable returns nil if the table is as planned. Where somebody else
-// wrote since the guarded read, what differs in a chain that still holds rules
-// is theirs; the marks, the jumps and the non-emptiness must hold all the same.
+// proveTable returns nil if the table is as planned. If another process wrote since the guarded
+// read, a chain that still holds rules may differ; marks must stand all the same, and no loss may
+// be found.
 func proveTable(chain string, plan tablePlan, seen canary.Seen, finding canary.Finding, foreign bool) error {
 	if plan.mark.Nonce == "" {
 		return proveRemoved(chain, plan, seen)
@@ -154,7 +164,7 @@ func proveTable(chain string, plan tablePlan, seen canary.Seen, finding canary.F
 	return nil
 }
 
-// proveRemoved returns nil if marks and removed chains are gone.
+// proveRemoved returns nil if the marks and the removed chains are gone.
 func proveRemoved(chain string, plan tablePlan, seen canary.Seen) error {
 	if seen.Err != nil {
 		return fmt.Errorf("it could not be read: %w", seen.Err)

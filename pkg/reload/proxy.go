@@ -9,16 +9,16 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// HasProxy reports whether a table's section holds a chain of kube-proxy's.
+// HasProxy reports whether a section has a chain of kube-proxy.
 func HasProxy(s rules.Section) bool {
 	return slices.ContainsFunc(s.Chains, func(c rules.Chain) bool { return protect.KubeProxys(c.Name) })
 }
 
-// ProxyLeft reports whether one read of a family shows that kube-proxy has taken away
-// what learned holds of it: every table could be read, each of those that held its
-// chains has all its marks, and in none is a chain of kube-proxy's left, nor its canary.
-// A flush takes a mark with it. A flusher that deletes chains by name could leave the
-// marks, but has no reason to take exactly these chains.
+// ProxyLeft reports whether a read of a family shows that kube-proxy removed its own rules, as its
+// cleanup does. That requires that every table could be read, that all marks stand in the tables
+// that held its chains, and that none of its chains is left in any table, nor its canary. A flush
+// removes a mark as well. A flusher that deletes chains by name could spare the marks, but has no
+// reason to choose exactly these chains.
 func ProxyLeft(snapshot iptables.Snapshot, found map[rules.TableName]Examined, learned map[rules.TableName]rules.Section) bool {
 	had := false
 	for _, table := range protect.Tables() {
@@ -32,16 +32,15 @@ func ProxyLeft(snapshot iptables.Snapshot, found map[rules.TableName]Examined, l
 	return had
 }
 
-// proxyIn reports whether anything of kube-proxy's is in a table.
+// proxyIn reports whether a table holds a chain of kube-proxy.
 func proxyIn(t *rules.Table) bool {
 	return t != nil && slices.ContainsFunc(t.Chains, func(c rules.Chain) bool {
 		return c.Name == kubeProxyCanary || protect.KubeProxys(c.Name)
 	})
 }
 
-// WithoutProxy returns what is learned without the chains of kube-proxy's in one family
-// and the jumps into them, as a read shows that it has left. Of the chains that a kubelet
-// before 1.28 writes, too, those stay that stand.
+// WithoutProxy returns what is learned without kube-proxy's chains and jumps of one family, after
+// ProxyLeft. A kubelet before 1.28 writes two chains of the same names; those stay if they stand.
 func (l Learned) WithoutProxy(snapshot iptables.Snapshot) Learned {
 	next, f := Learned{Generation: l.Generation, shrunk: l.shrunk}, snapshot.Family
 	for t, s := range tableid.Of(l.Generation, f) {
@@ -59,6 +58,5 @@ func (l Learned) WithoutAttachments(gone map[protect.Attachment]bool) Learned {
 	return Learned{Generation: protect.DetachAll(l.Generation, gone), shrunk: l.shrunk}
 }
 
-// ProxyKnown reports whether the replay's reads showed the table in which ProxyStands
-// looks.
+// ProxyKnown reports whether the replay read the table in which ProxyCanaryStands looks.
 func (r FamilyResult) ProxyKnown() bool { return r.Tables[rules.Mangle].Read }

@@ -11,26 +11,26 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// Held is a rule of the generation that could not be put back, so that the rest
-// of its table could. It stays in the generation.
-type Held struct {
-	Chain string     `json:"chain"` // a built-in one for a jump
+// A QuarantinedRule is a rule of the generation that cannot be put back yet. A replay leaves it
+// out, so that the rest of its table comes back. It stays in the generation.
+type QuarantinedRule struct {
+	Chain string     `json:"chain"` // of a jump: the built-in chain
 	Rule  rules.Rule `json:"rule"`
-	// Reason is why, for people. It may quote what iptables complained of.
+	// Reason says in words why; it may quote an error of iptables.
 	Reason string `json:"reason"`
-	// Lacks is the chain of somebody else's that must be there first; empty if
-	// it lacks something else.
-	Lacks string `json:"lacks,omitempty"`
-	// Refused: trials found that the kernel refuses it. A replay does not try
-	// again, in the middle of an outage; a readmission does.
+	// MissingChain is another owner's chain that the rule needs; empty if the reason is a different
+	// one.
+	MissingChain string `json:"lacks,omitempty"`
+	// Refused means that the kernel refused the rule in a trial. A replay does not try it again in
+	// the middle of an outage; Readmit does.
 	Refused bool `json:"refused,omitempty"`
 }
 
-// A Quarantine is what was held back, by family and table. It is a value.
-type Quarantine map[rules.TableID][]Held
+// A Quarantine holds the quarantined rules of each table. It is a value.
+type Quarantine map[rules.TableID][]QuarantinedRule
 
-// With returns q with one table's rules replaced.
-func (q Quarantine) With(id rules.TableID, list []Held) Quarantine {
+// With returns q with other rules for one table.
+func (q Quarantine) With(id rules.TableID, list []QuarantinedRule) Quarantine {
 	next := tableid.With(q, id, list)
 	if len(list) == 0 {
 		delete(next, id)
@@ -44,7 +44,7 @@ func (q Quarantine) MarshalJSON() ([]byte, error) { return tableid.Marshal(q) }
 // UnmarshalJSON reads what MarshalJSON wrote.
 func (q *Quarantine) UnmarshalJSON(data []byte) error { return tableid.Unmarshal(data, q) }
 
-// Count returns how many rules are held back.
+// Count returns how many rules are quarantined.
 func (q Quarantine) Count() int {
 	n := 0
 	for _, list := range q {
@@ -53,46 +53,46 @@ func (q Quarantine) Count() int {
 	return n
 }
 
-// Standing returns which chains that rules lacked are there now.
+// Standing returns the chains that quarantined rules waited for and that the snapshot shows.
 func (q Quarantine) Standing(snapshot iptables.Snapshot) map[iptables.Place]bool {
 	there := map[iptables.Place]bool{}
 	for t, list := range tableid.Of(q, snapshot.Family) {
 		for _, h := range list {
-			if h.Lacks != "" && snapshot.Tables[t].Chain(h.Lacks) != nil {
-				there[iptables.Place{Table: t, Chain: h.Lacks}] = true
+			if h.MissingChain != "" && snapshot.Tables[t].Chain(h.MissingChain) != nil {
+				there[iptables.Place{Table: t, Chain: h.MissingChain}] = true
 			}
 		}
 	}
 	return there
 }
 
-// Supplement returns what a read showed of one table as if the rules that are
-// held back stood there, and the quarantine without those that are no longer: who
-// writes a chain anew has had its word. want is the table's generation.
+// Supplement returns what a read showed of one table as if its quarantined rules stood, so that
+// learning does not forget them. It also returns the quarantine without rules whose chain its owner
+// has written since, because the owner's word counts. want is the table's generation.
 func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rules.Section) (rules.Section, Quarantine) {
 	list := q[f.Table(t)]
 	if len(list) == 0 {
 		return seen, q
 	}
 	short := without(want, list)
-	kept := map[string]bool{} // chains that stand as they were left
+	kept := map[string]bool{} // chains that stand as the replay left them
 	seen.Chains = slices.Clone(seen.Chains)
 	for i, c := range seen.Chains {
 		left, ok := short.Chain(c.Name)
-		if whole, _ := want.Chain(c.Name); ok && len(whole.Rules) > len(left.Rules) && rules.EqualRules(left.Rules, c.Rules) {
-			seen.Chains[i], kept[c.Name] = whole, true
+		if full, _ := want.Chain(c.Name); ok && len(full.Rules) > len(left.Rules) && rules.EqualRules(left.Rules, c.Rules) {
+			seen.Chains[i], kept[c.Name] = full, true
 		}
 	}
-	for _, held := range list {
-		if held.Rule.LeftOut() && !rules.Builtin(t, held.Chain) {
-			i := slices.IndexFunc(seen.Chains, func(c rules.Chain) bool { return c.Name == held.Chain })
-			whole, wanted := want.Chain(held.Chain)
+	for _, h := range list {
+		if h.Rule.LeftOut() && !rules.Builtin(t, h.Chain) {
+			i := slices.IndexFunc(seen.Chains, func(c rules.Chain) bool { return c.Name == h.Chain })
+			full, wanted := want.Chain(h.Chain)
 			switch {
-			case !wanted || i >= 0 && len(seen.Chains[i].Rules) > 0: // its owner has had its word
+			case !wanted || i >= 0 && len(seen.Chains[i].Rules) > 0: // its owner wrote the chain
 			case i < 0:
-				seen.Chains, kept[held.Chain] = append(seen.Chains, whole), true
+				seen.Chains, kept[h.Chain] = append(seen.Chains, full), true
 			default:
-				seen.Chains[i], kept[held.Chain] = whole, true
+				seen.Chains[i], kept[h.Chain] = full, true
 			}
 		}
 	}
@@ -100,13 +100,13 @@ func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rul
 		if h.LeftOut() && slices.ContainsFunc(seen.Jumps, func(o rules.Jump) bool { return o.Chain == h.Chain }) {
 			return false // its chain has jumps again
 		}
-		return !slices.ContainsFunc(seen.Jumps, h.Same) && slices.ContainsFunc(list, func(held Held) bool { return held.is(h.Chain, h.Rule) })
+		return !slices.ContainsFunc(seen.Jumps, h.Same) && slices.ContainsFunc(list, func(q QuarantinedRule) bool { return q.matches(h.Chain, h.Rule) })
 	}
-	var still []Held
-	for _, held := range list {
-		jump := rules.Builtin(t, held.Chain)
-		if kept[held.Chain] || jump && slices.ContainsFunc(want.Jumps, func(h rules.Jump) bool { return held.is(h.Chain, h.Rule) && missing(h) }) {
-			still = append(still, held)
+	var still []QuarantinedRule
+	for _, h := range list {
+		jump := rules.Builtin(t, h.Chain)
+		if kept[h.Chain] || jump && slices.ContainsFunc(want.Jumps, func(k rules.Jump) bool { return h.matches(k.Chain, k.Rule) && missing(k) }) {
+			still = append(still, h)
 		}
 	}
 	seen.Jumps = keepJumps(want.Jumps, seen.Jumps, missing)
@@ -116,9 +116,8 @@ func (q Quarantine) Supplement(f rules.Family, t rules.TableName, want, seen rul
 	return seen, q.With(f.Table(t), still)
 }
 
-// refusedOf returns the rules of a list that trials found refused, by their text
-// with the reason.
-func refusedOf(list []Held) map[string]string {
+// refusedOf returns the refused rules of a list, by text with the reason.
+func refusedOf(list []QuarantinedRule) map[string]string {
 	refused := map[string]string{}
 	for _, h := range list {
 		if h.Refused {
@@ -128,50 +127,53 @@ func refusedOf(list []Held) map[string]string {
 	return refused
 }
 
-func (h Held) is(chain string, r rules.Rule) bool { return h.Chain == chain && h.Rule.Spec == r.Spec }
+// matches reports whether h is this rule of this chain.
+func (h QuarantinedRule) matches(chain string, r rules.Rule) bool {
+	return h.Chain == chain && h.Rule.Spec == r.Spec
+}
 
-// without returns a section without the rules that are held back.
-func without(s rules.Section, list []Held) rules.Section {
+// without returns a section without its quarantined rules.
+func without(s rules.Section, list []QuarantinedRule) rules.Section {
 	if len(list) == 0 {
 		return s
 	}
-	held := func(chain string, r rules.Rule) bool {
-		return slices.ContainsFunc(list, func(h Held) bool { return h.is(chain, r) })
+	quarantined := func(chain string, r rules.Rule) bool {
+		return slices.ContainsFunc(list, func(h QuarantinedRule) bool { return h.matches(chain, r) })
 	}
-	gone := func(c rules.Chain) bool { return c.LeftOut() && held(c.Name, c.Rules[0]) }
-	if slices.ContainsFunc(s.Chains, gone) { // nothing is left that ought to stand, not even the chain
+	gone := func(c rules.Chain) bool { return c.LeftOut() && quarantined(c.Name, c.Rules[0]) }
+	if slices.ContainsFunc(s.Chains, gone) { // nothing of such a chain is expected to stand, not even the chain
 		s.Chains = slices.DeleteFunc(slices.Clone(s.Chains), gone)
 	}
-	return s.Without(held)
+	return s.Without(quarantined)
 }
 
-// readmit plans to put back what is in quarantine and can be had by now.
+// readmit plans to put back the quarantined rules that can be written by now.
 func readmit(task tableTask, nonce canary.Nonce) *tablePlan {
-	if len(task.held) == 0 || task.seen.Err != nil || task.finding.Verdict.Loss() || task.finding.Verdict == canary.Unknown {
+	if len(task.quarantined) == 0 || task.seen.Err != nil || task.finding.Verdict.Loss() || task.finding.Verdict == canary.Unknown {
 		return nil
 	}
-	short := without(task.want.Section, task.held)
+	short := without(task.want.Section, task.quarantined)
 	task.finding = canary.Finding{Verdict: canary.Changed}
 	task.readmit = map[string]bool{}
-	for _, h := range task.held {
+	for _, h := range task.quarantined {
 		standing := task.seen.Table.Chain(h.Chain)
 		left, ok := short.Chain(h.Chain)
 		task.readmit[h.Chain] = ok && standing != nil && rules.EqualRules(standing.Rules, left.Rules)
 		for _, jump := range task.want.Section.Jumps {
-			if h.is(jump.Chain, jump.Rule) {
+			if h.matches(jump.Chain, jump.Rule) {
 				task.finding.Jumps = append(task.finding.Jumps, jump)
 			}
 		}
 	}
 	plan := composeReplay(task, nonce)
-	if len(plan.quarantined) >= len(task.held) || plan.script.Empty() {
+	if len(plan.quarantined) >= len(task.quarantined) || plan.script.Empty() {
 		return nil
 	}
 	return &plan
 }
 
-// why returns in one line why rules were left out: the reasons, each once.
-func why(list []Held) string {
+// reasonsOf returns the reasons of quarantined rules in one line, each reason once.
+func reasonsOf(list []QuarantinedRule) string {
 	var reasons []string
 	for _, h := range list {
 		if !slices.Contains(reasons, h.Reason) {

@@ -135,7 +135,7 @@ func TestARuleWhoseSetIsMissingIsHeldBackUntilItReturns(t *testing.T) {
 			t.Errorf("all but: %t, error %v", result[v4].DoneExceptQuarantined(), result[v4].Err)
 		}
 		n.takeHeld(result)
-		reason := "ipset bad is missing, and its members are not known"
+		reason := "ipset bad is missing, and its members are unknown"
 		want := Quarantine{v4.Table(rules.Filter): {
 			{Chain: "KUBE-FORWARD", Rule: rule("-m set --match-set bad src -j DROP"), Reason: reason},
 			{Chain: "FORWARD", Rule: rule("-m set --match-set bad src -j KUBE-FORWARD"), Reason: reason},
@@ -276,7 +276,7 @@ func TestWhatIsKnownToBeRefusedIsNotTriedInAnOutage(t *testing.T) {
 			if nudges := 1; writes > 1+nudges {
 				t.Errorf("%d restores, want one without the rules that are known", writes)
 			}
-			inOrder := cmpopts.SortSlices(func(a, b Held) bool { return a.Chain < b.Chain })
+			inOrder := cmpopts.SortSlices(func(a, b QuarantinedRule) bool { return a.Chain < b.Chain })
 			if d := cmp.Diff(held, n.job.Quarantine, inOrder); d != "" {
 				t.Errorf("quarantine (-want +got):\n%s", d)
 			}
@@ -371,7 +371,7 @@ func TestSiftingFindsTheBadOnes(t *testing.T) {
 func TestTheOwnersLastWordEndsAQuarantine(t *testing.T) {
 	want := sectionOf(t, rules.Filter, ":corp", ":KUBE-A", ":KUBE-B", "-A INPUT -j KUBE-A", "-A FORWARD -j KUBE-A", "-A KUBE-A -j corp", "-A KUBE-A -j RETURN", "-A KUBE-B -j corp", "-A corp -j RETURN")
 	held := Quarantine{v4.Table(rules.Filter): {
-		{Chain: "KUBE-A", Rule: rule("-j corp"), Lacks: "corp"}, {Chain: "KUBE-B", Rule: rule("-j corp"), Lacks: "corp"}, {Chain: "FORWARD", Rule: rule("-j KUBE-A")},
+		{Chain: "KUBE-A", Rule: rule("-j corp"), MissingChain: "corp"}, {Chain: "KUBE-B", Rule: rule("-j corp"), MissingChain: "corp"}, {Chain: "FORWARD", Rule: rule("-j KUBE-A")},
 	}}
 	left := []string{":KUBE-A", ":KUBE-B", "-A INPUT -j KUBE-A", "-A KUBE-A -j RETURN"}
 	tests := []struct {

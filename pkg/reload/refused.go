@@ -11,16 +11,16 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Refusal is a claimed rule that iptables or the kernel refuses.
+// A Refusal is a declared rule that iptables or the kernel refuses.
 type Refusal struct {
-	Chain string     // a built-in one for a jump; empty if no single rule is to blame
-	Rule  rules.Rule // the zero value likewise
-	// Reason is what iptables or the kernel said, for people. It may quote the rule.
+	Chain string     // of a jump: the built-in chain; empty if no single rule is the cause
+	Rule  rules.Rule // the zero value if no single rule is the cause
+	// Reason is what iptables or the kernel said. It may quote the rule.
 	Reason string
 	Class  iptables.Reason
 }
 
-// Refusals are what is refused, by family and table. It is a value.
+// Refusals are the refusals of each table. It is a value.
 type Refusals map[rules.TableID][]Refusal
 
 // Count returns how many refusals there are.
@@ -32,8 +32,7 @@ func (r Refusals) Count() int {
 	return n
 }
 
-// After returns what is refused after another try. A table that the try did not
-// get to stays as it was.
+// After returns the refusals after another try. Tables that the try did not reach keep theirs.
 func (r Refusals) After(result Result) Refusals {
 	next := Refusals{}
 	put := func(f rules.Family, t rules.TableName, list []Refusal) {
@@ -57,10 +56,10 @@ func (r Refusals) After(result Result) Refusals {
 	return next
 }
 
-// decline sets a plan's table aside if a trial found that a claimed rule of it is
-// refused. The operator meant the table's rules together: a part of a firewall may
-// let in what all of it keeps out. Rules that are learned go into quarantine, as ever.
-func (t *turn) decline(plan tablePlan, trial trial, claimed func(chain string) bool) {
+// skipRefused skips a table if a trial found that a declared rule of it is refused. An operator
+// means a table's rules together: half a firewall may let in what the complete one keeps out.
+// Learned rules that are refused are quarantined, as always.
+func (t *familyRun) skipRefused(plan tablePlan, trial trial, claimed func(chain string) bool) {
 	list := refusalsIn(plan, trial, claimed)
 	if len(list) == 0 {
 		return
@@ -68,16 +67,16 @@ func (t *turn) decline(plan tablePlan, trial trial, claimed func(chain string) b
 	if t.skippedTables == nil {
 		t.skippedTables = map[rules.TableName]error{}
 	}
-	if t.declined == nil {
-		t.declined = map[rules.TableName][]Refusal{}
+	if t.claimedRefused == nil {
+		t.claimedRefused = map[rules.TableName][]Refusal{}
 	}
-	t.declined[plan.table] = list
+	t.claimedRefused[plan.table] = list
 	t.skippedTables[plan.table] = fmt.Errorf("%s %s stays as it is, because %d of the rules declared for it are refused: %s",
 		t.family, plan.table, len(list), list[0].Reason)
 }
 
-// refusalsIn returns the claimed rules of a plan that its trial found refused; nil
-// claims all.
+// refusalsIn returns the claimed rules of a plan that its trial found refused. A nil claimed claims
+// all rules.
 func refusalsIn(plan tablePlan, trial trial, claimed func(chain string) bool) []Refusal {
 	if claimed == nil {
 		claimed = func(string) bool { return true }
@@ -105,9 +104,9 @@ func refusalsIn(plan tablePlan, trial trial, claimed func(chain string) bool) []
 	return list
 }
 
-// Try asks the kernel whether it takes a generation's rules, each family's that is
-// named, and returns those that it refuses. It writes them to a chain that nothing
-// jumps to, as a replay does that was refused, and deletes that chain.
+// Try asks the kernel whether it takes the rules of a generation, and returns those that it
+// refuses. It writes them to a chain that nothing jumps to, and deletes that chain. Only the named
+// families are tried.
 func (r Replayer) Try(ctx context.Context, g rules.Generation, families ...rules.Family) (refused Refusals, err error) {
 	s, err := r.Kernel.Begin(ctx)
 	if err != nil {
@@ -135,20 +134,19 @@ func (r Replayer) Try(ctx context.Context, g rules.Generation, families ...rules
 	return Refusals{}.After(result), nil
 }
 
-// reportDeclined notes in the result why tables are skipped.
-func (t *turn) reportDeclined() {
+// reportSkipped records in the result why tables are skipped.
+func (t *familyRun) reportSkipped() {
 	for table, err := range t.skippedTables {
 		tr := t.result.Tables[table]
-		if tr.Refused = t.declined[table]; tr.Refused == nil {
+		if tr.Refused = t.claimedRefused[table]; tr.Refused == nil {
 			tr.Refused = refusedAsAWhole(err)
 		}
 		t.result.Tables[table] = tr
 	}
 }
 
-// refusedAsAWhole returns the refusal of a table for which no single rule is to
-// blame; nil if the error is no refusal. That the lock is held is none: nothing
-// was asked.
+// refusedAsAWhole returns the refusal of a table for which no single rule is the cause; nil if the
+// error is no refusal. A lock that another process holds is none: the kernel was not asked.
 func refusedAsAWhole(err error) []Refusal {
 	var refused *iptables.RestoreError
 	if !errors.As(err, &refused) || refused.Exit < 0 || refused.Reason == iptables.ReasonLock {
@@ -157,7 +155,7 @@ func refusedAsAWhole(err error) []Refusal {
 	return []Refusal{{Reason: err.Error(), Class: refused.Reason}}
 }
 
-// classOf returns the reason for which a rule is refused.
+// classOf returns the class of the error for which a rule is refused.
 func classOf(err error) iptables.Reason {
 	var refused *iptables.RestoreError
 	if errors.As(err, &refused) {

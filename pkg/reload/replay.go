@@ -1,63 +1,59 @@
-// Package reload puts a generation back and proves it: it learns generations from the live
-// kernel, composes restores, runs them guarded, and keeps generations on disk.
+// Package reload puts a generation back and proves it. It learns generations from the kernel, plans
+// and writes replays under guard, and keeps generations on disk.
 //
-// An [Examiner] judges a full read by a [Job], which says what is wanted: the generation, the
-// marks, and what earlier tries of the same loss found. What an owner decided goes into
-// [Learned], and so into the next generation. A [Replayer] does the writing: Plant makes marks,
-// Heal puts back what is lost, Rotate renews the marks, Force restores a generation that an
-// operator names, and PreviewHeal and PreviewForce say what these would change. Each returns a
-// [Result], by family and table, with an [Outcome]; its marks, its [Quarantine] and what it
-// [Found] go into the next Job. A [Store] keeps generations and state on disk, a [Limiter] says
-// when the next replay may begin.
+// An [Examiner] judges a full read by a [Job]. The job says what ought to be in force: the
+// generation, the marks, and the memory of earlier tries for the same loss. What an owner decided
+// goes into [Learned], and so into the next generation. A [Replayer] writes: Plant makes marks,
+// Heal puts back what is lost, Rotate renews the marks, and Force restores a generation that an
+// operator names. PreviewHeal and PreviewForce return what Heal and Force would change. Each write
+// returns a [Result] with an [Outcome] for each family. Its marks, its [Quarantine] and its
+// findings go into the next Job. A [Store] keeps generations and state on disk, and a [Limiter]
+// says when the next replay may begin.
 //
-// Jobs and results are values, and nothing is kept between calls: the caller is one loop that
-// owns its state. A Replayer may be copied; one replay at a time may run.
+// Jobs and results are values, and nothing is kept between calls: the caller is one loop that owns
+// its state. A Replayer may be copied, but only one replay at a time may run.
 //
-// An error of a Replayer's method says that no session could begin, and nothing was read or
-// written (iptables.ErrLocked). What became of a family is in its [FamilyResult]: see Outcome,
-// and Err for the first thing that went wrong. A Store's errors that callers tell apart are
+// An error of a Replayer's method means that no session could begin, and that nothing was read or
+// written (iptables.ErrLocked). What became of a family is in its [FamilyResult]: Outcome says how
+// it ended, and Err what went wrong first. Callers distinguish three errors of a Store:
 // [ErrNothingStored], [ErrForeign] and [ErrNewer].
 //
-// What is guaranteed beside owners who go on writing:
+// What a replay guarantees while owners go on writing:
 //
-//   - nft, directly: what is written rests on a read that nobody's commit came
-//     after. The kernel compares the genid in the transaction itself, and all
-//     tables of both families are written or none is. Where that takes long, filter
-//     and mangle of both families are one transaction, and nat is the next.
-//   - nft, by iptables-restore: the genid is compared before the program is
-//     started, and counted after it; each table is a transaction of its own. A
-//     commit that slips in is told as raced, and kube-proxy is asked for a full
-//     sync. What another owner wrote to a chain in just those milliseconds, and
-//     will not write again, can be lost.
-//   - legacy: the xtables lock is held from read to proof. Who takes another lock
-//     file, or none, is noticed before the restore and not during it.
+//   - On nft, directly: the kernel takes the transaction only if no commit followed the read that
+//     it rests on, because it compares the genid itself. It writes all tables of both families or
+//     none. A long replay has two transactions: filter and mangle of both families, then nat.
+//   - On nft, by iptables-restore: canaryd compares the genid before it starts the program, and
+//     counts it afterwards. Each table is a transaction of its own. A commit in between makes the
+//     replay raced, and canaryd asks kube-proxy for a full sync. What another owner wrote to a
+//     replayed chain in those milliseconds, and does not write again, can be lost.
+//   - On legacy: canaryd holds the xtables lock from read to proof. It notices a writer that
+//     ignores the lock before the restore, but not during it.
 //
-// A replay counts as done only when a read after it shows every table as
-// intended. Whenever a flush may have taken rules of kube-proxy's, it is made to
-// do a full sync after the replay, so that the end is its newest.
+// A replay is done only when a read after it shows every table as planned. If a flush may have
+// removed rules of kube-proxy, canaryd makes it do a full sync after the replay, so that its newest
+// rules stand in the end.
 //
-// What is not guaranteed:
+// What a replay does not guarantee:
 //
-//   - beside a writer who commits between read and restore five times in a row,
-//     the sixth write rests on a read of the past; it is told as raced;
-//   - what was written less than 250 ms before a flush, or removed less than 2 s
-//     before, is not known yet: what stood before it comes back, for good if its
-//     owner neither looks again nor is kube-proxy;
-//   - what an owner that writes once and rule by rule (CNI) removes between flush and
-//     replay comes back if the flush deleted chains, too, and so does a rule of its
-//     that led to no chain of its own; what it adds meanwhile stays, and in a chain
-//     that Protection.Piecewise names, what is missing of others' comes back next to it. In any
-//     other chain that holds rules again, its owner's word stands alone;
-//   - where saved rules replaced a table, all that is protected becomes what it was
-//     before, also what an owner wrote in between, and so it does if they are flushed
-//     before they are replaced, see Memory; a file that was saved after the
-//     last change but one, and before the marks were renewed (200 ms after the last
-//     one, and once in 10 s beside owners who never rest) is taken for its owner's
-//     decision;
-//   - a kube-proxy that noticed a flush and takes more than 15 s from the replay to
-//     the end of its own full sync, with another flush in between;
-//   - an owner that looks for its jump and inserts it in two commands, with a
-//     replay in between, leaves the jump doubled; see Undouble.
+//   - If other processes commit between read and restore five times in a row, the next write
+//     rests on an old read, and counts as raced.
+//   - What was written less than 250 ms before a flush, or removed less than 2 s before, is not
+//     learned yet. The older state comes back, and stays unless its owner is kube-proxy or checks
+//     its rules.
+//   - CNI plugins write once, rule by rule. What one removes between flush and replay comes back
+//     if the flush deleted chains as well, or if the rule led to no chain of its own. What one
+//     adds stays, and chains that Protection.Piecewise names get the missing rules of the others
+//     next to it. Any other chain that holds rules again stays as its owner wrote it.
+//   - Where saved rules replaced a table, everything protected becomes what it was before, even
+//     what an owner wrote in between; the same holds if they are flushed before the replay (see
+//     Memory). A file that was saved after the last change but one, and before the marks were
+//     renewed, counts as its owner's decision. Marks are renewed 200 ms after a change, or every
+//     10 s while changes go on.
+//   - A kube-proxy that noticed a flush may miss a second one, if its own full sync ends more
+//     than 15 s after the replay.
+//   - An owner that checks for its jump and inserts it in two commands, with a replay in between,
+//     leaves the jump doubled; see RemoveDoubles.
 package reload
 
 import (
@@ -72,17 +68,16 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// An Outcome says how a replay of one family ended. It is the label of
-// canaryd_replays_total.
+// An Outcome says how a replay of one family ended. It is a label of canaryd_replays_total.
 type Outcome string
 
 // The outcomes.
 const (
 	Proved  Outcome = "proved"  // everything is in force, and a read showed it
-	Raced   Outcome = "raced"   // the same, but somebody else wrote meanwhile
+	Raced   Outcome = "raced"   // everything is in force, but another process wrote meanwhile
 	Partial Outcome = "partial" // some tables or rules are still missing
 	Failed  Outcome = "failed"  // nothing could be put back
-	Skipped Outcome = "skipped" // nothing was lost any more when it was looked at under guard
+	Skipped Outcome = "skipped" // the guarded read showed nothing lost
 )
 
 // Outcomes returns every outcome.
@@ -96,70 +91,67 @@ type Beginner interface {
 	Begin(context.Context) (iptables.Session, error)
 }
 
-// A Replayer replays generations through one kernel. It keeps no state and may
-// be copied; one replay at a time may run.
+// A Replayer replays generations through one kernel. It keeps no state and may be copied, but only
+// one replay at a time may run.
 type Replayer struct {
 	Kernel     Beginner
 	Canary     string // the canary chain's name
 	Protection rules.Protection
-	// BeforeWrite, unless it is nil, is told before each restore the job's marks with
-	// those that it is about to plant as tried. Who keeps them knows its own
-	// write again, even if it is killed before it can prove it.
+	// BeforeWrite, if set, is called before a restore with the job's marks, to which those of the
+	// restore are added as tried. A caller that saves them recognises its own write even if it is
+	// killed before the proof.
 	BeforeWrite func(canary.Marks)
-	// Proved, unless it is nil, gets what became of a family's replay as soon as
-	// it was proved, or failed: before the other family's and the aftercare, which
-	// may take longer than it.
+	// Proved, if set, is called as soon as a family's replay was proved or failed. The other family
+	// and kube-proxy's sync come later, and may take longer.
 	Proved func(Job, rules.Family, FamilyResult)
-	// Supplier has ipsets and nfacct objects; nil means that nobody looks
-	// whether they are there.
+	// Supplier creates ipsets and nfacct objects. If it is nil, canaryd does not check whether they
+	// exist.
 	Supplier Supplier
 }
 
-// A Job is what a replay, planting or rotation starts from.
+// A Job is what a replay, a planting or a rotation starts from.
 type Job struct {
 	Families   []rules.Family
 	Generation rules.Generation
 	Marks      canary.Marks
-	// Quiet says of which families nothing protected changed for the jump
-	// grace.
+	// Quiet has the families in which nothing protected changed during the jump grace.
 	Quiet map[rules.Family]bool
-	// Stood tells the chains that have stood empty for the jump grace; nil means
-	// none.
-	Stood func(f rules.Family, t rules.TableName, chain string) bool
-	// Claimed tells the chains of a declared source; nil means none.
+	// StoodEmpty reports whether a chain has stood empty for the jump grace; nil means that none
+	// has.
+	StoodEmpty func(f rules.Family, t rules.TableName, chain string) bool
+	// Claimed reports whether a declared source owns a chain; nil means that none is.
 	Claimed func(chain string) bool
-	// Quarantine are the rules of the generation that were held back before.
+	// Quarantine has the rules that earlier replays quarantined.
 	Quarantine Quarantine
-	// Sets are the ipsets that rules name, as they were captured.
+	// Sets are the ipsets that rules name, with the members that were captured.
 	Sets map[string]iptables.Set
-	// Memory is that of the loss that the job is to end.
+	// Memory is what is known of the loss that the job is to end.
 	Memory Memory
-	// Doubled are the jumps of which copies are to go; for Undouble.
+	// Doubled are the jumps whose surplus copies RemoveDoubles deletes.
 	Doubled map[rules.TableID][]rules.Jump
-	// Gone are the containers of which nothing is to stand; for TakeAway.
-	Gone map[protect.Attachment]bool
-	// Pace is what a rule took to write in the last replays.
+	// GoneContainers are the containers whose rules RemoveContainers deletes.
+	GoneContainers map[protect.Attachment]bool
+	// Pace is how long one rule took to write in the last replays.
 	Pace Pace
-	// Settle waits until the flusher is done, while a replay is planned already. It
-	// gets the memory with what the plans' reads found, and returns it with its own reads;
-	// again means that another process wrote meanwhile, and everything is to be
-	// planned once more. nil: the flusher is done.
+	// Settle waits until the flusher is quiet, while the plan is ready to be written. It gets the
+	// memory with what the plan's reads found, and returns it with what its own reads found. again
+	// means that another process wrote meanwhile, and that the job is planned again. nil means that
+	// the flusher is quiet.
 	Settle func(context.Context, Memory) (now Memory, again bool)
-	// Strict: a table with a claimed rule that is refused stays as it is, rather than
-	// get all but that rule. Other tables are written. Refused are the rules that
-	// were refused the last time; they are tried first.
+	// Strict makes a table stay as it is if one of its claimed rules is refused. Without it only
+	// that rule is missing. Other tables are written. Refused are the rules that the last try found
+	// refused; they are tried first.
 	Strict  bool
 	Refused Refusals
-	// Judged, unless it is nil, gets what each guarded read of a family found before
-	// anything that rests on it is written, or passed to BeforeWrite. The last call counts.
+	// Judged, if set, is called with what each guarded read of a family found, before BeforeWrite
+	// and before any write. The last call counts.
 	Judged func(rules.Family, map[rules.TableName]TableResult)
-	// Check, unless it is nil, is asked right before each write for what that would change,
-	// by the read that the write rests on; with an error nothing more is written. The
-	// write is never made without a guard then.
+	// Check, if set, is called right before each write with what that write would change. On an
+	// error nothing more is written. A checked job never writes without a guard.
 	Check func(Changes) error
-	// Spare names the tables that get no first marks while they do not exist and the
-	// generation has nothing in them; nil means none. To write to a table makes it.
-	Spare func(rules.Family, rules.TableName) bool
+	// LeaveAbsent reports whether a table gets no first marks while it does not exist and the
+	// generation has nothing in it: a write would create the table. nil means that none does.
+	LeaveAbsent func(rules.Family, rules.TableName) bool
 }
 
 // A Result is what became of a job, by family.
@@ -170,48 +162,46 @@ type FamilyResult struct {
 	Outcome Outcome
 	Tables  map[rules.TableName]TableResult
 	Took    time.Duration // from the first read to the proof
-	Done    time.Time     // when the proof was had
-	// Written is when the last table was written, before its proof; zero if
-	// nothing was. Kernel is what the kernel took for the transactions of our own
-	// that wrote it, together with other families.
+	Done    time.Time     // when the proof ended
+	// Written is when the last table was written, before the proof; zero if nothing was. Kernel is
+	// how long the kernel took for canaryd's own transactions that wrote it, with all families.
 	Written time.Time
 	Kernel  time.Duration
-	// Err is the first thing that went wrong; nil if Outcome.Done.
+	// Err is what went wrong first; nil if Outcome.Done.
 	Err error
-	// Aftercare is why kube-proxy could not be asked for a full sync; the rules are in
-	// force all the same.
+	// Aftercare is why kube-proxy could not be asked for a full sync. The rules are in force all
+	// the same.
 	Aftercare error
-	// Owed: kube-proxy is to have the last word. It was asked for a full sync if
-	// ProxyStands, and could not be otherwise.
-	Owed bool
-	// Digest identifies the content of the last read, as a Probed's does;
-	// 0 if nothing could be read, or somebody else wrote meanwhile.
+	// SyncNeeded means that kube-proxy has to do a full sync. The replay asked for it if
+	// ProxyCanaryStands; otherwise it could not.
+	SyncNeeded bool
+	// Digest identifies the content of the last read, like a Probed's. It is 0 if nothing could be
+	// read, or if another process wrote meanwhile.
 	Digest uint64
 
-	// Seen is the digest of the guarded read that the tables' findings come from; 0 if
-	// nothing could be read.
+	// Seen is the digest of the guarded read that the findings come from; 0 if nothing could be
+	// read.
 	Seen uint64
 
-	// Direct are the tables that were written by netlink, all at once, and
-	// Detour is why others went through iptables-restore; see iptables.Written.
+	// Direct are the tables that were written by netlink in one transaction. Detour is why others
+	// went through iptables-restore; see iptables.Written.
 	Direct []rules.TableName
 	Detour error
 
-	wroteRules  int               // how many commands were written, by the restore that
-	writing     time.Duration     // took so long, for all families together
-	foreign     bool              // somebody else wrote between the guarded read and the proof
+	wroteRules  int               // how many commands the restore wrote
+	writing     time.Duration     // how long that took, for all families together
+	otherWrote  bool              // another process wrote between the guarded read and the proof
 	proxyCanary []rules.TableName // where the proof saw kube-proxy's canary
 }
 
-// Beaten reports whether the replay is not proved, nothing of it was refused,
-// and somebody else wrote between its guarded read and the proof.
+// Beaten reports whether the replay is not proved because another process wrote between its guarded
+// read and the proof. Nothing of it was refused.
 func (r FamilyResult) Beaten() bool {
 	var refused *iptables.RestoreError
-	return r.foreign && !r.Outcome.Done() && !errors.As(r.Err, &refused)
+	return r.otherWrote && !r.Outcome.Done() && !errors.As(r.Err, &refused)
 }
 
-// DoneExceptQuarantined reports whether everything that was written is proved, and rules were
-// left out because what they lean on is missing, or because they are refused.
+// DoneExceptQuarantined reports whether everything is proved but for quarantined rules.
 func (r FamilyResult) DoneExceptQuarantined() bool {
 	left := 0
 	for _, tr := range r.Tables {
@@ -225,102 +215,91 @@ func (r FamilyResult) DoneExceptQuarantined() bool {
 
 // A TableResult is what became of one table.
 type TableResult struct {
-	Finding canary.Finding // of the guarded read that was acted on
-	Mark    canary.Mark    // what is planted there now, as far as is known
-	Section rules.Section  // what the last read showed; nil maps if unread
-	Read    bool           // whether Section and Mark come from a read
+	Finding canary.Finding // what the guarded read showed that the plan rests on
+	Mark    canary.Mark    // the mark that is planted now, as far as is known
+	Section rules.Section  // the protected part of the last read; nil maps if it failed
+	Read    bool           // Section and Mark come from a read
 	Absent  bool           // the last read showed that the table does not exist
-	Table   *rules.Table   // what the last read showed, whole; nil if there was none
-	Seen    *rules.Table   // what the guarded read showed that was acted on
+	Table   *rules.Table   // the complete table of the last read; nil if there was none
+	Seen    *rules.Table   // the complete table of the guarded read that the plan rests on
 	Lost    Lost
 	Proved  bool
-	// Unproved: it was written, and could not be read since. Mark is tried then.
+	// Unproved means that the table was written and could not be read since. Mark is tried then.
 	Unproved bool
-	Skipped  []string // chains that their owner had restored
-	// Replayed: rules were written, not marks alone. Then Quarantined are all
-	// rules of the table that are held back, because what they lean on is
-	// missing or they are refused, and Weakened those that were written
-	// without a match that only counts.
+	Skipped  []string // chains that their owner had put back before
+	// Replayed means that rules were written, and not marks alone. Then Quarantined are all
+	// quarantined rules of the table, and Weakened the rules that were written without a match that
+	// only counts.
 	Replayed    bool
-	Quarantined []Held
-	Weakened    []Held
-	// Refused is why a strict job left the table as it is; nil if it did not.
+	Quarantined []QuarantinedRule
+	Weakened    []QuarantinedRule
+	// Refused is why a strict job left the table as it is; nil if it wrote the table.
 	Refused []Refusal
-	// Gone is what stood when the table got its first marks, if another process took
-	// them before the proof: no other read shows what it took with them.
-	Gone     *rules.Section
-	Policies []string     // built-in policies that differ from the generation's
-	Wrote    int          // chains whose content was written
-	Placed   []rules.Jump // that were put back
-	Changed  Change       // what the write did to protected rules, of a checked job
+	// LostBeforeProof is what stood when the table got its first marks, if another process removed
+	// those before the proof. No other read shows what that process removed with them.
+	LostBeforeProof *rules.Section
+	Policies        []string     // built-in chains whose policy differs from the generation's
+	Wrote           int          // how many chains were written
+	Placed          []rules.Jump // jumps that were put back
+	Changed         Change       // what a checked job changed in the protected rules
 
-	// flushed: no mark at all was left standing, so that more may be gone than
-	// the generation knows.
+	// flushed means that no mark was left standing, so rules may be lost that were not learned yet.
 	flushed  bool
-	restored bool           // saved rules stood in it
+	restored bool           // saved rules stood in the table
 	last     canary.Finding // of the last read
 }
 
-// Heal puts back what the generation has and the kernel has not, all families
-// by one restore, and proves it. Tables that lost nothing are not touched; a table
-// that cannot be read is unknown and is not touched either.
-//
-// The error is ErrLocked or another reason for which no session could begin;
-// then nothing was read or written.
+// Heal puts back what the generation has and the kernel lacks, in all families by one restore, and
+// proves it. It touches no table that lost nothing, and none that could not be read, because such a
+// table is unknown.
 func (r Replayer) Heal(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plan: heal, insists: true, rules: true, stages: true}, func(s iptables.Session, f rules.Family, result *FamilyResult) {
-		// Also where some tables are missing yet: the next try does not touch those
-		// that are proved now.
-		if result.Owed = owed(*result); result.Owed {
+	return r.each(ctx, job, action{plan: heal, mayWriteUnguarded: true, writesRules: true, mayStage: true}, func(s iptables.Session, f rules.Family, result *FamilyResult) {
+		// kube-proxy is asked even if some tables are still missing: the next try does not touch
+		// those that are proved now.
+		if result.SyncNeeded = needsProxySync(*result); result.SyncNeeded {
 			result.Aftercare = nudge(ctx, s, f, *result)
 		}
 	})
 }
 
-// Plant writes a canary and witnesses into every table that never had them,
-// and touches nothing else. Marks that were lost stay lost: they are the
-// evidence of a flush.
+// Plant writes a canary and witnesses to every table that never had them. It does not replace lost
+// marks, because those are the evidence of a flush.
 func (r Replayer) Plant(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plan: plantFirst, insists: true}, nil)
+	return r.each(ctx, job, action{plan: plantFirst, mayWriteUnguarded: true}, nil)
 }
 
-// Replant does that for tables that lost their marks, too: where nothing is
-// replayed, the next flush must be noticed all the same.
+// Replant also replaces lost marks. Where nothing is replayed, the next flush must still be
+// noticed.
 func (r Replayer) Replant(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plan: plant, insists: true}, nil)
+	return r.each(ctx, job, action{plan: plant, mayWriteUnguarded: true}, nil)
 }
 
-// Rotate gives intact tables a new nonce and their jumped chains a witness
-// each. It is due after the generation moved: a file that was saved before
-// carries the nonce of then, and restoring it is told from the present only
-// if the nonce has changed since.
+// Rotate gives intact tables a new nonce, and each chain with a jump a witness. It is due after the
+// generation has changed. A file that was saved before the change has the old nonce; only a new
+// nonce shows that such a file was restored.
 func (r Replayer) Rotate(ctx context.Context, job Job) (Result, error) {
 	return r.each(ctx, job, action{plan: rotate}, nil)
 }
 
-// Force makes the protected part of every table exactly what the generation
-// says, whatever stands there: an operator asked for this generation by name.
-// Tables of which it says nothing, because they could not be read when it was
-// learned, are left alone.
+// Force makes the protected part of every table exactly what the generation says, because an
+// operator asked for that generation. It leaves tables alone that the generation lacks: those could
+// not be read when it was learned.
 func (r Replayer) Force(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plan: force, insists: true, rules: true, all: true, retries: true}, nil)
+	return r.each(ctx, job, action{plan: force, mayWriteUnguarded: true, writesRules: true, allTables: true, retriesRefused: true}, nil)
 }
 
-// Readmit puts back rules of job.Quarantine for which there is by now what they
-// lean on, into chains that stand as they were left. A result is Skipped if there
-// are none.
+// Readmit puts back the rules of job.Quarantine that can be written by now, into chains that stand
+// as the replay left them. A result is Skipped if there are none.
 func (r Replayer) Readmit(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plan: readmit, rules: true, retries: true}, nil)
+	return r.each(ctx, job, action{plan: readmit, writesRules: true, retriesRefused: true}, nil)
 }
 
-// Undouble takes away the copies of job.Doubled's jumps that stand beyond what the
-// generation has.
-func (r Replayer) Undouble(ctx context.Context, job Job) (Result, error) {
-	return r.each(ctx, job, action{plan: undouble}, nil)
+// RemoveDoubles deletes the copies of job.Doubled's jumps that the generation does not have.
+func (r Replayer) RemoveDoubles(ctx context.Context, job Job) (Result, error) {
+	return r.each(ctx, job, action{plan: removeDoubles}, nil)
 }
 
-// Remove takes every canary and witness out of the tables; with everything,
-// the protected chains and their jumps too.
+// Remove deletes every canary and witness and, with everything, the protected chains and jumps too.
 func (r Replayer) Remove(ctx context.Context, job Job, everything bool) (Result, error) {
 	remove := func(task tableTask, _ canary.Nonce) *tablePlan {
 		if task.seen.Err != nil || task.seen.Table == nil {
@@ -331,17 +310,17 @@ func (r Replayer) Remove(ctx context.Context, job Job, everything bool) (Result,
 		}
 		return nil
 	}
-	return r.each(ctx, job, action{plan: remove, insists: true}, nil)
+	return r.each(ctx, job, action{plan: remove, mayWriteUnguarded: true}, nil)
 }
 
-// each does act to every family of the job in one session, and then what comes
-// after, when all families have had their turn.
-func (r Replayer) each(ctx context.Context, job Job, act action, after func(iptables.Session, rules.Family, *FamilyResult)) (Result, error) {
+// each runs one action for every family of the job in one session. after is called for each family
+// when all are done.
+func (r Replayer) each(ctx context.Context, job Job, do action, after func(iptables.Session, rules.Family, *FamilyResult)) (Result, error) {
 	s, err := r.Kernel.Begin(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("beginning a guarded write: %w", err)
 	}
-	result := run{r, s, job, act}.families(ctx)
+	result := run{r, s, job, do}.families(ctx)
 	if after != nil {
 		for _, f := range job.Families {
 			fr := result[f]
@@ -355,25 +334,26 @@ func (r Replayer) each(ctx context.Context, job Job, act action, after func(ipta
 	return result, nil
 }
 
-// An action is what is done to a family's tables.
+// An action says what is written to a table, and what the run may do for that.
 type action struct {
-	// plan picks what to write to a table; nil means nothing.
+	// plan returns what to write to a table; nil means nothing.
 	plan func(task tableTask, nonce canary.Nonce) *tablePlan
-	// insists: rather write beside a busy writer than not at all.
-	insists bool
-	// stages: what decides about packets may be written before what translates them.
-	stages bool
-	// rules: it may write rules of the generation; all: of any table; retries:
-	// also those that were refused before.
-	rules, all, retries bool
+	// mayWriteUnguarded: if a busy writer makes every try stale, write without a guard.
+	mayWriteUnguarded bool
+	// mayStage: filter and mangle may be written before nat.
+	mayStage bool
+	// writesRules: rules of the generation may be written. allTables: in every table, lost or not.
+	// retriesRefused: rules that were refused before are tried again.
+	writesRules, allTables, retriesRefused bool
 }
 
-// vacant reports whether the table does not exist, and nothing is wanted in it.
+// vacant reports whether the table does not exist and nothing is wanted in it.
 func (t tableTask) vacant() bool {
 	section := t.want.Section
 	return t.absent() && t.want.Mark.Nonce == "" && len(section.Chains)+len(section.Jumps) == 0
 }
 
+// heal plans a replay for a table that lost something.
 func heal(task tableTask, nonce canary.Nonce) *tablePlan {
 	if !task.finding.Verdict.Loss() {
 		return nil
@@ -382,6 +362,7 @@ func heal(task tableTask, nonce canary.Nonce) *tablePlan {
 	return &plan
 }
 
+// force plans to write the complete generation to a table.
 func force(task tableTask, nonce canary.Nonce) *tablePlan {
 	if task.seen.Err != nil || !task.known || task.vacant() {
 		return nil
@@ -394,17 +375,18 @@ func force(task tableTask, nonce canary.Nonce) *tablePlan {
 	return &plan
 }
 
+// plant plans marks for a table that lacks some. Its witnesses go where jumps stand now.
 func plant(task tableTask, nonce canary.Nonce) *tablePlan {
 	unplanted := task.seen.Err == nil && task.want.Mark.Nonce == ""
-	if !unplanted && !task.finding.MarkLost && len(task.finding.Witnesses) == 0 || task.spare && task.vacant() {
+	if !unplanted && !task.finding.MarkLost && len(task.finding.Witnesses) == 0 || task.leaveAbsent && task.vacant() {
 		return nil
 	}
-	// Witnesses go where jumps stand now.
 	task.want.Section.Jumps = task.seen.Section.Jumps
 	plan := composePlant(task, nonce)
 	return &plan
 }
 
+// plantFirst plans marks for a table that never had any.
 func plantFirst(task tableTask, nonce canary.Nonce) *tablePlan {
 	if task.want.Mark.Nonce != "" {
 		return nil
@@ -412,6 +394,7 @@ func plantFirst(task tableTask, nonce canary.Nonce) *tablePlan {
 	return plant(task, nonce)
 }
 
+// rotate plans new marks for an intact table.
 func rotate(task tableTask, nonce canary.Nonce) *tablePlan {
 	if v := task.finding.Verdict; v != canary.Intact && v != canary.Changed || task.want.Mark.Nonce == "" {
 		return nil

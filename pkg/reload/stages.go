@@ -9,14 +9,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// stagesFrom is how long a replay has to take, by its estimate, to be written in
-// two stages. Filter and mangle are small, and while filter is missing a FORWARD
-// chain with the policy DROP lets nothing through: at 5,000 services they are back
-// after an eighth of the time that everything takes. A shorter replay is one
-// transaction on nft, so that all of it comes back at one moment.
+// stagesFrom is the estimated time from which a replay is written in two stages. Filter and mangle
+// are small, and without filter a FORWARD chain with the policy DROP lets nothing through. At 5,000
+// services they are back after an eighth of the whole time. A shorter replay is one transaction on
+// nft, so that everything comes back at once.
 const stagesFrom = 100 * time.Millisecond
 
-// The stages of a replay: what decides about packets, then what translates them.
+// The stages of a replay: tables that decide about packets, then the table that translates them.
 const (
 	deciding = iota
 	translating
@@ -30,20 +29,19 @@ func stageOf(table rules.TableName) int {
 	return deciding
 }
 
-// A Pace is how long it takes to write a rule, as the last replays show. Zero
-// is what a machine with two cores needs.
+// A Pace is the time to write one rule, as the last replays showed it. Zero stands for firstPace.
 type Pace time.Duration
 
 const (
-	// firstPace is what a rule took on nft with all its tables lost, at 1,000
-	// and 5,000 services (Linux 6.18); on legacy it was 10 µs.
+	// firstPace was measured with 2 cores on nft, all tables lost, at 1,000 and 5,000 services
+	// (Linux 6.18). On legacy it was 10 µs.
 	firstPace = Pace(16 * time.Microsecond)
-	// paceFrom is how many rules tell what one takes. Of fewer, the start of
-	// iptables-restore or the kernel's waiting for RCU is most.
+	// paceFrom is how many rules a replay must have to count. In a smaller one most time goes into
+	// the start of iptables-restore, or the kernel waits for RCU.
 	paceFrom = 500
 )
 
-// estimate returns how long it takes to write so many rules.
+// estimate returns how long so many rules take.
 func (p Pace) estimate(rules int) time.Duration {
 	if p == 0 {
 		p = firstPace
@@ -51,7 +49,7 @@ func (p Pace) estimate(rules int) time.Duration {
 	return time.Duration(rules) * time.Duration(p)
 }
 
-// After returns the pace that a replay showed.
+// After returns the pace after a replay.
 func (p Pace) After(result Result) Pace {
 	rules, took := 0, time.Duration(0)
 	for _, fr := range result {
@@ -64,34 +62,33 @@ func (p Pace) After(result Result) Pace {
 	return p
 }
 
-// write writes what is planned for all turns and not written yet, and notes what
-// became of it.
-func (r run) write(ctx context.Context, turns []*turn, restore func(context.Context, ...iptables.Payload) map[rules.Family]iptables.Written) {
-	if len(turns) == 0 {
+// write writes what is planned and not written yet, and records the kernel's answer.
+func (r run) write(ctx context.Context, runs []*familyRun, restore func(context.Context, ...iptables.Payload) map[rules.Family]iptables.Written) {
+	if len(runs) == 0 {
 		return
 	}
-	payloads := payloads(turns)
+	payloads := payloads(runs)
 	start := time.Now()
 	written := restore(ctx, payloads...)
 	took := time.Since(start)
-	for _, t := range turns {
-		t.note(payloads, written[t.family])
+	for _, t := range runs {
+		t.recordWrite(payloads, written[t.family])
 		t.result.writing = took
 	}
 }
 
-// stage decides whether what is planned is written in stages.
-func (r run) stage(turns []*turn) {
+// chooseStages decides whether the plans are written in stages.
+func (r run) chooseStages(runs []*familyRun) {
 	steps := 0
-	for _, t := range turns {
+	for _, t := range runs {
 		for _, p := range t.plans {
 			steps += len(p.script.Steps)
 		}
 	}
-	if !r.act.stages || r.job.Pace.estimate(steps) < stagesFrom {
+	if !r.action.mayStage || r.job.Pace.estimate(steps) < stagesFrom {
 		return
 	}
-	for _, t := range turns {
+	for _, t := range runs {
 		t.staged = true
 		sortByStage(t.plans)
 	}
@@ -101,10 +98,10 @@ func sortByStage(plans []tablePlan) {
 	slices.SortStableFunc(plans, func(a, b tablePlan) int { return stageOf(a.table) - stageOf(b.table) })
 }
 
-// payloads returns what is to be written, in its stages.
-func payloads(turns []*turn) []iptables.Payload {
+// payloads returns what is to be written, a payload for each stage.
+func payloads(runs []*familyRun) []iptables.Payload {
 	stages := []iptables.Payload{{}, {}}
-	for _, t := range turns {
+	for _, t := range runs {
 		for _, p := range t.pending() {
 			stage := stages[deciding]
 			if t.staged {
@@ -116,26 +113,26 @@ func payloads(turns []*turn) []iptables.Payload {
 	return slices.DeleteFunc(stages, func(p iptables.Payload) bool { return len(p) == 0 })
 }
 
-// pending returns the plans that have not landed.
-func (t *turn) pending() []tablePlan {
+// pending returns the plans that are not written yet.
+func (t *familyRun) pending() []tablePlan {
 	var pending []tablePlan
 	for _, p := range t.plans {
-		if !t.landed[p.table] {
+		if !t.written[p.table] {
 			pending = append(pending, p)
 		}
 	}
 	return pending
 }
 
-// note notes what became of a write of payloads. A stage that was found stale was
-// not written, and neither was one behind a stage that failed.
-func (t *turn) note(payloads []iptables.Payload, w iptables.Written) {
+// recordWrite records what became of a write. A stale stage was not written, and neither was a
+// stage behind one that failed.
+func (t *familyRun) recordWrite(payloads []iptables.Payload, w iptables.Written) {
 	if t.sent == nil { // of this try
-		t.sent, t.landed = map[rules.TableName]bool{}, map[rules.TableName]bool{}
-		t.written = iptables.Written{}
+		t.sent, t.written = map[rules.TableName]bool{}, map[rules.TableName]bool{}
+		t.answer = iptables.Written{}
 	}
-	w.Direct = slices.Concat(t.written.Direct, w.Direct)
-	t.written = w
+	w.Direct = slices.Concat(t.answer.Direct, w.Direct)
+	t.answer = w
 	for stage, payload := range payloads {
 		for _, script := range payload[t.family] {
 			landed := stage < w.Stages
@@ -144,7 +141,7 @@ func (t *turn) note(payloads []iptables.Payload, w iptables.Written) {
 				t.result.wroteRules += len(script.Steps)
 			}
 			if landed {
-				t.landed[script.Table] = true
+				t.written[script.Table] = true
 			}
 		}
 	}

@@ -20,38 +20,37 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Errors of a Store that callers tell apart.
+// Errors of a Store that callers distinguish.
 var (
-	// ErrNothingStored: no generation was ever stored, or not that one.
+	// ErrNothingStored: no generation was ever stored, or none with that ID.
 	ErrNothingStored = errors.New("no such generation is stored")
-	// ErrForeign: what is stored belongs to another boot, network namespace,
-	// backend or iptables version, and must not be replayed here.
+	// ErrForeign: what is stored is of another boot, network namespace, backend or iptables
+	// version, and must not be replayed here.
 	ErrForeign = errors.New("the stored generation was made elsewhere")
-	// ErrNewer: a later canaryd wrote the file, and what it means is not known.
+	// ErrNewer: a newer canaryd wrote the file, and this one does not know what it means.
 	ErrNewer = errors.New("a newer canaryd wrote it")
 )
 
 const (
 	keptGenerations = 5
-	// format is that of the files. Those of format 0 have no format, those of 1
-	// no quarantine, no named jumps and no ipsets, those of 2 no counts and nothing of what
-	// made them, those of 3 no base: they are all whole; else the same fields. A change that
-	// adds a field, or gives one another meaning, counts it up, and reads the formats before or
-	// refuses them by name. It is one number for all files: an older canaryd that took the
-	// state and not its generation would take an older generation for the newest one.
+	// format is the format of the files. Format 0 has no format field. Format 1 has no quarantine,
+	// no named jumps and no ipsets, 2 has no counts and no Made, and 3 has no base. All else is the
+	// same. A change that adds a field or changes a meaning increments it, and reads the older
+	// formats or refuses them by name. All files share one number. An older canaryd that read the
+	// state but not its generation would otherwise take an older generation for the newest.
 	format = 4
-	// countedFrom is the first format whose generations say how many rules they hold.
+	// countedFrom is the first format whose generations have counts of rules and chains.
 	countedFrom = 3
 	// basedFrom is the first format whose generations may rest on a base.
 	basedFrom = 4
-	// maxStored bounds what is read from disk: 5,000 services need 10 MB. To read a file takes some
-	// three times its size of memory.
+	// maxStored bounds what is read from disk, in bytes: 5,000 services need 10 MB. Reading a file
+	// takes about three times its size in memory.
 	maxStored = 64 << 20
 )
 
-// An Identity is what a stored generation is bound to. Rules of another boot
-// are out of date; of another version, iptables may misread them (1.8.7 reads
-// some of 1.8.8's rules back without their match).
+// An Identity is what a stored generation is bound to. Rules of another boot are out of date.
+// Another version of iptables may misread them: 1.8.7 reads some rules of 1.8.8 without their
+// match.
 type Identity struct {
 	BootID  string `json:"bootID"`
 	NetNS   string `json:"netns"`
@@ -59,7 +58,8 @@ type Identity struct {
 	Version string `json:"iptables"`
 }
 
-// Stored is a generation on disk, with what was known when it was written.
+// Stored is a generation on disk, with what was known when it was written. The counts stand before
+// the generation, so that listing the files does not read it.
 type Stored struct {
 	Format     int              `json:"format"`
 	Identity   Identity         `json:"identity"`
@@ -67,32 +67,31 @@ type Stored struct {
 	Source     string           `json:"source"`
 	Captured   time.Time        `json:"captured"` // when the generation was learned
 	Made       Made             `json:"made,omitempty"`
-	Rules      int              `json:"rules"`  // that the generation holds, jumps included,
-	Chains     int              `json:"chains"` // and how many chains; both before it, so that a list need not read it
+	Rules      int              `json:"rules"` // jumps included
+	Chains     int              `json:"chains"`
 	Generation rules.Generation `json:"generation,omitempty"`
 }
 
-// State is what canaryd knew last: which generation was in force, and the
-// marks that it planted.
+// State is what canaryd knew last: the generation that was in force, and the marks that it planted.
 type State struct {
 	Format    int       `json:"format"`
 	Identity  Identity  `json:"identity"`
 	ID        string    `json:"id"`
 	Confirmed time.Time `json:"confirmed"` // when it was last seen in force
-	// Uptime is how long the machine had been up then (CLOCK_BOOTTIME). How old
-	// the state is must be told by it: the clock on the wall may be set.
+	// Uptime is the machine's uptime at Confirmed (CLOCK_BOOTTIME). It gives the age of the state,
+	// because the wall clock may be set.
 	Uptime time.Duration `json:"uptime"`
 	Marks  canary.Marks  `json:"marks"`
-	// Quarantine are the rules of the generation that could not be put back.
+	// Quarantine has the rules of the generation that could not be put back.
 	Quarantine Quarantine `json:"quarantine,omitempty"`
 	// MadeTables are the tables that did not exist before canaryd wrote to them.
 	MadeTables Tables `json:"madeTables,omitempty"`
 }
 
-// Tables name tables. It is a value.
+// Tables is a set of tables. It is a value.
 type Tables map[rules.Family][]rules.TableName
 
-// With returns the tables with another one.
+// With returns the tables with one more.
 func (m Tables) With(f rules.Family, t rules.TableName) Tables {
 	if slices.Contains(m[f], t) {
 		return m
@@ -105,23 +104,22 @@ func (m Tables) With(f rules.Family, t rules.TableName) Tables {
 	return next
 }
 
-// A Store keeps the last five generations and the marks in one folder, files
-// 0600, written atomically. It is for one goroutine, and nobody else may use the
-// folder.
+// A Store keeps the last five generations and the marks in one folder. Its files have mode 0600 and
+// are written atomically. One goroutine may use it, and no other process may use the folder.
 type Store struct {
-	dir      string
-	identity Identity
-	written  string // ID of the generation that the state names when it is written next
-	named    string // ID of the one that it names on disk
-	headers  map[string]header
-	pinned   string // ID of one that a loss waits for; it is not removed
-	base     *base  // on which the next difference may rest; nil if none is known
-	small    int64  // what needs fewer bytes is written whole
-	// step is called before each change of the folder; tests end there as if killed.
+	dir        string
+	identity   Identity
+	written    string // the generation that the next state names
+	named      string // the generation that the state on disk names
+	headers    map[string]header
+	pinned     string // the generation that a loss waits for; it is not removed
+	base       *base  // what the next difference may rest on; nil if none is known
+	wholeBelow int64  // a smaller generation is written complete, in bytes
+	// step is called before each change of the folder. Tests stop there as if canaryd were killed.
 	step func(what string)
 }
 
-// OpenStore opens the folder, which it makes if it is missing.
+// OpenStore opens the folder, and creates it if it is missing.
 func OpenStore(dir string, identity Identity) (*Store, error) {
 	generations := filepath.Join(dir, "generations")
 	if err := errors.Join(private.Folder(dir), private.Folder(generations)); err != nil {
@@ -141,18 +139,18 @@ func OpenStore(dir string, identity Identity) (*Store, error) {
 		}
 		for _, e := range entries {
 			if folder == generations && strings.HasPrefix(e.Name(), ".") || strings.HasSuffix(e.Name(), private.Unfinished) {
-				_ = os.Remove(filepath.Join(folder, e.Name())) // litter of a process that was killed; it does no harm
+				_ = os.Remove(filepath.Join(folder, e.Name())) // a killed process left it; it does no harm
 			}
 		}
 	}
-	return &Store{dir: dir, identity: identity, small: smallWhole, step: func(string) {}}, nil
+	return &Store{dir: dir, identity: identity, wholeBelow: wholeBelow, step: func(string) {}}, nil
 }
 
-// Holds reports whether there is a generation that the state can name: one that
-// was written since the store was opened, or resumed from.
+// Holds reports whether there is a generation that the state can name: one that was written or
+// resumed since the store was opened.
 func (s *Store) Holds() bool { return s.written != "" }
 
-// Save writes stored.Generation, with what made it, unless it is the one written last.
+// Save writes stored.Generation and what made it, unless it is the one that was written last.
 func (s *Store) Save(stored Stored) error {
 	id := stored.Generation.ID()
 	if id == s.written {
@@ -160,13 +158,13 @@ func (s *Store) Save(stored Stored) error {
 	}
 	stored.Format, stored.Identity, stored.ID = format, s.identity, id
 	stored.Rules, stored.Chains = stored.Generation.Counts()
-	text, err := s.text(stored)
+	text, err := s.encode(stored)
 	if err == nil {
 		s.step("generation")
 		err = private.Write(s.path(id), text)
 	}
 	if err != nil {
-		return fmt.Errorf("keeping generation %s: %w", id, err)
+		return fmt.Errorf("saving generation %s: %w", id, err)
 	}
 	s.written = id
 	if err := s.prune(); err != nil {
@@ -175,60 +173,59 @@ func (s *Store) Save(stored Stored) error {
 	return nil
 }
 
-// SaveState writes the state, which from then on names the generation that was
-// written last. It is small; marks must be on disk soon after they are planted,
-// or the next start would take them for somebody else's.
+// SaveState writes the state, which then names the generation that was written last. Marks must be
+// on disk soon after they are planted, or the next start takes them for those of saved rules.
 func (s *Store) SaveState(state State) error {
 	state.Format, state.Identity, state.ID = format, s.identity, s.written
 	if err := s.write(s.statePath(), state); err != nil {
-		return fmt.Errorf("keeping the state: %w", err)
+		return fmt.Errorf("saving the state: %w", err)
 	}
 	s.named = s.written
 	return nil
 }
 
-// Forget removes the state and a loss that waits, so that the next start does not
-// take marks that were removed on purpose for lost ones. Generations stay, for restore.
+// Forget removes the state and a loss that waits, so that the next start does not take removed
+// marks for lost ones. Generations stay, for restore.
 func (s *Store) Forget() error {
 	if err := s.ForgetPending(); err != nil {
 		return err
 	}
 	for _, path := range []string{s.statePath(), s.ownersPath()} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("forgetting the state: %w", err)
+			return fmt.Errorf("removing the state: %w", err)
 		}
 	}
 	return nil
 }
 
-// LoadState returns the last state with its generation. The error is
-// ErrNothingStored, ErrForeign with the difference, or says what is broken.
+// LoadState returns the last state with its generation. The error is ErrNothingStored, is
+// ErrForeign with the difference, or says what is broken.
 func (s *Store) LoadState() (State, Stored, error) {
 	var state State
 	if err := s.read(s.statePath(), &state); err != nil {
 		return State{}, Stored{}, err
 	}
-	if err := s.bound(state.Identity); err != nil {
+	if err := s.checkIdentity(state.Identity); err != nil {
 		return State{}, Stored{}, err
 	}
-	stored, rests, err := s.loadIf(state.ID, s.bound)
+	stored, rests, err := s.loadIf(state.ID, s.checkIdentity)
 	if err == nil {
 		s.base = rests // so that the first change after a restart is a small write, too
 	}
 	return state, stored, err
 }
 
-// Resume says that the state goes on from the stored generation of that ID.
+// Resume makes the stored generation with that ID the one that the state names.
 func (s *Store) Resume(id string) { s.written, s.named = id, id }
 
-// Load returns the generation of that ID.
+// Load returns the generation with that ID.
 func (s *Store) Load(id string) (Stored, error) {
-	stored, _, err := s.loadIf(id, s.bound)
+	stored, _, err := s.loadIf(id, s.checkIdentity)
 	return stored, err
 }
 
-// loadIf returns the generation of that ID, and the base on which it rests, if check lets its
-// identity pass.
+// loadIf returns the generation with that ID, and the base that it rests on, if check accepts its
+// identity. If there is none, the error names those that can be restored.
 func (s *Store) loadIf(id string, check func(Identity) error) (Stored, *base, error) {
 	stored, rests, err := s.load(id, check)
 	if errors.Is(err, ErrNothingStored) && idPattern.MatchString(id) {
@@ -237,8 +234,8 @@ func (s *Store) loadIf(id string, check func(Identity) error) (Stored, *base, er
 	return stored, rests, err
 }
 
-// sound returns nil if the content of a file is what its name says.
-func sound(stored Stored, id string) error {
+// checkContent returns nil if the content of a generation's file is what its name says.
+func checkContent(stored Stored, id string) error {
 	if err := rules.Validate(stored.Generation); err != nil {
 		return fmt.Errorf("stored generation %s: %w", id, err)
 	}
@@ -248,11 +245,12 @@ func sound(stored Stored, id string) error {
 	return nil
 }
 
-// idPattern is what IDs of generations look like.
+// idPattern matches the ID of a generation.
 var idPattern = regexp.MustCompile(`^[0-9a-f]{12}$`)
 
-// bound returns ErrForeign with the first difference.
-func (s *Store) bound(o Identity) error {
+// checkIdentity returns nil if o is the store's identity, else ErrForeign with the first
+// difference.
+func (s *Store) checkIdentity(o Identity) error {
 	for _, c := range []struct{ what, stored, now string }{
 		{"boot", o.BootID, s.identity.BootID},
 		{"network namespace", o.NetNS, s.identity.NetNS},
@@ -266,7 +264,7 @@ func (s *Store) bound(o Identity) error {
 	return nil
 }
 
-// stateFile has the state, in the store's folder.
+// stateFile is the name of the state's file.
 const stateFile = "state.json"
 
 func (s *Store) statePath() string { return filepath.Join(s.dir, stateFile) }
@@ -275,10 +273,9 @@ func (s *Store) path(id string) string {
 	return filepath.Join(s.folder(), id+".json")
 }
 
-// write writes a file so that whoever is killed meanwhile leaves the old one or
-// the new one. It does not wait for the disk: that would take a replay, which
-// keeps its marks first, some 10 ms, and what only a crash of the machine could
-// lose is of a boot that is over then.
+// write writes a file so that a kill leaves the old one or the new one. It does not wait for the
+// disk: a replay saves its marks first, and the wait would delay it by some 10 ms. Only a crash of
+// the machine can lose the file, and the state means nothing after the next boot.
 func (s *Store) write(path string, value any) error {
 	data, err := json.Marshal(value)
 	if err != nil {
@@ -291,8 +288,12 @@ func (s *Store) write(path string, value any) error {
 	return private.Write(path, data)
 }
 
-// read reads a file of this format or an older one.
-func (s *Store) read(path string, value any) error {
+// read reads a file of this format or of an older one.
+func (s *Store) read(path string, value any) error { return readFile(path, format, value) }
+
+// readFile reads a JSON file whose format may be as new as newest. It knows every field, or the file
+// is corrupt.
+func readFile(path string, newest int, value any) error {
 	file, err := private.Open(path, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
 		return ErrNothingStored
@@ -308,21 +309,21 @@ func (s *Store) read(path string, value any) error {
 	if info.Size() > maxStored {
 		return fmt.Errorf("%s is too large: it has %d MiB, and canaryd reads %d at most", path, info.Size()>>20, maxStored>>20)
 	}
-	text := make([]byte, 0, info.Size()+bytes.MinRead) // once, and not grown to the double
+	text := make([]byte, 0, info.Size()+bytes.MinRead) // allocated once; growing would double it
 	buffer := bytes.NewBuffer(text)
 	if _, err := buffer.ReadFrom(io.LimitReader(file, maxStored)); err != nil {
 		return err
 	}
 	text = buffer.Bytes()
-	// By its format first: fields that are not known would be called corrupt.
+	// The format is checked first, or unknown fields of a newer format would be called corrupt.
 	var about struct {
 		Format int `json:"format"`
 	}
 	if err := json.Unmarshal(text, &about); err != nil {
 		return fmt.Errorf("%s is corrupt: %w", path, err)
 	}
-	if about.Format > format {
-		return fmt.Errorf("%s: %w (format %d, here %d)", path, ErrNewer, about.Format, format)
+	if about.Format > newest {
+		return fmt.Errorf("%s: %w (format %d, here %d)", path, ErrNewer, about.Format, newest)
 	}
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()

@@ -18,9 +18,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A base is a file of chains and jumps on which the files of generations rest: they name it and say
-// only what is different in them. A base is never changed, is always whole, and has the
-// digest of its content as its name.
+// A base is a file of chains and jumps that the files of generations rest on: they name it and hold
+// only what differs from it. A base never changes, is always complete, and is named by its digest.
 type base struct {
 	name     string
 	size     int64
@@ -32,11 +31,11 @@ type base struct {
 // baseSuffix ends the name of a base's file.
 const baseSuffix = ".base"
 
-// baseName is what names of bases look like: half of a SHA-256.
+// baseName matches the name of a base: half of a SHA-256.
 var baseName = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// A baseLine is a line of a base's file: the format in the first one; then family, table and
-// jumps, followed by the chains, a line each.
+// A baseLine is one line of a base's file. The first has the format. Then each section has a line
+// with family, table and jumps, followed by a line for each chain.
 type baseLine struct {
 	Format int             `json:"format,omitempty"`
 	Family rules.Family    `json:"family,omitempty"`
@@ -51,8 +50,8 @@ func (s *Store) folder() string { return filepath.Join(s.dir, "generations") }
 
 func (s *Store) basePath(name string) string { return filepath.Join(s.folder(), name+baseSuffix) }
 
-// writeBase writes the chains and jumps of g, line by line: as one piece they would take three times
-// their size of memory.
+// writeBase writes the chains and jumps of g line by line. As one piece of JSON they would take
+// three times their size in memory.
 func (s *Store) writeBase(g rules.Generation) (*base, error) {
 	b := base{print: fingerprintOf(g)}
 	err := private.Stream(s.folder(), func(file io.Writer) (string, error) {
@@ -78,9 +77,10 @@ func (s *Store) writeBase(g rules.Generation) (*base, error) {
 	return &b, nil
 }
 
-// nameOf returns the name of a base with that SHA-256.
+// nameOf returns the name of the base with that SHA-256.
 func nameOf(digest []byte) string { return hex.EncodeToString(digest)[:32] }
 
+// encodeBase writes the lines of a base.
 func encodeBase(w io.Writer, g rules.Generation) error {
 	lines := json.NewEncoder(w)
 	lines.SetEscapeHTML(false)
@@ -111,10 +111,10 @@ func encodeBase(w io.Writer, g rules.Generation) error {
 	return nil
 }
 
-// errNoBase: the file that a generation rests on is not there.
+// errNoBase: the base that a generation rests on does not exist.
 var errNoBase = errors.New("the file that it rests on is missing")
 
-// readBase returns the chains and jumps that a base holds, if its content is what its name says.
+// readBase returns the chains and jumps of a base, if its content is what its name says.
 func (s *Store) readBase(name string) (rules.Generation, error) {
 	if !baseName.MatchString(name) {
 		return nil, fmt.Errorf("%q is not the name of a base", name)
@@ -142,6 +142,7 @@ func (s *Store) readBase(name string) (rules.Generation, error) {
 	return g, nil
 }
 
+// decodeBase reads the lines of a base.
 func decodeBase(r io.Reader) (rules.Generation, error) {
 	lines := json.NewDecoder(r)
 	lines.DisallowUnknownFields()
@@ -153,7 +154,7 @@ func decodeBase(r io.Reader) (rules.Generation, error) {
 		return nil, fmt.Errorf("%w (format %d, here %d)", ErrNewer, first.Format, format)
 	}
 	g := rules.Generation{}
-	var in baseLine // the section that is read
+	var in baseLine // the line that began the current section
 	var chains []rules.Chain
 	put := func() {
 		if in.Table != "" {
@@ -188,8 +189,8 @@ func decodeBase(r io.Reader) (rules.Generation, error) {
 	}
 }
 
-// stands reports whether a base's file is as it was written.
-func (s *Store) stands(b *base) bool {
+// unchanged reports whether a base's file is as it was written.
+func (s *Store) unchanged(b *base) bool {
 	info, err := os.Stat(s.basePath(b.name))
 	return err == nil && info.Size() == b.size && info.ModTime().Equal(b.modified)
 }

@@ -1,11 +1,9 @@
 package reload
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -15,16 +13,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-const (
-	// baselineFormat is that of the baseline's file. It has one of its own, because
-	// the file lives longer than a boot, and other files change more often.
-	baselineFormat = 1
-	// maxBaseline bounds that file in bytes: 5,000 services need 10 MB.
-	maxBaseline = 64 << 20
-)
+// baselineFormat is the format of the baseline's file. It is separate, because that file outlives a
+// boot and changes less often than the others.
+const baselineFormat = 1
 
 // A Baseline is the generation that an operator confirmed. It is bound to no boot, backend or
-// version of iptables: it is compared and never written to the kernel.
+// iptables version, because it is compared and never written to the kernel.
 type Baseline struct {
 	Format     int              `json:"format"`
 	Confirmed  time.Time        `json:"confirmed"`
@@ -37,26 +31,26 @@ type Baseline struct {
 
 func (s *Store) baselinePath() string { return filepath.Join(s.dir, "baseline.json") }
 
-// SaveBaseline writes a baseline, in the place of an earlier one, and returns it as it was
-// written. It and the other methods for baselines may be called from any goroutine.
+// SaveBaseline replaces the baseline, and returns it as it was written. It and the other methods
+// for baselines may be called by any goroutine.
 func (s *Store) SaveBaseline(b Baseline) (Baseline, error) {
 	b.Format, b.ID = baselineFormat, b.Generation.ID()
 	b.Rules, b.Chains = b.Generation.Counts()
 	text, err := json.Marshal(b)
-	if err == nil && len(text) > maxBaseline {
-		err = fmt.Errorf("it takes %d bytes, and a baseline may have %d", len(text), maxBaseline)
+	if err == nil && len(text) > maxStored {
+		err = fmt.Errorf("it would have %d MiB, and canaryd reads %d at most", len(text)>>20, maxStored>>20)
 	}
 	if err == nil {
 		err = private.Write(s.baselinePath(), text)
 	}
 	if err != nil {
-		return Baseline{}, fmt.Errorf("keeping the baseline: %w", err)
+		return Baseline{}, fmt.Errorf("saving the baseline: %w", err)
 	}
 	return b, nil
 }
 
-// LoadBaseline returns the baseline that was confirmed. The error is ErrNothingStored, or says
-// what is wrong with its file; then nothing of it is believed.
+// LoadBaseline returns the baseline. The error is ErrNothingStored, or says what is wrong with the
+// file; then nothing of it is used.
 func (s *Store) LoadBaseline() (Baseline, error) {
 	b, err := readBaseline(s.baselinePath())
 	if err != nil && !errors.Is(err, ErrNothingStored) {
@@ -65,41 +59,11 @@ func (s *Store) LoadBaseline() (Baseline, error) {
 	return b, err
 }
 
+// readBaseline reads a baseline's file and checks its content.
 func readBaseline(path string) (Baseline, error) {
-	file, err := private.Open(path, os.O_RDONLY)
-	if errors.Is(err, fs.ErrNotExist) {
-		return Baseline{}, ErrNothingStored
-	}
-	if err != nil {
-		return Baseline{}, err
-	}
-	defer func() { _ = file.Close() }() // read only
-	info, err := file.Stat()
-	if err != nil {
-		return Baseline{}, err
-	}
-	if info.Size() > maxBaseline {
-		return Baseline{}, fmt.Errorf("%s has more than %d bytes", path, maxBaseline)
-	}
-	text, err := io.ReadAll(io.LimitReader(file, maxBaseline))
-	if err != nil {
-		return Baseline{}, err
-	}
-	// By its format first: fields that are not known would be called corrupt.
-	var about struct {
-		Format int `json:"format"`
-	}
-	if err := json.Unmarshal(text, &about); err != nil {
-		return Baseline{}, fmt.Errorf("%s is corrupt: %w", path, err)
-	}
-	if about.Format > baselineFormat {
-		return Baseline{}, fmt.Errorf("%s: %w (format %d, here %d)", path, ErrNewer, about.Format, baselineFormat)
-	}
 	var b Baseline
-	decoder := json.NewDecoder(bytes.NewReader(text))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&b); err != nil {
-		return Baseline{}, fmt.Errorf("%s is corrupt: %w", path, err)
+	if err := readFile(path, baselineFormat, &b); err != nil {
+		return Baseline{}, err
 	}
 	if b.Format < 1 || b.Confirmed.IsZero() || b.Generation == nil {
 		return Baseline{}, fmt.Errorf("%s is corrupt: it is no baseline", path)
@@ -114,7 +78,7 @@ func readBaseline(path string) (Baseline, error) {
 // ForgetBaseline removes the baseline, whatever its file holds.
 func (s *Store) ForgetBaseline() error {
 	if err := os.Remove(s.baselinePath()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("forgetting the baseline: %w", err)
+		return fmt.Errorf("removing the baseline: %w", err)
 	}
 	return nil
 }

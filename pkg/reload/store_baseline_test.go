@@ -71,13 +71,13 @@ func TestBaselineThatIsNotBelieved(t *testing.T) {
 		{"of an older format", func(path, text string) error {
 			return os.WriteFile(path, []byte(strings.Replace(text, `"format":1`, `"format":0`, 1)), 0o600)
 		}, "corrupt"},
-		{"too large", func(path, text string) error { return os.Truncate(path, maxBaseline+1) }, "more than"},
+		{"too large", func(path, text string) error { return os.Truncate(path, maxStored+1) }, "is too large"},
 		{"another user's", func(path, _ string) error { return os.Chown(path, 1234, 0) }, "belongs to user 1234"},
 		{"a link", func(path, _ string) error {
 			return errors.Join(os.Rename(path, path+"-1"), os.Symlink(path+"-1", path))
-		}, "is a link"},
-		{"a pipe", func(path, _ string) error { return errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)) }, "no regular file"},
-		{"a folder", func(path, _ string) error { return errors.Join(os.Remove(path), os.Mkdir(path, 0o700)) }, "no regular file"},
+		}, "is a symbolic link"},
+		{"a pipe", func(path, _ string) error { return errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)) }, "not a regular file"},
+		{"a folder", func(path, _ string) error { return errors.Join(os.Remove(path), os.Mkdir(path, 0o700)) }, "not a regular file"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if test.name == "another user's" && os.Geteuid() != 0 {
@@ -103,7 +103,7 @@ func TestBaselineThatIsNotBelieved(t *testing.T) {
 		})
 	}
 	s := openStore(t, t.TempDir(), here)
-	huge := strings.Repeat("x", maxBaseline)
+	huge := strings.Repeat("x", maxStored)
 	if _, err := s.SaveBaseline(Baseline{Confirmed: noon, Generation: full(t, 1).With(v4.Table(rules.Filter), rules.Section{DependsOn: []string{huge}})}); err == nil {
 		t.Error("a baseline that could not be read back was written")
 	}

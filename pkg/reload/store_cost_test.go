@@ -121,7 +121,7 @@ func TestAMinuteOfChanges(t *testing.T) {
 // what comes back, and is not written again.
 func TestAGenerationThatComesBack(t *testing.T) {
 	s := openStore(t, t.TempDir(), here)
-	s.small = 0
+	s.wholeBelow = 0
 	ready := manyChains(t, 200)
 	must(t, s.Save(Stored{Generation: ready, Made: MadeAtStart, Captured: noon}))
 	disk := meter{s: s}
@@ -147,13 +147,13 @@ func TestAGenerationThatComesBack(t *testing.T) {
 // BenchmarkSave is a change of one chain at 5,000 services.
 func BenchmarkSave(b *testing.B) {
 	first := manyServices(b)
-	for way, small := range map[string]int64{"whole": wholeAlways, "different": smallWhole} {
+	for way, small := range map[string]int64{"whole": wholeAlways, "different": wholeBelow} {
 		b.Run(way, func(b *testing.B) {
 			s, err := OpenStore(b.TempDir(), here)
 			if err != nil {
 				b.Fatal(err)
 			}
-			s.small = small
+			s.wholeBelow = small
 			if err := s.saveGeneration(first, "snapshot", noon); err != nil {
 				b.Fatal(err)
 			}

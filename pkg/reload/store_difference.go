@@ -13,7 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A difference is a generation as what is different in it from a base.
+// A difference is what differs in a generation from a base.
 type difference map[rules.TableID]sectionDifference
 
 // MarshalJSON writes differences by family and table.
@@ -22,23 +22,24 @@ func (d difference) MarshalJSON() ([]byte, error) { return tableid.Marshal(d) }
 // UnmarshalJSON reads what MarshalJSON wrote.
 func (d *difference) UnmarshalJSON(data []byte) error { return tableid.Unmarshal(data, d) }
 
-// A sectionDifference has chains and jumps as pieces of the base, in the places of the
-// section's, and all the rest of a section as it is: that is small.
+// A sectionDifference has a section's chains and jumps as pieces of the base's. The rest of the
+// section is small and stands as it is.
 type sectionDifference struct {
 	Chains []piece[chainDifference] `json:"chains,omitempty"`
 	Jumps  []piece[rules.Jump]      `json:"jumps,omitempty"`
 	rules.Section
 }
 
-// A chainDifference is a chain that the base does not have, or not so. Its pieces are of
-// the base's chain of that name.
+// A chainDifference is a chain that the base lacks, or has with other rules. Its rules are pieces
+// of the base's chain of that name.
 type chainDifference struct {
 	Name   string          `json:"name"`
 	Policy string          `json:"policy,omitempty"`
 	Rules  []piece[string] `json:"rules,omitempty"`
 }
 
-// A piece of a list is a run of the base's list, in JSON [from,count], or a new element.
+// A piece of a list is a run of elements of the base's list, in JSON [from,count], or one new
+// element.
 type piece[T any] struct {
 	from, count int
 	made        *T
@@ -69,8 +70,8 @@ func (p *piece[T]) UnmarshalJSON(text []byte) error {
 	return decoder.Decode(p.made)
 }
 
-// expand returns the list that pieces of a base make. Each element of the base is taken
-// once at most, so that a small file cannot become a large list.
+// expand returns the list that is made of pieces. It takes each element of the base at most once,
+// so that a small file cannot become a large list.
 func expand[T, E any](pieces []piece[T], from []E, element func(T) (E, error)) ([]E, error) {
 	taken := make([]bool, len(from))
 	var list []E
@@ -97,7 +98,7 @@ func expand[T, E any](pieces []piece[T], from []E, element func(T) (E, error)) (
 	return list, nil
 }
 
-// apply returns the generation that d makes of a base's chains.
+// apply returns the generation that d makes of a base.
 func (d difference) apply(to rules.Generation) (rules.Generation, error) {
 	g := rules.Generation{}
 	for id, change := range d {
@@ -126,13 +127,13 @@ func (d sectionDifference) apply(to rules.Section) (rules.Section, error) {
 		if err != nil {
 			return rules.Chain{}, fmt.Errorf("chain %s: %w", c.Name, err)
 		}
-		delete(byName, c.Name) // taken once, too
+		delete(byName, c.Name) // a chain is taken at most once, too
 		return rules.Chain{Name: c.Name, Policy: c.Policy, Rules: list}, nil
 	})
 	return section, err
 }
 
-// size returns how many bytes d takes on disk, more or less.
+// size estimates how many bytes d takes on disk.
 func (d difference) size() int64 {
 	const run = len(`[12345,12345],`)
 	n := 0
@@ -157,20 +158,21 @@ func (d difference) size() int64 {
 	return int64(n)
 }
 
+// jumpSize estimates how many bytes a jump takes on disk.
 func jumpSize(h rules.Jump) int {
 	return len(`{"chain":"","rule":"","anchor":{"position":"bottom","neighbour":""}}`) + len(h.Chain) + len(h.Rule.Spec) + len(h.Anchor.Neighbour.Spec)
 }
 
-// A fingerprint is what must be known of a base to say what is different from it, without
-// its text: 24 bytes a chain and 8 a rule. Two texts with one hash of 64 bits are as good as
-// impossible; a generation that was stored by such a mistake is refused by its ID.
+// A fingerprint of a base is enough to find what differs from it, without its text: 24 bytes a
+// chain and 8 a rule. Two texts with the same 64-bit hash are practically impossible. If they
+// occur, the ID of the stored generation does not match, and loading it fails.
 type fingerprint map[rules.TableID]sectionPrint
 
 type sectionPrint struct {
 	chains []uint64 // hashes of name, policy and rules
 	names  []uint64
-	ends   []int    // the place in rules behind those of the chain
-	rules  []uint64 // hashes of their text
+	ends   []int    // for each chain, the index in rules behind its last rule
+	rules  []uint64 // hashes of the rules' text
 	jumps  []uint64
 }
 
@@ -197,10 +199,12 @@ func hashChain(c rules.Chain, all []uint64) (uint64, []uint64) {
 	return h.Sum64(), all
 }
 
+// hashJump returns the hash of a jump with its anchor.
 func hashJump(h rules.Jump) uint64 {
 	return hashText(fmt.Sprintf("%q %q %q %q %t", h.Chain, h.Rule.Spec, h.Anchor.Position, h.Anchor.Neighbour.Spec, h.Named))
 }
 
+// hashJumps returns the hash of each jump.
 func hashJumps(jumps []rules.Jump) []uint64 {
 	hashes := make([]uint64, len(jumps))
 	for i, h := range jumps {
@@ -209,6 +213,7 @@ func hashJumps(jumps []rules.Jump) []uint64 {
 	return hashes
 }
 
+// fingerprintOf returns the fingerprint of a generation that becomes a base.
 func fingerprintOf(g rules.Generation) fingerprint {
 	all := fingerprint{}
 	for id, section := range g {
@@ -227,7 +232,7 @@ func fingerprintOf(g rules.Generation) fingerprint {
 	return all
 }
 
-// difference returns what is different in g from what has this fingerprint.
+// difference returns what differs in g from the base with this fingerprint.
 func (p fingerprint) difference(g rules.Generation) difference {
 	d := difference{}
 	for id, section := range g {
@@ -264,7 +269,7 @@ func (p sectionPrint) difference(section rules.Section) sectionDifference {
 	return d
 }
 
-// rulesOf returns the hashes of the rules of the chain with that index.
+// rulesOf returns the hashes of the rules of the i-th chain.
 func (p sectionPrint) rulesOf(i int) []uint64 {
 	from := 0
 	if i > 0 {
@@ -273,12 +278,12 @@ func (p sectionPrint) rulesOf(i int) []uint64 {
 	return p.rules[from:p.ends[i]]
 }
 
-// pieces returns the list now as pieces of a base's list, both by their hashes. element
-// returns what the base does not have.
+// pieces returns the list now as pieces of the base's list, both given by their hashes. element
+// returns an element that the base lacks.
 func pieces[T any](from, now []uint64, element func(i int) T) []piece[T] {
 	places := placesOf(from)
 	var list []piece[T]
-	next := 0 // where the run would go on
+	next := 0 // where the current run would go on
 	for i, hash := range now {
 		at, ok := places.take(hash, next)
 		if !ok {
@@ -296,17 +301,17 @@ func pieces[T any](from, now []uint64, element func(i int) T) []piece[T] {
 	return list
 }
 
-// places says where in a list a hash stands. Each place is taken once.
+// places finds where in a list a hash stands. It takes each place once.
 type places struct {
 	list  []uint64
 	taken []bool
-	order []int          // places by their hashes; made when it is needed
-	first map[uint64]int // where in the order to look for a hash
+	order []int          // places sorted by their hashes; made when it is first needed
+	first map[uint64]int // for a hash, where in order to begin
 }
 
 func placesOf(list []uint64) *places { return &places{list: list, taken: make([]bool, len(list))} }
 
-// take returns a place of the hash that was not taken, at best the one that is asked for.
+// take takes a place of the hash that is still free, preferably best.
 func (p *places) take(hash uint64, best int) (int, bool) {
 	if best < len(p.list) && p.list[best] == hash && !p.taken[best] {
 		p.taken[best] = true
@@ -329,7 +334,7 @@ func (p *places) take(hash uint64, best int) (int, bool) {
 	for at < len(p.order) && p.list[p.order[at]] == hash && p.taken[p.order[at]] {
 		at++
 	}
-	p.first[hash] = at // so a chain of one rule a thousand times is gone through once
+	p.first[hash] = at // so a rule that stands a thousand times costs one pass
 	if at == len(p.order) || p.list[p.order[at]] != hash {
 		return 0, false
 	}

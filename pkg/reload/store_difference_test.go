@@ -121,7 +121,7 @@ func TestDifferences(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := openStore(t, t.TempDir(), here)
-			s.small = 0
+			s.wholeBelow = 0
 			before := manyChains(t, 100)
 			delete(before, v6.Table(rules.Nat))
 			must(t, s.saveGeneration(before, "snapshot", noon))
@@ -148,7 +148,7 @@ func TestDifferences(t *testing.T) {
 // TestTablesThatComeAndGo: families and tables of which the base knows nothing.
 func TestTablesThatComeAndGo(t *testing.T) {
 	s := openStore(t, t.TempDir(), here)
-	s.small = 0
+	s.wholeBelow = 0
 	g := manyChains(t, 100)
 	must(t, s.saveGeneration(g, "snapshot", noon))
 	base := s.bases(t)
@@ -238,14 +238,14 @@ func TestEqualRulesWithoutEnd(t *testing.T) {
 // TestTheFirstChangeAfterARestartIsSmall: the base that was loaded serves on.
 func TestTheFirstChangeAfterARestartIsSmall(t *testing.T) {
 	s := openStore(t, t.TempDir(), here)
-	s.small = 0
+	s.wholeBelow = 0
 	g := manyChains(t, 100)
 	must(t, s.saveGeneration(g, "snapshot", noon))
 	must(t, s.SaveState(testState()))
 	base := s.bases(t)
 	for n := range 3 {
 		s = openStore(t, s.dir, here)
-		s.small = 0
+		s.wholeBelow = 0
 		_, stored, err := s.LoadState()
 		must(t, err)
 		s.Resume(stored.ID)
@@ -269,7 +269,7 @@ func TestABaseThatVanished(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := openStore(t, t.TempDir(), here)
-			s.small = 0
+			s.wholeBelow = 0
 			g := manyChains(t, 100)
 			must(t, s.saveGeneration(g, "snapshot", noon))
 			must(t, harm(s.basePath(s.bases(t)[0])))

@@ -11,7 +11,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A storedFile is a generation's file: whole, or as what is different from a base.
+// A storedFile is the file of a generation: complete, or as a difference from a base.
 type storedFile struct {
 	Stored
 	Base       string     `json:"base,omitempty"`
@@ -19,37 +19,37 @@ type storedFile struct {
 }
 
 const (
-	// smallWhole is the size below which a generation is written whole each time: a node of
-	// 400 rules needs no second file.
-	smallWhole = 64 << 10
-	// A difference is written if it takes a differenceShare of the whole generation at most,
-	// and the differences since the base was written take no more than the whole.
+	// wholeBelow is the size below which a generation is always written complete: a node with 400
+	// rules needs no second file.
+	wholeBelow = 64 << 10
+	// differenceShare is the share of the complete generation, as a divisor, that a difference may
+	// take. All differences since the base was written may take as much as the complete generation.
 	differenceShare = 4
-	// staleShare is how many times as large as the generation its base may be; a larger one
-	// would cost the next start its time and memory.
+	// staleShare is how many times as large as the generation its base may be. A larger base would
+	// cost the next start time and memory.
 	staleShare = 4
 )
 
-// text returns what is to stand in a generation's file. Where the base that is known will not
-// do, it writes another one first.
-func (s *Store) text(stored Stored) ([]byte, error) {
+// encode returns the content of a generation's file. If the known base does not fit, it writes
+// another base first.
+func (s *Store) encode(stored Stored) ([]byte, error) {
 	g := stored.Generation
 	size := sizeOf(g)
 	if size > maxStored {
 		return nil, fmt.Errorf("it would have %d MiB, and canaryd reads %d at most", size>>20, maxStored>>20)
 	}
-	if size < s.small {
+	if size < s.wholeBelow {
 		return json.Marshal(storedFile{Stored: stored})
 	}
 	stored.Generation = nil
-	if b := s.base; b != nil && b.size <= staleShare*size && s.stands(b) {
+	if b := s.base; b != nil && b.size <= staleShare*size && s.unchanged(b) {
 		d := b.print.difference(g)
 		if n := d.size(); n <= size/differenceShare && b.changes+n <= size {
 			b.changes += n
 			return json.Marshal(storedFile{Stored: stored, Base: b.name, Difference: d})
 		}
 	}
-	_ = s.pruneBases() // the room may be needed; what cannot be removed keeps nothing from being written
+	_ = s.pruneBases() // the space may be needed; a failure to remove prevents no write
 	s.step("base")
 	b, err := s.writeBase(g)
 	if err != nil {
@@ -59,7 +59,7 @@ func (s *Store) text(stored Stored) ([]byte, error) {
 	return json.Marshal(storedFile{Stored: stored, Base: b.name, Difference: b.print.difference(g)})
 }
 
-// sizeOf returns how many bytes g takes on disk, more or less.
+// sizeOf estimates how many bytes g takes on disk.
 func sizeOf(g rules.Generation) int64 {
 	n := 0
 	for _, section := range g {
@@ -76,8 +76,8 @@ func sizeOf(g rules.Generation) int64 {
 	return int64(n)
 }
 
-// load returns the generation of that ID, wherever it was made, if check lets its identity
-// pass and its content is what its name says; and the base on which it rests, if it has one.
+// load returns the generation with that ID, if check accepts its identity and its content is what
+// its name says. It also returns the base that it rests on, if it has one.
 func (s *Store) load(id string, check func(Identity) error) (Stored, *base, error) {
 	if !idPattern.MatchString(id) {
 		return Stored{}, nil, fmt.Errorf("%q is not a generation's ID (12 hexadecimal digits): %w", id, ErrNothingStored)
@@ -90,24 +90,24 @@ func (s *Store) load(id string, check func(Identity) error) (Stored, *base, erro
 		if err := check(file.Identity); err != nil {
 			return Stored{}, nil, err
 		}
-		stored, rests, err := s.whole(file)
+		stored, rests, err := s.resolve(file)
 		if again && errors.Is(err, errNoBase) {
-			continue // the loop may have written it again meanwhile, on another base
+			continue // the daemon may have written it again meanwhile, on another base
 		}
 		if err != nil {
 			return Stored{}, nil, fmt.Errorf("stored generation %s: %w", id, err)
 		}
-		return stored, rests, sound(stored, id)
+		return stored, rests, checkContent(stored, id)
 	}
 }
 
-// whole returns what a file holds together with the base on which it rests.
-func (s *Store) whole(file storedFile) (Stored, *base, error) {
+// resolve returns the complete generation of a file, and the base that it rests on.
+func (s *Store) resolve(file storedFile) (Stored, *base, error) {
 	if file.Base == "" && file.Difference == nil {
 		return file.Stored, nil, nil
 	}
 	if file.Format < basedFrom || file.Base == "" || file.Generation != nil {
-		return Stored{}, nil, errors.New("it is corrupt: what is whole rests on no base")
+		return Stored{}, nil, errors.New("it is corrupt: a complete generation rests on no base")
 	}
 	chains, err := s.readBase(file.Base)
 	if err != nil {
@@ -118,14 +118,14 @@ func (s *Store) whole(file storedFile) (Stored, *base, error) {
 	}
 	info, err := os.Stat(s.basePath(file.Base))
 	if err != nil {
-		return file.Stored, nil, nil // it was read; the next difference rests on another one
+		return file.Stored, nil, nil // the generation was read; the next difference rests on another base
 	}
 	return file.Stored, &base{name: file.Base, size: info.Size(), modified: info.ModTime(), print: fingerprintOf(chains)}, nil
 }
 
-// pruneBases removes bases on which nothing rests any more: no generation on disk, and no
-// difference that is written next. A generation whose file cannot be read for a while may rest
-// on any; one that is no generation rests on none.
+// pruneBases removes the bases that nothing rests on: no generation on disk, and not the next
+// difference. A generation that cannot be read for now may rest on any base; a file that is no
+// generation rests on none.
 func (s *Store) pruneBases() error {
 	list, err := s.list()
 	if err != nil {

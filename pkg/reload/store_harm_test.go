@@ -25,7 +25,7 @@ import (
 func rested(t *testing.T, dir string) (s *Store, first, second rules.Generation) {
 	t.Helper()
 	s = openStore(t, dir, here)
-	s.small = 0
+	s.wholeBelow = 0
 	first = manyChains(t, 40)
 	second = endpoint(first, 5)
 	must(t, s.saveGeneration(first, "snapshot", noon))
@@ -130,7 +130,7 @@ func TestADifferenceThatWasTamperedWith(t *testing.T) {
 			path := s.basePath(s.bases(t)[0])
 			must(t, os.Rename(path, path+"x"))
 			must(t, os.Symlink(path+"x", path))
-		}, "is a link"},
+		}, "is a symbolic link"},
 		{"the base is a pipe", func(t *testing.T, s *Store, _ string) {
 			path := s.basePath(s.bases(t)[0])
 			must(t, os.Remove(path))
@@ -234,7 +234,7 @@ func TestOlderFilesAreTakenUp(t *testing.T) {
 // a loss waits for, and no longer.
 func TestBasesGoWithTheirGenerations(t *testing.T) {
 	s := openStore(t, t.TempDir(), here)
-	s.small = 0
+	s.wholeBelow = 0
 	save := func(n, chains int) string {
 		g := endpoints(manyChains(t, 40), 1000*n, chains)
 		must(t, s.saveGeneration(g, "snapshot", noon))
@@ -325,7 +325,7 @@ func TestKilledBetweenTwoSteps(t *testing.T) {
 		{"a large change", func(g rules.Generation, _ *Store) rules.Generation { return rewritten(g) }},
 		{"a generation that comes back", func(g rules.Generation, _ *Store) rules.Generation { return g }},
 		{"a small generation", func(g rules.Generation, s *Store) rules.Generation {
-			s.small = 1 << 20
+			s.wholeBelow = 1 << 20
 			return endpoint(g, 500)
 		}},
 		{"a large change after another", func(g rules.Generation, s *Store) rules.Generation {
@@ -374,7 +374,7 @@ func TestKilledBetweenTwoSteps(t *testing.T) {
 					return ended
 				}() || at != ""
 				s = openStore(t, dir, here)
-				s.small = 0
+				s.wholeBelow = 0
 				_, stored, err := s.LoadState()
 				if err != nil {
 					t.Fatalf("killed before %q: %v", at, err)
@@ -480,7 +480,7 @@ func FuzzDifference(f *testing.F) {
 			}
 		}
 		must(t, os.WriteFile(s.path(at), []byte(text), 0o600))
-		stored, rests, err := s.load(at, s.bound)
+		stored, rests, err := s.load(at, s.checkIdentity)
 		if err != nil {
 			_, _, _ = s.Show(at)
 			_ = s.Offer()
@@ -490,7 +490,7 @@ func FuzzDifference(f *testing.F) {
 			t.Fatalf("loaded as %s, its content is %s", at, got)
 		}
 		// What is loaded can be stored again, on the same base, and is the same then.
-		s.small = 0
+		s.wholeBelow = 0
 		s.base = rests
 		must(t, s.Save(stored))
 		again, err := s.Load(at)

@@ -15,36 +15,35 @@ import (
 // Made says what made a stored generation.
 type Made string
 
-// What makes generations; "" is not known, of files that an older canaryd wrote.
+// What makes generations; "" is unknown, in files of an older canaryd.
 const (
 	MadeAtStart  Made = "start"    // what stood when canaryd began to learn
-	MadeByOwners Made = "owners"   // owners changed their rules, and canaryd learned that
-	MadeDeclared Made = "declared" // the declared sources say so
-	MadeRestored Made = "restored" // `canaryd restore --generation` brought it back
+	MadeByOwners Made = "owners"   // owners changed their rules, and canaryd learned them
+	MadeDeclared Made = "declared" // the declared sources
+	MadeRestored Made = "restored" // `canaryd restore --generation`
 )
 
-// Kept is a generation on disk.
+// Kept is a generation on disk, as a list shows it.
 type Kept struct {
 	ID       string
 	Saved    time.Time
 	Captured time.Time
 	Source   string
 	Made     Made
-	// Rules, jumps included, and Chains are counted; not Counted is a file of an older
-	// canaryd, whose rules are not read to list it.
+	// Rules includes jumps. Counted is false for a file of an older canaryd, which has no counts.
 	Counted       bool
 	Rules, Chains int
-	// Sparse: it holds less than a tenth of the rules of the fullest one here. A flush that
-	// was taken for owners' decisions leaves such a generation.
+	// Sparse means that it has less than a tenth of the rules of the largest one here. A flush that
+	// was learned as an owner's decision leaves such a generation.
 	Sparse bool
 	// Foreign is why it must not be restored here; "" if it may be.
 	Foreign string
 }
 
-// sparseShare is how many times more rules the fullest generation has than a Sparse one.
+// sparseShare is how many times more rules the largest generation has than a Sparse one.
 const sparseShare = 10
 
-// header is what stands in a generation's file before its rules.
+// A header is what a generation's file has before its rules.
 type header struct {
 	modified time.Time
 	size     int64
@@ -52,7 +51,7 @@ type header struct {
 	err      error
 }
 
-// List returns what is on disk, newest first; nothing if that cannot be read.
+// List returns the generations on disk, newest first. It returns none if the folder cannot be read.
 func (s *Store) List() []Kept {
 	list, _ := s.list()
 	return list
@@ -83,7 +82,7 @@ func (s *Store) list() ([]Kept, error) {
 	slices.SortFunc(list, func(a, b Kept) int {
 		for _, first := range []string{s.written, s.named} {
 			if a.ID == first {
-				return -1 // where the clock was set back, it looks like the oldest
+				return -1 // its time says nothing if the clock was set back
 			}
 			if b.ID == first {
 				return 1
@@ -95,6 +94,7 @@ func (s *Store) list() ([]Kept, error) {
 	return list, nil
 }
 
+// keptOf returns the list's entry for a file.
 func (s *Store) keptOf(id string, h header) Kept {
 	k := Kept{ID: id, Saved: h.modified}
 	if h.err != nil {
@@ -105,7 +105,7 @@ func (s *Store) keptOf(id string, h header) Kept {
 	if k.Counted = h.stored.Format >= countedFrom; k.Counted {
 		k.Rules, k.Chains = h.stored.Rules, h.stored.Chains
 	}
-	if err := s.bound(h.stored.Identity); err != nil {
+	if err := s.checkIdentity(h.stored.Identity); err != nil {
 		k.Foreign = err.Error()
 	} else if base := h.stored.Base; base != "" {
 		if _, err := os.Stat(s.basePath(base)); err != nil {
@@ -115,7 +115,7 @@ func (s *Store) keptOf(id string, h header) Kept {
 	return k
 }
 
-// markSparse marks generations that hold next to nothing compared with the fullest one.
+// markSparse sets Sparse of those generations that hold next to nothing.
 func markSparse(list []Kept) {
 	most := 0
 	for _, k := range list {
@@ -128,8 +128,8 @@ func markSparse(list []Kept) {
 	}
 }
 
-// Offered returns the list in the order in which an operator should think of it: newest
-// first, then those that hold next to nothing, then those that must not be restored here.
+// Offered sorts a list for an operator who has to choose: usable ones first, then sparse ones, then
+// those that must not be restored here. Within each, the newest comes first.
 func Offered(list []Kept) []Kept {
 	rank := func(k Kept) int {
 		switch {
@@ -146,7 +146,7 @@ func Offered(list []Kept) []Kept {
 	return list
 }
 
-// readHeader reads a generation's file up to its rules, which may be 10 MB.
+// readHeader reads a generation's file up to its rules, which may take 10 MB.
 func (s *Store) readHeader(id string) (storedFile, error) {
 	var h storedFile
 	file, err := private.Open(s.path(id), os.O_RDONLY)
@@ -185,8 +185,8 @@ func (s *Store) readHeader(id string) (storedFile, error) {
 	return h, nil
 }
 
-// Offer names what is on disk for who asked for something else, those that hold next to
-// nothing last; it leaves out what must not be restored here.
+// Offer names the generations that may be restored here, for the error about one that does not
+// exist.
 func (s *Store) Offer() string {
 	var ids []string
 	for _, k := range Offered(s.List()) {
@@ -204,11 +204,11 @@ func (s *Store) Offer() string {
 	return "there are " + strings.Join(ids, ", ")
 }
 
-// Show returns the generation of that ID, also one that must not be restored here: note
-// says why then. It may be called from any goroutine.
+// Show returns the generation with that ID, even one that must not be restored here; note then says
+// why. Any goroutine may call it.
 func (s *Store) Show(id string) (stored Stored, note string, err error) {
 	stored, _, err = s.load(id, func(made Identity) error {
-		if err := s.bound(made); err != nil {
+		if err := s.checkIdentity(made); err != nil {
 			note = err.Error()
 		}
 		return nil
@@ -219,7 +219,7 @@ func (s *Store) Show(id string) (stored Stored, note string, err error) {
 	return stored, note, err
 }
 
-// prune keeps the newest generations, one that a loss waits for, and the bases of them all.
+// prune removes all but the newest generations, the one that a loss waits for, and their bases.
 func (s *Store) prune() error {
 	list, err := s.list()
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// storedSets are the ipsets that protected rules name, on disk.
+// storedSets is the file of the ipsets that protected rules name.
 type storedSets struct {
 	Format   int                     `json:"format"`
 	Identity Identity                `json:"identity"`
@@ -20,13 +20,13 @@ func (s *Store) setsPath() string { return filepath.Join(s.dir, "sets.json") }
 // SaveSets writes the ipsets that the generation's rules name.
 func (s *Store) SaveSets(sets map[string]iptables.Set) error {
 	if err := s.write(s.setsPath(), storedSets{format, s.identity, sets}); err != nil {
-		return fmt.Errorf("keeping the ipsets: %w", err)
+		return fmt.Errorf("saving the ipsets: %w", err)
 	}
 	return nil
 }
 
-// LoadSets returns the ipsets that were written last; none if none ever were. The
-// error is ErrForeign, or says what is broken.
+// LoadSets returns the ipsets that were written last; none if there never were any. The error is
+// ErrForeign, or says what is broken.
 func (s *Store) LoadSets() (map[string]iptables.Set, error) {
 	var stored storedSets
 	if err := s.read(s.setsPath(), &stored); err != nil {
@@ -35,7 +35,7 @@ func (s *Store) LoadSets() (map[string]iptables.Set, error) {
 		}
 		return nil, err
 	}
-	if err := s.bound(stored.Identity); err != nil {
+	if err := s.checkIdentity(stored.Identity); err != nil {
 		return nil, err
 	}
 	for name, set := range stored.Sets {
@@ -43,7 +43,7 @@ func (s *Store) LoadSets() (map[string]iptables.Set, error) {
 			return nil, fmt.Errorf("%s is corrupt: %w", s.setsPath(), err)
 		}
 		if set.Name != name {
-			return nil, fmt.Errorf("%s is corrupt: ipset %s is said to be %s", s.setsPath(), set.Name, name)
+			return nil, fmt.Errorf("%s is corrupt: ipset %s is stored under the name %s", s.setsPath(), set.Name, name)
 		}
 	}
 	return stored.Sets, nil

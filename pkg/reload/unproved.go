@@ -8,9 +8,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// unproved is what was written to put a loss right and could not be read back, by
-// family and table. The next try that can read it decides: what is in force then
-// is proved, and all that follows a replay follows it. It is a value.
+// unproved has what earlier tries of a loss wrote and could not read back. The next try that can
+// read the table decides: what is in force then is proved, and counts as this replay's work. It is
+// a value.
 type unproved map[rules.TableID]TableResult
 
 // after returns what is unproved after another try.
@@ -28,24 +28,23 @@ func (u unproved) after(result Result) unproved {
 	for f, fr := range result {
 		for t, tr := range fr.Tables {
 			if tr.Unproved {
-				keep(f, t, tr.owing(u[f.Table(t)]))
+				keep(f, t, tr.withEarlier(u[f.Table(t)]))
 			}
 		}
 	}
 	return next
 }
 
-// owing returns tr with what an earlier try of the same loss left to be done
-// once it is proved.
-func (tr TableResult) owing(earlier TableResult) TableResult {
+// withEarlier returns tr with what an earlier try of the same loss wrote and found, because
+// needsProxySync judges all tries together.
+func (tr TableResult) withEarlier(earlier TableResult) TableResult {
 	tr.Wrote += earlier.Wrote
 	tr.flushed, tr.restored = tr.flushed || earlier.flushed, tr.restored || earlier.restored
 	return tr
 }
 
-// settle takes what an earlier try wrote, and this read shows to be in force, for
-// proved.
-func (t *turn) settle(unproved map[rules.TableName]TableResult) {
+// acceptEarlierWrites marks as proved what an earlier try wrote and this read shows in force.
+func (t *familyRun) acceptEarlierWrites(unproved map[rules.TableName]TableResult) {
 	for table, earlier := range unproved {
 		now := t.result.Tables[table]
 		if v := now.Finding.Verdict; v != canary.Intact && v != canary.Changed || now.Proved {
@@ -57,8 +56,8 @@ func (t *turn) settle(unproved map[rules.TableName]TableResult) {
 	}
 }
 
-// settled is the outcome of a family in which nothing is left to write.
-func (t *turn) settled() Outcome {
+// outcomeWithoutWrite returns the outcome of a family to which nothing has to be written.
+func (t *familyRun) outcomeWithoutWrite() Outcome {
 	outcome := Skipped
 	for _, table := range protect.Tables() {
 		tr := t.result.Tables[table]
@@ -69,7 +68,7 @@ func (t *turn) settled() Outcome {
 			outcome = Proved
 		}
 		if len(tr.Quarantined) > 0 {
-			outcome, t.result.Err = Partial, leftOut(t.family, table, tr.Quarantined)
+			outcome, t.result.Err = Partial, quarantinedError(t.family, table, tr.Quarantined)
 		}
 	}
 	if err := t.skippedErr(); err != nil {
@@ -82,6 +81,7 @@ func (t *turn) settled() Outcome {
 	return outcome
 }
 
-func leftOut(f rules.Family, t rules.TableName, list []Held) error {
-	return fmt.Errorf("%s %s: %d rules were left out: %s", f, t, len(list), why(list))
+// quarantinedError says how many rules of a table are quarantined, and why.
+func quarantinedError(f rules.Family, t rules.TableName, list []QuarantinedRule) error {
+	return fmt.Errorf("%s %s: %d rules are quarantined: %s", f, t, len(list), reasonsOf(list))
 }

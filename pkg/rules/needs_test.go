@@ -19,7 +19,7 @@ func ruleOf(t testing.TB, spec string) rules.Rule {
 	return r
 }
 
-func TestWhatARuleLeansOn(t *testing.T) {
+func TestWhatARuleDependsOn(t *testing.T) {
 	for spec, want := range map[string]rules.Needs{
 		"-j ACCEPT": {},
 		"-m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT":                                         {Sets: []string{"KUBE-CLUSTER-IP"}},

@@ -172,10 +172,10 @@ func TestBaselineThatIsNotBelieved(t *testing.T) {
 			}
 			d := n.Start()
 			d.WantLog("The confirmed baseline is not believed")
-			if stdout, _ := n.Want(0, "status"); !strings.Contains(stdout, "baseline is NOT believed") {
+			if stdout, _ := n.Want(0, "status"); !strings.Contains(stdout, "baseline is UNUSABLE") {
 				n.Errorf("%s: status says:\n%s", what, stdout)
 			}
-			if _, stderr := n.Want(2, "baseline"); !strings.Contains(stderr, "not believed") {
+			if _, stderr := n.Want(2, "baseline"); !strings.Contains(stderr, "unusable") {
 				n.Errorf("%s: canaryd baseline says %q", what, stderr)
 			}
 			if stdout, _ := n.Want(0, "restore", "--dry-run"); strings.Contains(stdout, "not in the baseline: ") {

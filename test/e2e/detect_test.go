@@ -118,7 +118,7 @@ func logs(p *nodetest.Process, text string) func() error {
 	}
 }
 
-const waits = "Nobody has written rules yet"
+const waits = "There are no rules yet"
 
 // TestFirstWait: where no program has written rules yet, one that starts at the same time
 // decides the backend, and SIGTERM ends the wait.

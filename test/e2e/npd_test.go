@@ -94,7 +94,7 @@ func TestNodeProblemDetector(t *testing.T) {
 		n.Load()
 		check(false, 2, "unknown: ") // no daemon, and there never was one
 		d := n.Start("--mode=observe")
-		check(true, 0, "whole: 6 tables are intact")
+		check(true, 0, "intact: 6 tables")
 		n.Flush()
 		check(true, 1, "lost: ipv4 ") // mangle, or nat where mangle has its canary back already
 		d.Stop()
@@ -128,8 +128,8 @@ func TestCheckScript(t *testing.T) {
 		code   int
 		line   string
 	}{
-		{name: "in force", status: api.Status{Healthy: true, Families: all(canary.Changed)}, line: "whole: 6 tables are intact"},
-		{name: "in a pause, nothing lost", status: api.Status{Paused: true, Families: all(canary.Intact)}, line: "whole: 6 tables are intact"},
+		{name: "in force", status: api.Status{Healthy: true, Families: all(canary.Changed)}, line: "intact: 6 tables"},
+		{name: "in a pause, nothing lost", status: api.Status{Paused: true, Families: all(canary.Intact)}, line: "intact: 6 tables"},
 		{name: "all lost", status: api.Status{Families: all(canary.ChainDeleted), LossSince: at}, code: 1,
 			line: "lost: ipv4 filter chain_deleted, ipv4 mangle chain_deleted and 4 more"},
 		{name: "a loss that waits, its tables learned again", status: api.Status{Families: all(canary.Intact), LossSince: at}, code: 1,

@@ -171,7 +171,7 @@ func TestStoredLoops(t *testing.T) {
 				return nil
 			})
 			n.Within(nodetest.HealsIn, "the jump in quarantine", func() error {
-				if _, text, _ := n.Canaryd("status"); !strings.Contains(text, "in quarantine: ipv4 nat "+attack) {
+				if _, text, _ := n.Canaryd("status"); !strings.Contains(text, "quarantined: ipv4 nat "+attack) {
 					return fmt.Errorf("%s: status says\n%s", name, text)
 				}
 				return nil

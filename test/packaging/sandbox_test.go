@@ -26,8 +26,8 @@ func TestSandbox(t *testing.T) {
 		if len(n.Marks()) == 0 {
 			n.Error("canaryd was called ready before it had planted a canary")
 		}
-		if got := m.show("StatusText"); !strings.HasPrefix(got, "Whole: ") {
-			n.Errorf("the status is %q, want it to begin with Whole:", got)
+		if got := m.show("StatusText"); !strings.HasPrefix(got, "Healthy: ") {
+			n.Errorf("the status is %q, want it to begin with Healthy:", got)
 		}
 		m.confined()
 

@@ -20,7 +20,7 @@ func TestDaemon(t *testing.T) {
 			n.Helper()
 			tab.within(words, `document.querySelector('h1').textContent.startsWith('`+words+`')`)
 		}
-		begins("Whole")
+		begins("Healthy")
 		if text := tab.text("body"); !strings.Contains(text, "node-7") || !strings.Contains(text, "No flush seen since") {
 			n.Errorf("before any flush it says:\n%s", text)
 		}
@@ -33,7 +33,7 @@ func TestDaemon(t *testing.T) {
 			n.Errorf("in the outage it says:\n%s", text)
 		}
 		n.Want(0, "resume")
-		begins("Whole")
+		begins("Healthy")
 		tab.within("the outcome", `document.querySelector('.outcome').innerText === 'proved'`)
 		if got := tab.text(".by"); got != "iptables-nft, ip6tables-nft (+4)" && got != "iptables, ip6tables (+4)" {
 			n.Errorf("it was flushed by %q", got)

@@ -37,39 +37,39 @@ func TestStates(t *testing.T) {
 		title  string   // how it begins
 		shows  []string // words on the page
 	}{
-		{"empty", whole, false, "whole", "Whole", []string{"12,460 rules in 4,147 chains are in force", "No flush seen since", "af31f3a40aee"}},
-		{"history", busy, false, "whole", "Whole", []string{"Last flush 2 min ago, back after 48 ms.", "table_deleted", "all tables", "6 hours ago"}},
+		{"empty", healthyNode, false, "healthy", "Healthy", []string{"12,460 rules in 4,147 chains are in force", "No flush seen since", "af31f3a40aee"}},
+		{"history", busy, false, "healthy", "Healthy", []string{"Last flush 2 min ago, back after 48 ms.", "table_deleted", "all tables", "6 hours ago"}},
 		{"outage", outage, false, "lost", "Rules missing since",
-			[]string{"Missing for", "ipv4 nat (emptied), ipv4 filter (jumps_missing); not known of ipv6 nat.", "canaryd is putting them back.", "so far",
-				"Somebody keeps undoing", "2 rules cannot be put back", "ipv4/filter/KUBE-ROUTER-INPUT", "Both backends hold rules", "✕ jumps_missing", "? unknown"}},
+			[]string{"Missing for", "ipv4 nat (emptied), ipv4 filter (jumps_missing); unknown: ipv6 nat.", "canaryd is putting them back.", "so far",
+				"A process keeps undoing", "2 rules cannot be put back", "ipv4/filter/KUBE-ROUTER-INPUT", "Both backends hold rules", "✕ jumps_missing", "? unknown"}},
 		{"observed outage", with(outage, func(s *api.Status) { s.Mode = api.Observe }), false, "lost", "Rules missing since",
 			[]string{"Observe mode: their owner has to put them back.", "canaryd only observes"}},
 		{"outage in a pause", with(outage, func(s *api.Status) { s.Paused, s.PausedUntil = true, soon }), false, "lost", "Rules missing since",
 			[]string{"Paused: nothing is put back until ", soon.UTC().Format("15:04:05 MST") + ", or canaryd resume.", "heal, paused"}},
-		{"a loss that cannot be read", with(whole, func(s *api.Status) {
+		{"a loss that cannot be read", with(healthyNode, func(s *api.Status) {
 			s.Families[rules.IPv4][rules.Nat] = canary.Unknown
 			s.LossSince = time.Now().Add(-5 * time.Second)
-		}), false, "lost", "Rules may be missing since", []string{"not known of ipv4 nat"}},
-		{"unknown", with(whole, func(s *api.Status) { s.Families[rules.IPv6][rules.Filter] = canary.Unknown }), false, "unknown", "Not known since",
+		}), false, "lost", "Rules may be missing since", []string{"unknown: ipv4 nat"}},
+		{"unknown", with(healthyNode, func(s *api.Status) { s.Families[rules.IPv6][rules.Filter] = canary.Unknown }), false, "unknown", "Unknown since",
 			[]string{"Could not be read, or has no canary yet: ipv6 filter."}},
-		{"long not looked", with(whole, func(s *api.Status) { s.LastExamination = time.Now().Add(-5 * time.Minute) }), false, "unknown", "Not known since",
+		{"long not looked", with(healthyNode, func(s *api.Status) { s.LastExamination = time.Now().Add(-5 * time.Minute) }), false, "unknown", "Unknown since",
 			[]string{"has not been known for 5 min"}},
-		{"the loop is stuck", whole, true, "unknown", "Not known since", []string{"the loop has not turned for 12s"}},
+		{"the loop is stuck", healthyNode, true, "unknown", "Unknown since", []string{"the loop has not turned for 12s"}},
 		{"nothing yet", func() api.Status { return api.Status{} }, false, "unknown", "Not known yet", []string{"No family has been looked at yet", "There is none yet: nothing could be put back"}},
-		{"one rule in quarantine", with(busy, func(s *api.Status) { s.Quarantined = outage().Quarantined[:1] }), false, "partial", "Whole but for one rule",
+		{"one rule in quarantine", with(busy, func(s *api.Status) { s.Quarantined = outage().Quarantined[:1] }), false, "partial", "One rule quarantined",
 			[]string{"All else that ought to be in force is.", "One rule cannot be put back.", "ipv4/filter/KUBE-ROUTER-INPUT"}},
 		{"after a restart", with(busy, func(s *api.Status) {
 			s.Flushes[0].Outcome, s.Flushes[0].Earlier, s.Flushes[0].AbsentSeconds = api.Interrupted, true, 0
-		}), false, "whole", "Whole", []string{"Last flush 2 min ago.", "interrupted: canaryd ended before it was answered", ", seen by an earlier run of canaryd"}},
-		{"paused", with(whole, func(s *api.Status) { s.Paused, s.PausedUntil = true, soon }), false, "paused", "Paused until", []string{"The rules are in force."}},
-		{"stopped", with(whole, func(s *api.Status) { s.Stopped = true }), false, "stopped", "Stopped", []string{"A cleanup removed the canaries"}},
-		{"mismatch, one family, behind", with(whole, func(s *api.Status) {
+		}), false, "healthy", "Healthy", []string{"Last flush 2 min ago.", "interrupted: canaryd ended before it was answered", ", seen by an earlier run of canaryd"}},
+		{"paused", with(healthyNode, func(s *api.Status) { s.Paused, s.PausedUntil = true, soon }), false, "paused", "Paused until", []string{"The rules are in force."}},
+		{"stopped", with(healthyNode, func(s *api.Status) { s.Stopped = true }), false, "stopped", "Stopped", []string{"A cleanup removed the canaries"}},
+		{"mismatch, one family, behind", with(healthyNode, func(s *api.Status) {
 			delete(s.Families, rules.IPv6)
 			s.DisabledFamilies = map[rules.Family]string{rules.IPv6: "the kernel lacks it"}
 			s.Families[rules.IPv4][rules.Nat] = canary.Changed
 			s.Backend.Mismatch, s.JournalError = true, "no space left on device"
 			s.CapturePendingSince = time.Now().Add(-3 * time.Minute)
-		}), false, "whole", "Whole", []string{"IPv6 not watched: the kernel lacks it", "✓ changed", "The other backend is in use by now.", "The generation is behind.", "Flush records are not on disk."}},
+		}), false, "healthy", "Healthy", []string{"IPv6 not watched: the kernel lacks it", "✓ changed", "The other backend is in use by now.", "The generation is behind.", "Flush records are not on disk."}},
 	}
 	b := start(t)
 	for _, tt := range tests {
@@ -103,7 +103,7 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// flawsScript returns what is hard to read: text with less contrast than
+// flawsScript returns what nobody can read: text with less contrast than
 // WCAG 2.1 AA asks for, and what hangs over the page's right edge.
 const flawsScript = `(() => {
   const flaws = [];
@@ -173,7 +173,7 @@ func TestHostile(t *testing.T) {
 		tab.clean()
 	})
 	t.Run("refreshed", func(t *testing.T) {
-		st := newStage(t, whole)
+		st := newStage(t, healthyNode)
 		tab := st.open(b, desk)
 		st.show(evil)
 		tab.within("the records", `document.querySelector('.by') !== null`)
@@ -181,7 +181,7 @@ func TestHostile(t *testing.T) {
 		tab.clean()
 	})
 	t.Run("script put in by a stranger", func(t *testing.T) {
-		tab := newStage(t, whole).open(b, desk)
+		tab := newStage(t, healthyNode).open(b, desk)
 		tab.value(`(() => { const s = document.createElement('script'); s.textContent = 'window.stung=1'; document.body.append(s); })()`)
 		if got := tab.value(`typeof window.stung`); got != "undefined" {
 			t.Error("the page's policy lets strange scripts run")
@@ -194,7 +194,7 @@ func TestHostile(t *testing.T) {
 }
 
 // TestRefresh: the page follows the node by itself. What was opened stays open,
-// what was marked stays marked, and who cannot see it hears the verdict.
+// what was marked stays marked, and who cannot see it is told the verdict.
 func TestRefresh(t *testing.T) {
 	st := newStage(t, busy)
 	tab := st.open(start(t), desk)
@@ -224,7 +224,7 @@ func TestRefresh(t *testing.T) {
 	tab.eval(look, &got)
 	want := got
 	want.Records, want.Open, want.Kept, want.Focus = 6, []int{2}, true, true
-	want.Marked, want.Say, want.Warning = "KUBE-SERVICES", "Rules missing", "Somebody keeps undoing what is replayed."
+	want.Marked, want.Say, want.Warning = "KUBE-SERVICES", "Rules missing", "A process keeps undoing the replays."
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("in the outage (-want +got):\n%s", diff)
 	}
@@ -234,9 +234,9 @@ func TestRefresh(t *testing.T) {
 	icon := tab.value(`document.getElementById('icon').href`)
 
 	st.show(busy)
-	tab.within("the end of it", `document.querySelector('h1').textContent === 'Whole'`)
+	tab.within("the end of it", `document.querySelector('h1').textContent === 'Healthy'`)
 	tab.eval(look, &got)
-	want.Records, want.Open, want.Say, want.Warning = 5, []int{1}, "Whole", ""
+	want.Records, want.Open, want.Say, want.Warning = 5, []int{1}, "Healthy", ""
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("after it (-want +got):\n%s", diff)
 	}
@@ -246,19 +246,19 @@ func TestRefresh(t *testing.T) {
 	tab.clean()
 }
 
-// TestHeld: the page can be made to stand still.
+// TestHeld: the page can be told to stand still.
 func TestHeld(t *testing.T) {
-	st := newStage(t, whole)
+	st := newStage(t, healthyNode)
 	tab := st.open(start(t), desk)
 	tab.within("the first refresh", `performance.getEntriesByType('resource').length > 0`)
 	tab.value(`document.getElementById('live').click()`)
-	if got := tab.text("#live"); got != "held" {
+	if got := tab.text("#live"); got != "not live" {
 		t.Errorf("the button says %q", got)
 	}
 	st.show(outage)
 	asked := len(tab.Requests())
 	time.Sleep(5 * time.Second) // more than two refreshes
-	if now := len(tab.Requests()); now > asked+1 || tab.text("h1") != "Whole" {
+	if now := len(tab.Requests()); now > asked+1 || tab.text("h1") != "Healthy" {
 		t.Errorf("it asked %d times more, and says %q", now-asked, tab.text("h1"))
 	}
 	tab.value(`document.getElementById('live').click()`)
@@ -269,7 +269,7 @@ func TestHeld(t *testing.T) {
 // TestStale: a page whose canaryd does not answer says so, and does not show
 // what was once as what is.
 func TestStale(t *testing.T) {
-	st := newStage(t, whole)
+	st := newStage(t, healthyNode)
 	tab := st.open(start(t), desk)
 	for _, broken := range []int32{503, 200} { // refused, or a stranger's page
 		st.broken.Store(broken)
@@ -281,7 +281,7 @@ func TestStale(t *testing.T) {
 			t.Errorf("the tab is called %q", got)
 		}
 		st.broken.Store(0)
-		tab.within("a live page", `!document.body.classList.contains('stale') && document.getElementById('stale').hidden && document.title.startsWith('Whole')`)
+		tab.within("a live page", `!document.body.classList.contains('stale') && document.getElementById('stale').hidden && document.title.startsWith('Healthy')`)
 	}
 }
 
@@ -301,7 +301,7 @@ func TestKeyboard(t *testing.T) {
 	}
 }
 
-// TestNoScript: without JavaScript the page is whole, and says that it does not
+// TestNoScript: without JavaScript the page is complete, and says that it does not
 // refresh itself.
 func TestNoScript(t *testing.T) {
 	look := desk
@@ -327,7 +327,7 @@ func TestNoScript(t *testing.T) {
 
 // TestUpgrade: a canaryd with another page makes the browser load it.
 func TestUpgrade(t *testing.T) {
-	st := newStage(t, whole)
+	st := newStage(t, healthyNode)
 	tab := st.open(start(t), desk)
 	tab.value(`window.old = true, document.documentElement.dataset.build = 'older'`)
 	tab.within("the new page", `window.old === undefined && document.documentElement.dataset.build !== 'older'`)
@@ -367,7 +367,7 @@ func TestAccessible(t *testing.T) {
 // TestMany: a hundred flushes of thousands of chains make no endless page.
 func TestMany(t *testing.T) {
 	many := func() api.Status {
-		s := whole()
+		s := healthyNode()
 		for i := range 100 {
 			f := flush(fmt.Sprint("f", i), time.Duration(i)*time.Hour, canary.Emptied, reload.Proved)
 			table := f.Lost.Tables[0]

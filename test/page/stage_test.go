@@ -73,8 +73,8 @@ func (st *stage) open(b *browser.Browser, look browser.Look) *tab {
 	return open(st.T, b, st.URL+"/", look)
 }
 
-// whole is the status of a node on which nothing happened since the start.
-func whole() api.Status {
+// healthyNode is the status of a node on which nothing happened since the start.
+func healthyNode() api.Status {
 	now := time.Now()
 	s := api.Status{
 		Mode: api.Heal, CanaryChain: "KUBE-CANARYD-CANARY",
@@ -115,9 +115,9 @@ func flush(id string, ago time.Duration, kind canary.Verdict, outcome api.Outcom
 	return r
 }
 
-// busy is a whole node with a history.
+// busy is a healthy node with a history.
 func busy() api.Status {
-	s := whole()
+	s := healthyNode()
 	s.Flushes = []api.Flush{
 		flush("660c8b90ccb7b", 2*time.Minute, canary.Emptied, reload.Proved),
 		flush("660c8b8f1a2c0", 31*time.Minute, canary.TableDeleted, reload.Proved),

@@ -76,7 +76,7 @@ func TestTangles(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			plan := tablePlan{table: rules.Nat, seen: &rules.Table{Name: rules.Nat, Chains: chainsOf(t, test.stands)}, wrote: chainsOf(t, test.planned)}
-			got := tangles(plan, test.deep)
+			got := loopsAndDeepNests(plan, test.deep)
 			for spec, reason := range got {
 				if words := test.want[spec]; words != "" && strings.Contains(reason, words) {
 					got[spec] = words
@@ -99,10 +99,10 @@ func TestTanglesOfManyWays(t *testing.T) {
 		fmt.Fprintf(&text, "A%d: A%d B%d\nB%d: A%d\n", i, i+1, i, i, i+1)
 	}
 	plan := tablePlan{table: rules.Nat, seen: &rules.Table{Name: rules.Nat, Chains: chainsOf(t, "OUTPUT: A0")}, wrote: chainsOf(t, text.String()+"A40:\n")}
-	if got := tangles(plan, false); len(got) != 0 {
+	if got := loopsAndDeepNests(plan, false); len(got) != 0 {
 		t.Errorf("got %v, want nothing", got)
 	}
-	if got := tangles(plan, true); len(got) == 0 {
+	if got := loopsAndDeepNests(plan, true); len(got) == 0 {
 		t.Error("nothing is too deep")
 	}
 }
@@ -110,7 +110,7 @@ func TestTanglesOfManyWays(t *testing.T) {
 // A flush may have deleted the table itself.
 func TestTanglesOfATableThatIsGone(t *testing.T) {
 	plan := tablePlan{table: rules.Nat, jumps: []rules.Jump{{Chain: "OUTPUT", Rule: spec("-j KUBE-A")}}}
-	if bad := tangles(plan, true); len(bad) > 0 {
+	if bad := loopsAndDeepNests(plan, true); len(bad) > 0 {
 		t.Errorf("found %v", bad)
 	}
 }

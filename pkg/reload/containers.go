@@ -2,6 +2,7 @@ package reload
 
 import (
 	"context"
+	"slices"
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -9,21 +10,21 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TakeAway removes what stands of job.Gone's rules, with the chains that are theirs
-// alone: rules of containers that a replay put back, and whose container was gone by then.
-// A result is Skipped if none stand.
-func (r Replayer) TakeAway(ctx context.Context, job Job) (Result, error) {
-	plan := func(task tableTask, _ canary.Nonce) *tablePlan { return takeAway(task, job.Gone) }
+// RemoveContainers removes the rules of job.GoneContainers, and the chains that only they use. A
+// replay put those rules back while, or before, their container was deleted. A result is Skipped if
+// none of the rules stand.
+func (r Replayer) RemoveContainers(ctx context.Context, job Job) (Result, error) {
+	plan := func(task tableTask, _ canary.Nonce) *tablePlan { return removeContainers(task, job.GoneContainers) }
 	return r.each(ctx, job, action{plan: plan}, nil)
 }
 
-// takeAway plans that for one table, if its marks stand: who flushed it has the word
+// removeContainers plans the removal for one table, if its marks stand: a flushed table is replayed
 // first.
-func takeAway(task tableTask, gone map[protect.Attachment]bool) *tablePlan {
+func removeContainers(task tableTask, gone map[protect.Attachment]bool) *tablePlan {
 	if v := task.finding.Verdict; task.table != rules.Nat || v != canary.Intact && v != canary.Changed {
 		return nil
 	}
-	going := func(r rules.Rule) bool {
+	leaves := func(r rules.Rule) bool {
 		a, ok := protect.AttachmentOf(r)
 		return ok && gone[a]
 	}
@@ -31,7 +32,7 @@ func takeAway(task tableTask, gone map[protect.Attachment]bool) *tablePlan {
 	var s section
 	left := protect.Detach(task.seen.Section, gone)
 	for _, h := range task.seen.Section.Jumps {
-		if going(h.Rule) && !contains(left.Jumps, h) {
+		if leaves(h.Rule) && !slices.ContainsFunc(left.Jumps, h.Same) {
 			s.remove = append(s.remove, deleteRule(h.Chain, h.Rule))
 		}
 	}
@@ -39,12 +40,12 @@ func takeAway(task tableTask, gone map[protect.Attachment]bool) *tablePlan {
 	for _, c := range task.seen.Section.Chains {
 		kept, stays := left.Chain(c.Name)
 		switch {
-		case !stays && !heldByOthers(task, c.Name, going):
+		case !stays && !referencedByOthers(task, c.Name, leaves):
 			dropped = append(dropped, c)
 			plan.removed = append(plan.removed, c.Name)
 		case !stays || len(kept.Rules) < len(c.Rules):
 			for _, r := range c.Rules {
-				if going(r) {
+				if leaves(r) {
 					s.remove = append(s.remove, deleteRule(c.Name, r))
 				}
 			}
@@ -61,21 +62,12 @@ func takeAway(task tableTask, gone map[protect.Attachment]bool) *tablePlan {
 	return plan
 }
 
-func contains(jumps []rules.Jump, h rules.Jump) bool {
-	for _, k := range jumps {
-		if k.Same(h) {
-			return true
-		}
-	}
-	return false
-}
-
-// heldByOthers reports whether a rule that stays jumps to a chain: the kernel would
-// refuse to delete it, and the table's whole transaction with it.
-func heldByOthers(task tableTask, chain string, going func(rules.Rule) bool) bool {
+// referencedByOthers reports whether a remaining rule references a chain. The kernel would refuse
+// to delete that chain, and the table's whole transaction with it.
+func referencedByOthers(task tableTask, chain string, leaves func(rules.Rule) bool) bool {
 	for _, c := range task.seen.Table.Chains {
 		for _, r := range c.Rules {
-			if r.Target == chain && !going(r) {
+			if r.Target == chain && !leaves(r) {
 				return true
 			}
 		}

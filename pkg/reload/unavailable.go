@@ -1,0 +1,170 @@
+package reload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Supplier creates the objects other than chains that rules depend on: *iptables.Sets does, and
+// *iptablestest.Sets in tests. It never changes an object that exists.
+type Supplier interface {
+	// Names returns the names of all ipsets.
+	Names(context.Context) ([]string, error)
+	// Create creates an ipset. The error is iptables.ErrSetStands if one of that name exists.
+	Create(context.Context, iptables.Set) error
+	// Account creates an nfacct object unless it exists.
+	Account(ctx context.Context, name string) error
+}
+
+// unavailable lists what a replay cannot use: ipsets and nfacct objects that are missing and cannot
+// be created, by name with the reason, and refused rules, by text with the reason.
+type unavailable struct {
+	sets, nfaccts, refused map[string]string
+}
+
+// supply creates the missing ipsets and nfacct objects that the tasks' tables depend on, and
+// returns those that it could not create. If it cannot list the ipsets, it reports none as missing,
+// and the restore finds out.
+func (r run) supply(ctx context.Context, tasks []tableTask) unavailable {
+	absent := unavailable{sets: map[string]string{}, nfaccts: map[string]string{}}
+	if r.Supplier == nil || !r.action.writesRules {
+		return absent
+	}
+	var needs rules.Needs
+	for _, task := range tasks {
+		if task.finding.Verdict.Loss() || len(task.quarantined) > 0 || r.action.allTables {
+			n := task.want.Section.Needs()
+			needs.Sets, needs.Accounts = union(needs.Sets, n.Sets), union(needs.Accounts, n.Accounts)
+		}
+	}
+	for _, name := range needs.Accounts {
+		if err := r.Supplier.Account(ctx, name); err != nil {
+			absent.nfaccts[name] = err.Error()
+		}
+	}
+	if len(needs.Sets) == 0 {
+		return absent
+	}
+	names, err := r.Supplier.Names(ctx)
+	if err != nil {
+		return absent
+	}
+	have := make(map[string]bool, len(names))
+	for _, name := range names {
+		have[name] = true
+	}
+	for _, name := range needs.Sets {
+		if err := r.supplySet(ctx, name, have, nil); err != nil {
+			absent.sets[name] = err.Error()
+		}
+	}
+	return absent
+}
+
+// supplySet creates a missing ipset, after the sets that are its members. within are the sets that
+// led to it.
+func (r run) supplySet(ctx context.Context, name string, have map[string]bool, within []string) error {
+	if have[name] {
+		return nil
+	}
+	set, captured := r.job.Sets[name]
+	if !captured || slices.Contains(within, name) {
+		return fmt.Errorf("ipset %s is missing, and its members are unknown", name)
+	}
+	for _, member := range set.Lists() {
+		if err := r.supplySet(ctx, member, have, append(within, name)); err != nil {
+			return fmt.Errorf("ipset %s is missing: %w", name, err)
+		}
+	}
+	if err := r.Supplier.Create(ctx, set); err != nil && !errors.Is(err, iptables.ErrSetStands) {
+		return fmt.Errorf("ipset %s is missing: %w", name, err)
+	}
+	have[name] = true
+	return nil
+}
+
+// isQuarantined reports whether a jump is quarantined.
+func (t *tableTask) isQuarantined(h rules.Jump) bool {
+	return slices.ContainsFunc(t.quarantined, func(q QuarantinedRule) bool { return q.matches(h.Chain, h.Rule) })
+}
+
+// unwritable reports whether a rule cannot be written as it is.
+func (t *tableTask) unwritable(r rules.Rule) bool {
+	if slices.Contains(t.want.Section.DependsOn, r.Target) && t.seen.Table.Chain(r.Target) == nil {
+		return true
+	}
+	if _, refused := t.unavailable.refused[r.Spec]; refused {
+		return true
+	}
+	if _, opaque := r.Opaque(); opaque {
+		return true
+	}
+	if len(t.unavailable.sets) == 0 && len(t.unavailable.nfaccts) == 0 {
+		return false
+	}
+	return missing(t.unavailable.sets, r.Needs().Sets) != "" || missing(t.unavailable.nfaccts, r.Needs().Accounts) != ""
+}
+
+// missing returns the first of the names that is in the list, or "".
+func missing(list map[string]string, names []string) string {
+	for _, name := range names {
+		if _, ok := list[name]; ok {
+			return name
+		}
+	}
+	return ""
+}
+
+// admit returns a rule as it can be written, or quarantines it in the plan and returns false. If
+// only a match that counts depends on something missing, the rule is written without that match;
+// but never a declared rule.
+func (t *tableTask) admit(chain string, r rules.Rule, plan *tablePlan) (rules.Rule, bool) {
+	quarantine := func(h QuarantinedRule) (rules.Rule, bool) {
+		h.Chain, h.Rule = chain, r
+		plan.quarantined = append(plan.quarantined, h)
+		return r, false
+	}
+	if reason, opaque := r.Opaque(); opaque {
+		return quarantine(QuarantinedRule{Reason: reason + "; its owner has to put it back"})
+	}
+	if slices.Contains(t.want.Section.DependsOn, r.Target) && t.seen.Table.Chain(r.Target) == nil {
+		return quarantine(QuarantinedRule{Reason: fmt.Sprintf("chain %s is missing", r.Target), MissingChain: r.Target})
+	}
+	if reason, refused := t.unavailable.refused[r.Spec]; refused {
+		return quarantine(QuarantinedRule{Reason: reason, Refused: true})
+	}
+	needs := r.Needs()
+	if name := missing(t.unavailable.sets, needs.Sets); name != "" {
+		return quarantine(QuarantinedRule{Reason: t.unavailable.sets[name]})
+	}
+	for name := missing(t.unavailable.nfaccts, needs.Accounts); name != ""; name = missing(t.unavailable.nfaccts, r.Needs().Accounts) {
+		if t.claimed(chain) || t.claimed(r.Target) {
+			return quarantine(QuarantinedRule{Reason: t.unavailable.nfaccts[name]})
+		}
+		plan.weakened = append(plan.weakened, QuarantinedRule{Chain: chain, Rule: r, Reason: t.unavailable.nfaccts[name]})
+		lighter := r.WithoutAccount(name)
+		if lighter.Spec == r.Spec {
+			return quarantine(QuarantinedRule{Reason: t.unavailable.nfaccts[name]}) // the rule is not in iptables-save's words
+		}
+		r = lighter
+	}
+	return r, true
+}
+
+// keepQuarantined keeps those rules quarantined of which the plan decides nothing.
+func (p *tablePlan) keepQuarantined(task tableTask) {
+	for _, h := range task.quarantined {
+		decided := slices.ContainsFunc(slices.Concat(p.wrote, p.merged), func(c rules.Chain) bool { return c.Name == h.Chain })
+		again := slices.ContainsFunc(p.quarantined, func(q QuarantinedRule) bool { return q.matches(h.Chain, h.Rule) })
+		placed := slices.ContainsFunc(p.jumps, func(k rules.Jump) bool { return h.matches(k.Chain, k.Rule) })
+		if !decided && !again && !placed {
+			p.quarantined = append(p.quarantined, h)
+		}
+	}
+	p.section = without(p.section, p.quarantined)
+}
