@@ -3,13 +3,11 @@ package rules_test
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/canaryd/canaryd/internal/testkit/golden"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -97,14 +95,7 @@ func TestDiff(t *testing.T) {
 			t.Errorf("%s: String and Lines differ", c.name)
 		}
 	}
-	if os.Getenv("UPDATE_GOLDEN") != "" {
-		if err := os.WriteFile("testdata/diff.golden", []byte(b.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if d := cmp.Diff(testdata(t, "diff.golden"), b.String()); d != "" {
-		t.Errorf("diff.golden, which UPDATE_GOLDEN=1 writes anew (-want +got):\n%s", d)
-	}
+	golden.Compare(t, "diff.golden", []byte(b.String()))
 }
 
 // Whatever happens to a chain, Diff is empty exactly if it is as it was; and
