@@ -54,7 +54,7 @@ func TestDiff(t *testing.T) {
 		}},
 		{"everything deleted", func(s *rules.Section) { *s = rules.Section{} }},
 		{"a chain deleted, an empty one too", func(s *rules.Section) { s.Chains = append(s.Chains[:1], s.Chains[2]) }},
-		{"a chain of nobody's", func(s *rules.Section) {
+		{"an unwanted chain", func(s *rules.Section) {
 			s.Chains = append(s.Chains, rules.Chain{Name: "KUBE-SVC-C", Rules: []rules.Rule{r("-j DROP")}}, rules.Chain{Name: "KUBE-SVC-D"})
 		}},
 		{"a rule missing", func(s *rules.Section) { *services(s) = slices.Delete(*services(s), 1, 2) }},

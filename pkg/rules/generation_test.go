@@ -51,7 +51,7 @@ func TestIDDoesNotDependOnTheOrderOfChainsNorOnWhatIsNotReplayed(t *testing.T) {
 		"the same again":  small(),
 		"chains reversed": changed(func(s *rules.Section) { slices.Reverse(s.Chains) }),
 		"another policy":  changed(func(s *rules.Section) { s.Policies = map[string]string{"OUTPUT": "DROP"} }),
-		"no leans":        changed(func(s *rules.Section) { s.DependsOn = nil }),
+		"no dependency":   changed(func(s *rules.Section) { s.DependsOn = nil }),
 	} {
 		if got := g.ID(); got != want {
 			t.Errorf("%s: ID %s, want %s", name, got, want)
