@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,12 +12,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit/golden"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
 const file = "../../deploy/grafana/canaryd.json"
-
-var update = flag.Bool("update", false, "write the dashboard anew")
 
 func read(t *testing.T, path string) string {
 	t.Helper()
@@ -35,13 +33,13 @@ func TestDashboardIsCurrent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if *update {
+	if golden.Update() {
 		if err := os.WriteFile(file, want, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if diff := cmp.Diff(string(want), read(t, file)); diff != "" {
-		t.Errorf("%s is not what hack/dashboard prints (-want +got); make dashboard writes it anew:\n%s", file, diff)
+		t.Errorf("%s is not what hack/dashboard prints (-want +got); make dashboard writes it:\n%s", file, diff)
 	}
 }
 

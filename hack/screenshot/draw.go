@@ -152,8 +152,8 @@ var (
 	}
 )
 
-// draw returns the page. A panel with a graph to which Prometheus has nothing to
-// say is an error, but where there was nothing to tell: those names are few.
+// draw returns the page. A panel with a graph must have a series in Prometheus, except those in
+// mayBeEmpty.
 func draw(ctx context.Context, b board, begin, end time.Time) ([]byte, error) {
 	mayBeEmpty := []string{"Refusals, errors, deleted flows"}
 	var all []drawing

@@ -192,7 +192,7 @@ func (s *shot) watch(ctx context.Context) error {
 		if err := cmd.Start(); err != nil {
 			return err
 		}
-		ended = append(ended, func() { _ = cmd.Wait() }) // it was told to end
+		ended = append(ended, func() { _ = cmd.Wait() }) // it was asked to end
 	}
 	if err := s.story(ctx, p); err != nil {
 		return err

@@ -37,11 +37,11 @@ func TestLongestGap(t *testing.T) {
 		{"the longest of several", "aaxaxxaxa", window{From: 0, Done: 7000, To: 9000}, gap{Length: 3 * ms, After: ms, Failed: 4}},
 		{"other windows' failures", "xxxaaaaxx", window{From: 3000, To: 7000}, gap{}},
 		{"over before the flush's last command ended", "aaaxxxaa", window{From: 2000, Done: 7000, To: 8000}, gap{Length: 4 * ms, Failed: 3}},
-		{"nobody answers any more", "aaaxxxxx", window{From: 2000, To: 8000}, gap{Length: 6 * ms, After: 6 * ms, Failed: 5, Open: true}},
+		{"no answer until the end", "aaaxxxxx", window{From: 2000, To: 8000}, gap{Length: 6 * ms, After: 6 * ms, Failed: 5, Open: true}},
 		{"the next answer is the next window's", "aaaxxxxxa", window{From: 2000, Done: 7500, To: 6000}, gap{Length: 6 * ms, After: 500 * time.Microsecond, Failed: 3}},
-		{"the next answer is thanks to somebody else", "aaaxxxxxa", window{From: 2000, To: 6000, Cut: true}, gap{Length: 4 * ms, After: 4 * ms, Failed: 3, Open: true}},
-		{"nobody ever answered", "xxxx", window{From: 0, To: 4000}, gap{Length: 4 * ms, After: 4 * ms, Failed: 4, Open: true}},
-		{"nobody asked", "", window{From: 0, To: 4000}, gap{}},
+		{"the next answer comes after the test put the rules right", "aaaxxxxxa", window{From: 2000, To: 6000, Cut: true}, gap{Length: 4 * ms, After: 4 * ms, Failed: 3, Open: true}},
+		{"no answer at all", "xxxx", window{From: 0, To: 4000}, gap{Length: 4 * ms, After: 4 * ms, Failed: 4, Open: true}},
+		{"no connection", "", window{From: 0, To: 4000}, gap{}},
 	} {
 		if diff := cmp.Diff(test.want, longestGap(at(0, test.outcomes), test.window)); diff != "" {
 			t.Errorf("%s: %s (-want +got):\n%s", test.story, test.outcomes, diff)
@@ -104,7 +104,7 @@ func TestAnAttemptSurvivesItsLine(t *testing.T) {
 			t.Errorf("%v (-want +got):\n%s", err, diff)
 		}
 	}
-	for _, line := range []string{"", "1 2 3", "a 2 3 silent x", "1 2 3 answered nobody"} {
+	for _, line := range []string{"", "1 2 3", "a 2 3 silent x", "1 2 3 answered no-address"} {
 		if _, err := parseAttempt(line); err == nil {
 			t.Errorf("%q is read", line)
 		}

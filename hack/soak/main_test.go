@@ -33,9 +33,8 @@ func TestTwoMinutes(t *testing.T) {
 	}
 }
 
-// TestMonitor: what soak compares canaryd with brings services back after a
-// flush that it can see, and host ports never. Nobody else does before two looks
-// are over.
+// TestMonitor: the healer that canaryd is compared with brings services back after a flush that
+// it notices, and host ports never. No other program repairs them before two polls are over.
 func TestMonitor(t *testing.T) {
 	t.Parallel()
 	for _, r := range soak(t, "", "-healers=monitor", "-for=20s", "-services=10", "-rate=100", "-poll=2s", "-kinds=flush-delete-all,flush-nat") {
@@ -43,13 +42,13 @@ func TestMonitor(t *testing.T) {
 			t.Errorf("%s: the monitor never brought the services back", r.Backend)
 		}
 		if r.HostPorts.Open == 0 || len(r.HostPorts.Gaps) > 0 {
-			t.Errorf("%s: host ports were healed %d times, and not %d times; nobody heals them", r.Backend, len(r.HostPorts.Gaps), r.HostPorts.Open)
+			t.Errorf("%s: host ports were healed %d times, and not %d times; the monitor never heals them", r.Backend, len(r.HostPorts.Gaps), r.HostPorts.Open)
 		}
 	}
 }
 
-// TestOldRulesAreFoundOut: the program fails if somebody brings back rules that
-// services have left behind.
+// TestOldRulesAreFoundOut: the program fails if a healer brings back rules that services have
+// left behind.
 func TestOldRulesAreFoundOut(t *testing.T) {
 	t.Parallel()
 	for _, r := range soak(t, "reached pods of other services", "-healers=stale", "-for=10s", "-services=4", "-rate=100", "-kinds=flush-nat") {

@@ -19,7 +19,7 @@ import (
 const mattering = "nft-flush-ruleset,nft-delete-nat,flush-all,flush-nat,flush-delete-nat,flush-postrouting"
 
 // TestClientsView: through every kind of flush no established connection ends,
-// every patient one is answered, and nobody reaches a pod of another service.
+// every patient one is answered, and none reaches a pod of another service.
 // How long anything took is printed.
 func TestClientsView(t *testing.T) {
 	t.Parallel()

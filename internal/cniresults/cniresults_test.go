@@ -66,7 +66,7 @@ func TestTornAndForeignFiles(t *testing.T) {
 		}
 	}
 	must(t, os.WriteFile(path, whole, 0o600))
-	must(t, os.WriteFile(filepath.Join(dir, "of-somebody-else"), whole, 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, "of-another-program"), whole, 0o600))
 	must(t, os.WriteFile(filepath.Join(dir, "cbr0-a-eth0"), []byte(`{"cniVersion":"0.3.1","ips":[]}`), 0o600))
 	must(t, os.WriteFile(filepath.Join(dir, "large"), make([]byte, maxBytes+1), 0o600))
 	must(t, os.Mkdir(filepath.Join(dir, "cbr0-b-eth0"), 0o700))

@@ -103,8 +103,8 @@ func texts(entries []Entry) []string {
 	return list
 }
 
-// TestKeptOverARestart: what was kept is there for the next one, the newest word
-// of each entry, and its detail if somebody asks for it.
+// TestKeptOverARestart: the next journal has what was kept, the newest version of each entry, and
+// Find returns its detail.
 func TestKeptOverARestart(t *testing.T) {
 	dir := t.TempDir()
 	first := run(t, dir)
@@ -214,8 +214,8 @@ func TestBounded(t *testing.T) {
 	}
 }
 
-// TestTooLong: a detail that is too long is left out, and an entry that is too
-// long is told and holds nobody up.
+// TestTooLong: a detail that is too long is left out. An entry that is too long is reported, and
+// delays no other entry.
 func TestTooLong(t *testing.T) {
 	dir := t.TempDir()
 	w := run(t, dir)
@@ -233,8 +233,8 @@ func TestTooLong(t *testing.T) {
 	}
 }
 
-// TestDiskTrouble: what cannot be written is told, kept within bounds, found all
-// the same, and written when the disk is well again, without anybody's help.
+// TestDiskTrouble: what cannot be written is reported, kept within bounds, found all the same,
+// and written when the disk has room again, without a further call.
 func TestDiskTrouble(t *testing.T) {
 	for name, trouble := range map[string]func(t *testing.T, path string) (undo func()){
 		"folder in its place": func(t *testing.T, path string) func() {
@@ -313,11 +313,10 @@ func TestFullDisk(t *testing.T) {
 	})
 }
 
-// TestKeepNeverWaits: whoever has something to tell is told at once that nobody
-// takes it.
+// TestKeepNeverWaits: Keep returns an error at once if the queue is full.
 func TestKeepNeverWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		j := New(t.TempDir()) // and nobody runs it
+		j := New(t.TempDir()) // without Run
 		for range queued {
 			keep(t, j, entry("a1", "x", ""))
 		}
@@ -395,7 +394,7 @@ func must(t *testing.T, err error) {
 }
 
 // TestFileIsThereBeforeTheFirstEntry: a program that follows the file finds it as
-// soon as the journal runs, and it is nobody else's to read.
+// soon as the journal runs, and other users cannot read it.
 func TestFileIsThereBeforeTheFirstEntry(t *testing.T) {
 	dir := t.TempDir()
 	j := New(dir)

@@ -22,7 +22,7 @@ func (e *busyError) Error() string { return e.path + ": " + e.reason }
 // more than most bytes is an error.
 //
 // A file is being written if its size or times change while it is read, or if it is open for
-// writing. Of the latter the kernel tells by refusing a lease (fcntl(2), F_SETLEASE), on local
+// writing. The kernel refuses a lease on an open file (fcntl(2), F_SETLEASE). It does so on local
 // file systems, for files of our own user or with CAP_LEASE. The Watcher also waits until the
 // folder has been quiet, and compares all files before and after.
 //

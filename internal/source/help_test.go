@@ -105,8 +105,8 @@ type story struct {
 // soon is how long anything may take that happens at all.
 const soon = 10 * time.Second
 
-// tell starts a Watcher that trusts in events alone, unless again is short.
-func tell(t *testing.T, dir string, again time.Duration, sources ...Source) *story {
+// watch starts a Watcher that relies on events alone, unless again is short.
+func watch(t *testing.T, dir string, again time.Duration, sources ...Source) *story {
 	t.Helper()
 	s := &story{T: t, dir: dir, log: &testlog.Log{}, counts: make(chan string, 1000)}
 	s.Watcher = NewWatcher(func(source string) { s.counts <- source }, sources...)
@@ -123,7 +123,7 @@ func tell(t *testing.T, dir string, again time.Duration, sources ...Source) *sto
 	})
 	t.Cleanup(running.Wait)
 	t.Cleanup(cancel)
-	// The first look at files is over once a broken one would be told.
+	// Run checks the files once when it begins: wait for the end of that.
 	time.Sleep(2 * s.quiet)
 	return s
 }

@@ -90,7 +90,7 @@ func TestSourcesTogether(t *testing.T) {
 		t.Errorf("jumps of POSTROUTING: %s", got)
 	}
 	if len(nat.DependsOn) != 0 || !slices.Equal(filter.DependsOn, []string{"DOCKER-USER"}) {
-		t.Errorf("leans on %q in nat and %q in filter", nat.DependsOn, filter.DependsOn)
+		t.Errorf("depends on %q in nat and %q in filter", nat.DependsOn, filter.DependsOn)
 	}
 	for _, c := range []struct {
 		table       rules.TableName
@@ -225,7 +225,7 @@ func TestSizesAreBounded(t *testing.T) {
 }
 
 // TestLinkToSecretsLeaksNothing: a link in the folder may lead to any file, and nothing of
-// one that is no fragment is told.
+// one that is not a fragment is quoted.
 func TestLinkToSecretsLeaksNothing(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, map[string]string{"secrets": "hush:$6$salt$hash:19000::\n", "r/site.v4": site})

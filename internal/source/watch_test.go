@@ -21,14 +21,14 @@ func TestFilesThatChange(t *testing.T) {
 	folder := func(t *testing.T, files map[string]string) *story {
 		dir := filepath.Join(t.TempDir(), "manifests")
 		write(t, dir, files)
-		return tell(t, dir, never, manifest(dir))
+		return watch(t, dir, never, manifest(dir))
 	}
 	file := func(t *testing.T, text string) *story {
 		dir := t.TempDir()
 		write(t, dir, map[string]string{"services.yaml": text})
-		return tell(t, dir, never, manifest(filepath.Join(dir, "services.yaml")))
+		return watch(t, dir, never, manifest(filepath.Join(dir, "services.yaml")))
 	}
-	for name, tell := range map[string]func(t *testing.T){
+	for name, story := range map[string]func(t *testing.T){
 		"a file is renamed over": func(t *testing.T) {
 			s := file(t, a)
 			write(t, s.dir, map[string]string{"services.yaml": a + "---\n" + b})
@@ -83,19 +83,19 @@ func TestFilesThatChange(t *testing.T) {
 			}
 			s.stays()
 		},
-		"changes without a pause are told all the same": func(t *testing.T) {
+		"changes without a pause are sent all the same": func(t *testing.T) {
 			s := file(t, a)
-			told := false
-			for start := time.Now(); !told && time.Since(start) < soon; time.Sleep(s.quiet / 3) {
+			sent := false
+			for start := time.Now(); !sent && time.Since(start) < soon; time.Sleep(s.quiet / 3) {
 				write(t, s.dir, map[string]string{"services.yaml": service("b", 1+int(time.Since(start).Milliseconds())%200)})
 				select {
 				case <-s.Changes():
-					told = true
+					sent = true
 				default:
 				}
 			}
-			if !told {
-				t.Error("nothing was told while the file changed")
+			if !sent {
+				t.Error("nothing was sent while the file changed")
 			}
 		},
 		"who reads late gets the newest": func(t *testing.T) {
@@ -111,7 +111,7 @@ func TestFilesThatChange(t *testing.T) {
 			dir := t.TempDir()
 			configMap(t, dir, "..2026_1", map[string]string{"a.yaml": a})
 			must(t, os.Symlink("..data/a.yaml", filepath.Join(dir, "a.yaml")))
-			s := tell(t, dir, never, manifest(dir))
+			s := watch(t, dir, never, manifest(dir))
 			for i, text := range []string{b, c} { // twice: the watch must follow
 				configMap(t, dir, fmt.Sprint("..2026_", i+2), map[string]string{"a.yaml": text})
 				must(t, os.RemoveAll(filepath.Join(dir, fmt.Sprint("..2026_", i+1))))
@@ -122,7 +122,7 @@ func TestFilesThatChange(t *testing.T) {
 			dir := t.TempDir()
 			configMap(t, dir, "..2026_1", map[string]string{"a.yaml": a})
 			must(t, os.Symlink("..data/a.yaml", filepath.Join(dir, "a.yaml")))
-			s := tell(t, dir, never, manifest(filepath.Join(dir, "a.yaml")))
+			s := watch(t, dir, never, manifest(filepath.Join(dir, "a.yaml")))
 			configMap(t, dir, "..2026_2", map[string]string{"a.yaml": b})
 			s.becomes("b")
 		},
@@ -131,7 +131,7 @@ func TestFilesThatChange(t *testing.T) {
 			write(t, dir, map[string]string{"one/a.yaml": a, "two/a.yaml": b})
 			link := filepath.Join(dir, "current")
 			must(t, os.Symlink("one", link))
-			s := tell(t, dir, never, manifest(link))
+			s := watch(t, dir, never, manifest(link))
 			must(t, os.Symlink(filepath.Join(dir, "two"), link+".new"))
 			must(t, os.Rename(link+".new", link))
 			s.becomes("b")
@@ -149,7 +149,7 @@ func TestFilesThatChange(t *testing.T) {
 			s.becomes("b", "c")
 		},
 	} {
-		t.Run(name, func(t *testing.T) { t.Parallel(); tell(t) })
+		t.Run(name, func(t *testing.T) { t.Parallel(); story(t) })
 	}
 }
 
@@ -190,7 +190,7 @@ func TestBrokenFilesChangeNothing(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "manifests")
 			path := filepath.Join(dir, "services.yaml")
 			write(t, dir, map[string]string{"services.yaml": a})
-			s := tell(t, dir, never, manifest(dir))
+			s := watch(t, dir, never, manifest(dir))
 			c.then(t, path)
 			s.breaks("manifest", c.says, "the last good ones stay", `source="manifest"`)
 			must(t, os.RemoveAll(path))
@@ -206,7 +206,7 @@ func TestBrokenFilesChangeNothing(t *testing.T) {
 func TestHalfWrittenFileWaitsForItsWriter(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, map[string]string{"services.yaml": service("a", 1)})
-	s := tell(t, dir, never, manifest(dir))
+	s := watch(t, dir, never, manifest(dir))
 	file, err := os.Create(filepath.Join(dir, "services.yaml"))
 	must(t, err)
 	defer file.Close()
@@ -226,7 +226,7 @@ func TestHalfWrittenFileWaitsForItsWriter(t *testing.T) {
 func TestFileThatStaysOpenIsTold(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, map[string]string{"services.yaml": service("a", 1)})
-	s := tell(t, dir, 100*time.Millisecond, manifest(dir))
+	s := watch(t, dir, 100*time.Millisecond, manifest(dir))
 	file, err := os.Create(filepath.Join(dir, "services.yaml"))
 	must(t, err)
 	defer file.Close()
@@ -249,7 +249,7 @@ func TestFileOpenForWritingAtStart(t *testing.T) {
 	w.timing = timing{quiet: time.Millisecond, most: 20 * time.Millisecond, again: never}
 	_, err = w.Load(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "open for writing") {
-		t.Fatalf("error %v, want that somebody writes", err)
+		t.Fatalf("error %v, want that another process writes", err)
 	}
 	must(t, file.Close())
 	declared, err := w.Load(t.Context())
@@ -259,22 +259,22 @@ func TestFileOpenForWritingAtStart(t *testing.T) {
 	}
 }
 
-func TestBrokenFilesAreToldOnceAndCountedAlways(t *testing.T) {
+func TestBrokenFilesAreLoggedOnceAndCountedAlways(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, map[string]string{"services.yaml": service("a", 1)})
-	s := tell(t, dir, 50*time.Millisecond, manifest(dir))
+	s := watch(t, dir, 50*time.Millisecond, manifest(dir))
 	write(t, dir, map[string]string{"services.yaml": "x"})
 	for range 3 {
 		s.breaks("manifest", "services.yaml:1")
 	}
 	if n := strings.Count(s.log.String(), "cannot be used"); n != 1 {
-		t.Errorf("told %d times, want once:\n%s", n, s.log)
+		t.Errorf("logged %d times, want once:\n%s", n, s.log)
 	}
 	write(t, dir, map[string]string{"services.yaml": "kind: Service"})
 	s.breaks("manifest")
 	time.Sleep(5 * s.again)
 	if n := strings.Count(s.log.String(), "cannot be used"); n != 2 {
-		t.Errorf("two errors were told %d times:\n%s", n, s.log)
+		t.Errorf("two errors were logged %d times:\n%s", n, s.log)
 	}
 }
 
@@ -301,7 +301,7 @@ func TestWithoutEventsFilesAreLookedAt(t *testing.T) {
 func TestEachSourceStandsForItself(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, map[string]string{"m/a.yaml": service("a", 1), "r/site.v4": "*filter\n:SITE -\n-A INPUT -j SITE\nCOMMIT\n"})
-	s := tell(t, dir, never, manifest(filepath.Join(dir, "m")), RulesDir{Dir: filepath.Join(dir, "r")})
+	s := watch(t, dir, never, manifest(filepath.Join(dir, "m")), RulesDir{Dir: filepath.Join(dir, "r")})
 	write(t, dir, map[string]string{"r/site.v4": "*filter\n:SITE -\n-A INPUT -j DROP\nCOMMIT\n"})
 	s.breaks("rules-dir", "r/site.v4:3")
 	write(t, dir, map[string]string{"m/a.yaml": service("b", 2)})
@@ -309,7 +309,7 @@ func TestEachSourceStandsForItself(t *testing.T) {
 	if fmt.Sprint(services(d), own(d)) != "[b] [ipv4 filter SITE]" {
 		t.Errorf("services %q, chains %q", services(d), own(d))
 	}
-	// A conflict is the fault of whoever brings it.
+	// A conflict is a problem of the source that changed last.
 	write(t, dir, map[string]string{"r/site.v4": "*filter\n:KUBE-FORWARD -\nCOMMIT\n"})
 	s.breaks("rules-dir", "r/site.v4:2: chain KUBE-FORWARD belongs to the manifest "+filepath.Join(dir, "m")+" too")
 	write(t, dir, map[string]string{"m/a.yaml": service("c", 3)})

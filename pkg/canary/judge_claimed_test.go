@@ -12,7 +12,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// claimedHere tells the chains of node that a declared source owns in these
+// claimedHere reports the chains of node that a declared source owns in these
 // tests; the others were learned.
 func claimedHere(chain string) bool {
 	return chain == "KUBE-SERVICES" || strings.HasPrefix(chain, "KUBE-SVC-") || strings.HasPrefix(chain, "KUBE-SEP-")
@@ -47,12 +47,12 @@ func TestWhatIsClaimedMustBeExactlyAsDeclared(t *testing.T) {
 		{"a rule deleted", []edit{without(toSVC)}, []string{otherRules}},
 		{"a rule added", []edit{with("-A " + svc + " -j RETURN")}, []string{svc + " holds other rules"}},
 		{"a rule doubled", []edit{with(toSVC)}, []string{otherRules}},
-		{"a jump to somebody's own chain", []edit{with(":corp - [0:0]", "-A KUBE-SERVICES -j corp")}, []string{otherRules}},
+		{"a jump to a chain of another owner", []edit{with(":corp - [0:0]", "-A KUBE-SERVICES -j corp")}, []string{otherRules}},
 		{"another order", []edit{without(toSVC), with(toSVC)}, []string{otherRules}},
 		{"a chain emptied that its owner may empty", []edit{flushed(sep)}, []string{sep + " holds other rules"}},
 		{"a chain emptied that is never empty", []edit{flushed("KUBE-SERVICES")}, []string{otherRules}},
 		{"a chain removed with what jumps to it", []edit{flushed(svc), deleted(sep)}, []string{sep + " is missing", svc + " holds other rules"}},
-		{"a chain that nobody declared", []edit{with(":" + other + " - [0:0]")}, []string{other + " is not declared"}},
+		{"an undeclared chain", []edit{with(":" + other + " - [0:0]")}, []string{other + " is not declared"}},
 		{"two that are tied together", []edit{with(":"+other+" - [0:0]", ":KUBE-SEP-B - [0:0]", "-A "+other+" -j KUBE-SEP-B", "-A KUBE-SEP-B -j "+svc)},
 			[]string{other + " is not declared", "KUBE-SEP-B is not declared"}},
 		{"a jump deleted by name", []edit{without(jumpPre)}, []string{"jumps differ"}},
@@ -75,7 +75,7 @@ func TestWhatIsClaimedMustBeExactlyAsDeclared(t *testing.T) {
 					t.Errorf("quiet %t, besides (-want +got):\n%s", quiet, d)
 				}
 				// The same is a decision of its owner's, or a loss of another
-				// kind, where nobody claims the chain.
+				// kind, where no source claims the chain.
 				if got := judged(t, nil, quiet, test.edits...); got.Verdict == Drifted || got.Drift != nil {
 					t.Errorf("quiet %t, unclaimed: %s, %v", quiet, got.Verdict, got.Drift)
 				}
@@ -112,7 +112,7 @@ func TestBesideClaimedChainsTheOthersAreJudgedAsEver(t *testing.T) {
 			want: summary{Verdict: Drifted}, drift: []string{svc + " holds other rules"},
 		},
 		{
-			name: "their jump waits beside a drift", edits: []edit{without(jumpPost, jumpPre)},
+			name: "their jump waits during a drift", edits: []edit{without(jumpPost, jumpPre)},
 			want: summary{Verdict: Drifted, Waiting: []string{jumpPost}}, drift: []string{"jumps differ"},
 		},
 		{
@@ -120,7 +120,7 @@ func TestBesideClaimedChainsTheOthersAreJudgedAsEver(t *testing.T) {
 			want: summary{Verdict: Emptied, Emptied: []string{"KUBE-POSTROUTING"}}, drift: []string{"jumps differ"},
 		},
 		{
-			name: "a built-in chain flushed: the witness tells", edits: []edit{flushed("PREROUTING")},
+			name: "a built-in chain flushed: the witness shows it", edits: []edit{flushed("PREROUTING")},
 			want: summary{Verdict: JumpsMissing, Witnesses: []string{"PREROUTING"}}, drift: []string{"jumps differ"},
 		},
 		{

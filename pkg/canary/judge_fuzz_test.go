@@ -130,7 +130,7 @@ func (r ruin) hasOtherJump(before ruin, jump, chain, target string) (reworded, r
 }
 
 // orphans reports whether the chain was emptied while a chain that only it led
-// to holds rules and nobody leads to it any more.
+// to holds rules, and no rule leads to it any more.
 func (r ruin) orphans(before ruin, chain string) bool {
 	if !r.declares(chain) || len(r.rules(chain)) > 0 {
 		return false

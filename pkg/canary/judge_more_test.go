@@ -21,9 +21,9 @@ func TestJudgeOfATableThatIsGone(t *testing.T) {
 func TestWhatCannotBeReadIsUnknownAndNeverLoss(t *testing.T) {
 	broken := errors.New("permission denied")
 	for name, seen := range map[string]Seen{
-		"nothing was read":           {Err: broken},
-		"a flushed table beside it":  {Err: broken, Table: tableOf(t, flushed()(node))},
-		"an untouched one beside it": {Err: broken, Table: tableOf(t, node), Quiet: true},
+		"nothing was read":         {Err: broken},
+		"a flushed table with it":  {Err: broken, Table: tableOf(t, flushed()(node))},
+		"an untouched one with it": {Err: broken, Table: tableOf(t, node), Quiet: true},
 	} {
 		got := Judge(wantedOf(t, node), seen)
 		if d := cmp.Diff(Finding{Verdict: Unknown, Err: broken}, got, cmpopts.EquateErrors()); d != "" {
@@ -64,7 +64,7 @@ COMMIT
 		if got := Judge(wantedOf(t, text), seenTable(tableOf(t, flushed(chain)(text)))).Verdict; got != want {
 			t.Errorf("%s emptied: %s, want %s", chain, got, want)
 		}
-		// In mangle nobody says what these names stand for.
+		// In mangle these names have no meaning.
 		mangle := strings.Replace(text, "*filter", "*mangle", 1)
 		if got := Judge(wantedOf(t, mangle), seenTable(tableOf(t, flushed(chain)(mangle)))).Verdict; got != Changed {
 			t.Errorf("%s emptied in mangle: %s, want %s", chain, got, Changed)

@@ -64,7 +64,7 @@ func TestARuleThatLeadsNowhereIsLostWithItsChainAndLetGoOfByName(t *testing.T) {
 			want: summary{Verdict: JumpsMissing, Witnesses: []string{"POSTROUTING"}, Jumps: both},
 		},
 		{
-			name:  "and somebody put another network's there",
+			name:  "and another network's rule appeared there",
 			edits: []edit{flushed("POSTROUTING"), with(firewalld)},
 			want:  summary{Verdict: JumpsMissing, Witnesses: []string{"POSTROUTING"}, Jumps: both},
 		},
@@ -118,8 +118,8 @@ const sharedNode = `*nat
 COMMIT
 `
 
-// TestTheLastPodTakesItsJumpAwayBeforeItsChain: portmap's DEL is several commands, and
-// after the first one the chain that all pods share may be empty.
+// TestTheLastPodTakesItsJumpAwayBeforeItsChain: portmap's DEL is several commands, and after the
+// first one the chain that all pods share may be empty.
 func TestTheLastPodTakesItsJumpAwayBeforeItsChain(t *testing.T) {
 	const shared, jump1, jump2 = "CNI-HOSTPORT-DNAT", "-A CNI-HOSTPORT-DNAT -p tcp -m tcp --dport 1 -j CNI-DN-1", "-A CNI-HOSTPORT-DNAT -p tcp -m tcp --dport 2 -j CNI-DN-2"
 	protection := rules.Protection{Chain: func(chain string) bool { return chain == shared || chain == "CNI-DN-1" || chain == "CNI-DN-2" }}
@@ -133,7 +133,7 @@ func TestTheLastPodTakesItsJumpAwayBeforeItsChain(t *testing.T) {
 		{name: "the last pod is being removed", edits: []edit{deleted("CNI-DN-1"), without(jump1, jump2)}, want: summary{Verdict: Changed, Waiting: []string{jump2}}},
 		{name: "two are at once", edits: []edit{flushed(shared)}, want: summary{Verdict: Changed, Waiting: []string{jump1}}},
 		{name: "they were", edits: []edit{without(jump1, jump2), deleted("CNI-DN-1", "CNI-DN-2")}, quiet: true, want: summary{Verdict: Changed}},
-		{name: "nobody comes back for the chain", edits: []edit{flushed(shared)}, quiet: true, want: summary{Verdict: Emptied, Emptied: []string{shared}}},
+		{name: "the owner does not delete the chain", edits: []edit{flushed(shared)}, quiet: true, want: summary{Verdict: Emptied, Emptied: []string{shared}}},
 		{name: "who writes all of a chain empties it at once", edits: []edit{flushed(shared)}, whole: true, want: summary{Verdict: Emptied, Emptied: []string{shared}}},
 		{name: "the table was flushed", edits: []edit{flushed()}, want: summary{Verdict: Emptied, MarkLost: true, Witnesses: []string{"PREROUTING"}, Jumps: []string{"-A PREROUTING -j " + shared}, Emptied: []string{"CNI-DN-1", "CNI-DN-2", shared}}},
 	}

@@ -80,7 +80,7 @@ func wantedOf(t testing.TB, text string) Wanted {
 	return Wanted{CanaryChain: DefaultChain, Mark: Mark{Nonce: nonce, Witnessed: s.JumpChains(table.Name)}, Section: s}
 }
 
-// An edit is something that somebody did to a table's text.
+// An edit is a change of a table's text.
 type edit func(text string) string
 
 // flushed does iptables -F CHAIN, for each chain; none is all.
@@ -185,7 +185,7 @@ func TestJudgeTellsLossFromDecision(t *testing.T) {
 			want: summary{ChainDeleted, true, jumped, jumps3, nil, nil, chains},
 		},
 		{
-			name:  "-F by somebody and then half of its rules back by their owner",
+			name:  "-F and then half of its rules back by their owner",
 			edits: []edit{flushed(), with(jumpPre, "-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000")},
 			want:  summary{Emptied, true, jumped, []string{jumpOut, jumpPost}, nil, chains[1:], nil},
 		},
@@ -285,7 +285,7 @@ func TestJudgeTellsLossFromDecision(t *testing.T) {
 			want: summary{Verdict: Emptied, Emptied: []string{"KUBE-SERVICES"}, Missing: []string{sep, svc}},
 		},
 		{
-			name: "an emptied chain leaves a full one behind that nobody else knows", edits: []edit{flushed(svc)},
+			name: "an emptied chain leaves a full one behind that no other rule references", edits: []edit{flushed(svc)},
 			want: summary{Verdict: Emptied, Emptied: []string{svc}},
 		},
 		{
@@ -297,7 +297,7 @@ func TestJudgeTellsLossFromDecision(t *testing.T) {
 			edits: []edit{flushed(svc), with("-A KUBE-NODEPORTS -j " + sep)}, want: changed,
 		},
 		{
-			name:  "an orphan that two chains had let go of was nobody's loss",
+			name:  "an orphan that two chains no longer reference is no loss",
 			edits: []edit{flushed("KUBE-NODEPORTS"), without("-A KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j " + svc)},
 			want:  changed,
 		},

@@ -19,7 +19,7 @@ func TestEveryNonceIsNew(t *testing.T) {
 	}
 }
 
-func TestIsMarkKnowsOurRulesAndNobodyElses(t *testing.T) {
+func TestIsMarkKnowsOurRulesAndNoOthers(t *testing.T) {
 	tests := []struct {
 		spec          string
 		mark, witness bool
@@ -137,7 +137,7 @@ func TestVerdictsOfMarks(t *testing.T) {
 	present := func(rules int, comments ...string) iptables.Holding {
 		return iptables.Holding{Presence: iptables.Present, Rules: rules, Comments: comments}
 	}
-	good, witness := present(1, nonce.Comment()), present(9, "somebody's", nonce.WitnessComment())
+	good, witness := present(1, nonce.Comment()), present(9, "another rule's", nonce.WitnessComment())
 	tests := []struct {
 		name string
 		seen map[iptables.Place]iptables.Holding
@@ -152,7 +152,7 @@ func TestVerdictsOfMarks(t *testing.T) {
 		{"a rule more", map[iptables.Place]iptables.Holding{canary: present(2, nonce.Comment()), out: witness}, Replaced},
 		{"a comment more", map[iptables.Place]iptables.Holding{canary: present(2, nonce.Comment(), "x"), out: witness}, Replaced},
 		{"a rule without a comment", map[iptables.Place]iptables.Holding{canary: present(1), out: witness}, Replaced},
-		{"the witness is gone", map[iptables.Place]iptables.Holding{canary: good, out: present(3, "somebody's")}, JumpsMissing},
+		{"the witness is gone", map[iptables.Place]iptables.Holding{canary: good, out: present(3, "another rule's")}, JumpsMissing},
 		{"the witness is old", map[iptables.Place]iptables.Holding{canary: good, out: present(1, old.WitnessComment())}, JumpsMissing},
 		{"the built-in chain is gone", map[iptables.Place]iptables.Holding{canary: good, out: {Presence: iptables.NoChain}}, JumpsMissing},
 	}
@@ -174,8 +174,8 @@ func TestVerdictsOfMarks(t *testing.T) {
 	}
 }
 
-// TestVerdictsKnowWhatWasTried: a write of our own whose end is not known is
-// nobody's flush, whether it came about or not.
+// TestVerdictsKnowWhatWasTried: a write of our own whose end is unknown is not a flush, whether
+// the kernel took it or not.
 func TestVerdictsKnowWhatWasTried(t *testing.T) {
 	const f, tried = rules.IPv4, Nonce("00000000000000ff")
 	mark := Mark{Nonce: nonce, Witnessed: []string{"OUTPUT"}}

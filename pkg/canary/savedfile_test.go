@@ -9,7 +9,7 @@ import (
 )
 
 // TestWhatWasLostBeforeIsLost: a chain that is gone from a table whose chains a flush
-// left standing was removed by its owner, unless it was lost at an earlier look already.
+// left standing was removed by its owner, unless an earlier read found it lost already.
 func TestWhatWasLostBeforeIsLost(t *testing.T) {
 	const older = "KUBE-SVC-OLDER77777777777"
 	file := []edit{deleted(svc, sep), replaced("0123456789abcdef", "aaaaaaaaaaaaaaaa"), with(":"+older+" - [0:0]", "-A "+older+" -j KUBE-MARK-MASQ")}
@@ -29,7 +29,7 @@ func TestWhatWasLostBeforeIsLost(t *testing.T) {
 			lost: []string{sep, svc}, brought: []string{older},
 		},
 		{
-			name: "and somebody fills what only they had", earlier: [][]edit{file}, now: append(slices.Clone(file), flushed(), with("-A "+older+" -j RETURN")),
+			name: "and an owner fills what only they had", earlier: [][]edit{file}, now: append(slices.Clone(file), flushed(), with("-A "+older+" -j RETURN")),
 			lost: []string{sep, svc},
 		},
 		{
@@ -83,7 +83,7 @@ func TestWhatWasLostBeforeIsLost(t *testing.T) {
 	}
 }
 
-// TestSavedRulesOfAnotherTime: who restores saved rules brings back what was removed.
+// TestSavedRulesOfAnotherTime: restoring saved rules brings back what was removed.
 func TestSavedRulesOfAnotherTime(t *testing.T) {
 	text := with(":KUBE-SVC-OLDER77777777777 - [0:0]")(replaced("0123456789abcdef", "aaaaaaaaaaaaaaaa")(node))
 	got := Judge(wantedOf(t, node), seenTable(tableOf(t, text)))

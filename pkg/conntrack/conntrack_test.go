@@ -41,7 +41,7 @@ type everything struct{}
 func (everything) Translates(rules.Flow) bool                  { return true }
 func (everything) Masquerades(rules.Flow, netip.AddrPort) bool { return false }
 
-// udp is a flow that nobody translated.
+// udp is a flow that was not translated.
 func udp(from string) conntrack.Made {
 	return conntrack.Made{Protocol: rules.UDP, From: netip.MustParseAddrPort(from), To: netip.MustParseAddrPort("10.96.0.10:53")}
 }
@@ -89,25 +89,25 @@ func TestWhichFlowsEnd(t *testing.T) {
 		ends           bool
 	}{
 		{story: "UDP that went past the service", protocol: udp, to: "service", by: "service", ends: true},
-		{story: "answered by whoever", protocol: udp, to: "service", by: "service", status: answered, ends: true},
+		{story: "answered by the wrong host", protocol: udp, to: "service", by: "service", status: answered, ends: true},
 		{story: "translated", protocol: udp, to: "service", by: "pod"},
 		{story: "to a port that is no service", protocol: udp, to: "other port", by: "other port"},
-		{story: "to somebody else", protocol: udp, to: "other", by: "other"},
+		{story: "to another address", protocol: udp, to: "other", by: "other"},
 		{story: "translated to another port only", protocol: udp, to: "service", by: "other port"},
 		{story: "in a zone of its own", protocol: udp, to: "service", by: "service", zone: 7},
 		{story: "masqueraded past the service", protocol: udp, to: "service", by: "service", is: true, ends: true},
 		{story: "SCTP that went past the service", protocol: sctp, to: "service", by: "service", ends: true},
-		{story: "an association with whoever answered", protocol: sctp, to: "service", by: "service", status: answered},
+		{story: "an association with the wrong host", protocol: sctp, to: "service", by: "service", status: answered},
 		{story: "SCTP that is translated", protocol: sctp, to: "service", by: "pod"},
 
 		{story: "a SYN that went past the service", protocol: tcp, to: "service", by: "service", state: synSent, ends: true},
-		{story: "a SYN to somebody else", protocol: tcp, to: "other", by: "other", state: synSent},
+		{story: "a SYN to another address", protocol: tcp, to: "other", by: "other", state: synSent},
 		{story: "a SYN that is translated", protocol: tcp, to: "service", by: "pod", state: synSent},
-		{story: "half open with whoever answered", protocol: tcp, to: "service", by: "service", state: synReceived, status: answered},
+		{story: "half open with the wrong host", protocol: tcp, to: "service", by: "service", state: synReceived, status: answered},
 		{story: "half open, which its state alone says", protocol: tcp, to: "service", by: "service", state: synReceived},
 		{story: "an answer, which its status alone says", protocol: tcp, to: "service", by: "service", state: synSent, status: answered},
 		{story: "opened from both sides at once", protocol: tcp, to: "service", by: "service", state: synSent2},
-		{story: "a connection with whoever answered", protocol: tcp, to: "service", by: "service", state: established, status: answered | assured},
+		{story: "a connection with the wrong host", protocol: tcp, to: "service", by: "service", state: established, status: answered | assured},
 		{story: "a connection picked up in the middle", protocol: tcp, to: "service", by: "service", state: established},
 
 		{story: "a SYN with the wrong source", protocol: tcp, to: "service", by: "pod", state: synSent, masquerade: true, ends: true},
@@ -195,7 +195,7 @@ func (l late) Translates(rules.Flow) bool {
 }
 
 // TestAnAnswerInTheLastMoment: a flow that is answered between the search and its
-// end is a connection; one that is not is ended beside it.
+// end is a connection; another one, without an answer, is ended.
 func TestAnAnswerInTheLastMoment(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		to := netip.MustParseAddrPort("10.96.0.10:53")
@@ -218,9 +218,8 @@ func TestAnAnswerInTheLastMoment(t *testing.T) {
 	})
 }
 
-// TestFlowsFromBeforeTheLossStay: where the kernel notes when flows began, older
-// ones have another reason to be without an answer. UDP is not spared: nobody
-// would ever end it.
+// TestFlowsFromBeforeTheLossStay: where the kernel records when flows began, older ones have
+// another reason to be without an answer. UDP flows end all the same: nothing else would end them.
 func TestFlowsFromBeforeTheLossStay(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedSetting(t, "/proc/sys/net/netfilter/nf_conntrack_timestamp", "1")
@@ -245,8 +244,7 @@ func TestFlowsFromBeforeTheLossStay(t *testing.T) {
 	})
 }
 
-// TestNoMoreThanOneSweepsWorth: what is too much is told, and is less the next
-// time.
+// TestNoMoreThanOneSweepsWorth: an error counts the flows that are left for the next sweep.
 func TestNoMoreThanOneSweepsWorth(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		for i := range conntrack.MaxDeleted + 5 {

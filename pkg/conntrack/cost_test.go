@@ -68,32 +68,32 @@ func asked(t *testing.T, g rules.Generation) (tcp, udp []netip.AddrPort) {
 	return tcp, udp
 }
 
-// aside returns an address that is no service's.
-func aside(net byte, i int) netip.Addr {
+// elsewhere returns an address that no service has.
+func elsewhere(net byte, i int) netip.Addr {
 	return netip.AddrFrom4([4]byte{net, byte(i >> 16), byte(i >> 8), byte(i)})
 }
 
 // busyNode returns as many flows as a busy node has that are none of a sweep's.
 // Of 100, 60 are connections to services and 22 questions to DNS at a service; 10
-// are connections and 5 datagrams to somebody else, and 3 got no answer there.
+// are connections and 5 datagrams to other addresses, and 3 got no answer there.
 func busyNode(count int, tcp, udp []netip.AddrPort) []conntrack.Made {
 	made := make([]conntrack.Made, count)
 	for i := range made {
 		m := conntrack.Made{
-			Protocol: rules.TCP, From: netip.AddrPortFrom(aside(10, i/8), uint16(20000+i%40000)), To: tcp[i%len(tcp)],
+			Protocol: rules.TCP, From: netip.AddrPortFrom(elsewhere(10, i/8), uint16(20000+i%40000)), To: tcp[i%len(tcp)],
 			Status: conntrack.SeenReply | conntrack.Assured, State: established,
 		}
 		switch n := i % 100; {
 		case n < 60:
-			m.By = netip.AddrPortFrom(aside(11, i), 8080)
+			m.By = netip.AddrPortFrom(elsewhere(11, i), 8080)
 		case n < 82:
-			m.Protocol, m.To, m.By, m.Status = rules.UDP, udp[i%len(udp)], netip.AddrPortFrom(aside(11, i), 53), conntrack.SeenReply
+			m.Protocol, m.To, m.By, m.Status = rules.UDP, udp[i%len(udp)], netip.AddrPortFrom(elsewhere(11, i), 53), conntrack.SeenReply
 		case n < 92:
-			m.To = netip.AddrPortFrom(aside(80, i), 443)
+			m.To = netip.AddrPortFrom(elsewhere(80, i), 443)
 		case n < 97:
-			m.Protocol, m.To, m.Status = rules.UDP, netip.AddrPortFrom(aside(80, i), 53), conntrack.SeenReply
+			m.Protocol, m.To, m.Status = rules.UDP, netip.AddrPortFrom(elsewhere(80, i), 53), conntrack.SeenReply
 		default:
-			m.To, m.Status, m.State = netip.AddrPortFrom(aside(80, i), 443), 0, synSent
+			m.To, m.Status, m.State = netip.AddrPortFrom(elsewhere(80, i), 443), 0, synSent
 		}
 		made[i] = m
 	}
@@ -104,7 +104,7 @@ func busyNode(count int, tcp, udp []netip.AddrPort) []conntrack.Made {
 func ofTheGap(count int, tcp, udp []netip.AddrPort) []conntrack.Made {
 	made := make([]conntrack.Made, count)
 	for i := range made {
-		made[i] = conntrack.Made{Protocol: rules.TCP, From: netip.AddrPortFrom(aside(100, i), 4000), To: tcp[i*7%len(tcp)], State: synSent}
+		made[i] = conntrack.Made{Protocol: rules.TCP, From: netip.AddrPortFrom(elsewhere(100, i), 4000), To: tcp[i*7%len(tcp)], State: synSent}
 		if i%4 == 0 {
 			made[i].Protocol, made[i].To = rules.UDP, udp[i%len(udp)]
 		}
@@ -112,7 +112,7 @@ func ofTheGap(count int, tcp, udp []netip.AddrPort) []conntrack.Made {
 	return made
 }
 
-// TestCostOfASweep: beside 100,000 flows and 5,000 services a sweep that ends
+// TestCostOfASweep: with 100,000 flows and 5,000 services a sweep that ends
 // 1,000 flows is to take a tenth of a second of one processor. Two cores of a
 // shared machine took 0.12 to 0.23 s (Linux 6.18): 0.03 to 0.045 s for each of
 // the kernel's two walks through a table of 262,144 buckets, whatever they find,

@@ -36,7 +36,7 @@ type shelved struct {
 
 func newShelf() *shelf { return &shelf{tables: map[shelfPlace]shelved{}} }
 
-// known returns a table as it was read before, or nil, for rules.ParseSharing.
+// known returns a table as it was read before, or nil, for rules.ParseSome.
 func (s *shelf) known(family rules.Family) func(rules.TableName) *rules.Table {
 	return func(table rules.TableName) *rules.Table {
 		s.mu.Lock()

@@ -10,7 +10,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-func TestEveryPresetNamesItsOwnersChainsAndNobodyElses(t *testing.T) {
+func TestEveryPresetNamesItsOwnersChainsAndNoOthers(t *testing.T) {
 	const net12, net13 = "4f5a6b7c8d9e", "1D8721804F16F"
 	tests := map[string]struct{ yes, no []string }{
 		"docker": {
@@ -106,7 +106,7 @@ func TestRulesThatDockerPutsIntoBuiltInChainsAreToldByTheirForm(t *testing.T) {
 	}
 }
 
-func TestANamedRuleIsAJumpWithAnAnchorAndNobodysNeighbour(t *testing.T) {
+func TestANamedRuleIsAJumpWithAnAnchorAndNoNeighbour(t *testing.T) {
 	text := `*nat
 :PREROUTING ACCEPT [0:0]
 :POSTROUTING ACCEPT [0:0]

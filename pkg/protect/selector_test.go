@@ -137,8 +137,8 @@ func TestPresetsTakeTheirOwnersChainsFromANode(t *testing.T) {
 	}
 }
 
-// TestPiecewise: chains that many share, each of which writes its own rules only,
-// are told from those that somebody writes as a whole.
+// TestPiecewise: chains whose rules are written for one container at a time, and chains that are
+// written as a whole.
 func TestPiecewise(t *testing.T) {
 	s, err := protect.NewSelector([]string{"kube", "cni", "docker", "podman", "libvirt", "tailscale", "MY-*"})
 	if err != nil {

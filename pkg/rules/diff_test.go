@@ -3,13 +3,11 @@ package rules_test
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/canaryd/canaryd/internal/testkit/golden"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -56,7 +54,7 @@ func TestDiff(t *testing.T) {
 		}},
 		{"everything deleted", func(s *rules.Section) { *s = rules.Section{} }},
 		{"a chain deleted, an empty one too", func(s *rules.Section) { s.Chains = append(s.Chains[:1], s.Chains[2]) }},
-		{"a chain of nobody's", func(s *rules.Section) {
+		{"an unwanted chain", func(s *rules.Section) {
 			s.Chains = append(s.Chains, rules.Chain{Name: "KUBE-SVC-C", Rules: []rules.Rule{r("-j DROP")}}, rules.Chain{Name: "KUBE-SVC-D"})
 		}},
 		{"a rule missing", func(s *rules.Section) { *services(s) = slices.Delete(*services(s), 1, 2) }},
@@ -97,14 +95,7 @@ func TestDiff(t *testing.T) {
 			t.Errorf("%s: String and Lines differ", c.name)
 		}
 	}
-	if os.Getenv("UPDATE_GOLDEN") != "" {
-		if err := os.WriteFile("testdata/diff.golden", []byte(b.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if d := cmp.Diff(testdata(t, "diff.golden"), b.String()); d != "" {
-		t.Errorf("diff.golden, which UPDATE_GOLDEN=1 writes anew (-want +got):\n%s", d)
-	}
+	golden.Compare(t, "diff.golden", []byte(b.String()))
 }
 
 // Whatever happens to a chain, Diff is empty exactly if it is as it was; and

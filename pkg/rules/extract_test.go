@@ -53,10 +53,10 @@ func TestExtractAnchorsAJumpByTheForeignRulesAroundIt(t *testing.T) {
 			"two in every place", []string{"-j KUBE-A", "-j KUBE-B", foreign, "-j KUBE-A", "-j KUBE-B", "-j DROP", "-j KUBE-A", "-j KUBE-B"},
 			[]rules.Anchor{top, top, behind(foreign), behind(foreign), bottom, bottom},
 		},
-		{"a mark before it is nobody's neighbour", []string{mark, "-j KUBE-A"}, []rules.Anchor{top}},
+		{"a mark before it is no neighbour", []string{mark, "-j KUBE-A"}, []rules.Anchor{top}},
 		{"a mark after it does not make it less the last", []string{foreign, "-j KUBE-A", mark}, []rules.Anchor{bottom}},
 		{"a mark between it and its neighbour", []string{foreign, mark, "-j KUBE-A", "-j DROP"}, []rules.Anchor{behind(foreign)}},
-		{"a jump to somebody else's chain is no jump", []string{"-j corp"}, nil},
+		{"a rule to an unprotected chain is no jump", []string{"-j corp"}, nil},
 		{"a comment that names a protected chain is no jump", []string{`-m comment --comment "-j KUBE-A"`}, nil},
 	}
 	for _, test := range tests {
@@ -67,7 +67,7 @@ func TestExtractAnchorsAJumpByTheForeignRulesAroundIt(t *testing.T) {
 			}
 			var got []rules.Anchor
 			section := extract(t, rules.Filter, body)
-			if alone := slices.Contains(section.Alone, "INPUT"); alone != (test.name == "alone" || test.name == "a mark before it is nobody's neighbour") {
+			if alone := slices.Contains(section.Alone, "INPUT"); alone != (test.name == "alone" || test.name == "a mark before it is no neighbour") {
 				t.Errorf("alone: %t", alone)
 			}
 			for _, h := range section.Jumps {

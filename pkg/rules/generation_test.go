@@ -2,7 +2,6 @@ package rules_test
 
 import (
 	"encoding/json"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/canaryd/canaryd/internal/testkit/golden"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -51,7 +51,7 @@ func TestIDDoesNotDependOnTheOrderOfChainsNorOnWhatIsNotReplayed(t *testing.T) {
 		"the same again":  small(),
 		"chains reversed": changed(func(s *rules.Section) { slices.Reverse(s.Chains) }),
 		"another policy":  changed(func(s *rules.Section) { s.Policies = map[string]string{"OUTPUT": "DROP"} }),
-		"no leans":        changed(func(s *rules.Section) { s.DependsOn = nil }),
+		"no dependency":   changed(func(s *rules.Section) { s.DependsOn = nil }),
 	} {
 		if got := g.ID(); got != want {
 			t.Errorf("%s: ID %s, want %s", name, got, want)
@@ -164,14 +164,7 @@ func TestRenderWritesWhatLoadsIntoEmptyTables(t *testing.T) {
 	g[rules.IPv4.Table(rules.Raw)] = rules.Section{Policies: map[string]string{"OUTPUT": "DROP"}}
 	for f, file := range map[rules.Family]string{rules.IPv4: "render.v4.golden", rules.IPv6: "render.v6.golden"} {
 		got := rules.Render(g, f)
-		if os.Getenv("UPDATE_GOLDEN") != "" {
-			if err := os.WriteFile("testdata/"+file, []byte(got), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if d := cmp.Diff(testdata(t, file), got); d != "" {
-			t.Errorf("%s, which UPDATE_GOLDEN=1 writes anew (-want +got):\n%s", file, d)
-		}
+		golden.Compare(t, file, []byte(got))
 		for _, chain := range rules.BuiltinChains(rules.Mangle) {
 			if strings.Contains(got, ":"+chain) {
 				t.Errorf("%s declares %s and so sets its policy", f, chain)

@@ -92,7 +92,7 @@ func TestMeaning(t *testing.T) {
 		"any tcp":           {"-p tcp", "-p 6", "--protocol TCP"},
 		"any tcp but short": {"-p tcp -m tcp", "-p tcp --dport 0:65535", "-p tcp --tcp-flags NONE NONE"},
 		"all but tcp":       {"! -p tcp"},
-		// Measured: iptables-nft prints one -m tcp for two, and ports above 80 for those that are not up to it.
+		// Measured: iptables-nft prints one -m tcp for two, and 81:65535 for ports not up to 80.
 		"tcp twice":                 {"-p tcp -m tcp --sport 3 -m tcp --dport 4", "-p tcp -m tcp --sport 3 --dport 4", "-p tcp --dport 4 --sport 3"},
 		"tcp around a mark":         {"-p tcp -m tcp --sport 3 -m mark --mark 1 -m tcp --dport 4 -j X", "-p tcp -m tcp --sport 3 --dport 4 -m mark --mark 0x1 -j X"},
 		"tcp around a limit":        {"-p tcp -m tcp --sport 3 -m limit -m tcp --dport 4 -j X"},

@@ -43,19 +43,16 @@ const maxLine = 64 << 10
 // and then no line behind it is certain. A rule on one line whose text may not be written back is
 // opaque.
 func Parse(r io.Reader) (set Ruleset, unreadable map[TableName]error, err error) {
-	return ParseSharing(r, func(TableName) *Table { return nil })
+	return ParseSome(r, func(TableName) *Table { return nil }, nil)
 }
 
-// ParseSharing is Parse for a text of which much was parsed before. known returns what a table
-// held then, or nil. A chain with the same text gets the rules of the known table itself: they
-// cost no memory, and comparing the two compares pointers.
-func ParseSharing(r io.Reader, known func(TableName) *Table) (set Ruleset, unreadable map[TableName]error, err error) {
-	return ParseSome(r, known, nil)
-}
-
-// ParseSome is ParseSharing without the rules of some chains. It calls skip with the length of
-// each rule's line; where skip returns true, the chain is left out (see LeftOut). A nil skip
-// skips none.
+// ParseSome is Parse for a text of which much was parsed before, and with a limit.
+//
+// known returns what a table held before, or nil. A chain with the same text gets the rules of the
+// known table itself: they cost no memory, and comparing the two compares pointers.
+//
+// ParseSome calls skip with the length of each rule's line. Where skip returns true, the chain is
+// left out (see LeftOut). A nil skip skips none.
 func ParseSome(r io.Reader, known func(TableName) *Table, skip func(t TableName, chain string, line int) bool) (set Ruleset, unreadable map[TableName]error, err error) {
 	p := parser{set: Ruleset{}, unreadable: map[TableName]error{}, lookUp: known, skip: skip}
 	lines := newLineReader(r)

@@ -59,7 +59,7 @@ func FuzzParse(f *testing.F) {
 		set, _, err := rules.Parse(strings.NewReader(text))
 		if err != nil {
 			if set != nil {
-				t.Fatalf("a ruleset beside the error %v", err)
+				t.Fatalf("a ruleset and the error %v", err)
 			}
 			return
 		}

@@ -12,7 +12,7 @@ import (
 
 func parseSharing(t testing.TB, text string, known rules.Ruleset) rules.Ruleset {
 	t.Helper()
-	set, _, err := rules.ParseSharing(strings.NewReader(text), func(name rules.TableName) *rules.Table { return known[name] })
+	set, _, err := rules.ParseSome(strings.NewReader(text), func(name rules.TableName) *rules.Table { return known[name] }, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,8 +61,8 @@ func TestWhatIsTheSameTextIsTheSameRules(t *testing.T) {
 	}
 }
 
-// FuzzParseSharing: what is read does not depend on what was known.
-func FuzzParseSharing(f *testing.F) {
+// FuzzParseSome: what is read does not depend on what was known.
+func FuzzParseSome(f *testing.F) {
 	const text = "*nat\n:A - [0:0]\n:B - [0:0]\n-A A -j B\n-A A\n-A B -j RETURN\nCOMMIT\n"
 	f.Add(text, text)
 	f.Add(text, strings.ReplaceAll(text, "\n", "\r\n"))
@@ -76,7 +76,7 @@ func FuzzParseSharing(f *testing.F) {
 			return
 		}
 		want, _, wantErr := rules.Parse(strings.NewReader(text))
-		got, _, gotErr := rules.ParseSharing(strings.NewReader(text), func(name rules.TableName) *rules.Table { return known[name] })
+		got, _, gotErr := rules.ParseSome(strings.NewReader(text), func(name rules.TableName) *rules.Table { return known[name] }, nil)
 		if (wantErr == nil) != (gotErr == nil) || wantErr != nil && wantErr.Error() != gotErr.Error() {
 			t.Fatalf("alone: %v; sharing: %v", wantErr, gotErr)
 		}

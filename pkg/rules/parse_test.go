@@ -35,7 +35,7 @@ func testdata(t testing.TB, name string) string {
 }
 
 // exactly compares field by field: cmp would ask the Equal methods of Rule and
-// Section, which look at no target, policy or lean.
+// Section, which look at no target, policy or dependency.
 var exactly = cmp.Options{
 	cmpopts.IgnoreUnexported(rules.Table{}),
 	cmp.Transformer("Rule", func(r rules.Rule) plainRule { return plainRule(r) }),
@@ -113,7 +113,7 @@ func TestParseReadsTheSameFromBothBackends(t *testing.T) {
 	}
 }
 
-func TestParseRuleFindsTheTargetAndNotSomebodysText(t *testing.T) {
+func TestParseRuleFindsTheTargetAndNotFreeText(t *testing.T) {
 	tests := []struct{ name, spec, want string }{
 		{"a jump", "-s 10.0.0.1/32 -j KUBE-MARK-MASQ", "KUBE-MARK-MASQ"},
 		{"a goto", "-p tcp -m tcp --dport 80 -g X", "X"},

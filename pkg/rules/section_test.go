@@ -45,7 +45,7 @@ func TestSplitPartsChainsAndJumpsAndKeepsTheirOrder(t *testing.T) {
 		claimed   func(string) bool
 		own, rest rules.Section
 	}{
-		{"nobody claims", nil, rules.Section{}, s},
+		{"no claims", nil, rules.Section{}, s},
 		{"nothing is claimed", func(string) bool { return false }, rules.Section{DependsOn: s.DependsOn, Policies: s.Policies}, s},
 		{"all is claimed", func(string) bool { return true }, s, rules.Section{DependsOn: s.DependsOn, Policies: s.Policies}},
 		{"some", kube, rules.Section{
@@ -80,7 +80,7 @@ func TestSplitPartsChainsAndJumpsAndKeepsTheirOrder(t *testing.T) {
 				}
 			}
 			if d := cmp.Diff(s.DependsOn, joined.DependsOn); d != "" {
-				t.Errorf("leans (-want +got):\n%s", d)
+				t.Errorf("DependsOn (-want +got):\n%s", d)
 			}
 			if d := cmp.Diff(s.Policies, joined.Policies); d != "" {
 				t.Errorf("policies (-want +got):\n%s", d)

@@ -106,7 +106,7 @@ func TestWhichFlowsAreTranslated(t *testing.T) {
 		{"UDP has no say in SCTP", sctp, pod, "10.96.0.10:53", false},
 		{"TCP at a service whose endpoints take UDP only", tcp, pod, "10.96.0.10:53", false},
 		{"TCP at a host port", tcp, client, "192.0.2.1:8080", true},
-		{"TCP at the UDP host port beside it", tcp, client, "192.0.2.1:8125", false},
+		{"TCP at the UDP host port next to it", tcp, client, "192.0.2.1:8125", false},
 		{"SCTP at a cluster IP with affinity", sctp, pod, "10.96.0.11:3868", true},
 		{"a node port at the node", udp, client, "192.0.2.1:30053", true},
 		{"a node port at another of its addresses", udp, client, "172.17.0.1:30053", true},
@@ -163,7 +163,7 @@ func TestWhatIsExemptIsNotTranslated(t *testing.T) {
 		{"every address but one", "-A KUBE-A ! -d 10.9.9.9" + dnat, true},
 		{"every address but it", "-A KUBE-A ! -d 10.96.0.10" + dnat, false},
 		{"to nowhere of its own", "-A KUBE-A -d 10.96.0.10 -j KUBE-C\n", false},
-		{"with a match nobody knows", "-A KUBE-A -m quux --quux 1" + dnat, false},
+		{"with an unknown match", "-A KUBE-A -m quux --quux 1" + dnat, false},
 	}
 	flow := rules.Flow{Protocol: rules.UDP, Source: netip.MustParseAddrPort("192.0.2.1:4000"), Destination: netip.MustParseAddrPort("10.96.0.10:53")}
 	for _, test := range tests {

@@ -101,7 +101,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// squeeze leaves no two spaces beside each other.
+// squeeze leaves no two spaces in a row.
 func squeeze(text string) string {
 	for strings.Contains(text, "  ") {
 		text = strings.ReplaceAll(text, "  ", " ")

@@ -23,9 +23,9 @@ const (
 	Pods    = "pods"    // a pod here that asks gets an answer only if it is masqueraded
 )
 
-// MaxServices is how many services a cluster can have: each has one pod in each of two networks
+// maxServices is how many services a cluster can have: each has one pod in each of two networks
 // of 16,384 addresses.
-const MaxServices = 10000
+const maxServices = 10000
 
 // What each cluster has in addition.
 const (
@@ -106,8 +106,8 @@ type Cluster struct {
 // New makes the namespaces, links and addresses around the namespace of the process, which must
 // be new and have its own /run.
 func New(ctx context.Context, services int) (*Cluster, error) {
-	if services < 2 || services > MaxServices {
-		return nil, fmt.Errorf("%d services: a cluster has 2 to %d", services, MaxServices)
+	if services < 2 || services > maxServices {
+		return nil, fmt.Errorf("%d services: a cluster has 2 to %d", services, maxServices)
 	}
 	c := &Cluster{services: services, spaces: map[string]int{}}
 	for i := range services {

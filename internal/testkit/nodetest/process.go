@@ -24,7 +24,7 @@ const (
 	// Bounds for steps that take milliseconds on an idle machine.
 	StartsIn = time.Minute
 	HealsIn  = time.Minute
-	StopsIn  = 20 * time.Second
+	stopsIn  = 20 * time.Second
 )
 
 // A Process is a running canaryd.
@@ -74,7 +74,7 @@ func (n *Node) Start(flags ...string) *Process {
 // Stop ends the daemon as a service manager does.
 func (p *Process) Stop() {
 	p.n.Helper()
-	if err := p.Process.Stop(StopsIn); err != nil {
+	if err := p.Process.Stop(stopsIn); err != nil {
 		p.n.Fatalf("after SIGTERM canaryd ended with %v, want exit code 0\n%s", err, p.Log())
 	}
 }
@@ -146,13 +146,13 @@ func (n *Node) Want(code int, command string, flags ...string) (stdout, stderr s
 // OneLine checks that an error is one line, log lines excepted.
 func (n *Node) OneLine(stderr string) {
 	n.Helper()
-	var told []string
+	var lines []string
 	for line := range strings.Lines(stderr) {
 		if !strings.HasPrefix(line, "I") && !strings.HasPrefix(line, "E") {
-			told = append(told, line)
+			lines = append(lines, line)
 		}
 	}
-	if len(told) != 1 || !strings.HasPrefix(told[0], "canaryd: ") {
+	if len(lines) != 1 || !strings.HasPrefix(lines[0], "canaryd: ") {
 		n.Errorf("want one line that begins with canaryd:, got %q", stderr)
 	}
 }

@@ -3,7 +3,6 @@
 package randrules
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -366,6 +365,3 @@ func targetOf(r *rand.Rand, f rules.Family, t rules.TableName, proto string) *pa
 	}
 	return pick(r, list...)
 }
-
-// String returns one spelling of the rule, always the same.
-func (w Rule) String() string { return fmt.Sprintf("%q", w.Spell(rand.New(rand.NewPCG(1, 1)))) }

@@ -60,7 +60,7 @@ func TestCompare(t *testing.T) {
 			edit: []string{"-A INPUT -i lo -j ACCEPT\n-A INPUT -j KUBE-FIREWALL\n", "-A INPUT -j KUBE-FIREWALL\n-A INPUT -i lo -j ACCEPT\n"},
 			want: []string{"jumps of INPUT stand elsewhere"},
 		},
-		"jump elsewhere where the same rules were written anew afterwards": {
+		"jump elsewhere where the same rules were written again afterwards": {
 			edit: []string{"-A INPUT -i lo -j ACCEPT\n-A INPUT -j KUBE-FIREWALL\n", "-A INPUT -j KUBE-FIREWALL\n-A INPUT -i lo -j ACCEPT\n"},
 			late: true,
 		},

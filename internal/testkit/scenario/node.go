@@ -6,7 +6,6 @@ import (
 	"context"
 	"embed"
 	"fmt"
-	"io/fs"
 	"path"
 
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -34,12 +33,6 @@ func Cases(family rules.Family) []string {
 
 // KubeProxy returns what kube-proxy wrote in that case.
 func KubeProxy(name string) string { return read("kube-proxy", name, "expected.rules") }
-
-// CaseFiles returns the folder of a case: objects.yaml, options.json and
-// expected.rules.
-func CaseFiles(name string) (fs.FS, error) {
-	return fs.Sub(testdata, path.Join("testdata/kube-proxy", name))
-}
 
 // Node returns the rules of a Kubernetes node with two containers that have host ports, and a
 // firewall of the node's administrator, in the order of loading. The kube-proxy rules are those

@@ -39,7 +39,7 @@ func TestCasesLoad(t *testing.T) {
 	})
 }
 
-// TestOwnersLoad: what the programs wrote loads, and is all told to be theirs.
+// TestOwnersLoad: what the programs wrote loads, and presets name all of it.
 func TestOwnersLoad(t *testing.T) {
 	onEach(t, func(t *testing.T, p Flusher) {
 		for _, family := range rules.Families() {
@@ -95,7 +95,7 @@ func TestScenariosTakeWhatTheySay(t *testing.T) {
 	})
 }
 
-// shows tells which verdicts a table's state allows. "" is no loss.
+// shows returns the verdicts that a table's state allows. "" is no loss.
 func shows(t *testing.T, before, after *rules.Table) []string {
 	t.Helper()
 	if after == nil {
@@ -130,7 +130,7 @@ func shows(t *testing.T, before, after *rules.Table) []string {
 	case len(diff) > 0:
 		return []string{JumpsMissing}
 	case before.Name == rules.Mangle && after.RuleCount() == 0:
-		return []string{"", Emptied} // of ours it holds one empty chain: only a canary could tell
+		return []string{"", Emptied} // it has one empty chain of the saved file: only a canary could show the flush
 	default:
 		return []string{""}
 	}

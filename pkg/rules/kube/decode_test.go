@@ -81,7 +81,7 @@ func TestDecode(t *testing.T) {
 }
 
 // TestDecoder: documents come, go, move and change; what is decoded is always
-// what a Decoder that knows nothing makes of it, and what was there before is
+// what a new Decoder makes of it, and what was there before is
 // not decoded again.
 func TestDecoder(t *testing.T) {
 	service := func(name string, port int) string {
@@ -137,7 +137,7 @@ func TestDecoder(t *testing.T) {
 	}
 }
 
-// TestDecoderAfterAnError: a broken file is told each time, and what was known
+// TestDecoderAfterAnError: a broken file is an error each time, and what was known
 // before it broke still is.
 func TestDecoderAfterAnError(t *testing.T) {
 	const good = "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n"

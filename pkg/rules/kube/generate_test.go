@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -14,10 +13,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"github.com/canaryd/canaryd/internal/testkit/golden"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 // everything reads testdata/everything.yaml and options that go with it.
 func everything(t testing.TB) (Objects, Options) {
@@ -43,29 +41,13 @@ func TestGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	golden := func(name, got string) {
-		t.Helper()
-		name = "testdata/" + name + ".golden"
-		if *update {
-			if err := os.WriteFile(name, []byte(got), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(string(want), got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
-	}
-	golden("everything.v4", rules.Render(g, rules.IPv4))
-	golden("everything.v6", rules.Render(g, rules.IPv6))
-	var told strings.Builder
+	golden.Compare(t, "everything.v4.golden", []byte(rules.Render(g, rules.IPv4)))
+	golden.Compare(t, "everything.v6.golden", []byte(rules.Render(g, rules.IPv6)))
+	var skipped strings.Builder
 	for _, s := range skips {
-		fmt.Fprintln(&told, s)
+		fmt.Fprintln(&skipped, s)
 	}
-	golden("everything.skips", told.String())
+	golden.Compare(t, "everything.skips.golden", []byte(skipped.String()))
 }
 
 // TestOrder gives the objects in many orders and wants the same bytes.

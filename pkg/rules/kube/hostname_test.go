@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// The node's name decides which endpoints are local. Where nobody says it, a
+// The node's name decides which endpoints are local. If no flag gives it, a
 // manifest with one Node object does; with several, guessing would be wrong.
 func TestHostnameByTheOnlyNode(t *testing.T) {
 	node := func(name string) string {
