@@ -32,8 +32,8 @@ func runFlush(ctx context.Context, o *options, to streams) (int, error) {
 	return exitOK, nil
 }
 
-// flushText is one flush for people: what and when, who, how much, and last the
-// rules, as a diff.
+// flushText returns one flush for people: what and when, which processes, how much, and last the
+// rules as a diff.
 func flushText(r api.FlushReply) string {
 	var b strings.Builder
 	f := r.Flush

@@ -39,12 +39,12 @@ func serveControl(t *testing.T, c control.Controller) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
 	ctx, cancel := context.WithCancel(context.Background())
-	l, err := control.ListenControl(ctx, socket)
+	l, err := control.Listen(ctx, socket)
 	if err != nil {
 		t.Fatal(err)
 	}
 	served := make(chan error, 1)
-	go func() { served <- control.ServeControl(ctx, l, control.NewControlHandler(c)) }()
+	go func() { served <- control.Serve(ctx, l, control.NewHandler(c)) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-served; err != nil {

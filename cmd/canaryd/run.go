@@ -127,12 +127,12 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		Sets: iptables.NewSets(), CPU: daemon.CPUTime, ListenRequired: o.metricsRequired,
 		Elsewhere: o.elsewhere,
 	})
-	socket, err := control.ListenControl(ctx, o.socket)
+	socket, err := control.Listen(ctx, o.socket)
 	if err != nil {
 		return fmt.Errorf("the control socket: %w (choose another with --socket)", err)
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return control.ServeControl(ctx, socket, control.NewControlHandler(d)) })
+	group.Go(func() error { return control.Serve(ctx, socket, control.NewHandler(d)) })
 	if o.metricsAddress != "" {
 		face := web.Listening{
 			Address: o.metricsAddress, Report: d.ReportListening,

@@ -216,8 +216,8 @@ func CulpritOf(w watch.Writer) Culprit {
 		ContainerID: o.Container.ID, ContainerName: o.Container.Name, PodUID: o.Container.Pod}
 }
 
-// Place names the unit or the container that the process ran in; "" if it is unknown.
-func (c Culprit) Place() string {
+// place names the unit or the container that the process ran in; "" if it is unknown.
+func (c Culprit) place() string {
 	return watch.Origin{Unit: c.Unit, Container: watch.Container{ID: c.ContainerID, Pod: c.PodUID, Name: c.ContainerName}}.String()
 }
 
@@ -227,7 +227,7 @@ func (c Culprit) Line() string {
 	for _, name := range c.Ancestors {
 		text += " <- " + name
 	}
-	if place := c.Place(); place != "" {
+	if place := c.place(); place != "" {
 		text += ", " + place
 	}
 	return text

@@ -43,65 +43,34 @@ const maxRequest = 64 << 10
 // several tries.
 const controlTimeout = 10 * time.Minute
 
-// A Looker says what canaryd knows.
-type Looker interface {
+// A Controller answers the requests of the control socket. Many goroutines may call its methods.
+// Their contexts end when the client disconnects or the daemon stops.
+type Controller interface {
 	// Alive returns nil, or why the loop hangs.
 	Alive() error
 	// Status returns the newest Status at once.
 	Status() api.Status
 	// Look looks now, and returns a Status from after that look.
 	Look(context.Context) (api.Status, error)
-}
 
-// A Changer changes what the kernel holds.
-type Changer interface {
 	// Restore replays a generation and proves it. An error means that nothing could be tried; a
 	// replay that is not proved is a reply.
 	Restore(context.Context, api.RestoreRequest) (api.RestoreReply, error)
 	// Cleanup removes what canaryd planted, and ends healing.
 	Cleanup(context.Context, api.CleanupRequest) error
-}
-
-// A Pauser pauses replays.
-type Pauser interface {
 	// Pause pauses replays for a time from now on, and replaces an earlier pause.
 	Pause(context.Context, api.PauseRequest) (api.PauseReply, error)
 	// Resume ends a pause, so that what is lost is replayed.
 	Resume(context.Context) (api.PauseReply, error)
-}
-
-// A Decider ends the wait for a decision.
-type Decider interface {
 	// Dismiss accepts the loss that waits for a decision, if there is one.
 	Dismiss(context.Context) (api.DismissReply, error)
-}
 
-// A Confirmer has the generation that an operator confirmed.
-type Confirmer interface {
 	// Baseline returns, confirms or removes the baseline.
 	Baseline(context.Context, api.BaselineRequest) (api.BaselineReply, error)
-}
-
-// A Renderer writes a generation as iptables-restore input.
-type Renderer interface {
+	// Render returns a generation as iptables-restore input.
 	Render(context.Context, api.RenderRequest) (string, error)
-}
-
-// A Historian returns all of one flush, including what may not leave through TCP.
-type Historian interface {
+	// Flush returns all of one flush, including what may not leave through TCP.
 	Flush(context.Context, api.FlushRequest) (api.FlushReply, error)
-}
-
-// A Controller answers the requests of the control socket. Many goroutines may call its methods.
-// Their contexts end when the client disconnects or the daemon stops.
-type Controller interface {
-	Looker
-	Changer
-	Pauser
-	Decider
-	Confirmer
-	Renderer
-	Historian
 }
 
 // A failure is the body of every answer that is not 200.
@@ -116,9 +85,9 @@ const (
 	reasonNoFlush      = "no_flush"
 )
 
-// NewControlHandler returns the handler of the control protocol. ServeControl serves it; it must
+// NewHandler returns the handler of the control protocol. Serve serves it; it must
 // never be served over TCP.
-func NewControlHandler(c Controller) http.Handler {
+func NewHandler(c Controller) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) {
 		serve.WriteJSON(w, http.StatusOK, c.Status())
@@ -229,8 +198,8 @@ func writeFailure(w http.ResponseWriter, err error) {
 	serve.WriteJSON(w, http.StatusInternalServerError, failure{Error: err.Error()})
 }
 
-// ServeControl serves handler to root and canaryd's own user until ctx ends. It closes l, which
+// Serve serves handler to root and canaryd's own user until ctx ends. It closes l, which
 // removes the socket, and returns nil after an orderly end.
-func ServeControl(ctx context.Context, l *net.UnixListener, handler http.Handler) error {
+func Serve(ctx context.Context, l *net.UnixListener, handler http.Handler) error {
 	return serve.Serve(ctx, newPeerListener(ctx, l), &http.Server{Handler: handler, WriteTimeout: controlTimeout})
 }

@@ -87,13 +87,13 @@ func (f *fakeController) Render(ctx context.Context, r api.RenderRequest) (strin
 func control(t *testing.T, c Controller) Client {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "run", "s")
-	l, err := ListenControl(t.Context(), path)
+	l, err := Listen(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
-	go func() { served <- ServeControl(ctx, l, NewControlHandler(c)) }()
+	go func() { served <- Serve(ctx, l, NewHandler(c)) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-served; err != nil {
@@ -203,7 +203,7 @@ func TestControlRefusesBadRequests(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			f := new(fakeController)
 			w := httptest.NewRecorder()
-			NewControlHandler(f).ServeHTTP(w, httptest.NewRequest(tt.method, tt.path, strings.NewReader(tt.body)))
+			NewHandler(f).ServeHTTP(w, httptest.NewRequest(tt.method, tt.path, strings.NewReader(tt.body)))
 			if w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), strings.ReplaceAll(tt.want, `"`, `\"`)) {
 				t.Errorf("got %d %s, want 400 and %q", w.Code, w.Body, tt.want)
 			}
@@ -213,7 +213,7 @@ func TestControlRefusesBadRequests(t *testing.T) {
 		})
 	}
 	for _, path := range []string{"/v1/look", "/v1/restore", "/v1/dismiss", "/v1/cleanup"} {
-		if w := ask(NewControlHandler(new(fakeController)), "GET", path); w.Code != http.StatusMethodNotAllowed {
+		if w := ask(NewHandler(new(fakeController)), "GET", path); w.Code != http.StatusMethodNotAllowed {
 			t.Errorf("GET %s: %d", path, w.Code)
 		}
 	}
@@ -227,14 +227,14 @@ func TestControlEndsWithTheDaemon(t *testing.T) {
 		return ctx.Err()
 	}}
 	path := filepath.Join(t.TempDir(), "s")
-	l, err := ListenControl(t.Context(), path)
+	l, err := Listen(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var both sync.WaitGroup
 	both.Go(func() {
-		if err := ServeControl(ctx, l, NewControlHandler(f)); err != nil {
+		if err := Serve(ctx, l, NewHandler(f)); err != nil {
 			t.Error(err)
 		}
 	})
@@ -330,7 +330,7 @@ func leaveStale(t *testing.T, path string) {
 func TestListenControl(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "run", "deep", "s")
-	l, err := ListenControl(t.Context(), path)
+	l, err := Listen(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -339,13 +339,13 @@ func TestListenControl(t *testing.T) {
 			t.Errorf("%s: %v, %v; want %v", name, info.Mode(), err, want)
 		}
 	}
-	if _, err := ListenControl(t.Context(), path); !errors.Is(err, api.ErrAlreadyRunning) {
+	if _, err := Listen(t.Context(), path); !errors.Is(err, api.ErrAlreadyRunning) {
 		t.Errorf("a second one: got %v", err)
 	}
 	l.Close()
 
 	leaveStale(t, path)
-	l, err = ListenControl(t.Context(), path)
+	l, err = Listen(t.Context(), path)
 	if err != nil {
 		t.Fatalf("a stale socket is in the way: %v", err)
 	}
@@ -354,20 +354,20 @@ func TestListenControl(t *testing.T) {
 	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ListenControl(t.Context(), path); err == nil {
+	if _, err := Listen(t.Context(), path); err == nil {
 		t.Error("a file that is no socket was replaced")
 	}
 	if text, _ := os.ReadFile(path); string(text) != "precious" {
 		t.Errorf("the file holds %q now", text)
 	}
-	if _, err := ListenControl(t.Context(), filepath.Join(dir, strings.Repeat("a", 200))); err == nil || !strings.Contains(err.Error(), "107") {
+	if _, err := Listen(t.Context(), filepath.Join(dir, strings.Repeat("a", 200))); err == nil || !strings.Contains(err.Error(), "107") {
 		t.Errorf("a path that is too long: got %v", err)
 	}
 }
 
 func TestStrangersAreNotHeard(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	inner, err := ListenControl(t.Context(), path)
+	inner, err := Listen(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
 	}

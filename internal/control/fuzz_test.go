@@ -69,7 +69,7 @@ func FuzzControlHandler(f *testing.F) {
 		request.RequestURI = target.RequestURI()
 		c := new(fakeController)
 		w := httptest.NewRecorder()
-		NewControlHandler(c).ServeHTTP(w, request)
+		NewHandler(c).ServeHTTP(w, request)
 		if w.Code != http.StatusOK && len(c.asked) != 0 {
 			t.Errorf("%s %s is answered %d and was done: %q", method, path, w.Code, c.asked)
 		}

@@ -38,8 +38,8 @@ const (
 	ProbeUnknown ProbeResult = "unknown"
 )
 
-// ProbeResults returns every ProbeResult.
-func ProbeResults() []ProbeResult { return []ProbeResult{ProbeIntact, ProbeLoss, ProbeUnknown} }
+// probeResults returns every ProbeResult.
+func probeResults() []ProbeResult { return []ProbeResult{ProbeIntact, ProbeLoss, ProbeUnknown} }
 
 // Metrics counts and times what the loop does. It has one method for each event, however many
 // series that changes. Any goroutine may call the methods.
@@ -158,7 +158,7 @@ func (m *Metrics) zero(sources []string) {
 		for _, reason := range iptables.Reasons() {
 			m.restoreFailures.WithLabelValues(f, string(reason))
 		}
-		for _, result := range ProbeResults() {
+		for _, result := range probeResults() {
 			m.probes.WithLabelValues(f, string(result))
 		}
 		m.replayDuration.WithLabelValues(f)

@@ -22,7 +22,7 @@ func PeerOf(conn *net.UnixConn) (*unix.Ucred, error) {
 		return nil, err
 	}
 	if failed != nil {
-		return nil, fmt.Errorf("asking who is connected: %w", failed)
+		return nil, fmt.Errorf("asking which process is connected: %w", failed)
 	}
 	return peer, nil
 }

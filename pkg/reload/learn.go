@@ -8,10 +8,10 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// ShrinkDelay is how long a change must stand before it is learned, if it empties or removes chains
+// shrinkDelay is how long a change must stand before it is learned, if it empties or removes chains
 // or takes half a table. A flush that comes table by table, or command by command, begins exactly
 // like such a change.
-const ShrinkDelay = 2 * time.Second
+const shrinkDelay = 2 * time.Second
 
 // Learned is the generation that was learned from the kernel. It is a value: Learn returns the next
 // one.
@@ -41,7 +41,7 @@ func (l Learned) Shrunk(f rules.Family, t rules.TableName, chain string) time.Ti
 }
 
 // Learn learns what a read of one table showed while its marks stood. Growth and changed rules
-// count at once. What shrank counts after ShrinkDelay, and until then its former content stays in
+// count at once. What shrank counts after shrinkDelay, and until then its former content stays in
 // the generation; so do the jumps in finding.Waiting and the chains that they are missing from.
 //
 // The time is zero if nothing waits. Otherwise Learn must be called with another read at that time.
@@ -64,11 +64,11 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 		if !before {
 			since = now
 		}
-		next.shrunk[k] = since // even after ShrinkDelay: other changes that wait must not restart this clock
-		if now.Sub(since) >= ShrinkDelay {
+		next.shrunk[k] = since // even after shrinkDelay: other changes that wait must not restart this clock
+		if now.Sub(since) >= shrinkDelay {
 			return true
 		}
-		if at := since.Add(ShrinkDelay); due.IsZero() || at.Before(due) {
+		if at := since.Add(shrinkDelay); due.IsZero() || at.Before(due) {
 			due = at
 		}
 		return false
