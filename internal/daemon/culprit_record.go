@@ -41,8 +41,8 @@ func (d *Daemon) blame(ctx context.Context, st *state, l *loss) {
 	settleCulprit(&l.record)
 }
 
-// suspected returns what is known to be lost of a table: what a read found, or else what
-// a look at its marks showed.
+// suspected returns what is known to be lost of a table: what a read found, or else what a
+// probe of its marks showed.
 func (st *state) suspected(l *loss, f rules.Family, t rules.TableName) canary.Finding {
 	if finding := l.memory.Finding(f.Table(t)); finding.Verdict.Loss() {
 		return finding
@@ -67,8 +67,8 @@ func (q inquiry) newest(genid uint32) uint32 {
 	return genid
 }
 
-// noteWriters takes into the record who wrote, or held the lock, while the loss came
-// about.
+// noteWriters puts into the record which processes wrote, or held the lock, while the loss
+// came about.
 func (l *loss) noteWriters(q inquiry) {
 	legacy := q.legacy
 	var list []watch.Writer
@@ -114,8 +114,8 @@ func (q inquiry) holders(l *loss) []watch.Writer {
 	return slices.DeleteFunc(list, func(w watch.Writer) bool { return w.Time.After(l.noticed.Add(holderLate)) })
 }
 
-// lastOf keeps of each process what was heard of it last: who opens the lock is
-// heard of twice, and who closed it last wrote last.
+// lastOf keeps the last message about each process. A process that opens the lock is named
+// twice, and the one that closed it last wrote last.
 func lastOf(writers []watch.Writer) []watch.Writer {
 	var last []watch.Writer
 	for i, w := range writers {

@@ -27,29 +27,27 @@ type loss struct {
 	gone         map[protect.Attachment]bool   // containers that the last replay left out
 	recovery     recovery                      // what the tries have put back so far
 	attempts     int
-	tryAt        time.Time
-	wait         time.Duration
+	retry        retry
 
 	diff   []api.TableDiff // of the tables that were hit
 	room   room            // how much more it may hold
 	unkept []api.TableDiff // diff, while the journal does not have it
 
-	complaint  string // what the log said last of why it lasts
-	complained time.Time
+	trouble trouble // why it lasts
 }
 
-// lost opens a flush record, unless one is open already.
-func (d *Daemon) lost(st *state, f rules.Family, digest uint64) {
+// openLoss opens a flush record, unless one is open already.
+func (st *state) openLoss(f rules.Family, digest uint64) {
 	if st.loss != nil {
 		st.boundAbsence(f)
-		st.holdMore()
+		st.recordMore()
 		return
 	}
 	now := time.Now()
 	defer st.boundAbsence(f)
 	st.loss = &loss{
 		record: api.Flush{ID: st.newFlushID(st.looking.evidence), Time: st.looking.evidence, Outcome: api.Pending},
-		hit:    map[rules.Family]api.Verdicts{}, noticed: now, tryAt: now,
+		hit:    map[rules.Family]api.Verdicts{}, noticed: now, retry: retry{at: now},
 		intact: uint32(st.families[f].looked.intact), heard: uint32(digest), room: diffRoom(),
 	}
 }
@@ -65,8 +63,8 @@ func (st *state) newFlushID(at time.Time) string {
 	}
 }
 
-// find notes what a read of one family found.
-func (l *loss) find(f rules.Family, examined map[rules.TableName]reload.Examined) {
+// remember takes up what a read of one family found.
+func (l *loss) remember(f rules.Family, examined map[rules.TableName]reload.Examined) {
 	for t, x := range examined {
 		l.memory = l.memory.With(f.Table(t), x.Finding)
 	}
