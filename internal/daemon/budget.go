@@ -7,10 +7,9 @@ import (
 )
 
 const (
-	// walkShare is the part of a core that walks of all families together may
-	// take beside a writer that never rests, as one in so many; urgentShare that
-	// of stamps and urgent probes, which go on when walks must wait. Together they are
-	// 2 %.
+	// walkShare is the part of a core, as one in so many, that walks of all families together
+	// may take while a writer never rests. urgentShare is that of stamps and urgent probes, which
+	// go on when walks must wait. Together they are 2 %.
 	walkShare   = 60
 	urgentShare = 300
 	// walkBurst is what a family may spend at once after a quiet time: seven

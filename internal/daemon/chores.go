@@ -38,8 +38,8 @@ const (
 	briefLimit = time.Minute
 )
 
-// settleLimit returns how long a chore may take that waits for the flusher first: that
-// lasts ten times --settle at most, and looks at what the flusher restores.
+// settleLimit returns how long a chore may take that waits for the flusher first. It waits ten
+// times --settle at most, and probes meanwhile what the flusher restores.
 func (d *Daemon) settleLimit() time.Duration { return writeLimit + readLimit + 10*d.cfg.Settle }
 
 // newChores returns the chores in their order. It is the path from hint to proof: look,
@@ -57,7 +57,7 @@ func (d *Daemon) newChores() []chore {
 		{"apply the declaration", func(st *state) time.Time { return st.declared.retry.at }, (*state).mayWrite, writeLimit, d.apply},
 		{"empty the quarantine", func(st *state) time.Time { return st.quarantine.retry.at }, (*state).mayWrite, writeLimit, d.readmit},
 		{"remove doubled jumps", perFamily(func(fs *familyState) time.Time { return fs.doubles.removeAt }), (*state).mayWrite, writeLimit, d.undouble},
-		{"remove what pods that are gone left", func(st *state) time.Time { return st.pods.takeAwayAt }, (*state).mayWrite, writeLimit, d.removeGoneContainers},
+		{"remove what pods that are gone left", func(st *state) time.Time { return st.pods.removeAt }, (*state).mayWrite, writeLimit, d.removeGoneContainers},
 		{"renew the marks", perFamily(rotationAt), (*state).nothingLost, writeLimit, d.rotate},
 		{"end the contention", func(st *state) time.Time { return st.contention.calmAt }, (*state).nothingLost, briefLimit, d.endContention},
 		{"look for what is not protected", func(st *state) time.Time { return st.inventory.at }, d.mayTakeInventory, readLimit, d.takeInventory},

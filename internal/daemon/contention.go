@@ -86,8 +86,8 @@ func (d *Daemon) spend(st *state, used time.Duration) {
 	st.contention.limit.Spend(time.Now(), st.contention.spent-used)
 }
 
-// noteHealed counts a replay that ended, and begins a contention if too many were undone.
-func (d *Daemon) noteHealed(ctx context.Context, st *state, l *loss) {
+// countReplay counts a replay that ended, and begins a contention if too many were undone.
+func (d *Daemon) countReplay(ctx context.Context, st *state, l *loss) {
 	now := time.Now()
 	if st.contention.undone++; st.contention.healed.IsZero() || now.Sub(st.contention.healed) > calmFor {
 		st.contention.undone = 0

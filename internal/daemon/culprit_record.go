@@ -23,10 +23,10 @@ const (
 	holderLate = 5 * time.Millisecond
 )
 
-// blame names who may have done it as far as is known before the loss was read under
-// guard. It is asked after settling, because a commit is visible to a probe a moment
-// before the watcher has read its notification. What the record says in the end is found
-// out when the losses are recorded.
+// blame names the likely culprits, as far as they are known before the loss is read under
+// guard. It runs after the wait for the flusher, because a commit is visible to a probe a moment
+// before the watcher has read its message. recordLosses finds out what the record says in the
+// end.
 func (d *Daemon) blame(ctx context.Context, st *state, l *loss) {
 	q := d.inquire(ctx)
 	l.record.Culprits = nil
@@ -37,7 +37,7 @@ func (d *Daemon) blame(ctx context.Context, st *state, l *loss) {
 			}
 		}
 	}
-	l.noteWriters(q)
+	l.addWriters(q)
 	settleCulprit(&l.record)
 }
 
@@ -67,9 +67,9 @@ func (q inquiry) newest(genid uint32) uint32 {
 	return genid
 }
 
-// noteWriters puts into the record which processes wrote, or held the lock, while the loss
+// addWriters puts into the record which processes wrote, or held the lock, while the loss
 // came about.
-func (l *loss) noteWriters(q inquiry) {
+func (l *loss) addWriters(q inquiry) {
 	legacy := q.legacy
 	var list []watch.Writer
 	if legacy {
@@ -108,7 +108,7 @@ func onlyReads(command string) bool {
 	})
 }
 
-// holders returns who held the lock shortly before the loss was noticed.
+// holders returns the processes that held the lock shortly before the loss was noticed.
 func (q inquiry) holders(l *loss) []watch.Writer {
 	list := q.writers.Since(l.record.Time.Add(-holderWindow))
 	return slices.DeleteFunc(list, func(w watch.Writer) bool { return w.Time.After(l.noticed.Add(holderLate)) })

@@ -223,7 +223,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		}
 		for c := d.next(st); c != nil && ctx.Err() == nil; c = d.next(st) {
 			d.work(ctx, worker, c.name, c.limit, func() { c.do(ctx, st) })
-			d.noteLeftOut(ctx, st)
+			d.takeLeftOut(ctx, st)
 			d.publish(st)
 		}
 		d.publish(st)

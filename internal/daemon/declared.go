@@ -113,11 +113,11 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 	job.Generation, job.Claimed = st.declared.generation.Join(st.generation.learned.Generation), st.declared.claims
 	job.Strict, job.Refused = true, st.refused.list
 	result, err := d.replayer(ctx, st).Heal(ctx, job)
-	d.noteRefused(ctx, st, result)
-	st.noteFirst(result)
+	d.takeRefused(ctx, st, result)
+	st.takeFirst(result)
 	for f, fr := range result {
 		d.applyResult(st, f, fr)
-		st.noteApplied(f, fr)
+		st.setApplied(f, fr)
 		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
 		d.countRefusal(f, fr.Err)
 		if !fr.Outcome.Done() {
@@ -128,7 +128,7 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 	st.looking.plan(time.Now())
 	if err != nil {
 		st.declared.retry.failed(err, time.Now())
-		st.noteUnapplied()
+		st.setUnapplied()
 		for f := range result {
 			st.families[f].examined.plan(st.looking.at) // by what is in force
 		}
@@ -152,9 +152,9 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 	log.Info("The declared generation is in force and proved", "generation", want.ID(), "rules", count, "chains", chains)
 }
 
-// noteApplied takes up which tables of the declaration a write brought into force. The first
+// setApplied takes up which tables of the declaration a write brought into force. The first
 // declaration counts only as a whole: nothing else is a measure for the tables without it.
-func (st *state) noteApplied(f rules.Family, fr reload.FamilyResult) {
+func (st *state) setApplied(f rules.Family, fr reload.FamilyResult) {
 	if st.declared.inForce == nil {
 		return
 	}
@@ -166,8 +166,8 @@ func (st *state) noteApplied(f rules.Family, fr reload.FamilyResult) {
 	st.generation.change(time.Now())
 }
 
-// noteUnapplied takes up in which tables the declaration is not in force.
-func (st *state) noteUnapplied() {
+// setUnapplied takes up in which tables the declaration is not in force.
+func (st *state) setUnapplied() {
 	st.declared.unapplied = map[rules.TableID]bool{}
 	for f := range st.families {
 		for _, t := range protect.Tables() {
@@ -181,14 +181,14 @@ func (st *state) noteUnapplied() {
 func (d *Daemon) lookForOwner(ctx context.Context, st *state) {
 	for _, f := range d.cfg.Kernel.Families() {
 		if snapshot, err := d.cfg.Kernel.Read(ctx, f); err == nil {
-			d.noteOwner(ctx, st, snapshot)
+			d.yieldToOwner(ctx, st, snapshot)
 		}
 	}
 }
 
-// noteDrift counts drifts and gives the claimed chains up if another process keeps writing
+// countDrift counts drifts and gives the claimed chains up if another process keeps writing
 // them.
-func (d *Daemon) noteDrift(ctx context.Context, st *state, finding canary.Finding) {
+func (d *Daemon) countDrift(ctx context.Context, st *state, finding canary.Finding) {
 	if finding.Verdict != canary.Drifted || st.mode != api.Heal || st.loss != nil {
 		return
 	}
@@ -203,8 +203,8 @@ func (d *Daemon) noteDrift(ctx context.Context, st *state, finding canary.Findin
 	}
 }
 
-// noteOwner gives the claimed chains up if a read shows that their real owner is at work.
-func (d *Daemon) noteOwner(ctx context.Context, st *state, snapshot iptables.Snapshot) {
+// yieldToOwner gives the claimed chains up if a read shows that their real owner is at work.
+func (d *Daemon) yieldToOwner(ctx context.Context, st *state, snapshot iptables.Snapshot) {
 	if st.declared.generation == nil || st.mode != api.Heal {
 		return
 	}

@@ -45,8 +45,8 @@ type placed struct {
 	doubled bool
 }
 
-// notePlaced remembers the jumps that a replay put into a table.
-func (ts *tableState) notePlaced(jumps []rules.Jump, now time.Time) {
+// addPlaced remembers the jumps that a replay put into a table.
+func (ts *tableState) addPlaced(jumps []rules.Jump, now time.Time) {
 	for _, h := range jumps {
 		ts.placed = slices.DeleteFunc(ts.placed, func(p placed) bool { return p.jump.Same(h) })
 		ts.placed = append(ts.placed, placed{jump: h, at: now})

@@ -67,13 +67,13 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		x.notBefore = time.Time{}
 	}
 	if x.trouble.over() {
-		if st.loss != nil && st.heals() { // perhaps it lasts only because of this
+		if st.loss != nil && st.heals() { // this may be all that kept it open
 			st.loss.retry.at = earliest(st.loss.retry.at, x.readEnd)
 		}
 		klog.FromContext(ctx).Info("The tables can be read again", "family", f)
 	}
 	x.digest, x.at, x.dirty = snapshot.Digest, start, time.Time{}
-	d.noteOwner(ctx, st, snapshot)
+	d.yieldToOwner(ctx, st, snapshot)
 	st.readmitReturned(snapshot)
 	d.judgeDecision(ctx, st, snapshot)
 	found := d.judge(st, f, snapshot, start)
@@ -90,8 +90,8 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		// looked at since the loss: a heal without that would close its record too soon.
 		st.looking.plan(start)
 	}
-	fs.noteKnown(start)
-	fs.noteSound(snapshot.Digest)
+	fs.setKnown(start)
+	fs.setSound(snapshot.Digest)
 }
 
 // examinationFailed plans another examination of a family that could not be read.
@@ -127,14 +127,14 @@ func (d *Daemon) takeExamined(ctx context.Context, st *state, id rules.TableID, 
 	}
 	switch {
 	case ts.verdict.Loss():
-		d.noteDrift(ctx, st, x.Finding)
+		d.countDrift(ctx, st, x.Finding)
 		st.openLoss(id.Family, x.Seen)
 	case ts.verdict == canary.Unknown:
 		// What was in the way may go without a write that is noticed.
 		fs.examined.plan(fs.examined.readEnd.Add(quietWalk))
 	default:
 		d.learn(st, id, x.Section, x.Finding, start)
-		ts.noteStanding(x.Table, x.Seen)
+		ts.setStanding(x.Table, x.Seen)
 	}
 	if len(x.Finding.Waiting) > 0 {
 		fs.examined.plan(fs.examined.moved.Add(d.cfg.JumpGrace))
@@ -164,7 +164,7 @@ func (d *Daemon) judge(st *state, f rules.Family, snapshot iptables.Snapshot, no
 	found := d.examiner(st).Examine(snapshot, d.job(st, f))
 	for t, x := range found {
 		if x.Finding.Verdict != canary.Unknown {
-			fs.noteSection(t, x.Section, now)
+			fs.setSection(t, x.Section, now)
 		}
 	}
 	for _, x := range found {

@@ -17,8 +17,8 @@ type tableState struct {
 	known   bool          // seen is of a read
 	pending bool          // the generation does not have yet what was seen
 	trouble trouble       // why the table could not be read
-	// learningStopped: a loss was seen in observe mode and lasts until the owner has
-	// put its rules back; nothing is learned meanwhile.
+	// learningStopped: observe mode read a loss, which lasts until the owner has put its rules
+	// back; see take.
 	learningStopped bool
 	// spared: it does not exist and nothing is protected in it, so that it has no marks.
 	spared bool
@@ -128,8 +128,8 @@ func (fs *familyState) setUnknown() {
 	}
 }
 
-// noteSection notes what a read showed of a table, and when it changed last.
-func (fs *familyState) noteSection(t rules.TableName, section rules.Section, now time.Time) {
+// setSection notes what a read showed of a table, and when it changed last.
+func (fs *familyState) setSection(t rules.TableName, section rules.Section, now time.Time) {
 	ts := fs.tables[t]
 	if ts.known && !ts.seen.Equal(section) {
 		fs.examined.moved = now
@@ -137,12 +137,12 @@ func (fs *familyState) noteSection(t rules.TableName, section rules.Section, now
 	ts.seen, ts.known = section, true
 }
 
-// learn takes one table's section into the generation and plans what follows:
-// another examination while something shrunk waits, and a new nonce.
+// learn takes one table's section into the generation and plans what follows: another
+// examination while something that shrank waits for its grace, and a new nonce.
 func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding canary.Finding, now time.Time) {
 	f, t := id.Family, id.Name
 	fs, ts := st.families[f], st.table(id)
-	fs.noteSection(t, seen, now)
+	fs.setSection(t, seen, now)
 	seen = d.supplement(st, f, t, seen)
 	_, seen = seen.Split(st.declared.claims) // what is declared is not learned
 	learned := st.generation.learned
@@ -211,11 +211,11 @@ func (fs *familyState) probeResult() metrics.ProbeResult {
 	}
 }
 
-// noteKnown notes that the content of the tables was known at that time: everything
+// setKnown notes that the content of the tables was known at that time: everything
 // was read, or a probe showed that nothing has moved since or what is lost. A
 // stamp that is not exact shows nothing, and what moved and is not read yet is
 // not known, nor is a family of which one table cannot be read.
-func (fs *familyState) noteKnown(at time.Time) {
+func (fs *familyState) setKnown(at time.Time) {
 	if !fs.examined.dirty.IsZero() || fs.probeResult() == metrics.ProbeUnknown {
 		return
 	}
@@ -226,8 +226,8 @@ func (fs *familyState) noteKnown(at time.Time) {
 	}
 }
 
-// noteSound notes the digest of a read that showed nothing lost or missing.
-func (fs *familyState) noteSound(digest uint64) {
+// setSound notes the digest of a read that showed nothing lost or missing.
+func (fs *familyState) setSound(digest uint64) {
 	missing := fs.anyTable(func(ts *tableState) bool { return ts.jumpsMissing > 0 })
 	if !missing && fs.probeResult() == metrics.ProbeIntact {
 		fs.examined.sound = digest

@@ -101,7 +101,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 	st.loss.record.Attempts++
 	d.recordLosses(ctx, st, hits(result))
 	st.pods.addGone(&st.loss.record, st.loss.gone)
-	st.pods.noteReturned(result, time.Now())
+	st.pods.setReturned(result, time.Now())
 	st.loss.recovery.afterTry(st.loss.hit, result)
 	st.loss.memory = st.loss.memory.After(result)
 	st.pace = st.pace.After(result)
@@ -211,7 +211,7 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 	l := st.loss
 	st.loss = nil
 	st.looking.afterReplay(time.Now())
-	d.noteHealed(ctx, st, l)
+	d.countReplay(ctx, st, l)
 	st.forgetLeftOut(result, l.gone, time.Now())
 	if !l.recorded {
 		st.flushLog(ctx).Info("Nothing was lost any more when it was looked at under guard", "flush", l.record.ID)

@@ -61,12 +61,12 @@ func (d *Daemon) write(ctx context.Context, record api.Flush, diff []api.TableDi
 		err = d.cfg.Journal.Keep(e)
 	}
 	if err != nil {
-		d.noteJournal(ctx, err)
+		d.reportJournal(ctx, err)
 	}
 }
 
-// noteJournal takes up what writing the journal came to. Any goroutine may call it.
-func (d *Daemon) noteJournal(ctx context.Context, err error) {
+// reportJournal takes up whether the journal could be written. Any goroutine may call it.
+func (d *Daemon) reportJournal(ctx context.Context, err error) {
 	if err != nil {
 		d.cfg.Metrics.ObserveJournalError()
 	}
@@ -81,7 +81,7 @@ func (d *Daemon) noteJournal(ctx context.Context, err error) {
 
 // runJournal writes the journal until it is closed.
 func (d *Daemon) runJournal(ctx context.Context) {
-	d.cfg.Journal.Run(func(err error) { d.noteJournal(ctx, err) })
+	d.cfg.Journal.Run(func(err error) { d.reportJournal(ctx, err) })
 }
 
 // recallFlushes takes up the records of earlier runs, also those of another boot. They are

@@ -156,7 +156,7 @@ func (d *Daemon) askStamp(ctx context.Context, st *state, f rules.Family, woken 
 	still := !l.trouble.there() && !l.at.IsZero() && a.stamp == l.stamp
 	if still && (a.stamp.Exact || !woken && l.unseen.IsZero() && a.start.Sub(l.at) < quietWalk) {
 		if a.stamp.Exact {
-			fs.noteKnown(a.start)
+			fs.setKnown(a.start)
 		}
 		d.cfg.Metrics.ObserveProbe(f, fs.probeResult(), a.took)
 		return a, false
@@ -241,7 +241,7 @@ func (d *Daemon) judgeProbe(ctx context.Context, st *state, p probed, free func(
 	if !free() {
 		l.budget.walks.spend(p.end, a.took)
 	}
-	fs.noteKnown(a.start)
+	fs.setKnown(a.start)
 	d.cfg.Metrics.ObserveProbe(f, fs.probeResult(), a.took)
 }
 

@@ -171,7 +171,7 @@ func situations() map[string]situation {
 		},
 		"empty the quarantine":                now(func(st *state) *time.Time { return &st.quarantine.retry.at }),
 		"remove doubled jumps":                ipv4(func(fs *familyState) *time.Time { return &fs.doubles.removeAt }),
-		"remove what pods that are gone left": now(func(st *state) *time.Time { return &st.pods.takeAwayAt }),
+		"remove what pods that are gone left": now(func(st *state) *time.Time { return &st.pods.removeAt }),
 		"renew the marks": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
 			fs := st.families[rules.IPv4]
 			fs.rotation.at, fs.rotation.by = time.Now(), time.Now()

@@ -19,7 +19,7 @@ type loss struct {
 	heard        uint32                        // which something was found lost
 	hit          map[rules.Family]api.Verdicts // tables counted so far
 	noticeLogged bool                          // the log has that it was noticed
-	blamed       bool                          // it was asked whose it is
+	blamed       bool                          // its culprits were looked for
 	recorded     bool                          // the record and the log have what was lost
 	counted      bool                          // whether metrics have it
 	jumpsDeleted bool                          // jumps were deleted by name, and their grace is over

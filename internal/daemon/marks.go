@@ -22,8 +22,8 @@ const (
 	// more than 2 % of a core.
 	rotateQuiet = 200 * time.Millisecond
 	rotateShare = 49
-	// Owners who are never quiet for so long get new marks all the same after
-	// rotateMost: until then a file that was saved earlier passes for the present.
+	// Where owners are never quiet for so long, the marks are renewed all the same after
+	// rotateMost. Until then a file that was saved earlier passes for the present rules.
 	rotateMost = 10 * time.Second
 )
 

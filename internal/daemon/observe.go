@@ -20,10 +20,9 @@ type observing struct {
 	since time.Time
 }
 
-// observe records what is lost, replants what a flush took of the marks, so that the
-// next flush is noticed too, and freezes the generation until the owner has put its
-// rules back. One guarded read says what is lost and where marks are to be planted: a
-// table that is flushed after it keeps its loss, which the next look finds.
+// observe records what is lost and stops its learning until the owner has put the rules back.
+// It plants the lost marks again, so that the next flush is noticed too. One guarded read shows
+// what is lost and where marks are missing: the next look finds what is flushed after it.
 func (d *Daemon) observe(ctx context.Context, st *state) {
 	before := st.stoppedTables()
 	job := d.job(st, d.cfg.Kernel.Families()...)

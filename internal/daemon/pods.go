@@ -37,12 +37,12 @@ type podWatch struct {
 	folder string // which one was read; empty: none yet
 	known  map[protect.Attachment]attached
 	// rules are the attachments that the generation has rules for, of that edition.
-	rules      map[protect.Attachment]bool
-	edition    int
-	readAt     time.Time // when the folder was read last
-	unread     trouble
-	untaken    trouble   // why rules of the gone stand
-	takeAwayAt time.Time // when rules are removed that should not have come back; zero: none are
+	rules    map[protect.Attachment]bool
+	edition  int
+	readAt   time.Time // when the folder was read last
+	unread   trouble
+	untaken  trouble   // why rules of the gone stand
+	removeAt time.Time // when rules are removed that should not have come back; zero: none are
 }
 
 // attached is one container of which a file was read.
@@ -108,7 +108,7 @@ func (d *Daemon) readPods(ctx context.Context, st *state) bool {
 	}
 	maps.DeleteFunc(w.known, func(a protect.Attachment, k attached) bool { return !k.gone.IsZero() && !w.rules[a] })
 	if len(w.leftovers()) > 0 && !w.untaken.there() {
-		w.takeAwayAt = earliest(w.takeAwayAt, now)
+		w.removeAt = earliest(w.removeAt, now)
 	}
 	return true
 }
@@ -203,8 +203,8 @@ func lostPods(lost reload.Lost) map[protect.Attachment]bool {
 	return all
 }
 
-// noteReturned notes of which containers a replay put rules back.
-func (w *podWatch) noteReturned(result reload.Result, now time.Time) {
+// setReturned notes of which containers a replay put rules back.
+func (w *podWatch) setReturned(result reload.Result, now time.Time) {
 	for _, fr := range result {
 		tr := fr.Tables[rules.Nat]
 		if !tr.Replayed {
@@ -234,11 +234,11 @@ func (st *state) forgetContainers(gone map[protect.Attachment]bool, now time.Tim
 // after, a replay put their rules back.
 func (d *Daemon) removeGoneContainers(ctx context.Context, st *state) {
 	w := &st.pods
-	w.takeAwayAt = time.Time{}
+	w.removeAt = time.Time{}
 	if !d.readPods(ctx, st) {
 		return // the next reading asks again
 	}
-	w.takeAwayAt = time.Time{}
+	w.removeAt = time.Time{}
 	job := d.job(st, d.cfg.Kernel.Families()...)
 	if job.Gone = w.leftovers(); len(job.Gone) == 0 {
 		return
@@ -254,7 +254,7 @@ func (d *Daemon) removeGoneContainers(ctx context.Context, st *state) {
 	}
 	st.looking.plan(time.Now())
 	if err != nil {
-		w.takeAwayAt = time.Now().Add(d.cfg.PollInterval)
+		w.removeAt = time.Now().Add(d.cfg.PollInterval)
 		if w.untaken.met(err, time.Now()) {
 			log.Error(err, "Rules of pods that are gone came back with a replay, and could not be removed yet", "pods", pods)
 		}

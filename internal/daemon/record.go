@@ -77,7 +77,7 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 	if len(fresh) == 0 {
 		return
 	}
-	l.noteWriters(q)
+	l.addWriters(q)
 	settleCulprit(&l.record)
 	if !l.recorded {
 		l.record.NoticedSeconds = l.noticed.Sub(l.record.Time).Seconds()

@@ -117,7 +117,7 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest
 	if result != nil {
 		reply.Undo = undo
 		d.takeReplay(ctx, st, job, result, reply)
-		d.noteRemoval(ctx, st, reply, result)
+		d.recordRemoval(ctx, st, reply, result)
 		st.addRefused(&reply)
 		reply = d.restored(ctx, st, r.Generation, reply, result)
 	}
@@ -195,7 +195,7 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 		d.resumeLearningAs(ctx, st, worst(result), "The rules are back: they were restored on request")
 		return
 	}
-	st.pods.noteReturned(result, time.Now())
+	st.pods.setReturned(result, time.Now())
 	for f, fr := range result {
 		d.applyResult(st, f, fr)
 		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)

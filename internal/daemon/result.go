@@ -14,7 +14,7 @@ func (d *Daemon) applyResult(st *state, f rules.Family, fr reload.FamilyResult) 
 	fs, now := st.families[f], time.Now()
 	st.memory.scheduleFree(now)
 	fs.proxy.saw(fr.ProxyStands(), fr.ProxyKnown(), now)
-	st.noteMade(f, fr)
+	st.addMade(f, fr)
 	for _, t := range protect.Tables() {
 		if tr, ok := fr.Tables[t]; ok {
 			d.takeWritten(st, f.Table(t), tr, fr.Digest, now)
@@ -22,8 +22,8 @@ func (d *Daemon) applyResult(st *state, f rules.Family, fr reload.FamilyResult) 
 	}
 	if fr.Digest != 0 {
 		fs.examined.digest, fs.examined.at, fs.looked.unseen = fr.Digest, now, time.Time{}
-		fs.noteKnown(now)
-		fs.noteSound(fr.Digest)
+		fs.setKnown(now)
+		fs.setSound(fr.Digest)
 	} else {
 		fs.examined.markDirty(now)
 	}
@@ -43,7 +43,7 @@ func (d *Daemon) takeWritten(st *state, id rules.TableID, tr reload.TableResult,
 		table: tr.Table, read: tr.Read, proved: tr.Proved})
 	known := st.generation.learned.Knows(id.Family, id.Name)
 	if tr.Proved {
-		ts.notePlaced(tr.Placed, now)
+		ts.addPlaced(tr.Placed, now)
 	}
 	if tr.Gone != nil && !known {
 		d.learn(st, id, *tr.Gone, canary.Finding{Verdict: canary.Intact}, now)
@@ -62,7 +62,7 @@ func (d *Daemon) takeWritten(st *state, id rules.TableID, tr reload.TableResult,
 	if (digest != 0 || !known) && !ts.verdict.Loss() && ts.verdict != canary.Unknown {
 		d.learn(st, id, tr.Section, tr.Finding, now)
 	}
-	ts.noteStanding(tr.Table, digest)
+	ts.setStanding(tr.Table, digest)
 }
 
 // examineAfter plans an examination of what the reads around a write were the first to show,

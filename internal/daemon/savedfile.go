@@ -10,7 +10,7 @@ import (
 )
 
 // Saved rules are read as soon as they are seen, and not only when they are replaced. Once
-// another process has flushed them too, the chains that they lacked cannot be told apart from
+// another process has flushed them too, the chains that they lacked look like
 // those that an owner has removed since.
 
 // readRestored reads the families of which a look saw that saved rules replaced a

@@ -15,8 +15,8 @@ type standing struct {
 	digest uint64
 }
 
-// noteStanding takes up what a read showed of a table in which nothing is lost.
-func (ts *tableState) noteStanding(table *rules.Table, digest uint64) {
+// setStanding takes up what a read showed of a table in which nothing is lost.
+func (ts *tableState) setStanding(table *rules.Table, digest uint64) {
 	if !ts.verdict.Loss() && ts.verdict != canary.Unknown && digest != 0 {
 		ts.standing = standing{table, digest}
 	}
