@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -11,23 +13,37 @@ import (
 // lastLookWithin bounds the look with which a run ends: a service manager waits.
 const lastLookWithin = 2 * time.Second
 
-// leave ends a run: it looks once more, so that the next run knows how long what it
-// finds lost can have been absent at most, and keeps what is known.
-func (d *Daemon) leave(ctx context.Context, st *state) {
+// absence is when everything was in force, which bounds how long what is found lost was absent.
+type absence struct {
+	confirmed time.Time     // when everything was last in force, as the disk has it
+	uptime    time.Duration // of the machine, then
+	// lastRun is when the last run knew the generation to be in force, by the
+	// clock of this run; zero: there was none, or its time is not known.
+	lastRun time.Time
+}
+
+// finish ends a run. It looks once more, so that the next run knows for how long at most
+// what it finds lost was absent, and saves what is known.
+func (d *Daemon) finish(ctx context.Context, st *state) {
 	if !st.removed && st.loss == nil {
 		looking, done := context.WithTimeout(ctx, lastLookWithin)
-		st.hint(time.Now())
+		st.looking.hint(time.Now())
 		d.look(looking, st)
 		done()
 	}
 	d.save(ctx, st, true)
+	log := klog.FromContext(ctx)
+	log.Info("Stopped; canaries and rules stay in place")
+	if st.pause.on() {
+		log.Info("The pause ends here: the next start replays what it finds lost")
+	}
 }
 
-// confirm notes until when everything was known to be in force: that is when the
+// confirm takes down until when everything was known to be in force. That is when the
 // tables were last known, not when the disk is written.
 func (d *Daemon) confirm(st *state) {
 	if at := lastKnown(st); !at.IsZero() {
-		st.confirmed, st.uptime = at, d.cfg.Uptime()-time.Since(at)
+		st.absence.confirmed, st.absence.uptime = at, d.cfg.Uptime()-time.Since(at)
 	}
 }
 
@@ -41,17 +57,17 @@ func (d *Daemon) inForceAt(uptime time.Duration) time.Time {
 	return time.Now().Add(-age)
 }
 
-// boundAbsence notes that the open loss may have begun long before it was seen, if
-// this run never knew before what the family's tables hold.
+// boundAbsence takes down that the open loss may have begun long before it was seen, if
+// this run did not know before what the family's tables hold.
 func (st *state) boundAbsence(f rules.Family) {
-	if r := &st.loss.record; st.families[f].knownAt.IsZero() && r.LastInForce.IsZero() {
-		r.LastInForce = st.lastInForce
+	if r := &st.loss.record; st.families[f].known.at.IsZero() && r.LastInForce.IsZero() {
+		r.LastInForce = st.absence.lastRun
 	}
 }
 
-// back notes that everything was back at that time, and returns how long it was absent
-// or, where no canaryd ran when it was lost, can have been at most.
-func back(r *api.Flush, at time.Time) time.Duration {
+// endAbsence takes down that everything was back at that time. It returns how long it was
+// absent or, where no canaryd ran when it was lost, for how long at most.
+func endAbsence(r *api.Flush, at time.Time) time.Duration {
 	since := r.Time
 	if r.AbsentAtMost = !r.LastInForce.IsZero(); r.AbsentAtMost {
 		since = r.LastInForce

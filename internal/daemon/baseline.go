@@ -69,7 +69,7 @@ func (d *Daemon) takeBaseline(ctx context.Context, st *state, read baseline) {
 func (d *Daemon) compareAt(st *state) time.Time {
 	b := &st.baseline
 	switch {
-	case b.base == nil || b.compared && b.edition == st.edition:
+	case b.base == nil || b.compared && b.edition == st.generation.edition:
 		return time.Time{}
 	case !b.compared:
 		return d.made
@@ -83,12 +83,12 @@ func (d *Daemon) compareWithBaseline(_ context.Context, st *state) { st.compareB
 // compareBaseline finds in what the generation differs from the baseline.
 func (st *state) compareBaseline() {
 	b := &st.baseline
-	if b.base == nil || b.compared && b.edition == st.edition {
+	if b.base == nil || b.compared && b.edition == st.generation.edition {
 		return
 	}
 	start := time.Now()
 	b.changes = b.base.Since(st.want())
-	b.compared, b.edition, b.comparedAt = true, st.edition, time.Now()
+	b.compared, b.edition, b.comparedAt = true, st.generation.edition, time.Now()
 	b.cost = b.comparedAt.Sub(start)
 }
 
@@ -132,15 +132,15 @@ func (b *baseline) public() *api.Baseline {
 // unconfirmedListed is how many chains with rules that are not in the baseline a record names.
 const unconfirmedListed = 10
 
-// addTo notes in a record which rules that a table lost are not in the baseline. Where it is
-// not known, the record says nothing.
+// addTo puts into a record which rules that a table lost are not in the baseline. Where that
+// is not known, the record says nothing.
 func (b *baseline) addTo(r *api.Flush, f rules.Family, t rules.TableName, lost reload.Lost) {
 	if b.base == nil {
 		return
 	}
 	n := api.NotInBaseline{BaselineName: *b.name()}
 	if r.NotInBaseline != nil {
-		n = *r.NotInBaseline // who was handed the record before keeps what it has
+		n = *r.NotInBaseline // a copy of the record may be in use
 		n.Chains = n.Chains[:len(n.Chains):len(n.Chains)]
 	}
 	add := func(chain string, list []rules.Rule) {

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
@@ -19,25 +20,88 @@ import (
 // A Declaration is what the declared sources say at one moment.
 type Declaration struct {
 	Generation rules.Generation
-	// Claims tells which chains the sources own, wanted or not. It must
+	// Claims reports whether the sources own a chain, wanted or not. It must
 	// always give the same answer.
 	Claims func(chain string) bool
-	// Origin says where a rule is declared; a jump's chain is built in. nil: that is
+	// Origin returns where a rule is declared; a jump's chain is built in. nil: that is
 	// not known.
 	Origin func(f rules.Family, t rules.TableName, chain string, r rules.Rule) Origin
 }
 
-// Two programs that both think that they own a chain undo each other for ever.
-// Claimed chains that drift more than driftsKept times within driftWindow are
-// somebody else's, and canaryd only observes from then on.
+// Two programs that both own a chain undo each other for ever. Claimed chains that drift more
+// than driftsKept times within driftWindow belong to another program, and canaryd only observes
+// from then on.
 const (
 	driftWindow = time.Minute
 	driftsKept  = 3
 )
 
-// apply writes the declared generation where the kernel differs from it. That
-// is no flush and no drift: it is what the declaration asks for. A table with a rule
-// that is refused stays as it is, and the others follow the declaration.
+// declared is what the declared sources say, and what of it was written.
+type declared struct {
+	generation rules.Generation        // nil if there are no sources
+	claims     func(chain string) bool // which chains are theirs; nil if there are none
+	// origin says where a declared rule stands; it may be nil.
+	origin  func(rules.Family, rules.TableName, string, rules.Rule) Origin
+	retired map[string]bool   // chains that were declared once and are claimed no more
+	broken  []api.SourceError // what is wrong with the files
+	inForce *Declaration      // what was written and proved last; nil: nothing yet
+	retry   retry             // when it is written; zero: it is in force
+	// unapplied are the tables whose declaration could not be written.
+	unapplied map[rules.TableID]bool
+	trouble   trouble     // why
+	drifts    []time.Time // of the last minute
+}
+
+// newest returns what the sources say now.
+func (s *declared) newest() Declaration { return Declaration{s.generation, s.claims, s.origin} }
+
+// declare takes up what the declared sources say now. A chain that they no longer claim stays
+// claimed for the rest of the run. Otherwise it would count as another owner's, and stay.
+func (st *state) declare(next Declaration, now time.Time) {
+	retired := maps.Clone(st.declared.retired)
+	if retired == nil {
+		retired = map[string]bool{}
+	}
+	for _, s := range st.declared.generation {
+		for _, c := range s.Chains {
+			if !next.Claims(c.Name) {
+				retired[c.Name] = true
+			}
+		}
+	}
+	st.declared.retired = retired
+	st.declared.claims = func(chain string) bool { return next.Claims(chain) || retired[chain] }
+	st.declared.generation, st.declared.origin = next.Generation, next.Origin
+	for f, fs := range st.families {
+		for t, ts := range fs.tables {
+			own := st.declared.generation[f.Table(t)]
+			ts.spared = ts.spared && len(own.Chains)+len(own.Jumps) == 0
+		}
+	}
+	learned := &st.generation.learned
+	learned.Generation = st.unclaimed(learned.Generation)
+	st.generation.made = reload.MadeDeclared
+	st.generation.change(now)
+	if st.mode == api.Heal {
+		st.declared.retry.at = now
+		return
+	}
+	st.compare(now)
+}
+
+// compare asks for an examination of how far the claimed chains are from what
+// is declared.
+func (st *state) compare(now time.Time) {
+	for f, fs := range st.families {
+		if st.planted(f) {
+			fs.examined.plan(now)
+		}
+	}
+}
+
+// apply writes the declared generation where the kernel differs from it. That difference is
+// neither a flush nor a drift. A table with a refused rule stays as it is, and the others follow
+// the declaration.
 func (d *Daemon) apply(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
@@ -46,14 +110,14 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 		return
 	}
 	job := d.job(st, d.cfg.Kernel.Families()...)
-	job.Generation, job.Claimed = st.declared.Join(st.learned.Generation), st.claims
-	job.Strict, job.Refused = true, st.refusals
+	job.Generation, job.Claimed = st.declared.generation.Join(st.generation.learned.Generation), st.declared.claims
+	job.Strict, job.Refused = true, st.refused.list
 	result, err := d.replayer(ctx, st).Heal(ctx, job)
-	d.noteRefused(ctx, st, result)
-	st.noteFirst(result)
+	d.takeRefused(ctx, st, result)
+	st.takeFirst(result)
 	for f, fr := range result {
 		d.applyResult(st, f, fr)
-		st.noteApplied(f, fr)
+		st.setApplied(f, fr)
 		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
 		d.countRefusal(f, fr.Err)
 		if !fr.Outcome.Done() {
@@ -61,30 +125,26 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 		}
 	}
 	d.countLocked(st, result, err)
-	st.lookAt = time.Now()
+	st.looking.plan(time.Now())
 	if err != nil {
-		st.applyWait = longer(st.applyWait)
-		if lockReason(err) {
-			st.applyWait = firstTry // as when healing: it comes free at any moment
-		}
-		st.applyAt = time.Now().Add(st.applyWait)
-		st.noteUnapplied()
+		st.declared.retry.failed(err, time.Now())
+		st.setUnapplied()
 		for f := range result {
-			st.families[f].examineAt = st.lookAt // by what is in force
+			st.families[f].examined.plan(st.looking.at) // by what is in force
 		}
-		if st.unwritten.met(err, time.Now()) {
-			log.Error(err, "Not all of the declared generation could be written; what was in force stays", "retryIn", st.applyWait)
+		if st.declared.trouble.met(err, time.Now()) {
+			log.Error(err, "Not all of the declared generation could be written; what was in force stays", "retryIn", st.declared.retry.wait)
 		}
 		return
 	}
-	st.unwritten.over()
-	st.inForce, st.unapplied = &Declaration{st.declared, st.claims, st.origin}, nil
-	st.applyAt, st.applyWait = time.Time{}, 0
-	st.capture(time.Now())
-	st.saveAt = earliest(st.saveAt, time.Now().Add(saveQuiet))
+	st.declared.trouble.over()
+	st.declared.inForce, st.declared.unapplied = new(st.declared.newest()), nil
+	st.declared.retry = retry{}
+	st.generation.change(time.Now())
+	st.disk.saveSoon(time.Now())
 	for f, fr := range result {
 		if fr.Outcome != reload.Skipped {
-			st.families[f].planRotation(time.Now())
+			st.families[f].rotation.plan(time.Now())
 		}
 	}
 	want := st.want()
@@ -92,76 +152,75 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 	log.Info("The declared generation is in force and proved", "generation", want.ID(), "rules", count, "chains", chains)
 }
 
-// noteApplied takes up what of the declaration a write brought into force. The
-// first one counts only as a whole: it is no measure for tables without it.
-func (st *state) noteApplied(f rules.Family, fr reload.FamilyResult) {
-	if st.inForce == nil {
+// setApplied takes up which tables of the declaration a write brought into force. The first
+// declaration counts only as a whole: nothing else is a measure for the tables without it.
+func (st *state) setApplied(f rules.Family, fr reload.FamilyResult) {
+	if st.declared.inForce == nil {
 		return
 	}
 	for t, tr := range fr.Tables {
 		if tr.Proved || tr.Read && !tr.Finding.Verdict.Loss() {
-			st.inForce = &Declaration{st.inForce.Generation.With(f.Table(t), st.declared[f.Table(t)]), st.inForce.Claims, st.origin}
+			st.declared.inForce = &Declaration{st.declared.inForce.Generation.With(f.Table(t), st.declared.generation[f.Table(t)]), st.declared.inForce.Claims, st.declared.origin}
 		}
 	}
-	st.capture(time.Now())
+	st.generation.change(time.Now())
 }
 
-// noteUnapplied takes up in which tables the declaration is not in force.
-func (st *state) noteUnapplied() {
-	st.unapplied = map[rules.TableID]bool{}
+// setUnapplied takes up in which tables the declaration is not in force.
+func (st *state) setUnapplied() {
+	st.declared.unapplied = map[rules.TableID]bool{}
 	for f := range st.families {
 		for _, t := range protect.Tables() {
-			st.unapplied[f.Table(t)] = st.inForce == nil || !st.declared[f.Table(t)].Equal(st.inForce.Generation[f.Table(t)])
+			st.declared.unapplied[f.Table(t)] = st.declared.inForce == nil || !st.declared.generation[f.Table(t)].Equal(st.declared.inForce.Generation[f.Table(t)])
 		}
 	}
 }
 
-// lookForOwner gives the claimed chains up if their real owner is at work.
-// What cannot be read now is for the write to complain of.
+// lookForOwner gives the claimed chains up if their real owner is at work. A family that
+// cannot be read makes the write fail, which logs it.
 func (d *Daemon) lookForOwner(ctx context.Context, st *state) {
 	for _, f := range d.cfg.Kernel.Families() {
 		if snapshot, err := d.cfg.Kernel.Read(ctx, f); err == nil {
-			d.noteOwner(ctx, st, snapshot)
+			d.yieldToOwner(ctx, st, snapshot)
 		}
 	}
 }
 
-// noteDrift counts drifts and gives the claimed chains up if somebody else
-// keeps writing them.
-func (d *Daemon) noteDrift(ctx context.Context, st *state, finding canary.Finding) {
+// countDrift counts drifts and gives the claimed chains up if another process keeps writing
+// them.
+func (d *Daemon) countDrift(ctx context.Context, st *state, finding canary.Finding) {
 	if finding.Verdict != canary.Drifted || st.mode != api.Heal || st.loss != nil {
 		return
 	}
 	now := time.Now()
-	st.drifts = append(st.drifts, now)
-	st.drifts = slices.DeleteFunc(st.drifts, func(t time.Time) bool { return now.Sub(t) > driftWindow })
+	st.declared.drifts = append(st.declared.drifts, now)
+	st.declared.drifts = slices.DeleteFunc(st.declared.drifts, func(t time.Time) bool { return now.Sub(t) > driftWindow })
 	log := klog.FromContext(ctx)
 	differences := finding.Drift.Lines()
 	log.Info("Claimed chains are not as declared", "differences", differences[:min(namesKept, len(differences))])
-	if len(st.drifts) > driftsKept {
-		d.giveUp(ctx, st, "somebody keeps changing the chains that the declared source claims")
+	if len(st.declared.drifts) > driftsKept {
+		d.giveUp(ctx, st, "another process keeps changing the chains that the declared source claims")
 	}
 }
 
-// noteOwner gives the claimed chains up if their real owner turns out to be at
-// work.
-func (d *Daemon) noteOwner(ctx context.Context, st *state, snapshot iptables.Snapshot) {
-	if st.declared == nil || st.mode != api.Heal {
+// yieldToOwner gives the claimed chains up if a read shows that their real owner is at work.
+func (d *Daemon) yieldToOwner(ctx context.Context, st *state, snapshot iptables.Snapshot) {
+	if st.declared.generation == nil || st.mode != api.Heal {
 		return
 	}
-	if owner := reload.OtherOwner(snapshot, st.claims); owner != "" {
+	if owner := reload.OtherOwner(snapshot, st.declared.claims); owner != "" {
 		d.giveUp(ctx, st, owner)
 	}
 }
 
 // giveUp drops to observe mode for the rest of this run.
 func (d *Daemon) giveUp(ctx context.Context, st *state, reason string) {
-	st.mode, st.applyAt, st.unapplied = api.Observe, time.Time{}, nil
+	st.mode, st.declared.retry.at, st.declared.unapplied = api.Observe, time.Time{}, nil
 	d.forgetRefused(ctx, st)
-	st.capture(time.Now())
+	st.generation.change(time.Now())
 	if st.loss == nil {
 		st.compare(time.Now())
 	}
-	st.displaced = true
+	st.contention.displaced = true
 	klog.FromContext(ctx).Error(errors.New(reason), "canaryd only observes from now on; stop the other writer or use --source=snapshot, and restart canaryd")
 }

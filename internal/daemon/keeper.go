@@ -46,15 +46,15 @@ type keeperBasis struct {
 }
 
 func (st *state) keeperBasis() keeperBasis {
-	return keeperBasis{edition: st.edition, mode: st.mode, losing: st.loss != nil}
+	return keeperBasis{edition: st.generation.edition, mode: st.mode, losing: st.loss != nil}
 }
 
 // mayKeep reports whether there is a keeper at all.
 func (d *Daemon) mayKeep() bool { return d.cfg.Keeper != nil }
 
 // keep makes the keeper's tables where protected rules translate, and deletes them where none
-// does. It is a step of the loop's, because its commit would make a replay stale whose read it
-// came after.
+// does. It is a step of the loop's, because its commit would make a replay stale if it came
+// between the replay's read and write.
 func (d *Daemon) keep(ctx context.Context, st *state) {
 	st.keptBy = st.keeperBasis()
 	g, now := st.want(), time.Now()

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -12,43 +14,52 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// observe records what is lost, replants what a flush took of the marks, so that the
-// next flush is noticed too, and freezes the generation until the owner has put its
-// rules back. One guarded read says what is lost and where marks are to be planted: a
-// table that is flushed after it keeps its loss, which the next look finds.
+// observing is what is known of a loss that canaryd only watches.
+type observing struct {
+	// since is since when rules are missing that their owner has not put back; zero: none are.
+	since time.Time
+}
+
+// observe records what is lost and stops its learning until the owner has put the rules back.
+// It plants the lost marks again, so that the next flush is noticed too. One guarded read shows
+// what is lost and where marks are missing: the next look finds what is flushed after it.
 func (d *Daemon) observe(ctx context.Context, st *state) {
-	before := st.notLearning()
+	before := st.stoppedTables()
 	job := d.job(st, d.cfg.Kernel.Families()...)
 	// The state file gets the new marks before they are planted, and must keep those
 	// that were lost.
-	job.Judged = st.freeze
+	job.Judged = func(f rules.Family, tables map[rules.TableName]reload.TableResult) {
+		for t, tr := range tables {
+			d.take(st, tableFinding{id: f.Table(t), source: watching, finding: tr.Finding})
+		}
+	}
 	result, err := d.replayer(ctx, st).Replant(ctx, job)
 	if result == nil { // on legacy another process may hold the lock for long
 		d.observeUnguarded(ctx, st, err)
 		return
 	}
-	d.tell(ctx, st, st.observed(before, result))
+	d.recordLosses(ctx, st, st.observed(before, result))
 	st.loss.memory = st.loss.memory.AfterPlanting(result)
 	err = errors.Join(err, d.lostButUnread(st, result))
 	for f, fr := range result {
 		for t, tr := range fr.Tables {
-			st.marks = st.marks.With(f.Table(t), tr.Mark)
+			st.marks.current = st.marks.current.With(f.Table(t), tr.Mark)
 		}
 		if !fr.Outcome.Done() {
 			err = errors.Join(err, fr.Err)
 		}
-		st.families[f].examineAt = time.Now().Add(captureQuiet)
+		st.families[f].examined.dueAt = time.Now().Add(captureQuiet)
 	}
-	st.scheduleFreeMemory(time.Now())
-	st.markedAt = earliest(st.markedAt, time.Now())
+	st.memory.scheduleFree(time.Now())
+	st.disk.marksChanged(time.Now())
 	if err != nil {
-		d.retry(ctx, st, err)
+		d.healFailed(ctx, st, err)
 		return
 	}
 	l := st.loss
 	st.loss = nil
-	if l.told {
-		st.learningStoppedSince = earliest(st.learningStoppedSince, l.record.Time)
+	if l.recorded {
+		st.observing.since = earliest(st.observing.since, l.record.Time)
 		l.record.Outcome = api.WaitingObserve
 		d.journal(ctx, st, l)
 	}
@@ -56,23 +67,23 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 
 // observeUnguarded records what is lost where nothing can be planted, because of err.
 func (d *Daemon) observeUnguarded(ctx context.Context, st *state, err error) {
-	before := st.notLearning()
+	before := st.stoppedTables()
 	examined, unread := d.readLoss(ctx, st)
 	found := reload.Result{}
 	for f, tables := range tableid.ByFamily(examined) {
 		fr := reload.FamilyResult{Tables: map[rules.TableName]reload.TableResult{}}
 		for t, x := range tables {
 			fr.Tables[t], fr.Seen = reload.TableResult{Finding: x.Finding, Lost: x.Lost}, x.Seen
+			d.take(st, tableFinding{id: f.Table(t), source: watching, finding: x.Finding})
 		}
 		found[f] = fr
-		st.freeze(f, fr.Tables)
 	}
-	d.tell(ctx, st, st.observed(before, found))
-	d.retry(ctx, st, errors.Join(err, unread))
+	d.recordLosses(ctx, st, st.observed(before, found))
+	d.healFailed(ctx, st, errors.Join(err, unread))
 }
 
-// notLearning returns the tables whose learning is stopped.
-func (st *state) notLearning() map[rules.TableID]bool {
+// stoppedTables returns the tables whose learning is stopped.
+func (st *state) stoppedTables() map[rules.TableID]bool {
 	learningStopped := map[rules.TableID]bool{}
 	for f, fs := range st.families {
 		for t, ts := range fs.tables {
@@ -80,15 +91,6 @@ func (st *state) notLearning() map[rules.TableID]bool {
 		}
 	}
 	return learningStopped
-}
-
-// freeze freezes the tables that a read found lost.
-func (st *state) freeze(f rules.Family, tables map[rules.TableName]reload.TableResult) {
-	for t, tr := range tables {
-		if ts := st.families[f].tables[t]; tr.Finding.Verdict.Loss() {
-			ts.verdict, ts.learningStopped = tr.Finding.Verdict, true
-		}
-	}
 }
 
 // observed returns what reads found lost, without what was recorded before: a table that was
@@ -109,7 +111,7 @@ func (st *state) observed(before map[rules.TableID]bool, result reload.Result) m
 // readLoss reads every family where nothing is to be written. The error says
 // what could not be read or judged of it.
 func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.TableID]reload.Examined, error) {
-	st.scheduleFreeMemory(time.Now())
+	st.memory.scheduleFree(time.Now())
 	examined := map[rules.TableID]reload.Examined{}
 	var unread []error
 	for f, fs := range st.families {
@@ -120,7 +122,7 @@ func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.TableID]rel
 		}
 		found := d.examiner(st).Examine(snapshot, d.job(st, f))
 		tableid.Put(examined, f, found)
-		st.loss.find(f, found)
+		st.loss.remember(f, found)
 		for t, x := range found {
 			if x.Finding.Verdict == canary.Unknown && fs.tables[t].verdict.Loss() {
 				unread = append(unread, lostUnread(f, t, x.Finding))
@@ -128,4 +130,33 @@ func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.TableID]rel
 		}
 	}
 	return examined, errors.Join(unread...)
+}
+
+// resumeLearning ends what observe mode only watches, once every table is learned again.
+func (d *Daemon) resumeLearning(ctx context.Context, st *state) {
+	d.resumeLearningAs(ctx, st, reload.Skipped, "The owners have put their rules back")
+}
+
+// resumeLearningAs does that with this outcome, and this line in the log.
+func (d *Daemon) resumeLearningAs(ctx context.Context, st *state, outcome api.Outcome, what string) {
+	if st.observing.since.IsZero() {
+		return
+	}
+	if d.anyFamily(st, (*familyState).learningStopped) {
+		return
+	}
+	now := time.Now()
+	absent, lost := now.Sub(st.observing.since), false
+	for i := range st.journal {
+		if r := &st.journal[i]; r.Outcome == api.WaitingObserve && !r.Earlier {
+			absent, lost = max(absent, endAbsence(r, now)), lost || r.Lost.Rules > 0
+			r.Outcome = outcome
+			d.write(ctx, *r, nil)
+		}
+	}
+	if lost {
+		d.cfg.Metrics.ObserveRecovery(absent)
+	}
+	st.observing.since = time.Time{}
+	klog.FromContext(ctx).Info(what, "absent", absent.Round(time.Millisecond))
 }

@@ -6,13 +6,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
-	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Saved rules are read as soon as they are seen, and not only when they are
-// replaced: once somebody has flushed them, too, nobody can tell the chains that
-// they lacked from those that an owner has removed since.
+// Saved rules are read as soon as they are seen, and not only when they are replaced. Once
+// another process has flushed them too, the chains that they lacked look like
+// those that an owner has removed since.
 
 // readRestored reads the families of which a look saw that saved rules replaced a
 // table.
@@ -28,20 +27,20 @@ func (d *Daemon) readRestored(ctx context.Context, st *state) {
 	}
 }
 
-// followRestored does that while it is waited for the flusher, for files are restored
-// table by table. Where a stamp does not tell that somebody wrote, it looks each time,
-// once a file was seen.
+// followRestored reads them while canaryd waits for the flusher, because files are restored
+// table by table. Where a stamp does not show each write, it probes each time, once saved rules
+// were seen.
 func (d *Daemon) followRestored(ctx context.Context, st *state, before, now map[rules.Family]iptables.Stamp) {
 	for _, f := range rules.Families() {
 		moved := now[f] != before[f]
 		if !moved && (now[f].Exact || !st.loss.memory.Restored()) {
 			continue
 		}
-		probed, err := d.cfg.Kernel.Probe(ctx, f, st.marks.Places(f, d.cfg.Canary))
+		probed, err := d.cfg.Kernel.Probe(ctx, f, st.marks.current.Places(f, d.cfg.Canary))
 		if err != nil {
 			continue
 		}
-		for t, v := range st.marks.Verdicts(f, d.cfg.Canary, probed) {
+		for t, v := range st.marks.current.Verdicts(f, d.cfg.Canary, probed) {
 			if v == canary.Replaced && (moved || st.loss.memory.Finding(f.Table(t)).Restored == "") {
 				d.readLost(ctx, st, f)
 				break
@@ -50,26 +49,19 @@ func (d *Daemon) followRestored(ctx context.Context, st *state, before, now map[
 	}
 }
 
-// looked returns the stamps up to which marks were looked at.
+// looked returns the stamps up to which marks were probed.
 func (st *state) looked() map[rules.Family]iptables.Stamp {
 	stamps := map[rules.Family]iptables.Stamp{}
 	for f, fs := range st.families {
-		stamps[f] = fs.probedUrgent
+		stamps[f] = fs.looked.urgent
 	}
 	return stamps
 }
 
-// readLost reads a family that lost something. If it cannot be read, the replay will
-// say so.
+// readLost reads a family that lost something. If it cannot be read, the replay fails and
+// logs that.
 func (d *Daemon) readLost(ctx context.Context, st *state, f rules.Family) {
 	if snapshot, err := d.cfg.Kernel.Read(ctx, f); err == nil {
-		st.loss.find(f, d.examiner(st).Examine(snapshot, d.job(st, f)))
-	}
-}
-
-// find notes what a read of one family found.
-func (l *loss) find(f rules.Family, examined map[rules.TableName]reload.Examined) {
-	for t, x := range examined {
-		l.memory = l.memory.With(f.Table(t), x.Finding)
+		st.loss.remember(f, d.examiner(st).Examine(snapshot, d.job(st, f)))
 	}
 }

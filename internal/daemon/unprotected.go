@@ -9,14 +9,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// A standing table is what a read showed of a table in which nothing was lost.
+// A standing is what a read showed of a table in which nothing was lost.
 type standing struct {
 	table  *rules.Table // nil: nothing was read yet, or there is no such table
 	digest uint64
 }
 
-// noteStanding takes in what a read showed of a table.
-func (ts *tableState) noteStanding(table *rules.Table, digest uint64) {
+// setStanding takes up what a read showed of a table in which nothing is lost.
+func (ts *tableState) setStanding(table *rules.Table, digest uint64) {
 	if !ts.verdict.Loss() && ts.verdict != canary.Unknown && digest != 0 {
 		ts.standing = standing{table, digest}
 	}
@@ -28,7 +28,7 @@ func (ts *tableState) noteStanding(table *rules.Table, digest uint64) {
 func (d *Daemon) unprotectedGone(st *state, f rules.Family, t rules.TableName, h hit, q inquiry) int {
 	fs := st.families[f]
 	before := fs.tables[t].standing
-	if before.table == nil || before.digest != fs.intact || q.othersWrote(f, t, uint32(fs.intact), uint32(h.seen), h.by) {
+	if before.table == nil || before.digest != fs.looked.intact || q.othersWrote(f, t, uint32(fs.looked.intact), uint32(h.seen), h.by) {
 		return 0
 	}
 	p := d.protection(st)
