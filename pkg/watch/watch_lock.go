@@ -26,11 +26,11 @@ const lockMask = unix.IN_OPEN | unix.IN_CLOSE_WRITE | unix.IN_CLOSE_NOWRITE |
 const rearmEvery = 5 * time.Second
 
 // A LockWatcher turns every release of the xtables lock into a hint: the
-// legacy backend tells of its changes in no other way.
+// legacy backend shows its changes in no other way.
 //
 // The lock need not exist when it starts, nor its folder: a lock that appears
 // is watched at once, a folder that appears within rearmEvery. A lock that is
-// deleted or replaced is watched anew.
+// deleted or replaced is watched again.
 type LockWatcher struct {
 	Path    string // the lock file, such as /run/xtables.lock
 	Hints   *Hints
@@ -129,7 +129,7 @@ func (w *LockWatcher) noteHolders(opened <-chan time.Time) {
 	}
 }
 
-// handle answers one event of the lock's inode. That somebody opened it goes to
+// handle answers one event of the lock's inode. That a process opened it goes to
 // opened, unless the answer to an earlier one has not begun yet.
 func (w *LockWatcher) handle(ctx context.Context, event inodeEvent, armed *armedLock, opened chan<- time.Time) {
 	switch {
