@@ -216,8 +216,8 @@ func parseListing(text []byte, chains []printedChain) (listed []listedChain, who
 	return found, true
 }
 
-// saysOddChains is what iptables-nft prints before each chain of a table that has a chain with a hook
-// which is none of the built-in ones (1.8.9).
+// saysOddChains is what iptables-nft prints before each chain of a table that has a chain with a
+// hook which is none of the built-in ones (1.8.9).
 const saysOddChains = "# Table `%s' contains incompatible base-chains, use 'nft' tool to list them.\n"
 
 // printTries is how many processes are executed for the rules of one chain. One rule among 10,000

@@ -18,11 +18,11 @@
 // ([MirrorView], [MirrorFiller]).
 //
 // A Conn and an Asker may be used concurrently. Events, a Batch and a Subscription's Receive
-// are for one goroutine; Close of a Subscription ends a Receive that waits. Slices that
+// are for one goroutine, a Mirror for the one that has its turn; Close of a Subscription ends a Receive that waits. Slices that
 // callbacks get are valid until they return.
 //
 // Callers decide by: [ErrPermission], [ErrNone], [ErrStale], [ErrInterrupted] (ask again),
-// [ErrOverflow] (subscribe again, and look at everything), [ErrTooBig], and a [*RefusedError], which wraps the
-// kernel's errno. Any other error says that something is unknown, and never that it is not
-// there.
+// [ErrOverflow] (subscribe again, and look at everything), [ErrTooBig], and a
+// [*RefusedError], which wraps the kernel's errno. Any other error says that something is
+// unknown, and never that it is not there.
 package nft

@@ -70,15 +70,10 @@ func (w *LockWatcher) watch(ctx context.Context) (worked bool, err error) {
 	reader.Go(func() { failed <- lock.read(ctx, events) })
 
 	armed := armedLock{path: filepath.Clean(w.Path), folder: folder, lock: lock, hints: w.Hints}
-	if w.proc != "" {
-		// A test asks for what happens without.
-	} else if openers, err := newOpenerWatch(w.Writers); err == nil {
+	if openers := w.openers(ctx); openers != nil {
 		defer openers.close()
 		armed.openers = openers
 		reader.Go(func() { failed <- openers.read() })
-	} else {
-		// Most nodes: the capability is more than canaryd asks for.
-		klog.FromContext(ctx).V(1).Info("Who uses the xtables lock is looked up in /proc/locks, which misses the quickest", "reason", err)
 	}
 	armed.again(ctx)
 	w.Hints.Give(SourceLock)
@@ -110,6 +105,20 @@ func (w *LockWatcher) watch(ctx context.Context) (worked bool, err error) {
 			w.handle(ctx, event, &armed, opened)
 		}
 	}
+}
+
+// openers lets the kernel name the users of the lock, where that is allowed; else it returns nil.
+func (w *LockWatcher) openers(ctx context.Context) *openerWatch {
+	if w.proc != "" {
+		return nil // a test asks for what happens without
+	}
+	openers, err := newOpenerWatch(w.Writers)
+	if err != nil {
+		// Most nodes: the capability is more than canaryd asks for.
+		klog.FromContext(ctx).V(1).Info("Who uses the xtables lock is looked up in /proc/locks, which misses the quickest", "reason", err)
+		return nil
+	}
+	return openers
 }
 
 // noteHolders notes who holds the lock each time that it was opened, until
