@@ -56,7 +56,7 @@ func inInitialPIDNamespace() bool {
 }
 
 // Own reports whether a process that wrote is this one or a child of its, of
-// which /proc tells nothing any more. What this one sent itself is known for certain by
+// which /proc says nothing any more. What this one sent itself is known for certain by
 // its Commit: here the number may be that of a thread, or of another pid namespace.
 func (k *Kernel) Own(pid uint32) bool {
 	return int(pid) == os.Getpid() || k.children.has(int(pid))

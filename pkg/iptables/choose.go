@@ -15,7 +15,7 @@ import (
 // ownComment begins the comments of our own rules, which are no evidence.
 const ownComment = "canaryd-"
 
-// hintChains are the chains in mangle by which kubelet tells which backend it
+// hintChains are the chains in mangle by which kubelet shows which backend it
 // uses. KUBE-IPTABLES-HINT exists since kubelet 1.24; iptables-wrappers look
 // for both.
 var hintChains = [...]string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
@@ -82,7 +82,7 @@ func countNFT(ctx context.Context, cfg ChooseConfig, counts map[rules.Family]map
 
 // countNFTFamily asks for the hint chains by name and for the rules table by
 // table. A list of all chains would do for both, but one that is taken while
-// somebody writes may leave chains of other tables out, a hint among them.
+// another process writes may leave chains of other tables out, a hint among them.
 func countNFTFamily(ctx context.Context, conn *nft.Conn, family rules.Family, canary string) (Count, error) {
 	var count Count
 	for _, name := range hintChains {
@@ -105,7 +105,7 @@ func countNFTFamily(ctx context.Context, conn *nft.Conn, family rules.Family, ca
 	return count, nil
 }
 
-// countTries is how often a table is counted while somebody writes. Beside a
+// countTries is how often a table is counted while another process writes. Next to a
 // busy writer no count of a large table is ever undisturbed; the one that found
 // most then is near enough.
 const countTries = 3

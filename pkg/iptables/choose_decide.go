@@ -28,7 +28,7 @@ type Evidence struct {
 	Backend Backend `json:"backend"`
 	// Reason is half a sentence for people, without a full stop.
 	Reason string `json:"reason"`
-	// Mixed: both backends hold rules of somebody's.
+	// Mixed: both backends hold rules of others.
 	Mixed bool `json:"mixed"`
 	// Counts has an entry for every family that was asked for, and in it one
 	// for each backend that the kernel has for the family.
@@ -103,7 +103,7 @@ func (e Evidence) Total(backend Backend) Count {
 func (e Evidence) Empty() bool { return e.Total(NFT).weight() == 0 && e.Total(Legacy).weight() == 0 }
 
 // Prefer makes evidence for neither backend one for that which was guarded before in
-// this boot: a flush took everything else that could tell. "" is none.
+// this boot: a flush took everything else that showed it. "" is none.
 func (e Evidence) Prefer(before Backend) Evidence {
 	if before != "" && e.Empty() {
 		e.Backend, e.Reason = before, fmt.Sprintf("neither backend holds rules, and canaryd guarded %s before in this boot", before)
@@ -112,7 +112,7 @@ func (e Evidence) Prefer(before Backend) Evidence {
 }
 
 // Force makes the evidence one for a backend that was asked for. The counts
-// stay, and the reason tells if they speak against it.
+// stay, and the reason says if they speak against it.
 func (e Evidence) Force(backend Backend) Evidence {
 	const asked = "it was asked for"
 	if e.Backend == backend || e.Backend == "" || e.Empty() {

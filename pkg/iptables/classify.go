@@ -15,8 +15,8 @@ const maxErrorText = 1 << 10
 // line: 2", "COMMIT expected at line 3".
 var linePattern = regexp.MustCompile(`(?m)\bline:? (\d+)`)
 
-// reasonTexts are the texts by which a refusal is told apart, in the order in
-// which they are tried. Exit codes do not tell: 4 is the lock on legacy and
+// reasonTexts are the texts by which a refusal is classified, in the order in
+// which they are tried. Exit codes do not say it: 4 is the lock on legacy and
 // any refusal of the kernel's on nft, 2 is a bad line, a missing chain and a
 // missing set on both. All were taken from iptables 1.8.9 with LC_ALL=C.
 var reasonTexts = []struct {

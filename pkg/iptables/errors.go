@@ -5,9 +5,9 @@ import (
 	"fmt"
 )
 
-// The errors that callers tell apart; everything else is "unknown".
+// The errors that callers decide by; everything else is "unknown".
 var (
-	// ErrLocked: somebody else holds the xtables lock.
+	// ErrLocked: another process holds the xtables lock.
 	ErrLocked = errors.New("the xtables lock is held by another program")
 	// ErrNoFamily: the kernel or the tools lack this IP family.
 	ErrNoFamily = errors.New("this IP family is not available")

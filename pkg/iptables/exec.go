@@ -33,7 +33,7 @@ type command struct {
 	stdout  io.Writer   // gets at most maxStdout bytes; nil to collect them
 	timeout time.Duration
 	env     []string      // added to our own environment
-	started func(pid int) // is told of the child; nil: nobody is
+	started func(pid int) // called with the child's number; may be nil
 }
 
 // A result is what a child that ran to its end left behind; stdout is empty if

@@ -28,7 +28,7 @@ const (
 	draftPrefix = "canaryd-draft-"
 )
 
-// Errors of Sets that callers tell apart.
+// Errors of Sets that callers decide by.
 var (
 	// ErrNoSet: there is no ipset of that name.
 	ErrNoSet = errors.New("there is no such ipset")
@@ -77,7 +77,7 @@ func (s Set) Lists() []string {
 	return names
 }
 
-// Sets reaches what rules lean on beside chains: ipsets, by executing ipset, and
+// Sets reaches what rules depend on besides chains: ipsets, by executing ipset, and
 // nfacct objects, by netlink. Neither belongs to a family or a table. It never
 // changes or deletes what exists. It keeps no state and may be used concurrently.
 type Sets struct {

@@ -20,7 +20,7 @@
 // for one goroutine.
 //
 // What cannot be read is an error or in Snapshot.Unreadable, and is unknown; a table in neither
-// Tables nor Unreadable does not exist. Callers tell apart [ErrLocked], [ErrNoFamily], the
+// Tables nor Unreadable does not exist. Callers decide by [ErrLocked], [ErrNoFamily], the
 // errors of pkg/nft (ErrStale, ErrPermission), and a refused restore, a [*RestoreError] with
 // its [Reason].
 //
@@ -51,7 +51,7 @@ type Info struct {
 	Backend     Backend
 	Version     string // of the iptables program, such as "1.8.9"
 	Reason      string // why this backend was chosen, for people
-	Mixed       bool   // both backends hold rules of somebody's
+	Mixed       bool   // both backends hold rules of others
 	RandomFully bool   // MASQUERADE --random-fully is known (1.6.2)
 }
 
@@ -129,7 +129,7 @@ type Snapshot struct {
 	// Digest is the Probed's digest from before the read: if a later
 	// probe still shows it, the snapshot is current.
 	Digest uint64
-	// Moved is told by a Session's Read only: somebody else wrote since the
+	// Moved is set by a Session's Read only: another process wrote since the
 	// session's last Read or Restore, or while this Read went on. Always
 	// false on legacy, where the session holds the lock.
 	Moved bool
@@ -148,12 +148,12 @@ type Session interface {
 	Prepare(ctx context.Context, payloads ...Payload)
 	// Restore writes payloads, one after the other, and says for each of their
 	// families what became of it. A family is written only if no other process wrote
-	// since its last Read, as far as the backend can tell. What the payloads say of
+	// since its last Read, as far as the backend shows it. What the payloads say of
 	// other families is written all the same. A family for which one payload fails
 	// is left out of those that follow.
 	Restore(ctx context.Context, payloads ...Payload) map[rules.Family]Written
 	// RestoreAnyway is Restore without the check: for what is safe whatever
-	// was written since, or better than to wait for ever beside a busy
+	// was written since, or better than to wait for ever next to a busy
 	// writer. Every family counts as raced.
 	RestoreAnyway(ctx context.Context, payloads ...Payload) map[rules.Family]Written
 	// Close lets go of the lock.
@@ -162,11 +162,11 @@ type Session interface {
 
 // Written says what a Restore did to one family.
 type Written struct {
-	// Raced: somebody else wrote between the check and the end of the
+	// Raced: another process wrote between the check and the end of the
 	// restore, so that what was written rests on a read of the past.
 	Raced bool
 	// Err is nil if everything was written. It is ErrStale, and nothing was
-	// written, if somebody else wrote since the family's last Read. A refusal
+	// written, if another process wrote since the family's last Read. A refusal
 	// is a *RestoreError: the tables before the refused one may have been
 	// written.
 	Err error

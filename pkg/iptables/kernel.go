@@ -20,7 +20,7 @@ import (
 // which it was opened, through one backend. All its methods may be called
 // concurrently; a Session may not be shared.
 //
-// Goal: never to mistake "cannot tell" for "nothing there", and never to
+// Goal: never to mistake "unknown" for "nothing there", and never to
 // create a table by looking at it. How: what is looked at often is asked from
 // the kernel directly (netlink, socket options), and so are whole tables, which
 // are mirrored on nft. For the text of rules that were not met before and for

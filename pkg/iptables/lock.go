@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockPoll is how often a lock held by somebody else is tried again. A kernel
+// lockPoll is how often a lock that another process holds is tried again. A kernel
 // wait (LOCK_EX without LOCK_NB) could not be ended by a deadline.
 const lockPoll = 10 * time.Millisecond
 
@@ -40,7 +40,7 @@ func takeLock(ctx context.Context, path string, wait time.Duration) (fd int, err
 var errMoved = errors.New("the file was replaced")
 
 // tryLock locks the file or fails at once. A file that was replaced while we
-// locked it is the wrong one: whoever opens the path now locks another inode.
+// locked it is the wrong one: a process that opens the path now locks another inode.
 func tryLock(path string) (int, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
 	if err != nil {

@@ -15,7 +15,7 @@ type needs struct {
 	// xt: an xt match or target is among the expressions. Those were made
 	// for rules that keep their protocol in a field of its own, and refuse
 	// one with the wrong protocol there. A rule of nf_tables has no such
-	// field: NFTA_RULE_COMPAT tells xt what would be in it, and the kernel
+	// field: NFTA_RULE_COMPAT has for xt what would be in it, and the kernel
 	// forgets it at once (nft_parse_compat in nft_compat.c).
 	xt bool
 	// protocol is the field's value, 0 for all, and inverted its "!".
@@ -62,7 +62,7 @@ func needsOf(r nft.Rule, family rules.Family) (needs, error) {
 
 // portable reports whether an expression means the same wherever it is
 // written. The list is what iptables-nft 1.8.9 writes (iptables/nft.c,
-// nft-shared.c); others refer to objects beside the rule (lookup, dynset,
+// nft-shared.c); others refer to objects outside the rule (lookup, dynset,
 // objref), or are nothing that iptables prints. Of xt's extensions, those do
 // not that hold an ipset's index (xt_set.h) or a file descriptor (xt_bpf.h).
 func portable(e nft.Expression) bool {

@@ -83,7 +83,7 @@ type tablePlan struct {
 // A chainPlan is what a script makes of one chain.
 type chainPlan struct {
 	name    string
-	create  bool     // tell the kernel to create it, which it may exist for
+	create  bool     // have the kernel create it, if it does not exist
 	empty   bool     // delete all that stands there
 	drop    bool     // delete the chain
 	loaded  bool     // rules begins with all that stands and stays

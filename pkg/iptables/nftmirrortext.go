@@ -143,9 +143,9 @@ func (f *familyText) Wants() bool {
 	return false
 }
 
-// Fill implements nft.MirrorFiller: it asks iptables for what the lexicon lacks. It believes what is
-// printed of a chain only if the chain holds the very same rules before and after; other chains are
-// read again.
+// Fill implements nft.MirrorFiller: it asks iptables for what the lexicon lacks. It believes what
+// is printed of a chain only if the chain holds the very same rules before and after; other chains
+// are read again.
 func (f *familyText) Fill(ctx context.Context) error {
 	for name, t := range f.tables {
 		for len(t.textless) > 0 {

@@ -17,11 +17,11 @@ import (
 // It gives one iptables-restore many "-S CHAIN" lines, which it obeys: 512
 // chains of 5,000 services take 25 ms, all of them in pieces of 512 as long as
 // one iptables-nft-save (iptables 1.8.9). The save fetches all rules between
-// two equal genids and never returns beside a busy writer; a piece does.
+// two equal genids and never returns next to a busy writer; a piece does.
 //
 // The last line is one that fails, so that no transaction is sent. Without it
 // iptables would send one: empty, but in its turn all the same, and from the
-// beginning whenever somebody was faster. Beside an owner who does nothing but commit
+// beginning whenever another process was faster. Next to an owner that does nothing but commit
 // (66 times a second at 1,000 services) that took 0.8 s, and what was printed was past.
 type printer struct {
 	tools   map[rules.Family]tools
@@ -216,8 +216,8 @@ func parseListing(text []byte, chains []printedChain) (listed []listedChain, who
 	return found, true
 }
 
-// saysOddChains is what iptables-nft prints before each chain of a table that has a chain with a hook
-// which is none of the built-in ones (1.8.9).
+// saysOddChains is what iptables-nft prints before each chain of a table that has a chain with a
+// hook which is none of the built-in ones (1.8.9).
 const saysOddChains = "# Table `%s' contains incompatible base-chains, use 'nft' tool to list them.\n"
 
 // printTries is how many processes are executed for the rules of one chain. One rule among 10,000

@@ -11,9 +11,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// probeTries is how often a probe is repeated when somebody commits
+// probeTries is how often a probe is repeated when a process commits
 // meanwhile. A probe takes some ten microseconds for each place, so that more
-// than one repetition is rare even beside 20 commits a second.
+// than one repetition is rare even next to 20 commits a second.
 const probeTries = 4
 
 // An nftReader reads nf_tables. Its digest is the genid: any commit in the
@@ -104,7 +104,7 @@ func (r nftReader) look(family rules.Family, place Place) (nftSeen, error) {
 	s.holding.Presence = Present
 	err = r.asker.Ask(family, []nft.Question{askUse(place, func(use uint32) error { s.use = use; return nil })})
 	if errors.Is(err, unix.ENOENT) {
-		return s, nil // it went away just now, and the genid tells
+		return s, nil // it went away just now, and the genid shows it
 	}
 	return s, nft.Wrap(fmt.Sprintf("asking for chain %s of table %s", place.Chain, place.Table), err)
 }

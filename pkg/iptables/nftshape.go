@@ -40,8 +40,8 @@ func shapeOf(r nft.Rule) ruleShape {
 	return s
 }
 
-// nativeMatches are matches that iptables-nft writes, or reads, as expressions of nf_tables (1.8.4 to
-// 1.8.11). A comment may be among a rule's user data.
+// nativeMatches are matches that iptables-nft writes, or reads, as expressions of nf_tables (1.8.4
+// to 1.8.11). A comment may be among a rule's user data.
 var (
 	nativeMatches   = []string{"limit", "mark", "tcp", "udp", "icmp", "icmp6", "ttl", "hl", "pkttype", "iprange", "conntrack"}
 	nativeOrComment = append(nativeMatches[:len(nativeMatches):len(nativeMatches)], "comment")

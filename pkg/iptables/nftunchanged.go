@@ -20,7 +20,7 @@ import (
 // A handle proves nothing: a restored table counts them from 1 again. It only
 // says where to look; what counts is that the rule there has the same content.
 
-// A nftMemory is what the last probe of each family saw, if nobody committed
+// An nftMemory is what the last probe of each family saw, if no process committed
 // meanwhile. Its methods may be called concurrently.
 type nftMemory struct {
 	mu   sync.Mutex

@@ -37,7 +37,7 @@ func (k *Kernel) Probe(ctx context.Context, family rules.Family, places []Place)
 }
 
 // ProbeOnly is Probe of the places alone: on legacy it walks their tables and no
-// others, so that it tells nothing of the family as a whole. It may be called
+// others, so that it says nothing of the family as a whole. It may be called
 // concurrently.
 func (k *Kernel) ProbeOnly(ctx context.Context, family rules.Family, places []Place) (map[Place]Holding, error) {
 	if err := k.ready(ctx, family); err != nil {

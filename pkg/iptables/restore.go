@@ -75,7 +75,7 @@ func (t Scripts) WriteTo(out io.Writer) (int64, error) {
 	return written, nil
 }
 
-// checkText refuses scripts with a rule that has no text. Whoever plans a script leaves such rules
+// checkText refuses scripts with a rule that has no text. A plan leaves such rules
 // out; nothing of it is written if one was not.
 func (t Scripts) checkText(program string) error {
 	for i := range t {

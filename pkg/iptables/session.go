@@ -15,7 +15,7 @@ import (
 )
 
 // Begin begins a guarded read-and-write; see Session. On legacy it takes the
-// xtables lock and returns ErrLocked if somebody else keeps it for
+// xtables lock and returns ErrLocked if another process keeps it for
 // Config.LockWait; on nft it never waits. The Session must be closed.
 func (k *Kernel) Begin(ctx context.Context) (Session, error) {
 	if err := ctx.Err(); err != nil {
@@ -187,7 +187,7 @@ func (s *genidSession) write(ctx context.Context, payload Payload, encode func(P
 			continue
 		}
 		if len(due) == 0 {
-			// If somebody commits before the next family's check, this
+			// If a process commits before the next family's check, this
 			// family is stale, and the batch with it.
 			genid = before
 		}
@@ -231,7 +231,7 @@ func (s *genidSession) check(ctx context.Context, family rules.Family, anyway bo
 }
 
 // writeDirectly writes what can be written directly. Where it is to be written
-// anyway and somebody committed in between, it is sent again without a guard:
+// anyway and another process committed in between, it is sent again without a guard:
 // it is atomic all the same, and what it says of rules that stand it says by
 // their handles. iptables-restore would look for a quiet moment for longer.
 func (s *genidSession) writeDirectly(batch *directBatch, due Payload, genid uint64, anyway bool) directResult {
@@ -268,10 +268,10 @@ func (s *session) moved(by uint32) {
 // restoreByText writes one family, where before is the genid of just now.
 //
 // Our own commits are counted: one for each script that writes anything. More
-// than those were somebody else's. A script that changes nothing makes no
+// than those were of other processes. A script that changes nothing makes no
 // commit, so a foreign commit at that moment can go unseen. A script that
 // renews marks always writes; one that only puts back jumps or chains does,
-// unless somebody else did so first.
+// unless another process did so first.
 func (s *genidSession) restoreByText(ctx context.Context, family rules.Family, scripts []Script, before uint64) Written {
 	text := Scripts(scripts)
 	if err := s.kernel.restore(ctx, family, text); err != nil {
@@ -299,7 +299,7 @@ func (s *genidSession) restoreByText(ctx context.Context, family rules.Family, s
 // ignore or move that lock, by the digest of the family's whole content.
 type contentSession struct {
 	session
-	// left is what restores of ours left behind, with no Read since. If somebody
+	// left is what restores of ours left behind, with no Read since. If a process
 	// ignores the lock after that, a probe will show another digest.
 	left map[rules.Family]xtFamily
 }
@@ -323,8 +323,8 @@ func (s *contentSession) Read(ctx context.Context, family rules.Family) (Snapsho
 // Prepare implements Session: iptables-restore does everything by itself.
 func (s *contentSession) Prepare(context.Context, ...Payload) {}
 
-// Restore implements Session. What somebody who ignores the lock writes during
-// the restore itself cannot be told from our own writing: it races nothing.
+// Restore implements Session. What a process that ignores the lock writes during
+// the restore itself looks like our own writing: it races nothing.
 func (s *contentSession) Restore(ctx context.Context, payloads ...Payload) map[rules.Family]Written {
 	return InStages(payloads, func(family rules.Family, scripts []Script) Written {
 		if _, err := s.guard(ctx, family); err != nil {

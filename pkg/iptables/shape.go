@@ -10,14 +10,14 @@ import (
 
 // A ruleShape is what a rule's bytes say that its text must say too: what stands in each rule at
 // a known place. Names are printed as they are, without quotes; a name with a space in it can look
-// like options, and only the bytes tell.
+// like options, and only the bytes say which.
 type ruleShape struct {
 	in, out string // interfaces as iptables prints them; empty for none
 	// matches are the names of xt matches, in order. The text has no others, but for those in
 	// native: nf_tables has expressions of its own that iptables prints as matches.
 	matches  []string
 	native   []string
-	target   string // empty for none, or if the bytes do not tell
+	target   string // empty for none, or if the bytes do not say
 	noTarget bool   // it is certain that there is none
 	comments []string
 	// odd says why the rule has no text that may be written back, whatever iptables prints.

@@ -138,7 +138,7 @@ func (s *xtSocket) readNames() ([]byte, error) {
 		if err == nil {
 			return text, nil
 		}
-		_ = s.names.Close() // x_tables was unloaded, and perhaps is loaded anew
+		_ = s.names.Close() // x_tables was unloaded, and perhaps is loaded again
 		s.names = nil
 	}
 	// thread-self, not self: the socket was opened in this thread's network

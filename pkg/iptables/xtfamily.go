@@ -147,7 +147,7 @@ func (t *xtTable) direct(l *xtLexicon) {
 }
 
 // ruleset returns what the family holds as iptables-save would print it, if all
-// of it is known. earlier tells what a table held before: chains that hold the
+// of it is known. earlier returns what a table held before: chains that hold the
 // same get the very same rules.
 func (l *xtLexicon) ruleset(f xtFamily, earlier func(rules.TableName) *rules.Table) (rules.Ruleset, bool) {
 	l.mu.Lock()

@@ -17,7 +17,7 @@ import (
 // chain that begins there. It may be used concurrently.
 //
 // Memory: 46,578 rules of 5,000 services are 20 MB of bytes, and 3 MB here: of
-// the bytes a hash of 128 bits is kept, under seeds that nobody knows.
+// the bytes a hash of 128 bits is kept, under random seeds.
 type xtLexicon struct {
 	mu     sync.Mutex
 	start  time.Time // xtWord.met counts from it
@@ -104,7 +104,7 @@ func (k xtKey) with(goal xtKey) xtKey {
 	return k
 }
 
-// direct tells a rule that jumps to which chain.
+// direct gives a rule that jumps the name of its chain.
 func (n *xtName) direct(chain string, hash xtKey) {
 	if n.goal = chain; n.key != (xtKey{}) {
 		n.key = n.key.with(hash)
@@ -115,7 +115,7 @@ func (n *xtName) direct(chain string, hash xtKey) {
 func (l *xtLexicon) know(name xtName, rule rules.Rule) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.tell(name, rule)
+	l.learnRule(name, rule)
 }
 
 // rule returns the text of a rule, if it is known. Call it locked.
@@ -136,9 +136,9 @@ func (l *xtLexicon) find(key xtKey) *xtWord {
 	return &l.words[n-1]
 }
 
-// tell takes down what was printed for a rule, and refuses a text of another
+// learnRule takes down what was printed for a rule, and refuses a text of another
 // comment or target. Call it locked.
-func (l *xtLexicon) tell(name xtName, rule rules.Rule) {
+func (l *xtLexicon) learnRule(name xtName, rule rules.Rule) {
 	_, opaque := rule.Opaque()
 	w := l.find(name.key)
 	switch {
@@ -213,7 +213,7 @@ func (l *xtLexicon) findText(spec string) *xtWord {
 	return &l.words[n-1]
 }
 
-// agrees checks what can be told of a rule without understanding it.
+// agrees checks what can be known of a rule without understanding it.
 func (l *xtLexicon) agrees(name xtName, rule rules.Rule) bool {
 	if name.goal != rule.Target && !(name.goal == "CT" && rule.Target == "NOTRACK") { // two words for one
 		return false
@@ -248,7 +248,7 @@ func (l *xtLexicon) learn(walked xtFamily, printed rules.Ruleset) {
 				continue
 			}
 			for at, name := range names {
-				l.tell(name, chain.Rules[at])
+				l.learnRule(name, chain.Rules[at])
 			}
 		}
 	}

@@ -56,24 +56,24 @@ func (r xtReader) digest(ctx context.Context, family rules.Family) (uint64, erro
 
 // probe walks every listed table: for the digest all of them must be read.
 func (r xtReader) probe(ctx context.Context, family rules.Family, places []Place) (Probed, error) {
-	look := newXTLook(family, places)
-	err := r.walk(ctx, family, func(rules.TableName) bool { return true }, look.table)
+	p := newXTProbe(family, places)
+	err := r.walk(ctx, family, func(rules.TableName) bool { return true }, p.table)
 	if err != nil {
 		return Probed{}, err
 	}
-	return look.probed(), nil
+	return p.probed(), nil
 }
 
 // probeOnly walks the listed tables that hold the places.
 func (r xtReader) probeOnly(ctx context.Context, family rules.Family, places []Place) (map[Place]Holding, error) {
-	look := newXTLook(family, places)
+	p := newXTProbe(family, places)
 	err := r.walk(ctx, family, func(table rules.TableName) bool {
 		return slices.ContainsFunc(places, func(p Place) bool { return p.Table == table })
-	}, look.table)
+	}, p.table)
 	if err != nil {
 		return nil, err
 	}
-	return look.holdings, nil
+	return p.holdings, nil
 }
 
 // walk calls f with the entries of those of the listed tables that are wanted. To
@@ -99,8 +99,8 @@ func (r xtReader) walk(ctx context.Context, family rules.Family, wanted func(rul
 	return nil
 }
 
-// An xtLook gathers one probe's answers while tables are walked.
-type xtLook struct {
+// An xtProbe gathers one probe's answers while tables are walked.
+type xtProbe struct {
 	family   rules.Family
 	holdings map[Place]Holding
 	sum      checksum
@@ -108,12 +108,12 @@ type xtLook struct {
 
 // A checksum is two CRCs of different polynomials, which together are one of
 // 64 bits. Processors have instructions for both: 8 MB take 1 ms, SHA-256
-// 7 ms, as much as all the rest of a walk. Nobody gains by forging one: who
+// 7 ms, as much as all the rest of a walk. Forging one gains nothing: who
 // may write tables may stop us.
 type checksum struct{ high, low uint32 }
 
 // newChecksum begins at {1, 1}, so that no tables at all do not look like a
-// digest that nobody has taken yet.
+// digest that was not taken yet.
 func newChecksum() checksum { return checksum{1, 1} }
 
 // table adds a table that was walked.
@@ -130,17 +130,17 @@ func (c *checksum) add(data []byte) {
 
 func (c *checksum) value() uint64 { return uint64(c.high)<<32 | uint64(c.low) }
 
-func newXTLook(family rules.Family, places []Place) *xtLook {
-	look := &xtLook{family: family, holdings: make(map[Place]Holding, len(places)), sum: newChecksum()}
+func newXTProbe(family rules.Family, places []Place) *xtProbe {
+	p := &xtProbe{family: family, holdings: make(map[Place]Holding, len(places)), sum: newChecksum()}
 	for _, place := range places {
-		look.holdings[place] = Holding{}
+		p.holdings[place] = Holding{}
 	}
-	return look
+	return p
 }
 
 // table walks one table, which also masks what is not content, and adds the
 // rest to the digest.
-func (l *xtLook) table(table rules.TableName, info xtInfo, data []byte) error {
+func (l *xtProbe) table(table rules.TableName, info xtInfo, data []byte) error {
 	for place, holding := range l.holdings {
 		if place.Table == table {
 			holding.Presence = NoChain
@@ -172,6 +172,6 @@ func (l *xtLook) table(table rules.TableName, info xtInfo, data []byte) error {
 	return err
 }
 
-func (l *xtLook) probed() Probed {
+func (l *xtProbe) probed() Probed {
 	return Probed{Holdings: l.holdings, Digest: l.sum.value()}
 }

@@ -58,16 +58,16 @@ type xtRule struct {
 	target     bool // it does something other than to fall through
 }
 
-// An xtVisitor is told of each chain and the offset of its first entry, and then
+// An xtVisitor gets each chain and the offset of its first entry, and then
 // of its rules. The last entry of a chain is its policy or its RETURN and no rule.
 type xtVisitor struct {
 	chain func(name string, first int)
 	rule  func(xtRule)
-	end   func(xtRule) // nil: nobody wants to know
+	end   func(xtRule) // may be nil
 }
 
 // walkEntries walks all entries of one table, masks counters and comefrom in
-// place, and tells v of chains and rules.
+// place, and calls v with chains and rules.
 func walkEntries(family rules.Family, info xtInfo, data []byte, v xtVisitor) error {
 	layout := xtLayoutOf(family)
 	var last xtRule
@@ -108,7 +108,7 @@ func walkEntries(family rules.Family, info xtInfo, data []byte, v xtVisitor) err
 	return nil
 }
 
-// fits reports whether the entries are of that shape, as far as they tell: where a
+// fits reports whether the entries are of that shape, as far as they show it: where a
 // built-in chain ends, its policy stands (check_entry_size_and_hooks in ip_tables.c
 // takes no other table). Who moves a rule that is the same as a policy from one
 // built-in chain to another and back in the same moment is not found out.

@@ -89,7 +89,7 @@ func TestXTLook(t *testing.T) {
 			info, data := sampleTable(family)
 			at := func(chain string) Place { return Place{Table: rules.Filter, Chain: chain} }
 			places := []Place{at("INPUT"), at("OUTPUT"), at("FORWARD"), at("X"), at("EMPTY"), at(xtError), {Table: rules.Nat, Chain: "X"}}
-			look := newXTLook(family, places)
+			look := newXTProbe(family, places)
 			if err := look.table(rules.Filter, info, data); err != nil {
 				t.Fatal(err)
 			}
@@ -113,7 +113,7 @@ func TestXTLookMasksCounters(t *testing.T) {
 	digest := func(change func(entry []byte)) uint64 {
 		info, data := sampleTable(rules.IPv4)
 		change(data)
-		look := newXTLook(rules.IPv4, nil)
+		look := newXTProbe(rules.IPv4, nil)
 		if err := look.table(rules.Filter, info, data); err != nil {
 			t.Fatal(err)
 		}
@@ -193,7 +193,7 @@ func FuzzWalkEntries(f *testing.F) {
 		data = bytes.Clone(data) // which is masked, and the fuzzer's own must stay as they are
 		info := xtInfo{validHooks: hooks, hookEntry: [5]uint32{0, first, 0, second, 0}, underflow: [5]uint32{0, first, 0, second, 0}}
 		info.fits(family, data)
-		look := newXTLook(family, []Place{{Table: rules.Filter, Chain: "INPUT"}, {Table: rules.Filter, Chain: "X"}})
+		look := newXTProbe(family, []Place{{Table: rules.Filter, Chain: "INPUT"}, {Table: rules.Filter, Chain: "X"}})
 		_ = look.table(rules.Filter, info, data) // may fail, must not panic
 		l := newXTLexicon()
 		if table, err := nameTable(family, rules.Filter, info, data, l, nil); err == nil {

@@ -187,8 +187,8 @@ func (b *Batch) Send() error {
 	// kernel does not know this they are longer, and that is all.
 	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
 	if b.Port != 0 {
-		// If somebody has it all the same, the kernel chooses another one, and the
-		// commit is taken for somebody else's, which harms nobody but the record.
+		// If another socket has it all the same, the kernel chooses another one, and the
+		// commit is taken for another process's, which harms the record only.
 		_ = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: b.Port})
 	}
 	if err := b.makeRoom(fd); err != nil {
@@ -225,7 +225,7 @@ func (b *Batch) makeRoom(fd int) error {
 	}
 	err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, b.bytes)
 	if errors.Is(err, unix.EPERM) {
-		// Up to net.core.wmem_max; sendmsg tells if that is too little.
+		// Up to net.core.wmem_max; sendmsg says if that is too little.
 		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, b.bytes)
 	}
 	if err != nil {

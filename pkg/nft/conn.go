@@ -19,7 +19,7 @@ type Conn struct {
 	conn   *netlink.Conn
 	buffer []byte // of messageBuffer bytes
 	// torn: answers to earlier questions may still come. That an old one is "no
-	// such chain" must never be taken for news of another.
+	// such chain" must never be taken for the answer about another.
 	torn bool
 }
 

@@ -10,14 +10,19 @@
 // transaction; with [Batch.Guard] the kernel takes it only while its ruleset counter, the
 // genid, is the one of the read that the batch rests on. So a guarded write is: ask
 // [Conn.Genid], read, write the batch, [Batch.Finish], [Batch.Send]; with [ErrStale] begin
-// again. An [Interner] and an [Index] keep the bytes of many rules in little memory.
+// again.
+//
+// A [Mirror] holds tables of any family, and reads only what changed. What it does not decide is
+// behind small interfaces: how rules are numbered ([Rulebook]; a [RuleStore] keeps the bytes of
+// many rules in little memory), how many are kept ([MirrorBudget]), and what is made of them
+// ([MirrorView], [MirrorFiller]).
 //
 // A Conn and an Asker may be used concurrently. Events, a Batch and a Subscription's Receive
-// are for one goroutine; Close of a Subscription ends a Receive that waits. Slices that
+// are for one goroutine, a Mirror for the one that has its turn; Close of a Subscription ends a Receive that waits. Slices that
 // callbacks get are valid until they return.
 //
-// Callers tell apart: [ErrPermission], [ErrNone], [ErrStale], [ErrInterrupted] (ask again),
-// [ErrOverflow] (look at everything), [ErrTooBig], and a [*RefusedError], which wraps the
-// kernel's errno. Any other error says that something is unknown, and never that it is not
-// there.
+// Callers decide by: [ErrPermission], [ErrNone], [ErrStale], [ErrInterrupted] (ask again),
+// [ErrOverflow] (subscribe again, and look at everything), [ErrTooBig], and a
+// [*RefusedError], which wraps the kernel's errno. Any other error says that something is
+// unknown, and never that it is not there.
 package nft

@@ -207,7 +207,7 @@ func (d *dumper) result() error {
 // it should; then nothing that follows can be trusted.
 func (d *dumper) datagram(b []byte) error {
 	return eachMessage(b, func(m []byte) error {
-		// An answer to somebody who gave up waiting is not ours.
+		// An answer to an earlier request, for which the wait was given up, is not ours.
 		if d.done || binary.NativeEndian.Uint32(m[8:]) != d.sequence {
 			return nil
 		}

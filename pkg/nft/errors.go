@@ -6,7 +6,7 @@ import (
 	"syscall"
 )
 
-// The errors that callers tell apart.
+// The errors that callers decide by.
 var (
 	// ErrStale: another process committed since the genid that guards a batch; nothing
 	// was written.

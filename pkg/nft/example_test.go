@@ -2,6 +2,7 @@ package nft_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -112,6 +113,39 @@ func ExampleSubscribe() {
 			panic(err)
 		default:
 			fmt.Println(commit.Genid, commit.PID, commit.Comm)
+		}
+	}
+}
+
+// A mirror holds whole tables, of any family, and reads again only the chains that commits
+// touched. This example needs CAP_NET_ADMIN, so it is compiled and not run.
+func ExampleMirror() {
+	conn, err := nft.Dial()
+	if err != nil {
+		panic(err)
+	}
+	defer conn.Close()
+	mirror := nft.NewMirror(conn, nft.MirrorConfig{Genid: conn.Genid, Own: func(port, pid uint32) bool { return false }})
+	defer mirror.Close()
+	bytesOf := nft.NewRuleStore()
+	netavark := mirror.Add(nft.FamilyConfig{
+		Family: tableid.Inet,
+		Tables: func(name string) bool { return name == "netavark" },
+		Rules:  &bytesOf,
+	})
+	ctx := context.Background()
+	done, err := mirror.Turn(ctx)
+	if err != nil {
+		panic(err)
+	}
+	defer done()
+	genid, err := mirror.Read(ctx, netavark, nil) // again later: only what changed
+	if err != nil {
+		panic(err)
+	}
+	for _, name := range netavark.Chains("netavark") {
+		for _, id := range netavark.Chain(nft.Place{Table: "netavark", Chain: name}).IDs {
+			fmt.Println(genid, name, bytesOf.Rule(id, nil).Expressions)
 		}
 	}
 }

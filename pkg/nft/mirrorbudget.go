@@ -10,7 +10,8 @@ import (
 // This file leaves chains out of a mirrored family while their rules are too many.
 
 // bytesPerRule is how long a rule is on the average, as the kernel holds it, before it counts for
-// more than one. Those of 5,000 services have 430 bytes on nft and on legacy, those of IPv6 up to 680.
+// more than one. Those of 5,000 services have 430 bytes on nft and on legacy, those of IPv6 up to
+// 680.
 const bytesPerRule = 768
 
 // A Weight is what a chain takes of a budget.

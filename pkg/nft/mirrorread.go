@@ -174,7 +174,8 @@ func (f *FamilyMirror) content(place Place) (Content, error) {
 	return c, err
 }
 
-// gather takes one rule into the content of a chain. Of more than can be kept at all it only counts.
+// gather takes one rule into the content of a chain. Of more than can be kept at all it only
+// counts.
 func (f *FamilyMirror) gather(c *Content, m RuleMessage) error {
 	c.weight.Add(m.Rule.size())
 	if c.LeftOut {

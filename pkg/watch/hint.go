@@ -8,8 +8,8 @@ type Source string
 
 // The sources of hints.
 const (
-	SourceNFT      Source = "nft"      // somebody committed to nf_tables
-	SourceLock     Source = "lock"     // somebody let go of the xtables lock
+	SourceNFT      Source = "nft"      // a process committed to nf_tables
+	SourceLock     Source = "lock"     // a process let go of the xtables lock
 	SourcePoll     Source = "poll"     // the daemon's ticker
 	SourceOverflow Source = "overflow" // the kernel dropped events, or a watch broke
 )
@@ -20,7 +20,7 @@ func Sources() []Source {
 }
 
 // Hints collects reasons to look. However many are given while the reader is
-// busy, it is told once: a hint says "look", never "what".
+// busy, the reader gets one: a hint says "look", never "what".
 //
 // All methods may be called by any number of goroutines.
 type Hints struct {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An inodeWatch is an inotify instance that tells of single inodes. fsnotify
+// An inodeWatch is an inotify instance for events of single inodes. fsnotify
 // will not do: it passes on neither opens nor closes.
 type inodeWatch struct {
 	fd   int      // file's; asking file for it would make it blocking

@@ -12,8 +12,8 @@ import (
 )
 
 // lockHolder looks up who holds the lock at path right now, as /proc/locks has
-// it. It is asked when somebody opened the lock, a moment before he flocks it,
-// so it may find nobody or the one before him; and to hold the lock is not yet
+// it. It is asked when a process opened the lock, a moment before that process flocks it,
+// so it may find no holder or the one before; and to hold the lock is not yet
 // to write. What it returns is a hint for people and has Genid 0.
 //
 // We ourselves and our children are not found, nor is a process of another pid namespace.

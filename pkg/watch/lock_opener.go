@@ -20,8 +20,8 @@ const openerMask = unix.FAN_OPEN | unix.FAN_CLOSE_WRITE | unix.FAN_CLOSE_NOWRITE
 const openersKept = 64
 
 // An openerWatch is a fanotify group that names who opens the xtables lock and
-// who closes it. Unlike inotify the kernel says which process it was, so nobody
-// is missed who let go of the lock before /proc/locks could be read: of 200
+// who closes it. Unlike inotify the kernel says which process it was, so that
+// one is known, too, that let go of the lock before /proc/locks could be read: of 200
 // flushes by iptables-legacy it gave 200 pids and some 130 command lines, where
 // lockHolder gave 30 and 15 (2 cores, Linux 6.18).
 //
@@ -81,7 +81,7 @@ func (o *openerWatch) read() error {
 			rest = rest[min(len(rest), size):]
 			if fd != unix.FAN_NOFD {
 				// It is the lock's file. Kernel code opened it without telling
-				// watchers (FMODE_NONOTIFY), so closing it tells nobody either.
+				// watchers (FMODE_NONOTIFY), so closing it is no event either.
 				unix.Close(int(fd))
 			}
 			o.note(mask, pid)
@@ -115,7 +115,7 @@ func (o *openerWatch) note(mask uint64, pid uint32) {
 	}
 }
 
-// processWriter returns what /proc tells of a process that uses the lock now,
+// processWriter returns what /proc says of a process that uses the lock now,
 // and whether it is a child of ours.
 func processWriter(proc string, pid uint32) (w Writer, ours bool) {
 	now := time.Now()
@@ -123,7 +123,7 @@ func processWriter(proc string, pid uint32) (w Writer, ours bool) {
 	return Writer{Time: now, PID: pid, Comm: comm, Command: command, Origin: origin}, parentOf(proc, pid) == os.Getpid()
 }
 
-// parentOf returns the pid of a process's parent, 0 if it cannot be told.
+// parentOf returns the pid of a process's parent, 0 if it is not known.
 func parentOf(proc string, pid uint32) int {
 	text, err := os.ReadFile(filepath.Join(proc, strconv.FormatUint(uint64(pid), 10), "stat"))
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bounds on what is kept of a process that somebody else controls.
+// Bounds on what is kept of a process that others control.
 const (
 	maxCommand = 512 // bytes of a command line, escapes included; a log line stays a line
 	maxComm    = 15  // bytes of the kernel's name for a process: TASK_COMM_LEN less its NUL
@@ -37,7 +37,7 @@ func processNames(proc string, pid uint32) (comm, command string, o Origin) {
 //
 // Both are empty if the process is gone, which is usual for a short-lived
 // iptables, or if its name is not comm: the kernel counts pids in the initial
-// pid namespace, so in another one the same number is somebody else. The
+// pid namespace, so in another one the same number is another process. The
 // directory is opened once, which pins the process: a pid that is used again
 // in between is not mixed up.
 func processOf(proc string, pid uint32, comm string) (command string, o Origin) {

@@ -26,11 +26,11 @@ const lockMask = unix.IN_OPEN | unix.IN_CLOSE_WRITE | unix.IN_CLOSE_NOWRITE |
 const rearmEvery = 5 * time.Second
 
 // A LockWatcher turns every release of the xtables lock into a hint: the
-// legacy backend tells of its changes in no other way.
+// legacy backend shows its changes in no other way.
 //
 // The lock need not exist when it starts, nor its folder: a lock that appears
 // is watched at once, a folder that appears within rearmEvery. A lock that is
-// deleted or replaced is watched anew.
+// deleted or replaced is watched again.
 type LockWatcher struct {
 	Path    string // the lock file, such as /run/xtables.lock
 	Hints   *Hints
@@ -70,15 +70,10 @@ func (w *LockWatcher) watch(ctx context.Context) (worked bool, err error) {
 	reader.Go(func() { failed <- lock.read(ctx, events) })
 
 	armed := armedLock{path: filepath.Clean(w.Path), folder: folder, lock: lock, hints: w.Hints}
-	if w.proc != "" {
-		// A test asks for what happens without.
-	} else if openers, err := newOpenerWatch(w.Writers); err == nil {
+	if openers := w.openers(ctx); openers != nil {
 		defer openers.close()
 		armed.openers = openers
 		reader.Go(func() { failed <- openers.read() })
-	} else {
-		// Most nodes: the capability is more than canaryd asks for.
-		klog.FromContext(ctx).V(1).Info("Who uses the xtables lock is looked up in /proc/locks, which misses the quickest", "reason", err)
 	}
 	armed.again(ctx)
 	w.Hints.Give(SourceLock)
@@ -112,6 +107,20 @@ func (w *LockWatcher) watch(ctx context.Context) (worked bool, err error) {
 	}
 }
 
+// openers lets the kernel name the users of the lock, where that is allowed; else it returns nil.
+func (w *LockWatcher) openers(ctx context.Context) *openerWatch {
+	if w.proc != "" {
+		return nil // a test asks for what happens without
+	}
+	openers, err := newOpenerWatch(w.Writers)
+	if err != nil {
+		// Most nodes: the capability is more than canaryd asks for.
+		klog.FromContext(ctx).V(1).Info("Who uses the xtables lock is looked up in /proc/locks, which misses the quickest", "reason", err)
+		return nil
+	}
+	return openers
+}
+
 // noteHolders notes who holds the lock each time that it was opened, until
 // opened is closed. It is a goroutine of its own because to read /proc/locks
 // waits for an RCU grace period (percpu_down_write in locks_start): 5 to 15 ms
@@ -129,7 +138,7 @@ func (w *LockWatcher) noteHolders(opened <-chan time.Time) {
 	}
 }
 
-// handle answers one event of the lock's inode. That somebody opened it goes to
+// handle answers one event of the lock's inode. That a process opened it goes to
 // opened, unless the answer to an earlier one has not begun yet.
 func (w *LockWatcher) handle(ctx context.Context, event inodeEvent, armed *armedLock, opened chan<- time.Time) {
 	switch {
