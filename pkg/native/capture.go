@@ -166,7 +166,7 @@ func (rd *reader) readElements() error {
 		if err != nil {
 			return fmt.Errorf("set %s: %w", s.Name, err)
 		}
-		s.Elements = sortElements(s.Elements)
+		s.sort()
 	}
 	return nil
 }

@@ -154,9 +154,19 @@ func decodeElements(list []byte, f func(Element)) error {
 	return nil
 }
 
-// sortElements sorts by key, the end of an interval before the beginning of the next, as nft
-// sends them; a dump of a hash table has no order. What was dumped twice, because the table grew
-// meanwhile, stays once.
+// sort sorts the elements by key, the end of an interval before the beginning of the next, as nft
+// sends them; a dump of a hash table has no order, and that of a tree the reverse one. What was
+// dumped twice, because the table grew meanwhile, stays once. Ranges of several fields keep their
+// order: the kernel takes a wide one behind a narrow one within it, and not the other way round
+// (nft_pipapo_insert).
+func (s *Set) sort() {
+	const concat = 2 // NFTA_SET_DESC_CONCAT
+	if s.Flags&setInterval != 0 && has(attrOf(s.Attrs, unix.NFTA_SET_DESC), concat) {
+		return
+	}
+	s.Elements = sortElements(s.Elements)
+}
+
 func sortElements(all []Element) []Element {
 	type sorted struct {
 		key   []byte

@@ -64,7 +64,7 @@ type Set struct {
 	Handle uint64
 	Flags  uint32
 	Attrs  []byte
-	// Elements are sorted by key, the end of an interval before the beginning of the next.
+	// Elements are in an order in which the kernel takes them.
 	Elements []Element
 }
 
