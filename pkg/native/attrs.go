@@ -14,6 +14,7 @@ import (
 // name or an incomplete list, and what walks lists of attributes.
 
 const (
+	tableFlags    = 2
 	tableHandle   = 4
 	tablePad      = 5
 	tableUserdata = 6

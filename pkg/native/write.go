@@ -39,6 +39,7 @@ type writer struct {
 	rename map[string]string
 	sets   map[string]*Set // those of rules that are not written yet
 	bound  map[string]*Chain
+	late   bool     // chains that belong to rules are made right before their rules
 	leftBy []string // devices that were left out
 }
 
@@ -214,6 +215,9 @@ func (w *writer) before(chain string) error {
 		return nil
 	}
 	delete(w.bound, chain)
+	if w.late {
+		w.chain(c)
+	}
 	return w.rules(c)
 }
 
