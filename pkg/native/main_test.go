@@ -49,7 +49,7 @@ func replay(t testing.TB, conn *nft.Conn, r *native.Ruleset) *nft.Batch {
 	}
 	b := nft.NewBatch()
 	b.Guard(genid)
-	for _, table := range r.Tables {
+	for _, table := range r.InOrder() {
 		if _, err := table.Create(b, native.Options{Age: time.Since(r.At)}); err != nil {
 			t.Fatal(err)
 		}

@@ -1,6 +1,9 @@
 package native
 
 import (
+	"cmp"
+	"maps"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,6 +17,12 @@ type Ruleset struct {
 	Genid  uint32
 	At     time.Time // when it was read: what was left of a timeout was left then
 	Tables map[tableid.TableID]*Table
+}
+
+// InOrder returns the tables in the order in which they were made, in which they should be made
+// again: chains of equal priority run in that order.
+func (r *Ruleset) InOrder() []*Table {
+	return slices.SortedFunc(maps.Values(r.Tables), func(a, b *Table) int { return cmp.Compare(a.Handle, b.Handle) })
 }
 
 // A Table is one table with everything in it, as the kernel would take it again.
