@@ -1,6 +1,7 @@
 package native
 
 import (
+	"bytes"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -78,6 +79,19 @@ func FuzzDecode(f *testing.F) {
 		Judge(Evidence{Was: table, Now: &Table{ID: table.ID}, Deeds: deeds})
 		comment(one)
 	})
+}
+
+// TestNothingGoesInCircles: a set without a name of its own that names itself many times costs no
+// more than one that does not.
+func TestNothingGoesInCircles(t *testing.T) {
+	lookup := appendNested(nil, unix.NFTA_LIST_ELEM, append(nft.AppendAttr(nil, unix.NFTA_EXPR_NAME, "lookup", 1),
+		appendNested(nil, unix.NFTA_EXPR_DATA, nft.AppendAttr(nil, unix.NFTA_LOOKUP_SET, "s", 1))...))
+	attrs := appendNested(nil, setExpressions, bytes.Repeat(lookup, 500))
+	rule := Rule{Attrs: appendNested(nil, unix.NFTA_RULE_EXPRESSIONS, lookup)}
+	table := &Table{Chains: []Chain{{Name: "c", Rules: []Rule{rule}}}, Sets: []Set{{Name: "s", Flags: setAnonymous, Attrs: attrs}}}
+	if table.Digest() != table.Digest() {
+		t.Error("two digests of one table")
+	}
 }
 
 // takeAny takes a message for one of a kind into the table.

@@ -23,7 +23,9 @@ type generator struct {
 
 func (g *generator) pick(from []string) string { return from[g.IntN(len(from))] }
 
-func (g *generator) address() string { return fmt.Sprintf("10.%d.%d.%d", g.IntN(3), g.IntN(3), g.IntN(250)) }
+func (g *generator) address() string {
+	return fmt.Sprintf("10.%d.%d.%d", g.IntN(3), g.IntN(3), g.IntN(250))
+}
 
 func (g *generator) several(n int, f func() string) string {
 	all := map[string]bool{}
