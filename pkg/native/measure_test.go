@@ -16,8 +16,8 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
-// TestMeasureReplay prints how long a replay takes beside "nft -f" of the same text, medians of
-// five. NATIVE_TEXT names a file such as testdata/services-100.nft.gz.
+// TestMeasureReplay prints how long a replay takes and how long "nft -f" of the same text, medians
+// of five. NATIVE_TEXT names a file such as testdata/services-100.nft.gz.
 func TestMeasureReplay(t *testing.T) {
 	path := os.Getenv("NATIVE_TEXT")
 	if path == "" {

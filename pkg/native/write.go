@@ -154,6 +154,13 @@ func (w *writer) set(s *Set) error {
 			return err
 		}
 	}
+	number := w.newSet(s)
+	w.elements(s.Elements, func() { w.b.Number(unix.NFTA_SET_ELEM_LIST_SET_ID, number) })
+	return nil
+}
+
+// newSet writes a set and returns its number in the transaction.
+func (w *writer) newSet(s *Set) uint32 {
 	w.begin(nft.Sets)
 	number := uint32(w.b.Messages())
 	name := s.Name
@@ -164,8 +171,7 @@ func (w *writer) set(s *Set) error {
 	w.b.Number(unix.NFTA_SET_ID, number)
 	w.b.Raw(s.Attrs)
 	w.b.End()
-	w.elements(s.Elements, func() { w.b.Number(unix.NFTA_SET_ELEM_LIST_SET_ID, number) })
-	return nil
+	return number
 }
 
 // elements writes elements of the set that the function names.
