@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/native"
 )
 
 // TestMeasureReplay prints how long a replay takes and how long "nft -f" of the same text, medians
@@ -44,7 +45,7 @@ func TestMeasureReplay(t *testing.T) {
 			time.Sleep(time.Second) // the kernel frees what was deleted
 		}
 		for range 5 {
-			was := capture(t, conn)
+			var was *native.Ruleset
 			timed(&reads, func() { was = capture(t, conn) })
 			flush()
 			genid, err := conn.Genid()

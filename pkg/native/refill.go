@@ -31,11 +31,13 @@ func (t *Table) Refill(b *nft.Batch, now *Table, o Options) (left []string, err 
 
 // A refill finds what has to be written for what was lost.
 type refill struct {
-	w      *writer
-	stand  map[string]*Chain // the chains that stand now
-	sets   map[string]*Set   // the sets that stand now
-	chains map[string]bool   // whose rules are to be written
-	filled map[string]bool   // sets whose elements are to be written
+	w         *writer
+	stand     map[string]*Chain // the chains that stand now
+	sets      map[string]*Set   // the sets that stand now
+	wasChains map[string]*Chain
+	wasSets   map[string]*Set
+	chains    map[string]bool // whose rules are to be written
+	filled    map[string]bool // sets whose elements are to be written
 	// objects are those that stand now.
 	objects map[objectKey]bool
 }
@@ -47,15 +49,10 @@ type objectKey struct {
 }
 
 func newRefill(b *nft.Batch, was, now *Table, o Options) *refill {
-	r := &refill{w: newWriter(b, was, o), stand: map[string]*Chain{}, sets: map[string]*Set{},
+	r := &refill{w: newWriter(b, was, o), stand: now.chainsByName(), sets: now.setsByName(),
+		wasChains: was.chainsByName(), wasSets: was.setsByName(),
 		chains: map[string]bool{}, filled: map[string]bool{}, objects: map[objectKey]bool{}}
 	r.w.late = true
-	for i := range now.Chains {
-		r.stand[now.Chains[i].Name] = &now.Chains[i]
-	}
-	for i := range now.Sets {
-		r.sets[now.Sets[i].Name] = &now.Sets[i]
-	}
 	for _, o := range now.Objects {
 		r.objects[objectKey{o.Name, o.Type}] = true
 	}
@@ -102,7 +99,7 @@ func (r *refill) lost(s *Set) []Element {
 
 // need takes in a chain's rules, and what they name and the table lacks.
 func (r *refill) need(name string) {
-	c := r.w.t.Chain(name)
+	c := r.wasChains[name]
 	if c == nil || r.chains[name] || !c.Bound && r.stand[name] != nil && len(r.stand[name].Rules) > 0 {
 		return
 	}
@@ -114,7 +111,7 @@ func (r *refill) need(name string) {
 
 // needSet takes in what a set's elements need, if any of them are to be written.
 func (r *refill) needSet(name string) {
-	s := r.w.t.Set(name)
+	s := r.wasSets[name]
 	if s == nil || r.filled[name] || !s.Anonymous() && len(r.lost(s)) == 0 && r.sets[name] != nil {
 		return
 	}
