@@ -59,14 +59,16 @@ func newWriter(b *nft.Batch, t *Table, o Options) *writer {
 }
 
 // Create writes the table and all that is in it into a batch, which the kernel takes only if
-// there is no such table. It returns the devices that it left out.
+// there is no such table. It returns the devices that it left out. After an error cut the batch
+// back.
 func (t *Table) Create(b *nft.Batch, o Options) (left []string, err error) {
 	if t.Immune() {
 		return nil, fmt.Errorf("table %s: %w", t.ID, ErrImmune)
 	}
 	w := newWriter(b, t, o)
 	w.table(t.Attrs)
-	return w.leftBy, w.contents()
+	err = w.contents()
+	return w.leftBy, err
 }
 
 // Replace is Create for a table that stands: it is deleted in the same transaction.
