@@ -1,0 +1,152 @@
+package native
+
+import (
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+)
+
+// Refill writes what a standing table has lost into a batch: the rules of chains that are empty or
+// gone, the elements of sets that are empty, and whatever those need. What has other contents now
+// stays as it is: it is its owner's newer word. So does an emptied chain that nothing leads to,
+// unless the table has no rule at all: an owner empties a chain before it deletes it. Guard the
+// batch by the genid at which now was read, and after an error cut it back.
+func (t *Table) Refill(b *nft.Batch, now *Table, o Options) (left []string, err error) {
+	if now.Immune() {
+		return nil, fmt.Errorf("table %s: %w", t.ID, ErrImmune)
+	}
+	r := newRefill(b, t, now, o)
+	led := map[string]bool{}
+	for name := range now.jumps() {
+		led[name] = true
+	}
+	ruleless := !slices.ContainsFunc(now.Chains, func(c Chain) bool { return len(c.Rules) > 0 })
+	for i := range t.Chains {
+		c := &t.Chains[i]
+		if r.emptied(c) && (c.Base || r.stand[c.Name] != nil && (ruleless || led[c.Name])) {
+			r.need(c.Name)
+		}
+	}
+	for i := range t.Sets {
+		if s := &t.Sets[i]; !s.Anonymous() && r.sets[s.Name] != nil {
+			r.needSet(s.Name)
+		}
+	}
+	err = r.write()
+	return r.w.leftBy, err
+}
+
+// A refill finds what has to be written for what was lost.
+type refill struct {
+	w         *writer
+	stand     map[string]*Chain // the chains that stand now
+	sets      map[string]*Set   // the sets that stand now
+	wasChains map[string]*Chain
+	wasSets   map[string]*Set
+	chains    map[string]bool // whose rules are to be written
+	filled    map[string]bool // sets whose elements are to be written
+	// objects are those that stand now.
+	objects map[objectKey]bool
+}
+
+// An objectKey names an object of a table.
+type objectKey struct {
+	name string
+	kind uint32
+}
+
+func newRefill(b *nft.Batch, was, now *Table, o Options) *refill {
+	r := &refill{w: newWriter(b, was, o), stand: now.chainsByName(), sets: now.setsByName(),
+		wasChains: was.chainsByName(), wasSets: was.setsByName(),
+		chains: map[string]bool{}, filled: map[string]bool{}, objects: map[objectKey]bool{}}
+	r.w.late = true
+	for _, o := range now.Objects {
+		r.objects[objectKey{o.Name, o.Type}] = true
+	}
+	// The kernel gives the lowest number that is free, so it may have given one to another rule.
+	r.w.rename = map[string]string{}
+	free := 0
+	for name := range r.w.sets {
+		for to := name; r.sets[to] != nil || to != name && r.w.sets[to] != nil; r.w.rename[name] = to {
+			to = fmt.Sprintf("__canaryd%d", free)
+			free++
+		}
+	}
+	return r
+}
+
+// emptied reports whether a chain has lost its last rule.
+func (r *refill) emptied(c *Chain) bool {
+	stands := r.stand[c.Name]
+	return !c.Bound && len(c.Rules) > 0 && (stands == nil || len(stands.Rules) == 0)
+}
+
+// lacking reports whether a set's elements are to be written: it is gone, or has none.
+func (r *refill) lacking(s *Set) bool {
+	stands := r.sets[s.Name]
+	return stands == nil || len(stands.Elements) == 0 && len(s.Elements) > 0
+}
+
+// need takes in a chain's rules, and what they name and the table lacks.
+func (r *refill) need(name string) {
+	c := r.wasChains[name]
+	if c == nil || r.chains[name] || !c.Bound && r.stand[name] != nil && len(r.stand[name].Rules) > 0 {
+		return
+	}
+	r.chains[name] = true
+	for _, rule := range c.Rules {
+		names(rule.expressions(), r.needSet, r.need)
+	}
+}
+
+// needSet takes in what a set's elements need, if any of them are to be written.
+func (r *refill) needSet(name string) {
+	s := r.wasSets[name]
+	if s == nil || r.filled[name] || !s.Anonymous() && !r.lacking(s) {
+		return
+	}
+	r.filled[name] = true
+	for _, e := range s.Elements {
+		if to := jumpOf(attrOf(e, unix.NFTA_SET_ELEM_DATA)); to != "" {
+			r.need(to)
+		}
+	}
+}
+
+// write writes it, in the order of writer.contents.
+func (r *refill) write() error {
+	t := r.w.t
+	for i := range t.Chains {
+		if c := &t.Chains[i]; r.chains[c.Name] && !c.Bound && r.stand[c.Name] == nil {
+			r.w.chain(c)
+		}
+	}
+	for _, o := range t.Objects {
+		if !r.objects[objectKey{o.Name, o.Type}] {
+			r.w.object(o)
+		}
+	}
+	for i := range t.Sets {
+		s := &t.Sets[i]
+		switch {
+		case s.Anonymous() || !r.filled[s.Name]:
+		case r.sets[s.Name] == nil:
+			if err := r.w.set(s); err != nil {
+				return err
+			}
+		default:
+			r.w.elements(s.Elements, func() { r.w.b.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Name) })
+		}
+	}
+	for i := range t.Chains {
+		if c := &t.Chains[i]; r.chains[c.Name] && !c.Bound {
+			if err := r.w.rules(c); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
