@@ -46,6 +46,7 @@ step staticcheck go tool -modfile=hack/tools/go.mod staticcheck -tags "$tags" ./
 step 'go vet of test/kubernetes' go vet -C test/kubernetes ./...
 step 'staticcheck of test/kubernetes' in_kubernetes go tool -modfile=../../hack/tools/go.mod staticcheck ./...
 step 'imports run one way' go run ./hack/importcheck
+step 'words and wide lines' go run ./hack/prose
 step 'long files' too_long
 step 'shell scripts' scripts
 

@@ -21,7 +21,7 @@ import (
 
 func evidence() iptables.Evidence {
 	return iptables.Evidence{
-		Backend: iptables.Legacy, Reason: "legacy holds 412 rules, beside which kubelet's hint chain in nft is stale", Mixed: true,
+		Backend: iptables.Legacy, Reason: "legacy holds 412 rules, so kubelet's hint chain in nft is stale", Mixed: true,
 		Counts: map[rules.Family]map[iptables.Backend]iptables.Count{
 			rules.IPv4: {iptables.NFT: {Rules: 3, Hint: true}, iptables.Legacy: {Rules: 412}},
 			rules.IPv6: {iptables.NFT: {}},

@@ -141,7 +141,7 @@ func TestFlush(t *testing.T) {
 	}
 }
 
-// TestFlushExitCodes: 1 is that there is no such flush, 2 that nobody can tell.
+// TestFlushExitCodes: 1 is that there is no such flush, 2 that it is not known.
 func TestFlushExitCodes(t *testing.T) {
 	socket := serveControl(t, historian{reply: oneFlush()})
 	broken := serveControl(t, historian{reply: oneFlush(), err: errors.New("the disk is on fire")})

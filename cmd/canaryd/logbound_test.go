@@ -9,8 +9,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestLogBound: a storm of one message is cut to 60 lines and one a second after that. The next line says how many
-// were left out, other messages are not concerned, and after a quiet minute all is as before.
+// TestLogBound: a storm of one message is cut to 60 lines and one a second after that. The next
+// line says how many were left out, other messages are not concerned, and after a quiet minute all
+// is as before.
 func TestLogBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b logBound

@@ -155,7 +155,8 @@ func TestBadCommandLines(t *testing.T) {
 		{"--mode=observe check", `"check" is one word too many (see canaryd run --help)`},
 	} {
 		t.Run(test.args, func(t *testing.T) {
-			// A line that is taken after all ends at once: no test may guard the machine's own tables.
+			// A line that is taken after all ends at once: no test may guard the machine's own
+			// tables.
 			ended, end := context.WithCancel(t.Context())
 			end()
 			code, stdout, stderr := callWithin(ended, strings.Fields(test.args)...)

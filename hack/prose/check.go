@@ -95,6 +95,9 @@ func checkGo(name string, text []byte) []string {
 			if kind == token.STRING || strings.HasPrefix(line, "//go:") {
 				continue
 			}
+			if strings.HasSuffix(name, "example_test.go") || strings.HasPrefix(line, "//\t") {
+				continue // what an Example prints, and code
+			}
 			if n := width(text, file, start, i, line); n > widest && strings.Contains(strings.TrimLeft(line, "/ "), " ") {
 				found = append(found, fmt.Sprintf("%s:%d: the comment is %d columns wide, more than %d", name, start.Line+i, n, widest))
 			}

@@ -9,8 +9,8 @@ import (
 // item is the beginning of a list's item: its bullet or number.
 var item = regexp.MustCompile(`^(\s*)([-*+]|\d+\.) +`)
 
-// breakable reports whether a line of Markdown is prose: it is no table, heading, HTML or picture, and
-// has a space to break it at.
+// breakable reports whether a line of Markdown is prose: it is no table, heading, HTML or picture,
+// and has a space to break it at.
 func breakable(line string) bool {
 	text := strings.TrimSpace(line)
 	if text == "" || strings.ContainsAny(text[:1], "|<#") || strings.HasPrefix(text, "![") || strings.HasPrefix(line, "    ") && !item.MatchString(line) {
@@ -19,8 +19,8 @@ func breakable(line string) bool {
 	return strings.Contains(strings.TrimSpace(item.ReplaceAllString(line, "")), " ")
 }
 
-// wrap returns Markdown with its paragraphs and list items wrapped to the widest that a line may be.
-// Code, tables, headings and HTML stay as they are.
+// wrap returns Markdown with its paragraphs and list items wrapped to the widest that a line may
+// be. Code, tables, headings and HTML stay as they are.
 func wrap(text string) string {
 	var out, paragraph []string
 	indent := "" // of the lines behind the paragraph's first one
@@ -54,8 +54,8 @@ func wrap(text string) string {
 	return strings.Join(out, "\n")
 }
 
-// fill breaks a paragraph's words into lines, all but the first behind an indent. Two spaces at a line's
-// end are a line break of Markdown's, which stays.
+// fill breaks the words of a paragraph into lines, all but the first behind an indent. Two spaces at
+// the end of a line are a line break, which stays.
 func fill(paragraph []string, indent string) []string {
 	var lines []string
 	line := ""

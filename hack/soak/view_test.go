@@ -85,7 +85,7 @@ func TestTheViewSeesWhatIsLost(t *testing.T) {
 	}
 }
 
-// TestCells: what one way saw of one flush, counted; and ways beside each other,
+// TestCells: what one way saw of one flush, counted; and ways next to each other,
 // and flushes behind each other.
 func TestCells(t *testing.T) {
 	w := window{Kind: "flush-nat", From: 2000, Done: 4000, To: 8000}

@@ -95,8 +95,8 @@ type Config struct {
 	Sets        Sets                    // nil: only chains are put back, not the ipsets that rules depend on
 	Disabled    map[rules.Family]string // families that are not there, with the reason
 
-	// LeftOut names the chains of which the rules are not read, because they are too many; nil: there
-	// are none.
+	// LeftOut names the chains of which the rules are not read, because they are too many; nil:
+	// there are none.
 	LeftOut func() []iptables.LeftOut
 	// Native names the nftables tables that are no iptables'; nil: they are not known.
 	Native func(context.Context) ([]string, error)

@@ -12,7 +12,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/sample"
 )
 
-// FuzzJournal: whatever somebody wrote into the journal, a start takes up what is
+// FuzzJournal: whatever stands in the journal, a start takes up what is
 // a flush record, and status, page and command line can tell of it.
 func FuzzJournal(f *testing.F) {
 	good, err := json.Marshal(sample.Status().Flushes[0])

@@ -69,7 +69,7 @@ func (r *rig) wantReason(when, want string) {
 
 func plain(n int) iptables.Count { return iptables.Count{Rules: n} }
 
-// TestSecondBackendFillsUp: it is told, once, and so is its end; while nothing
+// TestSecondBackendFillsUp: it is reported, once, and so is its end; while nothing
 // moves nothing is read.
 func TestSecondBackendFillsUp(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -237,7 +237,7 @@ func TestWeighingIsBounded(t *testing.T) {
 	})
 }
 
-// TestMixedFromTheStart is told once.
+// TestMixedFromTheStart is reported once.
 func TestMixedFromTheStart(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		fake := loadedFake(t, backend)

@@ -20,7 +20,7 @@ type parent struct {
 
 func (p parent) Own(pid uint32) bool { return pid == p.child || p.Fake.Own(pid) }
 
-// TestOurOwnRestoreIsNoCulprit: in a war somebody flushes while our own
+// TestOurOwnRestoreIsNoCulprit: in a war another process flushes while our own
 // iptables-restore is at work, whose next commit is the last one before the loss is
 // seen.
 func TestOurOwnRestoreIsNoCulprit(t *testing.T) {

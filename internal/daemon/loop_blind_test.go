@@ -41,7 +41,7 @@ func TestLossStaysVisibleWhileNothingCanBeRead(t *testing.T) {
 				r.after(time.Second)
 				lost := r.d.Status()
 				test.fail(r.fake, errInjected)
-				must(t, r.fake.RestoreNoflush(rules.IPv4, section(rules.Nat, ":ELSE - [0:0]"))) // somebody else goes on
+				must(t, r.fake.RestoreNoflush(rules.IPv4, section(rules.Nat, ":ELSE - [0:0]"))) // another process goes on
 				r.after(10 * time.Second)
 				s := r.d.Status()
 				if got := s.Families[rules.IPv4][rules.Nat]; got != canary.Emptied || !s.LossSince.Equal(lost.LossSince) || s.LossSince.IsZero() {

@@ -51,7 +51,7 @@ func (h *hanging) Begin(ctx context.Context) (iptables.Session, error) {
 }
 
 // TestStepThatHangs: a step that comes to no end is what /healthz names, the log says it
-// once, and the service manager hears nothing any more. Goroutines beside the loop go on
+// once, and the service manager hears nothing any more. Goroutines next to the loop go on
 // meanwhile, and when the step ends after all, canaryd lives on.
 func TestStepThatHangs(t *testing.T) {
 	for _, test := range []struct {

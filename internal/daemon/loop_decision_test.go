@@ -188,7 +188,7 @@ func TestRestoredIsOld(t *testing.T) {
 	})
 }
 
-// TestOwnerEndsTheWait: what its owner writes again waits for nobody.
+// TestOwnerEndsTheWait: what its owner writes again waits for nothing.
 func TestOwnerEndsTheWait(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		g := beginGap(t, backend)

@@ -132,7 +132,7 @@ func (r *rig) joined(g rules.Generation) (n, chains int) {
 
 // TestDeclaredAtStart: what is declared is written into tables that have
 // nothing of it, even into none at all, and that is no loss. What others own
-// beside it is learned and protected as ever.
+// next to it is learned and protected as ever.
 func TestDeclaredAtStart(t *testing.T) {
 	for _, empty := range []bool{true, false} {
 		eachBackend(t, func(t *testing.T, backend iptables.Backend) {

@@ -13,7 +13,7 @@ import (
 // TestJumpThatItsOwnerPutBackInTheSameMoment: an owner looked for its jump before a
 // replay and inserts it afterwards. Once the owner is quiet one is left, the upper
 // one, and it comes back once after the next flush. Doubles that were known before,
-// and those that somebody makes later, are their owners' business.
+// and those that another process makes later, are their owners' business.
 func TestJumpThatItsOwnerPutBackInTheSameMoment(t *testing.T) {
 	insert, remove := "-I OUTPUT "+hostport, "-D OUTPUT "+hostport
 	late := 16 * time.Second

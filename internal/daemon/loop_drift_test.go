@@ -71,7 +71,7 @@ type drift struct {
 }
 
 // TestDriftIsRepaired: whatever differs in what is claimed is put right at
-// once, without a grace, and told once.
+// once, without a grace, and reported once.
 func TestDriftIsRepaired(t *testing.T) {
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
 		for _, drift := range drifts(t) {
@@ -119,7 +119,7 @@ func (r *rig) canaries() string {
 	return strings.Join(found, "")
 }
 
-// TestUnclaimedIsJudgedAsEver: with a manifest, what others own beside it may
+// TestUnclaimedIsJudgedAsEver: with a manifest, what others own next to it may
 // still be changed by its owners.
 func TestUnclaimedIsJudgedAsEver(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -225,7 +225,7 @@ func TestContended(t *testing.T) {
 		if n := len(r.records(0)); n != 5 {
 			t.Errorf("%d records, want 5", n)
 		}
-		// A flush is still told.
+		// A flush is still reported.
 		r.flushNat()
 		r.settled()
 		if s := r.d.Status(); len(s.Flushes) != 6 || s.Flushes[0].Kind != canary.Emptied {
@@ -321,7 +321,7 @@ func TestKubeProxyIsThereAtStart(t *testing.T) {
 }
 
 // TestObserveDeclared: with --mode=observe nothing but marks is written, and
-// the difference is told, once.
+// the difference is reported, once.
 func TestObserveDeclared(t *testing.T) {
 	for _, there := range []bool{false, true} {
 		eachBackend(t, func(t *testing.T, backend iptables.Backend) {

@@ -16,7 +16,7 @@ import (
 )
 
 // TestOwnWriteWithoutProof: marks are renewed, but what came of it cannot be
-// read, as when the kernel kills iptables-save for want of memory. Nobody
+// read, as when the kernel kills iptables-save for want of memory. No process
 // flushed anything.
 func TestOwnWriteWithoutProof(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {

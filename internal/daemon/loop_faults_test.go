@@ -28,7 +28,7 @@ func (r *rig) flushNat() {
 
 var lostNat = scenario.Lost{rules.IPv4.Table(rules.Nat): scenario.Emptied}
 
-// wantOnlyNat fails unless one flush is told and counted, that of nat.
+// wantOnlyNat fails unless one flush is reported and counted, that of nat.
 func (r *rig) wantOnlyNat() {
 	r.t.Helper()
 	wantMoved(r.t, r.metrics("flush_events", "flushes"), series{
@@ -101,7 +101,7 @@ func TestReadsFail(t *testing.T) {
 	})
 }
 
-// TestLockHeld: somebody flushes and keeps the xtables lock. What cannot be
+// TestLockHeld: another process flushes and keeps the xtables lock. What cannot be
 // had is unknown or still lost, and the release is the hint.
 func TestLockHeld(t *testing.T) {
 	for _, readsToo := range []bool{false, true} {
@@ -158,7 +158,7 @@ func TestLockHeldWithoutFlush(t *testing.T) {
 }
 
 // TestUnreadableTable: one table that cannot be read is unknown; the others are
-// healed all the same, and nobody runs in circles about it.
+// healed all the same, and nothing runs in circles about it.
 func TestUnreadableTable(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -303,8 +303,8 @@ func TestHalfReplays(t *testing.T) {
 	}
 }
 
-// TestOwnerIsFaster: kube-proxy writes a chain anew between our read and our
-// restore, which overwrites it. That is told apart as raced, and kube-proxy is
+// TestOwnerIsFaster: kube-proxy writes a chain again between our read and our
+// restore, which overwrites it. That is called raced, and kube-proxy is
 // made to sync, so that it has the last word.
 func TestOwnerIsFaster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -202,7 +202,7 @@ func TestObserveEndsNoFlows(t *testing.T) {
 	})
 }
 
-// TestFlowsAreEndedBeforeTheDaemonIs: the rules are back, and nobody else would
+// TestFlowsAreEndedBeforeTheDaemonIs: the rules are back, and nothing else would
 // look.
 func TestFlowsAreEndedBeforeTheDaemonIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -25,7 +25,8 @@ func TestLateWriterOfOneReload(t *testing.T) {
 		for len(r.d.Status().Flushes) < 2 && time.Since(late) < time.Minute {
 			r.after(time.Millisecond)
 		}
-		// The looks come 50, 150 and 350 ms after the replay; the next poll is more than 600 ms away.
+		// The looks come 50, 150 and 350 ms after the replay; the next poll is more than 600 ms
+		// away.
 		if took := time.Since(late); took > 100*time.Millisecond {
 			t.Errorf("the second flush was noticed after %s", took)
 		}

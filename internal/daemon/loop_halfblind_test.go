@@ -46,7 +46,7 @@ func (s halfBlindSession) Read(ctx context.Context, f rules.Family) (iptables.Sn
 
 // TestOneFamilyCannotBeRead: what the other one loses is noticed and healed,
 // whether reading fails from the start or later. The flush record stays open: of
-// the family that cannot be read nobody knows what the flush left of it. As soon as
+// the family that cannot be read nothing knows what the flush left of it. As soon as
 // it can be read the record is completed.
 func TestOneFamilyCannotBeRead(t *testing.T) {
 	for name, fromStart := range map[string]bool{"from the start": true, "later": false} {

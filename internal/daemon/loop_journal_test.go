@@ -44,7 +44,7 @@ func lostLines(table *rules.Table, protects func(string) bool) []string {
 	return lines
 }
 
-// TestFlushIsRemembered: what a flush took is told rule by rule, by number and by
+// TestFlushIsRemembered: what a flush took is reported rule by rule, by number and by
 // ID, also by the next canaryd.
 func TestFlushIsRemembered(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -114,7 +114,7 @@ func TestUnknownFlush(t *testing.T) {
 }
 
 // TestKilledInALoss: who did it, and what it took, is known to the next canaryd,
-// which did not see it happen; a record that nobody closed says so.
+// which did not see it happen; a record that was not closed says so.
 func TestKilledInALoss(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir := t.TempDir()

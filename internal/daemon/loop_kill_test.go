@@ -49,7 +49,7 @@ type death struct {
 	first bool         // it plants for the first time
 	do    func(r *rig) // what makes it write otherwise
 	flush string       // the scenario that do is; empty: none
-	// beside: somebody writes when one family is written and the other is not,
+	// next to: another process writes when one family is written and the other is not,
 	// so that it needs another read; nft only.
 	beside bool
 }

@@ -57,7 +57,7 @@ func TestQuietIsNotBlind(t *testing.T) {
 	}
 }
 
-// TestLossIsNotBlind: rules that stay lost, because nobody may put them back,
+// TestLossIsNotBlind: rules that stay lost, because canaryd may not put them back,
 // are known to be lost.
 func TestLossIsNotBlind(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -72,7 +72,7 @@ func TestLossIsNotBlind(t *testing.T) {
 	})
 }
 
-// TestBusyIsNotBlind: beside a writer that never rests, and walks that are
+// TestBusyIsNotBlind: next to a writer that never rests, and walks that are
 // dear, the last examination stays younger than what the alert asks for.
 func TestBusyIsNotBlind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

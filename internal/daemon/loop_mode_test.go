@@ -22,7 +22,7 @@ func TestModeIsExported(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		want(start(t, backend, setup{}), api.Heal)
 		want(start(t, backend, setup{mode: api.Observe}), api.Observe)
-		displaced := run(t, loadedFake(t, backend), setup{declared: small(t)}) // beside kube-proxy
+		displaced := run(t, loadedFake(t, backend), setup{declared: small(t)}) // next to kube-proxy
 		displaced.after(time.Minute)
 		want(displaced, api.Observe)
 	})

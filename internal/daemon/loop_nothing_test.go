@@ -79,7 +79,7 @@ func TestNothingProtected(t *testing.T) {
 	})
 }
 
-// TestKubeletAloneIsNothing: kubelet writes some rules of its own beside a kube-proxy in
+// TestKubeletAloneIsNothing: kubelet writes some rules of its own next to a kube-proxy in
 // nftables mode. They are guarded, and called what they are.
 func TestKubeletAloneIsNothing(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {

@@ -141,7 +141,7 @@ func TestFlushWithinTwoSecondsBringsTheFormerContentBack(t *testing.T) {
 }
 
 // TestCleanupOfKubeProxy does what kube-proxy --cleanup does: it deletes its jumps, jump
-// by jump, then flushes and deletes its chains, one restore per table. Nobody
+// by jump, then flushes and deletes its chains, one restore per table. No process
 // is to re-jump meanwhile, and nothing is to come back.
 func TestCleanupOfKubeProxy(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -272,7 +272,7 @@ func TestJumpReworded(t *testing.T) {
 	}
 }
 
-// TestWitnessDeleted: somebody who deletes our witness by name has flushed
+// TestWitnessDeleted: a process that deletes our witness by name has flushed
 // nothing, but without it the next flush of the chain would look like a
 // decision; it is put back.
 func TestWitnessDeleted(t *testing.T) {
@@ -351,7 +351,7 @@ func TestTheLastHostPortIsRemovedInTwoCommands(t *testing.T) {
 			t.Errorf("%s holds %q", shared, rs)
 		}
 	})
-	// Nobody comes for the chain: then somebody emptied the shared one.
+	// No owner comes for the chain: then another process emptied the shared one.
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := begin(t, backend)
 		before := r.tables()

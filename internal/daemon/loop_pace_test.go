@@ -13,7 +13,7 @@ import (
 )
 
 // A waitingKernel is a Fake whose reads of IPv4, where everything is written, take
-// time and some of a processor: beside a busy writer they wait for its commits, on
+// time and some of a processor: next to a busy writer they wait for its commits, on
 // a busy machine for their turn.
 type waitingKernel struct {
 	*iptablestest.Fake
@@ -29,7 +29,7 @@ func (k *waitingKernel) Read(ctx context.Context, f rules.Family) (iptables.Snap
 	return k.Fake.Read(ctx, f)
 }
 
-// TestPaceBesideABusyWriter: beside 20 commits a second the generation is never
+// TestPaceBesideABusyWriter: next to 20 commits a second the generation is never
 // older than 250 ms, although reads take long, as long as they cost little; where
 // they are dear, they take a tenth of a core.
 func TestPaceBesideABusyWriter(t *testing.T) {

@@ -56,7 +56,7 @@ func (r *rig) wantNotHeld() {
 	}
 }
 
-// TestPause: in a pause a flush is noticed, told and counted, and nothing is
+// TestPause: in a pause a flush is noticed, reported and counted, and nothing is
 // replayed; when the pause ends, by itself or on request, everything is back at
 // once. One flush is one record.
 func TestPause(t *testing.T) {
@@ -110,7 +110,7 @@ func TestPause(t *testing.T) {
 	}
 }
 
-// TestPauseGrows: what else is lost in a pause is told and counted with it, and
+// TestPauseGrows: what else is lost in a pause is reported and counted with it, and
 // what owners write, in tables that are lost and in others, is left and learned.
 func TestPauseGrows(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {

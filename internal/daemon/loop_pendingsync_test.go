@@ -10,7 +10,7 @@ import (
 )
 
 // TestLastWordOfAProxyThatWasSyncing: a flush takes what kube-proxy wrote a moment ago
-// because of an earlier flush, before it planted its canary again. Nobody can ask it for
+// because of an earlier flush, before it planted its canary again. Nothing can ask it for
 // another sync right after the replay, and by itself it never looks again.
 func TestLastWordOfAProxyThatWasSyncing(t *testing.T) {
 	const newer = "-p tcp -m tcp --dport 9999 -j KUBE-MARK-MASQ"
@@ -54,7 +54,7 @@ func TestLastWordOfAProxyThatWasSyncing(t *testing.T) {
 }
 
 // TestASavedMangleDoesNotAnswerForTheProxy: kube-proxy was asked for a full sync, by
-// deleting its canary, and before it looks somebody restores a file that brings the canary
+// deleting its canary, and before it looks another process restores a file that brings the canary
 // back. It is asked once more, also if the file's rules are flushed at once.
 func TestASavedMangleDoesNotAnswerForTheProxy(t *testing.T) {
 	for name, flushed := range map[string]bool{"restored": false, "restored and flushed": true} {

@@ -32,7 +32,7 @@ type runtime struct {
 	files map[string][]byte // of containers, by ID
 }
 
-// startPods is start beside a container runtime whose files canaryd may read.
+// startPods is start next to a container runtime whose files canaryd may read.
 func startPods(t *testing.T, backend iptables.Backend, s setup) runtime {
 	t.Helper()
 	c := runtime{dir: t.TempDir(), files: map[string][]byte{}}
@@ -229,7 +229,7 @@ func TestAPodThatHasNoFileYet(t *testing.T) {
 	})
 }
 
-// TestFilesThatSayNothing: whatever happens to the folder beside a DEL, everything is as
+// TestFilesThatSayNothing: whatever happens to the folder next to a DEL, everything is as
 // it is without one.
 func TestFilesThatSayNothing(t *testing.T) {
 	for name, harm := range map[string]func(runtime){

@@ -246,7 +246,7 @@ func TestAProxyThatNeverPlantedACanary(t *testing.T) {
 // iptables-save | grep -v KUBE | iptables-restore. It takes canaryd's chain with it, as a
 // firewall's saved file does, and nothing in the tables tells one from the other. So it is
 // a flush: a kube-proxy that lives has its services back at once, and one that is gone is
-// told from it by its canary.
+// distinguished from it by its canary.
 func TestARulesetWithoutKUBE(t *testing.T) {
 	for _, test := range []struct {
 		name  string

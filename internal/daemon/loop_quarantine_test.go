@@ -13,8 +13,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// ipvsText is what kube-proxy in ipvs mode writes, cut short: rules that lean on
-// ipsets, and one on a chain of somebody else's.
+// ipvsText is what kube-proxy in ipvs mode writes, cut short: rules that depend on
+// ipsets, and one on a chain of another owner.
 const ipvsText = `*nat
 :KUBE-LOAD-BALANCER - [0:0]
 :KUBE-MARK-MASQ - [0:0]
@@ -81,7 +81,7 @@ func (r *rig) wantQuarantine(want int) {
 }
 
 // TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt: it stays in the
-// generation, is told, and comes back as soon as the chain does.
+// generation, is reported, and comes back as soon as the chain does.
 func TestALearnedRuleThatDependsOnAMissingChainComesBackWithIt(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir, id0 := t.TempDir(), identity(backend)

@@ -132,7 +132,7 @@ func TestRestoreHoldsForWhatIsWritten(t *testing.T) {
 }
 
 // TestRestoreInObserveMode: where canaryd only observes, its owner may have begun to write
-// again by the time somebody asks for a replay: its newer rules stay, unless agreed to.
+// again by the time an operator asks for a replay: its newer rules stay, unless agreed to.
 func TestRestoreInObserveMode(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{mode: api.Observe})

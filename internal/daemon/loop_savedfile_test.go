@@ -59,8 +59,8 @@ func (r *rig) ofOwners(f rules.Family) map[string][]string {
 	return found
 }
 
-// TestASavedFileIsFlushedBeforeItIsReplaced: somebody restores a file that was saved
-// before a pod came and another one went, and somebody flushes what it brought before
+// TestASavedFileIsFlushedBeforeItIsReplaced: another process restores a file that was saved
+// before a pod came and another one went, and another process flushes what it brought before
 // canaryd has replaced it. What the file lacked is lost and not its owner's to have
 // removed, and what only it had does not stay.
 func TestASavedFileIsFlushedBeforeItIsReplaced(t *testing.T) {

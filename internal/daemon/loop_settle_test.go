@@ -12,7 +12,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestAFlusherOfSeveralCommands: nobody replays half a flush, although a replay is
+// TestAFlusherOfSeveralCommands: canaryd does not replay half a flush, although a replay is
 // planned while the flusher may still be at work.
 func TestAFlusherOfSeveralCommands(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
@@ -45,7 +45,7 @@ func TestAFlusherOfSeveralCommands(t *testing.T) {
 }
 
 // TestNoticedBeforeSettling: the log says at once that rules are being flushed, however long
-// --settle waits; and beside a process that never rests it waits 30 s at most.
+// --settle waits; and next to a process that never rests it waits 30 s at most.
 func TestNoticedBeforeSettling(t *testing.T) {
 	const notice = "Rules are being flushed"
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {

@@ -19,7 +19,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A slipping is a kernel beside which somebody writes when a session begins.
+// A slipping is a kernel next to which another process writes when a session begins.
 type slipping struct {
 	*iptablestest.Fake
 	write func()
@@ -55,7 +55,7 @@ func TestSeenFirstByAWrite(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		do    func(r *rig, arm func()) // what makes it write, once armed
-		slips string                   // what somebody does to nat just before
+		slips string                   // what another process does to nat just before
 	}{
 		{"emptied before a renewal", renewal, "-F KUBE-SERVICES"},
 		{"jumpsDeleted before a renewal", renewal, "-D OUTPUT " + hostport},
@@ -84,9 +84,9 @@ func TestSeenFirstByAWrite(t *testing.T) {
 	}
 }
 
-// TestJumpDeletedBeforeTheProof: a jump that was put back, and that somebody deletes
+// TestJumpDeletedBeforeTheProof: a jump that was put back, and that another process deletes
 // by name before the proof has read it, is not forgotten: it has its grace and is
-// put back once more. (On legacy nobody writes before the proof: the lock is held.)
+// put back once more. (On legacy no process writes before the proof: the lock is held.)
 func TestJumpDeletedBeforeTheProof(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fake := loadedFake(t, iptables.NFT)

@@ -50,7 +50,7 @@ func TestRestartBesideAnUnreadableTable(t *testing.T) {
 func TestOwnerInAnotherTableMeanwhile(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		if backend == iptables.Legacy {
-			return // the lock is held: nobody writes meanwhile
+			return // the lock is held: no process writes meanwhile
 		}
 		r := start(t, backend, setup{})
 		once := false
@@ -100,7 +100,7 @@ func TestReadsThatKeepFailing(t *testing.T) {
 	})
 }
 
-// TestObserveHoldsOnToALoss: what nobody put back stays lost.
+// TestObserveHoldsOnToALoss: what no owner put back stays lost.
 func TestObserveHoldsOnToALoss(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{mode: api.Observe})
@@ -111,7 +111,7 @@ func TestObserveHoldsOnToALoss(t *testing.T) {
 		if s.Ready() == nil || s.LossSince.IsZero() || len(s.Flushes) != 1 || s.Generation.Rules != before.Rules {
 			t.Errorf("ready %v, lost since %s, %d records, %d rules of %d", s.Ready(), s.LossSince, len(s.Flushes), s.Generation.Rules, before.Rules)
 		}
-		// A restore that somebody asks for ends it.
+		// A restore that an operator asks for ends it.
 		reply, err := r.d.Restore(t.Context(), api.RestoreRequest{})
 		must(t, err)
 		r.after(3 * time.Second)
@@ -121,7 +121,7 @@ func TestObserveHoldsOnToALoss(t *testing.T) {
 	})
 }
 
-// TestObserveCountsWhatItCannotReadYet: the flush is told once the table can
+// TestObserveCountsWhatItCannotReadYet: the flush is reported once the table can
 // be read.
 func TestObserveCountsWhatItCannotReadYet(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {

@@ -27,7 +27,7 @@ func (r *rig) wantWaiting(outcome api.Outcome, since time.Time) {
 }
 
 // TestObserveWaits: an outage that canaryd only observes runs on in its record until the
-// owner is back, or a restore is asked for: then nobody claims that the owner was back.
+// owner is back, or a restore is asked for: then canaryd does not claim that the owner was back.
 func TestObserveWaits(t *testing.T) {
 	const owners, request = "The owners have put their rules back", "The rules are back: they were restored on request"
 	for _, test := range []struct {
@@ -69,7 +69,7 @@ func TestObserveWaits(t *testing.T) {
 }
 
 // TestPauseWaits: an outage in a pause runs on in its record, and every table that lost
-// something is named beside the pause.
+// something is named next to the pause.
 func TestPauseWaits(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		dir := t.TempDir()

@@ -51,7 +51,7 @@ func (r *rig) endpoint(n int, replace bool) {
 
 // TestWalksBesideABusyWriter: a writer that syncs a hundred times a second
 // costs at most 2 % of a core, whether or not the fingerprint moves, and a flush
-// beside it is healed all the same.
+// next to it is healed all the same.
 func TestWalksBesideABusyWriter(t *testing.T) {
 	for name, replace := range map[string]bool{"moved fingerprints": false, "replaced endpoints": true} {
 		t.Run(name, func(t *testing.T) {
@@ -126,7 +126,7 @@ func (k sluggishKernel) Stamp(ctx context.Context, f rules.Family) (iptables.Sta
 	return k.Fake.Stamp(ctx, f)
 }
 
-// TestHintThatWaitsForAStampIsPending: nobody is told that the generation is what the
+// TestHintThatWaitsForAStampIsPending: canaryd does not say that the generation is what the
 // owners wrote last while canaryd has heard that they wrote, and has not asked what.
 func TestHintThatWaitsForAStampIsPending(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

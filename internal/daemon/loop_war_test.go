@@ -28,7 +28,7 @@ func (r *rig) war(every, length time.Duration) int {
 // logged counts lines of the log.
 func (r *rig) logged(text string) int { return strings.Count(r.log.String(), text) }
 
-// TestWar: somebody flushes without end. Replays are limited, the loss shows,
+// TestWar: another process flushes without end. Replays are limited, the loss shows,
 // one line of the log says when it begins and one when it ends, and within two
 // seconds of the last flush everything is back.
 func TestWar(t *testing.T) {
@@ -71,7 +71,7 @@ func TestWar(t *testing.T) {
 					t.Errorf("the log tells the end %d times", n)
 				}
 				r.wantBack(before, left)
-				// The next single one is told and healed as any other.
+				// The next single one is reported and healed as any other.
 				r.flushNat()
 				r.after(30 * time.Millisecond)
 				r.wantBack(before, left)
@@ -111,8 +111,8 @@ func TestNoWar(t *testing.T) {
 	}
 }
 
-// TestWarOfJumps: somebody deletes a jump by name as soon as it is repaired.
-// That takes the grace each time, and is told.
+// TestWarOfJumps: another process deletes a jump by name as soon as it is repaired.
+// That takes the grace each time, and is reported.
 func TestWarOfJumps(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})
@@ -151,7 +151,7 @@ func TestWarOfJumps(t *testing.T) {
 }
 
 // TestWarWithinReplays: each replay is undone before it can be proved, by
-// somebody who bypasses every guard. It is tried again at the rate of the limit,
+// a process that bypasses every guard. It is tried again at the rate of the limit,
 // not less and less often, so that all is back soon after the last blow.
 func TestWarWithinReplays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -182,8 +182,8 @@ func TestWarWithinReplays(t *testing.T) {
 	})
 }
 
-// TestSlowWar: somebody undoes one replay after the other, too slowly for any
-// limit. That is told as well.
+// TestSlowWar: another process undoes one replay after the other, too slowly for any
+// limit. That is reported as well.
 func TestSlowWar(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})

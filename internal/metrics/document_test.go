@@ -25,7 +25,7 @@ const (
 
 // TestMetricsDocument: docs/metrics.md lists what the code exports, with the help
 // that the code gives and the label values that are there from the start. With
-// -update the list is written anew; what stands around it is written by hand.
+// -update the list is written again; what stands around it is written by hand.
 func TestMetricsDocument(t *testing.T) {
 	text, err := os.ReadFile(metricsDoc)
 	if err != nil {

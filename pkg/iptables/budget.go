@@ -25,8 +25,9 @@ type LeftOut struct {
 // A budget says of which chains of a family the rules are kept, when those of all are too many.
 // Its methods may be called concurrently.
 //
-// Chains that are not guarded go first, then those that are, of each kind the largest first. The choice stands: a chain that is left out comes back only when all would
-// take three quarters of the budget with it, and none goes while they fit. An empty chain is never left out.
+// Chains that are not guarded go first, then those that are, of each kind the largest first. The
+// choice stands: a chain that is left out comes back only when all would take three quarters of the
+// budget with it, and none goes while they fit. An empty chain is never left out.
 type budget struct {
 	most   int // 0: no limit
 	guards func(Place) bool

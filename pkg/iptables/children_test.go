@@ -11,7 +11,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestOwnRestoresAreKnown: what our own iptables-restore commits is told from
+// TestOwnRestoresAreKnown: what our own iptables-restore commits is distinguished from
 // others', also when the program has ended.
 func TestOwnRestoresAreKnown(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
@@ -39,8 +39,8 @@ func TestOwnRestoresAreKnown(t *testing.T) {
 	})
 }
 
-// TestAFlusherWithAnAddressOfOurs: a program that binds itself to the address of one of our own programs
-// is told from it by its process number, where numbers can be compared.
+// TestAFlusherWithAnAddressOfOurs: a program that binds itself to the address of one of our own
+// programs is distinguished from it by its process number, where numbers can be compared.
 func TestAFlusherWithAnAddressOfOurs(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		k := openKernel(t, Config{Backend: NFT})

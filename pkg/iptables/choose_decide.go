@@ -8,8 +8,8 @@ import (
 
 // hintWeight is how many rules one of kubelet's hint chains is worth. Kubelet
 // writes it on the backend that it uses, so it outweighs the rules that a
-// firewall or Docker keeps on the other one (50 or so). But nobody deletes it
-// when a node changes its backend: beside the hundreds of rules that kube-proxy
+// firewall or Docker keeps on the other one (50 or so). But no program deletes it
+// when a node changes its backend: next to the hundreds of rules that kube-proxy
 // keeps up on the other side (300 for some ten services), with nothing alive on
 // its own, it is stale.
 const hintWeight = 100
@@ -66,7 +66,7 @@ func reason(winner Backend, won Count, loser Backend, lost Count) string {
 	case won.Hint == lost.Hint:
 		return fmt.Sprintf("%s holds more rules: %s %d, %s %d", winner, winner, won.Rules, loser, lost.Rules)
 	case lost.Hint:
-		return fmt.Sprintf("%s holds %s, beside which kubelet's hint chain in %s is stale", winner, counted(won.Rules), loser)
+		return fmt.Sprintf("%s holds %s, so kubelet's hint chain in %s is stale", winner, counted(won.Rules), loser)
 	case won.Rules < lost.Rules:
 		return fmt.Sprintf("kubelet's hint chain is in %s and outweighs %s in %s", winner, counted(lost.Rules), loser)
 	default:
@@ -98,7 +98,7 @@ func (e Evidence) Total(backend Backend) Count {
 	return total
 }
 
-// Empty reports that nobody's rules or hints were found: whoever comes first
+// Empty reports that no rules or hints of others were found: the program that comes first
 // may still decide the backend.
 func (e Evidence) Empty() bool { return e.Total(NFT).weight() == 0 && e.Total(Legacy).weight() == 0 }
 

@@ -47,7 +47,7 @@ func TestChooseScenes(t *testing.T) {
 		{"hint in legacy, one family only", []string{hint(Legacy)},
 			Legacy, false, "kubelet's hint chain is in legacy only"},
 		{"stale nft hint and a rule beside it, 300 live legacy rules", []string{hint(NFT), "PREtables-nft -N OLD", "PREtables-nft -A OLD", manyRules(Legacy, 300)},
-			Legacy, true, "legacy holds 300 rules, beside which kubelet's hint chain in nft is stale"},
+			Legacy, true, "legacy holds 300 rules, so kubelet's hint chain in nft is stale"},
 		{"5 legacy rules, no hints", []string{manyRules(Legacy, 5)},
 			Legacy, false, "legacy holds more rules: legacy 5, nft 0"},
 		{"legacy hint, 50 foreign nft rules", []string{hint(Legacy), manyRules(NFT, 50)},
@@ -57,7 +57,7 @@ func TestChooseScenes(t *testing.T) {
 		{"hints on both sides", []string{hint(NFT), "PREtables-legacy -t mangle -N KUBE-KUBELET-CANARY", manyRules(NFT, 3), manyRules(Legacy, 4)},
 			Legacy, true, "legacy holds more rules: legacy 4, nft 3"},
 		{"the hint in both families counts once", []string{"iptables-nft -t mangle -N KUBE-IPTABLES-HINT", "ip6tables-nft -t mangle -N KUBE-IPTABLES-HINT", manyRules(Legacy, 101)},
-			Legacy, false, "legacy holds 101 rules, beside which kubelet's hint chain in nft is stale"},
+			Legacy, false, "legacy holds 101 rules, so kubelet's hint chain in nft is stale"},
 		{"a tie", []string{strings.ReplaceAll(manyRules(Legacy, 2), "PRE", "ip"), strings.ReplaceAll(manyRules(NFT, 2), "PRE", "ip6")},
 			NFT, true, "both backends hold 2 rules, and nft is the default"},
 		{"jumps do not count twice", []string{"PREtables-nft -N X", "PREtables-nft -A INPUT -j X", "PREtables-nft -A X", manyRules(Legacy, 3)},
@@ -252,18 +252,18 @@ func TestDecide(t *testing.T) {
 		{"hint in nft; legacy merely listed", hinted(0), plain(0), NFT, false, "kubelet's hint chain is in nft only"},
 		{"hint in nft behind a native rule", hinted(1), plain(0), NFT, false, "kubelet's hint chain is in nft only"},
 		{"hint in legacy only", plain(0), hinted(0), Legacy, false, "kubelet's hint chain is in legacy only"},
-		{"stale nft hint, 300 live legacy rules", hinted(0), plain(300), Legacy, false, "legacy holds 300 rules, beside which kubelet's hint chain in nft is stale"},
-		{"the same with a stale rule", hinted(1), plain(300), Legacy, true, "legacy holds 300 rules, beside which kubelet's hint chain in nft is stale"},
+		{"stale nft hint, 300 live legacy rules", hinted(0), plain(300), Legacy, false, "legacy holds 300 rules, so kubelet's hint chain in nft is stale"},
+		{"the same with a stale rule", hinted(1), plain(300), Legacy, true, "legacy holds 300 rules, so kubelet's hint chain in nft is stale"},
 		{"5 legacy rules, no hints", plain(0), plain(5), Legacy, false, "legacy holds more rules: legacy 5, nft 0"},
 		{"legacy hint, 50 foreign nft rules", plain(50), hinted(0), Legacy, false, "kubelet's hint chain is in legacy and outweighs 50 rules in nft"},
 
 		{"a hint with live rules beside more of others", hinted(250), plain(300), NFT, true, "kubelet's hint chain is in nft and outweighs 300 rules in legacy"},
-		{"stale legacy hint, 300 live nft rules", plain(300), hinted(1), NFT, true, "nft holds 300 rules, beside which kubelet's hint chain in legacy is stale"},
+		{"stale legacy hint, 300 live nft rules", plain(300), hinted(1), NFT, true, "nft holds 300 rules, so kubelet's hint chain in legacy is stale"},
 		{"both hints", hinted(9), hinted(8), NFT, true, "nft holds more rules: nft 9, legacy 8"},
 		{"both hints, more on legacy", hinted(8), hinted(9), Legacy, true, "legacy holds more rules: legacy 9, nft 8"},
 		{"the last rule below the hint's weight", hinted(0), plain(99), NFT, false, "kubelet's hint chain is in nft and outweighs 99 rules in legacy"},
 		{"as many as the hint's weight", hinted(0), plain(100), NFT, false, "kubelet's hint chain is worth 100 rules: a tie, and nft is the default"},
-		{"the first rule above the hint's weight", hinted(0), plain(101), Legacy, false, "legacy holds 101 rules, beside which kubelet's hint chain in nft is stale"},
+		{"the first rule above the hint's weight", hinted(0), plain(101), Legacy, false, "legacy holds 101 rules, so kubelet's hint chain in nft is stale"},
 		{"one rule", plain(0), plain(1), Legacy, false, "legacy holds more rules: legacy 1, nft 0"},
 		{"a tie", plain(1), plain(1), NFT, true, "both backends hold 1 rule, and nft is the default"},
 		{"neither", plain(0), plain(0), NFT, false, "neither backend holds rules, and nft is the default"},
@@ -349,7 +349,7 @@ func TestEvidenceJSON(t *testing.T) {
 	}
 }
 
-// TestChooseBesideABusyWriter: a list of chains that is taken while somebody
+// TestChooseBesideABusyWriter: a list of chains that is taken while another process
 // commits may leave some out, but no hint and no table is overlooked.
 func TestChooseBesideABusyWriter(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {

@@ -26,7 +26,7 @@ func bigPayload(n int) string {
 	return b.String()
 }
 
-// TestCosts prints what the cheap questions cost beside 20,000 rules:
+// TestCosts prints what the cheap questions cost next to 20,000 rules:
 // go test -tags measure -run TestCosts -v. It judges nothing.
 func TestCosts(t *testing.T) {
 	for _, backend := range []Backend{NFT, Legacy} {

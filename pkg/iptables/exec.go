@@ -75,7 +75,7 @@ func (c command) run(ctx context.Context) (result, error) {
 
 // feed runs cmd and writes stdin to it meanwhile. A child that ends before it
 // has read everything is no error: its exit code says what it thinks. Wait
-// closes the pipe then, so that the writing ends too, whoever else of the
+// closes the pipe then, so that the writing ends too, whatever else of the
 // child's has it open.
 func (c command) feed(cmd *exec.Cmd) error {
 	if c.stdin == nil {

@@ -32,7 +32,7 @@ func (e endless) WriteTo(out io.Writer) (int64, error) {
 }
 
 // However a child ends before it has read everything, run returns with its exit
-// code, and nobody goes on writing.
+// code, and no process goes on writing.
 func TestAChildThatDoesNotReadToTheEnd(t *testing.T) {
 	sh := lookUp("sh")
 	for _, c := range []struct {
@@ -70,7 +70,7 @@ func TestAChildThatDoesNotReadToTheEnd(t *testing.T) {
 	}
 }
 
-// A text that cannot be produced is told, whatever the child makes of its half.
+// A text that cannot be produced is reported, whatever the child makes of its half.
 func TestATextThatBreaksOff(t *testing.T) {
 	broken := errors.New("broken off")
 	text, w := io.Pipe()

@@ -99,7 +99,7 @@ func (s *Sets) Names(ctx context.Context) ([]string, error) {
 
 // Save returns those of the named sets that exist, and the sets that are members
 // of them. What cannot be kept, for its name or its size, is left out, and the
-// error says so beside what could be; it may be nil.
+// error says so next to what could be; it may be nil.
 func (s *Sets) Save(ctx context.Context, names []string) (map[string]Set, error) {
 	found := map[string]Set{}
 	var errs []error
@@ -136,7 +136,7 @@ func (s *Sets) Save(ctx context.Context, names []string) (map[string]Set, error)
 }
 
 // parseSet reads what "ipset save NAME" printed. A line that is neither the one
-// create nor an add of that set makes it useless: somebody's comment had a
+// create nor an add of that set makes it useless: another owner's comment had a
 // newline in it.
 func parseSet(name, text string) (Set, error) {
 	set := Set{Name: name}
@@ -157,7 +157,7 @@ func parseSet(name, text string) (Set, error) {
 
 // Create makes a set that does not exist, with its members. It is filled under
 // another name and then renamed, which the kernel refuses if there is a set of
-// that name by now: nobody ever sees half of it, and nobody's is changed. The
+// that name by now: no packet meets half of it, and no set of others is changed. The
 // error is ErrSetStands then.
 func (s *Sets) Create(ctx context.Context, set Set) error {
 	if err := set.Validate(); err != nil {

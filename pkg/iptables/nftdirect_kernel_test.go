@@ -144,7 +144,7 @@ func flushRandomly(t *testing.T, r *rand.Rand, family rules.Family, set rules.Ru
 }
 
 // scriptsFor makes the scripts that turn seen, which has lost some of want,
-// into want: the user's chains anew, and what lacks in built-in chains put
+// into want: the user's chains again, and what lacks in built-in chains put
 // where it was by one command or another.
 func scriptsFor(r *rand.Rand, want, seen rules.Ruleset) []Script {
 	var scripts []Script

@@ -178,8 +178,8 @@ func (d *dice) script() Script {
 			step.Index = d.r.IntN(3)
 		}
 		// iptables-nft-restore 1.8.9 counts and finds rules that a declaration
-		// has deleted, and puts a rule to the top whose place is told by one
-		// that the same restore brings. Nobody needs the direct path to.
+		// has deleted, and puts a rule to the top whose place depends on one
+		// that the same restore brings. Nothing needs the direct path to.
 		declared := slices.Contains(s.Declare, step.Chain)
 		touched := declared || slices.ContainsFunc(s.Steps, func(s Step) bool { return s.Chain == step.Chain })
 		if step.Verb == Insert && step.Index > 1 && touched || step.Verb == Delete && declared {

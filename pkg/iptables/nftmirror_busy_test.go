@@ -14,7 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Beside a writer that never rests, each Read is one state that was: never two
+// Next to a writer that never rests, each Read is one state that was: never two
 // commits mixed, never an older one than the last, never older than its own
 // digest says. New texts have to be asked for all the time, too.
 func TestMirrorBesideBusyWriter(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 const manyChains = 128
 
 // markedRules is a restore that leaves n marks in each of many chains, and none
-// in every third. Nobody has to print marks.
+// in every third. Nothing has to print marks.
 func markedRules(n, none int) string {
 	var chains, marks strings.Builder
 	for i := range manyChains {
@@ -65,7 +65,7 @@ func TestMirrorReadsTablesWhole(t *testing.T) {
 	})
 }
 
-// The kernel goes on with a dump by the number of rules that it has told. A writer
+// The kernel goes on with a dump by the number of rules that it has given. A writer
 // that changes the number of those before, even if it has not committed that yet,
 // makes it leave out rules of chains that it never touched, or tell them twice. No
 // read may.

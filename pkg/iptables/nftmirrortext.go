@@ -33,7 +33,8 @@ type tableText struct {
 	textless map[string]nft.Content
 	// fickle are chains with rules whose bytes do not say what they mean.
 	fickle map[string]bool
-	// doubted are chains of which iptables printed what cannot be the text of their rules, and when.
+	// doubted are chains of which iptables printed what cannot be the text of their rules, and
+	// when.
 	doubted map[string]time.Time
 	view    tableView
 }

@@ -129,7 +129,7 @@ func TestBothFamiliesAndAllTablesAreOneTransaction(t *testing.T) {
 		if moved := mustStamp(t, n.kernel, rules.IPv4).Value - before; moved != 1 {
 			t.Errorf("the ruleset's counter moved by %d: want one transaction", moved)
 		}
-		// What we wrote ourselves is not somebody else's.
+		// What we wrote ourselves is not another process's.
 		for _, family := range rules.Families() {
 			if snapshot := mustRead(t, s, family); snapshot.Moved {
 				t.Errorf("%v: the next read says that somebody else wrote", family)
@@ -188,7 +188,7 @@ func TestACommitBetweenReadAndReplayMakesItStale(t *testing.T) {
 		for _, family := range rules.Families() {
 			empty[family] = saveNFT(t, family)
 		}
-		// Where nobody compares before it is sent, the kernel does.
+		// Where no process compares before it is sent, the kernel does.
 		if got := restoreDirectly(n.kernel, genid, n.payload(t, lossyRules)); !errors.Is(got.err, nft.ErrStale) {
 			t.Errorf("a batch with a genid of the past: %+v, want ErrStale", got)
 		}
@@ -249,7 +249,7 @@ func TestAReplayKnowsItsOwnCommits(t *testing.T) {
 	})
 }
 
-// Beside somebody who commits without a pause, a direct replay is written on
+// Next to a process that commits without a pause, a direct replay is written on
 // what was read, or is stale and has written nothing.
 func TestADirectReplayBesideABusyWriter(t *testing.T) {
 	onNamespace(t, func(t *testing.T) {
@@ -381,7 +381,7 @@ func TestWhatCannotBeWrittenDirectlyIsWrittenAsText(t *testing.T) {
 	})
 }
 
-// A -D that finds nothing fails its table, and is told as ever: marks lean on
+// A -D that finds nothing fails its table, and is reported as ever: marks depend on
 // that as a comparison.
 func TestADeletionThatFindsNothingFailsItsTableOnly(t *testing.T) {
 	onNamespace(t, func(t *testing.T) {

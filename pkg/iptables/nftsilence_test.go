@@ -59,7 +59,7 @@ func openSubscription(t *testing.T, k *Kernel) *nft.Subscription {
 	return s
 }
 
-// A large transaction is told to everybody but the Kernel that sends it, which knows
+// A large transaction is reported to all but the Kernel that sends it, which knows
 // what it wrote.
 func TestALargeTransactionIsWrittenSilently(t *testing.T) {
 	onNamespace(t, func(t *testing.T) {
@@ -129,7 +129,7 @@ func largeTable(n int) string {
 	return "*nat\n:OUTPUT ACCEPT [0:0]\n" + chains.String() + content.String() + "COMMIT\n"
 }
 
-// Whoever commits while nobody listens is not lost: the genid says so.
+// A process that commits while no process listens is not lost: the genid says so.
 func TestWhatIsMissedInTheSilence(t *testing.T) {
 	place := Place{Table: rules.Nat, Chain: "OURS"}
 	append1 := func(t *testing.T) { runTool(t, "", "iptables-nft", "-t", "nat", "-A", "OURS", "-j", "RETURN") }
@@ -138,7 +138,7 @@ func TestWhatIsMissedInTheSilence(t *testing.T) {
 		name  string
 		write func(t *testing.T) error
 		want  []string
-		anew  bool // the mirror begins anew
+		anew  bool // the mirror begins again
 	}{
 		{"the transaction alone", func(t *testing.T) error { append1(t); return nil }, []string{"ip6tables-nft"}, false},
 		{"nothing is written", func(*testing.T) error { return nft.ErrStale }, []string{"ip6tables-nft"}, false},

@@ -95,7 +95,7 @@ func TestTakings(t *testing.T) {
 	})
 }
 
-// TestOwnTakings: what canaryd itself takes away is not told.
+// TestOwnTakings: what canaryd itself takes away is not reported.
 func TestOwnTakings(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-nft")

@@ -22,7 +22,7 @@ const probeMarks = `*filter
 COMMIT
 `
 
-// TestProbeUnchanged: whatever somebody does between two probes, the second one sees
+// TestProbeUnchanged: whatever another process does between two probes, the second one sees
 // what a probe that remembers nothing sees; and where the marks and the number
 // of rules are as they were, nothing is read again.
 func TestProbeUnchanged(t *testing.T) {

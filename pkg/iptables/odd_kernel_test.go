@@ -43,7 +43,7 @@ func addOdd(t *testing.T, backend Backend, family rules.Family, chain string, ar
 }
 
 // However odd a rule is, it costs its own text, and no other rule's, of its chain or another: in
-// a read beside it, with the lock held, and again when everything is known.
+// a read next to it, with the lock held, and again when everything is known.
 func TestAnOddRuleCostsItself(t *testing.T) {
 	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
 		inet := map[rules.Family]string{rules.IPv4: "inet", rules.IPv6: "inet6"}[family]

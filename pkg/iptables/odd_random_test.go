@@ -77,8 +77,8 @@ func TestWhatIsPrintedYieldsTheSameBytesOrIsOpaque(t *testing.T) {
 	})
 }
 
-// onlyRule returns the one rule of a chain of filter, and what names its bytes; nothing if the chain
-// is empty.
+// onlyRule returns the one rule of a chain of filter, and what names its bytes; nothing if the
+// chain is empty.
 func onlyRule(t *testing.T, k *Kernel, backend Backend, family rules.Family, chain string) (rules.Rule, string) {
 	t.Helper()
 	session := begin(t, k)

@@ -59,7 +59,7 @@ func TestSessionStale(t *testing.T) {
 		iptablesCommand(t, backend, family, "-A FOREIGN -p tcp --dport 1")
 		s := begin(t, k)
 		mustRead(t, s, family)
-		// Whoever moves the lock gets past a legacy session.
+		// A process that moves the lock gets past a legacy session.
 		t.Setenv("XTABLES_LOCKFILE", "/run/another.lock")
 		iptablesCommand(t, backend, family, "-R FOREIGN 1 -p tcp --dport 2")
 		wantRestore(t, s, family, payload, false, nft.ErrStale)
@@ -146,7 +146,7 @@ func TestSessionStages(t *testing.T) {
 			t.Errorf("after two stages (-want +got):\n%s", diff)
 		}
 
-		// What writes the first stage lets somebody else write behind it.
+		// What writes the first stage lets another process write behind it.
 		standInRestore(t, k, family, `"$RESTORE" "$@" && XTABLES_LOCKFILE=/run/another.lock `+program(backend, family, "")+` -w 5 -t mangle -N FOREIGN$$`)
 		w = s.Restore(t.Context(), stage("filter", "by-text"), stage("nat", "canaryd-3"))[family]
 		want := Written{Stages: 1, Err: nft.ErrStale, Raced: true, Detour: w.Detour}
@@ -356,8 +356,8 @@ func TestCommandBounds(t *testing.T) {
 	}
 }
 
-// A restore that reads a rule's word as an option of its own ends with 0 and writes nothing: that is a
-// refusal. A rule without a text never comes so far.
+// A restore that reads a rule's word as an option of its own ends with 0 and writes nothing: that
+// is a refusal. A rule without a text never comes so far.
 func TestARestoreThatPrintsIsRefused(t *testing.T) {
 	onBoth(t, func(t *testing.T, backend Backend, family rules.Family) {
 		k := openKernel(t, Config{Backend: backend, Replay: ReplayText})

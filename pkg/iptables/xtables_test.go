@@ -14,7 +14,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestTablesThatComeLaterAreListed: the kernel's list is read anew each time,
+// TestTablesThatComeLaterAreListed: the kernel's list is read again each time,
 // though its file is opened once.
 func TestTablesThatComeLaterAreListed(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
@@ -42,9 +42,9 @@ func TestTablesThatComeLaterAreListed(t *testing.T) {
 	})
 }
 
-// TestEntriesFitTheirShape: somebody moves a rule from one built-in chain to the
+// TestEntriesFitTheirShape: another process moves a rule from one built-in chain to the
 // other and back, which changes where chains begin and not how large the table
-// is. Whoever takes the one's shape for the other's entries sees a policy as a rule.
+// is. With the shape of one and the entries of the other, a policy looks like a rule.
 func TestEntriesFitTheirShape(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-legacy", "iptables-legacy-restore")

@@ -158,7 +158,7 @@ func TestLegacyRandomRulesAreReadWithoutExecutingAnything(t *testing.T) {
 			nstest.CommandInput(t, "*"+string(table)+"\n:X - [0:0]\n:Y - [0:0]\n:Z - [0:0]\n-A Y -g Z\nCOMMIT\n", restore, "--noflush")
 			for range 50 {
 				rule := randrules.Draw(r, family, table).Spell(r)
-				if strings.Count(rule, "--comment") < 2 { // which of them it is, is not told apart
+				if strings.Count(rule, "--comment") < 2 { // which of them it is, is not distinguished
 					attempt(t, "*"+string(table)+"\n-A X "+rule+"\nCOMMIT\n", restore+" --noflush")
 				}
 			}
@@ -249,7 +249,7 @@ func TestLegacySetsAreAskedForEachTime(t *testing.T) {
 }
 
 // Without the lock, what was printed may be of another moment than what was walked;
-// and under it, if somebody ignores it.
+// and under it, if another process ignores it.
 func TestLegacyLearnsUnderTheLockOnly(t *testing.T) {
 	onLegacy(t, func(t *testing.T, k *Kernel, family rules.Family) {
 		iptablesCommand(t, Legacy, family, "-t nat -N X")

@@ -93,7 +93,7 @@ func TestXTLexiconDoubts(t *testing.T) {
 }
 
 // A chain that ends in no way that iptables knows, a verdict without a name, and a
-// jump to no chain's beginning are nobody's words.
+// jump to no chain's beginning are no rule's words.
 func TestXTLexiconLeavesOddTablesToIptables(t *testing.T) {
 	build := func(policy, end, goal int32) (xtInfo, []byte) {
 		b := xtBuilder{layout: xtLayoutOf(rules.IPv4)}
@@ -130,7 +130,7 @@ func TestXTLexiconLeavesOddTablesToIptables(t *testing.T) {
 	}
 }
 
-// No kernel makes such tables; nothing may be said of them, and nobody panic.
+// No kernel makes such tables; nothing may be said of them, and nothing may panic.
 func TestXTLexiconRefusesMalformedTables(t *testing.T) {
 	layout := xtLayoutOf(rules.IPv4)
 	stray := xtBuilder{layout: layout}

@@ -178,7 +178,7 @@ func (l xtLayout) entry(data []byte, at int) (xtEntry, error) {
 	return e, nil
 }
 
-// mask removes what changes without anybody writing rules.
+// mask removes what changes without a write of rules.
 func (l xtLayout) mask(entry []byte) {
 	clear(entry[l.comefrom : l.comefrom+4])
 	clear(entry[l.counters : l.counters+16])

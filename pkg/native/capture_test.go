@@ -17,7 +17,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// TestACaptureIsOneState: beside a process that writes all the time, a capture is of one genid or
+// TestACaptureIsOneState: next to a process that writes all the time, a capture is of one genid or
 // none. Each commit writes the same number into a set and into two chains.
 func TestACaptureIsOneState(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {

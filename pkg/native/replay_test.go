@@ -77,8 +77,8 @@ func putsBack(t *testing.T, conn *nft.Conn, script string) {
 	}
 }
 
-// TestARefillLeavesTheOwnersWord: beside what a flush took, elements and chains that the owner took
-// stay away.
+// TestARefillLeavesTheOwnersWord: next to what a flush took, elements and chains that the owner
+// took stay away.
 func TestARefillLeavesTheOwnersWord(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")

@@ -72,7 +72,7 @@ func TestTheAskerComesBack(t *testing.T) {
 		if err := a.Ask(tableid.IPv4, question); err != nil {
 			t.Fatal(err)
 		}
-		// Nobody takes the answer to this one.
+		// No process takes the answer to this one.
 		if err := unix.Sendto(a.fd, a.out, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 			t.Fatal(err)
 		}

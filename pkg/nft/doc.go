@@ -17,9 +17,9 @@
 // many rules in little memory), how many are kept ([MirrorBudget]), and what is made of them
 // ([MirrorView], [MirrorFiller]).
 //
-// A Conn and an Asker may be used concurrently. Events, a Batch and a Subscription's Receive
-// are for one goroutine, a Mirror for the one that has its turn; Close of a Subscription ends a Receive that waits. Slices that
-// callbacks get are valid until they return.
+// A Conn and an Asker may be used concurrently. Events, a Batch and a Subscription's Receive are
+// for one goroutine, a Mirror for the one that has its turn; Close of a Subscription ends a Receive
+// that waits. Slices that callbacks get are valid until they return.
 //
 // Callers decide by: [ErrPermission], [ErrNone], [ErrStale], [ErrInterrupted] (ask again),
 // [ErrOverflow] (subscribe again, and look at everything), [ErrTooBig], and a

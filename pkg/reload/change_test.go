@@ -156,7 +156,7 @@ func TestTheAgreementHoldsForWhatIsWritten(t *testing.T) {
 	}
 }
 
-// TestACheckedWriteIsNeverUnguarded: beside a writer that comes between each read and its
+// TestACheckedWriteIsNeverUnguarded: next to a writer that comes between each read and its
 // write, a checked job writes nothing in the end, where another one would be raced.
 func TestACheckedWriteIsNeverUnguarded(t *testing.T) {
 	n := newNode(t, iptables.NFT, nodeText, v4)

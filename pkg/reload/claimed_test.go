@@ -237,8 +237,8 @@ func TestADeclarationIntoEmptyTables(t *testing.T) {
 	}
 }
 
-// A chain that nobody declared stays while a chain of somebody else's jumps to
-// it, learned or foreign: nobody could delete it. The rest is put right, and it
+// A chain that is not declared stays while a chain of another owner jumps to
+// it, learned or foreign: nothing could delete it. The rest is put right, and it
 // is no drift.
 func TestAnExtraChainThatOthersHoldStays(t *testing.T) {
 	for _, holder := range []string{"corp", "DOCKER"} {
@@ -267,7 +267,7 @@ func TestAnExtraChainThatOthersHoldStays(t *testing.T) {
 func TestTheProofOfADeclarationFailsIfSomethingDiffers(t *testing.T) {
 	tests := []struct {
 		name  string
-		nft   bool // what somebody writes in between is only seen there
+		nft   bool // what another process writes in between is only seen there
 		spoil func(n *testNode)
 	}{
 		{name: "nothing was written", spoil: func(n *testNode) { n.Lie(1) }},
@@ -295,7 +295,7 @@ func TestTheProofOfADeclarationFailsIfSomethingDiffers(t *testing.T) {
 	}
 }
 
-// slip makes somebody write once between a restore's check and its write.
+// slip makes another process write once between a restore's check and its write.
 func (n *testNode) slip(line string) {
 	done := false
 	n.BeforeRestore(func() {

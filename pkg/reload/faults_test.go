@@ -16,7 +16,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A meddler is a Beginner whose sessions let somebody write right after each
+// A meddler is a Beginner whose sessions let another process write right after each
 // read, so that the read is stale before it can be used.
 type meddler struct {
 	Beginner
@@ -231,7 +231,7 @@ func lost(fr FamilyResult) map[rules.TableName]bool {
 	return found
 }
 
-// TestARefusalIsNobodyElsesWord: after one it is not known whether somebody else
+// TestARefusalIsNobodyElsesWord: after one it is not known whether another process
 // wrote. A jump and a chain that are not as they were to be are not called theirs.
 func TestARefusalIsNobodyElsesWord(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {

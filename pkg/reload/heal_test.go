@@ -108,8 +108,8 @@ func TestHealBringsBackWhatAFlushTookAndNothingElse(t *testing.T) {
 func TestNftFlushRulesetTakesBothFamiliesAndBothComeBack(t *testing.T) {
 	n := newNode(t, iptables.NFT, nodeText, v4, v6)
 	must(t, n.FlushRuleset())
-	// The chain of somebody else's that a protected rule leans on is gone for
-	// good, so that rule is left out and told.
+	// The chain of another owner that a protected rule depends on is gone for
+	// good, so that rule is left out and reported.
 	result := n.heal()
 	for _, f := range []rules.Family{v4, v6} {
 		n.outcome(result, f, Partial)
@@ -257,7 +257,7 @@ func TestSavedRulesKeepAnOldChainThatAStrangerJumpsTo(t *testing.T) {
 
 func TestAJumpWhoseChainItsOwnerRemovedIsNotPutBack(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
-		// The owner goes, and before that was learned somebody flushes INPUT.
+		// The owner goes, and before that was learned another process flushes INPUT.
 		must(t, n.RestoreNoflush(v4, "*filter\n-D INPUT -j KUBE-FIREWALL\n-F KUBE-FIREWALL\n-X KUBE-FIREWALL\n-F INPUT\nCOMMIT\n"))
 		n.outcome(n.heal(), v4, Proved)
 		n.marked(v4)

@@ -83,7 +83,7 @@ func TestALostChainThatWasLeftOutStaysInQuarantine(t *testing.T) {
 // A table that the first stage brought back keeps its quarantine, although another process wrote
 // before the second, so that all is read again and nothing is left to write in this one.
 func TestAQuarantineOutlivesTheNextTry(t *testing.T) {
-	n := leaning(t, iptables.NFT)
+	n := dependent(t, iptables.NFT)
 	opaque := rules.LeftOut("KUBE-LARGE")[0]
 	filter := n.job.Generation[v4.Table(rules.Filter)]
 	filter.Chains = append(slices.Clone(filter.Chains), rules.Chain{Name: "KUBE-LARGE", Rules: []rules.Rule{opaque}})

@@ -13,7 +13,7 @@ func TestLimiter(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		cost    time.Duration
-		every   time.Duration // how often somebody flushes
+		every   time.Duration // how often another process flushes
 		replays int
 		want    []time.Duration // how long each replay has to wait
 	}{

@@ -44,8 +44,9 @@ func row(name string, n int, end string) string {
 	return text.String()
 }
 
-// TestTangles: of jumps that the kernel refuses together, the planned one is found that completes a loop or too
-// deep a nest; what stands in chains of others is never blamed, and what is good is left alone.
+// TestTangles: of jumps that the kernel refuses together, the planned one is found that completes a
+// loop or too deep a nest; what stands in chains of others is never blamed, and what is good is
+// left alone.
 func TestTangles(t *testing.T) {
 	for _, test := range []struct {
 		name, stands, planned string
@@ -91,8 +92,8 @@ func TestTangles(t *testing.T) {
 	}
 }
 
-// TestTanglesOfManyWays: where each chain has two ways to the next one, there are a million ways through; the walk takes
-// each chain once for each depth at most, and ends.
+// TestTanglesOfManyWays: where each chain has two ways to the next one, there are a million ways
+// through; the walk takes each chain once for each depth at most, and ends.
 func TestTanglesOfManyWays(t *testing.T) {
 	var text strings.Builder
 	for i := range 40 {

@@ -45,7 +45,7 @@ func wantYoungPods(t *testing.T, n *testNode) {
 }
 
 // TestSavedRulesAreFlushedInTheMiddleOfAReplay: between a read that shows saved rules
-// and the write somebody flushes them. Only the first read can tell what they lacked.
+// and the write another process flushes them. Only the first read can tell what they lacked.
 func TestSavedRulesAreFlushedInTheMiddleOfAReplay(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
 		saved := youngPods(t, n)

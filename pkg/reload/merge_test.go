@@ -12,7 +12,7 @@ import (
 
 // TestAPodThatCameDuringTheOutageKeepsNobodyOut: between flush and replay one of
 // many owners writes its rules to the chain that all share. The others' come back
-// beside them, in the order in which they stood, but for those of whom the owner
+// next to them, in the order in which they stood, but for those of whom the owner
 // has gone; what stands is kept, also that which comes at the last moment.
 func TestAPodThatCameDuringTheOutageKeepsNobodyOut(t *testing.T) {
 	for _, test := range []struct {

@@ -32,7 +32,7 @@ func TestARemovedPodDoesNotHoldUpItsTable(t *testing.T) {
 }
 
 // TestADeclaredChainIsNobodysToRemove: what a declared source claims comes back
-// with all that leads to it, whoever took it away during the outage.
+// with all that leads to it, whatever took it away during the outage.
 func TestADeclaredChainIsNobodysToRemove(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {
 		n.job.Claimed = func(chain string) bool { return strings.HasPrefix(chain, "CNI-") }

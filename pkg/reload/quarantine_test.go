@@ -16,7 +16,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// leaningText are rules that lean on ipsets and on an nfacct object.
+// leaningText are rules that depend on ipsets and on an nfacct object.
 const leaningText = `*mangle
 :KUBE-IPTABLES-HINT - [0:0]
 COMMIT
@@ -44,8 +44,8 @@ var (
 	setFriends = iptables.Set{Name: "friends", Create: "list:set size 8", Members: []string{"members"}}
 )
 
-// leaning returns a node of rules that lean on sets, which were captured.
-func leaning(t *testing.T, backend iptables.Backend) *testNode {
+// dependent returns a node of rules that depend on sets, which were captured.
+func dependent(t *testing.T, backend iptables.Backend) *testNode {
 	t.Helper()
 	n := &testNode{Fake: iptablestest.NewFake(backend, v4), t: t, before: map[rules.Family]string{}}
 	for _, s := range []iptables.Set{setBad, setFriends, setMembers} {
@@ -82,7 +82,7 @@ func (n *testNode) takeHeld(result Result) {
 
 func eachNode(t *testing.T, test func(t *testing.T, n *testNode)) {
 	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
-		t.Run(string(backend), func(t *testing.T) { test(t, leaning(t, backend)) })
+		t.Run(string(backend), func(t *testing.T) { test(t, dependent(t, backend)) })
 	}
 }
 
@@ -183,7 +183,7 @@ func TestAHeldRuleComesBackWithTheNextReplayToo(t *testing.T) {
 			t.Fatalf("quarantine: %v", n.job.Quarantine)
 		}
 		must(t, n.Flush(v4, rules.Filter, "INPUT"))
-		result := n.heal() // which has nothing to do with what is held back
+		result := n.heal() // which has nothing to do with what is quarantined
 		n.outcome(result, v4, Partial)
 		n.takeHeld(result)
 		if n.job.Quarantine.Count() != 2 {
@@ -221,7 +221,7 @@ func TestAMatchThatOnlyCountsIsDroppedRatherThanTheRule(t *testing.T) {
 
 func TestOneBadLineNeverCostsATable(t *testing.T) {
 	eachNode(t, func(t *testing.T, n *testNode) {
-		n.replayer.Supplier = nil // nobody knows which set is missing
+		n.replayer.Supplier = nil // nothing knows which set is missing
 		n.flushAll(v4)
 		n.Sets().Destroy("bad")
 		result := n.heal()
@@ -252,7 +252,7 @@ func TestOneBadLineNeverCostsATable(t *testing.T) {
 // readmission tries it, before all others.
 func TestWhatIsKnownToBeRefusedIsNotTriedInAnOutage(t *testing.T) {
 	eachNode(t, func(t *testing.T, n *testNode) {
-		n.replayer.Supplier = nil // nobody knows which set is missing
+		n.replayer.Supplier = nil // nothing knows which set is missing
 		n.Sets().Destroy("bad")
 		n.flushAll(v4)
 		n.takeHeld(n.heal())
@@ -377,7 +377,7 @@ func TestTheOwnersLastWordEndsAQuarantine(t *testing.T) {
 	tests := []struct {
 		name  string
 		lines []string
-		still []string // chains with something held back
+		still []string // chains with something quarantined
 		known bool     // the section is the generation's
 	}{
 		{"as it was left", left, []string{"KUBE-A", "KUBE-B", "FORWARD"}, true},

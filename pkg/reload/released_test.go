@@ -39,7 +39,7 @@ func TestAPodThatIsRemovedDuringTheOutageDoesNotComeBack(t *testing.T) {
 	})
 }
 
-// TestChainsThatMostlyWentWereNotRemovedByTheirOwner: somebody deletes chains
+// TestChainsThatMostlyWentWereNotRemovedByTheirOwner: another process deletes chains
 // one by one, and canaryd looks when he has come to its own.
 func TestChainsThatMostlyWentWereNotRemovedByTheirOwner(t *testing.T) {
 	onBoth(t, func(t *testing.T, n *testNode) {

@@ -17,7 +17,7 @@ import (
 )
 
 // A witness of writing: a Beginner whose sessions note what they read and
-// write, and let somebody else act before that.
+// write, and let another process act before that.
 type recorder struct {
 	Beginner
 	log    []string
@@ -80,7 +80,7 @@ func TestFamiliesAreWrittenTogether(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		backend iptables.Backend
-		// at is the step before which somebody writes into IPv4, as often
+		// at is the step before which another process writes into IPv4, as often
 		// as it comes.
 		at     string
 		fail   bool // one restore is refused: that of IPv4
@@ -148,7 +148,7 @@ func TestFamiliesAreWrittenTogether(t *testing.T) {
 			}}
 			n.replayer.Kernel = r
 			result := n.heal()
-			// What comes after the proofs is told by other tests.
+			// What comes after the proofs is reported by other tests.
 			log := slices.DeleteFunc(r.log, func(step string) bool { return strings.HasSuffix(step, "(1) anyway") })
 			if d := cmp.Diff(tt.want, log); d != "" {
 				t.Errorf("steps (-want +got):\n%s", d)

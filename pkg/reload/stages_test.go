@@ -15,7 +15,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A stager lets somebody act between the stages of a restore, and fails stages.
+// A stager lets another process act between the stages of a restore, and fails stages.
 type stager struct {
 	recorder
 	between func()

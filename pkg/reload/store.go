@@ -291,8 +291,8 @@ func (s *Store) write(path string, value any) error {
 // read reads a file of this format or of an older one.
 func (s *Store) read(path string, value any) error { return readFile(path, format, value) }
 
-// readFile reads a JSON file whose format may be as new as newest. It knows every field, or the file
-// is corrupt.
+// readFile reads a JSON file whose format may be as new as newest. It knows every field, or the
+// file is corrupt.
 func readFile(path string, newest int, value any) error {
 	file, err := private.Open(path, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {

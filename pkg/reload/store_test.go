@@ -245,7 +245,7 @@ func TestKilledBetweenGenerationAndState(t *testing.T) {
 	}
 }
 
-// TestLitterIsRemoved: who is killed while it writes leaves what nobody reads.
+// TestLitterIsRemoved: who is killed while it writes leaves what nothing reads.
 func TestLitterIsRemoved(t *testing.T) {
 	dir := t.TempDir()
 	s := openStore(t, dir, here)

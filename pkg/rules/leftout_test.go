@@ -39,8 +39,8 @@ func leaving(t *testing.T, out ...string) *Table {
 	return set[Nat]
 }
 
-// A protected chain that is left out is part of the generation by its name. It is a chain that jumps
-// depend on, it counts no rules, and what is rendered neither declares nor fills it.
+// A protected chain that is left out is part of the generation by its name. It is a chain that
+// jumps depend on, it counts no rules, and what is rendered neither declares nor fills it.
 func TestAChainThatIsLeftOutIsKnownByName(t *testing.T) {
 	protects := func(chain string) bool { return strings.HasPrefix(chain, "KUBE-") }
 	s := Protection{Chain: protects}.Extract(leaving(t, "KUBE-LARGE"), func(Rule) bool { return false })

@@ -84,8 +84,8 @@ func ancestorsOf(proc string, child procStat) (names []string) {
 }
 
 var (
-	// podPart is kubelet's: pod1234-... with its cgroupfs driver, kubepods-burstable-pod1234_....slice
-	// with systemd's. A static pod's UID has no hyphens.
+	// podPart is kubelet's: pod1234-... with its cgroupfs driver,
+	// kubepods-burstable-pod1234_....slice with systemd's. A static pod's UID has no hyphens.
 	podPart = regexp.MustCompile(`^(?:kubepods-(?:[a-z]+-)?)?pod([0-9a-f]{32}|[0-9a-f]{8}(?:[_-][0-9a-f]{4}){3}[_-][0-9a-f]{12})(?:\.slice)?$`)
 	// containerPart is 0123..., docker-0123....scope, cri-containerd-0123....scope, and the like.
 	containerPart = regexp.MustCompile(`^(?:[a-z][a-z-]*-)?([0-9a-f]{64})(?:\.scope)?$`)

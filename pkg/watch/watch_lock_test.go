@@ -50,7 +50,7 @@ func contextUntil(ctx context.Context, done <-chan struct{}) (context.Context, c
 	return ctx, cancel
 }
 
-// waitHint fails the test if nobody is told to look.
+// waitHint fails the test if nothing gives a hint.
 func waitHint(t *testing.T, h *Hints) {
 	t.Helper()
 	select {
@@ -126,7 +126,7 @@ func TestLockDeletedWhileHeld(t *testing.T) {
 	}
 	holdLock(t, path)()
 	drain(w.Hints)
-	// Whoever holds the deleted one may still write to the tables.
+	// A process that holds the deleted one may still write to the tables.
 	release()
 	waitHint(t, w.Hints)
 	mustHint(t, w)

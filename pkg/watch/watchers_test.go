@@ -72,7 +72,8 @@ func TestOnlyTheWatcherThatIsNeeded(t *testing.T) {
 	}
 }
 
-// TestBothWatchersOnTheKernel: beside iptables-legacy, commits to native tables give hints as well.
+// TestBothWatchersOnTheKernel: next to iptables-legacy, commits to native tables give hints as
+// well.
 func TestBothWatchersOnTheKernel(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "iptables-legacy", "nft")

@@ -103,7 +103,7 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// flawsScript returns what nobody can read: text with less contrast than
+// flawsScript returns what is hard to read: text with less contrast than
 // WCAG 2.1 AA asks for, and what hangs over the page's right edge.
 const flawsScript = `(() => {
   const flaws = [];
@@ -194,7 +194,7 @@ func TestHostile(t *testing.T) {
 }
 
 // TestRefresh: the page follows the node by itself. What was opened stays open,
-// what was marked stays marked, and who cannot see it is told the verdict.
+// what was marked stays marked, and who cannot see it hears the verdict.
 func TestRefresh(t *testing.T) {
 	st := newStage(t, busy)
 	tab := st.open(start(t), desk)
@@ -246,7 +246,7 @@ func TestRefresh(t *testing.T) {
 	tab.clean()
 }
 
-// TestHeld: the page can be told to stand still.
+// TestHeld: the page can be made to stand still.
 func TestHeld(t *testing.T) {
 	st := newStage(t, healthyNode)
 	tab := st.open(start(t), desk)

@@ -40,8 +40,8 @@ type Fake struct {
 
 	kind     iptables.Backend // never changes
 	families []rules.Family
-	lock     chan struct{} // the xtables lock: full while somebody holds it
-	leaning  *Sets         // what rules lean on beside chains
+	lock     chan struct{} // the xtables lock: full while another process holds it
+	sets     *Sets         // what rules depend on besides chains
 
 	mu         sync.Mutex
 	info       iptables.Info
@@ -58,7 +58,7 @@ type Fake struct {
 	takings    iptables.Takings
 }
 
-// NewFake returns a namespace of backend in which nobody has written yet. No
+// NewFake returns a namespace of backend in which nothing was written yet. No
 // families means both. In a test that uses synctest, call it inside the bubble.
 func NewFake(backend iptables.Backend, families ...rules.Family) *Fake {
 	if len(families) == 0 {
@@ -68,7 +68,7 @@ func NewFake(backend iptables.Backend, families ...rules.Family) *Fake {
 		kind:       backend,
 		families:   slices.Sorted(slices.Values(families)),
 		lock:       make(chan struct{}, 1),
-		leaning:    newSets(),
+		sets:       newSets(),
 		info:       iptables.Info{Backend: backend, Version: "1.8.9", Reason: "a fake", RandomFully: true},
 		tables:     map[rules.TableID]*rules.Table{},
 		sums:       map[*rules.Table]uint64{},

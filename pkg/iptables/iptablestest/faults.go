@@ -29,7 +29,7 @@ type counts struct {
 
 // HoldLock takes the xtables lock on behalf of another program, waiting until
 // it is free. Until release is called (once), Begin returns ErrLocked and
-// FakeWriters wait. On nft nobody looks at the lock.
+// FakeWriters wait. On nft nothing looks at the lock.
 func (f *Fake) HoldLock() (release func()) {
 	f.lock <- struct{}{}
 	return f.releaseLock
@@ -62,8 +62,9 @@ func (f *Fake) PartialCommit(k int) { f.change(func(t *faults) { t.partial = k }
 // Lie makes the next n restores of sessions write nothing and report success.
 func (f *Fake) Lie(n int) { f.change(func(t *faults) { t.lies = n }) }
 
-// Swallow makes each restore of a session whose text contains this write nothing and report success,
-// as iptables-restore does with a line that it reads as an option of its own; "" ends that.
+// Swallow makes each restore of a session whose text contains this write nothing and report
+// success, as iptables-restore does with a line that it reads as an option of its own; "" ends
+// that.
 func (f *Fake) Swallow(text string) { f.change(func(t *faults) { t.swallow = text }) }
 
 // RestoreTakes makes every restore of a session last that long before it writes.
@@ -71,9 +72,9 @@ func (f *Fake) Swallow(text string) { f.change(func(t *faults) { t.swallow = tex
 func (f *Fake) RestoreTakes(d time.Duration) { f.change(func(t *faults) { t.takes = d }) }
 
 // BeforeRestore registers fn to run in every restore of a session between the
-// check that nobody wrote since the read and the write itself; nil removes it.
+// check that no process wrote since the read and the write itself; nil removes it.
 // On nft what fn writes makes the restore raced. On legacy the session holds the
-// lock meanwhile, so only Bypassing writers can write in fn, and nobody notices.
+// lock meanwhile, so only Bypassing writers can write in fn, and no process notices.
 func (f *Fake) BeforeRestore(fn func()) { f.change(func(t *faults) { t.before = fn }) }
 
 func (f *Fake) change(set func(*faults)) {
@@ -102,7 +103,7 @@ func (f *Fake) OnCommit(fn func(nft.Commit)) {
 	f.onCommit = append(f.onCommit, fn)
 }
 
-// OnUnlock registers fn to be called whenever somebody lets go of the xtables
+// OnUnlock registers fn to be called whenever another process lets go of the xtables
 // lock: a Writer after each table, HoldLock's release, a session's Close. It
 // says nothing about whether anything was written, and is silent on nft but for
 // HoldLock.

@@ -35,7 +35,7 @@ type section struct {
 	cleared bool // the table's former content is gone
 	wrote   bool // a command wrote something
 	// iptables-nft sends everything to the kernel at COMMIT, so what only the
-	// kernel refuses is told after everything that the program itself does.
+	// kernel refuses is reported after everything that the program itself does.
 	refused []string      // why, a line each
 	at      int           // the line of the first
 	undead  []rules.Chain // the chains that the kernel will refuse to delete
@@ -297,7 +297,7 @@ func (s *section) leans(line int, chain string, r rules.Rule) *iptables.RestoreE
 	if len(needs.Sets)+len(needs.Accounts) == 0 {
 		return nil
 	}
-	switch set, account := s.f.leaning.lacks(needs.Sets, needs.Accounts); {
+	switch set, account := s.f.sets.lacks(needs.Sets, needs.Accounts); {
 	case set != "":
 		return s.badLine(line, fmt.Sprintf("Set %s doesn't exist.\n", set))
 	case account != "" && s.f.backend() == iptables.Legacy:

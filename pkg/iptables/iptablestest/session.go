@@ -65,7 +65,7 @@ func (s *session) Read(ctx context.Context, family rules.Family) (iptables.Snaps
 // Prepare does nothing: a Fake is quick.
 func (s *session) Prepare(context.Context, ...iptables.Payload) {}
 
-// RestoreAnyway writes whatever somebody else wrote since the read.
+// RestoreAnyway writes whatever another process wrote since the read.
 func (s *session) RestoreAnyway(ctx context.Context, payloads ...iptables.Payload) map[rules.Family]iptables.Written {
 	return iptables.InStages(payloads, func(family rules.Family, scripts []iptables.Script) iptables.Written {
 		s.f.mu.Lock()
@@ -121,7 +121,7 @@ func (s *session) restore(ctx context.Context, family rules.Family, scripts []ip
 	return s.settle(family, before, r.commits, err), err
 }
 
-// admit checks that nobody wrote since the read, counts the restore and uses up
+// admit checks that no process wrote since the read, counts the restore and uses up
 // the faults that count restores.
 func (s *session) admit(ctx context.Context, family rules.Family, text string) (before uint64, now faults, err error) {
 	f := s.f
@@ -150,7 +150,7 @@ func (s *session) admit(ctx context.Context, family rules.Family, text string) (
 	return before, now, nil
 }
 
-// settle reports whether anybody else wrote since before, and takes our own
+// settle reports whether another process wrote since before, and takes our own
 // commits into account so that they make no later restore stale.
 func (s *session) settle(family rules.Family, before uint64, commits int, err error) (raced bool) {
 	s.f.mu.Lock()

@@ -20,7 +20,7 @@ type Sets struct {
 
 // Sets returns the ipsets and nfacct objects of the Fake's namespace. Rules that
 // name one that is missing are refused, as by the kernel.
-func (f *Fake) Sets() *Sets { return f.leaning }
+func (f *Fake) Sets() *Sets { return f.sets }
 
 func newSets() *Sets {
 	return &Sets{sets: map[string]iptables.Set{}, accounts: map[string]bool{}, refused: map[string]error{}}

@@ -50,7 +50,7 @@ var protocolOptions = []string{
 	"--dport", "--sport", "--destination-port", "--source-port", "--tcp-flags", "--syn", "--icmp-type", "--icmpv6-type",
 }
 
-// freeText are the options whose value is somebody's text.
+// freeText are the options whose value is free text.
 var freeText = []string{"--comment", "--log-prefix", "--nflog-prefix", "--string"}
 
 // normalize turns the words behind "-A CHAIN" into the rule that iptables-save
