@@ -54,8 +54,8 @@ func wrap(text string) string {
 	return strings.Join(out, "\n")
 }
 
-// fill breaks the words of a paragraph into lines, all but the first behind an indent. Two spaces at
-// the end of a line are a line break, which stays.
+// fill breaks the words of a paragraph into lines, all but the first behind an indent. Two spaces
+// at the end of a line are a line break, which stays.
 func fill(paragraph []string, indent string) []string {
 	var lines []string
 	line := ""
