@@ -117,6 +117,7 @@ var known = map[string]string{
 	"dpkg":      "not run: test/packaging installs, upgrades, removes and purges the package",
 	"podman":    "not run: there is no engine here; test/packaging runs the image's files with these rights and mounts",
 	"kubectl":   "paths checked, what is executed in the pod is run: there is no cluster here; test/kubernetes builds what is applied",
+	"helm":      "not run: test/kubernetes renders the chart with Helm's own library",
 	"promtool":  "not run: test/alerts does",
 }
 
