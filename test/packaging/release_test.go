@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"debug/elf"
+	"encoding/json"
 	"errors"
 	"io"
 	"os"
@@ -87,6 +88,7 @@ func TestRelease(t *testing.T) {
 		}
 	}
 	t.Run("programs", func(t *testing.T) { wantPrograms(t, dir) })
+	t.Run("image", func(t *testing.T) { wantImage(t, dir) })
 	t.Run("signature", func(t *testing.T) { wantSignature(t, dir, document) })
 	t.Run("engine", func(t *testing.T) { wantRuns(t, dir) })
 }
@@ -126,10 +128,80 @@ func wantPrograms(t *testing.T, dir string) {
 	}
 }
 
+// A blob is what is read of the JSON of an OCI layout: of an index, a manifest, or a configuration.
+type blob struct {
+	Manifests []struct {
+		Digest   string
+		Platform struct{ OS, Architecture string }
+	}
+	Layers []struct{ Digest string }
+	Config json.RawMessage
+}
+
+// wantImage wants one layer for each architecture, with the same files, and what the Containerfile
+// says of how it is run.
+func wantImage(t *testing.T, dir string) {
+	files := inTar(t, strings.NewReader(read(t, dir, "canaryd_v0.0.1_image.tar")))
+	open := func(text string) (b blob) {
+		t.Helper()
+		if err := json.Unmarshal([]byte(text), &b); err != nil {
+			t.Fatalf("%v: %s", err, text)
+		}
+		return b
+	}
+	byDigest := func(digest string) string { return files["blobs/"+strings.Replace(digest, ":", "/", 1)] }
+	index := open(files["index.json"])
+	if len(index.Manifests) != 1 {
+		t.Fatalf("the archive has %d images", len(index.Manifests))
+	}
+	names := map[string][]string{}
+	for _, m := range open(byDigest(index.Manifests[0].Digest)).Manifests {
+		manifest := open(byDigest(m.Digest))
+		var ref struct{ Digest string }
+		if err := json.Unmarshal(manifest.Config, &ref); err != nil || len(manifest.Layers) != 1 {
+			t.Fatalf("%v, %d layers", err, len(manifest.Layers))
+		}
+		wantConfig(t, open(byDigest(ref.Digest)).Config)
+		for name := range inTarGz(t, byDigest(manifest.Layers[0].Digest)) {
+			name = strings.NewReplacer("aarch64-linux-gnu", "TRIPLET", "x86_64-linux-gnu", "TRIPLET").Replace(name)
+			switch name { // the loader has a folder of its own on amd64 only
+			case "lib64/", "lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1":
+			default:
+				names[m.Platform.Architecture] = append(names[m.Platform.Architecture], name)
+			}
+		}
+		slices.Sort(names[m.Platform.Architecture])
+	}
+	if diff := cmp.Diff(names["amd64"], names["arm64"]); diff != "" || len(names["amd64"]) < 100 {
+		t.Errorf("%d files in the image (-amd64 +arm64):\n%s", len(names["amd64"]), diff)
+	}
+}
+
+// wantConfig wants what the Containerfile says of an image.
+func wantConfig(t *testing.T, text json.RawMessage) {
+	t.Helper()
+	var got struct {
+		User                 string
+		Env, Entrypoint, Cmd []string
+		Labels               map[string]string
+	}
+	if err := json.Unmarshal(text, &got); err != nil {
+		t.Fatal(err)
+	}
+	if got.User != instruction(t, "USER") || strings.Join(got.Env, " ") != instruction(t, "ENV") ||
+		!slices.Equal(got.Entrypoint, words(t, "ENTRYPOINT")) || !slices.Equal(got.Cmd, words(t, "CMD")) {
+		t.Errorf("the image is run as %+v", got)
+	}
+	if got.Labels["org.opencontainers.image.version"] != "v0.0.1" || got.Labels["org.opencontainers.image.revision"] != "0123456789ab" || len(got.Labels) != 7 {
+		t.Errorf("labels: %v", got.Labels)
+	}
+}
+
 // wantSignature runs what docs/release.md says about signing and verifying, and wants a changed
 // file to be noticed.
 func wantSignature(t *testing.T, dir, document string) {
 	_, blocks, _ := strings.Cut(document, "\n## Signing\n")
+	blocks, _, _ = strings.Cut(blocks, "\n## ")
 	var script strings.Builder
 	for i, block := range strings.Split(blocks, "```") {
 		if i%2 == 1 && strings.HasPrefix(block, "sh\n") {
@@ -166,11 +238,11 @@ echo "release@canaryd.example namespaces=\"file\" $(cat KEY.pub)" >allowed_signe
 // wantRuns wants containerd to load the image and to run canaryd and iptables in it, and manifests
 // and chart to name what was loaded.
 func wantRuns(t *testing.T, dir string) {
-	cmd := exec.CommandContext(t.Context(), "unshare", "--net", "--mount", "--pid", "--cgroup", "--fork", "--mount-proc", "--kill-child",
+	cmd := exec.CommandContext(t.Context(), "unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child",
 		"sh", "-c", engine, "engine", unpacked+"/engine", t.TempDir(), filepath.Join(dir, "canaryd_v0.0.1_image.tar"), "registry.example/canaryd:v0.0.1")
 	out, err := cmd.CombinedOutput()
 	text := string(out)
-	for _, want := range []string{"linux/amd64,linux/arm64", "\ncanaryd v0.0.1, commit 0123456789ab, go", "\niptables v1.", "(nf_tables)\n", "(legacy)\n", "\nipset v"} {
+	for _, want := range []string{"linux/amd64,linux/arm64", "\ncanaryd v0.0.1, commit 0123456789ab, go", "\niptables v1.", "(nf_tables)\n", "(legacy)\n"} {
 		if err != nil || !strings.Contains(text, want) {
 			t.Fatalf("%v, want %q of\n%s", err, want, text)
 		}
@@ -215,8 +287,13 @@ func inTarGz(t *testing.T, archive string) map[string]string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return inTar(t, zip)
+}
+
+func inTar(t *testing.T, archive io.Reader) map[string]string {
+	t.Helper()
 	all := map[string]string{}
-	for r := tar.NewReader(zip); ; {
+	for r := tar.NewReader(archive); ; {
 		header, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			return all
@@ -234,7 +311,7 @@ func inTarGz(t *testing.T, archive string) map[string]string {
 // engine starts a containerd of its own, has it load an image and runs programs in it.
 const engine = `set -eu
 PATH=$1/usr/bin:$1/usr/sbin:$PATH dir=$2 archive=$3 image=$4
-mount -t cgroup2 cgroup2 /sys/fs/cgroup
+namespace=canaryd-test-$(basename "$(dirname "$dir")")
 cat >"$dir/config.toml" <<END
 version = 2
 root = "$dir/root"
@@ -244,17 +321,17 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
   address = "$dir/socket"
 END
 containerd -c "$dir/config.toml" >"$dir/log" 2>&1 &
-trap 'test $? = 0 || cat "$dir/log"' EXIT
+# Control groups are of the machine and stay when containerd is killed.
+trap 'test $? = 0 || cat "$dir/log"; find /sys/fs/cgroup -depth -type d -name "$namespace" -exec rmdir {} +' EXIT
 for i in $(seq 100); do
 	test ! -S "$dir/socket" || break
 	sleep 0.1
 done
-ctr() { command ctr -a "$dir/socket" "$@"; }
+ctr() { command ctr -a "$dir/socket" -n "$namespace" "$@"; }
 ctr images import --snapshotter native --platform linux/amd64 "$archive"
 ctr images ls
 run() { ctr run --rm --read-only --snapshotter native "$image" "$@"; }
 run version canaryd version
 run nft iptables-nft --version
 run legacy ip6tables-legacy --version
-run ipset ipset --version
 `
