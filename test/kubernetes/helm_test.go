@@ -165,3 +165,29 @@ func TestChartLint(t *testing.T) {
 		}
 	}
 }
+
+// TestReleasedManifests: where an operator names a registry by newName alone, as docs/release.md
+// says, the digest stays that a release has written behind the image's name.
+func TestReleasedManifests(t *testing.T) {
+	const digest = "@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+	dir := t.TempDir()
+	files := map[string]string{"kustomization.yaml": "resources: [base]\nimages: [{name: " + unnamed + ", newName: registry.example/canaryd}]\n"}
+	for _, name := range []string{"kustomization.yaml", "serviceaccount.yaml", "daemonset.yaml"} {
+		text, err := os.ReadFile(base + "/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files["base/"+name] = strings.ReplaceAll(string(text), "image: "+unnamed+"\n", "image: "+unnamed+digest+"\n")
+	}
+	if err := os.Mkdir(dir+"/base", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range files {
+		if err := os.WriteFile(dir+"/"+name, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := canaryd(t, build(t, dir).pod(t)).Image; got != "registry.example/canaryd"+digest {
+		t.Errorf("the image is %s", got)
+	}
+}
