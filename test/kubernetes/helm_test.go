@@ -36,7 +36,7 @@ func template(t *testing.T, values string) (objects, error) {
 	if err != nil {
 		return nil, err
 	}
-	files, err := engine.Engine{Strict: true}.Render(loaded, all)
+	files, err := engine.Engine{Strict: true}.RenderWithContext(t.Context(), loaded, all)
 	if err != nil {
 		return nil, err
 	}
