@@ -162,8 +162,9 @@ func wantImage(t *testing.T, dir string) {
 			t.Fatalf("%v, %d layers", err, len(manifest.Layers))
 		}
 		wantConfig(t, open(byDigest(ref.Digest)).Config)
-		for name := range inTarGz(t, byDigest(manifest.Layers[0].Digest)) {
-			name = strings.NewReplacer("aarch64-linux-gnu", "TRIPLET", "x86_64-linux-gnu", "TRIPLET").Replace(name)
+		// tar, since Go with the race detector took 20 s to unpack both.
+		for name := range strings.Lines(nstest.CommandInput(t, byDigest(manifest.Layers[0].Digest), "tar", "-tz")) {
+			name = strings.NewReplacer("aarch64-linux-gnu", "TRIPLET", "x86_64-linux-gnu", "TRIPLET", "\n", "").Replace(name)
 			switch name { // the loader has a folder of its own on amd64 only
 			case "lib64/", "lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1":
 			default:
