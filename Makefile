@@ -3,6 +3,7 @@
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
+BIN     := bin
 
 .PHONY: help
 help: ## list the targets
@@ -10,7 +11,7 @@ help: ## list the targets
 
 .PHONY: build
 build: ## build bin/canaryd
-	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/canaryd ./cmd/canaryd
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o '$(BIN)/canaryd' ./cmd/canaryd
 
 # Folders of what is installed; DESTDIR goes before all of them. A package has PREFIX=/usr.
 DESTDIR ?=
@@ -18,8 +19,8 @@ PREFIX  ?= /usr/local
 
 .PHONY: completion
 completion: # by a program for this machine, whichever bin/canaryd is for
-	mkdir -p bin/completion
-	for shell in bash zsh fish; do GOOS= GOARCH= go run ./cmd/canaryd completion $$shell >bin/completion/$$shell || exit; done
+	mkdir -p '$(BIN)/completion'
+	for shell in bash zsh fish; do GOOS= GOARCH= go run ./cmd/canaryd completion $$shell >'$(BIN)'/completion/$$shell || exit; done
 
 UNIT := $(PREFIX)/lib/systemd/system/canaryd.service
 MAN  := $(PREFIX)/share/man/man8/canaryd.8
@@ -30,16 +31,16 @@ NPD  := $(PREFIX)/share/canaryd/node-problem-detector
 
 .PHONY: install
 install: build completion ## install under PREFIX (/usr/local), flags into /etc/default; DESTDIR is honoured
-	install -D -m 0755 bin/canaryd '$(DESTDIR)$(PREFIX)/bin/canaryd'
+	install -D -m 0755 '$(BIN)/canaryd' '$(DESTDIR)$(PREFIX)/bin/canaryd'
 	install -D -m 0644 deploy/systemd/canaryd.service '$(DESTDIR)$(UNIT)'
 	sed -i 's|/usr/local/bin/|$(PREFIX)/bin/|' '$(DESTDIR)$(UNIT)'
 	install -D -m 0644 docs/canaryd.8 '$(DESTDIR)$(MAN)'
 	install -d '$(DESTDIR)$(NPD)'
 	install -m 0644 deploy/node-problem-detector/*.json deploy/node-problem-detector/*.sh '$(DESTDIR)$(NPD)'
 	sed -i 's|/usr/local/bin/|$(PREFIX)/bin/|' '$(DESTDIR)$(NPD)/canaryd.json'
-	install -D -m 0644 bin/completion/bash '$(DESTDIR)$(BASH)'
-	install -D -m 0644 bin/completion/zsh '$(DESTDIR)$(ZSH)'
-	install -D -m 0644 bin/completion/fish '$(DESTDIR)$(FISH)'
+	install -D -m 0644 '$(BIN)/completion/bash' '$(DESTDIR)$(BASH)'
+	install -D -m 0644 '$(BIN)/completion/zsh' '$(DESTDIR)$(ZSH)'
+	install -D -m 0644 '$(BIN)/completion/fish' '$(DESTDIR)$(FISH)'
 	test -e '$(DESTDIR)/etc/default/canaryd' || install -D -m 0644 deploy/systemd/canaryd.default '$(DESTDIR)/etc/default/canaryd'
 
 .PHONY: uninstall
@@ -56,6 +57,13 @@ packages: ## build a .deb and, where rpmbuild is there, an .rpm into bin
 	@if command -v rpmbuild >/dev/null; then hack/rpm.sh bin/tree '$(VERSION)' '$(ARCH)' 'bin/canaryd_$(VERSION)_$(ARCH).rpm'; \
 	else echo 'There is no rpmbuild (Debian: rpm), so no .rpm is built.'; fi
 	hack/deb.sh bin/tree '$(VERSION)' '$(ARCH)' 'bin/canaryd_$(VERSION)_$(ARCH).deb'
+
+# make release REPOSITORY=registry.example/canaryd: the image's name in manifests and chart.
+REPOSITORY ?=
+.PHONY: release
+release: ## build all that is released into bin/release, reproducibly: docs/release.md
+	rm -rf bin/release
+	hack/release.sh bin/release '$(VERSION)' '$(COMMIT)' "$$(git log -1 --format=%ct)" '$(REPOSITORY)'
 
 # make image IMAGE=registry.example/canaryd:v1.0.0 GO=1.26 DEBIAN=trixie-slim
 IMAGE  ?= canaryd:$(VERSION)
@@ -80,8 +88,8 @@ deps-browser: # Chromium too, which only tests and pictures of the page need
 	@hack/install-deps.sh browser
 
 .PHONY: deps-test
-deps-test: # and the firewalls that test/flushers runs
-	@hack/install-deps.sh browser flushers
+deps-test: # and the firewalls that test/flushers runs, and what a release is made of and tried with
+	@hack/install-deps.sh browser flushers release
 
 .PHONY: test
 test: deps-test ## run all tests, against the kernel too, in network namespaces of their own

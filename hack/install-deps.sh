@@ -9,13 +9,17 @@
 # services that would take over this machine's rules at its next start, and two
 # of them exclude each other. Those that cannot be had are named, and the tests of
 # them are skipped; with CI=true that is a failure.
+# With the argument "release" it unpacks in the same way what the image is made of, for all
+# architectures, and containerd, which test/packaging loads the image with.
 set -euo pipefail
 
-with_flushers=false with_browser=false
+with_flushers=false with_browser=false with_release=false
+here=$(cd "$(dirname "$0")" && pwd)
 for word; do
 	case $word in
 	flushers) with_flushers=true ;;
 	browser) with_browser=true ;;
+	release) with_release=true ;;
 	*) echo "install-deps: $word is no argument of this script" >&2 && exit 2 ;;
 	esac
 done
@@ -44,6 +48,13 @@ if $with_flushers && ! { [ "$(id -u)" -eq 0 ] && command -v apt-get && command -
 	echo "install-deps: only root runs test/flushers, with packages of Debian's; it is skipped"
 	with_flushers=false
 fi
+if $with_release && ! { [ "$(id -u)" -eq 0 ] && command -v apt-get && command -v dpkg-deb; } >/dev/null; then
+	echo "install-deps: only root tries the release, with packages of Debian's; it is skipped"
+	with_release=false
+fi
+if $with_release; then
+	needed+=(readelf:binutils ssh-keygen:openssh-client)
+fi
 if $with_flushers; then
 	needed+=(
 		dbus-daemon:dbus-daemon
@@ -66,6 +77,11 @@ firewalls=(
 	"fail2ban"
 )
 flushers=/var/cache/canaryd-test/flushers
+
+# The image's parts in debian/ARCHITECTURE, and a container engine in engine.
+release=/var/cache/canaryd-test/release
+architectures=(amd64 arm64)
+engine=(containerd runc)
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
@@ -93,15 +109,17 @@ missing_packages() {
 
 # The last thing that is written says what was unpacked, and which way.
 done_so="2: ${firewalls[*]}"
-unpacked_all() { ! $with_flushers || [ "$(cat $flushers/.unpacked 2>/dev/null)" = "$done_so" ]; }
+unpacked_flushers() { ! $with_flushers || [ "$(cat $flushers/.unpacked 2>/dev/null)" = "$done_so" ]; }
+release_so="1: ${architectures[*]} ${engine[*]}"
+unpacked_release() { ! $with_release || [ "$(cat $release/.unpacked 2>/dev/null)" = "$release_so" ]; }
 
 mapfile -t packages < <(missing_packages)
-[ ${#packages[@]} -eq 0 ] && unpacked_all && exit 0
+[ ${#packages[@]} -eq 0 ] && unpacked_flushers && unpacked_release && exit 0
 
 give_up() {
 	echo "install-deps: $1" >&2
 	if [ ${#packages[@]} -eq 0 ] && [ "${CI:-}" != true ]; then
-		echo "Nothing but firewalls for test/flushers is missing: what it cannot run it skips." >&2
+		echo "Nothing but what is unpacked for test/flushers and test/packaging is missing: what they cannot run they skip." >&2
 		exit 0
 	fi
 	[ ${#packages[@]} -eq 0 ] || echo "Please install these packages (Debian's names): ${packages[*]}" >&2
@@ -186,7 +204,27 @@ unpack() {
 	echo "$done_so" >$flushers/.unpacked
 }
 
-if ! unpacked_all; then
+unpack_release() {
+	local arch package
+	rm -rf $release
+	mkdir -p $release/engine
+	for arch in "${architectures[@]}"; do
+		logged "$here/debian-root.sh" "$arch" $release/debian/"$arch" || failed "unpacking what the image for $arch is made of"
+	done
+	mkdir "$work/engine"
+	(cd "$work/engine" && logged apt-get download "${engine[@]}") || failed "downloading ${engine[*]}"
+	for package in "$work"/engine/*.deb; do
+		logged dpkg-deb -x "$package" $release/engine || failed "dpkg-deb -x $package"
+	done
+	echo "$release_so" >$release/.unpacked
+}
+
+# First: what cannot be had of the firewalls ends the script.
+if ! unpacked_release; then
+	echo "install-deps: unpacking what a release is made of and tried with into $release"
+	unpack_release
+fi
+if ! unpacked_flushers; then
 	echo "install-deps: unpacking ${firewalls[*]} into $flushers"
 	unpack
 fi

@@ -24,8 +24,11 @@ too_long() {
 # Tests that are not run each time are to build all the same.
 tags=$(git grep -h '^//go:build [a-z]*$' -- '*.go' | sed 's/.* //' | sort -u | paste -sd, -)
 
-# A module of its own.
-in_kubernetes() { (cd test/kubernetes && "$@"); }
+# Modules of their own.
+modules=(test/kubernetes hack/release)
+in_module() { # FOLDER COMMAND...
+	cd "$1" && shift && "$@"
+}
 
 scripts() {
 	local all
@@ -43,8 +46,10 @@ scripts() {
 step gofmt gofmt -l .
 step 'go vet' go vet -tags "$tags" ./...
 step staticcheck go tool -modfile=hack/tools/go.mod staticcheck -tags "$tags" ./...
-step 'go vet of test/kubernetes' go vet -C test/kubernetes ./...
-step 'staticcheck of test/kubernetes' in_kubernetes go tool -modfile=../../hack/tools/go.mod staticcheck ./...
+for module in "${modules[@]}"; do
+	step "go vet of $module" go vet -C "$module" ./...
+	step "staticcheck of $module" in_module "$module" go tool -modfile=../../hack/tools/go.mod staticcheck ./...
+done
 step 'imports run one way' go run ./hack/importcheck
 step 'words and wide lines' go run ./hack/prose
 step 'long files' too_long

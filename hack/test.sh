@@ -41,8 +41,9 @@ else
 		./test/interleavings ./test/faults "${others[@]}"
 	tested . flushers -race ./test/flushers
 	tested . limits ./test/limits
-	# It reads files and runs nothing of canaryd's in its own process.
+	# They read and write files, and run nothing of canaryd's in their own process.
 	tested test/kubernetes kubernetes ./...
+	tested hack/release release ./...
 fi
 
 # Package level events have no Test.

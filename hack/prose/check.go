@@ -65,7 +65,7 @@ func checkMarkdown(name, text string) []string {
 			continue
 		}
 		found = append(found, words(name, i+1, line)...)
-		if n := utf8.RuneCountInString(line); n > widest && breakable(line) {
+		if n := utf8.RuneCountInString(line); n > widest && wrap(line) != line {
 			found = append(found, fmt.Sprintf("%s:%d: %d columns, more than %d: go run ./hack/prose -w %s", name, i+1, n, widest, name))
 		}
 	}

@@ -44,9 +44,12 @@ func TestWrap(t *testing.T) {
 		{"lines are joined", "one\ntwo\n\nthree", "one\ntwo\n\nthree"},
 		{"short lines are joined", "one two\nthree four\n", "one two three four\n"},
 		{"an item", "- " + long + "\n- two words", "- " + strings.TrimSpace(strings.Repeat("word ", 19)) + "\n  word " + rest + "\n- two words"},
+		{"items of one word", "- two words\n- one\n- two", "- two words\n- one\n- two"},
 		{"an item of several lines", "1. one two\n   three four\n", "1. one two three four\n"},
 		{"headings, tables, code and HTML", "# " + long + "\n| " + long + " |\n\n```sh\n" + long + "\n```\n<p>" + long + "</p>\n", ""},
 		{"code that is indented", "    " + long + "\n", ""},
+		{"code with bullets", "Such as:\n\n    images:\n      - one word\n      - two\n    kind: X\n", ""},
+		{"code is not broken", strings.TrimSpace(strings.Repeat("word ", 19)) + " `iptables -t\nnat -F` it", strings.TrimSpace(strings.Repeat("word ", 19)) + "\n`iptables -t nat -F` it"},
 		{"a line break", "one two  \nthree four", "one two  \nthree four"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

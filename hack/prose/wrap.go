@@ -7,7 +7,7 @@ import (
 )
 
 // item is the beginning of a list's item: its bullet or number.
-var item = regexp.MustCompile(`^(\s*)([-*+]|\d+\.) +`)
+var item = regexp.MustCompile(`^( {0,3})([-*+]|\d+\.) +`)
 
 // breakable reports whether a line of Markdown is prose: it is no table, heading, HTML or picture,
 // and has a space to break it at.
@@ -36,7 +36,7 @@ func wrap(text string) string {
 			flush()
 			out = append(out, line)
 			fenced = fenced != fence
-		case m != "" && breakable(line):
+		case m != "":
 			flush()
 			paragraph, indent = []string{line}, strings.Repeat(" ", utf8.RuneCountInString(m))
 		case !breakable(line) && len(paragraph) > 0 && strings.TrimSpace(line) != "" && !strings.ContainsAny(strings.TrimSpace(line)[:1], "|<#!"):
@@ -54,32 +54,45 @@ func wrap(text string) string {
 	return strings.Join(out, "\n")
 }
 
+// word is a run without a space outside of code: `iptables -F` stays on one line.
+var word = regexp.MustCompile("(?:`[^`]*`|[^\\s`])+|`")
+
 // fill breaks the words of a paragraph into lines, all but the first behind an indent. Two spaces
 // at the end of a line are a line break, which stays.
 func fill(paragraph []string, indent string) []string {
 	var lines []string
-	line := ""
-	for i, text := range paragraph {
-		for _, word := range strings.Fields(text) {
-			switch {
-			case line == "" && len(lines) == 0 && i == 0:
-				line = text[:len(text)-len(strings.TrimLeft(text, " "))] + word
-			case line == "":
-				line = indent + word
-			case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > widest:
-				lines = append(lines, line)
-				line = indent + word
-			default:
-				line += " " + word
-			}
+	for start, i := 0, 0; i < len(paragraph); i++ {
+		broken := strings.HasSuffix(paragraph[i], "  ")
+		if !broken && i+1 < len(paragraph) {
+			continue
 		}
-		if strings.HasSuffix(text, "  ") && line != "" {
-			lines = append(lines, line+"  ")
-			line = ""
+		first := indent
+		if start == 0 {
+			first = paragraph[0][:len(paragraph[0])-len(strings.TrimLeft(paragraph[0], " "))]
 		}
-	}
-	if line != "" {
-		lines = append(lines, line)
+		lines = append(lines, fillOne(strings.Join(paragraph[start:i+1], "\n"), first, indent)...)
+		if broken {
+			lines[len(lines)-1] += "  "
+		}
+		start = i + 1
 	}
 	return lines
+}
+
+// fillOne breaks text that has no line break in it.
+func fillOne(text, first, indent string) []string {
+	var lines []string
+	line, empty := first, true
+	for _, w := range word.FindAllString(text, -1) {
+		w = strings.ReplaceAll(w, "\n", " ")
+		if !empty && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(w) > widest {
+			lines = append(lines, line)
+			line, empty = indent, true
+		}
+		if !empty {
+			line += " "
+		}
+		line, empty = line+w, false
+	}
+	return append(lines, line)
 }

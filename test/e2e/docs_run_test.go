@@ -110,14 +110,19 @@ func commandsIn(path, text string) []docCommand {
 // known are the programs that documents may name in commands, with what is done
 // about them here.
 var known = map[string]string{
-	"canaryd":   "run",
-	"iptables":  "run",
-	"make":      "planned by make --dry-run: CI itself is make, and the others take minutes",
-	"systemctl": "units checked: test/packaging runs them under a systemd of its own",
-	"dpkg":      "not run: test/packaging installs, upgrades, removes and purges the package",
-	"podman":    "not run: there is no engine here; test/packaging runs the image's files with these rights and mounts",
-	"kubectl":   "paths checked, what is executed in the pod is run: there is no cluster here; test/kubernetes builds what is applied",
-	"promtool":  "not run: test/alerts does",
+	"canaryd":    "run",
+	"iptables":   "run",
+	"make":       "planned by make --dry-run: CI itself is make, and the others take minutes",
+	"systemctl":  "units checked: test/packaging runs them under a systemd of its own",
+	"dpkg":       "not run: test/packaging installs, upgrades, removes and purges the package",
+	"podman":     "not run: there is no engine here; test/packaging runs the image's files with these rights and mounts",
+	"kubectl":    "paths checked, what is executed in the pod is run: there is no cluster here; test/kubernetes builds what is applied",
+	"sha256sum":  "not run: test/packaging does, on a release",
+	"ssh-keygen": "not run: test/packaging does, on a release",
+	"skopeo":     "not run: there is no registry here",
+	"ctr":        "not run: test/packaging loads the image with it",
+	"helm":       "not run: test/kubernetes renders the chart with Helm's own library",
+	"promtool":   "not run: test/alerts does",
 }
 
 // TestDocumentsPrograms: what the documents tell their reader to type is run by

@@ -1,5 +1,5 @@
-// Package kubernetes tries what is in deploy/kubernetes as far as that goes
-// without a cluster: it is built as kustomize builds it, read as the API server reads it,
+// Package kubernetes tries what is in deploy/kubernetes and deploy/helm as far as that goes
+// without a cluster: it is built as kustomize and Helm build it, read as the API server reads it,
 // and held to what the documents promise.
 package kubernetes
 
@@ -15,12 +15,9 @@ import (
 
 	"github.com/distribution/reference"
 	"github.com/google/go-cmp/cmp"
-	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
-	"sigs.k8s.io/kustomize/api/krusty"
-	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
 )
 
@@ -31,77 +28,6 @@ const (
 	sidecar    = "testdata/kube-proxy"
 	everything = "testdata/everything"
 )
-
-// Objects are what a kustomization makes, by kind.
-type objects map[string]any
-
-// types are the published types of all that may come out of a kustomization.
-func types() map[string]any {
-	return map[string]any{
-		"v1 ConfigMap":                            &core.ConfigMap{},
-		"v1 ServiceAccount":                       &core.ServiceAccount{},
-		"apps/v1 DaemonSet":                       &apps.DaemonSet{},
-		"monitoring.coreos.com/v1 PodMonitor":     &monitoring.PodMonitor{},
-		"monitoring.coreos.com/v1 PrometheusRule": &monitoring.PrometheusRule{},
-	}
-}
-
-// build builds a kustomization and decodes what it makes; a field that a type
-// does not have fails the test.
-func build(t *testing.T, dir string) objects {
-	t.Helper()
-	made, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
-	if err != nil {
-		t.Fatalf("kustomize build %s: %v", dir, err)
-	}
-	all := objects{}
-	for _, resource := range made.Resources() {
-		text, err := resource.AsYAML()
-		if err != nil {
-			t.Fatal(err)
-		}
-		kind := resource.GetGvk().ApiVersion() + " " + resource.GetKind()
-		object := types()[kind]
-		if object == nil {
-			t.Fatalf("%s makes a %s, which is not expected", dir, kind)
-		}
-		if err := yaml.UnmarshalStrict(text, object); err != nil {
-			t.Fatalf("%s, %s: %v", dir, kind, err)
-		}
-		if resource.GetNamespace() != "kube-system" {
-			t.Errorf("%s, %s: the namespace is %q", dir, kind, resource.GetNamespace())
-		}
-		if _, twice := all[resource.GetKind()]; twice {
-			t.Errorf("%s makes two objects of the kind %s", dir, kind)
-		}
-		all[resource.GetKind()] = object
-	}
-	return all
-}
-
-func (o objects) pod(t *testing.T) core.PodSpec {
-	t.Helper()
-	set, ok := o["DaemonSet"].(*apps.DaemonSet)
-	if !ok {
-		t.Fatal("there is no DaemonSet")
-	}
-	for key, value := range set.Spec.Selector.MatchLabels {
-		if set.Spec.Template.Labels[key] != value {
-			t.Errorf("the DaemonSet selects %s=%s, its pods have %q", key, value, set.Spec.Template.Labels[key])
-		}
-	}
-	return set.Spec.Template.Spec
-}
-
-// canaryd returns the container of that name.
-func canaryd(t *testing.T, pod core.PodSpec) core.Container {
-	t.Helper()
-	i := slices.IndexFunc(pod.Containers, func(c core.Container) bool { return c.Name == "canaryd" })
-	if i < 0 {
-		t.Fatal("no container is called canaryd")
-	}
-	return pod.Containers[i]
-}
 
 // TestEveryFolderIsTried: each kustomization of deploy/kubernetes is part of one
 // that is built here.
@@ -300,10 +226,7 @@ func TestProbes(t *testing.T) {
 
 // TestArguments: the built canaryd takes each container's command line.
 func TestArguments(t *testing.T) {
-	program := filepath.Join(t.TempDir(), "canaryd")
-	if out, err := exec.Command("go", "build", "-C", "../..", "-o", program, "./cmd/canaryd").CombinedOutput(); err != nil {
-		t.Fatalf("building canaryd: %v\n%s", err, out)
-	}
+	program := built(t)
 	for _, dir := range []string{base, sidecar, everything} {
 		args := append(canaryd(t, build(t, dir).pod(t)).Args, "--help")
 		if out, err := exec.Command(program, args...).CombinedOutput(); err != nil {
