@@ -60,6 +60,10 @@ packages: ## build a .deb and, where rpmbuild is there, an .rpm into bin
 
 # make release REPOSITORY=registry.example/canaryd: the image's name in manifests and chart.
 REPOSITORY ?=
+.PHONY: test-release
+test-release: deps-test ## make a release twice, compare the bytes, and run its image (2 minutes)
+	hack/test.sh -tags release -run TestRelease ./test/packaging
+
 .PHONY: release
 release: ## build all that is released into bin/release, reproducibly: docs/release.md
 	rm -rf bin/release
