@@ -60,14 +60,14 @@ packages: ## build a .deb and, where rpmbuild is there, an .rpm into bin
 
 # make release REPOSITORY=registry.example/canaryd: the image's name in manifests and chart.
 REPOSITORY ?=
-.PHONY: test-release
-test-release: deps-test ## make a release twice, compare the bytes, and run its image (2 minutes)
-	hack/test.sh -tags release -run TestRelease ./test/packaging
-
 .PHONY: release
 release: ## build all that is released into bin/release, reproducibly: docs/release.md
 	rm -rf bin/release
 	hack/release.sh bin/release '$(VERSION)' '$(COMMIT)' "$$(git log -1 --format=%ct)" '$(REPOSITORY)'
+
+.PHONY: test-release
+test-release: deps-test ## make a release twice, compare the bytes, and run its image (2 minutes)
+	hack/test.sh -tags release -run TestRelease ./test/packaging
 
 # make image IMAGE=registry.example/canaryd:v1.0.0 GO=1.26 DEBIAN=trixie-slim
 IMAGE  ?= canaryd:$(VERSION)
