@@ -171,6 +171,7 @@ func (p *parser) sharesRule(line []byte) bool {
 		return false
 	}
 	name, spec, _ := bytes.Cut(rest, []byte(" "))
+	spec = bytes.TrimRight(spec, " ")
 	if p.chain == nil || p.chain.Name != string(name) {
 		if p.chain = p.table.Chain(string(name)); p.chain == nil {
 			return false
@@ -292,8 +293,10 @@ func ParseRule(spec string) (Rule, error) {
 	return Rule{Spec: spec, Target: goes}, nil
 }
 
-// PrintedRule reads a rule that iptables printed. One that cannot be read is opaque.
+// PrintedRule reads a rule that iptables printed. One that cannot be read is opaque. Up to
+// iptables 1.8.7 a space stands behind some matches, also where the rule ends with them.
 func PrintedRule(spec string) Rule {
+	spec = strings.TrimRight(spec, " ")
 	rule, err := ParseRule(spec)
 	if err != nil {
 		return OpaqueRule([]byte(spec), "", "it "+reasonOf(err))
