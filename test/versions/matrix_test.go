@@ -14,7 +14,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/versions"
 )
 
-// limit bounds one part in one userland; the longest takes two minutes beside another.
+// limit bounds one part in one userland; the longest takes two minutes while another runs.
 const limit = 10 * time.Minute
 
 // A column is what became of the tests in one userland.
