@@ -90,6 +90,7 @@ type outcome struct{ name, result, output string }
 // run runs a part's tests, and returns an outcome for each row.
 func (u *userland) run(p part) []outcome {
 	u.Helper()
+	defer u.turn(p)()
 	cmd := u.command("/builds/"+p.binary(), "-test.v", "-test.count=1", "-test.run="+p.tests, "-test.timeout="+limit.String())
 	cmd.Dir = "/src/" + p.pkg
 	out, err := cmd.CombinedOutput()
@@ -102,6 +103,23 @@ func (u *userland) run(p part) []outcome {
 		u.Errorf("%s: %v\n%s", p.pkg, err, out)
 	}
 	return all
+}
+
+// turn waits until the part may run, and returns what ends its turn. A part with rows has the
+// machine for itself: a flush of many commands must not be healed in the middle for want of time.
+func (u *userland) turn(p part) (end func()) {
+	u.Helper()
+	file, err := os.Create(filepath.Join(os.Getenv(builds), "turn"))
+	u.must(err)
+	how := unix.LOCK_SH
+	if p.rows {
+		how = unix.LOCK_EX
+	}
+	for err = unix.EINTR; err == unix.EINTR; { // Go's own signals
+		err = unix.Flock(int(file.Fd()), how)
+	}
+	u.must(err)
+	return func() { u.must(file.Close()) }
 }
 
 // verdict is the line with which a test ends, or a subtest of it. What a process in a
