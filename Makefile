@@ -162,6 +162,11 @@ flushers: ## the firewalls of the distribution against canaryd, as test runs the
 	@hack/install-deps.sh flushers
 	go test -count=1 -v -run 'TestFlushers' ./test/flushers -update
 
+.PHONY: versions
+versions: ## the ways to flush, and what compares bytes and text, with the iptables and nft of four Debian releases; prints a table
+	@hack/userlands.sh
+	go test -count=1 -timeout=30m -v ./test/versions
+
 .PHONY: ci
 ci: ## what continuous integration runs
 	@.ci/run

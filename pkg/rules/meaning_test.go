@@ -127,6 +127,10 @@ func TestMeaning(t *testing.T) {
 		"an address that is mapped": {"-s ::ffff:1.2.3.4", "-s ::ffff:102:304/128"},
 		"an address":                {"-s 1.2.3.4", "--src 1.2.3.4/255.255.255.255"},
 		"a name":                    {"-s example.org"},
+		"a pattern":                 {`-m string --string "a b" --algo bm`, `-m string --algo bm --from 0 --string "a b" --to 65535`},
+		"another pattern":           {`-m string --string "a b" --algo bm --to 65534`},
+		"a pattern in any case":     {`-m string --string "a b" --algo bm --icase`},
+		"a pattern that is absent":  {`-m string ! --string "a b" --algo bm`},
 		"an odd mask":               {"-s 10.9.3.9/255.0.255.0", "-s 10.0.3.0/255.0.255.0"},
 		"a short time":              {"-m physdev --physdev-is-bridged ! --physdev-in eth0", "-m physdev ! --physdev-in eth0 --physdev-is-bridged"},
 		// Measured: eight to most, ten to some.

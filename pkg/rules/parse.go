@@ -169,6 +169,7 @@ func (p *parser) sharesRule(line []byte) bool {
 		return false
 	}
 	name, spec, _ := bytes.Cut(rest, []byte(" "))
+	spec = bytes.TrimRight(spec, " ")
 	if p.chain == nil || p.chain.Name != string(name) {
 		if p.chain = p.table.Chain(string(name)); p.chain == nil {
 			return false
@@ -291,8 +292,10 @@ func ParseRule(spec string) (Rule, error) {
 }
 
 // PrintedRule reads the text of a rule that iptables printed. A text that ParseRule refuses gives
-// an opaque rule.
+// an opaque rule. Up to iptables 1.8.7 a space stands behind some matches, also where the rule ends
+// with them.
 func PrintedRule(spec string) Rule {
+	spec = strings.TrimRight(spec, " ")
 	rule, err := ParseRule(spec)
 	if err != nil {
 		return OpaqueRule([]byte(spec), "", "it "+reasonOf(err))

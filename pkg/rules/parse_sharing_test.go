@@ -26,6 +26,7 @@ func TestWhatIsTheSameTextIsTheSameRules(t *testing.T) {
 		shared     []string // chains
 	}{
 		{"the same again", before, []string{"A", "B"}},
+		{"a space behind each rule", "*nat\n:A - [0:0]\n:B - [0:0]\n-A A -j B \n-A A -j ACCEPT \n-A B -j RETURN \nCOMMIT\n", []string{"A", "B"}},
 		{"a chain changed", "*nat\n:A - [0:0]\n:B - [0:0]\n-A A -j B\n-A A -j DROP\n-A B -j RETURN\nCOMMIT\n", []string{"B"}},
 		{"a rule more", "*nat\n:A - [0:0]\n:B - [0:0]\n-A A -j B\n-A A -j ACCEPT\n-A A -j DROP\n-A B -j RETURN\nCOMMIT\n", []string{"B"}},
 		{"a rule less", "*nat\n:A - [0:0]\n:B - [0:0]\n-A A -j B\n-A B -j RETURN\nCOMMIT\n", []string{"B"}},

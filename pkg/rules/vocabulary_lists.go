@@ -46,6 +46,15 @@ var matchList = []vocabulary{
 			"--sport": "--sports", "--source-port": "--source-ports", "--port": "--ports",
 		},
 	},
+	{
+		// Up to iptables 1.8.7 iptables-save prints the default of --to.
+		name: "string", pure: true,
+		options: map[string]option{
+			"--algo": one(asIs), "--string": one(asIs), "--hex-string": one(asIs), "--icase": flag(),
+			"--from": one(decimal), "--to": one(decimal),
+		},
+		silent: map[string][]string{"--from": {"0"}, "--to": {"65535"}},
+	},
 	{name: "mark", pure: true, options: map[string]option{"--mark": one(mark)}},
 	{name: "connmark", pure: true, options: map[string]option{"--mark": one(mark)}},
 	{

@@ -39,7 +39,7 @@ func TestPause(t *testing.T) {
 		const short = 2 * time.Second
 		begin := time.Now()
 		stdout, _ = n.Want(0, "pause", "--for="+short.String())
-		if !strings.Contains(stdout, "instead of") {
+		if !strings.Contains(stdout, "in place of") {
 			n.Errorf("a second pause prints %q", stdout)
 		}
 		time.Sleep(1500 * time.Millisecond)

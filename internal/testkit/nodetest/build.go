@@ -60,5 +60,9 @@ func failed(err error) int {
 	return 1
 }
 
+// With returns the setting of the environment by which Main takes a built canaryd instead of
+// building one.
+func With(canaryd string) string { return program + "=" + canaryd }
+
 // Canaryd returns the path of the program that Main built.
 func Canaryd() string { return os.Getenv(program) }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/canaryd/canaryd/internal/testkit/versions"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -151,16 +152,21 @@ var marksOf = [][]string{
 }
 
 func addressesOf(f rules.Family) [][]string {
+	all := [][]string{
+		g("10.0.0.1", "10.0.0.1/32", "10.0.0.1/255.255.255.255"), g("10.0.0.2"), g("10.0.0.0/8", "10.1.2.3/8", "10.0.0.0/255.0.0.0"),
+		g("127.0.0.0/8"), g("10.0.0.0/9"), g("10.0.3.0/255.0.255.0", "10.9.3.7/255.0.255.0"), g("224.0.0.0/4"),
+	}
 	if f == rules.IPv6 {
-		return [][]string{
+		all = [][]string{
 			g("fd00::1", "FD00:0:0::1/128", "fd00:0000::0001"), g("fd00::2"), g("fd00:1::/32", "fd00:1:2::3/32", "fd00:1::9/ffff:ffff::"),
 			g("ff00::/8"), g("fd00::1/ffff::ff"), g("::ffff:1.2.3.4"),
 		}
 	}
-	return [][]string{
-		g("10.0.0.1", "10.0.0.1/32", "10.0.0.1/255.255.255.255"), g("10.0.0.2"), g("10.0.0.0/8", "10.1.2.3/8", "10.0.0.0/255.0.0.0"),
-		g("127.0.0.0/8"), g("10.0.0.0/9"), g("10.0.3.0/255.0.255.0", "10.9.3.7/255.0.255.0"), g("224.0.0.0/4"),
+	if versions.OddMasks.Here() {
+		odd := []string{"10.0.3.0/255.0.255.0", "fd00::1/ffff::ff"}
+		all = slices.DeleteFunc(all, func(group []string) bool { return slices.Contains(odd, group[0]) })
 	}
+	return all
 }
 
 var portsOf = [][]string{
@@ -349,17 +355,25 @@ func targetOf(r *rand.Rand, f rules.Family, t rules.TableName, proto string) *pa
 		}
 		list = append(list, with("REJECT", same(1, false, answers...)), with("REJECT", same(1, false, answers...)), jump("DROP"))
 	case rules.Nat:
+		port := "http"
+		if versions.NamedPorts.Here() {
+			port = "80"
+		}
 		to := func(option string) choice {
-			return same(1, false, g(option+" "+ip, option+" "+at(ip)), g(option+" "+at(ip)+":80", option+" "+at(ip)+":http", option+" "+at(ip)+":80-80"),
+			return same(1, false, g(option+" "+ip, option+" "+at(ip)), g(option+" "+at(ip)+":80", option+" "+at(ip)+":"+port, option+" "+at(ip)+":80-80"),
 				g(option+" "+at(ip)+":80-90"), g(option+" "+at(ip+"-"+other)+":81"), g(option+" "+ip+"-"+other), g(option+" :81"))
 		}
-		ports := same(0.5, false, g("--to-ports 80", "--to-ports http", "--to-ports 80-80"), g("--to-ports 80-90"))
+		ports := same(0.5, false, g("--to-ports 80", "--to-ports "+port, "--to-ports 80-80"), g("--to-ports 80-90"))
+		random := 0.3
+		if versions.RandomRedirect.Here() {
+			random = 0
+		}
 		list = append(list,
 			with("DNAT", to("--to-destination"), flagOf(0.3, false, "--random"), flagOf(0.3, false, "--persistent")),
 			with("DNAT", to("--to-destination")),
 			with("SNAT", to("--to-source"), flagOf(0.3, false, "--random"), flagOf(0.3, false, "--random-fully")),
 			with("MASQUERADE", ports, flagOf(0.3, false, "--random"), flagOf(0.3, false, "--random-fully")),
-			with("REDIRECT", ports, flagOf(0.3, false, "--random")))
+			with("REDIRECT", ports, flagOf(random, false, "--random")))
 	case rules.Raw:
 		list = append(list, jump("NOTRACK"), with("CT", same(1, false, g("--notrack"), g("--zone 1"), g("--zone-orig 1"), g("--zone mark"))))
 	}

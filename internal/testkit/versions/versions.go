@@ -1,0 +1,73 @@
+// Package versions says what differs between the versions of iptables and nft on which
+// canaryd is tried: what tests must know of the programs, and which tests fail with some of
+// them. All of it stands in differences.go. test/versions runs the tests with each version.
+package versions
+
+import (
+	"cmp"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// A Difference is what the programs did up to one version.
+type Difference struct {
+	UpTo   string // the last version of iptables that did so
+	Reason string
+}
+
+// Here reports whether the iptables-nft of this machine does so. Without one it is false.
+func (d Difference) Here() bool {
+	here := installed()
+	return here != "" && compare(here, d.UpTo) <= 0
+}
+
+// A Failure is a test that fails with the programs of some releases of Debian.
+type Failure struct {
+	Suites []string
+	Test   string // package and test
+	Says   string // stands in what the test prints
+	Reason string
+}
+
+// On reports whether the test fails in that suite.
+func (f Failure) On(suite string) bool { return slices.Contains(f.Suites, suite) }
+
+// FailureOf returns what is known of a test in a suite, if it fails there.
+func FailureOf(suite, test string) (Failure, bool) {
+	i := slices.IndexFunc(Failures, func(f Failure) bool { return f.On(suite) && f.Test == test })
+	if i < 0 {
+		return Failure{}, false
+	}
+	return Failures[i], true
+}
+
+// installed returns the version of iptables-nft, and nothing if there is none.
+var installed = sync.OnceValue(func() string {
+	for _, name := range []string{"iptables-nft", "/usr/sbin/iptables-nft"} {
+		if out, err := exec.Command(name, "--version").Output(); err == nil {
+			return Number(string(out))
+		}
+	}
+	return ""
+})
+
+var number = regexp.MustCompile(`[0-9]+(\.[0-9]+)+`)
+
+// Number returns the version that a program printed, and nothing if it printed none.
+func Number(text string) string { return number.FindString(text) }
+
+// compare compares two versions as numbers.
+func compare(a, b string) int {
+	numbers := func(text string) (all []int) {
+		for word := range strings.SplitSeq(text, ".") {
+			n, _ := strconv.Atoi(word) // Number takes nothing but numbers
+			all = append(all, n)
+		}
+		return all
+	}
+	return slices.CompareFunc(numbers(a), numbers(b), cmp.Compare)
+}

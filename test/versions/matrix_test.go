@@ -1,0 +1,87 @@
+package versions
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/testkit/versions"
+)
+
+// limit bounds one part in one userland; the longest takes two minutes while another runs.
+const limit = 10 * time.Minute
+
+// A column is what became of the tests in one userland.
+type column struct {
+	Suite, Programs string
+	Cells           map[string]string
+}
+
+// handOver leaves the column for the process outside.
+func (c column) handOver(t *testing.T) {
+	t.Helper()
+	text, err := json.Marshal(c)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(os.Getenv(builds), c.Suite+".json"), text, 0o600)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// matrix renders the columns that were left in a folder, and the reasons of what is known.
+func matrix(dir string) (string, error) {
+	var columns []column
+	rows := map[string]bool{}
+	for _, suite := range suites {
+		c := column{Suite: suite}
+		text, err := os.ReadFile(filepath.Join(dir, suite+".json"))
+		if os.IsNotExist(err) {
+			continue // its test says why
+		}
+		if err == nil {
+			err = json.Unmarshal(text, &c)
+		}
+		if err != nil {
+			return "", err
+		}
+		columns = append(columns, c)
+		for name := range c.Cells {
+			rows[name] = true
+		}
+	}
+	if len(columns) == 0 {
+		return "", nil
+	}
+	var b strings.Builder
+	for _, c := range columns {
+		fmt.Fprintf(&b, "%-9s %s\n", c.Suite, c.Programs)
+	}
+	fmt.Fprintf(&b, "\n%-90s", "test")
+	for _, c := range columns {
+		fmt.Fprintf(&b, " %-9s", c.Suite)
+	}
+	b.WriteString("\n")
+	for _, name := range slices.Sorted(maps.Keys(rows)) {
+		fmt.Fprintf(&b, "%-90s", name)
+		for _, c := range columns {
+			cell := c.Cells[name]
+			if cell == "" {
+				cell = "not run"
+			}
+			fmt.Fprintf(&b, " %-9s", cell)
+		}
+		b.WriteString("\n")
+	}
+	b.WriteString("\nknown: it fails there, and is expected to:\n")
+	for _, f := range versions.Failures {
+		fmt.Fprintf(&b, "%s on %s: %s\n", f.Test, strings.Join(f.Suites, ", "), f.Reason)
+	}
+	return b.String(), nil
+}

@@ -1,0 +1,196 @@
+package versions
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/versions"
+)
+
+// userlands is where hack/userlands.sh unpacked Debian's packages, a folder for each suite.
+const userlands = "/var/cache/canaryd-test/userlands"
+
+// suites are Debian's releases, the oldest first.
+var suites = []string{"bullseye", "bookworm", "trixie", "sid"}
+
+// A userland is a root file system, mounted in the namespaces that this process is in. What
+// is written to it goes with them.
+type userland struct {
+	*testing.T
+	root string
+}
+
+// enter mounts the suite's userland, with this tree as /src and what was built as /builds.
+func enter(t *testing.T, suite string) *userland {
+	t.Helper()
+	u := &userland{T: t, root: "/run/userland/root"}
+	for _, dir := range []string{"upper", "work", "root"} {
+		u.must(os.MkdirAll(filepath.Join("/run/userland", dir), 0o755))
+	}
+	layers := "lowerdir=" + filepath.Join(userlands, suite) + ",upperdir=/run/userland/upper,workdir=/run/userland/work"
+	u.must(unix.Mount("overlay", u.root, "overlay", 0, layers))
+	sources, err := filepath.Abs("../..")
+	u.must(err)
+	for _, m := range []struct{ from, to string }{
+		{"/proc", "/proc"}, {"/sys", "/sys"}, {"/dev", "/dev"}, {sources, "/src"}, {os.Getenv(builds), "/builds"},
+	} {
+		u.must(unix.Mount(m.from, u.root+m.to, "", unix.MS_BIND|unix.MS_REC, ""))
+	}
+	u.must(unix.Mount("", u.root+"/src", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	return u
+}
+
+func (u *userland) must(err error) {
+	u.Helper()
+	if err != nil {
+		u.Fatal(err)
+	}
+}
+
+// command returns a command of the userland's.
+func (u *userland) command(name string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(u.Context(), name, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: u.root}
+	cmd.Dir = "/"
+	// With CI=true a test that lacks a program fails instead of being skipped.
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/", "LC_ALL=C.UTF-8", "CI=true", nodetest.With("/builds/canaryd")}
+	return cmd
+}
+
+// programs returns the versions of iptables, nft and ipset.
+func (u *userland) programs() string {
+	u.Helper()
+	var all []string
+	for _, program := range []string{"iptables-nft", "nft", "ipset"} {
+		out, err := u.command("/usr/sbin/"+program, "--version").Output()
+		u.must(err)
+		version := versions.Number(string(out))
+		if version == "" {
+			u.Fatalf("%s --version printed %q", program, out)
+		}
+		all = append(all, strings.TrimSuffix(program, "-nft")+" "+version)
+	}
+	return strings.Join(all, ", ")
+}
+
+// An outcome is what became of a test.
+type outcome struct{ name, result, output string }
+
+// run runs a part's tests, and returns an outcome for each row.
+func (u *userland) run(p part) []outcome {
+	u.Helper()
+	defer u.turn(p)()
+	cmd := u.command("/builds/"+p.binary(), "-test.v", "-test.count=1", "-test.run="+p.tests, "-test.timeout="+limit.String())
+	cmd.Dir = "/src/" + p.pkg
+	out, err := cmd.CombinedOutput()
+	all := outcomes(p, string(out))
+	if len(all) == 0 {
+		u.Fatalf("%s ran no test: %v\n%s", p.pkg, err, out)
+	}
+	// Where the binary fails and none of its rows did, it crashed.
+	if failed := bytes.Contains(out, []byte("\n--- FAIL: ")); (err != nil) != failed {
+		u.Errorf("%s: %v\n%s", p.pkg, err, out)
+	}
+	return all
+}
+
+// turn waits until the part may run, and returns what ends its turn. A part with rows has the
+// machine for itself: a flush of many commands must not be healed in the middle for want of time.
+func (u *userland) turn(p part) (end func()) {
+	u.Helper()
+	file, err := os.Create(filepath.Join(os.Getenv(builds), "turn"))
+	u.must(err)
+	how := unix.LOCK_SH
+	if p.rows {
+		how = unix.LOCK_EX
+	}
+	for err = unix.EINTR; err == unix.EINTR; { // Go's own signals
+		err = unix.Flock(int(file.Fd()), how)
+	}
+	u.must(err)
+	return func() { u.must(file.Close()) }
+}
+
+// verdict is the line with which a test ends, or a subtest of it. What a process in a
+// namespace printed stands further to the right.
+var verdict = regexp.MustCompile(`(?m)^(    )?--- (PASS|FAIL|SKIP): (\S+) \(`)
+
+// outcomes reads the rows out of what a test binary printed.
+func outcomes(p part, text string) []outcome {
+	var all []outcome
+	for _, m := range verdict.FindAllStringSubmatch(text, -1) {
+		subtest, result, name := m[1] != "", m[2], m[3]
+		if subtest != p.rows {
+			continue
+		}
+		o := outcome{name: fmt.Sprintf("%s %s", p.pkg, name), result: result}
+		if result != "PASS" {
+			o.output = outputOf(text, name)
+		}
+		all = append(all, o)
+	}
+	return all
+}
+
+// marker is a line that says of which test what follows is.
+var marker = regexp.MustCompile(`^=== (?:RUN|NAME|CONT|PAUSE) +(\S+)$`)
+
+// outputOf returns what a test and its subtests printed.
+func outputOf(text, name string) string {
+	var b strings.Builder
+	mine := false
+	for line := range strings.Lines(text) {
+		if m := marker.FindStringSubmatch(strings.TrimRight(line, "\n")); m != nil {
+			mine = m[1] == name || strings.HasPrefix(m[1], name+"/")
+			continue
+		}
+		if mine {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
+}
+
+// TestOutcomes: rows are the tests of the binary itself and not those of its namespaces.
+func TestOutcomes(t *testing.T) {
+	const text = `=== RUN   TestA
+=== RUN   TestA/x/y
+    a_test.go:1: in the namespace: exit status 1
+        === RUN   TestA
+            a_test.go:3: broken
+        --- FAIL: TestA (0.00s)
+=== RUN   TestB
+    b_test.go:1: fine
+--- FAIL: TestA (0.02s)
+    --- FAIL: TestA/x/y (0.01s)
+--- PASS: TestB (0.00s)
+FAIL
+`
+	got := outcomes(part{pkg: "p"}, text)
+	if len(got) != 2 || got[0].name != "p TestA" || got[0].result != "FAIL" || !strings.Contains(got[0].output, "broken") ||
+		strings.Contains(got[0].output, "fine") || got[1] != (outcome{"p TestB", "PASS", ""}) {
+		t.Errorf("the tests are %q", got)
+	}
+	got = outcomes(part{pkg: "p", rows: true}, text)
+	if len(got) != 1 || got[0].name != "p TestA/x/y" || !strings.Contains(got[0].output, "broken") {
+		t.Errorf("the subtests are %q", got)
+	}
+}
+
+// TestUserlandsAreThere: without them nothing of this package is tried.
+func TestUserlandsAreThere(t *testing.T) {
+	for _, suite := range suites {
+		nstest.NeedFile(t, filepath.Join(userlands, suite, ".unpacked"))
+	}
+}

@@ -1,0 +1,143 @@
+// Package versions tries canaryd with the iptables, nft and ipset of other releases of
+// Debian, on this machine's kernel. Tests of other packages run in each userland:
+// all ways to flush, and what compares bytes, text and the mirror with the programs.
+// What differs by version stands in internal/testkit/versions.
+package versions
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/versions"
+)
+
+// A part is a package and those of its tests that run in each userland.
+type part struct {
+	pkg   string
+	tests string // for -test.run
+	rows  bool   // each subtest is a row of its own
+}
+
+// parts are the tests that depend on what the programs print and take.
+func parts() []part {
+	return []part{
+		{pkg: "test/e2e", tests: "^TestScenarios$", rows: true}, // the rows of make demo
+		{pkg: "pkg/iptables", tests: "."},
+		{pkg: "pkg/rules", tests: "^TestTheKernelAgreesOnMeaning$"},
+		{pkg: "pkg/rules/kube", tests: "^TestSpelling$"},
+		{pkg: "test/interleavings", tests: "OnTheKernel$"},
+	}
+}
+
+// binary returns the name of the part's test binary in the folder of what was built.
+func (p part) binary() string { return strings.ReplaceAll(p.pkg, "/", "-") + ".test" }
+
+// builds is the environment variable that names the folder with the built canaryd and the
+// test binaries. The process outside builds them; those in the namespaces inherit it.
+const builds = "CANARYD_TEST_VERSIONS"
+
+func TestMain(m *testing.M) { os.Exit(prepared(m)) }
+
+// prepared builds, runs the tests, and prints the matrix; go test shows it with -v.
+func prepared(m *testing.M) int {
+	if os.Getenv(builds) != "" {
+		return m.Run()
+	}
+	dir, err := os.MkdirTemp("", "canaryd-versions")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	if err := os.Setenv(builds, dir); err != nil {
+		panic(err)
+	}
+	if entries, err := filepath.Glob(filepath.Join(userlands, "*")); err == nil && len(entries) > 0 {
+		if err := build(dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	code := m.Run()
+	text, err := matrix(dir)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	fmt.Print(text)
+	return code
+}
+
+// build links canaryd and the tests without libraries: no userland has those of another.
+func build(dir string) error {
+	commands := [][]string{{"build", "-o", filepath.Join(dir, "canaryd"), "github.com/canaryd/canaryd/cmd/canaryd"}}
+	for _, p := range parts() {
+		commands = append(commands, []string{"test", "-c", "-o", filepath.Join(dir, p.binary()), "github.com/canaryd/canaryd/" + p.pkg})
+	}
+	for _, words := range commands {
+		cmd := exec.Command("go", words...)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w\n%s", cmd, err, out)
+		}
+	}
+	return nil
+}
+
+// TestVersions runs the parts in each userland, and compares what became of each test with
+// what is expected there: a test that fails unexpectedly is a failure, and so is one that
+// passes although it is expected to fail.
+func TestVersions(t *testing.T) {
+	for _, suite := range suites {
+		t.Run(suite, func(t *testing.T) {
+			t.Parallel()
+			nstest.Run(t, func(t *testing.T) {
+				nstest.NeedRoot(t)
+				nstest.NeedFile(t, filepath.Join(userlands, suite, ".unpacked"))
+				u := enter(t, suite)
+				c := column{Suite: suite, Programs: u.programs(), Cells: map[string]string{}}
+				for _, p := range parts() {
+					for _, o := range u.run(p) {
+						c.Cells[o.name] = judge(t, suite, o)
+					}
+				}
+				expectedRan(t, c)
+				c.handOver(t)
+			})
+		})
+	}
+}
+
+// judge compares an outcome with what is expected, and returns its cell of the matrix.
+func judge(t *testing.T, suite string, o outcome) string {
+	t.Helper()
+	e, known := versions.FailureOf(suite, o.name)
+	switch {
+	case o.result == "PASS" && !known:
+		return "ok"
+	case o.result == "PASS":
+		t.Errorf("%s passes, and it is expected to fail: %s", o.name, e.Reason)
+		return "PASSES"
+	case o.result == "FAIL" && known && strings.Contains(o.output, e.Says):
+		return "known"
+	case known:
+		t.Errorf("%s is expected to fail with %q: %s\n%s", o.name, e.Says, e.Reason, o.output)
+	default:
+		t.Errorf("%s: %s\n%s", o.name, o.result, o.output)
+	}
+	return "FAILED"
+}
+
+// expectedRan fails the test for each row of the table whose test did not run.
+func expectedRan(t *testing.T, c column) {
+	t.Helper()
+	for _, f := range versions.Failures {
+		if _, ran := c.Cells[f.Test]; !ran && f.On(c.Suite) {
+			t.Errorf("%s is expected to fail, and no such test ran", f.Test)
+		}
+	}
+}
