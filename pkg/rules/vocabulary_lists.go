@@ -53,7 +53,7 @@ var matchList = []vocabulary{
 			"--algo": one(asIs), "--string": one(asIs), "--hex-string": one(asIs), "--icase": flag(),
 			"--from": one(decimal), "--to": one(decimal),
 		},
-		silent: map[string][]string{"--from": {"0"}, "--to": {"65535"}},
+		defaults: map[string][]string{"--from": {"0"}, "--to": {"65535"}},
 	},
 	{name: "mark", pure: true, options: map[string]option{"--mark": one(mark)}},
 	{name: "connmark", pure: true, options: map[string]option{"--mark": one(mark)}},
