@@ -199,7 +199,10 @@ func (f *familyText) ask(ctx context.Context, t *tableText, batch []Place) error
 		before, said := t.textless[place.Chain], answers[place]
 		same, err := f.raw.Still(place, before)
 		if err == nil && same && errors.Is(said.err, errLines) {
-			if said, err = f.askRules(ctx, place, before.IDs); err == nil {
+			if said, err = f.askRules(ctx, place, before.IDs); errors.As(err, &failedPrint{}) {
+				said.err, err = err, nil
+			}
+			if err == nil {
 				same, err = f.raw.Still(place, before)
 			}
 		}
@@ -209,6 +212,9 @@ func (f *familyText) ask(ctx context.Context, t *tableText, batch []Place) error
 		if !same {
 			f.raw.RereadItself(place)
 			continue
+		}
+		if errors.As(said.err, &failedPrint{}) {
+			return said.err
 		}
 		doubted := f.learn(t, place, before.IDs, said)
 		delete(t.textless, place.Chain)

@@ -36,6 +36,12 @@ const printMost = 512
 // errUnprintable: iptables does not understand a chain.
 var errUnprintable = errors.New("holds rules that iptables cannot print")
 
+// A failedPrint is what became of an iptables that was to print one chain. Versions differ in what
+// they say of a chain that is gone; the caller asks the kernel whether it is.
+type failedPrint struct{ error }
+
+func (f failedPrint) Unwrap() error { return f.error }
+
 // A printedChain is what one is to print of a chain: all of its rules, of which there are so many.
 type printedChain struct {
 	place Place
@@ -147,7 +153,7 @@ func (p printer) list(ctx context.Context, family rules.Family, table rules.Tabl
 func (p printer) single(ctx context.Context, family rules.Family, chain printedChain, f func(Place, []rules.Rule, error)) error {
 	res, err := p.ask(ctx, family, chain.place, chain.place.Chain)
 	switch {
-	case errors.Is(err, errUnprintable):
+	case errors.Is(err, errUnprintable), errors.As(err, &failedPrint{}):
 		f(chain.place, nil, err)
 		return nil
 	case err != nil:
@@ -169,11 +175,11 @@ func (p printer) ask(ctx context.Context, family rules.Family, place Place, word
 	if err != nil || res.exit == 0 {
 		return res, err
 	}
-	// 1.8.9 says the same of a chain that is gone.
-	if bytes.Contains(res.stderr, []byte("is incompatible")) {
+	// The second is what 1.8.8 and later say of a rule of nft's with expressions they do not know.
+	if bytes.Contains(res.stderr, []byte("is incompatible")) || bytes.Contains(res.stderr, []byte("Parsing nftables rule failed")) {
 		return res, fmt.Errorf("it %w: %s", errUnprintable, firstLines(res.stderr))
 	}
-	return res, exitError(path, res)
+	return res, failedPrint{exitError(path, res)}
 }
 
 // A listedChain is what was printed of one chain.

@@ -24,6 +24,13 @@ func shapeOf(r nft.Rule) ruleShape {
 		switch e.Name {
 		case "meta":
 			loaded, err = metaKey(e.Data)
+			if source, _ := nft.AttrOf(e.Data, unix.NFTA_META_SREG); source != nil && loaded == unix.NFT_META_MARK {
+				s.target = "MARK" // as 1.8.10 and later print it
+			}
+		case "payload":
+			err = s.packet(e.Data)
+		case "lookup", "dynset", "objref":
+			s.odd = "it uses a set or an object of nft's, which iptables cannot print"
 		case "cmp":
 			err = s.compare(loaded, e.Data)
 			loaded = 0
@@ -56,9 +63,30 @@ func metaKey(data []byte) (uint32, error) {
 	return binary.BigEndian.Uint32(key), nil
 }
 
+// packet notes that a payload expression reads a header that iptables compares by a match only.
+// Versions that do not know the expression print the rule without it: 1.8.7 says
+// "-p tcp -j ACCEPT" of "tcp dport 80 accept".
+func (s *ruleShape) packet(data []byte) error {
+	base, err := nft.AttrOf(data, unix.NFTA_PAYLOAD_BASE)
+	if err == nil && len(base) == 4 && binary.BigEndian.Uint32(base) == unix.NFT_PAYLOAD_TRANSPORT_HEADER {
+		s.needs = append(s.needs, []string{"tcp", "udp", "sctp", "dccp", "udplite", "icmp", "icmp6"})
+	}
+	return err
+}
+
 // compare reads the name of an interface. iptables writes one with the zero behind it, and the
 // beginning of one, which it prints with a +, without.
 func (s *ruleShape) compare(loaded uint32, data []byte) error {
+	switch loaded {
+	case 0, unix.NFT_META_PROTOCOL, unix.NFT_META_NFPROTO, unix.NFT_META_L4PROTO:
+	case unix.NFT_META_MARK:
+		s.needs = append(s.needs, []string{"mark"})
+	case unix.NFT_META_PKTTYPE:
+		s.needs = append(s.needs, []string{"pkttype"})
+	case unix.NFT_META_IIFNAME, unix.NFT_META_OIFNAME:
+	default:
+		s.odd = fmt.Sprintf("it compares what iptables has no word for (meta key %d)", loaded)
+	}
 	if loaded != unix.NFT_META_IIFNAME && loaded != unix.NFT_META_OIFNAME {
 		return nil
 	}

@@ -17,8 +17,9 @@ type ruleShape struct {
 	// native: nf_tables has expressions of its own that iptables prints as matches.
 	matches  []string
 	native   []string
-	target   string // empty for none, or if the bytes do not say
-	noTarget bool   // it is certain that there is none
+	needs    [][]string // of each of these the text has one
+	target   string     // empty for none, or if the bytes do not say
+	noTarget bool       // it is certain that there is none
 	comments []string
 	// odd says why the rule has no text that may be written back, whatever iptables prints.
 	odd string
@@ -67,6 +68,11 @@ func (s *ruleShape) hasMatches(printed []string) bool {
 		case len(due) > 0 && due[0] == name:
 			due = due[1:]
 		case !slices.Contains(s.native, name):
+			return false
+		}
+	}
+	for _, one := range s.needs {
+		if !slices.ContainsFunc(one, func(name string) bool { return slices.Contains(printed, name) }) {
 			return false
 		}
 	}
