@@ -11,12 +11,21 @@ import (
 // lastLookWithin bounds the look with which a run ends: a service manager waits.
 const lastLookWithin = 2 * time.Second
 
+// absence is when everything was in force, which bounds how long what is found lost was absent.
+type absence struct {
+	confirmed time.Time     // when everything was last in force, as the disk has it
+	uptime    time.Duration // of the machine, then
+	// lastRun is when the last run knew the generation to be in force, by the
+	// clock of this run; zero: there was none, or its time is not known.
+	lastRun time.Time
+}
+
 // leave ends a run: it looks once more, so that the next run knows how long what it
 // finds lost can have been absent at most, and keeps what is known.
 func (d *Daemon) leave(ctx context.Context, st *state) {
 	if !st.removed && st.loss == nil {
 		looking, done := context.WithTimeout(ctx, lastLookWithin)
-		st.hint(time.Now())
+		st.looking.hint(time.Now())
 		d.look(looking, st)
 		done()
 	}
@@ -27,7 +36,7 @@ func (d *Daemon) leave(ctx context.Context, st *state) {
 // tables were last known, not when the disk is written.
 func (d *Daemon) confirm(st *state) {
 	if at := lastKnown(st); !at.IsZero() {
-		st.confirmed, st.uptime = at, d.cfg.Uptime()-time.Since(at)
+		st.absence.confirmed, st.absence.uptime = at, d.cfg.Uptime()-time.Since(at)
 	}
 }
 
@@ -44,8 +53,8 @@ func (d *Daemon) inForceAt(uptime time.Duration) time.Time {
 // boundAbsence notes that the open loss may have begun long before it was seen, if
 // this run never knew before what the family's tables hold.
 func (st *state) boundAbsence(f rules.Family) {
-	if r := &st.loss.record; st.families[f].knownAt.IsZero() && r.LastInForce.IsZero() {
-		r.LastInForce = st.lastInForce
+	if r := &st.loss.record; st.families[f].known.at.IsZero() && r.LastInForce.IsZero() {
+		r.LastInForce = st.absence.lastRun
 	}
 }
 

@@ -113,15 +113,6 @@ type choice struct {
 	mismatch bool // so was the one before it
 }
 
-// newState returns the state of a daemon that has not looked at anything yet.
-func (d *Daemon) newState() *state {
-	st := newState(d.cfg.Kernel.Families(), time.Now())
-	first := d.cfg.Kernel.Evidence()
-	st.choice = choice{reason: first.Reason, mixed: first.Mixed}
-	st.pace = d.cfg.Pace
-	return st
-}
-
 // takeEvidence takes up new evidence. It never changes the backend: what canaryd
 // guards, and its marks, are where it was started.
 func (d *Daemon) takeEvidence(ctx context.Context, st *state, e iptables.Evidence) {

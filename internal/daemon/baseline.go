@@ -69,7 +69,7 @@ func (d *Daemon) takeBaseline(ctx context.Context, st *state, read baseline) {
 func (d *Daemon) compareAt(st *state) time.Time {
 	b := &st.baseline
 	switch {
-	case b.base == nil || b.compared && b.edition == st.edition:
+	case b.base == nil || b.compared && b.edition == st.generation.edition:
 		return time.Time{}
 	case !b.compared:
 		return d.made
@@ -83,12 +83,12 @@ func (d *Daemon) compareWithBaseline(_ context.Context, st *state) { st.compareB
 // compareBaseline finds in what the generation differs from the baseline.
 func (st *state) compareBaseline() {
 	b := &st.baseline
-	if b.base == nil || b.compared && b.edition == st.edition {
+	if b.base == nil || b.compared && b.edition == st.generation.edition {
 		return
 	}
 	start := time.Now()
 	b.changes = b.base.Since(st.want())
-	b.compared, b.edition, b.comparedAt = true, st.edition, time.Now()
+	b.compared, b.edition, b.comparedAt = true, st.generation.edition, time.Now()
 	b.cost = b.comparedAt.Sub(start)
 }
 

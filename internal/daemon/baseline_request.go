@@ -73,10 +73,10 @@ func (d *Daemon) confirmBaseline(ctx context.Context, id string) (api.BaselineRe
 		switch {
 		case st.removed:
 			failed = errStopped
-		case !d.allPlanted(st) || st.captured.IsZero():
+		case !d.allPlanted(st) || st.generation.captured.IsZero():
 			failed = errors.New("not every table has been read yet, so what stands in all of them is not known")
 		default:
-			next.Captured, next.Generation = st.captured, st.want()
+			next.Captured, next.Generation = st.generation.captured, st.want()
 		}
 	})
 	if err = errors.Join(err, failed); err != nil {

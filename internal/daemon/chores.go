@@ -46,24 +46,24 @@ func (d *Daemon) settleLimit() time.Duration { return writeLimit + readLimit + 1
 // heal what is lost, examine what moved; planting, new nonces and the disk come after.
 func (d *Daemon) newChores() []chore {
 	return []chore{
-		{"end the pause", func(st *state) time.Time { return st.pausedUntil }, nil, briefLimit, d.runOut},
+		{"end the pause", func(st *state) time.Time { return st.pause.until }, nil, briefLimit, d.runOut},
 		{"judge what the last run left", suspicionTryAt, nil, readLimit, d.judgeRemains},
-		{"look", func(st *state) time.Time { return st.lookAt }, nil, readLimit, d.look},
+		{"look", func(st *state) time.Time { return st.looking.at }, nil, readLimit, d.look},
 		{"heal", lossTryAt, nil, d.settleLimit(), d.heal},
-		{"examine", perFamily(func(fs *familyState) time.Time { return fs.examineAt }), nil, readLimit, d.examine},
-		{"ask kube-proxy for a full sync", perFamily(func(fs *familyState) time.Time { return fs.pendingSync.at }), (*state).mayWrite, writeLimit, d.askPendingSyncs},
-		{"plant", func(st *state) time.Time { return st.plantAt }, d.mayPlant, writeLimit, d.plant},
+		{"examine", perFamily(func(fs *familyState) time.Time { return fs.examined.dueAt }), nil, readLimit, d.examine},
+		{"ask kube-proxy for a full sync", perFamily(func(fs *familyState) time.Time { return fs.proxy.pendingSync.at }), (*state).mayWrite, writeLimit, d.askPendingSyncs},
+		{"plant", func(st *state) time.Time { return st.marks.plantAt }, d.mayPlant, writeLimit, d.plant},
 		{"keep connections", d.keepAt, d.mayKeepNow, briefLimit, d.keep},
-		{"apply the declaration", func(st *state) time.Time { return st.applyAt }, (*state).mayWrite, writeLimit, d.apply},
-		{"empty the quarantine", func(st *state) time.Time { return st.readmitAt }, (*state).mayWrite, writeLimit, d.readmit},
-		{"remove doubled jumps", perFamily(func(fs *familyState) time.Time { return fs.undoubleAt }), (*state).mayWrite, writeLimit, d.undouble},
+		{"apply the declaration", func(st *state) time.Time { return st.declared.applyAt }, (*state).mayWrite, writeLimit, d.apply},
+		{"empty the quarantine", func(st *state) time.Time { return st.quarantine.tryAt }, (*state).mayWrite, writeLimit, d.readmit},
+		{"remove doubled jumps", perFamily(func(fs *familyState) time.Time { return fs.doubles.removeAt }), (*state).mayWrite, writeLimit, d.undouble},
 		{"remove what pods that are gone left", func(st *state) time.Time { return st.pods.takeAwayAt }, (*state).mayWrite, writeLimit, d.takeAway},
 		{"renew the marks", perFamily(rotationAt), (*state).nothingLost, writeLimit, d.rotate},
-		{"end the contention", func(st *state) time.Time { return st.calmAt }, (*state).nothingLost, briefLimit, d.calm},
+		{"end the contention", func(st *state) time.Time { return st.contention.calmAt }, (*state).nothingLost, briefLimit, d.calm},
 		{"look for what is not protected", func(st *state) time.Time { return st.inventory.at }, d.mayTakeInventory, readLimit, d.takeInventory},
 		{"compare with the baseline", d.compareAt, nil, briefLimit, d.compareWithBaseline},
-		{"save", func(st *state) time.Time { return earliest(st.markedAt, st.saveAt) }, nil, diskLimit, d.saveDue},
-		{"give memory back", func(st *state) time.Time { return st.freeMemoryAt }, nil, briefLimit, d.freeMemory},
+		{"save", func(st *state) time.Time { return earliest(st.disk.markedAt, st.disk.saveAt) }, nil, diskLimit, d.saveDue},
+		{"give memory back", func(st *state) time.Time { return st.memory.freeAt }, nil, briefLimit, d.freeMemory},
 	}
 }
 

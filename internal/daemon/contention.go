@@ -40,7 +40,7 @@ type contention struct {
 func (c *contention) contended() bool { return !c.since.IsZero() || c.displaced }
 
 // heals reports whether a loss is answered by a replay.
-func (st *state) heals() bool { return st.mode == api.Heal && !st.paused() }
+func (st *state) heals() bool { return st.mode == api.Heal && !st.pause.on() }
 
 // cpu returns what this process and its children have used so far.
 func (d *Daemon) cpu() time.Duration {
@@ -53,14 +53,14 @@ func (d *Daemon) cpu() time.Duration {
 // limited puts a replay off that would come too soon after many others.
 func (d *Daemon) limited(ctx context.Context, st *state) bool {
 	now := time.Now()
-	wait := st.limit.Wait(now)
+	wait := st.contention.limit.Wait(now)
 	if wait == 0 {
 		return false
 	}
-	if st.since.IsZero() {
+	if st.contention.since.IsZero() {
 		l := *st.loss // it is blamed again when it is replayed, with what comes until then
 		d.blame(ctx, st, &l)
-		st.begin(ctx, &l)
+		st.contention.begin(ctx, &l)
 	}
 	st.loss.tryAt = now.Add(wait)
 	return true
@@ -79,52 +79,52 @@ func (c *contention) begin(ctx context.Context, l *loss) {
 // spend has the limit know what a replay cost since the daemon had used that
 // much CPU time; in a contention, all that was used since the last one.
 func (d *Daemon) spend(st *state, used time.Duration) {
-	if !st.since.IsZero() {
-		used = st.spent
+	if !st.contention.since.IsZero() {
+		used = st.contention.spent
 	}
-	st.spent = d.cpu()
-	st.limit.Spend(time.Now(), st.spent-used)
+	st.contention.spent = d.cpu()
+	st.contention.limit.Spend(time.Now(), st.contention.spent-used)
 }
 
 // noteHealed notes the end of a replay.
 func (d *Daemon) noteHealed(ctx context.Context, st *state, l *loss) {
 	now := time.Now()
-	if st.undone++; st.healed.IsZero() || now.Sub(st.healed) > calmFor {
-		st.undone = 0
+	if st.contention.undone++; st.contention.healed.IsZero() || now.Sub(st.contention.healed) > calmFor {
+		st.contention.undone = 0
 	}
 	switch {
-	case !l.jumpsDeleted || now.Sub(st.healed) > d.cfg.JumpGrace+calmFor:
-		st.jumpsDeleted = 0
+	case !l.jumpsDeleted || now.Sub(st.contention.healed) > d.cfg.JumpGrace+calmFor:
+		st.contention.jumpsDeleted = 0
 	default:
-		st.jumpsDeleted++
+		st.contention.jumpsDeleted++
 	}
-	st.healed = now
-	st.replays++
-	if st.since.IsZero() && (st.undone >= undoneKept || st.jumpsDeleted >= jumpsDeletedKept) {
-		st.begin(ctx, l)
+	st.contention.healed = now
+	st.contention.replays++
+	if st.contention.since.IsZero() && (st.contention.undone >= undoneKept || st.contention.jumpsDeleted >= jumpsDeletedKept) {
+		st.contention.begin(ctx, l)
 	}
-	if st.since.IsZero() {
+	if st.contention.since.IsZero() {
 		return
 	}
-	st.calmAt = now.Add(calmFor)
-	if st.jumpsDeleted > 0 {
-		st.calmAt = st.calmAt.Add(d.cfg.JumpGrace)
+	st.contention.calmAt = now.Add(calmFor)
+	if st.contention.jumpsDeleted > 0 {
+		st.contention.calmAt = st.contention.calmAt.Add(d.cfg.JumpGrace)
 	}
 }
 
 // calm ends a contention: the last replay has stood for a while.
 func (d *Daemon) calm(ctx context.Context, st *state) {
 	klog.FromContext(ctx).Info("What was replayed stays in place again; replays are not limited any more",
-		"lasted", latest(st.healed, st.since).Sub(st.since).Round(time.Millisecond), "replays", st.replays)
-	st.since, st.calmAt, st.jumpsDeleted = time.Time{}, time.Time{}, 0
-	st.undone = 0
+		"lasted", latest(st.contention.healed, st.contention.since).Sub(st.contention.since).Round(time.Millisecond), "replays", st.contention.replays)
+	st.contention.since, st.contention.calmAt, st.contention.jumpsDeleted = time.Time{}, time.Time{}, 0
+	st.contention.undone = 0
 }
 
 // flushLog returns the log for what is said of each flush. While somebody
 // keeps flushing that is too much, but for who asked for it with -v=2.
 func (st *state) flushLog(ctx context.Context) klog.Logger {
 	log := klog.FromContext(ctx)
-	if !st.since.IsZero() {
+	if !st.contention.since.IsZero() {
 		return log.V(2)
 	}
 	return log

@@ -45,9 +45,9 @@ type charge struct {
 
 // charge makes up what is asked about one table.
 func (d *Daemon) charge(st *state, f rules.Family, t rules.TableName, finding canary.Finding, upto uint64) charge {
-	fs, mark := st.families[f], st.marks[f.Table(t)]
+	fs, mark := st.families[f], st.marks.current[f.Table(t)]
 	c := charge{family: f, table: t, finding: finding, canary: d.cfg.Canary, nonces: []canary.Nonce{mark.Nonce},
-		intact: uint32(fs.intact), sound: uint32(fs.sound), upto: uint32(upto)}
+		intact: uint32(fs.looked.intact), sound: uint32(fs.examined.sound), upto: uint32(upto)}
 	if mark.Tried != nil {
 		c.nonces = append(c.nonces, mark.Tried.Nonce)
 	}

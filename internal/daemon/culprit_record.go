@@ -54,7 +54,7 @@ func (st *state) suspected(l *loss, f rules.Family, t rules.TableName) canary.Fi
 	v := fs.tables[t].verdict
 	finding := canary.Finding{Verdict: v, MarkLost: v != canary.JumpsMissing && v != canary.Drifted}
 	if v == canary.JumpsMissing {
-		finding.Witnesses = st.marks[f.Table(t)].Witnessed
+		finding.Witnesses = st.marks.current[f.Table(t)].Witnessed
 	}
 	return finding
 }

@@ -169,7 +169,7 @@ func (d *Daemon) ReportListening(err error) {
 func (d *Daemon) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	st := d.newState()
-	st.mode, st.sourceErrors = d.cfg.Mode, d.cfg.BrokenSources
+	st.mode, st.declared.broken = d.cfg.Mode, d.cfg.BrokenSources
 	if first := d.cfg.Kernel.Evidence(); first.Mixed {
 		tellMixed(ctx, first, first.Backend)
 	}
@@ -208,18 +208,18 @@ func (d *Daemon) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			d.work(ctx, worker, "save", diskLimit, func() { d.leave(context.WithoutCancel(ctx), st) })
 			log.Info("Stopped; canaries and rules stay in place")
-			if st.paused() {
+			if st.pause.on() {
 				log.Info("The pause ends here: the next start replays what it finds lost")
 			}
 			return nil
 		case <-d.cfg.Hints.C():
-			st.hint(time.Now())
+			st.looking.hint(time.Now())
 		case <-tick.C:
 			d.cfg.Hints.Count(watch.SourcePoll)
-			st.lookAt = earliest(st.lookAt, time.Now())
+			st.looking.plan(time.Now())
 		case next := <-d.cfg.Declarations:
 			st.declare(next, time.Now())
-		case st.sourceErrors = <-d.cfg.SourceErrors:
+		case st.declared.broken = <-d.cfg.SourceErrors:
 		case evidence := <-found:
 			d.takeEvidence(ctx, st, evidence)
 		case read := <-baselines:
@@ -256,29 +256,20 @@ func (d *Daemon) anyFamily(st *state, is func(*familyState) bool) bool {
 	return false
 }
 
-func (d *Daemon) allPlanted(st *state) bool {
-	for f := range st.families {
-		if !st.planted(f) {
-			return false
-		}
-	}
-	return true
-}
-
 func (d *Daemon) beat() { d.turned.Store(int64(time.Since(d.made))) }
 
 // job returns what a replay starts from now.
 func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 	j := reload.Job{
-		Families: families, Generation: st.want(), Marks: st.marks,
+		Families: families, Generation: st.want(), Marks: st.marks.current,
 		Quiet: map[rules.Family]bool{}, Claimed: st.own().Claims,
-		Quarantine: st.quarantine, Sets: st.sets, Pace: st.pace,
+		Quarantine: st.quarantine.rules, Sets: st.sets.known, Pace: st.pace,
 	}
 	for f, fs := range st.families {
-		j.Quiet[f] = fs.quiet
+		j.Quiet[f] = fs.examined.quiet
 	}
 	j.Spare = func(f rules.Family, t rules.TableName) bool { return d.spares(st, f, t) }
-	now, learned := time.Now(), st.learned
+	now, learned := time.Now(), st.generation.learned
 	j.Stood = func(f rules.Family, t rules.TableName, chain string) bool {
 		since := learned.Shrunk(f, t, chain)
 		return !since.IsZero() && now.Sub(since) >= d.cfg.JumpGrace
@@ -293,7 +284,7 @@ func (d *Daemon) job(st *state, families ...rules.Family) reload.Job {
 // to it loads modules, and the kernel takes each packet through it from then on. On nft an
 // empty table is all but free. What is declared in it has to be written.
 func (d *Daemon) spares(st *state, f rules.Family, t rules.TableName) bool {
-	declared := st.declared[f.Table(t)]
+	declared := st.declared.generation[f.Table(t)]
 	return d.cfg.Kernel.Info().Backend == iptables.Legacy && len(declared.Chains)+len(declared.Jumps) == 0
 }
 
@@ -313,12 +304,12 @@ func (d *Daemon) ask(ctx context.Context, do step) error {
 // backend and version. Whether it is still in force is for the first look to
 // say; if it is not and is too old, it is left to "canaryd restore".
 func (d *Daemon) recall(ctx context.Context, st *state) {
-	st.lookAt, st.plantAt, st.inventory.at = time.Now(), time.Now(), time.Now()
+	st.looking.at, st.marks.plantAt, st.inventory.at = time.Now(), time.Now(), time.Now()
 	if d.cfg.Store == nil {
 		return
 	}
 	log := klog.FromContext(ctx)
-	st.stored = d.cfg.Store.List()
+	st.disk.generations = d.cfg.Store.List()
 	d.recallOwners(ctx, st)
 	d.recallDecision(ctx, st)
 	known, stored, err := d.cfg.Store.LoadState()
@@ -338,17 +329,17 @@ func (d *Daemon) recall(ctx context.Context, st *state) {
 		d.suspect(ctx, st, fmt.Sprintf("the rules were last seen in force longer ago than --max-stored-age (%s)", d.cfg.MaxStoredAge))
 		return
 	}
-	st.lastInForce = d.inForceAt(known.Uptime)
-	st.learned.Generation, st.marks = st.unclaimed(stored.Generation), known.Marks
-	if st.declared != nil {
-		st.inForce = &Declaration{st.claimed(stored.Generation), st.claims, st.origin}
+	st.absence.lastRun = d.inForceAt(known.Uptime)
+	st.generation.learned.Generation, st.marks.current = st.unclaimed(stored.Generation), known.Marks
+	if st.declared.generation != nil {
+		st.declared.inForce = &Declaration{st.claimed(stored.Generation), st.declared.claims, st.declared.origin}
 	}
-	st.made = stored.Made
-	st.capture(stored.Captured)
-	st.confirmed, st.uptime, st.kept = known.Confirmed, known.Uptime, known.Marks
-	st.madeTables = known.MadeTables
+	st.generation.made = stored.Made
+	st.generation.change(stored.Captured)
+	st.absence.confirmed, st.absence.uptime, st.disk.marks = known.Confirmed, known.Uptime, known.Marks
+	st.marks.madeTables = known.MadeTables
 	d.cfg.Store.Resume(stored.ID)
-	st.saveAt = time.Now().Add(confirmEvery) // also if nothing is learned that is new
+	st.disk.saveAt = time.Now().Add(confirmEvery) // also if nothing is learned that is new
 	d.recallHeld(ctx, st, known.Quarantine)
 	log.Info("Took up the stored generation", "generation", stored.ID, "age", age.Round(time.Second))
 }

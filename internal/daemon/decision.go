@@ -116,8 +116,8 @@ func (d *Daemon) noteDecision(ctx context.Context, st *state, snapshot iptables.
 func (d *Daemon) decided(ctx context.Context, st *state, outcome api.Outcome) {
 	w, now := st.decision, time.Now()
 	st.decision = nil
-	st.edition++
-	st.saveAt = earliest(st.saveAt, now.Add(saveQuiet))
+	st.generation.edition++
+	st.disk.saveSoon(now)
 	what := "An operator has accepted that these rules are lost"
 	w.record.Outcome, w.record.Detail = outcome, ""
 	if outcome != api.Dismissed {
@@ -284,7 +284,7 @@ func (d *Daemon) restored(ctx context.Context, st *state, id string, reply api.R
 		w.record.Attempts++
 		now := time.Now()
 		for _, fs := range st.families { // what came back is old: kube-proxy is to have the last word
-			fs.pendingSync, fs.examineAt = pendingSync{until: now.Add(pendingSyncWithin)}, now
+			fs.proxy.pendingSync, fs.examined.dueAt = pendingSync{until: now.Add(pendingSyncWithin)}, now
 		}
 		d.decided(ctx, st, worst(result))
 		return reply

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
@@ -35,6 +36,71 @@ const (
 	driftsKept  = 3
 )
 
+// declared is what the declared sources say, and what of it was written.
+type declared struct {
+	generation rules.Generation        // nil if there are no sources
+	claims     func(chain string) bool // which chains are theirs; nil if there are none
+	// origin says where a declared rule stands; it may be nil.
+	origin  func(rules.Family, rules.TableName, string, rules.Rule) Origin
+	retired map[string]bool   // chains that were declared once and are claimed no more
+	broken  []api.SourceError // what is wrong with the files
+	inForce *Declaration      // what was written and proved last; nil: nothing yet
+	applyAt time.Time         // when it is written; zero: it is in force
+	wait    time.Duration     // between two tries
+	// unapplied are the tables whose declaration could not be written.
+	unapplied map[rules.TableID]bool
+	trouble   trouble     // why
+	drifts    []time.Time // of the last minute
+}
+
+// newest returns what the sources say now.
+func (s *declared) newest() Declaration { return Declaration{s.generation, s.claims, s.origin} }
+
+// declare takes up what the declared sources say now. A chain that they no
+// longer claim stays claimed for the rest of the run: it would else be taken
+// for somebody else's and stay.
+func (st *state) declare(next Declaration, now time.Time) {
+	retired := maps.Clone(st.declared.retired)
+	if retired == nil {
+		retired = map[string]bool{}
+	}
+	for _, s := range st.declared.generation {
+		for _, c := range s.Chains {
+			if !next.Claims(c.Name) {
+				retired[c.Name] = true
+			}
+		}
+	}
+	st.declared.retired = retired
+	st.declared.claims = func(chain string) bool { return next.Claims(chain) || retired[chain] }
+	st.declared.generation, st.declared.origin = next.Generation, next.Origin
+	for f, fs := range st.families {
+		for t, ts := range fs.tables {
+			own := st.declared.generation[f.Table(t)]
+			ts.spared = ts.spared && len(own.Chains)+len(own.Jumps) == 0
+		}
+	}
+	learned := &st.generation.learned
+	learned.Generation = st.unclaimed(learned.Generation)
+	st.generation.made = reload.MadeDeclared
+	st.generation.change(now)
+	if st.mode == api.Heal {
+		st.declared.applyAt = now
+		return
+	}
+	st.compare(now)
+}
+
+// compare asks for an examination of how far the claimed chains are from what
+// is declared.
+func (st *state) compare(now time.Time) {
+	for f, fs := range st.families {
+		if st.planted(f) {
+			fs.examined.plan(now)
+		}
+	}
+}
+
 // apply writes the declared generation where the kernel differs from it. That
 // is no flush and no drift: it is what the declaration asks for. A table with a rule
 // that is refused stays as it is, and the others follow the declaration.
@@ -46,8 +112,8 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 		return
 	}
 	job := d.job(st, d.cfg.Kernel.Families()...)
-	job.Generation, job.Claimed = st.declared.Join(st.learned.Generation), st.claims
-	job.Strict, job.Refused = true, st.refusals
+	job.Generation, job.Claimed = st.declared.generation.Join(st.generation.learned.Generation), st.declared.claims
+	job.Strict, job.Refused = true, st.refused.list
 	result, err := d.replayer(ctx, st).Heal(ctx, job)
 	d.noteRefused(ctx, st, result)
 	st.noteFirst(result)
@@ -61,30 +127,30 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 		}
 	}
 	d.countLocked(st, result, err)
-	st.lookAt = time.Now()
+	st.looking.plan(time.Now())
 	if err != nil {
-		st.applyWait = longer(st.applyWait)
+		st.declared.wait = longer(st.declared.wait)
 		if lockReason(err) {
-			st.applyWait = firstTry // as when healing: it comes free at any moment
+			st.declared.wait = firstTry // as when healing: it comes free at any moment
 		}
-		st.applyAt = time.Now().Add(st.applyWait)
+		st.declared.applyAt = time.Now().Add(st.declared.wait)
 		st.noteUnapplied()
 		for f := range result {
-			st.families[f].examineAt = st.lookAt // by what is in force
+			st.families[f].examined.plan(st.looking.at) // by what is in force
 		}
-		if st.unwritten.met(err, time.Now()) {
-			log.Error(err, "Not all of the declared generation could be written; what was in force stays", "retryIn", st.applyWait)
+		if st.declared.trouble.met(err, time.Now()) {
+			log.Error(err, "Not all of the declared generation could be written; what was in force stays", "retryIn", st.declared.wait)
 		}
 		return
 	}
-	st.unwritten.over()
-	st.inForce, st.unapplied = &Declaration{st.declared, st.claims, st.origin}, nil
-	st.applyAt, st.applyWait = time.Time{}, 0
-	st.capture(time.Now())
-	st.saveAt = earliest(st.saveAt, time.Now().Add(saveQuiet))
+	st.declared.trouble.over()
+	st.declared.inForce, st.declared.unapplied = new(st.declared.newest()), nil
+	st.declared.applyAt, st.declared.wait = time.Time{}, 0
+	st.generation.change(time.Now())
+	st.disk.saveSoon(time.Now())
 	for f, fr := range result {
 		if fr.Outcome != reload.Skipped {
-			st.families[f].planRotation(time.Now())
+			st.families[f].rotation.plan(time.Now())
 		}
 	}
 	want := st.want()
@@ -95,23 +161,23 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 // noteApplied takes up what of the declaration a write brought into force. The
 // first one counts only as a whole: it is no measure for tables without it.
 func (st *state) noteApplied(f rules.Family, fr reload.FamilyResult) {
-	if st.inForce == nil {
+	if st.declared.inForce == nil {
 		return
 	}
 	for t, tr := range fr.Tables {
 		if tr.Proved || tr.Read && !tr.Finding.Verdict.Loss() {
-			st.inForce = &Declaration{st.inForce.Generation.With(f.Table(t), st.declared[f.Table(t)]), st.inForce.Claims, st.origin}
+			st.declared.inForce = &Declaration{st.declared.inForce.Generation.With(f.Table(t), st.declared.generation[f.Table(t)]), st.declared.inForce.Claims, st.declared.origin}
 		}
 	}
-	st.capture(time.Now())
+	st.generation.change(time.Now())
 }
 
 // noteUnapplied takes up in which tables the declaration is not in force.
 func (st *state) noteUnapplied() {
-	st.unapplied = map[rules.TableID]bool{}
+	st.declared.unapplied = map[rules.TableID]bool{}
 	for f := range st.families {
 		for _, t := range protect.Tables() {
-			st.unapplied[f.Table(t)] = st.inForce == nil || !st.declared[f.Table(t)].Equal(st.inForce.Generation[f.Table(t)])
+			st.declared.unapplied[f.Table(t)] = st.declared.inForce == nil || !st.declared.generation[f.Table(t)].Equal(st.declared.inForce.Generation[f.Table(t)])
 		}
 	}
 }
@@ -133,12 +199,12 @@ func (d *Daemon) noteDrift(ctx context.Context, st *state, finding canary.Findin
 		return
 	}
 	now := time.Now()
-	st.drifts = append(st.drifts, now)
-	st.drifts = slices.DeleteFunc(st.drifts, func(t time.Time) bool { return now.Sub(t) > driftWindow })
+	st.declared.drifts = append(st.declared.drifts, now)
+	st.declared.drifts = slices.DeleteFunc(st.declared.drifts, func(t time.Time) bool { return now.Sub(t) > driftWindow })
 	log := klog.FromContext(ctx)
 	differences := finding.Drift.Lines()
 	log.Info("Claimed chains are not as declared", "differences", differences[:min(namesKept, len(differences))])
-	if len(st.drifts) > driftsKept {
+	if len(st.declared.drifts) > driftsKept {
 		d.giveUp(ctx, st, "somebody keeps changing the chains that the declared source claims")
 	}
 }
@@ -146,22 +212,22 @@ func (d *Daemon) noteDrift(ctx context.Context, st *state, finding canary.Findin
 // noteOwner gives the claimed chains up if their real owner turns out to be at
 // work.
 func (d *Daemon) noteOwner(ctx context.Context, st *state, snapshot iptables.Snapshot) {
-	if st.declared == nil || st.mode != api.Heal {
+	if st.declared.generation == nil || st.mode != api.Heal {
 		return
 	}
-	if owner := reload.OtherOwner(snapshot, st.claims); owner != "" {
+	if owner := reload.OtherOwner(snapshot, st.declared.claims); owner != "" {
 		d.giveUp(ctx, st, owner)
 	}
 }
 
 // giveUp drops to observe mode for the rest of this run.
 func (d *Daemon) giveUp(ctx context.Context, st *state, reason string) {
-	st.mode, st.applyAt, st.unapplied = api.Observe, time.Time{}, nil
+	st.mode, st.declared.applyAt, st.declared.unapplied = api.Observe, time.Time{}, nil
 	d.forgetRefused(ctx, st)
-	st.capture(time.Now())
+	st.generation.change(time.Now())
 	if st.loss == nil {
 		st.compare(time.Now())
 	}
-	st.displaced = true
+	st.contention.displaced = true
 	klog.FromContext(ctx).Error(errors.New(reason), "canaryd only observes from now on; stop the other writer or use --source=snapshot, and restart canaryd")
 }

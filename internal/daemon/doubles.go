@@ -32,6 +32,11 @@ import (
 //     KUBE-SERVICES twice: at 5,000 services a new flow took 197-298 us, and 303-430 us with a copy
 //     of each jump.
 
+// doubles is when jumps of one family that stand twice are removed.
+type doubles struct {
+	removeAt time.Time // zero: none does
+}
+
 // A placed jump was put back by a replay.
 type placed struct {
 	jump rules.Jump
@@ -66,7 +71,7 @@ func (d *Daemon) withoutDoubles(fs *familyState, ts *tableState, known, seen rul
 				left--
 				return left < 0
 			})
-			fs.undoubleAt = latest(fs.undoubleAt, now.Add(d.cfg.JumpGrace))
+			fs.doubles.removeAt = latest(fs.doubles.removeAt, now.Add(d.cfg.JumpGrace))
 		}
 		kept = append(kept, p)
 	}
@@ -105,13 +110,13 @@ func (d *Daemon) undouble(ctx context.Context, st *state) {
 	job.Doubled = map[rules.TableID][]rules.Jump{}
 	for _, f := range rules.Families() {
 		fs := st.families[f]
-		if fs == nil || !due(fs.undoubleAt, now) {
+		if fs == nil || !due(fs.doubles.removeAt, now) {
 			continue
 		}
-		fs.undoubleAt = time.Time{}
+		fs.doubles.removeAt = time.Time{}
 		jumps := fs.doubled()
-		if quietAt := fs.moved.Add(d.cfg.JumpGrace); len(jumps) > 0 && (now.Before(quietAt) || !fs.dirty.IsZero()) {
-			fs.undoubleAt = latest(quietAt, now.Add(captureMost))
+		if quietAt := fs.examined.moved.Add(d.cfg.JumpGrace); len(jumps) > 0 && (now.Before(quietAt) || !fs.examined.dirty.IsZero()) {
+			fs.doubles.removeAt = latest(quietAt, now.Add(captureMost))
 			continue
 		}
 		if len(jumps) > 0 {
@@ -131,7 +136,7 @@ func (d *Daemon) undouble(ctx context.Context, st *state) {
 		}
 		if ferr := errors.Join(err, fr.Err); ferr != nil {
 			log.V(1).Info("Jumps that stand twice could not be put right yet", "family", f, "reason", ferr)
-			st.families[f].undoubleAt = time.Now().Add(d.cfg.JumpGrace)
+			st.families[f].doubles.removeAt = time.Now().Add(d.cfg.JumpGrace)
 			continue
 		}
 		st.families[f].forgetDoubles()
@@ -139,7 +144,7 @@ func (d *Daemon) undouble(ctx context.Context, st *state) {
 			log.Info("Jumps stood twice, because their owner put them back in the moment in which they were replayed; one of each is left", "family", f, "jumps", tableid.Of(job.Doubled, f))
 		}
 	}
-	st.lookAt = time.Now()
+	st.looking.plan(time.Now())
 }
 
 func (fs *familyState) forgetDoubles() {

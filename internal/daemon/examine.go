@@ -15,11 +15,38 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
+// examined is what full reads showed of one family.
+type examined struct {
+	digest    uint64    // of what was examined last
+	at        time.Time // when that was; zero: never
+	sound     uint64    // digest of the last read that showed everything in force
+	dirty     time.Time // since when something is unexamined; zero: nothing is
+	dueAt     time.Time // of the next examination, not before this; zero: none is due
+	readEnd   time.Time
+	pause     time.Duration // between readEnd and the next read
+	notBefore time.Time     // after a read that failed: no other one before this
+	trouble   trouble       // why the last read failed
+	moved     time.Time     // when something protected changed last
+	quiet     bool          // the last examination found the jump grace over
+}
+
+// plan asks for an examination at that time, or before.
+func (x *examined) plan(at time.Time) { x.dueAt = earliest(x.dueAt, at) }
+
+// markDirty plans an examination of what moved.
+func (x *examined) markDirty(now time.Time) {
+	if x.dirty.IsZero() {
+		x.dirty = now
+	}
+	at := earliest(now.Add(captureQuiet), x.dirty.Add(captureMost))
+	x.dueAt = latest(latest(at, x.readEnd.Add(x.pause)), x.notBefore)
+}
+
 // examine reads the families in which something moved, judges them, and
 // learns what their owners decided.
 func (d *Daemon) examine(ctx context.Context, st *state) {
 	for _, f := range rules.Families() {
-		if fs := st.families[f]; fs != nil && due(fs.examineAt, time.Now()) {
+		if fs := st.families[f]; fs != nil && due(fs.examined.dueAt, time.Now()) {
 			d.examineFamily(ctx, st, f, fs)
 		}
 	}
@@ -28,48 +55,48 @@ func (d *Daemon) examine(ctx context.Context, st *state) {
 
 func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, fs *familyState) {
 	start, used := time.Now(), d.cpu()
-	fs.examineAt = time.Time{}
+	fs.examined.dueAt = time.Time{}
 	snapshot, err := d.cfg.Kernel.Read(ctx, f)
-	fs.readEnd = time.Now()
-	took := fs.readEnd.Sub(start)
-	fs.readPause = d.readPause(took, used)
-	st.scheduleFreeMemory(fs.readEnd)
+	fs.examined.readEnd = time.Now()
+	took := fs.examined.readEnd.Sub(start)
+	fs.examined.pause = d.readPause(took, used)
+	st.memory.scheduleFree(fs.examined.readEnd)
 	if err != nil {
 		fs.unseeable()
 		if fs.lacks() {
-			d.lost(st, f, fs.digest)
+			d.lost(st, f, fs.examined.digest)
 		}
-		if fs.unread.met(err, fs.readEnd) {
+		if fs.examined.trouble.met(err, fs.examined.readEnd) {
 			klog.FromContext(ctx).Error(err, "The tables could not be read; whether rules were lost is unknown until they can", "family", f)
 		}
 		// By what the read cost, and not by how long it lasted: after canaryd was suspended for 30 s
 		// in the middle of one, nine times as long would be spent in the dark.
-		fs.readAt = fs.readEnd.Add(max(d.cfg.PollInterval, fs.readPause))
-		fs.examineAt = fs.readAt
+		fs.examined.notBefore = fs.examined.readEnd.Add(max(d.cfg.PollInterval, fs.examined.pause))
+		fs.examined.dueAt = fs.examined.notBefore
 		return
 	}
-	if fs.unread.there() {
-		fs.readAt = time.Time{}
+	if fs.examined.trouble.there() {
+		fs.examined.notBefore = time.Time{}
 	}
-	if fs.unread.over() {
+	if fs.examined.trouble.over() {
 		if st.loss != nil && st.heals() { // perhaps it lasts only because of this
-			st.loss.tryAt = earliest(st.loss.tryAt, fs.readEnd)
+			st.loss.tryAt = earliest(st.loss.tryAt, fs.examined.readEnd)
 		}
 		klog.FromContext(ctx).Info("The tables can be read again", "family", f)
 	}
-	fs.digest, fs.examined, fs.dirty = snapshot.Digest, start, time.Time{}
+	fs.examined.digest, fs.examined.at, fs.examined.dirty = snapshot.Digest, start, time.Time{}
 	d.noteOwner(ctx, st, snapshot)
 	st.noteReturn(snapshot)
 	d.noteDecision(ctx, st, snapshot)
-	fs.pendingSync.saw(reload.ProxyStands(snapshot), fs.readEnd)
+	fs.proxy.pendingSync.saw(reload.ProxyStands(snapshot), fs.examined.readEnd)
 	found := d.judge(st, f, snapshot, start)
 	st.pods.disbelieve(found[rules.Nat].Section, found[rules.Nat].Finding, start)
-	d.heedProxy(ctx, st, f, snapshot, found, fs.readEnd)
+	d.heedProxy(ctx, st, f, snapshot, found, fs.examined.readEnd)
 	missing := map[rules.TableName]int{}
 	for _, t := range protect.Tables() {
 		x, ts := found[t], fs.tables[t]
 		missing[t] = len(x.Finding.Jumps) + len(x.Finding.Waiting)
-		st.marks = st.marks.With(f.Table(t), x.Mark)
+		st.marks.current = st.marks.current.With(f.Table(t), x.Mark)
 		ts.spared = x.Absent && x.Mark.Nonce == "" && d.spares(st, f, t)
 		switch {
 		case ts.learningStopped && !x.Finding.MarkLost:
@@ -100,18 +127,18 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 				d.logUnreadable(ctx, f, t, ts, x.Finding.Err)
 			}
 			// What was in the way may go without a write that is noticed.
-			fs.examineAt = earliest(fs.examineAt, fs.readEnd.Add(quietWalk))
+			fs.examined.plan(fs.examined.readEnd.Add(quietWalk))
 		default:
 			ts.trouble.over()
 			d.learn(st, f, t, x.Section, x.Finding, start)
 			ts.noteStanding(x.Table, x.Seen)
 		}
 		if len(x.Finding.Waiting) > 0 {
-			fs.examineAt = earliest(fs.examineAt, fs.moved.Add(d.cfg.JumpGrace))
+			fs.examined.plan(fs.examined.moved.Add(d.cfg.JumpGrace))
 		}
 		for _, h := range x.Finding.Waiting {
-			if at := st.learned.Shrunk(f, t, h.Chain).Add(d.cfg.JumpGrace); at.After(start) {
-				fs.examineAt = earliest(fs.examineAt, at)
+			if at := st.generation.learned.Shrunk(f, t, h.Chain).Add(d.cfg.JumpGrace); at.After(start) {
+				fs.examined.plan(at)
 			}
 		}
 	}
@@ -121,7 +148,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 	if fs.lacks() && lastUnknown(fs) {
 		// The marks may tell more of a table than a read that failed, if they were not
 		// looked at since the loss: a heal without that would close its record too soon.
-		st.lookAt = earliest(st.lookAt, start)
+		st.looking.plan(start)
 	}
 	fs.noteKnown(start)
 	fs.noteSound(snapshot.Digest, missing)
@@ -136,7 +163,7 @@ func (fs *familyState) noteSound(digest uint64, missing map[rules.TableName]int)
 		}
 	}
 	if lastResult(fs) == metrics.ProbeIntact {
-		fs.sound = digest
+		fs.examined.sound = digest
 	}
 }
 
@@ -164,15 +191,15 @@ func (d *Daemon) readPause(took, used time.Duration) time.Duration {
 // lost only if this very read shows that nothing has moved for the grace.
 func (d *Daemon) judge(st *state, f rules.Family, snapshot iptables.Snapshot, now time.Time) map[rules.TableName]reload.Examined {
 	fs := st.families[f]
-	fs.quiet = false
+	fs.examined.quiet = false
 	found := d.examiner(st).Examine(snapshot, d.job(st, f))
 	d.noteMoves(fs, found, now)
 	for _, x := range found {
-		if len(x.Finding.Waiting) > 0 && now.Sub(fs.moved) >= d.cfg.JumpGrace {
-			fs.quiet = true
+		if len(x.Finding.Waiting) > 0 && now.Sub(fs.examined.moved) >= d.cfg.JumpGrace {
+			fs.examined.quiet = true
 		}
 	}
-	if fs.quiet {
+	if fs.examined.quiet {
 		found = d.examiner(st).Examine(snapshot, d.job(st, f))
 	}
 	return found
@@ -185,7 +212,7 @@ func (d *Daemon) noteMoves(fs *familyState, found map[rules.TableName]reload.Exa
 		if x.Finding.Verdict == canary.Unknown {
 			continue
 		}
-		fs.moved = movedAt(fs.moved, ts, x.Section, now)
+		fs.examined.moved = movedAt(fs.examined.moved, ts, x.Section, now)
 		ts.seen, ts.known = x.Section, true
 	}
 }
@@ -201,30 +228,30 @@ func movedAt(last time.Time, ts *tableState, seen rules.Section, now time.Time) 
 // another examination while something shrunk waits, and a new nonce.
 func (d *Daemon) learn(st *state, f rules.Family, t rules.TableName, seen rules.Section, finding canary.Finding, now time.Time) {
 	fs, ts := st.families[f], st.families[f].tables[t]
-	fs.moved = movedAt(fs.moved, ts, seen, now)
+	fs.examined.moved = movedAt(fs.examined.moved, ts, seen, now)
 	ts.seen, ts.known = seen, true
 	seen = d.supplement(st, f, t, seen)
-	_, seen = seen.Split(st.claims) // what is declared is not learned
-	before := st.learned.Generation[f.Table(t)]
+	_, seen = seen.Split(st.declared.claims) // what is declared is not learned
+	before := st.generation.learned.Generation[f.Table(t)]
 	seen = d.withoutDoubles(fs, ts, before, seen, now)
-	first := !st.learned.Knows(f, t)
-	next, again := st.learned.Learn(f, t, seen, finding, now)
-	st.learned = next
+	first := !st.generation.learned.Knows(f, t)
+	next, again := st.generation.learned.Learn(f, t, seen, finding, now)
+	st.generation.learned = next
 	ts.pending = !again.IsZero() || len(finding.Waiting) > 0
 	if ts.pending {
 		ts.verdict = canary.Changed
-		fs.examineAt = earliest(fs.examineAt, again)
+		fs.examined.plan(again)
 	} else {
 		ts.verdict = canary.Intact
 	}
 	if first || !before.Equal(next.Generation[f.Table(t)]) {
-		if st.made = reload.MadeByOwners; first {
-			st.made = reload.MadeAtStart
+		if st.generation.made = reload.MadeByOwners; first {
+			st.generation.made = reload.MadeAtStart
 		}
-		st.capture(now)
+		st.generation.change(now)
 		st.planSave(now)
 		if !first {
-			fs.planRotation(now)
+			fs.rotation.plan(now)
 		}
 	}
 }
@@ -236,7 +263,7 @@ func (d *Daemon) resumeLearning(ctx context.Context, st *state) {
 
 // resumeLearningAs does that with this outcome, and this line in the log.
 func (d *Daemon) resumeLearningAs(ctx context.Context, st *state, outcome api.Outcome, what string) {
-	if st.learningStoppedSince.IsZero() {
+	if st.observing.since.IsZero() {
 		return
 	}
 	for _, fs := range st.families {
@@ -247,7 +274,7 @@ func (d *Daemon) resumeLearningAs(ctx context.Context, st *state, outcome api.Ou
 		}
 	}
 	now := time.Now()
-	absent, lost := now.Sub(st.learningStoppedSince), false
+	absent, lost := now.Sub(st.observing.since), false
 	for i := range st.journal {
 		if r := &st.journal[i]; r.Outcome == api.WaitingObserve && !r.Earlier {
 			absent, lost = max(absent, back(r, now)), lost || r.Lost.Rules > 0
@@ -258,6 +285,6 @@ func (d *Daemon) resumeLearningAs(ctx context.Context, st *state, outcome api.Ou
 	if lost {
 		d.cfg.Metrics.ObserveRecovery(absent)
 	}
-	st.learningStoppedSince = time.Time{}
+	st.observing.since = time.Time{}
 	klog.FromContext(ctx).Info(what, "absent", absent.Round(time.Millisecond))
 }

@@ -22,9 +22,6 @@ const (
 	lastTry  = 30 * time.Second
 )
 
-// firstLookAfter is the distance of the first look after a replay.
-const firstLookAfter = 50 * time.Millisecond
-
 // heal answers a loss: it waits until the flusher is done, replays what is
 // lost, and proves it. In observe mode and in a pause it only tells.
 func (d *Daemon) heal(ctx context.Context, st *state) {
@@ -39,11 +36,11 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 	case st.mode == api.Observe:
 		d.observe(ctx, st)
 		return
-	case st.paused():
+	case st.pause.on():
 		d.hold(ctx, st)
 		return
 	}
-	st.loss.jumpsDeleted = d.anyFamily(st, func(fs *familyState) bool { return fs.quiet })
+	st.loss.jumpsDeleted = d.anyFamily(st, func(fs *familyState) bool { return fs.examined.quiet })
 	st.loss.gone = d.gonePods(ctx, st)
 	job := d.job(st, d.cfg.Kernel.Families()...)
 	job.Generation = protect.DetachAll(job.Generation, st.loss.gone)
@@ -58,7 +55,7 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 // protection returns what is protected: what is learned, and the chains that are claimed.
 func (d *Daemon) protection(st *state) rules.Protection {
 	p := d.cfg.Protection
-	if claims, learned := st.claims, p.Chain; claims != nil {
+	if claims, learned := st.declared.claims, p.Chain; claims != nil {
 		p.Chain = func(chain string) bool { return claims(chain) || learned(chain) }
 	}
 	return p
@@ -73,7 +70,7 @@ func (d *Daemon) replayer(ctx context.Context, st *state) reload.Replayer {
 		Kernel: d.cfg.Kernel, Canary: d.cfg.Canary, Protection: d.protection(st),
 		Supplier: d.supplier(), BeforeWrite: d.beforeWrite(ctx, st),
 		Proved: func(job reload.Job, f rules.Family, result reload.FamilyResult) {
-			d.sweepAfter(job.Generation, f, result, st.families[f].natIntact)
+			d.sweepAfter(job.Generation, f, result, st.families[f].known.natIntact)
 		},
 	}
 }
@@ -111,7 +108,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 	d.tell(ctx, st, hits(result))
 	st.pods.addGone(&st.loss.record, st.loss.gone)
 	st.pods.noteReturned(result, time.Now())
-	st.loss.note(st.loss.hit, result)
+	st.loss.recovery.note(st.loss.hit, result)
 	st.loss.memory = st.loss.memory.After(result)
 	st.pace = st.pace.After(result)
 	unread := d.lostButUnread(st, result)
@@ -123,7 +120,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 			continue
 		}
 		d.applyResult(st, f, fr)
-		st.families[f].pendingSync.owe(fr, time.Now())
+		st.families[f].proxy.pendingSync.owe(fr, time.Now())
 		if fr.Owed && fr.ProxyStands() {
 			st.families[f].nudged(time.Now())
 		}
@@ -178,8 +175,8 @@ func hits(result reload.Result) map[rules.TableID]hit {
 func (d *Daemon) applyResult(st *state, f rules.Family, fr reload.FamilyResult) {
 	fs := st.families[f]
 	now := time.Now()
-	st.scheduleFreeMemory(now)
-	fs.pendingSync.saw(fr.ProxyStands(), now)
+	st.memory.scheduleFree(now)
+	fs.proxy.pendingSync.saw(fr.ProxyStands(), now)
 	if fr.ProxyKnown() {
 		fs.proxy.saw(fr.ProxyStands(), now)
 	}
@@ -193,7 +190,7 @@ func (d *Daemon) applyResult(st *state, f rules.Family, fr reload.FamilyResult) 
 		if tr.Read {
 			missing[t] = len(tr.Finding.Jumps) + len(tr.Finding.Waiting)
 		}
-		st.marks = st.marks.With(f.Table(t), tr.Mark)
+		st.marks.current = st.marks.current.With(f.Table(t), tr.Mark)
 		ts := fs.tables[t]
 		ts.spared = tr.Absent && tr.Mark.Nonce == "" && d.spares(st, f, t)
 		if tr.Finding.Verdict != canary.Unknown || !ts.verdict.Loss() {
@@ -202,9 +199,9 @@ func (d *Daemon) applyResult(st *state, f rules.Family, fr reload.FamilyResult) 
 		if tr.Proved {
 			ts.notePlaced(tr.Placed, now)
 		}
-		if tr.Gone != nil && !st.learned.Knows(f, t) {
+		if tr.Gone != nil && !st.generation.learned.Knows(f, t) {
 			d.learn(st, f, t, *tr.Gone, canary.Finding{Verdict: canary.Intact}, now)
-			fs.examineAt = now
+			fs.examined.plan(now)
 			continue
 		}
 		if tr.Proved && tr.Replayed {
@@ -218,7 +215,7 @@ func (d *Daemon) applyResult(st *state, f rules.Family, fr reload.FamilyResult) 
 		// another: a jump that was deleted in between has its grace, which the
 		// examination that follows gives it. So has what is missing while the
 		// generation stays as it is while its learning is stopped: it was flushed.
-		judged := fr.Digest != 0 && (!ts.learningStopped || tr.Proved) || !st.learned.Knows(f, t)
+		judged := fr.Digest != 0 && (!ts.learningStopped || tr.Proved) || !st.generation.learned.Knows(f, t)
 		if tr.Read && judged && !ts.verdict.Loss() && ts.verdict != canary.Unknown {
 			d.learn(st, f, t, tr.Section, tr.Finding, now)
 		}
@@ -227,19 +224,19 @@ func (d *Daemon) applyResult(st *state, f rules.Family, fr reload.FamilyResult) 
 		}
 	}
 	if fr.Digest != 0 {
-		fs.digest, fs.examined, fs.unseen = fr.Digest, now, time.Time{}
+		fs.examined.digest, fs.examined.at, fs.looked.unseen = fr.Digest, now, time.Time{}
 		fs.noteKnown(now)
 		fs.noteSound(fr.Digest, missing)
 	} else {
-		fs.markDirty(now)
+		fs.examined.markDirty(now)
 	}
 	d.cfg.Metrics.SetJumpsMissing(f, missing)
 	d.examineAfter(st, f, fr, now)
 	if st.decision.waitsIn(f) { // what was read is not compared with what waits
-		fs.examineAt = earliest(fs.examineAt, now)
+		fs.examined.plan(now)
 	}
-	fs.quiet = false
-	st.markedAt = earliest(st.markedAt, now)
+	fs.examined.quiet = false
+	st.disk.marksChanged(now)
 }
 
 // examineAfter plans an examination of what the reads around a write were the
@@ -251,10 +248,10 @@ func (d *Daemon) examineAfter(st *state, f rules.Family, fr reload.FamilyResult,
 	for t, tr := range fr.Tables {
 		ts := fs.tables[t]
 		if len(tr.Finding.Waiting) > 0 && !ts.learningStopped {
-			fs.examineAt = earliest(fs.examineAt, fs.moved.Add(d.cfg.JumpGrace))
+			fs.examined.plan(fs.examined.moved.Add(d.cfg.JumpGrace))
 		}
 		if st.loss == nil && ts.verdict.Loss() && !ts.learningStopped {
-			fs.examineAt = earliest(fs.examineAt, now)
+			fs.examined.plan(now)
 		}
 	}
 }
@@ -319,14 +316,14 @@ func (l *loss) retryIn(wait time.Duration) { l.wait, l.tryAt = wait, time.Now().
 func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result) {
 	l := st.loss
 	st.loss = nil
-	st.lookAt, st.followUp = time.Now().Add(firstLookAfter), 2*firstLookAfter
+	st.looking.afterReplay(time.Now())
 	d.noteHealed(ctx, st, l)
 	st.letGoAfter(result, l.gone, time.Now())
-	if !l.told {
+	if !l.recorded {
 		st.flushLog(ctx).Info("Nothing was lost any more when it was looked at under guard", "flush", l.record.ID)
 		return
 	}
-	l.record.Outcome = l.outcome(result)
+	l.record.Outcome = l.recovery.outcome(result)
 	l.record.Detail = ""
 	for _, fr := range result {
 		if fr.Err != nil { // rules that had to be left out
@@ -335,7 +332,7 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 		}
 	}
 	d.logHeld(ctx, result)
-	absent := back(&l.record, l.provedAt())
+	absent := back(&l.record, l.recovery.provedAt())
 	for _, fr := range result {
 		if written := fr.Written.Sub(l.record.Time).Seconds(); !fr.Written.IsZero() && written > l.record.WrittenSeconds {
 			l.record.WrittenSeconds, l.record.KernelSeconds = written, fr.Kernel.Seconds()
@@ -361,3 +358,6 @@ func worst(result reload.Result) api.Outcome {
 	}
 	return outcome
 }
+
+// lockReason tells the lock from other reasons for which nothing was written.
+func lockReason(err error) bool { return errors.Is(err, iptables.ErrLocked) }

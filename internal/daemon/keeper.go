@@ -46,7 +46,7 @@ type keeperBasis struct {
 }
 
 func (st *state) keeperBasis() keeperBasis {
-	return keeperBasis{edition: st.edition, mode: st.mode, losing: st.loss != nil}
+	return keeperBasis{edition: st.generation.edition, mode: st.mode, losing: st.loss != nil}
 }
 
 // mayKeep reports whether there is a keeper at all.

@@ -2,13 +2,10 @@ package daemon
 
 import (
 	"context"
-	"fmt"
-	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
 
-	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -28,19 +25,73 @@ const (
 	captureQuiet = 50 * time.Millisecond
 	captureMost  = 100 * time.Millisecond
 	readShare    = 9
+	// firstLookAfter is the distance of the first look after a replay.
+	firstLookAfter = 50 * time.Millisecond
 )
+
+// looking is when the next look comes, and why.
+type looking struct {
+	at       time.Time     // of the next look
+	hinted   time.Time     // when the hint came that asks for it; zero: none did
+	woken    bool          // by a hint, not by the poll: look closely
+	evidence time.Time     // since when what the present look finds may be so
+	followUp time.Duration // distance of the looks that follow a replay
+}
+
+// hint asks for a close look because of something that happened just now.
+func (l *looking) hint(now time.Time) {
+	l.hinted, l.woken, l.at = earliest(l.hinted, now), true, now
+}
+
+// plan asks for a look at that time, or before.
+func (l *looking) plan(at time.Time) { l.at = earliest(l.at, at) }
+
+// begin starts a look, and reports whether a hint asked for it.
+func (l *looking) begin(now time.Time) (woken bool) {
+	woken, l.evidence = l.woken, l.hinted
+	if l.evidence.IsZero() {
+		l.evidence = now
+	}
+	l.woken, l.at, l.hinted = false, time.Time{}, time.Time{}
+	return woken
+}
+
+// afterReplay plans the first look after a replay. Late writers of the same reload come
+// within a second: the first look comes after 50 ms, the next ones at doubling distances.
+func (l *looking) afterReplay(now time.Time) {
+	l.at, l.followUp = now.Add(firstLookAfter), 2*firstLookAfter
+}
+
+// planFollowUp plans the next of the looks after a replay, up to a distance of most.
+func (l *looking) planFollowUp(now time.Time, most time.Duration) {
+	if l.followUp == 0 {
+		return
+	}
+	l.plan(now.Add(l.followUp))
+	if l.followUp *= 2; l.followUp > most {
+		l.followUp = 0
+	}
+}
+
+// looked is what stamps and probes showed of one family.
+type looked struct {
+	stamp   iptables.Stamp // of the last probe
+	at      time.Time      // of the last probe; zero: never
+	urgent  iptables.Stamp // up to which what is urgent was probed
+	unasked time.Time      // when the first hint came that has to wait for a stamp; zero: none does
+	unseen  time.Time      // since when something may have been written that no probe has seen; zero: nothing was
+	intact  uint64         // digest of the last probe that saw all marks standing
+	trouble trouble        // why the last probe failed
+	budget  budgets        // what stamps and probes may cost
+}
 
 // look probes every family. It answers all hints given before it.
 func (d *Daemon) look(ctx context.Context, st *state) {
-	woken := st.woken
-	if st.evidence = st.hinted; st.evidence.IsZero() {
-		st.evidence = time.Now()
-	}
-	st.woken, st.lookAt, st.hinted = false, time.Time{}, time.Time{}
+	woken := st.looking.begin(time.Now())
 	// What a loss makes us read is not the fault of a busy writer.
-	free := func() bool { return st.followUp > 0 }
+	free := func() bool { return st.looking.followUp > 0 }
 	if st.loss == nil {
-		free = func() bool { return st.followUp > 0 || st.loss != nil }
+		free = func() bool { return st.looking.followUp > 0 || st.loss != nil }
 	}
 	var families []asked
 	for _, f := range rules.Families() {
@@ -56,21 +107,11 @@ func (d *Daemon) look(ctx context.Context, st *state) {
 		}
 	}
 	d.readRestored(ctx, st)
-	d.tellOwnerless(ctx, st)
+	d.logOwnerless(ctx, st)
 	d.lookAtPods(ctx, st)
 	d.keepOwners(ctx, st, false)
-	d.followUp(st)
-}
-
-// followUp plans the looks after a replay: late writers of the same reload
-// come within a second, so it looks after 50 ms and then at doubling intervals.
-func (d *Daemon) followUp(st *state) {
-	if st.followUp == 0 || st.loss != nil {
-		return
-	}
-	st.lookAt = earliest(st.lookAt, time.Now().Add(st.followUp))
-	if st.followUp *= 2; st.followUp > d.cfg.PollInterval {
-		st.followUp = 0
+	if st.loss == nil {
+		st.looking.planFollowUp(time.Now(), d.cfg.PollInterval)
 	}
 }
 
@@ -87,25 +128,26 @@ type asked struct {
 // looked at: something was written or, where a stamp is not exact, may have been.
 func (d *Daemon) stamp(ctx context.Context, st *state, f rules.Family, woken bool, free func() bool) (asked, bool) {
 	fs, a := st.families[f], asked{family: f, start: time.Now()}
-	if woken && !fs.probed.IsZero() && !free() {
+	if woken && !fs.looked.at.IsZero() && !free() {
 		if ready := fs.stampReady(len(st.families)); a.start.Before(ready) {
-			fs.unasked, st.lookAt = earliest(fs.unasked, st.evidence), earliest(st.lookAt, ready)
+			fs.looked.unasked = earliest(fs.looked.unasked, st.looking.evidence)
+			st.looking.plan(ready)
 			return a, false
 		}
 	}
-	a.since = earliest(fs.unasked, st.evidence)
+	a.since = earliest(fs.looked.unasked, st.looking.evidence)
 	var err error
 	a.stamp, err = d.cfg.Kernel.Stamp(ctx, f)
 	end := time.Now()
 	a.took = end.Sub(a.start)
-	fs.urgentProbes.spend(end, a.took, urgentShare*len(st.families))
+	fs.looked.budget.urgent.spend(end, a.took, urgentShare*len(st.families))
 	if err != nil {
 		d.unknown(ctx, fs, f, err, a.took)
 		return a, false
 	}
-	woken, fs.unasked = woken || !fs.unasked.IsZero(), time.Time{}
-	still := !fs.trouble.there() && !fs.probed.IsZero() && a.stamp == fs.stamp
-	if still && (a.stamp.Exact || !woken && fs.unseen.IsZero() && a.start.Sub(fs.probed) < quietWalk) {
+	woken, fs.looked.unasked = woken || !fs.looked.unasked.IsZero(), time.Time{}
+	still := !fs.looked.trouble.there() && !fs.looked.at.IsZero() && a.stamp == fs.looked.stamp
+	if still && (a.stamp.Exact || !woken && fs.looked.unseen.IsZero() && a.start.Sub(fs.looked.at) < quietWalk) {
 		if a.stamp.Exact {
 			fs.noteKnown(a.start)
 		}
@@ -113,7 +155,7 @@ func (d *Daemon) stamp(ctx context.Context, st *state, f rules.Family, woken boo
 		return a, false
 	}
 	if woken || !still {
-		fs.unseen = earliest(fs.unseen, a.since)
+		fs.looked.unseen = earliest(fs.looked.unseen, a.since)
 	}
 	return a, true
 }
@@ -122,12 +164,12 @@ func (d *Daemon) stamp(ctx context.Context, st *state, f rules.Family, woken boo
 // without shapes was read by executing iptables and is as dear as a walk.
 func (fs *familyState) stampReady(families int) time.Time {
 	switch {
-	case fs.stamp.Exact:
+	case fs.looked.stamp.Exact:
 		return time.Time{}
-	case fs.stamp.Shapes == iptables.Stamp{}.Shapes:
-		return fs.walks.readyAt(walkShare * families)
+	case fs.looked.stamp.Shapes == iptables.Stamp{}.Shapes:
+		return fs.looked.budget.walks.readyAt(walkShare * families)
 	default:
-		return fs.urgentProbes.readyAt(urgentShare * families)
+		return fs.looked.budget.urgent.readyAt(urgentShare * families)
 	}
 }
 
@@ -137,7 +179,7 @@ func (fs *familyState) stampReady(families int) time.Time {
 func (d *Daemon) probeUrgent(ctx context.Context, st *state, families []asked) bool {
 	for _, a := range families {
 		f, fs := a.family, st.families[a.family]
-		part := st.marks.Only(f, a.stamp.Urgent(fs.probedUrgent))
+		part := st.marks.current.Only(f, a.stamp.Urgent(fs.looked.urgent))
 		places := part.Places(f, d.cfg.Canary)
 		if len(places) == 0 {
 			continue
@@ -145,12 +187,12 @@ func (d *Daemon) probeUrgent(ctx context.Context, st *state, families []asked) b
 		start := time.Now()
 		holdings, err := d.cfg.Kernel.ProbeOnly(ctx, f, places)
 		end := time.Now()
-		fs.urgentProbes.spend(end, end.Sub(start), urgentShare*len(st.families))
+		fs.looked.budget.urgent.spend(end, end.Sub(start), urgentShare*len(st.families))
 		if err != nil {
 			continue // the probe will tell
 		}
-		fs.probedUrgent = a.stamp
-		st.evidence = a.since
+		fs.looked.urgent = a.stamp
+		st.looking.evidence = a.since
 		if !d.judgeMarks(st, f, part, iptables.Probed{Holdings: holdings}) {
 			d.cfg.Metrics.ObserveProbe(f, metrics.ProbeLoss, end.Sub(a.start))
 		}
@@ -165,29 +207,29 @@ func (d *Daemon) probeUrgent(ctx context.Context, st *state, families []asked) b
 func (d *Daemon) probe(ctx context.Context, st *state, a asked, free func() bool) {
 	f, fs := a.family, st.families[a.family]
 	start := time.Now()
-	if ready := fs.walks.readyAt(walkShare * len(st.families)); !a.stamp.Exact && !free() && start.Before(ready) {
-		st.lookAt = earliest(st.lookAt, ready)
+	if ready := fs.looked.budget.walks.readyAt(walkShare * len(st.families)); !a.stamp.Exact && !free() && start.Before(ready) {
+		st.looking.plan(ready)
 		return
 	}
-	st.evidence = earliest(st.evidence, fs.unseen)
-	probed, err := d.cfg.Kernel.Probe(ctx, f, st.marks.Places(f, d.cfg.Canary))
+	st.looking.evidence = earliest(st.looking.evidence, fs.looked.unseen)
+	probed, err := d.cfg.Kernel.Probe(ctx, f, st.marks.current.Places(f, d.cfg.Canary))
 	end := time.Now()
 	took := a.took + end.Sub(start)
 	if err != nil {
-		fs.walks.spend(end, took, walkShare*len(st.families))
+		fs.looked.budget.walks.spend(end, took, walkShare*len(st.families))
 		d.unknown(ctx, fs, f, err, took)
 		return
 	}
-	fs.stamp, fs.probedUrgent, fs.probed, fs.unseen = a.stamp, a.stamp, a.start, time.Time{}
-	if fs.trouble.there() {
-		fs.examineAt = latest(start, fs.readAt)
+	fs.looked.stamp, fs.looked.urgent, fs.looked.at, fs.looked.unseen = a.stamp, a.stamp, a.start, time.Time{}
+	if fs.looked.trouble.there() {
+		fs.examined.dueAt = latest(start, fs.examined.notBefore)
 	}
-	if fs.trouble.over() {
+	if fs.looked.trouble.over() {
 		klog.FromContext(ctx).Info("The tables can be looked at again", "family", f)
 	}
 	d.judgeProbe(st, f, fs, probed)
 	if !free() {
-		fs.walks.spend(end, took, walkShare*len(st.families))
+		fs.looked.budget.walks.spend(end, took, walkShare*len(st.families))
 	}
 	fs.noteKnown(a.start)
 	d.cfg.Metrics.ObserveProbe(f, lastResult(fs), took)
@@ -195,12 +237,12 @@ func (d *Daemon) probe(ctx context.Context, st *state, a asked, free func() bool
 
 // judgeProbe notes what a probe showed: a loss, or that something moved.
 func (d *Daemon) judgeProbe(st *state, f rules.Family, fs *familyState, probed iptables.Probed) {
-	if !d.judgeMarks(st, f, st.marks, probed) {
+	if !d.judgeMarks(st, f, st.marks.current, probed) {
 		return
 	}
-	fs.intact = probed.Digest
-	if fs.examined.IsZero() || probed.Digest != fs.digest {
-		fs.markDirty(time.Now())
+	fs.looked.intact = probed.Digest
+	if fs.examined.at.IsZero() || probed.Digest != fs.examined.digest {
+		fs.examined.markDirty(time.Now())
 	}
 }
 
@@ -225,15 +267,6 @@ func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, probe
 	return false
 }
 
-// markDirty plans an examination of what moved.
-func (fs *familyState) markDirty(now time.Time) {
-	if fs.dirty.IsZero() {
-		fs.dirty = now
-	}
-	at := earliest(now.Add(captureQuiet), fs.dirty.Add(captureMost))
-	fs.examineAt = latest(latest(at, fs.readEnd.Add(fs.readPause)), fs.readAt)
-}
-
 // lastResult is the probe's label: what is known of the family now.
 func lastResult(fs *familyState) metrics.ProbeResult {
 	result := metrics.ProbeIntact
@@ -253,13 +286,13 @@ func lastResult(fs *familyState) metrics.ProbeResult {
 // stamp that is not exact shows nothing, and what moved and is not read yet is
 // not known, nor is a family of which one table cannot be read.
 func (fs *familyState) noteKnown(at time.Time) {
-	if !fs.dirty.IsZero() || lastResult(fs) == metrics.ProbeUnknown {
+	if !fs.examined.dirty.IsZero() || lastResult(fs) == metrics.ProbeUnknown {
 		return
 	}
-	fs.knownAt = at
+	fs.known.at = at
 	// While something is lost, of the other tables only the marks were looked at.
 	if nat := fs.tables[rules.Nat]; lastResult(fs) == metrics.ProbeIntact && nat != nil && nat.verdict == canary.Intact {
-		fs.natIntact = at
+		fs.known.natIntact = at
 	}
 }
 
@@ -289,47 +322,7 @@ func (fs *familyState) lacks() bool {
 func (d *Daemon) unknown(ctx context.Context, fs *familyState, f rules.Family, err error, took time.Duration) {
 	d.cfg.Metrics.ObserveProbe(f, metrics.ProbeUnknown, took)
 	fs.unseeable()
-	if fs.trouble.met(err, time.Now()) {
+	if fs.looked.trouble.met(err, time.Now()) {
 		klog.FromContext(ctx).Error(err, "The tables could not be read; whether rules were lost is unknown until they can", "family", f)
 	}
-}
-
-// lost opens a flush record, unless one is open already.
-func (d *Daemon) lost(st *state, f rules.Family, digest uint64) {
-	if st.loss != nil {
-		st.boundAbsence(f)
-		st.holdMore()
-		return
-	}
-	now := time.Now()
-	defer st.boundAbsence(f)
-	st.loss = &loss{
-		record: api.Flush{ID: st.newFlushID(st.evidence), Time: st.evidence, Outcome: api.Pending},
-		hit:    map[rules.Family]api.Verdicts{}, noticed: now, tryAt: now,
-		intact: uint32(st.families[f].intact), heard: uint32(digest), room: diffRoom(),
-	}
-}
-
-// newFlushID returns the ID of a record that begins at that time. Two may begin with the same
-// hint: the second is of a family that was not asked before the first was healed.
-func (st *state) newFlushID(at time.Time) string {
-	for n := at.UnixMicro(); ; n++ {
-		id := fmt.Sprintf("%x", n)
-		if !slices.ContainsFunc(st.journal, func(f api.Flush) bool { return f.ID == id }) {
-			return id
-		}
-	}
-}
-
-func (d *Daemon) stamps(ctx context.Context, st *state) map[rules.Family]iptables.Stamp {
-	stamps := map[rules.Family]iptables.Stamp{}
-	for _, f := range rules.Families() {
-		if st.families[f] == nil {
-			continue
-		}
-		if stamp, err := d.cfg.Kernel.Stamp(ctx, f); err == nil {
-			stamps[f] = stamp
-		}
-	}
-	return stamps
 }

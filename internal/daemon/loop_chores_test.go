@@ -140,28 +140,28 @@ func situations() map[string]situation {
 		return now(func(st *state) *time.Time { return at(st.families[rules.IPv4]) })
 	}
 	return map[string]situation{
-		"end the pause": now(func(st *state) *time.Time { return &st.pausedUntil }),
+		"end the pause": now(func(st *state) *time.Time { return &st.pause.until }),
 		"judge what the last run left": func(t *testing.T, d *Daemon, st *state, fake *iptablestest.Fake) {
 			must(t, fake.Flush(rules.IPv4, rules.Nat, ""))
-			st.marks = nil
+			st.marks.current = nil
 			st.suspicion = &suspicion{
 				remains: reload.Remains{Identity: identity(iptables.NFT), ID: "0123456789ab", Generation: st.want()},
 				todo:    map[rules.TableID]bool{rules.IPv4.Table(rules.Nat): true},
 				read:    map[rules.Family]bool{}, tryAt: time.Now(),
 			}
 		},
-		"look": now(func(st *state) *time.Time { return &st.lookAt }),
+		"look": now(func(st *state) *time.Time { return &st.looking.at }),
 		"heal": func(t *testing.T, d *Daemon, st *state, fake *iptablestest.Fake) {
 			must(t, fake.Flush(rules.IPv4, rules.Nat, ""))
 			d.lost(st, rules.IPv4, 0)
 			st.families[rules.IPv4].tables[rules.Nat].verdict = "emptied"
 		},
-		"examine":                        ipv4(func(fs *familyState) *time.Time { return &fs.examineAt }),
-		"ask kube-proxy for a full sync": ipv4(func(fs *familyState) *time.Time { return &fs.pendingSync.at }),
+		"examine":                        ipv4(func(fs *familyState) *time.Time { return &fs.examined.dueAt }),
+		"ask kube-proxy for a full sync": ipv4(func(fs *familyState) *time.Time { return &fs.proxy.pendingSync.at }),
 		"plant": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
-			st.marks, st.plantAt = nil, time.Now()
+			st.marks.current, st.marks.plantAt = nil, time.Now()
 		},
-		"keep connections": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) { st.edition++ },
+		"keep connections": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) { st.generation.edition++ },
 		"apply the declaration": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
 			own := rules.Section{Chains: []rules.Chain{{Name: "OPS", Rules: []rules.Rule{{Spec: "-j RETURN", Target: "RETURN"}}}}}
 			st.declare(Declaration{
@@ -169,23 +169,23 @@ func situations() map[string]situation {
 				Claims:     func(chain string) bool { return chain == "OPS" },
 			}, time.Now())
 		},
-		"empty the quarantine":                now(func(st *state) *time.Time { return &st.readmitAt }),
-		"remove doubled jumps":                ipv4(func(fs *familyState) *time.Time { return &fs.undoubleAt }),
+		"empty the quarantine":                now(func(st *state) *time.Time { return &st.quarantine.tryAt }),
+		"remove doubled jumps":                ipv4(func(fs *familyState) *time.Time { return &fs.doubles.removeAt }),
 		"remove what pods that are gone left": now(func(st *state) *time.Time { return &st.pods.takeAwayAt }),
 		"renew the marks": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
 			fs := st.families[rules.IPv4]
-			fs.rotateAt, fs.rotateBy = time.Now(), time.Now()
+			fs.rotation.at, fs.rotation.by = time.Now(), time.Now()
 		},
-		"end the contention": now(func(st *state) *time.Time { return &st.calmAt }),
+		"end the contention": now(func(st *state) *time.Time { return &st.contention.calmAt }),
 		"look for what is not protected": func(_ *testing.T, _ *Daemon, st *state, fake *iptablestest.Fake) {
-			st.learned.Generation, st.inventory.at = rules.Generation{}, time.Now()
-			st.edition++
+			st.generation.learned.Generation, st.inventory.at = rules.Generation{}, time.Now()
+			st.generation.edition++
 		},
 		"compare with the baseline": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
 			st.baseline = baseline{taken: true, base: rules.NewBaseline(nil)}
 		},
-		"save":             now(func(st *state) *time.Time { return &st.saveAt }),
-		"give memory back": now(func(st *state) *time.Time { return &st.freeMemoryAt }),
+		"save":             now(func(st *state) *time.Time { return &st.disk.saveAt }),
+		"give memory back": now(func(st *state) *time.Time { return &st.memory.freeAt }),
 	}
 }
 
@@ -237,7 +237,7 @@ func tryChore(t *testing.T, backend iptables.Backend, name string, prepare situa
 	log := &logText{}
 	ctx, st := log.context(t.Context(), 1), d.newState()
 	st.mode = api.Heal
-	st.lookAt, st.plantAt = time.Now(), time.Now()
+	st.looking.at, st.marks.plantAt = time.Now(), time.Now()
 	for range 200 { // it begins as in Run
 		if c := d.next(st); c != nil {
 			c.do(ctx, st)

@@ -72,7 +72,7 @@ func TestNoTimeOfTheWallIsCompared(t *testing.T) {
 	}))
 	// They are printed or written to disk, and compared with nothing.
 	bare = slices.DeleteFunc(bare, func(path string) bool {
-		return path == "state.confirmed" || path == "state.captured" || strings.HasPrefix(path, "state.stored[")
+		return path == "state.absence.confirmed" || path == "state.generation.captured" || strings.HasPrefix(path, "state.disk.generations[")
 	})
 	if len(bare) > 0 {
 		t.Errorf("times without the monotonic clock: %q", bare)

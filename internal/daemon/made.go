@@ -19,7 +19,7 @@ type TableRemover interface {
 func (st *state) noteMade(f rules.Family, fr reload.FamilyResult) {
 	for t, tr := range fr.Tables {
 		if tr.Seen == nil && !tr.Absent && tr.Proved {
-			st.madeTables = st.madeTables.With(f, t)
+			st.marks.madeTables = st.marks.madeTables.With(f, t)
 		}
 	}
 }

@@ -46,8 +46,8 @@ type strangers struct {
 
 // bareNow reports whether the generation holds nothing to guard.
 func (d *Daemon) bareNow(st *state) bool {
-	if inv := &st.inventory; inv.edition != st.edition {
-		inv.edition, inv.bare = st.edition, bare(st.want(), d.meansMoreThanKubelet())
+	if inv := &st.inventory; inv.edition != st.generation.edition {
+		inv.edition, inv.bare = st.generation.edition, bare(st.want(), d.meansMoreThanKubelet())
 	}
 	return st.inventory.bare
 }
@@ -95,15 +95,15 @@ func (d *Daemon) takeInventory(ctx context.Context, st *state) {
 	}
 	for _, f := range d.cfg.Kernel.Families() {
 		known, ok := inv.strange[f]
-		if fs := st.families[f]; !ok || known.digest != fs.digest {
+		if fs := st.families[f]; !ok || known.digest != fs.examined.digest {
 			snapshot, err := d.cfg.Kernel.Read(ctx, f)
 			if err != nil {
 				found.Unknown = true
 				continue
 			}
-			st.scheduleFreeMemory(time.Now())
+			st.memory.scheduleFree(time.Now())
 			known = d.strangersIn(st, snapshot)
-			known.digest = fs.digest
+			known.digest = fs.examined.digest
 			inv.strange[f] = known
 		}
 		found.Rules += known.rules

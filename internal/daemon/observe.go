@@ -12,6 +12,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
+// observing is what is known of a loss that canaryd only watches.
+type observing struct {
+	// since is since when rules are missing that their owner has not put back; zero: none are.
+	since time.Time
+}
+
 // observe records what is lost, replants what a flush took of the marks, so that the
 // next flush is noticed too, and freezes the generation until the owner has put its
 // rules back. One guarded read says what is lost and where marks are to be planted: a
@@ -32,23 +38,23 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 	err = errors.Join(err, d.lostButUnread(st, result))
 	for f, fr := range result {
 		for t, tr := range fr.Tables {
-			st.marks = st.marks.With(f.Table(t), tr.Mark)
+			st.marks.current = st.marks.current.With(f.Table(t), tr.Mark)
 		}
 		if !fr.Outcome.Done() {
 			err = errors.Join(err, fr.Err)
 		}
-		st.families[f].examineAt = time.Now().Add(captureQuiet)
+		st.families[f].examined.dueAt = time.Now().Add(captureQuiet)
 	}
-	st.scheduleFreeMemory(time.Now())
-	st.markedAt = earliest(st.markedAt, time.Now())
+	st.memory.scheduleFree(time.Now())
+	st.disk.marksChanged(time.Now())
 	if err != nil {
 		d.retry(ctx, st, err)
 		return
 	}
 	l := st.loss
 	st.loss = nil
-	if l.told {
-		st.learningStoppedSince = earliest(st.learningStoppedSince, l.record.Time)
+	if l.recorded {
+		st.observing.since = earliest(st.observing.since, l.record.Time)
 		l.record.Outcome = api.WaitingObserve
 		d.journal(ctx, st, l)
 	}
@@ -109,7 +115,7 @@ func (st *state) observed(before map[rules.TableID]bool, result reload.Result) m
 // readLoss reads every family where nothing is to be written. The error says
 // what could not be read or judged of it.
 func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.TableID]reload.Examined, error) {
-	st.scheduleFreeMemory(time.Now())
+	st.memory.scheduleFree(time.Now())
 	examined := map[rules.TableID]reload.Examined{}
 	var unread []error
 	for f, fs := range st.families {

@@ -15,6 +15,13 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
+// owners is what the disk has of the owners of rules.
+type owners struct {
+	kept    reload.Owners
+	at      time.Time // when it was last seen to
+	trouble trouble   // why the disk does not have what is known
+}
+
 // recallOwners takes up what the last run knew of the owners of rules.
 func (d *Daemon) recallOwners(ctx context.Context, st *state) {
 	known, err := d.cfg.Store.LoadOwners()
@@ -24,7 +31,7 @@ func (d *Daemon) recallOwners(ctx context.Context, st *state) {
 	}
 	for f, uptime := range known.Proxy {
 		if fs := st.families[f]; fs != nil {
-			fs.proxy = proxyWatch{stood: true, uptime: uptime}
+			fs.proxy = kubeProxy{stood: true, uptime: uptime}
 			if uptime > 0 {
 				// A negative age comes from another clock: that of a container's own time.
 				fs.proxy.gone = time.Now().Add(-max(d.cfg.Uptime()-uptime, 0))
@@ -32,7 +39,7 @@ func (d *Daemon) recallOwners(ctx context.Context, st *state) {
 		}
 	}
 	st.pods.recall(known)
-	st.ownersKept = known
+	st.owners.kept = known
 }
 
 // owners returns what a restart must not forget of the owners of rules.
@@ -90,20 +97,20 @@ func (w *podWatch) recall(known reload.Owners) {
 // keepOwners writes what is known of owners when it has changed, once in each poll
 // interval or at the end. A disk that fails is asked again; the log has it once.
 func (d *Daemon) keepOwners(ctx context.Context, st *state, last bool) {
-	if d.cfg.Store == nil || st.removed || !last && time.Since(st.ownersAt) < d.cfg.PollInterval {
+	if d.cfg.Store == nil || st.removed || !last && time.Since(st.owners.at) < d.cfg.PollInterval {
 		return
 	}
-	st.ownersAt = time.Now()
+	st.owners.at = time.Now()
 	now := d.owners(st)
-	if reflect.DeepEqual(now, st.ownersKept) {
+	if reflect.DeepEqual(now, st.owners.kept) {
 		return
 	}
 	if err := d.cfg.Store.SaveOwners(now); err != nil {
-		if st.ownersUnkept.met(err, time.Now()) {
+		if st.owners.trouble.met(err, time.Now()) {
 			klog.FromContext(ctx).Error(err, "After a restart canaryd would not know which rules have no owner")
 		}
 		return
 	}
-	st.ownersKept = now
-	st.ownersUnkept.over()
+	st.owners.kept = now
+	st.owners.trouble.over()
 }

@@ -19,6 +19,14 @@ const (
 	mostPause  = 24 * time.Hour
 )
 
+// pause is until when replays wait.
+type pause struct {
+	until time.Time // zero: not paused
+}
+
+// on reports whether replays are paused.
+func (p *pause) on() bool { return !p.until.IsZero() }
+
 // CheckPause returns an error, about what is called so, unless a pause may last
 // that long.
 func CheckPause(what string, length time.Duration) error {
@@ -45,9 +53,9 @@ func (d *Daemon) Pause(ctx context.Context, r api.PauseRequest) (api.PauseReply,
 			failed = errStopped
 			return
 		}
-		reply.WasPaused = st.paused()
-		st.pausedUntil = time.Now().Add(length)
-		reply.Until = st.pausedUntil
+		reply.WasPaused = st.pause.on()
+		st.pause.until = time.Now().Add(length)
+		reply.Until = st.pause.until
 		if st.loss != nil { // it is told, and no longer tried
 			st.loss.tryAt = time.Now()
 		}
@@ -67,7 +75,7 @@ func (d *Daemon) Resume(ctx context.Context) (api.PauseReply, error) {
 			failed = errStopped
 			return
 		}
-		if reply.WasPaused = st.paused(); reply.WasPaused {
+		if reply.WasPaused = st.pause.on(); reply.WasPaused {
 			d.unpause(ctx, st, "Resumed on request")
 		}
 		d.publish(st)
@@ -80,7 +88,7 @@ func (d *Daemon) runOut(ctx context.Context, st *state) { d.unpause(ctx, st, "Th
 
 // unpause lets replays begin again, with what was lost meanwhile.
 func (d *Daemon) unpause(ctx context.Context, st *state, why string) {
-	st.pausedUntil = time.Time{}
+	st.pause.until = time.Time{}
 	next := "nothing is lost"
 	if st.loss != nil {
 		st.loss.tryAt, next = time.Now(), "replaying what is lost"
@@ -90,9 +98,6 @@ func (d *Daemon) unpause(ctx context.Context, st *state, why string) {
 	}
 	klog.FromContext(ctx).Info(why, "next", next)
 }
-
-// paused reports whether replays are held.
-func (st *state) paused() bool { return !st.pausedUntil.IsZero() }
 
 // hold tells what is lost and leaves it so until the pause ends. The marks stay
 // as the flush left them: they tell the replay what its owner did not touch.
@@ -110,24 +115,24 @@ func (d *Daemon) hold(ctx context.Context, st *state) {
 		}
 	}
 	d.tell(ctx, st, found)
-	if !st.loss.told { // its owner was faster
+	if !st.loss.recorded { // its owner was faster
 		st.loss = nil
 		// On legacy what it put back may have the digest of before, so that no
 		// look calls for it.
 		for _, fs := range st.families {
-			fs.markDirty(time.Now())
+			fs.examined.markDirty(time.Now())
 		}
-		st.lookAt = earliest(st.lookAt, time.Now().Add(d.cfg.PollInterval))
+		st.looking.plan(time.Now().Add(d.cfg.PollInterval))
 		return
 	}
 	st.loss.record.Outcome = api.WaitingPaused
 	d.keepOpen(ctx, st.loss)
-	st.loss.tryAt = st.pausedUntil
+	st.loss.tryAt = st.pause.until
 }
 
 // holdMore has a loss that is held told again if it has grown.
 func (st *state) holdMore() {
-	if !st.paused() {
+	if !st.pause.on() {
 		return
 	}
 	for f, fs := range st.families {

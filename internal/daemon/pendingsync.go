@@ -48,16 +48,16 @@ func (w *pendingSync) saw(stands bool, now time.Time) {
 // nudged has the marks renewed after kube-proxy was asked for a full sync: a file that
 // was saved before has its canary, and with other marks it is known for what it is when
 // somebody restores it before kube-proxy has looked.
-func (fs *familyState) nudged(now time.Time) { fs.planRotation(now) }
+func (fs *familyState) nudged(now time.Time) { fs.rotation.plan(now) }
 
 // askPendingSyncs asks kube-proxy for the full syncs that it is owed.
 func (d *Daemon) askPendingSyncs(ctx context.Context, st *state) {
 	for _, f := range rules.Families() {
 		fs := st.families[f]
-		if fs == nil || !due(fs.pendingSync.at, time.Now()) {
+		if fs == nil || !due(fs.proxy.pendingSync.at, time.Now()) {
 			continue
 		}
-		fs.pendingSync = pendingSync{}
+		fs.proxy.pendingSync = pendingSync{}
 		if err := d.replayer(ctx, st).Nudge(ctx, f); err != nil {
 			klog.FromContext(ctx).Error(err, "kube-proxy could not be asked for a full sync", "family", f)
 		}

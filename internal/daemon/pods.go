@@ -115,8 +115,8 @@ func (d *Daemon) readPods(ctx context.Context, st *state) bool {
 
 // haveRules takes up which attachments the generation has rules for.
 func (d *Daemon) haveRules(st *state) {
-	if w := &st.pods; w.rules == nil || w.edition != st.edition {
-		w.rules, w.edition = protect.AllAttachments(st.want(), maps.Keys(w.known)), st.edition
+	if w := &st.pods; w.rules == nil || w.edition != st.generation.edition {
+		w.rules, w.edition = protect.AllAttachments(st.want(), maps.Keys(w.known)), st.generation.edition
 	}
 }
 
@@ -150,7 +150,7 @@ func (st *state) examineAttachment(a protect.Attachment, now time.Time) {
 	}
 	for f, fs := range st.families {
 		if st.planted(f) {
-			fs.examineAt = earliest(fs.examineAt, now)
+			fs.examined.plan(now)
 		}
 	}
 }
@@ -224,12 +224,7 @@ func (st *state) letGo(gone map[protect.Attachment]bool, now time.Time) {
 	if len(gone) == 0 {
 		return
 	}
-	st.learned = st.learned.WithoutAttachments(gone)
-	st.capture(now)
-	st.planSave(now)
-	for _, fs := range st.families {
-		fs.planRotation(now)
-	}
+	st.relearn(st.generation.learned.WithoutAttachments(gone), now, slices.Collect(maps.Values(st.families))...)
 	for a := range gone {
 		delete(st.pods.known, a)
 	}
@@ -257,7 +252,7 @@ func (d *Daemon) takeAway(ctx context.Context, st *state) {
 			err = errors.Join(err, fmt.Errorf("%s nat is %s", f, v))
 		}
 	}
-	st.lookAt = time.Now()
+	st.looking.plan(time.Now())
 	if err != nil {
 		w.takeAwayAt = time.Now().Add(d.cfg.PollInterval)
 		if w.untaken.met(err, time.Now()) {

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -22,18 +23,19 @@ import (
 const ownerlessAfter = 2 * time.Minute
 
 // A proxyWatch is what is known of kube-proxy's canary in one family.
-type proxyWatch struct {
+type kubeProxy struct {
 	stood bool      // it was seen at some time
 	gone  time.Time // since when it has been missing; zero: it stands, or never stood
 	// uptime is how long the machine had been up then, as the disk has it.
-	uptime time.Duration
+	uptime      time.Duration
+	pendingSync pendingSync
 }
 
 // saw notes whether kube-proxy's canary stood at that time.
-func (w *proxyWatch) saw(stands bool, now time.Time) {
+func (w *kubeProxy) saw(stands bool, now time.Time) {
 	switch {
 	case stands:
-		*w = proxyWatch{stood: true}
+		w.stood, w.gone, w.uptime = true, time.Time{}, 0
 	case w.stood && w.gone.IsZero():
 		w.gone = now
 	}
@@ -68,7 +70,7 @@ func (d *Daemon) ownerless(st *state, now time.Time) *api.OwnerlessRules {
 // proxyStands reports whether a family holds chains of kube-proxy's that are learned, as
 // far as is known.
 func (st *state) proxyStands(f rules.Family) bool {
-	for t, s := range tableid.Of(st.learned.Generation, f) {
+	for t, s := range tableid.Of(st.generation.learned.Generation, f) {
 		if !st.families[f].tables[t].verdict.Loss() && reload.HasProxy(s) {
 			return true
 		}
@@ -76,18 +78,19 @@ func (st *state) proxyStands(f rules.Family) bool {
 	return false
 }
 
-// tellOwnerless says once that kube-proxy's rules have no owner, and once that this is
-// over.
-func (d *Daemon) tellOwnerless(ctx context.Context, st *state) {
+// errOwnerless is logged while kube-proxy's rules have no owner.
+var errOwnerless = errors.New("KUBE-PROXY-CANARY is not back, so no process corrects them")
+
+// logOwnerless logs that kube-proxy's rules have no owner, and that this is over.
+func (d *Daemon) logOwnerless(ctx context.Context, st *state) {
 	log, now := klog.FromContext(ctx), time.Now()
-	switch o := d.ownerless(st, now); {
-	case o != nil && !st.ownerless:
-		st.ownerless = true
+	o := d.ownerless(st, now)
+	if o != nil && st.ownerless.met(errOwnerless, now) {
 		log.Error(nil, "kube-proxy's rules have no owner: they are in force, but KUBE-PROXY-CANARY is not back, so no process corrects them",
 			"families", o.Families, "missingFor", now.Sub(o.Since).Round(time.Second),
 			"ifItBelongsHere", o.Choices[0].Command, "ifItHasLeft", o.Choices[1].Command)
-	case o == nil && st.ownerless:
-		st.ownerless = false
+	}
+	if o == nil && st.ownerless.over() {
 		log.Info("No rules of kube-proxy's are without an owner any more")
 	}
 }
@@ -100,13 +103,10 @@ func (d *Daemon) heedProxy(ctx context.Context, st *state, f rules.Family, snaps
 	if snapshot.Unreadable[rules.Mangle] == nil {
 		fs.proxy.saw(reload.ProxyStands(snapshot), now)
 	}
-	if fs.learningStopped() || !reload.ProxyLeft(snapshot, found, tableid.Of(st.learned.Generation, f)) {
+	if fs.learningStopped() || !reload.ProxyLeft(snapshot, found, tableid.Of(st.generation.learned.Generation, f)) {
 		return
 	}
-	st.learned = st.learned.WithoutProxy(snapshot)
-	st.capture(now)
-	st.planSave(now)
-	fs.planRotation(now)
+	st.relearn(st.generation.learned.WithoutProxy(snapshot), now, fs)
 	klog.FromContext(ctx).Info("kube-proxy has removed its chains and its canary; a flush does not bring them back", "family", f)
 }
 

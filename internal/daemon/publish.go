@@ -17,19 +17,19 @@ func (d *Daemon) publish(st *state) {
 	info := d.cfg.Kernel.Info()
 	s := api.Status{
 		Mode:             st.mode,
-		Paused:           st.paused(),
-		PausedUntil:      st.pausedUntil,
-		Contended:        st.contended(),
+		Paused:           st.pause.on(),
+		PausedUntil:      st.pause.until,
+		Contended:        st.contention.contended(),
 		Backend:          api.Backend{Name: info.Backend, Version: info.Version, Reason: st.choice.reason, Mixed: st.choice.mixed, Mismatch: st.choice.mismatch},
 		Families:         map[rules.Family]api.Verdicts{},
 		DisabledFamilies: maps.Clone(d.cfg.Disabled),
 		CanaryChain:      d.cfg.Canary,
 		Generation:       d.generation(st),
-		Stored:           storedOf(st.stored),
+		Stored:           storedOf(st.disk.generations),
 		Flushes:          slices.Clone(st.journal),
 		Quarantined:      st.quarantined(),
-		SourceErrors:     st.sourceErrors,
-		DeclaredRefused:  slices.Clone(st.refused[:min(len(st.refused), api.QuarantinedShown)]),
+		SourceErrors:     st.declared.broken,
+		DeclaredRefused:  slices.Clone(st.refused.shown[:min(len(st.refused.shown), api.QuarantinedShown)]),
 		WithoutText:      st.withoutText(),
 		LeftOut:          st.leftOutNow(),
 		Stopped:          st.removed,
@@ -45,7 +45,7 @@ func (d *Daemon) publish(st *state) {
 		s.Families[f] = api.Verdicts{}
 		for t, ts := range fs.tables {
 			s.Families[f][t] = ts.verdict
-			if st.unapplied[f.Table(t)] && (ts.verdict == canary.Intact || ts.verdict == canary.Changed) {
+			if st.declared.unapplied[f.Table(t)] && (ts.verdict == canary.Intact || ts.verdict == canary.Changed) {
 				s.Families[f][t] = canary.Drifted
 				if st.refuses(f, t) {
 					s.Families[f][t] = canary.Refused
@@ -57,11 +57,11 @@ func (d *Daemon) publish(st *state) {
 		}
 	}
 	s.LastExamination = lastKnown(st)
-	s.LossSince = st.learningStoppedSince
+	s.LossSince = st.observing.since
 	st.decision.show(&s)
 	if st.loss != nil {
 		s.LossSince = earliest(s.LossSince, st.loss.record.Time)
-		if st.loss.told {
+		if st.loss.recorded {
 			s.Flushes = slices.Insert(s.Flushes, 0, st.loss.record)
 		}
 	}
@@ -97,19 +97,19 @@ func storedOf(kept []reload.Kept) []api.StoredGeneration {
 // generation describes the generation. Its counts and ID are taken anew only
 // when it changed: a digest of 60,000 rules on every tick would be felt.
 func (d *Daemon) generation(st *state) api.Generation {
-	if last := d.status.Load(); last != nil && d.edition == st.edition {
+	if last := d.status.Load(); last != nil && d.edition == st.generation.edition {
 		return last.Generation
 	}
-	d.edition = st.edition
+	d.edition = st.generation.edition
 	want := st.want()
 	count, chains := want.Counts()
 	perTable := map[rules.TableID]int{}
 	for id, section := range want {
 		perTable[id] = section.RuleCount()
 	}
-	d.cfg.Metrics.SetGeneration(st.captured, perTable)
-	g := api.Generation{Source: d.cfg.Source, Captured: st.captured, Rules: count, Chains: chains}
-	if !st.captured.IsZero() {
+	d.cfg.Metrics.SetGeneration(st.generation.captured, perTable)
+	g := api.Generation{Source: d.cfg.Source, Captured: st.generation.captured, Rules: count, Chains: chains}
+	if !st.generation.captured.IsZero() {
 		g.ID = want.ID()
 	}
 	return g
@@ -120,10 +120,10 @@ func (d *Daemon) generation(st *state) api.Generation {
 func lastKnown(st *state) time.Time {
 	var last time.Time
 	for _, fs := range st.families {
-		if fs.knownAt.IsZero() {
+		if fs.known.at.IsZero() {
 			return time.Time{}
 		}
-		last = earliest(last, fs.knownAt)
+		last = earliest(last, fs.known.at)
 	}
 	return last
 }
@@ -133,10 +133,10 @@ func lastKnown(st *state) time.Time {
 func pendingSince(st *state) time.Time {
 	var since time.Time
 	for _, fs := range st.families {
-		since = earliest(since, fs.dirty, fs.unseen, fs.unasked)
+		since = earliest(since, fs.examined.dirty, fs.looked.unseen, fs.looked.unasked)
 		for _, ts := range fs.tables {
 			if ts.pending {
-				since = earliest(since, fs.moved)
+				since = earliest(since, fs.examined.moved)
 			}
 		}
 	}

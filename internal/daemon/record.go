@@ -59,7 +59,7 @@ func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.TableID]hi
 			if len(fresh) == 0 {
 				q = d.inquire(ctx)
 			}
-			if !l.told && len(fresh) == 0 {
+			if !l.recorded && len(fresh) == 0 {
 				l.record.Culprits = nil // those suspected so far
 			}
 			h.by = q.answer(d.charge(st, f, t, h.finding, h.seen))
@@ -84,9 +84,9 @@ func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.TableID]hi
 	}
 	l.noteWriters(q)
 	settleCulprit(&l.record)
-	if !l.told {
+	if !l.recorded {
 		l.record.NoticedSeconds = l.noticed.Sub(l.record.Time).Seconds()
-		l.told = true
+		l.recorded = true
 	}
 	d.count(l, fresh)
 	d.logLost(ctx, st, fresh)
@@ -111,8 +111,8 @@ func (d *Daemon) logNotice(ctx context.Context, st *state) {
 	if st.mode == api.Observe {
 		next = "observe mode: the rules' owner has to put them back"
 	}
-	if st.mode == api.Heal && st.paused() {
-		next = "replays are paused until " + st.pausedUntil.UTC().Format(time.RFC3339)
+	if st.mode == api.Heal && st.pause.on() {
+		next = "replays are paused until " + st.pause.until.UTC().Format(time.RFC3339)
 	}
 	st.flushLog(ctx).Info("Rules are being flushed", "flush", st.loss.record.ID, "tables", api.TablesText(st.losses()),
 		"noticedAfter", st.loss.noticed.Sub(st.loss.record.Time).Round(10*time.Microsecond), "next", next)
@@ -156,7 +156,7 @@ func (d *Daemon) logRetry(ctx context.Context, st *state, err error) {
 		advice = "see which process holds the lock file that the error names: fuser -v FILE"
 	}
 	what := "Rules are still missing"
-	if !l.told {
+	if !l.recorded {
 		what = "Rules may be missing"
 	}
 	log := st.flushLog(ctx)

@@ -23,6 +23,12 @@ type Origin struct {
 	Where  string // file and line, or as much as is known
 }
 
+// refused are the declared rules that are refused.
+type refused struct {
+	list  reload.Refusals
+	shown []api.Refused // as a Status has them
+}
+
 // refusalMeanings say why a rule is refused without quoting it.
 var refusalMeanings = map[iptables.Reason]string{
 	iptables.ReasonMissingChain: "it jumps to a chain or target that does not exist",
@@ -38,15 +44,15 @@ func meaningOf(class iptables.Reason) string {
 // noteRefused takes up what of the declaration a write was refused for. Each refusal
 // that is new is logged and counted as an error of its source.
 func (d *Daemon) noteRefused(ctx context.Context, st *state, result reload.Result) {
-	st.refusals = st.refusals.After(result)
+	st.refused.list = st.refused.list.After(result)
 	before := map[string]api.Refused{}
-	for _, r := range st.refused {
+	for _, r := range st.refused.shown {
 		before[keyOf(r)] = r
 	}
-	st.refused = nil
+	st.refused.shown = nil
 	for _, f := range d.cfg.Kernel.Families() {
 		for _, t := range protect.Tables() {
-			for _, refusal := range st.refusals[f.Table(t)] {
+			for _, refusal := range st.refused.list[f.Table(t)] {
 				r := st.refusedOf(f, t, refusal)
 				if old, known := before[keyOf(r)]; known {
 					r.Since = old.Since
@@ -57,12 +63,12 @@ func (d *Daemon) noteRefused(ctx context.Context, st *state, result reload.Resul
 					klog.FromContext(ctx).Error(nil, "A declared rule is refused; its table keeps the rules that were in force, other tables follow the declaration",
 						"family", f, "table", t, "chain", r.Chain, "rule", r.Rule, "where", r.Where, "reason", r.Reason)
 				}
-				st.refused = append(st.refused, r)
+				st.refused.shown = append(st.refused.shown, r)
 			}
-			d.cfg.Metrics.SetDeclaredRefused(f, t, len(st.refusals[f.Table(t)]))
+			d.cfg.Metrics.SetDeclaredRefused(f, t, len(st.refused.list[f.Table(t)]))
 		}
 	}
-	if len(st.refused) == 0 && len(before) > 0 {
+	if len(st.refused.shown) == 0 && len(before) > 0 {
 		klog.FromContext(ctx).Info("No declared rule is refused any more")
 	}
 }
@@ -76,8 +82,8 @@ func (st *state) refusedOf(f rules.Family, t rules.TableName, refusal reload.Ref
 		Family: f, Table: t, Chain: refusal.Chain, Rule: refusal.Rule.Spec, Reason: refusal.Reason,
 		Class: refusal.Class, Meaning: meaningOf(refusal.Class), Since: time.Now(),
 	}
-	if st.origin != nil {
-		origin := st.origin(f, t, refusal.Chain, refusal.Rule)
+	if st.declared.origin != nil {
+		origin := st.declared.origin(f, t, refusal.Chain, refusal.Rule)
 		r.Source, r.Where = origin.Source, origin.Where
 	}
 	return r
@@ -85,20 +91,20 @@ func (st *state) refusedOf(f rules.Family, t rules.TableName, refusal reload.Ref
 
 // forgetRefused is for a canaryd that only observes: it asks the kernel for nothing.
 func (d *Daemon) forgetRefused(ctx context.Context, st *state) {
-	st.refusals = nil
+	st.refused.list = nil
 	d.noteRefused(ctx, st, nil)
 }
 
 // refuses reports whether something that is declared for the table is refused.
 func (st *state) refuses(f rules.Family, t rules.TableName) bool {
-	return len(st.refusals[f.Table(t)]) > 0
+	return len(st.refused.list[f.Table(t)]) > 0
 }
 
 // noteFirst makes what was written first the measure, although tables were refused:
 // of those, what stands there. It is what an earlier run left, and it must come back
 // after a flush until the declaration is mended.
 func (st *state) noteFirst(result reload.Result) {
-	if st.inForce != nil || len(st.refused) == 0 {
+	if st.declared.inForce != nil || len(st.refused.shown) == 0 {
 		return
 	}
 	g := rules.Generation{}
@@ -107,22 +113,22 @@ func (st *state) noteFirst(result reload.Result) {
 			tr := result[f].Tables[t]
 			switch {
 			case tr.Proved || tr.Read && !tr.Finding.Verdict.Loss() && tr.Finding.Verdict != canary.Unknown:
-				g = g.With(f.Table(t), st.declared[f.Table(t)])
+				g = g.With(f.Table(t), st.declared.generation[f.Table(t)])
 			case tr.Read && st.refuses(f, t):
-				own, _ := tr.Section.Split(st.claims)
+				own, _ := tr.Section.Split(st.declared.claims)
 				g = g.With(f.Table(t), own)
 			default:
 				return // of this table nothing is known
 			}
 		}
 	}
-	st.inForce = &Declaration{Generation: g, Claims: st.claims, Origin: st.origin}
-	st.capture(time.Now())
+	st.declared.inForce = &Declaration{Generation: g, Claims: st.declared.claims, Origin: st.declared.origin}
+	st.generation.change(time.Now())
 }
 
 // addRefused says in a reply what no replay brings.
 func (st *state) addRefused(reply *api.RestoreReply) {
-	for _, r := range st.refused {
+	for _, r := range st.refused.shown {
 		if reply.Outcomes[r.Family].Done() {
 			reply.Outcomes[r.Family] = reload.Partial
 		}

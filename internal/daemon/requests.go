@@ -30,12 +30,12 @@ func (d *Daemon) Look(ctx context.Context) (api.Status, error) {
 			return
 		}
 		now := time.Now()
-		st.hint(now)
+		st.looking.hint(now)
 		d.look(ctx, st)
 		if st.loss == nil {
 			for _, fs := range st.families {
-				if !fs.trouble.there() {
-					fs.examineAt = now
+				if !fs.looked.trouble.there() {
+					fs.examined.plan(now)
 				}
 			}
 			d.examine(ctx, st)
@@ -66,7 +66,7 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest
 	if st.removed {
 		return api.RestoreReply{}, errStopped
 	}
-	if r.Generation == "" && !r.DryRun && st.mayWrite() && !st.applyAt.IsZero() {
+	if r.Generation == "" && !r.DryRun && st.mayWrite() && !st.declared.applyAt.IsZero() {
 		d.apply(ctx, st) // what keeps it from being in force may be gone by now
 	}
 	job := d.job(st, d.cfg.Kernel.Families()...)
@@ -74,7 +74,7 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest
 	// for its owner's decision.
 	force := r.Generation != "" || d.anyTable(st, func(ts *tableState) bool { return ts.learningStopped })
 	if r.Generation != "" && r.Generation != st.want().ID() {
-		if st.declared != nil && !st.decision.of(r.Generation) {
+		if st.declared.generation != nil && !st.decision.of(r.Generation) {
 			return api.RestoreReply{}, errDeclared
 		}
 		if d.cfg.Store == nil {
@@ -174,13 +174,13 @@ func ReplyOf(generation string, result reload.Result) api.RestoreReply {
 func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, result reload.Result, reply api.RestoreReply) {
 	if reply.Proved() {
 		another := reply.Generation != st.want().ID()
-		st.learned.Generation = st.unclaimed(job.Generation)
-		st.capture(time.Now())
+		st.generation.learned.Generation = st.unclaimed(job.Generation)
+		st.generation.change(time.Now())
 		if another {
-			defer func() { st.made = reload.MadeRestored }() // whatever the proof still shows
+			defer func() { st.generation.made = reload.MadeRestored }() // whatever the proof still shows
 		}
 	}
-	st.lookAt = time.Now()
+	st.looking.plan(time.Now())
 	if st.loss != nil {
 		d.concludeHeal(ctx, st, result, nil)
 		d.resumeLearningAs(ctx, st, worst(result), "The rules are back: they were restored on request")
@@ -206,7 +206,7 @@ func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 	}
 	var failed error
 	err = d.ask(ctx, func(ctx context.Context, st *state) {
-		st.removed, st.pausedUntil = true, time.Time{}
+		st.removed, st.pause.until = true, time.Time{}
 		st.decision, st.suspicion = nil, nil
 		d.stopKeeping(ctx, st)
 		d.cfg.Metrics.SetCanariesGone()
@@ -216,7 +216,7 @@ func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 		}
 		failed = RemoveAll(ctx, replayer, d.job(st, d.cfg.Kernel.Families()...), r.Rules)
 		if kernel, ok := d.cfg.Kernel.(TableRemover); ok {
-			RemoveMade(ctx, kernel, st.madeTables)
+			RemoveMade(ctx, kernel, st.marks.madeTables)
 		}
 		if d.cfg.Store != nil {
 			failed = errors.Join(failed, d.cfg.Store.Forget())

@@ -6,7 +6,6 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
-	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -37,11 +36,11 @@ func (d *Daemon) followRestored(ctx context.Context, st *state, before, now map[
 		if !moved && (now[f].Exact || !st.loss.memory.Restored()) {
 			continue
 		}
-		probed, err := d.cfg.Kernel.Probe(ctx, f, st.marks.Places(f, d.cfg.Canary))
+		probed, err := d.cfg.Kernel.Probe(ctx, f, st.marks.current.Places(f, d.cfg.Canary))
 		if err != nil {
 			continue
 		}
-		for t, v := range st.marks.Verdicts(f, d.cfg.Canary, probed) {
+		for t, v := range st.marks.current.Verdicts(f, d.cfg.Canary, probed) {
 			if v == canary.Replaced && (moved || st.loss.memory.Finding(f.Table(t)).Restored == "") {
 				d.readLost(ctx, st, f)
 				break
@@ -54,7 +53,7 @@ func (d *Daemon) followRestored(ctx context.Context, st *state, before, now map[
 func (st *state) looked() map[rules.Family]iptables.Stamp {
 	stamps := map[rules.Family]iptables.Stamp{}
 	for f, fs := range st.families {
-		stamps[f] = fs.probedUrgent
+		stamps[f] = fs.looked.urgent
 	}
 	return stamps
 }
@@ -64,12 +63,5 @@ func (st *state) looked() map[rules.Family]iptables.Stamp {
 func (d *Daemon) readLost(ctx context.Context, st *state, f rules.Family) {
 	if snapshot, err := d.cfg.Kernel.Read(ctx, f); err == nil {
 		st.loss.find(f, d.examiner(st).Examine(snapshot, d.job(st, f)))
-	}
-}
-
-// find notes what a read of one family found.
-func (l *loss) find(f rules.Family, examined map[rules.TableName]reload.Examined) {
-	for t, x := range examined {
-		l.memory = l.memory.With(f.Table(t), x.Finding)
 	}
 }

@@ -31,6 +31,19 @@ func (d *Daemon) beginLull(ctx context.Context, st *state) *lull {
 	return l
 }
 
+func (d *Daemon) stamps(ctx context.Context, st *state) map[rules.Family]iptables.Stamp {
+	stamps := map[rules.Family]iptables.Stamp{}
+	for _, f := range rules.Families() {
+		if st.families[f] == nil {
+			continue
+		}
+		if stamp, err := d.cfg.Kernel.Stamp(ctx, f); err == nil {
+			stamps[f] = stamp
+		}
+	}
+	return stamps
+}
+
 // wrote reports whether a process wrote since wrote was called last.
 func (d *Daemon) wrote(ctx context.Context, st *state, l *lull) bool {
 	now := d.stamps(ctx, st)
@@ -74,7 +87,7 @@ const (
 // after the rules, and no stamp moves by that.
 func (d *Daemon) plansAhead(st *state) bool {
 	info := d.cfg.Kernel.Info()
-	if !st.heals() || info.Backend != iptables.NFT || len(st.sets)+len(st.needs) > 0 {
+	if !st.heals() || info.Backend != iptables.NFT || len(st.sets.known)+len(st.sets.names) > 0 {
 		return false
 	}
 	count, _ := st.want().Counts()
@@ -108,8 +121,8 @@ func (d *Daemon) settle(ctx context.Context, st *state) func(context.Context, re
 // notice says once that a flush was noticed, before anything is waited for: who follows
 // the log sees it while it happens.
 func (d *Daemon) notice(ctx context.Context, st *state) {
-	if l := st.loss; !l.noted {
-		l.noted = true
+	if l := st.loss; !l.noticeLogged {
+		l.noticeLogged = true
 		d.logNotice(ctx, st)
 	}
 }
@@ -117,8 +130,8 @@ func (d *Daemon) notice(ctx context.Context, st *state) {
 // nameCulprit says once whose flush it is. It comes when the flusher is done: a commit is
 // visible a moment before its author is heard of.
 func (d *Daemon) nameCulprit(ctx context.Context, st *state) {
-	if l := st.loss; !l.named {
-		l.named = true
+	if l := st.loss; !l.blamed {
+		l.blamed = true
 		d.blame(ctx, st, l)
 	}
 }

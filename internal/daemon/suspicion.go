@@ -136,7 +136,7 @@ func (d *Daemon) lostSince(ctx context.Context, st *state, f rules.Family, there
 	for t, x := range d.examiner(st).Examine(snapshot, job) {
 		id := f.Table(t)
 		want := job.Generation[id]
-		if st.marks[id].Nonce != "" {
+		if st.marks.current[id].Nonce != "" {
 			delete(todo, id) // it has marks of this run by now, and shows nothing any more
 		}
 		if !todo[id] {
@@ -188,7 +188,7 @@ func (d *Daemon) await(ctx context.Context, st *state, found map[rules.TableID]h
 		return
 	}
 	st.decision = &next
-	st.edition++ // what the generation on disk depends on is kept, too
+	st.generation.edition++ // what the generation on disk depends on is kept, too
 	if w == nil {
 		d.cfg.Metrics.ObserveFlush(next.record.Time, fresh)
 	} else {

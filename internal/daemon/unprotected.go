@@ -28,7 +28,7 @@ func (ts *tableState) noteStanding(table *rules.Table, digest uint64) {
 func (d *Daemon) unprotectedGone(st *state, f rules.Family, t rules.TableName, h hit, q inquiry) int {
 	fs := st.families[f]
 	before := fs.tables[t].standing
-	if before.table == nil || before.digest != fs.intact || q.othersWrote(f, t, uint32(fs.intact), uint32(h.seen), h.by) {
+	if before.table == nil || before.digest != fs.looked.intact || q.othersWrote(f, t, uint32(fs.looked.intact), uint32(h.seen), h.by) {
 		return 0
 	}
 	p := d.protection(st)

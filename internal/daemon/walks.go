@@ -15,6 +15,12 @@ const (
 	walkBurst = 100 * time.Millisecond
 )
 
+// budgets are what looking at one family may cost.
+type budgets struct {
+	walks  budget // what probes may cost where stamps are not exact,
+	urgent budget // and what stamps and urgent probes may
+}
+
 // A budget is of time that looking at one family's tables takes where no stamp
 // is exact. After a quiet time a look starts at once; a writer that syncs a
 // hundred times a second is followed at the pace of the family's share, which

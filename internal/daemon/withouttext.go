@@ -29,8 +29,8 @@ func (l textless) in(edition int, generation rules.Generation) textless {
 // withoutText returns the rules of the generation that have no text and are not in quarantine yet, at
 // most quarantinedShown.
 func (st *state) withoutText() []api.Quarantined {
-	if st.textless.generation == nil || st.textless.edition != st.edition {
-		st.textless = st.textless.in(st.edition, st.want())
+	if st.textless.generation == nil || st.textless.edition != st.generation.edition {
+		st.textless = st.textless.in(st.generation.edition, st.want())
 	}
 	var list []api.Quarantined
 	for _, f := range rules.Families() {
@@ -38,7 +38,7 @@ func (st *state) withoutText() []api.Quarantined {
 			for _, r := range st.textless.found[f.Table(t)] {
 				reason, _ := r.Rule.Opaque()
 				is := func(h reload.Held) bool { return h.Chain == r.Chain && h.Rule == r.Rule }
-				if len(list) < api.QuarantinedShown && !slices.ContainsFunc(st.quarantine[f.Table(t)], is) {
+				if len(list) < api.QuarantinedShown && !slices.ContainsFunc(st.quarantine.rules[f.Table(t)], is) {
 					list = append(list, api.Quarantined{Family: f, Table: t, Chain: r.Chain, Rule: r.Rule.Spec, Reason: reason})
 				}
 			}

@@ -1,0 +1,73 @@
+package daemon
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// loss is a flush record in the making.
+type loss struct {
+	record       api.Flush
+	noticed      time.Time
+	intact       uint32                        // the genid of the last intact look, and the last one at
+	heard        uint32                        // which something was found lost
+	hit          map[rules.Family]api.Verdicts // tables counted so far
+	noticeLogged bool                          // the log has that it was noticed
+	blamed       bool                          // it was asked whose it is
+	recorded     bool                          // the record and the log have what was lost
+	counted      bool                          // whether metrics have it
+	jumpsDeleted bool                          // jumps were deleted by name, and their grace is over
+	memory       reload.Memory                 // what reads and tries have shown
+	gone         map[protect.Attachment]bool   // containers that the last replay left out
+	recovery     recovery                      // what the tries have put back so far
+	attempts     int
+	tryAt        time.Time
+	wait         time.Duration
+
+	diff   []api.TableDiff // of the tables that were hit
+	room   room            // how much more it may hold
+	unkept []api.TableDiff // diff, while the journal does not have it
+
+	complaint  string // what the log said last of why it lasts
+	complained time.Time
+}
+
+// lost opens a flush record, unless one is open already.
+func (d *Daemon) lost(st *state, f rules.Family, digest uint64) {
+	if st.loss != nil {
+		st.boundAbsence(f)
+		st.holdMore()
+		return
+	}
+	now := time.Now()
+	defer st.boundAbsence(f)
+	st.loss = &loss{
+		record: api.Flush{ID: st.newFlushID(st.looking.evidence), Time: st.looking.evidence, Outcome: api.Pending},
+		hit:    map[rules.Family]api.Verdicts{}, noticed: now, tryAt: now,
+		intact: uint32(st.families[f].looked.intact), heard: uint32(digest), room: diffRoom(),
+	}
+}
+
+// newFlushID returns the ID of a record that begins at that time. Two may begin with the same
+// hint: the second is of a family that was not asked before the first was healed.
+func (st *state) newFlushID(at time.Time) string {
+	for n := at.UnixMicro(); ; n++ {
+		id := fmt.Sprintf("%x", n)
+		if !slices.ContainsFunc(st.journal, func(f api.Flush) bool { return f.ID == id }) {
+			return id
+		}
+	}
+}
+
+// find notes what a read of one family found.
+func (l *loss) find(f rules.Family, examined map[rules.TableName]reload.Examined) {
+	for t, x := range examined {
+		l.memory = l.memory.With(f.Table(t), x.Finding)
+	}
+}

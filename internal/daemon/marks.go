@@ -1,0 +1,201 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+const (
+	// The marks get a new nonce once a changed generation has been quiet for
+	// rotateQuiet; on legacy that rewrites the whole table, so it may take no
+	// more than 2 % of a core.
+	rotateQuiet = 200 * time.Millisecond
+	rotateShare = 49
+	// Owners who are never quiet for so long get new marks all the same after
+	// rotateMost: until then a file that was saved earlier passes for the present.
+	rotateMost = 10 * time.Second
+)
+
+// marking is what the loop knows of the marks.
+type marking struct {
+	current canary.Marks  // those that were planted last
+	plantAt time.Time     // tables without marks get them; not before this
+	wait    time.Duration // between two tries
+	trouble trouble       // why the last planting failed
+	// madeTables are the tables that did not exist before canaryd wrote to them.
+	madeTables reload.Tables
+}
+
+// rotation is when the marks of one family are renewed.
+type rotation struct {
+	at time.Time // zero: the marks are as new as the generation
+	by time.Time // when they are renewed although owners are not quiet
+}
+
+// plant writes the first canaries and witnesses. Whatever is there when that
+// is proved is the generation.
+func (d *Daemon) plant(ctx context.Context, st *state) {
+	log := klog.FromContext(ctx)
+	families := d.plantable(st)
+	if len(families) == 0 {
+		st.marks.plantAt = st.suspicion.tryAt
+		return
+	}
+	result, err := d.replayer(ctx, st).Plant(ctx, d.job(st, families...))
+	for f, fr := range result {
+		d.applyResult(st, f, fr)
+		d.countRefusal(f, fr.Err)
+		err = errors.Join(err, fr.Err)
+	}
+	d.countLocked(st, result, err)
+	if err == nil && !d.allPlanted(st) {
+		err = errors.Join(unplanted(st, result), st.suspicion.why())
+	}
+	if err != nil {
+		st.looking.plan(time.Now())
+		st.marks.wait = longer(st.marks.wait)
+		if lockReason(err) {
+			// It was waited for already, and is let go of at any moment.
+			st.marks.wait = firstTry
+		}
+		st.marks.plantAt = time.Now().Add(st.marks.wait)
+		if st.marks.trouble.met(err, time.Now()) {
+			log.Error(err, "Not every table has a canary; a flush of those without one is not noticed", "retryIn", st.marks.wait)
+		}
+		return
+	}
+	st.marks.wait = 0
+	st.marks.trouble.over()
+	st.looking.plan(time.Now())
+	if st.mode == api.Observe && st.declared.generation != nil {
+		st.compare(st.looking.at)
+	}
+	want := st.want()
+	count, chains := want.Counts()
+	log.Info("Canaries are planted and the generation is captured",
+		"chain", d.cfg.Canary, "generation", want.ID(), "rules", count, "chains", chains)
+}
+
+// unplanted says which tables got no canary although nothing failed: those
+// that could not be read.
+func unplanted(st *state, result reload.Result) error {
+	var errs []error
+	for _, f := range rules.Families() {
+		for _, t := range protect.Tables() {
+			if tr, ok := result[f].Tables[t]; ok && tr.Mark.Nonce == "" && !st.families[f].tables[t].spared {
+				errs = append(errs, fmt.Errorf("%s %s: %w", f, t, tr.Finding.Err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// planted reports whether every table of the family has a mark, or needs none.
+func (st *state) planted(f rules.Family) bool {
+	for _, t := range protect.Tables() {
+		if st.marks.current[f.Table(t)].Nonce == "" && !st.families[f].tables[t].spared {
+			return false
+		}
+	}
+	return true
+}
+
+// anyPlanted reports whether a table of the family has a mark, or needs none yet.
+func (st *state) anyPlanted(f rules.Family) bool {
+	for _, ts := range st.families[f].tables {
+		if ts.spared {
+			return true
+		}
+	}
+	for _, mark := range tableid.Of(st.marks.current, f) {
+		if mark.Nonce != "" {
+			return true
+		}
+	}
+	return false
+}
+
+func (d *Daemon) allPlanted(st *state) bool {
+	for f := range st.families {
+		if !st.planted(f) {
+			return false
+		}
+	}
+	return true
+}
+
+// plan asks for a new nonce when the owners have been quiet.
+func (r *rotation) plan(now time.Time) {
+	r.at = latest(now.Add(rotateQuiet), r.at)
+	if r.by.IsZero() {
+		r.by = now.Add(rotateMost)
+	}
+}
+
+// putOff has marks that were to be renewed wait until then at least.
+func (r *rotation) putOff(until time.Time) {
+	r.at, r.by = latest(r.at, until), latest(r.by, until)
+}
+
+// rotationAt returns when the family's marks may be renewed, zero for not before
+// something is examined: at best while nothing waits for an examination or for an
+// owner, and while something always does, at last beside it. That is safe, because
+// who renews them reads under guard, and leaves alone what it finds lost.
+func rotationAt(fs *familyState) time.Time {
+	if fs.looked.trouble.there() || fs.examined.trouble.there() {
+		return time.Time{}
+	}
+	at := fs.rotation.at
+	for _, ts := range fs.tables {
+		switch {
+		case ts.learningStopped:
+			return time.Time{}
+		case ts.pending || !fs.examined.dirty.IsZero():
+			at = fs.rotation.by
+		}
+	}
+	return at
+}
+
+// rotate renews the nonce of families whose generation changed, so that a file
+// that was saved before the change is known when somebody restores it.
+func (d *Daemon) rotate(ctx context.Context, st *state) {
+	var families []rules.Family
+	for _, f := range rules.Families() {
+		if fs := st.families[f]; fs != nil && due(rotationAt(fs), time.Now()) {
+			families = append(families, f)
+		}
+	}
+	start := time.Now()
+	result, err := d.replayer(ctx, st).Rotate(ctx, d.job(st, families...))
+	cost := time.Since(start)
+	for _, f := range families {
+		fs := st.families[f]
+		fs.rotation.at, fs.rotation.by = time.Time{}, time.Time{}
+		fr, ok := result[f]
+		if ok {
+			d.applyResult(st, f, fr)
+		}
+		if ferr := errors.Join(err, fr.Err); ferr != nil {
+			// A flush came in between, or the lock is held: look, then again.
+			klog.FromContext(ctx).V(1).Info("The marks could not be renewed yet", "family", f, "reason", ferr)
+			fs.rotation.putOff(time.Now().Add(max(d.cfg.PollInterval, rotateShare*cost)))
+			st.looking.plan(time.Now())
+			continue
+		}
+		if !fs.rotation.at.IsZero() {
+			fs.rotation.putOff(time.Now().Add(rotateShare * cost))
+		}
+	}
+}

@@ -1,0 +1,139 @@
+package daemon
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/reload"
+)
+
+const (
+	// The disk gets a changed generation a moment later, and the news that
+	// it is still in force every minute.
+	saveQuiet    = time.Second
+	saveShare    = 49
+	confirmEvery = time.Minute
+)
+
+// saving is what the state folder has, and when it gets the next.
+type saving struct {
+	markedAt    time.Time // marks that are not on disk: since when; zero: none
+	saveAt      time.Time // when the generation is written; zero: nothing to write
+	savedAt     time.Time
+	cost        time.Duration // of the last save
+	marks       canary.Marks  // as the disk has them
+	generations []reload.Kept // as the disk has them
+}
+
+// saveSoon has the generation written a moment later.
+func (s *saving) saveSoon(now time.Time) { s.saveAt = earliest(s.saveAt, now.Add(saveQuiet)) }
+
+// marksChanged has the state written, because marks are not as the disk has them.
+func (s *saving) marksChanged(now time.Time) { s.markedAt = earliest(s.markedAt, now) }
+
+// save writes marks at once and a changed generation when its time has come,
+// and plans the next confirmation. While something is lost or unknown, nothing
+// is confirmed and no generation is written; the marks are all the same, or
+// the next start would take those of a renewal for somebody else's.
+func (d *Daemon) save(ctx context.Context, st *state, last bool) {
+	st.disk.markedAt = time.Time{}
+	d.keepOwners(ctx, st, last)
+	if d.sound(st) {
+		d.captureSets(ctx, st, last || due(st.disk.saveAt, time.Now()))
+	}
+	if d.cfg.Store == nil || st.removed {
+		st.disk.saveAt = time.Now().Add(confirmEvery)
+		return
+	}
+	start := time.Now()
+	if !d.keepDecision(ctx, st) {
+		st.disk.saveAt = start.Add(confirmEvery) // what is on disk shows the loss
+		return
+	}
+	var err error
+	switch sound := d.sound(st); {
+	case !sound:
+		st.disk.saveAt = start.Add(confirmEvery)
+	case last || due(st.disk.saveAt, start) || !d.cfg.Store.Holds():
+		err = d.saveGeneration(st)
+		st.disk.savedAt, st.disk.cost = time.Now(), time.Since(start)
+		st.disk.saveAt = st.disk.savedAt.Add(confirmEvery)
+		d.confirm(st)
+	default:
+		d.confirm(st)
+	}
+	if err == nil && d.cfg.Store.Holds() {
+		err = d.saveMarks(st, st.marks.current)
+	}
+	st.disk.generations = d.cfg.Store.List()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "The generation is not on disk; after a restart canaryd would begin anew")
+	}
+}
+
+// planSave has the generation written once it has been quiet for a moment.
+func (st *state) planSave(now time.Time) {
+	st.disk.saveAt = earliest(st.disk.saveAt, latest(now.Add(saveQuiet), st.disk.savedAt.Add(saveShare*st.disk.cost)))
+	st.memory.scheduleFree(st.disk.saveAt)
+}
+
+// saveGeneration writes what ought to be in force.
+func (d *Daemon) saveGeneration(st *state) error {
+	return d.cfg.Store.Save(reload.Stored{Source: d.cfg.Source, Made: st.generation.made, Captured: st.generation.captured, Generation: st.want()})
+}
+
+// saveMarks writes the state with these marks. It confirms nothing.
+func (d *Daemon) saveMarks(st *state, marks canary.Marks) error {
+	st.disk.marks = st.marksToKeep(marks)
+	return d.cfg.Store.SaveState(reload.State{Confirmed: st.absence.confirmed, Uptime: st.absence.uptime, Marks: st.disk.marks, Quarantine: st.quarantine.rules, MadeTables: st.marks.madeTables})
+}
+
+// beforeWrite keeps the marks that a write is about to plant: if canaryd is killed
+// before it has proved and saved them, the next start knows them for its own, and
+// takes them neither for an old file's nor for a stranger's. A disk that fails
+// puts no replay off.
+func (d *Daemon) beforeWrite(ctx context.Context, st *state) func(canary.Marks) {
+	if d.cfg.Store == nil {
+		return nil
+	}
+	return func(marks canary.Marks) {
+		if st.removed || !d.cfg.Store.Holds() {
+			return // the next start begins anew
+		}
+		if err := d.saveMarks(st, marks); err != nil {
+			klog.FromContext(ctx).V(1).Info("The marks that are about to be planted are not on disk", "reason", err)
+		}
+	}
+}
+
+// marksToKeep returns what of the marks belongs on disk. Where observe mode replanted
+// marks above a loss, those that were lost stay: who restores, or starts to
+// heal, later must still find the loss.
+func (st *state) marksToKeep(marks canary.Marks) canary.Marks {
+	for f, fs := range st.families {
+		for t, ts := range fs.tables {
+			if ts.learningStopped {
+				marks = marks.With(f.Table(t), st.disk.marks[f.Table(t)])
+			}
+		}
+	}
+	return marks
+}
+
+// sound reports whether the last look showed everything in force.
+func (d *Daemon) sound(st *state) bool {
+	if st.loss != nil || !st.observing.since.IsZero() {
+		return false
+	}
+	return !d.anyFamily(st, func(fs *familyState) bool {
+		for _, ts := range fs.tables {
+			if ts.verdict.Loss() || ts.verdict == canary.Unknown {
+				return true
+			}
+		}
+		return false
+	})
+}

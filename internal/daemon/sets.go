@@ -1,0 +1,93 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Sets has what rules depend on beside chains: *iptables.Sets or
+// *iptablestest.Sets.
+type Sets interface {
+	reload.Supplier
+	// Save returns those of the named ipsets that exist, with their members, and
+	// beside them an error about those that cannot be kept.
+	Save(ctx context.Context, names []string) (map[string]iptables.Set, error)
+}
+
+// sets are the ipsets that rules depend on.
+type sets struct {
+	known   map[string]iptables.Set // as captured
+	names   []string                // those that the generation names
+	edition int                     // of the generation that names are of
+	trouble string                  // why they could not be captured, as the log has it
+}
+
+// recallSets takes up the ipsets that the last run knew.
+func (d *Daemon) recallSets(ctx context.Context, st *state) {
+	var err error
+	if st.sets.known, err = d.cfg.Store.LoadSets(); err != nil {
+		klog.FromContext(ctx).Error(err, "The stored ipsets are not used; one that is missing now cannot be put back")
+	}
+}
+
+// captureSets reads the ipsets that the generation's rules name: all, or only if
+// one is not known yet, for members change without a rule that does. A set that is
+// missing now is kept as it was: only its owner can have taken it away, and with
+// it the rules; or a flusher did, and it is to come back.
+func (d *Daemon) captureSets(ctx context.Context, st *state, all bool) {
+	if d.cfg.Sets == nil || !all && st.sets.edition == st.generation.edition {
+		return
+	}
+	if st.sets.edition != st.generation.edition {
+		st.sets.edition, st.sets.names = st.generation.edition, nil
+		for _, g := range []rules.Generation{st.want(), st.decision.lost()} {
+			for _, s := range g {
+				st.sets.names = append(st.sets.names, s.Needs().Sets...)
+			}
+		}
+		slices.Sort(st.sets.names)
+		st.sets.names = slices.Compact(st.sets.names)
+	}
+	unknown := slices.ContainsFunc(st.sets.names, func(name string) bool { _, ok := st.sets.known[name]; return !ok })
+	if len(st.sets.names) == 0 || !all && !unknown {
+		return
+	}
+	found, err := d.cfg.Sets.Save(ctx, st.sets.names)
+	next := map[string]iptables.Set{}
+	keep := slices.Clone(st.sets.names)
+	for i := 0; i < len(keep); i++ {
+		set, ok := found[keep[i]]
+		if !ok {
+			set, ok = st.sets.known[keep[i]]
+		}
+		if _, known := next[keep[i]]; ok && !known {
+			next[keep[i]] = set
+			keep = append(keep, set.Lists()...)
+		}
+	}
+	changed := !maps.EqualFunc(next, st.sets.known, equalSets)
+	st.sets.known = next
+	trouble := ""
+	if changed && d.cfg.Store != nil {
+		err = errors.Join(err, d.cfg.Store.SaveSets(next))
+	}
+	if err != nil {
+		trouble = err.Error()
+	}
+	if trouble != st.sets.trouble && trouble != "" {
+		klog.FromContext(ctx).Error(err, "Not every ipset that protected rules name is kept; one that is not cannot be put back")
+	}
+	st.sets.trouble = trouble
+}
+
+func equalSets(a, b iptables.Set) bool {
+	return a.Name == b.Name && a.Create == b.Create && slices.Equal(a.Members, b.Members)
+}
