@@ -320,5 +320,5 @@ func describeMessage(kind uint16, data []byte) string {
 			return fmt.Sprintf("a rule of chain %s of %s %s", r.Chain, family, r.Table)
 		}
 	}
-	return "a transaction"
+	return describeObject(ObjectKind(kind&0xff), family, data[nfgenmsgLen:])
 }

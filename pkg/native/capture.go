@@ -1,0 +1,238 @@
+package native
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// captures is how often a capture is begun because another process commits meanwhile.
+const captures = 5
+
+// Capture reads the tables that wanted accepts, all at one genid. A dump that a commit
+// interrupts is repeated; the error is nft.ErrInterrupted if the commits do not end. Tables that
+// one process owns are read like others: see Table.Immune.
+func Capture(conn *nft.Conn, wanted func(nft.Table) bool) (*Ruleset, error) {
+	var doubtful *Ruleset
+	for range captures {
+		r, err := capture(conn, wanted)
+		switch {
+		case errors.Is(err, nft.ErrInterrupted):
+			continue
+		case err != nil:
+			return nil, err
+		case r.complete() || doubtful.same(r):
+			return r, nil
+		}
+		doubtful = r
+	}
+	return nil, fmt.Errorf("reading native tables, %d times: %w", captures, nft.ErrInterrupted)
+}
+
+// capture reads once.
+func capture(conn *nft.Conn, wanted func(nft.Table) bool) (*Ruleset, error) {
+	genid, err := conn.Genid()
+	if err != nil {
+		return nil, err
+	}
+	r := &Ruleset{Genid: genid, At: time.Now(), Tables: map[tableid.TableID]*Table{}}
+	var ids []tableid.TableID
+	err = conn.EachTable(func(t nft.Table) error {
+		if wanted(t) {
+			ids = append(ids, t.Family.Table(t.Name))
+		}
+		return nil
+	})
+	for i := 0; i < len(ids) && err == nil; i++ {
+		err = readTable(conn, r, ids[i])
+	}
+	after, again := conn.Genid()
+	switch {
+	case again != nil:
+		return nil, again
+	case after != genid: // whatever failed, perhaps it failed for that
+		return nil, nft.ErrInterrupted
+	}
+	return r, err
+}
+
+// A reader reads one table.
+type reader struct {
+	conn *nft.Conn
+	t    *Table
+	// chains and sets are places in the table's lists, by name.
+	chains, sets map[string]int
+}
+
+// readTable reads one table into the ruleset.
+func readTable(conn *nft.Conn, r *Ruleset, id tableid.TableID) error {
+	rd := reader{conn: conn, chains: map[string]int{}, sets: map[string]int{}}
+	found, err := conn.Object(nft.Tables, id.Family, []nft.StringAttr{{Kind: unix.NFTA_TABLE_NAME, Value: id.Name}},
+		func(attrs []byte) (err error) {
+			rd.t, err = decodeTable(id.Family, attrs)
+			return err
+		})
+	if err == nil && (!found || rd.t.ID != id) {
+		err = nft.ErrInterrupted
+	}
+	for _, step := range []func() error{rd.readChains, rd.readObjects, rd.readFlowtables, rd.readSets, rd.readElements, rd.readRules} {
+		if err == nil {
+			err = step()
+		}
+	}
+	// The kernel without a flowtable's code, or an old one, does not know the question.
+	if err != nil {
+		return fmt.Errorf("reading table %s: %w", id, err)
+	}
+	r.Tables[id] = rd.t
+	return nil
+}
+
+// each asks for all objects of a kind in the table.
+func (rd *reader) each(kind nft.ObjectKind, f func(attrs []byte) error) error {
+	table := []nft.StringAttr{{Kind: forms[kind].table, Value: rd.t.ID.Name}}
+	return rd.conn.EachObject(kind, rd.t.ID.Family, table, f)
+}
+
+func (rd *reader) readChains() error {
+	return rd.each(nft.Chains, func(attrs []byte) error {
+		table, c, err := decodeChain(attrs)
+		if err == nil && table == rd.t.ID.Name { // the kernel gives those of all tables
+			rd.chains[c.Name] = len(rd.t.Chains)
+			rd.t.Chains = append(rd.t.Chains, c)
+		}
+		return err
+	})
+}
+
+func (rd *reader) readObjects() error {
+	err := rd.each(nft.Objects, func(attrs []byte) error {
+		d, err := decode(nft.Objects, attrs)
+		if err == nil && d.table == rd.t.ID.Name {
+			rd.t.Objects = append(rd.t.Objects, Object{d.name, number(attrs, unix.NFTA_OBJ_TYPE), d.handle, d.attrs})
+		}
+		return err
+	})
+	return unlessUnknown(err)
+}
+
+func (rd *reader) readFlowtables() error {
+	err := rd.each(nft.Flowtables, func(attrs []byte) error {
+		d, err := decode(nft.Flowtables, attrs)
+		if err == nil && d.table == rd.t.ID.Name {
+			rd.t.Flowtables = append(rd.t.Flowtables, Flowtable{d.name, d.handle, d.attrs})
+		}
+		return err
+	})
+	return unlessUnknown(err)
+}
+
+// unlessUnknown forgives a kernel that has no such kind of object: then there are none.
+func unlessUnknown(err error) error {
+	if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EOPNOTSUPP) {
+		return nil
+	}
+	return err
+}
+
+func (rd *reader) readSets() error {
+	return rd.each(nft.Sets, func(attrs []byte) error {
+		table, s, err := decodeSet(attrs)
+		if err == nil && table == rd.t.ID.Name {
+			rd.sets[s.Name] = len(rd.t.Sets)
+			rd.t.Sets = append(rd.t.Sets, s)
+		}
+		return err
+	})
+}
+
+// readElements asks for one set after the other: the kernel has no question for all.
+func (rd *reader) readElements() error {
+	for i := range rd.t.Sets {
+		s := &rd.t.Sets[i]
+		asked := []nft.StringAttr{
+			{Kind: unix.NFTA_SET_ELEM_LIST_TABLE, Value: rd.t.ID.Name},
+			{Kind: unix.NFTA_SET_ELEM_LIST_SET, Value: s.Name},
+		}
+		err := rd.conn.EachObject(nft.Elements, rd.t.ID.Family, asked, func(attrs []byte) error {
+			return decodeElements(attrs, func(e Element) { s.Elements = append(s.Elements, e) })
+		})
+		if err != nil {
+			return fmt.Errorf("set %s: %w", s.Name, err)
+		}
+		s.sort()
+	}
+	return nil
+}
+
+func (rd *reader) readRules() error {
+	return rd.each(nft.Rules, func(attrs []byte) error {
+		d, err := decode(nft.Rules, attrs)
+		if err != nil || d.table != rd.t.ID.Name {
+			return err
+		}
+		i, found := rd.chains[d.name]
+		if !found {
+			return nft.ErrInterrupted
+		}
+		c := &rd.t.Chains[i]
+		if before := handleBefore(attrs); before != lastHandle(c) {
+			return nft.ErrInterrupted
+		}
+		c.Rules = append(c.Rules, Rule{d.handle, d.attrs})
+		return nil
+	})
+}
+
+// handleBefore returns the handle of the rule before one, 0 if it is the first.
+func handleBefore(attrs []byte) uint64 {
+	n, err := nft.AttrUint64(attrOf(attrs, unix.NFTA_RULE_POSITION))
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+func lastHandle(c *Chain) uint64 {
+	if len(c.Rules) == 0 {
+		return 0
+	}
+	return c.Rules[len(c.Rules)-1].Handle
+}
+
+// complete reports whether every chain is used as often as what was read says. The kernel counts
+// rules to find where a dump goes on, and counts those too that a transaction under way has put
+// in between, of which no genid speaks if it is given up (nf_tables_dump_rules, Linux 6.18).
+func (r *Ruleset) complete() bool {
+	for _, t := range r.Tables {
+		used := map[string]int{}
+		for name := range t.jumps() {
+			used[name]++
+		}
+		for i := range t.Chains {
+			if c := &t.Chains[i]; int(c.Use) != len(c.Rules)+used[c.Name] {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// same reports whether two captures hold the same; no capture is the same as none.
+func (r *Ruleset) same(o *Ruleset) bool {
+	if r == nil || r.Genid != o.Genid || len(r.Tables) != len(o.Tables) {
+		return false
+	}
+	for id, t := range r.Tables {
+		if other := o.Tables[id]; other == nil || t.Digest() != other.Digest() {
+			return false
+		}
+	}
+	return true
+}

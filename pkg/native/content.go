@@ -1,0 +1,260 @@
+package native
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"iter"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+)
+
+// A Digest stands for content: equal ones for equal content. Handles are no content, nor what
+// counters counted, what is left of a timeout, or elements that time or packets change. A set
+// without a name of its own and a chain that belongs to a rule are part of that rule, whatever
+// the kernel called them.
+type Digest [sha256.Size]byte
+
+// String returns the beginning, for people.
+func (d Digest) String() string { return hex.EncodeToString(d[:8]) }
+
+// Digest returns the content's digest.
+func (t *Table) Digest() Digest {
+	c := newContents(t)
+	h := sha256.New()
+	h.Write([]byte{uint8(t.ID.Family)})
+	h.Write([]byte(t.ID.Name))
+	write := func(d Digest) { h.Write(d[:]) }
+	write(digestOf("table", t.Attrs))
+	for i := range t.Chains {
+		if !t.Chains[i].Bound {
+			write(c.chain(&t.Chains[i]))
+		}
+	}
+	var others xor // which have no order
+	for i := range t.Sets {
+		if s := &t.Sets[i]; !s.Anonymous() {
+			others.add(c.set(s, s.Name))
+		}
+	}
+	for _, o := range t.Objects {
+		others.add(c.object(o))
+	}
+	for _, f := range t.Flowtables {
+		others.add(digestOf("flowtable "+f.Name, f.Attrs))
+	}
+	write(Digest(others))
+	return Digest(h.Sum(nil))
+}
+
+// xor is the digest of a set of digests.
+type xor Digest
+
+func (x *xor) add(d Digest) {
+	for i := range x {
+		x[i] ^= d[i]
+	}
+}
+
+// digestOf is the digest of parts, each with its length.
+func digestOf(what string, parts ...[]byte) Digest {
+	h := sha256.New()
+	var size [4]byte
+	for _, p := range append([][]byte{[]byte(what)}, parts...) {
+		binary.BigEndian.PutUint32(size[:], uint32(len(p)))
+		h.Write(size[:])
+		h.Write(p)
+	}
+	return Digest(h.Sum(nil))
+}
+
+// contents finds the content of one table's parts.
+type contents struct {
+	anonymous map[string]*Set
+	bound     map[string]*Chain
+	depth     int // of what belongs to rules, in one another
+}
+
+// mostDepth bounds what belongs to rules within what belongs to rules. The kernel allows 16 jumps (NFT_JUMP_STACK_SIZE).
+const mostDepth = 16
+
+func newContents(t *Table) *contents {
+	c := &contents{map[string]*Set{}, map[string]*Chain{}, 0}
+	for i := range t.Sets {
+		if s := &t.Sets[i]; s.Anonymous() {
+			c.anonymous[s.Name] = s
+		}
+	}
+	for i := range t.Chains {
+		if ch := &t.Chains[i]; ch.Bound {
+			c.bound[ch.Name] = ch
+		}
+	}
+	return c
+}
+
+// chain is a chain's name, attributes and rules.
+func (c *contents) chain(ch *Chain) Digest {
+	name := ch.Name
+	if ch.Bound {
+		name = ""
+	}
+	parts := [][]byte{c.chainAttrs(ch)}
+	for _, r := range ch.Rules {
+		d := c.rule(r)
+		parts = append(parts, d[:])
+	}
+	return digestOf("chain "+name, parts...)
+}
+
+// chainAttrs are a chain's attributes less what it counted.
+func (c *contents) chainAttrs(ch *Chain) []byte { return without(ch.Attrs, unix.NFTA_CHAIN_COUNTERS) }
+
+// rule is a rule's expressions and user data.
+func (c *contents) rule(r Rule) Digest {
+	return digestOf("rule", c.list(r.expressions()), attrOf(r.Attrs, unix.NFTA_RULE_USERDATA))
+}
+
+// set is a set's attributes and elements.
+func (c *contents) set(s *Set, name string) Digest {
+	parts := [][]byte{c.setAttrs(s)}
+	var elements xor
+	for _, e := range s.Elements {
+		if !fleeting(s, e) {
+			elements.add(c.element(e))
+		}
+	}
+	return digestOf("set "+name, append(parts, elements[:])...)
+}
+
+// setAttrs are a set's attributes. The template of what elements count is one of them.
+func (c *contents) setAttrs(s *Set) []byte {
+	var out []byte
+	for a, err := range attributes(s.Attrs) {
+		switch {
+		case err != nil:
+			return s.Attrs
+		case a.kind == setExpr:
+			out = appendNested(out, a.kind, c.elem(a.value))
+		case a.kind == setExpressions:
+			out = appendNested(out, a.kind, c.list(a.value))
+		default:
+			out = appendRaw(out, a)
+		}
+	}
+	return out
+}
+
+// fleeting reports whether time or packets may take an element away, of which no notification
+// speaks.
+func fleeting(s *Set, e Element) bool {
+	return s.Dynamic() || s.Flags&setTimeout != 0 && has(e, unix.NFTA_SET_ELEM_EXPIRATION)
+}
+
+// element is an element's attributes less what it counted and what is left of its timeout.
+func (c *contents) element(e Element) Digest {
+	var out []byte
+	for a, err := range attributes(e) {
+		switch {
+		case err != nil:
+			return digestOf("element", e)
+		case a.kind == unix.NFTA_SET_ELEM_EXPIRATION:
+		case a.kind == unix.NFTA_SET_ELEM_EXPR:
+			out = appendNested(out, a.kind, c.elem(a.value))
+		case a.kind == elemExpressions:
+			out = appendNested(out, a.kind, c.list(a.value))
+		case a.kind == unix.NFTA_SET_ELEM_DATA && c.bound[jumpOf(a.value)] != nil:
+			out = c.appendBound(out, jumpOf(a.value))
+		default:
+			out = appendRaw(out, a)
+		}
+	}
+	return digestOf("element", out)
+}
+
+// object is an object's name and settings.
+func (c *contents) object(o Object) Digest {
+	data := attrOf(o.Attrs, unix.NFTA_OBJ_DATA)
+	switch o.Type {
+	case unix.NFT_OBJECT_COUNTER:
+		data = nil
+	case unix.NFT_OBJECT_QUOTA:
+		data = withoutState("quota", data)
+	}
+	return digestOf("object "+o.Name, without(o.Attrs, unix.NFTA_OBJ_DATA), data)
+}
+
+// elem and list are the content of expressions.
+func (c *contents) elem(elem []byte) []byte {
+	out, err := mapExpression(elem, c.expression)
+	if err != nil {
+		return elem
+	}
+	return out
+}
+
+func (c *contents) list(list []byte) []byte {
+	out, err := mapExpressions(list, c.expression)
+	if err != nil {
+		return list
+	}
+	return out
+}
+
+// expression is what an expression says: what belongs to it in the place of a name, nothing
+// that it counted.
+func (c *contents) expression(name string, data []byte) ([]byte, error) {
+	if kind := setNameOf(name); kind != 0 {
+		if s := c.anonymous[nft.String(attrOf(data, kind))]; s != nil && c.depth < mostDepth {
+			c.depth++
+			d := c.set(s, "")
+			c.depth--
+			return append(without(data, kind), d[:]...), nil
+		}
+	}
+	if name == "immediate" {
+		to := jumpOf(attrOf(data, immediateData))
+		if c.bound[to] != nil {
+			return c.appendBound(without(data, immediateData), to), nil
+		}
+	}
+	return withoutState(name, data), nil
+}
+
+// appendBound appends the content of a chain that belongs to a rule; nothing for another one.
+func (c *contents) appendBound(out []byte, name string) []byte {
+	ch := c.bound[name]
+	if ch == nil || c.depth == mostDepth {
+		return out
+	}
+	c.depth++
+	d := c.chain(ch)
+	c.depth--
+	return append(out, d[:]...)
+}
+
+// jumps yields the chain of each verdict in rules and elements that goes to one.
+func (t *Table) jumps() iter.Seq[string] {
+	return func(yield func(string) bool) {
+		going := true
+		jump := func(name string) {
+			if going {
+				going = yield(name)
+			}
+		}
+		for i := range t.Chains {
+			for _, r := range t.Chains[i].Rules {
+				names(r.expressions(), func(string) {}, jump)
+			}
+		}
+		for i := range t.Sets {
+			for _, e := range t.Sets[i].Elements {
+				if to := jumpOf(attrOf(e, unix.NFTA_SET_ELEM_DATA)); to != "" {
+					jump(to)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,200 @@
+package native
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// A form says which attributes of an object name it, and which no message that makes one takes.
+type form struct {
+	table, name, handle uint16
+	drop                []uint16
+}
+
+// forms are the kinds' forms. A rule's name is its chain's.
+var forms = map[nft.ObjectKind]form{
+	nft.Tables: {unix.NFTA_TABLE_NAME, unix.NFTA_TABLE_NAME, tableHandle,
+		[]uint16{unix.NFTA_TABLE_USE, tablePad, tableOwner}},
+	nft.Chains: {unix.NFTA_CHAIN_TABLE, unix.NFTA_CHAIN_NAME, unix.NFTA_CHAIN_HANDLE,
+		[]uint16{unix.NFTA_CHAIN_USE, unix.NFTA_CHAIN_PAD, chainID}},
+	nft.Rules: {unix.NFTA_RULE_TABLE, unix.NFTA_RULE_CHAIN, unix.NFTA_RULE_HANDLE,
+		[]uint16{unix.NFTA_RULE_POSITION, unix.NFTA_RULE_PAD, unix.NFTA_RULE_ID}},
+	nft.Sets: {unix.NFTA_SET_TABLE, unix.NFTA_SET_NAME, setHandle,
+		[]uint16{unix.NFTA_SET_ID, unix.NFTA_SET_PAD, setType, setCount}},
+	nft.Objects: {unix.NFTA_OBJ_TABLE, unix.NFTA_OBJ_NAME, objHandle,
+		[]uint16{unix.NFTA_OBJ_USE, objPad}},
+	nft.Flowtables: {unix.NFTA_TABLE_NAME, unix.NFTA_OBJ_NAME, flowHandle,
+		[]uint16{flowUse, flowPad}},
+}
+
+// A decoded object is a message that was taken apart.
+type decoded struct {
+	table, name string
+	handle      uint64
+	attrs       []byte // what is left: its own memory
+}
+
+var errNameless = errors.New("an object has no name")
+
+// decode takes the attributes of a message apart, and makes of what is left something that the
+// kernel takes.
+func decode(kind nft.ObjectKind, list []byte) (d decoded, err error) {
+	f := forms[kind]
+	for a, err := range attributes(list) {
+		switch {
+		case err != nil:
+			return decoded{}, fmt.Errorf("reading a %s: %w", kind, err)
+		case a.kind == f.table:
+			d.table = nft.String(a.value)
+		case a.kind == f.handle:
+			if d.handle, err = nft.AttrUint64(a.value); err != nil {
+				return decoded{}, fmt.Errorf("reading a %s: %w", kind, err)
+			}
+		}
+		switch {
+		case a.kind == f.name:
+			d.name = nft.String(a.value)
+		case a.kind == f.table, a.kind == f.handle, slices.Contains(f.drop, a.kind):
+		default:
+			if d.attrs, err = appendRepaired(d.attrs, kind, a, list); err != nil {
+				return decoded{}, fmt.Errorf("reading a %s: %w", kind, err)
+			}
+		}
+	}
+	if d.table == "" || d.name == "" {
+		return decoded{}, fmt.Errorf("reading a %s: %w", kind, errNameless)
+	}
+	return d, nil
+}
+
+// appendRepaired appends one attribute of an object as the kernel takes it.
+func appendRepaired(out []byte, kind nft.ObjectKind, a attr, list []byte) ([]byte, error) {
+	value, err := a.value, error(nil)
+	switch {
+	case kind == nft.Rules && a.kind == unix.NFTA_RULE_EXPRESSIONS,
+		kind == nft.Sets && a.kind == setExpressions,
+		kind == nft.Elements && a.kind == elemExpressions:
+		value, err = mapExpressions(a.value, repair)
+	case kind == nft.Sets && a.kind == setExpr,
+		kind == nft.Elements && a.kind == unix.NFTA_SET_ELEM_EXPR:
+		value, err = mapExpression(a.value, repair)
+	case kind == nft.Objects && a.kind == unix.NFTA_OBJ_DATA && number(list, unix.NFTA_OBJ_TYPE) == unix.NFT_OBJECT_QUOTA:
+		if repaired := repairQuota(a.value); repaired != nil {
+			value = repaired
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if sameSlice(value, a.value) {
+		return appendRaw(out, a), nil
+	}
+	return appendNested(out, a.kind, value), nil
+}
+
+// decodeTable reads a table; it has nothing in it yet.
+func decodeTable(family tableid.Family, list []byte) (*Table, error) {
+	d, err := decode(nft.Tables, list)
+	if err != nil {
+		return nil, err
+	}
+	return &Table{ID: family.Table(d.name), Handle: d.handle, Attrs: d.attrs,
+		Flags: number(list, unix.NFTA_TABLE_FLAGS), Owner: number(list, tableOwner)}, nil
+}
+
+// decodeChain reads a chain; it has no rules yet.
+func decodeChain(list []byte) (table string, c Chain, err error) {
+	d, err := decode(nft.Chains, list)
+	if err != nil {
+		return "", Chain{}, err
+	}
+	return d.table, Chain{Name: d.name, Handle: d.handle, Attrs: d.attrs,
+		Use: number(list, unix.NFTA_CHAIN_USE), Base: has(list, unix.NFTA_CHAIN_HOOK),
+		Bound: number(list, chainFlags)&chainBinding != 0}, nil
+}
+
+// decodeSet reads a set; it has no elements yet.
+func decodeSet(list []byte) (table string, s Set, err error) {
+	d, err := decode(nft.Sets, list)
+	if err != nil {
+		return "", Set{}, err
+	}
+	return d.table, Set{Name: d.name, Handle: d.handle, Attrs: d.attrs, Flags: number(list, unix.NFTA_SET_FLAGS)}, nil
+}
+
+// decodeElements calls f for each element of a message.
+func decodeElements(list []byte, f func(Element)) error {
+	elements, err := nft.AttrOf(list, unix.NFTA_SET_ELEM_LIST_ELEMENTS)
+	if err != nil {
+		return fmt.Errorf("reading set elements: %w", err)
+	}
+	for e, err := range attributes(elements) {
+		if err != nil {
+			return fmt.Errorf("reading set elements: %w", err)
+		}
+		out := make([]byte, 0, len(e.value)+4)
+		for a, err := range attributes(e.value) {
+			if err == nil && a.kind != unix.NFTA_SET_ELEM_PAD {
+				out, err = appendRepaired(out, nft.Elements, a, e.value)
+			}
+			if err != nil {
+				return fmt.Errorf("reading a set element: %w", err)
+			}
+		}
+		f(out)
+	}
+	return nil
+}
+
+// sort sorts the elements by key, the end of an interval before the beginning of the next, as nft
+// sends them; a dump of a hash table has no order, and that of a tree the reverse one. What was
+// dumped twice, because the table grew meanwhile, stays once. Ranges of several fields keep their
+// order: the kernel takes a wide one behind a narrow one within it, and not the other way round
+// (nft_pipapo_insert).
+func (s *Set) sort() {
+	const concat = 2 // NFTA_SET_DESC_CONCAT
+	if s.Flags&setInterval != 0 && has(attrOf(s.Attrs, unix.NFTA_SET_DESC), concat) {
+		return
+	}
+	s.Elements = sortElements(s.Elements)
+}
+
+func sortElements(all []Element) []Element {
+	type sorted struct {
+		key   []byte
+		begin bool
+		e     Element
+	}
+	list := make([]sorted, len(all))
+	for i, e := range all {
+		list[i] = sorted{attrOf(e, unix.NFTA_SET_ELEM_KEY), number(e, unix.NFTA_SET_ELEM_FLAGS)&elemIntervalEnd == 0, e}
+	}
+	slices.SortStableFunc(list, func(a, b sorted) int {
+		c := bytes.Compare(a.key, b.key)
+		if c == 0 && a.begin != b.begin {
+			if a.begin {
+				return 1
+			}
+			return -1
+		}
+		return cmp.Or(c, bytes.Compare(a.e, b.e))
+	})
+	out := all[:0]
+	for i, s := range list {
+		if i == 0 || !bytes.Equal(s.e, list[i-1].e) {
+			out = append(out, s.e)
+		}
+	}
+	return out
+}
+
+// attrOf returns an attribute's value, nil if there is none or the list cannot be read.
+func attrOf(list []byte, kind uint16) []byte { return nft.AttrPath(list, kind) }

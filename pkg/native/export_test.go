@@ -1,0 +1,36 @@
+package native
+
+import "golang.org/x/sys/unix"
+
+// Bare returns the table without handles, without what is left of timeouts, and without counts
+// of uses, so that its bytes can be compared with those of the table made again.
+func (t *Table) Bare() *Table {
+	bare := *t
+	bare.Handle = 0
+	bare.Chains, bare.Sets, bare.Objects, bare.Flowtables = nil, nil, nil, nil
+	for _, c := range t.Chains {
+		c.Handle = 0
+		rules := c.Rules
+		c.Rules = nil
+		for _, r := range rules {
+			c.Rules = append(c.Rules, Rule{Attrs: r.Attrs})
+		}
+		bare.Chains = append(bare.Chains, c)
+	}
+	for _, s := range t.Sets {
+		s.Handle = 0
+		elements := s.Elements
+		s.Elements = nil
+		for _, e := range elements {
+			s.Elements = append(s.Elements, without(e, unix.NFTA_SET_ELEM_EXPIRATION))
+		}
+		bare.Sets = append(bare.Sets, s)
+	}
+	for _, o := range t.Objects {
+		bare.Objects = append(bare.Objects, Object{Name: o.Name, Type: o.Type, Attrs: o.Attrs})
+	}
+	for _, f := range t.Flowtables {
+		bare.Flowtables = append(bare.Flowtables, Flowtable{Name: f.Name, Attrs: f.Attrs})
+	}
+	return &bare
+}

@@ -1,0 +1,188 @@
+package native
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+)
+
+// mapExpression rewrites one expression, the content of an NFTA_LIST_ELEM. f gets its name and
+// its own attributes, and returns nil to leave it as it is.
+func mapExpression(elem []byte, f func(name string, data []byte) ([]byte, error)) ([]byte, error) {
+	name, err := nft.AttrOf(elem, unix.NFTA_EXPR_NAME)
+	if err != nil {
+		return nil, err
+	}
+	data, err := nft.AttrOf(elem, unix.NFTA_EXPR_DATA)
+	if err != nil {
+		return nil, err
+	}
+	changed, err := f(nft.String(name), data)
+	if err != nil || changed == nil {
+		return elem, err
+	}
+	out := nft.AppendAttr(nil, unix.NFTA_EXPR_NAME, nft.String(name), 1)
+	return appendNested(out, unix.NFTA_EXPR_DATA, changed), nil
+}
+
+// mapExpressions is mapExpression for a list of NFTA_LIST_ELEM. It returns the list itself if
+// nothing changed.
+func mapExpressions(list []byte, f func(name string, data []byte) ([]byte, error)) ([]byte, error) {
+	var out []byte
+	changed := false
+	for a, err := range attributes(list) {
+		if err != nil {
+			return nil, err
+		}
+		if a.kind != unix.NFTA_LIST_ELEM {
+			return nil, fmt.Errorf("%w: attribute %d in a list of expressions", nft.ErrAttribute, a.kind)
+		}
+		elem, err := mapExpression(a.value, f)
+		if err != nil {
+			return nil, err
+		}
+		changed = changed || !sameSlice(elem, a.value)
+		out = appendNested(out, unix.NFTA_LIST_ELEM, elem)
+	}
+	if !changed {
+		return list, nil
+	}
+	return out, nil
+}
+
+// sameSlice reports whether two slices are the same memory.
+func sameSlice(a, b []byte) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
+}
+
+// repair makes of an expression as the kernel dumps it one that the kernel takes. It is needed
+// for four kinds of which the kernel refuses its own words (measured on Linux 6.18).
+func repair(name string, data []byte) ([]byte, error) {
+	switch name {
+	case "dynset":
+		return repairDynset(data)
+	case "quota":
+		return repairQuota(data), nil
+	case "exthdr":
+		switch {
+		case has(data, unix.NFTA_EXTHDR_SREG): // it writes
+			return without(data, unix.NFTA_EXTHDR_FLAGS), nil
+		case !has(data, unix.NFTA_EXTHDR_DREG): // it strips
+			return without(data, unix.NFTA_EXTHDR_FLAGS, unix.NFTA_EXTHDR_OFFSET, unix.NFTA_EXTHDR_LEN), nil
+		}
+	case "osf":
+		if has(data, osfFlags) && number(data, osfFlags) == 0 {
+			return without(data, osfFlags), nil
+		}
+	}
+	return nil, nil
+}
+
+// repairDynset drops a timeout of zero, and adds the flag without which the kernel takes no
+// list of expressions and which it does not dump.
+func repairDynset(data []byte) ([]byte, error) {
+	const hasExpressions = 2 // NFT_DYNSET_F_EXPR
+	var out []byte
+	flags := number(data, unix.NFTA_DYNSET_FLAGS)
+	for a, err := range attributes(data) {
+		if err != nil {
+			return nil, err
+		}
+		switch a.kind {
+		case unix.NFTA_DYNSET_FLAGS:
+			continue
+		case unix.NFTA_DYNSET_TIMEOUT:
+			if timeout, err := nft.AttrUint64(a.value); err == nil && timeout == 0 {
+				continue
+			}
+		case unix.NFTA_DYNSET_EXPR:
+			elem, err := mapExpression(a.value, repair)
+			if err != nil {
+				return nil, err
+			}
+			out = appendNested(out, a.kind, elem)
+			continue
+		case dynsetExpressions:
+			flags |= hasExpressions
+			list, err := mapExpressions(a.value, repair)
+			if err != nil {
+				return nil, err
+			}
+			out = appendNested(out, a.kind, list)
+			continue
+		}
+		out = appendRaw(out, a)
+	}
+	if flags != 0 {
+		out = appendNumber(out, unix.NFTA_DYNSET_FLAGS, flags)
+	}
+	return out, nil
+}
+
+// repairQuota clears the flag that a quota is used up: what was consumed says so as well. It
+// returns nil if the flag is not set.
+func repairQuota(data []byte) []byte {
+	const depleted = 2 // NFT_QUOTA_F_DEPLETED
+	flags := number(data, unix.NFTA_QUOTA_FLAGS)
+	if flags&depleted == 0 {
+		return nil
+	}
+	return appendNumber(without(data, unix.NFTA_QUOTA_FLAGS), unix.NFTA_QUOTA_FLAGS, flags&^depleted)
+}
+
+// setNameOf returns the attribute in which an expression names a set, 0 if it names none.
+func setNameOf(expression string) uint16 {
+	switch expression {
+	case "lookup":
+		return unix.NFTA_LOOKUP_SET
+	case "dynset":
+		return unix.NFTA_DYNSET_SET_NAME
+	case "objref":
+		return unix.NFTA_OBJREF_SET_NAME
+	}
+	return 0
+}
+
+// jumpOf returns the chain to which a verdict goes, as the attributes of an immediate's data or
+// an element's; "" if it goes to none.
+func jumpOf(data []byte) string {
+	return nft.String(nft.AttrPath(data, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN))
+}
+
+// immediateData is NFTA_IMMEDIATE_DATA.
+const immediateData = 2
+
+// names calls set for each set that a list of expressions names, and chain for each chain.
+func names(list []byte, set, chain func(string)) {
+	_, _ = mapExpressions(list, func(name string, data []byte) ([]byte, error) {
+		if kind := setNameOf(name); kind != 0 && has(data, kind) {
+			set(nft.String(nft.AttrPath(data, kind)))
+		}
+		if name == "immediate" {
+			if to := jumpOf(nft.AttrPath(data, immediateData)); to != "" {
+				chain(to)
+			}
+		}
+		return nil, nil
+	})
+}
+
+// withoutState returns an expression's attributes less what the packet path counts; nil if it
+// counts nothing.
+func withoutState(name string, data []byte) []byte {
+	switch name {
+	case "counter", "last":
+		return []byte{}
+	case "quota":
+		return without(data, unix.NFTA_QUOTA_CONSUMED, unix.NFTA_QUOTA_PAD)
+	}
+	return nil
+}
+
+// milliseconds writes a duration as elements have it.
+func milliseconds(kind uint16, n uint64) []byte {
+	return nft.AppendAttr(nil, kind, binary.BigEndian.AppendUint64(nil, n), 0)
+}

@@ -1,0 +1,219 @@
+package native
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+)
+
+// A Verdict is what became of one table.
+type Verdict string
+
+// The verdicts.
+const (
+	Intact       Verdict = "intact"
+	TableDeleted Verdict = "table_deleted" // by a process that is not its owner
+	Emptied      Verdict = "emptied"       // it stands, and its rules or elements are gone
+	Replaced     Verdict = "replaced"      // a flusher made it again from a file
+	Changed      Verdict = "changed"       // by its owner
+	Disabled     Verdict = "disabled"      // the kernel attaches none of its chains
+	// Unattributed: it was deleted alone, by its owner or another process. It is reported and
+	// not replayed.
+	Unattributed Verdict = "deleted_by_owner_or_unknown"
+)
+
+// A Remedy is how a table is put back.
+type Remedy uint8
+
+// The remedies.
+const (
+	NoRemedy  Remedy = iota
+	ByCreate         // Table.Create
+	ByReplace        // Table.Replace
+	ByRefill         // Table.Refill
+)
+
+// Evidence is what is known of one table.
+type Evidence struct {
+	Was *Table // what ought to be in force
+	Now *Table // what a read found; nil: there is no such table
+	// Deeds are what commits did to the table since Was was read, the oldest first.
+	Deeds []*Deed
+	// Missed: of some commits no notifications came, so that Deeds is not all.
+	Missed bool
+	// WitnessLost: the witness that stood when Was was read is gone. It counts where commits
+	// were missed; else each deed says it.
+	WitnessLost bool
+	Habits      Habits
+}
+
+// A Finding is a verdict and what it rests on.
+type Finding struct {
+	Verdict Verdict
+	Remedy  Remedy
+	Why     string   // for people
+	Changes []Change // of content; none of an intact table
+}
+
+// Judge says what became of a table. The owner has the last word: what may be its own doing is
+// no loss, unless the table stands there without what carries traffic into it.
+func Judge(e Evidence) Finding {
+	f := Finding{Verdict: Changed, Why: "its owner changed it", Changes: Diff(e.Was, e.Now)}
+	switch {
+	case e.Now == nil:
+		e.judgeGone(&f)
+	case len(f.Changes) == 0:
+		f.Verdict, f.Why = Intact, "its content is the same"
+	case e.Now.Dormant() && !e.Was.Dormant():
+		f.Verdict, f.Why = Disabled, "the flag dormant is set"
+	case e.Now.Handle != e.Was.Handle:
+		e.judgeMade(&f)
+	default:
+		e.judgeParts(&f)
+	}
+	return f
+}
+
+// judgeGone is for a table that does not stand.
+func (e *Evidence) judgeGone(f *Finding) {
+	f.Verdict, f.Why = Unattributed, "it was deleted alone, while the witness stands"
+	witness, by := e.WitnessLost && e.Missed, UnknownCommitter
+	for _, d := range e.Deeds {
+		if d.Deleted {
+			witness, by = d.WitnessLost, d.By
+		}
+	}
+	switch {
+	case witness:
+		f.Verdict, f.Remedy, f.Why = TableDeleted, ByCreate, "the ruleset was flushed: the witness went with it"
+	case by == NotOwner:
+		f.Verdict, f.Remedy, f.Why = TableDeleted, ByCreate, "a process deleted it that is not its owner"
+	case by == Owner:
+		f.Verdict, f.Why = Changed, "its owner deleted it"
+	}
+}
+
+// judgeMade is for a table that was deleted and made again.
+func (e *Evidence) judgeMade(f *Finding) {
+	f.Why = "its owner made it again"
+	flushed := e.WitnessLost && e.Missed
+	for _, d := range e.Deeds {
+		if d.Deleted {
+			flushed = d.WitnessLost || d.By == NotOwner
+		}
+		switch {
+		case d.Made == 0:
+		case d.By == NotOwner, d.Deleted && d.WitnessLost:
+			f.Verdict, f.Remedy, f.Why = Replaced, ByReplace, "a flusher made it again, from a file"
+		default:
+			f.Verdict, f.Remedy, f.Why = Changed, NoRemedy, "its owner made it again"
+		}
+	}
+	// An owner that does not notice the flush writes its next change onto nothing.
+	if f.Verdict == Changed && flushed && e.lacksBase() {
+		f.Verdict, f.Remedy, f.Why = Emptied, ByRefill, "after a flush its owner wrote a part of it only"
+	}
+}
+
+// lacksBase reports whether a base chain that had rules is gone or has none.
+func (e *Evidence) lacksBase() bool {
+	for i := range e.Was.Chains {
+		c := &e.Was.Chains[i]
+		if now := e.Now.Chain(c.Name); c.Base && len(c.Rules) > 0 && (now == nil || len(now.Rules) == 0) {
+			return true
+		}
+	}
+	return false
+}
+
+// judgeParts is for a table that stands and has lost or got something.
+func (e *Evidence) judgeParts(f *Finding) {
+	referenced := map[string]bool{}
+	for name := range e.Now.jumps() {
+		referenced[name] = true
+	}
+	flushed := e.ruleless()
+	for _, c := range f.Changes {
+		switch {
+		case c.Kind == nft.Chains && (c.Empty || c.Gone) && c.Lost > 0:
+			was := e.Was.Chain(c.Name)
+			d := e.last(func(d *Deed) int { return d.Rules[c.Name] })
+			free := !e.Habits.EmptiesChains
+			if was.Base {
+				free = !e.Habits.EmptiesBase
+			}
+			// An owner empties a chain before it deletes it; then nothing leads there any more.
+			if (was.Base || referenced[c.Name]) && e.taken(d, free || flushed) {
+				f.Verdict, f.Remedy, f.Why = Emptied, ByRefill, "a commit took the rules of chain "+c.Name+" and wrote nothing"
+				return
+			}
+		case c.Kind == nft.Sets && c.Empty:
+			d := e.last(func(d *Deed) int { return d.Elements[c.Name] })
+			if e.taken(d, !e.Habits.EmptiesSets && e.onlyEmptied(d)) {
+				f.Verdict, f.Remedy, f.Why = Emptied, ByRefill, "a commit took the elements of "+c.Name+" and did nothing else"
+				return
+			}
+		}
+	}
+}
+
+// taken reports whether a deed took something that is not its owner's to take: one that added
+// nothing, and looks like a flush or was done by another process.
+func (e *Evidence) taken(d *Deed, flush bool) bool {
+	switch {
+	case d == nil: // it was missed
+		return e.Missed && e.ruleless()
+	case d.By == NotOwner:
+		return true
+	case d.By == Owner || !d.pure():
+		return false
+	}
+	return flush
+}
+
+// last returns the last deed of which took is not 0, nil if there is none.
+func (e *Evidence) last(took func(*Deed) int) *Deed {
+	for i := len(e.Deeds) - 1; i >= 0; i-- {
+		if took(e.Deeds[i]) > 0 {
+			return e.Deeds[i]
+		}
+	}
+	return nil
+}
+
+// ruleless reports whether no chain has a rule any more, and two had some at least: the last
+// rule of an owner that removes one after the other is no flush.
+func (e *Evidence) ruleless() bool {
+	had := 0
+	for i := range e.Was.Chains {
+		if len(e.Was.Chains[i].Rules) > 0 {
+			had++
+		}
+	}
+	for i := range e.Now.Chains {
+		if len(e.Now.Chains[i].Rules) > 0 {
+			return false
+		}
+	}
+	return had > 1
+}
+
+// onlyEmptied reports whether a commit took elements and nothing else, of each set all, and of
+// one two at least. An owner that removes a service takes one element of several sets.
+func (e *Evidence) onlyEmptied(d *Deed) bool {
+	if d == nil || len(d.Rules) > 0 || d.Lost > 0 {
+		return false
+	}
+	most := 0
+	for name, n := range d.Elements {
+		if now := e.Now.Set(name); now == nil || len(now.Elements) > 0 {
+			return false
+		}
+		was := e.Was.Set(name)
+		if was != nil && was.Flags&unix.NFT_SET_INTERVAL != 0 {
+			n /= 2 // the beginning and the end of each
+		}
+		most = max(most, n)
+	}
+	return most > 1
+}

@@ -1,0 +1,114 @@
+package native_test
+
+import (
+	"compress/gzip"
+	"errors"
+	"io"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+func everything(nft.Table) bool { return true }
+
+// dial opens a connection for a test.
+func dial(t testing.TB) *nft.Conn {
+	t.Helper()
+	conn, err := nft.Dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// capture reads all tables of the namespace.
+func capture(t testing.TB, conn *nft.Conn) *native.Ruleset {
+	t.Helper()
+	r, err := native.Capture(conn, everything)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// replay writes all tables of a ruleset under the present genid.
+func replay(t testing.TB, conn *nft.Conn, r *native.Ruleset) *nft.Batch {
+	t.Helper()
+	genid, err := conn.Genid()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := nft.NewBatch()
+	b.Guard(genid)
+	for _, table := range r.InOrder() {
+		if _, err := table.Create(b, native.Options{Age: time.Since(r.At)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.Finish()
+	if err := b.Send(); err != nil {
+		var refused *nft.RefusedError
+		t.Fatalf("%v %v", err, errors.As(err, &refused))
+	}
+	return b
+}
+
+// raw leaves out of a table what is another number after each creation, and what time changes.
+func raw(r *native.Ruleset) map[tableid.TableID]*native.Table {
+	all := map[tableid.TableID]*native.Table{}
+	for id, t := range r.Tables {
+		all[id] = t.Bare()
+	}
+	return all
+}
+
+// sameRaw compares two captures byte by byte.
+func sameRaw(t testing.TB, want, got *native.Ruleset) {
+	t.Helper()
+	sets := cmpopts.SortSlices(func(a, b native.Set) bool { return a.Name < b.Name })
+	if diff := cmp.Diff(raw(want), raw(got), sets, cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("raw objects (-want +got):\n%.8000s", diff)
+	}
+	for id, table := range want.Tables {
+		if changes := native.Diff(table, got.Tables[id]); len(changes) > 0 {
+			t.Errorf("%s changed: %v", id, changes)
+		}
+		if table.Digest() != got.Tables[id].Digest() {
+			t.Errorf("%s has another digest", id)
+		}
+	}
+}
+
+// services returns kube-proxy's table of that many services, in nft's language.
+func services(t *testing.T, path string) string {
+	t.Helper()
+	nstest.Need(t, path, exists(path))
+	file, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	unpacked, err := gzip.NewReader(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(unpacked)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func exists(path string) error {
+	_, err := os.Stat(path)
+	return err
+}

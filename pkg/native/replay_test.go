@@ -1,0 +1,283 @@
+package native_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// partial are flushes of one part of a table of 100 services. What each one takes is put back
+// into what stands.
+var partial = []struct{ name, script string }{
+	{"flush table", "flush table ip kube-proxy"},
+	{"flush chain of a base chain", "flush chain ip kube-proxy nat-prerouting"},
+	{"flush chain", "flush chain ip kube-proxy services"},
+	{"flush map", "flush map ip kube-proxy service-ips"},
+	{"flush several", "flush map ip kube-proxy service-ips; flush set ip kube-proxy cluster-ips; flush chain ip kube-proxy services"},
+	{"delete a base chain", "flush chain ip kube-proxy nat-prerouting; delete chain ip kube-proxy nat-prerouting"},
+	{"delete elements", "delete element ip kube-proxy cluster-ips { 172.30.0.11, 172.30.0.12 }"},
+	{"flush table, and another rule takes a name", "flush table ip kube-proxy; add chain ip kube-proxy new; add rule ip kube-proxy new tcp dport { 1, 2 } accept"},
+}
+
+func TestWhatATableLostIsPutBack(t *testing.T) {
+	text := services(t, "testdata/services-100.nft.gz")
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		conn := dial(t)
+		for _, p := range partial {
+			t.Run(p.name, func(t *testing.T) {
+				nstest.Command(t, "nft", "flush", "ruleset")
+				nstest.CommandInput(t, text, "nft", "-f", "-")
+				putsBack(t, conn, p.script)
+			})
+		}
+	})
+}
+
+// putsBack runs a script of nft's and puts back what it took from kube-proxy's table.
+func putsBack(t *testing.T, conn *nft.Conn, script string) {
+	t.Helper()
+	id := tableid.IPv4.Table("kube-proxy")
+	was := capture(t, conn).Tables[id]
+	nstest.CommandInput(t, script, "nft", "-f", "-")
+	now := capture(t, conn)
+	lost := native.Diff(was, now.Tables[id])
+	if len(lost) == 0 {
+		t.Fatal("the flush changed nothing")
+	}
+	b := nft.NewBatch()
+	b.Guard(now.Genid)
+	if _, err := was.Refill(b, now.Tables[id], native.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	b.Finish()
+	if err := b.Send(); err != nil {
+		t.Fatalf("%v, after %v", err, lost)
+	}
+	changes, _, err := native.Prove(conn, was)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range changes[id] {
+		if c.Made && c.Name == "new" { // what the test added
+			continue
+		}
+		// A base chain that was deleted stands behind the others.
+		t.Errorf("%s: afterwards %v; it had lost %v", script, c, lost)
+	}
+}
+
+// TestTheCorpusIsRefilled: after "flush table" and a flush of every set, all that a table holds is
+// put back into it.
+func TestTheCorpusIsRefilled(t *testing.T) {
+	files, err := filepath.Glob("testdata/corpus/*.nft")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		conn := dial(t)
+		for _, file := range files {
+			t.Run(strings.TrimSuffix(filepath.Base(file), ".nft"), func(t *testing.T) { refilled(t, conn, file) })
+		}
+	})
+}
+
+func refilled(t *testing.T, conn *nft.Conn, file string) {
+	nstest.Command(t, "nft", "flush", "ruleset")
+	if !loads(t, file) {
+		return
+	}
+	before, was := nstest.Command(t, "nft", "-s", "list", "ruleset"), capture(t, conn)
+	var script strings.Builder
+	for id, table := range was.Tables {
+		name := id.Family.NFT() + " " + id.Name
+		script.WriteString("flush table " + name + "\n")
+		for i := range table.Sets {
+			s, what := &table.Sets[i], "set "
+			if s.Flags&unix.NFT_SET_MAP != 0 {
+				what = "map "
+			}
+			if !s.Anonymous() && s.Flags&unix.NFT_SET_OBJECT == 0 { // nft 1.0.6 cannot flush those
+				script.WriteString("flush " + what + name + " " + s.Name + "\n")
+			}
+		}
+	}
+	nstest.CommandInput(t, script.String(), "nft", "-f", "-")
+	now := capture(t, conn)
+	b := nft.NewBatch()
+	b.Guard(now.Genid)
+	for id, table := range was.Tables {
+		if _, err := table.Refill(b, now.Tables[id], native.Options{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.Finish()
+	if err := b.Send(); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, nstest.Command(t, "nft", "-s", "list", "ruleset")); diff != "" {
+		t.Errorf("nft lists (-before +after):\n%.4000s", diff)
+	}
+	again := capture(t, conn)
+	for id, table := range was.Tables {
+		if changes := native.Diff(table, again.Tables[id]); len(changes) > 0 {
+			t.Errorf("%s: %v", id, changes)
+		}
+	}
+}
+
+// loads loads a file of the corpus, and reports false where the kernel lacks a module for it.
+func loads(t *testing.T, file string) bool {
+	t.Helper()
+	name := strings.TrimSuffix(filepath.Base(file), ".nft")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return load(t, name, string(text))
+}
+
+// TestARehearsalChangesNothing: a table is checked, and the genid stays; what the kernel does not
+// take is said.
+func TestARehearsalChangesNothing(t *testing.T) {
+	text := services(t, "testdata/services-100.nft.gz")
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		nstest.CommandInput(t, text, "nft", "-f", "-")
+		conn := dial(t)
+		was := capture(t, conn)
+		table := was.Tables[tableid.IPv4.Table("kube-proxy")]
+		if err := table.Rehearse(); err != nil {
+			t.Fatal(err)
+		}
+		if genid, err := conn.Genid(); err != nil || genid != was.Genid {
+			t.Errorf("the genid moved from %d to %d, %v", was.Genid, genid, err)
+		}
+		sameRaw(t, was, capture(t, conn))
+		// An expression of another kernel's.
+		other := *table
+		other.Chains = append([]native.Chain(nil), table.Chains...)
+		unknown := nft.AppendAttr(nil, unix.NFTA_EXPR_NAME, "fromthefuture", 1)
+		list := nft.AppendAttr(nil, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, unknown, 0)
+		other.Chains[0].Rules = []native.Rule{{Attrs: nft.AppendAttr(nil, unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, list, 0)}}
+		var refused *native.UnreplayableError
+		if err := other.Rehearse(); !errors.As(err, &refused) || !errors.Is(err, unix.ENOENT) || !strings.Contains(err.Error(), other.Chains[0].Name) {
+			t.Errorf("got %v, want that the kernel refuses the rule", err)
+		}
+		// Replayed all the same, nothing of it comes to be.
+		nstest.Command(t, "nft", "flush", "ruleset")
+		b := nft.NewBatch()
+		if _, err := other.Create(b, native.Options{}); err != nil {
+			t.Fatal(err)
+		}
+		b.Finish()
+		if err := b.Send(); err == nil {
+			t.Error("the kernel took an unknown expression")
+		}
+		if now := capture(t, conn); len(now.Tables) != 0 {
+			t.Errorf("%d tables after a refused replay", len(now.Tables))
+		}
+	})
+}
+
+// TestAReplayIsGuarded: a table that is back is not merged into, and a stale genid writes nothing.
+func TestAReplayIsGuarded(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		conn := dial(t)
+		nstest.CommandInput(t, "table ip t { chain c { accept; }; }", "nft", "-f", "-")
+		was := capture(t, conn)
+		table := was.Tables[tableid.IPv4.Table("t")]
+		send := func(genid uint32, write func(*nft.Batch, native.Options) ([]string, error)) error {
+			b := nft.NewBatch()
+			b.Guard(genid)
+			if _, err := write(b, native.Options{}); err != nil {
+				t.Fatal(err)
+			}
+			b.Finish()
+			return b.Send()
+		}
+		var refused *nft.RefusedError
+		if err := send(was.Genid, table.Create); !errors.As(err, &refused) || !errors.Is(err, unix.EEXIST) {
+			t.Errorf("onto a standing table: %v", err)
+		}
+		if err := send(was.Genid, table.Replace); err != nil {
+			t.Errorf("in the place of a standing table: %v", err)
+		}
+		nstest.Command(t, "nft", "flush", "ruleset")
+		if err := send(was.Genid, table.Create); !errors.Is(err, nft.ErrStale) {
+			t.Errorf("with an old genid: %v", err)
+		}
+	})
+}
+
+// TestTimeoutsGoOn: elements come back with what is left of their time, and not at all if
+// nothing is.
+func TestTimeoutsGoOn(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		conn := dial(t)
+		nstest.CommandInput(t, "table ip t { set s { type ipv4_addr; timeout 1h; elements = { 10.0.0.1, 10.0.0.2 expires 30m, 10.0.0.3 expires 10m }; }; }", "nft", "-f", "-")
+		was := capture(t, conn)
+		nstest.Command(t, "nft", "flush", "ruleset")
+		was.At = was.At.Add(-20 * time.Minute)
+		replay(t, conn, was)
+		got := nstest.Command(t, "nft", "list", "ruleset")
+		for _, want := range []string{"10.0.0.1 expires 39m5", "10.0.0.2 expires 9m5"} {
+			if !strings.Contains(got, want) {
+				t.Errorf("no %q in\n%s", want, got)
+			}
+		}
+		if strings.Contains(got, "10.0.0.3") {
+			t.Errorf("an element whose time is over came back:\n%s", got)
+		}
+		if changes, _, err := native.Prove(conn, was.Tables[tableid.IPv4.Table("t")]); err != nil || len(changes) != 0 {
+			t.Errorf("the proof: %v, %v", changes, err)
+		}
+	})
+}
+
+// TestTheWitnessIsPlanted: a flush takes it along, and its comment has the nonce.
+func TestTheWitnessIsPlanted(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		conn := dial(t)
+		plant := func(family tableid.Family, nonce string) error {
+			b := nft.NewBatch()
+			if err := native.PlantWitness(b, family, nonce); err != nil {
+				t.Fatal(err)
+			}
+			b.Finish()
+			return b.Send()
+		}
+		for _, family := range []tableid.Family{tableid.IPv4, tableid.IPv6, tableid.Inet} {
+			if err := plant(family, "nonce-of-"+family.String()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := plant(tableid.IPv4, "another"); !errors.Is(err, unix.EEXIST) {
+			t.Errorf("a second witness: %v", err)
+		}
+		nstest.Command(t, "nft", "flush", "ruleset", "ip")
+		for family, want := range map[tableid.Family]string{tableid.IPv4: "", tableid.IPv6: "nonce-of-ipv6", tableid.Inet: "nonce-of-inet"} {
+			if got, err := native.Witness(conn, family); err != nil || got != want {
+				t.Errorf("%s: %q, %v", family, got, err)
+			}
+		}
+		if got := nstest.Command(t, "nft", "list", "table", "inet", "canaryd-witness"); !strings.Contains(got, `comment "nonce-of-inet"`) {
+			t.Errorf("nft shows\n%s", got)
+		}
+	})
+}

@@ -1,0 +1,122 @@
+package native
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// A Ruleset is what a capture read: whole tables at one genid. It is a value; the bytes in it
+// are shared and must not be changed.
+type Ruleset struct {
+	Genid  uint32
+	At     time.Time // when it was read: what was left of a timeout was left then
+	Tables map[tableid.TableID]*Table
+}
+
+// InOrder returns the tables in the order in which they were made, in which they should be made
+// again: chains of equal priority run in that order.
+func (r *Ruleset) InOrder() []*Table {
+	return slices.SortedFunc(maps.Values(r.Tables), func(a, b *Table) int { return cmp.Compare(a.Handle, b.Handle) })
+}
+
+// A Table is one table with everything in it, as the kernel would take it again.
+type Table struct {
+	ID     tableid.TableID
+	Handle uint64 // a new one for each creation
+	Flags  uint32
+	Owner  uint32 // the netlink address of the socket that owns it; 0: none does
+	// Attrs are the attributes with which a message makes the table: flags and user data. So
+	// it is for everything in the table, names and handles aside.
+	Attrs      []byte
+	Chains     []Chain // in the kernel's order
+	Objects    []Object
+	Flowtables []Flowtable
+	Sets       []Set
+}
+
+// Dormant reports whether the kernel attaches none of the table's chains.
+func (t *Table) Dormant() bool { return t.Flags&tableDormant != 0 }
+
+// Immune reports whether one process owns the table, so that no other can flush or write it.
+func (t *Table) Immune() bool { return t.Owner != 0 || t.Flags&tableOwned != 0 }
+
+// A Chain is a chain and its rules.
+type Chain struct {
+	Name   string
+	Handle uint64
+	Use    uint32 // rules in it, and jumps to it
+	Base   bool   // packets enter it at a hook
+	// Bound: the chain belongs to the one rule that jumps to it, and goes with it.
+	Bound bool
+	Attrs []byte
+	Rules []Rule
+}
+
+// A Rule is one rule: its expressions and user data.
+type Rule struct {
+	Handle uint64
+	Attrs  []byte
+}
+
+// expressions returns the content of the rule's list of expressions.
+func (r Rule) expressions() []byte { return attrOf(r.Attrs, unix.NFTA_RULE_EXPRESSIONS) }
+
+// A Set is a set or a map and its elements.
+type Set struct {
+	Name   string
+	Handle uint64
+	Flags  uint32
+	Attrs  []byte
+	// Elements are in an order in which the kernel takes them.
+	Elements []Element
+}
+
+// Anonymous reports whether the set belongs to the one rule that names it, and goes with it.
+func (s *Set) Anonymous() bool { return s.Flags&setAnonymous != 0 }
+
+// Dynamic reports whether rules add elements: they come without a notification.
+func (s *Set) Dynamic() bool { return s.Flags&setEval != 0 }
+
+// An Element is the attributes of one element.
+type Element []byte
+
+// An Object is a stateful object: a counter, quota, limit, helper and so on.
+type Object struct {
+	Name   string
+	Type   uint32 // NFT_OBJECT_COUNTER and so on; names are unique for each type
+	Handle uint64
+	Attrs  []byte
+}
+
+// A Flowtable is a flowtable; which flows are in it is not known.
+type Flowtable struct {
+	Name   string
+	Handle uint64
+	Attrs  []byte
+}
+
+// Chain returns the chain of that name, nil if there is none.
+func (t *Table) Chain(name string) *Chain {
+	for i := range t.Chains {
+		if t.Chains[i].Name == name {
+			return &t.Chains[i]
+		}
+	}
+	return nil
+}
+
+// Set returns the set of that name, nil if there is none.
+func (t *Table) Set(name string) *Set {
+	for i := range t.Sets {
+		if t.Sets[i].Name == name {
+			return &t.Sets[i]
+		}
+	}
+	return nil
+}

@@ -1,0 +1,274 @@
+package native
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// elementsSize bounds one message of elements: a list is an attribute, of 64 KiB at most.
+const elementsSize = 32 << 10
+
+// Options are what a table is written with.
+type Options struct {
+	// Age is how long ago the table was read: elements have so much less left, and those that
+	// have nothing left are not written.
+	Age time.Duration
+	// Lacks reports whether the node has a network device no more; nil: it has all. The kernel
+	// refuses a whole transaction for one flowtable with such a device.
+	Lacks func(device string) bool
+}
+
+// ErrImmune: one process owns the table, and the kernel lets no other write it.
+var ErrImmune = errors.New("the table is owned by one process, which alone may write it")
+
+// A writer writes the messages of one table into a batch.
+type writer struct {
+	b *nft.Batch
+	t *Table
+	o Options
+	// name is the table's in what is written; a rehearsal has another one.
+	name string
+	// rename gives sets of rules another name, where the kernel has given theirs to others.
+	rename map[string]string
+	sets   map[string]*Set // those of rules that are not written yet
+	bound  map[string]*Chain
+	late   bool     // chains that belong to rules are made right before their rules
+	leftBy []string // devices that were left out
+}
+
+func newWriter(b *nft.Batch, t *Table, o Options) *writer {
+	w := &writer{b: b, t: t, o: o, name: t.ID.Name, sets: map[string]*Set{}, bound: map[string]*Chain{}}
+	for i := range t.Sets {
+		if s := &t.Sets[i]; s.Anonymous() {
+			w.sets[s.Name] = s
+		}
+	}
+	for i := range t.Chains {
+		if c := &t.Chains[i]; c.Bound {
+			w.bound[c.Name] = c
+		}
+	}
+	return w
+}
+
+// Create writes the table and all that is in it into a batch, which the kernel takes only if
+// there is no such table. It returns the devices that it left out.
+func (t *Table) Create(b *nft.Batch, o Options) (left []string, err error) {
+	if t.Immune() {
+		return nil, fmt.Errorf("table %s: %w", t.ID, ErrImmune)
+	}
+	w := newWriter(b, t, o)
+	w.table(t.Attrs)
+	return w.leftBy, w.contents()
+}
+
+// Replace is Create for a table that stands: it is deleted in the same transaction.
+func (t *Table) Replace(b *nft.Batch, o Options) (left []string, err error) {
+	Delete(b, t.ID)
+	return t.Create(b, o)
+}
+
+// Delete writes that a table goes, with all that is in it.
+func Delete(b *nft.Batch, id tableid.TableID) {
+	b.Begin(unix.NFT_MSG_DELTABLE, 0, id.Family)
+	b.Text(unix.NFTA_TABLE_NAME, id.Name)
+	b.End()
+}
+
+func (w *writer) table(attrs []byte) {
+	w.begin(nft.Tables)
+	w.b.Raw(attrs)
+	w.b.End()
+}
+
+// begin begins a message that makes something that is not there yet.
+func (w *writer) begin(kind nft.ObjectKind) {
+	w.b.Begin(uint16(kind), netlink.Create|netlink.Excl, w.t.ID.Family)
+	w.b.Text(unix.NFTA_TABLE_NAME, w.name) // 1 in all kinds
+}
+
+// contents writes what is in the table, so that whatever is named was written before: chains,
+// objects, flowtables, sets, rules. What belongs to a rule stands right before it, where the
+// kernel finds it from the end of the transaction (nft_set_lookup_byid, nft_set_trans_bind;
+// Linux 6.18).
+func (w *writer) contents() error {
+	for i := range w.t.Chains {
+		w.chain(&w.t.Chains[i])
+	}
+	for _, o := range w.t.Objects {
+		w.object(o)
+	}
+	for _, f := range w.t.Flowtables {
+		w.flowtable(f)
+	}
+	for i := range w.t.Sets {
+		if s := &w.t.Sets[i]; !s.Anonymous() {
+			if err := w.set(s); err != nil {
+				return err
+			}
+		}
+	}
+	for i := range w.t.Chains {
+		if c := &w.t.Chains[i]; !c.Bound {
+			if err := w.rules(c); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (w *writer) chain(c *Chain) {
+	w.begin(nft.Chains)
+	w.b.Text(unix.NFTA_CHAIN_NAME, c.Name)
+	w.b.Raw(w.present(c.Attrs, unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_DEV, hookDevs))
+	w.b.End()
+}
+
+func (w *writer) object(o Object) {
+	w.begin(nft.Objects)
+	w.b.Text(unix.NFTA_OBJ_NAME, o.Name)
+	w.b.Raw(o.Attrs)
+	w.b.End()
+}
+
+func (w *writer) flowtable(f Flowtable) {
+	w.begin(nft.Flowtables)
+	w.b.Text(unix.NFTA_OBJ_NAME, f.Name) // NFTA_FLOWTABLE_NAME
+	w.b.Raw(w.present(f.Attrs, flowHook, 0, flowHookDevs))
+	w.b.End()
+}
+
+// set writes a set and its elements. Elements name their set by a number, which is that of a
+// message before: the kernel walks the table's sets for a name.
+func (w *writer) set(s *Set) error {
+	for _, e := range s.Elements {
+		if err := w.before(jumpOf(attrOf(e, unix.NFTA_SET_ELEM_DATA))); err != nil {
+			return err
+		}
+	}
+	w.begin(nft.Sets)
+	number := uint32(w.b.Messages())
+	name := s.Name
+	if to, ok := w.rename[name]; ok {
+		name = to
+	}
+	w.b.Text(unix.NFTA_SET_NAME, name)
+	w.b.Number(unix.NFTA_SET_ID, number)
+	w.b.Raw(s.Attrs)
+	w.b.End()
+	w.elements(s.Elements, func() { w.b.Number(unix.NFTA_SET_ELEM_LIST_SET_ID, number) })
+	return nil
+}
+
+// elements writes elements of the set that the function names.
+func (w *writer) elements(all []Element, of func()) {
+	var list []byte
+	flush := func() {
+		if len(list) == 0 {
+			return
+		}
+		w.begin(nft.Elements)
+		of()
+		w.b.Blob(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, list)
+		w.b.End()
+		list = list[:0]
+	}
+	for _, e := range all {
+		aged := e.aged(w.o.Age)
+		if aged == nil {
+			continue
+		}
+		if len(list)+len(aged) > elementsSize {
+			flush()
+		}
+		list = appendNested(list, unix.NFTA_LIST_ELEM, aged)
+	}
+	flush()
+}
+
+// aged returns the element with so much less left of its timeout, nil if nothing is left.
+func (e Element) aged(age time.Duration) Element {
+	value := attrOf(e, unix.NFTA_SET_ELEM_EXPIRATION)
+	left, err := nft.AttrUint64(value)
+	if err != nil || age <= 0 {
+		return e
+	}
+	if gone := uint64(age.Milliseconds()); left > gone {
+		return append(without(e, unix.NFTA_SET_ELEM_EXPIRATION), milliseconds(unix.NFTA_SET_ELEM_EXPIRATION, left-gone)...)
+	}
+	return nil
+}
+
+// before writes the rules of a chain that belongs to the rule or map behind it; of another one
+// nothing. The kernel takes rules of such a chain only until something jumps to it.
+func (w *writer) before(chain string) error {
+	c := w.bound[chain]
+	if c == nil {
+		return nil
+	}
+	delete(w.bound, chain)
+	if w.late {
+		w.chain(c)
+	}
+	return w.rules(c)
+}
+
+// rules writes the rules of one chain, each behind what belongs to it.
+func (w *writer) rules(c *Chain) error {
+	for _, r := range c.Rules {
+		expressions := r.expressions()
+		var failed error
+		each := func(err error) {
+			if failed == nil {
+				failed = err
+			}
+		}
+		names(expressions, func(set string) {
+			if s := w.sets[set]; s != nil {
+				delete(w.sets, set)
+				each(w.set(s))
+			}
+		}, func(chain string) { each(w.before(chain)) })
+		if failed != nil {
+			return failed
+		}
+		renamed, err := w.renamed(r, expressions)
+		if err != nil {
+			return err
+		}
+		w.b.Begin(unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, w.t.ID.Family)
+		w.b.Text(unix.NFTA_RULE_TABLE, w.name)
+		w.b.Text(unix.NFTA_RULE_CHAIN, c.Name)
+		w.b.Raw(renamed)
+		w.b.End()
+	}
+	return nil
+}
+
+// renamed returns a rule's attributes with the sets that belong to it by the names under which
+// they were written.
+func (w *writer) renamed(r Rule, expressions []byte) ([]byte, error) {
+	if len(w.rename) == 0 {
+		return r.Attrs, nil
+	}
+	list, err := mapExpressions(expressions, func(name string, data []byte) ([]byte, error) {
+		kind := setNameOf(name)
+		to, ok := w.rename[nft.String(attrOf(data, kind))]
+		if kind == 0 || !ok {
+			return nil, nil
+		}
+		return nft.AppendAttr(without(data, kind), kind, to, 1), nil
+	})
+	if err != nil || sameSlice(list, expressions) {
+		return r.Attrs, err
+	}
+	return appendNested(without(r.Attrs, unix.NFTA_RULE_EXPRESSIONS), unix.NFTA_RULE_EXPRESSIONS, list), nil
+}

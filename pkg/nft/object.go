@@ -1,0 +1,106 @@
+package nft
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// This file reads objects of every kind without understanding them, for callers who keep whole
+// tables as bytes.
+
+// An ObjectKind is a kind of nf_tables object, by the message that makes one. The message that
+// asks for one has the next number.
+type ObjectKind uint16
+
+// The kinds. Elements are the contents of one set, several in one message.
+const (
+	Tables     ObjectKind = unix.NFT_MSG_NEWTABLE
+	Chains     ObjectKind = unix.NFT_MSG_NEWCHAIN
+	Rules      ObjectKind = unix.NFT_MSG_NEWRULE
+	Sets       ObjectKind = unix.NFT_MSG_NEWSET
+	Elements   ObjectKind = unix.NFT_MSG_NEWSETELEM
+	Objects    ObjectKind = unix.NFT_MSG_NEWOBJ
+	Flowtables ObjectKind = unix.NFT_MSG_NEWFLOWTABLE
+)
+
+// EachObject calls f with the attributes of every object of a kind in the family's tables, in
+// the kernel's order. The kernel filters by some of the attributes asked only, so f must look at
+// the names. What f gets is valid until it returns. The error is ErrInterrupted if f may have
+// got a mixture of two states.
+func (c *Conn) EachObject(kind ObjectKind, family tableid.Family, asked []StringAttr, f func(attrs []byte) error) error {
+	err := c.dump(uint16(kind)+1, uint16(kind), family, Strings(asked...), func(data []byte) error {
+		if len(data) < nfgenmsgLen {
+			return errShort
+		}
+		return f(data[nfgenmsgLen:])
+	})
+	return Wrap(fmt.Sprintf("reading the %ss", kind), err)
+}
+
+// Object calls f with the attributes of one object; false if it does not exist.
+func (c *Conn) Object(kind ObjectKind, family tableid.Family, asked []StringAttr, f func(attrs []byte) error) (bool, error) {
+	err := c.each(uint16(kind)+1, 0, uint8(family), Strings(asked...), func(m netlink.Message) error {
+		if len(m.Data) < nfgenmsgLen {
+			return errShort
+		}
+		return f(m.Data[nfgenmsgLen:])
+	})
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	return err == nil, Wrap(fmt.Sprintf("reading a %s", kind), err)
+}
+
+// Raw writes attributes that are encoded already, with their headers and padding.
+func (b *Batch) Raw(attrs []byte) {
+	last := len(b.chunks) - 1
+	b.chunks[last] = append(b.chunks[last], attrs...)
+}
+
+// Messages returns how many messages were written.
+func (b *Batch) Messages() int { return int(b.count) }
+
+// String returns the kind's name, for people.
+func (k ObjectKind) String() string {
+	switch k {
+	case Tables:
+		return "table"
+	case Chains:
+		return "chain"
+	case Rules:
+		return "rule"
+	case Sets:
+		return "set"
+	case Elements:
+		return "set element"
+	case Objects:
+		return "stateful object"
+	case Flowtables:
+		return "flowtable"
+	}
+	return fmt.Sprintf("object of kind %d", uint16(k))
+}
+
+// describeObject names what a message is about, for people; a transaction if it is about none of
+// the kinds. All of them have the table's name first; that of a table is the only name of its.
+func describeObject(kind ObjectKind, family tableid.Family, attrs []byte) string {
+	table := String(AttrPath(attrs, unix.NFTA_TABLE_NAME))
+	name := String(AttrPath(attrs, unix.NFTA_SET_NAME)) // also NFTA_OBJ_NAME and the like
+	switch kind {
+	case Tables:
+		return fmt.Sprintf("table %s %s", family, table)
+	case Sets, Objects, Flowtables:
+		return fmt.Sprintf("%s %s of %s %s", kind, name, family, table)
+	case Elements:
+		if name == "" {
+			return fmt.Sprintf("elements of a set of %s %s", family, table)
+		}
+		return fmt.Sprintf("elements of set %s of %s %s", name, family, table)
+	}
+	return "a transaction"
+}
