@@ -134,6 +134,9 @@ func judge(name, imported string) []string {
 		rule(outside || isOurs && ours != "pkg/rules", "pkg/protect names owners' rules: it imports the standard library and pkg/rules only")
 	case "pkg/nft":
 		rule(isOurs && ours != "pkg/tableid", "pkg/nft knows nothing of iptables: of ours it imports pkg/tableid only")
+	case "pkg/native":
+		rule(isOurs && ours != "pkg/nft" && ours != "pkg/tableid",
+			"pkg/native knows tables as raw objects: of ours it imports pkg/nft and pkg/tableid only")
 	case "pkg/watch":
 		rule(isOurs && !within(ours, "pkg/watch") && ours != "pkg/nft", "pkg/watch gives hints and knows no rules: of ours it imports pkg/nft only")
 	case "pkg/tableid":

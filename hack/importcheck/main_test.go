@@ -30,6 +30,8 @@ func TestJudge(t *testing.T) {
 		{"pkg/iptables", module + "pkg/nft", ""},
 		{"pkg/nft", module + "pkg/iptables", "imports run one way"},
 		{"pkg/nft", module + "pkg/rules", "knows nothing of iptables"},
+		{"pkg/native", module + "pkg/nft", ""},
+		{"pkg/native", module + "pkg/rules", "knows tables as raw objects"},
 		{"pkg/watch", module + "pkg/nft", ""},
 		{"pkg/watch", module + "pkg/rules", "knows no rules"},
 		{"pkg/tableid", module + "pkg/rules", "standard library only"},

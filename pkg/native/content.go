@@ -74,14 +74,13 @@ func digestOf(what string, parts ...[]byte) Digest {
 type contents struct {
 	anonymous map[string]*Set
 	bound     map[string]*Chain
-	depth     int // of what belongs to rules, in one another
+	// found are the digests of both, by name. One that is being made is zero: no message of a
+	// hostile kernel's may lead in circles.
+	foundSets, foundChains map[string]Digest
 }
 
-// mostDepth bounds what belongs to rules within what belongs to rules. The kernel allows 16 jumps (NFT_JUMP_STACK_SIZE).
-const mostDepth = 16
-
 func newContents(t *Table) *contents {
-	c := &contents{map[string]*Set{}, map[string]*Chain{}, 0}
+	c := &contents{map[string]*Set{}, map[string]*Chain{}, map[string]Digest{}, map[string]Digest{}}
 	for i := range t.Sets {
 		if s := &t.Sets[i]; s.Anonymous() {
 			c.anonymous[s.Name] = s
@@ -207,10 +206,8 @@ func (c *contents) list(list []byte) []byte {
 // that it counted.
 func (c *contents) expression(name string, data []byte) ([]byte, error) {
 	if kind := setNameOf(name); kind != 0 {
-		if s := c.anonymous[nft.String(attrOf(data, kind))]; s != nil && c.depth < mostDepth {
-			c.depth++
-			d := c.set(s, "")
-			c.depth--
+		if s := c.anonymous[nft.String(attrOf(data, kind))]; s != nil {
+			d := once(c.foundSets, s.Name, func() Digest { return c.set(s, "") })
 			return append(without(data, kind), d[:]...), nil
 		}
 	}
@@ -226,13 +223,22 @@ func (c *contents) expression(name string, data []byte) ([]byte, error) {
 // appendBound appends the content of a chain that belongs to a rule; nothing for another one.
 func (c *contents) appendBound(out []byte, name string) []byte {
 	ch := c.bound[name]
-	if ch == nil || c.depth == mostDepth {
+	if ch == nil {
 		return out
 	}
-	c.depth++
-	d := c.chain(ch)
-	c.depth--
+	d := once(c.foundChains, name, func() Digest { return c.chain(ch) })
 	return append(out, d[:]...)
+}
+
+// once makes a digest, or returns what it made.
+func once(found map[string]Digest, name string, f func() Digest) Digest {
+	d, known := found[name]
+	if !known {
+		found[name] = Digest{}
+		d = f()
+		found[name] = d
+	}
+	return d
 }
 
 // jumps yields the chain of each verdict in rules and elements that goes to one.

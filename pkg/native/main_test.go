@@ -2,7 +2,6 @@ package native_test
 
 import (
 	"compress/gzip"
-	"errors"
 	"io"
 	"os"
 	"testing"
@@ -47,6 +46,16 @@ func replay(t testing.TB, conn *nft.Conn, r *native.Ruleset) *nft.Batch {
 	if err != nil {
 		t.Fatal(err)
 	}
+	b := build(t, r, genid)
+	if err := b.Send(); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// build writes all tables of a ruleset into a batch.
+func build(t testing.TB, r *native.Ruleset, genid uint32) *nft.Batch {
+	t.Helper()
 	b := nft.NewBatch()
 	b.Guard(genid)
 	for _, table := range r.InOrder() {
@@ -55,10 +64,6 @@ func replay(t testing.TB, conn *nft.Conn, r *native.Ruleset) *nft.Batch {
 		}
 	}
 	b.Finish()
-	if err := b.Send(); err != nil {
-		var refused *nft.RefusedError
-		t.Fatalf("%v %v", err, errors.As(err, &refused))
-	}
 	return b
 }
 

@@ -1,0 +1,78 @@
+package native_test
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// A table is captured and, after a flush, put back and proved. This example needs CAP_NET_ADMIN,
+// so it is compiled and not run.
+func Example() {
+	conn, err := nft.Dial()
+	if err != nil {
+		panic(err)
+	}
+	defer conn.Close()
+	id := tableid.IPv4.Table("kube-proxy")
+	wanted := func(t nft.Table) bool { return t.Family.Table(t.Name) == id }
+	was, err := native.Capture(conn, wanted)
+	if err != nil || was.Tables[id] == nil {
+		return
+	}
+	if err := was.Tables[id].Rehearse(); err != nil {
+		fmt.Println("this kernel would not take it again:", err)
+	}
+
+	// Then another process flushes.
+
+	now, err := native.Capture(conn, wanted)
+	if err != nil || now.Tables[id] != nil {
+		return
+	}
+	batch := nft.NewBatch()
+	batch.Guard(now.Genid)
+	if _, err := was.Tables[id].Create(batch, native.Options{Age: now.At.Sub(was.At)}); err != nil {
+		panic(err)
+	}
+	batch.Finish()
+	if err := batch.Send(); errors.Is(err, nft.ErrStale) {
+		fmt.Println("another process wrote meanwhile: read again")
+		return
+	}
+	changes, _, err := native.Prove(conn, was.Tables[id])
+	fmt.Println(len(changes) == 0, err)
+}
+
+// The judge is a function of what is known, and reads nothing.
+func ExampleJudge() {
+	id := tableid.IPv4.Table("kube-proxy")
+	was := &native.Table{ID: id, Handle: 7, Chains: []native.Chain{{Name: "services"}}}
+	for _, deed := range []*native.Deed{
+		{Deleted: true, WitnessLost: true},
+		{Deleted: true},
+		{Deleted: true, By: native.NotOwner},
+	} {
+		f := native.Judge(native.Evidence{Was: was, Deeds: []*native.Deed{deed}, Habits: native.HabitsOf(id)})
+		fmt.Println(f.Verdict, "-", f.Why)
+	}
+	// Output:
+	// table_deleted - the ruleset was flushed: the witness went with it
+	// deleted_by_owner_or_unknown - it was deleted alone, while the witness stands
+	// table_deleted - a process deleted it that is not its owner
+}
+
+// A diff counts what is in each part of a table.
+func ExampleDiff() {
+	chain := func(rules int) native.Chain { return native.Chain{Name: "services", Rules: make([]native.Rule, rules)} }
+	was := &native.Table{ID: tableid.Inet.Table("mine"), Chains: []native.Chain{chain(3)}}
+	now := &native.Table{ID: tableid.Inet.Table("mine"), Handle: 9, Chains: []native.Chain{chain(0)}}
+	for _, c := range native.Diff(was, now) {
+		fmt.Println(c)
+	}
+	// Output:
+	// chain services: 3 rules lost, empty
+}

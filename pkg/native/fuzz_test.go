@@ -1,0 +1,126 @@
+package native
+
+import (
+	"bytes"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// sampleAttrs are messages that have what the decoder looks into.
+func sampleAttrs() [][]byte {
+	text := func(kind uint16, s string) []byte { return nft.AppendAttr(nil, kind, s, 1) }
+	join := func(all ...[]byte) (out []byte) {
+		for _, b := range all {
+			out = append(out, b...)
+		}
+		return out
+	}
+	expression := func(name string, data ...[]byte) []byte {
+		return appendNested(nil, unix.NFTA_LIST_ELEM, join(text(unix.NFTA_EXPR_NAME, name), appendNested(nil, unix.NFTA_EXPR_DATA, join(data...))))
+	}
+	verdict := appendNested(nil, unix.NFTA_DATA_VERDICT, text(unix.NFTA_VERDICT_CHAIN, "b"))
+	list := join(expression("counter"), expression("quota", appendNumber(nil, unix.NFTA_QUOTA_FLAGS, 2)),
+		expression("lookup", text(unix.NFTA_LOOKUP_SET, "s")), expression("exthdr"), expression("osf", appendNumber(nil, osfFlags, 0)),
+		expression("dynset", text(unix.NFTA_DYNSET_SET_NAME, "s"), milliseconds(unix.NFTA_DYNSET_TIMEOUT, 0),
+			appendNested(nil, dynsetExpressions, expression("last"))),
+		expression("immediate", appendNested(nil, immediateData, verdict)))
+	element := appendNested(nil, unix.NFTA_LIST_ELEM, join(
+		appendNested(nil, unix.NFTA_SET_ELEM_KEY, nft.AppendAttr(nil, unix.NFTA_DATA_VALUE, []byte{10, 0, 0, 1}, 0)),
+		appendNested(nil, unix.NFTA_SET_ELEM_DATA, verdict), milliseconds(unix.NFTA_SET_ELEM_EXPIRATION, 1000),
+		appendNested(nil, elemExpressions, list)))
+	return [][]byte{
+		join(text(1, "t"), appendNumber(nil, 2, 2), milliseconds(tableHandle, 7)),
+		join(text(1, "t"), text(3, "b"), appendNumber(nil, chainFlags, chainBinding)),
+		join(text(1, "t"), text(2, "b"), appendNested(nil, unix.NFTA_RULE_EXPRESSIONS, list)),
+		join(text(1, "t"), text(2, "s"), appendNumber(nil, 3, setAnonymous), appendNested(nil, setExpressions, list)),
+		join(text(1, "t"), text(2, "s"), appendNested(nil, unix.NFTA_SET_ELEM_LIST_ELEMENTS, element)),
+		join(text(1, "t"), text(2, "q"), appendNumber(nil, unix.NFTA_OBJ_TYPE, unix.NFT_OBJECT_QUOTA), appendNested(nil, unix.NFTA_OBJ_DATA, appendNumber(nil, unix.NFTA_QUOTA_FLAGS, 3))),
+	}
+}
+
+// FuzzDecode feeds hostile messages to the decoder, and what it makes of them to everything
+// behind it: no message may make it panic or run for ever, and what it takes it takes again.
+func FuzzDecode(f *testing.F) {
+	for i, sample := range sampleAttrs() {
+		f.Add(uint8(i), sample, sampleAttrs()[(i+2)%6])
+	}
+	f.Fuzz(func(t *testing.T, kind uint8, one, two []byte) {
+		table := &Table{ID: tableid.Inet.Table("t")}
+		for i, b := range [][]byte{one, two, one} {
+			takeAny(table, (int(kind)+2*i)%6, b)
+		}
+		table.Digest()
+		if changes := Diff(table, table); len(changes) != 0 {
+			t.Errorf("a table differs from itself: %v", changes)
+		}
+		Diff(table, &Table{ID: table.ID})
+		for range table.jumps() {
+		}
+		lacks := func(name string) bool { return name == "eth0" }
+		if _, err := table.Create(nft.NewBatch(), Options{Age: 1e9, Lacks: lacks}); err != nil {
+			t.Errorf("what was read cannot be written: %v", err)
+		}
+		if _, err := table.Refill(nft.NewBatch(), &Table{ID: table.ID, Sets: table.Sets}, Options{}); err != nil {
+			t.Errorf("what was read cannot be put back: %v", err)
+		}
+		var r Recorder
+		for message := uint16(0); message < 25; message++ {
+			_ = r.Take(message, tableid.Inet, one)
+		}
+		deeds := []*Deed{r.End(nft.Commit{})[table.ID]}
+		if deeds[0] == nil {
+			deeds = nil
+		}
+		Judge(Evidence{Was: table, Deeds: deeds})
+		Judge(Evidence{Was: table, Now: &Table{ID: table.ID}, Deeds: deeds})
+		comment(one)
+	})
+}
+
+// TestNothingGoesInCircles: a set without a name of its own that names itself many times costs no
+// more than one that does not.
+func TestNothingGoesInCircles(t *testing.T) {
+	lookup := appendNested(nil, unix.NFTA_LIST_ELEM, append(nft.AppendAttr(nil, unix.NFTA_EXPR_NAME, "lookup", 1),
+		appendNested(nil, unix.NFTA_EXPR_DATA, nft.AppendAttr(nil, unix.NFTA_LOOKUP_SET, "s", 1))...))
+	attrs := appendNested(nil, setExpressions, bytes.Repeat(lookup, 500))
+	rule := Rule{Attrs: appendNested(nil, unix.NFTA_RULE_EXPRESSIONS, lookup)}
+	table := &Table{Chains: []Chain{{Name: "c", Rules: []Rule{rule}}}, Sets: []Set{{Name: "s", Flags: setAnonymous, Attrs: attrs}}}
+	if table.Digest() != table.Digest() {
+		t.Error("two digests of one table")
+	}
+}
+
+// takeAny takes a message for one of a kind into the table.
+func takeAny(table *Table, kind int, b []byte) {
+	switch kind {
+	case 0:
+		_, _ = decodeTable(tableid.Inet, b)
+	case 1:
+		if _, c, err := decodeChain(b); err == nil {
+			table.Chains = append(table.Chains, c)
+		}
+	case 2:
+		if d, err := decode(nft.Rules, b); err == nil && len(table.Chains) > 0 {
+			c := &table.Chains[len(table.Chains)-1]
+			c.Rules = append(c.Rules, Rule{d.handle, d.attrs})
+		}
+	case 3:
+		if _, s, err := decodeSet(b); err == nil {
+			table.Sets = append(table.Sets, s)
+		}
+	case 4:
+		if n := len(table.Sets); n > 0 {
+			s := &table.Sets[n-1]
+			_ = decodeElements(b, func(e Element) { s.Elements = append(s.Elements, e) })
+			s.sort()
+		}
+	case 5:
+		if d, err := decode(nft.Objects, b); err == nil {
+			table.Objects = append(table.Objects, Object{d.name, number(b, unix.NFTA_OBJ_TYPE), d.handle, d.attrs})
+		}
+	}
+}
