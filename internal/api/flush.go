@@ -161,6 +161,8 @@ type Flush struct {
 	// showed the losses, oldest first, the culprits among them.
 	Writers []Culprit `json:"writers,omitempty"`
 	Lost    Lost      `json:"lost"`
+	// Native are the native tables that were hit; then Families and Tables are empty.
+	Native []NativeLoss `json:"native,omitempty"`
 	// NotInBaseline are the lost rules that the confirmed baseline does not have; nil
 	// where there was none.
 	NotInBaseline *NotInBaseline `json:"notInBaseline,omitempty"`

@@ -62,6 +62,11 @@ func (s Status) lostText() string {
 			}
 		}
 	}
+	for _, t := range s.Native {
+		if t.Verdict.Loss() {
+			parts = append(parts, fmt.Sprintf("table %s is %s", t.Table, t.Verdict))
+		}
+	}
 	return strings.Join(parts, ", ")
 }
 

@@ -29,6 +29,7 @@ func (d *Daemon) leave(ctx context.Context, st *state) {
 		d.look(looking, st)
 		done()
 	}
+	d.leaveNative(ctx, st)
 	d.save(ctx, st, true)
 }
 

@@ -258,6 +258,9 @@ func (d *Daemon) Dismiss(ctx context.Context) (api.DismissReply, error) {
 			reply = api.DismissReply{Flush: w.record.ID, Generation: w.id, Rules: w.record.Lost.Rules}
 			d.decided(ctx, st, api.Dismissed)
 		}
+		if flush := d.dismissNative(st); reply.Flush == "" {
+			reply.Flush = flush
+		}
 		d.publish(st)
 	})
 	return reply, errors.Join(err, failed)

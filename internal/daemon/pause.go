@@ -59,6 +59,7 @@ func (d *Daemon) Pause(ctx context.Context, r api.PauseRequest) (api.PauseReply,
 		if st.loss != nil { // it is told, and no longer tried
 			st.loss.tryAt = time.Now()
 		}
+		st.resumeNative()
 		klog.FromContext(ctx).Info("Paused on request: what is lost is told, but not replayed",
 			"for", length, "until", reply.Until.UTC().Format(time.RFC3339), "wasPaused", reply.WasPaused)
 		d.publish(st)
@@ -90,6 +91,10 @@ func (d *Daemon) runOut(ctx context.Context, st *state) { d.unpause(ctx, st, "Th
 func (d *Daemon) unpause(ctx context.Context, st *state, why string) {
 	st.pause.until = time.Time{}
 	next := "nothing is lost"
+	if st.native.loss != nil {
+		st.resumeNative()
+		next = "replaying what is lost"
+	}
 	if st.loss != nil {
 		st.loss.tryAt, next = time.Now(), "replaying what is lost"
 		if st.loss.record.Outcome == api.WaitingPaused {

@@ -65,6 +65,7 @@ func (d *Daemon) publish(st *state) {
 			s.Flushes = slices.Insert(s.Flushes, 0, st.loss.record)
 		}
 	}
+	d.publishNative(st, &s)
 	s.CapturePendingSince = pendingSince(st)
 	if trouble := d.journalError.Load(); trouble != nil {
 		s.JournalError = *trouble
