@@ -93,6 +93,9 @@ func flushText(r api.FlushReply) string {
 	if len(rows) > 1 {
 		_ = printTable(&b, rows)
 	}
+	for _, l := range f.Native {
+		fmt.Fprintf(&b, "native table %s\n", plain(l.String()))
+	}
 	for _, p := range f.Pods {
 		fmt.Fprintf(&b, "host ports of pod %s\n", plain(p.String()))
 	}

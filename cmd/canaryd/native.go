@@ -30,7 +30,7 @@ func (o *options) guardNative(kernel *iptables.Kernel, hints *watch.Hints, write
 	}
 	store, err := daemon.OpenNativeStore(o.stateDir)
 	if err != nil {
-		_ = opened.Close() // the first error is the one to tell
+		_ = opened.Close() // the first error is the one to report
 		return nativeGuard{}, err
 	}
 	g := nativeGuard{kernel: opened, config: daemon.NativeConfig{

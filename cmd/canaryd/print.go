@@ -29,8 +29,11 @@ func printJSON(w io.Writer, value any) error {
 	return err
 }
 
-func verdictsOf(families map[rules.Family]api.Verdicts) []canary.Verdict {
+func verdictsOf(families map[rules.Family]api.Verdicts, native []api.NativeTable) []canary.Verdict {
 	var list []canary.Verdict
+	for _, t := range native {
+		list = append(list, t.Verdict)
+	}
 	for _, f := range rules.Families() {
 		if verdicts, ok := families[f]; ok {
 			for _, t := range protect.Tables() {
@@ -41,11 +44,12 @@ func verdictsOf(families map[rules.Family]api.Verdicts) []canary.Verdict {
 	return list
 }
 
-func printVerdicts(w io.Writer, output string, families map[rules.Family]api.Verdicts) error {
+func printVerdicts(w io.Writer, output string, families map[rules.Family]api.Verdicts, native ...api.NativeTable) error {
 	if output == "json" {
 		return printJSON(w, struct {
 			Families map[rules.Family]api.Verdicts `json:"families"`
-		}{families})
+			Native   []api.NativeTable             `json:"native,omitempty"`
+		}{families, native})
 	}
 	rows := [][]string{{"FAMILY", "TABLE", "VERDICT"}}
 	for _, f := range rules.Families() {
@@ -55,7 +59,13 @@ func printVerdicts(w io.Writer, output string, families map[rules.Family]api.Ver
 			}
 		}
 	}
-	return printTable(w, rows)
+	if err := printTable(w, rows); err != nil || len(native) == 0 {
+		return err
+	}
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	return printTable(w, nativeRows(native))
 }
 
 func printStatus(w io.Writer, output string, s api.Status) error {
@@ -142,7 +152,7 @@ func printStatus(w io.Writer, output string, s api.Status) error {
 			}
 		}
 	}
-	if err := printVerdicts(w, output, s.Families); err != nil {
+	if err := errors.Join(printNative(w, s), printVerdicts(w, output, s.Families, s.Native...)); err != nil {
 		return err
 	}
 	if err := printFlushes(w, s.Flushes); err != nil {
@@ -296,6 +306,9 @@ func scope(f api.Flush) string {
 	}
 	for _, table := range f.Tables {
 		words = append(words, string(table))
+	}
+	if names := f.NativeNames(); len(names) > 0 {
+		words = append(words, plain(strings.Join(names, ", ")))
 	}
 	return strings.Join(words, " ")
 }

@@ -75,3 +75,14 @@ func (f Flush) NativeNames() []string {
 	}
 	return names
 }
+
+// nativeLostText names the native tables that lost something; it is empty if none did.
+func (s Status) nativeLostText() string {
+	var parts []string
+	for _, t := range s.Native {
+		if t.Verdict.Loss() {
+			parts = append(parts, fmt.Sprintf("table %s is %s", t.Table, t.Verdict))
+		}
+	}
+	return strings.Join(parts, ", ")
+}

@@ -214,6 +214,9 @@ func (s Status) Public() Status {
 // which nothing is known, or the reason, in one line.
 func (s Status) Ready() error {
 	if s.Decision != nil && !s.Stopped {
+		if lost := s.nativeLostText(); lost != "" {
+			return fmt.Errorf("%w; %s", s.Decision.Problem(), lost)
+		}
 		return s.Decision.Problem()
 	}
 	if s.Stopped {

@@ -62,10 +62,8 @@ func (s Status) lostText() string {
 			}
 		}
 	}
-	for _, t := range s.Native {
-		if t.Verdict.Loss() {
-			parts = append(parts, fmt.Sprintf("table %s is %s", t.Table, t.Verdict))
-		}
+	if native := s.nativeLostText(); native != "" {
+		parts = append(parts, native)
 	}
 	return strings.Join(parts, ", ")
 }

@@ -27,7 +27,7 @@ type NativeKernel interface {
 	Write(genid uint32, repairs []native.Repair, witnesses map[tableid.Family]string) (left []string, err error)
 }
 
-// NativeConfig is what the daemon is told about native tables.
+// NativeConfig is what guarding native tables needs.
 type NativeConfig struct {
 	Kernel   NativeKernel                // nil: none are guarded
 	Protects func(tableid.TableID) bool  // which are guarded
@@ -40,7 +40,7 @@ type NativeConfig struct {
 const (
 	// deedsKept bounds what is remembered of commits to one table while it is not read.
 	deedsKept = 512
-	// nativeStale bounds how often a repair is planned anew because another process wrote.
+	// nativeStale bounds how often a repair is planned again because another process wrote.
 	nativeStale = 5
 	// rehearseMost is how many rules and sets a table may have to be rehearsed: the kernel takes
 	// as long as for a replay, 5 ms at 100 services and 0.4 s at 1,000, and lets no process

@@ -21,7 +21,7 @@ var (
 	dockerTable = tableid.IPv4.Table("docker-bridges")
 )
 
-// A fakeNative is native tables in memory: what commits do to them is heard of as the kernel says it.
+// A fakeNative is native tables in memory. It says of commits what the kernel says.
 type fakeNative struct {
 	mu       sync.Mutex
 	genid    uint32
@@ -132,7 +132,7 @@ func (k *fakeNative) flushTable(id tableid.TableID) {
 	})
 }
 
-// again is its owner's way to make a table anew: deleted, if it stands, and created in one commit.
+// again is its owner's way to make a table again: deleted, if it stands, and created at once.
 func (k *fakeNative) again(t *native.Table) {
 	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
 		deed(t.ID).Deleted = k.tables[t.ID] != nil

@@ -255,7 +255,7 @@ func (d *Daemon) plantWitnesses(ctx context.Context, st *state) {
 	}
 	r.plantAt = time.Now().Add(d.cfg.PollInterval)
 	if r.planted.met(err, time.Now()) {
-		klog.FromContext(ctx).Error(err, "A witness could not be planted; canaryd may not be able to tell a flush of the ruleset from an owner that deletes its table")
+		klog.FromContext(ctx).Error(err, "A witness could not be planted; canaryd may take a flush of the ruleset for an owner that deletes its table")
 	}
 }
 

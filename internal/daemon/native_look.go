@@ -178,7 +178,9 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 
 // finishRead plans what follows a read that took so long.
 func (r *nativeRealm) finishRead(end time.Time, seen nativeSight) {
-	r.ready, r.begun = end.Add(readShare*seen.took), r.begun || seen.all
+	if r.begun = r.begun || seen.all; r.loss == nil { // what a loss makes us read is no busy owner's fault
+		r.ready = end.Add(readShare * seen.took)
+	}
 	r.planReads(end)
 	if r.begun && !r.all && r.readAt.IsZero() {
 		r.known = end
@@ -201,55 +203,67 @@ type nativeSight struct {
 	took     time.Duration
 }
 
+// A nativeChoice chooses the tables of one read.
+type nativeChoice struct {
+	d      *Daemon
+	r      *nativeRealm
+	wanted func(tableid.TableID) bool
+	// What the choice came to: new tables, those that are too many, and those that are immune. A read
+	// may be begun several times.
+	fresh, beyond, immune map[tableid.TableID]bool
+}
+
+func (c *nativeChoice) takes(t nft.Table) bool {
+	id := t.Family.Table(t.Name)
+	switch {
+	case !c.d.cfg.Native.Protects(id) || !c.wanted(id):
+		return false
+	case t.Owner != 0:
+		c.immune[id] = true
+		return false
+	case c.r.tables[id] != nil:
+		return true
+	case !c.fresh[id] && len(c.r.tables)+len(c.fresh) >= protect.MaxNative:
+		c.beyond[id] = true
+		return false
+	}
+	c.fresh[id] = true
+	return true
+}
+
 // sightNative reads the wanted tables at one genid and judges them. New ones it takes up.
 func (d *Daemon) sightNative(ctx context.Context, st *state, wanted func(tableid.TableID) bool) (nativeSight, error) {
 	r, start := &st.native, time.Now()
 	seen := nativeSight{findings: map[tableid.TableID]native.Finding{}, all: r.all}
-	fresh, beyond, immune, asked := 0, 0, map[tableid.TableID]bool{}, r.fresh
 	judged := map[tableid.TableID]bool{} // by what is wanted now: what is heard meanwhile changes that
 	for id := range r.tables {
 		judged[id] = wanted(id)
 	}
+	choice, fresh := nativeChoice{d, r, wanted, map[tableid.TableID]bool{}, map[tableid.TableID]bool{}, map[tableid.TableID]bool{}}, r.fresh
 	var err error
-	seen.Ruleset, err = d.cfg.Native.Kernel.Capture(func(t nft.Table) bool {
-		id := t.Family.Table(t.Name)
-		switch {
-		case !d.cfg.Native.Protects(id) || !wanted(id):
-			return false
-		case t.Owner != 0:
-			immune[id] = true
-			return false
-		case r.tables[id] != nil:
-			return true
-		case len(r.tables)+fresh >= protect.MaxNative:
-			beyond++
-			return false
-		}
-		fresh++
-		return true
-	})
+	seen.Ruleset, err = d.cfg.Native.Kernel.Capture(choice.takes)
 	seen.took = time.Since(start)
 	if err == nil {
 		r.all, r.fresh = false, false // unless what is heard now says so
 		err = d.hearNative(ctx, st, seen.Genid)
 	}
+	var stand map[tableid.Family]string
+	if err == nil {
+		stand, err = d.witnessesLost(r)
+	}
 	if err != nil {
-		r.all, r.fresh = r.all || seen.all, r.fresh || asked
+		r.all, r.fresh = r.all || seen.all, r.fresh || fresh
 		return nativeSight{}, err
 	}
 	st.memory.scheduleFree(time.Now())
 	if seen.all {
-		r.immune = immune
-		d.noteBeyond(ctx, r, beyond)
+		r.immune = map[tableid.TableID]bool{}
+		d.noteBeyond(ctx, r, len(choice.beyond))
 	}
-	maps.Copy(r.immune, immune)
-	lost, err := d.witnessesLost(r)
-	if err != nil {
-		return nativeSight{}, err
-	}
+	maps.Copy(r.immune, choice.immune)
 	for id, t := range r.tables {
-		if judged[id] && !immune[id] {
-			seen.findings[id] = d.judgeNative(id, t, seen, lost)
+		if judged[id] && !choice.immune[id] {
+			seen.findings[id] = d.judgeNative(id, t, seen, stand)
 		}
 	}
 	for id, now := range seen.Tables {

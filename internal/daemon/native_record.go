@@ -125,7 +125,7 @@ func (d *Daemon) addNativeLoss(st *state, r *api.Flush, id tableid.TableID) {
 }
 
 // takersOf returns who took what a table lost: the last commit that deleted it or, if none did,
-// those that took something and wrote nothing; nobody where commits were missed.
+// those that took something and wrote nothing. Where commits were missed there are none.
 func (d *Daemon) takersOf(t *nativeTable) []watch.Writer {
 	var taken []nft.Commit
 	for _, deed := range t.deeds {

@@ -20,6 +20,7 @@ import (
 )
 
 const (
+	nativeFile   = "native.json"
 	nativeFormat = 1
 	// nativeStored bounds the file: 5,000 services of kube-proxy need 12 MB.
 	nativeStored = 64 << 20
@@ -65,7 +66,7 @@ func OpenNativeStore(folder string) (*NativeStore, error) {
 	if err := unix.Uname(&name); err != nil {
 		return nil, fmt.Errorf("asking for the kernel's release: %w", err)
 	}
-	return &NativeStore{filepath.Join(folder, "native.json"),
+	return &NativeStore{filepath.Join(folder, nativeFile),
 		NativeIdentity{here.BootID, here.NetNS, unix.ByteSliceToString(name.Release[:])}}, nil
 }
 
@@ -110,9 +111,9 @@ func (s *NativeStore) load() (stored storedNative, err error) {
 	return stored, nil
 }
 
-// forget removes the file.
-func (s *NativeStore) forget() error {
-	if err := os.Remove(s.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+// ForgetNative removes what a NativeStore keeps in a state folder.
+func ForgetNative(folder string) error {
+	if err := os.Remove(filepath.Join(folder, nativeFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil
@@ -217,7 +218,7 @@ func (d *Daemon) stopNative(st *state) error {
 		errs = append(errs, d.cfg.Native.Cleanup())
 	}
 	if d.cfg.Native.Store != nil {
-		errs = append(errs, d.cfg.Native.Store.forget())
+		errs = append(errs, ForgetNative(filepath.Dir(d.cfg.Native.Store.path)))
 	}
 	return errors.Join(errs...)
 }

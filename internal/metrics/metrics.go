@@ -52,6 +52,7 @@ type Metrics struct {
 	flushEvents, journalErrors        prometheus.Counter
 	flushedUnprotected                *prometheus.CounterVec
 	nativeInForce                     *prometheus.GaugeVec
+	native                            map[string]string // families of the native tables shown, by table; the loop's
 
 	canaryPresent, jumpsMissing  *prometheus.GaugeVec
 	generationRules, quarantined *prometheus.GaugeVec
@@ -247,17 +248,24 @@ func (m *Metrics) ObserveNativeReplay(family string, result api.Outcome) {
 // setNative says what is guarded of native tables, and makes the counters of their losses exist
 // before the first one. Tables that are guarded no more keep the latter.
 func (m *Metrics) setNative(tables []api.NativeTable) {
-	m.nativeInForce.Reset()
+	known := map[string]string{}
 	for _, t := range tables {
 		if t.Immune {
 			continue
 		}
+		known[t.Table] = t.Family
+		delete(m.native, t.Table)
 		m.nativeInForce.WithLabelValues(t.Family, t.Table).Set(truth(t.Verdict == canary.Intact || t.Verdict == canary.Changed))
 		m.generationRules.WithLabelValues(t.Family, t.Table).Set(float64(t.Rules))
 		for _, kind := range api.NativeLossKinds() {
 			m.flushes.WithLabelValues(t.Family, t.Table, string(kind))
 		}
 	}
+	for table, family := range m.native {
+		m.nativeInForce.DeleteLabelValues(family, table)
+		m.generationRules.DeleteLabelValues(family, table)
+	}
+	m.native = known
 }
 
 // ObserveUnprotected counts rules of others that went in a flush of one table.

@@ -166,6 +166,9 @@ func RemoveWitnesses(port uint32) error {
 		return err
 	}
 	defer func() { _ = conn.Close() }() // it was read from only
+	if _, err := conn.Genid(); errors.Is(err, nft.ErrNone) {
+		return nil
+	}
 	b, found := nft.NewBatch(), false
 	b.Port = port
 	err = conn.EachTable(func(t nft.Table) error {
@@ -175,10 +178,7 @@ func RemoveWitnesses(port uint32) error {
 		}
 		return nil
 	})
-	if errors.Is(err, nft.ErrNone) || err == nil && !found {
-		return nil
-	}
-	if err != nil {
+	if err != nil || !found {
 		return err
 	}
 	b.Finish()
