@@ -29,7 +29,6 @@ const (
 	setType        = 19 // dumped since Linux 6.16, refused by NEWSET
 	setCount       = 20 // the same
 
-	elemKeyEnd      = 10
 	elemExpressions = 11
 
 	objHandle = 6
@@ -57,7 +56,6 @@ const (
 	chainBinding = 4
 
 	setAnonymous = 1
-	setConstant  = 2
 	setInterval  = 4
 	setTimeout   = 0x10
 	setEval      = 0x20 // rules add elements

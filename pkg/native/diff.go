@@ -58,36 +58,39 @@ func Diff(was, now *Table) []Change {
 		all = append(all, Change{Kind: nft.Tables, Name: was.ID.Name, Altered: true})
 	}
 	before, after := newContents(was).parts(was), newContents(now).parts(now)
-	byKey := map[string]part{}
+	byKey := map[partKey]part{}
 	for _, p := range after {
-		byKey[p.key()] = p
+		byKey[p.partKey] = p
 	}
 	for _, p := range before {
-		q, there := byKey[p.key()]
-		delete(byKey, p.key())
+		q, there := byKey[p.partKey]
+		delete(byKey, p.partKey)
 		if c := p.change(q, there); c != nil {
 			all = append(all, *c)
 		}
 	}
 	for _, p := range after {
-		if _, left := byKey[p.key()]; left {
+		if _, left := byKey[p.partKey]; left {
 			all = append(all, Change{Kind: p.kind, Name: p.name, Made: true, New: len(p.in)})
 		}
 	}
 	return all
 }
 
+// A partKey names a part of a table.
+type partKey struct {
+	kind   nft.ObjectKind
+	name   string
+	number uint32 // an object's type
+}
+
 // A part is one named object of a table, with the digests of what is in it.
 type part struct {
-	kind    nft.ObjectKind
-	name    string
-	number  uint32 // an object's type
+	partKey
 	own     Digest // of its attributes
 	in      []Digest
 	ordered bool
 }
-
-func (p part) key() string { return fmt.Sprintf("%d %d %s", p.kind, p.number, p.name) }
 
 // parts returns what has a name of its own.
 func (c *contents) parts(t *Table) []part {
@@ -97,7 +100,7 @@ func (c *contents) parts(t *Table) []part {
 		if ch.Bound {
 			continue
 		}
-		p := part{kind: nft.Chains, name: ch.Name, own: digestOf("", c.chainAttrs(ch)), ordered: true}
+		p := part{partKey: partKey{nft.Chains, ch.Name, 0}, own: digestOf("", c.chainAttrs(ch)), ordered: true}
 		for _, r := range ch.Rules {
 			p.in = append(p.in, c.rule(r))
 		}
@@ -108,7 +111,7 @@ func (c *contents) parts(t *Table) []part {
 		if s.Anonymous() {
 			continue
 		}
-		p := part{kind: nft.Sets, name: s.Name, own: digestOf("", c.setAttrs(s))}
+		p := part{partKey: partKey{nft.Sets, s.Name, 0}, own: digestOf("", c.setAttrs(s))}
 		for _, e := range s.Elements {
 			if !fleeting(s, e) {
 				p.in = append(p.in, c.element(e))
@@ -117,10 +120,10 @@ func (c *contents) parts(t *Table) []part {
 		all = append(all, p)
 	}
 	for _, o := range t.Objects {
-		all = append(all, part{kind: nft.Objects, name: o.Name, number: o.Type, own: c.object(o)})
+		all = append(all, part{partKey: partKey{nft.Objects, o.Name, o.Type}, own: c.object(o)})
 	}
 	for _, f := range t.Flowtables {
-		all = append(all, part{kind: nft.Flowtables, name: f.Name, own: digestOf("", f.Attrs)})
+		all = append(all, part{partKey: partKey{nft.Flowtables, f.Name, 0}, own: digestOf("", f.Attrs)})
 	}
 	return all
 }

@@ -117,9 +117,10 @@ func (e *Evidence) judgeMade(f *Finding) {
 
 // lacksBase reports whether a base chain that had rules is gone or has none.
 func (e *Evidence) lacksBase() bool {
+	stand := e.Now.chainsByName()
 	for i := range e.Was.Chains {
 		c := &e.Was.Chains[i]
-		if now := e.Now.Chain(c.Name); c.Base && len(c.Rules) > 0 && (now == nil || len(now.Rules) == 0) {
+		if now := stand[c.Name]; c.Base && len(c.Rules) > 0 && (now == nil || len(now.Rules) == 0) {
 			return true
 		}
 	}
@@ -132,11 +133,11 @@ func (e *Evidence) judgeParts(f *Finding) {
 	for name := range e.Now.jumps() {
 		referenced[name] = true
 	}
-	flushed := e.ruleless()
+	flushed, chains := e.ruleless(), e.Was.chainsByName()
 	for _, c := range f.Changes {
 		switch {
 		case c.Kind == nft.Chains && (c.Empty || c.Gone) && c.Lost > 0:
-			was := e.Was.Chain(c.Name)
+			was := chains[c.Name]
 			d := e.last(func(d *Deed) int { return d.Rules[c.Name] })
 			free := !e.Habits.EmptiesChains
 			if was.Base {
@@ -204,12 +205,12 @@ func (e *Evidence) onlyEmptied(d *Deed) bool {
 	if d == nil || len(d.Rules) > 0 || d.Lost > 0 {
 		return false
 	}
-	most := 0
+	most, before, after := 0, e.Was.setsByName(), e.Now.setsByName()
 	for name, n := range d.Elements {
-		if now := e.Now.Set(name); now == nil || len(now.Elements) > 0 {
+		if now := after[name]; now == nil || len(now.Elements) > 0 {
 			return false
 		}
-		was := e.Was.Set(name)
+		was := before[name]
 		if was != nil && was.Flags&unix.NFT_SET_INTERVAL != 0 {
 			n /= 2 // the beginning and the end of each
 		}

@@ -63,7 +63,7 @@ const (
 }`
 )
 
-// again is an owner's way to make its table anew: created if it is not there, deleted, created.
+// again is how owners make their table again: created if it is not there, deleted, created.
 func again(text string) string {
 	name := strings.TrimSpace(strings.SplitN(text, "{", 2)[0])
 	return "add " + name + "\ndelete " + name + "\n" + text

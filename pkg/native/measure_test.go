@@ -14,10 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/native"
 )
 
-// TestMeasureReplay prints how long a replay takes beside "nft -f" of the same text, medians of
-// five. NATIVE_TEXT names a file such as testdata/services-100.nft.gz.
+// TestMeasureReplay prints how long a replay takes and how long "nft -f" of the same text, medians
+// of five. NATIVE_TEXT names a file such as testdata/services-100.nft.gz.
 func TestMeasureReplay(t *testing.T) {
 	path := os.Getenv("NATIVE_TEXT")
 	if path == "" {
@@ -44,7 +45,7 @@ func TestMeasureReplay(t *testing.T) {
 			time.Sleep(time.Second) // the kernel frees what was deleted
 		}
 		for range 5 {
-			was := capture(t, conn)
+			var was *native.Ruleset
 			timed(&reads, func() { was = capture(t, conn) })
 			flush()
 			genid, err := conn.Genid()

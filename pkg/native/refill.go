@@ -2,40 +2,52 @@ package native
 
 import (
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
-// Refill writes what a standing table has lost into a batch: rules of chains that are empty or
-// gone, elements of sets, and whatever those need. What has other contents now stays as it is:
-// it is its owner's newer word. Guard the batch by the genid at which now was read.
+// Refill writes what a standing table has lost into a batch: the rules of chains that are empty or
+// gone, the elements of sets that are empty, and whatever those need. What has other contents now
+// stays as it is: it is its owner's newer word. So does an emptied chain that nothing leads to,
+// unless the table has no rule at all: an owner empties a chain before it deletes it. Guard the
+// batch by the genid at which now was read, and after an error cut it back.
 func (t *Table) Refill(b *nft.Batch, now *Table, o Options) (left []string, err error) {
 	if now.Immune() {
 		return nil, fmt.Errorf("table %s: %w", t.ID, ErrImmune)
 	}
 	r := newRefill(b, t, now, o)
+	led := map[string]bool{}
+	for name := range now.jumps() {
+		led[name] = true
+	}
+	ruleless := !slices.ContainsFunc(now.Chains, func(c Chain) bool { return len(c.Rules) > 0 })
 	for i := range t.Chains {
-		if c := &t.Chains[i]; r.emptied(c) && (c.Base || r.stand[c.Name] != nil) {
+		c := &t.Chains[i]
+		if r.emptied(c) && (c.Base || r.stand[c.Name] != nil && (ruleless || led[c.Name])) {
 			r.need(c.Name)
 		}
 	}
 	for i := range t.Sets {
-		if s := &t.Sets[i]; !s.Anonymous() && r.sets[s.Name] != nil && len(r.lost(s)) > 0 {
+		if s := &t.Sets[i]; !s.Anonymous() && r.sets[s.Name] != nil {
 			r.needSet(s.Name)
 		}
 	}
-	return r.w.leftBy, r.write()
+	err = r.write()
+	return r.w.leftBy, err
 }
 
 // A refill finds what has to be written for what was lost.
 type refill struct {
-	w      *writer
-	stand  map[string]*Chain // the chains that stand now
-	sets   map[string]*Set   // the sets that stand now
-	chains map[string]bool   // whose rules are to be written
-	filled map[string]bool   // sets whose elements are to be written
+	w         *writer
+	stand     map[string]*Chain // the chains that stand now
+	sets      map[string]*Set   // the sets that stand now
+	wasChains map[string]*Chain
+	wasSets   map[string]*Set
+	chains    map[string]bool // whose rules are to be written
+	filled    map[string]bool // sets whose elements are to be written
 	// objects are those that stand now.
 	objects map[objectKey]bool
 }
@@ -47,15 +59,10 @@ type objectKey struct {
 }
 
 func newRefill(b *nft.Batch, was, now *Table, o Options) *refill {
-	r := &refill{w: newWriter(b, was, o), stand: map[string]*Chain{}, sets: map[string]*Set{},
+	r := &refill{w: newWriter(b, was, o), stand: now.chainsByName(), sets: now.setsByName(),
+		wasChains: was.chainsByName(), wasSets: was.setsByName(),
 		chains: map[string]bool{}, filled: map[string]bool{}, objects: map[objectKey]bool{}}
 	r.w.late = true
-	for i := range now.Chains {
-		r.stand[now.Chains[i].Name] = &now.Chains[i]
-	}
-	for i := range now.Sets {
-		r.sets[now.Sets[i].Name] = &now.Sets[i]
-	}
 	for _, o := range now.Objects {
 		r.objects[objectKey{o.Name, o.Type}] = true
 	}
@@ -77,32 +84,15 @@ func (r *refill) emptied(c *Chain) bool {
 	return !c.Bound && len(c.Rules) > 0 && (stands == nil || len(stands.Rules) == 0)
 }
 
-// lost returns the elements that a standing set lacks. Of a set of intervals none are added to
-// those that stand: an element there is the end of what was added before.
-func (r *refill) lost(s *Set) []Element {
+// lacking reports whether a set's elements are to be written: it is gone, or has none.
+func (r *refill) lacking(s *Set) bool {
 	stands := r.sets[s.Name]
-	if stands == nil || len(stands.Elements) == 0 {
-		return s.Elements
-	}
-	if s.Flags&setInterval != 0 {
-		return nil
-	}
-	keys := map[string]bool{}
-	for _, e := range stands.Elements {
-		keys[string(attrOf(e, unix.NFTA_SET_ELEM_KEY))] = true
-	}
-	var all []Element
-	for _, e := range s.Elements {
-		if !keys[string(attrOf(e, unix.NFTA_SET_ELEM_KEY))] && !fleeting(s, e) {
-			all = append(all, e)
-		}
-	}
-	return all
+	return stands == nil || len(stands.Elements) == 0 && len(s.Elements) > 0
 }
 
 // need takes in a chain's rules, and what they name and the table lacks.
 func (r *refill) need(name string) {
-	c := r.w.t.Chain(name)
+	c := r.wasChains[name]
 	if c == nil || r.chains[name] || !c.Bound && r.stand[name] != nil && len(r.stand[name].Rules) > 0 {
 		return
 	}
@@ -114,8 +104,8 @@ func (r *refill) need(name string) {
 
 // needSet takes in what a set's elements need, if any of them are to be written.
 func (r *refill) needSet(name string) {
-	s := r.w.t.Set(name)
-	if s == nil || r.filled[name] || !s.Anonymous() && len(r.lost(s)) == 0 && r.sets[name] != nil {
+	s := r.wasSets[name]
+	if s == nil || r.filled[name] || !s.Anonymous() && !r.lacking(s) {
 		return
 	}
 	r.filled[name] = true
@@ -148,7 +138,7 @@ func (r *refill) write() error {
 				return err
 			}
 		default:
-			r.w.elements(r.lost(s), func() { r.w.b.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Name) })
+			r.w.elements(s.Elements, func() { r.w.b.Text(unix.NFTA_SET_ELEM_LIST_SET, s.Name) })
 		}
 	}
 	for i := range t.Chains {

@@ -26,7 +26,6 @@ var partial = []struct{ name, script string }{
 	{"flush map", "flush map ip kube-proxy service-ips"},
 	{"flush several", "flush map ip kube-proxy service-ips; flush set ip kube-proxy cluster-ips; flush chain ip kube-proxy services"},
 	{"delete a base chain", "flush chain ip kube-proxy nat-prerouting; delete chain ip kube-proxy nat-prerouting"},
-	{"delete elements", "delete element ip kube-proxy cluster-ips { 172.30.0.11, 172.30.0.12 }"},
 	{"flush table, and another rule takes a name", "flush table ip kube-proxy; add chain ip kube-proxy new; add rule ip kube-proxy new tcp dport { 1, 2 } accept"},
 }
 
@@ -76,6 +75,37 @@ func putsBack(t *testing.T, conn *nft.Conn, script string) {
 		// A base chain that was deleted stands behind the others.
 		t.Errorf("%s: afterwards %v; it had lost %v", script, c, lost)
 	}
+}
+
+// TestARefillLeavesTheOwnersWord: beside what a flush took, elements and chains that the owner took
+// stay away.
+func TestARefillLeavesTheOwnersWord(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		conn := dial(t)
+		was, id := stage(t, conn, kubeProxy)
+		nstest.CommandInput(t, `delete element ip kube-proxy service-ips { 172.30.0.2 . 53 }
+			flush chain ip kube-proxy service-B/dns
+			delete element ip kube-proxy cluster-ips { 172.30.0.2 }`, "nft", "-f", "-")
+		nstest.CommandInput(t, "flush chain ip kube-proxy services", "nft", "-f", "-")
+		now := capture(t, conn)
+		b := nft.NewBatch()
+		b.Guard(now.Genid)
+		if _, err := was.Refill(b, now.Tables[id], native.Options{}); err != nil {
+			t.Fatal(err)
+		}
+		b.Finish()
+		if err := b.Send(); err != nil {
+			t.Fatal(err)
+		}
+		is := capture(t, conn).Tables[id]
+		if len(is.Chain("services").Rules) == 0 {
+			t.Error("the flushed chain is still empty")
+		}
+		if got := native.Diff(now.Tables[id], is); len(got) != 1 {
+			t.Errorf("the refill did more: %v", got)
+		}
+	})
 }
 
 // TestTheCorpusIsRefilled: after "flush table" and a flush of every set, all that a table holds is

@@ -102,21 +102,21 @@ type Flowtable struct {
 }
 
 // Chain returns the chain of that name, nil if there is none.
-func (t *Table) Chain(name string) *Chain {
+func (t *Table) Chain(name string) *Chain { return t.chainsByName()[name] }
+
+// chainsByName and setsByName are for many questions about one table.
+func (t *Table) chainsByName() map[string]*Chain {
+	all := make(map[string]*Chain, len(t.Chains))
 	for i := range t.Chains {
-		if t.Chains[i].Name == name {
-			return &t.Chains[i]
-		}
+		all[t.Chains[i].Name] = &t.Chains[i]
 	}
-	return nil
+	return all
 }
 
-// Set returns the set of that name, nil if there is none.
-func (t *Table) Set(name string) *Set {
+func (t *Table) setsByName() map[string]*Set {
+	all := make(map[string]*Set, len(t.Sets))
 	for i := range t.Sets {
-		if t.Sets[i].Name == name {
-			return &t.Sets[i]
-		}
+		all[t.Sets[i].Name] = &t.Sets[i]
 	}
-	return nil
+	return all
 }

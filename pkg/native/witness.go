@@ -20,7 +20,7 @@ const WitnessName = "canaryd-witness"
 const commentType = 0
 
 // PlantWitness writes a witness into a batch, which the kernel takes only if there is none. The
-// nonce, its comment, tells one planting from each other one.
+// nonce, its comment, is another one for each planting.
 func PlantWitness(b *nft.Batch, family tableid.Family, nonce string) error {
 	if len(nonce) == 0 || len(nonce) > 64 {
 		return fmt.Errorf("a nonce of %d bytes", len(nonce))

@@ -59,14 +59,16 @@ func newWriter(b *nft.Batch, t *Table, o Options) *writer {
 }
 
 // Create writes the table and all that is in it into a batch, which the kernel takes only if
-// there is no such table. It returns the devices that it left out.
+// there is no such table. It returns the devices that it left out. After an error cut the batch
+// back.
 func (t *Table) Create(b *nft.Batch, o Options) (left []string, err error) {
 	if t.Immune() {
 		return nil, fmt.Errorf("table %s: %w", t.ID, ErrImmune)
 	}
 	w := newWriter(b, t, o)
 	w.table(t.Attrs)
-	return w.leftBy, w.contents()
+	err = w.contents()
+	return w.leftBy, err
 }
 
 // Replace is Create for a table that stands: it is deleted in the same transaction.
@@ -154,6 +156,13 @@ func (w *writer) set(s *Set) error {
 			return err
 		}
 	}
+	number := w.newSet(s)
+	w.elements(s.Elements, func() { w.b.Number(unix.NFTA_SET_ELEM_LIST_SET_ID, number) })
+	return nil
+}
+
+// newSet writes a set and returns its number in the transaction.
+func (w *writer) newSet(s *Set) uint32 {
 	w.begin(nft.Sets)
 	number := uint32(w.b.Messages())
 	name := s.Name
@@ -164,8 +173,7 @@ func (w *writer) set(s *Set) error {
 	w.b.Number(unix.NFTA_SET_ID, number)
 	w.b.Raw(s.Attrs)
 	w.b.End()
-	w.elements(s.Elements, func() { w.b.Number(unix.NFTA_SET_ELEM_LIST_SET_ID, number) })
-	return nil
+	return number
 }
 
 // elements writes elements of the set that the function names.

@@ -1,0 +1,161 @@
+package native_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// TestACaptureIsOneState: beside a process that writes all the time, a capture is of one genid or
+// none. Each commit writes the same number into a set and into two chains.
+func TestACaptureIsOneState(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		conn := dial(t)
+		state := func(n int) string {
+			return fmt.Sprintf("flush table ip t\nflush set ip t s\nadd element ip t s { %d }\nadd rule ip t a meta mark %d\nadd rule ip t b meta mark %d\n", n, n, n)
+		}
+		nstest.CommandInput(t, "table ip t { set s { type mark; }; chain a { }; chain b { }; }", "nft", "-f", "-")
+		nstest.CommandInput(t, state(1), "nft", "-f", "-")
+		writing, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- write(writing, state) }()
+		read, interrupted := 0, 0
+		for end := time.Now().Add(3 * time.Second); time.Now().Before(end); {
+			r, err := native.Capture(conn, everything)
+			if errors.Is(err, nft.ErrInterrupted) {
+				interrupted++
+				continue
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			read++
+			table := r.Tables[tableid.IPv4.Table("t")]
+			if len(table.Sets[0].Elements) != 1 || len(table.Chain("a").Rules) != 1 || len(table.Chain("b").Rules) != 1 ||
+				string(table.Chain("a").Rules[0].Attrs) != string(table.Chain("b").Rules[0].Attrs) {
+				t.Fatal("a mixture of two states")
+			}
+		}
+		stop()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		if read == 0 {
+			t.Errorf("no capture came to an end, %d were interrupted", interrupted)
+		}
+	})
+}
+
+// write commits one state after the other through one nft that reads its input.
+func write(ctx context.Context, state func(int) string) error {
+	for n := 2; ctx.Err() == nil; n++ {
+		cmd := exec.Command("nft", "-f", "-")
+		cmd.Stdin = strings.NewReader(state(n))
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+	}
+	return nil
+}
+
+// TestOwnedTablesAreImmune: a table with an owner is read, and never written.
+func TestOwnedTablesAreImmune(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		conn := dial(t)
+		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		b := nft.NewBatch()
+		b.Begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, tableid.Inet)
+		b.Text(unix.NFTA_TABLE_NAME, "owned")
+		b.Number(unix.NFTA_TABLE_FLAGS, 2)
+		b.End()
+		b.Finish()
+		if err := b.SendOver(fd); err != nil {
+			t.Fatal(err)
+		}
+		owned := capture(t, conn).Tables[tableid.Inet.Table("owned")]
+		if owned == nil || !owned.Immune() {
+			t.Fatalf("read %v, want an immune table", owned)
+		}
+		if _, err := owned.Create(nft.NewBatch(), native.Options{}); !errors.Is(err, native.ErrImmune) {
+			t.Errorf("to be created: %v", err)
+		}
+		if _, err := owned.Refill(nft.NewBatch(), owned, native.Options{}); !errors.Is(err, native.ErrImmune) {
+			t.Errorf("to be refilled: %v", err)
+		}
+		if err := owned.Rehearse(); !errors.Is(err, native.ErrImmune) {
+			t.Errorf("to be rehearsed: %v", err)
+		}
+	})
+}
+
+// TestADeviceThatIsGoneIsLeftOut: the rest of a table comes back without it.
+func TestADeviceThatIsGoneIsLeftOut(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft", "ip")
+		conn := dial(t)
+		nstest.Command(t, "ip", "link", "add", "short", "type", "veth", "peer", "name", "other")
+		nstest.CommandInput(t, `table netdev t { chain c { type filter hook ingress devices = { lo, short } priority 0; policy accept; drop; }; }`, "nft", "-f", "-")
+		was := capture(t, conn).Tables[tableid.Netdev.Table("t")]
+		nstest.Command(t, "nft", "flush", "ruleset")
+		nstest.Command(t, "ip", "link", "delete", "short")
+		b := nft.NewBatch()
+		left, err := was.Create(b, native.Options{Lacks: func(device string) bool { return device == "short" }})
+		if err != nil || len(left) != 1 || left[0] != "short" {
+			t.Fatalf("left out %v, %v", left, err)
+		}
+		b.Finish()
+		if err := b.Send(); err != nil {
+			t.Fatal(err)
+		}
+		if got := nstest.Command(t, "nft", "list", "ruleset"); !strings.Contains(got, "lo") || strings.Contains(got, "short") || !strings.Contains(got, "drop") {
+			t.Errorf("nft lists\n%s", got)
+		}
+	})
+}
+
+// TestAnUsedUpQuotaComesBack: packets set a flag of it that the kernel does not take.
+func TestAnUsedUpQuotaComesBack(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		conn := dial(t)
+		nstest.CommandInput(t, "table ip t { quota q { over 10 bytes; }; chain c { type filter hook output priority 0; quota until 10 bytes accept; quota name q accept; }; }", "nft", "-f", "-")
+		before := capture(t, conn)
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		for range 3 {
+			if err := unix.Sendto(fd, make([]byte, 50), 0, &unix.SockaddrInet4{Port: 9, Addr: [4]byte{127, 0, 0, 1}}); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+				t.Fatal(err)
+			}
+		}
+		was := capture(t, conn)
+		id := tableid.IPv4.Table("t")
+		if changes := native.Diff(before.Tables[id], was.Tables[id]); len(changes) != 0 {
+			t.Errorf("packets changed the content: %v", changes)
+		}
+		if !strings.Contains(nstest.Command(t, "nft", "list", "ruleset"), "used") {
+			t.Fatal("no packet was counted")
+		}
+		nstest.Command(t, "nft", "flush", "ruleset")
+		replay(t, conn, was)
+		sameRaw(t, was, capture(t, conn))
+	})
+}

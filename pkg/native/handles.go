@@ -1,0 +1,173 @@
+package native
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+)
+
+// mostHoles bounds the rules that fill holes in a table's handles.
+const mostHoles = 4096
+
+// ErrHandles: a table's handles cannot be had again. Table.Create puts it back with others.
+var ErrHandles = errors.New("the handles are too far apart to be had again")
+
+// scratchName is a chain that is gone at the end of the transaction. Its rules take the handles
+// of what was deleted before the table was read.
+const scratchName = "canaryd-scratch"
+
+// CreateWithHandles is Create that gives everything in the table its old handle, for an owner
+// that remembers them: libvirt deletes by handle, and would delete other rules. The kernel counts
+// handles within a table, so it is enough to make everything in the order of its handles.
+func (t *Table) CreateWithHandles(b *nft.Batch, o Options) (left []string, err error) {
+	if t.Immune() {
+		return nil, fmt.Errorf("table %s: %w", t.ID, ErrImmune)
+	}
+	all := t.byHandle()
+	last := uint64(0)
+	if len(all) > 0 {
+		last = all[len(all)-1].handle
+	}
+	if last-uint64(len(all)) > mostHoles {
+		return nil, fmt.Errorf("table %s, %d handles of %d: %w", t.ID, len(all), last, ErrHandles)
+	}
+	k := handleWriter{writer: newWriter(b, t, o), written: map[uint64]bool{}}
+	k.table(t.Attrs)
+	next := uint64(1)
+	for _, p := range all {
+		for ; next < p.handle; next++ {
+			k.fill()
+		}
+		if err := p.write(&k); err != nil {
+			return nil, err
+		}
+		next++
+	}
+	k.finish()
+	return k.leftBy, nil
+}
+
+// A numbered is something with a handle, and how it is written.
+type numbered struct {
+	handle uint64
+	write  func(*handleWriter) error
+}
+
+// byHandle returns everything with a handle, in the order of handles: what an object names was
+// there when it was made, so it has a lower one.
+func (t *Table) byHandle() []numbered {
+	var all []numbered
+	for i := range t.Chains {
+		c := &t.Chains[i]
+		all = append(all, numbered{c.Handle, func(k *handleWriter) error { k.chain(c); return nil }})
+		for j, r := range c.Rules {
+			all = append(all, numbered{r.Handle, func(k *handleWriter) error { k.rule(c, j); return nil }})
+		}
+	}
+	for i := range t.Sets {
+		s := &t.Sets[i]
+		all = append(all, numbered{s.Handle, func(k *handleWriter) error { k.numberedSet(s); return nil }})
+	}
+	for _, o := range t.Objects {
+		all = append(all, numbered{o.Handle, func(k *handleWriter) error { k.object(o); return nil }})
+	}
+	for _, f := range t.Flowtables {
+		all = append(all, numbered{f.Handle, func(k *handleWriter) error { k.flowtable(f); return nil }})
+	}
+	slices.SortFunc(all, func(a, b numbered) int {
+		if a.handle < b.handle {
+			return -1
+		}
+		return 1
+	})
+	return all
+}
+
+// A handleWriter writes a table so that handles are kept.
+type handleWriter struct {
+	*writer
+	written map[uint64]bool // rules
+	late    []func()        // elements of sets with names
+	scratch bool            // the chain for holes is there
+	holes   int
+}
+
+// fill takes one handle for nothing.
+func (k *handleWriter) fill() {
+	if !k.scratch {
+		k.scratch = true
+		k.begin(nft.Chains)
+		k.b.Text(unix.NFTA_CHAIN_NAME, scratchName)
+		k.b.End()
+		return
+	}
+	k.holes++
+	k.b.Begin(unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, k.t.ID.Family)
+	k.b.Text(unix.NFTA_RULE_TABLE, k.name)
+	k.b.Text(unix.NFTA_RULE_CHAIN, scratchName)
+	k.b.End()
+}
+
+// numberedSet writes a set. The elements of one with a name may lead to chains that are younger
+// than it; one without has all its elements before the rule that it belongs to.
+func (k *handleWriter) numberedSet(s *Set) {
+	number := k.newSet(s)
+	elements := func() {
+		k.elements(s.Elements, func() { k.b.Number(unix.NFTA_SET_ELEM_LIST_SET_ID, number) })
+	}
+	if s.Anonymous() {
+		elements()
+		return
+	}
+	k.late = append(k.late, elements)
+}
+
+// rule writes a rule behind the nearest one before it that is written, or as the first.
+func (k *handleWriter) rule(c *Chain, at int) {
+	r := c.Rules[at]
+	before := at - 1
+	for before >= 0 && !k.written[c.Rules[before].Handle] {
+		before--
+	}
+	flags := netlink.Create
+	if before >= 0 {
+		flags |= netlink.Append
+	}
+	k.b.Begin(unix.NFT_MSG_NEWRULE, flags, k.t.ID.Family)
+	k.b.Text(unix.NFTA_RULE_TABLE, k.name)
+	k.b.Text(unix.NFTA_RULE_CHAIN, c.Name)
+	if before >= 0 {
+		k.b.Number64(unix.NFTA_RULE_POSITION, c.Rules[before].Handle)
+	}
+	k.b.Raw(r.Attrs)
+	k.b.End()
+	k.written[r.Handle] = true
+}
+
+// finish writes the elements, and removes the chain for holes.
+func (k *handleWriter) finish() {
+	for _, elements := range k.late {
+		elements()
+	}
+	if !k.scratch {
+		return
+	}
+	for _, message := range []uint16{unix.NFT_MSG_DELRULE, unix.NFT_MSG_DELCHAIN} {
+		if message == unix.NFT_MSG_DELRULE && k.holes == 0 {
+			continue
+		}
+		k.b.Begin(message, 0, k.t.ID.Family)
+		k.b.Text(unix.NFTA_RULE_TABLE, k.name)
+		name := uint16(unix.NFTA_RULE_CHAIN)
+		if message == unix.NFT_MSG_DELCHAIN {
+			name = unix.NFTA_CHAIN_NAME
+		}
+		k.b.Text(name, scratchName)
+		k.b.End()
+	}
+}
