@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -20,9 +22,9 @@ type absence struct {
 	lastRun time.Time
 }
 
-// leave ends a run: it looks once more, so that the next run knows how long what it
-// finds lost can have been absent at most, and keeps what is known.
-func (d *Daemon) leave(ctx context.Context, st *state) {
+// finish ends a run. It looks once more, so that the next run knows for how long at most
+// what it finds lost was absent, and saves what is known.
+func (d *Daemon) finish(ctx context.Context, st *state) {
 	if !st.removed && st.loss == nil {
 		looking, done := context.WithTimeout(ctx, lastLookWithin)
 		st.looking.hint(time.Now())
@@ -31,9 +33,14 @@ func (d *Daemon) leave(ctx context.Context, st *state) {
 	}
 	d.leaveNative(ctx, st)
 	d.save(ctx, st, true)
+	log := klog.FromContext(ctx)
+	log.Info("Stopped; canaries and rules stay in place")
+	if st.pause.on() {
+		log.Info("The pause ends here: the next start replays what it finds lost")
+	}
 }
 
-// confirm notes until when everything was known to be in force: that is when the
+// confirm takes down until when everything was known to be in force. That is when the
 // tables were last known, not when the disk is written.
 func (d *Daemon) confirm(st *state) {
 	if at := lastKnown(st); !at.IsZero() {
@@ -51,17 +58,17 @@ func (d *Daemon) inForceAt(uptime time.Duration) time.Time {
 	return time.Now().Add(-age)
 }
 
-// boundAbsence notes that the open loss may have begun long before it was seen, if
-// this run never knew before what the family's tables hold.
+// boundAbsence takes down that the open loss may have begun long before it was seen, if
+// this run did not know before what the family's tables hold.
 func (st *state) boundAbsence(f rules.Family) {
 	if r := &st.loss.record; st.families[f].known.at.IsZero() && r.LastInForce.IsZero() {
 		r.LastInForce = st.absence.lastRun
 	}
 }
 
-// back notes that everything was back at that time, and returns how long it was absent
-// or, where no canaryd ran when it was lost, can have been at most.
-func back(r *api.Flush, at time.Time) time.Duration {
+// endAbsence takes down that everything was back at that time. It returns how long it was
+// absent or, where no canaryd ran when it was lost, for how long at most.
+func endAbsence(r *api.Flush, at time.Time) time.Duration {
 	since := r.Time
 	if r.AbsentAtMost = !r.LastInForce.IsZero(); r.AbsentAtMost {
 		since = r.LastInForce

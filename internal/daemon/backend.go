@@ -36,7 +36,7 @@ type backendCheck struct {
 	last    iptables.Evidence
 	confirm bool // last was the first to speak against the backend in use
 	wait    time.Duration
-	trouble bool
+	trouble trouble
 }
 
 func newBackendCheck(kernel Kernel) *backendCheck {
@@ -52,7 +52,7 @@ func (s *backendCheck) run(ctx context.Context, found chan<- iptables.Evidence) 
 		case <-time.After(s.wait):
 		}
 		moved, err := s.check(ctx)
-		s.tell(ctx, err)
+		s.logTrouble(ctx, err)
 		if !moved {
 			continue
 		}
@@ -64,8 +64,8 @@ func (s *backendCheck) run(ctx context.Context, found chan<- iptables.Evidence) 
 	}
 }
 
-// check reports whether there is new evidence. After trouble it looks again,
-// and what was known stands.
+// check reports whether there is new evidence. After a failure it tries again, and what was
+// known stands.
 func (s *backendCheck) check(ctx context.Context) (bool, error) {
 	s.wait = checkBackendEvery
 	if !s.confirm {
@@ -80,32 +80,30 @@ func (s *backendCheck) check(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	ours := s.kernel.Info().Backend
-	s.confirm = against(evidence, ours) && !against(s.last, ours)
+	s.confirm = favoursOther(evidence, ours) && !favoursOther(s.last, ours)
 	s.last = evidence
 	return true, nil
 }
 
-// tell logs trouble once, and its end.
-func (s *backendCheck) tell(ctx context.Context, err error) {
+// logTrouble logs once that the backends cannot be compared, and once that they can again.
+func (s *backendCheck) logTrouble(ctx context.Context, err error) {
 	log := klog.FromContext(ctx)
 	switch {
 	case ctx.Err() != nil:
-	case err != nil && !s.trouble:
+	case err != nil && s.trouble.met(err, time.Now()):
 		log.Error(err, "Which backend is in use cannot be looked at any more; what was known stands until it can")
-		s.trouble = true
-	case err == nil && s.trouble:
+	case err == nil && s.trouble.over():
 		log.Info("Which backend is in use can be looked at again")
-		s.trouble = false
 	}
 }
 
-// against reports whether the evidence is for another backend. No evidence at
-// all is for none.
-func against(e iptables.Evidence, ours iptables.Backend) bool {
+// favoursOther reports whether the evidence is for a backend other than ours. Empty evidence
+// favours neither.
+func favoursOther(e iptables.Evidence, ours iptables.Backend) bool {
 	return e.Backend != ours && !e.Empty()
 }
 
-// A choice is what the newest evidence says of the backend in use.
+// A choice is what the newest evidence says about the backend in use.
 type choice struct {
 	reason   string
 	mixed    bool
@@ -113,11 +111,11 @@ type choice struct {
 	mismatch bool // so was the one before it
 }
 
-// takeEvidence takes up new evidence. It never changes the backend: what canaryd
-// guards, and its marks, are where it was started.
+// takeEvidence takes up new evidence. It never changes the backend: the marks, and what is
+// guarded, are on the backend with which canaryd was started.
 func (d *Daemon) takeEvidence(ctx context.Context, st *state, e iptables.Evidence) {
 	log, ours := klog.FromContext(ctx), d.cfg.Kernel.Info().Backend
-	was, is := st.choice, choice{reason: e.Reason, mixed: e.Mixed, doubtful: against(e, ours)}
+	was, is := st.choice, choice{reason: e.Reason, mixed: e.Mixed, doubtful: favoursOther(e, ours)}
 	is.mismatch = is.doubtful && (was.doubtful || was.mismatch)
 	switch {
 	case is.doubtful && !is.mismatch:
@@ -126,7 +124,7 @@ func (d *Daemon) takeEvidence(ctx context.Context, st *state, e iptables.Evidenc
 		is.reason = "neither backend holds rules any more"
 	}
 	if is.mixed != was.mixed {
-		tellMixed(ctx, e, ours)
+		logBothBackends(ctx, e, ours)
 	}
 	switch {
 	case is.mismatch && !was.mismatch:
@@ -138,7 +136,8 @@ func (d *Daemon) takeEvidence(ctx context.Context, st *state, e iptables.Evidenc
 	st.choice = is
 }
 
-func tellMixed(ctx context.Context, e iptables.Evidence, ours iptables.Backend) {
+// logBothBackends logs that both backends hold rules, or that only one does again.
+func logBothBackends(ctx context.Context, e iptables.Evidence, ours iptables.Backend) {
 	what := "Only one backend holds rules again"
 	if e.Mixed {
 		what = "Both backends hold rules: packets pass both, and one of them is guarded"

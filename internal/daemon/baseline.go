@@ -132,15 +132,15 @@ func (b *baseline) public() *api.Baseline {
 // unconfirmedListed is how many chains with rules that are not in the baseline a record names.
 const unconfirmedListed = 10
 
-// addTo notes in a record which rules that a table lost are not in the baseline. Where it is
-// not known, the record says nothing.
+// addTo puts into a record which rules that a table lost are not in the baseline. Where that
+// is not known, the record says nothing.
 func (b *baseline) addTo(r *api.Flush, f rules.Family, t rules.TableName, lost reload.Lost) {
 	if b.base == nil {
 		return
 	}
 	n := api.NotInBaseline{BaselineName: *b.name()}
 	if r.NotInBaseline != nil {
-		n = *r.NotInBaseline // who was handed the record before keeps what it has
+		n = *r.NotInBaseline // a copy of the record may be in use
 		n.Chains = n.Chains[:len(n.Chains):len(n.Chains)]
 	}
 	add := func(chain string, list []rules.Rule) {

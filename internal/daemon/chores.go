@@ -39,29 +39,29 @@ const (
 	briefLimit = time.Minute
 )
 
-// settleLimit returns how long a chore may take that waits for the flusher first: that
-// lasts ten times --settle at most, and looks at what the flusher restores.
+// settleLimit returns how long a chore may take that waits for the flusher first. It waits ten
+// times --settle at most, and probes meanwhile what the flusher restores.
 func (d *Daemon) settleLimit() time.Duration { return writeLimit + readLimit + 10*d.cfg.Settle }
 
 // newChores returns the chores in their order. It is the path from hint to proof: look,
 // heal what is lost, examine what moved; planting, new nonces and the disk come after.
 func (d *Daemon) newChores() []chore {
 	return slices.Concat([]chore{
-		{"end the pause", func(st *state) time.Time { return st.pause.until }, nil, briefLimit, d.runOut},
+		{"end the pause", func(st *state) time.Time { return st.pause.until }, nil, briefLimit, d.pauseOver},
 		{"judge what the last run left", suspicionTryAt, nil, readLimit, d.judgeRemains},
 		{"look", func(st *state) time.Time { return st.looking.at }, nil, readLimit, d.look},
 		{"heal", lossTryAt, nil, d.settleLimit(), d.heal},
 	}, d.nativeChores(), []chore{
 		{"examine", perFamily(func(fs *familyState) time.Time { return fs.examined.dueAt }), nil, readLimit, d.examine},
-		{"ask kube-proxy for a full sync", perFamily(func(fs *familyState) time.Time { return fs.proxy.pendingSync.at }), (*state).mayWrite, writeLimit, d.askPendingSyncs},
-		{"plant", func(st *state) time.Time { return st.marks.plantAt }, d.mayPlant, writeLimit, d.plant},
+		{"ask kube-proxy for a full sync", perFamily(func(fs *familyState) time.Time { return fs.proxy.askAt }), (*state).mayWrite, writeLimit, d.askForSyncs},
+		{"plant", func(st *state) time.Time { return st.marks.retry.at }, d.mayPlant, writeLimit, d.plant},
 		{"keep connections", d.keepAt, d.mayKeepNow, briefLimit, d.keep},
-		{"apply the declaration", func(st *state) time.Time { return st.declared.applyAt }, (*state).mayWrite, writeLimit, d.apply},
-		{"empty the quarantine", func(st *state) time.Time { return st.quarantine.tryAt }, (*state).mayWrite, writeLimit, d.readmit},
+		{"apply the declaration", func(st *state) time.Time { return st.declared.retry.at }, (*state).mayWrite, writeLimit, d.apply},
+		{"empty the quarantine", func(st *state) time.Time { return st.quarantine.retry.at }, (*state).mayWrite, writeLimit, d.readmit},
 		{"remove doubled jumps", perFamily(func(fs *familyState) time.Time { return fs.doubles.removeAt }), (*state).mayWrite, writeLimit, d.undouble},
-		{"remove what pods that are gone left", func(st *state) time.Time { return st.pods.takeAwayAt }, (*state).mayWrite, writeLimit, d.takeAway},
+		{"remove what pods that are gone left", func(st *state) time.Time { return st.pods.removeAt }, (*state).mayWrite, writeLimit, d.removeGoneContainers},
 		{"renew the marks", perFamily(rotationAt), (*state).nothingLost, writeLimit, d.rotate},
-		{"end the contention", func(st *state) time.Time { return st.contention.calmAt }, (*state).nothingLost, briefLimit, d.calm},
+		{"end the contention", func(st *state) time.Time { return st.contention.calmAt }, (*state).nothingLost, briefLimit, d.endContention},
 		{"look for what is not protected", func(st *state) time.Time { return st.inventory.at }, d.mayTakeInventory, readLimit, d.takeInventory},
 		{"compare with the baseline", d.compareAt, nil, briefLimit, d.compareWithBaseline},
 		{"save", func(st *state) time.Time { return earliest(st.disk.markedAt, st.disk.saveAt) }, nil, diskLimit, d.saveDue},
@@ -112,14 +112,14 @@ func suspicionTryAt(st *state) time.Time {
 	if st.suspicion == nil {
 		return time.Time{}
 	}
-	return st.suspicion.tryAt
+	return st.suspicion.retry.at
 }
 
 func lossTryAt(st *state) time.Time {
 	if st.loss == nil {
 		return time.Time{}
 	}
-	return st.loss.tryAt
+	return st.loss.retry.at
 }
 
 // nothingLost reports whether no loss is open: what would write under one waits for its

@@ -14,8 +14,8 @@ const (
 	// calmFor is how long the last replay must have stood for a contention to
 	// be over. Replays are limited to one in 1.5 to 10 s.
 	calmFor = 10 * time.Second
-	// undoneKept is how many replays in a row may be undone within calmFor before
-	// that is called a contention. If they are dear, the limit says so before.
+	// undoneKept is how many replays in a row may be undone within calmFor before that is
+	// called a contention. Replays that cost much are limited before.
 	undoneKept = 10
 	// jumpsDeletedKept is how often jumps may be deleted by name, again as soon as
 	// they are repaired, before that is called a contention. Each round takes
@@ -23,7 +23,7 @@ const (
 	jumpsDeletedKept = 2
 )
 
-// contention is what the loop knows of somebody who undoes its replays.
+// contention is what the loop knows of a process that undoes its replays.
 type contention struct {
 	limit        *reload.Limiter
 	since        time.Time     // zero: replays stay in place
@@ -33,10 +33,10 @@ type contention struct {
 	healed       time.Time     // when the last replay ended
 	undone       int           // replays in a row that stood for less than calmFor
 	jumpsDeleted int           // repairs in a row of jumps that were deleted by name
-	displaced    bool          // somebody else owns what is declared, for the rest of the run
+	displaced    bool          // another process owns what is declared, for the rest of the run
 }
 
-// contended reports whether somebody keeps undoing what is replayed.
+// contended reports whether another process keeps undoing what is replayed.
 func (c *contention) contended() bool { return !c.since.IsZero() || c.displaced }
 
 // heals reports whether a loss is answered by a replay.
@@ -60,24 +60,24 @@ func (d *Daemon) limited(ctx context.Context, st *state) bool {
 	if st.contention.since.IsZero() {
 		l := *st.loss // it is blamed again when it is replayed, with what comes until then
 		d.blame(ctx, st, &l)
-		st.contention.begin(ctx, &l)
+		st.contention.start(ctx, &l)
 	}
-	st.loss.tryAt = now.Add(wait)
+	st.loss.retry.at = now.Add(wait)
 	return true
 }
 
-// begin notes that a contention has begun, with the loss that shows it.
-func (c *contention) begin(ctx context.Context, l *loss) {
+// start begins a contention with the loss that shows it.
+func (c *contention) start(ctx context.Context, l *loss) {
 	c.since, c.replays = time.Now(), 0
 	// It ends also if the rules' owner, and no replay, is the last to put them
 	// back.
 	c.calmAt = c.since.Add(calmFor)
-	klog.FromContext(ctx).Info("Somebody keeps undoing what is replayed; until that stops, replays are limited and the log has no line for each",
+	klog.FromContext(ctx).Info("A process keeps undoing the replays; until that stops, replays are limited and the log has no line for each",
 		"flush", l.record.ID, "by", culpritsText(l.record))
 }
 
-// spend has the limit know what a replay cost since the daemon had used that
-// much CPU time; in a contention, all that was used since the last one.
+// spend charges the limit with what a replay cost since the daemon had used that
+// much CPU time; in a contention, with all that was used since the last replay.
 func (d *Daemon) spend(st *state, used time.Duration) {
 	if !st.contention.since.IsZero() {
 		used = st.contention.spent
@@ -86,8 +86,8 @@ func (d *Daemon) spend(st *state, used time.Duration) {
 	st.contention.limit.Spend(time.Now(), st.contention.spent-used)
 }
 
-// noteHealed notes the end of a replay.
-func (d *Daemon) noteHealed(ctx context.Context, st *state, l *loss) {
+// countReplay counts a replay that ended, and begins a contention if too many were undone.
+func (d *Daemon) countReplay(ctx context.Context, st *state, l *loss) {
 	now := time.Now()
 	if st.contention.undone++; st.contention.healed.IsZero() || now.Sub(st.contention.healed) > calmFor {
 		st.contention.undone = 0
@@ -101,7 +101,7 @@ func (d *Daemon) noteHealed(ctx context.Context, st *state, l *loss) {
 	st.contention.healed = now
 	st.contention.replays++
 	if st.contention.since.IsZero() && (st.contention.undone >= undoneKept || st.contention.jumpsDeleted >= jumpsDeletedKept) {
-		st.contention.begin(ctx, l)
+		st.contention.start(ctx, l)
 	}
 	if st.contention.since.IsZero() {
 		return
@@ -112,16 +112,15 @@ func (d *Daemon) noteHealed(ctx context.Context, st *state, l *loss) {
 	}
 }
 
-// calm ends a contention: the last replay has stood for a while.
-func (d *Daemon) calm(ctx context.Context, st *state) {
+// endContention ends a contention, because the last replay has stood for a while.
+func (d *Daemon) endContention(ctx context.Context, st *state) {
 	klog.FromContext(ctx).Info("What was replayed stays in place again; replays are not limited any more",
 		"lasted", latest(st.contention.healed, st.contention.since).Sub(st.contention.since).Round(time.Millisecond), "replays", st.contention.replays)
 	st.contention.since, st.contention.calmAt, st.contention.jumpsDeleted = time.Time{}, time.Time{}, 0
 	st.contention.undone = 0
 }
 
-// flushLog returns the log for what is said of each flush. While somebody
-// keeps flushing that is too much, but for who asked for it with -v=2.
+// flushLog returns the log for lines about one flush. In a contention only -v=2 shows them.
 func (st *state) flushLog(ctx context.Context) klog.Logger {
 	log := klog.FromContext(ctx)
 	if !st.contention.since.IsZero() {

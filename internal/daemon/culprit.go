@@ -10,11 +10,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// This file finds out who took the rules that are lost. On nft a commit's messages say
-// what it did, so that a process is named only for tables that it took something from.
-// On legacy there are only those who held the lock.
+// This file finds out which process took the rules that are lost. On nft the messages of a
+// commit name what it deleted, so that a process is named only for tables that it took something
+// from. On legacy only the processes are known that held the lock.
 
-// An inquiry is what is known about who wrote, at one moment of a loss.
+// An inquiry is what is known about the processes that wrote, at one moment of a loss.
 type inquiry struct {
 	takings iptables.Takings
 	writers *watch.Writers
@@ -54,8 +54,8 @@ func (d *Daemon) charge(st *state, f rules.Family, t rules.TableName, finding ca
 	return c
 }
 
-// answer returns who took what the table lost, in the order of their commits; nil if
-// that is not known.
+// answer returns the processes that took what the table lost, in the order of their commits;
+// nil if they are not known.
 func (q inquiry) answer(c charge) []watch.Writer {
 	if q.legacy {
 		return nil
@@ -147,8 +147,8 @@ func (c charge) lastTakers(all []iptables.Taking) []iptables.Taking {
 	return found
 }
 
-// drifters returns who wrote to the table since it was as declared: all of them if that
-// is one process, else those that took something from the chains in question.
+// drifters returns the commits to the table since it was as declared: all of them if one
+// process made them, else those that took something from the chains in question.
 func (c charge) drifters(all []iptables.Taking) []iptables.Taking {
 	all = slices.DeleteFunc(all, func(k iptables.Taking) bool { return !after(k.Commit.Genid, c.sound) })
 	if !slices.ContainsFunc(all, func(k iptables.Taking) bool { return k.Commit.PID != all[0].Commit.PID }) {

@@ -4,18 +4,13 @@ package daemon
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"k8s.io/klog/v2"
-
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/journal"
 	"github.com/canaryd/canaryd/internal/metrics"
-	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -41,7 +36,7 @@ type Kernel interface {
 	Reader
 	reload.Beginner
 	BackendChecker
-	// Own tells this process and its children from who else writes.
+	// Own reports whether a writer is this process or a child of it.
 	Own(pid uint32) bool
 	// Takings returns what the last commits took from the tables, on nft.
 	Takings(context.Context) iptables.Takings
@@ -49,8 +44,8 @@ type Kernel interface {
 	Families() []rules.Family
 }
 
-// A Config is everything that the daemon is told. All of it must be set, but
-// for what says otherwise.
+// A Config is what a Daemon is made with. All of it must be set, unless a field says
+// otherwise.
 type Config struct {
 	Kernel  Kernel
 	Hints   *watch.Hints
@@ -59,11 +54,11 @@ type Config struct {
 	Mode    api.Mode
 	Source  string // the label of the generation's source
 	// Declared is what the declared sources say at the start, nil if there
-	// are none, and Declarations tells what they say later.
+	// are none. Declarations brings what they say later.
 	Declared     *Declaration
 	Declarations <-chan Declaration
-	// BrokenSources is what is wrong with their files at the start, and
-	// SourceErrors says what is broken later.
+	// BrokenSources is what is wrong with their files at the start. SourceErrors brings what
+	// is wrong later.
 	BrokenSources []api.SourceError
 	SourceErrors  <-chan []api.SourceError
 	Protection    rules.Protection // what is protected besides what sources declare
@@ -73,10 +68,10 @@ type Config struct {
 	Settle       time.Duration // how long a loss must be quiet before it is judged
 	JumpGrace    time.Duration
 	MaxStoredAge time.Duration
-	// Pace is what a rule is thought to take to write until replays have shown it;
-	// the zero value is what is usual.
+	// Pace estimates how long a rule takes to write, until replays have shown it. The zero
+	// value is what is usual.
 	Pace reload.Pace
-	// Uptime tells how long the machine has been up: the function Uptime, but for
+	// Uptime returns how long the machine has been up: the function Uptime, but for
 	// tests.
 	Uptime func() time.Duration
 
@@ -115,19 +110,17 @@ type Config struct {
 // A Daemon is the one loop. Run it once; every other method may be called from
 // any goroutine.
 type Daemon struct {
-	cfg      Config
-	requests chan request
-	sweeps   chan sweep
-	status   atomic.Pointer[api.Status]
-	made     time.Time    // when it was made; what is counted from it no clock that is set can move
-	turned   atomic.Int64 // when the loop last turned, in nanoseconds since made
-	edition  int          // of the generation that status describes
-	chores   []chore
-	running  atomic.Pointer[running] // the step that the worker is at; nil: none
-	// journalError is why the last flush record is not on disk, "" if it is.
-	journalError atomic.Pointer[string]
-	// listenError is why HTTP is not served, "" if it is.
-	listenError atomic.Pointer[string]
+	cfg            Config
+	requests       chan request
+	sweeps         chan sweep
+	status         atomic.Pointer[api.Status]
+	made           time.Time    // when it was made; what is counted from it no clock that is set can move
+	turned         atomic.Int64 // when the loop last turned, in nanoseconds since made
+	edition        int          // of the generation that status describes
+	chores         []chore
+	running        atomic.Pointer[running] // the step that the worker is at; nil: none
+	journalTrouble sharedTrouble           // why the last flush record is not on disk
+	listenTrouble  sharedTrouble           // why HTTP is not served
 	// baselineTaken is closed once the loop has what the disk says of the baseline.
 	baselineTaken chan struct{}
 	confirming    sync.Mutex // held while a request changes the baseline
@@ -157,23 +150,19 @@ func New(cfg Config) *Daemon {
 // Status returns what is known now.
 func (d *Daemon) Status() api.Status { return *d.status.Load() }
 
-// ReportListening notes why HTTP cannot be served, or that it is. It may be called by any goroutine.
+// ReportListening takes up why HTTP cannot be served, or with nil that it is. Any goroutine
+// may call it.
 func (d *Daemon) ReportListening(err error) {
-	text := ""
-	if err != nil {
-		text = err.Error()
-	}
-	d.listenError.Store(&text)
+	d.listenTrouble.take(err, time.Now())
 }
 
-// Run looks, heals and learns until ctx ends. It leaves canaries, witnesses
-// and rules in place, and what it knows on disk.
-func (d *Daemon) Run(ctx context.Context) error {
-	log := klog.FromContext(ctx)
+// begin returns the state with which a run begins: what is configured, and what the last run
+// left.
+func (d *Daemon) begin(ctx context.Context) *state {
 	st := d.newState()
 	st.mode, st.declared.broken = d.cfg.Mode, d.cfg.BrokenSources
 	if first := d.cfg.Kernel.Evidence(); first.Mixed {
-		tellMixed(ctx, first, first.Backend)
+		logBothBackends(ctx, first, first.Backend)
 	}
 	if d.cfg.Declared != nil {
 		st.declare(*d.cfg.Declared, time.Now())
@@ -183,6 +172,13 @@ func (d *Daemon) Run(ctx context.Context) error {
 	d.recallFlushes(ctx, st)
 	st.settleEarlier()
 	d.cfg.Metrics.SetBackend(d.cfg.Kernel.Info())
+	return st
+}
+
+// Run looks, heals and learns until ctx ends. It leaves canaries, witnesses
+// and rules in place, and what it knows on disk.
+func (d *Daemon) Run(ctx context.Context) error {
+	st := d.begin(ctx)
 	var keeping sync.WaitGroup
 	if d.cfg.Journal != nil {
 		keeping.Go(func() { d.runJournal(ctx) })
@@ -209,11 +205,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
-			d.work(ctx, worker, "save", diskLimit, func() { d.leave(context.WithoutCancel(ctx), st) })
-			log.Info("Stopped; canaries and rules stay in place")
-			if st.pause.on() {
-				log.Info("The pause ends here: the next start replays what it finds lost")
-			}
+			d.work(ctx, worker, "save", diskLimit, func() { d.finish(context.WithoutCancel(ctx), st) })
 			return nil
 		case <-d.cfg.Hints.C():
 			st.looking.hint(time.Now())
@@ -236,7 +228,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		}
 		for c := d.next(st); c != nil && ctx.Err() == nil; c = d.next(st) {
 			d.work(ctx, worker, c.name, c.limit, func() { c.do(ctx, st) })
-			d.noteLeftOut(ctx, st)
+			d.takeLeftOut(ctx, st)
 			d.publish(st)
 		}
 		d.publish(st)
@@ -245,6 +237,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 }
 
+// until returns how long the loop may sleep until that time, at most so long.
 func until(at time.Time, most time.Duration) time.Duration {
 	if at.IsZero() {
 		return most
@@ -252,6 +245,7 @@ func until(at time.Time, most time.Duration) time.Duration {
 	return min(max(time.Until(at), 0), most)
 }
 
+// anyFamily reports whether something is so of any family.
 func (d *Daemon) anyFamily(st *state, is func(*familyState) bool) bool {
 	for _, fs := range st.families {
 		if is(fs) {
@@ -261,6 +255,7 @@ func (d *Daemon) anyFamily(st *state, is func(*familyState) bool) bool {
 	return false
 }
 
+// beat notes for Alive that the loop turns.
 func (d *Daemon) beat() { d.turned.Store(int64(time.Since(d.made))) }
 
 // job returns what a replay starts from now.
@@ -303,60 +298,4 @@ func (d *Daemon) ask(ctx context.Context, do step) error {
 	}
 	<-r.done
 	return nil
-}
-
-// recall takes up what the last run knew, if it is of this boot, namespace,
-// backend and version. Whether it is still in force is for the first look to
-// say; if it is not and is too old, it is left to "canaryd restore".
-func (d *Daemon) recall(ctx context.Context, st *state) {
-	st.looking.at, st.marks.plantAt, st.inventory.at = time.Now(), time.Now(), time.Now()
-	if d.cfg.Store == nil {
-		return
-	}
-	log := klog.FromContext(ctx)
-	st.disk.generations = d.cfg.Store.List()
-	d.recallOwners(ctx, st)
-	d.recallDecision(ctx, st)
-	known, stored, err := d.cfg.Store.LoadState()
-	switch {
-	case errors.Is(err, reload.ErrNothingStored):
-		return
-	case err != nil:
-		log.Error(err, "The stored generation is not used; canaryd begins with what the kernel holds now")
-		d.suspect(ctx, st, err.Error())
-		return
-	}
-	age := d.cfg.Uptime() - known.Uptime
-	// A negative one was told by another clock: that of a container's own time.
-	if (age > d.cfg.MaxStoredAge || age < 0) && !d.marksStand(ctx, st, known.Marks) {
-		log.Info("The marks of the last run do not stand, and what it knew is too old to be replayed unasked; `canaryd restore --generation` does it",
-			"generation", stored.ID, "age", age.Round(time.Second), "maxStoredAge", d.cfg.MaxStoredAge)
-		d.suspect(ctx, st, fmt.Sprintf("the rules were last seen in force longer ago than --max-stored-age (%s)", d.cfg.MaxStoredAge))
-		return
-	}
-	st.absence.lastRun = d.inForceAt(known.Uptime)
-	st.generation.learned.Generation, st.marks.current = st.unclaimed(stored.Generation), known.Marks
-	if st.declared.generation != nil {
-		st.declared.inForce = &Declaration{st.claimed(stored.Generation), st.declared.claims, st.declared.origin}
-	}
-	st.generation.made = stored.Made
-	st.generation.change(stored.Captured)
-	st.absence.confirmed, st.absence.uptime, st.disk.marks = known.Confirmed, known.Uptime, known.Marks
-	st.marks.madeTables = known.MadeTables
-	d.cfg.Store.Resume(stored.ID)
-	st.disk.saveAt = time.Now().Add(confirmEvery) // also if nothing is learned that is new
-	d.recallHeld(ctx, st, known.Quarantine)
-	log.Info("Took up the stored generation", "generation", stored.ID, "age", age.Round(time.Second))
-}
-
-// marksStand reports whether all marks of an earlier run stand; false also if
-// it cannot be told.
-func (d *Daemon) marksStand(ctx context.Context, st *state, marks canary.Marks) bool {
-	for f := range st.families {
-		seen, err := d.cfg.Kernel.Probe(ctx, f, marks.Places(f, d.cfg.Canary))
-		if err != nil || !marks.Standing(f, d.cfg.Canary, seen) {
-			return false
-		}
-	}
-	return true
 }

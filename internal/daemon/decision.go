@@ -22,8 +22,8 @@ import (
 const dismissCommand = "canaryd dismiss"
 
 // A decision is a loss of stored rules that only an operator or the rules' owner ends.
-// What the tables hold meanwhile is learned and guarded as ever; what was lost stays
-// on disk.
+// What the tables hold meanwhile is learned and guarded as ever. The lost generation stays on
+// disk.
 type decision struct {
 	record     api.Flush
 	id         string           // of the generation that was lost
@@ -59,9 +59,9 @@ func (w *decision) public(ours iptables.Backend) api.Decision {
 	return p
 }
 
-// show puts the decision into a status. Its tables are lost there, although what they
+// addTo puts the decision into a status. Its tables are lost there, although what they
 // hold now is guarded.
-func (w *decision) show(s *api.Status) {
+func (w *decision) addTo(s *api.Status) {
 	if w == nil || s.Stopped {
 		return
 	}
@@ -89,9 +89,9 @@ func (d *Daemon) logAwaiting(ctx context.Context, w *decision) {
 		"generation", w.id, "bringThemBack", p.Restore, "acceptTheLoss", p.Dismiss)
 }
 
-// noteDecision ends a decision once a read shows that the rules are back. What their
-// owner wrote need not be what it wrote before.
-func (d *Daemon) noteDecision(ctx context.Context, st *state, snapshot iptables.Snapshot) {
+// judgeDecision ends a decision once a read shows that the rules are back. They need not be
+// the same: their owner may have changed them.
+func (d *Daemon) judgeDecision(ctx context.Context, st *state, snapshot iptables.Snapshot) {
 	w, f := st.decision, snapshot.Family
 	if !w.waitsIn(f) {
 		return
@@ -108,12 +108,12 @@ func (d *Daemon) noteDecision(ctx context.Context, st *state, snapshot iptables.
 		delete(next.waiting, f)
 	}
 	if st.decision = &next; len(next.waiting) == 0 {
-		d.decided(ctx, st, reload.Skipped)
+		d.endDecision(ctx, st, reload.Skipped)
 	}
 }
 
-// decided ends a decision: the rules are back, or an operator has accepted the loss.
-func (d *Daemon) decided(ctx context.Context, st *state, outcome api.Outcome) {
+// endDecision ends a decision: the rules are back, or an operator has accepted the loss.
+func (d *Daemon) endDecision(ctx context.Context, st *state, outcome api.Outcome) {
 	w, now := st.decision, time.Now()
 	st.decision = nil
 	st.generation.edition++
@@ -124,7 +124,7 @@ func (d *Daemon) decided(ctx context.Context, st *state, outcome api.Outcome) {
 		what = "The rules that were lost while canaryd did not run are back"
 	}
 	if outcome != api.Dismissed && !w.record.LastInForce.IsZero() {
-		d.cfg.Metrics.ObserveRecovery(back(&w.record, now))
+		d.cfg.Metrics.ObserveRecovery(endAbsence(&w.record, now))
 	}
 	st.rewrite(w.record)
 	d.write(ctx, w.record, nil)
@@ -190,7 +190,7 @@ func (d *Daemon) recallDecision(ctx context.Context, st *state) {
 		return
 	case errors.Is(err, reload.ErrForeign):
 		if err := d.cfg.Store.ForgetPending(); err != nil {
-			log.Error(err, "A loss of another boot is still on disk; it means nothing here")
+			log.Error(err, "Could not delete a loss of another boot from disk; it is ignored")
 		}
 		return
 	case err != nil:
@@ -248,22 +248,17 @@ func (st *state) settleEarlier() {
 // ought to be in force. The generation that was lost stays on disk as any other.
 func (d *Daemon) Dismiss(ctx context.Context) (api.DismissReply, error) {
 	var reply api.DismissReply
-	var failed error
-	err := d.ask(ctx, func(ctx context.Context, st *state) {
-		if st.removed {
-			failed = errStopped
-			return
-		}
+	err := d.askGuard(ctx, func(ctx context.Context, st *state) error {
 		if w := st.decision; w != nil {
 			reply = api.DismissReply{Flush: w.record.ID, Generation: w.id, Rules: w.record.Lost.Rules}
-			d.decided(ctx, st, api.Dismissed)
+			d.endDecision(ctx, st, api.Dismissed)
 		}
 		if flush := d.dismissNative(st); reply.Flush == "" {
 			reply.Flush = flush
 		}
-		d.publish(st)
+		return nil
 	})
-	return reply, errors.Join(err, failed)
+	return reply, err
 }
 
 // stored returns the generation on disk that an operator asked for. Of one that waits for
@@ -287,9 +282,10 @@ func (d *Daemon) restored(ctx context.Context, st *state, id string, reply api.R
 		w.record.Attempts++
 		now := time.Now()
 		for _, fs := range st.families { // what came back is old: kube-proxy is to have the last word
-			fs.proxy.pendingSync, fs.examined.dueAt = pendingSync{until: now.Add(pendingSyncWithin)}, now
+			fs.proxy.askSoon(now)
+			fs.examined.plan(now)
 		}
-		d.decided(ctx, st, worst(result))
+		d.endDecision(ctx, st, worst(result))
 		return reply
 	}
 	for f := range w.waiting {

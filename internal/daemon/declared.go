@@ -20,17 +20,17 @@ import (
 // A Declaration is what the declared sources say at one moment.
 type Declaration struct {
 	Generation rules.Generation
-	// Claims tells which chains the sources own, wanted or not. It must
+	// Claims reports whether the sources own a chain, wanted or not. It must
 	// always give the same answer.
 	Claims func(chain string) bool
-	// Origin says where a rule is declared; a jump's chain is built in. nil: that is
+	// Origin returns where a rule is declared; a jump's chain is built in. nil: that is
 	// not known.
 	Origin func(f rules.Family, t rules.TableName, chain string, r rules.Rule) Origin
 }
 
-// Two programs that both think that they own a chain undo each other for ever.
-// Claimed chains that drift more than driftsKept times within driftWindow are
-// somebody else's, and canaryd only observes from then on.
+// Two programs that both own a chain undo each other for ever. Claimed chains that drift more
+// than driftsKept times within driftWindow belong to another program, and canaryd only observes
+// from then on.
 const (
 	driftWindow = time.Minute
 	driftsKept  = 3
@@ -45,8 +45,7 @@ type declared struct {
 	retired map[string]bool   // chains that were declared once and are claimed no more
 	broken  []api.SourceError // what is wrong with the files
 	inForce *Declaration      // what was written and proved last; nil: nothing yet
-	applyAt time.Time         // when it is written; zero: it is in force
-	wait    time.Duration     // between two tries
+	retry   retry             // when it is written; zero: it is in force
 	// unapplied are the tables whose declaration could not be written.
 	unapplied map[rules.TableID]bool
 	trouble   trouble     // why
@@ -56,9 +55,8 @@ type declared struct {
 // newest returns what the sources say now.
 func (s *declared) newest() Declaration { return Declaration{s.generation, s.claims, s.origin} }
 
-// declare takes up what the declared sources say now. A chain that they no
-// longer claim stays claimed for the rest of the run: it would else be taken
-// for somebody else's and stay.
+// declare takes up what the declared sources say now. A chain that they no longer claim stays
+// claimed for the rest of the run. Otherwise it would count as another owner's, and stay.
 func (st *state) declare(next Declaration, now time.Time) {
 	retired := maps.Clone(st.declared.retired)
 	if retired == nil {
@@ -85,7 +83,7 @@ func (st *state) declare(next Declaration, now time.Time) {
 	st.generation.made = reload.MadeDeclared
 	st.generation.change(now)
 	if st.mode == api.Heal {
-		st.declared.applyAt = now
+		st.declared.retry.at = now
 		return
 	}
 	st.compare(now)
@@ -101,9 +99,9 @@ func (st *state) compare(now time.Time) {
 	}
 }
 
-// apply writes the declared generation where the kernel differs from it. That
-// is no flush and no drift: it is what the declaration asks for. A table with a rule
-// that is refused stays as it is, and the others follow the declaration.
+// apply writes the declared generation where the kernel differs from it. That difference is
+// neither a flush nor a drift. A table with a refused rule stays as it is, and the others follow
+// the declaration.
 func (d *Daemon) apply(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
@@ -115,11 +113,11 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 	job.Generation, job.Claimed = st.declared.generation.Join(st.generation.learned.Generation), st.declared.claims
 	job.Strict, job.Refused = true, st.refused.list
 	result, err := d.replayer(ctx, st).Heal(ctx, job)
-	d.noteRefused(ctx, st, result)
-	st.noteFirst(result)
+	d.takeRefused(ctx, st, result)
+	st.takeFirst(result)
 	for f, fr := range result {
 		d.applyResult(st, f, fr)
-		st.noteApplied(f, fr)
+		st.setApplied(f, fr)
 		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
 		d.countRefusal(f, fr.Err)
 		if !fr.Outcome.Done() {
@@ -129,23 +127,19 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 	d.countLocked(st, result, err)
 	st.looking.plan(time.Now())
 	if err != nil {
-		st.declared.wait = longer(st.declared.wait)
-		if lockReason(err) {
-			st.declared.wait = firstTry // as when healing: it comes free at any moment
-		}
-		st.declared.applyAt = time.Now().Add(st.declared.wait)
-		st.noteUnapplied()
+		st.declared.retry.failed(err, time.Now())
+		st.setUnapplied()
 		for f := range result {
 			st.families[f].examined.plan(st.looking.at) // by what is in force
 		}
 		if st.declared.trouble.met(err, time.Now()) {
-			log.Error(err, "Not all of the declared generation could be written; what was in force stays", "retryIn", st.declared.wait)
+			log.Error(err, "Not all of the declared generation could be written; what was in force stays", "retryIn", st.declared.retry.wait)
 		}
 		return
 	}
 	st.declared.trouble.over()
 	st.declared.inForce, st.declared.unapplied = new(st.declared.newest()), nil
-	st.declared.applyAt, st.declared.wait = time.Time{}, 0
+	st.declared.retry = retry{}
 	st.generation.change(time.Now())
 	st.disk.saveSoon(time.Now())
 	for f, fr := range result {
@@ -158,9 +152,9 @@ func (d *Daemon) apply(ctx context.Context, st *state) {
 	log.Info("The declared generation is in force and proved", "generation", want.ID(), "rules", count, "chains", chains)
 }
 
-// noteApplied takes up what of the declaration a write brought into force. The
-// first one counts only as a whole: it is no measure for tables without it.
-func (st *state) noteApplied(f rules.Family, fr reload.FamilyResult) {
+// setApplied takes up which tables of the declaration a write brought into force. The first
+// declaration counts only as a whole: nothing else is a measure for the tables without it.
+func (st *state) setApplied(f rules.Family, fr reload.FamilyResult) {
 	if st.declared.inForce == nil {
 		return
 	}
@@ -172,8 +166,8 @@ func (st *state) noteApplied(f rules.Family, fr reload.FamilyResult) {
 	st.generation.change(time.Now())
 }
 
-// noteUnapplied takes up in which tables the declaration is not in force.
-func (st *state) noteUnapplied() {
+// setUnapplied takes up in which tables the declaration is not in force.
+func (st *state) setUnapplied() {
 	st.declared.unapplied = map[rules.TableID]bool{}
 	for f := range st.families {
 		for _, t := range protect.Tables() {
@@ -182,19 +176,19 @@ func (st *state) noteUnapplied() {
 	}
 }
 
-// lookForOwner gives the claimed chains up if their real owner is at work.
-// What cannot be read now is for the write to complain of.
+// lookForOwner gives the claimed chains up if their real owner is at work. A family that
+// cannot be read makes the write fail, which logs it.
 func (d *Daemon) lookForOwner(ctx context.Context, st *state) {
 	for _, f := range d.cfg.Kernel.Families() {
 		if snapshot, err := d.cfg.Kernel.Read(ctx, f); err == nil {
-			d.noteOwner(ctx, st, snapshot)
+			d.yieldToOwner(ctx, st, snapshot)
 		}
 	}
 }
 
-// noteDrift counts drifts and gives the claimed chains up if somebody else
-// keeps writing them.
-func (d *Daemon) noteDrift(ctx context.Context, st *state, finding canary.Finding) {
+// countDrift counts drifts and gives the claimed chains up if another process keeps writing
+// them.
+func (d *Daemon) countDrift(ctx context.Context, st *state, finding canary.Finding) {
 	if finding.Verdict != canary.Drifted || st.mode != api.Heal || st.loss != nil {
 		return
 	}
@@ -205,13 +199,12 @@ func (d *Daemon) noteDrift(ctx context.Context, st *state, finding canary.Findin
 	differences := finding.Drift.Lines()
 	log.Info("Claimed chains are not as declared", "differences", differences[:min(namesKept, len(differences))])
 	if len(st.declared.drifts) > driftsKept {
-		d.giveUp(ctx, st, "somebody keeps changing the chains that the declared source claims")
+		d.giveUp(ctx, st, "another process keeps changing the chains that the declared source claims")
 	}
 }
 
-// noteOwner gives the claimed chains up if their real owner turns out to be at
-// work.
-func (d *Daemon) noteOwner(ctx context.Context, st *state, snapshot iptables.Snapshot) {
+// yieldToOwner gives the claimed chains up if a read shows that their real owner is at work.
+func (d *Daemon) yieldToOwner(ctx context.Context, st *state, snapshot iptables.Snapshot) {
 	if st.declared.generation == nil || st.mode != api.Heal {
 		return
 	}
@@ -222,7 +215,7 @@ func (d *Daemon) noteOwner(ctx context.Context, st *state, snapshot iptables.Sna
 
 // giveUp drops to observe mode for the rest of this run.
 func (d *Daemon) giveUp(ctx context.Context, st *state, reason string) {
-	st.mode, st.declared.applyAt, st.declared.unapplied = api.Observe, time.Time{}, nil
+	st.mode, st.declared.retry.at, st.declared.unapplied = api.Observe, time.Time{}, nil
 	d.forgetRefused(ctx, st)
 	st.generation.change(time.Now())
 	if st.loss == nil {

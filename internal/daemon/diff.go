@@ -13,7 +13,7 @@ type room struct{ lines, bytes int }
 // it at most.
 func diffRoom() room { return room{lines: 500, bytes: 64 << 10} }
 
-// diffOf tells what is lost of one table as long as there is room, jumps first.
+// diffOf returns what is lost of one table as lines, as long as there is room; jumps first.
 func diffOf(f rules.Family, t rules.TableName, lost reload.Lost, left *room) api.TableDiff {
 	half := diffRoom()
 	w := diffWriter{
@@ -79,7 +79,7 @@ func (w *diffWriter) full() bool { return w.room.lines <= 0 || w.room.bytes <= 0
 
 // apart returns the rules that only one of two lists has. Those of declared
 // sources are spelled as people spell them, so what differs as text is compared by
-// its meaning, unless nobody will read it.
+// its meaning, unless there is no room for it.
 func (w *diffWriter) apart(was, is []rules.Rule) (gone, instead []rules.Rule) {
 	text := func(r rules.Rule) string { return r.Spec }
 	gone, instead = lacking(was, is, text), lacking(is, was, text)

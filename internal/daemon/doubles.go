@@ -14,9 +14,9 @@ import (
 )
 
 // A jump stands twice if its owner checks for it, a replay puts it back, and the owner then
-// inserts it. canaryd removes the copy once the owner is quiet. What was put back just before
-// tells it from doubles of the owner's own making. Those that stood when they were learned are
-// part of the generation and stay.
+// inserts it. canaryd removes the copy once the owner is quiet. Only a jump that a replay has
+// just put back counts: other doubles are the owner's own. Those that stood when they were
+// learned are part of the generation and stay.
 //
 // The copy harms owners that delete a jump once and then its chain. Measured on Linux 6.18 with
 // iptables 1.8.9, nft and legacy:
@@ -45,8 +45,8 @@ type placed struct {
 	doubled bool
 }
 
-// notePlaced remembers the jumps that a replay put into a table.
-func (ts *tableState) notePlaced(jumps []rules.Jump, now time.Time) {
+// addPlaced remembers the jumps that a replay put into a table.
+func (ts *tableState) addPlaced(jumps []rules.Jump, now time.Time) {
 	for _, h := range jumps {
 		ts.placed = slices.DeleteFunc(ts.placed, func(p placed) bool { return p.jump.Same(h) })
 		ts.placed = append(ts.placed, placed{jump: h, at: now})
@@ -59,7 +59,7 @@ func (d *Daemon) withoutDoubles(fs *familyState, ts *tableState, known, seen rul
 	kept := ts.placed[:0]
 	for _, p := range ts.placed {
 		if !p.doubled && now.Sub(p.at) > d.cfg.JumpGrace {
-			continue // whoever doubles it now does so knowingly
+			continue // a copy that comes so late is meant
 		}
 		left := max(1, copies(known.Jumps, p.jump))
 		p.doubled = copies(seen.Jumps, p.jump) > left

@@ -3,8 +3,10 @@ package daemon
 import (
 	"time"
 
+	"github.com/canaryd/canaryd/internal/metrics"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -12,15 +14,17 @@ import (
 type tableState struct {
 	verdict canary.Verdict
 	seen    rules.Section // of the last read
-	known   bool          // whether seen holds anything
-	pending bool          // the generation does not hold yet what was seen
+	known   bool          // seen is of a read
+	pending bool          // the generation does not have yet what was seen
 	trouble trouble       // why the table could not be read
-	// learningStopped: a loss was seen in observe mode and lasts until the owner has
-	// put its rules back; nothing is learned meanwhile.
+	// learningStopped: observe mode read a loss, which lasts until the owner has put its rules
+	// back; see take.
 	learningStopped bool
 	// spared: it does not exist and nothing is protected in it, so that it has no marks.
 	spared bool
 	placed []placed // jumps that were put back, those of the last grace
+	// jumpsMissing is how many the last full read did not show.
+	jumpsMissing int
 	// standing is what the last read showed of it while nothing was lost.
 	standing standing
 }
@@ -38,4 +42,194 @@ func newTables() map[rules.TableName]*tableState {
 type known struct {
 	at        time.Time // when it was last known what the tables hold; zero: never
 	natIntact time.Time // when it was last known that nat held the whole generation; zero: never
+}
+
+// A source is what showed a finding. It decides what follows from the finding.
+type source int
+
+const (
+	// lossesOnly: a probe of the marks, or a read while replays are paused. A table that lost
+	// nothing stays as it is known.
+	lossesOnly source = iota
+	// watching: a read in observe mode. It stops the learning of tables that lost something.
+	watching
+	// readInFull: an examination, or the reads around a write.
+	readInFull
+)
+
+// A tableFinding is what was found of one table.
+type tableFinding struct {
+	id      rules.TableID
+	source  source
+	finding canary.Finding
+
+	// The rest is of a table that was read in full.
+	mark   canary.Mark
+	absent bool         // the table does not exist
+	table  *rules.Table // nil if it does not exist, or was not read
+	read   bool         // false: a write came without a read of the table
+	proved bool         // a read after a write showed everything in force
+}
+
+// take takes a finding into what is known of its table. Probes, examinations, writes, observe
+// mode and the pause all end here, and nothing else sets a verdict but what follows from it:
+// learn and setUnknown. take returns false while the learning of the table stays stopped.
+//
+// A stopped learning means: the table counts as lost, whatever is read of it. That ends when a
+// write is proved, or when a read shows everything that ought to be in force. Marks that are
+// lost once more are a loss of their own.
+func (d *Daemon) take(st *state, x tableFinding) bool {
+	ts, v := st.table(x.id), x.finding.Verdict
+	if x.source == readInFull {
+		d.takeMarks(st, ts, x)
+	}
+	switch {
+	case x.proved:
+		ts.verdict, ts.learningStopped = canary.Intact, false
+	case x.source != readInFull:
+		if v.Loss() {
+			ts.verdict, ts.learningStopped = v, ts.learningStopped || x.source == watching
+		}
+	case ts.learningStopped && !x.finding.MarkLost:
+		if v.Loss() || v == canary.Unknown || !canary.Covers(st.want()[x.id], x.table) {
+			return false
+		}
+		ts.verdict, ts.learningStopped = canary.Intact, false
+	case v == canary.Unknown && ts.verdict.Loss():
+		// A loss stays one until a read shows the table: a read that fails puts no rule back.
+	default:
+		ts.verdict = v
+	}
+	return true
+}
+
+// takeMarks takes up the marks that a read showed, and how many jumps it did not show.
+func (d *Daemon) takeMarks(st *state, ts *tableState, x tableFinding) {
+	f, t := x.id.Family, x.id.Name
+	st.marks.current = st.marks.current.With(x.id, x.mark)
+	ts.spared = x.absent && x.mark.Nonce == "" && d.spares(st, f, t)
+	switch {
+	case x.proved:
+		ts.jumpsMissing = 0
+		d.cfg.Metrics.SetCanaryPresent(f, t, true)
+	case x.read:
+		ts.jumpsMissing = len(x.finding.Jumps) + len(x.finding.Waiting)
+	}
+	d.cfg.Metrics.SetJumpsMissing(f, map[rules.TableName]int{t: ts.jumpsMissing})
+}
+
+// setUnknown notes that nothing can be said of the family's tables now. What was seen to be
+// lost stays so.
+func (fs *familyState) setUnknown() {
+	for _, ts := range fs.tables {
+		if !ts.verdict.Loss() {
+			ts.verdict = canary.Unknown
+		}
+	}
+}
+
+// setSection notes what a read showed of a table, and when it changed last.
+func (fs *familyState) setSection(t rules.TableName, section rules.Section, now time.Time) {
+	ts := fs.tables[t]
+	if ts.known && !ts.seen.Equal(section) {
+		fs.examined.moved = now
+	}
+	ts.seen, ts.known = section, true
+}
+
+// learn takes one table's section into the generation and plans what follows: another
+// examination while something that shrank waits for its grace, and a new nonce.
+func (d *Daemon) learn(st *state, id rules.TableID, seen rules.Section, finding canary.Finding, now time.Time) {
+	f, t := id.Family, id.Name
+	fs, ts := st.families[f], st.table(id)
+	fs.setSection(t, seen, now)
+	seen = d.supplement(st, f, t, seen)
+	_, seen = seen.Split(st.declared.claims) // what is declared is not learned
+	learned := st.generation.learned
+	before := learned.Generation[id]
+	seen = d.withoutDoubles(fs, ts, before, seen, now)
+	first := !learned.Knows(f, t)
+	next, again := learned.Learn(f, t, seen, finding, now)
+	st.generation.learned = next
+	ts.verdict = canary.Intact
+	if ts.pending = !again.IsZero() || len(finding.Waiting) > 0; ts.pending {
+		ts.verdict = canary.Changed
+		fs.examined.plan(again)
+	}
+	switch {
+	case first:
+		st.generation.made = reload.MadeAtStart
+		st.relearn(next, now)
+	case !before.Equal(next.Generation[id]):
+		st.generation.made = reload.MadeByOwners
+		st.relearn(next, now, fs)
+	}
+}
+
+// lacks reports whether something of the family is lost that a replay answers.
+func (fs *familyState) lacks() bool {
+	return fs.anyTable(func(ts *tableState) bool { return ts.verdict.Loss() && !ts.learningStopped })
+}
+
+// learningStopped reports whether the learning of a table of the family is stopped.
+func (fs *familyState) learningStopped() bool {
+	return fs.anyTable(func(ts *tableState) bool { return ts.learningStopped })
+}
+
+// unknown reports whether a table of the family could not be read.
+func (fs *familyState) unknown() bool {
+	return fs.anyTable(func(ts *tableState) bool { return ts.verdict == canary.Unknown })
+}
+
+// lost reports whether a table of the family is lost.
+func (fs *familyState) lost() bool {
+	return fs.anyTable(func(ts *tableState) bool { return ts.verdict.Loss() })
+}
+
+// anyTable reports whether something is so of any table of the family.
+func (fs *familyState) anyTable(is func(*tableState) bool) bool {
+	for _, ts := range fs.tables {
+		if is(ts) {
+			return true
+		}
+	}
+	return false
+}
+
+// table returns what is known of a table.
+func (st *state) table(id rules.TableID) *tableState { return st.families[id.Family].tables[id.Name] }
+
+// probeResult returns the label that a probe has in metrics: what is known of the family now.
+func (fs *familyState) probeResult() metrics.ProbeResult {
+	switch {
+	case fs.lost():
+		return metrics.ProbeLoss
+	case fs.unknown():
+		return metrics.ProbeUnknown
+	default:
+		return metrics.ProbeIntact
+	}
+}
+
+// setKnown notes that the content of the tables was known at that time: everything
+// was read, or a probe showed that nothing has moved since or what is lost. A
+// stamp that is not exact shows nothing, and what moved and is not read yet is
+// not known, nor is a family of which one table cannot be read.
+func (fs *familyState) setKnown(at time.Time) {
+	if !fs.examined.dirty.IsZero() || fs.probeResult() == metrics.ProbeUnknown {
+		return
+	}
+	fs.known.at = at
+	// While something is lost, of the other tables only the marks were looked at.
+	if nat := fs.tables[rules.Nat]; fs.probeResult() == metrics.ProbeIntact && nat != nil && nat.verdict == canary.Intact {
+		fs.known.natIntact = at
+	}
+}
+
+// setSound notes the digest of a read that showed nothing lost or missing.
+func (fs *familyState) setSound(digest uint64) {
+	missing := fs.anyTable(func(ts *tableState) bool { return ts.jumpsMissing > 0 })
+	if !missing && fs.probeResult() == metrics.ProbeIntact {
+		fs.examined.sound = digest
+	}
 }

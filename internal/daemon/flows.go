@@ -55,8 +55,8 @@ func (d *Daemon) sweepAfter(g rules.Generation, f rules.Family, result reload.Fa
 	d.sweeps <- next // the loop alone sends, and there is room for one
 }
 
-// runSweeps sweeps until sweeps is closed, beside the loop: the next flush
-// does not wait for it.
+// runSweeps sweeps until sweeps is closed. It has a goroutine of its own, so that the answer
+// to the next flush does not wait for it.
 func (d *Daemon) runSweeps(ctx context.Context) {
 	for s := range d.sweeps {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sweepTime)

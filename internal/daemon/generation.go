@@ -33,9 +33,9 @@ func (st *state) relearn(learned reload.Learned, now time.Time, families ...*fam
 	}
 }
 
-// own returns what the claimed chains are held to; without Claims they are held
-// to nothing. A declaration is no measure before it was written: the kernel may
-// refuse it, and what a flush takes meanwhile must come back all the same.
+// own returns what the claimed chains ought to be; without Claims that is not known. A
+// declaration is no measure before it was written. The kernel may refuse it, and what a flush
+// takes meanwhile must come back all the same.
 func (st *state) own() Declaration {
 	switch {
 	case st.mode == api.Observe:

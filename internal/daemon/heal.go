@@ -14,16 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A replay that failed is tried again for as long as the loss lasts, after
-// 100 ms at first and every 30 s at last. For the lock it is always 100 ms: it
-// comes free at any moment, while a rule that the kernel refuses stays refused.
-const (
-	firstTry = 100 * time.Millisecond
-	lastTry  = 30 * time.Second
-)
-
 // heal answers a loss: it waits until the flusher is done, replays what is
-// lost, and proves it. In observe mode and in a pause it only tells.
+// lost, and proves it. In observe mode and in a pause it only records the loss.
 func (d *Daemon) heal(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
@@ -37,7 +29,7 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 		d.observe(ctx, st)
 		return
 	case st.pause.on():
-		d.hold(ctx, st)
+		d.recordPaused(ctx, st)
 		return
 	}
 	st.loss.jumpsDeleted = d.anyFamily(st, func(fs *familyState) bool { return fs.examined.quiet })
@@ -61,10 +53,12 @@ func (d *Daemon) protection(st *state) rules.Protection {
 	return p
 }
 
+// examiner returns what judges reads now.
 func (d *Daemon) examiner(st *state) reload.Examiner {
 	return reload.Examiner{Canary: d.cfg.Canary, Protection: d.protection(st)}
 }
 
+// replayer returns what replays now.
 func (d *Daemon) replayer(ctx context.Context, st *state) reload.Replayer {
 	return reload.Replayer{
 		Kernel: d.cfg.Kernel, Canary: d.cfg.Canary, Protection: d.protection(st),
@@ -83,9 +77,9 @@ func (d *Daemon) supplier() reload.Supplier {
 	return d.cfg.Sets
 }
 
-// stopGrace is what a replay under way gets when the daemon is told to stop:
-// one family back and the other gone would be the worst of ends. systemd kills
-// after 90 s, Kubernetes after 30 s.
+// stopGrace is how long a replay may go on when the daemon is to stop. To stop with one
+// family back and the other lost would be worst. systemd kills after 90 s, Kubernetes after
+// 30 s.
 const stopGrace = 20 * time.Second
 
 // finishing returns a context that outlives ctx by stopGrace.
@@ -105,10 +99,10 @@ func finishing(ctx context.Context) (context.Context, context.CancelFunc) {
 // the loss.
 func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Result, err error) {
 	st.loss.record.Attempts++
-	d.tell(ctx, st, hits(result))
+	d.recordLosses(ctx, st, hits(result))
 	st.pods.addGone(&st.loss.record, st.loss.gone)
-	st.pods.noteReturned(result, time.Now())
-	st.loss.recovery.note(st.loss.hit, result)
+	st.pods.setReturned(result, time.Now())
+	st.loss.recovery.afterTry(st.loss.hit, result)
 	st.loss.memory = st.loss.memory.After(result)
 	st.pace = st.pace.After(result)
 	unread := d.lostButUnread(st, result)
@@ -120,10 +114,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 			continue
 		}
 		d.applyResult(st, f, fr)
-		st.families[f].proxy.pendingSync.owe(fr, time.Now())
-		if fr.Owed && fr.ProxyStands() {
-			st.families[f].nudged(time.Now())
-		}
+		st.families[f].proxyAfterReplay(fr, time.Now())
 		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
 		d.countRefusal(f, fr.Err)
 		done = done && (fr.Outcome.Done() || fr.DoneExceptQuarantined())
@@ -131,11 +122,11 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 	}
 	d.countLocked(st, result, err)
 	if !done {
-		d.retry(ctx, st, err)
+		d.healFailed(ctx, st, err)
 		if beaten(result) {
-			// Nothing was refused: whoever undid it may be done by now, and if
-			// not, the limit holds.
-			st.loss.retryIn(firstTry)
+			// Nothing was refused. The process that undid it may be done by now; if it is
+			// not, replays are limited.
+			st.loss.retry.in(firstTry, time.Now())
 		}
 		return
 	}
@@ -171,91 +162,6 @@ func hits(result reload.Result) map[rules.TableID]hit {
 	return found
 }
 
-// applyResult takes what a write and its proof showed of one family into the state.
-func (d *Daemon) applyResult(st *state, f rules.Family, fr reload.FamilyResult) {
-	fs := st.families[f]
-	now := time.Now()
-	st.memory.scheduleFree(now)
-	fs.proxy.pendingSync.saw(fr.ProxyStands(), now)
-	if fr.ProxyKnown() {
-		fs.proxy.saw(fr.ProxyStands(), now)
-	}
-	st.noteMade(f, fr)
-	missing := map[rules.TableName]int{}
-	for _, t := range protect.Tables() {
-		tr, ok := fr.Tables[t]
-		if !ok {
-			continue
-		}
-		if tr.Read {
-			missing[t] = len(tr.Finding.Jumps) + len(tr.Finding.Waiting)
-		}
-		st.marks.current = st.marks.current.With(f.Table(t), tr.Mark)
-		ts := fs.tables[t]
-		ts.spared = tr.Absent && tr.Mark.Nonce == "" && d.spares(st, f, t)
-		if tr.Finding.Verdict != canary.Unknown || !ts.verdict.Loss() {
-			ts.verdict = tr.Finding.Verdict
-		}
-		if tr.Proved {
-			ts.notePlaced(tr.Placed, now)
-		}
-		if tr.Gone != nil && !st.generation.learned.Knows(f, t) {
-			d.learn(st, f, t, *tr.Gone, canary.Finding{Verdict: canary.Intact}, now)
-			fs.examined.plan(now)
-			continue
-		}
-		if tr.Proved && tr.Replayed {
-			d.holdBack(st, f, t, tr.Quarantined)
-		}
-		if tr.Proved {
-			ts.verdict, ts.learningStopped, missing[t] = canary.Intact, false, 0
-			d.cfg.Metrics.SetCanaryPresent(f, t, true)
-		}
-		// Beside a foreign write the finding is of one read and the section of
-		// another: a jump that was deleted in between has its grace, which the
-		// examination that follows gives it. So has what is missing while the
-		// generation stays as it is while its learning is stopped: it was flushed.
-		judged := fr.Digest != 0 && (!ts.learningStopped || tr.Proved) || !st.generation.learned.Knows(f, t)
-		if tr.Read && judged && !ts.verdict.Loss() && ts.verdict != canary.Unknown {
-			d.learn(st, f, t, tr.Section, tr.Finding, now)
-		}
-		if tr.Read {
-			ts.noteStanding(tr.Table, fr.Digest)
-		}
-	}
-	if fr.Digest != 0 {
-		fs.examined.digest, fs.examined.at, fs.looked.unseen = fr.Digest, now, time.Time{}
-		fs.noteKnown(now)
-		fs.noteSound(fr.Digest, missing)
-	} else {
-		fs.examined.markDirty(now)
-	}
-	d.cfg.Metrics.SetJumpsMissing(f, missing)
-	d.examineAfter(st, f, fr, now)
-	if st.decision.waitsIn(f) { // what was read is not compared with what waits
-		fs.examined.plan(now)
-	}
-	fs.examined.quiet = false
-	st.disk.marksChanged(now)
-}
-
-// examineAfter plans an examination of what the reads around a write were the
-// first to show: a look that finds the digest of such a read takes it for
-// examined. A jump that was deleted by name waits for its grace, and what a
-// renewal found lost under standing marks has nobody yet who replays it.
-func (d *Daemon) examineAfter(st *state, f rules.Family, fr reload.FamilyResult, now time.Time) {
-	fs := st.families[f]
-	for t, tr := range fr.Tables {
-		ts := fs.tables[t]
-		if len(tr.Finding.Waiting) > 0 && !ts.learningStopped {
-			fs.examined.plan(fs.examined.moved.Add(d.cfg.JumpGrace))
-		}
-		if st.loss == nil && ts.verdict.Loss() && !ts.learningStopped {
-			fs.examined.plan(now)
-		}
-	}
-}
-
 func (d *Daemon) countRefusal(f rules.Family, err error) {
 	var refused *iptables.RestoreError
 	switch {
@@ -266,8 +172,8 @@ func (d *Daemon) countRefusal(f rules.Family, err error) {
 	}
 }
 
-// countLocked counts a session that could not begin because somebody holds the
-// lock: then no family has a result of its own.
+// countLocked counts a session that could not begin because another process holds the lock.
+// No family has a result of its own then.
 func (d *Daemon) countLocked(st *state, result reload.Result, err error) {
 	if result != nil || !lockReason(err) {
 		return
@@ -277,8 +183,7 @@ func (d *Daemon) countLocked(st *state, result reload.Result, err error) {
 	}
 }
 
-// beaten reports whether a replay failed because somebody else wrote in the
-// middle of it.
+// beaten reports whether a replay failed because another process wrote in the middle of it.
 func beaten(result reload.Result) bool {
 	for _, fr := range result {
 		if fr.Beaten() {
@@ -288,19 +193,11 @@ func beaten(result reload.Result) bool {
 	return false
 }
 
-// longer returns the pause that follows one of wait: twice as long, between
-// firstTry and lastTry.
-func longer(wait time.Duration) time.Duration { return min(max(2*wait, firstTry), lastTry) }
-
-// retry plans the next try and says why there is one.
-func (d *Daemon) retry(ctx context.Context, st *state, err error) {
+// healFailed plans the next try and logs why there is one.
+func (d *Daemon) healFailed(ctx context.Context, st *state, err error) {
 	l := st.loss
 	l.attempts++
-	l.retryIn(longer(l.wait))
-	if lockReason(err) {
-		// It was waited for already, and is let go of at any moment.
-		l.retryIn(firstTry)
-	}
+	l.retry.failed(err, time.Now())
 	l.record.Outcome = reload.Failed
 	if err != nil {
 		l.record.Detail = err.Error()
@@ -309,16 +206,13 @@ func (d *Daemon) retry(ctx context.Context, st *state, err error) {
 	d.logRetry(ctx, st, err)
 }
 
-// retryIn plans the next try.
-func (l *loss) retryIn(wait time.Duration) { l.wait, l.tryAt = wait, time.Now().Add(wait) }
-
 // recovered ends the loss: everything is proved to be in force.
 func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result) {
 	l := st.loss
 	st.loss = nil
 	st.looking.afterReplay(time.Now())
-	d.noteHealed(ctx, st, l)
-	st.letGoAfter(result, l.gone, time.Now())
+	d.countReplay(ctx, st, l)
+	st.forgetLeftOut(result, l.gone, time.Now())
 	if !l.recorded {
 		st.flushLog(ctx).Info("Nothing was lost any more when it was looked at under guard", "flush", l.record.ID)
 		return
@@ -331,8 +225,8 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 			st.flushLog(ctx).Error(fr.Err, "Not all of the rules could be put back", "flush", l.record.ID)
 		}
 	}
-	d.logHeld(ctx, result)
-	absent := back(&l.record, l.recovery.provedAt())
+	d.logQuarantined(ctx, result)
+	absent := endAbsence(&l.record, l.recovery.provedAt())
 	for _, fr := range result {
 		if written := fr.Written.Sub(l.record.Time).Seconds(); !fr.Written.IsZero() && written > l.record.WrittenSeconds {
 			l.record.WrittenSeconds, l.record.KernelSeconds = written, fr.Kernel.Seconds()
@@ -358,6 +252,3 @@ func worst(result reload.Result) api.Outcome {
 	}
 	return outcome
 }
-
-// lockReason tells the lock from other reasons for which nothing was written.
-func lockReason(err error) bool { return errors.Is(err, iptables.ErrLocked) }

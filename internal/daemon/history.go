@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -14,7 +15,7 @@ import (
 	"github.com/canaryd/canaryd/internal/journal"
 )
 
-// A flushDetail is what the journal keeps of a flush beside its record.
+// A flushDetail is what the journal keeps of a flush in addition to its record.
 type flushDetail struct {
 	Diff []api.TableDiff `json:"diff"`
 }
@@ -32,12 +33,12 @@ func (st *state) remember(record api.Flush) {
 		st.journal = st.journal[:journalKept]
 	}
 	if len(st.journal) > recordsListed {
-		unlist(&st.journal[recordsListed])
+		dropLists(&st.journal[recordsListed])
 	}
 }
 
-// keepOpen has the journal write a loss that lasts: if canaryd is killed
-// meanwhile, nobody else knows who did it.
+// keepOpen has the journal write a loss that lasts. If canaryd is killed meanwhile, only the
+// journal knows the culprit.
 func (d *Daemon) keepOpen(ctx context.Context, l *loss) {
 	if len(l.unkept) > 0 {
 		d.write(ctx, l.record, l.unkept)
@@ -45,8 +46,8 @@ func (d *Daemon) keepOpen(ctx context.Context, l *loss) {
 	}
 }
 
-// write gives a record to the journal, which never waits for the disk. Without a
-// diff the journal keeps the one that it has.
+// write gives a record to the journal, which does not wait for the disk. Without a diff the
+// journal keeps the one that it has.
 func (d *Daemon) write(ctx context.Context, record api.Flush, diff []api.TableDiff) {
 	if d.cfg.Journal == nil {
 		return
@@ -60,33 +61,31 @@ func (d *Daemon) write(ctx context.Context, record api.Flush, diff []api.TableDi
 		err = d.cfg.Journal.Keep(e)
 	}
 	if err != nil {
-		d.noteJournal(ctx, err)
+		d.reportJournal(ctx, err)
 	}
 }
 
-// noteJournal takes up what writing the journal came to. Any goroutine may call it.
-func (d *Daemon) noteJournal(ctx context.Context, err error) {
-	text := ""
+// reportJournal takes up whether the journal could be written. Any goroutine may call it.
+func (d *Daemon) reportJournal(ctx context.Context, err error) {
 	if err != nil {
-		text = err.Error()
 		d.cfg.Metrics.ObserveJournalError()
 	}
-	before := d.journalError.Swap(&text)
-	switch {
-	case err != nil && (before == nil || *before != text):
-		klog.FromContext(ctx).Error(err, "A flush record is not on disk; after a restart nobody would know of it")
-	case err == nil && before != nil && *before != "":
-		klog.FromContext(ctx).Info("The flush records are on disk again")
+	log := klog.FromContext(ctx)
+	switch changed := d.journalTrouble.take(err, time.Now()); {
+	case changed && err != nil:
+		log.Error(err, "A flush record is not on disk; it will be lost when canaryd restarts")
+	case changed:
+		log.Info("The flush records are on disk again")
 	}
 }
 
 // runJournal writes the journal until it is closed.
 func (d *Daemon) runJournal(ctx context.Context) {
-	d.cfg.Journal.Run(func(err error) { d.noteJournal(ctx, err) })
+	d.cfg.Journal.Run(func(err error) { d.reportJournal(ctx, err) })
 }
 
-// recallFlushes takes up the records of earlier runs, whatever boot they were of:
-// they are told, and nothing else rests on them.
+// recallFlushes takes up the records of earlier runs, also those of another boot. They are
+// shown, and nothing else rests on them.
 func (d *Daemon) recallFlushes(ctx context.Context, st *state) {
 	if d.cfg.Journal == nil {
 		return
@@ -147,7 +146,7 @@ func (d *Daemon) Flush(ctx context.Context, r api.FlushRequest) (api.FlushReply,
 	return reply, nil
 }
 
-// kept returns what the journal holds of a flush.
+// kept returns what the journal has of a flush.
 func (d *Daemon) kept(ctx context.Context, id string) (api.Flush, []api.TableDiff, error) {
 	if d.cfg.Journal == nil {
 		return api.Flush{}, nil, errors.New("no state folder is in use")

@@ -13,7 +13,7 @@ import (
 )
 
 // Identify returns what a generation that is stored now is bound to: this
-// boot, this network namespace, and the iptables that info tells of.
+// boot, this network namespace, and the iptables that info describes.
 func Identify(info iptables.Info) (reload.Identity, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -30,7 +30,7 @@ func Identify(info iptables.Info) (reload.Identity, error) {
 }
 
 // Uptime returns how long the machine has been up, with the time that it slept.
-// Unlike the clock on the wall nobody can set it, and it is the same for all
+// Unlike the wall clock it cannot be set, and it is the same for all
 // processes of a boot, but for those in a time namespace.
 func Uptime() time.Duration {
 	var now unix.Timespec

@@ -53,8 +53,8 @@ func (st *state) keeperBasis() keeperBasis {
 func (d *Daemon) mayKeep() bool { return d.cfg.Keeper != nil }
 
 // keep makes the keeper's tables where protected rules translate, and deletes them where none
-// does. It is a step of the loop's, because its commit would make a replay stale whose read it
-// came after.
+// does. It is a step of the loop's, because its commit would make a replay stale if it came
+// between the replay's read and write.
 func (d *Daemon) keep(ctx context.Context, st *state) {
 	st.keptBy = st.keeperBasis()
 	g, now := st.want(), time.Now()

@@ -16,8 +16,8 @@ import (
 
 var errTooMany = errors.New("there are more rules than canaryd keeps of a family: raise --max-rules and the memory limit, or remove rules that are not needed")
 
-// noteLeftOut takes down which chains the last read left out. The log names them once.
-func (d *Daemon) noteLeftOut(ctx context.Context, st *state) {
+// takeLeftOut takes down which chains the last read left out. The log names them once.
+func (d *Daemon) takeLeftOut(ctx context.Context, st *state) {
 	if d.cfg.LeftOut == nil {
 		return
 	}

@@ -82,28 +82,22 @@ type looked struct {
 	unseen  time.Time      // since when something may have been written that no probe has seen; zero: nothing was
 	intact  uint64         // digest of the last probe that saw all marks standing
 	trouble trouble        // why the last probe failed
-	budget  budgets        // what stamps and probes may cost
+	budget  budget         // what stamps and probes may cost
 }
 
-// look probes every family. It answers all hints given before it.
+// look asks each family for its stamp, probes the marks of those in which something may have
+// moved, and judges what the probes showed. It answers all hints given before it.
 func (d *Daemon) look(ctx context.Context, st *state) {
 	woken := st.looking.begin(time.Now())
-	// What a loss makes us read is not the fault of a busy writer.
-	free := func() bool { return st.looking.followUp > 0 }
-	if st.loss == nil {
-		free = func() bool { return st.looking.followUp > 0 || st.loss != nil }
-	}
-	var families []asked
-	for _, f := range rules.Families() {
-		if fs := st.families[f]; fs != nil && st.anyPlanted(f) {
-			if a, due := d.stamp(ctx, st, f, woken, free); due {
-				families = append(families, a)
+	// Probes that a loss or a replay asks for do not draw on the budget of a busy writer.
+	lost := st.loss != nil
+	free := func() bool { return st.looking.followUp > 0 || !lost && st.loss != nil }
+	moved := d.askStamps(ctx, st, woken, free)
+	if lost || !d.probeUrgent(ctx, st, moved) {
+		for _, a := range moved {
+			if probed, ok := d.probe(ctx, st, a, free); ok {
+				d.judgeProbe(ctx, st, probed, free)
 			}
-		}
-	}
-	if st.loss != nil || !d.probeUrgent(ctx, st, families) {
-		for _, a := range families {
-			d.probe(ctx, st, a, free)
 		}
 	}
 	d.readRestored(ctx, st)
@@ -124,62 +118,62 @@ type asked struct {
 	took   time.Duration
 }
 
-// stamp asks one family for its stamp and reports whether its marks have to be
-// looked at: something was written or, where a stamp is not exact, may have been.
-func (d *Daemon) stamp(ctx context.Context, st *state, f rules.Family, woken bool, free func() bool) (asked, bool) {
-	fs, a := st.families[f], asked{family: f, start: time.Now()}
-	if woken && !fs.looked.at.IsZero() && !free() {
-		if ready := fs.stampReady(len(st.families)); a.start.Before(ready) {
+// askStamps asks the families for their stamps and returns those that have to be probed.
+func (d *Daemon) askStamps(ctx context.Context, st *state, woken bool, free func() bool) []asked {
+	var families []asked
+	for _, f := range rules.Families() {
+		fs := st.families[f]
+		if fs == nil || !st.anyPlanted(f) {
+			continue
+		}
+		if ready := fs.looked.budget.stampAt(fs.looked.stamp); woken && !fs.looked.at.IsZero() && !free() && time.Now().Before(ready) {
 			fs.looked.unasked = earliest(fs.looked.unasked, st.looking.evidence)
 			st.looking.plan(ready)
-			return a, false
+			continue
+		}
+		if a, moved := d.askStamp(ctx, st, f, woken); moved {
+			families = append(families, a)
 		}
 	}
-	a.since = earliest(fs.looked.unasked, st.looking.evidence)
+	return families
+}
+
+// askStamp asks one family for its stamp and reports whether its marks have to be probed:
+// something was written or, where a stamp is not exact, may have been.
+func (d *Daemon) askStamp(ctx context.Context, st *state, f rules.Family, woken bool) (asked, bool) {
+	fs, l := st.families[f], &st.families[f].looked
+	a := asked{family: f, start: time.Now(), since: earliest(l.unasked, st.looking.evidence)}
 	var err error
 	a.stamp, err = d.cfg.Kernel.Stamp(ctx, f)
 	end := time.Now()
 	a.took = end.Sub(a.start)
-	fs.looked.budget.urgent.spend(end, a.took, urgentShare*len(st.families))
+	l.budget.urgent.spend(end, a.took)
 	if err != nil {
-		d.unknown(ctx, fs, f, err, a.took)
+		d.probeFailed(ctx, fs, f, err, a.took)
 		return a, false
 	}
-	woken, fs.looked.unasked = woken || !fs.looked.unasked.IsZero(), time.Time{}
-	still := !fs.looked.trouble.there() && !fs.looked.at.IsZero() && a.stamp == fs.looked.stamp
-	if still && (a.stamp.Exact || !woken && fs.looked.unseen.IsZero() && a.start.Sub(fs.looked.at) < quietWalk) {
+	woken, l.unasked = woken || !l.unasked.IsZero(), time.Time{}
+	still := !l.trouble.there() && !l.at.IsZero() && a.stamp == l.stamp
+	if still && (a.stamp.Exact || !woken && l.unseen.IsZero() && a.start.Sub(l.at) < quietWalk) {
 		if a.stamp.Exact {
-			fs.noteKnown(a.start)
+			fs.setKnown(a.start)
 		}
-		d.cfg.Metrics.ObserveProbe(f, lastResult(fs), a.took)
+		d.cfg.Metrics.ObserveProbe(f, fs.probeResult(), a.took)
 		return a, false
 	}
 	if woken || !still {
-		fs.looked.unseen = earliest(fs.looked.unseen, a.since)
+		l.unseen = earliest(l.unseen, a.since)
 	}
 	return a, true
 }
 
-// stampReady returns when a hint may make us ask for the stamp again. A stamp
-// without shapes was read by executing iptables and is as dear as a walk.
-func (fs *familyState) stampReady(families int) time.Time {
-	switch {
-	case fs.looked.stamp.Exact:
-		return time.Time{}
-	case fs.looked.stamp.Shapes == iptables.Stamp{}.Shapes:
-		return fs.looked.budget.walks.readyAt(walkShare * families)
-	default:
-		return fs.looked.budget.urgent.readyAt(urgentShare * families)
-	}
-}
-
-// probeUrgent looks at what moved and is read at once, before any large table of
-// any family is walked, and reports whether it found a loss. Marks that it sees
-// standing are no reason not to probe.
+// probeUrgent probes what moved and is read at once, before any large table of any family is
+// walked, and reports whether a loss is open then. Marks that it sees standing are no reason
+// not to probe.
 func (d *Daemon) probeUrgent(ctx context.Context, st *state, families []asked) bool {
 	for _, a := range families {
-		f, fs := a.family, st.families[a.family]
-		part := st.marks.current.Only(f, a.stamp.Urgent(fs.looked.urgent))
+		f, l := a.family, &st.families[a.family].looked
+		part := st.marks.current.Only(f, a.stamp.Urgent(l.urgent))
 		places := part.Places(f, d.cfg.Canary)
 		if len(places) == 0 {
 			continue
@@ -187,12 +181,11 @@ func (d *Daemon) probeUrgent(ctx context.Context, st *state, families []asked) b
 		start := time.Now()
 		holdings, err := d.cfg.Kernel.ProbeOnly(ctx, f, places)
 		end := time.Now()
-		fs.looked.budget.urgent.spend(end, end.Sub(start), urgentShare*len(st.families))
+		l.budget.urgent.spend(end, end.Sub(start))
 		if err != nil {
-			continue // the probe will tell
+			continue // the probe will show it
 		}
-		fs.looked.urgent = a.stamp
-		st.looking.evidence = a.since
+		l.urgent, st.looking.evidence = a.stamp, a.since
 		if !d.judgeMarks(st, f, part, iptables.Probed{Holdings: holdings}) {
 			d.cfg.Metrics.ObserveProbe(f, metrics.ProbeLoss, end.Sub(a.start))
 		}
@@ -201,52 +194,58 @@ func (d *Daemon) probeUrgent(ctx context.Context, st *state, families []asked) b
 	return st.loss != nil
 }
 
-// probe looks at all marks of a family that was asked for its stamp. Walks
-// beside a busy writer wait until the budget has them; free tells that they
-// need not.
-func (d *Daemon) probe(ctx context.Context, st *state, a asked, free func() bool) {
-	f, fs := a.family, st.families[a.family]
-	start := time.Now()
-	if ready := fs.looked.budget.walks.readyAt(walkShare * len(st.families)); !a.stamp.Exact && !free() && start.Before(ready) {
+// A probed is what a probe of all marks of a family showed.
+type probed struct {
+	asked  asked
+	end    time.Time
+	result iptables.Probed
+}
+
+// probe probes all marks of a family; false if it could not, or has to wait for its budget.
+func (d *Daemon) probe(ctx context.Context, st *state, a asked, free func() bool) (probed, bool) {
+	fs, start := st.families[a.family], time.Now()
+	if ready := fs.looked.budget.probeAt(a.stamp); !free() && start.Before(ready) {
 		st.looking.plan(ready)
-		return
+		return probed{}, false
 	}
 	st.looking.evidence = earliest(st.looking.evidence, fs.looked.unseen)
-	probed, err := d.cfg.Kernel.Probe(ctx, f, st.marks.current.Places(f, d.cfg.Canary))
+	result, err := d.cfg.Kernel.Probe(ctx, a.family, st.marks.current.Places(a.family, d.cfg.Canary))
 	end := time.Now()
-	took := a.took + end.Sub(start)
+	a.took += end.Sub(start)
 	if err != nil {
-		fs.looked.budget.walks.spend(end, took, walkShare*len(st.families))
-		d.unknown(ctx, fs, f, err, took)
-		return
+		fs.looked.budget.walks.spend(end, a.took)
+		d.probeFailed(ctx, fs, a.family, err, a.took)
+		return probed{}, false
 	}
-	fs.looked.stamp, fs.looked.urgent, fs.looked.at, fs.looked.unseen = a.stamp, a.stamp, a.start, time.Time{}
-	if fs.looked.trouble.there() {
-		fs.examined.dueAt = latest(start, fs.examined.notBefore)
+	return probed{a, end, result}, true
+}
+
+// judgeProbe takes up what a probe showed: a loss, or that something moved.
+func (d *Daemon) judgeProbe(ctx context.Context, st *state, p probed, free func() bool) {
+	a, f := p.asked, p.asked.family
+	fs := st.families[f]
+	l := &fs.looked
+	l.stamp, l.urgent, l.at, l.unseen = a.stamp, a.stamp, a.start, time.Time{}
+	if l.trouble.there() {
+		fs.examined.dueAt = latest(p.end, fs.examined.notBefore)
 	}
-	if fs.looked.trouble.over() {
+	if l.trouble.over() {
 		klog.FromContext(ctx).Info("The tables can be looked at again", "family", f)
 	}
-	d.judgeProbe(st, f, fs, probed)
+	if d.judgeMarks(st, f, st.marks.current, p.result) {
+		l.intact = p.result.Digest
+		if fs.examined.at.IsZero() || p.result.Digest != fs.examined.digest {
+			fs.examined.markDirty(time.Now())
+		}
+	}
 	if !free() {
-		fs.looked.budget.walks.spend(end, took, walkShare*len(st.families))
+		l.budget.walks.spend(p.end, a.took)
 	}
-	fs.noteKnown(a.start)
-	d.cfg.Metrics.ObserveProbe(f, lastResult(fs), took)
+	fs.setKnown(a.start)
+	d.cfg.Metrics.ObserveProbe(f, fs.probeResult(), a.took)
 }
 
-// judgeProbe notes what a probe showed: a loss, or that something moved.
-func (d *Daemon) judgeProbe(st *state, f rules.Family, fs *familyState, probed iptables.Probed) {
-	if !d.judgeMarks(st, f, st.marks.current, probed) {
-		return
-	}
-	fs.looked.intact = probed.Digest
-	if fs.examined.at.IsZero() || probed.Digest != fs.examined.digest {
-		fs.examined.markDirty(time.Now())
-	}
-}
-
-// judgeMarks reports whether marks stand, and notes the loss if they do not.
+// judgeMarks reports whether marks stand, and opens a loss if they do not.
 func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, probed iptables.Probed) bool {
 	for t := range tableid.Of(marks, f) {
 		d.cfg.Metrics.SetCanaryPresent(f, t, marks.CanaryPresent(f, t, d.cfg.Canary, probed))
@@ -255,7 +254,8 @@ func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, probe
 	for t, v := range marks.Verdicts(f, d.cfg.Canary, probed) {
 		switch {
 		case v.Loss():
-			st.families[f].tables[t].verdict, standing = v, false
+			standing = false
+			d.take(st, tableFinding{id: f.Table(t), source: lossesOnly, finding: canary.Finding{Verdict: v}})
 		case st.loss != nil: // whatever was found before is over
 			st.loss.memory = st.loss.memory.With(f.Table(t), canary.Finding{Verdict: v})
 		}
@@ -263,66 +263,16 @@ func (d *Daemon) judgeMarks(st *state, f rules.Family, marks canary.Marks, probe
 	if standing {
 		return true
 	}
-	d.lost(st, f, probed.Digest)
+	st.openLoss(f, probed.Digest)
 	return false
 }
 
-// lastResult is the probe's label: what is known of the family now.
-func lastResult(fs *familyState) metrics.ProbeResult {
-	result := metrics.ProbeIntact
-	for _, ts := range fs.tables {
-		switch {
-		case ts.verdict.Loss():
-			return metrics.ProbeLoss
-		case ts.verdict == canary.Unknown:
-			result = metrics.ProbeUnknown
-		}
-	}
-	return result
-}
-
-// noteKnown notes that what the tables hold was known at that time: everything
-// was read, or a probe showed that nothing has moved since or what is lost. A
-// stamp that is not exact shows nothing, and what moved and is not read yet is
-// not known, nor is a family of which one table cannot be read.
-func (fs *familyState) noteKnown(at time.Time) {
-	if !fs.examined.dirty.IsZero() || lastResult(fs) == metrics.ProbeUnknown {
-		return
-	}
-	fs.known.at = at
-	// While something is lost, of the other tables only the marks were looked at.
-	if nat := fs.tables[rules.Nat]; lastResult(fs) == metrics.ProbeIntact && nat != nil && nat.verdict == canary.Intact {
-		fs.known.natIntact = at
-	}
-}
-
-// unseeable notes that nothing can be told of the family's tables now. What was
-// seen to be lost stays so until somebody sees otherwise: a read that fails puts
-// no rule back.
-func (fs *familyState) unseeable() {
-	for _, ts := range fs.tables {
-		if !ts.verdict.Loss() {
-			ts.verdict = canary.Unknown
-		}
-	}
-}
-
-// lacks reports whether something of the family is lost that a replay answers.
-func (fs *familyState) lacks() bool {
-	for _, ts := range fs.tables {
-		if ts.verdict.Loss() && !ts.learningStopped {
-			return true
-		}
-	}
-	return false
-}
-
-// unknown notes that a family could not be read. It restores nothing and is
+// probeFailed takes up that a family could not be probed. Nothing is restored, and the node is
 // not healthy; the next hint or tick looks again.
-func (d *Daemon) unknown(ctx context.Context, fs *familyState, f rules.Family, err error, took time.Duration) {
+func (d *Daemon) probeFailed(ctx context.Context, fs *familyState, f rules.Family, err error, took time.Duration) {
 	d.cfg.Metrics.ObserveProbe(f, metrics.ProbeUnknown, took)
-	fs.unseeable()
+	fs.setUnknown()
 	if fs.looked.trouble.met(err, time.Now()) {
-		klog.FromContext(ctx).Error(err, "The tables could not be read; whether rules were lost is unknown until they can", "family", f)
+		klog.FromContext(ctx).Error(err, tablesUnread, "family", f)
 	}
 }

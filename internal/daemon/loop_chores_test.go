@@ -147,19 +147,19 @@ func situations() map[string]situation {
 			st.suspicion = &suspicion{
 				remains: reload.Remains{Identity: identity(iptables.NFT), ID: "0123456789ab", Generation: st.want()},
 				todo:    map[rules.TableID]bool{rules.IPv4.Table(rules.Nat): true},
-				read:    map[rules.Family]bool{}, tryAt: time.Now(),
+				read:    map[rules.Family]bool{}, retry: retry{at: time.Now()},
 			}
 		},
 		"look": now(func(st *state) *time.Time { return &st.looking.at }),
 		"heal": func(t *testing.T, d *Daemon, st *state, fake *iptablestest.Fake) {
 			must(t, fake.Flush(rules.IPv4, rules.Nat, ""))
-			d.lost(st, rules.IPv4, 0)
+			st.openLoss(rules.IPv4, 0)
 			st.families[rules.IPv4].tables[rules.Nat].verdict = "emptied"
 		},
 		"examine":                        ipv4(func(fs *familyState) *time.Time { return &fs.examined.dueAt }),
-		"ask kube-proxy for a full sync": ipv4(func(fs *familyState) *time.Time { return &fs.proxy.pendingSync.at }),
+		"ask kube-proxy for a full sync": ipv4(func(fs *familyState) *time.Time { return &fs.proxy.askAt }),
 		"plant": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
-			st.marks.current, st.marks.plantAt = nil, time.Now()
+			st.marks.current, st.marks.retry.at = nil, time.Now()
 		},
 		"keep connections": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) { st.generation.edition++ },
 		"apply the declaration": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
@@ -169,9 +169,9 @@ func situations() map[string]situation {
 				Claims:     func(chain string) bool { return chain == "OPS" },
 			}, time.Now())
 		},
-		"empty the quarantine":                now(func(st *state) *time.Time { return &st.quarantine.tryAt }),
+		"empty the quarantine":                now(func(st *state) *time.Time { return &st.quarantine.retry.at }),
 		"remove doubled jumps":                ipv4(func(fs *familyState) *time.Time { return &fs.doubles.removeAt }),
-		"remove what pods that are gone left": now(func(st *state) *time.Time { return &st.pods.takeAwayAt }),
+		"remove what pods that are gone left": now(func(st *state) *time.Time { return &st.pods.removeAt }),
 		"renew the marks": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
 			fs := st.families[rules.IPv4]
 			fs.rotation.at, fs.rotation.by = time.Now(), time.Now()
@@ -249,7 +249,7 @@ func tryChore(t *testing.T, backend iptables.Backend, name string, prepare situa
 	log := &logText{}
 	ctx, st := log.context(t.Context(), 1), d.newState()
 	st.mode = api.Heal
-	st.looking.at, st.marks.plantAt = time.Now(), time.Now()
+	st.looking.at, st.marks.retry.at = time.Now(), time.Now()
 	for range 200 { // it begins as in Run
 		if c := d.next(st); c != nil {
 			c.do(ctx, st)

@@ -51,7 +51,7 @@ func TestWar(t *testing.T) {
 				if s := r.d.Status(); !s.Contended || r.metrics("contended")["contended"] != 1 {
 					t.Errorf("contended: %t, %v", s.Contended, r.metrics("contended"))
 				}
-				if n := r.logged("Somebody keeps undoing"); n != 1 {
+				if n := r.logged("A process keeps undoing"); n != 1 {
 					t.Errorf("the log tells the beginning %d times", n)
 				}
 				if n := r.logged("Rules were lost"); n > 20 {
@@ -100,7 +100,7 @@ func TestNoWar(t *testing.T) {
 					r.wantBack(before, left)
 					r.after(test.every - 30*time.Millisecond)
 				}
-				if s := r.d.Status(); s.Contended || r.logged("Somebody keeps undoing") != 0 {
+				if s := r.d.Status(); s.Contended || r.logged("A process keeps undoing") != 0 {
 					t.Error("that is called a war")
 				}
 				if records := r.records(0); len(records) != min(test.times, journalKept) {
@@ -138,7 +138,7 @@ func TestWarOfJumps(t *testing.T) {
 		if s := r.d.Status(); !s.Contended {
 			t.Error("nobody is told")
 		}
-		if n := r.logged("Somebody keeps undoing"); n != 1 {
+		if n := r.logged("A process keeps undoing"); n != 1 {
 			t.Errorf("the log tells the beginning %d times", n)
 		}
 		r.after(15*time.Second + 500*time.Millisecond)
@@ -197,7 +197,7 @@ func TestSlowWar(t *testing.T) {
 			r.wantBack(before, left)
 			r.after(5 * time.Second)
 		}
-		if n := r.logged("Somebody keeps undoing"); n != 1 {
+		if n := r.logged("A process keeps undoing"); n != 1 {
 			t.Errorf("the log tells the beginning %d times", n)
 		}
 		r.after(6 * time.Second)

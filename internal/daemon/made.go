@@ -15,8 +15,8 @@ type TableRemover interface {
 	RemoveEmpty(context.Context, rules.Family, rules.TableName) (bool, error)
 }
 
-// noteMade notes which tables a write of ours made: they did not exist when it was planned.
-func (st *state) noteMade(f rules.Family, fr reload.FamilyResult) {
+// addMade notes which tables a write of ours made: they did not exist when it was planned.
+func (st *state) addMade(f rules.Family, fr reload.FamilyResult) {
 	for t, tr := range fr.Tables {
 		if tr.Seen == nil && !tr.Absent && tr.Proved {
 			st.marks.madeTables = st.marks.madeTables.With(f, t)

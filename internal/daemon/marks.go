@@ -22,17 +22,16 @@ const (
 	// more than 2 % of a core.
 	rotateQuiet = 200 * time.Millisecond
 	rotateShare = 49
-	// Owners who are never quiet for so long get new marks all the same after
-	// rotateMost: until then a file that was saved earlier passes for the present.
+	// Where owners are never quiet for so long, the marks are renewed all the same after
+	// rotateMost. Until then a file that was saved earlier passes for the present rules.
 	rotateMost = 10 * time.Second
 )
 
 // marking is what the loop knows of the marks.
 type marking struct {
-	current canary.Marks  // those that were planted last
-	plantAt time.Time     // tables without marks get them; not before this
-	wait    time.Duration // between two tries
-	trouble trouble       // why the last planting failed
+	current canary.Marks // those that were planted last
+	retry   retry        // when tables without marks get them
+	trouble trouble      // why the last planting failed
 	// madeTables are the tables that did not exist before canaryd wrote to them.
 	madeTables reload.Tables
 }
@@ -43,13 +42,13 @@ type rotation struct {
 	by time.Time // when they are renewed although owners are not quiet
 }
 
-// plant writes the first canaries and witnesses. Whatever is there when that
-// is proved is the generation.
+// plant writes the first canaries and witnesses. What stands when that is proved is the
+// generation.
 func (d *Daemon) plant(ctx context.Context, st *state) {
 	log := klog.FromContext(ctx)
 	families := d.plantable(st)
 	if len(families) == 0 {
-		st.marks.plantAt = st.suspicion.tryAt
+		st.marks.retry.at = st.suspicion.retry.at
 		return
 	}
 	result, err := d.replayer(ctx, st).Plant(ctx, d.job(st, families...))
@@ -64,18 +63,13 @@ func (d *Daemon) plant(ctx context.Context, st *state) {
 	}
 	if err != nil {
 		st.looking.plan(time.Now())
-		st.marks.wait = longer(st.marks.wait)
-		if lockReason(err) {
-			// It was waited for already, and is let go of at any moment.
-			st.marks.wait = firstTry
-		}
-		st.marks.plantAt = time.Now().Add(st.marks.wait)
+		st.marks.retry.failed(err, time.Now())
 		if st.marks.trouble.met(err, time.Now()) {
-			log.Error(err, "Not every table has a canary; a flush of those without one is not noticed", "retryIn", st.marks.wait)
+			log.Error(err, "Not every table has a canary; a flush of those without one is not noticed", "retryIn", st.marks.retry.wait)
 		}
 		return
 	}
-	st.marks.wait = 0
+	st.marks.retry.wait = 0
 	st.marks.trouble.over()
 	st.looking.plan(time.Now())
 	if st.mode == api.Observe && st.declared.generation != nil {
@@ -126,6 +120,7 @@ func (st *state) anyPlanted(f rules.Family) bool {
 	return false
 }
 
+// allPlanted reports whether every table has a mark, or needs none.
 func (d *Daemon) allPlanted(st *state) bool {
 	for f := range st.families {
 		if !st.planted(f) {
@@ -148,10 +143,10 @@ func (r *rotation) putOff(until time.Time) {
 	r.at, r.by = latest(r.at, until), latest(r.by, until)
 }
 
-// rotationAt returns when the family's marks may be renewed, zero for not before
-// something is examined: at best while nothing waits for an examination or for an
-// owner, and while something always does, at last beside it. That is safe, because
-// who renews them reads under guard, and leaves alone what it finds lost.
+// rotationAt returns when the family's marks may be renewed; zero: not before an examination.
+// It waits until nothing has to be examined and no owner is at work. Where that never comes,
+// it has a latest time. That is safe, because a renewal reads under guard and leaves alone
+// what it finds lost.
 func rotationAt(fs *familyState) time.Time {
 	if fs.looked.trouble.there() || fs.examined.trouble.there() {
 		return time.Time{}
@@ -169,7 +164,7 @@ func rotationAt(fs *familyState) time.Time {
 }
 
 // rotate renews the nonce of families whose generation changed, so that a file
-// that was saved before the change is known when somebody restores it.
+// that was saved before the change is known when another process restores it.
 func (d *Daemon) rotate(ctx context.Context, st *state) {
 	var families []rules.Family
 	for _, f := range rules.Families() {

@@ -170,7 +170,7 @@ func nativeTryAt(st *state) time.Time {
 	if st.native.loss == nil {
 		return time.Time{}
 	}
-	return st.native.loss.tryAt
+	return st.native.loss.retry.at
 }
 
 // noNativeReplay reports whether no replay is due that reads and plants by itself.

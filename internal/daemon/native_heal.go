@@ -33,7 +33,7 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 				"flush", l.record.ID)
 		}
 		r.calmAt = time.Now().Add(calmFor)
-		l.tryAt = time.Now().Add(wait)
+		l.retry.at = time.Now().Add(wait)
 		return
 	}
 	if due(r.calmAt, time.Now()) {
@@ -294,11 +294,10 @@ func (d *Daemon) plantNow(ctx context.Context, st *state) error {
 func (d *Daemon) retryNative(ctx context.Context, st *state, err error) {
 	l := st.native.loss
 	l.attempts++
-	l.wait = longer(l.wait)
+	l.retry.failed(err, time.Now())
 	if errors.Is(err, nft.ErrStale) || errors.Is(err, nft.ErrInterrupted) {
-		l.wait = firstTry
+		l.retry.in(firstTry, time.Now())
 	}
-	l.tryAt = time.Now().Add(l.wait)
 	l.record.Outcome, l.record.Detail = reload.Failed, err.Error()
 	if l.recorded && !l.kept {
 		l.kept = true
@@ -306,7 +305,7 @@ func (d *Daemon) retryNative(ctx context.Context, st *state, err error) {
 	}
 	if l.trouble.met(err, time.Now()) {
 		klog.FromContext(ctx).Error(err, "Native tables are still missing rules", "flush", l.record.ID, "attempt", l.attempts,
-			"retryIn", l.wait, "missingFor", time.Since(l.record.Time).Round(time.Millisecond))
+			"retryIn", l.retry.wait, "missingFor", time.Since(l.record.Time).Round(time.Millisecond))
 	}
 }
 
@@ -319,9 +318,9 @@ func (d *Daemon) holdNative(ctx context.Context, st *state) {
 			t.rest(r.all)
 		}
 	}
-	l.record.Outcome, l.tryAt = api.WaitingPaused, st.pause.until
+	l.record.Outcome, l.retry.at = api.WaitingPaused, st.pause.until
 	if st.mode == api.Observe {
-		l.record.Outcome, l.tryAt = api.WaitingObserve, time.Time{}
+		l.record.Outcome, l.retry.at = api.WaitingObserve, time.Time{}
 	}
 	d.write(ctx, l.record, nil)
 	d.witnessesDue(st)
@@ -330,6 +329,6 @@ func (d *Daemon) holdNative(ctx context.Context, st *state) {
 // resumeNative has a loss tried at once, after a pause.
 func (st *state) resumeNative() {
 	if l := st.native.loss; l != nil {
-		l.tryAt = time.Now()
+		l.retry.at = time.Now()
 	}
 }

@@ -25,8 +25,7 @@ type nativeLoss struct {
 	recorded bool
 	kept     bool // the journal has it
 	attempts int
-	tryAt    time.Time
-	wait     time.Duration
+	retry    retry
 	written  time.Time // the last write's end
 	replayed bool      // something was put back and proved
 	lacking  bool      // devices were left out
@@ -38,11 +37,11 @@ func (d *Daemon) loseNative(st *state, id tableid.TableID) {
 	r, now := &st.native, time.Now()
 	if r.loss != nil {
 		if !r.loss.hit[id] {
-			r.loss.tryAt = now
+			r.loss.retry.at = now
 		}
 		return
 	}
-	r.loss = &nativeLoss{record: d.newNativeRecord(st, r.tables[id]), hit: map[tableid.TableID]bool{}, tryAt: now}
+	r.loss = &nativeLoss{record: d.newNativeRecord(st, r.tables[id]), hit: map[tableid.TableID]bool{}, retry: retry{at: now}}
 }
 
 // newNativeRecord begins a record of a table's loss: it began with the commit that took it, or
@@ -201,7 +200,7 @@ func (d *Daemon) nativeBack(ctx context.Context, st *state, id tableid.TableID) 
 		if r.tables[id].accept {
 			w.Outcome = api.Dismissed
 		}
-		back(w, time.Now())
+		endAbsence(w, time.Now())
 		st.remember(*w)
 		d.write(ctx, *w, nil)
 		klog.FromContext(ctx).Info("A native table is as its owner or an operator wants it", "flush", w.ID, "table", id.NFT(), "outcome", w.Outcome)
@@ -240,7 +239,7 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 		}
 		l.record.WrittenSeconds = l.written.Sub(l.record.Time).Seconds()
 	}
-	d.cfg.Metrics.ObserveRecovery(back(&l.record, now))
+	d.cfg.Metrics.ObserveRecovery(endAbsence(&l.record, now))
 	for _, loss := range l.record.Native {
 		d.cfg.Metrics.ObserveNativeReplay(loss.Family, l.record.Outcome)
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// inventoryEvery is how often it is looked what is there while nothing is protected:
+	// inventoryEvery is how often canaryd looks at what is there while nothing is protected:
 	// one question to nf_tables, and reads of families that changed.
 	inventoryEvery = 30 * time.Second
 	nativeShown    = 20
@@ -33,7 +33,7 @@ type inventory struct {
 	found   api.Nothing
 	taken   bool
 	edition int  // of the generation that bare is of
-	bare    bool // that generation holds nothing to guard
+	bare    bool // that generation has nothing to guard
 	strange map[rules.Family]strangers
 }
 
@@ -44,7 +44,7 @@ type strangers struct {
 	chains []string
 }
 
-// bareNow reports whether the generation holds nothing to guard.
+// bareNow reports whether the generation has nothing to guard.
 func (d *Daemon) bareNow(st *state) bool {
 	if inv := &st.inventory; inv.edition != st.generation.edition {
 		inv.edition, inv.bare = st.generation.edition, bare(st.want(), d.meansMoreThanKubelet())
@@ -56,7 +56,7 @@ func (d *Daemon) bareNow(st *state) bool {
 // then are these too little.
 func (d *Daemon) meansMoreThanKubelet() bool { return d.cfg.Protection.Chain("KUBE-SERVICES") }
 
-// bare reports whether a generation holds no rule, or only kubelet's.
+// bare reports whether a generation has no rule, or only kubelet's.
 func bare(g rules.Generation, beyondKubelet bool) bool {
 	counts := func(chain string) bool { return !beyondKubelet || !slices.Contains(kubeletChains, chain) }
 	for _, s := range g {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -18,22 +20,25 @@ type observing struct {
 	since time.Time
 }
 
-// observe records what is lost, replants what a flush took of the marks, so that the
-// next flush is noticed too, and freezes the generation until the owner has put its
-// rules back. One guarded read says what is lost and where marks are to be planted: a
-// table that is flushed after it keeps its loss, which the next look finds.
+// observe records what is lost and stops its learning until the owner has put the rules back.
+// It plants the lost marks again, so that the next flush is noticed too. One guarded read shows
+// what is lost and where marks are missing: the next look finds what is flushed after it.
 func (d *Daemon) observe(ctx context.Context, st *state) {
-	before := st.notLearning()
+	before := st.stoppedTables()
 	job := d.job(st, d.cfg.Kernel.Families()...)
 	// The state file gets the new marks before they are planted, and must keep those
 	// that were lost.
-	job.Judged = st.freeze
+	job.Judged = func(f rules.Family, tables map[rules.TableName]reload.TableResult) {
+		for t, tr := range tables {
+			d.take(st, tableFinding{id: f.Table(t), source: watching, finding: tr.Finding})
+		}
+	}
 	result, err := d.replayer(ctx, st).Replant(ctx, job)
 	if result == nil { // on legacy another process may hold the lock for long
 		d.observeUnguarded(ctx, st, err)
 		return
 	}
-	d.tell(ctx, st, st.observed(before, result))
+	d.recordLosses(ctx, st, st.observed(before, result))
 	st.loss.memory = st.loss.memory.AfterPlanting(result)
 	err = errors.Join(err, d.lostButUnread(st, result))
 	for f, fr := range result {
@@ -48,7 +53,7 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 	st.memory.scheduleFree(time.Now())
 	st.disk.marksChanged(time.Now())
 	if err != nil {
-		d.retry(ctx, st, err)
+		d.healFailed(ctx, st, err)
 		return
 	}
 	l := st.loss
@@ -62,23 +67,23 @@ func (d *Daemon) observe(ctx context.Context, st *state) {
 
 // observeUnguarded records what is lost where nothing can be planted, because of err.
 func (d *Daemon) observeUnguarded(ctx context.Context, st *state, err error) {
-	before := st.notLearning()
+	before := st.stoppedTables()
 	examined, unread := d.readLoss(ctx, st)
 	found := reload.Result{}
 	for f, tables := range tableid.ByFamily(examined) {
 		fr := reload.FamilyResult{Tables: map[rules.TableName]reload.TableResult{}}
 		for t, x := range tables {
 			fr.Tables[t], fr.Seen = reload.TableResult{Finding: x.Finding, Lost: x.Lost}, x.Seen
+			d.take(st, tableFinding{id: f.Table(t), source: watching, finding: x.Finding})
 		}
 		found[f] = fr
-		st.freeze(f, fr.Tables)
 	}
-	d.tell(ctx, st, st.observed(before, found))
-	d.retry(ctx, st, errors.Join(err, unread))
+	d.recordLosses(ctx, st, st.observed(before, found))
+	d.healFailed(ctx, st, errors.Join(err, unread))
 }
 
-// notLearning returns the tables whose learning is stopped.
-func (st *state) notLearning() map[rules.TableID]bool {
+// stoppedTables returns the tables whose learning is stopped.
+func (st *state) stoppedTables() map[rules.TableID]bool {
 	learningStopped := map[rules.TableID]bool{}
 	for f, fs := range st.families {
 		for t, ts := range fs.tables {
@@ -86,15 +91,6 @@ func (st *state) notLearning() map[rules.TableID]bool {
 		}
 	}
 	return learningStopped
-}
-
-// freeze freezes the tables that a read found lost.
-func (st *state) freeze(f rules.Family, tables map[rules.TableName]reload.TableResult) {
-	for t, tr := range tables {
-		if ts := st.families[f].tables[t]; tr.Finding.Verdict.Loss() {
-			ts.verdict, ts.learningStopped = tr.Finding.Verdict, true
-		}
-	}
 }
 
 // observed returns what reads found lost, without what was recorded before: a table that was
@@ -126,7 +122,7 @@ func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.TableID]rel
 		}
 		found := d.examiner(st).Examine(snapshot, d.job(st, f))
 		tableid.Put(examined, f, found)
-		st.loss.find(f, found)
+		st.loss.remember(f, found)
 		for t, x := range found {
 			if x.Finding.Verdict == canary.Unknown && fs.tables[t].verdict.Loss() {
 				unread = append(unread, lostUnread(f, t, x.Finding))
@@ -134,4 +130,33 @@ func (d *Daemon) readLoss(ctx context.Context, st *state) (map[rules.TableID]rel
 		}
 	}
 	return examined, errors.Join(unread...)
+}
+
+// resumeLearning ends what observe mode only watches, once every table is learned again.
+func (d *Daemon) resumeLearning(ctx context.Context, st *state) {
+	d.resumeLearningAs(ctx, st, reload.Skipped, "The owners have put their rules back")
+}
+
+// resumeLearningAs does that with this outcome, and this line in the log.
+func (d *Daemon) resumeLearningAs(ctx context.Context, st *state, outcome api.Outcome, what string) {
+	if st.observing.since.IsZero() {
+		return
+	}
+	if d.anyFamily(st, (*familyState).learningStopped) {
+		return
+	}
+	now := time.Now()
+	absent, lost := now.Sub(st.observing.since), false
+	for i := range st.journal {
+		if r := &st.journal[i]; r.Outcome == api.WaitingObserve && !r.Earlier {
+			absent, lost = max(absent, endAbsence(r, now)), lost || r.Lost.Rules > 0
+			r.Outcome = outcome
+			d.write(ctx, *r, nil)
+		}
+	}
+	if lost {
+		d.cfg.Metrics.ObserveRecovery(absent)
+	}
+	st.observing.since = time.Time{}
+	klog.FromContext(ctx).Info(what, "absent", absent.Round(time.Millisecond))
 }

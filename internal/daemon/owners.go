@@ -31,11 +31,7 @@ func (d *Daemon) recallOwners(ctx context.Context, st *state) {
 	}
 	for f, uptime := range known.Proxy {
 		if fs := st.families[f]; fs != nil {
-			fs.proxy = kubeProxy{stood: true, uptime: uptime}
-			if uptime > 0 {
-				// A negative age comes from another clock: that of a container's own time.
-				fs.proxy.gone = time.Now().Add(-max(d.cfg.Uptime()-uptime, 0))
-			}
+			fs.proxy = recallProxy(uptime, d.cfg.Uptime())
 		}
 	}
 	st.pods.recall(known)
@@ -46,17 +42,14 @@ func (d *Daemon) recallOwners(ctx context.Context, st *state) {
 func (d *Daemon) owners(st *state) reload.Owners {
 	o := reload.Owners{}
 	for f, fs := range st.families {
-		w := &fs.proxy
-		if !w.stood {
+		uptime, stood := fs.proxy.stored(d.cfg.Uptime())
+		if !stood {
 			continue
-		}
-		if !w.gone.IsZero() && w.uptime == 0 {
-			w.uptime = d.cfg.Uptime() - time.Since(w.gone)
 		}
 		if o.Proxy == nil {
 			o.Proxy = map[rules.Family]time.Duration{}
 		}
-		o.Proxy[f] = w.uptime
+		o.Proxy[f] = uptime
 	}
 	o.Folder, o.Pods = st.pods.folder, st.pods.kept()
 	return o

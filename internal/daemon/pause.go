@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -36,10 +35,9 @@ func CheckPause(what string, length time.Duration) error {
 	return nil
 }
 
-// Pause holds replays for r.Seconds from now, whether or not they are held
-// already. Detection, counting and learning go on. What is asked for by name,
-// Restore and Cleanup, is done all the same. A pause is kept nowhere: it ends
-// with this process, for nobody remembers one over a restart.
+// Pause pauses replays for r.Seconds from now, whether or not they are paused already.
+// Detection, counting and learning go on. Restore and Cleanup are done all the same. A pause
+// ends with this process, because an operator may forget it over a restart.
 func (d *Daemon) Pause(ctx context.Context, r api.PauseRequest) (api.PauseReply, error) {
 	// More seconds than a Duration holds are too many all the same.
 	length := time.Duration(min(max(r.Seconds, 0), 1e9) * float64(time.Second))
@@ -47,47 +45,39 @@ func (d *Daemon) Pause(ctx context.Context, r api.PauseRequest) (api.PauseReply,
 		return api.PauseReply{}, err
 	}
 	var reply api.PauseReply
-	var failed error
-	err := d.ask(ctx, func(ctx context.Context, st *state) {
-		if st.removed {
-			failed = errStopped
-			return
-		}
+	err := d.askGuard(ctx, func(ctx context.Context, st *state) error {
 		reply.WasPaused = st.pause.on()
 		st.pause.until = time.Now().Add(length)
 		reply.Until = st.pause.until
-		if st.loss != nil { // it is told, and no longer tried
-			st.loss.tryAt = time.Now()
+		if st.loss != nil { // it is recorded, and no longer tried
+			st.loss.retry.at = time.Now()
 		}
 		st.resumeNative()
-		klog.FromContext(ctx).Info("Paused on request: what is lost is told, but not replayed",
+		klog.FromContext(ctx).Info("Paused on request: what is lost is recorded, but not replayed",
 			"for", length, "until", reply.Until.UTC().Format(time.RFC3339), "wasPaused", reply.WasPaused)
-		d.publish(st)
+		return nil
 	})
-	return reply, errors.Join(err, failed)
+	return reply, err
 }
 
 // Resume ends a pause; what is lost is replayed at once.
 func (d *Daemon) Resume(ctx context.Context) (api.PauseReply, error) {
 	var reply api.PauseReply
-	var failed error
-	err := d.ask(ctx, func(ctx context.Context, st *state) {
-		if st.removed {
-			failed = errStopped
-			return
-		}
+	err := d.askGuard(ctx, func(ctx context.Context, st *state) error {
 		if reply.WasPaused = st.pause.on(); reply.WasPaused {
 			d.unpause(ctx, st, "Resumed on request")
 		}
-		d.publish(st)
+		return nil
 	})
-	return reply, errors.Join(err, failed)
+	return reply, err
 }
 
-// runOut ends a pause whose time is over.
-func (d *Daemon) runOut(ctx context.Context, st *state) { d.unpause(ctx, st, "The pause has run out") }
+// pauseOver ends a pause whose time is over.
+func (d *Daemon) pauseOver(ctx context.Context, st *state) {
+	d.unpause(ctx, st, "The pause has run out")
+}
 
-// unpause lets replays begin again, with what was lost meanwhile.
+// unpause lets replays begin again. What was lost meanwhile comes first.
 func (d *Daemon) unpause(ctx context.Context, st *state, why string) {
 	st.pause.until = time.Time{}
 	next := "nothing is lost"
@@ -96,7 +86,7 @@ func (d *Daemon) unpause(ctx context.Context, st *state, why string) {
 		next = "replaying what is lost"
 	}
 	if st.loss != nil {
-		st.loss.tryAt, next = time.Now(), "replaying what is lost"
+		st.loss.retry.at, next = time.Now(), "replaying what is lost"
 		if st.loss.record.Outcome == api.WaitingPaused {
 			st.loss.record.Outcome = api.Pending
 		}
@@ -104,22 +94,22 @@ func (d *Daemon) unpause(ctx context.Context, st *state, why string) {
 	klog.FromContext(ctx).Info(why, "next", next)
 }
 
-// hold tells what is lost and leaves it so until the pause ends. The marks stay
-// as the flush left them: they tell the replay what its owner did not touch.
-func (d *Daemon) hold(ctx context.Context, st *state) {
+// recordPaused records what is lost and leaves it so until the pause ends. The marks stay
+// as the flush left them: they show the replay what its owner did not touch.
+func (d *Daemon) recordPaused(ctx context.Context, st *state) {
 	examined, err := d.readLoss(ctx, st)
 	if err != nil {
-		d.retry(ctx, st, err)
+		d.healFailed(ctx, st, err)
 		return
 	}
 	found := map[rules.TableID]hit{}
 	for id, x := range examined {
 		if x.Finding.Verdict.Loss() {
 			found[id] = hitOf(x)
-			st.families[id.Family].tables[id.Name].verdict = x.Finding.Verdict
+			d.take(st, tableFinding{id: id, source: lossesOnly, finding: x.Finding})
 		}
 	}
-	d.tell(ctx, st, found)
+	d.recordLosses(ctx, st, found)
 	if !st.loss.recorded { // its owner was faster
 		st.loss = nil
 		// On legacy what it put back may have the digest of before, so that no
@@ -132,18 +122,18 @@ func (d *Daemon) hold(ctx context.Context, st *state) {
 	}
 	st.loss.record.Outcome = api.WaitingPaused
 	d.keepOpen(ctx, st.loss)
-	st.loss.tryAt = st.pause.until
+	st.loss.retry.at = st.pause.until
 }
 
-// holdMore has a loss that is held told again if it has grown.
-func (st *state) holdMore() {
+// recordMore has a loss of a pause recorded again if it has grown.
+func (st *state) recordMore() {
 	if !st.pause.on() {
 		return
 	}
 	for f, fs := range st.families {
 		for t, ts := range fs.tables {
 			if ts.verdict.Loss() && st.loss.hit[f][t] == "" {
-				st.loss.tryAt = time.Now()
+				st.loss.retry.at = time.Now()
 			}
 		}
 	}

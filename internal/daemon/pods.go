@@ -18,9 +18,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A CNI plugin's DEL that comes while rules are flushed finds nothing to take away, and
-// leaves nothing by which the tables could tell that a pod has gone. libcni's files can:
-// the container runtime removes a pod's file when its DEL is done.
+// A CNI plugin's DEL that comes while rules are flushed finds nothing to remove, so the tables
+// do not show that a pod has gone. libcni's files do: the container runtime removes a pod's file
+// when its DEL is done.
 //
 // A pod that is being added has rules before it has a file. So a missing file means that
 // the pod is gone only if the file was there before, and went while its rules were lost
@@ -37,12 +37,12 @@ type podWatch struct {
 	folder string // which one was read; empty: none yet
 	known  map[protect.Attachment]attached
 	// rules are the attachments that the generation has rules for, of that edition.
-	rules      map[protect.Attachment]bool
-	edition    int
-	readAt     time.Time // when the folder was read last
-	unread     trouble
-	untaken    trouble   // why rules of the gone stand
-	takeAwayAt time.Time // when rules are removed that should not have come back; zero: none are
+	rules    map[protect.Attachment]bool
+	edition  int
+	readAt   time.Time // when the folder was read last
+	unread   trouble
+	untaken  trouble   // why rules of the gone stand
+	removeAt time.Time // when rules are removed that should not have come back; zero: none are
 }
 
 // attached is one container of which a file was read.
@@ -63,7 +63,7 @@ func (k attached) cameBack() bool {
 	return !k.returned.IsZero() && k.gone.Sub(k.returned) < returnedFor
 }
 
-// lookAtPods does that at most once in each poll interval.
+// lookAtPods reads libcni's files, at most once in each poll interval.
 func (d *Daemon) lookAtPods(ctx context.Context, st *state) {
 	if time.Since(st.pods.readAt) >= d.cfg.PollInterval {
 		d.readPods(ctx, st)
@@ -108,7 +108,7 @@ func (d *Daemon) readPods(ctx context.Context, st *state) bool {
 	}
 	maps.DeleteFunc(w.known, func(a protect.Attachment, k attached) bool { return !k.gone.IsZero() && !w.rules[a] })
 	if len(w.leftovers()) > 0 && !w.untaken.there() {
-		w.takeAwayAt = earliest(w.takeAwayAt, now)
+		w.removeAt = earliest(w.removeAt, now)
 	}
 	return true
 }
@@ -143,7 +143,7 @@ func (w *podWatch) cleared(vanished []protect.Attachment) bool {
 	return len(vanished) > 1 && len(vanished) == there
 }
 
-// examineAttachment asks for a look at what stands of a container whose file has gone.
+// examineAttachment plans an examination of the rules of a container whose file has gone.
 func (st *state) examineAttachment(a protect.Attachment, now time.Time) {
 	if !st.pods.rules[a] || st.loss != nil {
 		return
@@ -177,8 +177,8 @@ func (w *podWatch) leftovers() map[protect.Attachment]bool {
 	return list
 }
 
-// disbelieve forgets the files of containers whose rules a full read saw standing after
-// their file had gone: a DEL takes the rules away first.
+// disbelieve forgets the containers whose rules a full read showed after their file had gone. A
+// DEL removes the rules first, so such a file was removed by something else.
 func (w *podWatch) disbelieve(standing rules.Section, finding canary.Finding, since time.Time) {
 	if finding.MarkLost || finding.Verdict == canary.Unknown || len(w.gone()) == 0 {
 		return
@@ -203,8 +203,8 @@ func lostPods(lost reload.Lost) map[protect.Attachment]bool {
 	return all
 }
 
-// noteReturned notes of which containers a replay put rules back.
-func (w *podWatch) noteReturned(result reload.Result, now time.Time) {
+// setReturned notes of which containers a replay put rules back.
+func (w *podWatch) setReturned(result reload.Result, now time.Time) {
 	for _, fr := range result {
 		tr := fr.Tables[rules.Nat]
 		if !tr.Replayed {
@@ -219,8 +219,8 @@ func (w *podWatch) noteReturned(result reload.Result, now time.Time) {
 	}
 }
 
-// letGo takes containers that are gone out of what is learned.
-func (st *state) letGo(gone map[protect.Attachment]bool, now time.Time) {
+// forgetContainers takes containers that are gone out of what is learned.
+func (st *state) forgetContainers(gone map[protect.Attachment]bool, now time.Time) {
 	if len(gone) == 0 {
 		return
 	}
@@ -230,15 +230,15 @@ func (st *state) letGo(gone map[protect.Attachment]bool, now time.Time) {
 	}
 }
 
-// takeAway removes the rules of containers that a replay put back while, or after, they
-// were removed.
-func (d *Daemon) takeAway(ctx context.Context, st *state) {
+// removeGoneContainers removes the rules of containers that were removed while, or shortly
+// after, a replay put their rules back.
+func (d *Daemon) removeGoneContainers(ctx context.Context, st *state) {
 	w := &st.pods
-	w.takeAwayAt = time.Time{}
+	w.removeAt = time.Time{}
 	if !d.readPods(ctx, st) {
 		return // the next reading asks again
 	}
-	w.takeAwayAt = time.Time{}
+	w.removeAt = time.Time{}
 	job := d.job(st, d.cfg.Kernel.Families()...)
 	if job.Gone = w.leftovers(); len(job.Gone) == 0 {
 		return
@@ -254,14 +254,14 @@ func (d *Daemon) takeAway(ctx context.Context, st *state) {
 	}
 	st.looking.plan(time.Now())
 	if err != nil {
-		w.takeAwayAt = time.Now().Add(d.cfg.PollInterval)
+		w.removeAt = time.Now().Add(d.cfg.PollInterval)
 		if w.untaken.met(err, time.Now()) {
 			log.Error(err, "Rules of pods that are gone came back with a replay, and could not be removed yet", "pods", pods)
 		}
 		return
 	}
 	w.untaken.over()
-	st.letGo(job.Gone, time.Now())
+	st.forgetContainers(job.Gone, time.Now())
 	for _, fr := range result {
 		if fr.Outcome != reload.Skipped {
 			log.Info("Rules of pods that were removed during the outage had come back with it; they are removed", "pods", pods)
@@ -279,16 +279,16 @@ func (d *Daemon) gonePods(ctx context.Context, st *state) map[protect.Attachment
 	return st.pods.gone()
 }
 
-// letGoAfter lets go of the containers that a replay left out, unless their rules stand:
+// forgetLeftOut forgets the containers that a replay left out, unless their rules stand:
 // those were not lost.
-func (st *state) letGoAfter(result reload.Result, gone map[protect.Attachment]bool, now time.Time) {
+func (st *state) forgetLeftOut(result reload.Result, gone map[protect.Attachment]bool, now time.Time) {
 	gone = maps.Clone(gone)
 	for _, fr := range result {
 		for a := range protect.Attachments(fr.Tables[rules.Nat].Section) {
 			delete(gone, a)
 		}
 	}
-	st.letGo(gone, now)
+	st.forgetContainers(gone, now)
 }
 
 // names are pods as people know them, in order.

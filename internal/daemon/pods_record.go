@@ -14,7 +14,7 @@ const podsListed = 50
 
 // addPods names in a record the pods whose host ports one table lost.
 func (w *podWatch) addPods(r *api.Flush, lost reload.Lost) {
-	r.Pods = slices.Clone(r.Pods) // who was handed the record before keeps what it has
+	r.Pods = slices.Clone(r.Pods) // a copy of the record may be in use
 	for a := range lostPods(lost) {
 		w.addPod(r, a, false)
 	}
@@ -30,6 +30,7 @@ func (w *podWatch) addGone(r *api.Flush, gone map[protect.Attachment]bool) {
 	sortPods(r)
 }
 
+// addPod names one pod in a record, if it has host ports.
 func (w *podWatch) addPod(r *api.Flush, a protect.Attachment, gone bool) {
 	k, ok := w.known[a]
 	if !ok || len(k.HostPorts) == 0 {
@@ -46,6 +47,7 @@ func (w *podWatch) addPod(r *api.Flush, a protect.Attachment, gone bool) {
 	}
 }
 
+// sortPods orders the pods of a record by name.
 func sortPods(r *api.Flush) {
 	slices.SortFunc(r.Pods, func(a, b api.LostPod) int {
 		return strings.Compare(a.Namespace+"/"+a.Name+"/"+a.Container, b.Namespace+"/"+b.Name+"/"+b.Container)

@@ -14,35 +14,108 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A kube-proxy that has left corrects nothing any more, and what a replay puts back of
-// its rules stays as it is for good. While it is at work, KUBE-PROXY-CANARY stands: it
-// looks for it every 30 s and plants it again behind a full sync.
+// While kube-proxy is at work, its chain KUBE-PROXY-CANARY stands: kube-proxy looks for it
+// every 30 s, and plants it again behind a full sync. canaryd asks for a full sync by deleting
+// that chain. A kube-proxy that has left corrects nothing any more, and what a replay puts
+// back of its rules stays as it is for good.
 
-// ownerlessAfter is how long that canary may be missing until its rules count as without
-// an owner: kube-proxy looks every 30 s, and needs 7 s for a sync of 5,000 services on nft.
-const ownerlessAfter = 2 * time.Minute
+const (
+	// ownerlessAfter is how long that chain may be missing until the rules count as without
+	// an owner: kube-proxy looks every 30 s, and needs 7 s for a sync of 5,000 services on nft.
+	ownerlessAfter = 2 * time.Minute
+	// askWithin is for how long after a replay kube-proxy is asked for a full sync as soon as
+	// its canary is back. The sync that it has just done may have begun before the replay, or
+	// a second flush may have taken it: kube-proxy plants its canary after the sync, and what
+	// is flushed in between it never looks for (pkg/util/iptables Monitor, 1.36). A canary that
+	// is back later than this is of a sync that began after the replay, even if that took 7 s.
+	askWithin = 15 * time.Second
+)
 
-// A proxyWatch is what is known of kube-proxy's canary in one family.
+// kubeProxy is what is known of kube-proxy's canary in one family, and the full sync that
+// canaryd could not ask for after a replay, because that canary did not stand.
 type kubeProxy struct {
 	stood bool      // it was seen at some time
 	gone  time.Time // since when it has been missing; zero: it stands, or never stood
 	// uptime is how long the machine had been up then, as the disk has it.
-	uptime      time.Duration
-	pendingSync pendingSync
+	uptime   time.Duration
+	askUntil time.Time // a full sync is asked for no later than this; zero: none is pending
+	askAt    time.Time // when it is asked for; zero: the canary is not back yet
 }
 
-// saw notes whether kube-proxy's canary stood at that time.
-func (w *kubeProxy) saw(stands bool, now time.Time) {
+// saw takes up whether kube-proxy's canary stood at that time. A table that was not read
+// shows it only if it stands.
+func (p *kubeProxy) saw(stands, read bool, now time.Time) {
 	switch {
+	case p.askUntil.Before(now):
+		p.askUntil, p.askAt = time.Time{}, time.Time{}
+	case stands && p.askAt.IsZero():
+		p.askAt = now
+	}
+	switch {
+	case !read:
 	case stands:
-		w.stood, w.gone, w.uptime = true, time.Time{}, 0
-	case w.stood && w.gone.IsZero():
-		w.gone = now
+		p.stood, p.gone, p.uptime = true, time.Time{}, 0
+	case p.stood && p.gone.IsZero():
+		p.gone = now
 	}
 }
 
-// ownerChoices are the ways out. Neither is taken without being asked for: which of them
-// is right only the operator knows.
+// askSoon has kube-proxy asked for a full sync as soon as its canary is back.
+func (p *kubeProxy) askSoon(now time.Time) { p.askUntil, p.askAt = now.Add(askWithin), time.Time{} }
+
+// stored returns what a restart must not forget: how long the machine had been up when the
+// canary was first missing, zero while it stands. It returns false if it never stood.
+func (p *kubeProxy) stored(uptime time.Duration) (time.Duration, bool) {
+	if p.stood && !p.gone.IsZero() && p.uptime == 0 {
+		p.uptime = uptime - time.Since(p.gone)
+	}
+	return p.uptime, p.stood
+}
+
+// recallProxy returns what the last run had stored, now that the machine has been up for so long.
+func recallProxy(stored, uptime time.Duration) kubeProxy {
+	p := kubeProxy{stood: true, uptime: stored}
+	if stored > 0 {
+		// A negative age comes from another clock: that of a container's own time.
+		p.gone = time.Now().Add(-max(uptime-stored, 0))
+	}
+	return p
+}
+
+// proxyAfterReplay takes up whether a replay has asked kube-proxy for a full sync, or could
+// not.
+func (fs *familyState) proxyAfterReplay(fr reload.FamilyResult, now time.Time) {
+	switch {
+	case fr.Owed && fr.ProxyStands():
+		fs.proxy.askUntil, fs.proxy.askAt = time.Time{}, time.Time{}
+		fs.renewAfterAsking(now)
+	case fr.Owed:
+		fs.proxy.askSoon(now)
+	}
+}
+
+// renewAfterAsking has the marks renewed after kube-proxy was asked for a full sync. A file
+// that was saved before has kube-proxy's canary. With other marks it is known for what it is
+// when another process restores it before kube-proxy has looked.
+func (fs *familyState) renewAfterAsking(now time.Time) { fs.rotation.plan(now) }
+
+// askForSyncs asks kube-proxy for the full syncs that are pending.
+func (d *Daemon) askForSyncs(ctx context.Context, st *state) {
+	for _, f := range rules.Families() {
+		fs := st.families[f]
+		if fs == nil || !due(fs.proxy.askAt, time.Now()) {
+			continue
+		}
+		fs.proxy.askUntil, fs.proxy.askAt = time.Time{}, time.Time{}
+		if err := d.replayer(ctx, st).Nudge(ctx, f); err != nil {
+			klog.FromContext(ctx).Error(err, "kube-proxy could not be asked for a full sync", "family", f)
+		}
+		fs.renewAfterAsking(time.Now())
+	}
+}
+
+// ownerChoices are the ways out of rules without an owner. canaryd takes neither unasked: only
+// the operator knows which is right.
 func ownerChoices() []api.Choice {
 	return []api.Choice{
 		{If: "kube-proxy belongs on this node", Command: "kubectl -n kube-system rollout restart daemonset/kube-proxy"},
@@ -95,27 +168,15 @@ func (d *Daemon) logOwnerless(ctx context.Context, st *state) {
 	}
 }
 
-// heedProxy takes in what a full read shows of kube-proxy. Where it has taken itself
-// away, that is its last word at once: rules that come back within the two seconds of
-// any other removal would never be corrected.
-func (d *Daemon) heedProxy(ctx context.Context, st *state, f rules.Family, snapshot iptables.Snapshot, found map[rules.TableName]reload.Examined, now time.Time) {
+// judgeProxy takes up what a full read shows of kube-proxy. Where kube-proxy has removed
+// its rules, that is learned at once. Any other removal is learned after two seconds; a replay
+// in that time would bring back rules that no process corrects.
+func (d *Daemon) judgeProxy(ctx context.Context, st *state, f rules.Family, snapshot iptables.Snapshot, found map[rules.TableName]reload.Examined, now time.Time) {
 	fs := st.families[f]
-	if snapshot.Unreadable[rules.Mangle] == nil {
-		fs.proxy.saw(reload.ProxyStands(snapshot), now)
-	}
+	fs.proxy.saw(reload.ProxyStands(snapshot), snapshot.Unreadable[rules.Mangle] == nil, now)
 	if fs.learningStopped() || !reload.ProxyLeft(snapshot, found, tableid.Of(st.generation.learned.Generation, f)) {
 		return
 	}
 	st.relearn(st.generation.learned.WithoutProxy(snapshot), now, fs)
 	klog.FromContext(ctx).Info("kube-proxy has removed its chains and its canary; a flush does not bring them back", "family", f)
-}
-
-// learningStopped reports whether observe mode only watches a table of the family.
-func (fs *familyState) learningStopped() bool {
-	for _, ts := range fs.tables {
-		if ts.learningStopped {
-			return true
-		}
-	}
-	return false
 }

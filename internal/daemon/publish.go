@@ -11,8 +11,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// publish makes a Status of the state, for everybody else to read, and moves
-// the gauges that follow it.
+// publish makes a Status of the state, for other goroutines to read, and sets the gauges that
+// follow it.
 func (d *Daemon) publish(st *state) {
 	info := d.cfg.Kernel.Info()
 	s := api.Status{
@@ -43,22 +43,13 @@ func (d *Daemon) publish(st *state) {
 	}
 	for f, fs := range st.families {
 		s.Families[f] = api.Verdicts{}
-		for t, ts := range fs.tables {
-			s.Families[f][t] = ts.verdict
-			if st.declared.unapplied[f.Table(t)] && (ts.verdict == canary.Intact || ts.verdict == canary.Changed) {
-				s.Families[f][t] = canary.Drifted
-				if st.refuses(f, t) {
-					s.Families[f][t] = canary.Refused
-				}
-			}
-			if st.removed {
-				s.Families[f][t] = canary.Unknown
-			}
+		for t := range fs.tables {
+			s.Families[f][t] = st.shownVerdict(f, t)
 		}
 	}
 	s.LastExamination = lastKnown(st)
 	s.LossSince = st.observing.since
-	st.decision.show(&s)
+	st.decision.addTo(&s)
 	if st.loss != nil {
 		s.LossSince = earliest(s.LossSince, st.loss.record.Time)
 		if st.loss.recorded {
@@ -67,17 +58,28 @@ func (d *Daemon) publish(st *state) {
 	}
 	d.publishNative(st, &s)
 	s.CapturePendingSince = pendingSince(st)
-	if trouble := d.journalError.Load(); trouble != nil {
-		s.JournalError = *trouble
-	}
-	s.ListenRequired = d.cfg.ListenRequired
-	if trouble := d.listenError.Load(); trouble != nil {
-		s.ListenError = *trouble
-	}
+	s.JournalError = d.journalTrouble.text()
+	s.ListenRequired, s.ListenError = d.cfg.ListenRequired, d.listenTrouble.text()
 	s.NothingProtected = d.nothing(st, s)
 	s.Healthy = s.Ready() == nil && s.NothingProtected == nil
 	d.cfg.Metrics.SetStatus(s)
 	d.status.Store(&s)
+}
+
+// shownVerdict returns the verdict that a Status has for a table.
+func (st *state) shownVerdict(f rules.Family, t rules.TableName) canary.Verdict {
+	id := f.Table(t)
+	v := st.table(id).verdict
+	switch {
+	case st.removed:
+		return canary.Unknown
+	case !st.declared.unapplied[id] || v != canary.Intact && v != canary.Changed:
+		return v
+	case st.refuses(f, t):
+		return canary.Refused
+	default:
+		return canary.Drifted
+	}
 }
 
 // storedOf returns the generations on disk as a Status has them.
@@ -95,8 +97,8 @@ func storedOf(kept []reload.Kept) []api.StoredGeneration {
 	return list
 }
 
-// generation describes the generation. Its counts and ID are taken anew only
-// when it changed: a digest of 60,000 rules on every tick would be felt.
+// generation describes the generation. Its counts and ID are computed only when it changed: a
+// digest of 60,000 rules on every tick would cost too much.
 func (d *Daemon) generation(st *state) api.Generation {
 	if last := d.status.Load(); last != nil && d.edition == st.generation.edition {
 		return last.Generation
@@ -116,8 +118,8 @@ func (d *Daemon) generation(st *state) api.Generation {
 	return g
 }
 
-// lastKnown returns when it was last known what the tables hold, of the family
-// of which that is the longest ago; zero if of one it never was.
+// lastKnown returns when the content of the tables was last known, of the family of which that
+// is the longest ago; zero if the content of one was never known.
 func lastKnown(st *state) time.Time {
 	var last time.Time
 	for _, fs := range st.families {
@@ -129,8 +131,8 @@ func lastKnown(st *state) time.Time {
 	return last
 }
 
-// pendingSince returns since when the owners are, or may be, ahead of the
-// generation: a hint that waits for the budget of stamps or of walks counts too.
+// pendingSince returns since when the tables have, or may have, what the generation lacks. A
+// hint that waits for its budget counts too.
 func pendingSince(st *state) time.Time {
 	var since time.Time
 	for _, fs := range st.families {

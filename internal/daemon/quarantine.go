@@ -18,43 +18,41 @@ import (
 // quarantine are the rules that cannot be put back yet.
 type quarantine struct {
 	rules reload.Quarantine
-	tryAt time.Time // when they are tried again; zero: there are none
-	wait  time.Duration
+	retry retry // when they are tried again
 	// stood are the chains that quarantined rules lacked when they were put
 	// there, and that the last examination saw.
 	stood map[rules.Family]map[iptables.Place]bool
 }
 
-// recallHeld takes up what the last run knew of what rules lean on.
-func (d *Daemon) recallHeld(ctx context.Context, st *state, known reload.Quarantine) {
+// recallQuarantine takes up the quarantined rules and the ipsets that the last run knew.
+func (d *Daemon) recallQuarantine(ctx context.Context, st *state, known reload.Quarantine) {
 	for id, list := range known {
 		if st.families[id.Family] != nil {
-			d.holdBack(st, id.Family, id.Name, list)
+			d.setQuarantine(st, id, list)
 		}
 	}
 	d.recallSets(ctx, st)
 }
 
-// holdBack takes a replay's quarantine of one table into the state.
-func (d *Daemon) holdBack(st *state, f rules.Family, t rules.TableName, list []reload.Held) {
-	before := st.quarantine.rules[f.Table(t)]
-	st.quarantine.rules = st.quarantine.rules.With(f.Table(t), list)
-	d.cfg.Metrics.SetQuarantined(f, t, len(list))
+// setQuarantine takes up which rules of one table are quarantined.
+func (d *Daemon) setQuarantine(st *state, id rules.TableID, list []reload.Held) {
+	before := st.quarantine.rules[id]
+	st.quarantine.rules = st.quarantine.rules.With(id, list)
+	d.cfg.Metrics.SetQuarantined(id.Family, id.Name, len(list))
 	for _, h := range list {
-		delete(st.quarantine.stood[f], iptables.Place{Table: t, Chain: h.Lacks})
+		delete(st.quarantine.stood[id.Family], iptables.Place{Table: id.Name, Chain: h.Lacks})
 	}
 	switch {
 	case st.quarantine.rules.Count() == 0:
-		st.quarantine.tryAt, st.quarantine.wait = time.Time{}, 0
+		st.quarantine.retry = retry{}
 	case len(list) > len(before):
-		st.quarantine.wait = firstTry
-		st.quarantine.tryAt = time.Now().Add(st.quarantine.wait)
+		st.quarantine.retry.in(firstTry, time.Now())
 	}
 }
 
-// logHeld names what is held back, and what was written without a match that only
-// counts.
-func (d *Daemon) logHeld(ctx context.Context, result reload.Result) {
+// logQuarantined logs the rules that are quarantined, and those that were written without a
+// match that only counts.
+func (d *Daemon) logQuarantined(ctx context.Context, result reload.Result) {
 	log := klog.FromContext(ctx)
 	for _, f := range rules.Families() {
 		for _, t := range protect.Tables() {
@@ -75,19 +73,18 @@ func (d *Daemon) logHeld(ctx context.Context, result reload.Result) {
 	}
 }
 
-// readmit puts back what is in quarantine and can be had by now.
+// readmit puts quarantined rules back as far as that is possible by now.
 func (d *Daemon) readmit(ctx context.Context, st *state) {
 	ctx, done := finishing(ctx)
 	defer done()
-	held := st.quarantine.rules.Count()
+	before := st.quarantine.rules.Count()
 	var families []rules.Family
 	for _, f := range d.cfg.Kernel.Families() {
 		if len(tableid.Of(st.quarantine.rules, f)) > 0 {
 			families = append(families, f)
 		}
 	}
-	st.quarantine.wait = longer(st.quarantine.wait)
-	st.quarantine.tryAt = time.Now().Add(st.quarantine.wait)
+	st.quarantine.retry.failed(nil, time.Now())
 	result, err := d.replayer(ctx, st).Readmit(ctx, d.job(st, families...))
 	for f, fr := range result {
 		d.applyResult(st, f, fr)
@@ -102,19 +99,18 @@ func (d *Daemon) readmit(ctx context.Context, st *state) {
 	if err != nil {
 		log.V(1).Info("What is in quarantine could not be put back yet", "reason", err)
 	}
-	if left := st.quarantine.rules.Count(); left < held {
-		log.Info("Rules came back from quarantine", "rules", held-left, "left", left)
+	if left := st.quarantine.rules.Count(); left < before {
+		log.Info("Rules came back from quarantine", "rules", before-left, "left", left)
 	}
 }
 
-// noteReturn tries again what is in quarantine when a chain that it lacked comes
-// back. If that does not help, the chain's standing there is no reason to try
-// more often than otherwise.
-func (st *state) noteReturn(snapshot iptables.Snapshot) {
+// readmitReturned plans a try of quarantined rules when a chain that they lacked comes back.
+// One that stood at the last examination already is no reason.
+func (st *state) readmitReturned(snapshot iptables.Snapshot) {
 	now, before := st.quarantine.rules.Standing(snapshot), st.quarantine.stood[snapshot.Family]
 	for place := range now {
 		if !before[place] {
-			st.quarantine.tryAt = earliest(st.quarantine.tryAt, time.Now())
+			st.quarantine.retry.at = earliest(st.quarantine.retry.at, time.Now())
 		}
 	}
 	if st.quarantine.stood == nil {
@@ -123,14 +119,14 @@ func (st *state) noteReturn(snapshot iptables.Snapshot) {
 	st.quarantine.stood[snapshot.Family] = now
 }
 
-// supplement returns what was read of a table as if what is held back stood there.
+// supplement returns what was read of a table as if its quarantined rules stood there.
 func (d *Daemon) supplement(st *state, f rules.Family, t rules.TableName, seen rules.Section) rules.Section {
 	if len(st.quarantine.rules[f.Table(t)]) == 0 {
 		return seen
 	}
 	seen, next := st.quarantine.rules.Supplement(f, t, st.want()[f.Table(t)], seen)
 	if len(next[f.Table(t)]) != len(st.quarantine.rules[f.Table(t)]) {
-		d.holdBack(st, f, t, next[f.Table(t)])
+		d.setQuarantine(st, f.Table(t), next[f.Table(t)])
 	}
 	return seen
 }

@@ -16,11 +16,6 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-const (
-	// complainEvery is how often the log says the same of a loss that lasts.
-	complainEvery = 30 * time.Second
-)
-
 // A hit is what one table lost.
 type hit struct {
 	verdict  canary.Verdict
@@ -43,10 +38,10 @@ var gravity = []canary.Verdict{
 	canary.Drifted, canary.JumpsMissing, canary.Emptied, canary.Replaced, canary.ChainDeleted, canary.TableDeleted,
 }
 
-// tell puts what a read under guard showed into the open record, counts it
-// and logs it. Tables that the record has already are passed over, so that a
-// replay that is tried again counts nothing twice.
-func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.TableID]hit) {
+// recordLosses puts what a read under guard showed into the open record, counts it and logs
+// it. Tables that the record has already are passed over, so that a replay that is tried again
+// counts nothing twice.
+func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.TableID]hit) {
 	l := st.loss
 	fresh := map[rules.Family]api.Verdicts{}
 	q := inquiry{}
@@ -82,7 +77,7 @@ func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.TableID]hi
 	if len(fresh) == 0 {
 		return
 	}
-	l.noteWriters(q)
+	l.addWriters(q)
 	settleCulprit(&l.record)
 	if !l.recorded {
 		l.record.NoticedSeconds = l.noticed.Sub(l.record.Time).Seconds()
@@ -92,9 +87,9 @@ func (d *Daemon) tell(ctx context.Context, st *state, found map[rules.TableID]hi
 	d.logLost(ctx, st, fresh)
 }
 
-// count counts tables of a record. A record without a rule is kept and not counted: the
-// flush took canaryd's marks, or empty chains, and nothing that packets meet. A drift is
-// counted without one, too: it may be a rule too many.
+// count counts tables of a record. A record without a rule is not counted: the flush took
+// marks or empty chains, which packets do not meet. A drift counts all the same: it may be a
+// rule too many.
 func (d *Daemon) count(l *loss, fresh map[rules.Family]api.Verdicts) {
 	switch {
 	case l.counted:
@@ -105,7 +100,7 @@ func (d *Daemon) count(l *loss, fresh map[rules.Family]api.Verdicts) {
 	}
 }
 
-// logNotice says that a flush was noticed, before anything is done about it.
+// logNotice logs that a flush was noticed, before anything is done about it.
 func (d *Daemon) logNotice(ctx context.Context, st *state) {
 	next := "replaying the generation"
 	if st.mode == api.Observe {
@@ -132,7 +127,7 @@ func (st *state) losses() map[rules.Family]api.Verdicts {
 	return lost
 }
 
-// logLost says what exactly is lost.
+// logLost logs what exactly is lost.
 func (d *Daemon) logLost(ctx context.Context, st *state, fresh map[rules.Family]api.Verdicts) {
 	l, log := st.loss, st.flushLog(ctx)
 	lost := l.record.Lost
@@ -149,6 +144,7 @@ func (d *Daemon) logLost(ctx context.Context, st *state, fresh map[rules.Family]
 	}
 }
 
+// logRetry logs why a loss lasts.
 func (d *Daemon) logRetry(ctx context.Context, st *state, err error) {
 	l := st.loss
 	advice := "canaryd keeps trying"
@@ -160,19 +156,17 @@ func (d *Daemon) logRetry(ctx context.Context, st *state, err error) {
 		what = "Rules may be missing"
 	}
 	log := st.flushLog(ctx)
-	now := time.Now()
-	if err != nil && err.Error() == l.complaint && now.Sub(l.complained) < complainEvery {
+	if err != nil && !l.trouble.metAgain(err, time.Now()) {
 		log = log.V(2) // not a line for each try
-	} else if err != nil {
-		l.complaint, l.complained = err.Error(), now
 	}
 	if !log.Enabled() {
 		return
 	}
 	log.Error(err, what,
-		"flush", l.record.ID, "attempt", l.attempts, "retryIn", l.wait, "missingFor", time.Since(l.record.Time).Round(time.Millisecond), "advice", advice)
+		"flush", l.record.ID, "attempt", l.attempts, "retryIn", l.retry.wait, "missingFor", time.Since(l.record.Time).Round(time.Millisecond), "advice", advice)
 }
 
+// logRecovery logs how a loss ended.
 func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result reload.Result) {
 	log := st.flushLog(ctx)
 	what := "The rules are back and proved"
@@ -208,10 +202,13 @@ func absentKey(r api.Flush) string {
 	return "absent"
 }
 
-// logUnreadable says once why a table is unknown.
-func (d *Daemon) logUnreadable(ctx context.Context, f rules.Family, t rules.TableName, ts *tableState, err error) {
+// tablesUnread is what the log says of a family that cannot be probed or read.
+const tablesUnread = "The tables could not be read; whether rules were lost is unknown until they can"
+
+// logUnreadable logs once why a table is unknown.
+func (d *Daemon) logUnreadable(ctx context.Context, id rules.TableID, ts *tableState, err error) {
 	if ts.trouble.met(err, time.Now()) {
-		klog.FromContext(ctx).Error(err, "A table could not be examined; whether it lost rules is unknown", "family", f, "table", t)
+		klog.FromContext(ctx).Error(err, "A table could not be examined; whether it lost rules is unknown", "family", id.Family, "table", id.Name)
 	}
 }
 

@@ -9,8 +9,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// What is kept in memory. A flush of 5,000 services takes 16,000 chains, and
-// somebody may flush without end.
+// What is kept in memory. A flush of 5,000 services takes 16,000 chains, and flushes may come
+// without end.
 const (
 	journalKept   = 100 // flush records
 	namesKept     = 20  // names in one line of the log
@@ -78,9 +78,8 @@ func listChains(l *api.TableLoss, n int) {
 	}
 }
 
-// unlist leaves the tables' counts of a record. Who was handed the record before
-// keeps what it has.
-func unlist(r *api.Flush) {
+// dropLists leaves the tables' counts of a record. Copies of the record keep their lists.
+func dropLists(r *api.Flush) {
 	r.Lost.Tables = slices.Clone(r.Lost.Tables)
 	for i := range r.Lost.Tables {
 		listChains(&r.Lost.Tables[i], 0)

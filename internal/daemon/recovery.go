@@ -9,16 +9,16 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A recovery is what the tries of one loss have put back so far. Where one family
-// or table keeps a loss open, the others may long be whole by then.
+// A recovery is what the tries of one loss have put back so far. Where one family or table
+// keeps a loss open, the others may long be intact by then.
 type recovery struct {
-	back     map[rules.TableID]time.Time // since when tables that were hit are whole
+	back     map[rules.TableID]time.Time // since when tables that were hit are intact
 	replayed bool                        // a table was written and proved
 	raced    bool                        // and another process wrote meanwhile
 }
 
-// note takes up another try.
-func (r *recovery) note(hit map[rules.Family]api.Verdicts, result reload.Result) {
+// afterTry takes up the result of another try.
+func (r *recovery) afterTry(hit map[rules.Family]api.Verdicts, result reload.Result) {
 	for f, fr := range result {
 		for t, tr := range fr.Tables {
 			v := tr.Finding.Verdict
@@ -50,7 +50,7 @@ func (r recovery) outcome(result reload.Result) api.Outcome {
 	}
 }
 
-// provedAt returns when the last table that was hit was whole again.
+// provedAt returns when the last table that was hit was intact again.
 func (r recovery) provedAt() time.Time {
 	var last time.Time
 	for _, at := range r.back {

@@ -41,9 +41,9 @@ func meaningOf(class iptables.Reason) string {
 	return cmp.Or(refusalMeanings[class], "iptables or the kernel refuses it")
 }
 
-// noteRefused takes up what of the declaration a write was refused for. Each refusal
+// takeRefused takes up what of the declaration a write was refused for. Each refusal
 // that is new is logged and counted as an error of its source.
-func (d *Daemon) noteRefused(ctx context.Context, st *state, result reload.Result) {
+func (d *Daemon) takeRefused(ctx context.Context, st *state, result reload.Result) {
 	st.refused.list = st.refused.list.After(result)
 	before := map[string]api.Refused{}
 	for _, r := range st.refused.shown {
@@ -92,7 +92,7 @@ func (st *state) refusedOf(f rules.Family, t rules.TableName, refusal reload.Ref
 // forgetRefused is for a canaryd that only observes: it asks the kernel for nothing.
 func (d *Daemon) forgetRefused(ctx context.Context, st *state) {
 	st.refused.list = nil
-	d.noteRefused(ctx, st, nil)
+	d.takeRefused(ctx, st, nil)
 }
 
 // refuses reports whether something that is declared for the table is refused.
@@ -100,10 +100,10 @@ func (st *state) refuses(f rules.Family, t rules.TableName) bool {
 	return len(st.refused.list[f.Table(t)]) > 0
 }
 
-// noteFirst makes what was written first the measure, although tables were refused:
+// takeFirst makes what was written first the measure, although tables were refused:
 // of those, what stands there. It is what an earlier run left, and it must come back
 // after a flush until the declaration is mended.
-func (st *state) noteFirst(result reload.Result) {
+func (st *state) takeFirst(result reload.Result) {
 	if st.declared.inForce != nil || len(st.refused.shown) == 0 {
 		return
 	}

@@ -23,6 +23,21 @@ var errStopped = errors.New("canaryd's marks were removed by `canaryd cleanup`, 
 // undo as drift at once.
 var errDeclared = errors.New("a declared source is in use: change what it declares instead of restoring an older generation")
 
+// askGuard runs do between the loop's steps and publishes what came of it. It fails after a
+// cleanup.
+func (d *Daemon) askGuard(ctx context.Context, do func(context.Context, *state) error) error {
+	var failed error
+	err := d.ask(ctx, func(ctx context.Context, st *state) {
+		if st.removed {
+			failed = errStopped
+			return
+		}
+		failed = do(ctx, st)
+		d.publish(st)
+	})
+	return errors.Join(err, failed)
+}
+
 // Look looks now, examines everything, and returns the Status of then.
 func (d *Daemon) Look(ctx context.Context) (api.Status, error) {
 	err := d.ask(ctx, func(ctx context.Context, st *state) {
@@ -57,42 +72,25 @@ func (d *Daemon) Restore(ctx context.Context, r api.RestoreRequest) (api.Restore
 		}
 	}
 	var reply api.RestoreReply
-	var failed error
-	err := d.ask(ctx, func(ctx context.Context, st *state) {
-		reply, failed = d.restoreNow(ctx, st, r)
-		d.publish(st)
+	err := d.askGuard(ctx, func(ctx context.Context, st *state) (err error) {
+		reply, err = d.restoreNow(ctx, st, r)
+		return err
 	})
-	return reply, errors.Join(err, failed)
+	return reply, err
 }
 
 func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest) (api.RestoreReply, error) {
-	if st.removed {
-		return api.RestoreReply{}, errStopped
-	}
-	if r.Generation == "" && !r.DryRun && st.mayWrite() && !st.declared.applyAt.IsZero() {
+	if r.Generation == "" && !r.DryRun && st.mayWrite() && !st.declared.retry.at.IsZero() {
 		d.apply(ctx, st) // what keeps it from being in force may be gone by now
 	}
 	job := d.job(st, d.cfg.Kernel.Families()...)
 	// Observe mode has replanted the marks above what is lost; Heal would take it
 	// for its owner's decision.
-	force := r.Generation != "" || d.anyTable(st, func(ts *tableState) bool { return ts.learningStopped })
+	force := r.Generation != "" || d.anyFamily(st, (*familyState).learningStopped)
 	if r.Generation != "" && r.Generation != st.want().ID() {
-		if st.declared.generation != nil && !st.decision.of(r.Generation) {
-			return api.RestoreReply{}, errDeclared
-		}
-		if d.cfg.Store == nil {
-			return api.RestoreReply{}, fmt.Errorf("%w: %s, no state folder is in use", api.ErrNoGeneration, r.Generation)
-		}
-		stored, err := d.stored(st, r.Generation)
-		if errors.Is(err, reload.ErrNothingStored) {
-			return api.RestoreReply{}, fmt.Errorf("%w: %s; %s", api.ErrNoGeneration, r.Generation, d.cfg.Store.Offer())
-		}
-		if err != nil {
+		var err error
+		if job.Generation, err = d.olderGeneration(st, r.Generation); err != nil {
 			return api.RestoreReply{}, err
-		}
-		job.Generation = stored.Generation
-		if own := st.own(); own.Claims != nil { // what is declared stays as it is
-			job.Generation = own.Generation.Join(st.unclaimed(stored.Generation))
 		}
 	}
 	gone := d.gonePods(ctx, st)
@@ -122,11 +120,33 @@ func (d *Daemon) restoreNow(ctx context.Context, st *state, r api.RestoreRequest
 	if result != nil {
 		reply.Undo = undo
 		d.takeReplay(ctx, st, job, result, reply)
-		d.noteRemoval(ctx, st, reply, result)
+		d.recordRemoval(ctx, st, reply, result)
 		st.addRefused(&reply)
 		reply = d.restored(ctx, st, r.Generation, reply, result)
 	}
 	return reply, err
+}
+
+// olderGeneration returns the generation of that ID as it may be restored here. What is
+// declared stays as it is.
+func (d *Daemon) olderGeneration(st *state, id string) (rules.Generation, error) {
+	if st.declared.generation != nil && !st.decision.of(id) {
+		return nil, errDeclared
+	}
+	if d.cfg.Store == nil {
+		return nil, fmt.Errorf("%w: %s, no state folder is in use", api.ErrNoGeneration, id)
+	}
+	stored, err := d.stored(st, id)
+	if errors.Is(err, reload.ErrNothingStored) {
+		return nil, fmt.Errorf("%w: %s; %s", api.ErrNoGeneration, id, d.cfg.Store.Offer())
+	}
+	if err != nil {
+		return nil, err
+	}
+	if own := st.own(); own.Claims != nil {
+		return own.Generation.Join(st.unclaimed(stored.Generation)), nil
+	}
+	return stored.Generation, nil
 }
 
 // keepForUndo has the generation that ought to be in force on disk before another one takes
@@ -143,18 +163,7 @@ func (d *Daemon) keepForUndo(ctx context.Context, st *state, job reload.Job, r a
 	return id
 }
 
-func (d *Daemon) anyTable(st *state, is func(*tableState) bool) bool {
-	return d.anyFamily(st, func(fs *familyState) bool {
-		for _, ts := range fs.tables {
-			if is(ts) {
-				return true
-			}
-		}
-		return false
-	})
-}
-
-// ReplyOf tells a replay's result. A table that could not be read is not
+// ReplyOf returns a replay's result as a reply. A table that could not be read is not
 // proved, whatever became of the others.
 func ReplyOf(generation string, result reload.Result) api.RestoreReply {
 	reply := api.RestoreReply{Generation: generation, Outcomes: map[rules.Family]api.Outcome{}}
@@ -189,7 +198,7 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 		d.resumeLearningAs(ctx, st, worst(result), "The rules are back: they were restored on request")
 		return
 	}
-	st.pods.noteReturned(result, time.Now())
+	st.pods.setReturned(result, time.Now())
 	for f, fr := range result {
 		d.applyResult(st, f, fr)
 		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)

@@ -199,8 +199,8 @@ func LogRemoval(ctx context.Context, reply api.RestoreReply, record api.Flush) {
 		"removed", strings.Join(where, ", "), "undo", reply.Undo)
 }
 
-// noteRemoval records and logs what an asked-for replay took away.
-func (d *Daemon) noteRemoval(ctx context.Context, st *state, reply api.RestoreReply, result reload.Result) {
+// recordRemoval records and logs what an asked-for replay took away.
+func (d *Daemon) recordRemoval(ctx context.Context, st *state, reply api.RestoreReply, result reload.Result) {
 	r, any := removalBy(reply, result, time.Now())
 	if !any {
 		return

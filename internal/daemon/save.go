@@ -34,10 +34,10 @@ func (s *saving) saveSoon(now time.Time) { s.saveAt = earliest(s.saveAt, now.Add
 // marksChanged has the state written, because marks are not as the disk has them.
 func (s *saving) marksChanged(now time.Time) { s.markedAt = earliest(s.markedAt, now) }
 
-// save writes marks at once and a changed generation when its time has come,
-// and plans the next confirmation. While something is lost or unknown, nothing
-// is confirmed and no generation is written; the marks are all the same, or
-// the next start would take those of a renewal for somebody else's.
+// save writes marks at once and a changed generation when its time has come, and plans the
+// next confirmation. While something is lost or unknown, it confirms nothing and writes no
+// generation. It writes the marks all the same: otherwise the next start would not know those
+// of a renewal for canaryd's own.
 func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 	st.disk.markedAt = time.Time{}
 	d.keepOwners(ctx, st, last)
@@ -70,7 +70,7 @@ func (d *Daemon) save(ctx context.Context, st *state, last bool) {
 	}
 	st.disk.generations = d.cfg.Store.List()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "The generation is not on disk; after a restart canaryd would begin anew")
+		klog.FromContext(ctx).Error(err, "The generation is not on disk; after a restart canaryd would start without it")
 	}
 }
 
@@ -91,17 +91,16 @@ func (d *Daemon) saveMarks(st *state, marks canary.Marks) error {
 	return d.cfg.Store.SaveState(reload.State{Confirmed: st.absence.confirmed, Uptime: st.absence.uptime, Marks: st.disk.marks, Quarantine: st.quarantine.rules, MadeTables: st.marks.madeTables})
 }
 
-// beforeWrite keeps the marks that a write is about to plant: if canaryd is killed
-// before it has proved and saved them, the next start knows them for its own, and
-// takes them neither for an old file's nor for a stranger's. A disk that fails
-// puts no replay off.
+// beforeWrite saves the marks that a write is about to plant. If canaryd is killed before the
+// proof, the next start knows them for its own, and not for those of an old file. A disk that
+// fails delays no replay.
 func (d *Daemon) beforeWrite(ctx context.Context, st *state) func(canary.Marks) {
 	if d.cfg.Store == nil {
 		return nil
 	}
 	return func(marks canary.Marks) {
 		if st.removed || !d.cfg.Store.Holds() {
-			return // the next start begins anew
+			return // the next start has nothing to take up
 		}
 		if err := d.saveMarks(st, marks); err != nil {
 			klog.FromContext(ctx).V(1).Info("The marks that are about to be planted are not on disk", "reason", err)
@@ -109,9 +108,9 @@ func (d *Daemon) beforeWrite(ctx context.Context, st *state) func(canary.Marks) 
 	}
 }
 
-// marksToKeep returns what of the marks belongs on disk. Where observe mode replanted
-// marks above a loss, those that were lost stay: who restores, or starts to
-// heal, later must still find the loss.
+// marksToKeep returns the marks that belong on disk. Where observe mode replanted marks above
+// a loss, the disk keeps those that were lost: a later restore, or start in heal mode, must still
+// find the loss.
 func (st *state) marksToKeep(marks canary.Marks) canary.Marks {
 	for f, fs := range st.families {
 		for t, ts := range fs.tables {
@@ -123,17 +122,10 @@ func (st *state) marksToKeep(marks canary.Marks) canary.Marks {
 	return marks
 }
 
-// sound reports whether the last look showed everything in force.
+// sound reports whether everything was in force when it was last looked at.
 func (d *Daemon) sound(st *state) bool {
 	if st.loss != nil || !st.observing.since.IsZero() {
 		return false
 	}
-	return !d.anyFamily(st, func(fs *familyState) bool {
-		for _, ts := range fs.tables {
-			if ts.verdict.Loss() || ts.verdict == canary.Unknown {
-				return true
-			}
-		}
-		return false
-	})
+	return !d.anyFamily(st, func(fs *familyState) bool { return fs.lost() || fs.unknown() })
 }

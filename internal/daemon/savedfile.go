@@ -9,9 +9,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// Saved rules are read as soon as they are seen, and not only when they are
-// replaced: once somebody has flushed them, too, nobody can tell the chains that
-// they lacked from those that an owner has removed since.
+// Saved rules are read as soon as they are seen, and not only when they are replaced. Once
+// another process has flushed them too, the chains that they lacked look like
+// those that an owner has removed since.
 
 // readRestored reads the families of which a look saw that saved rules replaced a
 // table.
@@ -27,9 +27,9 @@ func (d *Daemon) readRestored(ctx context.Context, st *state) {
 	}
 }
 
-// followRestored does that while it is waited for the flusher, for files are restored
-// table by table. Where a stamp does not tell that somebody wrote, it looks each time,
-// once a file was seen.
+// followRestored reads them while canaryd waits for the flusher, because files are restored
+// table by table. Where a stamp does not show each write, it probes each time, once saved rules
+// were seen.
 func (d *Daemon) followRestored(ctx context.Context, st *state, before, now map[rules.Family]iptables.Stamp) {
 	for _, f := range rules.Families() {
 		moved := now[f] != before[f]
@@ -49,7 +49,7 @@ func (d *Daemon) followRestored(ctx context.Context, st *state, before, now map[
 	}
 }
 
-// looked returns the stamps up to which marks were looked at.
+// looked returns the stamps up to which marks were probed.
 func (st *state) looked() map[rules.Family]iptables.Stamp {
 	stamps := map[rules.Family]iptables.Stamp{}
 	for f, fs := range st.families {
@@ -58,10 +58,10 @@ func (st *state) looked() map[rules.Family]iptables.Stamp {
 	return stamps
 }
 
-// readLost reads a family that lost something. If it cannot be read, the replay will
-// say so.
+// readLost reads a family that lost something. If it cannot be read, the replay fails and
+// logs that.
 func (d *Daemon) readLost(ctx context.Context, st *state, f rules.Family) {
 	if snapshot, err := d.cfg.Kernel.Read(ctx, f); err == nil {
-		st.loss.find(f, d.examiner(st).Examine(snapshot, d.job(st, f)))
+		st.loss.remember(f, d.examiner(st).Examine(snapshot, d.job(st, f)))
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -13,12 +14,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A Sets has what rules depend on beside chains: *iptables.Sets or
+// A Sets has what rules depend on other than chains: *iptables.Sets or
 // *iptablestest.Sets.
 type Sets interface {
 	reload.Supplier
-	// Save returns those of the named ipsets that exist, with their members, and
-	// beside them an error about those that cannot be kept.
+	// Save returns those of the named ipsets that exist, with their members. The error is
+	// about those that cannot be kept.
 	Save(ctx context.Context, names []string) (map[string]iptables.Set, error)
 }
 
@@ -27,7 +28,7 @@ type sets struct {
 	known   map[string]iptables.Set // as captured
 	names   []string                // those that the generation names
 	edition int                     // of the generation that names are of
-	trouble string                  // why they could not be captured, as the log has it
+	trouble trouble                 // why they could not be captured
 }
 
 // recallSets takes up the ipsets that the last run knew.
@@ -38,10 +39,10 @@ func (d *Daemon) recallSets(ctx context.Context, st *state) {
 	}
 }
 
-// captureSets reads the ipsets that the generation's rules name: all, or only if
-// one is not known yet, for members change without a rule that does. A set that is
-// missing now is kept as it was: only its owner can have taken it away, and with
-// it the rules; or a flusher did, and it is to come back.
+// captureSets reads the ipsets that the generation's rules name: all, or only if one is not
+// known yet. Members change without a change of rules. A set that is missing now is kept as it
+// was: if a flusher destroyed it, it is to come back, and its owner destroys it only after the
+// rules.
 func (d *Daemon) captureSets(ctx context.Context, st *state, all bool) {
 	if d.cfg.Sets == nil || !all && st.sets.edition == st.generation.edition {
 		return
@@ -75,17 +76,14 @@ func (d *Daemon) captureSets(ctx context.Context, st *state, all bool) {
 	}
 	changed := !maps.EqualFunc(next, st.sets.known, equalSets)
 	st.sets.known = next
-	trouble := ""
 	if changed && d.cfg.Store != nil {
 		err = errors.Join(err, d.cfg.Store.SaveSets(next))
 	}
-	if err != nil {
-		trouble = err.Error()
-	}
-	if trouble != st.sets.trouble && trouble != "" {
+	if err == nil {
+		st.sets.trouble.over()
+	} else if st.sets.trouble.met(err, time.Now()) {
 		klog.FromContext(ctx).Error(err, "Not every ipset that protected rules name is kept; one that is not cannot be put back")
 	}
-	st.sets.trouble = trouble
 }
 
 func equalSets(a, b iptables.Set) bool {

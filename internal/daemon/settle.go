@@ -14,9 +14,9 @@ import (
 // longer a flusher's half-done work but an outage.
 const MostSettle = 30 * time.Second
 
-// A lull is the wait for a flusher to be done. Flushers come in several commands, and
-// half a flush is not worth a replay. So it lasts until no process wrote for --settle,
-// and ten times as long, or MostSettle, at most.
+// A lull is the wait for a flusher to be done. A flush often is several commands, and half a
+// flush is not worth a replay. So the wait lasts until no process wrote for --settle. It ends
+// after ten times --settle, or MostSettle.
 type lull struct {
 	stamps map[rules.Family]iptables.Stamp // as they were seen last
 	quiet  time.Time                       // since when they are so
@@ -31,6 +31,7 @@ func (d *Daemon) beginLull(ctx context.Context, st *state) *lull {
 	return l
 }
 
+// stamps returns the stamps of those families that can be asked for theirs.
 func (d *Daemon) stamps(ctx context.Context, st *state) map[rules.Family]iptables.Stamp {
 	stamps := map[rules.Family]iptables.Stamp{}
 	for _, f := range rules.Families() {
@@ -81,10 +82,10 @@ const (
 	aheadMost = 20000
 )
 
-// plansAhead reports whether a replay can be planned while the flusher may be at work.
-// On legacy it cannot: who plans holds the lock, for which the flusher's next command
-// would wait. Where rules depend on ipsets it cannot either: flushers destroy those
-// after the rules, and no stamp moves by that.
+// plansAhead reports whether a replay can be planned while the flusher may be at work. On
+// legacy it cannot: a plan holds the lock, for which the flusher's next command would wait.
+// Where rules depend on ipsets it cannot either: flushers destroy ipsets after the rules, which
+// moves no stamp.
 func (d *Daemon) plansAhead(st *state) bool {
 	info := d.cfg.Kernel.Info()
 	if !st.heals() || info.Backend != iptables.NFT || len(st.sets.known)+len(st.sets.names) > 0 {
@@ -118,8 +119,8 @@ func (d *Daemon) settle(ctx context.Context, st *state) func(context.Context, re
 	}
 }
 
-// notice says once that a flush was noticed, before anything is waited for: who follows
-// the log sees it while it happens.
+// notice logs once that a flush was noticed, before canaryd waits for the flusher. The log
+// shows a flush while it happens.
 func (d *Daemon) notice(ctx context.Context, st *state) {
 	if l := st.loss; !l.noticeLogged {
 		l.noticeLogged = true
@@ -127,8 +128,8 @@ func (d *Daemon) notice(ctx context.Context, st *state) {
 	}
 }
 
-// nameCulprit says once whose flush it is. It comes when the flusher is done: a commit is
-// visible a moment before its author is heard of.
+// nameCulprit finds out once whose flush it is, when the flusher is done. A commit takes effect
+// a moment before the kernel's message names its author.
 func (d *Daemon) nameCulprit(ctx context.Context, st *state) {
 	if l := st.loss; !l.blamed {
 		l.blamed = true

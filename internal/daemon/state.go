@@ -79,8 +79,9 @@ func (d *Daemon) newState() *state {
 	st.contention.limit = reload.NewLimiter()
 	first := d.cfg.Kernel.Evidence()
 	st.choice = choice{reason: first.Reason, mixed: first.Mixed}
-	for _, f := range d.cfg.Kernel.Families() {
-		st.families[f] = &familyState{tables: newTables(), examined: examined{moved: time.Now()}}
+	families := d.cfg.Kernel.Families()
+	for _, f := range families {
+		st.families[f] = &familyState{tables: newTables(), examined: examined{moved: time.Now()}, looked: looked{budget: newBudget(len(families))}}
 	}
 	return st
 }
@@ -96,6 +97,7 @@ func earliest(times ...time.Time) time.Time {
 	return first
 }
 
+// latest returns the later of two times.
 func latest(a, b time.Time) time.Time {
 	if a.After(b) {
 		return a

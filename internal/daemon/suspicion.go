@@ -19,26 +19,25 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A suspicion is what an earlier run of this boot and network namespace left, and this
-// run did not take up. Before marks are planted in a family, it is looked whether the
-// earlier ones stand: no read can show that afterwards.
+// A suspicion is what an earlier run of this boot and network namespace left, and this run did
+// not take up. Before marks are planted in a family, a read shows whether the earlier ones
+// stand: afterwards none can.
 type suspicion struct {
 	remains reload.Remains
 	reason  string                 // why it was not taken up
 	todo    map[rules.TableID]bool // the tables that were not judged yet
 	read    map[rules.Family]bool  // the families that were read
-	tryAt   time.Time
-	wait    time.Duration
+	retry   retry
 	trouble trouble // why they could not be read
 }
 
-// suspect asks for a look at what became of the rules that an earlier run guarded.
+// suspect plans a read of what became of the rules that an earlier run guarded.
 func (d *Daemon) suspect(ctx context.Context, st *state, reason string) {
 	remains, ok := d.cfg.Store.Remains()
 	if !ok {
 		return
 	}
-	s := &suspicion{remains: remains, reason: reason, tryAt: time.Now(),
+	s := &suspicion{remains: remains, reason: reason, retry: retry{at: time.Now()},
 		todo: map[rules.TableID]bool{}, read: map[rules.Family]bool{}}
 	for f := range st.families {
 		for _, t := range protect.Tables() {
@@ -65,8 +64,8 @@ func (d *Daemon) plantable(st *state) []rules.Family {
 	})
 }
 
-// judgeRemains looks which tables lost the marks and the rules of an earlier run. What
-// is missing waits for a decision. A family that cannot be read is looked at again.
+// judgeRemains finds out which tables lost the marks and the rules of an earlier run. What is
+// missing waits for a decision. A family that cannot be read is read again later.
 func (d *Daemon) judgeRemains(ctx context.Context, st *state) {
 	s, log := st.suspicion, klog.FromContext(ctx)
 	there, done, err := d.guardedBefore(ctx, s.remains)
@@ -86,15 +85,14 @@ func (d *Daemon) judgeRemains(ctx context.Context, st *state) {
 		failed = errors.Join(failed, err)
 		tableid.Put(found, f, hits)
 	}
-	d.await(ctx, st, found)
+	d.openDecision(ctx, st, found)
 	if failed == nil {
 		st.suspicion = nil
 		return
 	}
-	s.wait = longer(s.wait)
-	s.tryAt = time.Now().Add(s.wait)
+	s.retry.failed(nil, time.Now())
 	if s.trouble.met(failed, time.Now()) {
-		log.Error(failed, "The tables could not be read; whether the rules of the last run were lost is unknown until they can", "retryIn", s.wait)
+		log.Error(failed, "The tables could not be read; whether the rules of the last run were lost is unknown until they can", "retryIn", s.retry.wait)
 	}
 }
 
@@ -167,9 +165,9 @@ func unknownMarks(f rules.Family) canary.Marks {
 	return marks
 }
 
-// await opens a decision about what was found lost, or adds it to the one that is open.
-// Tables that lost no rule are recorded with others, and alone are no loss.
-func (d *Daemon) await(ctx context.Context, st *state, found map[rules.TableID]hit) {
+// openDecision opens a decision about what was found lost, or adds to the open one. Tables
+// that lost no rule are recorded with others, and alone are no loss.
+func (d *Daemon) openDecision(ctx context.Context, st *state, found map[rules.TableID]hit) {
 	w, s := st.decision, st.suspicion
 	next := decision{}
 	if w != nil {
@@ -201,7 +199,7 @@ func (d *Daemon) await(ctx context.Context, st *state, found map[rules.TableID]h
 }
 
 // add takes up what was found lost and returns the tables that are new, none if no rule
-// was lost. Who was handed the decision before keeps what it has.
+// was lost. Copies of the decision keep what they have.
 func (w *decision) add(found map[rules.TableID]hit) map[rules.Family]api.Verdicts {
 	lost := 0
 	for _, h := range found {
@@ -233,6 +231,7 @@ func (w *decision) add(found map[rules.TableID]hit) map[rules.Family]api.Verdict
 	return fresh
 }
 
+// put sets the verdict of a table.
 func put(verdicts map[rules.Family]api.Verdicts, f rules.Family, t rules.TableName, v canary.Verdict) {
 	if verdicts[f] == nil {
 		verdicts[f] = api.Verdicts{}

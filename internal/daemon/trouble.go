@@ -1,33 +1,74 @@
 package daemon
 
-import "time"
+import (
+	"sync"
+	"time"
+)
 
-// A trouble is something that lasts, is met again and again, and that the log tells
-// once. Of one that comes and goes, or is told in other words each time, the log
+// complainEvery is the least distance of two log lines about the same trouble.
+const complainEvery = 30 * time.Second
+
+// A trouble is something that lasts, is met again and again, and that the log has
+// once. Of one that comes and goes, or has other words each time, the log
 // has a line in complainEvery.
 type trouble struct {
-	what string    // empty: there is none
-	told string    // what the log has of it; empty: nothing
-	at   time.Time // when the log had something of it last
+	what   string    // empty: there is none
+	logged string    // what the log has of it; empty: nothing
+	at     time.Time // when the log had something of it last
 }
 
 // there reports whether there is trouble now.
 func (t *trouble) there() bool { return t.what != "" }
 
-// met notes the trouble, and reports whether the log is to have it.
+// met takes up the trouble, and reports whether the log is to have it.
 func (t *trouble) met(err error, now time.Time) bool {
 	t.what = err.Error()
-	if t.what == t.told || !t.at.IsZero() && now.Sub(t.at) < complainEvery {
+	if t.what == t.logged || !t.at.IsZero() && now.Sub(t.at) < complainEvery {
 		return false
 	}
-	t.told, t.at = t.what, now
+	t.logged, t.at = t.what, now
 	return true
 }
 
-// over notes that there is none any more, and reports whether the log is to have
+// metAgain is met for a trouble of which the log is reminded in each complainEvery, and has
+// other words at once.
+func (t *trouble) metAgain(err error, now time.Time) bool {
+	t.what = err.Error()
+	if t.what == t.logged && now.Sub(t.at) < complainEvery {
+		return false
+	}
+	t.logged, t.at = t.what, now
+	return true
+}
+
+// over takes up that there is none any more, and reports whether the log is to have
 // that: it is, if it has that there was.
 func (t *trouble) over() bool {
-	tell := t.told != ""
-	t.what, t.told = "", ""
-	return tell
+	logged := t.logged != ""
+	t.what, t.logged = "", ""
+	return logged
+}
+
+// A sharedTrouble is a trouble that any goroutine may meet.
+type sharedTrouble struct {
+	mu      sync.Mutex
+	trouble trouble
+}
+
+// take takes up an error, or with nil that there is no trouble any more. It reports whether the
+// log is to have that.
+func (t *sharedTrouble) take(err error, now time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err == nil {
+		return t.trouble.over()
+	}
+	return t.trouble.met(err, now)
+}
+
+// text returns what the trouble is; empty: there is none.
+func (t *sharedTrouble) text() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.trouble.what
 }

@@ -9,14 +9,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// A standing table is what a read showed of a table in which nothing was lost.
+// A standing is what a read showed of a table in which nothing was lost.
 type standing struct {
 	table  *rules.Table // nil: nothing was read yet, or there is no such table
 	digest uint64
 }
 
-// noteStanding takes in what a read showed of a table.
-func (ts *tableState) noteStanding(table *rules.Table, digest uint64) {
+// setStanding takes up what a read showed of a table in which nothing is lost.
+func (ts *tableState) setStanding(table *rules.Table, digest uint64) {
 	if !ts.verdict.Loss() && ts.verdict != canary.Unknown && digest != 0 {
 		ts.standing = standing{table, digest}
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A textless is what was found of the generation's rules that have no text: they stand, and are not
-// put back if they are lost.
+// A textless is what was found of the generation's rules that have no text. They stand, and
+// canaryd does not put them back if they are lost.
 type textless struct {
 	edition    int // of the generation; see state
 	generation rules.Generation
@@ -26,8 +26,8 @@ func (l textless) in(edition int, generation rules.Generation) textless {
 	return now
 }
 
-// withoutText returns the rules of the generation that have no text and are not in quarantine yet, at
-// most quarantinedShown.
+// withoutText returns the rules of the generation that have no text and are not quarantined
+// yet, at most quarantinedShown.
 func (st *state) withoutText() []api.Quarantined {
 	if st.textless.generation == nil || st.textless.edition != st.generation.edition {
 		st.textless = st.textless.in(st.generation.edition, st.want())

@@ -16,6 +16,7 @@ type worker struct {
 	wg   sync.WaitGroup
 }
 
+// newWorker starts the worker's goroutine.
 func newWorker() *worker {
 	w := &worker{jobs: make(chan func()), done: make(chan struct{})}
 	w.wg.Go(func() {

@@ -18,16 +18,16 @@ func TestBudget(t *testing.T) {
 		{"as long as the burst", walkBurst, 2, 6},
 		{"suspended for a minute", time.Minute, 2, 1},
 	} {
-		var w budget
+		w := bucket{share: walkShare * test.families}
 		start := time.Unix(1e9, 0)
 		now, n := start, 0
 		for now.Before(start.Add(time.Minute)) {
-			if ready := w.readyAt(walkShare * test.families); now.Before(ready) {
+			if ready := w.readyAt(); now.Before(ready) {
 				now = ready
 				continue
 			}
 			now = now.Add(test.cost)
-			w.spend(now, test.cost, walkShare*test.families)
+			w.spend(now, test.cost)
 			n++
 		}
 		if n < test.want || n > test.want+1 {
@@ -40,15 +40,15 @@ func TestBudget(t *testing.T) {
 // quiet time saves up for more than the burst.
 func TestBudgetAfterQuiet(t *testing.T) {
 	const share = 2 * walkShare
-	var w budget
+	w := bucket{share: share}
 	now := time.Unix(1e9, 0)
-	if w.readyAt(share).After(now) {
+	if w.readyAt().After(now) {
 		t.Error("the first walk has to wait")
 	}
 	for round := range 3 {
 		n := 0
-		for !w.readyAt(share).After(now) {
-			w.spend(now, walkBurst/10, share)
+		for !w.readyAt().After(now) {
+			w.spend(now, walkBurst/10)
 			n++
 		}
 		if n != 11 { // the eleventh overdraws by nothing yet
@@ -56,15 +56,15 @@ func TestBudgetAfterQuiet(t *testing.T) {
 		}
 		now = now.Add(time.Hour)
 	}
-	w.spend(now, time.Minute, share)
-	if wait := w.readyAt(share).Sub(now); wait > 0 {
+	w.spend(now, time.Minute)
+	if wait := w.readyAt().Sub(now); wait > 0 {
 		t.Errorf("after one walk that was suspended for a minute the next one waits %s", wait)
 	}
-	w.spend(now, time.Minute, share)
-	if wait := w.readyAt(share).Sub(now); wait != walkBurst*share {
+	w.spend(now, time.Minute)
+	if wait := w.readyAt().Sub(now); wait != walkBurst*share {
 		t.Errorf("after a second one it waits %s", wait)
 	}
-	if w.spend(now.Add(-time.Hour), 0, share); w.owed != 2*walkBurst {
+	if w.spend(now.Add(-time.Hour), 0); w.owed != 2*walkBurst {
 		t.Errorf("a clock that goes back leaves %s owed", w.owed)
 	}
 }

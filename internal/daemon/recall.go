@@ -1,0 +1,69 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/reload"
+)
+
+// recall takes up what the last run knew, if that is of this boot, namespace, backend and
+// version. The first look shows whether it is still in force. What is lost and too old is not
+// taken up: `canaryd restore` can bring it back.
+func (d *Daemon) recall(ctx context.Context, st *state) {
+	st.looking.at, st.marks.retry.at, st.inventory.at = time.Now(), time.Now(), time.Now()
+	if d.cfg.Store == nil {
+		return
+	}
+	log := klog.FromContext(ctx)
+	st.disk.generations = d.cfg.Store.List()
+	d.recallOwners(ctx, st)
+	d.recallDecision(ctx, st)
+	known, stored, err := d.cfg.Store.LoadState()
+	switch {
+	case errors.Is(err, reload.ErrNothingStored):
+		return
+	case err != nil:
+		log.Error(err, "The stored generation is not used; canaryd starts from what the kernel has now")
+		d.suspect(ctx, st, err.Error())
+		return
+	}
+	age := d.cfg.Uptime() - known.Uptime
+	// A negative age comes from another clock: that of a container's own time.
+	if (age > d.cfg.MaxStoredAge || age < 0) && !d.marksStand(ctx, st, known.Marks) {
+		log.Info("The marks of the last run do not stand, and what it knew is too old to be replayed unasked; `canaryd restore --generation` does it",
+			"generation", stored.ID, "age", age.Round(time.Second), "maxStoredAge", d.cfg.MaxStoredAge)
+		d.suspect(ctx, st, fmt.Sprintf("the rules were last seen in force longer ago than --max-stored-age (%s)", d.cfg.MaxStoredAge))
+		return
+	}
+	st.absence.lastRun = d.inForceAt(known.Uptime)
+	st.generation.learned.Generation, st.marks.current = st.unclaimed(stored.Generation), known.Marks
+	if st.declared.generation != nil {
+		st.declared.inForce = &Declaration{st.claimed(stored.Generation), st.declared.claims, st.declared.origin}
+	}
+	st.generation.made = stored.Made
+	st.generation.change(stored.Captured)
+	st.absence.confirmed, st.absence.uptime, st.disk.marks = known.Confirmed, known.Uptime, known.Marks
+	st.marks.madeTables = known.MadeTables
+	d.cfg.Store.Resume(stored.ID)
+	st.disk.saveAt = time.Now().Add(confirmEvery) // also if nothing is learned that is new
+	d.recallQuarantine(ctx, st, known.Quarantine)
+	log.Info("Took up the stored generation", "generation", stored.ID, "age", age.Round(time.Second))
+}
+
+// marksStand reports whether all marks of an earlier run stand; false also if they cannot be
+// probed.
+func (d *Daemon) marksStand(ctx context.Context, st *state, marks canary.Marks) bool {
+	for f := range st.families {
+		seen, err := d.cfg.Kernel.Probe(ctx, f, marks.Places(f, d.cfg.Canary))
+		if err != nil || !marks.Standing(f, d.cfg.Canary, seen) {
+			return false
+		}
+	}
+	return true
+}

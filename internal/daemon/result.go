@@ -1,0 +1,83 @@
+package daemon
+
+import (
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// applyResult takes what a write and its proof showed of one family into the state.
+func (d *Daemon) applyResult(st *state, f rules.Family, fr reload.FamilyResult) {
+	fs, now := st.families[f], time.Now()
+	st.memory.scheduleFree(now)
+	fs.proxy.saw(fr.ProxyStands(), fr.ProxyKnown(), now)
+	st.addMade(f, fr)
+	for _, t := range protect.Tables() {
+		if tr, ok := fr.Tables[t]; ok {
+			d.takeWritten(st, f.Table(t), tr, fr.Digest, now)
+		}
+	}
+	if fr.Digest != 0 {
+		fs.examined.digest, fs.examined.at, fs.looked.unseen = fr.Digest, now, time.Time{}
+		fs.setKnown(now)
+		fs.setSound(fr.Digest)
+	} else {
+		fs.examined.markDirty(now)
+	}
+	d.examineAfter(st, f, fr, now)
+	if st.decision.waitsIn(f) { // what was read is not compared with what waits
+		fs.examined.plan(now)
+	}
+	fs.examined.quiet = false
+	st.disk.marksChanged(now)
+}
+
+// takeWritten takes what a write and its proof showed of one table into the state. The digest
+// is that of the proof; 0: another process wrote meanwhile.
+func (d *Daemon) takeWritten(st *state, id rules.TableID, tr reload.TableResult, digest uint64, now time.Time) {
+	fs, ts := st.families[id.Family], st.table(id)
+	judged := d.take(st, tableFinding{id: id, source: readInFull, finding: tr.Finding, mark: tr.Mark, absent: tr.Absent,
+		table: tr.Table, read: tr.Read, proved: tr.Proved})
+	known := st.generation.learned.Knows(id.Family, id.Name)
+	if tr.Proved {
+		ts.addPlaced(tr.Placed, now)
+	}
+	if tr.Gone != nil && !known {
+		d.learn(st, id, *tr.Gone, canary.Finding{Verdict: canary.Intact}, now)
+		fs.examined.plan(now)
+		return
+	}
+	if tr.Proved && tr.Replayed {
+		d.setQuarantine(st, id, tr.Quarantined)
+	}
+	if !tr.Read || !judged {
+		return
+	}
+	// Where another process wrote meanwhile, the finding is of one read and the section of
+	// another. A jump that was deleted in between has its grace, which the examination that
+	// follows gives it.
+	if (digest != 0 || !known) && !ts.verdict.Loss() && ts.verdict != canary.Unknown {
+		d.learn(st, id, tr.Section, tr.Finding, now)
+	}
+	ts.setStanding(tr.Table, digest)
+}
+
+// examineAfter plans an examination of what the reads around a write were the first to show,
+// because a look that finds the digest of such a read takes it for examined. A jump that was
+// deleted by name waits for its grace. A loss that a renewal found under standing marks has
+// no replay yet.
+func (d *Daemon) examineAfter(st *state, f rules.Family, fr reload.FamilyResult, now time.Time) {
+	fs := st.families[f]
+	for t, tr := range fr.Tables {
+		ts := fs.tables[t]
+		if len(tr.Finding.Waiting) > 0 && !ts.learningStopped {
+			fs.examined.plan(fs.examined.moved.Add(d.cfg.JumpGrace))
+		}
+		if st.loss == nil && ts.verdict.Loss() && !ts.learningStopped {
+			fs.examined.plan(now)
+		}
+	}
+}
