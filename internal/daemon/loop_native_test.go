@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -216,6 +217,13 @@ func TestNativePaused(t *testing.T) {
 		if k.heals != 0 {
 			t.Error("canaryd wrote in a pause")
 		}
+		k.again(tableOf(dockerTable)) // a part of it, which is read and changes nothing
+		k.flushTable(dockerTable)
+		reads := k.captures
+		r.after(10 * time.Second)
+		if n := k.captures - reads; n > 10 {
+			t.Errorf("%d reads in a pause", n)
+		}
 		r.after(time.Minute)
 		k.wantNative(t, tableOf(proxyTable, "a", "b"))
 		r.wantReady()
@@ -320,6 +328,20 @@ func TestNativeBounds(t *testing.T) {
 		r.wantReady()
 		if n := len(r.d.Status().Native); n != 65 {
 			t.Errorf("%d tables", n)
+		}
+
+		k.mu.Lock()
+		k.owners[proxyTable] = 78 // its owner makes it again, so that no other can flush it
+		k.mu.Unlock()
+		k.again(tableOf(proxyTable, "o"))
+		reads := k.captures
+		r.after(10 * time.Second)
+		r.wantReady()
+		if n := k.captures - reads; n > 5 {
+			t.Errorf("%d reads", n)
+		}
+		if s := r.statusJSON()["native"]; !strings.Contains(fmt.Sprint(s), "immune:true rules:0 table:ip kube-proxy") {
+			t.Errorf("the status has %v", s)
 		}
 	})
 }

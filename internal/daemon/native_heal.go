@@ -208,6 +208,7 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, repairs []native.Re
 		missing = append(missing, id.NFT())
 	}
 	if len(missing) > 0 {
+		l.unproved = true
 		slices.Sort(missing)
 		return fmt.Errorf("%s: %w", strings.Join(missing, ", "), errNotInForce)
 	}

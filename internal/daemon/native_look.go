@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -163,7 +162,9 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 			d.adoptNative(ctx, st, id, seen, native.Finding{Verdict: native.Changed, Why: "an operator accepted it"})
 		case f.Remedy != native.NoRemedy && !t.old:
 			t.finding = f
-			d.loseNative(st, id)
+			if d.loseNative(st, id) {
+				t.rest(r.all)
+			}
 		case nativeLost(f.Verdict):
 			t.finding = f
 			t.rest(r.all)
@@ -260,9 +261,14 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, wanted func(tableid
 		r.immune = map[tableid.TableID]bool{}
 		d.noteBeyond(ctx, r, len(choice.beyond))
 	}
-	maps.Copy(r.immune, choice.immune)
+	for id := range choice.immune {
+		if r.immune[id] = true; r.tables[id] != nil { // its owner has made it so
+			d.nativeBack(ctx, st, id)
+			delete(r.tables, id)
+		}
+	}
 	for id, t := range r.tables {
-		if judged[id] && !choice.immune[id] {
+		if judged[id] {
 			seen.findings[id] = d.judgeNative(id, t, seen, stand)
 		}
 	}

@@ -29,19 +29,22 @@ type nativeLoss struct {
 	written  time.Time // the last write's end
 	replayed bool      // something was put back and proved
 	lacking  bool      // devices were left out
+	unproved bool      // a write was taken whose effect a read did not show
 	trouble  trouble
 }
 
-// loseNative opens a flush record, or has the open one tried again for a table that it has not.
-func (d *Daemon) loseNative(st *state, id tableid.TableID) {
+// loseNative opens a flush record, or has the open one tried again for a table that it has not. It
+// reports whether the open one has it already.
+func (d *Daemon) loseNative(st *state, id tableid.TableID) (known bool) {
 	r, now := &st.native, time.Now()
 	if r.loss != nil {
-		if !r.loss.hit[id] {
+		if known = r.loss.hit[id]; !known {
 			r.loss.retry.at = now
 		}
-		return
+		return known
 	}
 	r.loss = &nativeLoss{record: d.newNativeRecord(st, r.tables[id]), hit: map[tableid.TableID]bool{}, retry: retry{at: now}}
+	return false
 }
 
 // newNativeRecord begins a record of a table's loss: it began with the commit that took it, or
@@ -232,9 +235,9 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 	}
 	l.record.Attempts, l.record.Detail = l.attempts+1, ""
 	l.record.Outcome = reload.Skipped
-	if l.replayed {
+	if l.replayed || l.unproved {
 		l.record.Outcome = reload.Proved
-		if l.lacking {
+		if l.lacking || l.unproved && !l.replayed {
 			l.record.Outcome = reload.Partial
 		}
 		l.record.WrittenSeconds = l.written.Sub(l.record.Time).Seconds()
