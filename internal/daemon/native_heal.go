@@ -40,6 +40,9 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 		r.calmAt = time.Time{}
 	}
 	d.settleNative(ctx, st)
+	if d.iptablesFirst(ctx, st) {
+		return
+	}
 	used := d.cpu()
 	for range nativeStale {
 		seen, repairs, err := d.planNative(ctx, st)
@@ -72,6 +75,17 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 		return
 	}
 	d.retryNative(ctx, st, fmt.Errorf("%d times: %w", nativeStale, nft.ErrStale))
+}
+
+// iptablesFirst looks whether the flusher has taken iptables' rules meanwhile, and reports whether
+// that is news: they are put back before native tables, of which a replay may take seconds.
+func (d *Daemon) iptablesFirst(ctx context.Context, st *state) bool {
+	if st.loss != nil {
+		return false // it is known, and its next try may be far
+	}
+	st.looking.hint(time.Now())
+	d.look(ctx, st)
+	return st.loss != nil
 }
 
 // settleNative waits until no process committed for --settle, for ten times that at most.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -74,7 +75,7 @@ func nativeRecords(n *nodetest.Node) int {
 func TestNativeFlushes(t *testing.T) {
 	onNative(t, func(n *nodetest.Node) {
 		n.Start(guardNative)
-		want := listed(n)
+		want, protected := listed(n), n.Protected()
 		old := strings.Replace(want, "dnat to 10.", "dnat to 11.", 1) + "\n}\n"
 		for i, flush := range []string{
 			"flush ruleset",
@@ -92,8 +93,8 @@ func TestNativeFlushes(t *testing.T) {
 		nstest.Command(n.T, "nft", "flush", "table", "ip", "kube-proxy") // two flushers at once
 		nstest.Command(n.T, "nft", "flush", "ruleset")
 		n.Within(nodetest.HealsIn, "kube-proxy's native table", func() error {
-			if listed(n) != want {
-				return errors.New("it is not as it was")
+			if listed(n) != want || !slices.Equal(n.Protected(), protected) {
+				return errors.New("it is not as it was, or iptables' rules are not")
 			}
 			return nodetest.Ready()
 		})
