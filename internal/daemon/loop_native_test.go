@@ -22,7 +22,7 @@ func nativeNode(t *testing.T, s setup, body func(t *testing.T, r *rig, k *fakeNa
 		}
 		s.guarded = k
 		r := start(t, iptables.NFT, s)
-		if k.witness[proxyTable.Family] == "" {
+		if k.count().witness == "" {
 			t.Fatal("no witness was planted")
 		}
 		body(t, r, k)
@@ -67,8 +67,8 @@ func TestNativeFlushes(t *testing.T) {
 				if absent := api.Seconds(f.AbsentSeconds); absent < 20*time.Millisecond || absent > 50*time.Millisecond {
 					t.Errorf("absent for %s, want the 20 ms of settling and little more", absent)
 				}
-				if k.heals != 1 || k.witness[proxyTable.Family] == "" {
-					t.Errorf("%d replays, the witness is %q", k.heals, k.witness[proxyTable.Family])
+				if k.count().heals != 1 || k.count().witness == "" {
+					t.Errorf("%d replays, the witness is %q", k.count().heals, k.count().witness)
 				}
 				test.do(k) // once more: what was put back is guarded as before
 				r.settled()
@@ -86,8 +86,8 @@ func TestNativeOwners(t *testing.T) {
 		k.again(tableOf(dockerTable, "d"))
 		r.after(500 * time.Millisecond)
 		r.wantReady()
-		if n := len(r.d.Status().Flushes); n != 0 || k.heals != 0 {
-			t.Fatalf("%d flushes and %d replays for what owners did", n, k.heals)
+		if n := len(r.d.Status().Flushes); n != 0 || k.count().heals != 0 {
+			t.Fatalf("%d flushes and %d replays for what owners did", n, k.count().heals)
 		}
 		k.again(tableOf(proxyTable.Family.Table("later"), "x"))
 		r.settled()
@@ -153,7 +153,7 @@ func TestNativeDormant(t *testing.T) {
 		r.settled()
 		r.wantReady()
 		r.wantOneFlush("disabled", reload.Skipped)
-		if k.heals != 0 {
+		if k.count().heals != 0 {
 			t.Error("canaryd wrote")
 		}
 	})
@@ -163,13 +163,13 @@ func TestNativeDormant(t *testing.T) {
 // the kernel refuses does not cost the others, and is tried again at growing distances.
 func TestNativeStaleAndRefused(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
-		k.stale = 3
+		k.with(func() { k.stale = 3 })
 		k.flushRuleset()
 		r.settled()
 		r.wantReady()
 		r.wantOneFlush("table_deleted", reload.Proved)
 
-		k.refuses[proxyTable] = true
+		k.with(func() { k.refuses[proxyTable] = true })
 		k.flushRuleset()
 		r.after(10 * time.Second)
 		k.wantNative(t, tableOf(dockerTable, "c"))
@@ -180,7 +180,7 @@ func TestNativeStaleAndRefused(t *testing.T) {
 		if n := strings.Count(r.log.String(), "still missing rules"); n == 0 || n > 3 {
 			t.Errorf("the log says %d times that rules are missing", n)
 		}
-		delete(k.refuses, proxyTable)
+		k.with(func() { delete(k.refuses, proxyTable) })
 		r.after(30 * time.Second)
 		k.wantNative(t, tableOf(proxyTable, "a", "b"))
 		r.wantReady()
@@ -193,8 +193,8 @@ func TestNativeObserved(t *testing.T) {
 		k.flushRuleset()
 		r.settled()
 		r.wantNotReady("ip kube-proxy is table_deleted")
-		if k.heals != 0 || k.witness[proxyTable.Family] == "" {
-			t.Errorf("%d replays, the witness is %q", k.heals, k.witness[proxyTable.Family])
+		if k.count().heals != 0 || k.count().witness == "" {
+			t.Errorf("%d replays, the witness is %q", k.count().heals, k.count().witness)
 		}
 		r.wantOneFlush("table_deleted", api.WaitingObserve)
 		k.again(tableOf(proxyTable, "n"))
@@ -214,14 +214,14 @@ func TestNativePaused(t *testing.T) {
 		r.settled()
 		r.wantNotReady("ip kube-proxy is table_deleted")
 		r.wantOneFlush("table_deleted", api.WaitingPaused)
-		if k.heals != 0 {
+		if k.count().heals != 0 {
 			t.Error("canaryd wrote in a pause")
 		}
 		k.again(tableOf(dockerTable)) // a part of it, which is read and changes nothing
 		k.flushTable(dockerTable)
-		reads := k.captures
+		reads := k.count().captures
 		r.after(10 * time.Second)
-		if n := k.captures - reads; n > 10 {
+		if n := k.count().captures - reads; n > 10 {
 			t.Errorf("%d reads in a pause", n)
 		}
 		r.after(time.Minute)
@@ -238,8 +238,8 @@ func TestNativeWar(t *testing.T) {
 			k.flushRuleset()
 			r.after(100 * time.Millisecond)
 		}
-		if k.heals < 15 || k.heals > 60 {
-			t.Errorf("%d replays in a minute of flushes", k.heals)
+		if k.count().heals < 15 || k.count().heals > 60 {
+			t.Errorf("%d replays in a minute of flushes", k.count().heals)
 		}
 		r.after(20 * time.Second)
 		k.wantNative(t, tableOf(proxyTable, "a", "b"))
@@ -330,14 +330,12 @@ func TestNativeBounds(t *testing.T) {
 			t.Errorf("%d tables", n)
 		}
 
-		k.mu.Lock()
-		k.owners[proxyTable] = 78 // its owner makes it again, so that no other can flush it
-		k.mu.Unlock()
+		k.with(func() { k.owners[proxyTable] = 78 }) // its owner makes it again, so that no other can flush it
 		k.again(tableOf(proxyTable, "o"))
-		reads := k.captures
+		reads := k.count().captures
 		r.after(10 * time.Second)
 		r.wantReady()
-		if n := k.captures - reads; n > 5 {
+		if n := k.count().captures - reads; n > 5 {
 			t.Errorf("%d reads", n)
 		}
 		if s := r.statusJSON()["native"]; !strings.Contains(fmt.Sprint(s), "immune:true rules:0 table:ip kube-proxy") {
@@ -349,9 +347,9 @@ func TestNativeBounds(t *testing.T) {
 // TestNativeQuiet: a quiet node's native tables are not read.
 func TestNativeQuiet(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
-		reads := k.captures
+		reads := k.count().captures
 		r.after(10 * time.Minute)
-		if n := k.captures - reads; n != 0 {
+		if n := k.count().captures - reads; n != 0 {
 			t.Errorf("%d reads in a quiet time", n)
 		}
 	})

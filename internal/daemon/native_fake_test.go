@@ -171,6 +171,25 @@ func (k *fakeNative) breakDown(err error) {
 	k.broken = err
 }
 
+// A nativeCount is what was done on a fakeNative.
+type nativeCount struct {
+	heals, captures int
+	witness         string // of IPv4
+}
+
+func (k *fakeNative) count() nativeCount {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return nativeCount{k.heals, k.captures, k.witness[proxyTable.Family]}
+}
+
+// with does something while the daemon asks nothing.
+func (k *fakeNative) with(do func()) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	do()
+}
+
 // miss has the next hearing know that notifications were dropped.
 func (k *fakeNative) miss() {
 	k.mu.Lock()
@@ -230,14 +249,14 @@ func (k *fakeNative) Write(genid uint32, repairs []native.Repair, witnesses map[
 			refused = &nft.RefusedError{Errno: syscall.EEXIST, What: "table " + id.String()}
 		}
 	}
-	broken := k.broken
+	broken, moved := k.broken, genid != k.genid
 	k.mu.Unlock()
 	switch {
 	case broken != nil:
 		return nil, broken
 	case refused != nil:
 		return nil, refused
-	case stale && len(repairs) > 0 || genid != k.genid:
+	case stale && len(repairs) > 0 || moved:
 		return nil, nft.ErrStale
 	}
 	k.commit(true, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
