@@ -15,8 +15,12 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// hearMost bounds the wait for notifications of a commit that the genid shows already.
-const hearMost = time.Second
+const (
+	// hearMost bounds the wait for notifications of a commit that the genid shows already.
+	hearMost = time.Second
+	// tornMost is hearMost after an overflow: what ends the commit was dropped most likely.
+	tornMost = 20 * time.Millisecond
+)
 
 // A Kernel is nf_tables of this network namespace, for a guard of native tables: it hears of
 // commits, reads and writes. It is for one goroutine.
@@ -76,16 +80,19 @@ func (k *Kernel) Hear(genid uint32) (commits []Commit, missed bool, err error) {
 		witness := maps.Clone(k.rec.witness)
 		deeds := k.rec.End(n.By)
 		missed = missed || k.torn || n.By.Genid != following(last)
-		if last = n.By.Genid; !k.torn {
+		whole := !k.torn && int32(n.By.Genid-last) > 0
+		if last, k.torn = n.By.Genid, false; whole {
 			commits = append(commits, Commit{n.By, deeds, witness})
 		}
-		k.torn = false
 		return nil
 	}
 	for deadline := time.Now().Add(hearMost); ; {
 		err := k.events.DrainAll(take)
 		if err != nil { // what came was taken; the rest of that commit is of no use
 			k.rec, k.torn, missed = Recorder{}, true, true
+			if soon := time.Now().Add(tornMost); soon.Before(deadline) {
+				deadline = soon
+			}
 		}
 		var errno syscall.Errno
 		switch {
@@ -95,6 +102,10 @@ func (k *Kernel) Hear(genid uint32) (commits []Commit, missed bool, err error) {
 			return commits, missed, nil
 		case time.Now().After(deadline):
 			k.events.SkipTo(genid)
+			// A commit is visible before it is heard of: if there is none, what comes next is whole.
+			if now, err := k.conn.Genid(); err == nil && now == genid {
+				k.rec, k.torn = Recorder{}, false
+			}
 			return commits, true, nil
 		case err == nil:
 			time.Sleep(time.Millisecond)
