@@ -36,6 +36,9 @@ func printDismissal(o *options, to streams, reply api.DismissReply) error {
 	if reply.Flush != "" {
 		what = fmt.Sprintf("the loss of flush %s is accepted: %s; generation %s stays on disk", reply.Flush, count(reply.Rules, "rule"), reply.Generation)
 	}
+	if reply.Flush != "" && reply.Generation == "" { // of a native table
+		what = fmt.Sprintf("the loss of flush %s is accepted", reply.Flush)
+	}
 	_, err := fmt.Fprintln(to.out, what)
 	return err
 }

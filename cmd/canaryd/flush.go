@@ -107,6 +107,9 @@ func writeLost(b *strings.Builder, f api.Flush) {
 	if len(rows) > 1 {
 		_ = printTable(b, rows)
 	}
+	for _, l := range f.Native {
+		fmt.Fprintf(b, "native table %s\n", plain(l.String()))
+	}
 }
 
 // absentFully says when the rules were written, and how long they were absent.

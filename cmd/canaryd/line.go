@@ -18,7 +18,7 @@ const lineWidth = 80
 // verdictLine says in one line what check found, and whether replays are paused. It names the
 // losses; without any, the tables whose declared rules are refused; without those, the unknown
 // tables.
-func verdictLine(families map[rules.Family]api.Verdicts, paused bool) string {
+func verdictLine(families map[rules.Family]api.Verdicts, paused bool, native ...api.NativeTable) string {
 	var lost, refused, unknown []string
 	tables := 0
 	for _, f := range rules.Families() {
@@ -36,6 +36,15 @@ func verdictLine(families map[rules.Family]api.Verdicts, paused bool) string {
 			case v == canary.Unknown || v == "":
 				unknown = append(unknown, fmt.Sprintf("%s %s", f, t))
 			}
+		}
+	}
+	for _, t := range native {
+		tables++
+		switch {
+		case t.Verdict.Loss():
+			lost = append(lost, fmt.Sprintf("%s %s", t.Table, t.Verdict))
+		case t.Verdict == canary.Unknown:
+			unknown = append(unknown, t.Table)
 		}
 	}
 	pause := ""

@@ -13,6 +13,7 @@ import (
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -74,7 +75,7 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 		return exitOK, err
 	}
 	if err == nil {
-		return report(o, to, status.Families, status.Paused)
+		return report(o, to, status.Families, status.Paused, status.Native...)
 	}
 	if !errors.Is(err, control.ErrNoDaemon) {
 		return exitError, err
@@ -104,18 +105,18 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 }
 
 // report prints the verdicts and returns the exit code.
-func report(o *options, to streams, families map[rules.Family]api.Verdicts, paused bool) (int, error) {
+func report(o *options, to streams, families map[rules.Family]api.Verdicts, paused bool, tables ...api.NativeTable) (int, error) {
 	var err error
 	if o.output == "line" {
-		_, err = fmt.Fprintln(to.out, verdictLine(families, paused))
+		_, err = fmt.Fprintln(to.out, verdictLine(families, paused, tables...))
 	} else {
-		err = printVerdicts(to.out, o.output, families)
+		err = printVerdicts(to.out, o.output, families, tables...)
 	}
 	if err != nil {
 		return exitError, err
 	}
 	code := exitOK
-	for _, v := range verdictsOf(families) {
+	for _, v := range verdictsOf(families, tables) {
 		switch {
 		case v.Loss(), v == canary.Refused:
 			return exitNo, nil
@@ -255,7 +256,8 @@ func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
 			if state, _, stateErr := b.store.LoadState(); stateErr == nil { // otherwise it is unknown which tables canaryd made
 				daemon.RemoveMade(ctx, b.kernel, state.MadeTables)
 			}
-			if err = errors.Join(err, b.store.Forget()); err != nil {
+			err = errors.Join(err, native.RemoveWitnesses(b.kernel.Port()), daemon.ForgetNative(o.stateDir), b.store.Forget())
+			if err != nil {
 				return exitError, err
 			}
 			return exitOK, nil

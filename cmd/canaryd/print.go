@@ -28,8 +28,11 @@ func printJSON(w io.Writer, value any) error {
 	return err
 }
 
-func verdictsOf(families map[rules.Family]api.Verdicts) []canary.Verdict {
+func verdictsOf(families map[rules.Family]api.Verdicts, native []api.NativeTable) []canary.Verdict {
 	var list []canary.Verdict
+	for _, t := range native {
+		list = append(list, t.Verdict)
+	}
 	for _, f := range rules.Families() {
 		if verdicts, ok := families[f]; ok {
 			for _, t := range protect.Tables() {
@@ -40,11 +43,12 @@ func verdictsOf(families map[rules.Family]api.Verdicts) []canary.Verdict {
 	return list
 }
 
-func printVerdicts(w io.Writer, output string, families map[rules.Family]api.Verdicts) error {
+func printVerdicts(w io.Writer, output string, families map[rules.Family]api.Verdicts, native ...api.NativeTable) error {
 	if output == "json" {
 		return printJSON(w, struct {
 			Families map[rules.Family]api.Verdicts `json:"families"`
-		}{families})
+			Native   []api.NativeTable             `json:"native,omitempty"`
+		}{families, native})
 	}
 	rows := [][]string{{"FAMILY", "TABLE", "VERDICT"}}
 	for _, f := range rules.Families() {
@@ -54,7 +58,13 @@ func printVerdicts(w io.Writer, output string, families map[rules.Family]api.Ver
 			}
 		}
 	}
-	return printTable(w, rows)
+	if err := printTable(w, rows); err != nil || len(native) == 0 {
+		return err
+	}
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	return printTable(w, nativeRows(native))
 }
 
 // printStatus prints a status: health, what an operator has to know, verdicts, flushes and stored
@@ -75,7 +85,8 @@ func printStatus(w io.Writer, output string, s api.Status) error {
 		func() error { return printRefused(w, s.DeclaredRefused) },
 		func() error { return printOwnerless(w, s.RulesWithoutOwner) },
 		func() error { return printText(w, notGuardedText(s)+troubleText(s)) },
-		func() error { return printVerdicts(w, output, s.Families) },
+		func() error { return printNative(w, s) },
+		func() error { return printVerdicts(w, output, s.Families, s.Native...) },
 		func() error { return printFlushes(w, s.Flushes) },
 		func() error { return printStored(w, s) },
 	} {
@@ -303,6 +314,9 @@ func scope(f api.Flush) string {
 	}
 	for _, table := range f.Tables {
 		words = append(words, string(table))
+	}
+	if names := f.NativeNames(); len(names) > 0 {
+		words = append(words, plain(strings.Join(names, ", ")))
 	}
 	return strings.Join(words, " ")
 }

@@ -113,6 +113,11 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		Families: kernel.Families(), Sources: o.sourceNames(), Hints: hints.Counts,
 		Version: version, Commit: commit, GoVersion: runtime.Version(),
 	})
+	guarded, err := o.guardNative(kernel, hints, writers)
+	if err != nil {
+		return err
+	}
+	defer guarded.close()
 	files, err := o.declare(ctx, kernel, metrics.ObserveSourceError)
 	if err != nil {
 		return err
@@ -123,7 +128,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		Protection: o.learned(), Declared: files.declaration(), Declarations: files.changes,
 		BrokenSources: files.broken, SourceErrors: files.news, Canary: o.canaryChain,
 		PollInterval: o.poll, Settle: o.settle, JumpGrace: o.jumpGrace, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime, FreeMemory: freeMemory,
-		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Keeper: o.keeperOf(kernel), Attachments: o.attachments(), Disabled: disabled, Native: kernel.NativeTables, LeftOut: kernel.LeftOut,
+		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Keeper: o.keeperOf(kernel), Attachments: o.attachments(), Disabled: disabled, NativeTables: kernel.NativeTables, Native: guarded.config, LeftOut: kernel.LeftOut,
 		Sets: iptables.NewSets(), CPU: daemon.CPUTime, ListenRequired: o.metricsRequired,
 		Elsewhere: o.elsewhere,
 	})
@@ -142,6 +147,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		group.Go(func() error { return face.Run(ctx) })
 	}
 	startWatcher(ctx, group, o, kernel, hints, writers)
+	guarded.watch(ctx, group)
 	startNotifier(ctx, group, d)
 	files.run(ctx, group)
 	group.Go(func() error { return d.Run(ctx) })

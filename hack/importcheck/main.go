@@ -131,7 +131,8 @@ func judge(name, imported string) []string {
 		rule(slices.Contains([]string{"os", "net", "time", "syscall"}, imported) || path.Dir(imported) == "os",
 			"pkg/rules does no I/O and reads no clock")
 	case "pkg/protect":
-		rule(outside || isOurs && ours != "pkg/rules", "pkg/protect names owners' rules: it imports the standard library and pkg/rules only")
+		rule(outside || isOurs && ours != "pkg/rules" && ours != "pkg/tableid",
+			"pkg/protect names owners' rules: it imports the standard library, pkg/rules and pkg/tableid only")
 	case "pkg/nft":
 		rule(isOurs && ours != "pkg/tableid", "pkg/nft knows nothing of iptables: of ours it imports pkg/tableid only")
 	case "pkg/native":

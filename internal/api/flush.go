@@ -161,6 +161,8 @@ type Flush struct {
 	// the read that showed the loss, oldest first. The culprits are among them.
 	Writers []Culprit `json:"writers,omitempty"`
 	Lost    Lost      `json:"lost"`
+	// Native are the native tables that were hit; then Families and Tables are empty.
+	Native []NativeLoss `json:"native,omitempty"`
 	// NotInBaseline are the lost rules that the confirmed baseline lacks; nil without a baseline.
 	NotInBaseline *NotInBaseline `json:"notInBaseline,omitempty"`
 	// Pods are the pods whose host ports were lost, as far as libcni's files name them; MorePods is

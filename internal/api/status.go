@@ -100,6 +100,13 @@ type Status struct {
 	ListenError string `json:"listenError,omitempty"`
 	// ListenRequired means that a node without its HTTP address is not healthy.
 	ListenRequired bool `json:"listenRequired,omitempty"`
+	// Native are the native nftables tables that --protect names; nil if it names none. They are
+	// part of Healthy.
+	Native []NativeTable `json:"native,omitempty"`
+	// NativeError is why nothing is known of them now; empty if it is.
+	NativeError string `json:"nativeError,omitempty"`
+	// NativeBeyond is how many tables are not guarded because there are too many.
+	NativeBeyond int `json:"nativeBeyond,omitempty"`
 	// Flushes are the last flush records, newest first.
 	Flushes []Flush `json:"flushes"`
 }
@@ -204,6 +211,9 @@ func (s Status) Public() Status {
 // without these, the first unknown table or another reason.
 func (s Status) Ready() error {
 	if s.Decision != nil && !s.Stopped {
+		if lost := s.nativeLostText(); lost != "" {
+			return fmt.Errorf("%w; %s", s.Decision.Problem(), lost)
+		}
 		return s.Decision.Problem()
 	}
 	if s.Stopped {
@@ -237,7 +247,7 @@ func (s Status) Ready() error {
 			}
 		}
 	}
-	return cmp.Or(unknown, refused, s.BrokenSource())
+	return cmp.Or(unknown, s.nativeUnknown(), refused, s.BrokenSource())
 }
 
 // refusalOf says in one line which declared rule keeps a table as it is. It quotes no rule.

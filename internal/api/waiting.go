@@ -62,6 +62,9 @@ func (s Status) lostText() string {
 			}
 		}
 	}
+	if native := s.nativeLostText(); native != "" {
+		parts = append(parts, native)
+	}
 	return strings.Join(parts, ", ")
 }
 

@@ -31,6 +31,7 @@ func (d *Daemon) finish(ctx context.Context, st *state) {
 		d.look(looking, st)
 		done()
 	}
+	d.leaveNative(ctx, st)
 	d.save(ctx, st, true)
 	log := klog.FromContext(ctx)
 	log.Info("Stopped; canaries and rules stay in place")

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -45,11 +46,12 @@ func (d *Daemon) settleLimit() time.Duration { return writeLimit + readLimit + 1
 // newChores returns the chores in their order. It is the path from hint to proof: look,
 // heal what is lost, examine what moved; planting, new nonces and the disk come after.
 func (d *Daemon) newChores() []chore {
-	return []chore{
+	return slices.Concat([]chore{
 		{"end the pause", func(st *state) time.Time { return st.pause.until }, nil, briefLimit, d.pauseOver},
 		{"judge what the last run left", suspicionTryAt, nil, readLimit, d.judgeRemains},
 		{"look", func(st *state) time.Time { return st.looking.at }, nil, readLimit, d.look},
 		{"heal", lossTryAt, nil, d.settleLimit(), d.heal},
+	}, d.nativeChores(), []chore{
 		{"examine", perFamily(func(fs *familyState) time.Time { return fs.examined.dueAt }), nil, readLimit, d.examine},
 		{"ask kube-proxy for a full sync", perFamily(func(fs *familyState) time.Time { return fs.proxy.askAt }), (*state).mayWrite, writeLimit, d.askForSyncs},
 		{"plant", func(st *state) time.Time { return st.marks.retry.at }, d.mayPlant, writeLimit, d.plant},
@@ -64,7 +66,7 @@ func (d *Daemon) newChores() []chore {
 		{"compare with the baseline", d.compareAt, nil, briefLimit, d.compareWithBaseline},
 		{"save", func(st *state) time.Time { return earliest(st.disk.markedAt, st.disk.saveAt) }, nil, diskLimit, d.saveDue},
 		{"give memory back", func(st *state) time.Time { return st.memory.freeAt }, nil, briefLimit, d.freeMemory},
-	}
+	})
 }
 
 // dueAt returns when the chore is to be done; zero: not before another one was.

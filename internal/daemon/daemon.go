@@ -98,8 +98,10 @@ type Config struct {
 	// LeftOut names the chains of which the rules are not read, because they are too many; nil:
 	// there are none.
 	LeftOut func() []iptables.LeftOut
-	// Native names the nftables tables that are no iptables'; nil: they are not known.
-	Native func(context.Context) ([]string, error)
+	// NativeTables names the nftables tables that are no iptables'; nil: they are not known.
+	NativeTables func(context.Context) ([]string, error)
+	// Native is what is guarded of those.
+	Native NativeConfig
 	// Elsewhere opens the backend that is not guarded, to see what became of the rules
 	// that an earlier run guarded there; nil: that is never looked at. close ends it.
 	Elsewhere func(context.Context, iptables.Backend) (r Reader, close func(), err error)
@@ -166,6 +168,7 @@ func (d *Daemon) begin(ctx context.Context) *state {
 		st.declare(*d.cfg.Declared, time.Now())
 	}
 	d.recall(ctx, st)
+	d.recallNative(ctx, st)
 	d.recallFlushes(ctx, st)
 	st.settleEarlier()
 	d.cfg.Metrics.SetBackend(d.cfg.Kernel.Info())
@@ -206,9 +209,11 @@ func (d *Daemon) Run(ctx context.Context) error {
 			return nil
 		case <-d.cfg.Hints.C():
 			st.looking.hint(time.Now())
+			d.hintNative(st, time.Now())
 		case <-tick.C:
 			d.cfg.Hints.Count(watch.SourcePoll)
 			st.looking.plan(time.Now())
+			d.hintNative(st, time.Now())
 		case next := <-d.cfg.Declarations:
 			st.declare(next, time.Now())
 		case st.declared.broken = <-d.cfg.SourceErrors:

@@ -253,6 +253,9 @@ func (d *Daemon) Dismiss(ctx context.Context) (api.DismissReply, error) {
 			reply = api.DismissReply{Flush: w.record.ID, Generation: w.id, Rules: w.record.Lost.Rules}
 			d.endDecision(ctx, st, api.Dismissed)
 		}
+		if flush := d.dismissNative(st); reply.Flush == "" {
+			reply.Flush = flush
+		}
 		return nil
 	})
 	return reply, err

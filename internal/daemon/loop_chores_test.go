@@ -184,19 +184,30 @@ func situations() map[string]situation {
 		"compare with the baseline": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
 			st.baseline = baseline{taken: true, base: rules.NewBaseline(nil)}
 		},
-		"save":             now(func(st *state) *time.Time { return &st.disk.saveAt }),
-		"give memory back": now(func(st *state) *time.Time { return &st.memory.freeAt }),
+		"look at native tables": now(func(st *state) *time.Time { return &st.native.lookAt }),
+		"heal native tables": func(_ *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
+			d.cfg.Native.Kernel.(*fakeNative).flushTable(proxyTable)
+			d.loseNative(st, proxyTable)
+		},
+		"read native tables": now(func(st *state) *time.Time { return &st.native.readAt }),
+		"plant witnesses":    now(func(st *state) *time.Time { return &st.native.plantAt }),
+		"save native tables": now(func(st *state) *time.Time { return &st.native.disk.saveAt }),
+		"save":               now(func(st *state) *time.Time { return &st.disk.saveAt }),
+		"give memory back":   now(func(st *state) *time.Time { return &st.memory.freeAt }),
 	}
 }
 
 // ills are what may fail while a chore is done.
-var ills = map[string]func(t *testing.T, fake *iptablestest.Fake, k *keeper){
-	"nothing":  func(*testing.T, *iptablestest.Fake, *keeper) {},
-	"reads":    func(_ *testing.T, fake *iptablestest.Fake, _ *keeper) { fake.FailReads(errNative) },
-	"probes":   func(_ *testing.T, fake *iptablestest.Fake, _ *keeper) { fake.FailProbes(errNative) },
-	"restores": func(_ *testing.T, fake *iptablestest.Fake, _ *keeper) { fake.FailRestores(-1, iptables.ReasonOther) },
-	"the lock": func(t *testing.T, fake *iptablestest.Fake, _ *keeper) { t.Cleanup(fake.HoldLock()) },
-	"keepers":  func(_ *testing.T, _ *iptablestest.Fake, k *keeper) { k.fail(errNative) },
+var ills = map[string]func(t *testing.T, fake *iptablestest.Fake, k *keeper, n *fakeNative){
+	"nothing": func(*testing.T, *iptablestest.Fake, *keeper, *fakeNative) {},
+	"reads":   func(_ *testing.T, fake *iptablestest.Fake, _ *keeper, _ *fakeNative) { fake.FailReads(errNative) },
+	"probes":  func(_ *testing.T, fake *iptablestest.Fake, _ *keeper, _ *fakeNative) { fake.FailProbes(errNative) },
+	"restores": func(_ *testing.T, fake *iptablestest.Fake, _ *keeper, _ *fakeNative) {
+		fake.FailRestores(-1, iptables.ReasonOther)
+	},
+	"the lock":      func(t *testing.T, fake *iptablestest.Fake, _ *keeper, _ *fakeNative) { t.Cleanup(fake.HoldLock()) },
+	"native tables": func(_ *testing.T, _ *iptablestest.Fake, _ *keeper, n *fakeNative) { n.breakDown(errNativeBroken) },
+	"keepers":       func(_ *testing.T, _ *iptablestest.Fake, k *keeper, _ *fakeNative) { k.fail(errNative) },
 }
 
 // TestChoresEnd: a chore that is due is due no more once it was done, whatever failed: the
@@ -225,12 +236,13 @@ func TestChoresEnd(t *testing.T) {
 func choresConfig(t *testing.T, backend iptables.Backend, dir string, k *keeper) Config {
 	t.Helper()
 	fake := loadedFake(t, backend)
-	r := run(t, fake, setup{store: openStore(t, dir, identity(backend)), keeper: k})
+	r := run(t, fake, setup{store: openStore(t, dir, identity(backend)), keeper: k, guarded: newFakeNative(tableOf(proxyTable, "a", "b")),
+		nativeStore: &NativeStore{path: dir + "/native.json"}})
 	r.stop()
 	return r.d.cfg
 }
 
-func tryChore(t *testing.T, backend iptables.Backend, name string, prepare situation, fail func(*testing.T, *iptablestest.Fake, *keeper)) {
+func tryChore(t *testing.T, backend iptables.Backend, name string, prepare situation, fail func(*testing.T, *iptablestest.Fake, *keeper, *fakeNative)) {
 	k := newKeeper()
 	d := New(choresConfig(t, backend, t.TempDir(), k))
 	fake := d.cfg.Kernel.(*iptablestest.Fake)
@@ -250,7 +262,7 @@ func tryChore(t *testing.T, backend iptables.Backend, name string, prepare situa
 	must(t, fake.RestoreNoflush(rules.IPv4, scenario.NewService)) // so that there is something to read
 
 	prepare(t, d, st, fake)
-	fail(t, fake, k)
+	fail(t, fake, k, d.cfg.Native.Kernel.(*fakeNative))
 	c := &d.chores[slices.IndexFunc(d.chores, func(c chore) bool { return c.name == name })]
 	if now := time.Now(); !due(c.dueAt(st), now) {
 		t.Fatalf("%q is not due", name)

@@ -72,6 +72,10 @@ type setup struct {
 	cpu   func() time.Duration // nil: what reads cost is what they take
 	// native names nftables' own tables; nil is that they are not known.
 	native func(context.Context) ([]string, error)
+	// guarded are native tables that are guarded, all but those of iptables; nil: none are.
+	guarded *fakeNative
+	// nativeStore keeps them; nil: nothing does.
+	nativeStore *NativeStore
 	// leftOut names the chains that are left out; nil: none are.
 	leftOut func() []iptables.LeftOut
 	// settle is --settle; 0 is its default.
@@ -151,7 +155,18 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		PollInterval: time.Second, Settle: 20 * time.Millisecond, JumpGrace: 15 * time.Second,
 		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, FreeMemory: s.freeMemory, Flows: s.flows, CPU: s.cpu, Keeper: s.keeper, Attachments: s.attachments, Elsewhere: s.elsewhere,
 	}
-	cfg.Native, cfg.LeftOut = s.native, s.leftOut
+	cfg.NativeTables, cfg.LeftOut = s.native, s.leftOut
+	if s.guarded != nil {
+		all, err := protect.NewSelector([]string{"nft:ip:*", "nft:ip6:*", "nft:inet:*"})
+		must(t, err)
+		cfg.Native = NativeConfig{Kernel: s.guarded, Protects: all.ProtectsTable, Writers: r.writers, Store: s.nativeStore}
+		s.guarded.onCommit = func(c nft.Commit) {
+			if !s.deaf {
+				r.writers.Note(watch.Writer{Time: time.Now(), Genid: c.Genid, PID: c.PID, Comm: c.Comm, Command: c.Comm + " flush", Own: c.Own})
+				r.hints.Give(watch.SourceNFT)
+			}
+		}
+	}
 	r.broken = make(chan []api.SourceError)
 	cfg.BrokenSources, cfg.SourceErrors = s.broken, r.broken
 	if s.settle > 0 {

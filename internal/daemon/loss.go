@@ -57,10 +57,19 @@ func (st *state) openLoss(f rules.Family, digest uint64) {
 func (st *state) newFlushID(at time.Time) string {
 	for n := at.UnixMicro(); ; n++ {
 		id := fmt.Sprintf("%x", n)
-		if !slices.ContainsFunc(st.journal, func(f api.Flush) bool { return f.ID == id }) {
+		if !st.hasFlush(id) {
 			return id
 		}
 	}
+}
+
+// hasFlush reports whether a record has that ID, an open one included.
+func (st *state) hasFlush(id string) bool {
+	open := st.loss != nil && st.loss.record.ID == id || st.native.loss != nil && st.native.loss.record.ID == id
+	for _, w := range st.native.waiting {
+		open = open || w.ID == id
+	}
+	return open || slices.ContainsFunc(st.journal, func(f api.Flush) bool { return f.ID == id })
 }
 
 // remember takes up what a read of one family found.

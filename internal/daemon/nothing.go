@@ -85,9 +85,9 @@ func (d *Daemon) takeInventory(ctx context.Context, st *state) {
 	inv := &st.inventory
 	inv.at, inv.taken = time.Now().Add(inventoryEvery), true
 	count, _ := st.want().Counts()
-	found := api.Nothing{Kubelet: count > 0, Unknown: d.cfg.Native == nil}
-	if d.cfg.Native != nil {
-		native, err := d.cfg.Native(ctx)
+	found := api.Nothing{Kubelet: count > 0, Unknown: d.cfg.NativeTables == nil}
+	if d.cfg.NativeTables != nil {
+		native, err := d.cfg.NativeTables(ctx)
 		found.NativeTables, found.Unknown = native[:min(len(native), nativeShown)], err != nil
 	}
 	if inv.strange == nil {
@@ -143,7 +143,7 @@ func (d *Daemon) strangersIn(st *state, snapshot iptables.Snapshot) strangers {
 // nothing returns that nothing is protected, for a Status that is ready; nil if
 // something is.
 func (d *Daemon) nothing(st *state, s api.Status) *api.Nothing {
-	if !d.mayTakeInventory(st) || s.Ready() != nil {
+	if !d.mayTakeInventory(st) || s.Ready() != nil || len(st.native.tables) > 0 {
 		return nil
 	}
 	found := st.inventory.found

@@ -52,6 +52,7 @@ func (d *Daemon) Pause(ctx context.Context, r api.PauseRequest) (api.PauseReply,
 		if st.loss != nil { // it is recorded, and no longer tried
 			st.loss.retry.at = time.Now()
 		}
+		st.resumeNative()
 		klog.FromContext(ctx).Info("Paused on request: what is lost is recorded, but not replayed",
 			"for", length, "until", reply.Until.UTC().Format(time.RFC3339), "wasPaused", reply.WasPaused)
 		return nil
@@ -80,6 +81,10 @@ func (d *Daemon) pauseOver(ctx context.Context, st *state) {
 func (d *Daemon) unpause(ctx context.Context, st *state, why string) {
 	st.pause.until = time.Time{}
 	next := "nothing is lost"
+	if st.native.loss != nil {
+		st.resumeNative()
+		next = "replaying what is lost"
+	}
 	if st.loss != nil {
 		st.loss.retry.at, next = time.Now(), "replaying what is lost"
 		if st.loss.record.Outcome == api.WaitingPaused {

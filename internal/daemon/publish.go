@@ -56,6 +56,7 @@ func (d *Daemon) publish(st *state) {
 			s.Flushes = slices.Insert(s.Flushes, 0, st.loss.record)
 		}
 	}
+	d.publishNative(st, &s)
 	s.CapturePendingSince = pendingSince(st)
 	s.JournalError = d.journalTrouble.text()
 	s.ListenRequired, s.ListenError = d.cfg.ListenRequired, d.listenTrouble.text()

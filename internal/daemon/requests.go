@@ -55,6 +55,9 @@ func (d *Daemon) Look(ctx context.Context) (api.Status, error) {
 			}
 			d.examine(ctx, st)
 		}
+		if d.guardsNative() {
+			d.lookNative(ctx, st)
+		}
 		d.publish(st)
 	})
 	return d.Status(), err
@@ -218,12 +221,14 @@ func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 		st.removed, st.pause.until = true, time.Time{}
 		st.decision, st.suspicion = nil, nil
 		d.stopKeeping(ctx, st)
+		nativeFailed := d.stopNative(st)
 		d.cfg.Metrics.SetCanariesGone()
 		replayer := d.replayer(ctx, st)
 		if r.Protect != "" {
 			replayer.Protection = only.Protection()
 		}
 		failed = RemoveAll(ctx, replayer, d.job(st, d.cfg.Kernel.Families()...), r.Rules)
+		failed = errors.Join(failed, nativeFailed)
 		if kernel, ok := d.cfg.Kernel.(TableRemover); ok {
 			RemoveMade(ctx, kernel, st.marks.madeTables)
 		}

@@ -42,6 +42,9 @@ type state struct {
 	observing  observing   // a loss that waits for the rules' owner
 	keptBy     keeperBasis // of the last decision about the keeper
 
+	// Native tables, which are a realm of their own.
+	native nativeRealm
+
 	// What the last run left.
 	suspicion *suspicion // not judged yet; nil: nothing is left to judge
 	decision  *decision  // a loss that an operator has to decide about; nil: none
@@ -72,7 +75,7 @@ type familyState struct {
 
 // newState returns the state of a daemon that has not looked at anything yet.
 func (d *Daemon) newState() *state {
-	st := &state{families: map[rules.Family]*familyState{}, pace: d.cfg.Pace}
+	st := &state{families: map[rules.Family]*familyState{}, pace: d.cfg.Pace, native: d.newNativeRealm()}
 	st.contention.limit = reload.NewLimiter()
 	first := d.cfg.Kernel.Evidence()
 	st.choice = choice{reason: first.Reason, mixed: first.Mixed}

@@ -49,6 +49,8 @@ type Metrics struct {
 	flowsEnded, sweepErrors           *prometheus.CounterVec
 	flushEvents, journalErrors        prometheus.Counter
 	flushedUnprotected                *prometheus.CounterVec
+	nativeInForce                     *prometheus.GaugeVec
+	native                            map[string]string // families of the native tables shown, by table; the loop's
 
 	canaryPresent, jumpsMissing  *prometheus.GaugeVec
 	generationRules, quarantined *prometheus.GaugeVec
@@ -121,6 +123,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		replayDuration: b.histograms("replay_duration_seconds", "How long a replay of one family took, its proof included.", replayBuckets, "family"),
 	}
 	m.flushedUnprotected = b.counters("flushed_unprotected_rules_total", "Rules that --protect does not name and that went in the same flush as protected ones, where it is known how many there were.", "family", "table")
+	m.nativeInForce = b.gauges("native_table_in_force", "Whether a guarded native nftables table is in force.", "family", "table")
 	build := b.gauges("build_info", "The running program; always 1.", "version", "commit", "goversion")
 	build.WithLabelValues(o.Version, o.Commit, o.GoVersion).Set(1)
 	reg.MustRegister(
@@ -220,6 +223,48 @@ func (m *Metrics) ObserveFurtherLoss(hit map[rules.Family]api.Verdicts) {
 	}
 }
 
+// ObserveNativeFlush counts one flush record of native tables, first seen at the given time.
+func (m *Metrics) ObserveNativeFlush(at time.Time, lost []api.NativeLoss) {
+	m.flushEvents.Inc()
+	m.lastFlush.Set(seconds(at))
+	m.ObserveFurtherNativeLoss(lost)
+}
+
+// ObserveFurtherNativeLoss counts native tables that were hit while their record was open already.
+func (m *Metrics) ObserveFurtherNativeLoss(lost []api.NativeLoss) {
+	for _, l := range lost {
+		m.flushes.WithLabelValues(l.Family, l.Table, string(l.Kind)).Inc()
+	}
+}
+
+// ObserveNativeReplay counts one replay of native tables of one family.
+func (m *Metrics) ObserveNativeReplay(family string, result api.Outcome) {
+	m.replays.WithLabelValues(family, string(result)).Inc()
+}
+
+// setNative says what is guarded of native tables, and makes the counters of their losses exist
+// before the first one. Tables that are guarded no more keep the latter.
+func (m *Metrics) setNative(tables []api.NativeTable) {
+	known := map[string]string{}
+	for _, t := range tables {
+		if t.Immune {
+			continue
+		}
+		known[t.Table] = t.Family
+		delete(m.native, t.Table)
+		m.nativeInForce.WithLabelValues(t.Family, t.Table).Set(truth(t.Verdict == canary.Intact || t.Verdict == canary.Changed))
+		m.generationRules.WithLabelValues(t.Family, t.Table).Set(float64(t.Rules))
+		for _, kind := range api.NativeLossKinds() {
+			m.flushes.WithLabelValues(t.Family, t.Table, string(kind))
+		}
+	}
+	for table, family := range m.native {
+		m.nativeInForce.DeleteLabelValues(family, table)
+		m.generationRules.DeleteLabelValues(family, table)
+	}
+	m.native = known
+}
+
 // ObserveUnprotected counts rules that --protect does not name and that a flush removed from one
 // table.
 func (m *Metrics) ObserveUnprotected(family rules.Family, table rules.TableName, n int) {
@@ -285,6 +330,7 @@ func (m *Metrics) SetStatus(s api.Status) {
 	m.nothingProtected.Set(truth(s.NothingProtected != nil))
 	m.awaitingDecision.Set(truth(s.Decision != nil))
 	m.mixed.Set(truth(s.Backend.Mixed))
+	m.setNative(s.Native)
 	m.mismatch.Set(truth(s.Backend.Mismatch))
 	for _, mode := range api.Modes() {
 		m.mode.WithLabelValues(string(mode)).Set(truth(s.Mode == mode))

@@ -41,6 +41,9 @@ func recordOf(f api.Flush, now time.Time) pageRecord {
 		tables = []string{"all tables"}
 	}
 	r.Where = strings.Join(families, "+") + " " + strings.Join(tables, ", ")
+	if names := f.NativeNames(); len(names) > 0 {
+		r.Where = strings.Join(names, ", ")
+	}
 	switch absent, known := f.AbsentFor(now); {
 	case !known:
 		r.Absent = "unknown"

@@ -137,6 +137,17 @@ func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 			}
 		}
 	}
+	for _, t := range s.Native {
+		switch {
+		case t.Verdict.Loss():
+			lost = append(lost, loser{"table " + t.Table, t.Verdict})
+		case t.Verdict == canary.Unknown:
+			unknown = append(unknown, "table "+t.Table)
+		}
+	}
+	if s.NativeError != "" && len(s.Native) == 0 {
+		unknown = append(unknown, "native tables")
+	}
 	switch {
 	case s.Stopped:
 		return pageVerdict{Class: "stopped", Title: "Stopped", Lines: []string{"A cleanup removed the canaries. Nothing is watched until canaryd is restarted."}}

@@ -135,6 +135,13 @@ func (k *Kernel) Subscribe() (*nft.Subscription, error) {
 	return k.subscriptions.Subscribe(k.ownCommit)
 }
 
+// Port returns the netlink address that the Kernel's transactions come from. What is sent from it
+// besides counts as the Kernel's own.
+func (k *Kernel) Port() uint32 { return k.port }
+
+// OwnCommit reports whether a commit from that netlink address, by that process, is the Kernel's.
+func (k *Kernel) OwnCommit(port, pid uint32) bool { return k.ownCommit(port, pid) }
+
 func (k *Kernel) noFamily(family rules.Family) error {
 	if err := k.disabled[family]; err != nil {
 		return err

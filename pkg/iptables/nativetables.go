@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -42,8 +44,11 @@ func (k *Kernel) NativeTables(ctx context.Context) ([]string, error) {
 
 // ofIptables reports whether a table is one of iptables-nft's, or our own.
 func ofIptables(t nft.Table) bool {
+	if strings.HasPrefix(t.Name, protect.OwnTables) {
+		return true
+	}
 	if t.Family != rules.IPv4 && t.Family != rules.IPv6 {
 		return false
 	}
-	return t.Name == KeeperTable || slices.Contains(rules.AllTables(), t.Name)
+	return slices.Contains(rules.AllTables(), t.Name)
 }

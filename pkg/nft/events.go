@@ -92,6 +92,10 @@ func (e *Events) SkipTo(genid uint32) { e.heard = genid }
 
 // Drain calls f for all that was heard until now.
 func (e *Events) Drain(f func(Event)) error {
+	return e.drain(func(datagram []byte) error { return e.take(datagram, f) })
+}
+
+func (e *Events) drain(take func(datagram []byte) error) error {
 	for {
 		datagram, err := receive(e.conn, e.buffer, false)
 		if err != nil {
@@ -100,10 +104,45 @@ func (e *Events) Drain(f func(Event)) error {
 		if datagram == nil {
 			return nil
 		}
-		if err := e.take(datagram, f); err != nil {
+		if err := take(datagram); err != nil {
 			return err
 		}
 	}
+}
+
+// A Notification is a message as it came, for callers who read all kinds of objects. Its slice is
+// valid until the next one is received.
+type Notification struct {
+	Kind   uint16 // NFT_MSG_NEWRULE and the like
+	Family tableid.Family
+	Attrs  []byte
+	By     Commit // of a NEWGEN, which ends what is said of a commit
+}
+
+// DrainAll calls f for every notification that was heard until now. After an error, an overflow
+// included, it may be called again for those that follow.
+func (e *Events) DrainAll(f func(Notification) error) error {
+	return e.drain(func(datagram []byte) error {
+		return eachMessage(datagram, func(m []byte) error {
+			kind, data := binary.NativeEndian.Uint16(m[4:]), m[unix.SizeofNlMsghdr:]
+			if kind>>8 != unix.NFNL_SUBSYS_NFTABLES {
+				return nil
+			}
+			if len(data) < nfgenmsgLen {
+				return errShort
+			}
+			n := Notification{Kind: kind & 0xff, Family: tableid.Family(data[0]), Attrs: data[nfgenmsgLen:]}
+			if n.Kind == unix.NFT_MSG_NEWGEN {
+				var err error
+				if n.By, err = parseCommit(data); err != nil {
+					return err
+				}
+				n.By.Own = e.own(binary.NativeEndian.Uint32(m[12:]), n.By.PID)
+				e.heard = n.By.Genid
+			}
+			return f(n)
+		})
+	})
 }
 
 // Wait calls f for all that is heard until the end of commit genid; false if

@@ -17,6 +17,7 @@ type Selector struct {
 	shared []hashedName // those of hashed that are written piecewise
 	globs  []string
 	rules  []namedRule
+	native []nativeGlob
 }
 
 // A hashedName is a prefix followed by a hash of fixed length and alphabet.
@@ -32,12 +33,21 @@ const (
 	hexUp  = "0123456789ABCDEF"
 )
 
-// NewSelector reads the value of --protect: names of presets (see PresetNames), and names or
-// globs of chains in the syntax of path.Match. The error names the word that is wrong.
+// NewSelector reads the value of --protect: names of presets (see PresetNames), globs of chain
+// names, as path.Match has them, and nft:FAMILY:NAME for native tables. An error names the bad
+// word.
 func NewSelector(list []string) (Selector, error) {
 	s := Selector{exact: map[string]bool{}}
 	for _, word := range list {
 		word = strings.TrimSpace(word)
+		if strings.HasPrefix(word, nativePrefix) {
+			glob, err := parseNative(word)
+			if err != nil {
+				return Selector{}, err
+			}
+			s.native = append(s.native, glob)
+			continue
+		}
 		preset, ok := presetOf(word)
 		for _, name := range preset.exact {
 			s.exact[name] = preset.piecewise

@@ -84,3 +84,16 @@ func (t TableID) String() string { return t.Family.String() + " " + t.Name }
 func (t TableID) Compare(o TableID) int {
 	return cmp.Or(cmp.Compare(t.Family, o.Family), cmp.Compare(t.Name, o.Name))
 }
+
+// NFT returns the table's name as the program nft has it, such as "ip kube-proxy".
+func (t TableID) NFT() string { return t.Family.NFT() + " " + t.Name }
+
+// FamilyOfNFT returns the family that nft spells so; false if there is none.
+func FamilyOfNFT(name string) (Family, bool) {
+	for _, n := range familyNames {
+		if n.nft == name {
+			return n.family, true
+		}
+	}
+	return 0, false
+}

@@ -1,0 +1,40 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+
+	"github.com/canaryd/canaryd/internal/api"
+)
+
+// nativeRows are the rows of a table of native tables, with its heading.
+func nativeRows(native []api.NativeTable) [][]string {
+	rows := [][]string{{"NATIVE TABLE", "VERDICT", "CHAINS", "RULES", "ELEMENTS"}}
+	for _, t := range native {
+		if t.Immune {
+			rows = append(rows, []string{plain(t.Table), "immune"})
+			continue
+		}
+		rows = append(rows, []string{plain(t.Table), string(t.Verdict), strconv.Itoa(t.Chains), strconv.Itoa(t.Rules), strconv.Itoa(t.Elements)})
+	}
+	return rows
+}
+
+// printNative says what else is to be known of native tables.
+func printNative(w io.Writer, s api.Status) error {
+	text := ""
+	for _, t := range s.Native {
+		if t.Verdict.Loss() {
+			text += fmt.Sprintf("table %s is %s: %s\n", plain(t.Table), t.Verdict, plain(t.Why))
+		}
+		if t.Unreplayable != "" {
+			text += fmt.Sprintf("not put back if it is lost: %s\n", plain(oneLine(t.Unreplayable)))
+		}
+	}
+	if s.NativeBeyond > 0 {
+		text += fmt.Sprintf("NOT guarded: %s; there are more than canaryd guards\n", count(s.NativeBeyond, "native table"))
+	}
+	_, err := io.WriteString(w, text)
+	return err
+}

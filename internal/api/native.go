@@ -1,0 +1,88 @@
+package api
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/native"
+)
+
+// A NativeTable is a native nftables table, in a Status.
+type NativeTable struct {
+	Family  string         `json:"family"` // as nftables has it, such as "ip"
+	Table   string         `json:"table"`  // with its family, such as "ip kube-proxy"
+	Verdict canary.Verdict `json:"verdict"`
+	Why     string         `json:"why,omitempty"`
+	// Chains, Rules and Elements are what it ought to hold.
+	Chains   int       `json:"chains"`
+	Rules    int       `json:"rules"`
+	Elements int       `json:"elements"`
+	Captured time.Time `json:"captured,omitzero"` // when it was last read
+	// Immune: one process owns the table, so that no other can flush it. canaryd skips it.
+	Immune bool `json:"immune,omitempty"`
+	// Unreplayable is why the kernel would not take the table again.
+	Unreplayable string `json:"unreplayable,omitempty"`
+}
+
+// A NativeLoss counts what a flush took from one native table.
+type NativeLoss struct {
+	Family   string         `json:"family"`
+	Table    string         `json:"table"`
+	Kind     canary.Verdict `json:"kind"`
+	Why      string         `json:"why,omitempty"`
+	Chains   int            `json:"chains"`
+	Rules    int            `json:"rules"`
+	Elements int            `json:"elements"`
+	// By are the process numbers of those among Culprits that took it.
+	By []uint32 `json:"by,omitempty"`
+}
+
+// String says it for people.
+func (l NativeLoss) String() string {
+	return fmt.Sprintf("%s is %s: %d rules, %d chains, %d elements (%s)", l.Table, l.Kind, l.Rules, l.Chains, l.Elements, l.Why)
+}
+
+// NativeLossKinds returns every verdict that shows a loss of a native table.
+func NativeLossKinds() []canary.Verdict {
+	var kinds []canary.Verdict
+	for _, v := range []native.Verdict{native.TableDeleted, native.Emptied, native.Replaced, native.Disabled, native.Unattributed} {
+		kinds = append(kinds, canary.Verdict(v))
+	}
+	return kinds
+}
+
+// nativeUnknown returns why it is not known that the native tables are in force; nil if it is.
+func (s Status) nativeUnknown() error {
+	if s.NativeError != "" {
+		return errors.New("native tables are unknown: " + strings.ReplaceAll(s.NativeError, "\n", " "))
+	}
+	for _, t := range s.Native {
+		if t.Verdict == canary.Unknown {
+			return fmt.Errorf("table %s is %s", t.Table, t.Verdict)
+		}
+	}
+	return nil
+}
+
+// NativeNames returns the names of the native tables that were hit.
+func (f Flush) NativeNames() []string {
+	var names []string
+	for _, l := range f.Native {
+		names = append(names, l.Table)
+	}
+	return names
+}
+
+// nativeLostText names the native tables that lost something; it is empty if none did.
+func (s Status) nativeLostText() string {
+	var parts []string
+	for _, t := range s.Native {
+		if t.Verdict.Loss() {
+			parts = append(parts, fmt.Sprintf("table %s is %s", t.Table, t.Verdict))
+		}
+	}
+	return strings.Join(parts, ", ")
+}

@@ -1,0 +1,356 @@
+package daemon
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/reload"
+)
+
+// nativeNode runs a daemon that guards native tables, in virtual time.
+func nativeNode(t *testing.T, s setup, body func(t *testing.T, r *rig, k *fakeNative)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		k := s.guarded
+		if k == nil {
+			k = newFakeNative(tableOf(proxyTable, "a", "b"), tableOf(dockerTable, "c"))
+		}
+		s.guarded = k
+		r := start(t, iptables.NFT, s)
+		if k.count().witness == "" {
+			t.Fatal("no witness was planted")
+		}
+		body(t, r, k)
+	})
+}
+
+// wantOneFlush fails unless there is one record, of that kind and outcome.
+func (r *rig) wantOneFlush(kind string, outcome api.Outcome) api.Flush {
+	r.t.Helper()
+	list := r.d.Status().Flushes
+	if len(list) != 1 || string(list[0].Kind) != kind || list[0].Outcome != outcome {
+		r.t.Fatalf("flush records %+v, want one of %s: %s", list, kind, outcome)
+	}
+	return list[0]
+}
+
+// TestNativeFlushes: what a flusher takes is back at once, recorded with who did it, and proved.
+func TestNativeFlushes(t *testing.T) {
+	for _, test := range []struct {
+		name, kind string
+		do         func(k *fakeNative)
+		tables     int
+	}{
+		{"flush ruleset", "table_deleted", (*fakeNative).flushRuleset, 2},
+		{"flush table", "emptied", func(k *fakeNative) { k.flushTable(proxyTable) }, 1},
+		{"flush ruleset, commits missed", "table_deleted", func(k *fakeNative) { k.flushRuleset(); k.miss() }, 2},
+		{"flush table, commits missed", "emptied", func(k *fakeNative) { k.flushTable(proxyTable); k.miss() }, 1},
+		{"two flushers", "table_deleted", func(k *fakeNative) { k.flushTable(proxyTable); k.flushRuleset() }, 2},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+				test.do(k)
+				r.settled()
+				k.wantNative(t, tableOf(proxyTable, "a", "b"))
+				k.wantNative(t, tableOf(dockerTable, "c"))
+				r.wantReady()
+				f := r.wantOneFlush(test.kind, reload.Proved)
+				missed := strings.Contains(test.name, "missed")
+				if len(f.Native) != test.tables || (f.Culprit.PID != 4242) != missed || f.Lost.Rules == 0 {
+					t.Errorf("the record says %+v", f)
+				}
+				if absent := api.Seconds(f.AbsentSeconds); absent < 20*time.Millisecond || absent > 50*time.Millisecond {
+					t.Errorf("absent for %s, want the 20 ms of settling and little more", absent)
+				}
+				if k.count().heals != 1 || k.count().witness == "" {
+					t.Errorf("%d replays, the witness is %q", k.count().heals, k.count().witness)
+				}
+				test.do(k) // once more: what was put back is guarded as before
+				r.settled()
+				k.wantNative(t, tableOf(proxyTable, "a", "b"))
+				r.wantReady()
+			})
+		})
+	}
+}
+
+// TestNativeOwners: what an owner writes is learned, is no flush, and comes back after one.
+func TestNativeOwners(t *testing.T) {
+	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		k.sync(tableOf(proxyTable, "a", "b", "new"))
+		k.again(tableOf(dockerTable, "d"))
+		r.after(500 * time.Millisecond)
+		r.wantReady()
+		if n := len(r.d.Status().Flushes); n != 0 || k.count().heals != 0 {
+			t.Fatalf("%d flushes and %d replays for what owners did", n, k.count().heals)
+		}
+		k.again(tableOf(proxyTable.Family.Table("later"), "x"))
+		r.settled()
+		k.flushRuleset()
+		r.settled()
+		k.wantNative(t, tableOf(proxyTable, "a", "b", "new"))
+		k.wantNative(t, tableOf(dockerTable, "d"))
+		k.wantNative(t, tableOf(proxyTable.Family.Table("later"), "x"))
+		r.wantOneFlush("table_deleted", reload.Proved)
+
+		k.flushRuleset() // and its owner is faster
+		k.again(tableOf(dockerTable, "e"))
+		r.settled()
+		k.wantNative(t, tableOf(dockerTable, "e"))
+		k.wantNative(t, tableOf(proxyTable, "a", "b", "new"))
+		r.wantReady()
+	})
+}
+
+// TestNativeDeletedAlone: it is reported and not put back, also if commits are missed and the
+// ruleset is flushed afterwards, until its owner has made it again, or an operator accepts it.
+func TestNativeDeletedAlone(t *testing.T) {
+	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		k.deleteTable(proxyTable)
+		r.settled()
+		r.wantNotReady("table ip kube-proxy is deleted_by_owner_or_unknown")
+		f := r.wantOneFlush("deleted_by_owner_or_unknown", api.AwaitingDecision)
+		if f.Culprit.PID != 4242 {
+			t.Errorf("the culprit is %+v", f.Culprit)
+		}
+		k.flushRuleset()
+		k.miss()
+		r.settled()
+		k.wantNative(t, tableOf(dockerTable, "c"))
+		if k.standing(proxyTable) != nil {
+			t.Error("a table that was deleted alone was put back")
+		}
+		k.again(tableOf(proxyTable, "z"))
+		r.settled()
+		k.wantNative(t, tableOf(proxyTable, "z"))
+		r.wantReady()
+
+		k.deleteTable(proxyTable)
+		r.settled()
+		if _, err := r.d.Dismiss(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		r.settled()
+		r.wantReady()
+		if got := r.d.Status().Flushes[0].Outcome; got != api.Dismissed {
+			t.Errorf("the outcome is %s", got)
+		}
+	})
+}
+
+// TestNativeDormant: a table of which the kernel attaches nothing is an outage, and is reported.
+func TestNativeDormant(t *testing.T) {
+	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		k.dormant(proxyTable, true)
+		r.settled()
+		r.wantNotReady("table ip kube-proxy is disabled")
+		k.dormant(proxyTable, false)
+		r.settled()
+		r.wantReady()
+		r.wantOneFlush("disabled", reload.Skipped)
+		if k.count().heals != 0 {
+			t.Error("canaryd wrote")
+		}
+	})
+}
+
+// TestNativeStaleAndRefused: another process that writes makes a replay plan again; a table that
+// the kernel refuses does not cost the others, and is tried again at growing distances.
+func TestNativeStaleAndRefused(t *testing.T) {
+	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		k.with(func() { k.stale = 3 })
+		k.flushRuleset()
+		r.settled()
+		r.wantReady()
+		r.wantOneFlush("table_deleted", reload.Proved)
+
+		k.with(func() { k.refuses[proxyTable] = true })
+		k.flushRuleset()
+		r.after(10 * time.Second)
+		k.wantNative(t, tableOf(dockerTable, "c"))
+		r.wantNotReady("ip kube-proxy is table_deleted")
+		if f := r.d.Status().Flushes[0]; f.Outcome != reload.Failed || !strings.Contains(f.Detail, "ip kube-proxy") {
+			t.Errorf("the record says %+v", f)
+		}
+		if n := strings.Count(r.log.String(), "still missing rules"); n == 0 || n > 3 {
+			t.Errorf("the log says %d times that rules are missing", n)
+		}
+		k.with(func() { delete(k.refuses, proxyTable) })
+		r.after(30 * time.Second)
+		k.wantNative(t, tableOf(proxyTable, "a", "b"))
+		r.wantReady()
+	})
+}
+
+// TestNativeObserved: observe mode writes witnesses only, and the owner ends the loss.
+func TestNativeObserved(t *testing.T) {
+	nativeNode(t, setup{mode: api.Observe}, func(t *testing.T, r *rig, k *fakeNative) {
+		k.flushRuleset()
+		r.settled()
+		r.wantNotReady("ip kube-proxy is table_deleted")
+		if k.count().heals != 0 || k.count().witness == "" {
+			t.Errorf("%d replays, the witness is %q", k.count().heals, k.count().witness)
+		}
+		r.wantOneFlush("table_deleted", api.WaitingObserve)
+		k.again(tableOf(proxyTable, "n"))
+		k.again(tableOf(dockerTable, "m"))
+		r.settled()
+		r.wantReady()
+		r.wantOneFlush("table_deleted", reload.Skipped)
+	})
+}
+
+// TestNativePaused: a pause holds the replay, and its end does it.
+func TestNativePaused(t *testing.T) {
+	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		_, err := r.d.Pause(t.Context(), api.PauseRequest{Seconds: 60})
+		must(t, err)
+		k.flushRuleset()
+		r.settled()
+		r.wantNotReady("ip kube-proxy is table_deleted")
+		r.wantOneFlush("table_deleted", api.WaitingPaused)
+		if k.count().heals != 0 {
+			t.Error("canaryd wrote in a pause")
+		}
+		k.again(tableOf(dockerTable)) // a part of it, which is read and changes nothing
+		k.flushTable(dockerTable)
+		reads := k.count().captures
+		r.after(10 * time.Second)
+		if n := k.count().captures - reads; n > 10 {
+			t.Errorf("%d reads in a pause", n)
+		}
+		r.after(time.Minute)
+		k.wantNative(t, tableOf(proxyTable, "a", "b"))
+		r.wantReady()
+		r.wantOneFlush("table_deleted", reload.Proved)
+	})
+}
+
+// TestNativeWar: against a flusher that does not stop replays are limited.
+func TestNativeWar(t *testing.T) {
+	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		for range 600 {
+			k.flushRuleset()
+			r.after(100 * time.Millisecond)
+		}
+		if k.count().heals < 15 || k.count().heals > 60 {
+			t.Errorf("%d replays in a minute of flushes", k.count().heals)
+		}
+		r.after(20 * time.Second)
+		k.wantNative(t, tableOf(proxyTable, "a", "b"))
+		r.wantReady()
+	})
+}
+
+// TestNativeUnread: what cannot be read is unknown, not healthy, and nothing is written.
+func TestNativeUnread(t *testing.T) {
+	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		k.breakDown(errNativeBroken)
+		r.after(3 * time.Second)
+		r.wantNotReady("native tables are unknown")
+		k.flushRuleset()
+		r.after(3 * time.Second)
+		k.breakDown(nil)
+		r.after(3 * time.Second)
+		k.wantNative(t, tableOf(proxyTable, "a", "b"))
+		r.wantReady()
+	})
+}
+
+// TestNativeRestarts: what was lost while no canaryd ran is put back if it is known well enough,
+// else reported; what was deleted alone stays so.
+func TestNativeRestarts(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		do   func(k *fakeNative)
+		down time.Duration
+		want string // not ready
+		back bool
+	}{
+		{"flush ruleset", (*fakeNative).flushRuleset, time.Minute, "", true},
+		{"flush table", func(k *fakeNative) { k.flushTable(proxyTable) }, time.Minute, "", true},
+		{"too long ago", (*fakeNative).flushRuleset, time.Hour, "ip kube-proxy is table_deleted", false},
+		{"deleted alone", func(k *fakeNative) { k.deleteTable(proxyTable) }, time.Minute, "ip kube-proxy is deleted_by_owner_or_unknown", false},
+		{"owner's own", func(k *fakeNative) { k.again(tableOf(proxyTable, "a", "b")) }, time.Hour, "", true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			store := &NativeStore{path: t.TempDir() + "/native.json"}
+			nativeNode(t, setup{nativeStore: store}, func(t *testing.T, r *rig, k *fakeNative) {
+				r.stop()
+				test.do(k)
+				time.Sleep(test.down)
+				k.Hear(0)
+				next := run(t, loadedFake(t, iptables.NFT), setup{guarded: k, nativeStore: store})
+				next.settled()
+				if test.want != "" {
+					next.wantNotReady(test.want)
+				} else {
+					next.wantReady()
+				}
+				if got := k.standing(proxyTable) != nil; got != test.back {
+					t.Errorf("the table stands: %t", got)
+				}
+				if test.back {
+					k.wantNative(t, tableOf(proxyTable, "a", "b"))
+				}
+				for _, f := range next.d.Status().Flushes {
+					if f.LastInForce.IsZero() {
+						t.Errorf("the record says %+v, want a bound", f)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestNativeBounds: tables that one process owns are skipped, and those that are too many reported.
+func TestNativeBounds(t *testing.T) {
+	k := newFakeNative(tableOf(proxyTable, "a", "b"))
+	owned := proxyTable.Family.Table("owned")
+	k.put(tableOf(owned, "o"))
+	k.owners[owned] = 77
+	for n := range 70 {
+		k.put(tableOf(dockerTable.Family.Table("many"+strings.Repeat("x", n)), "m"))
+	}
+	nativeNode(t, setup{guarded: k}, func(t *testing.T, r *rig, k *fakeNative) {
+		s := r.d.Status()
+		if len(s.Native) != 65 || s.NativeBeyond != 7 {
+			t.Errorf("%d tables, and %d too many", len(s.Native), s.NativeBeyond)
+		}
+		r.wantLog("Not all native tables are guarded")
+		k.flushRuleset()
+		r.settled()
+		r.wantReady()
+		if n := len(r.d.Status().Native); n != 65 {
+			t.Errorf("%d tables", n)
+		}
+
+		k.with(func() { k.owners[proxyTable] = 78 }) // its owner makes it again, so that no other can flush it
+		k.again(tableOf(proxyTable, "o"))
+		reads := k.count().captures
+		r.after(10 * time.Second)
+		r.wantReady()
+		if n := k.count().captures - reads; n > 5 {
+			t.Errorf("%d reads", n)
+		}
+		if s := r.statusJSON()["native"]; !strings.Contains(fmt.Sprint(s), "immune:true rules:0 table:ip kube-proxy") {
+			t.Errorf("the status has %v", s)
+		}
+	})
+}
+
+// TestNativeQuiet: a quiet node's native tables are not read.
+func TestNativeQuiet(t *testing.T) {
+	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		reads := k.count().captures
+		r.after(10 * time.Minute)
+		if n := k.count().captures - reads; n != 0 {
+			t.Errorf("%d reads in a quiet time", n)
+		}
+	})
+}

@@ -1,0 +1,198 @@
+package daemon
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/tableid"
+	"github.com/canaryd/canaryd/pkg/watch"
+)
+
+// This file and native_*.go guard native nftables tables. They are a realm of their own: they have
+// their own chores and losses, and each realm puts back its own. Without a table that --protect
+// names there is no NativeKernel, and none of this is ever due.
+
+// A NativeKernel is what the daemon asks of nf_tables about native tables: *native.Kernel, but for
+// tests.
+type NativeKernel interface {
+	Genid() (uint32, error)
+	Hear(genid uint32) (commits []native.Commit, missed bool, err error)
+	Capture(wanted func(nft.Table) bool) (*native.Ruleset, error)
+	Witness(family tableid.Family) (nonce string, err error)
+	Write(genid uint32, repairs []native.Repair, witnesses map[tableid.Family]string) (left []string, err error)
+}
+
+// NativeConfig is what guarding native tables needs.
+type NativeConfig struct {
+	Kernel   NativeKernel                // nil: none are guarded
+	Protects func(tableid.TableID) bool  // which are guarded
+	Writers  *watch.Writers              // of commits to nf_tables
+	Rehearse func(t *native.Table) error // whether the kernel would take a table again; nil: that is not asked
+	Store    *NativeStore                // nil: nothing is kept
+	Cleanup  func() error                // removes the witnesses
+}
+
+const (
+	// deedsKept bounds what is remembered of commits to one table while it is not read.
+	deedsKept = 512
+	// nativeStale bounds how often a repair is planned again because another process wrote.
+	nativeStale = 5
+	// rehearseMost is how many rules and sets a table may have to be rehearsed: the kernel takes
+	// as long as for a replay, 5 ms at 100 services and 0.4 s at 1,000, and lets no process
+	// write meanwhile (Linux 6.18).
+	rehearseMost  = 2000
+	rehearseEvery = time.Minute
+)
+
+// nativeRealm is what the loop knows of native tables.
+type nativeRealm struct {
+	tables  map[tableid.TableID]*nativeTable
+	immune  map[tableid.TableID]bool       // which one process owns
+	witness map[tableid.Family]string      // the nonces of those that stand; "" of one that is gone
+	lookAt  time.Time                      // of the next look
+	hinted  time.Time                      // when the hint came that asks for it
+	readAt  time.Time                      // when changed tables are read; zero: none are
+	ready   time.Time                      // not before: reads may take a tenth of a core
+	plantAt time.Time                      // when witnesses are planted
+	all     bool                           // each table is to be read: of commits some were missed
+	fresh   bool                           // a table came that is to be guarded
+	begun   bool                           // all tables were read once
+	known   time.Time                      // when it was last known what all of them hold
+	beyond  int                            // tables that are too many
+	trouble trouble                        // why they cannot be looked at
+	limits  trouble                        // too many tables
+	planted trouble                        // why a witness does not stand
+	loss    *nativeLoss                    // the open one; nil while nothing is to be put back
+	waiting map[tableid.TableID]*api.Flush // records of tables that are lost and not put back
+	limit   *reload.Limiter
+	calmAt  time.Time // until then something keeps flushing
+	disk    nativeDisk
+}
+
+// A nativeTable is one guarded table.
+type nativeTable struct {
+	want    *native.Table // what ought to be in force
+	genid   uint32        // at which it was read
+	read    time.Time
+	digest  native.Digest
+	witness string // the nonce that stood then
+	// deeds are what commits did since then; missed: some of them were not heard of.
+	deeds   []nativeDeed
+	missed  bool
+	dirty   time.Time // since when it may differ; zero: it does not
+	urgent  bool      // a commit did what flushes do
+	moved   time.Time // of the last commit to it
+	finding native.Finding
+	// old: it was stored too long ago to be put back unasked.
+	old bool
+	// accept: an operator has accepted what became of it.
+	accept bool
+	// rehearsed is when the kernel was asked last whether it would take the table again, and
+	// refused why it would not.
+	rehearsed time.Time
+	refused   trouble
+}
+
+// A nativeDeed is what a commit did to a table, and whose it was.
+type nativeDeed struct {
+	*native.Deed
+	commit nft.Commit
+	since  time.Time // the first evidence of it
+}
+
+func (d *Daemon) newNativeRealm() nativeRealm {
+	r := nativeRealm{tables: map[tableid.TableID]*nativeTable{}, immune: map[tableid.TableID]bool{},
+		witness: map[tableid.Family]string{}, waiting: map[tableid.TableID]*api.Flush{}, limit: reload.NewLimiter()}
+	if d.guardsNative() {
+		r.lookAt, r.all = time.Now(), true
+	}
+	return r
+}
+
+func (d *Daemon) guardsNative() bool { return d.cfg.Native.Kernel != nil }
+
+// hintNative asks for a look because of something that happened just now.
+func (d *Daemon) hintNative(st *state, now time.Time) {
+	if d.guardsNative() {
+		st.native.hinted, st.native.lookAt = earliest(st.native.hinted, now), now
+	}
+}
+
+// lost reports whether the table lacks what ought to be in force.
+func (t *nativeTable) lost() bool { return nativeLost(t.finding.Verdict) }
+
+func nativeLost(v native.Verdict) bool {
+	switch v {
+	case "", native.Intact, native.Changed:
+		return false
+	}
+	return true
+}
+
+// ids returns the guarded tables in their order.
+func (r *nativeRealm) ids() []tableid.TableID {
+	var all []tableid.TableID
+	for id := range r.tables {
+		all = append(all, id)
+	}
+	slices.SortFunc(all, tableid.TableID.Compare)
+	return all
+}
+
+// families returns the families that have guarded tables.
+func (r *nativeRealm) families() []tableid.Family {
+	var all []tableid.Family
+	for _, id := range r.ids() {
+		if !slices.Contains(all, id.Family) {
+			all = append(all, id.Family)
+		}
+	}
+	return all
+}
+
+// nativeChores are the rows of the loop's table that are about native tables.
+func (d *Daemon) nativeChores() []chore {
+	return []chore{
+		{"look at native tables", func(st *state) time.Time { return st.native.lookAt }, nil, readLimit, d.lookNative},
+		{"heal native tables", nativeTryAt, nil, d.settleLimit(), d.healNative},
+		{"read native tables", func(st *state) time.Time { return st.native.readAt }, noNativeReplay, readLimit, d.readNative},
+		{"plant witnesses", func(st *state) time.Time { return st.native.plantAt }, noNativeReplay, briefLimit, d.plantWitnesses},
+		{"save native tables", func(st *state) time.Time { return st.native.disk.saveAt }, nil, diskLimit, d.saveNative},
+	}
+}
+
+func nativeTryAt(st *state) time.Time {
+	if st.native.loss == nil {
+		return time.Time{}
+	}
+	return st.native.loss.retry.at
+}
+
+// noNativeReplay reports whether no replay is due that reads and plants by itself.
+func noNativeReplay(st *state) bool { return st.native.loss == nil || !st.heals() }
+
+// nativeSound reports whether all native tables are known to be in force.
+func (d *Daemon) nativeSound(st *state) bool {
+	r := &st.native
+	if !r.begun || r.all || r.loss != nil || r.trouble.there() {
+		return false
+	}
+	for _, t := range r.tables {
+		if t.lost() {
+			return false
+		}
+	}
+	return true
+}
+
+// lookAgain plans a look in the place of one that failed.
+func (r *nativeRealm) lookAgain(ctx context.Context, after time.Duration) {
+	if ctx.Err() == nil {
+		r.lookAt = time.Now().Add(after)
+	}
+}

@@ -1,0 +1,299 @@
+package daemon
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+var (
+	proxyTable  = tableid.IPv4.Table("kube-proxy")
+	dockerTable = tableid.IPv4.Table("docker-bridges")
+)
+
+// A fakeNative is native tables in memory. It says of commits what the kernel says.
+type fakeNative struct {
+	mu       sync.Mutex
+	genid    uint32
+	handle   uint64
+	tables   map[tableid.TableID]*native.Table
+	witness  map[tableid.Family]string
+	unheard  []native.Commit
+	missed   bool
+	heals    int   // transactions that put tables back
+	stale    int   // writes that another process overtakes; -1: all
+	broken   error // of all questions
+	refuses  map[tableid.TableID]bool
+	owners   map[tableid.TableID]uint32
+	onCommit func(nft.Commit)
+	captures int
+}
+
+func newFakeNative(tables ...*native.Table) *fakeNative {
+	k := &fakeNative{genid: 7, tables: map[tableid.TableID]*native.Table{}, witness: map[tableid.Family]string{},
+		refuses: map[tableid.TableID]bool{}, owners: map[tableid.TableID]uint32{}, onCommit: func(nft.Commit) {}}
+	for _, t := range tables {
+		k.put(t)
+	}
+	return k
+}
+
+func ruleOf(text string) native.Rule {
+	return native.Rule{Attrs: nft.AppendAttr(nil, unix.NFTA_RULE_USERDATA, text, 0)}
+}
+
+// tableOf makes a table with a base chain and one that it leads to.
+func tableOf(id tableid.TableID, rules ...string) *native.Table {
+	t := &native.Table{ID: id, Chains: []native.Chain{
+		{Name: "prerouting", Base: true, Rules: []native.Rule{ruleOf("jump services")}}, {Name: "services"}}}
+	for _, r := range rules {
+		t.Chains[1].Rules = append(t.Chains[1].Rules, ruleOf(r))
+	}
+	return t
+}
+
+// put makes a table stand, as a creation does.
+func (k *fakeNative) put(t *native.Table) {
+	next := *t
+	k.handle++
+	next.Handle = k.handle
+	k.tables[t.ID] = &next
+}
+
+func (k *fakeNative) emptied(id tableid.TableID) {
+	next := *k.tables[id]
+	next.Chains = slices.Clone(next.Chains)
+	for i := range next.Chains {
+		next.Chains[i].Rules = nil
+	}
+	k.tables[id] = &next
+}
+
+// commit does something to the tables in one transaction.
+func (k *fakeNative) commit(own bool, do func(deed func(tableid.TableID) *native.Deed, c *native.Commit)) {
+	k.mu.Lock()
+	k.genid++
+	c := native.Commit{Commit: nft.Commit{Genid: k.genid, PID: 4242, Comm: "nft", Own: own},
+		Deeds: map[tableid.TableID]*native.Deed{}, WitnessLost: map[tableid.Family]bool{}}
+	do(func(id tableid.TableID) *native.Deed {
+		if c.Deeds[id] == nil {
+			c.Deeds[id] = &native.Deed{Genid: c.Genid}
+		}
+		return c.Deeds[id]
+	}, &c)
+	for id, d := range c.Deeds {
+		d.WitnessLost = c.WitnessLost[id.Family]
+	}
+	k.unheard = append(k.unheard, c)
+	heard := k.onCommit
+	k.mu.Unlock()
+	heard(c.Commit)
+}
+
+func (k *fakeNative) flushRuleset() {
+	k.commit(false, func(deed func(tableid.TableID) *native.Deed, c *native.Commit) {
+		for id := range k.tables {
+			if k.owners[id] == 0 {
+				*deed(id) = native.Deed{Genid: c.Genid, Deleted: true}
+				delete(k.tables, id)
+			}
+		}
+		for family := range k.witness {
+			c.WitnessLost[family] = true
+		}
+		clear(k.witness)
+	})
+}
+
+func (k *fakeNative) deleteTable(id tableid.TableID) {
+	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
+		deed(id).Deleted = true
+		delete(k.tables, id)
+	})
+}
+
+func (k *fakeNative) flushTable(id tableid.TableID) {
+	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
+		deed(id).Rules = map[string]int{}
+		for _, c := range k.tables[id].Chains {
+			deed(id).Rules[c.Name] = len(c.Rules)
+		}
+		k.emptied(id)
+	})
+}
+
+// again is its owner's way to make a table again: deleted, if it stands, and created at once.
+func (k *fakeNative) again(t *native.Table) {
+	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
+		deed(t.ID).Deleted = k.tables[t.ID] != nil
+		k.put(t)
+		deed(t.ID).Made = k.handle
+	})
+}
+
+// sync is an owner that writes other rules into its standing table.
+func (k *fakeNative) sync(t *native.Table) {
+	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
+		next := *t
+		next.Handle = k.tables[t.ID].Handle
+		k.tables[t.ID] = &next
+		deed(t.ID).New, deed(t.ID).Rules = 3, map[string]int{"services": 1}
+	})
+}
+
+// dormant sets or clears the table's flag.
+func (k *fakeNative) dormant(id tableid.TableID, is bool) {
+	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
+		next := *k.tables[id]
+		if next.Flags, next.Attrs = 0, nil; is {
+			next.Flags = 1
+			next.Attrs = nft.AppendAttr(nil, unix.NFTA_TABLE_FLAGS, []byte{0, 0, 0, 1}, 0)
+		}
+		k.tables[id] = &next
+		deed(id).Made = next.Handle
+	})
+}
+
+// breakDown has all questions fail, until it is called with nil.
+func (k *fakeNative) breakDown(err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.broken = err
+}
+
+// A nativeCount is what was done on a fakeNative.
+type nativeCount struct {
+	heals, captures int
+	witness         string // of IPv4
+}
+
+func (k *fakeNative) count() nativeCount {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return nativeCount{k.heals, k.captures, k.witness[proxyTable.Family]}
+}
+
+// with does something while the daemon asks nothing.
+func (k *fakeNative) with(do func()) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	do()
+}
+
+// miss has the next hearing know that notifications were dropped.
+func (k *fakeNative) miss() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.missed, k.unheard = true, nil
+}
+
+func (k *fakeNative) standing(id tableid.TableID) *native.Table {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.tables[id]
+}
+
+func (k *fakeNative) Genid() (uint32, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.genid, k.broken
+}
+
+func (k *fakeNative) Hear(uint32) ([]native.Commit, bool, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	commits, missed := k.unheard, k.missed
+	k.unheard, k.missed = nil, false
+	return commits, missed, k.broken
+}
+
+func (k *fakeNative) Capture(wanted func(nft.Table) bool) (*native.Ruleset, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.captures++
+	r := &native.Ruleset{Genid: k.genid, At: time.Now(), Tables: map[tableid.TableID]*native.Table{}}
+	for id, t := range k.tables {
+		if wanted(nft.Table{Family: id.Family, Name: id.Name, Owner: k.owners[id]}) {
+			r.Tables[id] = t
+		}
+	}
+	return r, k.broken
+}
+
+func (k *fakeNative) Witness(family tableid.Family) (string, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.witness[family], k.broken
+}
+
+func (k *fakeNative) Write(genid uint32, repairs []native.Repair, witnesses map[tableid.Family]string) ([]string, error) {
+	k.mu.Lock()
+	stale := genid != k.genid || k.stale != 0
+	if k.stale > 0 && len(repairs) > 0 {
+		k.stale--
+	}
+	var refused error
+	for _, r := range repairs {
+		id := r.Want.ID
+		if k.refuses[id] || r.Remedy == native.ByCreate && k.tables[id] != nil {
+			refused = &nft.RefusedError{Errno: syscall.EEXIST, What: "table " + id.String()}
+		}
+	}
+	broken, moved := k.broken, genid != k.genid
+	k.mu.Unlock()
+	switch {
+	case broken != nil:
+		return nil, broken
+	case refused != nil:
+		return nil, refused
+	case stale && len(repairs) > 0 || moved:
+		return nil, nft.ErrStale
+	}
+	k.commit(true, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
+		maps.Copy(k.witness, witnesses)
+		for _, r := range repairs {
+			deed(r.Want.ID).New++
+			if r.Remedy != native.ByRefill {
+				k.put(r.Want)
+				continue
+			}
+			next := *r.Now
+			next.Chains = slices.Clone(next.Chains)
+			for i, c := range next.Chains {
+				if was := r.Want.Chain(c.Name); was != nil && len(c.Rules) == 0 {
+					next.Chains[i].Rules = was.Rules
+				}
+			}
+			k.tables[r.Want.ID] = &next
+		}
+		if len(repairs) > 0 {
+			k.heals++
+		}
+	})
+	return nil, nil
+}
+
+var errNativeBroken = errors.New("the kernel does not answer")
+
+// wantNative fails unless a table stands with the content of want.
+func (k *fakeNative) wantNative(t *testing.T, want *native.Table) {
+	t.Helper()
+	now := k.standing(want.ID)
+	if now == nil {
+		t.Errorf("%s is gone", want.ID.NFT())
+		return
+	}
+	if changes := native.Diff(want, now); len(changes) > 0 {
+		t.Errorf("%s is not as it ought to be: %v", want.ID.NFT(), changes)
+	}
+}

@@ -1,0 +1,349 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// errNotInForce: a write was taken, and a read after it does not show what it wrote.
+var errNotInForce = errors.New("after the write a read does not show the tables as they ought to be")
+
+// healNative answers a loss of native tables: it waits until the flusher is done, puts back what is
+// lost and proves it. In observe mode and in a pause it only reports.
+func (d *Daemon) healNative(ctx context.Context, st *state) {
+	ctx, done := finishing(ctx)
+	defer done()
+	r, l := &st.native, st.native.loss
+	if wait := r.limit.Wait(time.Now()); wait > 0 && st.heals() {
+		if r.calmAt.IsZero() {
+			klog.FromContext(ctx).Info("Another process keeps undoing what is replayed of native tables; until that stops, replays are limited",
+				"flush", l.record.ID)
+		}
+		r.calmAt = time.Now().Add(calmFor)
+		l.retry.at = time.Now().Add(wait)
+		return
+	}
+	if due(r.calmAt, time.Now()) {
+		r.calmAt = time.Time{}
+	}
+	d.settleNative(ctx, st)
+	if d.iptablesFirst(ctx, st) {
+		return
+	}
+	used := d.cpu()
+	for range nativeStale {
+		seen, repairs, err := d.planNative(ctx, st)
+		if err != nil {
+			d.retryNative(ctx, st, err)
+			return
+		}
+		if len(repairs) == 0 {
+			d.nativeOver(ctx, st, seen)
+			return
+		}
+		d.recordNative(ctx, st, seen, repairs)
+		if !st.heals() {
+			d.holdNative(ctx, st)
+			return
+		}
+		err = d.writeNative(ctx, st, seen, repairs)
+		if errors.Is(err, nft.ErrStale) {
+			continue
+		}
+		r.limit.Spend(time.Now(), d.cpu()-used)
+		if err != nil {
+			d.retryNative(ctx, st, err)
+			return
+		}
+		l.written = time.Now()
+		if err := d.proveNative(ctx, st, repairs); err != nil {
+			d.retryNative(ctx, st, err)
+		}
+		return
+	}
+	d.retryNative(ctx, st, fmt.Errorf("%d times: %w", nativeStale, nft.ErrStale))
+}
+
+// iptablesFirst looks whether the flusher has taken iptables' rules meanwhile, and reports whether
+// that is news: they are put back before native tables, of which a replay may take seconds.
+func (d *Daemon) iptablesFirst(ctx context.Context, st *state) bool {
+	if st.loss != nil {
+		return false // it is known, and its next try may be far
+	}
+	st.looking.hint(time.Now())
+	d.look(ctx, st)
+	return st.loss != nil
+}
+
+// settleNative waits until no process committed for --settle, for ten times that at most.
+func (d *Daemon) settleNative(ctx context.Context, st *state) {
+	genid, _ := d.cfg.Native.Kernel.Genid() // what fails here fails in the read that follows
+	quiet := time.Now()
+	end := quiet.Add(min(10*d.cfg.Settle, MostSettle))
+	for time.Since(quiet) < d.cfg.Settle && time.Now().Before(end) && ctx.Err() == nil {
+		time.Sleep(min(time.Millisecond, d.cfg.Settle))
+		if now, err := d.cfg.Native.Kernel.Genid(); err == nil && now != genid {
+			genid, quiet = now, time.Now()
+		}
+	}
+}
+
+// planNative reads the tables that may be lost, and returns what puts back those that are. What
+// turns out to be its owner's doing is learned.
+func (d *Daemon) planNative(ctx context.Context, st *state) (nativeSight, []native.Repair, error) {
+	r := &st.native
+	seen, err := d.sightNative(ctx, st, func(id tableid.TableID) bool {
+		t := r.tables[id]
+		return r.all || t != nil && (!t.dirty.IsZero() || t.lost())
+	})
+	if err != nil {
+		return nativeSight{}, nil, err
+	}
+	var repairs []native.Repair
+	for _, id := range r.ids() {
+		f, judged := seen.findings[id]
+		t := r.tables[id]
+		switch {
+		case !judged:
+		case f.Remedy != native.NoRemedy && !t.old:
+			t.finding = f
+			repairs = append(repairs, native.Repair{Remedy: f.Remedy, Want: t.want, Now: seen.Tables[id], Age: time.Since(t.read)})
+		case nativeLost(f.Verdict):
+			t.finding = f
+			t.rest(r.all)
+			d.reportNative(ctx, st, id)
+		default:
+			d.adoptNative(ctx, st, id, seen, f)
+		}
+	}
+	slices.SortFunc(repairs, func(a, b native.Repair) int { return int(int64(a.Want.Handle) - int64(b.Want.Handle)) })
+	r.begun = r.begun || seen.all
+	return seen, repairs, nil
+}
+
+// writeNative writes all repairs in one transaction, with the witnesses that are gone. Where the
+// kernel refuses that, each table is written by itself: one bad table is not to cost the others.
+func (d *Daemon) writeNative(ctx context.Context, st *state, seen nativeSight, repairs []native.Repair) error {
+	witnesses, err := d.missingWitnesses(st)
+	if err != nil {
+		return err
+	}
+	left, err := d.cfg.Native.Kernel.Write(seen.Genid, repairs, witnesses)
+	var refused *nft.RefusedError
+	if errors.As(err, &refused) && len(repairs)+len(witnesses) > 1 {
+		return d.writeOneByOne(ctx, st, seen.Genid, repairs, err)
+	}
+	if err == nil {
+		for family, nonce := range witnesses {
+			st.native.witness[family] = nonce
+		}
+	}
+	d.noteLeft(ctx, st, left)
+	return err
+}
+
+// writeOneByOne writes each table in a transaction of its own, after the kernel refused all of them
+// together. It returns why some were not written, nil if all were.
+func (d *Daemon) writeOneByOne(ctx context.Context, st *state, genid uint32, repairs []native.Repair, first error) error {
+	st.native.plantAt = time.Now()
+	var failed []error
+	for _, repair := range repairs {
+		left, err := d.cfg.Native.Kernel.Write(genid, []native.Repair{repair}, nil)
+		if errors.Is(err, nft.ErrStale) {
+			return err
+		}
+		if err != nil {
+			failed = append(failed, fmt.Errorf("table %s: %w", repair.Want.ID.NFT(), err))
+			continue
+		}
+		d.noteLeft(ctx, st, left)
+		now, err := d.cfg.Native.Kernel.Genid()
+		if err != nil {
+			return err
+		}
+		if now-genid > 2 { // ours, and leaving out 0
+			return nft.ErrStale
+		}
+		genid = now
+	}
+	if len(failed) == len(repairs) {
+		return errors.Join(append(failed, first)...)
+	}
+	return errors.Join(failed...)
+}
+
+// noteLeft says which devices were left out of a replay.
+func (d *Daemon) noteLeft(ctx context.Context, st *state, left []string) {
+	l := st.native.loss
+	if l.lacking = l.lacking || len(left) > 0; len(left) > 0 {
+		klog.FromContext(ctx).Info("Network devices that the node lacks were left out of native tables", "flush", l.record.ID, "devices", left)
+	}
+}
+
+// proveNative reads the repaired tables again. What they hold is what ought to be in force: what
+// was put back, with its owner's newer words.
+func (d *Daemon) proveNative(ctx context.Context, st *state, repairs []native.Repair) error {
+	l := st.native.loss
+	byID := map[tableid.TableID]native.Repair{}
+	for _, repair := range repairs {
+		byID[repair.Want.ID] = repair
+	}
+	proof, err := d.cfg.Native.Kernel.Capture(func(t nft.Table) bool {
+		_, asked := byID[t.Family.Table(t.Name)]
+		return asked
+	})
+	if err == nil {
+		err = d.hearNative(ctx, st, proof.Genid)
+	}
+	if err != nil {
+		return err
+	}
+	st.memory.scheduleFree(time.Now())
+	seen := nativeSight{Ruleset: proof}
+	var missing []string
+	for id, repair := range byID {
+		if now := proof.Tables[id]; repair.Repaired(now, l.lacking) {
+			d.adopt(ctx, st, id, now, seen)
+			continue
+		}
+		missing = append(missing, id.NFT())
+	}
+	if len(missing) > 0 {
+		l.unproved = true
+		slices.Sort(missing)
+		return fmt.Errorf("%s: %w", strings.Join(missing, ", "), errNotInForce)
+	}
+	l.replayed = true
+	d.nativeRecovered(ctx, st)
+	return nil
+}
+
+// missingWitnesses returns a nonce for each family whose witness does not stand.
+func (d *Daemon) missingWitnesses(st *state) (map[tableid.Family]string, error) {
+	missing := map[tableid.Family]string{}
+	for _, family := range st.native.families() {
+		nonce, err := d.cfg.Native.Kernel.Witness(family)
+		if err != nil {
+			return nil, err
+		}
+		if st.native.witness[family] = nonce; nonce == "" {
+			missing[family] = string(canary.NewNonce())
+		}
+	}
+	return missing, nil
+}
+
+// witnessesDue plans to plant witnesses where one does not stand.
+func (d *Daemon) witnessesDue(st *state) {
+	for _, family := range st.native.families() {
+		if st.native.witness[family] == "" {
+			st.native.plantAt = earliest(st.native.plantAt, time.Now())
+		}
+	}
+}
+
+// plantWitnesses plants the witnesses that do not stand.
+func (d *Daemon) plantWitnesses(ctx context.Context, st *state) {
+	r := &st.native
+	r.plantAt = time.Time{}
+	err := d.plantNow(ctx, st)
+	if err == nil {
+		r.planted.over()
+		return
+	}
+	r.plantAt = time.Now().Add(firstTry)
+	if errors.Is(err, nft.ErrStale) {
+		return
+	}
+	r.plantAt = time.Now().Add(d.cfg.PollInterval)
+	if r.planted.met(err, time.Now()) {
+		klog.FromContext(ctx).Error(err, "A witness could not be planted; canaryd may take a flush of the ruleset for an owner that deletes its table")
+	}
+}
+
+func (d *Daemon) plantNow(ctx context.Context, st *state) error {
+	r := &st.native
+	genid, err := d.cfg.Native.Kernel.Genid()
+	if err == nil {
+		err = d.hearNative(ctx, st, genid)
+	}
+	if err != nil {
+		return err
+	}
+	missing, err := d.missingWitnesses(st)
+	if err == nil && len(missing) > 0 {
+		_, err = d.cfg.Native.Kernel.Write(genid, nil, missing)
+	}
+	if err != nil {
+		return err
+	}
+	for family, nonce := range missing {
+		r.witness[family] = nonce
+	}
+	for id, t := range r.tables {
+		if !t.lost() && !t.missed { // it stood when the witness did
+			t.witness = r.witness[id.Family]
+		}
+	}
+	if len(missing) > 0 {
+		r.disk.saveAt = time.Now() // after a kill the next start would take them for another flush's
+	}
+	r.planReads(time.Now())
+	return nil
+}
+
+// retryNative plans the next try and says why there is one.
+func (d *Daemon) retryNative(ctx context.Context, st *state, err error) {
+	l := st.native.loss
+	l.attempts++
+	l.retry.failed(err, time.Now())
+	if errors.Is(err, nft.ErrStale) || errors.Is(err, nft.ErrInterrupted) {
+		l.retry.in(firstTry, time.Now())
+	}
+	l.record.Outcome, l.record.Detail = reload.Failed, err.Error()
+	if l.recorded && !l.kept {
+		l.kept = true
+		d.write(ctx, l.record, nil)
+	}
+	if l.trouble.met(err, time.Now()) {
+		klog.FromContext(ctx).Error(err, "Native tables are still missing rules", "flush", l.record.ID, "attempt", l.attempts,
+			"retryIn", l.retry.wait, "missingFor", time.Since(l.record.Time).Round(time.Millisecond))
+	}
+}
+
+// holdNative leaves a loss as it is: until the pause ends or, in observe mode, until the owner has
+// written its table again.
+func (d *Daemon) holdNative(ctx context.Context, st *state) {
+	r, l := &st.native, st.native.loss
+	for _, t := range r.tables {
+		if t.lost() {
+			t.rest(r.all)
+		}
+	}
+	l.record.Outcome, l.retry.at = api.WaitingPaused, st.pause.until
+	if st.mode == api.Observe {
+		l.record.Outcome, l.retry.at = api.WaitingObserve, time.Time{}
+	}
+	d.write(ctx, l.record, nil)
+	d.witnessesDue(st)
+}
+
+// resumeNative has a loss tried at once, after a pause.
+func (st *state) resumeNative() {
+	if l := st.native.loss; l != nil {
+		l.retry.at = time.Now()
+	}
+}

@@ -1,0 +1,392 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// lookNative asks for the genid and hears of the commits up to it. It reads no table: a table of
+// which no commit speaks is as it was.
+func (d *Daemon) lookNative(ctx context.Context, st *state) {
+	r := &st.native
+	r.lookAt = time.Time{}
+	genid, err := d.cfg.Native.Kernel.Genid()
+	if err == nil {
+		err = d.hearNative(ctx, st, genid)
+	}
+	if err != nil {
+		d.nativeUnknown(ctx, st, err)
+		return
+	}
+	now := time.Now()
+	if r.trouble.over() {
+		klog.FromContext(ctx).Info("The native tables can be looked at again")
+	}
+	r.hinted = time.Time{}
+	r.planReads(now)
+	if r.begun && !r.all && r.readAt.IsZero() {
+		r.known = now
+	}
+}
+
+// nativeUnknown notes that nothing can be said of native tables now. It puts nothing back.
+func (d *Daemon) nativeUnknown(ctx context.Context, st *state, err error) {
+	if st.native.trouble.met(err, time.Now()) {
+		klog.FromContext(ctx).Error(err, "The native tables could not be read; whether they lost rules is unknown until they can")
+	}
+	st.native.lookAgain(ctx, d.cfg.PollInterval)
+}
+
+// hearNative takes in what commits did up to a genid.
+func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error {
+	r, now := &st.native, time.Now()
+	since := earliest(r.hinted, now)
+	commits, missed, err := d.cfg.Native.Kernel.Hear(genid)
+	if missed {
+		r.all = true
+		for _, t := range r.tables {
+			t.deeds, t.missed = nil, true
+			t.touch(since, now, true)
+		}
+		klog.FromContext(ctx).V(1).Info("Commits to nf_tables were missed; each native table is read")
+	}
+	for _, c := range commits {
+		for family := range c.WitnessLost {
+			if r.witness[family] != "" {
+				r.witness[family] = ""
+				r.plantAt = now
+			}
+		}
+		if c.Own {
+			continue // each is followed by a read of its own
+		}
+		for id, deed := range c.Deeds {
+			d.takeDeed(r, id, nativeDeed{deed, c.Commit, since})
+		}
+	}
+	return err
+}
+
+// takeDeed notes what a commit did to one table.
+func (d *Daemon) takeDeed(r *nativeRealm, id tableid.TableID, deed nativeDeed) {
+	t := r.tables[id]
+	switch {
+	case t != nil && !after(deed.Genid, t.genid):
+		return // it was read since
+	case t == nil:
+		delete(r.immune, id)
+		r.fresh = r.fresh || deed.Made != 0 && d.cfg.Native.Protects(id)
+		return
+	}
+	if len(t.deeds) >= deedsKept {
+		t.deeds, t.missed = nil, true
+	}
+	t.deeds = append(t.deeds, deed)
+	took := len(deed.Rules)+len(deed.Elements)+deed.Lost > 0
+	t.touch(deed.since, time.Now(), deed.Deleted || deed.WitnessLost || deed.Made != 0 || took && deed.New == 0)
+}
+
+// touch notes that the table may differ from what ought to be in force.
+func (t *nativeTable) touch(since, now time.Time, urgent bool) {
+	t.dirty, t.moved = earliest(t.dirty, since), now
+	t.urgent = t.urgent || urgent
+}
+
+// gone reports whether a commit since the last read deleted the table, which is cheap to see.
+func (t *nativeTable) gone() bool {
+	n := len(t.deeds)
+	return n > 0 && t.deeds[n-1].Deleted && t.deeds[n-1].Made == 0
+}
+
+// planReads plans when changed tables are read: at once what a flush may have hit, and after its
+// owner was quiet what else has changed. Reads take a tenth of a core at most, but for tables that
+// are gone, of which there is nothing to read.
+func (r *nativeRealm) planReads(now time.Time) {
+	r.readAt = time.Time{}
+	plan := func(at time.Time) { r.readAt = earliest(r.readAt, at) }
+	if r.all || r.fresh {
+		plan(latest(now, r.ready))
+	}
+	for _, t := range r.tables {
+		switch {
+		case t.dirty.IsZero():
+		case t.gone():
+			plan(now)
+		case t.urgent:
+			plan(latest(now, r.ready))
+		default:
+			plan(latest(earliest(t.moved.Add(captureQuiet), t.dirty.Add(captureMost)), r.ready))
+		}
+	}
+}
+
+// readNative reads the tables that changed and judges them: what their owners wrote is learned,
+// and what a flush took is a loss.
+func (d *Daemon) readNative(ctx context.Context, st *state) {
+	r := &st.native
+	r.readAt = time.Time{}
+	now := time.Now()
+	wanted := func(id tableid.TableID) bool {
+		t := r.tables[id]
+		if t == nil {
+			return r.all || r.fresh
+		}
+		return r.all || !t.dirty.IsZero() && (t.gone() || !now.Before(r.ready))
+	}
+	seen, err := d.sightNative(ctx, st, wanted)
+	if err != nil {
+		if errors.Is(err, nft.ErrInterrupted) { // a busy writer: later
+			r.ready = time.Now().Add(firstTry)
+			r.planReads(time.Now())
+			return
+		}
+		d.nativeUnknown(ctx, st, err)
+		r.ready = time.Now().Add(d.cfg.PollInterval)
+		r.planReads(time.Now())
+		return
+	}
+	for _, id := range r.ids() {
+		f, judged := seen.findings[id]
+		switch t := r.tables[id]; {
+		case !judged:
+		case t.accept:
+			d.adoptNative(ctx, st, id, seen, native.Finding{Verdict: native.Changed, Why: "an operator accepted it"})
+		case f.Remedy != native.NoRemedy && !t.old:
+			t.finding = f
+			if d.loseNative(st, id) {
+				t.rest(r.all)
+			}
+		case nativeLost(f.Verdict):
+			t.finding = f
+			t.rest(r.all)
+			d.reportNative(ctx, st, id)
+		default:
+			d.adoptNative(ctx, st, id, seen, f)
+		}
+	}
+	r.finishRead(time.Now(), seen)
+	d.witnessesDue(st)
+}
+
+// finishRead plans what follows a read that took so long.
+func (r *nativeRealm) finishRead(end time.Time, seen nativeSight) {
+	if r.begun = r.begun || seen.all; r.loss == nil { // what a loss makes us read is no busy owner's fault
+		r.ready = end.Add(readShare * seen.took)
+	}
+	r.planReads(end)
+	if r.begun && !r.all && r.readAt.IsZero() {
+		r.known = end
+	}
+}
+
+// rest notes that the table was judged and is read again only after another commit, or where
+// commits were missed again.
+func (t *nativeTable) rest(missed bool) {
+	if t.missed = missed; !missed {
+		t.dirty, t.urgent = time.Time{}, false
+	}
+}
+
+// A nativeSight is what one read showed.
+type nativeSight struct {
+	*native.Ruleset
+	findings map[tableid.TableID]native.Finding // of the tables that were known before
+	all      bool                               // every table was read
+	took     time.Duration
+}
+
+// A nativeChoice chooses the tables of one read.
+type nativeChoice struct {
+	d      *Daemon
+	r      *nativeRealm
+	wanted func(tableid.TableID) bool
+	// What the choice came to: new tables, those that are too many, and those that are immune. A
+	// read may be begun several times.
+	fresh, beyond, immune map[tableid.TableID]bool
+}
+
+func (c *nativeChoice) takes(t nft.Table) bool {
+	id := t.Family.Table(t.Name)
+	switch {
+	case !c.d.cfg.Native.Protects(id) || !c.wanted(id):
+		return false
+	case t.Owner != 0:
+		c.immune[id] = true
+		return false
+	case c.r.tables[id] != nil:
+		return true
+	case !c.fresh[id] && len(c.r.tables)+len(c.fresh) >= protect.MaxNative:
+		c.beyond[id] = true
+		return false
+	}
+	c.fresh[id] = true
+	return true
+}
+
+// sightNative reads the wanted tables at one genid and judges them. New ones it takes up.
+func (d *Daemon) sightNative(ctx context.Context, st *state, wanted func(tableid.TableID) bool) (nativeSight, error) {
+	r, start := &st.native, time.Now()
+	seen := nativeSight{findings: map[tableid.TableID]native.Finding{}, all: r.all}
+	judged := map[tableid.TableID]bool{} // by what is wanted now: what is heard meanwhile changes that
+	for id := range r.tables {
+		judged[id] = wanted(id)
+	}
+	choice, fresh := nativeChoice{d, r, wanted, map[tableid.TableID]bool{}, map[tableid.TableID]bool{}, map[tableid.TableID]bool{}}, r.fresh
+	var err error
+	seen.Ruleset, err = d.cfg.Native.Kernel.Capture(choice.takes)
+	seen.took = time.Since(start)
+	if err == nil {
+		r.all, r.fresh = false, false // unless what is heard now says so
+		err = d.hearNative(ctx, st, seen.Genid)
+	}
+	var stand map[tableid.Family]string
+	if err == nil {
+		stand, err = d.witnessesLost(r)
+	}
+	if err != nil {
+		r.all, r.fresh = r.all || seen.all, r.fresh || fresh
+		return nativeSight{}, err
+	}
+	st.memory.scheduleFree(time.Now())
+	if seen.all {
+		r.immune = map[tableid.TableID]bool{}
+		d.noteBeyond(ctx, r, len(choice.beyond))
+	}
+	for id := range choice.immune {
+		if r.immune[id] = true; r.tables[id] != nil { // its owner has made it so
+			d.nativeBack(ctx, st, id)
+			delete(r.tables, id)
+		}
+	}
+	for id, t := range r.tables {
+		if judged[id] {
+			seen.findings[id] = d.judgeNative(id, t, seen, stand)
+		}
+	}
+	for id, now := range seen.Tables {
+		switch {
+		case now.Immune():
+			r.immune[id] = true
+		case r.tables[id] == nil:
+			r.tables[id] = &nativeTable{}
+			d.adopt(ctx, st, id, now, seen)
+		}
+	}
+	return seen, nil
+}
+
+// noteBeyond says once that there are more tables than are guarded.
+func (d *Daemon) noteBeyond(ctx context.Context, r *nativeRealm, beyond int) {
+	if r.beyond = beyond; beyond == 0 {
+		r.limits.over()
+		return
+	}
+	err := fmt.Errorf("--protect names %d native tables more than the %d that canaryd guards", beyond, protect.MaxNative)
+	if r.limits.met(err, time.Now()) {
+		klog.FromContext(ctx).Error(err, "Not all native tables are guarded")
+	}
+}
+
+// witnessesLost asks which witnesses stand. It is asked only where commits were missed: else these
+// say it.
+func (d *Daemon) witnessesLost(r *nativeRealm) (map[tableid.Family]string, error) {
+	stand := map[tableid.Family]string{}
+	for id, t := range r.tables {
+		if _, asked := stand[id.Family]; asked || !t.missed {
+			continue
+		}
+		nonce, err := d.cfg.Native.Kernel.Witness(id.Family)
+		if err != nil {
+			return nil, err
+		}
+		stand[id.Family], r.witness[id.Family] = nonce, nonce
+	}
+	return stand, nil
+}
+
+// judgeNative says what became of a table. One that was deleted alone stays so until it stands.
+func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSight, stand map[tableid.Family]string) native.Finding {
+	e := native.Evidence{Was: t.want, Now: seen.Tables[id], Missed: t.missed, Habits: native.HabitsOf(id)}
+	if e.Now == nil && t.finding.Verdict == native.Unattributed {
+		return t.finding
+	}
+	e.WitnessLost = t.missed && t.witness != "" && stand[id.Family] != t.witness
+	for _, deed := range t.deeds {
+		if !after(deed.Genid, seen.Genid) {
+			known := *deed.Deed
+			known.By = d.committer(id, deed.commit)
+			e.Deeds = append(e.Deeds, &known)
+		}
+	}
+	return native.Judge(e)
+}
+
+// adoptNative takes what its owner made of a table for what ought to be in force.
+func (d *Daemon) adoptNative(ctx context.Context, st *state, id tableid.TableID, seen nativeSight, f native.Finding) {
+	d.nativeBack(ctx, st, id)
+	if now := seen.Tables[id]; now != nil {
+		d.adopt(ctx, st, id, now, seen)
+		st.native.tables[id].finding = f
+		return
+	}
+	delete(st.native.tables, id)
+	st.native.disk.changed(time.Now())
+	klog.FromContext(ctx).Info("A native table is guarded no more: its owner deleted it", "table", id.NFT())
+}
+
+// adopt makes what was read of a table what ought to be in force.
+func (d *Daemon) adopt(ctx context.Context, st *state, id tableid.TableID, now *native.Table, seen nativeSight) {
+	r, t := &st.native, st.native.tables[id]
+	digest := now.Digest()
+	moved := t.want == nil || t.digest != digest
+	if t.want == nil {
+		chains, rules, elements := now.Counts()
+		klog.FromContext(ctx).Info("A native table is guarded", "table", id.NFT(), "chains", chains, "rules", rules, "elements", elements)
+	}
+	later := t.deeds[:0:0]
+	for _, deed := range t.deeds {
+		if after(deed.Genid, seen.Genid) {
+			later = append(later, deed)
+		}
+	}
+	t.want, t.genid, t.read, t.digest, t.deeds = now, seen.Genid, seen.At, digest, later
+	t.finding, t.old = native.Finding{Verdict: native.Intact, Why: "its content is the same"}, false
+	t.accept = false
+	t.witness = r.witness[id.Family]
+	t.rest(r.all)
+	for _, deed := range later {
+		t.touch(deed.since, time.Now(), true)
+	}
+	if moved {
+		r.disk.changed(time.Now())
+		d.rehearse(ctx, id, t)
+	}
+}
+
+// rehearse asks the kernel whether it would take the table again, and says if it would not.
+func (d *Daemon) rehearse(ctx context.Context, id tableid.TableID, t *nativeTable) {
+	_, rules, elements := t.want.Counts()
+	if d.cfg.Native.Rehearse == nil || rules+elements > rehearseMost || time.Since(t.rehearsed) < rehearseEvery {
+		return
+	}
+	t.rehearsed = time.Now()
+	err := d.cfg.Native.Rehearse(t.want)
+	var unreplayable *native.UnreplayableError
+	switch {
+	case errors.As(err, &unreplayable):
+		if t.refused.met(err, time.Now()) {
+			klog.FromContext(ctx).Error(err, "A native table could not be put back if it were lost", "table", id.NFT())
+		}
+	case err == nil && t.refused.over():
+		klog.FromContext(ctx).Info("A native table could be put back again", "table", id.NFT())
+	}
+}

@@ -1,0 +1,311 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/tableid"
+	"github.com/canaryd/canaryd/pkg/watch"
+)
+
+// nativeLoss is the flush record of native tables in the making.
+type nativeLoss struct {
+	record   api.Flush
+	hit      map[tableid.TableID]bool // tables recorded so far
+	recorded bool
+	kept     bool // the journal has it
+	attempts int
+	retry    retry
+	written  time.Time // the last write's end
+	replayed bool      // something was put back and proved
+	lacking  bool      // devices were left out
+	unproved bool      // a write was taken whose effect a read did not show
+	trouble  trouble
+}
+
+// loseNative opens a flush record, or has the open one tried again for a table that it has not. It
+// reports whether the open one has it already.
+func (d *Daemon) loseNative(st *state, id tableid.TableID) (known bool) {
+	r, now := &st.native, time.Now()
+	if r.loss != nil {
+		if known = r.loss.hit[id]; !known {
+			r.loss.retry.at = now
+		}
+		return known
+	}
+	r.loss = &nativeLoss{record: d.newNativeRecord(st, r.tables[id]), hit: map[tableid.TableID]bool{}, retry: retry{at: now}}
+	return false
+}
+
+// newNativeRecord begins a record of a table's loss: it began with the commit that took it, or
+// when that was missed, at the latest when it was seen.
+func (d *Daemon) newNativeRecord(st *state, t *nativeTable) api.Flush {
+	now := time.Now()
+	at := cmp.Or(t.dirty, now)
+	record := api.Flush{ID: st.newFlushID(at), Time: at, NoticedSeconds: now.Sub(at).Seconds(), Outcome: api.Pending}
+	if !st.native.begun {
+		record.LastInForce = st.native.disk.lastRun
+	}
+	return record
+}
+
+// nativeGravity orders the kinds of loss; a record gets the gravest.
+var nativeGravity = []native.Verdict{native.Disabled, native.Emptied, native.Unattributed, native.Replaced, native.TableDeleted}
+
+// recordNative puts what a read found lost into the open record, counts it and logs it. A replay
+// that is tried again counts nothing twice.
+func (d *Daemon) recordNative(ctx context.Context, st *state, seen nativeSight, repairs []native.Repair) {
+	l := st.native.loss
+	var names []string
+	for _, repair := range repairs {
+		id := repair.Want.ID
+		if l.hit[id] {
+			continue
+		}
+		l.hit[id] = true
+		d.addNativeLoss(st, &l.record, id)
+		names = append(names, id.NFT()+" "+string(st.native.tables[id].finding.Verdict))
+	}
+	if len(names) == 0 {
+		return
+	}
+	if l.recorded {
+		d.cfg.Metrics.ObserveFurtherNativeLoss(l.record.Native[len(l.record.Native)-len(names):])
+	} else {
+		d.cfg.Metrics.ObserveNativeFlush(l.record.Time, l.record.Native)
+	}
+	l.recorded = true
+	d.nativeLog(ctx, st).Info("Rules of native tables were lost", "flush", l.record.ID, "tables", strings.Join(names, ", "),
+		"rules", l.record.Lost.Rules, "chains", l.record.Lost.Chains, "by", culpritsText(l.record))
+}
+
+// nativeLog returns the log for what is said of each flush: while something keeps flushing that
+// is too much.
+func (d *Daemon) nativeLog(ctx context.Context, st *state) klog.Logger {
+	log := klog.FromContext(ctx)
+	if !st.native.calmAt.IsZero() {
+		return log.V(2)
+	}
+	return log
+}
+
+// addNativeLoss puts one table's loss into a record, with the processes that took it.
+func (d *Daemon) addNativeLoss(st *state, r *api.Flush, id tableid.TableID) {
+	t := st.native.tables[id]
+	loss := api.NativeLoss{Family: id.Family.NFT(), Table: id.NFT(), Kind: canary.Verdict(t.finding.Verdict), Why: t.finding.Why}
+	for _, c := range t.finding.Changes {
+		switch {
+		case c.Kind == nft.Tables && c.Gone:
+			loss.Chains, loss.Rules, loss.Elements = t.want.Counts()
+		case c.Kind == nft.Chains:
+			loss.Rules += c.Lost
+			if c.Gone {
+				loss.Chains++
+			}
+		case c.Kind == nft.Sets:
+			loss.Elements += c.Lost
+		}
+	}
+	loss.By = accuse(r, d.takersOf(t))
+	settleCulprit(r)
+	r.Native = append(r.Native, loss)
+	r.Lost.Chains += loss.Chains
+	r.Lost.Rules += loss.Rules
+	if slices.Index(nativeGravity, t.finding.Verdict) > slices.Index(nativeGravity, native.Verdict(r.Kind)) {
+		r.Kind = canary.Verdict(t.finding.Verdict)
+	}
+}
+
+// takersOf returns who took what a table lost: the last commit that deleted it or, if none did,
+// those that took something and wrote nothing. Where commits were missed there are none.
+func (d *Daemon) takersOf(t *nativeTable) []watch.Writer {
+	var taken []nft.Commit
+	for _, deed := range t.deeds {
+		took := len(deed.Rules)+len(deed.Elements)+deed.Lost > 0
+		switch {
+		case deed.Deleted:
+			taken = []nft.Commit{deed.commit}
+		case t.finding.Verdict == native.Emptied && took && deed.New == 0,
+			t.finding.Verdict == native.Disabled && deed.Made != 0:
+			taken = append(taken, deed.commit)
+		}
+	}
+	var by []watch.Writer
+	for _, c := range taken {
+		if w := d.cfg.Native.Writers.Of(c); w.PID != 0 {
+			by = append(by, w)
+		}
+	}
+	return by
+}
+
+// owners are the programs that write a table of that name, by what the kernel calls them.
+var nativeOwners = map[string][]string{
+	"kube-proxy":             {"kube-proxy"},
+	"docker-bridges":         {"dockerd"},
+	"netavark":               {"netavark"},
+	"cni_hostport":           {"portmap"},
+	"cni_plugins_masquerade": {"bridge", "ptp"},
+	"libvirt_network":        {"libvirtd", "virtnetworkd"},
+	"calico":                 {"calico-node"},
+}
+
+// flushingUnits are systemd's units that load a file of rules, and own no table of others.
+var flushingUnits = []string{"nftables.service", "netfilter-persistent.service"}
+
+// committer says what is known of a commit's process: the table's owner, if it or its parent is
+// called so, or a unit that loads rules from a file.
+func (d *Daemon) committer(id tableid.TableID, c nft.Commit) native.Committer {
+	w := d.cfg.Native.Writers.Of(c)
+	owners := nativeOwners[id.Name]
+	switch {
+	case slices.Contains(owners, w.Comm), len(w.Origin.Ancestors) > 0 && slices.Contains(owners, w.Origin.Ancestors[0]):
+		return native.Owner
+	case slices.Contains(flushingUnits, w.Origin.Unit) && w.Origin.Container == (watch.Container{}):
+		return native.NotOwner
+	}
+	return native.UnknownCommitter
+}
+
+// reportNative records a table that is lost and is not put back: it was deleted alone, or is
+// dormant, or was stored too long ago.
+func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID) {
+	r, t := &st.native, st.native.tables[id]
+	if w := r.waiting[id]; w != nil && w.Kind == canary.Verdict(t.finding.Verdict) {
+		return
+	}
+	record := d.newNativeRecord(st, t)
+	record.Outcome = api.AwaitingDecision
+	d.addNativeLoss(st, &record, id)
+	r.waiting[id] = &record
+	d.cfg.Metrics.ObserveNativeFlush(record.Time, record.Native)
+	d.write(ctx, record, nil)
+	klog.FromContext(ctx).Info("A native table is lost and is not put back unasked; its owner has to write it again", "flush", record.ID,
+		"table", id.NFT(), "verdict", t.finding.Verdict, "because", t.finding.Why, "by", culpritsText(record), "acceptTheLoss", dismissCommand)
+}
+
+// nativeBack notes that a table is as its owner wants it: losses of it that are open are over.
+func (d *Daemon) nativeBack(ctx context.Context, st *state, id tableid.TableID) {
+	r := &st.native
+	if w := r.waiting[id]; w != nil {
+		delete(r.waiting, id)
+		w.Outcome = reload.Skipped
+		if r.tables[id].accept {
+			w.Outcome = api.Dismissed
+		}
+		endAbsence(w, time.Now())
+		st.remember(*w)
+		d.write(ctx, *w, nil)
+		klog.FromContext(ctx).Info("A native table is as its owner or an operator wants it", "flush", w.ID, "table", id.NFT(), "outcome", w.Outcome)
+	}
+	r.tables[id].finding = native.Finding{Verdict: native.Changed}
+	if l := r.loss; l != nil && l.hit[id] && !slices.ContainsFunc(r.ids(), func(other tableid.TableID) bool {
+		return l.hit[other] && r.tables[other].lost()
+	}) && !st.heals() {
+		d.nativeRecovered(ctx, st)
+	}
+}
+
+// nativeOver ends a loss of which a read under guard shows nothing any more.
+func (d *Daemon) nativeOver(ctx context.Context, st *state, seen nativeSight) {
+	st.native.finishRead(time.Now(), seen)
+	d.nativeRecovered(ctx, st)
+}
+
+// nativeRecovered ends the loss: everything that canaryd puts back is proved to be in force, or its
+// owner was faster.
+func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
+	r, l := &st.native, st.native.loss
+	r.loss = nil
+	now := time.Now()
+	d.hintNative(st, now)
+	d.witnessesDue(st)
+	if !l.recorded {
+		return
+	}
+	l.record.Attempts, l.record.Detail = l.attempts+1, ""
+	l.record.Outcome = reload.Skipped
+	if l.replayed || l.unproved {
+		l.record.Outcome = reload.Proved
+		if l.lacking || l.unproved && !l.replayed {
+			l.record.Outcome = reload.Partial
+		}
+		l.record.WrittenSeconds = l.written.Sub(l.record.Time).Seconds()
+	}
+	d.cfg.Metrics.ObserveRecovery(endAbsence(&l.record, now))
+	for _, loss := range l.record.Native {
+		d.cfg.Metrics.ObserveNativeReplay(loss.Family, l.record.Outcome)
+	}
+	st.remember(l.record)
+	d.write(ctx, l.record, nil)
+	d.nativeLog(ctx, st).Info("The native tables are back and proved", "flush", l.record.ID, "outcome", l.record.Outcome,
+		absentKey(l.record), api.Seconds(l.record.AbsentSeconds).Round(10*time.Microsecond), "attempts", l.attempts+1)
+}
+
+// dismissNative accepts what became of the tables that wait for that, and returns the ID of a
+// record; "" if none waits.
+func (d *Daemon) dismissNative(st *state) string {
+	flush := ""
+	for id, w := range st.native.waiting {
+		t := st.native.tables[id]
+		t.accept, flush = true, w.ID
+		t.touch(time.Now(), time.Now(), true)
+	}
+	st.native.planReads(time.Now())
+	return flush
+}
+
+// publishNative puts the native tables into a status.
+func (d *Daemon) publishNative(st *state, s *api.Status) {
+	r := &st.native
+	if !d.guardsNative() || st.removed {
+		return
+	}
+	s.Native = []api.NativeTable{}
+	for _, id := range r.ids() {
+		t := r.tables[id]
+		row := api.NativeTable{Family: id.Family.NFT(), Table: id.NFT(), Verdict: canary.Verdict(t.finding.Verdict), Why: t.finding.Why, Captured: t.read}
+		row.Chains, row.Rules, row.Elements = t.want.Counts()
+		if !t.lost() && (!r.begun || r.all || r.trouble.there()) {
+			row.Verdict, row.Why = canary.Unknown, "it could not be read yet"
+		}
+		row.Unreplayable = t.refused.what
+		s.Native = append(s.Native, row)
+	}
+	for id := range r.immune {
+		s.Native = append(s.Native, api.NativeTable{Family: id.Family.NFT(), Table: id.NFT(), Verdict: canary.Intact, Immune: true,
+			Why: "one process owns it, and no other can flush it"})
+	}
+	slices.SortFunc(s.Native, func(a, b api.NativeTable) int { return cmp.Compare(a.Table, b.Table) })
+	switch {
+	case r.trouble.there():
+		s.NativeError = r.trouble.what
+	case !r.begun:
+		s.NativeError = "they were not read yet"
+	}
+	s.NativeBeyond = r.beyond
+	s.Contended = s.Contended || r.calmAt.After(time.Now())
+	for _, w := range r.waiting {
+		s.LossSince = earliest(s.LossSince, w.Time)
+		s.Flushes = slices.Insert(s.Flushes, 0, *w)
+	}
+	if l := r.loss; l != nil {
+		s.LossSince = earliest(s.LossSince, l.record.Time)
+		if l.recorded {
+			s.Flushes = slices.Insert(s.Flushes, 0, l.record)
+		}
+	}
+	if !r.known.IsZero() {
+		s.LastExamination = earliest(s.LastExamination, r.known)
+	}
+}

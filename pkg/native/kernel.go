@@ -1,0 +1,239 @@
+package native
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+const (
+	// hearMost bounds the wait for notifications of a commit that the genid shows already.
+	hearMost = time.Second
+	// tornMost is hearMost after an overflow: what ends the commit was dropped most likely.
+	tornMost = 20 * time.Millisecond
+)
+
+// A Kernel is nf_tables of this network namespace, for a guard of native tables: it hears of
+// commits, reads and writes. It is for one goroutine.
+type Kernel struct {
+	conn   *nft.Conn
+	events *nft.Events
+	port   uint32
+	rec    Recorder
+	// torn: the notifications of a commit came in part, so that what ends it says nothing.
+	torn bool
+}
+
+// OpenKernel opens it, and hears of each commit from now on. Transactions are sent from the
+// netlink address port; own says of a commit's address and process whether it is canaryd's own.
+func OpenKernel(port uint32, own func(port, pid uint32) bool) (*Kernel, error) {
+	conn, err := nft.Dial()
+	if err != nil {
+		return nil, err
+	}
+	events, err := nft.OpenEvents(conn.Genid, own)
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return &Kernel{conn: conn, events: events, port: port}, nil
+}
+
+// Close ends it.
+func (k *Kernel) Close() error { return errors.Join(k.events.Close(), k.conn.Close()) }
+
+// Genid returns the ruleset's counter.
+func (k *Kernel) Genid() (uint32, error) { return k.conn.Genid() }
+
+// Capture is Capture of the package.
+func (k *Kernel) Capture(wanted func(nft.Table) bool) (*Ruleset, error) {
+	return Capture(k.conn, wanted)
+}
+
+// Witness is Witness of the package.
+func (k *Kernel) Witness(family tableid.Family) (string, error) { return Witness(k.conn, family) }
+
+// A Commit is what one transaction did.
+type Commit struct {
+	nft.Commit
+	Deeds map[tableid.TableID]*Deed
+	// WitnessLost has the families whose witness went.
+	WitnessLost map[tableid.Family]bool
+}
+
+// Hear returns the commits since it was called before, up to genid at least, the oldest first.
+// With missed there were others, of which not all was heard.
+func (k *Kernel) Hear(genid uint32) (commits []Commit, missed bool, err error) {
+	last := k.events.UpTo()
+	take := func(n nft.Notification) error {
+		if n.Kind != unix.NFT_MSG_NEWGEN {
+			return k.rec.Take(n.Kind, n.Family, n.Attrs)
+		}
+		witness := maps.Clone(k.rec.witness)
+		deeds := k.rec.End(n.By)
+		missed = missed || k.torn || n.By.Genid != following(last)
+		whole := !k.torn && int32(n.By.Genid-last) > 0
+		if last, k.torn = n.By.Genid, false; whole {
+			commits = append(commits, Commit{n.By, deeds, witness})
+		}
+		return nil
+	}
+	for deadline := time.Now().Add(hearMost); ; {
+		err := k.events.DrainAll(take)
+		if err != nil { // what came was taken; the rest of that commit is of no use
+			k.rec, k.torn, missed = Recorder{}, true, true
+			if soon := time.Now().Add(tornMost); soon.Before(deadline) {
+				deadline = soon
+			}
+		}
+		var errno syscall.Errno
+		switch {
+		case errors.As(err, &errno) && errno != syscall.ENOBUFS:
+			return commits, true, fmt.Errorf("hearing of commits: %w", err)
+		case err == nil && int32(k.events.UpTo()-genid) >= 0:
+			return commits, missed, nil
+		case time.Now().After(deadline):
+			k.events.SkipTo(genid)
+			// A commit is visible before it is heard of: if there is none, what comes next is
+			// whole.
+			if now, err := k.conn.Genid(); err == nil && now == genid {
+				k.rec, k.torn = Recorder{}, false
+			}
+			return commits, true, nil
+		case err == nil:
+			time.Sleep(time.Millisecond)
+		}
+	}
+}
+
+// following returns the genid after one: the counter leaves out 0.
+func following(genid uint32) uint32 {
+	if genid++; genid == nft.NoGuard {
+		genid++
+	}
+	return genid
+}
+
+// A Repair puts one table back.
+type Repair struct {
+	Remedy Remedy
+	Want   *Table
+	Now    *Table        // for ByRefill
+	Age    time.Duration // since Want was read
+}
+
+// Write writes repairs, and plants witnesses by their nonces, in one transaction that the kernel
+// takes at that genid only. It returns the network devices that the node lacks and that were left
+// out. The error is nft.ErrStale if another process wrote, or a *nft.RefusedError.
+func (k *Kernel) Write(genid uint32, repairs []Repair, witnesses map[tableid.Family]string) (left []string, err error) {
+	b := nft.NewBatch()
+	b.Port = k.port
+	b.Guard(genid)
+	for _, family := range slices.Sorted(maps.Keys(witnesses)) {
+		if err := PlantWitness(b, family, witnesses[family]); err != nil {
+			return nil, err
+		}
+	}
+	for _, r := range repairs {
+		lacking, err := r.write(b)
+		if err != nil {
+			return nil, err
+		}
+		left = append(left, lacking...)
+	}
+	b.Finish()
+	return left, b.Send()
+}
+
+func (r Repair) write(b *nft.Batch) (left []string, err error) {
+	o := Options{Age: r.Age, Lacks: lacksDevice}
+	switch r.Remedy {
+	case ByCreate:
+		return r.Want.Create(b, o)
+	case ByReplace:
+		return r.Want.Replace(b, o)
+	case ByRefill:
+		return r.Want.Refill(b, r.Now, o)
+	}
+	return nil, nil
+}
+
+func lacksDevice(name string) bool {
+	_, err := net.InterfaceByName(name)
+	return err != nil
+}
+
+// RemoveWitnesses deletes the witnesses of all families.
+func RemoveWitnesses(port uint32) error {
+	conn, err := nft.Dial()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }() // it was read from only
+	if _, err := conn.Genid(); errors.Is(err, nft.ErrNone) {
+		return nil
+	}
+	b, found := nft.NewBatch(), false
+	b.Port = port
+	err = conn.EachTable(func(t nft.Table) error {
+		if t.Name == WitnessName {
+			found = true
+			Delete(b, t.Family.Table(t.Name))
+		}
+		return nil
+	})
+	if err != nil || !found {
+		return err
+	}
+	b.Finish()
+	return b.Send()
+}
+
+// Counts returns how many chains, rules and elements of named sets the table has.
+func (t *Table) Counts() (chains, rules, elements int) {
+	for i := range t.Chains {
+		if !t.Chains[i].Bound {
+			chains++
+		}
+		rules += len(t.Chains[i].Rules)
+	}
+	for i := range t.Sets {
+		if !t.Sets[i].Anonymous() {
+			elements += len(t.Sets[i].Elements)
+		}
+	}
+	return chains, rules, elements
+}
+
+// Repaired reports whether a table is as a repair should leave it, now as a read after it shows.
+// After a refill nothing is missing that it put back, and its owner's newer words stand.
+func (r Repair) Repaired(now *Table, lacking bool) bool {
+	if now == nil {
+		return false
+	}
+	changes := Diff(r.Want, now)
+	before := map[string]Change{}
+	if r.Remedy == ByRefill {
+		for _, c := range Diff(r.Want, r.Now) {
+			before[fmt.Sprint(c.Kind, c.Name)] = c
+		}
+	}
+	for _, c := range changes {
+		was, differed := before[fmt.Sprint(c.Kind, c.Name)]
+		switch {
+		case c.Empty, differed && (c.Lost > was.Lost || was.Empty):
+			return false
+		case !differed && (!lacking || c.Lost > 0 || c.Gone || c.Made):
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,71 @@
+package native_test
+
+import (
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// TestKernelHears: each commit is heard of once, by whom it was and what it did; where the kernel
+// dropped notifications that is said, and what follows is heard of again.
+func TestKernelHears(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		port := nft.NewPort()
+		k, err := native.OpenKernel(port, func(from, _ uint32) bool { return from == port })
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer k.Close()
+		hear := func() (commits []native.Commit, missed bool) {
+			t.Helper()
+			genid, err := k.Genid()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if commits, missed, err = k.Hear(genid); err != nil {
+				t.Fatal(err)
+			}
+			return commits, missed
+		}
+		genid, _ := k.Genid()
+		if _, err := k.Write(genid, nil, map[tableid.Family]string{tableid.IPv4: "0123"}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := k.Write(genid, nil, nil); err != nft.ErrStale {
+			t.Errorf("a write at an old genid: %v", err)
+		}
+		nstest.CommandInput(t, kubeProxy, "nft", "-f", "-")
+		commits, missed := hear()
+		if len(commits) != 2 || missed || !commits[0].Own || commits[1].Own || commits[1].Comm != "nft" {
+			t.Fatalf("heard %+v, missed %t", commits, missed)
+		}
+		nstest.Command(t, "nft", "flush", "ruleset")
+		commits, missed = hear()
+		id := tableid.IPv4.Table("kube-proxy")
+		if len(commits) != 1 || missed || !commits[0].WitnessLost[tableid.IPv4] || !commits[0].Deeds[id].Deleted {
+			t.Fatalf("heard %+v, missed %t", commits, missed)
+		}
+
+		if err := k.SetBuffer(4096); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			nstest.CommandInput(t, services(t, "testdata/services-100.nft.gz"), "nft", "-f", "-")
+			nstest.Command(t, "nft", "flush", "ruleset")
+		}
+		if _, missed = hear(); !missed {
+			t.Error("nothing was missed with a buffer of 4 KiB")
+		}
+		nstest.Command(t, "nft", "add", "table", "ip", "kube-proxy")
+		if commits, missed = hear(); len(commits) != 1 || missed || commits[0].Deeds[id].Made == 0 {
+			t.Errorf("after an overflow: heard %+v, missed %t", commits, missed)
+		}
+		if err := native.RemoveWitnesses(port); err != nil {
+			t.Error(err)
+		}
+	})
+}

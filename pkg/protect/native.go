@@ -1,0 +1,69 @@
+package protect
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// nativePrefix begins a word of --protect that names native nftables tables.
+const nativePrefix = "nft:"
+
+// OwnTables begins the names of canaryd's own tables.
+const OwnTables = "canaryd-"
+
+// MaxNative is how many native tables are guarded at most.
+const MaxNative = 64
+
+// A nativeGlob names native tables of one family.
+type nativeGlob struct {
+	family tableid.Family
+	name   string // as path.Match has it
+}
+
+// parseNative reads a word such as nft:ip:kube-proxy.
+func parseNative(word string) (nativeGlob, error) {
+	family, name, found := strings.Cut(strings.TrimPrefix(word, nativePrefix), ":")
+	if !found || name == "" {
+		return nativeGlob{}, fmt.Errorf("%q is not nft:FAMILY:NAME, such as nft:ip:kube-proxy", word)
+	}
+	f, known := tableid.FamilyOfNFT(family)
+	if !known {
+		return nativeGlob{}, fmt.Errorf("%q names no family of nftables: want ip, ip6, inet, arp, bridge or netdev", word)
+	}
+	if _, err := path.Match(name, ""); err != nil {
+		return nativeGlob{}, fmt.Errorf("%q is not a glob of table names: %w", word, err)
+	}
+	id := f.Table(name)
+	switch {
+	case ofIptables(id):
+		return nativeGlob{}, fmt.Errorf("%q is a table of iptables: name its chains instead", word)
+	case strings.HasPrefix(name, OwnTables):
+		return nativeGlob{}, fmt.Errorf("%q is a table of canaryd's own", word)
+	}
+	return nativeGlob{f, name}, nil
+}
+
+// ofIptables reports whether iptables-nft has a table of that name.
+func ofIptables(id tableid.TableID) bool {
+	return slices.Contains(rules.Families(), id.Family) && slices.Contains(rules.AllTables(), id.Name)
+}
+
+// Native reports whether the selector names native tables, whether or not there are any.
+func (s Selector) Native() bool { return len(s.native) > 0 }
+
+// ProtectsTable reports whether a native table is protected. Tables of iptables and canaryd's
+// own never are, whatever a glob says.
+func (s Selector) ProtectsTable(id tableid.TableID) bool {
+	if ofIptables(id) || strings.HasPrefix(id.Name, OwnTables) {
+		return false
+	}
+	return slices.ContainsFunc(s.native, func(g nativeGlob) bool {
+		ok, _ := path.Match(g.name, id.Name) // the pattern was checked by parseNative
+		return ok && g.family == id.Family
+	})
+}

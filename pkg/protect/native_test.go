@@ -1,0 +1,56 @@
+package protect_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// TestProtectsTable: the tables that words name, and never those of iptables and canaryd.
+func TestProtectsTable(t *testing.T) {
+	s := selector(t, "kube", "nft:ip:*", "nft:inet:net[a]vark", "nft:bridge:b?")
+	if !s.Native() || selector(t, "kube", "MY-*").Native() {
+		t.Error("whether native tables are named is not what the words say")
+	}
+	for id, want := range map[tableid.TableID]bool{
+		tableid.IPv4.Table("kube-proxy"):      true,
+		tableid.IPv4.Table("docker-bridges"):  true,
+		tableid.IPv6.Table("kube-proxy"):      false,
+		tableid.Inet.Table("netavark"):        true,
+		tableid.Inet.Table("netavarks"):       false,
+		tableid.Bridge.Table("br"):            true,
+		tableid.IPv4.Table("nat"):             false,
+		tableid.IPv4.Table("security"):        false,
+		tableid.IPv4.Table("canaryd-witness"): false,
+		tableid.IPv4.Table("canaryd-keeper"):  false,
+	} {
+		if got := s.ProtectsTable(id); got != want {
+			t.Errorf("%s is protected: %t, want %t", id.NFT(), got, want)
+		}
+	}
+	if s.Protects("nft:ip:nat") || !s.Protects("KUBE-SERVICES") {
+		t.Error("a word for native tables says something of chains")
+	}
+}
+
+// TestNativeWords: an error names the bad word and what is wrong with it.
+func TestNativeWords(t *testing.T) {
+	for word, want := range map[string]string{
+		"nft:":                   "is not nft:FAMILY:NAME",
+		"nft:ip":                 "is not nft:FAMILY:NAME",
+		"nft:ip:":                "is not nft:FAMILY:NAME",
+		"nft:ipv4:kube-proxy":    "names no family",
+		"nft:ip:a[":              "is not a glob of table names",
+		"nft:ip:nat":             "is a table of iptables",
+		"nft:ip6:filter":         "is a table of iptables",
+		"nft:inet:canaryd-other": "is a table of canaryd's own",
+	} {
+		_, err := protect.NewSelector([]string{"cni", word})
+		if err == nil || !strings.Contains(err.Error(), `"`+word+`" `+want) {
+			t.Errorf("%s: %v, want that it %s", word, err, want)
+		}
+	}
+	selector(t, "nft:inet:nat", "nft:arp:filter", "nft:netdev:*")
+}

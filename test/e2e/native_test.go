@@ -1,0 +1,218 @@
+package e2e
+
+import (
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/iptables"
+)
+
+const guardNative = "--protect=kube,cni,nft:ip:kube-proxy,nft:inet:*"
+
+// onNative is a node with iptables' rules of Kubernetes, and kube-proxy's native table of 100
+// services.
+func onNative(t *testing.T, body func(n *nodetest.Node)) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		nstest.NeedProgram(n.T, "nft")
+		n.Load()
+		file, err := os.Open("../../pkg/native/testdata/services-100.nft.gz")
+		n.Must(err)
+		defer file.Close()
+		unpacked, err := gzip.NewReader(file)
+		n.Must(err)
+		text, err := io.ReadAll(unpacked)
+		n.Must(err)
+		nstest.CommandInput(n.T, string(text), "nft", "-f", "-")
+		body(n)
+	})
+}
+
+// listed is what nft lists of kube-proxy's table.
+func listed(n *nodetest.Node) string {
+	n.Helper()
+	var own strings.Builder
+	for table := range strings.SplitSeq(nstest.Command(n.T, "nft", "-s", "list", "ruleset"), "\n}\n") {
+		if strings.HasPrefix(table, "table ip kube-proxy ") {
+			own.WriteString(table)
+		}
+	}
+	return own.String()
+}
+
+// wantNative waits until the table is as it was, the node ready, and so many records are there.
+func wantNative(n *nodetest.Node, want string, records int) {
+	n.Helper()
+	n.Within(nodetest.HealsIn, "kube-proxy's native table", func() error {
+		if got := listed(n); got != want {
+			return fmt.Errorf("it has %d bytes of nft's text, want %d", len(got), len(want))
+		}
+		if got := nativeRecords(n); got != records {
+			return fmt.Errorf("%d records of native tables, want %d", got, records)
+		}
+		return nodetest.Ready()
+	})
+}
+
+// nativeRecords counts the records that name kube-proxy's native table.
+func nativeRecords(n *nodetest.Node) int {
+	n.Helper()
+	_, stdout, _ := n.Canaryd("status", "-o", "json")
+	return strings.Count(stdout, `"table": "ip kube-proxy",
+          "kind":`)
+}
+
+// TestNativeFlushes: each way to flush a native table is noticed and everything is back, also that
+// of a file with an old copy of it.
+func TestNativeFlushes(t *testing.T) {
+	onNative(t, func(n *nodetest.Node) {
+		n.Start(guardNative)
+		want, protected := listed(n), n.Protected()
+		old := strings.Replace(want, "dnat to 10.", "dnat to 11.", 1) + "\n}\n"
+		for i, flush := range []string{
+			"flush ruleset",
+			"flush ruleset ip",
+			"flush table ip kube-proxy",
+			"flush chain ip kube-proxy nat-prerouting",
+			"flush chain ip kube-proxy services",
+			"flush map ip kube-proxy service-ips",
+			"flush set ip kube-proxy cluster-ips",
+			"flush ruleset\n" + old,
+		} {
+			nstest.CommandInput(n.T, flush+"\n", "nft", "-f", "-")
+			wantNative(n, want, i+1)
+		}
+		nstest.Command(n.T, "nft", "flush", "table", "ip", "kube-proxy") // two flushers at once
+		nstest.Command(n.T, "nft", "flush", "ruleset")
+		n.Within(nodetest.HealsIn, "kube-proxy's native table", func() error {
+			if listed(n) != want || !slices.Equal(n.Protected(), protected) {
+				return errors.New("it is not as it was, or iptables' rules are not")
+			}
+			return nodetest.Ready()
+		})
+		stdout, _ := n.Want(0, "status")
+		if !strings.Contains(stdout, "\nip kube-proxy  intact ") || !strings.Contains(stdout, "nft (pid ") {
+			n.Errorf("canaryd status prints\n%s", stdout)
+		}
+		if line, _ := n.Want(0, "check", "-o", "line"); !strings.HasPrefix(line, "whole: ") {
+			n.Errorf("canaryd check prints %q", line)
+		}
+		metrics := n.Metrics()
+		if metrics[`flushes_total{family="ip",kind="table_deleted",table="ip kube-proxy"}`] < 2 || metrics[`native_table_in_force{family="ip",table="ip kube-proxy"}`] != 1 {
+			n.Errorf("the metrics say %v", metrics)
+		}
+		if page := n.Get("/"); !strings.Contains(page, "ip kube-proxy") {
+			n.Errorf("the page does not name the table")
+		}
+	})
+}
+
+// TestNativeOwner: what an owner does is learned and is no flush; a table that is deleted alone, or
+// dormant, is reported and left so.
+func TestNativeOwner(t *testing.T) {
+	onNative(t, func(n *nodetest.Node) {
+		n.Start(guardNative)
+		nstest.CommandInput(n.T, "table inet netavark { chain POSTROUTING { type nat hook postrouting priority srcnat; ip saddr 10.88.0.0/16 masquerade; }; }\n", "nft", "-f", "-")
+		nstest.CommandInput(n.T, "add table ip kube-proxy\ndelete table ip kube-proxy\n"+listed(n)+"\n}\n", "nft", "-f", "-")
+		nstest.Command(n.T, "nft", "add", "element", "ip", "kube-proxy", "cluster-ips", "{ 172.30.99.99 }")
+		time.Sleep(time.Second)
+		want := listed(n)
+		wantNative(n, want, 0)
+		nstest.Command(n.T, "nft", "flush", "ruleset")
+		wantNative(n, want, 1)
+		if !strings.Contains(want, "172.30.99.99") || !strings.Contains(nstest.Command(n.T, "nft", "list", "tables"), "table inet netavark") {
+			n.Errorf("what owners wrote is not back")
+		}
+
+		nstest.Command(n.T, "nft", "add table ip kube-proxy { flags dormant; }")
+		n.Within(nodetest.HealsIn, "a report", func() error { return unready("table ip kube-proxy is disabled") })
+		nstest.Command(n.T, "nft", "add", "table", "ip", "kube-proxy")
+		wantNative(n, want, 2)
+
+		nstest.Command(n.T, "nft", "delete", "table", "ip", "kube-proxy")
+		n.Within(nodetest.HealsIn, "a report", func() error { return unready("table ip kube-proxy is deleted_by_owner_or_unknown") })
+		time.Sleep(time.Second)
+		if listed(n) != "" {
+			n.Errorf("a table that was deleted alone was put back")
+		}
+		n.Want(0, "dismiss")
+		wantNative(n, "", 3)
+	})
+}
+
+// unready returns an error unless the node is not ready for that reason.
+func unready(why string) error {
+	if err := nodetest.Ready(); err == nil || !strings.Contains(err.Error(), why) {
+		return fmt.Errorf("readiness: %w, want %s", err, why)
+	}
+	return nil
+}
+
+// TestNativeRestarts: what is lost while no canaryd runs, or while it is killed, comes back from
+// disk, if it is known well enough; in a pause and in observe mode nothing is written.
+func TestNativeRestarts(t *testing.T) {
+	onNative(t, func(n *nodetest.Node) {
+		d := n.Start(guardNative)
+		want := listed(n)
+		for _, end := range []func(*nodetest.Process){(*nodetest.Process).Stop, (*nodetest.Process).Kill} {
+			time.Sleep(1500 * time.Millisecond) // until it is on disk
+			end(d)
+			nstest.Command(n.T, "nft", "flush", "ruleset")
+			d = n.Launch(guardNative)
+			n.Within(nodetest.HealsIn, "kube-proxy's native table", func() error {
+				if listed(n) != want {
+					return errors.New("it is not as it was")
+				}
+				return nodetest.Ready()
+			})
+			d.WantLog("The native tables are back and proved")
+		}
+		info, err := os.Stat("/run/state/native.json")
+		n.Must(err)
+		if info.Mode() != 0o600 {
+			n.Errorf("the file has mode %v", info.Mode())
+		}
+		time.Sleep(1500 * time.Millisecond)
+		d.Stop()
+		nstest.Command(n.T, "nft", "flush", "ruleset")
+		d = n.Launch(guardNative, "--max-stored-age=1ms")
+		n.Within(nodetest.HealsIn, "a report", func() error { return unready("table ip kube-proxy is table_deleted") })
+		if listed(n) != "" {
+			n.Errorf("what is too old was put back")
+		}
+		d.Stop()
+	})
+}
+
+// TestNativeHeldBack: in a pause and in observe mode nothing is put back.
+func TestNativeHeldBack(t *testing.T) {
+	onNative(t, func(n *nodetest.Node) {
+		d := n.Start(guardNative)
+		want := listed(n)
+		n.Want(0, "pause")
+		nstest.Command(n.T, "nft", "flush", "table", "ip", "kube-proxy")
+		n.Within(nodetest.HealsIn, "a report", func() error { return unready("table ip kube-proxy is emptied") })
+		if listed(n) == want {
+			n.Errorf("it was put back in a pause")
+		}
+		n.Want(0, "resume")
+		wantNative(n, want, 1)
+		d.Stop()
+
+		d = n.Start(guardNative, "--mode=observe")
+		nstest.Command(n.T, "nft", "flush", "ruleset")
+		n.Within(nodetest.HealsIn, "a report", func() error { return unready("table ip kube-proxy is table_deleted") })
+		if listed(n) == want {
+			n.Errorf("it was put back in observe mode")
+		}
+		d.Stop()
+	})
+}
