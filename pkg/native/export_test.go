@@ -34,6 +34,3 @@ func (t *Table) Bare() *Table {
 	}
 	return &bare
 }
-
-// SetBuffer sets the receive buffer for notifications, in bytes.
-func (k *Kernel) SetBuffer(bytes int) error { return k.events.SetBuffer(bytes) }

@@ -1,6 +1,7 @@
 package native_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
@@ -50,15 +51,12 @@ func TestKernelHears(t *testing.T) {
 			t.Fatalf("heard %+v, missed %t", commits, missed)
 		}
 
-		if err := k.SetBuffer(4096); err != nil {
-			t.Fatal(err)
-		}
-		for range 3 {
-			nstest.CommandInput(t, services(t, "testdata/services-100.nft.gz"), "nft", "-f", "-")
-			nstest.Command(t, "nft", "flush", "ruleset")
-		}
+		// Each rule is a notification; so many do not fit the 8 MiB that a socket holds.
+		many := "add table ip kube-proxy\nadd chain ip kube-proxy c\n" + strings.Repeat("add rule ip kube-proxy c tcp dport 80 accept\n", 45_000)
+		nstest.CommandInput(t, many, "nft", "-f", "-")
+		nstest.Command(t, "nft", "flush", "ruleset")
 		if _, missed = hear(); !missed {
-			t.Error("nothing was missed with a buffer of 4 KiB")
+			t.Error("nothing was missed of 45,000 rules: this shows nothing")
 		}
 		nstest.Command(t, "nft", "add", "table", "ip", "kube-proxy")
 		if commits, missed = hear(); len(commits) != 1 || missed || commits[0].Deeds[id].Made == 0 {
