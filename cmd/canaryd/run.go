@@ -113,11 +113,11 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		Families: kernel.Families(), Sources: o.sourceNames(), Hints: hints.Counts,
 		Version: version, Commit: commit, GoVersion: runtime.Version(),
 	})
-	guarded, err := o.guardNative(kernel, hints, writers)
+	guarded, closeGuarded, err := o.guardNative(kernel)
 	if err != nil {
 		return err
 	}
-	defer guarded.close()
+	defer closeGuarded()
 	files, err := o.declare(ctx, kernel, metrics.ObserveSourceError)
 	if err != nil {
 		return err
@@ -128,7 +128,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		Protection: o.learned(), Declared: files.declaration(), Declarations: files.changes,
 		BrokenSources: files.broken, SourceErrors: files.news, Canary: o.canaryChain,
 		PollInterval: o.poll, Settle: o.settle, JumpGrace: o.jumpGrace, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime, FreeMemory: freeMemory,
-		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Keeper: o.keeperOf(kernel), Attachments: o.attachments(), Disabled: disabled, NativeTables: kernel.NativeTables, Native: guarded.config, LeftOut: kernel.LeftOut,
+		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Keeper: o.keeperOf(kernel), Attachments: o.attachments(), Disabled: disabled, NativeTables: kernel.NativeTables, Native: guarded, LeftOut: kernel.LeftOut,
 		Sets: iptables.NewSets(), CPU: daemon.CPUTime, ListenRequired: o.metricsRequired,
 		Elsewhere: o.elsewhere,
 	})
@@ -147,7 +147,6 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		group.Go(func() error { return face.Run(ctx) })
 	}
 	startWatcher(ctx, group, o, kernel, hints, writers)
-	guarded.watch(ctx, group)
 	startNotifier(ctx, group, d)
 	files.run(ctx, group)
 	group.Go(func() error { return d.Run(ctx) })
@@ -218,9 +217,9 @@ func freeMemory() {
 }
 
 // signsOf returns what the writers of the guarded tables can be noticed by. On a node with
-// iptables-legacy alone a commit watcher would cost time and find nothing.
-func signsOf(backend iptables.Backend) watch.Signs {
-	return watch.Signs{Commits: backend == iptables.NFT, Lock: backend == iptables.Legacy}
+// iptables-legacy and no native tables a commit watcher would cost time and find nothing.
+func signsOf(backend iptables.Backend, native bool) watch.Signs {
+	return watch.Signs{Commits: native || backend == iptables.NFT, Lock: backend == iptables.Legacy}
 }
 
 // startWatcher starts the watchers that the guarded tables need.
@@ -229,5 +228,5 @@ func startWatcher(ctx context.Context, group *errgroup.Group, o *options, kernel
 		Hints: hints, Writers: writers, Lock: o.lockFile,
 		Subscribe: func() (watch.CommitSource, error) { return kernel.Subscribe() },
 	}
-	group.Go(func() error { return all.Run(ctx, signsOf(kernel.Info().Backend)) })
+	group.Go(func() error { return all.Run(ctx, signsOf(kernel.Info().Backend, o.selector.Native())) })
 }

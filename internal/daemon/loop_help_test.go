@@ -159,7 +159,7 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 	if s.guarded != nil {
 		all, err := protect.NewSelector([]string{"nft:ip:*", "nft:ip6:*", "nft:inet:*"})
 		must(t, err)
-		cfg.Native = NativeConfig{Kernel: s.guarded, Protects: all.ProtectsTable, Writers: r.writers, Store: s.nativeStore}
+		cfg.Native = NativeConfig{Kernel: s.guarded, Protects: all.ProtectsTable, Store: s.nativeStore}
 		s.guarded.onCommit = func(c nft.Commit) {
 			if !s.deaf {
 				r.writers.Note(watch.Writer{Time: time.Now(), Genid: c.Genid, PID: c.PID, Comm: c.Comm, Command: c.Comm + " flush", Own: c.Own})

@@ -10,7 +10,6 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
-	"github.com/canaryd/canaryd/pkg/watch"
 )
 
 // This file and native_*.go guard native nftables tables. They are a realm of their own: they have
@@ -31,7 +30,6 @@ type NativeKernel interface {
 type NativeConfig struct {
 	Kernel   NativeKernel                // nil: none are guarded
 	Protects func(tableid.TableID) bool  // which are guarded
-	Writers  *watch.Writers              // of commits to nf_tables
 	Rehearse func(t *native.Table) error // whether the kernel would take a table again; nil: that is not asked
 	Store    *NativeStore                // nil: nothing is kept
 	Cleanup  func() error                // removes the witnesses

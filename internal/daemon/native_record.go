@@ -142,7 +142,7 @@ func (d *Daemon) takersOf(t *nativeTable) []watch.Writer {
 	}
 	var by []watch.Writer
 	for _, c := range taken {
-		if w := d.cfg.Native.Writers.Of(c); w.PID != 0 {
+		if w := d.cfg.Writers.Of(c); w.PID != 0 {
 			by = append(by, w)
 		}
 	}
@@ -166,7 +166,7 @@ var flushingUnits = []string{"nftables.service", "netfilter-persistent.service"}
 // committer says what is known of a commit's process: the table's owner, if it or its parent is
 // called so, or a unit that loads rules from a file.
 func (d *Daemon) committer(id tableid.TableID, c nft.Commit) native.Committer {
-	w := d.cfg.Native.Writers.Of(c)
+	w := d.cfg.Writers.Of(c)
 	owners := nativeOwners[id.Name]
 	switch {
 	case slices.Contains(owners, w.Comm), len(w.Origin.Ancestors) > 0 && slices.Contains(owners, w.Origin.Ancestors[0]):

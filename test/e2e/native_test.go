@@ -20,8 +20,10 @@ const guardNative = "--protect=kube,cni,nft:ip:kube-proxy,nft:inet:*"
 
 // onNative is a node with iptables' rules of Kubernetes, and kube-proxy's native table of 100
 // services.
-func onNative(t *testing.T, body func(n *nodetest.Node)) {
-	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+func onNative(t *testing.T, body func(n *nodetest.Node)) { onNativeNextTo(t, iptables.NFT, body) }
+
+func onNativeNextTo(t *testing.T, backend iptables.Backend, body func(n *nodetest.Node)) {
+	nodetest.On(t, backend, func(n *nodetest.Node) {
 		nstest.NeedProgram(n.T, "nft")
 		n.Load()
 		file, err := os.Open("../../pkg/native/testdata/services-100.nft.gz")
@@ -214,5 +216,24 @@ func TestNativeHeldBack(t *testing.T) {
 			n.Errorf("it was put back in observe mode")
 		}
 		d.Stop()
+	})
+}
+
+// TestNativeNextToLegacy: on a node with iptables-legacy both watchers run. A flush of native
+// tables takes nothing from iptables, and a flush of iptables nothing from native tables.
+func TestNativeNextToLegacy(t *testing.T) {
+	onNativeNextTo(t, iptables.Legacy, func(n *nodetest.Node) {
+		n.Start(guardNative)
+		want, protected := listed(n), n.Protected()
+		nstest.Command(n.T, "nft", "flush", "ruleset")
+		wantNative(n, want, 1)
+		n.Same("protected rules after a flush of native tables", protected, n.Protected())
+		if stdout, _ := n.Want(0, "status", "--flush", "1"); !strings.Contains(stdout, "nft flush ruleset") {
+			n.Errorf("the record does not name nft:\n%s", stdout)
+		}
+		n.Flush()
+		n.Healed(2)
+		n.Same("protected rules after a flush of iptables' tables", protected, n.Protected())
+		wantNative(n, want, 1)
 	})
 }
