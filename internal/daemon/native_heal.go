@@ -105,6 +105,14 @@ func (d *Daemon) settleNative(ctx context.Context, st *state) {
 // turns out to be its owner's doing is learned.
 func (d *Daemon) planNative(ctx context.Context, st *state) (nativeSight, []native.Repair, error) {
 	r := &st.native
+	// What the flusher did while canaryd waited belongs to this loss, other tables too.
+	genid, err := d.cfg.Native.Kernel.Genid()
+	if err == nil {
+		err = d.hearNative(ctx, st, genid)
+	}
+	if err != nil {
+		return nativeSight{}, nil, err
+	}
 	seen, err := d.sightNative(ctx, st, func(id tableid.TableID) bool {
 		t := r.tables[id]
 		return r.all || t != nil && (!t.dirty.IsZero() || t.lost())

@@ -17,7 +17,11 @@ func ExampleNewSelector() {
 	}
 	_, err = protect.NewSelector([]string{"kubernetes"})
 	fmt.Println(err)
-	// Output: CNI-HOSTPORT-DNAT true MY-FIREWALL true MY-CANARY false KUBE-SERVICES false INPUT
-	// false "kubernetes" is neither a preset (kube, cni, docker, podman, libvirt, tailscale) nor a
-	// chain name or glob
+	// Output:
+	// CNI-HOSTPORT-DNAT true
+	// MY-FIREWALL true
+	// MY-CANARY false
+	// KUBE-SERVICES false
+	// INPUT false
+	// "kubernetes" is neither a preset (kube, cni, docker, podman, libvirt, tailscale) nor a chain name or glob
 }

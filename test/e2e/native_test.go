@@ -104,7 +104,7 @@ func TestNativeFlushes(t *testing.T) {
 		if !strings.Contains(stdout, "\nip kube-proxy  intact ") || !strings.Contains(stdout, "nft (pid ") {
 			n.Errorf("canaryd status prints\n%s", stdout)
 		}
-		if line, _ := n.Want(0, "check", "-o", "line"); !strings.HasPrefix(line, "whole: ") {
+		if line, _ := n.Want(0, "check", "-o", "line"); !strings.HasPrefix(line, "intact: ") {
 			n.Errorf("canaryd check prints %q", line)
 		}
 		metrics := n.Metrics()

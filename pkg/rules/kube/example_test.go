@@ -32,6 +32,7 @@ endpoints: [{addresses: [10.1.0.7], conditions: {ready: true}}]
 	services, _ := generation[rules.IPv4.Table(rules.Nat)].Chain("KUBE-SERVICES")
 	fmt.Println(services.Rules[0].Spec)
 	fmt.Println(len(skipped), "objects were skipped")
-	// Output: -d 10.96.0.10/32 -p tcp -m comment --comment "shop/web cluster IP" -m tcp --dport 80
-	// -j KUBE-SVC-E3PXEPMWAWIUT6ZV 0 objects were skipped
+	// Output:
+	// -d 10.96.0.10/32 -p tcp -m comment --comment "shop/web cluster IP" -m tcp --dport 80 -j KUBE-SVC-E3PXEPMWAWIUT6ZV
+	// 0 objects were skipped
 }
