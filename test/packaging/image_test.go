@@ -201,11 +201,18 @@ func TestCulprits(t *testing.T) {
 		inPod(n, spec)
 		n.Load()
 		n.Start()
-		n.Flush()
-		record := n.Healed(1)
-		// The kernel keeps 15 bytes of a name.
-		if record.Culprit.PID == 0 || !strings.Contains(record.Culprit.Comm, "tables-legac") {
-			n.Errorf("who flushed was %+v", record.Culprit)
+		// A process that ends before canaryd gets a processor leaves its number only. That happens
+		// where many tests run; three times in a row it does not.
+		for flush := 1; ; flush++ {
+			n.Flush()
+			by := n.Healed(flush).Culprit
+			// The kernel keeps 15 bytes of a name.
+			if strings.Contains(by.Comm, "tables-legac") && by.PID != 0 {
+				return
+			}
+			if n.Logf("flush %d was done by %+v", flush, by); by.PID == 0 || flush == 3 {
+				n.Fatalf("%d flushes were done by %+v", flush, by)
+			}
 		}
 	})
 }
