@@ -115,13 +115,13 @@ demo: deps build ## flush a real kube-proxy rule set in every way and watch it c
 
 # The profiler's names are in the program that is measured; make bench BENCH='-sizes 1000 -n 3' passes flags on.
 .PHONY: bench
-bench: deps ## measure heals, captures and generation beside iptables-restore, at 100, 1,000 and 5,000 services
+bench: deps ## measure heals, captures and generation next to iptables-restore, at 100, 1,000 and 5,000 services
 	CGO_ENABLED=0 go build -trimpath -o bin/bench/canaryd ./cmd/canaryd
 	go build -o bin/bench/heal ./hack/bench/heal
 	bin/bench/heal -canaryd bin/bench/canaryd -json bin/bench/heal.json $(BENCH)
 
 .PHONY: bench-detect
-bench-detect: deps build ## what noticing costs and how soon it is, beside an exec probe; half an hour
+bench-detect: deps build ## what noticing costs and how soon it is, half an hour
 	@go run ./hack/bench/detect -canaryd bin/canaryd
 
 # make soak SOAK=2m for two minutes; SOAK_FLAGS='-healers monitor' and others are passed on (-help lists them).

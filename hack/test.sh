@@ -36,10 +36,12 @@ else
 	# The distribution's firewalls have the processors to themselves: a flush of theirs
 	# is of many commands, and is not to be healed in the middle for want of time. So have
 	# the limits: time and memory are measured there, and 240,000 rules take both.
-	mapfile -t others < <(go list ./... | grep -v -e /test/flushers -e /test/limits -e /test/versions)
+	mapfile -t others < <(go list ./... | grep -v -e /test/flushers -e /test/limits -e /test/versions -e /pkg/native)
 	# Those that take longest begin first, so that in the end nothing waits for them.
 	tested . canaryd -race ./hack/soak ./internal/daemon ./test/owners ./test/e2e ./pkg/iptables \
 		./test/interleavings ./test/faults "${others[@]}"
+	# One goroutine does all of it, and thousands of objects take long with the race detector.
+	tested . native ./pkg/native
 	tested . flushers -race ./test/flushers
 	tested . limits ./test/limits
 	# They read and write files, and run nothing of canaryd's in their own process.
