@@ -6,6 +6,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/watch"
 )
@@ -84,7 +85,7 @@ func (c charge) since() uint32 {
 func (q inquiry) about(c charge) []iptables.Taking {
 	var own []iptables.Taking // of this table, by others, until the loss was read
 	for _, k := range q.takings.List {
-		if k.Family == c.family && k.Table == c.table && !k.Commit.Own && !q.own(k.Commit.PID) && !after(k.Commit.Genid, c.upto) {
+		if k.Family == c.family && k.Table == c.table && !k.Commit.Own && !q.own(k.Commit.PID) && !nft.Newer(k.Commit.Genid, c.upto) {
 			own = append(own, k)
 		}
 	}
@@ -106,7 +107,7 @@ func (c charge) tookMark(k iptables.Taking) bool {
 			return true
 		}
 	}
-	return after(k.Commit.Genid, c.intact) && k.Took(c.canary)
+	return nft.Newer(k.Commit.Genid, c.intact) && k.Took(c.canary)
 }
 
 // lastTakers returns for each thing that is lost while the canary stands the last commit
@@ -150,7 +151,7 @@ func (c charge) lastTakers(all []iptables.Taking) []iptables.Taking {
 // drifters returns the commits to the table since it was as declared: all of them if one
 // process made them, else those that took something from the chains in question.
 func (c charge) drifters(all []iptables.Taking) []iptables.Taking {
-	all = slices.DeleteFunc(all, func(k iptables.Taking) bool { return !after(k.Commit.Genid, c.sound) })
+	all = slices.DeleteFunc(all, func(k iptables.Taking) bool { return !nft.Newer(k.Commit.Genid, c.sound) })
 	if !slices.ContainsFunc(all, func(k iptables.Taking) bool { return k.Commit.PID != all[0].Commit.PID }) {
 		return all
 	}
@@ -171,6 +172,3 @@ func (q inquiry) only(c charge) []watch.Writer {
 	}
 	return list[len(list)-1:]
 }
-
-// after reports whether genid a is newer than b, across a wrap-around.
-func after(a, b uint32) bool { return int32(a-b) > 0 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/watch"
@@ -160,7 +161,7 @@ func settleCulprit(r *api.Flush) {
 
 // later returns the newer of two genids.
 func later(a, b uint32) uint32 {
-	if after(b, a) {
+	if nft.Newer(b, a) {
 		return b
 	}
 	return a

@@ -187,6 +187,21 @@ func TestNativeStaleAndRefused(t *testing.T) {
 	})
 }
 
+// TestNativeOneByOne: where each table is written by itself, what an owner writes between two of
+// them is newer than the read, and stays.
+func TestNativeOneByOne(t *testing.T) {
+	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		newer := tableOf(dockerTable, "newer")
+		k.with(func() { k.alone, k.between = true, func() { k.sync(newer) } })
+		k.flushTable(proxyTable)
+		k.flushTable(dockerTable)
+		r.settled()
+		k.wantNative(t, tableOf(proxyTable, "a", "b"))
+		k.wantNative(t, newer)
+		r.wantReady()
+	})
+}
+
 // TestNativeObserved: observe mode writes witnesses only, and the owner ends the loss.
 func TestNativeObserved(t *testing.T) {
 	nativeNode(t, setup{mode: api.Observe}, func(t *testing.T, r *rig, k *fakeNative) {

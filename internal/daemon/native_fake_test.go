@@ -34,6 +34,8 @@ type fakeNative struct {
 	stale    int   // writes that another process overtakes; -1: all
 	broken   error // of all questions
 	refuses  map[tableid.TableID]bool
+	alone    bool   // a transaction with several tables is refused
+	between  func() // what another process does right after a replay, once
 	owners   map[tableid.TableID]uint32
 	onCommit func(nft.Commit)
 	captures int
@@ -243,6 +245,9 @@ func (k *fakeNative) Write(genid uint32, repairs []native.Repair, witnesses map[
 		k.stale--
 	}
 	var refused error
+	if k.alone && len(repairs) > 1 {
+		refused = &nft.RefusedError{Errno: syscall.ENOMEM}
+	}
 	for _, r := range repairs {
 		id := r.Want.ID
 		if k.refuses[id] || r.Remedy == native.ByCreate && k.tables[id] != nil {
@@ -280,6 +285,15 @@ func (k *fakeNative) Write(genid uint32, repairs []native.Repair, witnesses map[
 			k.heals++
 		}
 	})
+	k.mu.Lock()
+	between := k.between
+	if len(repairs) == 0 || between == nil {
+		between = func() {}
+	} else {
+		k.between = nil
+	}
+	k.mu.Unlock()
+	between()
 	return nil, nil
 }
 

@@ -182,10 +182,9 @@ func (d *Daemon) writeOneByOne(ctx context.Context, st *state, genid uint32, rep
 		if err != nil {
 			return err
 		}
-		if now-genid > 2 { // ours, and leaving out 0
+		if genid = nft.Following(genid); now != genid { // more than our own commit
 			return nft.ErrStale
 		}
-		genid = now
 	}
 	if len(failed) == len(repairs) {
 		return errors.Join(append(failed, first)...)

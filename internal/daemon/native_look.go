@@ -80,7 +80,7 @@ func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error 
 func (d *Daemon) takeDeed(r *nativeRealm, id tableid.TableID, deed nativeDeed) {
 	t := r.tables[id]
 	switch {
-	case t != nil && !after(deed.Genid, t.genid):
+	case t != nil && !nft.Newer(deed.Genid, t.genid):
 		return // it was read since
 	case t == nil:
 		delete(r.immune, id)
@@ -321,7 +321,7 @@ func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSigh
 	}
 	e.WitnessLost = t.missed && t.witness != "" && stand[id.Family] != t.witness
 	for _, deed := range t.deeds {
-		if !after(deed.Genid, seen.Genid) {
+		if !nft.Newer(deed.Genid, seen.Genid) {
 			known := *deed.Deed
 			known.By = d.committer(id, deed.commit)
 			e.Deeds = append(e.Deeds, &known)
@@ -354,7 +354,7 @@ func (d *Daemon) adopt(ctx context.Context, st *state, id tableid.TableID, now *
 	}
 	later := t.deeds[:0:0]
 	for _, deed := range t.deeds {
-		if after(deed.Genid, seen.Genid) {
+		if nft.Newer(deed.Genid, seen.Genid) {
 			later = append(later, deed)
 		}
 	}

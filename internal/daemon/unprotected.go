@@ -5,6 +5,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/watch"
 )
@@ -46,7 +47,7 @@ func (q inquiry) othersWrote(f rules.Family, t rules.TableName, from, upto uint3
 		return len(by) == 0 // else they were the only ones
 	}
 	return slices.ContainsFunc(q.takings.List, func(k iptables.Taking) bool {
-		return k.Family == f && k.Table == t && after(k.Commit.Genid, from) && !after(k.Commit.Genid, upto) &&
+		return k.Family == f && k.Table == t && nft.Newer(k.Commit.Genid, from) && !nft.Newer(k.Commit.Genid, upto) &&
 			!slices.ContainsFunc(by, func(w watch.Writer) bool { return w.PID == k.Commit.PID })
 	})
 }

@@ -55,7 +55,7 @@ type Takings struct {
 }
 
 // Reach reports whether everything that was taken after that genid is known.
-func (t Takings) Reach(genid uint32) bool { return t.Known && int32(t.Since-genid) <= 0 }
+func (t Takings) Reach(genid uint32) bool { return t.Known && !nft.Newer(t.Since, genid) }
 
 // What is kept of takings: enough for a flush of 5,000 services, and for the grace after
 // which a missing jump counts as lost.

@@ -79,8 +79,8 @@ func (k *Kernel) Hear(genid uint32) (commits []Commit, missed bool, err error) {
 		}
 		witness := maps.Clone(k.rec.witness)
 		deeds := k.rec.End(n.By)
-		missed = missed || k.torn || n.By.Genid != following(last)
-		whole := !k.torn && int32(n.By.Genid-last) > 0
+		missed = missed || k.torn || n.By.Genid != nft.Following(last)
+		whole := !k.torn && nft.Newer(n.By.Genid, last)
 		if last, k.torn = n.By.Genid, false; whole {
 			commits = append(commits, Commit{n.By, deeds, witness})
 		}
@@ -98,7 +98,7 @@ func (k *Kernel) Hear(genid uint32) (commits []Commit, missed bool, err error) {
 		switch {
 		case errors.As(err, &errno) && errno != syscall.ENOBUFS:
 			return commits, true, fmt.Errorf("hearing of commits: %w", err)
-		case err == nil && int32(k.events.UpTo()-genid) >= 0:
+		case err == nil && !nft.Newer(genid, k.events.UpTo()):
 			return commits, missed, nil
 		case time.Now().After(deadline):
 			k.events.SkipTo(genid)
@@ -112,14 +112,6 @@ func (k *Kernel) Hear(genid uint32) (commits []Commit, missed bool, err error) {
 			time.Sleep(time.Millisecond)
 		}
 	}
-}
-
-// following returns the genid after one: the counter leaves out 0.
-func following(genid uint32) uint32 {
-	if genid++; genid == nft.NoGuard {
-		genid++
-	}
-	return genid
 }
 
 // A Repair puts one table back.

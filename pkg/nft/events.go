@@ -170,7 +170,7 @@ func (e *Events) Wait(genid uint32, deadline time.Time, f func(Event)) (bool, er
 }
 
 // has reports whether everything up to genid was heard. The counter wraps.
-func (e *Events) has(genid uint32) bool { return int32(e.heard-genid) >= 0 }
+func (e *Events) has(genid uint32) bool { return !Newer(genid, e.heard) }
 
 func (e *Events) take(datagram []byte, f func(Event)) error {
 	return eachMessage(datagram, func(m []byte) error {

@@ -56,6 +56,10 @@ func parseCommit(data []byte) (c Commit, err error) {
 	return c, nil
 }
 
+// Newer reports whether genid a is newer than b. The counter wraps around, so the two may be at
+// most 2^31 commits apart.
+func Newer(a, b uint32) bool { return int32(a-b) > 0 }
+
 // Following returns the genid after one commit: the counter leaves out NoGuard.
 func Following(genid uint32) uint32 {
 	if genid++; genid == NoGuard {

@@ -65,7 +65,7 @@ func (ws *Writers) Between(after, upto uint32) []Writer {
 }
 
 func (w Writer) between(after, upto uint32) bool {
-	return genidAfter(w.Genid, after) && !genidAfter(w.Genid, upto)
+	return nft.Newer(w.Genid, after) && !nft.Newer(w.Genid, upto)
 }
 
 // Heard reports whether every commit after genid after and up to genid upto was
@@ -113,6 +113,3 @@ func (ws *Writers) selected(ring *writerRing, want func(Writer) bool) []Writer {
 	}
 	return found
 }
-
-// genidAfter reports whether genid a is newer than b, across a wrap-around.
-func genidAfter(a, b uint32) bool { return int32(a-b) > 0 }
