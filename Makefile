@@ -153,6 +153,10 @@ dashboard: ## write deploy/grafana/canaryd.json anew
 screenshot: deps-browser build ## draw docs/images: the dashboard, from a Prometheus that watches a canaryd being flushed, and the page
 	@go run ./hack/screenshot -canaryd bin/canaryd
 
+.PHONY: picture
+picture: deps build ## record a flush, and draw docs/images/flush.svg from it
+	@go run ./hack/picture -canaryd bin/canaryd -record
+
 .PHONY: wars
 wars: deps ## somebody who flushes without end, on the kernel: what it costs, and how soon the rules are back after it
 	go test -tags wars -count=1 -v -run 'WithoutEnd$$' ./test/limits
