@@ -22,7 +22,7 @@ type retirement struct {
 // retired are the words that design and glossary have replaced, and vague ones that hide what acts.
 var retired = []retirement{
 	retire(`nobody|somebody|anybody|whoever`, "what acts: the kernel, kube-proxy, another process, no process"),
-	retire(`told`, "logged, recorded, reported, known"),
+	retire(`told|tells`, "logged, recorded, reported, known; says, shows"),
 	retire(`anew`, "again"),
 	retire(`lest`, "so that ... not"),
 	retire(`beside`, "next to, while ... runs"),

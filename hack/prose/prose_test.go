@@ -16,7 +16,7 @@ func TestCheck(t *testing.T) {
 		{"plain words", "a.go", "package a\n\n// F asks the kernel.\nfunc F() {}\n", nil},
 		{"a retired word in a comment", "a.go", "package a\n\n// F is told by nobody.\nfunc F() {}\n", []string{
 			`a.go:3: "nobody" is retired: write what acts: the kernel, kube-proxy, another process, no process`,
-			`a.go:3: "told" is retired: write logged, recorded, reported, known`,
+			`a.go:3: "told" is retired: write logged, recorded, reported, known; says, shows`,
 		}},
 		{"in a string of several lines", "a.go", "package a\n\nconst x = `one\nwritten anew`\n", []string{`a.go:4: "anew" is retired: write again`}},
 		{"in a name it stays", "a.go", "package a\n\nvar told, beside int\n", nil},

@@ -27,7 +27,7 @@ func (r *rig) absentSum() time.Duration {
 }
 
 // TestAbsentWhileDown: what was lost while no canaryd ran was absent since it was last
-// known to be in force, at most, and everything that tells how long says so.
+// known to be in force, at most, and everything that says how long says that too.
 func TestAbsentWhileDown(t *testing.T) {
 	const down = 27 * time.Second
 	for _, test := range []struct {

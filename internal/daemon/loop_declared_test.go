@@ -17,7 +17,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// claims tells the chains that a manifest owns: kube-proxy's and kubelet's,
+// claims returns the chains that a manifest owns: kube-proxy's and kubelet's,
 // but for kubelet's hint.
 func claims(chain string) bool {
 	kube, err := protect.NewSelector([]string{"kube"})

@@ -53,7 +53,7 @@ func TestJumpThatItsOwnerPutBackInTheSameMoment(t *testing.T) {
 				})
 				r.flushNat()
 				r.after(100*time.Millisecond + test.wait)
-				// Who comes first tells which copy is whose.
+				// Who comes first decides which copy is whose.
 				r.write(rules.Nat, "-I OUTPUT -j ACCEPT")
 				for _, line := range test.after {
 					r.write(rules.Nat, line)

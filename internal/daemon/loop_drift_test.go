@@ -48,8 +48,8 @@ func drifts(t *testing.T) []drift {
 		{"an endpoint's chain emptied", []string{"-F " + sep}},
 		{"the services emptied", []string{"-F KUBE-SERVICES"}},
 		{"an endpoint's chain deleted", []string{"-F " + svc, "-F " + sep, "-X " + sep}},
-		{"a chain that nobody declared", []string{":KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]", "-A KUBE-SVC-AAAAAAAAAAAAAAAA -j RETURN"}},
-		{"chains that nobody declared, tied together and jumped", []string{
+		{"a chain without a declaration", []string{":KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]", "-A KUBE-SVC-AAAAAAAAAAAAAAAA -j RETURN"}},
+		{"chains without a declaration that jump to each other, and a jump to them", []string{
 			":KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]", ":KUBE-SEP-AAAAAAAAAAAAAAAA - [0:0]",
 			"-A KUBE-SVC-AAAAAAAAAAAAAAAA -j KUBE-SEP-AAAAAAAAAAAAAAAA", "-A KUBE-SEP-AAAAAAAAAAAAAAAA -j " + svc,
 			"-I KUBE-SERVICES -j KUBE-SVC-AAAAAAAAAAAAAAAA", "-A OUTPUT -j KUBE-SVC-AAAAAAAAAAAAAAAA",
@@ -401,7 +401,7 @@ func TestApplyFails(t *testing.T) {
 func (r *rig) wantNoLossTold() {
 	r.t.Helper()
 	if got := r.metrics("flush_events", "flushes"); len(got) > 0 || len(r.records(0)) > 0 {
-		r.t.Errorf("losses were told: %v, %+v", got, r.records(0))
+		r.t.Errorf("losses were recorded: %v, %+v", got, r.records(0))
 	}
 }
 

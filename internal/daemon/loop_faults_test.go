@@ -227,7 +227,7 @@ func TestRestoresFail(t *testing.T) {
 		var tries []time.Time
 		r.fake.BeforeRestore(func() { tries = append(tries, time.Now()) })
 		// Each refusal is followed at once by a restore without rules: that it
-		// is refused, too, tells that single rules are not the reason.
+		// is refused, too, shows that single rules are not the reason.
 		const refusals = 13
 		r.fake.FailRestores(2*refusals, iptables.ReasonMissingSet)
 		moved := r.moved(func() {

@@ -129,11 +129,11 @@ func (at death) killed(t *testing.T, backend iptables.Backend, step int) bool {
 	r.wantMarksOnce()
 	records, want := r.records(0), min(lost, 1)
 	if len(records) != want {
-		t.Errorf("killed at %q, with %d things lost; the next daemon tells of %d flushes", *k.fell.Load(), lost, len(records))
+		t.Errorf("killed at %q, with %d things lost; the next daemon reports %d flushes", *k.fell.Load(), lost, len(records))
 	}
 	for _, record := range records {
 		if record.Kind == canary.Replaced || record.Outcome != reload.Proved {
-			t.Errorf("killed at %q; the next daemon tells of a flush: %s, %s", *k.fell.Load(), record.Kind, record.Outcome)
+			t.Errorf("killed at %q; the next daemon reports a flush: %s, %s", *k.fell.Load(), record.Kind, record.Outcome)
 		}
 	}
 	r.flushNat() // it guards as any other

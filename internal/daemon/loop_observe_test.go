@@ -15,7 +15,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// readSteps is a stepping kernel that also tells of reads without a guard.
+// readSteps is a stepping kernel that also reports reads without a guard.
 type readSteps struct{ stepping }
 
 func (k readSteps) Read(ctx context.Context, f rules.Family) (iptables.Snapshot, error) {

@@ -244,7 +244,7 @@ func TestAProxyThatNeverPlantedACanary(t *testing.T) {
 
 // TestARulesetWithoutKUBE is what Cilium's documentation removes kube-proxy's rules with:
 // iptables-save | grep -v KUBE | iptables-restore. It takes canaryd's chain with it, as a
-// firewall's saved file does, and nothing in the tables tells one from the other. So it is
+// firewall's saved file does, and nothing in the tables separates one from the other. So it is
 // a flush: a kube-proxy that lives has its services back at once, and one that is gone is
 // distinguished from it by its canary.
 func TestARulesetWithoutKUBE(t *testing.T) {

@@ -41,7 +41,7 @@ func TestRestart(t *testing.T) {
 		flush  bool
 		change func(*reload.Identity)
 		clock  time.Duration // by how much the clock on the wall is set meanwhile
-		asleep time.Duration // how much less the machine's uptime tells
+		asleep time.Duration // how much less the machine's uptime says
 		back   bool          // the flushed rules come back
 		waits  bool          // they wait for a decision
 		log    string

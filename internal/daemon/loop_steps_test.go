@@ -8,7 +8,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// stepping is a Fake that tells each step of a guarded write before it is
+// stepping is a Fake that reports each step of a guarded write before it is
 // done, with the session that is open, and the ends of a restore and of the
 // session.
 type stepping struct {

@@ -52,10 +52,10 @@ func TestWar(t *testing.T) {
 					t.Errorf("contended: %t, %v", s.Contended, r.metrics("contended"))
 				}
 				if n := r.logged("A process keeps undoing"); n != 1 {
-					t.Errorf("the log tells the beginning %d times", n)
+					t.Errorf("the log has the beginning %d times", n)
 				}
 				if n := r.logged("Rules were lost"); n > 20 {
-					t.Errorf("the log tells of %d flushes", n)
+					t.Errorf("the log has %d flushes", n)
 				}
 				if got := r.metrics("flush_events"); got["flush_events_total"] < 10 {
 					t.Errorf("counted: %v", got)
@@ -68,7 +68,7 @@ func TestWar(t *testing.T) {
 					t.Error("contended for ever")
 				}
 				if n := r.logged("stays in place again"); n != 1 {
-					t.Errorf("the log tells the end %d times", n)
+					t.Errorf("the log has the end %d times", n)
 				}
 				r.wantBack(before, left)
 				// The next single one is reported and healed as any other.
@@ -139,7 +139,7 @@ func TestWarOfJumps(t *testing.T) {
 			t.Error("nobody is told")
 		}
 		if n := r.logged("A process keeps undoing"); n != 1 {
-			t.Errorf("the log tells the beginning %d times", n)
+			t.Errorf("the log has the beginning %d times", n)
 		}
 		r.after(15*time.Second + 500*time.Millisecond)
 		r.wantBack(before, before)
@@ -198,7 +198,7 @@ func TestSlowWar(t *testing.T) {
 			r.after(5 * time.Second)
 		}
 		if n := r.logged("A process keeps undoing"); n != 1 {
-			t.Errorf("the log tells the beginning %d times", n)
+			t.Errorf("the log has the beginning %d times", n)
 		}
 		r.after(6 * time.Second)
 		if r.d.Status().Contended || r.logged("stays in place again") != 1 {

@@ -143,7 +143,7 @@ func TestKeeperNameIsTaken(t *testing.T) {
 	})
 }
 
-// TestKeeperCommitsAreOwn: a watcher tells them from those of others, and they are no
+// TestKeeperCommitsAreOwn: a watcher separates them from those of others, and they are no
 // evidence for a backend.
 func TestKeeperCommitsAreOwn(t *testing.T) {
 	for _, backend := range []Backend{NFT, Legacy} {

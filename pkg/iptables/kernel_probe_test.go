@@ -12,7 +12,7 @@ import (
 )
 
 // TestUrgent: the stamp names the table that was flushed, be it small or large,
-// and a probeOnly at it tells nothing of the others.
+// and a probeOnly of it says nothing about the others.
 func TestUrgent(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		k := openKernel(t, Config{Backend: Legacy})

@@ -308,7 +308,7 @@ const looping = `*filter
 COMMIT
 `
 
-// The kernel refuses a loop, which nothing tells before: then iptables-restore
+// The kernel refuses a loop, which nothing shows before: then iptables-restore
 // writes all tables that it can, and says what is wrong with the other.
 func TestARefusedTransactionGoesThroughTheTextPathAtOnce(t *testing.T) {
 	bad := strings.Replace(looping, "COMMIT", "-A B -j A\nCOMMIT", 1)
@@ -498,7 +498,7 @@ func sortedChains(text string) string {
 	return strings.Join(blocks, "\n")
 }
 
-// Without what COMPAT tells, xt refuses a match of the wrong protocol; this is
+// Without what COMPAT says, xt refuses a match of the wrong protocol; this is
 // the reason for all of nftcompat.go.
 func TestTheKernelWantsToKnowTheProtocol(t *testing.T) {
 	onNFT(t, func(t *testing.T, family rules.Family) {

@@ -57,7 +57,7 @@ func (r recorded) RestoreAnyway(ctx context.Context, stages ...iptables.Payload)
 	return r.Session.RestoreAnyway(ctx, stages...)
 }
 
-// families tells of which families how many tables are written, stage by stage.
+// families says of which families how many tables are written, stage by stage.
 func families(stages []iptables.Payload) string {
 	var all []string
 	for _, p := range stages {

@@ -52,7 +52,7 @@ func (s stagedSession) Restore(ctx context.Context, payloads ...iptables.Payload
 	})
 }
 
-// tablesOf tells which tables of IPv4 are written, stage by stage.
+// tablesOf says which tables of IPv4 are written, stage by stage.
 func tablesOf(stages []iptables.Payload) string {
 	var all []string
 	for _, p := range stages {

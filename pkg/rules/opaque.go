@@ -21,7 +21,7 @@ const opaqueStart = "# rule "
 const MaxSpec = 10239 - 64
 
 // OpaqueRule returns the opaque rule for these bytes. target is where the rule goes, as far as
-// that is known; reason tells people why it has no text.
+// that is known; reason says why it has no text.
 func OpaqueRule(identity []byte, target, reason string) Rule {
 	return IdentityOf(identity).OpaqueRule(target, reason)
 }

@@ -16,7 +16,7 @@ import (
 
 var errOverflow = errors.New("the socket overflowed")
 
-// A fakeSource tells of what is put into it; an error is an event as well.
+// A fakeSource reports what is put into it; an error is an event as well.
 type fakeSource struct {
 	events chan any
 	closed chan struct{}

@@ -40,7 +40,7 @@ func TestReadmeNames(t *testing.T) {
 }
 
 // TestReadmeCommands runs the commands that the README names, and compares its
-// log lines and its status with those of the flush that it tells of.
+// log lines and its status with those of the flush that it describes.
 func TestReadmeCommands(t *testing.T) {
 	readme := document(t, "README.md")
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {

@@ -48,7 +48,7 @@ func awaitsDecision(n *nodetest.Node, protected []string, id string) {
 	}
 }
 
-// TestFullFlushWhileDown: where nothing is left that tells which backend is in use, the
+// TestFullFlushWhileDown: where nothing is left that says which backend is in use, the
 // state does, at once; and for how long the rules were absent is shown as a bound.
 func TestFullFlushWhileDown(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
@@ -67,7 +67,7 @@ func TestFullFlushWhileDown(t *testing.T) {
 		down := time.Since(ended)
 		d.WantLog("Starting", fmt.Sprintf("canaryd guarded %s before in this boot", n.Programs.With))
 		if strings.Contains(d.Log(), "waiting a moment for who decides") {
-			n.Error("the start waited for evidence although the state tells the backend")
+			n.Error("the start waited for evidence although the state names the backend")
 		}
 		n.Same("protected rules", protected, n.Protected())
 		var s struct {

@@ -19,7 +19,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestJournal: the socket tells what a flush took, rule by rule, and TCP does not;
+// TestJournal: the socket says what a flush took, rule by rule, and TCP does not;
 // a canaryd that is killed leaves that to the next one.
 func TestJournal(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {

@@ -173,7 +173,7 @@ func TestWithoutIP6Tables(t *testing.T) {
 		})
 		stdout, _ := n.Want(0, "check")
 		if strings.Contains(stdout, "ipv6") {
-			n.Errorf("check tells of a family that is not there:\n%s", stdout)
+			n.Errorf("check reports a family that is not there:\n%s", stdout)
 		}
 		table, _ := n.Want(0, "status")
 		if !strings.Contains(table, "ipv6 is not watched") {

@@ -57,7 +57,7 @@ func TestLockHeld(t *testing.T) {
 		n.Same("protected rules after the release", protected, n.Protected())
 		r, all := n.Healed(1), tries()
 		if r.Outcome != "proved" || all > failed+1 || r.Attempts != all+1 {
-			n.Errorf("%d tries had failed after the release and %d in the end; the record tells of %d, and that it ended %s", failed, all, r.Attempts, r.Outcome)
+			n.Errorf("%d tries had failed after the release and %d in the end; the record says %d, and that it ended %s", failed, all, r.Attempts, r.Outcome)
 		}
 		planned := regexp.MustCompile(`retryIn="[^"]*"`).FindAllString(d.Log(), -1)
 		n.Same("when the next tries were planned", slices.Repeat([]string{`retryIn="100ms"`}, all), planned)
@@ -116,7 +116,7 @@ func TestBypassedLock(t *testing.T) {
 }
 
 // TestLegacyCulprit: a flush by iptables-legacy has its culprit, where the
-// kernel tells who opens the lock.
+// kernel says who opens the lock.
 func TestLegacyCulprit(t *testing.T) {
 	nodetest.On(t, iptables.Legacy, func(n *nodetest.Node) {
 		nstest.NeedRoot(n.T)

@@ -38,11 +38,11 @@ func TestKilled(t *testing.T) {
 			s := n.Status()
 			for _, f := range s.Flushes {
 				if f.Kind == "replaced" || f.Outcome != "proved" && f.Outcome != "raced" {
-					n.Errorf("killed %s after a flush; the next one tells of %+v", delay*time.Millisecond, f)
+					n.Errorf("killed %s after a flush; the next one reports %+v", delay*time.Millisecond, f)
 				}
 			}
 			if len(s.Flushes) > 1 || missing && len(s.Flushes) == 0 {
-				n.Errorf("killed %s after a flush, with rules missing: %t; the next one tells of %d flushes", delay*time.Millisecond, missing, len(s.Flushes))
+				n.Errorf("killed %s after a flush, with rules missing: %t; the next one reports %d flushes", delay*time.Millisecond, missing, len(s.Flushes))
 			}
 			n.Same(fmt.Sprintf("protected rules, killed %s after a flush", delay*time.Millisecond), protected, n.Protected())
 			n.Same("foreign rules", left, n.Foreign())

@@ -35,7 +35,7 @@ type row struct {
 	Records                []scenario.Record
 }
 
-// prepared runs the tests and tells the matrix.
+// prepared runs the tests and prints the matrix.
 func prepared(m *testing.M) int {
 	if os.Getenv(rowsDir) != "" {
 		return nodetest.Main(m)
@@ -110,7 +110,7 @@ func matrix(dir string) (text string, complete bool, err error) {
 	return b.String(), complete, nil
 }
 
-// cell tells what was lost, and the worst of the times.
+// cell says what was lost, and the worst of the times.
 func cell(records []scenario.Record) string {
 	if len(records) == 0 {
 		return "nothing lost"
@@ -149,7 +149,7 @@ func publish(matrix string) error {
 	return os.WriteFile(page, []byte(head+begin+matrix+end+tail), 0o644)
 }
 
-// TestPage checks that the page tells of every flusher and every step. Its
+// TestPage checks that the page names every flusher and every step. Its
 // numbers are those of one run.
 func TestPage(t *testing.T) {
 	text, err := os.ReadFile(page)

@@ -141,7 +141,7 @@ func (s *intrudedSession) RestoreAnyway(ctx context.Context, payloads ...iptable
 	return written
 }
 
-// silently tells nothing of a race.
+// silently reports no race.
 func silently(written map[rules.Family]iptables.Written) map[rules.Family]iptables.Written {
 	for f, w := range written {
 		w.Raced = false

@@ -342,7 +342,7 @@ func (l *ledger) builtin(p place, before, after *rules.Chain) {
 	}
 }
 
-// ended tells what became of the restore that went on.
+// ended says what became of the restore that went on.
 func (l *ledger) ended(written map[rules.Family]iptables.Written) {
 	for f, list := range l.overwrites {
 		if w := written[f]; w.Raced || w.Err != nil {

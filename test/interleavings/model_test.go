@@ -299,11 +299,11 @@ func (p *proxy) notNewest(t rules.TableName, lines []string, got *rules.Table) (
 	return wrong
 }
 
-// fail tells all of a story in which something went wrong.
+// fail prints all of a story in which something went wrong.
 func (s outcome) fail(t *testing.T, p path, seed uint64) {
 	t.Helper()
 	test, _, _ := strings.Cut(t.Name(), "/")
-	t.Errorf("%s=%s/%d go test ./test/interleavings -run '%s$' tells it again:\n%s", seedVariable, p, seed, test, strings.Join(s.violations, "\n"))
+	t.Errorf("%s=%s/%d go test ./test/interleavings -run '%s$' plays it again:\n%s", seedVariable, p, seed, test, strings.Join(s.violations, "\n"))
 	if os.Getenv(seedVariable) != "" {
 		t.Logf("the story:\n%s\ncanaryd's log:\n%s", s.story, s.log)
 	}
@@ -341,7 +341,7 @@ func seeds(t *testing.T, each int) iter.Seq[uint64] {
 	}
 }
 
-// interleavings tells stories with that cast, or the one that was asked for.
+// interleavings plays stories with that cast, or the one that was asked for.
 func interleavings(t *testing.T, cast casting, each int) {
 	if text := os.Getenv(seedVariable); text != "" {
 		p, number, _ := strings.Cut(text, "/")
@@ -376,7 +376,7 @@ func interleavings(t *testing.T, cast casting, each int) {
 	}
 }
 
-// TestInterleavings tells thousands of steps of owners and flushers that come in
+// TestInterleavings plays thousands of steps of owners and flushers that come in
 // wherever they can while canaryd works, and wants the owner's newest in the end.
 func TestInterleavings(t *testing.T) { interleavings(t, newTroupe, 3) }
 

@@ -276,7 +276,7 @@ func complete(nat *rules.Table, n int) bool {
 	return jumpsTo(nat, n) && len(content(nat.Chain(podChain(n)))) == 1
 }
 
-// TestSavedFilesThatAreFlushed tells stories of saved files next to pods, and wants in the
+// TestSavedFilesThatAreFlushed plays stories of saved files next to pods, and wants in the
 // end each pod's host port that is there, and none that is not, as far as canaryd has
 // read the file's rules before they were flushed.
 func TestSavedFilesThatAreFlushed(t *testing.T) { interleavings(t, newPlot, 5) }

@@ -288,7 +288,7 @@ func (w *world) Read(ctx context.Context, f rules.Family) (iptables.Snapshot, er
 	return first, nil
 }
 
-// read tells what canaryd has read.
+// read says what canaryd has read.
 func (w *world) read(snapshot iptables.Snapshot) {
 	w.ledger.read[snapshot.Family] = snapshot.Tables
 	if w.onRead != nil {

@@ -59,7 +59,7 @@ const (
 
 var both = []iptables.Backend{iptables.NFT, iptables.Legacy}
 
-// TestNeverAFalseFlush tells all stories at the same time, however few
+// TestNeverAFalseFlush plays all stories at the same time, however few
 // processors there are, because most of them mostly wait. Those that are busy
 // take turns.
 func TestNeverAFalseFlush(t *testing.T) {
@@ -84,7 +84,7 @@ func stories() []story {
 	return slices.Concat(ownersStories(), strangersStories(), troubleStories(), flushStories())
 }
 
-// tell tells one story and compares what canaryd counted with what it wants.
+// tell plays one story and compares what canaryd counted with what it wants.
 func tell(n *nodetest.Node, s story) {
 	if s.prepare == nil {
 		s.prepare = func(n *nodetest.Node, _ *story) []string { n.Load(); return everything(n) }

@@ -27,7 +27,7 @@ import (
 // the same while they go on coming.
 func storm(n *nodetest.Node, _ *nodetest.Process) {
 	const commits, each, most = 500, 10 * time.Millisecond, 5000
-	// On legacy commits also wait in a pipe, so that only the second number tells
+	// On legacy commits also wait in a pipe, so that only the second number says
 	// something there.
 	const overtaken, learned = 250, 2
 	chain, old := endpoint(n)

@@ -170,7 +170,7 @@ func (p *pingers) ended() (ends map[string]int, longest time.Duration) {
 	return ends, longest
 }
 
-// summary tells the ends in one line.
+// summary says the ends in one line.
 func (p *pingers) summary() string {
 	ends, longest := p.ended()
 	var lines []string

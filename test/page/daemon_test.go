@@ -42,7 +42,7 @@ func TestDaemon(t *testing.T) {
 		if text := tab.text(".chains"); !strings.Contains(text, "KUBE-SERVICES") || !strings.Contains(text, "ipv6 nat emptied:") {
 			n.Errorf("what was lost is reported as:\n%s", text)
 		}
-		// The command that it names tells the rest.
+		// The command that it names shows the rest.
 		words := strings.Fields(tab.text(".record code.run"))
 		if told, _ := n.Want(0, words[1], words[2:]...); !strings.Contains(told, "-A KUBE-SERVICES") {
 			n.Errorf("%q prints:\n%s", words, told)

@@ -134,7 +134,7 @@ func pause(ctx context.Context, d time.Duration) error {
 }
 
 // A batch flushes nft tables through a netlink connection of its own. The kernel commits within
-// the system call that sends the batch. So its end tells the moment of the commit better than the
+// the system call that sends the batch. So its end shows the moment of the commit better than the
 // end of a program.
 type batch struct{ conn *netlink.Conn }
 

@@ -398,8 +398,8 @@ func (f *Fake) takeLock(ctx context.Context, wait time.Duration) error {
 	}
 }
 
-// releaseLock frees the xtables lock and tells the listeners, as the kernel
-// tells of a lock file that is closed.
+// releaseLock frees the xtables lock and informs the listeners, as the kernel
+// announces a lock file that is closed.
 func (f *Fake) releaseLock() {
 	<-f.lock
 	f.mu.Lock()

@@ -142,7 +142,7 @@ func (f *Fake) touch(family rules.Family, table rules.TableName) {
 }
 
 // publish makes tables (nil ones vanish) the content of family in one commit
-// and returns what tells the listeners. Call with the Fake locked.
+// and returns what informs the listeners. Call with the Fake locked.
 func (f *Fake) publish(family rules.Family, tables map[rules.TableName]*rules.Table, by nft.Commit) (announce func()) {
 	by.Genid = f.genid + 1
 	for name, t := range tables {
