@@ -284,7 +284,7 @@ func peak(n *nodetest.Node, p *nodetest.Process) int {
 // a restart from what it stored does it need more memory than the manifest allows.
 func TestMemoryBelowTheManifestsLimit(t *testing.T) {
 	if testing.Short() {
-		t.Skip("it writes 240,000 rules")
+		t.Skip("SKIPPED: -short, and it writes 240,000 rules")
 	}
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
