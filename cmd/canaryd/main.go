@@ -60,7 +60,7 @@ func commands() []command {
 		{"dismiss", "accept a loss that waits for a decision", aboutDismiss, []string{"socket", "output"}, runDismiss},
 		{"baseline", "rules that appeared since an operator confirmed them", aboutBaseline, []string{"confirm", "generation", "forget", "socket", "output"}, runBaseline},
 		{"detect", "which backend is in use, and the evidence for it", aboutDetect, detectFlags(), runDetect},
-		{"cleanup", "remove the canaries; with --rules the protected rules too", aboutCleanup, append(lookFlags(), "rules"), runCleanup},
+		{"cleanup", "remove the canaries; with --rules the protected rules too", aboutCleanup, append(lookFlags(), "rules", "stay"), runCleanup},
 		{"completion", "make a shell complete canaryd's command lines", aboutCompletion, nil, runCompletion},
 		{"version", "print the version", "", nil, runVersion},
 		{"man", "print canaryd(8), the manual page", "", nil, runManual},
@@ -130,7 +130,7 @@ restart of the daemon ends a pause.
 --protect only those that it names (kube-proxy: kube without kubelet's). A running daemon does it
 itself and watches nothing any more until it is started again. It deletes its table canaryd-keeper
 too, which else vanishes with its process, and on nft the tables that canaryd had made, if they are
-empty.
+empty. With --stay it then waits for SIGTERM, as the container of a DaemonSet's pod has to.
 `
 )
 

@@ -271,6 +271,9 @@ func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
 		what = "canaries, witnesses, protected chains and their jumps are removed"
 	}
 	_, err = fmt.Fprintln(to.out, what)
+	if o.stay && err == nil {
+		<-ctx.Done()
+	}
 	return exitOK, err
 }
 

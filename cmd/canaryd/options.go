@@ -36,6 +36,7 @@ type options struct {
 	manifest, rulesDir, cniResults   string
 	generator                        generator
 	rules, check, metricsRequired    bool
+	stay                             bool // cleanup
 	protectGiven                     bool // --protect was given
 	yes, dryRun                      bool // restore
 	confirm, forget                  bool // baseline
@@ -99,6 +100,7 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.StringVar(&o.generation, "generation", "", "`ID` of a stored generation; default what ought to be in force")
 	all.BoolVar(&o.check, "check", false, "ask the kernel for each rule of --manifest and --rules-dir")
 	all.BoolVar(&o.rules, "rules", false, "remove the protected chains and their jumps as well")
+	all.BoolVar(&o.stay, "stay", false, "then wait for SIGTERM: for a DaemonSet's pod")
 
 	all.BoolVar(&o.dryRun, "dry-run", false, "print what would be added and removed, and write nothing")
 	all.BoolVar(&o.yes, "yes", false, "remove protected rules that the generation does not have")

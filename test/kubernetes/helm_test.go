@@ -65,6 +65,7 @@ func TestChartIsWhatKustomizeMakes(t *testing.T) {
 	for _, c := range []struct{ values, dir string }{
 		{image + `}`, base},
 		{image + `, "hostPID": true}`, "testdata/host-pid"},
+		{image + `, "uninstall": true}`, uninstall},
 		{image + `, "podMonitor": {"enabled": true}, "alerts": {"enabled": true}}`, prometheus},
 		{image + `, "culprits": true, "libModules": true, "selinux": true, "podMonitor": {"enabled": true}, "alerts": {"enabled": true}}`, everything},
 	} {

@@ -27,6 +27,7 @@ const (
 	prometheus = deploy + "overlays/prometheus-operator"
 	sidecar    = "testdata/kube-proxy"
 	everything = "testdata/everything"
+	uninstall  = "testdata/uninstall"
 )
 
 // TestEveryFolderIsTried: each kustomization of deploy/kubernetes is part of one
@@ -42,7 +43,7 @@ func TestEveryFolderIsTried(t *testing.T) {
 			found = append(found, strings.TrimPrefix(filepath.Dir(file), filepath.Clean(deploy)+"/"))
 		}
 	}
-	want := []string{"base", "sidecar", "components/culprits", "components/host-pid", "components/lib-modules", "components/selinux", "overlays/prometheus-operator"}
+	want := []string{"base", "sidecar", "components/culprits", "components/host-pid", "components/lib-modules", "components/selinux", "components/uninstall", "overlays/prometheus-operator"}
 	if diff := cmp.Diff(want, found); diff != "" {
 		t.Errorf("kustomizations (-tried +there):\n%s", diff)
 	}
@@ -60,6 +61,7 @@ func TestLeastRights(t *testing.T) {
 		{dir: base, add: two},
 		{dir: prometheus, add: two},
 		{dir: sidecar, add: two},
+		{dir: uninstall, add: two},
 		{dir: "testdata/host-pid", add: two, hostPID: true},
 		{dir: everything, add: append(two, "SYS_ADMIN"), hostPID: true, selinux: "spc_t"},
 	} {
@@ -138,7 +140,7 @@ func TestMounts(t *testing.T) {
 		Source   core.VolumeSource
 		ReadOnly bool
 	}
-	for _, dir := range []string{base, prometheus, sidecar, everything} {
+	for _, dir := range []string{base, prometheus, sidecar, everything, uninstall} {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
 			pod := build(t, dir).pod(t)
 			volumes := map[string]core.VolumeSource{}
@@ -227,11 +229,31 @@ func TestProbes(t *testing.T) {
 // TestArguments: the built canaryd takes each container's command line.
 func TestArguments(t *testing.T) {
 	program := built(t)
-	for _, dir := range []string{base, sidecar, everything} {
+	for _, dir := range []string{base, sidecar, everything, uninstall} {
 		args := append(canaryd(t, build(t, dir).pod(t)).Args, "--help")
 		if out, err := exec.Command(program, args...).CombinedOutput(); err != nil {
 			t.Errorf("canaryd %s: %v: %s", strings.Join(args, " "), err, out)
 		}
+	}
+}
+
+// TestUninstall: the pods of components/uninstall remove the marks and stay. They are ready when
+// nothing is left, and no probe asks a daemon, since none runs.
+func TestUninstall(t *testing.T) {
+	made := build(t, uninstall)
+	container := canaryd(t, made.pod(t))
+	if container.StartupProbe != nil || container.LivenessProbe != nil {
+		t.Error("a probe would restart the pod because no daemon answers")
+	}
+	got := map[string][]string{"args": container.Args, "readiness": container.ReadinessProbe.Exec.Command}
+	want := map[string][]string{"args": {"cleanup", "--stay"}, "readiness": {"canaryd", "cleanup"}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("what the pod executes (-want +got):\n%s", diff)
+	}
+	// All nodes at the same time, and no two canaryds on one.
+	update := made["DaemonSet"].(*apps.DaemonSet).Spec.UpdateStrategy.RollingUpdate
+	if update.MaxUnavailable.String() != "100%" || update.MaxSurge.IntValue() != 0 {
+		t.Errorf("the update has %s unavailable, %s more", update.MaxUnavailable, update.MaxSurge)
 	}
 }
 

@@ -115,6 +115,73 @@ func TestPodHeals(t *testing.T) {
 	})
 }
 
+// TestPodUninstalls: the pod of components/uninstall takes the place of the one that guards the
+// node, removes its marks and nothing else, and stays until it is asked to end.
+func TestPodUninstalls(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		spec := daemonSet(n.T)
+		inPod(n, spec)
+		n.Load()
+		before := n.Protected()
+		n.Start().Stop()
+		if len(n.Marks()) == 0 {
+			n.Fatal("the end of canaryd took its marks")
+		}
+
+		spec.Containers[0].Args = uninstallArgs(n.T)
+		inPod(n, spec)
+		d := n.Launch()
+		n.Within(nodetest.HealsIn, "the marks to be removed", func() error {
+			if log := d.Log(); !strings.Contains(log, "canaries and witnesses are removed") {
+				return errors.New(log)
+			}
+			return nil
+		})
+		if marks := n.Marks(); len(marks) != 0 {
+			n.Errorf("these marks are left: %q", marks)
+		}
+		n.Same("protected rules", before, n.Protected())
+		// The readiness probe.
+		n.Want(0, "cleanup")
+		if !d.Running() {
+			n.Error("the pod ended, and a DaemonSet would start it again and again")
+		}
+		d.Stop()
+	})
+}
+
+// uninstallArgs returns the arguments that components/uninstall gives canaryd.
+func uninstallArgs(t *testing.T) []string {
+	t.Helper()
+	var component struct {
+		Patches []struct{ Patch string }
+	}
+	if err := yaml.Unmarshal([]byte(source(t, "deploy/kubernetes/components/uninstall/kustomization.yaml")), &component); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range component.Patches {
+		var steps []struct {
+			Path  string
+			Value any
+		}
+		if err := yaml.Unmarshal([]byte(p.Patch), &steps); err != nil {
+			t.Fatal(err)
+		}
+		for _, step := range steps {
+			if !strings.HasSuffix(step.Path, "/args") {
+				continue
+			}
+			var args []string
+			for _, arg := range step.Value.([]any) {
+				args = append(args, arg.(string))
+			}
+			return args
+		}
+	}
+	t.Fatal("components/uninstall sets no arguments")
+	return nil
+}
+
 // confined fails the test unless the kernel holds canaryd to what the DaemonSet says.
 func confined(n *nodetest.Node) {
 	n.Helper()
