@@ -36,6 +36,7 @@ needed=(
 	ip:iproute2
 	strace:strace
 	promtool:prometheus
+	amtool:prometheus-alertmanager
 	systemd-analyze:systemd
 	setpriv:util-linux
 	mandoc:mandoc

@@ -1,0 +1,43 @@
+package alerts
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+)
+
+const routeFile = "../../deploy/prometheus/alertmanager.route.yaml"
+
+// TestRoutes: the example of Alertmanager's routing is one that Alertmanager takes, and sends each
+// alert to where its severity belongs.
+func TestRoutes(t *testing.T) {
+	t.Parallel()
+	nstest.NeedProgram(t, "amtool")
+	amtool := func(args ...string) string {
+		t.Helper()
+		var out, errs strings.Builder // it also warns of flags that Debian's wrapper sets
+		cmd := exec.CommandContext(t.Context(), "amtool", args...)
+		cmd.Stdout, cmd.Stderr = &out, &errs
+		if err := cmd.Run(); err != nil {
+			t.Errorf("amtool %s: %v\n%s", strings.Join(args, " "), err, &errs)
+		}
+		return strings.TrimSpace(out.String())
+	}
+	amtool("check-config", routeFile)
+	receiver := map[string]string{"critical": "page", "warning": "ticket", "info": "record"}
+	want, got := map[string]string{}, map[string]string{}
+	for _, a := range alerts(t) {
+		severity := a.Labels["severity"]
+		want[a.Alert] = receiver[severity]
+		got[a.Alert] = amtool("config", "routes", "test", "--config.file="+routeFile, "alertname="+a.Alert, "severity="+severity, "cluster=one", "instance=node-1")
+	}
+	want["KubeNodeNotReady"] = "everything-else"
+	got["KubeNodeNotReady"] = amtool("config", "routes", "test", "--config.file="+routeFile, "alertname=KubeNodeNotReady", "severity=critical")
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("receivers (-want +got):\n%s", diff)
+	}
+}
