@@ -19,7 +19,7 @@ func TestRoutes(t *testing.T) {
 	nstest.NeedProgram(t, "amtool")
 	amtool := func(args ...string) string {
 		t.Helper()
-		var out, errs strings.Builder // it also warns of flags that Debian's wrapper sets
+		var out, errs strings.Builder // it warns that a flag overrides a default
 		cmd := exec.CommandContext(t.Context(), "amtool", args...)
 		cmd.Stdout, cmd.Stderr = &out, &errs
 		if err := cmd.Run(); err != nil {
