@@ -145,12 +145,12 @@ prometheusrule: ## write the PrometheusRule of deploy/kubernetes anew from deplo
 	go test -C test/kubernetes -count=1 -run 'TestPrometheusRule' . -update
 
 .PHONY: dashboard
-dashboard: ## write deploy/grafana/canaryd.json anew
+dashboard: ## write deploy/grafana/canaryd.json
 	go run ./hack/dashboard >deploy/grafana/canaryd.json.new
 	mv deploy/grafana/canaryd.json.new deploy/grafana/canaryd.json
 
 .PHONY: screenshot
-screenshot: deps-browser build ## draw docs/images: the dashboard, from a Prometheus that watches a canaryd being flushed, and the page
+screenshot: deps-browser build ## make the pictures of the page in docs/images, from a canaryd that is being flushed
 	@go run ./hack/screenshot -canaryd bin/canaryd
 
 .PHONY: picture

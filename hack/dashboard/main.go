@@ -57,23 +57,38 @@ func Render() ([]byte, error) {
 func source() object { return object{"type": "prometheus", "uid": "${datasource}"} }
 
 func variables() []object {
-	instances := "label_values(canaryd_build_info, instance)"
+	const chosen = `canaryd_build_info{cluster=~"$cluster",job=~"$job"}`
+	node := choice("node", "One node", "label_values("+chosen+", instance)")
+	all := func(name, label, query string) object {
+		v := choice(name, label, query)
+		v["multi"], v["includeAll"], v["allValue"], v["current"] = true, true, ".*", object{"text": "All", "value": "$__all"}
+		return v
+	}
 	return []object{
 		{"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"},
-		{
-			"name": "instance", "label": "Node", "type": "query", "datasource": source(), "definition": instances,
-			"query": object{"query": instances, "refId": "instance"}, "refresh": 2, "sort": 1,
-			"multi": true, "includeAll": true, "allValue": ".*", "current": object{"text": "All", "value": "$__all"},
-		},
+		all("cluster", "Cluster", "label_values(canaryd_build_info, cluster)"),
+		all("job", "Job", `label_values(canaryd_build_info{cluster=~"$cluster"}, job)`),
+		all("instance", "Nodes", "label_values("+chosen+", instance)"),
+		node,
 	}
 }
 
-// flushes marks each flush in every panel.
+// choice is a variable with one of the values that a query returns: the first, until the user
+// chooses.
+func choice(name, label, query string) object {
+	return object{
+		"name": name, "label": label, "type": "query", "datasource": source(), "definition": query,
+		"query": object{"query": query, "refId": name}, "refresh": 2, "sort": 1,
+	}
+}
+
+// flushes marks the flushes in every panel: one mark for all nodes, since a job that flushes a
+// fleet would draw thousands.
 func flushes() object {
 	return object{
 		"name": "Flushes", "enable": true, "iconColor": "red", "datasource": source(),
-		"expr":        `changes(canaryd_flush_events_total{instance=~"$instance"}[$__interval]) > 0`,
-		"titleFormat": "flush on {{instance}}", "step": "15s",
+		"expr":        `sum(changes(canaryd_flush_events_total{` + nodes + `}[$__interval])) > 0`,
+		"titleFormat": "flushes", "step": "15s",
 	}
 }
 

@@ -90,7 +90,7 @@ func TestDashboardCanBeImported(t *testing.T) {
 	for _, v := range b.Templating.List {
 		variables[v.Name] = v.Type
 	}
-	if diff := cmp.Diff(map[string]string{"datasource": "datasource", "instance": "query"}, variables); diff != "" {
+	if diff := cmp.Diff(map[string]string{"datasource": "datasource", "cluster": "query", "job": "query", "instance": "query", "node": "query"}, variables); diff != "" {
 		t.Errorf("variables (-want +got):\n%s", diff)
 	}
 	taken, ids, titles := map[[2]int]string{}, map[int]bool{}, map[string]bool{}
@@ -107,7 +107,7 @@ func TestDashboardCanBeImported(t *testing.T) {
 				taken[[2]int{x, y}] = p.Title
 			}
 		}
-		if p.Type != "text" && len(p.Targets) == 0 {
+		if p.Type != "text" && p.Type != "row" && len(p.Targets) == 0 {
 			t.Errorf("%q asks nothing", p.Title)
 		}
 		for _, target := range p.Targets {
@@ -144,7 +144,7 @@ func TestDashboardAsksForWhatIsExported(t *testing.T) {
 				if strings.HasPrefix(m[1], "canaryd_") && !known[m[1]] {
 					t.Errorf("%q asks for %s, which is not exported", title, m[1])
 				}
-				if !strings.Contains(m[2], nodes) {
+				if !strings.Contains(m[2], nodes) && !strings.Contains(m[2], one) {
 					t.Errorf("%q asks for %s of all nodes, chosen or not", title, m[1])
 				}
 			}
@@ -170,5 +170,52 @@ func TestDashboardAsksForWhatIsExported(t *testing.T) {
 	}
 	if out, err := exec.CommandContext(t.Context(), "promtool", "check", "rules", path).CombinedOutput(); err != nil {
 		t.Errorf("Prometheus cannot parse an expression: %v\n%s\n%s", err, out, rules.String())
+	}
+}
+
+// TestDashboardOfAFleet: whatever goes wrong on however many nodes, an expression has a number of
+// answers that a person can read and a browser can draw.
+func TestDashboardOfAFleet(t *testing.T) {
+	nstest.NeedProgram(t, "promtool")
+	const fleet, readable = 60, 24
+	var file strings.Builder
+	file.WriteString("evaluation_interval: 15s\ntests:\n- interval: 15s\n  input_series:\n")
+	series := regexp.MustCompile(`(?m)^([a-z_]+)(?:\{(.*)\})? [^ ]+$`).FindAllStringSubmatch(read(t, "../../internal/metrics/testdata/metrics_flush.txt"), -1)
+	for n := range fleet {
+		for _, s := range series {
+			labels := fmt.Sprintf(`job="canaryd",cluster="one",instance="node-%d:9475"`, n)
+			if s[2] != "" {
+				labels += "," + s[2]
+			}
+			fmt.Fprintf(&file, "  - {series: '%s{%s}', values: '1+%dx40'}\n", s[1], labels, n+1) // everything is wrong everywhere
+		}
+		for _, name := range []string{"process_cpu_seconds_total", "process_resident_memory_bytes"} {
+			fmt.Fprintf(&file, "  - {series: '%s{job=\"canaryd\",cluster=\"one\",instance=\"node-%d:9475\"}', values: '1+1x40'}\n", name, n)
+		}
+		fmt.Fprintf(&file, "  - {series: 'up{job=\"canaryd\",cluster=\"one\",instance=\"node-%d:9475\"}', values: '0x40'}\n", n)
+	}
+	file.WriteString("  promql_expr_test:\n")
+	chosen := strings.NewReplacer("$__rate_interval", "5m", "$__range", "5m", "$__interval", "15s", "$cluster", ".*", "$job", ".*", "$instance", ".*", "$node", "node-7:9475")
+	for _, p := range load(t).Panels {
+		for _, target := range p.Targets {
+			for _, expr := range []string{
+				"(count(" + target.Expr + ") or vector(0)) <= bool " + fmt.Sprint(readable),
+				// Else the panel says "No data" where everything is well known.
+				"(count(" + target.Expr + ") or vector(0)) >= bool 1",
+			} {
+				text, err := json.Marshal(chosen.Replace(expr))
+				if err != nil {
+					t.Fatal(err)
+				}
+				fmt.Fprintf(&file, "  - {expr: %s, eval_time: 9m, exp_samples: [{labels: '{}', value: 1}]}\n", text)
+			}
+		}
+	}
+	path := filepath.Join(t.TempDir(), "fleet.yaml")
+	if err := os.WriteFile(path, []byte(file.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), "promtool", "test", "rules", path).CombinedOutput(); err != nil {
+		t.Errorf("%v\n%.6000s", err, out)
 	}
 }

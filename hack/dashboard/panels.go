@@ -1,5 +1,7 @@
 package main
 
+import "slices"
+
 // A panel is one panel of the dashboard.
 type panel struct {
 	title, kind, unit string
@@ -17,17 +19,25 @@ type panel struct {
 // A query is an expression, and the name of its series.
 type query struct{ expr, legend string }
 
-// nodes is the selector of each expression.
-const nodes = `instance=~"$instance"`
+// The selectors of all expressions: the chosen clusters, jobs and nodes, and the one node of the
+// lower half. A series without the label cluster belongs to all clusters.
+const (
+	nodes = `cluster=~"$cluster",job=~"$job",instance=~"$instance"`
+	one   = `cluster=~"$cluster",job=~"$job",instance="$node"`
+)
+
+// worst is the number of nodes that a panel of all nodes names: a fleet has thousands.
+const worst = "10"
 
 // quiet is green at 0 and red above.
 func quiet() [][2]any { return [][2]any{{nil, "green"}, {1, "red"}} }
 
-// who links a node's series to its flush records, which name the culprits.
+// who links a node's series to its part of the dashboard, and to its flush records, which name the
+// culprits.
 func who() []object {
 	return []object{
+		{"title": "${__field.labels.instance} alone", "url": "/d/canaryd?${__url_time_range}&${datasource:queryparam}&${cluster:queryparam}&${job:queryparam}&var-node=${__field.labels.instance}"},
 		{"title": "Who did it: flush records of ${__field.labels.instance}", "url": "http://${__field.labels.instance}/", "targetBlank": true},
-		{"title": "The same as JSON", "url": "http://${__field.labels.instance}/api/v1/status", "targetBlank": true},
 	}
 }
 
@@ -41,87 +51,130 @@ func graph(title, says, unit string, queries ...query) panel {
 
 // counted is a panel that shows how often something happened, as stacked bars.
 func counted(title, says string, queries ...query) panel {
-	p := graph(title, says, "short", queries...)
+	p := graph(title, says, "none", queries...)
 	p.bars, p.stack = true, true
 	return p
 }
 
+// ranked is a table of the nodes that an expression ranks highest, and of no others.
+func ranked(title, says, unit, expr string) panel {
+	return panel{
+		title: title, kind: "table", says: says, unit: unit, width: 8, height: 8, links: who(),
+		queries: []query{{"sort_desc(topk(" + worst + ", " + expr + "))", "{{instance}}"}},
+	}
+}
+
+// row is a heading.
+func row(title string) panel { return panel{title: title, kind: "row", width: columns, height: 1} }
+
+// age is how long ago a metric's time was, where it is set.
+func age(metric, selector string) string {
+	m := metric + "{" + selector + "}"
+	return "(timestamp(" + m + ") - " + m + ") and " + m + " > 0"
+}
+
+// increases is the sum of a counter's increases, in whole numbers: increase extrapolates.
+func increases(by, metric, selector string) string {
+	return "round(sum by (" + by + ") (increase(" + metric + "{" + selector + "}[$__rate_interval])))"
+}
+
 // panels returns all panels, in the order in which an operator on call reads them.
 func panels() []panel {
-	flushKinds := counted("Flushes by kind and node", "Tables that were hit. Click a bar for the flush records of its node.",
-		query{`sum by (instance, kind) (increase(canaryd_flushes_total{` + nodes + `}[$__rate_interval])) > 0`, "{{instance}} {{kind}}"})
-	flushKinds.links = who()
+	return slices.Concat(now(), history(), cost(), oneNode())
+}
 
-	last := panel{
-		title: "Last flush", kind: "table", says: "Click a node for its flush records.", unit: "dateTimeFromNow", width: 8, height: 8,
-		queries: []query{{`sort_desc((canaryd_last_flush_timestamp_seconds{` + nodes + `} > 0) * 1000)`, "{{instance}}"}}, links: who(),
-	}
+// now says whether anything is wrong, and where.
+func now() []panel {
 	culprits := panel{
-		title: "Who did it", kind: "text", width: 4, height: 8,
+		title: "Who did it", kind: "text", width: 8, height: 8,
 		text: "Processes are in no metric. They are in each node's flush records:\n\n" +
-			"- click a bar or a node in the panels to the left, or open `http://NODE:9475/`, where that address can be reached\n" +
+			"- click a node in the tables to the left, or open `http://NODE:9475/`, where that address can be reached\n" +
 			"- on the node: `canaryd status`\n" +
 			"- in the log: lines with `flush=` and `by=`\n\n" +
 			"[What each alert asks for](https://github.com/canaryd/canaryd/blob/main/docs/runbook.md)",
 	}
+	return []panel{
+		stat("Nodes with a loss", "Nodes on which protected rules are missing now.", "none",
+			`count(canaryd_loss_since_timestamp_seconds{`+nodes+`} > 0) or vector(0)`, quiet()),
+		stat("Longest loss now", "How long the oldest loss that is not repaired has lasted.", "s",
+			`max(`+age("canaryd_loss_since_timestamp_seconds", nodes)+`) or vector(0)`,
+			[][2]any{{nil, "green"}, {0.001, "orange"}, {30, "red"}}),
+		stat("Flushes", "Within the time shown.", "none",
+			`round(sum(increase(canaryd_flush_events_total{`+nodes+`}[$__range]))) or vector(0)`, [][2]any{{nil, "green"}, {1, "orange"}}),
+		stat("Blind nodes", "Nodes of which a table has not been known for a minute, or that cannot be scraped.", "none",
+			`(count(timestamp(canaryd_last_examination_timestamp_seconds{`+nodes+`}) - canaryd_last_examination_timestamp_seconds{`+nodes+`} > 60) or vector(0)) + (count(up{`+nodes+`} == 0) or vector(0))`, quiet()),
+		stat("Paused or contended", "Nodes on which replays are paused, or undone by another process.", "none",
+			`(sum(canaryd_paused{`+nodes+`}) + sum(canaryd_contended{`+nodes+`})) or vector(0)`, [][2]any{{nil, "green"}, {1, "orange"}}),
+		stat("Rules in quarantine", "Rules that could not be put back, because something that they depend on is missing, or they are refused.", "none",
+			`sum(canaryd_quarantined_rules{`+nodes+`}) or vector(0)`, quiet()),
 
+		ranked("Flushed most", "Flushes in the time shown, of the "+worst+" nodes that had most.", "none",
+			`round(sum by (instance) (increase(canaryd_flush_events_total{`+nodes+`}[$__range]))) > 0`),
+		ranked("Flushed last", "The "+worst+" nodes that were flushed last.", "dateTimeFromNow",
+			`(canaryd_last_flush_timestamp_seconds{`+nodes+`} > 0) * 1000`),
+		culprits,
+	}
+}
+
+// history is what happened in the time shown.
+func history() []panel {
+	return []panel{
+		counted("Flushes by kind", "Tables that were hit.", query{increases("kind", "canaryd_flushes_total", nodes), "{{kind}}"}),
+		counted("Replays by result", "raced: another process wrote meanwhile. skipped: the owner was faster.",
+			query{increases("result", "canaryd_replays_total", nodes), "{{result}}"}),
+		graph("Time rules were absent", "From the first evidence of a loss to the proof that everything is back; and the longest losses that are not repaired.", "s",
+			query{`histogram_quantile(0.5, sum by (le) (rate(canaryd_rules_absent_seconds_bucket{` + nodes + `}[$__rate_interval])))`, "half of the repairs"},
+			query{`histogram_quantile(0.99, sum by (le) (rate(canaryd_rules_absent_seconds_bucket{` + nodes + `}[$__rate_interval])))`, "99 % of the repairs"},
+			query{`max(` + age("canaryd_loss_since_timestamp_seconds", nodes) + `) or vector(0)`, "longest, still lost"}),
+		graph("Tables without a canary", "Tables of all nodes in which the last probe did not find the canary.", "none",
+			query{`sum by (family, table) (1 - canaryd_canary_present{` + nodes + `})`, "{{family}} {{table}}"}),
+		counted("Refusals, errors, deleted flows", "Restores that were refused, by reason; errors of declared sources and of the journal; flows that were ended after a replay of nat.",
+			query{increases("reason", "canaryd_restore_failures_total", nodes), "refused: {{reason}}"},
+			query{increases("source", "canaryd_source_errors_total", nodes), "source {{source}}"},
+			query{`round(sum(increase(canaryd_journal_errors_total{` + nodes + `}[$__rate_interval])))`, "journal not written"},
+			query{increases("protocol", "canaryd_conntrack_deleted_total", nodes), "flows ended: {{protocol}}"}),
+		graph("States", "How many nodes are in each.", "none",
+			query{`sum(canaryd_paused{` + nodes + `})`, "paused"},
+			query{`sum(canaryd_contended{` + nodes + `})`, "contended"},
+			query{`sum(canaryd_mixed_backends{` + nodes + `})`, "both backends hold rules"},
+			query{`sum(canaryd_backend_mismatch{` + nodes + `})`, "the other backend is in use"}),
+	}
+}
+
+// cost is what canaryd takes, of all nodes.
+func cost() []panel {
+	cpu := `rate(process_cpu_seconds_total{` + nodes + `}[$__rate_interval])`
+	return []panel{
+		graph("Processor", "CPU time of the whole process, in cores.", "none",
+			query{`quantile(0.5, ` + cpu + `)`, "half of the nodes use less"},
+			query{`max(` + cpu + `)`, "the node that uses most"}),
+		graph("Probes and replays", "The time that a probe takes, and a replay of one family with its proof.", "s",
+			query{`histogram_quantile(0.99, sum by (le) (rate(canaryd_probe_duration_seconds_bucket{` + nodes + `}[$__rate_interval])))`, "99 % of the probes"},
+			query{`histogram_quantile(0.99, sum by (le, family) (rate(canaryd_replay_duration_seconds_bucket{` + nodes + `}[$__rate_interval])))`, "99 % of the replays, {{family}}"}),
+	}
+}
+
+// oneNode shows a single node in full: the one that is chosen at the top.
+func oneNode() []panel {
 	canaries := panel{
-		title: "Canaries", kind: "state-timeline", says: "Whether the last probe found the canary of each table with its nonce.", width: 12, height: 8,
-		queries:  []query{{`canaryd_canary_present{` + nodes + `}`, "{{instance}} {{family}} {{table}}"}},
+		title: "Canaries of the node", kind: "state-timeline", says: "Whether the last probe found the canary of each table with its nonce.", width: 12, height: 8,
+		queries:  []query{{`canaryd_canary_present{` + one + `}`, "{{family}} {{table}}"}},
 		steps:    [][2]any{{nil, "red"}, {1, "green"}},
 		mappings: [][2]string{{"0", "gone"}, {"1", "stands"}},
 	}
 	return []panel{
-		stat("Nodes with a loss", "Nodes on which protected rules are missing now.", "short",
-			`count(canaryd_loss_since_timestamp_seconds{`+nodes+`} > 0) or vector(0)`, quiet()),
-		stat("Longest loss now", "How long the oldest loss that is not repaired has lasted.", "s",
-			`max((timestamp(canaryd_loss_since_timestamp_seconds{`+nodes+`}) - canaryd_loss_since_timestamp_seconds{`+nodes+`}) and canaryd_loss_since_timestamp_seconds{`+nodes+`} > 0) or vector(0)`,
-			[][2]any{{nil, "green"}, {0.001, "orange"}, {30, "red"}}),
-		stat("Flushes", "Within the time shown.", "short",
-			`round(sum(increase(canaryd_flush_events_total{`+nodes+`}[$__range])))`, [][2]any{{nil, "green"}, {1, "orange"}}),
-		stat("Blind nodes", "Nodes of which a table has not been known for a minute, or that cannot be scraped.", "short",
-			`(count(timestamp(canaryd_last_examination_timestamp_seconds{`+nodes+`}) - canaryd_last_examination_timestamp_seconds{`+nodes+`} > 60) or vector(0)) + (count(up{job=~".*canaryd.*",`+nodes+`} == 0) or vector(0))`, quiet()),
-		stat("Paused or contended", "Nodes on which replays are paused, or undone by another process.", "short",
-			`sum(canaryd_paused{`+nodes+`}) + sum(canaryd_contended{`+nodes+`})`, [][2]any{{nil, "green"}, {1, "orange"}}),
-		stat("Rules in quarantine", "Rules that could not be put back, because something that they depend on is missing, or they are refused.", "short",
-			`sum(canaryd_quarantined_rules{`+nodes+`})`, quiet()),
-
-		flushKinds, last, culprits,
-
-		graph("Time rules were absent", "From the first evidence of a loss to the proof that everything is back; and the age of a loss that is not repaired.", "s",
-			query{`histogram_quantile(0.5, sum by (le) (rate(canaryd_rules_absent_seconds_bucket{` + nodes + `}[$__rate_interval])))`, "half of the repairs"},
-			query{`histogram_quantile(0.99, sum by (le) (rate(canaryd_rules_absent_seconds_bucket{` + nodes + `}[$__rate_interval])))`, "99 % of the repairs"},
-			query{`(timestamp(canaryd_loss_since_timestamp_seconds{` + nodes + `}) - canaryd_loss_since_timestamp_seconds{` + nodes + `}) and canaryd_loss_since_timestamp_seconds{` + nodes + `} > 0`, "{{instance}}, still lost"}),
-		counted("Replays by result", "raced: another process wrote meanwhile. skipped: the owner was faster.",
-			query{`sum by (result) (increase(canaryd_replays_total{` + nodes + `}[$__rate_interval]))`, "{{result}}"}),
-
+		row("One node: $node"),
 		canaries,
-		graph("Generation", "Rules that are kept in force. A step down is an owner's decision, or rules that were deleted one by one.", "short",
-			query{`sum by (instance) (canaryd_generation_rules{` + nodes + `})`, "{{instance}}"}),
-
-		graph("Probe cost", "The time of a probe, and the CPU time of the whole process in cores.", "s",
-			query{`sum(rate(canaryd_probe_duration_seconds_sum{` + nodes + `}[$__rate_interval])) / sum(rate(canaryd_probe_duration_seconds_count{` + nodes + `}[$__rate_interval]))`, "a probe, on average"},
-			query{`histogram_quantile(0.99, sum by (le) (rate(canaryd_probe_duration_seconds_bucket{` + nodes + `}[$__rate_interval])))`, "99 % of the probes"},
-			query{`max by (instance) (rate(process_cpu_seconds_total{job=~".*canaryd.*",` + nodes + `}[$__rate_interval]))`, "{{instance}}: CPU seconds per second"}),
-		graph("Replay duration", "A replay of one family, its proof included.", "s",
-			query{`histogram_quantile(0.99, sum by (le, family) (rate(canaryd_replay_duration_seconds_bucket{` + nodes + `}[$__rate_interval])))`, "{{family}}, 99 %"}),
-
-		graph("How current", "How long ago the tables were last known, and how far the generation lags behind their owners.", "s",
-			query{`timestamp(canaryd_last_examination_timestamp_seconds{` + nodes + `}) - canaryd_last_examination_timestamp_seconds{` + nodes + `}`, "{{instance}}: last known"},
-			query{`(timestamp(canaryd_capture_pending_since_timestamp_seconds{` + nodes + `}) - canaryd_capture_pending_since_timestamp_seconds{` + nodes + `}) and canaryd_capture_pending_since_timestamp_seconds{` + nodes + `} > 0`, "{{instance}}: generation lags"}),
-		counted("Refusals, errors, deleted flows", "Restores that were refused, by reason; errors of declared sources and of the journal; flows that were ended after a replay of nat.",
-			query{`sum by (reason) (increase(canaryd_restore_failures_total{` + nodes + `}[$__rate_interval])) > 0`, "refused: {{reason}}"},
-			query{`sum by (source) (increase(canaryd_source_errors_total{` + nodes + `}[$__rate_interval])) > 0`, "source {{source}}"},
-			query{`sum by (instance) (increase(canaryd_journal_errors_total{` + nodes + `}[$__rate_interval])) > 0`, "{{instance}}: journal not written"},
-			query{`sum by (protocol) (increase(canaryd_conntrack_deleted_total{` + nodes + `}[$__rate_interval])) > 0`, "flows ended: {{protocol}}"}),
-
-		graph("Reasons to look", "Hints a second: commits, released locks, polls, and lost notifications.", "ops",
-			query{`sum by (source) (rate(canaryd_hints_total{` + nodes + `}[$__rate_interval]))`, "{{source}}"}),
-		graph("States", "1 while a node is in this state.", "short",
-			query{`canaryd_paused{` + nodes + `} > 0`, "{{instance}}: paused"},
-			query{`canaryd_contended{` + nodes + `} > 0`, "{{instance}}: contended"},
-			query{`canaryd_mixed_backends{` + nodes + `} > 0`, "{{instance}}: both backends hold rules"},
-			query{`canaryd_backend_mismatch{` + nodes + `} > 0`, "{{instance}}: the other backend is in use"}),
+		counted("Flushes of the node", "Tables that were hit.", query{increases("table, kind", "canaryd_flushes_total", one), "{{table}} {{kind}}"}),
+		graph("Generation of the node", "Rules that are kept in force. A step down is an owner's decision, or rules that were deleted one by one.", "none",
+			query{`sum by (family, table) (canaryd_generation_rules{` + one + `})`, "{{family}} {{table}}"}),
+		graph("How current the node is", "How long ago the tables were last known, and how far the generation lags behind their owners.", "s",
+			query{`timestamp(canaryd_last_examination_timestamp_seconds{` + one + `}) - canaryd_last_examination_timestamp_seconds{` + one + `}`, "last known"},
+			query{age("canaryd_capture_pending_since_timestamp_seconds", one), "generation lags"}),
+		graph("Reasons to look at the node", "Hints a second: commits, released locks, polls, and lost notifications.", "ops",
+			query{`sum by (source) (rate(canaryd_hints_total{` + one + `}[$__rate_interval]))`, "{{source}}"}),
+		graph("Memory of the node's canaryd", "Resident memory of the process.", "bytes",
+			query{`process_resident_memory_bytes{` + one + `}`, "resident"}),
 	}
 }
 
@@ -130,6 +183,10 @@ func (p panel) object() object {
 	o := object{"title": p.title, "type": p.kind}
 	if p.says != "" {
 		o["description"] = p.says
+	}
+	if p.kind == "row" {
+		o["collapsed"], o["panels"] = false, []object{}
+		return o
 	}
 	if p.kind == "text" {
 		o["options"] = object{"mode": "markdown", "content": p.text}
@@ -147,6 +204,9 @@ func (p panel) object() object {
 	}
 	o["targets"] = targets
 	defaults := object{"unit": p.unit, "custom": p.custom()}
+	if p.unit == "none" && p.kind != "stat" && p.title != "Processor" {
+		defaults["decimals"] = 0 // whole numbers on the axis too
+	}
 	if p.steps != nil {
 		defaults["color"] = object{"mode": "thresholds"}
 		defaults["thresholds"] = object{"mode": "absolute", "steps": steps(p.steps)}

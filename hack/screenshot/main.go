@@ -1,7 +1,6 @@
-// Screenshot makes the pictures in docs/images. In a network namespace of its own, it flushes a
-// node's rules in many ways while canaryd runs, and a Prometheus scrapes canaryd. Then it draws
-// the panels of the Grafana dashboard from that Prometheus, and Chromium makes a picture of them.
-// It also makes two pictures of canaryd's own page. `make screenshot` runs it.
+// Screenshot makes the pictures of canaryd's page in docs/images. In a network namespace of its own,
+// it flushes a node's rules in many ways while canaryd runs, and Chromium makes pictures of the page
+// meanwhile. `make screenshot` runs it.
 package main
 
 import (
@@ -41,8 +40,6 @@ func main() {
 func run() int {
 	var s shot
 	flag.StringVar(&s.canaryd, "canaryd", "bin/canaryd", "the canaryd `program` to watch")
-	flag.StringVar(&s.dashboard, "dashboard", "deploy/grafana/canaryd.json", "the dashboard's `file`")
-	flag.StringVar(&s.page, "page", "bin/dashboard.html", "the page's `file`, an intermediate step")
 	flag.StringVar(&s.pictures, "o", "docs/images", "the pictures' `folder`")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -62,11 +59,11 @@ func run() int {
 	return 0
 }
 
-// A shot is the files of one picture.
-type shot struct{ canaryd, dashboard, page, pictures string }
+// A shot is the program that is watched, and the folder of its pictures.
+type shot struct{ canaryd, pictures string }
 
 func (s *shot) absolute() error {
-	for _, path := range []*string{&s.canaryd, &s.dashboard, &s.page, &s.pictures} {
+	for _, path := range []*string{&s.canaryd, &s.pictures} {
 		var err error
 		if *path, err = filepath.Abs(*path); err != nil {
 			return err
@@ -75,17 +72,14 @@ func (s *shot) absolute() error {
 	return nil
 }
 
-// take lets a child in a namespace write the page, and makes a picture of it.
+// take lets a child in a namespace make the pictures.
 func (s *shot) take(ctx context.Context) error {
-	cmd, err := netns.Command(ctx, marker, "yes", "-canaryd", s.canaryd, "-dashboard", s.dashboard, "-page", s.page, "-o", s.pictures)
+	cmd, err := netns.Command(ctx, marker, "yes", "-canaryd", s.canaryd, "-o", s.pictures)
 	if err != nil {
 		return err
 	}
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	if err := netns.Run(cmd); err != nil {
-		return err
-	}
-	return s.picture(ctx, "dashboard.png", "file://"+s.page, browser.Look{Width: 1500, Height: 1850}, "")
+	return netns.Run(cmd)
 }
 
 // picture runs a script in a page and makes a picture of what the window shows.
@@ -147,65 +141,25 @@ func shrink(path string) error {
 	return os.WriteFile(path, out.Bytes(), 0o644)
 }
 
-// config is the configuration of Prometheus. It scrapes far more often than on a real node, so
-// that a story of two minutes fills a graph.
-const config = `global: {scrape_interval: 1s, evaluation_interval: 1s}
-scrape_configs:
-  - job_name: canaryd
-    static_configs:
-      - targets: ["127.0.0.1:9475"]
-        labels: {instance: "node-1"}
-`
-
-// watch writes the page: it starts canaryd and Prometheus, plays the story, and queries
-// Prometheus.
-func (s *shot) watch(ctx context.Context) error {
+// watch plays the story while canaryd runs.
+func (s *shot) watch(ctx context.Context) (err error) {
 	if err := netns.Setup(); err != nil {
 		return err
 	}
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
 	p := scenario.Programs{With: iptables.NFT}
 	if err := scenario.Load(ctx, p, rules.Families()...); err != nil {
 		return err
 	}
-	if err := os.WriteFile("/run/prometheus.yml", []byte(config), 0o644); err != nil {
+	cmd := exec.CommandContext(ctx, s.canaryd, "run", "--state-dir=/run/state")
+	cmd.Stderr = os.Stderr
+	cmd.Env = append(os.Environ(), "NODE_NAME=node-1")
+	if err := cmd.Start(); err != nil {
 		return err
 	}
-	began := time.Now()
-	var ended []func()
 	defer func() {
-		stop()
-		for _, wait := range ended {
-			wait()
-		}
+		err = errors.Join(err, cmd.Process.Signal(syscall.SIGTERM), cmd.Wait())
 	}()
-	for _, line := range [][]string{
-		{s.canaryd, "run", "--state-dir=/run/state"},
-		{"prometheus", "--config.file=/run/prometheus.yml", "--storage.tsdb.path=/run/prometheus", "--web.listen-address=127.0.0.1:9090", "--log.level=warn"},
-	} {
-		cmd := exec.CommandContext(ctx, line[0], line[1:]...)
-		cmd.Stderr = os.Stderr
-		cmd.Env = append(os.Environ(), "NODE_NAME=node-1")
-		cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-		cmd.WaitDelay = 10 * time.Second
-		if err := cmd.Start(); err != nil {
-			return err
-		}
-		ended = append(ended, func() { _ = cmd.Wait() }) // it was asked to end
-	}
-	if err := s.story(ctx, p); err != nil {
-		return err
-	}
-	boards, err := readBoard(s.dashboard)
-	if err != nil {
-		return err
-	}
-	page, err := draw(ctx, boards, began.Add(3*time.Second), time.Now())
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(s.page, page, 0o644)
+	return s.story(ctx, p)
 }
 
 // A scene is a step of the story, and its time.
@@ -234,7 +188,7 @@ func (s *shot) story(ctx context.Context, p scenario.Programs) error {
 	}
 	nat := func() error { return p.Flush(ctx, rules.IPv4, rules.Nat, "") }
 	scenes := []scene{
-		{15 * time.Second, nat},
+		{3 * time.Second, nat},
 		{12 * time.Second, everything},
 		{12 * time.Second, func() error { return p.FlushRuleset(ctx) }},
 		{10 * time.Second, func() error { return p.RestoreNoflush(ctx, rules.IPv4, scenario.NewService) }},
@@ -247,10 +201,7 @@ func (s *shot) story(ctx context.Context, p scenario.Programs) error {
 		{8 * time.Second, look("page-light.png", browser.Look{Width: 1280, Height: 1060},
 			"[...document.querySelectorAll('details')].find((d) => d.innerText.includes('jumps_missing')).open = true")},
 	}
-	for i := range 20 { // a war
-		scenes = append(scenes, scene{time.Duration(500+12000*max(0, 1-i)) * time.Millisecond, nat})
-	}
-	for i, next := range append(scenes, scene{15 * time.Second, func() error { return nil }}) {
+	for i, next := range scenes {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
