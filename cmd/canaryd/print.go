@@ -166,6 +166,9 @@ func troubleText(s api.Status) string {
 		if why, ok := s.DisabledFamilies[f]; ok {
 			fmt.Fprintf(&text, "%s is not watched: %s\n", f, plain(oneLine(why)))
 		}
+		if why, ok := s.Unreadable[f]; ok {
+			fmt.Fprintf(&text, "%s CANNOT be read: %s\n", f, plain(oneLine(why)))
+		}
 	}
 	return text.String()
 }

@@ -218,9 +218,22 @@ func CulpritOf(w watch.Writer) Culprit {
 		ContainerID: o.Container.ID, ContainerName: o.Container.Name, PodUID: o.Container.Pod}
 }
 
-// place names the unit or the container that the process ran in; "" if it is unknown.
+// place names the unit and the container that the process ran in; "" if they are unknown.
 func (c Culprit) place() string {
 	return watch.Origin{Unit: c.Unit, Container: watch.Container{ID: c.ContainerID, Pod: c.PodUID, Name: c.ContainerName}}.String()
+}
+
+// In names the container that the process ran in, or else its unit, in a word or two; "" if both
+// are unknown.
+func (c Culprit) In() string {
+	switch {
+	case c.ContainerName != "":
+		return "container " + c.ContainerName
+	case c.ContainerID != "":
+		return "a container"
+	default:
+		return c.Unit
+	}
 }
 
 // Line names the ancestors and the unit or container: " <- bash <- cron, cron.service".

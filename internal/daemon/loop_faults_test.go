@@ -1,9 +1,12 @@
 package daemon
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -73,6 +76,38 @@ func TestProbesFail(t *testing.T) {
 			t.Errorf("the record says %+v", got)
 		}
 	})
+}
+
+// TestUnreadableSaysWhy: the status has the kernel's words for what fails, and no other words: an
+// error of iptables may quote a rule.
+func TestUnreadableSaysWhy(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{fmt.Errorf("listing the chains of nat: %w", syscall.EPERM), "operation not permitted"},
+		{fmt.Errorf("iptables-save: %w", context.DeadlineExceeded), "it took too long"},
+		{errors.New("iptables-save: -A KUBE-SERVICES -d 10.0.0.1/32: bad rule"), ""},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			r := start(t, iptables.NFT, setup{})
+			r.fake.FailProbes(c.err)
+			r.after(3 * time.Second)
+			r.wantNotReady("unknown")
+			var want map[rules.Family]string
+			if c.want != "" {
+				want = map[rules.Family]string{rules.IPv4: c.want, rules.IPv6: c.want}
+			}
+			if diff := cmp.Diff(want, r.d.Status().Public().Unreadable); diff != "" {
+				t.Errorf("%v: why the families cannot be read (-want +got):\n%s", c.err, diff)
+			}
+			r.fake.FailProbes(nil)
+			r.after(3 * time.Second)
+			if got := r.d.Status().Unreadable; got != nil {
+				t.Errorf("%v is over, and the status still says %v", c.err, got)
+			}
+		})
+	}
 }
 
 // TestReadsFail: the probe shows a loss, but what it takes to judge it cannot

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -42,6 +43,12 @@ func (d *Daemon) publish(st *state) {
 		s.RulesWithoutOwner = d.ownerless(st, time.Now())
 	}
 	for f, fs := range st.families {
+		if cause := fs.unreadable(); cause != "" {
+			if s.Unreadable == nil {
+				s.Unreadable = map[rules.Family]string{}
+			}
+			s.Unreadable[f] = cause
+		}
 		s.Families[f] = api.Verdicts{}
 		for t := range fs.tables {
 			s.Families[f][t] = st.shownVerdict(f, t)
@@ -64,6 +71,16 @@ func (d *Daemon) publish(st *state) {
 	s.Healthy = s.Ready() == nil && s.NothingProtected == nil
 	d.cfg.Metrics.SetStatus(s)
 	d.status.Store(&s)
+}
+
+// unreadable returns why the family's tables cannot be read; "" if they can, or if the kernel has
+// no words for it.
+func (fs *familyState) unreadable() string {
+	cause := cmp.Or(fs.looked.trouble.cause, fs.examined.trouble.cause)
+	for _, ts := range fs.tables {
+		cause = cmp.Or(cause, ts.trouble.cause)
+	}
+	return cause
 }
 
 // shownVerdict returns the verdict that a Status has for a table.

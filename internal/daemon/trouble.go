@@ -1,7 +1,10 @@
 package daemon
 
 import (
+	"context"
+	"errors"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -13,6 +16,7 @@ const complainEvery = 30 * time.Second
 // has a line in complainEvery.
 type trouble struct {
 	what   string    // empty: there is none
+	cause  string    // the kernel's words for it, if it has any
 	logged string    // what the log has of it; empty: nothing
 	at     time.Time // when the log had something of it last
 }
@@ -22,7 +26,7 @@ func (t *trouble) there() bool { return t.what != "" }
 
 // met takes up the trouble, and reports whether the log is to have it.
 func (t *trouble) met(err error, now time.Time) bool {
-	t.what = err.Error()
+	t.what, t.cause = err.Error(), causeOf(err)
 	if t.what == t.logged || !t.at.IsZero() && now.Sub(t.at) < complainEvery {
 		return false
 	}
@@ -33,7 +37,7 @@ func (t *trouble) met(err error, now time.Time) bool {
 // metAgain is met for a trouble of which the log is reminded in each complainEvery, and has
 // other words at once.
 func (t *trouble) metAgain(err error, now time.Time) bool {
-	t.what = err.Error()
+	t.what, t.cause = err.Error(), causeOf(err)
 	if t.what == t.logged && now.Sub(t.at) < complainEvery {
 		return false
 	}
@@ -45,8 +49,22 @@ func (t *trouble) metAgain(err error, now time.Time) bool {
 // that: it is, if it has that there was.
 func (t *trouble) over() bool {
 	logged := t.logged != ""
-	t.what, t.logged = "", ""
+	t.what, t.cause, t.logged = "", "", ""
 	return logged
+}
+
+// causeOf returns what is at the bottom of an error, in words that quote no rule: the kernel's for
+// its errors, and that the time ran out. It is empty for all others.
+func causeOf(err error) string {
+	var errno syscall.Errno
+	switch {
+	case errors.As(err, &errno):
+		return errno.Error()
+	case errors.Is(err, context.DeadlineExceeded):
+		return "it took too long"
+	default:
+		return ""
+	}
 }
 
 // A sharedTrouble is a trouble that any goroutine may meet.

@@ -125,7 +125,7 @@ func TestPage(t *testing.T) {
 	s.RulesWithoutOwner = nil
 	s.Flushes[0].Culprit.Comm = "<b>evil"
 	w := ask(face(s, nil), "GET", "/")
-	for _, part := range []string{"KUBE-CANARYD-CANARY", ">Healthy</h1>", "&lt;b&gt;evil <small>pid 4242</small>", "30 rules", "120 ms",
+	for _, part := range []string{"KUBE-CANARYD-CANARY", ">Healthy</h1>", "&lt;b&gt;evil <small>pid 4242, container router</small>", "30 rules", "120 ms",
 		"not watched: the kernel lacks it", "seen by an earlier run", "no space left on device", "default/web-0 (8080/tcp), which is gone and 2 more", "<code class=\"run\">canaryd status --flush f1</code>"} {
 		if !strings.Contains(w.Body.String(), part) {
 			t.Errorf("no %q on the page", part)

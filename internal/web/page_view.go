@@ -165,7 +165,7 @@ func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 		return pageVerdict{Class: "unknown", Title: "Not known yet", Lines: []string{"No family has been looked at yet."}}
 	case len(unknown) > 0:
 		return pageVerdict{Class: "unknown", Title: sinceTitle("Unknown", s.LastExamination), Since: s.LastExamination,
-			Lines: []string{"Could not be read, or has no canary yet: " + strings.Join(unknown, ", ") + ". Nothing is replayed on a guess; the log says why."}}
+			Lines: unknownLines(s, unknown)}
 	case !s.LastExamination.IsZero() && now.Sub(s.LastExamination) > blindAfter:
 		return pageVerdict{Class: "unknown", Title: sinceTitle("Unknown", s.LastExamination), Since: s.LastExamination,
 			Lines: []string{"The canaries stand, but what the tables hold has not been known for " + spanText(now.Sub(s.LastExamination)) + "."}}
@@ -195,6 +195,21 @@ func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 		return pageVerdict{Class: "partial", Title: sinceTitle("Rules without an owner", o.Since), Since: o.Since, Lines: inForceLines(s, now)}
 	}
 	return pageVerdict{Class: "healthy", Title: "Healthy", Lines: inForceLines(s, now)}
+}
+
+// unknownLines says which tables are unknown, and why as far as the kernel says.
+func unknownLines(s api.Status, unknown []string) []string {
+	next := "Nothing is replayed on a guess; the log says why."
+	var causes []string
+	for _, f := range rules.Families() {
+		if cause := s.Unreadable[f]; cause != "" {
+			causes = append(causes, fmt.Sprintf("%s: %s", f, cause))
+		}
+	}
+	if len(causes) > 0 {
+		next = "The kernel says, of " + strings.Join(causes, "; ") + ". Nothing is replayed on a guess."
+	}
+	return []string{"Could not be read, or has no canary yet: " + strings.Join(unknown, ", ") + ".", next}
 }
 
 // sinceTitle returns a title that ends with a time, unless it is zero.

@@ -51,7 +51,11 @@ func TestStates(t *testing.T) {
 			s.LossSince = time.Now().Add(-5 * time.Second)
 		}), false, "lost", "Rules may be missing since", []string{"unknown: ipv4 nat"}},
 		{"unknown", with(healthyNode, func(s *api.Status) { s.Families[rules.IPv6][rules.Filter] = canary.Unknown }), false, "unknown", "Unknown since",
-			[]string{"Could not be read, or has no canary yet: ipv6 filter."}},
+			[]string{"Could not be read, or has no canary yet: ipv6 filter.", "the log says why"}},
+		{"unreadable", with(healthyNode, func(s *api.Status) {
+			s.Families[rules.IPv6][rules.Filter] = canary.Unknown
+			s.Unreadable = map[rules.Family]string{rules.IPv6: "operation not permitted"}
+		}), false, "unknown", "Unknown since", []string{"The kernel says, of ipv6: operation not permitted."}},
 		{"long not looked", with(healthyNode, func(s *api.Status) { s.LastExamination = time.Now().Add(-5 * time.Minute) }), false, "unknown", "Unknown since",
 			[]string{"has not been known for 5 min"}},
 		{"the loop is stuck", healthyNode, true, "unknown", "Unknown since", []string{"the loop has not turned for 12s"}},
