@@ -1,6 +1,6 @@
-// Screenshot makes the pictures of canaryd's page in docs/images. In a network namespace of its own,
-// it flushes a node's rules in many ways while canaryd runs, and Chromium makes pictures of the page
-// meanwhile. `make screenshot` runs it.
+// Screenshot makes the pictures of canaryd's page in docs/images. In a network namespace of its
+// own, it flushes a node's rules in many ways while canaryd runs, and Chromium makes pictures of
+// the page meanwhile. `make screenshot` runs it.
 package main
 
 import (

@@ -51,8 +51,8 @@ type Status struct {
 	Backend   Backend `json:"backend"`
 	// Families has the enabled families only.
 	Families map[rules.Family]Verdicts `json:"families"`
-	// Unreadable says why a family's tables cannot be read now, in the kernel's words. A family whose
-	// verdicts are unknown and that is not in it has the reason in the log.
+	// Unreadable says why a family's tables cannot be read now, in the kernel's words. If a family
+	// with unknown verdicts is not in it, the log has the reason.
 	Unreadable map[rules.Family]string `json:"unreadable,omitempty"`
 	// DisabledFamilies says why a family is not watched.
 	DisabledFamilies map[rules.Family]string `json:"disabledFamilies,omitempty"`
