@@ -43,7 +43,8 @@ type command struct {
 // streams are what a command writes to.
 type streams struct {
 	out, err io.Writer
-	watched  bool // err is a terminal
+	watched  bool      // err is a terminal
+	in       io.Reader // where questions are answered; nil: it is no terminal
 }
 
 // commands returns all commands, in the order of help.
@@ -58,6 +59,7 @@ func commands() []command {
 		{"pause", "pause replays for a while; still detects and counts", aboutPause, []string{"for", "socket"}, runPause},
 		{"resume", "end a pause; what is lost is replayed at once", aboutResume, []string{"socket"}, runResume},
 		{"dismiss", "accept a loss that waits for a decision", aboutDismiss, []string{"socket", "output"}, runDismiss},
+		{"drill", "a game day: take canaryd's own canary, and see it come back", aboutDrill, []string{"table", "kind", "for-real", "yes", "socket", "output"}, runDrill},
 		{"baseline", "rules that appeared since an operator confirmed them", aboutBaseline, []string{"confirm", "generation", "forget", "socket", "output"}, runBaseline},
 		{"detect", "which backend is in use, and the evidence for it", aboutDetect, detectFlags(), runDetect},
 		{"cleanup", "remove the canaries; with --rules the protected rules too", aboutCleanup, append(lookFlags(), "rules"), runCleanup},
@@ -136,7 +138,11 @@ empty.
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(klog.NewContext(ctx, plainLogger()), os.Args[1:], streams{onScreen(os.Stdout, os.Getenv), os.Stderr, terminal(os.Stderr, os.Getenv)})
+	to := streams{out: onScreen(os.Stdout, os.Getenv), err: os.Stderr, watched: terminal(os.Stderr, os.Getenv)}
+	if terminal(os.Stdin, os.Getenv) {
+		to.in = os.Stdin
+	}
+	code := run(klog.NewContext(ctx, plainLogger()), os.Args[1:], to)
 	stop()
 	os.Exit(code)
 }
@@ -213,7 +219,7 @@ func fail(to streams, err error) int {
 }
 
 // rareFlags are the flags of run that its help leaves out, so that it fits a screen.
-var rareFlags = []string{"replay", "canary-chain", "poll-interval", "lock-file", "lock-wait", "metrics-host", "metrics-required", "max-rules"}
+var rareFlags = []string{"replay", "canary-chain", "poll-interval", "lock-file", "lock-wait", "metrics-host", "metrics-required", "max-rules", "cni-results"}
 
 // usual returns the flags that are not rare.
 func usual(flags *pflag.FlagSet) *pflag.FlagSet {

@@ -30,6 +30,7 @@ import (
 //	POST /v1/resume      {} -> PauseReply
 //	POST /v1/dismiss     {} -> DismissReply
 //	POST /v1/baseline    BaselineRequest -> BaselineReply
+//	POST /v1/drill       DrillRequest -> DrillReply
 //	POST /v1/cleanup     CleanupRequest -> {}
 //	GET  /v1/flush       ?name=ID|NUMBER -> FlushReply
 //	GET  /v1/generation  ?id=ID&family=ipv4|ipv6 -> iptables-restore input
@@ -62,6 +63,9 @@ type Controller interface {
 	Pause(context.Context, api.PauseRequest) (api.PauseReply, error)
 	// Resume ends a pause, so that what is lost is replayed.
 	Resume(context.Context) (api.PauseReply, error)
+	// Drill takes canaryd's own canary away, and returns once it is back, or has not come back in
+	// time.
+	Drill(context.Context, api.DrillRequest) (api.DrillReply, error)
 	// Dismiss accepts the loss that waits for a decision, if there is one.
 	Dismiss(context.Context) (api.DismissReply, error)
 
@@ -111,6 +115,7 @@ func NewHandler(c Controller) http.Handler {
 	mux.HandleFunc("POST /v1/dismiss", handle(func(ctx context.Context, _ struct{}) (api.DismissReply, error) {
 		return c.Dismiss(ctx)
 	}))
+	mux.HandleFunc("POST /v1/drill", handle(c.Drill))
 	mux.HandleFunc("POST /v1/baseline", handle(c.Baseline))
 	mux.HandleFunc("GET /v1/flush", func(w http.ResponseWriter, r *http.Request) {
 		reply, err := c.Flush(r.Context(), api.FlushRequest{Name: r.URL.Query().Get("name")})

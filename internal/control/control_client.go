@@ -110,6 +110,11 @@ func (c Client) Dismiss(ctx context.Context) (api.DismissReply, error) {
 	return call[api.DismissReply](ctx, c, http.MethodPost, "/v1/dismiss", struct{}{})
 }
 
+// Drill makes the daemon take its own canary away, and returns what happened.
+func (c Client) Drill(ctx context.Context, r api.DrillRequest) (api.DrillReply, error) {
+	return call[api.DrillReply](ctx, c, http.MethodPost, "/v1/drill", r)
+}
+
 // Baseline returns, confirms or removes the baseline.
 func (c Client) Baseline(ctx context.Context, r api.BaselineRequest) (api.BaselineReply, error) {
 	return call[api.BaselineReply](ctx, c, http.MethodPost, "/v1/baseline", r)

@@ -75,6 +75,10 @@ func (f *fakeController) Dismiss(ctx context.Context) (api.DismissReply, error) 
 	return api.DismissReply{Flush: "f1", Generation: "g1", Rules: 7}, f.note(ctx, "dismiss")
 }
 
+func (f *fakeController) Drill(ctx context.Context, r api.DrillRequest) (api.DrillReply, error) {
+	return api.DrillReply{Table: r.Table, Log: []string{"l1"}}, f.note(ctx, "drill %v", r)
+}
+
 func (f *fakeController) Baseline(ctx context.Context, r api.BaselineRequest) (api.BaselineReply, error) {
 	return api.BaselineReply{Present: api.Generation{ID: "g1"}, More: 7}, f.note(ctx, "baseline %v", r)
 }
@@ -144,6 +148,9 @@ func TestControl(t *testing.T) {
 	if reply, err := client.Dismiss(ctx); err != nil || reply != (api.DismissReply{Flush: "f1", Generation: "g1", Rules: 7}) {
 		t.Errorf("got %+v, %v", reply, err)
 	}
+	if reply, err := client.Drill(ctx, api.DrillRequest{Table: rules.Nat}); err != nil || reply.Table != rules.Nat || len(reply.Log) != 1 {
+		t.Errorf("got %+v, %v", reply, err)
+	}
 	for _, request := range []api.BaselineRequest{{}, {Confirm: true, Generation: "a&b"}, {Forget: true}} {
 		if reply, err := client.Baseline(ctx, request); err != nil || reply.Present.ID != "g1" || reply.More != 7 {
 			t.Errorf("got %+v, %v", reply, err)
@@ -161,7 +168,7 @@ func TestControl(t *testing.T) {
 			t.Errorf("%v; one flush, in full (-want +got):\n%s", err, diff)
 		}
 	}
-	want := []string{"look", `restore "g1"`, "cleanup true", "pause 90.5", "resume", "dismiss", "baseline {false  false}", "baseline {true a&b false}", "baseline {false  true}", `render "" for family 0`, `render "a&b" for ipv6`, `flush "1"`, `flush "a&b"`}
+	want := []string{"look", `restore "g1"`, "cleanup true", "pause 90.5", "resume", "dismiss", "drill {nat  false}", "baseline {false  false}", "baseline {true a&b false}", "baseline {false  true}", `render "" for family 0`, `render "a&b" for ipv6`, `flush "1"`, `flush "a&b"`}
 	if diff := cmp.Diff(want, f.asked); diff != "" {
 		t.Errorf("the controller was asked (-want +got):\n%s", diff)
 	}

@@ -57,6 +57,9 @@ func (d *Daemon) publish(st *state) {
 		}
 	}
 	d.publishNative(st, &s)
+	if s.LastDrill = st.lastDrill; s.LastDrill == nil {
+		s.LastDrill = api.LastDrillOf(st.journal)
+	}
 	s.CapturePendingSince = pendingSince(st)
 	s.JournalError = d.journalTrouble.text()
 	s.ListenRequired, s.ListenError = d.cfg.ListenRequired, d.listenTrouble.text()
