@@ -39,14 +39,17 @@ func runDrill(ctx context.Context, o *options, to streams) (int, error) {
 	if err != nil {
 		return exitError, err
 	}
-	if o.output == "json" {
+	switch {
+	case o.output == "json":
 		err = printJSON(to.out, reply)
-	} else {
+	case reply.Result != api.DrillRefused:
 		_, err = io.WriteString(to.out, drillText(to.out, reply))
 	}
 	switch {
-	case err != nil || reply.Result == api.DrillRefused:
+	case err != nil:
 		return exitError, err
+	case reply.Result == api.DrillRefused:
+		return exitError, fmt.Errorf("the drill was refused, and nothing was taken: %s", reply.Reason)
 	case reply.Result != api.DrillPassed:
 		return exitNo, nil
 	default:
@@ -72,9 +75,6 @@ func drillText(w io.Writer, r api.DrillReply) string {
 	switch r.Result {
 	case api.DrillPassed:
 		fmt.Fprintln(&b, paint(w, green, fmt.Sprintf("The drill has passed: what canaryd took was back and proved after %s.", tookText(r))))
-	case api.DrillRefused:
-		fmt.Fprintf(&b, "The drill was refused, and nothing was taken: %s\n", plain(oneLine(r.Reason)))
-		return b.String()
 	default:
 		fmt.Fprintln(&b, paint(w, red, fmt.Sprintf("The drill has NOT passed (%s): %s", r.Result, plain(oneLine(r.Reason)))))
 	}

@@ -67,7 +67,7 @@ func TestDrill(t *testing.T) {
 			var asked []api.DrillRequest
 			socket := serveControl(t, driller{reply: test.reply, asked: &asked})
 			code, stdout, stderr := call(t, append([]string{"drill", "--socket=" + socket}, test.args...)...)
-			if code != test.code || stderr != "" {
+			if code != test.code || (stderr != "") != (test.reply.Result == api.DrillRefused) {
 				t.Errorf("exit code %d, want %d; %q on stderr", code, test.code, stderr)
 			}
 			if diff := cmp.Diff([]api.DrillRequest{test.want}, asked); diff != "" {
@@ -76,7 +76,7 @@ func TestDrill(t *testing.T) {
 			if strings.Contains(stdout, "\x1b") {
 				t.Error("the terminal is given a control character of the log")
 			}
-			golden(t, "drill-"+test.name, stdout)
+			golden(t, "drill-"+test.name, stdout+stderr)
 		})
 	}
 }
