@@ -30,6 +30,7 @@ type fakeController struct {
 	mu    sync.Mutex
 	asked []string
 	do    func(context.Context) error // nil: succeed
+	gone  chan struct{}               // ends Watch; nil: never
 }
 
 func (f *fakeController) note(ctx context.Context, format string, args ...any) error {
@@ -43,7 +44,26 @@ func (f *fakeController) note(ctx context.Context, format string, args ...any) e
 }
 
 func (f *fakeController) Status() api.Status { return sample.Status() }
-func (f *fakeController) Alive() error       { return errors.New("the loop has not turned for 12s") }
+func (f *fakeController) Watch(ctx context.Context, see func(api.Status) error) error {
+	if err := f.note(ctx, "watch"); err != nil {
+		return err
+	}
+	for n := range 3 {
+		s := sample.Status()
+		s.Paused = n == 1
+		if err := see(s); err != nil {
+			return err
+		}
+	}
+	select {
+	case <-f.gone:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (f *fakeController) Alive() error { return errors.New("the loop has not turned for 12s") }
 
 func (f *fakeController) Look(ctx context.Context) (api.Status, error) {
 	return sample.Status(), f.note(ctx, "look")

@@ -67,6 +67,7 @@ func (d *Daemon) publish(st *state) {
 	s.Healthy = s.Ready() == nil && s.NothingProtected == nil
 	d.cfg.Metrics.SetStatus(s)
 	d.status.Store(&s)
+	d.watchers.give(&s)
 }
 
 // shownVerdict returns the verdict that a Status has for a table.
