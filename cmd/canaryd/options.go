@@ -40,6 +40,7 @@ type options struct {
 	yes, dryRun                      bool // restore; yes of drill, too
 	table, kind                      string
 	forReal                          bool // drill
+	watch                            bool // status
 	confirm, forget                  bool // baseline
 	pause                            time.Duration
 	flush                            string // number or ID of a flush
@@ -98,6 +99,7 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.IntVar(&o.maxRules, "max-rules", iptables.DefaultMaxRules, "keep so many rules of a family; 0: no limit")
 	all.StringVarP(&o.output, "output", "o", "table", "table or json")
 	all.StringVar(&o.flush, "flush", "", "show all of one flush: its `number` in the list, 1 is the newest, or its ID")
+	all.BoolVar(&o.watch, "watch", false, "show each change, until Ctrl-C")
 	all.StringVar(&o.generation, "generation", "", "`ID` of a stored generation; default what ought to be in force")
 	all.BoolVar(&o.check, "check", false, "ask the kernel for each rule of --manifest and --rules-dir")
 	all.BoolVar(&o.rules, "rules", false, "remove the protected chains and their jumps as well")
