@@ -36,7 +36,7 @@ func passedDrill() api.DrillReply {
 		DrillEnd: api.DrillEnd{Time: time.Date(2026, 11, 22, 3, 0, 0, 0, time.UTC), Sort: api.DrillCanary, Result: api.DrillPassed, Flush: "660c8b90ccb7b"},
 		Table:    rules.Nat, Kind: canary.ChainDeleted, Families: rules.Families(),
 		Steps: []api.DrillStep{
-			{What: "canaryd takes away its canary of table nat"}, {Seconds: 0.0004, What: "the kernel has that"},
+			{What: "canaryd has taken away its canary of table nat"}, {Seconds: 0.0004, What: "a hint: something was written"},
 			{Seconds: 0.00061, What: "noticed: ipv4 nat chain_deleted"}, {Seconds: 0.0243, What: "proved by a read of all tables"},
 		},
 		Log:   []string{`"A drill took the canary, and no rule" flush="660c8b90ccb7b"` + "\x1b[2J"},

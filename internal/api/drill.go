@@ -80,7 +80,7 @@ type DrillEnd struct {
 
 // A DrillStep is one line of a drill's timeline.
 type DrillStep struct {
-	Seconds float64 `json:"seconds"` // since canaryd began to take the canary away
+	Seconds float64 `json:"seconds"` // since the kernel had what canaryd did
 	What    string  `json:"what"`
 }
 

@@ -31,7 +31,7 @@ const drillPatience = 30 * time.Second
 type drill struct {
 	reply api.DrillReply
 	taken canary.Marks // of the tables from which something was taken
-	start time.Time    // when that began
+	start time.Time    // when the kernel had that
 	by    time.Time    // when it has failed
 	done  chan struct{}
 }
@@ -142,10 +142,9 @@ func (d *Daemon) takeCanary(ctx context.Context, st *state, next *drill) error {
 		}
 	}
 	st.disk.marksChanged(time.Now())
-	next.taken, next.start, next.reply.Time, next.reply.Jumps = done.Marks, done.Start, done.Start, done.Jumps
+	next.taken, next.start, next.reply.Time, next.reply.Jumps = done.Marks, done.Written, done.Written, done.Jumps
 	next.by = done.Written.Add(drillPatience + 2*d.cfg.PollInterval + 10*d.cfg.Settle)
-	next.step(done.Start, "canaryd takes away "+takesText(next.reply))
-	next.step(done.Written, "the kernel has that")
+	next.step(done.Written, "canaryd has taken away "+takesText(next.reply))
 	st.drill = next
 	return nil
 }

@@ -30,8 +30,8 @@ type Drilled struct {
 	Marks canary.Marks
 	// Jumps are the jumps that were taken.
 	Jumps int
-	// Start is when the write began, and Written when it ended.
-	Start, Written time.Time
+	// Written is when the kernel had that.
+	Written time.Time
 }
 
 // ErrNoDrill: a table is not as a drill needs it, and nothing was taken.
@@ -88,7 +88,6 @@ func (r Replayer) drillOnce(ctx context.Context, s iptables.Session, job Job, d 
 	case r.BeforeWrite != nil:
 		r.BeforeWrite(marks)
 	}
-	done.Start = time.Now()
 	var failed error
 	for f, w := range s.Restore(ctx, payload) {
 		if w.Err != nil {
@@ -96,8 +95,13 @@ func (r Replayer) drillOnce(ctx context.Context, s iptables.Session, job Job, d 
 			continue
 		}
 		done.Marks = done.Marks.With(f.Table(d.Table), planned[f.Table(d.Table)])
+		if w.At.After(done.Written) {
+			done.Written = w.At
+		}
 	}
-	done.Written = time.Now()
+	if done.Written.IsZero() {
+		done.Written = time.Now()
+	}
 	if len(done.Marks) > 0 && errors.Is(failed, nft.ErrStale) {
 		failed = errors.New(strings.ReplaceAll(failed.Error(), "\n", "; ")) // to try it once more would take twice
 	}
