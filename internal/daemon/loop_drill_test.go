@@ -197,9 +197,6 @@ func TestDrillTwice(t *testing.T) {
 // or another table.
 func TestFlushInDrill(t *testing.T) {
 	eachScenario(t, func(t *testing.T, backend iptables.Backend, s scenario.Scenario) {
-		if s.Times > 1 {
-			return // it takes longer than a drill
-		}
 		foreign := leftBy(t, backend, s.Name)
 		r := start(t, backend, setup{settle: 200 * time.Millisecond})
 		if s.Prepare != nil {
@@ -307,6 +304,11 @@ func TestRestartInDrill(t *testing.T) {
 		}
 		if n := r.metrics("flush_events")["flush_events_total"]; n != 0 {
 			t.Errorf("%v flushes", n)
+		}
+		for _, record := range r.records(0) {
+			if record.Drill != api.DrillCanary || record.Lost.Rules != 0 {
+				t.Errorf("the record: %+v", record)
+			}
 		}
 	})
 }
