@@ -105,7 +105,7 @@ func (d *Daemon) drillRefused(st *state, r api.DrillReply) error {
 	case st.loss != nil || ready != nil:
 		return fmt.Errorf("the node is not healthy, and a drill would hide that: %w", errors.Join(ready, st.lossText()))
 	case st.contention.contended() || st.contention.limit.Wait(time.Now()) > 0:
-		return errors.New("a process keeps undoing the replays, which are limited: see canaryd status")
+		return errors.New("replays are limited now, because there were many of them or a process keeps undoing them: see canaryd status")
 	}
 	return nil
 }
@@ -289,6 +289,19 @@ func (st *state) nameDrill(found map[rules.TableID]hit) {
 		}
 	}
 	l.record.Drill = sort
+}
+
+// onlyDrilled reports whether a replay answered a drill and nothing else. Such a replay does not
+// count against the limit of replays: a flush that comes next must be answered at once.
+func onlyDrilled(result reload.Result) bool {
+	only := false
+	for _, h := range hits(result) {
+		if h.verdict.Loss() && !h.finding.OnlyDrilled() {
+			return false
+		}
+		only = only || h.verdict.Loss()
+	}
+	return only
 }
 
 // withoutCulprits drops the processes that wrote meanwhile: canaryd itself took what is lost.

@@ -38,7 +38,7 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 	job.Generation = protect.DetachAll(job.Generation, st.loss.gone)
 	job.Settle = settle
 	result, err := d.replayer(ctx, st).Heal(ctx, job)
-	if result != nil { // else the lock was not had, and nothing was done
+	if result != nil && !onlyDrilled(result) { // else the lock was not had, and nothing was done
 		d.spend(st, used)
 	}
 	d.concludeHeal(ctx, st, result, err)

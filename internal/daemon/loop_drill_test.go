@@ -255,6 +255,46 @@ func TestOwnerInDrill(t *testing.T) {
 	}
 }
 
+// TestManyDrills: however many drills there were, the next flush is answered at once, and no
+// contention is seen.
+func TestManyDrills(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		for n := range 50 {
+			if reply := r.drill(api.DrillRequest{}); reply.Result != api.DrillPassed {
+				t.Fatalf("drill %d: %+v", n, reply)
+			}
+		}
+		before := r.tables()
+		r.flushNat()
+		r.after(50 * time.Millisecond)
+		r.wantBack(before, leftBy(t, backend, "flush-nat"))
+		if m := r.metrics("contended", "flush_events"); len(m) != 1 || m["flush_events_total"] != 1 {
+			t.Errorf("metrics: %v", m)
+		}
+	})
+}
+
+// TestDrillOfDeclared: where rules are declared too, a drill touches none of them.
+func TestDrillOfDeclared(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := startDeclared(t, backend, setup{})
+		r.wantReady()
+		before := r.tables()
+		for _, kind := range canary.DrillKinds() {
+			if reply := r.drill(api.DrillRequest{Kind: kind, Table: rules.Filter}); reply.Result != api.DrillPassed {
+				t.Errorf("the reply: %+v", reply)
+			}
+			r.settled()
+		}
+		r.wantBack(before, before)
+		r.wantDeclared(medium(t))
+		if m := r.metrics("flush_events", "flushes", "rules_absent", "loss_since", "contended"); len(m) > 0 {
+			t.Errorf("metrics: %v", m)
+		}
+	})
+}
+
 // TestDrillFails: a canary that cannot be put back fails the drill, and is a loss until it can.
 func TestDrillFails(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
