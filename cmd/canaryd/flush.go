@@ -74,6 +74,9 @@ func flushText(r api.FlushReply) string {
 		fmt.Fprintf(&b, "\nthe rules cannot be shown: %s\n", plain(oneLine(r.NoDiff)))
 	}
 	for _, d := range r.Diff {
+		if len(d.Lines)+d.More == 0 { // only marks were lost
+			continue
+		}
 		fmt.Fprintf(&b, "\n@@ %s %s @@\n", d.Family, d.Table)
 		for _, line := range d.Lines {
 			fmt.Fprintf(&b, "%s\n", plain(line))
@@ -132,6 +135,9 @@ func absentFully(f api.Flush) string {
 
 // byFully names the processes that removed something, each with its ancestors and its command line.
 func byFully(f api.Flush) string {
+	if f.Drill != "" {
+		return "by canaryd drill, on request\n"
+	}
 	text := ""
 	for _, c := range f.Takers() {
 		text += "by " + plain(c.Text())

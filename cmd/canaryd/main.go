@@ -43,7 +43,9 @@ type command struct {
 // streams are what a command writes to.
 type streams struct {
 	out, err io.Writer
-	watched  bool // err is a terminal
+	watched  bool                       // err is a terminal
+	in       io.Reader                  // where questions are answered; nil: it is no terminal
+	size     func() (columns, rows int) // of out; nil: it is no terminal
 }
 
 // commands returns all commands, in the order of help.
@@ -53,11 +55,12 @@ func commands() []command {
 		{"check", "look once: exit 0 intact, 1 loss, 2 unknown", aboutCheck, lookFlags(), runCheck},
 		{"restore", "replay the generation now: exit 0 proved, 1 not proved", aboutRestore, append(lookFlags(), "generation", "dry-run", "yes"), runRestore},
 		{"render", "print the generation as iptables-restore input", aboutRender, renderFlags(), runRender},
-		{"status", "what the running daemon knows: exit 0 healthy, 1 not, 2 no daemon", aboutStatus, []string{"flush", "socket", "output"}, runStatus},
+		{"status", "what the running daemon knows: exit 0 healthy, 1 not, 2 no daemon", aboutStatus, []string{"flush", "watch", "socket", "output"}, runStatus},
 		{"health", "a probe: does the daemon live, or with ready: is the node healthy", aboutHealth, []string{"socket"}, runHealth},
 		{"pause", "pause replays for a while; still detects and counts", aboutPause, []string{"for", "socket"}, runPause},
 		{"resume", "end a pause; what is lost is replayed at once", aboutResume, []string{"socket"}, runResume},
 		{"dismiss", "accept a loss that waits for a decision", aboutDismiss, []string{"socket", "output"}, runDismiss},
+		{"drill", "a game day: take canaryd's own canary, and see it come back", aboutDrill, []string{"table", "kind", "for-real", "yes", "socket", "output"}, runDrill},
 		{"baseline", "rules that appeared since an operator confirmed them", aboutBaseline, []string{"confirm", "generation", "forget", "socket", "output"}, runBaseline},
 		{"detect", "which backend is in use, and the evidence for it", aboutDetect, detectFlags(), runDetect},
 		{"cleanup", "remove the canaries; with --rules the protected rules too", aboutCleanup, append(lookFlags(), "rules", "stay"), runCleanup},
@@ -113,8 +116,11 @@ refuses. Needs root. Exit code then: 0 all are taken, 1 some are refused, 2 brok
 `
 	aboutStatus = `Lists the last flushes, those seen by earlier runs too. With --flush it shows one in full: which
 processes wrote meanwhile, with command lines, and the lost rules, as a diff of what iptables-save
-prints.
-Exit code: 0 healthy, 1 not healthy, 2 no daemon or trouble; with --flush 0, 1 no such flush, 2.
+prints. With --watch it shows verdicts and flushes as they happen, until Ctrl-C: a screen on a
+terminal, else a line for each change. With -o json that is a line of JSON with the last 10 flushes.
+It waits for a daemon that is not there.
+Exit code: 0 healthy, 1 not healthy, 2 no daemon or trouble; with --flush 0, 1 no such flush, 2;
+with --watch 0 after Ctrl-C, 2 trouble.
 `
 	aboutHealth = `For probes, through the control socket, which connections of other users cannot fill up.
 Prints ok or what is wrong, in one line. live is the default; it says nothing of losses.
@@ -136,7 +142,14 @@ empty. With --stay it then waits for SIGTERM, as the container of a DaemonSet's 
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(klog.NewContext(ctx, plainLogger()), os.Args[1:], streams{onScreen(os.Stdout, os.Getenv), os.Stderr, terminal(os.Stderr, os.Getenv)})
+	to := streams{out: onScreen(os.Stdout, os.Getenv), err: os.Stderr, watched: terminal(os.Stderr, os.Getenv)}
+	if terminal(os.Stdout, os.Getenv) {
+		to.size = sizeOf(os.Stdout)
+	}
+	if terminal(os.Stdin, os.Getenv) {
+		to.in = os.Stdin
+	}
+	code := run(klog.NewContext(ctx, plainLogger()), os.Args[1:], to)
 	stop()
 	os.Exit(code)
 }
@@ -213,7 +226,7 @@ func fail(to streams, err error) int {
 }
 
 // rareFlags are the flags of run that its help leaves out, so that it fits a screen.
-var rareFlags = []string{"replay", "canary-chain", "poll-interval", "lock-file", "lock-wait", "metrics-host", "metrics-required", "max-rules"}
+var rareFlags = []string{"replay", "canary-chain", "poll-interval", "lock-file", "lock-wait", "metrics-host", "metrics-required", "max-rules", "cni-results"}
 
 // usual returns the flags that are not rare.
 func usual(flags *pflag.FlagSet) *pflag.FlagSet {

@@ -195,8 +195,14 @@ func (b bench) generation(ctx context.Context, to streams) (rules.Generation, er
 
 // runStatus prints what the daemon knows.
 func runStatus(ctx context.Context, o *options, to streams) (int, error) {
+	if o.oneFlush && o.watch {
+		return exitError, errors.New("--flush and --watch exclude each other")
+	}
 	if o.oneFlush {
 		return runFlush(ctx, o, to)
+	}
+	if o.watch {
+		return runWatch(ctx, o, to)
 	}
 	status, err := o.client().Status(ctx)
 	if err != nil {

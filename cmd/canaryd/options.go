@@ -38,7 +38,10 @@ type options struct {
 	rules, check, metricsRequired    bool
 	stay                             bool // cleanup
 	protectGiven                     bool // --protect was given
-	yes, dryRun                      bool // restore
+	yes, dryRun                      bool // restore; yes of drill, too
+	table, kind                      string
+	forReal                          bool // drill
+	watch                            bool // status
 	confirm, forget                  bool // baseline
 	pause                            time.Duration
 	flush                            string // number or ID of a flush
@@ -97,6 +100,7 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.IntVar(&o.maxRules, "max-rules", iptables.DefaultMaxRules, "keep so many rules of a family; 0: no limit")
 	all.StringVarP(&o.output, "output", "o", "table", "table or json")
 	all.StringVar(&o.flush, "flush", "", "show all of one flush: its `number` in the list, 1 is the newest, or its ID")
+	all.BoolVar(&o.watch, "watch", false, "show each change, until Ctrl-C")
 	all.StringVar(&o.generation, "generation", "", "`ID` of a stored generation; default what ought to be in force")
 	all.BoolVar(&o.check, "check", false, "ask the kernel for each rule of --manifest and --rules-dir")
 	all.BoolVar(&o.rules, "rules", false, "remove the protected chains and their jumps as well")
@@ -108,12 +112,19 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.BoolVar(&o.confirm, "confirm", false, "take the rules that ought to be in force now for the baseline")
 	all.BoolVar(&o.forget, "forget", false, "remove the baseline")
 
+	all.StringVar(&o.table, "table", "nat", "table whose canary is taken: "+strings.Join(drillTables(), ", "))
+	all.StringVar(&o.kind, "kind", "chain_deleted", "what becomes of the canary: "+strings.Join(drillKinds(), ", "))
+	all.BoolVar(&o.forReal, "for-real", false, "take the protected jumps of nat PREROUTING instead")
+
 	all.DurationVar(&o.pause, "for", 10*time.Minute, "how long, at most 24h")
 
 	o.generator.addTo(all)
 
 	if cmd.name == "check" {
 		all.Lookup("output").Usage = "table, json, or line: all in 80 bytes"
+	}
+	if cmd.name == "drill" {
+		all.Lookup("yes").Usage = "do not ask before a drill for real"
 	}
 	if cmd.name == "baseline" {
 		all.Lookup("generation").Usage = "`ID` of the generation that --confirm takes: the present one, or a stored one"
@@ -152,6 +163,8 @@ func flagValues(cmd command) map[string][]string {
 		"backend":           {"auto", "nft", "legacy"},
 		"ip-family":         {"auto", "ipv4", "ipv6", "dual"},
 		"output":            {"table", "json"},
+		"table":             drillTables(),
+		"kind":              drillKinds(),
 		"random-fully":      {"auto", "true", "false"},
 		"detect-local-mode": {"ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"},
 	}
@@ -171,6 +184,8 @@ func (o *options) complete(cmd command) error {
 		oneOf("backend", o.backend, values["backend"]...),
 		oneOf("ip-family", o.ipFamily, values["ip-family"]...),
 		oneOf("output", o.output, values["output"]...),
+		oneOf("table", o.table, values["table"]...),
+		oneOf("kind", o.kind, values["kind"]...),
 		atLeast("poll-interval", o.poll, 10*time.Millisecond),
 		atLeast("settle", o.settle, 0),
 		atMost("settle", o.settle, daemon.MostSettle),

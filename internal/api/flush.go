@@ -52,6 +52,8 @@ func (f Flush) Takers() []Culprit {
 func (f Flush) ByText() string {
 	list := f.Takers()
 	switch {
+	case f.Drill != "":
+		return "canaryd drill"
 	case len(list) == 0 || list[0].PID == 0:
 		return "unknown"
 	case len(list) == 1 && list[0].Comm == "":
@@ -192,6 +194,8 @@ type Flush struct {
 	// Earlier means that an earlier run of canaryd recorded it, perhaps in another boot. No metric
 	// counts it.
 	Earlier bool `json:"earlier,omitempty"`
+	// Drill is set if canaryd itself took what was lost, because an operator asked for a drill.
+	Drill DrillSort `json:"drill,omitempty"`
 }
 
 // A Culprit is a process that wrote to the tables.

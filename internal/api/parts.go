@@ -227,10 +227,11 @@ func (r Refused) Place() string {
 	return cmp.Or(r.Where, strings.TrimSpace(fmt.Sprintf("%s %s %s", r.Family, r.Table, r.Chain)))
 }
 
-// LastFlush returns the newest record of a flush. What an operator asked for is none.
+// LastFlush returns the newest record of a flush. What an operator asked for is none, and neither is
+// a drill.
 func (s Status) LastFlush() (Flush, bool) {
 	for _, f := range s.Flushes {
-		if !f.Requested() {
+		if !f.Requested() && f.Drill == "" {
 			return f, true
 		}
 	}

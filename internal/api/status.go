@@ -110,6 +110,8 @@ type Status struct {
 	NativeError string `json:"nativeError,omitempty"`
 	// NativeBeyond is how many tables are not guarded because there are too many.
 	NativeBeyond int `json:"nativeBeyond,omitempty"`
+	// LastDrill is how the last drill ended, of an earlier run too; nil if none is known.
+	LastDrill *DrillEnd `json:"lastDrill,omitempty"`
 	// Flushes are the last flush records, newest first.
 	Flushes []Flush `json:"flushes"`
 }

@@ -24,12 +24,14 @@ import (
 //	GET  /v1/status      the Status, in full
 //	GET  /v1/healthz     "ok", or 503 with why the loop hangs
 //	GET  /v1/readyz      "ok" and perhaps more, or 503 with why the node is not healthy
+//	GET  /v1/watch       a Status as a line of JSON now and after each change; empty lines between
 //	POST /v1/look        look now, then the Status
 //	POST /v1/restore     RestoreRequest -> RestoreReply
 //	POST /v1/pause       PauseRequest -> PauseReply
 //	POST /v1/resume      {} -> PauseReply
 //	POST /v1/dismiss     {} -> DismissReply
 //	POST /v1/baseline    BaselineRequest -> BaselineReply
+//	POST /v1/drill       DrillRequest -> DrillReply
 //	POST /v1/cleanup     CleanupRequest -> {}
 //	GET  /v1/flush       ?name=ID|NUMBER -> FlushReply
 //	GET  /v1/generation  ?id=ID&family=ipv4|ipv6 -> iptables-restore input
@@ -50,6 +52,9 @@ type Controller interface {
 	Alive() error
 	// Status returns the newest Status at once.
 	Status() api.Status
+	// Watch calls see with the Status of now and with each later one that differs in what matters,
+	// until its context ends or see fails. It may be refused because there are too many already.
+	Watch(ctx context.Context, see func(api.Status) error) error
 	// Look looks now, and returns a Status from after that look.
 	Look(context.Context) (api.Status, error)
 
@@ -62,6 +67,9 @@ type Controller interface {
 	Pause(context.Context, api.PauseRequest) (api.PauseReply, error)
 	// Resume ends a pause, so that what is lost is replayed.
 	Resume(context.Context) (api.PauseReply, error)
+	// Drill takes canaryd's own canary away, and returns once it is back, or has not come back in
+	// time.
+	Drill(context.Context, api.DrillRequest) (api.DrillReply, error)
 	// Dismiss accepts the loss that waits for a decision, if there is one.
 	Dismiss(context.Context) (api.DismissReply, error)
 
@@ -92,6 +100,7 @@ func NewHandler(c Controller) http.Handler {
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) {
 		serve.WriteJSON(w, http.StatusOK, c.Status())
 	})
+	mux.HandleFunc("GET /v1/watch", serveWatch(c))
 	mux.HandleFunc("GET /v1/healthz", func(w http.ResponseWriter, _ *http.Request) { serve.WriteCheck(w, c.Alive(), "ok") })
 	mux.HandleFunc("GET /v1/readyz", func(w http.ResponseWriter, _ *http.Request) {
 		s := c.Status()
@@ -111,6 +120,7 @@ func NewHandler(c Controller) http.Handler {
 	mux.HandleFunc("POST /v1/dismiss", handle(func(ctx context.Context, _ struct{}) (api.DismissReply, error) {
 		return c.Dismiss(ctx)
 	}))
+	mux.HandleFunc("POST /v1/drill", handle(c.Drill))
 	mux.HandleFunc("POST /v1/baseline", handle(c.Baseline))
 	mux.HandleFunc("GET /v1/flush", func(w http.ResponseWriter, r *http.Request) {
 		reply, err := c.Flush(r.Context(), api.FlushRequest{Name: r.URL.Query().Get("name")})
@@ -189,6 +199,10 @@ func renderRequest(r *http.Request) (api.RenderRequest, error) {
 func writeFailure(w http.ResponseWriter, err error) {
 	if errors.Is(err, api.ErrNoGeneration) {
 		serve.WriteJSON(w, http.StatusNotFound, failure{Error: err.Error(), Reason: reasonNoGeneration})
+		return
+	}
+	if errors.Is(err, api.ErrTooManyWatchers) {
+		serve.WriteJSON(w, http.StatusTooManyRequests, failure{Error: err.Error()})
 		return
 	}
 	if errors.Is(err, api.ErrNoFlush) {

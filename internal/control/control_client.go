@@ -110,6 +110,11 @@ func (c Client) Dismiss(ctx context.Context) (api.DismissReply, error) {
 	return call[api.DismissReply](ctx, c, http.MethodPost, "/v1/dismiss", struct{}{})
 }
 
+// Drill makes the daemon take its own canary away, and returns what happened.
+func (c Client) Drill(ctx context.Context, r api.DrillRequest) (api.DrillReply, error) {
+	return call[api.DrillReply](ctx, c, http.MethodPost, "/v1/drill", r)
+}
+
 // Baseline returns, confirms or removes the baseline.
 func (c Client) Baseline(ctx context.Context, r api.BaselineRequest) (api.BaselineReply, error) {
 	return call[api.BaselineReply](ctx, c, http.MethodPost, "/v1/baseline", r)
@@ -153,8 +158,25 @@ func call[Reply any](ctx context.Context, c Client, method, path string, request
 	return reply, nil
 }
 
-// do makes one request on a connection of its own.
+// do makes one request on a connection of its own, and reads the whole answer.
 func (c Client) do(ctx context.Context, method, path string, body []byte) ([]byte, error) {
+	response, err := c.open(ctx, method, path, body)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(response.Body, maxReply))
+	if err != nil {
+		return nil, err
+	}
+	if response.StatusCode != http.StatusOK {
+		return nil, c.refused(response.StatusCode, text)
+	}
+	return text, nil
+}
+
+// open makes one request on a connection of its own. The answer's body must be closed.
+func (c Client) open(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
 	// The host is not used, but HTTP requires one.
 	request, err := http.NewRequestWithContext(ctx, method, "http://canaryd"+path, bytes.NewReader(body))
 	if err != nil {
@@ -177,15 +199,7 @@ func (c Client) do(ctx context.Context, method, path string, body []byte) ([]byt
 	if err != nil {
 		return nil, c.explain(ctx, err, connected)
 	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(response.Body, maxReply))
-	if err != nil {
-		return nil, err
-	}
-	if response.StatusCode != http.StatusOK {
-		return nil, c.refused(response.StatusCode, text)
-	}
-	return text, nil
+	return response, nil
 }
 
 // explain says what a request without an answer means, and what to do. Where the mode of the socket

@@ -30,6 +30,7 @@ type fakeController struct {
 	mu    sync.Mutex
 	asked []string
 	do    func(context.Context) error // nil: succeed
+	gone  chan struct{}               // ends Watch; nil: never
 }
 
 func (f *fakeController) note(ctx context.Context, format string, args ...any) error {
@@ -43,7 +44,26 @@ func (f *fakeController) note(ctx context.Context, format string, args ...any) e
 }
 
 func (f *fakeController) Status() api.Status { return sample.Status() }
-func (f *fakeController) Alive() error       { return errors.New("the loop has not turned for 12s") }
+func (f *fakeController) Watch(ctx context.Context, see func(api.Status) error) error {
+	if err := f.note(ctx, "watch"); err != nil {
+		return err
+	}
+	for n := range 3 {
+		s := sample.Status()
+		s.Paused = n == 1
+		if err := see(s); err != nil {
+			return err
+		}
+	}
+	select {
+	case <-f.gone:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (f *fakeController) Alive() error { return errors.New("the loop has not turned for 12s") }
 
 func (f *fakeController) Look(ctx context.Context) (api.Status, error) {
 	return sample.Status(), f.note(ctx, "look")
@@ -73,6 +93,10 @@ func (f *fakeController) Resume(ctx context.Context) (api.PauseReply, error) {
 
 func (f *fakeController) Dismiss(ctx context.Context) (api.DismissReply, error) {
 	return api.DismissReply{Flush: "f1", Generation: "g1", Rules: 7}, f.note(ctx, "dismiss")
+}
+
+func (f *fakeController) Drill(ctx context.Context, r api.DrillRequest) (api.DrillReply, error) {
+	return api.DrillReply{Table: r.Table, Log: []string{"l1"}}, f.note(ctx, "drill %v", r)
 }
 
 func (f *fakeController) Baseline(ctx context.Context, r api.BaselineRequest) (api.BaselineReply, error) {
@@ -144,6 +168,9 @@ func TestControl(t *testing.T) {
 	if reply, err := client.Dismiss(ctx); err != nil || reply != (api.DismissReply{Flush: "f1", Generation: "g1", Rules: 7}) {
 		t.Errorf("got %+v, %v", reply, err)
 	}
+	if reply, err := client.Drill(ctx, api.DrillRequest{Table: rules.Nat}); err != nil || reply.Table != rules.Nat || len(reply.Log) != 1 {
+		t.Errorf("got %+v, %v", reply, err)
+	}
 	for _, request := range []api.BaselineRequest{{}, {Confirm: true, Generation: "a&b"}, {Forget: true}} {
 		if reply, err := client.Baseline(ctx, request); err != nil || reply.Present.ID != "g1" || reply.More != 7 {
 			t.Errorf("got %+v, %v", reply, err)
@@ -161,7 +188,7 @@ func TestControl(t *testing.T) {
 			t.Errorf("%v; one flush, in full (-want +got):\n%s", err, diff)
 		}
 	}
-	want := []string{"look", `restore "g1"`, "cleanup true", "pause 90.5", "resume", "dismiss", "baseline {false  false}", "baseline {true a&b false}", "baseline {false  true}", `render "" for family 0`, `render "a&b" for ipv6`, `flush "1"`, `flush "a&b"`}
+	want := []string{"look", `restore "g1"`, "cleanup true", "pause 90.5", "resume", "dismiss", "drill {nat  false}", "baseline {false  false}", "baseline {true a&b false}", "baseline {false  true}", `render "" for family 0`, `render "a&b" for ipv6`, `flush "1"`, `flush "a&b"`}
 	if diff := cmp.Diff(want, f.asked); diff != "" {
 		t.Errorf("the controller was asked (-want +got):\n%s", diff)
 	}

@@ -22,6 +22,7 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		again[api.RestoreRequest](t, body)
 		again[api.CleanupRequest](t, body)
+		again[api.DrillRequest](t, body)
 		again[struct{}](t, body)
 	})
 }
@@ -50,7 +51,7 @@ func again[Request any](t *testing.T, body []byte) {
 // FuzzControlHandler: whatever is asked, there is one answer; what is refused was
 // not done, and nothing is changed by a GET.
 func FuzzControlHandler(f *testing.F) {
-	for _, path := range []string{"/v1/status", "/v1/look", "/v1/restore", "/v1/pause", "/v1/resume", "/v1/cleanup", "/v1/generation?id=a&family=ipv4", "/v1/generation?family=%zz", "/v1/flush?id=1", "//v1/../v1/cleanup", "/"} {
+	for _, path := range []string{"/v1/status", "/v1/look", "/v1/restore", "/v1/pause", "/v1/resume", "/v1/drill", "/v1/watch", "/v1/cleanup", "/v1/generation?id=a&family=ipv4", "/v1/generation?family=%zz", "/v1/flush?id=1", "//v1/../v1/cleanup", "/"} {
 		for _, method := range []string{"GET", "POST", "HEAD", "DELETE"} {
 			f.Add(method, path, []byte(`{}`))
 			f.Add(method, path, []byte(`{"rules":true,"generation":"x","seconds":1e300}`))
@@ -67,7 +68,8 @@ func FuzzControlHandler(f *testing.F) {
 			return // no request at all
 		}
 		request.RequestURI = target.RequestURI()
-		c := new(fakeController)
+		c := &fakeController{gone: make(chan struct{})}
+		close(c.gone) // so that a watch ends
 		w := httptest.NewRecorder()
 		NewHandler(c).ServeHTTP(w, request)
 		if w.Code != http.StatusOK && len(c.asked) != 0 {
@@ -77,7 +79,7 @@ func FuzzControlHandler(f *testing.F) {
 			t.Errorf("%s %s was done twice: %q", method, path, c.asked)
 		}
 		for _, done := range c.asked {
-			if asks := strings.HasPrefix(done, "render") || strings.HasPrefix(done, "flush"); !asks && method != http.MethodPost {
+			if asks := strings.HasPrefix(done, "render") || strings.HasPrefix(done, "flush") || done == "watch"; !asks && method != http.MethodPost {
 				t.Errorf("%s %s was done: %q", method, path, done)
 			}
 		}

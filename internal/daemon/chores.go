@@ -48,6 +48,7 @@ func (d *Daemon) settleLimit() time.Duration { return writeLimit + readLimit + 1
 func (d *Daemon) newChores() []chore {
 	return slices.Concat([]chore{
 		{"end the pause", func(st *state) time.Time { return st.pause.until }, nil, briefLimit, d.pauseOver},
+		{"end a drill that is not answered", drillEndsAt, nil, briefLimit, d.drillTooLong},
 		{"judge what the last run left", suspicionTryAt, nil, readLimit, d.judgeRemains},
 		{"look", func(st *state) time.Time { return st.looking.at }, nil, readLimit, d.look},
 		{"heal", lossTryAt, nil, d.settleLimit(), d.heal},

@@ -9,6 +9,9 @@ import (
 
 // culpritsText names the culprits for the log.
 func culpritsText(f api.Flush) string {
+	if f.Drill != "" {
+		return f.ByText()
+	}
 	list := f.Takers()
 	var words []string
 	for _, c := range list[:min(len(list), api.CulpritsNamed)] {

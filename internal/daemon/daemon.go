@@ -124,6 +124,7 @@ type Daemon struct {
 	// baselineTaken is closed once the loop has what the disk says of the baseline.
 	baselineTaken chan struct{}
 	confirming    sync.Mutex // held while a request changes the baseline
+	watchers      watchers   // clients that follow the status
 }
 
 // A request is something that the control socket asks of the loop.

@@ -39,7 +39,7 @@ type sweep struct {
 // busy node, so its flows began before it was noticed.
 func (d *Daemon) sweepAfter(g rules.Generation, f rules.Family, result reload.FamilyResult, intact time.Time) {
 	nat, ok := result.Tables[rules.Nat]
-	if d.cfg.Flows == nil || !ok || !nat.Proved || !nat.Finding.Verdict.Loss() {
+	if d.cfg.Flows == nil || !ok || !nat.Proved || !nat.Finding.Verdict.Loss() || nat.Finding.OnlyDrilled() {
 		return
 	}
 	next := sweep{since: map[rules.Family]time.Time{f: intact}, generation: g}

@@ -38,7 +38,7 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 	job.Generation = protect.DetachAll(job.Generation, st.loss.gone)
 	job.Settle = settle
 	result, err := d.replayer(ctx, st).Heal(ctx, job)
-	if result != nil { // else the lock was not had, and nothing was done
+	if result != nil && !onlyDrilled(result) { // else the lock was not had, and nothing was done
 		d.spend(st, used)
 	}
 	d.concludeHeal(ctx, st, result, err)
@@ -115,7 +115,9 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 		}
 		d.applyResult(st, f, fr)
 		st.families[f].proxyAfterReplay(fr, time.Now())
-		d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
+		if st.loss.record.Drill != api.DrillCanary { // a drill is counted apart
+			d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
+		}
 		d.countRefusal(f, fr.Err)
 		done = done && (fr.Outcome.Done() || fr.DoneExceptQuarantined())
 		err = errors.Join(err, fr.Err)
@@ -130,7 +132,9 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 		}
 		return
 	}
+	ended := st.loss
 	d.recovered(ctx, st, result)
+	d.drillAnswered(ctx, st, ended)
 }
 
 // lostButUnread returns why a table whose canary is lost could not be judged:
@@ -211,13 +215,18 @@ func (d *Daemon) recovered(ctx context.Context, st *state, result reload.Result)
 	l := st.loss
 	st.loss = nil
 	st.looking.afterReplay(time.Now())
-	d.countReplay(ctx, st, l)
+	if l.record.Drill == "" {
+		d.countReplay(ctx, st, l)
+	}
 	st.forgetLeftOut(result, l.gone, time.Now())
 	if !l.recorded {
 		st.flushLog(ctx).Info("Nothing was lost any more when it was looked at under guard", "flush", l.record.ID)
 		return
 	}
 	l.record.Outcome = l.recovery.outcome(result)
+	if l.record.Drill == api.DrillCanary && l.record.Outcome.Done() {
+		l.record.Outcome = api.Drilled
+	}
 	l.record.Detail = ""
 	for _, fr := range result {
 		if fr.Err != nil { // rules that had to be left out

@@ -141,6 +141,9 @@ func situations() map[string]situation {
 	}
 	return map[string]situation{
 		"end the pause": now(func(st *state) *time.Time { return &st.pause.until }),
+		"end a drill that is not answered": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
+			st.drill = &drill{by: time.Now(), done: make(chan struct{})}
+		},
 		"judge what the last run left": func(t *testing.T, d *Daemon, st *state, fake *iptablestest.Fake) {
 			must(t, fake.Flush(rules.IPv4, rules.Nat, ""))
 			st.marks.current = nil

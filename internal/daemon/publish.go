@@ -64,6 +64,9 @@ func (d *Daemon) publish(st *state) {
 		}
 	}
 	d.publishNative(st, &s)
+	if s.LastDrill = st.lastDrill; s.LastDrill == nil {
+		s.LastDrill = api.LastDrillOf(st.journal)
+	}
 	s.CapturePendingSince = pendingSince(st)
 	s.JournalError = d.journalTrouble.text()
 	s.ListenRequired, s.ListenError = d.cfg.ListenRequired, d.listenTrouble.text()
@@ -71,6 +74,7 @@ func (d *Daemon) publish(st *state) {
 	s.Healthy = s.Ready() == nil && s.NothingProtected == nil
 	d.cfg.Metrics.SetStatus(s)
 	d.status.Store(&s)
+	d.watchers.give(&s)
 }
 
 // unreadable returns why the family's tables cannot be read; "" if they can, or if the kernel has

@@ -43,6 +43,7 @@ var gravity = []canary.Verdict{
 // counts nothing twice.
 func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.TableID]hit) {
 	l := st.loss
+	st.nameDrill(found)
 	fresh := map[rules.Family]api.Verdicts{}
 	q := inquiry{}
 	for _, f := range rules.Families() {
@@ -57,9 +58,11 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 			if !l.recorded && len(fresh) == 0 {
 				l.record.Culprits = nil // those suspected so far
 			}
-			h.by = q.answer(d.charge(st, f, t, h.finding, h.seen))
-			h.others = d.unprotectedGone(st, f, t, h, q)
-			d.cfg.Metrics.ObserveUnprotected(f, t, h.others)
+			if l.record.Drill == "" {
+				h.by = q.answer(d.charge(st, f, t, h.finding, h.seen))
+				h.others = d.unprotectedGone(st, f, t, h, q)
+				d.cfg.Metrics.ObserveUnprotected(f, t, h.others)
+			}
 			l.heard = later(l.heard, uint32(h.seen))
 			for _, verdicts := range []map[rules.Family]api.Verdicts{fresh, l.hit} {
 				if verdicts[f] == nil {
@@ -79,6 +82,7 @@ func (d *Daemon) recordLosses(ctx context.Context, st *state, found map[rules.Ta
 	}
 	l.addWriters(q)
 	settleCulprit(&l.record)
+	l.withoutCulprits()
 	if !l.recorded {
 		l.record.NoticedSeconds = l.noticed.Sub(l.record.Time).Seconds()
 		l.recorded = true
@@ -109,7 +113,11 @@ func (d *Daemon) logNotice(ctx context.Context, st *state) {
 	if st.mode == api.Heal && st.pause.on() {
 		next = "replays are paused until " + st.pause.until.UTC().Format(time.RFC3339)
 	}
-	st.flushLog(ctx).Info("Rules are being flushed", "flush", st.loss.record.ID, "tables", api.TablesText(st.losses()),
+	what := "Rules are being flushed"
+	if st.drills() {
+		what = "A canary is gone, as the drill wants it"
+	}
+	st.flushLog(ctx).Info(what, "flush", st.loss.record.ID, "tables", api.TablesText(st.losses()),
 		"noticedAfter", st.loss.noticed.Sub(st.loss.record.Time).Round(10*time.Microsecond), "next", next)
 }
 
@@ -131,7 +139,11 @@ func (st *state) losses() map[rules.Family]api.Verdicts {
 func (d *Daemon) logLost(ctx context.Context, st *state, fresh map[rules.Family]api.Verdicts) {
 	l, log := st.loss, st.flushLog(ctx)
 	lost := l.record.Lost
-	log.Info("Rules were lost", "flush", l.record.ID, "tables", api.TablesText(fresh),
+	what := "Rules were lost"
+	if l.record.Drill == api.DrillCanary {
+		what = "A drill took the canary, and no rule"
+	}
+	log.Info(what, "flush", l.record.ID, "tables", api.TablesText(fresh),
 		"rules", lost.Rules, "chains", lost.Chains, "jumps", lost.Jumps, "by", culpritsText(l.record))
 	if lost.Unprotected > 0 {
 		log.Info("Rules that --protect does not name were lost, too; their owners have to put them back", "flush", l.record.ID, "rules", lost.Unprotected)
@@ -171,6 +183,8 @@ func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result rel
 	log := st.flushLog(ctx)
 	what := "The rules are back and proved"
 	switch l.record.Outcome {
+	case api.Drilled:
+		what = "The drill's canary is back and proved"
 	case reload.Skipped:
 		what = "The rules are back: their owner was faster"
 	case reload.Partial:

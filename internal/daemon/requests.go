@@ -220,6 +220,9 @@ func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 	err = d.ask(ctx, func(ctx context.Context, st *state) {
 		st.removed, st.pause.until = true, time.Time{}
 		st.decision, st.suspicion = nil, nil
+		if st.drill != nil {
+			d.endDrill(ctx, st, api.DrillFailed, "canaryd cleanup removed the canaries")
+		}
 		d.stopKeeping(ctx, st)
 		nativeFailed := d.stopNative(st)
 		d.cfg.Metrics.SetCanariesGone()

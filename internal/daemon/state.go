@@ -45,6 +45,10 @@ type state struct {
 	// Native tables, which are a realm of their own.
 	native nativeRealm
 
+	// What operators try.
+	drill     *drill        // the one that is under way; nil: none
+	lastDrill *api.DrillEnd // of this run; nil: none
+
 	// What the last run left.
 	suspicion *suspicion // not judged yet; nil: nothing is left to judge
 	decision  *decision  // a loss that an operator has to decide about; nil: none

@@ -62,6 +62,8 @@ type Metrics struct {
 	mixed, mismatch              prometheus.Gauge
 	paused, contended, ownerless prometheus.Gauge
 	nothingProtected             prometheus.Gauge
+	drills                       *prometheus.CounterVec
+	lastDrill, lastDrillPassed   prometheus.Gauge
 	awaitingDecision             prometheus.Gauge
 	rulesAbsent, probeDuration   prometheus.Histogram
 	replayDuration               *prometheus.HistogramVec
@@ -123,6 +125,9 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		replayDuration: b.histograms("replay_duration_seconds", "How long a replay of one family took, its proof included.", replayBuckets, "family"),
 	}
 	m.flushedUnprotected = b.counters("flushed_unprotected_rules_total", "Rules that --protect does not name and that went in the same flush as protected ones, where it is known how many there were.", "family", "table")
+	m.drills = b.counters("drills_total", "Drills by how they ended; what they took counts as no flush, unless they were for real.", "result")
+	m.lastDrill = b.gauge("last_drill_timestamp_seconds", "When the last drill was; 0 if there was none.")
+	m.lastDrillPassed = b.gauge("last_drill_passed", "Whether the last drill was noticed, put back and proved; 0 also if there was none.")
 	m.nativeInForce = b.gauges("native_table_in_force", "Whether a guarded native nftables table is in force.", "family", "table")
 	build := b.gauges("build_info", "The running program; always 1.", "version", "commit", "goversion")
 	build.WithLabelValues(o.Version, o.Commit, o.GoVersion).Set(1)
@@ -142,6 +147,9 @@ func (m *Metrics) zero(sources []string) {
 	}
 	for _, mode := range api.Modes() {
 		m.mode.WithLabelValues(string(mode))
+	}
+	for _, result := range api.DrillResults() {
+		m.drills.WithLabelValues(string(result))
 	}
 	for _, family := range m.families {
 		f := family.String()
@@ -290,6 +298,11 @@ func (m *Metrics) ObserveRestoreFailure(family rules.Family, reason iptables.Rea
 	m.restoreFailures.WithLabelValues(family.String(), string(reason)).Inc()
 }
 
+// ObserveDrill counts one drill that has ended, or was refused.
+func (m *Metrics) ObserveDrill(result api.DrillResult) {
+	m.drills.WithLabelValues(string(result)).Inc()
+}
+
 // sweptProtocols returns the protocols whose flows are deleted, by number.
 func sweptProtocols() map[uint8]string {
 	return map[uint8]string{rules.TCP: "tcp", rules.UDP: "udp", rules.SCTP: "sctp"}
@@ -331,6 +344,10 @@ func (m *Metrics) SetStatus(s api.Status) {
 	m.awaitingDecision.Set(truth(s.Decision != nil))
 	m.mixed.Set(truth(s.Backend.Mixed))
 	m.setNative(s.Native)
+	if end := s.LastDrill; end != nil {
+		m.lastDrill.Set(seconds(end.Time))
+		m.lastDrillPassed.Set(truth(end.Result == api.DrillPassed))
+	}
 	m.mismatch.Set(truth(s.Backend.Mismatch))
 	for _, mode := range api.Modes() {
 		m.mode.WithLabelValues(string(mode)).Set(truth(s.Mode == mode))

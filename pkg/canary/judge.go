@@ -100,6 +100,9 @@ type Finding struct {
 	Restored string
 	Brought  []string
 	Lacked   []string
+	// Drilled says that a drill of canaryd's took the canary, and no flush did: its stand-in stands.
+	// Then MarkLost is false, and the table's content is judged as if the canary stood.
+	Drilled bool
 	// Drift lists how claimed chains and jumps differ from what is declared.
 	Drift rules.Difference
 	// Err is why the verdict is unknown.
@@ -127,6 +130,7 @@ func neverEmpty(table rules.TableName, chain string) bool {
 //     flushed or replaced. A flush that empties the canary leaves all chains standing.
 //     So the few chains that are missing then were removed by their owner (a pod's, by
 //     CNI DEL), unless they were missing before the flush: see lacked.
+//     If only a drill of canaryd's took it, what follows is judged as if it stood.
 //   - If a witness is missing, its built-in chain was flushed.
 //   - An emptied chain is lost if its owner never leaves it empty, or if a chain that
 //     only it referenced still has rules. Of a chain that many owners share, the last
@@ -149,7 +153,15 @@ func Judge(want Wanted, seen Seen) Finding {
 		}
 		return Finding{Verdict: Unknown}
 	}
-	if v := judgeCanary(want, seen.Table); v != Intact {
+	v := judgeCanary(want, seen.Table)
+	if v != Intact && want.Mark.drilled(seen.Table) {
+		f := judgeStanding(want, seen)
+		if f.Drilled = true; !f.Verdict.Loss() {
+			f.Verdict = v
+		}
+		return f
+	}
+	if v != Intact {
 		f := Finding{Verdict: v, MarkLost: true}
 		f.Witnesses = missingWitnesses(want, seen.Table)
 		for _, h := range missingJumps(want.Section, seen.Table) {
@@ -164,6 +176,11 @@ func Judge(want Wanted, seen Seen) Finding {
 		f.remember(want, seen)
 		return f
 	}
+	return judgeStanding(want, seen)
+}
+
+// judgeStanding judges a table of which the canary stands, claimed chains included.
+func judgeStanding(want Wanted, seen Seen) Finding {
 	if want.Claimed == nil {
 		return judgeContent(want, seen)
 	}

@@ -99,6 +99,9 @@ type Mark struct {
 	// Tried is a mark that may have been planted, by a write whose end is unknown. A table is
 	// written atomically: if the canary stands, so does all that was written with it.
 	Tried *Mark `json:"tried,omitempty"`
+	// Drill is the nonce of the stand-in that a drill planted when it took the canary; empty if none
+	// did. It is kept with the mark, so that a restart in the middle of a drill finds no flush.
+	Drill Nonce `json:"drill,omitempty"`
 }
 
 // Trying returns m with the record that next may have been planted.
@@ -109,13 +112,13 @@ func (m Mark) Trying(next Mark) Mark {
 }
 
 // Resolve returns the mark that a read shows to stand: the tried one if its
-// canary is there, else m.
+// canary is there, or the stand-in of the drill that it tried, else m.
 func (m Mark) Resolve(chain string, t *rules.Table) Mark {
 	if m.Tried == nil {
 		return m
 	}
 	c := t.Chain(chain)
-	if c != nil && len(c.Rules) == 1 && isComment(c.Rules[0], m.Tried.Nonce.Comment()) {
+	if c != nil && len(c.Rules) == 1 && isComment(c.Rules[0], m.Tried.Nonce.Comment()) && m.Tried.Drill == "" || m.Tried.drilled(t) {
 		return *m.Tried
 	}
 	return m
@@ -123,7 +126,7 @@ func (m Mark) Resolve(chain string, t *rules.Table) Mark {
 
 // standing is Resolve for what a probe saw.
 func (m Mark) standing(t rules.TableName, chain string, seen iptables.Probed) Mark {
-	if m.Tried != nil && m.Tried.isPresent(t, chain, seen) {
+	if m.Tried != nil && m.Tried.Drill == "" && m.Tried.isPresent(t, chain, seen) {
 		return *m.Tried
 	}
 	return m

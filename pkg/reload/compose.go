@@ -90,7 +90,7 @@ func composeReplay(task tableTask, nonce canary.Nonce) tablePlan {
 	planChains(task, &plan, &s)
 	planRemovals(task, &plan, &s)
 	planJumps(task, &plan, &s)
-	if task.finding.MarkLost {
+	if task.finding.MarkLost || task.finding.Drilled {
 		planMarks(task, &plan, &s, nonce)
 	} else {
 		for _, chain := range task.finding.Witnesses {
@@ -119,7 +119,8 @@ func composeRotation(task tableTask, nonce canary.Nonce) tablePlan {
 	var s section
 	s.remove = append(s.remove, deleteRule(task.want.CanaryChain, task.want.Mark.Nonce.Rule()))
 	planMarks(task, &plan, &s, nonce)
-	s.declare = nil // a declaration would empty the canary before the check
+	// A declaration would empty the canary before the check.
+	s.declare = slices.DeleteFunc(s.declare, func(name string) bool { return name == task.want.CanaryChain })
 	plan.script = s.script(task.table, plan.wrote)
 	return plan
 }
@@ -139,8 +140,8 @@ func composeRemoval(task tableTask, everything bool) tablePlan {
 		}
 		dropChains(task, names(task.seen.Section.Chains), &plan, &s)
 	}
-	// A trial leaves its chains behind only if canaryd was killed in the middle of it.
-	for _, name := range append(trialChains(), task.want.CanaryChain) {
+	// A trial or a drill leaves its chains behind only if canaryd was killed in the middle of it.
+	for _, name := range append(trialChains(), canary.DrillChain, task.want.CanaryChain) {
 		if task.seen.Table.Chain(name) != nil {
 			s.declare = append(s.declare, name)
 			s.mark = append(s.mark, iptables.Step{Verb: iptables.Drop, Chain: name})
@@ -417,7 +418,7 @@ func standingRules(task tableTask, chain string) []rules.Rule {
 	var standing []rules.Rule
 	for _, r := range c.Rules {
 		switch {
-		case task.finding.MarkLost && canary.IsWitness(r):
+		case (task.finding.MarkLost || task.finding.Drilled) && canary.IsWitness(r):
 		case extra[r.Spec] > 0: // -D deletes the first rule that is equal
 			extra[r.Spec]--
 		default:

@@ -2,6 +2,7 @@ package reload
 
 import (
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -10,6 +11,10 @@ func planMarks(task tableTask, plan *tablePlan, s *section, nonce canary.Nonce) 
 	removeWitnesses(task.seen.Table, s)
 	plan.mark = canary.Mark{Nonce: nonce, Witnessed: task.want.Section.WitnessedChains(task.table)}
 	s.declare = append(s.declare, task.want.CanaryChain)
+	if task.seen.Table.Chain(canary.DrillChain) != nil { // a drill is over
+		s.declare = append(s.declare, canary.DrillChain)
+		s.drop = append(s.drop, iptables.Step{Verb: iptables.Drop, Chain: canary.DrillChain})
+	}
 	for _, chain := range plan.mark.Witnessed {
 		s.mark = append(s.mark, appendRule(chain, nonce.Witness()))
 	}

@@ -358,6 +358,11 @@ func heal(task tableTask, nonce canary.Nonce) *tablePlan {
 	if !task.finding.Verdict.Loss() {
 		return nil
 	}
+	if task.finding.OnlyDrilled() {
+		task.want.Section.Jumps = task.seen.Section.Jumps
+		plan := composePlant(task, nonce)
+		return &plan
+	}
 	plan := composeReplay(task, nonce)
 	return &plan
 }

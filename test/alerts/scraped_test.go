@@ -225,6 +225,26 @@ func TestFirstFlushAlerts(t *testing.T) {
 	})
 }
 
+// TestDrillsAlertNot: no alert fires on a drill, and that of a flush does on one for real.
+func TestDrillsAlertNot(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		d := n.Start()
+		h := begin(n)
+		h.scrape(4)
+		for _, table := range []string{"nat", "filter", "mangle"} {
+			n.Want(0, "drill", "--table="+table)
+			h.scrape(2)
+		}
+		h.want()
+		n.Want(0, "drill", "--for-real", "--yes")
+		h.scrape(2)
+		h.want("CanarydFlush")
+		d.Stop()
+		h.check()
+	})
+}
+
 // TestFlushBeforeTheFirstScrapeAlerts: what was flushed while canaryd was down
 // is counted before Prometheus scrapes, and is seen all the same.
 func TestFlushBeforeTheFirstScrapeAlerts(t *testing.T) {

@@ -206,6 +206,8 @@ func runnable(c docCommand) string {
 		return inside
 	case len(words) > 1 && (words[1] == "COMMAND" || words[1] == "run") && words[0] == "canaryd":
 		return "canaryd --help"
+	case slices.Contains(words, "--watch"): // which ends with Ctrl-C only
+		return "timeout --preserve-status --signal=INT 1 " + text
 	case known[words[0]] == "run":
 		return text
 	}

@@ -262,7 +262,7 @@ func (c logConfig) events(n *nodetest.Node, lines []string) []string {
 }
 
 // TestFlushesAreEvents: a flush that was healed is one event of the node, on the
-// node and next to the DaemonSet, and one that was not is none.
+// node and next to the DaemonSet. One that was not is none, and neither is a drill.
 func TestFlushesAreEvents(t *testing.T) {
 	var journald, file logConfig
 	decode(t, "canaryd-flushes.json", &journald)
@@ -296,8 +296,16 @@ func TestFlushesAreEvents(t *testing.T) {
 		n.Load()
 		d := n.Start()
 		want(n, d, 0)
+		n.Want(0, "drill")
+		n.Within(nodetest.HealsIn, "the drill's record to be on disk", func() error {
+			if text, err := os.ReadFile("/run/state/journal.jsonl"); err != nil || !strings.Contains(string(text), `"outcome":"drilled"`) {
+				return os.ErrNotExist
+			}
+			return nil
+		})
+		want(n, d, 0)
 		n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Nat, ""))
-		n.Healed(1)
+		n.Healed(2)
 		d.Stop() // the journal is written by then
 		want(n, d, 1, "nat")
 

@@ -106,7 +106,7 @@ func (p *Process) WantLog(words ...string) {
 // Flags returns the arguments of a command with the flags that bind it to this node. All others
 // keep their defaults.
 func (n *Node) Flags(command string) []string {
-	if slices.Contains([]string{"status", "health", "pause", "resume", "dismiss", "baseline", "version", "detect", "completion"}, command) {
+	if slices.Contains([]string{"status", "health", "pause", "resume", "dismiss", "drill", "baseline", "version", "detect", "completion"}, command) {
 		return []string{command}
 	}
 	return []string{command, "--backend=" + string(n.Programs.With), "--state-dir=/run/state"}

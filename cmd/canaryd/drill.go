@@ -1,0 +1,144 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+const aboutDrill = `A game day without an outage: the running daemon takes away its own canary, which packets do not
+meet, and has to notice that, put it back and prove it. Prints what happened when, the log's lines,
+and the alert that a flush would raise. It is recorded as a drill, and counts as no flush.
+With --for-real it takes the protected jumps of nat PREROUTING, after a question: then new
+connections to services fail until the jumps are back, it counts as a flush, and its alert fires.
+While canaryd is paused, observes, or is not healthy, it takes nothing and says what would happen.
+Exit code: 0 passed, 1 not passed, 2 refused, no daemon or trouble.
+`
+
+// errNotAgreed: the operator did not agree to a drill for real.
+var errNotAgreed = errors.New("nothing was taken: --for-real needs your yes, or --yes where there is no terminal")
+
+// runDrill has the daemon do a drill, and prints what happened.
+func runDrill(ctx context.Context, o *options, to streams) (int, error) {
+	request := api.DrillRequest{Table: rules.TableName(o.table), Kind: canary.Verdict(o.kind), ForReal: o.forReal}
+	if o.forReal {
+		if !o.yes && !asked(to) {
+			return exitError, errNotAgreed
+		}
+		request.Table, request.Kind = "", ""
+	}
+	reply, err := o.client().Drill(ctx, request)
+	if err != nil {
+		return exitError, err
+	}
+	switch {
+	case o.output == "json":
+		err = printJSON(to.out, reply)
+	case reply.Result != api.DrillRefused:
+		_, err = io.WriteString(to.out, drillText(to.out, reply))
+	}
+	switch {
+	case err != nil:
+		return exitError, err
+	case reply.Result == api.DrillRefused:
+		return exitError, fmt.Errorf("the drill was refused, and nothing was taken: %s", reply.Reason)
+	case reply.Result != api.DrillPassed:
+		return exitNo, nil
+	default:
+		return exitOK, nil
+	}
+}
+
+// asked asks whether a drill for real may begin. Without a terminal the answer is no.
+func asked(to streams) bool {
+	if to.in == nil {
+		return false
+	}
+	_, _ = fmt.Fprint(to.err, "This removes the protected jumps of nat PREROUTING, in each family. Until they are back, usually\n"+
+		"for less than a second, new connections to services fail, and it counts as a flush. Go on? [y/N] ")
+	answer, _ := bufio.NewReader(to.in).ReadString('\n')
+	answer = strings.ToLower(strings.TrimSpace(answer))
+	return answer == "y" || answer == "yes"
+}
+
+// drillText returns a drill for people: its result, the timeline, the log and the alert.
+func drillText(w io.Writer, r api.DrillReply) string {
+	var b strings.Builder
+	switch r.Result {
+	case api.DrillPassed:
+		fmt.Fprintln(&b, paint(w, green, fmt.Sprintf("The drill has passed: what canaryd took was back and proved after %s.", tookText(r))))
+	default:
+		fmt.Fprintln(&b, paint(w, red, fmt.Sprintf("The drill has NOT passed (%s): %s", r.Result, plain(oneLine(r.Reason)))))
+	}
+	b.WriteString("\n")
+	rows := [][]string{{"AFTER", "WHAT"}}
+	for _, s := range r.Steps {
+		rows = append(rows, []string{fmt.Sprintf("%.1f ms", 1000*s.Seconds), plain(s.What)})
+	}
+	_ = printTable(&b, rows) // a Builder takes everything
+	if len(r.Log) > 0 {
+		b.WriteString("\nThe log:\n")
+	}
+	for _, line := range r.Log {
+		fmt.Fprintf(&b, "  %s\n", plain(line))
+	}
+	b.WriteString("\n" + alertText(r))
+	if r.Flush != "" {
+		fmt.Fprintf(&b, "The record: canaryd status --flush %s\n", r.Flush)
+	}
+	return b.String()
+}
+
+// tookText returns when the last step of the timeline was.
+func tookText(r api.DrillReply) string {
+	if len(r.Steps) == 0 {
+		return "an unknown time"
+	}
+	return fmt.Sprintf("%.1f ms", 1000*r.Steps[len(r.Steps)-1].Seconds)
+}
+
+// alertText says what Prometheus makes of the drill.
+func alertText(r api.DrillReply) string {
+	if r.Alert.Fires {
+		return fmt.Sprintf("The alert %s (severity %s) fires, because this was a flush.\n", r.Alert.Name, r.Alert.Severity)
+	}
+	return fmt.Sprintf("A flush of rules would have raised the alert %s (severity %s); a drill does not.\n", r.Alert.Name, r.Alert.Severity)
+}
+
+// lastDrillText says in a line how the last drill ended; nothing if there was none.
+func lastDrillText(w io.Writer, end *api.DrillEnd) string {
+	switch {
+	case end == nil:
+		return ""
+	case end.Result == api.DrillPassed:
+		return fmt.Sprintf("the last drill passed %s\n", ago(end.Time))
+	default:
+		return paint(w, yellow, fmt.Sprintf("the last drill did NOT pass (%s), %s", end.Result, ago(end.Time))) + "\n"
+	}
+}
+
+// drillTables returns the tables that a drill may name.
+func drillTables() []string {
+	var names []string
+	for _, t := range protect.Tables() {
+		names = append(names, string(t))
+	}
+	return names
+}
+
+// drillKinds returns the kinds that a drill may name.
+func drillKinds() []string {
+	var names []string
+	for _, k := range canary.DrillKinds() {
+		names = append(names, string(k))
+	}
+	return names
+}

@@ -1,0 +1,118 @@
+package api
+
+import (
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A DrillSort says what a drill takes away.
+type DrillSort string
+
+// The sorts of drills. Flush.Drill is empty for a flush.
+const (
+	// DrillCanary takes canaryd's own canary, which packets do not meet. No metric of flushes counts
+	// it.
+	DrillCanary DrillSort = "canary"
+	// DrillForReal takes the protected jumps of nat PREROUTING. It is counted as a flush, because it
+	// is one.
+	DrillForReal DrillSort = "for-real"
+)
+
+// DrillSorts returns every DrillSort.
+func DrillSorts() []DrillSort { return []DrillSort{DrillCanary, DrillForReal} }
+
+// Drilled is the outcome of the record of a drill whose canary is proved to be back. Only
+// DrillCanary has it. No metric of replays has it.
+const Drilled Outcome = "drilled"
+
+// A DrillResult says how a drill ended.
+type DrillResult string
+
+// The results of a drill.
+const (
+	DrillPassed  DrillResult = "passed"  // noticed, put back and proved
+	DrillFailed  DrillResult = "failed"  // not noticed, or not proved in time
+	DrillVoid    DrillResult = "void"    // a real flush came in between, and was answered as one
+	DrillRefused DrillResult = "refused" // nothing was taken
+)
+
+// DrillResults returns every DrillResult.
+func DrillResults() []DrillResult {
+	return []DrillResult{DrillPassed, DrillFailed, DrillVoid, DrillRefused}
+}
+
+// A DrillRequest asks for a drill.
+type DrillRequest struct {
+	// Table is the table whose canary is taken; empty means nat.
+	Table rules.TableName `json:"table,omitempty"`
+	// Kind is what becomes of the canary, one of canary.DrillKinds; empty means chain_deleted.
+	Kind canary.Verdict `json:"kind,omitempty"`
+	// ForReal takes the protected jumps of nat PREROUTING instead.
+	ForReal bool `json:"forReal,omitempty"`
+}
+
+// A DrillReply says what happened in a drill, and when.
+type DrillReply struct {
+	DrillEnd
+	// Reason is why the drill did not pass.
+	Reason   string          `json:"reason,omitempty"`
+	Table    rules.TableName `json:"table"`
+	Kind     canary.Verdict  `json:"kind"`
+	Families []rules.Family  `json:"families,omitempty"` // from which something was taken
+	Jumps    int             `json:"jumps,omitempty"`    // how many were taken
+	Steps    []DrillStep     `json:"steps,omitempty"`
+	// Log has the lines that the daemon logged meanwhile.
+	Log []string `json:"log,omitempty"`
+	// Alert is the alert that a flush of rules raises.
+	Alert DrillAlert `json:"alert"`
+}
+
+// A DrillEnd says when a drill was, and how it ended.
+type DrillEnd struct {
+	Time   time.Time   `json:"time"` // when something was taken, or was to be
+	Sort   DrillSort   `json:"sort"`
+	Result DrillResult `json:"result"`
+	// Flush is the ID of the flush record; empty if there is none.
+	Flush string `json:"flush,omitempty"`
+}
+
+// A DrillStep is one line of a drill's timeline.
+type DrillStep struct {
+	Seconds float64 `json:"seconds"` // since the kernel had what canaryd did
+	What    string  `json:"what"`
+}
+
+// A DrillAlert is an alert of deploy/prometheus, and whether the drill raises it.
+type DrillAlert struct {
+	Name     string `json:"name"`
+	Severity string `json:"severity"`
+	Fires    bool   `json:"fires"` // only a drill for real raises it
+}
+
+// AlertOfFlush returns the alert that a flush raises.
+func AlertOfFlush(fires bool) DrillAlert {
+	return DrillAlert{Name: "CanarydFlush", Severity: "info", Fires: fires}
+}
+
+// lastDrill returns how the drill of a record ended, as far as the record says.
+func (f Flush) lastDrill() DrillEnd {
+	end := DrillEnd{Time: f.Time, Sort: f.Drill, Result: DrillFailed, Flush: f.ID}
+	if f.AbsentSeconds > 0 {
+		end.Result = DrillPassed
+	}
+	return end
+}
+
+// LastDrillOf returns how the newest drill among records, newest first, ended; nil if none is
+// there.
+func LastDrillOf(records []Flush) *DrillEnd {
+	for _, f := range records {
+		if f.Drill != "" {
+			end := f.lastDrill()
+			return &end
+		}
+	}
+	return nil
+}

@@ -1,0 +1,39 @@
+package api
+
+import (
+	"errors"
+	"reflect"
+	"time"
+)
+
+// MostWatchers is how many clients may follow the status at a time.
+const MostWatchers = 8
+
+// ErrTooManyWatchers: so many clients follow the status already that one more is refused.
+var ErrTooManyWatchers = errors.New("8 clients follow the status already, and canaryd takes no more")
+
+// WatchedFlushes is how many flush records a status has that a client follows.
+const WatchedFlushes = 10
+
+// Differs reports whether a status says something else than another one. When the tables were last
+// read, how far the learning is behind, and what is on disk do not count: they change all the time.
+func (s Status) Differs(other Status) bool {
+	return !reflect.DeepEqual(s.watched(), other.watched())
+}
+
+// watched returns the status without what changes all the time.
+func (s Status) watched() Status {
+	s.LastExamination, s.CapturePendingSince, s.Stored = time.Time{}, time.Time{}, nil
+	s.Generation.Captured = time.Time{}
+	s.Flushes = s.Flushes[:min(len(s.Flushes), WatchedFlushes)]
+	if len(s.Flushes) == 0 {
+		s.Flushes = nil
+	}
+	return s
+}
+
+// ForWatch returns the status with its newest flush records only.
+func (s Status) ForWatch() Status {
+	s.Flushes = s.Flushes[:min(len(s.Flushes), WatchedFlushes)]
+	return s
+}

@@ -1,0 +1,119 @@
+package control
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
+)
+
+const (
+	// watchBeat is how often an empty line comes while nothing changes. It shows the client that
+	// the daemon lives, and the daemon that the client does.
+	watchBeat = 5 * time.Second
+	// watchSilence is after how long without a line the client takes the daemon for gone.
+	watchSilence = 4 * watchBeat
+	// watchWrite is how long a client may take to read a line.
+	watchWrite = 10 * time.Second
+	// maxWatchLine bounds a line in bytes.
+	maxWatchLine = 16 << 20
+)
+
+// ErrEnded: the daemon ended the connection, or says nothing any more.
+var ErrEnded = errors.New("canaryd has ended the connection")
+
+// serveWatch writes a line of JSON for each status that c.Watch shows, until the client or the
+// daemon ends. Writes have a deadline of their own, so that a client that does not read ends.
+func serveWatch(c Controller) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		control := http.NewResponseController(w)
+		ctx, cancel := context.WithCancel(r.Context())
+		lines, ended, begun := make(chan []byte), make(chan error, 1), false
+		go func() {
+			ended <- c.Watch(ctx, func(s api.Status) error {
+				line, err := json.Marshal(s.ForWatch())
+				if err != nil {
+					return err
+				}
+				select {
+				case lines <- line:
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			})
+		}()
+		joined := false
+		defer func() {
+			if cancel(); !joined {
+				<-ended
+			}
+		}()
+		beat := time.NewTicker(watchBeat)
+		defer beat.Stop()
+		for {
+			var line []byte
+			select {
+			case line = <-lines:
+			case <-beat.C:
+			case err := <-ended:
+				if joined = true; !begun {
+					writeFailure(w, err)
+				}
+				return
+			}
+			if !begun {
+				w.Header().Set("Content-Type", "application/x-ndjson")
+			}
+			begun = true
+			_ = control.SetWriteDeadline(time.Now().Add(watchWrite))
+			if _, err := w.Write(append(line, '\n')); err != nil || control.Flush() != nil {
+				return
+			}
+		}
+	}
+}
+
+// Watch calls see with the daemon's status, and with each later one that differs in what matters,
+// until ctx ends or see returns an error, which it returns. The error wraps ErrEnded if the daemon
+// goes away; it may be back later.
+func (c Client) Watch(ctx context.Context, see func(api.Status) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	response, err := c.open(ctx, http.MethodGet, "/v1/watch", nil)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		text, err := io.ReadAll(io.LimitReader(response.Body, maxReply))
+		if err != nil {
+			return err
+		}
+		return c.refused(response.StatusCode, text)
+	}
+	silent := time.AfterFunc(watchSilence, cancel)
+	defer silent.Stop()
+	lines := bufio.NewScanner(response.Body)
+	lines.Buffer(nil, maxWatchLine)
+	for lines.Scan() {
+		silent.Reset(watchSilence)
+		if len(lines.Bytes()) == 0 {
+			continue
+		}
+		var s api.Status
+		if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
+			return fmt.Errorf("%s: %w, or another version of it: its answer cannot be read: %w", c.Socket, ErrNotCanaryd, err)
+		}
+		if err := see(s); err != nil {
+			return err
+		}
+	}
+	return ErrEnded
+}

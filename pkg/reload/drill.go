@@ -1,0 +1,149 @@
+package reload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A Drill says what canaryd takes away from one table, to see that it comes back.
+type Drill struct {
+	Table rules.TableName
+	// Kind is one of canary.DrillKinds: what becomes of the canary.
+	Kind canary.Verdict
+	// Chain, unless it is empty, is a built-in chain: its protected jumps and its witness are taken,
+	// and the canary stays. Packets meet that.
+	Chain string
+}
+
+// A Drilled is what a drill took.
+type Drilled struct {
+	// Marks are the marks of the tables from which something was taken; none if nothing was.
+	Marks canary.Marks
+	// Jumps are the jumps that were taken.
+	Jumps int
+	// Written is when the kernel had that.
+	Written time.Time
+}
+
+// ErrNoDrill: a table is not as a drill needs it, and nothing was taken.
+var ErrNoDrill = errors.New("no drill is possible")
+
+// Drill takes away what d names in all families of the job, and puts nothing back. It reads and
+// judges under guard first, and takes nothing from a table that is not intact, or that changed
+// meanwhile. After an error part of it may have been taken: Marks say which. A table that has no
+// canary is passed over; if none has one, the error wraps ErrNoDrill.
+func (r Replayer) Drill(ctx context.Context, job Job, d Drill) (Drilled, error) {
+	s, err := r.Kernel.Begin(ctx)
+	if err != nil {
+		return Drilled{}, fmt.Errorf("beginning a drill: %w", err)
+	}
+	var done Drilled
+	for range staleReads {
+		if done, err = r.drillOnce(ctx, s, job, d); !errors.Is(err, nft.ErrStale) {
+			break
+		}
+	}
+	if closeErr := s.Close(); closeErr != nil && err == nil {
+		err = fmt.Errorf("ending a drill: %w", closeErr)
+	}
+	return done, err
+}
+
+// drillOnce reads every family, and writes if all of them are as a drill needs them.
+func (r Replayer) drillOnce(ctx context.Context, s iptables.Session, job Job, d Drill) (Drilled, error) {
+	done, payload, marks := Drilled{Marks: canary.Marks{}}, iptables.Payload{}, job.Marks
+	planned := canary.Marks{}
+	for _, f := range job.Families {
+		tasks, _, err := r.examine(ctx, s, f, job)
+		if err != nil {
+			return done, err
+		}
+		i := slices.IndexFunc(tasks, func(t tableTask) bool { return t.table == d.Table })
+		if i < 0 || tasks[i].want.Mark.Nonce == "" {
+			continue
+		}
+		script, mark, jumps, err := tasks[i].drill(d)
+		if err != nil {
+			return done, fmt.Errorf("%w: %s %s: %w", ErrNoDrill, f, d.Table, err)
+		}
+		if d.Chain != "" && jumps == 0 {
+			continue
+		}
+		id := f.Table(d.Table)
+		payload[f], planned, done.Jumps = []iptables.Script{script}, planned.With(id, mark), done.Jumps+jumps
+		marks = marks.With(id, marks[id].Trying(mark))
+	}
+	switch {
+	case len(payload) == 0:
+		return done, fmt.Errorf("%w: table %s of no family has a canary%s", ErrNoDrill, d.Table, d.jumpIn())
+	case r.BeforeWrite != nil:
+		r.BeforeWrite(marks)
+	}
+	var failed error
+	for f, w := range s.Restore(ctx, payload) {
+		if w.Err != nil {
+			failed = errors.Join(failed, fmt.Errorf("taking the canary of %s %s: %w", f, d.Table, w.Err))
+			continue
+		}
+		done.Marks = done.Marks.With(f.Table(d.Table), planned[f.Table(d.Table)])
+		if w.At.After(done.Written) {
+			done.Written = w.At
+		}
+	}
+	if done.Written.IsZero() {
+		done.Written = time.Now()
+	}
+	if len(done.Marks) > 0 && errors.Is(failed, nft.ErrStale) {
+		failed = errors.New(strings.ReplaceAll(failed.Error(), "\n", "; ")) // to try it once more would take twice
+	}
+	return done, failed
+}
+
+// jumpIn completes what no family has.
+func (d Drill) jumpIn() string {
+	if d.Chain == "" {
+		return ""
+	}
+	return " and a protected jump in " + d.Chain
+}
+
+// drill returns what a drill writes to the table, the mark that then stands, and how many jumps it
+// takes.
+func (t tableTask) drill(d Drill) (iptables.Script, canary.Mark, int, error) {
+	mark := t.want.Mark
+	switch v := t.finding.Verdict; {
+	case t.finding.Err != nil:
+		return iptables.Script{}, mark, 0, t.finding.Err
+	case v != canary.Intact && v != canary.Changed:
+		return iptables.Script{}, mark, 0, fmt.Errorf("it is %s", v)
+	}
+	if d.Chain == "" {
+		standIn := canary.NewNonce()
+		return mark.DrillScript(t.table, t.want.CanaryChain, d.Kind, standIn), mark.Drilling(standIn), 0, nil
+	}
+	if !slices.Contains(mark.Witnessed, d.Chain) {
+		return iptables.Script{Table: t.table}, mark, 0, nil // no jump of this family is there
+	}
+	script, jumps := iptables.Script{Table: t.table}, 0
+	script.Steps = append(script.Steps, deleteRule(d.Chain, mark.Nonce.Witness()))
+	for _, h := range t.seen.Section.Jumps {
+		if h.Chain != d.Chain {
+			continue
+		}
+		if _, opaque := h.Rule.Opaque(); opaque {
+			return script, mark, 0, fmt.Errorf("%s has a jump that could not be put back as text", d.Chain)
+		}
+		script.Steps = append(script.Steps, deleteRule(h.Chain, h.Rule))
+		jumps++
+	}
+	return script, mark, jumps, nil
+}

@@ -1,0 +1,112 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/protect"
+)
+
+// drill does a drill with the built program, and returns what it prints as JSON.
+func drill(n *nodetest.Node, flags ...string) api.DrillReply {
+	n.Helper()
+	stdout, _ := n.Want(0, "drill", append(flags, "-o", "json")...)
+	var reply api.DrillReply
+	n.Must(json.Unmarshal([]byte(stdout), &reply))
+	return reply
+}
+
+// TestDrill: on the kernel, each canary that a drill takes is noticed by the watcher's own hint, is
+// back and proved, and no rule and no counter of flushes has moved. A drill for real is a flush.
+func TestDrill(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		d := n.Start()
+		protected, foreign, marks := n.Protected(), n.Foreign(), len(n.Marks())
+		done := 0
+		for _, table := range protect.Tables() {
+			for _, kind := range canary.DrillKinds() {
+				reply := drill(n, "--table="+string(table), "--kind="+string(kind))
+				done++
+				if reply.Result != api.DrillPassed || len(reply.Families) != 2 || reply.Kind != kind {
+					n.Errorf("the drill of %s, %s: %+v", table, kind, reply)
+				}
+				wantSteps(n, reply)
+			}
+		}
+		n.Same("protected rules after drills", protected, n.Protected())
+		n.Same("foreign rules after drills", foreign, n.Foreign())
+		if now := n.Marks(); len(now) != marks {
+			n.Errorf("%d marks after drills, %d before: %q", len(now), marks, now)
+		}
+		for f, set := range n.Save() {
+			for name, table := range set {
+				if table.Chain(canary.DrillChain) != nil {
+					n.Errorf("the stand-in is left in %s %s", f, name)
+				}
+			}
+		}
+		metrics := n.Metrics()
+		for name, want := range map[string]float64{`drills_total{result="passed"}`: float64(done), "flush_events_total{}": 0, "last_drill_passed{}": 1, "last_flush_timestamp_seconds{}": 0} {
+			if metrics[name] != want {
+				n.Errorf("%s is %v, want %v; there are %v", name, metrics[name], want, metrics)
+			}
+		}
+		if age := float64(time.Now().Unix()) - metrics["last_drill_timestamp_seconds{}"]; age < -1 || age > 60 {
+			n.Errorf("the last drill was %v s ago", age)
+		}
+		if stdout, _ := n.Want(0, "status"); !strings.Contains(stdout, "the last drill passed ") || !strings.Contains(stdout, "canaryd drill") || !strings.Contains(stdout, "drilled") {
+			n.Errorf("status after drills:\n%s", stdout)
+		}
+		d.WantLog("A drill begins on request")
+		d.WantLog("The drill's canary is back and proved")
+
+		n.Want(2, "drill", "--for-real") // there is no terminal
+		real := drill(n, "--for-real", "--yes")
+		if real.Result != api.DrillPassed || real.Jumps == 0 || !real.Alert.Fires {
+			n.Errorf("the drill for real: %+v", real)
+		}
+		wantSteps(n, real)
+		n.Same("protected rules after a drill for real", protected, n.Protected())
+		n.Same("foreign rules after a drill for real", foreign, n.Foreign())
+		if now := n.Metrics(); now["flush_events_total{}"] != 1 {
+			n.Errorf("a drill for real is %v flushes", now["flush_events_total{}"])
+		}
+		n.Logf("a drill on %s: %s; for real: %s", n.Programs.Backend(), timelineText(drill(n)), timelineText(real))
+
+		n.Want(0, "pause", "--for=1h")
+		if _, stderr := n.Want(2, "drill"); !strings.Contains(stderr, "nothing was taken: replays are paused until ") {
+			n.Errorf("a drill in a pause prints %q", stderr)
+		}
+	})
+}
+
+// wantSteps fails unless the timeline goes forward and ends with a proof within a second or so.
+func wantSteps(n *nodetest.Node, r api.DrillReply) {
+	n.Helper()
+	if len(r.Steps) != 5 || !strings.HasPrefix(r.Steps[0].What, "canaryd has taken away ") || r.Steps[len(r.Steps)-1].What != "proved by a read of all tables" {
+		n.Errorf("the timeline: %+v", r.Steps)
+	}
+	if !slices.IsSortedFunc(r.Steps, func(a, b api.DrillStep) int { return int(1e9 * (a.Seconds - b.Seconds)) }) {
+		n.Errorf("the timeline goes back: %+v", r.Steps)
+	}
+	if len(r.Log) == 0 {
+		n.Errorf("no line of the log: %+v", r)
+	}
+}
+
+// timelineText returns a timeline in one line.
+func timelineText(r api.DrillReply) string {
+	var words []string
+	for _, s := range r.Steps {
+		words = append(words, fmt.Sprintf("%.1f ms %s", 1000*s.Seconds, s.What))
+	}
+	return strings.Join(words, ", ")
+}
