@@ -56,6 +56,7 @@ func (d *Daemon) Look(ctx context.Context) (api.Status, error) {
 			d.examine(ctx, st)
 		}
 		if d.guardsNative() {
+			st.native.asked = time.Time{}
 			d.lookNative(ctx, st)
 		}
 		d.publish(st)

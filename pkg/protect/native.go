@@ -25,6 +25,31 @@ type nativeGlob struct {
 	name   string // as path.Match has it
 }
 
+// presetTables returns the native tables of a preset's owner, for where it uses nftables itself.
+//
+// The names are those of kubernetes 1.36.3, and of the CNI plugins, moby, netavark, libvirt and
+// Calico as of 2026.
+func presetTables(preset string) []nativeGlob {
+	both := func(name string) []nativeGlob {
+		return []nativeGlob{{tableid.IPv4, name}, {tableid.IPv6, name}}
+	}
+	switch preset {
+	case "kube", "kube-proxy":
+		return both("kube-proxy")
+	case "cni":
+		return append(both("cni_hostport"), nativeGlob{tableid.Inet, "cni_plugins_masquerade"})
+	case "docker":
+		return both("docker-bridges")
+	case "podman":
+		return []nativeGlob{{tableid.Inet, "netavark"}}
+	case "libvirt":
+		return both("libvirt_network")
+	case "calico":
+		return append(both("calico"), nativeGlob{tableid.ARP, "calico-arp"})
+	}
+	return nil
+}
+
 // parseNative reads a word such as nft:ip:kube-proxy.
 func parseNative(word string) (nativeGlob, error) {
 	family, name, found := strings.Cut(strings.TrimPrefix(word, nativePrefix), ":")
