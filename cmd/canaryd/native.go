@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
@@ -44,6 +45,26 @@ func (o *options) guardNative(kernel *iptables.Kernel) (nativeGuard, error) {
 		},
 	}
 	return g, nil
+}
+
+// restoreNative puts back lost native tables that the last daemon stored.
+func (b bench) restoreNative(dry bool) ([]api.NativeRestored, error) {
+	if !b.o.selector.Native() {
+		return nil, nil
+	}
+	store, err := daemon.OpenNativeStore(b.o.stateDir)
+	if err != nil {
+		return nil, err
+	}
+	kernel := native.NewLateKernel(b.kernel.Port(), b.kernel.OwnCommit)
+	defer func() { _ = kernel.Close() }() // nothing is left to do with it
+	if _, err := kernel.Wake(nil); err != nil {
+		return nil, err
+	}
+	if kernel.Kernel == nil { // a kernel without nf_tables
+		return nil, nil
+	}
+	return store.RestoreStored(kernel, b.o.selector.ProtectsTable, dry)
 }
 
 // signsOf returns what writers of iptables' tables can be noticed by.

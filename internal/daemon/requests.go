@@ -75,6 +75,9 @@ func (d *Daemon) Restore(ctx context.Context, r api.RestoreRequest) (api.Restore
 	var reply api.RestoreReply
 	err := d.askGuard(ctx, func(ctx context.Context, st *state) (err error) {
 		reply, err = d.restoreNow(ctx, st, r)
+		if err == nil && reply.Refused == "" && r.Generation == "" { // generations have iptables' rules only
+			reply.Native = d.restoreNative(ctx, st, r.DryRun)
+		}
 		return err
 	})
 	return reply, err
