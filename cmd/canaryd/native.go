@@ -67,6 +67,16 @@ func (b bench) restoreNative(dry bool) ([]api.NativeRestored, error) {
 	return store.RestoreStored(kernel, b.o.selector.ProtectsTable, dry)
 }
 
+// nativeNames names the native tables that stand, guarded or not, with their families.
+func nativeNames(context.Context) ([]string, error) {
+	standing, err := native.AllStanding()
+	var names []string
+	for _, t := range standing {
+		names = append(names, t.ID.NFT())
+	}
+	return names, err
+}
+
 // signsOf returns what writers of iptables' tables can be noticed by.
 func signsOf(backend iptables.Backend) watch.Signs {
 	return watch.Signs{Commits: backend == iptables.NFT, Lock: backend == iptables.Legacy}

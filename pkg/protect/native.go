@@ -84,11 +84,27 @@ func (s Selector) Native() bool { return len(s.native) > 0 }
 // ProtectsTable reports whether a native table is protected. Tables of iptables and canaryd's
 // own never are, whatever a glob says.
 func (s Selector) ProtectsTable(id tableid.TableID) bool {
-	if ofIptables(id) || strings.HasPrefix(id.Name, OwnTables) {
-		return false
+	return MayProtectTable(id) && slices.ContainsFunc(s.native, func(g nativeGlob) bool { return g.matches(id) })
+}
+
+// MayProtectTable reports whether a table is a native one that can be protected: it is neither
+// iptables' nor canaryd's own.
+func MayProtectTable(id tableid.TableID) bool {
+	return !ofIptables(id) && !strings.HasPrefix(id.Name, OwnTables)
+}
+
+// WordFor returns what --protect has to name for a native table to be protected: its owner's preset,
+// or the table itself.
+func WordFor(id tableid.TableID) string {
+	for _, preset := range PresetNames() {
+		if slices.ContainsFunc(presetTables(preset), func(g nativeGlob) bool { return g.matches(id) }) {
+			return preset
+		}
 	}
-	return slices.ContainsFunc(s.native, func(g nativeGlob) bool {
-		ok, _ := path.Match(g.name, id.Name) // the pattern was checked by parseNative
-		return ok && g.family == id.Family
-	})
+	return nativePrefix + id.Family.NFT() + ":" + id.Name
+}
+
+func (g nativeGlob) matches(id tableid.TableID) bool {
+	ok, _ := path.Match(g.name, id.Name) // the pattern was checked by parseNative
+	return ok && g.family == id.Family
 }

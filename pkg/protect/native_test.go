@@ -78,6 +78,9 @@ func TestPresetsNameTheirOwnersTables(t *testing.T) {
 		}
 		for owner, ids := range tables {
 			for _, id := range ids {
+				if word := protect.WordFor(id); word != owner {
+					t.Errorf("%s is named by %s", id.NFT(), word)
+				}
 				if got := s.ProtectsTable(id); got != (owner == preset) {
 					t.Errorf("%s protects %s: %t", preset, id.NFT(), got)
 				}
@@ -86,5 +89,9 @@ func TestPresetsNameTheirOwnersTables(t *testing.T) {
 		if s.ProtectsTable(tableid.Inet.Table("kube-proxy")) || s.ProtectsTable(tableid.IPv4.Table("nat")) {
 			t.Errorf("%s protects a table that is no owner's", preset)
 		}
+	}
+	other := tableid.Inet.Table("mine")
+	if word := protect.WordFor(other); word != "nft:inet:mine" || !selector(t, word).ProtectsTable(other) {
+		t.Errorf("%s is named by %s", other.NFT(), word)
 	}
 }
