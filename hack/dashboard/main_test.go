@@ -122,7 +122,7 @@ func TestDashboardCanBeImported(t *testing.T) {
 // selector goes by the chosen nodes, and Prometheus can parse every expression.
 func TestDashboardAsksForWhatIsExported(t *testing.T) {
 	known := map[string]bool{}
-	for _, m := range regexp.MustCompile(`(?m)^(canaryd_[a-z_]+)`).FindAllString(read(t, "../../internal/metrics/testdata/metrics_flush.txt"), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^(canaryd_[a-z_]+)`).FindAllString(read(t, "../../internal/metrics/testdata/metrics_flush.txt")+read(t, "../../internal/metrics/testdata/metrics_native.txt"), -1) {
 		known[m] = true
 	}
 	b := load(t)

@@ -66,8 +66,9 @@ func panels() []panel {
 	}
 
 	canaries := panel{
-		title: "Canaries", kind: "state-timeline", says: "Whether the last probe found the canary of each table with its nonce.", width: 12, height: 8,
-		queries:  []query{{`canaryd_canary_present{` + nodes + `}`, "{{instance}} {{family}} {{table}}"}},
+		title: "Canaries", kind: "state-timeline", says: "Whether the last probe found the canary of each table with its nonce, and whether each native table is in force.", width: 12, height: 8,
+		queries: []query{{`canaryd_canary_present{` + nodes + `}`, "{{instance}} {{family}} {{table}}"},
+			{`canaryd_native_table_in_force{` + nodes + `}`, "{{instance}} {{table}}"}},
 		steps:    [][2]any{{nil, "red"}, {1, "green"}},
 		mappings: [][2]string{{"0", "gone"}, {"1", "stands"}},
 	}
@@ -120,6 +121,9 @@ func panels() []panel {
 		graph("States", "1 while a node is in this state.", "short",
 			query{`canaryd_paused{` + nodes + `} > 0`, "{{instance}}: paused"},
 			query{`canaryd_contended{` + nodes + `} > 0`, "{{instance}}: contended"},
+			query{`canaryd_awaiting_decision{` + nodes + `} > 0`, "{{instance}}: a loss waits for a decision"},
+			query{`canaryd_native_tables_not_guarded{` + nodes + `} > 0`, "{{instance}}: native tables not guarded"},
+			query{`canaryd_native_table_refused{` + nodes + `} > 0`, "{{instance}}: {{table}} could not be put back"},
 			query{`canaryd_mixed_backends{` + nodes + `} > 0`, "{{instance}}: both backends hold rules"},
 			query{`canaryd_backend_mismatch{` + nodes + `} > 0`, "{{instance}}: the other backend is in use"}),
 	}

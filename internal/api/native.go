@@ -3,6 +3,7 @@ package api
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -104,4 +105,9 @@ func (s Status) nativeLostText() string {
 		}
 	}
 	return strings.Join(parts, ", ")
+}
+
+// NativeAwaiting reports whether a native table is lost and not put back unasked.
+func (s Status) NativeAwaiting() bool {
+	return slices.ContainsFunc(s.Native, func(t NativeTable) bool { return t.Awaiting })
 }
