@@ -22,6 +22,7 @@ import (
 type nativeLoss struct {
 	record   api.Flush
 	hit      map[tableid.TableID]bool // tables recorded so far
+	intact   time.Time                // when all tables were last known to be in force; zero: that is not known
 	recorded bool
 	kept     bool // the journal has it
 	attempts int
@@ -43,7 +44,7 @@ func (d *Daemon) loseNative(st *state, id tableid.TableID) (known bool) {
 		}
 		return known
 	}
-	r.loss = &nativeLoss{record: d.newNativeRecord(st, r.tables[id]), hit: map[tableid.TableID]bool{}, retry: retry{at: now}}
+	r.loss = &nativeLoss{record: d.newNativeRecord(st, r.tables[id]), hit: map[tableid.TableID]bool{}, retry: retry{at: now}, intact: r.known}
 	return false
 }
 
