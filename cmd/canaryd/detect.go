@@ -9,16 +9,21 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
 // detectFlags returns the flags of detect.
-func detectFlags() []string { return []string{"backend", "ip-family", "canary-chain", "output"} }
+func detectFlags() []string {
+	return []string{"protect", "backend", "ip-family", "canary-chain", "output"}
+}
 
 const aboutDetect = `Prints what each backend holds, our own marks left out, and which one run would watch. Each weighs
 as much as it has rules, and 100 more with kubelet's hint chain; the heavier one wins, and of equal
-ones nft. Where there are no rules yet, run takes the one whose programs are installed. Needs no
-daemon, and executes and writes nothing. Exit code: 0, 2 trouble.
+ones nft. Where there are no rules yet, run takes the one whose programs are installed. Native
+nftables tables are listed with the word of --protect that guards them. Needs no daemon, and
+executes and writes nothing. Exit code: 0, 2 trouble.
 `
 
 // gatherEvidence counts what each backend holds.
@@ -35,13 +40,56 @@ func runDetect(ctx context.Context, o *options, to streams) (int, error) {
 	if o.backend != "auto" {
 		evidence = evidence.Force(iptables.Backend(o.backend))
 	}
-	if err := printEvidence(to.out, o.output, evidence); err != nil {
+	standing, err := native.AllStanding()
+	if err != nil {
+		return exitError, fmt.Errorf("listing native tables: %w", err)
+	}
+	if err := printEvidence(to.out, o.output, detected{evidence, o.nativeFound(standing)}); err != nil {
 		return exitError, err
 	}
 	return exitOK, nil
 }
 
-func printEvidence(w io.Writer, output string, e iptables.Evidence) error {
+// detected is what detect prints.
+type detected struct {
+	iptables.Evidence
+	Native []foundTable `json:"native,omitempty"`
+}
+
+// A foundTable is a native table that stands.
+type foundTable struct {
+	Table   string `json:"table"`   // with its family
+	Guarded bool   `json:"guarded"` // --protect names it, and no process owns it
+	Word    string `json:"word"`    // of --protect that names it
+	Immune  bool   `json:"immune,omitempty"`
+}
+
+// nativeFound says of native tables whether --protect names them.
+func (o *options) nativeFound(standing []native.Standing) []foundTable {
+	var found []foundTable
+	for _, t := range standing {
+		found = append(found, foundTable{t.ID.NFT(), o.selector.ProtectsTable(t.ID) && !t.Immune, protect.WordFor(t.ID), t.Immune})
+	}
+	return found
+}
+
+// foundRows are the rows of a table of native tables, with its heading.
+func foundRows(found []foundTable) [][]string {
+	rows := [][]string{{"NATIVE TABLE", "GUARDED", "NOTE"}}
+	for _, t := range found {
+		row := []string{plain(t.Table), "yes", "by --protect=" + plain(t.Word)}
+		switch {
+		case t.Immune:
+			row[1], row[2] = "immune", "one process owns it, and no other can flush it"
+		case !t.Guarded:
+			row[1], row[2] = "no", "--protect="+plain(t.Word)+" would"
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+func printEvidence(w io.Writer, output string, e detected) error {
 	if output == "json" {
 		return printJSON(w, e)
 	}
@@ -56,6 +104,12 @@ func printEvidence(w io.Writer, output string, e iptables.Evidence) error {
 	}
 	if err := printTable(w, rows); err != nil {
 		return err
+	}
+	if len(e.Native) > 0 {
+		_, _ = fmt.Fprintln(w) // if it fails, the next one does
+		if err := printTable(w, foundRows(e.Native)); err != nil {
+			return err
+		}
 	}
 	_, err := fmt.Fprintf(w, "\nbackend  %s\nreason   %s\nmixed    %s\n", e.Backend, e.Reason, mixed(w, e.Mixed))
 	return err

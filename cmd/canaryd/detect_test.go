@@ -15,8 +15,11 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 func evidence() iptables.Evidence {
@@ -30,17 +33,24 @@ func evidence() iptables.Evidence {
 }
 
 func TestDetectTable(t *testing.T) {
-	for name, change := range map[string]func(*iptables.Evidence){
-		"stale-hint": func(*iptables.Evidence) {},
-		"forced":     func(e *iptables.Evidence) { *e = e.Force(iptables.NFT) },
-		"one-family": func(e *iptables.Evidence) {
+	for name, change := range map[string]func(*detected){
+		"stale-hint": func(*detected) {},
+		"native": func(e *detected) {
+			o := options{}
+			o.selector, _ = protect.NewSelector([]string{"kube", "nft:inet:*"})
+			e.Native = o.nativeFound([]native.Standing{
+				{ID: tableid.Inet.Table("firewalld"), Immune: true}, {ID: tableid.Inet.Table("mine")},
+				{ID: tableid.IPv4.Table("docker-bridges")}, {ID: tableid.IPv4.Table("kube-proxy")}, {ID: tableid.IPv4.Table("other")}})
+		},
+		"forced": func(e *detected) { e.Evidence = e.Force(iptables.NFT) },
+		"one-family": func(e *detected) {
 			delete(e.Counts, rules.IPv6)
 			e.Mixed = false
 		},
 	} {
 		for _, output := range []string{"table", "json"} {
 			t.Run(name+" "+output, func(t *testing.T) {
-				e := evidence()
+				e := detected{Evidence: evidence()}
 				change(&e)
 				var out bytes.Buffer
 				if err := printEvidence(&out, output, e); err != nil {

@@ -112,6 +112,12 @@ func writeLost(b *strings.Builder, f api.Flush) {
 	}
 	for _, l := range f.Native {
 		fmt.Fprintf(b, "native table %s\n", plain(l.String()))
+		for _, part := range l.Parts {
+			fmt.Fprintf(b, "  %s\n", plain(part))
+		}
+		if l.More > 0 {
+			fmt.Fprintf(b, "  and %s\n", count(l.More, "more part"))
+		}
 	}
 }
 

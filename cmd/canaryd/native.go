@@ -1,31 +1,94 @@
 package main
 
 import (
-	"fmt"
+	"context"
 
+	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/watch"
 )
 
-// guardNative opens what guards the native tables that --protect names; the zero NativeConfig if it
-// names none. The caller must call closeIt.
-func (o *options) guardNative(kernel *iptables.Kernel) (cfg daemon.NativeConfig, closeIt func(), err error) {
+// nativeGuard is what guards the native tables that --protect names.
+type nativeGuard struct {
+	cfg daemon.NativeConfig
+	// woken is closed once there is a table to guard; nil: --protect names none.
+	woken   chan struct{}
+	closeIt func()
+}
+
+// guardNative makes what guards the native tables that --protect names. As long as none of them
+// stands it hears of no commits. The caller must call closeIt.
+func (o *options) guardNative(kernel *iptables.Kernel) (nativeGuard, error) {
 	if !o.selector.Native() {
-		return daemon.NativeConfig{}, func() {}, nil
+		return nativeGuard{closeIt: func() {}}, nil
 	}
-	opened, err := native.OpenKernel(kernel.Port(), kernel.OwnCommit)
-	if err != nil {
-		return daemon.NativeConfig{}, nil, fmt.Errorf("native tables cannot be guarded (leave out the nft: words of --protect): %w", err)
-	}
-	closeIt = func() { _ = opened.Close() } // nothing is left to do with it
 	store, err := daemon.OpenNativeStore(o.stateDir)
 	if err != nil {
-		closeIt()
-		return daemon.NativeConfig{}, nil, err
+		return nativeGuard{}, err
 	}
-	return daemon.NativeConfig{
-		Kernel: opened, Protects: o.selector.ProtectsTable, Rehearse: (*native.Table).Rehearse, Store: store,
+	late := native.NewLateKernel(kernel.Port(), kernel.OwnCommit)
+	g := nativeGuard{woken: make(chan struct{}), closeIt: func() { _ = late.Close() }} // nothing is left to do with it
+	awake := false
+	g.cfg = daemon.NativeConfig{
+		Kernel: late, Protects: o.selector.ProtectsTable, Rehearse: (*native.Table).Rehearse, Store: store,
 		Cleanup: func() error { return native.RemoveWitnesses(kernel.Port()) },
-	}, closeIt, nil
+		Wake: func(wanted func(nft.Table) bool) (bool, error) {
+			is, err := late.Wake(wanted)
+			if is && !awake { // only the loop calls this
+				awake = true
+				close(g.woken)
+			}
+			return is, err
+		},
+	}
+	return g, nil
+}
+
+// restoreNative puts back lost native tables that the last daemon stored.
+func (b bench) restoreNative(dry bool) ([]api.NativeRestored, error) {
+	if !b.o.selector.Native() {
+		return nil, nil
+	}
+	store, err := daemon.OpenNativeStore(b.o.stateDir)
+	if err != nil {
+		return nil, err
+	}
+	kernel := native.NewLateKernel(b.kernel.Port(), b.kernel.OwnCommit)
+	defer func() { _ = kernel.Close() }() // nothing is left to do with it
+	if _, err := kernel.Wake(nil); err != nil {
+		return nil, err
+	}
+	if kernel.Kernel == nil { // a kernel without nf_tables
+		return nil, nil
+	}
+	return store.RestoreStored(kernel, b.o.selector.ProtectsTable, dry)
+}
+
+// nativeNames names the native tables that stand, guarded or not, with their families.
+func nativeNames(context.Context) ([]string, error) {
+	standing, err := native.AllStanding()
+	var names []string
+	for _, t := range standing {
+		names = append(names, t.ID.NFT())
+	}
+	return names, err
+}
+
+// signsOf returns what writers of iptables' tables can be noticed by.
+func signsOf(backend iptables.Backend) watch.Signs {
+	return watch.Signs{Commits: backend == iptables.NFT, Lock: backend == iptables.Legacy}
+}
+
+// watchLate watches for commits from the time when there is a native table to guard. On a node with
+// iptables-legacy alone a commit watcher would cost time and find nothing.
+func (g nativeGuard) watchLate(ctx context.Context, all watch.Watchers) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-g.woken:
+		return all.Run(ctx, watch.Signs{Commits: true})
+	}
 }

@@ -27,6 +27,9 @@ func printNative(w io.Writer, s api.Status) error {
 	for _, t := range s.Native {
 		if t.Verdict.Loss() {
 			text += fmt.Sprintf("table %s is %s: %s\n", plain(t.Table), t.Verdict, plain(t.Why))
+			if t.Awaiting {
+				text += "  it is not put back unasked: canaryd restore puts it back, canaryd dismiss accepts the loss\n"
+			}
 		}
 		if t.Unreplayable != "" {
 			text += fmt.Sprintf("not put back if it is lost: %s\n", plain(oneLine(t.Unreplayable)))
@@ -37,4 +40,24 @@ func printNative(w io.Writer, s api.Status) error {
 	}
 	_, err := io.WriteString(w, text)
 	return err
+}
+
+// printRestored says what became of native tables that were asked back, below everything else.
+func printRestored(w io.Writer, tables []api.NativeRestored, what string) error {
+	if len(tables) == 0 {
+		return nil
+	}
+	rows := [][]string{{"NATIVE TABLE", what, "OUTCOME"}}
+	for _, t := range tables {
+		content := count(t.Chains, "chain") + ", " + count(t.Rules, "rule") + ", " + count(t.Elements, "element")
+		outcome := string(t.Outcome)
+		if t.Detail != "" {
+			outcome += ": " + plain(oneLine(t.Detail))
+		}
+		rows = append(rows, []string{plain(t.Table), content, outcome})
+	}
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	return printTable(w, rows)
 }

@@ -81,6 +81,9 @@ func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreRe
 	base, name := b.baseline()
 	reply, result, err := daemon.Restoring(ctx, b.replayer(), r.Generation != "", job, r, base)
 	reply.Baseline = name
+	if err == nil && reply.Refused == "" && r.Generation == "" { // generations have iptables' rules only
+		reply.Native, err = b.restoreNative(r.DryRun)
+	}
 	if result == nil {
 		return reply, err
 	}
@@ -121,6 +124,9 @@ func printPreview(w io.Writer, output string, reply api.RestoreReply) (int, erro
 		return exitOK, printJSON(w, reply)
 	}
 	if err := printChanges(w, reply, "WOULD ADD", "WOULD REMOVE"); err != nil {
+		return exitError, err
+	}
+	if err := printRestored(w, reply.Native, "WOULD PUT BACK"); err != nil {
 		return exitError, err
 	}
 	for _, c := range reply.Changes {
@@ -220,6 +226,9 @@ func printOutcomes(w io.Writer, reply api.RestoreReply) error {
 		if _, err := fmt.Fprintln(w, plain(oneLine(reply.Detail))); err != nil {
 			return err
 		}
+	}
+	if err := printRestored(w, reply.Native, "PUT BACK"); err != nil {
+		return err
 	}
 	if len(reply.Changes) == 0 {
 		return nil

@@ -113,11 +113,11 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		Families: kernel.Families(), Sources: o.sourceNames(), Hints: hints.Counts,
 		Version: version, Commit: commit, GoVersion: runtime.Version(),
 	})
-	guarded, closeGuarded, err := o.guardNative(kernel)
+	guarded, err := o.guardNative(kernel)
 	if err != nil {
 		return err
 	}
-	defer closeGuarded()
+	defer guarded.closeIt()
 	files, err := o.declare(ctx, kernel, metrics.ObserveSourceError)
 	if err != nil {
 		return err
@@ -128,7 +128,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		Protection: o.learned(), Declared: files.declaration(), Declarations: files.changes,
 		BrokenSources: files.broken, SourceErrors: files.news, Canary: o.canaryChain,
 		PollInterval: o.poll, Settle: o.settle, JumpGrace: o.jumpGrace, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime, FreeMemory: freeMemory,
-		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Keeper: o.keeperOf(kernel), Attachments: o.attachments(), Disabled: disabled, NativeTables: kernel.NativeTables, Native: guarded, LeftOut: kernel.LeftOut,
+		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Keeper: o.keeperOf(kernel), Attachments: o.attachments(), Disabled: disabled, NativeTables: nativeNames, Native: guarded.cfg, LeftOut: kernel.LeftOut,
 		Sets: iptables.NewSets(), CPU: daemon.CPUTime, ListenRequired: o.metricsRequired,
 		Elsewhere: o.elsewhere,
 	})
@@ -146,7 +146,10 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 		}
 		group.Go(func() error { return face.Run(ctx) })
 	}
-	startWatcher(ctx, group, o, kernel, hints, writers)
+	startWatcher(ctx, group, watch.Watchers{
+		Hints: hints, Writers: writers, Lock: o.lockFile,
+		Subscribe: func() (watch.CommitSource, error) { return kernel.Subscribe() },
+	}, info.Backend, guarded)
 	startNotifier(ctx, group, d)
 	files.run(ctx, group)
 	group.Go(func() error { return d.Run(ctx) })
@@ -216,17 +219,11 @@ func freeMemory() {
 	debug.FreeOSMemory()
 }
 
-// signsOf returns what the writers of the guarded tables can be noticed by. On a node with
-// iptables-legacy and no native tables a commit watcher would cost time and find nothing.
-func signsOf(backend iptables.Backend, native bool) watch.Signs {
-	return watch.Signs{Commits: native || backend == iptables.NFT, Lock: backend == iptables.Legacy}
-}
-
 // startWatcher starts the watchers that the guarded tables need.
-func startWatcher(ctx context.Context, group *errgroup.Group, o *options, kernel *iptables.Kernel, hints *watch.Hints, writers *watch.Writers) {
-	all := watch.Watchers{
-		Hints: hints, Writers: writers, Lock: o.lockFile,
-		Subscribe: func() (watch.CommitSource, error) { return kernel.Subscribe() },
+func startWatcher(ctx context.Context, group *errgroup.Group, all watch.Watchers, backend iptables.Backend, guarded nativeGuard) {
+	signs := signsOf(backend)
+	group.Go(func() error { return all.Run(ctx, signs) })
+	if !signs.Commits {
+		group.Go(func() error { return guarded.watchLate(ctx, all) })
 	}
-	group.Go(func() error { return all.Run(ctx, signsOf(kernel.Info().Backend, o.selector.Native())) })
 }

@@ -122,7 +122,7 @@ func TestDashboardCanBeImported(t *testing.T) {
 // selector goes by the chosen nodes, and Prometheus can parse every expression.
 func TestDashboardAsksForWhatIsExported(t *testing.T) {
 	known := map[string]bool{}
-	for _, m := range regexp.MustCompile(`(?m)^(canaryd_[a-z_]+)`).FindAllString(read(t, "../../internal/metrics/testdata/metrics_flush.txt"), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^(canaryd_[a-z_]+)`).FindAllString(read(t, "../../internal/metrics/testdata/metrics_flush.txt")+read(t, "../../internal/metrics/testdata/metrics_native.txt"), -1) {
 		known[m] = true
 	}
 	b := load(t)
@@ -197,18 +197,21 @@ func TestDashboardOfAFleet(t *testing.T) {
 	file.WriteString("  promql_expr_test:\n")
 	chosen := strings.NewReplacer("$__rate_interval", "5m", "$__range", "5m", "$__interval", "15s", "$cluster", ".*", "$job", ".*", "$instance", ".*", "$node", "node-7:9475")
 	for _, p := range load(t).Panels {
+		if len(p.Targets) == 0 {
+			continue
+		}
+		var answers []string
 		for _, target := range p.Targets {
-			for _, expr := range []string{
-				"(count(" + target.Expr + ") or vector(0)) <= bool " + fmt.Sprint(readable),
-				// Else the panel says "No data" where everything is well known.
-				"(count(" + target.Expr + ") or vector(0)) >= bool 1",
-			} {
-				text, err := json.Marshal(chosen.Replace(expr))
-				if err != nil {
-					t.Fatal(err)
-				}
-				fmt.Fprintf(&file, "  - {expr: %s, eval_time: 9m, exp_samples: [{labels: '{}', value: 1}]}\n", text)
+			answers = append(answers, "(count("+target.Expr+") or vector(0))")
+		}
+		all := "(" + strings.Join(answers, " + ") + ")"
+		// With no answer at all the panel says "No data" where everything is well known.
+		for _, expr := range []string{all + " <= bool " + fmt.Sprint(readable), all + " >= bool 1"} {
+			text, err := json.Marshal(chosen.Replace(expr))
+			if err != nil {
+				t.Fatal(err)
 			}
+			fmt.Fprintf(&file, "  - {expr: %s, eval_time: 9m, exp_samples: [{labels: '{}', value: 1}]}\n", text)
 		}
 	}
 	path := filepath.Join(t.TempDir(), "fleet.yaml")

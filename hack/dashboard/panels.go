@@ -136,6 +136,9 @@ func history() []panel {
 		graph("States", "How many nodes are in each.", "none",
 			query{`sum(canaryd_paused{` + nodes + `})`, "paused"},
 			query{`sum(canaryd_contended{` + nodes + `})`, "contended"},
+			query{`sum(canaryd_awaiting_decision{` + nodes + `})`, "a loss waits for a decision"},
+			query{`sum(canaryd_native_tables_not_guarded{` + nodes + `})`, "native tables not guarded"},
+			query{`sum(canaryd_native_table_refused{` + nodes + `}) or vector(0)`, "native tables that could not be put back"},
 			query{`sum(canaryd_mixed_backends{` + nodes + `})`, "both backends hold rules"},
 			query{`sum(canaryd_backend_mismatch{` + nodes + `})`, "the other backend is in use"}),
 	}
@@ -157,8 +160,9 @@ func cost() []panel {
 // oneNode shows a single node in full: the one that is chosen at the top.
 func oneNode() []panel {
 	canaries := panel{
-		title: "Canaries of the node", kind: "state-timeline", says: "Whether the last probe found the canary of each table with its nonce.", width: 12, height: 8,
-		queries:  []query{{`canaryd_canary_present{` + one + `}`, "{{family}} {{table}}"}},
+		title: "Canaries of the node", kind: "state-timeline", says: "Whether the last probe found the canary of each table with its nonce, and whether each native table is in force.", width: 12, height: 8,
+		queries: []query{{`canaryd_canary_present{` + one + `}`, "{{family}} {{table}}"},
+			{`canaryd_native_table_in_force{` + one + `}`, "{{table}}"}},
 		steps:    [][2]any{{nil, "red"}, {1, "green"}},
 		mappings: [][2]string{{"0", "gone"}, {"1", "stands"}},
 	}

@@ -1,5 +1,5 @@
-// Demo flushes a real kube-proxy rule set in each way that canaryd must survive, and prints how
-// long the rules were missing. Each flush has a network namespace of its own; nothing of the
+// Demo flushes real kube-proxy rules in each way that canaryd must survive, of iptables mode and of
+// nftables mode, and prints how long the rules were missing. Each flush has a network namespace of its own; nothing of the
 // machine's is touched.
 package main
 
@@ -64,9 +64,9 @@ func parent(ctx context.Context, program, only string, verbose bool) int {
 	fmt.Printf(format, "flush", "backend", "what was lost", "noticed", "back + proved", "")
 	rows, failed := 0, 0
 	start := time.Now()
-	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
-		for _, s := range scenario.All() {
-			if !s.On(backend) || only != "" && !slices.Contains(strings.Split(only, ","), s.Name) {
+	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy, nativeBackend} {
+		for _, s := range scenariosOn(backend) {
+			if only != "" && !slices.Contains(strings.Split(only, ","), s.Name) {
 				continue
 			}
 			rows++
@@ -93,6 +93,23 @@ func parent(ctx context.Context, program, only string, verbose bool) int {
 		return 1
 	}
 	return 0
+}
+
+// scenariosOn returns the rows of a backend, or of native tables.
+func scenariosOn(backend iptables.Backend) []scenario.Scenario {
+	var all []scenario.Scenario
+	if backend == nativeBackend {
+		for _, f := range nativeFlushes() {
+			all = append(all, f.scenario())
+		}
+		return all
+	}
+	for _, s := range scenario.All() {
+		if s.On(backend) {
+			all = append(all, s)
+		}
+	}
+	return all
 }
 
 func row(ctx context.Context, program string, backend iptables.Backend, s scenario.Scenario) (scenario.Result, error) {
@@ -137,6 +154,9 @@ func try(ctx context.Context, row, program string) (scenario.Result, error) {
 		return scenario.Result{}, err
 	}
 	backend, name, _ := strings.Cut(row, "/")
+	if backend == string(nativeBackend) {
+		return tryNative(ctx, name, program, dir)
+	}
 	for _, s := range scenario.All() {
 		if s.Name == name {
 			live := scenario.Live{Canaryd: program, Programs: scenario.Programs{With: iptables.Backend(backend)}, Dir: dir}

@@ -3,6 +3,7 @@ package api
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,8 +24,24 @@ type NativeTable struct {
 	Captured time.Time `json:"captured,omitzero"` // when it was last read
 	// Immune: one process owns the table, so that no other can flush it. canaryd skips it.
 	Immune bool `json:"immune,omitempty"`
+	// Awaiting: the table is lost and not put back unasked. It waits for its owner, or for `canaryd
+	// restore` or `canaryd dismiss`.
+	Awaiting bool `json:"awaiting,omitempty"`
 	// Unreplayable is why the kernel would not take the table again.
 	Unreplayable string `json:"unreplayable,omitempty"`
+}
+
+// A NativeRestored says what became of a native table that an operator asked back.
+type NativeRestored struct {
+	Family string `json:"family"`
+	Table  string `json:"table"`
+	// Chains, Rules and Elements are what it ought to hold.
+	Chains   int `json:"chains"`
+	Rules    int `json:"rules"`
+	Elements int `json:"elements"`
+	// Outcome is empty after a dry run. Detail is why the table is not put back.
+	Outcome Outcome `json:"outcome,omitempty"`
+	Detail  string  `json:"detail,omitempty"`
 }
 
 // A NativeLoss counts what a flush took from one native table.
@@ -36,6 +53,9 @@ type NativeLoss struct {
 	Chains   int            `json:"chains"`
 	Rules    int            `json:"rules"`
 	Elements int            `json:"elements"`
+	// Parts say what each chain, set and object lost, in words; More is how many are not listed.
+	Parts []string `json:"parts,omitempty"`
+	More  int      `json:"more,omitempty"`
 	// By are the process numbers of those among Culprits that took it.
 	By []uint32 `json:"by,omitempty"`
 }
@@ -85,4 +105,9 @@ func (s Status) nativeLostText() string {
 		}
 	}
 	return strings.Join(parts, ", ")
+}
+
+// NativeAwaiting reports whether a native table is lost and not put back unasked.
+func (s Status) NativeAwaiting() bool {
+	return slices.ContainsFunc(s.Native, func(t NativeTable) bool { return t.Awaiting })
 }

@@ -77,12 +77,19 @@ type RestoreReply struct {
 	Baseline *BaselineName `json:"baseline,omitempty"`
 	// Undo is the generation that was in force before, if it is stored.
 	Undo string `json:"undo,omitempty"`
+	// Native are the native tables that were put back, or after a dry run would be.
+	Native []NativeRestored `json:"native,omitempty"`
 }
 
 // Proved reports whether every family is proved to be in force.
 func (r RestoreReply) Proved() bool {
 	for _, outcome := range r.Outcomes {
 		if !outcome.Done() {
+			return false
+		}
+	}
+	for _, t := range r.Native {
+		if !t.Outcome.Done() {
 			return false
 		}
 	}

@@ -18,8 +18,11 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// dismissCommand accepts a loss.
-const dismissCommand = "canaryd dismiss"
+// dismissCommand accepts a loss, and restoreCommand brings back a native table.
+const (
+	dismissCommand = "canaryd dismiss"
+	restoreCommand = "canaryd restore"
+)
 
 // A decision is a loss of stored rules that only an operator or the rules' owner ends.
 // What the tables hold meanwhile is learned and guarded as ever. The lost generation stays on

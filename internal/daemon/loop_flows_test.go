@@ -11,9 +11,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/conntrack"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -213,6 +216,38 @@ func TestFlowsAreEndedBeforeTheDaemonIs(t *testing.T) {
 		r.stop()
 		if left, _ := tracker.left(); strings.Join(left, " ") != "198.51.100.1:53" {
 			t.Errorf("left are flows to %v", left)
+		}
+	})
+}
+
+// TestFlowsOfNativeTables: after a native table is back, the flows of its families that began
+// meanwhile are looked for, from when it was last known to be in force; after a restore too.
+func TestFlowsOfNativeTables(t *testing.T) {
+	table := tableOf(proxyTable, "a", "b")
+	table.Chains[0].Attrs = nft.AppendAttr(nil, unix.NFTA_CHAIN_TYPE, "nat", 1)
+	table.Chains[0].Attrs = nft.AppendAttr(table.Chains[0].Attrs, unix.NFTA_CHAIN_HOOK|unix.NLA_F_NESTED,
+		nft.AppendAttr(nil, unix.NFTA_HOOK_HOOKNUM, []byte{0, 0, 0, 0}, 0), 0)
+	f := &flows{}
+	nativeNode(t, setup{flows: f, guarded: newFakeNative(table, tableOf(dockerTable, "c"))}, func(t *testing.T, r *rig, k *fakeNative) {
+		before := time.Now()
+		k.flushRuleset()
+		r.settled()
+		if _, asked := f.left(); !slices.Equal(asked, []rules.Family{rules.IPv4}) {
+			t.Errorf("searched %v, want ipv4 once", asked)
+		}
+		if since := f.since[0]; since.After(before) || before.Sub(since) > 2*time.Second {
+			t.Errorf("flows since %s, want those since the last look before %s", since, before)
+		}
+		k.deleteTable(proxyTable)
+		r.settled()
+		if _, asked := f.left(); len(asked) != 1 {
+			t.Errorf("searched %v although nothing was put back", asked)
+		}
+		_, err := r.d.Restore(t.Context(), api.RestoreRequest{})
+		must(t, err)
+		r.settled()
+		if _, asked := f.left(); len(asked) != 2 {
+			t.Errorf("searched %v after a restore", asked)
 		}
 	})
 }

@@ -74,6 +74,7 @@ type setup struct {
 	native func(context.Context) ([]string, error)
 	// guarded are native tables that are guarded, all but those of iptables; nil: none are.
 	guarded *fakeNative
+	asleep  bool // guarded is opened only once one of its tables stands
 	// nativeStore keeps them; nil: nothing does.
 	nativeStore *NativeStore
 	// leftOut names the chains that are left out; nil: none are.
@@ -160,6 +161,9 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		all, err := protect.NewSelector([]string{"nft:ip:*", "nft:ip6:*", "nft:inet:*"})
 		must(t, err)
 		cfg.Native = NativeConfig{Kernel: s.guarded, Protects: all.ProtectsTable, Store: s.nativeStore}
+		if s.asleep {
+			cfg.Native.Wake = s.guarded.wake
+		}
 		s.guarded.onCommit = func(c nft.Commit) {
 			if !s.deaf {
 				r.writers.Note(watch.Writer{Time: time.Now(), Genid: c.Genid, PID: c.PID, Comm: c.Comm, Command: c.Comm + " flush", Own: c.Own})

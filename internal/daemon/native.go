@@ -33,6 +33,9 @@ type NativeConfig struct {
 	Rehearse func(t *native.Table) error // whether the kernel would take a table again; nil: that is not asked
 	Store    *NativeStore                // nil: nothing is kept
 	Cleanup  func() error                // removes the witnesses
+	// Wake opens Kernel if a table stands that wanted accepts, without wanted in any case, and
+	// reports whether it is open. nil: it is open.
+	Wake func(wanted func(nft.Table) bool) (bool, error)
 }
 
 const (
@@ -45,6 +48,8 @@ const (
 	// write meanwhile (Linux 6.18).
 	rehearseMost  = 2000
 	rehearseEvery = time.Minute
+	// wakeEvery bounds how often it is asked for the names of tables while none is guarded.
+	wakeEvery = 250 * time.Millisecond
 )
 
 // nativeRealm is what the loop knows of native tables.
@@ -60,6 +65,8 @@ type nativeRealm struct {
 	all     bool                           // each table is to be read: of commits some were missed
 	fresh   bool                           // a table came that is to be guarded
 	begun   bool                           // all tables were read once
+	asleep  bool                           // no table that is to be guarded stood yet: Kernel is not open
+	asked   time.Time                      // when it was last asked for one
 	known   time.Time                      // when it was last known what all of them hold
 	beyond  int                            // tables that are too many
 	trouble trouble                        // why they cannot be looked at
@@ -107,7 +114,8 @@ func (d *Daemon) newNativeRealm() nativeRealm {
 	r := nativeRealm{tables: map[tableid.TableID]*nativeTable{}, immune: map[tableid.TableID]bool{},
 		witness: map[tableid.Family]string{}, waiting: map[tableid.TableID]*api.Flush{}, limit: reload.NewLimiter()}
 	if d.guardsNative() {
-		r.lookAt, r.all = time.Now(), true
+		r.asleep = d.cfg.Native.Wake != nil
+		r.lookAt, r.all = time.Now(), !r.asleep
 	}
 	return r
 }

@@ -39,6 +39,23 @@ type fakeNative struct {
 	owners   map[tableid.TableID]uint32
 	onCommit func(nft.Commit)
 	captures int
+	asks     int // how often it was asked whether to wake
+	open     bool
+}
+
+// wake is NativeConfig.Wake.
+func (k *fakeNative) wake(wanted func(nft.Table) bool) (bool, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.asks++
+	k.open = k.open || wanted == nil
+	for id := range k.tables {
+		k.open = k.open || wanted(nft.Table{Family: id.Family, Name: id.Name})
+	}
+	if k.open {
+		k.unheard = nil // it hears of what comes from now on
+	}
+	return k.open && k.broken == nil, k.broken
 }
 
 func newFakeNative(tables ...*native.Table) *fakeNative {

@@ -234,6 +234,7 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, repairs []native.Re
 		return fmt.Errorf("%s: %w", strings.Join(missing, ", "), errNotInForce)
 	}
 	l.replayed = true
+	d.sweepNative(repairs, l.intact)
 	d.nativeRecovered(ctx, st)
 	return nil
 }

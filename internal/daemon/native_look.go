@@ -19,6 +19,9 @@ import (
 func (d *Daemon) lookNative(ctx context.Context, st *state) {
 	r := &st.native
 	r.lookAt = time.Time{}
+	if r.asleep && !d.wakeNative(ctx, st) {
+		return
+	}
 	genid, err := d.cfg.Native.Kernel.Genid()
 	if err == nil {
 		err = d.hearNative(ctx, st, genid)

@@ -22,6 +22,7 @@ import (
 type nativeLoss struct {
 	record   api.Flush
 	hit      map[tableid.TableID]bool // tables recorded so far
+	intact   time.Time                // when all tables were last known to be in force; zero: that is not known
 	recorded bool
 	kept     bool // the journal has it
 	attempts int
@@ -43,7 +44,7 @@ func (d *Daemon) loseNative(st *state, id tableid.TableID) (known bool) {
 		}
 		return known
 	}
-	r.loss = &nativeLoss{record: d.newNativeRecord(st, r.tables[id]), hit: map[tableid.TableID]bool{}, retry: retry{at: now}}
+	r.loss = &nativeLoss{record: d.newNativeRecord(st, r.tables[id]), hit: map[tableid.TableID]bool{}, retry: retry{at: now}, intact: r.known}
 	return false
 }
 
@@ -116,6 +117,7 @@ func (d *Daemon) addNativeLoss(st *state, r *api.Flush, id tableid.TableID) {
 			loss.Elements += c.Lost
 		}
 	}
+	loss.Parts, loss.More = lostParts(t)
 	loss.By = accuse(r, d.takersOf(t))
 	settleCulprit(r)
 	r.Native = append(r.Native, loss)
@@ -124,6 +126,42 @@ func (d *Daemon) addNativeLoss(st *state, r *api.Flush, id tableid.TableID) {
 	if slices.Index(nativeGravity, t.finding.Verdict) > slices.Index(nativeGravity, native.Verdict(r.Kind)) {
 		r.Kind = canary.Verdict(t.finding.Verdict)
 	}
+}
+
+// partsShown is how many parts of a table a record names.
+const partsShown = 20
+
+// lostParts says in words what each part of a table lost: of one that is gone, its base chains and
+// how much each had, and the named sets.
+func lostParts(t *nativeTable) (parts []string, more int) {
+	say := func(text string) {
+		if len(parts) == partsShown {
+			more++
+			return
+		}
+		parts = append(parts, text)
+	}
+	for _, c := range t.finding.Changes {
+		if c.Kind != nft.Tables || !c.Gone {
+			say(c.String())
+		}
+	}
+	if t.finding.Verdict != native.TableDeleted && t.finding.Verdict != native.Unattributed {
+		return parts, more
+	}
+	for _, base := range []bool{true, false} {
+		for i := range t.want.Chains {
+			if c := &t.want.Chains[i]; c.Base == base && !c.Bound {
+				say(native.Change{Kind: nft.Chains, Name: c.Name, Gone: true, Lost: len(c.Rules)}.String())
+			}
+		}
+	}
+	for i := range t.want.Sets {
+		if s := &t.want.Sets[i]; !s.Anonymous() {
+			say(native.Change{Kind: nft.Sets, Name: s.Name, Gone: true, Lost: len(s.Elements)}.String())
+		}
+	}
+	return parts, more
 }
 
 // takersOf returns who took what a table lost: the last commit that deleted it or, if none did,
@@ -190,8 +228,8 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 	r.waiting[id] = &record
 	d.cfg.Metrics.ObserveNativeFlush(record.Time, record.Native)
 	d.write(ctx, record, nil)
-	klog.FromContext(ctx).Info("A native table is lost and is not put back unasked; its owner has to write it again", "flush", record.ID,
-		"table", id.NFT(), "verdict", t.finding.Verdict, "because", t.finding.Why, "by", culpritsText(record), "acceptTheLoss", dismissCommand)
+	klog.FromContext(ctx).Info("A native table is lost and is not put back unasked; its owner has to write it again, or a decision is needed", "flush", record.ID,
+		"table", id.NFT(), "verdict", t.finding.Verdict, "because", t.finding.Why, "by", culpritsText(record), "bringItBack", restoreCommand, "acceptTheLoss", dismissCommand)
 }
 
 // nativeBack notes that a table is as its owner wants it: losses of it that are open are over.
@@ -279,7 +317,7 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 		if !t.lost() && (!r.begun || r.all || r.trouble.there()) {
 			row.Verdict, row.Why = canary.Unknown, "it could not be read yet"
 		}
-		row.Unreplayable = t.refused.what
+		row.Unreplayable, row.Awaiting = t.refused.what, r.waiting[id] != nil
 		s.Native = append(s.Native, row)
 	}
 	for id := range r.immune {

@@ -16,6 +16,7 @@ import (
 	"github.com/canaryd/canaryd/internal/private"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -184,6 +185,10 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 		if !d.cfg.Native.Protects(s.Table.ID) {
 			continue
 		}
+		if len(r.tables) >= protect.MaxNative { // another --protect let the last run guard others
+			r.beyond++
+			continue
+		}
 		t := &nativeTable{want: s.Table, witness: s.Witness, digest: s.Table.Digest(), missed: true, old: age > d.cfg.MaxStoredAge,
 			read: now.Add(-(d.cfg.Uptime() - s.Read))}
 		if s.Verdict == native.Unattributed {
@@ -191,6 +196,7 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 		}
 		r.tables[s.Table.ID] = t
 	}
+	d.noteBeyond(ctx, r, r.beyond)
 	if len(r.tables) > 0 {
 		klog.FromContext(ctx).Info("Took up the stored native tables", "tables", len(r.tables), "age", age.Round(time.Second))
 	}

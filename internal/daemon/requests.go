@@ -56,6 +56,7 @@ func (d *Daemon) Look(ctx context.Context) (api.Status, error) {
 			d.examine(ctx, st)
 		}
 		if d.guardsNative() {
+			st.native.asked = time.Time{}
 			d.lookNative(ctx, st)
 		}
 		d.publish(st)
@@ -74,6 +75,9 @@ func (d *Daemon) Restore(ctx context.Context, r api.RestoreRequest) (api.Restore
 	var reply api.RestoreReply
 	err := d.askGuard(ctx, func(ctx context.Context, st *state) (err error) {
 		reply, err = d.restoreNow(ctx, st, r)
+		if err == nil && reply.Refused == "" && r.Generation == "" { // generations have iptables' rules only
+			reply.Native = d.restoreNative(ctx, st, r.DryRun)
+		}
 		return err
 	})
 	return reply, err

@@ -49,7 +49,8 @@ type Metrics struct {
 	flowsEnded, sweepErrors           *prometheus.CounterVec
 	flushEvents, journalErrors        prometheus.Counter
 	flushedUnprotected                *prometheus.CounterVec
-	nativeInForce                     *prometheus.GaugeVec
+	nativeInForce, nativeRefused      *prometheus.GaugeVec
+	nativeBeyond                      prometheus.Gauge
 	native                            map[string]string // families of the native tables shown, by table; the loop's
 
 	canaryPresent, jumpsMissing  *prometheus.GaugeVec
@@ -118,7 +119,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 
 		nothingProtected: b.gauge("nothing_protected", "Whether every table was read and holds no rule to guard; kubelet's own do not count."),
 
-		awaitingDecision: b.gauge("awaiting_decision", "Whether rules that were lost while canaryd did not run wait for an operator's decision."),
+		awaitingDecision: b.gauge("awaiting_decision", "Whether a loss that is not put back unasked waits for an operator's decision."),
 
 		rulesAbsent:    b.histogram("rules_absent_seconds", "From the first evidence of a loss to the proof that everything is back.", absentBuckets),
 		probeDuration:  b.histogram("probe_duration_seconds", "How long a probe of one family took.", probeBuckets),
@@ -129,6 +130,8 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 	m.lastDrill = b.gauge("last_drill_timestamp_seconds", "When the last drill was; 0 if there was none.")
 	m.lastDrillPassed = b.gauge("last_drill_passed", "Whether the last drill was noticed, put back and proved; 0 also if there was none.")
 	m.nativeInForce = b.gauges("native_table_in_force", "Whether a guarded native nftables table is in force.", "family", "table")
+	m.nativeRefused = b.gauges("native_table_refused", "Whether the kernel would refuse a guarded native nftables table if it had to be put back.", "family", "table")
+	m.nativeBeyond = b.gauge("native_tables_not_guarded", "Native nftables tables that --protect names and that are more than canaryd guards.")
 	build := b.gauges("build_info", "The running program; always 1.", "version", "commit", "goversion")
 	build.WithLabelValues(o.Version, o.Commit, o.GoVersion).Set(1)
 	reg.MustRegister(
@@ -261,6 +264,7 @@ func (m *Metrics) setNative(tables []api.NativeTable) {
 		known[t.Table] = t.Family
 		delete(m.native, t.Table)
 		m.nativeInForce.WithLabelValues(t.Family, t.Table).Set(truth(t.Verdict == canary.Intact || t.Verdict == canary.Changed))
+		m.nativeRefused.WithLabelValues(t.Family, t.Table).Set(truth(t.Unreplayable != ""))
 		m.generationRules.WithLabelValues(t.Family, t.Table).Set(float64(t.Rules))
 		for _, kind := range api.NativeLossKinds() {
 			m.flushes.WithLabelValues(t.Family, t.Table, string(kind))
@@ -268,6 +272,7 @@ func (m *Metrics) setNative(tables []api.NativeTable) {
 	}
 	for table, family := range m.native {
 		m.nativeInForce.DeleteLabelValues(family, table)
+		m.nativeRefused.DeleteLabelValues(family, table)
 		m.generationRules.DeleteLabelValues(family, table)
 	}
 	m.native = known
@@ -341,13 +346,14 @@ func (m *Metrics) SetStatus(s api.Status) {
 	m.contended.Set(truth(s.Contended))
 	m.ownerless.Set(truth(s.RulesWithoutOwner != nil))
 	m.nothingProtected.Set(truth(s.NothingProtected != nil))
-	m.awaitingDecision.Set(truth(s.Decision != nil))
+	m.awaitingDecision.Set(truth(s.Decision != nil || s.NativeAwaiting()))
 	m.mixed.Set(truth(s.Backend.Mixed))
 	m.setNative(s.Native)
 	if end := s.LastDrill; end != nil {
 		m.lastDrill.Set(seconds(end.Time))
 		m.lastDrillPassed.Set(truth(end.Result == api.DrillPassed))
 	}
+	m.nativeBeyond.Set(float64(s.NativeBeyond))
 	m.mismatch.Set(truth(s.Backend.Mismatch))
 	for _, mode := range api.Modes() {
 		m.mode.WithLabelValues(string(mode)).Set(truth(s.Mode == mode))

@@ -120,6 +120,30 @@ func TestMetricsAreNeverBornLate(t *testing.T) {
 	}
 }
 
+// TestMetricsOfNativeTables: series of native tables are there as long as the table is guarded, but
+// for the counters, which stay.
+func TestMetricsOfNativeTables(t *testing.T) {
+	reg, m, _ := newTestMetrics()
+	m.SetStatus(api.Status{NativeBeyond: 3, Native: []api.NativeTable{
+		{Family: "ip", Table: "ip kube-proxy", Verdict: canary.Intact, Rules: 1692},
+		{Family: "inet", Table: "inet netavark", Verdict: canary.Emptied, Rules: 7, Awaiting: true, Unreplayable: "its rules"},
+		{Family: "inet", Table: "inet firewalld", Verdict: canary.Intact, Immune: true},
+	}})
+	var native []string
+	for line := range strings.Lines(string(exposition(t, reg))) {
+		if strings.Contains(line, "native") || strings.Contains(line, "netavark") || strings.Contains(line, "kube-proxy\"") || strings.Contains(line, "awaiting") {
+			native = append(native, line)
+		}
+	}
+	golden.Compare(t, "metrics_native.txt", []byte(strings.Join(native, "")))
+	m.SetStatus(api.Status{})
+	for line := range strings.Lines(string(exposition(t, reg))) {
+		if strings.Contains(line, "table=\"i") && !strings.HasPrefix(line, "canaryd_flushes_total") {
+			t.Errorf("a series of a table that is not guarded any more: %s", line)
+		}
+	}
+}
+
 func TestMetricsLint(t *testing.T) {
 	reg, _, _ := newTestMetrics(rules.Families()...)
 	problems, err := testutil.GatherAndLint(reg)

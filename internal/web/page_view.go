@@ -9,6 +9,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
@@ -304,6 +305,7 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 		list = append(list, pageWarning{Name: "mismatch", Class: "bad", Title: "The other backend is in use by now.",
 			Text: "Its rules are not guarded: restart canaryd, or say which is right with --backend. The evidence:", Command: "canaryd detect"})
 	}
+	list = append(list, nativeWarnings(s)...)
 	list = append(list, sourceWarning(s)...)
 	if o := s.RulesWithoutOwner; o != nil {
 		list = append(list, pageWarning{Name: "ownerless", Class: "bad", Title: "kube-proxy's rules have no owner.",
@@ -378,13 +380,15 @@ func cellOf(v canary.Verdict) pageCell {
 
 // kindMeanings explains the kinds of loss.
 var kindMeanings = map[canary.Verdict]string{
-	canary.JumpsMissing: "a built-in chain was flushed, or jumps were deleted by name",
-	canary.Emptied:      "rules were flushed, chains left, as iptables -F does",
-	canary.ChainDeleted: "chains were deleted, as iptables -X or a full restore does",
-	canary.TableDeleted: "the table was deleted, as nft flush ruleset does",
-	canary.Replaced:     "saved rules were restored over it",
-	canary.Drifted:      "another process changed what is declared",
-	api.Removed:         "canaryd took rules away that the generation does not have which an operator asked for",
+	canary.JumpsMissing:                 "a built-in chain was flushed, or jumps were deleted by name",
+	canary.Emptied:                      "rules were flushed, chains left, as iptables -F does",
+	canary.ChainDeleted:                 "chains were deleted, as iptables -X or a full restore does",
+	canary.TableDeleted:                 "the table was deleted, as nft flush ruleset does",
+	canary.Replaced:                     "saved rules were restored over it",
+	canary.Drifted:                      "another process changed what is declared",
+	canary.Verdict(native.Disabled):     "the flag dormant was set: the kernel attaches none of the table's chains",
+	canary.Verdict(native.Unattributed): "the table was deleted alone, by its owner or another process",
+	api.Removed:                         "canaryd took rules away that the generation does not have which an operator asked for",
 }
 
 // outcomeMeanings explains the outcomes of a flush.

@@ -23,7 +23,7 @@ const (
 )
 
 // A Kernel is nf_tables of this network namespace, for a guard of native tables: it hears of
-// commits, reads and writes. It is for one goroutine.
+// commits, reads and writes. A LateKernel opens it. It is for one goroutine.
 type Kernel struct {
 	conn   *nft.Conn
 	events *nft.Events
@@ -31,20 +31,6 @@ type Kernel struct {
 	rec    Recorder
 	// torn: the notifications of a commit came in part, so that what ends it says nothing.
 	torn bool
-}
-
-// OpenKernel opens it, and hears of each commit from now on. Transactions are sent from the
-// netlink address port; own says of a commit's address and process whether it is canaryd's own.
-func OpenKernel(port uint32, own func(port, pid uint32) bool) (*Kernel, error) {
-	conn, err := nft.Dial()
-	if err != nil {
-		return nil, err
-	}
-	events, err := nft.OpenEvents(conn.Genid, own)
-	if err != nil {
-		return nil, errors.Join(err, conn.Close())
-	}
-	return &Kernel{conn: conn, events: events, port: port}, nil
 }
 
 // Close ends it.

@@ -16,9 +16,9 @@ func TestKernelHears(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		port := nft.NewPort()
-		k, err := native.OpenKernel(port, func(from, _ uint32) bool { return from == port })
-		if err != nil {
-			t.Fatal(err)
+		k := native.NewLateKernel(port, func(from, _ uint32) bool { return from == port })
+		if awake, err := k.Wake(nil); err != nil || !awake {
+			t.Fatalf("open %t, %v", awake, err)
 		}
 		defer k.Close()
 		hear := func() (commits []native.Commit, missed bool) {
@@ -64,6 +64,38 @@ func TestKernelHears(t *testing.T) {
 		}
 		if err := native.RemoveWitnesses(port); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// TestLateKernel: it is opened when the first wanted table stands, and hears of what comes then.
+func TestLateKernel(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		k := native.NewLateKernel(nft.NewPort(), func(uint32, uint32) bool { return false })
+		defer func() {
+			if err := k.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		wanted := func(table nft.Table) bool { return table.Name == "wanted" }
+		for _, step := range []struct {
+			command string
+			want    bool
+		}{{"list ruleset", false}, {"add table ip other", false}, {"add table inet wanted", true}, {"delete table inet wanted", true}} {
+			nstest.Command(t, "nft", strings.Fields(step.command)...)
+			awake, err := k.Wake(wanted)
+			if err != nil || awake != step.want || (k.Kernel != nil) != step.want {
+				t.Fatalf("after %s it is open: %t, %v, want %t", step.command, awake, err, step.want)
+			}
+		}
+		genid, err := k.Genid()
+		if err != nil {
+			t.Fatal(err)
+		}
+		commits, missed, err := k.Hear(genid)
+		if err != nil || missed || len(commits) != 1 || !commits[0].Deeds[tableid.Inet.Table("wanted")].Deleted {
+			t.Errorf("it heard of %+v, missed %t, %v; want the deletion", commits, missed, err)
 		}
 	})
 }

@@ -23,5 +23,5 @@ func ExampleNewSelector() {
 	// MY-CANARY false
 	// KUBE-SERVICES false
 	// INPUT false
-	// "kubernetes" is neither a preset (kube, cni, docker, podman, libvirt, tailscale) nor a chain name or glob
+	// "kubernetes" is neither a preset (kube, cni, docker, podman, libvirt, tailscale, calico) nor a chain name or glob
 }

@@ -25,6 +25,31 @@ type nativeGlob struct {
 	name   string // as path.Match has it
 }
 
+// presetTables returns the native tables of a preset's owner, for where it uses nftables itself.
+//
+// The names are those of kubernetes 1.36.3, and of the CNI plugins, moby, netavark, libvirt and
+// Calico as of 2026.
+func presetTables(preset string) []nativeGlob {
+	both := func(name string) []nativeGlob {
+		return []nativeGlob{{tableid.IPv4, name}, {tableid.IPv6, name}}
+	}
+	switch preset {
+	case "kube", "kube-proxy":
+		return both("kube-proxy")
+	case "cni":
+		return append(both("cni_hostport"), nativeGlob{tableid.Inet, "cni_plugins_masquerade"})
+	case "docker":
+		return both("docker-bridges")
+	case "podman":
+		return []nativeGlob{{tableid.Inet, "netavark"}}
+	case "libvirt":
+		return both("libvirt_network")
+	case "calico":
+		return append(both("calico"), nativeGlob{tableid.ARP, "calico-arp"})
+	}
+	return nil
+}
+
 // parseNative reads a word such as nft:ip:kube-proxy.
 func parseNative(word string) (nativeGlob, error) {
 	family, name, found := strings.Cut(strings.TrimPrefix(word, nativePrefix), ":")
@@ -59,11 +84,27 @@ func (s Selector) Native() bool { return len(s.native) > 0 }
 // ProtectsTable reports whether a native table is protected. Tables of iptables and canaryd's
 // own never are, whatever a glob says.
 func (s Selector) ProtectsTable(id tableid.TableID) bool {
-	if ofIptables(id) || strings.HasPrefix(id.Name, OwnTables) {
-		return false
+	return MayProtectTable(id) && slices.ContainsFunc(s.native, func(g nativeGlob) bool { return g.matches(id) })
+}
+
+// MayProtectTable reports whether a table is a native one that can be protected: it is neither
+// iptables' nor canaryd's own.
+func MayProtectTable(id tableid.TableID) bool {
+	return !ofIptables(id) && !strings.HasPrefix(id.Name, OwnTables)
+}
+
+// WordFor returns what --protect has to name for a native table to be protected: its owner's preset,
+// or the table itself.
+func WordFor(id tableid.TableID) string {
+	for _, preset := range PresetNames() {
+		if slices.ContainsFunc(presetTables(preset), func(g nativeGlob) bool { return g.matches(id) }) {
+			return preset
+		}
 	}
-	return slices.ContainsFunc(s.native, func(g nativeGlob) bool {
-		ok, _ := path.Match(g.name, id.Name) // the pattern was checked by parseNative
-		return ok && g.family == id.Family
-	})
+	return nativePrefix + id.Family.NFT() + ":" + id.Name
+}
+
+func (g nativeGlob) matches(id tableid.TableID) bool {
+	ok, _ := path.Match(g.name, id.Name) // the pattern was checked by parseNative
+	return ok && g.family == id.Family
 }

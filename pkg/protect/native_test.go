@@ -10,8 +10,8 @@ import (
 
 // TestProtectsTable: the tables that words name, and never those of iptables and canaryd.
 func TestProtectsTable(t *testing.T) {
-	s := selector(t, "kube", "nft:ip:*", "nft:inet:net[a]vark", "nft:bridge:b?")
-	if !s.Native() || selector(t, "kube", "MY-*").Native() {
+	s := selector(t, "tailscale", "KUBE-*", "nft:ip:*", "nft:inet:net[a]vark", "nft:bridge:b?")
+	if !s.Native() || selector(t, "tailscale", "MY-*").Native() {
 		t.Error("whether native tables are named is not what the words say")
 	}
 	for id, want := range map[tableid.TableID]bool{
@@ -53,4 +53,45 @@ func TestNativeWords(t *testing.T) {
 		}
 	}
 	selector(t, "nft:inet:nat", "nft:arp:filter", "nft:netdev:*")
+}
+
+// TestPresetsNameTheirOwnersTables: each preset names the tables that its owner writes with
+// nftables, and no other owner's.
+func TestPresetsNameTheirOwnersTables(t *testing.T) {
+	tables := map[string][]tableid.TableID{
+		"kube":      {tableid.IPv4.Table("kube-proxy"), tableid.IPv6.Table("kube-proxy")},
+		"cni":       {tableid.IPv4.Table("cni_hostport"), tableid.IPv6.Table("cni_hostport"), tableid.Inet.Table("cni_plugins_masquerade")},
+		"docker":    {tableid.IPv4.Table("docker-bridges"), tableid.IPv6.Table("docker-bridges")},
+		"podman":    {tableid.Inet.Table("netavark")},
+		"libvirt":   {tableid.IPv4.Table("libvirt_network"), tableid.IPv6.Table("libvirt_network")},
+		"calico":    {tableid.IPv4.Table("calico"), tableid.IPv6.Table("calico"), tableid.ARP.Table("calico-arp")},
+		"tailscale": nil,
+	}
+	for _, preset := range protect.PresetNames() {
+		want, known := tables[preset]
+		if !known {
+			t.Errorf("the test does not know %s", preset)
+		}
+		s := selector(t, preset)
+		if s.Native() != (len(want) > 0) {
+			t.Errorf("%s names native tables: %t", preset, s.Native())
+		}
+		for owner, ids := range tables {
+			for _, id := range ids {
+				if word := protect.WordFor(id); word != owner {
+					t.Errorf("%s is named by %s", id.NFT(), word)
+				}
+				if got := s.ProtectsTable(id); got != (owner == preset) {
+					t.Errorf("%s protects %s: %t", preset, id.NFT(), got)
+				}
+			}
+		}
+		if s.ProtectsTable(tableid.Inet.Table("kube-proxy")) || s.ProtectsTable(tableid.IPv4.Table("nat")) {
+			t.Errorf("%s protects a table that is no owner's", preset)
+		}
+	}
+	other := tableid.Inet.Table("mine")
+	if word := protect.WordFor(other); word != "nft:inet:mine" || !selector(t, word).ProtectsTable(other) {
+		t.Errorf("%s is named by %s", other.NFT(), word)
+	}
 }

@@ -6,7 +6,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A preset is what one owner writes: its chains, and its rules in built-in chains.
+// A preset is what one owner writes with iptables: its chains, and its rules in built-in chains.
+// See presetTables for what it writes with nftables.
 type preset struct {
 	exact  []string
 	hashed []hashedName
@@ -18,7 +19,7 @@ type preset struct {
 
 // PresetNames returns the names of all presets, as --protect takes them.
 func PresetNames() []string {
-	return []string{"kube", "cni", "docker", "podman", "libvirt", "tailscale"}
+	return []string{"kube", "cni", "docker", "podman", "libvirt", "tailscale", "calico"}
 }
 
 // presetOf returns the preset of that name.
@@ -69,6 +70,8 @@ func presetOf(name string) (preset, bool) {
 		return preset{exact: []string{"LIBVIRT_INP", "LIBVIRT_OUT", "LIBVIRT_FWO", "LIBVIRT_FWI", "LIBVIRT_FWX", "LIBVIRT_PRT"}, piecewise: true}, true
 	case "tailscale":
 		return preset{exact: []string{"ts-input", "ts-forward", "ts-postrouting"}}, true
+	case "calico": // native tables only: in iptables mode Felix reads its own rules again
+		return preset{}, true
 	default:
 		return preset{}, false
 	}

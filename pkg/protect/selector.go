@@ -49,6 +49,7 @@ func NewSelector(list []string) (Selector, error) {
 			continue
 		}
 		preset, ok := presetOf(word)
+		s.native = append(s.native, presetTables(word)...)
 		for _, name := range preset.exact {
 			s.exact[name] = preset.piecewise
 		}

@@ -150,6 +150,68 @@ func TestNativeOwner(t *testing.T) {
 	})
 }
 
+// TestNativeByPreset: without a word canaryd guards the tables of the default presets, from the
+// moment at which the first of them stands. Until then it is at no socket of notifications more,
+// and no witness stands.
+func TestNativeByPreset(t *testing.T) {
+	for _, backend := range []iptables.Backend{iptables.NFT, iptables.Legacy} {
+		t.Run(string(backend), func(t *testing.T) {
+			onNativeNextTo(t, backend, func(n *nodetest.Node) {
+				table := listed(n) + "\n}\n"
+				nstest.Command(n.T, "nft", "delete", "table", "ip", "kube-proxy")
+				n.Start()
+				subscribed := subscriptions(n)
+				if backend == iptables.Legacy && subscribed != 0 || backend == iptables.NFT && subscribed == 0 {
+					n.Errorf("%s: %d sockets hear of commits", backend, subscribed)
+				}
+				if names := nstest.Command(n.T, "nft", "list", "tables"); strings.Contains(names, "canaryd-witness") {
+					n.Errorf("a witness stands although there is nothing to guard:\n%s", names)
+				}
+				if stdout, _ := n.Want(0, "status"); strings.Contains(stdout, "NATIVE TABLE") {
+					n.Errorf("canaryd status prints\n%s", stdout)
+				}
+				nstest.CommandInput(n.T, table, "nft", "-f", "-")
+				want := listed(n)
+				n.Within(nodetest.HealsIn, "guarding kube-proxy's native table", func() error {
+					if !strings.Contains(nstest.Command(n.T, "nft", "list", "tables"), "canaryd-witness") {
+						return errors.New("no witness stands")
+					}
+					return nodetest.Ready()
+				})
+				if now := subscriptions(n); now <= subscribed {
+					n.Errorf("%s: %d sockets hear of commits, as before", backend, now)
+				}
+				nstest.Command(n.T, "nft", "flush", "ruleset")
+				n.Within(nodetest.HealsIn, "kube-proxy's native table", func() error {
+					if listed(n) != want {
+						return errors.New("it is not as it was")
+					}
+					return nodetest.Ready()
+				})
+				if stdout, _ := n.Want(0, "status", "--flush", "1"); !strings.Contains(stdout, "ip kube-proxy") {
+					n.Errorf("the record says\n%s", stdout)
+				}
+			})
+		})
+	}
+}
+
+// subscriptions counts the sockets of this network namespace that hear of commits to nf_tables.
+func subscriptions(n *nodetest.Node) int {
+	n.Helper()
+	text, err := os.ReadFile("/proc/thread-self/net/netlink")
+	n.Must(err)
+	found := 0
+	for line := range strings.Lines(string(text)) {
+		// sk Eth Pid Groups ...: NETLINK_NETFILTER is 12, and NFNLGRP_NFTABLES the group 7.
+		words := strings.Fields(line)
+		if len(words) > 3 && words[1] == "12" && words[3] == fmt.Sprintf("%08x", 1<<6) {
+			found++
+		}
+	}
+	return found
+}
+
 // unready returns an error unless the node is not ready for that reason.
 func unready(why string) error {
 	if err := nodetest.Ready(); err == nil || !strings.Contains(err.Error(), why) {

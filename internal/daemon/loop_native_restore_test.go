@@ -1,0 +1,174 @@
+package daemon
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// restoredRow is what a reply says of kube-proxy's table.
+func restoredRow(outcome api.Outcome, detail string) []api.NativeRestored {
+	return []api.NativeRestored{{Family: "ip", Table: "ip kube-proxy", Chains: 2, Rules: 3, Outcome: outcome, Detail: detail}}
+}
+
+// restoreNatively asks for a restore and compares what the reply says of native tables.
+func (r *rig) restoreNatively(dry bool, want []api.NativeRestored) {
+	r.t.Helper()
+	reply, err := r.d.Restore(r.t.Context(), api.RestoreRequest{DryRun: dry})
+	must(r.t, err)
+	if d := cmp.Diff(want, reply.Native); d != "" {
+		r.t.Errorf("native tables, a dry run %t (-want +got):\n%s", dry, d)
+	}
+	if want != nil && !dry && reply.Proved() != (want[0].Outcome == reload.Proved) {
+		r.t.Errorf("the reply is called proved: %t, with %v", reply.Proved(), want[0].Outcome)
+	}
+}
+
+// TestNativeRestore: what is not put back unasked comes back when an operator asks for it, once, with
+// a record that ends proved; a dry run only says what would come.
+func TestNativeRestore(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		do   func(r *rig, k *fakeNative)
+		want []api.NativeRestored
+		kind string
+	}{
+		{"nothing is lost", func(*rig, *fakeNative) {}, nil, ""},
+		{"deleted alone", func(_ *rig, k *fakeNative) { k.deleteTable(proxyTable) }, restoredRow(reload.Proved, ""), "deleted_by_owner_or_unknown"},
+		{"dormant", func(_ *rig, k *fakeNative) { k.dormant(proxyTable, true) }, restoredRow(reload.Proved, ""), "disabled"},
+		{"a pause", func(r *rig, k *fakeNative) {
+			_, err := r.d.Pause(r.t.Context(), api.PauseRequest{Seconds: 3600})
+			must(r.t, err)
+			k.flushTable(proxyTable)
+		}, restoredRow(reload.Proved, ""), "emptied"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+				test.do(r, k)
+				r.settled()
+				preview := restoredRow("", "")
+				if test.want == nil {
+					preview = nil
+				}
+				r.restoreNatively(true, preview)
+				if k.count().heals != 0 {
+					t.Error("a dry run wrote")
+				}
+				r.restoreNatively(false, test.want)
+				r.restoreNatively(false, nil)
+				k.wantNative(t, tableOf(proxyTable, "a", "b"))
+				k.wantNative(t, tableOf(dockerTable, "c"))
+				_, err := r.d.Resume(t.Context())
+				must(t, err)
+				r.settled()
+				r.wantReady()
+				if test.kind == "" {
+					return
+				}
+				r.wantOneFlush(test.kind, reload.Proved)
+				if k.count().heals != 1 {
+					t.Errorf("%d replays", k.count().heals)
+				}
+				k.flushRuleset() // what came back is guarded as before
+				r.settled()
+				k.wantNative(t, tableOf(proxyTable, "a", "b"))
+			})
+		})
+	}
+}
+
+// TestNativeRestoreObserved: a restore writes in observe mode too.
+func TestNativeRestoreObserved(t *testing.T) {
+	nativeNode(t, setup{mode: api.Observe}, func(t *testing.T, r *rig, k *fakeNative) {
+		k.with(func() { delete(k.tables, dockerTable) })
+		k.flushTable(proxyTable)
+		r.settled()
+		r.wantNotReady("ip kube-proxy is emptied")
+		r.restoreNatively(false, restoredRow(reload.Proved, ""))
+		r.settled()
+		k.wantNative(t, tableOf(proxyTable, "a", "b"))
+		r.wantOneFlush("emptied", reload.Proved)
+	})
+}
+
+// TestNativeRestoreFails: what the owner has changed is not undone, what the kernel refuses is said,
+// and what cannot be read is no success.
+func TestNativeRestoreFails(t *testing.T) {
+	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		k.dormant(proxyTable, true)
+		k.commit(false, func(deed func(id tableid.TableID) *native.Deed, _ *native.Commit) {
+			next := *k.tables[proxyTable]
+			next.Chains = append(next.Chains[:1:1], native.Chain{Name: "services", Rules: []native.Rule{ruleOf("newer")}})
+			k.tables[proxyTable] = &next
+			deed(proxyTable).New, deed(proxyTable).Rules = 1, map[string]int{"services": 2}
+		})
+		r.settled()
+		r.wantNotReady("ip kube-proxy is disabled")
+		r.restoreNatively(false, restoredRow(reload.Failed, errOwnersNewer.Error()))
+
+		k.again(tableOf(proxyTable, "a", "b"))
+		r.settled()
+		r.wantReady()
+		k.deleteTable(proxyTable)
+		r.settled()
+		k.with(func() { k.refuses[proxyTable] = true })
+		r.restoreNatively(false, restoredRow(reload.Failed, "the kernel refused table ipv4 kube-proxy: file exists"))
+		r.wantNotReady("ip kube-proxy is deleted_by_owner_or_unknown")
+		k.with(func() { clear(k.refuses) })
+		k.breakDown(errNativeBroken)
+		r.restoreNatively(false, []api.NativeRestored{{Table: "native tables", Outcome: reload.Failed, Detail: errNativeBroken.Error()}})
+		k.breakDown(nil)
+		k.with(func() { k.stale = 2 })
+		r.restoreNatively(false, restoredRow(reload.Proved, ""))
+		r.wantReady()
+	})
+}
+
+// TestNativeRestoreStored: without a daemon the stored tables come back.
+func TestNativeRestoreStored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, test := range []struct {
+			name string
+			do   func(k *fakeNative)
+			want []api.NativeRestored
+		}{
+			{"nothing is lost", func(*fakeNative) {}, nil},
+			{"flush ruleset", (*fakeNative).flushRuleset, restoredRow(reload.Proved, "")},
+			{"deleted alone", func(k *fakeNative) { k.deleteTable(proxyTable) }, restoredRow(reload.Proved, "")},
+			{"flush table", func(k *fakeNative) { k.flushTable(proxyTable) }, restoredRow(reload.Proved, "")},
+			{"its owner wrote another", func(k *fakeNative) { k.again(tableOf(proxyTable, "z")) }, nil},
+		} {
+			k, store := newFakeNative(tableOf(proxyTable, "a", "b")), &NativeStore{path: t.TempDir() + "/native.json"}
+			r := start(t, iptables.NFT, setup{guarded: k, nativeStore: store})
+			time.Sleep(time.Minute)
+			r.stop()
+			test.do(k)
+			all := func(tableid.TableID) bool { return true }
+			for _, dry := range []bool{true, false} {
+				got, err := store.RestoreStored(k, all, dry)
+				must(t, err)
+				want := test.want
+				if dry && want != nil {
+					want = restoredRow("", "")
+				}
+				if d := cmp.Diff(want, got); d != "" {
+					t.Errorf("%s, a dry run %t (-want +got):\n%s", test.name, dry, d)
+				}
+				if dry && k.count().heals != 0 {
+					t.Errorf("%s: a dry run wrote", test.name)
+				}
+			}
+			if test.want != nil {
+				k.wantNative(t, tableOf(proxyTable, "a", "b"))
+			}
+		}
+	})
+}

@@ -1,0 +1,272 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// askedRemedy returns how a table is put back when an operator asks for it: also one that was
+// deleted alone, or that only the flag dormant disables.
+func askedRemedy(f native.Finding, now *native.Table) native.Remedy {
+	switch {
+	case f.Remedy != native.NoRemedy:
+		return f.Remedy
+	case !nativeLost(f.Verdict):
+		return native.NoRemedy
+	case now == nil:
+		return native.ByCreate
+	case f.Verdict == native.Disabled && len(f.Changes) == 1 && f.Changes[0].Kind == nft.Tables:
+		return native.ByReplace
+	}
+	return native.NoRemedy
+}
+
+// nativeOutcome returns what a reply says of a table.
+func nativeOutcome(t *native.Table, outcome api.Outcome, err error) api.NativeRestored {
+	row := api.NativeRestored{Family: t.ID.Family.NFT(), Table: t.ID.NFT(), Outcome: outcome}
+	row.Chains, row.Rules, row.Elements = t.Counts()
+	if err != nil {
+		row.Detail = err.Error()
+	}
+	return row
+}
+
+// nativeOutcomes is nativeOutcome for all tables of repairs, and those that cannot be put back.
+func nativeOutcomes(repairs []native.Repair, left []*native.Table, outcome api.Outcome, err error) []api.NativeRestored {
+	var rows []api.NativeRestored
+	for _, repair := range repairs {
+		rows = append(rows, nativeOutcome(repair.Want, outcome, err))
+	}
+	for _, t := range left {
+		rows = append(rows, nativeOutcome(t, reload.Failed, errOwnersNewer))
+	}
+	slices.SortFunc(rows, func(a, b api.NativeRestored) int { return cmp.Compare(a.Table, b.Table) })
+	return rows
+}
+
+// errOwnersNewer: an asked-for replay would undo what the owner has written.
+var errOwnersNewer = errors.New("its owner has changed it since; it has to write it again, or `canaryd dismiss` accepts it")
+
+// restoreNative puts back the native tables that are lost because an operator asks for it: also in a
+// pause, in observe mode, and those that are not put back unasked. A dry run only says which.
+func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.NativeRestored {
+	r := &st.native
+	if !d.guardsNative() {
+		return nil
+	}
+	ctx, done := finishing(ctx)
+	defer done()
+	if !dry {
+		d.nativeByItself(ctx, st)
+	}
+	if r.asleep {
+		return nil
+	}
+	if r.loss == nil { // what writes and proves needs one; as long as it has no record it is for none
+		scratch := &nativeLoss{hit: map[tableid.TableID]bool{}}
+		r.loss = scratch
+		defer func() {
+			if r.loss == scratch && !scratch.recorded {
+				r.loss = nil
+			}
+		}()
+	}
+	var last error
+	for range nativeStale {
+		seen, repairs, left, err := d.planAsked(ctx, st)
+		if err != nil {
+			last = err
+			break
+		}
+		if dry || len(repairs) == 0 {
+			return nativeOutcomes(repairs, left, "", nil)
+		}
+		d.recordAsked(ctx, st, seen, repairs)
+		l := r.loss
+		last = d.writeNative(ctx, st, seen, repairs)
+		if errors.Is(last, nft.ErrStale) {
+			continue
+		}
+		if last == nil {
+			l.written = time.Now()
+			last = d.proveNative(ctx, st, repairs)
+		}
+		outcome := reload.Proved
+		if last != nil {
+			outcome, l.retry.at = reload.Failed, time.Now()
+		}
+		for _, repair := range repairs {
+			if !r.tables[repair.Want.ID].lost() {
+				d.endWaiting(ctx, st, repair.Want.ID, reload.Proved)
+			}
+		}
+		return nativeOutcomes(repairs, left, outcome, last)
+	}
+	return []api.NativeRestored{{Table: "native tables", Outcome: reload.Failed, Detail: last.Error()}}
+}
+
+// nativeByItself does what the loop would do next: what it puts back unasked needs no asking.
+func (d *Daemon) nativeByItself(ctx context.Context, st *state) {
+	r := &st.native
+	r.asked = time.Time{}
+	d.lookNative(ctx, st)
+	if due(r.readAt, time.Now()) {
+		d.readNative(ctx, st)
+	}
+	if r.loss != nil && st.heals() {
+		d.healNative(ctx, st)
+	}
+}
+
+// recordAsked puts those tables into the flush record that wait in no record of their own.
+func (d *Daemon) recordAsked(ctx context.Context, st *state, seen nativeSight, repairs []native.Repair) {
+	r := &st.native
+	fresh := slices.DeleteFunc(slices.Clone(repairs), func(repair native.Repair) bool { return r.waiting[repair.Want.ID] != nil })
+	if len(fresh) == 0 {
+		return
+	}
+	if r.loss.record.ID == "" {
+		r.loss.record = d.newNativeRecord(st, r.tables[fresh[0].Want.ID])
+	}
+	d.recordNative(ctx, st, seen, fresh)
+}
+
+// planAsked reads the tables that may be lost, and returns what puts back those that are, and those
+// that cannot be put back. What turns out to be its owner's doing is learned.
+func (d *Daemon) planAsked(ctx context.Context, st *state) (seen nativeSight, repairs []native.Repair, left []*native.Table, err error) {
+	r := &st.native
+	genid, err := d.cfg.Native.Kernel.Genid()
+	if err == nil {
+		err = d.hearNative(ctx, st, genid)
+	}
+	if err == nil {
+		seen, err = d.sightNative(ctx, st, func(id tableid.TableID) bool {
+			t := r.tables[id]
+			return r.all || t != nil && (!t.dirty.IsZero() || t.lost())
+		})
+	}
+	if err != nil {
+		return seen, nil, nil, err
+	}
+	for _, id := range r.ids() {
+		f, judged := seen.findings[id]
+		t := r.tables[id]
+		switch remedy := askedRemedy(f, seen.Tables[id]); {
+		case !judged:
+		case remedy != native.NoRemedy:
+			t.finding = f
+			repairs = append(repairs, native.Repair{Remedy: remedy, Want: t.want, Now: seen.Tables[id], Age: time.Since(t.read)})
+		case nativeLost(f.Verdict):
+			t.finding = f
+			left = append(left, t.want)
+		default:
+			d.adoptNative(ctx, st, id, seen, f)
+		}
+	}
+	slices.SortFunc(repairs, func(a, b native.Repair) int { return cmp.Compare(a.Want.Handle, b.Want.Handle) })
+	r.begun = r.begun || seen.all
+	return seen, repairs, left, nil
+}
+
+// endWaiting ends the record of a table that waited for its owner or an operator.
+func (d *Daemon) endWaiting(ctx context.Context, st *state, id tableid.TableID, outcome api.Outcome) {
+	r := &st.native
+	w := r.waiting[id]
+	if w == nil {
+		return
+	}
+	delete(r.waiting, id)
+	w.Outcome = outcome
+	d.cfg.Metrics.ObserveRecovery(endAbsence(w, time.Now()))
+	d.cfg.Metrics.ObserveNativeReplay(id.Family.NFT(), outcome)
+	st.remember(*w)
+	d.write(ctx, *w, nil)
+	klog.FromContext(ctx).Info("A native table is back and in force again", "flush", w.ID, "table", id.NFT(), "outcome", outcome)
+}
+
+// RestoreStored puts back, without a daemon, the stored native tables that protects names and that
+// are lost. With dry it only says which.
+func (s *NativeStore) RestoreStored(kernel NativeKernel, protects func(tableid.TableID) bool, dry bool) ([]api.NativeRestored, error) {
+	stored, err := s.load()
+	if err != nil || len(stored.Tables) == 0 {
+		return nil, err
+	}
+	for range nativeStale {
+		var seen *native.Ruleset
+		if seen, err = kernel.Capture(func(t nft.Table) bool { return protects(t.Family.Table(t.Name)) && t.Owner == 0 }); err != nil {
+			return nil, err
+		}
+		repairs, left, judgeErr := stored.repairs(kernel, seen, protects)
+		if judgeErr != nil || dry || len(repairs) == 0 {
+			return nativeOutcomes(repairs, left, "", nil), judgeErr
+		}
+		_, err = kernel.Write(seen.Genid, repairs, nil)
+		if errors.Is(err, nft.ErrStale) {
+			continue
+		}
+		if err == nil {
+			err = provedStored(kernel, repairs)
+		}
+		if err != nil {
+			return nativeOutcomes(repairs, left, reload.Failed, err), nil
+		}
+		return nativeOutcomes(repairs, left, reload.Proved, nil), nil
+	}
+	return nil, fmt.Errorf("restoring native tables, %d times: %w", nativeStale, err)
+}
+
+// repairs judges stored tables by what a read shows. No commit was heard of meanwhile.
+func (s storedNative) repairs(kernel NativeKernel, seen *native.Ruleset, protects func(tableid.TableID) bool) (all []native.Repair, left []*native.Table, err error) {
+	up := Uptime()
+	for i, t := range s.Tables {
+		id := t.Table.ID
+		if i >= protect.MaxNative || !protects(id) {
+			continue
+		}
+		witness, err := kernel.Witness(id.Family)
+		if err != nil {
+			return nil, nil, err
+		}
+		f := native.Judge(native.Evidence{Was: t.Table, Now: seen.Tables[id], Missed: true, Habits: native.HabitsOf(id),
+			WitnessLost: t.Witness != "" && witness != t.Witness})
+		switch remedy := askedRemedy(f, seen.Tables[id]); {
+		case remedy != native.NoRemedy:
+			all = append(all, native.Repair{Remedy: remedy, Want: t.Table, Now: seen.Tables[id], Age: up - t.Read})
+		case nativeLost(f.Verdict):
+			left = append(left, t.Table)
+		}
+	}
+	slices.SortFunc(all, func(a, b native.Repair) int { return cmp.Compare(a.Want.Handle, b.Want.Handle) })
+	return all, left, nil
+}
+
+// provedStored returns an error unless a read shows that the repairs are in force.
+func provedStored(kernel NativeKernel, repairs []native.Repair) error {
+	wanted := map[tableid.TableID]bool{}
+	for _, repair := range repairs {
+		wanted[repair.Want.ID] = true
+	}
+	proof, err := kernel.Capture(func(t nft.Table) bool { return wanted[t.Family.Table(t.Name)] })
+	if err != nil {
+		return err
+	}
+	for _, repair := range repairs {
+		if !repair.Repaired(proof.Tables[repair.Want.ID], false) {
+			return fmt.Errorf("%s: %w", repair.Want.ID.NFT(), errNotInForce)
+		}
+	}
+	return nil
+}

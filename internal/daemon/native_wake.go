@@ -1,0 +1,50 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+)
+
+// errNoNFTables: an earlier run guarded native tables, and the kernel cannot have any now.
+var errNoNFTables = errors.New("the kernel has no nf_tables any more")
+
+// wakeNative asks whether a table stands that is to be guarded, and reports whether it does. Until
+// then a preset costs this one question: canaryd hears of no commits and reads no table. Tables
+// that an earlier run guarded are looked for in any case.
+func (d *Daemon) wakeNative(ctx context.Context, st *state) bool {
+	r, now := &st.native, time.Now()
+	wanted := func(t nft.Table) bool { return d.cfg.Native.Protects(t.Family.Table(t.Name)) }
+	if len(r.tables) > 0 {
+		wanted = nil
+	} else if next := r.asked.Add(wakeEvery); now.Before(next) {
+		r.lookAt = next
+		return false
+	}
+	r.asked, r.hinted = now, time.Time{}
+	awake, err := d.cfg.Native.Wake(wanted)
+	switch {
+	case errors.Is(err, nft.ErrInterrupted):
+		r.lookAt = now.Add(wakeEvery)
+		return false
+	case err == nil && !awake && wanted == nil:
+		err = errNoNFTables
+		fallthrough
+	case err != nil:
+		d.nativeUnknown(ctx, st, err)
+		return false
+	}
+	if r.trouble.over() {
+		klog.FromContext(ctx).Info("The native tables can be looked at again")
+	}
+	if !awake {
+		r.begun, r.known = true, now
+		return false
+	}
+	r.asleep, r.begun, r.all = false, false, true
+	return true
+}

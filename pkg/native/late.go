@@ -1,0 +1,81 @@
+package native
+
+import (
+	"errors"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+)
+
+// A LateKernel is a Kernel that hears of commits only once there is a table to guard. Until Wake
+// has opened it, nothing but Wake and Close may be called. It is for one goroutine.
+type LateKernel struct {
+	*Kernel // nil: not opened yet
+	conn    *nft.Conn
+	port    uint32
+	own     func(port, pid uint32) bool
+	none    uint32 // the genid at which no table stood that was wanted
+	asked   bool   // none is valid
+}
+
+// NewLateKernel returns one that is not open yet. Transactions are sent from the netlink address
+// port; own says of a commit's address and process whether it is canaryd's own.
+func NewLateKernel(port uint32, own func(port, pid uint32) bool) *LateKernel {
+	return &LateKernel{port: port, own: own}
+}
+
+// Wake opens the kernel if a table stands that wanted accepts, and without wanted in any case. It
+// reports whether the kernel is open. Where none stands it asks for the genid, and if that has moved
+// since the last call, for the names of the tables. A kernel without nf_tables has no tables. wanted
+// is the same in each call. The error is nft.ErrInterrupted if another process commits meanwhile.
+func (k *LateKernel) Wake(wanted func(nft.Table) bool) (bool, error) {
+	if k.Kernel != nil {
+		return true, nil
+	}
+	if k.conn == nil { // which stays: to close a socket waits for the kernel's work after a flush
+		conn, err := nft.Dial()
+		if err != nil {
+			return false, err
+		}
+		k.conn = conn
+	}
+	genid, err := k.conn.Genid()
+	switch {
+	case errors.Is(err, nft.ErrNone):
+		return false, nil
+	case err != nil:
+		return false, err
+	case wanted != nil && k.asked && genid == k.none:
+		return false, nil
+	}
+	found := wanted == nil
+	if wanted != nil {
+		err := k.conn.EachTable(func(t nft.Table) error {
+			found = found || wanted(t)
+			return nil
+		})
+		if err != nil {
+			return false, err
+		}
+	}
+	if !found { // a table that came behind the genid is found by the next one
+		k.none, k.asked = genid, true
+		return false, nil
+	}
+	events, err := nft.OpenEvents(k.conn.Genid, k.own)
+	if err != nil {
+		return false, err
+	}
+	k.Kernel, k.conn = &Kernel{conn: k.conn, events: events, port: k.port}, nil
+	return true, nil
+}
+
+// Close ends it, whether or not it was opened.
+func (k *LateKernel) Close() error {
+	switch {
+	case k.Kernel != nil:
+		return k.Kernel.Close()
+	case k.conn != nil:
+		return k.conn.Close()
+	}
+	return nil
+}

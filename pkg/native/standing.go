@@ -1,0 +1,45 @@
+package native
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// A Standing is a native table that stands in the kernel.
+type Standing struct {
+	ID tableid.TableID
+	// Immune: one process owns it, and no other can write to it.
+	Immune bool
+}
+
+// AllStanding returns the native tables of all families in the order of their names: neither those
+// of iptables nor canaryd's own. A kernel without nf_tables has none. It reads none of them.
+func AllStanding() ([]Standing, error) {
+	conn, err := nft.Dial()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = conn.Close() }() // it was read from only
+	if _, err := conn.Genid(); errors.Is(err, nft.ErrNone) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	var found []Standing
+	err = conn.EachTable(func(t nft.Table) error {
+		if id := t.Family.Table(t.Name); protect.MayProtectTable(id) {
+			found = append(found, Standing{id, t.Owner != 0})
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(found, func(a, b Standing) int { return cmp.Compare(a.ID.NFT(), b.ID.NFT()) })
+	return slices.Compact(found), nil
+}

@@ -1,0 +1,107 @@
+package native
+
+import "slices"
+
+// registers are those of nf_tables while a rule is evaluated, with what is known of them.
+type registers struct {
+	bytes [registersEnd]byte
+	known [registersEnd]bool
+	// among is how many values, from 0 on, the word at that place may have; 0: it is not of that
+	// kind. It is numgen's and jhash's answer.
+	among map[int]uint32
+	// oneOf are values of which the one at that place is one.
+	oneOf map[int][][]byte
+}
+
+// registersEnd is the size of struct nft_regs: the verdict's 16 bytes and 64 of data.
+const registersEnd = 80
+
+// place returns where a register begins: those of 16 bytes are 1 to 4, and those of 4 bytes 8 to 23
+// (nft_parse_register, Linux 6.18). It is -1 for others.
+func place(register uint32) int {
+	switch {
+	case register >= 1 && register <= 4:
+		return int(register) * 16
+	case register >= 8 && register <= 23:
+		return 16 + int(register-8)*4
+	}
+	return -1
+}
+
+// store writes a known value; the rest of its last word is zero.
+func (r *registers) store(register uint32, value []byte) {
+	at := place(register)
+	padded := (len(value) + 3) &^ 3
+	if at < 0 || at+padded > registersEnd {
+		*r = registers{}
+		return
+	}
+	delete(r.among, at)
+	delete(r.oneOf, at)
+	clear(r.bytes[at : at+padded])
+	copy(r.bytes[at:], value)
+	for i := range padded {
+		r.known[at+i] = true
+	}
+}
+
+// forget notes that a value of up to 16 bytes is not known.
+func (r *registers) forget(register uint32) {
+	at := place(register)
+	if at < 0 {
+		*r = registers{}
+		return
+	}
+	delete(r.among, at)
+	delete(r.oneOf, at)
+	clear(r.known[at:min(at+16, registersEnd)])
+}
+
+// choose notes that a word holds one of so many numbers, from 0 on.
+func (r *registers) choose(register, among uint32) {
+	r.forget(register)
+	if at := place(register); at >= 0 && among > 0 {
+		if r.among == nil {
+			r.among = map[int]uint32{}
+		}
+		r.among[at] = among
+	}
+}
+
+// load returns a value, and whether all of it is known.
+func (r *registers) load(register uint32, length int) ([]byte, bool) {
+	at := place(register)
+	if at < 0 || length <= 0 || at+length > registersEnd {
+		return nil, false
+	}
+	return r.bytes[at : at+length : at+length], !slices.Contains(r.known[at:at+length], false)
+}
+
+// choices returns of how many numbers a word may hold one; 0 if that is not known.
+func (r *registers) choices(register uint32) uint32 { return r.among[place(register)] }
+
+// chooseValue notes that a value is one of several.
+func (r *registers) chooseValue(register uint32, values [][]byte) {
+	r.forget(register)
+	if at := place(register); at >= 0 {
+		if r.oneOf == nil {
+			r.oneOf = map[int][][]byte{}
+		}
+		r.oneOf[at] = values
+	}
+}
+
+// values returns all values that a register may hold, nil if they are not known.
+func (r *registers) values(register uint32, length int) [][]byte {
+	if value, known := r.load(register, length); known {
+		return [][]byte{value}
+	}
+	var all [][]byte
+	for _, value := range r.oneOf[place(register)] {
+		if len(value) < length {
+			return nil
+		}
+		all = append(all, value[:length])
+	}
+	return all
+}

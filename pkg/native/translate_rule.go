@@ -1,0 +1,329 @@
+package native
+
+import (
+	"bytes"
+	"encoding/binary"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// An answer says whether a rule goes on behind one of its expressions.
+type answer uint8
+
+const (
+	no    answer = iota // the rule does not match
+	maybe               // it may match or not
+	yes                 // it goes on
+)
+
+// Numbers of linux/netfilter/nf_tables.h that golang.org/x/sys does not name.
+const (
+	fibFlagDaddr      = 2
+	fibResultAddrtype = 3
+	fibDreg           = 1 // NFTA_FIB_DREG
+	fibResult         = 2
+	fibFlags          = 3
+	ngDreg            = 1 // NFTA_NG_DREG
+	ngModulus         = 2
+	ngOffset          = 4
+	immediateDreg     = 1
+	routeLocal        = 2 // RTN_LOCAL
+)
+
+// A natVerdict is a verdict, with the chain where it leads to one.
+type natVerdict struct {
+	code  int32
+	chain string
+}
+
+// verdictIn reads a verdict from an immediate's or an element's data.
+func verdictIn(data []byte) natVerdict {
+	return natVerdict{int32(number(nft.AttrPath(data, unix.NFTA_DATA_VERDICT), unix.NFTA_VERDICT_CODE)), jumpOf(data)}
+}
+
+// rule takes the flow through one rule.
+func (w *natWalk) rule(r Rule, depth int) natStep {
+	regs, sure := &registers{}, true
+	for a, err := range attributes(r.expressions()) {
+		if err != nil {
+			w.escapes = true
+			return natStep{}
+		}
+		name := nft.String(nft.AttrPath(a.value, unix.NFTA_EXPR_NAME))
+		data := attrOf(a.value, unix.NFTA_EXPR_DATA)
+		if step, ends := w.end(name, data, regs, depth); ends {
+			step.next = step.next || !sure
+			return step
+		}
+		switch w.expression(name, data, regs) {
+		case no:
+			return natStep{next: true}
+		case maybe:
+			sure = false
+		}
+	}
+	return natStep{next: true}
+}
+
+// end follows an expression that gives a verdict, and reports whether it is one.
+func (w *natWalk) end(name string, data []byte, regs *registers, depth int) (step natStep, is bool) {
+	switch name {
+	case "immediate":
+		if number(data, immediateDreg) != 0 {
+			return natStep{}, false
+		}
+		return w.follow(verdictIn(nft.AttrPath(data, immediateData)), depth), true
+	case "lookup":
+		s := w.table.sets[nft.String(attrOf(data, unix.NFTA_LOOKUP_SET))]
+		if s == nil || !has(data, unix.NFTA_LOOKUP_DREG) || number(data, unix.NFTA_LOOKUP_DREG) != 0 {
+			return natStep{}, false
+		}
+		return w.branch(s, data, regs, depth), true
+	case "nat":
+		w.elsewhere(regs, data)
+		return natStep{}, true
+	case "masq", "redir", "reject", "queue", "tproxy", "synproxy", "target":
+		w.escapes = true
+		return natStep{}, true
+	}
+	return natStep{}, false
+}
+
+// branch takes the flow where a verdict map leads: to one chain if its key is known, to each of them
+// if it is not.
+func (w *natWalk) branch(s *Set, data []byte, regs *registers, depth int) natStep {
+	index := w.table.indexOf(s)
+	register := number(data, unix.NFTA_LOOKUP_SREG)
+	key, known := regs.load(register, index.keyLength)
+	n := regs.choices(register)
+	switch {
+	case index.vague:
+		w.escapes = true
+		return natStep{}
+	case known:
+		element, found := index.elements[string(key)]
+		if !found {
+			return natStep{next: true}
+		}
+		return w.follow(verdictIn(attrOf(element, unix.NFTA_SET_ELEM_DATA)), depth)
+	}
+	all := natStep{next: n == 0 || !index.numbersAll(n)}
+	for _, element := range index.elements {
+		if w.rules++; w.rules > mostRules {
+			w.escapes = true
+			return natStep{}
+		}
+		step := w.follow(verdictIn(attrOf(element, unix.NFTA_SET_ELEM_DATA)), depth)
+		all.next, all.falls = all.next || step.next, all.falls || step.falls
+	}
+	return all
+}
+
+// expression evaluates an expression that gives no verdict.
+func (w *natWalk) expression(name string, data []byte, regs *registers) answer {
+	switch name {
+	case "counter", "log", "objref", "last", "notrack", "dup":
+		return yes
+	case "immediate":
+		regs.store(number(data, immediateDreg), nft.AttrPath(data, immediateData, unix.NFTA_DATA_VALUE))
+		return yes
+	case "cmp":
+		return compare(data, regs)
+	case "bitwise":
+		bitwise(data, regs)
+		return yes
+	case "lookup":
+		return w.lookup(data, regs)
+	case "meta":
+		return w.meta(data, regs)
+	case "payload":
+		return w.payload(data, regs)
+	case "fib":
+		w.fib(data, regs)
+		return yes
+	case "numgen":
+		regs.choose(number(data, ngDreg), numgenMost(data))
+		return yes
+	case "ct":
+		if has(data, unix.NFTA_CT_DREG) {
+			regs.forget(number(data, unix.NFTA_CT_DREG))
+		}
+		return yes
+	}
+	*regs = registers{} // what it writes is not known, nor whether it matches
+	return maybe
+}
+
+// numgenMost returns how many numbers, from 0 on, numgen chooses from; 0 if they begin elsewhere.
+func numgenMost(data []byte) uint32 {
+	if number(data, ngOffset) != 0 {
+		return 0
+	}
+	return number(data, ngModulus)
+}
+
+func compare(data []byte, regs *registers) answer {
+	want := nft.AttrPath(data, unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE)
+	got, known := regs.load(number(data, unix.NFTA_CMP_SREG), len(want))
+	equal := bytes.Equal(got, want)
+	switch op := number(data, unix.NFTA_CMP_OP); {
+	case !known || op != unix.NFT_CMP_EQ && op != unix.NFT_CMP_NEQ:
+		return maybe
+	case equal == (op == unix.NFT_CMP_EQ):
+		return yes
+	}
+	return no
+}
+
+// bitwise masks and flips bits; shifts and those of two registers are not known.
+func bitwise(data []byte, regs *registers) {
+	mask := nft.AttrPath(data, unix.NFTA_BITWISE_MASK, unix.NFTA_DATA_VALUE)
+	flip := nft.AttrPath(data, unix.NFTA_BITWISE_XOR, unix.NFTA_DATA_VALUE)
+	to := number(data, unix.NFTA_BITWISE_DREG)
+	from, known := regs.load(number(data, unix.NFTA_BITWISE_SREG), len(mask))
+	if !known || len(flip) != len(mask) {
+		regs.forget(to)
+		return
+	}
+	out := make([]byte, len(mask))
+	for i := range out {
+		out[i] = from[i]&mask[i] ^ flip[i]
+	}
+	regs.store(to, out)
+}
+
+// lookup looks a value up in a set, or reads it from a map into a register.
+func (w *natWalk) lookup(data []byte, regs *registers) answer {
+	const inverted = 1 // NFT_LOOKUP_F_INV
+	to, maps := number(data, unix.NFTA_LOOKUP_DREG), has(data, unix.NFTA_LOOKUP_DREG)
+	s := w.table.sets[nft.String(attrOf(data, unix.NFTA_LOOKUP_SET))]
+	if s == nil {
+		*regs = registers{}
+		return maybe
+	}
+	index := w.table.indexOf(s)
+	from := number(data, unix.NFTA_LOOKUP_SREG)
+	if n := regs.choices(from); maps && n > 0 && !index.vague && index.numbersAll(n) {
+		var values [][]byte
+		for _, element := range index.elements {
+			values = append(values, nft.AttrPath(element, unix.NFTA_SET_ELEM_DATA, unix.NFTA_DATA_VALUE))
+		}
+		regs.chooseValue(to, values)
+		return yes
+	}
+	key, known := regs.load(from, index.keyLength)
+	element, found := index.elements[string(key)]
+	switch invert := number(data, unix.NFTA_LOOKUP_FLAGS)&inverted != 0; {
+	case !known || index.vague:
+		if maps {
+			regs.forget(to)
+		}
+		return maybe
+	case found == invert:
+		return no
+	}
+	if maps {
+		regs.store(to, nft.AttrPath(attrOf(element, unix.NFTA_SET_ELEM_DATA), unix.NFTA_DATA_VALUE))
+	}
+	return yes
+}
+
+func (w *natWalk) meta(data []byte, regs *registers) answer {
+	if !has(data, unix.NFTA_META_DREG) {
+		return yes // it sets something
+	}
+	to := number(data, unix.NFTA_META_DREG)
+	switch number(data, unix.NFTA_META_KEY) {
+	case unix.NFT_META_L4PROTO:
+		regs.store(to, []byte{w.flow.Protocol})
+	case unix.NFT_META_NFPROTO:
+		regs.store(to, []byte{byte(w.t.family)})
+	default:
+		regs.forget(to)
+	}
+	return yes
+}
+
+// payload reads addresses and ports.
+func (w *natWalk) payload(data []byte, regs *registers) answer {
+	if !has(data, unix.NFTA_PAYLOAD_DREG) {
+		*regs = registers{}
+		w.escapes = true // it writes into the packet
+		return yes
+	}
+	to := number(data, unix.NFTA_PAYLOAD_DREG)
+	from, length := int(number(data, unix.NFTA_PAYLOAD_OFFSET)), int(number(data, unix.NFTA_PAYLOAD_LEN))
+	begin, part := w.header(number(data, unix.NFTA_PAYLOAD_BASE))
+	if from -= begin; from < 0 || length <= 0 || from+length > len(part) {
+		regs.forget(to)
+		return yes
+	}
+	regs.store(to, part[from:from+length]) // nft reads a part of an address for a prefix
+	return yes
+}
+
+// header returns the part of a header that is known, and where it begins: ports or addresses.
+func (w *natWalk) header(base uint32) (begin int, part []byte) {
+	source, destination := w.flow.Source, w.flow.Destination
+	switch {
+	case base == unix.NFT_PAYLOAD_TRANSPORT_HEADER:
+		return 0, binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, source.Port()), destination.Port())
+	case base != unix.NFT_PAYLOAD_NETWORK_HEADER:
+		return 0, nil
+	case w.t.family == rules.IPv6:
+		begin = 8
+	default:
+		begin = 12
+	}
+	return begin, append(source.Addr().AsSlice(), destination.Addr().AsSlice()...)
+}
+
+// fib answers whether the destination is one of the node's own addresses.
+func (w *natWalk) fib(data []byte, regs *registers) {
+	to := number(data, fibDreg)
+	if number(data, fibResult) == fibResultAddrtype && number(data, fibFlags) == fibFlagDaddr && w.t.site.Local(w.flow.Destination.Addr()) {
+		regs.store(to, binary.NativeEndian.AppendUint32(nil, routeLocal))
+		return
+	}
+	regs.forget(to)
+}
+
+// A setIndex finds elements by their key.
+type setIndex struct {
+	keyLength int
+	elements  map[string][]byte
+	// vague: what is in it cannot be said for sure: intervals, timeouts, and what rules add.
+	vague bool
+}
+
+func (t *natTable) indexOf(s *Set) *setIndex {
+	if index := t.index[s.Name]; index != nil {
+		return index
+	}
+	const catchall = 2 // NFT_SET_ELEM_CATCHALL
+	index := &setIndex{keyLength: int(number(s.Attrs, unix.NFTA_SET_KEY_LEN)), elements: make(map[string][]byte, len(s.Elements)),
+		vague: s.Flags&(setInterval|setTimeout|setEval) != 0}
+	for _, e := range s.Elements {
+		key := nft.AttrPath(e, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE)
+		index.vague = index.vague || number(e, unix.NFTA_SET_ELEM_FLAGS)&catchall != 0 || len(key) != index.keyLength
+		index.elements[string(key)] = e
+	}
+	t.index[s.Name] = index
+	return index
+}
+
+// numbersAll reports whether each of the numbers below n is a key.
+func (i *setIndex) numbersAll(n uint32) bool {
+	if i.keyLength != 4 || uint32(len(i.elements)) != n {
+		return false
+	}
+	for number := range n {
+		if _, there := i.elements[string(binary.NativeEndian.AppendUint32(nil, number))]; !there {
+			return false
+		}
+	}
+	return true
+}

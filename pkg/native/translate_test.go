@@ -1,0 +1,164 @@
+package native_test
+
+import (
+	"net/netip"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// nodeSite is a node with one address of each family.
+type nodeSite struct{}
+
+func (nodeSite) Local(a netip.Addr) bool {
+	return a == netip.MustParseAddr("192.0.2.1") || a == netip.MustParseAddr("2001:db8::1")
+}
+func (nodeSite) Beyond(string, netip.Addr) bool { return true }
+
+// translationsOf loads a text and returns what it does to flows.
+func translationsOf(t *testing.T, text string, f rules.Family) *native.Translations {
+	t.Helper()
+	nstest.Command(t, "nft", "flush", "ruleset")
+	nstest.CommandInput(t, text, "nft", "-f", "-")
+	conn, err := nft.Dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	r, err := native.Capture(conn, func(nft.Table) bool { return true })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return native.TranslationsOf(r.InOrder(), f, nodeSite{})
+}
+
+func flowOf(protocol uint8, from, to string) rules.Flow {
+	return rules.Flow{Protocol: protocol, Source: netip.MustParseAddrPort(from), Destination: netip.MustParseAddrPort(to)}
+}
+
+var serviceElement = regexp.MustCompile(`^\s*(?:elements = \{ )?([0-9.]+) \. (tcp|udp) \. (\d+)(?: comment "[^"]*")? : goto (service|external)-`)
+
+// TestTranslatesServices: of kube-proxy's table each flow to a service is translated for sure, from
+// a pod, from the node and from a stranger, and no other flow is.
+func TestTranslatesServices(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		text := services(t, "testdata/services-100.nft.gz")
+		tr := translationsOf(t, text, rules.IPv4)
+		found := 0
+		for line := range strings.Lines(text) {
+			m := serviceElement.FindStringSubmatch(line)
+			if m == nil {
+				continue
+			}
+			protocol := map[string]uint8{"tcp": rules.TCP, "udp": rules.UDP}[m[2]]
+			for _, from := range []string{"10.1.7.9:4000", "192.0.2.1:4000", "198.51.100.7:4000"} {
+				if flow := flowOf(protocol, from, m[1]+":"+m[3]); !tr.Translates(flow) {
+					t.Errorf("%s from %s is not translated for sure", strings.TrimSpace(line), from)
+				}
+			}
+			port, _ := strconv.Atoi(m[3])
+			for _, other := range []rules.Flow{
+				flowOf(rules.SCTP, "10.1.7.9:4000", m[1]+":"+m[3]), flowOf(protocol, "10.1.7.9:4000", m[1]+":"+strconv.Itoa(port+7)),
+				flowOf(protocol, "10.1.7.9:4000", "10.128.0.4:8080"),
+			} {
+				if tr.Translates(other) {
+					t.Errorf("%v is translated", other)
+				}
+			}
+			found++
+		}
+		if found < 90 {
+			t.Errorf("the test knows %d services only", found)
+		}
+		if !native.TranslationsOf(nil, rules.IPv4, nodeSite{}).Empty() || tr.Empty() {
+			t.Error("whether there is anything that translates is not what the tables say")
+		}
+	})
+}
+
+// TestTranslatesForms: what owners and users write, and what makes a translation uncertain.
+func TestTranslatesForms(t *testing.T) {
+	const tcp, udp = rules.TCP, rules.UDP
+	pod := "10.88.0.2:4000"
+	for _, test := range []struct {
+		name, rules string // in a chain of prerouting
+		more        string // else in the table
+		flow        rules.Flow
+		want        bool
+	}{
+		{"a port", "tcp dport 8080 dnat to 10.88.0.9:80", "", flowOf(tcp, pod, "192.0.2.1:8080"), true},
+		{"another port", "tcp dport 8080 dnat to 10.88.0.9:80", "", flowOf(tcp, pod, "192.0.2.1:8081"), false},
+		{"another protocol", "tcp dport 8080 dnat to 10.88.0.9:80", "", flowOf(udp, pod, "192.0.2.1:8080"), false},
+		{"the node's address", "fib daddr type local tcp dport 8080 dnat to 10.88.0.9:80", "", flowOf(tcp, pod, "192.0.2.1:8080"), true},
+		{"perhaps not the node's", "fib daddr type local tcp dport 8080 dnat to 10.88.0.9:80", "", flowOf(tcp, pod, "192.0.2.9:8080"), false},
+		{"a jump", "jump ports", "chain ports { tcp dport 8080 dnat to 10.88.0.9:80; }", flowOf(tcp, pod, "192.0.2.1:8080"), true},
+		{"a jump that returns", "jump ports; tcp dport 8080 dnat to 10.88.0.9", "chain ports { ip saddr 10.88.0.2 return; dnat to 10.88.0.8; }", flowOf(tcp, pod, "192.0.2.1:8080"), true},
+		{"a goto that ends", "goto ports; tcp dport 8080 dnat to 10.88.0.9", "chain ports { udp dport 1 dnat to 10.88.0.8; }", flowOf(tcp, pod, "192.0.2.1:8080"), false},
+		{"a map of destinations", "dnat to tcp dport map { 8080 : 10.88.0.9, 8081 : 10.88.0.8 }", "", flowOf(tcp, pod, "192.0.2.1:8081"), true},
+		{"not in the map", "dnat to tcp dport map { 8080 : 10.88.0.9 }", "", flowOf(tcp, pod, "192.0.2.1:8081"), false},
+		{"to itself", "tcp dport 8080 dnat to 192.0.2.1:80", "", flowOf(tcp, pod, "192.0.2.1:8080"), false},
+		{"accepted before", "ip saddr 10.88.0.0/16 accept; tcp dport 8080 dnat to 10.88.0.9", "", flowOf(tcp, pod, "192.0.2.1:8080"), false},
+		{"others accepted before", "ip saddr 10.99.0.0/16 accept; tcp dport 8080 dnat to 10.88.0.9", "", flowOf(tcp, pod, "192.0.2.1:8080"), true},
+		{"perhaps accepted before", "meta mark 7 accept; tcp dport 8080 dnat to 10.88.0.9", "", flowOf(tcp, pod, "192.0.2.1:8080"), false},
+		{"from an interface", `iifname "eth0" tcp dport 8080 dnat to 10.88.0.9`, "", flowOf(tcp, pod, "192.0.2.1:8080"), false},
+		{"from one interface or not", `iifname "eth0" tcp dport 8080 dnat to 10.88.0.9; tcp dport 8080 dnat to 10.88.0.8`, "", flowOf(tcp, pod, "192.0.2.1:8080"), true},
+		{"in an interval", "ip daddr @nets dnat to 10.88.0.9", "set nets { type ipv4_addr; flags interval; elements = { 192.0.2.0/24 }; }", flowOf(tcp, pod, "192.0.2.1:8080"), false},
+		{"not in a set", "ip saddr != @pods tcp dport 8080 dnat to 10.88.0.9", "set pods { type ipv4_addr; elements = { 10.88.0.3 }; }", flowOf(tcp, pod, "192.0.2.1:8080"), true},
+		{"in a set that is excepted", "ip saddr != @pods tcp dport 8080 dnat to 10.88.0.9", "set pods { type ipv4_addr; elements = { 10.88.0.2 }; }", flowOf(tcp, pod, "192.0.2.1:8080"), false},
+		{"some of the numbers", "numgen random mod 3 vmap { 0 : goto a, 1 : goto a }", "chain a { dnat to 10.88.0.9; }", flowOf(tcp, pod, "192.0.2.1:8080"), false},
+		{"all numbers", "numgen random mod 2 vmap { 0 : goto a, 1 : goto b }", "chain a { dnat to 10.88.0.9; }; chain b { dnat to 10.88.0.8; }", flowOf(tcp, pod, "192.0.2.1:8080"), true},
+		{"all numbers, one of them dropped", "numgen random mod 2 vmap { 0 : goto a, 1 : drop }", "chain a { dnat to 10.88.0.9; }", flowOf(tcp, pod, "192.0.2.1:8080"), false},
+		{"one of several", "tcp dport 8080 dnat to numgen random mod 2 map { 0 : 10.88.0.9, 1 : 10.88.0.8 }", "", flowOf(tcp, pod, "192.0.2.1:8080"), true},
+		{"one of several, itself", "tcp dport 8080 dnat to numgen random mod 2 map { 0 : 10.88.0.9, 1 : 192.0.2.1 }", "", flowOf(tcp, pod, "192.0.2.1:8080"), false},
+		{"not all of several", "tcp dport 8080 dnat to numgen random mod 3 map { 0 : 10.88.0.9, 1 : 10.88.0.8 }", "", flowOf(tcp, pod, "192.0.2.1:8080"), false},
+		{"redirected", "tcp dport 8080 redirect to :80", "", flowOf(tcp, pod, "192.0.2.1:8080"), false},
+		{"a limit", "limit rate 1/second tcp dport 8080 dnat to 10.88.0.9", "", flowOf(tcp, pod, "192.0.2.1:8080"), false},
+		{"counted", "tcp dport 8080 counter log dnat to 10.88.0.9", "", flowOf(tcp, pod, "192.0.2.1:8080"), true},
+		{"the node's own", "tcp dport 8080 dnat to 10.88.0.9", "", flowOf(tcp, "192.0.2.1:4000", "192.0.2.1:8080"), false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				nstest.NeedProgram(t, "nft")
+				for _, family := range []string{"ip", "inet"} {
+					form := test.rules
+					if family == "inet" {
+						form = strings.ReplaceAll(form, "dnat to", "dnat ip to")
+						form = strings.ReplaceAll(form, "; dnat", "; meta nfproto ipv4 dnat")
+					}
+					more := test.more
+					if family == "inet" {
+						more = strings.ReplaceAll(more, "dnat to", "dnat ip to")
+					}
+					text := "table " + family + " t {\n" + more + "\nchain c { type nat hook prerouting priority dstnat; " + form + "; }\n}\n"
+					if got := translationsOf(t, text, rules.IPv4).Translates(test.flow); got != test.want {
+						t.Errorf("%s: translated for sure: %t, want %t\n%s", family, got, test.want, text)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestTranslatesIPv6: a table of IPv6, and not of the other family.
+func TestTranslatesIPv6(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		const text = "table ip6 t { chain c { type nat hook prerouting priority dstnat; ip6 daddr fd00::7 tcp dport 80 dnat to [fd00::9]:8080; }; }\n"
+		six := flowOf(rules.TCP, "[fd00::2]:4000", "[fd00::7]:80")
+		var got []bool
+		for _, f := range rules.Families() {
+			got = append(got, translationsOf(t, text, f).Translates(six))
+		}
+		if !slices.Equal(got, []bool{false, true}) {
+			t.Errorf("translated: %v", got)
+		}
+	})
+}
