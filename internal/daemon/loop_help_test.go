@@ -30,6 +30,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -74,6 +75,8 @@ type setup struct {
 	native func(context.Context) ([]string, error)
 	// guarded are native tables that are guarded, all but those of iptables; nil: none are.
 	guarded *fakeNative
+	// rehearse says whether the kernel would take one of them again; nil: that is not asked.
+	rehearse func(*native.Table) error
 	// nativeStore keeps them; nil: nothing does.
 	nativeStore *NativeStore
 	// leftOut names the chains that are left out; nil: none are.
@@ -157,9 +160,13 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 	}
 	cfg.NativeTables, cfg.LeftOut = s.native, s.leftOut
 	if s.guarded != nil {
+		if fake.Info().Backend == iptables.NFT { // one kernel has both
+			s.guarded.kernel = fake
+			fake.Carries(s.guarded)
+		}
 		all, err := protect.NewSelector([]string{"nft:ip:*", "nft:ip6:*", "nft:inet:*"})
 		must(t, err)
-		cfg.Native = NativeConfig{Kernel: s.guarded, Protects: all.ProtectsTable, Store: s.nativeStore}
+		cfg.Native = NativeConfig{Kernel: s.guarded, Protects: all.ProtectsTable, Rehearse: s.rehearse, Store: s.nativeStore}
 		s.guarded.onCommit = func(c nft.Commit) {
 			if !s.deaf {
 				r.writers.Note(watch.Writer{Time: time.Now(), Genid: c.Genid, PID: c.PID, Comm: c.Comm, Command: c.Comm + " flush", Own: c.Own})

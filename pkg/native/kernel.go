@@ -129,6 +129,15 @@ func (k *Kernel) Write(genid uint32, repairs []Repair, witnesses map[tableid.Fam
 	b := nft.NewBatch()
 	b.Port = k.port
 	b.Guard(genid)
+	if left, err = k.Append(b, repairs, witnesses); err != nil {
+		return nil, err
+	}
+	b.Finish()
+	return left, b.Send()
+}
+
+// Append is Write into a batch of the caller's, which guards and sends it.
+func (*Kernel) Append(b *nft.Batch, repairs []Repair, witnesses map[tableid.Family]string) (left []string, err error) {
 	for _, family := range slices.Sorted(maps.Keys(witnesses)) {
 		if err := PlantWitness(b, family, witnesses[family]); err != nil {
 			return nil, err
@@ -141,8 +150,7 @@ func (k *Kernel) Write(genid uint32, repairs []Repair, witnesses map[tableid.Fam
 		}
 		left = append(left, lacking...)
 	}
-	b.Finish()
-	return left, b.Send()
+	return left, nil
 }
 
 func (r Repair) write(b *nft.Batch) (left []string, err error) {
