@@ -329,6 +329,6 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 		}
 	}
 	if !r.known.IsZero() {
-		s.LastExamination = earliest(s.LastExamination, r.known)
+		s.LastKnown = earliest(s.LastKnown, r.known)
 	}
 }

@@ -30,7 +30,7 @@ func (d *Daemon) publish(st *state) {
 		Quarantined:      st.quarantined(),
 		SourceErrors:     st.declared.broken,
 		DeclaredRefused:  slices.Clone(st.refused.shown[:min(len(st.refused.shown), api.QuarantinedShown)]),
-		WithoutText:      st.withoutText(),
+		Opaque:           st.opaqueNow(),
 		LeftOut:          st.leftOutNow(),
 		Stopped:          st.removed,
 		Keeper:           d.keepers(st),
@@ -47,7 +47,7 @@ func (d *Daemon) publish(st *state) {
 			s.Families[f][t] = st.shownVerdict(f, t)
 		}
 	}
-	s.LastExamination = lastKnown(st)
+	s.LastKnown = lastKnown(st)
 	s.LossSince = st.observing.since
 	st.decision.addTo(&s)
 	if st.loss != nil {
@@ -57,7 +57,7 @@ func (d *Daemon) publish(st *state) {
 		}
 	}
 	d.publishNative(st, &s)
-	s.CapturePendingSince = pendingSince(st)
+	s.LearningPendingSince = pendingSince(st)
 	s.JournalError = d.journalTrouble.text()
 	s.ListenRequired, s.ListenError = d.cfg.ListenRequired, d.listenTrouble.text()
 	s.NothingProtected = d.nothing(st, s)

@@ -321,9 +321,9 @@ func (m *Metrics) SetGeneration(captured time.Time, count map[rules.TableID]int)
 
 // SetStatus sets the gauges that follow a Status.
 func (m *Metrics) SetStatus(s api.Status) {
-	m.lastExamination.Set(seconds(s.LastExamination))
+	m.lastExamination.Set(seconds(s.LastKnown))
 	m.lossSince.Set(seconds(s.LossSince))
-	m.capturePending.Set(seconds(s.CapturePendingSince))
+	m.capturePending.Set(seconds(s.LearningPendingSince))
 	m.paused.Set(truth(s.Paused))
 	m.contended.Set(truth(s.Contended))
 	m.ownerless.Set(truth(s.RulesWithoutOwner != nil))

@@ -152,7 +152,7 @@ func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 	case s.Stopped:
 		return pageVerdict{Class: "stopped", Title: "Stopped", Lines: []string{"A cleanup removed the canaries. Nothing is watched until canaryd is restarted."}}
 	case dead != nil:
-		return pageVerdict{Class: "unknown", Title: sinceTitle("Unknown", s.LastExamination), Since: s.LastExamination,
+		return pageVerdict{Class: "unknown", Title: sinceTitle("Unknown", s.LastKnown), Since: s.LastKnown,
 			Lines: []string{"canaryd answers but does not work: " + dead.Error() + "."}}
 	case len(lost) > 0 || !s.LossSince.IsZero():
 		v := pageVerdict{Class: "lost", Title: sinceTitle("Rules missing", s.LossSince), Since: s.LossSince}
@@ -164,11 +164,11 @@ func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 	case len(s.Families) == 0:
 		return pageVerdict{Class: "unknown", Title: "Not known yet", Lines: []string{"No family has been looked at yet."}}
 	case len(unknown) > 0:
-		return pageVerdict{Class: "unknown", Title: sinceTitle("Unknown", s.LastExamination), Since: s.LastExamination,
+		return pageVerdict{Class: "unknown", Title: sinceTitle("Unknown", s.LastKnown), Since: s.LastKnown,
 			Lines: []string{"Could not be read, or has no canary yet: " + strings.Join(unknown, ", ") + ". Nothing is replayed on a guess; the log says why."}}
-	case !s.LastExamination.IsZero() && now.Sub(s.LastExamination) > blindAfter:
-		return pageVerdict{Class: "unknown", Title: sinceTitle("Unknown", s.LastExamination), Since: s.LastExamination,
-			Lines: []string{"The canaries stand, but what the tables hold has not been known for " + spanText(now.Sub(s.LastExamination)) + "."}}
+	case !s.LastKnown.IsZero() && now.Sub(s.LastKnown) > blindAfter:
+		return pageVerdict{Class: "unknown", Title: sinceTitle("Unknown", s.LastKnown), Since: s.LastKnown,
+			Lines: []string{"The canaries stand, but what the tables hold has not been known for " + spanText(now.Sub(s.LastKnown)) + "."}}
 	case len(s.DeclaredRefused) > 0:
 		since := s.DeclaredRefused[0].Since
 		return pageVerdict{Class: "partial", Title: sinceTitle("Declared rules refused", since), Since: since, Lines: refusedLines(s)}
@@ -326,7 +326,7 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 		list = append(list, pageWarning{Name: "journal", Class: "warn", Title: "Flush records are not on disk.",
 			Text: "They are lost if canaryd restarts now. " + s.JournalError})
 	}
-	if since := s.CapturePendingSince; !since.IsZero() && now.Sub(since) > blindAfter {
+	if since := s.LearningPendingSince; !since.IsZero() && now.Sub(since) > blindAfter {
 		list = append(list, pageWarning{Name: "pending", Class: "warn", Title: "The generation is behind.",
 			Text: "Changes of " + agoText(since, now) + " are not in it yet; a replay would not bring them."})
 	}
