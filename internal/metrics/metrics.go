@@ -68,17 +68,19 @@ type Metrics struct {
 	families                     []rules.Family
 }
 
+// Buckets, in seconds. A probe is one or two system calls. A replay takes from 5 ms for a small
+// batch to a minute with iptables-nft-restore. Rules are absent for at least one good replay, and
+// at most until their owner's slow sync.
+var (
+	probeBuckets  = []float64{10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3, 0.1, 0.25, 1}
+	replayBuckets = []float64{5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60}
+	absentBuckets = append(replayBuckets[:len(replayBuckets):len(replayBuckets)], 120)
+)
+
 // NewMetrics registers every metric with reg, with each label value at 0. A counter that first
 // appears at 1 has no increase, so the first flush would raise no alert. It panics if reg has one
 // of them already.
 func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
-	// Buckets, in seconds. A probe is one or two system calls. A replay takes from 5 ms for a small
-	// batch to a minute with iptables-nft-restore. Rules are absent for at least one good replay,
-	// and at most until their owner's slow sync.
-	probeBuckets := []float64{10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3, 0.1, 0.25, 1}
-	replayBuckets := []float64{5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60}
-	absentBuckets := []float64{5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120}
-
 	b := builder{reg}
 	m := &Metrics{
 		families: o.Families,

@@ -120,34 +120,7 @@ type loser struct {
 // headlineOf says whether the node is healthy. The worst state comes first, and nothing unknown
 // counts as healthy.
 func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
-	var lost []loser
-	var unknown []string
-	for _, f := range rules.Families() {
-		verdicts, enabled := s.Families[f]
-		if !enabled {
-			continue
-		}
-		for _, t := range protect.Tables() {
-			v := cmp.Or(verdicts[t], canary.Unknown)
-			switch {
-			case v.Loss():
-				lost = append(lost, loser{fmt.Sprintf("%s %s", f, t), v})
-			case v == canary.Unknown:
-				unknown = append(unknown, fmt.Sprintf("%s %s", f, t))
-			}
-		}
-	}
-	for _, t := range s.Native {
-		switch {
-		case t.Verdict.Loss():
-			lost = append(lost, loser{"table " + t.Table, t.Verdict})
-		case t.Verdict == canary.Unknown:
-			unknown = append(unknown, "table "+t.Table)
-		}
-	}
-	if s.NativeError != "" && len(s.Native) == 0 {
-		unknown = append(unknown, "native tables")
-	}
+	lost, unknown := notInForce(s)
 	switch {
 	case s.Stopped:
 		return pageVerdict{Class: "stopped", Title: "Stopped", Lines: []string{"A cleanup removed the canaries. Nothing is watched until canaryd is restarted."}}
@@ -195,6 +168,37 @@ func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 		return pageVerdict{Class: "partial", Title: sinceTitle("Rules without an owner", o.Since), Since: o.Since, Lines: inForceLines(s, now)}
 	}
 	return pageVerdict{Class: "healthy", Title: "Healthy", Lines: inForceLines(s, now)}
+}
+
+// notInForce returns the tables that lost something, and those of which nothing is known.
+func notInForce(s api.Status) (lost []loser, unknown []string) {
+	for _, f := range rules.Families() {
+		verdicts, enabled := s.Families[f]
+		if !enabled {
+			continue
+		}
+		for _, t := range protect.Tables() {
+			v := cmp.Or(verdicts[t], canary.Unknown)
+			switch {
+			case v.Loss():
+				lost = append(lost, loser{fmt.Sprintf("%s %s", f, t), v})
+			case v == canary.Unknown:
+				unknown = append(unknown, fmt.Sprintf("%s %s", f, t))
+			}
+		}
+	}
+	for _, t := range s.Native {
+		switch {
+		case t.Verdict.Loss():
+			lost = append(lost, loser{"table " + t.Table, t.Verdict})
+		case t.Verdict == canary.Unknown:
+			unknown = append(unknown, "table "+t.Table)
+		}
+	}
+	if s.NativeError != "" && len(s.Native) == 0 {
+		unknown = append(unknown, "native tables")
+	}
+	return lost, unknown
 }
 
 // sinceTitle returns a title that ends with a time, unless it is zero.
@@ -294,30 +298,8 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 		list = append(list, pageWarning{Name: "ownerless", Class: "bad", Title: "kube-proxy's rules have no owner.",
 			Text: "They are in force, but KUBE-PROXY-CANARY has been missing for " + durationText(now.Sub(o.Since)) + ", so no process corrects them.", Choices: o.Choices})
 	}
-	if n := len(s.Quarantined); n > 0 {
-		w := pageWarning{Name: "quarantine", Class: "bad", Title: api.Upper(rulesText(n)) + " cannot be put back.",
-			Text: "They are quarantined: the kernel lacks what they depend on, or refuses them. They are tried again; the rest of their tables is in force.", Command: "canaryd status"}
-		if n == 1 {
-			w.Text = "It is quarantined: the kernel lacks what it depends on, or refuses it. It is tried again; the rest of its table is in force."
-		}
-		seen := map[string]bool{}
-		for _, q := range s.Quarantined {
-			name := fmt.Sprintf("%s/%s/%s", q.Family, q.Table, q.Chain)
-			if !seen[name] && len(seen) < 5 {
-				w.Chains = append(w.Chains, name)
-			}
-			seen[name] = true
-		}
-		list = append(list, w)
-	}
-	if n := len(s.LeftOut); n > 0 {
-		w := pageWarning{Name: "leftout", Class: "bad", Title: api.Upper(s.NotGuarded()) + ".",
-			Text: "There are more rules than canaryd keeps of a family (--max-rules). What is lost of these is not put back.", Command: "canaryd status"}
-		for _, l := range s.LeftOut[:min(n, 5)] {
-			w.Chains = append(w.Chains, fmt.Sprintf("%s/%s/%s", l.Family, l.Table, l.Chain))
-		}
-		list = append(list, w)
-	}
+	list = append(list, quarantineWarning(s)...)
+	list = append(list, leftOutWarning(s)...)
 	if s.Backend.Mixed {
 		list = append(list, pageWarning{Name: "mixed", Class: "warn", Title: "Both backends hold rules.",
 			Text: fmt.Sprintf("Those of %s are guarded. Why that one:", s.Backend.Name), Command: "canaryd detect"})
@@ -331,6 +313,42 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 			Text: "Changes of " + agoText(since, now) + " are not in it yet; a replay would not bring them."})
 	}
 	return list
+}
+
+// quarantineWarning returns the warning of quarantined rules, if there are any.
+func quarantineWarning(s api.Status) []pageWarning {
+	n := len(s.Quarantined)
+	if n == 0 {
+		return nil
+	}
+	w := pageWarning{Name: "quarantine", Class: "bad", Title: api.Upper(rulesText(n)) + " cannot be put back.",
+		Text: "They are quarantined: the kernel lacks what they depend on, or refuses them. They are tried again; the rest of their tables is in force.", Command: "canaryd status"}
+	if n == 1 {
+		w.Text = "It is quarantined: the kernel lacks what it depends on, or refuses it. It is tried again; the rest of its table is in force."
+	}
+	seen := map[string]bool{}
+	for _, q := range s.Quarantined {
+		name := fmt.Sprintf("%s/%s/%s", q.Family, q.Table, q.Chain)
+		if !seen[name] && len(seen) < 5 {
+			w.Chains = append(w.Chains, name)
+		}
+		seen[name] = true
+	}
+	return []pageWarning{w}
+}
+
+// leftOutWarning returns the warning of chains that are not guarded, if there are any.
+func leftOutWarning(s api.Status) []pageWarning {
+	n := len(s.LeftOut)
+	if n == 0 {
+		return nil
+	}
+	w := pageWarning{Name: "leftout", Class: "bad", Title: api.Upper(s.NotGuarded()) + ".",
+		Text: "There are more rules than canaryd keeps of a family (--max-rules). What is lost of these is not put back.", Command: "canaryd status"}
+	for _, l := range s.LeftOut[:min(n, 5)] {
+		w.Chains = append(w.Chains, fmt.Sprintf("%s/%s/%s", l.Family, l.Table, l.Chain))
+	}
+	return []pageWarning{w}
 }
 
 // rulesText counts quarantined rules, of which a Status has the first only.
