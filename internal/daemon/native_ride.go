@@ -33,7 +33,7 @@ type nativeRide struct {
 // deleted ride: to judge others, they have to be read, which iptables' tables need not wait for.
 func (d *Daemon) rider(ctx context.Context, st *state, ride *nativeRide) *iptables.Rider {
 	r := &st.native
-	if !d.guardsNative() || !ride.at.IsZero() || r.loss != nil && r.loss.attempts > 0 || r.limit.Wait(time.Now()) > 0 {
+	if !d.guardsNative() || d.cfg.Kernel.Info().Backend != iptables.NFT || !ride.at.IsZero() || r.loss != nil && r.loss.attempts > 0 || r.limit.Wait(time.Now()) > 0 {
 		return nil
 	}
 	plan, err := d.planNative(ctx, st, func(t *nativeTable) bool { return t != nil && t.gone() && !r.all })
