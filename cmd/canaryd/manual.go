@@ -49,24 +49,9 @@ Without a command it is the daemon.
 			fmt.Fprintf(&b, ".PP\n%s", roffLines(c.about))
 		}
 		newOptions().flagSet(c).VisitAll(func(f *pflag.Flag) {
-			// Hidden flags of run are the generator's, which render shows, and klog's.
-			if f.Hidden {
-				return
+			if !f.Hidden { // those of run are the generator's, which render shows, and klog's
+				writeFlag(&b, f)
 			}
-			value, usage := pflag.UnquoteUsage(f)
-			name := "--" + f.Name
-			if f.Shorthand != "" {
-				name = "-" + f.Shorthand + ", " + name
-			}
-			fmt.Fprintf(&b, ".TP\n.B %s", roff(name))
-			if value != "" {
-				fmt.Fprintf(&b, " \\fI%s\\fR", roff(value))
-			}
-			fmt.Fprintf(&b, "\n%s", roff(usage)) // not as a sentence: it may begin with a value
-			if d := f.DefValue; d != "" && d != "false" && d != "[]" && d != "0" {
-				fmt.Fprintf(&b, " (default %s)", roff(d))
-			}
-			b.WriteString("\n")
 		})
 	}
 	b.WriteString(`.SH FILES
@@ -93,6 +78,24 @@ SIGTERM and SIGINT end the daemon; canaries and rules stay in place.
 .BR systemd.service (5)
 `)
 	return b.String()
+}
+
+// writeFlag writes a flag of a command.
+func writeFlag(b *strings.Builder, f *pflag.Flag) {
+	value, usage := pflag.UnquoteUsage(f)
+	name := "--" + f.Name
+	if f.Shorthand != "" {
+		name = "-" + f.Shorthand + ", " + name
+	}
+	fmt.Fprintf(b, ".TP\n.B %s", roff(name))
+	if value != "" {
+		fmt.Fprintf(b, " \\fI%s\\fR", roff(value))
+	}
+	fmt.Fprintf(b, "\n%s", roff(usage)) // not as a sentence: it may begin with a value
+	if d := f.DefValue; d != "" && d != "false" && d != "[]" && d != "0" {
+		fmt.Fprintf(b, " (default %s)", roff(d))
+	}
+	b.WriteString("\n")
 }
 
 // wordsOf returns the words of a command as the manual shows them.

@@ -72,8 +72,8 @@ func runFlags() []string {
 	}
 }
 
-// flagSet returns cmd's flags together with klog's. Help shows only the verbosity of the latter.
-func (o *options) flagSet(cmd command) *pflag.FlagSet {
+// allFlags returns the flags of all commands, which fill o.
+func (o *options) allFlags() *pflag.FlagSet {
 	all := pflag.NewFlagSet("canaryd", pflag.ContinueOnError)
 	all.StringSliceVar(&o.source, "source", []string{"snapshot"}, "snapshot (of the kernel), manifest")
 	all.StringVar(&o.manifest, "manifest", "", "Kubernetes objects: YAML `file` or folder")
@@ -119,7 +119,12 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	all.DurationVar(&o.pause, "for", 10*time.Minute, "how long, at most 24h")
 
 	o.generator.addTo(all)
+	return all
+}
 
+// flagSet returns cmd's flags together with klog's. Help shows only the verbosity of the latter.
+func (o *options) flagSet(cmd command) *pflag.FlagSet {
+	all := o.allFlags()
 	if cmd.name == "check" {
 		all.Lookup("output").Usage = "table, json, or line: all in 80 bytes"
 	}
@@ -129,7 +134,6 @@ func (o *options) flagSet(cmd command) *pflag.FlagSet {
 	if cmd.name == "baseline" {
 		all.Lookup("generation").Usage = "`ID` of the generation that --confirm takes: the present one, or a stored one"
 	}
-
 	flags := pflag.NewFlagSet(cmd.name, pflag.ContinueOnError)
 	flags.SortFlags = false
 	for _, name := range cmd.flags {
@@ -216,16 +220,7 @@ func (o *options) complete(cmd command) error {
 	if o.maxRules < 0 {
 		errs = append(errs, fmt.Errorf("--max-rules is %d: want at least 0, which is no limit", o.maxRules))
 	}
-	if o.metricsAddress != "" {
-		if _, _, err := net.SplitHostPort(o.metricsAddress); err != nil {
-			errs = append(errs, fmt.Errorf("--metrics-bind-address is %q: want HOST:PORT, or nothing to turn it off", o.metricsAddress))
-		}
-	}
-	for _, name := range o.metricsHosts {
-		if err := web.CheckHostName(name); err != nil {
-			errs = append(errs, fmt.Errorf("--metrics-host: %w", err))
-		}
-	}
+	errs = append(errs, o.checkHTTP()...)
 	switch o.ipFamily {
 	case "ipv4":
 		o.families = []rules.Family{rules.IPv4}
@@ -238,6 +233,21 @@ func (o *options) complete(cmd command) error {
 		return errors.New(strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	return nil
+}
+
+// checkHTTP returns what is wrong with the names and the address of HTTP.
+func (o *options) checkHTTP() (errs []error) {
+	if o.metricsAddress != "" {
+		if _, _, err := net.SplitHostPort(o.metricsAddress); err != nil {
+			errs = append(errs, fmt.Errorf("--metrics-bind-address is %q: want HOST:PORT, or nothing to turn it off", o.metricsAddress))
+		}
+	}
+	for _, name := range o.metricsHosts {
+		if err := web.CheckHostName(name); err != nil {
+			errs = append(errs, fmt.Errorf("--metrics-host: %w", err))
+		}
+	}
+	return errs
 }
 
 // uses reports whether --source names this source.

@@ -139,7 +139,7 @@ func notGuardedText(s api.Status) string {
 	for _, q := range s.Quarantined {
 		fmt.Fprintf(&text, "quarantined: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason)))
 	}
-	for _, q := range s.WithoutText {
+	for _, q := range s.Opaque {
 		fmt.Fprintf(&text, "not put back if it is lost: %s %s %s: %s (%s)\n", q.Family, q.Table, plain(q.Chain), plain(q.Rule), plain(oneLine(q.Reason)))
 	}
 	for _, l := range s.LeftOut {

@@ -106,7 +106,7 @@ func (d *daemon) quiet(ctx context.Context) error {
 		return errors.New("not healthy")
 	case s.Generation.Rules == 0:
 		return errors.New("no generation")
-	case !s.CapturePendingSince.IsZero():
+	case !s.LearningPendingSince.IsZero():
 		return errors.New("the generation lags behind")
 	}
 	return nil

@@ -163,7 +163,8 @@ type Flush struct {
 	// the read that showed the loss, oldest first. The culprits are among them.
 	Writers []Culprit `json:"writers,omitempty"`
 	Lost    Lost      `json:"lost"`
-	// Native are the native tables that were hit; then Families and Tables are empty.
+	// Native are the native tables that were hit. Lost counts what they lost, too, and Families and
+	// Tables are empty if the flush took nothing of iptables'.
 	Native []NativeLoss `json:"native,omitempty"`
 	// NotInBaseline are the lost rules that the confirmed baseline lacks; nil without a baseline.
 	NotInBaseline *NotInBaseline `json:"notInBaseline,omitempty"`

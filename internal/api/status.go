@@ -63,18 +63,18 @@ type Status struct {
 	// Stored are the generations on disk: newest first, then those that hold next to nothing, then
 	// those that must not be restored here.
 	Stored []StoredGeneration `json:"stored,omitempty"`
-	// LastExamination is when canaryd last knew of every enabled family what its tables hold. On
+	// LastKnown is when canaryd last knew of every enabled family what its tables hold. On
 	// nft that is each look. On legacy only a full read shows it, at least every 30 s. It falls
 	// behind while a table cannot be read.
-	LastExamination time.Time `json:"lastExamination,omitzero"`
+	LastKnown time.Time `json:"lastKnown,omitzero"`
 	// LossSince is when the present loss was first seen.
 	LossSince time.Time `json:"lossSince,omitzero"`
 	// Decision is a loss that canaryd may not replay unasked. It lasts until an operator decides or
 	// the rules are back.
 	Decision *Decision `json:"decision,omitempty"`
-	// CapturePendingSince is when an owner first changed something that the generation does not
+	// LearningPendingSince is when an owner first changed something that the generation does not
 	// have yet.
-	CapturePendingSince time.Time `json:"capturePendingSince,omitzero"`
+	LearningPendingSince time.Time `json:"learningPendingSince,omitzero"`
 	// Quarantined are the quarantined rules; the first hundred.
 	Quarantined []Quarantined `json:"quarantined,omitempty"`
 	// DeclaredRefused are the declared rules that are refused; the first hundred.
@@ -84,9 +84,9 @@ type Status struct {
 	// RulesWithoutOwner is set if kube-proxy's rules are in force and kube-proxy does not maintain
 	// them. It does not affect Healthy.
 	RulesWithoutOwner *OwnerlessRules `json:"rulesWithoutOwner,omitempty"`
-	// WithoutText are opaque rules: they stand and cannot be put back if they are lost. The first
+	// Opaque are opaque rules: they stand and cannot be put back if they are lost. The first
 	// hundred.
-	WithoutText []Quarantined `json:"withoutText,omitempty"`
+	Opaque []Quarantined `json:"opaque,omitempty"`
 	// Baseline is the generation that an operator confirmed, with how many rules appeared since;
 	// nil if there is none. It does not affect Healthy.
 	Baseline *Baseline `json:"baseline,omitempty"`
@@ -195,9 +195,9 @@ func (s Status) Public() Status {
 	for i := range s.SourceErrors {
 		s.SourceErrors[i].Reason = ""
 	}
-	s.WithoutText = slices.Clone(s.WithoutText)
-	for i := range s.WithoutText {
-		s.WithoutText[i].Rule, s.WithoutText[i].Reason = "", ""
+	s.Opaque = slices.Clone(s.Opaque)
+	for i := range s.Opaque {
+		s.Opaque[i].Rule, s.Opaque[i].Reason = "", ""
 	}
 	s.Baseline = s.Baseline.withoutReason()
 	s.Flushes = slices.Clone(s.Flushes)

@@ -23,7 +23,7 @@ func (s Status) Differs(other Status) bool {
 
 // watched returns the status without what changes all the time.
 func (s Status) watched() Status {
-	s.LastExamination, s.CapturePendingSince, s.Stored = time.Time{}, time.Time{}, nil
+	s.LastKnown, s.LearningPendingSince, s.Stored = time.Time{}, time.Time{}, nil
 	s.Generation.Captured = time.Time{}
 	s.Flushes = s.Flushes[:min(len(s.Flushes), WatchedFlushes)]
 	if len(s.Flushes) == 0 {

@@ -31,17 +31,12 @@ func newBudget(families int) budget {
 	return budget{walks: bucket{share: walkShare * families}, urgent: bucket{share: urgentShare * families}}
 }
 
-// stampAt returns when a hint may make the loop ask for a stamp again, given the last one. A
-// stamp without shapes was read by executing iptables and costs as much as a walk.
+// stampAt returns when a hint may make the loop ask for a stamp again, given the last one.
 func (b *budget) stampAt(last iptables.Stamp) time.Time {
-	switch {
-	case last.Exact:
+	if last.Exact {
 		return time.Time{}
-	case last.Shapes == iptables.Stamp{}.Shapes:
-		return b.walks.readyAt()
-	default:
-		return b.urgent.readyAt()
 	}
+	return b.urgent.readyAt()
 }
 
 // probeAt returns when a family of that stamp may be probed.

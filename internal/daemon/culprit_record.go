@@ -153,6 +153,11 @@ func settleCulprit(r *api.Flush) {
 				tables++
 			}
 		}
+		for _, t := range r.Native {
+			if slices.Contains(t.By, c.PID) {
+				tables++
+			}
+		}
 		if tables >= most {
 			most, r.Culprit = tables, c
 		}

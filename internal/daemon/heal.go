@@ -37,11 +37,13 @@ func (d *Daemon) heal(ctx context.Context, st *state) {
 	job := d.job(st, d.cfg.Kernel.Families()...)
 	job.Generation = protect.DetachAll(job.Generation, st.loss.gone)
 	job.Settle = settle
+	ride := &nativeRide{used: used}
+	job.Rider = func() *iptables.Rider { return d.rider(ctx, st, ride) }
 	result, err := d.replayer(ctx, st).Heal(ctx, job)
 	if result != nil && !onlyDrilled(result) { // else the lock was not had, and nothing was done
 		d.spend(st, used)
 	}
-	d.concludeHeal(ctx, st, result, err)
+	d.concludeHeal(ctx, st, ride, result, err)
 }
 
 // protection returns what is protected: what is learned, and the chains that are claimed.
@@ -97,9 +99,10 @@ func finishing(ctx context.Context) (context.Context, context.CancelFunc) {
 
 // concludeHeal takes a replay's result into the state and ends or prolongs
 // the loss.
-func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Result, err error) {
+func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, result reload.Result, err error) {
 	st.loss.record.Attempts++
 	d.recordLosses(ctx, st, hits(result))
+	d.concludeRide(ctx, st, ride)
 	st.pods.addGone(&st.loss.record, st.loss.gone)
 	st.pods.setReturned(result, time.Now())
 	st.loss.recovery.afterTry(st.loss.hit, result)

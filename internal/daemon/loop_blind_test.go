@@ -95,13 +95,13 @@ func TestWriterIsNotForgottenByAFailedProbe(t *testing.T) {
 		wrote := time.Now()
 		must(t, r.fake.RestoreNoflush(rules.IPv4, scenario.NewService))
 		r.after(3 * time.Second)
-		if since := r.d.Status().CapturePendingSince; !since.Equal(wrote) {
+		if since := r.d.Status().LearningPendingSince; !since.Equal(wrote) {
 			t.Errorf("pending since %v, written at %v", since, wrote)
 		}
 		kernel.fails.Store(0)
 		r.after(3 * time.Second)
 		r.wantReady()
-		if since := r.d.Status().CapturePendingSince; !since.IsZero() {
+		if since := r.d.Status().LearningPendingSince; !since.IsZero() {
 			t.Errorf("still pending since %v", since)
 		}
 	})

@@ -30,6 +30,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -75,6 +76,8 @@ type setup struct {
 	// guarded are native tables that are guarded, all but those of iptables; nil: none are.
 	guarded *fakeNative
 	asleep  bool // guarded is opened only once one of its tables stands
+	// rehearse says whether the kernel would take one of them again; nil: that is not asked.
+	rehearse func(*native.Table) error
 	// nativeStore keeps them; nil: nothing does.
 	nativeStore *NativeStore
 	// leftOut names the chains that are left out; nil: none are.
@@ -158,9 +161,13 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 	}
 	cfg.NativeTables, cfg.LeftOut = s.native, s.leftOut
 	if s.guarded != nil {
+		if fake.Info().Backend == iptables.NFT { // one kernel has both
+			s.guarded.kernel = fake
+			fake.Carries(s.guarded)
+		}
 		all, err := protect.NewSelector([]string{"nft:ip:*", "nft:ip6:*", "nft:inet:*"})
 		must(t, err)
-		cfg.Native = NativeConfig{Kernel: s.guarded, Protects: all.ProtectsTable, Store: s.nativeStore}
+		cfg.Native = NativeConfig{Kernel: s.guarded, Protects: all.ProtectsTable, Rehearse: s.rehearse, Store: s.nativeStore}
 		if s.asleep {
 			cfg.Native.Wake = s.guarded.wake
 		}

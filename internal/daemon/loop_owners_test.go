@@ -43,8 +43,8 @@ func (r *rig) wantNoLoss(moved series) {
 // wantNothingPending fails if canaryd has still to learn what an owner did.
 func (r *rig) wantNothingPending() {
 	r.t.Helper()
-	if s := r.d.Status(); !s.CapturePendingSince.IsZero() {
-		r.t.Errorf("capture is pending since %v", s.CapturePendingSince)
+	if s := r.d.Status(); !s.LearningPendingSince.IsZero() {
+		r.t.Errorf("capture is pending since %v", s.LearningPendingSince)
 	}
 }
 
@@ -56,12 +56,12 @@ func TestGrowthIsCapturedAtOnce(t *testing.T) {
 		moved := r.moved(func() {
 			must(t, r.fake.RestoreNoflush(rules.IPv4, scenario.NewService))
 			r.after(10 * time.Millisecond)
-			if s := r.d.Status(); s.Generation.ID != before.ID || s.CapturePendingSince.IsZero() {
-				t.Errorf("before the quiet time: %+v, capture pending since %v", s.Generation, s.CapturePendingSince)
+			if s := r.d.Status(); s.Generation.ID != before.ID || s.LearningPendingSince.IsZero() {
+				t.Errorf("before the quiet time: %+v, capture pending since %v", s.Generation, s.LearningPendingSince)
 			}
 			r.after(45 * time.Millisecond)
-			if s := r.d.Status(); s.Generation.Rules != before.Rules+5 || s.Generation.Chains != before.Chains+2 || !s.CapturePendingSince.IsZero() {
-				t.Errorf("after the quiet time: %+v, was %+v, capture pending since %v", s.Generation, before, s.CapturePendingSince)
+			if s := r.d.Status(); s.Generation.Rules != before.Rules+5 || s.Generation.Chains != before.Chains+2 || !s.LearningPendingSince.IsZero() {
+				t.Errorf("after the quiet time: %+v, was %+v, capture pending since %v", s.Generation, before, s.LearningPendingSince)
 			}
 			r.settled()
 		}, lossMetrics...)
@@ -104,13 +104,13 @@ func TestRemovalIsAdoptedAfterTwoSeconds(t *testing.T) {
 		moved := r.moved(func() {
 			must(t, r.fake.RestoreNoflush(rules.IPv4, removeService))
 			r.after(1500 * time.Millisecond)
-			if s := r.d.Status(); s.Generation.Chains != small.Chains+2 || s.CapturePendingSince.IsZero() {
-				t.Errorf("within 2 s: %+v, capture pending since %v", s.Generation, s.CapturePendingSince)
+			if s := r.d.Status(); s.Generation.Chains != small.Chains+2 || s.LearningPendingSince.IsZero() {
+				t.Errorf("within 2 s: %+v, capture pending since %v", s.Generation, s.LearningPendingSince)
 			}
 			r.wantReady()
 			r.after(time.Second)
-			if s := r.d.Status(); s.Generation.ID != small.ID || !s.CapturePendingSince.IsZero() {
-				t.Errorf("after 2 s: %+v, want %+v; capture pending since %v", s.Generation, small, s.CapturePendingSince)
+			if s := r.d.Status(); s.Generation.ID != small.ID || !s.LearningPendingSince.IsZero() {
+				t.Errorf("after 2 s: %+v, want %+v; capture pending since %v", s.Generation, small, s.LearningPendingSince)
 			}
 		}, lossMetrics...)
 		r.wantNoLoss(moved)
@@ -203,7 +203,7 @@ func TestJumpReinserted(t *testing.T) {
 			for range 3 {
 				r.write(rules.Nat, "-D OUTPUT "+hostport)
 				r.after(5 * time.Second)
-				if s := r.d.Status(); s.CapturePendingSince.IsZero() {
+				if s := r.d.Status(); s.LearningPendingSince.IsZero() {
 					t.Error("a jump that waits is not pending")
 				}
 				r.write(rules.Nat, "-I OUTPUT "+hostport)
@@ -335,7 +335,7 @@ func TestTheLastHostPortIsRemovedInTwoCommands(t *testing.T) {
 		moved := r.moved(func() {
 			r.write(rules.Nat, remove)
 			r.after(5 * time.Second)
-			if s := r.d.Status(); s.CapturePendingSince.IsZero() {
+			if s := r.d.Status(); s.LearningPendingSince.IsZero() {
 				t.Error("a jump that waits is not pending")
 			}
 			r.wantReady()

@@ -98,7 +98,7 @@ func TestAnExaminationComesBeforeTheLook(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{deaf: true})
 		must(t, r.fake.RestoreNoflush(rules.IPv6, "*filter\n:FOREIGN - [0:0]\nCOMMIT\n"))
-		for r.d.Status().CapturePendingSince.IsZero() { // the poll sees it, and plans the examination
+		for r.d.Status().LearningPendingSince.IsZero() { // the poll sees it, and plans the examination
 			time.Sleep(time.Millisecond)
 		}
 		r.fake.DropTableFromReads(rules.IPv6, rules.Nat, errors.New("a native rule"))

@@ -64,7 +64,7 @@ func TestWalksBesideABusyWriter(t *testing.T) {
 					r.endpoint(n, replace)
 					r.after(10 * time.Millisecond)
 				}
-				if r.d.Status().CapturePendingSince.IsZero() {
+				if r.d.Status().LearningPendingSince.IsZero() {
 					t.Error("the generation passes for current while a change waits for its walk")
 				}
 				took := time.Duration(k.spent.Load() - spent)
@@ -137,12 +137,12 @@ func TestHintThatWaitsForAStampIsPending(t *testing.T) {
 		wrote, before := time.Now(), r.d.Status().Generation.ID
 		r.endpoint(0, true)
 		r.after(10 * time.Millisecond)
-		if s := r.d.Status(); !s.CapturePendingSince.Equal(wrote) || s.Generation.ID != before {
-			t.Errorf("written at %v, and pending since %v", wrote, s.CapturePendingSince)
+		if s := r.d.Status(); !s.LearningPendingSince.Equal(wrote) || s.Generation.ID != before {
+			t.Errorf("written at %v, and pending since %v", wrote, s.LearningPendingSince)
 		}
 		r.after(2 * time.Second)
-		if s := r.d.Status(); !s.CapturePendingSince.IsZero() || s.Generation.ID == before {
-			t.Errorf("pending since %v", s.CapturePendingSince)
+		if s := r.d.Status(); !s.LearningPendingSince.IsZero() || s.Generation.ID == before {
+			t.Errorf("pending since %v", s.LearningPendingSince)
 		}
 	})
 }

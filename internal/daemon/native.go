@@ -23,6 +23,7 @@ type NativeKernel interface {
 	Hear(genid uint32) (commits []native.Commit, missed bool, err error)
 	Capture(wanted func(nft.Table) bool) (*native.Ruleset, error)
 	Witness(family tableid.Family) (nonce string, err error)
+	Append(b *nft.Batch, repairs []native.Repair, witnesses map[tableid.Family]string) (left []string, err error)
 	Write(genid uint32, repairs []native.Repair, witnesses map[tableid.Family]string) (left []string, err error)
 }
 
@@ -76,6 +77,7 @@ type nativeRealm struct {
 	waiting map[tableid.TableID]*api.Flush // records of tables that are lost and not put back
 	limit   *reload.Limiter
 	calmAt  time.Time // until then something keeps flushing
+	wrote   time.Time // when another process was last heard to commit
 	disk    nativeDisk
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -39,8 +40,17 @@ type fakeNative struct {
 	owners   map[tableid.TableID]uint32
 	onCommit func(nft.Commit)
 	captures int
-	asks     int // how often it was asked whether to wake
-	open     bool
+	// kernel has the genid; nil: the fake counts for itself.
+	kernel *iptablestest.Fake
+	// riding is what Append was called with last, rode how often that was written.
+	riding     []native.Repair
+	planted    map[tableid.Family]string
+	rode       int
+	unrideable bool   // riders are refused
+	committed  func() // what another process does right after a rider was written, once
+	boarding   func() // what another process does between a read and the write that rests on it, once
+	asks       int    // how often it was asked whether to wake
+	open       bool
 }
 
 // wake is NativeConfig.Wake.
@@ -101,7 +111,9 @@ func (k *fakeNative) emptied(id tableid.TableID) {
 // commit does something to the tables in one transaction.
 func (k *fakeNative) commit(own bool, do func(deed func(tableid.TableID) *native.Deed, c *native.Commit)) {
 	k.mu.Lock()
-	k.genid++
+	if k.genid++; k.kernel != nil {
+		k.genid = k.kernel.Step()
+	}
 	c := native.Commit{Commit: nft.Commit{Genid: k.genid, PID: 4242, Comm: "nft", Own: own},
 		Deeds: map[tableid.TableID]*native.Deed{}, WitnessLost: map[tableid.Family]bool{}}
 	do(func(id tableid.TableID) *native.Deed {
@@ -225,7 +237,15 @@ func (k *fakeNative) standing(id tableid.TableID) *native.Table {
 func (k *fakeNative) Genid() (uint32, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.genid, k.broken
+	return k.now(), k.broken
+}
+
+// now is the genid; k.mu must be held.
+func (k *fakeNative) now() uint32 {
+	if k.kernel != nil {
+		return k.kernel.Genid()
+	}
+	return k.genid
 }
 
 func (k *fakeNative) Hear(uint32) ([]native.Commit, bool, error) {
@@ -240,7 +260,7 @@ func (k *fakeNative) Capture(wanted func(nft.Table) bool) (*native.Ruleset, erro
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.captures++
-	r := &native.Ruleset{Genid: k.genid, At: time.Now(), Tables: map[tableid.TableID]*native.Table{}}
+	r := &native.Ruleset{Genid: k.now(), At: time.Now(), Tables: map[tableid.TableID]*native.Table{}}
 	for id, t := range k.tables {
 		if wanted(nft.Table{Family: id.Family, Name: id.Name, Owner: k.owners[id]}) {
 			r.Tables[id] = t
@@ -257,7 +277,7 @@ func (k *fakeNative) Witness(family tableid.Family) (string, error) {
 
 func (k *fakeNative) Write(genid uint32, repairs []native.Repair, witnesses map[tableid.Family]string) ([]string, error) {
 	k.mu.Lock()
-	stale := genid != k.genid || k.stale != 0
+	stale := genid != k.now() || k.stale != 0
 	if k.stale > 0 && len(repairs) > 0 {
 		k.stale--
 	}
@@ -271,7 +291,7 @@ func (k *fakeNative) Write(genid uint32, repairs []native.Repair, witnesses map[
 			refused = &nft.RefusedError{Errno: syscall.EEXIST, What: "table " + id.String()}
 		}
 	}
-	broken, moved := k.broken, genid != k.genid
+	broken, moved := k.broken, genid != k.now()
 	k.mu.Unlock()
 	switch {
 	case broken != nil:
@@ -281,6 +301,59 @@ func (k *fakeNative) Write(genid uint32, repairs []native.Repair, witnesses map[
 	case stale && len(repairs) > 0 || moved:
 		return nil, nft.ErrStale
 	}
+	k.write(repairs, witnesses)
+	k.mu.Lock()
+	between := k.between
+	if len(repairs) == 0 || between == nil {
+		between = func() {}
+	} else {
+		k.between = nil
+	}
+	k.mu.Unlock()
+	between()
+	return nil, nil
+}
+
+func (k *fakeNative) Append(_ *nft.Batch, repairs []native.Repair, witnesses map[tableid.Family]string) ([]string, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.riding, k.planted = repairs, witnesses
+	if boarding := k.boarding; boarding != nil {
+		k.boarding = nil
+		k.mu.Unlock()
+		boarding()
+		k.mu.Lock()
+	}
+	return nil, k.broken
+}
+
+// Takes implements iptablestest.Passenger.
+func (k *fakeNative) Takes() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, r := range k.riding {
+		if k.unrideable || k.refuses[r.Want.ID] || k.tables[r.Want.ID] != nil {
+			return &nft.RefusedError{Errno: syscall.EEXIST, What: "table " + r.Want.ID.String()}
+		}
+	}
+	return nil
+}
+
+// Commit implements iptablestest.Passenger.
+func (k *fakeNative) Commit() {
+	k.write(k.riding, k.planted)
+	var committed func()
+	k.with(func() {
+		k.rode++
+		committed, k.committed = k.committed, nil
+	})
+	if committed != nil {
+		committed()
+	}
+}
+
+// write is what a transaction of the daemon's does.
+func (k *fakeNative) write(repairs []native.Repair, witnesses map[tableid.Family]string) {
 	k.commit(true, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
 		maps.Copy(k.witness, witnesses)
 		for _, r := range repairs {
@@ -302,16 +375,6 @@ func (k *fakeNative) Write(genid uint32, repairs []native.Repair, witnesses map[
 			k.heals++
 		}
 	})
-	k.mu.Lock()
-	between := k.between
-	if len(repairs) == 0 || between == nil {
-		between = func() {}
-	} else {
-		k.between = nil
-	}
-	k.mu.Unlock()
-	between()
-	return nil, nil
 }
 
 var errNativeBroken = errors.New("the kernel does not answer")

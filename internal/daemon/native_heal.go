@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,40 +46,44 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 	}
 	used := d.cpu()
 	for range nativeStale {
-		seen, repairs, err := d.planNative(ctx, st)
+		plan, err := d.planNative(ctx, st, r.mayBeLost)
 		if err != nil {
 			d.retryNative(ctx, st, err)
 			return
 		}
-		if len(repairs) == 0 {
-			d.nativeOver(ctx, st, seen)
+		if len(plan.repairs) == 0 {
+			r.finishRead(time.Now(), plan.seen)
+			d.nativeRecovered(ctx, st)
 			return
 		}
-		d.recordNative(ctx, st, seen, repairs)
+		d.recordNative(ctx, st, plan.repairs)
 		if !st.heals() {
 			d.holdNative(ctx, st)
 			return
 		}
-		err = d.writeNative(ctx, st, seen, repairs)
+		left, err := d.writeNative(ctx, st, plan)
 		if errors.Is(err, nft.ErrStale) {
 			continue
 		}
 		r.limit.Spend(time.Now(), d.cpu()-used)
+		d.noteLeft(ctx, st, left)
+		if err == nil {
+			d.wroteNative(st, plan, time.Now())
+			err = d.proveNative(ctx, st, plan.repairs)
+		}
 		if err != nil {
 			d.retryNative(ctx, st, err)
 			return
 		}
-		l.written = time.Now()
-		if err := d.proveNative(ctx, st, repairs); err != nil {
-			d.retryNative(ctx, st, err)
-		}
+		d.nativeRecovered(ctx, st)
 		return
 	}
 	d.retryNative(ctx, st, fmt.Errorf("%d times: %w", nativeStale, nft.ErrStale))
 }
 
 // iptablesFirst looks whether the flusher has taken iptables' rules meanwhile, and reports whether
-// that is news: they are put back before native tables, of which a replay may take seconds.
+// that is news: they are put back before native tables, of which a replay may take seconds, or
+// together with them.
 func (d *Daemon) iptablesFirst(ctx context.Context, st *state) bool {
 	if st.loss != nil {
 		return false // it is known, and its next try may be far
@@ -88,11 +93,18 @@ func (d *Daemon) iptablesFirst(ctx context.Context, st *state) bool {
 	return st.loss != nil
 }
 
-// settleNative waits until no process committed for --settle, for ten times that at most.
+// settleNative waits until no process committed for --settle, for ten times that at most. After a
+// replay of iptables' tables that is so already.
 func (d *Daemon) settleNative(ctx context.Context, st *state) {
-	genid, _ := d.cfg.Native.Kernel.Genid() // what fails here fails in the read that follows
-	quiet := time.Now()
-	end := quiet.Add(min(10*d.cfg.Settle, MostSettle))
+	genid, err := d.cfg.Native.Kernel.Genid() // what fails here fails in the read that follows
+	if err == nil {
+		err = d.hearNative(ctx, st, genid)
+	}
+	quiet := st.native.wrote
+	if err != nil || quiet.IsZero() {
+		quiet = time.Now()
+	}
+	end := time.Now().Add(min(10*d.cfg.Settle, MostSettle))
 	for time.Since(quiet) < d.cfg.Settle && time.Now().Before(end) && ctx.Err() == nil {
 		time.Sleep(min(time.Millisecond, d.cfg.Settle))
 		if now, err := d.cfg.Native.Kernel.Genid(); err == nil && now != genid {
@@ -101,95 +113,121 @@ func (d *Daemon) settleNative(ctx context.Context, st *state) {
 	}
 }
 
-// planNative reads the tables that may be lost, and returns what puts back those that are. What
-// turns out to be its owner's doing is learned.
-func (d *Daemon) planNative(ctx context.Context, st *state) (nativeSight, []native.Repair, error) {
+// A nativePlan is what is to be written to native tables, and the read that it rests on.
+type nativePlan struct {
+	seen      nativeSight
+	repairs   []native.Repair
+	witnesses map[tableid.Family]string // those that are gone
+}
+
+// planNative reads the wanted tables that may be lost, nil for those that are not known, and
+// returns what puts back those that are. What turns out to be its owner's doing is learned.
+func (d *Daemon) planNative(ctx context.Context, st *state, wanted func(*nativeTable) bool) (plan nativePlan, err error) {
 	r := &st.native
-	// What the flusher did while canaryd waited belongs to this loss, other tables too.
-	genid, err := d.cfg.Native.Kernel.Genid()
-	if err == nil {
-		err = d.hearNative(ctx, st, genid)
+	if plan.seen, err = d.hearAndSight(ctx, st, wanted); err != nil {
+		return nativePlan{}, err
 	}
-	if err != nil {
-		return nativeSight{}, nil, err
-	}
-	seen, err := d.sightNative(ctx, st, func(id tableid.TableID) bool {
-		t := r.tables[id]
-		return r.all || t != nil && (!t.dirty.IsZero() || t.lost())
-	})
-	if err != nil {
-		return nativeSight{}, nil, err
-	}
-	var repairs []native.Repair
 	for _, id := range r.ids() {
-		f, judged := seen.findings[id]
+		f, judged := plan.seen.findings[id]
 		t := r.tables[id]
 		switch {
 		case !judged:
 		case f.Remedy != native.NoRemedy && !t.old:
 			t.finding = f
-			repairs = append(repairs, native.Repair{Remedy: f.Remedy, Want: t.want, Now: seen.Tables[id], Age: time.Since(t.read)})
+			plan.add(t, f.Remedy)
 		case nativeLost(f.Verdict):
 			t.finding = f
 			t.rest(r.all)
 			d.reportNative(ctx, st, id)
 		default:
-			d.adoptNative(ctx, st, id, seen, f)
+			d.adoptNative(ctx, st, id, plan.seen, f)
 		}
 	}
-	slices.SortFunc(repairs, func(a, b native.Repair) int { return int(int64(a.Want.Handle) - int64(b.Want.Handle)) })
-	r.begun = r.begun || seen.all
-	return seen, repairs, nil
+	err = d.finishPlan(st, &plan)
+	return plan, err
+}
+
+// add adds what puts a table back.
+func (p *nativePlan) add(t *nativeTable, remedy native.Remedy) {
+	p.repairs = append(p.repairs, native.Repair{Remedy: remedy, Want: t.want, Now: p.seen.Tables[t.want.ID], Age: time.Since(t.read)})
+}
+
+// finishPlan puts a plan into its order, and adds the witnesses that are gone.
+func (d *Daemon) finishPlan(st *state, plan *nativePlan) (err error) {
+	slices.SortFunc(plan.repairs, func(a, b native.Repair) int { return cmp.Compare(a.Want.Handle, b.Want.Handle) })
+	st.native.begun = st.native.begun || plan.seen.all
+	if len(plan.repairs) > 0 {
+		plan.witnesses, err = d.missingWitnesses(st)
+	}
+	return err
+}
+
+// mayBeLost reports whether a table has to be read to know; nil is one that is not known.
+func (r *nativeRealm) mayBeLost(t *nativeTable) bool {
+	return r.all || t == nil && r.fresh || t != nil && (!t.dirty.IsZero() || t.lost())
+}
+
+// hearAndSight hears what was committed until now, and reads the wanted tables: what a flusher did
+// while canaryd waited belongs to this loss, other tables too.
+func (d *Daemon) hearAndSight(ctx context.Context, st *state, wanted func(*nativeTable) bool) (nativeSight, error) {
+	genid, err := d.cfg.Native.Kernel.Genid()
+	if err == nil {
+		err = d.hearNative(ctx, st, genid)
+	}
+	if err != nil {
+		return nativeSight{}, err
+	}
+	return d.sightNative(ctx, st, func(id tableid.TableID) bool { return wanted(st.native.tables[id]) })
 }
 
 // writeNative writes all repairs in one transaction, with the witnesses that are gone. Where the
 // kernel refuses that, each table is written by itself: one bad table is not to cost the others.
-func (d *Daemon) writeNative(ctx context.Context, st *state, seen nativeSight, repairs []native.Repair) error {
-	witnesses, err := d.missingWitnesses(st)
-	if err != nil {
-		return err
-	}
-	left, err := d.cfg.Native.Kernel.Write(seen.Genid, repairs, witnesses)
+func (d *Daemon) writeNative(ctx context.Context, st *state, plan nativePlan) (left []string, err error) {
+	left, err = d.cfg.Native.Kernel.Write(plan.seen.Genid, plan.repairs, plan.witnesses)
 	var refused *nft.RefusedError
-	if errors.As(err, &refused) && len(repairs)+len(witnesses) > 1 {
-		return d.writeOneByOne(ctx, st, seen.Genid, repairs, err)
+	if errors.As(err, &refused) && len(plan.repairs)+len(plan.witnesses) > 1 {
+		clear(plan.witnesses)
+		return d.writeOneByOne(st, plan, err)
 	}
-	if err == nil {
-		for family, nonce := range witnesses {
-			st.native.witness[family] = nonce
-		}
-	}
-	d.noteLeft(ctx, st, left)
-	return err
+	return left, err
 }
 
 // writeOneByOne writes each table in a transaction of its own, after the kernel refused all of them
 // together. It returns why some were not written, nil if all were.
-func (d *Daemon) writeOneByOne(ctx context.Context, st *state, genid uint32, repairs []native.Repair, first error) error {
+func (d *Daemon) writeOneByOne(st *state, plan nativePlan, first error) (left []string, err error) {
 	st.native.plantAt = time.Now()
+	genid := plan.seen.Genid
 	var failed []error
-	for _, repair := range repairs {
-		left, err := d.cfg.Native.Kernel.Write(genid, []native.Repair{repair}, nil)
+	for _, repair := range plan.repairs {
+		lacking, err := d.cfg.Native.Kernel.Write(genid, []native.Repair{repair}, nil)
 		if errors.Is(err, nft.ErrStale) {
-			return err
+			return left, err
 		}
 		if err != nil {
 			failed = append(failed, fmt.Errorf("table %s: %w", repair.Want.ID.NFT(), err))
 			continue
 		}
-		d.noteLeft(ctx, st, left)
+		left = append(left, lacking...)
 		now, err := d.cfg.Native.Kernel.Genid()
 		if err != nil {
-			return err
+			return left, err
 		}
 		if genid = nft.Following(genid); now != genid { // more than our own commit
-			return nft.ErrStale
+			return left, nft.ErrStale
 		}
 	}
-	if len(failed) == len(repairs) {
-		return errors.Join(append(failed, first)...)
+	if len(failed) == len(plan.repairs) {
+		failed = append(failed, first)
 	}
-	return errors.Join(failed...)
+	return left, errors.Join(failed...)
+}
+
+// wroteNative notes that everything that was planned was written at that time.
+func (d *Daemon) wroteNative(st *state, plan nativePlan, at time.Time) {
+	st.native.loss.written = at
+	for family, nonce := range plan.witnesses {
+		st.native.witness[family] = nonce
+	}
 }
 
 // noteLeft says which devices were left out of a replay.
@@ -235,7 +273,6 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, repairs []native.Re
 	}
 	l.replayed = true
 	d.sweepNative(repairs, l.intact)
-	d.nativeRecovered(ctx, st)
 	return nil
 }
 

@@ -55,7 +55,7 @@ func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error 
 	since := earliest(r.hinted, now)
 	commits, missed, err := d.cfg.Native.Kernel.Hear(genid)
 	if missed {
-		r.all = true
+		r.all, r.wrote = true, now
 		for _, t := range r.tables {
 			t.deeds, t.missed = nil, true
 			t.touch(since, now, true)
@@ -72,6 +72,7 @@ func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error 
 		if c.Own {
 			continue // each is followed by a read of its own
 		}
+		r.wrote = now
 		for id, deed := range c.Deeds {
 			d.takeDeed(r, id, nativeDeed{deed, c.Commit, since})
 		}
@@ -215,12 +216,16 @@ type nativeChoice struct {
 	// What the choice came to: new tables, those that are too many, and those that are immune. A
 	// read may be begun several times.
 	fresh, beyond, immune map[tableid.TableID]bool
+	passed                bool // a new table stands that is not wanted yet
 }
 
 func (c *nativeChoice) takes(t nft.Table) bool {
 	id := t.Family.Table(t.Name)
 	switch {
-	case !c.d.cfg.Native.Protects(id) || !c.wanted(id):
+	case !c.d.cfg.Native.Protects(id):
+		return false
+	case !c.wanted(id):
+		c.passed = c.passed || c.r.tables[id] == nil && !c.r.immune[id]
 		return false
 	case t.Owner != 0:
 		c.immune[id] = true
@@ -238,17 +243,19 @@ func (c *nativeChoice) takes(t nft.Table) bool {
 // sightNative reads the wanted tables at one genid and judges them. New ones it takes up.
 func (d *Daemon) sightNative(ctx context.Context, st *state, wanted func(tableid.TableID) bool) (nativeSight, error) {
 	r, start := &st.native, time.Now()
-	seen := nativeSight{findings: map[tableid.TableID]native.Finding{}, all: r.all}
+	seen, every := nativeSight{findings: map[tableid.TableID]native.Finding{}}, true
 	judged := map[tableid.TableID]bool{} // by what is wanted now: what is heard meanwhile changes that
 	for id := range r.tables {
 		judged[id] = wanted(id)
+		every = every && judged[id]
 	}
-	choice, fresh := nativeChoice{d, r, wanted, map[tableid.TableID]bool{}, map[tableid.TableID]bool{}, map[tableid.TableID]bool{}}, r.fresh
+	choice, fresh := nativeChoice{d, r, wanted, map[tableid.TableID]bool{}, map[tableid.TableID]bool{}, map[tableid.TableID]bool{}, false}, r.fresh
 	var err error
 	seen.Ruleset, err = d.cfg.Native.Kernel.Capture(choice.takes)
 	seen.took = time.Since(start)
 	if err == nil {
-		r.all, r.fresh = false, false // unless what is heard now says so
+		seen.all = r.all && every && !choice.passed
+		r.all, r.fresh = r.all && !seen.all, choice.passed // unless what is heard now says so
 		err = d.hearNative(ctx, st, seen.Genid)
 	}
 	var stand map[tableid.Family]string

@@ -3,6 +3,7 @@ package daemon
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -65,29 +66,44 @@ var nativeGravity = []native.Verdict{native.Disabled, native.Emptied, native.Una
 
 // recordNative puts what a read found lost into the open record, counts it and logs it. A replay
 // that is tried again counts nothing twice.
-func (d *Daemon) recordNative(ctx context.Context, st *state, seen nativeSight, repairs []native.Repair) {
+func (d *Daemon) recordNative(ctx context.Context, st *state, repairs []native.Repair) {
 	l := st.native.loss
-	var names []string
+	if added := d.addNativeLosses(st, repairs); added > 0 {
+		d.announceNative(d.nativeLog(ctx, st), l.record, added, l.recorded)
+		l.recorded = true
+	}
+}
+
+// addNativeLosses puts tables into the open record that it does not have, and returns how many.
+func (d *Daemon) addNativeLosses(st *state, repairs []native.Repair) (added int) {
+	l := st.native.loss
 	for _, repair := range repairs {
-		id := repair.Want.ID
-		if l.hit[id] {
-			continue
+		if id := repair.Want.ID; !l.hit[id] {
+			l.hit[id] = true
+			d.addNativeLoss(st, &l.record, id)
+			added++
 		}
-		l.hit[id] = true
-		d.addNativeLoss(st, &l.record, id)
-		names = append(names, id.NFT()+" "+string(st.native.tables[id].finding.Verdict))
 	}
-	if len(names) == 0 {
-		return
-	}
-	if l.recorded {
-		d.cfg.Metrics.ObserveFurtherNativeLoss(l.record.Native[len(l.record.Native)-len(names):])
+	return added
+}
+
+// announceNative counts and logs the last tables of a record, so many of them. counted: the record
+// itself is counted already.
+func (d *Daemon) announceNative(log klog.Logger, record api.Flush, added int, counted bool) {
+	fresh := record.Native[len(record.Native)-added:]
+	if counted {
+		d.cfg.Metrics.ObserveFurtherNativeLoss(fresh)
 	} else {
-		d.cfg.Metrics.ObserveNativeFlush(l.record.Time, l.record.Native)
+		d.cfg.Metrics.ObserveNativeFlush(record.Time, fresh)
 	}
-	l.recorded = true
-	d.nativeLog(ctx, st).Info("Rules of native tables were lost", "flush", l.record.ID, "tables", strings.Join(names, ", "),
-		"rules", l.record.Lost.Rules, "chains", l.record.Lost.Chains, "by", culpritsText(l.record))
+	var names []string
+	rules, chains := 0, 0
+	for _, l := range fresh {
+		names = append(names, l.Table+" "+string(l.Kind))
+		rules, chains = rules+l.Rules, chains+l.Chains
+	}
+	log.Info("Rules of native tables were lost", "flush", record.ID, "tables", strings.Join(names, ", "),
+		"rules", rules, "chains", chains, "by", culpritsText(record))
 }
 
 // nativeLog returns the log for what is said of each flush: while something keeps flushing that
@@ -228,8 +244,8 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 	r.waiting[id] = &record
 	d.cfg.Metrics.ObserveNativeFlush(record.Time, record.Native)
 	d.write(ctx, record, nil)
-	klog.FromContext(ctx).Info("A native table is lost and is not put back unasked; its owner has to write it again, or a decision is needed", "flush", record.ID,
-		"table", id.NFT(), "verdict", t.finding.Verdict, "because", t.finding.Why, "by", culpritsText(record), "bringItBack", restoreCommand, "acceptTheLoss", dismissCommand)
+	klog.FromContext(ctx).Error(errors.New(t.finding.Why), "A native table is lost and is not put back unasked; its owner has to write it again, or a decision is needed",
+		"flush", record.ID, "table", id.NFT(), "verdict", t.finding.Verdict, "by", culpritsText(record), "bringItBack", restoreCommand, "acceptTheLoss", dismissCommand)
 }
 
 // nativeBack notes that a table is as its owner wants it: losses of it that are open are over.
@@ -254,40 +270,47 @@ func (d *Daemon) nativeBack(ctx context.Context, st *state, id tableid.TableID) 
 	}
 }
 
-// nativeOver ends a loss of which a read under guard shows nothing any more.
-func (d *Daemon) nativeOver(ctx context.Context, st *state, seen nativeSight) {
-	st.native.finishRead(time.Now(), seen)
-	d.nativeRecovered(ctx, st)
-}
-
 // nativeRecovered ends the loss: everything that canaryd puts back is proved to be in force, or its
 // owner was faster.
 func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
-	r, l := &st.native, st.native.loss
-	r.loss = nil
-	now := time.Now()
-	d.hintNative(st, now)
-	d.witnessesDue(st)
+	l := st.native.loss
+	d.endNative(st)
 	if !l.recorded {
 		return
 	}
-	l.record.Attempts, l.record.Detail = l.attempts+1, ""
-	l.record.Outcome = reload.Skipped
+	l.record.Attempts, l.record.Detail, l.record.Outcome = l.attempts+1, "", l.outcome()
 	if l.replayed || l.unproved {
-		l.record.Outcome = reload.Proved
-		if l.lacking || l.unproved && !l.replayed {
-			l.record.Outcome = reload.Partial
-		}
 		l.record.WrittenSeconds = l.written.Sub(l.record.Time).Seconds()
 	}
-	d.cfg.Metrics.ObserveRecovery(endAbsence(&l.record, now))
-	for _, loss := range l.record.Native {
-		d.cfg.Metrics.ObserveNativeReplay(loss.Family, l.record.Outcome)
-	}
+	d.cfg.Metrics.ObserveRecovery(endAbsence(&l.record, time.Now()))
+	d.countNativeReplay(l.record.Native, l.record.Outcome)
 	st.remember(l.record)
 	d.write(ctx, l.record, nil)
-	d.nativeLog(ctx, st).Info("The native tables are back and proved", "flush", l.record.ID, "outcome", l.record.Outcome,
-		absentKey(l.record), api.Seconds(l.record.AbsentSeconds).Round(10*time.Microsecond), "attempts", l.attempts+1)
+	logBack(d.nativeLog(ctx, st), "The native tables", l.record, l.attempts+1)
+}
+
+// endNative closes the loss, of which nothing is left to put back.
+func (d *Daemon) endNative(st *state) {
+	st.native.loss = nil
+	d.hintNative(st, time.Now())
+	d.witnessesDue(st)
+}
+
+// outcome says what became of the loss.
+func (l *nativeLoss) outcome() api.Outcome {
+	switch {
+	case !l.replayed && !l.unproved:
+		return reload.Skipped
+	case l.lacking || !l.replayed:
+		return reload.Partial
+	}
+	return reload.Proved
+}
+
+func (d *Daemon) countNativeReplay(tables []api.NativeLoss, outcome api.Outcome) {
+	for _, loss := range tables {
+		d.cfg.Metrics.ObserveNativeReplay(loss.Family, outcome)
+	}
 }
 
 // dismissNative accepts what became of the tables that wait for that, and returns the ID of a
@@ -344,6 +367,6 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 		}
 	}
 	if !r.known.IsZero() {
-		s.LastExamination = earliest(s.LastExamination, r.known)
+		s.LastKnown = earliest(s.LastKnown, r.known)
 	}
 }

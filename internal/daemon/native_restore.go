@@ -86,23 +86,28 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 	}
 	var last error
 	for range nativeStale {
-		seen, repairs, left, err := d.planAsked(ctx, st)
+		plan, left, err := d.planAsked(ctx, st)
 		if err != nil {
 			last = err
 			break
 		}
+		repairs := plan.repairs
 		if dry || len(repairs) == 0 {
 			return nativeOutcomes(repairs, left, "", nil)
 		}
-		d.recordAsked(ctx, st, seen, repairs)
+		d.recordAsked(ctx, st, repairs)
 		l := r.loss
-		last = d.writeNative(ctx, st, seen, repairs)
-		if errors.Is(last, nft.ErrStale) {
+		lacking, err := d.writeNative(ctx, st, plan)
+		if last = err; errors.Is(last, nft.ErrStale) {
 			continue
 		}
+		d.noteLeft(ctx, st, lacking)
 		if last == nil {
-			l.written = time.Now()
+			d.wroteNative(st, plan, time.Now())
 			last = d.proveNative(ctx, st, repairs)
+		}
+		if last == nil {
+			d.nativeRecovered(ctx, st)
 		}
 		outcome := reload.Proved
 		if last != nil {
@@ -132,7 +137,7 @@ func (d *Daemon) nativeByItself(ctx context.Context, st *state) {
 }
 
 // recordAsked puts those tables into the flush record that wait in no record of their own.
-func (d *Daemon) recordAsked(ctx context.Context, st *state, seen nativeSight, repairs []native.Repair) {
+func (d *Daemon) recordAsked(ctx context.Context, st *state, repairs []native.Repair) {
 	r := &st.native
 	fresh := slices.DeleteFunc(slices.Clone(repairs), func(repair native.Repair) bool { return r.waiting[repair.Want.ID] != nil })
 	if len(fresh) == 0 {
@@ -141,44 +146,33 @@ func (d *Daemon) recordAsked(ctx context.Context, st *state, seen nativeSight, r
 	if r.loss.record.ID == "" {
 		r.loss.record = d.newNativeRecord(st, r.tables[fresh[0].Want.ID])
 	}
-	d.recordNative(ctx, st, seen, fresh)
+	d.recordNative(ctx, st, fresh)
 }
 
 // planAsked reads the tables that may be lost, and returns what puts back those that are, and those
 // that cannot be put back. What turns out to be its owner's doing is learned.
-func (d *Daemon) planAsked(ctx context.Context, st *state) (seen nativeSight, repairs []native.Repair, left []*native.Table, err error) {
+func (d *Daemon) planAsked(ctx context.Context, st *state) (plan nativePlan, left []*native.Table, err error) {
 	r := &st.native
-	genid, err := d.cfg.Native.Kernel.Genid()
-	if err == nil {
-		err = d.hearNative(ctx, st, genid)
-	}
-	if err == nil {
-		seen, err = d.sightNative(ctx, st, func(id tableid.TableID) bool {
-			t := r.tables[id]
-			return r.all || t != nil && (!t.dirty.IsZero() || t.lost())
-		})
-	}
-	if err != nil {
-		return seen, nil, nil, err
+	if plan.seen, err = d.hearAndSight(ctx, st, r.mayBeLost); err != nil {
+		return nativePlan{}, nil, err
 	}
 	for _, id := range r.ids() {
-		f, judged := seen.findings[id]
+		f, judged := plan.seen.findings[id]
 		t := r.tables[id]
-		switch remedy := askedRemedy(f, seen.Tables[id]); {
+		switch remedy := askedRemedy(f, plan.seen.Tables[id]); {
 		case !judged:
 		case remedy != native.NoRemedy:
 			t.finding = f
-			repairs = append(repairs, native.Repair{Remedy: remedy, Want: t.want, Now: seen.Tables[id], Age: time.Since(t.read)})
+			plan.add(t, remedy)
 		case nativeLost(f.Verdict):
 			t.finding = f
 			left = append(left, t.want)
 		default:
-			d.adoptNative(ctx, st, id, seen, f)
+			d.adoptNative(ctx, st, id, plan.seen, f)
 		}
 	}
-	slices.SortFunc(repairs, func(a, b native.Repair) int { return cmp.Compare(a.Want.Handle, b.Want.Handle) })
-	r.begun = r.begun || seen.all
-	return seen, repairs, left, nil
+	err = d.finishPlan(st, &plan)
+	return plan, left, err
 }
 
 // endWaiting ends the record of a table that waited for its owner or an operator.

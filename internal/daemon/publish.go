@@ -31,7 +31,7 @@ func (d *Daemon) publish(st *state) {
 		Quarantined:      st.quarantined(),
 		SourceErrors:     st.declared.broken,
 		DeclaredRefused:  slices.Clone(st.refused.shown[:min(len(st.refused.shown), api.QuarantinedShown)]),
-		WithoutText:      st.withoutText(),
+		Opaque:           st.opaqueNow(),
 		LeftOut:          st.leftOutNow(),
 		Stopped:          st.removed,
 		Keeper:           d.keepers(st),
@@ -54,7 +54,7 @@ func (d *Daemon) publish(st *state) {
 			s.Families[f][t] = st.shownVerdict(f, t)
 		}
 	}
-	s.LastExamination = lastKnown(st)
+	s.LastKnown = lastKnown(st)
 	s.LossSince = st.observing.since
 	st.decision.addTo(&s)
 	if st.loss != nil {
@@ -67,7 +67,7 @@ func (d *Daemon) publish(st *state) {
 	if s.LastDrill = st.lastDrill; s.LastDrill == nil {
 		s.LastDrill = api.LastDrillOf(st.journal)
 	}
-	s.CapturePendingSince = pendingSince(st)
+	s.LearningPendingSince = pendingSince(st)
 	s.JournalError = d.journalTrouble.text()
 	s.ListenRequired, s.ListenError = d.cfg.ListenRequired, d.listenTrouble.text()
 	s.NothingProtected = d.nothing(st, s)

@@ -181,17 +181,7 @@ func (d *Daemon) logRetry(ctx context.Context, st *state, err error) {
 // logRecovery logs how a loss ended.
 func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result reload.Result) {
 	log := st.flushLog(ctx)
-	what := "The rules are back and proved"
-	switch l.record.Outcome {
-	case api.Drilled:
-		what = "The drill's canary is back and proved"
-	case reload.Skipped:
-		what = "The rules are back: their owner was faster"
-	case reload.Partial:
-		what = "The rules are back, but for those that were left out"
-	}
-	log.Info(what, "flush", l.record.ID, "tables", api.TablesText(l.hit), "outcome", l.record.Outcome,
-		absentKey(l.record), api.Seconds(l.record.AbsentSeconds).Round(10*time.Microsecond), "attempts", l.attempts+1)
+	logBack(log.WithValues("tables", api.TablesText(l.hit)), "The rules", l.record, l.attempts+1)
 	for f, fr := range result {
 		for t, tr := range fr.Tables {
 			if n := len(tr.Skipped); n > 0 {
@@ -206,6 +196,21 @@ func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result rel
 			log.Error(fr.Aftercare, "The rules are back, but not all that follows worked", "flush", l.record.ID, "family", f)
 		}
 	}
+}
+
+// logBack logs by the record's outcome how the loss of what is named ended.
+func logBack(log klog.Logger, what string, r api.Flush, attempts int) {
+	switch r.Outcome {
+	case api.Drilled:
+		what = "The drill's canary is back and proved"
+	case reload.Skipped:
+		what += " are back: their owner was faster"
+	case reload.Partial:
+		what += " are back, but for what was left out"
+	default:
+		what += " are back and proved"
+	}
+	log.Info(what, "flush", r.ID, "outcome", r.Outcome, absentKey(r), api.Seconds(r.AbsentSeconds).Round(10*time.Microsecond), "attempts", attempts)
 }
 
 // absentKey is what the log calls how long rules were absent.

@@ -15,6 +15,7 @@ type recovery struct {
 	back     map[rules.TableID]time.Time // since when tables that were hit are intact
 	replayed bool                        // a table was written and proved
 	raced    bool                        // and another process wrote meanwhile
+	ridden   time.Time                   // when native tables of the same record were proved
 }
 
 // afterTry takes up the result of another try.
@@ -50,9 +51,9 @@ func (r recovery) outcome(result reload.Result) api.Outcome {
 	}
 }
 
-// provedAt returns when the last table that was hit was intact again.
+// provedAt returns when the last table that was hit was intact again, native ones included.
 func (r recovery) provedAt() time.Time {
-	var last time.Time
+	last := r.ridden
 	for _, at := range r.back {
 		last = latest(last, at)
 	}

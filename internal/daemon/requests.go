@@ -198,7 +198,7 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 	}
 	st.looking.plan(time.Now())
 	if st.loss != nil {
-		d.concludeHeal(ctx, st, result, nil)
+		d.concludeHeal(ctx, st, &nativeRide{}, result, nil)
 		d.resumeLearningAs(ctx, st, worst(result), "The rules are back: they were restored on request")
 		return
 	}

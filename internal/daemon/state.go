@@ -58,7 +58,7 @@ type state struct {
 	absence   absence            // when everything was in force
 	journal   []api.Flush        // flush records, the newest first
 	baseline  baseline           // that the generation is compared with
-	textless  textless           // rules of the generation that have no text
+	opaque    opaqueRules        // rules of the generation that have no text
 	leftOut   []iptables.LeftOut // chains that the last read left out
 	inventory inventory          // what stands on a node where nothing is protected
 	choice    choice             // of the backend

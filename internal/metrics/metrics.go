@@ -71,17 +71,19 @@ type Metrics struct {
 	families                     []rules.Family
 }
 
+// Buckets, in seconds. A probe is one or two system calls. A replay takes from 5 ms for a small
+// batch to a minute with iptables-nft-restore. Rules are absent for at least one good replay, and
+// at most until their owner's slow sync.
+var (
+	probeBuckets  = []float64{10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3, 0.1, 0.25, 1}
+	replayBuckets = []float64{5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60}
+	absentBuckets = append(replayBuckets[:len(replayBuckets):len(replayBuckets)], 120)
+)
+
 // NewMetrics registers every metric with reg, with each label value at 0. A counter that first
 // appears at 1 has no increase, so the first flush would raise no alert. It panics if reg has one
 // of them already.
 func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
-	// Buckets, in seconds. A probe is one or two system calls. A replay takes from 5 ms for a small
-	// batch to a minute with iptables-nft-restore. Rules are absent for at least one good replay,
-	// and at most until their owner's slow sync.
-	probeBuckets := []float64{10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3, 0.1, 0.25, 1}
-	replayBuckets := []float64{5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60}
-	absentBuckets := []float64{5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120}
-
 	b := builder{reg}
 	m := &Metrics{
 		families: o.Families,
@@ -339,9 +341,9 @@ func (m *Metrics) SetGeneration(captured time.Time, count map[rules.TableID]int)
 
 // SetStatus sets the gauges that follow a Status.
 func (m *Metrics) SetStatus(s api.Status) {
-	m.lastExamination.Set(seconds(s.LastExamination))
+	m.lastExamination.Set(seconds(s.LastKnown))
 	m.lossSince.Set(seconds(s.LossSince))
-	m.capturePending.Set(seconds(s.CapturePendingSince))
+	m.capturePending.Set(seconds(s.LearningPendingSince))
 	m.paused.Set(truth(s.Paused))
 	m.contended.Set(truth(s.Contended))
 	m.ownerless.Set(truth(s.RulesWithoutOwner != nil))

@@ -76,7 +76,7 @@ func everything(m *Metrics, hints *watch.Hints) {
 		rules.IPv4: {rules.Nat: canary.Emptied, rules.Filter: canary.ChainDeleted, rules.Mangle: canary.Intact},
 		rules.IPv6: {rules.Nat: canary.Unknown},
 	})
-	m.SetStatus(api.Status{Mode: api.Heal, LastExamination: at, LossSince: at, CapturePendingSince: at.Add(time.Second), Paused: true, Contended: true, Backend: api.Backend{Mixed: true, Mismatch: true}})
+	m.SetStatus(api.Status{Mode: api.Heal, LastKnown: at, LossSince: at, LearningPendingSince: at.Add(time.Second), Paused: true, Contended: true, Backend: api.Backend{Mixed: true, Mismatch: true}})
 	m.ObserveRestoreFailure(rules.IPv4, iptables.ReasonMissingSet)
 	m.ObserveReplay(rules.IPv4, reload.Proved, 80*time.Millisecond)
 	m.ObserveReplay(rules.IPv6, reload.Skipped, 0)

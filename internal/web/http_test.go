@@ -115,7 +115,7 @@ func TestHTTPIsReadOnly(t *testing.T) {
 func TestPage(t *testing.T) {
 	s := sample.Status()
 	s.LossSince = time.Time{}
-	s.LastExamination = time.Now()
+	s.LastKnown = time.Now()
 	for _, part := range []string{">Rules without an owner since", "kube-proxy&#39;s rules have no owner.", "If kube-proxy has left this node:",
 		`<code class="run">kubectl -n kube-system rollout restart daemonset/kube-proxy</code>`, `<code class="run">canaryd cleanup --rules --protect=kube-proxy</code>`} {
 		if !strings.Contains(ask(face(s, nil), "GET", "/").Body.String(), part) {

@@ -40,10 +40,7 @@ func recordOf(f api.Flush, now time.Time) pageRecord {
 	if len(tables) == len(protect.Tables()) {
 		tables = []string{"all tables"}
 	}
-	r.Where = strings.Join(families, "+") + " " + strings.Join(tables, ", ")
-	if names := f.NativeNames(); len(names) > 0 {
-		r.Where = strings.Join(names, ", ")
-	}
+	r.Where = strings.TrimSpace(strings.Join(families, "+") + " " + strings.Join(append(tables, f.NativeNames()...), ", "))
 	switch absent, known := f.AbsentFor(now); {
 	case !known:
 		r.Absent = "unknown"

@@ -121,39 +121,12 @@ type loser struct {
 // headlineOf says whether the node is healthy. The worst state comes first, and nothing unknown
 // counts as healthy.
 func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
-	var lost []loser
-	var unknown []string
-	for _, f := range rules.Families() {
-		verdicts, enabled := s.Families[f]
-		if !enabled {
-			continue
-		}
-		for _, t := range protect.Tables() {
-			v := cmp.Or(verdicts[t], canary.Unknown)
-			switch {
-			case v.Loss():
-				lost = append(lost, loser{fmt.Sprintf("%s %s", f, t), v})
-			case v == canary.Unknown:
-				unknown = append(unknown, fmt.Sprintf("%s %s", f, t))
-			}
-		}
-	}
-	for _, t := range s.Native {
-		switch {
-		case t.Verdict.Loss():
-			lost = append(lost, loser{"table " + t.Table, t.Verdict})
-		case t.Verdict == canary.Unknown:
-			unknown = append(unknown, "table "+t.Table)
-		}
-	}
-	if s.NativeError != "" && len(s.Native) == 0 {
-		unknown = append(unknown, "native tables")
-	}
+	lost, unknown := notInForce(s)
 	switch {
 	case s.Stopped:
 		return pageVerdict{Class: "stopped", Title: "Stopped", Lines: []string{"A cleanup removed the canaries. Nothing is watched until canaryd is restarted."}}
 	case dead != nil:
-		return pageVerdict{Class: "unknown", Title: sinceTitle("Unknown", s.LastExamination), Since: s.LastExamination,
+		return pageVerdict{Class: "unknown", Title: sinceTitle("Unknown", s.LastKnown), Since: s.LastKnown,
 			Lines: []string{"canaryd answers but does not work: " + dead.Error() + "."}}
 	case len(lost) > 0 || !s.LossSince.IsZero():
 		v := pageVerdict{Class: "lost", Title: sinceTitle("Rules missing", s.LossSince), Since: s.LossSince}
@@ -165,11 +138,11 @@ func headlineOf(s api.Status, dead error, now time.Time) pageVerdict {
 	case len(s.Families) == 0:
 		return pageVerdict{Class: "unknown", Title: "Not known yet", Lines: []string{"No family has been looked at yet."}}
 	case len(unknown) > 0:
-		return pageVerdict{Class: "unknown", Title: sinceTitle("Unknown", s.LastExamination), Since: s.LastExamination,
+		return pageVerdict{Class: "unknown", Title: sinceTitle("Unknown", s.LastKnown), Since: s.LastKnown,
 			Lines: unknownLines(s, unknown)}
-	case !s.LastExamination.IsZero() && now.Sub(s.LastExamination) > blindAfter:
-		return pageVerdict{Class: "unknown", Title: sinceTitle("Unknown", s.LastExamination), Since: s.LastExamination,
-			Lines: []string{"The canaries stand, but what the tables hold has not been known for " + spanText(now.Sub(s.LastExamination)) + "."}}
+	case !s.LastKnown.IsZero() && now.Sub(s.LastKnown) > blindAfter:
+		return pageVerdict{Class: "unknown", Title: sinceTitle("Unknown", s.LastKnown), Since: s.LastKnown,
+			Lines: []string{"The canaries stand, but what the tables hold has not been known for " + spanText(now.Sub(s.LastKnown)) + "."}}
 	case len(s.DeclaredRefused) > 0:
 		since := s.DeclaredRefused[0].Since
 		return pageVerdict{Class: "partial", Title: sinceTitle("Declared rules refused", since), Since: since, Lines: refusedLines(s)}
@@ -211,6 +184,37 @@ func unknownLines(s api.Status, unknown []string) []string {
 		next = "The kernel says, of " + strings.Join(causes, "; ") + ". Nothing is replayed on a guess."
 	}
 	return []string{"Could not be read, or has no canary yet: " + strings.Join(unknown, ", ") + ".", next}
+}
+
+// notInForce returns the tables that lost something, and those of which nothing is known.
+func notInForce(s api.Status) (lost []loser, unknown []string) {
+	for _, f := range rules.Families() {
+		verdicts, enabled := s.Families[f]
+		if !enabled {
+			continue
+		}
+		for _, t := range protect.Tables() {
+			v := cmp.Or(verdicts[t], canary.Unknown)
+			switch {
+			case v.Loss():
+				lost = append(lost, loser{fmt.Sprintf("%s %s", f, t), v})
+			case v == canary.Unknown:
+				unknown = append(unknown, fmt.Sprintf("%s %s", f, t))
+			}
+		}
+	}
+	for _, t := range s.Native {
+		switch {
+		case t.Verdict.Loss():
+			lost = append(lost, loser{"table " + t.Table, t.Verdict})
+		case t.Verdict == canary.Unknown:
+			unknown = append(unknown, "table "+t.Table)
+		}
+	}
+	if s.NativeError != "" && len(s.Native) == 0 {
+		unknown = append(unknown, "native tables")
+	}
+	return lost, unknown
 }
 
 // sinceTitle returns a title that ends with a time, unless it is zero.
@@ -311,30 +315,8 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 		list = append(list, pageWarning{Name: "ownerless", Class: "bad", Title: "kube-proxy's rules have no owner.",
 			Text: "They are in force, but KUBE-PROXY-CANARY has been missing for " + durationText(now.Sub(o.Since)) + ", so no process corrects them.", Choices: o.Choices})
 	}
-	if n := len(s.Quarantined); n > 0 {
-		w := pageWarning{Name: "quarantine", Class: "bad", Title: api.Upper(rulesText(n)) + " cannot be put back.",
-			Text: "They are quarantined: the kernel lacks what they depend on, or refuses them. They are tried again; the rest of their tables is in force.", Command: "canaryd status"}
-		if n == 1 {
-			w.Text = "It is quarantined: the kernel lacks what it depends on, or refuses it. It is tried again; the rest of its table is in force."
-		}
-		seen := map[string]bool{}
-		for _, q := range s.Quarantined {
-			name := fmt.Sprintf("%s/%s/%s", q.Family, q.Table, q.Chain)
-			if !seen[name] && len(seen) < 5 {
-				w.Chains = append(w.Chains, name)
-			}
-			seen[name] = true
-		}
-		list = append(list, w)
-	}
-	if n := len(s.LeftOut); n > 0 {
-		w := pageWarning{Name: "leftout", Class: "bad", Title: api.Upper(s.NotGuarded()) + ".",
-			Text: "There are more rules than canaryd keeps of a family (--max-rules). What is lost of these is not put back.", Command: "canaryd status"}
-		for _, l := range s.LeftOut[:min(n, 5)] {
-			w.Chains = append(w.Chains, fmt.Sprintf("%s/%s/%s", l.Family, l.Table, l.Chain))
-		}
-		list = append(list, w)
-	}
+	list = append(list, quarantineWarning(s)...)
+	list = append(list, leftOutWarning(s)...)
 	if s.Backend.Mixed {
 		list = append(list, pageWarning{Name: "mixed", Class: "warn", Title: "Both backends hold rules.",
 			Text: fmt.Sprintf("Those of %s are guarded. Why that one:", s.Backend.Name), Command: "canaryd detect"})
@@ -343,11 +325,47 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 		list = append(list, pageWarning{Name: "journal", Class: "warn", Title: "Flush records are not on disk.",
 			Text: "They are lost if canaryd restarts now. " + s.JournalError})
 	}
-	if since := s.CapturePendingSince; !since.IsZero() && now.Sub(since) > blindAfter {
+	if since := s.LearningPendingSince; !since.IsZero() && now.Sub(since) > blindAfter {
 		list = append(list, pageWarning{Name: "pending", Class: "warn", Title: "The generation is behind.",
 			Text: "Changes of " + agoText(since, now) + " are not in it yet; a replay would not bring them."})
 	}
 	return list
+}
+
+// quarantineWarning returns the warning of quarantined rules, if there are any.
+func quarantineWarning(s api.Status) []pageWarning {
+	n := len(s.Quarantined)
+	if n == 0 {
+		return nil
+	}
+	w := pageWarning{Name: "quarantine", Class: "bad", Title: api.Upper(rulesText(n)) + " cannot be put back.",
+		Text: "They are quarantined: the kernel lacks what they depend on, or refuses them. They are tried again; the rest of their tables is in force.", Command: "canaryd status"}
+	if n == 1 {
+		w.Text = "It is quarantined: the kernel lacks what it depends on, or refuses it. It is tried again; the rest of its table is in force."
+	}
+	seen := map[string]bool{}
+	for _, q := range s.Quarantined {
+		name := fmt.Sprintf("%s/%s/%s", q.Family, q.Table, q.Chain)
+		if !seen[name] && len(seen) < 5 {
+			w.Chains = append(w.Chains, name)
+		}
+		seen[name] = true
+	}
+	return []pageWarning{w}
+}
+
+// leftOutWarning returns the warning of chains that are not guarded, if there are any.
+func leftOutWarning(s api.Status) []pageWarning {
+	n := len(s.LeftOut)
+	if n == 0 {
+		return nil
+	}
+	w := pageWarning{Name: "leftout", Class: "bad", Title: api.Upper(s.NotGuarded()) + ".",
+		Text: "There are more rules than canaryd keeps of a family (--max-rules). What is lost of these is not put back.", Command: "canaryd status"}
+	for _, l := range s.LeftOut[:min(n, 5)] {
+		w.Chains = append(w.Chains, fmt.Sprintf("%s/%s/%s", l.Family, l.Table, l.Chain))
+	}
+	return []pageWarning{w}
 }
 
 // rulesText counts quarantined rules, of which a Status has the first only.

@@ -146,6 +146,10 @@ type Session interface {
 	// Prepare does ahead what can be done of the next Restore, if it is of the same
 	// payloads. It writes nothing.
 	Prepare(ctx context.Context, payloads ...Payload)
+	// Carry has the next Restore take a rider along, in the transaction of its last payload. It
+	// stays behind where there is no such transaction: on legacy, as text, and where the genid of
+	// its read is not that of the families'. RestoreAnyway takes none.
+	Carry(r *Rider)
 	// Restore writes payloads, one after the other, and says for each of their
 	// families what became of it. A family is written only if no other process wrote
 	// since its last Read, as far as the backend shows it. What the payloads say of

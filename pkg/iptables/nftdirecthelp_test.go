@@ -155,5 +155,5 @@ func guardedBatch(genid uint32) *nft.Batch {
 
 // restoreDirectly encodes a payload and sends it.
 func restoreDirectly(k *Kernel, genid uint32, payload Payload) directResult {
-	return k.sendDirectly(k.encode(payload), payload, genid)
+	return k.sendDirectly(k.encode(payload), payload, genid, nil)
 }

@@ -29,7 +29,7 @@ type directResult struct {
 }
 
 // A directBatch is a payload as one transaction that is not sent yet, as far as it
-// can be written directly.
+// can be written directly. It has no end: a rider may follow.
 type directBatch struct {
 	writer directWriter
 	result directResult // if the kernel takes it
@@ -55,19 +55,18 @@ func (k *Kernel) encode(payload Payload) *directBatch {
 			result.wrote[family] = append(result.wrote[family], script.Table)
 		}
 	}
-	w.batch.Finish()
 	w.batch.Port = k.port
 	return &directBatch{w, result}
 }
 
 // sendDirectly sends the batch of a payload, which the kernel takes only while its
-// ruleset counter is genid.
+// ruleset counter is genid. A rider, if there is one, goes with it.
 //
 // The direct path goes first: stale, it has written nothing, while a text
 // path that has written cannot take that back. And it has no refusals of its
 // own: what the kernel refuses is left to iptables-restore, table by table,
 // so that only the bad table fails, with the reason that it always gave.
-func (k *Kernel) sendDirectly(b *directBatch, payload Payload, genid uint32) directResult {
+func (k *Kernel) sendDirectly(b *directBatch, payload Payload, genid uint32, rider *Rider) directResult {
 	if b == nil {
 		return directResult{left: payload}
 	}
@@ -77,7 +76,7 @@ func (k *Kernel) sendDirectly(b *directBatch, payload Payload, genid uint32) dir
 		return result
 	}
 	b.writer.batch.Guard(genid)
-	if err := k.send(&b.writer); err != nil {
+	if err := b.writer.send(rider, func() error { return k.send(&b.writer) }); err != nil {
 		return k.notDirectly(err, payload)
 	}
 	result := b.result

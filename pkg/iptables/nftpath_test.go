@@ -308,22 +308,28 @@ const looping = `*filter
 COMMIT
 `
 
+// newLoopingNode returns a lossyNode, and a table that the kernel refuses: its rules were learned
+// apart from each other, and together they are a loop.
+func newLoopingNode(t *testing.T) (n *lossyNode, loop string) {
+	t.Helper()
+	n = newLossyNode(t, Config{}, looping)
+	for _, text := range []string{lossyRules, "*filter\n:A - [0:0]\n:B - [0:0]\n-A B -j A\nCOMMIT\n"} {
+		more := newLossyNode(t, Config{}, text)
+		for family, known := range more.source {
+			for spec, raw := range known {
+				n.source[family][spec] = raw
+			}
+		}
+		n.saved = more.saved
+	}
+	return n, strings.Replace(looping, "COMMIT", "-A B -j A\nCOMMIT", 1)
+}
+
 // The kernel refuses a loop, which nothing shows before: then iptables-restore
 // writes all tables that it can, and says what is wrong with the other.
 func TestARefusedTransactionGoesThroughTheTextPathAtOnce(t *testing.T) {
-	bad := strings.Replace(looping, "COMMIT", "-A B -j A\nCOMMIT", 1)
 	onNamespace(t, func(t *testing.T) {
-		// Learned apart from each other, together a loop.
-		n := newLossyNode(t, Config{}, looping)
-		for _, text := range []string{lossyRules, "*filter\n:A - [0:0]\n:B - [0:0]\n-A B -j A\nCOMMIT\n"} {
-			more := newLossyNode(t, Config{}, text)
-			for family, known := range more.source {
-				for spec, raw := range known {
-					n.source[family][spec] = raw
-				}
-			}
-			n.saved = more.saved
-		}
+		n, bad := newLoopingNode(t)
 		p := n.payload(t, lossyRules+bad)
 		p[rules.IPv6] = p[rules.IPv6][:2]
 		s := n.read(t)

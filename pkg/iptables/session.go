@@ -106,6 +106,7 @@ func (s *session) guard(ctx context.Context, family rules.Family) (uint64, error
 type genidSession struct {
 	session
 	ahead *encodedAhead // of the next Restore; nil if it was not prepared
+	rider *Rider        // of the next Restore; nil if none rides
 }
 
 // Read implements Session. The genid costs nothing to ask for once more, so
@@ -129,6 +130,12 @@ func (s *genidSession) Prepare(_ context.Context, payloads ...Payload) {
 	s.ahead.stop()
 	s.ahead = s.kernel.encodeAhead(payloads)
 	s.ahead.begin()
+}
+
+// Carry implements Session.
+func (s *genidSession) Carry(r *Rider) {
+	copied := *r // its genid follows our own commits
+	s.rider = &copied
 }
 
 // Close implements Session.
@@ -158,6 +165,7 @@ func (s *genidSession) RestoreAnyway(ctx context.Context, payloads ...Payload) m
 func (s *genidSession) writeAll(ctx context.Context, payloads []Payload, anyway bool) map[rules.Family]Written {
 	ahead := s.ahead
 	s.ahead = nil
+	defer func() { s.rider = nil }()
 	if !ahead.of(payloads) {
 		ahead.stop()
 		ahead = s.kernel.encodeAhead(payloads)
@@ -170,14 +178,14 @@ func (s *genidSession) writeAll(ctx context.Context, payloads []Payload, anyway 
 			// would let it pass.
 			encode = s.kernel.encode
 		}
-		return s.write(ctx, payload, encode, anyway)
+		return s.write(ctx, payload, encode, !anyway && stage == len(payloads)-1, anyway)
 	})
 }
 
 // write writes what can be written directly of all families, in one
-// transaction, and then each family's rest as text; anyway is without regard
-// to what was written since the read.
-func (s *genidSession) write(ctx context.Context, payload Payload, encode func(Payload) *directBatch, anyway bool) map[rules.Family]Written {
+// transaction, and then each family's rest as text. rides lets the rider go with the
+// transaction; anyway is without regard to what was written since the read.
+func (s *genidSession) write(ctx context.Context, payload Payload, encode func(Payload) *directBatch, rides, anyway bool) map[rules.Family]Written {
 	written, due := make(map[rules.Family]Written, len(payload)), Payload{}
 	var genid uint64
 	for _, family := range slices.Sorted(maps.Keys(payload)) {
@@ -196,7 +204,11 @@ func (s *genidSession) write(ctx context.Context, payload Payload, encode func(P
 	if len(due) == 0 {
 		return written
 	}
-	direct := s.writeDirectly(encode(due), due, genid, anyway)
+	var rider *Rider
+	if rides && s.rider != nil && s.rider.Genid == uint32(genid) {
+		rider = s.rider
+	}
+	direct := s.writeDirectly(encode(due), due, genid, rider, anyway)
 	for family := range due {
 		written[family] = Written{Err: direct.err}
 	}
@@ -234,10 +246,10 @@ func (s *genidSession) check(ctx context.Context, family rules.Family, anyway bo
 // anyway and another process committed in between, it is sent again without a guard:
 // it is atomic all the same, and what it says of rules that stand it says by
 // their handles. iptables-restore would look for a quiet moment for longer.
-func (s *genidSession) writeDirectly(batch *directBatch, due Payload, genid uint64, anyway bool) directResult {
-	direct := s.kernel.sendDirectly(batch, due, uint32(genid))
+func (s *genidSession) writeDirectly(batch *directBatch, due Payload, genid uint64, rider *Rider, anyway bool) directResult {
+	direct := s.kernel.sendDirectly(batch, due, uint32(genid), rider)
 	if anyway && errors.Is(direct.err, nft.ErrStale) {
-		direct = s.kernel.sendDirectly(s.kernel.encode(due), due, nft.NoGuard)
+		direct = s.kernel.sendDirectly(s.kernel.encode(due), due, nft.NoGuard, nil)
 	}
 	return direct
 }
@@ -259,7 +271,10 @@ func (s *genidSession) writeRest(ctx context.Context, family rules.Family, scrip
 }
 
 // moved notes that we moved the genid.
-func (s *session) moved(by uint32) {
+func (s *genidSession) moved(by uint32) {
+	if s.rider != nil {
+		s.rider.Genid += by
+	}
 	for f, id := range s.noted {
 		s.noted[f] = uint64(uint32(id) + by) // the counter wraps
 	}
@@ -322,6 +337,9 @@ func (s *contentSession) Read(ctx context.Context, family rules.Family) (Snapsho
 
 // Prepare implements Session: iptables-restore does everything by itself.
 func (s *contentSession) Prepare(context.Context, ...Payload) {}
+
+// Carry implements Session: there is no transaction to ride in.
+func (s *contentSession) Carry(*Rider) {}
 
 // Restore implements Session. What a process that ignores the lock writes during
 // the restore itself looks like our own writing: it races nothing.

@@ -43,8 +43,11 @@ func Example() {
 		fmt.Println("another process wrote meanwhile: read again")
 		return
 	}
-	changes, _, err := native.Prove(conn, was.Tables[id])
-	fmt.Println(len(changes) == 0, err)
+	proof, err := native.Capture(conn, wanted)
+	if err != nil {
+		return
+	}
+	fmt.Println(len(native.Diff(was.Tables[id], proof.Tables[id])) == 0)
 }
 
 // The judge is a function of what is known, and reads nothing.

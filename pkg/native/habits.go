@@ -9,6 +9,8 @@ type Habits struct {
 	EmptiesBase   bool // it removes the last rule of a base chain
 	EmptiesChains bool // it removes the last rule of a chain that others still jump to
 	EmptiesSets   bool // it removes all elements of a set, and does nothing else
+	// KeepsHandles: it deletes rules by the handles that it remembers.
+	KeepsHandles bool
 }
 
 // HabitsOf returns the habits of the owner that is known to write a table of that name. Sources:
@@ -21,7 +23,7 @@ func HabitsOf(id tableid.TableID) Habits {
 		return Habits{}
 	case "cni_plugins_masquerade", "libvirt_network", "netavark":
 		// One base chain with a rule for each container or network, and no other.
-		return Habits{EmptiesBase: true, EmptiesChains: true, EmptiesSets: true}
+		return Habits{EmptiesBase: true, EmptiesChains: true, EmptiesSets: true, KeepsHandles: id.Name == "libvirt_network"}
 	}
 	// Docker and portmap keep the jumps of their base chains; a chain of port mappings loses its
 	// last rule with the last container, and Calico's sets lose their last pod. Of an owner that

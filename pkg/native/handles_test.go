@@ -13,6 +13,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // tableHandles are those that a table made again cannot have: the kernel never gives one twice.
@@ -86,4 +87,73 @@ func TestHandlesFarApart(t *testing.T) {
 	if _, err := table.CreateWithHandles(nft.NewBatch(), native.Options{}); !errors.Is(err, native.ErrHandles) {
 		t.Errorf("got %v", err)
 	}
+}
+
+// TestOwnersHandles: libvirt deletes a rule by the handle that the kernel gave it. After each kind
+// of repair that hits the same rule, also where others were deleted before.
+func TestOwnersHandles(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		flush  string
+		remedy native.Remedy
+	}{
+		{"nft flush ruleset", "flush ruleset", native.ByCreate},
+		{"nft flush table", "flush table ip libvirt_network", native.ByRefill},
+		{"an old copy", "flush ruleset\n" + libvirt, native.ByReplace},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				nstest.NeedProgram(t, "nft")
+				k := openKernel(t)
+				nstest.CommandInput(t, libvirt, "nft", "-f", "-")
+				for _, change := range []string{"insert rule ip libvirt_network guest_input counter drop", "delete rule ip libvirt_network guest_input handle 7",
+					"add rule ip libvirt_network guest_nat ip saddr 10.9.0.0/16 counter masquerade"} {
+					nstest.CommandInput(t, change, "nft", "-f", "-")
+				}
+				before, was := listed(t), capture(t, dial(t))
+				handle := regexp.MustCompile(`10\.9\.0\.0/16 .* # handle (\d+)`).FindStringSubmatch(before)
+				if len(handle) != 2 {
+					t.Fatalf("no handle of the rule in\n%s", before)
+				}
+				nstest.CommandInput(t, test.flush, "nft", "-f", "-")
+				now := capture(t, dial(t))
+				id := tableid.IPv4.Table("libvirt_network")
+				repair := native.Repair{Remedy: test.remedy, Want: was.Tables[id], Now: now.Tables[id]}
+				if _, err := k.Write(now.Genid, []native.Repair{repair}, nil); err != nil {
+					t.Fatal(err)
+				}
+				if stands := capture(t, dial(t)).Tables[id]; !repair.Repaired(stands, false) {
+					t.Error("the repair is not proved")
+				}
+				if diff := cmp.Diff(before, listed(t)); diff != "" {
+					t.Errorf("nft lists (-before +after):\n%s", diff)
+				}
+				nstest.Command(t, "nft", "delete", "rule", "ip", "libvirt_network", "guest_nat", "handle", handle[1])
+				if after := listed(t); strings.Contains(after, "10.9.0.0") || strings.Count(after, "counter") != strings.Count(before, "counter")-1 {
+					t.Errorf("another rule is gone:\n%s", after)
+				}
+			})
+		})
+	}
+}
+
+// TestOwnersNewerWord: a table of an owner that remembers handles is not made again over what the
+// owner wrote since.
+func TestOwnersNewerWord(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		k := openKernel(t)
+		nstest.CommandInput(t, libvirt, "nft", "-f", "-")
+		was := capture(t, dial(t))
+		nstest.CommandInput(t, "flush table ip libvirt_network\nadd rule ip libvirt_network guest_nat counter return", "nft", "-f", "-")
+		now := capture(t, dial(t))
+		id := tableid.IPv4.Table("libvirt_network")
+		if _, err := k.Write(now.Genid, []native.Repair{{Remedy: native.ByRefill, Want: was.Tables[id], Now: now.Tables[id]}}, nil); err != nil {
+			t.Fatal(err)
+		}
+		after := listed(t)
+		if _, chain, _ := strings.Cut(after, "chain guest_nat"); !strings.Contains(strings.SplitN(chain, "}", 2)[0], "return") || !strings.Contains(after, "jump guest_input") {
+			t.Errorf("nft lists\n%s", after)
+		}
+	})
 }

@@ -211,11 +211,7 @@ func remedied(t *testing.T, conn *nft.Conn, was *native.Table, now *native.Rules
 	if err := b.Send(); err != nil {
 		t.Fatal(err)
 	}
-	changes, _, err := native.Prove(conn, was)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range changes[was.ID] {
+	for _, c := range changes(t, conn, was) {
 		// What the owner wrote since is its own.
 		if c.Gone || c.Empty || c.Lost > 0 && c.New == 0 {
 			t.Errorf("after the replay: %v", c)

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"slices"
 	"syscall"
 	"time"
@@ -100,14 +99,6 @@ func (k *Kernel) Hear(genid uint32) (commits []Commit, missed bool, err error) {
 	}
 }
 
-// A Repair puts one table back.
-type Repair struct {
-	Remedy Remedy
-	Want   *Table
-	Now    *Table        // for ByRefill
-	Age    time.Duration // since Want was read
-}
-
 // Write writes repairs, and plants witnesses by their nonces, in one transaction that the kernel
 // takes at that genid only. It returns the network devices that the node lacks and that were left
 // out. The error is nft.ErrStale if another process wrote, or a *nft.RefusedError.
@@ -115,6 +106,15 @@ func (k *Kernel) Write(genid uint32, repairs []Repair, witnesses map[tableid.Fam
 	b := nft.NewBatch()
 	b.Port = k.port
 	b.Guard(genid)
+	if left, err = k.Append(b, repairs, witnesses); err != nil {
+		return nil, err
+	}
+	b.Finish()
+	return left, b.Send()
+}
+
+// Append is Write into a batch of the caller's, which guards and sends it.
+func (*Kernel) Append(b *nft.Batch, repairs []Repair, witnesses map[tableid.Family]string) (left []string, err error) {
 	for _, family := range slices.Sorted(maps.Keys(witnesses)) {
 		if err := PlantWitness(b, family, witnesses[family]); err != nil {
 			return nil, err
@@ -127,26 +127,7 @@ func (k *Kernel) Write(genid uint32, repairs []Repair, witnesses map[tableid.Fam
 		}
 		left = append(left, lacking...)
 	}
-	b.Finish()
-	return left, b.Send()
-}
-
-func (r Repair) write(b *nft.Batch) (left []string, err error) {
-	o := Options{Age: r.Age, Lacks: lacksDevice}
-	switch r.Remedy {
-	case ByCreate:
-		return r.Want.Create(b, o)
-	case ByReplace:
-		return r.Want.Replace(b, o)
-	case ByRefill:
-		return r.Want.Refill(b, r.Now, o)
-	}
-	return nil, nil
-}
-
-func lacksDevice(name string) bool {
-	_, err := net.InterfaceByName(name)
-	return err != nil
+	return left, nil
 }
 
 // RemoveWitnesses deletes the witnesses of all families.
@@ -189,29 +170,4 @@ func (t *Table) Counts() (chains, rules, elements int) {
 		}
 	}
 	return chains, rules, elements
-}
-
-// Repaired reports whether a table is as a repair should leave it, now as a read after it shows.
-// After a refill nothing is missing that it put back, and its owner's newer words stand.
-func (r Repair) Repaired(now *Table, lacking bool) bool {
-	if now == nil {
-		return false
-	}
-	changes := Diff(r.Want, now)
-	before := map[string]Change{}
-	if r.Remedy == ByRefill {
-		for _, c := range Diff(r.Want, r.Now) {
-			before[fmt.Sprint(c.Kind, c.Name)] = c
-		}
-	}
-	for _, c := range changes {
-		was, differed := before[fmt.Sprint(c.Kind, c.Name)]
-		switch {
-		case c.Empty, differed && (c.Lost > was.Lost || was.Empty):
-			return false
-		case !differed && (!lacking || c.Lost > 0 || c.Gone || c.Made):
-			return false
-		}
-	}
-	return true
 }

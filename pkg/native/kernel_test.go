@@ -10,17 +10,24 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
+// openKernel returns a kernel that is open, and knows its own commits.
+func openKernel(t *testing.T) *native.LateKernel {
+	t.Helper()
+	port := nft.NewPort()
+	k := native.NewLateKernel(port, func(from, _ uint32) bool { return from == port })
+	t.Cleanup(func() { k.Close() })
+	if awake, err := k.Wake(nil); err != nil || !awake {
+		t.Fatalf("open %t, %v", awake, err)
+	}
+	return k
+}
+
 // TestKernelHears: each commit is heard of once, by whom it was and what it did; where the kernel
 // dropped notifications that is said, and what follows is heard of again.
 func TestKernelHears(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
-		port := nft.NewPort()
-		k := native.NewLateKernel(port, func(from, _ uint32) bool { return from == port })
-		if awake, err := k.Wake(nil); err != nil || !awake {
-			t.Fatalf("open %t, %v", awake, err)
-		}
-		defer k.Close()
+		k := openKernel(t)
 		hear := func() (commits []native.Commit, missed bool) {
 			t.Helper()
 			genid, err := k.Genid()
@@ -62,7 +69,7 @@ func TestKernelHears(t *testing.T) {
 		if commits, missed = hear(); len(commits) != 1 || missed || commits[0].Deeds[id].Made == 0 {
 			t.Errorf("after an overflow: heard %+v, missed %t", commits, missed)
 		}
-		if err := native.RemoveWitnesses(port); err != nil {
+		if err := native.RemoveWitnesses(nft.NewPort()); err != nil {
 			t.Error(err)
 		}
 	})

@@ -117,3 +117,9 @@ func exists(path string) error {
 	_, err := os.Stat(path)
 	return err
 }
+
+// changes returns how a table differs from what it was.
+func changes(t testing.TB, conn *nft.Conn, was *native.Table) []native.Change {
+	t.Helper()
+	return native.Diff(was, capture(t, conn).Tables[was.ID])
+}

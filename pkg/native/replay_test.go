@@ -64,11 +64,7 @@ func putsBack(t *testing.T, conn *nft.Conn, script string) {
 	if err := b.Send(); err != nil {
 		t.Fatalf("%v, after %v", err, lost)
 	}
-	changes, _, err := native.Prove(conn, was)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range changes[id] {
+	for _, c := range changes(t, conn, was) {
 		if c.Made && c.Name == "new" { // what the test added
 			continue
 		}
@@ -273,8 +269,8 @@ func TestTimeoutsGoOn(t *testing.T) {
 		if strings.Contains(got, "10.0.0.3") {
 			t.Errorf("an element whose time is over came back:\n%s", got)
 		}
-		if changes, _, err := native.Prove(conn, was.Tables[tableid.IPv4.Table("t")]); err != nil || len(changes) != 0 {
-			t.Errorf("the proof: %v, %v", changes, err)
+		if changes := changes(t, conn, was.Tables[tableid.IPv4.Table("t")]); len(changes) != 0 {
+			t.Errorf("the proof: %v", changes)
 		}
 	})
 }

@@ -163,6 +163,9 @@ func (b *Batch) Join(next *Batch) {
 type RefusedError struct {
 	Errno syscall.Errno
 	What  string // the message that it complained of
+	// Message is that message's number in the batch, from 1 on. The first one is the beginning of
+	// the batch: of it the kernel complains if it refuses the whole.
+	Message int
 }
 
 func (e *RefusedError) Error() string {
@@ -246,7 +249,7 @@ func (b *Batch) complaint(fd int) error {
 	case errno == unix.EPERM:
 		return Wrap("sending a transaction", errno)
 	case errno != 0:
-		return &RefusedError{errno, b.describe(about)}
+		return &RefusedError{errno, b.describe(about), int(about)}
 	default:
 		return nil
 	}

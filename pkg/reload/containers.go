@@ -74,3 +74,8 @@ func referencedByOthers(task tableTask, chain string, leaves func(rules.Rule) bo
 	}
 	return false
 }
+
+// WithoutAttachments returns what is learned without the rules of these containers.
+func (l Learned) WithoutAttachments(gone map[protect.Attachment]bool) Learned {
+	return Learned{Generation: protect.DetachAll(l.Generation, gone), shrunk: l.shrunk}
+}

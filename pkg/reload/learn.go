@@ -57,52 +57,17 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 		next.Generation = l.Generation.With(f.Table(t), seen)
 		return next, time.Time{}
 	}
-	var due time.Time
-	stands := func(chain string) bool {
-		k := shrinkKey{f, t, chain}
-		since, before := l.shrunk[k]
-		if !before {
-			since = now
-		}
-		next.shrunk[k] = since // even after shrinkDelay: other changes that wait must not restart this clock
-		if now.Sub(since) >= shrinkDelay {
-			return true
-		}
-		if at := since.Add(shrinkDelay); due.IsZero() || at.Before(due) {
-			due = at
-		}
-		return false
-	}
+	clocks := shrinking{f, t, l.shrunk, next.shrunk, now, time.Time{}}
 	waits := func(chain string) bool {
 		return slices.ContainsFunc(finding.Waiting, func(h rules.Jump) bool { return h.Chain == chain })
 	}
 	count := sizeBefore(old, seen)
-	half := count >= 2 && 2*seen.RuleCount() < count && !stands("")
+	half := count >= 2 && 2*seen.RuleCount() < count && !clocks.stood("")
 	merged := seen
-	kept := map[string]bool{}
-	at := make(map[string]int, len(merged.Chains))
-	for i, c := range merged.Chains {
-		at[c.Name] = i
-	}
-	for _, c := range old.Chains {
-		i, there := at[c.Name]
-		// A missing chain waits even if it was empty. KUBE-IPTABLES-HINT never holds a rule, and
-		// the first step of a firewall's restart deletes it.
-		if there && (len(c.Rules) == 0 || len(merged.Chains[i].Rules) > 0) || stands(c.Name) && !waits(c.Name) {
-			continue
-		}
-		if len(kept) == 0 {
-			merged.Chains = slices.Clone(seen.Chains)
-		}
-		kept[c.Name] = true
-		if there {
-			merged.Chains[i] = c
-		} else {
-			merged.Chains = append(merged.Chains, c)
-		}
-	}
+	var kept map[string]bool
+	merged.Chains, kept = keepShrunk(old.Chains, seen.Chains, func(chain string) bool { return clocks.stood(chain) && !waits(chain) })
 	if half {
-		return next, due // the clocks of its chains go on
+		return next, clocks.due // the clocks of its chains go on
 	}
 	merged.Jumps = keepJumps(old.Jumps, seen.Jumps, func(h rules.Jump) bool {
 		return kept[h.Into()] || slices.ContainsFunc(finding.Waiting, h.Same)
@@ -114,7 +79,61 @@ func (l Learned) Learn(f rules.Family, t rules.TableName, seen rules.Section, fi
 	// The new section is kept even if it equals the old one, because the last read is in memory
 	// anyway.
 	next.Generation = l.Generation.With(f.Table(t), merged)
-	return next, due
+	return next, clocks.due
+}
+
+// shrinking is what is known of the parts of one table that a read showed to be less.
+type shrinking struct {
+	family       rules.Family
+	table        rules.TableName
+	before, next map[shrinkKey]time.Time // since when, for the last read and for this one
+	now          time.Time
+	due          time.Time // when the first of them has stood for shrinkDelay
+}
+
+// stood reports whether a chain, or "" for half the table, has been less for shrinkDelay.
+func (s *shrinking) stood(chain string) bool {
+	k := shrinkKey{s.family, s.table, chain}
+	since, before := s.before[k]
+	if !before {
+		since = s.now
+	}
+	s.next[k] = since // even after shrinkDelay: other changes that wait must not restart this clock
+	if s.now.Sub(since) >= shrinkDelay {
+		return true
+	}
+	if at := since.Add(shrinkDelay); s.due.IsZero() || at.Before(s.due) {
+		s.due = at
+	}
+	return false
+}
+
+// keepShrunk returns the chains that were seen, with those of old that are empty or missing now and
+// do not count as such yet, and which these are. seen stays as it is.
+func keepShrunk(old, seen []rules.Chain, counts func(chain string) bool) (chains []rules.Chain, kept map[string]bool) {
+	chains, kept = seen, map[string]bool{}
+	at := make(map[string]int, len(seen))
+	for i, c := range seen {
+		at[c.Name] = i
+	}
+	for _, c := range old {
+		i, there := at[c.Name]
+		// A missing chain waits even if it was empty. KUBE-IPTABLES-HINT never holds a rule, and
+		// the first step of a firewall's restart deletes it.
+		if there && (len(c.Rules) == 0 || len(seen[i].Rules) > 0) || counts(c.Name) {
+			continue
+		}
+		if len(kept) == 0 {
+			chains = slices.Clone(seen)
+		}
+		kept[c.Name] = true
+		if there {
+			chains[i] = c
+		} else {
+			chains = append(chains, c)
+		}
+	}
+	return chains, kept
 }
 
 // sizeBefore returns how many rules old has, without those of chains that are left out by now. Such

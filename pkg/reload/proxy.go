@@ -1,6 +1,12 @@
 package reload
 
+// What kube-proxy does, and what it is asked to do: its canary, by which it notices a flush, the
+// full sync after a replay, and the removal of its own rules.
+
 import (
+	"context"
+	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -8,6 +14,97 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
+
+// kubeProxyCanary is the chain that kube-proxy keeps in every table that it writes. When it is
+// missing from mangle, kube-proxy takes that for a flush and does a full sync (k8s.io/kubernetes
+// pkg/util/iptables Monitor, since 1.17).
+const kubeProxyCanary = "KUBE-PROXY-CANARY"
+
+// OtherOwner returns why chains that a declared source claims belong to a running kube-proxy, or
+// "". The evidence is kube-proxy's canary in any guarded table.
+func OtherOwner(snapshot iptables.Snapshot, claims func(chain string) bool) string {
+	if claims == nil || !claims("KUBE-SERVICES") {
+		return ""
+	}
+	for _, table := range protect.Tables() {
+		if snapshot.Tables[table].Chain(kubeProxyCanary) != nil {
+			return fmt.Sprintf("kube-proxy writes the chains that the manifest claims: its %s stands in %s %s", kubeProxyCanary, snapshot.Family, table)
+		}
+	}
+	return ""
+}
+
+// needsProxySync reports whether kube-proxy has to do a full sync after this result. It has to if
+// the replay raced or wrote rules of before, because kube-proxy may have changed them since. It has
+// to if the flush may have taken rules that were too new to be in the generation. And it has to if
+// a saved mangle brought back its canary, which hides an earlier flush from it. Rules that
+// kube-proxy wrote since the flush prove nothing: a partial sync writes only the services that
+// changed.
+func needsProxySync(result FamilyResult) bool {
+	return result.Outcome == Raced || slices.ContainsFunc(protect.Tables(), func(t rules.TableName) bool {
+		tr := result.Tables[t]
+		missed := tr.flushed
+		if t == rules.Mangle { // where it has its canary and nothing else
+			missed = tr.restored
+		}
+		return tr.Proved && (tr.Wrote > 0 || missed)
+	})
+}
+
+// nudge makes kube-proxy do a full sync, by deleting its canary from the tables in which the proof
+// saw it. Each table is a restore of its own, with mangle last, because kube-proxy looks there. It
+// is not retried.
+func nudge(ctx context.Context, s iptables.Session, f rules.Family, result FamilyResult) error {
+	for _, table := range []rules.TableName{rules.Nat, rules.Filter, rules.Mangle} {
+		if !slices.Contains(result.proxyCanary, table) {
+			continue
+		}
+		// Declaring first makes -X safe if kube-proxy deletes it meanwhile.
+		script := iptables.Script{
+			Table:   table,
+			Declare: []string{kubeProxyCanary},
+			Steps:   []iptables.Step{{Verb: iptables.Drop, Chain: kubeProxyCanary}},
+		}
+		written := s.RestoreAnyway(ctx, iptables.Payload{f: {script}})
+		if err := written[f].Err; err != nil {
+			return fmt.Errorf("deleting %s from %s %s, so that kube-proxy syncs: %w", kubeProxyCanary, f, table, err)
+		}
+	}
+	return nil
+}
+
+// ProxyCanaryStands reports whether the last read showed kube-proxy's canary in mangle. Only then
+// can canaryd ask kube-proxy for a full sync.
+func (r FamilyResult) ProxyCanaryStands() bool { return slices.Contains(r.proxyCanary, rules.Mangle) }
+
+// ProxyCanaryStands reports whether a snapshot shows kube-proxy's canary in mangle.
+func ProxyCanaryStands(snapshot iptables.Snapshot) bool {
+	return snapshot.Tables[rules.Mangle].Chain(kubeProxyCanary) != nil
+}
+
+// Nudge makes kube-proxy do a full sync of a family, if its canary stands.
+func (r Replayer) Nudge(ctx context.Context, f rules.Family) error {
+	s, err := r.Kernel.Begin(ctx)
+	if err != nil {
+		return fmt.Errorf("beginning a guarded write: %w", err)
+	}
+	snapshot, err := s.Read(ctx, f)
+	if err == nil {
+		err = nudge(ctx, s, f, FamilyResult{proxyCanary: tablesWith(snapshot, kubeProxyCanary)})
+	}
+	return errors.Join(err, s.Close())
+}
+
+// tablesWith returns the guarded tables in which a chain stands.
+func tablesWith(snapshot iptables.Snapshot, chain string) []rules.TableName {
+	var found []rules.TableName
+	for _, table := range protect.Tables() {
+		if snapshot.Tables[table].Chain(chain) != nil {
+			found = append(found, table)
+		}
+	}
+	return found
+}
 
 // HasProxy reports whether a section has a chain of kube-proxy.
 func HasProxy(s rules.Section) bool {
@@ -51,11 +148,6 @@ func (l Learned) WithoutProxy(snapshot iptables.Snapshot) Learned {
 		next.Generation = next.Generation.With(f.Table(t), rest)
 	}
 	return next
-}
-
-// WithoutAttachments returns what is learned without the rules of these containers.
-func (l Learned) WithoutAttachments(gone map[protect.Attachment]bool) Learned {
-	return Learned{Generation: protect.DetachAll(l.Generation, gone), shrunk: l.shrunk}
 }
 
 // ProxyKnown reports whether the replay read the table in which ProxyCanaryStands looks.

@@ -138,6 +138,9 @@ type Job struct {
 	// means that another process wrote meanwhile, and that the job is planned again. nil means that
 	// the flusher is quiet.
 	Settle func(context.Context, Memory) (now Memory, again bool)
+	// Rider, if set, returns what another realm adds to the write that is about to begin; nil if
+	// nothing. It is called once for each try, after the families were read.
+	Rider func() *iptables.Rider
 	// Strict makes a table stay as it is if one of its claimed rules is refused. Without it only
 	// that rule is missing. Other tables are written. Refused are the rules that the last try found
 	// refused; they are tried first.

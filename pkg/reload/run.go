@@ -117,6 +117,11 @@ func (r run) families(ctx context.Context) Result {
 // writeFamilies writes families and returns those that were stale and may be read again. After
 // maxReads it returns none, and writes stale ones without a guard where the action may.
 func (r run) writeFamilies(ctx context.Context, planned []*familyRun, try int) (stale []*familyRun) {
+	if r.job.Rider != nil && len(planned) > 0 {
+		if rider := r.job.Rider(); rider != nil {
+			r.session.Carry(rider)
+		}
+	}
 	r.write(ctx, planned, r.session.Restore)
 	for _, t := range planned {
 		if t.stale() {

@@ -168,8 +168,8 @@ func TestStatus(t *testing.T) {
 			want, got = nil, nil
 			n.Must(json.Unmarshal([]byte(private), &want))
 			n.Must(json.Unmarshal([]byte(public), &got))
-			if want["lastExamination"] != got["lastExamination"] {
-				return fmt.Errorf("one is of %v, the other of %v", want["lastExamination"], got["lastExamination"])
+			if want["lastKnown"] != got["lastKnown"] {
+				return fmt.Errorf("one is of %v, the other of %v", want["lastKnown"], got["lastKnown"])
 			}
 			return nil
 		})

@@ -11,9 +11,12 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 )
 
 const guardNative = "--protect=kube,cni,nft:ip:kube-proxy,nft:inet:*"
@@ -297,5 +300,63 @@ func TestNativeNextToLegacy(t *testing.T) {
 		n.Healed(2)
 		n.Same("protected rules after a flush of iptables' tables", protected, n.Protected())
 		wantNative(n, want, 1)
+	})
+}
+
+// A commit is what one transaction did to tables.
+type commit struct{ Deleted, Made []string }
+
+// commits returns what the transactions did that were heard of since, but those that made and
+// deleted no table.
+func commits(n *nodetest.Node, events *nft.Events) (all []commit) {
+	n.Helper()
+	var c commit
+	n.Must(events.DrainAll(func(m nft.Notification) error {
+		table := func() string {
+			return m.Family.Table(nft.String(nft.AttrPath(m.Attrs, unix.NFTA_TABLE_NAME))).NFT()
+		}
+		switch m.Kind {
+		case unix.NFT_MSG_NEWTABLE:
+			c.Made = append(c.Made, table())
+		case unix.NFT_MSG_DELTABLE:
+			c.Deleted = append(c.Deleted, table())
+		case unix.NFT_MSG_NEWGEN:
+			if slices.Sort(c.Made); len(c.Made)+len(c.Deleted) > 0 {
+				all = append(all, c)
+			}
+			c = commit{}
+		}
+		return nil
+	}))
+	return all
+}
+
+// TestNativeAndIPTablesTogether: `nft flush ruleset` takes iptables' tables and native ones by one
+// transaction, and one puts all of them back, with the witness. There is one record of it.
+func TestNativeAndIPTablesTogether(t *testing.T) {
+	onNative(t, func(n *nodetest.Node) {
+		n.Start(guardNative)
+		want, protected := listed(n), n.Protected()
+		conn, err := nft.Dial()
+		n.Must(err)
+		defer conn.Close()
+		events, err := nft.OpenEvents(conn.Genid, func(uint32, uint32) bool { return false })
+		n.Must(err)
+		defer events.Close()
+		nstest.Command(n.T, "nft", "flush", "ruleset")
+		wantNative(n, want, 1)
+		n.Same("protected rules", protected, n.Protected())
+		all := commits(n, events)
+		if len(all) < 2 || len(all[0].Deleted) == 0 {
+			n.Fatalf("the commits are %+v", all)
+		}
+		tables := []string{"ip canaryd-witness", "ip filter", "ip kube-proxy", "ip mangle", "ip nat", "ip6 filter", "ip6 mangle", "ip6 nat"}
+		n.Same("tables of the first transaction after the flush", tables, all[1].Made)
+		if _, stdout, _ := n.Canaryd("status", "-o", "json"); strings.Count(stdout, `"outcome": "proved"`) != 1 {
+			n.Errorf("the status has another number of records than one:\n%s", stdout)
+		}
+		if stdout, _ := n.Want(0, "status", "--flush", "1"); !strings.Contains(stdout, "native table ip kube-proxy") || !strings.Contains(stdout, "nat") {
+			n.Errorf("the record does not say all:\n%s", stdout)
+		}
 	})
 }

@@ -163,8 +163,8 @@ func learn(m *machine, owners func(m *machine)) {
 	before := m.Published().Generation.ID
 	owners(m)
 	m.Within(patience, "canaryd to learn what the owners did", func() error {
-		if s := m.Published(); s.Generation.ID == before || !s.CapturePendingSince.IsZero() {
-			return fmt.Errorf("generation %s, was %s, capture pending since %s", s.Generation.ID, before, s.CapturePendingSince)
+		if s := m.Published(); s.Generation.ID == before || !s.LearningPendingSince.IsZero() {
+			return fmt.Errorf("generation %s, was %s, capture pending since %s", s.Generation.ID, before, s.LearningPendingSince)
 		}
 		return nodetest.Ready()
 	})
@@ -257,12 +257,12 @@ func settled(m *machine, last time.Time) []scenario.Record {
 		newer := slices.DeleteFunc(s.Flushes, func(r scenario.Record) bool { return !r.Time.After(last) })
 		pending := slices.ContainsFunc(newer, func(r scenario.Record) bool { return r.Outcome == "pending" })
 		ready := nodetest.Ready()
-		if len(newer) != len(records) || pending || !s.Healthy || !s.CapturePendingSince.IsZero() || ready != nil {
+		if len(newer) != len(records) || pending || !s.Healthy || !s.LearningPendingSince.IsZero() || ready != nil {
 			since = time.Now()
 		}
 		records = newer
 		if time.Since(since) < quiet {
-			return fmt.Errorf("%d flush records, pending %t, healthy %t, capture pending since %s, %w", len(newer), pending, s.Healthy, s.CapturePendingSince, ready)
+			return fmt.Errorf("%d flush records, pending %t, healthy %t, capture pending since %s, %w", len(newer), pending, s.Healthy, s.LearningPendingSince, ready)
 		}
 		return nil
 	})

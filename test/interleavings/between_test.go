@@ -269,7 +269,7 @@ func intrudes(n *nodetest.Node, p path, m mutant, few int) *intruded {
 	d, stop := k.run()
 	rest := func() error {
 		status := d.Status()
-		if status.Generation.Rules == 0 || !status.CapturePendingSince.IsZero() {
+		if status.Generation.Rules == 0 || !status.LearningPendingSince.IsZero() {
 			return errLags
 		}
 		return status.Ready()

@@ -88,7 +88,7 @@ func atRest() error {
 	if err := json.Unmarshal([]byte(text), &s); err != nil {
 		return err
 	}
-	if !s.CapturePendingSince.IsZero() {
+	if !s.LearningPendingSince.IsZero() {
 		return errLags
 	}
 	return nil

@@ -165,7 +165,7 @@ func (tr *troupe) look(w *world, d *daemon.Daemon) {
 	if long, missing := w.ledger.unmarked(); missing && long >= w.patience() {
 		w.ledger.violation("canaryd says that it is ready, and canaries have been missing for %s of the time that it was awake", long)
 	}
-	if s.CapturePendingSince.IsZero() && w.deaf == 0 {
+	if s.LearningPendingSince.IsZero() && w.deaf == 0 {
 		w.ledger.capture()
 	}
 }
@@ -264,8 +264,8 @@ func (tr *troupe) judge(w *world, d *daemon.Daemon) {
 		}
 	}
 	s := d.Status()
-	if err := s.Ready(); err != nil || !s.LossSince.IsZero() || !s.CapturePendingSince.IsZero() {
-		l.violation("in the end canaryd is not at rest: ready %v, loss since %v, capture pending since %v", err, s.LossSince, s.CapturePendingSince)
+	if err := s.Ready(); err != nil || !s.LossSince.IsZero() || !s.LearningPendingSince.IsZero() {
+		l.violation("in the end canaryd is not at rest: ready %v, loss since %v, capture pending since %v", err, s.LossSince, s.LearningPendingSince)
 	}
 	if !marked(w) {
 		l.violation("in the end canaries are missing")

@@ -34,6 +34,8 @@ func (s *unlockedSession) Read(ctx context.Context, f rules.Family) (iptables.Sn
 
 func (s *unlockedSession) Prepare(context.Context, ...iptables.Payload) {}
 
+func (s *unlockedSession) Carry(*iptables.Rider) {}
+
 func (s *unlockedSession) Restore(ctx context.Context, payloads ...iptables.Payload) map[rules.Family]iptables.Written {
 	return iptables.EachStage(payloads, func(_ int, p iptables.Payload) map[rules.Family]iptables.Written { return s.restore(ctx, p) })
 }

@@ -101,8 +101,8 @@ func jumps(n *nodetest.Node) int {
 
 // verdicts returns nil if every table is intact and the generation is not behind.
 func verdicts(s api.Status) error {
-	if !s.CapturePendingSince.IsZero() {
-		return fmt.Errorf("what is new since %s is not captured", s.CapturePendingSince)
+	if !s.LearningPendingSince.IsZero() {
+		return fmt.Errorf("what is new since %s is not captured", s.LearningPendingSince)
 	}
 	return s.Ready()
 }

@@ -238,8 +238,8 @@ func TestHostPortsOfTheRealPlugins(t *testing.T) {
 			n.Helper()
 			time.Sleep(3 * time.Second) // what shrank is adopted after 2 s
 			n.Within(nodetest.HealsIn, "what the pods' owner wrote to be learned", func() error {
-				if s := n.Status(); !s.CapturePendingSince.IsZero() || !s.Healthy {
-					return fmt.Errorf("pending since %v", s.CapturePendingSince)
+				if s := n.Status(); !s.LearningPendingSince.IsZero() || !s.Healthy {
+					return fmt.Errorf("pending since %v", s.LearningPendingSince)
 				}
 				return nil
 			})

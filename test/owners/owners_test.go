@@ -88,7 +88,7 @@ func TestOwners(t *testing.T) {
 			}
 		}
 		n.Within(nodetest.HealsIn, "the removal to be learned", func() error {
-			if !n.Status().CapturePendingSince.IsZero() {
+			if !n.Status().LearningPendingSince.IsZero() {
 				return errors.New("something is not captured yet")
 			}
 			return nil

@@ -56,7 +56,7 @@ func TestStates(t *testing.T) {
 			s.Families[rules.IPv6][rules.Filter] = canary.Unknown
 			s.Unreadable = map[rules.Family]string{rules.IPv6: "operation not permitted"}
 		}), false, "unknown", "Unknown since", []string{"The kernel says, of ipv6: operation not permitted."}},
-		{"long not looked", with(healthyNode, func(s *api.Status) { s.LastExamination = time.Now().Add(-5 * time.Minute) }), false, "unknown", "Unknown since",
+		{"long not looked", with(healthyNode, func(s *api.Status) { s.LastKnown = time.Now().Add(-5 * time.Minute) }), false, "unknown", "Unknown since",
 			[]string{"has not been known for 5 min"}},
 		{"the loop is stuck", healthyNode, true, "unknown", "Unknown since", []string{"the loop has not turned for 12s"}},
 		{"nothing yet", func() api.Status { return api.Status{} }, false, "unknown", "Not known yet", []string{"No family has been looked at yet", "There is none yet: nothing could be put back"}},
@@ -72,7 +72,7 @@ func TestStates(t *testing.T) {
 			s.DisabledFamilies = map[rules.Family]string{rules.IPv6: "the kernel lacks it"}
 			s.Families[rules.IPv4][rules.Nat] = canary.Changed
 			s.Backend.Mismatch, s.JournalError = true, "no space left on device"
-			s.CapturePendingSince = time.Now().Add(-3 * time.Minute)
+			s.LearningPendingSince = time.Now().Add(-3 * time.Minute)
 		}), false, "healthy", "Healthy", []string{"IPv6 not watched: the kernel lacks it", "✓ changed", "The other backend is in use by now.", "The generation is behind.", "Flush records are not on disk."}},
 	}
 	b := start(t)

@@ -78,11 +78,11 @@ func healthyNode() api.Status {
 	now := time.Now()
 	s := api.Status{
 		Mode: api.Heal, CanaryChain: "KUBE-CANARYD-CANARY",
-		Backend:         api.Backend{Name: iptables.NFT, Version: "1.8.9", Reason: "kubelet's hint chain is in nft only"},
-		Families:        map[rules.Family]api.Verdicts{},
-		Generation:      api.Generation{ID: "af31f3a40aee", Source: "snapshot", Captured: now.Add(-26 * time.Minute), Rules: 12460, Chains: 4147},
-		Stored:          []api.StoredGeneration{{ID: "af31f3a40aee", Saved: now.Add(-26 * time.Minute)}, {ID: "0b1c2d3e4f50", Saved: now.Add(-90 * time.Minute)}},
-		LastExamination: now.Add(-time.Second),
+		Backend:    api.Backend{Name: iptables.NFT, Version: "1.8.9", Reason: "kubelet's hint chain is in nft only"},
+		Families:   map[rules.Family]api.Verdicts{},
+		Generation: api.Generation{ID: "af31f3a40aee", Source: "snapshot", Captured: now.Add(-26 * time.Minute), Rules: 12460, Chains: 4147},
+		Stored:     []api.StoredGeneration{{ID: "af31f3a40aee", Saved: now.Add(-26 * time.Minute)}, {ID: "0b1c2d3e4f50", Saved: now.Add(-90 * time.Minute)}},
+		LastKnown:  now.Add(-time.Second),
 	}
 	for _, f := range rules.Families() {
 		s.Families[f] = api.Verdicts{}

@@ -91,7 +91,7 @@ func (n *node) settle(ctx context.Context, last []api.Flush) ([]api.Flush, error
 		if err != nil && !errors.Is(err, control.ErrNoDaemon) && ctx.Err() == nil {
 			return nil, err
 		}
-		if err != nil || !status.Healthy || status.Generation.Rules == 0 || !status.CapturePendingSince.IsZero() || !status.LossSince.IsZero() {
+		if err != nil || !status.Healthy || status.Generation.Rules == 0 || !status.LearningPendingSince.IsZero() || !status.LossSince.IsZero() {
 			continue
 		}
 		fresh := after(status.Flushes, last)

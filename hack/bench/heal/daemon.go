@@ -89,7 +89,7 @@ func (d *process) calm(ctx context.Context, good func(scenario.Status) bool) err
 	var since time.Time
 	var id string
 	_, err := d.until(ctx, idleEvery, func(s scenario.Status) bool {
-		if !s.Healthy || !s.CapturePendingSince.IsZero() || !good(s) || s.Generation.ID != id {
+		if !s.Healthy || !s.LearningPendingSince.IsZero() || !good(s) || s.Generation.ID != id {
 			since, id = time.Now(), s.Generation.ID
 			return false
 		}

@@ -27,7 +27,7 @@ func Status() api.Status {
 		DisabledFamilies: map[rules.Family]string{rules.IPv6: "the kernel lacks it"},
 		CanaryChain:      "KUBE-CANARYD-CANARY",
 		Generation:       api.Generation{ID: "0123abcd", Source: "snapshot", Captured: at.Add(-time.Hour), Rules: 56, Chains: 20},
-		LossSince:        at, CapturePendingSince: at, JournalError: "no space left on device",
+		LossSince:        at, LearningPendingSince: at, JournalError: "no space left on device",
 		RulesWithoutOwner: &api.OwnerlessRules{Since: at, Families: []rules.Family{rules.IPv4}, Choices: []api.Choice{{If: "kube-proxy belongs on this node", Command: "kubectl -n kube-system rollout restart daemonset/kube-proxy"}, {If: "kube-proxy has left this node", Command: "canaryd cleanup --rules --protect=kube-proxy"}}},
 		Baseline: &api.Baseline{
 			BaselineName: api.BaselineName{Generation: "4567cdef", Confirmed: at.Add(-24 * time.Hour)},

@@ -61,9 +61,9 @@ type Status struct {
 		ID    string `json:"id"`
 		Rules int    `json:"rules"`
 	} `json:"generation"`
-	Families            map[rules.Family]map[rules.TableName]string `json:"families"`
-	CapturePendingSince time.Time                                   `json:"capturePendingSince"`
-	Flushes             []Record                                    `json:"flushes"`
+	Families             map[rules.Family]map[rules.TableName]string `json:"families"`
+	LearningPendingSince time.Time                                   `json:"learningPendingSince"`
+	Flushes              []Record                                    `json:"flushes"`
 }
 
 // A Result is what became of one scenario while canaryd runs.
@@ -200,7 +200,7 @@ func (l *Live) prepare(ctx context.Context, s Scenario) error {
 		var since time.Time
 		err = poll(ctx, readyIn, func() (bool, error) {
 			now, err := l.status(ctx)
-			if err != nil || now.Generation.ID == before.Generation.ID || !now.CapturePendingSince.IsZero() {
+			if err != nil || now.Generation.ID == before.Generation.ID || !now.LearningPendingSince.IsZero() {
 				since = time.Time{}
 				return false, nil
 			}

@@ -56,6 +56,7 @@ type Fake struct {
 	counts     counts
 	payloads   map[rules.Family][]string
 	takings    iptables.Takings
+	passenger  Passenger // nil: none
 }
 
 // NewFake returns a namespace of backend in which nothing was written yet. No

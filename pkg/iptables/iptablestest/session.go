@@ -17,6 +17,7 @@ type session struct {
 	f     *Fake
 	seen  map[rules.Family]uint64 // the digest that a family's Restore must find
 	read  map[rules.Family]bool   // which families were read before
+	rider *iptables.Rider         // of the next Restore
 	close func() error
 	done  bool
 }
@@ -67,6 +68,7 @@ func (s *session) Prepare(context.Context, ...iptables.Payload) {}
 
 // RestoreAnyway writes whatever another process wrote since the read.
 func (s *session) RestoreAnyway(ctx context.Context, payloads ...iptables.Payload) map[rules.Family]iptables.Written {
+	s.rider = nil
 	return iptables.InStages(payloads, func(family rules.Family, scripts []iptables.Script) iptables.Written {
 		s.f.mu.Lock()
 		if s.f.has(family) {
@@ -83,10 +85,18 @@ func (s *session) RestoreAnyway(ctx context.Context, payloads ...iptables.Payloa
 // before its first restore and after every restore that failed or was raced,
 // and on legacy nothing is ever raced.
 func (s *session) Restore(ctx context.Context, payloads ...iptables.Payload) map[rules.Family]iptables.Written {
-	return iptables.InStages(payloads, func(family rules.Family, scripts []iptables.Script) iptables.Written {
+	commit := s.board()
+	all := iptables.InStages(payloads, func(family rules.Family, scripts []iptables.Script) iptables.Written {
 		raced, err := s.restore(ctx, family, scripts)
 		return iptables.Written{Raced: raced, Err: err}
 	})
+	for _, w := range all {
+		if w.Err != nil || w.Raced {
+			return all
+		}
+	}
+	commit()
+	return all
 }
 
 func (s *session) restore(ctx context.Context, family rules.Family, scripts []iptables.Script) (raced bool, err error) {

@@ -9,33 +9,33 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// A textless is what was found of the generation's rules that have no text. They stand, and
+// opaqueRules are those of the generation that have no text. They stand, and
 // canaryd does not put them back if they are lost.
-type textless struct {
+type opaqueRules struct {
 	edition    int // of the generation; see state
 	generation rules.Generation
 	found      map[rules.TableID][]rules.TextlessRule
 }
 
 // in returns what is found in a generation, given what was found in the one before.
-func (l textless) in(edition int, generation rules.Generation) textless {
-	now := textless{edition, generation, map[rules.TableID][]rules.TextlessRule{}}
+func (l opaqueRules) in(edition int, generation rules.Generation) opaqueRules {
+	now := opaqueRules{edition, generation, map[rules.TableID][]rules.TextlessRule{}}
 	for id, section := range generation {
 		now.found[id] = section.Opaque(l.generation[id], l.found[id])
 	}
 	return now
 }
 
-// withoutText returns the rules of the generation that have no text and are not quarantined
+// opaqueNow returns the opaque rules of the generation that stand and are not quarantined
 // yet, at most quarantinedShown.
-func (st *state) withoutText() []api.Quarantined {
-	if st.textless.generation == nil || st.textless.edition != st.generation.edition {
-		st.textless = st.textless.in(st.generation.edition, st.want())
+func (st *state) opaqueNow() []api.Quarantined {
+	if st.opaque.generation == nil || st.opaque.edition != st.generation.edition {
+		st.opaque = st.opaque.in(st.generation.edition, st.want())
 	}
 	var list []api.Quarantined
 	for _, f := range rules.Families() {
 		for _, t := range protect.Tables() {
-			for _, r := range st.textless.found[f.Table(t)] {
+			for _, r := range st.opaque.found[f.Table(t)] {
 				reason, _ := r.Rule.Opaque()
 				is := func(h reload.QuarantinedRule) bool { return h.Chain == r.Chain && h.Rule == r.Rule }
 				if len(list) < api.QuarantinedShown && !slices.ContainsFunc(st.quarantine.rules[f.Table(t)], is) {

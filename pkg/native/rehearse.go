@@ -8,26 +8,6 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// Prove reads tables again and returns how they differ from what they ought to be: a replay is
-// done when there is no change. What was read comes with it, for the next replay.
-func Prove(conn *nft.Conn, want ...*Table) (map[tableid.TableID][]Change, *Ruleset, error) {
-	asked := map[tableid.TableID]*Table{}
-	for _, t := range want {
-		asked[t.ID] = t
-	}
-	is, err := Capture(conn, func(t nft.Table) bool { return asked[t.Family.Table(t.Name)] != nil })
-	if err != nil {
-		return nil, nil, err
-	}
-	changes := map[tableid.TableID][]Change{}
-	for id, t := range asked {
-		if now := is.Tables[id]; now == nil || now.Digest() != t.Digest() {
-			changes[id] = Diff(t, now)
-		}
-	}
-	return changes, is, nil
-}
-
 // An UnreplayableError is a table that this kernel does not take again as it dumps it.
 type UnreplayableError struct {
 	Table tableid.TableID

@@ -1,0 +1,209 @@
+package daemon
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// flushBoth is "nft flush ruleset": it takes iptables' tables and native ones.
+func (r *rig) flushBoth(k *fakeNative) {
+	r.t.Helper()
+	k.flushRuleset()
+	must(r.t, r.fake.FlushRuleset())
+}
+
+// many is a table with so many rules that iptables' tables are not to wait for it.
+func many(id tableid.TableID) *native.Table {
+	return tableOf(id, strings.Split(strings.Repeat("x", rideMost), "")...)
+}
+
+// TestNativeRides: what one flush took from both realms is put back by one transaction, if the
+// kernel takes it and it is a short one; else by one each. A bad native table never costs
+// iptables' rules anything.
+func TestNativeRides(t *testing.T) {
+	type came struct {
+		Rode, Writes, Records int // writes of native tables: together with iptables', and all
+		Proved                bool
+	}
+	joined, apart := came{1, 1, 1, true}, came{0, 1, 2, true}
+	for _, test := range []struct {
+		name   string
+		tables []*native.Table
+		before func(r *rig, k *fakeNative)
+		do     func(r *rig, k *fakeNative)
+		want   came
+		within time.Duration // iptables' rules are back; 0: twice the time to settle
+	}{
+		{name: "both lost", want: joined},
+		{name: "three times a process commits between the read and the write", before: func(_ *rig, k *fakeNative) {
+			left := 3
+			var again func()
+			again = func() {
+				if left--; left > 0 {
+					k.boarding = again
+				}
+				k.again(tableOf(tableid.IPv6.Table("other"), "o"))
+			}
+			k.boarding = again
+		}, want: joined},
+		{name: "the kernel refuses what rides", before: func(_ *rig, k *fakeNative) { k.unrideable = true }, want: apart},
+		{name: "the kernel refuses one table", before: func(_ *rig, k *fakeNative) { k.refuses[proxyTable] = true }, want: came{0, 1, 2, false}},
+		{name: "the table is known to be refused", tables: []*native.Table{tableOf(proxyTable, "a", "b"), tableOf(dockerTable, "unreplayable")}, want: apart},
+		{name: "a long one", tables: []*native.Table{many(proxyTable)}, want: apart},
+		{name: "its owner is faster", do: func(r *rig, k *fakeNative) {
+			r.flushBoth(k)
+			k.again(tableOf(proxyTable, "a", "b"))
+			k.again(tableOf(dockerTable, "c"))
+		}, want: came{0, 0, 1, true}},
+		{name: "a part was lost", do: func(r *rig, k *fakeNative) {
+			k.flushTable(proxyTable)
+			must(r.t, r.fake.FlushRuleset())
+		}, want: apart},
+		{name: "commits were missed", do: func(r *rig, k *fakeNative) { r.flushBoth(k); k.miss() }, want: apart},
+		{name: "iptables' rules alone", do: func(r *rig, _ *fakeNative) { must(r.t, r.fake.FlushRuleset()) }, want: came{0, 0, 1, true}},
+		{name: "flushed once more, right after the write", before: func(r *rig, k *fakeNative) {
+			k.committed = func() { r.flushBoth(k) }
+		}, want: came{1, 2, 2, true}, within: 500 * time.Millisecond},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := setup{}
+			if test.tables != nil {
+				s.guarded = newFakeNative(test.tables...)
+			}
+			s.rehearse = func(table *native.Table) error {
+				if table.ID == dockerTable && slices.ContainsFunc(table.Chains, func(c native.Chain) bool {
+					return slices.ContainsFunc(c.Rules, func(r native.Rule) bool { return strings.Contains(string(r.Attrs), "unreplayable") })
+				}) {
+					return &native.UnreplayableError{Table: table.ID, Why: errNativeBroken}
+				}
+				return nil
+			}
+			nativeNode(t, s, func(t *testing.T, r *rig, k *fakeNative) {
+				tables := r.tables()
+				var want []*native.Table
+				k.with(func() {
+					for _, table := range k.tables {
+						want = append(want, table)
+					}
+				})
+				if test.before != nil {
+					k.with(func() { test.before(r, k) })
+				}
+				if test.do == nil {
+					r.flushBoth(k)
+				} else {
+					test.do(r, k)
+				}
+				r.after(cmp.Or(test.within, 40*time.Millisecond))
+				r.wantTables(tables, nil) // whatever becomes of native tables
+				r.settled()
+				got := came{Records: len(r.d.Status().Flushes), Proved: r.d.Status().Ready() == nil}
+				k.with(func() { got.Rode, got.Writes = k.rode, k.heals })
+				if diff := gocmp.Diff(test.want, got); diff != "" {
+					t.Errorf("(-want +got)\n%s", diff)
+				}
+				if test.want.Proved {
+					for _, table := range want {
+						k.wantNative(t, table)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestNativeRideRecord: one record says what the flush took from both realms, and the flush is
+// counted once.
+func TestNativeRideRecord(t *testing.T) {
+	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		r.flushBoth(k)
+		r.settled()
+		f := r.wantOneFlush("table_deleted", reload.Proved)
+		rulesLost := 0
+		for _, l := range f.Lost.Tables {
+			rulesLost += l.Rules
+		}
+		for _, l := range f.Native {
+			rulesLost += l.Rules
+		}
+		if len(f.Native) != 2 || len(f.Lost.Tables) == 0 || f.Lost.Rules != rulesLost || f.Culprit.PID != 4242 || len(f.Native[0].By) != 1 {
+			t.Errorf("the record says %+v", f)
+		}
+		if absent := api.Seconds(f.AbsentSeconds); absent < 20*time.Millisecond || absent > 25*time.Millisecond {
+			t.Errorf("absent for %s, want the 20 ms of settling and little more", absent)
+		}
+		got := r.metrics("flush_events", "flushes_total", "replays_total")
+		for metric, want := range map[string]float64{
+			"flush_events_total": 1,
+			"flushes_total{family=ip,kind=table_deleted,table=ip kube-proxy}": 1,
+			"flushes_total{family=ipv4,kind=table_deleted,table=nat}":         1,
+			"replays_total{family=ip,result=proved}":                          2,
+		} {
+			if got[metric] != want {
+				t.Errorf("%s is %v, want %v of %v", metric, got[metric], want, got)
+			}
+		}
+		r.wantLog("Rules of native tables were lost")
+	})
+}
+
+// TestNativeRideIsHeldBack: in a pause and in observe mode nothing rides, and after a pause the
+// loss keeps the record that it has.
+func TestNativeRideIsHeldBack(t *testing.T) {
+	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		_, err := r.d.Pause(t.Context(), api.PauseRequest{Seconds: 60})
+		must(t, err)
+		r.flushBoth(k)
+		r.settled()
+		r.wantNotReady("ip kube-proxy is table_deleted")
+		if k.count().heals != 0 {
+			t.Error("canaryd wrote in a pause")
+		}
+		r.after(time.Minute)
+		r.wantReady()
+		list := r.d.Status().Flushes
+		if len(list) != 2 || list[0].Outcome != reload.Proved || list[1].Outcome != reload.Proved {
+			t.Errorf("flush records %+v", list)
+		}
+	})
+	nativeNode(t, setup{mode: api.Observe}, func(t *testing.T, r *rig, k *fakeNative) {
+		r.flushBoth(k)
+		r.settled()
+		if k.count().heals != 0 || r.fake.Genid() == 0 {
+			t.Error("canaryd wrote in observe mode")
+		}
+	})
+}
+
+// TestNativeComesDuringALoss: a table that its owner makes while another one waits to be put back
+// is guarded from then on.
+func TestNativeComesDuringALoss(t *testing.T) {
+	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		later := tableOf(proxyTable.Family.Table("later"), "x")
+		for _, flush := range []func(){k.flushRuleset, func() { r.flushBoth(k) }} {
+			flush()
+			k.again(later)
+			r.settled()
+			flush()
+			r.settled()
+			k.wantNative(t, later)
+			r.wantReady()
+			k.again(tableOf(later.ID)) // and goes
+			k.deleteTable(later.ID)
+			r.settled()
+			_, err := r.d.Dismiss(t.Context())
+			must(t, err)
+			r.settled()
+		}
+	})
+}

@@ -1,0 +1,90 @@
+package native
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+)
+
+// A Repair puts one table back.
+type Repair struct {
+	Remedy Remedy
+	Want   *Table
+	Now    *Table        // for ByRefill
+	Age    time.Duration // since Want was read
+}
+
+func (r Repair) write(b *nft.Batch) (left []string, err error) {
+	o := Options{Age: r.Age, Lacks: lacksDevice}
+	if HabitsOf(r.Want.ID).KeepsHandles {
+		if left, err = r.writeWithHandles(b, o); !errors.Is(err, ErrHandles) {
+			return left, err
+		}
+	}
+	switch r.Remedy {
+	case ByCreate:
+		return r.Want.Create(b, o)
+	case ByReplace:
+		return r.Want.Replace(b, o)
+	case ByRefill:
+		return r.Want.Refill(b, r.Now, o)
+	}
+	return nil, nil
+}
+
+// writeWithHandles writes the whole table with the handles that its owner remembers. A table that
+// stands with some rule is never replaced for that: the rule may be a newer word of its owner's.
+// Then, or if the handles cannot be had, the error is ErrHandles, and nothing is written.
+func (r Repair) writeWithHandles(b *nft.Batch, o Options) (left []string, err error) {
+	before := b.Mark()
+	switch {
+	case r.Remedy == ByRefill && !r.emptied():
+		return nil, fmt.Errorf("table %s stands with rules: %w", r.Want.ID, ErrHandles)
+	case r.Remedy != ByCreate:
+		Delete(b, r.Want.ID)
+	}
+	if left, err = r.Want.CreateWithHandles(b, o); err != nil {
+		b.Cut(before)
+	}
+	return left, err
+}
+
+// emptied reports whether the table that stands has nothing but what it was before, and no rule.
+func (r Repair) emptied() bool {
+	return !slices.ContainsFunc(r.Now.Chains, func(c Chain) bool { return len(c.Rules) > 0 }) &&
+		!slices.ContainsFunc(Diff(r.Want, r.Now), func(c Change) bool { return c.Altered || c.Made || c.New > 0 })
+}
+
+func lacksDevice(name string) bool {
+	_, err := net.InterfaceByName(name)
+	return err != nil
+}
+
+// Repaired reports whether a table is as a repair should leave it, now as a read after it shows.
+// After a refill nothing is missing that it put back, and its owner's newer words stand.
+func (r Repair) Repaired(now *Table, lacking bool) bool {
+	if now == nil {
+		return false
+	}
+	changes := Diff(r.Want, now)
+	before := map[string]Change{}
+	if r.Remedy == ByRefill {
+		for _, c := range Diff(r.Want, r.Now) {
+			before[fmt.Sprint(c.Kind, c.Name)] = c
+		}
+	}
+	for _, c := range changes {
+		was, differed := before[fmt.Sprint(c.Kind, c.Name)]
+		switch {
+		case c.Empty, differed && (c.Lost > was.Lost || was.Empty):
+			return false
+		case !differed && (!lacking || c.Lost > 0 || c.Gone || c.Made):
+			return false
+		}
+	}
+	return true
+}
