@@ -160,11 +160,13 @@ func (h *hand) strike(ctx context.Context) (errs []error) {
 	return errs
 }
 
-// during returns the flush that was going on at a time, or had just ended; nil if there was none.
-func (h *hand) during(at time.Time) *blow {
+// during returns a flush that a record may be of, one that was between the first evidence and the
+// verdict or had just ended; nil if there is none. On legacy the first evidence may be older than
+// the flush: an owner's lock that canaryd had not looked behind yet.
+func (h *hand) during(evidence, verdict time.Time) *blow {
 	for i := range h.blows {
 		b := &h.blows[i]
-		if !at.Before(b.start.Add(-50*time.Millisecond)) && at.Before(b.end.Add(2*time.Second)) {
+		if !verdict.Before(b.start) && evidence.Before(b.end.Add(2*time.Second)) {
 			return b
 		}
 	}

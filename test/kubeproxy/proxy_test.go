@@ -156,8 +156,10 @@ func (m samples) sum(name string) (n int) {
 
 // Syncs are what kube-proxy counts of its syncs, of both families together.
 type syncs struct {
-	all, full, failed int
-	reloads           int // full syncs because its canary was gone
+	all, full int
+	reloads   int // full ones because its canary was gone: by a flush, or because canaryd asked
+	failed    int
+	cameBack  int // of those, because something stood that it had removed: a replay's doing
 }
 
 // syncs returns its counts.
@@ -167,36 +169,55 @@ func (p *proxy) syncs() syncs {
 	if err != nil {
 		p.Fatal(err)
 	}
-	s := syncs{all: m.sum("sync_proxy_rules_duration_seconds_count"), full: m.sum("sync_full_proxy_rules_duration_seconds_count")}
-	for _, name := range []string{"iptables_partial_restore_failures_total", "iptables_restore_failures_total", "nftables_sync_failures_total", "nftables_cleanup_failures_total"} {
-		s.failed = max(s.failed, m.sum("sync_proxy_rules_"+name))
+	s := syncs{
+		all: m.sum("sync_proxy_rules_duration_seconds_count"), full: m.sum("sync_full_proxy_rules_duration_seconds_count"),
+		reloads: len(p.lines(`Reloading after iptables flush`)),
 	}
-	s.reloads = len(p.lines(`Reloading after iptables flush`))
+	for _, c := range p.complaints() {
+		s.failed++
+		if cameBack.MatchString(c.text) {
+			s.cameBack++
+		}
+	}
 	return s
 }
 
-// A complaint is a line of kube-proxy's log at the level E.
+// cameBack are the kernel's words for a chain that is still jumped to, and for an element that
+// stands already.
+var cameBack = regexp.MustCompile(`Device or resource busy|File exists`)
+
+// A complaint is an error in kube-proxy's log, with its cause.
 type complaint struct {
 	at   time.Time
 	text string
 }
 
-var logged = regexp.MustCompile(`^E(\d{4} \d\d:\d\d:\d\d\.\d{6}) +\d+ \S+\] (.*)$`)
+var (
+	logged = regexp.MustCompile(`^E(\d{4} \d\d:\d\d:\d\d\.\d{6}) +\d+ \S+\] (.*)$`)
+	// quiet are errors that are no failed sync: this kernel has no nfacct, and of a table that is
+	// gone kube-proxy can list nothing before it makes it again.
+	quiet = regexp.MustCompile(`nfacct|nodePortAddresses|conntrack|Failed to list existing nftables objects`)
+)
 
 // complaints returns the errors that it logged about rules.
 func (p *proxy) complaints() []complaint {
 	p.Helper()
 	var all []complaint
-	for _, line := range p.lines(`^E`) {
+	open := false // the error goes on in lines of its own
+	for _, line := range p.lines("") {
 		m := logged.FindStringSubmatch(line)
-		if m == nil || strings.Contains(m[2], "nodePortAddresses") || strings.Contains(m[2], "conntrack") {
-			continue
+		switch {
+		case m != nil && !quiet.MatchString(m[2]):
+			at, err := time.ParseInLocation("20060102 15:04:05.000000", time.Now().Format("2006")+m[1], time.Local)
+			if err != nil {
+				p.Fatal(err)
+			}
+			all, open = append(all, complaint{at, m[2]}), true
+		case open && strings.HasPrefix(line, "\t"):
+			all[len(all)-1].text += " " + strings.TrimSpace(line)
+		default:
+			open = false
 		}
-		at, err := time.ParseInLocation("0102 15:04:05.000000", m[1], time.Local)
-		if err != nil {
-			p.Fatal(err)
-		}
-		all = append(all, complaint{at.AddDate(time.Now().Year(), 0, 0), m[2]})
 	}
 	return all
 }

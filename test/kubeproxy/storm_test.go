@@ -16,7 +16,6 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
-	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
@@ -79,7 +78,9 @@ var ways = []kind{
 func onKinds(t *testing.T, body func(n *nodetest.Node, k kind)) {
 	t.Parallel()
 	nstest.NeedRoot(t)
-	nstest.NeedFile(t, os.Getenv(program))
+	if os.Getenv(program) == "" {
+		nstest.Need(t, "a kube-proxy", errors.New("make kubeproxy builds and names it"))
+	}
 	nstest.NeedProgram(t, "ip", "nft")
 	for _, k := range ways {
 		t.Run(strings.NewReplacer(",", "", " ", "-").Replace(k.name), func(t *testing.T) {
@@ -193,9 +194,9 @@ func (s *storm) settle() (took time.Duration, bare string) {
 		return nil
 	})
 	if bareTook == 0 {
-		return took, fmt.Sprintf("not in %.0f s: %d missing, %d stale", time.Since(start).Seconds(), left.missing, left.stale)
+		return took, fmt.Sprintf("%d, %d, %d after %.1f s", left.missing, left.stale, left.doubled, time.Since(start).Seconds())
 	}
-	return took, fmt.Sprintf("%.1f s", bareTook.Seconds())
+	return took, fmt.Sprintf("0, 0, 0 after %.1f s", bareTook.Seconds())
 }
 
 // against compares a node's rules with those of the calm one.
@@ -221,37 +222,45 @@ func (s *storm) judge(h *hand, changes int, number uint64) {
 	}
 	s.Within(nodetest.HealsIn, "canaryd to be ready", nodetest.Ready)
 	outcomes, absent, falsely := map[string]int{}, time.Duration(0), 0
+	var noticed []float64
 	records := s.Status().Flushes
 	for _, r := range records {
 		outcomes[r.Outcome]++
+		noticed = append(noticed, r.NoticedSeconds)
 		absent = max(absent, time.Duration(r.AbsentSeconds*float64(time.Second)))
-		if h.during(r.Time) == nil {
+		if h.during(r.Time, r.Time.Add(time.Duration(r.NoticedSeconds*float64(time.Second)))) == nil {
 			falsely++
 			s.Errorf("a record of a flush that was none: %+v", r)
 		}
 	}
+	slices.Sort(noticed)
 	with, without := s.node.syncs(), s.bare.syncs()
 	names := map[string]int{}
 	for _, b := range h.blows {
 		names[b.name]++
 	}
-	lines := []string{
+	row := func(what, with, without string) string { return fmt.Sprintf("  %-34s %-26s %s", what, with, without) }
+	failures := func(s syncs) string { return fmt.Sprintf("%d (%d: a rule came back)", s.failed, s.cameBack) }
+	report(s.T,
 		fmt.Sprintf("%s (seed %d): %d flushes of %d kinds, %d changes", s.kind.name, number, len(h.blows), len(names), changes),
-		fmt.Sprintf("  %-34s %-24s %s", "", "with canaryd", "without"),
-		fmt.Sprintf("  %-34s %-24s %s", "rules equal to the undisturbed", fmt.Sprintf("%.1f s", took.Seconds()), bare),
-		fmt.Sprintf("  %-34s %-24s %d, %d, %d", "syncs, full ones, by its Monitor", fmt.Sprintf("%d, %d, %d", with.all, with.full, with.reloads), without.all, without.full, without.reloads),
-		fmt.Sprintf("  %-34s %-24d %d", "failed syncs of kube-proxy", with.failed, without.failed),
-		fmt.Sprintf("  %-34s %d (%s), longest absence %.2f s", "flush records", len(records), listOf(outcomes), absent.Seconds()),
-		fmt.Sprintf("  %-34s %d", "false flushes", falsely),
-		fmt.Sprintf("  %-34s %.1f s", "canaryd's processor time", s.canaryd.CPU().Seconds()),
-		"  flushes: " + listOf(names),
-	}
+		row("", "with canaryd", "without"),
+		row("missing, stale, doubled rules", fmt.Sprintf("0, 0, 0 after %.1f s", took.Seconds()), bare),
+		row("syncs, full ones, by its Monitor", fmt.Sprintf("%d, %d, %d", with.all, with.full, with.reloads), fmt.Sprintf("%d, %d, %d", without.all, without.full, without.reloads)),
+		row("failed syncs of kube-proxy", failures(with), failures(without)),
+		row("flush records", fmt.Sprintf("%d (%s)", len(records), listOf(outcomes)), ""),
+		row("false flushes", strconv.Itoa(falsely), ""),
+		row("noticed", fmt.Sprintf("median %.2f s, longest %.2f s", noticed[len(noticed)/2], noticed[len(noticed)-1]), ""),
+		row("longest absence", fmt.Sprintf("%.2f s", absent.Seconds()), ""),
+		row("canaryd's processor time", fmt.Sprintf("%.1f s", s.canaryd.CPU().Seconds()), ""),
+		"  flushes: "+listOf(names))
 	for _, p := range []*proxy{s.node, s.bare} {
 		for _, c := range p.complaints() {
-			lines = append(lines, fmt.Sprintf("  kube-proxy in %s, %s: %.300s", p.space.name, h.when(c.at), c.text))
+			s.Logf("kube-proxy in %s, %s: %.700s", p.space.name, h.when(c.at), c.text)
 		}
 	}
-	report(s.T, lines...)
+	for _, b := range h.blows {
+		s.Logf("%s to %s: %s", b.start.Format("15:04:05.000"), b.end.Format("15:04:05.000"), b.name)
+	}
 	s.Logf("canaryd's log:\n%s", s.canaryd.Log())
 	for outcome := range outcomes {
 		if !slices.Contains([]string{"proved", "raced", "skipped"}, outcome) {
@@ -281,5 +290,3 @@ func listOf(n map[string]int) string {
 	}
 	return strings.Join(all, ", ")
 }
-
-var _ = scenario.All

@@ -1,3 +1,4 @@
+// The kube-proxy that test/kubeproxy runs. A module of its own, with the versions that kube-proxy was released with.
 module github.com/canaryd/canaryd/test/kubeproxy/program
 
 go 1.26.0
