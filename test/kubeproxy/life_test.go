@@ -105,7 +105,7 @@ func (l *life) equal(mode string) {
 	l.Helper()
 	rang := time.Now()
 	within(l.T, equalIn, "the rules of "+mode+" mode", func() error {
-		if time.Since(rang) > 1500*time.Millisecond {
+		if mode == inNFTables && time.Since(rang) > 1500*time.Millisecond {
 			l.town.ring()
 			rang = time.Now()
 			time.Sleep(time.Second)

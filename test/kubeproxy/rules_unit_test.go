@@ -58,6 +58,7 @@ func TestCompare(t *testing.T) {
 :KUBE-PROXY-CANARY - [0:0]
 -A PREROUTING -i eth7 -j ACCEPT
 -A PREROUTING -j KUBE-SERVICES
+-A PREROUTING -j KUBE-OTHER
 -A KUBE-SERVICES -d 10.96.0.10/32 -j KUBE-SVC-A
 -A KUBE-SERVICES -d 10.96.0.11/32 -j KUBE-SVC-A
 -A KUBE-SERVICES -j KUBE-NODEPORTS
@@ -75,7 +76,8 @@ COMMIT
 		"services in another order":        {edit: []string{a + b, b + a}},
 		"rules and marks of others":        {edit: []string{":KUBE-PROXY-CANARY - [0:0]\n", "", "-A PREROUTING -i eth7 -j ACCEPT\n", ""}},
 		"a missing rule":                   {edit: []string{a, ""}, want: difference{missing: 1}},
-		"a missing jump":                   {edit: []string{"-A PREROUTING -j KUBE-SERVICES\n", ""}, want: difference{missing: 2}},
+		"jumps in another order":           {edit: []string{"SERVICES\n-A PREROUTING -j KUBE-OTHER\n", "OTHER\n-A PREROUTING -j KUBE-SERVICES\n"}, want: difference{moved: 1}},
+		"a missing jump":                   {edit: []string{"-A PREROUTING -j KUBE-SERVICES\n", ""}, want: difference{missing: 1}},
 		"a missing chain":                  {edit: []string{":KUBE-SVC-A - [0:0]\n", "", "-A KUBE-SVC-A -j KUBE-SEP-A\n-A KUBE-SVC-A -j KUBE-SEP-B\n", ""}, want: difference{missing: 3}},
 		"a stale chain":                    {edit: []string{":KUBE-PROXY-CANARY", ":KUBE-SEP-C - [0:0]\n:KUBE-PROXY-CANARY"}, want: difference{stale: 1}},
 		"a stale rule":                     {edit: []string{last, "-A KUBE-SERVICES -d 10.96.0.99/32 -j KUBE-SVC-A\n" + last}, want: difference{stale: 1}},
