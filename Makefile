@@ -171,6 +171,11 @@ versions: ## the ways to flush, and what compares bytes and text, with the iptab
 	@hack/userlands.sh
 	go test -count=1 -timeout=30m -v ./test/versions
 
+# make kubeproxy KUBEPROXY=10m for ten minutes of flushes; KUBEPROXY_SEED=7 repeats a run.
+.PHONY: kubeproxy
+kubeproxy: deps ## a real kube-proxy in iptables and nftables mode next to canaryd, flushed at random while services change; prints tables
+	@CANARYD_KUBEPROXY='$(KUBEPROXY)' CANARYD_KUBEPROXY_SEED='$(KUBEPROXY_SEED)' hack/kubeproxy.sh
+
 .PHONY: ci
 ci: ## what continuous integration runs
 	@.ci/run

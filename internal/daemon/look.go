@@ -116,6 +116,7 @@ type asked struct {
 	start  time.Time // when it was asked
 	since  time.Time // the first hint since it was asked before
 	took   time.Duration
+	cost   time.Duration // of the processor, for budgets
 }
 
 // askStamps asks the families for their stamps and returns those that have to be probed.
@@ -143,11 +144,13 @@ func (d *Daemon) askStamps(ctx context.Context, st *state, woken bool, free func
 func (d *Daemon) askStamp(ctx context.Context, st *state, f rules.Family, woken bool) (asked, bool) {
 	fs, l := st.families[f], &st.families[f].looked
 	a := asked{family: f, start: time.Now(), since: earliest(l.unasked, st.looking.evidence)}
+	used := d.cpu()
 	var err error
 	a.stamp, err = d.cfg.Kernel.Stamp(ctx, f)
 	end := time.Now()
 	a.took = end.Sub(a.start)
-	l.budget.urgent.spend(end, a.took)
+	a.cost = d.lookCost(a.took, used)
+	l.budget.urgent.spend(end, a.cost)
 	if err != nil {
 		d.probeFailed(ctx, fs, f, err, a.took)
 		return a, false
@@ -178,10 +181,10 @@ func (d *Daemon) probeUrgent(ctx context.Context, st *state, families []asked) b
 		if len(places) == 0 {
 			continue
 		}
-		start := time.Now()
+		start, used := time.Now(), d.cpu()
 		holdings, err := d.cfg.Kernel.ProbeOnly(ctx, f, places)
 		end := time.Now()
-		l.budget.urgent.spend(end, end.Sub(start))
+		l.budget.urgent.spend(end, d.lookCost(end.Sub(start), used))
 		if err != nil {
 			continue // the probe will show it
 		}
@@ -192,6 +195,16 @@ func (d *Daemon) probeUrgent(ctx context.Context, st *state, families []asked) b
 	}
 	// The heal answers what was hinted at until now, if it can read.
 	return st.loss != nil
+}
+
+// lookCost returns what a look costs its budget that took so long and began when that much
+// processor time was used. The budget is a share of a core, and on a busy machine a look mostly
+// waits for one: counted by the clock, a walk of 1,000 rules was put off by 5 s.
+func (d *Daemon) lookCost(took, used time.Duration) time.Duration {
+	if d.cfg.CPU == nil {
+		return took
+	}
+	return min(took, d.cpu()-used)
 }
 
 // A probed is what a probe of all marks of a family showed.
@@ -209,11 +222,13 @@ func (d *Daemon) probe(ctx context.Context, st *state, a asked, free func() bool
 		return probed{}, false
 	}
 	st.looking.evidence = earliest(st.looking.evidence, fs.looked.unseen)
+	used := d.cpu()
 	result, err := d.cfg.Kernel.Probe(ctx, a.family, st.marks.current.Places(a.family, d.cfg.Canary))
 	end := time.Now()
 	a.took += end.Sub(start)
+	a.cost += d.lookCost(end.Sub(start), used)
 	if err != nil {
-		fs.looked.budget.walks.spend(end, a.took)
+		fs.looked.budget.walks.spend(end, a.cost)
 		d.probeFailed(ctx, fs, a.family, err, a.took)
 		return probed{}, false
 	}
@@ -239,7 +254,7 @@ func (d *Daemon) judgeProbe(ctx context.Context, st *state, p probed, free func(
 		}
 	}
 	if !free() {
-		l.budget.walks.spend(p.end, a.took)
+		l.budget.walks.spend(p.end, a.cost)
 	}
 	fs.setKnown(a.start)
 	d.cfg.Metrics.ObserveProbe(f, fs.probeResult(), a.took)

@@ -22,6 +22,10 @@ import (
 // errNotInForce: a write was taken, and a read after it does not show what it wrote.
 var errNotInForce = errors.New("after the write a read does not show the tables as they ought to be")
 
+// errOwnerWrote: another process wrote between the write and the read after it. kube-proxy at 10
+// changes a second did so after one replay in ten (test/kubeproxy).
+var errOwnerWrote = errors.New("another process wrote after the write")
+
 // healNative answers a loss of native tables: it waits until the flusher is done, puts back what is
 // lost and proves it. In observe mode and in a pause it only reports.
 func (d *Daemon) healNative(ctx context.Context, st *state) {
@@ -69,7 +73,10 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 		d.noteLeft(ctx, st, left)
 		if err == nil {
 			d.wroteNative(st, plan, time.Now())
-			err = d.proveNative(ctx, st, plan.repairs)
+			err = d.proveNative(ctx, st, plan.seen.Genid, plan.repairs)
+		}
+		if errors.Is(err, errOwnerWrote) {
+			continue // what the owner wrote is learned, or more is lost
 		}
 		if err != nil {
 			d.retryNative(ctx, st, err)
@@ -239,8 +246,9 @@ func (d *Daemon) noteLeft(ctx context.Context, st *state, left []string) {
 }
 
 // proveNative reads the repaired tables again. What they hold is what ought to be in force: what
-// was put back, with its owner's newer words.
-func (d *Daemon) proveNative(ctx context.Context, st *state, repairs []native.Repair) error {
+// was put back, with its owner's newer words. If another process wrote to them after the write,
+// which followed that genid, the error is errOwnerWrote.
+func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repairs []native.Repair) error {
 	l := st.native.loss
 	byID := map[tableid.TableID]native.Repair{}
 	for _, repair := range repairs {
@@ -259,12 +267,19 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, repairs []native.Re
 	st.memory.scheduleFree(time.Now())
 	seen := nativeSight{Ruleset: proof}
 	var missing []string
+	untouched := false
 	for id, repair := range byID {
 		if now := proof.Tables[id]; repair.Repaired(now, l.lacking) {
 			d.adopt(ctx, st, id, now, seen)
 			continue
 		}
 		missing = append(missing, id.NFT())
+		t := st.native.tables[id]
+		untouched = untouched || !t.missed && !slices.ContainsFunc(t.deeds, func(d nativeDeed) bool { return nft.Newer(d.Genid, read) })
+	}
+	if len(missing) > 0 && !untouched {
+		l.replayed = true // the kernel took the write, and the next read judges what followed
+		return errOwnerWrote
 	}
 	if len(missing) > 0 {
 		l.unproved = true

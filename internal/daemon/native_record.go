@@ -53,12 +53,27 @@ func (d *Daemon) loseNative(st *state, id tableid.TableID) (known bool) {
 // when that was missed, at the latest when it was seen.
 func (d *Daemon) newNativeRecord(st *state, t *nativeTable) api.Flush {
 	now := time.Now()
-	at := cmp.Or(t.dirty, now)
+	at := cmp.Or(d.takenSince(t), t.dirty, now)
 	record := api.Flush{ID: st.newFlushID(at), Time: at, NoticedSeconds: now.Sub(at).Seconds(), Outcome: api.Pending}
 	if !st.native.begun {
 		record.LastInForce = st.native.disk.lastRun
 	}
 	return record
+}
+
+// takenSince returns the first evidence of the commit that took what the table lacks, or of the
+// first such one; zero if that was missed. What its owner wrote before is not absent.
+func (d *Daemon) takenSince(t *nativeTable) (since time.Time) {
+	for _, deed := range t.deeds {
+		took := len(deed.Rules)+len(deed.Elements)+deed.Lost > 0
+		switch {
+		case deed.Deleted:
+			since = deed.since
+		case since.IsZero() && (took && deed.New == 0 || deed.Made != 0) && d.committer(t.want.ID, deed.commit) != native.Owner:
+			since = deed.since
+		}
+	}
+	return since
 }
 
 // nativeGravity orders the kinds of loss; a record gets the gravest.

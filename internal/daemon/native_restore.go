@@ -104,7 +104,10 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 		d.noteLeft(ctx, st, lacking)
 		if last == nil {
 			d.wroteNative(st, plan, time.Now())
-			last = d.proveNative(ctx, st, repairs)
+			last = d.proveNative(ctx, st, plan.seen.Genid, repairs)
+		}
+		if errors.Is(last, errOwnerWrote) {
+			continue
 		}
 		if last == nil {
 			d.nativeRecovered(ctx, st)

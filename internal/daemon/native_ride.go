@@ -84,7 +84,7 @@ func (d *Daemon) concludeRide(ctx context.Context, st *state, ride *nativeRide) 
 	d.noteLeft(ctx, st, ride.left)
 	d.wroteNative(st, ride.nativePlan, ride.at)
 	added, recorded := d.addNativeLosses(st, ride.repairs), native.recorded
-	err := d.proveNative(ctx, st, ride.repairs)
+	err := d.proveNative(ctx, st, ride.seen.Genid, ride.repairs)
 	if err != nil || recorded {
 		if added > 0 {
 			d.announceNative(d.nativeLog(ctx, st), native.record, added, recorded)

@@ -22,16 +22,17 @@ const spellTries = 3
 func (k *Kernel) spellOut(ctx context.Context, family rules.Family, seen xtFamily, locked bool) (Snapshot, error) {
 	words := k.words[family]
 	for try := 1; ; try++ {
-		set, agreed, err := k.printWalked(ctx, family, seen)
-		if err != nil {
-			return Snapshot{}, err
-		}
+		set, agreed, failed := k.printWalked(ctx, family, seen)
 		// Asked for alone: to name every rule once more would take as much memory again.
 		digest, err := k.reader.digest(ctx, family)
 		if err != nil {
-			return Snapshot{}, err
+			return Snapshot{}, errors.Join(failed, err)
 		}
 		still := digest == seen.digest
+		// iptables refuses to print a chain that its owner has removed since the walk.
+		if failed != nil && (still || try == spellTries || ctx.Err() != nil) {
+			return Snapshot{}, failed
+		}
 		if still && locked && try == 1 { // else another process ignores the lock
 			words.learn(seen, set)
 		}

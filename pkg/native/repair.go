@@ -71,8 +71,11 @@ func (r Repair) Repaired(now *Table, lacking bool) bool {
 		return false
 	}
 	changes := Diff(r.Want, now)
-	before := map[string]Change{}
+	before, led, chains := map[string]Change{}, map[string]bool{}, r.Want.chainsByName()
 	if r.Remedy == ByRefill {
+		for name := range now.jumps() {
+			led[name] = true
+		}
 		for _, c := range Diff(r.Want, r.Now) {
 			before[fmt.Sprint(c.Kind, c.Name)] = c
 		}
@@ -80,6 +83,8 @@ func (r Repair) Repaired(now *Table, lacking bool) bool {
 	for _, c := range changes {
 		was, differed := before[fmt.Sprint(c.Kind, c.Name)]
 		switch {
+		case c.Kind == nft.Chains && was.Empty && c.Empty && !led[c.Name] && !chains[c.Name].Base:
+			// A refill leaves what its owner empties before deleting it.
 		case c.Empty, differed && (c.Lost > was.Lost || was.Empty):
 			return false
 		case !differed && (!lacking || c.Lost > 0 || c.Gone || c.Made):

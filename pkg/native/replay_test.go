@@ -101,6 +101,13 @@ func TestARefillLeavesTheOwnersWord(t *testing.T) {
 		if got := native.Diff(now.Tables[id], is); len(got) != 1 {
 			t.Errorf("the refill did more: %v", got)
 		}
+		repair := native.Repair{Remedy: native.ByRefill, Want: was, Now: now.Tables[id]}
+		if !repair.Repaired(is, false) {
+			t.Error("what the refill wrote is not taken for a repair")
+		}
+		if repair.Repaired(now.Tables[id], false) {
+			t.Error("a table that still lacks a flushed chain is taken for repaired")
+		}
 	})
 }
 

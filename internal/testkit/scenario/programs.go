@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 
@@ -14,6 +15,8 @@ import (
 // Programs is a Flusher that executes the real programs in the network namespace of this process.
 type Programs struct {
 	With iptables.Backend
+	// Lock is the path of the xtables lock; empty means the programs' own.
+	Lock string
 }
 
 var _ Flusher = Programs{}
@@ -37,19 +40,19 @@ func (p Programs) DeleteChains(ctx context.Context, family rules.Family, table r
 
 // Restore runs iptables-restore.
 func (p Programs) Restore(ctx context.Context, family rules.Family, text string) error {
-	_, err := execute(ctx, text, p.name(family, "-restore"), "-w", "5")
+	_, err := p.execute(ctx, text, p.name(family, "-restore"), "-w", "5")
 	return err
 }
 
 // RestoreNoflush runs iptables-restore --noflush.
 func (p Programs) RestoreNoflush(ctx context.Context, family rules.Family, text string) error {
-	_, err := execute(ctx, text, p.name(family, "-restore"), "-w", "5", "--noflush")
+	_, err := p.execute(ctx, text, p.name(family, "-restore"), "-w", "5", "--noflush")
 	return err
 }
 
 // Save runs iptables-save.
 func (p Programs) Save(ctx context.Context, family rules.Family) (string, error) {
-	return execute(ctx, "", p.name(family, "-save"))
+	return p.execute(ctx, "", p.name(family, "-save"))
 }
 
 // DeleteTable runs nft delete table.
@@ -82,12 +85,15 @@ func (p Programs) name(family rules.Family, suffix string) string {
 }
 
 func (p Programs) run(ctx context.Context, name string, args ...string) error {
-	_, err := execute(ctx, "", name, args...)
+	_, err := p.execute(ctx, "", name, args...)
 	return err
 }
 
-func execute(ctx context.Context, input, name string, args ...string) (string, error) {
+func (p Programs) execute(ctx context.Context, input, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
+	if p.Lock != "" {
+		cmd.Env = append(os.Environ(), "XTABLES_LOCKFILE="+p.Lock)
+	}
 	var stdout, stderr bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &stdout, &stderr
 	if err := cmd.Run(); err != nil {

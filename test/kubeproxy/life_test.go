@@ -1,0 +1,223 @@
+package kubeproxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
+)
+
+// A life is a node with canaryd and what kube-proxy does there, next to kube-proxies of both modes
+// that nothing disturbs.
+type life struct {
+	*nodetest.Node
+	kind  kind
+	town  *town
+	space *space
+	proxy *proxy
+	calm  map[string]*space // by mode
+	hand  *hand
+	seen  int // records that were looked at
+	lines []string
+}
+
+// TestLife: kube-proxy is started again, killed, cleaned up and started in the other mode. canaryd
+// takes none of that for a flush, and puts back only rules that have an owner.
+func TestLife(t *testing.T) {
+	onKinds(t, func(n *nodetest.Node, k kind) {
+		all := newSpaces(n.T, k.backend, "node", "calm-iptables", "calm-nftables")
+		a := newAPI()
+		l := &life{Node: n, kind: k, space: all[0], town: newTown(a, rand.New(rand.NewPCG(seed(n.T), 3)), 12),
+			calm: map[string]*space{inIPTables: all[1], inNFTables: all[2]}, hand: &hand{}}
+		a.serve(n.T, all...)
+		startProxy(n.T, all[1], inIPTables)
+		startProxy(n.T, all[2], inNFTables)
+		l.proxy = startProxy(n.T, all[0], k.mode)
+		guardNode(n)
+		other := map[string]string{inIPTables: inNFTables, inNFTables: inIPTables}[k.mode]
+		for _, step := range []struct {
+			name string
+			do   func()
+		}{
+			{"restart", l.restart},
+			{"killed, and 20 s without it", l.without},
+			{"--cleanup", l.cleanup},
+			{"started in the other mode", func() { l.change(other) }},
+			{"back", func() { l.change(k.mode) }},
+			{"--cleanup of both", l.cleanup},
+		} {
+			start := time.Now()
+			step.do()
+			records, false := l.records()
+			l.lines = append(l.lines, fmt.Sprintf("  %-28s %5.1f s, %d flush records, %d of no flush", step.name, time.Since(start).Seconds(), records, false))
+		}
+		report(n.T, append([]string{"kube-proxy's own life: " + k.name}, l.lines...)...)
+	})
+}
+
+// stir changes some things, so that what is old is not what is right.
+func (l *life) stir() {
+	for range 10 {
+		l.town.change()
+	}
+}
+
+// records returns how many records have come since it was asked last, and how many of them are of
+// no flush.
+func (l *life) records() (all, falsely int) {
+	l.Helper()
+	records := l.Status().Flushes
+	for _, r := range records[:len(records)-l.seen] {
+		if l.hand.during(r.Time, r.Time.Add(time.Duration(r.NoticedSeconds*float64(time.Second)))) == nil {
+			falsely++
+			l.Errorf("a record of a flush that was none: %+v", r)
+		}
+	}
+	all, l.seen = len(records)-l.seen, len(records)
+	return all, falsely
+}
+
+// flush takes all that is there, of iptables and of native tables.
+func (l *life) flush() {
+	l.Helper()
+	start := time.Now()
+	for _, one := range scenario.All() {
+		if one.Name == "flush-delete-all" {
+			l.Must(one.Do(l.Context(), l.space.programs))
+		}
+	}
+	_, err := l.space.run(l.Context(), "flush ruleset\n", "nft", "-f", "-")
+	l.Must(err)
+	l.hand.blows = append(l.hand.blows, blow{"everything", start, time.Now()})
+}
+
+// equal waits until the node has the rules of a mode as a kube-proxy that nothing disturbs, and
+// none of the other mode.
+func (l *life) equal(mode string) {
+	l.Helper()
+	rang := time.Now()
+	within(l.T, equalIn, "the rules of "+mode+" mode", func() error {
+		if mode == inNFTables && time.Since(rang) > 1500*time.Millisecond {
+			l.town.ring()
+			rang = time.Now()
+			time.Sleep(time.Second)
+		}
+		return l.differs(mode)
+	})
+}
+
+// differs returns what is wrong with the node's rules, which are to be those of a mode and none of
+// the other.
+func (l *life) differs(mode string) error {
+	l.Helper()
+	for m, calm := range l.calm {
+		want := content{}
+		if m == mode {
+			want = l.read(calm, m)
+		}
+		if d := compare(want, l.read(l.space, m)); !d.none() {
+			return errors.New(m + " mode: " + d.String())
+		}
+	}
+	return nil
+}
+
+// read returns the rules of a mode, without KUBE-FIREWALL: kubelet writes it too, and
+// kube-proxy --cleanup leaves it. Where its jumps stand depends on that.
+func (l *life) read(s *space, mode string) content {
+	l.Helper()
+	got, err := s.read(context.WithoutCancel(l.Context()), mode)
+	l.Must(err)
+	for where, lines := range got {
+		if mode != inIPTables {
+			break
+		}
+		lines = slices.DeleteFunc(lines, func(line string) bool { return strings.HasSuffix(line, "-j KUBE-FIREWALL") })
+		builtin := strings.HasSuffix(where, "PUT") // INPUT and OUTPUT have these jumps
+		if got[where] = lines; strings.HasSuffix(where, " filter KUBE-FIREWALL") || builtin && len(lines) == 0 {
+			delete(got, where)
+		}
+	}
+	return got
+}
+
+// stays fails the test if the rules change within 3 s.
+func (l *life) stays(what string, want content) {
+	l.Helper()
+	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(300 * time.Millisecond) {
+		if d := compare(want, l.read(l.space, l.proxy.mode)); !d.none() {
+			l.Fatalf("%s: %s", what, d)
+		}
+	}
+}
+
+func (l *life) restart() {
+	l.equal(l.kind.mode)
+	l.proxy.end(syscall.SIGTERM)
+	l.stir()
+	l.proxy = startProxy(l.T, l.space, l.kind.mode)
+	l.equal(l.kind.mode)
+	if records, _ := l.records(); records > 0 {
+		l.Errorf("a restart of kube-proxy made %d flush records", records)
+	}
+}
+
+// without: a kube-proxy that is dead corrects nothing, so what canaryd puts back has to be right.
+func (l *life) without() {
+	l.proxy.end(syscall.SIGKILL)
+	time.Sleep(3 * time.Second) // what it removed last is learned
+	before := l.read(l.space, l.kind.mode)
+	for range 3 {
+		l.flush()
+		within(l.T, nodetest.HealsIn, "the rules of before", func() error {
+			if d := compare(before, l.read(l.space, l.kind.mode)); !d.none() {
+				return errors.New(d.String())
+			}
+			return nodetest.Ready()
+		})
+		l.stays("without a kube-proxy", before)
+		time.Sleep(3 * time.Second)
+	}
+	l.stir()
+	l.proxy = startProxy(l.T, l.space, l.kind.mode)
+	l.equal(l.kind.mode)
+}
+
+// cleanup: what kube-proxy removed stays removed.
+func (l *life) cleanup() {
+	l.proxy.end(syscall.SIGTERM)
+	cleanUp(l.T, l.space)
+	if err := l.differs("no"); err != nil {
+		l.Fatalf("kube-proxy --cleanup left something: %v", err)
+	}
+	for _, pause := range []time.Duration{500 * time.Millisecond, 2 * time.Second} {
+		time.Sleep(pause)
+		l.flush()
+		time.Sleep(2 * time.Second)
+		if err := l.differs("no"); err != nil {
+			l.Fatalf("%s after kube-proxy --cleanup, a flush brought back: %v", pause, err)
+		}
+	}
+}
+
+// change starts kube-proxy in a mode, and flushes everything.
+func (l *life) change(mode string) {
+	l.proxy.end(syscall.SIGTERM)
+	l.stir()
+	l.proxy = startProxy(l.T, l.space, mode)
+	l.equal(mode)
+	time.Sleep(3 * time.Second) // what it wrote last is learned
+	l.Within(nodetest.HealsIn, "canaryd to be ready", nodetest.Ready)
+	before := l.read(l.space, mode)
+	l.flush()
+	within(l.T, nodetest.HealsIn, "the rules of "+mode+" mode after a flush", func() error { return l.differs(mode) })
+	l.stays("after a flush in another mode", before)
+}

@@ -1,0 +1,217 @@
+package kubeproxy
+
+import (
+	"fmt"
+	"math/rand/v2"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+const (
+	nodeName  = "node"
+	namespace = "town"
+	podsIPv4  = "10.244.0.0/16"
+	podsIPv6  = "fd00:10:244::/64"
+	// pods is how many addresses pods have: so few that a new pod often has a former one's.
+	pods = 300
+)
+
+// A town is the cluster of a test: services in slots, each with what kube-proxy distinguishes. All
+// of its changes come from one source of random numbers, and go to the API server at once.
+type town struct {
+	api   *api
+	rng   *rand.Rand
+	slots []slot
+}
+
+// A slot is a service, or the place of one that was removed.
+type slot struct {
+	there    bool
+	life     int   // a service that comes again may have another name
+	pods     []pod // nil: the service has no endpoints
+	affinity bool
+	port     int32
+}
+
+type pod struct {
+	number       int
+	local, ready bool
+}
+
+// newTown makes the node and n services, and one more that only ring changes. There is no
+// ServiceCIDR: kube-proxy 1.36 writes its rule in a full sync only, and one that hears of it after
+// its first sync lacks the rule for an hour.
+func newTown(a *api, rng *rand.Rand, n int) *town {
+	a.set(nodes, &corev1.Node{
+		TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Name: nodeName},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+			{Type: corev1.NodeInternalIP, Address: nodeIPv4}, {Type: corev1.NodeInternalIP, Address: nodeIPv6},
+		}},
+	})
+	t := &town{api: a, rng: rng, slots: make([]slot, n+1)}
+	for i := range t.slots {
+		t.add(i)
+	}
+	return t
+}
+
+// ring makes kube-proxy sync. A kube-proxy in nftables mode deletes what it has emptied in a later
+// sync than that.
+func (t *town) ring() {
+	i := len(t.slots) - 1
+	t.slots[i].port = 161 - t.slots[i].port
+	t.setService(i)
+}
+
+// change changes one thing. Most changes are pods that come and go.
+func (t *town) change() {
+	i := t.rng.IntN(len(t.slots) - 1)
+	s := &t.slots[i]
+	switch n := t.rng.IntN(100); {
+	case !s.there:
+		t.add(i)
+	case n < 6:
+		t.removeService(i)
+	case n < 10:
+		s.affinity = !s.affinity
+		t.setService(i)
+	case n < 13:
+		s.port = 161 - s.port // 80 or 81
+		t.setService(i)
+	case n < 20:
+		s.pods = nil
+		t.setSlices(i)
+	default:
+		t.movePods(s)
+		t.setSlices(i)
+	}
+}
+
+// movePods adds, removes, replaces a pod, or changes whether it is ready.
+func (t *town) movePods(s *slot) {
+	if len(s.pods) == 0 || len(s.pods) < 4 && t.rng.IntN(3) == 0 {
+		s.pods = append(s.pods, t.newPod(s))
+		return
+	}
+	i := t.rng.IntN(len(s.pods))
+	switch t.rng.IntN(3) {
+	case 0:
+		s.pods = append(s.pods[:i:i], s.pods[i+1:]...)
+	case 1:
+		s.pods[i].ready = !s.pods[i].ready
+	default:
+		s.pods[i] = t.newPod(s)
+	}
+}
+
+// newPod returns a pod that the service has not.
+func (t *town) newPod(s *slot) pod {
+	for {
+		p := pod{number: t.rng.IntN(pods), local: t.rng.IntN(2) == 0, ready: t.rng.IntN(8) > 0}
+		free := true
+		for _, other := range s.pods {
+			free = free && other.number != p.number
+		}
+		if free {
+			return p
+		}
+	}
+}
+
+func (t *town) add(i int) {
+	s := &t.slots[i]
+	*s = slot{there: true, life: s.life + t.rng.IntN(2), port: 80, affinity: i%6 == 5}
+	for range t.rng.IntN(4) {
+		s.pods = append(s.pods, t.newPod(s))
+	}
+	t.setService(i)
+	t.setSlices(i)
+}
+
+func (t *town) removeService(i int) {
+	name := t.name(i)
+	t.slots[i].there = false
+	t.api.remove(services, namespace, name)
+	t.api.remove(slicesOf, namespace, name+"-ipv4")
+	t.api.remove(slicesOf, namespace, name+"-ipv6")
+}
+
+func (t *town) name(i int) string { return fmt.Sprintf("service-%d-%d", i, t.slots[i].life) }
+
+// setService writes a slot's service. What kind it is depends on the slot.
+func (t *town) setService(i int) {
+	s := &t.slots[i]
+	ips := []string{fmt.Sprintf("10.96.0.%d", 10+i), fmt.Sprintf("fd00:10:96::%x", 10+i)}
+	spec := corev1.ServiceSpec{
+		Type: corev1.ServiceTypeClusterIP, ClusterIP: ips[0], ClusterIPs: ips, SessionAffinity: corev1.ServiceAffinityNone,
+		IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
+		Ports:      []corev1.ServicePort{{Name: "main", Protocol: corev1.ProtocolTCP, Port: s.port, TargetPort: intstr.FromInt32(8080)}},
+	}
+	var status corev1.ServiceStatus
+	if s.affinity {
+		seconds := int32(60)
+		spec.SessionAffinity, spec.SessionAffinityConfig = corev1.ServiceAffinityClientIP, &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &seconds}}
+	}
+	local, cluster := corev1.ServiceInternalTrafficPolicyLocal, corev1.ServiceInternalTrafficPolicyCluster
+	spec.InternalTrafficPolicy = &cluster
+	switch i % 6 {
+	case 1:
+		spec.Ports = append(spec.Ports, corev1.ServicePort{Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53, TargetPort: intstr.FromInt32(5353)})
+	case 2:
+		spec.Type, spec.ExternalTrafficPolicy = corev1.ServiceTypeNodePort, corev1.ServiceExternalTrafficPolicyCluster
+	case 3:
+		spec.Type, spec.ExternalTrafficPolicy = corev1.ServiceTypeNodePort, corev1.ServiceExternalTrafficPolicyLocal
+		spec.ExternalIPs = []string{fmt.Sprintf("198.51.100.%d", 10+i)}
+	case 4:
+		spec.Type, spec.ExternalTrafficPolicy = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyCluster
+		spec.LoadBalancerSourceRanges = []string{"203.0.113.0/24", "2001:db8:113::/64"}
+		status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: fmt.Sprintf("192.0.2.%d", 100+i)}, {IP: fmt.Sprintf("2001:db8::%x", 100+i)}}
+	case 5:
+		spec.InternalTrafficPolicy = &local
+	}
+	if spec.Type != corev1.ServiceTypeClusterIP {
+		spec.Ports[0].NodePort = int32(30000 + i)
+	}
+	t.api.set(services, &corev1.Service{
+		TypeMeta: metav1.TypeMeta{Kind: "Service", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Name: t.name(i), Namespace: namespace},
+		Spec: spec, Status: status,
+	})
+}
+
+// setSlices writes the endpoints of a slot's service, of both families.
+func (t *town) setSlices(i int) {
+	for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+		suffix := "-ipv4"
+		if family == discoveryv1.AddressTypeIPv6 {
+			suffix = "-ipv6"
+		}
+		main, dns, tcp, udp, stream, datagram := "main", "dns", corev1.ProtocolTCP, corev1.ProtocolUDP, int32(8080), int32(5353)
+		slice := &discoveryv1.EndpointSlice{
+			TypeMeta: metav1.TypeMeta{Kind: "EndpointSlice", APIVersion: "discovery.k8s.io/v1"},
+			ObjectMeta: metav1.ObjectMeta{
+				Name: t.name(i) + suffix, Namespace: namespace, Labels: map[string]string{discoveryv1.LabelServiceName: t.name(i)},
+			},
+			AddressType: family,
+			Endpoints:   []discoveryv1.Endpoint{},
+			Ports: []discoveryv1.EndpointPort{
+				{Name: &main, Protocol: &tcp, Port: &stream}, {Name: &dns, Protocol: &udp, Port: &datagram},
+			},
+		}
+		for _, p := range t.slots[i].pods {
+			address, at := fmt.Sprintf("10.244.%d.%d", p.number/200, p.number%200+10), nodeName
+			if family == discoveryv1.AddressTypeIPv6 {
+				address = fmt.Sprintf("fd00:10:244::%x", p.number+10)
+			}
+			if !p.local {
+				at = "another"
+			}
+			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
+				Addresses: []string{address}, NodeName: &at, Conditions: discoveryv1.EndpointConditions{Ready: &p.ready, Serving: &p.ready},
+			})
+		}
+		t.api.set(slicesOf, slice)
+	}
+}
