@@ -18,7 +18,7 @@ func runManual(_ context.Context, _ *options, to streams) (int, error) {
 }
 
 // manualDate is when the text in manual was last changed.
-const manualDate = "2026-11-21"
+const manualDate = "2026-11-22"
 
 // manual returns the manual page in the man(7) language, with the texts of help.
 func manual() string {

@@ -22,8 +22,8 @@ import (
 // watchAgain is how long canaryd status --watch waits before it looks for a daemon again.
 const watchAgain = time.Second
 
-// A sighting is a status of the daemon, or why there is none now.
-type sighting struct {
+// A seenStatus is a status of the daemon, or why there is none now.
+type seenStatus struct {
 	status api.Status
 	err    error // nil: there is a status
 	final  bool  // to ask again is of no use
@@ -32,7 +32,7 @@ type sighting struct {
 // runWatch shows the status, and each change of it, until ctx ends. While no daemon runs it waits.
 func runWatch(ctx context.Context, o *options, to streams) (int, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	news := make(chan sighting)
+	news := make(chan seenStatus)
 	var follower sync.WaitGroup
 	follower.Go(func() { follow(ctx, o.client(), news) })
 	defer follower.Wait()
@@ -61,8 +61,8 @@ func runWatch(ctx context.Context, o *options, to streams) (int, error) {
 }
 
 // follow sends what the daemon shows until ctx ends, and looks for a daemon again if it goes.
-func follow(ctx context.Context, client control.Client, news chan<- sighting) {
-	send := func(s sighting) error {
+func follow(ctx context.Context, client control.Client, news chan<- seenStatus) {
+	send := func(s seenStatus) error {
 		select {
 		case news <- s:
 			return nil
@@ -71,10 +71,10 @@ func follow(ctx context.Context, client control.Client, news chan<- sighting) {
 		}
 	}
 	for ctx.Err() == nil {
-		err := client.Watch(ctx, func(s api.Status) error { return send(sighting{status: s}) })
+		err := client.Watch(ctx, func(s api.Status) error { return send(seenStatus{status: s}) })
 		var refused *control.RefusedError
 		final := errors.As(err, &refused) || errors.Is(err, control.ErrForbidden)
-		if ctx.Err() != nil || send(sighting{err: err, final: final}) != nil || final {
+		if ctx.Err() != nil || send(seenStatus{err: err, final: final}) != nil || final {
 			return
 		}
 		select {
@@ -86,7 +86,7 @@ func follow(ctx context.Context, client control.Client, news chan<- sighting) {
 
 // A view shows what was seen. One goroutine uses it.
 type view interface {
-	see(s sighting, now time.Time) error
+	see(s seenStatus, now time.Time) error
 	tick(now time.Time) error
 	end()
 }
@@ -108,7 +108,7 @@ type lineView struct {
 	gone bool   // the error stream has that no daemon runs
 }
 
-func (v *lineView) see(s sighting, now time.Time) error {
+func (v *lineView) see(s seenStatus, now time.Time) error {
 	if s.err != nil {
 		if !v.gone {
 			_, _ = fmt.Fprintf(v.to.err, "canaryd: %s; waiting for it\n", plain(oneLine(s.err.Error())))
@@ -155,7 +155,7 @@ type screenView struct {
 	last  string      // the last frame
 }
 
-func (v *screenView) see(s sighting, now time.Time) error {
+func (v *screenView) see(s seenStatus, now time.Time) error {
 	switch {
 	case s.err == nil:
 		v.seen, v.err = &s.status, nil

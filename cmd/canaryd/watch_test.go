@@ -128,10 +128,10 @@ func TestScreenView(t *testing.T) {
 	rows := 60
 	v := &screenView{to: streams{out: &out, size: func() (int, int) { return 90, rows }}}
 	now := time.Date(2026, 11, 22, 3, 0, 0, 0, time.UTC)
-	if err := v.see(sighting{err: control.ErrNoDaemon}, now); err != nil {
+	if err := v.see(seenStatus{err: control.ErrNoDaemon}, now); err != nil {
 		t.Fatal(err)
 	}
-	if err := v.see(sighting{status: status()}, now.Add(time.Second)); err != nil {
+	if err := v.see(seenStatus{status: status()}, now.Add(time.Second)); err != nil {
 		t.Fatal(err)
 	}
 	length := out.Len()
@@ -139,7 +139,7 @@ func TestScreenView(t *testing.T) {
 		t.Errorf("the same is drawn again: %q", out.String()[length:])
 	}
 	rows = 12
-	if err := v.see(sighting{err: control.ErrEnded}, now.Add(2*time.Second)); err != nil {
+	if err := v.see(seenStatus{err: control.ErrEnded}, now.Add(2*time.Second)); err != nil {
 		t.Fatal(err)
 	}
 	golden(t, "watch-screen", strings.NewReplacer("\x1b", "ESC", "\r\n", "\n").Replace(out.String())+"\n")

@@ -12,11 +12,9 @@ type DrillSort string
 
 // The sorts of drills. Flush.Drill is empty for a flush.
 const (
-	// DrillCanary takes canaryd's own canary, which packets do not meet. No metric of flushes counts
-	// it.
+	// DrillCanary takes canaryd's own canary, which packets do not meet. It counts as no flush.
 	DrillCanary DrillSort = "canary"
-	// DrillForReal takes the protected jumps of nat PREROUTING. It is counted as a flush, because it
-	// is one.
+	// DrillForReal takes the protected jumps of nat PREROUTING. It counts as the flush that it is.
 	DrillForReal DrillSort = "for-real"
 )
 

@@ -227,8 +227,8 @@ func (r Refused) Place() string {
 	return cmp.Or(r.Where, strings.TrimSpace(fmt.Sprintf("%s %s %s", r.Family, r.Table, r.Chain)))
 }
 
-// LastFlush returns the newest record of a flush. What an operator asked for is none, and neither is
-// a drill.
+// LastFlush returns the newest record of a flush. What an operator asked for is none, nor is a
+// drill.
 func (s Status) LastFlush() (Flush, bool) {
 	for _, f := range s.Flushes {
 		if !f.Requested() && f.Drill == "" {

@@ -62,8 +62,8 @@ func TestWatch(t *testing.T) {
 	})
 }
 
-// TestWatchersAreBounded: one client too many is refused, one that is slow keeps nothing waiting and
-// sees the newest at last, and a place is free again when a client ends.
+// TestWatchersAreBounded: one client too many is refused. A slow one keeps nothing waiting, and is
+// shown the newest at last. A place is free again when a client ends.
 func TestWatchersAreBounded(t *testing.T) {
 	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
 		r := start(t, backend, setup{})

@@ -100,8 +100,8 @@ type Finding struct {
 	Restored string
 	Brought  []string
 	Lacked   []string
-	// Drilled says that a drill of canaryd's took the canary, and no flush did: its stand-in stands.
-	// Then MarkLost is false, and the table's content is judged as if the canary stood.
+	// Drilled says that a drill of canaryd's took the canary, and no flush did: its stand-in
+	// stands. Then MarkLost is false, and the content is judged as if the canary stood.
 	Drilled bool
 	// Drift lists how claimed chains and jumps differ from what is declared.
 	Drift rules.Difference

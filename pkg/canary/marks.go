@@ -99,8 +99,8 @@ type Mark struct {
 	// Tried is a mark that may have been planted, by a write whose end is unknown. A table is
 	// written atomically: if the canary stands, so does all that was written with it.
 	Tried *Mark `json:"tried,omitempty"`
-	// Drill is the nonce of the stand-in that a drill planted when it took the canary; empty if none
-	// did. It is kept with the mark, so that a restart in the middle of a drill finds no flush.
+	// Drill is the nonce of the stand-in that a drill planted when it took the canary; empty if
+	// none did. It is kept with the mark: a restart in the middle of a drill finds no flush.
 	Drill Nonce `json:"drill,omitempty"`
 }
 

@@ -19,8 +19,8 @@ type Drill struct {
 	Table rules.TableName
 	// Kind is one of canary.DrillKinds: what becomes of the canary.
 	Kind canary.Verdict
-	// Chain, unless it is empty, is a built-in chain: its protected jumps and its witness are taken,
-	// and the canary stays. Packets meet that.
+	// Chain, unless it is empty, is a built-in chain: its protected jumps and its witness are
+	// taken, and the canary stays. Packets meet that.
 	Chain string
 }
 
