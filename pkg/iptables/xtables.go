@@ -9,7 +9,6 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -51,6 +50,7 @@ type xtInfo struct {
 type xtSocket struct {
 	family rules.Family
 	fd     int
+	ask    askXT
 	mu     sync.Mutex // guards buf
 	buf    []byte     // reused by walks of small tables
 
@@ -71,7 +71,7 @@ func openXT(family rules.Family) (*xtSocket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: opening an %v socket: %w", ErrNoFamily, family, err)
 	}
-	s := &xtSocket{family: family, fd: fd}
+	s := &xtSocket{family: family, fd: fd, ask: getsockopt}
 	err = s.check()
 	if errors.Is(err, errNoLegacy) {
 		if tables, err2 := s.tables(); err2 == nil && len(tables) == 0 {
@@ -105,7 +105,12 @@ func (s *xtSocket) check() error {
 		return nil
 	}
 	if err == nil {
-		err = errors.New("answered a question that is malformed")
+		err = fmt.Errorf("%w: it took a question that is malformed", errStrange)
+	}
+	if errors.Is(err, errStrange) {
+		if tables, err2 := s.tables(); err2 == nil && len(tables) == 0 {
+			err = fmt.Errorf("%w: %w", errNoLegacy, err)
+		}
 	}
 	return s.wrap("asking for the legacy tables", err)
 }
@@ -242,22 +247,6 @@ func (s *xtSocket) readEntries(table rules.TableName, size uint32, f func([]byte
 		return fmt.Errorf("the kernel answered with %d bytes, not %d", n, need)
 	}
 	return f(buf[xtEntriesHeadLen:])
-}
-
-// getsockopt is the plain system call: package unix has none that fills a
-// byte slice.
-func (s *xtSocket) getsockopt(option uintptr, buf []byte) (int, error) {
-	level := uintptr(unix.IPPROTO_IP)
-	if s.family == rules.IPv6 {
-		level = unix.IPPROTO_IPV6
-	}
-	size := uint32(len(buf))
-	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(s.fd), level, option,
-		uintptr(unsafe.Pointer(unsafe.SliceData(buf))), uintptr(unsafe.Pointer(&size)), 0)
-	if errno != 0 {
-		return 0, errno
-	}
-	return int(size), nil
 }
 
 func (s *xtSocket) wrap(doing string, err error) error {
