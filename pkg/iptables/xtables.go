@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 
@@ -177,9 +178,21 @@ func (s *xtSocket) info(table rules.TableName) (xtInfo, error) {
 	return info, nil
 }
 
+// readsEntries returns why this program cannot read a table's entries, or nil. For a program of
+// 386 the kernel writes what it aligns to 8 bytes in others at multiples of 4.
+func readsEntries() error {
+	if runtime.GOARCH == "386" {
+		return errors.New("a 386 program reads other structures of x_tables than its kernel writes: use a program of the kernel's own architecture, or --backend=nft")
+	}
+	return nil
+}
+
 // entries calls f with all entries of a table that is listed, and with the
 // table's shape. The bytes are valid, and may be written to, until f returns.
 func (s *xtSocket) entries(table rules.TableName, f func(xtInfo, []byte) error) error {
+	if err := readsEntries(); err != nil {
+		return s.wrap(fmt.Sprintf("reading table %s", table), err)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var last error
