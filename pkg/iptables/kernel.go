@@ -248,7 +248,7 @@ func (k *Kernel) open(ctx context.Context) error {
 func (k *Kernel) newMirror(r nftReader) *mirror {
 	known := lexicons{}
 	for family := range k.tools {
-		known[family] = newLexicon()
+		known[family] = newLexicon(family)
 	}
 	k.source = known
 	return newMirror(mirrorConfig{
