@@ -167,6 +167,14 @@ versions: ## the ways to flush, and what compares bytes and text, with the iptab
 	@hack/userlands.sh
 	go test -count=1 -timeout=30m -v ./test/versions
 
+# make kernels KERNELS='bullseye-amd64 sid-amd64' for some of them: a suite of Debian's and an architecture.
+KERNELS ?= bullseye-amd64 bookworm-amd64 trixie-amd64 sid-amd64 trixie-arm64
+.PHONY: kernels
+kernels: ## flushes, native tables and restarts on the kernels of four Debian releases, in emulated machines; prints a table
+	@hack/install-deps.sh kernels
+	@hack/kernels.sh $(KERNELS)
+	CANARYD_TEST_KERNELS='$(KERNELS)' go test -count=1 -timeout=2h -v -run TestKernels ./test/kernels
+
 .PHONY: ci
 ci: ## what continuous integration runs
 	@.ci/run

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Unpacks the kernels that test/kernels boots, and installs qemu where it is missing. A kernel is
+# Unpacks the kernels that test/kernels boots, and the userlands of their suites. A kernel is
 # Debian's for virtual machines of one suite: its image, the modules that networks need, and kmod
 # to load them, next to the system below /var/cache/canaryd-test/kernels. What is unpacked is
 # kept, and sid's for a week. What cannot be had is named, and its tests are skipped; with CI=true
@@ -11,6 +11,9 @@ cd "$(dirname "$0")/.."
 [ $# -gt 0 ] || { echo 'usage: hack/kernels.sh SUITE-ARCHITECTURE...' >&2; exit 2; }
 
 kernels=/var/cache/canaryd-test/kernels
+for kernel; do
+	if [ "${kernel##*-}" = amd64 ]; then hack/userlands.sh; else hack/userlands.sh "${kernel##*-}" "${kernel%-*}"; fi
+done
 done_so="1: net crypto lib, kmod"
 
 give_up() {

@@ -18,7 +18,8 @@ func detectFlags() []string { return []string{"backend", "ip-family", "canary-ch
 const aboutDetect = `Prints what each backend holds, our own marks left out, and which one run would watch. Each weighs
 as much as it has rules, and 100 more with kubelet's hint chain; the heavier one wins, and of equal
 ones nft. Where there are no rules yet, run takes the one whose programs are installed. Needs no
-daemon, and executes and writes nothing. Exit code: 0, 2 trouble.
+daemon, and executes and writes nothing. Warns of kernels on which canaryd is known not to work, or
+was never tried (docs/platforms.md). Exit code: 0, 2 trouble.
 `
 
 // gatherEvidence counts what each backend holds.
@@ -37,6 +38,15 @@ func runDetect(ctx context.Context, o *options, to streams) (int, error) {
 	}
 	if err := printEvidence(to.out, o.output, evidence); err != nil {
 		return exitError, err
+	}
+	release, err := kernelRelease()
+	if err != nil {
+		return exitError, err
+	}
+	for _, line := range platformWarnings(release, evidence) {
+		if _, err := fmt.Fprintln(to.err, "canaryd: warning:", line); err != nil {
+			return exitError, err
+		}
 	}
 	return exitOK, nil
 }
