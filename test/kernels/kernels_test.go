@@ -16,18 +16,11 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/internal/testkit/outcome"
+	"github.com/canaryd/canaryd/internal/testkit/versions"
 )
 
-// A kernel is Debian's for virtual machines of one suite and architecture.
-type kernel struct{ suite, arch string }
-
-// kernels are those that are tried, the oldest first. 4.18 and 5.4 are in no suite that
-// Debian's mirrors still have.
-func kernels() []kernel {
-	return []kernel{{"bullseye", "amd64"}, {"bookworm", "amd64"}, {"trixie", "amd64"}, {"sid", "amd64"}, {"trixie", "arm64"}}
-}
-
-func (k kernel) String() string { return k.suite + "-" + k.arch }
+// A kernel is one that is tried.
+type kernel struct{ versions.Kernel }
 
 // only is the environment variable with the kernels to try, separated by blanks; empty: all.
 const only = "CANARYD_TEST_KERNELS"
@@ -52,7 +45,13 @@ func TestMain(m *testing.M) {
 func TestKernels(t *testing.T) {
 	var matrix strings.Builder
 	built := t.TempDir()
-	for _, k := range kernels() {
+	for _, name := range strings.Fields(os.Getenv(only)) {
+		if !slices.ContainsFunc(versions.Kernels, func(k versions.Kernel) bool { return k.String() == name }) {
+			t.Errorf("%s names %s, which is no kernel of versions.Kernels", only, name)
+		}
+	}
+	for _, of := range versions.Kernels {
+		k := kernel{of}
 		if !k.wanted() {
 			continue
 		}
@@ -63,6 +62,7 @@ func TestKernels(t *testing.T) {
 			started := time.Now()
 			text := m.run(t)
 			judge(t, text)
+			k.judgeItself(t, said(text))
 			fmt.Fprintf(&matrix, "%-16s %s, %s\n", k, said(text), time.Since(started).Round(time.Second))
 		})
 	}
@@ -90,6 +90,16 @@ func judge(t *testing.T, text string) {
 	}
 }
 
+// judgeItself wants the machine to have named the kernel and the programs that
+// docs/platforms.md names.
+func (k kernel) judgeItself(t *testing.T, words string) {
+	t.Helper()
+	i := slices.IndexFunc(versions.Suites, func(s versions.Suite) bool { return s.Name == k.Suite })
+	if !strings.HasPrefix(words, "Linux "+k.Release) || !strings.Contains(words, ", "+versions.Suites[i].Programs()) {
+		t.Errorf("the machine is %q, want Linux %s and %s", words, k.Release, versions.Suites[i].Programs())
+	}
+}
+
 // said returns the line in which the machine named its kernel and its programs.
 func said(text string) string {
 	for line := range strings.Lines(text) {
@@ -108,8 +118,8 @@ func (k kernel) file(name string) string {
 // userland returns the path of a file of the suite's programs, which hack/userlands.sh unpacked.
 func (k kernel) userland(name string) string {
 	folder := "userlands"
-	if k.arch != "amd64" {
-		folder += "-" + k.arch
+	if k.Arch != "amd64" {
+		folder += "-" + k.Arch
 	}
-	return filepath.Join("/var/cache/canaryd-test", folder, k.suite, name)
+	return filepath.Join("/var/cache/canaryd-test", folder, k.Suite, name)
 }

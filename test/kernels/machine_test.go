@@ -30,7 +30,7 @@ type machine struct {
 
 // qemu returns the program that emulates the kernel's processor.
 func (k kernel) qemu() string {
-	if k.arch == "arm64" {
+	if k.Arch == "arm64" {
 		return "qemu-system-aarch64"
 	}
 	return "qemu-system-x86_64"
@@ -46,9 +46,9 @@ func assemble(t *testing.T, k kernel, built string) machine {
 			t.Fatal(err)
 		}
 	}
-	own := filepath.Join(built, k.arch)
-	build(t, k.arch, own, "build", "../../cmd/canaryd", "canaryd")
-	build(t, k.arch, own, "test", ".", "init")
+	own := filepath.Join(built, k.Arch)
+	build(t, k.Arch, own, "build", "../../cmd/canaryd", "canaryd")
+	build(t, k.Arch, own, "test", ".", "init")
 	file, err := os.Create(filepath.Join(t.TempDir(), "root.cpio"))
 	must(err)
 	defer file.Close()
@@ -85,7 +85,7 @@ func (m machine) arguments() []string {
 	// In qemu 7.2 the instruction cmpxchg16b now and then leaves wrong flags: Linux 6.12 stops
 	// with a double fault. Kernels do without the instruction.
 	console, model := "ttyS0", []string{"-machine", "pc", "-cpu", "max,-cx16,-la57"}
-	if m.arch == "arm64" {
+	if m.Arch == "arm64" {
 		console, model = "ttyAMA0", []string{"-machine", "virt", "-cpu", "cortex-a72"}
 	}
 	var patterns []string

@@ -20,9 +20,6 @@ import (
 // userlands is where hack/userlands.sh unpacked Debian's packages, a folder for each suite.
 const userlands = "/var/cache/canaryd-test/userlands"
 
-// suites are Debian's releases, the oldest first.
-var suites = []string{"bullseye", "bookworm", "trixie", "sid"}
-
 // A userland is a root file system, mounted in the namespaces that this process is in. What
 // is written to it goes with them.
 type userland struct {
@@ -123,7 +120,7 @@ func (u *userland) turn(p part) (end func()) {
 
 // TestUserlandsAreThere: without them nothing of this package is tried.
 func TestUserlandsAreThere(t *testing.T) {
-	for _, suite := range suites {
-		nstest.NeedFile(t, filepath.Join(userlands, suite, ".unpacked"))
+	for _, suite := range versions.Suites {
+		nstest.NeedFile(t, filepath.Join(userlands, suite.Name, ".unpacked"))
 	}
 }

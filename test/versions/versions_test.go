@@ -93,7 +93,8 @@ func build(dir string) error {
 // what is expected there: a test that fails unexpectedly is a failure, and so is one that
 // passes although it is expected to fail.
 func TestVersions(t *testing.T) {
-	for _, suite := range suites {
+	for _, of := range versions.Suites {
+		suite := of.Name
 		t.Run(suite, func(t *testing.T) {
 			t.Parallel()
 			nstest.Run(t, func(t *testing.T) {
@@ -101,6 +102,9 @@ func TestVersions(t *testing.T) {
 				nstest.NeedFile(t, filepath.Join(userlands, suite, ".unpacked"))
 				u := enter(t, suite)
 				c := column{Suite: suite, Programs: u.programs(), Cells: map[string]string{}}
+				if !strings.HasPrefix(c.Programs, of.Programs()) {
+					t.Errorf("the suite has %s, and docs/platforms.md says %s", c.Programs, of.Programs())
+				}
 				for _, p := range parts() {
 					for _, o := range u.run(p) {
 						c.Cells[o.Name] = judge(t, suite, o)
