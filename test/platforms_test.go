@@ -12,7 +12,7 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/versions"
 )
 
-// TestPlatformsAreTried: each row of "Tested" in docs/platforms.md is what a command tries. Those of
+// TestPlatformsAreTried: each row of "Tested" in docs/platforms.md is what a command tries. Rows of
 // other kernels and programs are all that make kernels and make versions have; the others name a
 // target of the Makefile.
 func TestPlatformsAreTried(t *testing.T) {

@@ -21,7 +21,7 @@ const faultTries = 5
 // errStrange: the kernel answered, and not as one does that has legacy iptables.
 var errStrange = errors.New("the kernel gave an answer that no legacy iptables gives")
 
-// getsockopt asks x_tables. Kernels that were built with bpfilter (4.18 to 6.7, such as Ubuntu's
+// getsockopt asks x_tables. Kernels that were built with bpfilter (since 4.18, such as Ubuntu's
 // 5.4 and 5.15) hand questions of IPv4 to a process of theirs. A signal to the thread that asks
 // ends that process, and the answer is EFAULT: with the signals by which Go preempts goroutines,
 // 261 of 14,250 questions on 5.4 failed; with all signals blocked, none of 25,000 did. EFAULT is
