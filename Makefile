@@ -176,6 +176,14 @@ versions: ## the ways to flush, and what compares bytes and text, with the iptab
 kubeproxy: deps ## a real kube-proxy in iptables and nftables mode next to canaryd, flushed at random while services change; prints tables
 	@CANARYD_KUBEPROXY='$(KUBEPROXY)' CANARYD_KUBEPROXY_SEED='$(KUBEPROXY_SEED)' hack/kubeproxy.sh
 
+# make kernels KERNELS='bullseye-amd64 sid-amd64' for some of them: a suite of Debian's and an architecture.
+KERNELS ?= bullseye-amd64 bookworm-amd64 trixie-amd64 sid-amd64 trixie-arm64
+.PHONY: kernels
+kernels: ## flushes, native tables and restarts on the kernels of four Debian releases, in emulated machines; prints a table
+	@hack/install-deps.sh kernels
+	@hack/kernels.sh $(KERNELS)
+	CANARYD_TEST_KERNELS='$(KERNELS)' go test -count=1 -timeout=2h -v -run TestKernels ./test/kernels
+
 .PHONY: ci
 ci: ## what continuous integration runs
 	@.ci/run

@@ -9,17 +9,19 @@
 # services that would take over this machine's rules at its next start, and two
 # of them exclude each other. Those that cannot be had are named, and the tests of
 # them are skipped; with CI=true that is a failure.
+# With the argument "kernels" it installs qemu, which test/kernels boots kernels in.
 # With the argument "release" it unpacks in the same way what the image is made of, for all
 # architectures, and containerd, which test/packaging loads the image with.
 set -euo pipefail
 
-with_flushers=false with_browser=false with_release=false
+with_flushers=false with_browser=false with_release=false with_kernels=false
 here=$(cd "$(dirname "$0")" && pwd)
 for word; do
 	case $word in
 	flushers) with_flushers=true ;;
 	browser) with_browser=true ;;
 	release) with_release=true ;;
+	kernels) with_kernels=true ;;
 	*) echo "install-deps: $word is no argument of this script" >&2 && exit 2 ;;
 	esac
 done
@@ -55,6 +57,9 @@ if $with_release && ! { [ "$(id -u)" -eq 0 ] && command -v apt-get && command -v
 fi
 if $with_release; then
 	needed+=(readelf:binutils ssh-keygen:openssh-client)
+fi
+if $with_kernels; then
+	needed+=(qemu-system-x86_64:qemu-system-x86 qemu-system-aarch64:qemu-system-arm)
 fi
 if $with_flushers; then
 	needed+=(

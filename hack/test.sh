@@ -33,11 +33,12 @@ else
 	go build -race -o "$work/builds/canaryd-race" ./cmd/canaryd
 	export CANARYD_TEST_BUILDS=$work/builds
 	# test/versions runs other packages' tests once more, in other userlands: make versions.
-	# test/kubeproxy needs a kube-proxy, which make kubeproxy builds.
+	# test/kernels runs them on other kernels, emulated: make kernels. test/kubeproxy needs a
+	# kube-proxy, which make kubeproxy builds.
 	# The distribution's firewalls have the processors to themselves: a flush of theirs
 	# is of many commands, and is not to be healed in the middle for want of time. So have
 	# the limits: time and memory are measured there, and 240,000 rules take both.
-	mapfile -t others < <(go list ./... | grep -v -e /test/flushers -e /test/kubeproxy -e /test/limits -e /test/versions -e /pkg/native)
+	mapfile -t others < <(go list ./... | grep -v -e /test/flushers -e /test/kernels -e /test/kubeproxy -e /test/limits -e /test/versions -e /pkg/native)
 	# Those that take longest begin first, so that in the end nothing waits for them.
 	tested . canaryd -race ./hack/soak ./internal/daemon ./test/owners ./test/e2e ./pkg/iptables \
 		./test/interleavings ./test/faults "${others[@]}"

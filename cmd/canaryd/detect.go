@@ -23,7 +23,8 @@ const aboutDetect = `Prints what each backend holds, our own marks left out, and
 as much as it has rules, and 100 more with kubelet's hint chain; the heavier one wins, and of equal
 ones nft. Where there are no rules yet, run takes the one whose programs are installed. Native
 nftables tables are listed with the word of --protect that guards them. Needs no daemon, and
-executes and writes nothing. Exit code: 0, 2 trouble.
+executes and writes nothing. Warns of kernels on which canaryd is known not to work, or was never
+tried (docs/platforms.md). Exit code: 0, 2 trouble.
 `
 
 // gatherEvidence counts what each backend holds.
@@ -46,6 +47,15 @@ func runDetect(ctx context.Context, o *options, to streams) (int, error) {
 	}
 	if err := printEvidence(to.out, o.output, detected{evidence, o.nativeFound(standing)}); err != nil {
 		return exitError, err
+	}
+	release, err := kernelRelease()
+	if err != nil {
+		return exitError, err
+	}
+	for _, line := range platformWarnings(release, evidence) {
+		if _, err := fmt.Fprintln(to.err, "canaryd: warning:", line); err != nil {
+			return exitError, err
+		}
 	}
 	return exitOK, nil
 }

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -249,7 +248,7 @@ func (k *Kernel) open(ctx context.Context) error {
 func (k *Kernel) newMirror(r nftReader) *mirror {
 	known := lexicons{}
 	for family := range k.tools {
-		known[family] = newLexicon()
+		known[family] = newLexicon(family)
 	}
 	k.source = known
 	return newMirror(mirrorConfig{
@@ -284,8 +283,8 @@ func openNFTReader() (reader, error) {
 }
 
 func openXTReader(families []rules.Family) (reader, error) {
-	if runtime.GOARCH == "386" {
-		return nil, errors.New("a 386 program reads other structures of x_tables than its kernel writes: use a program of the kernel's own architecture, or --backend=nft")
+	if err := readsEntries(); err != nil {
+		return nil, err
 	}
 	r := xtReader{sockets: map[rules.Family]*xtSocket{}}
 	for _, family := range families {

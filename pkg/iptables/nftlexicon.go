@@ -21,6 +21,7 @@ import (
 //
 // It implements nft.Rulebook for the mirror.
 type lexicon struct {
+	family  rules.Family
 	mu      sync.RWMutex
 	start   time.Time // entry.left counts from it
 	store   nft.RuleStore
@@ -39,8 +40,9 @@ type entry struct {
 	fickle bool
 }
 
-func newLexicon() *lexicon {
+func newLexicon(family rules.Family) *lexicon {
 	return &lexicon{
+		family:  family,
 		start:   time.Now(),
 		store:   nft.NewRuleStore(),
 		seed:    maphash.MakeSeed(),
@@ -75,8 +77,8 @@ func (l *lexicon) intern(raw nft.Rule) (nft.RuleID, error) {
 	e := entry{left: l.now(), fickle: indexed(raw)}
 	if comment, ok := markOf(raw); ok && !e.fickle {
 		e.rule, e.learned = rules.Rule{Spec: markStart + comment + markEnd}, true
-	} else if odd := shapeOf(raw).odd; odd != "" {
-		e.rule, e.learned, e.fickle = opaque(raw, odd), true, false
+	} else if odd := shapeOf(l.family, raw).odd; odd != "" {
+		e.rule, e.learned, e.fickle = opaque(l.family, raw, odd), true, false
 	}
 	l.entries = append(l.entries, e)
 	return id, nil
@@ -142,7 +144,7 @@ func (l *lexicon) learn(id nft.RuleID, rule rules.Rule) error {
 	if e.learned && e.rule == rule {
 		return nil
 	}
-	shape := shapeOf(l.store.Rule(id, nil))
+	shape := shapeOf(l.family, l.store.Rule(id, nil))
 	if err := shape.agrees(rule); err != nil {
 		return err
 	}
@@ -176,7 +178,7 @@ func (l *lexicon) known(id nft.RuleID) (rules.Rule, bool) {
 func (l *lexicon) opaque(id nft.RuleID, reason string) rules.Rule {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	return opaque(l.store.Rule(id, nil), reason)
+	return opaque(l.family, l.store.Rule(id, nil), reason)
 }
 
 // anyOdd reports whether one of the rules is known to be odd, and perhaps printed over several
@@ -262,7 +264,7 @@ func (l *lexicon) kept(held []*[]nft.RuleID) (keep []bool, kept int) {
 // keepOnly drops the entries that are not to be kept, and gives those of held their new numbers.
 // l.mu must be held.
 func (l *lexicon) keepOnly(keep []bool, held []*[]nft.RuleID) {
-	fresh := newLexicon()
+	fresh := newLexicon(l.family)
 	renamed := make([]nft.RuleID, len(l.entries))
 	for id := 1; id < len(keep); id++ {
 		if !keep[id] {

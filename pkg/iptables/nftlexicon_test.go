@@ -57,7 +57,7 @@ func (l *lexicon) text(id nft.RuleID) (rules.Rule, bool) {
 var rawContent = cmp.AllowUnexported(nft.Rule{})
 
 func TestLexiconLearns(t *testing.T) {
-	l := newLexicon()
+	l := newLexicon(rules.IPv4)
 	raw := rawOf(t, nil, nfttest.XTMatch("comment", nfttest.CommentInfo("hi")), nfttest.Counter(3, 4), jump("X"))
 	rule := rules.Rule{Spec: "-m comment --comment hi -j X", Target: "X"}
 	id := mustIntern(t, l, raw)
@@ -100,7 +100,7 @@ func TestLexiconLearns(t *testing.T) {
 
 // What has an index, and what was printed in two ways, is never answered.
 func TestLexiconDoubts(t *testing.T) {
-	l := newLexicon()
+	l := newLexicon(rules.IPv4)
 	indexed := mustIntern(t, l, rawOf(t, nil, nfttest.XTMatch("set", []byte{1, 0, 0, 0}), nfttest.Counter(0, 0), jump("X")))
 	double := mustIntern(t, l, rawOf(t, nil, nfttest.Counter(0, 0), jump("X")))
 	for _, c := range []struct {
@@ -128,7 +128,7 @@ func TestLexiconDoubts(t *testing.T) {
 
 func TestLexiconForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLexicon()
+		l := newLexicon(rules.IPv4)
 		raws := map[string]nft.Rule{}
 		var held, gone []nft.RuleID
 		for i := range 3 * fewEntries {
@@ -184,7 +184,7 @@ func TestLexiconKnowsMarks(t *testing.T) {
 		defer conn.Close()
 		const spec = `-m comment --comment "canaryd-witness-0123456789abcdef"`
 		nstest.CommandInput(t, "*nat\n:X - [0:0]\n-A X "+spec+"\nCOMMIT\n", "iptables-nft-restore", "--noflush")
-		l := newLexicon()
+		l := newLexicon(rules.IPv4)
 		var found []rules.Rule
 		if err := conn.EachRule(rules.IPv4, rules.Nat, "X", func(m nft.RuleMessage) error {
 			rule, ok := l.text(mustIntern(t, l, m.Rule))
@@ -206,7 +206,7 @@ func TestLexiconKnowsMarks(t *testing.T) {
 	for _, spec := range []string{
 		`-m comment --comment "canaryd-x" -j X`, `-m comment --comment "canaryd-\"x"`, `-m comment --comment "other"`, `-m comment --comment canaryd-x`,
 	} {
-		if _, ok := newLexicon().raw(spec, nil); ok {
+		if _, ok := newLexicon(rules.IPv4).raw(spec, nil); ok {
 			t.Errorf("%s counts as a mark", spec)
 		}
 	}
@@ -219,7 +219,7 @@ func FuzzLexicon(f *testing.F) {
 		if err != nil {
 			return
 		}
-		l := newLexicon()
+		l := newLexicon(rules.IPv4)
 		id, err := l.intern(m.Rule)
 		if err != nil {
 			return

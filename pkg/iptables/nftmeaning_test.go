@@ -92,7 +92,7 @@ func FuzzMeaning(f *testing.F) {
 		}
 		_, _ = meaningOf(m.Rule) // none may panic
 		indexed(m.Rule)
-		shape := shapeOf(m.Rule)
+		shape := shapeOf(rules.IPv4, m.Rule)
 		_ = shape.agrees(rules.Rule{Spec: "-i a -m comment --comment x -j X", Target: "X"})
 	})
 }

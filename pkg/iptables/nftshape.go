@@ -13,27 +13,37 @@ import (
 
 // shapeOf returns what the rule's bytes say that its text must say too. A rule that cannot be read
 // is odd.
-func shapeOf(r nft.Rule) ruleShape {
+func shapeOf(family rules.Family, r nft.Rule) ruleShape {
 	s := ruleShape{native: nativeMatches}
 	if r.Userdata != nil {
 		s.native = nativeOrComment
 	}
 	loaded := uint32(0) // the key of the last meta expression
+	header := noPart    // what the last payload expression read
 	err := r.Each(func(e nft.Expression) error {
 		var err error
 		switch e.Name {
 		case "meta":
 			loaded, err = metaKey(e.Data)
+			header = noPart
 			if source, _ := nft.AttrOf(e.Data, unix.NFTA_META_SREG); source != nil && loaded == unix.NFT_META_MARK {
 				s.target = "MARK" // as 1.8.10 and later print it
 			}
 		case "payload":
-			err = s.packet(e.Data)
+			header, err = s.packet(family, e.Data)
+			loaded = 0
+		case "bitwise":
+			err = s.bits(header, e.Data)
 		case "lookup", "dynset", "objref":
 			s.odd = "it uses a set or an object of nft's, which iptables cannot print"
-		case "cmp":
-			err = s.compare(loaded, e.Data)
-			loaded = 0
+		case "cmp", "range":
+			if !comparesEqual(e) {
+				s.ordered(header, loaded)
+			}
+			if e.Name == "cmp" {
+				err = s.compare(loaded, e.Data)
+			}
+			loaded, header = 0, noPart
 		case "immediate":
 			s.target, err = immediateVerdict(e.Data)
 		case "target", "match":
@@ -61,17 +71,6 @@ func metaKey(data []byte) (uint32, error) {
 		return 0, err
 	}
 	return binary.BigEndian.Uint32(key), nil
-}
-
-// packet notes that a payload expression reads a header that iptables compares by a match only.
-// Versions that do not know the expression print the rule without it: 1.8.7 says
-// "-p tcp -j ACCEPT" of "tcp dport 80 accept".
-func (s *ruleShape) packet(data []byte) error {
-	base, err := nft.AttrOf(data, unix.NFTA_PAYLOAD_BASE)
-	if err == nil && len(base) == 4 && binary.BigEndian.Uint32(base) == unix.NFT_PAYLOAD_TRANSPORT_HEADER {
-		s.needs = append(s.needs, []string{"tcp", "udp", "sctp", "dccp", "udplite", "icmp", "icmp6"})
-	}
-	return err
 }
 
 // compare reads the name of an interface. iptables writes one with the zero behind it, and the
@@ -173,7 +172,7 @@ func matchName(name string) string {
 }
 
 // opaque returns an opaque rule of such bytes.
-func opaque(r nft.Rule, reason string) rules.Rule {
+func opaque(family rules.Family, r nft.Rule, reason string) rules.Rule {
 	identity := append(append([]byte(nil), r.Expressions...), r.Userdata...)
-	return rules.OpaqueRule(identity, shapeOf(r).target, reason)
+	return rules.OpaqueRule(identity, shapeOf(family, r).target, reason)
 }

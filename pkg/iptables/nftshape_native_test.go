@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -28,17 +30,62 @@ func TestNativeRulesHaveNoOtherText(t *testing.T) {
 		"th dport 53 accept":                    "--dport 53",
 		"meta mark set 1":                       "--set",
 		"ip saddr 10.0.0.1 udp dport 53 accept": "--dport 53",
+		"ip saddr 10.0.0.1-10.0.0.9 accept":     "--src-range 10.0.0.1-10.0.0.9",
+		"ip daddr > 10.0.0.1 accept":            "--dst-range",
+		"ip ttl 64 accept":                      "--ttl-eq 64",
+		"ip ttl < 5 accept":                     "--ttl-lt 5",
+		"ip dscp 8 accept":                      "dscp",
+		"ip length 100 accept":                  "--length 100",
+		"ip protocol > 5 accept":                "a range of protocols",
+		"ip frag-off & 0x4000 != 0 accept":      "a flag of fragments",
+		"meta l4proto 6-17 accept":              "a range of protocols",
+		"meta mark 5-9 accept":                  "a range of marks",
+		"meta mark > 5 accept":                  "a range of marks",
+		"ether saddr 02:00:00:00:00:01 accept":  "--mac-source",
+		"ip6 hoplimit 64 accept":                "--hl-eq 64",
+		"ip6 saddr fd00::1-fd00::9 accept":      "--src-range fd00::1-fd00::9",
+		"ip6 flowlabel 5 accept":                "a flow label",
 	} {
 		t.Run(native, func(t *testing.T) {
 			nstest.Run(t, func(t *testing.T) {
-				nstest.NeedProgram(t, "nft", "iptables-nft")
-				iptablesCommand(t, NFT, rules.IPv4, "-N A")
+				nstest.NeedProgram(t, "nft", "iptables-nft", "ip6tables-nft")
+				family := rules.IPv4
+				if strings.HasPrefix(native, "ip6 ") {
+					family = rules.IPv6
+				}
+				iptablesCommand(t, NFT, family, "-N A")
 				k := openKernel(t, Config{Backend: NFT})
-				nstest.Command(t, "nft", "add rule ip filter A "+native)
-				for _, r := range mustRead(t, k, rules.IPv4).Tables[rules.Filter].Chain("A").Rules {
+				nstest.Command(t, "nft", "add rule "+family.NFT()+" filter A "+native)
+				for _, r := range mustRead(t, k, family).Tables[rules.Filter].Chain("A").Rules {
 					if _, opaque := r.Opaque(); !opaque && !strings.Contains(r.Spec, conditions) {
 						t.Errorf("its text is %q, without %s", r.Spec, conditions)
 					}
+				}
+			})
+		})
+	}
+}
+
+// TestPlainRulesKeepTheirText: rules that iptables itself writes without a match have the text
+// that it prints, whatever their prefixes.
+func TestPlainRulesKeepTheirText(t *testing.T) {
+	for family, specs := range map[rules.Family][]string{
+		rules.IPv4: {"-s 10.0.0.0/8 -j ACCEPT", "! -d 10.1.0.0/16 -j ACCEPT", "-s 10.1.2.0/25 -d 10.0.0.1/32 -j ACCEPT", "-f -j ACCEPT", "! -f -j ACCEPT", "! -p tcp -j ACCEPT"},
+		rules.IPv6: {"-s fd00::/8 -j ACCEPT", "! -d fd00::/16 -j ACCEPT", "-s fd00::1/128 -d fd00::/97 -j ACCEPT", "! -p udp -j ACCEPT"},
+	} {
+		t.Run(family.String(), func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				nstest.NeedProgram(t, "iptables-nft", "ip6tables-nft")
+				iptablesCommand(t, NFT, family, "-N A")
+				for _, spec := range specs {
+					iptablesCommand(t, NFT, family, "-A A "+spec)
+				}
+				var got []string
+				for _, r := range mustRead(t, openKernel(t, Config{Backend: NFT}), family).Tables[rules.Filter].Chain("A").Rules {
+					got = append(got, r.Spec)
+				}
+				if diff := cmp.Diff(specs, got); diff != "" {
+					t.Errorf("rules (-want +got):\n%s", diff)
 				}
 			})
 		})

@@ -7,9 +7,9 @@ import (
 	"io"
 	"math"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -51,6 +51,7 @@ type xtInfo struct {
 type xtSocket struct {
 	family rules.Family
 	fd     int
+	ask    askXT
 	mu     sync.Mutex // guards buf
 	buf    []byte     // reused by walks of small tables
 
@@ -71,7 +72,7 @@ func openXT(family rules.Family) (*xtSocket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: opening an %v socket: %w", ErrNoFamily, family, err)
 	}
-	s := &xtSocket{family: family, fd: fd}
+	s := &xtSocket{family: family, fd: fd, ask: getsockopt}
 	err = s.check()
 	if errors.Is(err, errNoLegacy) {
 		if tables, err2 := s.tables(); err2 == nil && len(tables) == 0 {
@@ -105,7 +106,12 @@ func (s *xtSocket) check() error {
 		return nil
 	}
 	if err == nil {
-		err = errors.New("answered a question that is malformed")
+		err = fmt.Errorf("%w: it took a question that is malformed", errStrange)
+	}
+	if errors.Is(err, errStrange) {
+		if tables, err2 := s.tables(); err2 == nil && len(tables) == 0 {
+			err = fmt.Errorf("%w: %w", errNoLegacy, err)
+		}
 	}
 	return s.wrap("asking for the legacy tables", err)
 }
@@ -172,9 +178,21 @@ func (s *xtSocket) info(table rules.TableName) (xtInfo, error) {
 	return info, nil
 }
 
+// readsEntries returns why this program cannot read a table's entries, or nil. For a program of
+// 386 the kernel writes what it aligns to 8 bytes in others at multiples of 4.
+func readsEntries() error {
+	if runtime.GOARCH == "386" {
+		return errors.New("a 386 program reads other structures of x_tables than its kernel writes: use a program of the kernel's own architecture, or --backend=nft")
+	}
+	return nil
+}
+
 // entries calls f with all entries of a table that is listed, and with the
 // table's shape. The bytes are valid, and may be written to, until f returns.
 func (s *xtSocket) entries(table rules.TableName, f func(xtInfo, []byte) error) error {
+	if err := readsEntries(); err != nil {
+		return s.wrap(fmt.Sprintf("reading table %s", table), err)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var last error
@@ -242,22 +260,6 @@ func (s *xtSocket) readEntries(table rules.TableName, size uint32, f func([]byte
 		return fmt.Errorf("the kernel answered with %d bytes, not %d", n, need)
 	}
 	return f(buf[xtEntriesHeadLen:])
-}
-
-// getsockopt is the plain system call: package unix has none that fills a
-// byte slice.
-func (s *xtSocket) getsockopt(option uintptr, buf []byte) (int, error) {
-	level := uintptr(unix.IPPROTO_IP)
-	if s.family == rules.IPv6 {
-		level = unix.IPPROTO_IPV6
-	}
-	size := uint32(len(buf))
-	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(s.fd), level, option,
-		uintptr(unsafe.Pointer(unsafe.SliceData(buf))), uintptr(unsafe.Pointer(&size)), 0)
-	if errno != 0 {
-		return 0, errno
-	}
-	return int(size), nil
 }
 
 func (s *xtSocket) wrap(doing string, err error) error {

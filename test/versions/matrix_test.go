@@ -39,9 +39,9 @@ func (c column) handOver(t *testing.T) {
 func matrix(dir string) (string, error) {
 	var columns []column
 	rows := map[string]bool{}
-	for _, suite := range suites {
-		c := column{Suite: suite}
-		text, err := os.ReadFile(filepath.Join(dir, suite+".json"))
+	for _, suite := range versions.Suites {
+		c := column{Suite: suite.Name}
+		text, err := os.ReadFile(filepath.Join(dir, suite.Name+".json"))
 		if os.IsNotExist(err) {
 			continue // its test says why
 		}

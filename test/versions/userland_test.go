@@ -2,11 +2,9 @@ package versions
 
 import (
 	"bytes"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,14 +13,12 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/outcome"
 	"github.com/canaryd/canaryd/internal/testkit/versions"
 )
 
 // userlands is where hack/userlands.sh unpacked Debian's packages, a folder for each suite.
 const userlands = "/var/cache/canaryd-test/userlands"
-
-// suites are Debian's releases, the oldest first.
-var suites = []string{"bullseye", "bookworm", "trixie", "sid"}
 
 // A userland is a root file system, mounted in the namespaces that this process is in. What
 // is written to it goes with them.
@@ -84,17 +80,17 @@ func (u *userland) programs() string {
 	return strings.Join(all, ", ")
 }
 
-// An outcome is what became of a test.
-type outcome struct{ name, result, output string }
-
 // run runs a part's tests, and returns an outcome for each row.
-func (u *userland) run(p part) []outcome {
+func (u *userland) run(p part) []outcome.Outcome {
 	u.Helper()
 	defer u.turn(p)()
 	cmd := u.command("/builds/"+p.binary(), "-test.v", "-test.count=1", "-test.run="+p.tests, "-test.timeout="+limit.String())
 	cmd.Dir = "/src/" + p.pkg
 	out, err := cmd.CombinedOutput()
-	all := outcomes(p, string(out))
+	all := outcome.Of(string(out), p.rows)
+	for i := range all {
+		all[i].Name = p.pkg + " " + all[i].Name
+	}
 	if len(all) == 0 {
 		u.Fatalf("%s ran no test: %v\n%s", p.pkg, err, out)
 	}
@@ -122,75 +118,9 @@ func (u *userland) turn(p part) (end func()) {
 	return func() { u.must(file.Close()) }
 }
 
-// verdict is the line with which a test ends, or a subtest of it. What a process in a
-// namespace printed stands further to the right.
-var verdict = regexp.MustCompile(`(?m)^(    )?--- (PASS|FAIL|SKIP): (\S+) \(`)
-
-// outcomes reads the rows out of what a test binary printed.
-func outcomes(p part, text string) []outcome {
-	var all []outcome
-	for _, m := range verdict.FindAllStringSubmatch(text, -1) {
-		subtest, result, name := m[1] != "", m[2], m[3]
-		if subtest != p.rows {
-			continue
-		}
-		o := outcome{name: fmt.Sprintf("%s %s", p.pkg, name), result: result}
-		if result != "PASS" {
-			o.output = outputOf(text, name)
-		}
-		all = append(all, o)
-	}
-	return all
-}
-
-// marker is a line that says of which test what follows is.
-var marker = regexp.MustCompile(`^=== (?:RUN|NAME|CONT|PAUSE) +(\S+)$`)
-
-// outputOf returns what a test and its subtests printed.
-func outputOf(text, name string) string {
-	var b strings.Builder
-	mine := false
-	for line := range strings.Lines(text) {
-		if m := marker.FindStringSubmatch(strings.TrimRight(line, "\n")); m != nil {
-			mine = m[1] == name || strings.HasPrefix(m[1], name+"/")
-			continue
-		}
-		if mine {
-			b.WriteString(line)
-		}
-	}
-	return b.String()
-}
-
-// TestOutcomes: rows are the tests of the binary itself and not those of its namespaces.
-func TestOutcomes(t *testing.T) {
-	const text = `=== RUN   TestA
-=== RUN   TestA/x/y
-    a_test.go:1: in the namespace: exit status 1
-        === RUN   TestA
-            a_test.go:3: broken
-        --- FAIL: TestA (0.00s)
-=== RUN   TestB
-    b_test.go:1: fine
---- FAIL: TestA (0.02s)
-    --- FAIL: TestA/x/y (0.01s)
---- PASS: TestB (0.00s)
-FAIL
-`
-	got := outcomes(part{pkg: "p"}, text)
-	if len(got) != 2 || got[0].name != "p TestA" || got[0].result != "FAIL" || !strings.Contains(got[0].output, "broken") ||
-		strings.Contains(got[0].output, "fine") || got[1] != (outcome{"p TestB", "PASS", ""}) {
-		t.Errorf("the tests are %q", got)
-	}
-	got = outcomes(part{pkg: "p", rows: true}, text)
-	if len(got) != 1 || got[0].name != "p TestA/x/y" || !strings.Contains(got[0].output, "broken") {
-		t.Errorf("the subtests are %q", got)
-	}
-}
-
 // TestUserlandsAreThere: without them nothing of this package is tried.
 func TestUserlandsAreThere(t *testing.T) {
-	for _, suite := range suites {
-		nstest.NeedFile(t, filepath.Join(userlands, suite, ".unpacked"))
+	for _, suite := range versions.Suites {
+		nstest.NeedFile(t, filepath.Join(userlands, suite.Name, ".unpacked"))
 	}
 }

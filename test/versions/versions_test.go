@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/outcome"
 	"github.com/canaryd/canaryd/internal/testkit/versions"
 )
 
@@ -92,7 +93,8 @@ func build(dir string) error {
 // what is expected there: a test that fails unexpectedly is a failure, and so is one that
 // passes although it is expected to fail.
 func TestVersions(t *testing.T) {
-	for _, suite := range suites {
+	for _, of := range versions.Suites {
+		suite := of.Name
 		t.Run(suite, func(t *testing.T) {
 			t.Parallel()
 			nstest.Run(t, func(t *testing.T) {
@@ -100,9 +102,12 @@ func TestVersions(t *testing.T) {
 				nstest.NeedFile(t, filepath.Join(userlands, suite, ".unpacked"))
 				u := enter(t, suite)
 				c := column{Suite: suite, Programs: u.programs(), Cells: map[string]string{}}
+				if !strings.HasPrefix(c.Programs, of.Programs()) {
+					t.Errorf("the suite has %s, and docs/platforms.md says %s", c.Programs, of.Programs())
+				}
 				for _, p := range parts() {
 					for _, o := range u.run(p) {
-						c.Cells[o.name] = judge(t, suite, o)
+						c.Cells[o.Name] = judge(t, suite, o)
 					}
 				}
 				expectedRan(t, c)
@@ -113,21 +118,21 @@ func TestVersions(t *testing.T) {
 }
 
 // judge compares an outcome with what is expected, and returns its cell of the matrix.
-func judge(t *testing.T, suite string, o outcome) string {
+func judge(t *testing.T, suite string, o outcome.Outcome) string {
 	t.Helper()
-	e, known := versions.FailureOf(suite, o.name)
+	e, known := versions.FailureOf(suite, o.Name)
 	switch {
-	case o.result == "PASS" && !known:
+	case o.Result == "PASS" && !known:
 		return "ok"
-	case o.result == "PASS":
-		t.Errorf("%s passes, and it is expected to fail: %s", o.name, e.Reason)
+	case o.Result == "PASS":
+		t.Errorf("%s passes, and it is expected to fail: %s", o.Name, e.Reason)
 		return "PASSES"
-	case o.result == "FAIL" && known && strings.Contains(o.output, e.Says):
+	case o.Result == "FAIL" && known && strings.Contains(o.Output, e.Says):
 		return "known"
 	case known:
-		t.Errorf("%s is expected to fail with %q: %s\n%s", o.name, e.Says, e.Reason, o.output)
+		t.Errorf("%s is expected to fail with %q: %s\n%s", o.Name, e.Says, e.Reason, o.Output)
 	default:
-		t.Errorf("%s: %s\n%s", o.name, o.result, o.output)
+		t.Errorf("%s: %s\n%s", o.Name, o.Result, o.Output)
 	}
 	return "FAILED"
 }

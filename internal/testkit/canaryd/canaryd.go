@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -30,6 +31,21 @@ func Flags(backend iptables.Backend, dir string) []string {
 
 // Socket returns the path of the control socket that Flags sets.
 func Socket(dir string) string { return filepath.Join(dir, "canaryd.sock") }
+
+// Patient is the setting of the environment by which tests wait that many times as long as on
+// an ordinary machine: an emulated one is slow.
+func Patient(times int) string { return patience + "=" + strconv.Itoa(times) }
+
+const patience = "CANARYD_TEST_PATIENCE"
+
+// Patience returns how long to wait for what takes that long on an ordinary machine.
+func Patience(limit time.Duration) time.Duration {
+	times, err := strconv.Atoi(os.Getenv(patience))
+	if err != nil {
+		return limit // it is not set
+	}
+	return limit * time.Duration(times)
+}
 
 // A Process is a running canaryd.
 type Process struct {
@@ -131,7 +147,7 @@ func (p *Process) Tail() string {
 // Get requests a path from the canaryd in this namespace over HTTP. A status other than 200 is an
 // error.
 func Get(ctx context.Context, path string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, Patience(5*time.Second))
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+Address+path, nil)
 	if err != nil {

@@ -74,7 +74,7 @@ func (n *Node) Start(flags ...string) *Process {
 // Stop ends the daemon as a service manager does.
 func (p *Process) Stop() {
 	p.n.Helper()
-	if err := p.Process.Stop(stopsIn); err != nil {
+	if err := p.Process.Stop(canaryd.Patience(stopsIn)); err != nil {
 		p.n.Fatalf("after SIGTERM canaryd ended with %v, want exit code 0\n%s", err, p.Log())
 	}
 }
@@ -205,6 +205,7 @@ func (n *Node) Healed(records int) scenario.Record {
 // test.
 func (n *Node) Within(limit time.Duration, what string, done func() error) time.Duration {
 	n.Helper()
+	limit = canaryd.Patience(limit)
 	for start := time.Now(); ; time.Sleep(20 * time.Millisecond) {
 		err := done()
 		if err == nil {

@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
+	"time"
 
+	"github.com/canaryd/canaryd/internal/testkit/canaryd"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -21,12 +24,15 @@ type Programs struct {
 
 var _ Flusher = Programs{}
 
+// lockWait returns for how many seconds programs wait for the xtables lock.
+func lockWait() string { return strconv.Itoa(int(canaryd.Patience(5 * time.Second).Seconds())) }
+
 // Backend returns the backend whose programs are executed.
 func (p Programs) Backend() iptables.Backend { return p.With }
 
 // Flush runs iptables -F.
 func (p Programs) Flush(ctx context.Context, family rules.Family, table rules.TableName, chain string) error {
-	args := []string{"-w", "5", "-t", string(table), "-F"}
+	args := []string{"-w", lockWait(), "-t", string(table), "-F"}
 	if chain != "" {
 		args = append(args, chain)
 	}
@@ -35,18 +41,18 @@ func (p Programs) Flush(ctx context.Context, family rules.Family, table rules.Ta
 
 // DeleteChains runs iptables -X.
 func (p Programs) DeleteChains(ctx context.Context, family rules.Family, table rules.TableName) error {
-	return p.run(ctx, p.name(family, ""), "-w", "5", "-t", string(table), "-X")
+	return p.run(ctx, p.name(family, ""), "-w", lockWait(), "-t", string(table), "-X")
 }
 
 // Restore runs iptables-restore.
 func (p Programs) Restore(ctx context.Context, family rules.Family, text string) error {
-	_, err := p.execute(ctx, text, p.name(family, "-restore"), "-w", "5")
+	_, err := p.execute(ctx, text, p.name(family, "-restore"), "-w", lockWait())
 	return err
 }
 
 // RestoreNoflush runs iptables-restore --noflush.
 func (p Programs) RestoreNoflush(ctx context.Context, family rules.Family, text string) error {
-	_, err := p.execute(ctx, text, p.name(family, "-restore"), "-w", "5", "--noflush")
+	_, err := p.execute(ctx, text, p.name(family, "-restore"), "-w", lockWait(), "--noflush")
 	return err
 }
 

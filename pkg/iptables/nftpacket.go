@@ -1,0 +1,104 @@
+package iptables
+
+import (
+	"bytes"
+	"encoding/binary"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A headerPart is what a payload expression reads of a packet.
+type headerPart int
+
+const (
+	noPart     headerPart = iota // nothing, or what iptables compares by a match
+	address                      // -s, -d
+	protocol                     // -p
+	fragmented                   // -f
+)
+
+// packet notes what a payload expression reads. Of what iptables compares by a match the text must
+// have that match: versions that do not know the expression print the rule without it. 1.8.7 says
+// "-p tcp -j ACCEPT" of "tcp dport 80 accept", and "-j ACCEPT" of "ip ttl 64 accept".
+func (s *ruleShape) packet(family rules.Family, data []byte) (headerPart, error) {
+	var numbers [3]uint32
+	for i, kind := range []uint16{unix.NFTA_PAYLOAD_BASE, unix.NFTA_PAYLOAD_OFFSET, unix.NFTA_PAYLOAD_LEN} {
+		value, err := nft.AttrOf(data, kind)
+		if err != nil || len(value) != 4 {
+			return noPart, err
+		}
+		numbers[i] = binary.BigEndian.Uint32(value)
+	}
+	switch base, offset, length := numbers[0], numbers[1], numbers[2]; base {
+	case unix.NFT_PAYLOAD_TRANSPORT_HEADER:
+		s.needs = append(s.needs, []string{"tcp", "udp", "sctp", "dccp", "udplite", "icmp", "icmp6"})
+	case unix.NFT_PAYLOAD_NETWORK_HEADER:
+		return s.network(family, offset, length), nil
+	default:
+		s.odd = "it reads a part of packets that iptables has no word for"
+	}
+	return noPart, nil
+}
+
+// network notes what is read of an IP header. iptables reads no more bytes of an address than its
+// prefix has.
+func (s *ruleShape) network(family rules.Family, offset, length uint32) headerPart {
+	source, destination, size, next, hops, match := uint32(12), uint32(16), uint32(4), uint32(9), uint32(8), "ttl"
+	if family == rules.IPv6 {
+		source, destination, size, next, hops, match = 8, 24, 16, 6, 7, "hl"
+	}
+	switch {
+	case (offset == source || offset == destination) && length <= size:
+		return address
+	case offset == next && length == 1:
+		return protocol
+	case offset == hops && length == 1:
+		s.needs = append(s.needs, []string{match})
+	case offset == 6 && length == 2 && family == rules.IPv4:
+		return fragmented
+	default:
+		s.odd = "it reads a part of IP's header that iptables has no word for"
+	}
+	return noPart
+}
+
+// bits notes a mask. -f is one for the offset of a fragment; iptables prints it of each mask.
+func (s *ruleShape) bits(header headerPart, data []byte) error {
+	if header != fragmented {
+		return nil
+	}
+	list, err := nft.AttrOf(data, unix.NFTA_BITWISE_MASK)
+	if err != nil {
+		return err
+	}
+	mask, err := nft.AttrOf(list, unix.NFTA_DATA_VALUE)
+	if err == nil && !bytes.Equal(mask, []byte{0x1f, 0xff}) {
+		s.odd = "it reads flags of fragments, which iptables has no word for"
+	}
+	return err
+}
+
+// comparesEqual reports whether a comparison asks whether something is equal to one value, or is
+// not.
+func comparesEqual(e nft.Expression) bool {
+	op, err := nft.AttrOf(e.Data, unix.NFTA_CMP_OP)
+	if err != nil || len(op) != 4 || e.Name != "cmp" {
+		return false
+	}
+	kind := binary.BigEndian.Uint32(op)
+	return kind == unix.NFT_CMP_EQ || kind == unix.NFT_CMP_NEQ
+}
+
+// ordered notes a comparison by order. iptables has it of ports and the like, which have a match,
+// and of addresses: 1.8.9 prints one address for a range of them.
+func (s *ruleShape) ordered(header headerPart, loaded uint32) {
+	switch {
+	case header == address:
+		s.needs = append(s.needs, []string{"iprange"})
+	case header != noPart, loaded != 0:
+		s.odd = "it compares by order what iptables compares by value only"
+	}
+}

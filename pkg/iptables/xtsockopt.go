@@ -1,0 +1,79 @@
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// askXT is getsockopt(2) with a buffer that is read and written. It returns how many bytes the
+// kernel says that it has written.
+type askXT func(fd int, level, option uintptr, buf []byte) (int, error)
+
+// faultTries is how often a question is asked that the kernel answers with EFAULT.
+const faultTries = 5
+
+// errStrange: the kernel answered, and not as one does that has legacy iptables.
+var errStrange = errors.New("the kernel gave an answer that no legacy iptables gives")
+
+// getsockopt asks x_tables. Kernels that were built with bpfilter (since 4.18, such as Ubuntu's
+// 5.4 and 5.15) hand questions of IPv4 to a process of theirs. A signal to the thread that asks
+// ends that process, and the answer is EFAULT: with the signals by which Go preempts goroutines,
+// 261 of 14,250 questions on 5.4 failed; with all signals blocked, none of 25,000 did. EFAULT is
+// asked again, since another program may have ended that process: our buffer is always there.
+func (s *xtSocket) getsockopt(option uintptr, buf []byte) (n int, err error) {
+	level := uintptr(unix.IPPROTO_IP)
+	if s.family == rules.IPv6 {
+		level = unix.IPPROTO_IPV6
+	}
+	for range faultTries {
+		failed := withoutSignals(func() { n, err = s.ask(s.fd, level, option, buf) })
+		if failed != nil {
+			return 0, failed
+		}
+		if !errors.Is(err, unix.EFAULT) {
+			break
+		}
+	}
+	return n, err
+}
+
+// withoutSignals calls f on a thread that gets no signals meanwhile; those that come are
+// delivered after it.
+func withoutSignals(f func()) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var all, before unix.Sigset_t
+	for i := range all.Val {
+		all.Val[i] = ^all.Val[i]
+	}
+	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &all, &before); err != nil {
+		return fmt.Errorf("blocking signals: %w", err)
+	}
+	f()
+	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil); err != nil {
+		return fmt.Errorf("no longer blocking signals: %w", err)
+	}
+	return nil
+}
+
+// getsockopt is the plain system call: package unix has none that fills a byte slice. Linux 4.18
+// with bpfilter, but without its module, returns what its call of modprobe returned (256) and
+// writes nothing: that is no answer, and no empty table.
+func getsockopt(fd int, level, option uintptr, buf []byte) (int, error) {
+	size := uint32(len(buf))
+	result, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), level, option,
+		uintptr(unsafe.Pointer(unsafe.SliceData(buf))), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	if result != 0 {
+		return 0, fmt.Errorf("%w: %d", errStrange, result)
+	}
+	return int(size), nil
+}

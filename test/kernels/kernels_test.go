@@ -1,0 +1,125 @@
+// Package kernels tries canaryd on other kernels: those of four Debian releases, each with the
+// iptables and nft of its release, in emulated machines. This package's own test binary is the
+// first process of such a machine: the tests of stories_test.go run there, and here what became
+// of them is judged. Times in an emulated machine mean nothing.
+package kernels
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/outcome"
+	"github.com/canaryd/canaryd/internal/testkit/versions"
+)
+
+// A kernel is one that is tried.
+type kernel struct{ versions.Kernel }
+
+// only is the environment variable with the kernels to try, separated by blanks; empty: all.
+const only = "CANARYD_TEST_KERNELS"
+
+// wanted reports whether the kernel is to be tried.
+func (k kernel) wanted() bool {
+	chosen := strings.Fields(os.Getenv(only))
+	return len(chosen) == 0 || slices.Contains(chosen, k.String())
+}
+
+// stories are the tests that run on each kernel, and the rows of the table.
+var stories = []string{"TestDetect/nft", "TestDetect/legacy", "TestFlushes/nft", "TestFlushes/legacy", "TestRestart/nft", "TestRestart/legacy", "TestNative/flushes", "TestNative/restart"}
+
+func TestMain(m *testing.M) {
+	if isFirstProcess() {
+		os.Exit(runMachine(m))
+	}
+	os.Exit(nodetest.Main(m))
+}
+
+// TestKernels runs the stories on each kernel, one machine after the other.
+func TestKernels(t *testing.T) {
+	var matrix strings.Builder
+	built := t.TempDir()
+	for _, name := range strings.Fields(os.Getenv(only)) {
+		if !slices.ContainsFunc(versions.Kernels, func(k versions.Kernel) bool { return k.String() == name }) {
+			t.Errorf("%s names %s, which is no kernel of versions.Kernels", only, name)
+		}
+	}
+	for _, of := range versions.Kernels {
+		k := kernel{of}
+		if !k.wanted() {
+			continue
+		}
+		t.Run(k.String(), func(t *testing.T) {
+			nstest.NeedFile(t, k.file(".unpacked"), k.userland(".unpacked"))
+			nstest.NeedProgram(t, k.qemu())
+			m := assemble(t, k, built)
+			started := time.Now()
+			text := m.run(t)
+			judge(t, text)
+			k.judgeItself(t, said(text))
+			fmt.Fprintf(&matrix, "%-16s %s, %s\n", k, said(text), time.Since(started).Round(time.Second))
+		})
+	}
+	t.Logf("verdicts, and what the whole of it took:\n%s", &matrix)
+}
+
+// judge wants each of the stories to have passed, and no other test to have run.
+func judge(t *testing.T, text string) {
+	t.Helper()
+	var passed []string
+	for _, o := range outcome.Of(text, true) {
+		if o.Result == "PASS" {
+			passed = append(passed, o.Name)
+		} else {
+			t.Errorf("%s: %s\n%s", o.Name, o.Result, o.Output)
+		}
+	}
+	for _, story := range stories {
+		if !slices.Contains(passed, story) {
+			t.Errorf("%s did not pass", story)
+		}
+	}
+	if !strings.Contains(text, "\n"+lastWords+"\n") || t.Failed() {
+		t.Errorf("the machine's end was not reached, or a test failed; it printed\n%s", text)
+	}
+}
+
+// judgeItself wants the machine to have named the kernel and the programs that
+// docs/platforms.md names.
+func (k kernel) judgeItself(t *testing.T, words string) {
+	t.Helper()
+	i := slices.IndexFunc(versions.Suites, func(s versions.Suite) bool { return s.Name == k.Suite })
+	if !strings.HasPrefix(words, "Linux "+k.Release) || !strings.Contains(words, ", "+versions.Suites[i].Programs()) {
+		t.Errorf("the machine is %q, want Linux %s and %s", words, k.Release, versions.Suites[i].Programs())
+	}
+}
+
+// said returns the line in which the machine named its kernel and its programs.
+func said(text string) string {
+	for line := range strings.Lines(text) {
+		if words, ok := strings.CutPrefix(strings.TrimSpace(line), introduction); ok {
+			return words
+		}
+	}
+	return "it did not say which kernel it runs"
+}
+
+// file returns the path of what hack/kernels.sh left of a kernel.
+func (k kernel) file(name string) string {
+	return filepath.Join("/var/cache/canaryd-test/kernels", k.String(), name)
+}
+
+// userland returns the path of a file of the suite's programs, which hack/userlands.sh unpacked.
+func (k kernel) userland(name string) string {
+	folder := "userlands"
+	if k.Arch != "amd64" {
+		folder += "-" + k.Arch
+	}
+	return filepath.Join("/var/cache/canaryd-test", folder, k.Suite, name)
+}

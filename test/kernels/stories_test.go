@@ -1,0 +1,176 @@
+package kernels
+
+import (
+	"errors"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// TestDetect: detect names the backend with the node's rules, on a kernel that may have loaded
+// no module yet.
+func TestDetect(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Want(0, "detect")
+		n.Load()
+		stdout, stderr := n.Want(0, "detect")
+		if !strings.Contains(stdout, "\nbackend  "+string(n.Programs.With)+"\n") {
+			n.Errorf("canaryd detect printed\n%s", stdout)
+		}
+		if stderr != "" {
+			n.Errorf("canaryd detect warns on a kernel that is tried: %s", stderr)
+		}
+	})
+}
+
+// TestFlushes: what each of three ways to flush takes is back and proved.
+func TestFlushes(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		n.Start()
+		protected := n.Protected()
+		for i, flush := range []func(){
+			n.Flush,
+			func() { n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Nat, "PREROUTING")) },
+			func() { everything(n) },
+		} {
+			flush()
+			back(n, protected, i+1)
+		}
+	})
+}
+
+// everything is the last of the ways: nft flush ruleset, or iptables-restore of empty tables.
+func everything(n *nodetest.Node) {
+	n.Helper()
+	if n.Programs.With == iptables.NFT {
+		n.Must(n.Programs.FlushRuleset(n.Context()))
+		return
+	}
+	for _, family := range rules.Families() {
+		n.Must(n.Programs.Restore(n.Context(), family, "*nat\nCOMMIT\n*mangle\nCOMMIT\n*filter\nCOMMIT\n"))
+	}
+}
+
+// back waits until the protected rules are there, canaryd says so, and so many flushes or more are
+// recorded, all of them proved.
+func back(n *nodetest.Node, protected []string, records int) {
+	n.Helper()
+	n.Within(nodetest.HealsIn, "the rules to be back", func() error {
+		s := n.Status()
+		if !s.Healthy || len(s.Flushes) < records {
+			return fmt.Errorf("healthy %t, %d flush records, want %d", s.Healthy, len(s.Flushes), records)
+		}
+		for _, r := range s.Flushes {
+			if r.Outcome != "proved" && r.Outcome != "raced" {
+				return fmt.Errorf("the flush record %s ended %s", r.ID, r.Outcome)
+			}
+		}
+		if !slices.Equal(n.Protected(), protected) {
+			return errors.New("other rules")
+		}
+		return nodetest.Ready()
+	})
+	n.Same("protected rules", protected, n.Protected())
+}
+
+// TestRestart: what is flushed while canaryd is down is back when it is up.
+func TestRestart(t *testing.T) {
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		first := n.Start()
+		protected, id := n.Protected(), n.Status().Generation.ID
+		first.Stop()
+		n.Same("protected rules after SIGTERM", protected, n.Protected())
+		second := n.Start()
+		second.WantLog("Took up the stored generation", id)
+		if s := n.Status(); len(s.Flushes) != 0 {
+			n.Errorf("a restart made %d flush records", len(s.Flushes))
+		}
+		second.Stop()
+		n.Flush()
+		n.Start()
+		back(n, protected, 1)
+	})
+}
+
+// table is a native one with what owners such as kube-proxy have in theirs.
+const table = `
+table ip service {
+	map ports {
+		type inet_proto . inet_service : verdict
+		elements = { tcp . 80 : goto web, udp . 53 : goto dns }
+	}
+	set denied {
+		type ipv4_addr
+		flags interval
+		elements = { 10.1.0.0/16, 192.0.2.7 }
+	}
+	chain web { tcp dport 80 counter dnat to 10.0.0.1:8080; }
+	chain dns { dnat to 10.0.0.2; }
+	chain prerouting {
+		type nat hook prerouting priority -100; policy accept;
+		fib daddr type local meta l4proto . th dport vmap @ports
+	}
+	chain input {
+		type filter hook input priority 0; policy accept;
+		ip saddr @denied ct state new drop
+	}
+}
+`
+
+// TestNative: a native table that --protect names is guarded, also while canaryd is down.
+func TestNative(t *testing.T) {
+	const guard = "--protect=kube,cni,nft:ip:service"
+	for _, c := range []struct {
+		name string
+		body func(n *nodetest.Node, want string)
+	}{
+		{"flushes", func(n *nodetest.Node, want string) {
+			n.Start(guard)
+			for _, flush := range []string{"flush ruleset", "flush chain ip service prerouting", "flush table ip service"} {
+				nstest.CommandInput(n.T, flush+"\n", "nft", "-f", "-")
+				nativeBack(n, want)
+			}
+		}},
+		{"restart", func(n *nodetest.Node, want string) {
+			n.Start(guard).Stop()
+			nstest.CommandInput(n.T, "flush ruleset\n", "nft", "-f", "-")
+			n.Start(guard)
+			nativeBack(n, want)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+				n.Load()
+				nstest.CommandInput(n.T, table, "nft", "-f", "-")
+				c.body(n, listed(n))
+			})
+		})
+	}
+}
+
+// listed is what nft lists of the table.
+func listed(n *nodetest.Node) string {
+	n.Helper()
+	return nstest.Command(n.T, "nft", "-s", "list", "table", "ip", "service")
+}
+
+// nativeBack waits until the table is as it was, and canaryd says so.
+func nativeBack(n *nodetest.Node, want string) {
+	n.Helper()
+	n.Within(nodetest.HealsIn, "the native table to be back", func() error {
+		code, stdout, stderr := n.Exec(exec.CommandContext(n.Context(), "nft", "-s", "list", "table", "ip", "service"))
+		if code != 0 || stdout != want {
+			return fmt.Errorf("nft ended with %d and printed %s%s", code, stdout, stderr)
+		}
+		return nodetest.Ready()
+	})
+}
