@@ -8,6 +8,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
@@ -69,7 +70,7 @@ func (b bench) restoreNative(dry bool) ([]api.NativeRestored, error) {
 
 // nativeNames names the native tables that stand, guarded or not, with their families.
 func nativeNames(context.Context) ([]string, error) {
-	standing, err := native.AllStanding()
+	standing, err := native.AllStanding(protect.MayProtectTable)
 	var names []string
 	for _, t := range standing {
 		names = append(names, t.ID.NFT())
