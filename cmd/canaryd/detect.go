@@ -41,7 +41,7 @@ func runDetect(ctx context.Context, o *options, to streams) (int, error) {
 	if o.backend != "auto" {
 		evidence = evidence.Force(iptables.Backend(o.backend))
 	}
-	standing, err := native.AllStanding()
+	standing, err := native.AllStanding(protect.MayProtectTable)
 	if err != nil {
 		return exitError, fmt.Errorf("listing native tables: %w", err)
 	}

@@ -8,6 +8,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/tableid"
 	"github.com/canaryd/canaryd/pkg/watch"
 )
 
@@ -67,9 +69,11 @@ func (b bench) restoreNative(dry bool) ([]api.NativeRestored, error) {
 	return store.RestoreStored(kernel, b.o.selector.ProtectsTable, dry)
 }
 
-// nativeNames names the native tables that stand, guarded or not, with their families.
-func nativeNames(context.Context) ([]string, error) {
-	standing, err := native.AllStanding()
+// strangerTables names the native tables that stand and that --protect does not name.
+func (o *options) strangerTables(context.Context) ([]string, error) {
+	standing, err := native.AllStanding(func(id tableid.TableID) bool {
+		return protect.MayProtectTable(id) && !o.selector.ProtectsTable(id)
+	})
 	var names []string
 	for _, t := range standing {
 		names = append(names, t.ID.NFT())

@@ -1,6 +1,6 @@
 // Demo flushes real kube-proxy rules in each way that canaryd must survive, of iptables mode and of
-// nftables mode, and prints how long the rules were missing. Each flush has a network namespace of its own; nothing of the
-// machine's is touched.
+// nftables mode, and prints how long the rules were missing. Each flush has a network namespace of
+// its own; nothing of the machine's is touched.
 package main
 
 import (

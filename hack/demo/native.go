@@ -19,7 +19,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
-// nativeBackend stands in the place of the backend in rows about kube-proxy's native nftables table.
+// nativeBackend stands in the place of the backend in rows about kube-proxy's native table.
 const nativeBackend iptables.Backend = "native"
 
 // nativeText is what kube-proxy 1.36 in nftables mode writes for 100 services.

@@ -98,7 +98,7 @@ type Config struct {
 	// LeftOut names the chains of which the rules are not read, because they are too many; nil:
 	// there are none.
 	LeftOut func() []iptables.LeftOut
-	// NativeTables names the nftables tables that are no iptables'; nil: they are not known.
+	// NativeTables names the native tables that are not to be guarded; nil: they are not known.
 	NativeTables func(context.Context) ([]string, error)
 	// Native is what is guarded of those.
 	Native NativeConfig

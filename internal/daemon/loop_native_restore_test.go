@@ -32,8 +32,8 @@ func (r *rig) restoreNatively(dry bool, want []api.NativeRestored) {
 	}
 }
 
-// TestNativeRestore: what is not put back unasked comes back when an operator asks for it, once, with
-// a record that ends proved; a dry run only says what would come.
+// TestNativeRestore: what is not put back unasked comes back when an operator asks for it, once,
+// with a record that ends proved; a dry run only says what would come.
 func TestNativeRestore(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -99,8 +99,8 @@ func TestNativeRestoreObserved(t *testing.T) {
 	})
 }
 
-// TestNativeRestoreFails: what the owner has changed is not undone, what the kernel refuses is said,
-// and what cannot be read is no success.
+// TestNativeRestoreFails: what the owner has changed is not undone, what the kernel refuses is
+// said, and what cannot be read is no success.
 func TestNativeRestoreFails(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		k.dormant(proxyTable, true)

@@ -97,6 +97,9 @@ type nativeTable struct {
 	finding native.Finding
 	// old: it was stored too long ago to be put back unasked.
 	old bool
+	// proxyAway: when it was found deleted alone, kube-proxy was not at work in iptables mode.
+	// switched: it is by now.
+	proxyAway, switched bool
 	// accept: an operator has accepted what became of it.
 	accept bool
 	// rehearsed is when the kernel was asked last whether it would take the table again, and

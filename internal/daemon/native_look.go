@@ -35,6 +35,7 @@ func (d *Daemon) lookNative(ctx context.Context, st *state) {
 		klog.FromContext(ctx).Info("The native tables can be looked at again")
 	}
 	r.hinted = time.Time{}
+	d.seekSwitch(st)
 	r.planReads(now)
 	if r.begun && !r.all && r.readAt.IsZero() {
 		r.known = now
@@ -327,6 +328,9 @@ func (d *Daemon) witnessesLost(r *nativeRealm) (map[tableid.Family]string, error
 func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSight, stand map[tableid.Family]string) native.Finding {
 	e := native.Evidence{Was: t.want, Now: seen.Tables[id], Missed: t.missed, Habits: native.HabitsOf(id)}
 	if e.Now == nil && t.finding.Verdict == native.Unattributed {
+		if t.switched {
+			return native.Finding{Verdict: native.Changed, Why: "kube-proxy is at work in iptables mode and has deleted it"}
+		}
 		return t.finding
 	}
 	e.WitnessLost = t.missed && t.witness != "" && stand[id.Family] != t.witness

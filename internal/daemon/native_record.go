@@ -255,6 +255,8 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 	}
 	record := d.newNativeRecord(st, t)
 	record.Outcome = api.AwaitingDecision
+	works, known := st.proxyWorks(id.Family)
+	t.proxyAway, t.switched = known && !works, false
 	d.addNativeLoss(st, &record, id)
 	r.waiting[id] = &record
 	d.cfg.Metrics.ObserveNativeFlush(record.Time, record.Native)

@@ -60,8 +60,8 @@ func nativeOutcomes(repairs []native.Repair, left []*native.Table, outcome api.O
 // errOwnersNewer: an asked-for replay would undo what the owner has written.
 var errOwnersNewer = errors.New("its owner has changed it since; it has to write it again, or `canaryd dismiss` accepts it")
 
-// restoreNative puts back the native tables that are lost because an operator asks for it: also in a
-// pause, in observe mode, and those that are not put back unasked. A dry run only says which.
+// restoreNative puts back the native tables that are lost because an operator asks for it: also in
+// a pause, in observe mode, and those that are not put back unasked. A dry run only says which.
 func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.NativeRestored {
 	r := &st.native
 	if !d.guardsNative() {

@@ -140,10 +140,20 @@ func (d *Daemon) strangersIn(st *state, snapshot iptables.Snapshot) strangers {
 	return found
 }
 
+// guardsRules reports whether a native table that is guarded has rules.
+func (r *nativeRealm) guardsRules() bool {
+	for _, t := range r.tables {
+		if _, rules, _ := t.want.Counts(); rules > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // nothing returns that nothing is protected, for a Status that is ready; nil if
 // something is.
 func (d *Daemon) nothing(st *state, s api.Status) *api.Nothing {
-	if !d.mayTakeInventory(st) || s.Ready() != nil || len(st.native.tables) > 0 {
+	if !d.mayTakeInventory(st) || s.Ready() != nil || st.native.guardsRules() {
 		return nil
 	}
 	found := st.inventory.found

@@ -2,6 +2,7 @@ package native
 
 import (
 	"bytes"
+	"net/netip"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -34,7 +35,8 @@ func sampleAttrs() [][]byte {
 		appendNested(nil, elemExpressions, list)))
 	return [][]byte{
 		join(text(1, "t"), appendNumber(nil, 2, 2), milliseconds(tableHandle, 7)),
-		join(text(1, "t"), text(3, "b"), appendNumber(nil, chainFlags, chainBinding)),
+		join(text(1, "t"), text(3, "b"), text(unix.NFTA_CHAIN_TYPE, "nat"), appendNumber(nil, chainFlags, chainBinding),
+			appendNested(nil, unix.NFTA_CHAIN_HOOK, appendNumber(nil, unix.NFTA_HOOK_HOOKNUM, 0))),
 		join(text(1, "t"), text(2, "b"), appendNested(nil, unix.NFTA_RULE_EXPRESSIONS, list)),
 		join(text(1, "t"), text(2, "s"), appendNumber(nil, 3, setAnonymous), appendNested(nil, setExpressions, list)),
 		join(text(1, "t"), text(2, "s"), appendNested(nil, unix.NFTA_SET_ELEM_LIST_ELEMENTS, element)),
@@ -67,6 +69,8 @@ func FuzzDecode(f *testing.F) {
 		if _, err := table.Refill(nft.NewBatch(), &Table{ID: table.ID, Sets: table.Sets}, Options{}); err != nil {
 			t.Errorf("what was read cannot be put back: %v", err)
 		}
+		flow := Flow{6, netip.MustParseAddrPort("10.0.0.1:1"), netip.MustParseAddrPort("10.0.0.2:2")}
+		TranslationsOf([]*Table{table}, tableid.IPv4, netip.Addr.IsLoopback).Translates(flow)
 		var r Recorder
 		for message := uint16(0); message < 25; message++ {
 			_ = r.Take(message, tableid.Inet, one)

@@ -24,9 +24,10 @@ func NewLateKernel(port uint32, own func(port, pid uint32) bool) *LateKernel {
 }
 
 // Wake opens the kernel if a table stands that wanted accepts, and without wanted in any case. It
-// reports whether the kernel is open. Where none stands it asks for the genid, and if that has moved
-// since the last call, for the names of the tables. A kernel without nf_tables has no tables. wanted
-// is the same in each call. The error is nft.ErrInterrupted if another process commits meanwhile.
+// reports whether the kernel is open. Where none stands it asks for the genid and, if that has
+// moved since the last call, for the names of the tables. A kernel without nf_tables has no
+// tables. wanted is the same in each call. The error is nft.ErrInterrupted if another process
+// commits meanwhile.
 func (k *LateKernel) Wake(wanted func(nft.Table) bool) (bool, error) {
 	if k.Kernel != nil {
 		return true, nil

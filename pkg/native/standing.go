@@ -6,20 +6,19 @@ import (
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/nft"
-	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A Standing is a native table that stands in the kernel.
+// A Standing is a table that stands in the kernel.
 type Standing struct {
 	ID tableid.TableID
 	// Immune: one process owns it, and no other can write to it.
 	Immune bool
 }
 
-// AllStanding returns the native tables of all families in the order of their names: neither those
-// of iptables nor canaryd's own. A kernel without nf_tables has none. It reads none of them.
-func AllStanding() ([]Standing, error) {
+// AllStanding returns the tables of all families that wanted accepts, in the order of their names.
+// A kernel without nf_tables has none. It reads none of them.
+func AllStanding(wanted func(tableid.TableID) bool) ([]Standing, error) {
 	conn, err := nft.Dial()
 	if err != nil {
 		return nil, err
@@ -32,7 +31,7 @@ func AllStanding() ([]Standing, error) {
 	}
 	var found []Standing
 	err = conn.EachTable(func(t nft.Table) error {
-		if id := t.Family.Table(t.Name); protect.MayProtectTable(id) {
+		if id := t.Family.Table(t.Name); wanted(id) {
 			found = append(found, Standing{id, t.Owner != 0})
 		}
 		return nil

@@ -7,6 +7,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -17,7 +18,7 @@ func TestAllStanding(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		want := func(want ...native.Standing) {
 			t.Helper()
-			got, err := native.AllStanding()
+			got, err := native.AllStanding(protect.MayProtectTable)
 			if err != nil {
 				t.Fatal(err)
 			}

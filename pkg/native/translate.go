@@ -7,9 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/nft"
-	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
+
+// A Flow is how the first packet of a flow was addressed.
+type Flow struct {
+	Protocol            uint8 // its number in IP
+	Source, Destination netip.AddrPort
+}
 
 // Translations says which flows the chains of type nat in some tables send to another destination.
 //
@@ -18,8 +23,8 @@ import (
 // mark, an interface or a set that rules fill, may match or not, and both ways are followed. It is
 // not safe for concurrent use.
 type Translations struct {
-	family rules.Family
-	site   rules.Site
+	family tableid.Family
+	local  func(netip.Addr) bool
 	hooks  map[uint32][]natEntry
 }
 
@@ -42,10 +47,11 @@ const (
 	hookOutput     = 3
 )
 
-// TranslationsOf returns what tables do to flows of a family on a node. Tables that are dormant or of
-// other families do nothing.
-func TranslationsOf(tables []*Table, f rules.Family, site rules.Site) *Translations {
-	t := &Translations{family: f, site: site, hooks: map[uint32][]natEntry{}}
+// TranslationsOf returns what tables do to flows of IPv4 or of IPv6 on a node; local says of an
+// address whether it is one of the node's own. Tables that are dormant or of other families do
+// nothing.
+func TranslationsOf(tables []*Table, f tableid.Family, local func(netip.Addr) bool) *Translations {
+	t := &Translations{family: f, local: local, hooks: map[uint32][]natEntry{}}
 	for _, table := range tables {
 		if table.Dormant() || table.ID.Family != f && table.ID.Family != tableid.Inet {
 			continue
@@ -67,11 +73,11 @@ func (t *Translations) Empty() bool {
 	return len(t.hooks[hookPrerouting])+len(t.hooks[hookOutput]) == 0
 }
 
-// Translates reports whether the tables certainly send the flow to another destination than it asked
-// for.
-func (t *Translations) Translates(flow rules.Flow) bool {
+// Translates reports whether the tables certainly send the flow to another destination than it
+// asked for.
+func (t *Translations) Translates(flow Flow) bool {
 	hook := uint32(hookPrerouting)
-	if t.site.Local(flow.Source.Addr()) {
+	if t.local(flow.Source.Addr()) {
 		hook = hookOutput
 	}
 	return slices.ContainsFunc(t.hooks[hook], func(e natEntry) bool {
@@ -80,9 +86,6 @@ func (t *Translations) Translates(flow rules.Flow) bool {
 		return !falls && !w.escapes && w.dnats > 0
 	})
 }
-
-// Masquerades reports false: what a native table makes of a flow's source is not asked.
-func (t *Translations) Masquerades(rules.Flow, netip.AddrPort) bool { return false }
 
 const (
 	// mostJumps is how deep the kernel follows jumps (NFT_JUMP_STACK_SIZE).
@@ -95,8 +98,8 @@ const (
 type natWalk struct {
 	t       *Translations
 	table   *natTable
-	flow    rules.Flow
-	rules   int  // that it came to
+	flow    Flow
+	passed  int  // rules and elements that it came to
 	dnats   int  // ways that end in another destination
 	escapes bool // a way may end without one
 }
@@ -108,7 +111,7 @@ func (w *natWalk) through(c *Chain, depth int) (falls bool) {
 		return false
 	}
 	for _, r := range c.Rules {
-		if w.rules++; w.rules > mostRules {
+		if w.passed++; w.passed > mostRules {
 			w.escapes = true
 			return false
 		}
@@ -127,8 +130,7 @@ type natStep struct {
 	falls bool // behind the chain
 }
 
-// follow takes the flow where a verdict leads. It does not fall through to the next rule unless the
-// verdict says so.
+// follow takes the flow where a verdict leads: not to the next rule, unless the verdict says so.
 func (w *natWalk) follow(v natVerdict, depth int) natStep {
 	switch v.code {
 	case unix.NFT_CONTINUE:
@@ -148,7 +150,7 @@ func (w *natWalk) follow(v natVerdict, depth int) natStep {
 func (w *natWalk) elsewhere(regs *registers, data []byte) {
 	w.dnats++
 	length := 4
-	if w.t.family == rules.IPv6 {
+	if w.t.family == tableid.IPv6 {
 		length = 16
 	}
 	addresses := regs.values(number(data, unix.NFTA_NAT_REG_ADDR_MIN), length)

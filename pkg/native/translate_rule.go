@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/nft"
-	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // An answer says whether a rule goes on behind one of its expressions.
@@ -92,8 +92,8 @@ func (w *natWalk) end(name string, data []byte, regs *registers, depth int) (ste
 	return natStep{}, false
 }
 
-// branch takes the flow where a verdict map leads: to one chain if its key is known, to each of them
-// if it is not.
+// branch takes the flow where a verdict map leads: to one chain if its key is known, else to each
+// of them.
 func (w *natWalk) branch(s *Set, data []byte, regs *registers, depth int) natStep {
 	index := w.table.indexOf(s)
 	register := number(data, unix.NFTA_LOOKUP_SREG)
@@ -112,7 +112,7 @@ func (w *natWalk) branch(s *Set, data []byte, regs *registers, depth int) natSte
 	}
 	all := natStep{next: n == 0 || !index.numbersAll(n)}
 	for _, element := range index.elements {
-		if w.rules++; w.rules > mostRules {
+		if w.passed++; w.passed > mostRules {
 			w.escapes = true
 			return natStep{}
 		}
@@ -273,7 +273,7 @@ func (w *natWalk) header(base uint32) (begin int, part []byte) {
 		return 0, binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, source.Port()), destination.Port())
 	case base != unix.NFT_PAYLOAD_NETWORK_HEADER:
 		return 0, nil
-	case w.t.family == rules.IPv6:
+	case w.t.family == tableid.IPv6:
 		begin = 8
 	default:
 		begin = 12
@@ -284,7 +284,7 @@ func (w *natWalk) header(base uint32) (begin int, part []byte) {
 // fib answers whether the destination is one of the node's own addresses.
 func (w *natWalk) fib(data []byte, regs *registers) {
 	to := number(data, fibDreg)
-	if number(data, fibResult) == fibResultAddrtype && number(data, fibFlags) == fibFlagDaddr && w.t.site.Local(w.flow.Destination.Addr()) {
+	if number(data, fibResult) == fibResultAddrtype && number(data, fibFlags) == fibFlagDaddr && w.t.local(w.flow.Destination.Addr()) {
 		regs.store(to, binary.NativeEndian.AppendUint32(nil, routeLocal))
 		return
 	}

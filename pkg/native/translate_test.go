@@ -11,19 +11,19 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
-	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// nodeSite is a node with one address of each family.
-type nodeSite struct{}
-
-func (nodeSite) Local(a netip.Addr) bool {
+// isLocal is a node with one address of each family.
+func isLocal(a netip.Addr) bool {
 	return a == netip.MustParseAddr("192.0.2.1") || a == netip.MustParseAddr("2001:db8::1")
 }
-func (nodeSite) Beyond(string, netip.Addr) bool { return true }
+
+// The protocols of flows.
+const tcp, udp, sctp = 6, 17, 132
 
 // translationsOf loads a text and returns what it does to flows.
-func translationsOf(t *testing.T, text string, f rules.Family) *native.Translations {
+func translationsOf(t *testing.T, text string, f tableid.Family) *native.Translations {
 	t.Helper()
 	nstest.Command(t, "nft", "flush", "ruleset")
 	nstest.CommandInput(t, text, "nft", "-f", "-")
@@ -36,11 +36,11 @@ func translationsOf(t *testing.T, text string, f rules.Family) *native.Translati
 	if err != nil {
 		t.Fatal(err)
 	}
-	return native.TranslationsOf(r.InOrder(), f, nodeSite{})
+	return native.TranslationsOf(r.InOrder(), f, isLocal)
 }
 
-func flowOf(protocol uint8, from, to string) rules.Flow {
-	return rules.Flow{Protocol: protocol, Source: netip.MustParseAddrPort(from), Destination: netip.MustParseAddrPort(to)}
+func flowOf(protocol uint8, from, to string) native.Flow {
+	return native.Flow{Protocol: protocol, Source: netip.MustParseAddrPort(from), Destination: netip.MustParseAddrPort(to)}
 }
 
 var serviceElement = regexp.MustCompile(`^\s*(?:elements = \{ )?([0-9.]+) \. (tcp|udp) \. (\d+)(?: comment "[^"]*")? : goto (service|external)-`)
@@ -51,22 +51,22 @@ func TestTranslatesServices(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		text := services(t, "testdata/services-100.nft.gz")
-		tr := translationsOf(t, text, rules.IPv4)
+		tr := translationsOf(t, text, tableid.IPv4)
 		found := 0
 		for line := range strings.Lines(text) {
 			m := serviceElement.FindStringSubmatch(line)
 			if m == nil {
 				continue
 			}
-			protocol := map[string]uint8{"tcp": rules.TCP, "udp": rules.UDP}[m[2]]
+			protocol := map[string]uint8{"tcp": tcp, "udp": udp}[m[2]]
 			for _, from := range []string{"10.1.7.9:4000", "192.0.2.1:4000", "198.51.100.7:4000"} {
 				if flow := flowOf(protocol, from, m[1]+":"+m[3]); !tr.Translates(flow) {
 					t.Errorf("%s from %s is not translated for sure", strings.TrimSpace(line), from)
 				}
 			}
 			port, _ := strconv.Atoi(m[3])
-			for _, other := range []rules.Flow{
-				flowOf(rules.SCTP, "10.1.7.9:4000", m[1]+":"+m[3]), flowOf(protocol, "10.1.7.9:4000", m[1]+":"+strconv.Itoa(port+7)),
+			for _, other := range []native.Flow{
+				flowOf(sctp, "10.1.7.9:4000", m[1]+":"+m[3]), flowOf(protocol, "10.1.7.9:4000", m[1]+":"+strconv.Itoa(port+7)),
 				flowOf(protocol, "10.1.7.9:4000", "10.128.0.4:8080"),
 			} {
 				if tr.Translates(other) {
@@ -78,7 +78,7 @@ func TestTranslatesServices(t *testing.T) {
 		if found < 90 {
 			t.Errorf("the test knows %d services only", found)
 		}
-		if !native.TranslationsOf(nil, rules.IPv4, nodeSite{}).Empty() || tr.Empty() {
+		if !native.TranslationsOf(nil, tableid.IPv4, isLocal).Empty() || tr.Empty() {
 			t.Error("whether there is anything that translates is not what the tables say")
 		}
 	})
@@ -86,12 +86,11 @@ func TestTranslatesServices(t *testing.T) {
 
 // TestTranslatesForms: what owners and users write, and what makes a translation uncertain.
 func TestTranslatesForms(t *testing.T) {
-	const tcp, udp = rules.TCP, rules.UDP
 	pod := "10.88.0.2:4000"
 	for _, test := range []struct {
 		name, rules string // in a chain of prerouting
 		more        string // else in the table
-		flow        rules.Flow
+		flow        native.Flow
 		want        bool
 	}{
 		{"a port", "tcp dport 8080 dnat to 10.88.0.9:80", "", flowOf(tcp, pod, "192.0.2.1:8080"), true},
@@ -138,7 +137,7 @@ func TestTranslatesForms(t *testing.T) {
 						more = strings.ReplaceAll(more, "dnat to", "dnat ip to")
 					}
 					text := "table " + family + " t {\n" + more + "\nchain c { type nat hook prerouting priority dstnat; " + form + "; }\n}\n"
-					if got := translationsOf(t, text, rules.IPv4).Translates(test.flow); got != test.want {
+					if got := translationsOf(t, text, tableid.IPv4).Translates(test.flow); got != test.want {
 						t.Errorf("%s: translated for sure: %t, want %t\n%s", family, got, test.want, text)
 					}
 				}
@@ -152,9 +151,9 @@ func TestTranslatesIPv6(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		const text = "table ip6 t { chain c { type nat hook prerouting priority dstnat; ip6 daddr fd00::7 tcp dport 80 dnat to [fd00::9]:8080; }; }\n"
-		six := flowOf(rules.TCP, "[fd00::2]:4000", "[fd00::7]:80")
+		six := flowOf(tcp, "[fd00::2]:4000", "[fd00::7]:80")
 		var got []bool
-		for _, f := range rules.Families() {
+		for _, f := range []tableid.Family{tableid.IPv4, tableid.IPv6} {
 			got = append(got, translationsOf(t, text, f).Translates(six))
 		}
 		if !slices.Equal(got, []bool{false, true}) {

@@ -93,8 +93,8 @@ func MayProtectTable(id tableid.TableID) bool {
 	return !ofIptables(id) && !strings.HasPrefix(id.Name, OwnTables)
 }
 
-// WordFor returns what --protect has to name for a native table to be protected: its owner's preset,
-// or the table itself.
+// WordFor returns what --protect has to name for a native table to be protected: its owner's
+// preset, or the table itself.
 func WordFor(id tableid.TableID) string {
 	for _, preset := range PresetNames() {
 		if slices.ContainsFunc(presetTables(preset), func(g nativeGlob) bool { return g.matches(id) }) {

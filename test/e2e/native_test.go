@@ -128,7 +128,12 @@ func TestNativeOwner(t *testing.T) {
 		nstest.CommandInput(n.T, "table inet netavark { chain POSTROUTING { type nat hook postrouting priority srcnat; ip saddr 10.88.0.0/16 masquerade; }; }\n", "nft", "-f", "-")
 		nstest.CommandInput(n.T, "add table ip kube-proxy\ndelete table ip kube-proxy\n"+listed(n)+"\n}\n", "nft", "-f", "-")
 		nstest.Command(n.T, "nft", "add", "element", "ip", "kube-proxy", "cluster-ips", "{ 172.30.99.99 }")
-		time.Sleep(time.Second)
+		n.Within(nodetest.HealsIn, "learning the element", func() error {
+			if stdout, _ := n.Want(0, "status"); !strings.Contains(stdout, " 222\n") {
+				return fmt.Errorf("canaryd status prints\n%s", stdout)
+			}
+			return nil
+		})
 		want := listed(n)
 		wantNative(n, want, 0)
 		nstest.Command(n.T, "nft", "flush", "ruleset")
@@ -148,8 +153,18 @@ func TestNativeOwner(t *testing.T) {
 		if listed(n) != "" {
 			n.Errorf("a table that was deleted alone was put back")
 		}
+		if stdout, _ := n.Want(0, "restore", "--dry-run"); !strings.Contains(stdout, "ip kube-proxy  141 chains, 189 rules, ") || listed(n) != "" {
+			n.Errorf("canaryd restore --dry-run prints\n%s", stdout)
+		}
+		if stdout, _ := n.Want(0, "restore"); !strings.Contains(stdout, "proved") {
+			n.Errorf("canaryd restore prints\n%s", stdout)
+		}
+		wantNative(n, want, 3)
+
+		nstest.Command(n.T, "nft", "delete", "table", "ip", "kube-proxy")
+		n.Within(nodetest.HealsIn, "a report", func() error { return unready("table ip kube-proxy is deleted_by_owner_or_unknown") })
 		n.Want(0, "dismiss")
-		wantNative(n, "", 3)
+		wantNative(n, "", 4)
 	})
 }
 
@@ -213,6 +228,25 @@ func subscriptions(n *nodetest.Node) int {
 		}
 	}
 	return found
+}
+
+// TestNativeRestoreAlone: without a daemon canaryd restore puts back what the last one stored.
+func TestNativeRestoreAlone(t *testing.T) {
+	onNative(t, func(n *nodetest.Node) {
+		d := n.Start()
+		want := listed(n)
+		wantNative(n, want, 0)
+		d.Stop()
+		for _, flush := range []string{"flush ruleset", "delete table ip kube-proxy", "flush table ip kube-proxy"} {
+			nstest.CommandInput(n.T, flush+"\n", "nft", "-f", "-")
+			n.Want(0, "restore")
+			if listed(n) != want {
+				n.Errorf("after %s the table is not as it was", flush)
+			}
+		}
+		n.Start()
+		wantNative(n, want, 0)
+	})
 }
 
 // unready returns an error unless the node is not ready for that reason.

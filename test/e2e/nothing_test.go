@@ -9,14 +9,15 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
-// TestNothingProtected: on a node whose kube-proxy writes nftables tables of its own,
-// canaryd is ready, but says that it protects nothing and what it found.
+// TestNothingProtected: on a node whose Docker writes nftables tables of its own, canaryd is
+// ready, but says that it protects nothing and what it found. A guarded table without a rule is
+// nothing, too.
 func TestNothingProtected(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		nstest.NeedProgram(n.T, "nft")
-		nstest.Command(n.T, "nft", "add table ip kube-proxy; add table ip6 kube-proxy")
+		nstest.Command(n.T, "nft", "add table ip docker-bridges; add table ip6 docker-bridges; add table ip kube-proxy")
 		d := n.Launch()
-		const found = "native nftables tables, which canaryd does not guard (ip kube-proxy, ip6 kube-proxy)"
+		const found = "native nftables tables, which canaryd does not guard (ip docker-bridges, ip6 docker-bridges)"
 		n.Within(nodetest.StartsIn, "the tables to be named", func() error {
 			text, err := nodetest.Fetch("/readyz")
 			if err == nil && !strings.Contains(text, found) {
@@ -30,7 +31,7 @@ func TestNothingProtected(t *testing.T) {
 		if stdout, _ := n.Want(0, "check", "-o", "line"); !strings.HasPrefix(stdout, "nothing protected: ") {
 			n.Errorf("check says %s", stdout)
 		}
-		if text := n.Get("/"); !strings.Contains(text, "Nothing protected") || !strings.Contains(text, "ip6 kube-proxy") {
+		if text := n.Get("/"); !strings.Contains(text, "Nothing protected") || !strings.Contains(text, "ip6 docker-bridges") {
 			n.Error("the page does not say it")
 		}
 		if text := n.Get("/metrics"); !strings.Contains(text, "canaryd_nothing_protected 1") {
