@@ -7,9 +7,8 @@ import (
 )
 
 // A Rider is what another realm adds to a transaction of iptables' tables: the kernel takes all of
-// it or none. Its messages stand before those of the tables: for each set that belongs to a rule the
-// kernel walks all that the transaction did before. Behind the 10,700 rules of 1,000 services, the
-// native tables of 1,000 more took three times as long as alone (Linux 6.18).
+// it or none. Its messages stand before those of the tables: for each set that belongs to a rule
+// the kernel walks all that the transaction did before (nft_set_trans_bind).
 type Rider struct {
 	// Genid is the ruleset's counter at the read that the messages rest on. A transaction of
 	// another genid goes without them.
