@@ -159,8 +159,8 @@ func (b *Batch) Join(next *Batch) {
 	b.count = next.count
 }
 
-// Led returns a batch in which the messages of a Part stand before all others. b stays as it is, and
-// shares its memory: send one of them after the other.
+// Led returns a batch in which the messages of a Part stand before all others. b stays as it is,
+// and shares its memory: send one of them after the other.
 func (b *Batch) Led(part *Batch) *Batch {
 	first := b.chunks[0]
 	begin := binary.NativeEndian.Uint32(first)
