@@ -17,8 +17,7 @@ import (
 // rideMost is how many chains, rules, sets and elements native tables may have to be written in
 // the transaction of iptables' tables, which are not in force before all of it is. The kernel takes
 // 6 ms for the 700 of 100 services, and 0.3 s for the 6,400 of 1,000 (Linux 6.18, 2 cores). More of
-// them are written right after: next to 1,000 services of iptables' (10,700 rules), one transaction
-// with the 6,400 took 5 to 13 s where two took 1.8 to 2.4 s, on a busy machine.
+// them are written right after.
 const rideMost = 1500
 
 // A nativeRide is the part of native tables in the transaction that puts iptables' tables back:
