@@ -42,7 +42,7 @@ func TestNativeRides(t *testing.T) {
 		before func(r *rig, k *fakeNative)
 		do     func(r *rig, k *fakeNative)
 		want   came
-		within time.Duration // iptables' rules are back; 0: twice the time to settle
+		within time.Duration // iptables' rules are back; 0: five times the time to settle
 	}{
 		{name: "both lost", want: joined},
 		{name: "three times a process commits between the read and the write", before: func(_ *rig, k *fakeNative) {
@@ -104,7 +104,7 @@ func TestNativeRides(t *testing.T) {
 				} else {
 					test.do(r, k)
 				}
-				r.after(cmp.Or(test.within, 40*time.Millisecond))
+				r.after(cmp.Or(test.within, 100*time.Millisecond))
 				r.wantTables(tables, nil) // whatever becomes of native tables
 				r.settled()
 				got := came{Records: len(r.d.Status().Flushes), Proved: r.d.Status().Ready() == nil}

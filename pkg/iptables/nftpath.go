@@ -76,7 +76,7 @@ func (k *Kernel) sendDirectly(b *directBatch, payload Payload, genid uint32, rid
 		return result
 	}
 	b.writer.batch.Guard(genid)
-	if err := b.writer.send(rider, func() error { return k.send(&b.writer) }); err != nil {
+	if err := b.writer.send(rider, func(whole *nft.Batch) error { return k.send(&b.writer, whole) }); err != nil {
 		return k.notDirectly(err, payload)
 	}
 	result := b.result
@@ -93,11 +93,11 @@ func (k *Kernel) sendDirectly(b *directBatch, payload Payload, genid uint32, rid
 const silentFrom = 512
 
 // send sends the batch. What it writes is known, so a large one is written silently.
-func (k *Kernel) send(w *directWriter) error {
+func (k *Kernel) send(w *directWriter, batch *nft.Batch) error {
 	if k.mirror == nil || w.added < silentFrom {
-		return w.batch.Send()
+		return batch.Send()
 	}
-	return k.mirror.raw.Silently(w.written, k.subscriptions.All(), w.batch.Send)
+	return k.mirror.raw.Silently(w.written, k.subscriptions.All(), batch.Send)
 }
 
 // notDirectly says what follows if the transaction was not taken.

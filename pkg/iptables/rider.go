@@ -7,7 +7,8 @@ import (
 )
 
 // A Rider is what another realm adds to a transaction of iptables' tables: the kernel takes all of
-// it or none. Its messages stand behind those of the tables.
+// it or none. Its messages stand before those of the tables: for each set that belongs to a rule
+// the kernel walks all that the transaction did before (nft_set_trans_bind).
 type Rider struct {
 	// Genid is the ruleset's counter at the read that the messages rest on. A transaction of
 	// another genid goes without them.
@@ -20,30 +21,26 @@ type Rider struct {
 }
 
 // send sends what is encoded, and the rider with it, if there is one. Where the kernel refuses a
-// message of the rider's, or does not say of which message it complains, the transaction is sent
-// once more without it. A refusal of the tables' own messages costs the rider its place, too: what
+// message of the rider's, or does not say of which message it complains, the tables are sent once
+// more without it. A refusal of the tables' own messages costs the rider its place, too: what
 // becomes of the tables is decided without it.
-func (w *directWriter) send(rider *Rider, send func() error) error {
-	tables := w.batch.Mark()
-	if rider == nil {
-		w.batch.Finish()
-		return send()
-	}
-	last := w.batch.Messages()
-	answer := rider.Append(w.batch)
-	if answer == nil {
-		w.batch.Finish()
-		answer = send()
+func (w *directWriter) send(rider *Rider, send func(*nft.Batch) error) error {
+	if rider != nil {
+		part := w.batch.Part(0)
+		answer := rider.Append(part)
+		if answer == nil {
+			whole := w.batch.Led(part)
+			whole.Finish()
+			answer = send(whole)
+			w.batch.Took = whole.Took
+		}
 		rider.Sent(answer)
 		var refused *nft.RefusedError
-		ofTables := errors.As(answer, &refused) && refused.Message > 1 && refused.Message <= last
+		ofTables := errors.As(answer, &refused) && refused.Message > 1 && refused.Message <= w.batch.Messages()
 		if answer == nil || ofTables || errors.Is(answer, nft.ErrStale) {
 			return answer
 		}
-	} else {
-		rider.Sent(answer)
 	}
-	w.batch.Cut(tables)
 	w.batch.Finish()
-	return send()
+	return send(w.batch)
 }

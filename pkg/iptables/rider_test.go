@@ -126,8 +126,8 @@ func TestRidersGoWithTheLastStage(t *testing.T) {
 	})
 }
 
-// TestRidersOfRefusedTables: where the kernel refuses the tables, iptables-restore writes those that
-// it can. The rider is not written, and its sender hears that.
+// TestRidersOfRefusedTables: where the kernel refuses the tables, iptables-restore writes those
+// that it can. The rider is not written, and its sender hears that.
 func TestRidersOfRefusedTables(t *testing.T) {
 	onNamespace(t, func(t *testing.T) {
 		n, loop := newLoopingNode(t)

@@ -16,8 +16,8 @@
 //
 // A [Finding] names the remedy: [Table.Create], [Table.Replace] or [Table.Refill]. Each writes
 // into an [nft.Batch], which may hold several tables: the kernel takes all of it or nothing. Guard
-// the batch with the genid of what was read. [Capture] and [Diff] prove it; [Table.Rehearse] asks the
-// kernel beforehand whether it would take a table. A [Kernel] does all of this for a guard.
+// the batch with the genid of what was read. [Capture] and [Diff] prove it; [Table.Rehearse] asks
+// the kernel beforehand whether it would take a table. A [Kernel] does all of this for a guard.
 //
 // Callers tell apart, with the errors of package nft: [ErrImmune] and [*UnreplayableError]. All
 // values may be shared between goroutines and must not be changed; a Recorder is for one.

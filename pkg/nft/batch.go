@@ -159,6 +159,16 @@ func (b *Batch) Join(next *Batch) {
 	b.count = next.count
 }
 
+// Led returns a batch in which the messages of a Part stand before all others. b stays as it is,
+// and shares its memory: send one of them after the other.
+func (b *Batch) Led(part *Batch) *Batch {
+	first := b.chunks[0]
+	begin := binary.NativeEndian.Uint32(first)
+	led := &Batch{Port: b.Port, bytes: b.bytes + part.bytes, count: part.count}
+	led.chunks = slices.Concat([][]byte{first[:begin:begin]}, part.chunks, [][]byte{first[begin:]}, b.chunks[1:])
+	return led
+}
+
 // A RefusedError is a transaction of which the kernel took nothing.
 type RefusedError struct {
 	Errno syscall.Errno

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"testing"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -104,4 +105,51 @@ func guardedBatch(genid uint32) *Batch {
 	b := NewBatch()
 	b.Guard(genid)
 	return b
+}
+
+// TestLed: what leads stands behind the beginning and before all else, over several chunks too, and
+// the batch itself stays as it was.
+func TestLed(t *testing.T) {
+	b := NewBatch()
+	table := func(b *Batch, name string) {
+		b.Begin(unix.NFT_MSG_NEWTABLE, netlink.Create, tableid.IPv4)
+		b.Text(unix.NFTA_TABLE_NAME, name)
+		b.End()
+	}
+	for _, name := range []string{"b1", "b2"} {
+		table(b, name)
+	}
+	b.Guard(7)
+	part := b.Part(0)
+	table(part, "first")
+	for range 30_000 { // more than a chunk
+		table(part, "and so on")
+	}
+	led := b.Led(part)
+	led.Finish()
+	order := func(b *Batch) (names []string, numbers map[uint32]bool) {
+		numbers = map[uint32]bool{}
+		wire := b.Wire()
+		if len(wire) != b.bytes {
+			t.Errorf("%d bytes, counted are %d", len(wire), b.bytes)
+		}
+		for len(wire) > 0 {
+			size := binary.NativeEndian.Uint32(wire)
+			names = append(names, String(AttrPath(wire[unix.SizeofNlMsghdr+4:size], unix.NFTA_TABLE_NAME)))
+			numbers[binary.NativeEndian.Uint32(wire[8:])] = true
+			wire = wire[size:]
+		}
+		return names, numbers
+	}
+	names, numbers := order(led)
+	if len(names) != 30_005 || len(numbers) != len(names) {
+		t.Fatalf("%d messages with %d numbers", len(names), len(numbers))
+	}
+	if names[1] != "first" || names[30_002] != "b1" || names[30_003] != "b2" {
+		t.Errorf("they begin with %q and end with %q", names[:3], names[30_001:])
+	}
+	b.Finish()
+	if names, _ := order(b); len(names) != 4 || names[1] != "b1" {
+		t.Errorf("the batch itself has %q", names)
+	}
 }
