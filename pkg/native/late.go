@@ -34,6 +34,9 @@ func (k *LateKernel) Wake(wanted func(nft.Table) bool) (bool, error) {
 	}
 	if k.conn == nil { // which stays: to close a socket waits for the kernel's work after a flush
 		conn, err := nft.Dial()
+		if errors.Is(err, nft.ErrNone) {
+			return false, nil
+		}
 		if err != nil {
 			return false, err
 		}
