@@ -58,8 +58,9 @@ func (ts *tableState) addPlaced(jumps []rules.Jump, now time.Time) {
 func (d *Daemon) withoutDoubles(fs *familyState, ts *tableState, known, seen rules.Section, now time.Time) rules.Section {
 	kept := ts.placed[:0]
 	for _, p := range ts.placed {
-		if !p.doubled && now.Sub(p.at) > d.cfg.JumpGrace {
-			continue // a copy that comes so late is meant
+		// A copy that comes so late is meant. One that could not be read before may be older.
+		if !p.doubled && fs.examined.since.Sub(p.at) > d.cfg.JumpGrace {
+			continue
 		}
 		left := max(1, copies(known.Jumps, p.jump))
 		p.doubled = copies(seen.Jumps, p.jump) > left

@@ -19,6 +19,7 @@ type examined struct {
 	at        time.Time // when that was; zero: never
 	sound     uint64    // digest of the last read that showed everything in force
 	dirty     time.Time // since when something is unexamined; zero: nothing is
+	since     time.Time // at or after which came what the last read was the first to show
 	dueAt     time.Time // of the next examination, not before this; zero: none is due
 	readEnd   time.Time
 	pause     time.Duration // between readEnd and the next read
@@ -72,6 +73,7 @@ func (d *Daemon) examineFamily(ctx context.Context, st *state, f rules.Family, f
 		}
 		klog.FromContext(ctx).Info("The tables can be read again", "family", f)
 	}
+	x.since = earliest(start, x.dirty)
 	x.digest, x.at, x.dirty = snapshot.Digest, start, time.Time{}
 	d.yieldToOwner(ctx, st, snapshot)
 	st.readmitReturned(snapshot)

@@ -12,6 +12,7 @@ import (
 // applyResult takes what a write and its proof showed of one family into the state.
 func (d *Daemon) applyResult(st *state, f rules.Family, fr reload.FamilyResult) {
 	fs, now := st.families[f], time.Now()
+	fs.examined.since = earliest(now, fs.examined.dirty)
 	st.memory.scheduleFree(now)
 	fs.proxy.saw(fr.ProxyCanaryStands(), fr.ProxyKnown(), now)
 	st.addMade(f, fr)

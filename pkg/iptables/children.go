@@ -4,8 +4,6 @@ import (
 	"os"
 	"slices"
 	"sync"
-
-	"golang.org/x/sys/unix"
 )
 
 // childrenKept spans the replays of a war between one intact look and the next
@@ -43,16 +41,6 @@ func (k *Kernel) ownCommit(port, pid uint32) bool {
 	}
 	comparable := pid != 0 && k.initialPIDs
 	return k.children.has(int(port)) && (!comparable || pid == port)
-}
-
-// initialPIDNamespace is the inode of the first pid namespace (PROC_PID_INIT_INO of
-// linux/proc_ns.h), which is a constant of the kernel's since Linux 3.8.
-const initialPIDNamespace = 0xEFFFFFFC
-
-// inInitialPIDNamespace reports whether process numbers here are those that the kernel names.
-func inInitialPIDNamespace() bool {
-	var s unix.Stat_t
-	return unix.Stat("/proc/self/ns/pid", &s) == nil && s.Ino == initialPIDNamespace
 }
 
 // Own reports whether a process that wrote is this one or a child of its, of

@@ -64,7 +64,10 @@ func Open(ctx context.Context, cfg Config) (*Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &Kernel{cfg: cfg, evidence: evidence, disabled: map[rules.Family]error{}, port: nft.NewPort(), initialPIDs: inInitialPIDNamespace()}
+	k := &Kernel{cfg: cfg, evidence: evidence, disabled: map[rules.Family]error{}, port: nft.NewPort()}
+	if initial, err := nft.InitialPIDs("/proc"); err == nil {
+		k.initialPIDs = initial
+	}
 	if k.tools, err = k.findTools(ctx, evidence.Backend); err != nil && cfg.Backend == "" && evidence.Empty() {
 		err = k.useWhatIsInstalled(ctx, err)
 	}

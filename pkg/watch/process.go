@@ -10,6 +10,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
 )
 
 // Bounds on what is kept of a process that others control.
@@ -36,12 +38,16 @@ func processNames(proc string, pid uint32) (comm, command string, o Origin) {
 // bytes long, and its origin.
 //
 // Both are empty if the process is gone, which is usual for a short-lived
-// iptables, or if its name is not comm: the kernel counts pids in the initial
-// pid namespace, so in another one the same number is another process. The
-// directory is opened once, which pins the process: a pid that is used again
-// in between is not mixed up.
+// iptables, or if its name is not comm. So they are where proc is known to be of
+// another pid namespace than the initial one, in which the kernel counts: there the
+// same number is another process, and it may have the same name. The directory is
+// opened once, which pins the process: a pid that is used again in between is not
+// mixed up.
 func processOf(proc string, pid uint32, comm string) (command string, o Origin) {
 	if pid == 0 || comm == "" {
+		return "", Origin{}
+	}
+	if initial, err := nft.InitialPIDs(proc); err == nil && !initial {
 		return "", Origin{}
 	}
 	dir, err := openProcess(proc, pid)

@@ -51,6 +51,25 @@ func TestProcessCommand(t *testing.T) {
 	}
 }
 
+// TestProcessOfAnotherPIDNamespace: in a pod, a process with the number and the name of the flusher
+// is another one.
+func TestProcessOfAnotherPIDNamespace(t *testing.T) {
+	proc := fakeProc(t, 7, "iptables", "iptables\x00-S\x00")
+	if got, _ := processOf(proc, 7, "iptables"); got != "iptables -S" {
+		t.Errorf("the command line is %q", got)
+	}
+	ns := filepath.Join(proc, "self", "ns")
+	if err := os.MkdirAll(ns, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(ns, "pid"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if got, o := processOf(proc, 7, "iptables"); got != "" || o.Ancestors != nil {
+		t.Errorf("a process of another pid namespace is said to have run %q", got)
+	}
+}
+
 func TestProcessCommandOfOurselves(t *testing.T) {
 	pid := uint32(os.Getpid())
 	comm, command, _ := processNames(procFolder, pid)

@@ -160,13 +160,17 @@ func (h *hand) strike(ctx context.Context) (errs []error) {
 	return errs
 }
 
+// lateMost bounds how late canaryd hears of a flush on a busy machine: 2.5 s at a load of 36 on two
+// cores. In a storm that makes most records some flush's; its calm time shows false ones.
+const lateMost = 10 * time.Second
+
 // during returns a flush that a record may be of, one that was between the first evidence and the
 // verdict or had just ended; nil if there is none. On legacy the first evidence may be older than
 // the flush: an owner's lock that canaryd had not looked behind yet.
 func (h *hand) during(evidence, verdict time.Time) *blow {
 	for i := range h.blows {
 		b := &h.blows[i]
-		if !verdict.Before(b.start) && evidence.Before(b.end.Add(2*time.Second)) {
+		if !verdict.Before(b.start) && evidence.Before(b.end.Add(lateMost)) {
 			return b
 		}
 	}

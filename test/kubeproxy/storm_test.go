@@ -25,7 +25,7 @@ const guard = "--protect=kube,nft:ip:kube-proxy,nft:ip6:kube-proxy"
 const (
 	slots = 48
 	// calmFor is how long services change and nothing is flushed: no flush may be seen.
-	calmFor = 10 * time.Second
+	calmFor = 15 * time.Second
 	// equalIn bounds how long kube-proxy takes for its last word: it looks for its canary every
 	// 30 s, and waits up to 5 s more (pkg/util/iptables Monitor, 1.36).
 	equalIn = 90 * time.Second

@@ -1,0 +1,22 @@
+package nft
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// initialPIDNamespace is the inode of the first pid namespace (PROC_PID_INIT_INO of
+// linux/proc_ns.h), which is a constant of the kernel's since Linux 3.8.
+const initialPIDNamespace = 0xEFFFFFFC
+
+// InitialPIDs reports whether process numbers in this proc file system ("/proc") are those of the
+// initial pid namespace, by which the kernel names who committed (Commit.PID). In a pod of its own
+// they are not: there the same number is another process.
+func InitialPIDs(proc string) (bool, error) {
+	var s unix.Stat_t
+	if err := unix.Stat(proc+"/self/ns/pid", &s); err != nil {
+		return false, fmt.Errorf("asking for the pid namespace of %s: %w", proc, err)
+	}
+	return s.Ino == initialPIDNamespace, nil
+}
