@@ -28,6 +28,7 @@ func Capture(conn *nft.Conn, wanted func(nft.Table) bool) (*Ruleset, error) {
 		case err != nil:
 			return nil, err
 		case r.complete() || doubtful.same(r):
+			r.uses = nil
 			return r, nil
 		}
 		doubtful = r
@@ -41,7 +42,7 @@ func capture(conn *nft.Conn, wanted func(nft.Table) bool) (*Ruleset, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Ruleset{Genid: genid, At: time.Now(), Tables: map[tableid.TableID]*Table{}}
+	r := &Ruleset{Genid: genid, At: time.Now(), Tables: map[tableid.TableID]*Table{}, uses: map[tableid.TableID][]uint32{}}
 	var ids []tableid.TableID
 	err = conn.EachTable(func(t nft.Table) error {
 		if wanted(t) {
@@ -68,6 +69,7 @@ type reader struct {
 	t    *Table
 	// chains and sets are places in the table's lists, by name.
 	chains, sets map[string]int
+	uses         []uint32 // of each chain: the rules in it, and what jumps to it
 }
 
 // readTable reads one table into the ruleset.
@@ -90,7 +92,7 @@ func readTable(conn *nft.Conn, r *Ruleset, id tableid.TableID) error {
 	if err != nil {
 		return fmt.Errorf("reading table %s: %w", id, err)
 	}
-	r.Tables[id] = rd.t
+	r.Tables[id], r.uses[id] = rd.t, rd.uses
 	return nil
 }
 
@@ -106,6 +108,7 @@ func (rd *reader) readChains() error {
 		if err == nil && table == rd.t.ID.Name { // the kernel gives those of all tables
 			rd.chains[c.Name] = len(rd.t.Chains)
 			rd.t.Chains = append(rd.t.Chains, c)
+			rd.uses = append(rd.uses, number(attrs, unix.NFTA_CHAIN_USE))
 		}
 		return err
 	})
@@ -210,13 +213,13 @@ func lastHandle(c *Chain) uint64 {
 // rules to find where a dump goes on, and counts those too that a transaction under way has put
 // in between, of which no genid speaks if it is given up (nf_tables_dump_rules, Linux 6.18).
 func (r *Ruleset) complete() bool {
-	for _, t := range r.Tables {
+	for id, t := range r.Tables {
 		used := map[string]int{}
 		for name := range t.jumps() {
 			used[name]++
 		}
 		for i := range t.Chains {
-			if c := &t.Chains[i]; int(c.Use) != len(c.Rules)+used[c.Name] {
+			if c := &t.Chains[i]; int(r.uses[id][i]) != len(c.Rules)+used[c.Name] {
 				return false
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"hash"
 	"iter"
 
 	"golang.org/x/sys/unix"
@@ -23,30 +24,45 @@ func (d Digest) String() string { return hex.EncodeToString(d[:8]) }
 // Digest returns the content's digest.
 func (t *Table) Digest() Digest {
 	c := newContents(t)
-	h := sha256.New()
-	h.Write([]byte{uint8(t.ID.Family)})
-	h.Write([]byte(t.ID.Name))
-	write := func(d Digest) { h.Write(d[:]) }
-	write(digestOf("table", t.Attrs))
+	s := newSum(t)
 	for i := range t.Chains {
 		if !t.Chains[i].Bound {
-			write(c.chain(&t.Chains[i]))
+			s.ordered(c.chain(&t.Chains[i]))
 		}
 	}
-	var others xor // which have no order
 	for i := range t.Sets {
-		if s := &t.Sets[i]; !s.Anonymous() {
-			others.add(c.set(s, s.Name))
+		if set := &t.Sets[i]; !set.Anonymous() {
+			s.others.add(c.set(set, set.Name))
 		}
 	}
 	for _, o := range t.Objects {
-		others.add(c.object(o))
+		s.others.add(c.object(o))
 	}
 	for _, f := range t.Flowtables {
-		others.add(digestOf("flowtable "+f.Name, f.Attrs))
+		s.others.add(digestOf("flowtable "+f.Name, f.Attrs))
 	}
-	write(Digest(others))
-	return Digest(h.Sum(nil))
+	return s.digest()
+}
+
+// A sum makes a table's digest of those of its parts.
+type sum struct {
+	h      hash.Hash
+	others xor // which have no order
+}
+
+func newSum(t *Table) *sum {
+	s := &sum{h: sha256.New()}
+	s.h.Write([]byte{uint8(t.ID.Family)})
+	s.h.Write([]byte(t.ID.Name))
+	s.ordered(digestOf("table", t.Attrs))
+	return s
+}
+
+func (s *sum) ordered(d Digest) { s.h.Write(d[:]) }
+
+func (s *sum) digest() Digest {
+	s.ordered(Digest(s.others))
+	return Digest(s.h.Sum(nil))
 }
 
 // xor is the digest of a set of digests.
@@ -117,15 +133,20 @@ func (c *contents) rule(r Rule) Digest {
 }
 
 // set is a set's attributes and elements.
-func (c *contents) set(s *Set, name string) Digest {
-	parts := [][]byte{c.setAttrs(s)}
-	var elements xor
+func (c *contents) set(s *Set, name string) Digest { return c.setOf(s, name, c.elements(s)) }
+
+func (c *contents) setOf(s *Set, name string, elements xor) Digest {
+	return digestOf("set "+name, c.setAttrs(s), elements[:])
+}
+
+// elements are a set's elements, which have no order.
+func (c *contents) elements(s *Set) (elements xor) {
 	for _, e := range s.Elements {
 		if !fleeting(s, e) {
 			elements.add(c.element(e))
 		}
 	}
-	return digestOf("set "+name, append(parts, elements[:])...)
+	return elements
 }
 
 // setAttrs are a set's attributes. The template of what elements count is one of them.

@@ -117,7 +117,7 @@ func decodeChain(list []byte) (table string, c Chain, err error) {
 		return "", Chain{}, err
 	}
 	return d.table, Chain{Name: d.name, Handle: d.handle, Attrs: d.attrs,
-		Use: number(list, unix.NFTA_CHAIN_USE), Base: has(list, unix.NFTA_CHAIN_HOOK),
+		Base:  has(list, unix.NFTA_CHAIN_HOOK),
 		Bound: number(list, chainFlags)&chainBinding != 0}, nil
 }
 

@@ -17,6 +17,18 @@ type Ruleset struct {
 	Genid  uint32
 	At     time.Time // when it was read: what was left of a timeout was left then
 	Tables map[tableid.TableID]*Table
+	// uses is how often the kernel says each chain is used, until the reader has checked it.
+	uses map[tableid.TableID][]uint32
+	// digests are those of tables that were followed.
+	digests map[tableid.TableID]Digest
+}
+
+// Digest returns the digest of one of the tables.
+func (r *Ruleset) Digest(id tableid.TableID) Digest {
+	if d, known := r.digests[id]; known {
+		return d
+	}
+	return r.Tables[id].Digest()
 }
 
 // InOrder returns the tables in the order in which they were made, in which they should be made
@@ -50,8 +62,7 @@ func (t *Table) Immune() bool { return t.Owner != 0 || t.Flags&tableOwned != 0 }
 type Chain struct {
 	Name   string
 	Handle uint64
-	Use    uint32 // rules in it, and jumps to it
-	Base   bool   // packets enter it at a hook
+	Base   bool // packets enter it at a hook
 	// Bound: the chain belongs to the one rule that jumps to it, and goes with it.
 	Bound bool
 	Attrs []byte
