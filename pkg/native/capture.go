@@ -19,9 +19,14 @@ const captures = 5
 // interrupts is repeated; the error is nft.ErrInterrupted if the commits do not end. Tables that
 // one process owns are read like others: see Table.Immune.
 func Capture(conn *nft.Conn, wanted func(nft.Table) bool) (*Ruleset, error) {
+	return captureOthers(conn, wanted, func(uint32, tableid.TableID) *followed { return nil })
+}
+
+// captureOthers reads what is not known at the genid.
+func captureOthers(conn *nft.Conn, wanted func(nft.Table) bool, known func(uint32, tableid.TableID) *followed) (*Ruleset, error) {
 	var doubtful *Ruleset
 	for range captures {
-		r, err := capture(conn, wanted)
+		r, err := capture(conn, wanted, known)
 		switch {
 		case errors.Is(err, nft.ErrInterrupted):
 			continue
@@ -37,12 +42,13 @@ func Capture(conn *nft.Conn, wanted func(nft.Table) bool) (*Ruleset, error) {
 }
 
 // capture reads once.
-func capture(conn *nft.Conn, wanted func(nft.Table) bool) (*Ruleset, error) {
+func capture(conn *nft.Conn, wanted func(nft.Table) bool, known func(uint32, tableid.TableID) *followed) (*Ruleset, error) {
 	genid, err := conn.Genid()
 	if err != nil {
 		return nil, err
 	}
-	r := &Ruleset{Genid: genid, At: time.Now(), Tables: map[tableid.TableID]*Table{}, uses: map[tableid.TableID][]uint32{}}
+	r := &Ruleset{Genid: genid, At: time.Now(), Tables: map[tableid.TableID]*Table{}, uses: map[tableid.TableID][]uint32{},
+		known: map[tableid.TableID]knownTable{}}
 	var ids []tableid.TableID
 	err = conn.EachTable(func(t nft.Table) error {
 		if wanted(t) {
@@ -51,6 +57,11 @@ func capture(conn *nft.Conn, wanted func(nft.Table) bool) (*Ruleset, error) {
 		return nil
 	})
 	for i := 0; i < len(ids) && err == nil; i++ {
+		if f := known(genid, ids[i]); f != nil {
+			t, digest := f.value()
+			r.Tables[t.ID], r.known[t.ID] = t, knownTable{digest, f.at}
+			continue
+		}
 		err = readTable(conn, r, ids[i])
 	}
 	after, again := conn.Genid()
@@ -214,6 +225,9 @@ func lastHandle(c *Chain) uint64 {
 // in between, of which no genid speaks if it is given up (nf_tables_dump_rules, Linux 6.18).
 func (r *Ruleset) complete() bool {
 	for id, t := range r.Tables {
+		if r.followed(id) {
+			continue
+		}
 		used := map[string]int{}
 		for name := range t.jumps() {
 			used[name]++
@@ -232,8 +246,8 @@ func (r *Ruleset) same(o *Ruleset) bool {
 	if r == nil || r.Genid != o.Genid || len(r.Tables) != len(o.Tables) {
 		return false
 	}
-	for id, t := range r.Tables {
-		if other := o.Tables[id]; other == nil || t.Digest() != other.Digest() {
+	for id := range r.Tables {
+		if o.Tables[id] == nil || r.Digest(id) != o.Digest(id) {
 			return false
 		}
 	}

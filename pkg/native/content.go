@@ -173,6 +173,11 @@ func fleeting(s *Set, e Element) bool {
 	return s.Dynamic() || s.Flags&setTimeout != 0 && has(e, unix.NFTA_SET_ELEM_EXPIRATION)
 }
 
+// leadsToBound reports whether an element's verdict goes to a chain that belongs to a rule.
+func (c *contents) leadsToBound(e Element) bool {
+	return c.bound[jumpOf(attrOf(e, unix.NFTA_SET_ELEM_DATA))] != nil
+}
+
 // element is an element's attributes less what it counted and what is left of its timeout.
 func (c *contents) element(e Element) Digest {
 	var out []byte

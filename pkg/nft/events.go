@@ -116,10 +116,11 @@ type Notification struct {
 	Kind   uint16 // NFT_MSG_NEWRULE and the like
 	Family tableid.Family
 	Attrs  []byte
+	Append bool   // of a new rule: it was appended, or replaced another one
 	By     Commit // of a NEWGEN, which ends what is said of a commit
 }
 
-// DrainAll calls f for every notification that was heard until now. After an error, an overflow
+// DrainAll calls f for every notification of a commit that was heard until now. After an error, an overflow
 // included, it may be called again for those that follow.
 func (e *Events) DrainAll(f func(Notification) error) error {
 	return e.drain(func(datagram []byte) error {
@@ -131,7 +132,11 @@ func (e *Events) DrainAll(f func(Notification) error) error {
 			if len(data) < nfgenmsgLen {
 				return errShort
 			}
-			n := Notification{Kind: kind & 0xff, Family: tableid.Family(data[0]), Attrs: data[nfgenmsgLen:]}
+			if binary.NativeEndian.Uint32(m[8:]) == 0 && binary.NativeEndian.Uint32(m[12:]) == 0 {
+				return nil // of the packet path: a quota is used up
+			}
+			n := Notification{Kind: eventKind(kind), Family: tableid.Family(data[0]), Attrs: data[nfgenmsgLen:],
+				Append: binary.NativeEndian.Uint16(m[6:])&unix.NLM_F_APPEND != 0}
 			if n.Kind == unix.NFT_MSG_NEWGEN {
 				var err error
 				if n.By, err = parseCommit(data); err != nil {
@@ -199,7 +204,7 @@ func parseEvent(kind uint16, data []byte) (e Event, err error) {
 	if len(data) < nfgenmsgLen {
 		return Event{}, errShort
 	}
-	e.Kind = kind & 0xff
+	e.Kind = eventKind(kind)
 	attrs := data[nfgenmsgLen:]
 	if e.Kind == unix.NFT_MSG_NEWGEN {
 		e.By, err = parseCommit(data)
@@ -231,6 +236,18 @@ func parseEvent(kind uint16, data []byte) (e Event, err error) {
 		return Event{}, nil
 	}
 	return e, err
+}
+
+// eventKind returns a notification's kind. What "destroy" deletes, without an error where there is
+// nothing, is reported under that name (nf_tables_commit, Linux 6.3): here it is deleted.
+func eventKind(kind uint16) uint16 {
+	destroyed := [...]uint16{unix.NFT_MSG_DELTABLE, unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELRULE, unix.NFT_MSG_DELSET,
+		unix.NFT_MSG_DELSETELEM, unix.NFT_MSG_DELOBJ, unix.NFT_MSG_DELFLOWTABLE}
+	const first = 26 // NFT_MSG_DESTROYTABLE
+	if kind &= 0xff; kind >= first && int(kind) < first+len(destroyed) {
+		return destroyed[kind-first]
+	}
+	return kind
 }
 
 // nameOf returns an attribute that is a string and must be there.
