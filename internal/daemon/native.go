@@ -21,6 +21,8 @@ import (
 type NativeKernel interface {
 	Genid() (uint32, error)
 	Hear(genid uint32) (commits []native.Commit, missed bool, err error)
+	Suspect(f func(native.Commit) bool)
+	Follow(wanted func(nft.Table) bool) (*native.Ruleset, error)
 	Capture(wanted func(nft.Table) bool) (*native.Ruleset, error)
 	Witness(family tableid.Family) (nonce string, err error)
 	Write(genid uint32, repairs []native.Repair, witnesses map[tableid.Family]string) (left []string, err error)
@@ -77,6 +79,7 @@ type nativeTable struct {
 	want    *native.Table // what ought to be in force
 	genid   uint32        // at which it was read
 	read    time.Time
+	leftAt  time.Time // when what is left of timeouts in it was left
 	digest  native.Digest
 	witness string // the nonce that stood then
 	// deeds are what commits did since then; missed: some of them were not heard of.
@@ -108,6 +111,7 @@ func (d *Daemon) newNativeRealm() nativeRealm {
 		witness: map[tableid.Family]string{}, waiting: map[tableid.TableID]*api.Flush{}, limit: reload.NewLimiter()}
 	if d.guardsNative() {
 		r.lookAt, r.all = time.Now(), true
+		d.cfg.Native.Kernel.Suspect(d.suspects)
 	}
 	return r
 }

@@ -39,6 +39,8 @@ type fakeNative struct {
 	owners   map[tableid.TableID]uint32
 	onCommit func(nft.Commit)
 	captures int
+	follows  int
+	suspect  func(native.Commit) bool
 }
 
 func newFakeNative(tables ...*native.Table) *fakeNative {
@@ -87,6 +89,7 @@ func (k *fakeNative) commit(own bool, do func(deed func(tableid.TableID) *native
 	k.genid++
 	c := native.Commit{Commit: nft.Commit{Genid: k.genid, PID: 4242, Comm: "nft", Own: own},
 		Deeds: map[tableid.TableID]*native.Deed{}, WitnessLost: map[tableid.Family]bool{}}
+	before := maps.Clone(k.tables)
 	do(func(id tableid.TableID) *native.Deed {
 		if c.Deeds[id] == nil {
 			c.Deeds[id] = &native.Deed{Genid: c.Genid}
@@ -95,6 +98,13 @@ func (k *fakeNative) commit(own bool, do func(deed func(tableid.TableID) *native
 	}, &c)
 	for id, d := range c.Deeds {
 		d.WitnessLost = c.WitnessLost[id.Family]
+	}
+	if c.Before = map[tableid.TableID]native.Before{}; k.suspect(c) {
+		for id := range c.Deeds {
+			if t := before[id]; t != nil {
+				c.Before[id] = native.Before{Table: t, Digest: t.Digest(), Genid: c.Genid - 1, LeftAt: time.Now()}
+			}
+		}
 	}
 	k.unheard = append(k.unheard, c)
 	heard := k.onCommit
@@ -217,6 +227,16 @@ func (k *fakeNative) Hear(uint32) ([]native.Commit, bool, error) {
 	commits, missed := k.unheard, k.missed
 	k.unheard, k.missed = nil, false
 	return commits, missed, k.broken
+}
+
+func (k *fakeNative) Suspect(f func(native.Commit) bool) { k.suspect = f }
+
+func (k *fakeNative) Follow(wanted func(nft.Table) bool) (*native.Ruleset, error) {
+	k.mu.Lock()
+	k.follows++
+	k.captures-- // it reads nothing
+	k.mu.Unlock()
+	return k.Capture(wanted)
 }
 
 func (k *fakeNative) Capture(wanted func(nft.Table) bool) (*native.Ruleset, error) {

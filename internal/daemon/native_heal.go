@@ -113,7 +113,7 @@ func (d *Daemon) planNative(ctx context.Context, st *state) (nativeSight, []nati
 	if err != nil {
 		return nativeSight{}, nil, err
 	}
-	seen, err := d.sightNative(ctx, st, func(id tableid.TableID) bool {
+	seen, err := d.sightNative(ctx, st, d.cfg.Native.Kernel.Capture, func(id tableid.TableID) bool {
 		t := r.tables[id]
 		return r.all || t != nil && (!t.dirty.IsZero() || t.lost())
 	})
@@ -128,7 +128,7 @@ func (d *Daemon) planNative(ctx context.Context, st *state) (nativeSight, []nati
 		case !judged:
 		case f.Remedy != native.NoRemedy && !t.old:
 			t.finding = f
-			repairs = append(repairs, native.Repair{Remedy: f.Remedy, Want: t.want, Now: seen.Tables[id], Age: time.Since(t.read)})
+			repairs = append(repairs, native.Repair{Remedy: f.Remedy, Want: t.want, Now: seen.Tables[id], Age: time.Since(t.leftAt)})
 		case nativeLost(f.Verdict):
 			t.finding = f
 			t.rest(r.all)
@@ -222,8 +222,8 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, repairs []native.Re
 	seen := nativeSight{Ruleset: proof}
 	var missing []string
 	for id, repair := range byID {
-		if now := proof.Tables[id]; repair.Repaired(now, l.lacking) {
-			d.adopt(ctx, st, id, now, seen)
+		if repair.Repaired(proof.Tables[id], l.lacking) {
+			d.adopt(ctx, st, seen.learned(id))
 			continue
 		}
 		missing = append(missing, id.NFT())
