@@ -1,10 +1,10 @@
 package native
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/canaryd/canaryd/pkg/nft"
 )
@@ -59,13 +59,12 @@ func Diff(was, now *Table) []Change {
 	if digestOf("", was.Attrs) != digestOf("", now.Attrs) {
 		all = append(all, Change{Kind: nft.Tables, Name: was.ID.Name, Altered: true})
 	}
-	before, after := parts(was), parts(now)
+	before, after := unlike(was, now)
 	byKey := make(map[partKey]part, len(after))
 	for _, p := range after {
 		byKey[p.partKey] = p
 	}
-	c := comparison{was: sync.OnceValue(func() *contents { return newContents(was) }),
-		now: sync.OnceValue(func() *contents { return newContents(now) })}
+	c := comparison{was: lazyContents(was), now: lazyContents(now)}
 	for _, p := range before {
 		q, there := byKey[p.partKey]
 		delete(byKey, p.partKey)
@@ -78,7 +77,7 @@ func Diff(was, now *Table) []Change {
 	}
 	for _, p := range after {
 		if _, left := byKey[p.partKey]; left {
-			_, in := c.now().in(p, 0, p.len())
+			_, in := c.now.in(p, 0, p.len())
 			all = append(all, Change{Kind: p.kind, Name: p.name, Made: true, New: len(in)})
 		}
 	}
@@ -101,28 +100,75 @@ type part struct {
 	flowtable *Flowtable
 }
 
-// parts returns what has a name of its own.
-func parts(t *Table) []part {
-	all := make([]part, 0, len(t.Chains)+len(t.Objects))
-	for i := range t.Chains {
-		if ch := &t.Chains[i]; !ch.Bound {
-			all = append(all, part{partKey: partKey{nft.Chains, ch.Name, 0}, chain: ch})
+// unlike returns what has a name of its own, in both tables, less what is the same memory in both.
+func unlike(was, now *Table) (before, after []part) {
+	following := was.Handle == now.Handle // else the handles say nothing
+	align(was.Chains, now.Chains, func(a, b *Chain) int {
+		if following && a.Handle == b.Handle && a.Name == b.Name && sameSlice(a.Attrs, b.Attrs) && sameList(a.Rules, b.Rules) {
+			return same
+		}
+		return cmp.Compare(a.Handle, b.Handle)
+	}, func(to *[]part, c *Chain) {
+		if !c.Bound {
+			*to = append(*to, part{partKey: partKey{nft.Chains, c.Name, 0}, chain: c})
+		}
+	}, &before, &after)
+	align(was.Sets, now.Sets, func(a, b *Set) int {
+		if following && a.Handle == b.Handle && a.Name == b.Name && sameSlice(a.Attrs, b.Attrs) && sameList(a.Elements, b.Elements) {
+			return same
+		}
+		return cmp.Compare(a.Handle, b.Handle)
+	}, func(to *[]part, s *Set) {
+		if !s.Anonymous() {
+			*to = append(*to, part{partKey: partKey{nft.Sets, s.Name, 0}, set: s})
+		}
+	}, &before, &after)
+	add := func(to *[]part, t *Table) {
+		for i := range t.Objects {
+			o := &t.Objects[i]
+			*to = append(*to, part{partKey: partKey{nft.Objects, o.Name, o.Type}, object: o})
+		}
+		for i := range t.Flowtables {
+			f := &t.Flowtables[i]
+			*to = append(*to, part{partKey: partKey{nft.Flowtables, f.Name, 0}, flowtable: f})
 		}
 	}
-	for i := range t.Sets {
-		if s := &t.Sets[i]; !s.Anonymous() {
-			all = append(all, part{partKey: partKey{nft.Sets, s.Name, 0}, set: s})
+	add(&before, was)
+	add(&after, now)
+	return before, after
+}
+
+// same is what a comparison of align returns for two things that need no look.
+const same = 2
+
+// align walks two lists in the order of handles and adds what is not the same in both.
+func align[T any](was, now []T, compare func(a, b *T) int, add func(to *[]part, v *T), before, after *[]part) {
+	for len(was) > 0 && len(now) > 0 {
+		c := compare(&was[0], &now[0])
+		if c < 1 {
+			add(before, &was[0])
+		}
+		if c == 0 || c == 1 {
+			add(after, &now[0])
+		}
+		if c != 1 {
+			was = was[1:]
+		}
+		if c >= 0 {
+			now = now[1:]
 		}
 	}
-	for i := range t.Objects {
-		o := &t.Objects[i]
-		all = append(all, part{partKey: partKey{nft.Objects, o.Name, o.Type}, object: o})
+	for i := range was {
+		add(before, &was[i])
 	}
-	for i := range t.Flowtables {
-		f := &t.Flowtables[i]
-		all = append(all, part{partKey: partKey{nft.Flowtables, f.Name, 0}, flowtable: f})
+	for i := range now {
+		add(after, &now[i])
 	}
-	return all
+}
+
+// sameList is sameSlice for lists.
+func sameList[T any](a, b []T) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
 // len returns how many rules or elements a part has.
@@ -197,13 +243,13 @@ func (c *contents) in(p part, from, to int) (others int, in []Digest) {
 }
 
 // A comparison compares the parts of two tables.
-type comparison struct{ was, now func() *contents }
+type comparison struct{ was, now *contents }
 
 // change compares a part with what became of it; nil if nothing did.
 func (k *comparison) change(p, q part, there bool) *Change {
 	c := Change{Kind: p.kind, Name: p.name}
 	if !there {
-		_, in := k.was().in(p, 0, p.len())
+		_, in := k.was.in(p, 0, p.len())
 		c.Gone, c.Lost = true, len(in)
 		return &c
 	}
@@ -219,8 +265,8 @@ func (k *comparison) change(p, q part, there bool) *Change {
 	if sameAttrs && begin == n && n == m {
 		return nil
 	}
-	others, was := k.was().in(p, begin, n-end)
-	_, now := k.now().in(q, begin, m-end)
+	others, was := k.was.in(p, begin, n-end)
+	_, now := k.now.in(q, begin, m-end)
 	count := map[Digest]int{}
 	for _, d := range was {
 		count[d]++
@@ -233,7 +279,7 @@ func (k *comparison) change(p, q part, there bool) *Change {
 		c.New += max(-n, 0)
 	}
 	moved := p.chain != nil && c.Lost == 0 && c.New == 0 && !slices.Equal(was, now)
-	c.Altered = moved || !sameAttrs && k.was().own(p) != k.now().own(q)
+	c.Altered = moved || !sameAttrs && k.was.own(p) != k.now.own(q)
 	c.Empty = others == 0 && len(was) > 0 && len(now) == 0
 	if c.Altered || c.Lost > 0 || c.New > 0 {
 		return &c
