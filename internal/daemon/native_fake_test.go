@@ -23,24 +23,25 @@ var (
 
 // A fakeNative is native tables in memory. It says of commits what the kernel says.
 type fakeNative struct {
-	mu       sync.Mutex
-	genid    uint32
-	handle   uint64
-	tables   map[tableid.TableID]*native.Table
-	witness  map[tableid.Family]string
-	unheard  []native.Commit
-	missed   bool
-	heals    int   // transactions that put tables back
-	stale    int   // writes that another process overtakes; -1: all
-	broken   error // of all questions
-	refuses  map[tableid.TableID]bool
-	alone    bool   // a transaction with several tables is refused
-	between  func() // what another process does right after a replay, once
-	owners   map[tableid.TableID]uint32
-	onCommit func(nft.Commit)
-	captures int
-	follows  int
-	suspect  func(native.Commit) bool
+	mu        sync.Mutex
+	genid     uint32
+	handle    uint64
+	tables    map[tableid.TableID]*native.Table
+	witness   map[tableid.Family]string
+	unheard   []native.Commit
+	missed    bool
+	heals     int   // transactions that put tables back
+	stale     int   // writes that another process overtakes; -1: all
+	broken    error // of all questions
+	refuses   map[tableid.TableID]bool
+	alone     bool   // a transaction with several tables is refused
+	between   func() // what another process does right after a replay, once
+	owners    map[tableid.TableID]uint32
+	onCommit  func(nft.Commit)
+	captures  int
+	follows   int
+	refreshes int
+	suspect   func(native.Commit) bool
 }
 
 func newFakeNative(tables ...*native.Table) *fakeNative {
@@ -230,6 +231,13 @@ func (k *fakeNative) Hear(uint32) ([]native.Commit, bool, error) {
 }
 
 func (k *fakeNative) Suspect(f func(native.Commit) bool) { k.suspect = f }
+
+func (k *fakeNative) Refresh(time.Duration) (int, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.refreshes++
+	return 1, k.broken
+}
 
 func (k *fakeNative) Follow(wanted func(nft.Table) bool) (*native.Ruleset, error) {
 	k.mu.Lock()

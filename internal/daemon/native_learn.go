@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -89,7 +90,50 @@ func (d *Daemon) learnNative(ctx context.Context, st *state, now nativeLearned) 
 	if moved {
 		r.disk.changed(time.Now())
 	}
+	if r.refreshAt.IsZero() && t.want.Fleeting() {
+		r.refreshAt = time.Now().Add(refreshEvery)
+	}
 	return moved
+}
+
+// refreshNative reads a share of the elements that packets add and time takes, of which no commit
+// speaks. They are no content: only what a replay puts back changes.
+func (d *Daemon) refreshNative(ctx context.Context, st *state) {
+	r, start := &st.native, time.Now()
+	r.refreshAt = time.Time{}
+	if !slices.ContainsFunc(r.ids(), func(id tableid.TableID) bool { return r.tables[id].want.Fleeting() }) {
+		return
+	}
+	defer func() {
+		end := time.Now()
+		r.refreshAt = latest(end.Add(refreshEvery), end.Add(refreshShare*end.Sub(start)))
+	}()
+	if r.all {
+		return // they are read whole
+	}
+	if _, err := d.cfg.Native.Kernel.Refresh(refreshMost); err != nil {
+		if !errors.Is(err, nft.ErrInterrupted) {
+			d.nativeUnknown(ctx, st, err)
+		}
+		return
+	}
+	resting := func(t *nativeTable) bool { return t != nil && t.dirty.IsZero() && !t.lost() && t.want.Fleeting() }
+	now, err := d.cfg.Native.Kernel.Follow(func(t nft.Table) bool {
+		return t.Owner == 0 && resting(r.tables[t.Family.Table(t.Name)])
+	})
+	if err == nil {
+		err = d.hearNative(ctx, st, now.Genid)
+	}
+	if err != nil {
+		return // a read or a look says why
+	}
+	for id, table := range now.Tables {
+		// One of which a commit was heard meanwhile is judged by its own read.
+		if t := r.tables[id]; resting(t) && now.Digest(id) == t.digest && table.Handle == t.want.Handle {
+			t.want, t.leftAt = table, now.LeftAt(id)
+		}
+	}
+	r.planReads(time.Now())
 }
 
 // rehearse asks the kernel whether it would take the table again, and says if it would not.

@@ -21,6 +21,8 @@ type followedSet struct {
 	recount  bool
 	digest   Digest
 	known    bool // the digest is
+	// refreshed is when it was last read for what packets and time do; see Kernel.Refresh.
+	refreshed time.Time
 }
 
 // An elementChange is what became of an element.
@@ -214,7 +216,7 @@ func (s *followedSet) inPlace(in *contents) ([]Element, error) {
 // count counts what is there now. What went and was not there is an error, unless time or packets
 // may have brought it.
 func (s *followedSet) count(c elementChange, found bool, in *contents) error {
-	if !found && !c.made && c.moved && !s.Dynamic() && s.Flags&setTimeout == 0 {
+	if !found && !c.made && c.moved && !s.fleeting() {
 		return errUnplaced
 	}
 	if c.now != nil {
