@@ -219,6 +219,7 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, repairs []native.Re
 		return err
 	}
 	st.memory.scheduleFree(time.Now())
+	d.noteDrift(ctx, proof)
 	seen := nativeSight{Ruleset: proof}
 	var missing []string
 	for id, repair := range byID {

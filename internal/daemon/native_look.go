@@ -259,6 +259,7 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 		return nativeSight{}, err
 	}
 	st.memory.scheduleFree(time.Now())
+	d.noteDrift(ctx, seen.Ruleset)
 	if seen.all {
 		r.immune = map[tableid.TableID]bool{}
 		d.noteBeyond(ctx, r, len(choice.beyond))
@@ -285,6 +286,15 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.
 	}
 	return seen, nil
 }
+
+// noteDrift says where following went wrong, and a read has put it right.
+func (d *Daemon) noteDrift(ctx context.Context, r *native.Ruleset) {
+	for _, id := range r.Drifted {
+		klog.FromContext(ctx).Error(errDrifted, "A native table was followed to something else than it is; it was read again", "table", id.NFT())
+	}
+}
+
+var errDrifted = errors.New("the kernel's notifications do not add up to what it dumps")
 
 // noteBeyond says once that there are more tables than are guarded.
 func (d *Daemon) noteBeyond(ctx context.Context, r *nativeRealm, beyond int) {
