@@ -172,7 +172,8 @@ func TestWhatATableWasBefore(t *testing.T) {
 	})
 }
 
-// TestDestroyedIsDeleted: what "nft destroy" deletes has numbers of its own in notifications.
+// TestDestroyedIsDeleted: what "nft destroy" deletes is heard of as deleted, though the messages that
+// ask for it have numbers of their own.
 func TestDestroyedIsDeleted(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")

@@ -135,7 +135,7 @@ func (e *Events) DrainAll(f func(Notification) error) error {
 			if binary.NativeEndian.Uint32(m[8:]) == 0 && binary.NativeEndian.Uint32(m[12:]) == 0 {
 				return nil // of the packet path: a quota is used up
 			}
-			n := Notification{Kind: eventKind(kind), Family: tableid.Family(data[0]), Attrs: data[nfgenmsgLen:],
+			n := Notification{Kind: kind & 0xff, Family: tableid.Family(data[0]), Attrs: data[nfgenmsgLen:],
 				Append: binary.NativeEndian.Uint16(m[6:])&unix.NLM_F_APPEND != 0}
 			if n.Kind == unix.NFT_MSG_NEWGEN {
 				var err error
@@ -204,7 +204,7 @@ func parseEvent(kind uint16, data []byte) (e Event, err error) {
 	if len(data) < nfgenmsgLen {
 		return Event{}, errShort
 	}
-	e.Kind = eventKind(kind)
+	e.Kind = kind & 0xff
 	attrs := data[nfgenmsgLen:]
 	if e.Kind == unix.NFT_MSG_NEWGEN {
 		e.By, err = parseCommit(data)
@@ -236,18 +236,6 @@ func parseEvent(kind uint16, data []byte) (e Event, err error) {
 		return Event{}, nil
 	}
 	return e, err
-}
-
-// eventKind returns a notification's kind. What "destroy" deletes, without an error where there is
-// nothing, is reported under that name (nf_tables_commit, Linux 6.3): here it is deleted.
-func eventKind(kind uint16) uint16 {
-	destroyed := [...]uint16{unix.NFT_MSG_DELTABLE, unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELRULE, unix.NFT_MSG_DELSET,
-		unix.NFT_MSG_DELSETELEM, unix.NFT_MSG_DELOBJ, unix.NFT_MSG_DELFLOWTABLE}
-	const first = 26 // NFT_MSG_DESTROYTABLE
-	if kind &= 0xff; kind >= first && int(kind) < first+len(destroyed) {
-		return destroyed[kind-first]
-	}
-	return kind
 }
 
 // nameOf returns an attribute that is a string and must be there.
