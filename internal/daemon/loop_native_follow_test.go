@@ -64,8 +64,8 @@ func TestNativeRemovedRightBefore(t *testing.T) {
 	}
 }
 
-// TestNativeFollowed: a table is read once. Then its owner's changes and a flush's are followed; only
-// a replay and its proof read.
+// TestNativeFollowed: a table is read once. Then its owner's changes and a flush's are followed;
+// only a replay and its proof read.
 func TestNativeFollowed(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		reads := k.count().captures
@@ -87,8 +87,8 @@ func TestNativeFollowed(t *testing.T) {
 	})
 }
 
-// TestNativePackets: elements that packets add are read from time to time, without a commit, and come
-// back after a flush; what time has taken does not.
+// TestNativePackets: elements that packets add are read from time to time, without a commit, and
+// come back after a flush; what time has taken does not.
 func TestNativePackets(t *testing.T) {
 	with := func(elements ...string) *native.Table {
 		table := tableOf(proxyTable, "a", "b")

@@ -232,8 +232,8 @@ func (c *nativeChoice) takes(t nft.Table) bool {
 	return true
 }
 
-// sightNative reads the wanted tables at one genid, by one of the Kernel's ways, and judges them. New
-// ones it takes up.
+// sightNative reads the wanted tables at one genid, by one of the Kernel's ways, and judges them.
+// New ones it takes up.
 func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.Table) bool) (*native.Ruleset, error),
 	wanted func(tableid.TableID) bool) (nativeSight, error) {
 	r, start := &st.native, time.Now()

@@ -17,7 +17,8 @@ import (
 )
 
 // TestMeasureFollow prints what it costs to learn that the endpoints of one service changed, next
-// to a read of the whole table, in time of the processor. NATIVE_TEXT names a file such as testdata/services-100.nft.gz.
+// to a read of the whole table, in time of the processor. NATIVE_TEXT names a file such as
+// testdata/services-100.nft.gz.
 func TestMeasureFollow(t *testing.T) {
 	path := os.Getenv("NATIVE_TEXT")
 	if path == "" {

@@ -65,7 +65,8 @@ func (k *Kernel) Refresh(budget time.Duration) (sets int, err error) {
 	return sets, nil
 }
 
-// fleeting returns the sets that packets or time change, those first that were not read for longest.
+// fleeting returns the sets that packets or time change, those first that were not read for
+// longest.
 func (f *follower) fleeting() []refreshed {
 	var all []refreshed
 	for _, t := range f.tables {

@@ -29,8 +29,8 @@ func sendPackets(t *testing.T, n int) {
 	}
 }
 
-// TestWhatPacketsAddIsRead: no commit speaks of elements that packets add; Refresh has them, and what
-// it read is followed on.
+// TestWhatPacketsAddIsRead: no commit speaks of elements that packets add; Refresh has them, and
+// what it read is followed on.
 func TestWhatPacketsAddIsRead(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft", "ip")
@@ -75,8 +75,8 @@ func TestWhatPacketsAddIsRead(t *testing.T) {
 	})
 }
 
-// TestTimeoutsOfFollowedElements: what is left of an element that came later than the table was read
-// is right for the table's time.
+// TestTimeoutsOfFollowedElements: what is left of an element that came later than the table was
+// read is right for the table's time.
 func TestTimeoutsOfFollowedElements(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
@@ -172,8 +172,8 @@ func TestWhatATableWasBefore(t *testing.T) {
 	})
 }
 
-// TestDestroyedIsDeleted: what "nft destroy" deletes is heard of as deleted, though the messages that
-// ask for it have numbers of their own.
+// TestDestroyedIsDeleted: what "nft destroy" deletes is heard of as deleted, though the messages
+// that ask for it have numbers of their own.
 func TestDestroyedIsDeleted(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")

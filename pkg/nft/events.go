@@ -120,8 +120,8 @@ type Notification struct {
 	By     Commit // of a NEWGEN, which ends what is said of a commit
 }
 
-// DrainAll calls f for every notification of a commit that was heard until now. After an error, an overflow
-// included, it may be called again for those that follow.
+// DrainAll calls f for every notification of a commit that was heard until now. After an error,
+// an overflow included, it may be called again for those that follow.
 func (e *Events) DrainAll(f func(Notification) error) error {
 	return e.drain(func(datagram []byte) error {
 		return eachMessage(datagram, func(m []byte) error {

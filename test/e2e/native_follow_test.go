@@ -10,8 +10,8 @@ import (
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
-// TestNativeRemovedRightBefore: what an owner removed and wrote right before a flush stays so: nothing
-// of what is put back is stale.
+// TestNativeRemovedRightBefore: what an owner removed and wrote right before a flush stays so:
+// nothing of what is put back is stale.
 func TestNativeRemovedRightBefore(t *testing.T) {
 	onNative(t, func(n *nodetest.Node) {
 		n.Start(guardNative)
@@ -71,17 +71,17 @@ func TestNativeFalseFlushes(t *testing.T) {
 		}
 		nstest.Command(n.T, "nft", "add table inet mine { flags dormant; }") // an outage, which ends by itself
 		nstest.Command(n.T, "nft", "add table inet mine")
-		want := nstest.Command(n.T, "nft", "-a", "list", "table", "inet", "mine")
+		want := nstest.Command(n.T, "nft", "-s", "-a", "list", "table", "inet", "mine")
 		time.Sleep(500 * time.Millisecond)
 		n.Within(nodetest.HealsIn, "a node that is ready", nodetest.Ready)
-		if got := nstest.Command(n.T, "nft", "-a", "list", "table", "inet", "mine"); got != want {
+		if got := nstest.Command(n.T, "nft", "-s", "-a", "list", "table", "inet", "mine"); got != want {
 			n.Errorf("dormant and back: something was written:\n%s", got)
 		}
 	})
 }
 
-// TestNativeWar: a flusher at ten a second against one table. When it stops the table is as its owner
-// left it, another table was never written, and the node is ready.
+// TestNativeWar: a flusher at ten a second against one table. When it stops the table is as its
+// owner left it, another table was never written, and the node is ready.
 func TestNativeWar(t *testing.T) {
 	onNative(t, func(n *nodetest.Node) {
 		nstest.CommandInput(n.T, "table inet other { chain c { type filter hook input priority 0; accept; }; }\n", "nft", "-f", "-")
@@ -108,8 +108,8 @@ func TestNativeWar(t *testing.T) {
 	})
 }
 
-// TestNativeKilled: canaryd is killed at some moment of a replay. The next one finds a table that is
-// whole or not there, and puts it back.
+// TestNativeKilled: canaryd is killed at some moment of a replay. The next one finds a table that
+// is whole or not there, and puts it back.
 func TestNativeKilled(t *testing.T) {
 	onNative(t, func(n *nodetest.Node) {
 		d := n.Start(guardNative)
