@@ -79,7 +79,7 @@ func TestFollowedIsRead(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		conn, k := dial(t), openKernel(t)
 		steps, taken, followed := 0, 0, 0
-		for seed := range uint64(10) {
+		for seed := range uint64(5) {
 			g := &changer{generator: generator{Rand: rand.New(rand.NewPCG(seed, 17))}}
 			nstest.CommandInput(t, "flush ruleset\n"+g.table("one"), "nft", "-f", "-")
 			for range 40 {

@@ -41,11 +41,11 @@ func TestMeasureFollow(t *testing.T) {
 			return r, processor(t) - start
 		}
 		r, dump := follow()
-		was, digest := r.Tables[id], r.Digest(id)
+		digest := r.Digest(id)
 		if r, _ = follow(); !r.Followed(id) {
 			t.Fatal("it is not followed")
 		}
-		was = r.Tables[id]
+		was := r.Tables[id]
 		var all, follows, judges []time.Duration
 		for i := range 60 {
 			nstest.CommandInput(t, fmt.Sprintf(`flush chain ip kube-proxy %[1]s
