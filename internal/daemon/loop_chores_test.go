@@ -10,11 +10,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/sdnotify"
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -193,6 +196,12 @@ func situations() map[string]situation {
 			d.loseNative(st, proxyTable)
 		},
 		"read native tables": now(func(st *state) *time.Time { return &st.native.readAt }),
+		"read what packets add to native tables": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
+			table := tableOf(proxyTable, "a")
+			table.Sets = []native.Set{{Name: "seen", Flags: unix.NFT_SET_EVAL}}
+			st.native.tables[proxyTable] = &nativeTable{want: table}
+			st.native.refreshAt = time.Now()
+		},
 		"plant witnesses":    now(func(st *state) *time.Time { return &st.native.plantAt }),
 		"save native tables": now(func(st *state) *time.Time { return &st.native.disk.saveAt }),
 		"save":               now(func(st *state) *time.Time { return &st.disk.saveAt }),

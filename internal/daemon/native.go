@@ -21,6 +21,9 @@ import (
 type NativeKernel interface {
 	Genid() (uint32, error)
 	Hear(genid uint32) (commits []native.Commit, missed bool, err error)
+	Suspect(f func(native.Commit) bool)
+	Follow(wanted func(nft.Table) bool) (*native.Ruleset, error)
+	Refresh(budget time.Duration) (sets int, err error)
 	Capture(wanted func(nft.Table) bool) (*native.Ruleset, error)
 	Witness(family tableid.Family) (nonce string, err error)
 	Append(b *nft.Batch, repairs []native.Repair, witnesses map[tableid.Family]string) (left []string, err error)
@@ -51,34 +54,42 @@ const (
 	rehearseEvery = time.Minute
 	// wakeEvery bounds how often it is asked for the names of tables while none is guarded.
 	wakeEvery = 250 * time.Millisecond
+	// refreshEvery is how often elements that packets add and time takes are read, and
+	// refreshMost how long that may take: 1 % of a core. Each set of kube-proxy's session affinity
+	// takes 0.4 ms at 5,000 services (Linux 6.18).
+	refreshEvery = 2 * time.Second
+	refreshMost  = 20 * time.Millisecond
+	refreshShare = 99
 )
 
 // nativeRealm is what the loop knows of native tables.
 type nativeRealm struct {
 	tables  map[tableid.TableID]*nativeTable
-	immune  map[tableid.TableID]bool       // which one process owns
-	witness map[tableid.Family]string      // the nonces of those that stand; "" of one that is gone
-	lookAt  time.Time                      // of the next look
-	hinted  time.Time                      // when the hint came that asks for it
-	readAt  time.Time                      // when changed tables are read; zero: none are
-	ready   time.Time                      // not before: reads may take a tenth of a core
-	plantAt time.Time                      // when witnesses are planted
-	all     bool                           // each table is to be read: of commits some were missed
-	fresh   bool                           // a table came that is to be guarded
-	begun   bool                           // all tables were read once
-	asleep  bool                           // no table that is to be guarded stood yet: Kernel is not open
-	asked   time.Time                      // when it was last asked for one
-	known   time.Time                      // when it was last known what all of them hold
-	beyond  int                            // tables that are too many
-	trouble trouble                        // why they cannot be looked at
-	limits  trouble                        // too many tables
-	planted trouble                        // why a witness does not stand
-	loss    *nativeLoss                    // the open one; nil while nothing is to be put back
-	waiting map[tableid.TableID]*api.Flush // records of tables that are lost and not put back
-	limit   *reload.Limiter
-	calmAt  time.Time // until then something keeps flushing
-	wrote   time.Time // when another process was last heard to commit
-	disk    nativeDisk
+	immune  map[tableid.TableID]bool  // which one process owns
+	witness map[tableid.Family]string // the nonces of those that stand; "" of one that is gone
+	lookAt  time.Time                 // of the next look
+	hinted  time.Time                 // when the hint came that asks for it
+	readAt  time.Time                 // when changed tables are read; zero: none are
+	// refreshAt is when elements are read that packets add and time takes; zero: there are none.
+	refreshAt time.Time
+	ready     time.Time                      // not before: reads may take a tenth of a core
+	plantAt   time.Time                      // when witnesses are planted
+	all       bool                           // each table is to be read: of commits some were missed
+	fresh     bool                           // a table came that is to be guarded
+	begun     bool                           // all tables were read once
+	asleep    bool                           // no table that is to be guarded stood yet: Kernel is not open
+	asked     time.Time                      // when it was last asked for one
+	known     time.Time                      // when it was last known what all of them hold
+	beyond    int                            // tables that are too many
+	trouble   trouble                        // why they cannot be looked at
+	limits    trouble                        // too many tables
+	planted   trouble                        // why a witness does not stand
+	loss      *nativeLoss                    // the open one; nil while nothing is to be put back
+	waiting   map[tableid.TableID]*api.Flush // records of tables that are lost and not put back
+	limit     *reload.Limiter
+	calmAt    time.Time // until then something keeps flushing
+	wrote     time.Time // when another process was last heard to commit
+	disk      nativeDisk
 }
 
 // A nativeTable is one guarded table.
@@ -86,6 +97,7 @@ type nativeTable struct {
 	want    *native.Table // what ought to be in force
 	genid   uint32        // at which it was read
 	read    time.Time
+	leftAt  time.Time // when what is left of timeouts in it was left
 	digest  native.Digest
 	witness string // the nonce that stood then
 	// deeds are what commits did since then; missed: some of them were not heard of.
@@ -121,6 +133,9 @@ func (d *Daemon) newNativeRealm() nativeRealm {
 	if d.guardsNative() {
 		r.asleep = d.cfg.Native.Wake != nil
 		r.lookAt, r.all = time.Now(), !r.asleep
+		if !r.asleep {
+			d.cfg.Native.Kernel.Suspect(d.suspects)
+		}
 	}
 	return r
 }
@@ -172,6 +187,7 @@ func (d *Daemon) nativeChores() []chore {
 		{"look at native tables", func(st *state) time.Time { return st.native.lookAt }, nil, readLimit, d.lookNative},
 		{"heal native tables", nativeTryAt, nil, d.settleLimit(), d.healNative},
 		{"read native tables", func(st *state) time.Time { return st.native.readAt }, noNativeReplay, readLimit, d.readNative},
+		{"read what packets add to native tables", func(st *state) time.Time { return st.native.refreshAt }, noNativeReplay, readLimit, d.refreshNative},
 		{"plant witnesses", func(st *state) time.Time { return st.native.plantAt }, noNativeReplay, briefLimit, d.plantWitnesses},
 		{"save native tables", func(st *state) time.Time { return st.native.disk.saveAt }, nil, diskLimit, d.saveNative},
 	}

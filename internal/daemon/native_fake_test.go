@@ -24,22 +24,24 @@ var (
 
 // A fakeNative is native tables in memory. It says of commits what the kernel says.
 type fakeNative struct {
-	mu       sync.Mutex
-	genid    uint32
-	handle   uint64
-	tables   map[tableid.TableID]*native.Table
-	witness  map[tableid.Family]string
-	unheard  []native.Commit
-	missed   bool
-	heals    int   // transactions that put tables back
-	stale    int   // writes that another process overtakes; -1: all
-	broken   error // of all questions
-	refuses  map[tableid.TableID]bool
-	alone    bool   // a transaction with several tables is refused
-	between  func() // what another process does right after a replay, once
-	owners   map[tableid.TableID]uint32
-	onCommit func(nft.Commit)
-	captures int
+	mu                 sync.Mutex
+	genid              uint32
+	handle             uint64
+	tables             map[tableid.TableID]*native.Table
+	witness            map[tableid.Family]string
+	unheard            []native.Commit
+	missed             bool
+	heals              int   // transactions that put tables back
+	stale              int   // writes that another process overtakes; -1: all
+	broken             error // of all questions
+	refuses            map[tableid.TableID]bool
+	alone              bool   // a transaction with several tables is refused
+	between            func() // what another process does right after a replay, once
+	owners             map[tableid.TableID]uint32
+	onCommit           func(nft.Commit)
+	captures           int
+	follows, refreshes int
+	suspect            func(native.Commit) bool
 	// kernel has the genid; nil: the fake counts for itself.
 	kernel *iptablestest.Fake
 	// riding is what Append was called with last, rode how often that was written.
@@ -116,6 +118,7 @@ func (k *fakeNative) commit(own bool, do func(deed func(tableid.TableID) *native
 	}
 	c := native.Commit{Commit: nft.Commit{Genid: k.genid, PID: 4242, Comm: "nft", Own: own},
 		Deeds: map[tableid.TableID]*native.Deed{}, WitnessLost: map[tableid.Family]bool{}}
+	before := maps.Clone(k.tables)
 	do(func(id tableid.TableID) *native.Deed {
 		if c.Deeds[id] == nil {
 			c.Deeds[id] = &native.Deed{Genid: c.Genid}
@@ -124,6 +127,13 @@ func (k *fakeNative) commit(own bool, do func(deed func(tableid.TableID) *native
 	}, &c)
 	for id, d := range c.Deeds {
 		d.WitnessLost = c.WitnessLost[id.Family]
+	}
+	if c.Before = map[tableid.TableID]native.Before{}; k.suspect != nil && k.suspect(c) {
+		for id := range c.Deeds {
+			if t := before[id]; t != nil {
+				c.Before[id] = native.Before{Table: t, Digest: t.Digest(), Genid: c.Genid - 1, LeftAt: time.Now()}
+			}
+		}
 	}
 	k.unheard = append(k.unheard, c)
 	heard := k.onCommit
@@ -254,6 +264,23 @@ func (k *fakeNative) Hear(uint32) ([]native.Commit, bool, error) {
 	commits, missed := k.unheard, k.missed
 	k.unheard, k.missed = nil, false
 	return commits, missed, k.broken
+}
+
+func (k *fakeNative) Suspect(f func(native.Commit) bool) { k.suspect = f }
+
+func (k *fakeNative) Refresh(time.Duration) (int, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.refreshes++
+	return 1, k.broken
+}
+
+func (k *fakeNative) Follow(wanted func(nft.Table) bool) (*native.Ruleset, error) {
+	k.mu.Lock()
+	k.follows++
+	k.captures-- // it reads nothing
+	k.mu.Unlock()
+	return k.Capture(wanted)
 }
 
 func (k *fakeNative) Capture(wanted func(nft.Table) bool) (*native.Ruleset, error) {

@@ -156,7 +156,7 @@ func (d *Daemon) planNative(ctx context.Context, st *state, wanted func(*nativeT
 
 // add adds what puts a table back.
 func (p *nativePlan) add(t *nativeTable, remedy native.Remedy) {
-	p.repairs = append(p.repairs, native.Repair{Remedy: remedy, Want: t.want, Now: p.seen.Tables[t.want.ID], Age: time.Since(t.read)})
+	p.repairs = append(p.repairs, native.Repair{Remedy: remedy, Want: t.want, Now: p.seen.Tables[t.want.ID], Age: time.Since(t.leftAt)})
 }
 
 // finishPlan puts a plan into its order, and adds the witnesses that are gone.
@@ -184,7 +184,7 @@ func (d *Daemon) hearAndSight(ctx context.Context, st *state, wanted func(*nativ
 	if err != nil {
 		return nativeSight{}, err
 	}
-	return d.sightNative(ctx, st, func(id tableid.TableID) bool { return wanted(st.native.tables[id]) })
+	return d.sightNative(ctx, st, d.cfg.Native.Kernel.Capture, func(id tableid.TableID) bool { return wanted(st.native.tables[id]) })
 }
 
 // writeNative writes all repairs in one transaction, with the witnesses that are gone. Where the
@@ -265,12 +265,13 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 		return err
 	}
 	st.memory.scheduleFree(time.Now())
+	d.noteDrift(ctx, proof)
 	seen := nativeSight{Ruleset: proof}
 	var missing []string
 	untouched := false
 	for id, repair := range byID {
-		if now := proof.Tables[id]; repair.Repaired(now, l.lacking) {
-			d.adopt(ctx, st, id, now, seen)
+		if repair.Repaired(proof.Tables[id], l.lacking) {
+			d.adopt(ctx, st, seen.learned(id))
 			continue
 		}
 		missing = append(missing, id.NFT())

@@ -64,6 +64,7 @@ func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error 
 		klog.FromContext(ctx).V(1).Info("Commits to nf_tables were missed; each native table is read")
 	}
 	for _, c := range commits {
+		d.learnBefore(ctx, st, c)
 		for family := range c.WitnessLost {
 			if r.witness[family] != "" {
 				r.witness[family] = ""
@@ -96,8 +97,7 @@ func (d *Daemon) takeDeed(r *nativeRealm, id tableid.TableID, deed nativeDeed) {
 		t.deeds, t.missed = nil, true
 	}
 	t.deeds = append(t.deeds, deed)
-	took := len(deed.Rules)+len(deed.Elements)+deed.Lost > 0
-	t.touch(deed.since, time.Now(), deed.Deleted || deed.WitnessLost || deed.Made != 0 || took && deed.New == 0)
+	t.touch(deed.since, time.Now(), deed.MayTake())
 }
 
 // touch notes that the table may differ from what ought to be in force.
@@ -147,7 +147,7 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 		}
 		return r.all || !t.dirty.IsZero() && (t.gone() || !now.Before(r.ready))
 	}
-	seen, err := d.sightNative(ctx, st, wanted)
+	seen, err := d.sightNative(ctx, st, d.cfg.Native.Kernel.Follow, wanted)
 	if err != nil {
 		if errors.Is(err, nft.ErrInterrupted) { // a busy writer: later
 			r.ready = time.Now().Add(firstTry)
@@ -241,8 +241,10 @@ func (c *nativeChoice) takes(t nft.Table) bool {
 	return true
 }
 
-// sightNative reads the wanted tables at one genid and judges them. New ones it takes up.
-func (d *Daemon) sightNative(ctx context.Context, st *state, wanted func(tableid.TableID) bool) (nativeSight, error) {
+// sightNative reads the wanted tables at one genid, by one of the Kernel's ways, and judges them.
+// New ones it takes up.
+func (d *Daemon) sightNative(ctx context.Context, st *state, read func(func(nft.Table) bool) (*native.Ruleset, error),
+	wanted func(tableid.TableID) bool) (nativeSight, error) {
 	r, start := &st.native, time.Now()
 	seen, every := nativeSight{findings: map[tableid.TableID]native.Finding{}}, true
 	judged := map[tableid.TableID]bool{} // by what is wanted now: what is heard meanwhile changes that
@@ -252,7 +254,7 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, wanted func(tableid
 	}
 	choice, fresh := nativeChoice{d, r, wanted, map[tableid.TableID]bool{}, map[tableid.TableID]bool{}, map[tableid.TableID]bool{}, false}, r.fresh
 	var err error
-	seen.Ruleset, err = d.cfg.Native.Kernel.Capture(choice.takes)
+	seen.Ruleset, err = read(choice.takes)
 	seen.took = time.Since(start)
 	if err == nil {
 		seen.all = r.all && every && !choice.passed
@@ -268,6 +270,7 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, wanted func(tableid
 		return nativeSight{}, err
 	}
 	st.memory.scheduleFree(time.Now())
+	d.noteDrift(ctx, seen.Ruleset)
 	if seen.all {
 		r.immune = map[tableid.TableID]bool{}
 		d.noteBeyond(ctx, r, len(choice.beyond))
@@ -289,11 +292,20 @@ func (d *Daemon) sightNative(ctx context.Context, st *state, wanted func(tableid
 			r.immune[id] = true
 		case r.tables[id] == nil:
 			r.tables[id] = &nativeTable{}
-			d.adopt(ctx, st, id, now, seen)
+			d.adopt(ctx, st, seen.learned(id))
 		}
 	}
 	return seen, nil
 }
+
+// noteDrift says where following went wrong, and a read has put it right.
+func (d *Daemon) noteDrift(ctx context.Context, r *native.Ruleset) {
+	for _, id := range r.Drifted {
+		klog.FromContext(ctx).Error(errDrifted, "A native table was followed to something else than it is; it was read again", "table", id.NFT())
+	}
+}
+
+var errDrifted = errors.New("the kernel's notifications do not add up to what it dumps")
 
 // noteBeyond says once that there are more tables than are guarded.
 func (d *Daemon) noteBeyond(ctx context.Context, r *nativeRealm, beyond int) {
@@ -347,60 +359,12 @@ func (d *Daemon) judgeNative(id tableid.TableID, t *nativeTable, seen nativeSigh
 // adoptNative takes what its owner made of a table for what ought to be in force.
 func (d *Daemon) adoptNative(ctx context.Context, st *state, id tableid.TableID, seen nativeSight, f native.Finding) {
 	d.nativeBack(ctx, st, id)
-	if now := seen.Tables[id]; now != nil {
-		d.adopt(ctx, st, id, now, seen)
+	if seen.Tables[id] != nil {
+		d.adopt(ctx, st, seen.learned(id))
 		st.native.tables[id].finding = f
 		return
 	}
 	delete(st.native.tables, id)
 	st.native.disk.changed(time.Now())
 	klog.FromContext(ctx).Info("A native table is guarded no more: its owner deleted it", "table", id.NFT())
-}
-
-// adopt makes what was read of a table what ought to be in force.
-func (d *Daemon) adopt(ctx context.Context, st *state, id tableid.TableID, now *native.Table, seen nativeSight) {
-	r, t := &st.native, st.native.tables[id]
-	digest := now.Digest()
-	moved := t.want == nil || t.digest != digest
-	if t.want == nil {
-		chains, rules, elements := now.Counts()
-		klog.FromContext(ctx).Info("A native table is guarded", "table", id.NFT(), "chains", chains, "rules", rules, "elements", elements)
-	}
-	later := t.deeds[:0:0]
-	for _, deed := range t.deeds {
-		if nft.Newer(deed.Genid, seen.Genid) {
-			later = append(later, deed)
-		}
-	}
-	t.want, t.genid, t.read, t.digest, t.deeds = now, seen.Genid, seen.At, digest, later
-	t.finding, t.old = native.Finding{Verdict: native.Intact, Why: "its content is the same"}, false
-	t.accept = false
-	t.witness = r.witness[id.Family]
-	t.rest(r.all)
-	for _, deed := range later {
-		t.touch(deed.since, time.Now(), true)
-	}
-	if moved {
-		r.disk.changed(time.Now())
-		d.rehearse(ctx, id, t)
-	}
-}
-
-// rehearse asks the kernel whether it would take the table again, and says if it would not.
-func (d *Daemon) rehearse(ctx context.Context, id tableid.TableID, t *nativeTable) {
-	_, rules, elements := t.want.Counts()
-	if d.cfg.Native.Rehearse == nil || rules+elements > rehearseMost || time.Since(t.rehearsed) < rehearseEvery {
-		return
-	}
-	t.rehearsed = time.Now()
-	err := d.cfg.Native.Rehearse(t.want)
-	var unreplayable *native.UnreplayableError
-	switch {
-	case errors.As(err, &unreplayable):
-		if t.refused.met(err, time.Now()) {
-			klog.FromContext(ctx).Error(err, "A native table could not be put back if it were lost", "table", id.NFT())
-		}
-	case err == nil && t.refused.over():
-		klog.FromContext(ctx).Info("A native table could be put back again", "table", id.NFT())
-	}
 }

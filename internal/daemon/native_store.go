@@ -50,7 +50,7 @@ type storedNative struct {
 }
 
 type storedNativeTable struct {
-	Read    time.Duration  `json:"read"` // the machine's uptime when it was read
+	Read    time.Duration  `json:"read"` // the machine's uptime when what is left of timeouts was left
 	Witness string         `json:"witness,omitempty"`
 	Digest  string         `json:"digest"`
 	Verdict native.Verdict `json:"verdict"`
@@ -150,7 +150,7 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 	stored := storedNative{Confirmed: r.disk.confirmed, Tables: []storedNativeTable{}}
 	for _, id := range r.ids() {
 		t := r.tables[id]
-		stored.Tables = append(stored.Tables, storedNativeTable{Read: up - start.Sub(t.read), Witness: t.witness,
+		stored.Tables = append(stored.Tables, storedNativeTable{Read: up - start.Sub(t.leftAt), Witness: t.witness,
 			Digest: t.digest.String(), Verdict: t.finding.Verdict, Table: t.want})
 	}
 	err := d.cfg.Native.Store.save(stored)
@@ -191,6 +191,7 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 		}
 		t := &nativeTable{want: s.Table, witness: s.Witness, digest: s.Table.Digest(), missed: true, old: age > d.cfg.MaxStoredAge,
 			read: now.Add(-(d.cfg.Uptime() - s.Read))}
+		t.leftAt = t.read
 		if s.Verdict == native.Unattributed {
 			t.finding.Verdict = s.Verdict
 		}

@@ -45,6 +45,7 @@ func (d *Daemon) wakeNative(ctx context.Context, st *state) bool {
 		r.begun, r.known = true, now
 		return false
 	}
+	d.cfg.Native.Kernel.Suspect(d.suspects)
 	r.asleep, r.begun, r.all = false, false, true
 	return true
 }

@@ -29,6 +29,7 @@ const (
 	setType        = 19 // dumped since Linux 6.16, refused by NEWSET
 	setCount       = 20 // the same
 
+	elemKeyEnd      = 10
 	elemExpressions = 11
 
 	objHandle = 6
@@ -61,6 +62,7 @@ const (
 	setEval      = 0x20 // rules add elements
 
 	elemIntervalEnd = 1
+	elemCatchall    = 2
 )
 
 // An attr is one attribute of a list.

@@ -19,15 +19,21 @@ const captures = 5
 // interrupts is repeated; the error is nft.ErrInterrupted if the commits do not end. Tables that
 // one process owns are read like others: see Table.Immune.
 func Capture(conn *nft.Conn, wanted func(nft.Table) bool) (*Ruleset, error) {
+	return captureOthers(conn, wanted, func(uint32, tableid.TableID) *followed { return nil })
+}
+
+// captureOthers reads what is not known at the genid.
+func captureOthers(conn *nft.Conn, wanted func(nft.Table) bool, known func(uint32, tableid.TableID) *followed) (*Ruleset, error) {
 	var doubtful *Ruleset
 	for range captures {
-		r, err := capture(conn, wanted)
+		r, err := capture(conn, wanted, known)
 		switch {
 		case errors.Is(err, nft.ErrInterrupted):
 			continue
 		case err != nil:
 			return nil, err
 		case r.complete() || doubtful.same(r):
+			r.uses = nil
 			return r, nil
 		}
 		doubtful = r
@@ -36,12 +42,13 @@ func Capture(conn *nft.Conn, wanted func(nft.Table) bool) (*Ruleset, error) {
 }
 
 // capture reads once.
-func capture(conn *nft.Conn, wanted func(nft.Table) bool) (*Ruleset, error) {
+func capture(conn *nft.Conn, wanted func(nft.Table) bool, known func(uint32, tableid.TableID) *followed) (*Ruleset, error) {
 	genid, err := conn.Genid()
 	if err != nil {
 		return nil, err
 	}
-	r := &Ruleset{Genid: genid, At: time.Now(), Tables: map[tableid.TableID]*Table{}}
+	r := &Ruleset{Genid: genid, At: time.Now(), Tables: map[tableid.TableID]*Table{}, uses: map[tableid.TableID][]uint32{},
+		known: map[tableid.TableID]knownTable{}}
 	var ids []tableid.TableID
 	err = conn.EachTable(func(t nft.Table) error {
 		if wanted(t) {
@@ -50,6 +57,11 @@ func capture(conn *nft.Conn, wanted func(nft.Table) bool) (*Ruleset, error) {
 		return nil
 	})
 	for i := 0; i < len(ids) && err == nil; i++ {
+		if f := known(genid, ids[i]); f != nil {
+			t, digest := f.value()
+			r.Tables[t.ID], r.known[t.ID] = t, knownTable{digest, f.at}
+			continue
+		}
 		err = readTable(conn, r, ids[i])
 	}
 	after, again := conn.Genid()
@@ -68,6 +80,7 @@ type reader struct {
 	t    *Table
 	// chains and sets are places in the table's lists, by name.
 	chains, sets map[string]int
+	uses         []uint32 // of each chain: the rules in it, and what jumps to it
 }
 
 // readTable reads one table into the ruleset.
@@ -90,7 +103,7 @@ func readTable(conn *nft.Conn, r *Ruleset, id tableid.TableID) error {
 	if err != nil {
 		return fmt.Errorf("reading table %s: %w", id, err)
 	}
-	r.Tables[id] = rd.t
+	r.Tables[id], r.uses[id] = rd.t, rd.uses
 	return nil
 }
 
@@ -106,6 +119,7 @@ func (rd *reader) readChains() error {
 		if err == nil && table == rd.t.ID.Name { // the kernel gives those of all tables
 			rd.chains[c.Name] = len(rd.t.Chains)
 			rd.t.Chains = append(rd.t.Chains, c)
+			rd.uses = append(rd.uses, number(attrs, unix.NFTA_CHAIN_USE))
 		}
 		return err
 	})
@@ -210,13 +224,16 @@ func lastHandle(c *Chain) uint64 {
 // rules to find where a dump goes on, and counts those too that a transaction under way has put
 // in between, of which no genid speaks if it is given up (nf_tables_dump_rules, Linux 6.18).
 func (r *Ruleset) complete() bool {
-	for _, t := range r.Tables {
+	for id, t := range r.Tables {
+		if r.followed(id) {
+			continue
+		}
 		used := map[string]int{}
 		for name := range t.jumps() {
 			used[name]++
 		}
 		for i := range t.Chains {
-			if c := &t.Chains[i]; int(c.Use) != len(c.Rules)+used[c.Name] {
+			if c := &t.Chains[i]; int(r.uses[id][i]) != len(c.Rules)+used[c.Name] {
 				return false
 			}
 		}
@@ -229,8 +246,8 @@ func (r *Ruleset) same(o *Ruleset) bool {
 	if r == nil || r.Genid != o.Genid || len(r.Tables) != len(o.Tables) {
 		return false
 	}
-	for id, t := range r.Tables {
-		if other := o.Tables[id]; other == nil || t.Digest() != other.Digest() {
+	for id := range r.Tables {
+		if o.Tables[id] == nil || r.Digest(id) != o.Digest(id) {
 			return false
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"hash"
 	"iter"
 
 	"golang.org/x/sys/unix"
@@ -23,30 +24,45 @@ func (d Digest) String() string { return hex.EncodeToString(d[:8]) }
 // Digest returns the content's digest.
 func (t *Table) Digest() Digest {
 	c := newContents(t)
-	h := sha256.New()
-	h.Write([]byte{uint8(t.ID.Family)})
-	h.Write([]byte(t.ID.Name))
-	write := func(d Digest) { h.Write(d[:]) }
-	write(digestOf("table", t.Attrs))
+	s := newSum(t)
 	for i := range t.Chains {
 		if !t.Chains[i].Bound {
-			write(c.chain(&t.Chains[i]))
+			s.ordered(c.chain(&t.Chains[i]))
 		}
 	}
-	var others xor // which have no order
 	for i := range t.Sets {
-		if s := &t.Sets[i]; !s.Anonymous() {
-			others.add(c.set(s, s.Name))
+		if set := &t.Sets[i]; !set.Anonymous() {
+			s.others.add(c.set(set, set.Name))
 		}
 	}
 	for _, o := range t.Objects {
-		others.add(c.object(o))
+		s.others.add(c.object(o))
 	}
 	for _, f := range t.Flowtables {
-		others.add(digestOf("flowtable "+f.Name, f.Attrs))
+		s.others.add(digestOf("flowtable "+f.Name, f.Attrs))
 	}
-	write(Digest(others))
-	return Digest(h.Sum(nil))
+	return s.digest()
+}
+
+// A sum makes a table's digest of those of its parts.
+type sum struct {
+	h      hash.Hash
+	others xor // which have no order
+}
+
+func newSum(t *Table) *sum {
+	s := &sum{h: sha256.New()}
+	s.h.Write([]byte{uint8(t.ID.Family)})
+	s.h.Write([]byte(t.ID.Name))
+	s.ordered(digestOf("table", t.Attrs))
+	return s
+}
+
+func (s *sum) ordered(d Digest) { s.h.Write(d[:]) }
+
+func (s *sum) digest() Digest {
+	s.ordered(Digest(s.others))
+	return Digest(s.h.Sum(nil))
 }
 
 // xor is the digest of a set of digests.
@@ -77,10 +93,28 @@ type contents struct {
 	// found are the digests of both, by name. One that is being made is zero: no message of a
 	// hostile kernel's may lead in circles.
 	foundSets, foundChains map[string]Digest
+	// t is searched by who asks for little: both maps above are nil until lookups are many.
+	t       *Table
+	lookups int
 }
 
+// lookupsMost is after how many lookups the maps are worth their making.
+const lookupsMost = 32
+
 func newContents(t *Table) *contents {
-	c := &contents{map[string]*Set{}, map[string]*Chain{}, map[string]Digest{}, map[string]Digest{}}
+	c := lazyContents(t)
+	c.index()
+	return c
+}
+
+// lazyContents is newContents for few questions.
+func lazyContents(t *Table) *contents {
+	return &contents{foundSets: map[string]Digest{}, foundChains: map[string]Digest{}, t: t}
+}
+
+func (c *contents) index() {
+	t := c.t
+	c.anonymous, c.bound = map[string]*Set{}, map[string]*Chain{}
 	for i := range t.Sets {
 		if s := &t.Sets[i]; s.Anonymous() {
 			c.anonymous[s.Name] = s
@@ -91,7 +125,47 @@ func newContents(t *Table) *contents {
 			c.bound[ch.Name] = ch
 		}
 	}
-	return c
+}
+
+// few reports whether the table is searched for a name, and not the maps.
+func (c *contents) few() bool {
+	if c.anonymous != nil {
+		return false
+	}
+	if c.lookups++; c.lookups > lookupsMost {
+		c.index()
+		return false
+	}
+	return true
+}
+
+// setOfRule returns the set of that name which belongs to a rule, nil if there is none.
+func (c *contents) setOfRule(name string) *Set {
+	if !c.few() {
+		return c.anonymous[name]
+	}
+	for i := range c.t.Sets {
+		if s := &c.t.Sets[i]; s.Name == name && s.Anonymous() {
+			return s
+		}
+	}
+	return nil
+}
+
+// chainOfRule returns the chain of that name which belongs to a rule, nil if there is none.
+func (c *contents) chainOfRule(name string) *Chain {
+	if name == "" {
+		return nil
+	}
+	if !c.few() {
+		return c.bound[name]
+	}
+	for i := range c.t.Chains {
+		if ch := &c.t.Chains[i]; ch.Name == name && ch.Bound {
+			return ch
+		}
+	}
+	return nil
 }
 
 // chain is a chain's name, attributes and rules.
@@ -117,15 +191,20 @@ func (c *contents) rule(r Rule) Digest {
 }
 
 // set is a set's attributes and elements.
-func (c *contents) set(s *Set, name string) Digest {
-	parts := [][]byte{c.setAttrs(s)}
-	var elements xor
+func (c *contents) set(s *Set, name string) Digest { return c.setOf(s, name, c.elements(s)) }
+
+func (c *contents) setOf(s *Set, name string, elements xor) Digest {
+	return digestOf("set "+name, c.setAttrs(s), elements[:])
+}
+
+// elements are a set's elements, which have no order.
+func (c *contents) elements(s *Set) (elements xor) {
 	for _, e := range s.Elements {
 		if !fleeting(s, e) {
 			elements.add(c.element(e))
 		}
 	}
-	return digestOf("set "+name, append(parts, elements[:])...)
+	return elements
 }
 
 // setAttrs are a set's attributes. The template of what elements count is one of them.
@@ -152,6 +231,11 @@ func fleeting(s *Set, e Element) bool {
 	return s.Dynamic() || s.Flags&setTimeout != 0 && has(e, unix.NFTA_SET_ELEM_EXPIRATION)
 }
 
+// leadsToBound reports whether an element's verdict goes to a chain that belongs to a rule.
+func (c *contents) leadsToBound(e Element) bool {
+	return c.chainOfRule(jumpOf(attrOf(e, unix.NFTA_SET_ELEM_DATA))) != nil
+}
+
 // element is an element's attributes less what it counted and what is left of its timeout.
 func (c *contents) element(e Element) Digest {
 	var out []byte
@@ -164,7 +248,7 @@ func (c *contents) element(e Element) Digest {
 			out = appendNested(out, a.kind, c.elem(a.value))
 		case a.kind == elemExpressions:
 			out = appendNested(out, a.kind, c.list(a.value))
-		case a.kind == unix.NFTA_SET_ELEM_DATA && c.bound[jumpOf(a.value)] != nil:
+		case a.kind == unix.NFTA_SET_ELEM_DATA && c.chainOfRule(jumpOf(a.value)) != nil:
 			out = c.appendBound(out, jumpOf(a.value))
 		default:
 			out = appendRaw(out, a)
@@ -206,14 +290,14 @@ func (c *contents) list(list []byte) []byte {
 // that it counted.
 func (c *contents) expression(name string, data []byte) ([]byte, error) {
 	if kind := setNameOf(name); kind != 0 {
-		if s := c.anonymous[nft.String(attrOf(data, kind))]; s != nil {
+		if s := c.setOfRule(nft.String(attrOf(data, kind))); s != nil {
 			d := once(c.foundSets, s.Name, func() Digest { return c.set(s, "") })
 			return append(without(data, kind), d[:]...), nil
 		}
 	}
 	if name == "immediate" {
 		to := jumpOf(attrOf(data, immediateData))
-		if c.bound[to] != nil {
+		if c.chainOfRule(to) != nil {
 			return c.appendBound(without(data, immediateData), to), nil
 		}
 	}
@@ -222,7 +306,7 @@ func (c *contents) expression(name string, data []byte) ([]byte, error) {
 
 // appendBound appends the content of a chain that belongs to a rule; nothing for another one.
 func (c *contents) appendBound(out []byte, name string) []byte {
-	ch := c.bound[name]
+	ch := c.chainOfRule(name)
 	if ch == nil {
 		return out
 	}

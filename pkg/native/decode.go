@@ -117,7 +117,7 @@ func decodeChain(list []byte) (table string, c Chain, err error) {
 		return "", Chain{}, err
 	}
 	return d.table, Chain{Name: d.name, Handle: d.handle, Attrs: d.attrs,
-		Use: number(list, unix.NFTA_CHAIN_USE), Base: has(list, unix.NFTA_CHAIN_HOOK),
+		Base:  has(list, unix.NFTA_CHAIN_HOOK),
 		Bound: number(list, chainFlags)&chainBinding != 0}, nil
 }
 
@@ -160,11 +160,15 @@ func decodeElements(list []byte, f func(Element)) error {
 // order: the kernel takes a wide one behind a narrow one within it, and not the other way round
 // (nft_pipapo_insert).
 func (s *Set) sort() {
-	const concat = 2 // NFTA_SET_DESC_CONCAT
-	if s.Flags&setInterval != 0 && has(attrOf(s.Attrs, unix.NFTA_SET_DESC), concat) {
-		return
+	if !s.ranges() {
+		s.Elements = sortElements(s.Elements)
 	}
-	s.Elements = sortElements(s.Elements)
+}
+
+// ranges reports whether the set has ranges of several fields.
+func (s *Set) ranges() bool {
+	const concat = 2 // NFTA_SET_DESC_CONCAT
+	return s.Flags&setInterval != 0 && has(attrOf(s.Attrs, unix.NFTA_SET_DESC), concat)
 }
 
 func sortElements(all []Element) []Element {

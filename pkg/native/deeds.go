@@ -33,6 +33,13 @@ const (
 	NotOwner                   // a process that is known not to be the owner
 )
 
+// MayTake reports whether the commit may have taken what is not its author's, by what it did: it
+// deleted or made the table, or took something and wrote nothing. An owner may do the same.
+func (d *Deed) MayTake() bool {
+	took := len(d.Rules)+len(d.Elements)+d.Lost > 0
+	return d.Deleted || d.WitnessLost || d.Made != 0 || took && d.New == 0
+}
+
 // pure reports whether the commit only took away from a table that stood.
 func (d *Deed) pure() bool { return d.New == 0 && !d.Deleted && d.Made == 0 }
 

@@ -1,6 +1,7 @@
 package native
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -43,10 +44,11 @@ func (c Change) String() string {
 }
 
 // Diff returns how the content of a table differs from what it was, in the order of was. A nil
-// table is none.
+// table is none. What both have in the same memory is the same: of two values of one table that was
+// followed, it costs what changed.
 func Diff(was, now *Table) []Change {
 	switch {
-	case was == nil && now == nil:
+	case was == now:
 		return nil
 	case was == nil:
 		return []Change{{Kind: nft.Tables, Name: now.ID.Name, Made: true}}
@@ -57,21 +59,26 @@ func Diff(was, now *Table) []Change {
 	if digestOf("", was.Attrs) != digestOf("", now.Attrs) {
 		all = append(all, Change{Kind: nft.Tables, Name: was.ID.Name, Altered: true})
 	}
-	before, after := newContents(was).parts(was), newContents(now).parts(now)
-	byKey := map[partKey]part{}
+	before, after := unlike(was, now)
+	byKey := make(map[partKey]part, len(after))
 	for _, p := range after {
 		byKey[p.partKey] = p
 	}
+	c := comparison{was: lazyContents(was), now: lazyContents(now)}
 	for _, p := range before {
 		q, there := byKey[p.partKey]
 		delete(byKey, p.partKey)
-		if c := p.change(q, there); c != nil {
-			all = append(all, *c)
+		if change := c.change(p, q, there); change != nil {
+			all = append(all, *change)
 		}
+	}
+	if len(byKey) == 0 {
+		return all
 	}
 	for _, p := range after {
 		if _, left := byKey[p.partKey]; left {
-			all = append(all, Change{Kind: p.kind, Name: p.name, Made: true, New: len(p.in)})
+			_, in := c.now.in(p, 0, p.len())
+			all = append(all, Change{Kind: p.kind, Name: p.name, Made: true, New: len(in)})
 		}
 	}
 	return all
@@ -84,71 +91,196 @@ type partKey struct {
 	number uint32 // an object's type
 }
 
-// A part is one named object of a table, with the digests of what is in it.
+// A part is one named object of a table: one of the four, or none.
 type part struct {
 	partKey
-	own     Digest // of its attributes
-	in      []Digest
-	ordered bool
+	chain     *Chain
+	set       *Set
+	object    *Object
+	flowtable *Flowtable
 }
 
-// parts returns what has a name of its own.
-func (c *contents) parts(t *Table) []part {
-	var all []part
-	for i := range t.Chains {
-		ch := &t.Chains[i]
-		if ch.Bound {
-			continue
+// unlike returns what has a name of its own, in both tables, less what is the same memory in both.
+func unlike(was, now *Table) (before, after []part) {
+	following := was.Handle == now.Handle // else the handles say nothing
+	align(was.Chains, now.Chains, func(a, b *Chain) int {
+		if following && a.Handle == b.Handle && a.Name == b.Name && sameSlice(a.Attrs, b.Attrs) && sameList(a.Rules, b.Rules) {
+			return same
 		}
-		p := part{partKey: partKey{nft.Chains, ch.Name, 0}, own: digestOf("", c.chainAttrs(ch)), ordered: true}
-		for _, r := range ch.Rules {
-			p.in = append(p.in, c.rule(r))
+		return cmp.Compare(a.Handle, b.Handle)
+	}, func(to *[]part, c *Chain) {
+		if !c.Bound {
+			*to = append(*to, part{partKey: partKey{nft.Chains, c.Name, 0}, chain: c})
 		}
-		all = append(all, p)
+	}, &before, &after)
+	align(was.Sets, now.Sets, func(a, b *Set) int {
+		if following && a.Handle == b.Handle && a.Name == b.Name && sameSlice(a.Attrs, b.Attrs) && sameList(a.Elements, b.Elements) {
+			return same
+		}
+		return cmp.Compare(a.Handle, b.Handle)
+	}, func(to *[]part, s *Set) {
+		if !s.Anonymous() {
+			*to = append(*to, part{partKey: partKey{nft.Sets, s.Name, 0}, set: s})
+		}
+	}, &before, &after)
+	add := func(to *[]part, t *Table) {
+		for i := range t.Objects {
+			o := &t.Objects[i]
+			*to = append(*to, part{partKey: partKey{nft.Objects, o.Name, o.Type}, object: o})
+		}
+		for i := range t.Flowtables {
+			f := &t.Flowtables[i]
+			*to = append(*to, part{partKey: partKey{nft.Flowtables, f.Name, 0}, flowtable: f})
+		}
 	}
-	for i := range t.Sets {
-		s := &t.Sets[i]
-		if s.Anonymous() {
-			continue
+	add(&before, was)
+	add(&after, now)
+	return before, after
+}
+
+// same is what a comparison of align returns for two things that need no look.
+const same = 2
+
+// align walks two lists in the order of handles and adds what is not the same in both.
+func align[T any](was, now []T, compare func(a, b *T) int, add func(to *[]part, v *T), before, after *[]part) {
+	for len(was) > 0 && len(now) > 0 {
+		c := compare(&was[0], &now[0])
+		if c < 1 {
+			add(before, &was[0])
 		}
-		p := part{partKey: partKey{nft.Sets, s.Name, 0}, own: digestOf("", c.setAttrs(s))}
-		for _, e := range s.Elements {
-			if !fleeting(s, e) {
-				p.in = append(p.in, c.element(e))
+		if c == 0 || c == 1 {
+			add(after, &now[0])
+		}
+		if c != 1 {
+			was = was[1:]
+		}
+		if c >= 0 {
+			now = now[1:]
+		}
+	}
+	for i := range was {
+		add(before, &was[i])
+	}
+	for i := range now {
+		add(after, &now[i])
+	}
+}
+
+// sameList is sameSlice for lists.
+func sameList[T any](a, b []T) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
+}
+
+// len returns how many rules or elements a part has.
+func (p part) len() int {
+	switch {
+	case p.chain != nil:
+		return len(p.chain.Rules)
+	case p.set != nil:
+		return len(p.set.Elements)
+	}
+	return 0
+}
+
+// same reports whether a rule or element of one part is the same memory as one of the other.
+func (p part) same(i int, q part, j int) bool {
+	if p.chain != nil {
+		return sameMemory(p.chain.Rules[i].Attrs, q.chain.Rules[j].Attrs)
+	}
+	return sameMemory(p.set.Elements[i], q.set.Elements[j])
+}
+
+// sameMemory is sameSlice for slices that have something in them.
+func sameMemory(a, b []byte) bool { return len(a) > 0 && sameSlice(a, b) }
+
+// attrs returns the part's own attributes.
+func (p part) attrs() []byte {
+	switch {
+	case p.chain != nil:
+		return p.chain.Attrs
+	case p.set != nil:
+		return p.set.Attrs
+	case p.object != nil:
+		return p.object.Attrs
+	}
+	return p.flowtable.Attrs
+}
+
+// own returns the digest of the part's own attributes.
+func (c *contents) own(p part) Digest {
+	switch {
+	case p.chain != nil:
+		return digestOf("", c.chainAttrs(p.chain))
+	case p.set != nil:
+		return digestOf("", c.setAttrs(p.set))
+	case p.object != nil:
+		return c.object(*p.object)
+	}
+	return digestOf("", p.flowtable.Attrs)
+}
+
+// in returns the digests of a part's rules or elements in a range, and how many of those outside
+// of it count.
+func (c *contents) in(p part, from, to int) (others int, in []Digest) {
+	switch {
+	case p.chain != nil:
+		for _, r := range p.chain.Rules[from:to] {
+			in = append(in, c.rule(r))
+		}
+		others = p.len() - (to - from)
+	case p.set != nil:
+		for i, e := range p.set.Elements {
+			switch {
+			case fleeting(p.set, e):
+			case from <= i && i < to:
+				in = append(in, c.element(e))
+			default:
+				others++
 			}
 		}
-		all = append(all, p)
 	}
-	for _, o := range t.Objects {
-		all = append(all, part{partKey: partKey{nft.Objects, o.Name, o.Type}, own: c.object(o)})
-	}
-	for _, f := range t.Flowtables {
-		all = append(all, part{partKey: partKey{nft.Flowtables, f.Name, 0}, own: digestOf("", f.Attrs)})
-	}
-	return all
+	return others, in
 }
 
+// A comparison compares the parts of two tables.
+type comparison struct{ was, now *contents }
+
 // change compares a part with what became of it; nil if nothing did.
-func (p part) change(q part, there bool) *Change {
+func (k *comparison) change(p, q part, there bool) *Change {
 	c := Change{Kind: p.kind, Name: p.name}
 	if !there {
-		c.Gone, c.Lost = true, len(p.in)
+		_, in := k.was.in(p, 0, p.len())
+		c.Gone, c.Lost = true, len(in)
 		return &c
 	}
+	// What both begin and end with needs no digest.
+	n, m, begin, end := p.len(), q.len(), 0, 0
+	for begin < min(n, m) && p.same(begin, q, begin) {
+		begin++
+	}
+	for end < min(n, m)-begin && p.same(n-1-end, q, m-1-end) {
+		end++
+	}
+	sameAttrs := sameSlice(p.attrs(), q.attrs())
+	if sameAttrs && begin == n && n == m {
+		return nil
+	}
+	others, was := k.was.in(p, begin, n-end)
+	_, now := k.now.in(q, begin, m-end)
 	count := map[Digest]int{}
-	for _, d := range p.in {
+	for _, d := range was {
 		count[d]++
 	}
-	for _, d := range q.in {
+	for _, d := range now {
 		count[d]--
 	}
 	for _, n := range count {
 		c.Lost += max(n, 0)
 		c.New += max(-n, 0)
 	}
-	moved := p.ordered && c.Lost == 0 && c.New == 0 && !slices.Equal(p.in, q.in)
-	c.Altered = p.own != q.own || moved
-	c.Empty = len(p.in) > 0 && len(q.in) == 0
+	moved := p.chain != nil && c.Lost == 0 && c.New == 0 && !slices.Equal(was, now)
+	c.Altered = moved || !sameAttrs && k.was.own(p) != k.now.own(q)
+	c.Empty = others == 0 && len(was) > 0 && len(now) == 0
 	if c.Altered || c.Lost > 0 || c.New > 0 {
 		return &c
 	}

@@ -9,6 +9,9 @@
 // counters counted, what is left of timeouts, and elements that come and go with packets are
 // none. A set or chain that belongs to one rule is part of that rule, whatever its name.
 //
+// A [Kernel] follows what it has read: its Follow gives at each commit what a Capture would, from
+// the kernel's notifications. What these do not carry is read again.
+//
 // [Judge] says what became of a table: it takes what was and what is, and what each commit did,
 // as a [Recorder] has it from the kernel's notifications. A witness ([PlantWitness]) is an empty
 // table of canaryd's own in each family: a flush of the ruleset takes it along, an owner that

@@ -1,6 +1,10 @@
 package native
 
-import "golang.org/x/sys/unix"
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
 
 // Bare returns the table without handles, without what is left of timeouts, and without counts
 // of uses, so that its bytes can be compared with those of the table made again.
@@ -34,3 +38,21 @@ func (t *Table) Bare() *Table {
 	}
 	return &bare
 }
+
+// Timeless returns the table as it is, less what is left of timeouts.
+func (t *Table) Timeless() *Table {
+	same := *t
+	same.Sets = nil
+	for _, s := range t.Sets {
+		elements := s.Elements
+		s.Elements = nil
+		for _, e := range elements {
+			s.Elements = append(s.Elements, without(e, unix.NFTA_SET_ELEM_EXPIRATION))
+		}
+		same.Sets = append(same.Sets, s)
+	}
+	return &same
+}
+
+// Followed reports whether a table was followed and not read.
+func (r *Ruleset) Followed(id tableid.TableID) bool { return r.followed(id) }

@@ -3,7 +3,9 @@ package native
 import (
 	"bytes"
 	"net/netip"
+	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -129,4 +131,53 @@ func takeAny(table *Table, kind int, b []byte) {
 			table.Objects = append(table.Objects, Object{d.name, number(b, unix.NFTA_OBJ_TYPE), d.handle, d.attrs})
 		}
 	}
+}
+
+// sampleCommits are notifications that fit together: a chain with a rule that has a set of its own,
+// a map that leads to the chain, and an object; then some of it goes.
+func sampleCommits() [][]byte {
+	text := func(kind uint16, s string) []byte { return nft.AppendAttr(nil, kind, s, 1) }
+	handle := func(kind uint16, n uint64) []byte { return milliseconds(kind, n) }
+	samples := sampleAttrs()
+	return [][]byte{
+		slices.Concat(text(1, "t"), text(3, "b"), handle(unix.NFTA_CHAIN_HANDLE, 1)),
+		slices.Concat(samples[2], handle(unix.NFTA_RULE_HANDLE, 3)),
+		slices.Concat(samples[3], handle(setHandle, 2)),
+		samples[4],
+		slices.Concat(samples[5], handle(objHandle, 4)),
+	}
+}
+
+// FuzzFollow feeds hostile notifications to what follows tables: none may make it panic, and the
+// digest that it keeps is always that of the value.
+func FuzzFollow(f *testing.F) {
+	samples := sampleCommits()
+	f.Add([]byte{0x03, 0x29, 0x4c, 0x86, 0x08, 0x86}, samples[0], samples[2], samples[3], samples[1])
+	f.Add([]byte{0x83, 0x45, 0x83, 0x92, 0xb4, 0x02, 0x80}, samples[0], samples[4], samples[1], samples[3])
+	f.Fuzz(func(t *testing.T, script, one, two, three, four []byte) {
+		id := tableid.Inet.Table("t")
+		var all follower
+		all.seed(&Table{ID: id}, 1, time.Time{})
+		genid, now := uint32(1), time.Time{}
+		for _, b := range script {
+			now = now.Add(time.Second)
+			attrs := [][]byte{one, two, three, four}[b>>5&3]
+			all.take(nft.Notification{Kind: uint16(b & 0x1f), Family: tableid.Inet, Attrs: attrs, Append: b&1 != 0})
+			if b&0x80 == 0 {
+				continue
+			}
+			genid++
+			all.end(genid, now)
+			table, digest := all.value(id)
+			if table == nil {
+				continue
+			}
+			if digest != table.Digest() {
+				t.Fatalf("digest %s, and that of the value is %s", digest, table.Digest())
+			}
+			if changes := Diff(table, table.Timeless()); len(changes) != 0 {
+				t.Fatalf("it differs from its copy: %v", changes)
+			}
+		}
+	})
 }

@@ -1,6 +1,8 @@
 package native
 
 import (
+	"sync"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -129,22 +131,26 @@ func (e *Evidence) lacksBase() bool {
 
 // judgeParts is for a table that stands and has lost or got something.
 func (e *Evidence) judgeParts(f *Finding) {
-	referenced := map[string]bool{}
-	for name := range e.Now.jumps() {
-		referenced[name] = true
-	}
-	flushed, chains := e.ruleless(), e.Was.chainsByName()
+	flushed := e.ruleless()
+	chains := sync.OnceValue(e.Was.chainsByName)
+	referenced := sync.OnceValue(func() map[string]bool { // it asks each rule
+		all := map[string]bool{}
+		for name := range e.Now.jumps() {
+			all[name] = true
+		}
+		return all
+	})
 	for _, c := range f.Changes {
 		switch {
 		case c.Kind == nft.Chains && (c.Empty || c.Gone) && c.Lost > 0:
-			was := chains[c.Name]
+			was := chains()[c.Name]
 			d := e.last(func(d *Deed) int { return d.Rules[c.Name] })
 			free := !e.Habits.EmptiesChains
 			if was.Base {
 				free = !e.Habits.EmptiesBase
 			}
 			// An owner empties a chain before it deletes it; then nothing leads there any more.
-			if (was.Base || referenced[c.Name]) && e.taken(d, free || flushed) {
+			if (was.Base || referenced()[c.Name]) && e.taken(d, free || flushed) {
 				f.Verdict, f.Remedy, f.Why = Emptied, ByRefill, "a commit took the rules of chain "+c.Name+" and wrote nothing"
 				return
 			}

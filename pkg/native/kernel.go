@@ -2,23 +2,11 @@ package native
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
-	"syscall"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/tableid"
-)
-
-const (
-	// hearMost bounds the wait for notifications of a commit that the genid shows already.
-	hearMost = time.Second
-	// tornMost is hearMost after an overflow: what ends the commit was dropped most likely.
-	tornMost = 20 * time.Millisecond
 )
 
 // A Kernel is nf_tables of this network namespace, for a guard of native tables: it hears of
@@ -27,9 +15,7 @@ type Kernel struct {
 	conn   *nft.Conn
 	events *nft.Events
 	port   uint32
-	rec    Recorder
-	// torn: the notifications of a commit came in part, so that what ends it says nothing.
-	torn bool
+	hearing
 }
 
 // Close ends it.
@@ -38,66 +24,8 @@ func (k *Kernel) Close() error { return errors.Join(k.events.Close(), k.conn.Clo
 // Genid returns the ruleset's counter.
 func (k *Kernel) Genid() (uint32, error) { return k.conn.Genid() }
 
-// Capture is Capture of the package.
-func (k *Kernel) Capture(wanted func(nft.Table) bool) (*Ruleset, error) {
-	return Capture(k.conn, wanted)
-}
-
 // Witness is Witness of the package.
 func (k *Kernel) Witness(family tableid.Family) (string, error) { return Witness(k.conn, family) }
-
-// A Commit is what one transaction did.
-type Commit struct {
-	nft.Commit
-	Deeds map[tableid.TableID]*Deed
-	// WitnessLost has the families whose witness went.
-	WitnessLost map[tableid.Family]bool
-}
-
-// Hear returns the commits since it was called before, up to genid at least, the oldest first.
-// With missed there were others, of which not all was heard.
-func (k *Kernel) Hear(genid uint32) (commits []Commit, missed bool, err error) {
-	last := k.events.UpTo()
-	take := func(n nft.Notification) error {
-		if n.Kind != unix.NFT_MSG_NEWGEN {
-			return k.rec.Take(n.Kind, n.Family, n.Attrs)
-		}
-		witness := maps.Clone(k.rec.witness)
-		deeds := k.rec.End(n.By)
-		missed = missed || k.torn || n.By.Genid != nft.Following(last)
-		whole := !k.torn && nft.Newer(n.By.Genid, last)
-		if last, k.torn = n.By.Genid, false; whole {
-			commits = append(commits, Commit{n.By, deeds, witness})
-		}
-		return nil
-	}
-	for deadline := time.Now().Add(hearMost); ; {
-		err := k.events.DrainAll(take)
-		if err != nil { // what came was taken; the rest of that commit is of no use
-			k.rec, k.torn, missed = Recorder{}, true, true
-			if soon := time.Now().Add(tornMost); soon.Before(deadline) {
-				deadline = soon
-			}
-		}
-		var errno syscall.Errno
-		switch {
-		case errors.As(err, &errno) && errno != syscall.ENOBUFS:
-			return commits, true, fmt.Errorf("hearing of commits: %w", err)
-		case err == nil && !nft.Newer(genid, k.events.UpTo()):
-			return commits, missed, nil
-		case time.Now().After(deadline):
-			k.events.SkipTo(genid)
-			// A commit is visible before it is heard of: if there is none, what comes next is
-			// whole.
-			if now, err := k.conn.Genid(); err == nil && now == genid {
-				k.rec, k.torn = Recorder{}, false
-			}
-			return commits, true, nil
-		case err == nil:
-			time.Sleep(time.Millisecond)
-		}
-	}
-}
 
 // Write writes repairs, and plants witnesses by their nonces, in one transaction that the kernel
 // takes at that genid only. It returns the network devices that the node lacks and that were left

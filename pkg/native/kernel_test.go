@@ -11,7 +11,7 @@ import (
 )
 
 // openKernel returns a kernel that is open, and knows its own commits.
-func openKernel(t *testing.T) *native.LateKernel {
+func openKernel(t testing.TB) *native.Kernel {
 	t.Helper()
 	port := nft.NewPort()
 	k := native.NewLateKernel(port, func(from, _ uint32) bool { return from == port })
@@ -19,7 +19,7 @@ func openKernel(t *testing.T) *native.LateKernel {
 	if awake, err := k.Wake(nil); err != nil || !awake {
 		t.Fatalf("open %t, %v", awake, err)
 	}
-	return k
+	return k.Kernel
 }
 
 // TestKernelHears: each commit is heard of once, by whom it was and what it did; where the kernel

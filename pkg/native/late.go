@@ -69,7 +69,7 @@ func (k *LateKernel) Wake(wanted func(nft.Table) bool) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	k.Kernel, k.conn = &Kernel{conn: k.conn, events: events, port: k.port}, nil
+	k.Kernel, k.conn = &Kernel{conn: k.conn, events: events, port: k.port, hearing: hearing{upTo: events.UpTo()}}, nil
 	return true, nil
 }
 

@@ -15,8 +15,42 @@ import (
 // are shared and must not be changed.
 type Ruleset struct {
 	Genid  uint32
-	At     time.Time // when it was read: what was left of a timeout was left then
+	At     time.Time // when it was read; see LeftAt
 	Tables map[tableid.TableID]*Table
+	// uses is how often the kernel says each chain is used, until the reader has checked it.
+	uses map[tableid.TableID][]uint32
+	// known are those of the tables that were followed.
+	known map[tableid.TableID]knownTable
+	// Drifted has tables of which a read shows something else than the notifications of each
+	// commit had said, in order. There should be none.
+	Drifted []tableid.TableID
+}
+
+// A knownTable is what is known of a table that was followed.
+type knownTable struct {
+	digest Digest
+	leftAt time.Time
+}
+
+func (r *Ruleset) followed(id tableid.TableID) bool {
+	_, followed := r.known[id]
+	return followed
+}
+
+// Digest returns the digest of one of the tables.
+func (r *Ruleset) Digest(id tableid.TableID) Digest {
+	if r.followed(id) {
+		return r.known[id].digest
+	}
+	return r.Tables[id].Digest()
+}
+
+// LeftAt returns when what is left of timeouts in one of the tables was left.
+func (r *Ruleset) LeftAt(id tableid.TableID) time.Time {
+	if r.followed(id) {
+		return r.known[id].leftAt
+	}
+	return r.At
 }
 
 // InOrder returns the tables in the order in which they were made, in which they should be made
@@ -50,8 +84,7 @@ func (t *Table) Immune() bool { return t.Owner != 0 || t.Flags&tableOwned != 0 }
 type Chain struct {
 	Name   string
 	Handle uint64
-	Use    uint32 // rules in it, and jumps to it
-	Base   bool   // packets enter it at a hook
+	Base   bool // packets enter it at a hook
 	// Bound: the chain belongs to the one rule that jumps to it, and goes with it.
 	Bound bool
 	Attrs []byte

@@ -116,11 +116,12 @@ type Notification struct {
 	Kind   uint16 // NFT_MSG_NEWRULE and the like
 	Family tableid.Family
 	Attrs  []byte
+	Append bool   // of a new rule: it was appended, or replaced another one
 	By     Commit // of a NEWGEN, which ends what is said of a commit
 }
 
-// DrainAll calls f for every notification that was heard until now. After an error, an overflow
-// included, it may be called again for those that follow.
+// DrainAll calls f for every notification of a commit that was heard until now. After an error,
+// an overflow included, it may be called again for those that follow.
 func (e *Events) DrainAll(f func(Notification) error) error {
 	return e.drain(func(datagram []byte) error {
 		return eachMessage(datagram, func(m []byte) error {
@@ -131,7 +132,11 @@ func (e *Events) DrainAll(f func(Notification) error) error {
 			if len(data) < nfgenmsgLen {
 				return errShort
 			}
-			n := Notification{Kind: kind & 0xff, Family: tableid.Family(data[0]), Attrs: data[nfgenmsgLen:]}
+			if binary.NativeEndian.Uint32(m[8:]) == 0 && binary.NativeEndian.Uint32(m[12:]) == 0 {
+				return nil // of the packet path: a quota is used up
+			}
+			n := Notification{Kind: kind & 0xff, Family: tableid.Family(data[0]), Attrs: data[nfgenmsgLen:],
+				Append: binary.NativeEndian.Uint16(m[6:])&unix.NLM_F_APPEND != 0}
 			if n.Kind == unix.NFT_MSG_NEWGEN {
 				var err error
 				if n.By, err = parseCommit(data); err != nil {

@@ -1,0 +1,156 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// A nativeLearned is what is to be in force of one table from now on.
+type nativeLearned struct {
+	id tableid.TableID
+	native.Before
+	read time.Time
+}
+
+// learned returns what a read showed of one table.
+func (s nativeSight) learned(id tableid.TableID) nativeLearned {
+	return nativeLearned{id, native.Before{Table: s.Tables[id], Digest: s.Digest(id), Genid: s.Genid, LeftAt: s.LeftAt(id)}, s.At}
+}
+
+// suspects reports whether a commit may have taken what is not its author's: what its tables were
+// before is learned as soon as it is heard of.
+func (d *Daemon) suspects(c native.Commit) bool {
+	if c.Own {
+		return false
+	}
+	for id, deed := range c.Deeds {
+		if d.cfg.Native.Protects(id) && (deed.MayTake() || d.committer(id, c.Commit) == native.NotOwner) {
+			return true
+		}
+	}
+	return false
+}
+
+// learnBefore learns what a commit's tables were before it, if that is their owners' doing: what an
+// owner removed right before a flush does not come back with the rest.
+func (d *Daemon) learnBefore(ctx context.Context, st *state, c native.Commit) {
+	for id, before := range c.Before {
+		t := st.native.tables[id]
+		switch {
+		case t == nil || t.want == nil || t.missed || t.old || t.accept || t.lost() || t.dirty.IsZero():
+			continue
+		case !nft.Newer(before.Genid, t.genid) || before.Table == t.want:
+			continue
+		}
+		seen := nativeSight{Ruleset: &native.Ruleset{Genid: before.Genid, Tables: map[tableid.TableID]*native.Table{id: before.Table}}}
+		if f := d.judgeNative(id, t, seen, nil); f.Remedy == native.NoRemedy && !nativeLost(f.Verdict) {
+			d.learnNative(ctx, st, nativeLearned{id, before, time.Now()})
+		}
+	}
+}
+
+// adopt makes what was read of a table what ought to be in force.
+func (d *Daemon) adopt(ctx context.Context, st *state, now nativeLearned) {
+	if d.learnNative(ctx, st, now) {
+		d.rehearse(ctx, now.id, st.native.tables[now.id])
+	}
+}
+
+// learnNative is adopt without a rehearsal. It reports whether the content is another one.
+func (d *Daemon) learnNative(ctx context.Context, st *state, now nativeLearned) bool {
+	r, t := &st.native, st.native.tables[now.id]
+	moved := t.want == nil || t.digest != now.Digest
+	if t.want == nil {
+		chains, rules, elements := now.Table.Counts()
+		klog.FromContext(ctx).Info("A native table is guarded", "table", now.id.NFT(), "chains", chains, "rules", rules, "elements", elements)
+	}
+	later := t.deeds[:0:0]
+	for _, deed := range t.deeds {
+		if nft.Newer(deed.Genid, now.Genid) {
+			later = append(later, deed)
+		}
+	}
+	t.want, t.genid, t.digest, t.deeds = now.Table, now.Genid, now.Digest, later
+	t.read, t.leftAt = now.read, now.LeftAt
+	t.finding, t.old = native.Finding{Verdict: native.Intact, Why: "its content is the same"}, false
+	t.accept = false
+	t.witness = r.witness[now.id.Family]
+	t.rest(r.all)
+	for _, deed := range later {
+		t.touch(deed.since, time.Now(), true)
+	}
+	if moved {
+		r.disk.changed(time.Now())
+	}
+	if r.refreshAt.IsZero() && t.want.Fleeting() {
+		r.refreshAt = time.Now().Add(refreshEvery)
+	}
+	return moved
+}
+
+// refreshNative reads a share of the elements that packets add and time takes, of which no commit
+// speaks. They are no content: only what a replay puts back changes.
+func (d *Daemon) refreshNative(ctx context.Context, st *state) {
+	r, start := &st.native, time.Now()
+	r.refreshAt = time.Time{}
+	if !slices.ContainsFunc(r.ids(), func(id tableid.TableID) bool { return r.tables[id].want.Fleeting() }) {
+		return
+	}
+	defer func() {
+		end := time.Now()
+		r.refreshAt = latest(end.Add(refreshEvery), end.Add(refreshShare*end.Sub(start)))
+	}()
+	if r.all {
+		return // they are read whole
+	}
+	if _, err := d.cfg.Native.Kernel.Refresh(refreshMost); err != nil {
+		if !errors.Is(err, nft.ErrInterrupted) {
+			d.nativeUnknown(ctx, st, err)
+		}
+		return
+	}
+	resting := func(t *nativeTable) bool { return t != nil && t.dirty.IsZero() && !t.lost() && t.want.Fleeting() }
+	now, err := d.cfg.Native.Kernel.Follow(func(t nft.Table) bool {
+		return t.Owner == 0 && resting(r.tables[t.Family.Table(t.Name)])
+	})
+	if err == nil {
+		err = d.hearNative(ctx, st, now.Genid)
+	}
+	if err != nil {
+		return // a read or a look says why
+	}
+	for id, table := range now.Tables {
+		// One of which a commit was heard meanwhile is judged by its own read.
+		if t := r.tables[id]; resting(t) && now.Digest(id) == t.digest && table.Handle == t.want.Handle {
+			t.want, t.leftAt = table, now.LeftAt(id)
+		}
+	}
+	r.planReads(time.Now())
+}
+
+// rehearse asks the kernel whether it would take the table again, and says if it would not.
+func (d *Daemon) rehearse(ctx context.Context, id tableid.TableID, t *nativeTable) {
+	_, rules, elements := t.want.Counts()
+	if d.cfg.Native.Rehearse == nil || rules+elements > rehearseMost || time.Since(t.rehearsed) < rehearseEvery {
+		return
+	}
+	t.rehearsed = time.Now()
+	err := d.cfg.Native.Rehearse(t.want)
+	var unreplayable *native.UnreplayableError
+	switch {
+	case errors.As(err, &unreplayable):
+		if t.refused.met(err, time.Now()) {
+			klog.FromContext(ctx).Error(err, "A native table could not be put back if it were lost", "table", id.NFT())
+		}
+	case err == nil && t.refused.over():
+		klog.FromContext(ctx).Info("A native table could be put back again", "table", id.NFT())
+	}
+}

@@ -1,0 +1,346 @@
+package native
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+const (
+	// commitMost bounds what is kept of the notifications of one commit, in bytes: kube-proxy's
+	// 5,000 services are 6 MB. Of a larger commit its tables are read.
+	commitMost = 32 << 20
+	// idleMost is what is kept for the next commit.
+	idleMost = 256 << 10
+	// goneMost bounds how many tables that do not stand are remembered.
+	goneMost = 256
+)
+
+// A follower keeps tables current by the kernel's notifications. A table of which one cannot be
+// placed is followed no more, until it is read again. It is for one goroutine.
+type follower struct {
+	tables map[tableid.TableID]*followed
+	// What the present commit did to them, of which the genid comes last.
+	messages []heard
+	bytes    []byte
+	tooMuch  bool
+}
+
+// A heard is a notification: its attributes are a part of the follower's bytes.
+type heard struct {
+	kind     uint16
+	id       tableid.TableID
+	append   bool // see nft.Notification
+	from, to int
+}
+
+// take keeps a notification until its commit ends.
+func (f *follower) take(n nft.Notification) {
+	if len(f.tables) == 0 {
+		return
+	}
+	id := n.Family.Table(nft.String(attrOf(n.Attrs, unix.NFTA_TABLE_NAME)))
+	switch {
+	case f.tables[id] == nil:
+	case len(f.bytes)+len(n.Attrs) > commitMost:
+		f.tooMuch = true
+	default:
+		from := len(f.bytes)
+		f.bytes = append(f.bytes, n.Attrs...)
+		f.messages = append(f.messages, heard{n.Kind, id, n.Append, from, len(f.bytes)})
+	}
+}
+
+// end applies what a commit did.
+func (f *follower) end(genid uint32, now time.Time) {
+	if f.tooMuch {
+		f.forget()
+	}
+	touched := map[tableid.TableID]*followed{}
+	for _, m := range f.messages {
+		t := f.tables[m.id]
+		if t == nil || !nft.Newer(genid, t.genid) { // it is in what was read
+			continue
+		}
+		touched[m.id] = t
+		if err := t.apply(nft.Notification{Kind: m.kind, Attrs: f.bytes[m.from:m.to], Append: m.append}, now); err != nil {
+			delete(f.tables, m.id)
+		}
+	}
+	for id, t := range touched {
+		if f.tables[id] != nil && t.finish() != nil {
+			delete(f.tables, id)
+		}
+	}
+	f.drop()
+}
+
+// drop leaves out what was heard of a commit that has no end.
+func (f *follower) drop() {
+	f.messages, f.bytes, f.tooMuch = f.messages[:0], f.bytes[:0], false
+	if cap(f.bytes) > idleMost {
+		f.messages, f.bytes = nil, nil
+	}
+}
+
+// forget ends following: notifications were missed.
+func (f *follower) forget() {
+	f.tables = nil
+	f.drop()
+}
+
+// seed follows a table from what was read at a genid and a time.
+func (f *follower) seed(t *Table, genid uint32, at time.Time) {
+	if f.tables == nil {
+		f.tables = map[tableid.TableID]*followed{}
+	}
+	if delete(f.tables, t.ID); len(f.tables) > goneMost {
+		for id, other := range f.tables {
+			if other.gone {
+				delete(f.tables, id)
+			}
+		}
+	}
+	if now, err := follow(t, genid, at); err == nil {
+		f.tables[t.ID] = now
+	}
+}
+
+// standing returns a table that is followed; nil if it is not, or is gone.
+func (f *follower) standing(id tableid.TableID) *followed {
+	if t := f.tables[id]; t != nil && !t.gone {
+		return t
+	}
+	return nil
+}
+
+// value returns a table as it is after the last commit; nil if it is not followed, or is gone.
+func (f *follower) value(id tableid.TableID) (*Table, Digest) {
+	t := f.standing(id)
+	if t == nil {
+		return nil, Digest{}
+	}
+	return t.value()
+}
+
+var (
+	errNotFollowed = errors.New("a table that cannot be followed")
+	errUnplaced    = errors.New("a notification that fits nothing")
+)
+
+// A followed is one table as the notifications have made it.
+type followed struct {
+	head    Table // without what is in it
+	genid   uint32
+	at      time.Time // from which what is left of timeouts is counted
+	gone    bool
+	chains  roster[string, *followedChain]
+	sets    roster[string, *followedSet]
+	objects roster[objectKey, *Object]
+	in      contents
+	// went are what went with a rule in this commit: the kernel may say so or not.
+	went map[uint64]bool
+	// touched are what finish has to look at.
+	touchedChains map[*followedChain]bool
+	touchedSets   map[*followedSet]bool
+
+	last   *Table // the value; nil: it is to be made
+	digest Digest
+}
+
+// follow begins to follow a table that was read.
+func follow(t *Table, genid uint32, at time.Time) (*followed, error) {
+	f := &followed{genid: genid}
+	f.begin(*t, at)
+	if t.Immune() || len(t.Flowtables) > 0 || t.ID.Family == tableid.Netdev {
+		return nil, errNotFollowed // devices come and go without a commit
+	}
+	for _, c := range t.Chains {
+		if hasDevice(c.Attrs) {
+			return nil, errNotFollowed
+		}
+		if err := f.addChain(c); err != nil {
+			return nil, err
+		}
+	}
+	for _, o := range t.Objects {
+		if err := f.addObject(o); err != nil {
+			return nil, err
+		}
+	}
+	for _, s := range t.Sets {
+		if err := f.addSet(s); err != nil {
+			return nil, err
+		}
+	}
+	return f, f.finish()
+}
+
+// begin empties the table.
+func (f *followed) begin(head Table, at time.Time) {
+	head.Chains, head.Objects, head.Flowtables, head.Sets = nil, nil, nil, nil
+	*f = followed{head: head, genid: f.genid, at: at, in: *newContents(&head), went: map[uint64]bool{},
+		touchedChains: map[*followedChain]bool{}, touchedSets: map[*followedSet]bool{}}
+}
+
+// hasDevice reports whether a chain is attached to devices of its own.
+func hasDevice(attrs []byte) bool {
+	hook := attrOf(attrs, unix.NFTA_CHAIN_HOOK)
+	return has(hook, unix.NFTA_HOOK_DEV) || has(hook, hookDevs)
+}
+
+// apply takes in one notification. After an error the table has to be read.
+func (f *followed) apply(n nft.Notification, now time.Time) error {
+	f.last = nil
+	attrs := n.Attrs
+	switch n.Kind {
+	case unix.NFT_MSG_NEWTABLE:
+		return f.newTable(attrs, now)
+	case unix.NFT_MSG_DELTABLE:
+		f.begin(Table{ID: f.head.ID}, now)
+		f.gone = true
+		return nil
+	}
+	if f.gone {
+		return errUnplaced
+	}
+	switch n.Kind {
+	case unix.NFT_MSG_NEWCHAIN:
+		return f.newChain(attrs)
+	case unix.NFT_MSG_DELCHAIN:
+		return f.deleteChain(attrs)
+	case unix.NFT_MSG_NEWRULE:
+		return f.newRule(attrs, n.Append)
+	case unix.NFT_MSG_DELRULE:
+		return f.deleteRule(attrs)
+	case unix.NFT_MSG_NEWSET:
+		return f.newSet(attrs)
+	case unix.NFT_MSG_DELSET:
+		return f.deleteSet(attrs)
+	case unix.NFT_MSG_NEWSETELEM:
+		return f.elements(attrs, false, now)
+	case unix.NFT_MSG_DELSETELEM:
+		return f.elements(attrs, true, now)
+	case unix.NFT_MSG_NEWOBJ:
+		return f.newObject(attrs)
+	case unix.NFT_MSG_DELOBJ:
+		return f.deleteObject(attrs)
+	}
+	return fmt.Errorf("%w: number %d", errUnplaced, n.Kind)
+}
+
+func (f *followed) newTable(attrs []byte, now time.Time) error {
+	t, err := decodeTable(f.head.ID.Family, attrs)
+	switch {
+	case err != nil:
+		return err
+	case t.Immune():
+		return errNotFollowed
+	case f.gone:
+		f.begin(*t, now)
+	case t.Handle != f.head.Handle:
+		return errUnplaced
+	default:
+		f.head = *t
+	}
+	return nil
+}
+
+// finish makes the lists of what a commit changed.
+func (f *followed) finish() error {
+	clear(f.went)
+	for c := range f.touchedChains {
+		if err := c.finish(); err != nil {
+			return err
+		}
+	}
+	for s := range f.touchedSets {
+		if err := s.finish(&f.in); err != nil {
+			return err
+		}
+	}
+	clear(f.touchedChains)
+	clear(f.touchedSets)
+	f.chains.compact()
+	f.sets.compact()
+	f.objects.compact()
+	return nil
+}
+
+// value returns the table as a value, and its digest. Both cost what changed since the last one,
+// and a copy of the lists.
+func (f *followed) value() (*Table, Digest) {
+	if f.last != nil {
+		return f.last, f.digest
+	}
+	t := f.head
+	t.Chains = make([]Chain, 0, len(f.chains.list))
+	t.Sets = make([]Set, 0, len(f.sets.list))
+	t.Objects = make([]Object, 0, len(f.objects.list))
+	sum := newSum(&t)
+	for _, c := range f.chains.list {
+		t.Chains = append(t.Chains, c.Chain)
+		if !c.Bound {
+			sum.ordered(c.sum(&f.in))
+		}
+	}
+	for _, s := range f.sets.list {
+		t.Sets = append(t.Sets, s.Set)
+		if !s.Anonymous() {
+			sum.others.add(s.sum(&f.in))
+		}
+	}
+	for _, o := range f.objects.list {
+		t.Objects = append(t.Objects, *o)
+		sum.others.add(f.in.object(*o))
+	}
+	clear(f.in.foundSets) // names are given again
+	clear(f.in.foundChains)
+	f.last, f.digest = &t, sum.digest()
+	return f.last, f.digest
+}
+
+// A roster is objects by key, in the order of their handles, which is the kernel's.
+type roster[K, V comparable] struct {
+	byKey   map[K]V
+	list    []V
+	gone    map[V]bool // those that compact takes out of the list
+	highest uint64
+}
+
+// add adds the newest object.
+func (r *roster[K, V]) add(key K, handle uint64, v V) error {
+	if _, there := r.byKey[key]; there || handle <= r.highest {
+		return errUnplaced // a chain that was renamed keeps its handle
+	}
+	if r.byKey == nil {
+		r.byKey, r.gone = map[K]V{}, map[V]bool{}
+	}
+	r.byKey[key], r.highest = v, handle
+	r.list = append(r.list, v)
+	return nil
+}
+
+func (r *roster[K, V]) remove(key K) {
+	r.gone[r.byKey[key]] = true
+	delete(r.byKey, key)
+}
+
+func (r *roster[K, V]) compact() {
+	if len(r.gone) == 0 {
+		return
+	}
+	left := r.list[:0]
+	for _, v := range r.list {
+		if !r.gone[v] {
+			left = append(left, v)
+		}
+	}
+	clear(r.list[len(left):])
+	r.list, r.gone = left, map[V]bool{}
+}

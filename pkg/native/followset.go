@@ -1,0 +1,243 @@
+package native
+
+import (
+	"bytes"
+	"cmp"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+)
+
+// A followedSet is a set of a followed table.
+type followedSet struct {
+	Set
+	changes map[string]elementChange // of this commit, by elementKey
+	order   []string                 // of the changes
+	// elements is the digest of those that are content. It holds unless recount is set.
+	elements xor
+	recount  bool
+	digest   Digest
+	known    bool // the digest is
+	// refreshed is when it was last read for what packets and time do; see Kernel.Refresh.
+	refreshed time.Time
+}
+
+// An elementChange is what became of an element.
+type elementChange struct {
+	key   Element // any element of that key
+	now   Element // nil: it went
+	moved bool    // another one of the key went before
+	made  bool    // it came in the same commit
+}
+
+func (s *followedSet) sum(in *contents) Digest {
+	if s.known {
+		return s.digest
+	}
+	if s.recount {
+		s.elements = in.elements(&s.Set)
+		s.recount = len(in.bound) > 0 && slices.ContainsFunc(s.Elements, in.leadsToBound)
+	}
+	s.digest, s.known = in.setOf(&s.Set, s.Name, s.elements), true
+	return s.digest
+}
+
+func (f *followed) addSet(s Set) error {
+	node := &followedSet{Set: s, recount: len(s.Elements) > 0}
+	if s.Anonymous() {
+		f.in.anonymous[s.Name] = &node.Set
+	}
+	return f.sets.add(s.Name, s.Handle, node)
+}
+
+func (f *followed) newSet(attrs []byte) error {
+	_, s, err := decodeSet(attrs)
+	if err != nil {
+		return err
+	}
+	was := f.sets.byKey[s.Name]
+	switch {
+	case was == nil:
+		return f.addSet(s)
+	case was.Handle != s.Handle || was.Flags != s.Flags:
+		return errUnplaced
+	}
+	was.Attrs, was.known = s.Attrs, false
+	return nil
+}
+
+func (f *followed) deleteSet(attrs []byte) error {
+	d, err := decode(nft.Sets, attrs)
+	if err != nil {
+		return err
+	}
+	s := f.sets.byKey[d.name]
+	if s == nil || s.Handle != d.handle {
+		return errUnplaced
+	}
+	f.sets.remove(s.Name)
+	delete(f.in.anonymous, s.Name)
+	delete(f.touchedSets, s)
+	return nil
+}
+
+// elements takes in elements that came or went.
+func (f *followed) elements(attrs []byte, went bool, now time.Time) error {
+	s := f.sets.byKey[nft.String(attrOf(attrs, unix.NFTA_SET_ELEM_LIST_SET))]
+	if s == nil {
+		return errUnplaced
+	}
+	f.touchedSets[s] = true
+	return decodeElements(attrs, func(e Element) {
+		if went {
+			s.lose(e)
+			return
+		}
+		s.take(e.later(now.Sub(f.at)))
+	})
+}
+
+// later returns the element with so much more left of its timeout: it is counted from an earlier
+// time.
+func (e Element) later(by time.Duration) Element {
+	left, err := nft.AttrUint64(attrOf(e, unix.NFTA_SET_ELEM_EXPIRATION))
+	if err != nil || by <= 0 {
+		return e
+	}
+	return append(without(e, unix.NFTA_SET_ELEM_EXPIRATION),
+		milliseconds(unix.NFTA_SET_ELEM_EXPIRATION, left+uint64(by.Milliseconds()))...)
+}
+
+func (s *followedSet) change(e Element, f func(c *elementChange, changed bool)) {
+	if s.changes == nil {
+		s.changes = map[string]elementChange{}
+	}
+	key := elementKey(e)
+	c, changed := s.changes[key]
+	if c.key = e; !changed {
+		s.order = append(s.order, key)
+	}
+	f(&c, changed)
+	s.changes[key] = c
+}
+
+func (s *followedSet) take(e Element) {
+	s.change(e, func(c *elementChange, changed bool) {
+		c.made = c.made || !changed
+		c.now = e
+	})
+}
+
+func (s *followedSet) lose(e Element) {
+	s.change(e, func(c *elementChange, _ bool) { c.now, c.moved = nil, true })
+}
+
+// elementKey says which element of its set one is: the end of an interval may have the key of the
+// next one's beginning, and ranges of several fields may begin alike.
+func elementKey(e Element) string {
+	flags := byte(number(e, unix.NFTA_SET_ELEM_FLAGS)) & (elemIntervalEnd | elemCatchall)
+	return string(slices.Concat([]byte{flags}, attrOf(e, unix.NFTA_SET_ELEM_KEY), attrOf(e, elemKeyEnd)))
+}
+
+// finish makes the set's elements. Those of values that were handed out stay.
+func (s *followedSet) finish(in *contents) error {
+	if len(s.order) == 0 {
+		return nil
+	}
+	var err error
+	if s.ranges() {
+		s.Elements, err = s.inPlace(in)
+	} else {
+		s.Elements, err = s.merged(in)
+	}
+	s.changes, s.order, s.known = nil, nil, false
+	return err
+}
+
+// merged returns the elements of a sorted set, see sortElements.
+func (s *followedSet) merged(in *contents) ([]Element, error) {
+	changes := make([]elementChange, 0, len(s.order))
+	for _, key := range s.order {
+		changes = append(changes, s.changes[key])
+	}
+	slices.SortStableFunc(changes, func(a, b elementChange) int { return compareElements(a.key, b.key) })
+	old, out := s.Elements, make([]Element, 0, len(s.Elements)+len(changes))
+	for _, c := range changes {
+		at, found := slices.BinarySearchFunc(old, c.key, compareElements)
+		out = append(out, old[:at]...)
+		old = old[at:]
+		if err := s.count(c, found, in); err != nil {
+			return nil, err
+		}
+		if found {
+			s.uncount(old[0], in)
+			old = old[1:]
+		}
+		if c.now != nil {
+			out = append(out, c.now)
+		}
+	}
+	return append(out, old...), nil
+}
+
+// inPlace returns the elements of a set that has an order of its own.
+func (s *followedSet) inPlace(in *contents) ([]Element, error) {
+	out, found := make([]Element, 0, len(s.Elements)+len(s.order)), map[string]bool{}
+	for _, e := range s.Elements {
+		key := elementKey(e)
+		c, changed := s.changes[key]
+		if !changed {
+			out = append(out, e)
+			continue
+		}
+		s.uncount(e, in)
+		if found[key] = true; !c.moved {
+			out = append(out, c.now)
+		}
+	}
+	for _, key := range s.order {
+		c := s.changes[key]
+		if err := s.count(c, found[key], in); err != nil {
+			return nil, err
+		}
+		if c.now != nil && (c.moved || !found[key]) {
+			out = append(out, c.now)
+		}
+	}
+	slices.SortStableFunc(out, func(a, b Element) int { // the kernel gives a catch-all one last
+		return cmp.Compare(number(a, unix.NFTA_SET_ELEM_FLAGS)&elemCatchall, number(b, unix.NFTA_SET_ELEM_FLAGS)&elemCatchall)
+	})
+	return out, nil
+}
+
+// count counts what is there now. What went and was not there is an error, unless time or packets
+// may have brought it.
+func (s *followedSet) count(c elementChange, found bool, in *contents) error {
+	if !found && !c.made && c.moved && !s.fleeting() {
+		return errUnplaced
+	}
+	if c.now != nil {
+		s.uncount(c.now, in)
+	}
+	return nil
+}
+
+// uncount adds an element to the digest, or takes it away: both are the same.
+func (s *followedSet) uncount(e Element, in *contents) {
+	switch {
+	case s.recount || fleeting(&s.Set, e):
+	case in.leadsToBound(e): // the chain may be gone later
+		s.recount = true
+	default:
+		s.elements.add(in.element(e))
+	}
+}
+
+// compareElements compares as sortElements does, by what tells elements apart.
+func compareElements(a, b Element) int {
+	end := func(e Element) uint32 { return number(e, unix.NFTA_SET_ELEM_FLAGS) & elemIntervalEnd }
+	return cmp.Or(bytes.Compare(attrOf(a, unix.NFTA_SET_ELEM_KEY), attrOf(b, unix.NFTA_SET_ELEM_KEY)), cmp.Compare(end(b), end(a)))
+}

@@ -1,0 +1,112 @@
+package native
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+)
+
+// Fleeting reports whether a set of the table may change without a notification: by packets or by
+// time.
+func (t *Table) Fleeting() bool {
+	return slices.ContainsFunc(t.Sets, func(s Set) bool { return s.fleeting() })
+}
+
+func (s *Set) fleeting() bool { return s.Dynamic() || s.Flags&setTimeout != 0 }
+
+// A refreshed is what was read of one set.
+type refreshed struct {
+	f    *followed
+	s    *followedSet
+	read []Element
+}
+
+// Refresh reads what packets and time have changed in followed tables: whole sets, those first that
+// were not read for longest, until they took so long. It returns how many it read. The next Follow
+// has them. The error is nft.ErrInterrupted if another process committed meanwhile.
+func (k *Kernel) Refresh(budget time.Duration) (sets int, err error) {
+	start := time.Now()
+	genid, err := k.conn.Genid()
+	if err == nil {
+		err = k.hear(genid)
+	}
+	if err == nil && k.upTo != genid {
+		err = nft.ErrInterrupted
+	}
+	if err != nil {
+		return 0, err
+	}
+	all := k.follow.fleeting()
+	for i := range all {
+		if all[i].read, err = k.elements(all[i]); err != nil {
+			return 0, err
+		}
+		if sets++; time.Since(start) > budget {
+			break
+		}
+	}
+	after, err := k.conn.Genid()
+	if err == nil && after != genid {
+		err = nft.ErrInterrupted
+	}
+	if err != nil {
+		return 0, err
+	}
+	for _, r := range all[:sets] {
+		r.take(start)
+	}
+	return sets, nil
+}
+
+// fleeting returns the sets that packets or time change, those first that were not read for
+// longest.
+func (f *follower) fleeting() []refreshed {
+	var all []refreshed
+	for _, t := range f.tables {
+		for _, s := range t.sets.list {
+			if s.fleeting() {
+				all = append(all, refreshed{f: t, s: s})
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b refreshed) int {
+		return cmp.Or(a.s.refreshed.Compare(b.s.refreshed), a.f.head.ID.Compare(b.f.head.ID), cmp.Compare(a.s.Handle, b.s.Handle))
+	})
+	return all
+}
+
+// elements reads the elements of one set.
+func (k *Kernel) elements(r refreshed) (all []Element, err error) {
+	id := r.f.head.ID
+	err = k.conn.EachObject(nft.Elements, id.Family, []nft.StringAttr{
+		{Kind: unix.NFTA_SET_ELEM_LIST_TABLE, Value: id.Name},
+		{Kind: unix.NFTA_SET_ELEM_LIST_SET, Value: r.s.Name},
+	}, func(attrs []byte) error {
+		return decodeElements(attrs, func(e Element) { all = append(all, e) })
+	})
+	switch {
+	case errors.Is(err, syscall.ENOENT): // the genid has moved
+		return nil, nft.ErrInterrupted
+	case err != nil:
+		return nil, fmt.Errorf("set %s of table %s: %w", r.s.Name, id, err)
+	}
+	return all, nil
+}
+
+// take takes what was read at a time.
+func (r refreshed) take(at time.Time) {
+	for i, e := range r.read {
+		r.read[i] = e.later(at.Sub(r.f.at))
+	}
+	r.s.Elements, r.s.refreshed = r.read, at
+	r.s.sort()
+	r.s.recount, r.s.known = true, false
+	r.f.last = nil
+}
