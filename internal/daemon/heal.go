@@ -121,6 +121,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, result reload.Resu
 		err = errors.Join(err, fr.Err)
 	}
 	d.countLocked(st, result, err)
+	d.shutStandby(ctx, st)
 	if !done {
 		d.healFailed(ctx, st, err)
 		if beaten(result) {

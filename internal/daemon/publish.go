@@ -34,6 +34,7 @@ func (d *Daemon) publish(st *state) {
 		LeftOut:          st.leftOutNow(),
 		Stopped:          st.removed,
 		Keeper:           d.keepers(st),
+		Standby:          d.standbys(st),
 	}
 	if d.cfg.Store != nil {
 		s.Baseline = st.baseline.public()

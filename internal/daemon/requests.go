@@ -221,6 +221,7 @@ func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 		st.removed, st.pause.until = true, time.Time{}
 		st.decision, st.suspicion = nil, nil
 		d.stopKeeping(ctx, st)
+		d.stopStandby(ctx, st)
 		nativeFailed := d.stopNative(st)
 		d.cfg.Metrics.SetCanariesGone()
 		replayer := d.replayer(ctx, st)
