@@ -32,6 +32,7 @@ type reading struct {
 	effect effect
 	to     string // the chain to which it leads
 	marks  uint32 // the bits of the mark that it may set
+	key    key
 }
 
 // errExpression: a rule does what the copy does not know.
@@ -49,6 +50,7 @@ type reader struct {
 	list   []byte // of the copy's expressions so far
 	reading
 	compat nft.Compat
+	keys   keyReader
 	// xor has the bits that the last bitwise expression may set; it counts for the one behind it.
 	xor      uint32
 	hadXor   bool
@@ -63,6 +65,7 @@ func readRule(family tableid.Family, raw nft.Rule) (reading, error) {
 	}
 	r.rule = rule{expressions: r.list, compat: r.compat}
 	r.rule.compat.Wanted = r.keepsXT()
+	r.key = r.keys.result()
 	return r.reading, nil
 }
 
@@ -79,6 +82,7 @@ func (r *reader) keepsXT() bool {
 // take takes in the next expression.
 func (r *reader) take(e nft.Expression) error {
 	r.compat.Take(e, r.family)
+	r.keys.take(e, r.family)
 	hadXor := r.hadXor
 	r.hadXor = false
 	switch e.Name {
@@ -173,8 +177,12 @@ func (r *reader) match(e nft.Expression) error {
 		return fmt.Errorf("match %q %w", name, errExpression)
 	case name == "statistic" && !atRandom(attr(e.Data, unix.NFTA_MATCH_INFO)):
 		return fmt.Errorf("match statistic that counts packets %w", errExpression)
-	case name == "recent" && r.effect == nothing:
-		r.effect = changes
+	case name == "recent":
+		// It writes a list even if the rule does not match in the end: the rule keeps its place.
+		r.keys.none = true
+		if r.effect == nothing {
+			r.effect = changes
+		}
 	}
 	r.keep(e)
 	return nil

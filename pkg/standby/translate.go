@@ -38,14 +38,35 @@ func Translate(src Source, before *Copy) (*Copy, error) {
 		return nil, fmt.Errorf("%w: no base chain of %s has a protected rule", ErrUnavailable, src.ID)
 	}
 	t.reach()
-	for _, name := range vital {
-		if c := t.out.chains[name]; c != nil && c.leftOut != "" {
-			return nil, fmt.Errorf("%w: chain %s: %s", ErrUnavailable, name, c.leftOut)
-		}
+	if err := t.vital(); err != nil {
+		return nil, err
 	}
 	t.closeLeftOut()
 	t.count()
 	return t.out, nil
+}
+
+// vital reports why the copy cannot translate rightly. A chain that postrouting comes to is needed
+// as well: what is accepted there, although it was sent elsewhere, would not be masqueraded.
+func (t *translator) vital() error {
+	needed := slices.Clone(vital)
+	if h := t.out.hooks[Postrouting]; h != nil {
+		seen := map[string]bool{}
+		for next := slices.Clone(h.body.jumps); len(next) > 0; {
+			name := next[0]
+			if next = next[1:]; !seen[name] {
+				seen[name] = true
+				needed = append(needed, name)
+				next = append(next, t.out.chains[name].jumps...)
+			}
+		}
+	}
+	for _, name := range needed {
+		if c := t.out.chains[name]; c != nil && c.leftOut != "" {
+			return fmt.Errorf("%w: chain %s: %s", ErrUnavailable, name, c.leftOut)
+		}
+	}
+	return nil
 }
 
 // A translator makes one copy.
@@ -150,16 +171,19 @@ func (t *translator) chain(name string) *chain {
 	if src.LeftOut {
 		return &chain{leftOut: "it has too many rules to be kept"}
 	}
-	i := 0
+	var all []reading
 	for raw := range src.Rules {
-		i++
 		read, err := readRule(t.src.ID.Family, raw)
 		if err == nil && read.to != "" {
 			err = t.mayLead(read.to)
 		}
 		if err != nil {
-			return &chain{leftOut: fmt.Sprintf("rule %d: %v", i, err)}
+			return &chain{leftOut: fmt.Sprintf("rule %d: %v", len(all)+1, err)}
 		}
+		all = append(all, read)
+	}
+	settle(all)
+	for _, read := range all {
 		c.add(read)
 	}
 	return c
