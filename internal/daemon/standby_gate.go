@@ -89,7 +89,7 @@ func (d *Daemon) openFamily(ctx context.Context, st *state, f rules.Family) (com
 	}
 	l.record.Standby = l.record.Standby.With(f, now.Sub(l.record.Time))
 	st.flushLog(ctx).Info("The standby translates until the rules are back", "flush", l.record.ID, "family", f,
-		"after", now.Sub(l.record.Time).Round(10*time.Microsecond), "outstanding", s.copy.Outstanding)
+		"after", now.Sub(l.record.Time).Round(10*time.Microsecond))
 	return commits
 }
 
@@ -163,7 +163,8 @@ func (d *Daemon) shutStandby(ctx context.Context, st *state) {
 // kernel shuts it by itself after standbyMost.
 func (d *Daemon) shutFamily(ctx context.Context, st *state, f rules.Family) {
 	s, now := &st.families[f].standby, time.Now()
-	if _, _, err := d.cfg.Standby.Table.Gate(f, false); err != nil {
+	isOpen, _, err := d.cfg.Standby.Table.Gate(f, false)
+	if isOpen {
 		s.shutAt = now.Add(time.Second)
 		if s.ajar.met(err, now) {
 			klog.FromContext(ctx).Error(err, "The standby could not be shut; it is tried again", "family", f, "table", StandbyTable)
@@ -173,8 +174,8 @@ func (d *Daemon) shutFamily(ctx context.Context, st *state, f rules.Family) {
 	s.ajar.over()
 	open := now.Sub(s.opened)
 	s.opened, s.shutAt, s.state = time.Time{}, time.Time{}, api.StandbyArmed
-	if s.copy.Outstanding > 0 {
-		s.state = api.StandbyBehind
+	if err != nil { // the table had to go
+		d.standbyFailed(ctx, f, s, err)
 	}
 	d.cfg.Metrics.ObserveStandby(f, open)
 	if st.loss != nil {
