@@ -11,6 +11,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/standby"
 )
 
 // A Standby has a copy of each family's nat, in a table of its own behind a gate. The copy
@@ -19,9 +20,8 @@ import (
 // Each call may commit to nf_tables, as one of canaryd's own. The loop calls it in a step, or in a
 // heal before it reads: a commit between a replay's read and its write would make that stale.
 type Standby interface {
-	// Follow makes the copy what nat is. After an error there may be no copy, but for
-	// ErrStandbyMoved, after which it is as it was.
-	Follow(ctx context.Context, f rules.Family, nat StandbyNat) (StandbyCopy, error)
+	// Follow makes the families' copies what nat is, and says of each what became of it.
+	Follow(ctx context.Context, nat map[rules.Family]StandbyNat) map[rules.Family]StandbyCopy
 	// Gate opens the gate for those hooks whose path through nat lost something, or shuts it for
 	// all. It reports whether it is open, and how many commits that took.
 	Gate(f rules.Family, open bool) (isOpen bool, commits int, err error)
@@ -47,20 +47,12 @@ type StandbyNat struct {
 type StandbyCopy struct {
 	Chains   int // that it has
 	Uncopied int // that accept what they get, because a rule of theirs cannot be copied
+	// Err is why there may be no copy; with ErrStandbyMoved it is as it was.
+	Err error
 }
 
-// StandbyTable is the name of the standby's tables, one in each family.
-const StandbyTable = "canaryd-standby"
-
-// Why there is no standby, as far as that says when to try again.
-var (
-	// ErrStandbyTaken: another process has a table of its name, perhaps a canaryd that ended now.
-	ErrStandbyTaken = errors.New("another process has a table of the standby's name")
-	// ErrStandbyMoved: nat may hold by now what was not examined yet.
-	ErrStandbyMoved = errors.New("another process has written since nat was examined")
-	// ErrStandbyKernel: the kernel lacks what a standby is made of.
-	ErrStandbyKernel = errors.New("the kernel cannot have a standby")
-)
+// ErrStandbyMoved: nat may hold by now what was not examined yet.
+var ErrStandbyMoved = errors.New("another process has written since nat was examined")
 
 const (
 	// standbyFrom is the estimated time of a replay from which --standby=auto has a standby: 600
@@ -86,6 +78,7 @@ type standbyOf struct {
 	outstanding int           // chains in which it differs from the generation,
 	counted     int           // of that edition
 
+	moved    uint64        // the digest at which another process had written already; 0: none had
 	basis    standbyBasis  // of the last decision; while it is the same, so is the copy
 	followed time.Time     // when that was
 	tryAt    time.Time     // of the next try after one that failed; zero: none is due
@@ -152,6 +145,7 @@ func (d *Daemon) followAt(st *state) time.Time {
 			continue
 		}
 		switch {
+		case s.moved != 0 && s.moved == fs.examined.digest: // examined first
 		case !s.tryAt.IsZero():
 			first = earliest(first, s.tryAt)
 		case !basis.equal(s.basis):
@@ -164,25 +158,29 @@ func (d *Daemon) followAt(st *state) time.Time {
 // followNat makes, follows or deletes the copies. It is a step of the loop's, as the keeper's is.
 func (d *Daemon) followNat(ctx context.Context, st *state) {
 	g, now := st.want(), time.Now()
-	for _, f := range rules.Families() {
-		fs := st.families[f]
-		if fs == nil {
-			continue
-		}
+	all := map[rules.Family]StandbyNat{}
+	for f, fs := range st.families {
 		s := &fs.standby
 		basis, known := st.standbyBasis(f)
 		if again := due(s.tryAt, now); !known || !again && (basis.equal(s.basis) || !s.tryAt.IsZero()) {
 			continue
 		}
-		s.basis, s.followed, s.tryAt = basis, now, time.Time{}
+		s.basis, s.followed, s.tryAt, s.moved = basis, now, time.Time{}, 0
 		switch why := d.standbyIdle(st, g, f); {
 		case st.mode != api.Heal:
 			d.releaseStandby(ctx, f, s, api.StandbyOff, "observe mode writes nothing but marks")
 		case why != "":
 			d.releaseStandby(ctx, f, s, api.StandbyIdle, why)
 		default:
-			d.followFamily(ctx, f, s, StandbyNat{g[f.Table(rules.Nat)], fs.examined.digest})
+			all[f] = StandbyNat{g[f.Table(rules.Nat)], fs.examined.digest}
 		}
+	}
+	if len(all) == 0 {
+		return
+	}
+	st.memory.scheduleFree(now)
+	for f, copied := range d.cfg.Standby.Table.Follow(ctx, all) {
+		d.takeCopy(ctx, f, &st.families[f].standby, all[f], copied)
 	}
 }
 
@@ -202,24 +200,23 @@ func (d *Daemon) standbyIdle(st *state, g rules.Generation, f rules.Family) stri
 	return ""
 }
 
-// followFamily makes one family's copy what nat is.
-func (d *Daemon) followFamily(ctx context.Context, f rules.Family, s *standbyOf, nat StandbyNat) {
-	had := s.has()
-	copied, err := d.cfg.Standby.Table.Follow(ctx, f, nat)
+// takeCopy takes up what became of one family's copy.
+func (d *Daemon) takeCopy(ctx context.Context, f rules.Family, s *standbyOf, nat StandbyNat, copied StandbyCopy) {
 	switch {
-	case errors.Is(err, ErrStandbyMoved):
-		s.basis = standbyBasis{} // what is there now is examined first
+	case errors.Is(copied.Err, ErrStandbyMoved):
+		s.basis, s.followed, s.moved = standbyBasis{}, time.Time{}, nat.Digest
 		return
-	case err != nil:
-		d.standbyFailed(ctx, f, s, err)
+	case copied.Err != nil:
+		d.standbyFailed(ctx, f, s, copied.Err)
 		return
 	}
+	had := s.has()
 	s.trouble.over()
 	s.copy, s.state, s.reason, s.since, s.wait = copied, api.StandbyArmed, "", time.Time{}, 0
 	s.section, s.counted = nat.Section, -1
 	if !had {
 		klog.FromContext(ctx).Info("The standby is ready to translate while nat rules are missing",
-			"family", f, "table", StandbyTable, "chains", copied.Chains, "uncopied", copied.Uncopied)
+			"family", f, "table", standby.TableName, "chains", copied.Chains, "uncopied", copied.Uncopied)
 	}
 }
 
@@ -231,11 +228,11 @@ func (d *Daemon) standbyFailed(ctx context.Context, f rules.Family, s *standbyOf
 	}
 	s.state, s.reason, s.copy = api.StandbyUnavailable, err.Error(), StandbyCopy{}
 	s.wait = min(max(2*s.wait, firstTry), standbyAgain)
-	if errors.Is(err, ErrStandbyKernel) {
+	if errors.Is(err, standby.ErrKernel) {
 		s.wait = standbyAgain
 	}
 	s.tryAt = now.Add(s.wait)
-	if errors.Is(err, ErrStandbyTaken) && now.Sub(s.since) < keeperTakenFor {
+	if errors.Is(err, standby.ErrTaken) && now.Sub(s.since) < keeperTakenFor {
 		return
 	}
 	if s.trouble.met(err, now) {
@@ -250,11 +247,11 @@ func (d *Daemon) releaseStandby(ctx context.Context, f rules.Family, s *standbyO
 		if err := d.cfg.Standby.Table.Release(f); err != nil {
 			s.tryAt = time.Now().Add(standbyAgain)
 			if s.trouble.met(err, time.Now()) {
-				klog.FromContext(ctx).Error(err, "The standby's table stays for now", "family", f, "table", StandbyTable)
+				klog.FromContext(ctx).Error(err, "The standby's table stays for now", "family", f, "table", standby.TableName)
 			}
 			return
 		}
-		klog.FromContext(ctx).Info("The standby's table is deleted", "family", f, "table", StandbyTable, "because", why)
+		klog.FromContext(ctx).Info("The standby's table is deleted", "family", f, "table", standby.TableName, "because", why)
 	}
 	s.trouble.over()
 	*s = standbyOf{state: into, reason: why, basis: s.basis, followed: s.followed, trouble: s.trouble}

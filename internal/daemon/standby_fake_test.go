@@ -41,17 +41,18 @@ func (s *fakeStandby) note(what string, f rules.Family) {
 	s.calls = append(s.calls, standbyCall{fmt.Sprint(what, " ", f), time.Now(), s.fake.Reads(), s.fake.Restores()})
 }
 
-func (s *fakeStandby) Follow(_ context.Context, f rules.Family, nat StandbyNat) (StandbyCopy, error) {
+func (s *fakeStandby) Follow(_ context.Context, nat map[rules.Family]StandbyNat) map[rules.Family]StandbyCopy {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.note("follow", f)
-	if s.followErr != nil {
-		delete(s.nat, f)
-		return StandbyCopy{}, s.followErr
+	all := map[rules.Family]StandbyCopy{}
+	for f, n := range nat {
+		s.note("follow", f)
+		if all[f] = (StandbyCopy{Chains: len(n.Section.Chains), Err: s.followErr}); s.followErr == nil {
+			s.fake.CommitElsewhere()
+			s.nat[f] = n
+		}
 	}
-	s.fake.CommitElsewhere()
-	s.nat[f] = nat
-	return StandbyCopy{Chains: len(nat.Section.Chains)}, nil
+	return all
 }
 
 func (s *fakeStandby) Gate(f rules.Family, open bool) (isOpen bool, commits int, err error) {

@@ -11,6 +11,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/standby"
 )
 
 // This file opens and shuts the standby's gate. It is open only while nat is known to be lost and
@@ -167,7 +168,7 @@ func (d *Daemon) shutFamily(ctx context.Context, st *state, f rules.Family) {
 	if isOpen {
 		s.shutAt = now.Add(time.Second)
 		if s.ajar.met(err, now) {
-			klog.FromContext(ctx).Error(err, "The standby could not be shut; it is tried again", "family", f, "table", StandbyTable)
+			klog.FromContext(ctx).Error(err, "The standby could not be shut; it is tried again", "family", f, "table", standby.TableName)
 		}
 		return
 	}
