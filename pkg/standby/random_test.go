@@ -204,22 +204,17 @@ func (d *deck) nat() string {
 	return all.String() + body.String() + "COMMIT\n"
 }
 
-// flows draws first packets: from outside, and of the node's own.
+// flows draws first packets: from outside, and of the node's own. Each has a source port of its own.
 func (d *deck) flows(n int) []flow {
-	seen := map[flow]bool{}
 	var all []flow
-	for len(all) < n {
-		f := flow{pickOf[uint8](d, unix.IPPROTO_UDP, unix.IPPROTO_UDP, unix.IPPROTO_TCP), netip.AddrPortFrom(d.address(clients), pickOf[uint16](d, 2000, 50000)), netip.AddrPortFrom(d.address(services), pickOf(d, ports...))}
-		if d.IntN(3) == 0 {
-			f = flow{unix.IPPROTO_UDP, netip.AddrPortFrom(node[d.family], 30000+uint16(len(all))), f.To}
-		}
-		if d.IntN(8) == 0 {
+	for i := range uint16(n) {
+		f := flow{pickOf[uint8](d, unix.IPPROTO_UDP, unix.IPPROTO_UDP, unix.IPPROTO_TCP), netip.AddrPortFrom(d.address(clients), pickOf[uint16](d, 2000, 50000)+i), netip.AddrPortFrom(d.address(services), pickOf(d, ports...))}
+		switch d.IntN(8) {
+		case 0, 1, 2:
+			f = flow{unix.IPPROTO_UDP, netip.AddrPortFrom(node[d.family], 30000+i), f.To}
+		case 3:
 			f.To = netip.AddrPortFrom(node[d.family], f.To.Port())
 		}
-		if f.From.Addr() == f.To.Addr() || seen[f] {
-			continue
-		}
-		seen[f] = true
 		all = append(all, f)
 	}
 	return all

@@ -137,24 +137,40 @@ func (l *lab) frame(f flow) []byte {
 	return append(append(append(out, f.From.Addr().AsSlice()...), f.To.Addr().AsSlice()...), transport...)
 }
 
-// fates sends flows, each while there is no other, and returns what became of them. One that has no
-// entry is left out.
+// fates sends flows and returns what became of them. One that has no entry is left out. Each flow
+// has a zone of its own, by its source port: no port that another one took matters to it.
 func (l *lab) fates(flows []flow) map[flow]fate {
 	l.Helper()
+	zones := ""
+	for i, f := range flows {
+		zones += fmt.Sprintf("%d : %d, ", f.From.Port(), i+1)
+	}
+	nstest.CommandInput(l.T, fmt.Sprintf(`table %[1]s zones {}
+delete table %[1]s zones
+table %[1]s zones {
+	chain arriving { type filter hook prerouting priority -300; ct zone set th sport map { %[2]s }; }
+	chain leaving { type filter hook output priority -300; ct zone set th sport map { %[2]s }; }
+}
+`, l.family.NFT(), zones), "nft", "-f", "-")
 	family := netlink.InetFamily(unix.AF_INET)
 	if l.family == tableid.IPv6 {
 		family = unix.AF_INET6
 	}
-	all := map[flow]fate{}
+	must(l, netlink.ConntrackTableFlush(netlink.ConntrackTable))
 	for _, f := range flows {
-		must(l, netlink.ConntrackTableFlush(netlink.ConntrackTable))
 		l.send(f)
-		entries, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)
-		must(l, err)
-		for _, e := range entries {
-			if f == (flow{e.Forward.Protocol, addrPort(e.Forward.SrcIP, e.Forward.SrcPort), addrPort(e.Forward.DstIP, e.Forward.DstPort)}) {
-				all[f] = fate{addrPort(e.Reverse.DstIP, e.Reverse.DstPort), addrPort(e.Reverse.SrcIP, e.Reverse.SrcPort), e.Mark}
-			}
+	}
+	entries, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)
+	must(l, err)
+	sent := map[flow]bool{}
+	for _, f := range flows {
+		sent[f] = true
+	}
+	all := map[flow]fate{}
+	for _, e := range entries {
+		f := flow{e.Forward.Protocol, addrPort(e.Forward.SrcIP, e.Forward.SrcPort), addrPort(e.Forward.DstIP, e.Forward.DstPort)}
+		if sent[f] {
+			all[f] = fate{addrPort(e.Reverse.DstIP, e.Reverse.DstPort), addrPort(e.Reverse.SrcIP, e.Reverse.SrcPort), e.Mark}
 		}
 	}
 	return all
