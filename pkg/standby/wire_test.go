@@ -42,7 +42,7 @@ link set sink up
 addr add 192.0.2.1/24 dev in
 addr add 2001:db8::1/64 dev in nodad
 route add default dev out
--6 route add default dev out
+route add ::/0 dev out
 `, "ip", "-batch", "-")
 	for name, value := range map[string]string{
 		"net/ipv4/ip_forward": "1", "net/ipv6/conf/all/forwarding": "1",
@@ -89,15 +89,13 @@ type fate struct {
 	Mark     uint32
 }
 
-// send sends the first packets: from outside over the wire, those of the node from a socket.
-func (l *lab) send(flows []flow) {
+// send sends a first packet: from outside over the wire, one of the node's own from a socket.
+func (l *lab) send(f flow) {
 	l.Helper()
-	for _, f := range flows {
-		if f.From.Addr() == node[l.family] || f.From.Addr().IsLoopback() {
-			l.sendOut(f)
-		} else if err := unix.Sendto(l.wire, l.frame(f), 0, &unix.SockaddrLinklayer{Ifindex: l.index}); err != nil {
-			l.Fatal(err)
-		}
+	if f.From.Addr() == node[l.family] || f.From.Addr().IsLoopback() {
+		l.sendOut(f)
+	} else if err := unix.Sendto(l.wire, l.frame(f), 0, &unix.SockaddrLinklayer{Ifindex: l.index}); err != nil {
+		l.Fatal(err)
 	}
 }
 
@@ -139,29 +137,43 @@ func (l *lab) frame(f flow) []byte {
 	return append(append(append(out, f.From.Addr().AsSlice()...), f.To.Addr().AsSlice()...), transport...)
 }
 
-// fates sends flows and returns what became of them; of one that has no entry, nothing did.
+// fates sends flows and returns what became of them. One that has no entry is left out. Each flow
+// has a zone of its own, by its source port: no port that another one took matters to it.
 func (l *lab) fates(flows []flow) map[flow]fate {
 	l.Helper()
-	must(l, netlink.ConntrackTableFlush(netlink.ConntrackTable))
-	l.send(flows)
+	zones := ""
+	for i, f := range flows {
+		zones += fmt.Sprintf("%d : %d, ", f.From.Port(), i+1)
+	}
+	nstest.CommandInput(l.T, fmt.Sprintf(`table %[1]s zones {}
+delete table %[1]s zones
+table %[1]s zones {
+	chain arriving { type filter hook prerouting priority -300; ct zone set th sport map { %[2]s }; }
+	chain leaving { type filter hook output priority -300; ct zone set th sport map { %[2]s }; }
+}
+`, l.family.NFT(), zones), "nft", "-f", "-")
 	family := netlink.InetFamily(unix.AF_INET)
 	if l.family == tableid.IPv6 {
 		family = unix.AF_INET6
 	}
+	must(l, netlink.ConntrackTableFlush(netlink.ConntrackTable))
+	for _, f := range flows {
+		l.send(f)
+	}
 	entries, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)
 	must(l, err)
+	sent := map[flow]bool{}
+	for _, f := range flows {
+		sent[f] = true
+	}
 	all := map[flow]fate{}
 	for _, e := range entries {
-		key := flow{e.Forward.Protocol, addrPort(e.Forward.SrcIP, e.Forward.SrcPort), addrPort(e.Forward.DstIP, e.Forward.DstPort)}
-		all[key] = fate{addrPort(e.Reverse.DstIP, e.Reverse.DstPort), addrPort(e.Reverse.SrcIP, e.Reverse.SrcPort), e.Mark}
-	}
-	got := map[flow]fate{}
-	for _, f := range flows {
-		if what, found := all[f]; found {
-			got[f] = what
+		f := flow{e.Forward.Protocol, addrPort(e.Forward.SrcIP, e.Forward.SrcPort), addrPort(e.Forward.DstIP, e.Forward.DstPort)}
+		if sent[f] {
+			all[f] = fate{addrPort(e.Reverse.DstIP, e.Reverse.DstPort), addrPort(e.Reverse.SrcIP, e.Reverse.SrcPort), e.Mark}
 		}
 	}
-	return got
+	return all
 }
 
 func addrPort(ip net.IP, port uint16) netip.AddrPort {

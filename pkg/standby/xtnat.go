@@ -85,12 +85,14 @@ func (s span) ports(list, attrs []byte, lowest, highest uint16) (newList, newAtt
 	return list, attrs
 }
 
-// withFlags adds the flags that say how the kernel chooses.
+// withFlags adds the flags that say how the kernel chooses, and that it maps ports: of masq the
+// ports themselves do not say so, and the flags of redir replace what its ports have set
+// (nft_masq_init and nft_redir_init, Linux 6.18).
 func (s span) withFlags(attrs []byte, kind uint16) []byte {
-	if s.flags&choosing == 0 {
-		return attrs
+	if flags := s.flags & (choosing | mapPorts); flags != 0 {
+		return number(attrs, kind, flags)
 	}
-	return number(attrs, kind, s.flags&choosing)
+	return attrs
 }
 
 // nat writes DNAT or SNAT.
