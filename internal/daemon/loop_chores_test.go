@@ -163,7 +163,7 @@ func situations() map[string]situation {
 		},
 		"keep connections": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) { st.generation.edition++ },
 		"follow nat with the standby": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
-			st.families[rules.IPv4].standby.basis, st.families[rules.IPv4].standby.followed = standbyBasis{}, time.Time{}
+			st.families[rules.IPv4].standby.basis, st.families[rules.IPv4].standby.next = standbyBasis{}, time.Time{}
 		},
 		"open the standby": func(t *testing.T, _ *Daemon, st *state, fake *iptablestest.Fake) {
 			must(t, fake.Flush(rules.IPv4, rules.Nat, ""))

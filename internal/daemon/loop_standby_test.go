@@ -322,8 +322,8 @@ func TestStandbyFollows(t *testing.T) {
 			r.after(50 * time.Millisecond)
 		}
 		r.after(3 * time.Second)
-		if n := len(s.named("follow ipv4", busy)); n < 5 || n > 14 {
-			t.Errorf("followed %d times in 13 s with 20 changes a second, want about once a second", n)
+		if n := len(s.named("write ipv4", busy)); n < 5 || n > 14 {
+			t.Errorf("written %d times in 13 s with 20 changes a second, want about once a second", n)
 		}
 		want := r.d.Status().Generation
 		section := s.copied(rules.IPv4)

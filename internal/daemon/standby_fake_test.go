@@ -48,7 +48,10 @@ func (s *fakeStandby) Follow(_ context.Context, nat map[rules.Family]StandbyNat)
 	for f, n := range nat {
 		s.note("follow", f)
 		if all[f] = (StandbyCopy{Chains: len(n.Section.Chains), Err: s.followErr}); s.followErr == nil {
-			s.fake.CommitElsewhere()
+			if n.Write {
+				s.fake.CommitElsewhere()
+				s.note("write", f)
+			}
 			s.nat[f] = n
 		}
 	}

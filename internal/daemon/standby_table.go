@@ -21,9 +21,12 @@ type StandbyOnNFT struct {
 	tables *standby.Standby
 	conn   *nft.Conn // for probes, so that none waits for a read of the mirror's
 
+	limit  time.Duration // how long a gate may be open
 	mu     sync.Mutex
 	limits map[rules.Family]*time.Timer // that shut a gate by themselves
-	ending sync.WaitGroup               // of those that run
+	// pending are copies that may be newer than what is written. Only the loop's step has them.
+	pending map[rules.Family]*standby.Copy
+	ending  sync.WaitGroup // of those that run
 }
 
 // OpenStandby opens the sockets of a Standby. It writes nothing. Its commits count as the kernel's
@@ -38,7 +41,8 @@ func OpenStandby(kernel *iptables.Kernel) (*StandbyOnNFT, error) {
 		return nil, errors.Join(err, tables.Close())
 	}
 	kernel.AlsoOwn(tables.Port())
-	return &StandbyOnNFT{kernel: kernel, tables: tables, conn: conn, limits: map[rules.Family]*time.Timer{}}, nil
+	return &StandbyOnNFT{kernel: kernel, tables: tables, conn: conn, limit: standbyMost + time.Second,
+		limits: map[rules.Family]*time.Timer{}, pending: map[rules.Family]*standby.Copy{}}, nil
 }
 
 // Close ends the standby; the kernel removes its tables.
@@ -58,23 +62,34 @@ func (s *StandbyOnNFT) Close() error {
 // Follow implements Standby. All families are translated before one is written, because each write
 // moves the genid.
 func (s *StandbyOnNFT) Follow(ctx context.Context, nat map[rules.Family]StandbyNat) map[rules.Family]StandbyCopy {
-	all, copies := map[rules.Family]StandbyCopy{}, map[rules.Family]*standby.Copy{}
+	all := map[rules.Family]StandbyCopy{}
 	for f, n := range nat {
-		var err error
-		if copies[f], err = s.translate(ctx, f, n); err != nil {
-			all[f] = StandbyCopy{Err: err}
-			delete(copies, f)
+		if n.Known && s.pending[f] != nil {
+			all[f] = StandbyCopy{}
+			continue
+		}
+		c, err := s.translate(ctx, f, n)
+		if all[f] = (StandbyCopy{Err: err}); err == nil {
+			s.pending[f] = c
 		}
 	}
-	for f, c := range copies {
-		err := s.tables.Put(c)
-		if errors.Is(err, standby.ErrOutdated) {
-			err = errors.Join(err, s.tables.Remove(c.ID)) // it is built again
+	for f, n := range nat {
+		if n.Write && all[f].Err == nil {
+			all[f] = s.write(s.pending[f])
 		}
-		now := s.tables.Status(c.ID)
-		all[f] = StandbyCopy{Chains: now.Chains, Uncopied: now.LeftOut, Err: err}
 	}
 	return all
+}
+
+// write brings a copy into the kernel.
+func (s *StandbyOnNFT) write(c *standby.Copy) StandbyCopy {
+	err := s.tables.Put(c)
+	if errors.Is(err, standby.ErrOutdated) {
+		delete(s.pending, c.ID.Family)
+		err = errors.Join(err, s.tables.Remove(c.ID)) // it is built again
+	}
+	now := s.tables.Status(c.ID)
+	return StandbyCopy{Chains: now.Chains, Uncopied: now.LeftOut, Err: err}
 }
 
 // translate makes a family's copy of what the mirror holds, if that is what was examined.
@@ -128,7 +143,7 @@ func (s *StandbyOnNFT) open(f rules.Family, already []standby.Hook) error {
 	if !slices.ContainsFunc(hooks, func(h standby.Hook) bool { return !slices.Contains(already, h) }) {
 		return nil
 	}
-	if err := s.tables.Open(id, hooks, nil); err != nil {
+	if err := s.tables.Open(id, hooks, s.pending[f]); err != nil {
 		return err
 	}
 	s.beginLimit(f)
@@ -143,7 +158,7 @@ func (s *StandbyOnNFT) beginLimit(f rules.Family) {
 		return
 	}
 	s.ending.Add(1)
-	s.limits[f] = time.AfterFunc(standbyMost+time.Second, func() {
+	s.limits[f] = time.AfterFunc(s.limit, func() {
 		defer s.ending.Done()
 		_ = s.tables.Shut(f.Table(rules.Nat)) // if the kernel refuses, the table is removed
 	})
@@ -162,5 +177,6 @@ func (s *StandbyOnNFT) endLimit(f rules.Family) {
 // Release implements Standby.
 func (s *StandbyOnNFT) Release(f rules.Family) error {
 	s.endLimit(f)
+	delete(s.pending, f)
 	return s.tables.Remove(f.Table(rules.Nat))
 }
