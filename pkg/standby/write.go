@@ -20,7 +20,7 @@ type writer struct {
 	// all must be one transaction.
 	splits, whole bool
 	opens         []Hook
-	removed       []Hook // base chains that go: an open one is shut by that
+	removed       []Hook   // base chains that go: an open one is shut by that
 	changed, gone []string // chains: those that are new or others, and those that the copy has no more
 	b             *nft.Batch
 	sent          int // transactions
