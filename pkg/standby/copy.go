@@ -92,7 +92,7 @@ func (c *Copy) Outstanding(held *Copy) int {
 	}
 	n := 0
 	for name, chain := range c.chains {
-		if was := held.chains[name]; was == nil || !slices.Equal(was.digests, chain.digests) {
+		if was := held.chains[name]; was != chain && (was == nil || !slices.Equal(was.digests, chain.digests)) {
 			n++
 		}
 	}

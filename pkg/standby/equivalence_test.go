@@ -28,7 +28,7 @@ func classes(all map[flow]fate) map[flow]fate {
 func class(asked, is netip.AddrPort) netip.AddrPort {
 	const inRange, anyPort = 1, 2
 	switch p := is.Port(); {
-	case p == asked.Port():
+	case p == asked.Port(), p < 1024:
 	case p >= 8080 && p <= 8090:
 		return netip.AddrPortFrom(is.Addr(), inRange)
 	default:

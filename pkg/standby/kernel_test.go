@@ -129,10 +129,12 @@ func TestALargeChainIsChangedByRules(t *testing.T) {
 	})
 }
 
-// gone waits until the kernel has removed the table of a socket that was closed.
-func gone(conn *nft.Conn) error {
+// gone waits until the kernel has removed IPv4's table of a socket that was closed.
+func gone(conn *nft.Conn) error { return goneOf(conn, nat) }
+
+func goneOf(conn *nft.Conn, id tableid.TableID) error {
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-		there, err := conn.HasTable(nat.Family, standby.TableName)
+		there, err := conn.HasTable(id.Family, standby.NameOf(id))
 		if err != nil || !there {
 			return err
 		}

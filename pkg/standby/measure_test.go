@@ -6,12 +6,15 @@ import (
 	"compress/gzip"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -69,10 +72,12 @@ func measure(t *testing.T, size int, mode string) {
 		most = -1
 	}
 	times := map[string][]time.Duration{}
+	runtime.LockOSThread()
 	timed := func(what string, f func()) {
-		start := time.Now()
+		start, before := time.Now(), processor(t)
 		f()
 		times[what] = append(times[what], time.Since(start))
+		times[what+", processor"] = append(times[what+", processor"], processor(t)-before)
 	}
 	var src standby.Source
 	timed("dump", func() { src = source(t, conn, nat) })
@@ -103,12 +108,19 @@ func measure(t *testing.T, size int, mode string) {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	t.Logf("%d services, %s: %d chains, %d rules, %d left out; kernel memory %v KiB; heap with the source %d KiB", size, mode, st.Chains, st.Rules, st.LeftOut, kib, m.HeapAlloc>>10)
-	for _, what := range []string{"dump", "translate", "build", "build, kernel", "close", "open", "shut", "retranslate", "follow a service", "open with a service"} {
+	for _, what := range slices.Sorted(maps.Keys(times)) {
 		all := slices.Sorted(slices.Values(times[what]))
-		if len(all) > 0 {
-			t.Logf("  %-32s median %9.3f ms, worst %9.3f ms", what, all[len(all)/2].Seconds()*1e3, all[len(all)-1].Seconds()*1e3)
-		}
+		t.Logf("  %-32s median %9.3f ms, worst %9.3f ms", what, all[len(all)/2].Seconds()*1e3, all[len(all)-1].Seconds()*1e3)
 	}
+}
+
+// processor returns how much time of a processor this thread has had, the kernel's part included:
+// on a busy machine it says more than the clock.
+func processor(t *testing.T) time.Duration {
+	t.Helper()
+	var u unix.Rusage
+	must(t, unix.Getrusage(unix.RUSAGE_THREAD, &u))
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // edit changes one service again and again, as kube-proxy does with a new endpoint, and follows.

@@ -82,7 +82,7 @@ func (d *deck) matches() (text []string, protocol string) {
 	for range d.IntN(3) {
 		text = append(text, pickOf(d, other...))
 	}
-	if d.odd && d.IntN(12) == 0 {
+	if d.odd && d.IntN(20) == 0 {
 		text = append(text, pickOf(d, "-m length --length 0:65535", "-m length --length 4000", "-m u32 --u32 0x0&0x0=0x0"))
 	}
 	return text, protocol

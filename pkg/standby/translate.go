@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
@@ -89,6 +91,9 @@ func (t *translator) hook(name string, base *nft.Chain) error {
 		ours := t.ours(name, raw)
 		read, err := readRule(t.src.ID.Family, raw)
 		if ours {
+			if err == nil && read.to != "" {
+				err = t.mayLead(read.to)
+			}
 			if last = len(all); err != nil && bad == nil {
 				bad = fmt.Errorf("%w: a protected rule of %s: %w", ErrUnavailable, name, err)
 			}
@@ -120,12 +125,15 @@ func (t *translator) hook(name string, base *nft.Chain) error {
 	return nil
 }
 
-// ours reports whether a rule of a base chain is protected.
+// ours reports whether a rule of a base chain is protected. It need not be one that can be copied.
 func (t *translator) ours(base string, raw nft.Rule) bool {
-	if read, err := readRule(t.src.ID.Family, raw); err == nil && read.effect == leads && t.src.Protects(read.to) {
-		return true
-	}
-	return t.src.Ours != nil && t.src.Ours(base, raw)
+	found := false
+	_ = raw.Each(func(e nft.Expression) error { // what cannot be read leads nowhere
+		to := nft.AttrPath(e.Data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN)
+		found = found || e.Name == "immediate" && to != nil && t.src.Protects(nft.String(to))
+		return nil
+	})
+	return found || t.src.Ours != nil && t.src.Ours(base, raw)
 }
 
 // add adds a rule to a chain.

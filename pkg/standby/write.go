@@ -2,7 +2,6 @@ package standby
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -21,7 +20,8 @@ type writer struct {
 	// all must be one transaction.
 	splits, whole bool
 	opens         []Hook
-	removed       []Hook // base chains that go: an open one is shut by that
+	removed       []Hook   // base chains that go: an open one is shut by that
+	changed, gone []string // chains: those that are new or others, and those that the copy has no more
 	b             *nft.Batch
 	sent          int // transactions
 	bytes         int
@@ -35,12 +35,33 @@ func (w *writer) write() error {
 	}
 	w.b = nft.NewBatch()
 	steps := []func() error{w.newChains, w.newRules, w.hooks, w.oldChains, w.open}
+	if w.next == w.t.held {
+		steps = steps[len(steps)-1:]
+	} else {
+		w.find()
+	}
 	for _, step := range steps {
 		if err := step(); err != nil {
 			return err
 		}
 	}
 	return w.flush()
+}
+
+// find finds the chains that are others: mostly a few of thousands.
+func (w *writer) find() {
+	for name, c := range w.next.chains {
+		if !w.same(name, c) {
+			w.changed = append(w.changed, name)
+		}
+	}
+	slices.Sort(w.changed)
+	for name := range w.t.held.chains {
+		if w.next.chains[name] == nil {
+			w.gone = append(w.gone, name)
+		}
+	}
+	slices.Sort(w.gone)
 }
 
 // follows reports why the copy cannot be written: it has no rules of a chain that the kernel holds
@@ -84,7 +105,7 @@ func (w *writer) flush() error {
 }
 
 func (w *writer) newChains() error {
-	for _, name := range slices.Sorted(maps.Keys(w.next.chains)) {
+	for _, name := range w.changed {
 		if w.t.held.chains[name] != nil {
 			continue
 		}
@@ -98,12 +119,8 @@ func (w *writer) newChains() error {
 }
 
 func (w *writer) newRules() error {
-	for _, name := range slices.Sorted(maps.Keys(w.next.chains)) {
-		c := w.next.chains[name]
-		if w.same(name, c) {
-			continue
-		}
-		if err := w.chain(name, c); err != nil {
+	for _, name := range w.changed {
+		if err := w.chain(name, w.next.chains[name]); err != nil {
 			return err
 		}
 		if err := w.cut(); err != nil {
@@ -223,12 +240,11 @@ func (w *writer) removeHook(h Hook, was *hook) {
 
 // oldChains removes the chains that the copy has no more: first what leads to them.
 func (w *writer) oldChains() error {
-	gone := slices.DeleteFunc(slices.Sorted(maps.Keys(w.t.held.chains)), func(name string) bool { return w.next.chains[name] != nil })
-	for _, name := range gone {
+	for _, name := range w.gone {
 		delete(w.t.handles, name)
 		emptyChain(w.b, w.t, name)
 	}
-	for _, name := range gone {
+	for _, name := range w.gone {
 		beginChain(w.b, w.t, unix.NFT_MSG_DELCHAIN, 0, name)
 		w.b.End()
 	}
