@@ -14,7 +14,7 @@ type StandbyState string
 
 // The states of a family's standby.
 const (
-	// StandbyOff: --standby is off, the backend is legacy, canaryd only observes, or a cleanup came.
+	// StandbyOff: by --standby, on legacy, in observe mode, or after a cleanup.
 	StandbyOff StandbyState = "off"
 	// StandbyIdle: none is needed, because no protected rule translates or a replay is short.
 	StandbyIdle StandbyState = "idle"

@@ -334,6 +334,21 @@ func TestStandbyFollows(t *testing.T) {
 			t.Errorf("the copy lacks the last change (-want +got):\n%s", diff)
 		}
 	})
+	bubble(t, "a slow machine", func(t *testing.T) {
+		fake := loadedFake(t, iptables.NFT)
+		s := newFakeStandby(fake)
+		s.takes = 5 * time.Second // to build it
+		r := run(t, fake, setup{standby: s})
+		r.after(time.Minute)
+		r.wantStandby(s, api.StandbyArmed)
+		s.set(func(s *fakeStandby) { s.takes = 100 * time.Millisecond })
+		r.endpoint(1, true)
+		r.after(3 * time.Second)
+		r.wantStandby(s, api.StandbyArmed)
+		r.endpoint(2, true)
+		r.after(3 * time.Second)
+		r.wantStandby(s, api.StandbyArmed)
+	})
 	bubble(t, "losses", func(t *testing.T) {
 		r, s := withStandby(t, nil)
 		before := s.copied(rules.IPv4)

@@ -24,7 +24,8 @@ type Standby interface {
 	// for. It says of each family what became of it.
 	Follow(ctx context.Context, nat map[rules.Family]StandbyNat) map[rules.Family]StandbyCopy
 	// Gate opens the gate for those hooks whose path through nat lost something, in one transaction
-	// with what is translated and not written; or it shuts it for all. It reports whether it is open, and how many commits that took.
+	// with what is translated and not written; or it shuts it for all. It reports whether it is
+	// open, and how many commits that took.
 	Gate(f rules.Family, open bool) (isOpen bool, commits int, err error)
 	// Release deletes the copy, if there is one.
 	Release(f rules.Family) error
@@ -64,8 +65,8 @@ const (
 	// standbyEvery is the time between two changes of the copy. Each keeps other writers out for
 	// as long as the kernel checks all chains: 6 to 22 ms at 1,000 services, 35 ms at 5,000.
 	standbyEvery = time.Second
-	// standbyShare bounds what translating takes: 2 % of a core. It takes 2 ms at 1,000 services and
-	// 10 ms at 5,000 if one chain is another one.
+	// standbyShare bounds what translating takes to 2 % of a core, as long as that makes the copy
+	// no older than standbyEvery.
 	standbyShare = 50
 	// standbyMost is how long the gate is open for one loss: an owner may have removed by then what
 	// the copy still has.
@@ -199,7 +200,7 @@ func (d *Daemon) followNat(ctx context.Context, st *state) {
 	took := time.Since(now)
 	for f, copied := range copies {
 		s := &st.families[f].standby
-		s.next = now.Add(standbyShare * took)
+		s.next = now.Add(took + min(standbyShare*took, standbyEvery))
 		d.takeCopy(ctx, f, s, all[f], copied)
 	}
 }

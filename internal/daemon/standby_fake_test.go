@@ -24,6 +24,7 @@ type fakeStandby struct {
 
 	followErr, gateErr, shutErr error
 	stuck                       bool // gates stay shut, without an error
+	takes                       time.Duration
 }
 
 // A standbyCall is one call, and what had been done until then.
@@ -42,6 +43,10 @@ func (s *fakeStandby) note(what string, f rules.Family) {
 }
 
 func (s *fakeStandby) Follow(_ context.Context, nat map[rules.Family]StandbyNat) map[rules.Family]StandbyCopy {
+	s.mu.Lock()
+	takes := s.takes
+	s.mu.Unlock()
+	time.Sleep(takes)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all := map[rules.Family]StandbyCopy{}

@@ -100,8 +100,8 @@ func TestStandbyCopiesOnlyWhatWasExamined(t *testing.T) {
 	})
 }
 
-// TestStandbyOpensWithWhatIsOutstanding: a change that was translated and not written is in the copy
-// that is open.
+// TestStandbyOpensWithWhatIsOutstanding: a change that was translated and not written is in the
+// copy that is open.
 func TestStandbyOpensWithWhatIsOutstanding(t *testing.T) {
 	onNFT(t, func(t *testing.T, s *StandbyOnNFT, follow func(bool) StandbyCopy) {
 		must(t, follow(true).Err)
@@ -121,8 +121,8 @@ func TestStandbyOpensWithWhatIsOutstanding(t *testing.T) {
 	})
 }
 
-// TestStandbyShutsByItself: a gate that the loop does not shut is shut after the limit, and one that
-// it does shut has no limit any more.
+// TestStandbyShutsByItself: a gate that the loop does not shut is shut after the limit, and one
+// that it does shut has no limit any more.
 func TestStandbyShutsByItself(t *testing.T) {
 	onNFT(t, func(t *testing.T, s *StandbyOnNFT, follow func(bool) StandbyCopy) {
 		must(t, follow(true).Err)

@@ -169,8 +169,8 @@ func (f *Fake) publish(family rules.Family, tables map[rules.TableName]*rules.Ta
 	}
 }
 
-// CommitElsewhere is a commit of canaryd's own to a table that is not iptables': on nft it moves the
-// genid, and nothing else.
+// CommitElsewhere is a commit of canaryd's own to a table that is not iptables': on nft it moves
+// the genid, and nothing else.
 func (f *Fake) CommitElsewhere() {
 	f.mu.Lock()
 	announce := f.publish(rules.IPv4, nil, nft.Commit{PID: uint32(os.Getpid()), Comm: "canaryd", Own: true})
