@@ -35,6 +35,8 @@ type chain struct {
 	rules []rule
 	jumps []string // the chains that its rules lead to
 	marks uint32   // the bits that its rules may set
+	// shadow: the chain is another owner's, and accepts what it would translate.
+	shadow bool
 	// leftOut says why the chain became "accept"; "" if it was copied.
 	leftOut string
 }

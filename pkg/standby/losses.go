@@ -91,9 +91,9 @@ func (c *Copy) Probe(conn *nft.Conn) (map[Hook]Loss, error) {
 	return losses, nil
 }
 
-// isEmpty reports whether a chain that held rules is gone or holds none.
+// isEmpty reports whether a protected chain that held rules is gone or holds none.
 func (c *Copy) isEmpty(conn *nft.Conn, name string) (bool, error) {
-	if chain := c.chains[name]; chain == nil || len(chain.digests) == 0 {
+	if chain := c.chains[name]; chain == nil || chain.shadow || len(chain.digests) == 0 {
 		return false, nil
 	}
 	chain, found, err := conn.Chain(c.ID.Family, c.ID.Name, name)
