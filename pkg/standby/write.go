@@ -30,15 +30,12 @@ type writer struct {
 
 // write writes all of it.
 func (w *writer) write() error {
-	if err := w.follows(); err != nil {
-		return err
-	}
 	w.b = nft.NewBatch()
 	steps := []func() error{w.newChains, w.newRules, w.hooks, w.oldChains, w.open}
 	if w.next == w.t.held {
 		steps = steps[len(steps)-1:]
-	} else {
-		w.find()
+	} else if err := w.find(); err != nil {
+		return err
 	}
 	for _, step := range steps {
 		if err := step(); err != nil {
@@ -48,12 +45,17 @@ func (w *writer) write() error {
 	return w.flush()
 }
 
-// find finds the chains that are others: mostly a few of thousands.
-func (w *writer) find() {
+// find finds the chains that are others: mostly a few of thousands. The error is ErrOutdated if
+// the copy lacks the rules of one.
+func (w *writer) find() error {
 	for name, c := range w.next.chains {
-		if !w.same(name, c) {
-			w.changed = append(w.changed, name)
+		if w.same(name, c) {
+			continue
 		}
+		if c.rules == nil && len(c.digests) > 0 {
+			return fmt.Errorf("%w: chain %s", ErrOutdated, name)
+		}
+		w.changed = append(w.changed, name)
 	}
 	slices.Sort(w.changed)
 	for name := range w.t.held.chains {
@@ -62,16 +64,6 @@ func (w *writer) find() {
 		}
 	}
 	slices.Sort(w.gone)
-}
-
-// follows reports why the copy cannot be written: it has no rules of a chain that the kernel holds
-// otherwise.
-func (w *writer) follows() error {
-	for name, c := range w.next.chains {
-		if c.rules == nil && len(c.digests) > 0 && !w.same(name, c) {
-			return fmt.Errorf("%w: chain %s", ErrOutdated, name)
-		}
-	}
 	return nil
 }
 
