@@ -61,8 +61,8 @@ func (c *Copy) Openable(losses map[Hook]Loss) (open []Hook, shut map[Hook]string
 }
 
 // Probe asks the kernel what became of each hook's path: the base chain, and the chains to which
-// its protected rules lead. What is lost further below it does not see. It asks some 10 questions
-// of 10 µs each.
+// its protected rules lead. What is lost further below it does not see, and of a native table only
+// the base chains. It asks some 10 questions of 10 µs each.
 func (c *Copy) Probe(conn *nft.Conn) (map[Hook]Loss, error) {
 	losses := map[Hook]Loss{}
 	emptied := map[string]bool{}

@@ -157,7 +157,10 @@ func (s *Standby) Put(c *Copy) error {
 	if s.closed {
 		return ErrNotBuilt
 	}
-	if t := s.tables[c.ID]; t != nil {
+	switch t := s.tables[c.ID]; {
+	case c.native != nil:
+		return s.putNative(c)
+	case t != nil:
 		return s.follow(t, c)
 	}
 	return s.build(c)
@@ -183,7 +186,7 @@ func (s *Standby) Open(id tableid.TableID, hooks []Hook, pending *Copy) error {
 	if t == nil {
 		return ErrNotBuilt
 	}
-	if pending != nil && pending.ID == id && s.open(t, hooks, pending) == nil {
+	if pending != nil && pending.native == nil && pending.ID == id && s.open(t, hooks, pending) == nil {
 		return nil
 	}
 	if s.tables[id] == nil {

@@ -120,8 +120,8 @@ func (t *translator) hook(name string, base *nft.Chain) error {
 	return nil
 }
 
-// others copies another owner's rule that stands before ours, with the chains to which it leads. What
-// they would translate, they accept: it is left alone, and no rule of ours translates it otherwise.
+// others copies another owner's rule that stands before ours, with the chains to which it leads.
+// What they would translate, they accept: it is left alone, and no rule of ours translates it.
 func (t *translator) others(h *hook, raw nft.Rule) error {
 	read, err := readShadow(t.src.ID.Family, raw)
 	if err != nil {

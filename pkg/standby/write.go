@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // A writer writes the difference between what the kernel holds and the next copy.
@@ -277,7 +278,7 @@ func emptyChain(b *nft.Batch, t *table, name string) {
 func setOf(h Hook) string { return "open-" + h.String() }
 
 // element adds or removes the element that opens a hook: the family's own number, which all of its
-// packets have.
+// packets have; for inet those of both.
 func element(b *nft.Batch, t *table, message uint16, h Hook) {
 	flags := netlink.HeaderFlags(0)
 	if message == unix.NFT_MSG_NEWSETELEM {
@@ -286,7 +287,14 @@ func element(b *nft.Batch, t *table, message uint16, h Hook) {
 	b.Begin(message, flags, t.id.Family)
 	b.Text(unix.NFTA_SET_ELEM_LIST_TABLE, t.name)
 	b.Text(unix.NFTA_SET_ELEM_LIST_SET, setOf(h))
-	key := value(nil, unix.NFTA_SET_ELEM_KEY, []byte{uint8(t.id.Family)})
-	b.Blob(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, nft.AppendAttr(nil, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, key, 0))
+	families := []tableid.Family{t.id.Family}
+	if t.id.Family == tableid.Inet {
+		families = []tableid.Family{tableid.IPv4, tableid.IPv6}
+	}
+	var list []byte
+	for _, f := range families {
+		list = nft.AppendAttr(list, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, value(nil, unix.NFTA_SET_ELEM_KEY, []byte{uint8(f)}), 0)
+	}
+	b.Blob(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, list)
 	b.End()
 }
