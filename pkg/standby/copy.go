@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
@@ -24,6 +25,8 @@ type Copy struct {
 	marks  uint32 // the bits that copied rules may set
 	// references counts the copied rules that lead to chains to which base chains lead.
 	references map[string]uint32
+	// native is the whole copy of a native table; chains has nothing then.
+	native *native.Table
 }
 
 // A chain is the copy of a chain. It is never changed once it was made.
@@ -35,6 +38,8 @@ type chain struct {
 	rules []rule
 	jumps []string // the chains that its rules lead to
 	marks uint32   // the bits that its rules may set
+	// shadow: the chain is another owner's, and accepts what it would translate.
+	shadow bool
 	// leftOut says why the chain became "accept"; "" if it was copied.
 	leftOut string
 }
@@ -78,6 +83,10 @@ func (c *Copy) LeftOut() []LeftOut {
 
 // Counts returns how many chains and rules the copy has, without base chains.
 func (c *Copy) Counts() (chains, rules int) {
+	if c.native != nil {
+		chains, rules, _ = c.native.Counts()
+		return chains, rules
+	}
 	for _, chain := range c.chains {
 		rules += len(chain.digests)
 	}
@@ -89,6 +98,9 @@ func (c *Copy) Counts() (chains, rules int) {
 func (c *Copy) Outstanding(held *Copy) int {
 	if held == nil {
 		return len(c.chains) + len(c.hooks)
+	}
+	if c.native != nil && held.native != nil {
+		return len(native.Diff(held.native, c.native))
 	}
 	n := 0
 	for name, chain := range c.chains {

@@ -144,7 +144,7 @@ func goneOf(conn *nft.Conn, id tableid.TableID) error {
 	}
 }
 
-// TestTheCopyOfKubeProxysRules shows what nft lists of the copy, beside what is left out.
+// TestTheCopyOfKubeProxysRules shows what nft lists of the copy.
 func TestTheCopyOfKubeProxysRules(t *testing.T) {
 	for _, name := range []string{"v4-affinity", "v6-small"} {
 		t.Run(name, func(t *testing.T) {

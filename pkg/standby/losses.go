@@ -61,8 +61,8 @@ func (c *Copy) Openable(losses map[Hook]Loss) (open []Hook, shut map[Hook]string
 }
 
 // Probe asks the kernel what became of each hook's path: the base chain, and the chains to which
-// its protected rules lead. What is lost further below it does not see. It asks some 10 questions
-// of 10 µs each.
+// its protected rules lead. What is lost further below it does not see, and of a native table only
+// the base chains. It asks some 10 questions of 10 µs each.
 func (c *Copy) Probe(conn *nft.Conn) (map[Hook]Loss, error) {
 	losses := map[Hook]Loss{}
 	emptied := map[string]bool{}
@@ -91,9 +91,9 @@ func (c *Copy) Probe(conn *nft.Conn) (map[Hook]Loss, error) {
 	return losses, nil
 }
 
-// isEmpty reports whether a chain that held rules is gone or holds none.
+// isEmpty reports whether a protected chain that held rules is gone or holds none.
 func (c *Copy) isEmpty(conn *nft.Conn, name string) (bool, error) {
-	if chain := c.chains[name]; chain == nil || len(chain.digests) == 0 {
+	if chain := c.chains[name]; chain == nil || chain.shadow || len(chain.digests) == 0 {
 		return false, nil
 	}
 	chain, found, err := conn.Chain(c.ID.Family, c.ID.Name, name)

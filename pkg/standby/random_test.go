@@ -204,7 +204,8 @@ func (d *deck) nat() string {
 	return all.String() + body.String() + "COMMIT\n"
 }
 
-// flows draws first packets: from outside, and of the node's own. Each has a source port of its own.
+// flows draws first packets: from outside, and of the node's own. Each has a source port of its
+// own.
 func (d *deck) flows(n int) []flow {
 	var all []flow
 	for i := range uint16(n) {

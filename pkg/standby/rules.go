@@ -48,6 +48,7 @@ var plainMatches = []string{"addrtype", "conntrack", "mark", "multiport", "recen
 type reader struct {
 	family tableid.Family
 	list   []byte // of the copy's expressions so far
+	shadow bool   // see readShadow
 	reading
 	compat nft.Compat
 	keys   keyReader
@@ -59,7 +60,20 @@ type reader struct {
 
 // readRule reads one rule.
 func readRule(family tableid.Family, raw nft.Rule) (reading, error) {
-	r := reader{family: family}
+	return (&reader{family: family}).read(raw)
+}
+
+// readShadow reads a rule of another owner's: what it would translate it accepts in the copy, so
+// that no later rule translates it otherwise. It may change nothing.
+func readShadow(family tableid.Family, raw nft.Rule) (reading, error) {
+	got, err := (&reader{family: family, shadow: true}).read(raw)
+	if err == nil && got.effect == changes {
+		err = fmt.Errorf("what another owner's rule changes %w", errExpression)
+	}
+	return got, err
+}
+
+func (r *reader) read(raw nft.Rule) (reading, error) {
 	if err := raw.Each(r.take); err != nil {
 		return reading{}, err
 	}
@@ -109,7 +123,10 @@ func (r *reader) take(e nft.Expression) error {
 	case "immediate":
 		return r.immediate(e)
 	case "nat", "masq", "redir":
-		r.effect, r.finished = translates, true
+		if r.effect, r.finished = translates, true; r.shadow {
+			r.list = verdict(r.list, nfAccept)
+			return nil
+		}
 	case "match":
 		return r.match(e)
 	case "target":
@@ -202,8 +219,11 @@ func (r *reader) target(e nft.Expression) error {
 	if err != nil {
 		return err
 	}
+	if r.shadow && marks == 0 {
+		list = verdict(r.list, nfAccept)
+	}
 	r.list, r.marks = list, r.marks|marks
-	if r.effect = translates; nft.String(attr(e.Data, unix.NFTA_TARGET_NAME)) == "MARK" {
+	if r.effect = translates; nft.String(attr(e.Data, unix.NFTA_TARGET_NAME)) == "MARK" { // no shadow
 		r.effect = changes
 		return nil
 	}

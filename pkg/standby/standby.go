@@ -59,9 +59,11 @@ type Config struct {
 	Piece int
 }
 
-// DefaultGateMost is the size from which following a change costs more with a gate than opening
-// costs without.
-const DefaultGateMost = 20_000
+// DefaultGateMost is far above the 41,434 rules of 5,000 services. There opening a hook took the
+// processor 0.7 ms behind a gate and 38 ms without one, for the kernel walks all chains when a jump
+// is added; following a change took 39 ms behind a gate and 22 ms without (Linux 6.18). Changes are
+// followed once a second, and while a hook is to be opened nothing is translated.
+const DefaultGateMost = 100_000
 
 // A Status is what is known of one table of a Standby.
 type Status struct {
@@ -155,7 +157,10 @@ func (s *Standby) Put(c *Copy) error {
 	if s.closed {
 		return ErrNotBuilt
 	}
-	if t := s.tables[c.ID]; t != nil {
+	switch t := s.tables[c.ID]; {
+	case c.native != nil:
+		return s.putNative(c)
+	case t != nil:
 		return s.follow(t, c)
 	}
 	return s.build(c)
@@ -181,7 +186,7 @@ func (s *Standby) Open(id tableid.TableID, hooks []Hook, pending *Copy) error {
 	if t == nil {
 		return ErrNotBuilt
 	}
-	if pending != nil && pending.ID == id && pending.Outstanding(t.held) > 0 && s.open(t, hooks, pending) == nil {
+	if pending != nil && pending.native == nil && pending.ID == id && s.open(t, hooks, pending) == nil {
 		return nil
 	}
 	if s.tables[id] == nil {

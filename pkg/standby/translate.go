@@ -84,44 +84,81 @@ func (t *translator) hook(name string, base *nft.Chain) error {
 		return nil
 	}
 	h := &hook{name: name, priority: base.Priority, body: &chain{}}
+	var rules []nft.Rule
 	last := -1 // of the protected rules
-	var all []reading
-	var bad error
 	for raw := range t.src.Chains[name].Rules {
 		ours := t.ours(name, raw)
-		read, err := readRule(t.src.ID.Family, raw)
 		if ours {
+			last = len(rules)
+		}
+		rules = append(rules, raw.Clone())
+		h.real, h.ours = append(h.real, digest(raw.Expressions)), append(h.ours, ours)
+	}
+	switch {
+	case last < 0:
+		return nil
+	case t.src.Chains[name].LeftOut:
+		return fmt.Errorf("%w: base chain %s has too many rules to be kept", ErrUnavailable, name)
+	case t.out.hooks[Hook(base.Hook)] != nil:
+		return fmt.Errorf("%w: two base chains at hook %s", ErrUnavailable, Hook(base.Hook))
+	}
+	for i, raw := range rules[:last+1] {
+		if h.ours[i] {
+			read, err := readRule(t.src.ID.Family, raw)
 			if err == nil && read.to != "" {
 				err = t.mayLead(read.to)
 			}
-			if last = len(all); err != nil && bad == nil {
-				bad = fmt.Errorf("%w: a protected rule of %s: %w", ErrUnavailable, name, err)
+			if err != nil {
+				return fmt.Errorf("%w: a protected rule of %s: %w", ErrUnavailable, name, err)
 			}
-		}
-		if err != nil { // of another owner's rule it is known only that it is of another kind
-			read = reading{effect: changes}
-		}
-		all = append(all, read)
-		h.real, h.ours = append(h.real, digest(raw.Expressions)), append(h.ours, ours)
-	}
-	if t.src.Chains[name].LeftOut {
-		bad = fmt.Errorf("%w: base chain %s has too many rules to be kept", ErrUnavailable, name)
-	}
-	if last < 0 || bad != nil {
-		return bad
-	}
-	for i, read := range all[:last+1] {
-		switch {
-		case h.ours[i], read.effect == ends:
 			h.body.add(read)
-		case read.effect != nothing && h.blocked == "":
-			h.blocked = fmt.Sprintf("another owner's rule %d of %s is of a kind that cannot be copied", i+1, name)
+		} else if err := t.others(h, raw); err != nil && h.blocked == "" {
+			h.blocked = fmt.Sprintf("another owner's rule %d of %s: %v", i+1, name, err)
 		}
-	}
-	if t.out.hooks[Hook(base.Hook)] != nil {
-		return fmt.Errorf("%w: two base chains at hook %s", ErrUnavailable, Hook(base.Hook))
 	}
 	t.out.hooks[Hook(base.Hook)] = h
+	return nil
+}
+
+// others copies another owner's rule that stands before ours, with the chains to which it leads.
+// What they would translate, they accept: it is left alone, and no rule of ours translates it.
+func (t *translator) others(h *hook, raw nft.Rule) error {
+	read, err := readShadow(t.src.ID.Family, raw)
+	if err != nil {
+		return err
+	}
+	chains := map[string]*chain{}
+	if read.effect == leads {
+		if err := t.shadow(read.to, chains); err != nil {
+			return err
+		}
+	}
+	h.body.add(read)
+	maps.Copy(t.out.chains, chains)
+	return nil
+}
+
+// shadow makes the copy of another owner's chain and of those to which it leads.
+func (t *translator) shadow(name string, made map[string]*chain) error {
+	if made[name] != nil || t.out.chains[name] != nil {
+		return nil
+	}
+	src, exists := t.src.Chains[name]
+	if !exists || src.Base != nil || src.LeftOut || t.src.Protects(name) {
+		return fmt.Errorf("chain %q %w", name, errExpression)
+	}
+	c := &chain{shadow: true}
+	made[name] = c
+	for raw := range src.Rules {
+		read, err := readShadow(t.src.ID.Family, raw)
+		if err == nil && read.effect == leads {
+			err = t.shadow(read.to, made)
+		}
+		if err != nil {
+			return fmt.Errorf("chain %s: %w", name, err)
+		}
+		c.add(read)
+	}
 	return nil
 }
 

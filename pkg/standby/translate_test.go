@@ -194,33 +194,61 @@ func TestChainsThatCannotBeCopied(t *testing.T) {
 	}
 }
 
-// TestOtherOwnersRules: those before ours are copied if they only end the walk; else the hook is
-// blocked. Those behind ours mean nothing.
+// TestOtherOwnersRules: those before ours are copied, with the chains to which they lead, and what
+// they would translate they accept. Where they cannot be copied the hook is blocked. Those behind
+// ours mean nothing.
 func TestOtherOwnersRules(t *testing.T) {
 	ours, accepts, logs, leads := listOf(jump("KUBE-SERVICES")), listOf(verdictOf(nfAccept)), listOf(xt("target", "LOG", 0)), listOf(jump("DOCKER"))
 	set := listOf(xt("match", "set", 4), verdictOf(nfAccept))
+	dnat := listOf(xt("match", "tcp", 0), xt("target", "DNAT", 2, range2(1)...))
+	mark := listOf(xt("target", "MARK", 2, 1, 0, 0, 0, 1, 0, 0, 0))
 	for _, test := range []struct {
 		name    string
 		rules   []nft.Rule
+		docker  []nft.Rule
 		copied  int
 		blocked bool
 	}{
-		{"nothing", []nft.Rule{ours}, 1, false},
-		{"accept before", []nft.Rule{accepts, ours}, 2, false},
-		{"accept between", []nft.Rule{ours, accepts, ours}, 3, false},
-		{"accept behind", []nft.Rule{ours, accepts}, 1, false},
-		{"log before", []nft.Rule{logs, ours}, 1, false},
-		{"another owner's chain before", []nft.Rule{leads, ours}, 1, true},
-		{"another owner's chain behind", []nft.Rule{ours, leads}, 1, false},
-		{"accept of an ipset before", []nft.Rule{set, ours}, 1, true},
+		{"nothing", []nft.Rule{ours}, nil, 1, false},
+		{"accept before", []nft.Rule{accepts, ours}, nil, 2, false},
+		{"accept between", []nft.Rule{ours, accepts, ours}, nil, 3, false},
+		{"accept behind", []nft.Rule{ours, accepts}, nil, 1, false},
+		{"log before", []nft.Rule{logs, ours}, nil, 1, false},
+		{"DNAT before", []nft.Rule{dnat, ours}, nil, 2, false},
+		{"a mark before", []nft.Rule{mark, ours}, nil, 1, true},
+		{"accept of an ipset before", []nft.Rule{set, ours}, nil, 1, true},
+		{"another owner's chain before", []nft.Rule{leads, ours}, []nft.Rule{dnat, accepts}, 2, false},
+		{"one with an ipset", []nft.Rule{leads, ours}, []nft.Rule{dnat, set}, 1, true},
+		{"one that leads to ours", []nft.Rule{leads, ours}, []nft.Rule{ours}, 1, true},
+		{"one that leads to itself", []nft.Rule{leads, ours}, []nft.Rule{leads}, 2, false},
+		{"one that was not read", []nft.Rule{listOf(jump("GONE")), ours}, nil, 1, true},
+		{"another owner's chain behind", []nft.Rule{ours, leads}, []nft.Rule{set}, 1, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			c, err := Translate(sourceOf(map[string][]nft.Rule{"PREROUTING": test.rules, "KUBE-SERVICES": {}, "DOCKER": {}}), nil)
+			c, err := Translate(sourceOf(map[string][]nft.Rule{"PREROUTING": test.rules, "KUBE-SERVICES": {}, "DOCKER": test.docker}), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := len(c.hooks[Prerouting].body.rules); got != test.copied || (c.Blocked(Prerouting) != "") != test.blocked {
+			body := c.hooks[Prerouting].body
+			if got := len(body.rules); got != test.copied || (c.Blocked(Prerouting) != "") != test.blocked {
 				t.Errorf("%d rules copied, blocked by %q; want %d and %t", got, c.Blocked(Prerouting), test.copied, test.blocked)
+			}
+			for _, to := range body.jumps {
+				if c.chains[to] == nil {
+					t.Errorf("a rule leads to %s, which is not copied", to)
+				}
+			}
+			all := body.rules
+			if c.chains["DOCKER"] != nil {
+				all = append(all, c.chains["DOCKER"].rules...)
+			}
+			for _, r := range all {
+				_ = nft.Rule{Expressions: r.expressions}.Each(func(e nft.Expression) error {
+					if e.Name == "nat" || e.Name == "target" {
+						t.Errorf("another owner's rule is copied with its %s", e.Name)
+					}
+					return nil
+				})
 			}
 		})
 	}

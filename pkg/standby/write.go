@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // A writer writes the difference between what the kernel holds and the next copy.
@@ -30,15 +31,12 @@ type writer struct {
 
 // write writes all of it.
 func (w *writer) write() error {
-	if err := w.follows(); err != nil {
-		return err
-	}
 	w.b = nft.NewBatch()
 	steps := []func() error{w.newChains, w.newRules, w.hooks, w.oldChains, w.open}
 	if w.next == w.t.held {
 		steps = steps[len(steps)-1:]
-	} else {
-		w.find()
+	} else if err := w.find(); err != nil {
+		return err
 	}
 	for _, step := range steps {
 		if err := step(); err != nil {
@@ -48,12 +46,17 @@ func (w *writer) write() error {
 	return w.flush()
 }
 
-// find finds the chains that are others: mostly a few of thousands.
-func (w *writer) find() {
+// find finds the chains that are others: mostly a few of thousands. The error is ErrOutdated if
+// the copy lacks the rules of one.
+func (w *writer) find() error {
 	for name, c := range w.next.chains {
-		if !w.same(name, c) {
-			w.changed = append(w.changed, name)
+		if w.same(name, c) {
+			continue
 		}
+		if c.rules == nil && len(c.digests) > 0 {
+			return fmt.Errorf("%w: chain %s", ErrOutdated, name)
+		}
+		w.changed = append(w.changed, name)
 	}
 	slices.Sort(w.changed)
 	for name := range w.t.held.chains {
@@ -62,16 +65,6 @@ func (w *writer) find() {
 		}
 	}
 	slices.Sort(w.gone)
-}
-
-// follows reports why the copy cannot be written: it has no rules of a chain that the kernel holds
-// otherwise.
-func (w *writer) follows() error {
-	for name, c := range w.next.chains {
-		if c.rules == nil && len(c.digests) > 0 && !w.same(name, c) {
-			return fmt.Errorf("%w: chain %s", ErrOutdated, name)
-		}
-	}
 	return nil
 }
 
@@ -285,7 +278,7 @@ func emptyChain(b *nft.Batch, t *table, name string) {
 func setOf(h Hook) string { return "open-" + h.String() }
 
 // element adds or removes the element that opens a hook: the family's own number, which all of its
-// packets have.
+// packets have; for inet those of both.
 func element(b *nft.Batch, t *table, message uint16, h Hook) {
 	flags := netlink.HeaderFlags(0)
 	if message == unix.NFT_MSG_NEWSETELEM {
@@ -294,7 +287,14 @@ func element(b *nft.Batch, t *table, message uint16, h Hook) {
 	b.Begin(message, flags, t.id.Family)
 	b.Text(unix.NFTA_SET_ELEM_LIST_TABLE, t.name)
 	b.Text(unix.NFTA_SET_ELEM_LIST_SET, setOf(h))
-	key := value(nil, unix.NFTA_SET_ELEM_KEY, []byte{uint8(t.id.Family)})
-	b.Blob(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, nft.AppendAttr(nil, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, key, 0))
+	families := []tableid.Family{t.id.Family}
+	if t.id.Family == tableid.Inet {
+		families = []tableid.Family{tableid.IPv4, tableid.IPv6}
+	}
+	var list []byte
+	for _, f := range families {
+		list = nft.AppendAttr(list, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, value(nil, unix.NFTA_SET_ELEM_KEY, []byte{uint8(f)}), 0)
+	}
+	b.Blob(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, list)
 	b.End()
 }

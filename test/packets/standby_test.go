@@ -39,7 +39,7 @@ func remainders() []remainder {
 }
 
 // TestPacketsThroughTheStandby: whatever stands of the real rules, with the standby open each
-// connection ends where it would with all of them, from the same source; and no mark is left behind.
+// connection ends where it would with all of them, from the same source; and no mark is left.
 func TestPacketsThroughTheStandby(t *testing.T) {
 	for _, r := range remainders() {
 		t.Run(r.name, func(t *testing.T) {
