@@ -355,7 +355,13 @@ func TestStandbyFollows(t *testing.T) {
 		r.fake.FailRestores(-1, iptables.ReasonMissingSet)
 		flushed := time.Now()
 		r.flushNat()
-		r.after(5 * time.Minute)
+		r.after(time.Minute)
+		edition := r.d.Status().Generation.ID
+		r.write(rules.Filter, "-A KUBE-FORWARD -s 203.0.113.7/32 -j ACCEPT")
+		r.after(4 * time.Minute)
+		if r.d.Status().Generation.ID == edition {
+			t.Error("the change of filter was not learned, so that nothing was to be followed")
+		}
 		if calls := s.named("follow ipv4", flushed); len(calls) > 0 {
 			t.Errorf("followed while rules were missing: %+v", calls)
 		}
