@@ -160,6 +160,30 @@ func TestBothStand(t *testing.T) {
 	})
 }
 
+// TestWhatIsLeftOutLeavesNoMark: a flow to a node port is marked before it comes to the service,
+// which cannot be copied. It leaves as it came, and would be masqueraded with the mark.
+func TestWhatIsLeftOutLeavesNoMark(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		l := newLab(t, tableid.IPv4)
+		conn := dial(t)
+		odd := strings.Replace(attacked, "-A KUBE-SVC-A -j KUBE-SEP-A", "-A KUBE-SVC-A -m length --length 0:65535 -j KUBE-SEP-A", 1)
+		restore(t, nat.Family, odd)
+		s := open(t, standby.Config{})
+		c := translate(t, source(t, conn, nat), nil)
+		if got := fmt.Sprint(c.LeftOut()); !strings.Contains(got, "KUBE-SVC-A") {
+			t.Fatalf("left out: %s", got)
+		}
+		must(t, s.Put(c))
+		nstest.Command(t, "nft", "delete", "table", "ip", "nat")
+		must(t, s.Open(nat, c.Hooks(), nil))
+		for f, is := range l.fates(asked()) {
+			if !untouched(f, is) || is.Mark != 0 {
+				t.Errorf("%v fares %v", f, is)
+			}
+		}
+	})
+}
+
 // TestAffinityOutlivesAFlush: the list of clients is shared by its name, and stays as long as a
 // rule names it.
 func TestAffinityOutlivesAFlush(t *testing.T) {
