@@ -29,6 +29,7 @@ const attacked = `*nat
 :KUBE-EXT-A - [0:0]
 :KUBE-SVC-A - [0:0]
 :KUBE-SEP-A - [0:0]
+-A PREROUTING -m comment --comment canaryd-old
 -A PREROUTING -s 10.1.0.9/32 -d 10.2.0.1/32 -j ACCEPT
 -A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
 -A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
@@ -78,10 +79,12 @@ func attacks() []attack {
 		{"all is flushed and deleted", "-F\n-X", "prerouting output postrouting"},
 		{"the ruleset is flushed", "nft flush table ip nat", "prerouting output postrouting"},
 		{"KUBE-SERVICES is empty", "-F KUBE-SERVICES", "prerouting output"},
-		{"the jump of PREROUTING is gone", "-D PREROUTING 2", "prerouting"},
+		{"the jump of PREROUTING is gone", "-D PREROUTING 3", "prerouting"},
 		{"OUTPUT is empty", "-F OUTPUT", "output"},
 		{"KUBE-POSTROUTING is empty", "-F KUBE-POSTROUTING", "postrouting"},
 		{"of KUBE-POSTROUTING the xor stands alone", "-D KUBE-POSTROUTING 3\n-D KUBE-POSTROUTING 1", ""},
+		{"a mark was renewed, and all is lost below", "-D PREROUTING -m comment --comment canaryd-old\n-I PREROUTING -m comment --comment canaryd-new\n-F KUBE-SERVICES", "prerouting output"},
+		{"of PREROUTING a mark stands", "-F PREROUTING\n-A PREROUTING -m comment --comment canaryd-new", "prerouting"},
 		{"the exemption is gone with the jump", "-F PREROUTING\n-A PREROUTING -s 10.1.0.77 -j ACCEPT", ""},
 	}
 }
