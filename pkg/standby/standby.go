@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -139,6 +140,11 @@ func (s *Standby) Port() uint32 { return s.port.Load() }
 func (s *Standby) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.close()
+}
+
+// close is Close; s.mu must be held.
+func (s *Standby) close() error {
 	if s.closed {
 		return nil
 	}
@@ -150,12 +156,12 @@ func (s *Standby) Close() error {
 // Put brings the table of the copy into the kernel: it builds it in pieces, or writes what is
 // another in the table that is there. Hooks that are open stay open. After an error of a first
 // build there is no table; after one of a change the table is what it was, or gone: Status says
-// which.
+// which. The error is net.ErrClosed after Close.
 func (s *Standby) Put(c *Copy) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return ErrNotBuilt
+		return net.ErrClosed
 	}
 	switch t := s.tables[c.ID]; {
 	case c.native != nil:
@@ -196,7 +202,8 @@ func (s *Standby) Open(id tableid.TableID, hooks []Hook, pending *Copy) error {
 }
 
 // Shut shuts all hooks of a table; without a table there is nothing to shut. If the kernel does
-// not do it, the table is removed, so that no hook stays open.
+// not do it, the table is removed, and if it does not do that either, the socket is closed with all
+// tables: no hook stays open. After that dial again.
 func (s *Standby) Shut(id tableid.TableID) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
