@@ -87,7 +87,6 @@ type Standby struct {
 	fd     int
 	closed bool
 	port   atomic.Uint32
-	small  bool // the socket's buffer may not be raised
 	conn   *nft.Conn
 	tables map[tableid.TableID]*table
 }
@@ -123,7 +122,7 @@ func Dial(cfg Config) (*Standby, error) {
 		return nil, errors.Join(nft.Wrap("binding the standby's netlink socket", err), unix.Close(fd), conn.Close())
 	}
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, cfg.Piece) != nil {
-		s.small, s.cfg.Piece = true, min(cfg.Piece, smallPiece)
+		s.cfg.Piece = min(cfg.Piece, smallPiece)
 	}
 	return s, nil
 }

@@ -212,7 +212,8 @@ func (t *translator) reach() {
 // chain copies a regular chain.
 func (t *translator) chain(name string) *chain {
 	src := t.src.Chains[name]
-	if was := t.before.chains[name]; was != nil && src.Version != 0 && was.version == src.Version && was.leftOut == "" {
+	if was := t.before.chains[name]; was != nil && src.Version != 0 && was.version == src.Version && was.leftOut == "" &&
+		!slices.ContainsFunc(was.jumps, func(to string) bool { return t.mayLead(to) != nil }) {
 		return was
 	}
 	c := &chain{version: src.Version}
