@@ -194,7 +194,8 @@ func TestChainsThatCannotBeCopied(t *testing.T) {
 	}
 }
 
-// TestAChainThatIsProtectedNoMore: chains that lead to it are read again although they are the same.
+// TestAChainThatIsProtectedNoMore: chains that lead to it are read again, although they are the
+// same.
 func TestAChainThatIsProtectedNoMore(t *testing.T) {
 	src := sourceOf(map[string][]nft.Rule{"KUBE-SERVICES": {listOf(jump("KUBE-SVC"))}, "KUBE-SVC": {listOf(jump("KUBE-SEP"))}, "KUBE-SEP": {listOf(verdictOf(nfAccept))}})
 	for name, c := range src.Chains {
