@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"sync"
 	"time"
@@ -32,17 +33,27 @@ type StandbyOnNFT struct {
 // OpenStandby opens the sockets of a Standby. It writes nothing. Its commits count as the kernel's
 // own.
 func OpenStandby(kernel *iptables.Kernel) (*StandbyOnNFT, error) {
-	tables, err := standby.Dial(standby.Config{Unheard: kernel.Unheard})
+	conn, err := nft.Dial()
 	if err != nil {
 		return nil, err
 	}
-	conn, err := nft.Dial()
-	if err != nil {
-		return nil, errors.Join(err, tables.Close())
+	s := &StandbyOnNFT{kernel: kernel, conn: conn, limit: standbyMost + time.Second, limits: map[rules.Family]*time.Timer{}}
+	if err := s.dial(); err != nil {
+		return nil, errors.Join(err, conn.Close())
 	}
-	kernel.AlsoOwn(tables.Port())
-	return &StandbyOnNFT{kernel: kernel, tables: tables, conn: conn, limit: standbyMost + time.Second,
-		limits: map[rules.Family]*time.Timer{}, pending: map[rules.Family]*standby.Copy{}}, nil
+	return s, nil
+}
+
+// dial opens the socket that owns the tables. It is done again if the library had to close it,
+// because a gate could be shut in no other way.
+func (s *StandbyOnNFT) dial() error {
+	tables, err := standby.Dial(standby.Config{Unheard: s.kernel.Unheard})
+	if err != nil {
+		return err
+	}
+	s.tables, s.pending = tables, map[rules.Family]*standby.Copy{}
+	s.kernel.AlsoOwn(tables.Port())
+	return nil
 }
 
 // Close ends the standby; the kernel removes its tables.
@@ -84,6 +95,9 @@ func (s *StandbyOnNFT) Follow(ctx context.Context, nat map[rules.Family]StandbyN
 // write brings a copy into the kernel.
 func (s *StandbyOnNFT) write(c *standby.Copy) StandbyCopy {
 	err := s.tables.Put(c)
+	if errors.Is(err, net.ErrClosed) {
+		err = errors.Join(err, s.dial()) // it is built at the next try
+	}
 	if errors.Is(err, standby.ErrOutdated) {
 		delete(s.pending, c.ID.Family)
 		err = errors.Join(err, s.tables.Remove(c.ID)) // it is built again
@@ -157,10 +171,11 @@ func (s *StandbyOnNFT) beginLimit(f rules.Family) {
 	if s.limits[f] != nil {
 		return
 	}
+	tables := s.tables
 	s.ending.Add(1)
 	s.limits[f] = time.AfterFunc(s.limit, func() {
 		defer s.ending.Done()
-		_ = s.tables.Shut(f.Table(rules.Nat)) // if the kernel refuses, the table is removed
+		_ = tables.Shut(f.Table(rules.Nat)) // if the kernel refuses, the table is removed
 	})
 }
 

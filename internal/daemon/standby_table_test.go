@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -139,5 +140,20 @@ func TestStandbyShutsByItself(t *testing.T) {
 			t.Errorf("%v are open behind the limit", open)
 		}
 		s.gate(t, false, false, 0)
+	})
+}
+
+// TestStandbyAfterItsSocketWasClosed: it is dialled again, and the next try builds the copy.
+func TestStandbyAfterItsSocketWasClosed(t *testing.T) {
+	onNFT(t, func(t *testing.T, s *StandbyOnNFT, follow func(bool) StandbyCopy) {
+		must(t, follow(true).Err)
+		must(t, s.tables.Close())
+		if err := follow(true).Err; !errors.Is(err, net.ErrClosed) {
+			t.Errorf("it says %v", err)
+		}
+		must(t, follow(true).Err)
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
+		s.gate(t, true, true, 1)
+		s.gate(t, false, false, 1)
 	})
 }

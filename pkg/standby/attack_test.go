@@ -29,6 +29,7 @@ const attacked = `*nat
 :KUBE-EXT-A - [0:0]
 :KUBE-SVC-A - [0:0]
 :KUBE-SEP-A - [0:0]
+-A PREROUTING -m comment --comment canaryd-old
 -A PREROUTING -s 10.1.0.9/32 -d 10.2.0.1/32 -j ACCEPT
 -A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
 -A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
@@ -78,10 +79,12 @@ func attacks() []attack {
 		{"all is flushed and deleted", "-F\n-X", "prerouting output postrouting"},
 		{"the ruleset is flushed", "nft flush table ip nat", "prerouting output postrouting"},
 		{"KUBE-SERVICES is empty", "-F KUBE-SERVICES", "prerouting output"},
-		{"the jump of PREROUTING is gone", "-D PREROUTING 2", "prerouting"},
+		{"the jump of PREROUTING is gone", "-D PREROUTING 3", "prerouting"},
 		{"OUTPUT is empty", "-F OUTPUT", "output"},
 		{"KUBE-POSTROUTING is empty", "-F KUBE-POSTROUTING", "postrouting"},
 		{"of KUBE-POSTROUTING the xor stands alone", "-D KUBE-POSTROUTING 3\n-D KUBE-POSTROUTING 1", ""},
+		{"a mark was renewed, and all is lost below", "-D PREROUTING -m comment --comment canaryd-old\n-I PREROUTING -m comment --comment canaryd-new\n-F KUBE-SERVICES", "prerouting output"},
+		{"of PREROUTING a mark stands", "-F PREROUTING\n-A PREROUTING -m comment --comment canaryd-new", "prerouting"},
 		{"the exemption is gone with the jump", "-F PREROUTING\n-A PREROUTING -s 10.1.0.77 -j ACCEPT", ""},
 	}
 }
@@ -155,6 +158,30 @@ func TestBothStand(t *testing.T) {
 		for f, is := range got {
 			if is.Mark != 0 {
 				t.Errorf("%v leaves with mark %#x", f, is.Mark)
+			}
+		}
+	})
+}
+
+// TestWhatIsLeftOutLeavesNoMark: a flow to a node port is marked before it comes to the service,
+// which cannot be copied. It leaves as it came, and would be masqueraded with the mark.
+func TestWhatIsLeftOutLeavesNoMark(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		l := newLab(t, tableid.IPv4)
+		conn := dial(t)
+		odd := strings.Replace(attacked, "-A KUBE-SVC-A -j KUBE-SEP-A", "-A KUBE-SVC-A -m length --length 0:65535 -j KUBE-SEP-A", 1)
+		restore(t, nat.Family, odd)
+		s := open(t, standby.Config{})
+		c := translate(t, source(t, conn, nat), nil)
+		if got := fmt.Sprint(c.LeftOut()); !strings.Contains(got, "KUBE-SVC-A") {
+			t.Fatalf("left out: %s", got)
+		}
+		must(t, s.Put(c))
+		nstest.Command(t, "nft", "delete", "table", "ip", "nat")
+		must(t, s.Open(nat, c.Hooks(), nil))
+		for f, is := range l.fates(asked()) {
+			if !untouched(f, is) || is.Mark != 0 {
+				t.Errorf("%v fares %v", f, is)
 			}
 		}
 	})

@@ -52,7 +52,8 @@ type hook struct {
 	// blocked says why the hook may be opened only while the real base chain is gone or empty;
 	// "" if it may be at any time.
 	blocked string
-	// real are the digests of the real base chain's rules, and ours which of them are protected.
+	// real are the fingerprints of the real base chain's rules that do something, and ours which
+	// of them are protected.
 	real []uint64
 	ours []bool
 }
@@ -94,7 +95,8 @@ func (c *Copy) Counts() (chains, rules int) {
 }
 
 // Outstanding returns how many chains of the copy are not in the kernel as they are in it, of
-// which held is what is (Standby.Held, nil: nothing).
+// which held is what is (Standby.Held, nil: nothing). A base chain counts as well if the real one
+// has changed, so that a Put lets Probe know of it.
 func (c *Copy) Outstanding(held *Copy) int {
 	if held == nil {
 		return len(c.chains) + len(c.hooks)
@@ -114,7 +116,7 @@ func (c *Copy) Outstanding(held *Copy) int {
 		}
 	}
 	for h, hook := range c.hooks {
-		if was := held.hooks[h]; was == nil || !slices.Equal(was.body.digests, hook.body.digests) {
+		if was := held.hooks[h]; was == nil || !slices.Equal(was.body.digests, hook.body.digests) || !slices.Equal(was.real, hook.real) {
 			n++
 		}
 	}

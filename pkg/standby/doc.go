@@ -18,6 +18,12 @@
 // such a rule are accepted as they are. A flow is translated as the whole real table would have,
 // or not at all.
 //
+// Of a native table [TranslateNative] makes a copy with the same objects.
+//
+// Callers decide by [ErrUnavailable], [ErrKernel], [ErrTaken], [ErrMemory], [ErrOutdated] and
+// [ErrNotBuilt], and by the errors of package nft. A standby that fails is never a reason to put
+// off a replay.
+//
 // A Copy may be shared between goroutines. A Standby may be used concurrently; its calls wait for
 // each other.
 package standby

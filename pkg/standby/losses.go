@@ -70,7 +70,9 @@ func (c *Copy) Probe(conn *nft.Conn) (map[Hook]Loss, error) {
 		hook := c.hooks[h]
 		var now []uint64
 		err := conn.EachRule(c.ID.Family, c.ID.Name, hook.name, func(m nft.RuleMessage) error {
-			now = append(now, digest(m.Rule.Expressions))
+			if of, counts := fingerprint(c.ID.Family, m.Rule); counts {
+				now = append(now, of)
+			}
 			return nil
 		})
 		if err != nil {

@@ -64,6 +64,38 @@ func TestMeasureStandby(t *testing.T) {
 	}
 }
 
+// TestMeasureNative prints the same for kube-proxy's native table.
+func TestMeasureNative(t *testing.T) {
+	for _, size := range []int{100, 1000} {
+		t.Run(fmt.Sprintf("%d services", size), func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				file, err := os.Open(fmt.Sprintf("../native/testdata/services-%d.nft.gz", size))
+				must(t, err)
+				defer file.Close()
+				unpacked, err := gzip.NewReader(file)
+				must(t, err)
+				text, err := io.ReadAll(unpacked)
+				must(t, err)
+				nstest.CommandInput(t, string(text), "nft", "-f", "-")
+				table, genid := captured(t, dial(t), kubeProxy)
+				c, err := standby.TranslateNative(table, genid)
+				must(t, err)
+				s := open(t, standby.Config{})
+				runtime.LockOSThread()
+				before := processor(t)
+				must(t, s.Put(c))
+				t.Logf("%d services: built in %s of the kernel, %s of a processor", size, s.Status(kubeProxy).Took, processor(t)-before)
+				for range 10 {
+					start, before := time.Now(), processor(t)
+					must(t, s.Open(kubeProxy, c.Hooks(), nil))
+					t.Logf("  opened in %s, %s of a processor", time.Since(start), processor(t)-before)
+					must(t, s.Shut(kubeProxy))
+				}
+			})
+		})
+	}
+}
+
 func measure(t *testing.T, size int, mode string) {
 	restore(t, nat.Family, natOf(t, size))
 	conn := dial(t)

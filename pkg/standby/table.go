@@ -73,15 +73,20 @@ func (s *Standby) make(t *table) error {
 	return err
 }
 
-// remove deletes the table. It is no table of ours any more whatever comes of it: if the kernel
-// refuses, it stands until the socket is closed. s.mu must be held.
+// remove deletes the table. It is no table of ours any more whatever comes of it. If the kernel
+// refuses and a hook is open, the socket is closed; else the table stands until that is. s.mu must
+// be held.
 func (s *Standby) remove(t *table) error {
 	delete(s.tables, t.id)
 	b := nft.NewBatch()
 	b.Begin(unix.NFT_MSG_DELTABLE, 0, t.id.Family)
 	b.Text(unix.NFTA_TABLE_NAME, t.name)
 	b.End()
-	return s.send(t, b)
+	err := s.send(t, b)
+	if err != nil && len(t.open) > 0 {
+		err = errors.Join(err, s.close())
+	}
+	return err
 }
 
 // hold notes what the kernel holds now.

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // vital are chains without which no copy translates rightly.
@@ -87,12 +88,14 @@ func (t *translator) hook(name string, base *nft.Chain) error {
 	var rules []nft.Rule
 	last := -1 // of the protected rules
 	for raw := range t.src.Chains[name].Rules {
-		ours := t.ours(name, raw)
-		if ours {
-			last = len(rules)
+		if of, counts := fingerprint(t.src.ID.Family, raw); counts {
+			ours := t.ours(name, raw)
+			if ours {
+				last = len(rules)
+			}
+			rules = append(rules, raw.Clone())
+			h.real, h.ours = append(h.real, of), append(h.ours, ours)
 		}
-		rules = append(rules, raw.Clone())
-		h.real, h.ours = append(h.real, digest(raw.Expressions)), append(h.ours, ours)
 	}
 	switch {
 	case last < 0:
@@ -113,7 +116,7 @@ func (t *translator) hook(name string, base *nft.Chain) error {
 			}
 			h.body.add(read)
 		} else if err := t.others(h, raw); err != nil && h.blocked == "" {
-			h.blocked = fmt.Sprintf("another owner's rule %d of %s: %v", i+1, name, err)
+			h.blocked = fmt.Sprintf("another owner's rule before ours in %s: %v", name, err)
 		}
 	}
 	t.out.hooks[Hook(base.Hook)] = h
@@ -209,7 +212,8 @@ func (t *translator) reach() {
 // chain copies a regular chain.
 func (t *translator) chain(name string) *chain {
 	src := t.src.Chains[name]
-	if was := t.before.chains[name]; was != nil && src.Version != 0 && was.version == src.Version && was.leftOut == "" {
+	if was := t.before.chains[name]; was != nil && src.Version != 0 && was.version == src.Version && was.leftOut == "" &&
+		!slices.ContainsFunc(was.jumps, func(to string) bool { return t.mayLead(to) != nil }) {
 		return was
 	}
 	c := &chain{version: src.Version}
@@ -275,7 +279,15 @@ func (t *translator) closeLeftOut() {
 	}
 }
 
-func digest(b []byte) uint64 { return maphash.Bytes(seed, b) }
+// fingerprint returns one number for a rule of the real base chain, comments and counters aside. A
+// rule that does nothing to packets, such as a mark of canaryd's own, does not count.
+func fingerprint(family tableid.Family, raw nft.Rule) (of uint64, counts bool) {
+	read, err := readRule(family, raw)
+	if err != nil {
+		return maphash.Bytes(seed, raw.Expressions), true
+	}
+	return read.rule.digest(), read.effect != nothing
+}
 
 // digest is one number for the rule.
 func (r rule) digest() uint64 {

@@ -194,6 +194,31 @@ func TestChainsThatCannotBeCopied(t *testing.T) {
 	}
 }
 
+// TestAChainThatIsProtectedNoMore: chains that lead to it are read again, although they are the
+// same.
+func TestAChainThatIsProtectedNoMore(t *testing.T) {
+	src := sourceOf(map[string][]nft.Rule{"KUBE-SERVICES": {listOf(jump("KUBE-SVC"))}, "KUBE-SVC": {listOf(jump("KUBE-SEP"))}, "KUBE-SEP": {listOf(verdictOf(nfAccept))}})
+	for name, c := range src.Chains {
+		c.Version = 1
+		src.Chains[name] = c
+	}
+	first, err := Translate(src, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := Translate(src, first)
+	if err != nil || again.chains["KUBE-SVC"] != first.chains["KUBE-SVC"] {
+		t.Fatalf("a chain of the same version was read again, %v", err)
+	}
+	src.Protects = func(chain string) bool { return chain == "KUBE-SERVICES" || chain == "KUBE-SVC" }
+	if again, err = Translate(src, first); err != nil {
+		t.Fatal(err)
+	}
+	if left := again.LeftOut(); len(left) != 1 || left[0].Chain != "KUBE-SVC" || again.chains["KUBE-SEP"] != nil {
+		t.Errorf("left out: %v", left)
+	}
+}
+
 // TestOtherOwnersRules: those before ours are copied, with the chains to which they lead, and what
 // they would translate they accept. Where they cannot be copied the hook is blocked. Those behind
 // ours mean nothing.
