@@ -45,6 +45,9 @@ func flushText(r api.FlushReply) string {
 	if f.Earlier {
 		b.WriteString("seen by an earlier run of canaryd\n")
 	}
+	if f.Standby != nil {
+		fmt.Fprintf(&b, "%s\n", f.Standby.Text())
+	}
 	if f.Detail != "" {
 		fmt.Fprintf(&b, "%s\n", plain(f.Detail))
 	}

@@ -226,7 +226,7 @@ func fail(to streams, err error) int {
 }
 
 // rareFlags are the flags of run that its help leaves out, so that it fits a screen.
-var rareFlags = []string{"replay", "canary-chain", "poll-interval", "lock-file", "lock-wait", "metrics-host", "metrics-required", "max-rules", "cni-results"}
+var rareFlags = []string{"replay", "canary-chain", "poll-interval", "lock-file", "lock-wait", "metrics-host", "metrics-required", "max-rules", "cni-results", "standby"}
 
 // usual returns the flags that are not rare.
 func usual(flags *pflag.FlagSet) *pflag.FlagSet {

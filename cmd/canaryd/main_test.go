@@ -263,6 +263,12 @@ func TestStatusTable(t *testing.T) {
 		"status-no-flush": func(s *api.Status) {
 			s.Flushes, s.Keeper[rules.IPv6] = nil, api.FamilyKeeper{State: api.KeeperIdle}
 		},
+		"status-standby": func(s *api.Status) {
+			s.Standby = map[rules.Family]api.FamilyStandby{
+				rules.IPv4: {State: api.StandbyBehind, Chains: 3318, Uncopied: 2, Outstanding: 1},
+				rules.IPv6: {State: api.StandbyUnavailable, Reason: "another process has a table of the standby's name\x1b[31m"},
+			}
+		},
 		"status-no-keeper": func(s *api.Status) {
 			s.Keeper[rules.IPv4] = api.FamilyKeeper{State: api.KeeperUnavailable, Reason: "another process has a table named canaryd-keeper"}
 		},

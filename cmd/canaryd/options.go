@@ -25,7 +25,7 @@ import (
 type options struct {
 	source, protect, metricsHosts    []string
 	mode, replay, backend, ipFamily  string
-	keeper                           string
+	keeper, standby                  string
 	canaryChain                      string
 	poll, settle, jumpGrace          time.Duration
 	lockFile                         string
@@ -67,7 +67,7 @@ func renderFlags() []string {
 // runFlags returns the flags of the daemon.
 func runFlags() []string {
 	return []string{
-		"source", "manifest", "rules-dir", "protect", "mode", "replay", "keeper", "backend", "ip-family", "canary-chain", "poll-interval", "settle",
+		"source", "manifest", "rules-dir", "protect", "mode", "replay", "keeper", "standby", "backend", "ip-family", "canary-chain", "poll-interval", "settle",
 		"jump-grace", "lock-file", "lock-wait", "max-stored-age", "state-dir", "cni-results", "socket", "metrics-bind-address", "metrics-host", "metrics-required", "max-rules",
 	}
 }
@@ -82,6 +82,7 @@ func (o *options) allFlags() *pflag.FlagSet {
 	all.StringVar(&o.mode, "mode", "heal", "heal, or observe: write nothing but canaries")
 	all.StringVar(&o.replay, "replay", "auto", "auto, text (iptables), direct (nft only)")
 	all.StringVar(&o.keeper, "keeper", "auto", "auto (keep connections through a flush), off")
+	all.StringVar(&o.standby, "standby", "off", "translate during replays: on, auto (long ones), off")
 	all.StringVar(&o.backend, "backend", "auto", "auto (by evidence), nft or legacy")
 	all.StringVar(&o.ipFamily, "ip-family", "auto", "auto (all there are), ipv4, ipv6, dual")
 	all.StringVar(&o.canaryChain, "canary-chain", canary.DefaultChain, "name of our own chain")
@@ -164,6 +165,7 @@ func flagValues(cmd command) map[string][]string {
 		"mode":              {"heal", "observe"},
 		"replay":            {"auto", "text", "direct"},
 		"keeper":            {"auto", "off"},
+		"standby":           {"auto", "on", "off"},
 		"backend":           {"auto", "nft", "legacy"},
 		"ip-family":         {"auto", "ipv4", "ipv6", "dual"},
 		"output":            {"table", "json"},
@@ -185,6 +187,7 @@ func (o *options) complete(cmd command) error {
 		oneOf("mode", o.mode, values["mode"]...),
 		oneOf("replay", o.replay, values["replay"]...),
 		oneOf("keeper", o.keeper, values["keeper"]...),
+		oneOf("standby", o.standby, values["standby"]...),
 		oneOf("backend", o.backend, values["backend"]...),
 		oneOf("ip-family", o.ipFamily, values["ip-family"]...),
 		oneOf("output", o.output, values["output"]...),

@@ -80,6 +80,7 @@ func printStatus(w io.Writer, output string, s api.Status) error {
 		func() error { return printBaseline(w, s.Baseline) },
 		func() error { return printKeeper(w, s.Keeper) },
 		func() error { return printText(w, lastDrillText(w, s.LastDrill)) },
+		func() error { return printStandby(w, s.Standby) },
 		func() error { return printDecision(w, s.Decision) },
 		func() error { return printText(w, replaysText(s)) },
 		func() error { return printSourceErrors(w, s.SourceErrors) },
@@ -213,12 +214,10 @@ func printKeeper(w io.Writer, keeper map[rules.Family]api.FamilyKeeper) error {
 			words = append(words, word)
 		}
 	}
-	line := ""
-	if len(words) > 0 {
-		line = "keeper " + strings.Join(words, ", ") + "\n"
+	if len(words) == 0 {
+		return nil
 	}
-	_, err := fmt.Fprintln(w, line)
-	return err
+	return printText(w, "keeper "+strings.Join(words, ", ")+"\n")
 }
 
 func printFlushes(w io.Writer, flushes []api.Flush) error {

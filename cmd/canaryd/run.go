@@ -122,13 +122,18 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	if err != nil {
 		return err
 	}
+	standby, closeStandby, err := o.openStandby(kernel)
+	if err != nil {
+		return err
+	}
+	defer closeStandby()
 	d := daemon.New(daemon.Config{
 		Kernel: kernel, Hints: hints, Writers: writers, Metrics: metrics,
 		Mode: api.Mode(o.mode), Source: strings.Join(o.sourceNames(), "+"),
 		Protection: o.learned(), Declared: files.declaration(), Declarations: files.changes,
 		BrokenSources: files.broken, SourceErrors: files.news, Canary: o.canaryChain,
 		PollInterval: o.poll, Settle: o.settle, JumpGrace: o.jumpGrace, MaxStoredAge: o.maxStoredAge, Uptime: daemon.Uptime, FreeMemory: freeMemory,
-		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Keeper: o.keeperOf(kernel), Attachments: o.attachments(), Disabled: disabled, NativeTables: o.strangerTables, Native: guarded.cfg, LeftOut: kernel.LeftOut,
+		Store: store, Journal: journal.New(o.stateDir), Flows: conntrack.Kernel{}, Keeper: o.keeperOf(kernel), Standby: standby, Attachments: o.attachments(), Disabled: disabled, NativeTables: o.strangerTables, Native: guarded.cfg, LeftOut: kernel.LeftOut,
 		Sets: iptables.NewSets(), CPU: daemon.CPUTime, ListenRequired: o.metricsRequired,
 		Elsewhere: o.elsewhere,
 	})

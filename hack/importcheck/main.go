@@ -20,7 +20,7 @@ const module = "github.com/canaryd/canaryd/"
 // stands behind it in this list.
 var rooms = []string{
 	"cmd", "internal/web", "internal/control", "internal/sdnotify", "internal/daemon", "internal/metrics", "internal/serve", "internal/api",
-	"pkg/reload", "pkg/native", "pkg/canary", "pkg/iptables", "pkg/watch", "pkg/nft", "pkg/conntrack",
+	"pkg/reload", "pkg/standby", "pkg/native", "pkg/canary", "pkg/iptables", "pkg/watch", "pkg/nft", "pkg/conntrack",
 	"internal/journal", "internal/cniresults", "internal/cgroup", "internal/source",
 	"pkg/rules/kube", "pkg/protect", "pkg/rules", "internal/private", "pkg/tableid",
 }
@@ -138,6 +138,9 @@ func judge(name, imported string) []string {
 	case "pkg/native":
 		rule(isOurs && ours != "pkg/nft" && ours != "pkg/tableid",
 			"pkg/native knows tables as raw objects: of ours it imports pkg/nft and pkg/tableid only")
+	case "pkg/standby":
+		rule(isOurs && ours != "pkg/nft" && ours != "pkg/native" && ours != "pkg/tableid",
+			"pkg/standby copies raw objects: of ours it imports pkg/nft, pkg/native and pkg/tableid only")
 	case "pkg/watch":
 		rule(isOurs && !within(ours, "pkg/watch") && ours != "pkg/nft", "pkg/watch gives hints and knows no rules: of ours it imports pkg/nft only")
 	case "pkg/tableid":

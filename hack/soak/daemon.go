@@ -29,7 +29,7 @@ func startDaemon(ctx context.Context, l *lab) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := canaryd.Start(exec.CommandContext(ctx, l.Canaryd, canaryd.Flags(l.Backend, dir)...), filepath.Join(dir, "canaryd.log"))
+	p, err := canaryd.Start(exec.CommandContext(ctx, l.Canaryd, append(canaryd.Flags(l.Backend, dir), "--standby="+l.Standby)...), filepath.Join(dir, "canaryd.log"))
 	if err != nil {
 		return nil, err
 	}
@@ -108,6 +108,16 @@ func (d *daemon) quiet(ctx context.Context) error {
 		return errors.New("no generation")
 	case !s.LearningPendingSince.IsZero():
 		return errors.New("the generation lags behind")
+	}
+	// A family without rules that translate has none.
+	for family, standby := range s.Standby {
+		switch {
+		case standby.State == "off" || standby.State == "idle" || standby.State == "armed":
+		case standby.State == "unavailable":
+			return fmt.Errorf("the standby of %s is unavailable: %s", family, standby.Reason)
+		default:
+			return fmt.Errorf("the standby of %s is %s", family, standby.State)
+		}
 	}
 	return nil
 }

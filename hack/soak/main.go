@@ -51,6 +51,7 @@ type plan struct {
 	Services int
 	Seed     uint64
 	Poll     time.Duration // of the monitor
+	Standby  string        // --standby of canaryd
 	Kinds    []string      // of flushes; empty: all that are possible on the backend
 
 	View           bool // measure the clients' view, not a rate
@@ -98,6 +99,7 @@ func parent(ctx context.Context) error {
 	flag.IntVar(&first.Services, "services", 100, "how many services there are")
 	flag.Uint64Var(&first.Seed, "seed", 0, "of flushes and changes; 0 is a new one")
 	flag.DurationVar(&first.Poll, "poll", 3*time.Second, "how often the monitor checks its canary; kube-proxy's does so every 30s")
+	flag.StringVar(&first.Standby, "standby", "off", "--standby of canaryd; with on, flushes wait until it is ready")
 	viewFlags(&first)
 	backends := flag.String("backends", "nft,legacy", "comma-separated `names`")
 	healers := flag.String("healers", byCanaryd, "comma-separated `names`: canaryd; monitor for what kube-proxy does without it; stale for old rules")

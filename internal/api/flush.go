@@ -186,6 +186,8 @@ type Flush struct {
 	WrittenSeconds float64 `json:"writtenSeconds,omitempty"`
 	KernelSeconds  float64 `json:"kernelSeconds,omitempty"`
 	Outcome        Outcome `json:"outcome"`
+	// Standby says how the standby translated meanwhile; nil if it did not.
+	Standby *StandbyUse `json:"standby,omitempty"`
 	// Attempts is how many replays were tried.
 	Attempts int `json:"attempts"`
 	// Policies are the policies of built-in chains that differ from before.

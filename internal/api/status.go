@@ -96,6 +96,8 @@ type Status struct {
 	LeftOut []LeftOut `json:"leftOut,omitempty"`
 	// Keeper is the keeper's state for each enabled family. It does not affect Healthy.
 	Keeper map[rules.Family]FamilyKeeper `json:"keeper"`
+	// Standby is the standby's state for each enabled family. It does not affect Healthy.
+	Standby map[rules.Family]FamilyStandby `json:"standby"`
 	// JournalError is why flush records are not on disk; "" if they are.
 	JournalError string `json:"journalError,omitempty"`
 	// ListenError is why metrics, health and page are not served over HTTP; "" if they are, or are
@@ -176,6 +178,9 @@ func (s Status) MarshalJSON() ([]byte, error) {
 	}
 	if p.Keeper == nil {
 		p.Keeper = map[rules.Family]FamilyKeeper{}
+	}
+	if p.Standby == nil {
+		p.Standby = map[rules.Family]FamilyStandby{}
 	}
 	return json.Marshal(p)
 }

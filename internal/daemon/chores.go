@@ -46,7 +46,7 @@ func (d *Daemon) settleLimit() time.Duration { return writeLimit + readLimit + 1
 // newChores returns the chores in their order. It is the path from hint to proof: look,
 // heal what is lost, examine what moved; planting, new nonces and the disk come after.
 func (d *Daemon) newChores() []chore {
-	return slices.Concat([]chore{
+	return slices.Concat(d.standbyChores(), []chore{
 		{"end the pause", func(st *state) time.Time { return st.pause.until }, nil, briefLimit, d.pauseOver},
 		{"end a drill that is not answered", drillEndsAt, nil, briefLimit, d.drillTooLong},
 		{"judge what the last run left", suspicionTryAt, nil, readLimit, d.judgeRemains},
@@ -57,6 +57,7 @@ func (d *Daemon) newChores() []chore {
 		{"ask kube-proxy for a full sync", perFamily(func(fs *familyState) time.Time { return fs.proxy.askAt }), (*state).mayWrite, writeLimit, d.askForSyncs},
 		{"plant", func(st *state) time.Time { return st.marks.retry.at }, d.mayPlant, writeLimit, d.plant},
 		{"keep connections", d.keepAt, d.mayKeepNow, briefLimit, d.keep},
+		{"follow nat with the standby", d.followAt, (*state).nothingLost, writeLimit, d.followNat},
 		{"apply the declaration", func(st *state) time.Time { return st.declared.retry.at }, (*state).mayWrite, writeLimit, d.apply},
 		{"empty the quarantine", func(st *state) time.Time { return st.quarantine.retry.at }, (*state).mayWrite, writeLimit, d.readmit},
 		{"remove doubled jumps", perFamily(func(fs *familyState) time.Time { return fs.doubles.removeAt }), (*state).mayWrite, writeLimit, d.undouble},

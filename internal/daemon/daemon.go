@@ -92,6 +92,7 @@ type Config struct {
 	// Attachments are libcni's files; nil: they are not read.
 	Attachments Attachments
 	Keeper      Keeper                  // nil: a flush may break established connections
+	Standby     StandbyConfig           // what translates while nat's rules are missing
 	Sets        Sets                    // nil: only chains are put back, not the ipsets that rules depend on
 	Disabled    map[rules.Family]string // families that are not there, with the reason
 

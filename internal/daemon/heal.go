@@ -126,6 +126,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, 
 		err = errors.Join(err, fr.Err)
 	}
 	d.countLocked(st, result, err)
+	d.shutStandby(ctx, st)
 	if !done {
 		d.healFailed(ctx, st, err)
 		if beaten(result) {

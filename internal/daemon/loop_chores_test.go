@@ -168,6 +168,19 @@ func situations() map[string]situation {
 			st.marks.current, st.marks.retry.at = nil, time.Now()
 		},
 		"keep connections": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) { st.generation.edition++ },
+		"follow nat with the standby": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
+			st.families[rules.IPv4].standby.basis, st.families[rules.IPv4].standby.next = standbyBasis{}, time.Time{}
+		},
+		"open the standby": func(t *testing.T, _ *Daemon, st *state, fake *iptablestest.Fake) {
+			must(t, fake.Flush(rules.IPv4, rules.Nat, ""))
+			st.openLoss(rules.IPv4, 0)
+			st.families[rules.IPv4].tables[rules.Nat].verdict = "emptied"
+		},
+		"shut the standby": func(t *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
+			_, _, err := d.cfg.Standby.Table.Gate(rules.IPv4, true)
+			must(t, err)
+			st.families[rules.IPv4].standby.opened = time.Now()
+		},
 		"apply the declaration": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
 			own := rules.Section{Chains: []rules.Chain{{Name: "OPS", Rules: []rules.Rule{{Spec: "-j RETURN", Target: "RETURN"}}}}}
 			st.declare(Declaration{
@@ -210,16 +223,27 @@ func situations() map[string]situation {
 }
 
 // ills are what may fail while a chore is done.
-var ills = map[string]func(t *testing.T, fake *iptablestest.Fake, k *keeper, n *fakeNative){
-	"nothing": func(*testing.T, *iptablestest.Fake, *keeper, *fakeNative) {},
-	"reads":   func(_ *testing.T, fake *iptablestest.Fake, _ *keeper, _ *fakeNative) { fake.FailReads(errNative) },
-	"probes":  func(_ *testing.T, fake *iptablestest.Fake, _ *keeper, _ *fakeNative) { fake.FailProbes(errNative) },
-	"restores": func(_ *testing.T, fake *iptablestest.Fake, _ *keeper, _ *fakeNative) {
+var ills = map[string]func(t *testing.T, fake *iptablestest.Fake, k *keeper, n *fakeNative, s *fakeStandby){
+	"nothing": func(*testing.T, *iptablestest.Fake, *keeper, *fakeNative, *fakeStandby) {},
+	"reads": func(_ *testing.T, fake *iptablestest.Fake, _ *keeper, _ *fakeNative, _ *fakeStandby) {
+		fake.FailReads(errNative)
+	},
+	"probes": func(_ *testing.T, fake *iptablestest.Fake, _ *keeper, _ *fakeNative, _ *fakeStandby) {
+		fake.FailProbes(errNative)
+	},
+	"restores": func(_ *testing.T, fake *iptablestest.Fake, _ *keeper, _ *fakeNative, _ *fakeStandby) {
 		fake.FailRestores(-1, iptables.ReasonOther)
 	},
-	"the lock":      func(t *testing.T, fake *iptablestest.Fake, _ *keeper, _ *fakeNative) { t.Cleanup(fake.HoldLock()) },
-	"native tables": func(_ *testing.T, _ *iptablestest.Fake, _ *keeper, n *fakeNative) { n.breakDown(errNativeBroken) },
-	"keepers":       func(_ *testing.T, _ *iptablestest.Fake, k *keeper, _ *fakeNative) { k.fail(errNative) },
+	"the lock": func(t *testing.T, fake *iptablestest.Fake, _ *keeper, _ *fakeNative, _ *fakeStandby) {
+		t.Cleanup(fake.HoldLock())
+	},
+	"native tables": func(_ *testing.T, _ *iptablestest.Fake, _ *keeper, n *fakeNative, _ *fakeStandby) {
+		n.breakDown(errNativeBroken)
+	},
+	"keepers": func(_ *testing.T, _ *iptablestest.Fake, k *keeper, _ *fakeNative, _ *fakeStandby) { k.fail(errNative) },
+	"standbys": func(_ *testing.T, _ *iptablestest.Fake, _ *keeper, _ *fakeNative, s *fakeStandby) {
+		s.set(func(s *fakeStandby) { s.followErr, s.gateErr, s.shutErr = errNative, errNative, errNative })
+	},
 }
 
 // TestChoresEnd: a chore that is due is due no more once it was done, whatever failed: the
@@ -248,13 +272,13 @@ func TestChoresEnd(t *testing.T) {
 func choresConfig(t *testing.T, backend iptables.Backend, dir string, k *keeper) Config {
 	t.Helper()
 	fake := loadedFake(t, backend)
-	r := run(t, fake, setup{store: openStore(t, dir, identity(backend)), keeper: k, guarded: newFakeNative(tableOf(proxyTable, "a", "b")),
+	r := run(t, fake, setup{store: openStore(t, dir, identity(backend)), keeper: k, standby: newFakeStandby(fake), guarded: newFakeNative(tableOf(proxyTable, "a", "b")),
 		nativeStore: &NativeStore{path: dir + "/native.json"}})
 	r.stop()
 	return r.d.cfg
 }
 
-func tryChore(t *testing.T, backend iptables.Backend, name string, prepare situation, fail func(*testing.T, *iptablestest.Fake, *keeper, *fakeNative)) {
+func tryChore(t *testing.T, backend iptables.Backend, name string, prepare situation, fail func(*testing.T, *iptablestest.Fake, *keeper, *fakeNative, *fakeStandby)) {
 	k := newKeeper()
 	d := New(choresConfig(t, backend, t.TempDir(), k))
 	fake := d.cfg.Kernel.(*iptablestest.Fake)
@@ -274,7 +298,7 @@ func tryChore(t *testing.T, backend iptables.Backend, name string, prepare situa
 	must(t, fake.RestoreNoflush(rules.IPv4, scenario.NewService)) // so that there is something to read
 
 	prepare(t, d, st, fake)
-	fail(t, fake, k, d.cfg.Native.Kernel.(*fakeNative))
+	fail(t, fake, k, d.cfg.Native.Kernel.(*fakeNative), d.cfg.Standby.Table.(*fakeStandby))
 	c := &d.chores[slices.IndexFunc(d.chores, func(c chore) bool { return c.name == name })]
 	if now := time.Now(); !due(c.dueAt(st), now) {
 		t.Fatalf("%q is not due", name)

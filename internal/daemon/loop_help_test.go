@@ -86,6 +86,10 @@ type setup struct {
 	settle time.Duration
 	// keeper is what keeps connections; nil is that nothing does.
 	keeper Keeper
+	// standby is what translates meanwhile; nil is that nothing does.
+	standby Standby
+	// standbyAuto is --standby=auto.
+	standbyAuto bool
 	// listenRequired is --metrics-required.
 	listenRequired bool
 	// attachments are libcni's files; nil is that nothing reads them.
@@ -160,6 +164,9 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, FreeMemory: s.freeMemory, Flows: s.flows, CPU: s.cpu, Keeper: s.keeper, Attachments: s.attachments, Elsewhere: s.elsewhere,
 	}
 	cfg.NativeTables, cfg.LeftOut = s.native, s.leftOut
+	if s.standby != nil {
+		cfg.Standby = StandbyConfig{Table: s.standby, Auto: s.standbyAuto}
+	}
 	if s.guarded != nil {
 		if fake.Info().Backend == iptables.NFT { // one kernel has both
 			s.guarded.kernel = fake

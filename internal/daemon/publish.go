@@ -35,6 +35,7 @@ func (d *Daemon) publish(st *state) {
 		LeftOut:          st.leftOutNow(),
 		Stopped:          st.removed,
 		Keeper:           d.keepers(st),
+		Standby:          d.standbys(st),
 	}
 	if d.cfg.Store != nil {
 		s.Baseline = st.baseline.public()

@@ -29,8 +29,8 @@ func (d *Daemon) readRestored(ctx context.Context, st *state) {
 
 // followRestored reads them while canaryd waits for the flusher, because files are restored
 // table by table. Where a stamp does not show each write, it probes each time, once saved rules
-// were seen.
-func (d *Daemon) followRestored(ctx context.Context, st *state, before, now map[rules.Family]iptables.Stamp) {
+// were seen. What the probe shows of nat opens the standby: commits is how many that took.
+func (d *Daemon) followRestored(ctx context.Context, st *state, before, now map[rules.Family]iptables.Stamp) (commits int) {
 	for _, f := range rules.Families() {
 		moved := now[f] != before[f]
 		if !moved && (now[f].Exact || !st.loss.memory.Restored()) {
@@ -40,13 +40,16 @@ func (d *Daemon) followRestored(ctx context.Context, st *state, before, now map[
 		if err != nil {
 			continue
 		}
-		for t, v := range st.marks.current.Verdicts(f, d.cfg.Canary, probed) {
+		verdicts := st.marks.current.Verdicts(f, d.cfg.Canary, probed)
+		commits += d.openMeanwhile(ctx, st, f, verdicts)
+		for t, v := range verdicts {
 			if v == canary.Replaced && (moved || st.loss.memory.Finding(f.Table(t)).Restored == "") {
 				d.readLost(ctx, st, f)
 				break
 			}
 		}
 	}
+	return commits
 }
 
 // looked returns the stamps up to which marks were probed.

@@ -27,7 +27,8 @@ type lull struct {
 func (d *Daemon) beginLull(ctx context.Context, st *state) *lull {
 	l := &lull{stamps: d.stamps(ctx, st), quiet: time.Now()}
 	l.end = l.quiet.Add(min(10*d.cfg.Settle, MostSettle))
-	d.followRestored(ctx, st, st.looked(), l.stamps)
+	commits := d.followRestored(ctx, st, st.looked(), l.stamps)
+	l.stamps = d.passOwn(ctx, st, l.stamps, commits)
 	return l
 }
 
@@ -48,11 +49,11 @@ func (d *Daemon) stamps(ctx context.Context, st *state) map[rules.Family]iptable
 // wrote reports whether a process wrote since wrote was called last.
 func (d *Daemon) wrote(ctx context.Context, st *state, l *lull) bool {
 	now := d.stamps(ctx, st)
-	d.followRestored(ctx, st, l.stamps, now)
+	commits := d.followRestored(ctx, st, l.stamps, now)
 	if maps.Equal(now, l.stamps) {
 		return false
 	}
-	l.stamps, l.quiet = now, time.Now()
+	l.stamps, l.quiet = d.passOwn(ctx, st, now, commits), time.Now()
 	return true
 }
 

@@ -75,6 +75,7 @@ type familyState struct {
 	doubles  doubles   // when jumps that stand twice are removed
 	proxy    kubeProxy // kube-proxy's canary, and the full sync that is asked of it
 	keeper   keeping   // its keeper
+	standby  standbyOf // its standby
 }
 
 // newState returns the state of a daemon that has not looked at anything yet.

@@ -57,6 +57,8 @@ type Metrics struct {
 	generationRules, quarantined *prometheus.GaugeVec
 	declaredRefused, leftOut     *prometheus.GaugeVec
 	backend, keeper, mode        *prometheus.GaugeVec
+	standby, standbyOutstanding  *prometheus.GaugeVec
+	standbyOpen                  *prometheus.CounterVec
 	lossSince, capturePending    prometheus.Gauge
 	lastFlush, lastExamination   prometheus.Gauge
 	generationTime               prometheus.Gauge
@@ -105,6 +107,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 		declaredRefused: b.gauges("declared_refused", "Declared rules that iptables or the kernel refuses; their table keeps the rules that were in force.", "family", "table"),
 		leftOut:         b.gauges("chains_left_out", "Chains that are not guarded, because there are more rules than canaryd keeps of a family.", "family", "table"),
 		keeper:          b.gauges("keeper", "Whether the keeper, which keeps established connections alive through a flush, is in this state.", "family", "state"),
+		standby:         b.gauges("standby", "Whether the standby, which translates while rules are missing, is in this state.", "family", "state"),
 		mode:            b.gauges("mode", "Whether canaryd runs in this mode: it replays what is lost (heal) or only reports it (observe).", "mode"),
 		backend:         b.gauges("backend_info", "The iptables backend in use; always 1.", "family", "backend", "version"),
 
@@ -134,6 +137,8 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 	m.nativeInForce = b.gauges("native_table_in_force", "Whether a guarded native nftables table is in force.", "family", "table")
 	m.nativeRefused = b.gauges("native_table_refused", "Whether the kernel would refuse a guarded native nftables table if it had to be put back.", "family", "table")
 	m.nativeBeyond = b.gauge("native_tables_not_guarded", "Native nftables tables that --protect names and that are more than canaryd guards.")
+	m.standbyOutstanding = b.gauges("standby_outstanding_chains", "Changed chains that the standby does not have yet.", "family")
+	m.standbyOpen = b.counters("standby_open_seconds_total", "How long the standby has translated in the place of rules that were missing.", "family")
 	build := b.gauges("build_info", "The running program; always 1.", "version", "commit", "goversion")
 	build.WithLabelValues(o.Version, o.Commit, o.GoVersion).Set(1)
 	reg.MustRegister(
@@ -185,6 +190,11 @@ func (m *Metrics) zero(sources []string) {
 		for _, state := range api.KeeperStates() {
 			m.keeper.WithLabelValues(f, string(state))
 		}
+		for _, state := range api.StandbyStates() {
+			m.standby.WithLabelValues(f, string(state))
+		}
+		m.standbyOutstanding.WithLabelValues(f)
+		m.standbyOpen.WithLabelValues(f)
 	}
 }
 
@@ -365,6 +375,17 @@ func (m *Metrics) SetStatus(s api.Status) {
 			m.keeper.WithLabelValues(family.String(), string(state)).Set(truth(keeper.State == state))
 		}
 	}
+	for family, standby := range s.Standby {
+		for _, state := range api.StandbyStates() {
+			m.standby.WithLabelValues(family.String(), string(state)).Set(truth(standby.State == state))
+		}
+		m.standbyOutstanding.WithLabelValues(family.String()).Set(float64(standby.Outstanding))
+	}
+}
+
+// ObserveStandby counts how long the standby translated for a family, when it is shut.
+func (m *Metrics) ObserveStandby(family rules.Family, open time.Duration) {
+	m.standbyOpen.WithLabelValues(family.String()).Add(open.Seconds())
 }
 
 // SetBackend records the backend and the version of iptables.

@@ -248,7 +248,21 @@ func lossLines(s api.Status, lost []loser, unknown []string, now time.Time) []st
 	if len(unknown) > 0 {
 		what += "; unknown: " + strings.Join(unknown, ", ")
 	}
-	return []string{what + ".", next}
+	return append([]string{what + ".", next}, standbyLines(s)...)
+}
+
+// standbyLines says for which families the standby translates now.
+func standbyLines(s api.Status) []string {
+	var open []string
+	for _, f := range rules.Families() {
+		if s.Standby[f].State == api.StandbyOpen {
+			open = append(open, familyLabel(f))
+		}
+	}
+	if len(open) == 0 {
+		return nil
+	}
+	return []string{"Meanwhile the standby translates new connections of " + strings.Join(open, " and ") + "."}
 }
 
 // tablesOf names the lost tables with their verdicts. Tables with the same verdict share it,

@@ -36,7 +36,7 @@ func (c *children) has(pid int) bool {
 // (NFTA_GEN_PROC_PID, Linux 4.14; 0 before). In any other one the two cannot be compared: there a
 // flusher with the number of a pod's program for an address is not named.
 func (k *Kernel) ownCommit(port, pid uint32) bool {
-	if port == k.port || k.keeper.ownPort(port) {
+	if port == k.port || k.keeper.ownPort(port) || port != 0 && port == k.also.Load() {
 		return true // random numbers of 30 bits: see nft.NewPort
 	}
 	comparable := pid != 0 && k.initialPIDs

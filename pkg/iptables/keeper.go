@@ -133,7 +133,7 @@ func (k *Keeper) dial() error {
 
 // send sends one finished batch over the lasting socket. k.mu must be held.
 func (k *Keeper) send(b *nft.Batch) error {
-	k.forgetComplaints()
+	nft.ForgetComplaints(k.fd)
 	if err := b.SendOver(k.fd); err != nil {
 		return nft.Wrap("sending the keeper's transaction", err)
 	}
@@ -142,18 +142,6 @@ func (k *Keeper) send(b *nft.Batch) error {
 		return err
 	}
 	return keeperRefused(about, errno)
-}
-
-// forgetComplaints empties the socket's queue: a refused batch has a complaint for each
-// of its messages. k.mu must be held.
-func (k *Keeper) forgetComplaints() {
-	var buf [1]byte
-	for {
-		_, _, err := unix.Recvfrom(k.fd, buf[:], unix.MSG_DONTWAIT)
-		if err != nil && !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.ENOBUFS) {
-			return
-		}
-	}
 }
 
 // The numbers of the messages in a Keeper's batch that a complaint may be about.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -49,6 +50,8 @@ type Kernel struct {
 	// that of a thread, and in the initial pid namespace.
 	port   uint32
 	keeper Keeper
+	// also is another netlink address whose commits are the Kernel's own; see AlsoOwn.
+	also atomic.Uint32
 }
 
 // Open chooses a backend unless cfg forces one, finds its programs and opens
@@ -140,6 +143,10 @@ func (k *Kernel) Subscribe() (*nft.Subscription, error) {
 // Port returns the netlink address that the Kernel's transactions come from. What is sent from it
 // besides counts as the Kernel's own.
 func (k *Kernel) Port() uint32 { return k.port }
+
+// AlsoOwn counts what is sent from that netlink address, too, as the Kernel's own; it is one at a
+// time, 0 is none.
+func (k *Kernel) AlsoOwn(port uint32) { k.also.Store(port) }
 
 // OwnCommit reports whether a commit from that netlink address, by that process, is the Kernel's.
 func (k *Kernel) OwnCommit(port, pid uint32) bool { return k.ownCommit(port, pid) }

@@ -137,13 +137,7 @@ func (w *rulesWriter) writeRule(chain, spec string, next uint64) error {
 		w.batch.Number64(unix.NFTA_RULE_POSITION, next)
 	}
 	w.batch.Blob(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, rule.Expressions)
-	if need.xt {
-		var flags uint32
-		if need.inverted {
-			flags = unix.NFT_RULE_COMPAT_F_INV
-		}
-		w.batch.Pair(unix.NFTA_RULE_COMPAT|unix.NLA_F_NESTED, uint32(need.protocol), flags)
-	}
+	w.batch.Compat(need.compat)
 	if len(rule.Userdata) > 0 {
 		w.batch.Blob(unix.NFTA_RULE_USERDATA, rule.Userdata)
 	}

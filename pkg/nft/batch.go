@@ -134,6 +134,9 @@ func (b *Batch) Pair(kind uint16, one, two uint32) {
 	b.Blob(kind|unix.NLA_F_NESTED, nested)
 }
 
+// Bytes returns how large the batch is so far.
+func (b *Batch) Bytes() int { return b.bytes }
+
 func (b *Batch) Mark() BatchMark {
 	return BatchMark{len(b.chunks), len(b.chunks[len(b.chunks)-1]), b.bytes, b.count}
 }
@@ -204,12 +207,18 @@ func (b *Batch) Send() error {
 		// commit is taken for another process's, which harms the record only.
 		_ = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: b.Port})
 	}
+	return b.SendFrom(fd)
+}
+
+// SendFrom is Send over a netlink socket of the caller's, in whose queue nothing may lie: see
+// ForgetComplaints.
+func (b *Batch) SendFrom(fd int) error {
 	if err := b.makeRoom(fd); err != nil {
 		return err
 	}
 	to := &unix.SockaddrNetlink{Family: unix.AF_NETLINK}
 	start := time.Now()
-	_, err = unix.SendmsgBuffers(fd, b.chunks, nil, to, 0)
+	_, err := unix.SendmsgBuffers(fd, b.chunks, nil, to, 0)
 	b.Took = time.Since(start)
 	if errors.Is(err, unix.EMSGSIZE) {
 		return ErrTooBig
@@ -287,6 +296,17 @@ func FirstComplaint(fd int) (about uint32, errno syscall.Errno, err error) {
 			return 0, 0, fmt.Errorf("%w (it was cut off)", err)
 		case errno != 0:
 			return about, errno, nil
+		}
+	}
+}
+
+// ForgetComplaints empties a socket's queue: of a refused batch many complaints may lie there.
+func ForgetComplaints(fd int) {
+	var buf [1]byte
+	for {
+		_, _, err := unix.Recvfrom(fd, buf[:], unix.MSG_DONTWAIT)
+		if err != nil && !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.ENOBUFS) {
+			return
 		}
 	}
 }

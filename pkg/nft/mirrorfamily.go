@@ -64,6 +64,8 @@ type FamilyMirror struct {
 	// dirty are the chains to read again; true: the chain itself, not only its rules.
 	dirty   map[Place]bool
 	changed int // how many of dirty are true
+	// versions counts what chains were seen to hold.
+	versions uint64
 	room
 }
 
@@ -79,6 +81,7 @@ type MirrorChain struct {
 	Base    *Chain   // nil for a chain without a hook
 	IDs     []RuleID // its rules; none if they are not kept
 	Handles []uint64 // of its rules, with KeepHandles
+	version uint64   // see RawChain
 	read    bool
 	weight  Weight // of its rules when they were read
 	use     uint32 // no fewer than its rules when it was first seen

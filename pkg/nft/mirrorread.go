@@ -214,7 +214,8 @@ func (f *FamilyMirror) keep(t *mirrorTable, place Place, now Content) {
 		now.IDs = c.IDs // a Purge gives new numbers to these
 	} else {
 		f.cfg.Rules.Release(c.IDs, false)
-		c.IDs, c.read, c.out = now.IDs, true, nil
+		f.versions++
+		c.IDs, c.read, c.out, c.version = now.IDs, true, nil, f.versions
 	}
 	if f.cfg.KeepHandles {
 		c.Handles = now.Handles

@@ -41,8 +41,8 @@ const (
 	paceFrom = 500
 )
 
-// estimate returns how long so many rules take.
-func (p Pace) estimate(rules int) time.Duration {
+// Estimate returns how long so many rules take.
+func (p Pace) Estimate(rules int) time.Duration {
 	if p == 0 {
 		p = firstPace
 	}
@@ -85,7 +85,7 @@ func (r run) chooseStages(runs []*familyRun) {
 			steps += len(p.script.Steps)
 		}
 	}
-	if !r.action.mayStage || r.job.Pace.estimate(steps) < stagesFrom {
+	if !r.action.mayStage || r.job.Pace.Estimate(steps) < stagesFrom {
 		return
 	}
 	for _, t := range runs {

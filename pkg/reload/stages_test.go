@@ -167,7 +167,7 @@ func TestPace(t *testing.T) {
 		{"the last replay counts", Pace(time.Second), wrote(5*time.Millisecond, 1000, 0), 50 * time.Millisecond},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := tt.before.After(tt.result).estimate(10_000); got != tt.want {
+			if got := tt.before.After(tt.result).Estimate(10_000); got != tt.want {
 				t.Errorf("10,000 rules are estimated at %s, want %s", got, tt.want)
 			}
 		})

@@ -205,9 +205,9 @@ func lines(file *os.File) []string {
 	return all
 }
 
-// passedOn are the flags of the test binary that the child gets too. Other flags name files that
-// both processes would write, or choose tests.
-var passedOn = []string{"test.short", "test.parallel", "test.cpu", "test.fullpath", "test.failfast"}
+// passedOn are the flags of the test binary that the child gets too; -update is that of golden
+// files. Other flags name files that both processes would write, or choose tests.
+var passedOn = []string{"update", "test.short", "test.parallel", "test.cpu", "test.fullpath", "test.failfast"}
 
 func childArgs(t *testing.T) []string {
 	args := []string{"-test.run=" + pattern(t.Name()), "-test.count=1", "-test.v=true", "-test.paniconexit0", "-test.timeout=" + timeout(t)}

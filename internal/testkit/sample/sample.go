@@ -33,7 +33,8 @@ func Status() api.Status {
 			BaselineName: api.BaselineName{Generation: "4567cdef", Confirmed: at.Add(-24 * time.Hour)},
 			Rules:        50, Chains: 19, AppearedRules: 7, AppearedChains: 2, GoneRules: 1, ReorderedChains: 1,
 		},
-		Keeper: map[rules.Family]api.FamilyKeeper{rules.IPv4: {State: api.KeeperUnavailable, Reason: "no nf_tables"}},
+		Keeper:  map[rules.Family]api.FamilyKeeper{rules.IPv4: {State: api.KeeperUnavailable, Reason: "no nf_tables"}},
+		Standby: map[rules.Family]api.FamilyStandby{rules.IPv4: {State: api.StandbyOpen, OpenSince: at, Chains: 18, Uncopied: 1, Outstanding: 2}},
 		Flushes: []api.Flush{{
 			ID: "f1", Time: at, Kind: canary.Emptied,
 			Families: []rules.Family{rules.IPv4}, Tables: []rules.TableName{rules.Nat},
@@ -51,7 +52,7 @@ func Status() api.Status {
 			},
 			Pods:           []api.LostPod{{Namespace: "default", Name: "web-0", Container: "5f1e", HostPorts: []string{"8080/tcp"}, Gone: true}},
 			MorePods:       2,
-			NoticedSeconds: 0.004, AbsentSeconds: 0.12, Outcome: reload.Proved, Attempts: 1, Detail: "-A SECRET", Earlier: true,
+			NoticedSeconds: 0.004, AbsentSeconds: 0.12, Outcome: reload.Proved, Standby: &api.StandbyUse{Families: []rules.Family{rules.IPv4}, AfterSeconds: 0.003, OpenSeconds: 0.117}, Attempts: 1, Detail: "-A SECRET", Earlier: true,
 		}},
 	}
 }

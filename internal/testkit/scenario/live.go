@@ -64,6 +64,13 @@ type Status struct {
 	Families             map[rules.Family]map[rules.TableName]string `json:"families"`
 	LearningPendingSince time.Time                                   `json:"learningPendingSince"`
 	Flushes              []Record                                    `json:"flushes"`
+	Standby              map[rules.Family]StandbyStatus              `json:"standby"`
+}
+
+// A StandbyStatus is what a status says of a family's standby.
+type StandbyStatus struct {
+	State  string `json:"state"`
+	Reason string `json:"reason"`
 }
 
 // A Result is what became of one scenario while canaryd runs.

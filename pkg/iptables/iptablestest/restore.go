@@ -3,6 +3,7 @@ package iptablestest
 import (
 	"bufio"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 
@@ -166,6 +167,15 @@ func (f *Fake) publish(family rules.Family, tables map[rules.TableName]*rules.Ta
 			fn(by)
 		}
 	}
+}
+
+// CommitElsewhere is a commit of canaryd's own to a table that is not iptables': on nft it moves
+// the genid, and nothing else.
+func (f *Fake) CommitElsewhere() {
+	f.mu.Lock()
+	announce := f.publish(rules.IPv4, nil, nft.Commit{PID: uint32(os.Getpid()), Comm: "canaryd", Own: true})
+	f.mu.Unlock()
+	announce()
 }
 
 // program is the restore program's name, speaker what it calls itself.

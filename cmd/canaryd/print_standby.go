@@ -1,0 +1,50 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// printStandby prints the standby's state of each family in one line, and an empty one behind it.
+// It prints no line about a standby that is off everywhere.
+func printStandby(w io.Writer, standby map[rules.Family]api.FamilyStandby) error {
+	var words []string
+	off := true
+	for _, f := range rules.Families() {
+		if s, ok := standby[f]; ok {
+			words = append(words, f.String()+" "+standbyText(s))
+			off = off && s.State == api.StandbyOff
+		}
+	}
+	line := ""
+	if !off {
+		line = "standby " + strings.Join(words, ", ") + "\n"
+	}
+	return printText(w, line+"\n")
+}
+
+// standbyText says in a few words what the standby does for a family.
+func standbyText(s api.FamilyStandby) string {
+	var more []string
+	if s.Reason != "" {
+		more = append(more, plain(oneLine(s.Reason)))
+	}
+	if !s.OpenSince.IsZero() {
+		more = append(more, "since "+ago(s.OpenSince))
+	}
+	if s.Outstanding > 0 {
+		more = append(more, count(s.Outstanding, "changed chain")+" outstanding")
+	}
+	if s.Uncopied > 0 {
+		more = append(more, fmt.Sprintf("%d of %d chains not copied", s.Uncopied, s.Chains))
+	}
+	text := string(s.State)
+	if len(more) > 0 {
+		text += " (" + strings.Join(more, "; ") + ")"
+	}
+	return text
+}

@@ -1,0 +1,100 @@
+package api
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// A StandbyState says what the standby does for a family.
+type StandbyState string
+
+// The states of a family's standby.
+const (
+	// StandbyOff: by --standby, on legacy, in observe mode, or after a cleanup.
+	StandbyOff StandbyState = "off"
+	// StandbyIdle: none is needed, because no protected rule translates or a replay is short.
+	StandbyIdle StandbyState = "idle"
+	// StandbyBuilding: the copy is not complete yet.
+	StandbyBuilding StandbyState = "building"
+	// StandbyArmed: the copy is complete, and translates nothing.
+	StandbyArmed StandbyState = "armed"
+	// StandbyBehind: it is armed, and lacks changes of nat.
+	StandbyBehind StandbyState = "behind"
+	// StandbyOpen: it translates in the place of rules that are missing.
+	StandbyOpen StandbyState = "open"
+	// StandbyUnavailable: the kernel refuses it, or a rule cannot be copied; canaryd tries again.
+	StandbyUnavailable StandbyState = "unavailable"
+)
+
+// StandbyStates returns every StandbyState.
+func StandbyStates() []StandbyState {
+	return []StandbyState{StandbyOff, StandbyIdle, StandbyBuilding, StandbyArmed, StandbyBehind, StandbyOpen, StandbyUnavailable}
+}
+
+// A FamilyStandby is the standby's state for one family, in a Status.
+type FamilyStandby struct {
+	State StandbyState `json:"state"`
+	// Reason is why the standby is unavailable, off or idle. It names no rule.
+	Reason string `json:"reason,omitempty"`
+	// OpenSince is when it began to translate; zero unless State is StandbyOpen.
+	OpenSince time.Time `json:"openSince,omitzero"`
+	// Chains is how many chains the copy has. Uncopied is how many of them accept what they get,
+	// untranslated, because they hold what cannot be copied.
+	Chains   int `json:"chains,omitempty"`
+	Uncopied int `json:"uncopied,omitempty"`
+	// Outstanding is how many changed chains the copy does not have yet.
+	Outstanding int `json:"outstanding,omitempty"`
+}
+
+// A StandbyUse says, in a flush record, how the standby translated in the place of lost rules.
+type StandbyUse struct {
+	Families []rules.Family `json:"families"`
+	// AfterSeconds is the time from the first evidence until it translated, of the first family.
+	AfterSeconds float64 `json:"afterSeconds"`
+	// OpenSeconds is how long it translated, of the family for which it did so longest; 0 while it
+	// does.
+	OpenSeconds float64 `json:"openSeconds,omitempty"`
+}
+
+// With returns the use with one more family, which may be the first.
+func (u *StandbyUse) With(f rules.Family, after time.Duration) *StandbyUse {
+	if u == nil {
+		return &StandbyUse{Families: []rules.Family{f}, AfterSeconds: after.Seconds()}
+	}
+	if slices.Contains(u.Families, f) {
+		return u // shut in a pause, and opened again
+	}
+	more := *u
+	more.Families = append(append([]rules.Family{}, u.Families...), f)
+	return &more
+}
+
+// Ended returns the use after the standby was shut for a family, for which it was open so long.
+func (u *StandbyUse) Ended(open time.Duration) *StandbyUse {
+	if u == nil {
+		return nil
+	}
+	ended := *u
+	ended.OpenSeconds = max(u.OpenSeconds, open.Seconds())
+	return &ended
+}
+
+// Text says in a few words what it did: "translated by the standby (ipv4) after 3 ms".
+func (u *StandbyUse) Text() string {
+	if u == nil {
+		return ""
+	}
+	var names []string
+	for _, f := range u.Families {
+		names = append(names, f.String())
+	}
+	text := fmt.Sprintf("translated by the standby (%s) after %s", strings.Join(names, ", "), Seconds(u.AfterSeconds).Round(100*time.Microsecond))
+	if u.OpenSeconds > 0 {
+		text += fmt.Sprintf(", for %s", Seconds(u.OpenSeconds).Round(100*time.Microsecond))
+	}
+	return text
+}

@@ -1,0 +1,431 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// bubble runs a story in virtual time.
+func bubble(t *testing.T, name string, story func(t *testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { synctest.Test(t, story) })
+}
+
+// TestStandbyOpensFirst: at the first evidence the gate opens, before canaryd waits, reads or
+// writes; it is shut as soon as nat is proved, and the record says so.
+func TestStandbyOpensFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := withStandby(t, nil)
+		r.wantStandby(s, api.StandbyArmed)
+		flushed, reads, restores := time.Now(), r.fake.Reads(), r.fake.Restores()
+		r.flushNat()
+		r.settled()
+		r.wantReady()
+		r.wantStandby(s, api.StandbyArmed)
+		opened := s.named("open ipv4", flushed)
+		if len(opened) == 0 {
+			t.Fatal("the standby was not opened")
+		}
+		if diff := cmp.Diff([]int{0, 0, 0}, []int{int(opened[0].at.Sub(flushed)), opened[0].reads - reads, opened[0].restores - restores}); diff != "" {
+			t.Errorf("nanoseconds, reads and writes before it was opened (-want +got):\n%s", diff)
+		}
+		shut := s.named("shut ipv4", flushed)
+		if len(shut) != 1 || shut[0].at.Sub(flushed) != 20*time.Millisecond {
+			t.Errorf("shut: %+v, want once at the proof, 20 ms after the flush", shut)
+		}
+		record := r.records(0)[0]
+		want := &api.StandbyUse{Families: []rules.Family{rules.IPv4}, OpenSeconds: record.AbsentSeconds}
+		if diff := cmp.Diff(want, record.Standby); diff != "" {
+			t.Errorf("the record says of the standby (-want +got):\n%s", diff)
+		}
+		r.wantLog("The standby translates until the rules are back")
+	})
+}
+
+// TestStandbyInEachFlush: the gate opens in every way to flush that takes nat rules and in no
+// other, and is shut in the end; what is back, when, and what is recorded is the same as without.
+func TestStandbyInEachFlush(t *testing.T) {
+	for _, way := range scenario.All() {
+		if !way.On(iptables.NFT) {
+			continue
+		}
+		t.Run(way.Name, func(t *testing.T) {
+			absent := map[bool]float64{}
+			for _, with := range []bool{false, true} {
+				synctest.Test(t, func(t *testing.T) {
+					fake := loadedFake(t, iptables.NFT)
+					s, set := newFakeStandby(fake), setup{}
+					if with {
+						set.standby = s
+					}
+					r := run(t, fake, set)
+					r.settled()
+					if way.Prepare != nil {
+						must(t, way.Prepare(t.Context(), r.programs()))
+						r.settled()
+					}
+					before, foreign := r.tables(), leftBy(t, iptables.NFT, way.Name)
+					flushed := time.Now()
+					must(t, way.Do(t.Context(), r.programs()))
+					r.settled()
+					r.wantBack(before, foreign)
+					absent[with] = r.records(0)[0].AbsentSeconds
+					if !with {
+						return
+					}
+					r.wantStandby(s, api.StandbyArmed)
+					for _, f := range rules.Families() {
+						lost := way.Lost[f.Table(rules.Nat)] != ""
+						if got := len(s.named(fmt.Sprint("open ", f), flushed)) > 0; got != lost {
+							t.Errorf("%s: opened: %t, nat lost: %t", f, got, lost)
+						}
+					}
+				})
+			}
+			// Whether a table of the same reload comes a look later depends on goroutines.
+			if late := absent[true] - absent[false]; late > 0.0011 {
+				t.Errorf("the standby makes rules come back %v s later", late)
+			}
+		})
+	}
+}
+
+// TestStandbyOpensMeanwhile: a flusher that comes to nat last opens the gate within the
+// millisecond, not when canaryd has waited; the commit of canaryd's own makes it wait no longer.
+func TestStandbyOpensMeanwhile(t *testing.T) {
+	absent := map[bool]float64{}
+	for _, with := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			fake := loadedFake(t, iptables.NFT)
+			s, set := newFakeStandby(fake), setup{}
+			if with {
+				set.standby = s
+			}
+			r := run(t, fake, set)
+			r.settled()
+			must(t, r.fake.Flush(rules.IPv4, rules.Filter, ""))
+			r.after(9500 * time.Microsecond)
+			flushed := time.Now()
+			r.flushNat()
+			r.settled()
+			r.wantReady()
+			absent[with] = r.records(0)[0].AbsentSeconds
+			if !with {
+				return
+			}
+			opened := s.named("open ipv4", flushed)
+			if len(opened) == 0 || opened[0].at.Sub(flushed) > time.Millisecond {
+				t.Errorf("opened: %+v, want within 1 ms of %s", opened, flushed)
+			}
+			r.wantStandby(s, api.StandbyArmed)
+		})
+	}
+	if diff := cmp.Diff(absent[false], absent[true]); diff != "" {
+		t.Errorf("seconds without rules (-without +with a standby):\n%s", diff)
+	}
+}
+
+// TestStandbyStaysShut: there is no copy in observe mode; in a pause, while nat cannot be read,
+// and while jumps that were deleted by name have their grace, the gate stays shut.
+func TestStandbyStaysShut(t *testing.T) {
+	bubble(t, "observe", func(t *testing.T) {
+		r, s := withStandby(t, func(s *setup) { s.mode = api.Observe })
+		r.flushNat()
+		r.after(time.Minute)
+		r.wantStandby(s, api.StandbyOff)
+		if calls := s.since(time.Time{}); len(calls) > 0 {
+			t.Errorf("asked for %+v", calls)
+		}
+	})
+	bubble(t, "pause", func(t *testing.T) {
+		r, s := withStandby(t, nil)
+		r.pause(time.Minute)
+		paused := time.Now()
+		r.flushNat()
+		r.after(30 * time.Second)
+		r.wantStandby(s, api.StandbyArmed)
+		if calls := s.since(paused); len(calls) > 0 {
+			t.Errorf("asked for %+v", calls)
+		}
+		resumed := paused.Add(time.Minute)
+		r.after(40 * time.Second)
+		r.wantReady()
+		if opened := s.named("open ipv4", paused); len(opened) == 0 || opened[0].at.Before(resumed) {
+			t.Errorf("opened: %+v, want when the pause ended", opened)
+		}
+		r.wantStandby(s, api.StandbyArmed)
+	})
+	bubble(t, "unknown", func(t *testing.T) {
+		r, s := withStandby(t, nil)
+		r.fake.FailProbes(errors.New("the kernel does not answer"))
+		r.fake.FailReads(errors.New("the kernel does not answer"))
+		broken := time.Now()
+		r.flushNat()
+		r.after(20 * time.Second)
+		if opened := s.named("open ipv4", broken); len(opened) > 0 {
+			t.Errorf("opened although nothing is known: %+v", opened)
+		}
+		r.wantNotReady("unknown")
+	})
+	bubble(t, "grace", func(t *testing.T) {
+		r, s := withStandby(t, nil)
+		deleted := time.Now()
+		r.write(rules.Nat, `-D PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES`)
+		r.after(14 * time.Second)
+		if opened := s.named("open ipv4", deleted); len(opened) > 0 {
+			t.Errorf("opened in the jump's grace: %+v", opened)
+		}
+		r.after(10 * time.Second)
+		r.wantReady()
+		if opened := s.named("open ipv4", deleted); len(opened) == 0 || opened[0].at.Sub(deleted) < 15*time.Second {
+			t.Errorf("opened: %+v, want after the grace of 15 s", opened)
+		}
+		r.wantStandby(s, api.StandbyArmed)
+	})
+}
+
+// TestStandbyShuts: a gate that is open is shut by a pause, by its owner's decision, by a cleanup,
+// and after 30 s, for good; the next loss opens it again.
+func TestStandbyShuts(t *testing.T) {
+	lost := func(t *testing.T) (*rig, *fakeStandby) {
+		r, s := withStandby(t, nil)
+		r.fake.FailRestores(-1, iptables.ReasonMissingSet)
+		r.flushNat()
+		r.after(100 * time.Millisecond)
+		if !s.anyOpen() || r.d.Status().Standby[rules.IPv4].State != api.StandbyOpen {
+			t.Fatalf("not open while rules are missing: %+v", r.d.Status().Standby)
+		}
+		return r, s
+	}
+	bubble(t, "pause", func(t *testing.T) {
+		r, s := lost(t)
+		r.pause(time.Hour)
+		r.after(0)
+		r.wantStandby(s, api.StandbyArmed)
+	})
+	bubble(t, "owner", func(t *testing.T) {
+		r, s := lost(t)
+		r.fake.FailRestores(0, iptables.ReasonMissingSet)
+		must(t, scenario.Load(t.Context(), r.programs(), rules.IPv4))
+		r.after(5 * time.Second)
+		r.wantReady()
+		r.wantStandby(s, api.StandbyArmed)
+	})
+	bubble(t, "cleanup", func(t *testing.T) {
+		r, s := lost(t)
+		r.fake.FailRestores(0, iptables.ReasonMissingSet)
+		must(t, r.d.Cleanup(t.Context(), api.CleanupRequest{}))
+		r.after(time.Minute)
+		r.wantStandby(s, api.StandbyOff)
+		if n := len(s.named("release ipv4", time.Time{})); n != 1 {
+			t.Errorf("released %d times", n)
+		}
+	})
+	bubble(t, "limit", func(t *testing.T) {
+		r, s := lost(t)
+		opened := s.named("open ipv4", time.Time{})[0].at
+		r.after(time.Minute)
+		if s.anyOpen() {
+			t.Error("open for more than a minute")
+		}
+		if shut := s.named("shut ipv4", opened); len(shut) != 1 || shut[0].at.Sub(opened) != standbyMost {
+			t.Errorf("shut: %+v, want once after %s", shut, standbyMost)
+		}
+		r.wantLog("The standby translates no more, although rules are still missing")
+		again := time.Now()
+		r.after(time.Minute)
+		if opened := s.named("open ipv4", again); len(opened) > 0 {
+			t.Errorf("opened again for the same loss: %+v", opened)
+		}
+		r.fake.FailRestores(0, iptables.ReasonMissingSet)
+		r.after(5 * time.Minute)
+		r.wantReady()
+		next := time.Now()
+		r.flushNat()
+		r.settled()
+		if len(s.named("open ipv4", next)) == 0 {
+			t.Error("not opened for the next loss")
+		}
+		r.wantStandby(s, api.StandbyArmed)
+	})
+	bubble(t, "a gate that sticks", func(t *testing.T) {
+		r, s := lost(t)
+		s.set(func(s *fakeStandby) { s.shutErr = errors.New("the kernel has no memory") })
+		r.fake.FailRestores(0, iptables.ReasonMissingSet)
+		r.after(10 * time.Second)
+		r.wantReady()
+		if !s.anyOpen() || r.d.Status().Standby[rules.IPv4].State != api.StandbyOpen {
+			t.Error("said to be shut, and is open")
+		}
+		s.set(func(s *fakeStandby) { s.shutErr = nil })
+		r.after(2 * time.Second)
+		r.wantStandby(s, api.StandbyArmed)
+	})
+}
+
+// TestStandbyThatFailsDelaysNothing: whether the copy cannot be made, the gate not be opened or
+// not be shut, rules are back as fast as without a standby, and the log says it once.
+func TestStandbyThatFailsDelaysNothing(t *testing.T) {
+	broken := errors.New("the kernel has no memory")
+	ills := map[string]func(*fakeStandby){
+		"none":   func(*fakeStandby) {},
+		"follow": func(s *fakeStandby) { s.followErr = broken },
+		"open":   func(s *fakeStandby) { s.gateErr = broken },
+		"shut":   func(s *fakeStandby) { s.shutErr = broken },
+		"stuck":  func(s *fakeStandby) { s.stuck = true },
+	}
+	for name, ill := range ills {
+		bubble(t, name, func(t *testing.T) {
+			r, s := withStandby(t, nil)
+			s.set(ill)
+			r.endpoint(1, true) // something to follow
+			r.settled()
+			for range 3 {
+				flushed := time.Now()
+				r.flushNat()
+				r.settled()
+				r.wantReady()
+				all := r.records(0)
+				if record := all[len(all)-1]; record.AbsentSeconds != 0.02 || record.Time.Before(flushed) {
+					t.Errorf("without rules for %v s, want 20 ms; the record began %s after the flush", record.AbsentSeconds, record.Time.Sub(flushed))
+				}
+			}
+		})
+	}
+}
+
+// TestStandbyFollows: the copy is what was learned, once a second at most, and never what a flush
+// left; canaryd's own commits make no work.
+func TestStandbyFollows(t *testing.T) {
+	bubble(t, "changes", func(t *testing.T) {
+		r, s := withStandby(t, nil)
+		r.after(10 * time.Second)
+		quiet := time.Now()
+		r.after(10 * time.Minute)
+		if calls := s.since(quiet); len(calls) > 0 {
+			t.Errorf("in a quiet time %d calls, the first %+v", len(calls), calls[0])
+		}
+		busy := time.Now()
+		for n := range 200 {
+			r.endpoint(n, true)
+			r.after(50 * time.Millisecond)
+		}
+		r.after(3 * time.Second)
+		if n := len(s.named("write ipv4", busy)); n < 5 || n > 14 {
+			t.Errorf("written %d times in 13 s with 20 changes a second, want about once a second", n)
+		}
+		want := r.d.Status().Generation
+		section := s.copied(rules.IPv4)
+		if r.chain(rules.IPv4, rules.Nat, "KUBE-SERVICES") == nil || len(section.Chains) == 0 || want.Rules == 0 {
+			t.Fatal("nothing was copied")
+		}
+		if diff := cmp.Diff(r.chain(rules.IPv4, rules.Nat, "KUBE-SEP-BUSYBUSYBUSYBUSY"), specsOf(section, "KUBE-SEP-BUSYBUSYBUSYBUSY")); diff != "" {
+			t.Errorf("the copy lacks the last change (-want +got):\n%s", diff)
+		}
+	})
+	bubble(t, "a slow machine", func(t *testing.T) {
+		fake := loadedFake(t, iptables.NFT)
+		s := newFakeStandby(fake)
+		s.takes = 5 * time.Second // to build it
+		r := run(t, fake, setup{standby: s})
+		r.after(time.Minute)
+		r.wantStandby(s, api.StandbyArmed)
+		s.set(func(s *fakeStandby) { s.takes = 100 * time.Millisecond })
+		r.endpoint(1, true)
+		r.after(3 * time.Second)
+		r.wantStandby(s, api.StandbyArmed)
+		r.endpoint(2, true)
+		r.after(3 * time.Second)
+		r.wantStandby(s, api.StandbyArmed)
+	})
+	bubble(t, "losses", func(t *testing.T) {
+		r, s := withStandby(t, nil)
+		before := s.copied(rules.IPv4)
+		r.fake.FailRestores(-1, iptables.ReasonMissingSet)
+		flushed := time.Now()
+		r.flushNat()
+		r.after(time.Minute)
+		edition := r.d.Status().Generation.ID
+		r.write(rules.Filter, "-A KUBE-FORWARD -s 203.0.113.7/32 -j ACCEPT")
+		r.after(4 * time.Minute)
+		if r.d.Status().Generation.ID == edition {
+			t.Error("the change of filter was not learned, so that nothing was to be followed")
+		}
+		if calls := s.named("follow ipv4", flushed); len(calls) > 0 {
+			t.Errorf("followed while rules were missing: %+v", calls)
+		}
+		if !s.copied(rules.IPv4).Equal(before) {
+			t.Error("the copy is another one")
+		}
+	})
+}
+
+// TestStandbyWhereItIsNeeded: auto has one where a replay takes long, and none on a small node;
+// legacy has none, and a node without a rule that translates has none.
+func TestStandbyWhereItIsNeeded(t *testing.T) {
+	bubble(t, "small", func(t *testing.T) {
+		r, s := withStandby(t, func(s *setup) { s.standbyAuto = true })
+		r.wantStandby(s, api.StandbyIdle)
+		r.flushNat()
+		r.settled()
+		r.wantReady()
+	})
+	bubble(t, "nothing translates", func(t *testing.T) {
+		fake := iptablestest.NewFake(iptables.NFT)
+		must(t, fake.RestoreNoflush(rules.IPv4, section(rules.Nat, ":KUBE-SERVICES - [0:0]", "-A PREROUTING -j KUBE-SERVICES", "-A KUBE-SERVICES -d 10.0.0.9/32 -j RETURN")))
+		s := newFakeStandby(fake)
+		r := run(t, fake, setup{standby: s})
+		r.settled()
+		r.wantStandby(s, api.StandbyIdle)
+	})
+	bubble(t, "none", func(t *testing.T) {
+		r := start(t, iptables.Legacy, setup{})
+		r.wantStandby(nil, api.StandbyOff)
+	})
+}
+
+// TestStandbyAfterARestart: a new run has a copy only once it has learned what stands; until then
+// a flush is healed without.
+func TestStandbyAfterARestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, _ := withStandby(t, nil)
+		r.stop()
+		next := newFakeStandby(r.fake)
+		again := run(t, r.fake, setup{standby: next})
+		again.settled()
+		again.wantReady()
+		again.wantStandby(next, api.StandbyArmed)
+		flushed := time.Now()
+		again.flushNat()
+		again.settled()
+		if len(next.named("open ipv4", flushed)) == 0 {
+			t.Error("not opened")
+		}
+		again.wantStandby(next, api.StandbyArmed)
+	})
+}
+
+// specsOf returns the rules of a section's chain.
+func specsOf(s rules.Section, name string) []string {
+	for _, c := range s.Chains {
+		if c.Name == name {
+			specs := []string{}
+			for _, rule := range c.Rules {
+				specs = append(specs, rule.Spec)
+			}
+			return specs
+		}
+	}
+	return nil
+}

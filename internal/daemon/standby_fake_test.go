@@ -1,0 +1,181 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/iptables/iptablestest"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// fakeStandby is a Standby in memory, whose commits move the Fake's genid.
+type fakeStandby struct {
+	mu    sync.Mutex
+	fake  *iptablestest.Fake
+	nat   map[rules.Family]StandbyNat // what was copied
+	open  map[rules.Family]bool
+	calls []standbyCall
+
+	followErr, gateErr, shutErr error
+	stuck                       bool // gates stay shut, without an error
+	takes                       time.Duration
+}
+
+// A standbyCall is one call, and what had been done until then.
+type standbyCall struct {
+	what            string
+	at              time.Time
+	reads, restores int
+}
+
+func newFakeStandby(fake *iptablestest.Fake) *fakeStandby {
+	return &fakeStandby{fake: fake, nat: map[rules.Family]StandbyNat{}, open: map[rules.Family]bool{}}
+}
+
+func (s *fakeStandby) note(what string, f rules.Family) {
+	s.calls = append(s.calls, standbyCall{fmt.Sprint(what, " ", f), time.Now(), s.fake.Reads(), s.fake.Restores()})
+}
+
+func (s *fakeStandby) Follow(_ context.Context, nat map[rules.Family]StandbyNat) map[rules.Family]StandbyCopy {
+	s.mu.Lock()
+	takes := s.takes
+	s.mu.Unlock()
+	time.Sleep(takes)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := map[rules.Family]StandbyCopy{}
+	for f, n := range nat {
+		s.note("follow", f)
+		if all[f] = (StandbyCopy{Chains: len(n.Section.Chains), Err: s.followErr}); s.followErr == nil {
+			if n.Write {
+				s.fake.CommitElsewhere()
+				s.note("write", f)
+			}
+			s.nat[f] = n
+		}
+	}
+	return all
+}
+
+func (s *fakeStandby) Gate(f rules.Family, open bool) (isOpen bool, commits int, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	what, fault := "shut", s.shutErr
+	if open {
+		what, fault = "open", s.gateErr
+	}
+	s.note(what, f)
+	switch {
+	case fault != nil || s.open[f] == open || open && s.stuck:
+		return s.open[f], 0, fault
+	}
+	s.fake.CommitElsewhere()
+	s.open[f] = open
+	return open, 1, nil
+}
+
+func (s *fakeStandby) Release(f rules.Family) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.note("release", f)
+	delete(s.nat, f)
+	s.open[f] = false
+	return nil
+}
+
+// set changes what fails.
+func (s *fakeStandby) set(change func(*fakeStandby)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change(s)
+}
+
+// since returns the calls since that time.
+func (s *fakeStandby) since(at time.Time) []standbyCall {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var list []standbyCall
+	for _, c := range s.calls {
+		if !c.at.Before(at) {
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
+// named returns the calls of that name since that time.
+func (s *fakeStandby) named(what string, at time.Time) (list []standbyCall) {
+	for _, c := range s.since(at) {
+		if c.what == what {
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
+// copied returns the section of nat that the copy has.
+func (s *fakeStandby) copied(f rules.Family) rules.Section {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.nat[f].Section
+}
+
+// anyOpen reports whether a gate is open.
+func (s *fakeStandby) anyOpen() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.open[rules.IPv4] || s.open[rules.IPv6]
+}
+
+// wantStandby fails unless status and metrics say state of all families, and the gates are open
+// only if that is the state.
+func (r *rig) wantStandby(s *fakeStandby, state api.StandbyState) {
+	r.t.Helper()
+	want, got := series{}, series{}
+	for _, f := range r.fake.Families() {
+		want[fmt.Sprintf("standby{family=%s,state=%s}", f, state)] = 1
+		now := r.d.Status().Standby[f]
+		got[fmt.Sprintf("standby{family=%s,state=%s}", f, now.State)] = 1
+		if (now.State == api.StandbyOpen) == now.OpenSince.IsZero() {
+			r.t.Errorf("%s: the status says %+v", f, now)
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		r.t.Errorf("status (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(want, r.metrics("standby{", "standby")); diff != "" && state != api.StandbyOpen {
+		shown := r.metrics("standby")
+		for name := range shown {
+			if name[:8] != "standby{" {
+				delete(shown, name)
+			}
+		}
+		if diff := cmp.Diff(want, shown); diff != "" {
+			r.t.Errorf("metrics (-want +got):\n%s", diff)
+		}
+	}
+	if s != nil && s.anyOpen() != (state == api.StandbyOpen) {
+		r.t.Errorf("a gate is open: %t, while the state is %s", s.anyOpen(), state)
+	}
+}
+
+// withStandby starts a daemon on nft with a standby that is armed.
+func withStandby(t *testing.T, change func(*setup)) (*rig, *fakeStandby) {
+	t.Helper()
+	fake := loadedFake(t, "nft")
+	s := newFakeStandby(fake)
+	set := setup{standby: s}
+	if change != nil {
+		change(&set)
+	}
+	r := run(t, fake, set)
+	r.settled()
+	r.wantReady()
+	return r, s
+}

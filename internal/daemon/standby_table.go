@@ -1,0 +1,197 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/standby"
+)
+
+// A StandbyOnNFT is the Standby of a Kernel on nft. OpenStandby opens one, and Close ends it. Its
+// methods may be called concurrently.
+type StandbyOnNFT struct {
+	kernel *iptables.Kernel
+	tables *standby.Standby
+	conn   *nft.Conn // for probes, so that none waits for a read of the mirror's
+
+	limit  time.Duration // how long a gate may be open
+	mu     sync.Mutex
+	limits map[rules.Family]*time.Timer // that shut a gate by themselves
+	// pending are copies that may be newer than what is written. Only the loop's step has them.
+	pending map[rules.Family]*standby.Copy
+	ending  sync.WaitGroup // of those that run
+}
+
+// OpenStandby opens the sockets of a Standby. It writes nothing. Its commits count as the kernel's
+// own.
+func OpenStandby(kernel *iptables.Kernel) (*StandbyOnNFT, error) {
+	conn, err := nft.Dial()
+	if err != nil {
+		return nil, err
+	}
+	s := &StandbyOnNFT{kernel: kernel, conn: conn, limit: standbyMost + time.Second, limits: map[rules.Family]*time.Timer{}}
+	if err := s.dial(); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return s, nil
+}
+
+// dial opens the socket that owns the tables. It is done again if the library had to close it,
+// because a gate could be shut in no other way.
+func (s *StandbyOnNFT) dial() error {
+	tables, err := standby.Dial(standby.Config{Unheard: s.kernel.Unheard})
+	if err != nil {
+		return err
+	}
+	s.tables, s.pending = tables, map[rules.Family]*standby.Copy{}
+	s.kernel.AlsoOwn(tables.Port())
+	return nil
+}
+
+// Close ends the standby; the kernel removes its tables.
+func (s *StandbyOnNFT) Close() error {
+	s.mu.Lock()
+	for _, limit := range s.limits {
+		if limit.Stop() {
+			s.ending.Done()
+		}
+	}
+	clear(s.limits)
+	s.mu.Unlock()
+	s.ending.Wait()
+	return errors.Join(s.tables.Close(), s.conn.Close())
+}
+
+// Follow implements Standby. All families are translated before one is written, because each write
+// moves the genid.
+func (s *StandbyOnNFT) Follow(ctx context.Context, nat map[rules.Family]StandbyNat) map[rules.Family]StandbyCopy {
+	all := map[rules.Family]StandbyCopy{}
+	for f, n := range nat {
+		if n.Known && s.pending[f] != nil {
+			all[f] = StandbyCopy{}
+			continue
+		}
+		c, err := s.translate(ctx, f, n)
+		if all[f] = (StandbyCopy{Err: err}); err == nil {
+			s.pending[f] = c
+		}
+	}
+	for f, n := range nat {
+		if n.Write && all[f].Err == nil {
+			all[f] = s.write(s.pending[f])
+		}
+	}
+	return all
+}
+
+// write brings a copy into the kernel.
+func (s *StandbyOnNFT) write(c *standby.Copy) StandbyCopy {
+	err := s.tables.Put(c)
+	if errors.Is(err, net.ErrClosed) {
+		err = errors.Join(err, s.dial()) // it is built at the next try
+	}
+	if errors.Is(err, standby.ErrOutdated) {
+		delete(s.pending, c.ID.Family)
+		err = errors.Join(err, s.tables.Remove(c.ID)) // it is built again
+	}
+	now := s.tables.Status(c.ID)
+	return StandbyCopy{Chains: now.Chains, Uncopied: now.LeftOut, Err: err}
+}
+
+// translate makes a family's copy of what the mirror holds, if that is what was examined.
+func (s *StandbyOnNFT) translate(ctx context.Context, f rules.Family, nat StandbyNat) (c *standby.Copy, err error) {
+	protected := make(map[string]bool, len(nat.Section.Chains))
+	for _, chain := range nat.Section.Chains {
+		protected[chain.Name] = true
+	}
+	id := f.Table(rules.Nat)
+	err = s.kernel.RawTable(ctx, id, func(raw nft.RawTable) error {
+		if uint64(raw.Genid) != nat.Digest {
+			return ErrStandbyMoved
+		}
+		var err error
+		c, err = standby.Translate(standby.Source{RawTable: raw, Protects: func(chain string) bool { return protected[chain] }}, s.tables.Held(id))
+		return err
+	})
+	return c, err
+}
+
+// Gate implements Standby. A gate that is open for so long that the loop must be hanging is shut
+// all the same.
+func (s *StandbyOnNFT) Gate(f rules.Family, open bool) (isOpen bool, commits int, err error) {
+	id := f.Table(rules.Nat)
+	before := s.tables.Status(id).Open
+	if open {
+		err = s.open(f, before)
+	} else {
+		s.endLimit(f)
+		err = s.tables.Shut(id)
+	}
+	after := s.tables.Status(id).Open
+	if len(after) != len(before) {
+		commits = 1
+	}
+	return len(after) > 0, commits, err
+}
+
+// open opens the hooks whose path lost something and that may be opened.
+func (s *StandbyOnNFT) open(f rules.Family, already []standby.Hook) error {
+	id := f.Table(rules.Nat)
+	held := s.tables.Held(id)
+	if held == nil {
+		return standby.ErrNotBuilt
+	}
+	losses, err := held.Probe(s.conn)
+	if err != nil {
+		return fmt.Errorf("asking what became of nat's base chains: %w", err)
+	}
+	hooks, _ := held.Openable(losses)
+	if !slices.ContainsFunc(hooks, func(h standby.Hook) bool { return !slices.Contains(already, h) }) {
+		return nil
+	}
+	if err := s.tables.Open(id, hooks, s.pending[f]); err != nil {
+		return err
+	}
+	s.beginLimit(f)
+	return nil
+}
+
+// beginLimit shuts the family's gate a little after the loop should have done so.
+func (s *StandbyOnNFT) beginLimit(f rules.Family) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.limits[f] != nil {
+		return
+	}
+	tables := s.tables
+	s.ending.Add(1)
+	s.limits[f] = time.AfterFunc(s.limit, func() {
+		defer s.ending.Done()
+		_ = tables.Shut(f.Table(rules.Nat)) // if the kernel refuses, the table is removed
+	})
+}
+
+// endLimit ends what beginLimit began.
+func (s *StandbyOnNFT) endLimit(f rules.Family) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if limit := s.limits[f]; limit != nil && limit.Stop() {
+		s.ending.Done()
+	}
+	delete(s.limits, f)
+}
+
+// Release implements Standby.
+func (s *StandbyOnNFT) Release(f rules.Family) error {
+	s.endLimit(f)
+	delete(s.pending, f)
+	return s.tables.Remove(f.Table(rules.Nat))
+}

@@ -1,0 +1,159 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/standby"
+)
+
+// onNFT runs a story of a StandbyOnNFT next to the scenarios' node in a namespace.
+func onNFT(t *testing.T, story func(t *testing.T, s *StandbyOnNFT, follow func(write bool) StandbyCopy)) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft", "iptables-nft")
+		programs := scenario.Programs{With: iptables.NFT}
+		must(t, scenario.Load(t.Context(), programs, rules.IPv4))
+		kernel, err := iptables.Open(t.Context(), iptables.Config{Backend: iptables.NFT, Families: []rules.Family{rules.IPv4}})
+		must(t, err)
+		defer func() { must(t, kernel.Close()) }()
+		s, err := OpenStandby(kernel)
+		must(t, err)
+		defer func() { must(t, s.Close()) }()
+		follow := func(write bool) StandbyCopy {
+			t.Helper()
+			snapshot, err := kernel.Read(t.Context(), rules.IPv4)
+			must(t, err)
+			var nat rules.Section
+			for _, c := range snapshot.Tables[rules.Nat].Chains {
+				if !rules.Builtin(rules.Nat, c.Name) && (strings.HasPrefix(c.Name, "KUBE-") || strings.HasPrefix(c.Name, "CNI-")) {
+					nat.Chains = append(nat.Chains, c)
+				}
+			}
+			return s.Follow(t.Context(), map[rules.Family]StandbyNat{rules.IPv4: {Section: nat, Digest: snapshot.Digest, Write: write}})[rules.IPv4]
+		}
+		story(t, s, follow)
+	})
+}
+
+// gate moves the gate and fails unless it is as wanted then.
+func (s *StandbyOnNFT) gate(t *testing.T, open, want bool, commits int) {
+	t.Helper()
+	isOpen, n, err := s.Gate(rules.IPv4, open)
+	must(t, err)
+	if isOpen != want || n != commits {
+		t.Errorf("open: %t after %d commits, want %t after %d", isOpen, n, want, commits)
+	}
+}
+
+// TestStandbyOnNFT: the gate opens for what is lost, and for more once more is lost; not while
+// everything stands, and once only.
+func TestStandbyOnNFT(t *testing.T) {
+	onNFT(t, func(t *testing.T, s *StandbyOnNFT, follow func(bool) StandbyCopy) {
+		if _, _, err := s.Gate(rules.IPv4, true); !errors.Is(err, standby.ErrNotBuilt) {
+			t.Errorf("a gate without a copy: %v", err)
+		}
+		copied := follow(true)
+		must(t, copied.Err)
+		if copied.Chains < 50 {
+			t.Errorf("%d chains are copied", copied.Chains)
+		}
+		s.gate(t, true, false, 0)
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-F", "PREROUTING")
+		s.gate(t, true, true, 1)
+		s.gate(t, true, true, 0)
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
+		s.gate(t, true, true, 1)
+		s.gate(t, false, false, 1)
+		s.gate(t, false, false, 0)
+		must(t, s.Release(rules.IPv4))
+		if tables := nstest.Command(t, "nft", "list", "tables"); strings.Contains(tables, standby.TableName) {
+			t.Errorf("there is still a table:\n%s", tables)
+		}
+	})
+}
+
+// TestStandbyCopiesOnlyWhatWasExamined: if another process has written since, nothing is copied,
+// whether that was a flush or not.
+func TestStandbyCopiesOnlyWhatWasExamined(t *testing.T) {
+	onNFT(t, func(t *testing.T, s *StandbyOnNFT, follow func(bool) StandbyCopy) {
+		must(t, follow(true).Err)
+		held := s.tables.Held(rules.IPv4.Table(rules.Nat))
+		snapshot, err := s.kernel.Read(t.Context(), rules.IPv4)
+		must(t, err)
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
+		got := s.Follow(context.Background(), map[rules.Family]StandbyNat{rules.IPv4: {Digest: snapshot.Digest, Write: true}})
+		if !errors.Is(got[rules.IPv4].Err, ErrStandbyMoved) {
+			t.Errorf("it says %+v", got)
+		}
+		if s.tables.Held(rules.IPv4.Table(rules.Nat)) != held {
+			t.Error("the copy is another one")
+		}
+	})
+}
+
+// TestStandbyOpensWithWhatIsOutstanding: a change that was translated and not written is in the
+// copy that is open.
+func TestStandbyOpensWithWhatIsOutstanding(t *testing.T) {
+	onNFT(t, func(t *testing.T, s *StandbyOnNFT, follow func(bool) StandbyCopy) {
+		must(t, follow(true).Err)
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-I", "KUBE-SERVICES", "-d", "203.0.113.77", "-p", "tcp", "-j", "DNAT", "--to-destination", "203.0.113.78:80")
+		must(t, follow(false).Err)
+		shown := func() bool {
+			return strings.Contains(nstest.Command(t, "nft", "list", "chain", "ip", standby.TableName, "KUBE-SERVICES"), "203.0.113.77")
+		}
+		if shown() {
+			t.Error("it was written before it was asked for")
+		}
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
+		s.gate(t, true, true, 1)
+		if !shown() {
+			t.Error("what is open lacks the last change")
+		}
+	})
+}
+
+// TestStandbyShutsByItself: a gate that the loop does not shut is shut after the limit, and one
+// that it does shut has no limit any more.
+func TestStandbyShutsByItself(t *testing.T) {
+	onNFT(t, func(t *testing.T, s *StandbyOnNFT, follow func(bool) StandbyCopy) {
+		must(t, follow(true).Err)
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
+		s.gate(t, true, true, 1)
+		s.gate(t, false, false, 1)
+		if diff := cmp.Diff(0, len(s.limits)); diff != "" {
+			t.Errorf("limits of gates that are shut (-want +got):\n%s", diff)
+		}
+		s.limit = time.Millisecond
+		s.gate(t, true, true, 1)
+		s.ending.Wait()
+		if open := s.tables.Status(rules.IPv4.Table(rules.Nat)).Open; len(open) > 0 {
+			t.Errorf("%v are open behind the limit", open)
+		}
+		s.gate(t, false, false, 0)
+	})
+}
+
+// TestStandbyAfterItsSocketWasClosed: it is dialled again, and the next try builds the copy.
+func TestStandbyAfterItsSocketWasClosed(t *testing.T) {
+	onNFT(t, func(t *testing.T, s *StandbyOnNFT, follow func(bool) StandbyCopy) {
+		must(t, follow(true).Err)
+		must(t, s.tables.Close())
+		if err := follow(true).Err; !errors.Is(err, net.ErrClosed) {
+			t.Errorf("it says %v", err)
+		}
+		must(t, follow(true).Err)
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
+		s.gate(t, true, true, 1)
+		s.gate(t, false, false, 1)
+	})
+}

@@ -1,0 +1,56 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// ErrNoRaw: the Kernel knows no tables as nf_tables' own objects, as on the legacy backend.
+var ErrNoRaw = errors.New("the tables are not known as objects of nf_tables")
+
+// RawTable brings the mirror of a family up to date, and lets use see a table as raw objects. It
+// costs what changed since the last read, and executes nothing. What use gets is valid until it
+// returns; other reads wait for it. A table that does not exist has no chains. The error is
+// ErrNoRaw, one of the read, or use's.
+func (k *Kernel) RawTable(ctx context.Context, id tableid.TableID, use func(nft.RawTable) error) error {
+	if k.mirror == nil || k.mirror.families[id.Family] == nil || tableName(id.Name) == "" {
+		return ErrNoRaw
+	}
+	ctx, cancel := context.WithTimeout(ctx, k.mirror.timeout)
+	defer cancel()
+	done, err := k.mirror.raw.Turn(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	f := k.mirror.families[id.Family]
+	genid, err := k.mirror.raw.Read(ctx, f.raw, nil)
+	if err != nil {
+		return err
+	}
+	raw, found := f.raw.RawTable(id.Name, genid, f.lexicon.bytes)
+	if !found {
+		raw = nft.RawTable{ID: id, Genid: genid}
+	}
+	return use(raw)
+}
+
+// bytes returns a rule as nf_tables holds it, in room as far as that suffices.
+func (l *lexicon) bytes(id nft.RuleID, room []byte) nft.Rule {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.store.Rule(id, room)
+}
+
+// Unheard calls write, which sends one transaction of canaryd's own into a table that the Kernel
+// does not mirror, while canaryd does not listen: the kernel would send each listener a message
+// for every object. If another process commits meanwhile, the next read asks for everything.
+func (k *Kernel) Unheard(write func() error) error {
+	if k.mirror == nil {
+		return write()
+	}
+	return k.mirror.raw.Silently(nil, k.subscriptions.All(), write)
+}

@@ -1,0 +1,135 @@
+package nft
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// A RawTable is the chains of one table with their rules as bytes, at one genid.
+type RawTable struct {
+	ID     tableid.TableID
+	Genid  uint32
+	Chains map[string]RawChain
+}
+
+// A RawChain is one chain of a RawTable.
+type RawChain struct {
+	Base *Chain // nil for a chain without a hook
+	// Version is another number whenever the chain's rules may be others; 0: not known.
+	Version uint64
+	// LeftOut: the rules are too many to be kept, so that Rules has none.
+	LeftOut bool
+	// Rules are the rules in order. The bytes of one are valid until the next is asked for.
+	Rules iter.Seq[Rule]
+}
+
+// RawTable shows what the mirror holds of a table, as of the last Read, which returned genid;
+// false if there is no such table. rule gives a rule's bytes by its number, in room as far as
+// that suffices. What is shown is valid until the turn ends.
+func (f *FamilyMirror) RawTable(table string, genid uint32, rule func(id RuleID, room []byte) Rule) (RawTable, bool) {
+	t := f.tables[table]
+	if t == nil {
+		return RawTable{}, false
+	}
+	raw := RawTable{ID: f.cfg.Family.Table(table), Genid: genid, Chains: make(map[string]RawChain, len(t.chains))}
+	for name, c := range t.chains {
+		raw.Chains[name] = RawChain{Base: c.Base, Version: c.version, LeftOut: c.out != nil, Rules: func(yield func(Rule) bool) {
+			var r Rule
+			for _, id := range c.IDs {
+				if r = rule(id, r.Expressions[:0]); !yield(r) {
+					return
+				}
+			}
+		}}
+	}
+	return raw, true
+}
+
+// rawReads is how often RawTable begins because another process commits meanwhile.
+const rawReads = 5
+
+// RawTable reads a table at one genid; false if there is no such table. The error is
+// ErrInterrupted if other processes do not stop committing. All rules are in memory at once: a
+// Mirror needs less.
+func (c *Conn) RawTable(id tableid.TableID) (raw RawTable, found bool, err error) {
+	for range rawReads {
+		raw, found, err = c.rawTable(id)
+		if !errors.Is(err, ErrInterrupted) {
+			break
+		}
+	}
+	return raw, found, Wrap(fmt.Sprintf("reading table %s", id), err)
+}
+
+func (c *Conn) rawTable(id tableid.TableID) (RawTable, bool, error) {
+	raw := RawTable{ID: id, Chains: map[string]RawChain{}}
+	var err error
+	if raw.Genid, err = c.Genid(); err != nil {
+		return raw, false, err
+	}
+	used := map[string]uint32{}
+	err = c.EachChain(id.Family, func(chain Chain) error {
+		if chain.Table != id.Name {
+			return nil
+		}
+		of := RawChain{}
+		used[chain.Name] += chain.Use
+		if chain.Base {
+			of.Base = &chain
+		}
+		raw.Chains[chain.Name] = of
+		return nil
+	})
+	held := map[string][]Rule{}
+	if err == nil {
+		err = c.EachRuleIn(id.Family, id.Name, func(m RuleMessage) error {
+			held[string(m.Chain)] = append(held[string(m.Chain)], m.Rule.Clone())
+			return nil
+		})
+	}
+	for name, of := range raw.Chains {
+		of.Rules = slices.Values(held[name])
+		raw.Chains[name] = of
+	}
+	after, again := c.Genid()
+	switch {
+	case err != nil:
+		return raw, false, err
+	case again != nil:
+		return raw, false, again
+	case after != raw.Genid || !complete(held, used):
+		return raw, false, ErrInterrupted
+	}
+	found, err := c.HasTable(id.Family, id.Name)
+	return raw, found, err
+}
+
+// complete reports whether every chain is used as often as its rules and the jumps to it say. A
+// transaction that was given up meanwhile may have hidden rules from the dump, and no genid says so
+// (nf_tables_dump_rules, Linux 6.18).
+func complete(held map[string][]Rule, used map[string]uint32) bool {
+	seen := make(map[string]uint32, len(used))
+	for name, rules := range held {
+		seen[name] += uint32(len(rules))
+		for _, r := range rules {
+			_ = r.Each(func(e Expression) error {
+				if to := AttrPath(e.Data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN); e.Name == "immediate" && to != nil {
+					seen[String(to)]++
+				}
+				return nil
+			})
+		}
+	}
+	for name, use := range used {
+		if seen[name] != use {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,138 @@
+package standby
+
+import (
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// ErrUnavailable: the table cannot be copied so that it translates as the real one does. What wraps
+// it says why.
+var ErrUnavailable = errors.New("this table cannot be copied")
+
+// A Copy is what the standby's table holds, made by Translate. It is a value.
+type Copy struct {
+	// ID is the table that was copied, and Genid when.
+	ID    tableid.TableID
+	Genid uint32
+	// chains are the regular chains by name.
+	chains map[string]*chain
+	hooks  map[Hook]*hook
+	marks  uint32 // the bits that copied rules may set
+	// references counts the copied rules that lead to chains to which base chains lead.
+	references map[string]uint32
+	// native is the whole copy of a native table; chains has nothing then.
+	native *native.Table
+}
+
+// A chain is the copy of a chain. It is never changed once it was made.
+type chain struct {
+	version uint64   // of the source; 0: not known
+	digests []uint64 // of the rules, in order
+	// rules are the encoded rules; nil if digests say all that is needed, because the chain is
+	// in the kernel already.
+	rules []rule
+	jumps []string // the chains that its rules lead to
+	marks uint32   // the bits that its rules may set
+	// shadow: the chain is another owner's, and accepts what it would translate.
+	shadow bool
+	// leftOut says why the chain became "accept"; "" if it was copied.
+	leftOut string
+}
+
+// A hook is the copy of a base chain, without its gate.
+type hook struct {
+	name     string // of the real base chain, and of the copy's
+	priority int32  // of the real one
+	body     *chain
+	// blocked says why the hook may be opened only while the real base chain is gone or empty;
+	// "" if it may be at any time.
+	blocked string
+	// real are the fingerprints of the real base chain's rules that do something, and ours which
+	// of them are protected.
+	real []uint64
+	ours []bool
+}
+
+// A rule is one rule of a copy, ready to be written.
+type rule struct {
+	expressions []byte // the content of NFTA_RULE_EXPRESSIONS
+	compat      nft.Compat
+}
+
+// A LeftOut is a chain that is not copied: packets that come to it are accepted as they are.
+type LeftOut struct {
+	Chain  string
+	Reason string
+}
+
+// LeftOut returns the chains that are not copied, by name.
+func (c *Copy) LeftOut() []LeftOut {
+	var all []LeftOut
+	for name, chain := range c.chains {
+		if chain.leftOut != "" {
+			all = append(all, LeftOut{name, chain.leftOut})
+		}
+	}
+	slices.SortFunc(all, func(a, b LeftOut) int { return strings.Compare(a.Chain, b.Chain) })
+	return all
+}
+
+// Counts returns how many chains and rules the copy has, without base chains.
+func (c *Copy) Counts() (chains, rules int) {
+	if c.native != nil {
+		chains, rules, _ = c.native.Counts()
+		return chains, rules
+	}
+	for _, chain := range c.chains {
+		rules += len(chain.digests)
+	}
+	return len(c.chains), rules
+}
+
+// Outstanding returns how many chains of the copy are not in the kernel as they are in it, of
+// which held is what is (Standby.Held, nil: nothing). A base chain counts as well if the real one
+// has changed, so that a Put lets Probe know of it.
+func (c *Copy) Outstanding(held *Copy) int {
+	if held == nil {
+		return len(c.chains) + len(c.hooks)
+	}
+	if c.native != nil && held.native != nil {
+		return len(native.Diff(held.native, c.native))
+	}
+	n := 0
+	for name, chain := range c.chains {
+		if was := held.chains[name]; was != chain && (was == nil || !slices.Equal(was.digests, chain.digests)) {
+			n++
+		}
+	}
+	for name := range held.chains {
+		if c.chains[name] == nil {
+			n++
+		}
+	}
+	for h, hook := range c.hooks {
+		if was := held.hooks[h]; was == nil || !slices.Equal(was.body.digests, hook.body.digests) || !slices.Equal(was.real, hook.real) {
+			n++
+		}
+	}
+	return n
+}
+
+// Hooks returns the hooks at which the copy can translate, in the packets' order.
+func (c *Copy) Hooks() []Hook {
+	return slices.DeleteFunc(Hooks(), func(h Hook) bool { return c.hooks[h] == nil })
+}
+
+// Blocked says why a hook may be opened only while the real base chain is gone or empty; "" if it
+// may be at any time.
+func (c *Copy) Blocked(h Hook) string {
+	if c.hooks[h] == nil {
+		return "the copy has no such hook"
+	}
+	return c.hooks[h].blocked
+}

@@ -1,0 +1,148 @@
+package standby
+
+import (
+	"fmt"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+)
+
+// A Loss is what became of a hook's path through the real table.
+type Loss uint8
+
+const (
+	// Intact: the path has lost nothing; or nothing is known of it.
+	Intact Loss = iota
+	// Below: the base chain holds other owners' rules as when it was copied, and a protected
+	// chain below it is gone or empty, or a jump to one is.
+	Below
+	// Gone: the base chain is gone or empty.
+	Gone
+	// Unclear: other owners' rules of the base chain are not those that were copied.
+	Unclear
+)
+
+// String returns a word for people.
+func (l Loss) String() string {
+	switch l {
+	case Below:
+		return "protected chains are lost"
+	case Gone:
+		return "gone"
+	case Unclear:
+		return "changed by another owner"
+	}
+	return "intact"
+}
+
+// Openable says which hooks may be opened for these losses, so that a flow is translated as the
+// whole real table would have or not at all; and for each other hook that lost something, why it
+// stays shut. If flows cannot be masqueraded, none is sent elsewhere: while postrouting has lost
+// something and must stay shut, all do.
+func (c *Copy) Openable(losses map[Hook]Loss) (open []Hook, shut map[Hook]string) {
+	shut = map[Hook]string{}
+	for _, h := range c.Hooks() {
+		switch loss := losses[h]; {
+		case loss == Intact:
+		case loss == Unclear:
+			shut[h] = fmt.Sprintf("base chain %s: %s", c.hooks[h].name, loss)
+		case loss == Below && c.Blocked(h) != "":
+			shut[h] = c.Blocked(h)
+		default:
+			open = append(open, h)
+		}
+	}
+	if shut[Postrouting] != "" {
+		for _, h := range open {
+			shut[h] = "postrouting must stay shut: " + shut[Postrouting]
+		}
+		open = nil
+	}
+	return open, shut
+}
+
+// Probe asks the kernel what became of each hook's path: the base chain, and the chains to which
+// its protected rules lead. What is lost further below it does not see, and of a native table only
+// the base chains. It asks some 10 questions of 10 µs each.
+func (c *Copy) Probe(conn *nft.Conn) (map[Hook]Loss, error) {
+	losses := map[Hook]Loss{}
+	emptied := map[string]bool{}
+	for _, h := range c.Hooks() {
+		hook := c.hooks[h]
+		var now []uint64
+		err := conn.EachRule(c.ID.Family, c.ID.Name, hook.name, func(m nft.RuleMessage) error {
+			if of, counts := fingerprint(c.ID.Family, m.Rule); counts {
+				now = append(now, of)
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, fmt.Errorf("probing base chain %s: %w", hook.name, err)
+		}
+		losses[h] = hook.compare(now)
+		for _, name := range hook.body.jumps {
+			if _, asked := emptied[name]; !asked {
+				if emptied[name], err = c.isEmpty(conn, name); err != nil {
+					return nil, err
+				}
+			}
+			if losses[h] == Intact && emptied[name] {
+				losses[h] = Below
+			}
+		}
+	}
+	return losses, nil
+}
+
+// isEmpty reports whether a protected chain that held rules is gone or holds none.
+func (c *Copy) isEmpty(conn *nft.Conn, name string) (bool, error) {
+	if chain := c.chains[name]; chain == nil || chain.shadow || len(chain.digests) == 0 {
+		return false, nil
+	}
+	chain, found, err := conn.Chain(c.ID.Family, c.ID.Name, name)
+	if err != nil || !found {
+		return err == nil, err
+	}
+	if chain.Use > c.references[name] { // by rules that it has
+		return false, nil
+	}
+	any := false
+	err = conn.EachRule(c.ID.Family, c.ID.Name, name, func(nft.RuleMessage) error {
+		any = true
+		return nil
+	})
+	if err != nil {
+		return false, fmt.Errorf("probing chain %s: %w", name, err)
+	}
+	return !any, nil
+}
+
+// compare says what became of a base chain that holds these rules now.
+func (h *hook) compare(now []uint64) Loss {
+	if len(now) == 0 {
+		return Gone
+	}
+	// What stands must be what was copied, in its order; of it rules of ours may be missing, and
+	// others' behind them.
+	last := len(h.ours) - 1
+	for last > 0 && !h.ours[last] {
+		last--
+	}
+	lacks, at := false, 0
+	for i, ours := range h.ours {
+		switch {
+		case at < len(now) && now[at] == h.real[i]:
+			at++
+		case ours:
+			lacks = true
+		case i < last:
+			return Unclear
+		}
+	}
+	switch {
+	case !lacks:
+		return Intact
+	case at < len(now): // a rule of which it is not known whether it comes before ours
+		return Unclear
+	}
+	return Below
+}

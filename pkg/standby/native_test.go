@@ -1,0 +1,172 @@
+package standby_test
+
+import (
+	"compress/gzip"
+	"errors"
+	"io"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/standby"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+var kubeProxy = tableid.IPv4.Table("kube-proxy")
+
+// captured returns a native table.
+func captured(t *testing.T, conn *nft.Conn, id tableid.TableID) (*native.Table, uint32) {
+	t.Helper()
+	r, err := native.Capture(conn, func(of nft.Table) bool { return of.Family.Table(of.Name) == id })
+	must(t, err)
+	if r.Tables[id] == nil {
+		t.Fatalf("there is no table %s", id)
+	}
+	return r.Tables[id], r.Genid
+}
+
+// nftServices is a table as kube-proxy's nftables mode writes it, of one service.
+const nftServices = `table FAMILY kube-proxy {
+	map service-ips { type ADDRESS . inet_proto . inet_service : verdict; elements = { SERVICE . udp . 53 : goto service-A } }
+	map no-endpoints { type ADDRESS . inet_proto . inet_service : verdict; elements = { SERVICE . udp . 80 : drop } }
+	chain filter-forward { type filter hook forward priority filter; FAMILY daddr . meta l4proto . th dport vmap @no-endpoints; }
+	chain nat-prerouting { type nat hook prerouting priority dstnat; jump services; }
+	chain nat-output { type nat hook output priority -100; jump services; }
+	chain nat-postrouting { type nat hook postrouting priority srcnat; jump masquerading; }
+	chain services { FAMILY daddr . meta l4proto . th dport vmap @service-ips; }
+	chain service-A { FAMILY saddr != POD jump mark-for-masquerade; meta l4proto udp dnat FAMILY to numgen random mod 2 map { 0 : POD . 5353, 1 : POD . 5353 }; }
+	chain mark-for-masquerade { meta mark set meta mark or 0x4000; }
+	chain masquerading { meta mark & 0x4000 == 0 return; meta mark set meta mark xor 0x4000; masquerade fully-random; }
+}
+`
+
+// TestANativeTableIsCopied: packets fare through the copy as through kube-proxy's own table, and a
+// change is followed while the copy is shut.
+func TestANativeTableIsCopied(t *testing.T) {
+	for _, family := range []tableid.Family{tableid.IPv4, tableid.IPv6} {
+		t.Run(family.String(), func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				l := newLab(t, family)
+				conn := dial(t)
+				d := &deck{family: family}
+				client, service, pod, kind := "10.1.0.1", "10.2.0.1", "10.3.0.1", "ipv4_addr"
+				if family == tableid.IPv6 {
+					client, service, pod, kind = "fd00:0:0:1::1", "fd00:0:0:2::1", "fd00:0:0:3::1", "ipv6_addr"
+				}
+				text := strings.NewReplacer("FAMILY", d.family.NFT(), "ADDRESS", kind, "SERVICE", service, "POD", pod).Replace(nftServices)
+				id := family.Table("kube-proxy")
+				nstest.CommandInput(t, text, "nft", "-f", "-")
+				at := func(a string, port uint16) netip.AddrPort {
+					return netip.AddrPortFrom(netip.MustParseAddr(a), port)
+				}
+				flows := []flow{{unix.IPPROTO_UDP, at(client, 2001), at(service, 53)}, {unix.IPPROTO_UDP, at(pod, 2002), at(service, 53)},
+					{unix.IPPROTO_UDP, at(client, 2003), at(service, 99)}, {unix.IPPROTO_UDP, netip.AddrPortFrom(node[family], 2004), at(service, 53)}}
+				want := classes(l.fates(flows))
+				if want[flows[0]].To.Addr().String() != pod {
+					t.Fatalf("the table itself translates nothing: %v", want)
+				}
+				s := open(t, standby.Config{})
+				table, genid := captured(t, conn, id)
+				c, err := standby.TranslateNative(table, genid)
+				must(t, err)
+				must(t, s.Put(c))
+				copied := listed(t, id)
+				if strings.Contains(copied, "filter") || strings.Contains(copied, "no-endpoints") || !strings.Contains(copied, "dstnat + 1") {
+					t.Errorf("the copy has what is not nat's:\n%s", copied)
+				}
+				whole, err := c.Probe(conn)
+				must(t, err)
+				if hooks, _ := c.Openable(whole); len(hooks) > 0 {
+					t.Errorf("of the whole table %v may be opened", hooks)
+				}
+				if diff := cmp.Diff(want, classes(l.fates(flows)), comparer); diff != "" {
+					t.Errorf("while both stand (-want +got):\n%s", diff)
+				}
+				nstest.Command(t, "nft", "delete", "table", family.NFT(), "kube-proxy")
+				for f, is := range l.fates(flows) {
+					if !untouched(f, is) {
+						t.Errorf("the shut copy makes %v of %v", is, f)
+					}
+				}
+				losses, err := c.Probe(conn)
+				must(t, err)
+				hooks, _ := c.Openable(losses)
+				if diff := cmp.Diff(c.Hooks(), hooks); diff != "" {
+					t.Errorf("the hooks that may be opened (-want +got):\n%s", diff)
+				}
+				must(t, s.Open(id, hooks, nil))
+				if diff := cmp.Diff(want, classes(l.fates(flows)), comparer); diff != "" {
+					t.Errorf("through the copy (-want +got):\n%s", diff)
+				}
+				changed := strings.Replace(text, "udp . 53 :", "udp . 54 :", 1)
+				nstest.CommandInput(t, changed, "nft", "-f", "-")
+				table, genid = captured(t, conn, id)
+				next, err := standby.TranslateNative(table, genid)
+				must(t, err)
+				if next.Outstanding(s.Held(id)) == 0 {
+					t.Error("nothing is outstanding")
+				}
+				if err := s.Put(next); !errors.Is(err, standby.ErrOutdated) {
+					t.Errorf("an open copy is written: %v", err)
+				}
+				must(t, s.Shut(id))
+				must(t, s.Put(next))
+				if n := next.Outstanding(s.Held(id)); n != 0 || !strings.Contains(listed(t, id), "udp . 54") {
+					t.Errorf("%d parts are outstanding:\n%s", n, listed(t, id))
+				}
+			})
+		})
+	}
+}
+
+// TestKubeProxysNativeTable: what kube-proxy wrote for 100 services is copied whole.
+func TestKubeProxysNativeTable(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedRoot(t)
+		nstest.NeedProgram(t, "nft")
+		file, err := os.Open("../native/testdata/services-100.nft.gz")
+		must(t, err)
+		defer file.Close()
+		unpacked, err := gzip.NewReader(file)
+		must(t, err)
+		text, err := io.ReadAll(unpacked)
+		must(t, err)
+		nstest.CommandInput(t, string(text), "nft", "-f", "-")
+		conn := dial(t)
+		table, genid := captured(t, conn, kubeProxy)
+		c, err := standby.TranslateNative(table, genid)
+		must(t, err)
+		s := open(t, standby.Config{})
+		must(t, s.Put(c))
+		st := s.Status(kubeProxy)
+		t.Logf("%d chains and %d rules, %d bytes, %s", st.Chains, st.Rules, st.Bytes, st.Took)
+		nstest.Command(t, "nft", "flush", "ruleset")
+		must(t, s.Open(kubeProxy, c.Hooks(), nil))
+		if got := len(s.Status(kubeProxy).Open); got != 3 {
+			t.Errorf("%d hooks are open, want 3", got)
+		}
+		must(t, s.Close())
+		must(t, goneOf(conn, kubeProxy))
+	})
+}
+
+// TestNativeTablesThatAreNotCopied says why.
+func TestNativeTablesThatAreNotCopied(t *testing.T) {
+	for name, table := range map[string]*native.Table{
+		"one process owns":     {ID: kubeProxy, Owner: 7},
+		"no base chain of nat": {ID: kubeProxy},
+		"no native table":      {ID: nat},
+		"more than":            {ID: kubeProxy, Sets: make([]native.Set, 3000)},
+	} {
+		if _, err := standby.TranslateNative(table, 1); !errors.Is(err, standby.ErrUnavailable) || !strings.Contains(err.Error(), name) {
+			t.Errorf("got %v, want %q", err, name)
+		}
+	}
+}

@@ -1,0 +1,145 @@
+package standby
+
+import (
+	"encoding/binary"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// This file gives rules of one chain an order of their own where that changes nothing. kube-proxy
+// leaves the order of services in KUBE-SERVICES and KUBE-NODEPORTS to chance, and writes both with
+// every sync. Followed in that order, each sync would write all of them: 82 to 118 ms of the kernel
+// at 5,000 services.
+
+// A key says which packets a rule may match at most: those of one protocol to one port, and perhaps
+// to one address. Rules with different keys of one shape match no packet in common.
+type key struct {
+	address  string // "" is any
+	protocol uint8  // 0: the rule has no key
+	port     uint16
+}
+
+// known reports whether the rule has a key.
+func (k key) known() bool { return k.protocol != 0 }
+
+// compare orders keys.
+func (k key) compare(o key) int {
+	if c := strings.Compare(k.address, o.address); c != 0 {
+		return c
+	}
+	if k.protocol != o.protocol {
+		return int(k.protocol) - int(o.protocol)
+	}
+	return int(k.port) - int(o.port)
+}
+
+// settle orders each run of rules with keys of one shape by these keys. Rules of the same key keep
+// their order, and no rule leaves its run.
+func settle(rules []reading) {
+	for from := 0; from < len(rules); {
+		to := from + 1
+		for to < len(rules) && rules[from].key.known() && rules[to].key.known() && (rules[from].key.address == "") == (rules[to].key.address == "") {
+			to++
+		}
+		slices.SortStableFunc(rules[from:to], func(a, b reading) int { return a.key.compare(b.key) })
+		from = to
+	}
+}
+
+// A keyReader reads a rule's key from its expressions.
+type keyReader struct {
+	key      key
+	hasPort  bool
+	none     bool  // the rule has no key whatever it matches
+	loaded   field // what the last expression put into its register
+	register uint32
+}
+
+// A field is what of a packet counts for keys.
+type field uint8
+
+const (
+	otherField field = iota
+	destination
+	protocol
+	port
+)
+
+// take takes in the next expression.
+func (k *keyReader) take(e nft.Expression, family tableid.Family) {
+	loaded := k.loaded
+	k.loaded = otherField
+	switch e.Name {
+	case "payload":
+		k.loaded, k.register = fieldOf(e.Data, family), nft.AttrNumber(e.Data, unix.NFTA_PAYLOAD_DREG)
+	case "meta":
+		if nft.AttrNumber(e.Data, unix.NFTA_META_KEY) == unix.NFT_META_L4PROTO {
+			k.loaded, k.register = protocol, nft.AttrNumber(e.Data, unix.NFTA_META_DREG)
+		}
+	case "cmp":
+		if nft.AttrNumber(e.Data, unix.NFTA_CMP_OP) == unix.NFT_CMP_EQ && nft.AttrNumber(e.Data, unix.NFTA_CMP_SREG) == k.register {
+			k.compared(loaded, nft.AttrPath(e.Data, unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE), family)
+		}
+	case "match":
+		k.match(e)
+	}
+}
+
+// fieldOf says what a payload expression loads.
+func fieldOf(data []byte, family tableid.Family) field {
+	base, offset, size := nft.AttrNumber(data, unix.NFTA_PAYLOAD_BASE), nft.AttrNumber(data, unix.NFTA_PAYLOAD_OFFSET), nft.AttrNumber(data, unix.NFTA_PAYLOAD_LEN)
+	switch {
+	case base == unix.NFT_PAYLOAD_NETWORK_HEADER && family == tableid.IPv4 && offset == 16 && size == 4,
+		base == unix.NFT_PAYLOAD_NETWORK_HEADER && family == tableid.IPv6 && offset == 24 && size == 16:
+		return destination
+	case base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && offset == 2 && size == 2:
+		return port
+	}
+	return otherField
+}
+
+func (k *keyReader) compared(loaded field, v []byte, family tableid.Family) {
+	switch {
+	case loaded == destination && (family == tableid.IPv4 && len(v) == 4 || len(v) == 16):
+		k.key.address = string(v)
+	case loaded == protocol && len(v) == 1:
+		k.key.protocol = v[0]
+	case loaded == port && len(v) == 2:
+		k.key.port, k.hasPort = binary.BigEndian.Uint16(v), true
+	}
+}
+
+// match takes the ports of struct xt_tcp and struct xt_udp, which begin alike: two source ports,
+// two destination ports.
+func (k *keyReader) match(e nft.Expression) {
+	const invertsDestination = 2 // XT_TCP_INV_DSTPT, XT_UDP_INV_DSTPT
+	flags := 0
+	switch nft.String(attr(e.Data, unix.NFTA_MATCH_NAME)) {
+	case "tcp":
+		flags = 11
+	case "udp":
+		flags = 8
+	default:
+		return
+	}
+	info := attr(e.Data, unix.NFTA_MATCH_INFO)
+	if len(info) <= flags || info[flags]&invertsDestination != 0 {
+		return
+	}
+	if first := binary.NativeEndian.Uint16(info[4:]); first == binary.NativeEndian.Uint16(info[6:]) {
+		k.key.port, k.hasPort = first, true
+	}
+}
+
+// result returns the key, none if the rule may match several protocols or ports.
+func (k *keyReader) result() key {
+	if k.none || !k.hasPort {
+		return key{}
+	}
+	return k.key
+}

@@ -1,0 +1,235 @@
+package standby
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// This file reads one rule of the real table and says what it is in the copy. A rule may be
+// anything that any process wrote: no rule may make these functions panic.
+
+// An effect is how a rule may end, or change, a packet's walk.
+type effect uint8
+
+const (
+	nothing    effect = iota // the rule counts, logs or comments
+	ends                     // accept, drop or return
+	leads                    // it jumps or goes to another chain
+	translates               // DNAT, SNAT, masquerading or redirection
+	changes                  // the mark, or a list of addresses
+)
+
+// A reading is what a rule means to the copy.
+type reading struct {
+	rule   rule
+	effect effect
+	to     string // the chain to which it leads
+	marks  uint32 // the bits of the mark that it may set
+	key    key
+}
+
+// errExpression: a rule does what the copy does not know.
+var errExpression = errors.New("is not copied")
+
+// plainMatches are the matches of x_tables that mean the same in another table and hold nothing
+// that another process may want to delete: not ipset's, which would pin the set, and not those with
+// a state of their own, of which the copy would have a second one. recent's list is shared by its
+// name, and keeps its entries when its rules go.
+var plainMatches = []string{"addrtype", "conntrack", "mark", "multiport", "recent", "sctp", "statistic", "tcp", "udp"}
+
+// A reader reads one rule.
+type reader struct {
+	family tableid.Family
+	list   []byte // of the copy's expressions so far
+	shadow bool   // see readShadow
+	reading
+	compat nft.Compat
+	keys   keyReader
+	// xor has the bits that the last bitwise expression may set; it counts for the one behind it.
+	xor      uint32
+	hadXor   bool
+	finished bool // by a verdict, a jump or a target that translates
+}
+
+// readRule reads one rule.
+func readRule(family tableid.Family, raw nft.Rule) (reading, error) {
+	return (&reader{family: family}).read(raw)
+}
+
+// readShadow reads a rule of another owner's: what it would translate it accepts in the copy, so
+// that no later rule translates it otherwise. It may change nothing.
+func readShadow(family tableid.Family, raw nft.Rule) (reading, error) {
+	got, err := (&reader{family: family, shadow: true}).read(raw)
+	if err == nil && got.effect == changes {
+		err = fmt.Errorf("what another owner's rule changes %w", errExpression)
+	}
+	return got, err
+}
+
+func (r *reader) read(raw nft.Rule) (reading, error) {
+	if err := raw.Each(r.take); err != nil {
+		return reading{}, err
+	}
+	r.rule = rule{expressions: r.list, compat: r.compat}
+	r.rule.compat.Wanted = r.keepsXT()
+	r.key = r.keys.result()
+	return r.reading, nil
+}
+
+// keepsXT reports whether an expression of x_tables is among those that are left.
+func (r *reader) keepsXT() bool {
+	found := false
+	_ = nft.Rule{Expressions: r.list}.Each(func(e nft.Expression) error {
+		found = found || e.Name == "match" || e.Name == "target"
+		return nil
+	})
+	return found
+}
+
+// take takes in the next expression.
+func (r *reader) take(e nft.Expression) error {
+	r.compat.Take(e, r.family)
+	r.keys.take(e, r.family)
+	hadXor := r.hadXor
+	r.hadXor = false
+	switch e.Name {
+	case "counter", "log":
+		return nil
+	}
+	if r.finished {
+		return fmt.Errorf("expression %q behind a verdict %w", e.Name, errExpression)
+	}
+	switch e.Name {
+	case "cmp", "range":
+	case "bitwise":
+		r.xor, r.hadXor = bitsOf(e.Data)
+	case "meta":
+		return r.meta(e, hadXor)
+	case "payload":
+		if attr(e.Data, unix.NFTA_PAYLOAD_SREG) != nil {
+			return fmt.Errorf("an expression that changes the packet %w", errExpression)
+		}
+	case "ct":
+		if attr(e.Data, unix.NFTA_CT_SREG) != nil {
+			return fmt.Errorf("an expression that changes conntrack %w", errExpression)
+		}
+	case "immediate":
+		return r.immediate(e)
+	case "nat", "masq", "redir":
+		if r.effect, r.finished = translates, true; r.shadow {
+			r.list = verdict(r.list, nfAccept)
+			return nil
+		}
+	case "match":
+		return r.match(e)
+	case "target":
+		return r.target(e)
+	default:
+		return fmt.Errorf("expression %q %w", e.Name, errExpression)
+	}
+	r.keep(e)
+	return nil
+}
+
+// keep copies an expression as it is.
+func (r *reader) keep(e nft.Expression) { r.list = expression(r.list, e.Name, e.Data) }
+
+// bitsOf returns which bits a bitwise expression may set: register & mask ^ xor.
+func bitsOf(data []byte) (uint32, bool) {
+	xor := nft.AttrPath(data, unix.NFTA_BITWISE_XOR, unix.NFTA_DATA_VALUE)
+	if len(xor) != 4 {
+		return 0, false
+	}
+	return binary.NativeEndian.Uint32(xor), true
+}
+
+// meta takes an expression that reads something of the packet's, or sets its mark.
+func (r *reader) meta(e nft.Expression, hadXor bool) error {
+	if attr(e.Data, unix.NFTA_META_SREG) == nil {
+		r.keep(e)
+		return nil
+	}
+	// iptables sets a mark by what stood in it: load, bitwise, set.
+	if nft.AttrNumber(e.Data, unix.NFTA_META_KEY) != unix.NFT_META_MARK || !hadXor {
+		return fmt.Errorf("an expression that changes the packet's meta data %w", errExpression)
+	}
+	r.effect, r.marks = changes, r.marks|r.xor
+	r.keep(e)
+	return nil
+}
+
+func (r *reader) immediate(e nft.Expression) error {
+	v := nft.AttrPath(e.Data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT)
+	if v == nil { // a value, for an expression behind it
+		r.keep(e)
+		return nil
+	}
+	to := nft.String(attr(v, unix.NFTA_VERDICT_CHAIN))
+	switch code := int32(nft.AttrNumber(v, unix.NFTA_VERDICT_CODE)); {
+	case to != "" && (code == unix.NFT_JUMP || code == unix.NFT_GOTO):
+		r.effect, r.to = leads, to
+	case to == "" && (code == nfDrop || code == nfAccept || code == unix.NFT_RETURN):
+		r.effect = ends
+	default:
+		return fmt.Errorf("verdict %d %w", code, errExpression)
+	}
+	r.finished = true
+	r.keep(e)
+	return nil
+}
+
+func (r *reader) match(e nft.Expression) error {
+	name := nft.String(attr(e.Data, unix.NFTA_MATCH_NAME))
+	switch {
+	case name == "comment":
+		return nil
+	case !slices.Contains(plainMatches, name):
+		return fmt.Errorf("match %q %w", name, errExpression)
+	case name == "statistic" && !atRandom(attr(e.Data, unix.NFTA_MATCH_INFO)):
+		return fmt.Errorf("match statistic that counts packets %w", errExpression)
+	case name == "recent":
+		// It writes a list even if the rule does not match in the end: the rule keeps its place.
+		r.keys.none = true
+		if r.effect == nothing {
+			r.effect = changes
+		}
+	}
+	r.keep(e)
+	return nil
+}
+
+// atRandom reports whether a match statistic chooses by chance (struct xt_statistic_info).
+func atRandom(info []byte) bool {
+	return len(info) >= 2 && binary.NativeEndian.Uint16(info) == 0 // XT_STATISTIC_MODE_RANDOM
+}
+
+func (r *reader) target(e nft.Expression) error {
+	switch name := nft.String(attr(e.Data, unix.NFTA_TARGET_NAME)); name {
+	case "LOG", "NFLOG":
+		return nil
+	}
+	list, marks, err := translateTarget(r.list, r.family, e)
+	if err != nil {
+		return err
+	}
+	if r.shadow && marks == 0 {
+		list = verdict(r.list, nfAccept)
+	}
+	r.list, r.marks = list, r.marks|marks
+	if r.effect = translates; nft.String(attr(e.Data, unix.NFTA_TARGET_NAME)) == "MARK" { // no shadow
+		r.effect = changes
+		return nil
+	}
+	r.finished = true
+	return nil
+}
+
+// attr returns an attribute's value, nil if there is none.
+func attr(list []byte, kind uint16) []byte { return nft.AttrPath(list, kind) }

@@ -1,0 +1,171 @@
+package standby
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// A table is one copy in the kernel.
+type table struct {
+	id    tableid.TableID
+	name  string
+	held  *Copy // what the kernel holds; its chains have no rules, only digests
+	gated bool
+	open  map[Hook]bool
+	since time.Time // the first hook is open
+	// handles are those of the rules of large chains.
+	handles map[string][]uint64
+	bytes   int
+	took    time.Duration
+}
+
+// comment is what `nft list ruleset` shows of the table's purpose.
+const comment = "made by canaryd, gone with it: translates while lost nat rules are put back"
+
+// build makes the table: first itself, so that its refusal says why, then the chains, then their
+// rules, then the base chains. s.mu must be held.
+func (s *Standby) build(c *Copy) error {
+	t := &table{id: c.ID, name: NameOf(c.ID), held: &Copy{ID: c.ID}, open: map[Hook]bool{}, handles: map[string][]uint64{}}
+	_, rules := c.Counts()
+	t.gated = rules <= s.cfg.GateMost
+	if err := s.make(t); err != nil {
+		return err
+	}
+	w := &writer{s: s, t: t, next: c, splits: true}
+	err := w.write()
+	if err != nil {
+		return errors.Join(err, s.remove(t))
+	}
+	s.tables[c.ID] = t
+	t.took, t.bytes = w.took, w.bytes
+	t.hold(c)
+	s.readHandles(t)
+	return nil
+}
+
+// make makes the empty table, in a transaction of its own.
+func (s *Standby) make(t *table) error {
+	b := nft.NewBatch()
+	b.Begin(unix.NFT_MSG_NEWTABLE, netlink.Create|netlink.Excl, t.id.Family)
+	b.Text(unix.NFTA_TABLE_NAME, t.name)
+	b.Number(unix.NFTA_TABLE_FLAGS, tableOwned)
+	b.Blob(tableUserdata, append(append([]byte{0, byte(len(comment) + 1)}, comment...), 0))
+	b.End()
+	err := s.send(t, b)
+	switch {
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
+		return fmt.Errorf("%w: its tables have no owner before Linux 5.12 (%w)", ErrKernel, err)
+	case errors.Is(err, nft.ErrPermission):
+		// EPERM is also the answer if another process owns the table.
+		if _, found, asked := s.conn.Table(t.id.Family, t.name); asked == nil && found {
+			return fmt.Errorf("%w (table %s)", ErrTaken, t.name)
+		}
+	}
+	return err
+}
+
+// remove deletes the table. It is no table of ours any more whatever comes of it. If the kernel
+// refuses and a hook is open, the socket is closed; else the table stands until that is. s.mu must
+// be held.
+func (s *Standby) remove(t *table) error {
+	delete(s.tables, t.id)
+	b := nft.NewBatch()
+	b.Begin(unix.NFT_MSG_DELTABLE, 0, t.id.Family)
+	b.Text(unix.NFTA_TABLE_NAME, t.name)
+	b.End()
+	err := s.send(t, b)
+	if err != nil && len(t.open) > 0 {
+		err = errors.Join(err, s.close())
+	}
+	return err
+}
+
+// hold notes what the kernel holds now.
+func (t *table) hold(c *Copy) {
+	held := *c
+	held.chains = make(map[string]*chain, len(c.chains))
+	for name, of := range c.chains {
+		if of.rules != nil {
+			bare := *of
+			bare.rules = nil
+			of = &bare
+		}
+		held.chains[name] = of
+	}
+	t.held = &held
+}
+
+// shutRemoved notes that hooks are shut whose base chains a writer removed.
+func (t *table) shutRemoved(w *writer) {
+	for _, h := range w.removed {
+		delete(t.open, h)
+	}
+}
+
+// follow writes what is another. s.mu must be held.
+func (s *Standby) follow(t *table, c *Copy) error {
+	t.bytes, t.took = 0, 0
+	w := &writer{s: s, t: t, next: c}
+	err := w.write()
+	t.took, t.bytes = w.took, w.bytes
+	switch {
+	case err == nil:
+		t.shutRemoved(w)
+		t.hold(c)
+		s.readHandles(t)
+	case w.sent > 0: // the table is a mixture of two copies
+		return errors.Join(err, s.remove(t))
+	}
+	return err
+}
+
+// open opens hooks in one transaction, with all that pending has. s.mu must be held.
+func (s *Standby) open(t *table, hooks []Hook, pending *Copy) error {
+	w := &writer{s: s, t: t, next: pending, whole: true, opens: hooks}
+	if pending == nil {
+		w.next = t.held
+	}
+	if err := w.write(); err != nil {
+		return err
+	}
+	if len(t.open) == 0 && len(hooks) > 0 {
+		t.since = time.Now()
+	}
+	t.shutRemoved(w)
+	for _, h := range hooks {
+		if w.next.hooks[h] != nil {
+			t.open[h] = true
+		}
+	}
+	if pending != nil {
+		t.hold(pending) // handles are read after the next change: opening is not the time
+	}
+	return nil
+}
+
+// shut shuts all hooks. s.mu must be held.
+func (s *Standby) shut(t *table) error {
+	b := nft.NewBatch()
+	for _, h := range slices.Sorted(maps.Keys(t.open)) {
+		if t.gated {
+			element(b, t, unix.NFT_MSG_DELSETELEM, h)
+		} else {
+			emptyChain(b, t, t.held.hooks[h].name)
+		}
+	}
+	if err := s.send(t, b); err != nil {
+		return err
+	}
+	clear(t.open)
+	t.since = time.Time{}
+	return nil
+}

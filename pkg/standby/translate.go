@@ -1,0 +1,304 @@
+package standby
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/maphash"
+	"maps"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// vital are chains without which no copy translates rightly.
+var vital = []string{"KUBE-SERVICES", "KUBE-MARK-MASQ", "KUBE-POSTROUTING"}
+
+// seed is of all digests of this process.
+var seed = maphash.MakeSeed()
+
+// Translate makes the copy of a nat table. With before, an earlier copy of the same table, it reads
+// only the chains whose version is another one. The error wraps ErrUnavailable if the table cannot
+// be copied; no error is another one.
+//
+// Chains that protected rules of base chains lead to are copied, each as a whole or not at all: see
+// Copy.LeftOut.
+func Translate(src Source, before *Copy) (*Copy, error) {
+	t := &translator{src: src, before: before, out: &Copy{ID: src.ID, Genid: src.Genid, chains: map[string]*chain{}, hooks: map[Hook]*hook{}}}
+	if before == nil || before.ID != src.ID {
+		t.before = &Copy{}
+	}
+	for _, name := range slices.Sorted(maps.Keys(src.Chains)) {
+		if base := src.Chains[name].Base; base != nil {
+			if err := t.hook(name, base); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if len(t.out.hooks) == 0 {
+		return nil, fmt.Errorf("%w: no base chain of %s has a protected rule", ErrUnavailable, src.ID)
+	}
+	t.reach()
+	if err := t.vital(); err != nil {
+		return nil, err
+	}
+	t.closeLeftOut()
+	t.count()
+	return t.out, nil
+}
+
+// vital reports why the copy cannot translate rightly. A chain that postrouting comes to is needed
+// as well: what is accepted there, although it was sent elsewhere, would not be masqueraded.
+func (t *translator) vital() error {
+	needed := slices.Clone(vital)
+	if h := t.out.hooks[Postrouting]; h != nil {
+		seen := map[string]bool{}
+		for next := slices.Clone(h.body.jumps); len(next) > 0; {
+			name := next[0]
+			if next = next[1:]; !seen[name] {
+				seen[name] = true
+				needed = append(needed, name)
+				next = append(next, t.out.chains[name].jumps...)
+			}
+		}
+	}
+	for _, name := range needed {
+		if c := t.out.chains[name]; c != nil && c.leftOut != "" {
+			return fmt.Errorf("%w: chain %s: %s", ErrUnavailable, name, c.leftOut)
+		}
+	}
+	return nil
+}
+
+// A translator makes one copy.
+type translator struct {
+	src    Source
+	before *Copy
+	out    *Copy
+}
+
+// hook copies a base chain, if it has a rule that is protected.
+func (t *translator) hook(name string, base *nft.Chain) error {
+	if base.Kind != "nat" || !slices.Contains(Hooks(), Hook(base.Hook)) {
+		return nil
+	}
+	h := &hook{name: name, priority: base.Priority, body: &chain{}}
+	var rules []nft.Rule
+	last := -1 // of the protected rules
+	for raw := range t.src.Chains[name].Rules {
+		if of, counts := fingerprint(t.src.ID.Family, raw); counts {
+			ours := t.ours(name, raw)
+			if ours {
+				last = len(rules)
+			}
+			rules = append(rules, raw.Clone())
+			h.real, h.ours = append(h.real, of), append(h.ours, ours)
+		}
+	}
+	switch {
+	case last < 0:
+		return nil
+	case t.src.Chains[name].LeftOut:
+		return fmt.Errorf("%w: base chain %s has too many rules to be kept", ErrUnavailable, name)
+	case t.out.hooks[Hook(base.Hook)] != nil:
+		return fmt.Errorf("%w: two base chains at hook %s", ErrUnavailable, Hook(base.Hook))
+	}
+	for i, raw := range rules[:last+1] {
+		if h.ours[i] {
+			read, err := readRule(t.src.ID.Family, raw)
+			if err == nil && read.to != "" {
+				err = t.mayLead(read.to)
+			}
+			if err != nil {
+				return fmt.Errorf("%w: a protected rule of %s: %w", ErrUnavailable, name, err)
+			}
+			h.body.add(read)
+		} else if err := t.others(h, raw); err != nil && h.blocked == "" {
+			h.blocked = fmt.Sprintf("another owner's rule before ours in %s: %v", name, err)
+		}
+	}
+	t.out.hooks[Hook(base.Hook)] = h
+	return nil
+}
+
+// others copies another owner's rule that stands before ours, with the chains to which it leads.
+// What they would translate, they accept: it is left alone, and no rule of ours translates it.
+func (t *translator) others(h *hook, raw nft.Rule) error {
+	read, err := readShadow(t.src.ID.Family, raw)
+	if err != nil {
+		return err
+	}
+	chains := map[string]*chain{}
+	if read.effect == leads {
+		if err := t.shadow(read.to, chains); err != nil {
+			return err
+		}
+	}
+	h.body.add(read)
+	maps.Copy(t.out.chains, chains)
+	return nil
+}
+
+// shadow makes the copy of another owner's chain and of those to which it leads.
+func (t *translator) shadow(name string, made map[string]*chain) error {
+	if made[name] != nil || t.out.chains[name] != nil {
+		return nil
+	}
+	src, exists := t.src.Chains[name]
+	if !exists || src.Base != nil || src.LeftOut || t.src.Protects(name) {
+		return fmt.Errorf("chain %q %w", name, errExpression)
+	}
+	c := &chain{shadow: true}
+	made[name] = c
+	for raw := range src.Rules {
+		read, err := readShadow(t.src.ID.Family, raw)
+		if err == nil && read.effect == leads {
+			err = t.shadow(read.to, made)
+		}
+		if err != nil {
+			return fmt.Errorf("chain %s: %w", name, err)
+		}
+		c.add(read)
+	}
+	return nil
+}
+
+// ours reports whether a rule of a base chain is protected. It need not be one that can be copied.
+func (t *translator) ours(base string, raw nft.Rule) bool {
+	found := false
+	_ = raw.Each(func(e nft.Expression) error { // what cannot be read leads nowhere
+		to := nft.AttrPath(e.Data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN)
+		found = found || e.Name == "immediate" && to != nil && t.src.Protects(nft.String(to))
+		return nil
+	})
+	return found || t.src.Ours != nil && t.src.Ours(base, raw)
+}
+
+// add adds a rule to a chain.
+func (c *chain) add(r reading) {
+	if r.effect == nothing {
+		return
+	}
+	c.rules = append(c.rules, r.rule)
+	c.digests = append(c.digests, r.rule.digest())
+	c.marks |= r.marks
+	if r.to != "" {
+		c.jumps = append(c.jumps, r.to)
+	}
+}
+
+// reach copies the chains that protected rules lead to.
+func (t *translator) reach() {
+	var next []string
+	for _, h := range t.out.hooks {
+		t.out.marks |= h.body.marks
+		next = append(next, h.body.jumps...)
+	}
+	for len(next) > 0 {
+		name := next[len(next)-1]
+		next = next[:len(next)-1]
+		if t.out.chains[name] != nil {
+			continue
+		}
+		c := t.chain(name)
+		t.out.chains[name] = c
+		t.out.marks |= c.marks
+		next = append(next, c.jumps...)
+	}
+}
+
+// chain copies a regular chain.
+func (t *translator) chain(name string) *chain {
+	src := t.src.Chains[name]
+	if was := t.before.chains[name]; was != nil && src.Version != 0 && was.version == src.Version && was.leftOut == "" &&
+		!slices.ContainsFunc(was.jumps, func(to string) bool { return t.mayLead(to) != nil }) {
+		return was
+	}
+	c := &chain{version: src.Version}
+	if src.LeftOut {
+		return &chain{leftOut: "it has too many rules to be kept"}
+	}
+	var all []reading
+	for raw := range src.Rules {
+		read, err := readRule(t.src.ID.Family, raw)
+		if err == nil && read.to != "" {
+			err = t.mayLead(read.to)
+		}
+		if err != nil {
+			return &chain{leftOut: fmt.Sprintf("rule %d: %v", len(all)+1, err)}
+		}
+		all = append(all, read)
+	}
+	settle(all)
+	for _, read := range all {
+		c.add(read)
+	}
+	return c
+}
+
+// mayLead reports why no copied rule may lead to a chain.
+func (t *translator) mayLead(to string) error {
+	switch c, exists := t.src.Chains[to]; {
+	case !exists:
+		return fmt.Errorf("chain %q, to which it leads, was not read", to)
+	case c.Base != nil:
+		return fmt.Errorf("it leads to the base chain %q", to)
+	case !t.src.Protects(to):
+		return fmt.Errorf("it leads to chain %q, which is not protected", to)
+	}
+	return nil
+}
+
+// count counts the references to the chains to which base chains lead.
+func (t *translator) count() {
+	all := map[string]uint32{}
+	for _, h := range t.out.hooks {
+		for _, to := range h.body.jumps {
+			all[to]++
+		}
+	}
+	for _, c := range t.out.chains {
+		for _, to := range c.jumps {
+			if n := all[to]; n > 0 {
+				all[to] = n + 1
+			}
+		}
+	}
+	t.out.references = all
+}
+
+// closeLeftOut gives the chains that are left out their only rule. It comes last: which bits of the
+// mark may be set is known now.
+func (t *translator) closeLeftOut() {
+	for _, c := range t.out.chains {
+		if c.leftOut != "" {
+			c.add(reading{rule: acceptAsIs(t.out.marks), effect: ends})
+		}
+	}
+}
+
+// fingerprint returns one number for a rule of the real base chain, comments and counters aside. A
+// rule that does nothing to packets, such as a mark of canaryd's own, does not count.
+func fingerprint(family tableid.Family, raw nft.Rule) (of uint64, counts bool) {
+	read, err := readRule(family, raw)
+	if err != nil {
+		return maphash.Bytes(seed, raw.Expressions), true
+	}
+	return read.rule.digest(), read.effect != nothing
+}
+
+// digest is one number for the rule.
+func (r rule) digest() uint64 {
+	var h maphash.Hash
+	h.SetSeed(seed)
+	_, _ = h.Write(r.expressions) // it cannot fail
+	inverted := byte(0)
+	if r.compat.Inverted {
+		inverted = 1
+	}
+	_, _ = h.Write(binary.NativeEndian.AppendUint32(nil, uint32(r.compat.Protocol)))
+	_ = h.WriteByte(inverted)
+	return h.Sum64()
+}

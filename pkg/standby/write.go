@@ -1,0 +1,300 @@
+package standby
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// A writer writes the difference between what the kernel holds and the next copy.
+type writer struct {
+	s    *Standby
+	t    *table
+	next *Copy
+	// splits: a transaction may end within a chain, because no packet can come to it yet. whole:
+	// all must be one transaction.
+	splits, whole bool
+	opens         []Hook
+	removed       []Hook   // base chains that go: an open one is shut by that
+	changed, gone []string // chains: those that are new or others, and those that the copy has no more
+	b             *nft.Batch
+	sent          int // transactions
+	bytes         int
+	took          time.Duration
+}
+
+// write writes all of it.
+func (w *writer) write() error {
+	w.b = nft.NewBatch()
+	steps := []func() error{w.newChains, w.newRules, w.hooks, w.oldChains, w.open}
+	if w.next == w.t.held {
+		steps = steps[len(steps)-1:]
+	} else if err := w.find(); err != nil {
+		return err
+	}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return w.flush()
+}
+
+// find finds the chains that are others: mostly a few of thousands. The error is ErrOutdated if
+// the copy lacks the rules of one.
+func (w *writer) find() error {
+	for name, c := range w.next.chains {
+		if w.same(name, c) {
+			continue
+		}
+		if c.rules == nil && len(c.digests) > 0 {
+			return fmt.Errorf("%w: chain %s", ErrOutdated, name)
+		}
+		w.changed = append(w.changed, name)
+	}
+	slices.Sort(w.changed)
+	for name := range w.t.held.chains {
+		if w.next.chains[name] == nil {
+			w.gone = append(w.gone, name)
+		}
+	}
+	slices.Sort(w.gone)
+	return nil
+}
+
+// same reports whether the kernel holds the chain as it is.
+func (w *writer) same(name string, c *chain) bool {
+	was := w.t.held.chains[name]
+	return was == c || was != nil && slices.Equal(was.digests, c.digests)
+}
+
+// cut ends the transaction if it is large.
+func (w *writer) cut() error {
+	if w.whole || w.b.Bytes() < w.s.cfg.Piece {
+		return nil
+	}
+	return w.flush()
+}
+
+// flush sends what was written, if it has content.
+func (w *writer) flush() error {
+	if w.b.Messages() < 2 { // the beginning
+		return nil
+	}
+	w.t.bytes, w.t.took = 0, 0
+	err := w.s.send(w.t, w.b)
+	w.bytes, w.took = w.bytes+w.t.bytes, w.took+w.t.took
+	if err == nil {
+		w.sent++
+	}
+	w.b = nft.NewBatch()
+	return err
+}
+
+func (w *writer) newChains() error {
+	for _, name := range w.changed {
+		if w.t.held.chains[name] != nil {
+			continue
+		}
+		beginChain(w.b, w.t, unix.NFT_MSG_NEWCHAIN, netlink.Create, name)
+		w.b.End()
+		if err := w.cut(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *writer) newRules() error {
+	for _, name := range w.changed {
+		if err := w.chain(name, w.next.chains[name]); err != nil {
+			return err
+		}
+		if err := w.cut(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// chain writes the rules of a chain that the kernel holds otherwise, or not at all.
+func (w *writer) chain(name string, c *chain) error {
+	handles := w.t.handles[name]
+	delete(w.t.handles, name)
+	was := w.t.held.chains[name]
+	if was != nil && len(handles) == len(was.digests) && len(handles) > 0 {
+		w.edit(name, c, was.digests, handles)
+		return nil
+	}
+	if was != nil {
+		emptyChain(w.b, w.t, name)
+	}
+	for _, r := range c.rules {
+		w.rule(name, r, 0)
+		if w.splits {
+			if err := w.cut(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// rule writes a rule before the one with that handle, or at the end with 0.
+func (w *writer) rule(chain string, r rule, before uint64) {
+	flags := netlink.Create
+	if before == 0 {
+		flags |= netlink.Append
+	}
+	w.b.Begin(unix.NFT_MSG_NEWRULE, flags, w.t.id.Family)
+	w.b.Text(unix.NFTA_RULE_TABLE, w.t.name)
+	w.b.Text(unix.NFTA_RULE_CHAIN, chain)
+	if before != 0 {
+		w.b.Number64(unix.NFTA_RULE_POSITION, before)
+	}
+	w.b.Blob(unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, r.expressions)
+	w.b.Compat(r.compat)
+	w.b.End()
+}
+
+// hooks writes the base chains, and removes those that the copy has no more.
+func (w *writer) hooks() error {
+	for _, h := range Hooks() {
+		was, is := w.t.held.hooks[h], w.next.hooks[h]
+		moved := was != nil && is != nil && (was.name != is.name || was.priority != is.priority)
+		if was != nil && (is == nil || moved) {
+			w.removeHook(h, was)
+			was = nil
+		}
+		switch {
+		case is == nil:
+		case was == nil:
+			w.addHook(h, is)
+		case slices.Equal(was.body.digests, is.body.digests):
+		case w.t.gated:
+			emptyChain(w.b, w.t, is.name)
+			w.rule(is.name, gate(setOf(h)), 0)
+			w.body(is)
+		case w.t.open[h]:
+			emptyChain(w.b, w.t, is.name)
+			w.body(is)
+		}
+	}
+	return nil
+}
+
+func (w *writer) body(h *hook) {
+	for _, r := range h.body.rules {
+		w.rule(h.name, r, 0)
+	}
+}
+
+// addHook writes a base chain, and its gate.
+func (w *writer) addHook(h Hook, is *hook) {
+	if w.t.gated {
+		w.b.Begin(unix.NFT_MSG_NEWSET, netlink.Create|netlink.Excl, w.t.id.Family)
+		w.b.Text(unix.NFTA_SET_TABLE, w.t.name)
+		w.b.Text(unix.NFTA_SET_NAME, setOf(h))
+		w.b.Number(unix.NFTA_SET_KEY_TYPE, typeNFProto)
+		w.b.Number(unix.NFTA_SET_KEY_LEN, 1)
+		w.b.Number(unix.NFTA_SET_ID, uint32(h)+1)
+		w.b.End()
+	}
+	beginChain(w.b, w.t, unix.NFT_MSG_NEWCHAIN, netlink.Create, is.name)
+	w.b.Pair(unix.NFTA_CHAIN_HOOK, uint32(h), uint32(is.priority+1))
+	w.b.Number(unix.NFTA_CHAIN_POLICY, nfAccept)
+	w.b.Text(unix.NFTA_CHAIN_TYPE, "nat")
+	w.b.End()
+	if w.t.gated {
+		w.rule(is.name, gate(setOf(h)), 0)
+		w.body(is)
+	}
+}
+
+// removeHook removes a base chain and its gate.
+func (w *writer) removeHook(h Hook, was *hook) {
+	w.removed = append(w.removed, h)
+	emptyChain(w.b, w.t, was.name)
+	beginChain(w.b, w.t, unix.NFT_MSG_DELCHAIN, 0, was.name)
+	w.b.End()
+	if w.t.gated {
+		w.b.Begin(unix.NFT_MSG_DELSET, 0, w.t.id.Family)
+		w.b.Text(unix.NFTA_SET_TABLE, w.t.name)
+		w.b.Text(unix.NFTA_SET_NAME, setOf(h))
+		w.b.End()
+	}
+}
+
+// oldChains removes the chains that the copy has no more: first what leads to them.
+func (w *writer) oldChains() error {
+	for _, name := range w.gone {
+		delete(w.t.handles, name)
+		emptyChain(w.b, w.t, name)
+	}
+	for _, name := range w.gone {
+		beginChain(w.b, w.t, unix.NFT_MSG_DELCHAIN, 0, name)
+		w.b.End()
+	}
+	return nil
+}
+
+// open opens the hooks that are to be opened and are not yet.
+func (w *writer) open() error {
+	for _, h := range w.opens {
+		is := w.next.hooks[h]
+		switch {
+		case is == nil, w.t.open[h] && !slices.Contains(w.removed, h):
+		case w.t.gated:
+			element(w.b, w.t, unix.NFT_MSG_NEWSETELEM, h)
+		default:
+			w.body(is)
+		}
+	}
+	return nil
+}
+
+// beginChain begins a message about a chain.
+func beginChain(b *nft.Batch, t *table, message uint16, flags netlink.HeaderFlags, name string) {
+	b.Begin(message, flags, t.id.Family)
+	b.Text(unix.NFTA_CHAIN_TABLE, t.name)
+	b.Text(unix.NFTA_CHAIN_NAME, name)
+}
+
+// emptyChain removes all rules of a chain.
+func emptyChain(b *nft.Batch, t *table, name string) {
+	b.Begin(unix.NFT_MSG_DELRULE, 0, t.id.Family)
+	b.Text(unix.NFTA_RULE_TABLE, t.name)
+	b.Text(unix.NFTA_RULE_CHAIN, name)
+	b.End()
+}
+
+// setOf returns the name of the set that opens a hook while an element stands in it.
+func setOf(h Hook) string { return "open-" + h.String() }
+
+// element adds or removes the element that opens a hook: the family's own number, which all of its
+// packets have; for inet those of both.
+func element(b *nft.Batch, t *table, message uint16, h Hook) {
+	flags := netlink.HeaderFlags(0)
+	if message == unix.NFT_MSG_NEWSETELEM {
+		flags = netlink.Create
+	}
+	b.Begin(message, flags, t.id.Family)
+	b.Text(unix.NFTA_SET_ELEM_LIST_TABLE, t.name)
+	b.Text(unix.NFTA_SET_ELEM_LIST_SET, setOf(h))
+	families := []tableid.Family{t.id.Family}
+	if t.id.Family == tableid.Inet {
+		families = []tableid.Family{tableid.IPv4, tableid.IPv6}
+	}
+	var list []byte
+	for _, f := range families {
+		list = nft.AppendAttr(list, unix.NFTA_LIST_ELEM|unix.NLA_F_NESTED, value(nil, unix.NFTA_SET_ELEM_KEY, []byte{uint8(f)}), 0)
+	}
+	b.Blob(unix.NFTA_SET_ELEM_LIST_ELEMENTS|unix.NLA_F_NESTED, list)
+	b.End()
+}

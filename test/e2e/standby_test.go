@@ -1,0 +1,180 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/standby"
+)
+
+const bothStandbys = "table ip canaryd-standby, table ip6 canaryd-standby"
+
+// wantStandbys waits until these tables of the standby stand.
+func wantStandbys(n *nodetest.Node, want string) {
+	n.Helper()
+	n.Within(nodetest.StartsIn, fmt.Sprintf("the tables %q", want), func() error {
+		var found []string
+		for line := range strings.Lines(nstest.Command(n.T, "nft", "list", "tables")) {
+			if strings.Contains(line, standby.TableName) {
+				found = append(found, strings.TrimSpace(line))
+			}
+		}
+		slices.Sort(found)
+		if got := strings.Join(found, ", "); got != want {
+			return errors.New("there is " + got)
+		}
+		return nil
+	})
+}
+
+// gateOf returns the elements that stand in the sets of a family's table: what is open.
+func gateOf(n *nodetest.Node, family string) (elements int) {
+	n.Helper()
+	for line := range strings.Lines(nstest.Command(n.T, "nft", "list", "table", family, standby.TableName)) {
+		elements += strings.Count(line, "elements = {")
+	}
+	return elements
+}
+
+// wantStandbyState waits until status and metrics say this of both families.
+func wantStandbyState(n *nodetest.Node, state string) {
+	n.Helper()
+	n.Within(nodetest.StartsIn, "the standby to be "+state, func() error {
+		for _, f := range rules.Families() {
+			if now := n.Status().Standby[f]; now.State != state {
+				return fmt.Errorf("%s: %+v", f, now)
+			}
+			if value := n.Metrics()[fmt.Sprintf("standby{family=%q,state=%q}", f, state)]; value != 1 {
+				return fmt.Errorf("%s: canaryd_standby of state %s is %v", f, state, value)
+			}
+		}
+		return nil
+	})
+}
+
+// TestStandbyComesAndGoes: with canaryd's process, however that ends; a flusher cannot take it,
+// and cleanup does.
+func TestStandbyComesAndGoes(t *testing.T) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		n.Load()
+		d := n.Start("--standby=on")
+		wantStandbys(n, bothStandbys)
+		wantStandbyState(n, "armed")
+		if _, stdout, _ := n.Canaryd("status"); !strings.Contains(stdout, "\nstandby ipv4 armed, ipv6 armed\n") {
+			n.Errorf("status says:\n%s", stdout)
+		}
+		nstest.Command(n.T, "nft", "flush", "ruleset")
+		n.Healed(1)
+		wantStandbys(n, bothStandbys)
+		wantStandbyState(n, "armed")
+		for _, family := range []string{"ip", "ip6"} {
+			if open := gateOf(n, family); open > 0 {
+				n.Errorf("%d gates of %s are open after the replay", open, family)
+			}
+		}
+		d.Kill()
+		wantStandbys(n, "")
+		d = n.Start("--standby=on")
+		wantStandbyState(n, "armed")
+		wantStandbys(n, bothStandbys)
+		d.Stop()
+		wantStandbys(n, "")
+		d = n.Start("--standby=on")
+		wantStandbyState(n, "armed")
+		n.Want(0, "cleanup")
+		wantStandbys(n, "")
+		wantStandbyState(n, "off")
+		d.Stop()
+	})
+}
+
+// TestStandbyIsOpenWhileRulesAreMissing: from the flush on, here for the 4 s for which canaryd is
+// asked to wait; nothing is open after the proof, and nothing is left if canaryd is killed then.
+func TestStandbyIsOpenWhileRulesAreMissing(t *testing.T) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		n.Load()
+		d := n.Start("--standby=on", "--settle=4s")
+		wantStandbyState(n, "armed")
+		nstest.Command(n.T, "nft", "flush", "ruleset")
+		// The status is of before the heal, which is one step.
+		n.Within(3*time.Second, "the gates to be open", func() error {
+			for _, family := range []string{"ip", "ip6"} {
+				if gateOf(n, family) < 2 {
+					return fmt.Errorf("%d are open of %s", gateOf(n, family), family)
+				}
+			}
+			return nil
+		})
+		record := n.Healed(1)
+		wantStandbyState(n, "armed")
+		_, stdout, _ := n.Canaryd("status", "--flush="+record.ID)
+		if !strings.Contains(stdout, "translated by the standby (ipv4, ipv6) after ") {
+			n.Errorf("the record says nothing of the standby:\n%s", stdout)
+		}
+		if gateOf(n, "ip")+gateOf(n, "ip6") > 0 {
+			n.Error("gates are open after the proof")
+		}
+		nstest.Command(n.T, "nft", "flush", "ruleset")
+		n.Within(3*time.Second, "the gates to be open", func() error {
+			if gateOf(n, "ip") < 2 {
+				return errors.New("they are not")
+			}
+			return nil
+		})
+		d.Kill()
+		wantStandbys(n, "")
+	})
+}
+
+// TestStandbyIsNotWanted: by its flag, which is the default, in observe mode, on a small node with
+// auto, and on legacy there is no table.
+func TestStandbyIsNotWanted(t *testing.T) {
+	check := func(n *nodetest.Node, state string, flags ...string) {
+		n.Helper()
+		d := n.Start(flags...)
+		wantStandbyState(n, state)
+		wantStandbys(n, "")
+		d.Stop()
+	}
+	nodetest.OnBoth(t, func(n *nodetest.Node) {
+		n.Load()
+		check(n, "off")
+		check(n, "off", "--standby=on", "--mode=observe")
+		if n.Programs.With == iptables.NFT {
+			check(n, "idle", "--standby=auto")
+		} else {
+			check(n, "off", "--standby=on")
+		}
+	})
+}
+
+// TestStandbyNameIsTaken: what another process made stays, and the log and the status say why there
+// is no standby; replays go on as without, and the standby comes when the name is free.
+func TestStandbyNameIsTaken(t *testing.T) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		n.Load()
+		for _, family := range []string{"ip", "ip6"} {
+			nstest.Command(n.T, "nft", "add", "table", family, standby.TableName)
+		}
+		d := n.Start("--standby=on")
+		wantStandbyState(n, "unavailable")
+		if now := n.Status().Standby[rules.IPv4]; !strings.Contains(now.Reason, "another process") {
+			n.Errorf("the status says %+v", now)
+		}
+		n.Flush()
+		n.Healed(1)
+		for _, family := range []string{"ip", "ip6"} {
+			nstest.Command(n.T, "nft", "delete", "table", family, standby.TableName)
+		}
+		wantStandbyState(n, "armed")
+		d.Stop()
+	})
+}
