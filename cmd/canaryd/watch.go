@@ -247,7 +247,7 @@ func cut(line string, columns int) string {
 	return b.String()
 }
 
-// sizeOf returns what tells the size of a terminal; 80 columns and 24 rows if it does not say.
+// sizeOf returns what says the size of a terminal; 80 columns and 24 rows if it does not say.
 func sizeOf(file *os.File) func() (columns, rows int) {
 	return func() (int, int) {
 		size, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ)

@@ -236,7 +236,7 @@ func (s *followedSet) uncount(e Element, in *contents) {
 	}
 }
 
-// compareElements compares as sortElements does, by what tells elements apart.
+// compareElements compares as sortElements does, by what sets elements apart.
 func compareElements(a, b Element) int {
 	end := func(e Element) uint32 { return number(e, unix.NFTA_SET_ELEM_FLAGS) & elemIntervalEnd }
 	return cmp.Or(bytes.Compare(attrOf(a, unix.NFTA_SET_ELEM_KEY), attrOf(b, unix.NFTA_SET_ELEM_KEY)), cmp.Compare(end(b), end(a)))
