@@ -208,6 +208,8 @@ func runnable(c docCommand) string {
 		return "canaryd --help"
 	case slices.Contains(words, "--watch"): // which ends with Ctrl-C only
 		return "timeout --preserve-status --signal=INT 1 " + text
+	case slices.Contains(words, "--stay"): // which ends with SIGTERM only
+		return "timeout --preserve-status 10 " + text
 	case known[words[0]] == "run":
 		return text
 	}
