@@ -303,7 +303,7 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 	d.countNativeReplay(l.record.Native, l.record.Outcome)
 	st.remember(l.record)
 	d.write(ctx, l.record, nil)
-	logBack(d.nativeLog(ctx, st), "The native tables", l.record, l.attempts+1)
+	logBack(d.nativeLog(ctx, st), "The native tables", strings.Join(l.record.NativeNames(), ", "), l.record, l.attempts+1)
 }
 
 // endNative closes the loss, of which nothing is left to put back.

@@ -181,7 +181,7 @@ func (d *Daemon) logRetry(ctx context.Context, st *state, err error) {
 // logRecovery logs how a loss ended.
 func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result reload.Result) {
 	log := st.flushLog(ctx)
-	logBack(log.WithValues("tables", api.TablesText(l.hit)), "The rules", l.record, l.attempts+1)
+	logBack(log, "The rules", api.TablesText(l.hit), l.record, l.attempts+1)
 	for f, fr := range result {
 		for t, tr := range fr.Tables {
 			if n := len(tr.Skipped); n > 0 {
@@ -198,8 +198,8 @@ func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result rel
 	}
 }
 
-// logBack logs by the record's outcome how the loss of what is named ended.
-func logBack(log klog.Logger, what string, r api.Flush, attempts int) {
+// logBack logs by the record's outcome how the loss of what is named, in those tables, ended.
+func logBack(log klog.Logger, what, tables string, r api.Flush, attempts int) {
 	switch r.Outcome {
 	case api.Drilled:
 		what = "The drill's canary is back and proved"
@@ -210,7 +210,7 @@ func logBack(log klog.Logger, what string, r api.Flush, attempts int) {
 	default:
 		what += " are back and proved"
 	}
-	log.Info(what, "flush", r.ID, "outcome", r.Outcome, absentKey(r), api.Seconds(r.AbsentSeconds).Round(10*time.Microsecond), "attempts", attempts)
+	log.Info(what, "flush", r.ID, "tables", tables, "outcome", r.Outcome, absentKey(r), api.Seconds(r.AbsentSeconds).Round(10*time.Microsecond), "attempts", attempts)
 }
 
 // absentKey is what the log calls how long rules were absent.
