@@ -26,7 +26,7 @@ func document(t *testing.T, path string) string {
 	return string(text)
 }
 
-var commandNames = []string{"run", "check", "restore", "render", "status", "health", "dismiss", "baseline", "pause", "resume", "detect", "cleanup", "completion", "version"}
+var commandNames = []string{"run", "check", "restore", "render", "status", "health", "dismiss", "drill", "baseline", "pause", "resume", "detect", "cleanup", "completion", "version"}
 
 // TestReadmeNames: the README names every command.
 func TestReadmeNames(t *testing.T) {
