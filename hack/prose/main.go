@@ -33,6 +33,9 @@ func main() {
 // rewrap wraps the paragraphs of Markdown files in place.
 func rewrap(files []string) error {
 	for _, name := range files {
+		if !strings.HasSuffix(name, ".md") {
+			return fmt.Errorf("%s is no Markdown: its paragraphs are not wrapped", name)
+		}
 		text, err := os.ReadFile(name)
 		if err != nil {
 			return err
