@@ -292,8 +292,8 @@ func TestThousandServices(t *testing.T) {
 				if s := n.Status(); len(s.Flushes) <= i || !s.Healthy {
 					return fmt.Errorf("%d flush records, healthy %t", len(s.Flushes), s.Healthy)
 				}
-				// What the flusher's first commands took may be back while canaryd has yet to hear of
-				// its last one, which waited for the replay's lock.
+				// What the first commands of the flusher took may be back while canaryd has yet to
+				// hear of the last one, which waited for the replay's lock.
 				if !slices.Equal(protected, n.Protected()) {
 					return errors.New("not all rules are back")
 				}
