@@ -24,6 +24,10 @@ const (
 // have that match: versions that do not know the expression print the rule without it. 1.8.7 says
 // "-p tcp -j ACCEPT" of "tcp dport 80 accept", and "-j ACCEPT" of "ip ttl 64 accept".
 func (s *ruleShape) packet(family rules.Family, data []byte) (headerPart, error) {
+	if source, _ := nft.AttrOf(data, unix.NFTA_PAYLOAD_SREG); source != nil {
+		s.odd = "it writes to packets, which iptables has no word for"
+		return noPart, nil
+	}
 	var numbers [3]uint32
 	for i, kind := range []uint16{unix.NFTA_PAYLOAD_BASE, unix.NFTA_PAYLOAD_OFFSET, unix.NFTA_PAYLOAD_LEN} {
 		value, err := nft.AttrOf(data, kind)
@@ -98,7 +102,7 @@ func (s *ruleShape) ordered(header headerPart, loaded uint32) {
 	switch {
 	case header == address:
 		s.needs = append(s.needs, []string{"iprange"})
-	case header != noPart, loaded != 0:
+	case header != noPart, loaded != noKey:
 		s.odd = "it compares by order what iptables compares by value only"
 	}
 }

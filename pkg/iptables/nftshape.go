@@ -18,20 +18,20 @@ func shapeOf(family rules.Family, r nft.Rule) ruleShape {
 	if r.Userdata != nil {
 		s.native = nativeOrComment
 	}
-	loaded := uint32(0) // the key of the last meta expression
-	header := noPart    // what the last payload expression read
+	loaded := noKey  // of the last meta expression
+	header := noPart // what the last payload expression read
 	err := r.Each(func(e nft.Expression) error {
 		var err error
 		switch e.Name {
 		case "meta":
 			loaded, err = metaKey(e.Data)
 			header = noPart
-			if source, _ := nft.AttrOf(e.Data, unix.NFTA_META_SREG); source != nil && loaded == unix.NFT_META_MARK {
-				s.target = "MARK" // as 1.8.10 and later print it
+			if source, _ := nft.AttrOf(e.Data, unix.NFTA_META_SREG); source != nil {
+				s.sets(loaded)
 			}
 		case "payload":
 			header, err = s.packet(family, e.Data)
-			loaded = 0
+			loaded = noKey
 		case "bitwise":
 			err = s.bits(header, e.Data)
 		case "lookup", "dynset", "objref":
@@ -43,7 +43,7 @@ func shapeOf(family rules.Family, r nft.Rule) ruleShape {
 			if e.Name == "cmp" {
 				err = s.compare(loaded, e.Data)
 			}
-			loaded, header = 0, noPart
+			loaded, header = noKey, noPart
 		case "immediate":
 			s.target, err = immediateVerdict(e.Data)
 		case "target", "match":
@@ -64,20 +64,32 @@ var (
 	nativeOrComment = append(nativeMatches[:len(nativeMatches):len(nativeMatches)], "comment")
 )
 
-// metaKey returns what a meta expression loads.
+// noKey stands for no key of a meta expression: the key 0 is the length of a packet.
+const noKey = ^uint32(0)
+
+// metaKey returns the key of a meta expression.
 func metaKey(data []byte) (uint32, error) {
 	key, err := nft.AttrOf(data, unix.NFTA_META_KEY)
 	if err != nil || len(key) != 4 {
-		return 0, err
+		return noKey, err
 	}
 	return binary.BigEndian.Uint32(key), nil
+}
+
+// sets notes a meta expression that sets something.
+func (s *ruleShape) sets(key uint32) {
+	if key == unix.NFT_META_MARK {
+		s.target = "MARK" // as 1.8.10 and later print it
+		return
+	}
+	s.odd = fmt.Sprintf("it sets what iptables has no word for (meta key %d)", key)
 }
 
 // compare reads the name of an interface. iptables writes one with the zero behind it, and the
 // beginning of one, which it prints with a +, without.
 func (s *ruleShape) compare(loaded uint32, data []byte) error {
 	switch loaded {
-	case 0, unix.NFT_META_PROTOCOL, unix.NFT_META_NFPROTO, unix.NFT_META_L4PROTO:
+	case noKey, unix.NFT_META_PROTOCOL, unix.NFT_META_NFPROTO, unix.NFT_META_L4PROTO:
 	case unix.NFT_META_MARK:
 		s.needs = append(s.needs, []string{"mark"})
 	case unix.NFT_META_PKTTYPE:
