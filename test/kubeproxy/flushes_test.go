@@ -62,6 +62,9 @@ func flushes(s *space, mode string) []flush {
 // is taken for its owner's word while its owner never rests (docs/guarantees.md).
 const fileAge = 15 * time.Second
 
+// errNothingDone: this time nothing is flushed.
+var errNothingDone = errors.New("no saved file is old enough to be restored")
+
 // oldFile saves, and restores what it saved when that is old enough. In between it does nothing.
 func oldFile[T any](save func(context.Context, *space) (T, error), restore func(context.Context, *space, T) error) flush {
 	var saved T
@@ -69,12 +72,12 @@ func oldFile[T any](save func(context.Context, *space) (T, error), restore func(
 	return flush{"restores a file that is 15 s old", func(ctx context.Context, s *space) (err error) {
 		if at.IsZero() {
 			if saved, err = save(ctx, s); err == nil {
-				at = time.Now()
+				at, err = time.Now(), errNothingDone
 			}
 			return err
 		}
 		if time.Since(at) < fileAge {
-			return nil
+			return errNothingDone
 		}
 		at = time.Time{}
 		return restore(ctx, s, saved)
@@ -143,18 +146,25 @@ func newHand(rng *rand.Rand, mode string, spaces ...*space) *hand {
 	return h
 }
 
-// strike does one flush. Where kube-proxy or canaryd is in the middle of a write, the flusher's
-// program may fail, as it would for an administrator: the flush was tried.
+// strike does one flush, or none where none is possible. Where kube-proxy or canaryd is in the middle
+// of a write, the flusher's program may fail, as it would for an administrator: the flush was tried.
 func (h *hand) strike(ctx context.Context) (errs []error) {
 	i, start := h.rng.IntN(len(h.lists[0])), time.Now()
 	failed := make(chan error)
 	for n, s := range h.spaces {
 		go func() { failed <- h.lists[n][i].do(ctx, s) }()
 	}
+	idle := 0
 	for range h.spaces {
-		if err := <-failed; err != nil {
+		switch err := <-failed; {
+		case errors.Is(err, errNothingDone):
+			idle++
+		case err != nil:
 			errs = append(errs, err)
 		}
+	}
+	if idle == len(h.spaces) {
+		return errs
 	}
 	h.blows = append(h.blows, blow{h.lists[0][i].name, start, time.Now()})
 	return errs

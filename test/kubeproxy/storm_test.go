@@ -16,11 +16,12 @@ import (
 
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
 
 // guard names kube-proxy's rules of both modes.
-const guard = "--protect=kube,nft:ip:kube-proxy,nft:ip6:kube-proxy"
+const guard = "--protect=kube"
 
 const (
 	slots = 48
@@ -98,6 +99,14 @@ type storm struct {
 	node, bare *proxy
 	calm       *space
 	canaryd    *nodetest.Process
+	records    map[string]scenario.Record // by ID: the status has the last hundred
+}
+
+// collect takes up the flush records of now.
+func (s *storm) collect() {
+	for _, r := range s.Status().Flushes {
+		s.records[r.ID] = r
+	}
 }
 
 // TestStorm: while services change 5 to 20 times a second, rules are flushed at random. At the end
@@ -108,7 +117,7 @@ func TestStorm(t *testing.T) {
 		n.Logf("CANARYD_KUBEPROXY_SEED=%d", number)
 		all := newSpaces(n.T, k.backend, "node", "bare", "calm")
 		a := newAPI()
-		s := &storm{Node: n, kind: k, town: newTown(a, rand.New(rand.NewPCG(number, 1)), slots), calm: all[2]}
+		s := &storm{Node: n, kind: k, town: newTown(a, rand.New(rand.NewPCG(number, 1)), slots), calm: all[2], records: map[string]scenario.Record{}}
 		a.serve(n.T, all...)
 		s.node, s.bare = startProxy(n.T, all[0], k.mode), startProxy(n.T, all[1], k.mode)
 		startProxy(n.T, all[2], k.mode)
@@ -152,6 +161,7 @@ func (s *storm) strike(h *hand, long time.Duration) (changes int) {
 		for _, err := range h.strike(ctx) {
 			s.Logf("a flusher's program failed: %v", err)
 		}
+		s.collect()
 		pause := time.Duration(1000+h.rng.IntN(5000)) * time.Millisecond
 		if h.rng.IntN(4) == 0 {
 			pause /= 10
@@ -225,7 +235,11 @@ func (s *storm) judge(h *hand, changes int, number uint64) {
 	s.Within(nodetest.HealsIn, "canaryd to be ready", nodetest.Ready)
 	outcomes, absent, falsely := map[string]int{}, time.Duration(0), 0
 	var noticed []float64
-	records := s.Status().Flushes
+	s.collect()
+	records := s.records
+	if len(records) == 0 {
+		s.Fatalf("no flush record of %d flushes\n%s", len(h.blows), s.canaryd.Log())
+	}
 	for _, r := range records {
 		outcomes[r.Outcome]++
 		noticed = append(noticed, r.NoticedSeconds)
