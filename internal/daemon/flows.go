@@ -68,8 +68,10 @@ func (d *Daemon) askSweep(next sweep) {
 		if next.generation == nil {
 			next.generation = waiting.generation
 		}
-		if next.native == nil {
-			next.native = waiting.native
+		for _, t := range waiting.native {
+			if !slices.ContainsFunc(next.native, func(own *native.Table) bool { return own.ID == t.ID }) {
+				next.native = append(next.native, t)
+			}
 		}
 	default:
 	}
@@ -78,18 +80,18 @@ func (d *Daemon) askSweep(next sweep) {
 
 // sweepNative asks for a sweep of the families of native tables that are proved to be back. intact
 // is when they were last known to be in force.
-func (d *Daemon) sweepNative(back []native.Repair, intact time.Time) {
+func (d *Daemon) sweepNative(back []*native.Table, intact time.Time) {
 	if d.cfg.Flows == nil {
 		return
 	}
 	next := sweep{since: map[rules.Family]time.Time{}}
-	for _, r := range back {
+	for _, t := range back {
 		for _, f := range rules.Families() {
-			if r.Want.ID.Family == f || r.Want.ID.Family == tableid.Inet {
+			if t.ID.Family == f || t.ID.Family == tableid.Inet {
 				next.since[f] = intact
 			}
 		}
-		next.native = append(next.native, r.Want)
+		next.native = append(next.native, t)
 	}
 	if len(next.since) > 0 {
 		d.askSweep(next)

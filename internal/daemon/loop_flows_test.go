@@ -16,8 +16,10 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/conntrack"
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // flows is a Tracker that holds some flows, none of them translated.
@@ -249,5 +251,28 @@ func TestFlowsOfNativeTables(t *testing.T) {
 		if _, asked := f.left(); len(asked) != 2 {
 			t.Errorf("searched %v after a restore", asked)
 		}
+		newer := *table
+		newer.Chains = append(newer.Chains[:2:2], native.Chain{Name: "later"})
+		k.between = func() { k.sync(&newer) }
+		k.flushRuleset()
+		r.settled()
+		if _, asked := f.left(); len(asked) != 3 {
+			t.Errorf("searched %v after a replay whose table its owner changed before the proof", asked)
+		}
 	})
+}
+
+// TestWaitingSweeps: sweeps of native tables that wait for another sweep are all done.
+func TestWaitingSweeps(t *testing.T) {
+	d := &Daemon{sweeps: make(chan sweep, 1)}
+	for _, id := range []tableid.TableID{proxyTable, dockerTable, proxyTable} {
+		d.askSweep(sweep{since: map[rules.Family]time.Time{id.Family: time.Now()}, native: []*native.Table{tableOf(id)}})
+	}
+	var ids []tableid.TableID
+	for _, table := range (<-d.sweeps).native {
+		ids = append(ids, table.ID)
+	}
+	if want := []tableid.TableID{proxyTable, dockerTable}; !slices.Equal(ids, want) {
+		t.Errorf("the waiting sweep has %v, want %v", ids, want)
+	}
 }

@@ -185,6 +185,49 @@ func TestNativeRideIsHeldBack(t *testing.T) {
 	})
 }
 
+// TestNativeRideLeavesOthers: what rides after a pause does not end the record of a table that
+// stands and lacks its rules: that one is put back, too.
+func TestNativeRideLeavesOthers(t *testing.T) {
+	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		docker := k.standing(dockerTable)
+		_, err := r.d.Pause(t.Context(), api.PauseRequest{Seconds: 60})
+		must(t, err)
+		k.reload(tableOf(proxyTable))
+		must(t, r.fake.FlushRuleset())
+		r.settled()
+		r.wantNotReady("ip kube-proxy is replaced")
+		r.after(time.Minute)
+		k.wantNative(t, tableOf(proxyTable, "a", "b"))
+		k.wantNative(t, docker)
+		r.wantReady()
+		for _, f := range r.d.Status().Flushes {
+			if f.Outcome != reload.Proved {
+				t.Errorf("a record ended %s: %+v", f.Outcome, f)
+			}
+		}
+	})
+}
+
+// TestNativeOwnerWritesAfterRide: an owner that writes between a ride and its proof has the last
+// word, and nothing is called missing.
+func TestNativeOwnerWritesAfterRide(t *testing.T) {
+	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		k.committed = func() { k.sync(tableOf(proxyTable, "a", "newer")) }
+		r.flushBoth(k)
+		r.settled()
+		k.wantNative(t, tableOf(proxyTable, "a", "newer"))
+		r.wantReady()
+		for _, f := range r.d.Status().Flushes {
+			if f.Outcome != reload.Proved || f.Attempts > 1 {
+				t.Errorf("a record ended %s after %d tries: %+v", f.Outcome, f.Attempts, f)
+			}
+		}
+		if strings.Contains(r.log.String(), "Native tables are still missing rules") {
+			t.Error("the log says that rules are missing")
+		}
+	})
+}
+
 // TestNativeComesDuringALoss: a table that its owner makes while another one waits to be put back
 // is guarded from then on.
 func TestNativeComesDuringALoss(t *testing.T) {

@@ -156,6 +156,22 @@ func (k *fakeNative) flushRuleset() {
 	})
 }
 
+// reload is "nft -f" of a file with "flush ruleset" and a table.
+func (k *fakeNative) reload(t *native.Table) {
+	k.commit(false, func(deed func(tableid.TableID) *native.Deed, c *native.Commit) {
+		for id := range k.tables {
+			*deed(id) = native.Deed{Genid: c.Genid, Deleted: true}
+			delete(k.tables, id)
+		}
+		for family := range k.witness {
+			c.WitnessLost[family] = true
+		}
+		clear(k.witness)
+		k.put(t)
+		deed(t.ID).Made = k.handle
+	})
+}
+
 func (k *fakeNative) deleteTable(id tableid.TableID) {
 	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
 		deed(id).Deleted = true

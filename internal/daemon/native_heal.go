@@ -48,8 +48,9 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 	if d.iptablesFirst(ctx, st) {
 		return
 	}
-	used := d.cpu()
+	last := nft.ErrStale
 	for range nativeStale {
+		used := d.cpu()
 		plan, err := d.planNative(ctx, st, r.mayBeLost)
 		if err != nil {
 			d.retryNative(ctx, st, err)
@@ -65,27 +66,39 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 			d.holdNative(ctx, st)
 			return
 		}
-		left, err := d.writeNative(ctx, st, plan)
-		if errors.Is(err, nft.ErrStale) {
-			continue
+		done, err := d.replayNative(ctx, st, plan)
+		if len(done) > 0 || !errors.Is(err, nft.ErrStale) {
+			r.limit.Spend(time.Now(), d.cpu()-used)
 		}
-		r.limit.Spend(time.Now(), d.cpu()-used)
-		d.noteLeft(ctx, st, left)
-		if err == nil {
-			d.wroteNative(st, plan, time.Now())
-			err = d.proveNative(ctx, st, plan.seen.Genid, plan.repairs)
-		}
-		if errors.Is(err, errOwnerWrote) {
-			continue // what the owner wrote is learned, or more is lost
-		}
-		if err != nil {
+		switch {
+		case err == nil:
+			d.nativeRecovered(ctx, st)
+			return
+		case errors.Is(err, nft.ErrStale):
+			last = nft.ErrStale
+		case errors.Is(err, errOwnerWrote): // what the owner wrote is learned, or more is lost
+			last = errOwnerWrote
+			if wait := r.limit.Wait(time.Now()); wait > 0 {
+				l.retry.at = time.Now().Add(wait)
+				return
+			}
+			d.settleNative(ctx, st)
+		default:
 			d.retryNative(ctx, st, err)
 			return
 		}
-		d.nativeRecovered(ctx, st)
-		return
 	}
-	d.retryNative(ctx, st, fmt.Errorf("%d times: %w", nativeStale, nft.ErrStale))
+	d.retryNative(ctx, st, fmt.Errorf("%d times: %w", nativeStale, last))
+}
+
+// replayNative writes a plan, and proves what of it the kernel took, which it returns. The error is
+// nil if that is all of it, and proved.
+func (d *Daemon) replayNative(ctx context.Context, st *state, plan nativePlan) (done []native.Repair, err error) {
+	done, err = d.writeNative(ctx, st, plan)
+	if len(done) > 0 {
+		err = errors.Join(err, d.proveNative(ctx, st, plan.seen.Genid, done))
+	}
+	return done, err
 }
 
 // iptablesFirst looks whether the flusher has taken iptables' rules meanwhile, and reports whether
@@ -188,48 +201,57 @@ func (d *Daemon) hearAndSight(ctx context.Context, st *state, wanted func(*nativ
 }
 
 // writeNative writes all repairs in one transaction, with the witnesses that are gone. Where the
-// kernel refuses that, each table is written by itself: one bad table is not to cost the others.
-func (d *Daemon) writeNative(ctx context.Context, st *state, plan nativePlan) (left []string, err error) {
-	left, err = d.cfg.Native.Kernel.Write(plan.seen.Genid, plan.repairs, plan.witnesses)
+// kernel refuses that, each table is written by itself: one bad table is not to cost the others. It
+// returns what was written, after an error too.
+func (d *Daemon) writeNative(ctx context.Context, st *state, plan nativePlan) (done []native.Repair, err error) {
+	left, err := d.cfg.Native.Kernel.Write(plan.seen.Genid, plan.repairs, plan.witnesses)
 	var refused *nft.RefusedError
-	if errors.As(err, &refused) && len(plan.repairs)+len(plan.witnesses) > 1 {
+	switch {
+	case err == nil:
+		done = plan.repairs
+	case errors.As(err, &refused) && len(plan.repairs)+len(plan.witnesses) > 1:
 		clear(plan.witnesses)
-		return d.writeOneByOne(st, plan, err)
+		done, left, err = d.writeOneByOne(st, plan, err)
 	}
-	return left, err
+	if len(done) > 0 {
+		d.wroteNative(st, plan, time.Now())
+		d.noteLeft(ctx, st, left)
+	}
+	return done, err
 }
 
 // writeOneByOne writes each table in a transaction of its own, after the kernel refused all of them
-// together. It returns why some were not written, nil if all were.
-func (d *Daemon) writeOneByOne(st *state, plan nativePlan, first error) (left []string, err error) {
+// together. It returns those that it wrote, the devices that were left out of them, and why the
+// others were not written.
+func (d *Daemon) writeOneByOne(st *state, plan nativePlan, first error) (done []native.Repair, left []string, err error) {
 	st.native.plantAt = time.Now()
 	genid := plan.seen.Genid
 	var failed []error
 	for _, repair := range plan.repairs {
 		lacking, err := d.cfg.Native.Kernel.Write(genid, []native.Repair{repair}, nil)
 		if errors.Is(err, nft.ErrStale) {
-			return left, err
+			return done, left, err
 		}
 		if err != nil {
 			failed = append(failed, fmt.Errorf("table %s: %w", repair.Want.ID.NFT(), err))
 			continue
 		}
-		left = append(left, lacking...)
+		done, left = append(done, repair), append(left, lacking...)
 		now, err := d.cfg.Native.Kernel.Genid()
 		if err != nil {
-			return left, err
+			return done, left, err
 		}
 		if genid = nft.Following(genid); now != genid { // more than our own commit
-			return left, nft.ErrStale
+			return done, left, nft.ErrStale
 		}
 	}
 	if len(failed) == len(plan.repairs) {
 		failed = append(failed, first)
 	}
-	return left, errors.Join(failed...)
+	return done, left, errors.Join(failed...)
 }
 
-// wroteNative notes that everything that was planned was written at that time.
+// wroteNative notes that what was planned was written at that time.
 func (d *Daemon) wroteNative(st *state, plan nativePlan, at time.Time) {
 	st.native.loss.written = at
 	for family, nonce := range plan.witnesses {
@@ -268,16 +290,21 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 	d.noteDrift(ctx, proof)
 	seen := nativeSight{Ruleset: proof}
 	var missing []string
-	untouched := false
+	var back []*native.Table
+	untouched := proof.Genid == nft.Following(read) // by a process other than canaryd
 	for id, repair := range byID {
 		if repair.Repaired(proof.Tables[id], l.lacking) {
 			d.adopt(ctx, st, seen.learned(id))
+			back = append(back, repair.Want)
+			delete(l.unswept, id)
 			continue
 		}
 		missing = append(missing, id.NFT())
+		l.sweepLater(id)
 		t := st.native.tables[id]
 		untouched = untouched || !t.missed && !slices.ContainsFunc(t.deeds, func(d nativeDeed) bool { return nft.Newer(d.Genid, read) })
 	}
+	d.sweepNative(back, l.intact)
 	if len(missing) > 0 && !untouched {
 		l.replayed = true // the kernel took the write, and the next read judges what followed
 		return errOwnerWrote
@@ -288,8 +315,16 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 		return fmt.Errorf("%s: %w", strings.Join(missing, ", "), errNotInForce)
 	}
 	l.replayed = true
-	d.sweepNative(repairs, l.intact)
 	return nil
+}
+
+// sweepLater notes a table that was written and is not proved: what its owner wrote meanwhile may
+// be in force.
+func (l *nativeLoss) sweepLater(id tableid.TableID) {
+	if l.unswept == nil {
+		l.unswept = map[tableid.TableID]bool{}
+	}
+	l.unswept[id] = true
 }
 
 // missingWitnesses returns a nonce for each family whose witness does not stand.

@@ -32,7 +32,10 @@ type nativeLoss struct {
 	replayed bool      // something was put back and proved
 	lacking  bool      // devices were left out
 	unproved bool      // a write was taken whose effect a read did not show
-	trouble  trouble
+	// unswept are tables that were written and then changed by their owner, before that was proved:
+	// flows that began in the gap are ended when the loss ends.
+	unswept map[tableid.TableID]bool
+	trouble trouble
 }
 
 // loseNative opens a flush record, or has the open one tried again for a table that it has not. It
@@ -308,7 +311,15 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 
 // endNative closes the loss, of which nothing is left to put back.
 func (d *Daemon) endNative(st *state) {
+	l := st.native.loss
 	st.native.loss = nil
+	var back []*native.Table
+	for id := range l.unswept {
+		if t := st.native.tables[id]; t != nil && t.want != nil && !t.lost() {
+			back = append(back, t.want)
+		}
+	}
+	d.sweepNative(back, l.intact)
 	d.hintNative(st, time.Now())
 	d.witnessesDue(st)
 }

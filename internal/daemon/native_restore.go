@@ -97,16 +97,7 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 		}
 		d.recordAsked(ctx, st, repairs)
 		l := r.loss
-		lacking, err := d.writeNative(ctx, st, plan)
-		if last = err; errors.Is(last, nft.ErrStale) {
-			continue
-		}
-		d.noteLeft(ctx, st, lacking)
-		if last == nil {
-			d.wroteNative(st, plan, time.Now())
-			last = d.proveNative(ctx, st, plan.seen.Genid, repairs)
-		}
-		if errors.Is(last, errOwnerWrote) {
+		if _, last = d.replayNative(ctx, st, plan); errors.Is(last, nft.ErrStale) || errors.Is(last, errOwnerWrote) {
 			continue
 		}
 		if last == nil {

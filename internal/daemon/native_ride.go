@@ -12,6 +12,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // rideMost is how many chains, rules, sets and elements native tables may have to be written in
@@ -74,7 +75,7 @@ func (r *nativeRealm) mayRide(repairs []native.Repair) bool {
 }
 
 // concludeRide proves what rode. Then it is a part of the flush record of iptables' tables, unless
-// it has a record already.
+// it has a record already, or that record cannot say what became of it.
 func (d *Daemon) concludeRide(ctx context.Context, st *state, ride *nativeRide) {
 	if ride.at.IsZero() {
 		return
@@ -85,15 +86,19 @@ func (d *Daemon) concludeRide(ctx context.Context, st *state, ride *nativeRide) 
 	d.wroteNative(st, ride.nativePlan, ride.at)
 	added, recorded := d.addNativeLosses(st, ride.repairs), native.recorded
 	err := d.proveNative(ctx, st, ride.seen.Genid, ride.repairs)
-	if err != nil || recorded {
+	if err != nil || recorded || native.lacking || l.record.Drill != "" {
 		if added > 0 {
 			d.announceNative(d.nativeLog(ctx, st), native.record, added, recorded)
 		}
-		if native.recorded = true; err != nil {
+		native.recorded = true
+		switch {
+		case errors.Is(err, errOwnerWrote), err == nil && st.native.moreLost():
+			native.retry.at = time.Now() // healNative goes on, and ends the record
+		case err != nil:
 			d.retryNative(ctx, st, err)
-			return
+		default:
+			d.nativeRecovered(ctx, st)
 		}
-		d.nativeRecovered(ctx, st)
 		return
 	}
 	d.endNative(st)
@@ -101,6 +106,14 @@ func (d *Daemon) concludeRide(ctx context.Context, st *state, ride *nativeRide) 
 	d.announceNative(st.flushLog(ctx), l.record, added, l.counted)
 	d.countNativeReplay(native.record.Native, native.outcome())
 	l.counted, l.recovery.ridden = true, time.Now()
+}
+
+// moreLost reports whether a table is known to be lost that canaryd puts back.
+func (r *nativeRealm) moreLost() bool {
+	return slices.ContainsFunc(r.ids(), func(id tableid.TableID) bool {
+		t := r.tables[id]
+		return t.lost() && t.finding.Remedy != native.NoRemedy
+	})
 }
 
 // joinRecord puts what native tables lost into the record of iptables' tables, because one
