@@ -30,7 +30,7 @@ var errNotAgreed = errors.New("nothing was taken: --for-real needs your yes, or 
 func runDrill(ctx context.Context, o *options, to streams) (int, error) {
 	request := api.DrillRequest{Table: rules.TableName(o.table), Kind: canary.Verdict(o.kind), ForReal: o.forReal}
 	if o.forReal {
-		if !o.yes && !asked(to) {
+		if !o.yes && !asked(ctx, to) {
 			return exitError, errNotAgreed
 		}
 		request.Table, request.Kind = "", ""
@@ -57,16 +57,26 @@ func runDrill(ctx context.Context, o *options, to streams) (int, error) {
 	}
 }
 
-// asked asks whether a drill for real may begin. Without a terminal the answer is no.
-func asked(to streams) bool {
+// asked asks whether a drill for real may begin. Without a terminal, or if ctx ends first, the
+// answer is no.
+func asked(ctx context.Context, to streams) bool {
 	if to.in == nil {
 		return false
 	}
 	_, _ = fmt.Fprint(to.err, "This removes the protected jumps of nat PREROUTING, in each family. Until they are back, usually\n"+
 		"for less than a second, new connections to services fail, and it counts as a flush. Go on? [y/N] ")
-	answer, _ := bufio.NewReader(to.in).ReadString('\n')
-	answer = strings.ToLower(strings.TrimSpace(answer))
-	return answer == "y" || answer == "yes"
+	answers := make(chan string, 1)
+	go func() { // it ends with the program, if no line comes
+		answer, _ := bufio.NewReader(to.in).ReadString('\n')
+		answers <- strings.ToLower(strings.TrimSpace(answer))
+	}()
+	select {
+	case <-ctx.Done():
+		_, _ = fmt.Fprintln(to.err)
+		return false
+	case answer := <-answers:
+		return answer == "y" || answer == "yes"
+	}
 }
 
 // drillText returns a drill for people: its result, the timeline, the log and the alert.

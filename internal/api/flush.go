@@ -199,6 +199,8 @@ type Flush struct {
 	Earlier bool `json:"earlier,omitempty"`
 	// Drill is set if canaryd itself took what was lost, because an operator asked for a drill.
 	Drill DrillSort `json:"drill,omitempty"`
+	// DrillFailed: the drill had failed before what it took was back.
+	DrillFailed bool `json:"drillFailed,omitempty"`
 }
 
 // A Culprit is a process that wrote to the tables.

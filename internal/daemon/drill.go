@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -82,8 +83,14 @@ func (d *Daemon) beginDrill(ctx context.Context, st *state, r api.DrillRequest) 
 		return next, api.DrillReply{}
 	}
 	reply.Reason = err.Error()
-	d.cfg.Metrics.ObserveDrill(api.DrillRefused)
-	klog.FromContext(ctx).Info("A drill was refused; nothing was taken", "reason", err)
+	d.cfg.Metrics.ObserveDrill(reply.Result)
+	if reply.Result == api.DrillRefused {
+		klog.FromContext(ctx).Info("A drill was refused; nothing was taken", "reason", err)
+		return nil, *reply
+	}
+	klog.FromContext(ctx).Error(err, "A drill has failed: whether the canary was taken is not known; if it was, it is put back")
+	st.lastDrill = &reply.DrillEnd
+	d.publish(st)
 	return nil, *reply
 }
 
@@ -97,6 +104,8 @@ func (d *Daemon) drillRefused(st *state, r api.DrillReply) error {
 		return fmt.Errorf("%q is none of the kinds that cost nothing: %v", r.Kind, canary.DrillKinds())
 	case st.drill != nil:
 		return errors.New("another drill is under way")
+	case d.Status().NothingProtected != nil:
+		return errors.New("there is no rule to guard: a drill that passes would say nothing; canaryd detect shows what is there")
 	case st.mode == api.Observe:
 		return errors.New("in observe mode canaryd puts nothing back: a flush would be recorded and reported, and would last until the rules' owner writes them")
 	case st.pause.on():
@@ -118,20 +127,30 @@ func (st *state) lossText() error {
 	return fmt.Errorf("flush %s is being answered", st.loss.record.ID)
 }
 
-// takeCanary does what a drill begins with. An error means that nothing was taken.
+// takeCanary does what a drill begins with. After an error the drill does not go on: nothing was
+// taken, or, if the reply says failed, something may have been.
 func (d *Daemon) takeCanary(ctx context.Context, st *state, next *drill) error {
+	ctx, end := finishing(ctx)
+	defer end()
 	what := reload.Drill{Table: next.reply.Table, Kind: next.reply.Kind}
 	if next.reply.Sort == api.DrillForReal {
 		what.Chain = drillChain
 	}
 	klog.FromContext(ctx).Info("A drill begins on request", "takes", takesText(next.reply), "kind", next.reply.Kind)
 	done, err := d.replayer(ctx, st).Drill(ctx, d.job(st, d.cfg.Kernel.Families()...), what)
+	next.taken = maps.Clone(done.Marks)
+	for id, mark := range done.Tried {
+		st.marks.current, next.taken = st.marks.current.With(id, mark), next.taken.With(id, *mark.Tried)
+	}
 	if len(done.Marks) == 0 {
-		st.looking.plan(time.Now()) // it may have been taken all the same
+		if len(done.Tried) > 0 {
+			next.reply.Result = api.DrillFailed
+		}
+		st.looking.plan(time.Now())
 		return err
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "The drill took less than was asked for")
+		klog.FromContext(ctx).Error(err, "The drill may have taken less than was asked for")
 	}
 	for id, mark := range done.Marks {
 		st.marks.current = st.marks.current.With(id, mark)
@@ -142,7 +161,7 @@ func (d *Daemon) takeCanary(ctx context.Context, st *state, next *drill) error {
 		}
 	}
 	st.disk.marksChanged(time.Now())
-	next.taken, next.start, next.reply.Time, next.reply.Jumps = done.Marks, done.Written, done.Written, done.Jumps
+	next.start, next.reply.Time, next.reply.Jumps = done.Written, done.Written, done.Jumps
 	next.by = done.Written.Add(drillPatience + 2*d.cfg.PollInterval + 10*d.cfg.Settle)
 	next.step(done.Written, "canaryd has taken away "+takesText(next.reply))
 	st.drill = next
@@ -177,9 +196,21 @@ func (d *Daemon) drillTooLong(ctx context.Context, st *state) {
 	if l := st.loss; l != nil {
 		st.drill.timeline(l)
 		st.drill.reply.Flush = l.record.ID
-		reason = fmt.Sprintf("it is not back after %s: %s", time.Since(st.drill.start).Round(time.Millisecond), l.trouble.what)
+		why := cmp.Or(l.trouble.what, "the replay has not ended")
+		if st.pause.on() {
+			why = "replays were paused meanwhile"
+		}
+		reason = fmt.Sprintf("it is not back after %s: %s", time.Since(st.drill.start).Round(time.Millisecond), why)
 	}
 	d.endDrill(ctx, st, api.DrillFailed, reason)
+}
+
+// drillUndone ends the drill that is under way, if there is one, because what it took is back
+// without a loss.
+func (d *Daemon) drillUndone(ctx context.Context, st *state, why string) {
+	if st.drill != nil {
+		d.endDrill(ctx, st, api.DrillVoid, why)
+	}
 }
 
 // drillAnswered ends the drill that is under way, if there is one, because a loss has ended.
@@ -225,6 +256,9 @@ func (d *Daemon) endDrill(ctx context.Context, st *state, result api.DrillResult
 		log.Info("The drill has passed", "flush", x.reply.Flush, "after", time.Since(x.start).Round(10*time.Microsecond))
 	} else {
 		log.Info("The drill has NOT passed", "result", result, "flush", x.reply.Flush, "reason", reason)
+	}
+	if l := st.loss; l != nil { // it lasts, and what the drill took is still no flush
+		l.drill, l.record.DrillFailed = x, result == api.DrillFailed
 	}
 	st.drill, st.lastDrill = nil, &x.reply.DrillEnd
 	d.cfg.Metrics.ObserveDrill(result)
@@ -275,9 +309,9 @@ func (st *state) nameDrill(found map[rules.TableID]hit) {
 	if len(all) == 0 {
 		return
 	}
-	sort := api.DrillCanary
+	sort, x := api.DrillCanary, cmp.Or(st.drill, l.drill)
 	for id, h := range all {
-		if !st.drill.explains(id, h) {
+		if !x.explains(id, h) {
 			if l.record.Drill != "" {
 				l.record.Drill, l.record.Lost, l.record.Kind = "", api.Lost{}, ""
 				l.hit, l.recorded = map[rules.Family]api.Verdicts{}, false

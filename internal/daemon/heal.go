@@ -118,7 +118,7 @@ func (d *Daemon) concludeHeal(ctx context.Context, st *state, ride *nativeRide, 
 		}
 		d.applyResult(st, f, fr)
 		st.families[f].proxyAfterReplay(fr, time.Now())
-		if st.loss.record.Drill != api.DrillCanary { // a drill is counted apart
+		if st.loss.record.Drill != api.DrillCanary || !fr.Outcome.Done() { // a drill that works is counted apart
 			d.cfg.Metrics.ObserveReplay(f, fr.Outcome, fr.Took)
 		}
 		d.countRefusal(f, fr.Err)

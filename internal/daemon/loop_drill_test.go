@@ -295,29 +295,6 @@ func TestDrillOfDeclared(t *testing.T) {
 	})
 }
 
-// TestDrillFails: a canary that cannot be put back fails the drill, and is a loss until it can.
-func TestDrillFails(t *testing.T) {
-	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
-		r := start(t, backend, setup{})
-		end := r.drillAside(api.DrillRequest{})
-		r.fake.FailRestores(-1, iptables.ReasonOther)
-		reply := end()
-		if reply.Result != api.DrillFailed || !strings.Contains(reply.Reason, "it is not back after ") {
-			t.Errorf("the reply: %+v", reply)
-		}
-		r.wantNotReady("nat is chain_deleted")
-		if m := r.metrics("drills_total", "last_drill_passed", "flush_events", "loss_since"); m["drills_total{result=failed}"] != 1 || m["loss_since_timestamp_seconds"] == 0 || m["last_drill_passed"] != 0 {
-			t.Errorf("metrics: %v", m)
-		}
-		r.fake.FailRestores(0, "")
-		r.after(time.Minute)
-		r.wantReady()
-		if s := r.d.Status(); s.LastDrill.Result != api.DrillFailed {
-			t.Errorf("the last drill: %+v", s.LastDrill)
-		}
-	})
-}
-
 // TestRestartInDrill: a daemon that ends in the middle of a drill leaves a canary that the next one
 // puts back, without a flush; its journal knows the drill.
 func TestRestartInDrill(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 // loss is a flush record in the making.
 type loss struct {
 	record       api.Flush
+	drill        *drill // that ended before the loss: what it took is no flush
 	noticed      time.Time
 	intact       uint32                        // the genid of the last intact look, and the last one at
 	heard        uint32                        // which something was found lost

@@ -112,6 +112,7 @@ func (d *Daemon) recordPaused(ctx context.Context, st *state) {
 	d.recordLosses(ctx, st, found)
 	if !st.loss.recorded { // its owner was faster
 		st.loss = nil
+		d.drillUndone(ctx, st, "replays were paused, and another process put back what the drill had taken")
 		// On legacy what it put back may have the digest of before, so that no
 		// look calls for it.
 		for _, fs := range st.families {

@@ -74,8 +74,7 @@ func (d *Daemon) publish(st *state) {
 	s.NothingProtected = d.nothing(st, s)
 	s.Healthy = s.Ready() == nil && s.NothingProtected == nil
 	d.cfg.Metrics.SetStatus(s)
-	d.status.Store(&s)
-	d.watchers.give(&s)
+	d.watchers.give(&s, func() { d.status.Store(&s) })
 }
 
 // unreadable returns why the family's tables cannot be read; "" if they can, or if the kernel has

@@ -202,6 +202,7 @@ func (d *Daemon) takeReplay(ctx context.Context, st *state, job reload.Job, resu
 		d.resumeLearningAs(ctx, st, worst(result), "The rules are back: they were restored on request")
 		return
 	}
+	d.drillUndone(ctx, st, "canaryd restore put back what the drill had taken, before that was noticed")
 	st.pods.setReturned(result, time.Now())
 	for f, fr := range result {
 		d.applyResult(st, f, fr)

@@ -17,29 +17,30 @@ type watchers struct {
 	list map[chan *api.Status]struct{}
 }
 
-// add returns a channel on which each published status comes, and what ends that.
-func (w *watchers) add() (news chan *api.Status, end func(), err error) {
+// add returns the status of now, a channel on which each later one comes, and what ends that.
+func (w *watchers) add(status func() api.Status) (now api.Status, news chan *api.Status, end func(), err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.list) >= api.MostWatchers {
-		return nil, nil, api.ErrTooManyWatchers
+		return api.Status{}, nil, nil, api.ErrTooManyWatchers
 	}
 	if w.list == nil {
 		w.list = map[chan *api.Status]struct{}{}
 	}
 	news = make(chan *api.Status, watchBehind)
 	w.list[news] = struct{}{}
-	return news, func() {
+	return status(), news, func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		delete(w.list, news)
 	}, nil
 }
 
-// give gives a status to each watcher. It never waits.
-func (w *watchers) give(s *api.Status) {
+// give publishes a status and gives it to each watcher. It never waits.
+func (w *watchers) give(s *api.Status, publish func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	publish() // under the lock: a watcher that is added meanwhile sees it once
 	for news := range w.list {
 		for full := true; full; {
 			select {
@@ -59,12 +60,11 @@ func (w *watchers) give(s *api.Status) {
 // in what matters, until ctx ends or see returns an error, which it returns. There are at most
 // api.MostWatchers at a time.
 func (d *Daemon) Watch(ctx context.Context, see func(api.Status) error) error {
-	news, end, err := d.watchers.add()
+	last, news, end, err := d.watchers.add(d.Status)
 	if err != nil {
 		return err
 	}
 	defer end()
-	last := d.Status()
 	if err := see(last); err != nil {
 		return err
 	}

@@ -28,6 +28,9 @@ type Drill struct {
 type Drilled struct {
 	// Marks are the marks of the tables from which something was taken; none if nothing was.
 	Marks canary.Marks
+	// Tried are those of tables from which something may have been taken: the write failed in a way
+	// that leaves that open. They name both marks, and the next read shows which one stands.
+	Tried canary.Marks
 	// Jumps are the jumps that were taken.
 	Jumps int
 	// Written is when the kernel had that.
@@ -39,8 +42,8 @@ var ErrNoDrill = errors.New("no drill is possible")
 
 // Drill takes away what d names in all families of the job, and puts nothing back. It reads and
 // judges under guard first, and takes nothing from a table that is not intact, or that changed
-// meanwhile. After an error part of it may have been taken: Marks say which. A table that has no
-// canary is passed over; if none has one, the error wraps ErrNoDrill.
+// meanwhile. After an error part of it may have been taken: Marks and Tried say which. A table that
+// has no canary is passed over; if none has one, the error wraps ErrNoDrill.
 func (r Replayer) Drill(ctx context.Context, job Job, d Drill) (Drilled, error) {
 	s, err := r.Kernel.Begin(ctx)
 	if err != nil {
@@ -60,7 +63,7 @@ func (r Replayer) Drill(ctx context.Context, job Job, d Drill) (Drilled, error) 
 
 // drillOnce reads every family, and writes if all of them are as a drill needs them.
 func (r Replayer) drillOnce(ctx context.Context, s iptables.Session, job Job, d Drill) (Drilled, error) {
-	done, payload, marks := Drilled{Marks: canary.Marks{}}, iptables.Payload{}, job.Marks
+	done, payload, marks := Drilled{Marks: canary.Marks{}, Tried: canary.Marks{}}, iptables.Payload{}, job.Marks
 	planned := canary.Marks{}
 	for _, f := range job.Families {
 		tasks, _, err := r.examine(ctx, s, f, job)
@@ -90,11 +93,16 @@ func (r Replayer) drillOnce(ctx context.Context, s iptables.Session, job Job, d 
 	}
 	var failed error
 	for f, w := range s.Restore(ctx, payload) {
+		id := f.Table(d.Table)
 		if w.Err != nil {
 			failed = errors.Join(failed, fmt.Errorf("taking the canary of %s %s: %w", f, d.Table, w.Err))
-			continue
 		}
-		done.Marks = done.Marks.With(f.Table(d.Table), planned[f.Table(d.Table)])
+		switch {
+		case w.Err == nil || !w.At.IsZero(): // written, whatever came after that
+			done.Marks = done.Marks.With(id, planned[id])
+		case !errors.Is(w.Err, nft.ErrStale):
+			done.Tried = done.Tried.With(id, marks[id])
+		}
 		if w.At.After(done.Written) {
 			done.Written = w.At
 		}
@@ -102,7 +110,7 @@ func (r Replayer) drillOnce(ctx context.Context, s iptables.Session, job Job, d 
 	if done.Written.IsZero() {
 		done.Written = time.Now()
 	}
-	if len(done.Marks) > 0 && errors.Is(failed, nft.ErrStale) {
+	if len(done.Marks)+len(done.Tried) > 0 && errors.Is(failed, nft.ErrStale) {
 		failed = errors.New(strings.ReplaceAll(failed.Error(), "\n", "; ")) // to try it once more would take twice
 	}
 	return done, failed
@@ -123,6 +131,10 @@ func (t tableTask) drill(d Drill) (iptables.Script, canary.Mark, int, error) {
 	switch v := t.finding.Verdict; {
 	case t.finding.Err != nil:
 		return iptables.Script{}, mark, 0, t.finding.Err
+	case v == canary.Changed && d.Chain != "":
+		// A jump that its owner has added would not come back, and one that its owner has removed
+		// would.
+		return iptables.Script{}, mark, 0, errors.New("its owner has changed it, which is not learned yet; try again in a moment")
 	case v != canary.Intact && v != canary.Changed:
 		return iptables.Script{}, mark, 0, fmt.Errorf("it is %s", v)
 	}
