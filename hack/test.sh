@@ -38,16 +38,16 @@ else
 	# The distribution's firewalls have the processors to themselves: a flush of theirs
 	# is of many commands, and is not to be healed in the middle for want of time. So have
 	# the limits: time and memory are measured there, and 240,000 rules take both.
-	mapfile -t others < <(go list ./... | grep -v -e /test/flushers -e /test/kernels -e /test/kubeproxy -e /test/limits -e /test/versions -e /pkg/native)
+	mapfile -t others < <(go list ./... | grep -v -e /test/flushers -e /test/kernels -e /test/kubeproxy -e /test/limits -e /test/versions)
 	# These drive canaryd as it is installed: a program with the race detector takes several times
 	# the processor, and test/e2e and test/faults run that one on the kernel.
-	driving=(./hack/soak ./hack/bench/... ./test/owners ./test/packets ./test/alerts ./test/packaging ./test/page)
+	# pkg/native is among them: one goroutine does all of it, and thousands of objects take long with
+	# the race detector.
+	driving=(./test/owners ./hack/soak ./test/packets ./pkg/native ./test/alerts ./test/page ./test/packaging ./hack/bench/...)
 	mapfile -t others < <(printf '%s\n' "${others[@]}" | grep -v -x -F "$(go list "${driving[@]}")")
 	# Those that take longest begin first, so that in the end nothing waits for them.
 	tested . canaryd -race ./internal/daemon ./test/e2e ./pkg/iptables ./test/interleavings ./test/faults "${others[@]}"
 	tested . driving "${driving[@]}"
-	# One goroutine does all of it, and thousands of objects take long with the race detector.
-	tested . native ./pkg/native
 	tested . flushers -race ./test/flushers
 	tested . limits ./test/limits
 	# They read and write files, and run nothing of canaryd's in their own process.
