@@ -28,7 +28,7 @@ type contention struct {
 	limit        *reload.Limiter
 	since        time.Time     // zero: replays stay in place
 	replays      int           // since then
-	spent        time.Duration // CPU time that the limit knows of
+	work         time.Duration // CPU time of the loop's steps that the limit does not know of
 	calmAt       time.Time     // when it is over if nothing happens; zero: there is none
 	healed       time.Time     // when the last replay ended
 	undone       int           // replays in a row that stood for less than calmFor
@@ -76,14 +76,25 @@ func (c *contention) start(ctx context.Context, l *loss) {
 		"flush", l.record.ID, "by", culpritsText(l.record))
 }
 
-// spend charges the limit with what a replay cost since the daemon had used that
-// much CPU time; in a contention, with all that was used since the last replay.
+// spend charges the limit with what a replay cost since the daemon had used that much CPU time; in
+// a contention, with all that the loop and its sweeps used since the last replay. What clients of
+// HTTP cost is not in it: one that asks for the status all the time would put replays off.
 func (d *Daemon) spend(st *state, used time.Duration) {
-	if !st.contention.since.IsZero() {
-		used = st.contention.spent
+	c := &st.contention
+	cost := d.cpu() - used
+	work := c.work + time.Duration(d.swept.Swap(0))
+	c.work = -cost // the step that replays is counted when it ends
+	if !c.since.IsZero() {
+		cost += work
 	}
-	st.contention.spent = d.cpu()
-	st.contention.limit.Spend(time.Now(), st.contention.spent-used)
+	c.limit.Spend(time.Now(), cost)
+}
+
+// step runs a chore, and notes what it cost.
+func (d *Daemon) step(ctx context.Context, w *worker, st *state, c *chore) {
+	used := d.cpu()
+	d.work(ctx, w, c.name, c.limit, func() { c.do(ctx, st) })
+	st.contention.work += d.cpu() - used
 }
 
 // countReplay counts a replay that ended, and begins a contention if too many were undone.

@@ -9,12 +9,22 @@ import (
 // CPUTime returns the CPU time that this process and the programs that it
 // executed, as far as they have ended, have used.
 func CPUTime() time.Duration {
-	var total int64
-	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
-		var use unix.Rusage
-		if err := unix.Getrusage(who, &use); err == nil { // it cannot fail for these two
-			total += use.Utime.Nano() + use.Stime.Nano()
-		}
+	return usedBy(unix.RUSAGE_SELF) + usedBy(unix.RUSAGE_CHILDREN)
+}
+
+// threadCPU returns the CPU time that the calling thread has used; 0 where CPU time is not asked for.
+func (d *Daemon) threadCPU() time.Duration {
+	if d.cfg.CPU == nil {
+		return 0
 	}
-	return time.Duration(total)
+	return usedBy(unix.RUSAGE_THREAD)
+}
+
+// usedBy returns the CPU time that getrusage(2) has of who.
+func usedBy(who int) time.Duration {
+	var use unix.Rusage
+	if err := unix.Getrusage(who, &use); err != nil { // it cannot fail for what is asked here
+		return 0
+	}
+	return time.Duration(use.Utime.Nano() + use.Stime.Nano())
 }

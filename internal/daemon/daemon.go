@@ -124,8 +124,9 @@ type Daemon struct {
 	listenTrouble  sharedTrouble           // why HTTP is not served
 	// baselineTaken is closed once the loop has what the disk says of the baseline.
 	baselineTaken chan struct{}
-	confirming    sync.Mutex // held while a request changes the baseline
-	watchers      watchers   // clients that follow the status
+	confirming    sync.Mutex   // held while a request changes the baseline
+	watchers      watchers     // clients that follow the status
+	swept         atomic.Int64 // CPU time of sweeps in ns that the limit of replays does not know of
 }
 
 // A request is something that the control socket asks of the loop.
@@ -229,7 +230,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 			close(r.done)
 		}
 		for c := d.next(st); c != nil && ctx.Err() == nil; c = d.next(st) {
-			d.work(ctx, worker, c.name, c.limit, func() { c.do(ctx, st) })
+			d.step(ctx, worker, st, c)
 			d.takeLeftOut(ctx, st)
 			d.publish(st)
 		}

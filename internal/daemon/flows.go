@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"net/netip"
+	"runtime"
 	"slices"
 	"time"
 
@@ -112,9 +113,12 @@ func (d *Daemon) sweepAfter(g rules.Generation, f rules.Family, result reload.Fa
 }
 
 // runSweeps sweeps until sweeps is closed. It has a goroutine of its own, so that the answer
-// to the next flush does not wait for it.
+// to the next flush does not wait for it, and a thread, so that what it costs is known.
 func (d *Daemon) runSweeps(ctx context.Context) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	for s := range d.sweeps {
+		used := d.threadCPU()
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sweepTime)
 		for _, f := range rules.Families() {
 			if since, ok := s.since[f]; ok {
@@ -122,6 +126,7 @@ func (d *Daemon) runSweeps(ctx context.Context) {
 			}
 		}
 		cancel()
+		d.swept.Add(int64(d.threadCPU() - used))
 	}
 }
 

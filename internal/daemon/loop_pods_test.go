@@ -24,18 +24,18 @@ const (
 	gatewayID = "c2d94b1f8e6a47d0b3a5c7e9f1b3d5a7"
 )
 
-// A runtime is a container runtime: it runs plugins, and libcni keeps a file for each
+// A criRuntime is a container runtime: it runs plugins, and libcni keeps a file for each
 // container.
-type runtime struct {
+type criRuntime struct {
 	*rig
 	dir   string
 	files map[string][]byte // of containers, by ID
 }
 
 // startPods is start next to a container runtime whose files canaryd may read.
-func startPods(t *testing.T, backend iptables.Backend, s setup) runtime {
+func startPods(t *testing.T, backend iptables.Backend, s setup) criRuntime {
 	t.Helper()
-	c := runtime{dir: t.TempDir(), files: map[string][]byte{}}
+	c := criRuntime{dir: t.TempDir(), files: map[string][]byte{}}
 	must(t, os.CopyFS(c.dir, os.DirFS("../cniresults/testdata/results")))
 	for _, id := range []string{webID, gatewayID} {
 		text, err := os.ReadFile(c.file(id))
@@ -48,17 +48,17 @@ func startPods(t *testing.T, backend iptables.Backend, s setup) runtime {
 	return c
 }
 
-func (c runtime) file(id string) string { return filepath.Join(c.dir, "cbr0-"+id+"-eth0") }
+func (c criRuntime) file(id string) string { return filepath.Join(c.dir, "cbr0-"+id+"-eth0") }
 
 // forget is what libcni does behind a DEL.
-func (c runtime) forget(id string) {
+func (c criRuntime) forget(id string) {
 	c.t.Helper()
 	must(c.t, os.Remove(c.file(id)))
 }
 
 // del is what the plugins do at DEL: what is not there is no error to them. libcni
 // removes its file behind it.
-func (c runtime) del(id string) {
+func (c criRuntime) del(id string) {
 	c.t.Helper()
 	for _, f := range rules.Families() {
 		set := c.tables()[f][rules.Nat]
@@ -83,7 +83,7 @@ func (c runtime) del(id string) {
 
 // standsOf returns the lines of the tables that are for a container: rules that name it,
 // and its chains.
-func (c runtime) standsOf(id string) []string {
+func (c criRuntime) standsOf(id string) []string {
 	c.t.Helper()
 	chains := map[string][]string{
 		webID:     {"46d5e6e569f30aa7e18e0"},
@@ -101,7 +101,7 @@ func (c runtime) standsOf(id string) []string {
 }
 
 // line returns the first line of iptables-save that begins and contains so.
-func (c runtime) line(f rules.Family, begins, contains string) string {
+func (c criRuntime) line(f rules.Family, begins, contains string) string {
 	c.t.Helper()
 	for line := range strings.Lines(c.fake.SaveTable(f, rules.Nat)) {
 		if strings.HasPrefix(line, begins) && strings.Contains(line, contains) {
@@ -112,7 +112,7 @@ func (c runtime) line(f rules.Family, begins, contains string) string {
 	return ""
 }
 
-func (c runtime) wantPod(when, id string, there bool) {
+func (c criRuntime) wantPod(when, id string, there bool) {
 	c.t.Helper()
 	if got := c.standsOf(id); (len(got) > 0) != there {
 		c.t.Errorf("%s: of %s stand %d lines, want some: %t\n%s", when, id, len(got), there, strings.Join(got, "\n"))
@@ -232,19 +232,19 @@ func TestAPodThatHasNoFileYet(t *testing.T) {
 // TestFilesThatSayNothing: whatever happens to the folder next to a DEL, everything is as
 // it is without one.
 func TestFilesThatSayNothing(t *testing.T) {
-	for name, harm := range map[string]func(runtime){
-		"torn": func(c runtime) { must(c.t, os.Truncate(c.file(gatewayID), 100)) },
-		"emptied": func(c runtime) {
+	for name, harm := range map[string]func(criRuntime){
+		"torn": func(c criRuntime) { must(c.t, os.Truncate(c.file(gatewayID), 100)) },
+		"emptied": func(c criRuntime) {
 			c.forget(gatewayID)
 			c.forget(webID)
 		},
-		"removed with its folder": func(c runtime) { must(c.t, os.RemoveAll(c.dir)) },
-		"another folder in its place": func(c runtime) {
+		"removed with its folder": func(c criRuntime) { must(c.t, os.RemoveAll(c.dir)) },
+		"another folder in its place": func(c criRuntime) {
 			must(c.t, os.Rename(c.dir, c.dir+"-old"))
 			must(c.t, os.Mkdir(c.dir, 0o700))
 		},
 		// Its rules stand as the plugins wrote them: that was no DEL.
-		"removed by hand": func(c runtime) { c.forget(gatewayID) },
+		"removed by hand": func(c criRuntime) { c.forget(gatewayID) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			eachBackend(t, func(t *testing.T, backend iptables.Backend) {

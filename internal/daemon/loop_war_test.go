@@ -206,3 +206,25 @@ func TestSlowWar(t *testing.T) {
 		}
 	})
 }
+
+// TestClientsPutNothingOff: what clients of HTTP cost the daemon puts no replay off, also while a
+// process flushes again and again.
+func TestClientsPutNothingOff(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		began := time.Now()
+		r := start(t, backend, setup{cpu: func() time.Duration { return time.Since(began) / 2 }})
+		before := r.tables()
+		for i := range 60 {
+			r.flushNat()
+			r.after(500 * time.Millisecond)
+			if s := r.d.Status(); s.Ready() != nil {
+				t.Fatalf("flush %d is not answered after 0.5 s: %v", i, s.Ready())
+			}
+			r.after(4500 * time.Millisecond)
+		}
+		if !r.d.Status().Contended {
+			t.Error("no contention")
+		}
+		r.wantBack(before, leftBy(t, backend, "flush-nat"))
+	})
+}
