@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
@@ -46,18 +47,23 @@ func TestNativeAsleep(t *testing.T) {
 	})
 }
 
-// TestNativeAsleepUnknown: where it cannot be asked which tables stand, the node is not healthy.
+// TestNativeAsleepUnknown: where it cannot be asked which tables stand, the node is not healthy;
+// nor where commits keep interrupting the answer.
 func TestNativeAsleepUnknown(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		k := newFakeNative()
-		r := start(t, iptables.NFT, setup{guarded: k, asleep: true})
-		k.breakDown(errNativeBroken)
-		r.after(time.Minute)
-		r.wantNotReady("native tables are unknown")
-		k.breakDown(nil)
-		r.after(time.Minute)
-		r.wantReady()
-	})
+	for _, err := range []error{errNativeBroken, nft.ErrInterrupted} {
+		t.Run(err.Error(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				k := newFakeNative()
+				r := start(t, iptables.NFT, setup{guarded: k, asleep: true})
+				k.breakDown(err)
+				r.after(time.Minute)
+				r.wantNotReady("native tables are unknown")
+				k.breakDown(nil)
+				r.after(time.Minute)
+				r.wantReady()
+			})
+		})
+	}
 }
 
 // TestNativeAsleepRestart: tables that an earlier run guarded are looked for, although none stands.

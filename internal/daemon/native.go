@@ -47,7 +47,10 @@ const (
 	deedsKept = 512
 	// nativeStale bounds how often a repair is planned again because another process wrote.
 	nativeStale = 5
-	// rehearseMost is how many rules and sets a table may have to be rehearsed: the kernel takes
+	// interruptedMost is how often in a row the question whether to wake may be interrupted by
+	// commits. The list of tables fits into one datagram nearly always.
+	interruptedMost = 20
+	// rehearseMost is how many rules and elements a table may have to be rehearsed: the kernel takes
 	// as long as for a replay, 5 ms at 100 services and 0.4 s at 1,000, and lets no process
 	// write meanwhile (Linux 6.18).
 	rehearseMost  = 2000
@@ -79,6 +82,7 @@ type nativeRealm struct {
 	begun     bool                           // all tables were read once
 	asleep    bool                           // no table that is to be guarded stood yet: Kernel is not open
 	asked     time.Time                      // when it was last asked for one
+	torn      int                            // how often in a row that question was interrupted
 	known     time.Time                      // when it was last known what all of them hold
 	beyond    int                            // tables that are too many
 	trouble   trouble                        // why they cannot be looked at

@@ -366,5 +366,5 @@ func (d *Daemon) adoptNative(ctx context.Context, st *state, id tableid.TableID,
 	}
 	delete(st.native.tables, id)
 	st.native.disk.changed(time.Now())
-	klog.FromContext(ctx).Info("A native table is guarded no more: its owner deleted it", "table", id.NFT())
+	klog.FromContext(ctx).Info("A native table is guarded no more", "table", id.NFT(), "because", f.Why)
 }

@@ -27,8 +27,12 @@ func (d *Daemon) wakeNative(ctx context.Context, st *state) bool {
 	}
 	r.asked, r.hinted = now, time.Time{}
 	awake, err := d.cfg.Native.Wake(wanted)
+	interrupted := errors.Is(err, nft.ErrInterrupted)
+	if r.torn++; !interrupted {
+		r.torn = 0
+	}
 	switch {
-	case errors.Is(err, nft.ErrInterrupted):
+	case interrupted && r.torn < interruptedMost:
 		r.lookAt = now.Add(wakeEvery)
 		return false
 	case err == nil && !awake && wanted == nil:

@@ -166,19 +166,27 @@ func (rd *reader) readSets() error {
 	})
 }
 
+// elementsOf reads the elements of one set.
+func elementsOf(conn *nft.Conn, id tableid.TableID, set string) (all []Element, err error) {
+	err = conn.EachObject(nft.Elements, id.Family, []nft.StringAttr{
+		{Kind: unix.NFTA_SET_ELEM_LIST_TABLE, Value: id.Name},
+		{Kind: unix.NFTA_SET_ELEM_LIST_SET, Value: set},
+	}, func(attrs []byte) error {
+		return decodeElements(attrs, func(e Element) { all = append(all, e) })
+	})
+	if err != nil {
+		return nil, fmt.Errorf("set %s: %w", set, err)
+	}
+	return all, nil
+}
+
 // readElements asks for one set after the other: the kernel has no question for all.
 func (rd *reader) readElements() error {
 	for i := range rd.t.Sets {
 		s := &rd.t.Sets[i]
-		asked := []nft.StringAttr{
-			{Kind: unix.NFTA_SET_ELEM_LIST_TABLE, Value: rd.t.ID.Name},
-			{Kind: unix.NFTA_SET_ELEM_LIST_SET, Value: s.Name},
-		}
-		err := rd.conn.EachObject(nft.Elements, rd.t.ID.Family, asked, func(attrs []byte) error {
-			return decodeElements(attrs, func(e Element) { s.Elements = append(s.Elements, e) })
-		})
-		if err != nil {
-			return fmt.Errorf("set %s: %w", s.Name, err)
+		var err error
+		if s.Elements, err = elementsOf(rd.conn, rd.t.ID, s.Name); err != nil {
+			return err
 		}
 		s.sort()
 	}

@@ -94,7 +94,7 @@ func appendRepaired(out []byte, kind nft.ObjectKind, a attr, list []byte) ([]byt
 	if err != nil {
 		return nil, err
 	}
-	if sameSlice(value, a.value) {
+	if sameList(value, a.value) {
 		return appendRaw(out, a), nil
 	}
 	return appendNested(out, a.kind, value), nil

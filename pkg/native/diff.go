@@ -104,7 +104,7 @@ type part struct {
 func unlike(was, now *Table) (before, after []part) {
 	following := was.Handle == now.Handle // else the handles say nothing
 	align(was.Chains, now.Chains, func(a, b *Chain) int {
-		if following && a.Handle == b.Handle && a.Name == b.Name && sameSlice(a.Attrs, b.Attrs) && sameList(a.Rules, b.Rules) {
+		if following && a.Handle == b.Handle && a.Name == b.Name && sameList(a.Attrs, b.Attrs) && sameList(a.Rules, b.Rules) {
 			return same
 		}
 		return cmp.Compare(a.Handle, b.Handle)
@@ -114,7 +114,7 @@ func unlike(was, now *Table) (before, after []part) {
 		}
 	}, &before, &after)
 	align(was.Sets, now.Sets, func(a, b *Set) int {
-		if following && a.Handle == b.Handle && a.Name == b.Name && sameSlice(a.Attrs, b.Attrs) && sameList(a.Elements, b.Elements) {
+		if following && a.Handle == b.Handle && a.Name == b.Name && sameList(a.Attrs, b.Attrs) && sameList(a.Elements, b.Elements) {
 			return same
 		}
 		return cmp.Compare(a.Handle, b.Handle)
@@ -166,7 +166,7 @@ func align[T any](was, now []T, compare func(a, b *T) int, add func(to *[]part, 
 	}
 }
 
-// sameList is sameSlice for lists.
+// sameList reports whether two lists are the same memory.
 func sameList[T any](a, b []T) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
@@ -191,7 +191,7 @@ func (p part) same(i int, q part, j int) bool {
 }
 
 // sameMemory is sameSlice for slices that have something in them.
-func sameMemory(a, b []byte) bool { return len(a) > 0 && sameSlice(a, b) }
+func sameMemory(a, b []byte) bool { return len(a) > 0 && sameList(a, b) }
 
 // attrs returns the part's own attributes.
 func (p part) attrs() []byte {
@@ -261,7 +261,7 @@ func (k *comparison) change(p, q part, there bool) *Change {
 	for end < min(n, m)-begin && p.same(n-1-end, q, m-1-end) {
 		end++
 	}
-	sameAttrs := sameSlice(p.attrs(), q.attrs())
+	sameAttrs := sameList(p.attrs(), q.attrs())
 	if sameAttrs && begin == n && n == m {
 		return nil
 	}

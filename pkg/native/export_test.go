@@ -6,6 +6,9 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
+// AfterCapture has f run between a read and hearing of what was committed behind it.
+func (k *Kernel) AfterCapture(f func()) { k.afterCapture = f }
+
 // Bare returns the table without handles, without what is left of timeouts, and without counts
 // of uses, so that its bytes can be compared with those of the table made again.
 func (t *Table) Bare() *Table {

@@ -44,18 +44,13 @@ func mapExpressions(list []byte, f func(name string, data []byte) ([]byte, error
 		if err != nil {
 			return nil, err
 		}
-		changed = changed || !sameSlice(elem, a.value)
+		changed = changed || !sameList(elem, a.value)
 		out = appendNested(out, unix.NFTA_LIST_ELEM, elem)
 	}
 	if !changed {
 		return list, nil
 	}
 	return out, nil
-}
-
-// sameSlice reports whether two slices are the same memory.
-func sameSlice(a, b []byte) bool {
-	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
 // repair makes of an expression as the kernel dumps it one that the kernel takes. It is needed

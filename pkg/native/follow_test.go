@@ -66,7 +66,12 @@ func TestFollowedIsRead(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		nstest.NeedProgram(t, "nft")
 		conn, k := dial(t), openKernel(t)
-		steps, taken, followed := 0, 0, 0
+		steps, taken, followed, last := 0, 0, 0, ""
+		defer func() {
+			if t.Failed() {
+				t.Log(last)
+			}
+		}()
 		for seed := range uint64(5) {
 			g := &changer{generator: generator{Rand: rand.New(rand.NewPCG(seed, 17))}}
 			nstest.CommandInput(t, "flush ruleset\n"+g.table("one"), "nft", "-f", "-")
@@ -76,10 +81,8 @@ func TestFollowedIsRead(t *testing.T) {
 					continue
 				}
 				taken++
+				last = fmt.Sprintf("seed %d, after\n%s", seed, text)
 				followed += wantFollowed(t, k, conn)
-				if t.Failed() {
-					t.Fatalf("seed %d, after\n%s", seed, text)
-				}
 			}
 		}
 		t.Logf("%d transactions, the kernel took %d; after %d the table was followed", steps, taken, followed)
@@ -87,6 +90,35 @@ func TestFollowedIsRead(t *testing.T) {
 			t.Error("too few of them were followed: this shows nothing")
 		}
 	})
+}
+
+// TestCommittedBehindARead: what is committed after a read has ended, and is heard before the read
+// is taken up, is not lost.
+func TestCommittedBehindARead(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		followed bool // before
+	}{{"a table that was followed", true}, {"a table that is new", false}} {
+		t.Run(test.name, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				nstest.NeedProgram(t, "nft")
+				conn, k := dial(t), openKernel(t)
+				nstest.CommandInput(t, kubeProxy, "nft", "-f", "-")
+				if test.followed {
+					wantFollowed(t, k, conn)
+				}
+				k.AfterCapture(func() {
+					k.AfterCapture(nil)
+					nstest.Command(t, "nft", "add rule ip kube-proxy services counter")
+				})
+				r, err := k.Capture(everything)
+				if err != nil || len(r.Drifted) > 0 {
+					t.Fatalf("drifted %v, %v", r.Drifted, err)
+				}
+				wantFollowed(t, k, conn)
+			})
+		})
+	}
 }
 
 // A changer makes transactions that change a random table.

@@ -33,6 +33,8 @@ type hearing struct {
 	upTo   uint32 // the genid of the last commit
 	// torn: the notifications of a commit came in part, so that what ends it says nothing.
 	torn bool
+	// overflowed: the socket dropped some, behind those that still waited in it.
+	overflowed bool
 	// What Hear has not returned yet.
 	commits []Commit
 	missed  bool
@@ -75,8 +77,11 @@ func (k *Kernel) Hear(genid uint32) (commits []Commit, missed bool, err error) {
 func (k *Kernel) hear(genid uint32) error {
 	for deadline := time.Now().Add(hearMost); ; {
 		err := k.events.DrainAll(k.take)
+		if err == nil && k.overflowed { // all that came before the hole was taken, and some behind it
+			k.rec, k.torn, k.overflowed = Recorder{}, true, false
+		}
 		if err != nil { // what came was taken; the rest of that commit is of no use
-			k.rec, k.torn = Recorder{}, true
+			k.rec, k.torn, k.overflowed = Recorder{}, true, true
 			k.miss()
 			if soon := time.Now().Add(tornMost); soon.Before(deadline) {
 				deadline = soon
@@ -89,14 +94,17 @@ func (k *Kernel) hear(genid uint32) error {
 		case err == nil && !nft.Newer(genid, k.events.UpTo()):
 			return nil
 		case time.Now().After(deadline):
-			k.events.SkipTo(genid)
-			k.upTo = genid
+			if nft.Newer(genid, k.events.UpTo()) {
+				k.events.SkipTo(genid)
+				k.upTo = genid
+			}
 			k.miss()
+			k.rec, k.torn, k.overflowed = Recorder{}, true, false
+			k.follow.drop()
 			// A commit is visible before it is heard of: if there is none, what comes next is
 			// whole.
-			if now, err := k.conn.Genid(); err == nil && now == genid {
-				k.rec, k.torn = Recorder{}, false
-				k.follow.drop()
+			if now, err := k.conn.Genid(); err == nil && now == k.upTo {
+				k.torn = false
 			}
 			return nil
 		case err == nil:
@@ -120,12 +128,10 @@ func (k *Kernel) take(n nft.Notification) error {
 	last := k.upTo
 	c := Commit{Commit: n.By, WitnessLost: maps.Clone(k.rec.witness)}
 	c.Deeds = k.rec.End(n.By)
-	whole := !k.torn && nft.Newer(n.By.Genid, last)
-	if k.torn || n.By.Genid != nft.Following(last) {
-		k.miss()
-	}
-	k.upTo, k.torn = n.By.Genid, false
+	whole := !k.torn && !k.overflowed && n.By.Genid == nft.Following(last)
+	k.upTo, k.torn = n.By.Genid, k.overflowed
 	if !whole {
+		k.miss()
 		k.follow.drop()
 		return nil
 	}
@@ -213,14 +219,20 @@ func (k *Kernel) read(wanted func(nft.Table) bool, known func(uint32, tableid.Ta
 	if err != nil {
 		return nil, err
 	}
+	if k.afterCapture != nil {
+		k.afterCapture()
+	}
 	if err := k.hear(r.Genid); err != nil {
 		return nil, err
 	}
+	// What was heard behind the read, in whole or in part, is not in it. Then a table that was
+	// followed has it, and any other is read again.
+	current := k.upTo == r.Genid && k.rec.deeds == nil
 	for id, t := range r.Tables {
-		if r.followed(id) {
+		if r.followed(id) || !current {
 			continue
 		}
-		if was, digest := k.follow.value(id); was != nil && k.upTo == r.Genid {
+		if was, digest := k.follow.value(id); was != nil {
 			if t.Digest() == digest {
 				continue
 			}

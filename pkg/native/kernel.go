@@ -16,6 +16,7 @@ type Kernel struct {
 	events *nft.Events
 	port   uint32
 	hearing
+	afterCapture func() // what a test does between a read and hearing what came behind it
 }
 
 // Close ends it.

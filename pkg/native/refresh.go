@@ -8,8 +8,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/canaryd/canaryd/pkg/nft"
 )
 
@@ -82,20 +80,15 @@ func (f *follower) fleeting() []refreshed {
 	return all
 }
 
-// elements reads the elements of one set.
-func (k *Kernel) elements(r refreshed) (all []Element, err error) {
+// elements reads the elements of one set that is followed.
+func (k *Kernel) elements(r refreshed) ([]Element, error) {
 	id := r.f.head.ID
-	err = k.conn.EachObject(nft.Elements, id.Family, []nft.StringAttr{
-		{Kind: unix.NFTA_SET_ELEM_LIST_TABLE, Value: id.Name},
-		{Kind: unix.NFTA_SET_ELEM_LIST_SET, Value: r.s.Name},
-	}, func(attrs []byte) error {
-		return decodeElements(attrs, func(e Element) { all = append(all, e) })
-	})
+	all, err := elementsOf(k.conn, id, r.s.Name)
 	switch {
 	case errors.Is(err, syscall.ENOENT): // the genid has moved
 		return nil, nft.ErrInterrupted
 	case err != nil:
-		return nil, fmt.Errorf("set %s of table %s: %w", r.s.Name, id, err)
+		return nil, fmt.Errorf("table %s: %w", id, err)
 	}
 	return all, nil
 }

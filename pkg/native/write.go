@@ -275,7 +275,7 @@ func (w *writer) renamed(r Rule, expressions []byte) ([]byte, error) {
 		}
 		return nft.AppendAttr(without(data, kind), kind, to, 1), nil
 	})
-	if err != nil || sameSlice(list, expressions) {
+	if err != nil || sameList(list, expressions) {
 		return r.Attrs, err
 	}
 	return appendNested(without(r.Attrs, unix.NFTA_RULE_EXPRESSIONS), unix.NFTA_RULE_EXPRESSIONS, list), nil
