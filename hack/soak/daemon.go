@@ -98,8 +98,8 @@ func (d *daemon) until(ctx context.Context, limit time.Duration, what string, is
 
 // quiet returns nil if canaryd reports no loss, and a generation that is up to date.
 func (d *daemon) quiet(ctx context.Context) error {
-	// The status has a hundred flush records after a while: to write it 50 times a second would cost
-	// canaryd more than all of its work.
+	// The status has a hundred flush records after a while: to write it 50 times a second would
+	// cost canaryd more than all of its work.
 	if _, err := canaryd.Get(ctx, "/readyz"); err != nil {
 		return err
 	}

@@ -12,7 +12,8 @@ func CPUTime() time.Duration {
 	return usedBy(unix.RUSAGE_SELF) + usedBy(unix.RUSAGE_CHILDREN)
 }
 
-// threadCPU returns the CPU time that the calling thread has used; 0 where CPU time is not asked for.
+// threadCPU returns the CPU time that the calling thread has used; 0 where CPU time is not asked
+// for.
 func (d *Daemon) threadCPU() time.Duration {
 	if d.cfg.CPU == nil {
 		return 0

@@ -14,9 +14,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// TestDrillForRealBesideOwner: a jump that its owner has just written is back after a drill, and one
-// that its owner has just deleted is not. While it waits for what became of that one, a drill takes
-// nothing.
+// TestDrillForRealBesideOwner: a jump that its owner has just written is back after a drill, and
+// one that its owner has just deleted is not: a drill takes nothing then.
 func TestDrillForRealBesideOwner(t *testing.T) {
 	for _, test := range []struct {
 		name   string

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
-	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )

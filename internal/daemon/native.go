@@ -50,8 +50,8 @@ const (
 	// interruptedMost is how often in a row the question whether to wake may be interrupted by
 	// commits. The list of tables fits into one datagram nearly always.
 	interruptedMost = 20
-	// rehearseMost is how many rules and elements a table may have to be rehearsed: the kernel takes
-	// as long as for a replay, 5 ms at 100 services and 0.4 s at 1,000, and lets no process
+	// rehearseMost is how many rules and elements a table may have to be rehearsed: the kernel
+	// takes as long as for a replay, 5 ms at 100 services and 0.4 s at 1,000, and lets no process
 	// write meanwhile (Linux 6.18).
 	rehearseMost  = 2000
 	rehearseEvery = time.Minute

@@ -146,8 +146,9 @@ func newHand(rng *rand.Rand, mode string, spaces ...*space) *hand {
 	return h
 }
 
-// strike does one flush, or none where none is possible. Where kube-proxy or canaryd is in the middle
-// of a write, the flusher's program may fail, as it would for an administrator: the flush was tried.
+// strike does one flush, or none where none is possible. Where kube-proxy or canaryd is in the
+// middle of a write, the flusher's program may fail, as it would for an administrator: the flush
+// was tried.
 func (h *hand) strike(ctx context.Context) (errs []error) {
 	i, start := h.rng.IntN(len(h.lists[0])), time.Now()
 	failed := make(chan error)
