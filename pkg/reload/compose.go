@@ -1,6 +1,7 @@
 package reload
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -138,7 +139,7 @@ func composeRemoval(task tableTask, everything bool) tablePlan {
 				s.remove = append(s.remove, deleteRule(h.Chain, h.Rule))
 			}
 		}
-		dropChains(task, names(task.seen.Section.Chains), &plan, &s)
+		dropChains(task, names(task.seen.Section.Chains), nil, &plan, &s)
 	}
 	// A trial or a drill leaves its chains behind only if canaryd was killed in the middle of it.
 	for _, name := range append(trialChains(), canary.DrillChain, task.want.CanaryChain) {
@@ -253,11 +254,15 @@ func (t tableTask) mustEqual(chain string) bool {
 // planRemovals plans to remove protected chains and jumps that a saved file brought back, or that
 // stand in a declared source's chains without being declared.
 func planRemovals(task tableTask, plan *tablePlan, s *section) {
+	// An owner may have written a jump after the flush into a chain that a file had brought.
+	jumpedTo := map[string]bool{}
 	for i, h := range task.seen.Section.Jumps {
-		if extraJump(task, i) {
-			s.remove = append(s.remove, deleteRule(h.Chain, h.Rule))
-			plan.jumpsTaken = append(plan.jumpsTaken, h)
+		if !extraJump(task, i) {
+			jumpedTo[h.Rule.Target] = true
+			continue
 		}
+		s.remove = append(s.remove, deleteRule(h.Chain, h.Rule))
+		plan.jumpsTaken = append(plan.jumpsTaken, h)
 	}
 	var stale []string
 	fromFile := make(map[string]bool, len(task.finding.Brought))
@@ -276,7 +281,7 @@ func planRemovals(task tableTask, plan *tablePlan, s *section) {
 		}
 		stale = slices.DeleteFunc(stale, func(name string) bool { return wanted[name] })
 	}
-	dropChains(task, stale, plan, s)
+	dropChains(task, stale, jumpedTo, plan, s)
 }
 
 // extraJump reports whether the i-th jump of the read is to be deleted, because it stands more
@@ -301,13 +306,14 @@ func extraJump(task tableTask, i int) bool {
 	return standing > wanted
 }
 
-// dropChains plans to empty and delete chains. It keeps those that a remaining rule references, and
-// those that can be reached from them.
-func dropChains(task tableTask, stale []string, plan *tablePlan, s *section) {
+// dropChains plans to empty and delete chains. It keeps those to which a jump stays, those that a
+// remaining rule references, and those that can be reached from them.
+func dropChains(task tableTask, stale []string, jumpedTo map[string]bool, plan *tablePlan, s *section) {
 	if len(stale) == 0 || leftOutStays(task.seen.Table, func(name string) bool { return !slices.Contains(stale, name) }) {
 		return
 	}
 	referenced := referencedTargets(task, stale)
+	maps.Copy(referenced, jumpedTo)
 	for grown := true; grown; {
 		grown = false
 		for _, name := range stale {
