@@ -83,6 +83,16 @@ func (o *options) nativeFound(standing []native.Standing) []foundTable {
 	return found
 }
 
+// guardedOf returns how many of the tables --protect names.
+func guardedOf(found []foundTable) (n int) {
+	for _, t := range found {
+		if t.Guarded {
+			n++
+		}
+	}
+	return n
+}
+
 // foundRows are the rows of a table of native tables, with its heading.
 func foundRows(found []foundTable) [][]string {
 	rows := [][]string{{"NATIVE TABLE", "GUARDED", "NOTE"}}
@@ -119,6 +129,9 @@ func printEvidence(w io.Writer, output string, e detected) error {
 		_, _ = fmt.Fprintln(w) // if it fails, the next one does
 		if err := printTable(w, foundRows(e.Native)); err != nil {
 			return err
+		}
+		if n := guardedOf(e.Native); n > protect.MaxNative {
+			_, _ = fmt.Fprintf(w, "canaryd guards %d of these %d; name fewer with --protect\n", protect.MaxNative, n)
 		}
 	}
 	_, err := fmt.Fprintf(w, "\nbackend  %s\nreason   %s\nmixed    %s\n", e.Backend, e.Reason, mixed(w, e.Mixed))

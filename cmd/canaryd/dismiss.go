@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/canary"
@@ -32,14 +33,17 @@ func printDismissal(o *options, to streams, reply api.DismissReply) error {
 	if o.output == "json" {
 		return printJSON(to.out, reply)
 	}
-	what := "nothing waits for a decision"
-	if reply.Flush != "" {
-		what = fmt.Sprintf("the loss of flush %s is accepted: %s; generation %s stays on disk", reply.Flush, count(reply.Rules, "rule"), reply.Generation)
+	var what []string
+	if reply.Generation != "" {
+		what = append(what, fmt.Sprintf("the loss of flush %s is accepted: %s; generation %s stays on disk", reply.Flush, count(reply.Rules, "rule"), reply.Generation))
 	}
-	if reply.Flush != "" && reply.Generation == "" { // of a native table
-		what = fmt.Sprintf("the loss of flush %s is accepted", reply.Flush)
+	for _, table := range reply.Native {
+		what = append(what, fmt.Sprintf("what became of native table %s is accepted", plain(table)))
 	}
-	_, err := fmt.Fprintln(to.out, what)
+	if len(what) == 0 {
+		what = append(what, "nothing waits for a decision")
+	}
+	_, err := fmt.Fprintln(to.out, strings.Join(what, "\n"))
 	return err
 }
 

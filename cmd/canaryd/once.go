@@ -75,6 +75,9 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 		return exitOK, err
 	}
 	if err == nil {
+		if status.NativeError != "" && len(status.Native) == 0 {
+			status.Native = []api.NativeTable{{Table: "native tables", Verdict: canary.Unknown, Why: status.NativeError}}
+		}
 		return report(o, to, status.Families, status.Paused, status.Native...)
 	}
 	if !errors.Is(err, control.ErrNoDaemon) {

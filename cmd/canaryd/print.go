@@ -108,7 +108,7 @@ func printText(w io.Writer, text string) error {
 // healthText says whether the node is healthy, and if not why.
 func healthText(w io.Writer, s api.Status) string {
 	if err := s.Ready(); err != nil {
-		return paint(w, red, "NOT healthy: "+err.Error())
+		return paint(w, red, plain("NOT healthy: "+oneLine(err.Error())))
 	}
 	if s.NothingProtected != nil {
 		return paint(w, yellow, plain("NOT healthy: "+s.NothingProtected.String()))

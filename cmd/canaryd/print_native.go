@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/protect"
 )
 
 // nativeRows are the rows of a table of native tables, with its heading.
@@ -36,7 +37,7 @@ func printNative(w io.Writer, s api.Status) error {
 		}
 	}
 	if s.NativeBeyond > 0 {
-		text += fmt.Sprintf("NOT guarded: %s; there are more than canaryd guards\n", count(s.NativeBeyond, "native table"))
+		text += fmt.Sprintf("NOT guarded: %s; there are more than the %d that canaryd guards, so name fewer with --protect\n", count(s.NativeBeyond, "native table"), protect.MaxNative)
 	}
 	_, err := io.WriteString(w, text)
 	return err

@@ -82,7 +82,10 @@ func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreRe
 	reply, result, err := daemon.Restoring(ctx, b.replayer(), r.Generation != "", job, r, base)
 	reply.Baseline = name
 	if err == nil && reply.Refused == "" && r.Generation == "" { // generations have iptables' rules only
-		reply.Native, err = b.restoreNative(r.DryRun)
+		var failed error
+		if reply.Native, failed = b.restoreNative(r.DryRun); failed != nil { // what was done to iptables' tables is said all the same
+			reply.Native = append(reply.Native, api.NativeRestored{Table: "native tables", Outcome: reload.Failed, Detail: failed.Error()})
+		}
 	}
 	if result == nil {
 		return reply, err
@@ -170,7 +173,7 @@ func printChanges(w io.Writer, reply api.RestoreReply, adds, removes string) err
 		rows = append(rows, row)
 	}
 	if len(rows) == 1 {
-		rows = [][]string{{"no protected rule changes"}}
+		rows = [][]string{{"no protected rule of iptables changes"}}
 	}
 	if b := reply.Baseline; b != nil && b.Error != "" && len(reply.Changes) > 0 {
 		if _, err := fmt.Fprintf(w, "no rule is marked, because the confirmed baseline is unusable: %s\n", plain(oneLine(b.Error))); err != nil {

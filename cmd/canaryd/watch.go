@@ -113,7 +113,7 @@ func (v *lineView) see(s seenStatus, now time.Time) error {
 		if !v.gone {
 			_, _ = fmt.Fprintf(v.to.err, "canaryd: %s; waiting for it\n", plain(oneLine(s.err.Error())))
 		}
-		v.gone = true
+		v.gone, v.last = true, "" // that it is back is news
 		return nil
 	}
 	v.gone = false

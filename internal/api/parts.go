@@ -361,12 +361,23 @@ func LeftOutText(n int) string {
 
 // NotGuarded says in a few words what is in force and not guarded; "" if everything is.
 func (s Status) NotGuarded() string {
+	var what []string
 	switch n := len(s.LeftOut); n {
 	case 0:
-		return ""
 	case 1:
-		return "the rules of one chain are not guarded"
+		what = append(what, "the rules of one chain")
 	default:
-		return "the rules of " + LeftOutText(n) + " are not guarded"
+		what = append(what, "the rules of "+LeftOutText(n))
 	}
+	switch n := s.NativeBeyond; n {
+	case 0:
+	case 1:
+		what = append(what, "one native table")
+	default:
+		what = append(what, fmt.Sprintf("%d native tables", n))
+	}
+	if len(what) == 0 {
+		return ""
+	}
+	return strings.Join(what, " and ") + " are not guarded"
 }

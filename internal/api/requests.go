@@ -128,6 +128,8 @@ type DismissReply struct {
 	Flush      string `json:"flush,omitempty"`
 	Generation string `json:"generation,omitempty"`
 	Rules      int    `json:"rules,omitempty"` // how many were lost
+	// Native are the native tables whose losses were accepted.
+	Native []string `json:"native,omitempty"`
 }
 
 // A TableDiff is what a flush changed in the protected rules of one table, in the words of

@@ -165,7 +165,7 @@ func TestControl(t *testing.T) {
 	if reply, err := client.Resume(ctx); err != nil || !reply.WasPaused || !reply.Until.IsZero() {
 		t.Errorf("got %+v, %v", reply, err)
 	}
-	if reply, err := client.Dismiss(ctx); err != nil || reply != (api.DismissReply{Flush: "f1", Generation: "g1", Rules: 7}) {
+	if reply, err := client.Dismiss(ctx); err != nil || !cmp.Equal(reply, api.DismissReply{Flush: "f1", Generation: "g1", Rules: 7}) {
 		t.Errorf("got %+v, %v", reply, err)
 	}
 	if reply, err := client.Drill(ctx, api.DrillRequest{Table: rules.Nat}); err != nil || reply.Table != rules.Nat || len(reply.Log) != 1 {

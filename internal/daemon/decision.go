@@ -256,8 +256,10 @@ func (d *Daemon) Dismiss(ctx context.Context) (api.DismissReply, error) {
 			reply = api.DismissReply{Flush: w.record.ID, Generation: w.id, Rules: w.record.Lost.Rules}
 			d.endDecision(ctx, st, api.Dismissed)
 		}
-		if flush := d.dismissNative(st); reply.Flush == "" {
-			reply.Flush = flush
+		var records []api.Flush
+		reply.Native, records = d.dismissNative(st)
+		if len(records) > 0 && reply.Flush == "" {
+			reply.Flush = records[0].ID
 		}
 		return nil
 	})

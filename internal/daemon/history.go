@@ -121,7 +121,7 @@ func ofEarlier(r api.Flush) api.Flush {
 // Flush returns all that is known of one flush.
 func (d *Daemon) Flush(ctx context.Context, r api.FlushRequest) (api.FlushReply, error) {
 	list := d.Status().Flushes
-	var reply api.FlushReply
+	reply := api.FlushReply{Diff: []api.TableDiff{}}
 	id, i := r.Name, find(list, r.Name)
 	if i >= 0 {
 		reply.Flush, id = list[i], list[i].ID
@@ -140,7 +140,7 @@ func (d *Daemon) Flush(ctx context.Context, r api.FlushRequest) (api.FlushReply,
 	case kept.Lost.Rules == reply.Flush.Lost.Rules:
 		reply.Flush.Lost = kept.Lost // with the chains that are too many for the memory
 	}
-	if reply.Diff = diff; len(diff) == 0 {
+	if reply.Diff = append(reply.Diff, diff...); len(diff) == 0 {
 		reply.NoDiff = "the journal has the record without its rules"
 	}
 	return reply, nil

@@ -17,6 +17,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/google/go-cmp/cmp"
 )
 
 // flushAll is iptables -F in all tables of IPv4.
@@ -223,7 +224,7 @@ func TestDismissed(t *testing.T) {
 		if reply.Generation != g.generation || reply.Rules == 0 || reply.Flush == "" {
 			t.Errorf("the answer is %+v", reply)
 		}
-		if again, err := r.d.Dismiss(t.Context()); err != nil || again != (api.DismissReply{}) {
+		if again, err := r.d.Dismiss(t.Context()); err != nil || !cmp.Equal(again, api.DismissReply{}) {
 			t.Errorf("once more: %+v, %v", again, err)
 		}
 		g.wantDecided(r, api.Dismissed)

@@ -7,6 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -366,6 +368,37 @@ func TestNativeQuiet(t *testing.T) {
 		r.after(10 * time.Minute)
 		if n := k.count().captures - reads; n != 0 {
 			t.Errorf("%d reads in a quiet time", n)
+		}
+	})
+}
+
+// TestNativeSeveralWait: losses that wait for a decision have one order in the status, and a newer
+// flush comes before them. What is dismissed is named.
+func TestNativeSeveralWait(t *testing.T) {
+	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		k.deleteTable(proxyTable)
+		r.settled()
+		k.deleteTable(dockerTable)
+		r.settled()
+		before := r.d.Status()
+		if len(before.Flushes) != 2 || !before.Flushes[0].Time.After(before.Flushes[1].Time) {
+			t.Fatalf("flush records %+v, want two, the newest first", before.Flushes)
+		}
+		for range 30 {
+			r.after(time.Second)
+			if now := r.d.Status(); now.Differs(before) {
+				t.Fatalf("the status has changed to %+v", now.Flushes)
+			}
+		}
+		r.flushNat()
+		r.settled()
+		if last, _ := r.d.Status().LastFlush(); len(last.Native) != 0 {
+			t.Errorf("the last flush is %+v", last)
+		}
+		reply, err := r.d.Dismiss(t.Context())
+		must(t, err)
+		if diff := cmp.Diff([]string{"ip docker-bridges", "ip kube-proxy"}, reply.Native); diff != "" {
+			t.Errorf("dismissed (-want +got):\n%s", diff)
 		}
 	})
 }

@@ -341,17 +341,39 @@ func (d *Daemon) countNativeReplay(tables []api.NativeLoss, outcome api.Outcome)
 	}
 }
 
-// dismissNative accepts what became of the tables that wait for that, and returns the ID of a
-// record; "" if none waits.
-func (d *Daemon) dismissNative(st *state) string {
-	flush := ""
-	for id, w := range st.native.waiting {
+// dismissNative accepts what became of the tables that wait for that, and returns them and their
+// records, the newest first.
+func (d *Daemon) dismissNative(st *state) (tables []string, records []api.Flush) {
+	for id := range st.native.waiting {
 		t := st.native.tables[id]
-		t.accept, flush = true, w.ID
+		t.accept = true
 		t.touch(time.Now(), time.Now(), true)
+		tables = append(tables, id.NFT())
 	}
+	slices.Sort(tables)
 	st.native.planReads(time.Now())
-	return flush
+	return tables, st.native.waitingRecords()
+}
+
+// waitingRecords returns the records that wait for a decision, the newest first. One record may be
+// of several tables.
+func (r *nativeRealm) waitingRecords() (list []api.Flush) {
+	for _, w := range r.waiting {
+		if !slices.ContainsFunc(list, func(f api.Flush) bool { return f.ID == w.ID }) {
+			list = append(list, *w)
+		}
+	}
+	slices.SortFunc(list, func(a, b api.Flush) int { return cmp.Or(b.Time.Compare(a.Time), cmp.Compare(a.ID, b.ID)) })
+	return list
+}
+
+// insertRecord puts a record into a list of records, the newest first.
+func insertRecord(list []api.Flush, f api.Flush) []api.Flush {
+	i := slices.IndexFunc(list, func(o api.Flush) bool { return o.Time.Before(f.Time) })
+	if i < 0 {
+		i = len(list)
+	}
+	return slices.Insert(list, i, f)
 }
 
 // publishNative puts the native tables into a status.
@@ -384,9 +406,9 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 	}
 	s.NativeBeyond = r.beyond
 	s.Contended = s.Contended || r.calmAt.After(time.Now())
-	for _, w := range r.waiting {
+	for _, w := range r.waitingRecords() {
 		s.LossSince = earliest(s.LossSince, w.Time)
-		s.Flushes = slices.Insert(s.Flushes, 0, *w)
+		s.Flushes = insertRecord(s.Flushes, w)
 	}
 	if l := r.loss; l != nil {
 		s.LossSince = earliest(s.LossSince, l.record.Time)

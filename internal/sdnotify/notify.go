@@ -6,6 +6,7 @@ import (
 	"context"
 	"strings"
 	"time"
+	"unicode"
 
 	"k8s.io/klog/v2"
 
@@ -83,7 +84,7 @@ func (s *session) step() (becameReady bool) {
 	}
 	if line := status.Line(); line != s.line {
 		s.line = line
-		words = append(words, "STATUS="+line)
+		words = append(words, "STATUS="+oneLine(line))
 	}
 	if s.Watchdog > 0 && time.Since(s.alive) >= s.Watchdog/4 && s.Alive() == nil {
 		s.alive = time.Now()
@@ -93,6 +94,16 @@ func (s *session) step() (becameReady bool) {
 		s.send(words...)
 	}
 	return becameReady
+}
+
+// oneLine replaces what would begin another word of the protocol, whatever a status quotes.
+func oneLine(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, text)
 }
 
 func (s *session) send(words ...string) {

@@ -12,6 +12,9 @@ package tableid
 import (
 	"cmp"
 	"fmt"
+	"strconv"
+	"strings"
+	"unicode/utf8"
 )
 
 // A Family is a family of nf_tables, by the kernel's own number (NFPROTO_* in
@@ -85,8 +88,18 @@ func (t TableID) Compare(o TableID) int {
 	return cmp.Or(cmp.Compare(t.Family, o.Family), cmp.Compare(t.Name, o.Name))
 }
 
-// NFT returns the table's name as the program nft has it, such as "ip kube-proxy".
-func (t TableID) NFT() string { return t.Family.NFT() + " " + t.Name }
+// NFT returns the table's name as the program nft has it, such as "ip kube-proxy". A name that does
+// not print is quoted as in Go: the kernel takes any bytes, and a metric's label or a service
+// manager does not.
+func (t TableID) NFT() string { return t.Family.NFT() + " " + printable(t.Name) }
+
+func printable(name string) string {
+	odd := func(r rune) bool { return !strconv.IsPrint(r) }
+	if utf8.ValidString(name) && strings.IndexFunc(name, odd) < 0 {
+		return name
+	}
+	return strconv.Quote(name)
+}
 
 // FamilyOfNFT returns the family that nft spells so; false if there is none.
 func FamilyOfNFT(name string) (Family, bool) {

@@ -80,3 +80,14 @@ func ExampleTableID() {
 	fmt.Println(nat, lost[nat], nat.Family.NFT())
 	// Output: ipv4 nat 93 ip
 }
+
+// TestNamesPrint: the kernel takes any bytes for a table's name, and what shows it does not.
+func TestNamesPrint(t *testing.T) {
+	for name, want := range map[string]string{
+		"kube-proxy": "ip kube-proxy", "größe": "ip größe", "\xff": `ip "\xff"`, "x\nMAINPID=1": `ip "x\nMAINPID=1"`, "\x1b[2J": `ip "\x1b[2J"`,
+	} {
+		if got := tableid.IPv4.Table(name).NFT(); got != want {
+			t.Errorf("%q is %s, want %s", name, got, want)
+		}
+	}
+}
