@@ -94,6 +94,7 @@ deps-browser: # Chromium too, which only tests and pictures of the page need
 .PHONY: deps-test
 deps-test: # and the firewalls that test/flushers runs, and what a release is made of and tried with
 	@hack/install-deps.sh browser flushers release
+	@hack/netavark.sh
 
 .PHONY: test
 test: deps-test ## run all tests, against the kernel too, in network namespaces of their own
