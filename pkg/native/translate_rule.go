@@ -3,6 +3,7 @@ package native
 import (
 	"bytes"
 	"encoding/binary"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -46,10 +47,15 @@ func verdictIn(data []byte) natVerdict {
 
 // rule takes the flow through one rule.
 func (w *natWalk) rule(r Rule, depth int) natStep {
-	regs, sure := &registers{}, true
+	regs, sure, before := &registers{}, true, w.mark
+	defer func() {
+		if !sure { // it may not have come so far
+			w.mark = w.mark.or(before)
+		}
+	}()
 	for a, err := range attributes(r.expressions()) {
 		if err != nil {
-			w.escapes = true
+			w.escapes, w.blind = true, true
 			return natStep{}
 		}
 		name := nft.String(nft.AttrPath(a.value, unix.NFTA_EXPR_NAME))
@@ -85,8 +91,11 @@ func (w *natWalk) end(name string, data []byte, regs *registers, depth int) (ste
 	case "nat":
 		w.elsewhere(regs, data)
 		return natStep{}, true
-	case "masq", "redir", "reject", "queue", "tproxy", "synproxy", "target":
-		w.escapes = true
+	case "masq":
+		w.otherSource()
+		return natStep{}, true
+	case "redir", "reject", "queue", "tproxy", "synproxy", "target":
+		w.escapes, w.blind = true, w.blind || name == "target"
 		return natStep{}, true
 	}
 	return natStep{}, false
@@ -102,21 +111,29 @@ func (w *natWalk) branch(s *Set, data []byte, regs *registers, depth int) natSte
 	element, found, sure := index.find(key)
 	switch {
 	case index.vague, known && !sure:
-		w.escapes = true
+		w.escapes, w.blind = true, true
 		return natStep{}
 	case known && !found:
 		return natStep{next: true}
 	case known:
 		return w.follow(verdictIn(attrOf(element, unix.NFTA_SET_ELEM_DATA)), depth)
 	}
-	all := natStep{next: n == 0 || !index.numbersAll(n)}
+	all, before := natStep{next: n == 0 || !index.numbersAll(n)}, w.mark
+	var after markWays
+	if all.next {
+		after.add(before)
+	}
+	defer func() { w.mark = after.mark }()
 	for _, element := range index.all {
 		if w.passed++; w.passed > mostRules {
 			w.escapes = true
 			return natStep{}
 		}
+		w.mark = before
 		step := w.follow(verdictIn(attrOf(element, unix.NFTA_SET_ELEM_DATA)), depth)
-		all.next, all.falls = all.next || step.next, all.falls || step.falls
+		if all.next, all.falls = all.next || step.next, all.falls || step.falls; step.next || step.falls {
+			after.add(w.mark)
+		}
 	}
 	return all
 }
@@ -215,14 +232,18 @@ func bitwise(data []byte, regs *registers) {
 	mask := nft.AttrPath(data, unix.NFTA_BITWISE_MASK, unix.NFTA_DATA_VALUE)
 	flip := nft.AttrPath(data, unix.NFTA_BITWISE_XOR, unix.NFTA_DATA_VALUE)
 	to := number(data, unix.NFTA_BITWISE_DREG)
-	from, known := regs.load(number(data, unix.NFTA_BITWISE_SREG), len(mask))
-	if !known || len(flip) != len(mask) {
+	from, bits := regs.bits(number(data, unix.NFTA_BITWISE_SREG), len(mask))
+	if from == nil || len(flip) != len(mask) {
 		regs.forget(to)
 		return
 	}
-	out := make([]byte, len(mask))
+	out, known := make([]byte, len(mask)), make([]byte, len(mask))
 	for i := range out {
-		out[i] = from[i]&mask[i] ^ flip[i]
+		out[i], known[i] = from[i]&mask[i]^flip[i], bits[i]|^mask[i] // a bit that is masked out is known
+	}
+	if slices.ContainsFunc(known, func(bits byte) bool { return bits != 0xff }) {
+		regs.storeBits(to, out, known)
+		return
 	}
 	regs.store(to, out)
 }
@@ -264,11 +285,17 @@ func (w *natWalk) lookup(data []byte, regs *registers) answer {
 }
 
 func (w *natWalk) meta(data []byte, regs *registers) answer {
-	if !has(data, unix.NFTA_META_DREG) {
-		return yes // it sets something
+	key := number(data, unix.NFTA_META_KEY)
+	if !has(data, unix.NFTA_META_DREG) { // it sets something
+		if key == unix.NFT_META_MARK {
+			w.mark = markIn(regs, number(data, unix.NFTA_META_SREG))
+		}
+		return yes
 	}
 	to := number(data, unix.NFTA_META_DREG)
-	switch number(data, unix.NFTA_META_KEY) {
+	switch key {
+	case unix.NFT_META_MARK:
+		regs.storeBits(to, w.mark.value[:], w.mark.known[:])
 	case unix.NFT_META_L4PROTO:
 		regs.store(to, []byte{w.flow.Protocol})
 	case unix.NFT_META_NFPROTO:

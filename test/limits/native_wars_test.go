@@ -154,7 +154,7 @@ func TestNativeFlusherWithoutEnd(t *testing.T) {
 		last, cost, after := time.Now(), d.CPU()-used, w.Metrics()
 		w.back()
 		back := time.Since(last)
-		replays := nodetest.Sum(after, "replays_total", "ip") - nodetest.Sum(before, "replays_total", "ip")
+		replays := nodetest.Sum(after, "replays_total", `family="ip"`) - nodetest.Sum(before, "replays_total", `family="ip"`)
 		w.Logf("%d flushes in %s: %.0f replays of the native table, %s of CPU: %.1f %% of a core; back after %s", times, long.Round(time.Second), replays,
 			cost.Round(time.Millisecond), 100*cost.Seconds()/long.Seconds(), back.Round(time.Millisecond))
 		if after["contended{}"] != 1 {
