@@ -44,8 +44,8 @@ func TestNativeFlushedRightAfterRead(t *testing.T) {
 	}
 }
 
-// TestNativeFalseAlarmsArePaced: an owner that never stops to do what looks like a flush, in a table
-// that has to be read each time, costs a fifth of a core at most.
+// TestNativeFalseAlarmsArePaced: an owner that never stops to do what looks like a flush, in a
+// table that has to be read each time, costs a fifth of a core at most.
 func TestNativeFalseAlarmsArePaced(t *testing.T) {
 	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
 		r.after(time.Minute)

@@ -149,8 +149,8 @@ func TestNativeGenerationOfALostTable(t *testing.T) {
 	}
 }
 
-// TestNativeGenerationRefused: what was made elsewhere, is not protected, is owned by one process or
-// refused by the kernel is not put into force, and each answer says why.
+// TestNativeGenerationRefused: what was made elsewhere, or is refused by the kernel, is not put
+// into force, and each answer says why.
 func TestNativeGenerationRefused(t *testing.T) {
 	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
 		id := r.present(proxyTable)
@@ -219,8 +219,8 @@ func TestNativeGenerationsKept(t *testing.T) {
 	})
 }
 
-// TestNativeGenerationRestoredAlone: without a daemon an older generation is put into force, and the
-// next start takes it for what ought to be.
+// TestNativeGenerationRestoredAlone: without a daemon an older generation is put into force, and
+// the next start takes it for what ought to be.
 func TestNativeGenerationRestoredAlone(t *testing.T) {
 	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
 		first := r.present(proxyTable)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -153,7 +152,7 @@ func (s *NativeStore) list() []nativeKept {
 		h, known := s.headers[id]
 		if !known || h.size != info.Size() || !h.modified.Equal(info.ModTime()) {
 			if h, err = readNativeHeader(s.file(id)); err != nil || h.ID != id || h.Format != nativeFormat {
-				continue // whoever asks for it hears why
+				continue // read says why, if an operator asks for it
 			}
 			h.size, h.modified = info.Size(), info.ModTime()
 		}
@@ -236,17 +235,6 @@ func (s *NativeStore) removeUnfinished() error {
 		err = errors.Join(err, os.Remove(path))
 	}
 	return err
-}
-
-// offer names the generations that may be restored here.
-func (s *NativeStore) offer() string {
-	ids := map[string]bool{}
-	for _, k := range s.list() {
-		if k.foreign == "" {
-			ids[k.ID+" ("+k.Name+")"] = true
-		}
-	}
-	return strings.Join(slices.Sorted(maps.Keys(ids)), ", ")
 }
 
 // Show returns a stored generation of a native table in words. The error is reload.ErrNothingStored

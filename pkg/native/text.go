@@ -126,8 +126,8 @@ func objectWords(o Object) string {
 }
 
 const (
-	// mostDepth is how deep what belongs to a rule is shown within it, and mostInlined how much of it
-	// in all: no message of a hostile kernel's may lead in circles. 5,000 services have some 10,000.
+	// mostDepth is how deep what belongs to a rule is shown within it, and mostInlined how much of
+	// it in all: no message of a hostile kernel's may lead in circles. 5,000 services have 10,000.
 	mostDepth   = 8
 	mostInlined = 1 << 20
 )

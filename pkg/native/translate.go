@@ -20,8 +20,8 @@ type Flow struct {
 //
 // It knows less than the kernel, but what it reports is certain. Each question takes the first
 // packet of a flow through the rules. What cannot be answered from addresses, ports and marks that
-// these rules set, such as an interface or a set that rules fill, may match or not, and both ways are followed. It is
-// not safe for concurrent use.
+// these rules set, such as an interface or a set that rules fill, may match or not, and both ways
+// are followed. It is not safe for concurrent use.
 type Translations struct {
 	family tableid.Family
 	local  func(netip.Addr) bool

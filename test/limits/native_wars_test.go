@@ -182,8 +182,8 @@ const (
 	nativeWarBack  = 20 * time.Second
 )
 
-// TestNativeKilledInReplay: canaryd is killed at each stage of a replay of 1,000 services. The table
-// is then back as a whole or not at all, and the next start puts it back.
+// TestNativeKilledInReplay: canaryd is killed at each stage of a replay of 1,000 services. The
+// table is then back as a whole or not at all, and the next start puts it back.
 func TestNativeKilledInReplay(t *testing.T) {
 	onNativeWar(t, func(w *nativeWar) {
 		d := w.Start(guarded)
