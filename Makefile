@@ -94,6 +94,7 @@ deps-browser: # Chromium too, which only tests and pictures of the page need
 .PHONY: deps-test
 deps-test: # and the firewalls that test/flushers runs, and what a release is made of and tried with
 	@hack/install-deps.sh browser flushers release
+	@hack/netavark.sh
 
 .PHONY: test
 test: deps-test ## run all tests, against the kernel too, in network namespaces of their own
@@ -159,7 +160,7 @@ picture: deps build ## record a flush, and draw docs/images/flush.svg from it
 
 .PHONY: wars
 wars: deps ## somebody who flushes without end, on the kernel: what it costs, and how soon the rules are back after it
-	go test -tags wars -count=1 -v -run 'WithoutEnd$$' ./test/limits
+	go test -tags wars -count=1 -v -run 'WithoutEnd$$|InReplay$$|MemoryShort$$' ./test/limits
 
 .PHONY: flushers
 flushers: ## the firewalls of the distribution against canaryd, as test runs them too; writes the matrix into docs/flushers.md

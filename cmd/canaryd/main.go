@@ -105,7 +105,8 @@ Exit code: 0 intact or changed by its owner, 1 loss, 2 unknown or trouble.
 `
 	aboutRestore = `Puts the generation back: through the running daemon, or without one from what the last daemon
 stored. With --generation it makes the protected rules exactly those of a stored generation, which
-canaryd status lists. It removes no protected rule without --yes, and prints what it would remove.
+canaryd status lists, or a native table what one of its own has. It removes no protected rule
+without --yes, and prints what it would remove.
 Exit code: 0 proved to be in force, 1 not proved, 2 trouble, or --yes is needed.
 `
 	aboutRender = `Prints the running daemon's generation, without one the stored one, without that what the kernel
@@ -113,6 +114,7 @@ holds now; with --source=manifest what the generator makes of --manifest, which 
 It loads into empty tables: canaryd render | iptables-restore. With --check it prints no rules: it
 tries each that files declare in a chain that nothing jumps to, and names those that the kernel
 refuses. Needs root. Exit code then: 0 all are taken, 1 some are refused, 2 broken file or trouble.
+With --generation of a native table it prints the table in words: nothing loads them.
 `
 	aboutStatus = `Lists the last flushes, those seen by earlier runs too. With --flush it shows one in full: which
 processes wrote meanwhile, with command lines, and the lost rules, as a diff of what iptables-save

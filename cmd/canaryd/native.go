@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"io"
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/daemon"
@@ -9,6 +11,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/protect"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
 	"github.com/canaryd/canaryd/pkg/watch"
 )
@@ -54,19 +57,63 @@ func (b bench) restoreNative(dry bool) ([]api.NativeRestored, error) {
 	if !b.o.selector.Native() {
 		return nil, nil
 	}
+	var restored []api.NativeRestored
+	err := b.withNative(func(kernel daemon.NativeKernel, store *daemon.NativeStore) (err error) {
+		restored, err = store.RestoreStored(kernel, b.o.selector.ProtectsTable, dry)
+		return err
+	})
+	return restored, err
+}
+
+// returnNative restores a stored generation of a native table. found is false if there is none of
+// that ID.
+func (b bench) returnNative(ctx context.Context, r api.RestoreRequest) (reply api.RestoreReply, found bool, err error) {
+	if r.Generation == "" {
+		return api.RestoreReply{}, false, nil
+	}
+	err = b.withNative(func(kernel daemon.NativeKernel, store *daemon.NativeStore) (err error) {
+		reply, found, err = store.RestoreGeneration(ctx, kernel, b.o.selector.ProtectsTable, r)
+		return err
+	})
+	return reply, found, err
+}
+
+// withNative does something with native tables and what the last daemon stored of them, unless the
+// kernel has no nf_tables.
+func (b bench) withNative(do func(daemon.NativeKernel, *daemon.NativeStore) error) error {
 	store, err := daemon.OpenNativeStore(b.o.stateDir)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	kernel := native.NewLateKernel(b.kernel.Port(), b.kernel.OwnCommit)
 	defer func() { _ = kernel.Close() }() // nothing is left to do with it
 	if _, err := kernel.Wake(nil); err != nil {
-		return nil, err
+		return err
 	}
-	if kernel.Kernel == nil { // a kernel without nf_tables
-		return nil, nil
+	if kernel.Kernel == nil {
+		return nil
 	}
-	return store.RestoreStored(kernel, b.o.selector.ProtectsTable, dry)
+	return do(kernel, store)
+}
+
+// renderNative prints a stored generation of a native table, without a daemon. shown is false if
+// there is none of that ID.
+func renderNative(o *options, to streams) (shown bool, err error) {
+	if o.generation == "" {
+		return false, nil
+	}
+	store, err := daemon.OpenNativeStore(o.stateDir)
+	if err != nil {
+		return false, err
+	}
+	text, err := store.Show(o.generation)
+	if errors.Is(err, reload.ErrNothingStored) {
+		return false, nil
+	}
+	if err == nil {
+		_, err = io.WriteString(to.out, text)
+	}
+	return err == nil, err
 }
 
 // strangerTables names the native tables that stand and that --protect does not name.

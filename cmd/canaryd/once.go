@@ -150,6 +150,9 @@ func runRender(ctx context.Context, o *options, to streams) (int, error) {
 	case err == nil:
 		_, err = fmt.Fprint(to.out, text)
 	case errors.Is(err, control.ErrNoDaemon):
+		if shown, err := renderNative(o, to); shown || err != nil {
+			return exitOK, err
+		}
 		return withBench(ctx, o, func(b bench) (int, error) {
 			g, err := b.generation(ctx, to)
 			if err != nil {

@@ -91,6 +91,7 @@ func printStatus(w io.Writer, output string, s api.Status) error {
 		func() error { return printVerdicts(w, output, s.Families, s.Native...) },
 		func() error { return printFlushes(w, s.Flushes) },
 		func() error { return printStored(w, s) },
+		func() error { return printNativeStored(w, s) },
 	} {
 		if err != nil {
 			return err
@@ -290,17 +291,23 @@ func numberText(n *int) string {
 	return strconv.Itoa(*n)
 }
 
-// madeText says what made a stored generation, and why it may be a bad idea to restore it.
-func madeText(g api.StoredGeneration) string {
+// makerText says what made a stored generation.
+func makerText(made reload.Made) string {
 	text, ok := map[reload.Made]string{
 		reload.MadeAtStart:  "what stood at the start",
 		reload.MadeByOwners: "changes of the rules' owners",
 		reload.MadeDeclared: "declared rules",
 		reload.MadeRestored: "canaryd restore",
-	}[g.Made]
+	}[made]
 	if !ok {
-		text = "unknown"
+		return "unknown"
 	}
+	return text
+}
+
+// madeText says what made a stored generation, and why it may be a bad idea to restore it.
+func madeText(g api.StoredGeneration) string {
+	text := makerText(g.Made)
 	switch {
 	case g.Foreign != "":
 		text += "; not to be restored here: " + plain(oneLine(g.Foreign))

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 
 	"github.com/canaryd/canaryd/internal/api"
@@ -41,6 +42,28 @@ func printNative(w io.Writer, s api.Status) error {
 	}
 	_, err := io.WriteString(w, text)
 	return err
+}
+
+// printNativeStored lists the generations of native tables on disk, for render and restore.
+func printNativeStored(w io.Writer, s api.Status) error {
+	if len(s.NativeStored) == 0 {
+		return nil
+	}
+	rows := [][]string{{"STORED NATIVE TABLE", "GENERATION", "LEARNED", "CHAINS", "RULES", "ELEMENTS", "MADE BY"}}
+	for _, g := range s.NativeStored {
+		made := makerText(g.Made)
+		switch {
+		case g.Foreign != "":
+			made += "; not to be restored here: " + plain(oneLine(g.Foreign))
+		case slices.ContainsFunc(s.Native, func(t api.NativeTable) bool { return t.Table == g.Table && t.Generation == g.ID }):
+			made += "; the present one"
+		}
+		rows = append(rows, []string{plain(g.Table), g.ID, ago(g.Captured), strconv.Itoa(g.Chains), strconv.Itoa(g.Rules), strconv.Itoa(g.Elements), made})
+	}
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	return printTable(w, rows)
 }
 
 // printRestored says what became of native tables that were asked back, below everything else.

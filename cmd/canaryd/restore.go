@@ -58,6 +58,9 @@ func (o *options) refusal(reply api.RestoreReply) error {
 	}
 	n := reply.Removes()
 	what := fmt.Sprintf("nothing was written: it would remove %s and %s", count(n.Rules, "protected rule"), count(n.Chains, "chain"))
+	if n.Elements > 0 {
+		what = fmt.Sprintf("nothing was written: it would remove %s, %s and %s", count(n.Rules, "protected rule"), count(n.Chains, "chain"), count(n.Elements, "element"))
+	}
 	if o.yes {
 		return errors.New(what + ", others than a moment ago, because another process wrote meanwhile; run it again")
 	}
@@ -66,6 +69,9 @@ func (o *options) refusal(reply api.RestoreReply) error {
 
 // restore replays a stored generation without a daemon, and saves the marks that it planted.
 func (b bench) restore(ctx context.Context, r api.RestoreRequest) (api.RestoreReply, error) {
+	if reply, found, err := b.returnNative(ctx, r); found || err != nil {
+		return reply, err
+	}
 	state, stored, err := b.store.LoadState()
 	if r.Generation != "" {
 		stored, err = b.store.Load(r.Generation)
@@ -191,7 +197,11 @@ func countsText(c api.Counts) string {
 	if c == (api.Counts{}) {
 		return "nothing"
 	}
-	return count(c.Rules, "rule") + ", " + count(c.Chains, "chain")
+	text := count(c.Rules, "rule") + ", " + count(c.Chains, "chain")
+	if c.Elements > 0 {
+		text += ", " + count(c.Elements, "element")
+	}
+	return text
 }
 
 // printReply prints what became of a restore.
@@ -222,8 +232,10 @@ func printOutcomes(w io.Writer, reply api.RestoreReply) error {
 			rows = append(rows, []string{f.String(), reply.Generation, outcomeText(outcome)})
 		}
 	}
-	if err := printTable(w, rows); err != nil {
-		return err
+	if len(rows) > 1 || len(reply.Native) == 0 {
+		if err := printTable(w, rows); err != nil {
+			return err
+		}
 	}
 	if reply.Detail != "" {
 		if _, err := fmt.Fprintln(w, plain(oneLine(reply.Detail))); err != nil {

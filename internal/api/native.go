@@ -9,6 +9,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/reload"
 )
 
 // A NativeTable is a native nftables table, in a Status.
@@ -22,6 +23,8 @@ type NativeTable struct {
 	Rules    int       `json:"rules"`
 	Elements int       `json:"elements"`
 	Captured time.Time `json:"captured,omitzero"` // when it was last read
+	// Generation is the ID of that content, for `canaryd render --generation`; empty if unknown.
+	Generation string `json:"generation,omitempty"`
 	// Immune: one process owns the table, so that no other can flush it. canaryd skips it.
 	Immune bool `json:"immune,omitempty"`
 	// Awaiting: the table is lost and not put back unasked. It waits for its owner, or for `canaryd
@@ -29,6 +32,20 @@ type NativeTable struct {
 	Awaiting bool `json:"awaiting,omitempty"`
 	// Unreplayable is why the kernel would not take the table again.
 	Unreplayable string `json:"unreplayable,omitempty"`
+}
+
+// A StoredNativeGeneration is what one native table held, on disk, in a Status.
+type StoredNativeGeneration struct {
+	ID       string      `json:"id"`
+	Family   string      `json:"family"`
+	Table    string      `json:"table"`    // with its family
+	Captured time.Time   `json:"captured"` // when it was learned
+	Made     reload.Made `json:"made,omitempty"`
+	Chains   int         `json:"chains"`
+	Rules    int         `json:"rules"`
+	Elements int         `json:"elements"`
+	// Foreign is why it must not be restored here, such as another boot.
+	Foreign string `json:"foreign,omitempty"`
 }
 
 // A NativeRestored says what became of a native table that an operator asked back.

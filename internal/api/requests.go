@@ -81,7 +81,7 @@ type RestoreReply struct {
 	Native []NativeRestored `json:"native,omitempty"`
 }
 
-// Proved reports whether every family is proved to be in force.
+// Proved reports whether every family and native table is proved to be in force.
 func (r RestoreReply) Proved() bool {
 	for _, outcome := range r.Outcomes {
 		if !outcome.Done() {
@@ -93,7 +93,7 @@ func (r RestoreReply) Proved() bool {
 			return false
 		}
 	}
-	return len(r.Outcomes) > 0
+	return len(r.Outcomes)+len(r.Native) > 0
 }
 
 // A CleanupRequest asks canaryd to remove its own marks and, with Rules, the protected chains and
@@ -178,10 +178,11 @@ type TableChange struct {
 	NewLines      int `json:"newLines,omitempty"`
 }
 
-// Counts counts rules, jumps included, and complete chains.
+// Counts counts rules, jumps included, complete chains, and elements of native tables.
 type Counts struct {
-	Rules  int `json:"rules"`
-	Chains int `json:"chains"`
+	Rules    int `json:"rules"`
+	Chains   int `json:"chains"`
+	Elements int `json:"elements,omitempty"`
 }
 
 // Agreement returns what agrees to exactly the removals of a preview.
@@ -202,6 +203,7 @@ func (r RestoreReply) Removes() Counts {
 	for _, c := range r.Changes {
 		all.Rules += c.Removes.Rules
 		all.Chains += c.Removes.Chains
+		all.Elements += c.Removes.Elements
 	}
 	return all
 }

@@ -108,6 +108,9 @@ type Status struct {
 	// Native are the native nftables tables that --protect names; nil if it names none. They are
 	// part of Healthy.
 	Native []NativeTable `json:"native,omitempty"`
+	// NativeStored are the generations of native tables on disk, those of a table together, the
+	// newest first.
+	NativeStored []StoredNativeGeneration `json:"nativeStored,omitempty"`
 	// NativeError is why nothing is known of them now; empty if it is.
 	NativeError string `json:"nativeError,omitempty"`
 	// NativeBeyond is how many tables are not guarded because there are too many.

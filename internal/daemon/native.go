@@ -75,7 +75,7 @@ type nativeRealm struct {
 	readAt  time.Time                 // when changed tables are read; zero: none are
 	// refreshAt is when elements are read that packets add and time takes; zero: there are none.
 	refreshAt time.Time
-	ready     time.Time                      // not before: reads may take a tenth of a core
+	pace      nativePace                     // of reads
 	plantAt   time.Time                      // when witnesses are planted
 	all       bool                           // each table is to be read: of commits some were missed
 	fresh     bool                           // a table came that is to be guarded
@@ -98,12 +98,15 @@ type nativeRealm struct {
 
 // A nativeTable is one guarded table.
 type nativeTable struct {
-	want    *native.Table // what ought to be in force
-	genid   uint32        // at which it was read
-	read    time.Time
-	leftAt  time.Time // when what is left of timeouts in it was left
-	digest  native.Digest
-	witness string // the nonce that stood then
+	want   *native.Table // what ought to be in force
+	genid  uint32        // at which it was read
+	read   time.Time
+	leftAt time.Time // when what is left of timeouts in it was left
+	digest native.Digest
+	// made is what made its content, and captured when it was learned.
+	made     reload.Made
+	captured time.Time
+	witness  string // the nonce that stood then
 	// deeds are what commits did since then; missed: some of them were not heard of.
 	deeds   []nativeDeed
 	missed  bool

@@ -41,6 +41,8 @@ type fakeNative struct {
 	onCommit           func(nft.Commit)
 	captures           int
 	follows, refreshes int
+	takes              time.Duration // a read
+	brokenReads        error         // of reads of tables
 	suspect            func(native.Commit) bool
 	// kernel has the genid; nil: the fake counts for itself.
 	kernel *iptablestest.Fake
@@ -189,6 +191,18 @@ func (k *fakeNative) flushTable(id tableid.TableID) {
 	})
 }
 
+// removeRule is an owner that takes a rule, and writes nothing.
+func (k *fakeNative) removeRule(id tableid.TableID) {
+	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
+		next := *k.tables[id]
+		next.Chains = slices.Clone(next.Chains)
+		last := &next.Chains[len(next.Chains)-1]
+		last.Rules = last.Rules[:len(last.Rules)-1]
+		k.tables[id] = &next
+		deed(id).Rules = map[string]int{last.Name: 1}
+	})
+}
+
 // again is its owner's way to make a table again: deleted, if it stands, and created at once.
 func (k *fakeNative) again(t *native.Table) {
 	k.commit(false, func(deed func(tableid.TableID) *native.Deed, _ *native.Commit) {
@@ -300,6 +314,9 @@ func (k *fakeNative) Follow(wanted func(nft.Table) bool) (*native.Ruleset, error
 }
 
 func (k *fakeNative) Capture(wanted func(nft.Table) bool) (*native.Ruleset, error) {
+	var takes time.Duration
+	k.with(func() { takes = k.takes })
+	time.Sleep(takes)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.captures++
@@ -309,7 +326,7 @@ func (k *fakeNative) Capture(wanted func(nft.Table) bool) (*native.Ruleset, erro
 			r.Tables[id] = t
 		}
 	}
-	return r, k.broken
+	return r, errors.Join(k.broken, k.brokenReads)
 }
 
 func (k *fakeNative) Witness(family tableid.Family) (string, error) {

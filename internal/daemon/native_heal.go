@@ -57,7 +57,7 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 			return
 		}
 		if len(plan.repairs) == 0 {
-			r.finishRead(time.Now(), plan.seen)
+			r.finishRead(time.Now(), plan.seen, false)
 			d.nativeRecovered(ctx, st)
 			return
 		}
@@ -412,7 +412,7 @@ func (d *Daemon) retryNative(ctx context.Context, st *state, err error) {
 	l.record.Outcome, l.record.Detail = reload.Failed, err.Error()
 	if l.recorded && !l.kept {
 		l.kept = true
-		d.write(ctx, l.record, nil)
+		d.writeNativeRecord(ctx, l)
 	}
 	if l.trouble.met(err, time.Now()) {
 		klog.FromContext(ctx).Error(err, "Native tables are still missing rules", "flush", l.record.ID, "attempt", l.attempts,
@@ -433,7 +433,7 @@ func (d *Daemon) holdNative(ctx context.Context, st *state) {
 	if st.mode == api.Observe {
 		l.record.Outcome, l.retry.at = api.WaitingObserve, time.Time{}
 	}
-	d.write(ctx, l.record, nil)
+	d.writeNativeRecord(ctx, l)
 	d.witnessesDue(st)
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
@@ -88,6 +89,9 @@ func (d *Daemon) learnNative(ctx context.Context, st *state, now nativeLearned) 
 		t.touch(deed.since, time.Now(), true)
 	}
 	if moved {
+		if t.made, t.captured = reload.MadeByOwners, now.read; !r.begun {
+			t.made = reload.MadeAtStart
+		}
 		r.disk.changed(time.Now())
 	}
 	if r.refreshAt.IsZero() && t.want.Fleeting() {

@@ -113,13 +113,12 @@ func (t *nativeTable) gone() bool {
 }
 
 // planReads plans when changed tables are read: at once what a flush may have hit, and after its
-// owner was quiet what else has changed. Reads take a tenth of a core at most, but for tables that
-// are gone, of which there is nothing to read.
+// owner was quiet what else has changed.
 func (r *nativeRealm) planReads(now time.Time) {
 	r.readAt = time.Time{}
-	plan := func(at time.Time) { r.readAt = earliest(r.readAt, at) }
+	plan := func(at time.Time) { r.readAt = earliest(r.readAt, latest(at, r.pace.again)) }
 	if r.all || r.fresh {
-		plan(latest(now, r.ready))
+		plan(latest(now, r.pace.ready))
 	}
 	for _, t := range r.tables {
 		switch {
@@ -127,9 +126,9 @@ func (r *nativeRealm) planReads(now time.Time) {
 		case t.gone():
 			plan(now)
 		case t.urgent:
-			plan(latest(now, r.ready))
+			plan(latest(now, r.pace.alarmAt()))
 		default:
-			plan(latest(earliest(t.moved.Add(captureQuiet), t.dirty.Add(captureMost)), r.ready))
+			plan(latest(earliest(t.moved.Add(captureQuiet), t.dirty.Add(captureMost)), r.pace.ready))
 		}
 	}
 }
@@ -145,17 +144,17 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 		if t == nil {
 			return r.all || r.fresh
 		}
-		return r.all || !t.dirty.IsZero() && (t.gone() || !now.Before(r.ready))
+		return r.all || r.pace.allows(t, now)
 	}
+	alarm := r.alarmed(wanted)
 	seen, err := d.sightNative(ctx, st, d.cfg.Native.Kernel.Follow, wanted)
 	if err != nil {
-		if errors.Is(err, nft.ErrInterrupted) { // a busy writer: later
-			r.ready = time.Now().Add(firstTry)
-			r.planReads(time.Now())
-			return
+		if errors.Is(err, nft.ErrInterrupted) {
+			r.pace.interrupted(time.Now())
+		} else {
+			d.nativeUnknown(ctx, st, err)
+			r.pace.again = time.Now().Add(d.cfg.PollInterval)
 		}
-		d.nativeUnknown(ctx, st, err)
-		r.ready = time.Now().Add(d.cfg.PollInterval)
 		r.planReads(time.Now())
 		return
 	}
@@ -178,14 +177,14 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 			d.adoptNative(ctx, st, id, seen, f)
 		}
 	}
-	r.finishRead(time.Now(), seen)
+	r.finishRead(time.Now(), seen, alarm)
 	d.witnessesDue(st)
 }
 
-// finishRead plans what follows a read that took so long.
-func (r *nativeRealm) finishRead(end time.Time, seen nativeSight) {
+// finishRead plans what follows a read that took so long. alarm: a possible flush asked for it.
+func (r *nativeRealm) finishRead(end time.Time, seen nativeSight, alarm bool) {
 	if r.begun = r.begun || seen.all; r.loss == nil { // what a loss makes us read is no busy owner's fault
-		r.ready = end.Add(readShare * seen.took)
+		r.pace.spend(end, seen.took, alarm)
 	}
 	r.planReads(end)
 	if r.begun && !r.all && r.readAt.IsZero() {

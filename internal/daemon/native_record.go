@@ -23,6 +23,7 @@ import (
 type nativeLoss struct {
 	record   api.Flush
 	hit      map[tableid.TableID]bool // tables recorded so far
+	lost     []lostTable              // what they lost; empty once the journal has it
 	intact   time.Time                // when all tables were last known to be in force; zero: that is not known
 	recorded bool
 	kept     bool // the journal has it
@@ -98,6 +99,7 @@ func (d *Daemon) addNativeLosses(st *state, repairs []native.Repair) (added int)
 	for _, repair := range repairs {
 		if id := repair.Want.ID; !l.hit[id] {
 			l.hit[id] = true
+			l.lost = append(l.lost, lostTable{repair.Want, repair.Now})
 			d.addNativeLoss(st, &l.record, id)
 			added++
 		}
@@ -263,7 +265,11 @@ func (d *Daemon) reportNative(ctx context.Context, st *state, id tableid.TableID
 	d.addNativeLoss(st, &record, id)
 	r.waiting[id] = &record
 	d.cfg.Metrics.ObserveNativeFlush(record.Time, record.Native)
-	d.write(ctx, record, nil)
+	var diff []api.TableDiff
+	if t.finding.Verdict == native.Unattributed || t.finding.Verdict == native.TableDeleted {
+		diff = nativeDiff([]lostTable{{want: t.want}})
+	}
+	d.write(ctx, record, diff)
 	klog.FromContext(ctx).Error(errors.New(t.finding.Why), "A native table is lost and is not put back unasked; its owner has to write it again, or a decision is needed",
 		"flush", record.ID, "table", id.NFT(), "verdict", t.finding.Verdict, "by", culpritsText(record), "bringItBack", restoreCommand, "acceptTheLoss", dismissCommand)
 }
@@ -305,8 +311,17 @@ func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 	d.cfg.Metrics.ObserveRecovery(endAbsence(&l.record, time.Now()))
 	d.countNativeReplay(l.record.Native, l.record.Outcome)
 	st.remember(l.record)
-	d.write(ctx, l.record, nil)
+	d.writeNativeRecord(ctx, l)
 	logBack(d.nativeLog(ctx, st), "The native tables", strings.Join(l.record.NativeNames(), ", "), l.record, l.attempts+1)
+}
+
+// writeNativeRecord gives the record to the journal, with what was lost unless it has that.
+func (d *Daemon) writeNativeRecord(ctx context.Context, l *nativeLoss) {
+	if d.cfg.Journal == nil {
+		return
+	}
+	d.write(ctx, l.record, nativeDiff(l.lost))
+	l.lost = nil
 }
 
 // endNative closes the loss, of which nothing is left to put back.
@@ -390,6 +405,7 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 		if !t.lost() && (!r.begun || r.all || r.trouble.there()) {
 			row.Verdict, row.Why = canary.Unknown, "it could not be read yet"
 		}
+		row.Generation = nativeID(t.digest)
 		row.Unreplayable, row.Awaiting = t.refused.what, r.waiting[id] != nil
 		s.Native = append(s.Native, row)
 	}
@@ -405,6 +421,10 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 		s.NativeError = "they were not read yet"
 	}
 	s.NativeBeyond = r.beyond
+	for _, k := range r.disk.kept {
+		s.NativeStored = append(s.NativeStored, api.StoredNativeGeneration{ID: k.ID, Family: k.Family, Table: k.Name, Captured: k.Captured,
+			Made: k.Made, Chains: k.Chains, Rules: k.Rules, Elements: k.Elements, Foreign: k.foreign})
+	}
 	s.Contended = s.Contended || r.calmAt.After(time.Now())
 	for _, w := range r.waitingRecords() {
 		s.LossSince = earliest(s.LossSince, w.Time)

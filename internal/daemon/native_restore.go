@@ -220,7 +220,8 @@ func (s *NativeStore) RestoreStored(kernel NativeKernel, protects func(tableid.T
 func (s storedNative) repairs(kernel NativeKernel, seen *native.Ruleset, protects func(tableid.TableID) bool) (all []native.Repair, left []*native.Table, err error) {
 	up := Uptime()
 	for i, t := range s.Tables {
-		id := t.Table.ID
+		want := t.generation.Table
+		id := want.ID
 		if i >= protect.MaxNative || !protects(id) {
 			continue
 		}
@@ -228,13 +229,13 @@ func (s storedNative) repairs(kernel NativeKernel, seen *native.Ruleset, protect
 		if err != nil {
 			return nil, nil, err
 		}
-		f := native.Judge(native.Evidence{Was: t.Table, Now: seen.Tables[id], Missed: true, Habits: native.HabitsOf(id),
+		f := native.Judge(native.Evidence{Was: want, Now: seen.Tables[id], Missed: true, Habits: native.HabitsOf(id),
 			WitnessLost: t.Witness != "" && witness != t.Witness})
 		switch remedy := askedRemedy(f, seen.Tables[id]); {
 		case remedy != native.NoRemedy:
-			all = append(all, native.Repair{Remedy: remedy, Want: t.Table, Now: seen.Tables[id], Age: up - t.Read})
+			all = append(all, native.Repair{Remedy: remedy, Want: want, Now: seen.Tables[id], Age: up - t.generation.Read})
 		case nativeLost(f.Verdict):
-			left = append(left, t.Table)
+			left = append(left, want)
 		}
 	}
 	slices.SortFunc(all, func(a, b native.Repair) int { return cmp.Compare(a.Want.Handle, b.Want.Handle) })

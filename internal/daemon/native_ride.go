@@ -103,6 +103,8 @@ func (d *Daemon) concludeRide(ctx context.Context, st *state, ride *nativeRide) 
 	}
 	d.endNative(st)
 	joinRecord(&l.record, native.record)
+	l.diff = append(l.diff, nativeDiff(native.lost)...)
+	l.unkept = l.diff
 	d.announceNative(st.flushLog(ctx), l.record, added, l.counted)
 	d.countNativeReplay(native.record.Native, native.outcome())
 	l.counted, l.recovery.ridden = true, time.Now()

@@ -22,8 +22,9 @@ import (
 
 const (
 	nativeFile   = "native.json"
-	nativeFormat = 1
-	// nativeStored bounds the file: 5,000 services of kube-proxy need 12 MB.
+	nativeFolder = "native" // the generations of tables
+	nativeFormat = 2
+	// nativeStored bounds a file: 5,000 services of kube-proxy need 12 MB.
 	nativeStored = 64 << 20
 )
 
@@ -34,13 +35,17 @@ type NativeIdentity struct {
 	Release string `json:"kernel"`
 }
 
-// A NativeStore keeps the guarded native tables in one file of the state folder.
+// A NativeStore keeps the guarded native tables in the state folder: one file names the generation
+// of each, and each generation is a file of its own, which is written once. One goroutine may use
+// it, but for Show, which any may call.
 type NativeStore struct {
 	path     string
 	identity NativeIdentity
+	written  map[tableid.TableID]*native.Table // what the files that the index names hold
+	headers  map[string]nativeHeader           // by ID
 }
 
-// storedNative is what the file holds.
+// storedNative is what the file that names the generations holds.
 type storedNative struct {
 	Format   int            `json:"format"`
 	Identity NativeIdentity `json:"identity"`
@@ -50,11 +55,11 @@ type storedNative struct {
 }
 
 type storedNativeTable struct {
-	Read    time.Duration  `json:"read"` // the machine's uptime when what is left of timeouts was left
+	ID      string         `json:"id"` // of its generation
 	Witness string         `json:"witness,omitempty"`
-	Digest  string         `json:"digest"`
 	Verdict native.Verdict `json:"verdict"`
-	Table   *native.Table  `json:"table"`
+
+	generation nativeGeneration
 }
 
 // OpenNativeStore returns the store in a state folder that is there.
@@ -67,18 +72,27 @@ func OpenNativeStore(folder string) (*NativeStore, error) {
 	if err := unix.Uname(&name); err != nil {
 		return nil, fmt.Errorf("asking for the kernel's release: %w", err)
 	}
-	return &NativeStore{filepath.Join(folder, nativeFile),
-		NativeIdentity{here.BootID, here.NetNS, unix.ByteSliceToString(name.Release[:])}}, nil
+	return &NativeStore{path: filepath.Join(folder, nativeFile),
+		identity: NativeIdentity{here.BootID, here.NetNS, unix.ByteSliceToString(name.Release[:])}}, nil
 }
 
+// save writes the generations that are not on disk yet, then what names them, and removes old ones.
+// A process that is killed meanwhile leaves everything that the older file names.
 func (s *NativeStore) save(stored storedNative) error {
 	stored.Format, stored.Identity = nativeFormat, s.identity
-	text, err := json.Marshal(stored)
-	if err == nil && len(text) > nativeStored {
-		err = fmt.Errorf("they take %d bytes, and canaryd keeps %d at most", len(text), nativeStored)
+	for i := range stored.Tables {
+		t := &stored.Tables[i]
+		t.ID = t.generation.ID
+		if err := s.keep(t.generation); err != nil {
+			return fmt.Errorf("keeping native table %s: %w", t.generation.Name, err)
+		}
 	}
+	text, err := json.Marshal(stored)
 	if err == nil {
 		err = private.Write(s.path, text)
+	}
+	if err == nil {
+		err = s.prune(stored.Tables)
 	}
 	if err != nil {
 		return fmt.Errorf("keeping the native tables: %w", err)
@@ -86,7 +100,7 @@ func (s *NativeStore) save(stored storedNative) error {
 	return nil
 }
 
-// load returns what the file holds; nothing if there is none, or it is of another boot, network
+// load returns what the files hold; nothing if there are none, or they are of another boot, network
 // namespace or kernel.
 func (s *NativeStore) load() (stored storedNative, err error) {
 	text, err := private.Read(s.path, nativeStored)
@@ -104,15 +118,17 @@ func (s *NativeStore) load() (stored storedNative, err error) {
 	case stored.Identity != s.identity:
 		return storedNative{}, nil
 	}
-	for _, t := range stored.Tables {
-		if t.Table == nil || t.Table.Digest().String() != t.Digest {
-			return storedNative{}, fmt.Errorf("%s is corrupt: a table is not the one that was stored", s.path)
+	for i := range stored.Tables {
+		t := &stored.Tables[i]
+		if t.generation, err = s.read(t.ID); err != nil {
+			return storedNative{}, fmt.Errorf("reading the stored native tables: %w", err)
 		}
 	}
 	return stored, nil
 }
 
-// ForgetNative removes what a NativeStore keeps in a state folder.
+// ForgetNative removes what names the native tables in a state folder, so that the next start takes
+// none for lost. Their generations stay, for restore.
 func ForgetNative(folder string) error {
 	if err := os.Remove(filepath.Join(folder, nativeFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -125,6 +141,7 @@ type nativeDisk struct {
 	saveAt    time.Time     // zero: nothing is to be written
 	savedAt   time.Time     // when it was last written
 	cost      time.Duration // of the last write
+	kept      []nativeKept
 	confirmed time.Duration // the machine's uptime when all were in force
 	lastRun   time.Time     // when the last run knew that
 	trouble   trouble
@@ -150,12 +167,13 @@ func (d *Daemon) saveNative(ctx context.Context, st *state) {
 	stored := storedNative{Confirmed: r.disk.confirmed, Tables: []storedNativeTable{}}
 	for _, id := range r.ids() {
 		t := r.tables[id]
-		stored.Tables = append(stored.Tables, storedNativeTable{Read: up - start.Sub(t.leftAt), Witness: t.witness,
-			Digest: t.digest.String(), Verdict: t.finding.Verdict, Table: t.want})
+		stored.Tables = append(stored.Tables, storedNativeTable{Witness: t.witness, Verdict: t.finding.Verdict,
+			generation: generationOf(t.want, t.digest, t.made, t.captured, up-start.Sub(t.leftAt))})
 	}
 	err := d.cfg.Native.Store.save(stored)
 	r.disk.savedAt, r.disk.cost = time.Now(), time.Since(start)
 	r.disk.saveAt = r.disk.savedAt.Add(max(confirmEvery, saveShare*r.disk.cost))
+	r.disk.kept = d.cfg.Native.Store.list()
 	switch {
 	case err == nil:
 		r.disk.trouble.over()
@@ -182,21 +200,23 @@ func (d *Daemon) recallNative(ctx context.Context, st *state) {
 	}
 	r.disk.confirmed, r.disk.lastRun = stored.Confirmed, now.Add(-age)
 	for _, s := range stored.Tables {
-		if !d.cfg.Native.Protects(s.Table.ID) {
+		g := s.generation
+		if !d.cfg.Native.Protects(g.Table.ID) {
 			continue
 		}
 		if len(r.tables) >= protect.MaxNative { // another --protect let the last run guard others
 			r.beyond++
 			continue
 		}
-		t := &nativeTable{want: s.Table, witness: s.Witness, digest: s.Table.Digest(), missed: true, old: age > d.cfg.MaxStoredAge,
-			read: now.Add(-(d.cfg.Uptime() - s.Read))}
+		t := &nativeTable{want: g.Table, witness: s.Witness, digest: g.Table.Digest(), missed: true, old: age > d.cfg.MaxStoredAge,
+			made: g.Made, captured: g.Captured, read: now.Add(-(d.cfg.Uptime() - g.Read))}
 		t.leftAt = t.read
 		if s.Verdict == native.Unattributed {
 			t.finding.Verdict = s.Verdict
 		}
-		r.tables[s.Table.ID] = t
+		r.tables[g.Table.ID] = t
 	}
+	r.disk.kept = d.cfg.Native.Store.list()
 	d.noteBeyond(ctx, r, r.beyond)
 	if len(r.tables) > 0 {
 		klog.FromContext(ctx).Info("Took up the stored native tables", "tables", len(r.tables), "age", age.Round(time.Second))

@@ -72,10 +72,18 @@ func (d *Daemon) Restore(ctx context.Context, r api.RestoreRequest) (api.Restore
 			return api.RestoreReply{}, err
 		}
 	}
+	kept, isNative, err := d.nativeGeneration(r.Generation)
+	if err != nil {
+		return api.RestoreReply{}, err
+	}
 	var reply api.RestoreReply
-	err := d.askGuard(ctx, func(ctx context.Context, st *state) (err error) {
+	err = d.askGuard(ctx, func(ctx context.Context, st *state) (err error) {
+		if isNative {
+			reply, err = d.returnNative(ctx, st, r, kept)
+			return err
+		}
 		reply, err = d.restoreNow(ctx, st, r)
-		if err == nil && reply.Refused == "" && r.Generation == "" { // generations have iptables' rules only
+		if err == nil && reply.Refused == "" && r.Generation == "" { // a generation is of iptables' rules, or of one native table
 			reply.Native = d.restoreNative(ctx, st, r.DryRun)
 		}
 		return err
@@ -270,6 +278,9 @@ func (d *Daemon) Render(ctx context.Context, r api.RenderRequest) (string, error
 	}
 	if r.Generation == "" || r.Generation == want.ID() {
 		return renderFamilies(want, r.Family), nil
+	}
+	if kept, isNative, err := d.nativeGeneration(r.Generation); err != nil || isNative {
+		return kept.text(d.cfg.Native.Store), err
 	}
 	if d.cfg.Store == nil {
 		return "", fmt.Errorf("%w: %s is not in force, and no state folder is in use", api.ErrNoGeneration, r.Generation)

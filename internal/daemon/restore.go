@@ -130,13 +130,18 @@ type removal struct {
 	diff   []api.TableDiff
 }
 
-// removalBy returns what a replay took away; false if that is nothing.
-func removalBy(reply api.RestoreReply, result reload.Result, now time.Time) (removal, bool) {
-	r := removal{record: api.Flush{
-		ID: fmt.Sprintf("%x", now.UnixMicro()), Time: now, Outcome: api.Requested, Attempts: 1,
+// newRemoval returns a record that names no table yet.
+func newRemoval(reply api.RestoreReply, now time.Time) removal {
+	return removal{record: api.Flush{
+		ID: fmt.Sprintf("%x", now.UnixMicro()), Time: now, Kind: api.Removed, Outcome: api.Requested, Attempts: 1,
 		Culprit: api.Culprit{Time: now, PID: uint32(os.Getpid()), Comm: "canaryd", Command: "canaryd restore --generation " + reply.Generation},
 		Detail:  undoing(reply),
 	}}
+}
+
+// removalBy returns what a replay took away; false if that is nothing.
+func removalBy(reply api.RestoreReply, result reload.Result, now time.Time) (removal, bool) {
+	r := newRemoval(reply, now)
 	left := diffRoom()
 	changes := changedBy(result)
 	for _, f := range rules.Families() {
@@ -150,7 +155,7 @@ func removalBy(reply api.RestoreReply, result reload.Result, now time.Time) (rem
 			r.diff = append(r.diff, diff)
 		}
 	}
-	r.record.Kind = api.Removed
+	r.record.Kind = api.Removed // addLoss has it from the verdicts
 	return r, len(r.diff) > 0
 }
 
@@ -205,6 +210,10 @@ func (d *Daemon) recordRemoval(ctx context.Context, st *state, reply api.Restore
 	if !any {
 		return
 	}
+	d.takeRemoval(ctx, st, r, reply)
+}
+
+func (d *Daemon) takeRemoval(ctx context.Context, st *state, r removal, reply api.RestoreReply) {
 	st.remember(r.record)
 	d.write(ctx, r.record, r.diff)
 	LogRemoval(ctx, reply, r.record)
@@ -217,6 +226,11 @@ func KeepRemoval(ctx context.Context, dir string, reply api.RestoreReply, result
 	if !any {
 		return nil
 	}
+	return r.keep(ctx, dir, reply)
+}
+
+// keep is KeepRemoval of one that is known.
+func (r removal) keep(ctx context.Context, dir string, reply api.RestoreReply) error {
 	LogRemoval(ctx, reply, r.record)
 	record, err := json.Marshal(r.record)
 	if err != nil {

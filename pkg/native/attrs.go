@@ -23,6 +23,8 @@ const (
 	chainFlags = 10
 	chainID    = 11
 
+	chainUserdata = 12
+
 	setHandle      = 16
 	setExpr        = 17
 	setExpressions = 18

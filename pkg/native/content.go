@@ -259,14 +259,7 @@ func (c *contents) element(e Element) Digest {
 
 // object is an object's name and settings.
 func (c *contents) object(o Object) Digest {
-	data := attrOf(o.Attrs, unix.NFTA_OBJ_DATA)
-	switch o.Type {
-	case unix.NFT_OBJECT_COUNTER:
-		data = nil
-	case unix.NFT_OBJECT_QUOTA:
-		data = withoutState("quota", data)
-	}
-	return digestOf("object "+o.Name, without(o.Attrs, unix.NFTA_OBJ_DATA), data)
+	return digestOf("object "+o.Name, without(o.Attrs, unix.NFTA_OBJ_DATA), o.settings())
 }
 
 // elem and list are the content of expressions.

@@ -62,6 +62,9 @@ func FuzzDecode(f *testing.F) {
 			t.Errorf("a table differs from itself: %v", changes)
 		}
 		Diff(table, &Table{ID: table.ID})
+		if lost, got := Difference(table, table); len(lost)+len(got) > 0 || len(slices.Collect(table.Lines())) == 0 {
+			t.Errorf("a table differs from itself in words: %v, %v", lost, got)
+		}
 		for range table.jumps() {
 		}
 		lacks := func(name string) bool { return name == "eth0" }

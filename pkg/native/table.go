@@ -127,6 +127,18 @@ type Object struct {
 	Attrs  []byte
 }
 
+// settings returns the object's data less what it counted.
+func (o Object) settings() []byte {
+	data := attrOf(o.Attrs, unix.NFTA_OBJ_DATA)
+	switch o.Type {
+	case unix.NFT_OBJECT_COUNTER:
+		return nil
+	case unix.NFT_OBJECT_QUOTA:
+		return withoutState("quota", data)
+	}
+	return data
+}
+
 // A Flowtable is a flowtable; which flows are in it is not known.
 type Flowtable struct {
 	Name   string

@@ -19,9 +19,9 @@ type Flow struct {
 // Translations says which flows the chains of type nat in some tables send to another destination.
 //
 // It knows less than the kernel, but what it reports is certain. Each question takes the first
-// packet of a flow through the rules. What cannot be answered from addresses and ports, such as a
-// mark, an interface or a set that rules fill, may match or not, and both ways are followed. It is
-// not safe for concurrent use.
+// packet of a flow through the rules. What cannot be answered from addresses, ports and marks that
+// these rules set, such as an interface or a set that rules fill, may match or not, and both ways
+// are followed. It is not safe for concurrent use.
 type Translations struct {
 	family tableid.Family
 	local  func(netip.Addr) bool
@@ -41,10 +41,11 @@ type natTable struct {
 	index  map[string]*setIndex // of the sets that a flow came to
 }
 
-// The hooks at which destinations are translated (enum nf_inet_hooks).
+// The hooks at which destinations and sources are translated (enum nf_inet_hooks).
 const (
-	hookPrerouting = 0
-	hookOutput     = 3
+	hookPrerouting  = 0
+	hookOutput      = 3
+	hookPostrouting = 4
 )
 
 // TranslationsOf returns what tables do to flows of IPv4 or of IPv6 on a node; local says of an
@@ -87,6 +88,30 @@ func (t *Translations) Translates(flow Flow) bool {
 	})
 }
 
+// Masquerades reports whether the tables, which have sent a flow to backend, certainly give it
+// another source as well. Of the node's own flows that is not certain: the address that they would
+// get may be the one that they have.
+func (t *Translations) Masquerades(flow Flow, backend netip.AddrPort) bool {
+	if t.local(flow.Source.Addr()) {
+		return false
+	}
+	for _, e := range t.hooks[hookPrerouting] {
+		w := natWalk{t: t, table: e.table, flow: flow, backend: backend.Addr()}
+		if w.through(e.chain, 0); !w.there.any || w.blind || w.passed > mostRules {
+			continue
+		}
+		sent := Flow{flow.Protocol, flow.Source, backend}
+		if slices.ContainsFunc(t.hooks[hookPostrouting], func(e natEntry) bool {
+			last := natWalk{t: t, table: e.table, flow: sent, mark: w.there.mark, leaves: true}
+			falls := last.through(e.chain, 0)
+			return !falls && !last.escapes && last.sources > 0
+		}) {
+			return true
+		}
+	}
+	return false
+}
+
 const (
 	// mostJumps is how deep the kernel follows jumps (NFT_JUMP_STACK_SIZE).
 	mostJumps = 16
@@ -102,6 +127,13 @@ type natWalk struct {
 	passed  int  // rules and elements that it came to
 	dnats   int  // ways that end in another destination
 	escapes bool // a way may end without one
+	mark    packetMark
+	// backend is where the packet went, if that is known, and there the marks of all ways to it.
+	backend netip.Addr
+	there   markWays
+	blind   bool // some ways were not followed
+	leaves  bool // it is at postrouting, where its source is translated
+	sources int  // ways that end in another source
 }
 
 // through takes the flow through a chain, and reports whether it may come to the chain's end.
@@ -110,17 +142,23 @@ func (w *natWalk) through(c *Chain, depth int) (falls bool) {
 		w.escapes = true
 		return false
 	}
+	var behind markWays
+	defer func() { w.mark = behind.mark }()
 	for _, r := range c.Rules {
 		if w.passed++; w.passed > mostRules {
 			w.escapes = true
 			return false
 		}
 		step := w.rule(r, depth)
-		falls = falls || step.falls
+		if step.falls {
+			falls = true
+			behind.add(w.mark)
+		}
 		if !step.next {
 			return falls
 		}
 	}
+	behind.add(w.mark)
 	return true
 }
 
@@ -148,6 +186,10 @@ func (w *natWalk) follow(v natVerdict, depth int) natStep {
 
 // elsewhere notes a way that ends in a DNAT to what the registers hold.
 func (w *natWalk) elsewhere(regs *registers, data []byte) {
+	if w.leaves {
+		w.otherSource()
+		return
+	}
 	w.dnats++
 	length := 4
 	if w.t.family == tableid.IPv6 {
@@ -160,4 +202,7 @@ func (w *natWalk) elsewhere(regs *registers, data []byte) {
 		stays = stays || !ok || to == w.flow.Destination.Addr()
 	}
 	w.escapes = w.escapes || stays // a source is translated, or perhaps to where it goes anyway
+	if w.backend.IsValid() && (len(addresses) == 0 || slices.ContainsFunc(addresses, func(a []byte) bool { return slices.Equal(a, w.backend.AsSlice()) })) {
+		w.there.add(w.mark)
+	}
 }

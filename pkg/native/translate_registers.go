@@ -5,7 +5,7 @@ import "slices"
 // registers are those of nf_tables while a rule is evaluated, with what is known of them.
 type registers struct {
 	bytes [registersEnd]byte
-	known [registersEnd]bool
+	known [registersEnd]byte // the bits of each byte that are known
 	// among is how many values, from 0 on, the word at that place may have; 0: it is not of that
 	// kind. It is numgen's and jhash's answer.
 	among map[int]uint32
@@ -41,8 +41,26 @@ func (r *registers) store(register uint32, value []byte) {
 	clear(r.bytes[at : at+padded])
 	copy(r.bytes[at:], value)
 	for i := range padded {
-		r.known[at+i] = true
+		r.known[at+i] = 0xff
 	}
+}
+
+// storeBits is store for a value of 16 bytes at most of which only some bits are known.
+func (r *registers) storeBits(register uint32, value, known []byte) {
+	r.forget(register)
+	if at := place(register); at >= 0 && len(value) <= 16 && at+len(value) <= registersEnd {
+		copy(r.bytes[at:], value)
+		copy(r.known[at:], known)
+	}
+}
+
+// bits returns a value and which bits of it are known; nil if the registers do not have so much.
+func (r *registers) bits(register uint32, length int) (value, known []byte) {
+	at := place(register)
+	if at < 0 || length <= 0 || at+length > registersEnd {
+		return nil, nil
+	}
+	return r.bytes[at : at+length : at+length], r.known[at : at+length : at+length]
 }
 
 // forget notes that a value of up to 16 bytes is not known.
@@ -70,11 +88,9 @@ func (r *registers) choose(register, among uint32) {
 
 // load returns a value, and whether all of it is known.
 func (r *registers) load(register uint32, length int) ([]byte, bool) {
-	at := place(register)
-	if at < 0 || length <= 0 || at+length > registersEnd {
-		return nil, false
-	}
-	return r.bytes[at : at+length : at+length], !slices.Contains(r.known[at:at+length], false)
+	value, known := r.bits(register, length)
+	partly := slices.ContainsFunc(known, func(bits byte) bool { return bits != 0xff })
+	return value, value != nil && !partly
 }
 
 // choices returns of how many numbers a word may hold one; 0 if that is not known.

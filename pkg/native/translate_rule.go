@@ -3,6 +3,7 @@ package native
 import (
 	"bytes"
 	"encoding/binary"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -46,10 +47,15 @@ func verdictIn(data []byte) natVerdict {
 
 // rule takes the flow through one rule.
 func (w *natWalk) rule(r Rule, depth int) natStep {
-	regs, sure := &registers{}, true
+	regs, sure, before := &registers{}, true, w.mark
+	defer func() {
+		if !sure { // it may not have come so far
+			w.mark = w.mark.or(before)
+		}
+	}()
 	for a, err := range attributes(r.expressions()) {
 		if err != nil {
-			w.escapes = true
+			w.escapes, w.blind = true, true
 			return natStep{}
 		}
 		name := nft.String(nft.AttrPath(a.value, unix.NFTA_EXPR_NAME))
@@ -85,8 +91,11 @@ func (w *natWalk) end(name string, data []byte, regs *registers, depth int) (ste
 	case "nat":
 		w.elsewhere(regs, data)
 		return natStep{}, true
-	case "masq", "redir", "reject", "queue", "tproxy", "synproxy", "target":
-		w.escapes = true
+	case "masq":
+		w.otherSource()
+		return natStep{}, true
+	case "redir", "reject", "queue", "tproxy", "synproxy", "target":
+		w.escapes, w.blind = true, w.blind || name == "target"
 		return natStep{}, true
 	}
 	return natStep{}, false
@@ -99,25 +108,32 @@ func (w *natWalk) branch(s *Set, data []byte, regs *registers, depth int) natSte
 	register := number(data, unix.NFTA_LOOKUP_SREG)
 	key, known := regs.load(register, index.keyLength)
 	n := regs.choices(register)
+	element, found, sure := index.find(key)
 	switch {
-	case index.vague:
-		w.escapes = true
+	case index.vague, known && !sure:
+		w.escapes, w.blind = true, true
 		return natStep{}
+	case known && !found:
+		return natStep{next: true}
 	case known:
-		element, found := index.elements[string(key)]
-		if !found {
-			return natStep{next: true}
-		}
 		return w.follow(verdictIn(attrOf(element, unix.NFTA_SET_ELEM_DATA)), depth)
 	}
-	all := natStep{next: n == 0 || !index.numbersAll(n)}
-	for _, element := range index.elements {
+	all, before := natStep{next: n == 0 || !index.numbersAll(n)}, w.mark
+	var after markWays
+	if all.next {
+		after.add(before)
+	}
+	defer func() { w.mark = after.mark }()
+	for _, element := range index.all {
 		if w.passed++; w.passed > mostRules {
 			w.escapes = true
 			return natStep{}
 		}
+		w.mark = before
 		step := w.follow(verdictIn(attrOf(element, unix.NFTA_SET_ELEM_DATA)), depth)
-		all.next, all.falls = all.next || step.next, all.falls || step.falls
+		if all.next, all.falls = all.next || step.next, all.falls || step.falls; step.next || step.falls {
+			after.add(w.mark)
+		}
 	}
 	return all
 }
@@ -132,6 +148,8 @@ func (w *natWalk) expression(name string, data []byte, regs *registers) answer {
 		return yes
 	case "cmp":
 		return compare(data, regs)
+	case "range":
+		return within(data, regs)
 	case "bitwise":
 		bitwise(data, regs)
 		return yes
@@ -168,11 +186,42 @@ func numgenMost(data []byte) uint32 {
 func compare(data []byte, regs *registers) answer {
 	want := nft.AttrPath(data, unix.NFTA_CMP_DATA, unix.NFTA_DATA_VALUE)
 	got, known := regs.load(number(data, unix.NFTA_CMP_SREG), len(want))
-	equal := bytes.Equal(got, want)
-	switch op := number(data, unix.NFTA_CMP_OP); {
-	case !known || op != unix.NFT_CMP_EQ && op != unix.NFT_CMP_NEQ:
+	if !known {
 		return maybe
-	case equal == (op == unix.NFT_CMP_EQ):
+	}
+	c, match := bytes.Compare(got, want), false // as the kernel's memcmp
+	switch number(data, unix.NFTA_CMP_OP) {
+	case unix.NFT_CMP_EQ:
+		match = c == 0
+	case unix.NFT_CMP_NEQ:
+		match = c != 0
+	case unix.NFT_CMP_LT:
+		match = c < 0
+	case unix.NFT_CMP_LTE:
+		match = c <= 0
+	case unix.NFT_CMP_GT:
+		match = c > 0
+	case unix.NFT_CMP_GTE:
+		match = c >= 0
+	default:
+		return maybe
+	}
+	if match {
+		return yes
+	}
+	return no
+}
+
+// within answers whether a value is in a range, or is not.
+func within(data []byte, regs *registers) answer {
+	from := nft.AttrPath(data, unix.NFTA_RANGE_FROM_DATA, unix.NFTA_DATA_VALUE)
+	to := nft.AttrPath(data, unix.NFTA_RANGE_TO_DATA, unix.NFTA_DATA_VALUE)
+	got, known := regs.load(number(data, unix.NFTA_RANGE_SREG), len(from))
+	if !known || len(from) != len(to) {
+		return maybe
+	}
+	in := bytes.Compare(from, got) <= 0 && bytes.Compare(got, to) <= 0
+	if in == (number(data, unix.NFTA_RANGE_OP) == unix.NFT_RANGE_EQ) {
 		return yes
 	}
 	return no
@@ -183,14 +232,18 @@ func bitwise(data []byte, regs *registers) {
 	mask := nft.AttrPath(data, unix.NFTA_BITWISE_MASK, unix.NFTA_DATA_VALUE)
 	flip := nft.AttrPath(data, unix.NFTA_BITWISE_XOR, unix.NFTA_DATA_VALUE)
 	to := number(data, unix.NFTA_BITWISE_DREG)
-	from, known := regs.load(number(data, unix.NFTA_BITWISE_SREG), len(mask))
-	if !known || len(flip) != len(mask) {
+	from, bits := regs.bits(number(data, unix.NFTA_BITWISE_SREG), len(mask))
+	if from == nil || len(flip) != len(mask) {
 		regs.forget(to)
 		return
 	}
-	out := make([]byte, len(mask))
+	out, known := make([]byte, len(mask)), make([]byte, len(mask))
 	for i := range out {
-		out[i] = from[i]&mask[i] ^ flip[i]
+		out[i], known[i] = from[i]&mask[i]^flip[i], bits[i]|^mask[i] // a bit that is masked out is known
+	}
+	if slices.ContainsFunc(known, func(bits byte) bool { return bits != 0xff }) {
+		regs.storeBits(to, out, known)
+		return
 	}
 	regs.store(to, out)
 }
@@ -208,16 +261,16 @@ func (w *natWalk) lookup(data []byte, regs *registers) answer {
 	from := number(data, unix.NFTA_LOOKUP_SREG)
 	if n := regs.choices(from); maps && n > 0 && !index.vague && index.numbersAll(n) {
 		var values [][]byte
-		for _, element := range index.elements {
+		for _, element := range index.all {
 			values = append(values, nft.AttrPath(element, unix.NFTA_SET_ELEM_DATA, unix.NFTA_DATA_VALUE))
 		}
 		regs.chooseValue(to, values)
 		return yes
 	}
 	key, known := regs.load(from, index.keyLength)
-	element, found := index.elements[string(key)]
+	element, found, sure := index.find(key)
 	switch invert := number(data, unix.NFTA_LOOKUP_FLAGS)&inverted != 0; {
-	case !known || index.vague:
+	case !known || !sure:
 		if maps {
 			regs.forget(to)
 		}
@@ -232,11 +285,17 @@ func (w *natWalk) lookup(data []byte, regs *registers) answer {
 }
 
 func (w *natWalk) meta(data []byte, regs *registers) answer {
-	if !has(data, unix.NFTA_META_DREG) {
-		return yes // it sets something
+	key := number(data, unix.NFTA_META_KEY)
+	if !has(data, unix.NFTA_META_DREG) { // it sets something
+		if key == unix.NFT_META_MARK {
+			w.mark = markIn(regs, number(data, unix.NFTA_META_SREG))
+		}
+		return yes
 	}
 	to := number(data, unix.NFTA_META_DREG)
-	switch number(data, unix.NFTA_META_KEY) {
+	switch key {
+	case unix.NFT_META_MARK:
+		regs.storeBits(to, w.mark.value[:], w.mark.known[:])
 	case unix.NFT_META_L4PROTO:
 		regs.store(to, []byte{w.flow.Protocol})
 	case unix.NFT_META_NFPROTO:
@@ -289,41 +348,4 @@ func (w *natWalk) fib(data []byte, regs *registers) {
 		return
 	}
 	regs.forget(to)
-}
-
-// A setIndex finds elements by their key.
-type setIndex struct {
-	keyLength int
-	elements  map[string][]byte
-	// vague: what is in it cannot be said for sure: intervals, timeouts, and what rules add.
-	vague bool
-}
-
-func (t *natTable) indexOf(s *Set) *setIndex {
-	if index := t.index[s.Name]; index != nil {
-		return index
-	}
-	const catchall = 2 // NFT_SET_ELEM_CATCHALL
-	index := &setIndex{keyLength: int(number(s.Attrs, unix.NFTA_SET_KEY_LEN)), elements: make(map[string][]byte, len(s.Elements)),
-		vague: s.Flags&(setInterval|setTimeout|setEval) != 0}
-	for _, e := range s.Elements {
-		key := nft.AttrPath(e, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE)
-		index.vague = index.vague || number(e, unix.NFTA_SET_ELEM_FLAGS)&catchall != 0 || len(key) != index.keyLength
-		index.elements[string(key)] = e
-	}
-	t.index[s.Name] = index
-	return index
-}
-
-// numbersAll reports whether each of the numbers below n is a key.
-func (i *setIndex) numbersAll(n uint32) bool {
-	if i.keyLength != 4 || uint32(len(i.elements)) != n {
-		return false
-	}
-	for number := range n {
-		if _, there := i.elements[string(binary.NativeEndian.AppendUint32(nil, number))]; !there {
-			return false
-		}
-	}
-	return true
 }

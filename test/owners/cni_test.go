@@ -100,6 +100,13 @@ func add(n *nodetest.Node, tools, name string, hostPort int) pod {
 	p := pod{name: name, hostPort: hostPort}
 	p.result = cni(n, tools, "ADD", "bridge", p)
 	cni(n, tools, "ADD", "portmap", p)
+	serve(n, name)
+	return p
+}
+
+// serve has a network namespace answer its name at its port 80.
+func serve(n *nodetest.Node, name string) {
+	n.Helper()
 	listener, err := inside(n, name, func() (net.Listener, error) { return net.Listen("tcp4", ":80") })
 	n.Must(err)
 	n.Cleanup(func() { listener.Close() })
@@ -113,7 +120,6 @@ func add(n *nodetest.Node, tools, name string, hostPort int) pod {
 			conn.Close()
 		}
 	}()
-	return p
 }
 
 // remove takes a pod away: the plugins' DEL, in the reverse order of ADD.

@@ -1,0 +1,90 @@
+package daemon
+
+import (
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/reload"
+)
+
+// A slowRead is what a read of 1,000 services takes (Linux 6.18).
+const slowRead = 400 * time.Millisecond
+
+// TestNativeFlushedRightAfterRead: a read that took long does not delay the next one that a flush
+// asks for: not the first read, nor that after missed commits, nor that of an owner's doing that
+// looks like a flush.
+func TestNativeFlushedRightAfterRead(t *testing.T) {
+	for name, before := range map[string]func(k *fakeNative){
+		"the first read of a table":  func(k *fakeNative) { k.again(tableOf(proxyTable.Family.Table("later"), "x")) },
+		"an owner's change":          func(k *fakeNative) { k.sync(tableOf(dockerTable, "d")) },
+		"missed commits":             func(k *fakeNative) { k.sync(tableOf(dockerTable, "d")); k.miss() },
+		"an owner that takes a rule": func(k *fakeNative) { k.removeRule(proxyTable) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+				r.after(time.Minute)
+				k.with(func() { k.takes = slowRead })
+				before(k)
+				r.after(captureMost + slowRead + 10*time.Millisecond)
+				k.with(func() { k.takes = 0 })
+				k.flushTable(proxyTable)
+				r.settled()
+				f := r.wantOneFlush("emptied", reload.Proved)
+				if noticed := api.Seconds(f.NoticedSeconds); noticed > 10*time.Millisecond {
+					t.Errorf("the flush was noticed after %s", noticed)
+				}
+				want := tableOf(proxyTable, "a", "b")
+				if name == "an owner that takes a rule" {
+					want = tableOf(proxyTable, "a")
+				}
+				k.wantNative(t, want)
+			})
+		})
+	}
+}
+
+// TestNativeFalseAlarmsArePaced: an owner that never stops to do what looks like a flush, in a
+// table that has to be read each time, costs a fifth of a core at most.
+func TestNativeFalseAlarmsArePaced(t *testing.T) {
+	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		r.after(time.Minute)
+		const takes = 50 * time.Millisecond
+		k.with(func() { k.takes = takes })
+		var before, after int
+		k.with(func() { before = k.follows })
+		const long = time.Minute
+		for range long / (20 * time.Millisecond) {
+			k.again(tableOf(dockerTable, "c"))
+			r.after(20 * time.Millisecond)
+		}
+		k.with(func() { after = k.follows; k.takes = 0 })
+		if used := time.Duration(after-before) * takes; used > long/5+2*takes || used < long/20 {
+			t.Errorf("%d reads in %s take %s", after-before, long, used)
+		}
+		k.flushTable(proxyTable)
+		r.settled()
+		r.wantOneFlush("emptied", reload.Proved)
+	})
+}
+
+// TestNativeBrokenAndGone: a table that is gone asks for no read after the other while the kernel
+// does not answer.
+func TestNativeBrokenAndGone(t *testing.T) {
+	nativeNode(t, setup{}, func(t *testing.T, r *rig, k *fakeNative) {
+		k.with(func() { k.brokenReads = errNativeBroken })
+		k.flushRuleset()
+		var before, after int
+		k.with(func() { before = k.captures })
+		r.after(time.Minute)
+		k.with(func() { after = k.captures })
+		if n := after - before; n > 200 {
+			t.Errorf("%d reads in a minute in which the kernel answers none", n)
+		}
+		r.wantNotReady("native tables are unknown")
+		k.with(func() { k.brokenReads = nil })
+		r.after(time.Minute)
+		k.wantNative(t, tableOf(proxyTable, "a", "b"))
+		r.wantReady()
+	})
+}

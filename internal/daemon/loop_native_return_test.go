@@ -1,0 +1,275 @@
+package daemon
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/internal/private"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// storedNode is nativeNode with a state folder, in which the generations of now are stored.
+func storedNode(t *testing.T, body func(t *testing.T, r *rig, k *fakeNative, store *NativeStore)) {
+	t.Helper()
+	store := &NativeStore{path: t.TempDir() + "/native.json", identity: NativeIdentity{BootID: "b", NetNS: "n", Release: "6.18"}}
+	nativeNode(t, setup{nativeStore: store}, func(t *testing.T, r *rig, k *fakeNative) {
+		r.after(2 * time.Second)
+		body(t, r, k, store)
+	})
+}
+
+// present returns the ID of the generation that a table has now.
+func (r *rig) present(id tableid.TableID) string {
+	r.t.Helper()
+	for _, t := range r.d.Status().Native {
+		if t.Table == id.NFT() {
+			return t.Generation
+		}
+	}
+	r.t.Fatalf("%s is not in the status", id.NFT())
+	return ""
+}
+
+// storedIDs returns the generations of a table on disk, the newest first.
+func (r *rig) storedIDs(id tableid.TableID) (ids []string) {
+	for _, g := range r.d.Status().NativeStored {
+		if g.Table == id.NFT() {
+			ids = append(ids, g.ID)
+		}
+	}
+	return ids
+}
+
+// TestNativeGenerationRestored: each content of a table is a generation of its own. An operator
+// sees what is in an older one, what bringing it back would change, has to agree to what that takes
+// away, and has it then: no other table changes, it is guarded, and the way back is named.
+func TestNativeGenerationRestored(t *testing.T) {
+	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, _ *NativeStore) {
+		first := r.present(proxyTable)
+		k.sync(tableOf(proxyTable, "a", "c"))
+		r.after(10 * time.Second)
+		second := r.present(proxyTable)
+		if d := cmp.Diff([]string{second, first}, r.storedIDs(proxyTable)); d != "" || first == second {
+			t.Fatalf("stored generations (-want +got):\n%s", d)
+		}
+		text, err := r.d.Render(t.Context(), api.RenderRequest{Generation: first})
+		must(t, err)
+		if !strings.HasPrefix(text, "# generation "+first+" of table ip kube-proxy, learned ") || !strings.Contains(text, "\nchain services\n") {
+			t.Errorf("it is rendered as\n%s", text)
+		}
+
+		dry, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: first, DryRun: true})
+		must(t, err)
+		if len(dry.Changes) != 1 || dry.Changes[0].Removes.Rules != 1 || dry.Changes[0].Adds.Rules != 1 || len(dry.Changes[0].Lines) != 2 || k.count().heals != 0 {
+			t.Errorf("a dry run says %+v, after %d writes", dry, k.count().heals)
+		}
+		reply, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: first})
+		must(t, err)
+		if reply.Refused == "" || reply.Proved() || k.count().heals != 0 {
+			t.Errorf("without an agreement: %+v", reply)
+		}
+		k.sync(tableOf(proxyTable, "a", "c", "d")) // the agreement is to what stood before
+		reply, err = r.d.Restore(t.Context(), api.RestoreRequest{Generation: first, Agreed: dry.Agreement()})
+		must(t, err)
+		if reply.Refused == "" || k.count().heals != 0 {
+			t.Errorf("with an agreement to another content: %+v", reply)
+		}
+		third := tableOf(proxyTable, "a", "c", "d")
+		dry, err = r.d.Restore(t.Context(), api.RestoreRequest{Generation: first, DryRun: true})
+		must(t, err)
+		reply, err = r.d.Restore(t.Context(), api.RestoreRequest{Generation: first, Agreed: dry.Agreement()})
+		must(t, err)
+		if !reply.Proved() || reply.Undo != nativeID(third.Digest()) {
+			t.Errorf("the reply is %+v, want proved, and %s as the way back", reply, nativeID(third.Digest()))
+		}
+		k.wantNative(t, tableOf(proxyTable, "a", "b"))
+		k.wantNative(t, tableOf(dockerTable, "c"))
+		r.settled()
+		r.wantReady()
+		if f := r.wantOneFlush(string(api.Removed), api.Requested); r.present(proxyTable) != first || f.Lost.Rules != 2 {
+			t.Errorf("the generation is %s, want %s, with the record %+v", r.present(proxyTable), first, f)
+		}
+		k.flushRuleset()
+		r.settled()
+		k.wantNative(t, tableOf(proxyTable, "a", "b"))
+
+		dry, err = r.d.Restore(t.Context(), api.RestoreRequest{Generation: reply.Undo, DryRun: true})
+		must(t, err)
+		_, err = r.d.Restore(t.Context(), api.RestoreRequest{Generation: reply.Undo, Agreed: dry.Agreement()})
+		must(t, err)
+		k.wantNative(t, third)
+		r.wantReady()
+	})
+}
+
+// TestNativeGenerationOfALostTable: a table that its owner deleted comes back from an older
+// generation, and one that was deleted alone too: its record is over.
+func TestNativeGenerationOfALostTable(t *testing.T) {
+	for name, do := range map[string]func(r *rig, k *fakeNative){
+		"deleted alone": func(_ *rig, k *fakeNative) { k.deleteTable(proxyTable) },
+		"deleted, and an operator accepted it": func(r *rig, k *fakeNative) {
+			k.deleteTable(proxyTable)
+			r.settled()
+			_, err := r.d.Dismiss(r.t.Context())
+			must(r.t, err)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			storedNode(t, func(t *testing.T, r *rig, k *fakeNative, _ *NativeStore) {
+				id := r.present(proxyTable)
+				do(r, k)
+				r.settled()
+				reply, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: id})
+				must(t, err)
+				if !reply.Proved() || reply.Undo != "" {
+					t.Errorf("the reply is %+v", reply)
+				}
+				k.wantNative(t, tableOf(proxyTable, "a", "b"))
+				r.settled()
+				r.wantReady()
+				if f := r.d.Status().Flushes; len(f) != 1 || f[0].Outcome == api.AwaitingDecision {
+					t.Errorf("the records are %+v", f)
+				}
+				k.flushRuleset()
+				r.settled()
+				k.wantNative(t, tableOf(proxyTable, "a", "b"))
+			})
+		})
+	}
+}
+
+// TestNativeGenerationRefused: what was made elsewhere, or is refused by the kernel, is not put
+// into force, and each answer says why.
+func TestNativeGenerationRefused(t *testing.T) {
+	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
+		id := r.present(proxyTable)
+		k.sync(tableOf(proxyTable, "z"))
+		r.after(10 * time.Second)
+		dry, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: id, DryRun: true})
+		must(t, err)
+		agreed := api.RestoreRequest{Generation: id, Agreed: dry.Agreement()}
+
+		elsewhere := store.identity
+		store.identity.Release = "6.19"
+		if _, err := r.d.Restore(t.Context(), agreed); err == nil || !strings.Contains(err.Error(), `kernel "6.18", here "6.19"`) {
+			t.Errorf("of another kernel: %v", err)
+		}
+		if text, err := r.d.Render(t.Context(), api.RenderRequest{Generation: id}); err != nil || !strings.Contains(text, "# canaryd does not restore it here: ") {
+			t.Errorf("of another kernel it is rendered as\n%s%v", text, err)
+		}
+		store.identity = elsewhere
+
+		k.with(func() { k.refuses[proxyTable] = true })
+		reply, err := r.d.Restore(t.Context(), agreed)
+		must(t, err)
+		if reply.Proved() || !strings.Contains(reply.Native[0].Detail, "the kernel refused") {
+			t.Errorf("refused by the kernel: %+v", reply)
+		}
+		k.wantNative(t, tableOf(proxyTable, "z"))
+		k.with(func() { clear(k.refuses); k.stale = 2 })
+		if reply, err = r.d.Restore(t.Context(), agreed); err != nil || !reply.Proved() {
+			t.Errorf("written by another process meanwhile: %+v, %v", reply, err)
+		}
+		k.wantNative(t, tableOf(proxyTable, "a", "b"))
+		if _, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: "0123456789ab"}); !errors.Is(err, api.ErrNoGeneration) {
+			t.Errorf("no such generation: %v", err)
+		}
+	})
+}
+
+// TestNativeGenerationsKept: five of each table are kept, and the present one of each. One that was
+// tampered with is refused, and costs no other.
+func TestNativeGenerationsKept(t *testing.T) {
+	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
+		var ids []string
+		for _, rule := range []string{"1", "2", "3", "4", "5", "6", "7"} {
+			k.sync(tableOf(proxyTable, rule))
+			r.after(time.Minute)
+			ids = append(ids, r.present(proxyTable))
+		}
+		slices.Reverse(ids)
+		if d := cmp.Diff(ids[:nativeKeptEach], r.storedIDs(proxyTable)); d != "" {
+			t.Errorf("stored generations (-want +got):\n%s", d)
+		}
+		if n := len(r.storedIDs(dockerTable)); n != 1 {
+			t.Errorf("%d generations of the other table", n)
+		}
+		text, err := os.ReadFile(store.file(ids[1]))
+		must(t, err)
+		must(t, os.WriteFile(store.file(ids[1]), []byte(strings.Replace(string(text), `"Name":"services"`, `"Name":"servicez"`, 1)), 0o600))
+		if _, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: ids[1]}); err == nil || !strings.Contains(err.Error(), "corrupt") {
+			t.Errorf("a generation that was tampered with: %v", err)
+		}
+		must(t, os.Remove(store.file(ids[0])))
+		r.stop()
+		if _, err := store.load(); !errors.Is(err, reload.ErrNothingStored) {
+			t.Errorf("the present generation is gone: %v", err)
+		}
+	})
+}
+
+// TestNativeGenerationRestoredAlone: without a daemon an older generation is put into force, and
+// the next start takes it for what ought to be.
+func TestNativeGenerationRestoredAlone(t *testing.T) {
+	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
+		first := r.present(proxyTable)
+		k.sync(tableOf(proxyTable, "c"))
+		r.after(10 * time.Second)
+		r.stop()
+		all := func(tableid.TableID) bool { return true }
+		dry, found, err := store.RestoreGeneration(t.Context(), k, all, api.RestoreRequest{Generation: first, DryRun: true})
+		if must(t, err); !found || k.count().heals != 0 {
+			t.Fatalf("found %t, and written %d times", found, k.count().heals)
+		}
+		reply, _, err := store.RestoreGeneration(t.Context(), k, all, api.RestoreRequest{Generation: first, Agreed: dry.Agreement()})
+		if must(t, err); !reply.Proved() || reply.Undo == "" {
+			t.Errorf("the reply is %+v", reply)
+		}
+		k.wantNative(t, tableOf(proxyTable, "a", "b"))
+		k.flushRuleset()
+		k.Hear(0)
+		next := run(t, loadedFake(t, iptables.NFT), setup{guarded: k, nativeStore: store})
+		next.settled()
+		k.wantNative(t, tableOf(proxyTable, "a", "b"))
+		k.wantNative(t, tableOf(dockerTable, "c"))
+		next.wantReady()
+		none := func(tableid.TableID) bool { return false }
+		if _, _, err := store.RestoreGeneration(t.Context(), k, none, api.RestoreRequest{Generation: first}); !errors.Is(err, errNotProtected) {
+			t.Errorf("a table that is not protected: %v", err)
+		}
+	})
+}
+
+// TestNativeKilledWhileSaving: whatever was written when canaryd is killed, what the older file
+// names is there.
+func TestNativeKilledWhileSaving(t *testing.T) {
+	store := &NativeStore{path: filepath.Join(t.TempDir(), "native.json")}
+	row := func(t *native.Table) storedNativeTable {
+		return storedNativeTable{Verdict: native.Intact, generation: generationOf(t, t.Digest(), reload.MadeAtStart, time.Unix(7, 0), time.Hour)}
+	}
+	old, next := tableOf(proxyTable, "a"), tableOf(proxyTable, "b")
+	must(t, store.save(storedNative{Tables: []storedNativeTable{row(old)}}))
+	must(t, store.keep(row(next).generation)) // and killed
+	left := filepath.Join(store.folder(), ".7"+private.Unfinished)
+	must(t, os.WriteFile(left, []byte("{"), 0o600))
+	stored, err := (&NativeStore{path: store.path}).load()
+	must(t, err)
+	if d := cmp.Diff(old, stored.Tables[0].generation.Table); d != "" {
+		t.Errorf("the table (-want +got):\n%s", d)
+	}
+	must(t, store.save(storedNative{Tables: []storedNativeTable{row(next)}}))
+	if _, err := os.Stat(left); err == nil {
+		t.Error("what the killed process left is there still")
+	}
+}

@@ -1,0 +1,265 @@
+package daemon
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/private"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+const (
+	// nativeKeptEach is how many generations of a table are kept, with the one in force;
+	// nativeKeptMost and nativeKeptBytes bound those of all tables that are not in force.
+	nativeKeptEach  = 5
+	nativeKeptMost  = 256
+	nativeKeptBytes = 64 << 20
+)
+
+// A nativeHeader is what is known of a generation without its content. It comes first in the file.
+type nativeHeader struct {
+	Format   int            `json:"format"`
+	Identity NativeIdentity `json:"identity"`
+	ID       string         `json:"id"`
+	Family   string         `json:"family"` // as nftables has it
+	Name     string         `json:"table"`  // with its family
+	Made     reload.Made    `json:"made,omitempty"`
+	Captured time.Time      `json:"captured"` // when it was learned
+	Chains   int            `json:"chains"`
+	Rules    int            `json:"rules"`
+	Elements int            `json:"elements"`
+
+	size     int64
+	modified time.Time
+}
+
+// A nativeGeneration is what one native table ought to hold, as a file.
+type nativeGeneration struct {
+	nativeHeader
+	Read   time.Duration `json:"read"` // the machine's uptime when what is left of timeouts was left
+	Digest string        `json:"digest"`
+	Table  *native.Table `json:"content"`
+}
+
+// A nativeKept is a generation on disk, as a list shows it.
+type nativeKept struct {
+	nativeHeader
+	foreign string // why it must not be restored here; "" if it may be
+}
+
+// nativeID returns the ID of a table's content: as long as those of iptables' generations.
+func nativeID(d native.Digest) string { return d.String()[:12] }
+
+var nativeIDPattern = regexp.MustCompile(`^[0-9a-f]{12}$`)
+
+// generationOf returns a table as it is stored. left is the machine's uptime when what is left of
+// timeouts was left.
+func generationOf(t *native.Table, digest native.Digest, made reload.Made, captured time.Time, left time.Duration) nativeGeneration {
+	g := nativeGeneration{Read: left, Digest: digest.String(), Table: t, nativeHeader: nativeHeader{
+		ID: nativeID(digest), Family: t.ID.Family.NFT(), Name: t.ID.NFT(), Made: made, Captured: captured.UTC()}}
+	g.Chains, g.Rules, g.Elements = t.Counts()
+	return g
+}
+
+func (s *NativeStore) folder() string { return filepath.Join(filepath.Dir(s.path), nativeFolder) }
+
+func (s *NativeStore) file(id string) string { return filepath.Join(s.folder(), id+".json") }
+
+// keep writes a generation, unless its file holds these very elements already.
+func (s *NativeStore) keep(g nativeGeneration) error {
+	if s.written[g.Table.ID] == g.Table {
+		return nil
+	}
+	g.Format, g.Identity = nativeFormat, s.identity
+	text, err := json.Marshal(g)
+	if err == nil && len(text) > nativeStored {
+		err = fmt.Errorf("it takes %d bytes, and canaryd keeps %d at most", len(text), nativeStored)
+	}
+	if err == nil {
+		err = private.Folder(s.folder())
+	}
+	if err == nil {
+		err = private.Write(s.file(g.ID), text)
+	}
+	if err == nil {
+		s.written = tableid.With(s.written, g.Table.ID, g.Table)
+	}
+	return err
+}
+
+// read returns a stored generation, wherever it was made.
+func (s *NativeStore) read(id string) (g nativeGeneration, err error) {
+	if !nativeIDPattern.MatchString(id) {
+		return nativeGeneration{}, fmt.Errorf("%w: %q", reload.ErrNothingStored, id)
+	}
+	text, err := private.Read(s.file(id), nativeStored)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nativeGeneration{}, fmt.Errorf("%w: %s", reload.ErrNothingStored, id)
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &g)
+	}
+	switch {
+	case err != nil:
+		return nativeGeneration{}, fmt.Errorf("stored generation %s of a native table: %w", id, err)
+	case g.Format != nativeFormat:
+		return nativeGeneration{}, fmt.Errorf("stored generation %s of a native table has format %d, and this canaryd reads %d", id, g.Format, nativeFormat)
+	case g.Table == nil || g.Table.Digest().String() != g.Digest || g.ID != id || !strings.HasPrefix(g.Digest, id):
+		return nativeGeneration{}, fmt.Errorf("stored generation %s of a native table is corrupt: its content is not the one that was stored", id)
+	}
+	return g, nil
+}
+
+// foreign returns why what was made elsewhere must not be restored here; "" if it may be.
+func (s *NativeStore) foreign(made NativeIdentity) string {
+	for _, c := range []struct{ what, stored, now string }{
+		{"boot", made.BootID, s.identity.BootID},
+		{"network namespace", made.NetNS, s.identity.NetNS},
+		{"kernel", made.Release, s.identity.Release},
+	} {
+		if c.stored != c.now {
+			return fmt.Sprintf("%v: %s %q, here %q", reload.ErrForeign, c.what, c.stored, c.now)
+		}
+	}
+	return ""
+}
+
+// list returns the generations on disk, those of a table together, the newest first. It reads again
+// only files that changed.
+func (s *NativeStore) list() []nativeKept {
+	entries, err := os.ReadDir(s.folder())
+	if err != nil {
+		return nil
+	}
+	headers := map[string]nativeHeader{}
+	var list []nativeKept
+	for _, e := range entries {
+		id, ok := strings.CutSuffix(e.Name(), ".json")
+		info, err := e.Info()
+		if !ok || err != nil || !nativeIDPattern.MatchString(id) {
+			continue
+		}
+		h, known := s.headers[id]
+		if !known || h.size != info.Size() || !h.modified.Equal(info.ModTime()) {
+			if h, err = readNativeHeader(s.file(id)); err != nil || h.ID != id || h.Format != nativeFormat {
+				continue // read says why, if an operator asks for it
+			}
+			h.size, h.modified = info.Size(), info.ModTime()
+		}
+		headers[id] = h
+		list = append(list, nativeKept{h, s.foreign(h.Identity)})
+	}
+	s.headers = headers
+	slices.SortFunc(list, func(a, b nativeKept) int {
+		if a.Name != b.Name {
+			return strings.Compare(a.Name, b.Name)
+		}
+		return b.Captured.Compare(a.Captured)
+	})
+	return list
+}
+
+// readNativeHeader reads a generation's file up to its content, which may have 12 MB.
+func readNativeHeader(path string) (h nativeHeader, err error) {
+	file, err := private.Open(path, os.O_RDONLY)
+	if err != nil {
+		return h, err
+	}
+	defer func() { _ = file.Close() }() // read only
+	decoder := json.NewDecoder(file)
+	if _, err := decoder.Token(); err != nil {
+		return h, err
+	}
+	fields := map[string]any{"format": &h.Format, "identity": &h.Identity, "id": &h.ID, "family": &h.Family, "table": &h.Name,
+		"made": &h.Made, "captured": &h.Captured, "chains": &h.Chains, "rules": &h.Rules, "elements": &h.Elements}
+	for decoder.More() {
+		token, err := decoder.Token()
+		if err != nil {
+			return h, err
+		}
+		word, _ := token.(string)
+		target, known := fields[word]
+		if !known {
+			break
+		}
+		if err := decoder.Decode(target); err != nil {
+			return h, err
+		}
+	}
+	return h, nil
+}
+
+// prune removes old generations, but for those that are named.
+func (s *NativeStore) prune(named []storedNativeTable) error {
+	keeps := map[string]bool{}
+	for _, t := range named {
+		keeps[t.ID] = true
+	}
+	list := s.list()
+	slices.SortStableFunc(list, func(a, b nativeKept) int { return b.Captured.Compare(a.Captured) })
+	each, files, size := map[string]int{}, 0, int64(0)
+	var errs []error
+	for _, k := range list {
+		if keeps[k.ID] {
+			each[k.Name]++
+		}
+	}
+	for _, k := range list {
+		if keeps[k.ID] {
+			continue
+		}
+		if each[k.Name] < nativeKeptEach && files < nativeKeptMost && size+k.size <= nativeKeptBytes {
+			each[k.Name]++
+			files, size = files+1, size+k.size
+			continue
+		}
+		errs = append(errs, os.Remove(s.file(k.ID)))
+	}
+	return errors.Join(append(errs, s.removeUnfinished())...)
+}
+
+// removeUnfinished removes what a killed process left.
+func (s *NativeStore) removeUnfinished() error {
+	left, err := filepath.Glob(filepath.Join(s.folder(), "*"+private.Unfinished))
+	for _, path := range left {
+		err = errors.Join(err, os.Remove(path))
+	}
+	return err
+}
+
+// Show returns a stored generation of a native table in words. The error is reload.ErrNothingStored
+// if there is none of that ID.
+func (s *NativeStore) Show(id string) (string, error) {
+	g, err := s.read(id)
+	if err != nil {
+		return "", err
+	}
+	return g.text(s), nil
+}
+
+// text is the generation in words, behind a heading.
+func (g nativeGeneration) text(s *NativeStore) string {
+	if g.Table == nil {
+		return ""
+	}
+	var text strings.Builder
+	foreign := s.foreign(g.Identity)
+	fmt.Fprintf(&text, "# generation %s of table %s, learned %s\n", g.ID, g.Name, g.Captured.Format(time.RFC3339))
+	if foreign != "" {
+		fmt.Fprintf(&text, "# canaryd does not restore it here: %s\n", strings.ReplaceAll(foreign, "\n", " "))
+	}
+	for l := range g.Table.Lines() {
+		fmt.Fprintln(&text, l.Text)
+	}
+	return text.String()
+}

@@ -1,0 +1,327 @@
+package daemon
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/reload"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// A nativeReturn makes one native table what a stored generation of it holds.
+type nativeReturn struct {
+	kernel NativeKernel
+	store  *NativeStore
+	want   nativeGeneration
+	uptime func() time.Duration
+}
+
+// errNotProtected: --protect does not name the table.
+var errNotProtected = errors.New("--protect does not name it")
+
+// mayRestore returns why a stored generation must not be put into force here; nil if it may be.
+func (s *NativeStore) mayRestore(g nativeGeneration, protects func(tableid.TableID) bool) error {
+	if foreign := s.foreign(g.Identity); foreign != "" {
+		return fmt.Errorf("generation %s of table %s: %s", g.ID, g.Name, foreign)
+	}
+	if !protects(g.Table.ID) {
+		return fmt.Errorf("generation %s of table %s: %w", g.ID, g.Name, errNotProtected)
+	}
+	return nil
+}
+
+// A nativeReturned is what became of a nativeReturn.
+type nativeReturned struct {
+	reply api.RestoreReply
+	diff  api.TableDiff   // of what stood and what was written
+	proof *native.Ruleset // what a read after the write shows; nil: nothing was written
+}
+
+// removal is the record of what was taken away; false if that is nothing.
+func (n nativeReturned) removal(g nativeGeneration, now time.Time) (removal, bool) {
+	if n.reply.Removes() == (api.Counts{}) {
+		return removal{}, false
+	}
+	r, counts := newRemoval(n.reply, now), n.reply.Removes()
+	r.record.Lost.Rules, r.record.Lost.Chains = counts.Rules, counts.Chains
+	r.record.Native = []api.NativeLoss{{Family: g.Family, Table: g.Name, Kind: api.Removed, Why: "generation " + g.ID + " was restored on request",
+		Rules: counts.Rules, Chains: counts.Chains, Elements: counts.Elements}}
+	r.diff = []api.TableDiff{n.diff}
+	return r, true
+}
+
+// do puts the generation into force, or only says what that would change. What it takes away must
+// be agreed to, by the very content that stands. What stood is kept, and is the reply's Undo.
+func (n nativeReturn) do(r api.RestoreRequest) (nativeReturned, error) {
+	for range nativeStale {
+		seen, err := n.read()
+		if err != nil {
+			return nativeReturned{}, err
+		}
+		now := seen.Tables[n.want.Table.ID]
+		if now != nil && now.Immune() {
+			return nativeReturned{}, fmt.Errorf("table %s: %w", n.want.Name, native.ErrImmune)
+		}
+		done := n.preview(now)
+		switch removal := done.reply.Agreement()[n.want.Table.ID]; {
+		case r.DryRun:
+			for i := range done.reply.Changes {
+				done.reply.Changes[i].Lines, done.reply.Changes[i].More = done.diff.Lines, done.diff.More
+			}
+			return done, nil
+		case removal != "" && removal != r.Agreed[n.want.Table.ID]:
+			done.reply.Refused = fmt.Sprintf("%v: table %s", reload.ErrNotAgreed, n.want.Name)
+			return done, nil
+		case now != nil && len(native.Diff(now, n.want.Table)) == 0:
+			done.reply.Native[0].Outcome, done.proof = reload.Skipped, seen
+			return done, nil
+		}
+		done.reply.Undo = n.keepForUndo(seen)
+		done.proof, err = n.write(seen)
+		if errors.Is(err, nft.ErrStale) {
+			continue
+		}
+		if done.reply.Native[0].Outcome = reload.Proved; err != nil {
+			done.reply.Native[0].Outcome, done.reply.Native[0].Detail = reload.Failed, err.Error()
+		}
+		return done, nil
+	}
+	return nativeReturned{}, fmt.Errorf("restoring table %s, %d times: %w", n.want.Name, nativeStale, nft.ErrStale)
+}
+
+func (n nativeReturn) read() (*native.Ruleset, error) {
+	return n.kernel.Capture(func(t nft.Table) bool { return t.Family.Table(t.Name) == n.want.Table.ID })
+}
+
+// preview says what becomes of the table that stands; nil is none.
+func (n nativeReturn) preview(now *native.Table) nativeReturned {
+	id := n.want.Table.ID
+	reply := api.RestoreReply{Generation: n.want.ID, Outcomes: map[rules.Family]api.Outcome{}, Native: []api.NativeRestored{nativeOutcome(n.want.Table, "", nil)}}
+	lost, got := native.Difference(now, n.want.Table)
+	change := api.TableChange{Family: id.Family, Table: id.Name, Adds: countLines(got), Removes: countLines(lost)}
+	removes := len(lost) > 0
+	for _, c := range native.Diff(now, n.want.Table) {
+		if c.Kind == nft.Chains && c.Altered && c.Lost+c.New == 0 {
+			change.Reorders++
+		}
+		removes = removes || now != nil && (c.Gone || c.Altered || c.Lost > 0)
+	}
+	if removes {
+		change.Removal = removalOf(now, lost)
+	}
+	w := diffWriter{diff: api.TableDiff{Family: id.Family, Table: id.Name, Lines: []string{}}, room: diffRoom()}
+	w.lines("-", lost)
+	w.lines("+", got)
+	if len(lost)+len(got)+change.Reorders > 0 {
+		reply.Changes = []api.TableChange{change}
+	}
+	return nativeReturned{reply: reply, diff: w.diff}
+}
+
+// lines adds parts of a native table.
+func (w *diffWriter) lines(sign string, list []native.Line) {
+	for i, l := range list {
+		if w.full() {
+			w.diff.More += len(list) - i
+			return
+		}
+		w.add(sign, l.Text)
+	}
+}
+
+func countLines(list []native.Line) (c api.Counts) {
+	for _, l := range list {
+		switch l.Kind {
+		case nft.Rules:
+			c.Rules++
+		case nft.Chains:
+			c.Chains++
+		case nft.Elements:
+			c.Elements++
+		}
+	}
+	return c
+}
+
+// removalOf identifies what is taken away, and the content from which it is.
+func removalOf(now *native.Table, lost []native.Line) string {
+	h := sha256.New()
+	digest := now.Digest()
+	h.Write(digest[:])
+	for _, l := range lost {
+		h.Write(append([]byte(l.Text), 0))
+	}
+	return hex.EncodeToString(h.Sum(nil))[:24]
+}
+
+// keepForUndo has what stands on disk, and returns its ID; "" if nothing stands, or it cannot be
+// kept.
+func (n nativeReturn) keepForUndo(seen *native.Ruleset) string {
+	now := seen.Tables[n.want.Table.ID]
+	if now == nil {
+		return ""
+	}
+	g := generationOf(now, now.Digest(), reload.MadeByOwners, time.Now(), n.uptime())
+	if n.store.keep(g) != nil {
+		return ""
+	}
+	return g.ID
+}
+
+// write writes the table under the genid of a read, and proves it by another one.
+func (n nativeReturn) write(seen *native.Ruleset) (*native.Ruleset, error) {
+	repair := native.Repair{Remedy: native.ByReplace, Want: n.want.Table, Now: seen.Tables[n.want.Table.ID], Age: n.uptime() - n.want.Read}
+	if repair.Now == nil {
+		repair.Remedy = native.ByCreate
+	}
+	left, err := n.kernel.Write(seen.Genid, []native.Repair{repair}, nil)
+	if err != nil {
+		return nil, err
+	}
+	proof, err := n.read()
+	if err != nil {
+		return nil, err
+	}
+	if !repair.Repaired(proof.Tables[n.want.Table.ID], len(left) > 0) {
+		return proof, fmt.Errorf("%s: %w", n.want.Name, errNotInForce)
+	}
+	return proof, nil
+}
+
+// nativeGeneration returns the stored generation of a native table of that ID; found is false if
+// there is none, and then an ID is perhaps that of iptables' rules.
+func (d *Daemon) nativeGeneration(id string) (g nativeGeneration, found bool, err error) {
+	if !d.guardsNative() || d.cfg.Native.Store == nil {
+		return nativeGeneration{}, false, nil
+	}
+	g, err = d.cfg.Native.Store.read(id)
+	if errors.Is(err, reload.ErrNothingStored) {
+		return nativeGeneration{}, false, nil
+	}
+	return g, true, err
+}
+
+// returnNative makes a native table what a stored generation of it holds, because an operator asks
+// for it. From then on that is what ought to be in force.
+func (d *Daemon) returnNative(ctx context.Context, st *state, r api.RestoreRequest, g nativeGeneration) (api.RestoreReply, error) {
+	if err := d.cfg.Native.Store.mayRestore(g, d.cfg.Native.Protects); err != nil {
+		return api.RestoreReply{}, err
+	}
+	ctx, finished := finishing(ctx)
+	defer finished()
+	if !r.DryRun {
+		d.nativeByItself(ctx, st)
+	}
+	if err := d.openNative(st); err != nil {
+		return api.RestoreReply{}, err
+	}
+	done, err := nativeReturn{d.cfg.Native.Kernel, d.cfg.Native.Store, g, d.cfg.Uptime}.do(r)
+	reply := done.reply
+	if err != nil || done.proof == nil {
+		return reply, err
+	}
+	if err := d.hearNative(ctx, st, done.proof.Genid); err != nil {
+		return reply, err
+	}
+	if reply.Native[0].Outcome.Done() {
+		if gone, any := done.removal(g, time.Now()); any {
+			d.takeRemoval(ctx, st, gone, reply)
+		}
+		d.adoptReturned(ctx, st, g.Table.ID, nativeSight{Ruleset: done.proof})
+		klog.FromContext(ctx).Info("A generation of a native table was restored on request", "table", g.Name, "generation", g.ID, "undo", reply.Undo)
+	} else if t := st.native.tables[g.Table.ID]; t != nil {
+		t.touch(time.Now(), time.Now(), true) // the next read judges what stands
+	}
+	st.native.planReads(time.Now())
+	d.witnessesDue(st)
+	return reply, nil
+}
+
+// adoptReturned makes what a read showed of a restored table what ought to be in force.
+func (d *Daemon) adoptReturned(ctx context.Context, st *state, id tableid.TableID, seen nativeSight) {
+	r := &st.native
+	if r.tables[id] == nil {
+		r.tables[id] = &nativeTable{}
+		d.adopt(ctx, st, seen.learned(id))
+	} else {
+		d.adoptNative(ctx, st, id, seen, native.Finding{Verdict: native.Intact, Why: "an operator restored it"})
+	}
+	r.tables[id].made = reload.MadeRestored
+	r.disk.changed(time.Now())
+}
+
+// openNative opens the kernel for native tables if none stood yet.
+func (d *Daemon) openNative(st *state) error {
+	r := &st.native
+	if !r.asleep {
+		return nil
+	}
+	awake, err := d.cfg.Native.Wake(nil)
+	if err == nil && !awake {
+		err = errNoNFTables
+	}
+	if err != nil {
+		return err
+	}
+	d.cfg.Native.Kernel.Suspect(d.suspects)
+	r.asleep, r.begun, r.all = false, false, true
+	return nil
+}
+
+// RestoreGeneration makes, without a daemon, a native table what its stored generation of that ID
+// holds. found is false if there is no such generation.
+func (s *NativeStore) RestoreGeneration(ctx context.Context, kernel NativeKernel, protects func(tableid.TableID) bool, r api.RestoreRequest) (reply api.RestoreReply, found bool, err error) {
+	g, err := s.read(r.Generation)
+	if errors.Is(err, reload.ErrNothingStored) {
+		return api.RestoreReply{}, false, nil
+	}
+	if err == nil {
+		err = s.mayRestore(g, protects)
+	}
+	if err != nil {
+		return api.RestoreReply{}, true, err
+	}
+	done, err := nativeReturn{kernel, s, g, Uptime}.do(r)
+	if err != nil || done.proof == nil || !done.reply.Native[0].Outcome.Done() {
+		return done.reply, true, err
+	}
+	if gone, any := done.removal(g, time.Now()); any {
+		err = gone.keep(ctx, filepath.Dir(s.path), done.reply)
+	}
+	stored, loadErr := s.load()
+	if loadErr == nil { // the next start is to take what was restored for what ought to be in force
+		loadErr = s.save(stored.with(g, done.proof))
+	}
+	return done.reply, true, errors.Join(err, loadErr)
+}
+
+// with returns what is stored with another generation of one table, as a read has proved it.
+func (s storedNative) with(g nativeGeneration, proof *native.Ruleset) storedNative {
+	now := proof.Tables[g.Table.ID]
+	row := storedNativeTable{Verdict: native.Intact,
+		generation: generationOf(now, now.Digest(), reload.MadeRestored, time.Now(), Uptime()-time.Since(proof.At))}
+	next := storedNative{Confirmed: s.Confirmed}
+	for _, t := range s.Tables {
+		if t.generation.Table.ID == g.Table.ID {
+			row.Witness = t.Witness
+			continue
+		}
+		next.Tables = append(next.Tables, t)
+	}
+	if next.Confirmed == 0 {
+		next.Confirmed = Uptime()
+	}
+	next.Tables = append(next.Tables, row)
+	return next
+}

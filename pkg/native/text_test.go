@@ -1,0 +1,126 @@
+package native_test
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/testkit/golden"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// textOf returns a table's lines.
+func textOf(lines []native.Line) string {
+	var text strings.Builder
+	for _, l := range lines {
+		text.WriteString(l.Text + "\n")
+	}
+	return text.String()
+}
+
+// TestLines: what each part of a table is in words.
+func TestLines(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		nstest.CommandInput(t, `table ip t {
+	counter hits { }
+	set nets { type ipv4_addr; flags interval; elements = { 10.0.0.0/8 }; }
+	map ports { type inet_proto . inet_service : verdict; elements = { tcp . 80 : goto web, udp . 53 : drop }; }
+	chain web { meta l4proto tcp dnat to numgen random mod 2 map { 0 : 10.1.0.1, 1 : 10.1.0.2 }; }
+	chain pre {
+		type nat hook prerouting priority -100; policy accept;
+		ip saddr @nets counter packets 7 bytes 8 jump web comment "why so"
+		meta l4proto . th dport vmap @ports
+		ct state new meta mark set 0x10
+	}
+}
+`, "nft", "-f", "-")
+		table := capture(t, dial(t)).Tables[tableid.IPv4.Table("t")]
+		golden.Compare(t, "lines.golden", []byte(textOf(slices.Collect(table.Lines()))))
+	})
+}
+
+// TestLinesOfEveryStatement: of each file of the corpus every part is said, as text of one line; a
+// table that was made again says the same.
+func TestLinesOfEveryStatement(t *testing.T) {
+	files, err := filepath.Glob("testdata/corpus/*.nft")
+	if err != nil || len(files) < 90 {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		conn := dial(t)
+		for _, file := range files {
+			nstest.Command(t, "nft", "flush", "ruleset")
+			if !loads(t, file) {
+				continue
+			}
+			was := capture(t, conn)
+			nstest.Command(t, "nft", "flush", "ruleset")
+			replay(t, conn, was)
+			now := capture(t, conn)
+			for id, table := range was.Tables {
+				lines := slices.Collect(table.Lines())
+				chains, rules, elements := table.Counts()
+				count := map[nft.ObjectKind]int{}
+				for _, l := range lines {
+					if count[l.Kind]++; strings.ContainsFunc(l.Text, func(r rune) bool { return r < ' ' }) || strings.Contains(l.Text, "not readable") {
+						t.Errorf("%s: %q", file, l.Text)
+					}
+				}
+				for _, c := range table.Chains { // those that belong to a rule are said with it
+					if c.Bound {
+						rules -= len(c.Rules)
+					}
+				}
+				if count[nft.Chains] != chains || count[nft.Rules] != rules || count[nft.Elements] != elements {
+					t.Errorf("%s: %v lines for %d chains, %d rules and %d elements", file, count, chains, rules, elements)
+				}
+				if d := cmp.Diff(textOf(lines), textOf(slices.Collect(now.Tables[id].Lines()))); d != "" {
+					t.Errorf("%s after a replay (-before +after):\n%s", file, d)
+				}
+			}
+		}
+	})
+}
+
+// TestDifference: what was changed is said, and nothing else.
+func TestDifference(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		conn := dial(t)
+		nstest.CommandInput(t, `table ip t {
+	set hosts { type ipv4_addr; elements = { 10.0.0.1, 10.0.0.2 }; }
+	set seen { type ipv4_addr; flags dynamic, timeout; timeout 1h; elements = { 10.0.0.9 }; }
+	chain a { ip saddr @hosts accept; drop; }
+	chain b { accept; }
+	chain same { counter; }
+}
+`, "nft", "-f", "-")
+		id := tableid.IPv4.Table("t")
+		was := capture(t, conn).Tables[id]
+		nstest.CommandInput(t, `flush chain ip t b
+add rule ip t a reject
+delete element ip t hosts { 10.0.0.2 }
+add element ip t seen { 10.0.0.8 }
+add chain ip t more
+`, "nft", "-f", "-")
+		now := capture(t, conn).Tables[id]
+		lost, got := native.Difference(was, now)
+		if d := cmp.Diff("element hosts 10.0.0.2\nrule b [ immediate dreg 0 data accept ]\n", textOf(lost)); d != "" {
+			t.Errorf("lost (-want +got):\n%s", d)
+		}
+		if d := cmp.Diff("chain more\nrule a [ reject type 0 code 3 ]\n", textOf(got)); d != "" {
+			t.Errorf("got (-want +got):\n%s", d)
+		}
+		if lost, got := native.Difference(was, nil); len(lost) < 9 || len(got) != 0 {
+			t.Errorf("of a table that is gone: lost %v, got %v", lost, got)
+		}
+	})
+}

@@ -1,0 +1,93 @@
+package native_test
+
+import (
+	"net/netip"
+	"regexp"
+	"testing"
+
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// TestMasquerades: what a table makes of the source of a flow that it has sent to a backend.
+func TestMasquerades(t *testing.T) {
+	const (
+		mark   = "meta mark set meta mark | 0x4000; "
+		marked = "meta mark & 0x4000 == 0 return; masquerade"
+		send   = "tcp dport 8080 dnat to 10.88.0.9:80"
+	)
+	for _, test := range []struct {
+		name, pre, post, more string
+		from                  string
+		want                  bool
+	}{
+		{"always", send, "masquerade", "", "", true},
+		{"never", send, "", "", "", false},
+		{"a source of its own", send, "snat to 192.0.2.1", "", "", true},
+		{"from these", send, "ip saddr 10.88.0.0/16 masquerade", "", "", true},
+		{"from others", send, "ip saddr 10.99.0.0/16 masquerade", "", "", false},
+		{"to there", send, "ip daddr 10.88.0.9 tcp dport 80 masquerade", "", "", true},
+		{"to where it was sent first", send, "ip daddr 192.0.2.1 masquerade", "", "", false},
+		{"a mark that was set", mark + send, marked, "", "", true},
+		{"no mark", send, marked, "", "", false},
+		{"another mark", "meta mark set meta mark | 0x2000; " + send, marked, "", "", false},
+		{"a whole mark", "meta mark set 0x4000; " + send, "meta mark != 0x4000 return; masquerade", "", "", true},
+		{"a mark that was cleared", mark + "meta mark set meta mark & 0xffffbfff; " + send, marked, "", "", false},
+		{"perhaps a mark", "iifname eth0 " + mark + send, marked, "", "", false},
+		{"a mark in a jump", "jump marks; " + send, marked, "chain marks { " + mark + "}", "", true},
+		{"a mark in a jump that may return before", "jump marks; " + send, marked, "chain marks { iifname eth0 return; " + mark + "}", "", false},
+		{"a mark on the way to another backend", "numgen random mod 2 vmap { 0 : goto a, 1 : goto b }", marked,
+			"chain a { " + mark + "tcp dport 8080 dnat to 10.88.0.8:80; }; chain b { " + send + "; }", "", false},
+		{"no mark on the way to another backend", "numgen random mod 2 vmap { 0 : goto a, 1 : goto b }", marked,
+			"chain a { tcp dport 8080 dnat to 10.88.0.8:80; }; chain b { " + mark + send + "; }", "", true},
+		{"ways to the same backend, one of them without a mark", "numgen random mod 2 vmap { 0 : goto a, 1 : goto b }", marked,
+			"chain a { " + send + "; }; chain b { " + mark + send + "; }", "", false},
+		{"a mark behind a set that rules fill", "ip saddr vmap @seen; " + mark + send, marked,
+			"map seen { type ipv4_addr : verdict; flags timeout; }", "", false},
+		{"excepted by an interface", mark + send, `oifname "lo" accept; ` + marked, "", "", false},
+		{"the node's own", mark + send, marked, "", "192.0.2.1:4000", false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			nstest.Run(t, func(t *testing.T) {
+				nstest.NeedProgram(t, "nft")
+				text := "table ip t {\n" + test.more + "\nchain pre { type nat hook prerouting priority dstnat; " + test.pre +
+					"; }\nchain post { type nat hook postrouting priority srcnat; " + test.post + "; }\n}\n"
+				from := test.from
+				if from == "" {
+					from = "10.88.0.2:4000"
+				}
+				flow := flowOf(tcp, from, "192.0.2.1:8080")
+				if got := translationsOf(t, text, tableid.IPv4).Masquerades(flow, netip.MustParseAddrPort("10.88.0.9:80")); got != test.want {
+					t.Errorf("masqueraded for sure: %t, want %t\n%s", got, test.want, text)
+				}
+			})
+		})
+	}
+}
+
+// TestMasqueradesServices: kube-proxy masquerades flows to services that come from outside of the
+// pods' network, and no others.
+func TestMasqueradesServices(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		nstest.NeedProgram(t, "nft")
+		text := services(t, "testdata/services-100.nft.gz")
+		tr := translationsOf(t, text, tableid.IPv4)
+		found := 0
+		for _, m := range regexp.MustCompile(`([0-9.]+) \. tcp \. (\d+)(?: comment "[^"]*")? : goto (service-[^ ,]+)`).FindAllStringSubmatch(text, -1) {
+			chain := regexp.MustCompile(`chain ` + regexp.QuoteMeta(m[3]) + ` \{\n\t\tmeta l4proto tcp dnat ip to numgen random mod \d+ map \{ 0 : ([0-9.]+) \. (\d+)`).FindStringSubmatch(text)
+			if chain == nil {
+				continue
+			}
+			found++
+			backend := netip.MustParseAddrPort(chain[1] + ":" + chain[2])
+			for from, want := range map[string]bool{"198.51.100.7:4000": true, "10.1.7.9:4000": false} {
+				if got := tr.Masquerades(flowOf(tcp, from, m[1]+":"+m[2]), backend); got != want {
+					t.Errorf("%s from %s, sent to %s: masqueraded for sure: %t, want %t", m[0], from, backend, got, want)
+				}
+			}
+		}
+		if found < 20 {
+			t.Errorf("%d services found", found)
+		}
+	})
+}

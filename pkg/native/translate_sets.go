@@ -1,0 +1,148 @@
+package native
+
+import (
+	"bytes"
+	"encoding/binary"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/pkg/nft"
+)
+
+// A setIndex finds elements by their key.
+type setIndex struct {
+	keyLength int
+	all       [][]byte // elements that a key may lead to
+	byKey     map[string][]byte
+	// bounds are the begins and ends of intervals, in the order of keys; an interval lasts until
+	// before the next one. fields are the lengths of ranges' fields.
+	bounds []setBound
+	ranges []setRange
+	fields []int
+	other  []byte // for every key that leads to nothing else
+	// vague: what is in it cannot be said for sure: timeouts, and what rules add.
+	vague bool
+}
+
+type setBound struct{ key, element []byte } // no element: an end
+
+type setRange struct{ from, to, element []byte }
+
+func (t *natTable) indexOf(s *Set) *setIndex {
+	if index := t.index[s.Name]; index != nil {
+		return index
+	}
+	index := &setIndex{keyLength: int(number(s.Attrs, unix.NFTA_SET_KEY_LEN)), byKey: make(map[string][]byte, len(s.Elements)),
+		vague: s.Flags&(setTimeout|setEval) != 0}
+	if s.ranges() {
+		index.fields = fieldsOf(s)
+		index.vague = index.vague || index.fields == nil
+	}
+	for _, e := range s.Elements {
+		index.add(s, e)
+	}
+	// An end comes before the begin of the same key: Set.sort has them so, and this keeps it.
+	slices.SortStableFunc(index.bounds, func(a, b setBound) int { return bytes.Compare(a.key, b.key) })
+	t.index[s.Name] = index
+	return index
+}
+
+// fieldsOf returns the lengths of the fields of a set with ranges of several.
+func fieldsOf(s *Set) (all []int) {
+	const concat, length = 2, 1 // NFTA_SET_DESC_CONCAT, NFTA_SET_FIELD_LEN
+	for a, err := range attributes(nft.AttrPath(s.Attrs, unix.NFTA_SET_DESC, concat)) {
+		if err != nil {
+			return nil
+		}
+		all = append(all, int(number(a.value, length)))
+	}
+	return all
+}
+
+func (i *setIndex) add(s *Set, e Element) {
+	flags := number(e, unix.NFTA_SET_ELEM_FLAGS)
+	key := nft.AttrPath(e, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE)
+	switch {
+	case flags&elemCatchall != 0:
+		i.other = e
+	case len(key) != i.keyLength:
+		i.vague = true
+	case i.fields != nil:
+		to := nft.AttrPath(e, elemKeyEnd, unix.NFTA_DATA_VALUE)
+		if to == nil {
+			to = key
+		}
+		i.vague = i.vague || len(to) != len(key)
+		i.ranges = append(i.ranges, setRange{key, to, e})
+	case s.Flags&setInterval != 0 && flags&elemIntervalEnd != 0:
+		i.bounds = append(i.bounds, setBound{key: key})
+		return
+	case s.Flags&setInterval != 0:
+		i.bounds = append(i.bounds, setBound{key, e})
+	default:
+		i.byKey[string(key)] = e
+	}
+	i.all = append(i.all, e)
+}
+
+// find returns the element of a key. Where sure is false, it may be another one, or none.
+func (i *setIndex) find(key []byte) (element []byte, found, sure bool) {
+	switch {
+	case i.vague || len(key) != i.keyLength:
+		return nil, false, false
+	case i.fields != nil:
+		for _, r := range i.ranges {
+			if !i.holds(r, key) {
+				continue
+			}
+			if found { // the kernel takes one of them
+				return nil, false, false
+			}
+			element, found = r.element, true
+		}
+	case i.bounds != nil:
+		at, _ := slices.BinarySearchFunc(i.bounds, key, func(b setBound, key []byte) int {
+			if bytes.Compare(b.key, key) <= 0 {
+				return -1
+			}
+			return 1
+		})
+		if at > 0 {
+			element = i.bounds[at-1].element
+		}
+		found = element != nil
+	default:
+		element, found = i.byKey[string(key)]
+	}
+	if !found && i.other != nil {
+		return i.other, true, true
+	}
+	return element, found, true
+}
+
+// holds reports whether each field of a key is in a range. A field takes whole words of four bytes.
+func (i *setIndex) holds(r setRange, key []byte) bool {
+	at := 0
+	for _, length := range i.fields {
+		end := at + length
+		if length <= 0 || end > len(key) || bytes.Compare(key[at:end], r.from[at:end]) < 0 || bytes.Compare(key[at:end], r.to[at:end]) > 0 {
+			return false
+		}
+		at += (length + 3) &^ 3
+	}
+	return true
+}
+
+// numbersAll reports whether the numbers below n are the keys, and no others.
+func (i *setIndex) numbersAll(n uint32) bool {
+	if i.keyLength != 4 || i.other != nil || uint32(len(i.byKey)) != n || len(i.all) != len(i.byKey) {
+		return false
+	}
+	for number := range n {
+		if _, there := i.byKey[string(binary.NativeEndian.AppendUint32(nil, number))]; !there {
+			return false
+		}
+	}
+	return true
+}

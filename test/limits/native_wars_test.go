@@ -1,0 +1,260 @@
+//go:build wars
+
+package limits
+
+import (
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// proxyTable is kube-proxy's in nftables mode.
+var proxyTable = tableid.IPv4.Table("kube-proxy")
+
+// A nativeWar is a node with kube-proxy's native table of 1,000 services.
+type nativeWar struct {
+	*nodetest.Node
+	want string // what nft lists of the table
+	size int    // its chains
+	half func() (looks int, seen []string)
+}
+
+// guarded are the flags of canaryd in a nativeWar.
+const guarded = "--protect=kube,cni,nft:ip:kube-proxy"
+
+// onNativeWar loads the table and watches from then on that it is there as a whole or not at all.
+func onNativeWar(t *testing.T, body func(w *nativeWar)) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		nstest.NeedProgram(n.T, "nft")
+		n.Load()
+		file, err := os.Open("../../pkg/native/testdata/services-1000.nft.gz")
+		n.Must(err)
+		defer file.Close()
+		unpacked, err := gzip.NewReader(file)
+		n.Must(err)
+		text, err := io.ReadAll(unpacked)
+		n.Must(err)
+		nstest.CommandInput(n.T, string(text), "nft", "-f", "-")
+		w := &nativeWar{Node: n}
+		w.want = w.listed()
+		conn, err := nft.Dial()
+		n.Must(err)
+		w.size, err = chainsOf(conn)
+		n.Must(err)
+		w.half = w.watchHalves(conn)
+		body(w)
+		looks, seen := w.half()
+		w.Logf("%d looks at the table during all of it", looks)
+		if len(seen) > 0 || looks == 0 {
+			w.Errorf("in %d looks the table was there in part: %v", looks, seen)
+		}
+	})
+}
+
+// chainsOf counts the table's chains at one genid. The kernel's own count in a table is no state of
+// one genid: it moves while a transaction is prepared. The error is nft.ErrInterrupted if another
+// process committed meanwhile.
+func chainsOf(conn *nft.Conn) (n int, err error) {
+	before, err := conn.Genid()
+	if err != nil {
+		return 0, err
+	}
+	table := []nft.StringAttr{{Kind: unix.NFTA_CHAIN_TABLE, Value: proxyTable.Name}}
+	err = conn.EachObject(nft.Chains, proxyTable.Family, table, func(attrs []byte) error {
+		if nft.String(nft.AttrPath(attrs, unix.NFTA_CHAIN_TABLE)) == proxyTable.Name { // the kernel gives those of all tables
+			n++
+		}
+		return nil
+	})
+	after, again := conn.Genid()
+	if again == nil && err == nil && before != after {
+		err = nft.ErrInterrupted
+	}
+	return n, errors.Join(err, again)
+}
+
+// watchHalves looks again and again until the returned function is called, which returns how often,
+// and what it saw of a table that was neither whole nor gone.
+func (w *nativeWar) watchHalves(conn *nft.Conn) func() (int, []string) {
+	var all sync.WaitGroup
+	stop, looks, seen := make(chan struct{}), 0, []string{}
+	all.Go(func() {
+		defer conn.Close()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(5 * time.Millisecond):
+			}
+			n, err := chainsOf(conn)
+			if errors.Is(err, nft.ErrInterrupted) {
+				continue
+			}
+			if looks++; (err != nil || n != 0 && n != w.size) && len(seen) < 10 {
+				seen = append(seen, fmt.Sprintf("%d of %d chains: %v", n, w.size, err))
+			}
+		}
+	})
+	return sync.OnceValues(func() (int, []string) {
+		close(stop)
+		all.Wait()
+		return looks, seen
+	})
+}
+
+func (w *nativeWar) listed() string {
+	w.Helper()
+	var own strings.Builder
+	for table := range strings.SplitSeq(nstest.Command(w.T, "nft", "-s", "list", "ruleset"), "\n}\n") {
+		if strings.HasPrefix(table, "table ip kube-proxy ") {
+			own.WriteString(table)
+		}
+	}
+	return own.String()
+}
+
+func (w *nativeWar) flush() { nstest.Command(w.T, "nft", "flush", "ruleset") }
+
+// back waits until the node is ready and the table as it was.
+func (w *nativeWar) back() time.Duration {
+	w.Helper()
+	took := w.Within(nodetest.HealsIn, "the rules to be back", nodetest.Ready)
+	if got := w.listed(); got != w.want {
+		w.Errorf("the table has %d bytes of nft's text, want %d", len(got), len(w.want))
+	}
+	return took
+}
+
+// TestNativeFlusherWithoutEnd: `nft flush ruleset` ten times a second, at 1,000 services of
+// kube-proxy's nftables mode.
+func TestNativeFlusherWithoutEnd(t *testing.T) {
+	onNativeWar(t, func(w *nativeWar) {
+		d := w.Start(guarded)
+		protected := w.Protected()
+		long, used, before := warLength(w.Node), d.CPU(), w.Metrics()
+		began := time.Now()
+		times := fight(w.Node, long, everyFlush, w.flush)
+		long = time.Since(began)
+		last, cost, after := time.Now(), d.CPU()-used, w.Metrics()
+		w.back()
+		back := time.Since(last)
+		replays := nodetest.Sum(after, "replays_total", `family="ip"`) - nodetest.Sum(before, "replays_total", `family="ip"`)
+		w.Logf("%d flushes in %s: %.0f replays of the native table, %s of CPU: %.1f %% of a core; back after %s", times, long.Round(time.Second), replays,
+			cost.Round(time.Millisecond), 100*cost.Seconds()/long.Seconds(), back.Round(time.Millisecond))
+		if after["contended{}"] != 1 {
+			w.Error("canaryd_contended is not raised")
+		}
+		if share := cost.Seconds() / long.Seconds(); share > nativeWarShare {
+			w.Errorf("the war cost %.0f %% of a core, want at most %.0f", 100*share, 100*nativeWarShare)
+		}
+		if back > nativeWarBack {
+			w.Errorf("everything is back after %s, want within %s", back, nativeWarBack)
+		}
+		w.Same("protected rules of iptables after the war", protected, w.Protected())
+		w.Within(time.Minute, "the end of the contention", func() error {
+			if got := w.Metrics()["contended{}"]; got != 0 {
+				return fmt.Errorf("canaryd_contended is %v", got)
+			}
+			return nil
+		})
+		d.Stop()
+	})
+}
+
+const (
+	nativeWarShare = 0.5
+	nativeWarBack  = 20 * time.Second
+)
+
+// TestNativeKilledInReplay: canaryd is killed at each stage of a replay of 1,000 services. The
+// table is then back as a whole or not at all, and the next start puts it back.
+func TestNativeKilledInReplay(t *testing.T) {
+	onNativeWar(t, func(w *nativeWar) {
+		d := w.Start(guarded)
+		whole := 0
+		for delay := time.Duration(0); delay <= 1200*time.Millisecond; delay += 150 * time.Millisecond {
+			time.Sleep(1500 * time.Millisecond) // until it is on disk
+			flushed := make(chan struct{})
+			go func() { // it comes back only when the kernel has freed what it flushed
+				defer close(flushed)
+				w.flush()
+			}()
+			w.Within(nodetest.HealsIn, "the flush", func() error {
+				conn, err := nft.Dial()
+				w.Must(err)
+				defer conn.Close()
+				if n, err := chainsOf(conn); err != nil || n != 0 {
+					return fmt.Errorf("%d chains stand: %w", n, err)
+				}
+				return nil
+			})
+			time.Sleep(delay)
+			d.Kill()
+			<-flushed
+			if w.listed() != "" {
+				whole++
+			}
+			d = w.Launch(guarded)
+			w.back()
+		}
+		w.Logf("killed nine times, %d times after the table was back", whole)
+		d.Stop()
+	})
+}
+
+// TestNativeMemoryShort: the memory of canaryd's control group is short in the middle of a loss, so
+// that the kernel refuses what it should take, or kills canaryd. The table is never there in part,
+// and with more memory it comes back.
+func TestNativeMemoryShort(t *testing.T) {
+	onNativeWar(t, func(w *nativeWar) {
+		nstest.NeedRoot(w.T)
+		group, file := w.MemoryGroup()
+		w.Under = []string{"sh", "-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, group}
+		limit := func(bytes int) { w.Must(os.WriteFile(filepath.Join(group, file), []byte(fmt.Sprint(bytes)), 0o600)) }
+		limit(512 << 20)
+		used := func() int { // with what the kernel has allocated for it
+			text, err := os.ReadFile(filepath.Join(group, map[string]string{"memory.max": "memory.current"}[file]))
+			if err != nil {
+				text, err = os.ReadFile(filepath.Join(group, "memory.usage_in_bytes"))
+			}
+			w.Must(err)
+			n, err := strconv.Atoi(strings.TrimSpace(string(text)))
+			w.Must(err)
+			return n
+		}
+		d := w.Start(guarded)
+		refused, killed := 0, 0
+		for round := range 4 {
+			time.Sleep(1500 * time.Millisecond)
+			limit(used() + round<<20)
+			w.flush()
+			time.Sleep(3 * time.Second)
+			refused += strings.Count(d.Log(), "still missing rules")
+			if limit(512 << 20); !d.Running() {
+				killed++
+				d = w.Launch(guarded)
+			}
+			w.back()
+		}
+		if w.Logf("refused %d times, killed %d times", refused, killed); refused+killed == 0 {
+			w.Error("memory was never short")
+		}
+		d.Stop()
+	})
+}
