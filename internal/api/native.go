@@ -29,6 +29,8 @@ type NativeTable struct {
 	Awaiting bool `json:"awaiting,omitempty"`
 	// Unreplayable is why the kernel would not take the table again.
 	Unreplayable string `json:"unreplayable,omitempty"`
+	// Standby is the state of its standby; nil without --standby.
+	Standby *FamilyStandby `json:"standby,omitempty"`
 }
 
 // A NativeRestored says what became of a native table that an operator asked back.

@@ -291,6 +291,7 @@ func (d *Daemon) nativeBack(ctx context.Context, st *state, id tableid.TableID) 
 // owner was faster.
 func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 	l := st.native.loss
+	d.shutNativeStandby(ctx, st)
 	d.endNative(st)
 	if !l.recorded {
 		return
@@ -358,6 +359,7 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 			row.Verdict, row.Why = canary.Unknown, "it could not be read yet"
 		}
 		row.Unreplayable, row.Awaiting = t.refused.what, r.waiting[id] != nil
+		row.Standby = d.nativeStandbyOf(st, id)
 		s.Native = append(s.Native, row)
 	}
 	for id := range r.immune {

@@ -96,6 +96,7 @@ func (d *Daemon) concludeRide(ctx context.Context, st *state, ride *nativeRide) 
 		d.nativeRecovered(ctx, st)
 		return
 	}
+	d.shutNativeStandby(ctx, st)
 	d.endNative(st)
 	joinRecord(&l.record, native.record)
 	d.announceNative(st.flushLog(ctx), l.record, added, l.counted)
@@ -107,6 +108,7 @@ func (d *Daemon) concludeRide(ctx context.Context, st *state, ride *nativeRide) 
 // transaction has put both back.
 func joinRecord(to *api.Flush, from api.Flush) {
 	to.Native = append(to.Native, from.Native...)
+	to.Standby = to.Standby.Joined(from.Standby)
 	to.Lost.Rules += from.Lost.Rules
 	to.Lost.Chains += from.Lost.Chains
 	if slices.Index(gravity, from.Kind) > slices.Index(gravity, to.Kind) {
