@@ -14,10 +14,14 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// nativeSets is up to how many sets a native table is copied. It is written by one transaction,
-// whose time grows with the square of the sets: 0.35 to 0.9 s of the kernel's at 1,000 services,
-// which are 1,198 sets, and 5 to 7 s at 5,000 (Linux 6.18). Other writers wait for it.
-const nativeSets = 2000
+// nativeSets is up to how many sets a native table is copied. The kernel's time for it grows with
+// their square: 0.1 s for the 1,198 sets of 1,000 services, and 6 s for the 5,958 of 5,000 (Linux
+// 6.18, a busy machine). nativePiece is how large a transaction may become meanwhile: other writers
+// wait for one, which takes some 40 ms at 5,000 services.
+const (
+	nativeSets  = 8000
+	nativePiece = 32 << 10
+)
 
 // TranslateNative makes the copy of a native table, as pkg/native captured it: the same objects in
 // a table of another name, of base chains those of nat, and those that filter before nat is asked:
@@ -97,7 +101,7 @@ func (n *nativeCopy) table(bases []native.Chain, hooks []Hook) *native.Table {
 	}
 	for i := range n.src.Sets {
 		if set := &n.src.Sets[i]; n.sets[set.Name] {
-			t.Sets = append(t.Sets, *set)
+			t.Sets = append(t.Sets, smaller(*set))
 		}
 	}
 	for _, h := range hooks {
@@ -105,6 +109,42 @@ func (n *nativeCopy) table(bases []native.Chain, hooks []Hook) *native.Table {
 		t.Sets = append(t.Sets, native.Set{Name: setOf(h), Attrs: attrs})
 	}
 	return t
+}
+
+// dynamicSize is for how many elements a set of the copy has room at least to which packets add.
+const dynamicSize = 1024
+
+// smaller returns a set with room for what it is to hold while the copy is open. The kernel takes
+// 1 MiB for a set of 65,535 elements that packets add, which is what kube-proxy has for each
+// endpoint with session affinity: 309 MiB at 1,000 services, of which 300 endpoints have it (Linux
+// 6.18).
+func smaller(s native.Set) native.Set {
+	size := uint32(dynamicSize)
+	for int(size) < 2*len(s.Elements) {
+		size *= 2
+	}
+	desc := attr(s.Attrs, unix.NFTA_SET_DESC)
+	if !s.Dynamic() || desc == nil || nft.AttrNumber(desc, unix.NFTA_SET_DESC_SIZE) <= size {
+		return s
+	}
+	desc = number(except(desc, unix.NFTA_SET_DESC_SIZE), unix.NFTA_SET_DESC_SIZE, size)
+	s.Attrs = nft.AppendAttr(except(s.Attrs, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC|unix.NLA_F_NESTED, desc, 0)
+	return s
+}
+
+// except returns a list less the attributes of one kind.
+func except(list []byte, kind uint16) (rest []byte) {
+	for len(list) > 0 {
+		is, _, after, err := nft.NextAttr(list)
+		if err != nil {
+			return rest
+		}
+		if is != kind {
+			rest = append(rest, list[:len(list)-len(after)]...)
+		}
+		list = after
+	}
+	return rest
 }
 
 // bases copies the base chains of the wanted type, each with its gate, and what they come to.
@@ -258,7 +298,7 @@ func (s *Standby) putNative(c *Copy) error {
 // fillNative writes a native table in pieces: no packet gets behind its gates.
 func (s *Standby) fillNative(t *table, c *Copy, pause func() error) error {
 	t.held = c
-	return c.native.FillInPieces(s.cfg.Piece, func(b *nft.Batch) error {
+	return c.native.FillInPieces(min(s.cfg.Piece, nativePiece), func(b *nft.Batch) error {
 		if err := s.send(t, b); err != nil {
 			return err
 		}

@@ -36,6 +36,7 @@ func captured(t *testing.T, conn *nft.Conn, id tableid.TableID) (*native.Table, 
 // nftServices is a table as kube-proxy's nftables mode writes it, of one service.
 const nftServices = `table FAMILY kube-proxy {
 	map service-ips { type ADDRESS . inet_proto . inet_service : verdict; elements = { SERVICE . udp . 53 : goto service-A, SERVICE . udp . 443 : goto service-A } }
+	set affinity { type ADDRESS; size 65535; flags dynamic,timeout; timeout 1h; elements = { POD timeout 1h } }
 	map firewall-ips { type ADDRESS . inet_proto . inet_service : verdict; elements = { SERVICE . udp . 443 : goto firewall-A } }
 	map no-endpoints { type ADDRESS . inet_proto . inet_service : verdict; elements = { SERVICE . udp . 80 : drop } }
 	chain filter-forward { type filter hook forward priority filter; FAMILY daddr . meta l4proto . th dport vmap @no-endpoints; }
@@ -46,7 +47,7 @@ const nftServices = `table FAMILY kube-proxy {
 	chain nat-output { type nat hook output priority -100; jump services; }
 	chain nat-postrouting { type nat hook postrouting priority srcnat; jump masquerading; }
 	chain services { FAMILY daddr . meta l4proto . th dport vmap @service-ips; }
-	chain service-A { FAMILY saddr != POD jump mark-for-masquerade; meta l4proto udp dnat FAMILY to numgen random mod 2 map { 0 : POD . 5353, 1 : POD . 5353 }; }
+	chain service-A { update @affinity { FAMILY saddr }; FAMILY saddr != POD jump mark-for-masquerade; meta l4proto udp dnat FAMILY to numgen random mod 2 map { 0 : POD . 5353, 1 : POD . 5353 }; }
 	chain mark-for-masquerade { meta mark set meta mark or 0x4000; }
 	chain masquerading { meta mark & 0x4000 == 0 return; meta mark set meta mark xor 0x4000; masquerade fully-random; }
 }
@@ -89,6 +90,9 @@ func TestANativeTableIsCopied(t *testing.T) {
 				copied := listed(t, id)
 				if strings.Contains(copied, "filter-forward") || strings.Contains(copied, "no-endpoints") || !strings.Contains(copied, "dstnat + 1") || !strings.Contains(copied, "dstnat - 9") {
 					t.Errorf("the copy has what decides behind nat, or lacks what decides before it:\n%s", copied)
+				}
+				if !strings.Contains(copied, "size 1024") || !strings.Contains(copied, "expires") {
+					t.Errorf("the copy has no affinity, or has room for as many clients as the table:\n%s", copied)
 				}
 				whole, err := c.Probe(conn)
 				must(t, err)
