@@ -68,7 +68,14 @@ func TestNativeStandbyStaysShut(t *testing.T) {
 		}
 	}
 	for name, do := range map[string]func(*fakeNative){
-		"deleted alone":  func(k *fakeNative) { k.deleteTable(proxyTable) },
+		"deleted alone": func(k *fakeNative) { k.deleteTable(proxyTable) },
+		"deleted alone, and another table is lost": func(k *fakeNative) {
+			k.deleteTable(proxyTable)
+			time.Sleep(2 * time.Second)
+			k.with(func() { k.refuses[dockerTable] = true })
+			k.again(tableOf(dockerTable, "c")) // with its own handle
+			k.flushTable(dockerTable)
+		},
 		"dormant":        func(k *fakeNative) { k.dormant(proxyTable, true) },
 		"made again":     func(k *fakeNative) { k.again(natTable(proxyTable, "z")) },
 		"synced":         func(k *fakeNative) { k.sync(natTable(proxyTable, "a", "z")) },

@@ -21,6 +21,9 @@ const (
 	busyFor = 30 * time.Second
 	// sidesSlots is how many services there are unless CANARYD_KUBEPROXY_SERVICES says.
 	sidesSlots = 200
+	// eagerSlots is up to how many services both nodes are compared: from 1,000 endpoints on
+	// kube-proxy leaves chains of former services for a later full sync (iptables/proxier.go, 1.36).
+	eagerSlots = 250
 )
 
 // manySlots returns how many services the rows of TestStandby have.
@@ -65,9 +68,11 @@ func TestStandby(t *testing.T) {
 		for _, standby := range []string{"off", "on"} {
 			s.with(standby)
 		}
-		s.same()
 		report(n.T, append([]string{fmt.Sprintf("kube-proxy next to the standby, %s (seed %d): %d services, 20 changes a second", k.name, number, manySlots(n.T)),
 			fmt.Sprintf("  %-10s %-22s %-22s %-10s %s", "--standby", "mean sync next to it", "mean sync without", "more", "failed syncs next to it, without")}, s.lines...)...)
+		if manySlots(n.T) <= eagerSlots {
+			s.same()
+		}
 	})
 }
 
@@ -99,7 +104,7 @@ func (s *sides) with(standby string) {
 		s.Errorf("--standby=%s: %d syncs failed next to canaryd, %d without it", standby, failed[0], failed[1])
 	}
 	if standby == "on" {
-		s.Within(startsIn, "the standby to follow", func() error { return s.armed("on") })
+		s.Within(equalIn, "the standby to follow", func() error { return s.armed("on") })
 		if s.kind.mode == inIPTables {
 			s.destroysSet()
 		}
