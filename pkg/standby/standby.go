@@ -177,7 +177,7 @@ func (s *Standby) Put(c *Copy) error {
 }
 
 // PutPiece is Put that returns after each transaction of a first build. With more it is to be
-// called again, with this copy or a newer one; until it reports none there is no table.
+// called again, with this copy or a newer one. Status says when there is a table.
 func (s *Standby) PutPiece(c *Copy) (more bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
