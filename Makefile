@@ -182,7 +182,7 @@ versions: ## the ways to flush, and what compares bytes and text, with the iptab
 # make kubeproxy KUBEPROXY=10m for ten minutes of flushes; KUBEPROXY_SEED=7 repeats a run.
 .PHONY: kubeproxy
 kubeproxy: deps ## a real kube-proxy in iptables and nftables mode next to canaryd, flushed at random while services change; prints tables
-	@CANARYD_KUBEPROXY='$(KUBEPROXY)' CANARYD_KUBEPROXY_SEED='$(KUBEPROXY_SEED)' hack/kubeproxy.sh
+	@CANARYD_KUBEPROXY='$(KUBEPROXY)' CANARYD_KUBEPROXY_SEED='$(KUBEPROXY_SEED)' CANARYD_KUBEPROXY_SERVICES='$(KUBEPROXY_SERVICES)' hack/kubeproxy.sh
 
 # make kernels KERNELS='bullseye-amd64 sid-amd64' for some of them: a suite of Debian's and an architecture.
 KERNELS ?= bullseye-amd64 bookworm-amd64 trixie-amd64 sid-amd64 trixie-arm64

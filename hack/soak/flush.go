@@ -26,8 +26,8 @@ const savedFilter = `*filter
 COMMIT
 `
 
-// nativeKinds are the ways to flush kube-proxy's native table. To delete it alone may be its owner's
-// doing, so that canaryd does not put it back.
+// nativeKinds are the ways to flush kube-proxy's native table. To delete it alone may be its
+// owner's doing, so that canaryd does not put it back.
 func nativeKinds() []flushKind {
 	var all []flushKind
 	for _, k := range allKinds(iptables.NFT) {

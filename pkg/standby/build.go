@@ -71,8 +71,8 @@ func (s *Standby) build(c *Copy, pause func() error) error {
 	return nil
 }
 
-// What a copy takes of the kernel's memory, as far as it matters: 41,434 rules in 15,997 chains took
-// 26 MiB (Linux 6.18). A set of a native table is counted with what it has room for.
+// What a copy takes of the kernel's memory, as far as it matters: 41,434 rules in 15,997 chains
+// took 26 MiB (Linux 6.18). A set of a native table is counted with what it has room for.
 const (
 	ruleBytes = 700
 	setBytes  = 8 << 10

@@ -22,7 +22,7 @@ const (
 	// sidesSlots is how many services there are unless CANARYD_KUBEPROXY_SERVICES says.
 	sidesSlots = 200
 	// eagerSlots is up to how many services both nodes are compared: from 1,000 endpoints on
-	// kube-proxy leaves chains of former services for a later full sync (iptables/proxier.go, 1.36).
+	// kube-proxy leaves chains of former services for a later full sync (iptables/proxier.go).
 	eagerSlots = 250
 )
 
