@@ -141,6 +141,12 @@ view: deps build ## what clients see of each kind of flush: connections reset, n
 	go build -o bin/soak ./hack/soak
 	bin/soak -view -canaryd bin/canaryd -json bin/view.json $(VIEW_FLAGS)
 
+# make standby STANDBY_FLAGS='-sizes 1000 -flushes-per-kind 4' for a part of it.
+.PHONY: standby
+standby: deps build ## what clients see of flushes with the standby and without, in turns, in both modes of kube-proxy; prints tables; 3 hours
+	go build -o bin/soak ./hack/soak
+	bin/soak -view -standby both -backends nft -modes iptables,nftables -sizes 100,1000,5000 -flushes-per-kind 20 -canaryd bin/canaryd -json bin/standby.json $(STANDBY_FLAGS)
+
 .PHONY: prometheusrule
 prometheusrule: ## write the PrometheusRule of deploy/kubernetes anew from deploy/prometheus
 	go test -C test/kubernetes -count=1 -run 'TestPrometheusRule' . -update
@@ -177,7 +183,7 @@ versions: ## the ways to flush, and what compares bytes and text, with the iptab
 # make kubeproxy KUBEPROXY=10m for ten minutes of flushes; KUBEPROXY_SEED=7 repeats a run.
 .PHONY: kubeproxy
 kubeproxy: deps ## a real kube-proxy in iptables and nftables mode next to canaryd, flushed at random while services change; prints tables
-	@CANARYD_KUBEPROXY='$(KUBEPROXY)' CANARYD_KUBEPROXY_SEED='$(KUBEPROXY_SEED)' hack/kubeproxy.sh
+	@CANARYD_KUBEPROXY='$(KUBEPROXY)' CANARYD_KUBEPROXY_SEED='$(KUBEPROXY_SEED)' CANARYD_KUBEPROXY_SERVICES='$(KUBEPROXY_SERVICES)' hack/kubeproxy.sh
 
 # make kernels KERNELS='bullseye-amd64 sid-amd64' for some of them: a suite of Debian's and an architecture.
 KERNELS ?= bullseye-amd64 bookworm-amd64 trixie-amd64 sid-amd64 trixie-arm64

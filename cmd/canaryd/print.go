@@ -80,7 +80,7 @@ func printStatus(w io.Writer, output string, s api.Status) error {
 		func() error { return printBaseline(w, s.Baseline) },
 		func() error { return printKeeper(w, s.Keeper) },
 		func() error { return printText(w, lastDrillText(w, s.LastDrill)) },
-		func() error { return printStandby(w, s.Standby) },
+		func() error { return printStandby(w, s.Standby, s.Native) },
 		func() error { return printDecision(w, s.Decision) },
 		func() error { return printText(w, replaysText(s)) },
 		func() error { return printSourceErrors(w, s.SourceErrors) },

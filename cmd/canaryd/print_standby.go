@@ -9,15 +9,21 @@ import (
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
-// printStandby prints the standby's state of each family in one line, and an empty one behind it.
-// It prints no line about a standby that is off everywhere.
-func printStandby(w io.Writer, standby map[rules.Family]api.FamilyStandby) error {
+// printStandby prints the standby's state of each family and native table in one line, and an empty
+// one behind it. It prints no line about a standby that is off everywhere.
+func printStandby(w io.Writer, standby map[rules.Family]api.FamilyStandby, tables []api.NativeTable) error {
 	var words []string
 	off := true
 	for _, f := range rules.Families() {
 		if s, ok := standby[f]; ok {
 			words = append(words, f.String()+" "+standbyText(s))
 			off = off && s.State == api.StandbyOff
+		}
+	}
+	for _, t := range tables {
+		if t.Standby != nil {
+			words = append(words, "table "+plain(t.Table)+" "+standbyText(*t.Standby))
+			off = off && t.Standby.State == api.StandbyOff
 		}
 	}
 	line := ""

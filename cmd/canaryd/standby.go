@@ -2,7 +2,9 @@ package main
 
 import (
 	"fmt"
+	"os"
 
+	"github.com/canaryd/canaryd/internal/cgroup"
 	"github.com/canaryd/canaryd/internal/daemon"
 	"github.com/canaryd/canaryd/pkg/iptables"
 )
@@ -11,15 +13,33 @@ import (
 // caller must call closeIt before it closes the kernel.
 func (o *options) openStandby(kernel *iptables.Kernel) (cfg daemon.StandbyConfig, closeIt func(), err error) {
 	none := func() {}
+	legacy := kernel.Info().Backend != iptables.NFT
+	cfg = daemon.StandbyConfig{Auto: o.standby == "auto"}
 	switch {
 	case o.standby == "off":
 		return daemon.StandbyConfig{Off: "by --standby"}, none, nil
-	case kernel.Info().Backend != iptables.NFT:
-		return daemon.StandbyConfig{Off: "it copies rules of iptables-nft only"}, none, nil
+	case legacy:
+		cfg.Off = "it copies rules of iptables-nft only"
+		if !o.selector.Native() {
+			return cfg, none, nil
+		}
 	}
-	opened, err := daemon.OpenStandby(kernel)
-	if err != nil {
+	opened, err := daemon.OpenStandby(kernel, room)
+	switch {
+	case err != nil && legacy: // such a kernel may have no nf_tables
+		return cfg, none, nil
+	case err != nil:
 		return daemon.StandbyConfig{}, nil, fmt.Errorf("the standby (--standby=off does without): %w", err)
 	}
-	return daemon.StandbyConfig{Table: opened, Auto: o.standby == "auto"}, func() { _ = opened.Close() }, nil
+	if cfg.Native = opened.Native(); !legacy {
+		cfg.Table = opened
+	}
+	return cfg, func() { _ = opened.Close() }, nil
+}
+
+// room returns how much memory the control group still allows. A limit that cannot be read is none:
+// keepWithinGroup has logged it.
+func room() int64 {
+	free, _ := cgroup.Room(os.DirFS("/"))
+	return free
 }

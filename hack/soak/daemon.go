@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/canaryd/canaryd/internal/testkit/canaryd"
@@ -22,6 +23,8 @@ const (
 // A daemon is canaryd as a healer.
 type daemon struct {
 	*canaryd.Process
+	standby string // --standby
+	native  bool   // kube-proxy's rules are in a native table
 }
 
 func startDaemon(ctx context.Context, l *lab) (*daemon, error) {
@@ -29,11 +32,11 @@ func startDaemon(ctx context.Context, l *lab) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := canaryd.Start(exec.CommandContext(ctx, l.Canaryd, append(canaryd.Flags(l.Backend, dir), "--standby="+l.Standby)...), filepath.Join(dir, "canaryd.log"))
+	p, err := canaryd.Start(exec.CommandContext(ctx, l.Canaryd, append(canaryd.Flags(l.Backend, dir), "--standby="+l.standby)...), filepath.Join(dir, "canaryd.log"))
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{p}
+	d := &daemon{p, l.standby, l.Mode == inNFTables}
 	return d, d.until(ctx, startsIn, "canaryd to learn the rules", d.quiet)
 }
 
@@ -42,6 +45,7 @@ func startDaemon(ctx context.Context, l *lab) (*daemon, error) {
 // yet.
 func (d *daemon) learn(ctx context.Context, write func() error) error {
 	before, err := d.status(ctx)
+	begin := time.Now()
 	if err == nil {
 		err = write()
 	}
@@ -49,9 +53,13 @@ func (d *daemon) learn(ctx context.Context, write func() error) error {
 		return err
 	}
 	return d.until(ctx, recoversIn, "canaryd to learn what the owner wrote", func(ctx context.Context) error {
-		if now, err := d.status(ctx); err != nil {
+		now, err := d.status(ctx)
+		switch {
+		case err != nil:
 			return err
-		} else if now.Generation.ID == before.Generation.ID {
+		case d.native && !slices.ContainsFunc(now.Native, func(t scenario.NativeStatus) bool { return t.Captured.After(begin) }):
+			return errors.New("the native table was not read again")
+		case !d.native && now.Generation.ID == before.Generation.ID:
 			return errors.New("the generation has not changed")
 		}
 		return d.quiet(ctx)
@@ -109,19 +117,22 @@ func (d *daemon) quiet(ctx context.Context) error {
 		return err
 	case !s.Healthy:
 		return errors.New("not healthy")
-	case s.Generation.Rules == 0:
+	case s.Generation.Rules == 0 || d.native && len(s.Native) == 0:
 		return errors.New("no generation")
 	case !s.LearningPendingSince.IsZero():
 		return errors.New("the generation lags behind")
 	}
-	// A family without rules that translate has none.
+	// A family or table without rules that translate has none.
 	for family, standby := range s.Standby {
-		switch {
-		case standby.State == "off" || standby.State == "idle" || standby.State == "armed":
-		case standby.State == "unavailable":
-			return fmt.Errorf("the standby of %s is unavailable: %s", family, standby.Reason)
-		default:
-			return fmt.Errorf("the standby of %s is %s", family, standby.State)
+		if err := isReady(standby, family.String()); err != nil {
+			return err
+		}
+	}
+	for _, t := range s.Native {
+		if t.Standby != nil {
+			if err := isReady(*t.Standby, t.Table); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -143,4 +154,15 @@ func (d *daemon) stop() (time.Duration, error) {
 		err = fmt.Errorf("canaryd: %w\n%s", err, d.Tail())
 	}
 	return d.Used(), err
+}
+
+// isReady returns nil if a standby is armed, or there is to be none.
+func isReady(s scenario.StandbyStatus, of string) error {
+	switch s.State {
+	case "off", "idle", "armed":
+		return nil
+	case "unavailable":
+		return fmt.Errorf("the standby of %s is unavailable: %s", of, s.Reason)
+	}
+	return fmt.Errorf("the standby of %s is %s", of, s.State)
 }

@@ -26,6 +26,32 @@ const savedFilter = `*filter
 COMMIT
 `
 
+// nativeKinds are the ways to flush kube-proxy's native table. To delete it alone may be its
+// owner's doing, so that canaryd does not put it back.
+func nativeKinds() []flushKind {
+	var all []flushKind
+	for _, k := range allKinds(iptables.NFT) {
+		if k.name == "nft-flush-ruleset" {
+			all = append(all, k)
+		}
+	}
+	return append(all, flushKind{"nft-flush-kube-proxy", func(ctx context.Context, _ scenario.Flusher) error {
+		return runNFT(ctx, "flush table ip kube-proxy\n")
+	}})
+}
+
+// flushKinds returns the flushes that the plan names, or those that say most of its mode.
+func (p plan) flushKinds() ([]flushKind, error) {
+	names := p.Kinds
+	switch {
+	case p.Mode == inNFTables:
+		return nativeKinds(), nil
+	case p.Standby == both && len(names) == 0:
+		names = []string{"flush-nat", "nft-flush-ruleset"}
+	}
+	return flushKinds(p.Backend, names)
+}
+
 // flushKinds returns the named flushes, as far as they are possible on the backend; without
 // names, all. They are the scenarios, without the one of many flushes and those that add rules
 // first.

@@ -42,6 +42,7 @@ func (t truth) right(a attempt) bool {
 // put the rules right.
 type window struct {
 	Kind     string
+	Standby  string // --standby
 	From, To int64
 	Done     int64 // the end of the flush's last command
 	Cut      bool  // the test put the rules right

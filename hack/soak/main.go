@@ -51,7 +51,8 @@ type plan struct {
 	Services int
 	Seed     uint64
 	Poll     time.Duration // of the monitor
-	Standby  string        // --standby of canaryd
+	Standby  string        // --standby of canaryd; "both": off and on in turns
+	Mode     string        // of kube-proxy: inIPTables or inNFTables
 	Kinds    []string      // of flushes; empty: all that are possible on the backend
 
 	View           bool // measure the clients' view, not a rate
@@ -99,11 +100,13 @@ func parent(ctx context.Context) error {
 	flag.IntVar(&first.Services, "services", 100, "how many services there are")
 	flag.Uint64Var(&first.Seed, "seed", 0, "of flushes and changes; 0 is a new one")
 	flag.DurationVar(&first.Poll, "poll", 3*time.Second, "how often the monitor checks its canary; kube-proxy's does so every 30s")
-	flag.StringVar(&first.Standby, "standby", "off", "--standby of canaryd; with on, flushes wait until it is ready")
+	flag.StringVar(&first.Standby, "standby", "off", "--standby of canaryd; with on, flushes wait until it is ready; with -view, both has them in turns")
 	viewFlags(&first)
 	backends := flag.String("backends", "nft,legacy", "comma-separated `names`")
 	healers := flag.String("healers", byCanaryd, "comma-separated `names`: canaryd; monitor for what kube-proxy does without it; stale for old rules")
 	kinds := flag.String("kinds", "", "comma-separated `names` of flushes; default all that are possible on a backend")
+	modes := flag.String("modes", inIPTables, "with -view, comma-separated `modes` of kube-proxy: iptables, nftables (on nft only)")
+	sizes := flag.String("sizes", "", "with -view, comma-separated `numbers` of services, one after the other; default is -services")
 	out := flag.String("json", "", "also write the results to this `file`")
 	flag.Parse()
 	var err error
@@ -119,21 +122,26 @@ func parent(ctx context.Context) error {
 	if first.Seed == 0 {
 		first.Seed = rand.Uint64()
 	}
-	if first.View {
-		fmt.Printf("soak: the clients' view, %d flushes of each kind, %d services, -seed %d\n", first.FlushesPerKind, first.Services, first.Seed)
-	} else {
-		fmt.Printf("soak: %s, %d services, %d connections a second on each backend, -seed %d\n", first.For, first.Services, first.Rate, first.Seed)
-	}
 	var results []result
 	var errs []error
-	for healer := range strings.SplitSeq(*healers, ",") {
-		some, err := sideBySide(ctx, first, healer, strings.Split(*backends, ","))
-		results = append(results, some...)
-		errs = append(errs, err)
+	each, err := first.each(*sizes, *modes)
+	if err != nil {
+		return err
 	}
-	if first.View {
+	for _, p := range each {
+		p.announce()
+		for healer := range strings.SplitSeq(*healers, ",") {
+			some, err := sideBySide(ctx, p, healer, strings.Split(*backends, ","))
+			results = append(results, some...)
+			errs = append(errs, err)
+		}
+	}
+	switch {
+	case first.View && first.Standby == both:
+		standbyReport(os.Stdout, results)
+	case first.View:
 		viewReport(os.Stdout, results)
-	} else {
+	default:
 		report(os.Stdout, results)
 	}
 	if *out != "" {
@@ -144,6 +152,15 @@ func parent(ctx context.Context) error {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// announce says what begins.
+func (p plan) announce() {
+	if p.View {
+		fmt.Printf("soak: the clients' view, %d flushes of each kind, %d services, %s mode, -seed %d\n", p.FlushesPerKind, p.Services, p.Mode, p.Seed)
+	} else {
+		fmt.Printf("soak: %s, %d services, %d connections a second on each backend, -seed %d\n", p.For, p.Services, p.Rate, p.Seed)
+	}
 }
 
 func sideBySide(ctx context.Context, first plan, healer string, backends []string) ([]result, error) {

@@ -63,6 +63,8 @@ type lab struct {
 	truth    truth
 	windows  []window
 	problems []string
+	standby  string // --standby of the canaryd that runs now
+	costs    []cost
 }
 
 // runNode runs one node, and prints its result as JSON.
@@ -74,7 +76,7 @@ func runNode(ctx context.Context, text string) error {
 	if err := netns.Setup(); err != nil {
 		return err
 	}
-	l := &lab{plan: p, programs: scenario.Programs{With: p.Backend}, dice: rand.New(rand.NewPCG(p.Seed, 0))}
+	l := &lab{plan: p, programs: scenario.Programs{With: p.Backend}, dice: rand.New(rand.NewPCG(p.Seed, 0)), standby: p.Standby}
 	r, err := l.soak(ctx)
 	if err != nil {
 		return err
@@ -98,6 +100,7 @@ func (l *lab) soak(ctx context.Context) (result, error) {
 	if err := l.load(ctx); err != nil {
 		return result{}, err
 	}
+	l.turn()
 	for i := range l.Cluster.Services() {
 		l.truth.First = append(l.truth.First, l.Endpoints(i))
 	}
@@ -137,7 +140,7 @@ func (l *lab) soak(ctx context.Context) (result, error) {
 func (l *lab) startHealer(ctx context.Context) (healer, error) {
 	switch l.Healer {
 	case byCanaryd:
-		return startDaemon(ctx, l)
+		return l.startCanaryd(ctx)
 	case byMonitor:
 		return startMonitor(ctx, l), nil
 	case byStale:
@@ -156,6 +159,7 @@ func (l *lab) renew(ctx context.Context) error {
 	used, err := l.healer.stop()
 	l.used += used
 	if err == nil {
+		l.turn()
 		l.healer, err = l.startHealer(ctx)
 	}
 	return err
@@ -174,6 +178,9 @@ func (l *lab) Services() int { return l.plan.Services }
 
 // load writes the node's rules.
 func (l *lab) load(ctx context.Context) error {
+	if l.Mode == inNFTables {
+		return errors.Join(l.programs.RestoreNoflush(ctx, rules.IPv4, l.HostPortRules()), runNFT(ctx, l.Native()))
+	}
 	text, err := l.Rules()
 	if err != nil {
 		return err
@@ -183,7 +190,7 @@ func (l *lab) load(ctx context.Context) error {
 
 // flushes flushes in each way, in a random order, and changes pods of services in between.
 func (l *lab) flushes(ctx context.Context, clients traffic) error {
-	kinds, err := flushKinds(l.Backend, l.Kinds)
+	kinds, err := l.flushKinds()
 	if err == nil {
 		err = sleep(ctx, calm)
 	}
@@ -193,10 +200,11 @@ func (l *lab) flushes(ctx context.Context, clients traffic) error {
 	end := time.Now().Add(l.For)
 	more := func(n int) bool { return time.Now().Before(end) }
 	if l.View {
-		more = func(n int) bool { return n < len(kinds)*l.FlushesPerKind }
+		more = func(n int) bool { return n < len(kinds)*l.FlushesPerKind*l.settings() }
 	}
+	perDaemon := l.perDaemon(len(kinds))
 	for n := 0; more(n); n++ {
-		if l.View && l.Healer == byCanaryd && n > 0 && n%flushesPerDaemon == 0 {
+		if l.View && l.Healer == byCanaryd && n > 0 && n%perDaemon == 0 {
 			if err := l.renew(ctx); err != nil {
 				return err
 			}
@@ -229,7 +237,7 @@ func (l *lab) flush(ctx context.Context, kind flushKind, clients traffic) error 
 	if err != nil {
 		return err
 	}
-	l.windows = append(l.windows, window{Kind: kind.name, From: clock()})
+	l.windows = append(l.windows, window{Kind: kind.name, Standby: l.standby, From: clock()})
 	err = kind.do(ctx, l.programs)
 	l.windows[len(l.windows)-1].Done = clock()
 	if err != nil {
@@ -260,6 +268,23 @@ func (l *lab) change(ctx context.Context) error {
 	j := (i + 1 + l.dice.IntN(n-1)) % n
 	l.owner.Lock()
 	defer l.owner.Unlock()
+	begin := clock()
+	if err := l.exchange(ctx, i, j); err != nil {
+		return fmt.Errorf("two services change their pods: %w", err)
+	}
+	end := clock()
+	for _, s := range []int{i, j} {
+		l.truth.Changes = append(l.truth.Changes, change{begin, end, s, l.Endpoints(s)})
+	}
+	return nil
+}
+
+// exchange exchanges a pod of two services, as kube-proxy writes it.
+func (l *lab) exchange(ctx context.Context, i, j int) error {
+	if l.Mode == inNFTables {
+		l.Swap(i, j)
+		return runNFT(ctx, l.NativeSync(i, j))
+	}
 	before, err := l.Chains()
 	if err != nil {
 		return err
@@ -273,15 +298,7 @@ func (l *lab) change(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	begin := clock()
-	if err := l.programs.RestoreNoflush(ctx, rules.IPv4, text); err != nil {
-		return fmt.Errorf("two services change their pods: %w", err)
-	}
-	end := clock()
-	for _, s := range []int{i, j} {
-		l.truth.Changes = append(l.truth.Changes, change{begin, end, s, l.Endpoints(s)})
-	}
-	return nil
+	return l.programs.RestoreNoflush(ctx, rules.IPv4, text)
 }
 
 // allAnswer connects to each target once at the end, when all rules must be back.

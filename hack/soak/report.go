@@ -48,6 +48,8 @@ type result struct {
 	View            []cell   // what the clients of the view saw
 	Strict          bool     // a lost connection of the view is a failure
 	ServiceCount    int
+	Mode            string // of kube-proxy
+	Costs           []cost // of canaryd at rest
 	Problems        []string
 }
 

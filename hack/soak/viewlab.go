@@ -42,7 +42,7 @@ func (p plan) longest() time.Duration {
 		return p.For + 3*time.Minute
 	}
 	kinds := len(allKinds(p.Backend))
-	return 3*time.Minute + time.Duration(kinds*p.FlushesPerKind)*(deadAfter+recoversIn)
+	return 3*time.Minute + time.Duration(kinds*p.FlushesPerKind*p.settings())*(deadAfter+recoversIn)
 }
 
 // A view is the clients of one node, one process in each place.
@@ -165,9 +165,9 @@ func (v *view) after(ctx context.Context) error {
 
 // add adds what one way saw of one flush.
 func (v *view) add(w window, seen wayView) {
-	i := slices.IndexFunc(v.cells, func(c *cell) bool { return c.Flush == w.Kind && c.Way == seen.Way })
+	i := slices.IndexFunc(v.cells, func(c *cell) bool { return c.Flush == w.Kind && c.Way == seen.Way && c.Standby == w.Standby })
 	if i < 0 {
-		i, v.cells = len(v.cells), append(v.cells, &cell{Flush: w.Kind, Way: seen.Way})
+		i, v.cells = len(v.cells), append(v.cells, &cell{Flush: w.Kind, Way: seen.Way, Standby: w.Standby})
 	}
 	for _, stranger := range v.cells[i].add(w, seen, v.lab.truth) {
 		if len(v.strangers) < maxStrangers {
@@ -189,7 +189,7 @@ func (v *view) end() error {
 
 func (v *view) result(used time.Duration) result {
 	r := result{
-		Healer: v.lab.Healer, Backend: string(v.lab.Backend), ServiceCount: v.lab.Services(), Strict: v.lab.Strict,
+		Mode: v.lab.Mode, Costs: v.lab.costs, Healer: v.lab.Healer, Backend: string(v.lab.Backend), ServiceCount: v.lab.Services(), Strict: v.lab.Strict,
 		Flushes: len(v.lab.windows), Changes: len(v.lab.truth.Changes) / 2, Problems: v.lab.problems, Strangers: v.strangers,
 	}
 	r.Processor = used.Seconds() / (time.Duration(clock()-v.began) * time.Microsecond).Seconds()

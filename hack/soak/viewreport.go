@@ -14,6 +14,7 @@ import (
 // A cell is what the connections of one way saw of the flushes of one kind.
 type cell struct {
 	Flush, Way string
+	Standby    string // --standby
 	Flushes    int
 
 	Established int // connections, once for each flush
@@ -198,17 +199,22 @@ func viewTable(w io.Writer, results []result, what string, rows func([]cell) []c
 	fmt.Fprintf(w, "\n| %s |\n|%s\n", strings.Join(head, " | "), strings.Repeat("---|", len(head)))
 	for _, r := range results {
 		for _, c := range rows(r.View) {
-			open := 0
-			for _, g := range c.Gaps {
-				if g == neverHealed {
-					open++
-				}
-			}
 			fmt.Fprintf(w, "| %s | %s | %d | %s | %d | %d of %d | %s | %d of %d | %d | %s | %s | %s | %d | %d |\n", r.Healer, r.Backend, r.ServiceCount, name(c),
 				c.Flushes, c.Resets, c.Established, medianAndWorst(c.Stalls), c.Never, c.Begun, c.Refused, share(c.Failed, c.Asked),
-				medianAndWorst(c.Gaps), medianAndWorst(c.Afters), open, c.Wrong)
+				medianAndWorst(c.Gaps), medianAndWorst(c.Afters), c.neverHealed(), c.Wrong)
 		}
 	}
+}
+
+// neverHealed returns after how many flushes no connection was answered until the test put the
+// rules right.
+func (c cell) neverHealed() (n int) {
+	for _, g := range c.Gaps {
+		if g == neverHealed {
+			n++
+		}
+	}
+	return n
 }
 
 func share(some, all int) string {

@@ -32,6 +32,8 @@ type NativeTable struct {
 	Awaiting bool `json:"awaiting,omitempty"`
 	// Unreplayable is why the kernel would not take the table again.
 	Unreplayable string `json:"unreplayable,omitempty"`
+	// Standby is the state of its standby; nil without --standby.
+	Standby *FamilyStandby `json:"standby,omitempty"`
 }
 
 // A StoredNativeGeneration is what one native table held, on disk, in a Status.

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -35,7 +36,7 @@ func StandbyStates() []StandbyState {
 	return []StandbyState{StandbyOff, StandbyIdle, StandbyBuilding, StandbyArmed, StandbyBehind, StandbyOpen, StandbyUnavailable}
 }
 
-// A FamilyStandby is the standby's state for one family, in a Status.
+// A FamilyStandby is the standby's state for one family or native table, in a Status.
 type FamilyStandby struct {
 	State StandbyState `json:"state"`
 	// Reason is why the standby is unavailable, off or idle. It names no rule.
@@ -53,6 +54,8 @@ type FamilyStandby struct {
 // A StandbyUse says, in a flush record, how the standby translated in the place of lost rules.
 type StandbyUse struct {
 	Families []rules.Family `json:"families"`
+	// Tables are the native tables, such as "ip kube-proxy".
+	Tables []string `json:"tables,omitempty"`
 	// AfterSeconds is the time from the first evidence until it translated, of the first family.
 	AfterSeconds float64 `json:"afterSeconds"`
 	// OpenSeconds is how long it translated, of the family for which it did so longest; 0 while it
@@ -73,6 +76,30 @@ func (u *StandbyUse) With(f rules.Family, after time.Duration) *StandbyUse {
 	return &more
 }
 
+// WithTable returns the use with one more native table.
+func (u *StandbyUse) WithTable(table string, after time.Duration) *StandbyUse {
+	if u == nil {
+		return &StandbyUse{Families: []rules.Family{}, Tables: []string{table}, AfterSeconds: after.Seconds()}
+	}
+	if slices.Contains(u.Tables, table) {
+		return u
+	}
+	more := *u
+	more.Tables = append(slices.Clone(u.Tables), table)
+	return &more
+}
+
+// Joined returns both uses as one, of one flush.
+func (u *StandbyUse) Joined(o *StandbyUse) *StandbyUse {
+	if u == nil || o == nil {
+		return cmp.Or(u, o)
+	}
+	both := *u
+	both.Families, both.Tables = slices.Concat(u.Families, o.Families), slices.Concat(u.Tables, o.Tables)
+	both.AfterSeconds, both.OpenSeconds = min(u.AfterSeconds, o.AfterSeconds), max(u.OpenSeconds, o.OpenSeconds)
+	return &both
+}
+
 // Ended returns the use after the standby was shut for a family, for which it was open so long.
 func (u *StandbyUse) Ended(open time.Duration) *StandbyUse {
 	if u == nil {
@@ -91,6 +118,9 @@ func (u *StandbyUse) Text() string {
 	var names []string
 	for _, f := range u.Families {
 		names = append(names, f.String())
+	}
+	for _, t := range u.Tables {
+		names = append(names, "table "+t)
 	}
 	text := fmt.Sprintf("translated by the standby (%s) after %s", strings.Join(names, ", "), Seconds(u.AfterSeconds).Round(100*time.Microsecond))
 	if u.OpenSeconds > 0 {

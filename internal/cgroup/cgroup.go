@@ -21,54 +21,66 @@ type Limit struct {
 // size.
 const unlimited = 1 << 62
 
-// MemoryLimit returns the smallest limit of our control group and its visible ancestors. root is
-// the machine's root folder. The error joins the limits that could not be read; the Limit is then
-// the smallest of the others.
-func MemoryLimit(root fs.FS) (Limit, error) {
+// A group is a control group with the names of its files.
+type group struct {
+	path   string // below the machine's root folder
+	limits []string
+	usage  string
+	caches [2]string // lines of memory.stat: the caches of files, in use and not, with those below
+}
+
+// groupsOf returns the control groups of this process that may limit memory: its own and its
+// visible ancestors.
+func groupsOf(root fs.FS) (all []group, err error) {
 	groups, err := fs.ReadFile(root, "proc/self/cgroup")
 	if errors.Is(err, fs.ErrNotExist) {
-		return Limit{}, nil // a kernel without control groups
+		return nil, nil // a kernel without control groups
 	}
 	if err != nil {
-		return Limit{}, fmt.Errorf("reading the control group of this process: %w", err)
+		return nil, fmt.Errorf("reading the control group of this process: %w", err)
 	}
 	mounts, err := fs.ReadFile(root, "proc/self/mountinfo")
 	if err != nil {
-		return Limit{}, fmt.Errorf("reading where control groups are mounted: %w", err)
+		return nil, fmt.Errorf("reading where control groups are mounted: %w", err)
 	}
-	var least Limit
-	var errs []error
 	for line := range strings.Lines(string(groups)) {
 		// ID:CONTROLLERS:PATH, cgroups(7). The path may have colons.
 		f := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
 		if len(f) != 3 {
 			continue
 		}
-		kind, files := "cgroup2", []string{"memory.max", "memory.high"}
+		kind, g := "cgroup2", group{limits: []string{"memory.max", "memory.high"}, usage: "memory.current", caches: [2]string{"active_file", "inactive_file"}}
 		if f[1] != "" {
-			kind, files = "cgroup", []string{"memory.limit_in_bytes"}
+			kind = "cgroup"
+			g = group{limits: []string{"memory.limit_in_bytes"}, usage: "memory.usage_in_bytes", caches: [2]string{"total_active_file", "total_inactive_file"}}
 			if !hasWord(f[1], "memory") {
 				continue
 			}
 		}
 		top, below, found := visible(string(mounts), kind, f[2])
-		if !found {
-			continue
+		for ; found; below = path.Dir(below) {
+			g.path = path.Join(top, below)
+			all = append(all, g)
+			found = below != "."
 		}
-		for {
-			for _, file := range files {
-				l, err := read(root, path.Join(top, below, file))
-				if err != nil {
-					errs = append(errs, err)
-				}
-				if l.Bytes > 0 && (least.Bytes == 0 || l.Bytes < least.Bytes) {
-					least = l
-				}
+	}
+	return all, nil
+}
+
+// MemoryLimit returns the smallest limit of our control group and its visible ancestors. root is
+// the machine's root folder. The error joins the limits that could not be read; the Limit is then
+// the smallest of the others.
+func MemoryLimit(root fs.FS) (Limit, error) {
+	groups, err := groupsOf(root)
+	var least Limit
+	errs := []error{err}
+	for _, g := range groups {
+		for _, file := range g.limits {
+			l, err := read(root, path.Join(g.path, file))
+			errs = append(errs, err)
+			if l.Bytes > 0 && (least.Bytes == 0 || l.Bytes < least.Bytes) {
+				least = l
 			}
-			if below == "." {
-				break
-			}
-			below = path.Dir(below)
 		}
 	}
 	return least, errors.Join(errs...)

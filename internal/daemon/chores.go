@@ -51,6 +51,7 @@ func (d *Daemon) newChores() []chore {
 		{"end a drill that is not answered", drillEndsAt, nil, briefLimit, d.drillTooLong},
 		{"judge what the last run left", suspicionTryAt, nil, readLimit, d.judgeRemains},
 		{"look", func(st *state) time.Time { return st.looking.at }, nil, readLimit, d.look},
+		{"look at native tables before the heal", d.firstNativeLookAt, nil, readLimit, d.lookNativeFirst},
 		{"heal", lossTryAt, nil, d.settleLimit(), d.heal},
 	}, d.nativeChores(), []chore{
 		{"examine", perFamily(func(fs *familyState) time.Time { return fs.examined.dueAt }), nil, readLimit, d.examine},
@@ -58,6 +59,7 @@ func (d *Daemon) newChores() []chore {
 		{"plant", func(st *state) time.Time { return st.marks.retry.at }, d.mayPlant, writeLimit, d.plant},
 		{"keep connections", d.keepAt, d.mayKeepNow, briefLimit, d.keep},
 		{"follow nat with the standby", d.followAt, (*state).nothingLost, writeLimit, d.followNat},
+		{"follow native tables with the standby", d.followNativeAt, (*state).nothingLost, writeLimit, d.followNative},
 		{"apply the declaration", func(st *state) time.Time { return st.declared.retry.at }, (*state).mayWrite, writeLimit, d.apply},
 		{"empty the quarantine", func(st *state) time.Time { return st.quarantine.retry.at }, (*state).mayWrite, writeLimit, d.readmit},
 		{"remove doubled jumps", perFamily(func(fs *familyState) time.Time { return fs.doubles.removeAt }), (*state).mayWrite, writeLimit, d.undouble},
@@ -141,7 +143,7 @@ func (d *Daemon) keepAt(st *state) time.Time {
 	if st.keptBy != st.keeperBasis() {
 		return d.made
 	}
-	return perFamily(func(fs *familyState) time.Time { return fs.keeper.tryAt })(st)
+	return perFamily(func(fs *familyState) time.Time { return fs.keeper.making.tryAt })(st)
 }
 
 func (d *Daemon) saveDue(ctx context.Context, st *state) { d.save(ctx, st, false) }

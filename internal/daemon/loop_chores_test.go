@@ -179,7 +179,25 @@ func situations() map[string]situation {
 		"shut the standby": func(t *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
 			_, _, err := d.cfg.Standby.Table.Gate(rules.IPv4, true)
 			must(t, err)
-			st.families[rules.IPv4].standby.opened = time.Now()
+			st.families[rules.IPv4].standby.gate.opened = time.Now()
+		},
+		"look at native tables before the heal": func(_ *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
+			d.cfg.Native.Kernel.(*fakeNative).flushRuleset()
+			st.openLoss(rules.IPv4, 0)
+			st.native.lookAt = time.Now()
+		},
+		"follow native tables with the standby": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
+			st.native.standby[proxyTable] = &nativeStandby{}
+		},
+		"open the standby of native tables": func(_ *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
+			d.cfg.Native.Kernel.(*fakeNative).flushTable(proxyTable)
+			st.native.tables[proxyTable].finding = native.Finding{Verdict: native.Emptied, Remedy: native.ByRefill}
+			d.loseNative(st, proxyTable)
+		},
+		"shut the standby of native tables": func(t *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
+			_, err := d.cfg.Standby.Native.Gate(st.native.tables[proxyTable].want, 0, true)
+			must(t, err)
+			st.native.standby[proxyTable].gate.opened = time.Now()
 		},
 		"apply the declaration": func(_ *testing.T, _ *Daemon, st *state, _ *iptablestest.Fake) {
 			own := rules.Section{Chains: []rules.Chain{{Name: "OPS", Rules: []rules.Rule{{Spec: "-j RETURN", Target: "RETURN"}}}}}
@@ -243,6 +261,7 @@ var ills = map[string]func(t *testing.T, fake *iptablestest.Fake, k *keeper, n *
 	"keepers": func(_ *testing.T, _ *iptablestest.Fake, k *keeper, _ *fakeNative, _ *fakeStandby) { k.fail(errNative) },
 	"standbys": func(_ *testing.T, _ *iptablestest.Fake, _ *keeper, _ *fakeNative, s *fakeStandby) {
 		s.set(func(s *fakeStandby) { s.followErr, s.gateErr, s.shutErr = errNative, errNative, errNative })
+		s.native.set(func(s *fakeNativeStandby) { s.followErr, s.gateErr, s.shutErr = errNative, errNative, errNative })
 	},
 }
 
@@ -272,7 +291,9 @@ func TestChoresEnd(t *testing.T) {
 func choresConfig(t *testing.T, backend iptables.Backend, dir string, k *keeper) Config {
 	t.Helper()
 	fake := loadedFake(t, backend)
-	r := run(t, fake, setup{store: openStore(t, dir, identity(backend)), keeper: k, standby: newFakeStandby(fake), guarded: newFakeNative(tableOf(proxyTable, "a", "b")),
+	guarded, both := newFakeNative(natTable(proxyTable, "a", "b")), newFakeStandby(fake)
+	both.native = newFakeNativeStandby(guarded)
+	r := run(t, fake, setup{store: openStore(t, dir, identity(backend)), keeper: k, standby: both, guarded: guarded, nativeStandby: both.native,
 		nativeStore: &NativeStore{path: dir + "/native.json"}})
 	r.stop()
 	return r.d.cfg

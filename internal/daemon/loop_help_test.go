@@ -88,6 +88,8 @@ type setup struct {
 	keeper Keeper
 	// standby is what translates meanwhile; nil is that nothing does.
 	standby Standby
+	// nativeStandby is what translates in the place of native tables; nil is that nothing does.
+	nativeStandby NativeStandby
 	// standbyAuto is --standby=auto.
 	standbyAuto bool
 	// listenRequired is --metrics-required.
@@ -164,9 +166,7 @@ func run(t *testing.T, fake *iptablestest.Fake, s setup) *rig {
 		MaxStoredAge: 10 * time.Minute, Store: s.store, Uptime: s.uptime, FreeMemory: s.freeMemory, Flows: s.flows, CPU: s.cpu, Keeper: s.keeper, Attachments: s.attachments, Elsewhere: s.elsewhere,
 	}
 	cfg.NativeTables, cfg.LeftOut = s.native, s.leftOut
-	if s.standby != nil {
-		cfg.Standby = StandbyConfig{Table: s.standby, Auto: s.standbyAuto}
-	}
+	cfg.Standby = StandbyConfig{Table: s.standby, Native: s.nativeStandby, Auto: s.standbyAuto}
 	if s.guarded != nil {
 		if fake.Info().Backend == iptables.NFT { // one kernel has both
 			s.guarded.kernel = fake

@@ -215,7 +215,7 @@ func TestKeeperIsRefused(t *testing.T) {
 					t.Errorf("logged %d times, want once for each family:\n%s", n, r.log)
 				}
 				k.fail(nil)
-				r.after(keeperAgain)
+				r.after(makeAgain)
 				r.wantKeeper(k, api.KeeperKept, rules.Families()...)
 			})
 		})

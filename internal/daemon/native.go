@@ -68,7 +68,8 @@ const (
 // nativeRealm is what the loop knows of native tables.
 type nativeRealm struct {
 	tables  map[tableid.TableID]*nativeTable
-	immune  map[tableid.TableID]bool  // which one process owns
+	immune  map[tableid.TableID]bool // which one process owns
+	standby map[tableid.TableID]*nativeStandby
 	witness map[tableid.Family]string // the nonces of those that stand; "" of one that is gone
 	lookAt  time.Time                 // of the next look
 	hinted  time.Time                 // when the hint came that asks for it
@@ -135,7 +136,7 @@ type nativeDeed struct {
 }
 
 func (d *Daemon) newNativeRealm() nativeRealm {
-	r := nativeRealm{tables: map[tableid.TableID]*nativeTable{}, immune: map[tableid.TableID]bool{},
+	r := nativeRealm{tables: map[tableid.TableID]*nativeTable{}, immune: map[tableid.TableID]bool{}, standby: map[tableid.TableID]*nativeStandby{},
 		witness: map[tableid.Family]string{}, waiting: map[tableid.TableID]*api.Flush{}, limit: reload.NewLimiter()}
 	if d.guardsNative() {
 		r.asleep = d.cfg.Native.Wake != nil

@@ -300,6 +300,7 @@ func (d *Daemon) nativeBack(ctx context.Context, st *state, id tableid.TableID) 
 // owner was faster.
 func (d *Daemon) nativeRecovered(ctx context.Context, st *state) {
 	l := st.native.loss
+	d.shutNativeStandby(ctx, st)
 	d.endNative(st)
 	if !l.recorded {
 		return
@@ -407,6 +408,7 @@ func (d *Daemon) publishNative(st *state, s *api.Status) {
 		}
 		row.Generation = nativeID(t.digest)
 		row.Unreplayable, row.Awaiting = t.refused.what, r.waiting[id] != nil
+		row.Standby = d.nativeStandbyOf(st, id)
 		s.Native = append(s.Native, row)
 	}
 	for id := range r.immune {

@@ -101,6 +101,7 @@ func (d *Daemon) concludeRide(ctx context.Context, st *state, ride *nativeRide) 
 		}
 		return
 	}
+	d.shutNativeStandby(ctx, st)
 	d.endNative(st)
 	joinRecord(&l.record, native.record)
 	l.diff = append(l.diff, nativeDiff(native.lost)...)
@@ -122,6 +123,7 @@ func (r *nativeRealm) moreLost() bool {
 // transaction has put both back.
 func joinRecord(to *api.Flush, from api.Flush) {
 	to.Native = append(to.Native, from.Native...)
+	to.Standby = to.Standby.Joined(from.Standby)
 	to.Lost.Rules += from.Lost.Rules
 	to.Lost.Chains += from.Lost.Chains
 	if slices.Index(gravity, from.Kind) > slices.Index(gravity, to.Kind) {

@@ -238,6 +238,7 @@ func (d *Daemon) Cleanup(ctx context.Context, r api.CleanupRequest) error {
 		}
 		d.stopKeeping(ctx, st)
 		d.stopStandby(ctx, st)
+		d.stopNativeStandby(ctx, st)
 		nativeFailed := d.stopNative(st)
 		d.cfg.Metrics.SetCanariesGone()
 		replayer := d.replayer(ctx, st)

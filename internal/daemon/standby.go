@@ -33,9 +33,10 @@ type Standby interface {
 
 // StandbyConfig is what the standby needs.
 type StandbyConfig struct {
-	Table Standby // nil: there is none
-	Auto  bool    // only where a replay is estimated to take more than standbyFrom
-	Off   string  // why there is none; "" unless Table is nil
+	Table  Standby       // nil: there is none
+	Native NativeStandby // nil: there is none of native tables
+	Auto   bool          // only where a replay is estimated to take more than standbyFrom
+	Off    string        // why there is none; "" unless Table is nil
 }
 
 // A StandbyNat is what is copied: what ought to be in force of nat, and the digest of the read that
@@ -51,6 +52,9 @@ type StandbyNat struct {
 type StandbyCopy struct {
 	Chains   int // that it has
 	Uncopied int // that accept what they get, because a rule of theirs cannot be copied
+	// Unfinished: the copy is being built, and each call does a part of that, so that the loop may
+	// look at the rules in between.
+	Unfinished bool
 	// Err is why there may be no copy; with ErrStandbyMoved it is as it was.
 	Err error
 }
@@ -71,8 +75,6 @@ const (
 	// standbyMost is how long the gate is open for one loss: an owner may have removed by then what
 	// the copy still has.
 	standbyMost = 30 * time.Second
-	// standbyAgain is when a refused standby is tried again at the latest.
-	standbyAgain = 5 * time.Minute
 )
 
 // standbyOf is what the loop knows of one family's standby.
@@ -85,21 +87,15 @@ type standbyOf struct {
 	outstanding int           // chains in which it differs from the generation,
 	counted     int           // of that edition
 
-	moved   uint64        // the digest at which another process had written already; 0: none had
-	basis   standbyBasis  // of the last decision; while it is the same, so is the copy
-	next    time.Time     // not before: it is translated again
-	written time.Time     // when the copy was written last
-	unkept  bool          // what was translated is not written yet
-	tryAt   time.Time     // of the next try after one that failed; zero: none is due
-	wait    time.Duration // before the next try
-	since   time.Time     // of the first try that failed; zero: none did
-	trouble trouble       // why there is none
+	moved   uint64       // the digest at which another process had written already; 0: none had
+	basis   standbyBasis // of the last decision; while it is the same, so is the copy
+	next    time.Time    // not before: it is translated again
+	written time.Time    // when the copy was written last
+	unkept  bool         // what was translated is not written yet
+	begun   bool         // the copy is being built
 
-	opened time.Time // zero: the gate is shut
-	shutAt time.Time // when a gate that could not be shut is tried again
-	flush  string    // for which it was opened or tried last
-	until  time.Time // until when it may be open for that one; zero: it could not be opened
-	ajar   trouble   // why the gate could not be moved
+	making making
+	gate   gate
 }
 
 // standbyBasis is what decides about a family's copy.
@@ -136,7 +132,7 @@ func (st *state) standbyBasis(f rules.Family) (standbyBasis, bool) {
 	if st.mode != api.Heal {
 		return b, true
 	}
-	calm := st.loss == nil && nat.verdict == canary.Intact && !nat.pending && !nat.learningStopped && fs.examined.dirty.IsZero() && fs.standby.opened.IsZero()
+	calm := st.loss == nil && nat.verdict == canary.Intact && !nat.pending && !nat.learningStopped && fs.examined.dirty.IsZero() && !fs.standby.gate.isOpen()
 	return b, calm && !st.generation.captured.IsZero()
 }
 
@@ -155,10 +151,12 @@ func (d *Daemon) followAt(st *state) time.Time {
 		}
 		switch {
 		case s.moved != 0 && s.moved == fs.examined.digest: // examined first
-		case !s.tryAt.IsZero():
-			first = earliest(first, s.tryAt)
+		case !s.making.tryAt.IsZero():
+			first = earliest(first, s.making.tryAt)
 		case !basis.equal(s.basis):
 			first = earliest(first, latest(d.made, s.next))
+		case s.begun:
+			first = earliest(first, d.made)
 		case s.unkept:
 			first = earliest(first, s.written.Add(standbyEvery))
 		}
@@ -175,14 +173,14 @@ func (d *Daemon) followNat(ctx context.Context, st *state) {
 		basis, known := st.standbyBasis(f)
 		same, write := basis.equal(s.basis), due(s.written.Add(standbyEvery), now)
 		switch {
-		case !known, !s.tryAt.IsZero() && !due(s.tryAt, now):
+		case !known, !s.making.tryAt.IsZero() && !due(s.making.tryAt, now):
 			continue
-		case same && s.tryAt.IsZero() && !(s.unkept && write), !same && now.Before(s.next):
+		case same && s.making.tryAt.IsZero() && !s.begun && !(s.unkept && write), !same && now.Before(s.next):
 			continue
 		}
 		s.basis, s.moved = basis, 0
-		again := !s.tryAt.IsZero()
-		s.tryAt = time.Time{}
+		again := !s.making.tryAt.IsZero()
+		s.making.tryAt = time.Time{}
 		switch why := d.standbyIdle(st, g, f); {
 		case st.mode != api.Heal:
 			d.releaseStandby(ctx, f, s, api.StandbyOff, "observe mode writes nothing but marks")
@@ -231,12 +229,16 @@ func (d *Daemon) takeCopy(ctx context.Context, f rules.Family, s *standbyOf, nat
 		d.standbyFailed(ctx, f, s, copied.Err)
 		return
 	}
-	s.trouble.over()
+	s.making.trouble.over()
+	if s.begun = copied.Unfinished; s.begun {
+		s.state, s.reason = api.StandbyBuilding, ""
+		return
+	}
 	if s.unkept = !nat.Write; s.unkept {
 		return
 	}
 	had := s.has()
-	s.copy, s.state, s.reason, s.since, s.wait = copied, api.StandbyArmed, "", time.Time{}, 0
+	s.copy, s.state, s.reason, s.making = copied, api.StandbyArmed, "", s.making.over()
 	s.section, s.counted, s.written = nat.Section, -1, time.Now()
 	if !had {
 		klog.FromContext(ctx).Info("The standby is ready to translate while nat rules are missing",
@@ -246,20 +248,9 @@ func (d *Daemon) takeCopy(ctx context.Context, f rules.Family, s *standbyOf, nat
 
 // standbyFailed notes a try that failed, and plans the next one.
 func (d *Daemon) standbyFailed(ctx context.Context, f rules.Family, s *standbyOf, err error) {
-	now := time.Now()
-	if s.since.IsZero() {
-		s.since = now
-	}
 	s.state, s.reason, s.copy, s.written, s.unkept = api.StandbyUnavailable, err.Error(), StandbyCopy{}, time.Time{}, false
-	s.wait = min(max(2*s.wait, firstTry), standbyAgain)
-	if errors.Is(err, standby.ErrKernel) {
-		s.wait = standbyAgain
-	}
-	s.tryAt = now.Add(s.wait)
-	if errors.Is(err, standby.ErrTaken) && now.Sub(s.since) < keeperTakenFor {
-		return
-	}
-	if s.trouble.met(err, now) {
+	s.begun = false
+	if s.making.failed(err, standby.ErrKernel, standby.ErrTaken) {
 		klog.FromContext(ctx).Info("There is no standby: while nat rules are missing, new connections are not translated; nothing else depends on it",
 			"family", f, "reason", err)
 	}
@@ -267,18 +258,16 @@ func (d *Daemon) standbyFailed(ctx context.Context, f rules.Family, s *standbyOf
 
 // releaseStandby deletes the family's copy, if there is one.
 func (d *Daemon) releaseStandby(ctx context.Context, f rules.Family, s *standbyOf, into api.StandbyState, why string) {
-	if s.has() || s.state == api.StandbyUnavailable {
+	if s.has() || s.begun || s.state == api.StandbyUnavailable {
 		if err := d.cfg.Standby.Table.Release(f); err != nil {
-			s.tryAt = time.Now().Add(standbyAgain)
-			if s.trouble.met(err, time.Now()) {
+			if s.making.stays(err) {
 				klog.FromContext(ctx).Error(err, "The standby's table stays for now", "family", f, "table", standby.TableName)
 			}
 			return
 		}
 		klog.FromContext(ctx).Info("The standby's table is deleted", "family", f, "table", standby.TableName, "because", why)
 	}
-	s.trouble.over()
-	*s = standbyOf{state: into, reason: why, basis: s.basis, trouble: s.trouble}
+	*s = standbyOf{state: into, reason: why, basis: s.basis, making: s.making.over()}
 }
 
 // stopStandby deletes the copies after a cleanup.
@@ -296,7 +285,7 @@ func (d *Daemon) standbys(st *state) map[rules.Family]api.FamilyStandby {
 	all := map[rules.Family]api.FamilyStandby{}
 	for f, fs := range st.families {
 		s := &fs.standby
-		all[f] = api.FamilyStandby{State: s.state, Reason: s.reason, OpenSince: s.opened,
+		all[f] = api.FamilyStandby{State: s.state, Reason: s.reason, OpenSince: s.gate.opened,
 			Chains: s.copy.Chains, Uncopied: s.copy.Uncopied}
 		switch {
 		case !d.hasStandby():

@@ -21,6 +21,8 @@ type fakeStandby struct {
 	nat   map[rules.Family]StandbyNat // what was copied
 	open  map[rules.Family]bool
 	calls []standbyCall
+	// native is the standby of native tables next to it; nil: there is none.
+	native *fakeNativeStandby
 
 	followErr, gateErr, shutErr error
 	stuck                       bool // gates stay shut, without an error

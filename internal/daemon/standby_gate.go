@@ -24,6 +24,8 @@ func (d *Daemon) standbyChores() []chore {
 	return []chore{
 		{"shut the standby", d.shutAt, nil, briefLimit, d.shutStandby},
 		{"open the standby", d.openAt, nil, briefLimit, d.openStandby},
+		{"shut the standby of native tables", d.shutNativeAt, nil, briefLimit, d.shutNativeStandby},
+		{"open the standby of native tables", d.openNativeAt, nil, briefLimit, d.openNative},
 	}
 }
 
@@ -38,7 +40,7 @@ func (d *Daemon) openAt(st *state) time.Time {
 		return time.Time{}
 	}
 	for f, fs := range st.families {
-		if s := &fs.standby; s.opened.IsZero() && s.mayOpen(st.loss.record.ID) && st.wantsOpen(f) {
+		if s := &fs.standby; !s.gate.isOpen() && s.mayOpen(st.loss.record.ID) && st.wantsOpen(f) {
 			return d.made
 		}
 	}
@@ -48,13 +50,13 @@ func (d *Daemon) openAt(st *state) time.Time {
 // mayOpen reports whether there is a copy, which was not tried or was not open for too long for
 // that flush.
 func (s *standbyOf) mayOpen(flush string) bool {
-	return s.has() && (s.flush != flush || time.Now().Before(s.until))
+	return s.has() && s.gate.mayOpen(flush)
 }
 
 // openStandby opens the gates of the families whose nat is lost.
 func (d *Daemon) openStandby(ctx context.Context, st *state) {
 	for _, f := range rules.Families() {
-		if fs := st.families[f]; fs != nil && fs.standby.opened.IsZero() && fs.standby.mayOpen(st.loss.record.ID) && st.wantsOpen(f) {
+		if fs := st.families[f]; fs != nil && !fs.standby.gate.isOpen() && fs.standby.mayOpen(st.loss.record.ID) && st.wantsOpen(f) {
 			d.openFamily(ctx, st, f)
 		}
 	}
@@ -64,30 +66,24 @@ func (d *Daemon) openStandby(ctx context.Context, st *state) {
 // Whatever becomes of it, the replay goes on.
 func (d *Daemon) openFamily(ctx context.Context, st *state, f rules.Family) (commits int) {
 	s, l := &st.families[f].standby, st.loss
-	first := s.flush != l.record.ID
-	if !first && !s.until.IsZero() && !time.Now().Before(s.until) || !s.has() {
+	if s.gate.spent(l.record.ID) || !s.has() {
 		return 0
 	}
-	s.flush = l.record.ID
-	if first {
-		s.until = time.Time{}
-	}
+	s.gate.try(l.record.ID)
 	open, commits, err := d.cfg.Standby.Table.Gate(f, true)
 	now := time.Now()
 	if err != nil {
-		if s.ajar.met(err, now) {
+		if s.gate.ajar.met(err, now) {
 			st.flushLog(ctx).Error(err, "The standby could not be opened; the replay does not wait for it", "flush", l.record.ID, "family", f)
 		}
 		return commits
 	}
-	s.ajar.over()
-	if !open || !s.opened.IsZero() {
+	s.gate.ajar.over()
+	if !open || s.gate.isOpen() {
 		return commits
 	}
-	s.opened, s.state, s.shutAt = now, api.StandbyOpen, time.Time{}
-	if s.until.IsZero() {
-		s.until = now.Add(standbyMost)
-	}
+	s.gate.open(now)
+	s.state = api.StandbyOpen
 	l.record.Standby = l.record.Standby.With(f, now.Sub(l.record.Time))
 	st.flushLog(ctx).Info("The standby translates until the rules are back", "flush", l.record.ID, "family", f,
 		"after", now.Sub(l.record.Time).Round(10*time.Microsecond))
@@ -127,15 +123,7 @@ func (d *Daemon) passOwn(ctx context.Context, st *state, stamps map[rules.Family
 func (d *Daemon) shutAt(st *state) time.Time {
 	var first time.Time
 	for f, fs := range st.families {
-		s := &fs.standby
-		if s.opened.IsZero() {
-			continue
-		}
-		at := s.until
-		if !st.wantsOpen(f) {
-			at = d.made
-		}
-		first = earliest(first, latest(at, s.shutAt))
+		first = earliest(first, fs.standby.gate.dueShut(st.wantsOpen(f), d.made))
 	}
 	return first
 }
@@ -145,14 +133,13 @@ func (d *Daemon) shutStandby(ctx context.Context, st *state) {
 	now := time.Now()
 	for _, f := range rules.Families() {
 		fs := st.families[f]
-		if fs == nil || fs.standby.opened.IsZero() || now.Before(fs.standby.shutAt) {
+		if fs == nil || !fs.standby.gate.isOpen() || now.Before(fs.standby.gate.shutAt) {
 			continue
 		}
-		s := &fs.standby
 		switch {
 		case !st.wantsOpen(f):
 			d.shutFamily(ctx, st, f)
-		case !now.Before(s.until):
+		case !now.Before(fs.standby.gate.until):
 			d.shutFamily(ctx, st, f)
 			st.flushLog(ctx).Info("The standby translates no more, although rules are still missing: what it has may be out of date", "flush", st.loss.record.ID,
 				"family", f, "limit", standbyMost)
@@ -160,21 +147,18 @@ func (d *Daemon) shutStandby(ctx context.Context, st *state) {
 	}
 }
 
-// shutFamily shuts the family's gate. One that cannot be shut is tried again every second; the
-// kernel shuts it by itself after standbyMost.
+// shutFamily shuts the family's gate.
 func (d *Daemon) shutFamily(ctx context.Context, st *state, f rules.Family) {
-	s, now := &st.families[f].standby, time.Now()
+	s := &st.families[f].standby
 	isOpen, _, err := d.cfg.Standby.Table.Gate(f, false)
 	if isOpen {
-		s.shutAt = now.Add(time.Second)
-		if s.ajar.met(err, now) {
+		if s.gate.sticks(err) {
 			klog.FromContext(ctx).Error(err, "The standby could not be shut; it is tried again", "family", f, "table", standby.TableName)
 		}
 		return
 	}
-	s.ajar.over()
-	open := now.Sub(s.opened)
-	s.opened, s.shutAt, s.state = time.Time{}, time.Time{}, api.StandbyArmed
+	open := s.gate.shut()
+	s.state = api.StandbyArmed
 	if err != nil { // the table had to go
 		d.standbyFailed(ctx, f, s, err)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/rules"
 	"github.com/canaryd/canaryd/pkg/standby"
+	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
 // A StandbyOnNFT is the Standby of a Kernel on nft. OpenStandby opens one, and Close ends it. Its
@@ -22,22 +23,25 @@ type StandbyOnNFT struct {
 	tables *standby.Standby
 	conn   *nft.Conn // for probes, so that none waits for a read of the mirror's
 
+	room   func() int64  // how much memory is free; nil: that does not matter
 	limit  time.Duration // how long a gate may be open
 	mu     sync.Mutex
-	limits map[rules.Family]*time.Timer // that shut a gate by themselves
+	limits map[tableid.TableID]*time.Timer // that shut a gate by themselves
 	// pending are copies that may be newer than what is written. Only the loop's step has them.
 	pending map[rules.Family]*standby.Copy
+	// natives are the same of native tables, next to what they were made of.
+	natives map[tableid.TableID]nativePending
 	ending  sync.WaitGroup // of those that run
 }
 
 // OpenStandby opens the sockets of a Standby. It writes nothing. Its commits count as the kernel's
-// own.
-func OpenStandby(kernel *iptables.Kernel) (*StandbyOnNFT, error) {
+// own. room returns how many bytes of memory the process may still use; nil: as many as it wants.
+func OpenStandby(kernel *iptables.Kernel, room func() int64) (*StandbyOnNFT, error) {
 	conn, err := nft.Dial()
 	if err != nil {
 		return nil, err
 	}
-	s := &StandbyOnNFT{kernel: kernel, conn: conn, limit: standbyMost + time.Second, limits: map[rules.Family]*time.Timer{}}
+	s := &StandbyOnNFT{kernel: kernel, conn: conn, room: room, limit: standbyMost + time.Second, limits: map[tableid.TableID]*time.Timer{}}
 	if err := s.dial(); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
@@ -47,11 +51,11 @@ func OpenStandby(kernel *iptables.Kernel) (*StandbyOnNFT, error) {
 // dial opens the socket that owns the tables. It is done again if the library had to close it,
 // because a gate could be shut in no other way.
 func (s *StandbyOnNFT) dial() error {
-	tables, err := standby.Dial(standby.Config{Unheard: s.kernel.Unheard})
+	tables, err := standby.Dial(standby.Config{Unheard: s.kernel.Unheard, Room: s.room})
 	if err != nil {
 		return err
 	}
-	s.tables, s.pending = tables, map[rules.Family]*standby.Copy{}
+	s.tables, s.pending, s.natives = tables, map[rules.Family]*standby.Copy{}, map[tableid.TableID]nativePending{}
 	s.kernel.AlsoOwn(tables.Port())
 	return nil
 }
@@ -94,7 +98,7 @@ func (s *StandbyOnNFT) Follow(ctx context.Context, nat map[rules.Family]StandbyN
 
 // write brings a copy into the kernel.
 func (s *StandbyOnNFT) write(c *standby.Copy) StandbyCopy {
-	err := s.tables.Put(c)
+	more, err := s.tables.PutPiece(c)
 	if errors.Is(err, net.ErrClosed) {
 		err = errors.Join(err, s.dial()) // it is built at the next try
 	}
@@ -103,7 +107,7 @@ func (s *StandbyOnNFT) write(c *standby.Copy) StandbyCopy {
 		err = errors.Join(err, s.tables.Remove(c.ID)) // it is built again
 	}
 	now := s.tables.Status(c.ID)
-	return StandbyCopy{Chains: now.Chains, Uncopied: now.LeftOut, Err: err}
+	return StandbyCopy{Chains: now.Chains, Uncopied: now.LeftOut, Unfinished: more, Err: err}
 }
 
 // translate makes a family's copy of what the mirror holds, if that is what was examined.
@@ -132,7 +136,7 @@ func (s *StandbyOnNFT) Gate(f rules.Family, open bool) (isOpen bool, commits int
 	if open {
 		err = s.open(f, before)
 	} else {
-		s.endLimit(f)
+		s.endLimit(id)
 		err = s.tables.Shut(id)
 	}
 	after := s.tables.Status(id).Open
@@ -160,38 +164,38 @@ func (s *StandbyOnNFT) open(f rules.Family, already []standby.Hook) error {
 	if err := s.tables.Open(id, hooks, s.pending[f]); err != nil {
 		return err
 	}
-	s.beginLimit(f)
+	s.beginLimit(id)
 	return nil
 }
 
-// beginLimit shuts the family's gate a little after the loop should have done so.
-func (s *StandbyOnNFT) beginLimit(f rules.Family) {
+// beginLimit shuts the gate of a table's copy a little after the loop should have done so.
+func (s *StandbyOnNFT) beginLimit(id tableid.TableID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.limits[f] != nil {
+	if s.limits[id] != nil {
 		return
 	}
 	tables := s.tables
 	s.ending.Add(1)
-	s.limits[f] = time.AfterFunc(s.limit, func() {
+	s.limits[id] = time.AfterFunc(s.limit, func() {
 		defer s.ending.Done()
-		_ = tables.Shut(f.Table(rules.Nat)) // if the kernel refuses, the table is removed
+		_ = tables.Shut(id) // if the kernel refuses, the table is removed
 	})
 }
 
 // endLimit ends what beginLimit began.
-func (s *StandbyOnNFT) endLimit(f rules.Family) {
+func (s *StandbyOnNFT) endLimit(id tableid.TableID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if limit := s.limits[f]; limit != nil && limit.Stop() {
+	if limit := s.limits[id]; limit != nil && limit.Stop() {
 		s.ending.Done()
 	}
-	delete(s.limits, f)
+	delete(s.limits, id)
 }
 
 // Release implements Standby.
 func (s *StandbyOnNFT) Release(f rules.Family) error {
-	s.endLimit(f)
+	s.endLimit(f.Table(rules.Nat))
 	delete(s.pending, f)
 	return s.tables.Remove(f.Table(rules.Nat))
 }

@@ -50,6 +50,7 @@ type Metrics struct {
 	flushEvents, journalErrors        prometheus.Counter
 	flushedUnprotected                *prometheus.CounterVec
 	nativeInForce, nativeRefused      *prometheus.GaugeVec
+	nativeStandby                     *prometheus.GaugeVec
 	nativeBeyond                      prometheus.Gauge
 	native                            map[string]string // families of the native tables shown, by table; the loop's
 
@@ -136,6 +137,7 @@ func NewMetrics(reg prometheus.Registerer, o MetricsOptions) *Metrics {
 	m.lastDrillPassed = b.gauge("last_drill_passed", "Whether the last drill was noticed, put back and proved; 0 also if there was none.")
 	m.nativeInForce = b.gauges("native_table_in_force", "Whether a guarded native nftables table is in force.", "family", "table")
 	m.nativeRefused = b.gauges("native_table_refused", "Whether the kernel would refuse a guarded native nftables table if it had to be put back.", "family", "table")
+	m.nativeStandby = b.gauges("native_standby", "Whether the standby of a guarded native nftables table is in this state.", "family", "table", "state")
 	m.nativeBeyond = b.gauge("native_tables_not_guarded", "Native nftables tables that --protect names and that are more than canaryd guards.")
 	m.standbyOutstanding = b.gauges("standby_outstanding_chains", "Changed chains that the standby does not have yet.", "family")
 	m.standbyOpen = b.counters("standby_open_seconds_total", "How long the standby has translated in the place of rules that were missing.", "family")
@@ -277,6 +279,11 @@ func (m *Metrics) setNative(tables []api.NativeTable) {
 		delete(m.native, t.Table)
 		m.nativeInForce.WithLabelValues(t.Family, t.Table).Set(truth(t.Verdict == canary.Intact || t.Verdict == canary.Changed))
 		m.nativeRefused.WithLabelValues(t.Family, t.Table).Set(truth(t.Unreplayable != ""))
+		for _, state := range api.StandbyStates() {
+			if t.Standby != nil {
+				m.nativeStandby.WithLabelValues(t.Family, t.Table, string(state)).Set(truth(t.Standby.State == state))
+			}
+		}
 		m.generationRules.WithLabelValues(t.Family, t.Table).Set(float64(t.Rules))
 		for _, kind := range api.NativeLossKinds() {
 			m.flushes.WithLabelValues(t.Family, t.Table, string(kind))
@@ -285,6 +292,7 @@ func (m *Metrics) setNative(tables []api.NativeTable) {
 	for table, family := range m.native {
 		m.nativeInForce.DeleteLabelValues(family, table)
 		m.nativeRefused.DeleteLabelValues(family, table)
+		m.nativeStandby.DeletePartialMatch(prometheus.Labels{"family": family, "table": table})
 		m.generationRules.DeleteLabelValues(family, table)
 	}
 	m.native = known

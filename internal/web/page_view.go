@@ -264,12 +264,17 @@ func lossLines(s api.Status, lost []loser, unknown []string, now time.Time) []st
 	return append([]string{what + ".", next}, standbyLines(s)...)
 }
 
-// standbyLines says for which families the standby translates now.
+// standbyLines says for which families and native tables the standby translates now.
 func standbyLines(s api.Status) []string {
 	var open []string
 	for _, f := range rules.Families() {
 		if s.Standby[f].State == api.StandbyOpen {
 			open = append(open, familyLabel(f))
+		}
+	}
+	for _, t := range s.Native {
+		if t.Standby != nil && t.Standby.State == api.StandbyOpen {
+			open = append(open, "table "+t.Table)
 		}
 	}
 	if len(open) == 0 {

@@ -41,6 +41,8 @@ type writer struct {
 	bound  map[string]*Chain
 	late   bool     // chains that belong to rules are made right before their rules
 	leftBy []string // devices that were left out
+	// cut may send what was written and begin another batch; nil: all is one batch.
+	cut func() error
 }
 
 func newWriter(b *nft.Batch, t *Table, o Options) *writer {
@@ -69,6 +71,25 @@ func (t *Table) Create(b *nft.Batch, o Options) (left []string, err error) {
 	w.table(t.Attrs)
 	err = w.contents()
 	return w.leftBy, err
+}
+
+// FillInPieces writes what is in the table into one that stands and is empty, by several
+// transactions of little more than that many bytes each, which send sends. They have no guard. An
+// attached chain works before all of its rules are there.
+func (t *Table) FillInPieces(piece int, send func(*nft.Batch) error) error {
+	w := newWriter(nft.NewBatch(), t, Options{})
+	w.cut = func() error {
+		if w.b.Bytes() < piece {
+			return nil
+		}
+		full := w.b
+		w.b = nft.NewBatch()
+		return send(full)
+	}
+	if err := w.contents(); err != nil {
+		return err
+	}
+	return send(w.b)
 }
 
 // Replace is Create for a table that stands: it is deleted in the same transaction.
@@ -103,6 +124,9 @@ func (w *writer) begin(kind nft.ObjectKind) {
 func (w *writer) contents() error {
 	for i := range w.t.Chains {
 		w.chain(&w.t.Chains[i])
+		if err := w.then(nil); err != nil {
+			return err
+		}
 	}
 	for _, o := range w.t.Objects {
 		w.object(o)
@@ -112,19 +136,28 @@ func (w *writer) contents() error {
 	}
 	for i := range w.t.Sets {
 		if s := &w.t.Sets[i]; !s.Anonymous() {
-			if err := w.set(s); err != nil {
+			if err := w.then(w.set(s)); err != nil {
 				return err
 			}
 		}
 	}
 	for i := range w.t.Chains {
 		if c := &w.t.Chains[i]; !c.Bound {
-			if err := w.rules(c); err != nil {
+			if err := w.then(w.rules(c)); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// then ends a batch if it is large: nothing of what follows belongs to a rule in it. err is why
+// what was written last could not be.
+func (w *writer) then(err error) error {
+	if err != nil || w.cut == nil {
+		return err
+	}
+	return w.cut()
 }
 
 func (w *writer) chain(c *Chain) {

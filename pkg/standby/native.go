@@ -2,6 +2,7 @@ package standby
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -13,19 +14,22 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// nativeSets is up to how many sets a native table is copied. It is written by one transaction,
-// whose time grows with the square of the sets: 0.35 to 0.9 s of the kernel's at 1,000 services,
-// which are 1,198 sets, and 5 to 7 s at 5,000 (Linux 6.18). Other writers wait for it.
-const nativeSets = 2000
+// nativeSets is up to how many sets a native table is copied. The kernel's time for it grows with
+// their square: 0.1 s for the 1,198 sets of 1,000 services, and 6 s for the 5,958 of 5,000 (Linux
+// 6.18, a busy machine). nativePiece is how large a transaction may become meanwhile: other writers
+// wait for one, which takes some 40 ms at 5,000 services.
+const (
+	nativeSets  = 8000
+	nativePiece = 32 << 10
+)
 
 // TranslateNative makes the copy of a native table, as pkg/native captured it: the same objects in
-// a table of another name, of base chains only those of nat. The error wraps ErrUnavailable.
+// a table of another name, of base chains those of nat, and those that filter before nat is asked:
+// what they drop is not to be translated. The error wraps ErrUnavailable.
 //
-// Such a copy is not followed by differences. Standby.Put writes it as a whole if something is
-// another, and only while it is shut; Standby.Open leaves such changes outstanding. A table of one
-// owner has no rules of others, so that its hooks may be opened whatever is lost.
+// A table of one owner has no rules of others, so that its hooks may be opened whatever is lost.
+// What packets add to sets, such as session affinity, is as it was when the set was written.
 func TranslateNative(src *native.Table, genid uint32) (*Copy, error) {
-	n := &nativeCopy{src: src, chains: map[string]bool{}, sets: map[string]bool{}}
 	c := &Copy{ID: src.ID, Genid: genid, chains: map[string]*chain{}, hooks: map[Hook]*hook{}}
 	switch {
 	case src.Immune():
@@ -35,74 +39,189 @@ func TranslateNative(src *native.Table, genid uint32) (*Copy, error) {
 	case len(src.Sets) > nativeSets:
 		return nil, fmt.Errorf("%w: %s has %d sets, more than %d", ErrUnavailable, src.ID, len(src.Sets), nativeSets)
 	}
-	t := &native.Table{ID: src.ID.Family.Table(NameOf(src.ID)), Objects: src.Objects}
-	t.Attrs = number(nil, unix.NFTA_TABLE_FLAGS, tableOwned)
-	t.Attrs = nft.AppendAttr(t.Attrs, tableUserdata, append(append([]byte{0, byte(len(comment) + 1)}, comment...), 0), 0)
-	for i := range src.Chains {
-		if base := &src.Chains[i]; base.Base {
-			copied, h, err := n.base(base)
-			if err != nil {
-				return nil, err
-			}
-			if copied != nil {
-				t.Chains = append(t.Chains, *copied)
-				c.hooks[h] = &hook{name: base.Name, body: &chain{}}
-			}
-		}
+	n := newNativeCopy(src, false)
+	bases, err := n.bases(func(h Hook, base *native.Chain) { c.hooks[h] = &hook{name: base.Name, body: &chain{}} })
+	if err != nil {
+		return nil, err
 	}
 	if len(c.hooks) == 0 {
 		return nil, fmt.Errorf("%w: %s has no base chain of nat", ErrUnavailable, src.ID)
 	}
-	for i := range src.Chains {
-		if chain := src.Chains[i]; n.chains[chain.Name] && !chain.Base {
-			t.Chains = append(t.Chains, chain)
-		}
+	before := newNativeCopy(src, true)
+	before.hooks = c.hooks
+	filters, err := before.bases(func(Hook, *native.Chain) {})
+	if err != nil {
+		return nil, err
 	}
-	for _, set := range src.Sets {
-		if n.sets[set.Name] {
-			t.Sets = append(t.Sets, set)
-		}
-	}
-	for _, h := range slices.Sorted(maps.Keys(c.hooks)) {
-		attrs := number(number(nil, unix.NFTA_SET_KEY_TYPE, typeNFProto), unix.NFTA_SET_KEY_LEN, 1)
-		t.Sets = append(t.Sets, native.Set{Name: setOf(h), Attrs: attrs})
-	}
-	c.native = t
+	maps.Copy(n.chains, before.chains)
+	maps.Copy(n.sets, before.sets)
+	c.native = n.table(append(bases, filters...), slices.Sorted(maps.Keys(c.hooks)))
 	return c, nil
 }
 
-// A nativeCopy finds what of a native table base chains of nat come to.
+// Translates reports whether a native table has a base chain of nat.
+func Translates(t *native.Table) bool {
+	return slices.ContainsFunc(t.Chains, func(c native.Chain) bool { return c.Base && nft.String(attr(c.Attrs, unix.NFTA_CHAIN_TYPE)) == "nat" })
+}
+
+// A nativeCopy finds what of a native table base chains of one type come to.
 type nativeCopy struct {
 	src    *native.Table
 	chains map[string]bool
 	sets   map[string]bool
+	// filter: base chains that filter before nat is asked, and else those of nat. hooks are those
+	// of nat.
+	filter bool
+	hooks  map[Hook]*hook
+	byName map[string]*native.Chain
+	setsBy map[string]*native.Set
 }
 
-// base copies a base chain of nat, with its gate; nil if it is of another kind.
-func (n *nativeCopy) base(c *native.Chain) (*native.Chain, Hook, error) {
-	if nft.String(attr(c.Attrs, unix.NFTA_CHAIN_TYPE)) != "nat" {
-		return nil, 0, nil
+func newNativeCopy(src *native.Table, filter bool) *nativeCopy {
+	n := &nativeCopy{src: src, filter: filter, chains: map[string]bool{}, sets: map[string]bool{},
+		byName: make(map[string]*native.Chain, len(src.Chains)), setsBy: make(map[string]*native.Set, len(src.Sets))}
+	for i := range src.Chains {
+		n.byName[src.Chains[i].Name] = &src.Chains[i]
 	}
+	for i := range src.Sets {
+		n.setsBy[src.Sets[i].Name] = &src.Sets[i]
+	}
+	return n
+}
+
+// table returns the copied table: these base chains, what was found, and the gates.
+func (n *nativeCopy) table(bases []native.Chain, hooks []Hook) *native.Table {
+	t := &native.Table{ID: n.src.ID.Family.Table(NameOf(n.src.ID)), Objects: n.src.Objects, Chains: bases}
+	t.Attrs = number(nil, unix.NFTA_TABLE_FLAGS, tableOwned)
+	t.Attrs = nft.AppendAttr(t.Attrs, tableUserdata, append(append([]byte{0, byte(len(comment) + 1)}, comment...), 0), 0)
+	for i := range n.src.Chains {
+		if chain := &n.src.Chains[i]; n.chains[chain.Name] && !chain.Base {
+			t.Chains = append(t.Chains, *chain)
+		}
+	}
+	for i := range n.src.Sets {
+		if set := &n.src.Sets[i]; n.sets[set.Name] {
+			t.Sets = append(t.Sets, smaller(*set))
+		}
+	}
+	for _, h := range hooks {
+		attrs := number(number(nil, unix.NFTA_SET_KEY_TYPE, typeNFProto), unix.NFTA_SET_KEY_LEN, 1)
+		t.Sets = append(t.Sets, native.Set{Name: setOf(h), Attrs: attrs})
+	}
+	return t
+}
+
+// dynamicSize is for how many elements a set of the copy has room at least to which packets add.
+const dynamicSize = 1024
+
+// smaller returns a set with room for what it is to hold while the copy is open. The kernel takes
+// 1 MiB for a set of 65,535 elements that packets add, which is what kube-proxy has for each
+// endpoint with session affinity: 309 MiB at 1,000 services, of which 300 endpoints have it (Linux
+// 6.18).
+func smaller(s native.Set) native.Set {
+	size := uint32(dynamicSize)
+	for int(size) < 2*len(s.Elements) {
+		size *= 2
+	}
+	desc := attr(s.Attrs, unix.NFTA_SET_DESC)
+	if !s.Dynamic() || desc == nil || nft.AttrNumber(desc, unix.NFTA_SET_DESC_SIZE) <= size {
+		return s
+	}
+	desc = number(except(desc, unix.NFTA_SET_DESC_SIZE), unix.NFTA_SET_DESC_SIZE, size)
+	s.Attrs = nft.AppendAttr(except(s.Attrs, unix.NFTA_SET_DESC), unix.NFTA_SET_DESC|unix.NLA_F_NESTED, desc, 0)
+	return s
+}
+
+// except returns a list less the attributes of one kind.
+func except(list []byte, kind uint16) (rest []byte) {
+	for len(list) > 0 {
+		is, _, after, err := nft.NextAttr(list)
+		if err != nil {
+			return rest
+		}
+		if is != kind {
+			rest = append(rest, list[:len(list)-len(after)]...)
+		}
+		list = after
+	}
+	return rest
+}
+
+// bases copies the base chains of the wanted type, each with its gate, and what they come to.
+func (n *nativeCopy) bases(found func(Hook, *native.Chain)) (all []native.Chain, err error) {
+	for i := range n.src.Chains {
+		c := &n.src.Chains[i]
+		if !c.Base {
+			continue
+		}
+		copied, h, err := n.base(c)
+		if err != nil {
+			return nil, err
+		}
+		if copied != nil {
+			all = append(all, *copied)
+			found(h, c)
+		}
+	}
+	return all, nil
+}
+
+// priorityOfDNAT is where nat chains stand that translate destinations (NF_IP_PRI_NAT_DST).
+const priorityOfDNAT = -100
+
+// base copies a base chain with its gate; nil if it is not wanted.
+func (n *nativeCopy) base(c *native.Chain) (*native.Chain, Hook, error) {
+	kind := nft.String(attr(c.Attrs, unix.NFTA_CHAIN_TYPE))
 	h := Hook(nft.AttrNumber(attr(c.Attrs, unix.NFTA_CHAIN_HOOK), unix.NFTA_HOOK_HOOKNUM))
 	priority, err := nft.AttrUint32(nft.AttrPath(c.Attrs, unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_PRIORITY))
-	if err != nil || !slices.Contains(Hooks(), h) {
-		return nil, 0, fmt.Errorf("%w: base chain %s stands at %s", ErrUnavailable, c.Name, h)
+	switch {
+	case n.filter && (kind == "nat" || n.hooks[h] == nil || err == nil && int32(priority) >= priorityOfDNAT), !n.filter && kind != "nat":
+		return nil, 0, nil
+	case err != nil || !slices.Contains(Hooks(), h) || n.filter && kind != "filter":
+		return nil, 0, fmt.Errorf("%w: base chain %s of type %s stands at %s", ErrUnavailable, c.Name, kind, h)
+	}
+	policy := uint32(nfAccept)
+	if value := attr(c.Attrs, unix.NFTA_CHAIN_POLICY); value != nil {
+		policy = nft.AttrNumber(c.Attrs, unix.NFTA_CHAIN_POLICY)
 	}
 	hooked := binary.BigEndian.AppendUint32(nil, uint32(h))
 	attrs := nft.AppendAttr(nil, unix.NFTA_HOOK_HOOKNUM, hooked, 0)
 	attrs = number(attrs, unix.NFTA_HOOK_PRIORITY, priority+1)
 	attrs = nft.AppendAttr(nil, unix.NFTA_CHAIN_HOOK|unix.NLA_F_NESTED, attrs, 0)
-	attrs = number(nft.AppendAttr(attrs, unix.NFTA_CHAIN_TYPE, "nat", 1), unix.NFTA_CHAIN_POLICY, nfAccept)
+	attrs = number(nft.AppendAttr(attrs, unix.NFTA_CHAIN_TYPE, kind, 1), unix.NFTA_CHAIN_POLICY, nfAccept)
 	first := nft.AppendAttr(nil, unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, gate(setOf(h)).expressions, 0)
 	copied := &native.Chain{Name: c.Name, Base: true, Attrs: attrs, Rules: slices.Concat([]native.Rule{{Attrs: first}}, c.Rules)}
+	if policy != nfAccept { // a policy would hold behind a gate that is shut, too
+		last := nft.AppendAttr(nil, unix.NFTA_RULE_EXPRESSIONS|unix.NLA_F_NESTED, verdict(nil, policy), 0)
+		copied.Rules = append(copied.Rules, native.Rule{Attrs: last})
+	}
 	n.chains[c.Name] = true
 	return copied, h, n.rules(c)
+}
+
+// statelessly are the expressions that do the same to a packet whether they are asked once or
+// twice.
+var statelessly = map[string]bool{"immediate": true, "lookup": true, "cmp": true, "range": true, "bitwise": true, "byteorder": true,
+	"fib": true, "reject": true, "counter": true, "payload": true, "meta": true, "ct": true}
+
+// twice returns an error if an expression may not be asked by the real table and by the copy.
+func twice(e nft.Expression) error {
+	writes := map[string]uint16{"payload": unix.NFTA_PAYLOAD_SREG, "meta": unix.NFTA_META_SREG, "ct": unix.NFTA_CT_SREG}
+	if kind, may := writes[e.Name]; !statelessly[e.Name] || may && attr(e.Data, kind) != nil {
+		return fmt.Errorf("it filters by %q before it translates", e.Name)
+	}
+	return nil
 }
 
 // rules finds what rules lead to.
 func (n *nativeCopy) rules(c *native.Chain) error {
 	for _, r := range c.Rules {
 		err := nft.Rule{Expressions: attr(r.Attrs, unix.NFTA_RULE_EXPRESSIONS)}.Each(func(e nft.Expression) error {
+			if n.filter {
+				if err := twice(e); err != nil {
+					return err
+				}
+			}
 			switch e.Name {
 			case "immediate":
 				return n.verdict(attr(e.Data, unix.NFTA_IMMEDIATE_DATA))
@@ -129,7 +248,7 @@ func (n *nativeCopy) verdict(data []byte) error {
 		return nil
 	}
 	n.chains[name] = true
-	if c := n.src.Chain(name); c != nil {
+	if c := n.byName[name]; c != nil {
 		return n.rules(c)
 	}
 	return fmt.Errorf("chain %q was not read", name)
@@ -141,11 +260,11 @@ func (n *nativeCopy) set(name string) error {
 		return nil
 	}
 	n.sets[name] = true
-	i := slices.IndexFunc(n.src.Sets, func(s native.Set) bool { return s.Name == name })
-	if i < 0 {
+	s := n.setsBy[name]
+	if s == nil {
 		return fmt.Errorf("set %q was not read", name)
 	}
-	for _, e := range n.src.Sets[i].Elements {
+	for _, e := range s.Elements {
 		if err := n.verdict(attr(e, unix.NFTA_SET_ELEM_DATA)); err != nil {
 			return err
 		}
@@ -153,35 +272,57 @@ func (n *nativeCopy) set(name string) error {
 	return nil
 }
 
-// putNative writes the whole copy, if it is another than what the kernel holds. s.mu must be held.
+// putNative writes what is another in the table that is there. s.mu must be held.
 func (s *Standby) putNative(c *Copy) error {
 	t := s.tables[c.ID]
-	if t != nil && len(t.open) > 0 {
+	if len(t.open) > 0 {
 		return fmt.Errorf("%w: table %s is open", ErrOutdated, t.name)
 	}
-	if t != nil && t.held.native.Digest() == c.native.Digest() {
+	t.bytes, t.took = 0, 0
+	b := nft.NewBatch()
+	err := c.native.Amend(b, t.held.native, s.setName)
+	if err == nil && b.Messages() > 1 {
+		err = s.send(t, b)
+	}
+	if err == nil {
+		t.held = c
 		return nil
 	}
-	b := nft.NewBatch()
-	next := &table{id: c.ID, name: NameOf(c.ID), held: c, gated: true, open: map[Hook]bool{}}
-	write := c.native.Create
-	if t != nil {
-		write = c.native.Replace
-	}
-	if _, err := write(b, native.Options{}); err != nil {
+	// A difference of another kind, or one that the kernel refuses.
+	if err := s.remove(t); err != nil {
 		return err
 	}
-	if t == nil { // by itself, so that its refusal says why
-		if err := s.make(next); err != nil {
+	return s.build(c, func() error { return nil })
+}
+
+// fillNative writes a native table in pieces: no packet gets behind its gates.
+func (s *Standby) fillNative(t *table, c *Copy, pause func() error) error {
+	t.held = c
+	return c.native.FillInPieces(min(s.cfg.Piece, nativePiece), func(b *nft.Batch) error {
+		if err := s.send(t, b); err != nil {
 			return err
 		}
-		if err := s.remove(next); err != nil {
-			return err
-		}
-	}
-	if err := s.send(next, b); err != nil {
+		return pause()
+	})
+}
+
+// openNative opens hooks in one transaction with what pending has that the kernel has not yet.
+// s.mu must be held.
+func (s *Standby) openNative(t *table, hooks []Hook, pending *Copy) error {
+	w := &writer{s: s, t: t, next: pending, whole: true, opens: hooks, b: nft.NewBatch()}
+	if err := pending.native.Amend(w.b, t.held.native, s.setName); err != nil {
 		return err
 	}
-	s.tables[c.ID] = next
+	if err := errors.Join(w.open(), w.flush()); err != nil {
+		return err
+	}
+	t.opened(hooks, pending)
+	t.held = pending
 	return nil
+}
+
+// setName names a set that belongs to a rule, by a name that no other one has.
+func (s *Standby) setName() string {
+	s.names++
+	return fmt.Sprintf("__standby%d", s.names)
 }

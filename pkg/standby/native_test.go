@@ -2,6 +2,7 @@ package standby_test
 
 import (
 	"compress/gzip"
+	"encoding/binary"
 	"errors"
 	"io"
 	"net/netip"
@@ -34,14 +35,19 @@ func captured(t *testing.T, conn *nft.Conn, id tableid.TableID) (*native.Table, 
 
 // nftServices is a table as kube-proxy's nftables mode writes it, of one service.
 const nftServices = `table FAMILY kube-proxy {
-	map service-ips { type ADDRESS . inet_proto . inet_service : verdict; elements = { SERVICE . udp . 53 : goto service-A } }
+	map service-ips { type ADDRESS . inet_proto . inet_service : verdict; elements = { SERVICE . udp . 53 : goto service-A, SERVICE . udp . 443 : goto service-A } }
+	set affinity { type ADDRESS; size 65535; flags dynamic,timeout; timeout 1h; elements = { POD timeout 1h } }
+	map firewall-ips { type ADDRESS . inet_proto . inet_service : verdict; elements = { SERVICE . udp . 443 : goto firewall-A } }
 	map no-endpoints { type ADDRESS . inet_proto . inet_service : verdict; elements = { SERVICE . udp . 80 : drop } }
 	chain filter-forward { type filter hook forward priority filter; FAMILY daddr . meta l4proto . th dport vmap @no-endpoints; }
+	chain filter-prerouting-pre-dnat { type filter hook prerouting priority dstnat - 10; ct state new jump firewall-check; }
+	chain firewall-check { FAMILY daddr . meta l4proto . th dport vmap @firewall-ips; }
+	chain firewall-A { FAMILY saddr != { POD } counter drop; }
 	chain nat-prerouting { type nat hook prerouting priority dstnat; jump services; }
 	chain nat-output { type nat hook output priority -100; jump services; }
 	chain nat-postrouting { type nat hook postrouting priority srcnat; jump masquerading; }
 	chain services { FAMILY daddr . meta l4proto . th dport vmap @service-ips; }
-	chain service-A { FAMILY saddr != POD jump mark-for-masquerade; meta l4proto udp dnat FAMILY to numgen random mod 2 map { 0 : POD . 5353, 1 : POD . 5353 }; }
+	chain service-A { update @affinity { FAMILY saddr }; FAMILY saddr != POD jump mark-for-masquerade; meta l4proto udp dnat FAMILY to numgen random mod 2 map { 0 : POD . 5353, 1 : POD . 5353 }; }
 	chain mark-for-masquerade { meta mark set meta mark or 0x4000; }
 	chain masquerading { meta mark & 0x4000 == 0 return; meta mark set meta mark xor 0x4000; masquerade fully-random; }
 }
@@ -67,10 +73,14 @@ func TestANativeTableIsCopied(t *testing.T) {
 					return netip.AddrPortFrom(netip.MustParseAddr(a), port)
 				}
 				flows := []flow{{unix.IPPROTO_UDP, at(client, 2001), at(service, 53)}, {unix.IPPROTO_UDP, at(pod, 2002), at(service, 53)},
-					{unix.IPPROTO_UDP, at(client, 2003), at(service, 99)}, {unix.IPPROTO_UDP, netip.AddrPortFrom(node[family], 2004), at(service, 53)}}
+					{unix.IPPROTO_UDP, at(client, 2003), at(service, 99)}, {unix.IPPROTO_UDP, at(client, 2005), at(service, 443)},
+					{unix.IPPROTO_UDP, at(pod, 2006), at(service, 443)}, {unix.IPPROTO_UDP, netip.AddrPortFrom(node[family], 2004), at(service, 53)}}
 				want := classes(l.fates(flows))
 				if want[flows[0]].To.Addr().String() != pod {
 					t.Fatalf("the table itself translates nothing: %v", want)
+				}
+				if _, passes := want[flows[3]]; passes || want[flows[4]].To.Addr().String() != pod {
+					t.Fatalf("the table's own source range holds nothing off, or all: %v", want)
 				}
 				s := open(t, standby.Config{})
 				table, genid := captured(t, conn, id)
@@ -78,8 +88,11 @@ func TestANativeTableIsCopied(t *testing.T) {
 				must(t, err)
 				must(t, s.Put(c))
 				copied := listed(t, id)
-				if strings.Contains(copied, "filter") || strings.Contains(copied, "no-endpoints") || !strings.Contains(copied, "dstnat + 1") {
-					t.Errorf("the copy has what is not nat's:\n%s", copied)
+				if strings.Contains(copied, "filter-forward") || strings.Contains(copied, "no-endpoints") || !strings.Contains(copied, "dstnat + 1") || !strings.Contains(copied, "dstnat - 9") {
+					t.Errorf("the copy has what decides behind nat, or lacks what decides before it:\n%s", copied)
+				}
+				if !strings.Contains(copied, "size 1024") || !strings.Contains(copied, "expires") {
+					t.Errorf("the copy has no affinity, or has room for as many clients as the table:\n%s", copied)
 				}
 				whole, err := c.Probe(conn)
 				must(t, err)
@@ -157,13 +170,28 @@ func TestKubeProxysNativeTable(t *testing.T) {
 	})
 }
 
+// base returns a base chain at prerouting with a rule of these expressions.
+func base(kind string, priority int32, expressions ...string) native.Chain {
+	number := func(n uint32) []byte { return binary.BigEndian.AppendUint32(nil, n) }
+	hook := nft.AppendAttr(nft.AppendAttr(nil, unix.NFTA_HOOK_HOOKNUM, number(0), 0), unix.NFTA_HOOK_PRIORITY, number(uint32(priority)), 0)
+	c := native.Chain{Name: kind, Base: true, Attrs: nft.AppendAttr(nft.AppendAttr(nil, unix.NFTA_CHAIN_TYPE, kind, 1), unix.NFTA_CHAIN_HOOK, hook, 0)}
+	var list []byte
+	for _, name := range expressions {
+		list = nft.AppendAttr(list, unix.NFTA_LIST_ELEM, nft.AppendAttr(nil, unix.NFTA_EXPR_NAME, name, 1), 0)
+	}
+	c.Rules = []native.Rule{{Attrs: nft.AppendAttr(nil, unix.NFTA_RULE_EXPRESSIONS, list, 0)}}
+	return c
+}
+
 // TestNativeTablesThatAreNotCopied says why.
 func TestNativeTablesThatAreNotCopied(t *testing.T) {
 	for name, table := range map[string]*native.Table{
 		"one process owns":     {ID: kubeProxy, Owner: 7},
 		"no base chain of nat": {ID: kubeProxy},
 		"no native table":      {ID: nat},
-		"more than":            {ID: kubeProxy, Sets: make([]native.Set, 3000)},
+		"more than":            {ID: kubeProxy, Sets: make([]native.Set, 9000)},
+		`filters by "limit"`:   {ID: kubeProxy, Chains: []native.Chain{base("nat", -100), base("filter", -110, "limit")}},
+		`filters by "dynset"`:  {ID: kubeProxy, Chains: []native.Chain{base("nat", -100), base("filter", -300, "counter", "dynset")}},
 	} {
 		if _, err := standby.TranslateNative(table, 1); !errors.Is(err, standby.ErrUnavailable) || !strings.Contains(err.Error(), name) {
 			t.Errorf("got %v, want %q", err, name)

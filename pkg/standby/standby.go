@@ -58,6 +58,10 @@ type Config struct {
 	// Piece is how large a transaction may become while the copy is built, in bytes, where the
 	// socket allows it. 0: 1 MiB.
 	Piece int
+	// Room returns how many bytes of memory this process and the kernel on its behalf may still
+	// use; nil: as many as they want. A table that needs more is not built: the kernel would kill
+	// the process whose control group is full, and not refuse the transaction.
+	Room func() int64
 }
 
 // DefaultGateMost is far above the 41,434 rules of 5,000 services. There opening took the processor
@@ -90,6 +94,9 @@ type Standby struct {
 	port   atomic.Uint32
 	conn   *nft.Conn
 	tables map[tableid.TableID]*table
+	names  int // that setName has given
+	// building are the first builds that are under way.
+	building map[tableid.TableID]*building
 }
 
 // dialTries is how many addresses are tried: one of a billion is taken by chance.
@@ -110,7 +117,7 @@ func Dial(cfg Config) (*Standby, error) {
 	if err != nil {
 		return nil, errors.Join(nft.Wrap("opening the standby's netlink socket", err), conn.Close())
 	}
-	s := &Standby{cfg: cfg, fd: fd, conn: conn, tables: map[tableid.TableID]*table{}}
+	s := &Standby{cfg: cfg, fd: fd, conn: conn, tables: map[tableid.TableID]*table{}, building: map[tableid.TableID]*building{}}
 	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1) // see nft.Batch.Send
 	for range dialTries {
 		port := nft.NewPort()
@@ -148,6 +155,9 @@ func (s *Standby) close() error {
 	if s.closed {
 		return nil
 	}
+	for id := range s.building {
+		s.giveUp(id)
+	}
 	s.closed = true
 	clear(s.tables)
 	return errors.Join(unix.Close(s.fd), s.conn.Close())
@@ -158,18 +168,30 @@ func (s *Standby) close() error {
 // build there is no table; after one of a change the table is what it was, or gone: Status says
 // which. The error is net.ErrClosed after Close.
 func (s *Standby) Put(c *Copy) error {
+	for {
+		more, err := s.PutPiece(c)
+		if err != nil || !more {
+			return err
+		}
+	}
+}
+
+// PutPiece is Put that returns after each transaction of a first build. With more it is to be
+// called again, with this copy or a newer one. Status says when there is a table.
+func (s *Standby) PutPiece(c *Copy) (more bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return net.ErrClosed
+		return false, net.ErrClosed
 	}
-	switch t := s.tables[c.ID]; {
+	t := s.tables[c.ID]
+	switch {
+	case t == nil:
+		return s.step(c)
 	case c.native != nil:
-		return s.putNative(c)
-	case t != nil:
-		return s.follow(t, c)
+		return false, s.putNative(c)
 	}
-	return s.build(c)
+	return false, s.follow(t, c)
 }
 
 // Held returns what the kernel holds, for Translate and Copy.Outstanding; nil if nothing is built.
@@ -192,8 +214,14 @@ func (s *Standby) Open(id tableid.TableID, hooks []Hook, pending *Copy) error {
 	if t == nil {
 		return ErrNotBuilt
 	}
-	if pending != nil && pending.native == nil && pending.ID == id && s.open(t, hooks, pending) == nil {
-		return nil
+	if pending != nil && pending.ID == id {
+		open := s.open
+		if pending.native != nil {
+			open = s.openNative
+		}
+		if open(t, hooks, pending) == nil {
+			return nil
+		}
 	}
 	if s.tables[id] == nil {
 		return ErrNotBuilt
@@ -221,6 +249,7 @@ func (s *Standby) Shut(id tableid.TableID) error {
 func (s *Standby) Remove(id tableid.TableID) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.giveUp(id)
 	if t := s.tables[id]; t != nil {
 		return s.remove(t)
 	}

@@ -31,27 +31,6 @@ type table struct {
 // comment is what `nft list ruleset` shows of the table's purpose.
 const comment = "made by canaryd, gone with it: translates while lost nat rules are put back"
 
-// build makes the table: first itself, so that its refusal says why, then the chains, then their
-// rules, then the base chains. s.mu must be held.
-func (s *Standby) build(c *Copy) error {
-	t := &table{id: c.ID, name: NameOf(c.ID), held: &Copy{ID: c.ID}, open: map[Hook]bool{}, handles: map[string][]uint64{}}
-	_, rules := c.Counts()
-	t.gated = rules <= s.cfg.GateMost
-	if err := s.make(t); err != nil {
-		return err
-	}
-	w := &writer{s: s, t: t, next: c, splits: true}
-	err := w.write()
-	if err != nil {
-		return errors.Join(err, s.remove(t))
-	}
-	s.tables[c.ID] = t
-	t.took, t.bytes = w.took, w.bytes
-	t.hold(c)
-	s.readHandles(t)
-	return nil
-}
-
 // make makes the empty table, in a transaction of its own.
 func (s *Standby) make(t *table) error {
 	b := nft.NewBatch()
@@ -137,19 +116,24 @@ func (s *Standby) open(t *table, hooks []Hook, pending *Copy) error {
 	if err := w.write(); err != nil {
 		return err
 	}
-	if len(t.open) == 0 && len(hooks) > 0 {
-		t.since = time.Now()
-	}
 	t.shutRemoved(w)
-	for _, h := range hooks {
-		if w.next.hooks[h] != nil {
-			t.open[h] = true
-		}
-	}
+	t.opened(hooks, w.next)
 	if pending != nil {
 		t.hold(pending) // handles are read after the next change: opening is not the time
 	}
 	return nil
+}
+
+// opened notes that the kernel has opened those of the hooks that the copy has.
+func (t *table) opened(hooks []Hook, c *Copy) {
+	if len(t.open) == 0 && len(hooks) > 0 {
+		t.since = time.Now()
+	}
+	for _, h := range hooks {
+		if c.hooks[h] != nil {
+			t.open[h] = true
+		}
+	}
 }
 
 // shut shuts all hooks. s.mu must be held.

@@ -20,6 +20,7 @@ type writer struct {
 	// splits: a transaction may end within a chain, because no packet can come to it yet. whole:
 	// all must be one transaction.
 	splits, whole bool
+	pause         func() error // is called behind each transaction but the last; nil: nothing is
 	opens         []Hook
 	removed       []Hook   // base chains that go: an open one is shut by that
 	changed, gone []string // chains: those that are new or others, and those that the copy has no more
@@ -79,7 +80,10 @@ func (w *writer) cut() error {
 	if w.whole || w.b.Bytes() < w.s.cfg.Piece {
 		return nil
 	}
-	return w.flush()
+	if err := w.flush(); err != nil || w.pause == nil {
+		return err
+	}
+	return w.pause()
 }
 
 // flush sends what was written, if it has content.

@@ -144,7 +144,7 @@ func (t *town) name(i int) string { return fmt.Sprintf("service-%d-%d", i, t.slo
 // setService writes a slot's service. What kind it is depends on the slot.
 func (t *town) setService(i int) {
 	s := &t.slots[i]
-	ips := []string{fmt.Sprintf("10.96.0.%d", 10+i), fmt.Sprintf("fd00:10:96::%x", 10+i)}
+	ips := []string{fmt.Sprintf("10.96.%d.%d", i/200, 10+i%200), fmt.Sprintf("fd00:10:96::%x", 10+i)}
 	spec := corev1.ServiceSpec{
 		Type: corev1.ServiceTypeClusterIP, ClusterIP: ips[0], ClusterIPs: ips, SessionAffinity: corev1.ServiceAffinityNone,
 		IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
@@ -164,11 +164,11 @@ func (t *town) setService(i int) {
 		spec.Type, spec.ExternalTrafficPolicy = corev1.ServiceTypeNodePort, corev1.ServiceExternalTrafficPolicyCluster
 	case 3:
 		spec.Type, spec.ExternalTrafficPolicy = corev1.ServiceTypeNodePort, corev1.ServiceExternalTrafficPolicyLocal
-		spec.ExternalIPs = []string{fmt.Sprintf("198.51.100.%d", 10+i)}
+		spec.ExternalIPs = []string{fmt.Sprintf("198.18.%d.%d", i/200, 10+i%200)}
 	case 4:
 		spec.Type, spec.ExternalTrafficPolicy = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyCluster
 		spec.LoadBalancerSourceRanges = []string{"203.0.113.0/24", "2001:db8:113::/64"}
-		status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: fmt.Sprintf("192.0.2.%d", 100+i)}, {IP: fmt.Sprintf("2001:db8::%x", 100+i)}}
+		status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: fmt.Sprintf("198.19.%d.%d", i/200, 10+i%200)}, {IP: fmt.Sprintf("2001:db8::%x", 100+i)}}
 	case 5:
 		spec.InternalTrafficPolicy = &local
 	}

@@ -65,9 +65,18 @@ type Status struct {
 	LearningPendingSince time.Time                                   `json:"learningPendingSince"`
 	Flushes              []Record                                    `json:"flushes"`
 	Standby              map[rules.Family]StandbyStatus              `json:"standby"`
+	Native               []NativeStatus                              `json:"native"`
 }
 
-// A StandbyStatus is what a status says of a family's standby.
+// A NativeStatus is what a status says of a native table.
+type NativeStatus struct {
+	Table    string         `json:"table"`
+	Verdict  string         `json:"verdict"`
+	Captured time.Time      `json:"captured"` // when it was last read
+	Standby  *StandbyStatus `json:"standby"`
+}
+
+// A StandbyStatus is what a status says of the standby of a family or native table.
 type StandbyStatus struct {
 	State  string `json:"state"`
 	Reason string `json:"reason"`

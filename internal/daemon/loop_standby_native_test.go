@@ -1,0 +1,328 @@
+package daemon
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+// TestNativeStandbyOpensFirst: whatever a flusher takes of a native table that translates, its gate
+// opens at the first evidence, before canaryd waits, dumps or writes, also where iptables' tables
+// are put back first; it is shut as soon as the table is proved, and the record says so.
+func TestNativeStandbyOpensFirst(t *testing.T) {
+	for name, flush := range map[string]func(*rig, *fakeNative){
+		"flush ruleset": func(_ *rig, k *fakeNative) { k.flushRuleset() },
+		"flush table":   func(_ *rig, k *fakeNative) { k.flushTable(proxyTable) },
+		"everything": func(r *rig, k *fakeNative) {
+			must(r.t, r.fake.Flush(rules.IPv4, rules.Filter, ""))
+			k.flushRuleset()
+		},
+	} {
+		bubble(t, name, func(t *testing.T) {
+			r, k, s := withNativeStandby(t, nil)
+			r.wantNativeStandby(s, api.StandbyArmed)
+			for range 2 {
+				flushed, before := time.Now(), k.count()
+				flush(r, k)
+				r.settled()
+				r.wantReady()
+				r.wantNativeStandby(s, api.StandbyArmed)
+				opened := s.named("open ip kube-proxy", flushed)
+				if len(opened) != 1 {
+					t.Fatalf("opened %d times", len(opened))
+				}
+				if diff := cmp.Diff([]int{0, 0}, []int{int(opened[0].at.Sub(flushed)), opened[0].heals - before.heals}); diff != "" {
+					t.Errorf("nanoseconds and writes before it was opened (-want +got):\n%s", diff)
+				}
+				record := r.d.Status().Flushes[0]
+				want := &api.StandbyUse{Families: []rules.Family{}, Tables: []string{"ip kube-proxy"}, OpenSeconds: record.Standby.OpenSeconds}
+				if diff := cmp.Diff(want, record.Standby); diff != "" || want.OpenSeconds < 0.02 {
+					t.Errorf("the record says of the standby (-want +got):\n%s", diff)
+				}
+				if calls := s.named("", flushed); len(calls) != 2 && name != "everything" {
+					t.Errorf("want one opening and one shutting: %+v", calls)
+				}
+				k.wantNative(t, natTable(proxyTable, "a", "b"))
+			}
+			r.wantLog("The standby translates until the native table is back")
+		})
+	}
+}
+
+// TestNativeStandbyStaysShut: for what may be its owner's doing, in observe mode, in a pause, while
+// nothing is known of the tables, and for a table that does not translate.
+func TestNativeStandbyStaysShut(t *testing.T) {
+	shut := func(t *testing.T, s *fakeNativeStandby, since time.Time) {
+		t.Helper()
+		for _, what := range []string{"open ip kube-proxy", "open ip docker-bridges"} {
+			if opened := s.named(what, since); len(opened) > 0 {
+				t.Errorf("%s: %+v", what, opened)
+			}
+		}
+	}
+	for name, do := range map[string]func(*fakeNative){
+		"deleted alone": func(k *fakeNative) { k.deleteTable(proxyTable) },
+		"deleted alone, and another table is lost": func(k *fakeNative) {
+			k.deleteTable(proxyTable)
+			time.Sleep(2 * time.Second)
+			k.with(func() { k.refuses[dockerTable] = true })
+			k.again(tableOf(dockerTable, "c")) // with its own handle
+			k.flushTable(dockerTable)
+		},
+		"dormant":        func(k *fakeNative) { k.dormant(proxyTable, true) },
+		"made again":     func(k *fakeNative) { k.again(natTable(proxyTable, "z")) },
+		"synced":         func(k *fakeNative) { k.sync(natTable(proxyTable, "a", "z")) },
+		"another table":  func(k *fakeNative) { k.flushTable(dockerTable) },
+		"not known":      func(k *fakeNative) { k.breakDown(errNativeBroken); k.flushRuleset() },
+		"commits missed": func(k *fakeNative) { k.miss() },
+	} {
+		bubble(t, name, func(t *testing.T) {
+			_, k, s := withNativeStandby(t, nil)
+			since := time.Now()
+			do(k)
+			time.Sleep(20 * time.Second)
+			synctest.Wait()
+			shut(t, s, since)
+			if s.isOpen(proxyTable) {
+				t.Error("it is open")
+			}
+		})
+	}
+	bubble(t, "observe", func(t *testing.T) {
+		r, k, s := withNativeStandby(t, func(s *setup) { s.mode = api.Observe })
+		k.flushRuleset()
+		r.after(time.Minute)
+		if calls := s.named("", time.Time{}); len(calls) > 0 {
+			t.Errorf("asked for %+v", calls)
+		}
+	})
+	bubble(t, "pause", func(t *testing.T) {
+		r, k, s := withNativeStandby(t, nil)
+		r.pause(time.Minute)
+		paused := time.Now()
+		k.flushRuleset()
+		r.after(30 * time.Second)
+		r.wantNativeStandby(s, api.StandbyArmed)
+		shut(t, s, paused)
+		r.after(40 * time.Second)
+		r.wantReady()
+		if opened := s.named("open ip kube-proxy", paused); len(opened) != 1 || opened[0].at.Sub(paused) < time.Minute {
+			t.Errorf("opened: %+v, want when the pause ended", opened)
+		}
+		r.wantNativeStandby(s, api.StandbyArmed)
+	})
+}
+
+// TestNativeStandbyShuts: a gate that is open while the kernel refuses the replay is shut by a
+// pause, by its owner's word, by a cleanup, and after 30 s for good; the next loss opens it again.
+func TestNativeStandbyShuts(t *testing.T) {
+	lost := func(t *testing.T) (*rig, *fakeNative, *fakeNativeStandby) {
+		r, k, s := withNativeStandby(t, nil)
+		k.with(func() { k.refuses[proxyTable] = true })
+		k.flushRuleset()
+		r.after(100 * time.Millisecond)
+		r.wantNativeStandby(s, api.StandbyOpen)
+		return r, k, s
+	}
+	bubble(t, "pause", func(t *testing.T) {
+		r, _, s := lost(t)
+		r.pause(time.Hour)
+		r.after(0)
+		r.wantNativeStandby(s, api.StandbyArmed)
+	})
+	bubble(t, "owner", func(t *testing.T) {
+		r, k, s := lost(t)
+		k.again(natTable(proxyTable, "z"))
+		r.after(5 * time.Second)
+		r.wantReady()
+		r.wantNativeStandby(s, api.StandbyArmed)
+		if diff := native.Diff(natTable(proxyTable, "z"), s.holds(proxyTable)); len(diff) > 0 {
+			t.Errorf("the copy is not what the owner wrote: %v", diff)
+		}
+	})
+	bubble(t, "cleanup", func(t *testing.T) {
+		r, _, s := lost(t)
+		must(t, r.d.Cleanup(t.Context(), api.CleanupRequest{}))
+		r.after(time.Minute)
+		if s.isOpen(proxyTable) || s.holds(proxyTable) != nil {
+			t.Error("the copy is still there")
+		}
+	})
+	bubble(t, "limit", func(t *testing.T) {
+		r, k, s := lost(t)
+		opened := s.named("open ip kube-proxy", time.Time{})[0].at
+		r.after(time.Minute)
+		if shut := s.named("shut ip kube-proxy", opened); s.isOpen(proxyTable) || len(shut) != 1 || shut[0].at.Sub(opened) != standbyMost {
+			t.Errorf("shut: %+v, want once after %s", shut, standbyMost)
+		}
+		r.wantLog("The standby translates no more, although a native table is still missing")
+		again := time.Now()
+		r.after(time.Minute)
+		if opened := s.named("open ip kube-proxy", again); len(opened) > 0 {
+			t.Errorf("opened again for the same loss: %+v", opened)
+		}
+		k.with(func() { k.refuses[proxyTable] = false })
+		r.after(5 * time.Minute)
+		r.wantReady()
+		next := time.Now()
+		k.flushRuleset()
+		r.settled()
+		if len(s.named("open ip kube-proxy", next)) == 0 {
+			t.Error("not opened for the next loss")
+		}
+		r.wantNativeStandby(s, api.StandbyArmed)
+	})
+	bubble(t, "a gate that sticks", func(t *testing.T) {
+		r, k, s := lost(t)
+		s.set(func(s *fakeNativeStandby) { s.shutErr = errors.New("the kernel has no memory") })
+		k.with(func() { k.refuses[proxyTable] = false })
+		r.after(10 * time.Second)
+		r.wantReady()
+		r.wantNativeStandby(s, api.StandbyOpen)
+		s.set(func(s *fakeNativeStandby) { s.shutErr = nil })
+		r.after(2 * time.Second)
+		r.wantNativeStandby(s, api.StandbyArmed)
+	})
+}
+
+// TestNativeStandbyThatFailsDelaysNothing: whether the copy cannot be made, the gate not be opened
+// or not be shut, the table is back as fast as without.
+func TestNativeStandbyThatFailsDelaysNothing(t *testing.T) {
+	broken := errors.New("the kernel has no memory")
+	for name, ill := range map[string]func(*fakeNativeStandby){
+		"none":   func(*fakeNativeStandby) {},
+		"follow": func(s *fakeNativeStandby) { s.followErr = broken },
+		"open":   func(s *fakeNativeStandby) { s.gateErr = broken },
+		"shut":   func(s *fakeNativeStandby) { s.shutErr = broken },
+	} {
+		bubble(t, name, func(t *testing.T) {
+			r, k, s := withNativeStandby(t, nil)
+			s.set(ill)
+			k.sync(natTable(proxyTable, "a", "b", "x")) // something to follow
+			r.after(5 * time.Second)
+			for range 3 {
+				k.flushRuleset()
+				r.settled()
+				r.wantReady()
+				if record := r.d.Status().Flushes[0]; record.AbsentSeconds < 0.02 || record.AbsentSeconds > 0.022 {
+					t.Errorf("without the table for %v s, want the 20 ms of settling", record.AbsentSeconds)
+				}
+				k.wantNative(t, natTable(proxyTable, "a", "b", "x"))
+			}
+		})
+	}
+}
+
+// TestNativeStandbyFollows: the copy is what was learned, once a second at most and less often if
+// that takes long; what was learned since goes into the opening, and nothing of what a flush left.
+func TestNativeStandbyFollows(t *testing.T) {
+	bubble(t, "changes", func(t *testing.T) {
+		r, k, s := withNativeStandby(t, nil)
+		quiet := time.Now()
+		r.after(10 * time.Minute)
+		if calls := s.named("", quiet); len(calls) > 0 {
+			t.Errorf("in a quiet time %d calls, the first %+v", len(calls), calls[0])
+		}
+		follow := func(takes time.Duration) int {
+			s.set(func(s *fakeNativeStandby) { s.takes = takes })
+			busy := time.Now()
+			for n := range 60 {
+				k.sync(natTable(proxyTable, "a", "b", time.Duration(n).String()))
+				r.after(500 * time.Millisecond)
+			}
+			return len(s.named("follow ip kube-proxy", busy))
+		}
+		if n := follow(0); n < 10 || n > 31 {
+			t.Errorf("written %d times in 30 s, want about once a second", n)
+		}
+		if n := follow(200 * time.Millisecond); n < 2 || n > 4 {
+			t.Errorf("written %d times in 30 s where that takes 0.2 s, want for 2 %% of the time", n)
+		}
+		r.after(time.Minute)
+		k.sync(natTable(proxyTable, "last"))
+		r.after(3 * time.Second)
+		k.sync(natTable(proxyTable, "very last"))
+		r.after(900 * time.Millisecond)
+		k.flushRuleset()
+		r.settled()
+		if diff := native.Diff(natTable(proxyTable, "very last"), s.holds(proxyTable)); len(diff) > 0 {
+			t.Errorf("what was opened lacks the last change: %v", diff)
+		}
+	})
+	bubble(t, "losses", func(t *testing.T) {
+		r, k, s := withNativeStandby(t, nil)
+		k.with(func() { k.refuses[proxyTable] = true })
+		flushed := time.Now()
+		k.flushRuleset()
+		r.after(5 * time.Minute)
+		if calls := s.named("follow ip kube-proxy", flushed); len(calls) > 0 || s.holds(proxyTable) == nil {
+			t.Errorf("followed while the table was missing: %+v", calls)
+		}
+	})
+	bubble(t, "gone", func(t *testing.T) {
+		r, k, s := withNativeStandby(t, nil)
+		k.deleteTable(proxyTable)
+		r.settled()
+		_, err := r.d.Dismiss(t.Context())
+		must(t, err)
+		r.after(5 * time.Second)
+		if s.holds(proxyTable) != nil {
+			t.Error("there is a copy of a table that its owner has deleted")
+		}
+		k.again(natTable(proxyTable, "new"))
+		r.after(5 * time.Second)
+		r.wantNativeStandby(s, api.StandbyArmed)
+	})
+}
+
+// TestNativeStandbyWhereItIsNeeded: not of a table that does not translate, and with auto only of
+// a large one.
+func TestNativeStandbyWhereItIsNeeded(t *testing.T) {
+	bubble(t, "no nat", func(t *testing.T) {
+		r, _, s := withNativeStandby(t, nil)
+		if s.holds(dockerTable) != nil {
+			t.Error("there is a copy of a table that does not translate")
+		}
+		shown := r.metrics("native_standby")
+		if shown["native_standby{family=ip,state=idle,table=ip docker-bridges}"] != 1 {
+			t.Errorf("the metrics have %v", shown)
+		}
+	})
+	bubble(t, "auto", func(t *testing.T) {
+		r, k, s := withNativeStandby(t, func(s *setup) { s.standbyAuto = true })
+		r.wantNativeStandby(s, api.StandbyIdle)
+		large := natTable(proxyTable, "a")
+		large.Sets = make([]native.Set, nativeStandbyFrom)
+		k.sync(large)
+		r.after(5 * time.Second)
+		r.wantNativeStandby(s, api.StandbyArmed)
+		half := natTable(proxyTable, "a")
+		half.Sets = large.Sets[:nativeStandbyFrom/2]
+		k.sync(half)
+		r.after(5 * time.Second)
+		r.wantNativeStandby(s, api.StandbyArmed)
+		k.sync(natTable(proxyTable, "a"))
+		r.after(5 * time.Second)
+		r.wantNativeStandby(s, api.StandbyIdle)
+		if s.holds(proxyTable) != nil {
+			t.Error("there is still a copy")
+		}
+	})
+	bubble(t, "the kernel cannot", func(t *testing.T) {
+		r, k, s := withNativeStandby(t, func(set *setup) {
+			set.nativeStandby.(*fakeNativeStandby).followErr = errors.New("another process has a table of the standby's name")
+		})
+		r.wantNativeStandby(s, api.StandbyUnavailable)
+		s.set(func(s *fakeNativeStandby) { s.followErr = nil })
+		r.after(2 * makeAgain)
+		r.wantNativeStandby(s, api.StandbyArmed)
+		_ = k
+	})
+}

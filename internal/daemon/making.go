@@ -1,0 +1,112 @@
+package daemon
+
+import (
+	"cmp"
+	"errors"
+	"time"
+)
+
+// A making is what the loop knows of a table of canaryd's own that the kernel may refuse, such as
+// the keeper's or the standby's: why there is none, and when it is tried again.
+type making struct {
+	since   time.Time     // of the first try that failed; zero: none did
+	wait    time.Duration // before the next try
+	tryAt   time.Time     // of the next try; zero: none is due
+	trouble trouble       // why there is none
+}
+
+const (
+	// makeAgain is when a refused table is tried again at the latest. What a kernel lacks it lacks
+	// until a module is loaded, which the kernel does not announce.
+	makeAgain = 5 * time.Minute
+	// takenFor is how long a taken name is not logged. The table of a canaryd that was killed goes
+	// with its socket, which a child may hold open for as long (lingers).
+	takenFor = lingers
+)
+
+// failed notes a try that failed, plans the next one, and reports whether the log is to have it.
+// kernel is the error of a kernel that cannot have the table, taken that of a name that is taken.
+func (m *making) failed(err, kernel, taken error) bool {
+	now := time.Now()
+	m.since = cmp.Or(m.since, now)
+	if m.wait = min(max(2*m.wait, firstTry), makeAgain); errors.Is(err, kernel) {
+		m.wait = makeAgain
+	}
+	m.tryAt = now.Add(m.wait)
+	return (!errors.Is(err, taken) || now.Sub(m.since) >= takenFor) && m.trouble.met(err, now)
+}
+
+// stays notes that the table could not be deleted, and reports whether the log is to have it.
+func (m *making) stays(err error) bool {
+	m.tryAt = time.Now().Add(makeAgain)
+	return m.trouble.met(err, time.Now())
+}
+
+// over returns what is known once the table is made, or not wanted any more.
+func (m making) over() making {
+	m.trouble.over()
+	return making{trouble: m.trouble}
+}
+
+// A gate is what the loop knows of the gate of one copy of the standby's.
+type gate struct {
+	opened time.Time // zero: the gate is shut
+	shutAt time.Time // when a gate that could not be shut is tried again
+	flush  string    // for which it was opened or tried last
+	until  time.Time // until when it may be open for that one; zero: it could not be opened
+	ajar   trouble   // why the gate could not be moved
+}
+
+// isOpen reports whether the gate is open.
+func (g *gate) isOpen() bool { return !g.opened.IsZero() }
+
+// mayOpen reports whether the gate was not tried yet for that flush, or was not open for too long.
+func (g *gate) mayOpen(flush string) bool { return g.flush != flush || time.Now().Before(g.until) }
+
+// spent reports whether the gate was open for that flush for as long as it may be.
+func (g *gate) spent(flush string) bool {
+	return g.flush == flush && !g.until.IsZero() && !time.Now().Before(g.until)
+}
+
+// try notes that the gate is being opened for a flush.
+func (g *gate) try(flush string) {
+	if g.flush != flush {
+		g.flush, g.until = flush, time.Time{}
+	}
+}
+
+// open notes that the gate is open now.
+func (g *gate) open(now time.Time) {
+	g.opened, g.shutAt = now, time.Time{}
+	if g.until.IsZero() {
+		g.until = now.Add(standbyMost)
+	}
+}
+
+// dueShut returns when an open gate is shut: as soon as it is not wanted open any more. made is a
+// time that has passed.
+func (g *gate) dueShut(wanted bool, made time.Time) time.Time {
+	if !g.isOpen() {
+		return time.Time{}
+	}
+	at := g.until
+	if !wanted {
+		at = made
+	}
+	return latest(at, g.shutAt)
+}
+
+// sticks notes that the gate could not be shut, and reports whether the log is to have it. It is
+// tried again in a second; the kernel's side shuts it by itself a little after standbyMost.
+func (g *gate) sticks(err error) bool {
+	g.shutAt = time.Now().Add(time.Second)
+	return g.ajar.met(err, time.Now())
+}
+
+// shut notes that the gate is shut, and returns for how long it was open.
+func (g *gate) shut() (open time.Duration) {
+	g.ajar.over()
+	open = time.Since(g.opened)
+	g.opened, g.shutAt = time.Time{}, time.Time{}
+	return open
+}

@@ -1,0 +1,144 @@
+package daemon
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/standby"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// This file opens and shuts the gates of native tables' copies. One is open only while its table is
+// judged to be lost and canaryd puts it back: never for what its owner may have done.
+
+// wantsNativeOpen reports whether the table is lost and is being put back.
+func (st *state) wantsNativeOpen(id tableid.TableID) bool {
+	t := st.native.tables[id]
+	return st.native.loss != nil && st.heals() && t != nil && t.want != nil && !t.old && t.lost() && t.finding.Remedy != native.NoRemedy
+}
+
+// mayOpenNative reports whether the gate of the table's copy is shut and to be opened.
+func (st *state) mayOpenNative(id tableid.TableID) bool {
+	s := st.native.standby[id]
+	return s != nil && s.has() && !s.gate.isOpen() && st.wantsNativeOpen(id) && s.gate.mayOpen(st.native.loss.record.ID)
+}
+
+// openNativeAt returns when a gate is opened: at once, but only once for each loss.
+func (d *Daemon) openNativeAt(st *state) time.Time {
+	for id := range st.native.standby {
+		if st.mayOpenNative(id) {
+			return d.made
+		}
+	}
+	return time.Time{}
+}
+
+// openNative opens the gates of what is lost. Whatever becomes of it, the replay goes on.
+func (d *Daemon) openNative(ctx context.Context, st *state) {
+	r := &st.native
+	for _, id := range r.ids() {
+		if !st.mayOpenNative(id) {
+			continue
+		}
+		s, t, l := r.standby[id], r.tables[id], r.loss
+		s.gate.try(l.record.ID)
+		open, err := d.cfg.Standby.Native.Gate(t.want, t.genid, true)
+		now := time.Now()
+		if err != nil && s.gate.ajar.met(err, now) {
+			d.nativeLog(ctx, st).Error(err, "The standby could not be opened; the replay does not wait for it", "flush", l.record.ID, "table", id.NFT())
+		}
+		if err != nil || !open {
+			continue
+		}
+		s.gate.ajar.over()
+		s.gate.open(now)
+		s.state = api.StandbyOpen
+		l.record.Standby = l.record.Standby.WithTable(id.NFT(), now.Sub(l.record.Time))
+		d.nativeLog(ctx, st).Info("The standby translates until the native table is back", "flush", l.record.ID, "table", id.NFT(),
+			"after", now.Sub(l.record.Time).Round(10*time.Microsecond))
+	}
+}
+
+// firstNativeLookAt returns when native tables are looked at before iptables' tables are put back:
+// where a copy may have to be opened, it does not wait for that.
+func (d *Daemon) firstNativeLookAt(st *state) time.Time {
+	if st.loss == nil || !st.heals() {
+		return time.Time{}
+	}
+	for _, s := range st.native.standby {
+		if s.has() {
+			return st.native.lookAt
+		}
+	}
+	return time.Time{}
+}
+
+// lookNativeFirst looks at native tables, and judges those that a commit has deleted: there is
+// nothing of them to be read.
+func (d *Daemon) lookNativeFirst(ctx context.Context, st *state) {
+	d.lookNative(ctx, st)
+	r := &st.native
+	for _, id := range r.ids() {
+		t := r.tables[id]
+		if t.want == nil || t.lost() || t.missed || r.all || t.old || t.accept || !t.gone() {
+			continue
+		}
+		gone := nativeSight{Ruleset: &native.Ruleset{Genid: t.deeds[len(t.deeds)-1].Genid}}
+		if f := d.judgeNative(id, t, gone, nil); f.Remedy != native.NoRemedy {
+			t.finding = f
+			d.loseNative(st, id)
+		}
+	}
+}
+
+// shutNativeAt returns when a gate is shut: as soon as it is not to be open any more.
+func (d *Daemon) shutNativeAt(st *state) (first time.Time) {
+	for id, s := range st.native.standby {
+		first = earliest(first, s.gate.dueShut(st.wantsNativeOpen(id), d.made))
+	}
+	return first
+}
+
+// shutNativeStandby shuts the gates that are not to be open any more.
+func (d *Daemon) shutNativeStandby(ctx context.Context, st *state) {
+	r, now := &st.native, time.Now()
+	for _, id := range r.standbyIDs() {
+		s := r.standby[id]
+		if s == nil || !s.gate.isOpen() || now.Before(s.gate.shutAt) {
+			continue
+		}
+		switch wanted := st.wantsNativeOpen(id); {
+		case !wanted:
+			d.shutNativeTable(ctx, st, id, s)
+		case !now.Before(s.gate.until):
+			d.shutNativeTable(ctx, st, id, s)
+			d.nativeLog(ctx, st).Info("The standby translates no more, although a native table is still missing: what it has may be out of date",
+				"flush", r.loss.record.ID, "table", id.NFT(), "limit", standbyMost)
+		}
+	}
+}
+
+// shutNativeTable shuts one gate.
+func (d *Daemon) shutNativeTable(ctx context.Context, st *state, id tableid.TableID, s *nativeStandby) {
+	isOpen, err := d.cfg.Standby.Native.Gate(&native.Table{ID: id}, 0, false)
+	if isOpen {
+		if s.gate.sticks(err) {
+			klog.FromContext(ctx).Error(err, "The standby could not be shut; it is tried again", "table", id.NFT(), "standby", standby.NameOf(id))
+		}
+		return
+	}
+	open := s.gate.shut()
+	s.state = api.StandbyArmed
+	if err != nil { // the table had to go
+		s.state, s.reason, s.copy, s.of = api.StandbyUnavailable, err.Error(), StandbyCopy{}, native.Digest{}
+		d.nativeStandbyFailed(ctx, id, s, err)
+	}
+	if l := st.native.loss; l != nil {
+		l.record.Standby = l.record.Standby.Ended(open)
+	}
+	klog.FromContext(ctx).V(1).Info("The standby is shut", "table", id.NFT(), "open", open.Round(10*time.Microsecond))
+}

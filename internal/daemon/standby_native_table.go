@@ -1,0 +1,85 @@
+package daemon
+
+import (
+	"errors"
+	"net"
+
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/standby"
+	"github.com/canaryd/canaryd/pkg/tableid"
+)
+
+// nativeOnNFT is the NativeStandby of a StandbyOnNFT: it writes through the same socket.
+type nativeOnNFT struct{ *StandbyOnNFT }
+
+// Native returns the NativeStandby that has its tables on the same socket. It works on
+// iptables-legacy too.
+func (s *StandbyOnNFT) Native() NativeStandby { return nativeOnNFT{s} }
+
+// nativePending is a copy and the table of which it was made.
+type nativePending struct {
+	of   *native.Table
+	copy *standby.Copy
+}
+
+// Follow implements NativeStandby.
+func (s nativeOnNFT) Follow(want *native.Table, genid uint32) StandbyCopy {
+	c, err := s.translate(want, genid)
+	more := false
+	if err == nil {
+		more, err = s.tables.PutPiece(c)
+	}
+	if errors.Is(err, net.ErrClosed) {
+		err = errors.Join(err, s.dial()) // it is built at the next try
+	}
+	return StandbyCopy{Chains: s.tables.Status(want.ID).Chains, Unfinished: more, Err: err}
+}
+
+// translate makes the copy of a table, or returns what it made of the very same value.
+func (s nativeOnNFT) translate(want *native.Table, genid uint32) (*standby.Copy, error) {
+	if p := s.natives[want.ID]; p.of == want {
+		return p.copy, nil
+	}
+	c, err := standby.TranslateNative(want, genid)
+	if err != nil {
+		return nil, err
+	}
+	s.natives[want.ID] = nativePending{want, c}
+	return c, nil
+}
+
+// Gate implements NativeStandby. A gate that is open for so long that the loop must be hanging is
+// shut all the same.
+func (s nativeOnNFT) Gate(want *native.Table, genid uint32, open bool) (isOpen bool, err error) {
+	if open {
+		err = s.open(want, genid)
+	} else {
+		s.endLimit(want.ID)
+		err = s.tables.Shut(want.ID)
+	}
+	return len(s.tables.Status(want.ID).Open) > 0, err
+}
+
+// open opens all hooks: the table's one owner has no exemptions of others in it.
+func (s nativeOnNFT) open(want *native.Table, genid uint32) error {
+	held := s.tables.Held(want.ID)
+	if held == nil {
+		return standby.ErrNotBuilt
+	}
+	pending, err := s.translate(want, genid)
+	if err != nil || pending == held { // what cannot be copied any more is opened as it was before
+		pending = nil
+	}
+	if err := s.tables.Open(want.ID, held.Hooks(), pending); err != nil {
+		return err
+	}
+	s.beginLimit(want.ID)
+	return nil
+}
+
+// Release implements NativeStandby.
+func (s nativeOnNFT) Release(id tableid.TableID) error {
+	s.endLimit(id)
+	delete(s.natives, id)
+	return s.tables.Remove(id)
+}

@@ -1,0 +1,225 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/standby"
+)
+
+// guardBoth names kube-proxy's native tables.
+const guardBoth = "--protect=kube,nft:ip:kube-proxy,nft:ip6:kube-proxy"
+
+// translated are the families' services, and the pods that they are translated to: addresses of
+// the node's own.
+var translated = []struct{ family, service, pod, kind string }{
+	{"ip", "203.0.113.10", "198.51.100.1", "ipv4_addr"},
+	{"ip6", "2001:db8:1::10", "2001:db8::1", "ipv6_addr"},
+}
+
+// nativeService is a native table with one service, as kube-proxy's nftables mode has it.
+const nativeService = `table FAMILY kube-proxy {
+	map service-ips { type KIND . inet_proto . inet_service : verdict; elements = { SERVICE . tcp . 80 : goto service-A } }
+	chain nat-output { type nat hook output priority -100; jump services; }
+	chain nat-prerouting { type nat hook prerouting priority dstnat; jump services; }
+	chain nat-postrouting { type nat hook postrouting priority srcnat; jump masquerading; }
+	chain services { FAMILY daddr . meta l4proto . th dport vmap @service-ips; }
+	chain service-A { meta l4proto tcp dnat FAMILY to numgen random mod 2 map { 0 : POD . 8080, 1 : POD . 8080 }; }
+	chain masquerading { meta mark & 0x4000 == 0 return; masquerade; }
+}
+`
+
+// onTranslated is a node whose native tables translate a service of each family. Without them a
+// connection to one gets no answer.
+func onTranslated(t *testing.T, backend iptables.Backend, body func(n *nodetest.Node)) {
+	nodetest.On(t, backend, func(n *nodetest.Node) {
+		nstest.NeedProgram(n.T, "nft", "ip")
+		n.Load()
+		nstest.CommandInput(n.T, `link add away type veth peer name lost
+link set away up
+link set lost up
+addr add 198.51.100.1/32 dev lo
+addr add 2001:db8::1/128 dev lo nodad
+route add default dev away
+route add ::/0 dev away
+`, "ip", "-batch", "-")
+		for _, f := range translated {
+			listener, err := net.Listen("tcp", net.JoinHostPort(f.pod, "8080"))
+			n.Must(err)
+			defer listener.Close()
+			go func() {
+				for {
+					c, err := listener.Accept()
+					if err != nil {
+						return
+					}
+					_, _ = io.WriteString(c, "pod")
+					_ = c.Close()
+				}
+			}()
+			text := strings.NewReplacer("FAMILY", f.family, "KIND", f.kind, "SERVICE", f.service, "POD", f.pod).Replace(nativeService)
+			nstest.CommandInput(n.T, text, "nft", "-f", "-")
+		}
+		n.Must(answers())
+		body(n)
+	})
+}
+
+// answers returns nil if a new connection to each service is answered.
+func answers() error {
+	for _, f := range translated {
+		c, err := net.DialTimeout("tcp", net.JoinHostPort(f.service, "80"), 200*time.Millisecond)
+		if err != nil {
+			return err
+		}
+		_ = c.SetDeadline(time.Now().Add(time.Second))
+		text, err := io.ReadAll(c)
+		_ = c.Close()
+		if string(text) != "pod" {
+			return fmt.Errorf("%s: %q, %w", f.service, text, err)
+		}
+	}
+	return nil
+}
+
+// standing says which of kube-proxy's tables stand.
+func standing(n *nodetest.Node) (tables int) {
+	n.Helper()
+	return strings.Count(nstest.Command(n.T, "nft", "list", "tables")+"\n", " kube-proxy\n")
+}
+
+// wantNativeState waits until status and metrics say this of the standby of both tables.
+func wantNativeState(n *nodetest.Node, state string) {
+	n.Helper()
+	n.Within(nodetest.StartsIn, "the standby of native tables to be "+state, func() error {
+		tables := n.Status().Native
+		if len(tables) != len(translated) {
+			return fmt.Errorf("%d native tables are guarded", len(tables))
+		}
+		for _, t := range tables {
+			if t.Standby == nil || t.Standby.State != state {
+				return fmt.Errorf("table %s: %+v", t.Table, t.Standby)
+			}
+			family, _, _ := strings.Cut(t.Table, " ")
+			if n.Metrics()[fmt.Sprintf("native_standby{family=%q,state=%q,table=%q}", family, state, t.Table)] != 1 {
+				return fmt.Errorf("table %s: the metrics do not say %s", t.Table, state)
+			}
+		}
+		return nil
+	})
+}
+
+// copyOf is the standby's table of kube-proxy's.
+const copyOf = standby.TableName + "-kube-proxy"
+
+// TestNativeStandbyTranslates: while native tables are missing, here for the 4 s for which canaryd
+// is asked to wait, new connections of both families are translated; without a standby none is.
+// Nothing is open behind the proof, and the record says what it did.
+func TestNativeStandbyTranslates(t *testing.T) {
+	for _, flag := range []string{"on", "off"} {
+		t.Run(flag, func(t *testing.T) {
+			onTranslated(t, iptables.NFT, func(n *nodetest.Node) {
+				d := n.Start("--standby="+flag, "--settle=4s", guardBoth)
+				if flag == "on" {
+					wantNativeState(n, "armed")
+				}
+				for i, flush := range []string{"flush ruleset", "flush table ip kube-proxy; flush table ip6 kube-proxy"} {
+					nstest.CommandInput(n.T, flush+"\n", "nft", "-f", "-")
+					missing := func() bool {
+						return standing(n) == 0 || i == 1 && !strings.Contains(nstest.Command(n.T, "nft", "list", "table", "ip", "kube-proxy"), "jump services")
+					}
+					connected := false
+					for end := time.Now().Add(3 * time.Second); !connected && time.Now().Before(end); {
+						connected = answers() == nil && missing()
+					}
+					if connected != (flag == "on") {
+						n.Errorf("%s: connections are translated while the tables are missing: %t", flush, connected)
+					}
+					n.Within(nodetest.HealsIn, "the tables to be back", func() error {
+						if missing() {
+							return errors.New("they are not")
+						}
+						return errors.Join(nodetest.Ready(), answers())
+					})
+				}
+				if flag == "off" {
+					d.Stop()
+					return
+				}
+				wantNativeState(n, "armed")
+				for _, f := range translated {
+					if text := nstest.Command(n.T, "nft", "list", "table", f.family, copyOf); strings.Contains(text, "elements = { ipv") {
+						n.Errorf("a gate is open behind the proof:\n%s", text)
+					}
+				}
+				_, stdout, _ := n.Canaryd("status", "--flush="+n.Status().Flushes[0].ID)
+				if !strings.Contains(stdout, "translated by the standby (table ip kube-proxy, table ip6 kube-proxy) after ") {
+					n.Errorf("the record says nothing of the standby:\n%s", stdout)
+				}
+				nstest.Command(n.T, "nft", "flush", "ruleset")
+				n.Within(3*time.Second, "a connection through the standby", answers)
+				d.Kill()
+				n.Within(nodetest.StartsIn, "the copies to be gone", func() error {
+					if tables := nstest.Command(n.T, "nft", "list", "tables"); strings.Contains(tables, copyOf) {
+						return errors.New(tables)
+					}
+					return nil
+				})
+			})
+		})
+	}
+}
+
+// TestNativeStandbyIsNotWanted: on a small node with auto, and without the flag, there is no copy;
+// on iptables-legacy there is one of native tables alone; a taken name is said.
+func TestNativeStandbyIsNotWanted(t *testing.T) {
+	check := func(n *nodetest.Node, state string, flags ...string) {
+		n.Helper()
+		d := n.Start(append(flags, guardBoth)...)
+		wantNativeState(n, state)
+		if tables := nstest.Command(n.T, "nft", "list", "tables"); strings.Contains(tables, copyOf) != (state == "armed") {
+			n.Errorf("%s: the tables are\n%s", state, tables)
+		}
+		d.Stop()
+	}
+	t.Run("legacy", func(t *testing.T) {
+		onTranslated(t, iptables.Legacy, func(n *nodetest.Node) { check(n, "armed", "--standby=on") })
+	})
+	t.Run("states", func(t *testing.T) {
+		onTranslated(t, iptables.NFT, func(n *nodetest.Node) {
+			check(n, "armed", "--standby=on")
+			check(n, "idle", "--standby=auto")
+			check(n, "off", "--standby=on", "--mode=observe")
+		})
+	})
+	t.Run("taken", func(t *testing.T) { onTranslated(t, iptables.NFT, nameIsTaken) })
+}
+
+// nameIsTaken: what another process made stays, and the copy comes when the name is free.
+func nameIsTaken(n *nodetest.Node) {
+	for _, f := range translated {
+		nstest.Command(n.T, "nft", "add", "table", f.family, copyOf)
+	}
+	d := n.Start("--standby=on", guardBoth)
+	n.Within(nodetest.StartsIn, "the standby to be unavailable", func() error {
+		for _, t := range n.Status().Native {
+			if t.Standby == nil || t.Standby.State != "unavailable" || !strings.Contains(t.Standby.Reason, "another process") {
+				return fmt.Errorf("table %s: %+v", t.Table, t.Standby)
+			}
+		}
+		return nil
+	})
+	for _, f := range translated {
+		nstest.Command(n.T, "nft", "delete", "table", f.family, copyOf)
+	}
+	wantNativeState(n, "armed")
+	d.Stop()
+}

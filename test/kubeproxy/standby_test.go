@@ -1,0 +1,221 @@
+package kubeproxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/pkg/iptables"
+)
+
+const (
+	// busyFor is how long services change, 20 times a second, with each setting of --standby.
+	busyFor = 30 * time.Second
+	// sidesSlots is how many services there are unless CANARYD_KUBEPROXY_SERVICES says.
+	sidesSlots = 200
+	// eagerSlots is up to how many services both nodes are compared: from 1,000 endpoints on
+	// kube-proxy leaves chains of former services for a later full sync (iptables/proxier.go).
+	eagerSlots = 250
+)
+
+// manySlots returns how many services the rows of TestStandby have.
+func manySlots(t *testing.T) int {
+	t.Helper()
+	text := os.Getenv("CANARYD_KUBEPROXY_SERVICES")
+	if text == "" {
+		return sidesSlots
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// A sides is a node with canaryd next to one without: both kube-proxies do the same at the same
+// time, so that what a busy machine costs is the same for both.
+type sides struct {
+	*nodetest.Node
+	kind       kind
+	town       *town
+	node, bare *proxy
+	lines      []string
+}
+
+// TestStandby: next to a standby no sync of kube-proxy fails and no ipset is in use for longer
+// than its owner wants; the copy follows, and in the end both nodes have the same rules. How much
+// longer syncs take is printed: it depends on the machine.
+func TestStandby(t *testing.T) {
+	onKinds(t, func(n *nodetest.Node, k kind) {
+		if k.backend == iptables.Legacy {
+			return // the copy is of what nf_tables holds
+		}
+		number := seed(n.T)
+		n.Logf("CANARYD_KUBEPROXY_SEED=%d", number)
+		all := newSpaces(n.T, k.backend, "node", "bare")
+		a := newAPI()
+		s := &sides{Node: n, kind: k, town: newTown(a, rand.New(rand.NewPCG(number, 7)), manySlots(n.T))}
+		a.serve(n.T, all...)
+		s.node, s.bare = startProxy(n.T, all[0], k.mode), startProxy(n.T, all[1], k.mode)
+		for _, standby := range []string{"off", "on"} {
+			s.with(standby)
+		}
+		report(n.T, append([]string{fmt.Sprintf("kube-proxy next to the standby, %s (seed %d): %d services, 20 changes a second", k.name, number, manySlots(n.T)),
+			fmt.Sprintf("  %-10s %-22s %-22s %-10s %s", "--standby", "mean sync next to it", "mean sync without", "more", "failed syncs next to it, without")}, s.lines...)...)
+		if manySlots(n.T) <= eagerSlots {
+			s.same()
+		}
+	})
+}
+
+// with changes services while canaryd runs with that standby.
+func (s *sides) with(standby string) {
+	s.Helper()
+	p := s.Launch(guard, "--standby="+standby)
+	s.Within(startsIn, "canaryd to be healthy, with its standby "+standby, func() error {
+		if !p.Running() {
+			s.Fatalf("canaryd ended at once: %v\n%s", p.Err(), p.Log())
+		}
+		if err := nodetest.Ready(); err != nil { // until then it may not answer
+			return err
+		}
+		return s.armed(standby)
+	})
+	before := [2]samples{s.seen(s.node), s.seen(s.bare)}
+	failed := [2]int{s.node.syncs().failed, s.bare.syncs().failed}
+	s.change()
+	after := [2]samples{s.seen(s.node), s.seen(s.bare)}
+	mean := [2]time.Duration{meanSync(before[0], after[0]), meanSync(before[1], after[1])}
+	failed = [2]int{s.node.syncs().failed - failed[0], s.bare.syncs().failed - failed[1]}
+	s.lines = append(s.lines, fmt.Sprintf("  %-10s %-22s %-22s %-10s %d, %d", standby, mean[0].Round(100*time.Microsecond), mean[1].Round(100*time.Microsecond),
+		fmt.Sprintf("%+.0f %%", 100*(mean[0].Seconds()/mean[1].Seconds()-1)), failed[0], failed[1]))
+	if failed[0] > failed[1] {
+		for _, c := range s.node.complaints() {
+			s.Logf("kube-proxy: %s %.700s", c.at.Format("15:04:05.000"), c.text)
+		}
+		s.Errorf("--standby=%s: %d syncs failed next to canaryd, %d without it", standby, failed[0], failed[1])
+	}
+	if standby == "on" {
+		s.Within(equalIn, "the standby to follow", func() error { return s.armed("on") })
+		if s.kind.mode == inIPTables {
+			s.destroysSet()
+		}
+	}
+	if records := s.Status().Flushes; len(records) > 0 {
+		s.Errorf("without a flush there are %d records: %+v", len(records), records[0])
+	}
+	p.Stop()
+}
+
+// armed returns nil if the standby of what kube-proxy writes is what was learned last.
+func (s *sides) armed(standby string) error {
+	if standby == "off" {
+		return nil
+	}
+	status, armed, said := s.Status(), 0, ""
+	for _, family := range status.Standby {
+		if s.kind.mode == inIPTables && family.State == "armed" {
+			armed++
+		}
+	}
+	for _, t := range status.Native {
+		if s.kind.mode == inNFTables && t.Standby != nil {
+			said += fmt.Sprintf(", table %s %+v", t.Table, *t.Standby)
+			if t.Standby.State == "armed" {
+				armed++
+			}
+		}
+	}
+	if armed != 2 {
+		return fmt.Errorf("the standby of %d families is armed: %+v%s", armed, status.Standby, said)
+	}
+	return nil
+}
+
+// change changes services 20 times a second.
+func (s *sides) change() {
+	ctx, stop := context.WithTimeout(s.Context(), busyFor)
+	defer stop()
+	var changing sync.WaitGroup
+	changing.Go(func() {
+		for tick := time.NewTicker(50 * time.Millisecond); ctx.Err() == nil; <-tick.C {
+			s.town.change()
+		}
+	})
+	changing.Wait()
+}
+
+// seen returns what a kube-proxy counts.
+func (s *sides) seen(p *proxy) samples {
+	s.Helper()
+	m, err := p.metrics()
+	s.Must(err)
+	return m
+}
+
+// meanSync returns the mean time of the syncs between two looks, of both families.
+func meanSync(before, after samples) time.Duration {
+	total := func(m samples, name string) (sum float64) {
+		for key, value := range m {
+			if key == name || strings.HasPrefix(key, name+"{") {
+				sum += value
+			}
+		}
+		return sum
+	}
+	const name = "sync_proxy_rules_duration_seconds"
+	n := total(after, name+"_count") - total(before, name+"_count")
+	return time.Duration((total(after, name+"_sum") - total(before, name+"_sum")) / n * float64(time.Second))
+}
+
+// destroysSet: what a protected chain names while the standby follows is free again as soon as its
+// owner has removed the rule.
+func (s *sides) destroysSet() {
+	s.Helper()
+	run := func(name string, args ...string) {
+		s.Helper()
+		_, err := s.node.space.run(s.Context(), "", name, args...)
+		s.Must(err)
+	}
+	run("ipset", "create", "owned", "hash:ip")
+	run("iptables", "-w", "-t", "nat", "-N", "KUBE-LOAD-BALANCER")
+	run("iptables", "-w", "-t", "nat", "-A", "KUBE-LOAD-BALANCER", "-m", "set", "--match-set", "owned", "dst", "-j", "RETURN")
+	run("iptables", "-w", "-t", "nat", "-A", "PREROUTING", "-j", "KUBE-LOAD-BALANCER")
+	s.Within(startsIn, "the standby to have the chain", func() error {
+		_, err := s.node.space.run(s.Context(), "", "nft", "list", "chain", "ip", "canaryd-standby", "KUBE-LOAD-BALANCER")
+		return err
+	})
+	run("iptables", "-w", "-t", "nat", "-D", "PREROUTING", "-j", "KUBE-LOAD-BALANCER")
+	run("iptables", "-w", "-t", "nat", "-F", "KUBE-LOAD-BALANCER")
+	run("iptables", "-w", "-t", "nat", "-X", "KUBE-LOAD-BALANCER")
+	run("ipset", "destroy", "owned")
+}
+
+// same waits until both nodes have the same rules.
+func (s *sides) same() {
+	s.Helper()
+	rang := time.Now()
+	within(s.T, equalIn, "the rules of both nodes to be the same", func() error {
+		if s.kind.mode == inNFTables && time.Since(rang) > 1500*time.Millisecond {
+			s.town.ring()
+			rang = time.Now()
+			time.Sleep(time.Second)
+		}
+		want, err := s.bare.space.read(s.Context(), s.kind.mode)
+		s.Must(err)
+		got, err := s.node.space.read(s.Context(), s.kind.mode)
+		s.Must(err)
+		if d := compare(want, got); !d.none() {
+			return errors.New(d.String())
+		}
+		return nil
+	})
+}
