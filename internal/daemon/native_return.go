@@ -223,7 +223,7 @@ func (d *Daemon) returnNative(ctx context.Context, st *state, r api.RestoreReque
 	if !r.DryRun {
 		d.nativeByItself(ctx, st)
 	}
-	if err := d.openNative(st); err != nil {
+	if err := d.openNativeKernel(st); err != nil {
 		return api.RestoreReply{}, err
 	}
 	done, err := nativeReturn{d.cfg.Native.Kernel, d.cfg.Native.Store, g, d.cfg.Uptime}.do(r)
@@ -261,8 +261,8 @@ func (d *Daemon) adoptReturned(ctx context.Context, st *state, id tableid.TableI
 	r.disk.changed(time.Now())
 }
 
-// openNative opens the kernel for native tables if none stood yet.
-func (d *Daemon) openNative(st *state) error {
+// openNativeKernel opens the kernel for native tables if none stood yet.
+func (d *Daemon) openNativeKernel(st *state) error {
 	r := &st.native
 	if !r.asleep {
 		return nil
