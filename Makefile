@@ -1,8 +1,9 @@
 # canaryd: `make help` lists what there is.
 
-VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+# 0.1.0 on the tag of cmd/canaryd/VERSION, and else 0.1.0-dev+COMMIT.
+VERSION := $(shell hack/version.sh)
 COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
-LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
+LDFLAGS := -s -w -X main.linkedVersion=$(VERSION) -X main.linkedCommit=$(COMMIT)
 BIN     := bin
 
 .PHONY: help
@@ -69,8 +70,8 @@ release: ## build all that is released into bin/release, reproducibly: docs/rele
 test-release: deps-test ## make a release twice, compare the bytes, and run its image (2 minutes)
 	hack/test.sh -tags release -run TestRelease ./test/packaging
 
-# make image IMAGE=registry.example/canaryd:v1.0.0 GO=1.26 DEBIAN=trixie-slim
-IMAGE  ?= canaryd:$(VERSION)
+# make image IMAGE=registry.example/canaryd:0.1.0 GO=1.26 DEBIAN=trixie-slim
+IMAGE  ?= canaryd:$(subst +,-,$(VERSION))
 ENGINE ?= $(shell command -v podman || command -v docker || echo podman)
 
 .PHONY: image

@@ -121,7 +121,7 @@ func TestDebianPackage(t *testing.T) {
 			m.must("dpkg", append([]string{"--no-triggers", "--force-unsafe-io", "--force-confold"}, args...)...)
 		}
 
-		dpkg("-i", deb(t, "v1.0.0"))
+		dpkg("-i", deb(t, "1.0.0"))
 		if got := m.show("ActiveState"); got != "active" {
 			t.Fatalf("after the installation canaryd is %s", got)
 		}
@@ -133,7 +133,7 @@ func TestDebianPackage(t *testing.T) {
 		}
 		m.guards("after the installation", before)
 
-		m.upgrades(before, func() { dpkg("-i", deb(t, "v1.0.1")) })
+		m.upgrades(before, func() { dpkg("-i", deb(t, "1.0.1")) })
 		dpkg("-r", "canaryd")
 		m.wantRemoved(before)
 		m.wantFlags("after the removal", "/etc/default/canaryd")
