@@ -29,6 +29,18 @@ func TestVersionIsSaidOnce(t *testing.T) {
 			t.Errorf("%s says %q, cmd/canaryd/VERSION %s", path, found, version)
 		}
 	}
+	named := regexp.MustCompile(`(?:\?ref=v|newTag: |/canaryd:|image\.tag=)(\d+\.\d+\.\d+)`)
+	for _, path := range []string{"docs/install.md", "deploy/image/README.md", "deploy/kubernetes/README.md", "deploy/helm/canaryd/README.md"} {
+		all := named.FindAllStringSubmatch(source(t, path), -1)
+		for _, found := range all {
+			if found[1] != version {
+				t.Errorf("%s names %s, cmd/canaryd/VERSION %s", path, found[0], version)
+			}
+		}
+		if len(all) == 0 {
+			t.Errorf("%s names no version", path)
+		}
+	}
 	if chart := source(t, "deploy/helm/canaryd/Chart.yaml"); !strings.Contains(chart, "\nappVersion: "+version+"-dev\n") {
 		t.Errorf("the chart has another appVersion than %s-dev:\n%s", version, chart)
 	}
