@@ -30,7 +30,7 @@ func TestVersionIsSaidOnce(t *testing.T) {
 		}
 	}
 	named := regexp.MustCompile(`(?:\?ref=v|newTag: |/canaryd:|image\.tag=)(\d+\.\d+\.\d+)`)
-	for _, path := range []string{"docs/install.md", "deploy/image/README.md", "deploy/kubernetes/README.md", "deploy/helm/canaryd/README.md"} {
+	for _, path := range []string{"README.md", "docs/install.md", "deploy/image/README.md", "deploy/kubernetes/README.md", "deploy/helm/canaryd/README.md"} {
 		all := named.FindAllStringSubmatch(source(t, path), -1)
 		for _, found := range all {
 			if found[1] != version {
