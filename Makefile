@@ -142,7 +142,7 @@ view: deps build ## what clients see of each kind of flush: connections reset, n
 	bin/soak -view -canaryd bin/canaryd -json bin/view.json $(VIEW_FLAGS)
 
 .PHONY: prometheusrule
-prometheusrule: ## write the PrometheusRule of deploy/kubernetes anew from deploy/prometheus
+prometheusrule: ## write the PrometheusRule of deploy/kubernetes again from deploy/prometheus
 	go test -C test/kubernetes -count=1 -run 'TestPrometheusRule' . -update
 
 .PHONY: dashboard
@@ -159,7 +159,7 @@ picture: deps build ## record a flush, and draw docs/images/flush.svg from it
 	@go run ./hack/picture -canaryd bin/canaryd -record
 
 .PHONY: wars
-wars: deps ## somebody who flushes without end, on the kernel: what it costs, and how soon the rules are back after it
+wars: deps ## a process that flushes without end, on the kernel: what it costs, and how soon the rules are back after it
 	go test -tags wars -count=1 -v -run 'WithoutEnd$$' ./test/limits
 
 .PHONY: flushers
