@@ -9,8 +9,8 @@ import (
 const summaryTables = 10
 
 // Summary says in one line how the flush ended, which tables it hit, and by whom: "proved: ipv4 nat
-// emptied, ip kube-proxy table_deleted; by nft (pid 3)". It has no rule and no command line, so that
-// it may stand where all users of a cluster read it.
+// emptied, ip kube-proxy table_deleted; by nft (pid 3)". It has no rule and no command line: all
+// users of a cluster may read it as an event.
 func (f Flush) Summary() string {
 	var hit []string
 	for _, t := range f.Lost.Tables {
