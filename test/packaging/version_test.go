@@ -63,6 +63,7 @@ func repository(t *testing.T) (string, func(name string, args ...string) (string
 	}
 	write(t, filepath.Join(dir, "hack/version.sh"), source(t, "hack/version.sh"))
 	write(t, filepath.Join(dir, "cmd/canaryd/VERSION"), "1.2.3\n")
+	write(t, filepath.Join(dir, "README.md"), "one\n")
 	for _, args := range [][]string{{"init", "-q"}, {"add", "."}, {"commit", "-qm", "first"}} {
 		if out, err := run("git", args...); err != nil {
 			t.Fatalf("git %v: %v\n%s", args, err, out)
@@ -97,9 +98,11 @@ func TestVersionOfACheckout(t *testing.T) {
 	write(t, filepath.Join(dir, "cmd/canaryd/VERSION"), "1.2.4\n")
 	after("true")
 	write(t, filepath.Join(dir, "cmd/canaryd/VERSION"), "1.2.3\n")
-	after("git", "update-index", "--refresh")
+	after("true")
+	write(t, filepath.Join(dir, "README.md"), "two\n")
+	after("true")
 	after("rm", "-r", ".git")
-	want := []string{"1.2.3-dev+" + commit, "1.2.3-dev+" + commit, "1.2.3", "1.2.4-dev+" + commit + ".dirty", "1.2.3", "1.2.3-dev"}
+	want := []string{"1.2.3-dev+" + commit, "1.2.3-dev+" + commit, "1.2.3", "1.2.4-dev+" + commit + ".dirty", "1.2.3", "1.2.3-dev+" + commit + ".dirty", "1.2.3-dev"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("versions (-want +got):\n%s", diff)
 	}
