@@ -138,12 +138,12 @@ func TestDebianPackage(t *testing.T) {
 		m.wantRemoved(before)
 		m.wantFlags("after the removal", "/etc/default/canaryd")
 
-		dpkg("-i", "/run/canaryd_v1.0.1.deb")
+		dpkg("-i", "/run/canaryd_1.0.1.deb")
 		if got := m.show("ActiveState") + " " + m.show("UnitFileState"); got != "active enabled" {
 			t.Errorf("installed again after a removal canaryd is %s", got)
 		}
 		m.must("systemctl", "disable", "--now", "canaryd.service")
-		dpkg("-i", "/run/canaryd_v1.0.1.deb")
+		dpkg("-i", "/run/canaryd_1.0.1.deb")
 		if got := m.show("ActiveState") + " " + m.show("UnitFileState"); got != "inactive disabled" {
 			t.Errorf("disabled by the operator, after an upgrade canaryd is %s", got)
 		}
