@@ -1,8 +1,9 @@
 # canaryd: `make help` lists what there is.
 
-VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+# 0.1.0 on the tag of cmd/canaryd/VERSION, and else 0.1.0-dev+COMMIT.
+VERSION := $(shell hack/version.sh)
 COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
-LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
+LDFLAGS := -s -w -X main.linkedVersion=$(VERSION) -X main.linkedCommit=$(COMMIT)
 BIN     := bin
 
 .PHONY: help
@@ -69,8 +70,8 @@ release: ## build all that is released into bin/release, reproducibly: docs/rele
 test-release: deps-test ## make a release twice, compare the bytes, and run its image (2 minutes)
 	hack/test.sh -tags release -run TestRelease ./test/packaging
 
-# make image IMAGE=registry.example/canaryd:v1.0.0 GO=1.26 DEBIAN=trixie-slim
-IMAGE  ?= canaryd:$(VERSION)
+# make image IMAGE=registry.example/canaryd:0.1.0 GO=1.26 DEBIAN=trixie-slim
+IMAGE  ?= canaryd:$(subst +,-,$(VERSION))
 ENGINE ?= $(shell command -v podman || command -v docker || echo podman)
 
 .PHONY: image
@@ -148,7 +149,7 @@ standby: deps build ## what clients see of flushes with the standby and without,
 	bin/soak -view -standby both -backends nft -modes iptables,nftables -sizes 100,1000,5000 -flushes-per-kind 20 -canaryd bin/canaryd -json bin/standby.json $(STANDBY_FLAGS)
 
 .PHONY: prometheusrule
-prometheusrule: ## write the PrometheusRule of deploy/kubernetes anew from deploy/prometheus
+prometheusrule: ## write the PrometheusRule of deploy/kubernetes again from deploy/prometheus
 	go test -C test/kubernetes -count=1 -run 'TestPrometheusRule' . -update
 
 .PHONY: dashboard
@@ -165,7 +166,7 @@ picture: deps build ## record a flush, and draw docs/images/flush.svg from it
 	@go run ./hack/picture -canaryd bin/canaryd -record
 
 .PHONY: wars
-wars: deps ## somebody who flushes without end, on the kernel: what it costs, and how soon the rules are back after it
+wars: deps ## a process that flushes without end, on the kernel: what it costs, and how soon the rules are back after it
 	go test -tags wars -count=1 -v -run 'WithoutEnd$$|InReplay$$|MemoryShort$$' ./test/limits
 
 .PHONY: flushers
@@ -184,6 +185,12 @@ versions: ## the ways to flush, and what compares bytes and text, with the iptab
 .PHONY: kubeproxy
 kubeproxy: deps ## a real kube-proxy in iptables and nftables mode next to canaryd, flushed at random while services change; prints tables
 	@CANARYD_KUBEPROXY='$(KUBEPROXY)' CANARYD_KUBEPROXY_SEED='$(KUBEPROXY_SEED)' CANARYD_KUBEPROXY_SERVICES='$(KUBEPROXY_SERVICES)' hack/kubeproxy.sh
+
+# make cluster CLUSTER=legacy for one backend; CLUSTER_KEEP=1 keeps the node's files.
+CLUSTER ?= nft legacy
+.PHONY: cluster
+cluster: deps ## a whole node of Kubernetes with canaryd as its DaemonSet, in namespaces; builds Kubernetes for 20 minutes once; writes docs/cluster.md
+	@CLUSTER_BACKENDS='$(CLUSTER)' CLUSTER_KEEP='$(CLUSTER_KEEP)' hack/cluster.sh -update
 
 # make kernels KERNELS='bullseye-amd64 sid-amd64' for some of them: a suite of Debian's and an architecture.
 KERNELS ?= bullseye-amd64 bookworm-amd64 trixie-amd64 sid-amd64 trixie-arm64

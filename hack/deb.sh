@@ -5,7 +5,7 @@ set -euo pipefail
 [ $# -eq 4 ] || { echo 'usage: hack/deb.sh TREE VERSION ARCHITECTURE FILE.deb' >&2; exit 2; }
 tree=$1 arch=$3 package=$4
 sources=$(dirname "$0")/../deploy/deb
-version=$("$(dirname "$0")/package-version.sh" "$2")
+version=${2//-/\~} # 0.1.0~dev comes before 0.1.0
 
 install -d -m 0755 "$tree/DEBIAN"
 sed -e "s/@VERSION@/$version/" -e "s/@ARCH@/$arch/" "$sources/control" >"$tree/DEBIAN/control"

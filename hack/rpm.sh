@@ -5,7 +5,7 @@ set -euo pipefail
 [ $# -eq 4 ] || { echo 'usage: hack/rpm.sh TREE VERSION ARCHITECTURE FILE.rpm' >&2; exit 2; }
 tree=$(realpath "$1") arch=$3 package=$4
 here=$(dirname "$0")
-version=$("$here/package-version.sh" "$2")
+version=${2//-/\~} # 0.1.0~dev comes before 0.1.0
 
 # rpm has names of its own for what Go calls GOARCH.
 case $arch in

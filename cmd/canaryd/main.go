@@ -18,12 +18,6 @@ import (
 	"github.com/canaryd/canaryd/internal/control"
 )
 
-// version and commit are set by the linker.
-var (
-	version = "unknown"
-	commit  = "unknown"
-)
-
 // Exit codes; the commands' descriptions name them, too.
 const (
 	exitOK    = 0

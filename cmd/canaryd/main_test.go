@@ -6,7 +6,6 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -89,18 +88,6 @@ func TestHelpWithoutCommand(t *testing.T) {
 		if code, got, _ := call(t, args...); code != exitOK || got != want {
 			t.Errorf("canaryd %s: exit code %d, or another help than that of run", args, code)
 		}
-	}
-}
-
-func TestVersion(t *testing.T) {
-	defer func(v, c string) { version, commit = v, c }(version, commit)
-	version, commit = "v1.2.3", "0123456789ab"
-	code, stdout, stderr := call(t, "version")
-	if c, out, errs := call(t, "--version"); c != code || out != stdout || errs != stderr {
-		t.Errorf("--version: exit code %d, %q, %q; want what version prints", c, out, errs)
-	}
-	if want := regexp.MustCompile(`^canaryd v1\.2\.3, commit 0123456789ab, go1\.\S+\n$`); code != exitOK || stderr != "" || !want.MatchString(stdout) {
-		t.Errorf("exit code %d, %q, %q", code, stdout, stderr)
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"strings"
 	"time"
 
@@ -286,10 +285,5 @@ func runCleanup(ctx context.Context, o *options, to streams) (int, error) {
 	if o.stay && err == nil {
 		<-ctx.Done()
 	}
-	return exitOK, err
-}
-
-func runVersion(_ context.Context, _ *options, to streams) (int, error) {
-	_, err := fmt.Fprintf(to.out, "canaryd %s, commit %s, %s\n", version, commit, runtime.Version())
 	return exitOK, err
 }

@@ -98,8 +98,8 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	log := klog.FromContext(ctx)
 	saveMemory()
 	keepWithinGroup(log)
-	info := kernel.Info()
-	log.Info("Starting", "version", version, "mode", o.mode, "backend", info.Backend, "iptables", info.Version,
+	info, program := kernel.Info(), built()
+	log.Info("Starting", "version", program.version, "mode", o.mode, "backend", info.Backend, "iptables", info.Version,
 		"reason", info.Reason, "families", kernel.Families(), "protect", o.protect)
 	disabled := map[rules.Family]string{}
 	for f, why := range kernel.Disabled() {
@@ -111,7 +111,7 @@ func serve(ctx context.Context, o *options, kernel *iptables.Kernel, store *relo
 	registry := prometheus.NewRegistry()
 	metrics := metrics.NewMetrics(registry, metrics.MetricsOptions{
 		Families: kernel.Families(), Sources: o.sourceNames(), Hints: hints.Counts,
-		Version: version, Commit: commit, GoVersion: runtime.Version(),
+		Version: program.version, Commit: program.commit, GoVersion: runtime.Version(),
 	})
 	guarded, err := o.guardNative(kernel)
 	if err != nil {

@@ -20,9 +20,20 @@ get() {
 	[[ ${answer[0]} == HTTP/1.?\ 200* ]]
 } 2>/dev/null
 
+# judge TABLE VERDICT sorts a table by its verdict.
+judge() {
+	tables=$((tables + 1))
+	case $2 in
+	intact | changed) ;;
+	refused) refused+=("$1") ;;
+	unknown | '') unread+=("$1") ;;
+	*) lost+=("$1 $2") ;;
+	esac
+}
+
 # look sets lost, refused and unread, lists of tables, and since, by canaryd's status.
 look() {
-	local line family='' table verdict within=false
+	local line family='' name text within=''
 	get /healthz || unknown "no canaryd that works answers at $address"
 	get /api/v1/status || unknown "canaryd at $address has no status"
 	lost=() refused=() unread=() since='' tables=0
@@ -30,19 +41,17 @@ look() {
 		case $line in
 		'  "stopped": true'*) unknown 'a cleanup removed the marks; restart canaryd' ;;
 		'  "lossSince": '*) since=${line#*: } ;;
-		'  "families": {') within=true ;;
-		'  }'*) within=false ;;
+		'  "families": {') within=families ;;
+		'  "native": [') within=native ;;
+		'  }'* | '  ]'*) within='' ;;
 		'    "'*'": {') family=${line#*\"} family=${family%%\"*} ;;
 		'      "'*'": "'*)
-			$within || continue
-			table=${line#*\"} verdict=${line#*: \"}
-			table="$family ${table%%\"*}" verdict=${verdict%%\"*}
-			tables=$((tables + 1))
-			case $verdict in
-			intact | changed) ;;
-			refused) refused+=("$table") ;;
-			unknown) unread+=("$table") ;;
-			*) lost+=("$table $verdict") ;;
+			name=${line#*\"} text=${line#*: \"}
+			name=${name%%\"*} text=${text%%\"*}
+			case $within/$name in
+			families/*) judge "$family $name" "$text" ;;
+			native/table) family=$text ;; # such as "ip kube-proxy"
+			native/verdict) judge "$family" "$text" ;;
 			esac
 			;;
 		esac

@@ -141,6 +141,12 @@ func history() []panel {
 			query{`sum(canaryd_native_table_refused{` + nodes + `}) or vector(0)`, "native tables that could not be put back"},
 			query{`sum(canaryd_mixed_backends{` + nodes + `})`, "both backends hold rules"},
 			query{`sum(canaryd_backend_mismatch{` + nodes + `})`, "the other backend is in use"}),
+		graph("Drills", "Nodes whose last drill did not pass, and nodes that had none within two weeks.", "none",
+			query{`count(canaryd_last_drill_passed{` + nodes + `} == 0 and canaryd_last_drill_timestamp_seconds{` + nodes + `} > 0) or vector(0)`, "did not pass"},
+			query{`count(timestamp(canaryd_last_drill_timestamp_seconds{` + nodes + `}) - canaryd_last_drill_timestamp_seconds{` + nodes + `} > 14 * 86400) or vector(0)`, "none within two weeks"}),
+		graph("Standby", "How many families of all nodes are in each state, but for off; and the most changed chains that a copy lacks. canaryd status says why one is unavailable.", "none",
+			query{`sum by (state) (canaryd_standby{` + nodes + `,state!="off"})`, "{{state}}"},
+			query{`max(canaryd_standby_outstanding_chains{` + nodes + `})`, "most chains outstanding"}),
 	}
 }
 
@@ -166,6 +172,11 @@ func oneNode() []panel {
 		steps:    [][2]any{{nil, "red"}, {1, "green"}},
 		mappings: [][2]string{{"0", "gone"}, {"1", "stands"}},
 	}
+	standby := panel{
+		title: "Standby of the node", kind: "state-timeline", says: "The state of each family's copy of nat. canaryd status says why it is unavailable.", width: 12, height: 8,
+		queries: []query{{`canaryd_standby{` + one + `} > 0`, "{{family}} {{state}}"}},
+		steps:   [][2]any{{nil, "blue"}},
+	}
 	return []panel{
 		row("One node: $node"),
 		canaries,
@@ -179,6 +190,9 @@ func oneNode() []panel {
 			query{`sum by (source) (rate(canaryd_hints_total{` + one + `}[$__rate_interval]))`, "{{source}}"}),
 		graph("Memory of the node's canaryd", "Resident memory of the process.", "bytes",
 			query{`process_resident_memory_bytes{` + one + `}`, "resident"}),
+		standby,
+		graph("Translated by the node's standby", "For how long, in the place of rules that were missing.", "s",
+			query{`sum by (family) (increase(canaryd_standby_open_seconds_total{` + one + `}[$__rate_interval]))`, "{{family}}"}),
 	}
 }
 

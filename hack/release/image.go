@@ -81,8 +81,8 @@ func (r release) writeLayout(path string, index v1.ImageIndex) error {
 		return err
 	}
 	named := layout.WithAnnotations(map[string]string{
-		"org.opencontainers.image.ref.name": r.version,
-		"io.containerd.image.name":          r.imageName() + ":" + r.version,
+		"org.opencontainers.image.ref.name": r.tag(),
+		"io.containerd.image.name":          r.imageName() + ":" + r.tag(),
 	})
 	if err := to.AppendIndex(index, named); err != nil {
 		return err

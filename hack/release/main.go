@@ -9,7 +9,9 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -37,12 +39,19 @@ func main() {
 	flag.StringVar(&r.work, "work", "", "folder with ARCHITECTURE/rootfs")
 	flag.StringVar(&r.out, "out", "", "folder that has programs and packages already")
 	flag.Parse()
+	if !versions.MatchString(r.version) {
+		fmt.Fprintf(os.Stderr, "release: %q is no version of the form 0.1.0 or 0.1.0-dev+COMMIT\n", r.version)
+		os.Exit(2)
+	}
 	r.when, r.archs = time.Unix(epoch, 0).UTC(), []string{"amd64", "arm64"}
 	if err := r.make(); err != nil {
 		fmt.Fprintln(os.Stderr, "release:", err)
 		os.Exit(1)
 	}
 }
+
+// versions is the form of the version, of semver.org; Helm takes no other.
+var versions = regexp.MustCompile(`^\d+\.\d+\.\d+(-[0-9A-Za-z.]+)?(\+[0-9A-Za-z.]+)?$`)
 
 func (r release) source(path string) string { return filepath.Join(r.root, path) }
 
@@ -62,6 +71,9 @@ func (r release) imageName() string {
 	}
 	return r.repository
 }
+
+// tag returns the image's tag, in which no "+" may be.
+func (r release) tag() string { return strings.ReplaceAll(r.version, "+", "-") }
 
 func (r release) make() error {
 	index, err := r.writeImage(r.file("_image.tar"))
@@ -84,7 +96,7 @@ func (r release) make() error {
 	if err := r.writeManifests(r.file("_manifests.tar.gz"), digest.String()); err != nil {
 		return fmt.Errorf("writing manifests: %w", err)
 	}
-	if err := r.writeChart(filepath.Join(r.out, "canaryd-"+semantic(r.version)+".tgz"), digest.String()); err != nil {
+	if err := r.writeChart(filepath.Join(r.out, "canaryd-"+r.version+".tgz"), digest.String()); err != nil {
 		return fmt.Errorf("writing the chart: %w", err)
 	}
 	return r.writeSums()

@@ -31,42 +31,25 @@ func (r release) writeManifests(file, digest string) error {
 	})
 }
 
+// chartVersion finds the two lines of a chart that say its version and that of its program.
+var chartVersion = regexp.MustCompile(`(?m)^(v|appV)ersion: .*\n`)
+
 // writeChart writes the Helm chart, with the version and the image's digest in it.
 func (r release) writeChart(file, digest string) error {
 	edit := func(name string, text []byte) []byte {
-		var replace *strings.Replacer
 		switch name {
 		case "canaryd/Chart.yaml":
-			replace = strings.NewReplacer("\nversion: 0.0.0\n", "\nversion: "+semantic(r.version)+"\n", "appVersion: 0.0.0\n", "appVersion: \""+r.version+"\"\n")
+			return chartVersion.ReplaceAll(text, []byte("${1}ersion: \""+r.version+"\"\n"))
 		case "canaryd/values.yaml":
-			replace = strings.NewReplacer("repository: \"\"\n", "repository: \""+r.repository+"\"\n", "digest: \"\"\n", "digest: \""+digest+"\"\n")
+			replace := strings.NewReplacer("repository: \"\"\n", "repository: \""+r.repository+"\"\n", "digest: \"\"\n", "digest: \""+digest+"\"\n")
+			return []byte(replace.Replace(string(text)))
 		default:
 			return text
 		}
-		return []byte(replace.Replace(string(text)))
 	}
 	return toFile(file, func(out io.Writer) error {
 		return writeTarGz(out, r.when, edit, func(w treeWriter) error {
 			return w.add(r.source("deploy/helm/canaryd"), "canaryd", true)
 		})
 	})
-}
-
-var (
-	released    = regexp.MustCompile(`^v?(\d+\.\d+\.\d+)(?:-(.*))?$`)
-	notSemantic = regexp.MustCompile(`[^0-9A-Za-z]+`)
-)
-
-// semantic returns a version that Helm takes, of what git describe says: that of a tag, the same
-// with what came after it as build metadata, or that of a commit, before every release.
-func semantic(version string) string {
-	m := released.FindStringSubmatch(version)
-	switch {
-	case m == nil:
-		return "0.0.0-g" + strings.Trim(notSemantic.ReplaceAllString(version, "."), ".")
-	case m[2] == "":
-		return m[1]
-	default:
-		return m[1] + "+" + notSemantic.ReplaceAllString(m[2], ".")
-	}
 }

@@ -75,7 +75,7 @@ func (b bill) addProgram(path, version string) (*spdx.Package, error) {
 	if err != nil {
 		return nil, err
 	}
-	main := b.add("canaryd", version, program+"@"+url.PathEscape(version), "Apache-2.0")
+	main := b.add("canaryd", version, program+"@v"+url.PathEscape(version), "Apache-2.0")
 	main.PrimaryPackagePurpose = "APPLICATION"
 	main.PackageHomePage = sources
 	main.PackageChecksums = []common.Checksum{{Algorithm: common.SHA256, Value: digest}}

@@ -52,7 +52,7 @@ func (d *Daemon) write(ctx context.Context, record api.Flush, diff []api.TableDi
 	if d.cfg.Journal == nil {
 		return
 	}
-	e := journal.Entry{ID: record.ID}
+	e := journal.Entry{ID: record.ID, About: record.Summary()}
 	var err error
 	if e.Record, err = json.Marshal(record); err == nil && len(diff) > 0 {
 		e.Detail, err = json.Marshal(flushDetail{diff})

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -181,7 +182,8 @@ func (d *Daemon) logRetry(ctx context.Context, st *state, err error) {
 // logRecovery logs how a loss ended.
 func (d *Daemon) logRecovery(ctx context.Context, st *state, l *loss, result reload.Result) {
 	log := st.flushLog(ctx)
-	logBack(log, "The rules", api.TablesText(l.hit), l.record, l.attempts+1)
+	tables := append([]string{api.TablesText(l.hit)}, l.record.NativeNames()...) // these rode with them
+	logBack(log, "The rules", strings.Join(tables, ", "), l.record, l.attempts+1)
 	for f, fr := range result {
 		for t, tr := range fr.Tables {
 			if n := len(tr.Skipped); n > 0 {

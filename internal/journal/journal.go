@@ -32,7 +32,9 @@ var (
 // An Entry is one thing that happened. It replaces an earlier entry with the same ID, but keeps
 // that one's Detail if it has none.
 type Entry struct {
-	ID     string          `json:"id"` // 1 to 16 hexadecimal digits
+	ID string `json:"id"` // 1 to 16 hexadecimal digits
+	// About says it in a line, for programs that follow the file, such as node-problem-detector.
+	About  string          `json:"about,omitempty"`
 	Record json.RawMessage `json:"record"`
 	// Detail is read again only by Find.
 	Detail json.RawMessage `json:"detail,omitempty"`

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"sort"
 	"strconv"
@@ -240,6 +241,34 @@ func TestDrillsAlertNot(t *testing.T) {
 		n.Want(0, "drill", "--for-real", "--yes")
 		h.scrape(2)
 		h.want("CanarydFlush")
+		d.Stop()
+		h.check()
+	})
+}
+
+// TestFailedDrillAlerts: a drill that did not pass is reported, after a restart too, until one has
+// passed.
+func TestFailedDrillAlerts(t *testing.T) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		n.Load()
+		d := n.Start()
+		n.Want(0, "drill")
+		d.Stop()
+		// No drill fails where all is well: its record loses the time of its proof.
+		const journal = "/run/state/journal.jsonl"
+		text, err := os.ReadFile(journal)
+		n.Must(err)
+		failed := regexp.MustCompile(`"absentSeconds":[^,}]*,?`).ReplaceAll(text, nil)
+		n.Must(os.WriteFile(journal, failed, 0o600))
+		d = n.Start()
+		h := begin(n)
+		h.scrape(3)
+		h.want() // it may be repeated at once
+		h.scrape(15)
+		h.want("CanarydDrillFailed")
+		n.Want(0, "drill")
+		h.scrape(3)
+		h.want()
 		d.Stop()
 		h.check()
 	})

@@ -118,13 +118,13 @@ var known = map[string]string{
 	"podman":     "not run: there is no engine here; test/packaging runs the image's files with these rights and mounts",
 	"kubectl":    "paths checked, what is executed in the pod is run: there is no cluster here; test/kubernetes builds what is applied",
 	"sha256sum":  "not run: test/packaging does, on a release",
-	"ssh-keygen": "not run: test/packaging does, on a release",
+	"ssh-keygen": "not run: test/packaging does, with a key of its own",
 	"skopeo":     "not run: there is no registry here",
 	"ctr":        "not run: test/packaging loads the image with it",
 	"helm":       "not run: test/kubernetes renders the chart with Helm's own library",
 	"promtool":   "not run: test/alerts does",
 	"cd":         "not run: these tests are in the clone",
-	"git":        "not run: there is no network here; CI runs make in a fresh clone",
+	"git":        "not run: there is no network here; CI runs make in a fresh clone, test/packaging signs and verifies a tag",
 }
 
 // TestDocumentsPrograms: what the documents tell their reader to type is run by
@@ -206,8 +206,8 @@ func runnable(c docCommand) string {
 		return inside
 	case len(words) > 1 && (words[1] == "COMMAND" || words[1] == "run") && words[0] == "canaryd":
 		return "canaryd --help"
-	case slices.Contains(words, "--watch"): // which ends with Ctrl-C only
-		return "timeout --preserve-status --signal=INT 1 " + text
+	case slices.Contains(words, "--watch"): // which ends with Ctrl-C only; without --foreground it gets two
+		return "timeout --foreground --preserve-status --signal=INT 1 " + text
 	case slices.Contains(words, "--stay"): // which ends with SIGTERM only
 		return "timeout --preserve-status 10 " + text
 	case known[words[0]] == "run":

@@ -18,7 +18,9 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/canary"
+	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/protect"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -135,6 +137,13 @@ func TestCheckScript(t *testing.T) {
 		{name: "a loss that waits, its tables learned again", status: api.Status{Families: all(canary.Intact), LossSince: at}, code: 1,
 			line: "lost: rules have been missing since 2026-01-02T03:04:05Z"},
 		{name: "a declared rule that is refused", status: api.Status{Families: refused}, code: 1, line: "declared rules refused: ipv4 nat"},
+		{name: "a native table lost its rules", status: api.Status{Families: all(canary.Intact), LossSince: at, Native: []api.NativeTable{
+			{Family: "ip", Table: "ip kube-proxy", Verdict: canary.TableDeleted, Why: `a flush: "verdict": "x"`}, {Family: "ip6", Table: "ip6 kube-proxy", Verdict: canary.Intact}}},
+			code: 1, line: "lost: ip kube-proxy table_deleted"},
+		{name: "native tables stand", status: api.Status{Healthy: true, Families: all(canary.Intact), Native: []api.NativeTable{
+			{Family: "ip", Table: "ip kube-proxy", Verdict: canary.Intact}}}, line: "intact: 7 tables"},
+		{name: "a native table is not read", status: api.Status{Families: all(canary.Intact), Native: []api.NativeTable{
+			{Family: "ip", Table: "ip kube-proxy", Verdict: canary.Unknown}}}, code: 2, line: "unknown: ip kube-proxy"},
 		{name: "not read", status: api.Status{Families: all(canary.Unknown)}, code: 2, line: "unknown: ipv4 filter, ipv4 mangle, ipv4 nat, ipv6 filter, ipv6 mangle and 1 more"},
 		{name: "no family yet", status: api.Status{}, code: 2, line: "unknown: no table has been looked at yet"},
 		{name: "cleaned up", status: api.Status{Stopped: true, Families: all(canary.Unknown)}, code: 2, line: "unknown: a cleanup removed the marks; restart canaryd"},
@@ -261,10 +270,9 @@ func (c logConfig) events(n *nodetest.Node, lines []string) []string {
 	return events
 }
 
-// TestFlushesAreEvents: a flush that was healed is one event of the node, on the
-// node and next to the DaemonSet. One that was not is none, and neither is a drill.
-func TestFlushesAreEvents(t *testing.T) {
-	var journald, file logConfig
+// eventConfigs reads the configurations that make events of canaryd's log and of its flush records.
+func eventConfigs(t *testing.T) (journald, file logConfig) {
+	t.Helper()
 	decode(t, "canaryd-flushes.json", &journald)
 	decode(t, "canaryd-daemonset-flushes.json", &file)
 	if journald.Plugin != "journald" || journald.Config["source"] != "canaryd" { // what systemd calls the unit's lines
@@ -273,29 +281,61 @@ func TestFlushesAreEvents(t *testing.T) {
 	if file.Plugin != "filelog" || file.LogPath != "/var/lib/canaryd/journal.jsonl" {
 		t.Errorf("%+v", file)
 	}
-	want := func(n *nodetest.Node, d *nodetest.Process, healed int, words ...string) {
-		n.Helper()
-		text, err := os.ReadFile("/run/state/journal.jsonl")
-		n.Must(err) // it is there before the first flush
-		for c, lines := range map[*logConfig][]string{&journald: strings.Split(d.Log(), "\n"), &file: strings.Split(string(text), "\n")} {
-			events := c.events(n, lines)
-			if len(events) != healed {
-				n.Errorf("%s: %d events for %d healed flushes: %q of\n%s", c.Plugin, len(events), healed, events, strings.Join(lines, "\n"))
+	return journald, file
+}
+
+// wantEvents wants as many events of each kind, each with these words.
+func wantEvents(n *nodetest.Node, d *nodetest.Process, healed int, words ...string) {
+	n.Helper()
+	journald, file := eventConfigs(n.T)
+	text, err := os.ReadFile("/run/state/journal.jsonl")
+	n.Must(err) // it is there before the first flush
+	for c, lines := range map[*logConfig][]string{&journald: strings.Split(d.Log(), "\n"), &file: strings.Split(string(text), "\n")} {
+		events := c.events(n, lines)
+		if len(events) != healed {
+			n.Errorf("%s: %d events for %d healed flushes: %q of\n%s", c.Plugin, len(events), healed, events, strings.Join(lines, "\n"))
+		}
+		for _, event := range events {
+			if len(event) > 1024 || strings.Contains(event, "command") {
+				n.Errorf("%s: too long, or with a command line: %q", c.Plugin, event)
 			}
-			for _, event := range events {
-				if len(event) > 1024 || strings.Contains(event, "command") {
-					n.Errorf("%s: too long, or with a command line: %q", c.Plugin, event)
-				}
-				if slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(event, word) }) {
-					n.Errorf("%s: %q lacks one of %q", c.Plugin, event, words)
-				}
+			if slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(event, word) }) {
+				n.Errorf("%s: %q lacks one of %q", c.Plugin, event, words)
 			}
 		}
 	}
+}
+
+// TestNativeFlushesAreEvents: the event of a flush names the native tables that it took, with those
+// of iptables or alone.
+func TestNativeFlushesAreEvents(t *testing.T) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		nstest.NeedProgram(n.T, "nft")
+		n.Load()
+		nstest.CommandInput(n.T, "table ip kube-proxy { chain services { type nat hook prerouting priority dstnat; ip daddr 10.96.0.1 dnat to 10.0.0.1; }; }\n", "nft", "-f", "-")
+		d := n.Start()
+		n.Within(nodetest.HealsIn, "the native table to be guarded", func() error {
+			if !strings.Contains(d.Log(), `"A native table is guarded"`) {
+				return os.ErrNotExist
+			}
+			return nil
+		})
+		nstest.Command(n.T, "nft", "flush", "ruleset")
+		n.Healed(1)
+		nstest.Command(n.T, "nft", "flush", "table", "ip", "kube-proxy")
+		n.Healed(2)
+		d.Stop() // the journal is written by then
+		wantEvents(n, d, 2, "ip kube-proxy")
+	})
+}
+
+// TestFlushesAreEvents: a flush that was healed is one event of the node, on the
+// node and next to the DaemonSet. One that was not is none, and neither is a drill.
+func TestFlushesAreEvents(t *testing.T) {
 	nodetest.OnBoth(t, func(n *nodetest.Node) {
 		n.Load()
 		d := n.Start()
-		want(n, d, 0)
+		wantEvents(n, d, 0)
 		n.Want(0, "drill")
 		n.Within(nodetest.HealsIn, "the drill's record to be on disk", func() error {
 			if text, err := os.ReadFile("/run/state/journal.jsonl"); err != nil || !strings.Contains(string(text), `"outcome":"drilled"`) {
@@ -303,11 +343,11 @@ func TestFlushesAreEvents(t *testing.T) {
 			}
 			return nil
 		})
-		want(n, d, 0)
+		wantEvents(n, d, 0)
 		n.Must(n.Programs.Flush(n.Context(), rules.IPv4, rules.Nat, ""))
 		n.Healed(2)
 		d.Stop() // the journal is written by then
-		want(n, d, 1, "nat")
+		wantEvents(n, d, 1, "ipv4 nat ")
 
 		n.Must(os.Remove("/run/state/journal.jsonl"))
 		d = n.Start("--mode=observe")
@@ -319,7 +359,7 @@ func TestFlushesAreEvents(t *testing.T) {
 			return nil
 		})
 		d.Stop()
-		want(n, d, 0)
+		wantEvents(n, d, 0)
 	})
 }
 

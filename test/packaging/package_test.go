@@ -121,7 +121,7 @@ func TestDebianPackage(t *testing.T) {
 			m.must("dpkg", append([]string{"--no-triggers", "--force-unsafe-io", "--force-confold"}, args...)...)
 		}
 
-		dpkg("-i", deb(t, "v1.0.0"))
+		dpkg("-i", deb(t, "1.0.0"))
 		if got := m.show("ActiveState"); got != "active" {
 			t.Fatalf("after the installation canaryd is %s", got)
 		}
@@ -133,17 +133,17 @@ func TestDebianPackage(t *testing.T) {
 		}
 		m.guards("after the installation", before)
 
-		m.upgrades(before, func() { dpkg("-i", deb(t, "v1.0.1")) })
+		m.upgrades(before, func() { dpkg("-i", deb(t, "1.0.1")) })
 		dpkg("-r", "canaryd")
 		m.wantRemoved(before)
 		m.wantFlags("after the removal", "/etc/default/canaryd")
 
-		dpkg("-i", "/run/canaryd_v1.0.1.deb")
+		dpkg("-i", "/run/canaryd_1.0.1.deb")
 		if got := m.show("ActiveState") + " " + m.show("UnitFileState"); got != "active enabled" {
 			t.Errorf("installed again after a removal canaryd is %s", got)
 		}
 		m.must("systemctl", "disable", "--now", "canaryd.service")
-		dpkg("-i", "/run/canaryd_v1.0.1.deb")
+		dpkg("-i", "/run/canaryd_1.0.1.deb")
 		if got := m.show("ActiveState") + " " + m.show("UnitFileState"); got != "inactive disabled" {
 			t.Errorf("disabled by the operator, after an upgrade canaryd is %s", got)
 		}

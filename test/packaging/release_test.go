@@ -27,14 +27,14 @@ import (
 // unpacked is where hack/install-deps.sh put what a release is made of, and containerd.
 const unpacked = "/var/cache/canaryd-test/release"
 
-// releaseFiles is all that a release of v0.0.1 has, apart from its sums.
+// releaseFiles is all that a release of 0.0.1 has, apart from its sums.
 var releaseFiles = []string{
 	"canaryd-0.0.1.tgz",
-	"canaryd_v0.0.1_amd64.deb", "canaryd_v0.0.1_amd64.rpm", "canaryd_v0.0.1_arm64.deb", "canaryd_v0.0.1_arm64.rpm",
-	"canaryd_v0.0.1_image.tar", "canaryd_v0.0.1_image_amd64.spdx.json", "canaryd_v0.0.1_image_arm64.spdx.json",
-	"canaryd_v0.0.1_linux_amd64", "canaryd_v0.0.1_linux_amd64.spdx.json",
-	"canaryd_v0.0.1_linux_arm64", "canaryd_v0.0.1_linux_arm64.spdx.json",
-	"canaryd_v0.0.1_manifests.tar.gz",
+	"canaryd_0.0.1_amd64.deb", "canaryd_0.0.1_amd64.rpm", "canaryd_0.0.1_arm64.deb", "canaryd_0.0.1_arm64.rpm",
+	"canaryd_0.0.1_image.tar", "canaryd_0.0.1_image_amd64.spdx.json", "canaryd_0.0.1_image_arm64.spdx.json",
+	"canaryd_0.0.1_linux_amd64", "canaryd_0.0.1_linux_amd64.spdx.json",
+	"canaryd_0.0.1_linux_arm64", "canaryd_0.0.1_linux_arm64.spdx.json",
+	"canaryd_0.0.1_manifests.tar.gz",
 }
 
 // releaseOf makes a release of the sources in a folder, under an umask and in a time zone.
@@ -42,7 +42,7 @@ func releaseOf(t *testing.T, sources, umask, zone string) string {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "release")
 	cmd := exec.CommandContext(t.Context(), "sh", "-c", "umask "+umask+" && exec hack/release.sh \"$@\"", "sh",
-		out, "v0.0.1", "0123456789ab", "1700000000", "registry.example/canaryd")
+		out, "0.0.1", "0123456789ab", "1700000000", "registry.example/canaryd")
 	cmd.Dir = sources
 	cmd.Env = append(os.Environ(), "CANARYD_DEBIAN_ROOTS="+unpacked+"/debian", "TZ="+zone)
 	if text, err := cmd.CombinedOutput(); err != nil {
@@ -66,7 +66,7 @@ git ls-files --cached --others --exclude-standard -z | tar -c --null --ignore-fa
 // docs/release.md lists, and an engine of Debian's runs its image.
 func TestRelease(t *testing.T) {
 	nstest.NeedRoot(t)
-	nstest.NeedProgram(t, "dpkg-deb", "rpmbuild", "readelf", "git", "ssh-keygen", "sha256sum")
+	nstest.NeedProgram(t, "dpkg-deb", "rpmbuild", "readelf", "git", "sha256sum")
 	nstest.NeedFile(t, unpacked+"/.unpacked")
 	dir := releaseOf(t, "../..", "022", "UTC")
 	again := releaseOf(t, checkout(t), "077", "Asia/Tokyo")
@@ -84,14 +84,16 @@ func TestRelease(t *testing.T) {
 	}
 	document := source(t, "docs/release.md")
 	for _, file := range append([]string{"SHA256SUMS"}, releaseFiles...) {
-		name := strings.NewReplacer("v0.0.1", "VERSION", "0.0.1", "VERSION", "amd64", "ARCH", "arm64", "ARCH").Replace(file)
+		name := strings.NewReplacer("0.0.1", "VERSION", "amd64", "ARCH", "arm64", "ARCH").Replace(file)
 		if !strings.Contains(document, "`"+name+"`") {
 			t.Errorf("docs/release.md does not list %s", name)
 		}
 	}
 	t.Run("programs", func(t *testing.T) { wantPrograms(t, dir) })
 	t.Run("image", func(t *testing.T) { wantImage(t, dir) })
-	t.Run("signature", func(t *testing.T) { wantSignature(t, dir, document) })
+	if out := nstest.Command(t, "sh", "-c", "cd \"$0\" && sha256sum --check SHA256SUMS", dir); strings.Count(out, ": OK\n") != len(releaseFiles) {
+		t.Errorf("sha256sum finds:\n%s", out)
+	}
 	t.Run("engine", func(t *testing.T) { wantRuns(t, dir) })
 }
 
@@ -110,7 +112,7 @@ func wantPrograms(t *testing.T, dir string) {
 		machine elf.Machine
 		rpm     string
 	}{"amd64": {elf.EM_X86_64, "x86_64"}, "arm64": {elf.EM_AARCH64, "aarch64"}} {
-		file, err := elf.Open(filepath.Join(dir, "canaryd_v0.0.1_linux_"+arch))
+		file, err := elf.Open(filepath.Join(dir, "canaryd_0.0.1_linux_"+arch))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -118,14 +120,14 @@ func wantPrograms(t *testing.T, dir string) {
 			t.Errorf("the program for %s is for %s, or is not linked statically", arch, file.Machine)
 		}
 		file.Close()
-		if got := nstest.Command(t, "dpkg-deb", "-f", filepath.Join(dir, "canaryd_v0.0.1_"+arch+".deb"), "Architecture", "Version"); got != "Architecture: "+arch+"\nVersion: 0.0.1\n" {
+		if got := nstest.Command(t, "dpkg-deb", "-f", filepath.Join(dir, "canaryd_0.0.1_"+arch+".deb"), "Architecture", "Version"); got != "Architecture: "+arch+"\nVersion: 0.0.1\n" {
 			t.Errorf("the .deb for %s says %q", arch, got)
 		}
-		if got := nstest.Command(t, "rpm", "-qp", "--queryformat", "%{ARCH} %{VERSION}", filepath.Join(dir, "canaryd_v0.0.1_"+arch+".rpm")); got != want.rpm+" 0.0.1" {
+		if got := nstest.Command(t, "rpm", "-qp", "--queryformat", "%{ARCH} %{VERSION}", filepath.Join(dir, "canaryd_0.0.1_"+arch+".rpm")); got != want.rpm+" 0.0.1" {
 			t.Errorf("the .rpm for %s says %q", arch, got)
 		}
 	}
-	if got := nstest.Command(t, filepath.Join(dir, "canaryd_v0.0.1_linux_amd64"), "version"); !strings.HasPrefix(got, "canaryd v0.0.1, commit 0123456789ab, go") {
+	if got := nstest.Command(t, filepath.Join(dir, "canaryd_0.0.1_linux_amd64"), "version"); !strings.HasPrefix(got, "canaryd 0.0.1, commit 0123456789ab, go") {
 		t.Errorf("the program says %q", got)
 	}
 }
@@ -143,7 +145,7 @@ type blob struct {
 // wantImage wants one layer for each architecture, with the same files, and what the Containerfile
 // says of how it is run.
 func wantImage(t *testing.T, dir string) {
-	files := inTar(t, strings.NewReader(read(t, dir, "canaryd_v0.0.1_image.tar")))
+	files := inTar(t, strings.NewReader(read(t, dir, "canaryd_0.0.1_image.tar")))
 	open := func(text string) (b blob) {
 		t.Helper()
 		if err := json.Unmarshal([]byte(text), &b); err != nil {
@@ -195,46 +197,8 @@ func wantConfig(t *testing.T, text json.RawMessage) {
 		!slices.Equal(got.Entrypoint, words(t, "ENTRYPOINT")) || !slices.Equal(got.Cmd, words(t, "CMD")) {
 		t.Errorf("the image is run as %+v", got)
 	}
-	if got.Labels["org.opencontainers.image.version"] != "v0.0.1" || got.Labels["org.opencontainers.image.revision"] != "0123456789ab" || len(got.Labels) != 7 {
+	if got.Labels["org.opencontainers.image.version"] != "0.0.1" || got.Labels["org.opencontainers.image.revision"] != "0123456789ab" || len(got.Labels) != 7 {
 		t.Errorf("labels: %v", got.Labels)
-	}
-}
-
-// wantSignature runs what docs/release.md says about signing and verifying, and wants a changed
-// file to be noticed.
-func wantSignature(t *testing.T, dir, document string) {
-	_, blocks, _ := strings.Cut(document, "\n## Signing\n")
-	blocks, _, _ = strings.Cut(blocks, "\n## ")
-	var script strings.Builder
-	for i, block := range strings.Split(blocks, "```") {
-		if i%2 == 1 && strings.HasPrefix(block, "sh\n") {
-			script.WriteString(strings.TrimPrefix(block, "sh\n"))
-		}
-	}
-	run := func() (string, error) {
-		cmd := exec.CommandContext(t.Context(), "sh", "-ec", `test -e KEY || ssh-keygen -q -t ed25519 -N "" -f KEY
-echo "release@canaryd.example namespaces=\"file\" $(cat KEY.pub)" >allowed_signers
-`+script.String())
-		cmd.Dir = dir
-		out, err := cmd.CombinedOutput()
-		return string(out), err
-	}
-	out, err := run()
-	if err != nil || !strings.Contains(out, `Good "file" signature for release@canaryd.example`) || strings.Count(out, ": OK\n") != len(releaseFiles) {
-		t.Fatalf("%v\n%s\nof\n%s", err, out, script.String())
-	}
-	chart := filepath.Join(dir, releaseFiles[0])
-	text := read(t, dir, releaseFiles[0])
-	t.Cleanup(func() {
-		if err := os.WriteFile(chart, []byte(text), 0o644); err != nil {
-			t.Error(err)
-		}
-	})
-	if err := errors.Join(os.Remove(filepath.Join(dir, "SHA256SUMS.sig")), os.WriteFile(chart, []byte(text+"x"), 0o644)); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := run(); err == nil {
-		t.Errorf("a changed file is not noticed:\n%s", out)
 	}
 }
 
@@ -242,10 +206,10 @@ echo "release@canaryd.example namespaces=\"file\" $(cat KEY.pub)" >allowed_signe
 // and chart to name what was loaded.
 func wantRuns(t *testing.T, dir string) {
 	cmd := exec.CommandContext(t.Context(), "unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child",
-		"sh", "-c", engine, "engine", unpacked+"/engine", t.TempDir(), filepath.Join(dir, "canaryd_v0.0.1_image.tar"), "registry.example/canaryd:v0.0.1")
+		"sh", "-c", engine, "engine", unpacked+"/engine", t.TempDir(), filepath.Join(dir, "canaryd_0.0.1_image.tar"), "registry.example/canaryd:0.0.1")
 	out, err := cmd.CombinedOutput()
 	text := string(out)
-	for _, want := range []string{"linux/amd64,linux/arm64", "\ncanaryd v0.0.1, commit 0123456789ab, go", "\niptables v1.", "(nf_tables)\n", "(legacy)\n"} {
+	for _, want := range []string{"linux/amd64,linux/arm64", "\ncanaryd 0.0.1, commit 0123456789ab, go", "\niptables v1.", "(nf_tables)\n", "(legacy)\n"} {
 		if err != nil || !strings.Contains(text, want) {
 			t.Fatalf("%v, want %q of\n%s", err, want, text)
 		}
@@ -253,20 +217,20 @@ func wantRuns(t *testing.T, dir string) {
 	_, digest, _ := strings.Cut(text, "application/vnd.oci.image.index.v1+json ")
 	digest, _, _ = strings.Cut(digest, " ")
 
-	files := inTarGz(t, read(t, dir, "canaryd_v0.0.1_manifests.tar.gz"))
+	files := inTarGz(t, read(t, dir, "canaryd_0.0.1_manifests.tar.gz"))
 	var set apps.DaemonSet
-	if err := yaml.UnmarshalStrict([]byte(files["canaryd-v0.0.1/kubernetes/base/daemonset.yaml"]), &set); err != nil {
+	if err := yaml.UnmarshalStrict([]byte(files["canaryd-0.0.1/kubernetes/base/daemonset.yaml"]), &set); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := set.Spec.Template.Spec.Containers[0].Image, "registry.example/canaryd@"+digest; got != want {
 		t.Errorf("manifests name %s, containerd loaded %s", got, want)
 	}
-	if !strings.Contains(files["canaryd-v0.0.1/kubernetes/sidecar/canaryd.yaml"], "image: registry.example/canaryd@"+digest+"\n") {
+	if !strings.Contains(files["canaryd-0.0.1/kubernetes/sidecar/canaryd.yaml"], "image: registry.example/canaryd@"+digest+"\n") {
 		t.Error("the sidecar has another image")
 	}
 	files = inTarGz(t, read(t, dir, "canaryd-0.0.1.tgz"))
 	for file, want := range map[string]string{
-		"canaryd/Chart.yaml":                    "\nversion: 0.0.1\nappVersion: \"v0.0.1\"\n",
+		"canaryd/Chart.yaml":                    "\nversion: \"0.0.1\"\nappVersion: \"0.0.1\"\n",
 		"canaryd/values.yaml":                   "\n  digest: \"" + digest + "\"\n",
 		"canaryd/files/canaryd.rules.yaml":      "alert: CanarydFlush\n",
 		"canaryd/files/dashboard.json":          "\"title\"",

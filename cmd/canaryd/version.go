@@ -1,0 +1,69 @@
+package main
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"regexp"
+	"runtime"
+	"runtime/debug"
+	"strings"
+)
+
+// release is the number of the release that this is, or that comes next. The file is the one place
+// that has it: the Makefile and a test of all other places read it too.
+//
+//go:embed VERSION
+var release string
+
+// linkedVersion and linkedCommit are set by the linker where make builds the program.
+var linkedVersion, linkedCommit string
+
+// A build says which program runs.
+type build struct{ version, commit string }
+
+// built returns the build of the running program.
+func built() build {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		info = &debug.BuildInfo{}
+	}
+	return buildOf(strings.TrimSpace(release), build{linkedVersion, linkedCommit}, info)
+}
+
+// ofProxy finds the commit in the version that Go gives to a commit without a tag.
+var ofProxy = regexp.MustCompile(`-(?:0\.)?\d{14}-([0-9a-f]{12})`)
+
+// buildOf returns what the linker was given, or else what Go recorded. Only the tag of the release
+// has its number: any other commit is a version before it.
+func buildOf(release string, linked build, info *debug.BuildInfo) build {
+	if linked.version != "" {
+		return linked
+	}
+	revision, dirty := "", ""
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			revision = s.Value[:min(len(s.Value), 12)]
+		case s.Key == "vcs.modified" && s.Value == "true":
+			dirty = ".dirty"
+		}
+	}
+	if m := ofProxy.FindStringSubmatch(info.Main.Version); m != nil && revision == "" {
+		revision = m[1]
+	}
+	b := build{version: release + "-dev", commit: "unknown"}
+	if revision != "" {
+		b = build{version: release + "-dev+" + revision + dirty, commit: revision}
+	}
+	if info.Main.Version == "v"+release {
+		b.version = release
+	}
+	return b
+}
+
+func runVersion(_ context.Context, _ *options, to streams) (int, error) {
+	b := built()
+	_, err := fmt.Fprintf(to.out, "canaryd %s, commit %s, %s\n", b.version, b.commit, runtime.Version())
+	return exitOK, err
+}
