@@ -178,6 +178,12 @@ versions: ## the ways to flush, and what compares bytes and text, with the iptab
 kubeproxy: deps ## a real kube-proxy in iptables and nftables mode next to canaryd, flushed at random while services change; prints tables
 	@CANARYD_KUBEPROXY='$(KUBEPROXY)' CANARYD_KUBEPROXY_SEED='$(KUBEPROXY_SEED)' hack/kubeproxy.sh
 
+# make cluster CLUSTER=legacy for one backend; CLUSTER_KEEP=1 keeps the node's files.
+CLUSTER ?= nft legacy
+.PHONY: cluster
+cluster: deps ## a whole node of Kubernetes with canaryd as its DaemonSet, in namespaces; builds Kubernetes for 20 minutes once; writes docs/cluster.md
+	@CLUSTER_BACKENDS='$(CLUSTER)' CLUSTER_KEEP='$(CLUSTER_KEEP)' hack/cluster.sh -update
+
 # make kernels KERNELS='bullseye-amd64 sid-amd64' for some of them: a suite of Debian's and an architecture.
 KERNELS ?= bullseye-amd64 bookworm-amd64 trixie-amd64 sid-amd64 trixie-arm64
 .PHONY: kernels
