@@ -10,51 +10,6 @@ cd "$(dirname "$0")/.."
 fail() { echo "cluster: $1" >&2; exit 1; }
 [ "$(id -u)" -eq 0 ] || fail "the node needs the machine's root."
 
-work=$(mktemp -d /var/tmp/canaryd-cluster.XXXXXX)
-groups=() node=
-clean_up() {
-	# The first process of a pid namespace takes all others with it, and they their mounts.
-	[ -z "$node" ] || { kill -KILL "$node" && wait "$node"; } 2>/dev/null || true
-	node=
-	remove_groups
-	if [ "${CLUSTER_KEEP:-}" ]; then echo "cluster: the node's files are in $work"; else rm -rf "$work"; fi
-}
-trap clean_up EXIT
-trap 'exit 130' INT TERM
-
-# Debian's packages of one suite, so that each machine runs the same.
-packages=(etcd-server containerd runc containernetworking-plugins)
-parts=/var/cache/canaryd-test/cluster
-done_so="1: bookworm ${packages[*]}"
-if [ "$(cat $parts/.unpacked 2>/dev/null)" != "$done_so" ]; then
-	lack=$(what_lacks)
-	[ -z "$lack" ] || fail "$lack"
-	echo "cluster: unpacking ${packages[*]} into $parts"
-	{ suite bookworm "$(dpkg --print-architecture)" && unpack_alone "$work/parts" "${packages[@]}"; } >"$work/log" 2>&1 ||
-		{ tail -n 20 "$work/log" >&2; fail "unpacking failed, see above."; }
-	rm -rf $parts && mkdir -p $parts && cp -a "$work/parts/." $parts/
-	echo "$done_so" >$parts/.unpacked
-fi
-kubernetes=$(hack/kubernetes.sh kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl)
-
-# The operator's definitions come with its module; test/kubernetes names the version.
-operator=github.com/prometheus-operator/prometheus-operator
-version=$(cd test/kubernetes && go list -m -f '{{.Version}}' $operator/pkg/apis/monitoring)
-module=$(cd / && go mod download -json "$operator@$version" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
-[ -d "$module/example/prometheus-operator-crd" ] || fail "$operator@$version has no definitions."
-
-mkdir "$work/programs"
-make -s image-rootfs
-CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$work/programs/pod" ./test/cluster/pod
-go test -c -tags cluster -o "$work/programs/cluster.test" ./test/cluster
-shopt -s nullglob
-ln -s "$PWD/bin/canaryd" "$kubernetes"/kube* $parts/usr/bin/* $parts/usr/sbin/* "$work/programs/"
-ln -s "$parts/usr/lib/cni" "$work/cni"
-ln -s "$PWD/bin/rootfs" "$work/rootfs"
-ln -s "$module/example/prometheus-operator-crd" "$work/definitions"
-# kustomize takes folders by relative paths only.
-cp -r deploy/kubernetes "$work/deploy"
-
 # make_groups makes a folder in each hierarchy of control groups, which is the root of what the
 # node sees of it. $leaf is where the node's first processes belong: version 2 has none in a group
 # that limits others.
@@ -94,6 +49,51 @@ remove_groups() {
 	done
 	groups=()
 }
+
+work=$(mktemp -d /var/tmp/canaryd-cluster.XXXXXX)
+groups=() node=
+clean_up() {
+	# The first process of a pid namespace takes all others with it, and they their mounts.
+	[ -z "$node" ] || { kill -KILL "$node" && wait "$node"; } 2>/dev/null || true
+	node=
+	remove_groups
+	if [ "${CLUSTER_KEEP:-}" ]; then echo "cluster: the node's files are in $work"; else rm -rf "$work"; fi
+}
+trap clean_up EXIT
+trap 'exit 130' INT TERM
+
+# Debian's packages of one suite, so that each machine runs the same.
+packages=(etcd-server containerd runc containernetworking-plugins)
+parts=/var/cache/canaryd-test/cluster
+done_so="1: bookworm ${packages[*]}"
+if [ "$(cat $parts/.unpacked 2>/dev/null)" != "$done_so" ]; then
+	lack=$(what_lacks)
+	[ -z "$lack" ] || fail "$lack"
+	echo "cluster: unpacking ${packages[*]} into $parts"
+	{ suite bookworm "$(dpkg --print-architecture)" && unpack_alone "$work/parts" "${packages[@]}"; } >"$work/log" 2>&1 ||
+		{ tail -n 20 "$work/log" >&2; fail "unpacking failed, see above."; }
+	rm -rf $parts && mkdir -p $parts && cp -a "$work/parts/." $parts/
+	echo "$done_so" >$parts/.unpacked
+fi
+kubernetes=$(hack/kubernetes.sh kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl)
+
+# The operator's definitions come with its module; test/kubernetes names the version.
+operator=github.com/prometheus-operator/prometheus-operator
+version=$(cd test/kubernetes && go list -m -f '{{.Version}}' $operator/pkg/apis/monitoring)
+module=$(cd / && go mod download -json "$operator@$version" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+[ -d "$module/example/prometheus-operator-crd" ] || fail "$operator@$version has no definitions."
+
+mkdir "$work/programs"
+make -s image-rootfs
+CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$work/programs/pod" ./test/cluster/pod
+go test -c -tags cluster -o "$work/programs/cluster.test" ./test/cluster
+shopt -s nullglob
+ln -s "$PWD/bin/canaryd" "$kubernetes"/kube* $parts/usr/bin/* "$work/programs/"
+ln -s "$parts/usr/lib/cni" "$work/cni"
+ln -s "$PWD/bin/rootfs" "$work/rootfs"
+ln -s "$module/example/prometheus-operator-crd" "$work/definitions"
+# kustomize takes folders by relative paths only.
+cp -r deploy/kubernetes "$work/deploy"
 
 spaces() { for kind in cgroup ipc mnt net pid uts; do readlink /proc/self/ns/$kind; done | tr '\n' ' '; }
 

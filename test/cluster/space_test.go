@@ -147,7 +147,7 @@ func (n *node) network() error {
 	err := script("",
 		"link set lo up", "netns add client", "link add outside type veth peer name inside netns client",
 		"addr add "+nodeIPv4+"/24 dev outside", "addr add "+nodeIPv6+"/64 dev outside nodad", "link set outside up",
-		"route add default via "+clientIPv4, "-6 route add default via "+clientIPv6)
+		"route add default via "+clientIPv4, "route add ::/0 via "+clientIPv6)
 	if err != nil {
 		return err
 	}
