@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/internal/testkit/scenario"
-	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
 
@@ -97,10 +96,6 @@ func (n *node) newest() time.Time {
 	return s.Flushes[0].Time
 }
 
-// kubeProxyAnyOrder are the chains that kube-proxy fills from a map of Go: its rules come in
-// another order with each full sync, but for nat's last one.
-var kubeProxyAnyOrder = []string{"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-PROXY-FIREWALL"}
-
 // rules returns a line for each chain and each rule of both families, without canaryd's marks and
 // the canaries of others.
 func (n *node) rules() ([]string, error) {
@@ -125,21 +120,4 @@ func (n *node) rules() ([]string, error) {
 	}
 	slices.Sort(lines)
 	return lines, nil
-}
-
-// linesOf returns the lines of a chain's rules, with their places where those say something.
-func linesOf(where string, chain rules.Chain) []string {
-	var lines []string
-	inOrder := !slices.Contains(kubeProxyAnyOrder, chain.Name)
-	for i, r := range slices.DeleteFunc(slices.Clone(chain.Rules), canary.IsMark) {
-		switch {
-		case inOrder:
-			lines = append(lines, fmt.Sprintf("%s %04d %s", where, i, r.Spec))
-		case i == len(chain.Rules)-1 && r.Target == "KUBE-NODEPORTS":
-			lines = append(lines, where+" last "+r.Spec)
-		default:
-			lines = append(lines, where+" "+r.Spec)
-		}
-	}
-	return lines
 }
