@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"os"
@@ -134,10 +135,7 @@ func (n *node) trySidecar() {
 	dir := n.kustomization("sidecar", "v1", []string{"kube-proxy.yaml"}, []string{"sidecar"})
 	n.applied("sidecar", dir, "--dry-run=server")
 	n.applied("sidecar", dir)
-	by := func() string {
-		return n.want("kubectl", "-n", "kube-system", "get", "daemonset", "kube-proxy", "-o=jsonpath={.spec.template.spec}")
-	}
-	built := by()
+	built := n.proxyPod()
 	n.want("kubectl", "-n", "kube-system", "delete", "daemonset", "kube-proxy")
 
 	patch, err := os.ReadFile(n.deploy("sidecar", "canaryd.yaml"))
@@ -150,7 +148,7 @@ func (n *node) trySidecar() {
 			n.Errorf("patched again, the DaemonSet changes: %s", out)
 		}
 	}
-	if diff := cmp.Diff(built, by()); diff != "" {
+	if diff := cmp.Diff(built, n.proxyPod()); diff != "" {
 		n.Errorf("the DaemonSet kube-proxy (-by kustomize +by kubectl patch):\n%s", diff)
 	}
 	n.want("kubectl", "-n", "kube-system", "delete", "daemonset", "kube-proxy")
@@ -161,4 +159,17 @@ func (n *node) trySidecar() {
 		}
 		return err
 	})
+}
+
+// proxyPod returns the pod that kube-proxy's DaemonSet makes. The order of volumes says nothing.
+func (n *node) proxyPod() (pod map[string]any) {
+	n.Helper()
+	text := n.want("kubectl", "-n", "kube-system", "get", "daemonset", "kube-proxy", "-o=jsonpath={.spec.template.spec}")
+	n.must(json.Unmarshal([]byte(text), &pod))
+	volumes, ok := pod["volumes"].([]any)
+	if !ok {
+		n.Fatalf("the pod of kube-proxy has no volumes: %s", text)
+	}
+	slices.SortFunc(volumes, func(a, b any) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
+	return pod
 }
