@@ -56,12 +56,12 @@ func (n *node) restarts() string {
 // that which runs behind other words. The exit code 1 says "not healthy".
 func (n *node) status(words ...string) (s scenario.Status, healthy bool, err error) {
 	words = append(words, "canaryd", "status", "-o", "json")
-	out, _, err := n.run("", words[0], words[1:]...)
+	out, errs, err := n.run("", words[0], words[1:]...)
 	if exit := (*exec.ExitError)(nil); err != nil && (!errors.As(err, &exit) || exit.ExitCode() != 1) {
 		return s, false, err
 	}
 	if err := json.Unmarshal([]byte(out), &s); err != nil {
-		return s, false, fmt.Errorf("canaryd status printed %.200q: %w", out, err)
+		return s, false, fmt.Errorf("canaryd status printed %.200q: %w: %s", out, err, errs)
 	}
 	return s, s.Healthy, nil
 }

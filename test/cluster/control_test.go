@@ -42,7 +42,8 @@ func startControlPlane(n *node) {
 		"--etcd-servers=http://127.0.0.1:2379", "--advertise-address="+nodeIPv4, "--cert-dir="+filepath.Join(n.dir, "apiserver"),
 		"--token-auth-file="+n.file("tokens", tokens.String()), "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+key, "--service-account-signing-key-file="+key,
-		"--service-cluster-ip-range="+servicesIPv4+","+servicesIPv6, "--allow-privileged=true")
+		"--service-cluster-ip-range="+servicesIPv4+","+servicesIPv6, "--allow-privileged=true",
+		"--kubelet-preferred-address-types=InternalIP")
 	ready := n.within(startsIn, "the API server", func() error {
 		_, _, err := n.run("", "kubectl", "get", "--raw=/readyz")
 		return err
