@@ -98,12 +98,13 @@ func (n *node) versions() {
 		}
 		return words[i]
 	}
+	release, _, _ := strings.Cut(first("uname", "-r"), "-") // without what its builder added
 	n.results.versions = []string{
 		"Kubernetes " + strings.TrimPrefix(word(1, first("kubelet", "--version")), "v"),
 		"etcd " + word(2, first("etcd", "--version")),
 		"containerd " + word(2, first("containerd", "--version")),
 		"runc " + word(2, first("runc", "--version")),
-		"Linux " + first("uname", "-r"),
+		"Linux " + release,
 		"iptables " + strings.TrimPrefix(word(1, first("iptables", "--version")), "v"),
 		"nft " + strings.TrimPrefix(word(1, first("nft", "--version")), "v"),
 	}

@@ -57,9 +57,9 @@ func (n *node) publish() {
 
 func (r *results) text() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s. canaryd protects %d rules. The API server accepted %d sets of manifests.\n\n",
-		strings.Join(r.versions, ", "), r.rules, r.accepted)
-	fmt.Fprintf(&b, "| step | took |\n|---|---|\n%s\n\n", strings.Join(r.steps, "\n"))
+	b.WriteString(wrapped(fmt.Sprintf("%s. canaryd protects %d rules. The API server accepted %d sets of manifests.",
+		strings.Join(r.versions, ", "), r.rules, r.accepted)))
+	fmt.Fprintf(&b, "\n\n| step | took |\n|---|---|\n%s\n\n", strings.Join(r.steps, "\n"))
 	b.WriteString("| flush | records | absent | named | longest gap: host port | services | failed connections | reset |\n")
 	b.WriteString("|---|---|---|---|---|---|---|---|\n")
 	for _, row := range r.rows {
@@ -94,4 +94,23 @@ func span(gap time.Duration) string {
 		return "none"
 	}
 	return fmt.Sprintf("%.2f s", gap.Seconds())
+}
+
+// wrapped breaks a paragraph into lines of at most 100 columns.
+func wrapped(text string) string {
+	var b strings.Builder
+	column := 0
+	for i, word := range strings.Fields(text) {
+		switch {
+		case i > 0 && column+1+len(word) > 100:
+			b.WriteString("\n")
+			column = 0
+		case i > 0:
+			b.WriteString(" ")
+			column++
+		}
+		b.WriteString(word)
+		column += len(word)
+	}
+	return b.String()
 }
