@@ -64,6 +64,7 @@ func (n *node) flushes() []flush {
 // tryFlushes flushes in each way, one after the other, while clients ask.
 func tryFlushes(n *node) {
 	for _, f := range n.flushes() {
+		n.proxyRests()
 		if r := n.strike(f); r != nil {
 			n.results.rows = append(n.results.rows, *r)
 		}
@@ -72,6 +73,29 @@ func tryFlushes(n *node) {
 	if count := n.restarts(); count != "0" {
 		n.Errorf("canaryd was restarted %s times", count)
 	}
+}
+
+// proxyRests waits until kube-proxy has done the full sync that canaryd asks for by taking its
+// canary. A flush in the middle of one leaves kube-proxy's jumps in another order, without canaryd
+// too: it puts each jump that it misses on top.
+func (n *node) proxyRests() {
+	n.Helper()
+	n.within(2*time.Minute, "kube-proxy's canary in all tables", func() error {
+		for _, family := range rules.Families() {
+			tables, err := scenario.Tables(n.Context(), n.programs(), family)
+			if err != nil {
+				return err
+			}
+			for _, name := range []rules.TableName{rules.Mangle, rules.Nat, rules.Filter} {
+				if table := tables[name]; table == nil || table.Chain("KUBE-PROXY-CANARY") == nil {
+					return fmt.Errorf("%s %s has none", family, name)
+				}
+			}
+		}
+		return nil
+	})
+	// The sync itself, which follows.
+	time.Sleep(quietFor)
 }
 
 // strike flushes, and waits until the rules are those from before, canaryd has proved them, and
