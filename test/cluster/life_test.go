@@ -53,7 +53,7 @@ func tryRollout(n *node) {
 			n.Errorf("the flush while there was no canaryd ended %q", r.Outcome)
 		}
 	}
-	n.results.step("a flush of everything between two pods, until the rules are back and have rested", time.Since(flushed)-quietFor)
+	n.results.step("a flush of everything between two pods, until the rules are back", time.Since(flushed)-quietFor)
 	n.want("kubectl", "-n", "kube-system", "rollout", "status", "daemonset", "canaryd", rolloutIn)
 	n.wantAnswers()
 }
