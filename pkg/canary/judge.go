@@ -51,9 +51,12 @@ type Wanted struct {
 	// means none.
 	Claimed func(chain string) bool
 	// Piecewise reports whether many owners share a chain. Each of them removes its own rules
-	// before the chains that these lead to. Nil means none.
+	// before the chains that these lead to, and leaves chains that it shares. Nil means none.
 	Piecewise func(chain string) bool
 }
+
+// shared reports whether many owners share a chain.
+func (w Wanted) shared(chain string) bool { return w.Piecewise != nil && w.Piecewise(chain) }
 
 // Seen is what a full read showed of one table.
 type Seen struct {
@@ -83,8 +86,8 @@ type Finding struct {
 	// Jumps are the lost jumps, which are to be put back.
 	Jumps []rules.Jump
 	// Waiting are jumps that may be lost, but whose owner may still be at work until the grace
-	// has passed. They are missing while their witness stands, or led from an emptied chain that
-	// many owners share to a chain that still has rules.
+	// has passed. They are missing while their witness stands, or led from an emptied chain to a
+	// chain that still has rules, and many owners share one of the two.
 	Waiting []rules.Jump
 	// Emptied and Missing are lost protected chains: without a rule, or gone. In a table that
 	// lost its mark, these are all such chains.
@@ -134,8 +137,9 @@ func neverEmpty(table rules.TableName, chain string) bool {
 //   - If a witness is missing, its built-in chain was flushed.
 //   - An emptied chain is lost if its owner never leaves it empty, or if a chain that
 //     only it referenced still has rules. Of a chain that many owners share, the last
-//     one removes its rule first and then the chain (portmap, netavark): this waits for
-//     the grace.
+//     one removes its rule first and then the chain (portmap, netavark), and what only
+//     its own chain led to may be shared as well (portmap flushes a pod's chain first,
+//     which leads to CNI-HOSTPORT-SETMARK): this waits for the grace.
 //   - A jump that is missing while its witness stands was deleted by name. It is lost
 //     only if its target still has rules, no other jump leads there, and the family has
 //     been quiet for the grace. A Named jump (Docker's MASQUERADE) is never lost: its
@@ -237,11 +241,10 @@ func judgeContent(want Wanted, seen Seen) Finding {
 	}
 	emptied, missing := lostChains(want.Section, seen.Table)
 	for _, c := range emptied {
-		shared := want.Piecewise != nil && want.Piecewise(c.Name)
 		stood := seen.Quiet || seen.Stood != nil && seen.Stood(c.Name)
 		if neverEmpty(seen.Table.Name, c.Name) {
 			f.Emptied = append(f.Emptied, c.Name)
-		} else if i := orphaned(want.Section, seen.Table, c); i >= 0 && shared && !stood {
+		} else if i := orphaned(want, seen.Table, c); i >= 0 && !stood && (want.shared(c.Name) || want.shared(c.Rules[i].Target)) {
 			f.Waiting = append(f.Waiting, rules.Jump{Chain: c.Name, Rule: c.Rules[i]})
 		} else if i >= 0 {
 			f.Emptied = append(f.Emptied, c.Name)
@@ -364,13 +367,22 @@ func chainNames(chains []rules.Chain) []string {
 	return list
 }
 
-// orphaned returns the index of the first rule of the emptied chain that led to a chain which
-// only this one referenced and which still has rules, or -1. An owner that empties its chain on
-// purpose removes the chains below it in the same transaction.
-func orphaned(s rules.Section, t *rules.Table, emptied rules.Chain) int {
-	return slices.IndexFunc(emptied.Rules, func(r rules.Rule) bool {
-		return hasRules(t, r.Target) && !referenced(t, r.Target) && onlyReferrer(s, emptied.Name, r.Target)
-	})
+// orphaned returns the index of a rule of the emptied chain that led to a chain which only this
+// one referenced and which still has rules, or -1. An owner that empties its chain on purpose
+// removes the chains below it in the same transaction, but for those that it shares with others:
+// a rule that leads to one of these is returned only where there is no other.
+func orphaned(want Wanted, t *rules.Table, emptied rules.Chain) int {
+	toShared := -1
+	for i, r := range emptied.Rules {
+		switch {
+		case !hasRules(t, r.Target) || referenced(t, r.Target) || !onlyReferrer(want.Section, emptied.Name, r.Target):
+		case !want.shared(r.Target):
+			return i
+		case toShared < 0:
+			toShared = i
+		}
+	}
+	return toShared
 }
 
 func referenced(t *rules.Table, chain string) bool {

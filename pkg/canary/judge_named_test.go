@@ -1,6 +1,7 @@
 package canary
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -148,6 +149,65 @@ func TestTheLastPodTakesItsJumpAwayBeforeItsChain(t *testing.T) {
 			if !test.whole {
 				want.Piecewise = func(chain string) bool { return chain == shared }
 			}
+			table := tableOf(t, text)
+			got := summarize(Judge(want, Seen{Table: table, Section: protection.Extract(table, IsMark), Quiet: test.quiet}))
+			if d := cmp.Diff(test.want, got, cmpopts.EquateEmpty()); d != "" {
+				t.Errorf("(-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+// onePodNode is a nat table of portmap's, with the host port of one pod, and a service of
+// kube-proxy's.
+const onePodNode = `*nat
+:PREROUTING ACCEPT [0:0]
+:CNI-DN-1 - [0:0]
+:CNI-HOSTPORT-DNAT - [0:0]
+:CNI-HOSTPORT-SETMARK - [0:0]
+:KUBE-CANARYD-CANARY - [0:0]
+:KUBE-SEP-1 - [0:0]
+-A PREROUTING -j CNI-HOSTPORT-DNAT
+-A PREROUTING -j KUBE-SEP-1
+-A PREROUTING -m comment --comment "canaryd-witness:0123456789abcdef"
+-A CNI-DN-1 -s 10.244.0.0/24 -p tcp -m tcp --dport 1 -j CNI-HOSTPORT-SETMARK
+-A CNI-DN-1 -p tcp -m tcp --dport 1 -j DNAT --to-destination 10.244.0.3:8080
+-A CNI-HOSTPORT-DNAT -p tcp -m tcp --dport 1 -j CNI-DN-1
+-A CNI-HOSTPORT-SETMARK -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark 0x2000/0x2000
+-A KUBE-CANARYD-CANARY -m comment --comment "canaryd-canary:0123456789abcdef"
+-A KUBE-SEP-1 -j RETURN
+COMMIT
+`
+
+// TestTheLastPodFlushesItsChainBeforeItsJump: portmap's DEL flushes the pod's chain, deletes the
+// jump and then the chain. With the last pod no chain leads to the mark any more, which stays.
+// That is no flush, also if kube-proxy removes an endpoint at the same time.
+func TestTheLastPodFlushesItsChainBeforeItsJump(t *testing.T) {
+	const dnat, mark, pod = "CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-DN-1"
+	const toMark = "-A CNI-DN-1 -s 10.244.0.0/24 -p tcp -m tcp --dport 1 -j CNI-HOSTPORT-SETMARK"
+	const toEndpoint = "-A PREROUTING -j KUBE-SEP-1"
+	protection := rules.Protection{Chain: func(chain string) bool { return slices.Contains([]string{dnat, mark, pod, "KUBE-SEP-1"}, chain) }}
+	for _, test := range []struct {
+		name  string
+		edits []edit
+		quiet bool
+		own   bool // no other owner shares the mark
+		want  summary
+	}{
+		{name: "the pod is being removed", edits: []edit{flushed(pod)}, want: summary{Verdict: Changed, Waiting: []string{toMark}}},
+		{name: "and an endpoint is", edits: []edit{flushed(pod), without(toEndpoint), deleted("KUBE-SEP-1")}, want: summary{Verdict: Changed, Waiting: []string{toMark}}},
+		{name: "it was removed", edits: []edit{without("-A CNI-HOSTPORT-DNAT -p tcp -m tcp --dport 1 -j CNI-DN-1"), deleted(pod)}, quiet: true, want: summary{Verdict: Changed}},
+		{name: "a flusher took the pod's rules", edits: []edit{flushed(pod)}, quiet: true, want: summary{Verdict: Emptied, Emptied: []string{pod}}},
+		{name: "what only its own chain led to was left", edits: []edit{flushed(pod)}, own: true, want: summary{Verdict: Emptied, Emptied: []string{pod}}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			text := onePodNode
+			for _, e := range test.edits {
+				text = e(text)
+			}
+			section := protection.Extract(tableOf(t, onePodNode), IsMark)
+			want := Wanted{CanaryChain: DefaultChain, Mark: Mark{Nonce: nonce, Witnessed: section.JumpChains(rules.Nat)}, Section: section}
+			want.Piecewise = func(chain string) bool { return chain == dnat || chain == mark && !test.own }
 			table := tableOf(t, text)
 			got := summarize(Judge(want, Seen{Table: table, Section: protection.Extract(table, IsMark), Quiet: test.quiet}))
 			if d := cmp.Diff(test.want, got, cmpopts.EquateEmpty()); d != "" {

@@ -33,6 +33,7 @@ func ownersStories() []story {
 			name: "Docker deletes and inserts its jumps", quiet: grace, protect: []string{"DOCKER*"},
 			prepare: docker, happens: rewriteJumps,
 		},
+		lastPod(),
 	}
 }
 

@@ -1,0 +1,200 @@
+//go:build cluster
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
+	"github.com/canaryd/canaryd/pkg/rules"
+)
+
+const (
+	// healedIn bounds what takes a second at most on an idle machine. kube-proxy's full sync, which
+	// may follow, comes within 30 s.
+	healedIn = 90 * time.Second
+	// quietFor is how long nothing may happen before a repair counts as the last: a flush of many
+	// commands makes several flush records.
+	quietFor = 2 * time.Second
+	// calmFor is longer than what canaryd calls a replay that was undone at once: ten of those in a
+	// row are a flusher without end.
+	calmFor = 11 * time.Second
+)
+
+// A flush is one way to take rules. Nothing is lost by some.
+type flush struct {
+	command  string
+	do       func(ctx context.Context, f scenario.Programs) error
+	lossless bool
+}
+
+// flushes returns the list of all tests, and what needs a real cluster's rules. An administrator's
+// saved filter table is left out: its policy, and no flush, would cut the services off.
+func (n *node) flushes() []flush {
+	var all []flush
+	for _, s := range scenario.All() {
+		if s.On(n.backend) && s.Prepare == nil && s.Times <= 1 && s.Name != "restore-filter" {
+			all = append(all, flush{command: s.Command, do: func(ctx context.Context, f scenario.Programs) error { return s.Do(ctx, f) }})
+		}
+	}
+	return append(all,
+		flush{command: "iptables -t nat -F KUBE-SERVICES", do: func(ctx context.Context, f scenario.Programs) error {
+			return f.Flush(ctx, rules.IPv4, rules.Nat, "KUBE-SERVICES")
+		}},
+		flush{command: "iptables-restore < empty-tables.rules, both families", do: func(ctx context.Context, f scenario.Programs) error {
+			return scenario.Wipe(ctx, f, rules.Families()...)
+		}},
+		flush{command: "iptables-save \\| iptables-restore", lossless: true, do: func(ctx context.Context, f scenario.Programs) error {
+			text, err := f.Save(ctx, rules.IPv4)
+			if err != nil {
+				return err
+			}
+			return f.Restore(ctx, rules.IPv4, text)
+		}},
+	)
+}
+
+// tryFlushes flushes in each way, one after the other, while clients ask.
+func tryFlushes(n *node) {
+	for _, f := range n.flushes() {
+		n.proxyRests()
+		if r := n.strike(f); r != nil {
+			n.results.rows = append(n.results.rows, *r)
+		}
+		time.Sleep(calmFor)
+	}
+	if count := n.restarts(); count != "0" {
+		n.Errorf("canaryd was restarted %s times", count)
+	}
+}
+
+// proxyRests waits until kube-proxy has done the full sync that canaryd asks for by taking its
+// canary. A flush in the middle of one leaves kube-proxy's jumps in another order, without canaryd
+// too: it puts each jump that it misses on top.
+func (n *node) proxyRests() {
+	n.Helper()
+	n.within(2*time.Minute, "kube-proxy's canary in all tables", func() error {
+		for _, family := range rules.Families() {
+			tables, err := scenario.Tables(n.Context(), n.programs(), family)
+			if err != nil {
+				return err
+			}
+			for _, name := range []rules.TableName{rules.Mangle, rules.Nat, rules.Filter} {
+				if table := tables[name]; table == nil || table.Chain("KUBE-PROXY-CANARY") == nil {
+					return fmt.Errorf("%s %s has none", family, name)
+				}
+			}
+		}
+		return nil
+	})
+	// The sync itself, which follows.
+	time.Sleep(quietFor)
+}
+
+// strike flushes, and waits until the rules are those from before, canaryd has proved them, and
+// nothing happens any more.
+func (n *node) strike(f flush) *row {
+	n.Helper()
+	before, err := n.rules()
+	n.must(err)
+	since := n.newest()
+	clients := n.newTraffic()
+	time.Sleep(quietFor)
+	err = f.do(n.Context(), n.programs())
+	var records []scenario.Record
+	if err == nil {
+		records, err = n.wholeAgain(before, since, f.lossless)
+	}
+	r := &row{flush: f.command, seen: clients.end(), records: records}
+	if err != nil {
+		n.Errorf("%s: %v", f.command, err)
+		return nil
+	}
+	for _, record := range records {
+		if record.Outcome != "proved" {
+			n.Errorf("%s: a flush record ended %q", f.command, record.Outcome)
+		}
+	}
+	return r
+}
+
+// wholeAgain waits until the rules are as before, with flush records that are proved.
+func (n *node) wholeAgain(before []string, since time.Time, lossless bool) (records []scenario.Record, err error) {
+	n.Helper()
+	var rested time.Time
+	problem := errors.New("nothing was asked")
+	// Asking takes a processor from canaryd and from the clients.
+	for limit := time.Now().Add(healedIn); time.Now().Before(limit); time.Sleep(250 * time.Millisecond) {
+		younger, healthy, err := n.records(since)
+		if err != nil {
+			return nil, err
+		}
+		switch {
+		case !healthy:
+			problem = errors.New("canaryd is not healthy")
+		case len(younger) == 0 && !lossless:
+			problem = errors.New("there is no flush record")
+		case slices.ContainsFunc(younger, func(r scenario.Record) bool { return r.Outcome == "pending" }):
+			problem = errors.New("a flush record is pending")
+		default:
+			problem = n.differ(before)
+		}
+		if problem != nil || len(younger) != len(records) || rested.IsZero() {
+			rested = time.Now()
+		}
+		records = younger
+		if problem == nil && time.Since(rested) >= quietFor {
+			return records, nil
+		}
+	}
+	return records, fmt.Errorf("waited %s: %w", healedIn, problem)
+}
+
+// differ returns an error if the rules are not those of before.
+func (n *node) differ(before []string) error {
+	now, err := n.rules()
+	if err != nil || slices.Equal(before, now) {
+		return err
+	}
+	return fmt.Errorf("the rules are others (-before +after):\n%s", cmp.Diff(before, now))
+}
+
+// flushAll is iptables -F and -X of every table, in both families.
+func (n *node) flushAll() error {
+	for _, s := range scenario.All() {
+		if s.Name == "flush-delete-all" {
+			return s.Do(n.Context(), n.programs())
+		}
+	}
+	return errors.New("the list of flushes has none of everything")
+}
+
+// same fails the test, without ending it, if the rules are not those of before.
+func (n *node) same(when string, before []string) {
+	n.Helper()
+	if err := n.differ(before); err != nil {
+		n.Errorf("%s: %v", when, err)
+	}
+}
+
+// named returns the programs that the records name.
+func named(records []scenario.Record) string {
+	var all []string
+	for _, r := range records {
+		if r.Culprit.Comm != "" {
+			all = append(all, "`"+r.Culprit.Comm+"`")
+		}
+	}
+	slices.Sort(all)
+	if all = slices.Compact(all); len(all) == 0 {
+		return "-"
+	}
+	return strings.Join(all, ", ")
+}

@@ -1,0 +1,116 @@
+//go:build cluster
+
+package cluster
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/canaryd/canaryd/internal/testkit/golden"
+	"github.com/canaryd/canaryd/internal/testkit/scenario"
+)
+
+const page = "../../docs/cluster.md"
+
+// Results are what one run found out.
+type results struct {
+	versions []string
+	steps    []string // rows of a table
+	accepted int      // manifests
+	rules    int      // that canaryd protects
+	rows     []row
+}
+
+// A row is what was seen of one flush.
+type row struct {
+	flush   string
+	seen    seen
+	records []scenario.Record
+}
+
+// step notes how long a step took.
+func (r *results) step(what string, took time.Duration) {
+	r.steps = append(r.steps, fmt.Sprintf("| %s | %s |", what, took.Round(100*time.Millisecond)))
+}
+
+// publish prints the results, and with -update writes them into the document.
+func (n *node) publish() {
+	n.Helper()
+	text := n.results.text()
+	n.Logf("on iptables-%s:\n%s", n.backend, text)
+	if !golden.Update() {
+		return
+	}
+	old, err := os.ReadFile(page)
+	n.must(err)
+	begin := fmt.Sprintf("<!-- %s: make cluster writes it -->\n", n.backend)
+	end := fmt.Sprintf("<!-- end of %s -->\n", n.backend)
+	head, rest, found := strings.Cut(string(old), begin)
+	_, tail, foundEnd := strings.Cut(rest, end)
+	if !found || !foundEnd {
+		n.Fatalf("%s has no place for the results", page)
+	}
+	n.must(os.WriteFile(page, []byte(head+begin+text+end+tail), 0o644))
+}
+
+func (r *results) text() string {
+	var b strings.Builder
+	b.WriteString(wrapped(fmt.Sprintf("%s. canaryd protects %d rules. The API server accepted %d sets of manifests.",
+		strings.Join(r.versions, ", "), r.rules, r.accepted)))
+	fmt.Fprintf(&b, "\n\n| step | took |\n|---|---|\n%s\n\n", strings.Join(r.steps, "\n"))
+	b.WriteString("| flush | records | absent | named | longest gap: host port | services | failed connections | reset |\n")
+	b.WriteString("|---|---|---|---|---|---|---|---|\n")
+	for _, row := range r.rows {
+		b.WriteString(row.text())
+	}
+	return b.String()
+}
+
+func (r row) text() string {
+	var absent float64
+	for _, record := range r.records {
+		absent += record.AbsentSeconds
+	}
+	var host, services time.Duration
+	for t, gap := range r.seen.gaps {
+		if t == targets[0] {
+			host = gap
+		} else {
+			services = max(services, gap)
+		}
+	}
+	reset := "none"
+	if len(r.seen.reset) > 0 {
+		reset = strings.Join(r.seen.reset, ", ")
+	}
+	return fmt.Sprintf("| `%s` | %d | %.2f s | %s | %s | %s | %d of %d | %s |\n", r.flush, len(r.records), absent, named(r.records),
+		span(host), span(services), r.seen.failed, r.seen.asked, reset)
+}
+
+func span(gap time.Duration) string {
+	if gap == 0 {
+		return "none"
+	}
+	return fmt.Sprintf("%.2f s", gap.Seconds())
+}
+
+// wrapped breaks a paragraph into lines of at most 100 columns.
+func wrapped(text string) string {
+	var b strings.Builder
+	column := 0
+	for i, word := range strings.Fields(text) {
+		switch {
+		case i > 0 && column+1+len(word) > 100:
+			b.WriteString("\n")
+			column = 0
+		case i > 0:
+			b.WriteString(" ")
+			column++
+		}
+		b.WriteString(word)
+		column += len(word)
+	}
+	return b.String()
+}
