@@ -192,12 +192,6 @@ CLUSTER ?= nft legacy
 cluster: deps ## a whole node of Kubernetes with canaryd as its DaemonSet, in namespaces; builds Kubernetes for 20 minutes once; writes docs/cluster.md
 	@CLUSTER_BACKENDS='$(CLUSTER)' CLUSTER_KEEP='$(CLUSTER_KEEP)' hack/cluster.sh -update
 
-# make cluster CLUSTER=legacy for one backend; CLUSTER_KEEP=1 keeps the node's files.
-CLUSTER ?= nft legacy
-.PHONY: cluster
-cluster: deps ## a whole node of Kubernetes with canaryd as its DaemonSet, in namespaces; builds Kubernetes for 20 minutes once; writes docs/cluster.md
-	@CLUSTER_BACKENDS='$(CLUSTER)' CLUSTER_KEEP='$(CLUSTER_KEEP)' hack/cluster.sh -update
-
 # make kernels KERNELS='bullseye-amd64 sid-amd64' for some of them: a suite of Debian's and an architecture.
 KERNELS ?= bullseye-amd64 bookworm-amd64 trixie-amd64 sid-amd64 trixie-arm64
 .PHONY: kernels

@@ -33,3 +33,14 @@ func nativeWarnings(s api.Status) []pageWarning {
 	}
 	return list
 }
+
+// onlyAwaiting reports whether all that is lost are native tables that wait for a decision.
+func onlyAwaiting(s api.Status, lost []loser) bool {
+	waiting := 0
+	for _, t := range s.Native {
+		if t.Awaiting && t.Verdict.Loss() {
+			waiting++
+		}
+	}
+	return waiting > 0 && waiting == len(lost)
+}

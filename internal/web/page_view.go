@@ -225,17 +225,6 @@ func sinceTitle(title string, t time.Time) string {
 	return title + " since"
 }
 
-// onlyAwaiting reports whether all that is lost are native tables that wait for a decision.
-func onlyAwaiting(s api.Status, lost []loser) bool {
-	waiting := 0
-	for _, t := range s.Native {
-		if t.Awaiting && t.Verdict.Loss() {
-			waiting++
-		}
-	}
-	return waiting > 0 && waiting == len(lost)
-}
-
 // lossLines says what is missing and what happens next.
 func lossLines(s api.Status, lost []loser, unknown []string, now time.Time) []string {
 	next := "canaryd is putting them back."
