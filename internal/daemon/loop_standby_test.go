@@ -429,3 +429,27 @@ func specsOf(s rules.Section, name string) []string {
 	}
 	return nil
 }
+
+// TestStandbyThatFailsWhileNatChanges: a copy that is due again before a change is followed holds
+// nothing up: the loop waits for hints, and a flush is answered at once.
+func TestStandbyThatFailsWhileNatChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := withStandby(t, nil)
+		s.set(func(s *fakeStandby) {
+			s.followErr, s.takes = errors.New("the kernel has no memory"), 100*time.Millisecond
+		})
+		for n := range 100 {
+			r.endpoint(n, true)
+			r.after(50 * time.Millisecond)
+		}
+		s.set(func(s *fakeStandby) { s.followErr, s.takes = nil, 0 })
+		r.after(time.Minute)
+		flushed := time.Now()
+		r.flushNat()
+		r.settled()
+		r.wantReady()
+		if len(s.named("open ipv4", flushed)) == 0 {
+			t.Error("not opened")
+		}
+	})
+}

@@ -175,7 +175,7 @@ func (d *Daemon) followNat(ctx context.Context, st *state) {
 		switch {
 		case !known, !s.making.tryAt.IsZero() && !due(s.making.tryAt, now):
 			continue
-		case same && s.making.tryAt.IsZero() && !s.begun && !(s.unkept && write), !same && now.Before(s.next):
+		case same && s.making.tryAt.IsZero() && !s.begun && !(s.unkept && write), !same && s.making.tryAt.IsZero() && now.Before(s.next):
 			continue
 		}
 		s.basis, s.moved = basis, 0
