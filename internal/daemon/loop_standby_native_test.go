@@ -179,15 +179,16 @@ func TestNativeStandbyShuts(t *testing.T) {
 		}
 		r.wantNativeStandby(s, api.StandbyArmed)
 	})
-	bubble(t, "a gate that sticks", func(t *testing.T) {
+	bubble(t, "a table that had to go", func(t *testing.T) {
 		r, k, s := lost(t)
-		s.set(func(s *fakeNativeStandby) { s.shutErr = errors.New("the kernel has no memory") })
+		broken := errors.New("the kernel has no memory")
+		s.set(func(s *fakeNativeStandby) { s.shutErr, s.followErr = broken, broken })
 		k.with(func() { k.refuses[proxyTable] = false })
 		r.after(10 * time.Second)
 		r.wantReady()
-		r.wantNativeStandby(s, api.StandbyOpen)
-		s.set(func(s *fakeNativeStandby) { s.shutErr = nil })
-		r.after(2 * time.Second)
+		r.wantNativeStandby(s, api.StandbyUnavailable)
+		s.set(func(s *fakeNativeStandby) { s.shutErr, s.followErr = nil, nil })
+		r.after(makeAgain)
 		r.wantNativeStandby(s, api.StandbyArmed)
 	})
 }
