@@ -137,8 +137,16 @@ func TestStandbyThatIsBarred(t *testing.T) {
 		r, s := withStandby(t, nil)
 		s.set(func(s *fakeStandby) { s.barred = "changed by another owner" })
 		for range 2 {
+			must(t, r.fake.Flush(rules.IPv4, rules.Filter, ""))
+			r.after(9500 * time.Microsecond)
+			since := time.Now()
 			r.flushNat()
+			r.after(3 * time.Millisecond)
+			r.write(rules.Filter, "-A FORWARD -s 203.0.113.7/32 -j ACCEPT")
 			r.after(time.Minute)
+			if n := len(s.named("open ipv4", since)); n < 2 {
+				t.Errorf("tried %d times", n)
+			}
 		}
 		if n := strings.Count(r.log.String(), "The standby stays shut for a hook"); n != 2 {
 			t.Errorf("said %d times of two flushes", n)

@@ -11,6 +11,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/standby"
 )
 
 // TestNativeStandbyOpensFirst: whatever a flusher takes of a native table that translates, its gate
@@ -315,6 +316,17 @@ func TestNativeStandbyWhereItIsNeeded(t *testing.T) {
 		if s.holds(proxyTable) != nil {
 			t.Error("there is still a copy")
 		}
+	})
+	bubble(t, "its table is gone", func(t *testing.T) {
+		r, k, s := withNativeStandby(t, nil)
+		s.set(func(s *fakeNativeStandby) { s.gateErr, s.followErr = standby.ErrNotBuilt, standby.ErrKernel })
+		k.flushRuleset()
+		r.settled()
+		r.wantReady()
+		r.wantNativeStandby(s, api.StandbyUnavailable)
+		s.set(func(s *fakeNativeStandby) { s.gateErr, s.followErr = nil, nil })
+		r.after(2 * makeAgain)
+		r.wantNativeStandby(s, api.StandbyArmed)
 	})
 	bubble(t, "the kernel cannot", func(t *testing.T) {
 		r, k, s := withNativeStandby(t, func(set *setup) {

@@ -225,8 +225,13 @@ func TestStandbyShuts(t *testing.T) {
 	bubble(t, "cleanup", func(t *testing.T) {
 		r, s := lost(t)
 		r.fake.FailRestores(0, iptables.ReasonMissingSet)
-		must(t, r.d.Cleanup(t.Context(), api.CleanupRequest{}))
-		r.after(time.Minute)
+		moved := r.moved(func() {
+			must(t, r.d.Cleanup(t.Context(), api.CleanupRequest{}))
+			r.after(time.Minute)
+		}, "standby_open")
+		if len(moved) != 1 {
+			t.Errorf("the metrics say of how long it was open: %v", moved)
+		}
 		r.wantStandby(s, api.StandbyOff)
 		if n := len(s.named("release ipv4", time.Time{})); n != 1 {
 			t.Errorf("released %d times", n)

@@ -67,6 +67,9 @@ func TestStandbyOnNFT(t *testing.T) {
 		if copied.Chains < 50 {
 			t.Errorf("%d chains are copied", copied.Chains)
 		}
+		if s.pending[rules.IPv4] != s.tables.Held(rules.IPv4.Table(rules.Nat)) {
+			t.Error("the rules of what was written stay in memory")
+		}
 		s.gate(t, true, false, 0)
 		nstest.Command(t, "iptables-nft", "-t", "nat", "-F", "PREROUTING")
 		s.gate(t, true, true, 1)
@@ -97,6 +100,20 @@ func TestStandbyCopiesOnlyWhatWasExamined(t *testing.T) {
 		}
 		if s.tables.Held(rules.IPv4.Table(rules.Nat)) != held {
 			t.Error("the copy is another one")
+		}
+	})
+}
+
+// TestStandbyThatCannotFollow: a copy that is not available any more leaves no table.
+func TestStandbyThatCannotFollow(t *testing.T) {
+	onNFT(t, func(t *testing.T, s *StandbyOnNFT, follow func(bool) StandbyCopy) {
+		must(t, follow(true).Err)
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
+		if err := follow(true).Err; !errors.Is(err, standby.ErrUnavailable) {
+			t.Errorf("it says %v", err)
+		}
+		if tables := nstest.Command(t, "nft", "list", "tables"); strings.Contains(tables, standby.TableName) {
+			t.Errorf("there is still a table:\n%s", tables)
 		}
 	})
 }
