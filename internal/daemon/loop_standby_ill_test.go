@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"errors"
+	"net"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -83,14 +84,32 @@ func TestStandbyThatFailsWhileNatChanges(t *testing.T) {
 func TestStandbyWhoseTableIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, s := withStandby(t, nil)
-		s.set(func(s *fakeStandby) { s.gateErr, s.followErr = standby.ErrNotBuilt, standby.ErrKernel })
+		s.set(func(s *fakeStandby) { s.gateErr = standby.ErrNotBuilt })
+		r.fake.FailRestores(-1, iptables.ReasonMissingSet)
 		r.flushNat()
 		r.settled()
-		r.wantReady()
 		if now := r.d.Status().Standby[rules.IPv4]; now.State != api.StandbyUnavailable {
 			t.Errorf("the status says %+v", now)
 		}
-		s.set(func(s *fakeStandby) { s.gateErr, s.followErr = nil, nil })
+		s.set(func(s *fakeStandby) { s.gateErr = nil })
+		r.fake.FailRestores(0, iptables.ReasonMissingSet)
+		r.after(2 * makeAgain)
+		r.wantReady()
+		r.wantStandby(s, api.StandbyArmed)
+	})
+}
+
+// TestStandbysWhoseSocketWasClosed: a gate that could not be shut takes the tables of both families
+// along, which the next try for one shows.
+func TestStandbysWhoseSocketWasClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := withStandby(t, nil)
+		s.set(func(s *fakeStandby) { s.shutErr, s.followErr = errors.New("the kernel has no memory"), net.ErrClosed })
+		r.flushNat()
+		r.after(5 * time.Second)
+		r.wantReady()
+		r.wantStandby(s, api.StandbyUnavailable)
+		s.set(func(s *fakeStandby) { s.shutErr, s.followErr = nil, nil })
 		r.after(2 * makeAgain)
 		r.wantStandby(s, api.StandbyArmed)
 	})
