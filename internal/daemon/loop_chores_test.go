@@ -177,7 +177,7 @@ func situations() map[string]situation {
 			st.families[rules.IPv4].tables[rules.Nat].verdict = "emptied"
 		},
 		"shut the standby": func(t *testing.T, d *Daemon, st *state, _ *iptablestest.Fake) {
-			_, _, err := d.cfg.Standby.Table.Gate(rules.IPv4, true)
+			_, err := d.cfg.Standby.Table.Gate(rules.IPv4, true)
 			must(t, err)
 			st.families[rules.IPv4].standby.gate.opened = time.Now()
 		},

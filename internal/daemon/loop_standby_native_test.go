@@ -11,6 +11,7 @@ import (
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/standby"
 )
 
 // TestNativeStandbyOpensFirst: whatever a flusher takes of a native table that translates, its gate
@@ -179,15 +180,16 @@ func TestNativeStandbyShuts(t *testing.T) {
 		}
 		r.wantNativeStandby(s, api.StandbyArmed)
 	})
-	bubble(t, "a gate that sticks", func(t *testing.T) {
+	bubble(t, "a table that had to go", func(t *testing.T) {
 		r, k, s := lost(t)
-		s.set(func(s *fakeNativeStandby) { s.shutErr = errors.New("the kernel has no memory") })
+		broken := errors.New("the kernel has no memory")
+		s.set(func(s *fakeNativeStandby) { s.shutErr, s.followErr = broken, broken })
 		k.with(func() { k.refuses[proxyTable] = false })
 		r.after(10 * time.Second)
 		r.wantReady()
-		r.wantNativeStandby(s, api.StandbyOpen)
-		s.set(func(s *fakeNativeStandby) { s.shutErr = nil })
-		r.after(2 * time.Second)
+		r.wantNativeStandby(s, api.StandbyUnavailable)
+		s.set(func(s *fakeNativeStandby) { s.shutErr, s.followErr = nil, nil })
+		r.after(makeAgain)
 		r.wantNativeStandby(s, api.StandbyArmed)
 	})
 }
@@ -314,6 +316,18 @@ func TestNativeStandbyWhereItIsNeeded(t *testing.T) {
 		if s.holds(proxyTable) != nil {
 			t.Error("there is still a copy")
 		}
+	})
+	bubble(t, "its table is gone", func(t *testing.T) {
+		r, k, s := withNativeStandby(t, nil)
+		s.set(func(s *fakeNativeStandby) { s.gateErr = standby.ErrNotBuilt })
+		k.with(func() { k.refuses[proxyTable] = true })
+		k.flushRuleset()
+		r.settled()
+		r.wantNativeStandby(s, api.StandbyUnavailable)
+		s.set(func(s *fakeNativeStandby) { s.gateErr = nil })
+		k.with(func() { k.refuses[proxyTable] = false })
+		r.after(2 * makeAgain)
+		r.wantNativeStandby(s, api.StandbyArmed)
 	})
 	bubble(t, "the kernel cannot", func(t *testing.T) {
 		r, k, s := withNativeStandby(t, func(set *setup) {

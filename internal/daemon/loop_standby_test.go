@@ -225,8 +225,13 @@ func TestStandbyShuts(t *testing.T) {
 	bubble(t, "cleanup", func(t *testing.T) {
 		r, s := lost(t)
 		r.fake.FailRestores(0, iptables.ReasonMissingSet)
-		must(t, r.d.Cleanup(t.Context(), api.CleanupRequest{}))
-		r.after(time.Minute)
+		moved := r.moved(func() {
+			must(t, r.d.Cleanup(t.Context(), api.CleanupRequest{}))
+			r.after(time.Minute)
+		}, "standby_open")
+		if len(moved) != 1 {
+			t.Errorf("the metrics say of how long it was open: %v", moved)
+		}
 		r.wantStandby(s, api.StandbyOff)
 		if n := len(s.named("release ipv4", time.Time{})); n != 1 {
 			t.Errorf("released %d times", n)
@@ -259,50 +264,20 @@ func TestStandbyShuts(t *testing.T) {
 		}
 		r.wantStandby(s, api.StandbyArmed)
 	})
-	bubble(t, "a gate that sticks", func(t *testing.T) {
+	bubble(t, "a table that had to go", func(t *testing.T) {
 		r, s := lost(t)
-		s.set(func(s *fakeStandby) { s.shutErr = errors.New("the kernel has no memory") })
+		broken := errors.New("the kernel has no memory")
+		s.set(func(s *fakeStandby) { s.shutErr, s.followErr = broken, broken })
 		r.fake.FailRestores(0, iptables.ReasonMissingSet)
 		r.after(10 * time.Second)
 		r.wantReady()
-		if !s.anyOpen() || r.d.Status().Standby[rules.IPv4].State != api.StandbyOpen {
-			t.Error("said to be shut, and is open")
+		if now := r.d.Status().Standby[rules.IPv4]; now.State != api.StandbyUnavailable || !now.OpenSince.IsZero() {
+			t.Errorf("the status says %+v of a table that is gone", now)
 		}
-		s.set(func(s *fakeStandby) { s.shutErr = nil })
-		r.after(2 * time.Second)
+		s.set(func(s *fakeStandby) { s.shutErr, s.followErr = nil, nil })
+		r.after(makeAgain)
 		r.wantStandby(s, api.StandbyArmed)
 	})
-}
-
-// TestStandbyThatFailsDelaysNothing: whether the copy cannot be made, the gate not be opened or
-// not be shut, rules are back as fast as without a standby, and the log says it once.
-func TestStandbyThatFailsDelaysNothing(t *testing.T) {
-	broken := errors.New("the kernel has no memory")
-	ills := map[string]func(*fakeStandby){
-		"none":   func(*fakeStandby) {},
-		"follow": func(s *fakeStandby) { s.followErr = broken },
-		"open":   func(s *fakeStandby) { s.gateErr = broken },
-		"shut":   func(s *fakeStandby) { s.shutErr = broken },
-		"stuck":  func(s *fakeStandby) { s.stuck = true },
-	}
-	for name, ill := range ills {
-		bubble(t, name, func(t *testing.T) {
-			r, s := withStandby(t, nil)
-			s.set(ill)
-			r.endpoint(1, true) // something to follow
-			r.settled()
-			for range 3 {
-				flushed := time.Now()
-				r.flushNat()
-				r.settled()
-				r.wantReady()
-				all := r.records(0)
-				if record := all[len(all)-1]; record.AbsentSeconds != 0.02 || record.Time.Before(flushed) {
-					t.Errorf("without rules for %v s, want 20 ms; the record began %s after the flush", record.AbsentSeconds, record.Time.Sub(flushed))
-				}
-			}
-		})
-	}
 }
 
 // TestStandbyFollows: the copy is what was learned, once a second at most, and never what a flush

@@ -51,10 +51,13 @@ func (m making) over() making {
 // A gate is what the loop knows of the gate of one copy of the standby's.
 type gate struct {
 	opened time.Time // zero: the gate is shut
-	shutAt time.Time // when a gate that could not be shut is tried again
 	flush  string    // for which it was opened or tried last
 	until  time.Time // until when it may be open for that one; zero: it could not be opened
-	ajar   trouble   // why the gate could not be moved
+	// total is how long it was open for that flush, as often as it was shut.
+	total time.Duration
+	// barred are the hooks of which the log has why they stay shut in that flush.
+	barred map[string]bool
+	ajar   trouble // why the gate could not be moved
 }
 
 // isOpen reports whether the gate is open.
@@ -71,13 +74,13 @@ func (g *gate) spent(flush string) bool {
 // try notes that the gate is being opened for a flush.
 func (g *gate) try(flush string) {
 	if g.flush != flush {
-		g.flush, g.until = flush, time.Time{}
+		g.flush, g.until, g.total, g.barred = flush, time.Time{}, 0, nil
 	}
 }
 
 // open notes that the gate is open now.
 func (g *gate) open(now time.Time) {
-	g.opened, g.shutAt = now, time.Time{}
+	g.opened = now
 	if g.until.IsZero() {
 		g.until = now.Add(standbyMost)
 	}
@@ -89,24 +92,28 @@ func (g *gate) dueShut(wanted bool, made time.Time) time.Time {
 	if !g.isOpen() {
 		return time.Time{}
 	}
-	at := g.until
 	if !wanted {
-		at = made
+		return made
 	}
-	return latest(at, g.shutAt)
+	return g.until
 }
 
-// sticks notes that the gate could not be shut, and reports whether the log is to have it. It is
-// tried again in a second; the kernel's side shuts it by itself a little after standbyMost.
-func (g *gate) sticks(err error) bool {
-	g.shutAt = time.Now().Add(time.Second)
-	return g.ajar.met(err, time.Now())
+// bars notes that a hook stays shut in the flush, and reports whether the log is to have it.
+func (g *gate) bars(hook string) bool {
+	if g.barred[hook] {
+		return false
+	}
+	if g.barred == nil {
+		g.barred = map[string]bool{}
+	}
+	g.barred[hook] = true
+	return true
 }
 
-// shut notes that the gate is shut, and returns for how long it was open.
-func (g *gate) shut() (open time.Duration) {
+// shut notes that the gate is shut since at, and returns for how long it was open.
+func (g *gate) shut(at time.Time) (open time.Duration) {
 	g.ajar.over()
-	open = time.Since(g.opened)
-	g.opened, g.shutAt = time.Time{}, time.Time{}
+	open = at.Sub(g.opened)
+	g.opened, g.total = time.Time{}, g.total+open
 	return open
 }

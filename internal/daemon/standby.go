@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"net"
 	"slices"
 	"time"
 
@@ -24,9 +25,9 @@ type Standby interface {
 	// for. It says of each family what became of it.
 	Follow(ctx context.Context, nat map[rules.Family]StandbyNat) map[rules.Family]StandbyCopy
 	// Gate opens the gate for those hooks whose path through nat lost something, in one transaction
-	// with what is translated and not written; or it shuts it for all. It reports whether it is
-	// open, and how many commits that took.
-	Gate(f rules.Family, open bool) (isOpen bool, commits int, err error)
+	// with what is translated and not written; or it shuts it for all. With an error of shutting
+	// there is no table any more; the error wraps standby.ErrNotBuilt if there was none.
+	Gate(f rules.Family, open bool) (StandbyGate, error)
 	// Release deletes the copy, if there is one.
 	Release(f rules.Family) error
 }
@@ -55,12 +56,25 @@ type StandbyCopy struct {
 	// Unfinished: the copy is being built, and each call does a part of that, so that the loop may
 	// look at the rules in between.
 	Unfinished bool
-	// Err is why there may be no copy; with ErrStandbyMoved it is as it was.
+	// Err is why there may be no copy; with ErrStandbyMoved or ErrStandbyUnread it is as it was.
 	Err error
+}
+
+// A StandbyGate says what became of a gate.
+type StandbyGate struct {
+	Open    bool
+	Commits int // that this took
+	// Shut is when the gate was shut by its own limit, before it was asked for; zero: it was not.
+	Shut time.Time
+	// Barred says why hooks stay shut whose path lost something.
+	Barred map[string]string
 }
 
 // ErrStandbyMoved: nat may hold by now what was not examined yet.
 var ErrStandbyMoved = errors.New("another process has written since nat was examined")
+
+// ErrStandbyUnread: nat could not be read.
+var ErrStandbyUnread = errors.New("nat could not be read for the standby")
 
 const (
 	// standbyFrom is the estimated time of a replay from which --standby=auto has a standby: 600
@@ -86,6 +100,10 @@ type standbyOf struct {
 	section     rules.Section // that was copied
 	outstanding int           // chains in which it differs from the generation,
 	counted     int           // of that edition
+
+	latest      rules.Section // that was translated; opening writes it, too
+	behindSince time.Time     // the generation has another nat than that; zero: it has the same,
+	checked     int           // in that edition
 
 	moved   uint64       // the digest at which another process had written already; 0: none had
 	basis   standbyBasis // of the last decision; while it is the same, so is the copy
@@ -175,7 +193,7 @@ func (d *Daemon) followNat(ctx context.Context, st *state) {
 		switch {
 		case !known, !s.making.tryAt.IsZero() && !due(s.making.tryAt, now):
 			continue
-		case same && s.making.tryAt.IsZero() && !s.begun && !(s.unkept && write), !same && now.Before(s.next):
+		case same && s.making.tryAt.IsZero() && !s.begun && !(s.unkept && write), !same && s.making.tryAt.IsZero() && now.Before(s.next):
 			continue
 		}
 		s.basis, s.moved = basis, 0
@@ -183,9 +201,9 @@ func (d *Daemon) followNat(ctx context.Context, st *state) {
 		s.making.tryAt = time.Time{}
 		switch why := d.standbyIdle(st, g, f); {
 		case st.mode != api.Heal:
-			d.releaseStandby(ctx, f, s, api.StandbyOff, "observe mode writes nothing but marks")
+			d.releaseStandby(ctx, st, f, s, api.StandbyOff, "observe mode writes nothing but marks")
 		case why != "":
-			d.releaseStandby(ctx, f, s, api.StandbyIdle, why)
+			d.releaseStandby(ctx, st, f, s, api.StandbyIdle, why)
 		default:
 			all[f] = StandbyNat{Section: g[f.Table(rules.Nat)], Digest: fs.examined.digest, Known: same && !again, Write: write}
 		}
@@ -200,6 +218,13 @@ func (d *Daemon) followNat(ctx context.Context, st *state) {
 		s := &st.families[f].standby
 		s.next = now.Add(took + min(standbyShare*took, standbyEvery))
 		d.takeCopy(ctx, f, s, all[f], copied)
+		if errors.Is(copied.Err, net.ErrClosed) { // with the socket all tables went
+			for other, fs := range st.families {
+				if fs.standby.has() {
+					d.standbyFailed(ctx, other, &fs.standby, copied.Err)
+				}
+			}
+		}
 	}
 }
 
@@ -225,11 +250,17 @@ func (d *Daemon) takeCopy(ctx context.Context, f rules.Family, s *standbyOf, nat
 	case errors.Is(copied.Err, ErrStandbyMoved):
 		s.basis, s.moved = standbyBasis{}, nat.Digest
 		return
+	case errors.Is(copied.Err, ErrStandbyUnread) && (s.has() || s.begun):
+		if s.making.failed(copied.Err, standby.ErrKernel, standby.ErrTaken) {
+			klog.FromContext(ctx).Info("The standby stays as it was: nat could not be read", "family", f, "reason", copied.Err)
+		}
+		return
 	case copied.Err != nil:
 		d.standbyFailed(ctx, f, s, copied.Err)
 		return
 	}
 	s.making.trouble.over()
+	s.latest, s.checked, s.behindSince = nat.Section, -1, time.Time{}
 	if s.begun = copied.Unfinished; s.begun {
 		s.state, s.reason = api.StandbyBuilding, ""
 		return
@@ -257,7 +288,7 @@ func (d *Daemon) standbyFailed(ctx context.Context, f rules.Family, s *standbyOf
 }
 
 // releaseStandby deletes the family's copy, if there is one.
-func (d *Daemon) releaseStandby(ctx context.Context, f rules.Family, s *standbyOf, into api.StandbyState, why string) {
+func (d *Daemon) releaseStandby(ctx context.Context, st *state, f rules.Family, s *standbyOf, into api.StandbyState, why string) {
 	if s.has() || s.begun || s.state == api.StandbyUnavailable {
 		if err := d.cfg.Standby.Table.Release(f); err != nil {
 			if s.making.stays(err) {
@@ -266,6 +297,9 @@ func (d *Daemon) releaseStandby(ctx context.Context, f rules.Family, s *standbyO
 			return
 		}
 		klog.FromContext(ctx).Info("The standby's table is deleted", "family", f, "table", standby.TableName, "because", why)
+	}
+	if s.gate.isOpen() {
+		d.gateShut(st, f, s, time.Now())
 	}
 	*s = standbyOf{state: into, reason: why, basis: s.basis, making: s.making.over()}
 }
@@ -276,7 +310,7 @@ func (d *Daemon) stopStandby(ctx context.Context, st *state) {
 		return
 	}
 	for f, fs := range st.families {
-		d.releaseStandby(ctx, f, &fs.standby, api.StandbyOff, "canaryd's marks were removed on request")
+		d.releaseStandby(ctx, st, f, &fs.standby, api.StandbyOff, "canaryd's marks were removed on request")
 	}
 }
 
@@ -301,25 +335,4 @@ func (d *Daemon) standbys(st *state) map[rules.Family]api.FamilyStandby {
 		}
 	}
 	return all
-}
-
-// behind returns how many chains of what ought to be in force the copy lacks, or has otherwise. It
-// counts again only for another edition of the generation.
-func (s *standbyOf) behind(want rules.Section, edition int) int {
-	if s.counted == edition {
-		return s.outstanding
-	}
-	s.counted, s.outstanding = edition, 0
-	has := make(map[string]rules.Chain, len(s.section.Chains))
-	for _, c := range s.section.Chains {
-		has[c.Name] = c
-	}
-	for _, c := range want.Chains {
-		if was, ok := has[c.Name]; !ok || !sameChain(was, c) {
-			s.outstanding++
-		}
-		delete(has, c.Name)
-	}
-	s.outstanding += len(has)
-	return s.outstanding
 }

@@ -25,7 +25,8 @@ type fakeStandby struct {
 	native *fakeNativeStandby
 
 	followErr, gateErr, shutErr error
-	stuck                       bool // gates stay shut, without an error
+	barred                      string    // why gates stay shut, without an error
+	limit                       time.Time // when the limit shut the gate
 	takes                       time.Duration
 }
 
@@ -65,7 +66,7 @@ func (s *fakeStandby) Follow(_ context.Context, nat map[rules.Family]StandbyNat)
 	return all
 }
 
-func (s *fakeStandby) Gate(f rules.Family, open bool) (isOpen bool, commits int, err error) {
+func (s *fakeStandby) Gate(f rules.Family, open bool) (StandbyGate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	what, fault := "shut", s.shutErr
@@ -73,13 +74,25 @@ func (s *fakeStandby) Gate(f rules.Family, open bool) (isOpen bool, commits int,
 		what, fault = "open", s.gateErr
 	}
 	s.note(what, f)
+	var shut time.Time
+	if !open {
+		shut, s.limit = s.limit, time.Time{}
+	}
 	switch {
-	case fault != nil || s.open[f] == open || open && s.stuck:
-		return s.open[f], 0, fault
+	case fault != nil && !open: // the table had to go
+		delete(s.nat, f)
+		s.open[f] = false
+		return StandbyGate{}, fault
+	case fault != nil || s.open[f] == open || open && s.barred != "":
+		got := StandbyGate{Open: s.open[f], Shut: shut}
+		if open && s.barred != "" {
+			got.Barred = map[string]string{"postrouting": s.barred}
+		}
+		return got, fault
 	}
 	s.fake.CommitElsewhere()
 	s.open[f] = open
-	return open, 1, nil
+	return StandbyGate{Open: open, Commits: 1, Shut: shut}, nil
 }
 
 func (s *fakeStandby) Release(f rules.Family) error {

@@ -1,7 +1,11 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -70,24 +74,41 @@ func (d *Daemon) openFamily(ctx context.Context, st *state, f rules.Family) (com
 		return 0
 	}
 	s.gate.try(l.record.ID)
-	open, commits, err := d.cfg.Standby.Table.Gate(f, true)
+	if s.tooOld(st.want()[f.Table(rules.Nat)], &st.generation, time.Now()) {
+		if s.gate.bars("") {
+			st.flushLog(ctx).Info("The standby stays shut: its copy is out of date", "flush", l.record.ID, "family", f, "behindSince", s.behindSince)
+		}
+		return 0
+	}
+	got, err := d.cfg.Standby.Table.Gate(f, true)
 	now := time.Now()
 	if err != nil {
 		if s.gate.ajar.met(err, now) {
 			st.flushLog(ctx).Error(err, "The standby could not be opened; the replay does not wait for it", "flush", l.record.ID, "family", f)
 		}
-		return commits
+		if errors.Is(err, standby.ErrNotBuilt) { // its table went with another one's, or by its limit
+			if s.gate.isOpen() {
+				d.gateShut(st, f, s, now)
+			}
+			d.standbyFailed(ctx, f, s, err)
+		}
+		return got.Commits
 	}
 	s.gate.ajar.over()
-	if !open || s.gate.isOpen() {
-		return commits
+	for _, hook := range slices.Sorted(maps.Keys(got.Barred)) {
+		if s.gate.bars(hook) {
+			st.flushLog(ctx).Info("The standby stays shut for a hook", "flush", l.record.ID, "family", f, "hook", hook, "reason", got.Barred[hook])
+		}
+	}
+	if !got.Open || s.gate.isOpen() {
+		return got.Commits
 	}
 	s.gate.open(now)
 	s.state = api.StandbyOpen
 	l.record.Standby = l.record.Standby.With(f, now.Sub(l.record.Time))
 	st.flushLog(ctx).Info("The standby translates until the rules are back", "flush", l.record.ID, "family", f,
 		"after", now.Sub(l.record.Time).Round(10*time.Microsecond))
-	return commits
+	return got.Commits
 }
 
 // openMeanwhile opens gates for what a probe shows while canaryd waits for the flusher: it may
@@ -133,7 +154,7 @@ func (d *Daemon) shutStandby(ctx context.Context, st *state) {
 	now := time.Now()
 	for _, f := range rules.Families() {
 		fs := st.families[f]
-		if fs == nil || !fs.standby.gate.isOpen() || now.Before(fs.standby.gate.shutAt) {
+		if fs == nil || !fs.standby.gate.isOpen() {
 			continue
 		}
 		switch {
@@ -147,24 +168,29 @@ func (d *Daemon) shutStandby(ctx context.Context, st *state) {
 	}
 }
 
-// shutFamily shuts the family's gate.
+// shutFamily shuts the family's gate. Whatever the kernel answers, no hook is open then.
 func (d *Daemon) shutFamily(ctx context.Context, st *state, f rules.Family) {
 	s := &st.families[f].standby
-	isOpen, _, err := d.cfg.Standby.Table.Gate(f, false)
-	if isOpen {
-		if s.gate.sticks(err) {
-			klog.FromContext(ctx).Error(err, "The standby could not be shut; it is tried again", "family", f, "table", standby.TableName)
-		}
-		return
-	}
-	open := s.gate.shut()
+	got, err := d.cfg.Standby.Table.Gate(f, false)
+	open := d.gateShut(st, f, s, cmp.Or(got.Shut, time.Now()))
 	s.state = api.StandbyArmed
 	if err != nil { // the table had to go
 		d.standbyFailed(ctx, f, s, err)
 	}
-	d.cfg.Metrics.ObserveStandby(f, open)
-	if st.loss != nil {
-		st.loss.record.Standby = st.loss.record.Standby.Ended(open)
+	s.tooOld(st.want()[f.Table(rules.Nat)], &st.generation, time.Now()) // what was learned meanwhile
+	if !got.Shut.IsZero() {
+		klog.FromContext(ctx).Info("The standby's limit shut it before canaryd did", "family", f, "open", open.Round(10*time.Microsecond))
+		return
 	}
 	klog.FromContext(ctx).V(1).Info("The standby is shut", "family", f, "open", open.Round(10*time.Microsecond))
+}
+
+// gateShut takes up that the family's gate is shut since at, and returns for how long it was open.
+func (d *Daemon) gateShut(st *state, f rules.Family, s *standbyOf, at time.Time) (open time.Duration) {
+	open = s.gate.shut(at)
+	d.cfg.Metrics.ObserveStandby(f, open)
+	if st.loss != nil {
+		st.loss.record.Standby = st.loss.record.Standby.Ended(s.gate.total)
+	}
+	return open
 }

@@ -22,8 +22,8 @@ type NativeStandby interface {
 	// Follow brings the copy to what ought to be in force of a table, and says what became of it.
 	Follow(want *native.Table, genid uint32) StandbyCopy
 	// Gate opens the gate of a table's copy, in one transaction with what want has and the copy
-	// lacks; or it shuts it. It reports whether it is open.
-	Gate(want *native.Table, genid uint32, open bool) (isOpen bool, err error)
+	// lacks; or it shuts it. Errors are those of Standby.
+	Gate(want *native.Table, genid uint32, open bool) (StandbyGate, error)
 	// Release deletes the copy, if there is one.
 	Release(id tableid.TableID) error
 }
@@ -165,7 +165,6 @@ func (d *Daemon) copyNative(ctx context.Context, st *state, id tableid.TableID, 
 	st.memory.scheduleFree(end)
 	s.next = end.Add(min(max(standbyEvery, (standbyShare-1)*end.Sub(start)), nativeFollowMost))
 	if copied.Err != nil {
-		s.begun, s.state, s.reason, s.copy, s.of = false, api.StandbyUnavailable, copied.Err.Error(), StandbyCopy{}, native.Digest{}
 		d.nativeStandbyFailed(ctx, id, s, copied.Err)
 		return
 	}
@@ -181,8 +180,9 @@ func (d *Daemon) copyNative(ctx context.Context, st *state, id tableid.TableID, 
 	}
 }
 
-// nativeStandbyFailed plans the next try, and logs why there is one.
+// nativeStandbyFailed takes up that there is no copy, plans the next try, and logs why.
 func (d *Daemon) nativeStandbyFailed(ctx context.Context, id tableid.TableID, s *nativeStandby, err error) {
+	s.begun, s.state, s.reason, s.copy, s.of = false, api.StandbyUnavailable, err.Error(), StandbyCopy{}, native.Digest{}
 	log := s.making.failed(err, standby.ErrKernel, standby.ErrTaken)
 	if errors.Is(err, standby.ErrUnavailable) { // as long as the table is of its kind
 		s.making.tryAt = time.Now().Add(makeAgain)
@@ -204,6 +204,9 @@ func (d *Daemon) releaseNative(ctx context.Context, st *state, id tableid.TableI
 			return
 		}
 		klog.FromContext(ctx).Info("The standby's table is deleted", "table", id.NFT(), "standby", standby.NameOf(id), "because", why)
+	}
+	if s.gate.isOpen() {
+		nativeGateShut(st, s, time.Now())
 	}
 	if st.native.tables[id] == nil {
 		delete(st.native.standby, id)

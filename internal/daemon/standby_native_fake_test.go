@@ -65,7 +65,7 @@ func (s *fakeNativeStandby) Follow(want *native.Table, _ uint32) StandbyCopy {
 	return StandbyCopy{Chains: len(want.Chains)}
 }
 
-func (s *fakeNativeStandby) Gate(want *native.Table, _ uint32, open bool) (bool, error) {
+func (s *fakeNativeStandby) Gate(want *native.Table, _ uint32, open bool) (StandbyGate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	what, fault := "shut", s.shutErr
@@ -73,14 +73,19 @@ func (s *fakeNativeStandby) Gate(want *native.Table, _ uint32, open bool) (bool,
 		what, fault = "open", s.gateErr
 	}
 	s.note(what, want.ID)
+	if fault != nil && !open { // the table had to go
+		delete(s.held, want.ID)
+		delete(s.open, want.ID)
+		return StandbyGate{}, fault
+	}
 	if fault != nil || s.open[want.ID] == open {
-		return s.open[want.ID], fault
+		return StandbyGate{Open: s.open[want.ID]}, fault
 	}
 	if s.open[want.ID] = open; open {
 		s.held[want.ID] = want
 	}
 	s.commit()
-	return open, nil
+	return StandbyGate{Open: open}, nil
 }
 
 func (s *fakeNativeStandby) Release(id tableid.TableID) error {

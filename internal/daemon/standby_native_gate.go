@@ -1,7 +1,9 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -46,12 +48,15 @@ func (d *Daemon) openNative(ctx context.Context, st *state) {
 		}
 		s, t, l := r.standby[id], r.tables[id], r.loss
 		s.gate.try(l.record.ID)
-		open, err := d.cfg.Standby.Native.Gate(t.want, t.genid, true)
+		got, err := d.cfg.Standby.Native.Gate(t.want, t.genid, true)
 		now := time.Now()
 		if err != nil && s.gate.ajar.met(err, now) {
 			d.nativeLog(ctx, st).Error(err, "The standby could not be opened; the replay does not wait for it", "flush", l.record.ID, "table", id.NFT())
 		}
-		if err != nil || !open {
+		if errors.Is(err, standby.ErrNotBuilt) { // its table went with another one's, or by its limit
+			d.nativeStandbyFailed(ctx, id, s, err)
+		}
+		if err != nil || !got.Open {
 			continue
 		}
 		s.gate.ajar.over()
@@ -108,7 +113,7 @@ func (d *Daemon) shutNativeStandby(ctx context.Context, st *state) {
 	r, now := &st.native, time.Now()
 	for _, id := range r.standbyIDs() {
 		s := r.standby[id]
-		if s == nil || !s.gate.isOpen() || now.Before(s.gate.shutAt) {
+		if s == nil || !s.gate.isOpen() {
 			continue
 		}
 		switch wanted := st.wantsNativeOpen(id); {
@@ -122,23 +127,26 @@ func (d *Daemon) shutNativeStandby(ctx context.Context, st *state) {
 	}
 }
 
-// shutNativeTable shuts one gate.
+// shutNativeTable shuts one gate. Whatever the kernel answers, no hook is open then.
 func (d *Daemon) shutNativeTable(ctx context.Context, st *state, id tableid.TableID, s *nativeStandby) {
-	isOpen, err := d.cfg.Standby.Native.Gate(&native.Table{ID: id}, 0, false)
-	if isOpen {
-		if s.gate.sticks(err) {
-			klog.FromContext(ctx).Error(err, "The standby could not be shut; it is tried again", "table", id.NFT(), "standby", standby.NameOf(id))
-		}
-		return
-	}
-	open := s.gate.shut()
+	got, err := d.cfg.Standby.Native.Gate(&native.Table{ID: id}, 0, false)
+	open := nativeGateShut(st, s, cmp.Or(got.Shut, time.Now()))
 	s.state = api.StandbyArmed
 	if err != nil { // the table had to go
-		s.state, s.reason, s.copy, s.of = api.StandbyUnavailable, err.Error(), StandbyCopy{}, native.Digest{}
 		d.nativeStandbyFailed(ctx, id, s, err)
 	}
-	if l := st.native.loss; l != nil {
-		l.record.Standby = l.record.Standby.Ended(open)
+	if !got.Shut.IsZero() {
+		klog.FromContext(ctx).Info("The standby's limit shut it before canaryd did", "table", id.NFT(), "open", open.Round(10*time.Microsecond))
+		return
 	}
 	klog.FromContext(ctx).V(1).Info("The standby is shut", "table", id.NFT(), "open", open.Round(10*time.Microsecond))
+}
+
+// nativeGateShut takes up that a gate is shut since at, and returns for how long it was open.
+func nativeGateShut(st *state, s *nativeStandby, at time.Time) (open time.Duration) {
+	open = s.gate.shut(at)
+	if l := st.native.loss; l != nil {
+		l.record.Standby = l.record.Standby.Ended(s.gate.total)
+	}
+	return open
 }

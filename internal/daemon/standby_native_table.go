@@ -32,6 +32,9 @@ func (s nativeOnNFT) Follow(want *native.Table, genid uint32) StandbyCopy {
 	if errors.Is(err, net.ErrClosed) {
 		err = errors.Join(err, s.dial()) // it is built at the next try
 	}
+	if err != nil { // what the loop says is not there takes no memory
+		err = errors.Join(err, s.Release(want.ID))
+	}
 	return StandbyCopy{Chains: s.tables.Status(want.ID).Chains, Unfinished: more, Err: err}
 }
 
@@ -50,14 +53,14 @@ func (s nativeOnNFT) translate(want *native.Table, genid uint32) (*standby.Copy,
 
 // Gate implements NativeStandby. A gate that is open for so long that the loop must be hanging is
 // shut all the same.
-func (s nativeOnNFT) Gate(want *native.Table, genid uint32, open bool) (isOpen bool, err error) {
+func (s nativeOnNFT) Gate(want *native.Table, genid uint32, open bool) (got StandbyGate, err error) {
 	if open {
 		err = s.open(want, genid)
 	} else {
-		s.endLimit(want.ID)
-		err = s.tables.Shut(want.ID)
+		got.Shut, err = s.shut(want.ID)
 	}
-	return len(s.tables.Status(want.ID).Open) > 0, err
+	got.Open = len(s.tables.Status(want.ID).Open) > 0
+	return got, err
 }
 
 // open opens all hooks: the table's one owner has no exemptions of others in it.

@@ -16,8 +16,8 @@ import (
 	"github.com/canaryd/canaryd/pkg/tableid"
 )
 
-// A StandbyOnNFT is the Standby of a Kernel on nft. OpenStandby opens one, and Close ends it. Its
-// methods may be called concurrently.
+// A StandbyOnNFT is the Standby of a Kernel on nft. OpenStandby opens one, and Close ends it. Only
+// the loop's step calls its methods; the limits of gates run next to that.
 type StandbyOnNFT struct {
 	kernel *iptables.Kernel
 	tables *standby.Standby
@@ -26,7 +26,7 @@ type StandbyOnNFT struct {
 	room   func() int64  // how much memory is free; nil: that does not matter
 	limit  time.Duration // how long a gate may be open
 	mu     sync.Mutex
-	limits map[tableid.TableID]*time.Timer // that shut a gate by themselves
+	limits map[tableid.TableID]*gateLimit // that shut a gate by themselves
 	// pending are copies that may be newer than what is written. Only the loop's step has them.
 	pending map[rules.Family]*standby.Copy
 	// natives are the same of native tables, next to what they were made of.
@@ -41,7 +41,7 @@ func OpenStandby(kernel *iptables.Kernel, room func() int64) (*StandbyOnNFT, err
 	if err != nil {
 		return nil, err
 	}
-	s := &StandbyOnNFT{kernel: kernel, conn: conn, room: room, limit: standbyMost + time.Second, limits: map[tableid.TableID]*time.Timer{}}
+	s := &StandbyOnNFT{kernel: kernel, conn: conn, room: room, limit: standbyMost + time.Second, limits: map[tableid.TableID]*gateLimit{}}
 	if err := s.dial(); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
@@ -64,7 +64,7 @@ func (s *StandbyOnNFT) dial() error {
 func (s *StandbyOnNFT) Close() error {
 	s.mu.Lock()
 	for _, limit := range s.limits {
-		if limit.Stop() {
+		if limit.timer.Stop() {
 			s.ending.Done()
 		}
 	}
@@ -84,29 +84,43 @@ func (s *StandbyOnNFT) Follow(ctx context.Context, nat map[rules.Family]StandbyN
 			continue
 		}
 		c, err := s.translate(ctx, f, n)
-		if all[f] = (StandbyCopy{Err: err}); err == nil {
+		switch {
+		case err == nil:
 			s.pending[f] = c
+		case errors.Is(err, standby.ErrUnavailable):
+			err = errors.Join(err, s.Release(f))
+		case !errors.Is(err, ErrStandbyMoved):
+			err = fmt.Errorf("%w: %w", ErrStandbyUnread, err)
 		}
+		all[f] = StandbyCopy{Err: err}
 	}
 	for f, n := range nat {
-		if n.Write && all[f].Err == nil {
-			all[f] = s.write(s.pending[f])
+		switch {
+		case !n.Write || all[f].Err != nil:
+		case s.pending[f] == nil: // it went with the socket, just now
+			all[f] = StandbyCopy{Err: net.ErrClosed}
+		default:
+			all[f] = s.write(f)
 		}
 	}
 	return all
 }
 
-// write brings a copy into the kernel.
-func (s *StandbyOnNFT) write(c *standby.Copy) StandbyCopy {
-	more, err := s.tables.PutPiece(c)
+// write brings a family's copy into the kernel. After an error there is none, and it takes no
+// memory: it is built again at the next try.
+func (s *StandbyOnNFT) write(f rules.Family) StandbyCopy {
+	id := f.Table(rules.Nat)
+	more, err := s.tables.PutPiece(s.pending[f])
 	if errors.Is(err, net.ErrClosed) {
-		err = errors.Join(err, s.dial()) // it is built at the next try
+		err = errors.Join(err, s.dial())
 	}
-	if errors.Is(err, standby.ErrOutdated) {
-		delete(s.pending, c.ID.Family)
-		err = errors.Join(err, s.tables.Remove(c.ID)) // it is built again
+	switch {
+	case err != nil:
+		err = errors.Join(err, s.Release(f))
+	case !more:
+		s.pending[f] = s.tables.Held(id) // without the rules, which the kernel has now
 	}
-	now := s.tables.Status(c.ID)
+	now := s.tables.Status(id)
 	return StandbyCopy{Chains: now.Chains, Uncopied: now.LeftOut, Unfinished: more, Err: err}
 }
 
@@ -130,67 +144,98 @@ func (s *StandbyOnNFT) translate(ctx context.Context, f rules.Family, nat Standb
 
 // Gate implements Standby. A gate that is open for so long that the loop must be hanging is shut
 // all the same.
-func (s *StandbyOnNFT) Gate(f rules.Family, open bool) (isOpen bool, commits int, err error) {
+func (s *StandbyOnNFT) Gate(f rules.Family, open bool) (got StandbyGate, err error) {
 	id := f.Table(rules.Nat)
 	before := s.tables.Status(id).Open
 	if open {
-		err = s.open(f, before)
+		got.Barred, err = s.open(f, before)
 	} else {
-		s.endLimit(id)
-		err = s.tables.Shut(id)
+		got.Shut, err = s.shut(id)
 	}
 	after := s.tables.Status(id).Open
-	if len(after) != len(before) {
-		commits = 1
+	if got.Open = len(after) > 0; len(after) != len(before) {
+		got.Commits = 1
 	}
-	return len(after) > 0, commits, err
+	return got, err
 }
 
-// open opens the hooks whose path lost something and that may be opened.
-func (s *StandbyOnNFT) open(f rules.Family, already []standby.Hook) error {
+// shut shuts a gate; limit is when its limit did so before. Without a table the error is
+// standby.ErrNotBuilt.
+func (s *StandbyOnNFT) shut(id tableid.TableID) (limit time.Time, err error) {
+	limit = s.endLimit(id)
+	if err = s.tables.Shut(id); err == nil && !s.tables.Status(id).Built {
+		err = standby.ErrNotBuilt
+	}
+	return limit, err
+}
+
+// open opens the hooks whose path lost something and that may be opened, and says why others stay
+// shut.
+func (s *StandbyOnNFT) open(f rules.Family, already []standby.Hook) (barred map[string]string, err error) {
 	id := f.Table(rules.Nat)
 	held := s.tables.Held(id)
 	if held == nil {
-		return standby.ErrNotBuilt
+		return nil, standby.ErrNotBuilt
 	}
 	losses, err := held.Probe(s.conn)
 	if err != nil {
-		return fmt.Errorf("asking what became of nat's base chains: %w", err)
+		return nil, fmt.Errorf("asking what became of nat's base chains: %w", err)
 	}
-	hooks, _ := held.Openable(losses)
+	hooks, shut := held.Openable(losses)
+	barred = map[string]string{}
+	for h, why := range shut {
+		barred[h.String()] = why
+	}
 	if !slices.ContainsFunc(hooks, func(h standby.Hook) bool { return !slices.Contains(already, h) }) {
-		return nil
+		return barred, nil
 	}
-	if err := s.tables.Open(id, hooks, s.pending[f]); err != nil {
-		return err
+	pending := s.pending[f]
+	if pending == held {
+		pending = nil
+	}
+	if err := s.tables.Open(id, hooks, pending); err != nil {
+		return barred, err
 	}
 	s.beginLimit(id)
-	return nil
+	return barred, nil
+}
+
+// A gateLimit shuts the gate of one copy.
+type gateLimit struct {
+	timer *time.Timer
+	shut  time.Time // when it did; zero: it did not yet
 }
 
 // beginLimit shuts the gate of a table's copy a little after the loop should have done so.
 func (s *StandbyOnNFT) beginLimit(id tableid.TableID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.limits[id] != nil {
+	if limit := s.limits[id]; limit != nil && limit.shut.IsZero() {
 		return
 	}
-	tables := s.tables
+	tables, limit := s.tables, &gateLimit{}
+	s.limits[id] = limit
 	s.ending.Add(1)
-	s.limits[id] = time.AfterFunc(s.limit, func() {
+	limit.timer = time.AfterFunc(s.limit, func() {
 		defer s.ending.Done()
-		_ = tables.Shut(id) // if the kernel refuses, the table is removed
+		_ = tables.Shut(id) // if the kernel refuses, the table is removed, which the step sees
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		limit.shut = time.Now()
 	})
 }
 
-// endLimit ends what beginLimit began.
-func (s *StandbyOnNFT) endLimit(id tableid.TableID) {
+// endLimit ends what beginLimit began, and returns when it shut the gate; zero if it did not.
+func (s *StandbyOnNFT) endLimit(id tableid.TableID) (shut time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if limit := s.limits[id]; limit != nil && limit.Stop() {
-		s.ending.Done()
+	if limit := s.limits[id]; limit != nil {
+		if shut = limit.shut; limit.timer.Stop() {
+			s.ending.Done()
+		}
 	}
 	delete(s.limits, id)
+	return shut
 }
 
 // Release implements Standby.

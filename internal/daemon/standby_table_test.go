@@ -48,10 +48,10 @@ func onNFT(t *testing.T, story func(t *testing.T, s *StandbyOnNFT, follow func(w
 // gate moves the gate and fails unless it is as wanted then.
 func (s *StandbyOnNFT) gate(t *testing.T, open, want bool, commits int) {
 	t.Helper()
-	isOpen, n, err := s.Gate(rules.IPv4, open)
+	got, err := s.Gate(rules.IPv4, open)
 	must(t, err)
-	if isOpen != want || n != commits {
-		t.Errorf("open: %t after %d commits, want %t after %d", isOpen, n, want, commits)
+	if got.Open != want || got.Commits != commits {
+		t.Errorf("open: %t after %d commits, want %t after %d", got.Open, got.Commits, want, commits)
 	}
 }
 
@@ -59,13 +59,16 @@ func (s *StandbyOnNFT) gate(t *testing.T, open, want bool, commits int) {
 // everything stands, and once only.
 func TestStandbyOnNFT(t *testing.T) {
 	onNFT(t, func(t *testing.T, s *StandbyOnNFT, follow func(bool) StandbyCopy) {
-		if _, _, err := s.Gate(rules.IPv4, true); !errors.Is(err, standby.ErrNotBuilt) {
+		if _, err := s.Gate(rules.IPv4, true); !errors.Is(err, standby.ErrNotBuilt) {
 			t.Errorf("a gate without a copy: %v", err)
 		}
 		copied := follow(true)
 		must(t, copied.Err)
 		if copied.Chains < 50 {
 			t.Errorf("%d chains are copied", copied.Chains)
+		}
+		if s.pending[rules.IPv4] != s.tables.Held(rules.IPv4.Table(rules.Nat)) {
+			t.Error("the rules of what was written stay in memory")
 		}
 		s.gate(t, true, false, 0)
 		nstest.Command(t, "iptables-nft", "-t", "nat", "-F", "PREROUTING")
@@ -97,6 +100,20 @@ func TestStandbyCopiesOnlyWhatWasExamined(t *testing.T) {
 		}
 		if s.tables.Held(rules.IPv4.Table(rules.Nat)) != held {
 			t.Error("the copy is another one")
+		}
+	})
+}
+
+// TestStandbyThatCannotFollow: a copy that is not available any more leaves no table.
+func TestStandbyThatCannotFollow(t *testing.T) {
+	onNFT(t, func(t *testing.T, s *StandbyOnNFT, follow func(bool) StandbyCopy) {
+		must(t, follow(true).Err)
+		nstest.Command(t, "iptables-nft", "-t", "nat", "-F")
+		if err := follow(true).Err; !errors.Is(err, standby.ErrUnavailable) {
+			t.Errorf("it says %v", err)
+		}
+		if tables := nstest.Command(t, "nft", "list", "tables"); strings.Contains(tables, standby.TableName) {
+			t.Errorf("there is still a table:\n%s", tables)
 		}
 	})
 }
@@ -133,13 +150,23 @@ func TestStandbyShutsByItself(t *testing.T) {
 		if diff := cmp.Diff(0, len(s.limits)); diff != "" {
 			t.Errorf("limits of gates that are shut (-want +got):\n%s", diff)
 		}
-		s.limit = time.Millisecond
+		s.limit = 200 * time.Millisecond
 		s.gate(t, true, true, 1)
 		s.ending.Wait()
+		ended := time.Now()
 		if open := s.tables.Status(rules.IPv4.Table(rules.Nat)).Open; len(open) > 0 {
 			t.Errorf("%v are open behind the limit", open)
 		}
-		s.gate(t, false, false, 0)
+		got, err := s.Gate(rules.IPv4, false)
+		must(t, err)
+		if got.Shut.IsZero() || got.Shut.After(ended) {
+			t.Errorf("it was shut at %s, want by its limit", got.Shut)
+		}
+		s.gate(t, true, true, 1)
+		must(t, s.tables.Remove(rules.IPv4.Table(rules.Nat))) // as the limit does if the kernel refuses
+		if got, err := s.Gate(rules.IPv4, false); !errors.Is(err, standby.ErrNotBuilt) || got.Open {
+			t.Errorf("a gate whose table is gone: %+v, %v", got, err)
+		}
 	})
 }
 

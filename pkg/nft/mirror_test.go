@@ -232,6 +232,9 @@ func TestMirrorLeavesOut(t *testing.T) {
 		if small, large := kept("small"), kept("large"); small != 1 || large != 0 {
 			t.Errorf("it keeps %d and %d rules, want 1 and 0", small, large)
 		}
+		if raw, found := x.f.RawTable("guarded", 1, nil); !found || raw.Chains["large"].Version != 0 || raw.Chains["small"].Version == 0 {
+			t.Errorf("versions of %+v: want none of the chain whose rules are not kept", raw.Chains)
+		}
 		nstest.Command(t, "nft", "flush", "chain", "inet", "guarded", "large")
 		nstest.Command(t, "nft", "add", "rule", "inet", "guarded", "large", "accept")
 		if large := kept("large"); large != 1 {

@@ -39,7 +39,7 @@ func (f *FamilyMirror) RawTable(table string, genid uint32, rule func(id RuleID,
 	}
 	raw := RawTable{ID: f.cfg.Family.Table(table), Genid: genid, Chains: make(map[string]RawChain, len(t.chains))}
 	for name, c := range t.chains {
-		raw.Chains[name] = RawChain{Base: c.Base, Version: c.version, LeftOut: c.out != nil, Rules: func(yield func(Rule) bool) {
+		shown := RawChain{Base: c.Base, Version: c.version, LeftOut: c.out != nil, Rules: func(yield func(Rule) bool) {
 			var r Rule
 			for _, id := range c.IDs {
 				if r = rule(id, r.Expressions[:0]); !yield(r) {
@@ -47,6 +47,10 @@ func (f *FamilyMirror) RawTable(table string, genid uint32, rule func(id RuleID,
 				}
 			}
 		}}
+		if shown.LeftOut { // its rules may be others by now
+			shown.Version = 0
+		}
+		raw.Chains[name] = shown
 	}
 	return raw, true
 }

@@ -23,8 +23,6 @@ type Copy struct {
 	chains map[string]*chain
 	hooks  map[Hook]*hook
 	marks  uint32 // the bits that copied rules may set
-	// references counts the copied rules that lead to chains to which base chains lead.
-	references map[string]uint32
 	// native is the whole copy of a native table; chains has nothing then.
 	native *native.Table
 }

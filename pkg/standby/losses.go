@@ -1,6 +1,7 @@
 package standby
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -93,27 +94,26 @@ func (c *Copy) Probe(conn *nft.Conn) (map[Hook]Loss, error) {
 	return losses, nil
 }
 
+// errARule ends the reading of a chain that holds a rule.
+var errARule = errors.New("there is a rule")
+
 // isEmpty reports whether a protected chain that held rules is gone or holds none.
 func (c *Copy) isEmpty(conn *nft.Conn, name string) (bool, error) {
 	if chain := c.chains[name]; chain == nil || chain.shadow || len(chain.digests) == 0 {
 		return false, nil
 	}
-	chain, found, err := conn.Chain(c.ID.Family, c.ID.Name, name)
+	_, found, err := conn.Chain(c.ID.Family, c.ID.Name, name)
 	if err != nil || !found {
 		return err == nil, err
 	}
-	if chain.Use > c.references[name] { // by rules that it has
+	err = conn.EachRule(c.ID.Family, c.ID.Name, name, func(nft.RuleMessage) error { return errARule })
+	switch {
+	case errors.Is(err, errARule):
 		return false, nil
-	}
-	any := false
-	err = conn.EachRule(c.ID.Family, c.ID.Name, name, func(nft.RuleMessage) error {
-		any = true
-		return nil
-	})
-	if err != nil {
+	case err != nil:
 		return false, fmt.Errorf("probing chain %s: %w", name, err)
 	}
-	return !any, nil
+	return true, nil
 }
 
 // compare says what became of a base chain that holds these rules now.

@@ -32,7 +32,9 @@ type reading struct {
 	effect effect
 	to     string // the chain to which it leads
 	marks  uint32 // the bits of the mark that it may set
-	key    key
+	// changed: it changes the mark or a list, whatever else it does.
+	changed bool
+	key     key
 }
 
 // errExpression: a rule does what the copy does not know.
@@ -67,7 +69,7 @@ func readRule(family tableid.Family, raw nft.Rule) (reading, error) {
 // that no later rule translates it otherwise. It may change nothing.
 func readShadow(family tableid.Family, raw nft.Rule) (reading, error) {
 	got, err := (&reader{family: family, shadow: true}).read(raw)
-	if err == nil && got.effect == changes {
+	if err == nil && got.changed {
 		err = fmt.Errorf("what another owner's rule changes %w", errExpression)
 	}
 	return got, err
@@ -160,7 +162,7 @@ func (r *reader) meta(e nft.Expression, hadXor bool) error {
 	if nft.AttrNumber(e.Data, unix.NFTA_META_KEY) != unix.NFT_META_MARK || !hadXor {
 		return fmt.Errorf("an expression that changes the packet's meta data %w", errExpression)
 	}
-	r.effect, r.marks = changes, r.marks|r.xor
+	r.effect, r.changed, r.marks = changes, true, r.marks|r.xor
 	r.keep(e)
 	return nil
 }
@@ -196,7 +198,7 @@ func (r *reader) match(e nft.Expression) error {
 		return fmt.Errorf("match statistic that counts packets %w", errExpression)
 	case name == "recent":
 		// It writes a list even if the rule does not match in the end: the rule keeps its place.
-		r.keys.none = true
+		r.keys.none, r.changed = true, true
 		if r.effect == nothing {
 			r.effect = changes
 		}
@@ -224,7 +226,7 @@ func (r *reader) target(e nft.Expression) error {
 	}
 	r.list, r.marks = list, r.marks|marks
 	if r.effect = translates; nft.String(attr(e.Data, unix.NFTA_TARGET_NAME)) == "MARK" { // no shadow
-		r.effect = changes
+		r.effect, r.changed = changes, true
 		return nil
 	}
 	r.finished = true

@@ -43,7 +43,4 @@ type Source struct {
 	// Protects reports whether a chain is protected. Only such chains are copied; a chain that
 	// jumps to another one is left out.
 	Protects func(chain string) bool
-	// Ours reports whether a rule of a base chain is protected. Jumps to protected chains are in
-	// any case; nil: no other rule is.
-	Ours func(base string, rule nft.Rule) bool
 }

@@ -45,7 +45,6 @@ func Translate(src Source, before *Copy) (*Copy, error) {
 		return nil, err
 	}
 	t.closeLeftOut()
-	t.count()
 	return t.out, nil
 }
 
@@ -89,7 +88,7 @@ func (t *translator) hook(name string, base *nft.Chain) error {
 	last := -1 // of the protected rules
 	for raw := range t.src.Chains[name].Rules {
 		if of, counts := fingerprint(t.src.ID.Family, raw); counts {
-			ours := t.ours(name, raw)
+			ours := t.ours(raw)
 			if ours {
 				last = len(rules)
 			}
@@ -166,14 +165,14 @@ func (t *translator) shadow(name string, made map[string]*chain) error {
 }
 
 // ours reports whether a rule of a base chain is protected. It need not be one that can be copied.
-func (t *translator) ours(base string, raw nft.Rule) bool {
+func (t *translator) ours(raw nft.Rule) bool {
 	found := false
 	_ = raw.Each(func(e nft.Expression) error { // what cannot be read leads nowhere
 		to := nft.AttrPath(e.Data, unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CHAIN)
 		found = found || e.Name == "immediate" && to != nil && t.src.Protects(nft.String(to))
 		return nil
 	})
-	return found || t.src.Ours != nil && t.src.Ours(base, raw)
+	return found
 }
 
 // add adds a rule to a chain.
@@ -212,14 +211,14 @@ func (t *translator) reach() {
 // chain copies a regular chain.
 func (t *translator) chain(name string) *chain {
 	src := t.src.Chains[name]
+	if src.LeftOut {
+		return &chain{leftOut: "it has too many rules to be kept"}
+	}
 	if was := t.before.chains[name]; was != nil && src.Version != 0 && was.version == src.Version && was.leftOut == "" &&
 		!slices.ContainsFunc(was.jumps, func(to string) bool { return t.mayLead(to) != nil }) {
 		return was
 	}
 	c := &chain{version: src.Version}
-	if src.LeftOut {
-		return &chain{leftOut: "it has too many rules to be kept"}
-	}
 	var all []reading
 	for raw := range src.Rules {
 		read, err := readRule(t.src.ID.Family, raw)
@@ -249,24 +248,6 @@ func (t *translator) mayLead(to string) error {
 		return fmt.Errorf("it leads to chain %q, which is not protected", to)
 	}
 	return nil
-}
-
-// count counts the references to the chains to which base chains lead.
-func (t *translator) count() {
-	all := map[string]uint32{}
-	for _, h := range t.out.hooks {
-		for _, to := range h.body.jumps {
-			all[to]++
-		}
-	}
-	for _, c := range t.out.chains {
-		for _, to := range c.jumps {
-			if n := all[to]; n > 0 {
-				all[to] = n + 1
-			}
-		}
-	}
-	t.out.references = all
 }
 
 // closeLeftOut gives the chains that are left out their only rule. It comes last: which bits of the

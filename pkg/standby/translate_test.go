@@ -219,6 +219,27 @@ func TestAChainThatIsProtectedNoMore(t *testing.T) {
 	}
 }
 
+// TestAChainThatIsLeftOutByNow: it is not taken for unchanged, although its version is the same.
+func TestAChainThatIsLeftOutByNow(t *testing.T) {
+	src := sourceOf(map[string][]nft.Rule{"KUBE-SERVICES": {listOf(jump("KUBE-SVC"))}, "KUBE-SVC": {listOf(verdictOf(nfAccept))}})
+	svc := src.Chains["KUBE-SVC"]
+	svc.Version = 1
+	src.Chains["KUBE-SVC"] = svc
+	first, err := Translate(src, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	svc.LeftOut = true
+	src.Chains["KUBE-SVC"] = svc
+	again, err := Translate(src, first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left := again.LeftOut(); len(left) != 1 || left[0].Chain != "KUBE-SVC" {
+		t.Errorf("left out: %v", left)
+	}
+}
+
 // TestOtherOwnersRules: those before ours are copied, with the chains to which they lead, and what
 // they would translate they accept. Where they cannot be copied the hook is blocked. Those behind
 // ours mean nothing.
@@ -241,6 +262,7 @@ func TestOtherOwnersRules(t *testing.T) {
 		{"log before", []nft.Rule{logs, ours}, nil, 1, false},
 		{"DNAT before", []nft.Rule{dnat, ours}, nil, 2, false},
 		{"a mark before", []nft.Rule{mark, ours}, nil, 1, true},
+		{"a list and a verdict before", []nft.Rule{listOf(xt("match", "recent", 1), verdictOf(unix.NFT_RETURN)), ours}, nil, 1, true},
 		{"accept of an ipset before", []nft.Rule{set, ours}, nil, 1, true},
 		{"another owner's chain before", []nft.Rule{leads, ours}, []nft.Rule{dnat, accepts}, 2, false},
 		{"one with an ipset", []nft.Rule{leads, ours}, []nft.Rule{dnat, set}, 1, true},

@@ -1,0 +1,218 @@
+package daemon
+
+import (
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/rules"
+	"github.com/canaryd/canaryd/pkg/standby"
+)
+
+// TestStandbyThatFailsDelaysNothing: whether the copy cannot be made, the gate not be opened or
+// not be shut, rules are back as fast as without a standby, and the log says it.
+func TestStandbyThatFailsDelaysNothing(t *testing.T) {
+	broken := errors.New("the kernel has no memory")
+	ills := map[string]func(*fakeStandby){
+		"none":   func(*fakeStandby) {},
+		"follow": func(s *fakeStandby) { s.followErr = broken },
+		"open":   func(s *fakeStandby) { s.gateErr = broken },
+		"shut":   func(s *fakeStandby) { s.shutErr = broken },
+		"barred": func(s *fakeStandby) { s.barred = "changed by another owner" },
+	}
+	lines := map[string]string{
+		"follow": "There is no standby: while nat rules are missing",
+		"open":   "The standby could not be opened",
+		"shut":   "There is no standby: while nat rules are missing",
+		"barred": "The standby stays shut for a hook",
+	}
+	for name, ill := range ills {
+		bubble(t, name, func(t *testing.T) {
+			r, s := withStandby(t, nil)
+			s.set(ill)
+			r.endpoint(1, true) // something to follow
+			r.settled()
+			for range 3 {
+				flushed := time.Now()
+				r.flushNat()
+				r.settled()
+				r.wantReady()
+				all := r.records(0)
+				if record := all[len(all)-1]; record.AbsentSeconds != 0.02 || record.Time.Before(flushed) {
+					t.Errorf("without rules for %v s, want 20 ms; the record began %s after the flush", record.AbsentSeconds, record.Time.Sub(flushed))
+				}
+			}
+			if line := lines[name]; line != "" {
+				r.wantLog(line)
+			}
+		})
+	}
+}
+
+// TestStandbyThatFailsWhileNatChanges: a copy that is due again before a change is followed holds
+// nothing up: the loop waits for hints, and a flush is answered at once.
+func TestStandbyThatFailsWhileNatChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := withStandby(t, nil)
+		s.set(func(s *fakeStandby) {
+			s.followErr, s.takes = errors.New("the kernel has no memory"), 100*time.Millisecond
+		})
+		for n := range 100 {
+			r.endpoint(n, true)
+			r.after(50 * time.Millisecond)
+		}
+		s.set(func(s *fakeStandby) { s.followErr, s.takes = nil, 0 })
+		r.after(time.Minute)
+		flushed := time.Now()
+		r.flushNat()
+		r.settled()
+		r.wantReady()
+		if len(s.named("open ipv4", flushed)) == 0 {
+			t.Error("not opened")
+		}
+	})
+}
+
+// TestStandbyWhoseTableIsGone: it is not said to be armed once opening shows that there is none.
+func TestStandbyWhoseTableIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := withStandby(t, nil)
+		s.set(func(s *fakeStandby) { s.gateErr = standby.ErrNotBuilt })
+		r.fake.FailRestores(-1, iptables.ReasonMissingSet)
+		r.flushNat()
+		r.settled()
+		if now := r.d.Status().Standby[rules.IPv4]; now.State != api.StandbyUnavailable {
+			t.Errorf("the status says %+v", now)
+		}
+		s.set(func(s *fakeStandby) { s.gateErr = nil })
+		r.fake.FailRestores(0, iptables.ReasonMissingSet)
+		r.after(2 * makeAgain)
+		r.wantReady()
+		r.wantStandby(s, api.StandbyArmed)
+	})
+}
+
+// TestStandbysWhoseSocketWasClosed: a gate that could not be shut takes the tables of both families
+// along, which the next try for one shows.
+func TestStandbysWhoseSocketWasClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := withStandby(t, nil)
+		s.set(func(s *fakeStandby) { s.shutErr, s.followErr = errors.New("the kernel has no memory"), net.ErrClosed })
+		r.flushNat()
+		r.after(5 * time.Second)
+		r.wantReady()
+		r.wantStandby(s, api.StandbyUnavailable)
+		s.set(func(s *fakeStandby) { s.shutErr, s.followErr = nil, nil })
+		r.after(2 * makeAgain)
+		r.wantStandby(s, api.StandbyArmed)
+	})
+}
+
+// TestStandbyThatCannotBeReadOn: a copy stays while nat cannot be read, and opens; but no more once
+// it has been behind for as long as a gate may be open, and the log says why.
+func TestStandbyThatCannotBeReadOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := withStandby(t, nil)
+		s.set(func(s *fakeStandby) { s.followErr = ErrStandbyUnread })
+		r.endpoint(1, true)
+		r.after(10 * time.Second)
+		opens := func() int {
+			since := time.Now()
+			r.flushNat()
+			r.settled()
+			r.wantReady()
+			return len(s.named("open ipv4", since))
+		}
+		if now := r.d.Status().Standby[rules.IPv4]; now.State != api.StandbyBehind {
+			t.Errorf("the status says %+v", now)
+		}
+		if opens() == 0 {
+			t.Error("a copy that is 10 s behind was not opened")
+		}
+		r.after(standbyMost)
+		if n := opens(); n > 0 {
+			t.Errorf("a copy that is 40 s behind was opened %d times", n)
+		}
+		r.wantLog("The standby stays shut: its copy is out of date")
+		s.set(func(s *fakeStandby) { s.followErr = nil })
+		r.after(2 * makeAgain)
+		r.wantStandby(s, api.StandbyArmed)
+		if opens() == 0 {
+			t.Error("a copy that is not behind any more was not opened")
+		}
+	})
+}
+
+// TestStandbyThatIsBarred: the log says once in each flush why a hook stays shut.
+func TestStandbyThatIsBarred(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := withStandby(t, nil)
+		s.set(func(s *fakeStandby) { s.barred = "changed by another owner" })
+		for range 2 {
+			must(t, r.fake.Flush(rules.IPv4, rules.Filter, ""))
+			r.after(9500 * time.Microsecond)
+			since := time.Now()
+			r.flushNat()
+			r.after(3 * time.Millisecond)
+			r.write(rules.Filter, "-A FORWARD -s 203.0.113.7/32 -j ACCEPT")
+			r.after(time.Minute)
+			if n := len(s.named("open ipv4", since)); n < 2 {
+				t.Errorf("tried %d times", n)
+			}
+		}
+		if n := strings.Count(r.log.String(), "The standby stays shut for a hook"); n != 2 {
+			t.Errorf("said %d times of two flushes", n)
+		}
+	})
+}
+
+// TestStandbyIsOpenTwice: the record adds up how long it was open before and after a pause.
+func TestStandbyIsOpenTwice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := withStandby(t, nil)
+		r.fake.FailRestores(-1, iptables.ReasonMissingSet)
+		flushed := time.Now()
+		r.flushNat()
+		r.after(10 * time.Second)
+		paused := time.Now()
+		r.pause(5 * time.Second)
+		r.after(10 * time.Second)
+		if !s.anyOpen() {
+			t.Fatal("not opened after the pause")
+		}
+		opened := s.named("open ipv4", paused)[0].at
+		r.fake.FailRestores(0, iptables.ReasonMissingSet)
+		r.after(5 * time.Minute)
+		r.wantReady()
+		shut := s.named("shut ipv4", opened)[0].at
+		want := paused.Sub(flushed) + shut.Sub(opened)
+		all := r.records(0)
+		if diff := cmp.Diff(want.Seconds(), all[len(all)-1].Standby.OpenSeconds); diff != "" {
+			t.Errorf("seconds (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestStandbyThatItsLimitShut: it translated until then, and not until the loop came to it.
+func TestStandbyThatItsLimitShut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, s := withStandby(t, nil)
+		r.fake.FailRestores(-1, iptables.ReasonMissingSet)
+		flushed := time.Now()
+		r.flushNat()
+		r.after(10 * time.Second)
+		s.set(func(s *fakeStandby) { s.limit = flushed.Add(2 * time.Second) })
+		r.after(time.Minute)
+		r.wantLog("The standby's limit shut it")
+		if open := r.d.Status().Flushes[0].Standby.OpenSeconds; open != 2 {
+			t.Errorf("the record says %v s, want 2", open)
+		}
+	})
+}
