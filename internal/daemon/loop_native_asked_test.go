@@ -117,7 +117,7 @@ func TestNativeDryRestoreFirst(t *testing.T) {
 		r.stop()
 		k.flushTable(proxyTable)
 		k.with(func() { k.brokenReads = errNativeBroken })
-		r = run(t, loadedFake(t, iptables.NFT), setup{guarded: k, nativeStore: store})
+		r = run(t, r.fake, setup{guarded: k, nativeStore: store})
 		r.settled()
 		k.with(func() { k.brokenReads = nil })
 		r.restoreNatively(true, restoredRow("", ""))
