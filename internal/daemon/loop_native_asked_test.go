@@ -116,7 +116,7 @@ func TestNativeDryRestoreFirst(t *testing.T) {
 		time.Sleep(time.Minute)
 		r.stop()
 		k.flushTable(proxyTable)
-		k.with(func() { k.brokenReads = errNativeBroken })
+		k.with(func() { k.brokenReads, k.unheard = errNativeBroken, nil }) // while canaryd was down
 		r = run(t, r.fake, setup{guarded: k, nativeStore: store})
 		r.settled()
 		k.with(func() { k.brokenReads = nil })
