@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -305,9 +306,39 @@ func (s *NativeStore) RestoreStored(kernel NativeKernel, protects func(tableid.T
 	return nil, fmt.Errorf("restoring native tables, %d times: %w", nativeStale, err)
 }
 
-// repairs judges stored tables by what a read shows. No commit was heard of meanwhile.
-func (s storedNative) repairs(kernel NativeKernel, seen *native.Ruleset, protects func(tableid.TableID) bool) (all []native.Repair, left []*native.Table, err error) {
-	up := Uptime()
+// CheckStored judges, without a daemon, the stored native tables that protects names.
+func (s *NativeStore) CheckStored(kernel NativeKernel, protects func(tableid.TableID) bool) ([]api.NativeTable, error) {
+	stored, err := s.load()
+	if err != nil || len(stored.Tables) == 0 {
+		return nil, err
+	}
+	seen, err := kernel.Capture(func(t nft.Table) bool { return protects(t.Family.Table(t.Name)) })
+	if err != nil {
+		return nil, err
+	}
+	judged, err := stored.judge(kernel, seen, protects)
+	var rows []api.NativeTable
+	for _, j := range judged {
+		id := j.generation.Table.ID
+		row := api.NativeTable{Family: id.Family.NFT(), Table: id.NFT(), Verdict: canary.Verdict(j.finding.Verdict), Why: j.finding.Why, Generation: j.generation.ID}
+		row.Chains, row.Rules, row.Elements = j.generation.Table.Counts()
+		if now := seen.Tables[id]; now != nil && now.Immune() {
+			row.Verdict, row.Immune, row.Why = canary.Intact, true, "one process owns it, and no other can flush it"
+		}
+		rows = append(rows, row)
+	}
+	slices.SortFunc(rows, func(a, b api.NativeTable) int { return cmp.Compare(a.Table, b.Table) })
+	return rows, err
+}
+
+// A storedFinding says what became of a stored table.
+type storedFinding struct {
+	generation nativeGeneration
+	finding    native.Finding
+}
+
+// judge judges stored tables by what a read shows. No commit was heard of meanwhile.
+func (s storedNative) judge(kernel NativeKernel, seen *native.Ruleset, protects func(tableid.TableID) bool) (all []storedFinding, err error) {
 	for i, t := range s.Tables {
 		want := t.generation.Table
 		id := want.ID
@@ -316,19 +347,29 @@ func (s storedNative) repairs(kernel NativeKernel, seen *native.Ruleset, protect
 		}
 		witness, err := kernel.Witness(id.Family)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		f := native.Judge(native.Evidence{Was: want, Now: seen.Tables[id], Missed: true, Habits: native.HabitsOf(id),
-			WitnessLost: t.Witness != "" && witness != t.Witness})
-		switch remedy := askedRemedy(f, seen.Tables[id]); {
+		all = append(all, storedFinding{t.generation, native.Judge(native.Evidence{Was: want, Now: seen.Tables[id], Missed: true,
+			Habits: native.HabitsOf(id), WitnessLost: t.Witness != "" && witness != t.Witness})})
+	}
+	return all, nil
+}
+
+// repairs returns what puts back the stored tables that are lost, and those that nothing can.
+func (s storedNative) repairs(kernel NativeKernel, seen *native.Ruleset, protects func(tableid.TableID) bool) (all []native.Repair, left []*native.Table, err error) {
+	up := Uptime()
+	judged, err := s.judge(kernel, seen, protects)
+	for _, j := range judged {
+		want, now := j.generation.Table, seen.Tables[j.generation.Table.ID]
+		switch remedy := askedRemedy(j.finding, now); {
 		case remedy != native.NoRemedy:
-			all = append(all, native.Repair{Remedy: remedy, Want: want, Now: seen.Tables[id], Age: up - t.generation.Read})
-		case nativeLost(f.Verdict):
+			all = append(all, native.Repair{Remedy: remedy, Want: want, Now: now, Age: up - j.generation.Read})
+		case nativeLost(j.finding.Verdict):
 			left = append(left, want)
 		}
 	}
 	slices.SortFunc(all, func(a, b native.Repair) int { return cmp.Compare(a.Want.Handle, b.Want.Handle) })
-	return all, left, nil
+	return all, left, err
 }
 
 // provedStored returns an error unless a read shows that the repairs are in force. lacking: devices
