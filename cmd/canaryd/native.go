@@ -7,6 +7,7 @@ import (
 
 	"github.com/canaryd/canaryd/internal/api"
 	"github.com/canaryd/canaryd/internal/daemon"
+	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
@@ -63,6 +64,22 @@ func (b bench) restoreNative(dry bool) ([]api.NativeRestored, error) {
 		return err
 	})
 	return restored, err
+}
+
+// checkNative judges the native tables that the last daemon stored. What cannot be judged is
+// unknown.
+func (b bench) checkNative() (rows []api.NativeTable) {
+	if !b.o.selector.Native() {
+		return nil
+	}
+	err := b.withNative(func(kernel daemon.NativeKernel, store *daemon.NativeStore) (err error) {
+		rows, err = store.CheckStored(kernel, b.o.selector.ProtectsTable)
+		return err
+	})
+	if err != nil {
+		return []api.NativeTable{{Table: "native tables", Verdict: canary.Unknown, Why: err.Error()}}
+	}
+	return rows
 }
 
 // returnNative restores a stored generation of a native table. found is false if there is none of

@@ -102,7 +102,7 @@ func look(ctx context.Context, o *options, to streams) (int, error) {
 			}
 			b.awaiting(snapshot, families[f])
 		}
-		return report(o, to, families, false)
+		return report(o, to, families, false, b.checkNative()...)
 	})
 }
 

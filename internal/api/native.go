@@ -58,7 +58,8 @@ type NativeRestored struct {
 	Chains   int `json:"chains"`
 	Rules    int `json:"rules"`
 	Elements int `json:"elements"`
-	// Outcome is empty after a dry run. Detail is why the table is not put back.
+	// Outcome is empty after a dry run. Detail is why canaryd did not put the table back, or not
+	// all of it.
 	Outcome Outcome `json:"outcome,omitempty"`
 	Detail  string  `json:"detail,omitempty"`
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/iptables"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/reload"
@@ -139,12 +140,14 @@ func TestNativeRestoreStored(t *testing.T) {
 			name string
 			do   func(k *fakeNative)
 			want []api.NativeRestored
+			// verdict is what a check says before.
+			verdict canary.Verdict
 		}{
-			{"nothing is lost", func(*fakeNative) {}, nil},
-			{"flush ruleset", (*fakeNative).flushRuleset, restoredRow(reload.Proved, "")},
-			{"deleted alone", func(k *fakeNative) { k.deleteTable(proxyTable) }, restoredRow(reload.Proved, "")},
-			{"flush table", func(k *fakeNative) { k.flushTable(proxyTable) }, restoredRow(reload.Proved, "")},
-			{"its owner wrote another", func(k *fakeNative) { k.again(tableOf(proxyTable, "z")) }, nil},
+			{"nothing is lost", func(*fakeNative) {}, nil, canary.Intact},
+			{"flush ruleset", (*fakeNative).flushRuleset, restoredRow(reload.Proved, ""), "table_deleted"},
+			{"deleted alone", func(k *fakeNative) { k.deleteTable(proxyTable) }, restoredRow(reload.Proved, ""), "deleted_by_owner_or_unknown"},
+			{"flush table", func(k *fakeNative) { k.flushTable(proxyTable) }, restoredRow(reload.Proved, ""), "emptied"},
+			{"its owner wrote another", func(k *fakeNative) { k.again(tableOf(proxyTable, "z")) }, nil, "changed"},
 		} {
 			k, store := newFakeNative(tableOf(proxyTable, "a", "b")), &NativeStore{path: t.TempDir() + "/native.json"}
 			r := start(t, iptables.NFT, setup{guarded: k, nativeStore: store})
@@ -152,6 +155,11 @@ func TestNativeRestoreStored(t *testing.T) {
 			r.stop()
 			test.do(k)
 			all := func(tableid.TableID) bool { return true }
+			verdicts, err := store.CheckStored(k, all)
+			must(t, err)
+			if len(verdicts) != 1 || verdicts[0].Verdict != test.verdict || verdicts[0].Rules != 3 {
+				t.Errorf("%s: a check says %+v, want %s", test.name, verdicts, test.verdict)
+			}
 			for _, dry := range []bool{true, false} {
 				got, err := store.RestoreStored(k, all, dry)
 				must(t, err)

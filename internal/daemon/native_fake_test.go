@@ -35,8 +35,10 @@ type fakeNative struct {
 	stale              int   // writes that another process overtakes; -1: all
 	broken             error // of all questions
 	refuses            map[tableid.TableID]bool
-	alone              bool   // a transaction with several tables is refused
-	between            func() // what another process does right after a replay, once
+	alone              bool     // a transaction with several tables is refused
+	between            func()   // what another process does right after a replay, once
+	after              func()   // what another process does right after a read, once
+	lacking            []string // devices that the node lacks: base chains come back with other attributes
 	owners             map[tableid.TableID]uint32
 	onCommit           func(nft.Commit)
 	captures           int
@@ -326,6 +328,12 @@ func (k *fakeNative) Capture(wanted func(nft.Table) bool) (*native.Ruleset, erro
 			r.Tables[id] = t
 		}
 	}
+	if after := k.after; after != nil {
+		k.after = nil
+		k.mu.Unlock()
+		after()
+		k.mu.Lock()
+	}
 	return r, errors.Join(k.broken, k.brokenReads)
 }
 
@@ -371,7 +379,7 @@ func (k *fakeNative) Write(genid uint32, repairs []native.Repair, witnesses map[
 	}
 	k.mu.Unlock()
 	between()
-	return nil, nil
+	return k.lacking, nil
 }
 
 func (k *fakeNative) Append(_ *nft.Batch, repairs []native.Repair, witnesses map[tableid.Family]string) ([]string, error) {
@@ -420,6 +428,7 @@ func (k *fakeNative) write(repairs []native.Repair, witnesses map[tableid.Family
 			deed(r.Want.ID).New++
 			if r.Remedy != native.ByRefill {
 				k.put(r.Want)
+				k.leaveOut(r.Want.ID)
 				continue
 			}
 			next := *r.Now
@@ -435,6 +444,14 @@ func (k *fakeNative) write(repairs []native.Repair, witnesses map[tableid.Family
 			k.heals++
 		}
 	})
+}
+
+// leaveOut has a table's first chain lack the devices that the node lacks.
+func (k *fakeNative) leaveOut(id tableid.TableID) {
+	if t := k.tables[id]; len(k.lacking) > 0 {
+		t.Chains = slices.Clone(t.Chains)
+		t.Chains[0].Attrs = nft.AppendAttr(nil, unix.NFTA_CHAIN_POLICY, []byte{0, 0, 0, 1}, 0)
+	}
 }
 
 var errNativeBroken = errors.New("the kernel does not answer")

@@ -263,7 +263,11 @@ func (d *Daemon) wroteNative(st *state, plan nativePlan, at time.Time) {
 func (d *Daemon) noteLeft(ctx context.Context, st *state, left []string) {
 	l := st.native.loss
 	if l.lacking = l.lacking || len(left) > 0; len(left) > 0 {
-		klog.FromContext(ctx).Info("Network devices that the node lacks were left out of native tables", "flush", l.record.ID, "devices", left)
+		log := klog.FromContext(ctx)
+		if l.record.ID != "" { // an operator may have asked for tables of other records
+			log = log.WithValues("flush", l.record.ID)
+		}
+		log.Info("Network devices that the node lacks were left out of native tables", "devices", left)
 	}
 }
 

@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/canary"
 	"github.com/canaryd/canaryd/pkg/native"
 	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/protect"
@@ -84,37 +86,120 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 			}
 		}()
 	}
+	asked := nativeAsked{back: map[tableid.TableID]api.Outcome{}}
+	defer func() { d.leaveAsked(st, asked, dry) }()
 	var last error
 	for range nativeStale {
-		plan, left, err := d.planAsked(ctx, st)
-		if err != nil {
-			last = err
+		var plan nativePlan
+		var left []*native.Table
+		plan, left, last = d.planAsked(ctx, st)
+		asked.take(plan, left)
+		if last != nil || dry || len(plan.repairs) == 0 {
 			break
 		}
-		repairs := plan.repairs
-		if dry || len(repairs) == 0 {
-			return nativeOutcomes(repairs, left, "", nil)
-		}
-		d.recordAsked(ctx, st, repairs)
-		l := r.loss
-		if _, last = d.replayNative(ctx, st, plan); errors.Is(last, nft.ErrStale) || errors.Is(last, errOwnerWrote) {
-			continue
-		}
+		d.recordAsked(ctx, st, plan.repairs)
+		var written []native.Repair
+		written, last = d.replayNative(ctx, st, plan)
+		d.endAsked(ctx, st, asked, written)
 		if last == nil {
 			d.nativeRecovered(ctx, st)
+			break
 		}
-		outcome := reload.Proved
-		if last != nil {
-			outcome, l.retry.at = reload.Failed, time.Now()
+		if !errors.Is(last, nft.ErrStale) && !errors.Is(last, errOwnerWrote) {
+			break
 		}
-		for _, repair := range repairs {
-			if !r.tables[repair.Want.ID].lost() {
-				d.endWaiting(ctx, st, repair.Want.ID, reload.Proved)
-			}
-		}
-		return nativeOutcomes(repairs, left, outcome, last)
 	}
-	return []api.NativeRestored{{Table: "native tables", Outcome: reload.Failed, Detail: last.Error()}}
+	return asked.rows(r.tables, dry, last)
+}
+
+// A nativeAsked is what becomes of the tables that an operator asks back, in all rounds.
+type nativeAsked struct {
+	repairs []native.Repair                 // the last of each table
+	left    []*native.Table                 // those that cannot be put back
+	back    map[tableid.TableID]api.Outcome // those that were put back and proved
+}
+
+// take takes up what another round found lost. A round that could read nothing changes nothing.
+func (a *nativeAsked) take(plan nativePlan, left []*native.Table) {
+	if plan.seen.Ruleset == nil {
+		return
+	}
+	a.left = left
+	for _, repair := range plan.repairs {
+		id := repair.Want.ID
+		delete(a.back, id)
+		a.repairs = append(slices.DeleteFunc(a.repairs, func(r native.Repair) bool { return r.Want.ID == id }), repair)
+	}
+}
+
+// rows returns what a reply says of each table. An error that no row names gets one of its own.
+func (a nativeAsked) rows(tables map[tableid.TableID]*nativeTable, dry bool, err error) []api.NativeRestored {
+	rows, unsaid := nativeOutcomes(nil, a.left, "", nil), err
+	for _, repair := range a.repairs {
+		id := repair.Want.ID
+		var row api.NativeRestored
+		switch t, outcome := tables[id], a.back[id]; {
+		case slices.ContainsFunc(a.left, func(t *native.Table) bool { return t.ID == id }):
+			continue
+		case dry:
+			row = nativeOutcome(repair.Want, "", nil)
+		case outcome == reload.Partial:
+			row = nativeOutcome(repair.Want, outcome, errDevicesLeft)
+		case outcome != "":
+			row = nativeOutcome(repair.Want, outcome, nil)
+		case t == nil || !t.lost():
+			row = nativeOutcome(repair.Want, reload.Skipped, errOwnerFaster)
+		default:
+			row, unsaid = nativeOutcome(repair.Want, reload.Failed, err), nil
+		}
+		rows = append(rows, row)
+	}
+	if unsaid != nil {
+		rows = append(rows, api.NativeRestored{Table: "native tables", Outcome: reload.Failed, Detail: unsaid.Error()})
+	}
+	slices.SortFunc(rows, func(a, b api.NativeRestored) int { return cmp.Compare(a.Table, b.Table) })
+	return rows
+}
+
+var (
+	// errDevicesLeft: a chain or flowtable came back without network devices that it had.
+	errDevicesLeft = errors.New("network devices that the node lacks were left out")
+	// errOwnerFaster: its owner has written a table while it was put back.
+	errOwnerFaster = errors.New("its owner has written it meanwhile")
+)
+
+// endAsked ends the records of the tables that were written, as far as that is proved.
+func (d *Daemon) endAsked(ctx context.Context, st *state, asked nativeAsked, written []native.Repair) {
+	outcome := reload.Proved
+	if st.native.loss.lacking {
+		outcome = reload.Partial
+	}
+	for _, repair := range written {
+		id := repair.Want.ID
+		if t := st.native.tables[id]; t != nil && !t.lost() {
+			asked.back[id] = outcome
+			d.endWaiting(ctx, st, id, outcome)
+		}
+	}
+}
+
+// leaveAsked leaves to the loop what a restore did not end: it tries again what has a record, and
+// reads the tables that are still lost, as they may stand by now, or have no record yet.
+func (d *Daemon) leaveAsked(st *state, asked nativeAsked, dry bool) {
+	r, now := &st.native, time.Now()
+	if !dry && r.loss != nil && r.loss.recorded {
+		r.loss.retry.at = now
+	}
+	lost := asked.left
+	for _, repair := range asked.repairs {
+		lost = append(lost, repair.Want)
+	}
+	for _, want := range lost {
+		if t := r.tables[want.ID]; t != nil && t.lost() {
+			t.touch(now, now, true)
+		}
+	}
+	r.planReads(now)
 }
 
 // nativeByItself does what the loop would do next: what it puts back unasked needs no asking.
@@ -201,24 +286,59 @@ func (s *NativeStore) RestoreStored(kernel NativeKernel, protects func(tableid.T
 		if judgeErr != nil || dry || len(repairs) == 0 {
 			return nativeOutcomes(repairs, left, "", nil), judgeErr
 		}
-		_, err = kernel.Write(seen.Genid, repairs, nil)
+		var lacking []string
+		lacking, err = kernel.Write(seen.Genid, repairs, nil)
 		if errors.Is(err, nft.ErrStale) {
 			continue
 		}
 		if err == nil {
-			err = provedStored(kernel, repairs)
+			err = provedStored(kernel, repairs, len(lacking) > 0)
 		}
-		if err != nil {
+		switch {
+		case err != nil:
 			return nativeOutcomes(repairs, left, reload.Failed, err), nil
+		case len(lacking) > 0:
+			err = fmt.Errorf("%w: %s", errDevicesLeft, strings.Join(lacking, ", "))
+			return nativeOutcomes(repairs, left, reload.Partial, err), nil
 		}
 		return nativeOutcomes(repairs, left, reload.Proved, nil), nil
 	}
 	return nil, fmt.Errorf("restoring native tables, %d times: %w", nativeStale, err)
 }
 
-// repairs judges stored tables by what a read shows. No commit was heard of meanwhile.
-func (s storedNative) repairs(kernel NativeKernel, seen *native.Ruleset, protects func(tableid.TableID) bool) (all []native.Repair, left []*native.Table, err error) {
-	up := Uptime()
+// CheckStored judges, without a daemon, the stored native tables that protects names.
+func (s *NativeStore) CheckStored(kernel NativeKernel, protects func(tableid.TableID) bool) ([]api.NativeTable, error) {
+	stored, err := s.load()
+	if err != nil || len(stored.Tables) == 0 {
+		return nil, err
+	}
+	seen, err := kernel.Capture(func(t nft.Table) bool { return protects(t.Family.Table(t.Name)) })
+	if err != nil {
+		return nil, err
+	}
+	judged, err := stored.judge(kernel, seen, protects)
+	var rows []api.NativeTable
+	for _, j := range judged {
+		id := j.generation.Table.ID
+		row := api.NativeTable{Family: id.Family.NFT(), Table: id.NFT(), Verdict: canary.Verdict(j.finding.Verdict), Why: j.finding.Why, Generation: j.generation.ID}
+		row.Chains, row.Rules, row.Elements = j.generation.Table.Counts()
+		if now := seen.Tables[id]; now != nil && now.Immune() {
+			row.Verdict, row.Immune, row.Why = canary.Intact, true, "one process owns it, and no other can flush it"
+		}
+		rows = append(rows, row)
+	}
+	slices.SortFunc(rows, func(a, b api.NativeTable) int { return cmp.Compare(a.Table, b.Table) })
+	return rows, err
+}
+
+// A storedFinding says what became of a stored table.
+type storedFinding struct {
+	generation nativeGeneration
+	finding    native.Finding
+}
+
+// judge judges stored tables by what a read shows. No commit was heard of meanwhile.
+func (s storedNative) judge(kernel NativeKernel, seen *native.Ruleset, protects func(tableid.TableID) bool) (all []storedFinding, err error) {
 	for i, t := range s.Tables {
 		want := t.generation.Table
 		id := want.ID
@@ -227,23 +347,34 @@ func (s storedNative) repairs(kernel NativeKernel, seen *native.Ruleset, protect
 		}
 		witness, err := kernel.Witness(id.Family)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		f := native.Judge(native.Evidence{Was: want, Now: seen.Tables[id], Missed: true, Habits: native.HabitsOf(id),
-			WitnessLost: t.Witness != "" && witness != t.Witness})
-		switch remedy := askedRemedy(f, seen.Tables[id]); {
+		all = append(all, storedFinding{t.generation, native.Judge(native.Evidence{Was: want, Now: seen.Tables[id], Missed: true,
+			Habits: native.HabitsOf(id), WitnessLost: t.Witness != "" && witness != t.Witness})})
+	}
+	return all, nil
+}
+
+// repairs returns what puts back the stored tables that are lost, and those that nothing can.
+func (s storedNative) repairs(kernel NativeKernel, seen *native.Ruleset, protects func(tableid.TableID) bool) (all []native.Repair, left []*native.Table, err error) {
+	up := Uptime()
+	judged, err := s.judge(kernel, seen, protects)
+	for _, j := range judged {
+		want, now := j.generation.Table, seen.Tables[j.generation.Table.ID]
+		switch remedy := askedRemedy(j.finding, now); {
 		case remedy != native.NoRemedy:
-			all = append(all, native.Repair{Remedy: remedy, Want: want, Now: seen.Tables[id], Age: up - t.generation.Read})
-		case nativeLost(f.Verdict):
+			all = append(all, native.Repair{Remedy: remedy, Want: want, Now: now, Age: up - j.generation.Read})
+		case nativeLost(j.finding.Verdict):
 			left = append(left, want)
 		}
 	}
 	slices.SortFunc(all, func(a, b native.Repair) int { return cmp.Compare(a.Want.Handle, b.Want.Handle) })
-	return all, left, nil
+	return all, left, err
 }
 
-// provedStored returns an error unless a read shows that the repairs are in force.
-func provedStored(kernel NativeKernel, repairs []native.Repair) error {
+// provedStored returns an error unless a read shows that the repairs are in force. lacking: devices
+// were left out of them.
+func provedStored(kernel NativeKernel, repairs []native.Repair, lacking bool) error {
 	wanted := map[tableid.TableID]bool{}
 	for _, repair := range repairs {
 		wanted[repair.Want.ID] = true
@@ -253,7 +384,7 @@ func provedStored(kernel NativeKernel, repairs []native.Repair) error {
 		return err
 	}
 	for _, repair := range repairs {
-		if !repair.Repaired(proof.Tables[repair.Want.ID], false) {
+		if !repair.Repaired(proof.Tables[repair.Want.ID], lacking) {
 			return fmt.Errorf("%s: %w", repair.Want.ID.NFT(), errNotInForce)
 		}
 	}

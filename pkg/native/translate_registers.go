@@ -7,7 +7,7 @@ type registers struct {
 	bytes [registersEnd]byte
 	known [registersEnd]byte // the bits of each byte that are known
 	// among is how many values, from 0 on, the word at that place may have; 0: it is not of that
-	// kind. It is numgen's and jhash's answer.
+	// kind. It is numgen's answer.
 	among map[int]uint32
 	// oneOf are values of which the one at that place is one.
 	oneOf map[int][][]byte
