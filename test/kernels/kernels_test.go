@@ -32,7 +32,7 @@ func (k kernel) wanted() bool {
 }
 
 // stories are the tests that run on each kernel, and the rows of the table.
-var stories = []string{"TestDetect/nft", "TestDetect/legacy", "TestFlushes/nft", "TestFlushes/legacy", "TestRestart/nft", "TestRestart/legacy", "TestNative/flushes", "TestNative/restart"}
+var stories = []string{"TestDetect/nft", "TestDetect/legacy", "TestFlushes/nft", "TestFlushes/legacy", "TestRestart/nft", "TestRestart/legacy", "TestNative/flushes", "TestNative/restart", "TestStandby/nft"}
 
 func TestMain(m *testing.M) {
 	if isFirstProcess() {

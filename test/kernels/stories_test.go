@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/canaryd/canaryd/internal/testkit/nodetest"
 	"github.com/canaryd/canaryd/internal/testkit/nstest"
 	"github.com/canaryd/canaryd/pkg/iptables"
@@ -173,4 +175,49 @@ func nativeBack(n *nodetest.Node, want string) {
 		}
 		return nodetest.Ready()
 	})
+}
+
+// TestStandby: where the kernel lets a process own a table (from Linux 5.12), the standby has its
+// copies, also after a flush that is answered; on an older one the status says why there is none,
+// and the rules come back without.
+func TestStandby(t *testing.T) {
+	t.Run("nft", func(t *testing.T) {
+		nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+			n.Load()
+			n.Start("--standby=on")
+			protected := n.Protected()
+			standbyIsKnown(n)
+			everything(n)
+			back(n, protected, 1)
+			standbyIsKnown(n)
+		})
+	})
+}
+
+// standbyIsKnown waits until the standby is what this kernel can have.
+func standbyIsKnown(n *nodetest.Node) {
+	n.Helper()
+	want := "armed"
+	if !kernelIsFrom(n, 5, 12) {
+		want = "unavailable"
+	}
+	n.Within(nodetest.HealsIn, "the standby to be "+want, func() error {
+		for family, s := range n.Status().Standby {
+			if s.State != want || want == "unavailable" && s.Reason == "" {
+				return fmt.Errorf("that of %s is %s: %s", family, s.State, s.Reason)
+			}
+		}
+		return nil
+	})
+}
+
+// kernelIsFrom reports whether the kernel is that version or a newer one.
+func kernelIsFrom(n *nodetest.Node, major, minor int) bool {
+	n.Helper()
+	var name unix.Utsname
+	n.Must(unix.Uname(&name))
+	var has [2]int
+	_, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &has[0], &has[1])
+	n.Must(err)
+	return has[0] > major || has[0] == major && has[1] >= minor
 }
