@@ -80,7 +80,7 @@ func TestDrillFails(t *testing.T) {
 				if record := r.oneRecord(); record.Drill != sort || record.ByText() != "canaryd drill" {
 					t.Errorf("the record: %+v", record)
 				}
-				if s := r.d.Status(); s.LastDrill.Result != api.DrillFailed {
+				if s := r.d.Status(); s.LastDrill.Result != api.DrillFailed || !strings.Contains(pageOf(t, s.Public()), "The last drill failed ") {
 					t.Errorf("the last drill: %+v", s.LastDrill)
 				}
 				r.stop()

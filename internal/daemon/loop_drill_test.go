@@ -82,6 +82,12 @@ func TestDrill(t *testing.T) {
 					t.Errorf("the record: %+v", record)
 				}
 				s := r.d.Status()
+				page := pageOf(t, s.Public())
+				for _, want := range []string{"The last drill passed ", "<small>canaryd drill</small>", `<span class="badge good">drilled</span>`} {
+					if !strings.Contains(page, want) {
+						t.Errorf("the page lacks %s", want)
+					}
+				}
 				if _, flushed := s.LastFlush(); flushed || s.LastDrill == nil || *s.LastDrill != reply.DrillEnd {
 					t.Errorf("the last drill is %+v, the status says %+v", reply.DrillEnd, s.LastDrill)
 				}

@@ -3,6 +3,7 @@ package web
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/canaryd/canaryd/internal/api"
 )
@@ -44,4 +45,22 @@ func sourceWarning(s api.Status) []pageWarning {
 	}
 	return []pageWarning{{Name: "sources", Class: "bad", Title: "Files that declare rules have errors.",
 		Text: strings.Join(lines, ". ") + ". The reasons:", Command: "canaryd status"}}
+}
+
+// drillLines says when the last drill was, if it has passed.
+func drillLines(s api.Status, now time.Time) []string {
+	if d := s.LastDrill; d != nil && d.Result == api.DrillPassed {
+		return []string{"The last drill passed " + agoText(d.Time, now) + "."}
+	}
+	return nil
+}
+
+// drillWarning returns a warning if the last drill has failed.
+func drillWarning(s api.Status, now time.Time) []pageWarning {
+	d := s.LastDrill
+	if d == nil || d.Result != api.DrillFailed {
+		return nil
+	}
+	return []pageWarning{{Name: "drill", Class: "warn", Title: "The last drill failed " + agoText(d.Time, now) + ".",
+		Text: "What canaryd took away for it was not noticed, or not put back in time; a flush may fare the same. The log says why. Once that is mended:", Command: "canaryd drill"}}
 }

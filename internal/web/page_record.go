@@ -73,7 +73,7 @@ func absentText(f api.Flush) string {
 
 func outcomeClass(o api.Outcome) string {
 	switch o {
-	case reload.Proved:
+	case reload.Proved, api.Drilled:
 		return "good"
 	case reload.Raced:
 		return "warn"

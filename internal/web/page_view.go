@@ -307,7 +307,7 @@ func inForceLines(s api.Status, now time.Time) []string {
 		}
 		lines = append(lines, line+".")
 	}
-	return lines
+	return append(lines, drillLines(s, now)...)
 }
 
 // warningsOf returns the warnings, the most serious first.
@@ -338,6 +338,7 @@ func warningsOf(s api.Status, now time.Time) []pageWarning {
 	}
 	list = append(list, quarantineWarning(s)...)
 	list = append(list, leftOutWarning(s)...)
+	list = append(list, drillWarning(s, now)...)
 	if s.Backend.Mixed {
 		list = append(list, pageWarning{Name: "mixed", Class: "warn", Title: "Both backends hold rules.",
 			Text: fmt.Sprintf("Those of %s are guarded. Why that one:", s.Backend.Name), Command: "canaryd detect"})
@@ -432,6 +433,7 @@ var kindMeanings = map[canary.Verdict]string{
 
 // outcomeMeanings explains the outcomes of a flush.
 var outcomeMeanings = map[api.Outcome]string{
+	api.Drilled:          "canaryd took its own canary, which packets do not meet, and it is back and proved",
 	reload.Proved:        "everything is in force again, and a read showed it",
 	reload.Raced:         "everything is in force again, but another process wrote meanwhile",
 	reload.Partial:       "some tables or rules are still missing",
