@@ -31,8 +31,8 @@ func TestScenarios(t *testing.T) {
 					nstest.NeedProgram(t, "iptables-"+string(backend), "ip6tables-"+string(backend), "nft")
 					// In this namespace's own /run: a socket's path must be short.
 					live := scenario.Live{Canaryd: nodetest.Canaryd(), Programs: scenario.Programs{With: backend}, Dir: "/run",
-						// Next to other packages' tests, a flusher's twelve commands take longer than
-						// ten times the 20 ms that are the default.
+						// Next to other packages' tests, the twelve commands of a flusher may take
+						// longer than ten times the 20 ms that are the default.
 						Flags: []string{"--settle=60ms"}}
 					result, err := live.Run(t.Context(), s)
 					if err != nil {
