@@ -19,10 +19,21 @@ const (
 	builds = "CANARYD_TEST_BUILDS"
 )
 
+// settle is the environment variable with the --settle of daemons that a Node starts; empty: the
+// default. A program with the race detector runs next to other packages' tests, and the commands
+// of a flusher take longer there than the 20 ms that are the default: what they take is to be one
+// flush all the same.
+const settle = "CANARYD_TEST_SETTLE"
+
 // Main is the body of TestMain for a package that tests the built canaryd: it builds canaryd,
 // with these flags of go build, and runs the tests. Its result is for os.Exit. With -race, a race
 // ends canaryd with 66, and its test fails.
 func Main(m *testing.M, flags ...string) int {
+	if slices.Contains(flags, "-race") {
+		if err := os.Setenv(settle, "60ms"); err != nil {
+			return failed(err)
+		}
+	}
 	if os.Getenv(program) != "" {
 		return m.Run()
 	}

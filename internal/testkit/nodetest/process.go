@@ -37,7 +37,11 @@ type Process struct {
 func (n *Node) Launch(flags ...string) *Process {
 	n.Helper()
 	n.logs++
-	line := slices.Concat(n.Under, []string{Canaryd()}, n.Flags("run"), flags)
+	base := n.Flags("run")
+	if long := os.Getenv(settle); long != "" {
+		base = append(base, "--settle="+long)
+	}
+	line := slices.Concat(n.Under, []string{Canaryd()}, base, flags)
 	cmd := exec.CommandContext(n.Context(), line[0], line[1:]...)
 	cmd.Env = append(os.Environ(), n.Env...)
 	started, err := canaryd.Start(cmd, fmt.Sprintf("/run/canaryd-%d.log", n.logs))
