@@ -45,6 +45,9 @@ func (st *state) openLoss(f rules.Family, digest uint64) {
 		return
 	}
 	now := time.Now()
+	if len(st.native.standby) > 0 { // the hint for them may come after the replay has begun
+		st.native.lookAt = earliest(st.native.lookAt, now)
+	}
 	defer st.boundAbsence(f)
 	st.loss = &loss{
 		record: api.Flush{ID: st.newFlushID(st.looking.evidence), Time: st.looking.evidence, Outcome: api.Pending},
