@@ -105,10 +105,17 @@ func TestPodHeals(t *testing.T) {
 
 		d.Stop()
 		n.Flush()
-		n.Start()
+		d = n.Start()
 		n.Within(nodetest.HealsIn, "what was flushed meanwhile", func() error {
 			if diff := cmp.Diff(before, n.Protected()); diff != "" {
 				return fmt.Errorf("-want +got: %s", diff)
+			}
+			return nil
+		})
+		d.Kill()
+		n.Within(nodetest.StartsIn, "canaryd to end with its pod", func() error {
+			if _, err := nodetest.Fetch("/healthz"); err == nil {
+				return errors.New("it answers")
 			}
 			return nil
 		})
