@@ -260,6 +260,9 @@ func (s Status) Ready() error {
 			}
 		}
 	}
+	if broken := s.BrokenSource(); refused != nil && broken != nil {
+		refused = fmt.Errorf("%w; %w", refused, broken) // what is refused may be the file's last good text
+	}
 	return cmp.Or(unknown, s.nativeUnknown(), refused, s.BrokenSource())
 }
 

@@ -83,6 +83,11 @@ func TestReady(t *testing.T) {
 	several := sample.Status()
 	several.Families = until.Families
 	until.Paused, until.PausedUntil = true, time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
+	refused := with(canary.Refused)
+	refused.DeclaredRefused, refused.SourceErrors = nil, []api.SourceError{{Source: "rules-dir", Where: "/etc/site/10.v4:7", InForce: api.StoredGood}}
+	broken := sample.Status()
+	broken.SourceErrors = refused.SourceErrors
+	const unusable = "rules-dir cannot be used because of /etc/site/10.v4:7: what it said to an earlier run of canaryd is in force"
 	forgotten := sample.Status()
 	delete(forgotten.Families[rules.IPv4], rules.Nat)
 	tests := []struct {
@@ -96,6 +101,8 @@ func TestReady(t *testing.T) {
 		{"paused", paused, "replays are paused"},
 		{"several", several, "ipv4 mangle is drifted, ipv4 nat is emptied, ipv4 filter is emptied"},
 		{"several, and paused", until, "ipv4 mangle is drifted, ipv4 nat is emptied, ipv4 filter is emptied; replays are paused until 2026-03-04T05:06:07Z"},
+		{"a file that cannot be used", broken, unusable},
+		{"what it said before is refused", refused, "ipv4 filter is not as declared: a rule is refused; " + unusable},
 		{"nothing yet", api.Status{}, "no family has been looked at yet"},
 	}
 	for _, kind := range canary.LossKinds() {

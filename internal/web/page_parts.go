@@ -27,6 +27,9 @@ func refusedLines(s api.Status) []string {
 		}
 		lines = append(lines, fmt.Sprintf("%s %s: %s is refused: %s.", r.Family, r.Table, r.Place(), r.Meaning))
 	}
+	if broken := s.BrokenSource(); broken != nil {
+		lines = append(lines, api.Upper(broken.Error())+".")
+	}
 	return append(lines, "These tables keep what was in force before; all others are as declared. canaryd status quotes the rule and the reason.")
 }
 

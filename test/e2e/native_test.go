@@ -1,10 +1,8 @@
 package e2e
 
 import (
-	"compress/gzip"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
@@ -29,14 +27,7 @@ func onNativeNextTo(t *testing.T, backend iptables.Backend, body func(n *nodetes
 	nodetest.On(t, backend, func(n *nodetest.Node) {
 		nstest.NeedProgram(n.T, "nft")
 		n.Load()
-		file, err := os.Open("../../pkg/native/testdata/services-100.nft.gz")
-		n.Must(err)
-		defer file.Close()
-		unpacked, err := gzip.NewReader(file)
-		n.Must(err)
-		text, err := io.ReadAll(unpacked)
-		n.Must(err)
-		nstest.CommandInput(n.T, string(text), "nft", "-f", "-")
+		n.LoadNative(100)
 		body(n)
 	})
 }

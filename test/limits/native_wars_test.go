@@ -3,10 +3,8 @@
 package limits
 
 import (
-	"compress/gzip"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -43,14 +41,7 @@ func onNativeWar(t *testing.T, body func(w *nativeWar)) {
 	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
 		nstest.NeedProgram(n.T, "nft")
 		n.Load()
-		file, err := os.Open("../../pkg/native/testdata/services-1000.nft.gz")
-		n.Must(err)
-		defer file.Close()
-		unpacked, err := gzip.NewReader(file)
-		n.Must(err)
-		text, err := io.ReadAll(unpacked)
-		n.Must(err)
-		nstest.CommandInput(n.T, string(text), "nft", "-f", "-")
+		n.LoadNative(1000)
 		w := &nativeWar{Node: n}
 		w.want = w.listed()
 		conn, err := nft.Dial()

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+
+	"github.com/canaryd/canaryd/internal/testkit/nstest"
 )
 
 // Services returns what kube-proxy wrote to IPv4's nat and filter for 100, 1,000 or 5,000
@@ -12,7 +14,20 @@ import (
 // path from a package in test.
 func (n *Node) Services(count int) string {
 	n.Helper()
-	file, err := os.Open(fmt.Sprintf("../../hack/bench/heal/testdata/services-%d.rules.gz", count))
+	return n.unpacked(fmt.Sprintf("../../hack/bench/heal/testdata/services-%d.rules.gz", count))
+}
+
+// LoadNative writes the tables that kube-proxy in nftables mode makes for so many services: 100,
+// 1,000 or 5,000. As Services it is for packages in test.
+func (n *Node) LoadNative(count int) {
+	n.Helper()
+	nstest.CommandInput(n.T, n.unpacked(fmt.Sprintf("../../pkg/native/testdata/services-%d.nft.gz", count)), "nft", "-f", "-")
+}
+
+// unpacked returns a file's text.
+func (n *Node) unpacked(path string) string {
+	n.Helper()
+	file, err := os.Open(path)
 	n.Must(err)
 	defer file.Close()
 	text, err := gzip.NewReader(file)
