@@ -44,8 +44,7 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 	if due(r.calmAt, time.Now()) {
 		r.calmAt = time.Time{}
 	}
-	d.settleNative(ctx, st)
-	if d.iptablesFirst(ctx, st) {
+	if d.settleNative(ctx, st) || d.iptablesFirst(ctx, st) {
 		return
 	}
 	last := nft.ErrStale
@@ -82,7 +81,9 @@ func (d *Daemon) healNative(ctx context.Context, st *state) {
 				l.retry.at = time.Now().Add(wait)
 				return
 			}
-			d.settleNative(ctx, st)
+			if d.settleNative(ctx, st) {
+				return
+			}
 		default:
 			d.retryNative(ctx, st, err)
 			return
@@ -111,26 +112,6 @@ func (d *Daemon) iptablesFirst(ctx context.Context, st *state) bool {
 	st.looking.hint(time.Now())
 	d.look(ctx, st)
 	return st.loss != nil
-}
-
-// settleNative waits until no process committed for --settle, for ten times that at most. After a
-// replay of iptables' tables that is so already.
-func (d *Daemon) settleNative(ctx context.Context, st *state) {
-	genid, err := d.cfg.Native.Kernel.Genid() // what fails here fails in the read that follows
-	if err == nil {
-		err = d.hearNative(ctx, st, genid)
-	}
-	quiet := st.native.wrote
-	if err != nil || quiet.IsZero() {
-		quiet = time.Now()
-	}
-	end := time.Now().Add(min(10*d.cfg.Settle, MostSettle))
-	for time.Since(quiet) < d.cfg.Settle && time.Now().Before(end) && ctx.Err() == nil {
-		time.Sleep(min(time.Millisecond, d.cfg.Settle))
-		if now, err := d.cfg.Native.Kernel.Genid(); err == nil && now != genid {
-			genid, quiet = now, time.Now()
-		}
-	}
 }
 
 // A nativePlan is what is to be written to native tables, and the read that it rests on.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/canaryd/canaryd/pkg/iptables"
+	"github.com/canaryd/canaryd/pkg/nft"
 	"github.com/canaryd/canaryd/pkg/reload"
 	"github.com/canaryd/canaryd/pkg/rules"
 )
@@ -19,6 +20,7 @@ const MostSettle = 30 * time.Second
 // after ten times --settle, or MostSettle.
 type lull struct {
 	stamps map[rules.Family]iptables.Stamp // as they were seen last
+	native uint32                          // the genid at which native tables were looked at last
 	quiet  time.Time                       // since when they are so
 	end    time.Time
 }
@@ -28,7 +30,7 @@ func (d *Daemon) beginLull(ctx context.Context, st *state) *lull {
 	l := &lull{stamps: d.stamps(ctx, st), quiet: time.Now()}
 	l.end = l.quiet.Add(min(10*d.cfg.Settle, MostSettle))
 	commits := d.followRestored(ctx, st, st.looked(), l.stamps)
-	l.stamps = d.passOwn(ctx, st, l.stamps, commits)
+	l.stamps = d.passOwn(ctx, st, l.stamps, commits+d.openNativeMeanwhile(ctx, st, &l.native))
 	return l
 }
 
@@ -49,7 +51,7 @@ func (d *Daemon) stamps(ctx context.Context, st *state) map[rules.Family]iptable
 // wrote reports whether a process wrote since wrote was called last.
 func (d *Daemon) wrote(ctx context.Context, st *state, l *lull) bool {
 	now := d.stamps(ctx, st)
-	commits := d.followRestored(ctx, st, l.stamps, now)
+	commits := d.followRestored(ctx, st, l.stamps, now) + d.openNativeMeanwhile(ctx, st, &l.native)
 	if maps.Equal(now, l.stamps) {
 		return false
 	}
@@ -136,4 +138,33 @@ func (d *Daemon) nameCulprit(ctx context.Context, st *state) {
 		l.blamed = true
 		d.blame(ctx, st, l)
 	}
+}
+
+// settleNative waits until no process committed for --settle, for ten times that at most. After a
+// replay of iptables' tables that is so already. It returns true at once where the flusher takes
+// iptables' rules, too, and the standby may have to be opened for them.
+func (d *Daemon) settleNative(ctx context.Context, st *state) (iptablesLost bool) {
+	genid, err := d.cfg.Native.Kernel.Genid() // what fails here fails in the read that follows
+	if err == nil {
+		err = d.hearNative(ctx, st, genid)
+	}
+	quiet := st.native.wrote
+	if err != nil || quiet.IsZero() {
+		quiet = time.Now()
+	}
+	end := time.Now().Add(min(10*d.cfg.Settle, MostSettle))
+	for time.Since(quiet) < d.cfg.Settle && time.Now().Before(end) && ctx.Err() == nil {
+		time.Sleep(min(time.Millisecond, d.cfg.Settle))
+		if now, err := d.cfg.Native.Kernel.Genid(); err == nil && now != genid {
+			quiet = time.Now()
+			if st.mayOpenAny() && d.iptablesFirst(ctx, st) {
+				return true
+			}
+			own := d.openNativeMeanwhile(ctx, st, &genid)
+			for genid = now; own > 0; own-- {
+				genid = nft.Following(genid)
+			}
+		}
+	}
+	return false
 }

@@ -29,7 +29,7 @@ func (d *Daemon) standbyChores() []chore {
 		{"shut the standby", d.shutAt, nil, briefLimit, d.shutStandby},
 		{"open the standby", d.openAt, nil, briefLimit, d.openStandby},
 		{"shut the standby of native tables", d.shutNativeAt, nil, briefLimit, d.shutNativeStandby},
-		{"open the standby of native tables", d.openNativeAt, nil, briefLimit, d.openNative},
+		{"open the standby of native tables", d.openNativeAt, nil, briefLimit, func(ctx context.Context, st *state) { d.openNative(ctx, st) }},
 	}
 }
 
@@ -55,6 +55,18 @@ func (d *Daemon) openAt(st *state) time.Time {
 // that flush.
 func (s *standbyOf) mayOpen(flush string) bool {
 	return s.has() && s.gate.mayOpen(flush)
+}
+
+// mayOpenAny reports whether there is a copy that a flush may open.
+func (st *state) mayOpenAny() bool {
+	if st.heals() {
+		for _, fs := range st.families {
+			if fs.standby.has() {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // openStandby opens the gates of the families whose nat is lost.

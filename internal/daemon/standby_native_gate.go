@@ -39,8 +39,9 @@ func (d *Daemon) openNativeAt(st *state) time.Time {
 	return time.Time{}
 }
 
-// openNative opens the gates of what is lost. Whatever becomes of it, the replay goes on.
-func (d *Daemon) openNative(ctx context.Context, st *state) {
+// openNative opens the gates of what is lost, and returns how many. Whatever becomes of it, the
+// replay goes on.
+func (d *Daemon) openNative(ctx context.Context, st *state) (opened int) {
 	r := &st.native
 	for _, id := range r.ids() {
 		if !st.mayOpenNative(id) {
@@ -65,21 +66,46 @@ func (d *Daemon) openNative(ctx context.Context, st *state) {
 		l.record.Standby = l.record.Standby.WithTable(id.NFT(), now.Sub(l.record.Time))
 		d.nativeLog(ctx, st).Info("The standby translates until the native table is back", "flush", l.record.ID, "table", id.NFT(),
 			"after", now.Sub(l.record.Time).Round(10*time.Microsecond))
+		opened++
 	}
+	return opened
 }
 
 // firstNativeLookAt returns when native tables are looked at before iptables' tables are put back:
 // where a copy may have to be opened, it does not wait for that.
 func (d *Daemon) firstNativeLookAt(st *state) time.Time {
-	if st.loss == nil || !st.heals() {
+	if st.loss == nil || !st.mayOpenNatives() {
 		return time.Time{}
 	}
-	for _, s := range st.native.standby {
-		if s.has() {
-			return st.native.lookAt
+	return st.native.lookAt
+}
+
+// mayOpenNatives reports whether there is a copy of a native table that a flush may open.
+func (st *state) mayOpenNatives() bool {
+	if st.heals() {
+		for _, s := range st.native.standby {
+			if s.has() {
+				return true
+			}
 		}
 	}
-	return time.Time{}
+	return false
+}
+
+// openNativeMeanwhile opens gates for what a flusher takes of native tables while canaryd waits for
+// it: it may come to them last. asked is the genid at which that was asked last. It returns how many
+// commits of canaryd's own that took.
+func (d *Daemon) openNativeMeanwhile(ctx context.Context, st *state, asked *uint32) (commits int) {
+	if !st.mayOpenNatives() {
+		return 0
+	}
+	genid, err := d.cfg.Native.Kernel.Genid()
+	if err != nil || genid == *asked {
+		return 0 // a read comes in any case, and says what is wrong
+	}
+	*asked = genid
+	d.lookNativeFirst(ctx, st)
+	return d.openNative(ctx, st)
 }
 
 // lookNativeFirst looks at native tables, and judges those that a commit has deleted: there is
