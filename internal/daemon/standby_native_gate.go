@@ -93,8 +93,8 @@ func (st *state) mayOpenNatives() bool {
 }
 
 // openNativeMeanwhile opens gates for what a flusher takes of native tables while canaryd waits for
-// it: it may come to them last. asked is the genid at which that was asked last. It returns how many
-// commits of canaryd's own that took.
+// it: it may come to them last. asked is the genid at which that was asked last. It returns how
+// many commits of canaryd's own that took.
 func (d *Daemon) openNativeMeanwhile(ctx context.Context, st *state, asked *uint32) (commits int) {
 	if !st.mayOpenNatives() {
 		return 0

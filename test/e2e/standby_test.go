@@ -3,6 +3,8 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -175,6 +177,45 @@ func TestStandbyNameIsTaken(t *testing.T) {
 			nstest.Command(n.T, "nft", "delete", "table", family, standby.TableName)
 		}
 		wantStandbyState(n, "armed")
+		d.Stop()
+	})
+}
+
+// TestStandbyWaitsForMemory: where the control group has no room for the copy there is none, the
+// status says why, instead of the kernel killing canaryd; it comes once there is room.
+func TestStandbyWaitsForMemory(t *testing.T) {
+	nodetest.On(t, iptables.NFT, func(n *nodetest.Node) {
+		nstest.NeedRoot(n.T)
+		n.Must(n.Programs.Restore(n.Context(), rules.IPv4, n.Services(1000)))
+		nstest.Command(n.T, "nft", "add", "table", "ip", standby.TableName) // until there is no room
+		group, file := n.MemoryGroup()
+		n.Under = []string{"sh", "-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, group}
+		d := n.Start("--standby=on")
+		wantReason := func(reason string) {
+			n.Helper()
+			n.Within(nodetest.StartsIn, "the status to say "+reason, func() error {
+				if now := n.Status().Standby[rules.IPv4]; now.State != "unavailable" || !strings.Contains(now.Reason, reason) {
+					return fmt.Errorf("it says %+v", now)
+				}
+				return nil
+			})
+		}
+		limit := func(bytes int64) { n.Must(os.WriteFile(filepath.Join(group, file), fmt.Append(nil, bytes), 0o600)) }
+		wantReason("another process")
+		limit(n.MemoryUsed(group) + 10<<20) // of the 15 MiB that it asks for
+		nstest.Command(n.T, "nft", "delete", "table", "ip", standby.TableName)
+		wantReason("no memory for the standby")
+		wantStandbys(n, "")
+		limit(4 << 30)
+		wantStandbys(n, "table ip canaryd-standby")
+		n.Within(nodetest.StartsIn, "the standby to be armed", func() error {
+			if now := n.Status().Standby[rules.IPv4]; now.State != "armed" {
+				return fmt.Errorf("it is %+v", now)
+			}
+			return nil
+		})
+		n.Flush()
+		n.Healed(1)
 		d.Stop()
 	})
 }

@@ -25,6 +25,7 @@ func firewalldFlushers() []flusher {
 		}
 		all = append(all, flusher{
 			name:     "firewalld, FirewallBackend=" + backend,
+			standby:  true,
 			unpacked: []string{"usr/sbin/firewalld", python + "/firewall"},
 			needs:    []string{"/usr/bin/python3", "/usr/bin/dbus-daemon", "/" + python + "/dbus", "/" + python + "/gi", "/" + python + "/nftables"},
 			install: func(m *machine) {

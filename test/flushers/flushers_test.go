@@ -39,6 +39,8 @@ type flusher struct {
 	// unpacked are its files, as far as hack/install-deps.sh unpacks them; needs are
 	// those of the machine's own that it cannot do without.
 	unpacked, needs []string
+	// standby says that it is tried next to the standby, too.
+	standby bool
 	// install writes its configuration and starts what runs all the time. That
 	// happens before any other program writes rules, as when a machine starts.
 	install func(m *machine)
@@ -153,6 +155,9 @@ func endure(m *machine, f flusher) {
 		rows[i].Flusher = f.name
 	}
 	m.Want(0, "check")
+	if slices.Contains(f.flags, standby) {
+		wasOpen(m)
+	}
 	handOver(m, rows)
 	d.Stop()
 }

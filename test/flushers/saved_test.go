@@ -12,7 +12,8 @@ func savedFlushers() []flusher {
 	persistent := []string{"usr/sbin/netfilter-persistent", "usr/share/netfilter-persistent/plugins.d/15-ip4tables"}
 	return []flusher{
 		{
-			name: "nftables.service",
+			name:    "nftables.service",
+			standby: true,
 			install: func(m *machine) {
 				m.write("/etc/nftables.conf", nftablesConf)
 			},

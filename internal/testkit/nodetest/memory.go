@@ -2,6 +2,8 @@ package nodetest
 
 import (
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 )
 
@@ -32,4 +34,18 @@ func (n *Node) MemoryGroup() (dir, file string) {
 	}
 	n.Fatal("no control group limits memory here, neither of version 1 nor of version 2")
 	return "", ""
+}
+
+// MemoryUsed returns how many bytes the processes of such a control group use, and the kernel for
+// them.
+func (n *Node) MemoryUsed(dir string) int64 {
+	n.Helper()
+	text, err := os.ReadFile(filepath.Join(dir, "memory.usage_in_bytes"))
+	if os.IsNotExist(err) {
+		text, err = os.ReadFile(filepath.Join(dir, "memory.current"))
+	}
+	n.Must(err)
+	used, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	n.Must(err)
+	return used
 }
