@@ -33,7 +33,7 @@ judge() {
 
 # look sets lost, refused and unread, lists of tables, and since, by canaryd's status.
 look() {
-	local line family='' name text within=''
+	local line family='' name text within='' natives=0 nativeError=''
 	get /healthz || unknown "no canaryd that works answers at $address"
 	get /api/v1/status || unknown "canaryd at $address has no status"
 	lost=() refused=() unread=() since='' tables=0
@@ -41,6 +41,7 @@ look() {
 		case $line in
 		'  "stopped": true'*) unknown 'a cleanup removed the marks; restart canaryd' ;;
 		'  "lossSince": '*) since=${line#*: } ;;
+		'  "nativeError": '*) nativeError=yes ;; # they cannot be read
 		'  "families": {') within=families ;;
 		'  "native": [') within=native ;;
 		'  }'* | '  ]'*) within='' ;;
@@ -50,12 +51,13 @@ look() {
 			name=${name%%\"*} text=${text%%\"*}
 			case $within/$name in
 			families/*) judge "$family $name" "$text" ;;
-			native/table) family=$text ;; # such as "ip kube-proxy"
+			native/table) family=$text natives=$((natives + 1)) ;; # such as "ip kube-proxy"
 			native/verdict) judge "$family" "$text" ;;
 			esac
 			;;
 		esac
 	done
+	[ -z "$nativeError" ] || [ $natives -gt 0 ] || judge 'native tables' unknown
 }
 
 # list prints a word and as many of the tables as a line of 80 bytes has room for.

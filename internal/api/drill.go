@@ -97,7 +97,7 @@ func AlertOfFlush(fires bool) DrillAlert {
 // lastDrill returns how the drill of a record ended, as far as the record says.
 func (f Flush) lastDrill() DrillEnd {
 	end := DrillEnd{Time: f.Time, Sort: f.Drill, Result: DrillFailed, Flush: f.ID}
-	if f.Outcome.Done() && !f.DrillFailed {
+	if (f.Outcome == Drilled || f.Outcome.Done()) && !f.DrillFailed {
 		end.Result = DrillPassed
 	}
 	return end

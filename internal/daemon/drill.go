@@ -88,8 +88,9 @@ func (d *Daemon) beginDrill(ctx context.Context, st *state, r api.DrillRequest) 
 		klog.FromContext(ctx).Info("A drill was refused; nothing was taken", "reason", err)
 		return nil, *reply
 	}
-	klog.FromContext(ctx).Error(err, "A drill has failed: whether the canary was taken is not known; if it was, it is put back")
-	st.lastDrill = &reply.DrillEnd
+	klog.FromContext(ctx).Error(err, "A drill has failed: whether anything was taken is not known; if it was, it is put back", "takes", takesText(*reply))
+	next.by = time.Now().Add(drillPatience)
+	st.doubt, st.lastDrill = next, &reply.DrillEnd
 	d.publish(st)
 	return nil, *reply
 }
@@ -125,6 +126,14 @@ func (st *state) lossText() error {
 		return nil
 	}
 	return fmt.Errorf("flush %s is being answered", st.loss.record.ID)
+}
+
+// doubtAt returns the drill that may have taken what is found to be lost now; nil if there is none.
+func (st *state) doubtAt(now time.Time) *drill {
+	if st.doubt == nil || now.After(st.doubt.by) {
+		return nil
+	}
+	return st.doubt
 }
 
 // takeCanary does what a drill begins with. After an error the drill does not go on: nothing was
@@ -164,7 +173,7 @@ func (d *Daemon) takeCanary(ctx context.Context, st *state, next *drill) error {
 	next.start, next.reply.Time, next.reply.Jumps = done.Written, done.Written, done.Jumps
 	next.by = done.Written.Add(drillPatience + 2*d.cfg.PollInterval + 10*d.cfg.Settle)
 	next.step(done.Written, "canaryd has taken away "+takesText(next.reply))
-	st.drill = next
+	st.drill, st.doubt = next, nil
 	return nil
 }
 
@@ -192,7 +201,7 @@ func drillEndsAt(st *state) time.Time {
 // drillTooLong ends a drill that was not answered in time. What was taken stays a loss, which is
 // tried again, and which alerts report.
 func (d *Daemon) drillTooLong(ctx context.Context, st *state) {
-	reason := fmt.Sprintf("nothing was noticed within %s", time.Since(st.drill.start).Round(time.Millisecond))
+	result, reason := api.DrillFailed, fmt.Sprintf("nothing was noticed within %s", time.Since(st.drill.start).Round(time.Millisecond))
 	if l := st.loss; l != nil {
 		st.drill.timeline(l)
 		st.drill.reply.Flush = l.record.ID
@@ -201,8 +210,11 @@ func (d *Daemon) drillTooLong(ctx context.Context, st *state) {
 			why = "replays were paused meanwhile"
 		}
 		reason = fmt.Sprintf("it is not back after %s: %s", time.Since(st.drill.start).Round(time.Millisecond), why)
+		if l.recorded && l.record.Drill != st.drill.reply.Sort {
+			result, reason = api.DrillVoid, "another process flushed rules meanwhile, which are not back either: see the flush record"
+		}
 	}
-	d.endDrill(ctx, st, api.DrillFailed, reason)
+	d.endDrill(ctx, st, result, reason)
 }
 
 // drillUndone ends the drill that is under way, if there is one, because what it took is back
@@ -258,7 +270,7 @@ func (d *Daemon) endDrill(ctx context.Context, st *state, result api.DrillResult
 		log.Info("The drill has NOT passed", "result", result, "flush", x.reply.Flush, "reason", reason)
 	}
 	if l := st.loss; l != nil { // it lasts, and what the drill took is still no flush
-		l.drill, l.record.DrillFailed = x, result == api.DrillFailed
+		l.drill, l.record.DrillFailed = x, l.record.Drill != "" && result == api.DrillFailed
 	}
 	st.drill, st.lastDrill = nil, &x.reply.DrillEnd
 	d.cfg.Metrics.ObserveDrill(result)
@@ -313,7 +325,7 @@ func (st *state) nameDrill(found map[rules.TableID]hit) {
 	for id, h := range all {
 		if !x.explains(id, h) {
 			if l.record.Drill != "" {
-				l.record.Drill, l.record.Lost, l.record.Kind = "", api.Lost{}, ""
+				l.record.Drill, l.record.DrillFailed, l.record.Lost, l.record.Kind = "", false, api.Lost{}, ""
 				l.hit, l.recorded = map[rules.Family]api.Verdicts{}, false
 			}
 			return
@@ -322,7 +334,7 @@ func (st *state) nameDrill(found map[rules.TableID]hit) {
 			sort = api.DrillForReal
 		}
 	}
-	l.record.Drill = sort
+	l.record.Drill, l.record.DrillFailed = sort, x != nil && x.reply.Result == api.DrillFailed
 }
 
 // onlyDrilled reports whether a replay answered a drill and nothing else. Such a replay does not

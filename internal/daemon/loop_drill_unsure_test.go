@@ -43,35 +43,73 @@ func (s unsureSession) Restore(ctx context.Context, p ...iptables.Payload) map[r
 	return all
 }
 
-// TestDrillIsUnsure: a drill whose write ends in an error may have taken the canary all the same.
-// It is not called refused, and what it took is no flush.
+// TestDrillIsUnsure: a drill whose write ends in an error may have taken what it was to take all the
+// same. It is not called refused, what it took has the drill's name and no other, and it has not
+// passed after a restart either.
 func TestDrillIsUnsure(t *testing.T) {
 	for _, test := range []struct {
-		name   string
-		at     bool
-		result api.DrillResult
-	}{{"the write may have been done", false, api.DrillFailed}, {"the write was done", true, api.DrillPassed}} {
+		name    string
+		request api.DrillRequest
+		at      bool
+		sort    api.DrillSort
+		result  api.DrillResult
+		flushes float64
+	}{
+		{"the canary may be gone", api.DrillRequest{}, false, api.DrillCanary, api.DrillFailed, 0},
+		{"the canary is gone", api.DrillRequest{}, true, api.DrillCanary, api.DrillPassed, 0},
+		{"jumps may be gone", api.DrillRequest{ForReal: true}, false, api.DrillForReal, api.DrillFailed, 1},
+		{"jumps are gone", api.DrillRequest{ForReal: true}, true, api.DrillForReal, api.DrillPassed, 1},
+	} {
 		t.Run(test.name, func(t *testing.T) {
 			eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+				dir := t.TempDir()
 				k := &unsure{Fake: loadedFake(t, backend), at: test.at}
-				r := run(t, k.Fake, setup{kernel: k})
+				r := run(t, k.Fake, setup{kernel: k, store: openStore(t, dir, identity(backend)), journal: dir})
 				r.settled()
 				before := r.tables()
 				k.armed.Store(true)
-				reply := r.drill(api.DrillRequest{})
+				reply := r.drill(test.request)
 				if reply.Result != test.result || strings.Contains(r.log.String(), "nothing was taken") {
 					t.Errorf("the reply: %+v", reply)
 				}
 				r.after(20 * time.Second)
 				r.wantReady()
 				r.wantBack(before, before)
-				if record := r.oneRecord(); record.Drill != api.DrillCanary || record.Lost.Rules != 0 {
+				failed := test.result == api.DrillFailed
+				if record := r.oneRecord(); record.Drill != test.sort || record.DrillFailed != failed || record.ByText() != "canaryd drill" {
 					t.Errorf("the record: %+v", record)
 				}
-				if n := r.metrics("flush_events")["flush_events_total"]; n != 0 {
+				if n := r.metrics("flush_events")["flush_events_total"]; n != test.flushes {
 					t.Errorf("%v flushes", n)
+				}
+				r.stop()
+				r.after(time.Second)
+				next := run(t, k.Fake, setup{store: openStore(t, dir, identity(backend)), journal: dir})
+				next.settled()
+				if s := next.d.Status(); s.LastDrill == nil || s.LastDrill.Result != test.result {
+					t.Errorf("the last drill after a restart: %+v", s.LastDrill)
 				}
 			})
 		})
 	}
+}
+
+// TestFlushInAFailedDrill: the record of a flush that comes while a drill fails is that of a flush,
+// and the drill says nothing.
+func TestFlushInAFailedDrill(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		end := r.drillAside(api.DrillRequest{})
+		r.fake.FailRestores(-1, iptables.ReasonOther)
+		must(t, r.fake.Flush(rules.IPv4, rules.Nat, ""))
+		if reply := end(); reply.Result != api.DrillVoid || !strings.Contains(reply.Reason, "another process flushed rules meanwhile") {
+			t.Errorf("the reply: %+v", reply)
+		}
+		r.fake.FailRestores(0, "")
+		r.after(time.Minute)
+		r.wantReady()
+		if record := r.oneRecord(); record.Drill != "" || record.DrillFailed {
+			t.Errorf("the record: %+v", record)
+		}
+	})
 }

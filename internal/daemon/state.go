@@ -47,6 +47,7 @@ type state struct {
 
 	// What operators try.
 	drill     *drill        // the one that is under way; nil: none
+	doubt     *drill        // one whose write failed, and which may have taken something all the same
 	lastDrill *api.DrillEnd // of this run; nil: none
 
 	// What the last run left.

@@ -144,6 +144,7 @@ func TestCheckScript(t *testing.T) {
 			{Family: "ip", Table: "ip kube-proxy", Verdict: canary.Intact}}}, line: "intact: 7 tables"},
 		{name: "a native table is not read", status: api.Status{Families: all(canary.Intact), Native: []api.NativeTable{
 			{Family: "ip", Table: "ip kube-proxy", Verdict: canary.Unknown}}}, code: 2, line: "unknown: ip kube-proxy"},
+		{name: "native tables were never read", status: api.Status{Families: all(canary.Intact), NativeError: "x"}, code: 2, line: "unknown: native tables"},
 		{name: "not read", status: api.Status{Families: all(canary.Unknown)}, code: 2, line: "unknown: ipv4 filter, ipv4 mangle, ipv4 nat, ipv6 filter, ipv6 mangle and 1 more"},
 		{name: "no family yet", status: api.Status{}, code: 2, line: "unknown: no table has been looked at yet"},
 		{name: "cleaned up", status: api.Status{Stopped: true, Families: all(canary.Unknown)}, code: 2, line: "unknown: a cleanup removed the marks; restart canaryd"},
