@@ -77,8 +77,9 @@ func (c *contention) start(ctx context.Context, l *loss) {
 }
 
 // spend charges the limit with what a replay cost since the daemon had used that much CPU time; in
-// a contention, with all that the loop and its sweeps used since the last replay. What clients of
-// HTTP cost is not in it: one that asks for the status all the time would put replays off.
+// a contention, with what was used during the loop's steps since the last replay, and by sweeps.
+// What clients of HTTP cost between steps is not in it: one that asks for the status all the time
+// would put replays off. A sweep next to a step counts twice, which errs to the side of the node.
 func (d *Daemon) spend(st *state, used time.Duration) {
 	c := &st.contention
 	cost := d.cpu() - used

@@ -43,9 +43,9 @@ func (s unsureSession) Restore(ctx context.Context, p ...iptables.Payload) map[r
 	return all
 }
 
-// TestDrillIsUnsure: a drill whose write ends in an error may have taken what it was to take all the
-// same. It is not called refused, what it took has the drill's name and no other, and it has not
-// passed after a restart either.
+// TestDrillIsUnsure: a drill whose write ends in an error may have taken all of it nevertheless. It
+// is not called refused, what it took has the drill's name and no other, and it has not passed
+// after a restart either.
 func TestDrillIsUnsure(t *testing.T) {
 	for _, test := range []struct {
 		name    string
@@ -110,6 +110,24 @@ func TestFlushInAFailedDrill(t *testing.T) {
 		r.wantReady()
 		if record := r.oneRecord(); record.Drill != "" || record.DrillFailed {
 			t.Errorf("the record: %+v", record)
+		}
+	})
+}
+
+// TestDrillIsRefusedByIptables: what iptables-restore refuses took nothing, and is no failed drill.
+func TestDrillIsRefusedByIptables(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend iptables.Backend) {
+		r := start(t, backend, setup{})
+		r.settled()
+		r.fake.FailRestores(-1, iptables.ReasonParse)
+		if reply := r.drill(api.DrillRequest{ForReal: true}); reply.Result != api.DrillRefused || reply.Jumps > 0 || !strings.Contains(reply.Reason, "injected fault") {
+			t.Errorf("the reply: %+v", reply)
+		}
+		r.fake.FailRestores(0, "")
+		r.settled()
+		r.wantReady()
+		if s := r.d.Status(); s.LastDrill != nil || len(s.Flushes) > 0 {
+			t.Errorf("the last drill: %+v, the records: %+v", s.LastDrill, s.Flushes)
 		}
 	})
 }

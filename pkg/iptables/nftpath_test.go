@@ -399,11 +399,15 @@ func TestADeletionThatFindsNothingFailsItsTableOnly(t *testing.T) {
 		runTool(t, "", "iptables-nft", "-t", "mangle", "-N", "M")
 		w := n.read(t).Restore(t.Context(), p)[rules.IPv4]
 		var refused *RestoreError
-		if !errors.As(w.Err, &refused) || tablesNamed(w) != "[nat]" {
+		if !errors.As(w.Err, &refused) || tablesNamed(w) != "[nat]" || w.At.IsZero() {
 			t.Errorf("%+v", w)
 		}
 		if got := saveNFT(t, rules.IPv4); strings.Contains(got, "-A M") || !strings.Contains(got, "-A SVC") {
 			t.Errorf("there stands:\n%s", got)
+		}
+		p[rules.IPv4] = p[rules.IPv4][:1]
+		if w := n.read(t).Restore(t.Context(), p)[rules.IPv4]; !errors.As(w.Err, &refused) || !w.At.IsZero() {
+			t.Errorf("nothing was written, and it says: %+v", w)
 		}
 	})
 }

@@ -221,7 +221,7 @@ func (s *genidSession) write(ctx context.Context, payload Payload, encode func(P
 		if left := direct.left[family]; len(left) > 0 {
 			w = s.writeRest(ctx, family, left, anyway || len(direct.wrote[family]) > 0)
 		}
-		if w.At.IsZero() {
+		if w.At.IsZero() && (w.Err == nil || len(direct.wrote[family]) > 0) {
 			w.At = direct.at
 		}
 		w.Direct, w.Detour, w.Kernel = direct.wrote[family], direct.detour[family], direct.took

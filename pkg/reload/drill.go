@@ -64,7 +64,7 @@ func (r Replayer) Drill(ctx context.Context, job Job, d Drill) (Drilled, error) 
 // drillOnce reads every family, and writes if all of them are as a drill needs them.
 func (r Replayer) drillOnce(ctx context.Context, s iptables.Session, job Job, d Drill) (Drilled, error) {
 	done, payload, marks := Drilled{Marks: canary.Marks{}, Tried: canary.Marks{}}, iptables.Payload{}, job.Marks
-	planned := canary.Marks{}
+	planned, jumpsOf := canary.Marks{}, map[rules.TableID]int{}
 	for _, f := range job.Families {
 		tasks, _, err := r.examine(ctx, s, f, job)
 		if err != nil {
@@ -82,7 +82,7 @@ func (r Replayer) drillOnce(ctx context.Context, s iptables.Session, job Job, d 
 			continue
 		}
 		id := f.Table(d.Table)
-		payload[f], planned, done.Jumps = []iptables.Script{script}, planned.With(id, mark), done.Jumps+jumps
+		payload[f], planned, jumpsOf[id] = []iptables.Script{script}, planned.With(id, mark), jumps
 		marks = marks.With(id, marks[id].Trying(mark))
 	}
 	switch {
@@ -99,8 +99,8 @@ func (r Replayer) drillOnce(ctx context.Context, s iptables.Session, job Job, d 
 		}
 		switch {
 		case w.Err == nil || !w.At.IsZero(): // written, whatever came after that
-			done.Marks = done.Marks.With(id, planned[id])
-		case !errors.Is(w.Err, nft.ErrStale):
+			done.Marks, done.Jumps = done.Marks.With(id, planned[id]), done.Jumps+jumpsOf[id]
+		case !errors.Is(w.Err, nft.ErrStale) && !refusedWhole(w.Err):
 			done.Tried = done.Tried.With(id, marks[id])
 		}
 		if w.At.After(done.Written) {
@@ -114,6 +114,13 @@ func (r Replayer) drillOnce(ctx context.Context, s iptables.Session, job Job, d 
 		failed = errors.New(strings.ReplaceAll(failed.Error(), "\n", "; ")) // to try it once more would take twice
 	}
 	return done, failed
+}
+
+// refusedWhole reports whether iptables-restore refused the one table that it was given: it writes
+// a table as a whole, unless it is killed.
+func refusedWhole(err error) bool {
+	refused := new(iptables.RestoreError)
+	return errors.As(err, &refused) && refused.Exit > 0
 }
 
 // jumpIn completes what no family has.

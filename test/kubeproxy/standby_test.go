@@ -50,9 +50,9 @@ type sides struct {
 	lines      []string
 }
 
-// TestStandby: next to a standby no sync of kube-proxy fails and no ipset is in use for longer
-// than its owner wants; the copy follows, and in the end both nodes have the same rules. How much
-// longer syncs take is printed: it depends on the machine.
+// TestStandby: next to a standby no more syncs of kube-proxy fail than on a node without canaryd,
+// and no ipset is in use for longer than its owner wants; the copy follows, and in the end both
+// nodes have the same rules. How much longer syncs take is printed: it depends on the machine.
 func TestStandby(t *testing.T) {
 	onKinds(t, func(n *nodetest.Node, k kind) {
 		if k.backend == iptables.Legacy {
