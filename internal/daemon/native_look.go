@@ -177,6 +177,7 @@ func (d *Daemon) readNative(ctx context.Context, st *state) {
 			d.adoptNative(ctx, st, id, seen, f)
 		}
 	}
+	d.endBack(ctx, st, nil)
 	r.finishRead(time.Now(), seen, alarm)
 	d.witnessesDue(st)
 }

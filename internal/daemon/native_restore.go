@@ -77,15 +77,12 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 	if r.asleep {
 		return nil
 	}
-	if r.loss == nil { // what writes and proves needs one; as long as it has no record it is for none
-		scratch := &nativeLoss{hit: map[tableid.TableID]bool{}}
-		r.loss = scratch
-		defer func() {
-			if r.loss == scratch && !scratch.recorded {
-				r.loss = nil
-			}
-		}()
-	}
+	var scratch *nativeLoss // what writes and proves needs a loss; without a record this is for none
+	defer func() {
+		if r.loss == scratch && scratch != nil && !scratch.recorded {
+			r.loss = nil
+		}
+	}()
 	asked := nativeAsked{back: map[tableid.TableID]api.Outcome{}}
 	defer func() { d.leaveAsked(st, asked, dry) }()
 	var last error
@@ -94,6 +91,10 @@ func (d *Daemon) restoreNative(ctx context.Context, st *state, dry bool) []api.N
 		var left []*native.Table
 		plan, left, last = d.planAsked(ctx, st)
 		asked.take(plan, left)
+		if d.endBack(ctx, st, nil); r.loss == nil {
+			scratch = &nativeLoss{hit: map[tableid.TableID]bool{}}
+			r.loss = scratch
+		}
 		if last != nil || dry || len(plan.repairs) == 0 {
 			break
 		}

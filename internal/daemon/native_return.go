@@ -239,6 +239,7 @@ func (d *Daemon) returnNative(ctx context.Context, st *state, r api.RestoreReque
 			d.takeRemoval(ctx, st, gone, reply)
 		}
 		d.adoptReturned(ctx, st, g.Table.ID, nativeSight{Ruleset: done.proof})
+		d.endBack(ctx, st, nil)
 		klog.FromContext(ctx).Info("A generation of a native table was restored on request", "table", g.Name, "generation", g.ID, "undo", reply.Undo)
 	} else if t := st.native.tables[g.Table.ID]; t != nil {
 		t.touch(time.Now(), time.Now(), true) // the next read judges what stands
