@@ -280,6 +280,7 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 	byID := map[tableid.TableID]native.Repair{}
 	for _, repair := range repairs {
 		byID[repair.Want.ID] = repair
+		l.sweepLater(repair.Want.ID)
 	}
 	proof, err := d.cfg.Native.Kernel.Capture(func(t nft.Table) bool {
 		_, asked := byID[t.Family.Table(t.Name)]
@@ -289,6 +290,7 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 		err = d.hearNative(ctx, st, proof.Genid)
 	}
 	if err != nil {
+		l.unproved = true
 		return err
 	}
 	st.memory.scheduleFree(time.Now())
@@ -305,7 +307,6 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 			continue
 		}
 		missing = append(missing, id.NFT())
-		l.sweepLater(id)
 		t := st.native.tables[id]
 		untouched = untouched || !t.missed && !slices.ContainsFunc(t.deeds, func(d nativeDeed) bool { return nft.Newer(d.Genid, read) })
 	}
@@ -323,8 +324,8 @@ func (d *Daemon) proveNative(ctx context.Context, st *state, read uint32, repair
 	return nil
 }
 
-// sweepLater notes a table that was written and is not proved: what its owner wrote meanwhile may
-// be in force.
+// sweepLater notes a table that was written and is not proved yet: it may be in force, or what its
+// owner wrote meanwhile.
 func (l *nativeLoss) sweepLater(id tableid.TableID) {
 	if l.unswept == nil {
 		l.unswept = map[tableid.TableID]bool{}

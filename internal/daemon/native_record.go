@@ -32,9 +32,9 @@ type nativeLoss struct {
 	written  time.Time // the last write's end
 	replayed bool      // something was put back and proved
 	lacking  bool      // devices were left out
-	unproved bool      // a write was taken whose effect a read did not show
-	// unswept are tables that were written and then changed by their owner, before that was proved:
-	// flows that began in the gap are ended when the loss ends.
+	unproved bool      // a write was taken whose effect no read showed
+	// unswept are tables that were written, and no read has proved it: flows that began in the gap
+	// are ended when the loss ends.
 	unswept map[tableid.TableID]bool
 	trouble trouble
 }
