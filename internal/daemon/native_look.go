@@ -72,7 +72,7 @@ func (d *Daemon) hearNative(ctx context.Context, st *state, genid uint32) error 
 			}
 		}
 		if c.Own {
-			continue // each is followed by a read of its own
+			continue // each is followed by a read of its own, or has one planned
 		}
 		r.wrote = now
 		for id, deed := range c.Deeds {

@@ -45,12 +45,16 @@ func (s *NativeStore) mayRestore(g nativeGeneration, protects func(tableid.Table
 type nativeReturned struct {
 	reply api.RestoreReply
 	diff  api.TableDiff   // of what stood and what was written
-	proof *native.Ruleset // what a read after the write shows; nil: nothing was written
+	wrote bool            // the kernel took the write
+	proof *native.Ruleset // what the last read shows; nil: nothing was read after the write
 }
+
+// proved reports whether a read shows the generation in force.
+func (n nativeReturned) proved() bool { return n.proof != nil && n.reply.Native[0].Outcome.Done() }
 
 // removal is the record of what was taken away; false if that is nothing.
 func (n nativeReturned) removal(g nativeGeneration, now time.Time) (removal, bool) {
-	if n.reply.Removes() == (api.Counts{}) {
+	if !n.wrote || n.reply.Removes() == (api.Counts{}) {
 		return removal{}, false
 	}
 	r, counts := newRemoval(n.reply, now), n.reply.Removes()
@@ -88,8 +92,8 @@ func (n nativeReturn) do(r api.RestoreRequest) (nativeReturned, error) {
 			return done, nil
 		}
 		done.reply.Undo = n.keepForUndo(seen)
-		done.proof, err = n.write(seen)
-		if errors.Is(err, nft.ErrStale) {
+		done.wrote, done.proof, err = n.write(seen)
+		if errors.Is(err, nft.ErrStale) && !done.wrote {
 			continue
 		}
 		if done.reply.Native[0].Outcome = reload.Proved; err != nil {
@@ -179,24 +183,27 @@ func (n nativeReturn) keepForUndo(seen *native.Ruleset) string {
 	return g.ID
 }
 
-// write writes the table under the genid of a read, and proves it by another one.
-func (n nativeReturn) write(seen *native.Ruleset) (*native.Ruleset, error) {
+// write writes the table under the genid of a read, and proves it by another one. It reports
+// whether the kernel took it, after an error too.
+func (n nativeReturn) write(seen *native.Ruleset) (wrote bool, proof *native.Ruleset, err error) {
 	repair := native.Repair{Remedy: native.ByReplace, Want: n.want.Table, Now: seen.Tables[n.want.Table.ID], Age: n.uptime() - n.want.Read}
 	if repair.Now == nil {
 		repair.Remedy = native.ByCreate
 	}
 	left, err := n.kernel.Write(seen.Genid, []native.Repair{repair}, nil)
 	if err != nil {
-		return nil, err
+		return false, nil, err
 	}
-	proof, err := n.read()
-	if err != nil {
-		return nil, err
+	proof, err = n.read()
+	switch {
+	case err != nil:
+		return true, nil, fmt.Errorf("%s: it was written, and whether it is in force is unknown: %w", n.want.Name, err)
+	case repair.Repaired(proof.Tables[n.want.Table.ID], len(left) > 0):
+		return true, proof, nil
+	case proof.Genid != nft.Following(seen.Genid):
+		return true, proof, fmt.Errorf("%s: %w", n.want.Name, errOwnerWrote)
 	}
-	if !repair.Repaired(proof.Tables[n.want.Table.ID], len(left) > 0) {
-		return proof, fmt.Errorf("%s: %w", n.want.Name, errNotInForce)
-	}
-	return proof, nil
+	return true, proof, fmt.Errorf("%s: %w", n.want.Name, errNotInForce)
 }
 
 // nativeGeneration returns the stored generation of a native table of that ID; found is false if
@@ -228,25 +235,38 @@ func (d *Daemon) returnNative(ctx context.Context, st *state, r api.RestoreReque
 	}
 	done, err := nativeReturn{d.cfg.Native.Kernel, d.cfg.Native.Store, g, d.cfg.Uptime}.do(r)
 	reply := done.reply
-	if err != nil || done.proof == nil {
+	if err != nil || done.proof == nil && !done.wrote {
 		return reply, err
 	}
-	if err := d.hearNative(ctx, st, done.proof.Genid); err != nil {
-		return reply, err
+	if gone, any := done.removal(g, time.Now()); any {
+		d.takeRemoval(ctx, st, gone, reply)
 	}
-	if reply.Native[0].Outcome.Done() {
-		if gone, any := done.removal(g, time.Now()); any {
-			d.takeRemoval(ctx, st, gone, reply)
+	known := done.proved()
+	if known {
+		if err := d.hearNative(ctx, st, done.proof.Genid); err != nil {
+			known = false
+			d.nativeUnknown(ctx, st, err)
 		}
+	}
+	if known {
 		d.adoptReturned(ctx, st, g.Table.ID, nativeSight{Ruleset: done.proof})
 		d.endBack(ctx, st, nil)
 		klog.FromContext(ctx).Info("A generation of a native table was restored on request", "table", g.Name, "generation", g.ID, "undo", reply.Undo)
-	} else if t := st.native.tables[g.Table.ID]; t != nil {
-		t.touch(time.Now(), time.Now(), true) // the next read judges what stands
+	} else {
+		st.native.readLater(g.Table.ID, time.Now())
 	}
 	st.native.planReads(time.Now())
 	d.witnessesDue(st)
 	return reply, nil
+}
+
+// readLater has the next read judge what stands in place of a table, of which no commit may speak.
+func (r *nativeRealm) readLater(id tableid.TableID, now time.Time) {
+	if t := r.tables[id]; t != nil {
+		t.touch(now, now, true)
+	} else {
+		r.fresh = true
+	}
 }
 
 // adoptReturned makes what a read showed of a restored table what ought to be in force.
@@ -294,11 +314,14 @@ func (s *NativeStore) RestoreGeneration(ctx context.Context, kernel NativeKernel
 		return api.RestoreReply{}, true, err
 	}
 	done, err := nativeReturn{kernel, s, g, Uptime}.do(r)
-	if err != nil || done.proof == nil || !done.reply.Native[0].Outcome.Done() {
+	if err != nil {
 		return done.reply, true, err
 	}
 	if gone, any := done.removal(g, time.Now()); any {
 		err = gone.keep(ctx, filepath.Dir(s.path), done.reply)
+	}
+	if !done.proved() {
+		return done.reply, true, err
 	}
 	stored, loadErr := s.load()
 	if loadErr == nil { // the next start is to take what was restored for what ought to be in force
