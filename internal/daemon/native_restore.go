@@ -292,17 +292,18 @@ func (s *NativeStore) RestoreStored(kernel NativeKernel, protects func(tableid.T
 		if errors.Is(err, nft.ErrStale) {
 			continue
 		}
+		var proof *native.Ruleset
 		if err == nil {
-			err = provedStored(kernel, repairs, len(lacking) > 0)
+			proof, err = proveStored(kernel, repairs, len(lacking) > 0)
 		}
-		switch {
-		case err != nil:
+		if err != nil {
 			return nativeOutcomes(repairs, left, reload.Failed, err), nil
-		case len(lacking) > 0:
-			err = fmt.Errorf("%w: %s", errDevicesLeft, strings.Join(lacking, ", "))
-			return nativeOutcomes(repairs, left, reload.Partial, err), nil
 		}
-		return nativeOutcomes(repairs, left, reload.Proved, nil), nil
+		outcome := reload.Proved
+		if len(lacking) > 0 {
+			outcome, err = reload.Partial, fmt.Errorf("%w: %s", errDevicesLeft, strings.Join(lacking, ", "))
+		}
+		return nativeOutcomes(repairs, left, outcome, err), s.saveProved(kernel, stored, stored.generations(repairs), proof)
 	}
 	return nil, fmt.Errorf("restoring native tables, %d times: %w", nativeStale, err)
 }
@@ -373,21 +374,31 @@ func (s storedNative) repairs(kernel NativeKernel, seen *native.Ruleset, protect
 	return all, left, err
 }
 
-// provedStored returns an error unless a read shows that the repairs are in force. lacking: devices
-// were left out of them.
-func provedStored(kernel NativeKernel, repairs []native.Repair, lacking bool) error {
+// generations returns those of the tables that repairs put back.
+func (s storedNative) generations(repairs []native.Repair) (all []nativeGeneration) {
+	for _, t := range s.Tables {
+		if slices.ContainsFunc(repairs, func(r native.Repair) bool { return r.Want == t.generation.Table }) {
+			all = append(all, t.generation)
+		}
+	}
+	return all
+}
+
+// proveStored returns a read that shows the repairs in force, or an error. lacking: devices were
+// left out of them.
+func proveStored(kernel NativeKernel, repairs []native.Repair, lacking bool) (*native.Ruleset, error) {
 	wanted := map[tableid.TableID]bool{}
 	for _, repair := range repairs {
 		wanted[repair.Want.ID] = true
 	}
 	proof, err := kernel.Capture(func(t nft.Table) bool { return wanted[t.Family.Table(t.Name)] })
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, repair := range repairs {
 		if !repair.Repaired(proof.Tables[repair.Want.ID], lacking) {
-			return fmt.Errorf("%s: %w", repair.Want.ID.NFT(), errNotInForce)
+			return nil, fmt.Errorf("%s: %w", repair.Want.ID.NFT(), errNotInForce)
 		}
 	}
-	return nil
+	return proof, nil
 }

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -325,26 +326,36 @@ func (s *NativeStore) RestoreGeneration(ctx context.Context, kernel NativeKernel
 	}
 	stored, loadErr := s.load()
 	if loadErr == nil { // the next start is to take what was restored for what ought to be in force
-		loadErr = s.save(stored.with(g, done.proof))
+		g.Made, g.Captured = reload.MadeRestored, time.Now()
+		loadErr = s.saveProved(kernel, stored, []nativeGeneration{g}, done.proof)
 	}
 	return done.reply, true, errors.Join(err, loadErr)
 }
 
-// with returns what is stored with another generation of one table, as a read has proved it.
-func (s storedNative) with(g nativeGeneration, proof *native.Ruleset) storedNative {
-	now := proof.Tables[g.Table.ID]
-	row := storedNativeTable{Verdict: native.Intact,
-		generation: generationOf(now, now.Digest(), reload.MadeRestored, time.Now(), Uptime()-time.Since(proof.At))}
-	next := storedNative{Confirmed: s.Confirmed}
-	for _, t := range s.Tables {
-		if t.generation.Table.ID == g.Table.ID {
-			row.Witness = t.Witness
-			continue
+// saveProved saves what is stored with generations that were put into force without a daemon, as a
+// read has proved them.
+func (s *NativeStore) saveProved(kernel NativeKernel, stored storedNative, proved []nativeGeneration, proof *native.Ruleset) error {
+	for _, g := range proved {
+		witness, err := kernel.Witness(g.Table.ID.Family)
+		if err != nil {
+			return fmt.Errorf("keeping what was restored: asking for the witness: %w", err)
 		}
-		next.Tables = append(next.Tables, t)
+		stored = stored.with(g, witness, proof)
 	}
-	if next.Confirmed == 0 {
-		next.Confirmed = Uptime()
+	return s.save(stored)
+}
+
+// with returns what is stored with another generation of one table, as a read has proved it. The
+// witness is the one that stands now: one that an earlier flush took says nothing of what follows.
+func (s storedNative) with(g nativeGeneration, witness string, proof *native.Ruleset) storedNative {
+	now := proof.Tables[g.Table.ID]
+	row := storedNativeTable{Verdict: native.Intact, Witness: witness,
+		generation: generationOf(now, now.Digest(), g.Made, g.Captured, Uptime()-time.Since(proof.At))}
+	next := storedNative{Confirmed: cmp.Or(s.Confirmed, Uptime())}
+	for _, t := range s.Tables {
+		if t.generation.Table.ID != g.Table.ID {
+			next.Tables = append(next.Tables, t)
+		}
 	}
 	next.Tables = append(next.Tables, row)
 	return next
