@@ -67,7 +67,8 @@ func (n nativeReturned) removal(g nativeGeneration, now time.Time) (removal, boo
 }
 
 // do puts the generation into force, or only says what that would change. What it takes away must
-// be agreed to, by the very content that stands. What stood is kept, and is the reply's Undo.
+// be agreed to, by the very content that stands. What stood is kept, and is the reply's Undo: if it
+// cannot be kept, nothing is taken away.
 func (n nativeReturn) do(r api.RestoreRequest) (nativeReturned, error) {
 	for range nativeStale {
 		seen, err := n.read()
@@ -79,7 +80,8 @@ func (n nativeReturn) do(r api.RestoreRequest) (nativeReturned, error) {
 			return nativeReturned{}, fmt.Errorf("table %s: %w", n.want.Name, native.ErrImmune)
 		}
 		done := n.preview(now)
-		switch removal := done.reply.Agreement()[n.want.Table.ID]; {
+		removal := done.reply.Agreement()[n.want.Table.ID]
+		switch {
 		case r.DryRun:
 			for i := range done.reply.Changes {
 				done.reply.Changes[i].Lines, done.reply.Changes[i].More = done.diff.Lines, done.diff.More
@@ -92,13 +94,22 @@ func (n nativeReturn) do(r api.RestoreRequest) (nativeReturned, error) {
 			done.reply.Native[0].Outcome, done.proof = reload.Skipped, seen
 			return done, nil
 		}
-		done.reply.Undo = n.keepForUndo(seen)
+		undo, unkept := n.keepForUndo(now)
+		if unkept != nil && removal != "" {
+			return nativeReturned{}, fmt.Errorf("what table %s holds now could not be kept for an undo, so nothing was written; make room in %s and run it again: %w",
+				n.want.Name, n.store.folder(), unkept)
+		}
+		done.reply.Undo = undo
 		done.wrote, done.proof, err = n.write(seen)
 		if errors.Is(err, nft.ErrStale) && !done.wrote {
 			continue
 		}
-		if done.reply.Native[0].Outcome = reload.Proved; err != nil {
-			done.reply.Native[0].Outcome, done.reply.Native[0].Detail = reload.Failed, err.Error()
+		row := &done.reply.Native[0]
+		switch row.Outcome = reload.Proved; {
+		case err != nil:
+			row.Outcome, row.Detail = reload.Failed, err.Error()
+		case unkept != nil:
+			row.Detail = fmt.Sprintf("what stood before could not be kept, and there is no undo: %v", unkept)
 		}
 		return done, nil
 	}
@@ -170,18 +181,16 @@ func removalOf(now *native.Table, lost []native.Line) string {
 	return hex.EncodeToString(h.Sum(nil))[:24]
 }
 
-// keepForUndo has what stands on disk, and returns its ID; "" if nothing stands, or it cannot be
-// kept.
-func (n nativeReturn) keepForUndo(seen *native.Ruleset) string {
-	now := seen.Tables[n.want.Table.ID]
+// keepForUndo has what stands on disk, and returns its ID; "" if nothing stands.
+func (n nativeReturn) keepForUndo(now *native.Table) (id string, err error) {
 	if now == nil {
-		return ""
+		return "", nil
 	}
 	g := generationOf(now, now.Digest(), reload.MadeByOwners, time.Now(), n.uptime())
-	if n.store.keep(g) != nil {
-		return ""
+	if err := n.store.keep(g); err != nil {
+		return "", err
 	}
-	return g.ID
+	return g.ID, nil
 }
 
 // write writes the table under the genid of a read, and proves it by another one. It reports
@@ -249,10 +258,13 @@ func (d *Daemon) returnNative(ctx context.Context, st *state, r api.RestoreReque
 			d.nativeUnknown(ctx, st, err)
 		}
 	}
+	if done.wrote && done.proved() {
+		klog.FromContext(ctx).Info("A generation of a native table was restored on request", "table", g.Name, "generation", g.ID,
+			"undo", reply.Undo, "detail", reply.Native[0].Detail)
+	}
 	if known {
-		d.adoptReturned(ctx, st, g.Table.ID, nativeSight{Ruleset: done.proof})
+		d.adoptReturned(ctx, st, g.Table.ID, done)
 		d.endBack(ctx, st, nil)
-		klog.FromContext(ctx).Info("A generation of a native table was restored on request", "table", g.Name, "generation", g.ID, "undo", reply.Undo)
 	} else {
 		st.native.readLater(g.Table.ID, time.Now())
 	}
@@ -271,15 +283,17 @@ func (r *nativeRealm) readLater(id tableid.TableID, now time.Time) {
 }
 
 // adoptReturned makes what a read showed of a restored table what ought to be in force.
-func (d *Daemon) adoptReturned(ctx context.Context, st *state, id tableid.TableID, seen nativeSight) {
-	r := &st.native
+func (d *Daemon) adoptReturned(ctx context.Context, st *state, id tableid.TableID, done nativeReturned) {
+	r, seen := &st.native, nativeSight{Ruleset: done.proof}
 	if r.tables[id] == nil {
 		r.tables[id] = &nativeTable{}
 		d.adopt(ctx, st, seen.learned(id))
 	} else {
 		d.adoptNative(ctx, st, id, seen, native.Finding{Verdict: native.Intact, Why: "an operator restored it"})
 	}
-	r.tables[id].made = reload.MadeRestored
+	if done.wrote {
+		r.tables[id].made = reload.MadeRestored
+	}
 	r.disk.changed(time.Now())
 }
 
@@ -326,7 +340,9 @@ func (s *NativeStore) RestoreGeneration(ctx context.Context, kernel NativeKernel
 	}
 	stored, loadErr := s.load()
 	if loadErr == nil { // the next start is to take what was restored for what ought to be in force
-		g.Made, g.Captured = reload.MadeRestored, time.Now()
+		if done.wrote {
+			g.Made, g.Captured = reload.MadeRestored, time.Now()
+		}
 		loadErr = s.saveProved(kernel, stored, []nativeGeneration{g}, done.proof)
 	}
 	return done.reply, true, errors.Join(err, loadErr)

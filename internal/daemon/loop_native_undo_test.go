@@ -1,0 +1,82 @@
+package daemon
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/canaryd/canaryd/internal/api"
+	"github.com/canaryd/canaryd/pkg/native"
+	"github.com/canaryd/canaryd/pkg/reload"
+)
+
+// TestNativeUndoNotKept: what stands cannot be kept for an undo. A restore that would take rules
+// away writes nothing; one that only adds says that there is no way back.
+func TestNativeUndoNotKept(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		stands   *native.Table
+		refused  string
+		outcomes map[string]api.Outcome
+		detail   string
+	}{
+		{name: "rules would go", stands: tableOf(proxyTable, "z"), refused: "so nothing was written; make room in "},
+		{name: "rules only come", stands: tableOf(proxyTable, "a"), outcomes: map[string]api.Outcome{"ip kube-proxy": reload.Proved},
+			detail: "what stood before could not be kept, and there is no undo: "},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			storedNode(t, func(t *testing.T, r *rig, k *fakeNative, store *NativeStore) {
+				first := r.present(proxyTable)
+				k.sync(test.stands)
+				must(t, os.MkdirAll(store.file(nativeID(test.stands.Digest()))+"/in/the/way", 0o700))
+				reply, err := r.d.Restore(t.Context(), r.agreed(first))
+				if test.refused != "" {
+					if err == nil || !strings.Contains(err.Error(), test.refused) {
+						t.Errorf("the answer is %+v, %v, want an error with %q", reply, err, test.refused)
+					}
+					k.wantNative(t, test.stands)
+					return
+				}
+				must(t, err)
+				got := map[string]api.Outcome{}
+				for _, row := range reply.Native {
+					got[row.Table] = row.Outcome
+				}
+				if d := cmp.Diff(test.outcomes, got); d != "" {
+					t.Errorf("the reply (-want +got):\n%s", d)
+				}
+				if !strings.HasPrefix(reply.Native[0].Detail, test.detail) || reply.Undo != "" {
+					t.Errorf("the reply is %+v", reply)
+				}
+				r.wantLog(test.detail)
+				k.wantNative(t, tableOf(proxyTable, "a", "b"))
+			})
+		})
+	}
+}
+
+// TestNativeGenerationInForce: a restore of the very generation that stands writes nothing, and
+// canaryd does not call itself the one who made it.
+func TestNativeGenerationInForce(t *testing.T) {
+	storedNode(t, func(t *testing.T, r *rig, k *fakeNative, _ *NativeStore) {
+		first := r.present(proxyTable)
+		reply, err := r.d.Restore(t.Context(), api.RestoreRequest{Generation: first})
+		must(t, err)
+		if reply.Native[0].Outcome != reload.Skipped || k.count().heals != 0 {
+			t.Errorf("the reply is %+v, after %d writes", reply, k.count().heals)
+		}
+		if strings.Contains(r.log.String(), "was restored on request") {
+			t.Error("the log says that it was restored")
+		}
+		k.again(tableOf(proxyTable, "a", "b")) // the same content, written to disk once more
+		r.after(10 * time.Minute)
+		for _, g := range r.d.Status().NativeStored {
+			if g.ID == first && g.Made != reload.MadeAtStart {
+				t.Errorf("it is called %s", g.Made)
+			}
+		}
+	})
+}
