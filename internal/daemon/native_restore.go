@@ -271,16 +271,35 @@ func (d *Daemon) endWaiting(ctx context.Context, st *state, id tableid.TableID, 
 	klog.FromContext(ctx).Info("A native table is back and in force again", "flush", w.ID, "table", id.NFT(), "outcome", outcome)
 }
 
+// loadFor is load for a command without a daemon that compares the tables that protects names with
+// the kernel, nil for one without nf_tables. What cannot be compared is unknown: an error.
+func (s *NativeStore) loadFor(kernel NativeKernel, protects func(tableid.TableID) bool) (storedNative, error) {
+	stored, err := s.load()
+	if err != nil {
+		return storedNative{}, err
+	}
+	if stored.foreign != "" {
+		return storedNative{}, fmt.Errorf("what is stored of native tables says nothing of those here: %s", stored.foreign)
+	}
+	if kernel == nil && slices.ContainsFunc(stored.Tables, func(t storedNativeTable) bool { return protects(t.generation.Table.ID) }) {
+		return storedNative{}, errNoNFTables
+	}
+	if kernel == nil {
+		return storedNative{}, nil
+	}
+	return stored, nil
+}
+
 // RestoreStored puts back, without a daemon, the stored native tables that protects names and that
 // are lost. With dry it only says which.
 func (s *NativeStore) RestoreStored(kernel NativeKernel, protects func(tableid.TableID) bool, dry bool) ([]api.NativeRestored, error) {
-	stored, err := s.load()
+	stored, err := s.loadFor(kernel, protects)
 	if err != nil || len(stored.Tables) == 0 {
 		return nil, err
 	}
 	for range nativeStale {
 		var seen *native.Ruleset
-		if seen, err = kernel.Capture(func(t nft.Table) bool { return protects(t.Family.Table(t.Name)) && t.Owner == 0 }); err != nil {
+		if seen, err = kernel.Capture(func(t nft.Table) bool { return protects(t.Family.Table(t.Name)) }); err != nil {
 			return nil, err
 		}
 		repairs, left, judgeErr := stored.repairs(kernel, seen, protects)
@@ -310,7 +329,7 @@ func (s *NativeStore) RestoreStored(kernel NativeKernel, protects func(tableid.T
 
 // CheckStored judges, without a daemon, the stored native tables that protects names.
 func (s *NativeStore) CheckStored(kernel NativeKernel, protects func(tableid.TableID) bool) ([]api.NativeTable, error) {
-	stored, err := s.load()
+	stored, err := s.loadFor(kernel, protects)
 	if err != nil || len(stored.Tables) == 0 {
 		return nil, err
 	}
@@ -364,6 +383,7 @@ func (s storedNative) repairs(kernel NativeKernel, seen *native.Ruleset, protect
 	for _, j := range judged {
 		want, now := j.generation.Table, seen.Tables[j.generation.Table.ID]
 		switch remedy := askedRemedy(j.finding, now); {
+		case now != nil && now.Immune(): // no other process can write it, nor flush it
 		case remedy != native.NoRemedy:
 			all = append(all, native.Repair{Remedy: remedy, Want: want, Now: now, Age: up - j.generation.Read})
 		case nativeLost(j.finding.Verdict):

@@ -316,7 +316,7 @@ func (d *Daemon) openNativeKernel(st *state) error {
 }
 
 // RestoreGeneration makes, without a daemon, a native table what its stored generation of that ID
-// holds. found is false if there is no such generation.
+// holds. found is false if there is no such generation. A nil kernel is one without nf_tables.
 func (s *NativeStore) RestoreGeneration(ctx context.Context, kernel NativeKernel, protects func(tableid.TableID) bool, r api.RestoreRequest) (reply api.RestoreReply, found bool, err error) {
 	g, err := s.read(r.Generation)
 	if errors.Is(err, reload.ErrNothingStored) {
@@ -327,6 +327,9 @@ func (s *NativeStore) RestoreGeneration(ctx context.Context, kernel NativeKernel
 	}
 	if err != nil {
 		return api.RestoreReply{}, true, err
+	}
+	if kernel == nil {
+		return api.RestoreReply{}, true, errNoNFTables
 	}
 	done, err := nativeReturn{kernel, s, g, Uptime}.do(r)
 	if err != nil {

@@ -52,6 +52,8 @@ type storedNative struct {
 	// Confirmed is how long the machine had been up when all tables were last known to be in force.
 	Confirmed time.Duration       `json:"confirmed"`
 	Tables    []storedNativeTable `json:"tables"`
+
+	foreign string // why it says nothing of the tables here, and Tables is empty; "" if it does
 }
 
 type storedNativeTable struct {
@@ -115,6 +117,8 @@ func (s *NativeStore) load() (stored storedNative, err error) {
 		return storedNative{}, fmt.Errorf("reading the stored native tables: %w", err)
 	case stored.Format != nativeFormat:
 		return storedNative{}, fmt.Errorf("the stored native tables have format %d, and this canaryd reads %d", stored.Format, nativeFormat)
+	case stored.Identity != s.identity && len(stored.Tables) > 0:
+		return storedNative{foreign: s.foreign(stored.Identity)}, nil
 	case stored.Identity != s.identity:
 		return storedNative{}, nil
 	}
