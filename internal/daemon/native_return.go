@@ -187,7 +187,7 @@ func (n nativeReturn) keepForUndo(now *native.Table) (id string, err error) {
 		return "", nil
 	}
 	g := generationOf(now, now.Digest(), reload.MadeByOwners, time.Now(), n.uptime())
-	if err := n.store.keep(g); err != nil {
+	if err := n.store.put(g); err != nil {
 		return "", err
 	}
 	return g.ID, nil
